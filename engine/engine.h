@@ -1,0 +1,23 @@
+/*
+ * A whole engine inside this process: executor, tokenizer, intake threads, step
+ * loop, front thread.  tokenring-engine is main.c around this; `tokenring
+ * generate -m DIR` starts one on a private socket and attaches to it as any
+ * other ring client.
+ */
+#ifndef TR_ENGINE_H
+#define TR_ENGINE_H
+
+#include "config.h"
+
+typedef struct tr_engine tr_engine_t;
+
+/* Loads the model, opens the socket, starts the threads; returns when ready. */
+tr_status_t tr_engine_start(const tr_config_t *config, tr_engine_t **out,
+    tr_error_t *err);
+/* No new work; running requests finish within drain_timeout (their output is
+ * still sent), the rest end with an error.  Then everything is stopped. */
+void tr_engine_drain(tr_engine_t *e);
+/* Stops at once and frees. */
+void tr_engine_stop(tr_engine_t *e);
+
+#endif

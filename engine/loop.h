@@ -1,0 +1,43 @@
+/*
+ * The step loop: the thread that owns the executor, the KV cache and all
+ * running requests.  Each turn it takes new requests and wishes, lets the
+ * scheduler compose a batch (decode first, prefill chunks mixed in), runs it,
+ * and hands text to the outlets.  It sleeps when there is nothing to do.
+ */
+#ifndef TR_LOOP_H
+#define TR_LOOP_H
+
+#include "config.h"
+#include "executor.h"
+#include "request.h"
+#include "tokenizer.h"
+#include <tokenring/status.h>
+
+typedef struct tr_loop tr_loop_t;
+
+/* Starts the thread.  executor, tokenizer, counters: borrowed, outlive it.
+ * front_fd: an eventfd (borrowed) that is written when an outlet's consumer
+ * sleeps and output was published. */
+tr_status_t tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
+    const tr_tokenizer_t *tokenizer, tr_status_counters_t *counters,
+    int front_fd, tr_loop_t **out, tr_error_t *err);
+
+/* Front thread: passes a request on.  TR_ERR_QUEUE_FULL when max_queue
+ * requests wait (the request stays the caller's), TR_ERR_CONTEXT_LENGTH when
+ * it can never fit the KV pool. */
+tr_status_t tr_loop_submit(tr_loop_t *l, tr_request_t *r);
+
+/* Front thread: request->control changed, or outlet space was freed. */
+void tr_loop_wake(tr_loop_t *l);
+
+/* Any thread: a consistent copy of the figures for the status page. */
+void tr_loop_snapshot(tr_loop_t *l, tr_status_admission_t *out);
+
+/* Front thread: requests inside (queued or running). */
+uint32_t tr_loop_outstanding(tr_loop_t *l);
+
+/* Ends the thread after the current step; requests still inside end with
+ * ERROR TR_ERR_DRAINING. */
+void tr_loop_stop(tr_loop_t *l);
+
+#endif

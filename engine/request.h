@@ -1,0 +1,113 @@
+/*
+ * A request: one API call on its way through the engine.
+ *
+ *   front (allocates it with the first SUBMIT part, gathers the body)
+ *     -> intake (parses, validates, tokenises, lays out the sequences)
+ *       -> front (answers ERROR, or ACCEPTED and passes it on)
+ *         -> step loop (owns it until the record that ends it)
+ *           -> front (frees it)
+ *
+ * Everything a request needs while it runs is allocated by intake, in its
+ * arena: the step loop allocates nothing.
+ */
+#ifndef TR_REQUEST_H
+#define TR_REQUEST_H
+
+#include <stdatomic.h>
+
+#include "outlet.h"
+#include "sampler.h"
+#include "sampling.h"
+#include <tokenring/channel.h>
+#include <tokenring/wire.h>
+
+/* Bump allocator: blocks are freed together.  NULL when memory is out. */
+typedef struct tr_arena_block tr_arena_block_t;
+typedef struct {
+    tr_arena_block_t *blocks;
+    size_t used, size; /* of the first block */
+} tr_arena_t;
+
+void *tr_arena_alloc(tr_arena_t *a, size_t n); /* 16-byte aligned, zeroed */
+void tr_arena_free(tr_arena_t *a);
+
+typedef struct tr_request tr_request_t;
+
+/* Text side of one sequence: tokens in, text out, with the hold-back that stop
+ * strings and unfinished characters need (text_stream.c). */
+typedef struct {
+    tr_detok_t detok;
+    char *held; /* text not yet given out, because a stop string may begin */
+    uint32_t n_held, cap_held;
+} tr_text_stream_t;
+
+enum tr_sequence_state {
+    TR_SEQ_WAITING, /* no KV pages; new or preempted */
+    TR_SEQ_PREFILL, /* computed < len - 1 */
+    TR_SEQ_DECODE,
+    TR_SEQ_DONE
+};
+
+/* One choice of a request.  Written by the step loop only. */
+typedef struct tr_sequence {
+    tr_request_t *request;
+    uint32_t choice;
+    enum tr_sequence_state state;
+    int32_t *tokens;     /* [cap] prompt, then output */
+    uint32_t prompt_len;
+    uint32_t len, cap;   /* known tokens; prompt_len + max_tokens */
+    uint32_t computed;   /* tokens whose keys and values are cached */
+    int32_t kv_slot;     /* in the KV cache, -1 when none */
+    tr_sampler_t sampler;
+    tr_text_stream_t text;
+    tr_sampled_t *prompt_scores; /* [prompt_len] with echo and logprobs */
+    uint64_t first_scheduled_us, first_token_us, last_token_us;
+    uint64_t order; /* age: smaller is older; kept through preemption */
+    struct tr_sequence *prev, *next; /* scheduler lists */
+} tr_sequence_t;
+
+struct tr_request {
+    uint64_t id;                 /* slot and generation in its channel */
+    char request_id[TR_REQUEST_ID_MAX + 1];
+    uint16_t endpoint;           /* enum tr_endpoint */
+    uint16_t submit_flags;
+    tr_outlet_t *outlet;         /* borrowed: outlives the request */
+    void *owner;                 /* the front thread's own */
+    tr_arena_t arena;
+
+    /* body, gathered by the front thread, freed by intake after parsing */
+    char *body;
+    size_t body_len, body_cap;
+
+    /* filled by intake */
+    bool stream, include_usage, echo;
+    uint32_t n;                  /* choices a prompt */
+    uint32_t n_prompts;
+    tr_sampling_params_t params;
+    tr_sequence_t *sequences;    /* [n_sequences], choice = prompt * n + k */
+    uint32_t n_sequences;
+    uint32_t prompt_tokens;      /* of all prompts, each counted once */
+    tr_error_t error;            /* status != TR_OK: refused */
+
+    /* wishes of the worker: TR_CONTROL_ABORT | TR_CONTROL_PAUSE; set by the
+     * front thread, read by the step loop at every step */
+    _Atomic uint32_t control;
+
+    uint64_t arrival_us;         /* CLOCK_MONOTONIC, first SUBMIT part */
+    uint64_t paused_since_us;    /* step loop */
+    uint32_t completion_tokens;  /* step loop, all choices */
+    uint32_t open_sequences;     /* step loop: not yet finished */
+    uint32_t preemptions;
+    tr_request_t *prev, *next;   /* list of whoever owns it now */
+};
+
+/* Lays out n_prompts * n sequences in the arena from the prompts' ids:
+ * tokens, sampler state, text stream, prompt scores.  Needs params, n, echo.
+ * (request.c) */
+tr_status_t tr_request_layout(tr_request_t *r, const tr_ids_t *prompts,
+    uint32_t n_prompts, uint32_t vocab, const int32_t *eos, uint32_t n_eos,
+    const tr_tokenizer_t *t);
+
+void tr_request_free(tr_request_t *r);
+
+#endif

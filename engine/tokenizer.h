@@ -1,0 +1,81 @@
+/*
+ * The tokenizer of a Hugging Face directory (tokenizer.json, BPE).
+ *
+ * Two dialects: byte-level (Llama 3, Qwen, pocket) and SentencePiece-style
+ * with byte fallback (Llama 2, Mistral).  Pre-tokenisation by PCRE2 with the
+ * file's own patterns, normalisation by utf8proc.  Immutable after load: any
+ * number of threads may encode with one tokenizer, each with its own
+ * tr_tokenizer_scratch_t.
+ */
+#ifndef TR_TOKENIZER_H
+#define TR_TOKENIZER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <tokenring/error.h>
+
+typedef struct tr_tokenizer tr_tokenizer_t;
+typedef struct tr_tokenizer_scratch tr_tokenizer_scratch_t;
+
+/* Loads dir/tokenizer.json.  On failure *out is NULL and *err tells why. */
+tr_status_t tr_tokenizer_load(const char *dir, tr_tokenizer_t **out,
+    tr_error_t *err);
+void tr_tokenizer_free(tr_tokenizer_t *t);
+
+tr_tokenizer_scratch_t *tr_tokenizer_scratch_new(const tr_tokenizer_t *t);
+void tr_tokenizer_scratch_free(tr_tokenizer_scratch_t *s);
+
+uint32_t tr_tokenizer_vocab_size(const tr_tokenizer_t *t); /* highest id + 1 */
+
+/* Growing array of ids, freed with free(ids.data). */
+typedef struct {
+    int32_t *data;
+    uint32_t len, cap;
+} tr_ids_t;
+
+#define TR_ENCODE_SPECIAL 0x1u     /* run the post-processor: add BOS etc. */
+#define TR_ENCODE_PARSE_SPECIAL 0x2u /* special added tokens in the text count */
+
+/* Appends the ids of text[0..len) to *out.  Invalid UTF-8: TR_ERR_INVALID with
+ * the byte offset in err.  Added tokens that are not special always count. */
+tr_status_t tr_tokenizer_encode(const tr_tokenizer_t *t,
+    tr_tokenizer_scratch_t *s, const char *text, size_t len, unsigned flags,
+    tr_ids_t *out, tr_error_t *err);
+
+/* Id of an added or vocabulary token by its content, -1 when absent. */
+int32_t tr_tokenizer_find(const tr_tokenizer_t *t, const char *content);
+bool tr_tokenizer_is_special(const tr_tokenizer_t *t, int32_t id);
+
+/* Raw bytes of one token as it appears in decoded text (byte-level mapping and
+ * SentencePiece's U+2581 undone; a byte-fallback token is its one byte).
+ * Borrowed from the tokenizer; len 0 for ids outside the vocabulary. */
+const char *tr_tokenizer_token_bytes(const tr_tokenizer_t *t, int32_t id,
+    uint32_t *len);
+
+/* Streaming detokeniser of one sequence, no allocation: holds back the bytes of
+ * an unfinished UTF-8 character; bytes that can no longer become one turn
+ * into U+FFFD as in the reference.  Zero-initialised by tr_detok_init. */
+typedef struct {
+    uint8_t held[4];
+    uint8_t n_held;
+    bool at_start;      /* SentencePiece strips the first space */
+    bool skip_special;
+} tr_detok_t;
+
+void tr_detok_init(tr_detok_t *d, bool skip_special);
+/* Continue after a prompt: the first space is not stripped then. */
+void tr_detok_continue(tr_detok_t *d);
+
+/* Writes the text that token `id` completes to out (cap >= token bytes * 3 +
+ * 16); returns the number of bytes. */
+uint32_t tr_detok_push(tr_detok_t *d, const tr_tokenizer_t *t, int32_t id,
+    char *out, uint32_t cap);
+/* What is left at the end (U+FFFD for an unfinished character). */
+uint32_t tr_detok_finish(tr_detok_t *d, char *out, uint32_t cap);
+
+/* Longest tr_tokenizer_token_bytes of the vocabulary. */
+uint32_t tr_tokenizer_max_token_bytes(const tr_tokenizer_t *t);
+
+#endif

@@ -1,0 +1,182 @@
+/*
+ * The status page: what the engine lets workers know without a message.
+ *
+ * One memfd per engine process, written by the engine's publisher thread and
+ * its step loop, mapped read-only by every worker (and by `tokenring stats`).
+ * Sealed FUTURE_WRITE, GROW, SHRINK and SEAL after the engine has mapped it.
+ *
+ * The admission block, whose fields must agree with each other, is under a
+ * seqlock owned by the publisher thread.  A reader tries 16 times, then keeps
+ * its last copy: the writer may have been killed inside.  Everything else is a
+ * relaxed atomic counter.  The page is a hint; the engine's queue decides.
+ */
+#ifndef TOKENRING_STATUS_H
+#define TOKENRING_STATUS_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <tokenring/error.h>
+
+#define TR_STATUS_MAGIC 0x474e495254535452ull /* "RTSTRING" */
+#define TR_STATUS_VERSION 1u
+#define TR_STATUS_LEVELS 8
+#define TR_STATUS_BUCKETS 28 /* finite ones; the last counter is +Inf */
+#define TR_NAME_MAX 128
+
+/* Upper bounds of the latency histograms in microseconds, one table for all. */
+#define TR_STATUS_BOUNDS_US                                                    \
+    { 100, 250, 500, 1000, 2000, 3000, 5000, 7500, 10000, 15000, 20000,        \
+      30000, 50000, 75000, 100000, 150000, 250000, 500000, 750000, 1000000,    \
+      2500000, 5000000, 10000000, 20000000, 40000000, 80000000, 160000000,     \
+      640000000 }
+
+enum tr_engine_state {
+    TR_ENGINE_LOADING = 0,
+    TR_ENGINE_READY = 1,
+    TR_ENGINE_DRAINING = 2,
+    TR_ENGINE_FAILED = 3
+};
+
+/* Never changes after the page is handed out. */
+typedef struct {
+    char model[TR_NAME_MAX];   /* served model name, NUL-terminated */
+    char engine[TR_NAME_MAX];  /* engine name */
+    char backend[32];          /* "cpu", "cuda", "null" */
+    char kv_policy[32];        /* "full", ... */
+    int64_t created;           /* Unix time of the engine's start, s */
+    uint64_t parameters;       /* weights of the model */
+    uint32_t max_model_len;    /* tokens, prompt and output */
+    uint32_t vocab_size;
+    uint32_t layers, kv_heads, query_heads, head_dim;
+    uint64_t kv_page_bytes;
+    uint64_t kv_pages;         /* pages of the pool */
+    uint32_t kv_levels;        /* rows of level_name in use */
+    uint32_t max_queue;        /* requests that may wait */
+    char level_name[TR_STATUS_LEVELS][16]; /* "k16v16", ... */
+    uint64_t level_token_bytes[TR_STATUS_LEVELS]; /* bytes a cached token takes */
+} tr_status_card_t;
+
+/* Under the seqlock. */
+typedef struct {
+    uint32_t state;         /* enum tr_engine_state */
+    uint32_t running;       /* requests in prefill or decode */
+    uint32_t waiting;       /* requests queued, preempted included */
+    uint32_t queue_free;    /* submissions that would be accepted now */
+    uint64_t last_step_us;  /* CLOCK_MONOTONIC of the last step's end, us */
+    uint64_t step;          /* steps done */
+    uint64_t kv_free_pages;
+    uint64_t kv_used_pages[TR_STATUS_LEVELS];
+    uint64_t kv_tokens;     /* tokens cached now */
+    uint64_t kv_full_bytes; /* what these tokens would take at 16 bits */
+} tr_status_admission_t;
+
+typedef struct {
+    _Atomic uint64_t count[TR_STATUS_BUCKETS + 1]; /* not cumulative */
+    _Atomic uint64_t sum_us;
+} tr_status_histogram_t;
+
+/* Counters since start, relaxed, each written by one thread. */
+typedef struct {
+    _Alignas(64) _Atomic uint64_t prompt_tokens;
+    _Atomic uint64_t generation_tokens;
+    _Atomic uint64_t requests_stop;
+    _Atomic uint64_t requests_length;
+    _Atomic uint64_t requests_aborted;
+    _Atomic uint64_t requests_error;
+    _Atomic uint64_t preemptions;
+    _Atomic uint64_t channels_opened;
+    _Atomic uint64_t channels_closed;
+    _Atomic uint64_t channel_errors; /* closed for a violated check */
+    tr_status_histogram_t ttft;        /* arrival to first token */
+    tr_status_histogram_t inter_token; /* between tokens of one choice */
+    tr_status_histogram_t e2e;         /* arrival to finish */
+    tr_status_histogram_t queue_time;  /* arrival to first scheduled */
+    tr_status_histogram_t step_time;   /* one step of the loop */
+} tr_status_counters_t;
+
+typedef struct {
+    uint64_t magic;      /* TR_STATUS_MAGIC */
+    uint32_t version;    /* TR_STATUS_VERSION */
+    uint32_t size;       /* sizeof(tr_status_page_t) */
+    uint64_t generation; /* random, one per engine run */
+    uint32_t engine_pid;
+    uint32_t reserved;
+    tr_status_card_t card;
+    _Alignas(64) _Atomic uint64_t sequence; /* odd: being written */
+    _Alignas(64) tr_status_admission_t admission;
+    _Alignas(64) tr_status_counters_t counters;
+} tr_status_page_t;
+
+_Static_assert(sizeof(tr_status_page_t) % 64 == 0, "whole cache lines");
+_Static_assert(offsetof(tr_status_page_t, admission) % 64 == 0, "own line");
+
+/* Publisher thread only. */
+static inline void
+tr_status_publish(tr_status_page_t *page, const tr_status_admission_t *value)
+{
+    uint64_t s = atomic_load_explicit(&page->sequence, memory_order_relaxed);
+    const uint64_t *from = (const uint64_t *) value;
+    _Atomic uint64_t *to = (_Atomic uint64_t *) &page->admission;
+    size_t i;
+
+    atomic_store_explicit(&page->sequence, s + 1, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
+    for (i = 0; i < sizeof(*value) / 8; i++) {
+        atomic_store_explicit(&to[i], from[i], memory_order_relaxed);
+    }
+    atomic_store_explicit(&page->sequence, s + 2, memory_order_release);
+}
+
+/* TR_OK and a consistent copy, or TR_AGAIN with *out untouched. */
+static inline tr_status_t
+tr_status_read(const tr_status_page_t *page, tr_status_admission_t *out)
+{
+    _Atomic uint64_t *from = (_Atomic uint64_t *) (uintptr_t) &page->admission;
+    _Atomic uint64_t *seq = (_Atomic uint64_t *) (uintptr_t) &page->sequence;
+    tr_status_admission_t copy;
+    uint64_t *to = (uint64_t *) &copy;
+    size_t i;
+    int tries;
+
+    for (tries = 0; tries < 16; tries++) {
+        uint64_t before = atomic_load_explicit(seq, memory_order_acquire);
+
+        if (before & 1) {
+            continue;
+        }
+        for (i = 0; i < sizeof(copy) / 8; i++) {
+            to[i] = atomic_load_explicit(&from[i], memory_order_relaxed);
+        }
+        atomic_thread_fence(memory_order_acquire);
+        if (atomic_load_explicit(seq, memory_order_relaxed) == before) {
+            *out = copy;
+            return TR_OK;
+        }
+    }
+    return TR_AGAIN;
+}
+
+_Static_assert(sizeof(tr_status_admission_t) % 8 == 0, "copied by words");
+
+static inline void
+tr_status_observe(tr_status_histogram_t *h, uint64_t us)
+{
+    static const uint32_t bounds[TR_STATUS_BUCKETS] = TR_STATUS_BOUNDS_US;
+    unsigned lo = 0, hi = TR_STATUS_BUCKETS;
+
+    while (lo < hi) {
+        unsigned mid = (lo + hi) / 2;
+
+        if (us <= bounds[mid]) {
+            hi = mid;
+        } else {
+            lo = mid + 1;
+        }
+    }
+    atomic_fetch_add_explicit(&h->count[lo], 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&h->sum_us, us, memory_order_relaxed);
+}
+
+#endif
