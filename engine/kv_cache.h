@@ -17,6 +17,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include <kernels.h>
 #include <tokenring/error.h>
 
 typedef struct tr_kv_cache tr_kv_cache_t;
@@ -40,6 +41,10 @@ uint64_t tr_kv_free_pages(const tr_kv_cache_t *kv);
 uint64_t tr_kv_token_bytes(const tr_kv_cache_t *kv); /* all layers and lists */
 /* Pages that a sequence of n tokens holds at most. */
 uint64_t tr_kv_pages_for(const tr_kv_cache_t *kv, uint32_t n);
+
+/* What kernels need to find a token; valid for the cache's lifetime, the tables
+ * change with every call below. */
+void tr_kv_view(const tr_kv_cache_t *kv, tr_kv_view_t *out);
 
 /* Takes a free slot without pages; -1 when all are taken. */
 int32_t tr_kv_open(tr_kv_cache_t *kv);
