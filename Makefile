@@ -72,4 +72,7 @@ unit: $(UNIT_BIN)
 clean:
 	rm -rf build
 
+# Further rules, by part: the module, sanitizers, benchmarks, tests.
+include $(wildcard mk/*.mk)
+
 -include $(shell find $B/obj -name '*.d' 2>/dev/null)
