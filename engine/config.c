@@ -1,0 +1,727 @@
+/*
+ * The settings (config.h).  The table below declares each of them once: name,
+ * type, bounds, default, and the sentence that --help prints.  The file parser,
+ * the command line and the help all walk this table; to add a setting, add a
+ * field to tr_config_t and a row here.  Defaults are written as a user would
+ * write them and go through the same parser.
+ */
+#include "config.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/un.h>
+
+#include <tokenring/ring.h>
+
+#include "log.h"
+
+#define LINE_MAX_BYTES 4096
+
+typedef enum {
+    KIND_TEXT,     /* char[] */
+    KIND_CHOICE,   /* char[], one of `choices` */
+    KIND_NUMBER,   /* uint32_t */
+    KIND_SIZE,     /* uint64_t bytes, k m g t */
+    KIND_POWER,    /* uint32_t bytes, a power of two */
+    KIND_DURATION, /* uint64_t microseconds */
+    KIND_MODE,     /* uint32_t, octal */
+    KIND_BOOL,     /* bool, yes or no */
+    KIND_RATE,     /* double */
+    KIND_SEED,     /* uint64_t */
+    KIND_UIDS,     /* uint32_t[TR_CONFIG_UIDS] with its count */
+    KIND_LEVEL     /* int, enum tr_log_level */
+} setting_kind_t;
+
+typedef struct {
+    const char *key;
+    setting_kind_t kind;
+    size_t offset, size;
+    const char *initial;
+    uint64_t min, max;   /* of the stored value; texts: 1 may not be empty */
+    const char *choices; /* separated by blanks */
+    const char *help;
+} setting_t;
+
+#define AT(field) offsetof(tr_config_t, field), sizeof(((tr_config_t *) 0)->field)
+#define K(n) ((uint64_t) (n) << 10)
+#define M(n) ((uint64_t) (n) << 20)
+#define G(n) ((uint64_t) (n) << 30)
+#define MS(n) ((uint64_t) (n) * 1000)
+#define S(n) ((uint64_t) (n) * 1000000)
+
+static const setting_t settings[] = {
+    { "name", KIND_TEXT, AT(name), "main", 1, 0, NULL,
+      "name of this engine, in logs and metrics" },
+    { "model", KIND_TEXT, AT(model), "", 0, 0, NULL,
+      "Hugging Face model directory; required" },
+    { "served_model_name", KIND_TEXT, AT(served_model_name), "", 0, 0, NULL,
+      "model name in the API; empty: last part of model" },
+    { "load_format", KIND_CHOICE, AT(load_format), "auto", 0, 0, "auto dummy",
+      "auto reads the weights, dummy makes random ones for benchmarks" },
+    { "backend", KIND_CHOICE, AT(backend), "cpu", 0, 0, "cpu null",
+      "cpu computes; null emits tokens at null_rate, to measure the rest" },
+    { "chat_template", KIND_CHOICE, AT(chat_template), "auto", 0, 0,
+      "auto llama3 chatml llama2 mistral none",
+      "layout of chat prompts; auto recognises the model's own" },
+    { "socket", KIND_TEXT, AT(socket), "", 0, 0, NULL,
+      "Unix socket for NGINX; empty: /run/tokenring/NAME.sock" },
+    { "socket_mode", KIND_MODE, AT(socket_mode), "0660", 0, 0777, NULL,
+      "file mode of the socket, octal" },
+    { "allow_uids", KIND_UIDS, AT(allow_uids), "", 0, 0, NULL,
+      "users (numbers) that may connect; empty: all whom the mode lets in" },
+
+    { "threads", KIND_NUMBER, AT(threads), "0", 0, 1024, NULL,
+      "compute threads; 0: one for each core" },
+    { "tokenizer_threads", KIND_NUMBER, AT(tokenizer_threads), "1", 1, 64,
+      NULL, "threads that parse and tokenise requests" },
+    { "kv_memory", KIND_SIZE, AT(kv_memory), "256m", M(1), G(16384), NULL,
+      "memory of the KV page pool, taken at start" },
+    { "kv_policy", KIND_CHOICE, AT(kv_policy), "full", 0, 0, "full",
+      "what the KV cache keeps at which precision; full: all at 16 bits" },
+    { "max_model_len", KIND_NUMBER, AT(max_model_len), "0", 0, 1u << 24, NULL,
+      "longest prompt plus output in tokens; 0: the model's" },
+    { "max_num_seqs", KIND_NUMBER, AT(max_num_seqs), "256", 1, 4096, NULL,
+      "sequences that run at once" },
+    { "max_batch_tokens", KIND_NUMBER, AT(max_batch_tokens), "512", 1, 65536,
+      NULL, "tokens of one step; at least max_num_seqs" },
+    { "max_queue", KIND_NUMBER, AT(max_queue), "1024", 1, 1u << 20, NULL,
+      "requests that may wait; more are refused with 429" },
+    { "max_body", KIND_SIZE, AT(max_body), "16m", K(1), G(1), NULL,
+      "bytes of one request body" },
+    { "channel_ring", KIND_POWER, AT(channel_ring), "1m", K(4), TR_RING_MAX,
+      NULL, "bytes of each ring shared with a worker, at most" },
+    { "outlet", KIND_POWER, AT(outlet), "4m", K(64), TR_RING_MAX, NULL,
+      "bytes of output that may wait for one worker" },
+    { "channel_stall_timeout", KIND_DURATION, AT(channel_stall_timeout_us),
+      "30s", MS(100), S(86400), NULL,
+      "requests of a worker that takes no output for so long end" },
+    { "paused_timeout", KIND_DURATION, AT(paused_timeout_us), "5m", MS(100),
+      S(86400), NULL, "a request that its worker paused for so long ends" },
+    { "drain_timeout", KIND_DURATION, AT(drain_timeout_us), "30s", 0, S(86400),
+      NULL, "time that running requests have to finish after SIGTERM" },
+
+    { "null_rate", KIND_RATE, AT(null_rate), "50", 0, 0, NULL,
+      "backend null: tokens per second of one stream" },
+    { "null_stagger", KIND_BOOL, AT(null_stagger), "no", 0, 0, NULL,
+      "backend null: spread the streams over the interval" },
+    { "dummy_seed", KIND_SEED, AT(dummy_seed), "0", 0, 0, NULL,
+      "load_format dummy: seed of the random weights" },
+
+    { "log", KIND_TEXT, AT(log), "stderr", 1, 0, NULL,
+      "log file, reopened on SIGUSR1; or stderr" },
+    { "log_level", KIND_LEVEL, AT(log_level), "notice", 0, 0,
+      "error warn notice info debug", "what is logged, and all above it" },
+    { "pid", KIND_TEXT, AT(pid), "", 0, 0, NULL,
+      "file that the process id is written to; empty: none" },
+};
+
+#define N_SETTINGS (sizeof(settings) / sizeof(settings[0]))
+
+/* ---- values ------------------------------------------------------------- */
+
+/* Decimal digits and nothing else, without overflow. */
+static bool
+parse_digits(const char *s, size_t n, unsigned base, uint64_t *out)
+{
+    uint64_t v = 0;
+    size_t i;
+
+    if (n == 0) {
+        return false;
+    }
+    for (i = 0; i < n; i++) {
+        unsigned digit = (unsigned) (unsigned char) s[i] - '0';
+
+        if (digit >= base || v > (UINT64_MAX - digit) / base) {
+            return false;
+        }
+        v = v * base + digit;
+    }
+    *out = v;
+    return true;
+}
+
+typedef struct {
+    const char *suffix;
+    uint64_t factor;
+} unit_t;
+
+static const unit_t size_units[] = {
+    { "", 1 }, { "k", K(1) }, { "m", M(1) }, { "g", G(1) }, { "t", G(1024) },
+    { NULL, 0 }
+};
+
+static const unit_t duration_units[] = {
+    { "s", S(1) }, { "ms", MS(1) }, { "m", S(60) }, { "h", S(3600) },
+    { "", S(1) }, { NULL, 0 }
+};
+
+static bool
+parse_with_unit(const char *s, const unit_t *units, uint64_t *out)
+{
+    size_t n = strspn(s, "0123456789");
+    const unit_t *u;
+
+    if (!parse_digits(s, n, 10, out)) {
+        return false;
+    }
+    for (u = units; u->suffix != NULL; u++) {
+        if (strcasecmp(s + n, u->suffix) == 0) {
+            if (*out > UINT64_MAX / u->factor) {
+                return false;
+            }
+            *out *= u->factor;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Index of value among choices, -1 when absent. */
+static int
+choice_index(const char *choices, const char *value)
+{
+    size_t n = strlen(value), len;
+    const char *at = choices;
+    int i;
+
+    for (i = 0; *at != '\0'; i++) {
+        len = strcspn(at, " ");
+        if (len == n && memcmp(at, value, n) == 0) {
+            return i;
+        }
+        at += len;
+        at += strspn(at, " ");
+    }
+    return -1;
+}
+
+static bool
+parse_bool(const char *s, bool *out)
+{
+    *out = strcmp(s, "yes") == 0 || strcmp(s, "on") == 0
+           || strcmp(s, "true") == 0;
+    return *out || strcmp(s, "no") == 0 || strcmp(s, "off") == 0
+           || strcmp(s, "false") == 0;
+}
+
+static bool
+parse_rate(const char *s, double *out)
+{
+    char *end;
+
+    errno = 0;
+    *out = strtod(s, &end);
+    return end != s && *end == '\0' && errno == 0 && *out > 0 && *out <= 1e6;
+}
+
+/* "33,1000": numbers separated by commas or blanks. */
+static bool
+parse_uids(const char *s, uint32_t *uids, uint32_t *n)
+{
+    *n = 0;
+    for (;;) {
+        uint64_t v;
+        size_t len;
+
+        s += strspn(s, ", \t");
+        if (*s == '\0') {
+            return true;
+        }
+        len = strcspn(s, ", \t");
+        if (*n == TR_CONFIG_UIDS || !parse_digits(s, len, 10, &v)
+            || v >= UINT32_MAX) {
+            return false;
+        }
+        uids[(*n)++] = (uint32_t) v;
+        s += len;
+    }
+}
+
+/* The inverse of parse_with_unit, for messages and help. */
+static const char *
+with_unit(uint64_t v, const unit_t *units, char *buf, size_t size)
+{
+    const unit_t *best = NULL, *u;
+
+    for (u = units; u->suffix != NULL; u++) {
+        if (u->factor <= v && v % u->factor == 0
+            && (best == NULL || u->factor > best->factor)) {
+            best = u;
+        }
+    }
+    snprintf(buf, size, "%llu%s",
+             (unsigned long long) (best ? v / best->factor : v),
+             best ? best->suffix : "");
+    return buf;
+}
+
+/* What a value of this setting should look like. */
+static const char *
+expectation(const setting_t *s, char *out, size_t size)
+{
+    char lo[32], hi[32];
+
+    switch (s->kind) {
+    case KIND_TEXT:
+        snprintf(out, size, "a text of %s%zu bytes", s->min ? "1 to " : "up to ",
+                 s->size - 1);
+        break;
+    case KIND_CHOICE:
+    case KIND_LEVEL:
+        snprintf(out, size, "one of: %s", s->choices);
+        break;
+    case KIND_NUMBER:
+        snprintf(out, size, "a whole number from %llu to %llu",
+                 (unsigned long long) s->min, (unsigned long long) s->max);
+        break;
+    case KIND_SIZE:
+    case KIND_POWER:
+        snprintf(out, size, "%s from %s to %s",
+                 s->kind == KIND_SIZE ? "a size" : "a power of two",
+                 with_unit(s->min, size_units, lo, sizeof(lo)),
+                 with_unit(s->max, size_units, hi, sizeof(hi)));
+        break;
+    case KIND_DURATION:
+        snprintf(out, size, "a duration from %s to %s",
+                 s->min ? with_unit(s->min, duration_units, lo, sizeof(lo))
+                        : "0s",
+                 with_unit(s->max, duration_units, hi, sizeof(hi)));
+        break;
+    case KIND_MODE:
+        snprintf(out, size, "an octal file mode from 0000 to 0777");
+        break;
+    case KIND_BOOL:
+        snprintf(out, size, "yes or no");
+        break;
+    case KIND_RATE:
+        snprintf(out, size, "a number above 0 and up to 1000000");
+        break;
+    case KIND_SEED:
+        snprintf(out, size, "a whole number from 0 to 18446744073709551615");
+        break;
+    case KIND_UIDS:
+        snprintf(out, size, "up to %d user numbers separated by commas",
+                 TR_CONFIG_UIDS);
+        break;
+    }
+    return out;
+}
+
+/* Parses value into the field; false when it is not what is expected. */
+static bool
+store(tr_config_t *c, const setting_t *s, const char *value)
+{
+    void *field = (char *) c + s->offset;
+    uint64_t v;
+    uint32_t list[TR_CONFIG_UIDS], n;
+    bool b;
+    double d;
+
+    switch (s->kind) {
+    case KIND_TEXT:
+    case KIND_CHOICE:
+        if (strlen(value) >= s->size || (s->min && value[0] == '\0')
+            || (s->kind == KIND_CHOICE
+                && choice_index(s->choices, value) < 0)) {
+            return false;
+        }
+        snprintf(field, s->size, "%s", value);
+        return true;
+    case KIND_NUMBER:
+        if (!parse_digits(value, strlen(value), 10, &v)) {
+            return false;
+        }
+        break;
+    case KIND_SEED:
+        if (!parse_digits(value, strlen(value), 10, &v)) {
+            return false;
+        }
+        memcpy(field, &v, sizeof(v));
+        return true;
+    case KIND_MODE:
+        if (!parse_digits(value, strlen(value), 8, &v)) {
+            return false;
+        }
+        break;
+    case KIND_SIZE:
+    case KIND_POWER:
+        if (!parse_with_unit(value, size_units, &v)
+            || (s->kind == KIND_POWER && (v & (v - 1)) != 0)) {
+            return false;
+        }
+        break;
+    case KIND_DURATION:
+        if (!parse_with_unit(value, duration_units, &v)) {
+            return false;
+        }
+        break;
+    case KIND_BOOL:
+        if (!parse_bool(value, &b)) {
+            return false;
+        }
+        memcpy(field, &b, sizeof(b));
+        return true;
+    case KIND_RATE:
+        if (!parse_rate(value, &d)) {
+            return false;
+        }
+        memcpy(field, &d, sizeof(d));
+        return true;
+    case KIND_UIDS:
+        if (!parse_uids(value, list, &n)) {
+            return false;
+        }
+        memcpy(c->allow_uids, list, n * sizeof(list[0]));
+        c->n_allow_uids = n;
+        return true;
+    case KIND_LEVEL:
+        c->log_level = choice_index(s->choices, value);
+        return c->log_level >= 0;
+    default:
+        return false;
+    }
+    if (v < s->min || v > s->max) {
+        return false;
+    }
+    if (s->size == sizeof(uint32_t)) {
+        uint32_t v32 = (uint32_t) v;
+
+        memcpy(field, &v32, sizeof(v32));
+    } else {
+        memcpy(field, &v, sizeof(v));
+    }
+    return true;
+}
+
+/* ---- keys --------------------------------------------------------------- */
+
+/* Edit distance, for keys (short) only. */
+static unsigned
+distance(const char *a, const char *b)
+{
+    unsigned row[64];
+    size_t na = strlen(a), nb = strlen(b), i, j;
+
+    if (na >= 64 || nb >= 64) {
+        return 64;
+    }
+    for (j = 0; j <= nb; j++) {
+        row[j] = (unsigned) j;
+    }
+    for (i = 1; i <= na; i++) {
+        unsigned diagonal = row[0], up;
+
+        row[0] = (unsigned) i;
+        for (j = 1; j <= nb; j++) {
+            unsigned best = diagonal + (a[i - 1] != b[j - 1]);
+
+            up = row[j];
+            if (up + 1 < best) {
+                best = up + 1;
+            }
+            if (row[j - 1] + 1 < best) {
+                best = row[j - 1] + 1;
+            }
+            diagonal = up;
+            row[j] = best;
+        }
+    }
+    return row[nb];
+}
+
+static const setting_t *
+find(const char *key)
+{
+    size_t i;
+
+    for (i = 0; i < N_SETTINGS; i++) {
+        if (strcmp(settings[i].key, key) == 0) {
+            return &settings[i];
+        }
+    }
+    return NULL;
+}
+
+static tr_status_t
+unknown_key(const char *where, const char *key, tr_error_t *err)
+{
+    const char *close = NULL;
+    unsigned best = strlen(key) < 6 ? 2 : 3; /* closer than this */
+    size_t i;
+
+    for (i = 0; i < N_SETTINGS; i++) {
+        unsigned d = distance(key, settings[i].key);
+
+        if (d < best) {
+            best = d;
+            close = settings[i].key;
+        }
+    }
+    if (close != NULL) {
+        return tr_error_set(err, TR_ERR_INVALID, key, "%s: unknown setting "
+                            "\"%.64s\", did you mean \"%s\"?", where, key,
+                            close);
+    }
+    return tr_error_set(err, TR_ERR_INVALID, key, "%s: unknown setting "
+                        "\"%.64s\"; --help lists all", where, key);
+}
+
+tr_status_t
+tr_config_set(tr_config_t *c, const char *where, const char *key,
+    const char *value, tr_error_t *err)
+{
+    const setting_t *s = find(key);
+    char expected[160];
+
+    if (s == NULL) {
+        return unknown_key(where, key, err);
+    }
+    if (!store(c, s, value)) {
+        return tr_error_set(err, TR_ERR_INVALID, key, "%s: %s \"%.128s\": "
+                            "expected %s", where, key, value,
+                            expectation(s, expected, sizeof(expected)));
+    }
+    return TR_OK;
+}
+
+void
+tr_config_defaults(tr_config_t *c)
+{
+    size_t i;
+
+    memset(c, 0, sizeof(*c));
+    for (i = 0; i < N_SETTINGS; i++) {
+        if (!store(c, &settings[i], settings[i].initial)) {
+            /* a row of the table contradicts itself: no configuration that a
+             * user writes leads here */
+            fprintf(stderr, "tokenring: default of %s is out of bounds\n",
+                    settings[i].key);
+            abort();
+        }
+    }
+}
+
+/* ---- the file ----------------------------------------------------------- */
+
+/* A value in double quotes keeps blanks and '#'; \" and \\ stand for
+ * themselves.  Unquoted in place; false when the quote does not close or
+ * something but a comment follows. */
+static bool
+unquote(char *value)
+{
+    char *in = value + 1, *out = value;
+
+    while (*in != '"') {
+        if (*in == '\\' && (in[1] == '"' || in[1] == '\\')) {
+            in++;
+        }
+        if (*in == '\0') {
+            return false;
+        }
+        *out++ = *in++;
+    }
+    in++;
+    in += strspn(in, " \t");
+    *out = '\0';
+    return *in == '\0' || *in == '#';
+}
+
+static void
+strip_comment(char *value)
+{
+    char *p = value;
+
+    if (*p == '#') {
+        *p = '\0';
+        return;
+    }
+    for (; *p != '\0'; p++) {
+        if (*p == '#' && (p[-1] == ' ' || p[-1] == '\t')) {
+            *p = '\0';
+            break;
+        }
+    }
+    while (p > value && isspace((unsigned char) p[-1])) {
+        *--p = '\0';
+    }
+}
+
+static tr_status_t
+parse_line(tr_config_t *c, const char *where, char *line, tr_error_t *err)
+{
+    char *key = line + strspn(line, " \t"), *value;
+    size_t n = strcspn(key, " \t");
+
+    if (*key == '\0' || *key == '#') {
+        return TR_OK;
+    }
+    value = key + n;
+    value += strspn(value, " \t");
+    key[n] = '\0';
+    if (*value == '"') {
+        if (!unquote(value)) {
+            return tr_error_set(err, TR_ERR_INVALID, key, "%s: %.64s: the "
+                                "quoted value does not end with a quote",
+                                where, key);
+        }
+        return tr_config_set(c, where, key, value, err);
+    }
+    strip_comment(value);
+    if (*value == '\0') {
+        if (find(key) == NULL) {
+            return unknown_key(where, key, err);
+        }
+        return tr_error_set(err, TR_ERR_INVALID, key, "%s: %.64s has no "
+                            "value; write \"\" for an empty one", where, key);
+    }
+    return tr_config_set(c, where, key, value, err);
+}
+
+/* One line with what can be wrong about it as text. */
+static tr_status_t
+read_line(FILE *f, char *line, const char *where, bool *end, tr_error_t *err)
+{
+    size_t n = 0;
+    int ch;
+
+    while ((ch = getc(f)) != EOF && ch != '\n') {
+        if (ch == '\0') {
+            return tr_error_set(err, TR_ERR_INVALID, "", "%s: a NUL byte; "
+                                "expected a text file", where);
+        }
+        if (n == LINE_MAX_BYTES - 1) {
+            return tr_error_set(err, TR_ERR_INVALID, "", "%s: line is longer "
+                                "than %d bytes", where, LINE_MAX_BYTES - 1);
+        }
+        line[n++] = (char) ch;
+    }
+    if (n > 0 && line[n - 1] == '\r') {
+        n--;
+    }
+    line[n] = '\0';
+    *end = ch == EOF;
+    return TR_OK;
+}
+
+tr_status_t
+tr_config_file(tr_config_t *c, const char *path, tr_error_t *err)
+{
+    char line[LINE_MAX_BYTES], where[300];
+    tr_status_t rc = TR_OK;
+    bool end = false;
+    unsigned number;
+    FILE *f = fopen(path, "re");
+
+    if (f == NULL) {
+        return tr_error_set(err, TR_ERR_IO, "", "cannot open configuration "
+                            "%s: %s", path, strerror(errno));
+    }
+    for (number = 1; rc == TR_OK && !end; number++) {
+        snprintf(where, sizeof(where), "%.256s:%u", path, number);
+        rc = read_line(f, line, where, &end, err);
+        if (rc == TR_OK) {
+            rc = parse_line(c, where, line, err);
+        }
+    }
+    if (rc == TR_OK && ferror(f)) {
+        rc = tr_error_set(err, TR_ERR_IO, "", "cannot read configuration %s: "
+                          "%s", path, strerror(errno));
+    }
+    fclose(f);
+    return rc;
+}
+
+/* ---- all together ------------------------------------------------------- */
+
+/* "models/pocket/" -> "pocket" */
+static void
+last_part(const char *path, char *out, size_t size)
+{
+    size_t end = strlen(path), start;
+
+    while (end > 1 && path[end - 1] == '/') {
+        end--;
+    }
+    start = end;
+    while (start > 0 && path[start - 1] != '/') {
+        start--;
+    }
+    snprintf(out, size, "%.*s", (int) (end - start), path + start);
+}
+
+static tr_status_t
+finish_names(tr_config_t *c, tr_error_t *err)
+{
+    const char *bad = "/\"\\{}";
+
+    if (strpbrk(c->name, bad) != NULL) {
+        return tr_error_set(err, TR_ERR_INVALID, "name", "name \"%s\" must "
+                            "not contain any of %s", c->name, bad);
+    }
+    if (c->model[0] == '\0') {
+        return tr_error_set(err, TR_ERR_INVALID, "model", "no model: give a "
+                            "Hugging Face directory with --model DIR or "
+                            "`model DIR` in the configuration");
+    }
+    if (c->served_model_name[0] == '\0') {
+        char name[TR_CONFIG_PATH];
+
+        last_part(c->model, name, sizeof(name));
+        if (strlen(name) >= sizeof(c->served_model_name) || name[0] == '\0'
+            || strcmp(name, ".") == 0 || strcmp(name, "..") == 0) {
+            return tr_error_set(err, TR_ERR_INVALID, "served_model_name",
+                                "cannot make a model name of \"%.128s\": set "
+                                "served_model_name (1 to %zu bytes)", name,
+                                sizeof(c->served_model_name) - 1);
+        }
+        memcpy(c->served_model_name, name, strlen(name) + 1);
+    }
+    return TR_OK;
+}
+
+tr_status_t
+tr_config_finish(tr_config_t *c, tr_error_t *err)
+{
+    size_t room = sizeof(((struct sockaddr_un *) 0)->sun_path) - 1;
+    tr_status_t rc = finish_names(c, err);
+
+    if (rc != TR_OK) {
+        return rc;
+    }
+    if (c->socket[0] == '\0') {
+        snprintf(c->socket, sizeof(c->socket), "/run/tokenring/%s.sock",
+                 c->name);
+    }
+    if (strlen(c->socket) > room) {
+        return tr_error_set(err, TR_ERR_INVALID, "socket", "socket \"%s\" has "
+                            "%zu bytes; a Unix socket path can have %zu",
+                            c->socket, strlen(c->socket), room);
+    }
+    if (c->max_batch_tokens < c->max_num_seqs) {
+        return tr_error_set(err, TR_ERR_INVALID, "max_batch_tokens",
+                            "max_batch_tokens %u is below max_num_seqs %u: "
+                            "every running sequence needs one token of a "
+                            "step", c->max_batch_tokens, c->max_num_seqs);
+    }
+    return TR_OK;
+}
+
+void
+tr_config_help(void)
+{
+    char expected[160];
+    size_t i;
+
+    for (i = 0; i < N_SETTINGS; i++) {
+        const setting_t *s = &settings[i];
+
+        printf("  --%s  (default: %s)\n      %s\n      %s\n", s->key,
+               s->initial[0] ? s->initial : "empty", s->help,
+               expectation(s, expected, sizeof(expected)));
+    }
+}
