@@ -1,4 +1,20 @@
-# Tokenring: build, test, run.  `make help` lists what there is.
+# Tokenring: build, test, run.
+#
+#: make demo        set up, build, start, and show an answer streaming
+#: make up          start the engine and NGINX on 127.0.0.1:8080 (PORT=)
+#: make down        stop them
+#: make test        set up, build, and run every test that needs no GPU
+#: make             build engine, command line and module into build/ (B=)
+#: make deps        install what is missing (Debian packages, npm for tests)
+#: make test-unit   unit tests only
+#: make test-e2e    end-to-end tests only (E2E=pattern for some of the files)
+#: make bench       measure; see tests/bench/
+#: make test-asan   unit and end-to-end tests with ASan and UBSan
+#: make test-tsan   ring tests with TSan
+#: make test-nginx  the module in an nginx source tree (NGINX_SRC=DIR)
+#: make lint        style and static analysis (make format repairs style)
+#: make install     into DESTDIR= PREFIX= (default /usr/local)
+#: make clean       remove what was built
 #
 # Everything built lands in build/ (B=DIR for another place; the sanitizer
 # targets use their own).  Compiling never needs the network; `make deps`
@@ -9,6 +25,7 @@ CC       ?= gcc
 CFLAGS   ?= -O2 -g
 PREFIX   ?= /usr/local
 PORT     ?= 8080
+DESTDIR  ?=
 
 TR_CFLAGS := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -Wshadow \
              -Wmissing-prototypes -Wno-unused-function -fno-math-errno \
@@ -26,7 +43,8 @@ UNIT_BIN   := $(UNIT_SRC:tests/unit/%.c=$B/tests/%)
 
 Q := $(if $(V),,@)
 
-.PHONY: all engine cli module unit clean help
+.PHONY: all engine cli module unit clean help deps deps-build demo up down \
+        test test-unit test-e2e install lint format
 all: engine cli module
 
 engine: $B/bin/tokenring-engine
@@ -70,7 +88,70 @@ $B/tests/%: $B/obj/tests/unit/%.o $B/libcli.a $B/libtokenring.a
 unit: $(UNIT_BIN)
 
 clean:
-	rm -rf build
+	@[ ! -d build/run ] || B=build scripts/down.sh >/dev/null
+	rm -rf build build-*
+
+# ---- set-up -----------------------------------------------------------------
+# A stamp says that the packages were there, so that a second run is quiet and
+# needs no network; it ages when the list does.
+
+STAMP := build/deps
+NODE  := tests/e2e/node_modules/.package-lock.json
+JOBS  := $(shell nproc 2>/dev/null || echo 2)
+
+$(STAMP)/%: scripts/deps.sh
+	@scripts/deps.sh $*
+	@mkdir -p $(@D) && touch $@
+
+$(NODE): tests/e2e/package-lock.json tests/e2e/package.json | $(STAMP)/test
+	@echo "  NPM   tests/e2e"
+	@cd tests/e2e && npm ci --silent --no-progress && touch ../../$@
+
+deps-build: $(STAMP)/build
+deps: $(STAMP)/build $(STAMP)/test $(NODE)
+
+# ---- run --------------------------------------------------------------------
+
+RUN_ENV = B="$B" PORT="$(PORT)"
+
+demo: up
+	@$(RUN_ENV) scripts/demo.sh
+
+up: deps-build
+	@$(MAKE) -s --no-print-directory -j$(JOBS) all
+	@$(RUN_ENV) scripts/up.sh
+
+down:
+	@$(RUN_ENV) scripts/down.sh
+
+# ---- test -------------------------------------------------------------------
+
+test: deps
+	@$(MAKE) -s --no-print-directory -j$(JOBS) all unit
+	@B="$B" scripts/test.sh all
+
+test-unit: $(STAMP)/test
+	@$(MAKE) -s --no-print-directory -j$(JOBS) unit
+	@B="$B" scripts/test.sh unit
+
+test-e2e: deps
+	@$(MAKE) -s --no-print-directory -j$(JOBS) all
+	@B="$B" scripts/test.sh e2e
+
+# Style, static analysis, shell scripts, JavaScript syntax.
+lint: $(STAMP)/lint
+	@scripts/lint.sh
+
+format: $(STAMP)/lint
+	@scripts/lint.sh --fix
+
+# ---- install ----------------------------------------------------------------
+
+install: all
+	@B="$B" DESTDIR="$(DESTDIR)" PREFIX="$(PREFIX)" scripts/install.sh
+
+help:
+	@sed -n '/^#:/s/^#: \{0,1\}//p' Makefile
 
 # Further rules, by part: the module, sanitizers, benchmarks, tests.
 include $(wildcard mk/*.mk)

@@ -1,0 +1,159 @@
+#!/usr/bin/env bash
+#
+# Starts the engine and NGINX from this source tree and waits until they are
+# healthy.  What runs already and is current is left alone; what was rebuilt
+# since is restarted.  PORT=8080, MODEL=models/pocket, state in build/run.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR
+. "$(dirname "$0")/lib.sh"
+
+MODEL=${MODEL:-models/pocket}
+WAIT=${WAIT:-60}
+
+[ -x "$ENGINE" ] || fail "$ENGINE is not built: run make"
+[ -f "$MODULE" ] || fail "$MODULE is not built: run make module"
+[ -n "$NGINX" ] || fail "there is no nginx: run make deps"
+case "$MODEL" in /*) ;; *) MODEL=$ROOT/$MODEL ;; esac
+[ -f "$MODEL/config.json" ] || fail "MODEL=$MODEL is no model directory"
+case "$PORT" in '' | *[!0-9]*) fail "PORT=$PORT is not a number" ;; esac
+
+mkdir -p "$RUN/temp"
+
+# The engine's settings are the shipped ones but for the paths.
+write_engine_conf() {
+    cat >"$RUN/engine.conf.new" <<CONF
+# Written by scripts/up.sh; conf/engine.conf explains every setting.
+model $MODEL
+socket $RUN/engine.sock
+socket_mode $1
+log $RUN/engine.log
+pid $RUN/engine.pid
+CONF
+}
+
+# conf/nginx.conf and conf/tokenring.conf, as shipped, moved into build/run.
+write_nginx_conf() {
+    {
+        echo "# Written by scripts/up.sh from conf/nginx.conf and" \
+            "conf/tokenring.conf."
+        echo "load_module $MODULE;"
+        sed -e '/^load_module/d' \
+            -e "s|^user .*|$1|" \
+            -e "s|/run/nginx.pid|$RUN/nginx.pid|" \
+            -e "s|/var/log/nginx/|$RUN/nginx-|g" \
+            -e "s|/etc/tokenring/tokenring.conf|$RUN/tokenring.conf|" \
+            -e "s|/var/lib/nginx/|$RUN/temp/|g" \
+            "$ROOT/conf/nginx.conf"
+    } >"$RUN/nginx.conf.new"
+    sed -e "s|/run/tokenring/engine.sock|$RUN/engine.sock|" \
+        -e "s|listen 127.0.0.1:8080|listen 127.0.0.1:$PORT|" \
+        "$ROOT/conf/tokenring.conf" >"$RUN/tokenring.conf"
+}
+
+# Started by root, the workers run as www-data, if that user can get at our
+# socket at all (a checkout below /root is closed to it).
+if [ "$(id -u)" -eq 0 ]; then
+    if setpriv --reuid=www-data --regid=www-data --clear-groups \
+        test -x "$RUN" 2>/dev/null
+    then
+        user="user www-data;" mode=0666
+    else
+        user="user root;" mode=0600
+    fi
+else
+    user="" mode=0600
+fi
+
+show_logs() {
+    last_words "the engine's log" "$RUN/engine.log"
+    last_words "the engine's output" "$RUN/engine.out"
+    last_words "nginx's error log" "$RUN/nginx-error.log"
+}
+
+port_is_taken() {
+    (exec 3<>"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null
+}
+
+# --- engine
+write_engine_conf "$mode"
+if pid=$(running "$RUN/engine.pid" "$ENGINE"); then
+    if ! cmp -s "$RUN/engine.conf" "$RUN/engine.conf.new" \
+        || [ "$ENGINE" -nt "$RUN/engine.conf" ]
+    then
+        step "Restarting the engine (pid $pid): it was rebuilt or reconfigured"
+        stop engine "$pid" TERM 40
+        pid=
+    fi
+else
+    pid=
+fi
+if [ -z "$pid" ]; then
+    mv "$RUN/engine.conf.new" "$RUN/engine.conf"
+    : >"$RUN/engine.log"
+    rm -f "$RUN/engine.pid"
+    setsid "$ENGINE" -c "$RUN/engine.conf" </dev/null \
+        >"$RUN/engine.out" 2>&1 &
+    engine=$!
+    # It writes its pid file and opens its socket when it is ready.
+    tries=$((WAIT * 20))
+    until running "$RUN/engine.pid" "$ENGINE" >/dev/null \
+        && [ -S "$RUN/engine.sock" ]
+    do
+        tries=$((tries - 1))
+        if ! kill -0 "$engine" 2>/dev/null; then
+            show_logs
+            fail "the engine stopped while it was starting"
+        fi
+        if [ $tries -le 0 ]; then
+            show_logs
+            kill "$engine" 2>/dev/null || true
+            fail "the engine was not ready within $WAIT s"
+        fi
+        sleep 0.05
+    done
+else
+    rm -f "$RUN/engine.conf.new"
+fi
+
+# --- nginx
+write_nginx_conf "$user"
+if pid=$(running "$RUN/nginx.pid" "$NGINX"); then
+    if [ "$MODULE" -nt "$RUN/nginx.conf" ]; then
+        step "Restarting NGINX (pid $pid): the module was rebuilt"
+        stop NGINX "$pid" QUIT 10
+        pid=
+    fi
+else
+    pid=
+fi
+mv "$RUN/nginx.conf.new" "$RUN/nginx.conf"
+if [ -n "$pid" ]; then
+    "$NGINX" -q -p "$RUN" -c "$RUN/nginx.conf" -s reload 2>"$RUN/nginx.out" \
+        || { cat "$RUN/nginx.out" >&2; fail "nginx refused to reload"; }
+else
+    if port_is_taken; then
+        fail "port $PORT is taken by another program: PORT=8081 make up," \
+            "for instance"
+    fi
+    : >"$RUN/nginx-error.log"
+    if ! setsid "$NGINX" -q -p "$RUN" -c "$RUN/nginx.conf" </dev/null \
+        >"$RUN/nginx.out" 2>&1
+    then
+        cat "$RUN/nginx.out" >&2
+        fail "nginx refused to start"
+    fi
+fi
+
+# --- health
+tries=$((WAIT * 10))
+until curl -fsS -m 2 -o /dev/null "$URL/health" 2>"$RUN/health.out"; do
+    tries=$((tries - 1))
+    if [ $tries -le 0 ]; then
+        show_logs
+        cat "$RUN/health.out" >&2
+        fail "$URL/health was not healthy within $WAIT s"
+    fi
+    sleep 0.1
+done
+
+echo "Tokenring is up: $URL  (logs and state in ${RUN#"$ROOT"/})"
