@@ -18,6 +18,7 @@
 #include "outlet.h"
 #include "sampler.h"
 #include "sampling.h"
+#include "text_stream.h"
 #include <tokenring/channel.h>
 #include <tokenring/wire.h>
 
@@ -32,14 +33,6 @@ void *tr_arena_alloc(tr_arena_t *a, size_t n); /* 16-byte aligned, zeroed */
 void tr_arena_free(tr_arena_t *a);
 
 typedef struct tr_request tr_request_t;
-
-/* Text side of one sequence: tokens in, text out, with the hold-back that stop
- * strings and unfinished characters need (text_stream.c). */
-typedef struct {
-    tr_detok_t detok;
-    char *held; /* text not yet given out, because a stop string may begin */
-    uint32_t n_held, cap_held;
-} tr_text_stream_t;
 
 enum tr_sequence_state {
     TR_SEQ_WAITING, /* no KV pages; new or preempted */
