@@ -17,7 +17,10 @@
  * declared itself asleep.  At that edge both sides use seq_cst: the sleeper
  * sets its flag, re-reads the index, and sleeps only if nothing came; the
  * other publishes, exchanges the flag to 0, and rings if it was 1.  The same
- * holds for a producer that waits for space (producer_waiting).
+ * holds for a producer that waits for space (producer_waiting).  Both sides
+ * start awake: a consumer looks (and sleeps) once before it waits for its
+ * doorbell.  Release what you consumed before you sleep and publish what you
+ * staged before you wait for space, or the two sides wait for each other.
  *
  * Staging: tr_ring_put() writes records that the peer cannot see yet;
  * tr_ring_publish() makes all of them visible with one store, and says whether
@@ -208,10 +211,10 @@ tr_ring_put(tr_ring_producer_t *p, uint16_t type, uint16_t flags, uint64_t id,
     tr_record_t rec;
 
     for (i = 0; i < n; i++) {
+        if (pieces[i].len > tr_ring_max_payload(p->capacity) - len) {
+            return TR_ERR_TOO_LARGE;
+        }
         len += pieces[i].len;
-    }
-    if (len > tr_ring_max_payload(p->capacity)) {
-        return TR_ERR_TOO_LARGE;
     }
     need = tr_ring_footprint(p, (uint32_t) len, &pad);
     if (need > p->capacity - (p->tail - p->head)) {
@@ -350,9 +353,11 @@ tr_ring_get(tr_ring_consumer_t *c, tr_record_t *rec, void *buf, size_t size)
         at = c->head & (c->capacity - 1);
         to_end = c->capacity - at;
 
-        /* the header is copied out once, only the copy is looked at */
+        /* The header is copied out once and only the copy is looked at; the
+         * fence keeps the compiler from going back to the peer's memory. */
         memset(rec, 0, sizeof(*rec));
         memcpy(rec, c->data + at, to_end < 16 ? 8 : sizeof(*rec));
+        atomic_signal_fence(memory_order_seq_cst);
 
         if (rec->type == TR_RECORD_PAD) {
             if (rec->length != to_end || to_end > have) {
