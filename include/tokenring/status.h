@@ -72,6 +72,10 @@ typedef struct {
     uint64_t kv_full_bytes; /* what these tokens would take at 16 bits */
 } tr_status_admission_t;
 
+#define TR_STATUS_ADMISSION_WORDS (sizeof(tr_status_admission_t) / 8)
+
+_Static_assert(sizeof(tr_status_admission_t) % 8 == 0, "copied by words");
+
 typedef struct {
     _Atomic uint64_t count[TR_STATUS_BUCKETS + 1]; /* not cumulative */
     _Atomic uint64_t sum_us;
@@ -105,26 +109,35 @@ typedef struct {
     uint32_t reserved;
     tr_status_card_t card;
     _Alignas(64) _Atomic uint64_t sequence; /* odd: being written */
-    _Alignas(64) tr_status_admission_t admission;
+    /* a tr_status_admission_t, word by word: tr_status_publish and _read */
+    _Alignas(64) _Atomic uint64_t admission[TR_STATUS_ADMISSION_WORDS];
     _Alignas(64) tr_status_counters_t counters;
 } tr_status_page_t;
 
 _Static_assert(sizeof(tr_status_page_t) % 64 == 0, "whole cache lines");
 _Static_assert(offsetof(tr_status_page_t, admission) % 64 == 0, "own line");
+/* a lock-free load is the only atomic that a read-only mapping can serve */
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "needs 64-bit atomics");
+
+/*
+ * The seqlock, without fences (which ThreadSanitizer does not know): every word
+ * is stored with release and loaded with acquire, plain moves on x86.  Whoever
+ * reads one new word therefore sees the odd sequence in the check that follows.
+ */
 
 /* Publisher thread only. */
 static inline void
 tr_status_publish(tr_status_page_t *page, const tr_status_admission_t *value)
 {
     uint64_t s = atomic_load_explicit(&page->sequence, memory_order_relaxed);
-    const uint64_t *from = (const uint64_t *) value;
-    _Atomic uint64_t *to = (_Atomic uint64_t *) &page->admission;
+    uint64_t words[TR_STATUS_ADMISSION_WORDS];
     size_t i;
 
+    memcpy(words, value, sizeof(words));
     atomic_store_explicit(&page->sequence, s + 1, memory_order_relaxed);
-    atomic_thread_fence(memory_order_release);
-    for (i = 0; i < sizeof(*value) / 8; i++) {
-        atomic_store_explicit(&to[i], from[i], memory_order_relaxed);
+    for (i = 0; i < TR_STATUS_ADMISSION_WORDS; i++) {
+        atomic_store_explicit(&page->admission[i], words[i],
+                              memory_order_release);
     }
     atomic_store_explicit(&page->sequence, s + 2, memory_order_release);
 }
@@ -133,32 +146,51 @@ tr_status_publish(tr_status_page_t *page, const tr_status_admission_t *value)
 static inline tr_status_t
 tr_status_read(const tr_status_page_t *page, tr_status_admission_t *out)
 {
-    _Atomic uint64_t *from = (_Atomic uint64_t *) (uintptr_t) &page->admission;
-    _Atomic uint64_t *seq = (_Atomic uint64_t *) (uintptr_t) &page->sequence;
-    tr_status_admission_t copy;
-    uint64_t *to = (uint64_t *) &copy;
+    /* C11 forgot the const in atomic_load */
+    tr_status_page_t *p = (tr_status_page_t *) (uintptr_t) page;
+    uint64_t words[TR_STATUS_ADMISSION_WORDS];
     size_t i;
     int tries;
 
     for (tries = 0; tries < 16; tries++) {
-        uint64_t before = atomic_load_explicit(seq, memory_order_acquire);
+        uint64_t before = atomic_load_explicit(&p->sequence,
+                                               memory_order_acquire);
 
         if (before & 1) {
             continue;
         }
-        for (i = 0; i < sizeof(copy) / 8; i++) {
-            to[i] = atomic_load_explicit(&from[i], memory_order_relaxed);
+        for (i = 0; i < TR_STATUS_ADMISSION_WORDS; i++) {
+            words[i] = atomic_load_explicit(&p->admission[i],
+                                            memory_order_acquire);
         }
-        atomic_thread_fence(memory_order_acquire);
-        if (atomic_load_explicit(seq, memory_order_relaxed) == before) {
-            *out = copy;
+        if (atomic_load_explicit(&p->sequence, memory_order_relaxed)
+            == before) {
+            memcpy(out, words, sizeof(words));
             return TR_OK;
         }
     }
     return TR_AGAIN;
 }
 
-_Static_assert(sizeof(tr_status_admission_t) % 8 == 0, "copied by words");
+/* A private copy of the card with every string ended: the page is the engine's
+ * memory, which it could still change. */
+static inline void
+tr_status_card_copy(const tr_status_page_t *page, tr_status_card_t *out)
+{
+    unsigned i;
+
+    memcpy(out, &page->card, sizeof(*out));
+    out->model[sizeof(out->model) - 1] = '\0';
+    out->engine[sizeof(out->engine) - 1] = '\0';
+    out->backend[sizeof(out->backend) - 1] = '\0';
+    out->kv_policy[sizeof(out->kv_policy) - 1] = '\0';
+    if (out->kv_levels > TR_STATUS_LEVELS) {
+        out->kv_levels = TR_STATUS_LEVELS;
+    }
+    for (i = 0; i < TR_STATUS_LEVELS; i++) {
+        out->level_name[i][sizeof(out->level_name[i]) - 1] = '\0';
+    }
+}
 
 static inline void
 tr_status_observe(tr_status_histogram_t *h, uint64_t us)
