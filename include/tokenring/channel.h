@@ -19,8 +19,9 @@
  * slot's dirty bit, and rings if the engine sleeps: no space is needed, and
  * repeated wishes collapse.  The engine takes the dirty bits with an exchange
  * and reads the words; it also reads the word when a SUBMIT is complete, since
- * a wish can overtake the body in the ring.  A slot is used again, with the next
- * generation, only after the engine's FINISH(LAST) or ERROR for it.
+ * a wish can overtake the body in the ring.  A slot is used again, with the
+ * next generation (they begin at 1), only after the engine's FINISH(LAST) or
+ * ERROR for it.
  *
  * Needs _GNU_SOURCE (memfd_create, seals) before the first system header.
  */
@@ -32,21 +33,32 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <tokenring/error.h>
 #include <tokenring/ring.h>
+#include <tokenring/status.h>
 
 #define TR_CHANNEL_MAGIC 0x4c454e4e41484354ull /* "TCHANNEL" */
 #define TR_ABI_VERSION 1u     /* what this header describes */
 #define TR_ABI_VERSION_MIN 1u /* oldest still spoken */
 
+#define TR_TMPFS_MAGIC 0x01021994 /* where memfds of ordinary pages live */
+
 #define TR_CHANNEL_SLOTS_MAX 65536u
 #define TR_CHANNEL_RING_DEFAULT (1u << 20)
 #define TR_CHANNEL_SLOTS_DEFAULT 4096u
+
+/* Nobody can resize a channel or add a seal to it; nobody can write the status
+ * page but the engine, through the mapping that it made before sealing. */
+#define TR_CHANNEL_SEALS (F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL)
+#define TR_STATUS_SEALS (TR_CHANNEL_SEALS | F_SEAL_FUTURE_WRITE)
 
 enum tr_peer_role { TR_ROLE_WORKER = 1, TR_ROLE_CLI = 2 };
 
@@ -63,6 +75,8 @@ typedef struct {
 
 _Static_assert(sizeof(tr_hello_t) == 56, "HELLO is fixed for all versions");
 
+#define TR_WELCOME_MESSAGE 160
+
 /* engine -> peer */
 typedef struct {
     uint64_t magic;
@@ -70,7 +84,7 @@ typedef struct {
     uint32_t version; /* chosen; when refused: 0 */
     uint32_t version_min, version_max; /* what the engine speaks */
     uint64_t generation; /* of the engine run, same as on the status page */
-    char message[160];   /* why refused, NUL-terminated */
+    char message[TR_WELCOME_MESSAGE]; /* why refused, NUL-terminated */
 } tr_welcome_t;
 
 _Static_assert(sizeof(tr_welcome_t) == 192, "WELCOME is fixed");
@@ -130,6 +144,43 @@ static inline tr_status_t tr_channel_attach(int fd, tr_channel_map_t *out);
 
 static inline void tr_channel_unmap(tr_channel_map_t *map);
 
+/* Engine: creates, maps and seals the memfd of the status page and fills its
+ * head; the card is the caller's to fill before the first welcome.  The mapping
+ * made here stays the only writable one.  *fd is given (CLOEXEC). */
+static inline tr_status_t tr_status_create(uint64_t generation,
+    tr_status_page_t **out, int *fd);
+
+/* Peer: checks seals, size, magic and version of a received status page, then
+ * maps it read-only.  The descriptor stays the caller's. */
+static inline tr_status_t tr_status_attach(int fd,
+    const tr_status_page_t **out);
+
+static inline void tr_status_unmap(const tr_status_page_t *page);
+
+/* The handshake's messages.  A hello asks for default sizes until the caller
+ * says otherwise.  tr_hello_answer fills a welcome (TR_OK) or a refusal that
+ * names both version ranges (TR_ERR_VERSION, TR_ERR_PROTOCOL); send it either
+ * way.  tr_welcome_check copies the refusal's message, ended, to why. */
+static inline void tr_hello_init(tr_hello_t *hello, uint32_t role);
+static inline tr_status_t tr_hello_answer(const tr_hello_t *hello,
+    uint64_t generation, tr_welcome_t *out);
+static inline void tr_welcome_refuse(tr_welcome_t *out, const char *why);
+static inline tr_status_t tr_welcome_check(const tr_welcome_t *welcome,
+    char why[TR_WELCOME_MESSAGE]);
+
+/* Doorbells: eventfds, non-blocking.  Ringing never fails in a way that
+ * matters: a full counter is rung already. */
+static inline int tr_doorbell_create(void);
+static inline void tr_doorbell_ring(int fd);
+static inline void tr_doorbell_drain(int fd);
+
+/* Engine: tr_ring_sleep for the request ring and the control words together,
+ * which share a doorbell.  A wish set while the flag was still 0 did not ring,
+ * so the dirty words are looked at again after the flag is up: TR_OK means that
+ * records or dirty bits are there (flag taken back), TR_AGAIN: sleep. */
+static inline tr_status_t tr_channel_sleep(tr_channel_map_t *map,
+    tr_ring_consumer_t *requests);
+
 /* Peer: wishes for a request.  Returns 1 when the engine must be rung. */
 static inline int tr_control_set(tr_channel_map_t *map, uint64_t id,
     uint32_t bits);
@@ -150,8 +201,8 @@ static inline int tr_fds_send(int sock, const void *data, size_t len,
 static inline ssize_t tr_fds_receive(int sock, void *data, size_t len, int *fds,
     unsigned n, unsigned *got);
 
-/* 1 if fd is a memfd with (at least) these seals and exactly this size, or any
- * size when size is 0. */
+/* 1 if fd is a memfd of ordinary pages with (at least) these seals and exactly
+ * this size, or any size when size is 0. */
 static inline int tr_memfd_verify(int fd, int seals, uint64_t size);
 
 /* ---- implementation ---------------------------------------------------- */
@@ -185,13 +236,52 @@ tr_channel_round_slots(uint32_t n)
 static inline int
 tr_memfd_verify(int fd, int seals, uint64_t size)
 {
+    struct statfs fs;
     struct stat st;
     int have = fcntl(fd, F_GET_SEALS);
 
     if (have == -1 || (have & seals) != seals || fstat(fd, &st) != 0) {
         return 0;
     }
+    /* huge pages may be missing when they are touched, which is a SIGBUS */
+    if (fstatfs(fd, &fs) != 0 || fs.f_type != TR_TMPFS_MAGIC) {
+        return 0;
+    }
     return st.st_size > 0 && (size == 0 || (uint64_t) st.st_size == size);
+}
+
+/* A sealed, mapped, zeroed memfd.  Its memory is taken now: running out later
+ * would be a SIGBUS in whoever touches the page first. */
+static inline tr_status_t
+tr_memfd_create(const char *name, uint64_t size, int seals, void **base,
+    int *fd)
+{
+    tr_status_t rc = TR_ERR_IO;
+
+    *fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (*fd == -1) {
+        return TR_ERR_IO;
+    }
+    if (ftruncate(*fd, (off_t) size) != 0
+        || fallocate(*fd, 0, 0, (off_t) size) != 0) {
+        rc = TR_ERR_NOMEM;
+        goto failed;
+    }
+    *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+    if (*base == MAP_FAILED) {
+        rc = TR_ERR_NOMEM;
+        goto failed;
+    }
+    if (fcntl(*fd, F_ADD_SEALS, seals) == 0) {
+        return TR_OK;
+    }
+    munmap(*base, size);
+
+failed:
+
+    close(*fd);
+    *fd = -1;
+    return rc;
 }
 
 /* Fills the private view from checked numbers. */
@@ -241,34 +331,18 @@ tr_channel_create(uint32_t slots, uint32_t request_capacity,
     int *fd)
 {
     tr_channel_header_t h;
+    tr_status_t rc;
     void *base;
 
     tr_channel_layout(&h, tr_channel_round_slots(slots),
                       tr_channel_round_ring(request_capacity),
                       tr_channel_round_ring(response_capacity), generation);
-    *fd = memfd_create("tokenring-channel", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (*fd == -1) {
-        return TR_ERR_IO;
-    }
-    if (ftruncate(*fd, (off_t) h.size) != 0) {
-        close(*fd);
-        *fd = -1;
-        return TR_ERR_NOMEM;
-    }
-    base = mmap(NULL, h.size, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
-    if (base == MAP_FAILED) {
-        close(*fd);
-        *fd = -1;
-        return TR_ERR_NOMEM;
+    rc = tr_memfd_create("tokenring-channel", h.size, TR_CHANNEL_SEALS, &base,
+                         fd);
+    if (rc != TR_OK) {
+        return rc;
     }
     memcpy(base, &h, sizeof(h));
-    if (fcntl(*fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL)
-        != 0) {
-        munmap(base, h.size);
-        close(*fd);
-        *fd = -1;
-        return TR_ERR_IO;
-    }
     tr_channel_view(out, base, &h);
     return TR_OK;
 }
@@ -280,7 +354,7 @@ tr_channel_attach(int fd, tr_channel_map_t *out)
     struct stat st;
     void *base;
 
-    if (!tr_memfd_verify(fd, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL, 0)
+    if (!tr_memfd_verify(fd, TR_CHANNEL_SEALS, 0)
         || fstat(fd, &st) != 0 || st.st_size < 4096) {
         return TR_ERR_PROTOCOL;
     }
@@ -320,6 +394,185 @@ tr_channel_unmap(tr_channel_map_t *map)
     }
 }
 
+static inline tr_status_t
+tr_status_create(uint64_t generation, tr_status_page_t **out, int *fd)
+{
+    tr_status_page_t *page;
+    tr_status_t rc;
+    void *base;
+
+    rc = tr_memfd_create("tokenring-status", sizeof(*page), TR_STATUS_SEALS,
+                         &base, fd);
+    if (rc != TR_OK) {
+        return rc;
+    }
+    page = (tr_status_page_t *) base;
+    page->magic = TR_STATUS_MAGIC;
+    page->version = TR_STATUS_VERSION;
+    page->size = sizeof(*page);
+    page->generation = generation;
+    page->engine_pid = (uint32_t) getpid();
+    *out = page;
+    return TR_OK;
+}
+
+static inline tr_status_t
+tr_status_attach(int fd, const tr_status_page_t **out)
+{
+    const tr_status_page_t *page;
+    void *base;
+
+    if (!tr_memfd_verify(fd, TR_STATUS_SEALS, sizeof(*page))) {
+        return TR_ERR_PROTOCOL;
+    }
+    base = mmap(NULL, sizeof(*page), PROT_READ, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED) {
+        return TR_ERR_NOMEM;
+    }
+    page = (const tr_status_page_t *) base;
+    if (page->magic != TR_STATUS_MAGIC || page->version != TR_STATUS_VERSION
+        || page->size != sizeof(*page)) {
+        munmap(base, sizeof(*page));
+        return TR_ERR_PROTOCOL;
+    }
+    *out = page;
+    return TR_OK;
+}
+
+static inline void
+tr_status_unmap(const tr_status_page_t *page)
+{
+    if (page != NULL) {
+        munmap((void *) (uintptr_t) page, sizeof(*page));
+    }
+}
+
+static inline void
+tr_hello_init(tr_hello_t *hello, uint32_t role)
+{
+    memset(hello, 0, sizeof(*hello));
+    hello->magic = TR_CHANNEL_MAGIC;
+    hello->version_min = TR_ABI_VERSION_MIN;
+    hello->version_max = TR_ABI_VERSION;
+    hello->role = role;
+}
+
+static inline void
+tr_welcome_refuse(tr_welcome_t *out, const char *why)
+{
+    memset(out, 0, sizeof(*out));
+    out->magic = TR_CHANNEL_MAGIC;
+    out->refused = 1;
+    out->version_min = TR_ABI_VERSION_MIN;
+    out->version_max = TR_ABI_VERSION;
+    strncpy(out->message, why, sizeof(out->message) - 1);
+}
+
+static inline tr_status_t
+tr_hello_answer(const tr_hello_t *hello, uint64_t generation,
+    tr_welcome_t *out)
+{
+    char why[TR_WELCOME_MESSAGE];
+
+    if (hello->magic != TR_CHANNEL_MAGIC) {
+        tr_welcome_refuse(out, "this is a tokenring engine socket, and the "
+                               "peer did not say hello");
+        return TR_ERR_PROTOCOL;
+    }
+    if (hello->version_min > hello->version_max
+        || hello->version_max < TR_ABI_VERSION_MIN
+        || hello->version_min > TR_ABI_VERSION) {
+        snprintf(why, sizeof(why), "the peer speaks ring versions %u to %u, "
+                 "this engine %u to %u", hello->version_min,
+                 hello->version_max, TR_ABI_VERSION_MIN, TR_ABI_VERSION);
+        tr_welcome_refuse(out, why);
+        return TR_ERR_VERSION;
+    }
+    if (hello->role != TR_ROLE_WORKER && hello->role != TR_ROLE_CLI) {
+        snprintf(why, sizeof(why), "unknown role %u, known are %u (worker) "
+                 "and %u (command line)", hello->role, TR_ROLE_WORKER,
+                 TR_ROLE_CLI);
+        tr_welcome_refuse(out, why);
+        return TR_ERR_PROTOCOL;
+    }
+    memset(out, 0, sizeof(*out));
+    out->magic = TR_CHANNEL_MAGIC;
+    out->version = hello->version_max < TR_ABI_VERSION ? hello->version_max
+                                                       : TR_ABI_VERSION;
+    out->version_min = TR_ABI_VERSION_MIN;
+    out->version_max = TR_ABI_VERSION;
+    out->generation = generation;
+    return TR_OK;
+}
+
+static inline tr_status_t
+tr_welcome_check(const tr_welcome_t *welcome, char why[TR_WELCOME_MESSAGE])
+{
+    why[0] = '\0';
+    if (welcome->magic != TR_CHANNEL_MAGIC) {
+        return TR_ERR_PROTOCOL;
+    }
+    if (welcome->refused != 0) {
+        memcpy(why, welcome->message, TR_WELCOME_MESSAGE);
+        why[TR_WELCOME_MESSAGE - 1] = '\0';
+        return welcome->version_max < TR_ABI_VERSION_MIN
+                       || welcome->version_min > TR_ABI_VERSION
+                   ? TR_ERR_VERSION
+                   : TR_ERR_CLOSED;
+    }
+    return welcome->version >= TR_ABI_VERSION_MIN
+                   && welcome->version <= TR_ABI_VERSION
+               ? TR_OK
+               : TR_ERR_PROTOCOL;
+}
+
+static inline int
+tr_doorbell_create(void)
+{
+    return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+}
+
+static inline void
+tr_doorbell_ring(int fd)
+{
+    uint64_t one = 1;
+    ssize_t n;
+
+    do {
+        n = write(fd, &one, sizeof(one));
+    } while (n == -1 && errno == EINTR);
+}
+
+static inline void
+tr_doorbell_drain(int fd)
+{
+    uint64_t count;
+    ssize_t n;
+
+    do {
+        n = read(fd, &count, sizeof(count));
+    } while (n == -1 && errno == EINTR);
+}
+
+static inline tr_status_t
+tr_channel_sleep(tr_channel_map_t *map, tr_ring_consumer_t *requests)
+{
+    tr_status_t rc = tr_ring_sleep(requests);
+    uint32_t w;
+
+    if (rc != TR_AGAIN) {
+        return rc;
+    }
+    for (w = 0; w < map->slots / 64; w++) {
+        if (atomic_load_explicit(&map->dirty[w], memory_order_seq_cst) != 0) {
+            atomic_store_explicit(&map->request->consumer_asleep, 0,
+                                  memory_order_seq_cst);
+            return TR_OK;
+        }
+    }
+    return TR_AGAIN;
+}
+
 static inline int
 tr_control_set(tr_channel_map_t *map, uint64_t id, uint32_t bits)
 {
@@ -351,7 +604,10 @@ tr_control_get(tr_channel_map_t *map, uint64_t id)
         return 0;
     }
     word = atomic_load_explicit(&map->control[slot], memory_order_acquire);
-    return (word >> 32) == (id >> 32) ? (uint32_t) word : 0;
+    if ((word >> 32) != (id >> 32)) {
+        return 0;
+    }
+    return (uint32_t) word & (TR_CONTROL_ABORT | TR_CONTROL_PAUSE);
 }
 
 static inline uint64_t

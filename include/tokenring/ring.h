@@ -42,9 +42,11 @@
 
 /* In shared memory, 256 bytes.  Written by: the side named. */
 typedef struct {
-    _Alignas(TR_CACHE_LINE) _Atomic uint64_t tail; /* producer: bytes published */
+    /* producer: bytes published */
+    _Alignas(TR_CACHE_LINE) _Atomic uint64_t tail;
     uint8_t pad0[TR_CACHE_LINE - 8];
-    _Alignas(TR_CACHE_LINE) _Atomic uint64_t head; /* consumer: bytes released */
+    /* consumer: bytes released */
+    _Alignas(TR_CACHE_LINE) _Atomic uint64_t head;
     uint8_t pad1[TR_CACHE_LINE - 8];
     /* consumer sets 1, producer exchanges to 0 */
     _Alignas(TR_CACHE_LINE) _Atomic uint32_t consumer_asleep;

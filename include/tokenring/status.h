@@ -55,7 +55,7 @@ typedef struct {
     uint32_t kv_levels;        /* rows of level_name in use */
     uint32_t max_queue;        /* requests that may wait */
     char level_name[TR_STATUS_LEVELS][16]; /* "k16v16", ... */
-    uint64_t level_token_bytes[TR_STATUS_LEVELS]; /* bytes a cached token takes */
+    uint64_t level_token_bytes[TR_STATUS_LEVELS]; /* per cached token */
 } tr_status_card_t;
 
 /* Under the seqlock. */

@@ -5,7 +5,7 @@
  *                               JSON body in as many parts as it takes
  *   engine -> worker   ACCEPTED what the worker must know to answer: streaming
  *                               or not, how many choices, which model
- *                      DELTA    new text of one choice (and token ids, logprobs)
+ *                      DELTA    new text of one choice (and logprobs)
  *                      FINISH   one choice ended; the last one carries totals
  *                      ERROR    the request failed, in OpenAI's terms
  *
@@ -61,7 +61,9 @@ enum tr_endpoint {
 #define TR_SUBMIT_DETACHABLE 0x0001u /* survives the loss of its channel */
 
 /* First part: this head, then body bytes.  Later parts: body bytes only.  The
- * last part is the one without TR_FLAG_MORE (it may be empty). */
+ * last part is the one without TR_FLAG_MORE (it may be empty).  The first part
+ * is the one whose generation its slot has not seen; parts that still come
+ * after the request has ended (refused, aborted) are dropped by that. */
 typedef struct {
     uint16_t endpoint;                   /* enum tr_endpoint */
     uint16_t flags;                      /* TR_SUBMIT_* */
@@ -215,7 +217,8 @@ tr_wire_submit_parse(const void *payload, size_t len, tr_wire_submit_t *head,
         || head->request_id_len > TR_REQUEST_ID_MAX
         || (head->endpoint != TR_ENDPOINT_CHAT
             && head->endpoint != TR_ENDPOINT_COMPLETIONS)
-        || (head->body_len != TR_BODY_UNKNOWN && len > head->body_len)) {
+        || (head->body_len != TR_BODY_UNKNOWN && len > head->body_len)
+        || len > UINT32_MAX) {
         return TR_ERR_PROTOCOL;
     }
     for (i = 0; i < head->request_id_len; i++) {
