@@ -108,6 +108,9 @@ static const setting_t settings[] = {
       "backend null: tokens per second of one stream" },
     { "null_stagger", KIND_BOOL, AT(null_stagger), "no", 0, 0, NULL,
       "backend null: spread the streams over the interval" },
+    { "null_trace", KIND_TEXT, AT(null_trace), "", 0, 0, NULL,
+      "backend null: file that gets the time of every emission, for benchmarks; "
+      "empty: none" },
     { "dummy_seed", KIND_SEED, AT(dummy_seed), "0", 0, 0, NULL,
       "load_format dummy: seed of the random weights" },
 

@@ -46,6 +46,7 @@ typedef struct {
 
     double null_rate;            /* backend null: tokens/s of a stream, 50 */
     bool null_stagger;           /* spread streams over the interval */
+    char null_trace[TR_CONFIG_PATH]; /* emission times (null_trace.h), or "" */
     uint64_t dummy_seed;         /* load_format dummy */
 
     char log[TR_CONFIG_PATH];    /* default stderr */
