@@ -41,6 +41,9 @@ uint64_t tr_kv_free_pages(const tr_kv_cache_t *kv);
 uint64_t tr_kv_token_bytes(const tr_kv_cache_t *kv); /* all layers and lists */
 /* Pages that a sequence of n tokens holds at most. */
 uint64_t tr_kv_pages_for(const tr_kv_cache_t *kv, uint32_t n);
+/* Most tokens that one sequence can hold, alone in the pool: at most the
+ * configured max_len. */
+uint32_t tr_kv_max_len(const tr_kv_cache_t *kv);
 
 /* What kernels need to find a token; valid for the cache's lifetime, the tables
  * change with every call below. */
@@ -68,5 +71,12 @@ typedef struct {
 } tr_kv_usage_t;
 
 void tr_kv_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out);
+
+/* Tokens cached by all sequences. */
+uint64_t tr_kv_tokens(const tr_kv_cache_t *kv);
+
+/* Looks at everything: every page free once or in one table once, no page lost.
+ * Linear; for tests and for the end of a run. */
+bool tr_kv_sound(const tr_kv_cache_t *kv);
 
 #endif
