@@ -45,7 +45,7 @@ write_nginx_conf() {
             -e "s|/var/lib/nginx/|$RUN/temp/|g" \
             "$ROOT/conf/nginx.conf"
     } >"$RUN/nginx.conf.new"
-    sed -e "s|/run/tokenring/engine.sock|$RUN/engine.sock|" \
+    sed -e "s|/run/tokenring/main.sock|$RUN/engine.sock|" \
         -e "s|listen 127.0.0.1:8080|listen 127.0.0.1:$PORT|" \
         "$ROOT/conf/tokenring.conf" >"$RUN/tokenring.conf"
 }

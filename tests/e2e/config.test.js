@@ -1,0 +1,61 @@
+'use strict';
+//
+// conf/engine.conf tells of every setting, with the default and the sentence
+// that `tokenring-engine --help` has, and nothing that is not a setting; and
+// the engine starts with it.
+
+const test = require('node:test');
+const assert = require('node:assert/strict');
+const { spawnSync } = require('node:child_process');
+const fs = require('node:fs');
+const path = require('node:path');
+const { ROOT, ENGINE } = require('./lib/stack');
+
+function settingsOfHelp() {
+  const out = spawnSync(ENGINE, ['--help'], { encoding: 'utf8' });
+  assert.equal(out.status, 0, out.stderr);
+  const settings = new Map();
+  for (const m of out.stdout.matchAll(
+    /^ +--(\w+) +\(default: (.*)\)\n +(.*)$/gm)) {
+    settings.set(m[1], { value: m[2], sentence: m[3] });
+  }
+  return settings;
+}
+
+function settingsOfFile() {
+  const text = fs.readFileSync(path.join(ROOT, 'conf/engine.conf'), 'utf8');
+  const settings = new Map();
+  let sentence = '';
+  for (const line of text.split('\n')) {
+    const m = /^(# )?([a-z_]+) (\S+)$/.exec(line);
+    if (m && sentence !== '') {
+      settings.set(m[2], { commented: Boolean(m[1]), value: m[3], sentence });
+      sentence = '';
+    } else {
+      sentence = line.startsWith('# ') ? line.slice(2) : '';
+    }
+  }
+  return settings;
+}
+
+test('conf/engine.conf and --help tell of the same settings', () => {
+  const help = settingsOfHelp();
+  const file = settingsOfFile();
+  assert.ok(help.size >= 25, `--help lists settings: ${help.size}`);
+  assert.deepEqual([...file.keys()].sort(), [...help.keys()].sort());
+});
+
+for (const [key, said] of settingsOfFile()) {
+  test(`conf/engine.conf: ${key} as in --help`, () => {
+    const real = settingsOfHelp().get(key);
+    assert.ok(real, `${key} is a setting`);
+    assert.equal(said.sentence, real.sentence);
+    if (key === 'model') return; // required: the file must name one
+    if (real.value === 'empty') {
+      assert.ok(said.commented, `${key} is empty by default`);
+    } else {
+      assert.ok(!said.commented, `${key} has a default`);
+      assert.equal(said.value, real.value);
+    }
+  });
+}

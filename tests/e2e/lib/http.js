@@ -1,0 +1,198 @@
+'use strict';
+//
+// HTTP as the tests need it: whole answers, streams that can be cut, and a
+// reader of server-sent events that accepts nothing but what the format says.
+
+const http = require('node:http');
+const net = require('node:net');
+const assert = require('node:assert/strict');
+
+// One request, the whole answer: {status, headers, text, json()}.
+function request(url, options = {}) {
+  const { method = 'GET', headers = {}, body, agent = false } = options;
+  return new Promise((resolve, reject) => {
+    const req = http.request(url, { method, headers, agent }, (res) => {
+      const parts = [];
+      res.on('data', (d) => parts.push(d));
+      res.on('error', reject);
+      res.on('end', () => {
+        const text = Buffer.concat(parts).toString('utf8');
+        resolve({
+          status: res.statusCode, headers: res.headers, text,
+          json: () => JSON.parse(text),
+        });
+      });
+      res.on('aborted', () => reject(new Error('the answer was cut short')));
+    });
+    req.on('error', reject);
+    if (body !== undefined) req.write(body);
+    req.end();
+  });
+}
+
+// POST of a JSON value, or of the very bytes when it is a string.
+function post(url, value, headers = {}, agent = false) {
+  const body = typeof value === 'string' || Buffer.isBuffer(value)
+    ? value : JSON.stringify(value);
+  return request(url, {
+    method: 'POST',
+    headers: {
+      'Content-Type': 'application/json',
+      'Content-Length': Buffer.byteLength(body),
+      ...headers,
+    },
+    body,
+    agent,
+  });
+}
+
+// Server-sent events, strictly: every event is one line "data: ..." and an
+// empty line; comments are ": ..." and an empty line; nothing else is allowed,
+// and nothing may follow [DONE].
+class SseReader {
+  constructor() {
+    this.left = '';
+    this.events = [];
+    this.comments = [];
+    this.done = false;
+  }
+
+  push(text) {
+    this.left += text;
+    for (;;) {
+      const at = this.left.indexOf('\n\n');
+      if (at < 0) return;
+      const block = this.left.slice(0, at);
+      this.left = this.left.slice(at + 2);
+      assert.ok(!this.done, `after [DONE]: ${JSON.stringify(block)}`);
+      assert.ok(!block.includes('\r'), 'no carriage returns');
+      if (block.startsWith(':')) {
+        assert.ok(!block.includes('\n'), `a comment is one line: ${block}`);
+        this.comments.push(block.slice(1).trim());
+        continue;
+      }
+      assert.match(block, /^data: [^\n]+$/, 'an event is one data line');
+      const data = block.slice('data: '.length);
+      if (data === '[DONE]') {
+        this.done = true;
+      } else {
+        this.events.push(JSON.parse(data));
+      }
+    }
+  }
+
+  end() {
+    assert.equal(this.left, '', 'a stream ends with a whole event');
+  }
+}
+
+// An open stream.  `start` resolves with the response's head; `finished` when
+// it is over: {status, headers, raw, events, done, cut}.
+function stream(url, value, options = {}) {
+  const body = typeof value === 'string' ? value : JSON.stringify(value);
+  const reader = new SseReader();
+  const out = {
+    events: reader.events, comments: reader.comments, raw: '', done: false,
+    cut: false, status: 0, headers: null,
+  };
+  let req;
+  const waiters = [];
+  const wake = () => {
+    for (const w of [...waiters]) {
+      if (w.test()) {
+        waiters.splice(waiters.indexOf(w), 1);
+        w.resolve(out);
+      }
+    }
+  };
+  let started;
+  out.start = new Promise((resolve) => { started = resolve; });
+  out.finished = new Promise((resolve, reject) => {
+    const settle = (cut) => {
+      out.cut = cut;
+      out.over = true;
+      started(out);
+      wake();
+      for (const w of waiters.splice(0)) {
+        w.reject(new Error(`the stream ended first: ${out.raw.slice(-300)}`));
+      }
+      resolve(out);
+    };
+    req = http.request(url, {
+      method: 'POST',
+      agent: options.agent || false,
+      headers: {
+        'Content-Type': 'application/json',
+        'Content-Length': Buffer.byteLength(body),
+        ...options.headers,
+      },
+    }, (res) => {
+      out.status = res.statusCode;
+      out.headers = res.headers;
+      out.response = res;
+      started(out);
+      res.setEncoding('utf8');
+      const sse = /^text\/event-stream/.test(res.headers['content-type'] || '');
+      res.on('data', (text) => {
+        out.raw += text;
+        if (sse) {
+          try {
+            reader.push(text);
+          } catch (error) {
+            reject(error);
+            req.destroy();
+            return;
+          }
+        }
+        out.done = reader.done;
+        wake();
+      });
+      res.on('end', () => {
+        if (sse && res.complete) reader.end();
+        settle(!res.complete);
+      });
+      res.on('error', () => settle(true));
+    });
+    req.on('error', () => settle(true));
+    req.end(body);
+  });
+  out.hangUp = () => req.destroy();
+  // Resolves when test() holds; rejects when the stream is over before.
+  out.when = (test) => new Promise((resolve, reject) => {
+    if (test()) {
+      resolve(out);
+    } else if (out.over) {
+      reject(new Error(`the stream ended first: ${out.raw.slice(-300)}`));
+    } else {
+      waiters.push({ test, resolve, reject });
+    }
+  });
+  out.text = (choice = 0) => textOf(out.events, choice);
+  return out;
+}
+
+// The text of one choice, of chat or of completion chunks.
+function textOf(events, choice = 0) {
+  let text = '';
+  for (const event of events) {
+    for (const c of event.choices || []) {
+      if (c.index !== choice) continue;
+      text += c.delta ? c.delta.content || '' : c.text || '';
+    }
+  }
+  return text;
+}
+
+// Bytes over TCP, for what a well-behaved client would not send.
+function raw(port, bytes, { end = true } = {}) {
+  return new Promise((resolve, reject) => {
+    const socket = net.connect(port, '127.0.0.1');
+    const parts = [];
+    socket.on('connect', () => (end ? socket.end(bytes) : socket.write(bytes)));
+    socket.on('data', (d) => parts.push(d));
+    socket.on('error', reject);
+    socket.on('close', () => resolve(Buffer.concat(parts).toString('latin1')));
+  });
+}
+
+module.exports = { request, post, stream, raw, textOf, SseReader };
