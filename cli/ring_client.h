@@ -76,7 +76,7 @@ void tr_ring_client_abort(tr_ring_client_t *c, uint64_t id);
 void tr_ring_client_pause(tr_ring_client_t *c, uint64_t id);
 void tr_ring_client_resume(tr_ring_client_t *c, uint64_t id);
 
-/* The next event.  TR_AGAIN: none within the time.  TR_ERR_CLOSED: the engine
+/* The next event.  TR_AGAIN: none within the time, or a signal came.  TR_ERR_CLOSED: the engine
  * has gone (all it had published was delivered first); TR_ERR_PROTOCOL. */
 tr_status_t tr_ring_client_poll(tr_ring_client_t *c, int timeout_ms,
     tr_ring_event_t *event, tr_error_t *err);
