@@ -36,8 +36,7 @@ typedef struct tr_request tr_request_t;
 
 enum tr_sequence_state {
     TR_SEQ_WAITING, /* no KV pages; new or preempted */
-    TR_SEQ_PREFILL, /* computed < len - 1 */
-    TR_SEQ_DECODE,
+    TR_SEQ_RUNNING, /* has a KV slot with room for all its tokens */
     TR_SEQ_DONE
 };
 
@@ -53,8 +52,14 @@ typedef struct tr_sequence {
     int32_t kv_slot;     /* in the KV cache, -1 when none */
     tr_sampler_t sampler;
     tr_text_stream_t text;
-    tr_sampled_t *prompt_scores; /* [prompt_len] with echo and logprobs */
-    uint64_t first_scheduled_us, first_token_us, last_token_us;
+    tr_sampled_t sampled;        /* the executor's answer */
+    uint32_t unsent;             /* tokens that no DELTA told of yet */
+    tr_detok_t echo_detok;
+    uint32_t echoed;             /* prompt tokens given out, with echo */
+    tr_sampled_t *prompt_scores; /* [prompt_len] with echo and logprobs, by
+                                  * token; one for all choices of a prompt */
+    uint64_t last_token_us;
+    uint64_t due_us; /* not to be scheduled before (executor.h), 0: at once */
     uint64_t order; /* age: smaller is older; kept through preemption */
     struct tr_sequence *prev, *next; /* scheduler lists */
 } tr_sequence_t;
@@ -87,20 +92,31 @@ struct tr_request {
     _Atomic uint32_t control;
 
     uint64_t arrival_us;         /* CLOCK_MONOTONIC, first SUBMIT part */
-    uint64_t paused_since_us;    /* step loop */
-    uint32_t completion_tokens;  /* step loop, all choices */
-    uint32_t open_sequences;     /* step loop: not yet finished */
-    uint32_t preemptions;
     tr_request_t *prev, *next;   /* list of whoever owns it now */
+
+    /* step loop only, from here on */
+    uint32_t wishes;             /* `control` as this step sees it */
+    uint64_t paused_since_us;    /* 0: not paused */
+    uint64_t scheduled_us;       /* first time in a batch, 0 before */
+    uint64_t first_token_us, last_token_us; /* of all choices */
+    uint64_t prefill_turn;       /* last step in which a prompt chunk ran */
+    uint32_t completion_tokens;  /* all choices */
+    uint32_t open_sequences;     /* not yet finished */
+    uint32_t preemptions;
+    uint64_t kv_bytes, kv_full_bytes; /* summed over finished choices */
+    double kv_high, kv_low, kv_pruned; /* shares, weighted with full bytes */
 };
 
-/* Lays out n_prompts * n sequences in the arena from the prompts' ids:
+/* Lays out n_prompts * n sequences in the arena from the prompts' ids (copied):
  * tokens, sampler state, text stream, prompt scores.  Needs params, n, echo.
- * (request.c) */
+ * TR_ERR_NOMEM, or TR_ERR_INVALID when the sizes overflow.  Choice k of every
+ * prompt draws from its own random sequence; k = 0 from params.seed itself,
+ * so that n = 1 gives the same first choice. */
 tr_status_t tr_request_layout(tr_request_t *r, const tr_ids_t *prompts,
     uint32_t n_prompts, uint32_t vocab, const int32_t *eos, uint32_t n_eos,
     const tr_tokenizer_t *t);
 
+/* Frees the arena, the body and the request (which malloc gave). */
 void tr_request_free(tr_request_t *r);
 
 #endif

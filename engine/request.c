@@ -1,0 +1,197 @@
+/*
+ * Requests: their arena and the layout of their sequences (request.h).
+ */
+#include "request.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#define TR_ARENA_BLOCK 16384u
+
+struct tr_arena_block {
+    tr_arena_block_t *next;
+    size_t reserved; /* keeps what follows 16-byte aligned */
+};
+
+_Static_assert(sizeof(tr_arena_block_t) % 16 == 0, "blocks stay aligned");
+
+static tr_arena_block_t *
+tr_arena_block_new(size_t n)
+{
+    return n > SIZE_MAX - sizeof(tr_arena_block_t)
+               ? NULL
+               : calloc(1, sizeof(tr_arena_block_t) + n);
+}
+
+void *
+tr_arena_alloc(tr_arena_t *a, size_t n)
+{
+    tr_arena_block_t *block;
+    void *out;
+
+    if (n > SIZE_MAX - 15) {
+        return NULL;
+    }
+    n = n == 0 ? 16 : (n + 15) & ~(size_t) 15;
+    if (n > TR_ARENA_BLOCK / 4 && a->blocks != NULL) {
+        /* a block of its own, behind the one that is being filled */
+        block = tr_arena_block_new(n);
+        if (block == NULL) {
+            return NULL;
+        }
+        block->next = a->blocks->next;
+        a->blocks->next = block;
+        return block + 1;
+    }
+    if (a->blocks == NULL || n > a->size - a->used) {
+        size_t size = n > TR_ARENA_BLOCK ? n : TR_ARENA_BLOCK;
+
+        block = tr_arena_block_new(size);
+        if (block == NULL) {
+            return NULL;
+        }
+        block->next = a->blocks;
+        a->blocks = block;
+        a->size = size;
+        a->used = 0;
+    }
+    out = (uint8_t *) (a->blocks + 1) + a->used;
+    a->used += n;
+    return out;
+}
+
+void
+tr_arena_free(tr_arena_t *a)
+{
+    while (a->blocks != NULL) {
+        tr_arena_block_t *next = a->blocks->next;
+
+        free(a->blocks);
+        a->blocks = next;
+    }
+    memset(a, 0, sizeof(*a));
+}
+
+void
+tr_request_free(tr_request_t *r)
+{
+    if (r != NULL) {
+        tr_arena_free(&r->arena);
+        free(r->body);
+        free(r);
+    }
+}
+
+/* Choices of a prompt must differ, and be the same again with the same seed:
+ * seeds are drawn from SplitMix64, k = 0 is the request's own. */
+static uint64_t
+tr_request_seed(uint64_t seed, uint32_t k)
+{
+    uint64_t z = seed + k * 0x9e3779b97f4a7c15ull;
+
+    if (k == 0) {
+        return seed;
+    }
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+}
+
+typedef struct {
+    uint64_t seed;
+    uint32_t vocab;
+    const int32_t *eos;
+    uint32_t n_eos;
+    const tr_tokenizer_t *tokenizer;
+} tr_layout_t;
+
+static tr_status_t
+tr_request_layout_sequence(tr_request_t *r, tr_sequence_t *s,
+    const tr_ids_t *prompt, const tr_layout_t *l)
+{
+    const tr_sampling_params_t *params = &r->params;
+    uint64_t cap = (uint64_t) prompt->len + params->max_tokens;
+    size_t counts_size = tr_sampler_counts_size(params, l->vocab);
+    uint32_t *counts = NULL;
+    void *text;
+
+    if (cap > INT32_MAX || prompt->len == 0) {
+        return TR_ERR_INVALID;
+    }
+    s->request = r;
+    s->state = TR_SEQ_WAITING;
+    s->kv_slot = -1;
+    s->prompt_len = prompt->len;
+    s->len = prompt->len;
+    s->cap = (uint32_t) cap;
+    s->tokens = tr_arena_alloc(&r->arena, cap * sizeof(int32_t));
+    text = tr_arena_alloc(&r->arena,
+                          tr_text_stream_size(l->tokenizer, params));
+    if (counts_size != 0) {
+        counts = tr_arena_alloc(&r->arena, counts_size);
+    }
+    if (s->tokens == NULL || text == NULL
+        || (counts_size != 0 && counts == NULL)) {
+        return TR_ERR_NOMEM;
+    }
+    memcpy(s->tokens, prompt->data, prompt->len * sizeof(int32_t));
+    tr_sampler_init(&s->sampler, params,
+                    tr_request_seed(l->seed, s->choice % r->n), l->vocab,
+                    counts, l->eos, l->n_eos, prompt->data, prompt->len);
+    tr_text_stream_init(&s->text, l->tokenizer, params, text);
+    tr_detok_init(&s->echo_detok, true);
+    return TR_OK;
+}
+
+tr_status_t
+tr_request_layout(tr_request_t *r, const tr_ids_t *prompts, uint32_t n_prompts,
+    uint32_t vocab, const int32_t *eos, uint32_t n_eos, const tr_tokenizer_t *t)
+{
+    uint64_t n = (uint64_t) n_prompts * r->n, total = 0;
+    tr_layout_t l = { r->params.seed, vocab, eos, n_eos, t };
+    tr_sampled_t *scores = NULL;
+    uint32_t i;
+    tr_status_t rc;
+
+    if (n == 0 || n > INT32_MAX) {
+        return TR_ERR_INVALID;
+    }
+    if (!r->params.has_seed
+        && getrandom(&l.seed, sizeof(l.seed), 0) != sizeof(l.seed)) {
+        return TR_ERR_INTERNAL;
+    }
+    r->sequences = tr_arena_alloc(&r->arena, n * sizeof(tr_sequence_t));
+    if (r->sequences == NULL) {
+        return TR_ERR_NOMEM;
+    }
+    for (i = 0; i < n; i++) {
+        tr_sequence_t *s = &r->sequences[i];
+        const tr_ids_t *prompt = &prompts[i / r->n];
+
+        s->choice = i;
+        rc = tr_request_layout_sequence(r, s, prompt, &l);
+        if (rc != TR_OK) {
+            return rc;
+        }
+        if (i % r->n == 0) {
+            total += prompt->len;
+            if (r->echo && r->params.logprobs >= 0) {
+                scores = tr_arena_alloc(&r->arena, prompt->len
+                                                       * sizeof(*scores));
+                if (scores == NULL) {
+                    return TR_ERR_NOMEM;
+                }
+            }
+        }
+        s->prompt_scores = scores;
+    }
+    if (total > INT32_MAX) {
+        return TR_ERR_INVALID;
+    }
+    r->n_prompts = n_prompts;
+    r->n_sequences = (uint32_t) n;
+    r->open_sequences = (uint32_t) n;
+    r->prompt_tokens = (uint32_t) total;
+    return TR_OK;
+}
