@@ -135,6 +135,12 @@ static inline tr_status_t tr_ring_wait_space(tr_ring_producer_t *p,
 static inline tr_status_t tr_ring_get(tr_ring_consumer_t *c, tr_record_t *rec,
     void *buf, size_t size);
 
+/* For rings in private memory only (outlets): the same, but *payload points to
+ * where the record lies, until tr_ring_skip takes it. */
+static inline tr_status_t tr_ring_peek(tr_ring_consumer_t *c, tr_record_t *rec,
+    const void **payload);
+static inline void tr_ring_skip(tr_ring_consumer_t *c, const tr_record_t *rec);
+
 /* Returns consumed space.  1 when the producer's doorbell must be rung. */
 static inline int tr_ring_release(tr_ring_consumer_t *c);
 
@@ -336,7 +342,7 @@ tr_ring_refresh_tail(tr_ring_consumer_t *c, memory_order order)
 }
 
 static inline tr_status_t
-tr_ring_get(tr_ring_consumer_t *c, tr_record_t *rec, void *buf, size_t size)
+tr_ring_peek(tr_ring_consumer_t *c, tr_record_t *rec, const void **payload)
 {
     uint64_t at, have, to_end;
     tr_status_t rc;
@@ -370,14 +376,35 @@ tr_ring_get(tr_ring_consumer_t *c, tr_record_t *rec, void *buf, size_t size)
         }
         if (to_end < sizeof(*rec) || rec->length > to_end - sizeof(*rec)
             || rec->length > tr_ring_max_payload(c->capacity)
-            || rec->length > size
             || sizeof(*rec) + tr_ring_align8(rec->length) > have) {
             return TR_ERR_PROTOCOL;
         }
-        memcpy(buf, c->data + at + sizeof(*rec), rec->length);
-        c->head += sizeof(*rec) + tr_ring_align8(rec->length);
+        *payload = c->data + at + sizeof(*rec);
         return TR_OK;
     }
+}
+
+static inline void
+tr_ring_skip(tr_ring_consumer_t *c, const tr_record_t *rec)
+{
+    c->head += sizeof(*rec) + tr_ring_align8(rec->length);
+}
+
+static inline tr_status_t
+tr_ring_get(tr_ring_consumer_t *c, tr_record_t *rec, void *buf, size_t size)
+{
+    const void *payload;
+    tr_status_t rc = tr_ring_peek(c, rec, &payload);
+
+    if (rc != TR_OK) {
+        return rc;
+    }
+    if (rec->length > size) {
+        return TR_ERR_PROTOCOL;
+    }
+    memcpy(buf, payload, rec->length);
+    tr_ring_skip(c, rec);
+    return TR_OK;
 }
 
 static inline int
