@@ -1,0 +1,250 @@
+'use strict';
+//
+// What does not start, and says why: the engine with bad settings or a bad
+// model directory, NGINX with bad directives.
+
+const { test } = require('node:test');
+const assert = require('node:assert/strict');
+const { spawnSync } = require('node:child_process');
+const fs = require('node:fs');
+const os = require('node:os');
+const path = require('node:path');
+const { Stack, POCKET, ENGINE, Engine } = require('./lib/stack');
+
+function inTemp(body) {
+  return async () => {
+    const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-e2e-'));
+    try {
+      await body(dir);
+    } finally {
+      fs.rmSync(dir, { recursive: true, force: true });
+    }
+  };
+}
+
+function engine(dir, ...args) {
+  const out = spawnSync(ENGINE, args, {
+    cwd: dir, encoding: 'utf8', timeout: 60000, killSignal: 'SIGKILL',
+  });
+  return { status: out.status, text: `${out.stdout}${out.stderr}` };
+}
+
+function refuses(dir, args, message) {
+  const out = engine(dir, ...args);
+  assert.equal(out.status, 1, `exit status; it said: ${out.text}`);
+  assert.match(out.text, message);
+  assert.ok(out.text.trim().split('\n').length <= 6,
+    `an error is a line or two:\n${out.text}`);
+}
+
+const good = (dir) => ['--model', POCKET, '--socket', path.join(dir, 's.sock'),
+  '--kv_memory', '16m'];
+
+// A copy of the model with one file changed.
+function model(dir, changes) {
+  const to = path.join(dir, 'model');
+  fs.mkdirSync(to);
+  for (const name of fs.readdirSync(POCKET)) {
+    if (!/\.(json|safetensors)$/.test(name)) continue;
+    if (!(name in changes)) {
+      fs.symlinkSync(path.join(POCKET, name), path.join(to, name));
+    } else if (changes[name] !== null) {
+      const text = fs.readFileSync(path.join(POCKET, name));
+      fs.writeFileSync(path.join(to, name), changes[name](text));
+    }
+  }
+  return to;
+}
+
+const json = (change) => (text) => {
+  const value = JSON.parse(text);
+  change(value);
+  return JSON.stringify(value);
+};
+
+for (const [what, args, message] of [
+  ['an unknown setting', ['--kv_memry', '5m'], /kv_memry.*kv_memory/s],
+  ['a setting without value', ['--kv_memory'], /kv_memory/],
+  ['a size that is none', ['--kv_memory', 'lots'], /kv_memory.*lots.*size/s],
+  ['a size out of bounds', ['--kv_memory', '1k'], /kv_memory.*1k/s],
+  ['a negative number', ['--max_queue', '-1'], /max_queue.*-1/s],
+  ['a number with a tail', ['--threads', '2x'], /threads.*2x/s],
+  ['a duration that is none', ['--drain_timeout', '5 parsecs'],
+    /drain_timeout.*parsecs/s],
+  ['an unknown backend', ['--backend', 'quantum'], /backend.*quantum.*cpu/s],
+  ['an unknown policy', ['--kv_policy', 'magic'], /kv_policy.*magic.*full/s],
+  ['an unknown template', ['--chat_template', 'x'], /chat_template/],
+  ['a mode that is none', ['--socket_mode', '999'], /socket_mode.*999/s],
+  ['an unknown level', ['--log_level', 'loud'], /log_level.*loud/s],
+  ['a socket path that is too long', ['--socket', `/tmp/${'x'.repeat(200)}`],
+    /socket/],
+  ['a socket in no directory', ['--socket', '/nonexistent/dir/s.sock'],
+    /nonexistent/],
+  ['no such model', ['--model', '/nonexistent/model'], /nonexistent/],
+  ['a longer context than the model has', ['--max_model_len', '100000'],
+    /max_model_len|4096/],
+  ['fewer batch tokens than sequences',
+    ['--max_batch_tokens', '4', '--max_num_seqs', '8'], /max_batch_tokens/],
+  ['a log file that cannot be', ['--log', '/nonexistent/x.log'],
+    /nonexistent/],
+]) {
+  test(`engine: ${what}`, inTemp((dir) =>
+    refuses(dir, [...good(dir), ...args], message)));
+}
+
+test('engine: no model at all', inTemp((dir) =>
+  refuses(dir, ['--socket', path.join(dir, 's')], /model/)));
+
+test('engine: a configuration that is not there', inTemp((dir) =>
+  refuses(dir, ['-c', path.join(dir, 'none.conf')], /none\.conf/)));
+
+for (const [what, text, message] of [
+  ['names file and line', 'model x\n\nkv_memory lots\n', /bad\.conf:3/],
+  ['an unknown key', 'colour blue\n', /bad\.conf:1.*colour/s],
+  ['a key without value', 'model\n', /bad\.conf:1.*model/s],
+  ['an unfinished quote', 'model "x\n', /bad\.conf:1.*quote/s],
+  ['a NUL byte', 'model x\0y\n', /bad\.conf:1.*NUL/s],
+]) {
+  test(`engine.conf: ${what}`, inTemp((dir) => {
+    fs.writeFileSync(path.join(dir, 'bad.conf'), text);
+    refuses(dir, ['-c', path.join(dir, 'bad.conf')], message);
+  }));
+}
+
+test('engine: a second one on the same socket', inTemp(async (dir) => {
+  const first = new Engine(dir, 'main', { kv_memory: '16m' });
+  await first.start();
+  try {
+    refuses(dir, ['--model', POCKET, '--socket', first.socket, '--kv_memory',
+      '16m'], /main\.sock/);
+    assert.ok(await first.connects(), 'the first one is not disturbed');
+  } finally {
+    await first.kill('SIGTERM');
+  }
+  assert.ok(!fs.existsSync(first.socket), 'it unlinks its socket at its end');
+}));
+
+test('engine: a socket that a killed one left is no obstacle', inTemp(
+  async (dir) => {
+    const first = new Engine(dir, 'main', { kv_memory: '16m' });
+    await first.start();
+    await first.kill('SIGKILL');
+    assert.ok(fs.existsSync(first.socket));
+    await first.start();
+    await first.kill('SIGTERM');
+  }));
+
+const shard = 'model-00001-of-00002.safetensors';
+for (const [what, changes, message] of [
+  ['no config.json', { 'config.json': null }, /config\.json/],
+  ['config.json is no JSON', { 'config.json': () => '{oops' }, /config\.json/],
+  ['an unknown architecture', {
+    'config.json': json((c) => {
+      c.architectures = ['MambaForCausalLM'];
+      c.model_type = 'mamba';
+    }),
+  }, /[mM]amba/],
+  ['a size of the wrong type', {
+    'config.json': json((c) => { c.hidden_size = 'big'; }),
+  }, /hidden_size/],
+  ['heads that do not divide', {
+    'config.json': json((c) => { c.num_key_value_heads = 4; }),
+  }, /num_key_value_heads|k_proj|heads/],
+  ['a hidden size that the weights have not', {
+    'config.json': json((c) => { c.hidden_size = 512; }),
+  }, /512|shape|hidden/],
+  ['more layers than the weights have', {
+    'config.json': json((c) => { c.num_hidden_layers = 9; }),
+  }, /layers\.8/],
+  ['an absurd number of layers', {
+    'config.json': json((c) => { c.num_hidden_layers = 2 ** 31; }),
+  }, /num_hidden_layers/],
+  ['an unknown rope scaling', {
+    'config.json': json((c) => { c.rope_scaling = { rope_type: 'spiral' }; }),
+  }, /spiral|rope/],
+  ['no weights', {
+    [shard]: null, 'model-00002-of-00002.safetensors': null,
+    'model.safetensors.index.json': null,
+  }, /safetensors/],
+  ['a missing shard', { [shard]: null }, /00001-of-00002/],
+  ['an index that is no JSON', { 'model.safetensors.index.json': () => '[' },
+    /index\.json/],
+  ['a truncated shard', { [shard]: (b) => b.subarray(0, b.length - 100) },
+    /00001-of-00002/],
+  ['an empty shard', { [shard]: () => '' }, /00001-of-00002/],
+  ['a header longer than its file', {
+    [shard]: (b) => {
+      const c = Buffer.from(b.subarray(0, 4096));
+      c.writeBigUInt64LE(1n << 60n, 0);
+      return c;
+    },
+  }, /00001-of-00002/],
+  ['a header that is no JSON', {
+    [shard]: (b) => { const c = Buffer.from(b); c[8] = 0x21; return c; },
+  }, /00001-of-00002/],
+  ['no tokenizer.json', { 'tokenizer.json': null }, /tokenizer\.json/],
+  ['tokenizer.json is no JSON', { 'tokenizer.json': () => 'x' },
+    /tokenizer\.json/],
+  ['a tokenizer of another kind', {
+    'tokenizer.json': json((t) => { t.model.type = 'Unigram'; }),
+  }, /Unigram/],
+  ['a merge of unknown pieces', {
+    'tokenizer.json': json((t) => { t.model.merges[0] = ['\u0001q', 'zz\u0002']; }),
+  }, /merge/],
+  ['a chat template that nobody knows', {
+    'tokenizer_config.json': json((t) => { t.chat_template = '{{ magic }}'; }),
+  }, /template/],
+]) {
+  test(`model: ${what}`, inTemp((dir) => {
+    const at = model(dir, changes);
+    refuses(dir, ['--model', at, '--socket', path.join(dir, 's.sock'),
+      '--kv_memory', '16m'], message);
+  }));
+}
+
+// NGINX: text that stands somewhere in the configuration.
+let checker;
+const nginx = async (options, message) => {
+  checker = new Stack({ engine: null });
+  try {
+    checker.port = 1;
+    checker.configure(options);
+    const out = checker.nginx('-t');
+    assert.notEqual(out.status, 0, `it was accepted\n${out.text}`);
+    assert.match(out.text, message);
+    assert.match(out.text, /nginx\.conf:\d+/);
+  } finally {
+    await checker.stop();
+  }
+};
+
+for (const [what, options, message] of [
+  ['an unknown engine', { pass: 'other' }, /other/],
+  ['an engine twice',
+    { http: 'tokenring_engine main { server unix:/tmp/x.sock; }' },
+    /duplicate|main/],
+  ['an engine without servers', { http: 'tokenring_engine empty { }' },
+    /empty|server/],
+  ['an engine over TCP',
+    { http: 'tokenring_engine tcp { server 127.0.0.1:9; }' }, /unix/],
+  ['a weight of nothing',
+    { http: 'tokenring_engine w { server unix:/tmp/x.sock weight=0; }' },
+    /weight/],
+  ['an unknown parameter of a server',
+    { http: 'tokenring_engine w { server unix:/tmp/x.sock colour=red; }' },
+    /colour/],
+  ['tokenring_pass twice', { location: 'tokenring_pass main;' }, /duplicate/],
+  ['tokenring_pass without a name', { location: 'tokenring_pass;' },
+    /arguments/],
+  ['a size that is none', { location: 'tokenring_buffer_size big;' },
+    /tokenring_buffer_size|invalid/],
+  ['a time that is none', { location: 'tokenring_idle_timeout soon;' },
+    /tokenring_idle_timeout|invalid/],
+  ['a time twice', {
+    location: 'tokenring_idle_timeout 1s; tokenring_idle_timeout 2s;',
+  }, /duplicate/],
+  ['tokenring_pass in http', { http: 'tokenring_pass main;' },
+    /not allowed here/],
+]) {
+  test(`nginx.conf: ${what}`, () => nginx(options, message));
+}

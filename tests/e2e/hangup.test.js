@@ -1,0 +1,239 @@
+'use strict';
+//
+// Clients that go away, and clients that are slow.  A hang-up reaches the
+// engine whatever the request was doing: waiting in the queue, in a long
+// prefill, streaming, or gathering an answer that is not streamed; over
+// HTTP/1.1 and HTTP/2.
+
+const { test, before, after } = require('node:test');
+const assert = require('node:assert/strict');
+const http2 = require('node:http2');
+const fs = require('node:fs');
+const net = require('node:net');
+const { Stack, until, sleep } = require('./lib/stack');
+const { stream } = require('./lib/http');
+const { chat, endless } = require('./lib/prompts');
+
+let stack;
+let url;
+
+before(async () => {
+  stack = await Stack.start({
+    http2: true,
+    engine: { max_num_seqs: 4, max_batch_tokens: 16, kv_memory: '64m' },
+  });
+  url = `${stack.url}/v1/chat/completions`;
+});
+after(async () => {
+  const complaints = stack.complaints();
+  await stack.stop();
+  assert.deepEqual(complaints, []);
+});
+
+const running = async () => (await stack.metrics())
+  .value('tokenring_num_requests_running');
+const waiting = async () => (await stack.metrics())
+  .value('tokenring_num_requests_waiting');
+const aborted = async () => (await stack.metrics())
+  .value('tokenring_request_finished_total', { finished_reason: 'aborted' });
+
+async function counts(what) {
+  await stack.idle();
+  const before = await aborted();
+  await what();
+  await stack.idle();
+  return await aborted() - before;
+}
+
+const mark = (name) => ({ headers: { 'X-Mark': name } });
+
+test('in decode', async () => {
+  const n = await counts(async () => {
+    const s = stream(url, endless(0, 3900), mark('h-decode'));
+    await s.when(() => s.text().length > 20);
+    s.hangUp();
+  });
+  assert.equal(n, 1);
+  const [line] = await stack.logged('h-decode');
+  assert.equal(line.status, 499);
+  assert.equal(line.finish_reason, 'aborted');
+});
+
+test('in a long prefill', async () => {
+  const n = await counts(async () => {
+    // 16 tokens a step: some 230 steps before the first token.
+    const s = stream(url, chat('word '.repeat(3600), { stream: true }),
+      mark('h-prefill'));
+    await until(async () => await running() === 1, 'in prefill');
+    s.hangUp();
+    await s.finished;
+    assert.equal(s.text(), '', 'it was in prefill');
+  });
+  assert.equal(n, 1);
+  const [line] = await stack.logged('h-prefill');
+  assert.equal(Number(line.completion_tokens), 0);
+});
+
+test('in the queue', async () => {
+  const n = await counts(async () => {
+    const busy = Array.from({ length: 4 }, (_, i) =>
+      stream(url, endless(i, 3900)));
+    await Promise.all(busy.map((s) => s.when(() => s.text().length > 0)));
+    const queued = Array.from({ length: 3 }, (_, i) =>
+      stream(url, endless(i, 50), mark('h-queue')));
+    await until(async () => await waiting() === 3, 'three wait');
+    queued.forEach((s) => s.hangUp());
+    await until(async () => await waiting() === 0, 'none waits');
+    assert.equal(await running(), 4, 'the others go on');
+    busy.forEach((s) => s.hangUp());
+  });
+  assert.equal(n, 7);
+  for (const line of await stack.logged('h-queue', 3)) {
+    assert.equal(line.status, 499);
+    assert.equal(Number(line.completion_tokens), 0);
+  }
+});
+
+test('without streaming', async () => {
+  const n = await counts(async () => {
+    const s = stream(url, { ...endless(1, 3900), stream: false },
+      mark('h-whole'));
+    await until(async () => await running() === 1, 'running');
+    await sleep(100);
+    s.hangUp();
+  });
+  assert.equal(n, 1);
+  const [line] = await stack.logged('h-whole');
+  assert.equal(line.status, 499);
+  assert.ok(Number(line.completion_tokens) > 0);
+});
+
+test('in the middle of the body', async () => {
+  const n = await counts(async () => {
+    const body = JSON.stringify(endless(2, 50));
+    const socket = net.connect(stack.port, '127.0.0.1');
+    socket.write('POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n'
+      + 'Content-Type: application/json\r\n'
+      + `Content-Length: ${body.length}\r\n\r\n${body.slice(0, 40)}`);
+    await sleep(100);
+    socket.destroy();
+    await sleep(100);
+  });
+  assert.equal(n, 0, 'it was never a request');
+});
+
+test('with a reset instead of a close', async () => {
+  const n = await counts(async () => {
+    const body = JSON.stringify(endless(2, 3900));
+    const socket = net.connect(stack.port, '127.0.0.1');
+    socket.write('POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n'
+      + 'Content-Type: application/json\r\n'
+      + `Content-Length: ${body.length}\r\n\r\n${body}`);
+    await new Promise((resolve) => { socket.once('data', resolve); });
+    socket.resetAndDestroy();
+  });
+  assert.equal(n, 1);
+});
+
+function h2(session, body, headers = {}) {
+  const req = session.request({
+    ':method': 'POST', ':path': '/v1/chat/completions',
+    'content-type': 'application/json', ...headers,
+  });
+  req.setEncoding('utf8');
+  req.end(JSON.stringify(body));
+  return req;
+}
+
+function connect2() {
+  return http2.connect(`https://127.0.0.1:${stack.tlsPort}`, {
+    ca: fs.readFileSync(`${stack.dir}/cert.pem`), servername: 'localhost',
+    checkServerIdentity: () => undefined,
+  });
+}
+
+test('HTTP/2: one stream is reset, its neighbour goes on', async () => {
+  const session = connect2();
+  try {
+    const n = await counts(async () => {
+      const doomed = h2(session, endless(3, 3900), { 'x-mark': 'h2-reset' });
+      const healthy = h2(session, endless(4, 60));
+      doomed.on('error', () => {});
+      await new Promise((resolve) => { doomed.once('data', resolve); });
+      doomed.close(http2.constants.NGHTTP2_CANCEL);
+      let text = '';
+      for await (const part of healthy) text += part;
+      assert.ok(text.endsWith('data: [DONE]\n\n'));
+    });
+    assert.equal(n, 1);
+    const [line] = await stack.logged('h2-reset');
+    assert.equal(line.finish_reason, 'aborted');
+  } finally {
+    session.destroy();
+  }
+});
+
+test('HTTP/2: the connection goes, with all its streams', async () => {
+  const n = await counts(async () => {
+    const session = connect2();
+    session.on('error', () => {});
+    const streams = Array.from({ length: 3 }, (_, i) =>
+      h2(session, endless(i, 3900)));
+    await Promise.all(streams.map((s) => new Promise((resolve) => {
+      s.on('error', () => {});
+      s.once('data', resolve);
+    })));
+    session.destroy();
+  });
+  assert.equal(n, 3);
+});
+
+test('a slow client is paused, and the others do not notice', async () => {
+  const slow = await Stack.start({
+    engine: { max_num_seqs: 8, kv_memory: '64m' },
+    location: 'tokenring_buffer_size 4k; send_timeout 30s;',
+  });
+  try {
+    const body = JSON.stringify({
+      ...endless(0, 3900), logprobs: true, top_logprobs: 20,
+    });
+    const socket = net.connect({
+      port: slow.port, host: '127.0.0.1', highWaterMark: 1024,
+    });
+    socket.write('POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n'
+      + 'Content-Type: application/json\r\nX-Mark: slow\r\n'
+      + `Content-Length: ${body.length}\r\nConnection: close\r\n\r\n${body}`);
+    await new Promise((resolve) => { socket.once('data', resolve); });
+    socket.pause();
+    const made = async () => (await slow.metrics())
+      .value('tokenring_generation_tokens_total');
+    // It is paused when no token is made any more though it is not done.
+    let last = -1;
+    await until(async () => {
+      const now = await made();
+      const still = now === last;
+      last = now;
+      await sleep(400);
+      return still;
+    }, 'the slow stream stands', 60);
+    assert.ok(last < 3900, `paused before its end: ${last}`);
+    // Others run meanwhile.
+    for (let i = 0; i < 3; i++) {
+      const s = await stream(`${slow.url}/v1/chat/completions`,
+        endless(i, 40)).finished;
+      assert.ok(s.done);
+    }
+    // And it resumes to its very end.
+    let text = '';
+    socket.setEncoding('utf8');
+    socket.on('data', (part) => { text += part; });
+    socket.resume();
+    await new Promise((resolve) => { socket.once('close', resolve); });
+    assert.ok(text.includes('data: [DONE]'));
+    const [line] = await slow.logged('slow');
+    assert.equal(line.status, 200);
+    assert.equal(Number(line.completion_tokens), 3900);
+  } finally {
+    await slow.stop();
+  }
+});

@@ -1,0 +1,269 @@
+'use strict';
+//
+// Reload, upgrade, restarts and kills under load, with exactly what can be
+// promised (docs/operations.md):
+//   - a reload and a binary upgrade lose no stream;
+//   - a killed worker loses its own clients' connections, nobody else's, and
+//     the engine frees their pages;
+//   - without an engine, requests get 503 with Retry-After and the OpenAI body;
+//     streams that had begun get an error event; NGINX keeps listening, and
+//     picks the engine up when it is back.
+// And never a mixed-up stream: each surviving one equals its undisturbed run.
+
+const { test } = require('node:test');
+const assert = require('node:assert/strict');
+const { Stack, until, alive, read, sleep } = require('./lib/stack');
+const { post, stream, request } = require('./lib/http');
+const { chat, endless } = require('./lib/prompts');
+
+const KINDS = 6;
+const TOKENS = 160;
+
+function with_stack(options, body) {
+  return async () => {
+    const stack = await Stack.start(options);
+    try {
+      await body(stack, `${stack.url}/v1/chat/completions`);
+    } finally {
+      await stack.stop();
+    }
+  };
+}
+
+// The undisturbed texts.
+async function alone(url, tokens = TOKENS) {
+  const texts = [];
+  for (let i = 0; i < KINDS; i++) {
+    const s = await stream(url, endless(i, tokens)).finished;
+    assert.ok(s.done, s.raw);
+    texts.push(s.text());
+  }
+  return texts;
+}
+
+const begun = (s) => s.when(() => s.text().length > 0);
+
+function checkWhole(s, texts, i) {
+  assert.equal(s.status, 200, s.raw);
+  assert.ok(s.done && !s.cut, `stream ${i} is whole: ${s.raw.slice(-200)}`);
+  assert.equal(s.text(), texts[i % KINDS], `stream ${i}`);
+}
+
+const load = (url, n, tokens = TOKENS) => Array.from({ length: n }, (_, i) =>
+  stream(url, endless(i % KINDS, tokens)));
+
+async function check503(url) {
+  const r = await post(url, chat('Hello!'));
+  assert.equal(r.status, 503, r.text);
+  assert.ok(Number(r.headers['retry-after']) >= 1);
+  const { error } = r.json();
+  assert.equal(error.code, 'engine_unavailable');
+  assert.equal(error.type, 'server_error');
+  assert.equal(typeof error.message, 'string');
+}
+
+test('reload under load loses no stream', with_stack({ workers: 2 },
+  async (stack, url) => {
+    const texts = await alone(url);
+    const first = load(url, 24);
+    await Promise.all(first.map(begun));
+    const old = await stack.reload();
+    const second = load(url, 12);
+    await Promise.all(second.map(begun));
+    await stack.reload();
+    (await Promise.all(first.map((s) => s.finished)))
+      .forEach((s, i) => checkWhole(s, texts, i));
+    (await Promise.all(second.map((s) => s.finished)))
+      .forEach((s, i) => checkWhole(s, texts, i));
+    await until(() => old.every((pid) => !alive(pid)), 'old workers gone');
+    await stack.idle();
+    assert.deepEqual(stack.complaints(), []);
+  }));
+
+test('many reloads in a row leave no channel behind', with_stack({},
+  async (stack, url) => {
+    for (let i = 0; i < 6; i++) await stack.reload();
+    const open = async () => (await stack.metrics()).value(
+      'tokenring_channels_open');
+    await until(async () => await open() <= 2, 'channels closed');
+    const r = await post(url, chat('Hello!'));
+    assert.equal(r.status, 200);
+    assert.deepEqual(stack.complaints(), []);
+  }));
+
+test('binary upgrade loses no stream', with_stack({ workers: 2 },
+  async (stack, url) => {
+    const texts = await alone(url);
+    const first = load(url, 16);
+    await Promise.all(first.map(begun));
+    const old = stack.master;
+    process.kill(old, 'SIGUSR2');
+    const fresh = Number(await until(() => {
+      const pid = read(`${stack.dir}/nginx.pid`).trim();
+      return pid && Number(pid) !== old && alive(Number(pid)) ? pid : null;
+    }, 'new master'));
+    await until(() => stack.workers(fresh).length >= 2, 'new workers');
+    process.kill(old, 'SIGWINCH');
+    await sleep(200);
+    const second = load(url, 12);
+    (await Promise.all(first.map((s) => s.finished)))
+      .forEach((s, i) => checkWhole(s, texts, i));
+    process.kill(old, 'SIGQUIT');
+    (await Promise.all(second.map((s) => s.finished)))
+      .forEach((s, i) => checkWhole(s, texts, i));
+    await until(() => !alive(old), 'old master gone');
+    stack.master = fresh;
+    await stack.healthy();
+    assert.deepEqual(stack.complaints(), []);
+  }));
+
+test('a graceful stop lets running streams finish', with_stack({},
+  async (stack, url) => {
+    const texts = await alone(url);
+    const streams = load(url, 8);
+    await Promise.all(streams.map(begun));
+    process.kill(stack.master, 'SIGQUIT');
+    (await Promise.all(streams.map((s) => s.finished)))
+      .forEach((s, i) => checkWhole(s, texts, i));
+    await until(() => !alive(stack.master), 'nginx gone');
+    assert.deepEqual(stack.complaints(), []);
+  }));
+
+test('no engine at the start: 503, and picked up when it comes', with_stack(
+  { engine: null }, async (stack, url) => {
+    await check503(url);
+    const health = await request(`${stack.url}/health`);
+    assert.equal(health.status, 503);
+    assert.equal((await request(`${stack.url}/plain`)).status, 200);
+    assert.equal((await request(`${stack.url}/metrics`)).status, 200);
+    await stack.engine.start();
+    await stack.healthy();
+    assert.equal((await post(url, chat('Hello!'))).status, 200);
+    assert.deepEqual(stack.complaints(), []);
+  }));
+
+test('engine killed: error events, 503, recovery', with_stack({ workers: 2 },
+  async (stack, url) => {
+    const workers = stack.workers();
+    const streams = load(url, 10, 3000);
+    await Promise.all(streams.map(begun));
+    // Not streaming: headers not sent, so these get 503.
+    const whole = Array.from({ length: 3 }, (_, i) =>
+      post(url, { ...endless(i, 3000), stream: false }));
+    await until(async () => (await stack.metrics())
+      .value('tokenring_num_requests_running') === 13, 'all run');
+    await stack.engine.kill('SIGKILL');
+    for (const r of await Promise.all(whole)) {
+      assert.equal(r.status, 503, r.text);
+      assert.equal(r.json().error.code, 'engine_unavailable');
+    }
+    for (const s of await Promise.all(streams.map((x) => x.finished))) {
+      assert.equal(s.status, 200);
+      assert.ok(!s.done, 'a broken stream has no [DONE]');
+      const last = s.events.at(-1);
+      assert.equal(last.error?.code, 'engine_unavailable', s.raw.slice(-300));
+      assert.ok(s.events.slice(0, -1).every((e) => !e.error));
+    }
+    await check503(url);
+    await stack.engine.start();
+    await stack.healthy();
+    const texts = await alone(url, 20);
+    (await Promise.all(load(url, 12, 20).map((s) => s.finished)))
+      .forEach((s, i) => checkWhole(s, texts, i));
+    assert.deepEqual(stack.workers(), workers, 'no worker died');
+    assert.deepEqual(stack.complaints(), []);
+  }));
+
+test('engine stopped by SIGTERM: running requests finish first', with_stack({},
+  async (stack, url) => {
+    const texts = await alone(url);
+    const streams = load(url, 8);
+    await Promise.all(streams.map(begun));
+    const end = stack.engine.kill('SIGTERM');
+    (await Promise.all(streams.map((s) => s.finished)))
+      .forEach((s, i) => checkWhole(s, texts, i));
+    assert.deepEqual(await end, { code: 0, signal: null });
+    await check503(url);
+    await stack.engine.start();
+    await stack.healthy();
+    assert.equal((await post(url, chat('Hello!'))).status, 200);
+  }));
+
+test('engine drained past its limit: the rest ends with an error', with_stack(
+  { engine: { drain_timeout: '300ms' } }, async (stack, url) => {
+    const streams = load(url, 4, 3900);
+    await Promise.all(streams.map(begun));
+    const end = await stack.engine.kill('SIGTERM');
+    assert.deepEqual(end, { code: 0, signal: null });
+    for (const s of await Promise.all(streams.map((x) => x.finished))) {
+      assert.ok(!s.done && s.events.at(-1).error, s.raw.slice(-300));
+    }
+  }));
+
+test('a worker killed under load takes only its own clients', with_stack(
+  { workers: 2 }, async (stack, url) => {
+    const texts = await alone(url, 400);
+    // The worker of each connection is learnt from its own log variable.
+    const streams = load(url, 24, 400);
+    await Promise.all(streams.map(begun));
+    const [victim, other] = stack.workers();
+    process.kill(victim, 'SIGKILL');
+    const done = await Promise.all(streams.map((s) => s.finished));
+    const whole = done.filter((s) => s.done);
+    const cut = done.filter((s) => !s.done);
+    assert.ok(cut.every((s) => s.cut), 'the victims\' connections are cut');
+    assert.ok(cut.length > 0 && whole.length > 0,
+      `both workers had streams: ${whole.length} and ${cut.length}`);
+    done.forEach((s, i) => {
+      if (s.done) checkWhole(s, texts, i);
+      else assert.ok(texts[i % KINDS].startsWith(s.text()), 'a true beginning');
+    });
+    await stack.idle();
+    const m = await stack.metrics();
+    assert.equal(m.value('tokenring_kv_cache_usage_ratio'), 0);
+    assert.ok(stack.workers().includes(other));
+    await until(() => stack.workers().length === 2, 'the worker is respawned');
+    (await Promise.all(load(url, 12, 20).map((s) => s.finished)))
+      .forEach((s) => assert.ok(s.done));
+  }));
+
+test('workers killed again and again: the engine stays', with_stack({},
+  async (stack, url) => {
+    const texts = await alone(url, 40);
+    const engine = stack.engine.pid;
+    for (let round = 0; round < 4; round++) {
+      const streams = load(url, 6, 1000);
+      await Promise.all(streams.map(begun));
+      const [victim] = stack.workers();
+      process.kill(victim, 'SIGKILL');
+      await Promise.all(streams.map((s) => s.finished));
+      await until(() => stack.workers().some((pid) => pid !== victim),
+        'respawned');
+      await stack.healthy();
+    }
+    (await Promise.all(load(url, 6, 40).map((s) => s.finished)))
+      .forEach((s, i) => checkWhole(s, texts, i));
+    assert.equal(stack.engine.pid, engine);
+    assert.ok(alive(engine));
+    await stack.idle();
+  }));
+
+test('two engines: the load is shared, and one may go', with_stack(
+  { engines: { second: {} } }, async (stack, url) => {
+    const texts = await alone(url);
+    const streams = load(url, 12);
+    await Promise.all(streams.map(begun));
+    (await Promise.all(streams.map((s) => s.finished)))
+      .forEach((s, i) => checkWhole(s, texts, i));
+    await stack.others[0].kill('SIGKILL');
+    for (let i = 0; i < 4; i++) {
+      assert.equal((await post(url, chat('Hello!'))).status, 200);
+    }
+    await stack.engine.kill('SIGKILL');
+    await until(async () => (await post(url, chat('Hello!'))).status === 503,
+      'no engine is left');
+    await stack.others[0].start();
+    await stack.healthy();
+    assert.equal((await post(url, chat('Hello!'))).status, 200);
+    assert.deepEqual(stack.complaints(), []);
+  }));

@@ -1,0 +1,157 @@
+'use strict';
+//
+// What is refused before it costs anything: a full queue, NGINX's own limits
+// with the OpenAI body (tokenring_error), and time limits.
+
+const { test } = require('node:test');
+const assert = require('node:assert/strict');
+const OpenAI = require('openai');
+const { Stack, until } = require('./lib/stack');
+const { post, stream, request } = require('./lib/http');
+const { chat, endless } = require('./lib/prompts');
+
+function with_stack(options, body) {
+  return async () => {
+    const stack = await Stack.start(options);
+    try {
+      await body(stack, `${stack.url}/v1/chat/completions`);
+      assert.deepEqual(stack.complaints(), []);
+    } finally {
+      await stack.stop();
+    }
+  };
+}
+
+const waiting = async (stack) => (await stack.metrics())
+  .value('tokenring_num_requests_waiting');
+
+test('a full queue: 429 with Retry-After, RateLimitError', with_stack(
+  { engine: { max_num_seqs: 2, max_queue: 3 } }, async (stack, url) => {
+    const busy = [0, 1].map((i) => stream(url, endless(i, 3900)));
+    await Promise.all(busy.map((s) => s.when(() => s.text().length > 0)));
+    const queued = [0, 1, 2].map((i) => stream(url, endless(i, 10)));
+    await until(async () => await waiting(stack) === 3, 'three wait');
+    const r = await post(url, chat('Hello!'));
+    assert.equal(r.status, 429, r.text);
+    assert.ok(Number(r.headers['retry-after']) >= 1);
+    assert.equal(r.json().error.type, 'rate_limit_error');
+    assert.equal(r.json().error.code, 'queue_full');
+    const client = new OpenAI({
+      baseURL: `${stack.url}/v1`, apiKey: 'x', maxRetries: 0,
+    });
+    await assert.rejects(client.chat.completions.create(chat('Hello!')),
+      OpenAI.RateLimitError);
+    // The rest of the place is served as before.
+    assert.equal((await request(`${stack.url}/health`)).status, 200);
+    busy.forEach((s) => s.hangUp());
+    for (const s of queued) {
+      await s.finished;
+      assert.ok(s.done, s.raw);
+    }
+    assert.equal((await post(url, chat('Hello!'))).status, 200);
+  }));
+
+test('a burst: every request is served or refused, none is lost', with_stack(
+  { workers: 2, engine: { max_num_seqs: 4, max_queue: 8 } },
+  async (stack, url) => {
+    const all = await Promise.all(Array.from({ length: 120 }, (_, i) =>
+      post(url, { ...endless(i % 5, 20), stream: false })));
+    const served = all.filter((r) => r.status === 200);
+    const refused = all.filter((r) => r.status === 429);
+    assert.equal(served.length + refused.length, 120,
+      JSON.stringify(all.map((r) => r.status)));
+    assert.ok(served.length >= 12, `${served.length} served`);
+    await stack.idle();
+  }));
+
+test('limit_req, limit_conn, client_max_body_size speak OpenAI', with_stack({
+  http: `limit_req_zone $binary_remote_addr zone=req:1m rate=1r/m;
+    limit_conn_zone $binary_remote_addr zone=conn:1m;
+    limit_req_status 429;
+    limit_conn_status 429;`,
+  server: `
+    error_page 401 403 413 429 502 504 @llm_error;
+    location @llm_error { tokenring_error; }
+    location = /limited/v1/chat/completions {
+        limit_req zone=req;
+        rewrite ^/limited(/.*)$ $1 break;
+        tokenring_pass main;
+    }
+    location = /few/v1/chat/completions {
+        limit_conn conn 1;
+        rewrite ^/few(/.*)$ $1 break;
+        tokenring_pass main;
+    }
+    location = /small/v1/chat/completions {
+        client_max_body_size 1k;
+        rewrite ^/small(/.*)$ $1 break;
+        tokenring_pass main;
+    }
+    location = /denied/v1/chat/completions {
+        deny all;
+        rewrite ^/denied(/.*)$ $1 break;
+        tokenring_pass main;
+    }
+    location = /key/v1/chat/completions {
+        auth_request /check;
+        rewrite ^/key(/.*)$ $1 break;
+        tokenring_pass main;
+    }
+    location = /check { return 401; }`,
+}, async (stack, url) => {
+  const at = (name) => url.replace('/v1/', `/${name}/v1/`);
+  const error = (r, status, type) => {
+    assert.equal(r.status, status, r.text);
+    assert.match(r.headers['content-type'], /^application\/json/, r.text);
+    assert.equal(r.json().error.type, type);
+    assert.ok(r.json().error.message.length > 0);
+  };
+  assert.equal((await post(at('limited'), chat('Hello!'))).status, 200);
+  error(await post(at('limited'), chat('Hello!')), 429, 'rate_limit_error');
+  error(await post(at('small'), chat('x'.repeat(2000))), 413,
+    'invalid_request_error');
+  const denied = await post(at('denied'), chat('Hello!'));
+  assert.equal(denied.status, 403);
+  assert.ok(denied.json().error);
+  const key = await post(at('key'), chat('Hello!'));
+  assert.equal(key.status, 401);
+  assert.ok(key.json().error);
+  const client = new OpenAI({
+    baseURL: `${stack.url}/key/v1`, apiKey: 'x', maxRetries: 0,
+  });
+  await assert.rejects(client.chat.completions.create(chat('Hello!')),
+    OpenAI.AuthenticationError);
+  const busy = stream(at('few'), endless(0, 3900));
+  await busy.when(() => busy.text().length > 0);
+  error(await post(at('few'), chat('Hello!')), 429, 'rate_limit_error');
+  busy.hangUp();
+  await busy.finished;
+}));
+
+test('too long in the queue: tokenring_queue_timeout', with_stack({
+  engine: { max_num_seqs: 1 }, location: 'tokenring_queue_timeout 500ms;',
+}, async (stack, url) => {
+  const busy = stream(url, endless(0, 3900));
+  await busy.when(() => busy.text().length > 0);
+  const r = await post(url, chat('Hello!'));
+  assert.equal(r.status, 504, r.text);
+  assert.equal(r.json().error.code, 'timeout');
+  assert.equal(await waiting(stack), 0);
+  busy.hangUp();
+  await busy.finished;
+  assert.equal((await post(url, chat('Hello!'))).status, 200);
+}));
+
+test('waiting clients get comments: tokenring_keepalive_comment', with_stack({
+  engine: { max_num_seqs: 1 }, location: 'tokenring_keepalive_comment 100ms;',
+}, async (stack, url) => {
+  const busy = stream(url, endless(0, 3900));
+  await busy.when(() => busy.text().length > 0);
+  const queued = stream(url, endless(1, 5));
+  await queued.when(() => queued.comments.length >= 3);
+  assert.equal(queued.events.length <= 1, true);
+  busy.hangUp();
+  await queued.finished;
+  assert.ok(queued.done);
+  assert.equal(queued.events[0].choices[0].delta.role, 'assistant');
+}));
