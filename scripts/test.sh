@@ -83,7 +83,7 @@ node_suite() { # name, directory, file...
 
 e2e() {
     local files
-    mapfile -t files < <(cd tests/e2e && ls ./*${E2E:-}*.test.js)
+    mapfile -t files < <(cd tests/e2e && ls ./*"${E2E:-}"*.test.js)
     node_suite e2e tests/e2e "${files[@]}"
 }
 
