@@ -37,6 +37,8 @@ typedef struct {
 
 #define TR_ENCODE_SPECIAL 0x1u     /* run the post-processor: add BOS etc. */
 #define TR_ENCODE_PARSE_SPECIAL 0x2u /* special added tokens in the text count */
+#define TR_ENCODE_MIDDLE 0x4u /* text continues something: a Metaspace
+                                 pre-tokenizer with "first" does not prefix */
 
 /* Appends the ids of text[0..len) to *out.  Invalid UTF-8: TR_ERR_INVALID with
  * the byte offset in err.  Added tokens that are not special always count. */
