@@ -258,6 +258,7 @@ tr_memfd_create(const char *name, uint64_t size, int seals, void **base,
 {
     tr_status_t rc = TR_ERR_IO;
 
+    *base = NULL;
     *fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (*fd == -1) {
         return TR_ERR_IO;
@@ -334,6 +335,7 @@ tr_channel_create(uint32_t slots, uint32_t request_capacity,
     tr_status_t rc;
     void *base;
 
+    memset(out, 0, sizeof(*out));
     tr_channel_layout(&h, tr_channel_round_slots(slots),
                       tr_channel_round_ring(request_capacity),
                       tr_channel_round_ring(response_capacity), generation);
@@ -354,6 +356,7 @@ tr_channel_attach(int fd, tr_channel_map_t *out)
     struct stat st;
     void *base;
 
+    memset(out, 0, sizeof(*out));
     if (!tr_memfd_verify(fd, TR_CHANNEL_SEALS, 0)
         || fstat(fd, &st) != 0 || st.st_size < 4096) {
         return TR_ERR_PROTOCOL;
@@ -401,6 +404,7 @@ tr_status_create(uint64_t generation, tr_status_page_t **out, int *fd)
     tr_status_t rc;
     void *base;
 
+    *out = NULL;
     rc = tr_memfd_create("tokenring-status", sizeof(*page), TR_STATUS_SEALS,
                          &base, fd);
     if (rc != TR_OK) {
@@ -422,6 +426,7 @@ tr_status_attach(int fd, const tr_status_page_t **out)
     const tr_status_page_t *page;
     void *base;
 
+    *out = NULL;
     if (!tr_memfd_verify(fd, TR_STATUS_SEALS, sizeof(*page))) {
         return TR_ERR_PROTOCOL;
     }
@@ -465,7 +470,7 @@ tr_welcome_refuse(tr_welcome_t *out, const char *why)
     out->refused = 1;
     out->version_min = TR_ABI_VERSION_MIN;
     out->version_max = TR_ABI_VERSION;
-    strncpy(out->message, why, sizeof(out->message) - 1);
+    memcpy(out->message, why, strnlen(why, sizeof(out->message) - 1));
 }
 
 static inline tr_status_t
