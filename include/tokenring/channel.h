@@ -465,12 +465,16 @@ tr_hello_init(tr_hello_t *hello, uint32_t role)
 static inline void
 tr_welcome_refuse(tr_welcome_t *out, const char *why)
 {
+    size_t len = strlen(why);
+
     memset(out, 0, sizeof(*out));
     out->magic = TR_CHANNEL_MAGIC;
     out->refused = 1;
     out->version_min = TR_ABI_VERSION_MIN;
     out->version_max = TR_ABI_VERSION;
-    memcpy(out->message, why, strnlen(why, sizeof(out->message) - 1));
+    memcpy(out->message, why, len < sizeof(out->message)
+                                  ? len
+                                  : sizeof(out->message) - 1);
 }
 
 static inline tr_status_t
