@@ -1,0 +1,152 @@
+/*
+ * Attention on the paged cache, for prefill chunks and decode alike: how a step
+ * is cut into tiles, and the plain C tile, the reference for the vector ones.
+ *
+ * A tile is one KV head with a run of query positions and all query heads of
+ * its group, so that a page is read once for the group.  Tiles are independent
+ * and are handed to threads as these become free.
+ *
+ * The order of every sum is fixed by absolute positions: softmax runs over
+ * blocks of TR_TILE_BLOCK positions starting at multiples of it, inside a block
+ * in order.  So a row's bits depend neither on the chunk it came in nor on the
+ * rows beside it; a decoded token equals the same token prefilled.
+ */
+#include "cpu.h"
+
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+static inline float
+half_at(const uint16_t *p)
+{
+    _Float16 h;
+
+    memcpy(&h, p, 2);
+    return (float) h;
+}
+
+/* One query head of one position; o: [head_dim]. */
+static void
+attend(const tr_attention_tile_t *t, uint32_t pos, const float *q, float *o)
+{
+    const tr_kv_view_t *kv = t->kv;
+    uint32_t dim = kv->head_dim;
+    float max = -INFINITY, sum = 0;
+
+    memset(o, 0, dim * sizeof(float));
+    for (uint32_t b = 0; b <= pos; b += TR_TILE_BLOCK) {
+        uint32_t n = pos - b + 1 < TR_TILE_BLOCK ? pos - b + 1 : TR_TILE_BLOCK;
+        float score[TR_TILE_BLOCK], block_max = max, keep;
+
+        for (uint32_t i = 0; i < n; i++) {
+            const uint16_t *key = tr_kv_key(kv, t->table, b + i);
+
+            score[i] = 0;
+            for (uint32_t d = 0; d < dim; d++) {
+                score[i] += q[d] * t->scale * half_at(key + d);
+            }
+            block_max = score[i] > block_max ? score[i] : block_max;
+        }
+        keep = expf(max - block_max);
+        max = block_max;
+        sum *= keep;
+        for (uint32_t d = 0; d < dim; d++) {
+            o[d] *= keep;
+        }
+        for (uint32_t i = 0; i < n; i++) {
+            const uint16_t *value = tr_kv_key(kv, t->table, b + i)
+                                    + (size_t) kv->page_tokens * dim;
+            float p = expf(score[i] - max);
+
+            sum += p;
+            for (uint32_t d = 0; d < dim; d++) {
+                o[d] += p * half_at(value + d);
+            }
+        }
+    }
+    for (uint32_t d = 0; d < dim; d++) {
+        o[d] /= sum;
+    }
+}
+
+void
+tr_attention_tile_c(const tr_attention_tile_t *t, float *scratch)
+{
+    uint32_t dim = t->kv->head_dim;
+
+    for (uint32_t p = 0; p < t->n_pos; p++) {
+        for (uint32_t h = 0; h < t->group; h++) {
+            attend(t, t->pos + p, t->q + p * t->ldq + h * dim, scratch);
+            memcpy(t->out + p * t->ldo + h * dim, scratch,
+                dim * sizeof(float));
+        }
+    }
+}
+
+static size_t
+tile_bytes(uint32_t head_dim)
+{
+    return tr_pad(tr_tile_floats(head_dim) * sizeof(float), 64);
+}
+
+size_t
+tr_cpu_attention_work(const tr_stream_t *s, uint32_t max_seqs,
+    uint32_t head_dim)
+{
+    return tr_pad(((size_t) max_seqs + 1) * sizeof(uint32_t), 64)
+           + (size_t) s->threads * tile_bytes(head_dim);
+}
+
+
+int
+tr_cpu_attention(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
+    const tr_rows_t *rows, const float *q, size_t ldq, uint32_t heads,
+    float scale, float *out, size_t ldo, void *work, tr_attention_tile_f tile)
+{
+    uint32_t group = kv->lists ? heads / kv->lists : 0;
+    uint32_t dim = kv->head_dim, tile_pos, *starts = work;
+    uint8_t *scratch = (uint8_t *) work
+                       + tr_pad((rows->n_seqs + 1) * sizeof(uint32_t), 64);
+
+    if (group == 0 || group > TR_GROUP_MAX || heads % kv->lists
+        || dim > TR_HEAD_DIM_MAX || dim % 16 || layer >= kv->layers
+        || ldq < (size_t) heads * dim || ldo < (size_t) heads * dim)
+    {
+        return TR_KERNEL_BADARG;
+    }
+    tile_pos = TR_TILE_ROWS / group;
+    starts[0] = 0; /* first tile of each sequence */
+    for (uint32_t i = 0; i < rows->n_seqs; i++) {
+        uint32_t n = rows->seq_row[i + 1] - rows->seq_row[i];
+
+        starts[i + 1] = starts[i]
+                        + (n + tile_pos - 1) / tile_pos * kv->lists;
+    }
+#pragma omp parallel for num_threads(s->threads) schedule(dynamic, 1)
+    for (uint32_t i = 0; i < starts[rows->n_seqs]; i++) {
+        uint32_t seq = tr_seq_of(starts, rows->n_seqs, i);
+        uint32_t list = (i - starts[seq]) % kv->lists;
+        uint32_t row = rows->seq_row[seq]
+                       + (i - starts[seq]) / kv->lists * tile_pos;
+        uint32_t left = rows->seq_row[seq + 1] - row;
+        size_t column = (size_t) list * group * dim;
+        tr_attention_tile_t t = {
+            .kv = kv,
+            .table = tr_kv_table(kv, rows->seq_slot[seq], layer, list),
+            .pos = rows->row_pos[row],
+            .n_pos = left < tile_pos ? left : tile_pos,
+            .group = group,
+            .q = q + row * ldq + column,
+            .ldq = ldq,
+            .out = out + row * ldo + column,
+            .ldo = ldo,
+            .scale = scale,
+        };
+
+        tile(&t, (float *) (scratch
+                            + (size_t) omp_get_thread_num()
+                                  * tile_bytes(dim)));
+    }
+    return TR_KERNEL_OK;
+}

@@ -1,0 +1,72 @@
+/*
+ * The CPU backend's tables, one for each instruction set, and the choice among
+ * them.
+ */
+#include "cpu.h"
+
+#include <pthread.h>
+#include <string.h>
+
+/* Launchers that differ only in the inner function they are given. */
+#define BACKEND(isa, silu, half, tile)                                         \
+    static int silu_mul_##isa(const tr_stream_t *s, const float *x,            \
+        size_t ldx, uint32_t rows, uint32_t n, float *out, size_t ldo)         \
+    {                                                                          \
+        return tr_cpu_silu_mul(s, x, ldx, rows, n, out, ldo, silu);            \
+    }                                                                          \
+    static int kv_append_##isa(const tr_stream_t *s, const tr_kv_view_t *kv,   \
+        uint32_t layer, const tr_rows_t *rows, const float *k,                 \
+        const float *v, size_t ld, const float *angles)                        \
+    {                                                                          \
+        return tr_cpu_kv_append(s, kv, layer, rows, k, v, ld, angles, half);   \
+    }                                                                          \
+    static int attention_##isa(const tr_stream_t *s, const tr_kv_view_t *kv,   \
+        uint32_t layer, const tr_rows_t *rows, const float *q, size_t ldq,     \
+        uint32_t heads, float scale, float *out, size_t ldo, void *work)       \
+    {                                                                          \
+        return tr_cpu_attention(s, kv, layer, rows, q, ldq, heads, scale, out, \
+            ldo, work, tile);                                                  \
+    }                                                                          \
+    static const tr_kernels_t kernels_##isa = {                                \
+        .name = "cpu-" #isa,                                                   \
+        .matrix_floats = tr_cpu_matrix_floats,                                 \
+        .matrix_pack = tr_cpu_matrix_pack,                                     \
+        .matmul = tr_cpu_matmul,                                               \
+        .embedding = tr_cpu_embedding,                                         \
+        .add_bias = tr_cpu_add_bias,                                           \
+        .rmsnorm = tr_cpu_rmsnorm,                                             \
+        .rope_angles = tr_cpu_rope_angles,                                     \
+        .rope = tr_cpu_rope,                                                   \
+        .silu_mul = silu_mul_##isa,                                            \
+        .kv_append = kv_append_##isa,                                          \
+        .attention = attention_##isa,                                          \
+        .attention_work = tr_cpu_attention_work,                               \
+    };
+
+BACKEND(c, tr_silu_row_c, tr_to_half_c, tr_attention_tile_c)
+BACKEND(avx2, tr_silu_row_avx2, tr_to_half_avx2, tr_attention_tile_avx2)
+BACKEND(avx512, tr_silu_row_avx512, tr_to_half_avx2, tr_attention_tile_avx512)
+
+const tr_kernels_t *
+tr_kernels_cpu(const char *isa)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")
+               && __builtin_cpu_supports("f16c");
+    int avx512 = avx2 && __builtin_cpu_supports("avx512f")
+                 && __builtin_cpu_supports("avx512bw")
+                 && __builtin_cpu_supports("avx512vl")
+                 && __builtin_cpu_supports("avx512dq");
+
+    pthread_once(&once, tr_cpu_matmul_probe);
+    if (isa == NULL) {
+        return avx512 ? &kernels_avx512 : avx2 ? &kernels_avx2 : &kernels_c;
+    }
+    if (strcmp(isa, "avx512") == 0 && avx512) {
+        return &kernels_avx512;
+    }
+    if (strcmp(isa, "avx2") == 0 && avx2) {
+        return &kernels_avx2;
+    }
+    return strcmp(isa, "c") == 0 ? &kernels_c : NULL;
+}

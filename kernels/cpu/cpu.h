@@ -1,0 +1,117 @@
+/*
+ * What the files of this folder share.  Launcher names carry the family, and
+ * an instruction set where there is more than one implementation.
+ */
+#ifndef TR_KERNELS_CPU_H
+#define TR_KERNELS_CPU_H
+
+#include <kernels.h>
+
+/* Rounds to FP16 (nearest even), n values; finite ones saturate. */
+typedef void (*tr_to_half_f)(const float *x, uint16_t *out, uint32_t n);
+void tr_to_half_c(const float *x, uint16_t *out, uint32_t n);
+void tr_to_half_avx2(const float *x, uint16_t *out, uint32_t n);
+
+/* silu(gate) * up of one row. */
+typedef void (*tr_silu_row_f)(const float *gate, const float *up, float *out,
+    uint32_t n);
+void tr_silu_row_c(const float *gate, const float *up, float *out, uint32_t n);
+void tr_silu_row_avx2(const float *gate, const float *up, float *out,
+    uint32_t n);
+void tr_silu_row_avx512(const float *gate, const float *up, float *out,
+    uint32_t n);
+
+size_t tr_cpu_matrix_floats(uint32_t n, uint32_t k);
+int tr_cpu_matrix_pack(const tr_matrix_t *m, uint32_t row, uint32_t rows,
+    const void *src, tr_dtype_t dtype);
+int tr_cpu_matmul(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
+    size_t ldx, uint32_t rows, float *y, size_t ldy, int add);
+int tr_cpu_embedding(const tr_stream_t *s, const tr_matrix_t *m,
+    const int32_t *ids, uint32_t rows, float *y, size_t ldy);
+/* Address of element (row, column) of a packed matrix. */
+const float *tr_cpu_matrix_row(const tr_matrix_t *m, uint32_t row,
+    uint32_t *stride);
+/* Chooses how OpenBLAS is called; see matmul.c. */
+void tr_cpu_matmul_probe(void);
+/* The probe's choice, for tests and the bench. */
+void tr_cpu_matmul_scheme(uint32_t *quantum, uint32_t *rows_max);
+
+int tr_cpu_add_bias(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
+    const float *bias, uint32_t n);
+int tr_cpu_rmsnorm(const tr_stream_t *s, const float *x, size_t ldx,
+    uint32_t rows, uint32_t heads, uint32_t n, const float *weight, float eps,
+    float *y, size_t ldy);
+int tr_cpu_rope_angles(const tr_stream_t *s, const uint32_t *row_pos,
+    uint32_t rows, const float *inv_freq, uint32_t half, float *angles);
+int tr_cpu_rope(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
+    uint32_t heads, uint32_t head_dim, const float *angles);
+
+int tr_cpu_silu_mul(const tr_stream_t *s, const float *x, size_t ldx,
+    uint32_t rows, uint32_t n, float *out, size_t ldo, tr_silu_row_f row);
+int tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv,
+    uint32_t layer, const tr_rows_t *rows, const float *k, const float *v,
+    size_t ld, const float *angles, tr_to_half_f to_half);
+
+/* One piece of attention: query positions [first, first + n_pos) of a
+ * sequence with the query heads of one list, which share its pages. */
+typedef struct {
+    const tr_kv_view_t *kv;
+    const int32_t *table; /* of the list */
+    uint32_t pos, n_pos;  /* n_pos * group <= TR_TILE_ROWS */
+    uint32_t group;       /* query heads */
+    const float *q;       /* [n_pos][group * head_dim] */
+    size_t ldq;
+    float *out; /* the same shape */
+    size_t ldo;
+    float scale;
+} tr_attention_tile_t;
+
+#define TR_TILE_ROWS 48u
+#define TR_TILE_BLOCK 64u /* positions taken together, from multiples of it */
+
+/* Floats of scratch that a tile needs. */
+static inline size_t
+tr_tile_floats(size_t head_dim)
+{
+    /* keys, values, queries, outputs, scores, and three figures a row */
+    return 2 * TR_TILE_BLOCK * head_dim + 2 * TR_TILE_ROWS * head_dim
+           + TR_TILE_ROWS * TR_TILE_BLOCK + 3 * TR_TILE_ROWS;
+}
+
+typedef void (*tr_attention_tile_f)(const tr_attention_tile_t *t,
+    float *scratch);
+void tr_attention_tile_c(const tr_attention_tile_t *t, float *scratch);
+void tr_attention_tile_avx2(const tr_attention_tile_t *t, float *scratch);
+void tr_attention_tile_avx512(const tr_attention_tile_t *t, float *scratch);
+
+int tr_cpu_attention(const tr_stream_t *s, const tr_kv_view_t *kv,
+    uint32_t layer, const tr_rows_t *rows, const float *q, size_t ldq,
+    uint32_t heads, float scale, float *out, size_t ldo, void *work,
+    tr_attention_tile_f tile);
+size_t tr_cpu_attention_work(const tr_stream_t *s, uint32_t max_seqs,
+    uint32_t head_dim);
+
+/* The last i with starts[i] <= x, in [0, n). */
+static inline uint32_t
+tr_seq_of(const uint32_t *starts, uint32_t n, uint32_t x)
+{
+    uint32_t lo = 0, hi = n;
+
+    while (hi - lo > 1) {
+        uint32_t mid = lo + (hi - lo) / 2;
+
+        if (starts[mid] <= x) {
+            lo = mid;
+        } else {
+            hi = mid;
+        }
+    }
+    return lo;
+}
+
+/* Runs `rows` rows on the stream's threads when that is worth a fork. */
+#define TR_PARALLEL_ROWS(s, rows, cost)                                        \
+    num_threads((s)->threads) if ((size_t) (rows) * (cost) > 16384)            \
+        schedule(static)
+
+#endif

@@ -1,0 +1,63 @@
+/*
+ * Stores a step's keys and values in the cache.  Keys arrive before RoPE, with
+ * the angles of their positions, because what is cached may one day be
+ * something else than the rotated key.  Reference: test_kernels.c.
+ */
+#include "cpu.h"
+
+#include <string.h>
+
+void
+tr_to_half_c(const float *x, uint16_t *out, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        float f = x[i];
+        _Float16 h;
+
+        f = f > 65504.0f ? 65504.0f : f; /* a NaN stays one */
+        f = f < -65504.0f ? -65504.0f : f;
+        h = (_Float16) f;
+        memcpy(out + i, &h, 2);
+    }
+}
+
+static void
+append_row(const tr_kv_view_t *kv, const int32_t *table, uint32_t pos,
+    const float *k, const float *v, const float *a, tr_to_half_f to_half)
+{
+    uint32_t dim = kv->head_dim, half = dim / 2;
+    uint16_t *key = tr_kv_key(kv, table, pos);
+    float rotated[TR_HEAD_DIM_MAX];
+
+    for (uint32_t i = 0; i < half; i++) {
+        rotated[i] = k[i] * a[2 * i] - k[half + i] * a[2 * i + 1];
+        rotated[half + i] = k[half + i] * a[2 * i] + k[i] * a[2 * i + 1];
+    }
+    to_half(rotated, key, dim);
+    to_half(v, key + (size_t) kv->page_tokens * dim, dim);
+}
+
+int
+tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
+    const tr_rows_t *rows, const float *k, const float *v, size_t ld,
+    const float *angles, tr_to_half_f to_half)
+{
+    uint32_t dim = kv->head_dim;
+
+    if (dim > TR_HEAD_DIM_MAX || dim % 16
+        || ld < (size_t) kv->lists * dim || layer >= kv->layers)
+    {
+        return TR_KERNEL_BADARG;
+    }
+#pragma omp parallel for TR_PARALLEL_ROWS(s, rows->n_rows, kv->lists *dim)
+    for (uint32_t r = 0; r < rows->n_rows; r++) {
+        int32_t slot = rows->seq_slot[tr_seq_of(rows->seq_row, rows->n_seqs, r)];
+
+        for (uint32_t l = 0; l < kv->lists; l++) {
+            append_row(kv, tr_kv_table(kv, slot, layer, l), rows->row_pos[r],
+                k + r * ld + l * dim, v + r * ld + l * dim,
+                angles + (size_t) r * dim, to_half);
+        }
+    }
+    return TR_KERNEL_OK;
+}
