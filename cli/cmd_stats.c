@@ -1,0 +1,449 @@
+/*
+ * tokenring stats: what a running engine does, read from its status page.
+ *
+ * It attaches as one more ring client and from then on only reads shared memory:
+ * the engine is not asked and not disturbed.  On a terminal the picture is
+ * redrawn in place; elsewhere every interval gives one line, or one JSON
+ * object with --json.  Latencies are percentiles of the page's histograms over
+ * the last interval (over the engine's life with --once).
+ */
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli.h"
+#include "options.h"
+#include "ring_client.h"
+#include "terminal.h"
+
+static const double bounds_us[TR_STATUS_BUCKETS] = TR_STATUS_BOUNDS_US;
+
+enum { TTFT, INTER_TOKEN, E2E, QUEUE, STEP, N_HISTOGRAMS };
+
+static const char *const histogram_names[N_HISTOGRAMS] = {
+    "ttft", "inter_token", "e2e", "queue", "step"
+};
+
+static const char *const histogram_titles[N_HISTOGRAMS] = {
+    "first token", "inter-token", "whole answer", "queue", "step"
+};
+
+typedef struct {
+    uint64_t count[TR_STATUS_BUCKETS + 1], sum_us;
+} histogram_t;
+
+/* Plain copies of everything that changes. */
+typedef struct {
+    uint64_t at_us;
+    tr_status_admission_t now;
+    uint64_t prompt_tokens, generation_tokens;
+    uint64_t stop, length, aborted, error, preemptions;
+    uint64_t channels;
+    histogram_t histogram[N_HISTOGRAMS];
+} sample_t;
+
+static struct {
+    const char *engine;
+    double interval;
+    bool once, json;
+    tr_ring_client_t *client;
+    tr_status_card_t card;
+    bool redraw;
+} g = { .interval = 1 };
+
+static tr_option_t options[] = {
+    { "engine", 'e', TR_OPTION_TEXT, &g.engine, "SOCKET", "the engine's socket",
+      0, 0, NULL, false },
+    { "interval", 'i', TR_OPTION_NUMBER, &g.interval, "SECONDS",
+      "between two looks (default 1)", 0.05, 3600, NULL, false },
+    { "once", '1', TR_OPTION_FLAG, &g.once, NULL,
+      "one look: figures since the engine's start", 0, 0, NULL, false },
+    { "json", 0, TR_OPTION_FLAG, &g.json, NULL,
+      "JSON, one object a line", 0, 0, NULL, false },
+    { NULL, 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0, NULL, false }
+};
+
+static const tr_command_t command = {
+    "tokenring stats [options] --engine SOCKET",
+    "Shows what a running engine does: model, load, speed, latencies, KV cache.\n"
+    "It reads the engine's status page and costs the engine nothing.",
+    "  tokenring stats --engine build/run/engine.sock\n"
+    "  tokenring stats -e /run/tokenring/main.sock --once --json",
+    options
+};
+
+/* ---- reading ------------------------------------------------------------ */
+
+#define LOAD(field) atomic_load_explicit(&(field), memory_order_relaxed)
+
+static void
+copy_histogram(histogram_t *to, const tr_status_histogram_t *shared)
+{
+    tr_status_histogram_t *from = (tr_status_histogram_t *) (uintptr_t) shared;
+    unsigned i;
+
+    for (i = 0; i <= TR_STATUS_BUCKETS; i++) {
+        to->count[i] = LOAD(from->count[i]);
+    }
+    to->sum_us = LOAD(from->sum_us);
+}
+
+static void
+take_sample(sample_t *s)
+{
+    const tr_status_page_t *page = tr_ring_client_status(g.client);
+    tr_status_counters_t *c =
+        (tr_status_counters_t *) (uintptr_t) &page->counters;
+
+    memset(s, 0, sizeof(*s));
+    s->at_us = tr_now_us();
+    tr_ring_client_admission(g.client, &s->now);
+    s->prompt_tokens = LOAD(c->prompt_tokens);
+    s->generation_tokens = LOAD(c->generation_tokens);
+    s->stop = LOAD(c->requests_stop);
+    s->length = LOAD(c->requests_length);
+    s->aborted = LOAD(c->requests_aborted);
+    s->error = LOAD(c->requests_error);
+    s->preemptions = LOAD(c->preemptions);
+    s->channels = LOAD(c->channels_opened) - LOAD(c->channels_closed);
+    copy_histogram(&s->histogram[TTFT], &c->ttft);
+    copy_histogram(&s->histogram[INTER_TOKEN], &c->inter_token);
+    copy_histogram(&s->histogram[E2E], &c->e2e);
+    copy_histogram(&s->histogram[QUEUE], &c->queue_time);
+    copy_histogram(&s->histogram[STEP], &c->step_time);
+}
+
+/* Observations of b that a does not have; a NULL: all of b. */
+static void
+difference(const histogram_t *a, const histogram_t *b, histogram_t *out)
+{
+    unsigned i;
+
+    *out = *b;
+    if (a == NULL) {
+        return;
+    }
+    for (i = 0; i <= TR_STATUS_BUCKETS; i++) {
+        out->count[i] -= a->count[i];
+    }
+    out->sum_us -= a->sum_us;
+}
+
+static uint64_t
+histogram_total(const histogram_t *h)
+{
+    uint64_t n = 0;
+    unsigned i;
+
+    for (i = 0; i <= TR_STATUS_BUCKETS; i++) {
+        n += h->count[i];
+    }
+    return n;
+}
+
+/* Percentile in ms, linear within its bucket; -1 when there is nothing. */
+static double
+percentile(const histogram_t *h, double p)
+{
+    uint64_t total = histogram_total(h);
+    double want = p * (double) total, below = 0;
+    unsigned i;
+
+    if (total == 0) {
+        return -1;
+    }
+    for (i = 0; i < TR_STATUS_BUCKETS; i++) {
+        double in = (double) h->count[i];
+        double lo = i == 0 ? 0 : bounds_us[i - 1];
+
+        if (in > 0 && below + in >= want) {
+            return (lo + (bounds_us[i] - lo) * (want - below) / in) / 1e3;
+        }
+        below += in;
+    }
+    return bounds_us[TR_STATUS_BUCKETS - 1] / 1e3;
+}
+
+static const char *
+state_name(uint32_t state)
+{
+    static const char *const names[] = { "loading", "ready", "draining",
+                                         "failed" };
+
+    return state < 4 ? names[state] : "unknown";
+}
+
+static double
+rate(uint64_t from, uint64_t to, double seconds)
+{
+    return seconds > 0 ? (double) (to - from) / seconds : 0;
+}
+
+/* ---- pictures ----------------------------------------------------------- */
+
+/* " 1.5 ms" in a unit that fits. */
+static const char *
+duration(double ms, char *buf, size_t size)
+{
+    if (ms < 0) {
+        snprintf(buf, size, "-");
+    } else if (ms < 1) {
+        snprintf(buf, size, "%.0f us", ms * 1e3);
+    } else if (ms < 1000) {
+        snprintf(buf, size, ms < 10 ? "%.1f ms" : "%.0f ms", ms);
+    } else {
+        snprintf(buf, size, "%.2f s", ms / 1e3);
+    }
+    return buf;
+}
+
+static void
+draw_bar(double share, int width)
+{
+    int full = (int) (share * width + 0.5), i;
+
+    putchar('[');
+    for (i = 0; i < width; i++) {
+        putchar(i < full ? '#' : '.');
+    }
+    putchar(']');
+}
+
+static void
+draw_latencies(const sample_t *a, const sample_t *b)
+{
+    static const double points[] = { 0.5, 0.9, 0.99 };
+    char buf[32];
+    unsigned i, k;
+
+    printf("%-14s %10s %10s %10s %10s\033[K\n", "latency", "p50", "p90", "p99",
+           "count");
+    for (i = 0; i < N_HISTOGRAMS; i++) {
+        histogram_t h;
+
+        difference(a != NULL ? &a->histogram[i] : NULL, &b->histogram[i], &h);
+        printf("  %-12s", histogram_titles[i]);
+        for (k = 0; k < 3; k++) {
+            printf(" %10s", duration(percentile(&h, points[k]), buf,
+                                     sizeof(buf)));
+        }
+        printf(" %10llu\033[K\n", (unsigned long long) histogram_total(&h));
+    }
+}
+
+static void
+draw(const sample_t *a, const sample_t *b)
+{
+    double s = (double) (b->at_us - a->at_us) / 1e6;
+    uint64_t pages = g.card.kv_pages;
+    uint64_t used = pages - (b->now.kv_free_pages < pages
+                             ? b->now.kv_free_pages : pages);
+    double share = pages != 0 ? (double) used / (double) pages : 0;
+
+    printf("\033[H%s on %s (%s), %s, %.1f M parameters, context %u\033[K\n",
+           g.card.model, g.card.engine, g.card.backend,
+           state_name(b->now.state), (double) g.card.parameters / 1e6,
+           g.card.max_model_len);
+    printf("running %u  waiting %u  free in queue %u  channels %llu  "
+           "step %llu\033[K\n\033[K\n", b->now.running, b->now.waiting,
+           b->now.queue_free, (unsigned long long) b->channels,
+           (unsigned long long) b->now.step);
+    printf("tokens/s       generated %.1f   prompt %.1f\033[K\n",
+           rate(a->generation_tokens, b->generation_tokens, s),
+           rate(a->prompt_tokens, b->prompt_tokens, s));
+    printf("since start    generated %llu   prompt %llu\033[K\n",
+           (unsigned long long) b->generation_tokens,
+           (unsigned long long) b->prompt_tokens);
+    printf("requests       stop %llu   length %llu   aborted %llu   error %llu"
+           "   preempted %llu\033[K\n\033[K\n", (unsigned long long) b->stop,
+           (unsigned long long) b->length, (unsigned long long) b->aborted,
+           (unsigned long long) b->error, (unsigned long long) b->preemptions);
+    draw_latencies(a, b);
+    printf("\033[K\nKV cache %s ", g.card.kv_policy);
+    draw_bar(share, 40);
+    printf(" %.1f%% of %.1f MiB, %llu tokens\033[K\n\033[J", share * 100,
+           (double) pages * (double) g.card.kv_page_bytes / 1048576.0,
+           (unsigned long long) b->now.kv_tokens);
+    fflush(stdout);
+}
+
+static void
+print_line(const sample_t *a, const sample_t *b)
+{
+    double s = a != NULL ? (double) (b->at_us - a->at_us) / 1e6
+                         : (double) (time(NULL) - g.card.created);
+    histogram_t ttft, inter;
+    char p[4][32];
+
+    difference(a != NULL ? &a->histogram[TTFT] : NULL, &b->histogram[TTFT],
+               &ttft);
+    difference(a != NULL ? &a->histogram[INTER_TOKEN] : NULL,
+               &b->histogram[INTER_TOKEN], &inter);
+    printf("%s %s running=%u waiting=%u tokens_per_s=%.1f prompt_per_s=%.1f "
+           "ttft_p50=%s ttft_p99=%s inter_token_p50=%s inter_token_p99=%s "
+           "kv=%.1f%%\n", g.card.model, state_name(b->now.state),
+           b->now.running, b->now.waiting,
+           rate(a != NULL ? a->generation_tokens : 0, b->generation_tokens, s),
+           rate(a != NULL ? a->prompt_tokens : 0, b->prompt_tokens, s),
+           duration(percentile(&ttft, 0.5), p[0], sizeof(p[0])),
+           duration(percentile(&ttft, 0.99), p[1], sizeof(p[1])),
+           duration(percentile(&inter, 0.5), p[2], sizeof(p[2])),
+           duration(percentile(&inter, 0.99), p[3], sizeof(p[3])),
+           g.card.kv_pages == 0 ? 0.0
+               : 100.0 - 100.0 * (double) b->now.kv_free_pages
+                     / (double) g.card.kv_pages);
+    fflush(stdout);
+}
+
+static json_t *
+json_latencies(const sample_t *a, const sample_t *b)
+{
+    static const struct {
+        const char *name;
+        double p;
+    } points[] = { { "p50", 0.5 }, { "p90", 0.9 }, { "p99", 0.99 } };
+    json_t *all = json_object();
+    unsigned i, k;
+
+    for (i = 0; i < N_HISTOGRAMS; i++) {
+        json_t *one = json_object();
+        histogram_t h;
+        uint64_t n;
+
+        difference(a != NULL ? &a->histogram[i] : NULL, &b->histogram[i], &h);
+        n = histogram_total(&h);
+        json_object_set_new(one, "count", json_integer((json_int_t) n));
+        for (k = 0; k < 3; k++) {
+            json_object_set_new(one, points[k].name, n == 0 ? json_null()
+                                : json_real(percentile(&h, points[k].p)));
+        }
+        json_object_set_new(one, "mean", n == 0 ? json_null()
+                            : json_real((double) h.sum_us / 1e3 / (double) n));
+        json_object_set_new(all, histogram_names[i], one);
+    }
+    return all;
+}
+
+static void
+print_json(const sample_t *a, const sample_t *b)
+{
+    double s = a != NULL ? (double) (b->at_us - a->at_us) / 1e6
+                         : (double) (time(NULL) - g.card.created);
+    json_t *root = json_pack(
+        "{s:s, s:s, s:s, s:s, s:f, s:i, s:i, s:i, s:I, s:I, s:I, s:f, s:f}",
+        "model", g.card.model, "engine", g.card.engine, "backend",
+        g.card.backend, "state", state_name(b->now.state), "seconds", s,
+        "running", (int) b->now.running, "waiting", (int) b->now.waiting,
+        "queue_free", (int) b->now.queue_free, "step",
+        (json_int_t) b->now.step, "generation_tokens",
+        (json_int_t) b->generation_tokens, "prompt_tokens",
+        (json_int_t) b->prompt_tokens, "generation_tokens_per_s",
+        rate(a != NULL ? a->generation_tokens : 0, b->generation_tokens, s),
+        "prompt_tokens_per_s",
+        rate(a != NULL ? a->prompt_tokens : 0, b->prompt_tokens, s));
+
+    json_object_set_new(root, "requests", json_pack(
+        "{s:I, s:I, s:I, s:I}", "stop", (json_int_t) b->stop, "length",
+        (json_int_t) b->length, "aborted", (json_int_t) b->aborted, "error",
+        (json_int_t) b->error));
+    json_object_set_new(root, "preemptions",
+                        json_integer((json_int_t) b->preemptions));
+    json_object_set_new(root, "latency_ms", json_latencies(a, b));
+    json_object_set_new(root, "kv", json_pack(
+        "{s:s, s:I, s:I, s:I, s:I}", "policy", g.card.kv_policy, "pages",
+        (json_int_t) g.card.kv_pages, "free_pages",
+        (json_int_t) b->now.kv_free_pages, "page_bytes",
+        (json_int_t) g.card.kv_page_bytes, "tokens",
+        (json_int_t) b->now.kv_tokens));
+    json_dumpf(root, stdout, JSON_COMPACT);
+    putchar('\n');
+    fflush(stdout);
+    json_decref(root);
+}
+
+static void
+show(const sample_t *a, const sample_t *b)
+{
+    if (g.json) {
+        print_json(a, b);
+    } else if (g.redraw && a != NULL) {
+        draw(a, b);
+    } else {
+        print_line(a, b);
+    }
+}
+
+/* Looks again and again until Ctrl-C or the engine's end. */
+static int
+watch(void)
+{
+    tr_error_t err = { 0 };
+    tr_ring_event_t event;
+    sample_t a, b;
+    uint64_t next = tr_now_us();
+    tr_status_t rc = TR_AGAIN;
+
+    take_sample(&a);
+    if (g.redraw) {
+        printf("\033[2J");
+        draw(&a, &a);
+    }
+    while (!tr_interrupted() && !ferror(stdout)) {
+        next += (uint64_t) (g.interval * 1e6);
+        while (rc == TR_AGAIN && tr_now_us() < next && !tr_interrupted()) {
+            /* no records come; the poll notices the engine's hang-up */
+            uint64_t left = (next - tr_now_us()) / 1000 + 1;
+
+            rc = tr_ring_client_poll(g.client, left < 200 ? (int) left : 200,
+                                     &event, &err);
+        }
+        if (rc != TR_AGAIN) {
+            fprintf(stderr, "tokenring stats: %s\n", err.text);
+            return 1;
+        }
+        if (!tr_interrupted()) {
+            take_sample(&b);
+            show(&a, &b);
+            a = b;
+        }
+    }
+    return 0;
+}
+
+int
+tr_cmd_stats(int argc, char **argv)
+{
+    tr_ring_client_options_t small = { 64, 4096, 4096 };
+    tr_error_t err = { 0 };
+    sample_t sample;
+    int rc;
+
+    if (tr_options_only(&command, argc, argv, &rc) != 0) {
+        return rc;
+    }
+    if (g.engine == NULL) {
+        return tr_usage_error(&command, "--engine SOCKET is needed: the "
+                              "`socket` of the engine's configuration");
+    }
+    if (tr_ring_client_connect(g.engine, &small, 5000, &g.client, &err)
+        != TR_OK) {
+        fprintf(stderr, "tokenring stats: %s\n", err.text);
+        return 1;
+    }
+    tr_status_card_copy(tr_ring_client_status(g.client), &g.card);
+    g.redraw = !g.json && !g.once && isatty(STDOUT_FILENO);
+    tr_interrupt_catch();
+    if (g.once) {
+        take_sample(&sample);
+        show(NULL, &sample);
+        rc = 0;
+    } else {
+        rc = watch();
+    }
+    tr_ring_client_close(g.client);
+    return rc;
+}

@@ -1,0 +1,121 @@
+/*
+ * Signals, terminal output, small files (terminal.h).
+ */
+#include "terminal.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static volatile sig_atomic_t interrupts;
+
+static void
+on_signal(int number)
+{
+    if (++interrupts >= 3) {
+        _exit(128 + number);
+    }
+}
+
+void
+tr_interrupt_catch(void)
+{
+    struct sigaction sa = { .sa_handler = on_signal };
+
+    /* no SA_RESTART: a read of the terminal ends too */
+    sigaction(SIGINT, &sa, NULL);
+    sigaction(SIGTERM, &sa, NULL);
+}
+
+int
+tr_interrupted(void)
+{
+    return interrupts;
+}
+
+void
+tr_interrupt_reset(void)
+{
+    interrupts = 0;
+}
+
+void
+tr_terminal_text(FILE *f, const char *text, size_t len)
+{
+    size_t i, start = 0;
+
+    if (isatty(fileno(f))) {
+        for (i = 0; i < len; i++) {
+            unsigned char c = (unsigned char) text[i];
+
+            /* C0 and DEL; C1 controls are c2 80 .. c2 9f in UTF-8 */
+            if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7f) {
+                fwrite(text + start, 1, i - start, f);
+                fputs("\xef\xbf\xbd", f);
+                start = i + 1;
+            } else if (c == 0xc2 && i + 1 < len
+                       && (unsigned char) text[i + 1] < 0xa0) {
+                fwrite(text + start, 1, i - start, f);
+                fputs("\xef\xbf\xbd", f);
+                start = i + 2;
+                i++;
+            }
+        }
+    }
+    fwrite(text + start, 1, len - start, f);
+    fflush(f);
+}
+
+uint64_t
+tr_now_us(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t) ts.tv_sec * 1000000 + (uint64_t) ts.tv_nsec / 1000;
+}
+
+char *
+tr_read_file(const char *path, size_t max, size_t *len, char *why,
+    size_t why_size)
+{
+    FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "re");
+    char *text = NULL, *grown;
+    size_t cap = 4096, n = 0, k = 1;
+
+    if (f == NULL) {
+        snprintf(why, why_size, "cannot open %s: %s", path, strerror(errno));
+        return NULL;
+    }
+    why[0] = '\0';
+    while (k != 0 && why[0] == '\0') {
+        grown = realloc(text, cap + 1);
+        if (grown == NULL) {
+            snprintf(why, why_size, "%s: out of memory", path);
+            break;
+        }
+        text = grown;
+        k = fread(text + n, 1, cap - n, f);
+        n += k;
+        cap = n == cap ? cap * 2 : cap;
+        if (n > max) {
+            snprintf(why, why_size, "%s has more than %zu bytes", path, max);
+        }
+    }
+    if (why[0] == '\0' && ferror(f)) {
+        snprintf(why, why_size, "cannot read %s: %s", path, strerror(errno));
+    }
+    if (f != stdin) {
+        fclose(f);
+    }
+    if (why[0] != '\0') {
+        free(text);
+        return NULL;
+    }
+    text[n] = '\0';
+    *len = n;
+    return text;
+}

@@ -1,0 +1,30 @@
+/*
+ * What the terminal needs: Ctrl-C as an orderly end, and model output that
+ * cannot send it commands.
+ */
+#ifndef TR_TERMINAL_H
+#define TR_TERMINAL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+/* How often SIGINT or SIGTERM came since the last reset.  The third one ends
+ * the process at once. */
+void tr_interrupt_catch(void);
+int tr_interrupted(void);
+void tr_interrupt_reset(void);
+
+/* Writes text; to a terminal, control characters other than newline and tab
+ * become U+FFFD.  Flushes. */
+void tr_terminal_text(FILE *f, const char *text, size_t len);
+
+uint64_t tr_now_us(void); /* CLOCK_MONOTONIC */
+
+/* Reads a whole file ("-": standard input) of at most max bytes; given to the
+ * caller, NUL-terminated.  NULL with the reason in why. */
+char *tr_read_file(const char *path, size_t max, size_t *len, char *why,
+    size_t why_size);
+
+#endif
