@@ -92,7 +92,7 @@ static const setting_t settings[] = {
       "requests that may wait; more are refused with 429" },
     { "max_body", KIND_SIZE, AT(max_body), "16m", K(1), G(1), NULL,
       "bytes of one request body" },
-    { "channel_ring", KIND_POWER, AT(channel_ring), "1m", K(4), TR_RING_MAX,
+    { "channel_ring", KIND_POWER, AT(channel_ring), "1m", K(64), TR_RING_MAX,
       NULL, "bytes of each ring shared with a worker, at most" },
     { "outlet", KIND_POWER, AT(outlet), "4m", K(64), TR_RING_MAX, NULL,
       "bytes of output that may wait for one worker" },

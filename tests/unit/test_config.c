@@ -162,7 +162,7 @@ static const bad_t bad[] = {
     { WITH("kv_memory 99999999999g"), "kv_memory \"99999999999g\": expected" },
     { WITH("max_body 2g"), "max_body \"2g\": expected a size from 1k to 1g" },
     { WITH("channel_ring 100k"), "channel_ring \"100k\": expected a power of "
-                                 "two from 4k to 64m" },
+                                 "two from 64k to 64m" },
     { WITH("outlet 1k"), "outlet \"1k\": expected a power of two from 64k to "
                          "64m" },
     { WITH("socket_mode 0888"), "socket_mode \"0888\": expected an octal file "

@@ -1,0 +1,44 @@
+/*
+ * The front thread: sockets, doorbells, rings and the status page.
+ *
+ * One epoll over the listening socket, the peers' sockets and doorbells, and
+ * one eventfd that intake and the step loop ring.  Every turn it serves its
+ * peers round robin, a bounded number of bytes each, and sleeps when none has
+ * more to do; while requests run it wakes at least every 10 ms to publish the
+ * status page, otherwise only when something happens.
+ */
+#ifndef TR_FRONT_H
+#define TR_FRONT_H
+
+#include <tokenring/status.h>
+
+#include "config.h"
+#include "intake.h"
+#include "listener.h"
+#include "loop.h"
+
+typedef struct tr_front tr_front_t;
+
+typedef struct {
+    const tr_config_t *config; /* borrowed */
+    tr_listener_t *listener;   /* borrowed, open */
+    tr_status_page_t *status;  /* borrowed, card filled */
+    int status_fd;             /* borrowed */
+    int wake_fd;               /* borrowed: intake and loop ring it */
+    tr_intake_t *intake;       /* given: stopped by the front thread */
+    tr_loop_t *loop;           /* given: stopped by the front thread */
+} tr_front_options_t;
+
+/* Starts the thread; the status page says READY when it returns.  On failure
+ * intake and loop stay the caller's. */
+tr_status_t tr_front_start(const tr_front_options_t *options, tr_front_t **out,
+    tr_error_t *err);
+
+/* Refuses new requests, lets the others finish for drain_us, then ends them,
+ * stops loop and intake, closes the peers and frees everything.  Blocks. */
+void tr_front_end(tr_front_t *f, uint64_t drain_us);
+
+/* Any thread, while tr_front_end waits: do not wait any longer. */
+void tr_front_hurry(tr_front_t *f);
+
+#endif

@@ -1,0 +1,166 @@
+/*
+ * A peer: one connected worker (or command line) as the front thread sees it.
+ *
+ *   HELLO    connected, has not said what it speaks; short timeout
+ *   OPEN     has its channel; requests come, records go
+ *   CLOSING  gone or thrown out: descriptors and shared memory are already
+ *            given back, its requests are being ended by who owns them now
+ *
+ * Everything here belongs to the front thread.  What a peer writes is hostile:
+ * memory, numbers and time spent for it are bounded, and a violated check
+ * closes this peer and nobody else.
+ *
+ * A request is in its slot from the first SUBMIT part that is read to the
+ * record that ends it: gathered here, parsed by intake, waiting to be answered,
+ * then run by the step loop.  peer_requests.c is the way in, peer_replies.c the
+ * way out.
+ */
+#ifndef TR_PEER_H
+#define TR_PEER_H
+
+#include <tokenring/channel.h>
+#include <tokenring/status.h>
+
+#include "config.h"
+#include "intake.h"
+#include "listener.h"
+#include "loop.h"
+#include "outlet.h"
+#include "request.h"
+
+/* One turn of a peer moves at most so many bytes each way. */
+#define TR_PEER_TURN_BYTES (64u << 10)
+
+enum tr_peer_state { TR_PEER_HELLO, TR_PEER_OPEN, TR_PEER_CLOSING };
+
+enum tr_slot_state {
+    TR_SLOT_FREE,
+    TR_SLOT_GATHERING, /* parts are coming */
+    TR_SLOT_INTAKE,    /* intake's */
+    TR_SLOT_REPLY,     /* in the peer's list of answers */
+    TR_SLOT_RUNNING    /* the step loop's */
+};
+
+typedef struct {
+    tr_request_t *request; /* NULL when free */
+    size_t charged;        /* bytes of its body, counted in body_bytes */
+    uint64_t declared;     /* body_len of its SUBMIT */
+    uint32_t generation;   /* last one seen */
+    uint8_t state;
+    bool gathered; /* the last part of this generation was seen */
+} tr_peer_slot_t;
+
+/* What all peers share. */
+typedef struct {
+    const tr_config_t *config;
+    tr_intake_t *intake;
+    tr_loop_t *loop; /* NULL once it was stopped */
+    tr_status_page_t *status;
+    int status_fd;
+    int epoll;
+    uint8_t *buf; /* one payload of the largest request ring */
+    size_t buf_size;
+    uint64_t now_us;
+    bool draining;
+    bool wake_loop; /* wishes changed or space came free in this turn */
+} tr_peer_env_t;
+
+typedef struct tr_peer tr_peer_t;
+
+enum tr_event_kind {
+    TR_EVENT_LISTENER,
+    TR_EVENT_WAKE,
+    TR_EVENT_SOCKET,
+    TR_EVENT_BELL
+};
+
+/* What epoll hands back. */
+typedef struct {
+    enum tr_event_kind kind;
+    tr_peer_t *peer;
+} tr_event_t;
+
+struct tr_peer {
+    tr_peer_env_t *env;
+    tr_peer_t *next;
+    enum tr_peer_state state;
+    uint32_t number; /* in logs */
+    tr_peer_credentials_t who;
+    uint64_t connected_us;
+
+    int sock;
+    int bell_in;  /* the peer rings */
+    int bell_out; /* we ring */
+    tr_event_t on_sock, on_bell;
+    tr_hello_t hello;
+    size_t hello_len;
+
+    tr_channel_map_t map;
+    tr_ring_consumer_t requests;
+    tr_ring_producer_t responses;
+    tr_outlet_t outlet;
+    tr_peer_slot_t *slots; /* [map.slots] */
+    uint32_t n_slots;
+    uint32_t n_requests; /* slots not free */
+    size_t body_bytes;   /* held by bodies of its requests */
+    tr_request_t *replies, *replies_tail;
+
+    bool in_ready;  /* there may be records or wishes */
+    bool out_ready; /* there may be output */
+    bool blocked;   /* its response ring is full */
+    bool ring;      /* it must be rung */
+    uint64_t blocked_since_us; /* 0: not; no byte was taken since */
+    char reason[192];          /* why the last check failed */
+};
+
+/* ---- peer.c ------------------------------------------------------------- */
+
+/* Takes a connection; NULL (and the connection closed) when it is refused. */
+tr_peer_t *tr_peer_new(tr_peer_env_t *env, int sock,
+    const tr_peer_credentials_t *who, uint32_t number);
+
+/* The socket has news: the hello, or the end. */
+void tr_peer_on_socket(tr_peer_t *p);
+/* The peer rang. */
+void tr_peer_on_bell(tr_peer_t *p);
+
+/* Does what can be done now, within one turn's bytes; true when there is more
+ * to do at once. */
+bool tr_peer_turn(tr_peer_t *p);
+
+/* When something must be decided about this peer though nothing happens;
+ * UINT64_MAX: never. */
+uint64_t tr_peer_deadline(const tr_peer_t *p);
+void tr_peer_on_deadline(tr_peer_t *p);
+
+/* Ends the connection and asks for the end of its requests. */
+void tr_peer_close(tr_peer_t *p, int level, const char *why);
+/* Frees a CLOSING peer without requests, or any when nothing else runs. */
+void tr_peer_free(tr_peer_t *p);
+
+/* Notes why and returns TR_ERR_PROTOCOL. */
+tr_status_t tr_peer_violation(tr_peer_t *p, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* ---- peer_requests.c ---------------------------------------------------- */
+
+tr_status_t tr_peer_take_wishes(tr_peer_t *p);
+tr_status_t tr_peer_take_requests(tr_peer_t *p);
+/* Intake is done with r. */
+void tr_peer_parsed(tr_peer_t *p, tr_request_t *r);
+/* Refuses what is still being gathered. */
+void tr_peer_drain(tr_peer_t *p);
+/* The request of this slot is over. */
+void tr_peer_end(tr_peer_t *p, tr_peer_slot_t *s);
+
+/* ---- peer_replies.c ----------------------------------------------------- */
+
+/* Queues r for its answer: ERROR if r->error says so, FINISH if it was
+ * aborted, else ACCEPTED and on to the step loop. */
+void tr_peer_reply(tr_peer_t *p, tr_request_t *r);
+/* Answers and output, as far as they fit. */
+tr_status_t tr_peer_send(tr_peer_t *p);
+/* Output of a CLOSING peer: dropped, its endings counted. */
+void tr_peer_discard(tr_peer_t *p);
+
+#endif
