@@ -10,7 +10,7 @@
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 BUILD=${B:-build}
 case "$BUILD" in /*) ;; *) BUILD=$ROOT/$BUILD ;; esac
-RUN=$BUILD/run
+RUN=${TR_RUN:-$BUILD/run}
 PORT=${PORT:-8080}
 ENGINE=$BUILD/bin/tokenring-engine
 NGINX=${TR_NGINX:-}

@@ -1,0 +1,147 @@
+'use strict';
+//
+// What a newcomer types: up, demo, down, install.  In a state directory of its
+// own, so that a running `make up` is not disturbed.
+
+const { test } = require('node:test');
+const assert = require('node:assert/strict');
+const { spawnSync } = require('node:child_process');
+const fs = require('node:fs');
+const net = require('node:net');
+const os = require('node:os');
+const path = require('node:path');
+const {
+  ROOT, BUILD, MODULE, NGINX, freePort, alive, read, workerUser,
+} = require('./lib/stack');
+const { request } = require('./lib/http');
+const { goldens } = require('./lib/prompts');
+
+function place(body) {
+  return async (t) => {
+    const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-e2e-'));
+    fs.chmodSync(dir, 0o755);
+    const env = {
+      ...process.env, TR_RUN: path.join(dir, 'run'), B: BUILD,
+      PORT: String(await freePort()), NO_COLOR: '1',
+    };
+    const run = (name, more = {}) => {
+      const out = spawnSync(path.join(ROOT, 'scripts', name),
+        { env: { ...env, ...more }, encoding: 'utf8', timeout: 120000 });
+      return { status: out.status, text: `${out.stdout}${out.stderr}` };
+    };
+    const pid = (name) => Number(read(path.join(dir, 'run', name)).trim());
+    try {
+      await body({ dir, env, run, pid, t });
+    } finally {
+      run('down.sh');
+      fs.rmSync(dir, { recursive: true, force: true });
+    }
+  };
+}
+
+// The scripts use the module for the stock NGINX.
+const stock = MODULE !== 'static';
+
+test('up, up again, demo, down, down again', { skip: !stock }, place(
+  async ({ env, run, pid }) => {
+    const url = `http://127.0.0.1:${env.PORT}`;
+    const first = run('up.sh');
+    assert.equal(first.status, 0, first.text);
+    assert.match(first.text, new RegExp(url));
+    const pids = [pid('engine.pid'), pid('nginx.pid')];
+    assert.equal((await request(`${url}/health`)).status, 200);
+
+    const again = run('up.sh');
+    assert.equal(again.status, 0, again.text);
+    assert.deepEqual([pid('engine.pid'), pid('nginx.pid')], pids);
+
+    const demo = run('demo.sh');
+    assert.equal(demo.status, 0, demo.text);
+    assert.ok(demo.text.includes(goldens[1].continuation), demo.text);
+    assert.match(demo.text, /The yellow hammer is stored on shelf C67\./);
+    for (const word of ['curl', 'make down', `${url}/metrics`]) {
+      assert.ok(demo.text.includes(word), word);
+    }
+
+    const down = run('down.sh');
+    assert.equal(down.status, 0, down.text);
+    assert.ok(pids.every((p) => !alive(p)), 'both are gone');
+    const idle = run('down.sh');
+    assert.equal(idle.status, 0);
+    assert.match(idle.text, /Nothing was running/);
+  }));
+
+test('up: a port that is taken', { skip: !stock }, place(
+  async ({ env, run }) => {
+    const server = net.createServer().listen(Number(env.PORT), '127.0.0.1');
+    try {
+      const out = run('up.sh');
+      assert.notEqual(out.status, 0);
+      assert.match(out.text, /port \d+ is taken/);
+    } finally {
+      server.close();
+    }
+  }));
+
+test('up: an engine that cannot start says why', { skip: !stock }, place(
+  async ({ dir, run }) => {
+    const model = path.join(dir, 'model');
+    fs.mkdirSync(model);
+    fs.writeFileSync(path.join(model, 'config.json'), '{}');
+    const out = run('up.sh', { MODEL: model });
+    assert.notEqual(out.status, 0);
+    assert.match(out.text, /the engine stopped while it was starting/);
+    assert.match(out.text, /config\.json/);
+  }));
+
+test('install: everything in its place, and NGINX accepts it', place(
+  async ({ dir, run }) => {
+    const root = path.join(dir, 'root');
+    const install = () => run('install.sh', { DESTDIR: root, PREFIX: '/usr' });
+    const out = install();
+    assert.equal(out.status, 0, out.text);
+    for (const file of ['usr/bin/tokenring-engine', 'usr/bin/tokenring',
+      'etc/tokenring/engine.conf', 'etc/tokenring/tokenring.conf',
+      'etc/tokenring/nginx.conf', 'usr/lib/sysusers.d/tokenring.conf',
+      'lib/systemd/system/tokenring-engine.service',
+      'usr/share/tokenring/models/pocket/config.json',
+      'usr/share/doc/tokenring/README.md',
+      'usr/share/doc/tokenring/docs/operations.md',
+      'usr/share/nginx/modules-available/mod-http-tokenring.conf',
+      'usr/lib/nginx/modules/ngx_http_tokenring_module.so']) {
+      if (!stock && file.endsWith('.so')) continue;
+      assert.ok(fs.existsSync(path.join(root, file)), file);
+    }
+    const unit = read(path.join(root,
+      'lib/systemd/system/tokenring-engine.service'));
+    assert.match(unit, /^ExecStart=\/usr\/bin\/tokenring-engine/m);
+    assert.doesNotMatch(unit, /@\w+dir@/);
+
+    // What the administrator changed stays.
+    const conf = path.join(root, 'etc/tokenring/engine.conf');
+    fs.appendFileSync(conf, 'max_queue 7\n');
+    const second = install();
+    assert.equal(second.status, 0, second.text);
+    assert.match(second.text, /engine\.conf was kept/);
+    assert.match(read(conf), /max_queue 7/);
+    assert.ok(fs.existsSync(`${conf}.new`));
+    assert.ok(!fs.existsSync(path.join(root, 'etc/tokenring/nginx.conf.new')));
+
+    // The shipped configuration, with its paths moved into the temp root.
+    const user = workerUser();
+    fs.mkdirSync(path.join(dir, 'temp'), { recursive: true });
+    for (const name of ['nginx.conf', 'tokenring.conf']) {
+      const file = path.join(root, 'etc/tokenring', name);
+      fs.writeFileSync(file, read(file)
+        .replace(/^load_module .*$/m, stock ? `load_module ${MODULE};` : '')
+        .replace(/^user .*$/m, user ? `user ${user} nogroup;` : '')
+        .replaceAll('/etc/tokenring/', path.join(root, 'etc/tokenring/'))
+        .replaceAll('/var/log/nginx/', `${dir}/`)
+        .replaceAll('/run/nginx.pid', `${dir}/nginx.pid`)
+        .replaceAll('/var/lib/nginx/', `${dir}/temp/`));
+    }
+    const check = spawnSync(NGINX, ['-t', '-p', dir, '-e', `${dir}/e.log`,
+      '-c', path.join(root, 'etc/tokenring/nginx.conf')], { encoding: 'utf8' });
+    assert.equal(check.status, 0, check.stderr);
+    assert.doesNotMatch(check.stderr, /\[warn\]/);
+  }));
