@@ -98,4 +98,4 @@ printf '\n%-32s %6s %6s %6s %7s\n' suite passed failed skipped time
 printf '%s\n' "${table[@]}"
 [ "$skipped" -eq 0 ] || echo "$skipped skipped: see above for why"
 echo "$passed passed, $failed failed"
-[ "$failed" -eq 0 ]
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -350,14 +350,14 @@ test_every_truncation_of_logprobs(void **state)
 static void
 test_content_is_returned(void **state)
 {
-    tr_wire_bytes_t a, b;
+    tr_wire_bytes_t a = { 0 }, b = { 0 };
     tr_wire_submit_t submit;
     tr_wire_accepted_t accepted;
     tr_wire_delta_t delta;
     tr_wire_finish_t finish;
     tr_wire_error_t error;
-    tr_wire_logprob_t entry;
-    tr_wire_top_t top;
+    tr_wire_logprob_t entry = { 0 };
+    tr_wire_top_t top = { 0 };
     sample_t s;
 
     (void) state;
