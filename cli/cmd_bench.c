@@ -1,10 +1,10 @@
 /*
  * tokenring bench: a load of streaming requests, and how they fared.
  *
- * Closed loop (--concurrency): so many requests are always in flight.  Open loop
- * (--rate): requests come when the clock says so, Poisson or evenly spaced,
- * whatever the server does; their latencies count from the moment that they
- * were due, so a stalled server cannot hide its queue.  Prompts are random
+ * Closed loop (--concurrency): so many requests are always in flight.  Open
+ * loop (--rate): requests come when the clock says so, Poisson or evenly
+ * spaced, whatever the server does; their latencies count from the moment that
+ * they were due, so a stalled server cannot hide its queue.  Prompts are random
  * token ids of a drawn length, or lines of a file.  A request is good only if
  * its stream ended as it must, with as many tokens as were asked for.
  */
@@ -86,8 +86,8 @@ static tr_option_t options[] = {
 
 static const tr_command_t command = {
     "tokenring bench [options] -m DIR | --engine SOCKET | --url URL",
-    "Sends streaming requests and measures time to first token, time per output\n"
-    "token, inter-token latency, the whole answer, and throughput.",
+    "Sends streaming requests and measures time to first token, time per\n"
+    "output token, inter-token latency, the whole answer, and throughput.",
     "  tokenring bench --url http://127.0.0.1:8080 -c 16 -N 200\n"
     "  tokenring bench -e build/run/engine.sock --rate 5 -d 30 -P 64:512 "
     "-O normal:64:16\n"

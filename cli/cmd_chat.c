@@ -38,9 +38,9 @@ static tr_option_t options[] = {
 
 static const tr_command_t command = {
     "tokenring chat [options] -m DIR | --engine SOCKET | --url URL",
-    "Talks to a model.  Every line is one turn; a line that ends in \\ goes on\n"
-    "in the next one.  /reset begins anew, /quit (or Ctrl-D) ends, Ctrl-C stops\n"
-    "an answer.",
+    "Talks to a model.  Every line is one turn; a line that ends in \\ goes\n"
+    "on in the next one.  /reset begins anew, /quit (or Ctrl-D) ends, Ctrl-C\n"
+    "stops an answer.",
     "  tokenring chat -m models/pocket\n"
     "  tokenring chat --url http://127.0.0.1:8080 --system 'Be brief.'",
     options

@@ -47,7 +47,7 @@ static const tr_command_t command = {
     "Answers one prompt.  The answer streams to standard output; a line with\n"
     "token counts, time to first token and speed goes to standard error.",
     "  tokenring generate -m models/pocket -p 'Tell me a story about a fox.'\n"
-    "  tokenring generate --engine build/run/engine.sock -p Hello --temperature 0\n"
+    "  tokenring generate --engine build/run/engine.sock -p Hello -t 0\n"
     "  tokenring generate --url http://127.0.0.1:8080 -f prompt.txt -n 200",
     options
 };

@@ -1,8 +1,8 @@
 /*
  * tokenring stats: what a running engine does, read from its status page.
  *
- * It attaches as one more ring client and from then on only reads shared memory:
- * the engine is not asked and not disturbed.  On a terminal the picture is
+ * It attaches as one more ring client and from then on only reads shared
+ * memory: the engine is not asked and not disturbed.  On a terminal the picture is
  * redrawn in place; elsewhere every interval gives one line, or one JSON
  * object with --json.  Latencies are percentiles of the page's histograms over
  * the last interval (over the engine's life with --once).
@@ -69,8 +69,8 @@ static tr_option_t options[] = {
 
 static const tr_command_t command = {
     "tokenring stats [options] --engine SOCKET",
-    "Shows what a running engine does: model, load, speed, latencies, KV cache.\n"
-    "It reads the engine's status page and costs the engine nothing.",
+    "Shows what a running engine does: model, load, speed, latencies, KV\n"
+    "cache.  It reads the engine's status page and costs the engine nothing.",
     "  tokenring stats --engine build/run/engine.sock\n"
     "  tokenring stats -e /run/tokenring/main.sock --once --json",
     options

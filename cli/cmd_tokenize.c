@@ -1,7 +1,7 @@
 /*
- * tokenring tokenize: lines in, ids out; with --decode, ids in, lines out.  With
- * --json a line is a JSON string (so that it can hold newlines and NUL) and
- * ids are a JSON array.
+ * tokenring tokenize: lines in, ids out; with --decode, ids in, lines out.
+ * With --json a line is a JSON string (so that it can hold newlines and NUL)
+ * and ids are a JSON array.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -43,7 +43,8 @@ static tr_option_t options[] = {
 
 static const tr_command_t command = {
     "tokenring tokenize [options] -m DIR < LINES",
-    "Turns every line of standard input into token ids, one line each, or back.",
+    "Turns every line of standard input into token ids, one line each, or\n"
+    "back.",
     "  echo 'Once upon a time' | tokenring tokenize -m models/pocket\n"
     "  echo '[12, 345]' | tokenring tokenize -m models/pocket --decode --json",
     options

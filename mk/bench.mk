@@ -1,11 +1,44 @@
-# The benchmarks: `make bench`.  Included by the Makefile.
+# The benchmarks.  Included by the Makefile.
+#
+#   make bench            all of them, one summary (a few minutes)
+#   make bench-gateway    NGINX with our module against proxy_pass
+#   make bench-engine     matrix products, batching, page management
+#   make bench-footprint  start, memory, idle CPU
+#
+# RESULTS=DIR stores JSON and tables there, as tests/bench/results has them.
 
-BENCH_BIN := $B/bench/upstream $B/bench/sse_load
+RESULTS      ?=
+BENCH_PROG   := $B/bench/upstream $B/bench/sse_load
+BENCH_ENGINE := $(if $(wildcard tests/bench/bench_engine.c),$B/bench/bench_engine)
+bench_json    = $(if $(RESULTS),--json $(RESULTS)/$(1).json)
 
-$B/bench/%: tests/bench/%.c engine/null_trace.h
+$(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/null_trace.h
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
-	$Q$(CC) $(TR_CFLAGS) -O2 -g -o $@ $<
+	$Q$(CC) $(TR_CFLAGS) $(CFLAGS) -o $@ $<
 
-.PHONY: bench bench-tools
-bench-tools: $(BENCH_BIN)
+$B/bench/bench_engine: $B/obj/tests/bench/bench_engine.o $B/libtokenring.a
+	@mkdir -p $(@D)
+	@echo "  LD    $@"
+	$Q$(CC) $(CFLAGS) -fopenmp -pthread -o $@ $^ $(LIBS) $(LDFLAGS)
+
+.PHONY: bench bench-tools bench-gateway bench-engine bench-footprint
+bench-tools: $(BENCH_PROG) $(BENCH_ENGINE)
+
+bench-gateway: engine module $(BENCH_PROG)
+	@B="$B" node tests/bench/gateway.js $(call bench_json,gateway)
+
+bench-footprint: engine module
+	@B="$B" node tests/bench/footprint.js $(call bench_json,footprint)
+
+bench-engine: $(BENCH_ENGINE)
+	$(if $(BENCH_ENGINE),@$(BENCH_ENGINE))
+
+bench: deps
+	@$(MAKE) -s --no-print-directory -j$(JOBS) engine module bench-tools
+	@echo "== gateway"
+	@$(MAKE) -s --no-print-directory bench-gateway
+	@echo "== engine"
+	@$(MAKE) -s --no-print-directory bench-engine
+	@echo "== footprint"
+	@$(MAKE) -s --no-print-directory bench-footprint

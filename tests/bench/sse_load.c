@@ -7,7 +7,8 @@
  * before the first stream does.  CPU time of the watched processes is read at
  * both borders (/proc/PID/task/TID/schedstat, nanoseconds), so that both sides
  * of a comparison are charged for a known number of tokens.  With --trace
- * (engine/null_trace.h) every arrival is paired with its emission.
+ * (engine/null_trace.h) every arrival is paired with its emission.  Nothing
+ * else may use the gateway meanwhile.
  *
  * The answer on standard output is one JSON object.  Exit status 1: a stream
  * did not end as it must (200, every token, finish_reason, [DONE], last chunk).
@@ -64,6 +65,8 @@ static struct {
     unsigned n_streams, warmup;
     uint32_t tokens;
     const char *model, *trace_path;
+    tr_trace_t *trace;
+    uint64_t trace_begin; /* records of earlier runs */
     int epoll;
     stream_t *streams;
     unsigned warm, open;
@@ -434,19 +437,16 @@ print_percentiles(const char *name, uint64_t *ns, uint64_t n)
 static void
 print_latency(void)
 {
-    tr_trace_t *t = tr_trace_open(g.trace_path, 0);
+    tr_trace_t *t = g.trace;
     uint64_t *each, *last, k, n, at = 0, n_each = 0, n_last = 0;
 
-    if (t == NULL || t->magic != TR_TRACE_MAGIC) {
-        die(g.trace_path);
-    }
     n = atomic_load_explicit(&t->n, memory_order_acquire);
     each = calloc(g.n_arrival + 1, sizeof(*each));
     last = calloc(n + 1, sizeof(*last));
     if (each == NULL || last == NULL) {
         die("calloc");
     }
-    for (k = 0; k < n; k++) {
+    for (k = g.trace_begin; k < n; k++) {
         uint64_t i, tokens = t->record[k].tokens;
 
         if (tokens > g.n_arrival - at) {
@@ -472,7 +472,6 @@ print_latency(void)
     }
     free(each);
     free(last);
-    tr_trace_close(t);
 }
 
 static void
@@ -563,6 +562,13 @@ main(int argc, char **argv)
     if (g.streams == NULL || g.arrival == NULL) {
         die("calloc");
     }
+    if (g.trace_path != NULL) {
+        g.trace = tr_trace_open(g.trace_path, 0);
+        if (g.trace == NULL || g.trace->magic != TR_TRACE_MAGIC) {
+            die(g.trace_path);
+        }
+        g.trace_begin = atomic_load(&g.trace->n);
+    }
     run();
     printf("{\"streams\": %u, \"tokens\": %llu, \"bytes\": %llu, "
            "\"seconds\": %.6f", g.n_streams,
@@ -570,7 +576,7 @@ main(int argc, char **argv)
            (unsigned long long) g.window_bytes,
            (double) (g.window_end - g.window_begin) / 1e9);
     print_cpu();
-    if (g.trace_path != NULL && g.error[0] == '\0') {
+    if (g.trace != NULL && g.error[0] == '\0') {
         print_latency();
     }
     printf(",\n \"ended_well\": %s}\n", g.error[0] == '\0' ? "true" : "false");

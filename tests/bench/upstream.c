@@ -269,9 +269,9 @@ stream_start(conn_t *c, const char *body)
     c->left = p != NULL ? (uint32_t) strtoul(p + 13, NULL, 10) : 16;
     c->left = c->left != 0 ? c->left : 1;
     snprintf(c->head, sizeof(c->head),
-             "{\"id\":\"chatcmpl-%032llx\",\"object\":\"chat.completion.chunk\","
-             "\"created\":%lld,\"model\":\"%.64s\",\"choices\":[{\"index\":0,"
-             "\"delta\":",
+             "{\"id\":\"chatcmpl-%032llx\","
+             "\"object\":\"chat.completion.chunk\",\"created\":%lld,"
+             "\"model\":\"%.64s\",\"choices\":[{\"index\":0,\"delta\":",
              (unsigned long long) g.served * 0x9e3779b97f4a7c15ull,
              (long long) time(NULL), g.model);
     memcpy(out, response, n);
