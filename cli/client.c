@@ -13,14 +13,17 @@
 int
 tr_target_check(const tr_target_t *t, const tr_command_t *command)
 {
-    int n = (t->dir != NULL) + (t->engine != NULL) + (t->url != NULL);
+    bool runs_elsewhere = t->engine != NULL || t->url != NULL;
 
-    if (n != 1) {
-        return tr_usage_error(command, n == 0
-            ? "where is the model? give -m DIR, --engine SOCKET or --url URL"
-            : "give only one of -m DIR, --engine SOCKET and --url URL");
+    if (!runs_elsewhere && t->dir == NULL) {
+        return tr_usage_error(command, "where is the model? give -m DIR, "
+                              "--engine SOCKET or --url URL");
     }
-    if (t->dir == NULL && t->set.n != 0) {
+    if (t->engine != NULL && t->url != NULL) {
+        return tr_usage_error(command, "give --engine SOCKET or --url URL, not "
+                              "both");
+    }
+    if (runs_elsewhere && t->set.n != 0) {
         return tr_usage_error(command, "--set changes an engine that runs in "
                               "this process: it needs -m DIR");
     }

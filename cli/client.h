@@ -1,7 +1,8 @@
 /*
  * One way to ask for completions, three ways to get there:
  *
- *   -m DIR           a whole engine inside this process, on a private socket
+ *   -m DIR           a whole engine inside this process, on a private socket;
+ *                    with one of the following it is not loaded
  *   --engine SOCKET  a running engine, through a ring, as an NGINX worker does
  *   --url URL        HTTP: anything that speaks the OpenAI API
  *
@@ -35,7 +36,7 @@ typedef struct {
     { "Where the model is (one of the first three)", 0, TR_OPTION_GROUP,       \
       NULL, NULL, NULL, 0, 0, NULL, false },                                   \
     { "model", 'm', TR_OPTION_TEXT, &(t).dir, "DIR",                           \
-      "run this Hugging Face directory in this process", 0, 0, NULL, false },  \
+      "run this Hugging Face directory here, unless --engine or --url", 0, 0, NULL, false },  \
     { "engine", 'e', TR_OPTION_TEXT, &(t).engine, "SOCKET",                    \
       "a running engine, through its ring", 0, 0, NULL, false },               \
     { "url", 'u', TR_OPTION_TEXT, &(t).url, "URL",                             \
@@ -50,7 +51,8 @@ typedef struct {
     { "verbose", 'v', TR_OPTION_FLAG, &(t).verbose, NULL,                      \
       "--model: show the engine's log", 0, 0, NULL, false }
 
-/* Exactly one of the three was given?  0, or the usage error's exit status. */
+/* One of the three was given?  0, or the usage error's exit status.  -m beside
+ * another one is allowed and unused: the model runs elsewhere already. */
 int tr_target_check(const tr_target_t *t, const tr_command_t *command);
 
 /* How a call ended. */
