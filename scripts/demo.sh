@@ -59,7 +59,7 @@ ${BOLD}It is running.${PLAIN}
 ${BOLD}Try${PLAIN}
   curl -N $URL/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{"model":"pocket","stream":true,"messages":[{"role":"user","content":"Hello!"}]}'
-  ${BUILD#"$ROOT"/}/bin/tokenring chat -m models/pocket --engine ${RUN#"$ROOT"/}/engine.sock
+  ${BUILD#"$ROOT"/}/bin/tokenring chat --engine ${RUN#"$ROOT"/}/engine.sock
 
 ${BOLD}Stop${PLAIN}
   make down

@@ -1,0 +1,124 @@
+'use strict';
+//
+// The command line: over the ring, over HTTP and with an engine of its own, it
+// gives the same answers.
+
+const { test, before, after } = require('node:test');
+const assert = require('node:assert/strict');
+const { spawn } = require('node:child_process');
+const fs = require('node:fs');
+const path = require('node:path');
+const { Stack, BUILD, POCKET, until } = require('./lib/stack');
+const { goldens, story } = require('./lib/prompts');
+
+const CLI = path.join(BUILD, 'bin/tokenring');
+let stack;
+
+before(async () => { stack = await Stack.start(); });
+after(async () => {
+  const complaints = stack.complaints();
+  await stack.stop();
+  assert.deepEqual(complaints, []);
+});
+
+function cli(args, input = '') {
+  const child = spawn(CLI, args, { stdio: ['pipe', 'pipe', 'pipe'] });
+  let out = '';
+  let err = '';
+  child.stdout.setEncoding('utf8').on('data', (d) => { out += d; });
+  child.stderr.setEncoding('utf8').on('data', (d) => { err += d; });
+  child.stdin.on('error', () => {});
+  child.stdin.end(input);
+  const done = new Promise((resolve) => {
+    child.on('close', (status, signal) =>
+      resolve({ status, signal, out, err }));
+  });
+  done.child = child;
+  done.seen = () => out;
+  return done;
+}
+
+const targets = () => ({
+  ring: ['--engine', stack.engine.socket],
+  HTTP: ['--url', stack.url],
+  'an engine of its own': ['-m', POCKET],
+});
+
+for (const name of ['ring', 'HTTP', 'an engine of its own']) {
+  test(`generate: over ${name}`, async () => {
+    const golden = goldens[3];
+    const r = await cli(['generate', ...targets()[name], '-p',
+      golden.messages[0].content, '--temperature', '0']);
+    assert.equal(r.status, 0, r.err);
+    assert.equal(r.out.trimEnd(), golden.continuation);
+    assert.match(r.err, /tok/);
+  });
+}
+
+test('generate: an engine that is not there', async () => {
+  const r = await cli(['generate', '--engine', '/nonexistent.sock', '-p', 'x']);
+  assert.notEqual(r.status, 0);
+  assert.match(r.err, /nonexistent/);
+  assert.equal(r.out, '');
+});
+
+test('generate: Ctrl-C reaches the engine', async () => {
+  await stack.idle();
+  const r = cli(['generate', '--engine', stack.engine.socket, '-p', story(0),
+    '-n', '3900', '--ignore-eos']);
+  await until(() => r.seen().length > 0, 'it streams');
+  r.child.kill('SIGINT');
+  await r;
+  await stack.idle();
+});
+
+test('chat: turns from standard input', async () => {
+  const r = await cli(['chat', '--engine', stack.engine.socket,
+    '--temperature', '0'],
+  `Hello!\n/reset\n${goldens[3].messages[0].content}\n/quit\n`);
+  assert.equal(r.status, 0, r.err);
+  assert.ok(r.out.includes(goldens[0].continuation), r.out);
+  assert.ok(r.out.includes(goldens[3].continuation), r.out);
+});
+
+test('stats: one look, as JSON and as text', async () => {
+  const json = await cli(['stats', '-e', stack.engine.socket, '--once',
+    '--json']);
+  assert.equal(json.status, 0, json.err);
+  const value = JSON.parse(json.out.trim().split('\n').at(-1));
+  assert.ok(JSON.stringify(value).includes('pocket'));
+  const text = await cli(['stats', '-e', stack.engine.socket, '--once']);
+  assert.equal(text.status, 0, text.err);
+  assert.match(text.out, /pocket/);
+});
+
+test('tokenize: there and back', async () => {
+  const lines = ['Once upon a time', 'é 漢 🙂', '  blanks  '];
+  const there = await cli(['tokenize', '-m', POCKET], `${lines.join('\n')}\n`);
+  assert.equal(there.status, 0, there.err);
+  const back = await cli(['tokenize', '-m', POCKET, '--decode'], there.out);
+  assert.equal(back.status, 0, back.err);
+  assert.equal(back.out, `${lines.join('\n')}\n`);
+});
+
+for (const name of ['ring', 'HTTP']) {
+  test(`bench: over ${name}, figures as JSON`, async () => {
+    const file = path.join(stack.dir, `bench-${name}.json`);
+    const r = await cli(['bench', ...targets()[name], '-c', '4', '-N', '12',
+      '-P', '16', '-O', '8', '--json', file]);
+    assert.equal(r.status, 0, r.err);
+    const value = JSON.parse(fs.readFileSync(file, 'utf8'));
+    const text = JSON.stringify(value);
+    assert.match(text, /ttft/i);
+    assert.match(text, /12/);
+  });
+}
+
+test('usage errors: status 2, and what would be right', async () => {
+  for (const args of [[], ['frobnicate'], ['generate'], ['stats'],
+    ['tokenize'], ['generate', '--colour'], ['bench', '-c', 'many']]) {
+    const r = await cli(args);
+    assert.equal(r.status, 2, `${args}: ${r.err}`);
+    assert.ok(r.err.length > 0);
+  }
+});
