@@ -53,6 +53,11 @@ struct tr_executor {
     /* Runs the batch.  A failure of the whole step is returned; a failure of
      * one item is its status.  Called by the step loop only. */
     tr_status_t (*step)(tr_executor_t *e, const tr_batch_t *batch);
+    /* NULL: always at once.  Else asked after each token (now: CLOCK_MONOTONIC,
+     * us): when may the sequence in kv_slot be in a batch again?  The loop
+     * sleeps until the earliest of these times, or until something happens,
+     * so an executor that paces never waits in step(). */
+    uint64_t (*due)(tr_executor_t *e, int32_t kv_slot, uint64_t now);
     void (*free)(tr_executor_t *e);
 };
 

@@ -3,6 +3,11 @@
  * running requests.  Each turn it takes new requests and wishes, lets the
  * scheduler compose a batch (decode first, prefill chunks mixed in), runs it,
  * and hands text to the outlets.  It sleeps when there is nothing to do.
+ *
+ *   take requests and wishes -> compose -> step -> tokens to text and records
+ *     -> publish the outlets -> (ring the front thread) -> again, or sleep
+ *
+ * No lock is held in a step, and nothing is allocated after start.
  */
 #ifndef TR_LOOP_H
 #define TR_LOOP_H
@@ -23,8 +28,9 @@ tr_status_t tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
     int front_fd, tr_loop_t **out, tr_error_t *err);
 
 /* Front thread: passes a request on.  TR_ERR_QUEUE_FULL when max_queue
- * requests wait (the request stays the caller's), TR_ERR_CONTEXT_LENGTH when
- * it can never fit the KV pool. */
+ * requests wait, TR_ERR_CONTEXT_LENGTH when a prompt with its max_tokens can
+ * never fit the model's context or the KV pool: the request stays the
+ * caller's. */
 tr_status_t tr_loop_submit(tr_loop_t *l, tr_request_t *r);
 
 /* Front thread: request->control changed, or outlet space was freed. */
@@ -36,8 +42,10 @@ void tr_loop_snapshot(tr_loop_t *l, tr_status_admission_t *out);
 /* Front thread: requests inside (queued or running). */
 uint32_t tr_loop_outstanding(tr_loop_t *l);
 
-/* Ends the thread after the current step; requests still inside end with
- * ERROR TR_ERR_DRAINING. */
+/* Front thread: ends the thread after the current step and frees the loop.
+ * Requests still inside end with ERROR TR_ERR_DRAINING as far as their outlets
+ * have room; all of them, also those that got no record, belong to the front
+ * thread then. */
 void tr_loop_stop(tr_loop_t *l);
 
 #endif

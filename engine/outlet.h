@@ -21,7 +21,7 @@
  * with longer tokens is refused when the loop starts. */
 #define TR_OUTLET_TOKEN_BYTES 512
 #define TR_OUTLET_TEXT_MAX                                                     \
-    (TR_STOP_STRING_BYTES + TR_OUTLET_TOKEN_BYTES * 3 + 16)
+    (TR_STOP_STRING_BYTES + TR_OUTLET_TOKEN_BYTES * 3 + 32)
 #define TR_OUTLET_LOGPROB_MAX                                                  \
     ((1 + TR_TOP_LOGPROBS_MAX)                                                 \
      * (sizeof(tr_wire_logprob_t) + TR_OUTLET_TOKEN_BYTES))
@@ -38,8 +38,9 @@ struct tr_outlet {
     tr_ring_consumer_t consumer; /* front thread only */
     uint64_t full_since_us;      /* step loop only: 0, or when it filled up */
 
-    /* step loop only: what joined the batch under way, and the list of outlets
-     * in which records are staged */
+    /* step loop only: sequences that joined the batch of step `turn`, and the
+     * list of outlets in which records are staged */
+    uint64_t turn;
     uint32_t batch, batch_logprobs;
     bool staged;
     tr_outlet_t *next_staged;

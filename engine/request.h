@@ -102,7 +102,9 @@ struct tr_request {
     uint64_t prefill_turn;       /* last step in which a prompt chunk ran */
     uint32_t completion_tokens;  /* all choices */
     uint32_t open_sequences;     /* not yet finished */
+    uint32_t running_sequences;  /* of these, with a KV slot */
     uint32_t preemptions;
+    uint32_t aborted_choice;     /* the first one that an abort cut short */
     uint64_t kv_bytes, kv_full_bytes; /* summed over finished choices */
     double kv_high, kv_low, kv_pruned; /* shares, weighted with full bytes */
 };

@@ -1,0 +1,227 @@
+/*
+ * Tokens to records (emit.h).
+ */
+#include "emit.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+/* A sequence sends a prompt in so many records a step at most, so that a long
+ * echo does not hold up the others. */
+#define TR_EMIT_ECHO_RECORDS 32
+
+static void
+tr_emit_touch(tr_emit_t *e, tr_outlet_t *o)
+{
+    if (!o->staged) {
+        o->staged = true;
+        o->next_staged = e->staged;
+        e->staged = o;
+    }
+}
+
+static void
+tr_emit_delta(tr_emit_t *e, const tr_request_t *r, uint32_t choice,
+    uint32_t tokens, uint32_t text_len, uint32_t logprobs_len)
+{
+    tr_status_t rc = tr_outlet_delta(r->outlet, r->id, choice, tokens, e->text,
+                                     text_len, e->logprobs, logprobs_len);
+
+    assert(rc == TR_OK); /* has_room said so */
+    (void) rc;
+    tr_emit_touch(e, r->outlet);
+}
+
+static bool
+tr_emit_is_stop(const tr_sequence_t *q, int32_t token)
+{
+    const tr_sampling_params_t *params = &q->request->params;
+    uint32_t i;
+
+    for (i = 0; !params->ignore_eos && i < q->sampler.n_eos; i++) {
+        if (q->sampler.eos[i] == token) {
+            return true;
+        }
+    }
+    for (i = 0; i < params->n_stop_tokens; i++) {
+        if (params->stop_tokens[i] == token) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static uint32_t
+tr_emit_append(tr_emit_t *e, uint32_t len, const tr_text_out_t *out)
+{
+    assert(len + out->len <= sizeof(e->text));
+    memcpy(e->text + len, out->text, out->len);
+    return len + out->len;
+}
+
+uint16_t
+tr_emit_token(tr_emit_t *e, tr_sequence_t *q)
+{
+    const tr_request_t *r = q->request;
+    int32_t token = q->sampled.token;
+    uint32_t len = 0, logprobs = 0;
+    uint16_t reason = 0;
+    tr_text_out_t out;
+
+    tr_sampler_accept(&q->sampler, token);
+    q->unsent++;
+    if (tr_emit_is_stop(q, token)) {
+        reason = TR_FINISH_STOP; /* the token itself is not text */
+    } else {
+        q->tokens[q->len++] = token;
+        tr_text_stream_push(&q->text, token, &out);
+        len = tr_emit_append(e, len, &out);
+        if (out.stop >= 0) {
+            reason = TR_FINISH_STOP;
+        } else if (q->len == q->cap) {
+            reason = TR_FINISH_LENGTH;
+        }
+        if (r->params.logprobs >= 0) {
+            logprobs = tr_outlet_encode_logprob(e->tokenizer, &q->sampled,
+                                                e->logprobs,
+                                                sizeof(e->logprobs));
+        }
+    }
+    if (reason != 0) {
+        tr_text_stream_finish(&q->text, &out);
+        len = tr_emit_append(e, len, &out);
+        if (out.stop >= 0) {
+            reason = TR_FINISH_STOP;
+        }
+    }
+    if (len != 0 || logprobs != 0) {
+        tr_emit_delta(e, r, q->choice, q->unsent, len, logprobs);
+        q->unsent = 0;
+    }
+    return reason;
+}
+
+/* Fills one record with prompt tokens from q->echoed on; returns its text's
+ * length, and that of the logprobs. */
+static uint32_t
+tr_emit_echo_fill(tr_emit_t *e, tr_sequence_t *q, uint32_t *logprobs)
+{
+    const uint32_t most = TR_OUTLET_TOKEN_BYTES * 3 + 16;
+    uint32_t len = 0, n;
+
+    *logprobs = 0;
+    while (q->echoed < q->prompt_len && len + most <= TR_OUTLET_TEXT_MAX) {
+        int32_t token = q->tokens[q->echoed];
+
+        if (q->prompt_scores != NULL) {
+            tr_sampled_t *score = &q->prompt_scores[q->echoed];
+
+            if (q->echoed == 0) { /* nothing before it */
+                score->token = token;
+                score->logprob = NAN;
+                score->n_top = 0;
+            }
+            n = tr_outlet_encode_logprob(e->tokenizer, score,
+                                         e->logprobs + *logprobs,
+                                         (uint32_t) sizeof(e->logprobs)
+                                             - *logprobs);
+            if (n == 0) {
+                break;
+            }
+            *logprobs += n;
+        }
+        len += tr_detok_push(&q->echo_detok, e->tokenizer, token,
+                             e->text + len, TR_OUTLET_TEXT_MAX - len);
+        q->echoed++;
+    }
+    if (q->echoed == q->prompt_len) {
+        len += tr_detok_finish(&q->echo_detok, e->text + len,
+                               (uint32_t) sizeof(e->text) - len);
+    }
+    return len;
+}
+
+bool
+tr_emit_echo(tr_emit_t *e, tr_sequence_t *q)
+{
+    uint32_t with = q->request->params.logprobs >= 0, i;
+
+    for (i = 0; i < TR_EMIT_ECHO_RECORDS && q->echoed < q->prompt_len; i++) {
+        uint32_t len, logprobs;
+
+        if (!tr_outlet_has_room(q->request->outlet, 1, with)) {
+            break;
+        }
+        len = tr_emit_echo_fill(e, q, &logprobs);
+        tr_emit_delta(e, q->request, q->choice, 0, len, logprobs);
+    }
+    return i != 0;
+}
+
+static uint64_t
+tr_emit_span(uint64_t from, uint64_t to)
+{
+    return from != 0 && to > from ? to - from : 0;
+}
+
+tr_status_t
+tr_emit_finish(tr_emit_t *e, const tr_request_t *r, uint32_t choice,
+    uint16_t reason, bool last)
+{
+    double full = (double) r->kv_full_bytes;
+    tr_wire_finish_t f = {
+        .choice = choice,
+        .reason = reason,
+        .flags = last ? TR_FINISH_LAST : 0,
+        .prompt_tokens = r->prompt_tokens,
+        .completion_tokens = r->completion_tokens,
+        .preemptions = r->preemptions,
+        .queue_us = tr_emit_span(r->arrival_us, r->scheduled_us),
+        .prefill_us = tr_emit_span(r->scheduled_us, r->first_token_us),
+        .decode_us = tr_emit_span(r->first_token_us, r->last_token_us),
+        .kv_bytes = r->kv_bytes,
+        .kv_full_bytes = r->kv_full_bytes
+    };
+    tr_status_t rc;
+
+    if (r->kv_full_bytes != 0) {
+        f.share_high = (float) (r->kv_high / full);
+        f.share_low = (float) (r->kv_low / full);
+        f.share_pruned = (float) (r->kv_pruned / full);
+    }
+    rc = tr_outlet_finish(r->outlet, r->id, &f);
+    if (rc == TR_OK) {
+        tr_emit_touch(e, r->outlet);
+    }
+    return rc;
+}
+
+tr_status_t
+tr_emit_error(tr_emit_t *e, const tr_request_t *r)
+{
+    tr_status_t rc = tr_outlet_error(r->outlet, r->id, &r->error,
+                                     r->prompt_tokens, r->completion_tokens);
+
+    if (rc == TR_OK) {
+        tr_emit_touch(e, r->outlet);
+    }
+    return rc;
+}
+
+bool
+tr_emit_publish(tr_emit_t *e)
+{
+    bool wake = false;
+    tr_outlet_t *o, *next;
+
+    for (o = e->staged; o != NULL; o = next) {
+        next = o->next_staged;
+        o->staged = false;
+        o->next_staged = NULL;
+        /* the front thread may free it from here on */
+        wake |= tr_outlet_publish(o) == 1;
+    }
+    e->staged = NULL;
+    return wake;
+}

@@ -1,0 +1,39 @@
+/*
+ * What the step loop says: tokens become text, text and ends become records.
+ *
+ * Records are staged in the outlets during a step and published once at its
+ * end.  After that a request whose last record was among them belongs to the
+ * front thread.
+ */
+#ifndef TR_EMIT_H
+#define TR_EMIT_H
+
+#include "request.h"
+
+typedef struct {
+    const tr_tokenizer_t *tokenizer; /* borrowed */
+    tr_outlet_t *staged;             /* outlets with unpublished records */
+    char text[TR_OUTLET_TEXT_MAX];
+    uint8_t logprobs[TR_OUTLET_LOGPROB_MAX];
+} tr_emit_t;
+
+/* Takes q->sampled: appends it to q->tokens unless it ends the sequence by
+ * itself, and stages the text that it completes.  The outlet has room.
+ * Returns 0, or the enum tr_finish_reason for which q ended. */
+uint16_t tr_emit_token(tr_emit_t *e, tr_sequence_t *q);
+
+/* Stages prompt text (and logprobs) of an echoing sequence as far as the outlet
+ * has room.  Returns whether anything was staged. */
+bool tr_emit_echo(tr_emit_t *e, tr_sequence_t *q);
+
+/* FINISH of one choice, with the request's totals. TR_AGAIN: no room. */
+tr_status_t tr_emit_finish(tr_emit_t *e, const tr_request_t *r,
+    uint32_t choice, uint16_t reason, bool last);
+
+/* ERROR from r->error. TR_AGAIN: no room. */
+tr_status_t tr_emit_error(tr_emit_t *e, const tr_request_t *r);
+
+/* Shows everything staged.  True: the front thread must be woken. */
+bool tr_emit_publish(tr_emit_t *e);
+
+#endif

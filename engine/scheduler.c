@@ -1,0 +1,530 @@
+/*
+ * Admission, preemption and batch composition (scheduler.h).
+ */
+#include "scheduler.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+tr_status_t
+tr_scheduler_init(tr_scheduler_t *s, tr_kv_cache_t *kv, uint32_t max_num_seqs,
+    uint32_t max_batch_tokens)
+{
+    memset(s, 0, sizeof(*s));
+    s->kv = kv;
+    s->max_num_seqs = max_num_seqs;
+    s->max_batch_tokens = max_batch_tokens;
+    s->next_order = 1;
+    s->rows = calloc(max_num_seqs, sizeof(*s->rows));
+    s->scratch = calloc(max_num_seqs, sizeof(*s->scratch));
+    if (s->rows == NULL || s->scratch == NULL) {
+        tr_scheduler_free(s);
+        return TR_ERR_NOMEM;
+    }
+    return TR_OK;
+}
+
+void
+tr_scheduler_free(tr_scheduler_t *s)
+{
+    free(s->rows);
+    free(s->scratch);
+    memset(s, 0, sizeof(*s));
+}
+
+/* ---- lists --------------------------------------------------------------- */
+
+/* Sorted by order.  From the end: what comes is mostly the youngest. */
+static void
+tr_list_insert(tr_sequence_list_t *l, tr_sequence_t *q)
+{
+    tr_sequence_t *before = l->last;
+
+    while (before != NULL && before->order > q->order) {
+        before = before->prev;
+    }
+    q->prev = before;
+    q->next = before != NULL ? before->next : l->first;
+    if (q->next != NULL) {
+        q->next->prev = q;
+    } else {
+        l->last = q;
+    }
+    if (before != NULL) {
+        before->next = q;
+    } else {
+        l->first = q;
+    }
+}
+
+static void
+tr_list_remove(tr_sequence_list_t *l, tr_sequence_t *q)
+{
+    if (q->prev != NULL) {
+        q->prev->next = q->next;
+    } else {
+        l->first = q->next;
+    }
+    if (q->next != NULL) {
+        q->next->prev = q->prev;
+    } else {
+        l->last = q->prev;
+    }
+    q->prev = q->next = NULL;
+}
+
+bool
+tr_scheduler_fits(const tr_kv_cache_t *kv, const tr_request_t *r)
+{
+    uint32_t i;
+
+    for (i = 0; i < r->n_sequences; i++) {
+        if (r->sequences[i].cap > tr_kv_max_len(kv)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void
+tr_scheduler_add(tr_scheduler_t *s, tr_request_t *r)
+{
+    uint32_t i;
+
+    for (i = 0; i < r->n_sequences; i++) {
+        r->sequences[i].order = s->next_order++;
+        tr_list_insert(&s->waiting, &r->sequences[i]);
+    }
+}
+
+/* From running to nowhere: pages and slot go back. */
+static void
+tr_scheduler_leave(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    tr_list_remove(&s->running, q);
+    s->n_running--;
+    if (--q->request->running_sequences == 0) {
+        s->n_running_requests--;
+    }
+    tr_kv_close(s->kv, q->kv_slot);
+    q->kv_slot = -1;
+    q->computed = 0;
+}
+
+void
+tr_scheduler_remove(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    if (q->state == TR_SEQ_RUNNING) {
+        tr_scheduler_leave(s, q);
+    } else if (q->state == TR_SEQ_WAITING) {
+        tr_list_remove(&s->waiting, q);
+    }
+    q->state = TR_SEQ_DONE;
+}
+
+/* ---- what a sequence can do now ------------------------------------------- */
+
+static bool
+tr_sequence_paused(const tr_sequence_t *q)
+{
+    return (q->request->wishes & TR_CONTROL_PAUSE) != 0;
+}
+
+/* It holds pages and has no use for them. */
+static bool
+tr_scheduler_blocked(const tr_scheduler_t *s, const tr_sequence_t *q)
+{
+    uint64_t full = q->request->outlet->full_since_us;
+
+    return tr_sequence_paused(q)
+           || (full != 0 && s->now - full >= TR_SCHEDULER_FULL_US);
+}
+
+/* Tokens that are to be computed before something else must happen.  While a
+ * prompt is echoed its last position waits: it gives the first output token.
+ * With max_tokens 0 it is never computed, the others only for their scores. */
+static uint32_t
+tr_sequence_goal(const tr_sequence_t *q)
+{
+    bool samples = q->request->params.max_tokens != 0;
+
+    if (!tr_sequence_echoes(q)) {
+        return samples ? q->len : 0;
+    }
+    return samples || q->prompt_scores != NULL ? q->prompt_len - 1 : 0;
+}
+
+/* Only the newest token is missing. */
+static bool
+tr_sequence_decodes(const tr_sequence_t *q)
+{
+    return q->computed + 1 == q->len && tr_sequence_goal(q) == q->len;
+}
+
+static bool
+tr_sequence_prefills(const tr_sequence_t *q)
+{
+    return q->computed < tr_sequence_goal(q) && q->computed + 1 != q->len
+           && !tr_sequence_paused(q);
+}
+
+/* Room in the outlet for q as one more of this batch?  An outlet that takes
+ * not even the first one is full. */
+static bool
+tr_scheduler_room(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    tr_outlet_t *o = q->request->outlet;
+    uint32_t logprobs = q->request->params.logprobs >= 0;
+
+    if (o->turn != s->turn) {
+        o->turn = s->turn;
+        o->batch = o->batch_logprobs = 0;
+    }
+    if (tr_outlet_has_room(o, o->batch + 1, o->batch_logprobs + logprobs)) {
+        o->full_since_us = 0;
+        return true;
+    }
+    if (o->batch == 0 && o->full_since_us == 0) {
+        o->full_since_us = s->now;
+    }
+    return false;
+}
+
+/* The caller has asked for room. */
+static void
+tr_scheduler_row(tr_scheduler_t *s, tr_sequence_t *q, uint32_t n)
+{
+    tr_row_t *row = &s->rows[s->n_rows++];
+
+    row->sequence = q;
+    row->pos = q->computed;
+    row->n = n;
+    row->sample = q->computed + n == q->len;
+    row->score = q->prompt_scores != NULL && tr_sequence_echoes(q);
+    s->n_tokens += n;
+    q->request->outlet->batch++;
+    q->request->outlet->batch_logprobs += q->request->params.logprobs >= 0;
+}
+
+/* ---- preemption ------------------------------------------------------------ */
+
+static void
+tr_scheduler_preempt(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    tr_scheduler_leave(s, q);
+    q->state = TR_SEQ_WAITING;
+    tr_list_insert(&s->waiting, q);
+    q->request->preemptions++;
+    s->preemptions++;
+}
+
+/* The youngest that is blocked, NULL when none is. */
+static tr_sequence_t *
+tr_scheduler_idler(const tr_scheduler_t *s)
+{
+    tr_sequence_t *q = s->running.last;
+
+    while (q != NULL && !tr_scheduler_blocked(s, q)) {
+        q = q->prev;
+    }
+    return q;
+}
+
+/* Makes room for q's newest token.  False: q was the youngest and had to go
+ * itself. */
+static bool
+tr_scheduler_reserve(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    while (tr_kv_reserve(s->kv, q->kv_slot, q->len) != TR_OK) {
+        tr_sequence_t *victim = tr_scheduler_idler(s);
+
+        if (victim == NULL) {
+            victim = s->running.last;
+        }
+        tr_scheduler_preempt(s, victim);
+        if (victim == q) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- decode ------------------------------------------------------------------ */
+
+/* The sequences that can decode now, with a page for their newest token: into
+ * scratch, oldest first, so that a victim is never among them.  Returns how
+ * many. */
+static uint32_t
+tr_scheduler_decodable(tr_scheduler_t *s)
+{
+    tr_sequence_t *q, *next;
+    uint32_t n = 0;
+
+    for (q = s->running.first; q != NULL; q = next) {
+        next = q->next;
+        if (!tr_sequence_decodes(q) || tr_sequence_paused(q)) {
+            continue;
+        }
+        if (q->due_us > s->now) {
+            if (s->next_due_us == 0 || q->due_us < s->next_due_us) {
+                s->next_due_us = q->due_us;
+            }
+            continue;
+        }
+        if (!tr_scheduler_room(s, q)) {
+            continue;
+        }
+        if (!tr_scheduler_reserve(s, q)) {
+            break; /* it was the youngest */
+        }
+        s->scratch[n++] = q;
+        next = q->next; /* the one before may have been a victim */
+    }
+    return n;
+}
+
+/* Rows of one token each, up to `limit`.  Whoever is left out for want of room
+ * in the batch or in an outlet is first in the next step. */
+static void
+tr_scheduler_decode(tr_scheduler_t *s, uint32_t n, uint32_t limit)
+{
+    uint64_t resume = 0;
+    uint32_t first = 0, i;
+
+    while (first < n && s->scratch[first]->order < s->resume_order) {
+        first++;
+    }
+    for (i = 0; i < n; i++) {
+        tr_sequence_t *q = s->scratch[(first + i) % n];
+
+        if (s->n_rows < limit && tr_scheduler_room(s, q)) {
+            tr_scheduler_row(s, q, 1);
+        } else if (resume == 0) {
+            resume = q->order;
+        }
+    }
+    s->resume_order = resume;
+}
+
+/* ---- admission ------------------------------------------------------------- */
+
+/* A running choice of the same prompt, the one that has computed most. */
+static tr_sequence_t *
+tr_scheduler_sibling(const tr_sequence_t *q)
+{
+    tr_request_t *r = q->request;
+    tr_sequence_t *best = NULL;
+    uint32_t first = q->choice / r->n * r->n, i;
+
+    if (r->running_sequences == 0 || q->prompt_len == 1) {
+        return NULL;
+    }
+    for (i = first; i < first + r->n; i++) {
+        tr_sequence_t *other = &r->sequences[i];
+
+        if (other->state == TR_SEQ_RUNNING
+            && (best == NULL || other->computed > best->computed)) {
+            best = other;
+        }
+    }
+    return best;
+}
+
+/* Gives q a slot with pages for all its tokens, the prompt copied from a
+ * sibling if there is one.  There are pages enough. */
+static tr_status_t
+tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
+    const tr_sequence_t *sibling)
+{
+    int32_t slot = tr_kv_open(s->kv);
+    uint32_t shared = sibling != NULL ? q->prompt_len - 1 : 0;
+    tr_status_t rc = TR_OK;
+
+    if (slot < 0) {
+        return TR_AGAIN;
+    }
+    if (shared != 0) {
+        rc = tr_kv_fork(s->kv, sibling->kv_slot, slot, shared);
+    }
+    if (rc == TR_OK) {
+        rc = tr_kv_reserve(s->kv, slot, q->len);
+    }
+    if (rc != TR_OK) {
+        tr_kv_close(s->kv, slot);
+        return rc;
+    }
+    tr_list_remove(&s->waiting, q);
+    tr_list_insert(&s->running, q);
+    q->state = TR_SEQ_RUNNING;
+    q->kv_slot = slot;
+    q->computed = shared;
+    s->n_running++;
+    if (q->request->running_sequences++ == 0) {
+        s->n_running_requests++;
+    }
+    return TR_OK;
+}
+
+/* Are there a slot and pages for q?  Blocked sequences make way, all that is
+ * left is kept for the others that run, but for one page in a hundred. */
+static bool
+tr_scheduler_affords(tr_scheduler_t *s, const tr_sequence_t *q)
+{
+    uint64_t need = tr_kv_pages_for(s->kv, q->len);
+    tr_sequence_t *idler;
+
+    for (;;) {
+        uint64_t keep = s->n_running == 0 ? 0 : tr_kv_pages(s->kv) / 100;
+
+        if (s->n_running < s->max_num_seqs
+            && need + keep <= tr_kv_free_pages(s->kv)) {
+            return true;
+        }
+        idler = tr_scheduler_idler(s);
+        if (idler == NULL) {
+            return false;
+        }
+        tr_scheduler_preempt(s, idler);
+    }
+}
+
+static void
+tr_scheduler_admit(tr_scheduler_t *s)
+{
+    tr_sequence_t *q, *next, *sibling;
+
+    for (q = s->waiting.first; q != NULL; q = next) {
+        next = q->next;
+        if (tr_sequence_paused(q) || !tr_scheduler_room(s, q)) {
+            continue;
+        }
+        sibling = tr_scheduler_sibling(q);
+        if (sibling != NULL && sibling->computed + 1 < q->prompt_len) {
+            continue; /* its prompt is being computed */
+        }
+        if (!tr_scheduler_affords(s, q)
+            || tr_scheduler_start(s, q, sibling) != TR_OK) {
+            return; /* nobody overtakes it */
+        }
+        if (tr_sequence_decodes(q) && s->n_tokens < s->max_batch_tokens) {
+            tr_scheduler_row(s, q, 1);
+        }
+    }
+}
+
+/* ---- prompts ------------------------------------------------------------------ */
+
+static uint32_t
+tr_scheduler_prompts(tr_scheduler_t *s)
+{
+    tr_sequence_t *q;
+    uint32_t n = 0;
+
+    for (q = s->running.first; q != NULL; q = q->next) {
+        if (tr_sequence_prefills(q)) {
+            s->scratch[n++] = q;
+        }
+    }
+    return n;
+}
+
+/* Chunks of prompts, in turns between requests. */
+static void
+tr_scheduler_prefill(tr_scheduler_t *s)
+{
+    uint32_t n = tr_scheduler_prompts(s);
+
+    while (n != 0 && s->n_tokens < s->max_batch_tokens) {
+        uint32_t left = s->max_batch_tokens - s->n_tokens, want, best = 0, i;
+        tr_sequence_t *q;
+
+        for (i = 1; i < n; i++) {
+            /* scratch is sorted by age: the older one wins a tie */
+            if (s->scratch[i]->request->prefill_turn
+                < s->scratch[best]->request->prefill_turn) {
+                best = i;
+            }
+        }
+        q = s->scratch[best];
+        memmove(&s->scratch[best], &s->scratch[best + 1],
+                (--n - best) * sizeof(*s->scratch));
+        if (tr_scheduler_room(s, q)) {
+            want = tr_sequence_goal(q) - q->computed;
+            tr_scheduler_row(s, q, want < left ? want : left);
+            q->request->prefill_turn = ++s->chunks;
+        }
+    }
+}
+
+void
+tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
+{
+    uint64_t preemptions = s->preemptions;
+    uint32_t n, limit = s->max_batch_tokens;
+
+    s->turn++;
+    s->now = now;
+    s->n_rows = 0;
+    s->n_tokens = 0;
+    s->next_due_us = 0;
+    /* prompts get an eighth of the batch even where decoding could fill it */
+    if (tr_scheduler_prompts(s) != 0 && limit > 1) {
+        limit -= (limit + 7) / 8;
+    }
+    n = tr_scheduler_decodable(s);
+    tr_scheduler_decode(s, n, limit);
+    if (s->preemptions == preemptions) {
+        tr_scheduler_admit(s);
+    }
+    tr_scheduler_prefill(s);
+}
+
+/* ---- checks ------------------------------------------------------------------ */
+
+static bool
+tr_list_sound(const tr_sequence_list_t *l, enum tr_sequence_state state,
+    uint32_t *n)
+{
+    const tr_sequence_t *q, *before = NULL;
+
+    *n = 0;
+    for (q = l->first; q != NULL; before = q, q = q->next) {
+        if (q->state != state || q->prev != before
+            || (before != NULL && before->order >= q->order)
+            || (q->kv_slot >= 0) != (state == TR_SEQ_RUNNING)
+            || q->computed > q->len || q->len > q->cap) {
+            return false;
+        }
+        (*n)++;
+    }
+    return l->last == before;
+}
+
+bool
+tr_scheduler_sound(const tr_scheduler_t *s)
+{
+    uint32_t waiting, running, requests = 0, i;
+    const tr_sequence_t *q;
+
+    if (!tr_list_sound(&s->waiting, TR_SEQ_WAITING, &waiting)
+        || !tr_list_sound(&s->running, TR_SEQ_RUNNING, &running)
+        || running != s->n_running || running > s->max_num_seqs
+        || s->n_tokens > s->max_batch_tokens) {
+        return false;
+    }
+    for (q = s->running.first; q != NULL; q = q->next) {
+        const tr_request_t *r = q->request;
+        uint32_t own = 0, first = 1;
+
+        for (i = 0; i < r->n_sequences; i++) {
+            own += r->sequences[i].state == TR_SEQ_RUNNING;
+            first &= &r->sequences[i] >= q
+                     || r->sequences[i].state != TR_SEQ_RUNNING;
+        }
+        if (own != r->running_sequences) {
+            return false;
+        }
+        requests += first;
+    }
+    return requests == s->n_running_requests && tr_kv_sound(s->kv);
+}

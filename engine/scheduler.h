@@ -1,0 +1,102 @@
+/*
+ * The scheduler: which sequences run, and what each step's batch holds.
+ *
+ * Pure bookkeeping of the step loop: no threads, no clock, no output.
+ *
+ *   waiting --admit--> running --finish--> gone
+ *      ^                  |
+ *      +----preempt-------+
+ *
+ * Both lists are sorted by age (the order of arrival over all channels), and a
+ * preempted sequence keeps its age, so that it waits in front of those that
+ * came later.
+ *
+ * Admission: first come first served, when there are pages for all tokens known
+ * so far (they are reserved at once, so that a prompt never stalls half way)
+ * and fewer than max_num_seqs run.  A few pages are left for those that run.
+ * Choices of one prompt wait until the first of them has its prompt cached,
+ * and copy that.
+ *
+ * Batch: every sequence that has just its newest token to compute joins first
+ * (decode); what is left of max_batch_tokens goes to prompts in chunks, in
+ * turns between requests: whoever waited longest since its last chunk.
+ *
+ * Preemption, when a running sequence needs a page and none is left: those that
+ * are blocked (paused, or their outlet stays full) go first, then the youngest.
+ * Its pages are given back and all its tokens computed again later.  The oldest
+ * that can run always advances, so the whole does.  Blocked ones also make way
+ * for those that wait: a slow client must not hold what others need.
+ */
+#ifndef TR_SCHEDULER_H
+#define TR_SCHEDULER_H
+
+#include "kv_cache.h"
+#include "request.h"
+
+/* An outlet that is full for this long counts as blocked. */
+#define TR_SCHEDULER_FULL_US 100000
+
+/* One sequence's share of the batch: tokens at positions [pos, pos + n). */
+typedef struct {
+    tr_sequence_t *sequence;
+    uint32_t pos, n;
+    bool sample; /* the last position gives the next token */
+    bool score;  /* prompt logprobs are wanted for these positions */
+} tr_row_t;
+
+typedef struct {
+    tr_sequence_t *first, *last;
+} tr_sequence_list_t;
+
+typedef struct {
+    tr_kv_cache_t *kv;        /* borrowed */
+    uint32_t max_num_seqs;    /* at most the slots of kv */
+    uint32_t max_batch_tokens;
+
+    tr_sequence_list_t waiting, running;
+    uint32_t n_running;           /* sequences */
+    uint32_t n_running_requests;  /* requests with any of them */
+    uint64_t next_order;
+    uint64_t turn;          /* compose calls */
+    uint64_t now;           /* of this one, us */
+    uint64_t chunks;        /* prompt chunks given out */
+    uint64_t resume_order;  /* the first decode sequence that was left out */
+    uint64_t preemptions;
+
+    tr_row_t *rows; /* [max_num_seqs] the batch */
+    uint32_t n_rows;
+    uint32_t n_tokens;
+    /* earliest due_us of those that were left out for it, 0: none */
+    uint64_t next_due_us;
+    tr_sequence_t **scratch; /* [max_num_seqs] */
+} tr_scheduler_t;
+
+tr_status_t tr_scheduler_init(tr_scheduler_t *s, tr_kv_cache_t *kv,
+    uint32_t max_num_seqs, uint32_t max_batch_tokens);
+void tr_scheduler_free(tr_scheduler_t *s);
+
+/* Any thread: can all sequences of r, each alone, ever run to their end?  False
+ * if a prompt with its max_tokens is larger than the KV cache. */
+bool tr_scheduler_fits(const tr_kv_cache_t *kv, const tr_request_t *r);
+
+/* Queues all sequences of r. */
+void tr_scheduler_add(tr_scheduler_t *s, tr_request_t *r);
+
+/* Takes a sequence out wherever it is, gives back its pages, makes it DONE. */
+void tr_scheduler_remove(tr_scheduler_t *s, tr_sequence_t *q);
+
+/* Fills rows.  now: CLOCK_MONOTONIC, us.  Looks at request->wishes and at the
+ * outlets; sets outlet->full_since_us. */
+void tr_scheduler_compose(tr_scheduler_t *s, uint64_t now);
+
+/* Echoed prompt text is not out yet: no token may be sampled before it is. */
+static inline bool
+tr_sequence_echoes(const tr_sequence_t *q)
+{
+    return q->request->echo && q->echoed < q->prompt_len;
+}
+
+/* All lists, counters and the KV cache agree.  Linear; for tests. */
+bool tr_scheduler_sound(const tr_scheduler_t *s);
+
+#endif
