@@ -36,7 +36,8 @@ typedef struct {
     { "Where the model is (one of the first three)", 0, TR_OPTION_GROUP,       \
       NULL, NULL, NULL, 0, 0, NULL, false },                                   \
     { "model", 'm', TR_OPTION_TEXT, &(t).dir, "DIR",                           \
-      "run this Hugging Face directory here, unless --engine or --url", 0, 0, NULL, false },  \
+      "run this Hugging Face directory here, unless --engine or --url", 0, 0,  \
+      NULL, false },                                                           \
     { "engine", 'e', TR_OPTION_TEXT, &(t).engine, "SOCKET",                    \
       "a running engine, through its ring", 0, 0, NULL, false },               \
     { "url", 'u', TR_OPTION_TEXT, &(t).url, "URL",                             \

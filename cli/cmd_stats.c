@@ -2,8 +2,8 @@
  * tokenring stats: what a running engine does, read from its status page.
  *
  * It attaches as one more ring client and from then on only reads shared
- * memory: the engine is not asked and not disturbed.  On a terminal the picture is
- * redrawn in place; elsewhere every interval gives one line, or one JSON
+ * memory: the engine is not asked and not disturbed.  On a terminal the picture
+ * is redrawn in place; elsewhere every interval gives one line, or one JSON
  * object with --json.  Latencies are percentiles of the page's histograms over
  * the last interval (over the engine's life with --once).
  */
