@@ -158,7 +158,7 @@ stream_token(conn_t *c)
     size_t n;
 
     n = put_chunk(out, c->head,
-                  "{\"content\":\" the\"},\"logprobs\":null,"
+                  "{\"content\":\"t\"},\"logprobs\":null,"
                   "\"finish_reason\":null}]}");
     if (--c->left == 0) {
         n += put_chunk(out + n, c->head,
