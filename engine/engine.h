@@ -15,9 +15,15 @@ typedef struct tr_engine tr_engine_t;
 tr_status_t tr_engine_start(const tr_config_t *config, tr_engine_t **out,
     tr_error_t *err);
 /* No new work; running requests finish within drain_timeout (their output is
- * still sent), the rest end with an error.  Then everything is stopped. */
+ * still sent), the rest end with an error.  Then everything is stopped; what
+ * remains to be done is tr_engine_stop. */
 void tr_engine_drain(tr_engine_t *e);
-/* Stops at once and frees. */
+/* Any thread: a drain under way, or the next one, does not wait. */
+void tr_engine_hurry(tr_engine_t *e);
+/* Stops at once, if that was not done, and frees. */
 void tr_engine_stop(tr_engine_t *e);
+
+/* Reads what a start would read, headers only, and says what is wrong. */
+tr_status_t tr_engine_check(const tr_config_t *config, tr_error_t *err);
 
 #endif

@@ -354,8 +354,8 @@ front_run(void *arg)
 
 /* ---- start and stop ----------------------------------------------------- */
 
-static void
-front_free(tr_front_t *f)
+void
+tr_front_free(tr_front_t *f)
 {
     if (f->env.epoll != -1) {
         close(f->env.epoll);
@@ -421,7 +421,7 @@ tr_front_start(const tr_front_options_t *options, tr_front_t **out,
         }
     }
     if (rc != TR_OK) {
-        front_free(f);
+        tr_front_free(f);
         return rc;
     }
     *out = f;
@@ -437,7 +437,6 @@ tr_front_end(tr_front_t *f, uint64_t drain_us)
     atomic_compare_exchange_strong(&f->wanted, &expected, DRAIN);
     tr_doorbell_ring(f->wake_fd);
     pthread_join(f->thread, NULL);
-    front_free(f);
 }
 
 void

@@ -35,10 +35,13 @@ tr_status_t tr_front_start(const tr_front_options_t *options, tr_front_t **out,
     tr_error_t *err);
 
 /* Refuses new requests, lets the others finish for drain_us, then ends them,
- * stops loop and intake, closes the peers and frees everything.  Blocks. */
+ * stops loop and intake and closes the peers.  Blocks until the thread ends. */
 void tr_front_end(tr_front_t *f, uint64_t drain_us);
 
-/* Any thread, while tr_front_end waits: do not wait any longer. */
+/* Any thread: a tr_front_end under way does not wait any longer. */
 void tr_front_hurry(tr_front_t *f);
+
+/* After tr_front_end. */
+void tr_front_free(tr_front_t *f);
 
 #endif

@@ -70,6 +70,29 @@ check_bytes(call_t *c, uint64_t bytes)
                                          : TR_OK;
 }
 
+/* A tokenizer may know tokens that the model has no embedding for. */
+static tr_status_t
+check_vocabulary(call_t *c)
+{
+    uint32_t i, k;
+
+    if (tr_tokenizer_vocab_size(c->api->tokenizer) <= c->api->vocab) {
+        return TR_OK;
+    }
+    for (i = 0; i < c->r->n_prompts; i++) {
+        for (k = 0; k < c->prompts[i].len; k++) {
+            if ((uint32_t) c->prompts[i].data[k] >= c->api->vocab) {
+                return tr_error_set(c->err, TR_ERR_INVALID, source_field(c),
+                                    "Your %s holds the token %d, which this "
+                                    "model (%u tokens) does not know.",
+                                    source_field(c), c->prompts[i].data[k],
+                                    c->api->vocab);
+            }
+        }
+    }
+    return TR_OK;
+}
+
 /* Settles max_tokens for prompts of known lengths. */
 static tr_status_t
 check_lengths(call_t *c)
@@ -483,8 +506,10 @@ lay_out(call_t *c)
 {
     tr_request_t *r = c->r;
     tr_status_t rc = check_lengths(c);
-    uint32_t i;
 
+    if (rc == TR_OK) {
+        rc = check_vocabulary(c);
+    }
     if (rc == TR_OK) {
         rc = settle_eos(c);
     }
@@ -494,10 +519,6 @@ lay_out(call_t *c)
         if (rc != TR_OK) {
             return out_of_memory(c);
         }
-    }
-    r->prompt_tokens = 0;
-    for (i = 0; rc == TR_OK && i < r->n_prompts; i++) {
-        r->prompt_tokens += c->prompts[i].len;
     }
     return rc;
 }

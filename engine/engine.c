@@ -1,0 +1,322 @@
+/*
+ * The engine (engine.h): puts the parts together, in the order in which they
+ * need each other, and takes them apart in reverse.
+ *
+ *   lock the socket path      (a second engine fails before it loads anything)
+ *   tokenizer, template, executor
+ *   status page, intake, step loop
+ *   bind the socket, front thread
+ *
+ * The socket appears last: whoever can connect finds a ready engine.
+ */
+#include "engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "chat_template.h"
+#include "executor.h"
+#include "front.h"
+#include "intake.h"
+#include "listener.h"
+#include "log.h"
+#include "loop.h"
+#include "model_config.h"
+#include "openai.h"
+#include "safetensors.h"
+#include "tokenizer.h"
+
+/* n * prompts of one request. */
+#define CHOICES_MAX 128
+
+struct tr_engine {
+    tr_config_t config;
+    tr_listener_t listener;
+    tr_tokenizer_t *tokenizer;
+    tr_chat_template_t chat_template;
+    tr_executor_t *executor;
+    tr_status_page_t *status;
+    int status_fd;
+    int wake_fd;
+    tr_openai_t api;
+    tr_intake_t *intake; /* the front thread's once that runs */
+    tr_loop_t *loop;     /* the same */
+    tr_front_t *front;
+    bool ended;
+};
+
+static uint64_t
+now_ms(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t) ts.tv_sec * 1000 + (uint64_t) ts.tv_nsec / 1000000;
+}
+
+static tr_status_t
+load_text(const tr_config_t *c, tr_tokenizer_t **tokenizer,
+    tr_chat_template_t *chat_template, tr_error_t *err)
+{
+    tr_status_t rc = tr_tokenizer_load(c->model, tokenizer, err);
+
+    if (rc == TR_OK) {
+        rc = tr_chat_template_load(c->model, c->chat_template, *tokenizer,
+                                   chat_template, err);
+    }
+    return rc;
+}
+
+static tr_status_t
+load_model(tr_engine_t *e, tr_error_t *err)
+{
+    const tr_config_t *c = &e->config;
+    uint32_t words;
+    tr_status_t rc;
+
+    rc = load_text(c, &e->tokenizer, &e->chat_template, err);
+    if (rc != TR_OK) {
+        return rc;
+    }
+    words = tr_tokenizer_vocab_size(e->tokenizer);
+    if (strcmp(c->backend, "null") == 0) {
+        return tr_executor_null_open(c, words, &e->executor, err);
+    }
+    rc = tr_executor_model_open(c, &e->executor, err);
+    if (rc == TR_OK && words > e->executor->vocab) {
+        /* what it adds can not be asked for; openai.c refuses such ids */
+        tr_log(TR_LEVEL_WARN, "the tokenizer knows more tokens than the model "
+               "tokenizer=%u model=%u", words, e->executor->vocab);
+    }
+    return rc;
+}
+
+/* ---- status page -------------------------------------------------------- */
+
+static void
+fill_card(const tr_engine_t *e, tr_status_card_t *card)
+{
+    const tr_executor_t *x = e->executor;
+
+    snprintf(card->model, sizeof(card->model), "%s",
+             e->config.served_model_name);
+    snprintf(card->engine, sizeof(card->engine), "%s", e->config.name);
+    snprintf(card->backend, sizeof(card->backend), "%s", x->backend);
+    snprintf(card->kv_policy, sizeof(card->kv_policy), "%s",
+             e->config.kv_policy);
+    card->created = (int64_t) time(NULL);
+    card->parameters = x->parameters;
+    card->max_model_len = x->max_model_len;
+    card->vocab_size = x->vocab;
+    card->layers = x->layers;
+    card->kv_heads = x->kv_heads;
+    card->query_heads = x->query_heads;
+    card->head_dim = x->head_dim;
+    card->kv_page_bytes = tr_kv_page_bytes(x->kv);
+    card->kv_pages = tr_kv_pages(x->kv);
+    card->max_queue = e->config.max_queue;
+    card->kv_levels = 1;
+    snprintf(card->level_name[0], sizeof(card->level_name[0]), "k16v16");
+    card->level_token_bytes[0] = tr_kv_token_bytes(x->kv);
+}
+
+static tr_status_t
+open_status(tr_engine_t *e, tr_error_t *err)
+{
+    uint64_t generation;
+    tr_status_t rc;
+
+    if (getrandom(&generation, sizeof(generation), 0)
+        != (ssize_t) sizeof(generation)) {
+        return tr_error_set(err, TR_ERR_IO, "", "getrandom failed");
+    }
+    rc = tr_status_create(generation, &e->status, &e->status_fd);
+    if (rc != TR_OK) {
+        return tr_error_set(err, rc, "", "cannot make the status page");
+    }
+    fill_card(e, &e->status->card);
+    return TR_OK;
+}
+
+/* ---- threads ------------------------------------------------------------ */
+
+static tr_status_t
+start_intake(tr_engine_t *e, tr_error_t *err)
+{
+    const tr_executor_t *x = e->executor;
+
+    e->api = (tr_openai_t) {
+        .model = e->config.served_model_name,
+        .tokenizer = e->tokenizer,
+        .chat_template = &e->chat_template,
+        .max_model_len = x->max_model_len,
+        .vocab = x->vocab,
+        .eos = x->eos,
+        .n_eos = x->n_eos,
+        .max_choices = CHOICES_MAX,
+    };
+    return tr_intake_start(&e->api, e->config.tokenizer_threads,
+                           e->config.max_queue, e->wake_fd, &e->intake, err);
+}
+
+static tr_status_t
+start_threads(tr_engine_t *e, tr_error_t *err)
+{
+    tr_front_options_t options;
+    tr_status_t rc;
+
+    e->wake_fd = tr_doorbell_create();
+    if (e->wake_fd == -1) {
+        return tr_error_set(err, TR_ERR_IO, "", "cannot make an eventfd");
+    }
+    rc = start_intake(e, err);
+    if (rc == TR_OK) {
+        rc = tr_loop_start(&e->config, e->executor, e->tokenizer,
+                           &e->status->counters, e->wake_fd, &e->loop, err);
+    }
+    if (rc == TR_OK) {
+        rc = tr_listener_open(&e->listener, e->config.socket_mode, err);
+    }
+    if (rc != TR_OK) {
+        return rc;
+    }
+    options = (tr_front_options_t) {
+        .config = &e->config,
+        .listener = &e->listener,
+        .status = e->status,
+        .status_fd = e->status_fd,
+        .wake_fd = e->wake_fd,
+        .intake = e->intake,
+        .loop = e->loop,
+    };
+    return tr_front_start(&options, &e->front, err);
+}
+
+tr_status_t
+tr_engine_start(const tr_config_t *config, tr_engine_t **out, tr_error_t *err)
+{
+    uint64_t begun = now_ms();
+    tr_engine_t *e = calloc(1, sizeof(*e));
+    tr_status_t rc;
+
+    *out = NULL;
+    if (e == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "", "no memory for an engine");
+    }
+    e->config = *config;
+    e->status_fd = e->wake_fd = -1;
+    rc = tr_listener_lock(&e->listener, config->socket, err);
+    if (rc == TR_OK) {
+        rc = load_model(e, err);
+    }
+    if (rc == TR_OK) {
+        rc = open_status(e, err);
+    }
+    if (rc == TR_OK) {
+        rc = start_threads(e, err);
+    }
+    if (rc != TR_OK) {
+        tr_engine_stop(e);
+        return rc;
+    }
+    tr_log(TR_LEVEL_NOTICE, "engine ready name=%s model=%s backend=%s "
+           "parameters=%llu max_model_len=%u kv_pages=%llu socket=%s "
+           "start_ms=%llu", config->name, config->served_model_name,
+           e->executor->backend, (unsigned long long) e->executor->parameters,
+           e->executor->max_model_len,
+           (unsigned long long) tr_kv_pages(e->executor->kv), config->socket,
+           (unsigned long long) (now_ms() - begun));
+    *out = e;
+    return TR_OK;
+}
+
+/* ---- the end ------------------------------------------------------------ */
+
+static void
+end_threads(tr_engine_t *e, uint64_t drain_us)
+{
+    if (e->front != NULL && !e->ended) {
+        tr_front_end(e->front, drain_us);
+        e->ended = true;
+        e->intake = NULL;
+        e->loop = NULL;
+    }
+}
+
+void
+tr_engine_drain(tr_engine_t *e)
+{
+    tr_log(TR_LEVEL_NOTICE, "engine draining name=%s timeout_ms=%llu",
+           e->config.name,
+           (unsigned long long) (e->config.drain_timeout_us / 1000));
+    end_threads(e, e->config.drain_timeout_us);
+}
+
+void
+tr_engine_hurry(tr_engine_t *e)
+{
+    tr_front_hurry(e->front);
+}
+
+void
+tr_engine_stop(tr_engine_t *e)
+{
+    if (e == NULL) {
+        return;
+    }
+    end_threads(e, 0);
+    if (e->front != NULL) {
+        tr_front_free(e->front);
+    }
+    if (e->loop != NULL) {
+        tr_loop_stop(e->loop);
+    }
+    if (e->intake != NULL) {
+        tr_intake_stop(e->intake);
+    }
+    tr_listener_close(&e->listener);
+    if (e->wake_fd != -1) {
+        close(e->wake_fd);
+    }
+    if (e->status != NULL) {
+        tr_status_unmap(e->status);
+        close(e->status_fd);
+    }
+    if (e->executor != NULL) {
+        e->executor->free(e->executor);
+    }
+    if (e->tokenizer != NULL) {
+        tr_tokenizer_free(e->tokenizer);
+    }
+    free(e);
+}
+
+/* ---- check -------------------------------------------------------------- */
+
+tr_status_t
+tr_engine_check(const tr_config_t *config, tr_error_t *err)
+{
+    tr_chat_template_t chat_template;
+    tr_tokenizer_t *tokenizer = NULL;
+    tr_safetensors_t *weights = NULL;
+    tr_model_config_t model;
+    tr_status_t rc;
+
+    rc = load_text(config, &tokenizer, &chat_template, err);
+    if (tokenizer != NULL) {
+        tr_tokenizer_free(tokenizer);
+    }
+    if (rc != TR_OK || strcmp(config->backend, "null") == 0) {
+        return rc;
+    }
+    rc = tr_model_config_load(config->model, &model, err);
+    if (rc == TR_OK && strcmp(config->load_format, "auto") == 0) {
+        rc = tr_safetensors_open(config->model, &weights, err);
+        if (rc == TR_OK) {
+            tr_safetensors_close(weights);
+        }
+    }
+    return rc;
+}
