@@ -168,8 +168,23 @@ tr_sequence_prefills(const tr_sequence_t *q)
            && !tr_sequence_paused(q);
 }
 
-/* Room in the outlet for q as one more of this batch?  An outlet that takes
- * not even the first one is full. */
+/* Its outlet does not take even one sequence's step. */
+static bool
+tr_scheduler_full(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    tr_outlet_t *o = q->request->outlet;
+
+    if (tr_outlet_has_room(o, 1, q->request->params.logprobs >= 0)) {
+        o->full_since_us = 0;
+        return false;
+    }
+    if (o->full_since_us == 0) {
+        o->full_since_us = s->now;
+    }
+    return true;
+}
+
+/* Room in the outlet for q as one more of this batch? */
 static bool
 tr_scheduler_room(tr_scheduler_t *s, tr_sequence_t *q)
 {
@@ -180,14 +195,7 @@ tr_scheduler_room(tr_scheduler_t *s, tr_sequence_t *q)
         o->turn = s->turn;
         o->batch = o->batch_logprobs = 0;
     }
-    if (tr_outlet_has_room(o, o->batch + 1, o->batch_logprobs + logprobs)) {
-        o->full_since_us = 0;
-        return true;
-    }
-    if (o->batch == 0 && o->full_since_us == 0) {
-        o->full_since_us = s->now;
-    }
-    return false;
+    return tr_outlet_has_room(o, o->batch + 1, o->batch_logprobs + logprobs);
 }
 
 /* The caller has asked for room. */
@@ -271,7 +279,7 @@ tr_scheduler_decodable(tr_scheduler_t *s)
             }
             continue;
         }
-        if (!tr_scheduler_room(s, q)) {
+        if (tr_scheduler_full(s, q)) {
             continue;
         }
         if (!tr_scheduler_reserve(s, q)) {
@@ -395,7 +403,7 @@ tr_scheduler_admit(tr_scheduler_t *s)
 
     for (q = s->waiting.first; q != NULL; q = next) {
         next = q->next;
-        if (tr_sequence_paused(q) || !tr_scheduler_room(s, q)) {
+        if (tr_sequence_paused(q) || tr_scheduler_full(s, q)) {
             continue;
         }
         sibling = tr_scheduler_sibling(q);
@@ -406,7 +414,8 @@ tr_scheduler_admit(tr_scheduler_t *s)
             || tr_scheduler_start(s, q, sibling) != TR_OK) {
             return; /* nobody overtakes it */
         }
-        if (tr_sequence_decodes(q) && s->n_tokens < s->max_batch_tokens) {
+        if (tr_sequence_decodes(q) && s->n_tokens < s->max_batch_tokens
+            && tr_scheduler_room(s, q)) {
             tr_scheduler_row(s, q, 1);
         }
     }
@@ -448,7 +457,7 @@ tr_scheduler_prefill(tr_scheduler_t *s)
         q = s->scratch[best];
         memmove(&s->scratch[best], &s->scratch[best + 1],
                 (--n - best) * sizeof(*s->scratch));
-        if (tr_scheduler_room(s, q)) {
+        if (!tr_scheduler_full(s, q) && tr_scheduler_room(s, q)) {
             want = tr_sequence_goal(q) - q->computed;
             tr_scheduler_row(s, q, want < left ? want : left);
             q->request->prefill_turn = ++s->chunks;

@@ -1,0 +1,860 @@
+/*
+ * The scheduler alone: who is admitted, what a batch holds, who is preempted.
+ * Requests are made by hand and "run" by counting; a storm of random requests
+ * is held to the invariants after every step.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "scheduler.h"
+
+static uint64_t random_state;
+
+static uint32_t
+random_below(uint32_t n)
+{
+    random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t) ((random_state >> 33) % n);
+}
+
+/* One head, 32 tokens a page: pages are easy to count. */
+static tr_kv_cache_t *
+make_kv(uint32_t pages, uint32_t slots)
+{
+    tr_kv_config_t c = { 1, 1, 64, slots, 100000, pages * 8192ull, "full" };
+    tr_kv_cache_t *kv;
+    tr_error_t err;
+
+    assert_int_equal(tr_kv_cache_create(&c, &kv, &err), TR_OK);
+    assert_int_equal(tr_kv_pages(kv), pages);
+    return kv;
+}
+
+typedef struct {
+    tr_kv_cache_t *kv;
+    tr_scheduler_t s;
+    tr_outlet_t outlet[2];
+    uint64_t now;
+} bench_t;
+
+static void
+bench_init(bench_t *b, uint32_t pages, uint32_t seqs, uint32_t tokens)
+{
+    memset(b, 0, sizeof(*b));
+    b->kv = make_kv(pages, seqs);
+    b->now = 1;
+    assert_int_equal(tr_scheduler_init(&b->s, b->kv, seqs, tokens), TR_OK);
+    assert_int_equal(tr_outlet_init(&b->outlet[0], 1 << 20), TR_OK);
+    assert_int_equal(tr_outlet_init(&b->outlet[1], 1 << 16), TR_OK);
+}
+
+static void
+bench_free(bench_t *b)
+{
+    assert_null(b->s.running.first);
+    assert_null(b->s.waiting.first);
+    assert_int_equal(tr_kv_free_pages(b->kv), tr_kv_pages(b->kv));
+    assert_true(tr_scheduler_sound(&b->s));
+    tr_scheduler_free(&b->s);
+    tr_kv_cache_free(b->kv);
+    tr_outlet_free(&b->outlet[0]);
+    tr_outlet_free(&b->outlet[1]);
+}
+
+static tr_request_t *
+make_request(bench_t *b, uint32_t prompt, uint32_t max_tokens, uint32_t n)
+{
+    tr_request_t *r = calloc(1, sizeof(*r));
+    uint32_t i;
+
+    r->outlet = &b->outlet[0];
+    r->n = n;
+    r->n_sequences = r->open_sequences = n;
+    r->params.max_tokens = max_tokens;
+    r->params.logprobs = -1;
+    r->sequences = tr_arena_alloc(&r->arena, n * sizeof(tr_sequence_t));
+    for (i = 0; i < n; i++) {
+        tr_sequence_t *q = &r->sequences[i];
+
+        q->request = r;
+        q->choice = i;
+        q->kv_slot = -1;
+        q->prompt_len = q->len = prompt;
+        q->cap = prompt + max_tokens;
+    }
+    return r;
+}
+
+static tr_request_t *
+add(bench_t *b, uint32_t prompt, uint32_t max_tokens)
+{
+    tr_request_t *r = make_request(b, prompt, max_tokens, 1);
+
+    tr_scheduler_add(&b->s, r);
+    return r;
+}
+
+static void
+compose(bench_t *b)
+{
+    tr_scheduler_compose(&b->s, b->now++);
+    assert_true(tr_scheduler_sound(&b->s));
+}
+
+/* What the loop does after a step, without text. */
+static void
+apply(bench_t *b)
+{
+    uint32_t i;
+
+    for (i = 0; i < b->s.n_rows; i++) {
+        tr_row_t *row = &b->s.rows[i];
+        tr_sequence_t *q = row->sequence;
+
+        q->computed += row->n;
+        if (row->sample && ++q->len == q->cap) {
+            q->request->open_sequences--;
+            tr_scheduler_remove(&b->s, q);
+        }
+    }
+}
+
+static void
+step(bench_t *b)
+{
+    compose(b);
+    apply(b);
+}
+
+static void
+drop(bench_t *b, tr_request_t *r)
+{
+    uint32_t i;
+
+    for (i = 0; i < r->n_sequences; i++) {
+        tr_scheduler_remove(&b->s, &r->sequences[i]);
+    }
+    tr_request_free(r);
+}
+
+static const tr_row_t *
+row_of(const bench_t *b, const tr_request_t *r)
+{
+    uint32_t i;
+
+    for (i = 0; i < b->s.n_rows; i++) {
+        if (b->s.rows[i].sequence->request == r) {
+            return &b->s.rows[i];
+        }
+    }
+    return NULL;
+}
+
+/* ---- batches ---------------------------------------------------------------- */
+
+static void
+one_request(void **state)
+{
+    bench_t b;
+    tr_request_t *r;
+    uint32_t i;
+
+    (void) state;
+    bench_init(&b, 100, 4, 64);
+    compose(&b);
+    assert_int_equal(b.s.n_rows, 0);
+    r = add(&b, 100, 3);
+    compose(&b);
+    assert_int_equal(b.s.n_rows, 1);
+    assert_int_equal(b.s.rows[0].pos, 0);
+    assert_int_equal(b.s.rows[0].n, 64);
+    assert_false(b.s.rows[0].sample);
+    apply(&b);
+    compose(&b);
+    assert_int_equal(b.s.rows[0].pos, 64);
+    assert_int_equal(b.s.rows[0].n, 36);
+    assert_true(b.s.rows[0].sample);
+    apply(&b);
+    for (i = 0; i < 2; i++) {
+        compose(&b);
+        assert_int_equal(b.s.rows[0].pos, 100 + i);
+        assert_int_equal(b.s.rows[0].n, 1);
+        assert_true(b.s.rows[0].sample);
+        apply(&b);
+    }
+    assert_int_equal(r->sequences[0].state, TR_SEQ_DONE);
+    tr_request_free(r);
+    bench_free(&b);
+}
+
+static void
+decode_before_prompts(void **state)
+{
+    bench_t b;
+    tr_request_t *old[3], *prompt;
+    uint32_t i;
+
+    (void) state;
+    bench_init(&b, 100, 8, 32);
+    for (i = 0; i < 3; i++) {
+        old[i] = add(&b, 4, 50);
+    }
+    step(&b);
+    prompt = add(&b, 200, 1);
+    compose(&b);
+    assert_int_equal(b.s.n_rows, 4);
+    assert_int_equal(b.s.n_tokens, 32);
+    for (i = 0; i < 3; i++) {
+        assert_ptr_equal(b.s.rows[i].sequence->request, old[i]);
+        assert_int_equal(b.s.rows[i].n, 1);
+    }
+    assert_ptr_equal(b.s.rows[3].sequence->request, prompt);
+    assert_int_equal(b.s.rows[3].n, 29);
+    apply(&b);
+    for (i = 0; i < 3; i++) {
+        drop(&b, old[i]);
+    }
+    drop(&b, prompt);
+    bench_free(&b);
+}
+
+/* More decoding sequences than a batch takes: all advance alike, and a prompt
+ * is not starved. */
+static void
+decode_more_than_a_batch(void **state)
+{
+    bench_t b;
+    tr_request_t *r[20], *prompt;
+    uint32_t i;
+
+    (void) state;
+    bench_init(&b, 200, 32, 8);
+    for (i = 0; i < 20; i++) {
+        r[i] = add(&b, 1, 1000);
+    }
+    for (i = 0; i < 100; i++) {
+        step(&b);
+        assert_in_range(b.s.n_tokens, 1, 8);
+    }
+    for (i = 0; i < 20; i++) {
+        assert_in_range(r[i]->sequences[0].len, 1 + 38, 1 + 42);
+    }
+    prompt = add(&b, 50, 1);
+    for (i = 0; prompt->sequences[0].state != TR_SEQ_DONE; i++) {
+        assert_true(i < 60);
+        step(&b);
+    }
+    for (i = 0; i < 20; i++) {
+        drop(&b, r[i]);
+    }
+    tr_request_free(prompt);
+    bench_free(&b);
+}
+
+static void
+prompts_alternate(void **state)
+{
+    bench_t b;
+    tr_request_t *a, *c, *late;
+    uint32_t i;
+
+    (void) state;
+    bench_init(&b, 500, 8, 64);
+    a = add(&b, 1000, 1);
+    c = add(&b, 1000, 1);
+    for (i = 0; i < 6; i++) {
+        compose(&b);
+        assert_int_equal(b.s.n_rows, 1);
+        assert_ptr_equal(b.s.rows[0].sequence->request, i % 2 == 0 ? a : c);
+        apply(&b);
+    }
+    /* a short one that comes later has its turn at once */
+    late = add(&b, 10, 1);
+    compose(&b);
+    assert_ptr_equal(b.s.rows[0].sequence->request, late);
+    assert_int_equal(b.s.rows[0].n, 10);
+    assert_ptr_equal(b.s.rows[1].sequence->request, a);
+    assert_int_equal(b.s.rows[1].n, 54);
+    apply(&b);
+    drop(&b, a);
+    drop(&b, c);
+    tr_request_free(late);
+    bench_free(&b);
+}
+
+/* Turns are between requests: many prompts in one do not get more. */
+static void
+prompts_alternate_by_request(void **state)
+{
+    bench_t b;
+    tr_request_t *many, *one;
+    uint32_t i, of_one = 0, of_many = 0;
+
+    (void) state;
+    bench_init(&b, 2000, 16, 64);
+    many = make_request(&b, 1000, 1, 8);
+    many->n = 1; /* eight prompts, not eight choices */
+    tr_scheduler_add(&b.s, many);
+    one = add(&b, 1000, 1);
+    for (i = 0; i < 20; i++) {
+        compose(&b);
+        of_one += row_of(&b, one) != NULL;
+        of_many += row_of(&b, many) != NULL;
+        apply(&b);
+    }
+    assert_int_equal(of_one, 10);
+    assert_int_equal(of_many, 10);
+    drop(&b, many);
+    drop(&b, one);
+    bench_free(&b);
+}
+
+static void
+paused_are_left_out(void **state)
+{
+    bench_t b;
+    tr_request_t *a, *c;
+
+    (void) state;
+    bench_init(&b, 100, 8, 64);
+    a = add(&b, 10, 100);
+    a->wishes = TR_CONTROL_PAUSE;
+    c = add(&b, 100, 100);
+    compose(&b);
+    assert_null(row_of(&b, a)); /* paused before it started */
+    apply(&b);
+    a->wishes = 0;
+    step(&b);
+    step(&b);
+    a->wishes = c->wishes = TR_CONTROL_PAUSE;
+    compose(&b);
+    assert_int_equal(b.s.n_rows, 0);
+    a->wishes = 0;
+    compose(&b);
+    assert_non_null(row_of(&b, a));
+    assert_null(row_of(&b, c));
+    drop(&b, a);
+    drop(&b, c);
+    bench_free(&b);
+}
+
+static void
+due_times(void **state)
+{
+    bench_t b;
+    tr_request_t *a, *c;
+
+    (void) state;
+    bench_init(&b, 100, 8, 64);
+    a = add(&b, 1, 100);
+    c = add(&b, 1, 100);
+    step(&b);
+    b.now = 1000;
+    a->sequences[0].due_us = 1500;
+    c->sequences[0].due_us = 1200;
+    compose(&b);
+    assert_int_equal(b.s.n_rows, 0);
+    assert_int_equal(b.s.next_due_us, 1200);
+    b.now = 1200;
+    compose(&b);
+    assert_null(row_of(&b, a));
+    assert_non_null(row_of(&b, c));
+    assert_int_equal(b.s.next_due_us, 1500);
+    drop(&b, a);
+    drop(&b, c);
+    bench_free(&b);
+}
+
+/* An echoed prompt's last position waits until its text is out; with scores
+ * the positions before it are scored. */
+static void
+echo_goes_first(void **state)
+{
+    bench_t b;
+    tr_request_t *r;
+    tr_sampled_t scores[10];
+
+    (void) state;
+    bench_init(&b, 100, 8, 64);
+    r = make_request(&b, 10, 5, 1);
+    r->echo = true;
+    r->sequences[0].prompt_scores = scores;
+    tr_scheduler_add(&b.s, r);
+    compose(&b);
+    assert_int_equal(b.s.rows[0].n, 9);
+    assert_false(b.s.rows[0].sample);
+    assert_true(b.s.rows[0].score);
+    apply(&b);
+    compose(&b);
+    assert_int_equal(b.s.n_rows, 0);
+    r->sequences[0].echoed = 10;
+    compose(&b);
+    assert_int_equal(b.s.rows[0].pos, 9);
+    assert_true(b.s.rows[0].sample);
+    assert_false(b.s.rows[0].score);
+    drop(&b, r);
+
+    r = make_request(&b, 10, 0, 1); /* nothing to sample, nothing to score */
+    r->echo = true;
+    tr_scheduler_add(&b.s, r);
+    compose(&b);
+    assert_int_equal(b.s.n_rows, 0);
+    assert_int_equal(r->sequences[0].state, TR_SEQ_RUNNING);
+    drop(&b, r);
+    bench_free(&b);
+}
+
+/* ---- admission ---------------------------------------------------------------- */
+
+static void
+admission_in_order(void **state)
+{
+    bench_t b;
+    tr_request_t *r[5], *big, *small;
+    uint32_t i;
+
+    (void) state;
+    bench_init(&b, 100, 3, 64);
+    for (i = 0; i < 5; i++) {
+        r[i] = add(&b, 4, 2 + i);
+    }
+    compose(&b);
+    assert_int_equal(b.s.n_running, 3); /* max_num_seqs */
+    assert_int_equal(b.s.n_running_requests, 3);
+    assert_int_equal(r[2]->sequences[0].state, TR_SEQ_RUNNING);
+    assert_int_equal(r[3]->sequences[0].state, TR_SEQ_WAITING);
+    apply(&b);
+    step(&b); /* r[0] is done */
+    compose(&b);
+    assert_int_equal(r[3]->sequences[0].state, TR_SEQ_RUNNING);
+    for (i = 0; i < 5; i++) {
+        drop(&b, r[i]);
+    }
+    /* a small one does not overtake a big one that waits for pages */
+    r[0] = add(&b, 60 * 32, 2);
+    step(&b);
+    big = add(&b, 60 * 32, 2);
+    small = add(&b, 1, 2);
+    step(&b);
+    assert_int_equal(big->sequences[0].state, TR_SEQ_WAITING);
+    assert_int_equal(small->sequences[0].state, TR_SEQ_WAITING);
+    drop(&b, r[0]);
+    step(&b);
+    assert_int_equal(big->sequences[0].state, TR_SEQ_RUNNING);
+    assert_int_equal(small->sequences[0].state, TR_SEQ_RUNNING);
+    drop(&b, big);
+    drop(&b, small);
+    bench_free(&b);
+}
+
+static void
+never_fits(void **state)
+{
+    bench_t b;
+    tr_request_t *r;
+
+    (void) state;
+    bench_init(&b, 10, 3, 64);
+    r = make_request(&b, 300, 20, 1);
+    assert_true(tr_scheduler_fits(b.kv, r)); /* 320 tokens, 10 pages */
+    tr_scheduler_add(&b.s, r);
+    while (r->sequences[0].state != TR_SEQ_DONE) {
+        step(&b);
+        assert_true(b.s.n_rows != 0);
+    }
+    tr_request_free(r);
+    r = make_request(&b, 300, 21, 1);
+    assert_false(tr_scheduler_fits(b.kv, r));
+    tr_request_free(r);
+    bench_free(&b);
+}
+
+static void
+choices_copy_the_prompt(void **state)
+{
+    bench_t b;
+    tr_request_t *r;
+    uint32_t i, computed = 0;
+
+    (void) state;
+    bench_init(&b, 200, 8, 64);
+    r = make_request(&b, 100, 3, 4);
+    tr_scheduler_add(&b.s, r);
+    while (r->open_sequences != 0) {
+        compose(&b);
+        for (i = 0; i < b.s.n_rows; i++) {
+            const tr_row_t *row = &b.s.rows[i];
+
+            computed += row->n;
+            if (row->sequence->choice != 0) {
+                assert_true(row->pos >= 99);
+            }
+        }
+        apply(&b);
+    }
+    /* one prompt, and for each choice the last position and two tokens */
+    assert_int_equal(computed, 99 + 4 * 3);
+    tr_request_free(r);
+    bench_free(&b);
+}
+
+/* ---- preemption ---------------------------------------------------------------- */
+
+static void
+youngest_goes_first(void **state)
+{
+    bench_t b;
+    tr_request_t *r[3];
+    uint32_t i;
+
+    (void) state;
+    bench_init(&b, 6, 4, 1000);
+    for (i = 0; i < 3; i++) { /* two pages each, a third comes at 65 */
+        r[i] = add(&b, 60, 100);
+    }
+    for (i = 0; i < 5; i++) {
+        step(&b);
+    }
+    assert_int_equal(b.s.n_running, 3);
+    step(&b); /* r[0] wants its third page */
+    assert_int_equal(r[2]->sequences[0].state, TR_SEQ_WAITING);
+    assert_int_equal(r[2]->sequences[0].computed, 0);
+    assert_int_equal(r[2]->sequences[0].len, 65); /* what it said stays */
+    assert_int_equal(r[2]->preemptions, 1);
+    assert_int_equal(r[0]->sequences[0].state, TR_SEQ_RUNNING);
+    assert_int_equal(r[1]->sequences[0].state, TR_SEQ_RUNNING);
+    assert_int_equal(r[0]->preemptions + r[1]->preemptions, 0);
+    /* it keeps its place before those that came later */
+    drop(&b, r[1]);
+    r[1] = add(&b, 1, 1);
+    step(&b);
+    assert_int_equal(r[2]->sequences[0].state, TR_SEQ_RUNNING);
+    for (i = 0; i < 3; i++) {
+        drop(&b, r[i]);
+    }
+    bench_free(&b);
+}
+
+static void
+paused_goes_before_youngest(void **state)
+{
+    bench_t b;
+    tr_request_t *r[3];
+    uint32_t i;
+
+    (void) state;
+    bench_init(&b, 6, 4, 1000);
+    for (i = 0; i < 3; i++) {
+        r[i] = add(&b, 60, 100);
+    }
+    for (i = 0; i < 5; i++) {
+        step(&b);
+    }
+    r[0]->wishes = TR_CONTROL_PAUSE; /* the oldest of all */
+    step(&b);
+    assert_int_equal(r[0]->sequences[0].state, TR_SEQ_WAITING);
+    assert_int_equal(r[1]->sequences[0].state, TR_SEQ_RUNNING);
+    assert_int_equal(r[2]->sequences[0].state, TR_SEQ_RUNNING);
+    assert_int_equal(r[2]->preemptions, 0);
+    for (i = 0; i < 3; i++) {
+        drop(&b, r[i]);
+    }
+    bench_free(&b);
+}
+
+/* Paused ones also make way for one that waits: for a slot, and for pages. */
+static void
+paused_make_way(void **state)
+{
+    bench_t b;
+    tr_request_t *a, *c, *d;
+
+    (void) state;
+    bench_init(&b, 10, 2, 1000);
+    a = add(&b, 100, 100);
+    c = add(&b, 100, 100);
+    step(&b);
+    assert_int_equal(b.s.n_running, 2);
+    d = add(&b, 200, 100);
+    step(&b);
+    assert_int_equal(d->sequences[0].state, TR_SEQ_WAITING);
+    a->wishes = c->wishes = TR_CONTROL_PAUSE;
+    step(&b);
+    assert_int_equal(d->sequences[0].state, TR_SEQ_RUNNING);
+    a->wishes = c->wishes = 0;
+    drop(&b, d);
+    step(&b);
+    assert_int_equal(b.s.n_running, 2);
+    drop(&b, a);
+    drop(&b, c);
+    bench_free(&b);
+}
+
+/* ---- outlets ------------------------------------------------------------------- */
+
+static void
+fill(tr_outlet_t *o)
+{
+    static const char text[1000];
+
+    while (tr_outlet_delta(o, 1, 0, 1, text, sizeof(text), NULL, 0) == TR_OK) {
+    }
+    tr_outlet_publish(o);
+}
+
+static void
+drain(tr_outlet_t *o)
+{
+    static uint8_t buf[1 << 18];
+    tr_record_t rec;
+
+    while (tr_ring_get(&o->consumer, &rec, buf, sizeof(buf)) == TR_OK) {
+    }
+    tr_ring_release(&o->consumer);
+}
+
+static void
+full_outlet_stops_its_own(void **state)
+{
+    bench_t b;
+    tr_request_t *a, *c, *d;
+
+    (void) state;
+    bench_init(&b, 10, 2, 1000);
+    a = make_request(&b, 32 * 4, 100, 1);
+    a->outlet = &b.outlet[1];
+    tr_scheduler_add(&b.s, a);
+    c = add(&b, 10, 1000);
+    step(&b);
+    step(&b);
+    fill(&b.outlet[1]);
+    b.now = 5000;
+    compose(&b);
+    assert_null(row_of(&b, a));
+    assert_non_null(row_of(&b, c));
+    assert_int_equal(b.outlet[1].full_since_us, 5000);
+    apply(&b);
+    step(&b);
+    assert_int_equal(b.outlet[1].full_since_us, 5000);
+    /* not at once, but after a while it gives up its slot and pages */
+    d = add(&b, 32 * 4, 10);
+    step(&b);
+    assert_int_equal(d->sequences[0].state, TR_SEQ_WAITING);
+    b.now = 5000 + TR_SCHEDULER_FULL_US;
+    step(&b);
+    assert_int_equal(d->sequences[0].state, TR_SEQ_RUNNING);
+    assert_int_equal(a->sequences[0].state, TR_SEQ_WAITING);
+    drop(&b, d);
+    drain(&b.outlet[1]);
+    compose(&b);
+    assert_non_null(row_of(&b, a));
+    assert_int_equal(b.outlet[1].full_since_us, 0);
+    drop(&b, a);
+    drop(&b, c);
+    bench_free(&b);
+}
+
+/* An outlet that takes a few sequences a step serves all of them alike. */
+static void
+small_outlet_rotates(void **state)
+{
+    bench_t b;
+    tr_request_t *r[60];
+    uint32_t i, least = UINT32_MAX, most = 0;
+
+    (void) state;
+    bench_init(&b, 600, 64, 512);
+    for (i = 0; i < 60; i++) {
+        r[i] = make_request(&b, 1, 5000, 1);
+        r[i]->outlet = &b.outlet[1];
+        tr_scheduler_add(&b.s, r[i]);
+    }
+    for (i = 0; i < 300; i++) {
+        step(&b);
+        assert_in_range(b.s.n_rows, 10, 40);
+        assert_int_equal(b.outlet[1].full_since_us, 0);
+    }
+    for (i = 0; i < 60; i++) {
+        uint32_t len = r[i]->sequences[0].len;
+
+        least = len < least ? len : least;
+        most = len > most ? len : most;
+        drop(&b, r[i]);
+    }
+    assert_true(most - least <= 4);
+    bench_free(&b);
+}
+
+/* ---- a storm -------------------------------------------------------------------- */
+
+#define ALIVE 40
+
+typedef struct {
+    bench_t b;
+    tr_request_t *r[ALIVE];
+    uint32_t finished, aborted;
+} storm_t;
+
+static void
+storm_change(storm_t *st)
+{
+    uint32_t i = random_below(ALIVE);
+    tr_request_t *r = st->r[i];
+
+    if (r == NULL) {
+        uint32_t prompt = 1 + random_below(random_below(4) == 0 ? 500 : 40);
+        uint32_t n = random_below(5) == 0 ? 1 + random_below(5) : 1;
+
+        r = make_request(&st->b, prompt, 1 + random_below(100), n);
+        if (!tr_scheduler_fits(st->b.kv, r)) {
+            tr_request_free(r);
+            return;
+        }
+        tr_scheduler_add(&st->b.s, r);
+        st->r[i] = r;
+    } else if (random_below(10) == 0) {
+        drop(&st->b, r);
+        st->r[i] = NULL;
+        st->aborted++;
+    } else if (random_below(3) == 0) {
+        r->wishes ^= TR_CONTROL_PAUSE;
+    }
+}
+
+static void
+storm_batch(const storm_t *st)
+{
+    const tr_scheduler_t *s = &st->b.s;
+    uint32_t tokens = 0, i, k;
+
+    for (i = 0; i < s->n_rows; i++) {
+        const tr_row_t *row = &s->rows[i];
+        const tr_sequence_t *q = row->sequence;
+        tr_kv_usage_t u;
+
+        assert_int_equal(q->state, TR_SEQ_RUNNING);
+        assert_int_equal(row->pos, q->computed);
+        assert_true(row->n >= 1 && row->pos + row->n <= q->len);
+        assert_int_equal(row->sample, row->pos + row->n == q->len);
+        assert_int_equal(q->request->wishes & TR_CONTROL_PAUSE, 0);
+        tr_kv_usage(st->b.kv, q->kv_slot, &u);
+        assert_true(u.tokens >= row->pos + row->n);
+        for (k = 0; k < i; k++) {
+            assert_ptr_not_equal(q, s->rows[k].sequence);
+        }
+        tokens += row->n;
+    }
+    assert_int_equal(tokens, s->n_tokens);
+    assert_true(tokens <= s->max_batch_tokens);
+}
+
+static void
+storm_reap(storm_t *st)
+{
+    uint32_t i;
+
+    for (i = 0; i < ALIVE; i++) {
+        if (st->r[i] != NULL && st->r[i]->open_sequences == 0) {
+            tr_request_free(st->r[i]);
+            st->r[i] = NULL;
+            st->finished++;
+        }
+    }
+}
+
+static bool
+storm_can_work(const storm_t *st)
+{
+    uint32_t i;
+
+    for (i = 0; i < ALIVE; i++) {
+        if (st->r[i] != NULL && st->r[i]->wishes == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void
+storm(uint64_t seed, uint32_t pages, uint32_t seqs, uint32_t tokens)
+{
+    storm_t *st = calloc(1, sizeof(*st));
+    uint32_t i, k, idle = 0;
+
+    random_state = seed;
+    bench_init(&st->b, pages, seqs, tokens);
+    for (i = 0; i < 6000; i++) {
+        for (k = random_below(3); k != 0; k--) {
+            storm_change(st);
+        }
+        compose(&st->b);
+        storm_batch(st);
+        /* somebody who can run does, at the latest after a preemption */
+        idle = st->b.s.n_rows == 0 && storm_can_work(st) ? idle + 1 : 0;
+        assert_true(idle < 3);
+        apply(&st->b);
+        storm_reap(st);
+    }
+    /* without arrivals and pauses, everything comes to its end */
+    for (i = 0; i < ALIVE; i++) {
+        if (st->r[i] != NULL) {
+            st->r[i]->wishes = 0;
+        }
+    }
+    for (i = 0; storm_can_work(st); i++) {
+        assert_true(i < 100000);
+        step(&st->b);
+        storm_reap(st);
+    }
+    assert_true(st->finished > 50 && st->aborted > 20);
+    if (pages < 40) {
+        assert_true(st->b.s.preemptions > 20);
+    }
+    bench_free(&st->b);
+    free(st);
+}
+
+static void
+storms(void **state)
+{
+    (void) state;
+    storm(1, 20, 8, 64);
+    storm(2, 30, 40, 16);
+    storm(3, 25, 3, 512);
+    storm(4, 1000, 64, 32);
+    storm(5, 16, 200, 5);
+    storm(6, 20, 200, 1);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_request),
+        cmocka_unit_test(decode_before_prompts),
+        cmocka_unit_test(decode_more_than_a_batch),
+        cmocka_unit_test(prompts_alternate),
+        cmocka_unit_test(prompts_alternate_by_request),
+        cmocka_unit_test(paused_are_left_out),
+        cmocka_unit_test(due_times),
+        cmocka_unit_test(echo_goes_first),
+        cmocka_unit_test(admission_in_order),
+        cmocka_unit_test(never_fits),
+        cmocka_unit_test(choices_copy_the_prompt),
+        cmocka_unit_test(youngest_goes_first),
+        cmocka_unit_test(paused_goes_before_youngest),
+        cmocka_unit_test(paused_make_way),
+        cmocka_unit_test(full_outlet_stops_its_own),
+        cmocka_unit_test(small_outlet_rotates),
+        cmocka_unit_test(storms),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
