@@ -380,7 +380,8 @@ test_send_to_a_closed_peer(void **state)
     (void) state;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
     close(pair[1]);
-    assert_int_equal(tr_fds_send(pair[0], "x", 1, NULL, 0), -1); /* no SIGPIPE */
+    /* and no SIGPIPE */
+    assert_int_equal(tr_fds_send(pair[0], "x", 1, NULL, 0), -1);
     assert_int_equal(errno, EPIPE);
     close(pair[0]);
 }

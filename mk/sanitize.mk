@@ -1,0 +1,37 @@
+# make test-asan     unit and end-to-end tests with ASan, UBSan and leak
+#                    checking; nginx is built from Debian's source for it
+# make test-tsan     the ring and its client between threads, with TSan
+#
+# Each has a build directory of its own.  test-asan needs the network once, for
+# nginx's source package.
+
+ASAN_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined
+TSAN_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=thread
+TSAN_TESTS := ring status channel ring_client
+TSAN_BIN   := $(TSAN_TESTS:%=build-tsan/test_%)
+
+.PHONY: test-asan test-asan-unit test-asan-e2e test-tsan
+
+test-asan: test-asan-unit test-asan-e2e
+
+test-asan-unit: $(STAMP)/sanitize
+	@$(MAKE) -s --no-print-directory -j$(JOBS) B=build-asan \
+	    CFLAGS="$(ASAN_FLAGS)" engine cli unit
+	@CC="$(CC)" scripts/test-asan.sh unit
+
+test-asan-e2e: $(STAMP)/sanitize $(NODE)
+	@$(MAKE) -s --no-print-directory -j$(JOBS) B=build-asan \
+	    CFLAGS="$(ASAN_FLAGS)" engine cli
+	@CC="$(CC)" JOBS="$(JOBS)" E2E="$(E2E)" scripts/test-asan.sh e2e
+
+build-tsan/test_%: tests/unit/test_%.c tests/unit/ring_fixture.h \
+    cli/ring_client.c cli/ring_client.h engine/log.c \
+    $(wildcard include/tokenring/*.h)
+	@mkdir -p $(@D)
+	@echo "  CC    $< (TSan)"
+	$Q$(CC) $(filter-out -fopenmp -MMD -MP,$(TR_CFLAGS)) $(TSAN_FLAGS) \
+	    -o $@ $< cli/ring_client.c engine/log.c -lcmocka
+
+test-tsan: $(STAMP)/test $(TSAN_BIN)
+	@for t in $(TSAN_BIN); do \
+	    TSAN_OPTIONS=halt_on_error=1 timeout -k 5 300 $$t || exit 1; done
