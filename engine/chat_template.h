@@ -18,6 +18,21 @@ typedef enum {
     TR_TEMPLATE_MISTRAL  /* [INST] ... [/INST] without <<SYS>> */
 } tr_template_kind_t;
 
+/* Where a Mistral template puts the system message, if it takes one. */
+typedef enum {
+    TR_SYSTEM_REFUSED,
+    TR_SYSTEM_FIRST_USER, /* before the first user message */
+    TR_SYSTEM_LAST_USER   /* before the last message, when a user's */
+} tr_system_place_t;
+
+/* What a ChatML template does with <think>...</think> of earlier answers. */
+typedef enum {
+    TR_THINK_KEEP,
+    TR_THINK_DROP,             /* only what follows </think> stays */
+    TR_THINK_DROP_BUT_LAST,    /* QwQ: the last message stays whole */
+    TR_THINK_DROP_BEFORE_QUERY /* Qwen3: kept after the last user message */
+} tr_think_t;
+
 typedef struct {
     tr_template_kind_t kind;
     bool trim;                 /* the template trims message contents */
@@ -25,6 +40,16 @@ typedef struct {
     char bos[64];              /* text of the BOS token if the template adds it */
     char eos[64];
     int32_t end_of_turn;       /* generation ends here too, -1 if none */
+    /* Llama 3.1 and later: a system message always, with dates on top */
+    bool date_header;
+    char date[32];             /* "26 Jul 2024"; "": the day of the request */
+    tr_think_t think;          /* ChatML */
+    char generation[32];       /* ChatML: follows "assistant\n" at the end */
+    /* Mistral: spaces around the marks */
+    char user_before[4], user_after[4];   /* " [INST]", "[INST] " */
+    char user_last[4];                    /* " [/INST]" */
+    char answer_before[4], answer_after[4];
+    tr_system_place_t system_place;
 } tr_chat_template_t;
 
 typedef struct {
@@ -34,8 +59,9 @@ typedef struct {
     size_t content_len;
 } tr_chat_message_t;
 
-/* name: "auto" (recognise from dir/tokenizer_config.json), "llama3",
- * "chatml", "llama2", "mistral", "none". */
+/* name: "auto" (recognise what dir/chat_template.jinja or the chat_template of
+ * dir/tokenizer_config.json does; none there: TR_TEMPLATE_NONE), "llama3",
+ * "chatml", "llama2", "mistral" (that family's plain layout), "none". */
 tr_status_t tr_chat_template_load(const char *dir, const char *name,
     const tr_tokenizer_t *t, tr_chat_template_t *out, tr_error_t *err);
 
@@ -43,8 +69,9 @@ const char *tr_chat_template_name(tr_template_kind_t kind);
 
 /* Ids of the whole conversation with the generation prompt appended.  Special
  * tokens come from the template only: marks inside a message are plain text.
- * A role or an order that the template cannot express: TR_ERR_INVALID with
- * err->param naming messages[i]. */
+ * Roles are system (or developer, the same), user and assistant.  A role or an
+ * order that the template cannot express: TR_ERR_INVALID with err->param naming
+ * messages[i]. */
 tr_status_t tr_chat_template_encode(const tr_chat_template_t *c,
     const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
     const tr_chat_message_t *messages, uint32_t n, tr_ids_t *out,
