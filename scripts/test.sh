@@ -5,9 +5,9 @@
 #   scripts/test.sh all|unit|e2e
 #
 # Unit tests are the programs build/tests/test_*, one process each, which
-# report in TAP.  Then every npm-based suite: tests/e2e, and the tokenizer's
-# comparison with the reference implementation where it is there.  Logs stay
-# in build/test-logs.  Every suite stops what it starts.
+# report in TAP.  Then the npm-based suites: the tokenizer's comparison with its
+# reference implementation, and tests/e2e.  Logs stay in build/test-logs.  Every
+# suite stops what it starts.
 set -uo pipefail
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/lib.sh"
@@ -81,6 +81,10 @@ node_suite() { # name, directory, file...
     account "$name" "$ok" "$bad" "$skip" $((SECONDS - start))
 }
 
+reference() {
+    node_suite tokenizer-reference tests/unit/tokenizer_reference
+}
+
 e2e() {
     local files
     mapfile -t files < <(cd tests/e2e && ls ./*"${E2E:-}"*.test.js)
@@ -90,7 +94,7 @@ e2e() {
 case "$what" in
     unit) unit ;;
     e2e) e2e ;;
-    all) unit; e2e ;;
+    all) unit; reference; e2e ;;
     *) echo "usage: $0 all|unit|e2e" >&2; exit 2 ;;
 esac
 
