@@ -359,7 +359,7 @@ print_json(const sample_t *a, const sample_t *b)
         (json_int_t) b->now.kv_free_pages, "page_bytes",
         (json_int_t) g.card.kv_page_bytes, "tokens",
         (json_int_t) b->now.kv_tokens));
-    json_dumpf(root, stdout, JSON_COMPACT);
+    json_dumpf(root, stdout, JSON_COMPACT | JSON_REAL_PRECISION(7));
     putchar('\n');
     fflush(stdout);
     json_decref(root);

@@ -19,7 +19,7 @@
 #define ACCEPT_A_TURN 16
 #define ACCEPT_PAUSE_US 1000000u /* when descriptors have run out */
 #define PUBLISH_LEAST_US 2000u   /* between two publications */
-#define PUBLISH_MOST_US 10000u   /* while requests are running */
+#define PUBLISH_MOST_US 100000u /* while requests are running */
 #define FLUSH_US 500000u         /* for the last records, at the end */
 
 enum { RUN, DRAIN, HURRY };
