@@ -105,7 +105,8 @@ $(STAMP)/%: scripts/deps.sh
 
 $(NODE): tests/e2e/package-lock.json tests/e2e/package.json | $(STAMP)/test
 	@echo "  NPM   tests/e2e"
-	@cd tests/e2e && npm ci --silent --no-progress && touch ../../$@
+	@cd tests/e2e && npm ci --loglevel=error --no-progress >/dev/null \
+	    && touch ../../$@
 
 deps-build: $(STAMP)/build
 deps: $(STAMP)/build $(STAMP)/test $(NODE)

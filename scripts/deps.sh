@@ -36,6 +36,7 @@ test_packages() {
 libcmocka-dev             unit tests
 nodejs                    end-to-end tests (node:test)   command:node
 npm                       the official OpenAI client, pinned   command:npm
+ca-certificates           certificates that npm trusts
 openssl                   a certificate for the HTTP/2 tests   command:openssl
 prometheus                promtool, which checks /metrics   command:promtool
 LIST
@@ -90,7 +91,7 @@ while read -r package why; do
         echo "Tokenring needs these Debian packages, which are missing:"
         said=1
     fi
-    printf '  %-24s %s\n' "$package" "${why%% *command:*}"
+    printf '  %-24s %s\n' "$package" "${why%   command:*}"
     missing+=("$package")
 done <<<"$list"
 
