@@ -109,7 +109,9 @@ $(NODE): tests/e2e/package-lock.json tests/e2e/package.json | $(STAMP)/test
 	    && touch ../../$@
 
 deps-build: $(STAMP)/build
+	@:
 deps: $(STAMP)/build $(STAMP)/test $(NODE)
+	@:
 
 # ---- run --------------------------------------------------------------------
 

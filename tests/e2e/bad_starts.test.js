@@ -220,19 +220,18 @@ const nginx = async (options, message) => {
 
 for (const [what, options, message] of [
   ['an unknown engine', { pass: 'other' }, /other/],
-  ['an engine twice',
-    { http: 'tokenring_engine main { server unix:/tmp/x.sock; }' },
-    /duplicate|main/],
-  ['an engine without servers', { http: 'tokenring_engine empty { }' },
-    /empty|server/],
-  ['an engine over TCP',
-    { http: 'tokenring_engine tcp { server 127.0.0.1:9; }' }, /unix/],
+  ['an engine without a socket', { http: 'tokenring_engine empty weight=2;' },
+    /no socket/],
+  ['an engine with a name alone', { http: 'tokenring_engine empty;' },
+    /arguments/],
+  ['an engine over TCP', { http: 'tokenring_engine tcp 127.0.0.1:9;' },
+    /unix/],
   ['a weight of nothing',
-    { http: 'tokenring_engine w { server unix:/tmp/x.sock weight=0; }' },
-    /weight/],
-  ['an unknown parameter of a server',
-    { http: 'tokenring_engine w { server unix:/tmp/x.sock colour=red; }' },
-    /colour/],
+    { http: 'tokenring_engine w unix:/tmp/x.sock weight=0;' }, /weight/],
+  ['an unknown parameter of an engine',
+    { http: 'tokenring_engine w unix:/tmp/x.sock colour=red;' }, /colour/],
+  ['a ring that is no size',
+    { http: 'tokenring_engine w unix:/tmp/x.sock ring=7;' }, /ring/],
   ['tokenring_pass twice', { location: 'tokenring_pass main;' }, /duplicate/],
   ['tokenring_pass without a name', { location: 'tokenring_pass;' },
     /arguments/],
@@ -243,8 +242,16 @@ for (const [what, options, message] of [
   ['a time twice', {
     location: 'tokenring_idle_timeout 1s; tokenring_idle_timeout 2s;',
   }, /duplicate/],
+  ['a time of nothing', { location: 'tokenring_queue_timeout 0;' },
+    /tokenring_queue_timeout/],
   ['tokenring_pass in http', { http: 'tokenring_pass main;' },
     /not allowed here/],
+  ['tokenring_error with an argument', {
+    server: 'location = /x { tokenring_error main; }',
+  }, /arguments/],
+  ['health of an unknown engine', {
+    server: 'location = /x { tokenring_health other; }',
+  }, /other/],
 ]) {
   test(`nginx.conf: ${what}`, () => nginx(options, message));
 }

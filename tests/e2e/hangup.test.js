@@ -35,7 +35,7 @@ const running = async () => (await stack.metrics())
 const waiting = async () => (await stack.metrics())
   .value('tokenring_num_requests_waiting');
 const aborted = async () => (await stack.metrics())
-  .value('tokenring_request_finished_total', { finished_reason: 'aborted' });
+  .value('tokenring_request_success_total', { finished_reason: 'abort' });
 
 async function counts(what) {
   await stack.idle();

@@ -12,6 +12,7 @@
 
 const { test } = require('node:test');
 const assert = require('node:assert/strict');
+const fs = require('node:fs');
 const { Stack, until, alive, read, sleep } = require('./lib/stack');
 const { post, stream, request } = require('./lib/http');
 const { chat, endless } = require('./lib/prompts');
@@ -84,8 +85,17 @@ test('many reloads in a row leave no channel behind', with_stack({},
   async (stack, url) => {
     for (let i = 0; i < 6; i++) await stack.reload();
     const open = async () => (await stack.metrics()).value(
-      'tokenring_channels_open');
-    await until(async () => await open() <= 2, 'channels closed');
+      'tokenring_connected_workers');
+    await until(async () => await open() === 1, 'one worker is connected');
+    const sockets = () => fs.readdirSync(`/proc/${stack.engine.pid}/fd`)
+      .map((fd) => {
+        try {
+          return fs.readlinkSync(`/proc/${stack.engine.pid}/fd/${fd}`);
+        } catch {
+          return '';
+        }
+      }).filter((to) => to.startsWith('/memfd:')).length;
+    await until(() => sockets() <= 2, 'channels are given back');
     const r = await post(url, chat('Hello!'));
     assert.equal(r.status, 200);
     assert.deepEqual(stack.complaints(), []);

@@ -66,9 +66,9 @@ test('/metrics: counts what happened, exactly', async () => {
     usage.prompt_tokens + streamed.prompt_tokens);
   assert.equal(grew('tokenring_generation_tokens_total'),
     usage.completion_tokens + 17);
-  assert.equal(grew('tokenring_request_finished_total',
+  assert.equal(grew('tokenring_request_success_total',
     { finished_reason: 'stop' }), 1);
-  assert.equal(grew('tokenring_request_finished_total',
+  assert.equal(grew('tokenring_request_success_total',
     { finished_reason: 'length' }), 1);
   for (const histogram of ['time_to_first_token', 'e2e_request_latency',
     'request_queue_time']) {
