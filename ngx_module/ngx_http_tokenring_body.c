@@ -1,0 +1,364 @@
+/*
+ * The request body: from the client into the request ring, as it comes.
+ *
+ * It is read unbuffered, so that it never becomes a temporary file, and passed
+ * on in parts as large as the ring takes.  When the ring is full the request
+ * waits in the peer's queue and nothing more is read from the client: TCP (or
+ * the HTTP/2 window) holds it back.  The engine rings when there is space.
+ */
+
+#include "ngx_http_tokenring.h"
+
+
+#define NGX_HTTP_TOKENRING_PIECES  16
+
+
+static void ngx_http_tokenring_body_handler(ngx_http_request_t *r);
+static void ngx_http_tokenring_body_event(ngx_http_request_t *r);
+static void ngx_http_tokenring_body_take(ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx);
+static tr_status_t ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t *last);
+static void ngx_http_tokenring_body_used(ngx_http_tokenring_ctx_t *ctx,
+    size_t n);
+
+
+/* a peer is chosen and has given us a slot */
+
+ngx_int_t
+ngx_http_tokenring_body_read(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    ctx->body = NULL;
+    ctx->last_body = &ctx->body;
+
+    ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_BODY);
+
+    r->request_body_no_buffering = 1;
+
+    return ngx_http_read_client_request_body(r,
+                                             ngx_http_tokenring_body_handler);
+}
+
+
+static void
+ngx_http_tokenring_body_handler(ngx_http_request_t *r)
+{
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    ctx = ngx_http_get_module_ctx(r, ngx_http_tokenring_module);
+
+    r->read_event_handler = ngx_http_tokenring_body_event;
+    r->write_event_handler = ngx_http_tokenring_write_handler;
+
+    ngx_http_tokenring_body_take(ctx);
+    ngx_http_tokenring_body_send(ctx);
+}
+
+
+/* the client has sent more, or has left */
+
+static void
+ngx_http_tokenring_body_event(ngx_http_request_t *r)
+{
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    ctx = ngx_http_get_module_ctx(r, ngx_http_tokenring_module);
+
+    if (ctx->is_waiting) {
+
+        /* nothing is read now, but a client that left is noticed */
+
+        if (ngx_http_tokenring_client_left(r)) {
+            ngx_http_tokenring_hang_up(ctx);
+        }
+
+        return;
+    }
+
+    ngx_http_tokenring_body_send(ctx);
+}
+
+
+/* moves what was read to our chain */
+
+static void
+ngx_http_tokenring_body_take(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_chain_t         *cl;
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    if (r->request_body == NULL) {
+        return;
+    }
+
+    *ctx->last_body = r->request_body->bufs;
+    r->request_body->bufs = NULL;
+
+    for (cl = *ctx->last_body; cl; cl = cl->next) {
+        ctx->last_body = &cl->next;
+    }
+}
+
+
+/* as far as it goes now; may end the request */
+
+void
+ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_int_t            rc;
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    for ( ;; ) {
+
+        if (ctx->peer == NULL) {
+            /* lost, or refused by the engine: an error is on its way */
+            return;
+        }
+
+        rc = ngx_http_tokenring_body_put(ctx);
+
+        if (rc == NGX_DONE) {
+            ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_QUEUE);
+            ngx_http_tokenring_watch(ctx);
+            return;
+        }
+
+        if (rc != NGX_OK) {
+            /* NGX_AGAIN: waits for space; NGX_ERROR: the channel closes */
+            return;
+        }
+
+        rc = ngx_http_read_unbuffered_request_body(r);
+
+        if (rc >= NGX_HTTP_SPECIAL_RESPONSE) {
+
+            if (r->connection->error) {
+                ngx_http_tokenring_hang_up(ctx);
+                return;
+            }
+
+            ngx_http_tokenring_slot_abandon(ctx);
+            ngx_http_tokenring_finalize(ctx,
+                                  ngx_http_tokenring_send_http_error(r, rc));
+            return;
+        }
+
+        if (r->request_body->bufs == NULL && r->reading_body) {
+            return;
+        }
+
+        ngx_http_tokenring_body_take(ctx);
+    }
+}
+
+
+/* the peer has space again, maybe: first come, first served */
+
+void
+ngx_http_tokenring_body_feed(ngx_http_tokenring_peer_t *peer)
+{
+    ngx_queue_t               *q;
+    ngx_connection_t          *c;
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    while (!ngx_queue_empty(&peer->starving) && !peer->broken
+           && tr_ring_space(&peer->requests)
+              >= tr_ring_max_payload(peer->map.request_capacity))
+    {
+        q = ngx_queue_head(&peer->starving);
+        ctx = ngx_queue_data(q, ngx_http_tokenring_ctx_t, wait);
+        c = ctx->request->connection;
+
+        ngx_http_tokenring_wait_end(ctx);
+        ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_BODY);
+
+        ngx_http_set_log_request(c->log, ctx->request);
+
+        ngx_http_tokenring_body_send(ctx);
+
+        ngx_http_run_posted_requests(c);
+    }
+
+    if (!ngx_queue_empty(&peer->starving) && !peer->broken
+        && tr_ring_wait_space(&peer->requests,
+                         tr_ring_max_payload(peer->map.request_capacity))
+           == TR_OK)
+    {
+        ngx_post_event(peer->doorbell->read, &ngx_posted_next_events);
+    }
+}
+
+
+/*
+ * NGX_OK: all that we have is in the ring, NGX_DONE: and it was the end;
+ * NGX_AGAIN: no space, the request has joined the queue.
+ */
+
+static ngx_int_t
+ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_int_t                   rc;
+    ngx_uint_t                  last;
+    tr_status_t                 put;
+    ngx_http_tokenring_peer_t  *peer;
+
+    peer = ctx->peer;
+    last = 0;
+    rc = NGX_OK;
+
+    while (ctx->body || !ctx->request->reading_body) {
+
+        put = ngx_http_tokenring_body_part(ctx, &last);
+
+        if (put == TR_OK) {
+            ctx->submitted = 1;
+
+            if (last) {
+                rc = NGX_DONE;
+                break;
+            }
+
+            continue;
+        }
+
+        if (put != TR_AGAIN) {
+            ngx_http_tokenring_break(peer, "its request ring's index is "
+                                     "impossible");
+            rc = NGX_ERROR;
+            break;
+        }
+
+        rc = NGX_AGAIN;
+        break;
+    }
+
+    /* first show, then wait: or both sides would wait for each other */
+
+    if (tr_ring_publish(&peer->requests)) {
+        tr_doorbell_ring(peer->to_engine);
+    }
+
+    if (rc == NGX_AGAIN) {
+        ctx->is_waiting = 1;
+        ngx_queue_insert_tail(&peer->starving, &ctx->wait);
+
+        put = tr_ring_wait_space(&peer->requests,
+                             tr_ring_max_payload(peer->map.request_capacity));
+
+        if (put == TR_OK) {
+            ngx_post_event(peer->doorbell->read, &ngx_posted_events);
+
+        } else if (put != TR_AGAIN) {
+            ngx_http_tokenring_break(peer, "its request ring's index is "
+                                     "impossible");
+        }
+    }
+
+    return rc;
+}
+
+
+/* one record of what is there */
+
+static tr_status_t
+ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
+{
+    size_t               room, size, body;
+    uint16_t             flags;
+    unsigned             n;
+    ngx_chain_t         *cl;
+    tr_status_t          rc;
+    tr_ring_piece_t      pieces[NGX_HTTP_TOKENRING_PIECES];
+    tr_wire_submit_t     head;
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    n = 0;
+    room = tr_ring_max_payload(ctx->peer->map.request_capacity);
+
+    if (!ctx->submitted) {
+        ngx_memzero(&head, sizeof(tr_wire_submit_t));
+
+        head.endpoint = (uint16_t) ctx->endpoint;
+        head.request_id_len = (uint32_t) ctx->request_id.len;
+        head.body_len = (r->headers_in.content_length_n >= 0)
+                        ? (uint64_t) r->headers_in.content_length_n
+                        : (r->headers_in.chunked || r->reading_body)
+                        ? TR_BODY_UNKNOWN : 0;
+        head.received_us = ctx->start_us;
+        ngx_memcpy(head.request_id, ctx->request_id.data, ctx->request_id.len);
+
+        pieces[n].base = &head;
+        pieces[n].len = sizeof(tr_wire_submit_t);
+        room -= pieces[n++].len;
+    }
+
+    body = 0;
+
+    for (cl = ctx->body;
+         cl && room && n < NGX_HTTP_TOKENRING_PIECES;
+         cl = cl->next)
+    {
+        size = ngx_min((size_t) (cl->buf->last - cl->buf->pos), room);
+
+        pieces[n].base = cl->buf->pos;
+        pieces[n++].len = size;
+
+        body += size;
+        room -= size;
+
+        if (size < (size_t) (cl->buf->last - cl->buf->pos)) {
+            break;
+        }
+    }
+
+    *last = (cl == NULL && !r->reading_body);
+    flags = *last ? 0 : TR_FLAG_MORE;
+
+    rc = tr_ring_put(&ctx->peer->requests, TR_RECORD_SUBMIT, flags, ctx->id,
+                     pieces, n);
+
+    if (rc == TR_OK) {
+        ngx_http_tokenring_body_used(ctx, body);
+
+    } else {
+        *last = 0;
+    }
+
+    return rc;
+}
+
+
+static void
+ngx_http_tokenring_body_used(ngx_http_tokenring_ctx_t *ctx, size_t n)
+{
+    size_t        size;
+    ngx_chain_t  *cl;
+
+    while (ctx->body) {
+        cl = ctx->body;
+        size = cl->buf->last - cl->buf->pos;
+
+        if (size > n) {
+            cl->buf->pos += n;
+            return;
+        }
+
+        cl->buf->pos = cl->buf->last;
+        n -= size;
+
+        ctx->body = cl->next;
+        ngx_free_chain(ctx->request->pool, cl);
+    }
+
+    ctx->last_body = &ctx->body;
+}

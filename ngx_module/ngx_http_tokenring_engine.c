@@ -1,0 +1,631 @@
+/*
+ * An engine's socket, from connect() to its hang-up.
+ *
+ * Every worker has one connection to every engine socket.  It is made when the
+ * worker starts and made again, with a jittered timer of at most a second,
+ * whenever it is lost; a request that comes while there is none tries at once.
+ * The handshake is three steps: connect, HELLO, WELCOME with the descriptors of
+ * the channel.  From then on nothing travels on the socket: that it is open
+ * says that the engine lives.
+ *
+ * An outage is one line in the error log when it begins and one when it ends.
+ */
+
+#include "ngx_http_tokenring.h"
+
+
+static ngx_int_t ngx_http_tokenring_socket(ngx_http_tokenring_peer_t *peer);
+static void ngx_http_tokenring_connected(ngx_event_t *wev);
+static void ngx_http_tokenring_socket_read(ngx_event_t *rev);
+static void ngx_http_tokenring_welcome(ngx_http_tokenring_peer_t *peer);
+static void ngx_http_tokenring_complain(ngx_http_tokenring_peer_t *peer,
+    ngx_err_t err, const char *what);
+static void ngx_http_tokenring_retry(ngx_http_tokenring_peer_t *peer);
+static void ngx_http_tokenring_reconnect(ngx_event_t *ev);
+static void ngx_http_tokenring_lose_requests(ngx_http_tokenring_peer_t *peer);
+
+
+/* once a process, before anything else happens to the peer */
+
+void
+ngx_http_tokenring_peer_init(ngx_http_tokenring_peer_t *peer)
+{
+    peer->state = NGX_HTTP_TOKENRING_IDLE;
+    peer->to_engine = -1;
+
+    ngx_queue_init(&peer->dirty);
+    ngx_queue_init(&peer->starving);
+
+    peer->reconnect.handler = ngx_http_tokenring_reconnect;
+    peer->reconnect.data = peer;
+    peer->reconnect.log = ngx_cycle->log;
+    peer->reconnect.cancelable = 1;
+}
+
+
+void
+ngx_http_tokenring_connect(ngx_http_tokenring_peer_t *peer)
+{
+    int                rc;
+    ngx_err_t          err;
+    ngx_connection_t  *c;
+
+    if (peer->reconnect.handler == NULL) {
+        /* a process that reloads itself does not call init_process again */
+        ngx_http_tokenring_peer_init(peer);
+    }
+
+    peer->attempted = ngx_current_msec;
+
+    if (peer->reconnect.timer_set) {
+        ngx_del_timer(&peer->reconnect);
+    }
+
+    if (ngx_http_tokenring_socket(peer) != NGX_OK) {
+        ngx_http_tokenring_retry(peer);
+        return;
+    }
+
+    c = peer->sock;
+
+    rc = connect(c->fd, peer->addr.sockaddr, peer->addr.socklen);
+
+    if (rc == -1 && ngx_socket_errno != NGX_EINPROGRESS) {
+        err = ngx_socket_errno;
+
+        ngx_http_tokenring_complain(peer, err, "connect() failed");
+        ngx_http_tokenring_close(peer);
+        return;
+    }
+
+    peer->state = NGX_HTTP_TOKENRING_CONNECTING;
+
+    c->write->cancelable = 1;
+    ngx_add_timer(c->write, NGX_HTTP_TOKENRING_HANDSHAKE);
+
+    if (rc == 0) {
+        c->write->ready = 1;
+        ngx_post_event(c->write, &ngx_posted_events);
+    }
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_socket(ngx_http_tokenring_peer_t *peer)
+{
+    ngx_int_t          event;
+    ngx_socket_t       s;
+    ngx_connection_t  *c;
+
+    s = ngx_socket(AF_UNIX, SOCK_STREAM, 0);
+
+    if (s == (ngx_socket_t) -1) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, ngx_socket_errno,
+                      ngx_socket_n " failed");
+        return NGX_ERROR;
+    }
+
+    if (ngx_nonblocking(s) == -1 || fcntl(s, F_SETFD, FD_CLOEXEC) == -1) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, ngx_socket_errno,
+                      "setting up the socket of %V failed", &peer->addr.name);
+        goto failed;
+    }
+
+    c = ngx_get_connection(s, ngx_cycle->log);
+    if (c == NULL) {
+        goto failed;
+    }
+
+    c->data = peer;
+    c->log = ngx_cycle->log;
+    c->read->log = ngx_cycle->log;
+    c->write->log = ngx_cycle->log;
+    c->read->handler = ngx_http_tokenring_socket_read;
+    c->write->handler = ngx_http_tokenring_connected;
+    c->number = ngx_atomic_fetch_add(ngx_connection_counter, 1);
+    c->start_time = ngx_current_msec;
+
+    peer->sock = c;
+
+    if (ngx_add_conn) {
+        if (ngx_add_conn(c) == NGX_OK) {
+            return NGX_OK;
+        }
+
+    } else {
+        event = (ngx_event_flags & NGX_USE_CLEAR_EVENT) ? NGX_CLEAR_EVENT
+                                                        : NGX_LEVEL_EVENT;
+
+        if (ngx_add_event(c->read, NGX_READ_EVENT, event) == NGX_OK
+            && ngx_add_event(c->write, NGX_WRITE_EVENT, event) == NGX_OK)
+        {
+            return NGX_OK;
+        }
+    }
+
+    ngx_close_connection(c);
+    peer->sock = NULL;
+
+    return NGX_ERROR;
+
+failed:
+
+    if (ngx_close_socket(s) == -1) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, ngx_socket_errno,
+                      ngx_close_socket_n " failed");
+    }
+
+    return NGX_ERROR;
+}
+
+
+/* write event: connected, or not; later a deadline of the handshake */
+
+static void
+ngx_http_tokenring_connected(ngx_event_t *wev)
+{
+    int                         err;
+    socklen_t                   len;
+    tr_hello_t                  hello;
+    ngx_connection_t           *c;
+    ngx_http_tokenring_peer_t  *peer;
+
+    c = wev->data;
+    peer = c->data;
+
+    if (wev->timedout) {
+        ngx_http_tokenring_complain(peer, NGX_ETIMEDOUT,
+                                    "the engine did not answer the handshake");
+        ngx_http_tokenring_close(peer);
+        return;
+    }
+
+    if (peer->state != NGX_HTTP_TOKENRING_CONNECTING) {
+        if (!(ngx_event_flags & NGX_USE_CLEAR_EVENT)) {
+            (void) ngx_del_event(wev, NGX_WRITE_EVENT, 0);
+        }
+
+        return;
+    }
+
+    err = 0;
+    len = sizeof(int);
+
+    if (getsockopt(c->fd, SOL_SOCKET, SO_ERROR, (void *) &err, &len) == -1) {
+        err = ngx_socket_errno;
+    }
+
+    if (err) {
+        ngx_http_tokenring_complain(peer, err, "connect() failed");
+        ngx_http_tokenring_close(peer);
+        return;
+    }
+
+    tr_hello_init(&hello, TR_ROLE_WORKER);
+    hello.slots = peer->nslots;
+    hello.request_ring = peer->ring;
+    hello.response_ring = peer->ring;
+
+    if (tr_fds_send(c->fd, &hello, sizeof(tr_hello_t), NULL, 0) == -1) {
+        ngx_http_tokenring_complain(peer, ngx_socket_errno,
+                                    "sending HELLO failed");
+        ngx_http_tokenring_close(peer);
+        return;
+    }
+
+    peer->state = NGX_HTTP_TOKENRING_HANDSHAKING;
+}
+
+
+static void
+ngx_http_tokenring_socket_read(ngx_event_t *rev)
+{
+    char                        byte;
+    ssize_t                     n;
+    ngx_connection_t           *c;
+    ngx_http_tokenring_peer_t  *peer;
+
+    c = rev->data;
+    peer = c->data;
+
+    if (peer->state == NGX_HTTP_TOKENRING_HANDSHAKING) {
+        ngx_http_tokenring_welcome(peer);
+        return;
+    }
+
+    if (peer->state == NGX_HTTP_TOKENRING_CONNECTING) {
+        /* the write event tells how it went */
+        return;
+    }
+
+    if (peer->broken == NULL) {
+        n = recv(c->fd, &byte, 1, 0);
+
+        if (n == -1 && ngx_socket_errno == NGX_EAGAIN) {
+            return;
+        }
+
+        if (n == 1) {
+            peer->broken = "it spoke on the socket after the handshake";
+
+        } else {
+            /* what it said before it left still counts */
+            while (ngx_http_tokenring_drain(peer, NGX_HTTP_TOKENRING_BUDGET)
+                   == NGX_AGAIN)
+            {
+                /* void */
+            }
+
+            ngx_http_tokenring_flush_dirty(peer);
+        }
+    }
+
+    if (peer->broken) {
+        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                      "tokenring: channel closed, engine=%V socket=%V: %s",
+                      &peer->engine->name, &peer->addr.name, peer->broken);
+
+        if (ngx_http_tokenring_counters) {
+            (void) ngx_atomic_fetch_add(
+                       &ngx_http_tokenring_counters->protocol_errors, 1);
+        }
+
+    } else {
+        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                      "tokenring: engine lost, engine=%V socket=%V "
+                      "requests=%ui", &peer->engine->name, &peer->addr.name,
+                      peer->outstanding);
+    }
+
+    if (ngx_http_tokenring_counters) {
+        (void) ngx_atomic_fetch_add(
+                   &ngx_http_tokenring_counters->engine_losses, 1);
+    }
+
+    peer->complained = 1;
+    ngx_http_tokenring_close(peer);
+}
+
+
+static void
+ngx_http_tokenring_welcome(ngx_http_tokenring_peer_t *peer)
+{
+    int           fds[TR_CHANNEL_FDS];
+    char          why[TR_WELCOME_MESSAGE], text[256];
+    ssize_t       n;
+    unsigned      got;
+    tr_status_t   rc;
+    tr_welcome_t  welcome;
+
+    n = tr_fds_receive(peer->sock->fd, &welcome, sizeof(tr_welcome_t), fds,
+                       TR_CHANNEL_FDS, &got);
+
+    if (n == -1 && ngx_socket_errno == NGX_EAGAIN) {
+        return;
+    }
+
+    if (n != sizeof(tr_welcome_t)) {
+        ngx_http_tokenring_complain(peer, (n == -1) ? ngx_socket_errno : 0,
+                                    "no WELCOME came");
+        goto failed;
+    }
+
+    rc = tr_welcome_check(&welcome, why);
+
+    if (rc == TR_ERR_VERSION) {
+        snprintf(text, sizeof(text), "the engine speaks versions %u to %u of "
+                 "the channel, this module %u to %u", welcome.version_min,
+                 welcome.version_max, TR_ABI_VERSION_MIN, TR_ABI_VERSION);
+        ngx_http_tokenring_complain(peer, 0, text);
+        goto failed;
+    }
+
+    if (rc != TR_OK) {
+        snprintf(text, sizeof(text), "refused: \"%s\"", why);
+        ngx_http_tokenring_complain(peer, 0, text);
+        goto failed;
+    }
+
+    if (got != TR_CHANNEL_FDS) {
+        ngx_http_tokenring_complain(peer, 0, "WELCOME without descriptors");
+        goto failed;
+    }
+
+    got = 0;
+
+    if (ngx_http_tokenring_channel_open(peer, fds) != NGX_OK) {
+        ngx_http_tokenring_complain(peer, 0, "its channel is not acceptable");
+        goto failed;
+    }
+
+    peer->state = NGX_HTTP_TOKENRING_READY;
+    peer->complained = 0;
+
+    ngx_del_timer(peer->sock->write);
+
+    ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
+                  "tokenring: connected, engine=%V socket=%V version=%uD "
+                  "slots=%uD", &peer->engine->name, &peer->addr.name,
+                  welcome.version, peer->map.slots);
+
+    ngx_http_tokenring_process_connected(peer, 1);
+
+    ngx_http_tokenring_wake(peer->engine);
+
+    return;
+
+failed:
+
+    while (got) {
+        close(fds[--got]);
+    }
+
+    ngx_http_tokenring_close(peer);
+}
+
+
+/* one line for an outage, however often we try */
+
+static void
+ngx_http_tokenring_complain(ngx_http_tokenring_peer_t *peer, ngx_err_t err,
+    const char *what)
+{
+    ngx_uint_t  level;
+
+    level = peer->complained ? NGX_LOG_DEBUG : NGX_LOG_ERR;
+
+    ngx_log_error(level, ngx_cycle->log, err,
+                  "tokenring: no engine, engine=%V socket=%V: %s",
+                  &peer->engine->name, &peer->addr.name, what);
+
+    peer->complained = 1;
+}
+
+
+/* to be called where closing at once would pull memory from under the caller */
+
+void
+ngx_http_tokenring_break(ngx_http_tokenring_peer_t *peer, const char *why)
+{
+    if (peer->broken == NULL && peer->state == NGX_HTTP_TOKENRING_READY) {
+        peer->broken = why;
+        ngx_post_event(peer->sock->read, &ngx_posted_events);
+    }
+}
+
+
+/* whatever the state was: nothing is open afterwards, nobody waits for us */
+
+void
+ngx_http_tokenring_close(ngx_http_tokenring_peer_t *peer)
+{
+    ngx_uint_t  ready;
+
+    ready = (peer->state == NGX_HTTP_TOKENRING_READY);
+
+    peer->state = NGX_HTTP_TOKENRING_IDLE;
+    peer->broken = NULL;
+
+    if (peer->sock) {
+        ngx_close_connection(peer->sock);
+        peer->sock = NULL;
+    }
+
+    if (ready) {
+        ngx_http_tokenring_process_connected(peer, 0);
+        ngx_http_tokenring_lose_requests(peer);
+        ngx_http_tokenring_channel_close(peer);
+    }
+
+    ngx_http_tokenring_wake(peer->engine);
+    ngx_http_tokenring_retry(peer);
+}
+
+
+/* the process ends: the engine reads the hang-up as the end of our requests */
+
+void
+ngx_http_tokenring_exit(ngx_http_tokenring_peer_t *peer)
+{
+    if (peer->reconnect.timer_set) {
+        ngx_del_timer(&peer->reconnect);
+    }
+
+    if (peer->sock) {
+        ngx_close_connection(peer->sock);
+        peer->sock = NULL;
+    }
+
+    if (peer->state == NGX_HTTP_TOKENRING_READY) {
+        ngx_http_tokenring_process_connected(peer, 0);
+        ngx_http_tokenring_channel_close(peer);
+    }
+
+    peer->state = NGX_HTTP_TOKENRING_IDLE;
+}
+
+
+static void
+ngx_http_tokenring_lose_requests(ngx_http_tokenring_peer_t *peer)
+{
+    uint32_t                   i;
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    for (i = 0; i < peer->map.slots; i++) {
+        ctx = peer->slots[i].ctx;
+
+        if (ctx == NULL) {
+            continue;
+        }
+
+        peer->slots[i].ctx = NULL;
+        ctx->peer = NULL;
+
+        if (ctx->is_waiting) {
+            ngx_http_tokenring_wait_end(ctx);
+        }
+
+        ngx_http_tokenring_fail(ctx, TR_ERR_CLOSED,
+                                "The engine went away while it worked on "
+                                "this request");
+        ngx_http_tokenring_dirty(peer, ctx);
+    }
+
+    ngx_http_tokenring_flush_dirty(peer);
+}
+
+
+static void
+ngx_http_tokenring_retry(ngx_http_tokenring_peer_t *peer)
+{
+    ngx_msec_t  delay;
+
+    if (ngx_exiting || ngx_terminate || ngx_quit || peer->reconnect.timer_set) {
+        return;
+    }
+
+    delay = NGX_HTTP_TOKENRING_RECONNECT / 2
+            + ngx_random() % (NGX_HTTP_TOKENRING_RECONNECT / 2);
+
+    ngx_add_timer(&peer->reconnect, delay);
+}
+
+
+static void
+ngx_http_tokenring_reconnect(ngx_event_t *ev)
+{
+    ngx_http_tokenring_peer_t  *peer;
+
+    peer = ev->data;
+
+    if (ngx_exiting || peer->state != NGX_HTTP_TOKENRING_IDLE) {
+        return;
+    }
+
+    ngx_http_tokenring_connect(peer);
+}
+
+
+/*
+ * From the status page alone: is there somebody to send a request to?  An idle
+ * engine makes no steps, so only one that has work can stand still.
+ */
+
+ngx_uint_t
+ngx_http_tokenring_healthy(ngx_http_tokenring_peer_t *peer, ngx_msec_t stall,
+    const char **why)
+{
+    uint64_t                now;
+    tr_status_admission_t  *a;
+
+    if (peer->state != NGX_HTTP_TOKENRING_READY || peer->broken) {
+        *why = "not connected";
+        return 0;
+    }
+
+    a = &peer->admission;
+    (void) tr_status_read(peer->page, a);
+
+    if (a->state == TR_ENGINE_LOADING) {
+        *why = "loading";
+        return 0;
+    }
+
+    if (a->state == TR_ENGINE_DRAINING) {
+        *why = "draining";
+        return 0;
+    }
+
+    if (a->state != TR_ENGINE_READY) {
+        *why = "failed";
+        return 0;
+    }
+
+    now = ngx_http_tokenring_clock();
+
+    if (a->running && now > a->last_step_us
+        && now - a->last_step_us > (uint64_t) stall * 1000)
+    {
+        *why = "stalled";
+        return 0;
+    }
+
+    *why = "ready";
+    return 1;
+}
+
+
+/* the peer with the least to do; TR_AGAIN: a handshake is under way */
+
+tr_status_t
+ngx_http_tokenring_choose(ngx_http_tokenring_engine_t *engine, ngx_msec_t stall,
+    ngx_http_tokenring_peer_t **out)
+{
+    uint64_t                    load, best_load;
+    ngx_uint_t                  i, n, pending;
+    const char                 *why;
+    tr_status_t                 rc;
+    ngx_http_tokenring_peer_t  *peer, *peers, *best;
+
+    n = engine->peers.nelts;
+    peers = engine->peers.elts;
+
+    best = NULL;
+    best_load = 0;
+    pending = 0;
+    rc = TR_ERR_NO_ENGINE;
+
+    engine->turn++;
+
+    for (i = 0; i < n; i++) {
+        peer = &peers[(engine->turn + i) % n];
+
+        if (peer->state == NGX_HTTP_TOKENRING_IDLE
+            && !ngx_exiting
+            && ngx_current_msec - peer->attempted
+               >= NGX_HTTP_TOKENRING_RETRY)
+        {
+            ngx_http_tokenring_connect(peer);
+        }
+
+        if (peer->state == NGX_HTTP_TOKENRING_CONNECTING
+            || peer->state == NGX_HTTP_TOKENRING_HANDSHAKING)
+        {
+            pending = 1;
+            continue;
+        }
+
+        if (!ngx_http_tokenring_healthy(peer, stall, &why)) {
+            if (peer->state == NGX_HTTP_TOKENRING_READY
+                && peer->admission.state == TR_ENGINE_DRAINING
+                && rc == TR_ERR_NO_ENGINE)
+            {
+                rc = TR_ERR_DRAINING;
+            }
+
+            continue;
+        }
+
+        if (peer->admission.queue_free == 0
+            || peer->outstanding >= peer->map.slots)
+        {
+            rc = TR_ERR_QUEUE_FULL;
+            continue;
+        }
+
+        load = (uint64_t) peer->admission.running + peer->admission.waiting;
+        load = ngx_max(load, peer->outstanding) + 1;
+
+        if (best == NULL || load * best->weight < best_load * peer->weight) {
+            best = peer;
+            best_load = load;
+        }
+    }
+
+    if (best) {
+        *out = best;
+        return TR_OK;
+    }
+
+    return pending ? TR_AGAIN : rc;
+}

@@ -1,0 +1,481 @@
+/*
+ * The content handler of tokenring_pass: routes, admission, waiting.
+ *
+ * Paths are relative to the location: what precedes the location's "/v1" (or
+ * the whole prefix of a location without one) is the administrator's, what
+ * follows is OpenAI's.  A request is admitted by the status page before its
+ * body is read.
+ */
+
+#include "ngx_http_tokenring.h"
+
+#include <sys/random.h>
+
+
+typedef enum {
+    NGX_HTTP_TOKENRING_CHAT = 0,
+    NGX_HTTP_TOKENRING_COMPLETIONS,
+    NGX_HTTP_TOKENRING_MODELS,
+    NGX_HTTP_TOKENRING_MODEL,
+    NGX_HTTP_TOKENRING_NOWHERE
+} ngx_http_tokenring_route_e;
+
+
+static ngx_http_tokenring_route_e ngx_http_tokenring_route(
+    ngx_http_request_t *r, ngx_str_t *id);
+static size_t ngx_http_tokenring_version_at(u_char *p, size_t len);
+static ngx_int_t ngx_http_tokenring_refuse_method(ngx_http_request_t *r,
+    ngx_str_t *allow);
+static ngx_http_tokenring_ctx_t *ngx_http_tokenring_create_ctx(
+    ngx_http_request_t *r, ngx_uint_t endpoint);
+static ngx_int_t ngx_http_tokenring_name_request(
+    ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx);
+static void ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx);
+
+
+ngx_int_t
+ngx_http_tokenring_handler(ngx_http_request_t *r)
+{
+    ngx_int_t                   rc;
+    ngx_str_t                   id;
+    ngx_http_tokenring_ctx_t   *ctx;
+    ngx_http_tokenring_route_e  route;
+
+    static ngx_str_t  get = ngx_string("GET, HEAD");
+    static ngx_str_t  post = ngx_string("POST");
+
+    if (r != r->main) {
+        ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
+                      "tokenring_pass does not work in a subrequest");
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    route = ngx_http_tokenring_route(r, &id);
+
+    switch (route) {
+
+    case NGX_HTTP_TOKENRING_MODELS:
+    case NGX_HTTP_TOKENRING_MODEL:
+
+        if (!(r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD))) {
+            return ngx_http_tokenring_refuse_method(r, &get);
+        }
+
+        rc = ngx_http_discard_request_body(r);
+        if (rc != NGX_OK) {
+            return rc;
+        }
+
+        return ngx_http_tokenring_models(r,
+                        (route == NGX_HTTP_TOKENRING_MODEL) ? &id : NULL);
+
+    case NGX_HTTP_TOKENRING_NOWHERE:
+        return ngx_http_tokenring_send_error(r, TR_ERR_NOT_FOUND,
+                   "There is nothing here; known are /v1/chat/completions, "
+                   "/v1/completions and /v1/models");
+
+    default:
+        break;
+    }
+
+    if (r->method != NGX_HTTP_POST) {
+        return ngx_http_tokenring_refuse_method(r, &post);
+    }
+
+    ctx = ngx_http_tokenring_create_ctx(r,
+              (route == NGX_HTTP_TOKENRING_CHAT) ? TR_ENDPOINT_CHAT
+                                                 : TR_ENDPOINT_COMPLETIONS);
+    if (ctx == NULL) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    rc = ngx_http_tokenring_admit(ctx);
+
+    if (rc == NGX_AGAIN) {
+        r->main->count++;
+        return NGX_DONE;
+    }
+
+    if (rc == NGX_OK) {
+        rc = ngx_http_tokenring_body_read(ctx);
+
+        if (rc < NGX_HTTP_SPECIAL_RESPONSE) {
+            return NGX_DONE;
+        }
+
+        rc = ngx_http_tokenring_send_http_error(r, rc);
+    }
+
+    ngx_http_tokenring_cleanup(ctx);
+
+    return rc;
+}
+
+
+static ngx_http_tokenring_route_e
+ngx_http_tokenring_route(ngx_http_request_t *r, ngx_str_t *id)
+{
+    size_t                     n;
+    ngx_str_t                  path;
+    ngx_http_core_loc_conf_t  *clcf;
+
+    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    path = r->uri;
+    n = path.len;
+
+    if (clcf->exact_match || clcf->named || clcf->noname
+#if (NGX_PCRE)
+        || clcf->regex
+#endif
+        || clcf->name.len > path.len)
+    {
+        n = ngx_http_tokenring_version_at(path.data, path.len);
+
+    } else {
+        n = ngx_http_tokenring_version_at(clcf->name.data, clcf->name.len);
+
+        while (n && n == clcf->name.len && clcf->name.data[n - 1] == '/') {
+            n--;
+        }
+    }
+
+    path.data += n;
+    path.len -= n;
+
+    if (path.len < sizeof("/v1/") - 1
+        || ngx_strncmp(path.data, "/v1/", sizeof("/v1/") - 1) != 0)
+    {
+        return NGX_HTTP_TOKENRING_NOWHERE;
+    }
+
+    path.data += sizeof("/v1/") - 1;
+    path.len -= sizeof("/v1/") - 1;
+
+    if (path.len == sizeof("chat/completions") - 1
+        && ngx_strncmp(path.data, "chat/completions", path.len) == 0)
+    {
+        return NGX_HTTP_TOKENRING_CHAT;
+    }
+
+    if (path.len == sizeof("completions") - 1
+        && ngx_strncmp(path.data, "completions", path.len) == 0)
+    {
+        return NGX_HTTP_TOKENRING_COMPLETIONS;
+    }
+
+    if (path.len < sizeof("models") - 1
+        || ngx_strncmp(path.data, "models", sizeof("models") - 1) != 0)
+    {
+        return NGX_HTTP_TOKENRING_NOWHERE;
+    }
+
+    path.data += sizeof("models") - 1;
+    path.len -= sizeof("models") - 1;
+
+    if (path.len == 0) {
+        return NGX_HTTP_TOKENRING_MODELS;
+    }
+
+    if (path.len > 1 && path.data[0] == '/') {
+        id->data = path.data + 1;
+        id->len = path.len - 1;
+        return NGX_HTTP_TOKENRING_MODEL;
+    }
+
+    return NGX_HTTP_TOKENRING_NOWHERE;
+}
+
+
+/* where "/v1" stands as a whole part of a path, or its length */
+
+static size_t
+ngx_http_tokenring_version_at(u_char *p, size_t len)
+{
+    size_t  i;
+
+    for (i = 0; i + 3 <= len; i++) {
+        if (p[i] == '/' && p[i + 1] == 'v' && p[i + 2] == '1'
+            && (i + 3 == len || p[i + 3] == '/'))
+        {
+            return i;
+        }
+    }
+
+    return len;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_refuse_method(ngx_http_request_t *r, ngx_str_t *allow)
+{
+    if (ngx_http_tokenring_add_header(r, "Allow", allow) != NGX_OK) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    return ngx_http_tokenring_send_error(r, TR_ERR_METHOD,
+                                         (allow->data[0] == 'P')
+                                         ? "This URL takes POST only"
+                                         : "This URL takes GET only");
+}
+
+
+static ngx_http_tokenring_ctx_t *
+ngx_http_tokenring_create_ctx(ngx_http_request_t *r, ngx_uint_t endpoint)
+{
+    ngx_pool_cleanup_t        *pcln;
+    ngx_http_cleanup_t        *cln;
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    ctx = ngx_pcalloc(r->pool, sizeof(ngx_http_tokenring_ctx_t));
+    if (ctx == NULL) {
+        return NULL;
+    }
+
+    ctx->request = r;
+    ctx->conf = ngx_http_get_module_loc_conf(r, ngx_http_tokenring_module);
+    ctx->endpoint = endpoint;
+    ctx->start_us = ngx_http_tokenring_clock();
+
+    ctx->timer.handler = ngx_http_tokenring_timer;
+    ctx->timer.data = ctx;
+    ctx->timer.log = r->connection->log;
+
+    pcln = ngx_pool_cleanup_add(r->pool, 0);
+    if (pcln == NULL) {
+        return NULL;
+    }
+
+    pcln->handler = ngx_http_tokenring_pool_cleanup;
+    pcln->data = ctx;
+
+    cln = ngx_http_cleanup_add(r, 0);
+    if (cln == NULL) {
+        return NULL;
+    }
+
+    cln->handler = ngx_http_tokenring_cleanup;
+    cln->data = ctx;
+
+    if (ngx_http_tokenring_name_request(ctx) != NGX_OK) {
+        return NULL;
+    }
+
+    if (ngx_http_tokenring_counters) {
+        ctx->shared = ngx_http_tokenring_counters;
+        ctx->counted = 1;
+        (void) ngx_atomic_fetch_add(
+                   &ctx->shared->processes[ngx_process_slot].active, 1);
+    }
+
+    ngx_http_set_ctx(r, ctx, ngx_http_tokenring_module);
+
+    return ctx;
+}
+
+
+/*
+ * The completion's id is always ours, since nobody may guess it; the request's
+ * is the client's X-Request-Id, if that is fit for a log and a header.
+ */
+
+static ngx_int_t
+ngx_http_tokenring_name_request(ngx_http_tokenring_ctx_t *ctx)
+{
+    u_char               random[16], *p;
+    ngx_uint_t           i, j;
+    ngx_list_part_t     *part;
+    ngx_table_elt_t     *h;
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    if (getrandom(random, sizeof(random), GRND_NONBLOCK)
+        != (ssize_t) sizeof(random))
+    {
+        ngx_log_error(NGX_LOG_ALERT, r->connection->log, ngx_errno,
+                      "getrandom() failed");
+        return NGX_ERROR;
+    }
+
+    p = ngx_pnalloc(r->pool, sizeof("req_") - 1 + 2 * sizeof(random));
+    if (p == NULL) {
+        return NGX_ERROR;
+    }
+
+    ctx->request_id.data = p;
+    ctx->request_id.len = sizeof("req_") - 1 + 2 * sizeof(random);
+
+    p = ngx_cpymem(p, "req_", sizeof("req_") - 1);
+
+    ctx->completion.data = p;
+    ctx->completion.len = 2 * sizeof(random);
+
+    ngx_hex_dump(p, random, sizeof(random));
+
+    part = &r->headers_in.headers.part;
+    h = part->elts;
+
+    for (i = 0; /* void */ ; i++) {
+
+        if (i >= part->nelts) {
+            if (part->next == NULL) {
+                return NGX_OK;
+            }
+
+            part = part->next;
+            h = part->elts;
+            i = 0;
+        }
+
+        if (h[i].hash == 0
+            || h[i].key.len != sizeof("X-Request-Id") - 1
+            || ngx_strncasecmp(h[i].key.data, (u_char *) "X-Request-Id",
+                               sizeof("X-Request-Id") - 1)
+               != 0)
+        {
+            continue;
+        }
+
+        if (h[i].value.len == 0 || h[i].value.len > TR_REQUEST_ID_MAX) {
+            return NGX_OK;
+        }
+
+        for (j = 0; j < h[i].value.len; j++) {
+            if (h[i].value.data[j] < 0x21 || h[i].value.data[j] > 0x7e) {
+                return NGX_OK;
+            }
+        }
+
+        ctx->request_id = h[i].value;
+
+        return NGX_OK;
+    }
+}
+
+
+/*
+ * NGX_OK: the request has a peer and a slot; NGX_AGAIN: it waits for one;
+ * else it was refused, and this is what to finalize it with.
+ */
+
+static ngx_int_t
+ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx)
+{
+    tr_status_t                   rc;
+    const char                   *message;
+    ngx_http_tokenring_peer_t    *peer;
+    ngx_http_tokenring_engine_t  *engine;
+
+    engine = ctx->conf->engine;
+
+    rc = ngx_http_tokenring_choose(engine, ctx->conf->stall_timeout, &peer);
+
+    if (rc == TR_OK && ngx_http_tokenring_slot_take(peer, ctx) == NGX_OK) {
+        return NGX_OK;
+    }
+
+    if (rc == TR_AGAIN) {
+        ctx->is_waiting = 1;
+        ngx_queue_insert_tail(&engine->waiting, &ctx->wait);
+
+        ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_WAIT);
+        ngx_http_tokenring_watch(ctx);
+
+        return NGX_AGAIN;
+    }
+
+    switch (rc) {
+
+    case TR_ERR_DRAINING:
+        message = "The engine is shutting down";
+        break;
+
+    case TR_ERR_NO_ENGINE:
+        message = "No engine is available";
+        break;
+
+    default:
+        rc = TR_ERR_QUEUE_FULL;
+        message = "The engine's queue is full";
+        break;
+    }
+
+    ngx_http_tokenring_fail(ctx, rc, message);
+    ctx->retry_after = NGX_HTTP_TOKENRING_RETRY_AFTER;
+
+    return ngx_http_tokenring_send_failure(ctx);
+}
+
+
+/* a handshake has ended, well or badly: look again */
+
+void
+ngx_http_tokenring_wake(ngx_http_tokenring_engine_t *engine)
+{
+    ngx_queue_t                waiting, *q;
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    if (ngx_queue_empty(&engine->waiting)) {
+        return;
+    }
+
+    ngx_queue_init(&waiting);
+    ngx_queue_add(&waiting, &engine->waiting);
+    ngx_queue_init(&engine->waiting);
+
+    while (!ngx_queue_empty(&waiting)) {
+        q = ngx_queue_head(&waiting);
+        ctx = ngx_queue_data(q, ngx_http_tokenring_ctx_t, wait);
+
+        ngx_http_tokenring_resume_waiting(ctx);
+    }
+}
+
+
+static void
+ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_int_t            rc;
+    ngx_connection_t    *c;
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+    c = r->connection;
+
+    ngx_http_set_log_request(c->log, r);
+
+    ngx_http_tokenring_wait_end(ctx);
+
+    rc = ngx_http_tokenring_admit(ctx);
+
+    if (rc == NGX_AGAIN) {
+        return;
+    }
+
+    if (rc == NGX_OK) {
+        rc = ngx_http_tokenring_body_read(ctx);
+
+        if (rc < NGX_HTTP_SPECIAL_RESPONSE) {
+            /* the reference of the wait; reading holds its own */
+            ngx_http_finalize_request(r, NGX_DONE);
+            ngx_http_run_posted_requests(c);
+            return;
+        }
+
+        rc = ngx_http_tokenring_send_http_error(r, rc);
+    }
+
+    ngx_http_tokenring_finalize(ctx, rc);
+
+    ngx_http_run_posted_requests(c);
+}
+
+
+void
+ngx_http_tokenring_wait_end(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_queue_remove(&ctx->wait);
+    ctx->is_waiting = 0;
+}

@@ -1,0 +1,309 @@
+/*
+ * Log probabilities in their two shapes.
+ *
+ * They arrive as wire entries (wire.h) that were checked when they came in, so
+ * the loops here may trust their lengths.  A token may be a part of a character:
+ * its text then has U+FFFD, its bytes are exact.
+ */
+
+#include "ngx_http_tokenring.h"
+
+
+#define NGX_HTTP_TOKENRING_MIN_LOGPROB  -9999.0
+
+
+static ngx_int_t ngx_http_tokenring_number(ngx_http_tokenring_text_t *out,
+    float value);
+static ngx_int_t ngx_http_tokenring_token(ngx_http_tokenring_text_t *out,
+    tr_wire_bytes_t *bytes, float logprob);
+
+
+#define ngx_http_tokenring_put(t, s)                                          \
+    ngx_http_tokenring_append(t, s, sizeof(s) - 1)
+
+
+ngx_int_t
+ngx_http_tokenring_logprobs_check(tr_wire_bytes_t *logprobs)
+{
+    ngx_uint_t         i;
+    tr_status_t        rc;
+    tr_wire_top_t      top;
+    tr_wire_bytes_t    left, bytes;
+    tr_wire_logprob_t  head;
+
+    left = *logprobs;
+
+    for ( ;; ) {
+        rc = tr_wire_logprob_next(&left, &head, &bytes);
+
+        if (rc == TR_AGAIN) {
+            return NGX_OK;
+        }
+
+        if (rc != TR_OK) {
+            return NGX_ERROR;
+        }
+
+        for (i = 0; i < head.top; i++) {
+            if (tr_wire_top_next(&left, &top, &bytes) != TR_OK) {
+                return NGX_ERROR;
+            }
+        }
+    }
+}
+
+
+/* NaN says that there is none; JSON has no infinity */
+
+static ngx_int_t
+ngx_http_tokenring_number(ngx_http_tokenring_text_t *out, float value)
+{
+    char    text[64];
+    size_t  n;
+
+    if (value != value) {
+        return ngx_http_tokenring_put(out, "null");
+    }
+
+    if (value < NGX_HTTP_TOKENRING_MIN_LOGPROB) {
+        value = NGX_HTTP_TOKENRING_MIN_LOGPROB;
+    }
+
+    if (value > 0) {
+        value = 0;
+    }
+
+    /* nine digits bring a float back exactly */
+    n = snprintf(text, sizeof(text), "%.9g", (double) value);
+
+    return ngx_http_tokenring_append(out, text, n);
+}
+
+
+/* {"token":...,"logprob":...,"bytes":[...] and no more */
+
+static ngx_int_t
+ngx_http_tokenring_token(ngx_http_tokenring_text_t *out,
+    tr_wire_bytes_t *bytes, float logprob)
+{
+    uint32_t  i;
+
+    if (ngx_http_tokenring_put(out, "{\"token\":\"") != NGX_OK
+        || ngx_http_tokenring_json(out, (u_char *) bytes->data, bytes->len)
+           != NGX_OK
+        || ngx_http_tokenring_put(out, "\",\"logprob\":") != NGX_OK
+        || ngx_http_tokenring_number(out, logprob) != NGX_OK
+        || ngx_http_tokenring_put(out, ",\"bytes\":[") != NGX_OK
+        || ngx_http_tokenring_reserve(out, (size_t) bytes->len * 4 + 1)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < bytes->len; i++) {
+        out->last = ngx_sprintf(out->last, i ? ",%ud" : "%ud",
+                                (u_int) (u_char) bytes->data[i]);
+    }
+
+    *out->last++ = ']';
+
+    return NGX_OK;
+}
+
+
+/* {"content":[{token,logprob,bytes,top_logprobs:[...]}, ...],"refusal":null} */
+
+ngx_int_t
+ngx_http_tokenring_logprobs_chat(ngx_http_tokenring_text_t *out,
+    ngx_http_tokenring_choice_t *choice)
+{
+    ngx_uint_t         i, n;
+    tr_wire_top_t      top;
+    tr_wire_bytes_t    left, bytes;
+    tr_wire_logprob_t  head;
+
+    left.data = (char *) choice->logprobs.pos;
+    left.len = (uint32_t) ngx_http_tokenring_text_len(&choice->logprobs);
+
+    if (ngx_http_tokenring_put(out, "{\"content\":[") != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    for (n = 0;
+         tr_wire_logprob_next(&left, &head, &bytes) == TR_OK;
+         n++)
+    {
+        if ((n && ngx_http_tokenring_put(out, ",") != NGX_OK)
+            || ngx_http_tokenring_token(out, &bytes, head.logprob) != NGX_OK
+            || ngx_http_tokenring_put(out, ",\"top_logprobs\":[") != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+
+        for (i = 0; i < head.top; i++) {
+            if (tr_wire_top_next(&left, &top, &bytes) != TR_OK
+                || (i && ngx_http_tokenring_put(out, ",") != NGX_OK)
+                || ngx_http_tokenring_token(out, &bytes, top.logprob) != NGX_OK
+                || ngx_http_tokenring_put(out, "}") != NGX_OK)
+            {
+                return NGX_ERROR;
+            }
+        }
+
+        if (ngx_http_tokenring_put(out, "]}") != NGX_OK) {
+            return NGX_ERROR;
+        }
+    }
+
+    return ngx_http_tokenring_put(out, "],\"refusal\":null}");
+}
+
+
+typedef enum {
+    NGX_HTTP_TOKENRING_TOKENS = 0,
+    NGX_HTTP_TOKENRING_TOKEN_LOGPROBS,
+    NGX_HTTP_TOKENRING_TOP_LOGPROBS,
+    NGX_HTTP_TOKENRING_OFFSETS
+} ngx_http_tokenring_column_e;
+
+
+/* {token: logprob, ...} of one token, null without a predecessor */
+
+static ngx_int_t
+ngx_http_tokenring_top_object(ngx_http_tokenring_text_t *out,
+    tr_wire_bytes_t *left, tr_wire_logprob_t *head)
+{
+    ngx_uint_t        i;
+    tr_wire_top_t     top;
+    tr_wire_bytes_t   bytes;
+
+    if (head->logprob != head->logprob && head->top == 0) {
+        return ngx_http_tokenring_put(out, "null");
+    }
+
+    if (ngx_http_tokenring_put(out, "{") != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < head->top; i++) {
+        if (tr_wire_top_next(left, &top, &bytes) != TR_OK
+            || (i && ngx_http_tokenring_put(out, ",") != NGX_OK)
+            || ngx_http_tokenring_put(out, "\"") != NGX_OK
+            || ngx_http_tokenring_json(out, (u_char *) bytes.data, bytes.len)
+               != NGX_OK
+            || ngx_http_tokenring_put(out, "\":") != NGX_OK
+            || ngx_http_tokenring_number(out, top.logprob) != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    return ngx_http_tokenring_put(out, "}");
+}
+
+
+/* one of the four arrays; each of them walks the entries once */
+
+static ngx_int_t
+ngx_http_tokenring_column(ngx_http_tokenring_text_t *out,
+    ngx_http_tokenring_choice_t *choice, ngx_http_tokenring_column_e column)
+{
+    uint64_t           offset;
+    ngx_int_t          rc;
+    ngx_uint_t         i, n;
+    tr_wire_top_t      top;
+    tr_wire_bytes_t    left, bytes, skipped;
+    tr_wire_logprob_t  head;
+
+    left.data = (char *) choice->logprobs.pos;
+    left.len = (uint32_t) ngx_http_tokenring_text_len(&choice->logprobs);
+
+    offset = choice->offset;
+
+    if (ngx_http_tokenring_put(out, "[") != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    for (n = 0; tr_wire_logprob_next(&left, &head, &bytes) == TR_OK; n++) {
+
+        if (n && ngx_http_tokenring_put(out, ",") != NGX_OK) {
+            return NGX_ERROR;
+        }
+
+        rc = NGX_OK;
+        i = 0;
+
+        switch (column) {
+
+        case NGX_HTTP_TOKENRING_TOKENS:
+            if (ngx_http_tokenring_put(out, "\"") != NGX_OK
+                || ngx_http_tokenring_json(out, (u_char *) bytes.data,
+                                           bytes.len)
+                   != NGX_OK)
+            {
+                return NGX_ERROR;
+            }
+
+            rc = ngx_http_tokenring_put(out, "\"");
+            break;
+
+        case NGX_HTTP_TOKENRING_TOKEN_LOGPROBS:
+            rc = ngx_http_tokenring_number(out, head.logprob);
+            break;
+
+        case NGX_HTTP_TOKENRING_TOP_LOGPROBS:
+            rc = ngx_http_tokenring_top_object(out, &left, &head);
+            i = head.top;
+            break;
+
+        case NGX_HTTP_TOKENRING_OFFSETS:
+            rc = ngx_http_tokenring_printf(out, NGX_INT64_LEN, "%uL", offset);
+            break;
+        }
+
+        if (rc != NGX_OK) {
+            return NGX_ERROR;
+        }
+
+        offset += ngx_http_tokenring_characters((u_char *) bytes.data,
+                                                bytes.len);
+
+        for ( /* void */ ; i < head.top; i++) {
+            if (tr_wire_top_next(&left, &top, &skipped) != TR_OK) {
+                return NGX_ERROR;
+            }
+        }
+    }
+
+    if (column == NGX_HTTP_TOKENRING_OFFSETS) {
+        choice->offset = offset;
+    }
+
+    return ngx_http_tokenring_put(out, "]");
+}
+
+
+ngx_int_t
+ngx_http_tokenring_logprobs_completion(ngx_http_tokenring_text_t *out,
+    ngx_http_tokenring_choice_t *choice)
+{
+    if (ngx_http_tokenring_put(out, "{\"tokens\":") != NGX_OK
+        || ngx_http_tokenring_column(out, choice, NGX_HTTP_TOKENRING_TOKENS)
+           != NGX_OK
+        || ngx_http_tokenring_put(out, ",\"token_logprobs\":") != NGX_OK
+        || ngx_http_tokenring_column(out, choice,
+                                     NGX_HTTP_TOKENRING_TOKEN_LOGPROBS)
+           != NGX_OK
+        || ngx_http_tokenring_put(out, ",\"top_logprobs\":") != NGX_OK
+        || ngx_http_tokenring_column(out, choice,
+                                     NGX_HTTP_TOKENRING_TOP_LOGPROBS)
+           != NGX_OK
+        || ngx_http_tokenring_put(out, ",\"text_offset\":") != NGX_OK
+        || ngx_http_tokenring_column(out, choice, NGX_HTTP_TOKENRING_OFFSETS)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_put(out, "}");
+}

@@ -1,0 +1,722 @@
+/*
+ * /metrics: Prometheus text (0.0.4) of every engine, from the status pages, and
+ * of the gateway.  A family's samples must stand together, so the outer loop is
+ * over families and the inner one over the sockets of the engines.
+ *
+ * The gateway counts in a shared memory zone that survives reloads.  What can
+ * go down again is kept per worker process, so that a worker that was killed
+ * takes its numbers with it.
+ */
+
+#include "ngx_http_tokenring.h"
+
+#include <signal.h>
+
+
+typedef struct {
+    ngx_http_tokenring_text_t     *out;
+    ngx_array_t                   *engines;
+    ngx_msec_t                     stall;
+} ngx_http_tokenring_page_t;
+
+
+typedef ngx_int_t (*ngx_http_tokenring_sample_pt)(
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    const char *name, size_t offset);
+
+
+typedef struct {
+    const char                    *name;
+    const char                    *type;
+    const char                    *help;
+    ngx_http_tokenring_sample_pt   sample;
+    size_t                         offset;
+} ngx_http_tokenring_family_t;
+
+
+static ngx_int_t ngx_http_tokenring_labels(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_peer_t *peer, const char *name, const char *suffix);
+static ngx_int_t ngx_http_tokenring_sample_up(
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    const char *name, size_t offset);
+static ngx_int_t ngx_http_tokenring_sample_u32(
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    const char *name, size_t offset);
+static ngx_int_t ngx_http_tokenring_sample_u64(
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    const char *name, size_t offset);
+static ngx_int_t ngx_http_tokenring_sample_counter(
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    const char *name, size_t offset);
+static ngx_int_t ngx_http_tokenring_sample_reasons(
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    const char *name, size_t offset);
+static ngx_int_t ngx_http_tokenring_sample_usage(
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    const char *name, size_t offset);
+static ngx_int_t ngx_http_tokenring_sample_pages(
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    const char *name, size_t offset);
+static ngx_int_t ngx_http_tokenring_sample_workers(
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    const char *name, size_t offset);
+static ngx_int_t ngx_http_tokenring_sample_histogram(
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    const char *name, size_t offset);
+static ngx_int_t ngx_http_tokenring_gateway(ngx_http_tokenring_page_t *page);
+
+
+ngx_http_tokenring_shared_t  *ngx_http_tokenring_counters;
+
+
+#define ngx_http_tokenring_admission(field)                                   \
+    offsetof(tr_status_admission_t, field)
+#define ngx_http_tokenring_counter(field)                                     \
+    offsetof(tr_status_counters_t, field)
+
+
+static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
+
+    { "tokenring_up", "gauge",
+      "Whether the engine takes requests of this worker.",
+      ngx_http_tokenring_sample_up, 0 },
+
+    { "tokenring_connected_workers", "gauge",
+      "NGINX workers connected to the engine.",
+      ngx_http_tokenring_sample_workers, 0 },
+
+    { "tokenring_num_requests_running", "gauge",
+      "Requests in prefill or decode.",
+      ngx_http_tokenring_sample_u32, ngx_http_tokenring_admission(running) },
+
+    { "tokenring_num_requests_waiting", "gauge",
+      "Requests queued, preempted ones included.",
+      ngx_http_tokenring_sample_u32, ngx_http_tokenring_admission(waiting) },
+
+    { "tokenring_queue_free", "gauge",
+      "Requests that the queue would still take.",
+      ngx_http_tokenring_sample_u32,
+      ngx_http_tokenring_admission(queue_free) },
+
+    { "tokenring_steps_total", "counter",
+      "Steps of the engine's loop.",
+      ngx_http_tokenring_sample_u64, ngx_http_tokenring_admission(step) },
+
+    { "tokenring_kv_cache_usage_ratio", "gauge",
+      "Used pages of the KV cache, 0 to 1.",
+      ngx_http_tokenring_sample_usage, 0 },
+
+    { "tokenring_kv_cache_pages", "gauge",
+      "Pages of the KV cache by level; \"free\" are not in use.",
+      ngx_http_tokenring_sample_pages, 0 },
+
+    { "tokenring_kv_cache_tokens", "gauge",
+      "Tokens in the KV cache.",
+      ngx_http_tokenring_sample_u64,
+      ngx_http_tokenring_admission(kv_tokens) },
+
+    { "tokenring_prompt_tokens_total", "counter",
+      "Prompt tokens processed.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(prompt_tokens) },
+
+    { "tokenring_generation_tokens_total", "counter",
+      "Tokens generated.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(generation_tokens) },
+
+    { "tokenring_preemptions_total", "counter",
+      "Requests that lost their pages to others for a time.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(preemptions) },
+
+    { "tokenring_request_success_total", "counter",
+      "Requests that ended, by reason.",
+      ngx_http_tokenring_sample_reasons, 0 },
+
+    { "tokenring_request_errors_total", "counter",
+      "Requests that ended with an error in the engine.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(requests_error) },
+
+    { "tokenring_channels_opened_total", "counter",
+      "Channels opened by the engine.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(channels_opened) },
+
+    { "tokenring_channel_errors_total", "counter",
+      "Channels that the engine closed for a violated check.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(channel_errors) },
+
+    { "tokenring_time_to_first_token_seconds", "histogram",
+      "From arrival to the first token.",
+      ngx_http_tokenring_sample_histogram, ngx_http_tokenring_counter(ttft) },
+
+    { "tokenring_inter_token_latency_seconds", "histogram",
+      "Between two tokens of one choice.",
+      ngx_http_tokenring_sample_histogram,
+      ngx_http_tokenring_counter(inter_token) },
+
+    { "tokenring_e2e_request_latency_seconds", "histogram",
+      "From arrival to the end.",
+      ngx_http_tokenring_sample_histogram, ngx_http_tokenring_counter(e2e) },
+
+    { "tokenring_request_queue_time_seconds", "histogram",
+      "From arrival to the first step that worked on the request.",
+      ngx_http_tokenring_sample_histogram,
+      ngx_http_tokenring_counter(queue_time) },
+
+    { "tokenring_step_seconds", "histogram",
+      "Duration of one step of the engine's loop.",
+      ngx_http_tokenring_sample_histogram,
+      ngx_http_tokenring_counter(step_time) },
+
+    { NULL, NULL, NULL, NULL, 0 }
+};
+
+
+/* statuses that are counted by themselves, the last is for all others */
+
+static ngx_uint_t
+    ngx_http_tokenring_statuses[NGX_HTTP_TOKENRING_STATUSES - 1] = {
+    200, 400, 401, 403, 404, 405, 408, 413, 429, 431, 499, 500, 502, 503, 504
+};
+
+
+ngx_int_t
+ngx_http_tokenring_metrics_handler(ngx_http_request_t *r)
+{
+    ngx_int_t                        rc;
+    ngx_uint_t                       i, j;
+    ngx_http_tokenring_page_t        page;
+    ngx_http_tokenring_peer_t       *peers;
+    ngx_http_tokenring_engine_t    **engines;
+    ngx_http_tokenring_family_t     *family;
+    ngx_http_tokenring_loc_conf_t   *tlcf;
+
+    if (!(r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD))) {
+        return NGX_HTTP_NOT_ALLOWED;
+    }
+
+    rc = ngx_http_discard_request_body(r);
+    if (rc != NGX_OK) {
+        return rc;
+    }
+
+    tlcf = ngx_http_get_module_loc_conf(r, ngx_http_tokenring_module);
+
+    page.out = ngx_http_tokenring_text_create(r->pool);
+    page.engines = tlcf->shown;
+    page.stall = tlcf->stall_timeout;
+
+    if (page.out == NULL) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    engines = page.engines->elts;
+
+    for (family = ngx_http_tokenring_families; family->name; family++) {
+
+        if (ngx_http_tokenring_printf(page.out, 512,
+                                      "# HELP %s %s\n# TYPE %s %s\n",
+                                      family->name, family->help,
+                                      family->name, family->type)
+            != NGX_OK)
+        {
+            return NGX_HTTP_INTERNAL_SERVER_ERROR;
+        }
+
+        for (i = 0; i < page.engines->nelts; i++) {
+            peers = engines[i]->peers.elts;
+
+            for (j = 0; j < engines[i]->peers.nelts; j++) {
+
+                if (peers[j].state != NGX_HTTP_TOKENRING_READY
+                    && family->sample != ngx_http_tokenring_sample_up
+                    && family->sample != ngx_http_tokenring_sample_workers)
+                {
+                    continue;
+                }
+
+                if (peers[j].state == NGX_HTTP_TOKENRING_READY) {
+                    (void) tr_status_read(peers[j].page, &peers[j].admission);
+                }
+
+                if (family->sample(&page, &peers[j], family->name,
+                                   family->offset)
+                    != NGX_OK)
+                {
+                    return NGX_HTTP_INTERNAL_SERVER_ERROR;
+                }
+            }
+        }
+    }
+
+    if (ngx_http_tokenring_gateway(&page) != NGX_OK) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    return ngx_http_tokenring_send_body(r, NGX_HTTP_OK,
+                                 "text/plain; version=0.0.4; charset=utf-8",
+                                 page.out);
+}
+
+
+/* name_suffix{engine="main",replica="0",model_name="x" without the brace */
+
+static ngx_int_t
+ngx_http_tokenring_labels(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_peer_t *peer, const char *name, const char *suffix)
+{
+    if (ngx_http_tokenring_printf(page->out, 256 + peer->engine->name.len,
+                                  "%s%s{engine=\"%V\",replica=\"%ui\"",
+                                  name, suffix, &peer->engine->name,
+                                  peer->replica)
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    if (peer->state != NGX_HTTP_TOKENRING_READY) {
+        return NGX_OK;
+    }
+
+    if (ngx_http_tokenring_printf(page->out, 32, ",model_name=\"") != NGX_OK
+        || ngx_http_tokenring_json(page->out, (u_char *) peer->card.model,
+                                   ngx_strlen(peer->card.model))
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_append(page->out, "\"", 1);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_sample_up(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+{
+    const char  *why;
+
+    if (ngx_http_tokenring_labels(page, peer, name, "") != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_printf(page->out, 32, "} %d\n",
+                                     ngx_http_tokenring_healthy(peer,
+                                                     page->stall, &why)
+                                     ? 1 : 0);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_value(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_peer_t *peer, const char *name, uint64_t value)
+{
+    if (ngx_http_tokenring_labels(page, peer, name, "") != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_printf(page->out, 32, "} %uL\n", value);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_sample_u32(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+{
+    uint32_t  value;
+
+    ngx_memcpy(&value, (u_char *) &peer->admission + offset, sizeof(uint32_t));
+
+    return ngx_http_tokenring_value(page, peer, name, value);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_sample_u64(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+{
+    uint64_t  value;
+
+    ngx_memcpy(&value, (u_char *) &peer->admission + offset, sizeof(uint64_t));
+
+    return ngx_http_tokenring_value(page, peer, name, value);
+}
+
+
+static uint64_t
+ngx_http_tokenring_load(ngx_http_tokenring_peer_t *peer, size_t offset)
+{
+    uintptr_t  p;
+
+    p = (uintptr_t) &peer->page->counters + offset;
+
+    return atomic_load_explicit((_Atomic uint64_t *) p, memory_order_relaxed);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_sample_counter(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+{
+    return ngx_http_tokenring_value(page, peer, name,
+                                    ngx_http_tokenring_load(peer, offset));
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_sample_reasons(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+{
+    ngx_uint_t  i;
+
+    static struct {
+        const char  *reason;
+        size_t       offset;
+    } reasons[] = {
+        { "stop", ngx_http_tokenring_counter(requests_stop) },
+        { "length", ngx_http_tokenring_counter(requests_length) },
+        { "abort", ngx_http_tokenring_counter(requests_aborted) }
+    };
+
+    for (i = 0; i < sizeof(reasons) / sizeof(reasons[0]); i++) {
+        if (ngx_http_tokenring_labels(page, peer, name, "") != NGX_OK
+            || ngx_http_tokenring_printf(page->out, 96,
+                                   ",finished_reason=\"%s\"} %uL\n",
+                                   reasons[i].reason,
+                                   ngx_http_tokenring_load(peer,
+                                                       reasons[i].offset))
+               != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_sample_usage(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+{
+    double  usage;
+
+    usage = 0;
+
+    if (peer->card.kv_pages
+        && peer->admission.kv_free_pages <= peer->card.kv_pages)
+    {
+        usage = 1.0 - (double) peer->admission.kv_free_pages
+                      / (double) peer->card.kv_pages;
+    }
+
+    if (ngx_http_tokenring_labels(page, peer, name, "") != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_printf(page->out, 32, "} %.6f\n", usage);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_sample_pages(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < peer->card.kv_levels; i++) {
+        if (ngx_http_tokenring_labels(page, peer, name, "") != NGX_OK
+            || ngx_http_tokenring_printf(page->out, 16, ",level=\"") != NGX_OK
+            || ngx_http_tokenring_json(page->out,
+                                  (u_char *) peer->card.level_name[i],
+                                  ngx_strlen(peer->card.level_name[i]))
+               != NGX_OK
+            || ngx_http_tokenring_printf(page->out, 32, "\"} %uL\n",
+                                         peer->admission.kv_used_pages[i])
+               != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    if (ngx_http_tokenring_labels(page, peer, name, "") != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_printf(page->out, 64, ",level=\"free\"} %uL\n",
+                                     peer->admission.kv_free_pages);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_sample_histogram(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+{
+    char        bound[32];
+    size_t      n;
+    uint64_t    sum, total;
+    ngx_uint_t  i;
+
+    static uint32_t  bounds[TR_STATUS_BUCKETS] = TR_STATUS_BOUNDS_US;
+
+    total = 0;
+
+    for (i = 0; i <= TR_STATUS_BUCKETS; i++) {
+        total += ngx_http_tokenring_load(peer,
+                     offset + offsetof(tr_status_histogram_t, count)
+                     + i * sizeof(uint64_t));
+
+        if (i < TR_STATUS_BUCKETS) {
+            n = snprintf(bound, sizeof(bound), "%u.%06u",
+                         bounds[i] / 1000000, bounds[i] % 1000000);
+
+            while (bound[n - 1] == '0' && bound[n - 2] != '.') {
+                n--;
+            }
+
+            bound[n] = '\0';
+
+        } else {
+            ngx_memcpy(bound, "+Inf", sizeof("+Inf"));
+        }
+
+        if (ngx_http_tokenring_labels(page, peer, name, "_bucket") != NGX_OK
+            || ngx_http_tokenring_printf(page->out, 96, ",le=\"%s\"} %uL\n",
+                                         bound, total)
+               != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    sum = ngx_http_tokenring_load(peer,
+              offset + offsetof(tr_status_histogram_t, sum_us));
+
+    if (ngx_http_tokenring_labels(page, peer, name, "_sum") != NGX_OK
+        || ngx_http_tokenring_printf(page->out, 64, "} %uL.%06uL\n",
+                                     sum / 1000000, sum % 1000000)
+           != NGX_OK
+        || ngx_http_tokenring_labels(page, peer, name, "_count") != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_printf(page->out, 32, "} %uL\n", total);
+}
+
+
+/* is this worker's entry still of a living process? */
+
+static ngx_uint_t
+ngx_http_tokenring_alive(ngx_http_tokenring_process_t *p)
+{
+    return p->pid && (p->pid == (ngx_atomic_uint_t) ngx_pid
+                      || kill((ngx_pid_t) p->pid, 0) == 0
+                      || ngx_errno == NGX_EPERM);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_sample_workers(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+{
+    ngx_uint_t                     i, n;
+    ngx_http_tokenring_process_t  *p;
+
+    n = 0;
+
+    for (i = 0; ngx_http_tokenring_counters && i < NGX_MAX_PROCESSES; i++) {
+        p = &ngx_http_tokenring_counters->processes[i];
+
+        if (p->connected & ((ngx_atomic_uint_t) 1 << (peer->number % 64))
+            && ngx_http_tokenring_alive(p))
+        {
+            n++;
+        }
+    }
+
+    return ngx_http_tokenring_value(page, peer, name, n);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_gateway(ngx_http_tokenring_page_t *page)
+{
+    ngx_uint_t                     i, active;
+    ngx_http_tokenring_text_t     *out;
+    ngx_http_tokenring_shared_t   *shared;
+    ngx_http_tokenring_process_t  *p;
+
+    out = page->out;
+    shared = ngx_http_tokenring_counters;
+
+    if (shared == NULL) {
+        return NGX_OK;
+    }
+
+    if (ngx_http_tokenring_printf(out, 256,
+            "# HELP tokenring_gateway_requests_total "
+            "Requests to tokenring_pass locations by status.\n"
+            "# TYPE tokenring_gateway_requests_total counter\n")
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < NGX_HTTP_TOKENRING_STATUSES; i++) {
+
+        if (i == NGX_HTTP_TOKENRING_STATUSES - 1) {
+            if (ngx_http_tokenring_printf(out, 128,
+                    "tokenring_gateway_requests_total{status=\"other\"} %uA\n",
+                    shared->requests[i])
+                != NGX_OK)
+            {
+                return NGX_ERROR;
+            }
+
+            break;
+        }
+
+        if (ngx_http_tokenring_printf(out, 128,
+                "tokenring_gateway_requests_total{status=\"%ui\"} %uA\n",
+                ngx_http_tokenring_statuses[i], shared->requests[i])
+            != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    active = 0;
+
+    for (i = 0; i < NGX_MAX_PROCESSES; i++) {
+        p = &shared->processes[i];
+
+        if (p->active && ngx_http_tokenring_alive(p)) {
+            active += p->active;
+        }
+    }
+
+    return ngx_http_tokenring_printf(out, 2048,
+        "# HELP tokenring_gateway_active_requests "
+        "Requests in the workers now.\n"
+        "# TYPE tokenring_gateway_active_requests gauge\n"
+        "tokenring_gateway_active_requests %ui\n"
+        "# HELP tokenring_gateway_pauses_total "
+        "Times that a slow client made a worker pause its request.\n"
+        "# TYPE tokenring_gateway_pauses_total counter\n"
+        "tokenring_gateway_pauses_total %uA\n"
+        "# HELP tokenring_gateway_engine_losses_total "
+        "Connections to engines that were lost.\n"
+        "# TYPE tokenring_gateway_engine_losses_total counter\n"
+        "tokenring_gateway_engine_losses_total %uA\n"
+        "# HELP tokenring_gateway_protocol_errors_total "
+        "Channels closed since an engine broke the protocol.\n"
+        "# TYPE tokenring_gateway_protocol_errors_total counter\n"
+        "tokenring_gateway_protocol_errors_total %uA\n",
+        active, shared->pauses, shared->engine_losses,
+        shared->protocol_errors);
+}
+
+
+/* ---- what is counted ---------------------------------------------------- */
+
+ngx_int_t
+ngx_http_tokenring_zone_init(ngx_shm_zone_t *zone, void *data)
+{
+    ngx_slab_pool_t               *shpool;
+    ngx_http_tokenring_shared_t  **shared;
+
+    shared = zone->data;
+
+    if (data) {
+        /* a reload: the zone of the old configuration */
+        *shared = *(ngx_http_tokenring_shared_t **) data;
+        return NGX_OK;
+    }
+
+    shpool = (ngx_slab_pool_t *) zone->shm.addr;
+
+    if (zone->shm.exists) {
+        *shared = shpool->data;
+        return NGX_OK;
+    }
+
+    *shared = ngx_slab_calloc(shpool, sizeof(ngx_http_tokenring_shared_t));
+    if (*shared == NULL) {
+        return NGX_ERROR;
+    }
+
+    shpool->data = *shared;
+
+    return NGX_OK;
+}
+
+
+void
+ngx_http_tokenring_process_reset(ngx_http_tokenring_shared_t *shared)
+{
+    ngx_http_tokenring_process_t  *p;
+
+    p = &shared->processes[ngx_process_slot];
+
+    p->active = 0;
+    p->connected = 0;
+    p->pid = (ngx_atomic_uint_t) ngx_pid;
+}
+
+
+void
+ngx_http_tokenring_process_connected(ngx_http_tokenring_peer_t *peer,
+    ngx_uint_t on)
+{
+    ngx_atomic_uint_t              bit;
+    ngx_http_tokenring_process_t  *p;
+
+    if (ngx_http_tokenring_counters == NULL) {
+        return;
+    }
+
+    p = &ngx_http_tokenring_counters->processes[ngx_process_slot];
+    bit = (ngx_atomic_uint_t) 1 << (peer->number % 64);
+
+    /* this process alone writes it */
+    p->connected = on ? (p->connected | bit) : (p->connected & ~bit);
+}
+
+
+/* log phase: every request that was ours, or was meant to be */
+
+ngx_int_t
+ngx_http_tokenring_log_handler(ngx_http_request_t *r)
+{
+    ngx_uint_t                      i, status;
+    ngx_http_tokenring_loc_conf_t  *tlcf;
+
+    if (ngx_http_tokenring_counters == NULL) {
+        return NGX_OK;
+    }
+
+    tlcf = ngx_http_get_module_loc_conf(r, ngx_http_tokenring_module);
+
+    if (tlcf->engine == NULL && !tlcf->errors
+        && ngx_http_get_module_ctx(r, ngx_http_tokenring_module) == NULL)
+    {
+        return NGX_OK;
+    }
+
+    status = r->err_status ? r->err_status : r->headers_out.status;
+
+    for (i = 0; i < NGX_HTTP_TOKENRING_STATUSES - 1; i++) {
+        if (ngx_http_tokenring_statuses[i] == status) {
+            break;
+        }
+    }
+
+    (void) ngx_atomic_fetch_add(&ngx_http_tokenring_counters->requests[i], 1);
+
+    return NGX_OK;
+}

@@ -1,0 +1,657 @@
+/*
+ * Directives, configuration, and the life of a process.
+ *
+ * tokenring_engine names engines; the other directives refer to them by name,
+ * before or after, so that names are checked when the whole configuration is
+ * read.  Workers connect when they start; master, cache and other processes do
+ * not.
+ */
+
+#include "ngx_http_tokenring.h"
+
+
+static ngx_int_t ngx_http_tokenring_preconfiguration(ngx_conf_t *cf);
+static ngx_int_t ngx_http_tokenring_postconfiguration(ngx_conf_t *cf);
+static void *ngx_http_tokenring_create_main_conf(ngx_conf_t *cf);
+static void *ngx_http_tokenring_create_loc_conf(ngx_conf_t *cf);
+static char *ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent,
+    void *child);
+static char *ngx_http_tokenring_check_positive(ngx_conf_t *cf, void *post,
+    void *data);
+static ngx_http_tokenring_engine_t *ngx_http_tokenring_find_engine(
+    ngx_conf_t *cf, ngx_str_t *name);
+static char *ngx_http_tokenring_set_engine(ngx_conf_t *cf,
+    ngx_command_t *cmd, void *conf);
+static char *ngx_http_tokenring_set_pass(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_http_tokenring_set_page(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static char *ngx_http_tokenring_set_error(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+static ngx_int_t ngx_http_tokenring_init_process(ngx_cycle_t *cycle);
+static void ngx_http_tokenring_exit_process(ngx_cycle_t *cycle);
+
+
+#define NGX_HTTP_TOKENRING_ZONE_SIZE  (128 * 1024)
+
+
+static ngx_conf_post_t  ngx_http_tokenring_positive = {
+    ngx_http_tokenring_check_positive
+};
+
+
+static ngx_command_t  ngx_http_tokenring_commands[] = {
+
+    { ngx_string("tokenring_engine"),
+      NGX_HTTP_MAIN_CONF|NGX_CONF_2MORE,
+      ngx_http_tokenring_set_engine,
+      NGX_HTTP_MAIN_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("tokenring_pass"),
+      NGX_HTTP_LOC_CONF|NGX_HTTP_LIF_CONF|NGX_CONF_TAKE1,
+      ngx_http_tokenring_set_pass,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("tokenring_metrics"),
+      NGX_HTTP_LOC_CONF|NGX_CONF_ANY,
+      ngx_http_tokenring_set_page,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      ngx_http_tokenring_metrics_handler },
+
+    { ngx_string("tokenring_health"),
+      NGX_HTTP_LOC_CONF|NGX_CONF_ANY,
+      ngx_http_tokenring_set_page,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      ngx_http_tokenring_health_handler },
+
+    { ngx_string("tokenring_error"),
+      NGX_HTTP_LOC_CONF|NGX_CONF_NOARGS,
+      ngx_http_tokenring_set_error,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("tokenring_buffer_size"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_size_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_tokenring_loc_conf_t, buffer_size),
+      NULL },
+
+    { ngx_string("tokenring_queue_timeout"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_msec_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_tokenring_loc_conf_t, queue_timeout),
+      &ngx_http_tokenring_positive },
+
+    { ngx_string("tokenring_first_token_timeout"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_msec_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_tokenring_loc_conf_t, first_token_timeout),
+      &ngx_http_tokenring_positive },
+
+    { ngx_string("tokenring_idle_timeout"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_msec_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_tokenring_loc_conf_t, idle_timeout),
+      &ngx_http_tokenring_positive },
+
+    { ngx_string("tokenring_stall_timeout"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_msec_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_tokenring_loc_conf_t, stall_timeout),
+      &ngx_http_tokenring_positive },
+
+    { ngx_string("tokenring_keepalive_comment"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_msec_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_tokenring_loc_conf_t, keepalive_comment),
+      NULL },
+
+      ngx_null_command
+};
+
+
+static ngx_http_module_t  ngx_http_tokenring_module_ctx = {
+    ngx_http_tokenring_preconfiguration,   /* preconfiguration */
+    ngx_http_tokenring_postconfiguration,  /* postconfiguration */
+
+    ngx_http_tokenring_create_main_conf,   /* create main configuration */
+    NULL,                                  /* init main configuration */
+
+    NULL,                                  /* create server configuration */
+    NULL,                                  /* merge server configuration */
+
+    ngx_http_tokenring_create_loc_conf,    /* create location configuration */
+    ngx_http_tokenring_merge_loc_conf      /* merge location configuration */
+};
+
+
+ngx_module_t  ngx_http_tokenring_module = {
+    NGX_MODULE_V1,
+    &ngx_http_tokenring_module_ctx,        /* module context */
+    ngx_http_tokenring_commands,           /* module directives */
+    NGX_HTTP_MODULE,                       /* module type */
+    NULL,                                  /* init master */
+    NULL,                                  /* init module */
+    ngx_http_tokenring_init_process,       /* init process */
+    NULL,                                  /* init thread */
+    NULL,                                  /* exit thread */
+    ngx_http_tokenring_exit_process,       /* exit process */
+    NULL,                                  /* exit master */
+    NGX_MODULE_V1_PADDING
+};
+
+
+static char *
+ngx_http_tokenring_check_positive(ngx_conf_t *cf, void *post, void *data)
+{
+    ngx_msec_t  *msec = data;
+
+    return *msec ? NGX_CONF_OK : "must not be 0";
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_preconfiguration(ngx_conf_t *cf)
+{
+    return ngx_http_tokenring_add_variables(cf);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_postconfiguration(ngx_conf_t *cf)
+{
+    ngx_str_t                         name;
+    ngx_uint_t                        i;
+    ngx_http_handler_pt              *h;
+    ngx_http_core_main_conf_t        *cmcf;
+    ngx_http_tokenring_engine_t     **engines;
+    ngx_http_tokenring_main_conf_t   *tmcf;
+
+    tmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_tokenring_module);
+
+    engines = tmcf->engines.elts;
+
+    if (tmcf->engines.nelts == 0) {
+        return NGX_OK;
+    }
+
+    for (i = 0; i < tmcf->engines.nelts; i++) {
+        if (engines[i]->peers.nelts == 0) {
+            ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
+                          "no tokenring_engine \"%V\" is defined, "
+                          "it is named in %s:%ui",
+                          &engines[i]->name, engines[i]->file,
+                          engines[i]->line);
+            return NGX_ERROR;
+        }
+    }
+
+    ngx_str_set(&name, "tokenring");
+
+    tmcf->zone = ngx_shared_memory_add(cf, &name, NGX_HTTP_TOKENRING_ZONE_SIZE,
+                                       &ngx_http_tokenring_module);
+    if (tmcf->zone == NULL) {
+        return NGX_ERROR;
+    }
+
+    tmcf->zone->init = ngx_http_tokenring_zone_init;
+    tmcf->zone->data = ngx_pcalloc(cf->pool, sizeof(void *));
+    if (tmcf->zone->data == NULL) {
+        return NGX_ERROR;
+    }
+
+    cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
+
+    h = ngx_array_push(&cmcf->phases[NGX_HTTP_LOG_PHASE].handlers);
+    if (h == NULL) {
+        return NGX_ERROR;
+    }
+
+    *h = ngx_http_tokenring_log_handler;
+
+    return NGX_OK;
+}
+
+
+static void *
+ngx_http_tokenring_create_main_conf(ngx_conf_t *cf)
+{
+    ngx_http_tokenring_main_conf_t  *conf;
+
+    conf = ngx_pcalloc(cf->pool, sizeof(ngx_http_tokenring_main_conf_t));
+    if (conf == NULL) {
+        return NULL;
+    }
+
+    if (ngx_array_init(&conf->engines, cf->pool, 4,
+                       sizeof(ngx_http_tokenring_engine_t *))
+        != NGX_OK)
+    {
+        return NULL;
+    }
+
+    return conf;
+}
+
+
+static void *
+ngx_http_tokenring_create_loc_conf(ngx_conf_t *cf)
+{
+    ngx_http_tokenring_loc_conf_t  *conf;
+
+    conf = ngx_pcalloc(cf->pool, sizeof(ngx_http_tokenring_loc_conf_t));
+    if (conf == NULL) {
+        return NULL;
+    }
+
+    /*
+     * set by ngx_pcalloc():
+     *
+     *     conf->engine = NULL;
+     *     conf->shown = NULL;
+     *     conf->errors = 0;
+     */
+
+    conf->buffer_size = NGX_CONF_UNSET_SIZE;
+    conf->queue_timeout = NGX_CONF_UNSET_MSEC;
+    conf->first_token_timeout = NGX_CONF_UNSET_MSEC;
+    conf->idle_timeout = NGX_CONF_UNSET_MSEC;
+    conf->stall_timeout = NGX_CONF_UNSET_MSEC;
+    conf->keepalive_comment = NGX_CONF_UNSET_MSEC;
+
+    return conf;
+}
+
+
+static char *
+ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
+{
+    ngx_http_tokenring_loc_conf_t  *prev = parent;
+    ngx_http_tokenring_loc_conf_t  *conf = child;
+
+    ngx_http_core_loc_conf_t  *clcf;
+
+    ngx_conf_merge_size_value(conf->buffer_size, prev->buffer_size,
+                              256 * 1024);
+    ngx_conf_merge_msec_value(conf->queue_timeout, prev->queue_timeout, 30000);
+    ngx_conf_merge_msec_value(conf->first_token_timeout,
+                              prev->first_token_timeout, 300000);
+    ngx_conf_merge_msec_value(conf->idle_timeout, prev->idle_timeout, 60000);
+    ngx_conf_merge_msec_value(conf->stall_timeout, prev->stall_timeout, 60000);
+    ngx_conf_merge_msec_value(conf->keepalive_comment,
+                              prev->keepalive_comment, 0);
+
+    /* "if" and limit_except blocks serve what their location serves */
+
+    clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
+
+    if (clcf->noname && conf->engine == NULL && conf->shown == NULL
+        && !conf->errors && clcf->handler == NULL)
+    {
+        conf->engine = prev->engine;
+        conf->shown = prev->shown;
+        conf->errors = prev->errors;
+
+        if (conf->engine) {
+            clcf->handler = ngx_http_tokenring_handler;
+        }
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+/* the engine of this name, new if it is not known yet */
+
+static ngx_http_tokenring_engine_t *
+ngx_http_tokenring_find_engine(ngx_conf_t *cf, ngx_str_t *name)
+{
+    ngx_uint_t                        i;
+    ngx_http_tokenring_engine_t      *engine, **engines;
+    ngx_http_tokenring_main_conf_t   *tmcf;
+
+    tmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_tokenring_module);
+
+    engines = tmcf->engines.elts;
+
+    for (i = 0; i < tmcf->engines.nelts; i++) {
+        if (engines[i]->name.len == name->len
+            && ngx_strncmp(engines[i]->name.data, name->data, name->len) == 0)
+        {
+            return engines[i];
+        }
+    }
+
+    for (i = 0; i < name->len; i++) {
+        if (name->data[i] < 0x21 || name->data[i] > 0x7e
+            || name->data[i] == '"' || name->data[i] == '\\')
+        {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid engine name \"%V\"", name);
+            return NULL;
+        }
+    }
+
+    engine = ngx_pcalloc(cf->pool, sizeof(ngx_http_tokenring_engine_t));
+    if (engine == NULL
+        || ngx_array_init(&engine->peers, cf->pool, 2,
+                          sizeof(ngx_http_tokenring_peer_t))
+           != NGX_OK)
+    {
+        return NULL;
+    }
+
+    ngx_queue_init(&engine->waiting);
+
+    engine->name = *name;
+    engine->file = cf->conf_file->file.name.data;
+    engine->line = cf->conf_file->line;
+
+    engines = ngx_array_push(&tmcf->engines);
+    if (engines == NULL) {
+        return NULL;
+    }
+
+    *engines = engine;
+
+    return engine;
+}
+
+
+/* tokenring_engine NAME unix:PATH ... [weight=N] [slots=N] [ring=SIZE] */
+
+static char *
+ngx_http_tokenring_set_engine(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_tokenring_main_conf_t  *tmcf = conf;
+
+    ssize_t                       size;
+    ngx_int_t                     n;
+    ngx_str_t                    *value, s;
+    ngx_url_t                     u;
+    ngx_uint_t                    i, first;
+    ngx_http_tokenring_peer_t    *peer, *peers;
+    ngx_http_tokenring_engine_t  *engine;
+
+    value = cf->args->elts;
+
+    engine = ngx_http_tokenring_find_engine(cf, &value[1]);
+    if (engine == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    first = engine->peers.nelts;
+
+    for (i = 2; i < cf->args->nelts; i++) {
+
+        if (ngx_strncmp(value[i].data, "unix:", 5) != 0) {
+            continue;
+        }
+
+        ngx_memzero(&u, sizeof(ngx_url_t));
+
+        u.url = value[i];
+
+        if (ngx_parse_url(cf->pool, &u) != NGX_OK) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "%s in \"%V\"",
+                               u.err ? u.err : "invalid socket", &u.url);
+            return NGX_CONF_ERROR;
+        }
+
+        peer = ngx_array_push(&engine->peers);
+        if (peer == NULL) {
+            return NGX_CONF_ERROR;
+        }
+
+        ngx_memzero(peer, sizeof(ngx_http_tokenring_peer_t));
+
+        peer->engine = engine;
+        peer->addr = u.addrs[0];
+        peer->addr.name = value[i];
+        peer->number = tmcf->npeers++;
+        peer->replica = engine->peers.nelts - 1;
+        peer->weight = 1;
+    }
+
+    if (engine->peers.nelts == first) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "no socket (unix:PATH) in \"%V\"", &cmd->name);
+        return NGX_CONF_ERROR;
+    }
+
+    for (i = 2; i < cf->args->nelts; i++) {
+
+        peers = engine->peers.elts;
+        peer = &peers[first];
+
+        if (ngx_strncmp(value[i].data, "unix:", 5) == 0) {
+            continue;
+        }
+
+        if (ngx_strncmp(value[i].data, "weight=", 7) == 0) {
+            n = ngx_atoi(value[i].data + 7, value[i].len - 7);
+
+            if (n < 1 || n > 65536) {
+                goto invalid;
+            }
+
+            for ( /* void */ ; peer < peers + engine->peers.nelts; peer++) {
+                peer->weight = n;
+            }
+
+            continue;
+        }
+
+        if (ngx_strncmp(value[i].data, "slots=", 6) == 0) {
+            n = ngx_atoi(value[i].data + 6, value[i].len - 6);
+
+            if (n < 1 || n > (ngx_int_t) TR_CHANNEL_SLOTS_MAX) {
+                goto invalid;
+            }
+
+            for ( /* void */ ; peer < peers + engine->peers.nelts; peer++) {
+                peer->nslots = (uint32_t) n;
+            }
+
+            continue;
+        }
+
+        if (ngx_strncmp(value[i].data, "ring=", 5) == 0) {
+            s.data = value[i].data + 5;
+            s.len = value[i].len - 5;
+            size = ngx_parse_size(&s);
+
+            if (size < (ssize_t) TR_RING_MIN || size > (ssize_t) TR_RING_MAX) {
+                goto invalid;
+            }
+
+            for ( /* void */ ; peer < peers + engine->peers.nelts; peer++) {
+                peer->ring = (uint32_t) size;
+            }
+
+            continue;
+        }
+
+        goto invalid;
+    }
+
+    return NGX_CONF_OK;
+
+invalid:
+
+    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "invalid parameter \"%V\"",
+                       &value[i]);
+
+    return NGX_CONF_ERROR;
+}
+
+
+static char *
+ngx_http_tokenring_set_pass(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_tokenring_loc_conf_t  *tlcf = conf;
+
+    ngx_str_t                 *value;
+    ngx_http_core_loc_conf_t  *clcf;
+
+    if (tlcf->engine) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    tlcf->engine = ngx_http_tokenring_find_engine(cf, &value[1]);
+    if (tlcf->engine == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
+    clcf->handler = ngx_http_tokenring_handler;
+
+    return NGX_CONF_OK;
+}
+
+
+/* tokenring_metrics and tokenring_health: of these engines, or of all */
+
+static char *
+ngx_http_tokenring_set_page(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_tokenring_loc_conf_t  *tlcf = conf;
+
+    ngx_str_t                        *value;
+    ngx_uint_t                        i;
+    ngx_http_core_loc_conf_t         *clcf;
+    ngx_http_tokenring_engine_t     **engine;
+    ngx_http_tokenring_main_conf_t   *tmcf;
+
+    if (tlcf->shown) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    if (cf->args->nelts == 1) {
+        tmcf = ngx_http_conf_get_module_main_conf(cf,
+                                                  ngx_http_tokenring_module);
+        tlcf->shown = &tmcf->engines;
+
+    } else {
+        tlcf->shown = ngx_array_create(cf->pool, cf->args->nelts - 1,
+                                       sizeof(ngx_http_tokenring_engine_t *));
+        if (tlcf->shown == NULL) {
+            return NGX_CONF_ERROR;
+        }
+
+        for (i = 1; i < cf->args->nelts; i++) {
+            engine = ngx_array_push(tlcf->shown);
+            if (engine == NULL) {
+                return NGX_CONF_ERROR;
+            }
+
+            *engine = ngx_http_tokenring_find_engine(cf, &value[i]);
+            if (*engine == NULL) {
+                return NGX_CONF_ERROR;
+            }
+        }
+    }
+
+    clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
+    clcf->handler = (ngx_http_handler_pt) cmd->post;
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_tokenring_set_error(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_tokenring_loc_conf_t  *tlcf = conf;
+
+    ngx_http_core_loc_conf_t  *clcf;
+
+    tlcf->errors = 1;
+
+    clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
+    clcf->handler = ngx_http_tokenring_error_handler;
+
+    return NGX_CONF_OK;
+}
+
+
+/* an error here would end the worker for good: there is none */
+
+static ngx_int_t
+ngx_http_tokenring_init_process(ngx_cycle_t *cycle)
+{
+    ngx_uint_t                        i, j;
+    ngx_http_tokenring_peer_t        *peers;
+    ngx_http_tokenring_engine_t     **engines;
+    ngx_http_tokenring_main_conf_t   *tmcf;
+
+    if (ngx_process != NGX_PROCESS_WORKER && ngx_process != NGX_PROCESS_SINGLE)
+    {
+        return NGX_OK;
+    }
+
+    tmcf = ngx_http_cycle_get_module_main_conf(cycle,
+                                               ngx_http_tokenring_module);
+    if (tmcf == NULL || tmcf->engines.nelts == 0) {
+        return NGX_OK;
+    }
+
+    ngx_http_tokenring_counters =
+                          *(ngx_http_tokenring_shared_t **) tmcf->zone->data;
+    ngx_http_tokenring_process_reset(ngx_http_tokenring_counters);
+
+    engines = tmcf->engines.elts;
+
+    for (i = 0; i < tmcf->engines.nelts; i++) {
+        peers = engines[i]->peers.elts;
+
+        for (j = 0; j < engines[i]->peers.nelts; j++) {
+            ngx_http_tokenring_connect(&peers[j]);
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+static void
+ngx_http_tokenring_exit_process(ngx_cycle_t *cycle)
+{
+    ngx_uint_t                        i, j;
+    ngx_http_tokenring_peer_t        *peers;
+    ngx_http_tokenring_engine_t     **engines;
+    ngx_http_tokenring_main_conf_t   *tmcf;
+
+    tmcf = ngx_http_cycle_get_module_main_conf(cycle,
+                                               ngx_http_tokenring_module);
+    if (tmcf == NULL || ngx_http_tokenring_counters == NULL) {
+        return;
+    }
+
+    engines = tmcf->engines.elts;
+
+    for (i = 0; i < tmcf->engines.nelts; i++) {
+        peers = engines[i]->peers.elts;
+
+        for (j = 0; j < engines[i]->peers.nelts; j++) {
+            ngx_http_tokenring_exit(&peers[j]);
+        }
+    }
+}

@@ -1,0 +1,427 @@
+/*
+ * What responses look like: the chunks of a stream and whole responses, for
+ * chat and for completions, as OpenAI's API gives them.
+ *
+ * A stream's chunks differ in an index and a text: what precedes and what
+ * follows is rendered once, when the request is accepted.
+ */
+
+#include "ngx_http_tokenring.h"
+
+
+static ngx_int_t ngx_http_tokenring_chunk_open(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index);
+static ngx_int_t ngx_http_tokenring_role_chunk(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index);
+static ngx_int_t ngx_http_tokenring_text_chunk(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index);
+static ngx_int_t ngx_http_tokenring_finish_chunk(
+    ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index);
+static ngx_int_t ngx_http_tokenring_end(ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_logprobs(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_choice_t *choice);
+static ngx_int_t ngx_http_tokenring_usage(ngx_http_tokenring_ctx_t *ctx);
+
+
+#define ngx_http_tokenring_put(t, s)                                          \
+    ngx_http_tokenring_append(t, s, sizeof(s) - 1)
+
+
+const char *
+ngx_http_tokenring_reason(ngx_uint_t reason)
+{
+    switch (reason) {
+
+    case TR_FINISH_STOP:
+        return "stop";
+
+    case TR_FINISH_LENGTH:
+        return "length";
+
+    case TR_FINISH_ABORTED:
+        return "aborted";
+
+    default:
+        return "";
+    }
+}
+
+
+/* "id" to "model" of every response object */
+
+static ngx_int_t
+ngx_http_tokenring_object(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_text_t *t)
+{
+    const char  *prefix, *object;
+
+    if (ctx->endpoint == TR_ENDPOINT_CHAT) {
+        prefix = "chatcmpl";
+        object = ctx->stream ? "chat.completion.chunk" : "chat.completion";
+
+    } else {
+        prefix = "cmpl";
+        object = "text_completion";
+    }
+
+    if (ngx_http_tokenring_printf(t, 256,
+                                  "{\"id\":\"%s-%V\",\"object\":\"%s\","
+                                  "\"created\":%L,\"model\":\"",
+                                  prefix, &ctx->completion, object,
+                                  ctx->created)
+        != NGX_OK
+        || ngx_http_tokenring_json(t, ctx->model.data, ctx->model.len)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_put(t, "\",\"choices\":[");
+}
+
+
+ngx_int_t
+ngx_http_tokenring_render_heads(ngx_http_tokenring_ctx_t *ctx)
+{
+    if (ctx->include_usage) {
+        ngx_str_set(&ctx->tail, ",\"finish_reason\":null}],\"usage\":null}\n\n");
+
+    } else {
+        ngx_str_set(&ctx->tail, ",\"finish_reason\":null}]}\n\n");
+    }
+
+    if (ngx_http_tokenring_put(&ctx->head, "data: ") != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_object(ctx, &ctx->head);
+}
+
+
+/*
+ * Fills ctx->out with as much as should be sent in one go: the number of its
+ * bytes, 0 when there is nothing to tell.
+ */
+
+ngx_int_t
+ngx_http_tokenring_render_chunks(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_int_t                     rc;
+    ngx_uint_t                    i;
+    ngx_http_tokenring_text_t    *out;
+    ngx_http_tokenring_choice_t  *choice;
+
+    out = &ctx->out;
+
+    for (i = 0; i < ctx->nchoices; i++) {
+        choice = &ctx->choices[i];
+
+        for ( ;; ) {
+
+            if (ngx_http_tokenring_text_len(out)
+                >= NGX_HTTP_TOKENRING_OUTPUT)
+            {
+                return (ngx_int_t) ngx_http_tokenring_text_len(out);
+            }
+
+            if (ngx_http_tokenring_text_len(&choice->text)
+                || ngx_http_tokenring_text_len(&choice->logprobs))
+            {
+                rc = choice->begun
+                     ? ngx_http_tokenring_text_chunk(ctx, i)
+                     : ngx_http_tokenring_role_chunk(ctx, i);
+
+            } else if (choice->reason && !choice->ended
+                       && choice->reason != TR_FINISH_ABORTED)
+            {
+                rc = choice->begun
+                     ? ngx_http_tokenring_finish_chunk(ctx, i)
+                     : ngx_http_tokenring_role_chunk(ctx, i);
+
+            } else {
+                break;
+            }
+
+            if (rc != NGX_OK) {
+                return NGX_ERROR;
+            }
+        }
+    }
+
+    if (ctx->over && ngx_http_tokenring_end(ctx) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    if (ctx->comment) {
+        ctx->comment = 0;
+
+        if (ngx_http_tokenring_text_len(out) == 0
+            && ngx_http_tokenring_put(out, ": keep-alive\n\n") != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    return (ngx_int_t) ngx_http_tokenring_text_len(out);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_chunk_open(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index)
+{
+    ngx_http_tokenring_text_t  *out, *head;
+
+    out = &ctx->out;
+    head = &ctx->head;
+
+    if (ngx_http_tokenring_reserve(out, ngx_http_tokenring_text_len(head) + 64)
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    out->last = ngx_cpymem(out->last, head->pos,
+                           ngx_http_tokenring_text_len(head));
+    out->last = ngx_cpymem(out->last, "{\"index\":",
+                           sizeof("{\"index\":") - 1);
+
+    if (index < 10) {
+        *out->last++ = (u_char) ('0' + index);
+
+    } else {
+        out->last = ngx_sprintf(out->last, "%ui", index);
+    }
+
+    return NGX_OK;
+}
+
+
+/* the first chunk of a choice of a chat; completions have none */
+
+static ngx_int_t
+ngx_http_tokenring_role_chunk(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index)
+{
+    ngx_http_tokenring_text_t  *out;
+
+    out = &ctx->out;
+
+    ctx->choices[index].begun = 1;
+
+    if (ctx->endpoint != TR_ENDPOINT_CHAT) {
+        return NGX_OK;
+    }
+
+    if (ngx_http_tokenring_chunk_open(ctx, index) != NGX_OK
+        || ngx_http_tokenring_put(out, ",\"delta\":{\"role\":\"assistant\","
+                                  "\"content\":\"\"},\"logprobs\":null")
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_append(out, ctx->tail.data, ctx->tail.len);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_text_chunk(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index)
+{
+    size_t                        len, before;
+    ngx_int_t                     rc;
+    ngx_http_tokenring_text_t    *out;
+    ngx_http_tokenring_choice_t  *choice;
+
+    out = &ctx->out;
+    choice = &ctx->choices[index];
+
+    len = ngx_http_tokenring_text_len(&choice->text);
+    before = len + ngx_http_tokenring_text_len(&choice->logprobs);
+
+    /* logprobs belong to the whole text */
+
+    if (ngx_http_tokenring_text_len(&choice->logprobs) == 0) {
+        len = ngx_http_tokenring_cut(choice->text.pos, len,
+                                     NGX_HTTP_TOKENRING_EVENT);
+    }
+
+    if (ngx_http_tokenring_chunk_open(ctx, index) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    rc = (ctx->endpoint == TR_ENDPOINT_CHAT)
+         ? ngx_http_tokenring_put(out, ",\"delta\":{\"content\":\"")
+         : ngx_http_tokenring_put(out, ",\"text\":\"");
+
+    if (rc != NGX_OK
+        || ngx_http_tokenring_json(out, choice->text.pos, len) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    rc = (ctx->endpoint == TR_ENDPOINT_CHAT)
+         ? ngx_http_tokenring_put(out, "\"},\"logprobs\":")
+         : ngx_http_tokenring_put(out, "\",\"logprobs\":");
+
+    if (rc != NGX_OK || ngx_http_tokenring_logprobs(ctx, choice) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    choice->text.pos += len;
+
+    if (ngx_http_tokenring_text_len(&choice->text) == 0) {
+        ngx_http_tokenring_text_reset(&choice->text);
+    }
+
+    ngx_http_tokenring_text_reset(&choice->logprobs);
+
+    ctx->pending -= before - ngx_http_tokenring_text_len(&choice->text);
+
+    return ngx_http_tokenring_append(out, ctx->tail.data, ctx->tail.len);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_finish_chunk(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index)
+{
+    ngx_http_tokenring_choice_t  *choice;
+
+    choice = &ctx->choices[index];
+    choice->ended = 1;
+
+    if (ngx_http_tokenring_chunk_open(ctx, index) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_printf(&ctx->out, 128,
+               "%s\"logprobs\":null,\"finish_reason\":\"%s\"}]%s}\n\n",
+               (ctx->endpoint == TR_ENDPOINT_CHAT) ? ",\"delta\":{},"
+                                                   : ",\"text\":\"\",",
+               ngx_http_tokenring_reason(choice->reason),
+               ctx->include_usage ? ",\"usage\":null" : "");
+}
+
+
+/* an error event, or usage if it was asked for and the sign of the end */
+
+static ngx_int_t
+ngx_http_tokenring_end(ngx_http_tokenring_ctx_t *ctx)
+{
+    tr_status_info_t            info;
+    ngx_http_tokenring_text_t  *out, *head;
+
+    out = &ctx->out;
+    head = &ctx->head;
+
+    ctx->ended = 1;
+
+    if (ctx->error) {
+        info = tr_status_info(ctx->error);
+
+        if (ngx_http_tokenring_put(out, "data: ") != NGX_OK
+            || ngx_http_tokenring_render_error(out, info.type, info.code,
+                                               &ctx->param, &ctx->message)
+               != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+
+        return ngx_http_tokenring_put(out, "\n\n");
+    }
+
+    if (ctx->include_usage) {
+        if (ngx_http_tokenring_append(out, head->pos,
+                                      ngx_http_tokenring_text_len(head))
+            != NGX_OK
+            || ngx_http_tokenring_put(out, "],") != NGX_OK
+            || ngx_http_tokenring_usage(ctx) != NGX_OK
+            || ngx_http_tokenring_put(out, "}\n\n") != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    return ngx_http_tokenring_put(out, "data: [DONE]\n\n");
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_usage(ngx_http_tokenring_ctx_t *ctx)
+{
+    return ngx_http_tokenring_printf(&ctx->out, 256,
+               "\"usage\":{\"prompt_tokens\":%uL,\"completion_tokens\":%uL,"
+               "\"total_tokens\":%uL,\"prompt_tokens_details\":"
+               "{\"cached_tokens\":%uD}}",
+               ctx->prompt_tokens, ctx->completion_tokens,
+               ctx->prompt_tokens + ctx->completion_tokens,
+               ctx->totals.cached_tokens);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_logprobs(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_choice_t *choice)
+{
+    if (ngx_http_tokenring_text_len(&choice->logprobs) == 0) {
+        return ngx_http_tokenring_put(&ctx->out, "null");
+    }
+
+    return (ctx->endpoint == TR_ENDPOINT_CHAT)
+           ? ngx_http_tokenring_logprobs_chat(&ctx->out, choice)
+           : ngx_http_tokenring_logprobs_completion(&ctx->out, choice);
+}
+
+
+/* a response that was not streamed */
+
+ngx_int_t
+ngx_http_tokenring_render_whole(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_int_t                     rc;
+    ngx_uint_t                    i, chat;
+    ngx_http_tokenring_text_t    *out;
+    ngx_http_tokenring_choice_t  *choice;
+
+    out = &ctx->out;
+    chat = (ctx->endpoint == TR_ENDPOINT_CHAT);
+
+    if (ngx_http_tokenring_object(ctx, out) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < ctx->nchoices; i++) {
+        choice = &ctx->choices[i];
+
+        rc = ngx_http_tokenring_printf(out, 128, "%s{\"index\":%ui,%s",
+                 i ? "," : "", i,
+                 chat ? "\"message\":{\"role\":\"assistant\",\"content\":\""
+                      : "\"text\":\"");
+
+        if (rc != NGX_OK
+            || ngx_http_tokenring_json(out, choice->text.pos,
+                               ngx_http_tokenring_text_len(&choice->text))
+               != NGX_OK
+            || ngx_http_tokenring_printf(out, 64, "\"%s,\"logprobs\":",
+                                         chat ? ",\"refusal\":null}" : "")
+               != NGX_OK
+            || ngx_http_tokenring_logprobs(ctx, choice) != NGX_OK
+            || ngx_http_tokenring_printf(out, 64,
+                                   ",\"finish_reason\":\"%s\"}",
+                                   ngx_http_tokenring_reason(choice->reason))
+               != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+
+        ngx_http_tokenring_text_free(&choice->text);
+        ngx_http_tokenring_text_free(&choice->logprobs);
+    }
+
+    if (ngx_http_tokenring_put(out, "],") != NGX_OK
+        || ngx_http_tokenring_usage(ctx) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_put(out, "}");
+}

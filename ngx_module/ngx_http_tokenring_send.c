@@ -1,0 +1,382 @@
+/*
+ * From what is pending to the client.
+ *
+ * There is one output buffer a request.  It is filled (_openai.c), given to the
+ * output filters with the flush flag, and filled again once it is sent: a slow
+ * client leaves text pending, in the form in which it came, and a pause tells
+ * the engine before there is too much of it.
+ *
+ * Nothing is sent before the first token, so that an error until then has its
+ * own status; the exception is a due keep-alive comment.
+ */
+
+#include "ngx_http_tokenring.h"
+
+
+static void ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx);
+static void ngx_http_tokenring_whole(ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_stream_header(
+    ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_block(ngx_http_tokenring_ctx_t *ctx);
+static void ngx_http_tokenring_resume(ngx_http_tokenring_ctx_t *ctx);
+
+
+/* the request may be gone when this returns */
+
+void
+ngx_http_tokenring_flush(ngx_http_tokenring_ctx_t *ctx)
+{
+    if (ctx->phase == NGX_HTTP_TOKENRING_DONE) {
+        return;
+    }
+
+    if (ctx->gone) {
+        if (ctx->over || ctx->peer == NULL) {
+            ngx_http_tokenring_finalize(ctx, NGX_HTTP_CLIENT_CLOSED_REQUEST);
+        }
+
+        return;
+    }
+
+    if (ctx->error && !ctx->request->header_sent) {
+        ngx_http_tokenring_finalize(ctx,
+                                    ngx_http_tokenring_send_failure(ctx));
+        return;
+    }
+
+    if (ctx->stream) {
+        ngx_http_tokenring_stream(ctx);
+        return;
+    }
+
+    if (ctx->over) {
+        ngx_http_tokenring_whole(ctx);
+    }
+}
+
+
+void
+ngx_http_tokenring_finalize(ngx_http_tokenring_ctx_t *ctx, ngx_int_t rc)
+{
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    ngx_http_tokenring_cleanup(ctx);
+
+    if (rc == NGX_HTTP_CLIENT_CLOSED_REQUEST) {
+        /* for the log: nobody is there to see it */
+        r->headers_out.status = NGX_HTTP_CLIENT_CLOSED_REQUEST;
+    }
+
+    ngx_http_finalize_request(r, rc);
+}
+
+
+static void
+ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_int_t            rc;
+    ngx_buf_t           *b;
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+    b = &ctx->buf;
+
+    while (!ctx->blocked) {
+
+        ngx_http_tokenring_text_reset(&ctx->out);
+
+        rc = ngx_http_tokenring_render_chunks(ctx);
+
+        if (rc == NGX_ERROR) {
+            ngx_http_tokenring_finalize(ctx, NGX_ERROR);
+            return;
+        }
+
+        if (rc == 0) {
+            break;
+        }
+
+        if (!r->header_sent) {
+            rc = ngx_http_tokenring_stream_header(ctx);
+
+            if (rc == NGX_ERROR || rc > NGX_OK || r->header_only) {
+                ngx_http_tokenring_finalize(ctx, rc);
+                return;
+            }
+        }
+
+        b->start = ctx->out.start;
+        b->pos = ctx->out.start;
+        b->last = ctx->out.last;
+        b->end = ctx->out.end;
+        b->temporary = 1;
+        b->flush = 1;
+        b->last_buf = ctx->ended;
+        b->last_in_chain = 1;
+        b->tag = (ngx_buf_tag_t) &ngx_http_tokenring_module;
+
+        ctx->link.buf = b;
+        ctx->link.next = NULL;
+        ctx->sent = ngx_current_msec;
+
+        rc = ngx_http_output_filter(r, &ctx->link);
+
+        if (ctx->ended) {
+            ngx_http_tokenring_finalize(ctx, rc);
+            return;
+        }
+
+        if (rc == NGX_ERROR) {
+            ngx_http_tokenring_hang_up(ctx);
+            return;
+        }
+
+        if (rc == NGX_AGAIN || ngx_buf_size(b) || r->buffered) {
+            if (ngx_http_tokenring_block(ctx) != NGX_OK) {
+                ngx_http_tokenring_finalize(ctx, NGX_ERROR);
+                return;
+            }
+        }
+    }
+
+    ngx_http_tokenring_resume(ctx);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_stream_header(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_connection_t          *c;
+    ngx_http_request_t        *r;
+    ngx_http_core_loc_conf_t  *clcf;
+
+    static ngx_str_t  no_cache = ngx_string("no-cache");
+    static ngx_str_t  no = ngx_string("no");
+
+    r = ctx->request;
+    c = r->connection;
+
+    r->headers_out.status = NGX_HTTP_OK;
+    r->headers_out.content_length_n = -1;
+
+    ngx_str_set(&r->headers_out.content_type,
+                "text/event-stream; charset=utf-8");
+    r->headers_out.content_type_len = sizeof("text/event-stream") - 1;
+    r->headers_out.content_type_lowcase = NULL;
+    ngx_str_set(&r->headers_out.charset, "utf-8");
+
+    ngx_http_clear_accept_ranges(r);
+
+    if (ngx_http_tokenring_add_header(r, "Cache-Control", &no_cache) != NGX_OK
+        || ngx_http_tokenring_add_header(r, "X-Accel-Buffering", &no)
+           != NGX_OK
+        || ngx_http_tokenring_add_header(r, "X-Request-Id", &ctx->request_id)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+#if (NGX_HTTP_GZIP)
+    /* compressed, events would wait for each other */
+    r->gzip_tested = 1;
+    r->gzip_ok = 0;
+#endif
+
+    /* a first request on a connection has no TCP_NODELAY yet */
+
+    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    if (r->http_version < NGX_HTTP_VERSION_20 && clcf->tcp_nodelay
+        && ngx_tcp_nodelay(c) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_send_header(r);
+}
+
+
+/* wait until the client takes more */
+
+static ngx_int_t
+ngx_http_tokenring_block(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_event_t               *wev;
+    ngx_http_request_t        *r;
+    ngx_http_core_loc_conf_t  *clcf;
+
+    r = ctx->request;
+    wev = r->connection->write;
+    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    ctx->blocked = 1;
+
+    if (!wev->delayed) {
+        ngx_add_timer(wev, clcf->send_timeout);
+    }
+
+    return ngx_handle_write_event(wev, clcf->send_lowat);
+}
+
+
+static void
+ngx_http_tokenring_resume(ngx_http_tokenring_ctx_t *ctx)
+{
+    if (ctx->paused && ctx->pending <= ctx->conf->buffer_size / 2) {
+        ctx->paused = 0;
+        ctx->deadline = ngx_current_msec + ctx->conf->idle_timeout;
+        ngx_http_tokenring_control(ctx, 0);
+    }
+}
+
+
+void
+ngx_http_tokenring_write_handler(ngx_http_request_t *r)
+{
+    ngx_int_t                  rc;
+    ngx_event_t               *wev;
+    ngx_connection_t          *c;
+    ngx_http_tokenring_ctx_t  *ctx;
+    ngx_http_core_loc_conf_t  *clcf;
+
+    c = r->connection;
+    wev = c->write;
+    ctx = ngx_http_get_module_ctx(r, ngx_http_tokenring_module);
+
+    if (wev->timedout) {
+        wev->timedout = 0;
+        c->timedout = 1;
+        ngx_log_error(NGX_LOG_INFO, c->log, NGX_ETIMEDOUT, "client timed out");
+        ngx_http_tokenring_hang_up(ctx);
+        return;
+    }
+
+    if (c->error || (wev->error && r->http_version >= NGX_HTTP_VERSION_20)) {
+        ngx_http_tokenring_hang_up(ctx);
+        return;
+    }
+
+    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    if (!ctx->blocked || wev->delayed) {
+        (void) ngx_handle_write_event(wev, ctx->blocked ? clcf->send_lowat
+                                                        : 0);
+        return;
+    }
+
+    rc = ngx_http_output_filter(r, NULL);
+
+    if (rc == NGX_ERROR) {
+        ngx_http_tokenring_hang_up(ctx);
+        return;
+    }
+
+    if (rc == NGX_AGAIN || ngx_buf_size(&ctx->buf) || r->buffered) {
+        if (ngx_http_tokenring_block(ctx) != NGX_OK) {
+            ngx_http_tokenring_finalize(ctx, NGX_ERROR);
+        }
+
+        return;
+    }
+
+    if (wev->timer_set) {
+        ngx_del_timer(wev);
+    }
+
+    ctx->blocked = 0;
+
+    ngx_http_tokenring_flush(ctx);
+}
+
+
+static void
+ngx_http_tokenring_whole(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_int_t            rc;
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    if (ngx_http_tokenring_render_whole(ctx) != NGX_OK
+        || ngx_http_tokenring_add_header(r, "X-Request-Id", &ctx->request_id)
+           != NGX_OK)
+    {
+        ngx_http_tokenring_finalize(ctx, NGX_HTTP_INTERNAL_SERVER_ERROR);
+        return;
+    }
+
+    rc = ngx_http_tokenring_send_body(r, NGX_HTTP_OK, "application/json",
+                                      &ctx->out);
+
+    ngx_http_tokenring_finalize(ctx, rc);
+}
+
+
+/* a response in one piece; the text stays the caller's and must outlive r */
+
+ngx_int_t
+ngx_http_tokenring_send_body(ngx_http_request_t *r, ngx_uint_t status,
+    const char *type, ngx_http_tokenring_text_t *t)
+{
+    ngx_int_t     rc;
+    ngx_buf_t    *b;
+    ngx_chain_t   out;
+
+    r->headers_out.status = status;
+    r->headers_out.content_length_n = ngx_http_tokenring_text_len(t);
+    r->headers_out.content_type.data = (u_char *) type;
+    r->headers_out.content_type.len = ngx_strlen(type);
+    r->headers_out.content_type_len = r->headers_out.content_type.len;
+    r->headers_out.content_type_lowcase = NULL;
+
+    rc = ngx_http_send_header(r);
+
+    if (rc == NGX_ERROR || rc > NGX_OK || r->header_only) {
+        return rc;
+    }
+
+    b = ngx_calloc_buf(r->pool);
+    if (b == NULL) {
+        return NGX_ERROR;
+    }
+
+    b->start = t->start;
+    b->pos = t->pos;
+    b->last = t->last;
+    b->end = t->end;
+    b->temporary = ngx_http_tokenring_text_len(t) ? 1 : 0;
+    b->last_buf = 1;
+    b->last_in_chain = 1;
+
+    out.buf = b;
+    out.next = NULL;
+
+    return ngx_http_output_filter(r, &out);
+}
+
+
+ngx_int_t
+ngx_http_tokenring_add_header(ngx_http_request_t *r, const char *key,
+    ngx_str_t *value)
+{
+    ngx_table_elt_t  *h;
+
+    h = ngx_list_push(&r->headers_out.headers);
+    if (h == NULL) {
+        return NGX_ERROR;
+    }
+
+    h->hash = 1;
+    h->key.data = (u_char *) key;
+    h->key.len = ngx_strlen(key);
+    h->value = *value;
+    h->lowcase_key = NULL;
+
+#if (nginx_version >= 1023000)
+    h->next = NULL;
+#endif
+
+    return NGX_OK;
+}

@@ -1,0 +1,250 @@
+/*
+ * What is answered from the status page, at once and without the engine:
+ * the list of models, and health.
+ */
+
+#include "ngx_http_tokenring.h"
+
+
+static ngx_int_t ngx_http_tokenring_model(ngx_http_tokenring_text_t *t,
+    ngx_http_tokenring_peer_t *peer);
+static ngx_uint_t ngx_http_tokenring_seen(
+    ngx_http_tokenring_engine_t *engine, ngx_uint_t n);
+static ngx_int_t ngx_http_tokenring_health_engine(
+    ngx_http_tokenring_text_t *t, ngx_http_tokenring_engine_t *engine,
+    ngx_msec_t stall, ngx_uint_t *ok);
+
+
+#define ngx_http_tokenring_put(t, s)                                          \
+    ngx_http_tokenring_append(t, s, sizeof(s) - 1)
+
+
+/* /v1/models, or the one model of this id */
+
+ngx_int_t
+ngx_http_tokenring_models(ngx_http_request_t *r, ngx_str_t *id)
+{
+    ngx_uint_t                       i, n, ready;
+    ngx_http_tokenring_peer_t       *peers;
+    ngx_http_tokenring_text_t       *t;
+    ngx_http_tokenring_engine_t     *engine;
+    ngx_http_tokenring_loc_conf_t   *tlcf;
+
+    tlcf = ngx_http_get_module_loc_conf(r, ngx_http_tokenring_module);
+    engine = tlcf->engine;
+    peers = engine->peers.elts;
+
+    t = ngx_http_tokenring_text_create(r->pool);
+    if (t == NULL) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    if (id == NULL
+        && ngx_http_tokenring_put(t, "{\"object\":\"list\",\"data\":[")
+           != NGX_OK)
+    {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    ready = 0;
+    n = 0;
+
+    for (i = 0; i < engine->peers.nelts; i++) {
+
+        if (peers[i].state != NGX_HTTP_TOKENRING_READY) {
+            continue;
+        }
+
+        ready = 1;
+
+        if (id) {
+            if (id->len != ngx_strlen(peers[i].card.model)
+                || ngx_strncmp(id->data, peers[i].card.model, id->len) != 0)
+            {
+                continue;
+            }
+
+        } else if (ngx_http_tokenring_seen(engine, i)) {
+            continue;
+        }
+
+        if ((n++ && ngx_http_tokenring_put(t, ",") != NGX_OK)
+            || ngx_http_tokenring_model(t, &peers[i]) != NGX_OK)
+        {
+            return NGX_HTTP_INTERNAL_SERVER_ERROR;
+        }
+
+        if (id) {
+            break;
+        }
+    }
+
+    if (!ready) {
+        return ngx_http_tokenring_send_error(r, TR_ERR_NO_ENGINE,
+                                             "No engine is available");
+    }
+
+    if (id && n == 0) {
+        return ngx_http_tokenring_send_error(r, TR_ERR_MODEL_NOT_FOUND,
+                                             "There is no model of this name");
+    }
+
+    if (id == NULL && ngx_http_tokenring_put(t, "]}") != NGX_OK) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    return ngx_http_tokenring_send_body(r, NGX_HTTP_OK, "application/json", t);
+}
+
+
+/* the same model behind several sockets is listed once */
+
+static ngx_uint_t
+ngx_http_tokenring_seen(ngx_http_tokenring_engine_t *engine, ngx_uint_t n)
+{
+    ngx_uint_t                  i;
+    ngx_http_tokenring_peer_t  *peers;
+
+    peers = engine->peers.elts;
+
+    for (i = 0; i < n; i++) {
+        if (peers[i].state == NGX_HTTP_TOKENRING_READY
+            && ngx_strcmp(peers[i].card.model, peers[n].card.model) == 0)
+        {
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_model(ngx_http_tokenring_text_t *t,
+    ngx_http_tokenring_peer_t *peer)
+{
+    if (ngx_http_tokenring_put(t, "{\"id\":\"") != NGX_OK
+        || ngx_http_tokenring_json(t, (u_char *) peer->card.model,
+                                   ngx_strlen(peer->card.model))
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_printf(t, 192, "\",\"object\":\"model\","
+               "\"created\":%L,\"owned_by\":\"tokenring\","
+               "\"max_model_len\":%uD}",
+               peer->card.created, peer->card.max_model_len);
+}
+
+
+/* healthy: every engine that is asked for has a socket that takes requests */
+
+ngx_int_t
+ngx_http_tokenring_health_handler(ngx_http_request_t *r)
+{
+    ngx_int_t                        rc;
+    ngx_str_t                        value;
+    ngx_uint_t                       i, ok;
+    ngx_http_tokenring_text_t       *t, *list;
+    ngx_http_tokenring_engine_t    **engines;
+    ngx_http_tokenring_loc_conf_t   *tlcf;
+
+    if (!(r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD))) {
+        return NGX_HTTP_NOT_ALLOWED;
+    }
+
+    rc = ngx_http_discard_request_body(r);
+    if (rc != NGX_OK) {
+        return rc;
+    }
+
+    t = ngx_http_tokenring_text_create(r->pool);
+    list = ngx_http_tokenring_text_create(r->pool);
+
+    if (t == NULL || list == NULL) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    tlcf = ngx_http_get_module_loc_conf(r, ngx_http_tokenring_module);
+    engines = tlcf->shown->elts;
+    ok = 1;
+
+    for (i = 0; i < tlcf->shown->nelts; i++) {
+        if ((i && ngx_http_tokenring_put(list, ",") != NGX_OK)
+            || ngx_http_tokenring_health_engine(list, engines[i],
+                                                tlcf->stall_timeout, &ok)
+               != NGX_OK)
+        {
+            return NGX_HTTP_INTERNAL_SERVER_ERROR;
+        }
+    }
+
+    if (ngx_http_tokenring_printf(t, 64, "{\"status\":\"%s\",\"engines\":[",
+                                  ok ? "ok" : "unavailable")
+        != NGX_OK
+        || ngx_http_tokenring_append(t, list->pos,
+                                     ngx_http_tokenring_text_len(list))
+           != NGX_OK
+        || ngx_http_tokenring_put(t, "]}\n") != NGX_OK)
+    {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    if (!ok) {
+        ngx_str_set(&value, "1");
+
+        if (ngx_http_tokenring_add_header(r, "Retry-After", &value)
+            != NGX_OK)
+        {
+            return NGX_HTTP_INTERNAL_SERVER_ERROR;
+        }
+    }
+
+    ngx_str_set(&value, "no-store");
+
+    if (ngx_http_tokenring_add_header(r, "Cache-Control", &value) != NGX_OK) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    return ngx_http_tokenring_send_body(r, ok ? NGX_HTTP_OK
+                                              : NGX_HTTP_SERVICE_UNAVAILABLE,
+                                        "application/json", t);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_health_engine(ngx_http_tokenring_text_t *t,
+    ngx_http_tokenring_engine_t *engine, ngx_msec_t stall, ngx_uint_t *ok)
+{
+    ngx_uint_t                  i, ready;
+    const char                 *why, *reason;
+    ngx_http_tokenring_peer_t  *peers;
+
+    peers = engine->peers.elts;
+    ready = 0;
+    reason = "not connected";
+
+    for (i = 0; i < engine->peers.nelts; i++) {
+        if (ngx_http_tokenring_healthy(&peers[i], stall, &why)) {
+            ready++;
+
+        } else if (peers[i].state == NGX_HTTP_TOKENRING_READY) {
+            reason = why;
+        }
+    }
+
+    if (ready) {
+        return ngx_http_tokenring_printf(t, engine->name.len + 128,
+                   "{\"name\":\"%V\",\"status\":\"ok\",\"sockets\":%ui,"
+                   "\"ready\":%ui}",
+                   &engine->name, engine->peers.nelts, ready);
+    }
+
+    *ok = 0;
+
+    return ngx_http_tokenring_printf(t, engine->name.len + 192,
+               "{\"name\":\"%V\",\"status\":\"unavailable\","
+               "\"reason\":\"%s\",\"sockets\":%ui,\"ready\":0}",
+               &engine->name, reason, engine->peers.nelts);
+}
