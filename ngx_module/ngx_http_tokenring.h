@@ -101,6 +101,8 @@ struct ngx_http_tokenring_peer_s {
     ngx_uint_t                      number;      /* among all peers */
     ngx_uint_t                      replica;     /* within the engine */
     ngx_uint_t                      weight;
+    uint32_t                        nslots;      /* wanted, 0: default */
+    uint32_t                        ring;        /* wanted, 0: default */
 
     /* below: of one worker, none of it survives a reload */
 
@@ -136,8 +138,6 @@ struct ngx_http_tokenring_engine_s {
     ngx_array_t                     peers;   /* ngx_http_tokenring_peer_t */
     ngx_queue_t                     waiting; /* for a handshake to end */
     ngx_uint_t                      turn;
-    uint32_t                        nslots;  /* wanted, 0: default */
-    uint32_t                        ring;    /* wanted, 0: default */
     u_char                         *file;    /* where it was first named */
     ngx_uint_t                      line;
 };

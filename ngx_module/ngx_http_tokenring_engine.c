@@ -202,9 +202,9 @@ ngx_http_tokenring_connected(ngx_event_t *wev)
     }
 
     tr_hello_init(&hello, TR_ROLE_WORKER);
-    hello.slots = peer->engine->nslots;
-    hello.request_ring = peer->engine->ring;
-    hello.response_ring = peer->engine->ring;
+    hello.slots = peer->nslots;
+    hello.request_ring = peer->ring;
+    hello.response_ring = peer->ring;
 
     if (tr_fds_send(c->fd, &hello, sizeof(tr_hello_t), NULL, 0) == -1) {
         ngx_http_tokenring_complain(peer, ngx_socket_errno,

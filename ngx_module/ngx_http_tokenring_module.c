@@ -22,10 +22,6 @@ static ngx_http_tokenring_engine_t *ngx_http_tokenring_find_engine(
     ngx_conf_t *cf, ngx_str_t *name);
 static char *ngx_http_tokenring_set_engine(ngx_conf_t *cf,
     ngx_command_t *cmd, void *conf);
-static char *ngx_http_tokenring_engine_setting(ngx_conf_t *cf,
-    ngx_command_t *dummy, void *conf);
-static char *ngx_http_tokenring_engine_server(ngx_conf_t *cf,
-    ngx_http_tokenring_engine_t *engine);
 static char *ngx_http_tokenring_set_pass(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 static char *ngx_http_tokenring_set_page(ngx_conf_t *cf, ngx_command_t *cmd,
@@ -47,7 +43,7 @@ static ngx_conf_post_t  ngx_http_tokenring_positive = {
 static ngx_command_t  ngx_http_tokenring_commands[] = {
 
     { ngx_string("tokenring_engine"),
-      NGX_HTTP_MAIN_CONF|NGX_CONF_BLOCK|NGX_CONF_TAKE1,
+      NGX_HTTP_MAIN_CONF|NGX_CONF_2MORE,
       ngx_http_tokenring_set_engine,
       NGX_HTTP_MAIN_CONF_OFFSET,
       0,
@@ -375,14 +371,19 @@ ngx_http_tokenring_find_engine(ngx_conf_t *cf, ngx_str_t *name)
 }
 
 
-/* tokenring_engine NAME { server unix:PATH [weight=N]; slots N; ring SIZE; } */
+/* tokenring_engine NAME unix:PATH ... [weight=N] [slots=N] [ring=SIZE] */
 
 static char *
 ngx_http_tokenring_set_engine(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
-    char                         *rv;
-    ngx_str_t                    *value;
-    ngx_conf_t                    save;
+    ngx_http_tokenring_main_conf_t  *tmcf = conf;
+
+    ssize_t                       size;
+    ngx_int_t                     n;
+    ngx_str_t                    *value, s;
+    ngx_url_t                     u;
+    ngx_uint_t                    i, first;
+    ngx_http_tokenring_peer_t    *peer, *peers;
     ngx_http_tokenring_engine_t  *engine;
 
     value = cf->args->elts;
@@ -392,160 +393,109 @@ ngx_http_tokenring_set_engine(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         return NGX_CONF_ERROR;
     }
 
-    if (engine->peers.nelts) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "duplicate engine \"%V\"", &engine->name);
-        return NGX_CONF_ERROR;
-    }
-
-    save = *cf;
-    cf->handler = ngx_http_tokenring_engine_setting;
-    cf->handler_conf = (void *) engine;
-
-    rv = ngx_conf_parse(cf, NULL);
-
-    *cf = save;
-
-    if (rv != NGX_CONF_OK) {
-        return rv;
-    }
-
-    if (engine->peers.nelts == 0) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "no servers are in engine \"%V\"", &engine->name);
-        return NGX_CONF_ERROR;
-    }
-
-    return NGX_CONF_OK;
-}
-
-
-/* one line inside of the block */
-
-static char *
-ngx_http_tokenring_engine_setting(ngx_conf_t *cf, ngx_command_t *dummy,
-    void *conf)
-{
-    ssize_t                       size;
-    ngx_int_t                     n;
-    ngx_str_t                    *value;
-    ngx_http_tokenring_engine_t  *engine;
-
-    engine = (ngx_http_tokenring_engine_t *) conf;
-    value = cf->args->elts;
-
-    if (ngx_strcmp(value[0].data, "server") == 0) {
-        return ngx_http_tokenring_engine_server(cf, engine);
-    }
-
-    if (cf->args->nelts != 2) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "invalid number of arguments in \"%V\"",
-                           &value[0]);
-        return NGX_CONF_ERROR;
-    }
-
-    if (ngx_strcmp(value[0].data, "slots") == 0) {
-        n = ngx_atoi(value[1].data, value[1].len);
-
-        if (n >= 1 && n <= (ngx_int_t) TR_CHANNEL_SLOTS_MAX) {
-            engine->nslots = (uint32_t) n;
-            return NGX_CONF_OK;
-        }
-
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "invalid number of slots \"%V\", it must be "
-                           "between 1 and %uD",
-                           &value[1], TR_CHANNEL_SLOTS_MAX);
-        return NGX_CONF_ERROR;
-    }
-
-    if (ngx_strcmp(value[0].data, "ring") == 0) {
-        size = ngx_parse_size(&value[1]);
-
-        if (size >= (ssize_t) TR_RING_MIN && size <= (ssize_t) TR_RING_MAX) {
-            engine->ring = (uint32_t) size;
-            return NGX_CONF_OK;
-        }
-
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "invalid ring size \"%V\", it must be "
-                           "between %uD and %uD bytes",
-                           &value[1], TR_RING_MIN, TR_RING_MAX);
-        return NGX_CONF_ERROR;
-    }
-
-    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                       "unknown directive \"%V\" in tokenring_engine",
-                       &value[0]);
-
-    return NGX_CONF_ERROR;
-}
-
-
-static char *
-ngx_http_tokenring_engine_server(ngx_conf_t *cf,
-    ngx_http_tokenring_engine_t *engine)
-{
-    ngx_int_t                        weight;
-    ngx_str_t                       *value;
-    ngx_url_t                        u;
-    ngx_uint_t                       i;
-    ngx_http_tokenring_peer_t       *peer;
-    ngx_http_tokenring_main_conf_t  *tmcf;
-
-    tmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_tokenring_module);
-
-    value = cf->args->elts;
-
-    if (cf->args->nelts < 2 || ngx_strncmp(value[1].data, "unix:", 5) != 0) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "an engine's server must be \"unix:PATH\"");
-        return NGX_CONF_ERROR;
-    }
-
-    weight = 1;
+    first = engine->peers.nelts;
 
     for (i = 2; i < cf->args->nelts; i++) {
 
-        if (ngx_strncmp(value[i].data, "weight=", 7) == 0) {
-            weight = ngx_atoi(value[i].data + 7, value[i].len - 7);
-
-            if (weight >= 1 && weight <= 65535) {
-                continue;
-            }
+        if (ngx_strncmp(value[i].data, "unix:", 5) != 0) {
+            continue;
         }
 
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "invalid parameter \"%V\"",
-                           &value[i]);
+        ngx_memzero(&u, sizeof(ngx_url_t));
+
+        u.url = value[i];
+
+        if (ngx_parse_url(cf->pool, &u) != NGX_OK) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "%s in \"%V\"",
+                               u.err ? u.err : "invalid socket", &u.url);
+            return NGX_CONF_ERROR;
+        }
+
+        peer = ngx_array_push(&engine->peers);
+        if (peer == NULL) {
+            return NGX_CONF_ERROR;
+        }
+
+        ngx_memzero(peer, sizeof(ngx_http_tokenring_peer_t));
+
+        peer->engine = engine;
+        peer->addr = u.addrs[0];
+        peer->addr.name = value[i];
+        peer->number = tmcf->npeers++;
+        peer->replica = engine->peers.nelts - 1;
+        peer->weight = 1;
+    }
+
+    if (engine->peers.nelts == first) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "no socket (unix:PATH) in \"%V\"", &cmd->name);
         return NGX_CONF_ERROR;
     }
 
-    ngx_memzero(&u, sizeof(ngx_url_t));
+    for (i = 2; i < cf->args->nelts; i++) {
 
-    u.url = value[1];
+        peers = engine->peers.elts;
+        peer = &peers[first];
 
-    if (ngx_parse_url(cf->pool, &u) != NGX_OK) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "%s in \"%V\"",
-                           u.err ? u.err : "invalid socket", &u.url);
-        return NGX_CONF_ERROR;
+        if (ngx_strncmp(value[i].data, "unix:", 5) == 0) {
+            continue;
+        }
+
+        if (ngx_strncmp(value[i].data, "weight=", 7) == 0) {
+            n = ngx_atoi(value[i].data + 7, value[i].len - 7);
+
+            if (n < 1 || n > 65536) {
+                goto invalid;
+            }
+
+            for ( /* void */ ; peer < peers + engine->peers.nelts; peer++) {
+                peer->weight = n;
+            }
+
+            continue;
+        }
+
+        if (ngx_strncmp(value[i].data, "slots=", 6) == 0) {
+            n = ngx_atoi(value[i].data + 6, value[i].len - 6);
+
+            if (n < 1 || n > (ngx_int_t) TR_CHANNEL_SLOTS_MAX) {
+                goto invalid;
+            }
+
+            for ( /* void */ ; peer < peers + engine->peers.nelts; peer++) {
+                peer->nslots = (uint32_t) n;
+            }
+
+            continue;
+        }
+
+        if (ngx_strncmp(value[i].data, "ring=", 5) == 0) {
+            s.data = value[i].data + 5;
+            s.len = value[i].len - 5;
+            size = ngx_parse_size(&s);
+
+            if (size < (ssize_t) TR_RING_MIN || size > (ssize_t) TR_RING_MAX) {
+                goto invalid;
+            }
+
+            for ( /* void */ ; peer < peers + engine->peers.nelts; peer++) {
+                peer->ring = (uint32_t) size;
+            }
+
+            continue;
+        }
+
+        goto invalid;
     }
-
-    peer = ngx_array_push(&engine->peers);
-    if (peer == NULL) {
-        return NGX_CONF_ERROR;
-    }
-
-    ngx_memzero(peer, sizeof(ngx_http_tokenring_peer_t));
-
-    peer->engine = engine;
-    peer->addr = u.addrs[0];
-    peer->addr.name = value[1];
-    peer->number = tmcf->npeers++;
-    peer->replica = engine->peers.nelts - 1;
-    peer->weight = weight;
 
     return NGX_CONF_OK;
+
+invalid:
+
+    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "invalid parameter \"%V\"",
+                       &value[i]);
+
+    return NGX_CONF_ERROR;
 }
 
 
