@@ -75,7 +75,7 @@ async function main() {
   const nginx = await lib.startNginx(dir, 'nginx', {
     main: process.env.TR_MODULE === 'static' ? ''
       : `load_module ${lib.MODULE};`,
-    http: `  tokenring_engine main { server unix:${engine.socket}; }`,
+    http: `  tokenring_engine main unix:${engine.socket};`,
     location: 'tokenring_pass main;',
   });
   await lib.waitHealthy(nginx.port);

@@ -39,7 +39,7 @@ async function startA(dir, stagger) {
   const nginx = await lib.startNginx(dir, 'a', {
     main: process.env.TR_MODULE === 'static' ? ''
       : `load_module ${lib.MODULE};`,
-    http: `  tokenring_engine main { server unix:${engine.socket}; }`,
+    http: `  tokenring_engine main unix:${engine.socket};`,
     location: 'tokenring_pass main;',
   });
   await lib.waitHealthy(nginx.port);
