@@ -202,41 +202,41 @@ duration(double ms, char *buf, size_t size)
 }
 
 static void
-draw_bar(double share, int width)
+draw_bar(FILE *f, double share, int width)
 {
     int full = (int) (share * width + 0.5), i;
 
-    putchar('[');
+    fputc('[', f);
     for (i = 0; i < width; i++) {
-        putchar(i < full ? '#' : '.');
+        fputc(i < full ? '#' : '.', f);
     }
-    putchar(']');
+    fputc(']', f);
 }
 
 static void
-draw_latencies(const sample_t *a, const sample_t *b)
+draw_latencies(FILE *f, const sample_t *a, const sample_t *b)
 {
     static const double points[] = { 0.5, 0.9, 0.99 };
     char buf[32];
     unsigned i, k;
 
-    printf("%-14s %10s %10s %10s %10s\033[K\n", "latency", "p50", "p90", "p99",
+    fprintf(f, "%-14s %10s %10s %10s %10s\n", "latency", "p50", "p90", "p99",
            "count");
     for (i = 0; i < N_HISTOGRAMS; i++) {
         histogram_t h;
 
         difference(a != NULL ? &a->histogram[i] : NULL, &b->histogram[i], &h);
-        printf("  %-12s", histogram_titles[i]);
+        fprintf(f, "  %-12s", histogram_titles[i]);
         for (k = 0; k < 3; k++) {
-            printf(" %10s", duration(percentile(&h, points[k]), buf,
+            fprintf(f, " %10s", duration(percentile(&h, points[k]), buf,
                                      sizeof(buf)));
         }
-        printf(" %10llu\033[K\n", (unsigned long long) histogram_total(&h));
+        fprintf(f, " %10llu\n", (unsigned long long) histogram_total(&h));
     }
 }
 
 static void
-draw(const sample_t *a, const sample_t *b)
+draw_all(FILE *f, const sample_t *a, const sample_t *b)
 {
     double s = (double) (b->at_us - a->at_us) / 1e6;
     uint64_t pages = g.card.kv_pages;
@@ -244,31 +244,53 @@ draw(const sample_t *a, const sample_t *b)
                              ? b->now.kv_free_pages : pages);
     double share = pages != 0 ? (double) used / (double) pages : 0;
 
-    printf("\033[H%s on %s (%s), %s, %.1f M parameters, context %u\033[K\n",
+    fprintf(f, "%s on %s (%s), %s, %.1f M parameters, context %u\n",
            g.card.model, g.card.engine, g.card.backend,
            state_name(b->now.state), (double) g.card.parameters / 1e6,
            g.card.max_model_len);
-    printf("running %u  waiting %u  free in queue %u  channels %llu  "
-           "step %llu\033[K\n\033[K\n", b->now.running, b->now.waiting,
+    fprintf(f, "running %u  waiting %u  free in queue %u  channels %llu  "
+           "step %llu\n\n", b->now.running, b->now.waiting,
            b->now.queue_free, (unsigned long long) b->channels,
            (unsigned long long) b->now.step);
-    printf("tokens/s       generated %.1f   prompt %.1f\033[K\n",
+    fprintf(f, "tokens/s       generated %.1f   prompt %.1f\n",
            rate(a->generation_tokens, b->generation_tokens, s),
            rate(a->prompt_tokens, b->prompt_tokens, s));
-    printf("since start    generated %llu   prompt %llu\033[K\n",
+    fprintf(f, "since start    generated %llu   prompt %llu\n",
            (unsigned long long) b->generation_tokens,
            (unsigned long long) b->prompt_tokens);
-    printf("requests       stop %llu   length %llu   aborted %llu   error %llu"
-           "   preempted %llu\033[K\n\033[K\n", (unsigned long long) b->stop,
+    fprintf(f, "requests       stop %llu   length %llu   aborted %llu   "
+           "error %llu   preempted %llu\n\n", (unsigned long long) b->stop,
            (unsigned long long) b->length, (unsigned long long) b->aborted,
            (unsigned long long) b->error, (unsigned long long) b->preemptions);
-    draw_latencies(a, b);
-    printf("\033[K\nKV cache %s ", g.card.kv_policy);
-    draw_bar(share, 40);
-    printf(" %.1f%% of %.1f MiB, %llu tokens\033[K\n\033[J", share * 100,
+    draw_latencies(f, a, b);
+    fprintf(f, "\nKV cache %s ", g.card.kv_policy);
+    draw_bar(f, share, 40);
+    fprintf(f, " %.1f%% of %.1f MiB, %llu tokens\n", share * 100,
            (double) pages * (double) g.card.kv_page_bytes / 1048576.0,
            (unsigned long long) b->now.kv_tokens);
+}
+
+/* The whole picture; on a terminal over the one before. */
+static void
+draw(const sample_t *a, const sample_t *b)
+{
+    char *text = NULL, *line, *end;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+
+    if (f == NULL) {
+        return;
+    }
+    draw_all(f, a, b);
+    fclose(f);
+    fputs(g.redraw ? "\033[H" : "", stdout);
+    for (line = text; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        printf("%.*s%s\n", (int) (end - line), line,
+               g.redraw ? "\033[K" : "");
+    }
+    fputs(g.redraw ? "\033[J" : "", stdout);
     fflush(stdout);
+    free(text);
 }
 
 static void
@@ -370,7 +392,7 @@ show(const sample_t *a, const sample_t *b)
 {
     if (g.json) {
         print_json(a, b);
-    } else if (g.redraw && a != NULL) {
+    } else if (g.redraw) {
         draw(a, b);
     } else {
         print_line(a, b);
@@ -419,7 +441,7 @@ tr_cmd_stats(int argc, char **argv)
 {
     tr_ring_client_options_t small = { 64, 4096, 4096 };
     tr_error_t err = { 0 };
-    sample_t sample;
+    sample_t sample, birth = { 0 };
     int rc;
 
     if (tr_options_only(&command, argc, argv, &rc) != 0) {
@@ -439,7 +461,14 @@ tr_cmd_stats(int argc, char **argv)
     tr_interrupt_catch();
     if (g.once) {
         take_sample(&sample);
-        show(NULL, &sample);
+        if (g.json) {
+            print_json(NULL, &sample);
+        } else {
+            /* as against the engine's birth */
+            birth.at_us = sample.at_us
+                          - (uint64_t) (time(NULL) - g.card.created) * 1000000;
+            draw(&birth, &sample);
+        }
         rc = 0;
     } else {
         rc = watch();
