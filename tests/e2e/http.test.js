@@ -22,7 +22,7 @@ before(async () => {
     http: 'limit_conn_zone $binary_remote_addr zone=one:1m;',
     server: `
         location /gzip/v1/ { gzip on; gzip_types *; gzip_min_length 1;
-            rewrite ^/gzip(/.*)$ $1 break; tokenring_pass main; }
+            tokenring_pass main; }
         location /rewritten { rewrite ^ /v1/models break;
             tokenring_pass main; }`,
     engine: { channel_ring: '64k' },
