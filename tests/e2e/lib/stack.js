@@ -253,8 +253,8 @@ http {
 ${temp}
     client_max_body_size 16m;
     keepalive_timeout 60s;
-    tokenring_engine main unix:${this.engine.socket};
-${this.others.map((e) => `    tokenring_engine main unix:${e.socket};\n`).join('')}
+    tokenring_engine main ${[this.engine, ...this.others]
+      .map((e) => `unix:${e.socket}`).join(' ')};
     ${o.http || ''}
     server {
         listen 127.0.0.1:${this.port} reuseport backlog=4096;
