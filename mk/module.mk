@@ -35,3 +35,13 @@ $(MODULE_OUT): $(MODULE_DIR)/Makefile $(MODULE_SRC)
 	        modules >"$$out/make.log" 2>&1 || \
 	    { cat "$$out/make.log" >&2; exit 1; }
 	@touch $@
+
+# The scripted engine that the module's tests talk to.
+fake-engine: $B/tests/fake_engine
+
+$B/tests/fake_engine: tests/e2e/fake_engine.c $(wildcard include/tokenring/*.h)
+	@mkdir -p $(@D)
+	@echo "  CC    $<"
+	$Q$(CC) $(TR_CFLAGS) $(CFLAGS) -o $@ $< -lm
+
+.PHONY: fake-engine
