@@ -105,6 +105,9 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
         }
 
         rc = ngx_http_tokenring_send_http_error(r, rc);
+
+    } else {
+        rc = ngx_http_tokenring_send_failure(ctx);
     }
 
     ngx_http_tokenring_cleanup(ctx);
@@ -357,7 +360,7 @@ ngx_http_tokenring_name_request(ngx_http_tokenring_ctx_t *ctx)
 
 /*
  * NGX_OK: the request has a peer and a slot; NGX_AGAIN: it waits for one;
- * else it was refused, and this is what to finalize it with.
+ * NGX_DECLINED: it is refused, the failure stands in ctx.
  */
 
 static ngx_int_t
@@ -405,7 +408,7 @@ ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx)
     ngx_http_tokenring_fail(ctx, rc, message);
     ctx->retry_after = NGX_HTTP_TOKENRING_RETRY_AFTER;
 
-    return ngx_http_tokenring_send_failure(ctx);
+    return NGX_DECLINED;
 }
 
 
@@ -465,6 +468,9 @@ ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx)
         }
 
         rc = ngx_http_tokenring_send_http_error(r, rc);
+
+    } else {
+        rc = ngx_http_tokenring_send_failure(ctx);
     }
 
     ngx_http_tokenring_finalize(ctx, rc);
