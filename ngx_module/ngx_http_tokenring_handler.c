@@ -132,8 +132,10 @@ ngx_http_tokenring_route(ngx_http_request_t *r, ngx_str_t *id)
 #if (NGX_PCRE)
         || clcf->regex
 #endif
-        || clcf->name.len > path.len)
+        || clcf->name.len > path.len
+        || ngx_strncmp(path.data, clcf->name.data, clcf->name.len) != 0)
     {
+        /* also a URI that `rewrite ... break` took out of its location */
         n = ngx_http_tokenring_version_at(path.data, path.len);
 
     } else {
