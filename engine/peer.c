@@ -177,9 +177,13 @@ open_channel(tr_peer_t *p, tr_welcome_t *welcome)
     if (fds[TR_FD_CHANNEL] != -1) {
         close(fds[TR_FD_CHANNEL]);
     }
-    if (rc != TR_OK || sent != 0) {
-        tr_peer_close(p, TR_LEVEL_ERROR, rc != TR_OK ? "no memory or file "
-                      "descriptors for a channel" : "welcome was not taken");
+    if (rc != TR_OK) {
+        tr_peer_close(p, TR_LEVEL_ERROR, "no memory or descriptors for a "
+                                         "channel");
+        return;
+    }
+    if (sent != 0) {
+        tr_peer_close(p, TR_LEVEL_INFO, "hung up before the welcome");
         return;
     }
     p->state = TR_PEER_OPEN;

@@ -105,9 +105,6 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
         }
 
         rc = ngx_http_tokenring_send_http_error(r, rc);
-
-    } else {
-        rc = ngx_http_tokenring_send_failure(ctx);
     }
 
     ngx_http_tokenring_cleanup(ctx);
@@ -132,10 +129,8 @@ ngx_http_tokenring_route(ngx_http_request_t *r, ngx_str_t *id)
 #if (NGX_PCRE)
         || clcf->regex
 #endif
-        || clcf->name.len > path.len
-        || ngx_strncmp(path.data, clcf->name.data, clcf->name.len) != 0)
+        || clcf->name.len > path.len)
     {
-        /* also a URI that `rewrite ... break` took out of its location */
         n = ngx_http_tokenring_version_at(path.data, path.len);
 
     } else {
@@ -362,7 +357,7 @@ ngx_http_tokenring_name_request(ngx_http_tokenring_ctx_t *ctx)
 
 /*
  * NGX_OK: the request has a peer and a slot; NGX_AGAIN: it waits for one;
- * NGX_DECLINED: it is refused, the failure stands in ctx.
+ * else it was refused, and this is what to finalize it with.
  */
 
 static ngx_int_t
@@ -410,7 +405,7 @@ ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx)
     ngx_http_tokenring_fail(ctx, rc, message);
     ctx->retry_after = NGX_HTTP_TOKENRING_RETRY_AFTER;
 
-    return NGX_DECLINED;
+    return ngx_http_tokenring_send_failure(ctx);
 }
 
 
@@ -470,9 +465,6 @@ ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx)
         }
 
         rc = ngx_http_tokenring_send_http_error(r, rc);
-
-    } else {
-        rc = ngx_http_tokenring_send_failure(ctx);
     }
 
     ngx_http_tokenring_finalize(ctx, rc);
