@@ -80,7 +80,9 @@ publish(tr_front_t *f)
     }
     tr_status_publish(env->status, &a);
     f->published_us = env->now_us;
-    f->busy = a.running != 0 || a.waiting != 0;
+    /* what was just handed to the loop is in no snapshot of it yet */
+    f->busy = a.running != 0 || a.waiting != 0
+              || (env->loop != NULL && tr_loop_outstanding(env->loop) != 0);
 }
 
 static void

@@ -308,7 +308,10 @@ ${temp}
   async healthy() {
     await until(async () => {
       try {
-        return (await fetch(`${this.url}/health`)).status === 200;
+        // Every worker has its own connection to every engine.
+        return (await fetch(`${this.url}/health`)).status === 200
+          && (await this.metrics()).value('tokenring_connected_workers')
+            >= (this.options.workers || 1);
       } catch {
         return false;
       }
