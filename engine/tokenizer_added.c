@@ -154,6 +154,7 @@ tr_added_find(const tr_tokenizer_t *t, const tr_trie_t *trie,
         size_t end = i;
         int32_t found = longest_at(t, trie, parse_special, text, len, i, &end);
         const tr_added_token_t *token;
+        tr_span_t span;
         uint32_t n;
 
         if (found < 0) {
@@ -161,19 +162,20 @@ tr_added_find(const tr_tokenizer_t *t, const tr_trie_t *trie,
             continue;
         }
         token = &t->added[found];
-        *at = (tr_span_t){ (uint32_t) i, (uint32_t) end };
-        if (token->single_word && !stands_alone(text, len, *at)) {
+        span = (tr_span_t){ (uint32_t) i, (uint32_t) end };
+        if (token->single_word && !stands_alone(text, len, span)) {
             i = end;
             continue;
         }
-        while (token->lstrip && at->start > from
-               && is_space(previous(text, at->start, &n))) {
-            at->start -= n;
+        while (token->lstrip && span.start > from
+               && is_space(previous(text, span.start, &n))) {
+            span.start -= n;
         }
-        while (token->rstrip && at->end < len
-               && is_space(tr_utf8_next(text + at->end, &n))) {
-            at->end += n;
+        while (token->rstrip && span.end < len
+               && is_space(tr_utf8_next(text + span.end, &n))) {
+            span.end += n;
         }
+        *at = span;
         *id = token->id;
         return true;
     }

@@ -254,7 +254,8 @@ tr_status_t tr_decoder_load(tr_tokenizer_t *t, const json_t *config,
     tr_error_t *err);
 
 /* tokenizer_added.c: the next added token in text[from..len), extended by the
- * whitespace that it strips, at or after `from`. */
+ * whitespace that it strips, at or after `from`; nothing is written when there
+ * is none. */
 bool tr_added_find(const tr_tokenizer_t *t, const tr_trie_t *trie,
     bool parse_special, const char *text, size_t len, size_t from,
     tr_span_t *at, int32_t *id);
