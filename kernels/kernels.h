@@ -31,7 +31,7 @@
  * contents have no influence.  ldy is a multiple of TR_COL_PAD, and columns
  * from n up to that multiple are overwritten too. */
 #define TR_ROW_PAD 24u
-#define TR_COL_PAD 32u
+#define TR_COL_PAD 64u
 
 static inline size_t
 tr_pad(size_t n, size_t to)
@@ -170,7 +170,8 @@ struct tr_kernels {
         uint32_t rows, uint32_t heads, uint32_t n, const float *weight,
         float eps, float *y, size_t ldy);
 
-    /* angles[r][i] = { cos, sin } of row_pos[r] * inv_freq[i], i < half. */
+    /* angles[r][0][i] = cos, angles[r][1][i] = sin of row_pos[r] *
+     * inv_freq[i], i < half. */
     int (*rope_angles)(const tr_stream_t *s, const uint32_t *row_pos,
         uint32_t rows, const float *inv_freq, uint32_t half, float *angles);
 

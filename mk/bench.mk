@@ -32,7 +32,7 @@ bench-footprint: engine module
 	@B="$B" node tests/bench/footprint.js $(call bench_json,footprint)
 
 bench-engine: $(BENCH_ENGINE)
-	$(if $(BENCH_ENGINE),@$(BENCH_ENGINE))
+	$(if $(BENCH_ENGINE),@$(BENCH_ENGINE) $(call bench_json,engine))
 
 bench: deps
 	@$(MAKE) -s --no-print-directory -j$(JOBS) engine module bench-tools

@@ -15,12 +15,10 @@
  * Positions after the last query read as zeros and get weight zero, so stale
  * bytes of a page, NaN included, are never touched.
  *
- * Needs: V_WIDTH, V_ROWS, V_VECS, vec, v_load, v_store, v_set1, v_fma, v_mul,
- * v_add, v_sub, v_max, v_from_half (V_WIDTH halves), v_first (first n lanes of
- * a, the rest of b), v_hmax, v_hsum, v_exp2i (2^n for integral n held in the
- * low bits of a shifted float), v_lane0, v_transpose (V_WIDTH vectors).
+ * Included after one of vec_*.h and the definition of V_ROWS and V_VECS.
  */
 #include "cpu.h"
+#include "vec_exp.h"
 
 #include <math.h>
 #include <stdbool.h>
@@ -30,27 +28,6 @@
 #define BLOCK_VECS (BLOCK / V_WIDTH)
 
 static const uint16_t zero_row[TR_HEAD_DIM_MAX];
-
-/* e^x as in silu_row.h; e^0 is exactly 1. */
-static inline vec
-v_exp(vec x)
-{
-    const vec magic = v_set1(12582912.0f);
-    vec shifted, n, r, p;
-
-    x = v_max(v_set1(-87.0f), x); /* NaN: the second operand passes */
-    shifted = v_fma(x, v_set1(1.44269504f), magic);
-    n = v_sub(shifted, magic);
-    r = v_fma(n, v_set1(-0.693359375f), x);
-    r = v_fma(n, v_set1(2.12194440e-4f), r);
-    p = v_set1(1.3981999507e-3f);
-    p = v_fma(p, r, v_set1(8.3334519073e-3f));
-    p = v_fma(p, r, v_set1(4.1665795894e-2f));
-    p = v_fma(p, r, v_set1(1.6666665459e-1f));
-    p = v_fma(p, r, v_set1(5.0000001201e-1f));
-    p = v_fma(v_mul(p, r), r, v_add(r, v_set1(1.0f)));
-    return v_mul(p, v_exp2i(shifted));
-}
 
 /* c[rows][vecs] = keep[row] * c + a[rows][k] * b[k][vecs]; without keep, c
  * starts at zero.  rows and vecs are constants wherever this is inlined. */
@@ -131,22 +108,49 @@ product(uint32_t rows, uint32_t columns, uint32_t k, const float *a,
     }
 }
 
-/* Keys and values of positions [b, b + BLOCK), those after `last` as zeros. */
-static void
-load_block(const tr_attention_tile_t *t, uint32_t b, uint32_t last, float *keys,
-    float *values)
+/* Addresses of positions [b, b + n): divisions once a block, not a token. */
+static inline void
+find_block(const tr_attention_tile_t *t, uint32_t b, uint32_t n, uint32_t last,
+    const uint16_t **key, const uint16_t **value)
 {
     const tr_kv_view_t *kv = t->kv;
-    uint32_t dim = kv->head_dim;
+    size_t dim = kv->head_dim, to_value = kv->page_tokens * dim;
+    uint32_t entry = b / kv->page_tokens, at = b % kv->page_tokens;
+
+    for (uint32_t i = 0; i < n;) {
+        uint32_t run = last - (b + i) + 1;
+        const uint16_t *k;
+
+        if (b + i > last) {
+            key[i] = value[i] = zero_row;
+            i++;
+            continue;
+        }
+        run = run < kv->page_tokens - at ? run : kv->page_tokens - at;
+        run = run < n - i ? run : n - i;
+        k = (const uint16_t *) (kv->pool
+                                + (uint64_t) t->table[entry] * kv->page_bytes)
+            + at * dim;
+        for (uint32_t j = 0; j < run; j++, i++, k += dim) {
+            key[i] = k;
+            value[i] = k + to_value;
+        }
+        entry++;
+        at = 0;
+    }
+}
+
+/* Keys, transposed, and values of positions [b, b + n), n a multiple of 16;
+ * those after `last` as zeros. */
+static void
+load_block(const tr_attention_tile_t *t, uint32_t b, uint32_t n, uint32_t last,
+    float *keys, float *values)
+{
+    uint32_t dim = t->kv->head_dim;
     const uint16_t *key[BLOCK], *value[BLOCK];
 
-    for (uint32_t i = 0; i < BLOCK; i++) {
-        bool stored = b + i <= last;
-
-        key[i] = stored ? tr_kv_key(kv, t->table, b + i) : zero_row;
-        value[i] = stored ? key[i] + (size_t) kv->page_tokens * dim : zero_row;
-    }
-    for (uint32_t i = 0; i < BLOCK; i += V_WIDTH) {
+    find_block(t, b, n, last, key, value);
+    for (uint32_t i = 0; i < n; i += V_WIDTH) {
         for (uint32_t d = 0; d < dim; d += V_WIDTH) {
             vec v[V_WIDTH];
 
@@ -159,38 +163,67 @@ load_block(const tr_attention_tile_t *t, uint32_t b, uint32_t last, float *keys,
             }
         }
     }
-    for (uint32_t i = 0; i < BLOCK; i++) {
+    for (uint32_t i = 0; i < n; i++) {
         for (uint32_t d = 0; d < dim; d += V_WIDTH) {
             v_store(values + (size_t) i * dim + d, v_from_half(value[i] + d));
         }
     }
 }
 
-/* Turns scores into weights; n of them count.  Updates the row's maximum and
- * sum, and says by how much what was summed before shrinks. */
-static inline void
-softmax_row(float *s, uint32_t n, float *max, float *sum, float *keep)
+/* Turns a row's scores into weights e^(s - m), m being the row's new maximum;
+ * the first n of `vecs` vectors count (all when `full`).  Returns their sum. */
+static inline __attribute__((always_inline)) float
+softmax_row(float *s, uint32_t n, uint32_t vecs, bool full, float *max)
 {
     vec v[BLOCK_VECS], top = v_set1(*max), total = v_set1(0);
-    float m;
 
-    for (uint32_t j = 0; j < BLOCK_VECS; j++) {
-        uint32_t left = n > j * V_WIDTH ? n - j * V_WIDTH : 0;
-
-        v[j] = v_first(left, v_load(s + j * V_WIDTH), v_set1(-INFINITY));
+    for (uint32_t j = 0; j < vecs; j++) {
+        v[j] = v_load(s + j * V_WIDTH);
+        if (!full) {
+            v[j] = v_first(n > j * V_WIDTH ? n - j * V_WIDTH : 0, v[j],
+                v_set1(-INFINITY));
+        }
         top = v_max(top, v[j]);
     }
-    m = v_hmax(top);
-    for (uint32_t j = 0; j < BLOCK_VECS; j++) {
-        uint32_t left = n > j * V_WIDTH ? n - j * V_WIDTH : 0;
-
-        v[j] = v_first(left, v_exp(v_sub(v[j], v_set1(m))), v_set1(0));
+    *max = v_hmax(top);
+    top = v_set1(*max);
+    for (uint32_t j = 0; j < vecs; j++) {
+        v[j] = v_exp(v_sub(v[j], top));
+        if (!full) {
+            v[j] = v_first(n > j * V_WIDTH ? n - j * V_WIDTH : 0, v[j],
+                v_set1(0));
+        }
         v_store(s + j * V_WIDTH, v[j]);
         total = v_add(total, v[j]);
     }
-    *keep = v_lane0(v_exp(v_set1(*max - m)));
-    *sum = *sum * *keep + v_hsum(total);
-    *max = m;
+    return v_hsum(total);
+}
+
+/* Softmax of n rows of scores, `width` columns wide, of which row i sees the
+ * first seen[i].  keep: by how much what was summed before shrinks. */
+static inline void
+softmax_rows(float *s, uint32_t n, uint32_t width, const uint32_t *seen,
+    float *max, float *sum, float *keep)
+{
+    float shrink[V_WIDTH] = { 0 }, total[V_ROWS];
+
+    for (uint32_t i = 0; i < n; i++) {
+        float before = max[i];
+
+        if (seen[i] >= BLOCK) {
+            total[i] = softmax_row(s + i * BLOCK, BLOCK, BLOCK_VECS, true,
+                &max[i]);
+        } else {
+            total[i] = softmax_row(s + i * BLOCK, seen[i], width / V_WIDTH,
+                false, &max[i]);
+        }
+        shrink[i] = before - max[i];
+    }
+    v_store(shrink, v_exp(v_load(shrink)));
+    for (uint32_t i = 0; i < n; i++) {
+        keep[i] = shrink[i];
+        sum[i] = sum[i] * keep[i] + total[i];
+    }
 }
 
 static void
@@ -203,14 +236,15 @@ attention_tile(const tr_attention_tile_t *t, float *scratch)
     float *o = q + (size_t) TR_TILE_ROWS * dim;
     float *s = o + (size_t) TR_TILE_ROWS * dim;
     float *max = s + (size_t) TR_TILE_ROWS * BLOCK;
-    float *sum = max + TR_TILE_ROWS, *keep = sum + TR_TILE_ROWS;
+    float *sum = max + TR_TILE_ROWS, keep[V_ROWS];
+    uint32_t seen[V_ROWS];
 
     for (uint32_t r = 0; r < rows; r++) {
         const float *in = t->q + r / t->group * t->ldq + r % t->group * dim;
 
-        for (uint32_t d = 0; d < dim; d++) {
-            q[r * dim + d] = in[d] * t->scale;
-            o[r * dim + d] = 0;
+        for (uint32_t d = 0; d < dim; d += V_WIDTH) {
+            v_store(q + r * dim + d, v_mul(v_load(in + d), v_set1(t->scale)));
+            v_store(o + r * dim + d, v_set1(0));
         }
         max[r] = -INFINITY;
         sum[r] = 0;
@@ -218,30 +252,34 @@ attention_tile(const tr_attention_tile_t *t, float *scratch)
     for (uint32_t b = 0; b <= last; b += BLOCK) {
         /* rows that lie before the block see nothing of it */
         uint32_t first = b > t->pos ? (b - t->pos) * t->group : 0;
+        /* what lies after the last query has weight zero: leave it out, here
+         * for the tile, below for each group of rows */
+        uint32_t used = (uint32_t) tr_pad(last - b + 1, 16);
 
-        load_block(t, b, last, keys, values);
+        used = used < BLOCK ? used : BLOCK;
+        load_block(t, b, used, last, keys, values);
         for (uint32_t r = first; r < rows; r += V_ROWS) {
             uint32_t n = rows - r < V_ROWS ? rows - r : V_ROWS;
+            uint32_t end = t->pos + (r + n - 1) / t->group;
+            uint32_t width = (uint32_t) tr_pad(end - b + 1, 16);
 
-            product(n, BLOCK, dim, q + r * dim, dim, keys, BLOCK, s, BLOCK,
+            width = width < used ? width : used;
+            product(n, width, dim, q + r * dim, dim, keys, BLOCK, s, BLOCK,
                 NULL);
             for (uint32_t i = 0; i < n; i++) {
-                uint32_t pos = t->pos + (r + i) / t->group;
-                uint32_t seen = pos - b + 1 < BLOCK ? pos - b + 1 : BLOCK;
-
-                softmax_row(s + i * BLOCK, seen, &max[r + i], &sum[r + i],
-                    &keep[i]);
+                seen[i] = t->pos + (r + i) / t->group - b + 1;
             }
-            product(n, dim, BLOCK, s, BLOCK, values, dim, o + r * dim, dim,
+            softmax_rows(s, n, width, seen, max + r, sum + r, keep);
+            product(n, dim, width, s, BLOCK, values, dim, o + r * dim, dim,
                 keep);
         }
     }
     for (uint32_t r = 0; r < rows; r++) {
         float *out = t->out + r / t->group * t->ldo + r % t->group * dim;
-        float inverse = 1.0f / sum[r];
+        vec inverse = v_set1(1.0f / sum[r]);
 
-        for (uint32_t d = 0; d < dim; d++) {
-            out[d] = o[r * dim + d] * inverse;
+        for (uint32_t d = 0; d < dim; d += V_WIDTH) {
+            v_store(out + d, v_mul(v_load(o + r * dim + d), inverse));
         }
     }
 }

@@ -66,16 +66,16 @@ typedef struct {
     float scale;
 } tr_attention_tile_t;
 
-#define TR_TILE_ROWS 48u
+#define TR_TILE_ROWS 96u
 #define TR_TILE_BLOCK 64u /* positions taken together, from multiples of it */
 
 /* Floats of scratch that a tile needs. */
 static inline size_t
 tr_tile_floats(size_t head_dim)
 {
-    /* keys, values, queries, outputs, scores, and three figures a row */
+    /* keys, values, queries, outputs, scores, and two figures a row */
     return 2 * TR_TILE_BLOCK * head_dim + 2 * TR_TILE_ROWS * head_dim
-           + TR_TILE_ROWS * TR_TILE_BLOCK + 3 * TR_TILE_ROWS;
+           + TR_TILE_ROWS * TR_TILE_BLOCK + 2 * TR_TILE_ROWS;
 }
 
 typedef void (*tr_attention_tile_f)(const tr_attention_tile_t *t,

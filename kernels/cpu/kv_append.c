@@ -23,15 +23,16 @@ tr_to_half_c(const float *x, uint16_t *out, uint32_t n)
 
 static void
 append_row(const tr_kv_view_t *kv, const int32_t *table, uint32_t pos,
-    const float *k, const float *v, const float *a, tr_to_half_f to_half)
+    const float *k, const float *v, const float *cosine, tr_to_half_f to_half)
 {
     uint32_t dim = kv->head_dim, half = dim / 2;
     uint16_t *key = tr_kv_key(kv, table, pos);
+    const float *sine = cosine + half;
     float rotated[TR_HEAD_DIM_MAX];
 
     for (uint32_t i = 0; i < half; i++) {
-        rotated[i] = k[i] * a[2 * i] - k[half + i] * a[2 * i + 1];
-        rotated[half + i] = k[half + i] * a[2 * i] + k[i] * a[2 * i + 1];
+        rotated[i] = k[i] * cosine[i] - k[half + i] * sine[i];
+        rotated[half + i] = k[half + i] * cosine[i] + k[i] * sine[i];
     }
     to_half(rotated, key, dim);
     to_half(v, key + (size_t) kv->page_tokens * dim, dim);

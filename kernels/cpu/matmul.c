@@ -10,7 +10,7 @@
  * Why so.  OpenBLAS packs its operands on every call, which costs more than
  * the product itself when there are few rows (decode).  Its AVX-512 kernels
  * for small products (M N K <= 10^6) do not pack; PANEL * K_BLOCK * ROWS_MAX
- * stays below that, and the panel stays in the first-level caches while all
+ * stays below that (64 * 256 * 48), and the panel stays in the first-level caches while all
  * rows pass by.  Threads take whole panels; OpenBLAS itself runs one thread.
  *
  * Bit-exactness.  The sum over k is cut at fixed places (K_BLOCK), each part
@@ -31,7 +31,7 @@
 
 #define PANEL TR_COL_PAD
 #define K_BLOCK 256u
-#define ROWS_MAX 96u
+#define ROWS_MAX 48u /* a multiple of every quantum below */
 
 typedef struct {
     uint32_t quantum;  /* calls have a multiple of this many rows */

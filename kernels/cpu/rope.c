@@ -19,8 +19,8 @@ tr_cpu_rope_angles(const tr_stream_t *s, const uint32_t *row_pos,
         for (uint32_t i = 0; i < half; i++) {
             float a = (float) row_pos[r] * inv_freq[i];
 
-            out[2 * i] = cosf(a);
-            out[2 * i + 1] = sinf(a);
+            out[i] = cosf(a);
+            out[half + i] = sinf(a);
         }
     }
     return TR_KERNEL_OK;
@@ -37,7 +37,7 @@ tr_cpu_rope(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
     }
 #pragma omp parallel for TR_PARALLEL_ROWS(s, rows, (size_t) heads * head_dim)
     for (uint32_t r = 0; r < rows; r++) {
-        const float *a = angles + (size_t) r * half * 2;
+        const float *c = angles + (size_t) r * head_dim, *d = c + half;
 
         for (uint32_t h = 0; h < heads; h++) {
             float *lo = x + r * ldx + (size_t) h * head_dim;
@@ -46,8 +46,8 @@ tr_cpu_rope(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
             for (uint32_t i = 0; i < half; i++) {
                 float u = lo[i], v = hi[i];
 
-                lo[i] = u * a[2 * i] - v * a[2 * i + 1];
-                hi[i] = v * a[2 * i] + u * a[2 * i + 1];
+                lo[i] = u * c[i] - v * d[i];
+                hi[i] = v * c[i] + u * d[i];
             }
         }
     }

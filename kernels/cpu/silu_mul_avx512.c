@@ -1,9 +1,20 @@
-/* silu_row.h compiled for this instruction set; see silu_mul.c. */
+/* One row of silu_mul (silu_mul.c) in AVX-512. */
+#include "vec_avx512.h"
+
+#include "vec_exp.h"
+
 #include "cpu.h"
-#include "silu_row.h"
 
 void
 tr_silu_row_avx512(const float *gate, const float *up, float *out, uint32_t n)
 {
-    tr_silu_row(gate, up, out, n);
+    uint32_t i = 0;
+
+    for (; i + V_WIDTH <= n; i += V_WIDTH) {
+        vec g = v_load(gate + i);
+        vec down = v_add(v_set1(1.0f), v_exp(v_sub(v_set1(0), g)));
+
+        v_store(out + i, v_mul(v_div(g, down), v_load(up + i)));
+    }
+    tr_silu_row_c(gate + i, up + i, out + i, n - i);
 }
