@@ -269,8 +269,16 @@ open_cache(executor_t *x, const tr_config_t *config, tr_error_t *err)
         .memory = config->kv_memory,
         .policy = config->kv_policy,
     };
+    tr_status_t rc = tr_kv_cache_create(&kv, &x->base.kv, err);
 
-    return tr_kv_cache_create(&kv, &x->base.kv, err);
+    /* one sequence must always be able to run to its end */
+    if (rc == TR_OK && tr_kv_max_len(x->base.kv) < x->base.max_model_len) {
+        x->base.max_model_len = tr_kv_max_len(x->base.kv);
+        tr_log(TR_LEVEL_NOTICE,
+            "max_model_len is bounded by kv_memory max_model_len=%u",
+            x->base.max_model_len);
+    }
+    return rc;
 }
 
 static void
