@@ -1,0 +1,370 @@
+/*
+ * Every kernel of the CPU backend against plain loops in double precision, with
+ * each instruction set, on fresh random data of odd sizes; and the promise that
+ * a row's bits depend on nothing but the row.
+ *
+ * Errors are relative to the sum of the magnitudes that a result is made of,
+ * and are compared so that NaN fails.
+ */
+#include "model_rig.h"
+
+#include <math.h>
+
+#include "../../kernels/cpu/cpu.h"
+
+static uint64_t rng;
+
+static const char *const isas[] = { "c", "avx2", "avx512" };
+#define N_ISAS 3
+
+static float *
+floats(size_t n)
+{
+    float *x = aligned_alloc(64, tr_pad(n * sizeof(float) + 64, 64));
+
+    assert_non_null(x);
+    return x;
+}
+
+static void
+fill(float *x, size_t n, float scale)
+{
+    for (size_t i = 0; i < n; i++) {
+        x[i] = rig_normal(&rng) * scale;
+    }
+}
+
+static float *
+randoms(size_t n, float scale)
+{
+    float *x = floats(n);
+
+    fill(x, n, scale);
+    return x;
+}
+
+#define close_to(got, want, magnitude, tolerance, ...)                         \
+    do {                                                                       \
+        if (!(fabs((double) (got) - (want)) <= (tolerance) * (magnitude))) {   \
+            print_message(__VA_ARGS__);                                        \
+            fail_msg(": %.9g, expected %.9g within %.2g of %.9g",              \
+                (double) (got), (double) (want), (double) (tolerance),         \
+                (double) (magnitude));                                         \
+        }                                                                      \
+    } while (0)
+
+/* ---- matrix products ---- */
+
+static tr_matrix_t
+packed(const tr_kernels_t *k, const float *w, uint32_t n, uint32_t kk)
+{
+    tr_matrix_t m = { n, kk, floats(k->matrix_floats(n, kk)) };
+    uint32_t cut = n / 3;
+
+    /* in two pieces, as fused matrices are */
+    assert_int_equal(k->matrix_pack(&m, 0, cut, w, TR_F32), 0);
+    assert_int_equal(k->matrix_pack(&m, cut, n - cut, w + (size_t) cut * kk,
+                         TR_F32), 0);
+    return m;
+}
+
+static void
+matmul_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk, uint32_t rows,
+    float scale)
+{
+    tr_stream_t s = { 2 };
+    size_t ldx = kk + 3, ldy = tr_pad(n, TR_COL_PAD), cap = tr_pad(rows, 24);
+    float *w = randoms((size_t) n * kk, scale), *x = randoms(cap * ldx, 1);
+    float *y = floats(cap * ldy), *base = randoms(cap * ldy, scale);
+    tr_matrix_t m = packed(k, w, n, kk);
+
+    for (int add = 0; add < 2; add++) {
+        memset(y, 0xff, cap * ldy * sizeof(float));
+        if (add) {
+            memcpy(y, base, cap * ldy * sizeof(float));
+        }
+        assert_int_equal(k->matmul(&s, &m, x, ldx, rows, y, ldy, add), 0);
+        for (uint32_t r = 0; r < rows; r += 1 + rows / 7) {
+            for (uint32_t j = 0; j < n; j++) {
+                double sum = add ? base[r * ldy + j] : 0, size = fabs(sum);
+
+                for (uint32_t i = 0; i < kk; i++) {
+                    double p = (double) x[r * ldx + i] * w[(size_t) j * kk + i];
+
+                    sum += p;
+                    size += fabs(p);
+                }
+                close_to(y[r * ldy + j], sum, size, 2e-6,
+                    "matmul n=%u k=%u row %u column %u", n, kk, r, j);
+            }
+        }
+    }
+    free(w);
+    free(x);
+    free(y);
+    free(base);
+    free(m.data);
+}
+
+static void
+test_matmul(void **state)
+{
+    static const uint32_t shapes[][3] = { { 1, 1, 1 }, { 64, 256, 1 },
+        { 640, 384, 17 }, { 384, 1024, 3 }, { 65, 257, 49 }, { 353, 1000, 5 },
+        { 63, 513, 100 }, { 4096, 384, 2 }, { 2, 4096, 97 } };
+    static const float scales[] = { 1e-6f, 1, 1e4f };
+    const tr_kernels_t *k = tr_kernels_cpu(NULL);
+    uint32_t quantum, rows_max;
+
+    (void) state;
+    tr_cpu_matmul_scheme(&quantum, &rows_max);
+    print_message("OpenBLAS is called with multiples of %u rows, at most %u\n",
+        quantum, rows_max);
+    assert_int_equal(rows_max % quantum, 0);
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        matmul_shape(k, shapes[i][0], shapes[i][1], shapes[i][2],
+            scales[i % 3]);
+    }
+}
+
+/* Rows [at, at + rows) alone must have the bits they have among 512. */
+static void
+invariant_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk)
+{
+    const uint32_t all = 512;
+    size_t ldy = tr_pad(n, TR_COL_PAD), cap = all + TR_ROW_PAD;
+    float *w = randoms((size_t) n * kk, 1), *x = randoms(cap * kk, 1);
+    float *whole = floats(cap * ldy), *part = floats(cap * ldy);
+    tr_matrix_t m = packed(k, w, n, kk);
+
+    assert_int_equal(k->matmul(&(tr_stream_t) { 1 }, &m, x, kk, all, whole,
+                         ldy, 0), 0);
+    for (uint32_t rows = 1; rows <= all; rows += rows < 52 ? 1 : 23) {
+        uint32_t at = rig_below(&rng, all - rows + 1);
+        tr_stream_t s = { 1 + (int) rig_below(&rng, 3) };
+
+        assert_int_equal(k->matmul(&s, &m, x + (size_t) at * kk, kk, rows,
+                             part, ldy, 0), 0);
+        for (uint32_t r = 0; r < rows; r++) {
+            if (memcmp(part + r * ldy, whole + (at + r) * ldy,
+                    n * sizeof(float)))
+            {
+                fail_msg("matmul n=%u k=%u: row %u has other bits among %u "
+                         "rows from %u with %d threads", n, kk, at + r, rows,
+                    at, s.threads);
+            }
+        }
+    }
+    free(w);
+    free(x);
+    free(whole);
+    free(part);
+    free(m.data);
+}
+
+static void
+test_matmul_invariance(void **state)
+{
+    static const uint32_t shapes[][2] = { { 640, 384 }, { 384, 384 },
+        { 2048, 384 }, { 384, 1024 }, { 100, 64 }, { 64, 4096 }, { 353, 999 },
+        { 33, 7 } };
+
+    (void) state;
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        invariant_shape(tr_kernels_cpu(NULL), shapes[i][0], shapes[i][1]);
+    }
+}
+
+static void
+test_pack(void **state)
+{
+    const tr_kernels_t *k = tr_kernels_cpu("c");
+    static const uint16_t halves[] = { 0x0000, 0x8000, 0x0001, 0x83ff, 0x0400,
+        0x3c00, 0xc000, 0x7bff, 0xfc00, 0x7e00 };
+    static const float values[] = { 0, -0.0f, 0x1p-24f, -0x3ffp-24f, 0x1p-14f,
+        1, -2, 65504, -INFINITY, NAN };
+    uint8_t bytes[21];
+    tr_matrix_t m = { 1, 10, floats(k->matrix_floats(1, 10)) };
+    int32_t id = 0;
+    float y[10];
+
+    (void) state;
+    for (size_t i = 0; i < 10; i++) {
+        _Float16 h;
+
+        memcpy(&h, &halves[i], 2);
+        assert_memory_equal(&(float){ (float) h }, &values[i],
+            isnan(values[i]) ? 0 : sizeof(float));
+    }
+    memcpy(bytes + 1, halves, 20); /* unaligned, as in a file */
+    assert_int_equal(k->matrix_pack(&m, 0, 1, bytes + 1, TR_F16), 0);
+    k->embedding(&(tr_stream_t) { 1 }, &m, &id, 1, y, 10);
+    assert_memory_equal(y, values, 9 * sizeof(float));
+    assert_true(isnan(y[9]));
+    for (size_t i = 0; i < 10; i++) {
+        uint32_t u;
+
+        memcpy(&u, &values[i], 4);
+        bytes[2 * i] = (uint8_t) (u >> 16);
+        bytes[2 * i + 1] = (uint8_t) (u >> 24);
+    }
+    assert_int_equal(k->matrix_pack(&m, 0, 1, bytes, TR_BF16), 0);
+    k->embedding(&(tr_stream_t) { 1 }, &m, &id, 1, y, 10);
+    assert_true(y[5] == 1 && y[6] == -2 && signbit(y[1]) && isnan(y[9]));
+    assert_int_equal(k->matrix_pack(&m, 1, 1, bytes, TR_BF16),
+        TR_KERNEL_BADARG);
+    id = 1;
+    assert_int_equal(k->embedding(&(tr_stream_t) { 1 }, &m, &id, 1, y, 10),
+        TR_KERNEL_BADARG);
+    id = -1;
+    assert_int_equal(k->embedding(&(tr_stream_t) { 1 }, &m, &id, 1, y, 10),
+        TR_KERNEL_BADARG);
+    free(m.data);
+}
+
+/* ---- rows ---- */
+
+static void
+test_rmsnorm(void **state)
+{
+    static const uint32_t sizes[][2] = { { 1, 384 }, { 1, 1 }, { 3, 96 },
+        { 2, 128 }, { 1, 1027 } };
+    const tr_kernels_t *k = tr_kernels_cpu(NULL);
+
+    (void) state;
+    for (size_t i = 0; i < 5; i++) {
+        uint32_t heads = sizes[i][0], n = sizes[i][1], rows = 41;
+        size_t ld = (size_t) heads * n + 5;
+        float *x = randoms(rows * ld, powf(10, (float) i - 2));
+        float *w = randoms(n, 1), *y = floats(rows * ld);
+
+        assert_int_equal(k->rmsnorm(&(tr_stream_t) { 2 }, x, ld, rows, heads,
+                             n, w, 1e-5f, y, ld), 0);
+        for (uint32_t r = 0; r < rows * heads; r++) {
+            const float *in = x + r / heads * ld + r % heads * n;
+            const float *out = y + r / heads * ld + r % heads * n;
+            double sum = 0;
+
+            for (uint32_t j = 0; j < n; j++) {
+                sum += (double) in[j] * in[j];
+            }
+            for (uint32_t j = 0; j < n; j++) {
+                double want = in[j] / sqrt(sum / n + 1e-5) * w[j];
+
+                close_to(out[j], want, fabs(want), 1e-5, "rmsnorm %u", n);
+            }
+        }
+        free(x);
+        free(w);
+        free(y);
+    }
+}
+
+static void
+test_silu_mul(void **state)
+{
+    (void) state;
+    for (int i = 0; i < N_ISAS; i++) {
+        const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
+        uint32_t n = 1021, rows = 23;
+        float *x = randoms((size_t) rows * 2 * n, 30), *y = floats(rows * n);
+
+        if (k != NULL) {
+            x[0] = -1000; /* e^1000 overflows: silu is -0 */
+            x[1] = 1000;
+            x[2] = 0;
+            x[3] = NAN;
+            assert_int_equal(k->silu_mul(&(tr_stream_t) { 2 }, x, 2 * n, rows,
+                                 n, y, n), 0);
+            assert_true(isnan(y[3]));
+            for (uint32_t r = 0; r < rows; r++) {
+                for (uint32_t j = r ? 0 : 4; j < n; j++) {
+                    double g = x[r * 2 * n + j], u = x[r * 2 * n + n + j];
+                    double want = g / (1 + exp(-g)) * u;
+
+                    close_to(y[r * n + j], want, fabs(want) + 1e-20, 2e-6,
+                        "%s: silu of %g", k->name, g);
+                }
+            }
+            close_to(y[0], 0, 1, 1e-30, "%s: silu of -1000", k->name);
+            close_to(y[1], 1000.0 * x[n + 1], fabs(1000.0 * x[n + 1]), 2e-6,
+                "%s: silu of 1000", k->name);
+            assert_true(y[2] == 0);
+        }
+        free(x);
+        free(y);
+    }
+}
+
+static void
+test_rope(void **state)
+{
+    const tr_kernels_t *k = tr_kernels_cpu(NULL);
+    const uint32_t rows = 19, heads = 3, dim = 96, half = dim / 2;
+    uint32_t pos[19];
+    float inv[48], *angles = floats(rows * dim);
+    float *x = randoms(rows * heads * dim, 1), *y = floats(rows * heads * dim);
+
+    (void) state;
+    for (uint32_t i = 0; i < half; i++) {
+        inv[i] = powf(10000, -2.0f * (float) i / (float) dim);
+    }
+    for (uint32_t r = 0; r < rows; r++) {
+        pos[r] = rig_below(&rng, 4096);
+    }
+    memcpy(y, x, rows * heads * dim * sizeof(float));
+    assert_int_equal(k->rope_angles(&(tr_stream_t) { 2 }, pos, rows, inv, half,
+                         angles), 0);
+    assert_int_equal(k->rope(&(tr_stream_t) { 2 }, y, heads * dim, rows, heads,
+                         dim, angles), 0);
+    for (uint32_t i = 0; i < rows * heads; i++) {
+        const float *in = x + i * dim, *out = y + i * dim;
+
+        for (uint32_t j = 0; j < half; j++) {
+            double a = (double) ((float) pos[i / heads] * inv[j]);
+            double u = in[j], v = in[half + j];
+
+            close_to(out[j], u * cos(a) - v * sin(a), fabs(u) + fabs(v), 1e-6,
+                "rope");
+            close_to(out[half + j], v * cos(a) + u * sin(a),
+                fabs(u) + fabs(v), 1e-6, "rope");
+        }
+    }
+    free(angles);
+    free(x);
+    free(y);
+}
+
+static void
+test_add_bias(void **state)
+{
+    const tr_kernels_t *k = tr_kernels_cpu(NULL);
+    float *x = randoms(37 * 70, 1), *y = floats(37 * 70), *b = randoms(67, 1);
+
+    (void) state;
+    memcpy(y, x, 37 * 70 * sizeof(float));
+    assert_int_equal(k->add_bias(&(tr_stream_t) { 2 }, y, 70, 37, b, 67), 0);
+    for (uint32_t i = 0; i < 37 * 70; i++) {
+        assert_true(y[i] == (i % 70 < 67 ? x[i] + b[i % 70] : x[i]));
+    }
+    free(x);
+    free(y);
+    free(b);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_matmul),
+        cmocka_unit_test(test_matmul_invariance),
+        cmocka_unit_test(test_pack),
+        cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_silu_mul),
+        cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_add_bias),
+    };
+
+    rng = rig_seed();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
