@@ -24,7 +24,7 @@ typedef struct tr_kv_cache tr_kv_cache_t;
 
 typedef struct {
     uint32_t layers, lists, head_dim; /* lists = KV heads */
-    uint32_t slots;                   /* sequences that can hold pages at once */
+    uint32_t slots;                   /* sequences that hold pages at once */
     uint32_t max_len;                 /* tokens of one sequence */
     uint64_t memory;                  /* bytes of the pool */
     const char *policy;               /* "full" */

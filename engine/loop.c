@@ -113,7 +113,7 @@ tr_loop_quiet(const tr_request_t *r)
     return r->echo || r->params.max_tokens == 0;
 }
 
-/* ---- the end of a request -------------------------------------------------- */
+/* ---- the end of a request ----------------------------------------------- */
 
 /* Stages the record that ends r (r->error, or the abort).  False: no room. */
 static bool
@@ -231,7 +231,7 @@ tr_loop_retry(tr_loop_t *l)
     }
 }
 
-/* ---- requests and wishes --------------------------------------------------- */
+/* ---- requests and wishes ------------------------------------------------ */
 
 static void
 tr_loop_wish(tr_loop_t *l, tr_request_t *r, uint64_t now)
@@ -310,7 +310,7 @@ tr_loop_check(tr_loop_t *l, uint64_t now)
     l->next_check_us = now + l->check_us;
 }
 
-/* ---- a step ---------------------------------------------------------------- */
+/* ---- a step ------------------------------------------------------------- */
 
 static void
 tr_loop_scheduled(tr_loop_t *l, tr_request_t *r, uint64_t now)
@@ -584,7 +584,7 @@ tr_loop_main(void *arg)
     return NULL;
 }
 
-/* ---- what other threads call ------------------------------------------------ */
+/* ---- what other threads call -------------------------------------------- */
 
 static void
 tr_loop_free(tr_loop_t *l)

@@ -32,7 +32,7 @@ tr_scheduler_free(tr_scheduler_t *s)
     memset(s, 0, sizeof(*s));
 }
 
-/* ---- lists --------------------------------------------------------------- */
+/* ---- lists -------------------------------------------------------------- */
 
 /* Sorted by order.  From the end: what comes is mostly the youngest. */
 static void
@@ -122,7 +122,7 @@ tr_scheduler_remove(tr_scheduler_t *s, tr_sequence_t *q)
     q->state = TR_SEQ_DONE;
 }
 
-/* ---- what a sequence can do now ------------------------------------------- */
+/* ---- what a sequence can do now ----------------------------------------- */
 
 static bool
 tr_sequence_paused(const tr_sequence_t *q)
@@ -214,7 +214,7 @@ tr_scheduler_row(tr_scheduler_t *s, tr_sequence_t *q, uint32_t n)
     q->request->outlet->batch_logprobs += q->request->params.logprobs >= 0;
 }
 
-/* ---- preemption ------------------------------------------------------------ */
+/* ---- preemption --------------------------------------------------------- */
 
 static void
 tr_scheduler_preempt(tr_scheduler_t *s, tr_sequence_t *q)
@@ -257,7 +257,7 @@ tr_scheduler_reserve(tr_scheduler_t *s, tr_sequence_t *q)
     return true;
 }
 
-/* ---- decode ------------------------------------------------------------------ */
+/* ---- decode ------------------------------------------------------------- */
 
 /* The sequences that can decode now, with a page for their newest token: into
  * scratch, oldest first, so that a victim is never among them.  Returns how
@@ -314,7 +314,7 @@ tr_scheduler_decode(tr_scheduler_t *s, uint32_t n, uint32_t limit)
     s->resume_order = resume;
 }
 
-/* ---- admission ------------------------------------------------------------- */
+/* ---- admission ---------------------------------------------------------- */
 
 /* A running choice of the same prompt, the one that has computed most. */
 static tr_sequence_t *
@@ -421,7 +421,7 @@ tr_scheduler_admit(tr_scheduler_t *s)
     }
 }
 
-/* ---- prompts ------------------------------------------------------------------ */
+/* ---- prompts ------------------------------------------------------------ */
 
 static uint32_t
 tr_scheduler_prompts(tr_scheduler_t *s)
@@ -488,7 +488,7 @@ tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
     tr_scheduler_prefill(s);
 }
 
-/* ---- checks ------------------------------------------------------------------ */
+/* ---- checks ------------------------------------------------------------- */
 
 static bool
 tr_list_sound(const tr_sequence_list_t *l, enum tr_sequence_state state,

@@ -290,10 +290,14 @@ ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
 
         head.endpoint = (uint16_t) ctx->endpoint;
         head.request_id_len = (uint32_t) ctx->request_id.len;
-        head.body_len = (r->headers_in.content_length_n >= 0)
+
+        /* of a chunked body, content_length_n is what has come so far */
+        head.body_len = (r->headers_in.chunked)
+                        ? TR_BODY_UNKNOWN
+                        : (r->headers_in.content_length_n >= 0)
                         ? (uint64_t) r->headers_in.content_length_n
-                        : (r->headers_in.chunked || r->reading_body)
-                        ? TR_BODY_UNKNOWN : 0;
+                        : (r->reading_body) ? TR_BODY_UNKNOWN : 0;
+
         head.received_us = ctx->start_us;
         ngx_memcpy(head.request_id, ctx->request_id.data, ctx->request_id.len);
 

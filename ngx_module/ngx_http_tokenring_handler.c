@@ -105,6 +105,9 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
         }
 
         rc = ngx_http_tokenring_send_http_error(r, rc);
+
+    } else {
+        rc = ngx_http_tokenring_send_failure(ctx);
     }
 
     ngx_http_tokenring_cleanup(ctx);
@@ -129,8 +132,10 @@ ngx_http_tokenring_route(ngx_http_request_t *r, ngx_str_t *id)
 #if (NGX_PCRE)
         || clcf->regex
 #endif
-        || clcf->name.len > path.len)
+        || clcf->name.len > path.len
+        || ngx_strncmp(path.data, clcf->name.data, clcf->name.len) != 0)
     {
+        /* also a URI that `rewrite ... break` took out of its location */
         n = ngx_http_tokenring_version_at(path.data, path.len);
 
     } else {
@@ -357,7 +362,7 @@ ngx_http_tokenring_name_request(ngx_http_tokenring_ctx_t *ctx)
 
 /*
  * NGX_OK: the request has a peer and a slot; NGX_AGAIN: it waits for one;
- * else it was refused, and this is what to finalize it with.
+ * NGX_DECLINED: it is refused, the failure stands in ctx.
  */
 
 static ngx_int_t
@@ -405,7 +410,7 @@ ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx)
     ngx_http_tokenring_fail(ctx, rc, message);
     ctx->retry_after = NGX_HTTP_TOKENRING_RETRY_AFTER;
 
-    return ngx_http_tokenring_send_failure(ctx);
+    return NGX_DECLINED;
 }
 
 
@@ -465,6 +470,9 @@ ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx)
         }
 
         rc = ngx_http_tokenring_send_http_error(r, rc);
+
+    } else {
+        rc = ngx_http_tokenring_send_failure(ctx);
     }
 
     ngx_http_tokenring_finalize(ctx, rc);

@@ -294,7 +294,7 @@ hostile(fake_channel_t *c, fake_request_t *r, const char *how)
         atomic_store(&c->map.response->tail, UINT64_MAX - 6);
         tr_doorbell_ring(c->to_peer);
     } else if (strcmp(how, "head") == 0) {
-        atomic_store(&c->map.request->head, 8);
+        atomic_store(&c->map.request->head, UINT64_MAX - 7);
     } else if (strcmp(how, "dead") == 0) { /* harmless: nobody's ids */
         put(c, TR_RECORD_DELTA, TR_ID(4000, 9), &delta, sizeof(delta), "a", 1,
             NULL, 0);

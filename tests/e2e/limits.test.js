@@ -128,8 +128,8 @@ test('limit_req, limit_conn, client_max_body_size speak OpenAI', with_stack({
   await busy.finished;
 }));
 
-test('too long in the queue: tokenring_queue_timeout', with_stack({
-  engine: { max_num_seqs: 1 }, location: 'tokenring_queue_timeout 500ms;',
+test('too long before the first token: tokenring_first_token_timeout', with_stack({
+  engine: { max_num_seqs: 1 }, location: 'tokenring_first_token_timeout 300ms;',
 }, async (stack, url) => {
   const busy = stream(url, endless(0, 3900));
   await busy.when(() => busy.text().length > 0);

@@ -147,7 +147,8 @@ test('log variables: of a stream', async () => {
   assert.match(line.ttft, /^\d+\.\d{3,6}$/);
   assert.match(line.tpot, /^\d+\.\d{3,6}$/);
   assert.ok(Number(line.ttft) <= line.request_time + 0.002);
-  assert.match(line.kv_ratio, /^(1|1\.0+)$/);
+  // Pages are counted whole, so a short sequence holds more than its tokens.
+  assert.ok(Number(line.kv_ratio) >= 1, line.kv_ratio);
 });
 
 test('log variables: of a refused request, and of one that is not ours', async () => {

@@ -97,14 +97,16 @@ test('chat: the streaming helper gathers the final message', async () => {
   assert.equal(await runner.finalContent(), goldens[0].continuation);
 });
 
-test('chat: text parts, developer and tool-free histories', async () => {
-  const answer = await client.chat.completions.create(ask({
-    messages: [{
-      role: 'user',
-      content: [{ type: 'text', text: 'Hel' }, { type: 'text', text: 'lo!' }],
-    }],
-  }));
-  assert.equal(answer.choices[0].message.content, goldens[0].continuation);
+test('chat: text parts; several are lines', async () => {
+  const say = async (content) => (await client.chat.completions.create(ask({
+    messages: [{ role: 'user', content }],
+  }))).choices[0].message.content;
+  assert.equal(await say([{ type: 'text', text: 'Hello!' }]),
+    goldens[0].continuation);
+  assert.equal(await say([
+    { type: 'text', text: 'What does this program print?\n\na = 3' },
+    { type: 'text', text: 'print a' },
+  ]), await say('What does this program print?\n\na = 3\nprint a'));
 });
 
 test('chat: max_completion_tokens ends with "length"', async () => {

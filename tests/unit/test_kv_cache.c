@@ -54,7 +54,7 @@ must_abort(void (*f)(void *), void *arg)
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
 }
 
-/* ---- the ring of pages --------------------------------------------------- */
+/* ---- the ring of pages -------------------------------------------------- */
 
 static void
 pages_wrap_around(void **state)
@@ -178,7 +178,7 @@ pages_are_poisoned(void **state)
 }
 #endif
 
-/* ---- policy -------------------------------------------------------------- */
+/* ---- policy ------------------------------------------------------------- */
 
 static void
 policy_full(void **state)
@@ -209,7 +209,7 @@ policy_full(void **state)
     }
 }
 
-/* ---- the cache ----------------------------------------------------------- */
+/* ---- the cache ---------------------------------------------------------- */
 
 static tr_kv_cache_t *
 make(uint32_t layers, uint32_t lists, uint32_t head_dim, uint32_t slots,
@@ -400,7 +400,7 @@ cache_double_close_is_fatal(void **state)
     tr_kv_cache_free(kv);
 }
 
-/* ---- random operations against a plain model ------------------------------ */
+/* ---- random operations against a plain model ---------------------------- */
 
 #define SLOTS 9
 #define HEADS 6

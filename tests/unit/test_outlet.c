@@ -23,7 +23,8 @@ static uint64_t random_state = 1;
 static uint32_t
 random_below(uint32_t n)
 {
-    random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
+    random_state = random_state * 6364136223846793005ull
+                   + 1442695040888963407ull;
     return (uint32_t) ((random_state >> 33) % n);
 }
 
@@ -209,7 +210,7 @@ outlet_logprobs(void **state)
     tr_tokenizer_free(t);
 }
 
-/* ---- two threads ----------------------------------------------------------- */
+/* ---- two threads -------------------------------------------------------- */
 
 #define LIVES 2000
 

@@ -20,7 +20,8 @@ static uint64_t random_state;
 static uint32_t
 random_below(uint32_t n)
 {
-    random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
+    random_state = random_state * 6364136223846793005ull
+                   + 1442695040888963407ull;
     return (uint32_t) ((random_state >> 33) % n);
 }
 
@@ -157,7 +158,7 @@ row_of(const bench_t *b, const tr_request_t *r)
     return NULL;
 }
 
-/* ---- batches ---------------------------------------------------------------- */
+/* ---- batches ------------------------------------------------------------ */
 
 static void
 one_request(void **state)
@@ -411,7 +412,7 @@ echo_goes_first(void **state)
     bench_free(&b);
 }
 
-/* ---- admission ---------------------------------------------------------------- */
+/* ---- admission ---------------------------------------------------------- */
 
 static void
 admission_in_order(void **state)
@@ -505,7 +506,7 @@ choices_copy_the_prompt(void **state)
     bench_free(&b);
 }
 
-/* ---- preemption ---------------------------------------------------------------- */
+/* ---- preemption --------------------------------------------------------- */
 
 static void
 youngest_goes_first(void **state)
@@ -597,7 +598,7 @@ paused_make_way(void **state)
     bench_free(&b);
 }
 
-/* ---- outlets ------------------------------------------------------------------- */
+/* ---- outlets ------------------------------------------------------------ */
 
 static void
 fill(tr_outlet_t *o)
@@ -692,7 +693,7 @@ small_outlet_rotates(void **state)
     bench_free(&b);
 }
 
-/* ---- a storm -------------------------------------------------------------------- */
+/* ---- a storm ------------------------------------------------------------ */
 
 #define ALIVE 40
 
