@@ -16,8 +16,8 @@ setup(void **state)
     (void) state;
     rig_start(&rig, "max_body", "100k", "channel_stall_timeout", "300ms",
               NULL);
-    rig_check_alive(&rig);
     base_fds = rig_fds();
+    rig_check_alive(&rig);
     return 0;
 }
 
