@@ -8,11 +8,13 @@
 # touched.  OUT gets nginx and, when dynamic, ngx_http_tokenring_module.so;
 # a second run compiles only what has changed.
 #
-# sanitize: AddressSanitizer and UndefinedBehaviorSanitizer, and every pool
-# allocation a malloc of its own (NGX_DEBUG_PALLOC), so that an overrun inside
-# a pool is seen.  Reports go to OUT/reports, also those of workers under
-# another user and of a binary that was started by an upgrade: nginx empties
-# its environment, so the options are compiled in.
+# sanitize: AddressSanitizer, and every pool allocation a malloc of its own
+# (NGX_DEBUG_PALLOC), so that an overrun inside a pool is seen.  Our sources
+# also get UndefinedBehaviorSanitizer; nginx's own do not, since they pass NULL
+# with a length of 0 to memcpy from the first line on.  Reports go to
+# OUT/reports, also those of workers under another user and of a binary that
+# was started by an upgrade: nginx empties its environment, so the options are
+# compiled in.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/lib.sh"
@@ -33,7 +35,9 @@ esac
 
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
+source=$(cd "$source" && pwd)
 tree=$out/src
+cc=${CC:-gcc}
 cc_opt="-O2 -g" ld_opt=""
 if [ "$kind" = sanitize ]; then
     mkdir -p "$out/reports"
@@ -64,10 +68,21 @@ __lsan_default_options(void)
     return "print_suppressions=0";
 }
 OPTIONS
-    ${CC:-gcc} -O1 -c "$out/options.c" -o "$out/options.o"
-    sanitizers="-fsanitize=address,undefined -fno-omit-frame-pointer"
-    cc_opt="-O1 -g $sanitizers -DNGX_DEBUG_PALLOC=1"
-    ld_opt="$sanitizers $out/options.o"
+    "$cc" -O1 -c "$out/options.c" -o "$out/options.o"
+    cat >"$out/cc" <<WRAPPER
+#!/bin/sh
+# Written by scripts/build-nginx.sh: our sources get one sanitizer more.
+case "\$*" in
+    *" $ROOT/ngx_module/"*) exec $cc "\$@" -fsanitize=undefined \\
+        -fno-sanitize-recover=undefined ;;
+esac
+exec $cc "\$@"
+WRAPPER
+    chmod +x "$out/cc"
+    cc=$out/cc
+    cc_opt="-O1 -g -fsanitize=address -fno-omit-frame-pointer"
+    cc_opt="$cc_opt -DNGX_DEBUG_PALLOC=1"
+    ld_opt="-fsanitize=address,undefined $out/options.o"
 fi
 case "$link" in
     static) add="--add-module=$ROOT" ;;
@@ -87,7 +102,7 @@ then
     [ -x "$tree/configure" ] || configure=auto/configure
     # shellcheck disable=SC2086 # two options in one string
     if ! (cd "$tree" && $configure --prefix="$out/prefix" \
-        --with-cc="${CC:-gcc}" --with-cc-opt="$cc_opt" \
+        --with-cc="$cc" --with-cc-opt="$cc_opt" \
         --with-ld-opt="$ld_opt" --with-threads --with-http_ssl_module \
         --with-http_v2_module --with-http_realip_module \
         --with-http_auth_request_module --with-http_stub_status_module \
