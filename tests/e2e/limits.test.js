@@ -60,7 +60,7 @@ test('a burst: every request is served or refused, none is lost', with_stack(
     const refused = all.filter((r) => r.status === 429);
     assert.equal(served.length + refused.length, 120,
       JSON.stringify(all.map((r) => r.status)));
-    assert.ok(served.length >= 12, `${served.length} served`);
+    assert.ok(served.length >= 8, `${served.length} served`);
     await stack.idle();
   }));
 

@@ -6,6 +6,7 @@
 const { test } = require('node:test');
 const assert = require('node:assert/strict');
 const { spawnSync } = require('node:child_process');
+const { once } = require('node:events');
 const fs = require('node:fs');
 const net = require('node:net');
 const os = require('node:os');
@@ -74,6 +75,7 @@ test('up, up again, demo, down, down again', { skip: !stock }, place(
 test('up: a port that is taken', { skip: !stock }, place(
   async ({ env, run }) => {
     const server = net.createServer().listen(Number(env.PORT), '127.0.0.1');
+    await once(server, 'listening');
     try {
       const out = run('up.sh');
       assert.notEqual(out.status, 0);
@@ -91,7 +93,7 @@ test('up: an engine that cannot start says why', { skip: !stock }, place(
     const out = run('up.sh', { MODEL: model });
     assert.notEqual(out.status, 0);
     assert.match(out.text, /the engine stopped while it was starting/);
-    assert.match(out.text, /config\.json/);
+    assert.match(out.text, /(config|tokenizer)\.json/);
   }));
 
 test('install: everything in its place, and NGINX accepts it', place(
