@@ -172,6 +172,46 @@ append_ids(tr_ids_t *out, const tr_ids_t *ids, tr_error_t *err)
     return TR_OK;
 }
 
+/* What one long prompt needed does not stay: a scratch lives as long as its
+ * thread. */
+#define KEEP_BYTES (1u << 20)
+
+static void
+trim_scratch(tr_tokenizer_scratch_t *s)
+{
+    tr_bytes_t *texts[] = { &s->normalized[0], &s->normalized[1],
+                            &s->split_text[0], &s->split_text[1] };
+    tr_spans_t *spans[] = { &s->spans[0], &s->spans[1], &s->segments };
+
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        if (texts[i]->cap > KEEP_BYTES) {
+            free(texts[i]->data);
+            *texts[i] = (tr_bytes_t){ 0 };
+        }
+    }
+    for (size_t i = 0; i < sizeof(spans) / sizeof(spans[0]); i++) {
+        if (spans[i]->cap > KEEP_BYTES / sizeof(tr_span_t)) {
+            free(spans[i]->data);
+            *spans[i] = (tr_spans_t){ 0 };
+        }
+    }
+    if (s->code_points_cap > KEEP_BYTES / sizeof(*s->code_points)) {
+        free(s->code_points);
+        s->code_points = NULL;
+        s->code_points_cap = 0;
+    }
+    if (s->symbols_cap > KEEP_BYTES / sizeof(*s->symbols)) {
+        free(s->symbols);
+        s->symbols = NULL;
+        s->symbols_cap = 0;
+    }
+    if (s->heap_cap > KEEP_BYTES / sizeof(*s->heap)) {
+        free(s->heap);
+        s->heap = NULL;
+        s->heap_cap = 0;
+    }
+}
+
 tr_status_t
 tr_tokenizer_encode(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
     const char *text, size_t len, unsigned flags, tr_ids_t *out,
@@ -190,5 +230,6 @@ tr_tokenizer_encode(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
     if (rc == TR_OK && (flags & TR_ENCODE_SPECIAL)) {
         rc = append_ids(out, &t->suffix, err);
     }
+    trim_scratch(s);
     return rc;
 }

@@ -425,7 +425,7 @@ encode_slowly(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
         }
     }
     if (len > s->symbols_cap) {
-        size_t cap = len < 256 ? 256 : len + len / 2;
+        size_t cap = len < 256 ? 256 : len;
         tr_symbol_t *symbols = realloc(s->symbols, cap * sizeof(*symbols));
 
         if (symbols == NULL) {

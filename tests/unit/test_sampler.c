@@ -85,7 +85,7 @@ static void
 expected_distribution(const rig_t *r, double *share)
 {
     tr_top_t sorted[VOCAB];
-    double weight[VOCAB], sum = 0, kept = 0;
+    double weight[VOCAB] = { 0 }, sum = 0, kept = 0;
     uint32_t n = VOCAB, m = 0;
 
     for (uint32_t i = 0; i < VOCAB; i++) {
