@@ -47,10 +47,9 @@ static void
 flush(render_t *r)
 {
     if (r->status == TR_OK && r->plain.len > 0) {
-        r->status = tr_tokenizer_encode(r->t, r->s, r->plain.data,
-                                        r->plain.len,
-                                        r->begun ? TR_ENCODE_MIDDLE : 0,
-                                        r->out, r->err);
+        r->status = tr_tokenizer_encode(r->t, r->s, r->plain.data, r->plain.len,
+                                        r->begun ? TR_ENCODE_MIDDLE : 0, r->out,
+                                        r->err);
         r->begun = true;
     }
     r->plain.len = 0;
@@ -78,10 +77,9 @@ put_mark(render_t *r, const char *mark)
 static bool
 is_space(uint32_t c)
 {
-    return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85
-           || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a)
-           || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f
-           || c == 0x3000;
+    return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xa0
+           || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028
+           || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
 /* Messages are checked only when they are encoded: here the text may be
@@ -128,7 +126,8 @@ put_content(render_t *r, const tr_chat_message_t *m, bool trimmed)
 static bool
 has_role(const tr_chat_message_t *m, const char *role)
 {
-    return m->role_len == strlen(role) && memcmp(m->role, role, m->role_len) == 0;
+    return m->role_len == strlen(role)
+           && memcmp(m->role, role, m->role_len) == 0;
 }
 
 static bool
@@ -164,10 +163,10 @@ check_roles(const tr_chat_message_t *m, uint32_t n, tr_error_t *err)
             && !has_role(&m[i], "assistant")) {
             char text[160];
 
-            snprintf(text, sizeof(text), "role \"%.*s\" is not supported by "
-                     "this model's chat template, expected system, user or "
-                     "assistant", m[i].role_len < 40 ? (int) m[i].role_len : 40,
-                     m[i].role);
+            snprintf(text, sizeof(text),
+                     "role \"%.*s\" is not supported by this model's chat "
+                     "template, expected system, user or assistant",
+                     m[i].role_len < 40 ? (int) m[i].role_len : 40, m[i].role);
             return refuse(err, i, ".role", text);
         }
     }
@@ -178,28 +177,30 @@ check_roles(const tr_chat_message_t *m, uint32_t n, tr_error_t *err)
  * take turns, the user first. */
 static tr_status_t
 check_turns(const tr_chat_message_t *m, uint32_t n, bool takes_system,
-    tr_error_t *err)
+            tr_error_t *err)
 {
     uint32_t first = is_system(&m[0]) ? 1 : 0;
 
     if (first == 1 && !takes_system) {
-        return refuse(err, 0, ".role", "this model's chat template takes no "
-                      "system message");
+        return refuse(err, 0, ".role",
+                      "this model's chat template takes no system message");
     }
     if (n == first) {
-        return tr_error_set(err, TR_ERR_INVALID, "messages", "this model's chat "
-                            "template needs a user message after the system "
-                            "message");
+        return tr_error_set(err, TR_ERR_INVALID, "messages",
+                            "this model's chat template needs a user message "
+                            "after the system message");
     }
     for (uint32_t i = first; i < n; i++) {
         bool user = (i - first) % 2 == 0;
 
         if (!has_role(&m[i], user ? "user" : "assistant")) {
-            return refuse(err, i, ".role", user
-                          ? "expected role user here: this model's chat "
-                            "template needs user and assistant to alternate"
-                          : "expected role assistant here: this model's chat "
-                            "template needs user and assistant to alternate");
+            return refuse(err, i, ".role",
+                          user
+                              ? "expected role user here: this model's chat "
+                                "template needs user and assistant to alternate"
+                              : "expected role assistant here: this model's "
+                                "chat template needs user and assistant to "
+                                "alternate");
         }
     }
     return TR_OK;
@@ -231,7 +232,7 @@ put_date(render_t *r, const tr_chat_template_t *c)
 
 static void
 render_llama3(render_t *r, const tr_chat_template_t *c,
-    const tr_chat_message_t *m, uint32_t n)
+              const tr_chat_message_t *m, uint32_t n)
 {
     uint32_t i = 0;
 
@@ -329,8 +330,8 @@ last_query(const tr_chat_message_t *m, uint32_t n)
 
 /* An assistant's message, which may hold its reasoning. */
 static void
-put_answer(render_t *r, const tr_chat_template_t *c,
-    const tr_chat_message_t *m, uint32_t i, uint32_t n)
+put_answer(render_t *r, const tr_chat_template_t *c, const tr_chat_message_t *m,
+           uint32_t i, uint32_t n)
 {
     static const char open[] = "<think>", close[] = "</think>";
     const char *text = m[i].content, *reasoning = "", *at;
@@ -367,7 +368,7 @@ put_answer(render_t *r, const tr_chat_template_t *c,
 
 static void
 render_chatml(render_t *r, const tr_chat_template_t *c,
-    const tr_chat_message_t *m, uint32_t n)
+              const tr_chat_message_t *m, uint32_t n)
 {
     if (c->bos[0] != '\0') {
         put_mark(r, c->bos);
@@ -392,7 +393,7 @@ render_chatml(render_t *r, const tr_chat_template_t *c,
 
 static void
 render_llama2(render_t *r, const tr_chat_template_t *c,
-    const tr_chat_message_t *m, uint32_t n)
+              const tr_chat_message_t *m, uint32_t n)
 {
     uint32_t first = is_system(&m[0]) ? 1 : 0;
 
@@ -433,7 +434,7 @@ render_llama2(render_t *r, const tr_chat_template_t *c,
 
 static void
 render_mistral(render_t *r, const tr_chat_template_t *c,
-    const tr_chat_message_t *m, uint32_t n)
+               const tr_chat_message_t *m, uint32_t n)
 {
     uint32_t first = is_system(&m[0]) ? 1 : 0;
     uint32_t place = c->system_place == TR_SYSTEM_FIRST_USER ? first : n - 1;
@@ -462,8 +463,9 @@ render_mistral(render_t *r, const tr_chat_template_t *c,
 
 tr_status_t
 tr_chat_template_encode(const tr_chat_template_t *c, const tr_tokenizer_t *t,
-    tr_tokenizer_scratch_t *s, const tr_chat_message_t *messages, uint32_t n,
-    tr_ids_t *out, tr_error_t *err)
+                        tr_tokenizer_scratch_t *s,
+                        const tr_chat_message_t *messages, uint32_t n,
+                        tr_ids_t *out, tr_error_t *err)
 {
     render_t r = { .t = t, .s = s, .out = out, .err = err };
     tr_status_t rc = check_roles(messages, n, err);
@@ -491,8 +493,9 @@ tr_chat_template_encode(const tr_chat_template_t *c, const tr_tokenizer_t *t,
         render_mistral(&r, c, messages, n);
         break;
     default:
-        return tr_error_set(err, TR_ERR_INVALID, "messages", "this model has no "
-                            "chat template; use /v1/completions");
+        return tr_error_set(err, TR_ERR_INVALID, "messages",
+                            "this model has no chat template; use "
+                            "/v1/completions");
     }
     flush(&r);
     free(r.plain.data);

@@ -11,11 +11,11 @@
 #include "tokenizer.h"
 
 typedef enum {
-    TR_TEMPLATE_NONE,    /* no chat: /v1/chat/completions answers 400 */
-    TR_TEMPLATE_LLAMA3,  /* <|start_header_id|>role<|end_header_id|> ... */
-    TR_TEMPLATE_CHATML,  /* <|im_start|>role ... <|im_end|> */
-    TR_TEMPLATE_LLAMA2,  /* [INST] <<SYS>> ... [/INST] */
-    TR_TEMPLATE_MISTRAL  /* [INST] ... [/INST] without <<SYS>> */
+    TR_TEMPLATE_NONE,   /* no chat: /v1/chat/completions answers 400 */
+    TR_TEMPLATE_LLAMA3, /* <|start_header_id|>role<|end_header_id|> ... */
+    TR_TEMPLATE_CHATML, /* <|im_start|>role ... <|im_end|> */
+    TR_TEMPLATE_LLAMA2, /* [INST] <<SYS>> ... [/INST] */
+    TR_TEMPLATE_MISTRAL /* [INST] ... [/INST] without <<SYS>> */
 } tr_template_kind_t;
 
 /* Where a Mistral template puts the system message, if it takes one. */
@@ -35,19 +35,19 @@ typedef enum {
 
 typedef struct {
     tr_template_kind_t kind;
-    bool trim;                 /* the template trims message contents */
-    char default_system[512];  /* inserted when there is no system message */
-    char bos[64];              /* text of the BOS token if the template adds it */
+    bool trim;                /* the template trims message contents */
+    char default_system[512]; /* inserted when there is no system message */
+    char bos[64]; /* text of the BOS token if the template adds it */
     char eos[64];
-    int32_t end_of_turn;       /* generation ends here too, -1 if none */
+    int32_t end_of_turn; /* generation ends here too, -1 if none */
     /* Llama 3.1 and later: a system message always, with dates on top */
     bool date_header;
-    char date[32];             /* "26 Jul 2024"; "": the day of the request */
-    tr_think_t think;          /* ChatML */
-    char generation[32];       /* ChatML: follows "assistant\n" at the end */
+    char date[32];       /* "26 Jul 2024"; "": the day of the request */
+    tr_think_t think;    /* ChatML */
+    char generation[32]; /* ChatML: follows "assistant\n" at the end */
     /* Mistral: spaces around the marks */
-    char user_before[4], user_after[4];   /* " [INST]", "[INST] " */
-    char user_last[4];                    /* " [/INST]" */
+    char user_before[4], user_after[4]; /* " [INST]", "[INST] " */
+    char user_last[4];                  /* " [/INST]" */
     char answer_before[4], answer_after[4];
     tr_system_place_t system_place;
 } tr_chat_template_t;
@@ -63,7 +63,8 @@ typedef struct {
  * dir/tokenizer_config.json does; none there: TR_TEMPLATE_NONE), "llama3",
  * "chatml", "llama2", "mistral" (that family's plain layout), "none". */
 tr_status_t tr_chat_template_load(const char *dir, const char *name,
-    const tr_tokenizer_t *t, tr_chat_template_t *out, tr_error_t *err);
+                                  const tr_tokenizer_t *t,
+                                  tr_chat_template_t *out, tr_error_t *err);
 
 const char *tr_chat_template_name(tr_template_kind_t kind);
 
@@ -73,8 +74,9 @@ const char *tr_chat_template_name(tr_template_kind_t kind);
  * order that the template cannot express: TR_ERR_INVALID with err->param naming
  * messages[i]. */
 tr_status_t tr_chat_template_encode(const tr_chat_template_t *c,
-    const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
-    const tr_chat_message_t *messages, uint32_t n, tr_ids_t *out,
-    tr_error_t *err);
+                                    const tr_tokenizer_t *t,
+                                    tr_tokenizer_scratch_t *s,
+                                    const tr_chat_message_t *messages,
+                                    uint32_t n, tr_ids_t *out, tr_error_t *err);
 
 #endif

@@ -82,9 +82,9 @@ squeeze(const char *p, tr_bytes_t *out)
             p += 2;
         } else if (in_block && (*p == '\'' || *p == '"')) {
             p = squeeze_literal(p, out, &ok);
-        } else if (in_block && (*p == ' ' || *p == '\n' || *p == '\t'
-                                || *p == '\r'
-                                || (*p == '-' && (p[1] == '}' || p[1] == '%')))) {
+        } else if (in_block
+                   && (*p == ' ' || *p == '\n' || *p == '\t' || *p == '\r'
+                       || (*p == '-' && (p[1] == '}' || p[1] == '%')))) {
             p++;
         } else if (in_block && strncmp(p, "message.content", 15) == 0) {
             ok = put(out, "message['content']");
@@ -108,9 +108,11 @@ out_of_memory(tr_error_t *err)
 static tr_status_t
 unknown(tr_error_t *err, const char *what)
 {
-    return tr_error_set(err, TR_ERR_UNSUPPORTED, "chat_template", "the model's "
-                        "chat template is not known: %s; set chat_template to "
-                        "llama3, chatml, llama2, mistral or none", what);
+    return tr_error_set(err, TR_ERR_UNSUPPORTED, "chat_template",
+                        "the model's chat template is not known: %s; set "
+                        "chat_template to llama3, chatml, llama2, mistral or "
+                        "none",
+                        what);
 }
 
 /* The text of a literal up to `end`, escapes undone, into a fixed field. */
@@ -144,9 +146,8 @@ recognise_llama3(tr_chat_template_t *c, const char *q, tr_error_t *err)
     if (strstr(q, "'<|start_header_id|>'+message['role']+'<|end_header_id|>"
                   "\\n\\n'+message['content']|trim+'<|eot_id|>'")) {
         c->trim = true;
-    } else if (!strstr(q, "'<|start_header_id|>'+message['role']+"
-                          "'<|end_header_id|>\\n\\n'+message['content']+"
-                          "'<|eot_id|>'")) {
+    } else if (!strstr(q, "'<|start_header_id|>'+message['role']+'<|end_header_"
+                          "id|>\\n\\n'+message['content']+'<|eot_id|>'")) {
         return unknown(err, "it has Llama 3's marks in another arrangement");
     }
     if (strstr(q, "Cutting Knowledge Date") == NULL) {
@@ -200,17 +201,17 @@ recognise_chatml(tr_chat_template_t *c, const char *q, tr_error_t *err)
     }
     if (strstr(q, "+'\\n'+message['content']|trim+'<|im_end|>")) {
         c->trim = true;
-    } else if (!strstr(q, "'<|im_start|>'+message['role']+'\\n'+"
-                          "message['content']+'<|im_end|>")
-               && !strstr(q, "'<|im_start|>'+message['role']+'\\n'+content+"
-                             "'<|im_end|>")) {
+    } else if (!strstr(q, "'<|im_start|>'+message['role']+'\\n'+message['"
+                          "content']+'<|im_end|>")
+               && !strstr(q, "'<|im_start|>'+message['role']+'\\n'+content+'<|"
+                             "im_end|>")) {
         return unknown(err, "it has ChatML's marks in another arrangement");
     }
     if (strstr(q, "last_query_index") && strstr(q, "'</think>'")) {
         c->think = TR_THINK_DROP_BEFORE_QUERY;
     } else if (strstr(q, "split('</think>')")) {
         c->think = strstr(q, "notloop.last") ? TR_THINK_DROP_BUT_LAST
-                                               : TR_THINK_DROP;
+                                             : TR_THINK_DROP;
     }
     if (strstr(q, "'<|im_start|>assistant\\n<think>\\n'")) {
         strcpy(c->generation, "<think>\n");
@@ -223,8 +224,8 @@ recognise_llama2(const char *q, tr_error_t *err)
 {
     if (!strstr(q, "bos_token+'[INST] '+content.strip()+' [/INST]'")
         || !strstr(q, "' '+content.strip()+' '+eos_token")
-        || !strstr(q, "'<<SYS>>\\n'+system_message+'\\n<</SYS>>\\n\\n'"
-                      "+message['content']")) {
+        || !strstr(q, "'<<SYS>>\\n'+system_message+'\\n<</"
+                      "SYS>>\\n\\n'+message['content']")) {
         return unknown(err, "it has Llama 2's marks in another arrangement");
     }
     return TR_OK;
@@ -343,20 +344,20 @@ set_named(tr_chat_template_t *c, const char *name)
 /* "bos_token": "<s>" or {"content": "<s>", ...}. */
 static tr_status_t
 read_token(const json_t *config, const char *key, char *out, size_t cap,
-    tr_error_t *err)
+           tr_error_t *err)
 {
     const json_t *v = json_object_get(config, key);
-    const char *text = json_string_value(json_is_object(v)
-                                             ? json_object_get(v, "content")
-                                             : v);
+    const char *text = json_string_value(
+        json_is_object(v) ? json_object_get(v, "content") : v);
 
     if (text == NULL) {
         return TR_OK;
     }
     if (strlen(text) >= cap) {
-        return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer_config.json: %s "
-                            "is %zu bytes long, at most %zu are possible", key,
-                            strlen(text), cap - 1);
+        return tr_error_set(err, TR_ERR_FORMAT, "",
+                            "tokenizer_config.json: %s is %zu bytes long, at "
+                            "most %zu are possible",
+                            key, strlen(text), cap - 1);
     }
     strcpy(out, text);
     return TR_OK;
@@ -373,8 +374,9 @@ read_config(const char *dir, tr_status_t *rc, tr_error_t *err)
     *rc = TR_OK;
     errno = 0;
     /* integers as reals: model_max_length is 1e30 in real files */
-    config = json_load_file(path, JSON_REJECT_DUPLICATES
-                            | JSON_DECODE_INT_AS_REAL, &problem);
+    config = json_load_file(path,
+                            JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL,
+                            &problem);
     if (config == NULL && errno != ENOENT) {
         *rc = tr_error_set(err, TR_ERR_FORMAT, "", "%s: line %d: %s", path,
                            problem.line, problem.text);
@@ -386,7 +388,7 @@ read_config(const char *dir, tr_status_t *rc, tr_error_t *err)
  * configuration as a string or, named "default", in a list.  "": none. */
 static tr_status_t
 read_jinja(const char *dir, const json_t *config, tr_bytes_t *out,
-    tr_error_t *err)
+           tr_error_t *err)
 {
     const json_t *v = json_object_get(config, "chat_template"), *item;
     const char *text = json_string_value(v);
@@ -429,7 +431,7 @@ read_jinja(const char *dir, const json_t *config, tr_bytes_t *out,
 
 static tr_status_t
 recognise_directory(const char *dir, const json_t *config,
-    tr_chat_template_t *c, tr_error_t *err)
+                    tr_chat_template_t *c, tr_error_t *err)
 {
     tr_bytes_t jinja = { 0 }, squeezed = { 0 };
     tr_status_t rc = read_jinja(dir, config, &jinja, err);
@@ -471,21 +473,24 @@ check_marks(tr_chat_template_t *c, const tr_tokenizer_t *t, tr_error_t *err)
         c->end_of_turn = tr_tokenizer_find(t, needed[i]);
         if (c->end_of_turn < 0) {
             return tr_error_set(err, TR_ERR_UNSUPPORTED, "chat_template",
-                                "chat template %s needs the token \"%s\", which "
-                                "the tokenizer does not have", names[c->kind],
-                                needed[i]);
+                                "chat template %s needs the token \"%s\", "
+                                "which the tokenizer does not have",
+                                names[c->kind], needed[i]);
         }
     }
     if (c->bos[0] != '\0' && tr_tokenizer_find(t, c->bos) < 0) {
-        return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer_config.json: "
-                            "bos_token \"%s\" is not in the tokenizer", c->bos);
+        return tr_error_set(err, TR_ERR_FORMAT, "",
+                            "tokenizer_config.json: bos_token \"%s\" is not in "
+                            "the tokenizer",
+                            c->bos);
     }
     return TR_OK;
 }
 
 tr_status_t
 tr_chat_template_load(const char *dir, const char *name,
-    const tr_tokenizer_t *t, tr_chat_template_t *out, tr_error_t *err)
+                      const tr_tokenizer_t *t, tr_chat_template_t *out,
+                      tr_error_t *err)
 {
     tr_status_t rc;
     json_t *config;
@@ -502,9 +507,10 @@ tr_chat_template_load(const char *dir, const char *name,
     if (rc == TR_OK && strcmp(name, "auto") == 0) {
         rc = recognise_directory(dir, config, out, err);
     } else if (rc == TR_OK && !set_named(out, name)) {
-        rc = tr_error_set(err, TR_ERR_INVALID, "chat_template", "chat_template "
-                          "\"%s\" is not known, expected auto, llama3, chatml, "
-                          "llama2, mistral or none", name);
+        rc = tr_error_set(err, TR_ERR_INVALID, "chat_template",
+                          "chat_template \"%s\" is not known, expected auto, "
+                          "llama3, chatml, llama2, mistral or none",
+                          name);
     }
     json_decref(config);
     if (rc == TR_OK) {

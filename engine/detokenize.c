@@ -25,14 +25,14 @@ typedef struct {
 } decoder_t;
 
 static tr_status_t
-add_replace(decoder_t *d, const json_t *from, const json_t *to,
-    tr_error_t *err)
+add_replace(decoder_t *d, const json_t *from, const json_t *to, tr_error_t *err)
 {
     if (!json_is_string(from) || json_string_length(from) == 0
         || !json_is_string(to) || d->n_replaces == REPLACES_MAX) {
-        return tr_error_set(err, TR_ERR_UNSUPPORTED, "", "tokenizer.json: "
-                            "decoder Replace needs a pattern String and a "
-                            "content, and at most %d of them are supported",
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "",
+                            "tokenizer.json: decoder Replace needs a pattern "
+                            "String and a content, and at most %d of them are "
+                            "supported",
                             REPLACES_MAX);
     }
     d->replaces[d->n_replaces].from = json_string_value(from);
@@ -45,18 +45,18 @@ add_replace(decoder_t *d, const json_t *from, const json_t *to,
 static tr_status_t
 read_strip(decoder_t *d, const json_t *config, tr_error_t *err)
 {
-    const char *content = json_string_value(json_object_get(config,
-                                                            "content"));
+    const char *content = json_string_value(json_object_get(config, "content"));
     json_int_t start = json_integer_value(json_object_get(config, "start"));
     json_int_t stop = json_integer_value(json_object_get(config, "stop"));
 
     if (content == NULL || strcmp(content, " ") != 0 || start < 0 || start > 1
         || stop != 0 || !d->fused) {
-        return tr_error_set(err, TR_ERR_UNSUPPORTED, "", "tokenizer.json: "
-                            "decoder Strip (content \"%.20s\", start %lld, stop "
-                            "%lld) is not supported, only one space at the "
-                            "start, after Fuse", content ? content : "",
-                            (long long) start, (long long) stop);
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "",
+                            "tokenizer.json: decoder Strip (content \"%.20s\", "
+                            "start %lld, stop %lld) is not supported, only one "
+                            "space at the start, after Fuse",
+                            content ? content : "", (long long) start,
+                            (long long) stop);
     }
     d->strip_first_space = start == 1;
     return TR_OK;
@@ -67,8 +67,8 @@ read_metaspace(decoder_t *d, const json_t *config, tr_error_t *err)
 {
     static const char lower_block[] = "\xe2\x96\x81";
     const json_t *from = json_object_get(config, "replacement");
-    const char *scheme = json_string_value(json_object_get(config,
-                                                           "prepend_scheme"));
+    const char *scheme = json_string_value(
+        json_object_get(config, "prepend_scheme"));
 
     if (json_is_string(from) && strcmp(json_string_value(from), lower_block)) {
         return tr_load_unsupported(err, "replacement of decoder Metaspace",
@@ -119,8 +119,9 @@ read_decoder(decoder_t *d, const json_t *config, int depth, tr_error_t *err)
         return TR_OK;
     }
     if (strcmp(type, "Replace") == 0) {
-        return add_replace(d, json_object_get(json_object_get(config, "pattern"),
-                                              "String"),
+        return add_replace(d,
+                           json_object_get(json_object_get(config, "pattern"),
+                                           "String"),
                            json_object_get(config, "content"), err);
     }
     if (strcmp(type, "Strip") == 0) {
@@ -129,8 +130,9 @@ read_decoder(decoder_t *d, const json_t *config, int depth, tr_error_t *err)
     if (strcmp(type, "Metaspace") == 0) {
         return read_metaspace(d, config, err);
     }
-    return tr_load_unsupported(err, "decoder", type, "ByteLevel, Metaspace, "
-                               "Sequence of Replace, ByteFallback, Fuse, Strip");
+    return tr_load_unsupported(err, "decoder", type,
+                               "ByteLevel, Metaspace, Sequence of Replace, "
+                               "ByteFallback, Fuse, Strip");
 }
 
 static int
@@ -157,8 +159,8 @@ fallback_byte(const char *text, uint32_t len)
 }
 
 static bool
-replace_all(tr_bytes_t *out, tr_bytes_t *tmp, const char *from,
-    size_t from_len, const char *to, size_t to_len)
+replace_all(tr_bytes_t *out, tr_bytes_t *tmp, const char *from, size_t from_len,
+            const char *to, size_t to_len)
 {
     const char *p = out->data, *end = out->data + out->len, *hit;
 
@@ -180,7 +182,7 @@ replace_all(tr_bytes_t *out, tr_bytes_t *tmp, const char *from,
 /* The bytes of one token; two buffers of work. */
 static bool
 decode_token(const tr_tokenizer_t *t, const decoder_t *d, uint32_t id,
-    tr_bytes_t *out, tr_bytes_t *tmp)
+             tr_bytes_t *out, tr_bytes_t *tmp)
 {
     uint32_t len;
     const char *text = tr_strings_get(&t->content, id, &len);
@@ -197,9 +199,8 @@ decode_token(const tr_tokenizer_t *t, const decoder_t *d, uint32_t id,
         return false;
     }
     for (uint32_t i = 0; i < d->n_replaces; i++) {
-        if (!replace_all(out, tmp, d->replaces[i].from,
-                         d->replaces[i].from_len, d->replaces[i].to,
-                         d->replaces[i].to_len)) {
+        if (!replace_all(out, tmp, d->replaces[i].from, d->replaces[i].from_len,
+                         d->replaces[i].to, d->replaces[i].to_len)) {
             return false;
         }
     }
@@ -321,7 +322,7 @@ push_byte(tr_detok_t *d, uint8_t b, char *out)
 
 uint32_t
 tr_detok_push(tr_detok_t *d, const tr_tokenizer_t *t, int32_t id, char *out,
-    uint32_t cap)
+              uint32_t cap)
 {
     uint32_t len, n = 0, i = 0;
     const char *bytes;

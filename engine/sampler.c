@@ -37,11 +37,16 @@ tr_sampler_counts_size(const tr_sampling_params_t *params, uint32_t vocab)
 
 void
 tr_sampler_init(tr_sampler_t *s, const tr_sampling_params_t *params,
-    uint64_t seed, uint32_t vocab, uint32_t *counts, const int32_t *eos,
-    uint32_t n_eos, const int32_t *prompt, uint32_t n_prompt)
+                uint64_t seed, uint32_t vocab, uint32_t *counts,
+                const int32_t *eos, uint32_t n_eos, const int32_t *prompt,
+                uint32_t n_prompt)
 {
-    *s = (tr_sampler_t){ .params = params, .seed = seed, .vocab = vocab,
-                         .counts = counts, .eos = eos, .n_eos = n_eos };
+    *s = (tr_sampler_t){ .params = params,
+                         .seed = seed,
+                         .vocab = vocab,
+                         .counts = counts,
+                         .eos = eos,
+                         .n_eos = n_eos };
     if (counts == NULL) {
         return;
     }
@@ -167,8 +172,9 @@ before(const candidate_t *a, const candidate_t *b)
 static uint32_t
 partition(candidate_t *c, uint32_t low, uint32_t high)
 {
-    uint32_t at = low + (uint32_t) (mix(low + ((uint64_t) high << 32))
-                                    % (high - low));
+    uint32_t at = low
+                  + (uint32_t) (mix(low + ((uint64_t) high << 32))
+                                % (high - low));
     candidate_t pivot = c[at];
     uint32_t n = low;
 
@@ -303,7 +309,7 @@ find_greedy(const float *logits, uint32_t vocab, float max)
 
 tr_status_t
 tr_sampler_sample(const tr_sampler_t *s, float *logits, void *scratch,
-    tr_sampled_t *out)
+                  tr_sampled_t *out)
 {
     const tr_sampling_params_t *p = s->params;
     candidate_t *candidates = scratch;
@@ -322,14 +328,13 @@ tr_sampler_sample(const tr_sampler_t *s, float *logits, void *scratch,
             return TR_ERR_INTERNAL;
         }
     }
-    out->token = p->temperature == 0.0f
-                     ? find_greedy(logits, s->vocab, max)
-                     : draw(s, logits, max, candidates);
+    out->token = p->temperature == 0.0f ? find_greedy(logits, s->vocab, max)
+                                        : draw(s, logits, max, candidates);
     out->logprob = 0;
     out->n_top = 0;
     if (p->logprobs >= 0) {
-        return tr_sampler_score(raw, s->vocab, out->token, p->logprobs,
-                                scratch, out);
+        return tr_sampler_score(raw, s->vocab, out->token, p->logprobs, scratch,
+                                out);
     }
     return TR_OK;
 }
@@ -357,11 +362,11 @@ logprob_of(float logit, double log_sum)
 
 tr_status_t
 tr_sampler_score(const float *logits, uint32_t vocab, int32_t token,
-    int32_t top, void *scratch, tr_sampled_t *out)
+                 int32_t top, void *scratch, tr_sampled_t *out)
 {
-    uint32_t cap = top < 0                        ? 0
+    uint32_t cap = top < 0                     ? 0
                    : top > TR_TOP_LOGPROBS_MAX ? TR_TOP_LOGPROBS_MAX
-                                                : (uint32_t) top;
+                                               : (uint32_t) top;
     double sum = 0, log_sum;
     float max;
 

@@ -30,12 +30,13 @@ typedef struct {
 
 /* Bytes of `counts` that these parameters need, 0 when none. */
 size_t tr_sampler_counts_size(const tr_sampling_params_t *params,
-    uint32_t vocab);
+                              uint32_t vocab);
 
 /* Starts over: counts are cleared and filled from the prompt. */
 void tr_sampler_init(tr_sampler_t *s, const tr_sampling_params_t *params,
-    uint64_t seed, uint32_t vocab, uint32_t *counts, const int32_t *eos,
-    uint32_t n_eos, const int32_t *prompt, uint32_t n_prompt);
+                     uint64_t seed, uint32_t vocab, uint32_t *counts,
+                     const int32_t *eos, uint32_t n_eos, const int32_t *prompt,
+                     uint32_t n_prompt);
 
 /* Scratch of one sampling thread, in bytes, for a vocabulary. */
 size_t tr_sampler_scratch_size(uint32_t vocab);
@@ -43,13 +44,13 @@ size_t tr_sampler_scratch_size(uint32_t vocab);
 /* logits: [vocab] FP32, changed in place.  A NaN or all -inf gives
  * TR_ERR_INTERNAL.  Does not advance the state. */
 tr_status_t tr_sampler_sample(const tr_sampler_t *s, float *logits,
-    void *scratch, tr_sampled_t *out);
+                              void *scratch, tr_sampled_t *out);
 
 /* The step loop kept this token: n_output and counts advance. */
 void tr_sampler_accept(tr_sampler_t *s, int32_t token);
 
 /* Logprob of a given token and the top alternatives, for echoed prompts. */
-tr_status_t tr_sampler_score(const float *logits, uint32_t vocab,
-    int32_t token, int32_t top, void *scratch, tr_sampled_t *out);
+tr_status_t tr_sampler_score(const float *logits, uint32_t vocab, int32_t token,
+                             int32_t top, void *scratch, tr_sampled_t *out);
 
 #endif

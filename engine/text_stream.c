@@ -63,7 +63,7 @@ build_failure_table(uint16_t *fail, const char *text, uint32_t len)
 
 void
 tr_text_stream_init(tr_text_stream_t *s, const tr_tokenizer_t *t,
-    const tr_sampling_params_t *params, void *memory)
+                    const tr_sampling_params_t *params, void *memory)
 {
     uint16_t *fail = memory;
 

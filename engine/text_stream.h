@@ -27,13 +27,13 @@ typedef struct {
     tr_detok_t detok;
     const tr_tokenizer_t *tokenizer;    /* borrowed */
     const tr_sampling_params_t *params; /* borrowed: stop strings */
-    char *buf;        /* held text, then what the last push added */
+    char *buf; /* held text, then what the last push added */
     uint32_t cap;
-    uint32_t len;     /* bytes in buf */
-    uint32_t given;   /* the first `given` of them went out already */
-    uint32_t pushed;  /* tokens so far */
-    bool stopped;     /* a stop string was met: later tokens give nothing */
-    uint16_t *fail;   /* failure tables, one after the other */
+    uint32_t len;    /* bytes in buf */
+    uint32_t given;  /* the first `given` of them went out already */
+    uint32_t pushed; /* tokens so far */
+    bool stopped;    /* a stop string was met: later tokens give nothing */
+    uint16_t *fail;  /* failure tables, one after the other */
     uint16_t state[TR_STOP_STRINGS_MAX];
 } tr_text_stream_t;
 
@@ -45,19 +45,19 @@ typedef struct {
 
 /* Bytes of memory that a stream with these parameters needs. */
 size_t tr_text_stream_size(const tr_tokenizer_t *t,
-    const tr_sampling_params_t *params);
+                           const tr_sampling_params_t *params);
 
 /* memory: tr_text_stream_size bytes, 8-byte aligned, borrowed.  Special tokens
  * give no text.  The stream continues a prompt: a first space is kept. */
 void tr_text_stream_init(tr_text_stream_t *s, const tr_tokenizer_t *t,
-    const tr_sampling_params_t *params, void *memory);
+                         const tr_sampling_params_t *params, void *memory);
 
 /* The most bytes that one push or finish can give. */
 uint32_t tr_text_stream_max_out(const tr_text_stream_t *s);
 
 /* One output token; *out is the text that may go to the client now. */
 void tr_text_stream_push(tr_text_stream_t *s, int32_t token,
-    tr_text_out_t *out);
+                         tr_text_out_t *out);
 
 /* The end for another reason than a stop string: gives out what was held, with
  * U+FFFD for an unfinished character. */

@@ -88,15 +88,17 @@ check_utf8(const char *text, size_t len, tr_error_t *err)
     size_t i = 0;
 
     if (len > TR_TEXT_MAX_BYTES) {
-        return tr_error_set(err, TR_ERR_TOO_LARGE, "", "a text of %zu bytes, at "
-                            "most %u are possible", len, TR_TEXT_MAX_BYTES);
+        return tr_error_set(err, TR_ERR_TOO_LARGE, "",
+                            "a text of %zu bytes, at most %u are possible", len,
+                            TR_TEXT_MAX_BYTES);
     }
     while (i < len) {
         uint32_t n = tr_utf8_valid(text + i, len - i);
 
         if (n == 0) {
-            return tr_error_set(err, TR_ERR_INVALID, "", "the text is not valid "
-                                "UTF-8: byte 0x%02x at offset %zu",
+            return tr_error_set(err, TR_ERR_INVALID, "",
+                                "the text is not valid UTF-8: byte 0x%02x at "
+                                "offset %zu",
                                 (uint8_t) text[i], i);
         }
         i += n;
@@ -106,15 +108,14 @@ check_utf8(const char *text, size_t len, tr_error_t *err)
 
 static tr_status_t
 encode_words(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s, bool first,
-    const char *text, size_t len, tr_ids_t *out, tr_error_t *err)
+             const char *text, size_t len, tr_ids_t *out, tr_error_t *err)
 {
     const tr_spans_t *words;
     tr_status_t rc = tr_split(t, s, first, &text, len, &words, err);
 
     for (uint32_t i = 0; rc == TR_OK && i < words->len; i++) {
         rc = tr_bpe_encode(t, s, text + words->data[i].start,
-                           words->data[i].end - words->data[i].start, out,
-                           err);
+                           words->data[i].end - words->data[i].start, out, err);
     }
     return rc;
 }
@@ -123,8 +124,8 @@ encode_words(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s, bool first,
  * pass (of the raw text) to itself, the second to encode_words. */
 static tr_status_t
 encode_around_added(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
-    bool raw, unsigned flags, bool first, const char *text, size_t len,
-    tr_ids_t *out, tr_error_t *err)
+                    bool raw, unsigned flags, bool first, const char *text,
+                    size_t len, tr_ids_t *out, tr_error_t *err)
 {
     const tr_trie_t *trie = raw ? &t->raw_trie : &t->normalized_trie;
     size_t done = 0;
@@ -214,8 +215,8 @@ trim_scratch(tr_tokenizer_scratch_t *s)
 
 tr_status_t
 tr_tokenizer_encode(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
-    const char *text, size_t len, unsigned flags, tr_ids_t *out,
-    tr_error_t *err)
+                    const char *text, size_t len, unsigned flags, tr_ids_t *out,
+                    tr_error_t *err)
 {
     tr_status_t rc = check_utf8(text, len, err);
 
@@ -223,9 +224,8 @@ tr_tokenizer_encode(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
         rc = append_ids(out, &t->prefix, err);
     }
     if (rc == TR_OK) {
-        rc = encode_around_added(t, s, true, flags,
-                                 !(flags & TR_ENCODE_MIDDLE), text, len, out,
-                                 err);
+        rc = encode_around_added(t, s, true, flags, !(flags & TR_ENCODE_MIDDLE),
+                                 text, len, out, err);
     }
     if (rc == TR_OK && (flags & TR_ENCODE_SPECIAL)) {
         rc = append_ids(out, &t->suffix, err);

@@ -21,7 +21,7 @@ typedef struct tr_tokenizer_scratch tr_tokenizer_scratch_t;
 
 /* Loads dir/tokenizer.json.  On failure *out is NULL and *err tells why. */
 tr_status_t tr_tokenizer_load(const char *dir, tr_tokenizer_t **out,
-    tr_error_t *err);
+                              tr_error_t *err);
 void tr_tokenizer_free(tr_tokenizer_t *t);
 
 tr_tokenizer_scratch_t *tr_tokenizer_scratch_new(const tr_tokenizer_t *t);
@@ -35,16 +35,20 @@ typedef struct {
     uint32_t len, cap;
 } tr_ids_t;
 
-#define TR_ENCODE_SPECIAL 0x1u     /* run the post-processor: add BOS etc. */
-#define TR_ENCODE_PARSE_SPECIAL 0x2u /* special added tokens in the text count */
-#define TR_ENCODE_MIDDLE 0x4u /* text continues something: a Metaspace
-                                 pre-tokenizer with "first" does not prefix */
+/* Flags of tr_tokenizer_encode.  SPECIAL: run the post-processor, which adds
+ * BOS etc.  PARSE_SPECIAL: special added tokens in the text count.  MIDDLE: the
+ * text continues something, so that a Metaspace pre-tokenizer with "first" does
+ * not prefix it. */
+#define TR_ENCODE_SPECIAL 0x1u
+#define TR_ENCODE_PARSE_SPECIAL 0x2u
+#define TR_ENCODE_MIDDLE 0x4u
 
 /* Appends the ids of text[0..len) to *out.  Invalid UTF-8: TR_ERR_INVALID with
  * the byte offset in err.  Added tokens that are not special always count. */
 tr_status_t tr_tokenizer_encode(const tr_tokenizer_t *t,
-    tr_tokenizer_scratch_t *s, const char *text, size_t len, unsigned flags,
-    tr_ids_t *out, tr_error_t *err);
+                                tr_tokenizer_scratch_t *s, const char *text,
+                                size_t len, unsigned flags, tr_ids_t *out,
+                                tr_error_t *err);
 
 /* Id of an added or vocabulary token by its content, -1 when absent. */
 int32_t tr_tokenizer_find(const tr_tokenizer_t *t, const char *content);
@@ -54,7 +58,7 @@ bool tr_tokenizer_is_special(const tr_tokenizer_t *t, int32_t id);
  * SentencePiece's U+2581 undone; a byte-fallback token is its one byte).
  * Borrowed from the tokenizer; len 0 for ids outside the vocabulary. */
 const char *tr_tokenizer_token_bytes(const tr_tokenizer_t *t, int32_t id,
-    uint32_t *len);
+                                     uint32_t *len);
 
 /* Streaming detokeniser of one sequence, no allocation: holds back the bytes of
  * an unfinished UTF-8 character; bytes that can no longer become one turn
@@ -62,7 +66,7 @@ const char *tr_tokenizer_token_bytes(const tr_tokenizer_t *t, int32_t id,
 typedef struct {
     uint8_t held[4];
     uint8_t n_held;
-    bool at_start;      /* SentencePiece strips the first space */
+    bool at_start; /* SentencePiece strips the first space */
     bool skip_special;
 } tr_detok_t;
 
@@ -73,7 +77,7 @@ void tr_detok_continue(tr_detok_t *d);
 /* Writes the text that token `id` completes to out (cap >= token bytes * 3 +
  * 16); returns the number of bytes. */
 uint32_t tr_detok_push(tr_detok_t *d, const tr_tokenizer_t *t, int32_t id,
-    char *out, uint32_t cap);
+                       char *out, uint32_t cap);
 /* What is left at the end (U+FFFD for an unfinished character). */
 uint32_t tr_detok_finish(tr_detok_t *d, char *out, uint32_t cap);
 

@@ -127,7 +127,7 @@ stands_alone(const char *text, size_t len, tr_span_t at)
 /* The longest token of the trie at text[i]: its index, -1 for none. */
 static int32_t
 longest_at(const tr_tokenizer_t *t, const tr_trie_t *trie, bool parse_special,
-    const char *text, size_t len, size_t i, size_t *end)
+           const char *text, size_t len, size_t i, size_t *end)
 {
     int32_t node = trie->root[(uint8_t) text[i]];
     int32_t found = -1;
@@ -147,8 +147,8 @@ longest_at(const tr_tokenizer_t *t, const tr_trie_t *trie, bool parse_special,
 
 bool
 tr_added_find(const tr_tokenizer_t *t, const tr_trie_t *trie,
-    bool parse_special, const char *text, size_t len, size_t from,
-    tr_span_t *at, int32_t *id)
+              bool parse_special, const char *text, size_t len, size_t from,
+              tr_span_t *at, int32_t *id)
 {
     for (size_t i = from; i < len;) {
         size_t end = i;

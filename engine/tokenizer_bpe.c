@@ -44,7 +44,7 @@ merge_slot(const tr_tokenizer_t *t, uint32_t left, uint32_t right)
 /* "a b" or ["a", "b"]. */
 static bool
 merge_sides(const json_t *item, const char **a, size_t *a_len, const char **b,
-    size_t *b_len)
+            size_t *b_len)
 {
     if (json_is_string(item)) {
         const char *text = json_string_value(item);
@@ -81,8 +81,7 @@ shown(size_t len)
 }
 
 static tr_status_t
-add_merge(tr_tokenizer_t *t, const json_t *item, uint32_t rank,
-    tr_error_t *err)
+add_merge(tr_tokenizer_t *t, const json_t *item, uint32_t rank, tr_error_t *err)
 {
     const char *a, *b;
     size_t a_len, b_len;
@@ -91,17 +90,18 @@ add_merge(tr_tokenizer_t *t, const json_t *item, uint32_t rank,
     tr_merge_t *slot;
 
     if (!merge_sides(item, &a, &a_len, &b, &b_len)) {
-        return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: "
-                            "model.merges[%u] is neither \"a b\" nor "
-                            "[\"a\", \"b\"]", rank);
+        return tr_error_set(err, TR_ERR_FORMAT, "",
+                            "tokenizer.json: model.merges[%u] is neither \"a "
+                            "b\" nor [\"a\", \"b\"]",
+                            rank);
     }
     left = tr_string_map_find(&t->by_content, &t->content, a, a_len);
     right = tr_string_map_find(&t->by_content, &t->content, b, b_len);
     if (left < 0 || right < 0) {
-        return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: "
-                            "model.merges[%u] names \"%.*s\", which is not in "
-                            "the vocabulary", rank,
-                            shown(left < 0 ? a_len : b_len),
+        return tr_error_set(err, TR_ERR_FORMAT, "",
+                            "tokenizer.json: model.merges[%u] names \"%.*s\", "
+                            "which is not in the vocabulary",
+                            rank, shown(left < 0 ? a_len : b_len),
                             left < 0 ? a : b);
     }
     memcpy(joined, a, a_len);
@@ -109,10 +109,10 @@ add_merge(tr_tokenizer_t *t, const json_t *item, uint32_t rank,
     merged = tr_string_map_find(&t->by_content, &t->content, joined,
                                 a_len + b_len);
     if (merged < 0) {
-        return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: "
-                            "model.merges[%u] gives \"%.*s\", which is not in "
-                            "the vocabulary", rank,
-                            shown(a_len + b_len), joined);
+        return tr_error_set(err, TR_ERR_FORMAT, "",
+                            "tokenizer.json: model.merges[%u] gives \"%.*s\", "
+                            "which is not in the vocabulary",
+                            rank, shown(a_len + b_len), joined);
     }
     slot = merge_slot(t, (uint32_t) left, (uint32_t) right);
     *slot = (tr_merge_t){ (uint32_t) left, (uint32_t) right, rank, merged };
@@ -130,9 +130,10 @@ load_merges(tr_tokenizer_t *t, const json_t *merges, tr_error_t *err)
                             "tokenizer.json: model.merges is not an array");
     }
     if (n > TR_TOKEN_ID_LIMIT) {
-        return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: %zu "
-                            "merges, at most %u are possible", n,
-                            TR_TOKEN_ID_LIMIT);
+        return tr_error_set(err, TR_ERR_FORMAT, "",
+                            "tokenizer.json: %zu merges, at most %u are "
+                            "possible",
+                            n, TR_TOKEN_ID_LIMIT);
     }
     while (slots < n * 2) {
         slots *= 2;
@@ -183,16 +184,17 @@ check_unused_options(const json_t *model, tr_error_t *err)
         const json_t *v = json_object_get(model, affixes[i]);
 
         if (v != NULL && !json_is_null(v) && json_string_length(v) > 0) {
-            return tr_error_set(err, TR_ERR_UNSUPPORTED, "", "tokenizer.json: "
-                                "model.%s \"%.60s\" is not supported, only an "
-                                "empty one", affixes[i],
-                                json_string_value(v));
+            return tr_error_set(err, TR_ERR_UNSUPPORTED, "",
+                                "tokenizer.json: model.%s \"%.60s\" is not "
+                                "supported, only an empty one",
+                                affixes[i], json_string_value(v));
         }
     }
     if (json_is_number(dropout) && json_number_value(dropout) > 0) {
-        return tr_error_set(err, TR_ERR_UNSUPPORTED, "", "tokenizer.json: "
-                            "model.dropout %g is not supported: encoding must "
-                            "not be random", json_number_value(dropout));
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "",
+                            "tokenizer.json: model.dropout %g is not "
+                            "supported: encoding must not be random",
+                            json_number_value(dropout));
     }
     return TR_OK;
 }
@@ -213,9 +215,10 @@ tr_bpe_load(tr_tokenizer_t *t, const json_t *model, tr_error_t *err)
     if (json_is_string(unk)) {
         t->unk = tr_tokenizer_find(t, json_string_value(unk));
         if (t->unk < 0) {
-            return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: "
-                                "model.unk_token \"%.60s\" is not in the "
-                                "vocabulary", json_string_value(unk));
+            return tr_error_set(err, TR_ERR_FORMAT, "",
+                                "tokenizer.json: model.unk_token \"%.60s\" is "
+                                "not in the vocabulary",
+                                json_string_value(unk));
         }
     }
     find_byte_ids(t);
@@ -350,7 +353,7 @@ has_byte_ids(const tr_tokenizer_t *t, const char *p, uint32_t len)
  * token.  What has none of these is left out, as in the reference. */
 static uint32_t
 make_symbols(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
-    const char *word, size_t len)
+             const char *word, size_t len)
 {
     uint32_t n = 0, step;
     bool after_unk = false;
@@ -409,16 +412,15 @@ append_all(tr_ids_t *out, const int32_t *ids, uint32_t n)
 
 static tr_status_t
 encode_slowly(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
-    const char *word, size_t len, tr_ids_t *out, tr_error_t *err)
+              const char *word, size_t len, tr_ids_t *out, tr_error_t *err)
 {
     uint32_t n;
 
     if (t->ignore_merges) {
-        int32_t id = t->byte_level
-                         ? tr_string_map_find(&t->by_piece, &t->pieces, word,
-                                              len)
-                         : tr_string_map_find(&t->by_content, &t->content,
-                                              word, len);
+        int32_t id = t->byte_level ? tr_string_map_find(&t->by_piece,
+                                                        &t->pieces, word, len)
+                                   : tr_string_map_find(&t->by_content,
+                                                        &t->content, word, len);
 
         if (id >= 0) {
             return tr_ids_append(out, id) ? TR_OK : out_of_memory(err);
@@ -449,7 +451,7 @@ encode_slowly(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
 
 tr_status_t
 tr_bpe_encode(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
-    const char *word, size_t len, tr_ids_t *out, tr_error_t *err)
+              const char *word, size_t len, tr_ids_t *out, tr_error_t *err)
 {
     tr_cache_entry_t *entry;
     uint32_t first = out->len;

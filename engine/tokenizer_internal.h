@@ -58,8 +58,7 @@ typedef struct {
     uint32_t n;
 } tr_strings_t;
 
-bool tr_strings_set(tr_strings_t *s, uint32_t id, const char *data,
-    size_t len);
+bool tr_strings_set(tr_strings_t *s, uint32_t id, const char *data, size_t len);
 const char *tr_strings_get(const tr_strings_t *s, uint32_t id, uint32_t *len);
 void tr_strings_free(tr_strings_t *s);
 
@@ -71,7 +70,7 @@ typedef struct {
 } tr_string_map_t;
 
 int32_t tr_string_map_find(const tr_string_map_t *m, const tr_strings_t *s,
-    const char *data, size_t len);
+                           const char *data, size_t len);
 /* Adds s[id]; an equal string that is there already keeps its id. */
 bool tr_string_map_add(tr_string_map_t *m, const tr_strings_t *s, int32_t id);
 
@@ -87,14 +86,15 @@ typedef struct {
 } tr_regex_scratch_t;
 
 tr_status_t tr_regex_compile(tr_regex_t *r, const char *pattern, size_t len,
-    const char *where, tr_error_t *err);
+                             const char *where, tr_error_t *err);
 /* A literal string as a pattern. */
 tr_status_t tr_regex_compile_literal(tr_regex_t *r, const char *text,
-    size_t len, const char *where, tr_error_t *err);
+                                     size_t len, const char *where,
+                                     tr_error_t *err);
 /* The first match in text[from..len): *found false when there is none. */
 tr_status_t tr_regex_find(const tr_regex_t *r, tr_regex_scratch_t *s,
-    const char *text, size_t len, size_t from, tr_span_t *match, bool *found,
-    tr_error_t *err);
+                          const char *text, size_t len, size_t from,
+                          tr_span_t *match, bool *found, tr_error_t *err);
 bool tr_regex_scratch_init(tr_regex_scratch_t *s);
 void tr_regex_scratch_free(tr_regex_scratch_t *s);
 
@@ -125,7 +125,11 @@ enum tr_split_behaviour {
     TR_SPLIT_CONTIGUOUS
 };
 
-enum tr_prepend_scheme { TR_PREPEND_ALWAYS, TR_PREPEND_FIRST, TR_PREPEND_NEVER };
+enum tr_prepend_scheme {
+    TR_PREPEND_ALWAYS,
+    TR_PREPEND_FIRST,
+    TR_PREPEND_NEVER
+};
 
 typedef struct {
     enum tr_split_kind kind;
@@ -166,14 +170,14 @@ typedef struct {
 } tr_merge_t;
 
 struct tr_tokenizer {
-    tr_strings_t content;  /* as in the file */
+    tr_strings_t content; /* as in the file */
     tr_string_map_t by_content;
-    tr_strings_t pieces;   /* byte-level: raw bytes; else empty */
+    tr_strings_t pieces; /* byte-level: raw bytes; else empty */
     tr_string_map_t by_piece;
-    tr_strings_t decoded;  /* token bytes in decoded text */
+    tr_strings_t decoded; /* token bytes in decoded text */
     uint32_t max_decoded;
     uint32_t n_ids;
-    uint8_t *flags;        /* [n_ids], TR_TOKEN_* */
+    uint8_t *flags; /* [n_ids], TR_TOKEN_* */
 
     tr_added_token_t *added;
     uint32_t n_added;
@@ -191,7 +195,7 @@ struct tr_tokenizer {
     bool byte_fallback, fuse_unk, ignore_merges;
     int32_t unk;
 
-    bool strip_first_space; /* decoder */
+    bool strip_first_space;  /* decoder */
     tr_ids_t prefix, suffix; /* post-processor */
 };
 
@@ -220,7 +224,7 @@ struct tr_tokenizer_scratch {
     tr_bytes_t normalized[2];
     tr_bytes_t split_text[2];
     tr_spans_t spans[2];
-    tr_spans_t segments; /* of one pattern split; bit 31 of start: match */
+    tr_spans_t segments;   /* of one pattern split; bit 31 of start: match */
     uint32_t *code_points; /* Unicode normalisation */
     size_t code_points_cap;
     tr_symbol_t *symbols;
@@ -232,42 +236,43 @@ struct tr_tokenizer_scratch {
 
 /* tokenizer_normalize.c: *text points into the scratch, or at the input. */
 tr_status_t tr_normalizers_load(tr_tokenizer_t *t, const json_t *config,
-    tr_error_t *err);
+                                tr_error_t *err);
 tr_status_t tr_normalize(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
-    const char **text, size_t *len, tr_error_t *err);
+                         const char **text, size_t *len, tr_error_t *err);
 
 /* tokenizer_split.c: words as spans of *text. */
 tr_status_t tr_splitters_load(tr_tokenizer_t *t, const json_t *config,
-    tr_error_t *err);
+                              tr_error_t *err);
 tr_status_t tr_split(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
-    bool first, const char **text, size_t len, const tr_spans_t **words,
-    tr_error_t *err);
+                     bool first, const char **text, size_t len,
+                     const tr_spans_t **words, tr_error_t *err);
 
 /* tokenizer_bpe.c */
 tr_status_t tr_bpe_load(tr_tokenizer_t *t, const json_t *model,
-    tr_error_t *err);
+                        tr_error_t *err);
 tr_status_t tr_bpe_encode(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
-    const char *word, size_t len, tr_ids_t *out, tr_error_t *err);
+                          const char *word, size_t len, tr_ids_t *out,
+                          tr_error_t *err);
 
 /* detokenize.c */
 tr_status_t tr_decoder_load(tr_tokenizer_t *t, const json_t *config,
-    tr_error_t *err);
+                            tr_error_t *err);
 
 /* tokenizer_added.c: the next added token in text[from..len), extended by the
  * whitespace that it strips, at or after `from`; nothing is written when there
  * is none. */
 bool tr_added_find(const tr_tokenizer_t *t, const tr_trie_t *trie,
-    bool parse_special, const char *text, size_t len, size_t from,
-    tr_span_t *at, int32_t *id);
+                   bool parse_special, const char *text, size_t len,
+                   size_t from, tr_span_t *at, int32_t *id);
 
 /* tokenizer_vocab.c: byte-level writing undone; false when a character is not
  * of its alphabet.  out: at least len bytes. */
 bool tr_byte_level_decode(const char *text, size_t len, char *out,
-    size_t *out_len);
+                          size_t *out_len);
 
 /* tokenizer_load.c */
 tr_status_t tr_load_unsupported(tr_error_t *err, const char *what,
-    const char *name, const char *known);
+                                const char *name, const char *known);
 
 /* One character of valid UTF-8; *len its bytes. */
 static inline uint32_t

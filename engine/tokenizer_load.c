@@ -15,11 +15,12 @@
 
 tr_status_t
 tr_load_unsupported(tr_error_t *err, const char *what, const char *name,
-    const char *known)
+                    const char *known)
 {
-    return tr_error_set(err, TR_ERR_UNSUPPORTED, "", "tokenizer.json: %s "
-                        "\"%.60s\" is not supported (%s are)", what, name,
-                        known);
+    return tr_error_set(err, TR_ERR_UNSUPPORTED, "",
+                        "tokenizer.json: %s \"%.60s\" is not supported (%s "
+                        "are)",
+                        what, name, known);
 }
 
 static tr_status_t
@@ -30,25 +31,27 @@ out_of_memory(tr_error_t *err)
 
 static tr_status_t
 set_piece(tr_tokenizer_t *t, json_int_t id, const char *text, size_t len,
-    const char *where, tr_error_t *err)
+          const char *where, tr_error_t *err)
 {
     uint32_t n;
 
     if (id < 0 || id >= TR_TOKEN_ID_LIMIT) {
-        return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: %s "
-                            "\"%.60s\" has id %lld, expected 0 to %u", where,
-                            text, (long long) id, TR_TOKEN_ID_LIMIT - 1);
+        return tr_error_set(err, TR_ERR_FORMAT, "",
+                            "tokenizer.json: %s \"%.60s\" has id %lld, "
+                            "expected 0 to %u",
+                            where, text, (long long) id, TR_TOKEN_ID_LIMIT - 1);
     }
     if (len > TR_PIECE_MAX_BYTES) {
-        return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: %s with "
-                            "id %lld is %zu bytes long, at most %d are "
-                            "possible", where, (long long) id, len,
-                            TR_PIECE_MAX_BYTES);
+        return tr_error_set(err, TR_ERR_FORMAT, "",
+                            "tokenizer.json: %s with id %lld is %zu bytes "
+                            "long, at most %d are possible",
+                            where, (long long) id, len, TR_PIECE_MAX_BYTES);
     }
     (void) tr_strings_get(&t->content, (uint32_t) id, &n);
     if (n > 0) {
-        return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: id %lld "
-                            "stands for \"%.60s\" and for \"%.*s\"",
+        return tr_error_set(err, TR_ERR_FORMAT, "",
+                            "tokenizer.json: id %lld stands for \"%.60s\" and "
+                            "for \"%.*s\"",
                             (long long) id, text, (int) (n < 60 ? n : 60),
                             tr_strings_get(&t->content, (uint32_t) id, &n));
     }
@@ -69,16 +72,18 @@ load_vocabulary(tr_tokenizer_t *t, const json_t *vocab, tr_error_t *err)
     json_t *id;
 
     if (!json_is_object(vocab) || json_object_size(vocab) == 0) {
-        return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: "
-                            "model.vocab is not an object of pieces and ids");
+        return tr_error_set(err, TR_ERR_FORMAT, "",
+                            "tokenizer.json: model.vocab is not an object of "
+                            "pieces and ids");
     }
     json_object_foreach ((json_t *) vocab, piece, id) {
         tr_status_t rc;
 
         if (!json_is_integer(id)) {
-            return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: the "
-                                "id of \"%.60s\" in model.vocab is not an "
-                                "integer", piece);
+            return tr_error_set(err, TR_ERR_FORMAT, "",
+                                "tokenizer.json: the id of \"%.60s\" in "
+                                "model.vocab is not an integer",
+                                piece);
         }
         if (piece[0] == '\0') { /* nothing can become it */
             continue;
@@ -116,7 +121,7 @@ make_raw_pieces(tr_tokenizer_t *t, tr_error_t *err)
 
 static tr_status_t
 load_added_token(tr_tokenizer_t *t, const json_t *item, size_t index,
-    tr_error_t *err)
+                 tr_error_t *err)
 {
     const json_t *id = json_object_get(item, "id");
     const json_t *content = json_object_get(item, "content");
@@ -126,9 +131,10 @@ load_added_token(tr_tokenizer_t *t, const json_t *item, size_t index,
     int32_t known;
 
     if (!json_is_integer(id) || text == NULL || text[0] == '\0') {
-        return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: "
-                            "added_tokens[%zu] needs an integer \"id\" and a "
-                            "\"content\"", index);
+        return tr_error_set(err, TR_ERR_FORMAT, "",
+                            "tokenizer.json: added_tokens[%zu] needs an "
+                            "integer \"id\" and a \"content\"",
+                            index);
     }
     known = tr_tokenizer_find(t, text);
     if (known < 0) {
@@ -139,10 +145,11 @@ load_added_token(tr_tokenizer_t *t, const json_t *item, size_t index,
             return rc;
         }
     } else if (known != json_integer_value(id)) {
-        return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: "
-                            "added_tokens[%zu] gives \"%.60s\" the id %lld, it "
-                            "has the id %d already", index, text,
-                            (long long) json_integer_value(id), known);
+        return tr_error_set(err, TR_ERR_FORMAT, "",
+                            "tokenizer.json: added_tokens[%zu] gives \"%.60s\" "
+                            "the id %lld, it has the id %d already",
+                            index, text, (long long) json_integer_value(id),
+                            known);
     }
     a->id = (int32_t) json_integer_value(id);
     a->special = json_is_true(json_object_get(item, "special"));
@@ -164,9 +171,10 @@ load_added_tokens(tr_tokenizer_t *t, const json_t *list, tr_error_t *err)
                             "tokenizer.json: added_tokens is not an array");
     }
     if (n > TR_TOKEN_ID_LIMIT) {
-        return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: %zu added "
-                            "tokens, at most %u are possible", n,
-                            TR_TOKEN_ID_LIMIT);
+        return tr_error_set(err, TR_ERR_FORMAT, "",
+                            "tokenizer.json: %zu added tokens, at most %u are "
+                            "possible",
+                            n, TR_TOKEN_ID_LIMIT);
     }
     t->added = calloc(n + 1, sizeof(*t->added));
     if (t->added == NULL) {
@@ -219,7 +227,7 @@ index_added_tokens(tr_tokenizer_t *t, tr_error_t *err)
 /* The ids of a special token of a template. */
 static tr_status_t
 template_ids(const tr_tokenizer_t *t, const json_t *config, const json_t *item,
-    tr_ids_t *out, tr_error_t *err)
+             tr_ids_t *out, tr_error_t *err)
 {
     const char *name = json_string_value(json_object_get(item, "id"));
     const json_t *entry, *ids, *id;
@@ -229,18 +237,19 @@ template_ids(const tr_tokenizer_t *t, const json_t *config, const json_t *item,
                             name ? name : "");
     ids = json_object_get(entry, "ids");
     if (json_array_size(ids) == 0) {
-        return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: "
-                            "post_processor TemplateProcessing names \"%.60s\" "
-                            "without its ids in special_tokens",
+        return tr_error_set(err, TR_ERR_FORMAT, "",
+                            "tokenizer.json: post_processor TemplateProcessing "
+                            "names \"%.60s\" without its ids in special_tokens",
                             name ? name : "(no id)");
     }
     json_array_foreach ((json_t *) ids, i, id) {
         json_int_t v = json_integer_value(id);
 
         if (!json_is_integer(id) || v < 0 || v >= t->n_ids) {
-            return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: "
-                                "post_processor: the id %lld of \"%.60s\" is "
-                                "not of the vocabulary (0 to %u)",
+            return tr_error_set(err, TR_ERR_FORMAT, "",
+                                "tokenizer.json: post_processor: the id %lld "
+                                "of \"%.60s\" is not of the vocabulary (0 to "
+                                "%u)",
                                 (long long) v, name, t->n_ids - 1);
         }
         if (!tr_ids_append(out, (int32_t) v)) {
@@ -272,9 +281,11 @@ load_template(tr_tokenizer_t *t, const json_t *config, tr_error_t *err)
         }
     }
     if (rc == TR_OK && sequences != 1) {
-        rc = tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: the \"single\" "
-                          "template of post_processor TemplateProcessing has "
-                          "%u sequences, expected 1", sequences);
+        rc = tr_error_set(err, TR_ERR_FORMAT, "",
+                          "tokenizer.json: the \"single\" template of "
+                          "post_processor TemplateProcessing has %u sequences, "
+                          "expected 1",
+                          sequences);
     }
     for (uint32_t k = 0; rc == TR_OK && k < t->prefix.len; k++) {
         if (!tr_ids_append(&before, t->prefix.data[k])) {
@@ -288,7 +299,7 @@ load_template(tr_tokenizer_t *t, const json_t *config, tr_error_t *err)
 
 static tr_status_t
 load_post_processor(tr_tokenizer_t *t, const json_t *config, int depth,
-    tr_error_t *err)
+                    tr_error_t *err)
 {
     const char *type = json_string_value(json_object_get(config, "type"));
     const json_t *item;
@@ -372,15 +383,14 @@ read_json(const char *path, json_t **out, tr_error_t *err)
         return tr_error_set(err, TR_ERR_IO, "", "%s: %m", path);
     }
     if (!S_ISREG(st.st_mode) || st.st_size > FILE_MAX_BYTES) {
-        return tr_error_set(err, TR_ERR_FORMAT, "", "%s: %lld bytes, expected "
-                            "a file of at most %u", path,
-                            (long long) st.st_size, FILE_MAX_BYTES);
+        return tr_error_set(err, TR_ERR_FORMAT, "",
+                            "%s: %lld bytes, expected a file of at most %u",
+                            path, (long long) st.st_size, FILE_MAX_BYTES);
     }
     *out = json_load_file(path, JSON_REJECT_DUPLICATES, &problem);
     if (*out == NULL) {
         return tr_error_set(err, TR_ERR_FORMAT, "", "%s: line %d, byte %d: %s",
-                            path, problem.line, problem.position,
-                            problem.text);
+                            path, problem.line, problem.position, problem.text);
     }
     return TR_OK;
 }

@@ -28,9 +28,9 @@ load_replace(tr_normalizer_t *n, const json_t *config, tr_error_t *err)
 
     if (!json_is_string(content)
         || (!json_is_string(string) && !json_is_string(regex))) {
-        return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: "
-                            "normalizer Replace needs a pattern (String or "
-                            "Regex) and a content");
+        return tr_error_set(err, TR_ERR_FORMAT, "",
+                            "tokenizer.json: normalizer Replace needs a "
+                            "pattern (String or Regex) and a content");
     }
     n->kind = TR_NORMALIZE_REPLACE;
     n->text = strdup(json_string_value(content));
@@ -50,7 +50,7 @@ load_replace(tr_normalizer_t *n, const json_t *config, tr_error_t *err)
 
 static tr_status_t
 load_one(tr_normalizer_t *n, const json_t *config, const char *type,
-    tr_error_t *err)
+         tr_error_t *err)
 {
     if (strcmp(type, "NFC") == 0 || strcmp(type, "NFD") == 0
         || strcmp(type, "NFKC") == 0 || strcmp(type, "NFKD") == 0) {
@@ -67,8 +67,9 @@ load_one(tr_normalizer_t *n, const json_t *config, const char *type,
         const json_t *text = json_object_get(config, "prepend");
 
         if (!json_is_string(text)) {
-            return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: "
-                                "normalizer Prepend needs a string \"prepend\"");
+            return tr_error_set(err, TR_ERR_FORMAT, "",
+                                "tokenizer.json: normalizer Prepend needs a "
+                                "string \"prepend\"");
         }
         n->kind = TR_NORMALIZE_PREPEND;
         n->text = strdup(json_string_value(text));
@@ -78,8 +79,9 @@ load_one(tr_normalizer_t *n, const json_t *config, const char *type,
     if (strcmp(type, "Replace") == 0) {
         return load_replace(n, config, err);
     }
-    return tr_load_unsupported(err, "normalizer", type, "NFC, NFD, NFKC, NFKD, "
-                               "Lowercase, Prepend, Replace, Sequence");
+    return tr_load_unsupported(err, "normalizer", type,
+                               "NFC, NFD, NFKC, NFKD, Lowercase, Prepend, "
+                               "Replace, Sequence");
 }
 
 tr_status_t
@@ -94,8 +96,8 @@ tr_normalizers_load(tr_tokenizer_t *t, const json_t *config, tr_error_t *err)
         return TR_OK;
     }
     if (type == NULL) {
-        return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: a "
-                            "normalizer without a \"type\"");
+        return tr_error_set(err, TR_ERR_FORMAT, "",
+                            "tokenizer.json: a normalizer without a \"type\"");
     }
     if (strcmp(type, "Sequence") == 0) {
         json_array_foreach ((json_t *) list, i, item) {
@@ -108,8 +110,9 @@ tr_normalizers_load(tr_tokenizer_t *t, const json_t *config, tr_error_t *err)
         return TR_OK;
     }
     if (t->n_normalizers == TR_STEPS_MAX) {
-        return tr_error_set(err, TR_ERR_UNSUPPORTED, "", "tokenizer.json: more "
-                            "than %d normalizers", TR_STEPS_MAX);
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "",
+                            "tokenizer.json: more than %d normalizers",
+                            TR_STEPS_MAX);
     }
     return load_one(&t->normalizers[t->n_normalizers++], config, type, err);
 }
@@ -197,7 +200,8 @@ reserve_code_points(tr_tokenizer_scratch_t *s, size_t used, size_t n)
 
 static tr_status_t
 normalize_unicode(const tr_normalizer_t *n, tr_tokenizer_scratch_t *s,
-    const char *text, size_t len, tr_bytes_t *out, tr_error_t *err)
+                  const char *text, size_t len, tr_bytes_t *out,
+                  tr_error_t *err)
 {
     int options = UTF8PROC_DECOMPOSE | (n->compat ? UTF8PROC_COMPAT : 0);
     size_t used = 0;
@@ -216,8 +220,8 @@ normalize_unicode(const tr_normalizer_t *n, tr_tokenizer_scratch_t *s,
                                         DECOMPOSED_MAX,
                                         (utf8proc_option_t) options, NULL);
         if (count < 0 || count > DECOMPOSED_MAX) {
-            return tr_error_set(err, TR_ERR_INTERNAL, "", "U+%04X does not "
-                                "decompose: %s", code,
+            return tr_error_set(err, TR_ERR_INTERNAL, "",
+                                "U+%04X does not decompose: %s", code,
                                 utf8proc_errmsg(count));
         }
         used += (size_t) count;
@@ -235,15 +239,16 @@ normalize_unicode(const tr_normalizer_t *n, tr_tokenizer_scratch_t *s,
         if (!tr_bytes_reserve(out, 4)) {
             return out_of_memory(err);
         }
-        out->len += (size_t) utf8proc_encode_char(
-            c[i], (utf8proc_uint8_t *) out->data + out->len);
+        out->len += (size_t) utf8proc_encode_char(c[i],
+                                                  (utf8proc_uint8_t *) out->data
+                                                      + out->len);
     }
     return TR_OK;
 }
 
 static tr_status_t
 normalize_lowercase(const char *text, size_t len, tr_bytes_t *out,
-    tr_error_t *err)
+                    tr_error_t *err)
 {
     uint32_t step;
 
@@ -257,16 +262,17 @@ normalize_lowercase(const char *text, size_t len, tr_bytes_t *out,
             (void) tr_bytes_append(out, "i\xcc\x87", 3);
             continue;
         }
-        out->len += (size_t) utf8proc_encode_char(
-            utf8proc_tolower((int32_t) c),
-            (utf8proc_uint8_t *) out->data + out->len);
+        out->len += (size_t) utf8proc_encode_char(utf8proc_tolower((int32_t) c),
+                                                  (utf8proc_uint8_t *) out->data
+                                                      + out->len);
     }
     return TR_OK;
 }
 
 static tr_status_t
 normalize_replace(const tr_normalizer_t *n, tr_tokenizer_scratch_t *s,
-    const char *text, size_t len, tr_bytes_t *out, tr_error_t *err)
+                  const char *text, size_t len, tr_bytes_t *out,
+                  tr_error_t *err)
 {
     size_t done = 0, from = 0;
 
@@ -321,7 +327,7 @@ is_normal_already(const tr_normalizer_t *n, const char *text, size_t len)
 
 tr_status_t
 tr_normalize(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
-    const char **text, size_t *len, tr_error_t *err)
+             const char **text, size_t *len, tr_error_t *err)
 {
     unsigned turn = 0;
 
@@ -355,9 +361,10 @@ tr_normalize(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
             return rc;
         }
         if (out->len > TR_TEXT_MAX_BYTES) {
-            return tr_error_set(err, TR_ERR_TOO_LARGE, "", "the text grows to "
-                                "%zu bytes in normalisation, at most %u are "
-                                "possible", out->len, TR_TEXT_MAX_BYTES);
+            return tr_error_set(err, TR_ERR_TOO_LARGE, "",
+                                "the text grows to %zu bytes in normalisation, "
+                                "at most %u are possible",
+                                out->len, TR_TEXT_MAX_BYTES);
         }
         *text = out->data ? out->data : "";
         *len = out->len;

@@ -31,9 +31,9 @@ typedef struct {
     const char *in;
     size_t len, i;
     tr_bytes_t out;
-    size_t atom;         /* where the last atom begins in out */
+    size_t atom; /* where the last atom begins in out */
     bool has_atom;
-    bool fold;           /* inside (?i:...) */
+    bool fold; /* inside (?i:...) */
     struct {
         size_t atom;
         bool fold;
@@ -199,12 +199,11 @@ rewrite_class(rewrite_t *w)
         } else if (looking_at(w, "&&")) {
             w->problem = "the intersection of character classes (&&)";
         } else if (w->fold && w->i + 2 < w->len && w->in[w->i + 1] == '-'
-                   && w->in[w->i + 2] != ']'
-                   && isalpha((unsigned char) c)) {
-            char range[6] = { (char) tolower(c), '-',
-                              (char) tolower(w->in[w->i + 2]),
-                              (char) toupper(c), '-',
-                              (char) toupper(w->in[w->i + 2]) };
+                   && w->in[w->i + 2] != ']' && isalpha((unsigned char) c)) {
+            char range[6] = {
+                (char) tolower(c), '-', (char) tolower(w->in[w->i + 2]),
+                (char) toupper(c), '-', (char) toupper(w->in[w->i + 2])
+            };
 
             put(w, range, 6);
             w->i += 3;
@@ -222,8 +221,8 @@ rewrite_class(rewrite_t *w)
 static void
 rewrite_group(rewrite_t *w)
 {
-    static const char *const kinds[] = { "(?:", "(?=", "(?!", "(?<=", "(?<!",
-                                         "(?>" };
+    static const char *const kinds[] = { "(?:",  "(?=",  "(?!",
+                                         "(?<=", "(?<!", "(?>" };
 
     if (w->depth == GROUPS_MAX) {
         w->problem = "more than 64 nested groups";
@@ -267,7 +266,8 @@ rewrite_interval(rewrite_t *w)
     size_t inside = j;
     tr_bytes_t atom = { 0 };
 
-    while (j < w->len && (isdigit((unsigned char) w->in[j]) || w->in[j] == ',')) {
+    while (j < w->len
+           && (isdigit((unsigned char) w->in[j]) || w->in[j] == ',')) {
         digits |= w->in[j] != ',';
         j++;
     }
@@ -352,7 +352,7 @@ rewrite_step(rewrite_t *w)
 
 static tr_status_t
 compile(tr_regex_t *r, const char *pattern, size_t len, uint32_t options,
-    const char *where, tr_error_t *err)
+        const char *where, tr_error_t *err)
 {
     pcre2_compile_context *context = pcre2_compile_context_create(NULL);
     PCRE2_SIZE at;
@@ -363,16 +363,15 @@ compile(tr_regex_t *r, const char *pattern, size_t len, uint32_t options,
         return tr_error_set(err, TR_ERR_NOMEM, "", "out of memory");
     }
     pcre2_set_newline(context, PCRE2_NEWLINE_LF);
-    r->code = pcre2_compile((PCRE2_SPTR) pattern, len,
-                            options | PCRE2_UTF,
+    r->code = pcre2_compile((PCRE2_SPTR) pattern, len, options | PCRE2_UTF,
                             &code, &at, context);
     pcre2_compile_context_free(context);
     if (r->code == NULL) {
         pcre2_get_error_message(code, text, sizeof(text));
         return tr_error_set(err, TR_ERR_FORMAT, "",
                             "tokenizer.json: %s: the pattern does not compile: "
-                            "%s at byte %zu of its PCRE2 form", where,
-                            (char *) text, (size_t) at);
+                            "%s at byte %zu of its PCRE2 form",
+                            where, (char *) text, (size_t) at);
     }
     /* without a JIT the interpreter gives the same answers */
     (void) pcre2_jit_compile(r->code, PCRE2_JIT_COMPLETE);
@@ -381,7 +380,7 @@ compile(tr_regex_t *r, const char *pattern, size_t len, uint32_t options,
 
 tr_status_t
 tr_regex_compile(tr_regex_t *r, const char *pattern, size_t len,
-    const char *where, tr_error_t *err)
+                 const char *where, tr_error_t *err)
 {
     rewrite_t w = { .in = pattern, .len = len };
     tr_status_t rc;
@@ -393,8 +392,9 @@ tr_regex_compile(tr_regex_t *r, const char *pattern, size_t len,
         rc = tr_error_set(err, TR_ERR_NOMEM, "", "out of memory");
     } else if (w.problem != NULL) {
         rc = tr_error_set(err, TR_ERR_UNSUPPORTED, "",
-                          "tokenizer.json: %s: the pattern uses %s at byte %zu,"
-                          " which is not supported", where, w.problem, w.i);
+                          "tokenizer.json: %s: the pattern uses %s at byte "
+                          "%zu, which is not supported",
+                          where, w.problem, w.i);
     } else {
         rc = compile(r, w.out.data ? w.out.data : "", w.out.len,
                      PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
@@ -406,7 +406,7 @@ tr_regex_compile(tr_regex_t *r, const char *pattern, size_t len,
 
 tr_status_t
 tr_regex_compile_literal(tr_regex_t *r, const char *text, size_t len,
-    const char *where, tr_error_t *err)
+                         const char *where, tr_error_t *err)
 {
     return compile(r, text, len, PCRE2_LITERAL, where, err);
 }
@@ -438,7 +438,8 @@ tr_regex_scratch_free(tr_regex_scratch_t *s)
 
 tr_status_t
 tr_regex_find(const tr_regex_t *r, tr_regex_scratch_t *s, const char *text,
-    size_t len, size_t from, tr_span_t *match, bool *found, tr_error_t *err)
+              size_t len, size_t from, tr_span_t *match, bool *found,
+              tr_error_t *err)
 {
     /* the text was checked once; checking it at every match would make the
      * whole quadratic */
@@ -450,8 +451,8 @@ tr_regex_find(const tr_regex_t *r, tr_regex_scratch_t *s, const char *text,
     *found = rc >= 0;
     if (rc >= 0) {
         if (at[0] > at[1] || at[0] < from) { /* \K in a lookaround */
-            return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: a "
-                                "pattern matched backwards");
+            return tr_error_set(err, TR_ERR_FORMAT, "",
+                                "tokenizer.json: a pattern matched backwards");
         }
         *match = (tr_span_t){ (uint32_t) at[0], (uint32_t) at[1] };
         return TR_OK;
@@ -460,6 +461,7 @@ tr_regex_find(const tr_regex_t *r, tr_regex_scratch_t *s, const char *text,
         return TR_OK;
     }
     pcre2_get_error_message(rc, message, sizeof(message));
-    return tr_error_set(err, TR_ERR_INVALID, "", "the text cannot be split "
-                        "into words within bounds: %s", (char *) message);
+    return tr_error_set(err, TR_ERR_INVALID, "",
+                        "the text cannot be split into words within bounds: %s",
+                        (char *) message);
 }

@@ -13,9 +13,10 @@
 #define MATCH_BIT 0x80000000u
 
 /* What ByteLevel cuts by when use_regex is set (GPT-2's). */
-static const char byte_level_pattern[] =
-    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+"
-    "|\\s+(?!\\S)|\\s+";
+static const char byte_level_pattern[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| "
+                                         "?\\p{N}+| "
+                                         "?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|"
+                                         "\\s+";
 
 static tr_status_t
 out_of_memory(tr_error_t *err)
@@ -30,8 +31,9 @@ add_step(tr_tokenizer_t *t, enum tr_split_kind kind, tr_error_t *err)
     tr_splitter_t *sp;
 
     if (t->n_splitters == TR_STEPS_MAX) {
-        tr_error_set(err, TR_ERR_UNSUPPORTED, "", "tokenizer.json: more than "
-                     "%d pre-tokenizers", TR_STEPS_MAX);
+        tr_error_set(err, TR_ERR_UNSUPPORTED, "",
+                     "tokenizer.json: more than %d pre-tokenizers",
+                     TR_STEPS_MAX);
         return NULL;
     }
     sp = &t->splitters[t->n_splitters++];
@@ -43,8 +45,8 @@ static tr_status_t
 load_behaviour(tr_splitter_t *sp, const json_t *config, tr_error_t *err)
 {
     static const char *const names[] = { "Removed", "Isolated",
-                                         "MergedWithPrevious",
-                                         "MergedWithNext", "Contiguous" };
+                                         "MergedWithPrevious", "MergedWithNext",
+                                         "Contiguous" };
     const char *name = json_string_value(json_object_get(config, "behavior"));
 
     for (int i = 0; name != NULL && i < 5; i++) {
@@ -54,8 +56,9 @@ load_behaviour(tr_splitter_t *sp, const json_t *config, tr_error_t *err)
         }
     }
     return tr_load_unsupported(err, "behavior of pre_tokenizer Split",
-                               name ? name : "(none)", "Removed, Isolated, "
-                               "MergedWithPrevious, MergedWithNext, Contiguous");
+                               name ? name : "(none)",
+                               "Removed, Isolated, MergedWithPrevious, "
+                               "MergedWithNext, Contiguous");
 }
 
 static tr_status_t
@@ -85,13 +88,15 @@ load_split(tr_tokenizer_t *t, const json_t *config, tr_error_t *err)
                                 json_string_length(regex),
                                 "pre_tokenizer Split", err);
     }
-    return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: pre_tokenizer "
-                        "Split needs a pattern (String or Regex)");
+    return tr_error_set(err, TR_ERR_FORMAT, "",
+                        "tokenizer.json: pre_tokenizer Split needs a pattern "
+                        "(String or Regex)");
 }
 
 static tr_status_t
 load_pattern(tr_tokenizer_t *t, const char *pattern,
-    enum tr_split_behaviour behaviour, const char *where, tr_error_t *err)
+             enum tr_split_behaviour behaviour, const char *where,
+             tr_error_t *err)
 {
     tr_splitter_t *sp = add_step(t, TR_SPLIT_PATTERN, err);
 
@@ -141,8 +146,9 @@ load_prepend_scheme(tr_splitter_t *sp, const json_t *config, tr_error_t *err)
     } else if (name != NULL && strcmp(name, "never") == 0) {
         sp->prepend = TR_PREPEND_NEVER;
     } else {
-        return tr_load_unsupported(err, "prepend_scheme of pre_tokenizer "
-                                   "Metaspace", name ? name : "(no string)",
+        return tr_load_unsupported(err,
+                                   "prepend_scheme of pre_tokenizer Metaspace",
+                                   name ? name : "(no string)",
                                    "always, first, never");
     }
     return TR_OK;
@@ -151,8 +157,8 @@ load_prepend_scheme(tr_splitter_t *sp, const json_t *config, tr_error_t *err)
 static tr_status_t
 load_metaspace(tr_tokenizer_t *t, const json_t *config, tr_error_t *err)
 {
-    const char *text = json_string_value(json_object_get(config,
-                                                         "replacement"));
+    const char *text = json_string_value(
+        json_object_get(config, "replacement"));
     tr_splitter_t *sp = add_step(t, TR_SPLIT_METASPACE, err);
     tr_splitter_t *cut;
     tr_status_t rc;
@@ -166,9 +172,10 @@ load_metaspace(tr_tokenizer_t *t, const json_t *config, tr_error_t *err)
     }
     (void) tr_utf8_next(text, &n);
     if (text[0] == '\0' || text[n] != '\0') {
-        return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: the "
-                            "replacement of pre_tokenizer Metaspace is \"%.20s\""
-                            ", expected one character", text);
+        return tr_error_set(err, TR_ERR_FORMAT, "",
+                            "tokenizer.json: the replacement of pre_tokenizer "
+                            "Metaspace is \"%.20s\", expected one character",
+                            text);
     }
     memcpy(sp->replacement, text, n + 1);
     rc = load_prepend_scheme(sp, config, err);
@@ -186,7 +193,7 @@ load_metaspace(tr_tokenizer_t *t, const json_t *config, tr_error_t *err)
 
 static tr_status_t
 load_one(tr_tokenizer_t *t, const json_t *config, const char *type,
-    tr_error_t *err)
+         tr_error_t *err)
 {
     if (strcmp(type, "Split") == 0) {
         return load_split(t, config, err);
@@ -200,12 +207,12 @@ load_one(tr_tokenizer_t *t, const json_t *config, const char *type,
     if (strcmp(type, "Digits") == 0) {
         bool each = json_is_true(json_object_get(config, "individual_digits"));
 
-        return load_pattern(t, "\\p{N}", each ? TR_SPLIT_ISOLATED
-                                              : TR_SPLIT_CONTIGUOUS,
+        return load_pattern(t, "\\p{N}",
+                            each ? TR_SPLIT_ISOLATED : TR_SPLIT_CONTIGUOUS,
                             "pre_tokenizer Digits", err);
     }
-    return tr_load_unsupported(err, "pre_tokenizer", type, "Sequence, Split, "
-                               "ByteLevel, Digits, Metaspace");
+    return tr_load_unsupported(err, "pre_tokenizer", type,
+                               "Sequence, Split, ByteLevel, Digits, Metaspace");
 }
 
 tr_status_t
@@ -220,13 +227,15 @@ tr_splitters_load(tr_tokenizer_t *t, const json_t *config, tr_error_t *err)
         return TR_OK;
     }
     if (type == NULL) {
-        return tr_error_set(err, TR_ERR_FORMAT, "", "tokenizer.json: a "
-                            "pre_tokenizer without a \"type\"");
+        return tr_error_set(err, TR_ERR_FORMAT, "",
+                            "tokenizer.json: a pre_tokenizer without a "
+                            "\"type\"");
     }
     if (t->byte_level) {
-        return tr_error_set(err, TR_ERR_UNSUPPORTED, "", "tokenizer.json: "
-                            "pre_tokenizer %.60s after ByteLevel, which must "
-                            "be the last", type);
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "",
+                            "tokenizer.json: pre_tokenizer %.60s after "
+                            "ByteLevel, which must be the last",
+                            type);
     }
     if (strcmp(type, "Sequence") == 0) {
         json_array_foreach ((json_t *) list, i, item) {
@@ -244,7 +253,7 @@ tr_splitters_load(tr_tokenizer_t *t, const json_t *config, tr_error_t *err)
 /* All of text as segments, each a match or what lies between two. */
 static tr_status_t
 find_segments(const tr_splitter_t *sp, tr_tokenizer_scratch_t *s,
-    const char *text, uint32_t len, tr_error_t *err)
+              const char *text, uint32_t len, tr_error_t *err)
 {
     uint32_t flip = sp->invert ? MATCH_BIT : 0;
     size_t done = 0, from = 0;
@@ -307,7 +316,7 @@ joins_left(enum tr_split_behaviour behaviour, bool left_match, bool match)
 
 static tr_status_t
 cut_span(const tr_splitter_t *sp, tr_tokenizer_scratch_t *s, const char *text,
-    tr_span_t span, tr_spans_t *out, tr_error_t *err)
+         tr_span_t span, tr_spans_t *out, tr_error_t *err)
 {
     tr_status_t rc = find_segments(sp, s, text + span.start,
                                    span.end - span.start, err);
@@ -334,7 +343,7 @@ cut_span(const tr_splitter_t *sp, tr_tokenizer_scratch_t *s, const char *text,
  * behind the other in a new buffer. */
 static tr_status_t
 change_spans(const tr_splitter_t *sp, const char *text, const tr_spans_t *in,
-    bool first, tr_bytes_t *buf, tr_spans_t *out, tr_error_t *err)
+             bool first, tr_bytes_t *buf, tr_spans_t *out, tr_error_t *err)
 {
     const char *mark = sp->replacement;
     size_t mark_len = strlen(mark);
@@ -363,8 +372,9 @@ change_spans(const tr_splitter_t *sp, const char *text, const tr_spans_t *in,
             k += k < n;
         }
         if (buf->len > TR_TEXT_MAX_BYTES) {
-            return tr_error_set(err, TR_ERR_TOO_LARGE, "", "the text grows to "
-                                "more than %u bytes", TR_TEXT_MAX_BYTES);
+            return tr_error_set(err, TR_ERR_TOO_LARGE, "",
+                                "the text grows to more than %u bytes",
+                                TR_TEXT_MAX_BYTES);
         }
         if (!tr_spans_append(out, (uint32_t) start, (uint32_t) buf->len)) {
             return out_of_memory(err);
@@ -375,7 +385,8 @@ change_spans(const tr_splitter_t *sp, const char *text, const tr_spans_t *in,
 
 tr_status_t
 tr_split(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s, bool first,
-    const char **text, size_t len, const tr_spans_t **words, tr_error_t *err)
+         const char **text, size_t len, const tr_spans_t **words,
+         tr_error_t *err)
 {
     unsigned in = 0, buf = 0;
 

@@ -140,7 +140,7 @@ hash_bytes(const char *data, size_t len)
 
 int32_t
 tr_string_map_find(const tr_string_map_t *m, const tr_strings_t *s,
-    const char *data, size_t len)
+                   const char *data, size_t len)
 {
     if (m->slots == NULL) {
         return -1;

@@ -10,27 +10,42 @@
 
 #include "chat_template.h"
 
-#define SPECIAL(id, content)                                                   \
+#define SPECIAL(id, content) \
     "{\"id\": " #id ", \"content\": \"" content "\", \"special\": true}"
 
 /* Jinja as it stands in tokenizer_config.json, quotes escaped. */
 #define LLAMA3                                                                 \
     "{% for message in messages %}{{ '<|start_header_id|>' + message['role'] " \
-    "+ '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}"\
+    "+ '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' "  \
+    "}}"                                                                       \
     "{% endfor %}"
-#define LLAMA31 LLAMA3                                                         \
-    "{{- \\\"Cutting Knowledge Date: December 2023\\\\n\\\" }}"                \
+#define LLAMA31                                                 \
+    LLAMA3                                                      \
+    "{{- \\\"Cutting Knowledge Date: December 2023\\\\n\\\" }}" \
     "{{- \\\"Today Date: \\\" + date_string + \\\"\\\\n\\\\n\\\" }}"
-#define CHATML                                                                 \
-    "{% for message in messages %}{{'<|im_start|>' + message.role + '\\n' + "  \
+#define CHATML                                                                \
+    "{% for message in messages %}{{'<|im_start|>' + message.role + '\\n' + " \
     "message.content + '<|im_end|>' + '\\n'}}{% endfor %}"
 #define LLAMA2                                                                 \
     "{% set content = '<<SYS>>\\\\n' + system_message + '\\\\n<</SYS>>\\\\n"   \
     "\\\\n' + message['content'] %}{{ bos_token + '[INST] ' + content.strip()" \
     " + ' [/INST]' }}{{ ' '  + content.strip() + ' ' + eos_token }}"
-#define MISTRAL                                                                \
-    "{{ bos_token }}{{ '[INST] ' + message['content'] + ' [/INST]' }}"         \
+#define MISTRAL                                                        \
+    "{{ bos_token }}{{ '[INST] ' + message['content'] + ' [/INST]' }}" \
     "{{ message['content'] + eos_token }}"
+
+/* clang-format off */
+/* The special tokens of all families; ids from 300 on. */
+static const char added_tokens[] =
+    SPECIAL(300, "<|start_header_id|>") ", "
+    SPECIAL(301, "<|end_header_id|>") ", "
+    SPECIAL(302, "<|eot_id|>") ", "
+    SPECIAL(303, "<|im_start|>") ", "
+    SPECIAL(304, "<|im_end|>") ", "
+    SPECIAL(305, "<s>") ", "
+    SPECIAL(306, "</s>") ", "
+    SPECIAL(307, "<|begin_of_text|>");
+/* clang-format on */
 
 static tr_tokenizer_t *tokenizer;
 
@@ -38,14 +53,8 @@ static int
 make_tokenizer(void **state)
 {
     (void) state;
-    tokenizer = rig_make((rig_parts_t){
-        .pre_tokenizer = RIG_BYTE_LEVEL,
-        .added = SPECIAL(300, "<|start_header_id|>") ", "
-                 SPECIAL(301, "<|end_header_id|>") ", "
-                 SPECIAL(302, "<|eot_id|>") ", " SPECIAL(303, "<|im_start|>")
-                 ", " SPECIAL(304, "<|im_end|>") ", " SPECIAL(305, "<s>") ", "
-                 SPECIAL(306, "</s>") ", "
-                 SPECIAL(307, "<|begin_of_text|>") });
+    tokenizer = rig_make((rig_parts_t){ .pre_tokenizer = RIG_BYTE_LEVEL,
+                                        .added = added_tokens });
     return 0;
 }
 
@@ -61,7 +70,7 @@ free_tokenizer(void **state)
  * this chat_template.jinja. */
 static tr_status_t
 load(const char *config, const char *jinja, const char *name,
-    tr_chat_template_t *out, tr_error_t *err)
+     tr_chat_template_t *out, tr_error_t *err)
 {
     char dir[] = "/tmp/tr_chat_XXXXXX";
     tr_status_t rc;
@@ -88,7 +97,8 @@ load_text(const char *jinja)
     tr_chat_template_t c;
     tr_error_t err;
 
-    snprintf(config, sizeof(config), "{\"bos_token\": \"<s>\", \"eos_token\": "
+    snprintf(config, sizeof(config),
+             "{\"bos_token\": \"<s>\", \"eos_token\": "
              "{\"content\": \"</s>\"}, \"model_max_length\": "
              "1000000000000000019884624838656, \"chat_template\": \"%s\"}",
              jinja);
@@ -142,7 +152,7 @@ split(const char *conversation, tr_chat_message_t *m)
 
 static tr_status_t
 encode(const tr_chat_template_t *c, const char *conversation, tr_ids_t *ids,
-    tr_error_t *err)
+       tr_error_t *err)
 {
     tr_tokenizer_scratch_t *s = tr_tokenizer_scratch_new(tokenizer);
     tr_chat_message_t m[16];
@@ -187,15 +197,17 @@ llama3_lays_out_headers(void **state)
     (void) state;
     assert_int_equal(c.kind, TR_TEMPLATE_LLAMA3);
     assert_int_equal(c.end_of_turn, 302);
-    assert_string_equal(render(&c, "developer: S \n|user:  U\n\n|assistant:A"),
+    assert_string_equal(
+        render(&c, "developer: S \n|user:  U\n\n|assistant:A"),
         "<s><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|>"
         "<|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\nA<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\n");
     c = load_text(LLAMA3); /* no bos_token in it */
     assert_string_equal(render(&c, "user:U"),
-        "<|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\n");
+                        "<|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|"
+                        ">"
+                        "<|start_header_id|>assistant<|end_header_id|>\n\n");
 }
 
 static void
@@ -207,7 +219,8 @@ llama31_puts_dates_on_top(void **state)
     time_t now;
 
     (void) state;
-    assert_string_equal(render(&c, "system: S |user:U"),
+    assert_string_equal(
+        render(&c, "system: S |user:U"),
         "<|start_header_id|>system<|end_header_id|>\n\n"
         "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\nS"
         "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|>"
@@ -235,17 +248,19 @@ chatml_with_and_without_a_default_system_message(void **state)
 
     (void) state;
     assert_int_equal(c.end_of_turn, 304);
-    assert_string_equal(render(&c, "user: U |assistant:A|system:S"),
+    assert_string_equal(
+        render(&c, "user: U |assistant:A|system:S"),
         "<|im_start|>user\n U <|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n"
         "<|im_start|>system\nS<|im_end|>\n<|im_start|>assistant\n");
-    c = load_text("{{- '<|im_start|>system\\\\n' }}{{- '# Tools<|im_end|>' }}"
-                  "{{- '<|im_start|>system\\\\nIt\\\\'s me.<|im_end|>\\\\n' }}"
-                  CHATML);
+    c = load_text(
+        "{{- '<|im_start|>system\\\\n' }}{{- '# Tools<|im_end|>' }}"
+        "{{- '<|im_start|>system\\\\nIt\\\\'s me.<|im_end|>\\\\n' }}" CHATML);
     assert_string_equal(render(&c, "user:U"),
-        "<|im_start|>system\nIt's me.<|im_end|>\n<|im_start|>user\nU<|im_end|>"
-        "\n<|im_start|>assistant\n");
-    assert_string_equal(render(&c, "system:S"),
-        "<|im_start|>system\nS<|im_end|>\n<|im_start|>assistant\n");
+                        "<|im_start|>system\nIt's "
+                        "me.<|im_end|>\n<|im_start|>user\nU<|im_end|>"
+                        "\n<|im_start|>assistant\n");
+    assert_string_equal(render(&c, "system:S"), "<|im_start|>system\nS<|im_end|"
+                                                ">\n<|im_start|>assistant\n");
 }
 
 static void
@@ -256,10 +271,10 @@ llama2_puts_the_system_message_into_the_first_turn(void **state)
     (void) state;
     assert_int_equal(c.end_of_turn, 306);
     assert_string_equal(render(&c, "system: S |user: U |assistant: A |user:V"),
-        "<s>[INST] <<SYS>>\n S \n<</SYS>>\n\n U [/INST] A </s>"
-        "<s>[INST] V [/INST]");
+                        "<s>[INST] <<SYS>>\n S \n<</SYS>>\n\n U [/INST] A </s>"
+                        "<s>[INST] V [/INST]");
     assert_string_equal(render(&c, "system:S|user: \n"),
-        "<s>[INST] <<SYS>>\nS\n<</SYS>> [/INST]");
+                        "<s>[INST] <<SYS>>\nS\n<</SYS>> [/INST]");
     assert_string_equal(render(&c, "user: \n"), "<s>[INST]  [/INST]");
 }
 
@@ -270,21 +285,23 @@ mistral_in_its_variants(void **state)
 
     (void) state;
     assert_string_equal(render(&c, "user: U|assistant: A |user:V"),
-        "<s>[INST]  U [/INST] A </s>[INST] V [/INST]");
-    c = load_text("{{ bos_token }}"
+                        "<s>[INST]  U [/INST] A </s>[INST] V [/INST]");
+    c = load_text(
+        "{{ bos_token }}"
         "{{ ' [INST] ' + system_message + '\\n\\n' + message['content'] + "
         "' [/INST]' }}{% if loop.first and system_message is defined %}"
         "{{ ' [INST] ' + message['content'] + ' [/INST]' }}"
         "{{ ' ' + message['content'] + eos_token }}");
     assert_string_equal(render(&c, "system:S|user:U|assistant:A|user:V"),
-        "<s> [INST] S\n\nU [/INST] A</s> [INST] V [/INST]");
-    c = load_text("{{ bos_token }}"
+                        "<s> [INST] S\n\nU [/INST] A</s> [INST] V [/INST]");
+    c = load_text(
+        "{{ bos_token }}"
         "{{ '[INST] ' + system_message + '\\n\\n' + message['content'] + "
         "'[/INST]' }}{% if loop.last and system_message is defined %}"
         "{{ '[INST] ' + message['content'] + '[/INST]' }}"
         "{{ ' ' + message['content']|trim + eos_token }}");
     assert_string_equal(render(&c, "system:S|user:U|assistant: A |user:V"),
-        "<s>[INST] U[/INST] A</s>[INST] S\n\nV[/INST]");
+                        "<s>[INST] U[/INST] A</s>[INST] S\n\nV[/INST]");
 }
 
 static void
@@ -293,17 +310,19 @@ names_stand_for_plain_layouts(void **state)
     tr_chat_template_t c = load_named("llama3");
 
     (void) state;
-    assert_string_equal(render(&c, "user: U "),
+    assert_string_equal(
+        render(&c, "user: U "),
         "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nU"
         "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n");
     c = load_named("chatml");
     assert_string_equal(render(&c, "user: U "),
-        "<|im_start|>user\n U <|im_end|>\n<|im_start|>assistant\n");
+                        "<|im_start|>user\n U "
+                        "<|im_end|>\n<|im_start|>assistant\n");
     c = load_named("llama2");
     assert_string_equal(render(&c, "user: U "), "<s>[INST] U [/INST]");
     c = load_named("mistral");
     assert_string_equal(render(&c, "system:S|user:U|assistant:A|user:V"),
-        "<s>[INST] S\n\nU [/INST]A</s>[INST] V [/INST]");
+                        "<s>[INST] S\n\nU [/INST]A</s>[INST] V [/INST]");
     assert_string_equal(tr_chat_template_name(c.kind), "mistral");
 }
 
@@ -337,12 +356,14 @@ a_jinja_file_and_a_list_are_read(void **state)
                           "{% for message in messages %}\n"
                           "{{- '<|im_start|>' + message.role + '\\n' + "
                           "message.content + '<|im_end|>' + '\\n' }}",
-                          "auto", &c, &err), TR_OK);
+                          "auto", &c, &err),
+                     TR_OK);
     assert_int_equal(c.kind, TR_TEMPLATE_CHATML);
     assert_int_equal(load("{\"chat_template\": [{\"name\": \"tool_use\", "
                           "\"template\": \"x\"}, {\"name\": \"default\", "
-                          "\"template\": \"" LLAMA3 "\"}]}", NULL, "auto", &c,
-                          &err), TR_OK);
+                          "\"template\": \"" LLAMA3 "\"}]}",
+                          NULL, "auto", &c, &err),
+                     TR_OK);
     assert_int_equal(c.kind, TR_TEMPLATE_LLAMA3);
 }
 
@@ -376,7 +397,8 @@ unknown_templates_are_errors(void **state)
         tr_chat_template_t c;
         tr_error_t err;
 
-        snprintf(config, sizeof(config), "{\"bos_token\": \"<s>\", "
+        snprintf(config, sizeof(config),
+                 "{\"bos_token\": \"<s>\", "
                  "\"eos_token\": \"</s>\", \"chat_template\": \"%s\"}",
                  cases[i].template);
         assert_int_equal(load(config, NULL, "auto", &c, &err),
@@ -399,11 +421,13 @@ bad_configurations_are_errors(void **state)
         { "{", "auto", "tokenizer_config.json: line 1", TR_ERR_FORMAT },
         { "{\"bos_token\": \"<absent>\"}", "llama3", "bos_token \"<absent>\"",
           TR_ERR_FORMAT },
-        { "{\"eos_token\": \"<absent>\"}", "llama2", "needs the token "
-          "\"<absent>\"", TR_ERR_UNSUPPORTED },
+        { "{\"eos_token\": \"<absent>\"}", "llama2",
+          "needs the token "
+          "\"<absent>\"",
+          TR_ERR_UNSUPPORTED },
         { "{\"bos_token\": \"0123456789012345678901234567890123456789012345678"
-          "9012345678901234567890\"}", "llama3", "bos_token is 71 bytes",
-          TR_ERR_FORMAT },
+          "9012345678901234567890\"}",
+          "llama3", "bos_token is 71 bytes", TR_ERR_FORMAT },
         { "{\"chat_template\": \"" MISTRAL "\"}", "auto", "needs the token",
           TR_ERR_UNSUPPORTED },
     };
@@ -519,7 +543,8 @@ pocket_prompts_equal_the_goldens(void **state)
     (void) state;
     assert_int_equal(tr_tokenizer_load("models/pocket", &t, &err), TR_OK);
     assert_int_equal(tr_chat_template_load("models/pocket", "auto", t, &c,
-                                           &err), TR_OK);
+                                           &err),
+                     TR_OK);
     assert_int_equal(c.kind, TR_TEMPLATE_LLAMA3);
     s = tr_tokenizer_scratch_new(t);
     assert_true(json_array_size(prompts) > 0);
@@ -534,13 +559,14 @@ pocket_prompts_equal_the_goldens(void **state)
             json_t *role = json_object_get(message, "role");
             json_t *content = json_object_get(message, "content");
 
-            m[k] = (tr_chat_message_t){
-                json_string_value(role), (uint32_t) json_string_length(role),
-                json_string_value(content), json_string_length(content)
-            };
+            m[k] = (tr_chat_message_t){ json_string_value(role),
+                                        (uint32_t) json_string_length(role),
+                                        json_string_value(content),
+                                        json_string_length(content) };
         }
-        assert_int_equal(tr_chat_template_encode(&c, t, s, m,
-                             (uint32_t) json_array_size(list), &ids, &err),
+        assert_int_equal(tr_chat_template_encode(
+                             &c, t, s, m, (uint32_t) json_array_size(list),
+                             &ids, &err),
                          TR_OK);
         assert_int_equal(ids.len, json_array_size(want));
         json_array_foreach (want, k, id) {

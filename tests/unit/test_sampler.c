@@ -25,10 +25,11 @@ typedef struct {
     float logits[VOCAB];
 } rig_t;
 
-static const tr_sampling_params_t defaults = {
-    .temperature = 1, .top_p = 1, .repetition_penalty = 1, .max_tokens = 100,
-    .logprobs = -1
-};
+static const tr_sampling_params_t defaults = { .temperature = 1,
+                                               .top_p = 1,
+                                               .repetition_penalty = 1,
+                                               .max_tokens = 100,
+                                               .logprobs = -1 };
 
 /* Logits that differ everywhere, in no order. */
 static float
@@ -161,12 +162,23 @@ draws_follow_the_distribution(void **state)
         float temperature, top_p, min_p;
         int32_t top_k;
     } cases[] = {
-        { 1, 1, 0, 0 },          { 0.5f, 1, 0, 0 },       { 2, 1, 0, 0 },
-        { 1, 1, 0, 1 },          { 1, 1, 0, 5 },          { 1, 1, 0, 63 },
-        { 1, 1, 0, 64 },         { 1, 1, 0, 1000 },       { 1, 0.9f, 0, 0 },
-        { 1, 0.5f, 0, 0 },       { 1, 0.01f, 0, 0 },      { 1, 0.999f, 0, 0 },
-        { 1, 1, 0.3f, 0 },       { 1, 1, 1, 0 },          { 1, 0.8f, 0, 20 },
-        { 0.7f, 0.9f, 0.1f, 30 }, { 1.5f, 0.95f, 0.02f, 50 },
+        { 1, 1, 0, 0 },
+        { 0.5f, 1, 0, 0 },
+        { 2, 1, 0, 0 },
+        { 1, 1, 0, 1 },
+        { 1, 1, 0, 5 },
+        { 1, 1, 0, 63 },
+        { 1, 1, 0, 64 },
+        { 1, 1, 0, 1000 },
+        { 1, 0.9f, 0, 0 },
+        { 1, 0.5f, 0, 0 },
+        { 1, 0.01f, 0, 0 },
+        { 1, 0.999f, 0, 0 },
+        { 1, 1, 0.3f, 0 },
+        { 1, 1, 1, 0 },
+        { 1, 0.8f, 0, 20 },
+        { 0.7f, 0.9f, 0.1f, 30 },
+        { 1.5f, 0.95f, 0.02f, 50 },
     };
 
     (void) state;
@@ -319,8 +331,9 @@ no_penalty_needs_no_counts(void **state)
 static void
 logit_bias_is_added(void **state)
 {
-    static const tr_logit_bias_t bias[] = { { 12, 100 }, { 13, -100 },
-                                            { VOCAB, 100 }, { -1, 100 } };
+    static const tr_logit_bias_t bias[] = {
+        { 12, 100 }, { 13, -100 }, { VOCAB, 100 }, { -1, 100 }
+    };
     rig_t r = { .p = defaults };
 
     (void) state;

@@ -7,10 +7,11 @@
 #include "text_stream.h"
 
 /* Bytes, and tokens of several bytes that cut characters and stop strings. */
-static const char more_tokens[] =
-    "\"ab\": 256, \"bc\": 257, \"abab\": 258, \"\u0120a\": 259, "
-    "\"\u00c3\u00a9\": 260, \"\u00a9\u00c3\": 261, \"aab\": 262, "
-    "\"\u00f0\u0141\u013a\": 263, \"<end>\": 264";
+static const char more_tokens[] = "\"ab\": 256, \"bc\": 257, \"abab\": 258, "
+                                  "\"\u0120a\": 259, "
+                                  "\"\u00c3\u00a9\": 260, \"\u00a9\u00c3\": "
+                                  "261, \"aab\": 262, "
+                                  "\"\u00f0\u0141\u013a\": 263, \"<end>\": 264";
 
 static tr_tokenizer_t *tokenizer;
 
@@ -22,7 +23,8 @@ make_tokenizer(void **state)
     (void) state;
     rig_byte_vocab(vocab, sizeof(vocab), more_tokens);
     tokenizer = rig_make((rig_parts_t){
-        .pre_tokenizer = RIG_BYTE_LEVEL, .vocab = vocab,
+        .pre_tokenizer = RIG_BYTE_LEVEL,
+        .vocab = vocab,
         .added = "{\"id\": 264, \"content\": \"<end>\", \"special\": true}" });
     return 0;
 }
@@ -51,7 +53,8 @@ begin(rig_t *r, const char *const *stops, uint32_t n)
     size_t size;
 
     for (uint32_t i = 0; i < n; i++) {
-        r->list[i] = (tr_stop_string_t){ stops[i], (uint32_t) strlen(stops[i]) };
+        r->list[i] = (tr_stop_string_t){ stops[i],
+                                         (uint32_t) strlen(stops[i]) };
     }
     r->params.stop = r->list;
     r->params.n_stop = n;
@@ -275,8 +278,8 @@ search(const char *text, uint32_t len, const rig_t *r, int32_t *stop)
 static void
 equals_a_search_in_the_whole_text(void **state)
 {
-    static const int32_t pool[] = { 'a', 'a', 'b', 'b', 'c', 256, 257, 258, 262,
-                                    0xc3, 0xa9, 260, 261, 263, 0x80, 264 };
+    static const int32_t pool[] = { 'a', 'a',  'b',  'b', 'c', 256, 257,  258,
+                                    262, 0xc3, 0xa9, 260, 261, 263, 0x80, 264 };
     static const char *const parts[] = { "a", "b", "c", "ab", "\xc3\xa9" };
     static rig_t whole, r;
 

@@ -9,6 +9,9 @@
 
 #include "tokenizer_internal.h"
 
+/* JSON that macros put together is beyond it. */
+/* clang-format off */
+
 #define LOWER "\xe2\x96\x81" /* U+2581, SentencePiece's space */
 #define REPLACEMENT "\xef\xbf\xbd"
 
@@ -76,8 +79,8 @@ decode(const tr_tokenizer_t *t, const char *ids, bool skip_special)
 /* ---- splitting ---------------------------------------------------------- */
 
 #define SPLIT(pattern, behaviour, invert)                                      \
-    "{\"type\": \"Split\", \"pattern\": " pattern ", \"behavior\": \"" behaviour \
-    "\", \"invert\": " invert "}"
+    "{\"type\": \"Split\", \"pattern\": " pattern                            \
+    ", \"behavior\": \"" behaviour "\", \"invert\": " invert "}"
 #define SPACE "{\"String\": \" \"}"
 #define DIGIT "{\"Regex\": \"\\\\d\"}"
 #define METASPACE(more) "{\"type\": \"Metaspace\", \"replacement\": \"" LOWER  \
@@ -127,7 +130,8 @@ static const struct {
       "axb|a.b" },
     { "{\"type\": \"Digits\", \"individual_digits\": true}", "a12\xc2\xbd",
       "a|1|2|\xc2\xbd" },
-    { "{\"type\": \"Digits\", \"individual_digits\": false}", "a12b", "a|12|b" },
+    { "{\"type\": \"Digits\", \"individual_digits\": false}", "a12b",
+      "a|12|b" },
     { METASPACE(", \"prepend_scheme\": \"always\", \"split\": false"),
       "a  b", LOWER "a" LOWER LOWER "b" },
     { METASPACE(", \"prepend_scheme\": \"always\", \"split\": false"),
@@ -162,8 +166,8 @@ text_is_split_into_words(void **state)
         char got[256];
         size_t n = 0;
 
-        assert_int_equal(tr_split(t, fresh(t), true, &text, strlen(text), &words,
-                                  &err), TR_OK);
+        assert_int_equal(tr_split(t, fresh(t), true, &text, strlen(text),
+                                  &words, &err), TR_OK);
         got[0] = '\0';
         for (uint32_t k = 0; k < words->len; k++) {
             tr_span_t w = words->data[k];
@@ -659,8 +663,8 @@ a_megabyte_of_anything_ends(void **state)
             tr_ids_t ids = { 0 };
             tr_error_t err;
 
-            assert_int_equal(tr_tokenizer_encode(t[k], fresh(t[k]), text, len, 0,
-                                                 &ids, &err), TR_OK);
+            assert_int_equal(tr_tokenizer_encode(t[k], fresh(t[k]), text, len,
+                                                 0, &ids, &err), TR_OK);
             assert_true(ids.len > 0);
             free(ids.data);
         }

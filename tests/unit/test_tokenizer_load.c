@@ -61,8 +61,8 @@ static const struct {
       "unk_token \"x\" is not in" },
     { MODEL(GOOD ", \"end_of_word_suffix\": \"</w>\""), TR_ERR_UNSUPPORTED,
       "model.end_of_word_suffix \"</w>\"" },
-    { MODEL(GOOD ", \"continuing_subword_prefix\": \"##\""),
-      TR_ERR_UNSUPPORTED, "model.continuing_subword_prefix" },
+    { MODEL(GOOD ", \"continuing_subword_prefix\": \"##\""), TR_ERR_UNSUPPORTED,
+      "model.continuing_subword_prefix" },
     { MODEL(GOOD ", \"dropout\": 0.1"), TR_ERR_UNSUPPORTED,
       "model.dropout 0.1" },
 };
@@ -74,85 +74,113 @@ static const struct {
     const char *text;
 } parts[] = {
     { { .normalizer = "{}" }, TR_ERR_FORMAT, "normalizer without a \"type\"" },
-    { { .normalizer = "{\"type\": \"BertNormalizer\"}" }, TR_ERR_UNSUPPORTED,
+    { { .normalizer = "{\"type\": \"BertNormalizer\"}" },
+      TR_ERR_UNSUPPORTED,
       "normalizer \"BertNormalizer\" is not supported (NFC," },
-    { { .normalizer = "{\"type\": \"Prepend\"}" }, TR_ERR_FORMAT,
+    { { .normalizer = "{\"type\": \"Prepend\"}" },
+      TR_ERR_FORMAT,
       "Prepend needs a string" },
     { { .normalizer = "{\"type\": \"Replace\", \"content\": \"x\"}" },
-      TR_ERR_FORMAT, "Replace needs a pattern" },
+      TR_ERR_FORMAT,
+      "Replace needs a pattern" },
     { { .normalizer = "{\"type\": \"Replace\", \"content\": \"x\", \"pattern\""
-                      ": {\"Regex\": \"(\"}}" }, TR_ERR_FORMAT,
+                      ": {\"Regex\": \"(\"}}" },
+      TR_ERR_FORMAT,
       "does not compile" },
-    { { .pre_tokenizer = "{\"type\": \"Whitespace\"}" }, TR_ERR_UNSUPPORTED,
+    { { .pre_tokenizer = "{\"type\": \"Whitespace\"}" },
+      TR_ERR_UNSUPPORTED,
       "pre_tokenizer \"Whitespace\"" },
     { { .pre_tokenizer = "{\"type\": \"Sequence\", \"pretokenizers\": [3]}" },
-      TR_ERR_FORMAT, "pre_tokenizer without a \"type\"" },
+      TR_ERR_FORMAT,
+      "pre_tokenizer without a \"type\"" },
     { { .pre_tokenizer = "{\"type\": \"Split\", \"pattern\": {\"String\": "
                          "\" \"}, \"behavior\": \"Sideways\"}" },
-      TR_ERR_UNSUPPORTED, "behavior of pre_tokenizer Split \"Sideways\"" },
+      TR_ERR_UNSUPPORTED,
+      "behavior of pre_tokenizer Split \"Sideways\"" },
     { { .pre_tokenizer = "{\"type\": \"Split\", \"behavior\": \"Removed\"}" },
-      TR_ERR_FORMAT, "Split needs a pattern" },
+      TR_ERR_FORMAT,
+      "Split needs a pattern" },
     { { .pre_tokenizer = "{\"type\": \"Split\", \"behavior\": \"Removed\", "
                          "\"pattern\": {\"Regex\": \"[a[b]]\"}}" },
-      TR_ERR_UNSUPPORTED, "a character class inside another at byte 2" },
+      TR_ERR_UNSUPPORTED,
+      "a character class inside another at byte 2" },
     { { .pre_tokenizer = "{\"type\": \"Split\", \"behavior\": \"Removed\", "
                          "\"pattern\": {\"Regex\": \"[a&&b]\"}}" },
-      TR_ERR_UNSUPPORTED, "intersection" },
+      TR_ERR_UNSUPPORTED,
+      "intersection" },
     { { .pre_tokenizer = "{\"type\": \"Split\", \"behavior\": \"Removed\", "
                          "\"pattern\": {\"Regex\": \"(?m:a.b)\"}}" },
-      TR_ERR_UNSUPPORTED, "inline option" },
+      TR_ERR_UNSUPPORTED,
+      "inline option" },
     { { .pre_tokenizer = "{\"type\": \"Split\", \"behavior\": \"Removed\", "
                          "\"pattern\": {\"Regex\": \"[a\"}}" },
-      TR_ERR_UNSUPPORTED, "without its end" },
+      TR_ERR_UNSUPPORTED,
+      "without its end" },
     { { .pre_tokenizer = "{\"type\": \"Split\", \"behavior\": \"Removed\", "
                          "\"pattern\": {\"Regex\": \"\\\\p{Klingon}\"}}" },
-      TR_ERR_FORMAT, "does not compile" },
+      TR_ERR_FORMAT,
+      "does not compile" },
     { { .pre_tokenizer = "{\"type\": \"Split\", \"behavior\": \"Removed\", "
                          "\"pattern\": {\"Regex\": \"a\\\\\"}}" },
-      TR_ERR_UNSUPPORTED, "backslash at the end" },
+      TR_ERR_UNSUPPORTED,
+      "backslash at the end" },
     { { .pre_tokenizer = "{\"type\": \"Metaspace\", \"replacement\": \"__\"}" },
-      TR_ERR_FORMAT, "expected one character" },
+      TR_ERR_FORMAT,
+      "expected one character" },
     { { .pre_tokenizer = "{\"type\": \"Metaspace\", \"prepend_scheme\": "
-                         "\"often\"}" }, TR_ERR_UNSUPPORTED,
+                         "\"often\"}" },
+      TR_ERR_UNSUPPORTED,
       "prepend_scheme of pre_tokenizer Metaspace \"often\"" },
-    { { .pre_tokenizer = "{\"type\": \"Sequence\", \"pretokenizers\": ["
-                         RIG_BYTE_LEVEL ", {\"type\": \"Digits\"}]}" },
-      TR_ERR_UNSUPPORTED, "after ByteLevel" },
+    { { .pre_tokenizer = "{\"type\": \"Sequence\", \"pretokenizers\": "
+                         "[" RIG_BYTE_LEVEL ", {\"type\": \"Digits\"}]}" },
+      TR_ERR_UNSUPPORTED,
+      "after ByteLevel" },
     { { .post_processor = "{\"type\": \"BertProcessing\"}" },
-      TR_ERR_UNSUPPORTED, "post_processor \"BertProcessing\"" },
-    { { .post_processor = "{\"type\": \"TemplateProcessing\", \"single\": []}" },
-      TR_ERR_FORMAT, "has 0 sequences, expected 1" },
+      TR_ERR_UNSUPPORTED,
+      "post_processor \"BertProcessing\"" },
+    { { .post_processor = "{\"type\": \"TemplateProcessing\", \"single\": "
+                          "[]}" },
+      TR_ERR_FORMAT,
+      "has 0 sequences, expected 1" },
     { { .post_processor = "{\"type\": \"TemplateProcessing\", \"single\": "
                           "[{\"SpecialToken\": {\"id\": \"X\"}}, "
                           "{\"Sequence\": {}}]}" },
-      TR_ERR_FORMAT, "names \"X\" without its ids" },
+      TR_ERR_FORMAT,
+      "names \"X\" without its ids" },
     { { .post_processor = "{\"type\": \"TemplateProcessing\", \"single\": "
                           "[{\"SpecialToken\": {\"id\": \"X\"}}, "
                           "{\"Sequence\": {}}], \"special_tokens\": "
                           "{\"X\": {\"ids\": [256]}}}" },
-      TR_ERR_FORMAT, "the id 256 of \"X\" is not of the vocabulary" },
+      TR_ERR_FORMAT,
+      "the id 256 of \"X\" is not of the vocabulary" },
     { { .decoder = "null" }, TR_ERR_UNSUPPORTED, "decoder \"null\"" },
-    { { .decoder = "{\"type\": \"WordPiece\"}" }, TR_ERR_UNSUPPORTED,
+    { { .decoder = "{\"type\": \"WordPiece\"}" },
+      TR_ERR_UNSUPPORTED,
       "decoder \"WordPiece\"" },
     { { .decoder = "{\"type\": \"Replace\", \"pattern\": {\"Regex\": \"a\"}, "
-                   "\"content\": \"\"}" }, TR_ERR_UNSUPPORTED,
+                   "\"content\": \"\"}" },
+      TR_ERR_UNSUPPORTED,
       "decoder Replace needs a pattern String" },
     { { .decoder = "{\"type\": \"Strip\", \"content\": \"x\", \"start\": 1}" },
-      TR_ERR_UNSUPPORTED, "decoder Strip" },
+      TR_ERR_UNSUPPORTED,
+      "decoder Strip" },
     { { .added = "{\"id\": 300}" }, TR_ERR_FORMAT, "added_tokens[0] needs" },
-    { { .added = "{\"id\": 300, \"content\": \"\"}" }, TR_ERR_FORMAT,
+    { { .added = "{\"id\": 300, \"content\": \"\"}" },
+      TR_ERR_FORMAT,
       "added_tokens[0] needs" },
-    { { .added = "{\"id\": 97, \"content\": \"new\"}" }, TR_ERR_FORMAT,
+    { { .added = "{\"id\": 97, \"content\": \"new\"}" },
+      TR_ERR_FORMAT,
       "id 97 stands for \"new\" and for \"a\"" },
-    { { .added = "{\"id\": 300, \"content\": \"a\"}" }, TR_ERR_FORMAT,
+    { { .added = "{\"id\": 300, \"content\": \"a\"}" },
+      TR_ERR_FORMAT,
       "added_tokens[0] gives \"a\" the id 300, it has the id 97" },
-    { { .added = "{\"id\": 4194304, \"content\": \"x!\"}" }, TR_ERR_FORMAT,
+    { { .added = "{\"id\": 4194304, \"content\": \"x!\"}" },
+      TR_ERR_FORMAT,
       "has id 4194304, expected 0 to 4194303" },
 };
 
 static void
-check(tr_status_t rc, const tr_error_t *err, tr_status_t want,
-    const char *text)
+check(tr_status_t rc, const tr_error_t *err, tr_status_t want, const char *text)
 {
     if (rc != want || strstr(err->text, text) == NULL) {
         fail_msg("status %d \"%s\", expected %d \"%s\"", rc, err->text, want,
@@ -198,7 +226,8 @@ a_missing_file_is_named(void **state)
     assert_null(t);
     assert_non_null(strstr(err.text, "/nonexistent/tokenizer.json"));
     assert_int_equal(tr_tokenizer_load("models/pocket/tokenizer.json", &t,
-                                       &err), TR_ERR_IO);
+                                       &err),
+                     TR_ERR_IO);
 }
 
 static void
@@ -213,8 +242,10 @@ long_pieces_are_refused(void **state)
     (void) state;
     memset(piece, 'x', sizeof(piece));
     piece[4097] = '\0';
-    n = snprintf(json, sizeof(json), MODEL("\"vocab\": {\"%s\": 0}, "
-                                           "\"merges\": []"), piece);
+    n = snprintf(json, sizeof(json),
+                 MODEL("\"vocab\": {\"%s\": 0}, "
+                       "\"merges\": []"),
+                 piece);
     check(rig_load(json, (size_t) n, &t, &err), &err, TR_ERR_FORMAT,
           "is 4097 bytes long, at most 4096");
 }
@@ -224,9 +255,11 @@ static const char good[] =
     "\"normalizer\": {\"type\": \"Sequence\", \"normalizers\": [{\"type\": "
     "\"NFC\"}, {\"type\": \"Replace\", \"pattern\": {\"String\": \" \"}, "
     "\"content\": \"_\"}]}, \"pre_tokenizer\": {\"type\": \"Split\", "
-    "\"pattern\": {\"Regex\": \"(?i:'s)|[^\\\\s\\\\p{L}]{1,3}+|\\\\s+(?!\\\\S)\"},"
+    "\"pattern\": {\"Regex\": "
+    "\"(?i:'s)|[^\\\\s\\\\p{L}]{1,3}+|\\\\s+(?!\\\\S)\"},"
     "\"behavior\": \"Isolated\", \"invert\": false}, \"post_processor\": "
-    "{\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\":"
+    "{\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": "
+    "{\"id\":"
     " \"<s>\"}}, {\"Sequence\": {\"id\": \"A\"}}], \"special_tokens\": "
     "{\"<s>\": {\"ids\": [5]}}}, \"decoder\": {\"type\": \"Sequence\", "
     "\"decoders\": [{\"type\": \"ByteFallback\"}, {\"type\": \"Fuse\"}]}, "

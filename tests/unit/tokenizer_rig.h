@@ -66,7 +66,8 @@ rig_byte_char(int byte, char *out)
     int c, n = 0;
 
     for (int b = 0; b < byte; b++) {
-        n += !((b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b <= 0xac) || b >= 0xae);
+        n += !((b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b <= 0xac)
+               || b >= 0xae);
     }
     c = (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac)
                 || byte >= 0xae

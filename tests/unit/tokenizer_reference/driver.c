@@ -167,7 +167,8 @@ main(int argc, char **argv)
     if (tr_tokenizer_load(argv[1], &d.tokenizer, &err) != TR_OK
         || (argc > 2
             && tr_chat_template_load(argv[1], argv[2], d.tokenizer, &d.chat,
-                                     &err) != TR_OK)) {
+                                     &err)
+                   != TR_OK)) {
         fprintf(stderr, "tokenize_driver: %s\n", err.text);
         return 1;
     }
