@@ -512,13 +512,13 @@ tr_loop_turn(tr_loop_t *l)
         tr_loop_count(&l->counters->preemptions, s->preemptions - preemptions);
         busy = true;
     }
-    l->last_step_us = tr_loop_now(); /* also of a turn without a batch */
-    tr_loop_publish_snapshot(l);
     if (tr_emit_publish(&l->emit)) {
         const uint64_t one = 1;
 
         (void) !write(l->front_fd, &one, sizeof(one));
     }
+    l->last_step_us = tr_loop_now(); /* also of a turn without a batch */
+    tr_loop_publish_snapshot(l);
     return busy;
 }
 

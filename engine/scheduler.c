@@ -261,16 +261,18 @@ tr_scheduler_reserve(tr_scheduler_t *s, tr_sequence_t *q)
 
 /* The sequences that can decode now, with a page for their newest token: into
  * scratch, oldest first, so that a victim is never among them.  Returns how
- * many. */
+ * many; *prompts: how many others have prompt tokens to compute. */
 static uint32_t
-tr_scheduler_decodable(tr_scheduler_t *s)
+tr_scheduler_decodable(tr_scheduler_t *s, uint32_t *prompts)
 {
     tr_sequence_t *q, *next;
     uint32_t n = 0;
 
+    *prompts = 0;
     for (q = s->running.first; q != NULL; q = next) {
         next = q->next;
         if (!tr_sequence_decodes(q) || tr_sequence_paused(q)) {
+            *prompts += tr_sequence_prefills(q);
             continue;
         }
         if (q->due_us > s->now) {
@@ -396,10 +398,12 @@ tr_scheduler_affords(tr_scheduler_t *s, const tr_sequence_t *q)
     }
 }
 
-static void
+/* Returns how many were admitted. */
+static uint32_t
 tr_scheduler_admit(tr_scheduler_t *s)
 {
     tr_sequence_t *q, *next, *sibling;
+    uint32_t n = 0;
 
     for (q = s->waiting.first; q != NULL; q = next) {
         next = q->next;
@@ -412,13 +416,15 @@ tr_scheduler_admit(tr_scheduler_t *s)
         }
         if (!tr_scheduler_affords(s, q)
             || tr_scheduler_start(s, q, sibling) != TR_OK) {
-            return; /* nobody overtakes it */
+            break; /* nobody overtakes it */
         }
+        n++;
         if (tr_sequence_decodes(q) && s->n_tokens < s->max_batch_tokens
             && tr_scheduler_room(s, q)) {
             tr_scheduler_row(s, q, 1);
         }
     }
+    return n;
 }
 
 /* ---- prompts ------------------------------------------------------------ */
@@ -469,23 +475,25 @@ void
 tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
 {
     uint64_t preemptions = s->preemptions;
-    uint32_t n, limit = s->max_batch_tokens;
+    uint32_t n, prompts, limit = s->max_batch_tokens;
 
     s->turn++;
     s->now = now;
     s->n_rows = 0;
     s->n_tokens = 0;
     s->next_due_us = 0;
+    n = tr_scheduler_decodable(s, &prompts);
     /* prompts get an eighth of the batch even where decoding could fill it */
-    if (tr_scheduler_prompts(s) != 0 && limit > 1) {
+    if (prompts != 0 && limit > 1) {
         limit -= (limit + 7) / 8;
     }
-    n = tr_scheduler_decodable(s);
     tr_scheduler_decode(s, n, limit);
     if (s->preemptions == preemptions) {
-        tr_scheduler_admit(s);
+        prompts += tr_scheduler_admit(s);
     }
-    tr_scheduler_prefill(s);
+    if (prompts != 0) {
+        tr_scheduler_prefill(s);
+    }
 }
 
 /* ---- checks ------------------------------------------------------------- */
