@@ -2,8 +2,8 @@
  * Log probabilities in their two shapes.
  *
  * They arrive as wire entries (wire.h) that were checked when they came in, so
- * the loops here may trust their lengths.  A token may be a part of a character:
- * its text then has U+FFFD, its bytes are exact.
+ * the loops here may trust their lengths.  A token may be a part of a
+ * character: its text then has U+FFFD, its bytes are exact.
  */
 
 #include "ngx_http_tokenring.h"

@@ -84,7 +84,8 @@ ngx_int_t
 ngx_http_tokenring_render_heads(ngx_http_tokenring_ctx_t *ctx)
 {
     if (ctx->include_usage) {
-        ngx_str_set(&ctx->tail, ",\"finish_reason\":null}],\"usage\":null}\n\n");
+        ngx_str_set(&ctx->tail,
+                    ",\"finish_reason\":null}],\"usage\":null}\n\n");
 
     } else {
         ngx_str_set(&ctx->tail, ",\"finish_reason\":null}]}\n\n");

@@ -16,11 +16,12 @@ cd "$ROOT" || exit 1
 bad=0
 mapfile -t c11 < <(git ls-files 'engine/*.[ch]' 'kernels/*.[ch]' 'cli/*.[ch]' \
     'tests/*.[ch]' 'include/*.h')
+mapfile -t product < <(git ls-files 'engine/*.c' 'kernels/*.c' 'cli/*.c')
 mapfile -t nginx_c < <(git ls-files 'ngx_module/*.[ch]')
-mapfile -t shell < <(git ls-files '*.sh' .ci/run config)
+mapfile -t shell < <(git ls-files '*.sh' .ci/run)
 mapfile -t js < <(git ls-files '*.js' '*.mjs')
 mapfile -t text < <(git ls-files | grep -vE \
-    '^(models/|LICENSE$|.*(package-lock\.json|\.png)$|tests/.*\.(json|txt)$)')
+    '^(models/|LICENSE$|tests/fuzz/corpus/|.*(package-lock\.json|\.png)$|tests/.*\.(json|txt)$)')
 
 if [ "${1:-}" = --fix ]; then
     clang-format -i "${c11[@]}"
@@ -41,11 +42,14 @@ clang-format --dry-run --ferror-limit=40 "${c11[@]}" 2>&1 \
 
 cppcheck --quiet --std=c11 --enable=warning,portability --inline-suppr \
     --suppress=missingInclude --suppress=unknownMacro \
+    --suppress=invalidPointerCast --suppress=invalidPrintfArgType_uint \
     --error-exitcode=0 --template='{file}:{line}: {severity}: {message} [{id}]' \
     -j "$(nproc)" -Iinclude -Iengine -Ikernels -Icli -D_GNU_SOURCE \
-    "${c11[@]}" 2>&1 | complain "cppcheck"
+    "${product[@]}" 2>&1 | complain "cppcheck"
 
 shellcheck -x "${shell[@]}" | complain "shellcheck"
+# Sourced by nginx's configure, whose variables it uses.
+shellcheck -s sh -e SC2034,SC2154,SC1091 config | complain "shellcheck config"
 
 for file in "${js[@]}"; do
     node --check "$file" 2>&1
@@ -54,13 +58,13 @@ done | complain "JavaScript syntax"
 awk 'length($0) > 80 { print FILENAME ":" FNR ": " length($0) " columns" }' \
     "${nginx_c[@]}" /dev/null | complain "nginx style: 80 columns"
 
-grep -nP '\t' "${c11[@]}" "${nginx_c[@]}" /dev/null | complain "tabs in C"
-grep -nP '[ \t]+$' "${text[@]}" /dev/null | complain "trailing blanks"
+grep -InP '\t' "${c11[@]}" "${nginx_c[@]}" /dev/null | complain "tabs in C"
+grep -InP '[ \t]+$' "${text[@]}" /dev/null | complain "trailing blanks"
 
 # Nothing of the machine that a change was made on.
-grep -nP '(?<![\w.$}@])/(home|root|work|Users)/\w' "${text[@]}" /dev/null \
+grep -InP '(?<![\w.$}@])/(home|root|work|Users)/\w' "${text[@]}" /dev/null \
     | grep -v '^scripts/lint.sh:' | complain "paths of one machine"
-grep -nE '"resolved":' tests/*/package-lock.json 2>/dev/null \
+grep -InE '"resolved":' tests/*/package-lock.json 2>/dev/null \
     | complain "download addresses in a lock file"
 
 [ $bad -eq 0 ] && echo "lint: clean"
