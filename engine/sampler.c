@@ -74,19 +74,23 @@ tr_sampler_accept(tr_sampler_t *s, int32_t token)
     }
 }
 
-/* The largest logit; false for NaN, +inf, or nothing but -inf. */
+/* The largest logit; false for NaN, +inf, or nothing but -inf.  A new maximum is
+ * rare, so the loop is one comparison that is foreseen; NaN fails it too. */
 static bool
 find_max(const float *logits, uint32_t vocab, float *max)
 {
     float m = -INFINITY;
-    bool nan = false;
 
     for (uint32_t i = 0; i < vocab; i++) {
-        nan |= logits[i] != logits[i];
-        m = logits[i] > m ? logits[i] : m;
+        if (!(logits[i] <= m)) {
+            m = logits[i];
+            if (isnan(m)) {
+                return false;
+            }
+        }
     }
     *max = m;
-    return !nan && isfinite(m);
+    return isfinite(m);
 }
 
 static void
