@@ -46,12 +46,13 @@ typedef struct {
     const char *help;
 } setting_t;
 
-#define AT(field) offsetof(tr_config_t, field), sizeof(((tr_config_t *) 0)->field)
+#define AT(field) \
+    offsetof(tr_config_t, field), sizeof(((tr_config_t *) 0)->field)
 #define K(n) ((uint64_t) (n) << 10)
 #define M(n) ((uint64_t) (n) << 20)
 #define G(n) ((uint64_t) (n) << 30)
-#define MS(n) ((uint64_t) (n) * 1000)
-#define S(n) ((uint64_t) (n) * 1000000)
+#define MS(n) ((uint64_t) (n) *1000)
+#define S(n) ((uint64_t) (n) *1000000)
 
 static const setting_t settings[] = {
     { "name", KIND_TEXT, AT(name), "main", 1, 0, NULL,
@@ -76,8 +77,8 @@ static const setting_t settings[] = {
 
     { "threads", KIND_NUMBER, AT(threads), "0", 0, 1024, NULL,
       "compute threads; 0: one for each core" },
-    { "tokenizer_threads", KIND_NUMBER, AT(tokenizer_threads), "1", 1, 64,
-      NULL, "threads that parse and tokenise requests" },
+    { "tokenizer_threads", KIND_NUMBER, AT(tokenizer_threads), "1", 1, 64, NULL,
+      "threads that parse and tokenise requests" },
     { "kv_memory", KIND_SIZE, AT(kv_memory), "256m", M(1), G(16384), NULL,
       "memory of the KV page pool, taken at start" },
     { "kv_policy", KIND_CHOICE, AT(kv_policy), "full", 0, 0, "full",
@@ -109,8 +110,8 @@ static const setting_t settings[] = {
     { "null_stagger", KIND_BOOL, AT(null_stagger), "no", 0, 0, NULL,
       "backend null: spread the streams over the interval" },
     { "null_trace", KIND_TEXT, AT(null_trace), "", 0, 0, NULL,
-      "backend null: file that gets the time of every emission, for benchmarks; "
-      "empty: none" },
+      "backend null: file that gets the time of every emission, for "
+      "benchmarks; empty: none" },
     { "dummy_seed", KIND_SEED, AT(dummy_seed), "0", 0, 0, NULL,
       "load_format dummy: seed of the random weights" },
 
@@ -153,15 +154,13 @@ typedef struct {
     uint64_t factor;
 } unit_t;
 
-static const unit_t size_units[] = {
-    { "", 1 }, { "k", K(1) }, { "m", M(1) }, { "g", G(1) }, { "t", G(1024) },
-    { NULL, 0 }
-};
+static const unit_t size_units[] = { { "", 1 },        { "k", K(1) },
+                                     { "m", M(1) },    { "g", G(1) },
+                                     { "t", G(1024) }, { NULL, 0 } };
 
-static const unit_t duration_units[] = {
-    { "s", S(1) }, { "ms", MS(1) }, { "m", S(60) }, { "h", S(3600) },
-    { "", S(1) }, { NULL, 0 }
-};
+static const unit_t duration_units[] = { { "s", S(1) },  { "ms", MS(1) },
+                                         { "m", S(60) }, { "h", S(3600) },
+                                         { "", S(1) },   { NULL, 0 } };
 
 static bool
 parse_with_unit(const char *s, const unit_t *units, uint64_t *out)
@@ -271,8 +270,8 @@ expectation(const setting_t *s, char *out, size_t size)
 
     switch (s->kind) {
     case KIND_TEXT:
-        snprintf(out, size, "a text of %s%zu bytes", s->min ? "1 to " : "up to ",
-                 s->size - 1);
+        snprintf(out, size, "a text of %s%zu bytes",
+                 s->min ? "1 to " : "up to ", s->size - 1);
         break;
     case KIND_CHOICE:
     case KIND_LEVEL:
@@ -466,17 +465,20 @@ unknown_key(const char *where, const char *key, tr_error_t *err)
         }
     }
     if (close != NULL) {
-        return tr_error_set(err, TR_ERR_INVALID, key, "%s: unknown setting "
-                            "\"%.64s\", did you mean \"%s\"?", where, key,
-                            close);
+        return tr_error_set(err, TR_ERR_INVALID, key,
+                            "%s: unknown setting "
+                            "\"%.64s\", did you mean \"%s\"?",
+                            where, key, close);
     }
-    return tr_error_set(err, TR_ERR_INVALID, key, "%s: unknown setting "
-                        "\"%.64s\"; --help lists all", where, key);
+    return tr_error_set(err, TR_ERR_INVALID, key,
+                        "%s: unknown setting "
+                        "\"%.64s\"; --help lists all",
+                        where, key);
 }
 
 tr_status_t
 tr_config_set(tr_config_t *c, const char *where, const char *key,
-    const char *value, tr_error_t *err)
+              const char *value, tr_error_t *err)
 {
     const setting_t *s = find(key);
     char expected[160];
@@ -485,8 +487,10 @@ tr_config_set(tr_config_t *c, const char *where, const char *key,
         return unknown_key(where, key, err);
     }
     if (!store(c, s, value)) {
-        return tr_error_set(err, TR_ERR_INVALID, key, "%s: %s \"%.128s\": "
-                            "expected %s", where, key, value,
+        return tr_error_set(err, TR_ERR_INVALID, key,
+                            "%s: %s \"%.128s\": "
+                            "expected %s",
+                            where, key, value,
                             expectation(s, expected, sizeof(expected)));
     }
     return TR_OK;
@@ -568,7 +572,8 @@ parse_line(tr_config_t *c, const char *where, char *line, tr_error_t *err)
     key[n] = '\0';
     if (*value == '"') {
         if (!unquote(value)) {
-            return tr_error_set(err, TR_ERR_INVALID, key, "%s: %.64s: the "
+            return tr_error_set(err, TR_ERR_INVALID, key,
+                                "%s: %.64s: the "
                                 "quoted value does not end with a quote",
                                 where, key);
         }
@@ -579,8 +584,10 @@ parse_line(tr_config_t *c, const char *where, char *line, tr_error_t *err)
         if (find(key) == NULL) {
             return unknown_key(where, key, err);
         }
-        return tr_error_set(err, TR_ERR_INVALID, key, "%s: %.64s has no "
-                            "value; write \"\" for an empty one", where, key);
+        return tr_error_set(err, TR_ERR_INVALID, key,
+                            "%s: %.64s has no "
+                            "value; write \"\" for an empty one",
+                            where, key);
     }
     return tr_config_set(c, where, key, value, err);
 }
@@ -594,12 +601,16 @@ read_line(FILE *f, char *line, const char *where, bool *end, tr_error_t *err)
 
     while ((ch = getc(f)) != EOF && ch != '\n') {
         if (ch == '\0') {
-            return tr_error_set(err, TR_ERR_INVALID, "", "%s: a NUL byte; "
-                                "expected a text file", where);
+            return tr_error_set(err, TR_ERR_INVALID, "",
+                                "%s: a NUL byte; "
+                                "expected a text file",
+                                where);
         }
         if (n == LINE_MAX_BYTES - 1) {
-            return tr_error_set(err, TR_ERR_INVALID, "", "%s: line is longer "
-                                "than %d bytes", where, LINE_MAX_BYTES - 1);
+            return tr_error_set(err, TR_ERR_INVALID, "",
+                                "%s: line is longer "
+                                "than %d bytes",
+                                where, LINE_MAX_BYTES - 1);
         }
         line[n++] = (char) ch;
     }
@@ -621,8 +632,10 @@ tr_config_file(tr_config_t *c, const char *path, tr_error_t *err)
     FILE *f = fopen(path, "re");
 
     if (f == NULL) {
-        return tr_error_set(err, TR_ERR_IO, "", "cannot open configuration "
-                            "%s: %s", path, strerror(errno));
+        return tr_error_set(err, TR_ERR_IO, "",
+                            "cannot open configuration "
+                            "%s: %s",
+                            path, strerror(errno));
     }
     for (number = 1; rc == TR_OK && !end; number++) {
         snprintf(where, sizeof(where), "%.256s:%u", path, number);
@@ -632,8 +645,10 @@ tr_config_file(tr_config_t *c, const char *path, tr_error_t *err)
         }
     }
     if (rc == TR_OK && ferror(f)) {
-        rc = tr_error_set(err, TR_ERR_IO, "", "cannot read configuration %s: "
-                          "%s", path, strerror(errno));
+        rc = tr_error_set(err, TR_ERR_IO, "",
+                          "cannot read configuration %s: "
+                          "%s",
+                          path, strerror(errno));
     }
     fclose(f);
     return rc;
@@ -663,11 +678,14 @@ finish_names(tr_config_t *c, tr_error_t *err)
     const char *bad = "/\"\\{}";
 
     if (strpbrk(c->name, bad) != NULL) {
-        return tr_error_set(err, TR_ERR_INVALID, "name", "name \"%s\" must "
-                            "not contain any of %s", c->name, bad);
+        return tr_error_set(err, TR_ERR_INVALID, "name",
+                            "name \"%s\" must "
+                            "not contain any of %s",
+                            c->name, bad);
     }
     if (c->model[0] == '\0') {
-        return tr_error_set(err, TR_ERR_INVALID, "model", "no model: give a "
+        return tr_error_set(err, TR_ERR_INVALID, "model",
+                            "no model: give a "
                             "Hugging Face directory with --model DIR or "
                             "`model DIR` in the configuration");
     }
@@ -679,8 +697,8 @@ finish_names(tr_config_t *c, tr_error_t *err)
             || strcmp(name, ".") == 0 || strcmp(name, "..") == 0) {
             return tr_error_set(err, TR_ERR_INVALID, "served_model_name",
                                 "cannot make a model name of \"%.128s\": set "
-                                "served_model_name (1 to %zu bytes)", name,
-                                sizeof(c->served_model_name) - 1);
+                                "served_model_name (1 to %zu bytes)",
+                                name, sizeof(c->served_model_name) - 1);
         }
         memcpy(c->served_model_name, name, strlen(name) + 1);
     }
@@ -701,7 +719,8 @@ tr_config_finish(tr_config_t *c, tr_error_t *err)
                  c->name);
     }
     if (strlen(c->socket) > room) {
-        return tr_error_set(err, TR_ERR_INVALID, "socket", "socket \"%s\" has "
+        return tr_error_set(err, TR_ERR_INVALID, "socket",
+                            "socket \"%s\" has "
                             "%zu bytes; a Unix socket path can have %zu",
                             c->socket, strlen(c->socket), room);
     }
@@ -709,7 +728,8 @@ tr_config_finish(tr_config_t *c, tr_error_t *err)
         return tr_error_set(err, TR_ERR_INVALID, "max_batch_tokens",
                             "max_batch_tokens %u is below max_num_seqs %u: "
                             "every running sequence needs one token of a "
-                            "step", c->max_batch_tokens, c->max_num_seqs);
+                            "step",
+                            c->max_batch_tokens, c->max_num_seqs);
     }
     return TR_OK;
 }

@@ -18,47 +18,47 @@
 #define TR_CONFIG_UIDS 32
 
 typedef struct {
-    char name[128];              /* engine name, default "main" */
-    char model[TR_CONFIG_PATH];  /* Hugging Face directory */
-    char served_model_name[128]; /* default: last part of model */
-    char load_format[16];        /* auto | dummy */
-    char backend[16];            /* cpu | null */
-    char chat_template[32];      /* auto | llama3 | chatml | ... */
-    char socket[TR_CONFIG_PATH]; /* Unix socket path */
-    uint32_t socket_mode;        /* octal, default 0660 */
+    char name[128];                      /* engine name, default "main" */
+    char model[TR_CONFIG_PATH];          /* Hugging Face directory */
+    char served_model_name[128];         /* default: last part of model */
+    char load_format[16];                /* auto | dummy */
+    char backend[16];                    /* cpu | null */
+    char chat_template[32];              /* auto | llama3 | chatml | ... */
+    char socket[TR_CONFIG_PATH];         /* Unix socket path */
+    uint32_t socket_mode;                /* octal, default 0660 */
     uint32_t allow_uids[TR_CONFIG_UIDS]; /* empty: all that can connect */
     uint32_t n_allow_uids;
 
-    uint32_t threads;            /* compute threads, 0: all cores */
-    uint32_t tokenizer_threads;  /* default 1 */
-    uint64_t kv_memory;          /* bytes of the page pool, default 256m */
-    char kv_policy[32];          /* full */
-    uint32_t max_model_len;      /* 0: the model's */
-    uint32_t max_num_seqs;       /* sequences that run at once, default 256 */
-    uint32_t max_batch_tokens;   /* tokens of one step, default 512 */
-    uint32_t max_queue;          /* requests that may wait, default 1024 */
-    uint64_t max_body;           /* bytes of one request body, default 16m */
-    uint32_t channel_ring;       /* bytes of each ring, upper bound, 1m */
-    uint32_t outlet;             /* bytes of each channel's queue, 4m */
+    uint32_t threads;           /* compute threads, 0: all cores */
+    uint32_t tokenizer_threads; /* default 1 */
+    uint64_t kv_memory;         /* bytes of the page pool, default 256m */
+    char kv_policy[32];         /* full */
+    uint32_t max_model_len;     /* 0: the model's */
+    uint32_t max_num_seqs;      /* sequences that run at once, default 256 */
+    uint32_t max_batch_tokens;  /* tokens of one step, default 512 */
+    uint32_t max_queue;         /* requests that may wait, default 1024 */
+    uint64_t max_body;          /* bytes of one request body, default 16m */
+    uint32_t channel_ring;      /* bytes of each ring, upper bound, 1m */
+    uint32_t outlet;            /* bytes of each channel's queue, 4m */
     uint64_t channel_stall_timeout_us; /* default 30 s */
-    uint64_t paused_timeout_us;  /* a paused request ends, default 5 m */
-    uint64_t drain_timeout_us;   /* after SIGTERM, default 30 s */
+    uint64_t paused_timeout_us;        /* a paused request ends, default 5 m */
+    uint64_t drain_timeout_us;         /* after SIGTERM, default 30 s */
 
-    double null_rate;            /* backend null: tokens/s of a stream, 50 */
-    bool null_stagger;           /* spread streams over the interval */
+    double null_rate;  /* backend null: tokens/s of a stream, 50 */
+    bool null_stagger; /* spread streams over the interval */
     char null_trace[TR_CONFIG_PATH]; /* emission times (null_trace.h), or "" */
-    uint64_t dummy_seed;         /* load_format dummy */
+    uint64_t dummy_seed;             /* load_format dummy */
 
-    char log[TR_CONFIG_PATH];    /* default stderr */
-    int log_level;               /* enum tr_log_level, default notice */
-    char pid[TR_CONFIG_PATH];    /* written if not empty */
+    char log[TR_CONFIG_PATH]; /* default stderr */
+    int log_level;            /* enum tr_log_level, default notice */
+    char pid[TR_CONFIG_PATH]; /* written if not empty */
 } tr_config_t;
 
 void tr_config_defaults(tr_config_t *c);
 tr_status_t tr_config_file(tr_config_t *c, const char *path, tr_error_t *err);
 /* One setting; `where` prefixes the error ("engine.conf:12", "--threads"). */
 tr_status_t tr_config_set(tr_config_t *c, const char *where, const char *key,
-    const char *value, tr_error_t *err);
+                          const char *value, tr_error_t *err);
 /* Cross-checks and derived defaults, after all was read. */
 tr_status_t tr_config_finish(tr_config_t *c, tr_error_t *err);
 /* Prints the table of settings with defaults and one sentence each. */

@@ -58,7 +58,7 @@ now_ms(void)
 
 static tr_status_t
 load_text(const tr_config_t *c, tr_tokenizer_t **tokenizer,
-    tr_chat_template_t *chat_template, tr_error_t *err)
+          tr_chat_template_t *chat_template, tr_error_t *err)
 {
     tr_status_t rc = tr_tokenizer_load(c->model, tokenizer, err);
 
@@ -87,8 +87,10 @@ load_model(tr_engine_t *e, tr_error_t *err)
     rc = tr_executor_model_open(c, &e->executor, err);
     if (rc == TR_OK && words > e->executor->vocab) {
         /* what it adds can not be asked for; openai.c refuses such ids */
-        tr_log(TR_LEVEL_WARN, "the tokenizer knows more tokens than the model "
-               "tokenizer=%u model=%u", words, e->executor->vocab);
+        tr_log(TR_LEVEL_WARN,
+               "the tokenizer knows more tokens than the model "
+               "tokenizer=%u model=%u",
+               words, e->executor->vocab);
     }
     return rc;
 }
@@ -147,7 +149,7 @@ start_intake(tr_engine_t *e, tr_error_t *err)
 {
     const tr_executor_t *x = e->executor;
 
-    e->api = (tr_openai_t) {
+    e->api = (tr_openai_t){
         .model = e->config.served_model_name,
         .tokenizer = e->tokenizer,
         .chat_template = &e->chat_template,
@@ -182,7 +184,7 @@ start_threads(tr_engine_t *e, tr_error_t *err)
     if (rc != TR_OK) {
         return rc;
     }
-    options = (tr_front_options_t) {
+    options = (tr_front_options_t){
         .config = &e->config,
         .listener = &e->listener,
         .status = e->status,
@@ -221,10 +223,12 @@ tr_engine_start(const tr_config_t *config, tr_engine_t **out, tr_error_t *err)
         tr_engine_stop(e);
         return rc;
     }
-    tr_log(TR_LEVEL_NOTICE, "engine ready name=%s model=%s backend=%s "
+    tr_log(TR_LEVEL_NOTICE,
+           "engine ready name=%s model=%s backend=%s "
            "parameters=%llu max_model_len=%u kv_pages=%llu socket=%s "
-           "start_ms=%llu", config->name, config->served_model_name,
-           e->executor->backend, (unsigned long long) e->executor->parameters,
+           "start_ms=%llu",
+           config->name, config->served_model_name, e->executor->backend,
+           (unsigned long long) e->executor->parameters,
            e->executor->max_model_len,
            (unsigned long long) tr_kv_pages(e->executor->kv), config->socket,
            (unsigned long long) (now_ms() - begun));

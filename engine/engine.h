@@ -13,7 +13,7 @@ typedef struct tr_engine tr_engine_t;
 
 /* Loads the model, opens the socket, starts the threads; returns when ready. */
 tr_status_t tr_engine_start(const tr_config_t *config, tr_engine_t **out,
-    tr_error_t *err);
+                            tr_error_t *err);
 /* No new work; running requests finish within drain_timeout (their output is
  * still sent), the rest end with an error.  Then everything is stopped; what
  * remains to be done is tr_engine_stop. */

@@ -19,7 +19,7 @@
 #define ACCEPT_A_TURN 16
 #define ACCEPT_PAUSE_US 1000000u /* when descriptors have run out */
 #define PUBLISH_LEAST_US 2000u   /* between two publications */
-#define PUBLISH_MOST_US 100000u /* while requests are running */
+#define PUBLISH_MOST_US 100000u  /* while requests are running */
 #define FLUSH_US 500000u         /* for the last records, at the end */
 
 enum { RUN, DRAIN, HURRY };
@@ -125,16 +125,19 @@ accept_peers(tr_front_t *f)
             if (errno != EAGAIN && errno != ECONNABORTED) {
                 /* EMFILE and the like: the connection stays in the backlog and
                  * would wake us for ever */
-                tr_log(TR_LEVEL_ERROR, "cannot accept connections for a "
-                       "second error=\"%s\"", strerror(errno));
+                tr_log(TR_LEVEL_ERROR,
+                       "cannot accept connections for a "
+                       "second error=\"%s\"",
+                       strerror(errno));
                 watch_listener(f, false);
             }
             return;
         }
         if (f->n_peers >= PEERS_MAX) {
-            tr_log(TR_LEVEL_WARN, "connection refused pid=%ld uid=%u "
-                   "reason=\"%u channels are open\"", (long) who.pid, who.uid,
-                   f->n_peers);
+            tr_log(TR_LEVEL_WARN,
+                   "connection refused pid=%ld uid=%u "
+                   "reason=\"%u channels are open\"",
+                   (long) who.pid, who.uid, f->n_peers);
             tr_welcome_refuse(&no, "too many channels are open");
             tr_fds_send(fd, &no, sizeof(no), NULL, 0);
             close(fd);
@@ -377,7 +380,8 @@ prepare(tr_front_t *f, tr_error_t *err)
     f->env.buf_size = tr_ring_max_payload(f->env.config->channel_ring);
     f->env.buf = malloc(f->env.buf_size);
     if (f->env.buf == NULL) {
-        return tr_error_set(err, TR_ERR_NOMEM, "", "no memory for the front "
+        return tr_error_set(err, TR_ERR_NOMEM, "",
+                            "no memory for the front "
                             "thread");
     }
     f->on_listener.kind = TR_EVENT_LISTENER;
@@ -393,7 +397,7 @@ prepare(tr_front_t *f, tr_error_t *err)
 
 tr_status_t
 tr_front_start(const tr_front_options_t *options, tr_front_t **out,
-    tr_error_t *err)
+               tr_error_t *err)
 {
     tr_front_t *f = calloc(1, sizeof(*f));
     tr_status_t rc;
@@ -401,7 +405,8 @@ tr_front_start(const tr_front_options_t *options, tr_front_t **out,
 
     *out = NULL;
     if (f == NULL) {
-        return tr_error_set(err, TR_ERR_NOMEM, "", "no memory for the front "
+        return tr_error_set(err, TR_ERR_NOMEM, "",
+                            "no memory for the front "
                             "thread");
     }
     f->env.config = options->config;
@@ -418,8 +423,10 @@ tr_front_start(const tr_front_options_t *options, tr_front_t **out,
         publish(f);
         e = pthread_create(&f->thread, NULL, front_run, f);
         if (e != 0) {
-            rc = tr_error_set(err, TR_ERR_IO, "", "cannot start the front "
-                              "thread: %s", strerror(e));
+            rc = tr_error_set(err, TR_ERR_IO, "",
+                              "cannot start the front "
+                              "thread: %s",
+                              strerror(e));
         }
     }
     if (rc != TR_OK) {

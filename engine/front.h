@@ -32,7 +32,7 @@ typedef struct {
 /* Starts the thread; the status page says READY when it returns.  On failure
  * intake and loop stay the caller's. */
 tr_status_t tr_front_start(const tr_front_options_t *options, tr_front_t **out,
-    tr_error_t *err);
+                           tr_error_t *err);
 
 /* Refuses new requests, lets the others finish for drain_us, then ends them,
  * stops loop and intake and closes the peers.  Blocks until the thread ends. */

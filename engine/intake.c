@@ -114,8 +114,10 @@ start_workers(tr_intake_t *in, uint32_t threads, tr_error_t *err)
 
     in->workers = calloc(threads, sizeof(*in->workers));
     if (in->workers == NULL) {
-        return tr_error_set(err, TR_ERR_NOMEM, "", "no memory for %u "
-                            "tokenizer threads", threads);
+        return tr_error_set(err, TR_ERR_NOMEM, "",
+                            "no memory for %u "
+                            "tokenizer threads",
+                            threads);
     }
     while (in->n_workers < threads) {
         worker_t *w = &in->workers[in->n_workers];
@@ -123,14 +125,17 @@ start_workers(tr_intake_t *in, uint32_t threads, tr_error_t *err)
         w->intake = in;
         w->scratch = tr_tokenizer_scratch_new(in->api->tokenizer);
         if (w->scratch == NULL) {
-            return tr_error_set(err, TR_ERR_NOMEM, "", "no memory for a "
+            return tr_error_set(err, TR_ERR_NOMEM, "",
+                                "no memory for a "
                                 "tokenizer thread");
         }
         e = pthread_create(&w->thread, NULL, worker_run, w);
         if (e != 0) {
             tr_tokenizer_scratch_free(w->scratch);
-            return tr_error_set(err, TR_ERR_IO, "", "cannot start a tokenizer "
-                                "thread: %s", strerror(e));
+            return tr_error_set(err, TR_ERR_IO, "",
+                                "cannot start a tokenizer "
+                                "thread: %s",
+                                strerror(e));
         }
         in->n_workers++;
     }
@@ -139,7 +144,7 @@ start_workers(tr_intake_t *in, uint32_t threads, tr_error_t *err)
 
 tr_status_t
 tr_intake_start(const tr_openai_t *api, uint32_t threads, uint32_t queue_max,
-    int done_fd, tr_intake_t **out, tr_error_t *err)
+                int done_fd, tr_intake_t **out, tr_error_t *err)
 {
     tr_intake_t *in = calloc(1, sizeof(*in));
     tr_status_t rc;

@@ -16,7 +16,8 @@ typedef struct tr_intake tr_intake_t;
 /* api (and what it points to) is borrowed until tr_intake_stop.  done_fd: an
  * eventfd (borrowed), written when the first of several requests is done. */
 tr_status_t tr_intake_start(const tr_openai_t *api, uint32_t threads,
-    uint32_t queue_max, int done_fd, tr_intake_t **out, tr_error_t *err);
+                            uint32_t queue_max, int done_fd, tr_intake_t **out,
+                            tr_error_t *err);
 
 /* TR_OK: the request is intake's; TR_ERR_QUEUE_FULL: it stays the caller's. */
 tr_status_t tr_intake_submit(tr_intake_t *i, tr_request_t *r);

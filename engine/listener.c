@@ -52,9 +52,10 @@ lock_failed(int fd, const char *socket_path, const char *path, tr_error_t *err)
     tr_status_t rc;
 
     if (e == EWOULDBLOCK) {
-        rc = tr_error_set(err, TR_ERR_IO, "socket", "socket %s is in use by "
-                          "another engine (pid %ld)", socket_path,
-                          read_pid(fd));
+        rc = tr_error_set(err, TR_ERR_IO, "socket",
+                          "socket %s is in use by "
+                          "another engine (pid %ld)",
+                          socket_path, read_pid(fd));
     } else {
         rc = tr_error_set(err, TR_ERR_IO, "socket", "cannot lock %s: %s", path,
                           strerror(e));
@@ -91,8 +92,10 @@ tr_listener_lock(tr_listener_t *l, const char *path, tr_error_t *err)
     }
     n = snprintf(pid, sizeof(pid), "%ld\n", (long) getpid());
     if (ftruncate(fd, 0) != 0 || pwrite(fd, pid, (size_t) n, 0) != n) {
-        tr_log(TR_LEVEL_WARN, "cannot write the process id path=%s "
-               "error=\"%s\"", name, strerror(errno));
+        tr_log(TR_LEVEL_WARN,
+               "cannot write the process id path=%s "
+               "error=\"%s\"",
+               name, strerror(errno));
     }
     l->lock_fd = fd;
     return TR_OK;
@@ -108,12 +111,16 @@ clear_path(const char *path, tr_error_t *err)
         return TR_OK; /* bind says what else is wrong */
     }
     if (!S_ISSOCK(st.st_mode)) {
-        return tr_error_set(err, TR_ERR_IO, "socket", "%s exists and is not a "
-                            "socket; remove it or choose another path", path);
+        return tr_error_set(err, TR_ERR_IO, "socket",
+                            "%s exists and is not a "
+                            "socket; remove it or choose another path",
+                            path);
     }
     if (unlink(path) != 0) {
-        return tr_error_set(err, TR_ERR_IO, "socket", "cannot remove the old "
-                            "socket %s: %s", path, strerror(errno));
+        return tr_error_set(err, TR_ERR_IO, "socket",
+                            "cannot remove the old "
+                            "socket %s: %s",
+                            path, strerror(errno));
     }
     return TR_OK;
 }
@@ -130,9 +137,10 @@ tr_listener_open(tr_listener_t *l, uint32_t mode, tr_error_t *err)
         return rc;
     }
     if (len >= sizeof(addr.sun_path)) {
-        return tr_error_set(err, TR_ERR_INVALID, "socket", "socket path %s is "
-                            "longer than %zu bytes", l->path,
-                            sizeof(addr.sun_path) - 1);
+        return tr_error_set(err, TR_ERR_INVALID, "socket",
+                            "socket path %s is "
+                            "longer than %zu bytes",
+                            l->path, sizeof(addr.sun_path) - 1);
     }
     memcpy(addr.sun_path, l->path, len + 1);
     l->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -147,8 +155,10 @@ tr_listener_open(tr_listener_t *l, uint32_t mode, tr_error_t *err)
         l->ino = st.st_ino;
     }
     if (chmod(l->path, (mode_t) mode) != 0 || listen(l->fd, BACKLOG) != 0) {
-        return tr_error_set(err, TR_ERR_IO, "socket", "cannot listen on %s: "
-                            "%s", l->path, strerror(errno));
+        return tr_error_set(err, TR_ERR_IO, "socket",
+                            "cannot listen on %s: "
+                            "%s",
+                            l->path, strerror(errno));
     }
     return TR_OK;
 }

@@ -29,7 +29,7 @@ typedef struct {
 
 /* Takes the lock, before anything long: a second engine fails at once. */
 tr_status_t tr_listener_lock(tr_listener_t *l, const char *path,
-    tr_error_t *err);
+                             tr_error_t *err);
 /* Binds with this file mode and listens. */
 tr_status_t tr_listener_open(tr_listener_t *l, uint32_t mode, tr_error_t *err);
 /* Removes what is ours; safe after any failure. */

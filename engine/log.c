@@ -44,8 +44,10 @@ tr_log_open(const char *path, int level)
         int e = errno;
 
         log_path[0] = '\0';
-        tr_log(TR_LEVEL_ERROR, "cannot open log, using stderr path=%s "
-               "error=\"%s\"", path, strerror(e));
+        tr_log(TR_LEVEL_ERROR,
+               "cannot open log, using stderr path=%s "
+               "error=\"%s\"",
+               path, strerror(e));
         return;
     }
     atomic_store(&log_fd, fd);
@@ -61,8 +63,10 @@ tr_log_reopen(void)
     }
     fd = open_path();
     if (fd == -1) {
-        tr_log(TR_LEVEL_ERROR, "cannot reopen log, keeping the old file "
-               "path=%s error=\"%s\"", log_path, strerror(errno));
+        tr_log(TR_LEVEL_ERROR,
+               "cannot reopen log, keeping the old file "
+               "path=%s error=\"%s\"",
+               log_path, strerror(errno));
         return;
     }
     /* dup3 swaps the file under the number that other threads may be writing
@@ -96,7 +100,8 @@ line_head(char *line, size_t size, int level)
     n += (size_t) snprintf(line + n, size - n, ".%03ldZ %s ",
                            now.tv_nsec / 1000000,
                            level >= TR_LEVEL_ERROR && level <= TR_LEVEL_DEBUG
-                               ? names[level] : "unknown");
+                               ? names[level]
+                               : "unknown");
     return n;
 }
 
@@ -157,7 +162,7 @@ cut_at_character(char *text, size_t size)
 
 tr_status_t
 tr_error_set(tr_error_t *err, tr_status_t status, const char *param,
-    const char *format, ...)
+             const char *format, ...)
 {
     tr_error_t made; /* the arguments may be the old param and text of *err */
     va_list args;

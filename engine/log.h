@@ -18,8 +18,8 @@ void tr_log(int level, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* Fills an error: status, param ("" if none) and text. Returns status. */
-tr_status_t tr_error_set(tr_error_t *err, tr_status_t status,
-    const char *param, const char *format, ...)
+tr_status_t tr_error_set(tr_error_t *err, tr_status_t status, const char *param,
+                         const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
 #endif

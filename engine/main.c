@@ -69,7 +69,7 @@ usage(void)
  * before it. */
 static tr_status_t
 take_setting(tr_config_t *c, const char *argument, const char *value,
-    tr_error_t *err)
+             tr_error_t *err)
 {
     size_t n = strcspn(argument + 2, "="), i;
     char key[64];
@@ -92,7 +92,7 @@ take_setting(tr_config_t *c, const char *argument, const char *value,
  * second, so that these win wherever they stand. */
 static tr_status_t
 read_arguments(tr_config_t *c, int argc, char **argv, bool files,
-    wishes_t *wishes, tr_error_t *err)
+               wishes_t *wishes, tr_error_t *err)
 {
     tr_status_t rc = TR_OK;
     int i;
@@ -120,8 +120,10 @@ read_arguments(tr_config_t *c, int argc, char **argv, bool files,
                 rc = take_setting(c, a, value, err);
             }
         } else {
-            rc = tr_error_set(err, TR_ERR_INVALID, "", "unexpected argument "
-                              "\"%s\"; --help tells what is expected", a);
+            rc = tr_error_set(err, TR_ERR_INVALID, "",
+                              "unexpected argument "
+                              "\"%s\"; --help tells what is expected",
+                              a);
         }
     }
     return rc;
@@ -234,8 +236,10 @@ write_pid(const char *path, tr_error_t *err)
     f = fopen(path, "we");
     if (f == NULL || fprintf(f, "%ld\n", (long) getpid()) < 0
         || fclose(f) != 0) {
-        return tr_error_set(err, TR_ERR_IO, "pid", "cannot write pid file %s: "
-                            "%s", path, strerror(errno));
+        return tr_error_set(err, TR_ERR_IO, "pid",
+                            "cannot write pid file %s: "
+                            "%s",
+                            path, strerror(errno));
     }
     return TR_OK;
 }

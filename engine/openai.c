@@ -52,11 +52,13 @@ too_long(call_t *c, const char *at_least, uint64_t tokens)
 {
     const char *field = source_field(c);
 
-    return tr_error_set(c->err, TR_ERR_CONTEXT_LENGTH, field, "This model's "
+    return tr_error_set(c->err, TR_ERR_CONTEXT_LENGTH, field,
+                        "This model's "
                         "maximum context length is %u tokens. However, your "
                         "%s resulted in %s%llu tokens. Please reduce the "
-                        "length of the %s.", c->api->max_model_len, field,
-                        at_least, (unsigned long long) tokens, field);
+                        "length of the %s.",
+                        c->api->max_model_len, field, at_least,
+                        (unsigned long long) tokens, field);
 }
 
 /* Text that is too long in whatever tokens. */
@@ -115,22 +117,24 @@ check_lengths(call_t *c)
                             "This model's maximum context length is %u tokens. "
                             "However, you requested %llu tokens (%u in the %s, "
                             "%lld in the completion). Please reduce the length "
-                            "of the %s or completion.", c->api->max_model_len,
+                            "of the %s or completion.",
+                            c->api->max_model_len,
                             (unsigned long long) longest
                                 + (unsigned long long) c->max_tokens,
-                            longest, source_field(c),
-                            (long long) c->max_tokens, source_field(c));
+                            longest, source_field(c), (long long) c->max_tokens,
+                            source_field(c));
     }
     if (c->max_tokens < 0) {
         c->max_tokens = chat || room < COMPLETION_TOKENS_DEFAULT
-                            ? room : COMPLETION_TOKENS_DEFAULT;
+                            ? room
+                            : COMPLETION_TOKENS_DEFAULT;
     }
     c->r->params.max_tokens = (uint32_t) c->max_tokens;
     if (c->r->params.min_tokens > c->r->params.max_tokens) {
         return tr_error_set(c->err, TR_ERR_INVALID, "min_tokens",
                             "'min_tokens' (%u) is above the tokens that can "
-                            "be generated (%u).", c->r->params.min_tokens,
-                            c->r->params.max_tokens);
+                            "be generated (%u).",
+                            c->r->params.min_tokens, c->r->params.max_tokens);
     }
     return TR_OK;
 }
@@ -140,8 +144,8 @@ check_lengths(call_t *c)
 static tr_status_t
 message_role(call_t *c, json_t *message, size_t i, tr_chat_message_t *out)
 {
-    static const char *const roles[] = { "system", "developer", "user",
-                                         "assistant", "tool", "function" };
+    static const char *const roles[] = { "system",    "developer", "user",
+                                         "assistant", "tool",      "function" };
     json_t *role = json_object_get(message, "role");
     char param[64];
     size_t k;
@@ -158,10 +162,12 @@ message_role(call_t *c, json_t *message, size_t i, tr_chat_message_t *out)
             return TR_OK;
         }
     }
-    return tr_error_set(c->err, TR_ERR_INVALID, param, "Invalid value: "
+    return tr_error_set(c->err, TR_ERR_INVALID, param,
+                        "Invalid value: "
                         "'%.64s'. Supported values are: 'system', "
                         "'developer', 'user', 'assistant', 'tool' and "
-                        "'function'.", json_string_value(role));
+                        "'function'.",
+                        json_string_value(role));
 }
 
 /* Text of part k; other kinds of parts are refused. */
@@ -181,9 +187,11 @@ content_part(call_t *c, json_t *part, size_t i, size_t k, json_t **text)
         return tr_json_wrong_type(c->err, param, "a string", type);
     }
     if (strcmp(json_string_value(type), "text") != 0) {
-        return tr_error_set(c->err, TR_ERR_INVALID, param, "Content parts of "
+        return tr_error_set(c->err, TR_ERR_INVALID, param,
+                            "Content parts of "
                             "type '%.64s' are not supported; this model reads "
-                            "'text' only.", json_string_value(type));
+                            "'text' only.",
+                            json_string_value(type));
     }
     *text = json_object_get(part, "text");
     snprintf(param, sizeof(param), "messages[%zu].content[%zu].text", i, k);
@@ -196,7 +204,7 @@ content_part(call_t *c, json_t *part, size_t i, size_t k, json_t **text)
 /* Parts are joined by line feeds, as vLLM does it. */
 static tr_status_t
 content_parts(call_t *c, json_t *parts, size_t i, tr_arena_t *arena,
-    tr_chat_message_t *out)
+              tr_chat_message_t *out)
 {
     size_t k, total = 0;
     json_t *part, *text = NULL;
@@ -207,10 +215,12 @@ content_parts(call_t *c, json_t *parts, size_t i, tr_arena_t *arena,
         char param[64];
 
         snprintf(param, sizeof(param), "messages[%zu].content", i);
-        return tr_error_set(c->err, TR_ERR_INVALID, param, "Invalid '%s': "
-                            "empty array. Expected at least one part.", param);
+        return tr_error_set(c->err, TR_ERR_INVALID, param,
+                            "Invalid '%s': "
+                            "empty array. Expected at least one part.",
+                            param);
     }
-    json_array_foreach(parts, k, part) {
+    json_array_foreach (parts, k, part) {
         rc = content_part(c, part, i, k, &text);
         if (rc != TR_OK) {
             return rc;
@@ -223,7 +233,7 @@ content_parts(call_t *c, json_t *parts, size_t i, tr_arena_t *arena,
     }
     out->content = at;
     out->content_len = total - 1;
-    json_array_foreach(parts, k, part) {
+    json_array_foreach (parts, k, part) {
         text = json_object_get(part, "text");
         memcpy(at, json_string_value(text), json_string_length(text));
         at += json_string_length(text);
@@ -234,7 +244,7 @@ content_parts(call_t *c, json_t *parts, size_t i, tr_arena_t *arena,
 
 static tr_status_t
 read_message(call_t *c, json_t *message, size_t i, tr_arena_t *arena,
-    tr_chat_message_t *out)
+             tr_chat_message_t *out)
 {
     json_t *content, *calls;
     char param[64];
@@ -251,8 +261,10 @@ read_message(call_t *c, json_t *message, size_t i, tr_arena_t *arena,
     calls = tr_json_field(message, "tool_calls");
     if (json_array_size(calls) != 0) {
         snprintf(param, sizeof(param), "messages[%zu].tool_calls", i);
-        return tr_error_set(c->err, TR_ERR_INVALID, param, "'%s': tool calls "
-                            "are not supported.", param);
+        return tr_error_set(c->err, TR_ERR_INVALID, param,
+                            "'%s': tool calls "
+                            "are not supported.",
+                            param);
     }
     content = json_object_get(message, "content");
     if (json_is_array(content)) {
@@ -260,8 +272,10 @@ read_message(call_t *c, json_t *message, size_t i, tr_arena_t *arena,
     }
     if (!json_is_string(content)) {
         snprintf(param, sizeof(param), "messages[%zu].content", i);
-        return tr_json_wrong_type(c->err, param, "a string or an array of "
-                                  "text parts", content);
+        return tr_json_wrong_type(c->err, param,
+                                  "a string or an array of "
+                                  "text parts",
+                                  content);
     }
     out->content = json_string_value(content);
     out->content_len = json_string_length(content);
@@ -281,7 +295,7 @@ read_messages(call_t *c, json_t *array, tr_arena_t *arena)
     if (messages == NULL) {
         return out_of_memory(c);
     }
-    json_array_foreach(array, i, message) {
+    json_array_foreach (array, i, message) {
         rc = read_message(c, message, i, arena, &messages[i]);
         if (rc != TR_OK) {
             return rc;
@@ -305,7 +319,8 @@ parse_chat(call_t *c)
     tr_status_t rc;
 
     if (c->api->chat_template->kind == TR_TEMPLATE_NONE) {
-        return tr_error_set(c->err, TR_ERR_INVALID, "messages", "This model "
+        return tr_error_set(c->err, TR_ERR_INVALID, "messages",
+                            "This model "
                             "has no chat template; use /v1/completions.");
     }
     if (!json_is_array(messages)) {
@@ -313,7 +328,8 @@ parse_chat(call_t *c)
                                   messages);
     }
     if (json_array_size(messages) == 0) {
-        return tr_error_set(c->err, TR_ERR_INVALID, "messages", "Invalid "
+        return tr_error_set(c->err, TR_ERR_INVALID, "messages",
+                            "Invalid "
                             "'messages': empty array. Expected an array with "
                             "minimum length 1, but got an empty array "
                             "instead.");
@@ -355,7 +371,7 @@ read_ids(call_t *c, json_t *array, int64_t at, tr_ids_t *out)
         return out_of_memory(c);
     }
     out->cap = (uint32_t) n;
-    json_array_foreach(array, i, value) {
+    json_array_foreach (array, i, value) {
         int64_t id = json_integer_value(value);
 
         snprintf(item, sizeof(item), "%s[%zu]", param, i);
@@ -363,10 +379,11 @@ read_ids(call_t *c, json_t *array, int64_t at, tr_ids_t *out)
             return tr_json_wrong_type(c->err, item, "an integer", value);
         }
         if (id < 0 || id >= (int64_t) c->api->vocab) {
-            return tr_error_set(c->err, TR_ERR_INVALID, item, "Invalid '%s': "
+            return tr_error_set(c->err, TR_ERR_INVALID, item,
+                                "Invalid '%s': "
                                 "token id %lld is out of the vocabulary (0 to "
-                                "%u).", item, (long long) id,
-                                c->api->vocab - 1);
+                                "%u).",
+                                item, (long long) id, c->api->vocab - 1);
         }
         out->data[out->len++] = (int32_t) id;
     }
@@ -394,12 +411,16 @@ read_prompt(call_t *c, json_t *value, int64_t at, tr_ids_t *out)
                                      out, c->err);
         }
     } else {
-        return tr_json_wrong_type(c->err, param, "a string or an array of "
-                                  "token ids", value);
+        return tr_json_wrong_type(c->err, param,
+                                  "a string or an array of "
+                                  "token ids",
+                                  value);
     }
     if (rc == TR_OK && out->len == 0) {
-        rc = tr_error_set(c->err, TR_ERR_INVALID, param, "Invalid '%s': it is "
-                          "empty. Expected at least one token.", param);
+        rc = tr_error_set(c->err, TR_ERR_INVALID, param,
+                          "Invalid '%s': it is "
+                          "empty. Expected at least one token.",
+                          param);
     }
     return rc;
 }
@@ -412,23 +433,27 @@ parse_completion(call_t *c)
     bool many;
 
     if (!json_is_string(prompt) && !json_is_array(prompt)) {
-        return tr_json_wrong_type(c->err, "prompt", "a string, an array of "
-                                  "strings, or token ids", prompt);
+        return tr_json_wrong_type(c->err, "prompt",
+                                  "a string, an array of "
+                                  "strings, or token ids",
+                                  prompt);
     }
     many = json_is_array(prompt) && !json_is_number(json_array_get(prompt, 0));
     if (many) {
         n = json_array_size(prompt);
     }
     if (n == 0) {
-        return tr_error_set(c->err, TR_ERR_INVALID, "prompt", "Invalid "
+        return tr_error_set(c->err, TR_ERR_INVALID, "prompt",
+                            "Invalid "
                             "'prompt': empty array. Expected at least one "
                             "prompt.");
     }
     if (n * c->r->n > c->api->max_choices) {
-        return tr_error_set(c->err, TR_ERR_INVALID, "prompt", "%zu prompts "
+        return tr_error_set(c->err, TR_ERR_INVALID, "prompt",
+                            "%zu prompts "
                             "with 'n' = %u make %zu choices; this server gives "
-                            "at most %u a request.", n, c->r->n, n * c->r->n,
-                            c->api->max_choices);
+                            "at most %u a request.",
+                            n, c->r->n, n * c->r->n, c->api->max_choices);
     }
     c->prompts = calloc(n, sizeof(*c->prompts));
     if (c->prompts == NULL) {
@@ -463,10 +488,11 @@ check_model(call_t *c)
         return tr_json_wrong_type(c->err, "model", "a string", model);
     }
     if (strcmp(json_string_value(model), c->api->model) != 0) {
-        return tr_error_set(c->err, TR_ERR_MODEL_NOT_FOUND, "model", "The "
+        return tr_error_set(c->err, TR_ERR_MODEL_NOT_FOUND, "model",
+                            "The "
                             "model `%.128s` does not exist; this engine "
-                            "serves `%s`.", json_string_value(model),
-                            c->api->model);
+                            "serves `%s`.",
+                            json_string_value(model), c->api->model);
     }
     return TR_OK;
 }
@@ -548,7 +574,7 @@ parse(call_t *c)
 
 tr_status_t
 tr_openai_parse(const tr_openai_t *api, tr_tokenizer_scratch_t *s,
-    tr_request_t *r)
+                tr_request_t *r)
 {
     call_t c;
     tr_status_t rc;

@@ -28,6 +28,6 @@ typedef struct {
 /* Parses r->body, fills the request (params, sequences) and frees the body.
  * The result stands in r->error.status too. */
 tr_status_t tr_openai_parse(const tr_openai_t *api, tr_tokenizer_scratch_t *s,
-    tr_request_t *r);
+                            tr_request_t *r);
 
 #endif

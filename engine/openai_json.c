@@ -129,19 +129,24 @@ static tr_status_t
 parse_failed(const json_error_t *e, size_t len, tr_error_t *err)
 {
     if (budget_hit) {
-        return tr_error_set(err, TR_ERR_TOO_LARGE, "", "The JSON body of your "
+        return tr_error_set(err, TR_ERR_TOO_LARGE, "",
+                            "The JSON body of your "
                             "request holds too many values for its %zu bytes "
-                            "(parsing it may take %zu MiB)", len,
-                            budget_limit >> 20);
+                            "(parsing it may take %zu MiB)",
+                            len, budget_limit >> 20);
     }
     if (json_error_code(e) == json_error_stack_overflow) {
-        return tr_error_set(err, TR_ERR_INVALID, "", "We could not parse the "
+        return tr_error_set(err, TR_ERR_INVALID, "",
+                            "We could not parse the "
                             "JSON body of your request: it is nested too "
-                            "deeply (byte %d)", e->position);
+                            "deeply (byte %d)",
+                            e->position);
     }
-    return tr_error_set(err, TR_ERR_INVALID, "", "We could not parse the JSON "
+    return tr_error_set(err, TR_ERR_INVALID, "",
+                        "We could not parse the JSON "
                         "body of your request: %s (line %d column %d, byte "
-                        "%d)", e->text, e->line, e->column, e->position);
+                        "%d)",
+                        e->text, e->line, e->column, e->position);
 }
 
 tr_status_t
@@ -153,12 +158,14 @@ tr_json_parse(const char *body, size_t len, json_t **root, tr_error_t *err)
 
     *root = NULL;
     if (len == 0) {
-        return tr_error_set(err, TR_ERR_INVALID, "", "The body of your request "
+        return tr_error_set(err, TR_ERR_INVALID, "",
+                            "The body of your request "
                             "is empty; expected a JSON object");
     }
     bad = tr_utf8_check(body, len);
     if (bad != len) {
-        return tr_error_set(err, TR_ERR_INVALID, "", "We could not parse the "
+        return tr_error_set(err, TR_ERR_INVALID, "",
+                            "We could not parse the "
                             "JSON body of your request: it is not valid UTF-8 "
                             "(byte 0x%02x at offset %zu)",
                             (unsigned char) body[bad], bad);
@@ -173,7 +180,8 @@ tr_json_parse(const char *body, size_t len, json_t **root, tr_error_t *err)
     }
     budget_limit = 0;
     if (rc == TR_OK && !json_is_object(*root)) {
-        rc = tr_error_set(err, TR_ERR_INVALID, "", "The JSON body of your "
+        rc = tr_error_set(err, TR_ERR_INVALID, "",
+                          "The JSON body of your "
                           "request is %s; expected an object",
                           tr_json_type(*root));
         json_decref(*root);
@@ -217,16 +225,16 @@ tr_json_type(const json_t *value)
 
 tr_status_t
 tr_json_wrong_type(tr_error_t *err, const char *param, const char *expected,
-    const json_t *got)
+                   const json_t *got)
 {
-    return tr_error_set(err, TR_ERR_INVALID, param, "Invalid type for '%s': "
-                        "expected %s, but got %s instead.", param, expected,
-                        tr_json_type(got));
+    return tr_error_set(err, TR_ERR_INVALID, param,
+                        "Invalid type for '%s': "
+                        "expected %s, but got %s instead.",
+                        param, expected, tr_json_type(got));
 }
 
 tr_status_t
-tr_json_bool(const json_t *object, const char *name, bool *out,
-    tr_error_t *err)
+tr_json_bool(const json_t *object, const char *name, bool *out, tr_error_t *err)
 {
     json_t *value = tr_json_field(object, name);
 
@@ -242,7 +250,7 @@ tr_json_bool(const json_t *object, const char *name, bool *out,
 
 tr_status_t
 tr_json_integer(const json_t *object, const char *name, int64_t min,
-    int64_t max, int64_t *out, tr_error_t *err)
+                int64_t max, int64_t *out, tr_error_t *err)
 {
     json_t *value = tr_json_field(object, name);
     int64_t v;
@@ -255,16 +263,18 @@ tr_json_integer(const json_t *object, const char *name, int64_t min,
     }
     v = json_integer_value(value);
     if (v < min) {
-        return tr_error_set(err, TR_ERR_INVALID, name, "Invalid '%s': integer "
+        return tr_error_set(err, TR_ERR_INVALID, name,
+                            "Invalid '%s': integer "
                             "below minimum value. Expected a value >= %lld, "
-                            "but got %lld instead.", name, (long long) min,
-                            (long long) v);
+                            "but got %lld instead.",
+                            name, (long long) min, (long long) v);
     }
     if (v > max) {
-        return tr_error_set(err, TR_ERR_INVALID, name, "Invalid '%s': integer "
+        return tr_error_set(err, TR_ERR_INVALID, name,
+                            "Invalid '%s': integer "
                             "above maximum value. Expected a value <= %lld, "
-                            "but got %lld instead.", name, (long long) max,
-                            (long long) v);
+                            "but got %lld instead.",
+                            name, (long long) max, (long long) v);
     }
     *out = v;
     return TR_OK;
@@ -272,7 +282,7 @@ tr_json_integer(const json_t *object, const char *name, int64_t min,
 
 tr_status_t
 tr_json_number(const json_t *object, const char *name, double min,
-    bool above_min, double max, float *out, tr_error_t *err)
+               bool above_min, double max, float *out, tr_error_t *err)
 {
     json_t *value = tr_json_field(object, name);
     double v;
@@ -285,15 +295,18 @@ tr_json_number(const json_t *object, const char *name, double min,
     }
     v = json_number_value(value);
     if (!(v >= min) || (above_min && (float) v <= (float) min)) {
-        return tr_error_set(err, TR_ERR_INVALID, name, "Invalid '%s': decimal "
+        return tr_error_set(err, TR_ERR_INVALID, name,
+                            "Invalid '%s': decimal "
                             "below minimum value. Expected a value %s %g, but "
-                            "got %g instead.", name, above_min ? ">" : ">=",
-                            min, v);
+                            "got %g instead.",
+                            name, above_min ? ">" : ">=", min, v);
     }
     if (!(v <= max)) {
-        return tr_error_set(err, TR_ERR_INVALID, name, "Invalid '%s': decimal "
+        return tr_error_set(err, TR_ERR_INVALID, name,
+                            "Invalid '%s': decimal "
                             "above maximum value. Expected a value <= %g, but "
-                            "got %g instead.", name, max, v);
+                            "got %g instead.",
+                            name, max, v);
     }
     *out = (float) v;
     return TR_OK;

@@ -21,7 +21,7 @@ void tr_json_init(void);
  * may take up to a fixed multiple of the body's size: a body made of millions
  * of empty arrays is refused before it has eaten the machine. */
 tr_status_t tr_json_parse(const char *body, size_t len, json_t **root,
-    tr_error_t *err);
+                          tr_error_t *err);
 
 /* Offset of the first byte that is not UTF-8, len if there is none. */
 size_t tr_utf8_check(const char *text, size_t len);
@@ -33,14 +33,15 @@ json_t *tr_json_field(const json_t *object, const char *name);
 const char *tr_json_type(const json_t *value);
 
 tr_status_t tr_json_wrong_type(tr_error_t *err, const char *param,
-    const char *expected, const json_t *got);
+                               const char *expected, const json_t *got);
 
 tr_status_t tr_json_bool(const json_t *object, const char *name, bool *out,
-    tr_error_t *err);
-tr_status_t tr_json_integer(const json_t *object, const char *name,
-    int64_t min, int64_t max, int64_t *out, tr_error_t *err);
+                         tr_error_t *err);
+tr_status_t tr_json_integer(const json_t *object, const char *name, int64_t min,
+                            int64_t max, int64_t *out, tr_error_t *err);
 /* [min, max], or (min, max] when above_min. */
 tr_status_t tr_json_number(const json_t *object, const char *name, double min,
-    bool above_min, double max, float *out, tr_error_t *err);
+                           bool above_min, double max, float *out,
+                           tr_error_t *err);
 
 #endif

@@ -73,9 +73,11 @@ check_tools(const json_t *root, tr_error_t *err)
                     || strcmp(json_string_value(choice), "auto") == 0))) {
             continue;
         }
-        return tr_error_set(err, TR_ERR_INVALID, names[i], "'%s' requires a "
+        return tr_error_set(err, TR_ERR_INVALID, names[i],
+                            "'%s' requires a "
                             "tool call, which this server does not support; "
-                            "use \"none\" or \"auto\".", names[i]);
+                            "use \"none\" or \"auto\".",
+                            names[i]);
     }
     return TR_OK;
 }
@@ -180,7 +182,7 @@ read_numbers(const json_t *root, tr_sampling_params_t *p, tr_error_t *err)
 /* n, and best_of, which may only repeat it. */
 static tr_status_t
 read_n(const tr_openai_t *api, const json_t *root, tr_request_t *r,
-    tr_error_t *err)
+       tr_error_t *err)
 {
     int64_t n = 1, best_of;
     tr_status_t rc;
@@ -192,7 +194,8 @@ read_n(const tr_openai_t *api, const json_t *root, tr_request_t *r,
         rc = tr_json_integer(root, "best_of", 1, INT32_MAX, &best_of, err);
     }
     if (rc == TR_OK && best_of != n) {
-        rc = tr_error_set(err, TR_ERR_INVALID, "best_of", "'best_of' (%lld) "
+        rc = tr_error_set(err, TR_ERR_INVALID, "best_of",
+                          "'best_of' (%lld) "
                           "other than 'n' (%lld) is not supported.",
                           (long long) best_of, (long long) n);
     }
@@ -201,7 +204,7 @@ read_n(const tr_openai_t *api, const json_t *root, tr_request_t *r,
 
 static tr_status_t
 read_max_tokens(const json_t *root, const tr_request_t *r, int64_t *out,
-    tr_error_t *err)
+                tr_error_t *err)
 {
     bool chat = r->endpoint == TR_ENDPOINT_CHAT;
     tr_status_t rc;
@@ -215,7 +218,8 @@ read_max_tokens(const json_t *root, const tr_request_t *r, int64_t *out,
         return rc;
     }
     if (*out >= 0) {
-        return tr_error_set(err, TR_ERR_INVALID, "max_tokens", "Setting "
+        return tr_error_set(err, TR_ERR_INVALID, "max_tokens",
+                            "Setting "
                             "'max_tokens' and 'max_completion_tokens' at the "
                             "same time is not supported.");
     }
@@ -240,8 +244,8 @@ read_logprobs(const json_t *root, tr_request_t *r, tr_error_t *err)
     }
     rc = tr_json_bool(root, "logprobs", &wanted, err);
     if (rc == TR_OK) {
-        rc = tr_json_integer(root, "top_logprobs", 0, TR_TOP_LOGPROBS_MAX,
-                             &top, err);
+        rc = tr_json_integer(root, "top_logprobs", 0, TR_TOP_LOGPROBS_MAX, &top,
+                             err);
     }
     if (rc == TR_OK && top > 0 && !wanted) {
         rc = tr_error_set(err, TR_ERR_INVALID, "top_logprobs",
@@ -268,7 +272,7 @@ token_of_key(const char *key, uint32_t vocab)
 
 static tr_status_t
 read_logit_bias(const tr_openai_t *api, const json_t *root, tr_request_t *r,
-    tr_error_t *err)
+                tr_error_t *err)
 {
     json_t *object = tr_json_field(root, "logit_bias"), *value;
     tr_logit_bias_t *bias;
@@ -281,7 +285,8 @@ read_logit_bias(const tr_openai_t *api, const json_t *root, tr_request_t *r,
         return TR_OK;
     }
     if (json_object_size(object) > LOGIT_BIAS_MAX) {
-        return tr_error_set(err, TR_ERR_INVALID, "logit_bias", "Invalid "
+        return tr_error_set(err, TR_ERR_INVALID, "logit_bias",
+                            "Invalid "
                             "'logit_bias': %zu entries. Expected at most %d.",
                             json_object_size(object), LOGIT_BIAS_MAX);
     }
@@ -289,14 +294,16 @@ read_logit_bias(const tr_openai_t *api, const json_t *root, tr_request_t *r,
     if (bias == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "", "out of memory");
     }
-    json_object_foreach(object, key, value) {
+    json_object_foreach (object, key, value) {
         int64_t token = token_of_key(key, api->vocab);
         double v;
 
         if (token < 0) {
-            return tr_error_set(err, TR_ERR_INVALID, "logit_bias", "Invalid "
+            return tr_error_set(err, TR_ERR_INVALID, "logit_bias",
+                                "Invalid "
                                 "key in 'logit_bias': \"%.32s\". Expected a "
-                                "token id from 0 to %u.", key, api->vocab - 1);
+                                "token id from 0 to %u.",
+                                key, api->vocab - 1);
         }
         if (!json_is_number(value)) {
             return tr_json_wrong_type(err, "logit_bias", "numbers as values",
@@ -304,10 +311,11 @@ read_logit_bias(const tr_openai_t *api, const json_t *root, tr_request_t *r,
         }
         v = json_number_value(value);
         if (!(v >= -100 && v <= 100)) {
-            return tr_error_set(err, TR_ERR_INVALID, "logit_bias", "Invalid "
+            return tr_error_set(err, TR_ERR_INVALID, "logit_bias",
+                                "Invalid "
                                 "'logit_bias': %g for token %lld. Expected a "
-                                "value from -100 to 100.", v,
-                                (long long) token);
+                                "value from -100 to 100.",
+                                v, (long long) token);
         }
         bias[r->params.n_bias].token = (int32_t) token;
         bias[r->params.n_bias].bias = (float) v;
@@ -319,7 +327,7 @@ read_logit_bias(const tr_openai_t *api, const json_t *root, tr_request_t *r,
 
 static tr_status_t
 copy_stop(tr_request_t *r, tr_stop_string_t *out, const json_t *value,
-    const char *param, tr_error_t *err)
+          const char *param, tr_error_t *err)
 {
     size_t len = json_string_length(value);
     char *text;
@@ -328,7 +336,8 @@ copy_stop(tr_request_t *r, tr_stop_string_t *out, const json_t *value,
         return tr_json_wrong_type(err, param, "a string", value);
     }
     if (len == 0 || len > TR_STOP_STRING_BYTES) {
-        return tr_error_set(err, TR_ERR_INVALID, param, "Invalid '%s': a stop "
+        return tr_error_set(err, TR_ERR_INVALID, param,
+                            "Invalid '%s': a stop "
                             "string of %zu bytes. Expected 1 to %d bytes.",
                             param, len, TR_STOP_STRING_BYTES);
     }
@@ -354,15 +363,19 @@ read_stop(const json_t *root, tr_request_t *r, tr_error_t *err)
         return TR_OK;
     }
     if (!json_is_string(stop) && !json_is_array(stop)) {
-        return tr_json_wrong_type(err, "stop", "a string or an array of "
-                                  "strings", stop);
+        return tr_json_wrong_type(err, "stop",
+                                  "a string or an array of "
+                                  "strings",
+                                  stop);
     }
     n = json_is_string(stop) ? 1 : json_array_size(stop);
     if (n > TR_STOP_STRINGS_MAX) {
-        return tr_error_set(err, TR_ERR_INVALID, "stop", "Invalid 'stop': "
+        return tr_error_set(err, TR_ERR_INVALID, "stop",
+                            "Invalid 'stop': "
                             "array too long. Expected an array with maximum "
                             "length %d, but got an array with length %zu "
-                            "instead.", TR_STOP_STRINGS_MAX, n);
+                            "instead.",
+                            TR_STOP_STRINGS_MAX, n);
     }
     if (n == 0) {
         return TR_OK;
@@ -390,7 +403,7 @@ read_stop(const json_t *root, tr_request_t *r, tr_error_t *err)
 
 static tr_status_t
 read_stop_tokens(const tr_openai_t *api, const json_t *root, tr_request_t *r,
-    tr_error_t *err)
+                 tr_error_t *err)
 {
     json_t *array = tr_json_field(root, "stop_token_ids"), *value;
     int32_t *ids;
@@ -400,14 +413,18 @@ read_stop_tokens(const tr_openai_t *api, const json_t *root, tr_request_t *r,
         return TR_OK;
     }
     if (!json_is_array(array)) {
-        return tr_json_wrong_type(err, "stop_token_ids", "an array of "
-                                  "integers", array);
+        return tr_json_wrong_type(err, "stop_token_ids",
+                                  "an array of "
+                                  "integers",
+                                  array);
     }
     n = json_array_size(array);
     if (n > STOP_TOKENS_MAX) {
-        return tr_error_set(err, TR_ERR_INVALID, "stop_token_ids", "Invalid "
+        return tr_error_set(err, TR_ERR_INVALID, "stop_token_ids",
+                            "Invalid "
                             "'stop_token_ids': %zu entries. Expected at most "
-                            "%d.", n, STOP_TOKENS_MAX);
+                            "%d.",
+                            n, STOP_TOKENS_MAX);
     }
     if (n == 0) {
         return TR_OK;
@@ -416,7 +433,7 @@ read_stop_tokens(const tr_openai_t *api, const json_t *root, tr_request_t *r,
     if (ids == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "", "out of memory");
     }
-    json_array_foreach(array, i, value) {
+    json_array_foreach (array, i, value) {
         char param[48];
 
         snprintf(param, sizeof(param), "stop_token_ids[%zu]", i);
@@ -425,10 +442,11 @@ read_stop_tokens(const tr_openai_t *api, const json_t *root, tr_request_t *r,
         }
         if (json_integer_value(value) < 0
             || json_integer_value(value) >= (int64_t) api->vocab) {
-            return tr_error_set(err, TR_ERR_INVALID, param, "Invalid '%s': "
+            return tr_error_set(err, TR_ERR_INVALID, param,
+                                "Invalid '%s': "
                                 "token id %lld is out of the vocabulary (0 to "
-                                "%u).", param,
-                                (long long) json_integer_value(value),
+                                "%u).",
+                                param, (long long) json_integer_value(value),
                                 api->vocab - 1);
         }
         ids[i] = (int32_t) json_integer_value(value);
@@ -457,7 +475,8 @@ read_stream(const json_t *root, tr_request_t *r, tr_error_t *err)
         return tr_json_wrong_type(err, "stream_options", "an object", options);
     }
     if (!r->stream) {
-        return tr_error_set(err, TR_ERR_INVALID, "stream_options", "The "
+        return tr_error_set(err, TR_ERR_INVALID, "stream_options",
+                            "The "
                             "'stream_options' parameter is only allowed when "
                             "'stream' is enabled.");
     }
@@ -478,7 +497,8 @@ read_flags(const json_t *root, tr_request_t *r, tr_error_t *err)
 
     rc = tr_json_bool(root, "echo", &r->echo, err);
     if (rc == TR_OK && r->echo && r->endpoint == TR_ENDPOINT_CHAT) {
-        rc = tr_error_set(err, TR_ERR_INVALID, "echo", "'echo' is supported "
+        rc = tr_error_set(err, TR_ERR_INVALID, "echo",
+                          "'echo' is supported "
                           "on /v1/completions only.");
     }
     if (rc == TR_OK) {
@@ -498,7 +518,7 @@ read_flags(const json_t *root, tr_request_t *r, tr_error_t *err)
 
 tr_status_t
 tr_openai_params(const tr_openai_t *api, const json_t *root, tr_request_t *r,
-    int64_t *max_tokens, tr_error_t *err)
+                 int64_t *max_tokens, tr_error_t *err)
 {
     tr_status_t rc;
 
@@ -530,9 +550,9 @@ tr_openai_params(const tr_openai_t *api, const json_t *root, tr_request_t *r,
     if (rc == TR_OK) {
         rc = read_stop_tokens(api, root, r, err);
     }
-    if (rc == TR_OK && *max_tokens >= 0
-        && r->params.min_tokens > *max_tokens) {
-        rc = tr_error_set(err, TR_ERR_INVALID, "min_tokens", "'min_tokens' "
+    if (rc == TR_OK && *max_tokens >= 0 && r->params.min_tokens > *max_tokens) {
+        rc = tr_error_set(err, TR_ERR_INVALID, "min_tokens",
+                          "'min_tokens' "
                           "(%u) is above the tokens asked for (%lld).",
                           r->params.min_tokens, (long long) *max_tokens);
     }

@@ -12,6 +12,7 @@
 /* Fills r->stream, include_usage, echo, n and params, all but max_tokens; that
  * comes out as *max_tokens, -1 when the client left it open. */
 tr_status_t tr_openai_params(const tr_openai_t *api, const json_t *root,
-    tr_request_t *r, int64_t *max_tokens, tr_error_t *err);
+                             tr_request_t *r, int64_t *max_tokens,
+                             tr_error_t *err);
 
 #endif

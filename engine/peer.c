@@ -39,8 +39,9 @@ close_fd(tr_peer_t *p, int *fd)
 static const char *
 role_name(uint32_t role)
 {
-    return role == TR_ROLE_WORKER ? "worker" : role == TR_ROLE_CLI ? "cli"
-                                                                   : "unknown";
+    return role == TR_ROLE_WORKER ? "worker"
+           : role == TR_ROLE_CLI  ? "cli"
+                                  : "unknown";
 }
 
 static bool
@@ -71,7 +72,7 @@ tr_peer_violation(tr_peer_t *p, const char *format, ...)
 
 tr_peer_t *
 tr_peer_new(tr_peer_env_t *env, int sock, const tr_peer_credentials_t *who,
-    uint32_t number)
+            uint32_t number)
 {
     tr_peer_t *p;
     tr_welcome_t no;
@@ -98,8 +99,8 @@ tr_peer_new(tr_peer_env_t *env, int sock, const tr_peer_credentials_t *who,
     p->connected_us = env->now_us;
     p->sock = sock;
     p->bell_in = p->bell_out = -1;
-    p->on_sock = (tr_event_t) { TR_EVENT_SOCKET, p };
-    p->on_bell = (tr_event_t) { TR_EVENT_BELL, p };
+    p->on_sock = (tr_event_t){ TR_EVENT_SOCKET, p };
+    p->on_bell = (tr_event_t){ TR_EVENT_BELL, p };
     if (watch(env, sock, EPOLLIN | EPOLLRDHUP, &p->on_sock) != 0) {
         tr_log(TR_LEVEL_ERROR, "cannot watch a connection error=\"%s\"",
                strerror(errno));
@@ -130,12 +131,10 @@ make_channel(tr_peer_t *p, int *channel_fd)
     const tr_config_t *config = p->env->config;
     tr_status_t rc;
 
-    rc = tr_channel_create(p->hello.slots,
-                           ring_size(config, p->hello.request_ring,
-                                     TR_RING_MIN),
-                           ring_size(config, p->hello.response_ring,
-                                     TR_OUTLET_MIN),
-                           p->env->status->generation, &p->map, channel_fd);
+    rc = tr_channel_create(
+        p->hello.slots, ring_size(config, p->hello.request_ring, TR_RING_MIN),
+        ring_size(config, p->hello.response_ring, TR_OUTLET_MIN),
+        p->env->status->generation, &p->map, channel_fd);
     if (rc != TR_OK) {
         return rc;
     }
@@ -178,8 +177,9 @@ open_channel(tr_peer_t *p, tr_welcome_t *welcome)
         close(fds[TR_FD_CHANNEL]);
     }
     if (rc != TR_OK) {
-        tr_peer_close(p, TR_LEVEL_ERROR, "no memory or descriptors for a "
-                                         "channel");
+        tr_peer_close(p, TR_LEVEL_ERROR,
+                      "no memory or descriptors for a "
+                      "channel");
         return;
     }
     if (sent != 0) {
@@ -189,9 +189,10 @@ open_channel(tr_peer_t *p, tr_welcome_t *welcome)
     p->state = TR_PEER_OPEN;
     p->in_ready = p->out_ready = true; /* look once, then sleep */
     atomic_fetch_add(&p->env->status->counters.channels_opened, 1);
-    tr_log(TR_LEVEL_INFO, "channel opened channel=%u peer=%s pid=%ld uid=%u "
-           "slots=%u request_ring=%u response_ring=%u", p->number,
-           role_name(p->hello.role), (long) p->who.pid, p->who.uid,
+    tr_log(TR_LEVEL_INFO,
+           "channel opened channel=%u peer=%s pid=%ld uid=%u "
+           "slots=%u request_ring=%u response_ring=%u",
+           p->number, role_name(p->hello.role), (long) p->who.pid, p->who.uid,
            p->map.slots, p->map.request_capacity, p->map.response_capacity);
 }
 
@@ -292,12 +293,12 @@ tr_peer_turn(tr_peer_t *p)
     if (rc != TR_OK) {
         atomic_fetch_add(&p->env->status->counters.channel_errors, 1);
         tr_peer_close(p, TR_LEVEL_WARN,
-                      p->reason[0] ? p->reason : "impossible ring index or "
-                                                 "record");
+                      p->reason[0] ? p->reason
+                                   : "impossible ring index or "
+                                     "record");
         return false;
     }
-    return p->in_ready
-           || (!p->blocked && (p->replies != NULL || p->out_ready));
+    return p->in_ready || (!p->blocked && (p->replies != NULL || p->out_ready));
 }
 
 uint64_t
@@ -307,8 +308,7 @@ tr_peer_deadline(const tr_peer_t *p)
         return p->connected_us + HELLO_TIMEOUT_US;
     }
     if (p->state == TR_PEER_OPEN && p->blocked && p->blocked_since_us != 0) {
-        return p->blocked_since_us
-               + p->env->config->channel_stall_timeout_us;
+        return p->blocked_since_us + p->env->config->channel_stall_timeout_us;
     }
     return UINT64_MAX;
 }
@@ -316,8 +316,9 @@ tr_peer_deadline(const tr_peer_t *p)
 void
 tr_peer_on_deadline(tr_peer_t *p)
 {
-    tr_peer_close(p, TR_LEVEL_WARN, p->state == TR_PEER_HELLO
-                  ? "no hello in time" : "takes no output");
+    tr_peer_close(p, TR_LEVEL_WARN,
+                  p->state == TR_PEER_HELLO ? "no hello in time"
+                                            : "takes no output");
 }
 
 /* ---- closing ------------------------------------------------------------ */
@@ -349,9 +350,11 @@ tr_peer_close(tr_peer_t *p, int level, const char *why)
     if (p->state == TR_PEER_CLOSING) {
         return;
     }
-    tr_log(level, "channel closed channel=%u peer=%s pid=%ld uid=%u "
-           "requests=%u reason=\"%s\"", p->number, role_name(p->hello.role),
-           (long) p->who.pid, p->who.uid, p->n_requests, why);
+    tr_log(level,
+           "channel closed channel=%u peer=%s pid=%ld uid=%u "
+           "requests=%u reason=\"%s\"",
+           p->number, role_name(p->hello.role), (long) p->who.pid, p->who.uid,
+           p->n_requests, why);
     if (p->state == TR_PEER_OPEN) {
         atomic_fetch_add(&p->env->status->counters.channels_closed, 1);
     }

@@ -105,10 +105,10 @@ struct tr_peer {
     size_t body_bytes;   /* held by bodies of its requests */
     tr_request_t *replies, *replies_tail;
 
-    bool in_ready;  /* there may be records or wishes */
-    bool out_ready; /* there may be output */
-    bool blocked;   /* its response ring is full */
-    bool ring;      /* it must be rung */
+    bool in_ready;             /* there may be records or wishes */
+    bool out_ready;            /* there may be output */
+    bool blocked;              /* its response ring is full */
+    bool ring;                 /* it must be rung */
     uint64_t blocked_since_us; /* 0: not; no byte was taken since */
     char reason[192];          /* why the last check failed */
 };
@@ -117,7 +117,7 @@ struct tr_peer {
 
 /* Takes a connection; NULL (and the connection closed) when it is refused. */
 tr_peer_t *tr_peer_new(tr_peer_env_t *env, int sock,
-    const tr_peer_credentials_t *who, uint32_t number);
+                       const tr_peer_credentials_t *who, uint32_t number);
 
 /* The socket has news: the hello, or the end. */
 void tr_peer_on_socket(tr_peer_t *p);

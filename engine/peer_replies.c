@@ -101,8 +101,10 @@ put_error(tr_peer_t *p, const tr_request_t *r)
         if (info.http >= 500) {
             atomic_fetch_add(&p->env->status->counters.requests_error, 1);
         }
-        tr_log(info.level, "request refused id=%s channel=%u status=%s "
-               "param=%s", r->request_id, p->number, info.name,
+        tr_log(info.level,
+               "request refused id=%s channel=%u status=%s "
+               "param=%s",
+               r->request_id, p->number, info.name,
                r->error.param[0] ? r->error.param : "-");
     }
     return rc;
@@ -157,7 +159,8 @@ offer(tr_peer_t *p, tr_request_t *r)
     case TR_OK:
         return TR_OK;
     case TR_ERR_QUEUE_FULL:
-        return tr_error_set(&r->error, rc, "", "Too many requests are waiting "
+        return tr_error_set(&r->error, rc, "",
+                            "Too many requests are waiting "
                             "(%u); try again later",
                             p->env->config->max_queue);
     case TR_ERR_CONTEXT_LENGTH:
@@ -170,8 +173,10 @@ offer(tr_peer_t *p, tr_request_t *r)
     case TR_ERR_DRAINING:
         return tr_error_set(&r->error, rc, "", "The engine is shutting down");
     default:
-        return tr_error_set(&r->error, rc, "", "The engine could not take the "
-                            "request (%s)", tr_status_info(rc).name);
+        return tr_error_set(&r->error, rc, "",
+                            "The engine could not take the "
+                            "request (%s)",
+                            tr_status_info(rc).name);
     }
 }
 
@@ -272,7 +277,7 @@ forward(tr_peer_t *p)
             sleep_outlet(p);
             return rc == TR_AGAIN ? TR_OK : rc;
         }
-        piece = (tr_ring_piece_t) { payload, rec.length };
+        piece = (tr_ring_piece_t){ payload, rec.length };
         rc = put(p, rec.type, rec.id, &piece, 1);
         if (rc != TR_OK) {
             break;

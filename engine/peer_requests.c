@@ -107,7 +107,8 @@ make_room(tr_peer_t *p, tr_peer_slot_t *s, size_t need)
 
     if (need > max_body
         || (s->declared != TR_BODY_UNKNOWN && s->declared > max_body)) {
-        return tr_error_set(&r->error, TR_ERR_TOO_LARGE, "", "The body of your "
+        return tr_error_set(&r->error, TR_ERR_TOO_LARGE, "",
+                            "The body of your "
                             "request is larger than %llu bytes, the most that "
                             "this server reads",
                             (unsigned long long) max_body);
@@ -122,7 +123,8 @@ make_room(tr_peer_t *p, tr_peer_slot_t *s, size_t need)
         cap = (size_t) s->declared; /* exactly, when it is known */
     }
     if (p->body_bytes - s->charged + cap > bodies_max(p)) {
-        return tr_error_set(&r->error, TR_ERR_QUEUE_FULL, "", "Too many large "
+        return tr_error_set(&r->error, TR_ERR_QUEUE_FULL, "",
+                            "Too many large "
                             "requests are being read at the moment; try again "
                             "later");
     }
@@ -152,7 +154,8 @@ submit(tr_peer_t *p, tr_peer_slot_t *s)
     s->state = TR_SLOT_INTAKE;
     if (tr_intake_submit(p->env->intake, r) != TR_OK) {
         s->state = TR_SLOT_GATHERING;
-        tr_error_set(&r->error, TR_ERR_QUEUE_FULL, "", "Too many requests are "
+        tr_error_set(&r->error, TR_ERR_QUEUE_FULL, "",
+                     "Too many requests are "
                      "waiting (%u); try again later",
                      p->env->config->max_queue);
         stop_gathering(p, s);
@@ -169,8 +172,10 @@ gather(tr_peer_t *p, tr_peer_slot_t *s, const void *bytes, size_t n, bool more)
     if (s->declared != TR_BODY_UNKNOWN
         && (r->body_len + n > s->declared
             || (!more && r->body_len + n != s->declared))) {
-        return tr_peer_violation(p, "body of %zu bytes where %llu were "
-                                 "announced", r->body_len + n,
+        return tr_peer_violation(p,
+                                 "body of %zu bytes where %llu were "
+                                 "announced",
+                                 r->body_len + n,
                                  (unsigned long long) s->declared);
     }
     if (make_room(p, s, r->body_len + n) != TR_OK) {
@@ -219,7 +224,8 @@ first_part(tr_peer_t *p, const tr_record_t *rec, const uint8_t *payload)
     s->gathered = !(rec->flags & TR_FLAG_MORE);
     p->n_requests++;
     if (p->env->draining) {
-        tr_error_set(&r->error, TR_ERR_DRAINING, "", "The engine is shutting "
+        tr_error_set(&r->error, TR_ERR_DRAINING, "",
+                     "The engine is shutting "
                      "down");
         stop_gathering(p, s);
         return TR_OK;
@@ -260,9 +266,10 @@ take_record(tr_peer_t *p, const tr_record_t *rec, const uint8_t *payload)
                                  rec->type);
     }
     if (slot >= p->n_slots || generation == 0) {
-        return tr_peer_violation(p, "request id of slot %u, generation %u; "
-                                 "the channel has %u slots", slot, generation,
-                                 p->n_slots);
+        return tr_peer_violation(p,
+                                 "request id of slot %u, generation %u; "
+                                 "the channel has %u slots",
+                                 slot, generation, p->n_slots);
     }
     s = &p->slots[slot];
     if (generation == s->generation) {
@@ -272,9 +279,10 @@ take_record(tr_peer_t *p, const tr_record_t *rec, const uint8_t *payload)
         return TR_OK; /* of a request that ended long ago */
     }
     if (s->request != NULL) {
-        return tr_peer_violation(p, "slot %u is in use by generation %u, not "
-                                 "free for %u", slot, s->generation,
-                                 generation);
+        return tr_peer_violation(p,
+                                 "slot %u is in use by generation %u, not "
+                                 "free for %u",
+                                 slot, s->generation, generation);
     }
     return first_part(p, rec, payload);
 }
@@ -330,7 +338,8 @@ tr_peer_drain(tr_peer_t *p)
         tr_peer_slot_t *s = &p->slots[i];
 
         if (s->request != NULL && s->state == TR_SLOT_GATHERING) {
-            tr_error_set(&s->request->error, TR_ERR_DRAINING, "", "The engine "
+            tr_error_set(&s->request->error, TR_ERR_DRAINING, "",
+                         "The engine "
                          "is shutting down");
             stop_gathering(p, s);
         }

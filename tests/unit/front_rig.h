@@ -114,7 +114,8 @@ rig_client(const rig_t *rig, uint32_t ring)
     tr_error_t err;
 
     if (tr_ring_client_connect(rig->config.socket, &options, PATIENCE_MS, &c,
-                               &err) != TR_OK) {
+                               &err)
+        != TR_OK) {
         fail_msg("%s", err.text);
     }
     return c;
@@ -127,7 +128,8 @@ rig_submit(tr_ring_client_t *c, const void *body, size_t len)
     uint64_t id;
 
     if (tr_ring_client_submit(c, TR_ENDPOINT_COMPLETIONS, "test", body, len,
-                              PATIENCE_MS, &id, &err) != TR_OK) {
+                              PATIENCE_MS, &id, &err)
+        != TR_OK) {
         fail_msg("%s", err.text);
     }
     return id;
@@ -200,8 +202,7 @@ raw_connect(const char *path)
     int sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
     assert_true(sock >= 0);
-    assert_int_equal(connect(sock, (struct sockaddr *) &addr, sizeof(addr)),
-                     0);
+    assert_int_equal(connect(sock, (struct sockaddr *) &addr, sizeof(addr)), 0);
     return sock;
 }
 
@@ -283,7 +284,7 @@ raw_ring(raw_t *r)
 /* Puts one record and shows it, waiting for room. */
 static inline void
 raw_put(raw_t *r, uint16_t type, uint16_t flags, uint64_t id, const void *data,
-    size_t len)
+        size_t len)
 {
     tr_ring_piece_t piece = { data, len };
     tr_status_t rc;
@@ -302,7 +303,7 @@ raw_put(raw_t *r, uint16_t type, uint16_t flags, uint64_t id, const void *data,
 /* First part of a SUBMIT. */
 static inline void
 raw_submit(raw_t *r, uint64_t id, const char *body, uint64_t declared,
-    bool more)
+           bool more)
 {
     uint8_t payload[1024];
     tr_wire_submit_t head = { .endpoint = TR_ENDPOINT_COMPLETIONS,
@@ -371,7 +372,8 @@ raw_end(raw_t *r, uint64_t id)
             tr_wire_bytes_t param, message;
 
             assert_int_equal(tr_wire_error_parse(r->buf, rec.length, &head,
-                                                 &param, &message), TR_OK);
+                                                 &param, &message),
+                             TR_OK);
             return head.status;
         }
         if (rec.type == TR_RECORD_FINISH) {

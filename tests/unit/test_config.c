@@ -290,12 +290,9 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_file),
-        cmocka_unit_test(test_command_line),
-        cmocka_unit_test(test_bad),
-        cmocka_unit_test(test_bad_file),
-        cmocka_unit_test(test_error_set),
+        cmocka_unit_test(test_defaults),     cmocka_unit_test(test_file),
+        cmocka_unit_test(test_command_line), cmocka_unit_test(test_bad),
+        cmocka_unit_test(test_bad_file),     cmocka_unit_test(test_error_set),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -21,7 +21,8 @@ test_accepted(void **state)
     (void) state;
     rig_start(&rig, "served_model_name", "org/pocket", NULL);
     c = rig_client(&rig, 0);
-    rig_submit(c, "{\"prompt\":[5,6],\"n\":2,\"stream\":true,\"logprobs\":0,"
+    rig_submit(c,
+               "{\"prompt\":[5,6],\"n\":2,\"stream\":true,\"logprobs\":0,"
                "\"stream_options\":{\"include_usage\":true},\"max_tokens\":2}",
                strlen("{\"prompt\":[5,6],\"n\":2,\"stream\":true,\"logprobs\""
                       ":0,\"stream_options\":{\"include_usage\":true},"
@@ -29,9 +30,9 @@ test_accepted(void **state)
     e = rig_event(c);
     assert_int_equal(e.type, TR_RECORD_ACCEPTED);
     assert_int_equal(e.head.accepted.endpoint, TR_ENDPOINT_COMPLETIONS);
-    assert_int_equal(e.head.accepted.flags,
-                     TR_ACCEPTED_STREAM | TR_ACCEPTED_INCLUDE_USAGE
-                         | TR_ACCEPTED_LOGPROBS);
+    assert_int_equal(e.head.accepted.flags, TR_ACCEPTED_STREAM
+                                                | TR_ACCEPTED_INCLUDE_USAGE
+                                                | TR_ACCEPTED_LOGPROBS);
     assert_int_equal(e.head.accepted.choices, 2);
     assert_int_equal(e.head.accepted.prompt_tokens, 2);
     assert_int_equal(e.text.len, strlen("org/pocket"));
@@ -193,7 +194,8 @@ test_queue_full(void **state)
             accepted++;
         } else if (rec.type == TR_RECORD_ERROR) {
             assert_int_equal(tr_wire_error_parse(r.buf, rec.length, &head,
-                                                 &param, &message), TR_OK);
+                                                 &param, &message),
+                             TR_OK);
             assert_int_equal(head.status, TR_ERR_QUEUE_FULL);
             assert_int_equal(head.retry_after_s, 1);
             refused++;
@@ -282,8 +284,9 @@ test_status_page(void **state)
     } while (b.step <= a.step || b.last_step_us <= a.last_step_us);
     tr_ring_client_abort(c, id);
     wait_running(c, 0);
-    assert_int_equal(
-        atomic_load(&tr_ring_client_status(c)->counters.channels_opened), 1);
+    assert_int_equal(atomic_load(
+                         &tr_ring_client_status(c)->counters.channels_opened),
+                     1);
     tr_ring_client_close(c);
     rig_stop(&rig);
 }
@@ -386,8 +389,7 @@ test_killed(void **state)
         rig.config.socket[0] = '\0';
         rig_start(&rig, NULL);
         /* the child's own path: made of its process id */
-        if (write(ready[1], rig.config.socket, sizeof(rig.config.socket))
-            < 0) {
+        if (write(ready[1], rig.config.socket, sizeof(rig.config.socket)) < 0) {
             _exit(1);
         }
         pause();

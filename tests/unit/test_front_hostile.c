@@ -14,8 +14,7 @@ static int
 setup(void **state)
 {
     (void) state;
-    rig_start(&rig, "max_body", "100k", "channel_stall_timeout", "300ms",
-              NULL);
+    rig_start(&rig, "max_body", "100k", "channel_stall_timeout", "300ms", NULL);
     base_fds = rig_fds();
     rig_check_alive(&rig);
     return 0;
@@ -306,14 +305,27 @@ break_socket(raw_t *r)
 static void
 test_broken_rules(void **state)
 {
-    static void (*const breaks[])(raw_t *) = {
-        break_type, break_type_response, break_tail_far, break_tail_odd,
-        break_tail_max, break_tail_back, break_length, break_pad,
-        break_head_index, break_slot, break_generation, break_short,
-        break_endpoint, break_id_length, break_id_text, break_body_long,
-        break_body_long_later, break_body_short, break_extra_part,
-        break_slot_in_use, break_socket
-    };
+    static void (*const breaks[])(raw_t *) = { break_type,
+                                               break_type_response,
+                                               break_tail_far,
+                                               break_tail_odd,
+                                               break_tail_max,
+                                               break_tail_back,
+                                               break_length,
+                                               break_pad,
+                                               break_head_index,
+                                               break_slot,
+                                               break_generation,
+                                               break_short,
+                                               break_endpoint,
+                                               break_id_length,
+                                               break_id_text,
+                                               break_body_long,
+                                               break_body_long_later,
+                                               break_body_short,
+                                               break_extra_part,
+                                               break_slot_in_use,
+                                               break_socket };
     tr_ring_client_t *other = rig_client(&rig, 0);
     size_t i;
 

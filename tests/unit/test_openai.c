@@ -36,12 +36,14 @@ setup(void **state)
     tr_json_init();
     assert_int_equal(tr_tokenizer_load(MODEL, &tokenizer, &err), TR_OK);
     assert_int_equal(tr_chat_template_load(MODEL, "auto", tokenizer,
-                                           &chat_template, &err), TR_OK);
+                                           &chat_template, &err),
+                     TR_OK);
     assert_int_equal(tr_chat_template_load(MODEL, "none", tokenizer,
-                                           &no_template, &err), TR_OK);
+                                           &no_template, &err),
+                     TR_OK);
     scratch = tr_tokenizer_scratch_new(tokenizer);
     assert_non_null(scratch);
-    api = (tr_openai_t) {
+    api = (tr_openai_t){
         .model = "pocket",
         .tokenizer = tokenizer,
         .chat_template = &chat_template,
@@ -66,7 +68,7 @@ teardown(void **state)
 /* Parses a body of len bytes; the request is the caller's. */
 static tr_request_t *
 parse_bytes(const tr_openai_t *a, uint16_t endpoint, const char *body,
-    size_t len)
+            size_t len)
 {
     tr_request_t *r = calloc(1, sizeof(*r));
     tr_status_t rc;
@@ -95,8 +97,7 @@ good(uint16_t endpoint, const char *body)
     tr_request_t *r = parse(endpoint, body);
 
     if (r->error.status != TR_OK) {
-        fail_msg("%s\n  refused: %s (%s)", body, r->error.text,
-                 r->error.param);
+        fail_msg("%s\n  refused: %s (%s)", body, r->error.text, r->error.param);
     }
     return r;
 }
@@ -140,7 +141,8 @@ test_defaults(void **state)
 static void
 test_all_parameters(void **state)
 {
-    tr_request_t *r = good(CHAT,
+    tr_request_t *r = good(
+        CHAT,
         "{" HI ",\"stream\":true,\"stream_options\":{\"include_usage\":true,"
         "\"include_obfuscation\":false},\"n\":2,\"best_of\":2,"
         "\"temperature\":0,\"top_p\":0.5,\"top_k\":40,\"min_p\":0.1,"
@@ -188,17 +190,17 @@ test_all_parameters(void **state)
 static void
 test_null(void **state)
 {
-    tr_request_t *r = good(CHAT,
-        "{" HI ",\"model\":null,\"stream\":null,\"stream_options\":null,"
-        "\"n\":null,\"best_of\":null,\"temperature\":null,\"top_p\":null,"
-        "\"top_k\":null,\"min_p\":null,\"presence_penalty\":null,"
-        "\"frequency_penalty\":null,\"repetition_penalty\":null,"
-        "\"logit_bias\":null,\"seed\":null,\"stop\":null,"
-        "\"stop_token_ids\":null,\"max_tokens\":null,"
-        "\"max_completion_tokens\":null,\"min_tokens\":null,"
-        "\"ignore_eos\":null,\"logprobs\":null,\"top_logprobs\":null,"
-        "\"tools\":null,\"tool_choice\":null,\"response_format\":null,"
-        "\"suffix\":null,\"echo\":null}");
+    tr_request_t *r = good(
+        CHAT, "{" HI ",\"model\":null,\"stream\":null,\"stream_options\":null,"
+              "\"n\":null,\"best_of\":null,\"temperature\":null,\"top_p\":null,"
+              "\"top_k\":null,\"min_p\":null,\"presence_penalty\":null,"
+              "\"frequency_penalty\":null,\"repetition_penalty\":null,"
+              "\"logit_bias\":null,\"seed\":null,\"stop\":null,"
+              "\"stop_token_ids\":null,\"max_tokens\":null,"
+              "\"max_completion_tokens\":null,\"min_tokens\":null,"
+              "\"ignore_eos\":null,\"logprobs\":null,\"top_logprobs\":null,"
+              "\"tools\":null,\"tool_choice\":null,\"response_format\":null,"
+              "\"suffix\":null,\"echo\":null}");
 
     (void) state;
     assert_true(r->params.temperature == 1.0f);
@@ -210,17 +212,18 @@ test_null(void **state)
 static void
 test_content_parts(void **state)
 {
-    tr_request_t *a = good(CHAT, "{\"messages\":[{\"role\":\"user\","
-        "\"content\":[{\"type\":\"text\",\"text\":\"one\"},"
-        "{\"type\":\"text\",\"text\":\"two\"}]}]}");
+    tr_request_t *a = good(CHAT,
+                           "{\"messages\":[{\"role\":\"user\","
+                           "\"content\":[{\"type\":\"text\",\"text\":\"one\"},"
+                           "{\"type\":\"text\",\"text\":\"two\"}]}]}");
     tr_request_t *b = good(CHAT, "{\"messages\":[{\"role\":\"user\","
-        "\"content\":\"one\\ntwo\"}]}");
+                                 "\"content\":\"one\\ntwo\"}]}");
     tr_request_t *c = good(CHAT, "{\"messages\":["
-        "{\"role\":\"developer\",\"content\":\"x\"},"
-        "{\"role\":\"user\",\"content\":\"y\"}]}");
+                                 "{\"role\":\"developer\",\"content\":\"x\"},"
+                                 "{\"role\":\"user\",\"content\":\"y\"}]}");
     tr_request_t *d = good(CHAT, "{\"messages\":["
-        "{\"role\":\"system\",\"content\":\"x\"},"
-        "{\"role\":\"user\",\"content\":\"y\"}]}");
+                                 "{\"role\":\"system\",\"content\":\"x\"},"
+                                 "{\"role\":\"user\",\"content\":\"y\"}]}");
 
     (void) state;
     assert_int_equal(a->prompt_tokens, b->prompt_tokens);
@@ -276,7 +279,8 @@ test_prompts(void **state)
     tr_request_free(r);
 
     /* the default gives way to the end of the context */
-    r = good(TEXT, "{\"prompt\":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,"
+    r = good(TEXT,
+             "{\"prompt\":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,"
              "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,"
              "1,1,1,1,1,1]}");
     assert_int_equal(r->params.max_tokens, 4);
@@ -365,7 +369,8 @@ static const bad_t bad[] = {
     { CHAT, C("\"model\":\"\""), TR_ERR_MODEL_NOT_FOUND, "model", "`` does" },
 
     /* messages */
-    { CHAT, "{}", INVALID, "messages", "expected an array of objects, but got "
+    { CHAT, "{}", INVALID, "messages",
+      "expected an array of objects, but got "
       "null instead" },
     { CHAT, M("null"), INVALID, "messages", "expected an array of objects" },
     { CHAT, M("[]"), INVALID, "messages", "empty array" },
@@ -378,7 +383,8 @@ static const bad_t bad[] = {
     { CHAT, M("[{\"role\":1,\"content\":\"x\"}]"), INVALID, "messages[0].role",
       "expected a string, but got an integer" },
     { CHAT, M("[{\"role\":\"wizard\",\"content\":\"x\"}]"), INVALID,
-      "messages[0].role", "Invalid value: 'wizard'. Supported values are: "
+      "messages[0].role",
+      "Invalid value: 'wizard'. Supported values are: "
       "'system'" },
     { CHAT, M("[{\"role\":\"user\"}]"), INVALID, "messages[0].content",
       "expected a string or an array of text parts, but got null" },
@@ -391,20 +397,25 @@ static const bad_t bad[] = {
       "expected a string, but got null" },
     { CHAT, U("[{\"type\":\"text\"}]"), INVALID, "messages[0].content[0].text",
       "expected a string, but got null" },
-    { CHAT, U("[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"image_url\","
-              "\"image_url\":{\"url\":\"x\"}}]"), INVALID,
-      "messages[0].content[1].type", "type 'image_url' are not supported" },
+    { CHAT,
+      U("[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"image_url\","
+        "\"image_url\":{\"url\":\"x\"}}]"),
+      INVALID, "messages[0].content[1].type",
+      "type 'image_url' are not supported" },
     { CHAT, U("[{\"type\":\"input_audio\"}]"), INVALID,
       "messages[0].content[0].type", "'input_audio' are not supported" },
-    { CHAT, M("[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\","
-              "\"content\":null}]"), INVALID, "messages[1].content",
-      "but got null" },
-    { CHAT, M("[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\","
-              "\"content\":null,\"tool_calls\":[{}]}]"), INVALID,
-      "messages[1].tool_calls", "tool calls are not supported" },
+    { CHAT,
+      M("[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\","
+        "\"content\":null}]"),
+      INVALID, "messages[1].content", "but got null" },
+    { CHAT,
+      M("[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\","
+        "\"content\":null,\"tool_calls\":[{}]}]"),
+      INVALID, "messages[1].tool_calls", "tool calls are not supported" },
 
     /* prompt */
-    { TEXT, "{}", INVALID, "prompt", "expected a string, an array of strings, "
+    { TEXT, "{}", INVALID, "prompt",
+      "expected a string, an array of strings, "
       "or token ids, but got null" },
     { TEXT, "{\"prompt\":7}", INVALID, "prompt", "but got an integer" },
     { TEXT, "{\"prompt\":{}}", INVALID, "prompt", "but got an object" },
@@ -444,9 +455,11 @@ static const bad_t bad[] = {
     { CHAT, C("\"top_p\":1.01"), INVALID, "top_p", "Expected a value <= 1" },
     { CHAT, C("\"min_p\":-1"), INVALID, "min_p", "Expected a value >= 0" },
     { CHAT, C("\"top_k\":-2"), INVALID, "top_k", "Expected a value >= -1" },
-    { CHAT, C("\"top_k\":1.5"), INVALID, "top_k", "expected an integer, but "
+    { CHAT, C("\"top_k\":1.5"), INVALID, "top_k",
+      "expected an integer, but "
       "got a decimal number" },
-    { CHAT, C("\"top_k\":4294967296"), INVALID, "top_k", "Expected a value <= "
+    { CHAT, C("\"top_k\":4294967296"), INVALID, "top_k",
+      "Expected a value <= "
       "2147483647" },
     { CHAT, C("\"presence_penalty\":3"), INVALID, "presence_penalty",
       "Expected a value <= 2, but got 3" },
@@ -469,8 +482,8 @@ static const bad_t bad[] = {
     { CHAT, C("\"max_tokens\":-5"), INVALID, "max_tokens", "but got -5" },
     { CHAT, C("\"max_tokens\":1.0"), INVALID, "max_tokens",
       "expected an integer" },
-    { CHAT, C("\"max_completion_tokens\":0"), INVALID,
-      "max_completion_tokens", "Expected a value >= 1" },
+    { CHAT, C("\"max_completion_tokens\":0"), INVALID, "max_completion_tokens",
+      "Expected a value >= 1" },
     { CHAT, C("\"max_tokens\":1,\"max_completion_tokens\":1"), INVALID,
       "max_tokens", "at the same time is not supported" },
     { TEXT, T("\"max_tokens\":0"), INVALID, "max_tokens", ">= 1, but got 0" },
@@ -491,18 +504,21 @@ static const bad_t bad[] = {
       LENGTH, "prompt", "your prompt resulted in 64 tokens" },
     { CHAT, C("\"max_tokens\":64"), LENGTH, "messages",
       "in the messages, 64 in the completion)" },
-    { CHAT, U("\"1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 "
-              "2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0\""),
+    { CHAT,
+      U("\"1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 "
+        "2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0\""),
       LENGTH, "messages", "Please reduce the length of the messages." },
 
     /* logprobs */
-    { CHAT, C("\"logprobs\":5"), INVALID, "logprobs", "expected a boolean, but "
+    { CHAT, C("\"logprobs\":5"), INVALID, "logprobs",
+      "expected a boolean, but "
       "got an integer" },
-    { CHAT, C("\"logprobs\":true,\"top_logprobs\":21"), INVALID,
-      "top_logprobs", "Expected a value <= 20, but got 21" },
+    { CHAT, C("\"logprobs\":true,\"top_logprobs\":21"), INVALID, "top_logprobs",
+      "Expected a value <= 20, but got 21" },
     { CHAT, C("\"top_logprobs\":2"), INVALID, "top_logprobs",
       "needs 'logprobs' set to true" },
-    { TEXT, T("\"logprobs\":true"), INVALID, "logprobs", "expected an integer, "
+    { TEXT, T("\"logprobs\":true"), INVALID, "logprobs",
+      "expected an integer, "
       "but got a boolean" },
     { TEXT, T("\"logprobs\":-1"), INVALID, "logprobs", ">= 0" },
 
@@ -515,7 +531,8 @@ static const bad_t bad[] = {
     { CHAT, C("\"logit_bias\":{\"4096\":1}"), INVALID, "logit_bias",
       "\"4096\"" },
     { CHAT, C("\"logit_bias\":{\"-1\":1}"), INVALID, "logit_bias", "\"-1\"" },
-    { CHAT, C("\"logit_bias\":{\"\":1}"), INVALID, "logit_bias", "Invalid key" },
+    { CHAT, C("\"logit_bias\":{\"\":1}"), INVALID, "logit_bias",
+      "Invalid key" },
     { CHAT, C("\"logit_bias\":{\"99999999999999999999\":1}"), INVALID,
       "logit_bias", "Invalid key" },
     { CHAT, C("\"logit_bias\":{\"5\":101}"), INVALID, "logit_bias",
@@ -524,10 +541,12 @@ static const bad_t bad[] = {
       "expected numbers as values, but got a string" },
 
     /* stop */
-    { CHAT, C("\"stop\":7"), INVALID, "stop", "expected a string or an array "
+    { CHAT, C("\"stop\":7"), INVALID, "stop",
+      "expected a string or an array "
       "of strings, but got an integer" },
     { CHAT, C("\"stop\":\"\""), INVALID, "stop", "a stop string of 0 bytes" },
-    { CHAT, C("\"stop\":[\"a\",null]"), INVALID, "stop[1]", "expected a "
+    { CHAT, C("\"stop\":[\"a\",null]"), INVALID, "stop[1]",
+      "expected a "
       "string" },
     { CHAT, C("\"stop\":[\"\"]"), INVALID, "stop[0]", "0 bytes" },
     { CHAT, C("\"stop\":[" EIGHT "," EIGHT ",\"a\"]"), INVALID, "stop",
@@ -564,7 +583,8 @@ static const bad_t bad[] = {
       "expected an object" },
     { CHAT, C("\"response_format\":{}"), INVALID, "response_format.type",
       "expected a string, but got null" },
-    { TEXT, T("\"suffix\":\"end\""), INVALID, "suffix", "insertion is not "
+    { TEXT, T("\"suffix\":\"end\""), INVALID, "suffix",
+      "insertion is not "
       "supported" },
     { CHAT, C("\"guided_json\":{\"a\":1}"), INVALID, "guided_json",
       "structured output is not supported" },
@@ -572,7 +592,8 @@ static const bad_t bad[] = {
       "beam search" },
     { CHAT, C("\"echo\":true"), INVALID, "echo", "on /v1/completions only" },
     { TEXT, T("\"echo\":\"yes\""), INVALID, "echo", "expected a boolean" },
-    { CHAT, C("\"ignore_eos\":1"), INVALID, "ignore_eos", "expected a "
+    { CHAT, C("\"ignore_eos\":1"), INVALID, "ignore_eos",
+      "expected a "
       "boolean" },
 };
 
@@ -581,15 +602,14 @@ static unsigned n_bad;
 
 static void
 check_bad(const char *shown, const tr_request_t *r, tr_status_t status,
-    const char *param, const char *message)
+          const char *param, const char *message)
 {
     if (r->error.status != status || strcmp(r->error.param, param) != 0
         || strstr(r->error.text, message) == NULL) {
         n_bad++;
         print_error("%s\n  got %s \"%s\": %s\n  expected %s \"%s\": %s\n",
-                    shown, tr_status_info(r->error.status).name,
-                    r->error.param, r->error.text,
-                    tr_status_info(status).name, param, message);
+                    shown, tr_status_info(r->error.status).name, r->error.param,
+                    r->error.text, tr_status_info(status).name, param, message);
     }
 }
 
@@ -603,8 +623,7 @@ test_bad(void **state)
     for (i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         tr_request_t *r = parse(bad[i].endpoint, bad[i].body);
 
-        check_bad(bad[i].body, r, bad[i].status, bad[i].param,
-                  bad[i].message);
+        check_bad(bad[i].body, r, bad[i].status, bad[i].param, bad[i].message);
         tr_request_free(r);
     }
     assert_int_equal(n_bad, 0);
@@ -628,7 +647,7 @@ repeat(const char *head, const char *piece, size_t n, const char *tail)
 
 static void
 check_large(uint16_t endpoint, char *body, tr_status_t status,
-    const char *param, const char *message)
+            const char *param, const char *message)
 {
     tr_request_t *r = parse(endpoint, body);
     char shown[64];
@@ -656,11 +675,12 @@ test_bad_large(void **state)
     check_large(CHAT, repeat("{\"a\":[[]", ",[]", 2000000, "]}"),
                 TR_ERR_TOO_LARGE, "", "holds too many values");
     /* far too long: said so without tokenising it */
-    check_large(TEXT, repeat("{\"prompt\":\"", "word ", 1000000, "\"}"),
-                LENGTH, "prompt", "your prompt resulted in at least ");
-    check_large(CHAT, repeat(
-        "{\"messages\":[{\"role\":\"user\",\"content\":\"", "word ", 1000000,
-        "\"}]}"), LENGTH, "messages", "resulted in at least ");
+    check_large(TEXT, repeat("{\"prompt\":\"", "word ", 1000000, "\"}"), LENGTH,
+                "prompt", "your prompt resulted in at least ");
+    check_large(CHAT,
+                repeat("{\"messages\":[{\"role\":\"user\",\"content\":\"",
+                       "word ", 1000000, "\"}]}"),
+                LENGTH, "messages", "resulted in at least ");
     check_large(TEXT, repeat("{\"prompt\":[1", ",1", 100000, "]}"), LENGTH,
                 "prompt", "your prompt resulted in 100001 tokens");
     check_large(CHAT, repeat(C("\"stop\":\""), "", 0, "x"), INVALID, "",
