@@ -99,9 +99,8 @@ test('keep-alive: streams and whole answers on one connection', async () => {
     };
     if (i % 2) {
       const s = stream(url, { ...body, stream: true }, { agent });
-      await s.start;
-      ports.add(s.response.socket.localPort);
       await s.finished;
+      ports.add(s.localPort);
       assert.equal(s.text(), golden.continuation);
     } else {
       const r = await post(url, body, {}, agent);
@@ -231,7 +230,7 @@ test('many large bodies at once do not mix', async () => {
 
 test('HTTP/2: many streams on one connection', async () => {
   const session = http2.connect(`https://127.0.0.1:${stack.tlsPort}`, {
-    ca: fs.readFileSync(`${stack.dir}/cert.pem`),
+    ca: fs.readFileSync(`${stack.dir}/cert.pem`), servername: 'localhost',
     checkServerIdentity: () => undefined,
   });
   try {
@@ -271,7 +270,7 @@ test('HTTP/2: many streams on one connection', async () => {
 
 test('HTTP/2: a large body', async () => {
   const session = http2.connect(`https://127.0.0.1:${stack.tlsPort}`, {
-    ca: fs.readFileSync(`${stack.dir}/cert.pem`),
+    ca: fs.readFileSync(`${stack.dir}/cert.pem`), servername: 'localhost',
     checkServerIdentity: () => undefined,
   });
   try {

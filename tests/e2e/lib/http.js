@@ -129,7 +129,7 @@ function stream(url, value, options = {}) {
     }, (res) => {
       out.status = res.statusCode;
       out.headers = res.headers;
-      out.response = res;
+      out.localPort = res.socket.localPort;
       started(out);
       res.setEncoding('utf8');
       const sse = /^text\/event-stream/.test(res.headers['content-type'] || '');
