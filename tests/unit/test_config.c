@@ -106,6 +106,24 @@ test_file(void **state)
     assert_true(c.dummy_seed == UINT64_MAX);
 }
 
+/* The shipped file says that its values are the defaults. */
+static void
+test_shipped_file(void **state)
+{
+    tr_config_t shipped, defaults;
+    tr_error_t err;
+
+    (void) state;
+    tr_config_defaults(&shipped);
+    tr_config_defaults(&defaults);
+    if (tr_config_file(&shipped, "conf/engine.conf", &err) != TR_OK) {
+        fail_msg("%s", err.text);
+    }
+    assert_true(shipped.model[0] != '\0');
+    memset(shipped.model, 0, sizeof(shipped.model));
+    assert_memory_equal(&shipped, &defaults, sizeof(shipped));
+}
+
 static void
 test_command_line(void **state)
 {
@@ -290,9 +308,13 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),     cmocka_unit_test(test_file),
-        cmocka_unit_test(test_command_line), cmocka_unit_test(test_bad),
-        cmocka_unit_test(test_bad_file),     cmocka_unit_test(test_error_set),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_file),
+        cmocka_unit_test(test_shipped_file),
+        cmocka_unit_test(test_command_line),
+        cmocka_unit_test(test_bad),
+        cmocka_unit_test(test_bad_file),
+        cmocka_unit_test(test_error_set),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
