@@ -363,7 +363,7 @@ random_merges(uint32_t *x)
 
         l += (size_t) snprintf(list + l, sizeof(list) - l, "%s%s",
                                l ? ", " : "", merges[i]);
-        strcpy(merges[i], merges[m - 1]);
+        memmove(merges[i], merges[m - 1], sizeof(merges[0]));
     }
     return rig_make((rig_parts_t){ .vocab = vocab, .merges = list });
 }
