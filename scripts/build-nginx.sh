@@ -47,6 +47,7 @@ if [ "$kind" = sanitize ]; then
 const char *__asan_default_options(void);
 const char *__ubsan_default_options(void);
 const char *__lsan_default_options(void);
+const char *__lsan_default_suppressions(void);
 
 const char *
 __asan_default_options(void)
@@ -66,6 +67,15 @@ const char *
 __lsan_default_options(void)
 {
     return "print_suppressions=0";
+}
+
+/* What nginx leaves behind when it exits: compiled regexes of its
+ * configuration, and a worker's array of connections and events. */
+const char *
+__lsan_default_suppressions(void)
+{
+    return "leak:ngx_regex_malloc\\n"
+           "leak:ngx_event_process_init\\n";
 }
 OPTIONS
     "$cc" -O1 -c "$out/options.c" -o "$out/options.o"
@@ -91,6 +101,7 @@ esac
 
 # Configure again when anything that configure looks at is another.
 key="$version $link $kind $cc_opt $(cat "$ROOT/config") $source"
+key="$key $(cat "$out/options.c" 2>/dev/null || true)"
 if [ ! -x "$tree/objs/nginx" ] || [ "$(cat "$out/key" 2>/dev/null)" != "$key" ]
 then
     step "nginx $version, module $link, $kind: configure"
