@@ -8,8 +8,8 @@
  * [dim][position], values converted to [position][dim]; then two small matrix
  * products with the softmax between them,
  *
- *     S [rows][64] = Q [rows][dim] * K       each element one FMA chain over dim
- *     O [rows][dim] = keep * O + P * V       each element one FMA chain over p
+ *     S [rows][64] = Q [rows][dim] * K     each element a FMA chain over dim
+ *     O [rows][dim] = keep * O + P * V     each element a FMA chain over p
  *
  * both by one micro-kernel of V_ROWS rows times V_VECS vectors in registers.
  * Positions after the last query read as zeros and get weight zero, so stale

@@ -52,7 +52,8 @@ tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
     }
 #pragma omp parallel for TR_PARALLEL_ROWS(s, rows->n_rows, kv->lists *dim)
     for (uint32_t r = 0; r < rows->n_rows; r++) {
-        int32_t slot = rows->seq_slot[tr_seq_of(rows->seq_row, rows->n_seqs, r)];
+        uint32_t seq = tr_seq_of(rows->seq_row, rows->n_seqs, r);
+        int32_t slot = rows->seq_slot[seq];
 
         for (uint32_t l = 0; l < kv->lists; l++) {
             append_row(kv, tr_kv_table(kv, slot, layer, l), rows->row_pos[r],

@@ -10,8 +10,8 @@
  * Why so.  OpenBLAS packs its operands on every call, which costs more than
  * the product itself when there are few rows (decode).  Its AVX-512 kernels
  * for small products (M N K <= 10^6) do not pack; PANEL * K_BLOCK * ROWS_MAX
- * stays below that (64 * 256 * 48), and the panel stays in the first-level caches while all
- * rows pass by.  Threads take whole panels; OpenBLAS itself runs one thread.
+ * stays below that (64 * 256 * 48), and the panel stays in the first-level
+ * caches while all rows pass by.  Threads take whole panels; OpenBLAS itself runs one thread.
  *
  * Bit-exactness.  The sum over k is cut at fixed places (K_BLOCK), each part
  * is one call with the same n and k, and nobody splits k further.  What is
