@@ -189,6 +189,27 @@ test('HTTP/2: the connection goes, with all its streams', async () => {
   assert.equal(n, 3);
 });
 
+test('HTTP/2: a stream that nobody reads does not hold its neighbours', async () => {
+  const session = connect2();
+  try {
+    const still = h2(session, endless(0, 3000, {
+      logprobs: true, top_logprobs: 20,
+    }));
+    await new Promise((resolve) => { still.once('readable', resolve); });
+    for (let i = 0; i < 3; i++) {
+      let text = '';
+      for await (const part of h2(session, endless(i, 30))) text += part;
+      assert.ok(text.endsWith('data: [DONE]\n\n'));
+    }
+    let rest = '';
+    for await (const part of still) rest += part;
+    assert.ok(rest.endsWith('data: [DONE]\n\n'));
+    await stack.idle();
+  } finally {
+    session.destroy();
+  }
+});
+
 test('a slow client is paused, and the others do not notice', async () => {
   const slow = await Stack.start({
     engine: { max_num_seqs: 8, kv_memory: '64m' },

@@ -13,6 +13,7 @@
 const { test } = require('node:test');
 const assert = require('node:assert/strict');
 const fs = require('node:fs');
+const http = require('node:http');
 const { Stack, until, alive, read, sleep } = require('./lib/stack');
 const { post, stream, request } = require('./lib/http');
 const { chat, endless } = require('./lib/prompts');
@@ -52,6 +53,24 @@ function checkWhole(s, texts, i) {
 
 const load = (url, n, tokens = TOKENS) => Array.from({ length: n }, (_, i) =>
   stream(url, endless(i % KINDS, tokens)));
+
+// A request whose body is written by the test, in its own time.
+function upload(url, length) {
+  let req;
+  const answer = new Promise((resolve, reject) => {
+    req = http.request(url, {
+      method: 'POST', agent: false,
+      headers: { 'Content-Type': 'application/json', 'Content-Length': length },
+    }, (res) => {
+      let text = '';
+      res.setEncoding('utf8').on('data', (d) => { text += d; });
+      res.on('end', () => resolve({ status: res.statusCode, text }));
+    });
+    req.on('error', reject);
+  });
+  answer.catch(() => {});
+  return { req, answer };
+}
 
 async function check503(url) {
   const r = await post(url, chat('Hello!'));
@@ -181,6 +200,40 @@ test('engine killed: error events, 503, recovery', with_stack({ workers: 2 },
     (await Promise.all(load(url, 12, 20).map((s) => s.finished)))
       .forEach((s, i) => checkWhole(s, texts, i));
     assert.deepEqual(stack.workers(), workers, 'no worker died');
+    assert.deepEqual(stack.complaints(), []);
+  }));
+
+test('engine killed in the middle of a body: 503, no hanging', with_stack({},
+  async (stack, url) => {
+    const body = JSON.stringify({ ...chat('Hello!'), pad: 'x'.repeat(4 << 20) });
+    const { req, answer } = upload(url, body.length);
+    req.write(body.slice(0, 1 << 20));
+    await sleep(200);
+    await stack.engine.kill('SIGKILL');
+    req.write(body.slice(1 << 20, 2 << 20));
+    await sleep(100);
+    req.end(body.slice(2 << 20));
+    const r = await answer;
+    assert.equal(r.status, 503, r.text);
+    assert.equal(JSON.parse(r.text).error.code, 'engine_unavailable');
+    await check503(url);
+    await stack.engine.start();
+    await stack.healthy();
+    assert.equal((await post(url, chat('Hello!'))).status, 200);
+    assert.deepEqual(stack.complaints(), []);
+  }));
+
+test('reload in the middle of a body: it is served', with_stack({},
+  async (stack, url) => {
+    const body = JSON.stringify({ ...chat('Hello!'), pad: 'x'.repeat(4 << 20) });
+    const { req, answer } = upload(url, body.length);
+    req.write(body.slice(0, 1 << 20));
+    await sleep(200);
+    await stack.reload();
+    req.end(body.slice(1 << 20));
+    const r = await answer;
+    assert.equal(r.status, 200, r.text);
+    assert.equal(JSON.parse(r.text).choices[0].finish_reason, 'stop');
     assert.deepEqual(stack.complaints(), []);
   }));
 
