@@ -222,7 +222,10 @@ stream_line(stream_t *s)
     }
     p = strstr(s->line, content);
     if (p != NULL && p[sizeof(content) - 1] != '"') {
-        stream_token(s);
+        /* a token is one letter: a gateway that is late sends several at once */
+        for (p += sizeof(content) - 1; *p != '"' && *p != '\0'; p++) {
+            stream_token(s);
+        }
     } else if (strstr(s->line, "\"finish_reason\":\"") != NULL) {
         s->finished++;
     } else if (strstr(s->line, "\"error\"") != NULL) {
