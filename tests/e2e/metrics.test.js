@@ -96,7 +96,8 @@ test('/metrics: histograms are cumulative', async () => {
 
 test('/metrics and /health answer while the engine is stopped in a step', async () => {
   const s = stream(url, endless(0, 3900));
-  await s.when(() => s.text().length > 0);
+  await until(async () => (await stack.metrics())
+    .value('tokenring_num_requests_running') === 1, 'it runs');
   // A stopped process is the longest step there is.
   stack.engine.signal('SIGSTOP');
   try {
@@ -119,7 +120,8 @@ test('/health: an engine that stands still with work is unhealthy', async () => 
   });
   try {
     const s = stream(`${stalled.url}/v1/chat/completions`, endless(0, 3900));
-    await s.when(() => s.text().length > 0);
+    await until(async () => (await stalled.metrics())
+      .value('tokenring_num_requests_running') === 1, 'it runs');
     stalled.engine.signal('SIGSTOP');
     await until(async () => (await request(`${stalled.url}/health`)).status
       === 503, 'unhealthy');
