@@ -53,7 +53,7 @@ const tr_call_events_t tr_answer_events = { on_text, on_done };
 
 tr_status_t
 tr_answer_get(tr_client_t *c, uint16_t endpoint, json_t *body, tr_answer_t *a,
-    tr_error_t *err)
+              tr_error_t *err)
 {
     tr_call_t *call;
     bool aborted = false;
@@ -103,6 +103,6 @@ tr_answer_summary(const tr_answer_t *a)
         fprintf(stderr, ", %.1f tokens/s",
                 (double) (tokens - 1) / ((double) decode / 1e6));
     }
-    fprintf(stderr, ", %s]\n", a->result.finish[0] ? a->result.finish
-                                                   : a->result.kind);
+    fprintf(stderr, ", %s]\n",
+            a->result.finish[0] ? a->result.finish : a->result.kind);
 }

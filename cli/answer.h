@@ -21,7 +21,7 @@ extern const tr_call_events_t tr_answer_events;
 /* Runs one call to its end; Ctrl-C aborts it.  Not TR_OK: *err tells what
  * happened (the client may be unusable).  Free with tr_answer_free. */
 tr_status_t tr_answer_get(tr_client_t *c, uint16_t endpoint, json_t *body,
-    tr_answer_t *answer, tr_error_t *err);
+                          tr_answer_t *answer, tr_error_t *err);
 void tr_answer_free(tr_answer_t *answer);
 
 /* "[12 prompt + 57 tokens, first after 45 ms, 61.2 tokens/s, stop]" on

@@ -61,7 +61,7 @@ typedef struct {
 } tr_bench_result_t;
 
 void tr_bench_error(tr_bench_result_t *r, const char *kind,
-    const char *message);
+                    const char *message);
 void tr_bench_print(tr_bench_result_t *r);
 /* Adds results to root. */
 void tr_bench_json(tr_bench_result_t *r, json_t *root);

@@ -10,8 +10,9 @@
 static const struct {
     const char *name;
     double p;
-} points[] = { { "p50", 0.5 }, { "p90", 0.9 }, { "p95", 0.95 },
-               { "p99", 0.99 } };
+} points[] = {
+    { "p50", 0.5 }, { "p90", 0.9 }, { "p95", 0.95 }, { "p99", 0.99 }
+};
 
 #define N_POINTS (sizeof(points) / sizeof(points[0]))
 
@@ -113,8 +114,9 @@ tr_bench_print(tr_bench_result_t *r)
            (unsigned long long) r->good, (unsigned long long) r->bad,
            r->seconds);
     printf("throughput             %.2f requests/s, %.1f output tokens/s, "
-           "%.1f prompt tokens/s\n", (double) r->good / s,
-           (double) r->output_tokens / s, (double) r->prompt_tokens / s);
+           "%.1f prompt tokens/s\n",
+           (double) r->good / s, (double) r->output_tokens / s,
+           (double) r->prompt_tokens / s);
     printf("%-22s %10s %10s %10s %10s %10s\n", "milliseconds", "mean", "p50",
            "p90", "p95", "p99");
     print_times("time to first token", &r->ttft);
@@ -136,11 +138,12 @@ times_json(tr_times_t *t)
     json_object_set_new(o, "n", json_integer((json_int_t) t->n));
     json_object_set_new(o, "mean", json_real(mean_ms(t)));
     for (i = 0; i < N_POINTS; i++) {
-        json_object_set_new(o, points[i].name, json_real(
-            (double) tr_times_percentile(t, points[i].p) / 1e3));
+        json_object_set_new(
+            o, points[i].name,
+            json_real((double) tr_times_percentile(t, points[i].p) / 1e3));
     }
-    json_object_set_new(o, "max", json_real(
-        (double) tr_times_percentile(t, 1) / 1e3));
+    json_object_set_new(o, "max",
+                        json_real((double) tr_times_percentile(t, 1) / 1e3));
     return o;
 }
 
@@ -152,18 +155,20 @@ tr_bench_json(tr_bench_result_t *r, json_t *root)
     unsigned i;
 
     for (i = 0; i < r->n_errors; i++) {
-        json_object_set_new(errors, r->errors[i].kind, json_pack(
-            "{s:I, s:s}", "n", (json_int_t) r->errors[i].n, "example",
-            r->errors[i].example));
+        json_object_set_new(errors, r->errors[i].kind,
+                            json_pack("{s:I, s:s}", "n",
+                                      (json_int_t) r->errors[i].n, "example",
+                                      r->errors[i].example));
     }
-    json_object_update_new(root, json_pack(
-        "{s:I, s:I, s:f, s:I, s:I, s:f, s:f, s:f}", "good",
-        (json_int_t) r->good, "bad", (json_int_t) r->bad, "seconds",
-        r->seconds, "prompt_tokens", (json_int_t) r->prompt_tokens,
-        "output_tokens", (json_int_t) r->output_tokens, "requests_per_s",
-        (double) r->good / s, "output_tokens_per_s",
-        (double) r->output_tokens / s, "prompt_tokens_per_s",
-        (double) r->prompt_tokens / s));
+    json_object_update_new(
+        root,
+        json_pack("{s:I, s:I, s:f, s:I, s:I, s:f, s:f, s:f}", "good",
+                  (json_int_t) r->good, "bad", (json_int_t) r->bad, "seconds",
+                  r->seconds, "prompt_tokens", (json_int_t) r->prompt_tokens,
+                  "output_tokens", (json_int_t) r->output_tokens,
+                  "requests_per_s", (double) r->good / s, "output_tokens_per_s",
+                  (double) r->output_tokens / s, "prompt_tokens_per_s",
+                  (double) r->prompt_tokens / s));
     json_object_set_new(root, "ttft_ms", times_json(&r->ttft));
     json_object_set_new(root, "tpot_ms", times_json(&r->tpot));
     json_object_set_new(root, "inter_token_ms", times_json(&r->inter_token));

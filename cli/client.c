@@ -17,26 +17,26 @@ tr_target_check(const tr_target_t *t, const tr_command_t *command)
 
     if (!runs_elsewhere && t->dir == NULL) {
         return tr_usage_error(command, "where is the model? give -m DIR, "
-                              "--engine SOCKET or --url URL");
+                                       "--engine SOCKET or --url URL");
     }
     if (t->engine != NULL && t->url != NULL) {
         return tr_usage_error(command, "give --engine SOCKET or --url URL, not "
-                              "both");
+                                       "both");
     }
     if (runs_elsewhere && t->set.n != 0) {
         return tr_usage_error(command, "--set changes an engine that runs in "
-                              "this process: it needs -m DIR");
+                                       "this process: it needs -m DIR");
     }
     if (t->url == NULL && (t->headers.n != 0 || t->model != NULL)) {
         return tr_usage_error(command, "--header and --model-name belong to "
-                              "--url");
+                                       "--url");
     }
     return 0;
 }
 
 tr_status_t
 tr_client_open(const tr_target_t *target, const tr_call_events_t *events,
-    tr_client_t **out, tr_error_t *err)
+               tr_client_t **out, tr_error_t *err)
 {
     tr_status_t rc;
 
@@ -63,7 +63,7 @@ tr_client_close(tr_client_t *c)
 
 tr_status_t
 tr_client_submit(tr_client_t *c, uint16_t endpoint, json_t *body, void *user,
-    tr_call_t **out, tr_error_t *err)
+                 tr_call_t **out, tr_error_t *err)
 {
     tr_call_t *call = calloc(1, sizeof(*call));
     char *text = NULL;

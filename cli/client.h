@@ -32,25 +32,63 @@ typedef struct {
     bool verbose;             /* dir: the engine's log lines */
 } tr_target_t;
 
-#define TR_TARGET_OPTIONS(t)                                                   \
-    { "Where the model is (one of the first three)", 0, TR_OPTION_GROUP,       \
-      NULL, NULL, NULL, 0, 0, NULL, false },                                   \
-    { "model", 'm', TR_OPTION_TEXT, &(t).dir, "DIR",                           \
-      "run this Hugging Face directory here, unless --engine or --url", 0, 0,  \
-      NULL, false },                                                           \
-    { "engine", 'e', TR_OPTION_TEXT, &(t).engine, "SOCKET",                    \
-      "a running engine, through its ring", 0, 0, NULL, false },               \
-    { "url", 'u', TR_OPTION_TEXT, &(t).url, "URL",                             \
-      "an OpenAI-style API, like http://127.0.0.1:8080", 0, 0, NULL, false },  \
-    { "model-name", 0, TR_OPTION_TEXT, &(t).model, "NAME",                     \
-      "--url: model to ask for (default: the first one listed)", 0, 0, NULL,   \
-      false },                                                                 \
-    { "header", 0, TR_OPTION_LIST, &(t).headers, "LINE",                       \
-      "--url: HTTP header to send, may be repeated", 0, 0, NULL, false },      \
-    { "set", 0, TR_OPTION_LIST, &(t).set, "KEY=VALUE",                         \
-      "--model: an engine setting, may be repeated", 0, 0, NULL, false },      \
-    { "verbose", 'v', TR_OPTION_FLAG, &(t).verbose, NULL,                      \
-      "--model: show the engine's log", 0, 0, NULL, false }
+#define TR_TARGET_OPTIONS(t)                                                    \
+    { "Where the model is (one of the first three)",                            \
+      0,                                                                        \
+      TR_OPTION_GROUP,                                                          \
+      NULL,                                                                     \
+      NULL,                                                                     \
+      NULL,                                                                     \
+      0,                                                                        \
+      0,                                                                        \
+      NULL,                                                                     \
+      false },                                                                  \
+        { "model",                                                              \
+          'm',                                                                  \
+          TR_OPTION_TEXT,                                                       \
+          &(t).dir,                                                             \
+          "DIR",                                                                \
+          "run this Hugging Face directory here, unless --engine or --url",     \
+          0,                                                                    \
+          0,                                                                    \
+          NULL,                                                                 \
+          false },                                                              \
+        { "engine",    'e',      TR_OPTION_TEXT,                                \
+          &(t).engine, "SOCKET", "a running engine, through its ring",          \
+          0,           0,        NULL,                                          \
+          false },                                                              \
+        { "url",    'u',   TR_OPTION_TEXT,                                      \
+          &(t).url, "URL", "an OpenAI-style API, like http://127.0.0.1:8080",   \
+          0,        0,     NULL,                                                \
+          false },                                                              \
+        { "model-name",                                                         \
+          0,                                                                    \
+          TR_OPTION_TEXT,                                                       \
+          &(t).model,                                                           \
+          "NAME",                                                               \
+          "--url: model to ask for (default: the first one listed)",            \
+          0,                                                                    \
+          0,                                                                    \
+          NULL,                                                                 \
+          false },                                                              \
+        { "header",                                                             \
+          0,                                                                    \
+          TR_OPTION_LIST,                                                       \
+          &(t).headers,                                                         \
+          "LINE",                                                               \
+          "--url: HTTP header to send, may be repeated",                        \
+          0,                                                                    \
+          0,                                                                    \
+          NULL,                                                                 \
+          false },                                                              \
+        { "set",    0,           TR_OPTION_LIST,                                \
+          &(t).set, "KEY=VALUE", "--model: an engine setting, may be repeated", \
+          0,        0,           NULL,                                          \
+          false },                                                              \
+    {                                                                           \
+        "verbose", 'v', TR_OPTION_FLAG, &(t).verbose, NULL,                     \
+            "--model: show the engine's log", 0, 0, NULL, false                 \
+    }
 
 /* One of the three was given?  0, or the usage error's exit status.  -m beside
  * another one is allowed and unused: the model runs elsewhere already. */
@@ -80,7 +118,7 @@ typedef struct {
 /* What a transport implements. */
 typedef struct {
     tr_status_t (*submit)(tr_client_t *c, tr_call_t *call, uint16_t endpoint,
-        const char *body, size_t len, tr_error_t *err);
+                          const char *body, size_t len, tr_error_t *err);
     tr_status_t (*run)(tr_client_t *c, int timeout_ms, tr_error_t *err);
     void (*abort)(tr_client_t *c, tr_call_t *call);
     void (*close)(tr_client_t *c);
@@ -104,7 +142,8 @@ struct tr_call {
 
 /* events: borrowed for the client's life. */
 tr_status_t tr_client_open(const tr_target_t *target,
-    const tr_call_events_t *events, tr_client_t **out, tr_error_t *err);
+                           const tr_call_events_t *events, tr_client_t **out,
+                           tr_error_t *err);
 void tr_client_close(tr_client_t *c);
 
 /* Sends one request.  body: borrowed; "model", "stream" and what the transport
@@ -112,7 +151,7 @@ void tr_client_close(tr_client_t *c);
  * many calls are in flight as the transport can carry.  Do not call it from a
  * callback. */
 tr_status_t tr_client_submit(tr_client_t *c, uint16_t endpoint, json_t *body,
-    void *user, tr_call_t **call, tr_error_t *err);
+                             void *user, tr_call_t **call, tr_error_t *err);
 
 /* Waits up to timeout_ms (-1: for ever) for news, and delivers them.  Not
  * TR_OK: the client is of no further use, every call has ended. */
@@ -129,10 +168,10 @@ void tr_call_fail(tr_call_t *call, const char *kind, const char *format, ...)
 
 /* The transports. */
 tr_status_t tr_client_open_ring(const char *path, tr_client_t **out,
-    tr_error_t *err);
+                                tr_error_t *err);
 tr_status_t tr_client_open_http(const tr_target_t *target, tr_client_t **out,
-    tr_error_t *err);
+                                tr_error_t *err);
 tr_status_t tr_client_open_local(const tr_target_t *target, tr_client_t **out,
-    tr_error_t *err);
+                                 tr_error_t *err);
 
 #endif

@@ -47,8 +47,8 @@ static void
 fail_with_body(tr_call_t *call, const char *kind, const char *text, size_t n)
 {
     json_t *root = json_loadb(text, n, 0, NULL);
-    const char *message = json_string_value(json_object_get(
-        json_object_get(root, "error"), "message"));
+    const char *message = json_string_value(
+        json_object_get(json_object_get(root, "error"), "message"));
 
     if (message != NULL) {
         tr_call_fail(call, kind, "%s", message);
@@ -73,8 +73,7 @@ take_choice(transfer_t *t, json_t *choice)
 {
     const char *finish = json_string_value(
         json_object_get(choice, "finish_reason"));
-    json_t *text = json_object_get(json_object_get(choice, "delta"),
-                                   "content");
+    json_t *text = json_object_get(json_object_get(choice, "delta"), "content");
 
     if (json_integer_value(json_object_get(choice, "index")) != 0) {
         return;
@@ -187,9 +186,12 @@ transfer_end(transfer_t *t, CURLcode code)
         fail_with_body(call, kind, t->error != NULL ? t->error : "",
                        t->n_error);
     } else if (code != CURLE_OK) {
-        tr_call_fail(call, code == CURLE_COULDNT_CONNECT ? "connect"
+        tr_call_fail(call,
+                     code == CURLE_COULDNT_CONNECT      ? "connect"
                      : code == CURLE_OPERATION_TIMEDOUT ? "timeout"
-                     : t->streaming ? "stream_cut" : "transfer", "%s",
+                     : t->streaming                     ? "stream_cut"
+                                                        : "transfer",
+                     "%s",
                      t->curl_error[0] ? t->curl_error
                                       : curl_easy_strerror(code));
     } else if (!t->streaming) {
@@ -207,7 +209,7 @@ transfer_end(transfer_t *t, CURLcode code)
 
 static tr_status_t
 http_submit(tr_client_t *base, tr_call_t *call, uint16_t endpoint,
-    const char *body, size_t len, tr_error_t *err)
+            const char *body, size_t len, tr_error_t *err)
 {
     http_t *c = (http_t *) base;
     transfer_t *t = calloc(1, sizeof(*t));
@@ -227,8 +229,7 @@ http_submit(tr_client_t *base, tr_call_t *call, uint16_t endpoint,
     memcpy(t->body, body, len);
     tr_sse_init(&t->sse, on_event, t);
     snprintf(url, sizeof(url), "%s/v1/%s", c->root,
-             endpoint == TR_ENDPOINT_CHAT ? "chat/completions"
-                                          : "completions");
+             endpoint == TR_ENDPOINT_CHAT ? "chat/completions" : "completions");
     curl_easy_setopt(t->curl, CURLOPT_URL, url);
     curl_easy_setopt(t->curl, CURLOPT_HTTPHEADER, c->headers);
     curl_easy_setopt(t->curl, CURLOPT_POSTFIELDS, t->body);
@@ -241,7 +242,8 @@ http_submit(tr_client_t *base, tr_call_t *call, uint16_t endpoint,
     curl_easy_setopt(t->curl, CURLOPT_CONNECTTIMEOUT_MS, 10000L);
     if (curl_multi_add_handle(c->multi, t->curl) != CURLM_OK) {
         transfer_free(t);
-        return tr_error_set(err, TR_ERR_INTERNAL, "", "libcurl refused a "
+        return tr_error_set(err, TR_ERR_INTERNAL, "",
+                            "libcurl refused a "
                             "transfer");
     }
     call->http = t;
@@ -351,10 +353,12 @@ first_model(http_t *c, tr_error_t *err)
         rc = tr_error_set(err, TR_ERR_IO, "", "%s: %s", url, why);
     } else {
         root = json_loadb(page->text, page->n, 0, NULL);
-        id = json_string_value(json_object_get(json_array_get(
-            json_object_get(root, "data"), 0), "id"));
+        id = json_string_value(
+            json_object_get(json_array_get(json_object_get(root, "data"), 0),
+                            "id"));
         if (id == NULL) {
-            rc = tr_error_set(err, TR_ERR_FORMAT, "", "%s lists no model (name "
+            rc = tr_error_set(err, TR_ERR_FORMAT, "",
+                              "%s lists no model (name "
                               "one with --model-name); it answered: %.200s",
                               url, page->text);
         } else {
@@ -369,7 +373,7 @@ first_model(http_t *c, tr_error_t *err)
 
 tr_status_t
 tr_client_open_http(const tr_target_t *target, tr_client_t **out,
-    tr_error_t *err)
+                    tr_error_t *err)
 {
     http_t *c = calloc(1, sizeof(*c));
     tr_status_t rc = TR_OK;
@@ -397,8 +401,10 @@ tr_client_open_http(const tr_target_t *target, tr_client_t **out,
         n -= 3;
     }
     if (n == 0 || n >= sizeof(c->root)) {
-        rc = tr_error_set(err, TR_ERR_INVALID, "", "--url \"%.100s\": expected "
-                          "something like http://127.0.0.1:8080", target->url);
+        rc = tr_error_set(err, TR_ERR_INVALID, "",
+                          "--url \"%.100s\": expected "
+                          "something like http://127.0.0.1:8080",
+                          target->url);
     }
     snprintf(c->root, sizeof(c->root), "%.*s", (int) n, target->url);
     snprintf(c->base.where, sizeof(c->base.where), "%s", c->root);

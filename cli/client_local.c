@@ -61,8 +61,10 @@ configure(local_t *c, const tr_target_t *target, tr_error_t *err)
         char key[64];
 
         if (equals == NULL || (size_t) (equals - item) >= sizeof(key)) {
-            return tr_error_set(err, TR_ERR_INVALID, "", "--set %s: expected "
-                                "KEY=VALUE, as in --set kv_memory=1g", item);
+            return tr_error_set(err, TR_ERR_INVALID, "",
+                                "--set %s: expected "
+                                "KEY=VALUE, as in --set kv_memory=1g",
+                                item);
         }
         snprintf(key, sizeof(key), "%.*s", (int) (equals - item), item);
         rc = tr_config_set(&c->config, "--set", key, equals + 1, err);
@@ -78,7 +80,7 @@ configure(local_t *c, const tr_target_t *target, tr_error_t *err)
 
 static tr_status_t
 local_submit(tr_client_t *base, tr_call_t *call, uint16_t endpoint,
-    const char *body, size_t len, tr_error_t *err)
+             const char *body, size_t len, tr_error_t *err)
 {
     tr_client_t *ring = ((local_t *) base)->ring;
     tr_status_t rc = ring->ops->submit(ring, call, endpoint, body, len, err);
@@ -120,12 +122,12 @@ local_close(tr_client_t *base)
     free(c);
 }
 
-static const tr_client_ops_t local_ops = { local_submit, local_run,
-                                           local_abort, local_close };
+static const tr_client_ops_t local_ops = { local_submit, local_run, local_abort,
+                                           local_close };
 
 tr_status_t
 tr_client_open_local(const tr_target_t *target, tr_client_t **out,
-    tr_error_t *err)
+                     tr_error_t *err)
 {
     local_t *c = calloc(1, sizeof(*c));
     const char *tmp = getenv("TMPDIR");
@@ -139,8 +141,10 @@ tr_client_open_local(const tr_target_t *target, tr_client_t **out,
     snprintf(c->dir, sizeof(c->dir), "%s/tokenring.XXXXXX",
              tmp != NULL && strlen(tmp) < 40 ? tmp : "/tmp");
     if (mkdtemp(c->dir) == NULL) {
-        rc = tr_error_set(err, TR_ERR_IO, "", "cannot make a directory like "
-                          "%s: %s", c->dir, strerror(errno));
+        rc = tr_error_set(err, TR_ERR_IO, "",
+                          "cannot make a directory like "
+                          "%s: %s",
+                          c->dir, strerror(errno));
         c->dir[0] = '\0';
         local_close(&c->base);
         return rc;

@@ -20,7 +20,7 @@ typedef struct {
 
 static tr_status_t
 ring_submit(tr_client_t *base, tr_call_t *call, uint16_t endpoint,
-    const char *body, size_t len, tr_error_t *err)
+            const char *body, size_t len, tr_error_t *err)
 {
     ring_t *c = (ring_t *) base;
     char name[TR_REQUEST_ID_MAX + 1];
@@ -43,8 +43,9 @@ ring_finish(tr_call_t *call, const tr_ring_event_t *e)
 
     if (f->choice == 0) {
         snprintf(call->result.finish, sizeof(call->result.finish), "%s",
-                 f->reason == TR_FINISH_STOP ? "stop"
-                 : f->reason == TR_FINISH_LENGTH ? "length" : "aborted");
+                 f->reason == TR_FINISH_STOP     ? "stop"
+                 : f->reason == TR_FINISH_LENGTH ? "length"
+                                                 : "aborted");
     }
     if (e->last) {
         call->result.ok = f->reason != TR_FINISH_ABORTED;

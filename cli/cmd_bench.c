@@ -46,8 +46,10 @@ static struct {
     int64_t sent, ended; /* without warm-up */
     uint64_t begin_us, end_us, streamed;
     uint64_t drawn_us; /* last progress line */
-} g = { .sampling = { .seed = 1 }, .prompt_tokens = "128",
-        .output_tokens = "128", .arrivals = "poisson" };
+} g = { .sampling = { .seed = 1 },
+        .prompt_tokens = "128",
+        .output_tokens = "128",
+        .arrivals = "poisson" };
 
 static tr_option_t options[] = {
     TR_TARGET_OPTIONS(g.target),
@@ -106,8 +108,8 @@ random_prompt(uint32_t n)
     uint32_t i;
 
     for (i = 0; i < n; i++) {
-        json_array_append_new(ids, json_integer(
-            (json_int_t) (300 + tr_rng_next(&g.rng) % 700)));
+        json_array_append_new(
+            ids, json_integer((json_int_t) (300 + tr_rng_next(&g.rng) % 700)));
     }
     return ids;
 }
@@ -131,8 +133,9 @@ request_body(request_t *r)
         prompt = json_string(g.lines[(size_t) g.sent % g.n_lines]);
     }
     if (g.chat) {
-        json_object_set_new(body, "messages", json_pack("[{s:s, s:o}]", "role",
-                            "user", "content", prompt));
+        json_object_set_new(body, "messages",
+                            json_pack("[{s:s, s:o}]", "role", "user", "content",
+                                      prompt));
     } else {
         json_object_set_new(body, "prompt", prompt);
     }
@@ -216,8 +219,8 @@ send_one(uint64_t due_us, bool counted)
     r->due_us = due_us;
     r->counted = counted;
     body = request_body(r);
-    rc = tr_client_submit(g.client, g.chat ? TR_ENDPOINT_CHAT
-                                           : TR_ENDPOINT_COMPLETIONS,
+    rc = tr_client_submit(g.client,
+                          g.chat ? TR_ENDPOINT_CHAT : TR_ENDPOINT_COMPLETIONS,
                           body, r, NULL, &err);
     json_decref(body);
     if (rc == TR_AGAIN) {
@@ -241,8 +244,7 @@ progress(uint64_t now, bool last)
 {
     double s = (double) (now - g.begin_us) / 1e6;
 
-    if (!isatty(STDERR_FILENO)
-        || (!last && now - g.drawn_us < 200000)) {
+    if (!isatty(STDERR_FILENO) || (!last && now - g.drawn_us < 200000)) {
         return;
     }
     g.drawn_us = now;
@@ -250,9 +252,10 @@ progress(uint64_t now, bool last)
     if (g.requests != 0) {
         fprintf(stderr, " of %lld", (long long) g.requests);
     }
-    fprintf(stderr, " requests, %u in flight, %.1f s, %.1f tokens/s, %llu "
-            "errors%s", g.client->in_flight, s,
-            s > 0 ? (double) g.streamed / s : 0,
+    fprintf(stderr,
+            " requests, %u in flight, %.1f s, %.1f tokens/s, %llu "
+            "errors%s",
+            g.client->in_flight, s, s > 0 ? (double) g.streamed / s : 0,
             (unsigned long long) g.result.bad, last ? "\r\033[K" : "");
 }
 
@@ -268,7 +271,8 @@ static uint64_t
 next_gap_us(void)
 {
     double gap = strcmp(g.arrivals, "constant") == 0
-                 ? 1 : tr_rng_exponential(&g.rng);
+                     ? 1
+                     : tr_rng_exponential(&g.rng);
 
     return (uint64_t) (gap / g.rate * 1e6);
 }
@@ -378,8 +382,7 @@ write_json(void)
 
     tr_bench_json(&g.result, root);
     if (strcmp(g.out, "-") == 0) {
-        rc = json_dumpf(root, stdout,
-                        JSON_INDENT(1) | JSON_REAL_PRECISION(7));
+        rc = json_dumpf(root, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(7));
         putchar('\n');
     } else {
         rc = json_dump_file(root, g.out,
@@ -403,24 +406,30 @@ check_options(void)
     }
     if (g.rate > 0 && g.concurrency > 0) {
         return tr_usage_error(&command, "give --concurrency (closed loop) or "
-                              "--rate (open loop), not both");
+                                        "--rate (open loop), not both");
     }
     if (strcmp(g.arrivals, "poisson") != 0
         && strcmp(g.arrivals, "constant") != 0) {
-        return tr_usage_error(&command, "--arrivals \"%s\": expected poisson "
-                              "or constant", g.arrivals);
+        return tr_usage_error(&command,
+                              "--arrivals \"%s\": expected poisson "
+                              "or constant",
+                              g.arrivals);
     }
     if (!tr_length_parse(g.prompt_tokens, &g.prompt_length)) {
-        return tr_usage_error(&command, "--prompt-tokens \"%s\": expected N, "
-                              "A:B or normal:MEAN:DEV", g.prompt_tokens);
+        return tr_usage_error(&command,
+                              "--prompt-tokens \"%s\": expected N, "
+                              "A:B or normal:MEAN:DEV",
+                              g.prompt_tokens);
     }
     if (!tr_length_parse(g.output_tokens, &g.output_length)) {
-        return tr_usage_error(&command, "--output-tokens \"%s\": expected N, "
-                              "A:B or normal:MEAN:DEV", g.output_tokens);
+        return tr_usage_error(&command,
+                              "--output-tokens \"%s\": expected N, "
+                              "A:B or normal:MEAN:DEV",
+                              g.output_tokens);
     }
     if (g.chat && g.prompt_file == NULL) {
         return tr_usage_error(&command, "--chat needs the texts of a "
-                              "--prompt-file");
+                                        "--prompt-file");
     }
     g.concurrency = g.concurrency > 0 ? g.concurrency : 1;
     if (g.requests == 0 && g.duration <= 0) {

@@ -55,8 +55,9 @@ say(const char *role, const char *text, size_t len)
     if (content == NULL) {
         return -1;
     }
-    return json_array_append_new(g.messages, json_pack("{s:s, s:o}", "role",
-                                 role, "content", content));
+    return json_array_append_new(g.messages,
+                                 json_pack("{s:s, s:o}", "role", role,
+                                           "content", content));
 }
 
 static int

@@ -69,15 +69,17 @@ request_body(const char *prompt, size_t len)
     }
     messages = json_array();
     if (g.system != NULL
-        && json_array_append_new(messages, json_pack("{s:s, s:s}", "role",
-                                 "system", "content", g.system)) != 0) {
+        && json_array_append_new(messages,
+                                 json_pack("{s:s, s:s}", "role", "system",
+                                           "content", g.system))
+               != 0) {
         json_decref(messages);
         json_decref(text);
         json_decref(body);
         return NULL;
     }
     json_array_append_new(messages, json_pack("{s:s, s:o}", "role", "user",
-                          "content", text));
+                                              "content", text));
     json_object_set_new(body, "messages", messages);
     return body;
 }
@@ -98,8 +100,8 @@ generate(const char *prompt, size_t len)
     tr_interrupt_catch();
     rc = tr_client_open(&g.target, &tr_answer_events, &client, &err);
     if (rc == TR_OK) {
-        rc = tr_answer_get(client, g.raw ? TR_ENDPOINT_COMPLETIONS
-                                         : TR_ENDPOINT_CHAT,
+        rc = tr_answer_get(client,
+                           g.raw ? TR_ENDPOINT_COMPLETIONS : TR_ENDPOINT_CHAT,
                            body, &answer, &err);
         if (answer.len != 0 && answer.text[answer.len - 1] != '\n') {
             printf("\n");

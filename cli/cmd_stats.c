@@ -24,9 +24,9 @@ static const double bounds_us[TR_STATUS_BUCKETS] = TR_STATUS_BOUNDS_US;
 
 enum { TTFT, INTER_TOKEN, E2E, QUEUE, STEP, N_HISTOGRAMS };
 
-static const char *const histogram_names[N_HISTOGRAMS] = {
-    "ttft", "inter_token", "e2e", "queue", "step"
-};
+static const char *const histogram_names[N_HISTOGRAMS] = { "ttft",
+                                                           "inter_token", "e2e",
+                                                           "queue", "step" };
 
 static const char *const histogram_titles[N_HISTOGRAMS] = {
     "first token", "inter-token", "whole answer", "queue", "step"
@@ -62,8 +62,8 @@ static tr_option_t options[] = {
       "between two looks (default 1)", 0.05, 3600, NULL, false },
     { "once", '1', TR_OPTION_FLAG, &g.once, NULL,
       "one look: figures since the engine's start", 0, 0, NULL, false },
-    { "json", 0, TR_OPTION_FLAG, &g.json, NULL,
-      "JSON, one object a line", 0, 0, NULL, false },
+    { "json", 0, TR_OPTION_FLAG, &g.json, NULL, "JSON, one object a line", 0, 0,
+      NULL, false },
     { NULL, 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0, NULL, false }
 };
 
@@ -96,8 +96,8 @@ static void
 take_sample(sample_t *s)
 {
     const tr_status_page_t *page = tr_ring_client_status(g.client);
-    tr_status_counters_t *c =
-        (tr_status_counters_t *) (uintptr_t) &page->counters;
+    tr_status_counters_t *c = (tr_status_counters_t *) (uintptr_t) &page
+                                  ->counters;
 
     memset(s, 0, sizeof(*s));
     s->at_us = tr_now_us();
@@ -221,15 +221,15 @@ draw_latencies(FILE *f, const sample_t *a, const sample_t *b)
     unsigned i, k;
 
     fprintf(f, "%-14s %10s %10s %10s %10s\n", "latency", "p50", "p90", "p99",
-           "count");
+            "count");
     for (i = 0; i < N_HISTOGRAMS; i++) {
         histogram_t h;
 
         difference(a != NULL ? &a->histogram[i] : NULL, &b->histogram[i], &h);
         fprintf(f, "  %-12s", histogram_titles[i]);
         for (k = 0; k < 3; k++) {
-            fprintf(f, " %10s", duration(percentile(&h, points[k]), buf,
-                                     sizeof(buf)));
+            fprintf(f, " %10s",
+                    duration(percentile(&h, points[k]), buf, sizeof(buf)));
         }
         fprintf(f, " %10llu\n", (unsigned long long) histogram_total(&h));
     }
@@ -240,34 +240,38 @@ draw_all(FILE *f, const sample_t *a, const sample_t *b)
 {
     double s = (double) (b->at_us - a->at_us) / 1e6;
     uint64_t pages = g.card.kv_pages;
-    uint64_t used = pages - (b->now.kv_free_pages < pages
-                             ? b->now.kv_free_pages : pages);
+    uint64_t used = pages
+                    - (b->now.kv_free_pages < pages ? b->now.kv_free_pages
+                                                    : pages);
     double share = pages != 0 ? (double) used / (double) pages : 0;
 
     fprintf(f, "%s on %s (%s), %s, %.1f M parameters, context %u\n",
-           g.card.model, g.card.engine, g.card.backend,
-           state_name(b->now.state), (double) g.card.parameters / 1e6,
-           g.card.max_model_len);
-    fprintf(f, "running %u  waiting %u  free in queue %u  channels %llu  "
-           "step %llu\n\n", b->now.running, b->now.waiting,
-           b->now.queue_free, (unsigned long long) b->channels,
-           (unsigned long long) b->now.step);
+            g.card.model, g.card.engine, g.card.backend,
+            state_name(b->now.state), (double) g.card.parameters / 1e6,
+            g.card.max_model_len);
+    fprintf(f,
+            "running %u  waiting %u  free in queue %u  channels %llu  "
+            "step %llu\n\n",
+            b->now.running, b->now.waiting, b->now.queue_free,
+            (unsigned long long) b->channels, (unsigned long long) b->now.step);
     fprintf(f, "tokens/s       generated %.1f   prompt %.1f\n",
-           rate(a->generation_tokens, b->generation_tokens, s),
-           rate(a->prompt_tokens, b->prompt_tokens, s));
+            rate(a->generation_tokens, b->generation_tokens, s),
+            rate(a->prompt_tokens, b->prompt_tokens, s));
     fprintf(f, "since start    generated %llu   prompt %llu\n",
-           (unsigned long long) b->generation_tokens,
-           (unsigned long long) b->prompt_tokens);
-    fprintf(f, "requests       stop %llu   length %llu   aborted %llu   "
-           "error %llu   preempted %llu\n\n", (unsigned long long) b->stop,
-           (unsigned long long) b->length, (unsigned long long) b->aborted,
-           (unsigned long long) b->error, (unsigned long long) b->preemptions);
+            (unsigned long long) b->generation_tokens,
+            (unsigned long long) b->prompt_tokens);
+    fprintf(f,
+            "requests       stop %llu   length %llu   aborted %llu   "
+            "error %llu   preempted %llu\n\n",
+            (unsigned long long) b->stop, (unsigned long long) b->length,
+            (unsigned long long) b->aborted, (unsigned long long) b->error,
+            (unsigned long long) b->preemptions);
     draw_latencies(f, a, b);
     fprintf(f, "\nKV cache %s ", g.card.kv_policy);
     draw_bar(f, share, 40);
     fprintf(f, " %.1f%% of %.1f MiB, %llu tokens\n", share * 100,
-           (double) pages * (double) g.card.kv_page_bytes / 1048576.0,
-           (unsigned long long) b->now.kv_tokens);
+            (double) pages * (double) g.card.kv_page_bytes / 1048576.0,
+            (unsigned long long) b->now.kv_tokens);
 }
 
 /* The whole picture; on a terminal over the one before. */
@@ -285,8 +289,7 @@ draw(const sample_t *a, const sample_t *b)
     fclose(f);
     fputs(g.redraw ? "\033[H" : "", stdout);
     for (line = text; (end = strchr(line, '\n')) != NULL; line = end + 1) {
-        printf("%.*s%s\n", (int) (end - line), line,
-               g.redraw ? "\033[K" : "");
+        printf("%.*s%s\n", (int) (end - line), line, g.redraw ? "\033[K" : "");
     }
     fputs(g.redraw ? "\033[J" : "", stdout);
     fflush(stdout);
@@ -307,8 +310,9 @@ print_line(const sample_t *a, const sample_t *b)
                &b->histogram[INTER_TOKEN], &inter);
     printf("%s %s running=%u waiting=%u tokens_per_s=%.1f prompt_per_s=%.1f "
            "ttft_p50=%s ttft_p99=%s inter_token_p50=%s inter_token_p99=%s "
-           "kv=%.1f%%\n", g.card.model, state_name(b->now.state),
-           b->now.running, b->now.waiting,
+           "kv=%.1f%%\n",
+           g.card.model, state_name(b->now.state), b->now.running,
+           b->now.waiting,
            rate(a != NULL ? a->generation_tokens : 0, b->generation_tokens, s),
            rate(a != NULL ? a->prompt_tokens : 0, b->prompt_tokens, s),
            duration(percentile(&ttft, 0.5), p[0], sizeof(p[0])),
@@ -316,8 +320,9 @@ print_line(const sample_t *a, const sample_t *b)
            duration(percentile(&inter, 0.5), p[2], sizeof(p[2])),
            duration(percentile(&inter, 0.99), p[3], sizeof(p[3])),
            g.card.kv_pages == 0 ? 0.0
-               : 100.0 - 100.0 * (double) b->now.kv_free_pages
-                     / (double) g.card.kv_pages);
+                                : 100.0
+                                      - 100.0 * (double) b->now.kv_free_pages
+                                            / (double) g.card.kv_pages);
     fflush(stdout);
 }
 
@@ -340,11 +345,15 @@ json_latencies(const sample_t *a, const sample_t *b)
         n = histogram_total(&h);
         json_object_set_new(one, "count", json_integer((json_int_t) n));
         for (k = 0; k < 3; k++) {
-            json_object_set_new(one, points[k].name, n == 0 ? json_null()
-                                : json_real(percentile(&h, points[k].p)));
+            json_object_set_new(one, points[k].name,
+                                n == 0
+                                    ? json_null()
+                                    : json_real(percentile(&h, points[k].p)));
         }
-        json_object_set_new(one, "mean", n == 0 ? json_null()
-                            : json_real((double) h.sum_us / 1e3 / (double) n));
+        json_object_set_new(one, "mean",
+                            n == 0 ? json_null()
+                                   : json_real((double) h.sum_us / 1e3
+                                               / (double) n));
         json_object_set_new(all, histogram_names[i], one);
     }
     return all;
@@ -360,27 +369,30 @@ print_json(const sample_t *a, const sample_t *b)
         "model", g.card.model, "engine", g.card.engine, "backend",
         g.card.backend, "state", state_name(b->now.state), "seconds", s,
         "running", (int) b->now.running, "waiting", (int) b->now.waiting,
-        "queue_free", (int) b->now.queue_free, "step",
-        (json_int_t) b->now.step, "generation_tokens",
-        (json_int_t) b->generation_tokens, "prompt_tokens",
+        "queue_free", (int) b->now.queue_free, "step", (json_int_t) b->now.step,
+        "generation_tokens", (json_int_t) b->generation_tokens, "prompt_tokens",
         (json_int_t) b->prompt_tokens, "generation_tokens_per_s",
         rate(a != NULL ? a->generation_tokens : 0, b->generation_tokens, s),
         "prompt_tokens_per_s",
         rate(a != NULL ? a->prompt_tokens : 0, b->prompt_tokens, s));
 
-    json_object_set_new(root, "requests", json_pack(
-        "{s:I, s:I, s:I, s:I}", "stop", (json_int_t) b->stop, "length",
-        (json_int_t) b->length, "aborted", (json_int_t) b->aborted, "error",
-        (json_int_t) b->error));
+    json_object_set_new(root, "requests",
+                        json_pack("{s:I, s:I, s:I, s:I}", "stop",
+                                  (json_int_t) b->stop, "length",
+                                  (json_int_t) b->length, "aborted",
+                                  (json_int_t) b->aborted, "error",
+                                  (json_int_t) b->error));
     json_object_set_new(root, "preemptions",
                         json_integer((json_int_t) b->preemptions));
     json_object_set_new(root, "latency_ms", json_latencies(a, b));
-    json_object_set_new(root, "kv", json_pack(
-        "{s:s, s:I, s:I, s:I, s:I}", "policy", g.card.kv_policy, "pages",
-        (json_int_t) g.card.kv_pages, "free_pages",
-        (json_int_t) b->now.kv_free_pages, "page_bytes",
-        (json_int_t) g.card.kv_page_bytes, "tokens",
-        (json_int_t) b->now.kv_tokens));
+    json_object_set_new(root, "kv",
+                        json_pack("{s:s, s:I, s:I, s:I, s:I}", "policy",
+                                  g.card.kv_policy, "pages",
+                                  (json_int_t) g.card.kv_pages, "free_pages",
+                                  (json_int_t) b->now.kv_free_pages,
+                                  "page_bytes",
+                                  (json_int_t) g.card.kv_page_bytes, "tokens",
+                                  (json_int_t) b->now.kv_tokens));
     json_dumpf(root, stdout, JSON_COMPACT | JSON_REAL_PRECISION(7));
     putchar('\n');
     fflush(stdout);
@@ -448,7 +460,8 @@ tr_cmd_stats(int argc, char **argv)
         return rc;
     }
     if (g.engine == NULL) {
-        return tr_usage_error(&command, "--engine SOCKET is needed: the "
+        return tr_usage_error(&command,
+                              "--engine SOCKET is needed: the "
                               "`socket` of the engine's configuration");
     }
     if (tr_ring_client_connect(g.engine, &small, 5000, &g.client, &err)

@@ -59,7 +59,8 @@ encode(const char *text, size_t len, tr_error_t *err)
 
     g.ids.len = 0;
     if (tr_tokenizer_encode(g.tokenizer, g.scratch, text, len, flags, &g.ids,
-                            err) != TR_OK) {
+                            err)
+        != TR_OK) {
         return -1;
     }
     if (g.json) {
@@ -100,8 +101,10 @@ take_id(long long id, tr_error_t *err)
     long long top = (long long) tr_tokenizer_vocab_size(g.tokenizer) - 1;
 
     if (id < 0 || id > top) {
-        tr_error_set(err, TR_ERR_INVALID, "", "token id %lld: expected 0 to "
-                     "%lld", id, top);
+        tr_error_set(err, TR_ERR_INVALID, "",
+                     "token id %lld: expected 0 to "
+                     "%lld",
+                     id, top);
         return -1;
     }
     if (g.ids.len == g.ids.cap) {
@@ -135,8 +138,10 @@ read_ids(const char *line, size_t len, tr_error_t *err)
         errno = 0;
         id = strtoll(line, &end, 10);
         if (end == line || errno != 0 || strchr(" \t\r", *end) == NULL) {
-            tr_error_set(err, TR_ERR_INVALID, "", "\"%.40s\": expected token "
-                         "ids separated by blanks", line);
+            tr_error_set(err, TR_ERR_INVALID, "",
+                         "\"%.40s\": expected token "
+                         "ids separated by blanks",
+                         line);
             return -1;
         }
         if (take_id(id, err) != 0) {
@@ -155,15 +160,18 @@ read_ids_json(const char *line, size_t len, tr_error_t *err)
     size_t i;
 
     if (!json_is_array(array)) {
-        tr_error_set(err, TR_ERR_INVALID, "", "expected a JSON array of token "
-                     "ids%s%s", array == NULL ? ": " : "",
-                     array == NULL ? why.text : "");
+        tr_error_set(err, TR_ERR_INVALID, "",
+                     "expected a JSON array of token "
+                     "ids%s%s",
+                     array == NULL ? ": " : "", array == NULL ? why.text : "");
         rc = -1;
     }
-    json_array_foreach(array, i, item) {
+    json_array_foreach (array, i, item) {
         if (rc == 0 && !json_is_integer(item)) {
-            tr_error_set(err, TR_ERR_INVALID, "", "element %zu is not a whole "
-                         "number", i);
+            tr_error_set(err, TR_ERR_INVALID, "",
+                         "element %zu is not a whole "
+                         "number",
+                         i);
             rc = -1;
         }
         if (rc == 0) {
@@ -264,11 +272,11 @@ tr_cmd_tokenize(int argc, char **argv)
     }
     if (g.dir == NULL) {
         return tr_usage_error(&command, "-m DIR is needed: where "
-                              "tokenizer.json is");
+                                        "tokenizer.json is");
     }
     if (g.decode && (g.special || g.parse_special)) {
         return tr_usage_error(&command, "--special and --parse-special are "
-                              "for text to ids, not for --decode");
+                                        "for text to ids, not for --decode");
     }
     return run();
 }

@@ -17,7 +17,8 @@ command_words(const tr_command_t *c)
     const char *space = strchr(c->usage, ' ');
 
     return (int) (space != NULL ? strcspn(space + 1, " ") + 1
-                  + (size_t) (space - c->usage) : strlen(c->usage));
+                                      + (size_t) (space - c->usage)
+                                : strlen(c->usage));
 }
 
 int
@@ -70,9 +71,9 @@ find(const tr_command_t *c, const char *name, size_t n, char letter)
         if (o->kind == TR_OPTION_GROUP) {
             continue;
         }
-        if (letter != '\0' ? o->letter == letter
-                           : strlen(o->name) == n
-                                 && memcmp(o->name, name, n) == 0) {
+        if (letter != '\0'
+                ? o->letter == letter
+                : strlen(o->name) == n && memcmp(o->name, name, n) == 0) {
             return o;
         }
     }
@@ -149,8 +150,9 @@ tr_options_parse(const tr_command_t *command, int argc, char **argv)
         if (arg[1] == '-') {
             name = arg + 2;
             equals = strchr(name, '=');
-            o = find(command, name, equals != NULL ? (size_t) (equals - name)
-                                                   : strlen(name), '\0');
+            o = find(command, name,
+                     equals != NULL ? (size_t) (equals - name) : strlen(name),
+                     '\0');
             value = equals != NULL ? equals + 1 : NULL;
         } else {
             o = find(command, NULL, 0, arg[1]);
@@ -181,7 +183,7 @@ tr_options_parse(const tr_command_t *command, int argc, char **argv)
 
 int
 tr_options_only(const tr_command_t *command, int argc, char **argv,
-    int *exit_status)
+                int *exit_status)
 {
     int at = tr_options_parse(command, argc, argv);
 

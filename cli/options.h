@@ -34,7 +34,7 @@ typedef struct {
     void *value;
     const char *arg; /* what --help calls the value */
     const char *help;
-    double min, max; /* numbers; both 0: any */
+    double min, max;  /* numbers; both 0: any */
     const char *json; /* key in a request body, NULL: not part of one */
     bool seen;        /* out: was given */
 } tr_option_t;
@@ -57,7 +57,7 @@ int tr_options_parse(const tr_command_t *command, int argc, char **argv);
 
 /* The same, for commands without operands: 0 to go on, else *exit_status. */
 int tr_options_only(const tr_command_t *command, int argc, char **argv,
-    int *exit_status);
+                    int *exit_status);
 
 void tr_options_help(const tr_command_t *command);
 

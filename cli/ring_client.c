@@ -95,8 +95,8 @@ client_dial(const char *path, uint64_t deadline, int *sock, tr_error_t *err)
     if (len == 0 || len >= sizeof(addr.sun_path)) {
         return tr_error_set(err, TR_ERR_INVALID, "",
                             "socket path \"%s\" has %zu bytes, 1 to %zu "
-                            "are possible", path, len,
-                            sizeof(addr.sun_path) - 1);
+                            "are possible",
+                            path, len, sizeof(addr.sun_path) - 1);
     }
     memcpy(addr.sun_path, path, len + 1);
     *sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -132,8 +132,8 @@ client_dial(const char *path, uint64_t deadline, int *sock, tr_error_t *err)
 /* Gathers the welcome, whose descriptors come with its first byte. */
 static tr_status_t
 client_welcome(int sock, const char *path, uint64_t deadline,
-    tr_welcome_t *welcome, int fds[TR_CHANNEL_FDS], unsigned *got,
-    tr_error_t *err)
+               tr_welcome_t *welcome, int fds[TR_CHANNEL_FDS], unsigned *got,
+               tr_error_t *err)
 {
     uint8_t *at = (uint8_t *) welcome;
     size_t have = 0;
@@ -154,7 +154,8 @@ client_welcome(int sock, const char *path, uint64_t deadline,
         if (r == 0 || errno == ECONNRESET) {
             return tr_error_set(err, TR_ERR_CLOSED, "",
                                 "the engine at %s hung up during the "
-                                "handshake", path);
+                                "handshake",
+                                path);
         }
         if (errno != EAGAIN) {
             return tr_error_set(err,
@@ -166,7 +167,8 @@ client_welcome(int sock, const char *path, uint64_t deadline,
         if (r == 0 || (r < 0 && client_left_ms(deadline) == 0)) {
             return tr_error_set(err, TR_ERR_TIMEOUT, "",
                                 "the engine at %s did not answer the "
-                                "handshake in time", path);
+                                "handshake in time",
+                                path);
         }
     }
     return TR_OK;
@@ -175,7 +177,7 @@ client_welcome(int sock, const char *path, uint64_t deadline,
 /* Takes the four descriptors into the client (given, whatever happens). */
 static tr_status_t
 client_attach(tr_ring_client_t *c, const tr_welcome_t *welcome,
-    const int fds[TR_CHANNEL_FDS], tr_error_t *err)
+              const int fds[TR_CHANNEL_FDS], tr_error_t *err)
 {
     tr_status_t rc;
 
@@ -188,8 +190,10 @@ client_attach(tr_ring_client_t *c, const tr_welcome_t *welcome,
     close(fds[TR_FD_CHANNEL]);
     close(fds[TR_FD_STATUS]);
     if (rc != TR_OK) {
-        return tr_error_set(err, rc, "", "the engine's shared memory was "
-                            "refused (%s)", tr_status_info(rc).name);
+        return tr_error_set(err, rc, "",
+                            "the engine's shared memory was "
+                            "refused (%s)",
+                            tr_status_info(rc).name);
     }
     if (c->map.generation != welcome->generation
         || c->status->generation != welcome->generation) {
@@ -205,8 +209,8 @@ client_attach(tr_ring_client_t *c, const tr_welcome_t *welcome,
 
 static tr_status_t
 client_handshake(tr_ring_client_t *c, const char *path,
-    const tr_ring_client_options_t *options, uint64_t deadline,
-    tr_error_t *err)
+                 const tr_ring_client_options_t *options, uint64_t deadline,
+                 tr_error_t *err)
 {
     char why[TR_WELCOME_MESSAGE];
     int fds[TR_CHANNEL_FDS];
@@ -235,7 +239,8 @@ client_handshake(tr_ring_client_t *c, const char *path,
         } else if (got != TR_CHANNEL_FDS) {
             rc = tr_error_set(err, TR_ERR_PROTOCOL, "",
                               "the engine at %s sent %u descriptors, "
-                              "expected %d", path, got, TR_CHANNEL_FDS);
+                              "expected %d",
+                              path, got, TR_CHANNEL_FDS);
         }
     }
     if (rc != TR_OK) {
@@ -256,8 +261,8 @@ client_prepare(tr_ring_client_t *c, tr_error_t *err)
 
     tr_ring_producer_init(&c->requests, c->map.request, c->map.request_data,
                           c->map.request_capacity);
-    tr_ring_consumer_init(&c->responses, c->map.response,
-                          c->map.response_data, c->map.response_capacity);
+    tr_ring_consumer_init(&c->responses, c->map.response, c->map.response_data,
+                          c->map.response_capacity);
     c->buf_size = tr_ring_max_payload(c->map.response_capacity);
     c->buf = malloc(c->buf_size);
     c->slots = calloc(n, sizeof(*c->slots));
@@ -272,19 +277,17 @@ client_prepare(tr_ring_client_t *c, tr_error_t *err)
     }
     c->n_free = n;
     c->epoll = epoll_create1(EPOLL_CLOEXEC);
-    if (c->epoll == -1
-        || epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->sock, &ev) != 0
+    if (c->epoll == -1 || epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->sock, &ev) != 0
         || epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->bell_peer, &ev) != 0) {
-        return tr_error_set(err, TR_ERR_IO, "", "epoll: %s",
-                            strerror(errno));
+        return tr_error_set(err, TR_ERR_IO, "", "epoll: %s", strerror(errno));
     }
     return TR_OK;
 }
 
 tr_status_t
 tr_ring_client_connect(const char *path,
-    const tr_ring_client_options_t *options, int timeout_ms,
-    tr_ring_client_t **out, tr_error_t *err)
+                       const tr_ring_client_options_t *options, int timeout_ms,
+                       tr_ring_client_t **out, tr_error_t *err)
 {
     uint64_t deadline = client_deadline(timeout_ms);
     tr_ring_client_t *c = calloc(1, sizeof(*c));
@@ -448,8 +451,8 @@ client_publish(tr_ring_client_t *c)
 /* Stages one SUBMIT part, waiting for its space. */
 static tr_status_t
 client_put(tr_ring_client_t *c, uint16_t flags, uint64_t id,
-    const tr_ring_piece_t *pieces, unsigned n, uint64_t deadline,
-    tr_error_t *err)
+           const tr_ring_piece_t *pieces, unsigned n, uint64_t deadline,
+           tr_error_t *err)
 {
     tr_status_t rc;
 
@@ -461,8 +464,7 @@ client_put(tr_ring_client_t *c, uint16_t flags, uint64_t id,
         if (rc == TR_AGAIN) {
             rc = tr_ring_wait_space(&c->requests,
                                     (uint32_t) (pieces[0].len
-                                                + (n > 1 ? pieces[1].len
-                                                         : 0)));
+                                                + (n > 1 ? pieces[1].len : 0)));
         }
         if (rc == TR_OK) {
             continue;
@@ -491,8 +493,8 @@ client_put(tr_ring_client_t *c, uint16_t flags, uint64_t id,
 /* Sends head and body.  *parts: how many the engine may have seen. */
 static tr_status_t
 client_send(tr_ring_client_t *c, uint64_t id, const tr_wire_submit_t *head,
-    const uint8_t *body, size_t left, uint64_t deadline, unsigned *parts,
-    tr_error_t *err)
+            const uint8_t *body, size_t left, uint64_t deadline,
+            unsigned *parts, tr_error_t *err)
 {
     uint32_t max = tr_ring_max_payload(c->requests.capacity);
     tr_status_t rc;
@@ -521,13 +523,13 @@ client_send(tr_ring_client_t *c, uint64_t id, const tr_wire_submit_t *head,
 
 static tr_status_t
 client_head(tr_wire_submit_t *head, uint16_t endpoint, const char *request_id,
-    size_t body_len, tr_error_t *err)
+            size_t body_len, tr_error_t *err)
 {
     size_t i, n = request_id != NULL ? strlen(request_id) : 0;
 
     if (endpoint != TR_ENDPOINT_CHAT && endpoint != TR_ENDPOINT_COMPLETIONS) {
-        return tr_error_set(err, TR_ERR_INVALID, "",
-                            "unknown endpoint %u", endpoint);
+        return tr_error_set(err, TR_ERR_INVALID, "", "unknown endpoint %u",
+                            endpoint);
     }
     if (n > TR_REQUEST_ID_MAX) {
         return tr_error_set(err, TR_ERR_INVALID, "request_id",
@@ -555,8 +557,8 @@ client_head(tr_wire_submit_t *head, uint16_t endpoint, const char *request_id,
 
 tr_status_t
 tr_ring_client_submit(tr_ring_client_t *c, uint16_t endpoint,
-    const char *request_id, const void *body, size_t body_len, int timeout_ms,
-    uint64_t *id, tr_error_t *err)
+                      const char *request_id, const void *body, size_t body_len,
+                      int timeout_ms, uint64_t *id, tr_error_t *err)
 {
     tr_wire_submit_t head;
     client_slot_t *s;
@@ -578,8 +580,8 @@ tr_ring_client_submit(tr_ring_client_t *c, uint16_t endpoint,
     s->state = SLOT_LIVE;
     c->n_live++;
     *id = TR_ID(slot, s->generation);
-    rc = client_send(c, *id, &head, body, body_len,
-                     client_deadline(timeout_ms), &parts, err);
+    rc = client_send(c, *id, &head, body, body_len, client_deadline(timeout_ms),
+                     &parts, err);
     if (rc != TR_OK) {
         c->n_live--;
         if (parts == 0) {
@@ -600,7 +602,7 @@ tr_ring_client_submit(tr_ring_client_t *c, uint16_t endpoint,
 
 static tr_status_t
 client_parse(tr_ring_client_t *c, const tr_record_t *rec,
-    tr_ring_event_t *event)
+             tr_ring_event_t *event)
 {
     memset(event, 0, sizeof(*event));
     event->id = rec->id;
@@ -630,8 +632,8 @@ client_parse(tr_ring_client_t *c, const tr_record_t *rec,
 
 /* TR_OK: *event is the caller's; TR_AGAIN: the record was for a dead id. */
 static tr_status_t
-client_take(tr_ring_client_t *c, const tr_record_t *rec,
-    tr_ring_event_t *event, tr_error_t *err)
+client_take(tr_ring_client_t *c, const tr_record_t *rec, tr_ring_event_t *event,
+            tr_error_t *err)
 {
     client_slot_t *s = client_slot(c, rec->id);
     bool live;
@@ -639,7 +641,8 @@ client_take(tr_ring_client_t *c, const tr_record_t *rec,
     if (client_parse(c, rec, event) != TR_OK) {
         return tr_error_set(err, TR_ERR_PROTOCOL, "",
                             "the engine broke the ring protocol: bad record "
-                            "of type %u, %u bytes", rec->type, rec->length);
+                            "of type %u, %u bytes",
+                            rec->type, rec->length);
     }
     if (s == NULL) {
         return TR_AGAIN;
@@ -655,8 +658,8 @@ client_take(tr_ring_client_t *c, const tr_record_t *rec,
 }
 
 tr_status_t
-tr_ring_client_poll(tr_ring_client_t *c, int timeout_ms,
-    tr_ring_event_t *event, tr_error_t *err)
+tr_ring_client_poll(tr_ring_client_t *c, int timeout_ms, tr_ring_event_t *event,
+                    tr_error_t *err)
 {
     uint64_t deadline = client_deadline(timeout_ms);
     bool waited = false;

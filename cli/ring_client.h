@@ -55,8 +55,9 @@ typedef struct {
  * are in err; TR_ERR_TIMEOUT, TR_ERR_CLOSED (refused, with the reason),
  * TR_ERR_PROTOCOL, TR_ERR_IO, TR_ERR_NOMEM, TR_ERR_INVALID (the path). */
 tr_status_t tr_ring_client_connect(const char *path,
-    const tr_ring_client_options_t *options, int timeout_ms,
-    tr_ring_client_t **out, tr_error_t *err);
+                                   const tr_ring_client_options_t *options,
+                                   int timeout_ms, tr_ring_client_t **out,
+                                   tr_error_t *err);
 
 /* Ends what is in flight: the engine sees the hang-up.  NULL is allowed. */
 void tr_ring_client_close(tr_ring_client_t *c);
@@ -67,8 +68,9 @@ void tr_ring_client_close(tr_ring_client_t *c);
  * body in time (what was sent is aborted).  TR_ERR_INVALID, TR_ERR_CLOSED,
  * TR_ERR_PROTOCOL. */
 tr_status_t tr_ring_client_submit(tr_ring_client_t *c, uint16_t endpoint,
-    const char *request_id, const void *body, size_t body_len, int timeout_ms,
-    uint64_t *id, tr_error_t *err);
+                                  const char *request_id, const void *body,
+                                  size_t body_len, int timeout_ms, uint64_t *id,
+                                  tr_error_t *err);
 
 /* Wishes; they never wait.  An aborted request still ends with an event.
  * Dead ids are ignored; a pause does not take back an abort. */
@@ -79,7 +81,7 @@ void tr_ring_client_resume(tr_ring_client_t *c, uint64_t id);
 /* The next event.  TR_AGAIN: none within the time, or a signal came.  TR_ERR_CLOSED: the engine
  * has gone (all it had published was delivered first); TR_ERR_PROTOCOL. */
 tr_status_t tr_ring_client_poll(tr_ring_client_t *c, int timeout_ms,
-    tr_ring_event_t *event, tr_error_t *err);
+                                tr_ring_event_t *event, tr_error_t *err);
 
 /* Readable when tr_ring_client_poll may have news.  Borrowed. */
 int tr_ring_client_fd(const tr_ring_client_t *c);
@@ -96,7 +98,6 @@ uint64_t tr_ring_client_generation(const tr_ring_client_t *c);
 const tr_status_page_t *tr_ring_client_status(const tr_ring_client_t *c);
 
 /* The admission block, or the last copy while the engine is writing it. */
-void tr_ring_client_admission(tr_ring_client_t *c,
-    tr_status_admission_t *out);
+void tr_ring_client_admission(tr_ring_client_t *c, tr_status_admission_t *out);
 
 #endif

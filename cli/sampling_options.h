@@ -15,36 +15,101 @@ typedef struct {
     tr_option_list_t stop;
 } tr_sampling_options_t;
 
-#define TR_LENGTH_OPTIONS(s)                                                   \
-    { "max-tokens", 'n', TR_OPTION_INT, &(s).max_tokens, "N",                  \
-      "longest answer, in tokens", 1, 1 << 24, "max_tokens", false },          \
-    { "min-tokens", 0, TR_OPTION_INT, &(s).min_tokens, "N",                    \
-      "no end of text before so many", 0, 1 << 24, "min_tokens", false },      \
-    { "ignore-eos", 0, TR_OPTION_FLAG, &(s).ignore_eos, NULL,                  \
-      "go on after the model's end of text", 0, 0, "ignore_eos", false }
+#define TR_LENGTH_OPTIONS(s)                                                 \
+    { "max-tokens",                                                          \
+      'n',                                                                   \
+      TR_OPTION_INT,                                                         \
+      &(s).max_tokens,                                                       \
+      "N",                                                                   \
+      "longest answer, in tokens",                                           \
+      1,                                                                     \
+      1 << 24,                                                               \
+      "max_tokens",                                                          \
+      false },                                                               \
+        { "min-tokens",                                                      \
+          0,                                                                 \
+          TR_OPTION_INT,                                                     \
+          &(s).min_tokens,                                                   \
+          "N",                                                               \
+          "no end of text before so many",                                   \
+          0,                                                                 \
+          1 << 24,                                                           \
+          "min_tokens",                                                      \
+          false },                                                           \
+    {                                                                        \
+        "ignore-eos", 0, TR_OPTION_FLAG, &(s).ignore_eos, NULL,              \
+            "go on after the model's end of text", 0, 0, "ignore_eos", false \
+    }
 
 /* bench has its own way to say how long answers are */
-#define TR_SAMPLING_OPTIONS(s)                                                 \
-    { "Sampling (the engine's default where not given)", 0, TR_OPTION_GROUP,   \
-      NULL, NULL, NULL, 0, 0, NULL, false },                                   \
-    { "temperature", 't', TR_OPTION_NUMBER, &(s).temperature, "X",             \
-      "0 is greedy", 0, 2, "temperature", false },                             \
-    { "top-p", 0, TR_OPTION_NUMBER, &(s).top_p, "X",                           \
-      "smallest set of this probability, above 0, 1: off", 1e-6, 1, "top_p",   \
-      false },                                                                 \
-    { "top-k", 0, TR_OPTION_INT, &(s).top_k, "N",                              \
-      "the N most likely tokens, 0: off", 0, 1 << 24, "top_k", false },        \
-    { "min-p", 0, TR_OPTION_NUMBER, &(s).min_p, "X",                           \
-      "tokens at least X times as likely as the best", 0, 1, "min_p", false }, \
-    { "presence-penalty", 0, TR_OPTION_NUMBER, &(s).presence, "X",             \
-      "from -2 to 2", -2, 2, "presence_penalty", false },                      \
-    { "frequency-penalty", 0, TR_OPTION_NUMBER, &(s).frequency, "X",           \
-      "from -2 to 2", -2, 2, "frequency_penalty", false },                     \
-    { "repetition-penalty", 0, TR_OPTION_NUMBER, &(s).repetition, "X",         \
-      "above 0, 1: off", 1e-6, 10, "repetition_penalty", false },              \
-    { "seed", 's', TR_OPTION_INT, &(s).seed, "N",                              \
-      "the same answer again", 0, 0, "seed", false },                          \
-    { "stop", 0, TR_OPTION_LIST, &(s).stop, "TEXT",                            \
-      "end before this text, may be repeated", 0, 0, "stop", false }
+#define TR_SAMPLING_OPTIONS(s)                                                  \
+    { "Sampling (the engine's default where not given)",                        \
+      0,                                                                        \
+      TR_OPTION_GROUP,                                                          \
+      NULL,                                                                     \
+      NULL,                                                                     \
+      NULL,                                                                     \
+      0,                                                                        \
+      0,                                                                        \
+      NULL,                                                                     \
+      false },                                                                  \
+        { "temperature",                                                        \
+          't',                                                                  \
+          TR_OPTION_NUMBER,                                                     \
+          &(s).temperature,                                                     \
+          "X",                                                                  \
+          "0 is greedy",                                                        \
+          0,                                                                    \
+          2,                                                                    \
+          "temperature",                                                        \
+          false },                                                              \
+        { "top-p",    0,   TR_OPTION_NUMBER,                                    \
+          &(s).top_p, "X", "smallest set of this probability, above 0, 1: off", \
+          1e-6,       1,   "top_p",                                             \
+          false },                                                              \
+        { "top-k",    0,       TR_OPTION_INT,                                   \
+          &(s).top_k, "N",     "the N most likely tokens, 0: off",              \
+          0,          1 << 24, "top_k",                                         \
+          false },                                                              \
+        { "min-p",    0,   TR_OPTION_NUMBER,                                    \
+          &(s).min_p, "X", "tokens at least X times as likely as the best",     \
+          0,          1,   "min_p",                                             \
+          false },                                                              \
+        { "presence-penalty",                                                   \
+          0,                                                                    \
+          TR_OPTION_NUMBER,                                                     \
+          &(s).presence,                                                        \
+          "X",                                                                  \
+          "from -2 to 2",                                                       \
+          -2,                                                                   \
+          2,                                                                    \
+          "presence_penalty",                                                   \
+          false },                                                              \
+        { "frequency-penalty",                                                  \
+          0,                                                                    \
+          TR_OPTION_NUMBER,                                                     \
+          &(s).frequency,                                                       \
+          "X",                                                                  \
+          "from -2 to 2",                                                       \
+          -2,                                                                   \
+          2,                                                                    \
+          "frequency_penalty",                                                  \
+          false },                                                              \
+        { "repetition-penalty",                                                 \
+          0,                                                                    \
+          TR_OPTION_NUMBER,                                                     \
+          &(s).repetition,                                                      \
+          "X",                                                                  \
+          "above 0, 1: off",                                                    \
+          1e-6,                                                                 \
+          10,                                                                   \
+          "repetition_penalty",                                                 \
+          false },                                                              \
+        { "seed", 's', TR_OPTION_INT, &(s).seed, "N", "the same answer again",  \
+          0,      0,   "seed",        false },                                  \
+    {                                                                           \
+        "stop", 0, TR_OPTION_LIST, &(s).stop, "TEXT",                           \
+            "end before this text, may be repeated", 0, 0, "stop", false        \
+    }
 
 #endif

@@ -22,7 +22,7 @@
 /* data: NUL-terminated besides its length, valid during the call; event: ""
  * when the field was absent. */
 typedef void (*tr_sse_event_pt)(void *user, const char *data, size_t len,
-    const char *event);
+                                const char *event);
 
 typedef struct {
     tr_sse_event_pt on_event;

@@ -80,7 +80,7 @@ tr_now_us(void)
 
 char *
 tr_read_file(const char *path, size_t max, size_t *len, char *why,
-    size_t why_size)
+             size_t why_size)
 {
     FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "re");
     char *text = NULL, *grown;

@@ -25,6 +25,6 @@ uint64_t tr_now_us(void); /* CLOCK_MONOTONIC */
 /* Reads a whole file ("-": standard input) of at most max bytes; given to the
  * caller, NUL-terminated.  NULL with the reason in why. */
 char *tr_read_file(const char *path, size_t max, size_t *len, char *why,
-    size_t why_size);
+                   size_t why_size);
 
 #endif

@@ -23,7 +23,7 @@ tr_emit_touch(tr_emit_t *e, tr_outlet_t *o)
 
 static void
 tr_emit_delta(tr_emit_t *e, const tr_request_t *r, uint32_t choice,
-    uint32_t tokens, uint32_t text_len, uint32_t logprobs_len)
+              uint32_t tokens, uint32_t text_len, uint32_t logprobs_len)
 {
     tr_status_t rc = tr_outlet_delta(r->outlet, r->id, choice, tokens, e->text,
                                      text_len, e->logprobs, logprobs_len);
@@ -131,8 +131,8 @@ tr_emit_echo_fill(tr_emit_t *e, tr_sequence_t *q, uint32_t *logprobs)
             }
             *logprobs += n;
         }
-        len += tr_detok_push(&q->echo_detok, e->tokenizer, token,
-                             e->text + len, TR_OUTLET_TEXT_MAX - len);
+        len += tr_detok_push(&q->echo_detok, e->tokenizer, token, e->text + len,
+                             TR_OUTLET_TEXT_MAX - len);
         q->echoed++;
     }
     if (q->echoed == q->prompt_len) {
@@ -167,7 +167,7 @@ tr_emit_span(uint64_t from, uint64_t to)
 
 tr_status_t
 tr_emit_finish(tr_emit_t *e, const tr_request_t *r, uint32_t choice,
-    uint16_t reason, bool last)
+               uint16_t reason, bool last)
 {
     double full = (double) r->kv_full_bytes;
     tr_wire_finish_t f = {

@@ -27,8 +27,8 @@ uint16_t tr_emit_token(tr_emit_t *e, tr_sequence_t *q);
 bool tr_emit_echo(tr_emit_t *e, tr_sequence_t *q);
 
 /* FINISH of one choice, with the request's totals. TR_AGAIN: no room. */
-tr_status_t tr_emit_finish(tr_emit_t *e, const tr_request_t *r,
-    uint32_t choice, uint16_t reason, bool last);
+tr_status_t tr_emit_finish(tr_emit_t *e, const tr_request_t *r, uint32_t choice,
+                           uint16_t reason, bool last);
 
 /* ERROR from r->error. TR_AGAIN: no room. */
 tr_status_t tr_emit_error(tr_emit_t *e, const tr_request_t *r);

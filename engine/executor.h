@@ -20,17 +20,17 @@
 
 /* One sequence's share of a step: tokens at positions [pos, pos + n). */
 typedef struct {
-    int32_t kv_slot;        /* room for pos + n tokens is reserved */
+    int32_t kv_slot; /* room for pos + n tokens is reserved */
     uint32_t pos, n;
-    const int32_t *tokens;  /* [n], borrowed */
-    bool sample;            /* the last position's logits give a token */
+    const int32_t *tokens;       /* [n], borrowed */
+    bool sample;                 /* the last position's logits give a token */
     const tr_sampler_t *sampler; /* borrowed, with sample */
     tr_sampled_t *out;           /* with sample */
     /* NULL, or [n]: score of the token that follows each position, i.e.
      * scores[i] is for tokens[i + 1]; the caller gives n tokens + 1 known */
     tr_sampled_t *scores;
-    int32_t top;            /* alternatives wanted in scores */
-    tr_status_t status;     /* out: TR_OK, or this item alone failed */
+    int32_t top;        /* alternatives wanted in scores */
+    tr_status_t status; /* out: TR_OK, or this item alone failed */
 } tr_batch_item_t;
 
 typedef struct {
@@ -44,12 +44,12 @@ typedef struct tr_executor tr_executor_t;
 struct tr_executor {
     const char *backend; /* "cpu", "null" */
     uint32_t vocab;
-    uint32_t max_model_len;   /* after the configuration's bound */
+    uint32_t max_model_len; /* after the configuration's bound */
     uint32_t layers, kv_heads, query_heads, head_dim;
     uint64_t parameters;
-    int32_t eos[8];           /* config.json, generation_config.json */
+    int32_t eos[8]; /* config.json, generation_config.json */
     uint32_t n_eos;
-    tr_kv_cache_t *kv;        /* owned by the executor */
+    tr_kv_cache_t *kv; /* owned by the executor */
     /* Runs the batch.  A failure of the whole step is returned; a failure of
      * one item is its status.  Called by the step loop only. */
     tr_status_t (*step)(tr_executor_t *e, const tr_batch_t *batch);
@@ -64,8 +64,8 @@ struct tr_executor {
 /* Opens config->model with the backend named there.  Says what it does through
  * log.h (progress on long work). */
 tr_status_t tr_executor_model_open(const tr_config_t *config,
-    tr_executor_t **out, tr_error_t *err);
-tr_status_t tr_executor_null_open(const tr_config_t *config,
-    uint32_t vocab, tr_executor_t **out, tr_error_t *err);
+                                   tr_executor_t **out, tr_error_t *err);
+tr_status_t tr_executor_null_open(const tr_config_t *config, uint32_t vocab,
+                                  tr_executor_t **out, tr_error_t *err);
 
 #endif

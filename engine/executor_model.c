@@ -20,7 +20,7 @@
 /* A row whose logits are needed. */
 typedef struct {
     tr_batch_item_t *item;
-    uint32_t index;  /* of the token within the item */
+    uint32_t index; /* of the token within the item */
     bool score, sample;
 } want_t;
 
@@ -47,8 +47,7 @@ batch_fits(const executor_t *x, const tr_batch_t *batch)
         const tr_batch_item_t *item = &batch->items[i];
 
         if (item->n == 0 || item->kv_slot < 0
-            || (uint64_t) item->pos + item->n > x->base.max_model_len)
-        {
+            || (uint64_t) item->pos + item->n > x->base.max_model_len) {
             return false;
         }
         n += item->n;
@@ -74,7 +73,7 @@ add_rows(executor_t *x, tr_batch_item_t *item, uint32_t row)
         x->tokens[row + i] = token;
         ((uint32_t *) x->rows.row_pos)[row + i] = item->pos + i;
         if (sample || score) {
-            x->wants[x->n_wants] = (want_t) { item, i, score, sample };
+            x->wants[x->n_wants] = (want_t){ item, i, score, sample };
             x->want_rows[x->n_wants++] = row + i;
         }
     }
@@ -108,8 +107,8 @@ finish_row(executor_t *x, const want_t *w, float *logits, void *scratch)
 
     if (w->score) {
         return tr_sampler_score(logits, x->base.vocab,
-            item->tokens[w->index + 1], item->top, scratch,
-            &item->scores[w->index]);
+                                item->tokens[w->index + 1], item->top, scratch,
+                                &item->scores[w->index]);
     }
     return tr_sampler_sample(item->sampler, logits, scratch, item->out);
 }
@@ -130,7 +129,9 @@ finish(executor_t *x)
         for (uint32_t i = 0; i < n; i++) {
             const want_t *w = &x->wants[first + i];
             tr_status_t rc = finish_row(x, w, m->logits + i * m->ld_logits,
-                x->scratch + (size_t) omp_get_thread_num() * x->scratch_size);
+                                        x->scratch
+                                            + (size_t) omp_get_thread_num()
+                                                  * x->scratch_size);
 
             if (rc != TR_OK) { /* several rows may fail alike */
                 __atomic_store_n(&w->item->status, rc, __ATOMIC_RELAXED);
@@ -149,9 +150,9 @@ step(tr_executor_t *e, const tr_batch_t *batch)
 
     if (!batch_fits(x, batch)) {
         tr_log(TR_LEVEL_ERROR,
-            "a batch exceeds the executor items=%u tokens=%u max_items=%u "
-            "max_tokens=%u",
-            batch->n_items, batch->n_tokens, x->max_items, x->max_rows);
+               "a batch exceeds the executor items=%u tokens=%u max_items=%u "
+               "max_tokens=%u",
+               batch->n_items, batch->n_tokens, x->max_items, x->max_rows);
         return TR_ERR_INTERNAL;
     }
     flatten(x, batch);
@@ -192,11 +193,10 @@ take_arrays(executor_t *x, int threads, tr_error_t *err)
     x->wants = calloc(rows, sizeof(want_t));
     x->want_rows = calloc(rows, sizeof(uint32_t));
     x->scratch = aligned_alloc(64, (size_t) threads * x->scratch_size);
-    if (!x->tokens || !x->rows.row_pos || !x->rows.seq_slot
-        || !x->rows.seq_row || !x->wants || !x->want_rows || !x->scratch)
-    {
+    if (!x->tokens || !x->rows.row_pos || !x->rows.seq_slot || !x->rows.seq_row
+        || !x->wants || !x->want_rows || !x->scratch) {
         return tr_error_set(err, TR_ERR_NOMEM, "max_batch_tokens",
-            "out of memory: tables for %zu rows", rows);
+                            "out of memory: tables for %zu rows", rows);
     }
     return TR_OK;
 }
@@ -210,23 +210,25 @@ bound_length(executor_t *x, const tr_config_t *config, tr_error_t *err)
     x->base.max_model_len = c->max_positions;
     if (config->max_model_len > c->max_positions) {
         return tr_error_set(err, TR_ERR_INVALID, "max_model_len",
-            "max_model_len is %u, expected at most the model's %u%s",
-            config->max_model_len, c->max_positions,
-            c->sliding_window ? " (its sliding window)" : "");
+                            "max_model_len is %u, expected at most the model's "
+                            "%u%s",
+                            config->max_model_len, c->max_positions,
+                            c->sliding_window ? " (its sliding window)" : "");
     }
     if (config->max_model_len != 0) {
         x->base.max_model_len = config->max_model_len;
     } else if (c->sliding_window != 0) {
         tr_log(TR_LEVEL_NOTICE,
-            "max_model_len is bounded by the sliding window max_model_len=%u",
-            c->max_positions);
+               "max_model_len is bounded by the sliding window "
+               "max_model_len=%u",
+               c->max_positions);
     }
     return TR_OK;
 }
 
 static tr_status_t
 open_model(executor_t *x, const tr_config_t *config, int threads,
-    tr_error_t *err)
+           tr_error_t *err)
 {
     tr_model_options_t options = {
         .dir = config->model,
@@ -247,13 +249,13 @@ open_model(executor_t *x, const tr_config_t *config, int threads,
     }
     clock_gettime(CLOCK_MONOTONIC, &b);
     tr_log(TR_LEVEL_NOTICE,
-        "model loaded type=%s parameters=%" PRIu64
-        " weights_mib=%zu kernels=%s threads=%d ms=%.0f",
-        x->model->config.model_type,
-        tr_model_config_parameters(&x->model->config),
-        x->model->weights_size >> 20, options.kernels->name, threads,
-        (double) (b.tv_sec - a.tv_sec) * 1e3
-            + (double) (b.tv_nsec - a.tv_nsec) * 1e-6);
+           "model loaded type=%s parameters=%" PRIu64
+           " weights_mib=%zu kernels=%s threads=%d ms=%.0f",
+           x->model->config.model_type,
+           tr_model_config_parameters(&x->model->config),
+           x->model->weights_size >> 20, options.kernels->name, threads,
+           (double) (b.tv_sec - a.tv_sec) * 1e3
+               + (double) (b.tv_nsec - a.tv_nsec) * 1e-6);
     return TR_OK;
 }
 
@@ -275,8 +277,8 @@ open_cache(executor_t *x, const tr_config_t *config, tr_error_t *err)
     if (rc == TR_OK && tr_kv_max_len(x->base.kv) < x->base.max_model_len) {
         x->base.max_model_len = tr_kv_max_len(x->base.kv);
         tr_log(TR_LEVEL_NOTICE,
-            "max_model_len is bounded by kv_memory max_model_len=%u",
-            x->base.max_model_len);
+               "max_model_len is bounded by kv_memory max_model_len=%u",
+               x->base.max_model_len);
     }
     return rc;
 }
@@ -301,10 +303,9 @@ describe(executor_t *x)
 
 tr_status_t
 tr_executor_model_open(const tr_config_t *config, tr_executor_t **out,
-    tr_error_t *err)
+                       tr_error_t *err)
 {
-    int threads = config->threads ? (int) config->threads
-                                  : omp_get_num_procs();
+    int threads = config->threads ? (int) config->threads : omp_get_num_procs();
     executor_t *x = calloc(1, sizeof(*x));
     tr_status_t rc;
 

@@ -29,7 +29,7 @@ typedef struct {
     uint64_t interval_ns;
     uint64_t origin_ns; /* of the ticks */
     bool stagger;
-    tr_trace_t *trace;  /* NULL: none wanted */
+    tr_trace_t *trace; /* NULL: none wanted */
 } tr_executor_null_t;
 
 static int32_t
@@ -44,7 +44,7 @@ tr_null_token(const tr_executor_t *e, uint32_t position)
 /* A made-up distribution: `token`, then its neighbours. */
 static void
 tr_null_fill(const tr_executor_t *e, int32_t token, int32_t top,
-    tr_sampled_t *out)
+             tr_sampled_t *out)
 {
     int32_t i;
 
@@ -94,7 +94,8 @@ tr_null_due(tr_executor_t *e, int32_t kv_slot, uint64_t now)
     if (n->stagger) {
         /* multiples of the golden ratio: even however many there are */
         phase = (uint64_t) (uint32_t) ((uint32_t) kv_slot * 2654435769u)
-                * n->interval_ns >> 32;
+                    * n->interval_ns
+                >> 32;
     }
     since = now * 1000 - n->origin_ns + n->interval_ns - phase;
     since = (since / n->interval_ns) * n->interval_ns;
@@ -114,9 +115,11 @@ tr_null_free(tr_executor_t *e)
 
 tr_status_t
 tr_executor_null_open(const tr_config_t *config, uint32_t vocab,
-    tr_executor_t **out, tr_error_t *err)
+                      tr_executor_t **out, tr_error_t *err)
 {
-    tr_kv_config_t kv = { .layers = 1, .lists = 1, .head_dim = 8,
+    tr_kv_config_t kv = { .layers = 1,
+                          .lists = 1,
+                          .head_dim = 8,
                           .slots = config->max_num_seqs,
                           .memory = config->kv_memory,
                           .policy = config->kv_policy };
@@ -125,8 +128,7 @@ tr_executor_null_open(const tr_config_t *config, uint32_t vocab,
     tr_status_t rc;
 
     *out = NULL;
-    if (vocab == 0 || !(config->null_rate > 0.0)
-        || config->null_rate > 1e6) {
+    if (vocab == 0 || !(config->null_rate > 0.0) || config->null_rate > 1e6) {
         return tr_error_set(err, TR_ERR_INVALID, "null_rate",
                             "null_rate %g with a vocabulary of %u: more than 0"
                             " and at most 1000000 tokens a second are needed",

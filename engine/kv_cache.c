@@ -109,7 +109,8 @@ tr_kv_cache_tables(tr_kv_cache_t *kv, tr_error_t *err)
         || kv->free_slots == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "max_num_seqs",
                             "no memory for the page tables of %u sequences"
-                            " (%zu bytes)", kv->config.slots, kv->tables_size);
+                            " (%zu bytes)",
+                            kv->config.slots, kv->tables_size);
     }
     kv->n_free_slots = kv->config.slots;
     for (i = 0; i < kv->config.slots; i++) {
@@ -120,7 +121,7 @@ tr_kv_cache_tables(tr_kv_cache_t *kv, tr_error_t *err)
 
 tr_status_t
 tr_kv_cache_create(const tr_kv_config_t *config, tr_kv_cache_t **out,
-    tr_error_t *err)
+                   tr_error_t *err)
 {
     const tr_kv_policy_t *policy;
     tr_kv_cache_t *kv;
@@ -139,9 +140,9 @@ tr_kv_cache_create(const tr_kv_config_t *config, tr_kv_cache_t **out,
         return tr_error_set(err, TR_ERR_INVALID, "",
                             "KV cache of %u layers, %u lists, head size %u, %u"
                             " sequences of %u tokens: all must be positive,"
-                            " the head size a multiple of 8", config->layers,
-                            config->lists, config->head_dim, config->slots,
-                            config->max_len);
+                            " the head size a multiple of 8",
+                            config->layers, config->lists, config->head_dim,
+                            config->slots, config->max_len);
     }
     bytes = (uint64_t) tr_kv_page_tokens(config->head_dim) * 4
             * config->head_dim;
@@ -325,8 +326,7 @@ tr_kv_reserve(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 
             n = tr_kv_head_pages(kv, head, len);
             for (; held[head] < n; held[head]++) {
-                row[held[head]] = tr_kv_pages_take(&kv->pages,
-                                                   (uint32_t) slot);
+                row[held[head]] = tr_kv_pages_take(&kv->pages, (uint32_t) slot);
             }
         }
         s->pages += want;

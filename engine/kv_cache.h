@@ -31,7 +31,7 @@ typedef struct {
 } tr_kv_config_t;
 
 tr_status_t tr_kv_cache_create(const tr_kv_config_t *config,
-    tr_kv_cache_t **out, tr_error_t *err);
+                               tr_kv_cache_t **out, tr_error_t *err);
 void tr_kv_cache_free(tr_kv_cache_t *kv);
 
 /* Page geometry, for the status page and for admission. */
@@ -61,7 +61,7 @@ tr_status_t tr_kv_reserve(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
 /* Copies the cache of positions [0, len) of one slot into another, empty one
  * (n > 1 shares the prompt's prefill).  TR_AGAIN as above. */
 tr_status_t tr_kv_fork(tr_kv_cache_t *kv, int32_t from, int32_t to,
-    uint32_t len);
+                       uint32_t len);
 
 typedef struct {
     uint64_t bytes;      /* pages held, whole */

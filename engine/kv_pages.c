@@ -14,8 +14,10 @@
 static void __attribute__((noreturn, cold))
 tr_kv_pages_fault(const char *what, int64_t page, uint32_t owner, uint32_t have)
 {
-    tr_log(TR_LEVEL_ERROR, "kv pages corrupt what=\"%s\" page=%lld owner=%u"
-           " expected=%u", what, (long long) page, have, owner);
+    tr_log(TR_LEVEL_ERROR,
+           "kv pages corrupt what=\"%s\" page=%lld owner=%u"
+           " expected=%u",
+           what, (long long) page, have, owner);
     abort();
 }
 

@@ -22,7 +22,7 @@
 
 #include <tokenring/error.h>
 
-#if defined(TR_DEBUG) || defined(__SANITIZE_ADDRESS__)                        \
+#if defined(TR_DEBUG) || defined(__SANITIZE_ADDRESS__) \
     || defined(__SANITIZE_THREAD__)
 #define TR_KV_POISON 0xff /* as FP16: NaN, a softmax cannot miss it */
 #endif
@@ -41,7 +41,7 @@ typedef struct {
 
 /* n pages of `bytes` (a multiple of 64) each. */
 tr_status_t tr_kv_pages_init(tr_kv_pages_t *p, uint32_t n, uint64_t bytes,
-    tr_error_t *err);
+                             tr_error_t *err);
 void tr_kv_pages_free(tr_kv_pages_t *p);
 
 static inline uint32_t

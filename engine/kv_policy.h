@@ -46,16 +46,16 @@ struct tr_kv_policy {
     /* 3. What becomes of the least significant token at `level`, after a token
      * was added there; `level` itself: nobody is downgraded. */
     int (*downgrade)(const tr_kv_policy_t *p, int level,
-        const tr_kv_mark_t *victim);
+                     const tr_kv_mark_t *victim);
     /* 4. What a head is charged for a sequence of n tokens: at most tokens[l]
      * of them at level l. */
     void (*charge)(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
-        uint32_t n, uint32_t tokens[TR_KV_LEVELS_MAX]);
+                   uint32_t n, uint32_t tokens[TR_KV_LEVELS_MAX]);
     /* 5. Which of a head's n pages a step reads: their indices, ascending, go
      * to chosen[n]; returns how many.  bound[i] is the largest logit that
      * page i can give, NULL when the levels keep no digest. */
     uint32_t (*read)(const tr_kv_policy_t *p, uint32_t n, const float *bound,
-        uint32_t *chosen);
+                     uint32_t *chosen);
 };
 
 extern const tr_kv_policy_t tr_kv_policy_full;

@@ -14,7 +14,7 @@ tr_kv_full_keep(const tr_kv_policy_t *p, const tr_kv_mark_t *token)
 
 static int
 tr_kv_full_downgrade(const tr_kv_policy_t *p, int level,
-    const tr_kv_mark_t *victim)
+                     const tr_kv_mark_t *victim)
 {
     (void) p;
     (void) victim;
@@ -23,7 +23,7 @@ tr_kv_full_downgrade(const tr_kv_policy_t *p, int level,
 
 static void
 tr_kv_full_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
-    uint32_t n, uint32_t tokens[TR_KV_LEVELS_MAX])
+                  uint32_t n, uint32_t tokens[TR_KV_LEVELS_MAX])
 {
     (void) p;
     (void) layer;
@@ -33,7 +33,7 @@ tr_kv_full_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
 
 static uint32_t
 tr_kv_full_read(const tr_kv_policy_t *p, uint32_t n, const float *bound,
-    uint32_t *chosen)
+                uint32_t *chosen)
 {
     uint32_t i;
 
@@ -45,14 +45,12 @@ tr_kv_full_read(const tr_kv_policy_t *p, uint32_t n, const float *bound,
     return n;
 }
 
-const tr_kv_policy_t tr_kv_policy_full = {
-    .name = "full",
-    .window = 0,
-    .n_levels = 1,
-    .level = { { 16, 16 } },
-    .prompt = tr_kv_full_keep,
-    .leave = tr_kv_full_keep,
-    .downgrade = tr_kv_full_downgrade,
-    .charge = tr_kv_full_charge,
-    .read = tr_kv_full_read
-};
+const tr_kv_policy_t tr_kv_policy_full = { .name = "full",
+                                           .window = 0,
+                                           .n_levels = 1,
+                                           .level = { { 16, 16 } },
+                                           .prompt = tr_kv_full_keep,
+                                           .leave = tr_kv_full_keep,
+                                           .downgrade = tr_kv_full_downgrade,
+                                           .charge = tr_kv_full_charge,
+                                           .read = tr_kv_full_read };

@@ -123,7 +123,8 @@ tr_loop_last_record(tr_loop_t *l, tr_request_t *r)
         return tr_emit_error(&l->emit, r) == TR_OK;
     }
     return tr_emit_finish(&l->emit, r, r->aborted_choice, TR_FINISH_ABORTED,
-                          true) == TR_OK;
+                          true)
+           == TR_OK;
 }
 
 /* From here on the front thread owns r, as soon as the step is published. */
@@ -172,7 +173,8 @@ tr_loop_end(tr_loop_t *l, tr_request_t *r)
         }
     }
     tr_loop_count(r->error.status == TR_OK ? &l->counters->requests_aborted
-                                           : &l->counters->requests_error, 1);
+                                           : &l->counters->requests_error,
+                  1);
     tr_request_unlink(&l->requests, r);
     if (tr_loop_last_record(l, r)) {
         tr_loop_forget(l, r);
@@ -183,7 +185,7 @@ tr_loop_end(tr_loop_t *l, tr_request_t *r)
 
 static void
 tr_loop_fail(tr_loop_t *l, tr_request_t *r, tr_status_t status,
-    const char *text)
+             const char *text)
 {
     tr_error_set(&r->error, status, "", "%s", text);
     tr_log(tr_status_info(status).level, "request failed id=%s reason=\"%s\"",
@@ -531,8 +533,7 @@ tr_loop_sleep(tr_loop_t *l)
     uint64_t until = l->scheduler.next_due_us, now, ignored;
     struct timespec ts, *timeout = NULL;
 
-    if (l->requests.first != NULL
-        && (until == 0 || l->next_check_us < until)) {
+    if (l->requests.first != NULL && (until == 0 || l->next_check_us < until)) {
         until = l->next_check_us;
     }
     atomic_store(&l->asleep, 1);
@@ -612,8 +613,8 @@ tr_loop_check_interval(const tr_loop_t *l)
 
 tr_status_t
 tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
-    const tr_tokenizer_t *tokenizer, tr_status_counters_t *counters,
-    int front_fd, tr_loop_t **out, tr_error_t *err)
+              const tr_tokenizer_t *tokenizer, tr_status_counters_t *counters,
+              int front_fd, tr_loop_t **out, tr_error_t *err)
 {
     tr_loop_t *l;
     tr_status_t rc;
@@ -647,13 +648,16 @@ tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
         tr_loop_free(l);
         return tr_error_set(err, TR_ERR_NOMEM, "max_num_seqs",
                             "no memory or descriptors for a loop of %u"
-                            " sequences", config->max_num_seqs);
+                            " sequences",
+                            config->max_num_seqs);
     }
     tr_loop_publish_snapshot(l);
     if (pthread_create(&l->thread, NULL, tr_loop_main, l) != 0) {
         tr_loop_free(l);
-        return tr_error_set(err, TR_ERR_NOMEM, "", "cannot start the step"
-                            " loop's thread: %s", strerror(errno));
+        return tr_error_set(err, TR_ERR_NOMEM, "",
+                            "cannot start the step"
+                            " loop's thread: %s",
+                            strerror(errno));
     }
     *out = l;
     return TR_OK;
@@ -664,8 +668,7 @@ tr_loop_ring(tr_loop_t *l)
 {
     const uint64_t one = 1;
 
-    if (atomic_load(&l->asleep) != 0
-        && atomic_exchange(&l->asleep, 0) != 0) {
+    if (atomic_load(&l->asleep) != 0 && atomic_exchange(&l->asleep, 0) != 0) {
         (void) !write(l->wake_fd, &one, sizeof(one));
     }
 }

@@ -24,8 +24,9 @@ typedef struct tr_loop tr_loop_t;
  * front_fd: an eventfd (borrowed) that is written when an outlet's consumer
  * sleeps and output was published. */
 tr_status_t tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
-    const tr_tokenizer_t *tokenizer, tr_status_counters_t *counters,
-    int front_fd, tr_loop_t **out, tr_error_t *err);
+                          const tr_tokenizer_t *tokenizer,
+                          tr_status_counters_t *counters, int front_fd,
+                          tr_loop_t **out, tr_error_t *err);
 
 /* Front thread: passes a request on.  TR_ERR_QUEUE_FULL when max_queue
  * requests wait, TR_ERR_CONTEXT_LENGTH when a prompt with its max_tokens can

@@ -24,7 +24,7 @@ void *
 tr_arena_map(size_t size)
 {
     void *p = mmap(NULL, size, PROT_READ | PROT_WRITE,
-        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
     if (p == MAP_FAILED) {
         return NULL;
@@ -49,10 +49,10 @@ layout(tr_model_t *m, uint8_t *base)
     m->ld_gate_up = tr_pad(2 * (size_t) c->intermediate, TR_COL_PAD);
     m->ld_mlp = tr_pad(c->intermediate, TR_COL_PAD);
     m->ld_logits = tr_pad(c->vocab, TR_COL_PAD);
-#define TAKE(field, bytes)                                                     \
-    do {                                                                       \
-        m->field = base ? (void *) (base + at) : NULL;                         \
-        at += tr_pad(bytes, 64);                                               \
+#define TAKE(field, bytes)                             \
+    do {                                               \
+        m->field = base ? (void *) (base + at) : NULL; \
+        at += tr_pad(bytes, 64);                       \
     } while (0)
     TAKE(hidden, rows * m->ld_hidden * sizeof(float));
     TAKE(normed, rows * m->ld_hidden * sizeof(float));
@@ -63,14 +63,14 @@ layout(tr_model_t *m, uint8_t *base)
     TAKE(angles, rows * c->head_dim * sizeof(float));
     TAKE(logits, logit_rows * m->ld_logits * sizeof(float));
     TAKE(attention_work,
-        m->kernels->attention_work(&m->stream, m->max_seqs, c->head_dim));
+         m->kernels->attention_work(&m->stream, m->max_seqs, c->head_dim));
 #undef TAKE
     return at;
 }
 
 tr_status_t
 tr_model_open(const tr_model_options_t *options, tr_model_t **out,
-    tr_error_t *err)
+              tr_error_t *err)
 {
     tr_model_t *m = calloc(1, sizeof(*m));
     tr_status_t rc;
@@ -97,8 +97,8 @@ tr_model_open(const tr_model_options_t *options, tr_model_t **out,
     m->work = tr_arena_map(m->work_size);
     if (m->work == NULL) {
         rc = tr_error_set(err, TR_ERR_NOMEM, "max_batch_tokens",
-            "out of memory: %zu bytes of workspace for %u rows", m->work_size,
-            m->max_rows);
+                          "out of memory: %zu bytes of workspace for %u rows",
+                          m->work_size, m->max_rows);
         tr_model_free(m);
         return rc;
     }
@@ -126,7 +126,7 @@ tr_model_free(tr_model_t *m)
 /* The attention half of layer l; errors are summed up by the caller. */
 static int
 attention_half(tr_model_t *m, const tr_kv_view_t *kv, uint32_t l,
-    const tr_rows_t *rows)
+               const tr_rows_t *rows)
 {
     const tr_model_config_t *c = &m->config;
     const tr_kernels_t *k = m->kernels;
@@ -137,26 +137,27 @@ attention_half(tr_model_t *m, const tr_kv_view_t *kv, uint32_t l,
     float *keys = m->qkv + q, *values = keys + c->kv_heads * dim;
     int rc = 0;
 
-    rc |= k->rmsnorm(s, m->hidden, m->ld_hidden, n, 1, c->hidden,
-        w->input_norm, c->norm_eps, m->normed, m->ld_hidden);
+    rc |= k->rmsnorm(s, m->hidden, m->ld_hidden, n, 1, c->hidden, w->input_norm,
+                     c->norm_eps, m->normed, m->ld_hidden);
     rc |= k->matmul(s, &w->qkv, m->normed, m->ld_hidden, n, m->qkv, m->ld_qkv,
-        0);
+                    0);
     if (w->qkv_bias != NULL) {
         rc |= k->add_bias(s, m->qkv, m->ld_qkv, n, w->qkv_bias, w->qkv.n);
     }
     if (w->q_norm != NULL) {
         rc |= k->rmsnorm(s, m->qkv, m->ld_qkv, n, c->query_heads, c->head_dim,
-            w->q_norm, c->norm_eps, m->qkv, m->ld_qkv);
+                         w->q_norm, c->norm_eps, m->qkv, m->ld_qkv);
         rc |= k->rmsnorm(s, keys, m->ld_qkv, n, c->kv_heads, c->head_dim,
-            w->k_norm, c->norm_eps, keys, m->ld_qkv);
+                         w->k_norm, c->norm_eps, keys, m->ld_qkv);
     }
     rc |= k->kv_append(s, kv, l, rows, keys, values, m->ld_qkv, m->angles);
     rc |= k->rope(s, m->qkv, m->ld_qkv, n, c->query_heads, c->head_dim,
-        m->angles);
+                  m->angles);
     rc |= k->attention(s, kv, l, rows, m->qkv, m->ld_qkv, c->query_heads,
-        1.0f / sqrtf((float) dim), m->attn, m->ld_attn, m->attention_work);
+                       1.0f / sqrtf((float) dim), m->attn, m->ld_attn,
+                       m->attention_work);
     rc |= k->matmul(s, &w->o, m->attn, m->ld_attn, n, m->hidden, m->ld_hidden,
-        1);
+                    1);
     if (w->o_bias != NULL) {
         rc |= k->add_bias(s, m->hidden, m->ld_hidden, n, w->o_bias, c->hidden);
     }
@@ -173,19 +174,19 @@ mlp_half(tr_model_t *m, uint32_t l, uint32_t n)
     int rc = 0;
 
     rc |= k->rmsnorm(s, m->hidden, m->ld_hidden, n, 1, c->hidden, w->post_norm,
-        c->norm_eps, m->normed, m->ld_hidden);
+                     c->norm_eps, m->normed, m->ld_hidden);
     rc |= k->matmul(s, &w->gate_up, m->normed, m->ld_hidden, n, m->gate_up,
-        m->ld_gate_up, 0);
+                    m->ld_gate_up, 0);
     rc |= k->silu_mul(s, m->gate_up, m->ld_gate_up, n, c->intermediate, m->mlp,
-        m->ld_mlp);
+                      m->ld_mlp);
     rc |= k->matmul(s, &w->down, m->mlp, m->ld_mlp, n, m->hidden, m->ld_hidden,
-        1);
+                    1);
     return rc;
 }
 
 tr_status_t
 tr_model_forward(tr_model_t *m, const tr_kv_view_t *kv, const tr_rows_t *rows,
-    const int32_t *tokens)
+                 const int32_t *tokens)
 {
     const tr_kernels_t *k = m->kernels;
     const tr_stream_t *s = &m->stream;
@@ -197,7 +198,7 @@ tr_model_forward(tr_model_t *m, const tr_kv_view_t *kv, const tr_rows_t *rows,
     }
     rc |= k->embedding(s, &m->embed, tokens, n, m->hidden, m->ld_hidden);
     rc |= k->rope_angles(s, rows->row_pos, n, m->inv_freq,
-        m->config.head_dim / 2, m->angles);
+                         m->config.head_dim / 2, m->angles);
     for (uint32_t l = 0; l < m->config.layers && rc == 0; l++) {
         rc |= attention_half(m, kv, l, rows);
         rc |= mlp_half(m, l, n);
@@ -218,10 +219,10 @@ tr_model_logits(tr_model_t *m, const uint32_t *rows, uint32_t n)
     /* the rows side by side in `normed`, which the layers no longer need */
     for (uint32_t i = 0; i < n; i++) {
         rc |= k->rmsnorm(s, m->hidden + rows[i] * m->ld_hidden, m->ld_hidden, 1,
-            1, m->config.hidden, m->final_norm, m->config.norm_eps,
-            m->normed + i * m->ld_hidden, m->ld_hidden);
+                         1, m->config.hidden, m->final_norm, m->config.norm_eps,
+                         m->normed + i * m->ld_hidden, m->ld_hidden);
     }
     rc |= k->matmul(s, &m->head, m->normed, m->ld_hidden, n, m->logits,
-        m->ld_logits, 0);
+                    m->ld_logits, 0);
     return rc == 0 ? TR_OK : TR_ERR_INTERNAL;
 }

@@ -53,13 +53,13 @@ typedef struct {
 } tr_model_options_t;
 
 tr_status_t tr_model_open(const tr_model_options_t *options, tr_model_t **out,
-    tr_error_t *err);
+                          tr_error_t *err);
 void tr_model_free(tr_model_t *m);
 
 /* Runs the rows through all layers; their keys and values enter the cache,
  * where room is reserved.  tokens: [n_rows], below the vocabulary. */
 tr_status_t tr_model_forward(tr_model_t *m, const tr_kv_view_t *kv,
-    const tr_rows_t *rows, const int32_t *tokens);
+                             const tr_rows_t *rows, const int32_t *tokens);
 
 /* Logits of n rows (at most m->logit_rows) of the last forward, into
  * m->logits, [n] rows m->ld_logits apart.  `rows` are row indices. */
@@ -67,7 +67,8 @@ tr_status_t tr_model_logits(tr_model_t *m, const uint32_t *rows, uint32_t n);
 
 /* model_weights.c: sizes and fills the weights arena. */
 tr_status_t tr_model_weights_load(tr_model_t *m,
-    const tr_model_options_t *options, tr_error_t *err);
+                                  const tr_model_options_t *options,
+                                  tr_error_t *err);
 
 /* Anonymous memory, zeroed, 64-byte aligned, in large pages where possible. */
 void *tr_arena_map(size_t size);

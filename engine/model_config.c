@@ -47,7 +47,7 @@ fail(reader_t *r, tr_status_t status, const char *key, const char *text)
  * negative. */
 static uint32_t
 read_uint(reader_t *r, json_t *object, const char *key, int64_t otherwise,
-    uint32_t min, uint32_t max)
+          uint32_t min, uint32_t max)
 {
     json_t *v = field(object, key);
     json_int_t n = v ? json_integer_value(v) : otherwise;
@@ -57,7 +57,7 @@ read_uint(reader_t *r, json_t *object, const char *key, int64_t otherwise,
     }
     if (v == NULL && otherwise < 0) {
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, key,
-            "config.json: %s is missing", key);
+                             "config.json: %s is missing", key);
         return 0;
     }
     if (v == NULL) {
@@ -67,8 +67,9 @@ read_uint(reader_t *r, json_t *object, const char *key, int64_t otherwise,
         char *shown = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
 
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, key,
-            "config.json: %s is %.64s, expected an integer from %u to %u", key,
-            shown ? shown : "?", min, max);
+                             "config.json: %s is %.64s, expected an integer "
+                             "from %u to %u",
+                             key, shown ? shown : "?", min, max);
         free(shown);
         return 0;
     }
@@ -87,8 +88,9 @@ read_number(reader_t *r, json_t *object, const char *key, double otherwise)
     }
     if (!json_is_number(v) || !(x > 0) || isinf(x)) {
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, key,
-            "config.json: %s is %s, expected a positive number", key,
-            v == NULL ? "missing" : "something else");
+                             "config.json: %s is %s, expected a positive "
+                             "number",
+                             key, v == NULL ? "missing" : "something else");
     }
     return x;
 }
@@ -100,7 +102,7 @@ read_bool(reader_t *r, const char *key, bool otherwise)
 
     if (v != NULL && !json_is_boolean(v) && r->rc == TR_OK) {
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, key,
-            "config.json: %s is neither true nor false", key);
+                             "config.json: %s is neither true nor false", key);
     }
     return v == NULL ? otherwise : json_is_true(v);
 }
@@ -109,36 +111,39 @@ static void
 read_family(reader_t *r, tr_model_config_t *c)
 {
     static const char *const families[] = { "llama", "mistral", "qwen2",
-        "qwen3" };
+                                            "qwen3" };
     const char *type = json_string_value(field(r->root, "model_type"));
     const char *act = json_string_value(field(r->root, "hidden_act"));
 
-    for (size_t i = 0; type && i < sizeof(families) / sizeof(families[0]); i++)
-    {
+    for (size_t i = 0; type && i < sizeof(families) / sizeof(families[0]);
+         i++) {
         if (strcmp(type, families[i]) == 0) {
             snprintf(c->model_type, sizeof(c->model_type), "%s", type);
         }
     }
     if (c->model_type[0] == '\0') {
         r->rc = tr_error_set(r->err, TR_ERR_UNSUPPORTED, "model_type",
-            "config.json: model_type is \"%.64s\", expected llama, mistral, "
-            "qwen2 or qwen3", type ? type : "");
+                             "config.json: model_type is \"%.64s\", expected "
+                             "llama, mistral, "
+                             "qwen2 or qwen3",
+                             type ? type : "");
         return;
     }
     if (act != NULL && strcmp(act, "silu") != 0) {
         r->rc = tr_error_set(r->err, TR_ERR_UNSUPPORTED, "hidden_act",
-            "config.json: hidden_act is \"%.64s\", expected silu", act);
+                             "config.json: hidden_act is \"%.64s\", expected "
+                             "silu",
+                             act);
     }
     if (json_object_get(r->root, "quantization_config") != NULL
-        && field(r->root, "quantization_config") != NULL)
-    {
+        && field(r->root, "quantization_config") != NULL) {
         fail(r, TR_ERR_UNSUPPORTED, "quantization_config",
-            "quantization_config is set, expected unquantised weights "
-            "(F32, F16 or BF16)");
+             "quantization_config is set, expected unquantised weights "
+             "(F32, F16 or BF16)");
     }
     if (read_bool(r, "mlp_bias", false)) {
         fail(r, TR_ERR_UNSUPPORTED, "mlp_bias",
-            "mlp_bias is true, expected false");
+             "mlp_bias is true, expected false");
     }
     /* Llama's switch covers the output projection, Qwen2 has always had a bias
      * on query, key and value alone */
@@ -158,11 +163,11 @@ read_shape(reader_t *r, tr_model_config_t *c)
     c->vocab = read_uint(r, r->root, "vocab_size", -1, 2, 1u << 28);
     c->hidden = read_uint(r, r->root, "hidden_size", -1, 1, SIZE_MAX_ALLOWED);
     c->intermediate = read_uint(r, r->root, "intermediate_size", -1, 1,
-        SIZE_MAX_ALLOWED);
+                                SIZE_MAX_ALLOWED);
     c->layers = read_uint(r, r->root, "num_hidden_layers", -1, 1, 4096);
     c->query_heads = read_uint(r, r->root, "num_attention_heads", -1, 1, 4096);
     c->kv_heads = read_uint(r, r->root, "num_key_value_heads", c->query_heads,
-        1, 4096);
+                            1, 4096);
     derived = c->query_heads ? c->hidden / c->query_heads : 0;
     c->head_dim = read_uint(r, r->root, "head_dim", derived, 1, 65536);
     c->norm_eps = (float) read_number(r, r->root, "rms_norm_eps", 1e-6);
@@ -172,24 +177,25 @@ read_shape(reader_t *r, tr_model_config_t *c)
     }
     if (field(r->root, "head_dim") == NULL && c->hidden % c->query_heads) {
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "hidden_size",
-            "config.json: hidden_size %u is no multiple of "
-            "num_attention_heads %u, and head_dim is missing", c->hidden,
-            c->query_heads);
+                             "config.json: hidden_size %u is no multiple of "
+                             "num_attention_heads %u, and head_dim is missing",
+                             c->hidden, c->query_heads);
         return;
     }
     if (c->head_dim % 16 || c->head_dim > TR_HEAD_DIM_MAX) {
         r->rc = tr_error_set(r->err, TR_ERR_UNSUPPORTED, "head_dim",
-            "config.json: head_dim is %u, expected a multiple of 16 up to %u",
-            c->head_dim, TR_HEAD_DIM_MAX);
+                             "config.json: head_dim is %u, expected a multiple "
+                             "of 16 up to %u",
+                             c->head_dim, TR_HEAD_DIM_MAX);
         return;
     }
     if (c->query_heads % c->kv_heads
-        || c->query_heads / c->kv_heads > TR_GROUP_MAX)
-    {
+        || c->query_heads / c->kv_heads > TR_GROUP_MAX) {
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "num_key_value_heads",
-            "config.json: %u query heads on %u key-value heads, expected a "
-            "whole number of at most %u for each", c->query_heads,
-            c->kv_heads, TR_GROUP_MAX);
+                             "config.json: %u query heads on %u key-value "
+                             "heads, expected a "
+                             "whole number of at most %u for each",
+                             c->query_heads, c->kv_heads, TR_GROUP_MAX);
     }
 }
 
@@ -199,13 +205,12 @@ read_positions(reader_t *r, tr_model_config_t *c)
     uint32_t window;
 
     c->max_positions = read_uint(r, r->root, "max_position_embeddings", 2048, 1,
-        1u << 30);
+                                 1u << 30);
     window = read_uint(r, r->root, "sliding_window", 0, 0, 1u << 30);
     /* Qwen carries a window and a switch that is off; Mistral has no switch */
     if (window == 0
         || !read_bool(r, "use_sliding_window",
-            strcmp(c->model_type, "mistral") == 0))
-    {
+                      strcmp(c->model_type, "mistral") == 0)) {
         return;
     }
     /* up to the window's length, sliding attention is plain attention */
@@ -226,7 +231,7 @@ read_rope(reader_t *r, tr_model_config_t *c)
     }
     if (rope != NULL && !json_is_object(rope)) {
         fail(r, TR_ERR_FORMAT, "rope_scaling",
-            "rope_scaling is neither null nor an object");
+             "rope_scaling is neither null nor an object");
         return;
     }
     c->rope_theta = read_number(r, r->root, "rope_theta", 10000.0);
@@ -249,8 +254,10 @@ read_rope(reader_t *r, tr_model_config_t *c)
     }
     if (strcmp(type, "llama3") != 0) {
         r->rc = tr_error_set(r->err, TR_ERR_UNSUPPORTED, "rope_scaling",
-            "config.json: rope type \"%.64s\" is not supported, expected "
-            "default, linear or llama3", type);
+                             "config.json: rope type \"%.64s\" is not "
+                             "supported, expected "
+                             "default, linear or llama3",
+                             type);
         return;
     }
     c->rope = TR_ROPE_LLAMA3;
@@ -258,10 +265,10 @@ read_rope(reader_t *r, tr_model_config_t *c)
     c->rope_low = read_number(r, rope, "low_freq_factor", -1);
     c->rope_high = read_number(r, rope, "high_freq_factor", -1);
     c->rope_original = read_uint(r, rope, "original_max_position_embeddings",
-        -1, 1, 1u << 30);
+                                 -1, 1, 1u << 30);
     if (r->rc == TR_OK && !(c->rope_high > c->rope_low)) {
         fail(r, TR_ERR_FORMAT, "high_freq_factor",
-            "high_freq_factor must be greater than low_freq_factor");
+             "high_freq_factor must be greater than low_freq_factor");
     }
 }
 
@@ -275,8 +282,9 @@ add_eos(reader_t *r, tr_model_config_t *c, const char *file, json_t *v)
     }
     if (!json_is_integer(v) || id < 0 || id >= (json_int_t) c->vocab) {
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "eos_token_id",
-            "%s: eos_token_id holds %lld, expected a token id below %u", file,
-            (long long) id, c->vocab);
+                             "%s: eos_token_id holds %lld, expected a token id "
+                             "below %u",
+                             file, (long long) id, c->vocab);
         return;
     }
     for (uint32_t i = 0; i < c->n_eos; i++) {
@@ -286,7 +294,7 @@ add_eos(reader_t *r, tr_model_config_t *c, const char *file, json_t *v)
     }
     if (c->n_eos == TR_EOS_MAX) {
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "eos_token_id",
-            "%s: more than %d end tokens", file, TR_EOS_MAX);
+                             "%s: more than %d end tokens", file, TR_EOS_MAX);
         return;
     }
     c->eos[c->n_eos++] = (int32_t) id;
@@ -316,15 +324,15 @@ load_json(const char *dir, const char *name, json_t **out, tr_error_t *err)
     json_error_t je;
 
     if (snprintf(path, sizeof(path), "%s/%s", dir, name)
-        >= (int) sizeof(path))
-    {
+        >= (int) sizeof(path)) {
         return tr_error_set(err, TR_ERR_INVALID, "model",
-            "%.100s...: path longer than %zu bytes", dir, sizeof(path));
+                            "%.100s...: path longer than %zu bytes", dir,
+                            sizeof(path));
     }
     if (access(path, R_OK) != 0) {
-        return tr_error_set(err,
-            errno == ENOENT ? TR_ERR_NOT_FOUND : TR_ERR_IO, "model",
-            "%.300s: cannot read: %s", path, strerror(errno));
+        return tr_error_set(err, errno == ENOENT ? TR_ERR_NOT_FOUND : TR_ERR_IO,
+                            "model", "%.300s: cannot read: %s", path,
+                            strerror(errno));
     }
     *out = json_load_file(path, JSON_REJECT_DUPLICATES, &je);
     if (!json_is_object(*out)) {
@@ -332,7 +340,8 @@ load_json(const char *dir, const char *name, json_t **out, tr_error_t *err)
 
         *out = NULL;
         tr_error_set(err, TR_ERR_FORMAT, "", "%s: line %d: %s", name,
-            other ? 1 : je.line, other ? "not a JSON object" : je.text);
+                     other ? 1 : je.line,
+                     other ? "not a JSON object" : je.text);
         json_decref(other);
         return TR_ERR_FORMAT;
     }
@@ -364,7 +373,7 @@ tr_model_config_load(const char *dir, tr_model_config_t *c, tr_error_t *err)
 {
     reader_t r = { .err = err };
 
-    *c = (tr_model_config_t) { 0 };
+    *c = (tr_model_config_t){ 0 };
     r.rc = load_json(dir, "config.json", &r.root, err);
     if (r.rc != TR_OK) {
         return r.rc;
@@ -375,7 +384,7 @@ tr_model_config_load(const char *dir, tr_model_config_t *c, tr_error_t *err)
     read_rope(&r, c);
     c->tied = read_bool(&r, "tie_word_embeddings", false);
     c->bos = (int32_t) read_uint(&r, r.root, "bos_token_id", UINT32_MAX, 0,
-        INT32_MAX);
+                                 INT32_MAX);
     read_eos(&r, c, "config.json", r.root);
     if (r.rc == TR_OK) {
         read_generation(&r, dir, c);

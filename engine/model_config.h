@@ -21,10 +21,10 @@ typedef struct {
     char model_type[32]; /* llama, mistral, qwen2, qwen3 */
     uint32_t vocab, hidden, intermediate, layers;
     uint32_t query_heads, kv_heads, head_dim;
-    uint32_t max_positions; /* bounded by the sliding window where one is on */
+    uint32_t max_positions;  /* bounded by the sliding window where one is on */
     uint32_t sliding_window; /* 0: none is in use */
     float norm_eps;
-    bool tied;     /* the embedding is the output matrix */
+    bool tied; /* the embedding is the output matrix */
     bool qkv_bias, o_bias, qk_norm;
 
     tr_rope_type_t rope;
@@ -39,7 +39,7 @@ typedef struct {
 } tr_model_config_t;
 
 tr_status_t tr_model_config_load(const char *dir, tr_model_config_t *out,
-    tr_error_t *err);
+                                 tr_error_t *err);
 
 /* inv_freq[head_dim / 2], with the scaling applied. */
 void tr_model_config_rope(const tr_model_config_t *c, float *inv_freq);

@@ -95,15 +95,16 @@ say_progress(loader_t *l, uint64_t bytes)
     if (now.tv_sec - l->said.tv_sec >= 2) {
         l->said = now;
         tr_log(TR_LEVEL_NOTICE, "loading weights percent=%.0f",
-            100.0 * (double) l->done
-                / (4.0 * (double) tr_model_config_parameters(&l->m->config)));
+               100.0 * (double) l->done
+                   / (4.0
+                      * (double) tr_model_config_parameters(&l->m->config)));
     }
 }
 
 /* Finds a tensor of the shape [rows][columns], or [rows] with columns 0. */
 static tr_status_t
 find(loader_t *l, const char *name, uint64_t rows, uint64_t columns,
-    const tr_tensor_t **out)
+     const tr_tensor_t **out)
 {
     const tr_tensor_t *t = tr_safetensors_find(l->st, name);
     char shape[128] = "";
@@ -111,27 +112,29 @@ find(loader_t *l, const char *name, uint64_t rows, uint64_t columns,
 
     if (t == NULL) {
         return tr_error_set(l->err, TR_ERR_FORMAT, name,
-            "tensor \"%s\" is missing, config.json asks for it", name);
+                            "tensor \"%s\" is missing, config.json asks for it",
+                            name);
     }
     if (t->n_dims == (columns ? 2u : 1u) && t->dims[0] == rows
-        && (columns == 0 || t->dims[1] == columns))
-    {
+        && (columns == 0 || t->dims[1] == columns)) {
         *out = t;
         return TR_OK;
     }
     for (uint32_t i = 0; i < t->n_dims && at < sizeof(shape); i++) {
         at += (size_t) snprintf(shape + at, sizeof(shape) - at, "%s%llu",
-            i ? ", " : "", (unsigned long long) t->dims[i]);
+                                i ? ", " : "", (unsigned long long) t->dims[i]);
     }
     if (columns) {
         return tr_error_set(l->err, TR_ERR_FORMAT, name,
-            "%s: tensor \"%s\" has shape [%s], config.json says [%llu, %llu]",
-            t->file, name, shape, (unsigned long long) rows,
-            (unsigned long long) columns);
+                            "%s: tensor \"%s\" has shape [%s], config.json "
+                            "says [%llu, %llu]",
+                            t->file, name, shape, (unsigned long long) rows,
+                            (unsigned long long) columns);
     }
     return tr_error_set(l->err, TR_ERR_FORMAT, name,
-        "%s: tensor \"%s\" has shape [%s], config.json says [%llu]", t->file,
-        name, shape, (unsigned long long) rows);
+                        "%s: tensor \"%s\" has shape [%s], config.json says "
+                        "[%llu]",
+                        t->file, name, shape, (unsigned long long) rows);
 }
 
 /* A number from (seed, tensor, element), the same on every machine. */
@@ -166,7 +169,7 @@ fill_random(float *x, size_t n, uint64_t seed, size_t first, float sd)
 
 static tr_status_t
 dummy_matrix(loader_t *l, const tr_matrix_t *w, uint32_t row, uint32_t rows,
-    const char *name)
+             const char *name)
 {
     uint64_t seed = tensor_seed(l->seed, name);
     float sd = l->m->config.init_range;
@@ -185,7 +188,7 @@ dummy_matrix(loader_t *l, const tr_matrix_t *w, uint32_t row, uint32_t rows,
 
             if (block != NULL) {
                 fill_random(block, (size_t) n * w->k, seed, (size_t) r * w->k,
-                    sd);
+                            sd);
                 l->m->kernels->matrix_pack(w, row + r, n, block, TR_F32);
             }
         }
@@ -198,7 +201,7 @@ dummy_matrix(loader_t *l, const tr_matrix_t *w, uint32_t row, uint32_t rows,
 /* Fills rows [row, row + rows) of a matrix from the tensor `name`. */
 static tr_status_t
 load_matrix(loader_t *l, const tr_matrix_t *w, uint32_t row, uint32_t rows,
-    const char *name)
+            const char *name)
 {
     const tr_tensor_t *t;
     size_t bytes;
@@ -218,7 +221,8 @@ load_matrix(loader_t *l, const tr_matrix_t *w, uint32_t row, uint32_t rows,
         uint32_t n = rows - r < BLOCK_ROWS ? rows - r : BLOCK_ROWS;
 
         l->m->kernels->matrix_pack(w, row + r, n,
-            (const uint8_t *) t->data + r * bytes, t->dtype);
+                                   (const uint8_t *) t->data + r * bytes,
+                                   t->dtype);
     }
     tr_safetensors_release(t);
     return TR_OK;
@@ -233,7 +237,7 @@ load_vector(loader_t *l, float *x, uint32_t n, const char *name, bool norm)
 
     if (l->st == NULL) {
         fill_random(x, n, tensor_seed(l->seed, name), 0,
-            norm ? 0 : l->m->config.init_range);
+                    norm ? 0 : l->m->config.init_range);
         for (uint32_t i = 0; norm && i < n; i++) {
             x[i] = 1;
         }
@@ -261,29 +265,34 @@ load_attention(loader_t *l, tr_layer_t *w, uint32_t layer)
 #define NAME(...) (snprintf(name, sizeof(name), __VA_ARGS__), name)
     for (uint32_t i = 0, row = 0; i < 3 && rc == TR_OK; row += rows[i++]) {
         rc = load_matrix(l, &w->qkv, row, rows[i],
-            NAME("model.layers.%u.self_attn.%s_proj.weight", layer, parts[i]));
+                         NAME("model.layers.%u.self_attn.%s_proj.weight", layer,
+                              parts[i]));
         if (rc == TR_OK && w->qkv_bias != NULL) {
             rc = load_vector(l, w->qkv_bias + row, rows[i],
-                NAME("model.layers.%u.self_attn.%s_proj.bias", layer,
-                    parts[i]),
-                false);
+                             NAME("model.layers.%u.self_attn.%s_proj.bias",
+                                  layer, parts[i]),
+                             false);
         }
     }
     if (rc == TR_OK) {
         rc = load_matrix(l, &w->o, 0, c->hidden,
-            NAME("model.layers.%u.self_attn.o_proj.weight", layer));
+                         NAME("model.layers.%u.self_attn.o_proj.weight",
+                              layer));
     }
     if (rc == TR_OK && w->o_bias != NULL) {
         rc = load_vector(l, w->o_bias, c->hidden,
-            NAME("model.layers.%u.self_attn.o_proj.bias", layer), false);
+                         NAME("model.layers.%u.self_attn.o_proj.bias", layer),
+                         false);
     }
     if (rc == TR_OK && w->q_norm != NULL) {
         rc = load_vector(l, w->q_norm, c->head_dim,
-            NAME("model.layers.%u.self_attn.q_norm.weight", layer), true);
+                         NAME("model.layers.%u.self_attn.q_norm.weight", layer),
+                         true);
     }
     if (rc == TR_OK && w->k_norm != NULL) {
         rc = load_vector(l, w->k_norm, c->head_dim,
-            NAME("model.layers.%u.self_attn.k_norm.weight", layer), true);
+                         NAME("model.layers.%u.self_attn.k_norm.weight", layer),
+                         true);
     }
     return rc;
 }
@@ -298,24 +307,26 @@ load_layer(loader_t *l, uint32_t layer)
 
     if (rc == TR_OK) {
         rc = load_matrix(l, &w->gate_up, 0, c->intermediate,
-            NAME("model.layers.%u.mlp.gate_proj.weight", layer));
+                         NAME("model.layers.%u.mlp.gate_proj.weight", layer));
     }
     if (rc == TR_OK) {
         rc = load_matrix(l, &w->gate_up, c->intermediate, c->intermediate,
-            NAME("model.layers.%u.mlp.up_proj.weight", layer));
+                         NAME("model.layers.%u.mlp.up_proj.weight", layer));
     }
     if (rc == TR_OK) {
         rc = load_matrix(l, &w->down, 0, c->hidden,
-            NAME("model.layers.%u.mlp.down_proj.weight", layer));
+                         NAME("model.layers.%u.mlp.down_proj.weight", layer));
     }
     if (rc == TR_OK) {
         rc = load_vector(l, w->input_norm, c->hidden,
-            NAME("model.layers.%u.input_layernorm.weight", layer), true);
+                         NAME("model.layers.%u.input_layernorm.weight", layer),
+                         true);
     }
     if (rc == TR_OK) {
         rc = load_vector(l, w->post_norm, c->hidden,
-            NAME("model.layers.%u.post_attention_layernorm.weight", layer),
-            true);
+                         NAME("model.layers.%u.post_attention_layernorm.weight",
+                              layer),
+                         true);
     }
     return rc;
 #undef NAME
@@ -334,7 +345,7 @@ load_all(loader_t *l)
     }
     if (rc == TR_OK) {
         rc = load_vector(l, m->final_norm, c->hidden, "model.norm.weight",
-            true);
+                         true);
     }
     for (uint32_t i = 0; i < c->layers && rc == TR_OK; i++) {
         rc = load_layer(l, i);
@@ -344,7 +355,7 @@ load_all(loader_t *l)
 
 tr_status_t
 tr_model_weights_load(tr_model_t *m, const tr_model_options_t *options,
-    tr_error_t *err)
+                      tr_error_t *err)
 {
     loader_t l = { .m = m, .seed = options->dummy_seed, .err = err };
     tr_status_t rc;
@@ -357,8 +368,8 @@ tr_model_weights_load(tr_model_t *m, const tr_model_options_t *options,
     }
     if (m->layers == NULL || m->weights == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "model",
-            "out of memory: the weights need %zu bytes in FP32",
-            m->weights_size);
+                            "out of memory: the weights need %zu bytes in FP32",
+                            m->weights_size);
     }
     layout(&l);
     tr_model_config_rope(&m->config, m->inv_freq);

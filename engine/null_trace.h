@@ -58,8 +58,8 @@ tr_trace_open(const char *path, int write)
     if (fd == -1) {
         return NULL;
     }
-    if ((write && ftruncate(fd, sizeof(tr_trace_t)) != 0)
-        || fstat(fd, &st) != 0 || st.st_size != sizeof(tr_trace_t)) {
+    if ((write && ftruncate(fd, sizeof(tr_trace_t)) != 0) || fstat(fd, &st) != 0
+        || st.st_size != sizeof(tr_trace_t)) {
         close(fd);
         return NULL;
     }

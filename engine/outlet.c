@@ -15,7 +15,7 @@ _Static_assert(TR_OUTLET_MIN / 4 - sizeof(tr_record_t)
                "one step of one sequence fits a record of the least outlet");
 
 /* Bytes in the ring: records are aligned, headers included. */
-#define TR_OUTLET_RECORD(payload)                                              \
+#define TR_OUTLET_RECORD(payload) \
     (sizeof(tr_record_t) + (((payload) + 7) & ~(uint64_t) 7))
 
 tr_status_t
@@ -89,13 +89,13 @@ tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs)
 
 tr_status_t
 tr_outlet_delta(tr_outlet_t *o, uint64_t id, uint32_t choice, uint32_t tokens,
-    const char *text, uint32_t text_len, const void *logprobs,
-    uint32_t logprobs_len)
+                const char *text, uint32_t text_len, const void *logprobs,
+                uint32_t logprobs_len)
 {
     tr_wire_delta_t head = { choice, tokens, text_len, logprobs_len };
-    tr_ring_piece_t pieces[] = {
-        { &head, sizeof(head) }, { text, text_len }, { logprobs, logprobs_len }
-    };
+    tr_ring_piece_t pieces[] = { { &head, sizeof(head) },
+                                 { text, text_len },
+                                 { logprobs, logprobs_len } };
 
     return tr_ring_put(&o->producer, TR_RECORD_DELTA, 0, id, pieces, 3);
 }
@@ -110,7 +110,7 @@ tr_outlet_finish(tr_outlet_t *o, uint64_t id, const tr_wire_finish_t *finish)
 
 tr_status_t
 tr_outlet_error(tr_outlet_t *o, uint64_t id, const tr_error_t *err,
-    uint32_t prompt_tokens, uint32_t completion_tokens)
+                uint32_t prompt_tokens, uint32_t completion_tokens)
 {
     tr_wire_error_t head = {
         .status = err->status,
@@ -140,7 +140,7 @@ tr_outlet_publish(tr_outlet_t *o)
 
 uint32_t
 tr_outlet_encode_logprob(const tr_tokenizer_t *t, const tr_sampled_t *sampled,
-    void *out, uint32_t cap)
+                         void *out, uint32_t cap)
 {
     tr_wire_logprob_t head = { sampled->token, sampled->logprob, 0,
                                (uint16_t) sampled->n_top };
@@ -159,8 +159,8 @@ tr_outlet_encode_logprob(const tr_tokenizer_t *t, const tr_sampled_t *sampled,
     }
     at += sizeof(head) + len;
     for (i = 0; i < sampled->n_top; i++) {
-        tr_wire_top_t top = { sampled->top[i].token, sampled->top[i].logprob,
-                              0, 0 };
+        tr_wire_top_t top = { sampled->top[i].token, sampled->top[i].logprob, 0,
+                              0 };
 
         bytes = tr_tokenizer_token_bytes(t, top.token, &len);
         if (len > UINT16_MAX

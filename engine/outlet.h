@@ -20,10 +20,10 @@
 /* What one sequence may add to an outlet in one step, in bytes; a tokenizer
  * with longer tokens is refused when the loop starts. */
 #define TR_OUTLET_TOKEN_BYTES 512
-#define TR_OUTLET_TEXT_MAX                                                     \
+#define TR_OUTLET_TEXT_MAX \
     (TR_STOP_STRING_BYTES + TR_OUTLET_TOKEN_BYTES * 3 + 32)
-#define TR_OUTLET_LOGPROB_MAX                                                  \
-    ((1 + TR_TOP_LOGPROBS_MAX)                                                 \
+#define TR_OUTLET_LOGPROB_MAX  \
+    ((1 + TR_TOP_LOGPROBS_MAX) \
      * (sizeof(tr_wire_logprob_t) + TR_OUTLET_TOKEN_BYTES))
 
 #define TR_OUTLET_MIN (64u << 10)
@@ -63,12 +63,13 @@ bool tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs);
 /* Step loop: stage one record each; they become visible with
  * tr_outlet_publish, once a step.  They cannot fail when has_room said yes. */
 tr_status_t tr_outlet_delta(tr_outlet_t *o, uint64_t id, uint32_t choice,
-    uint32_t tokens, const char *text, uint32_t text_len,
-    const void *logprobs, uint32_t logprobs_len);
+                            uint32_t tokens, const char *text,
+                            uint32_t text_len, const void *logprobs,
+                            uint32_t logprobs_len);
 tr_status_t tr_outlet_finish(tr_outlet_t *o, uint64_t id,
-    const tr_wire_finish_t *finish);
-tr_status_t tr_outlet_error(tr_outlet_t *o, uint64_t id,
-    const tr_error_t *err, uint32_t prompt_tokens, uint32_t completion_tokens);
+                             const tr_wire_finish_t *finish);
+tr_status_t tr_outlet_error(tr_outlet_t *o, uint64_t id, const tr_error_t *err,
+                            uint32_t prompt_tokens, uint32_t completion_tokens);
 
 /* 1 when the front thread slept and must be woken. */
 int tr_outlet_publish(tr_outlet_t *o);
@@ -76,6 +77,7 @@ int tr_outlet_publish(tr_outlet_t *o);
 /* Encodes one token's logprob entry (wire.h) at out; bytes written, 0 when it
  * does not fit.  TR_OUTLET_LOGPROB_MAX always suffices. */
 uint32_t tr_outlet_encode_logprob(const tr_tokenizer_t *t,
-    const tr_sampled_t *sampled, void *out, uint32_t cap);
+                                  const tr_sampled_t *sampled, void *out,
+                                  uint32_t cap);
 
 #endif

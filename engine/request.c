@@ -108,7 +108,7 @@ typedef struct {
 
 static tr_status_t
 tr_request_layout_sequence(tr_request_t *r, tr_sequence_t *s,
-    const tr_ids_t *prompt, const tr_layout_t *l)
+                           const tr_ids_t *prompt, const tr_layout_t *l)
 {
     const tr_sampling_params_t *params = &r->params;
     uint64_t cap = (uint64_t) prompt->len + params->max_tokens;
@@ -126,8 +126,7 @@ tr_request_layout_sequence(tr_request_t *r, tr_sequence_t *s,
     s->len = prompt->len;
     s->cap = (uint32_t) cap;
     s->tokens = tr_arena_alloc(&r->arena, cap * sizeof(int32_t));
-    text = tr_arena_alloc(&r->arena,
-                          tr_text_stream_size(l->tokenizer, params));
+    text = tr_arena_alloc(&r->arena, tr_text_stream_size(l->tokenizer, params));
     if (counts_size != 0) {
         counts = tr_arena_alloc(&r->arena, counts_size);
     }
@@ -146,7 +145,8 @@ tr_request_layout_sequence(tr_request_t *r, tr_sequence_t *s,
 
 tr_status_t
 tr_request_layout(tr_request_t *r, const tr_ids_t *prompts, uint32_t n_prompts,
-    uint32_t vocab, const int32_t *eos, uint32_t n_eos, const tr_tokenizer_t *t)
+                  uint32_t vocab, const int32_t *eos, uint32_t n_eos,
+                  const tr_tokenizer_t *t)
 {
     uint64_t n = (uint64_t) n_prompts * r->n, total = 0;
     tr_layout_t l = { r->params.seed, vocab, eos, n_eos, t };
@@ -177,8 +177,8 @@ tr_request_layout(tr_request_t *r, const tr_ids_t *prompts, uint32_t n_prompts,
         if (i % r->n == 0) {
             total += prompt->len;
             if (r->echo && r->params.logprobs >= 0) {
-                scores = tr_arena_alloc(&r->arena, prompt->len
-                                                       * sizeof(*scores));
+                scores = tr_arena_alloc(&r->arena,
+                                        prompt->len * sizeof(*scores));
                 if (scores == NULL) {
                     return TR_ERR_NOMEM;
                 }

@@ -45,32 +45,32 @@ typedef struct tr_sequence {
     tr_request_t *request;
     uint32_t choice;
     enum tr_sequence_state state;
-    int32_t *tokens;     /* [cap] prompt, then output */
+    int32_t *tokens; /* [cap] prompt, then output */
     uint32_t prompt_len;
-    uint32_t len, cap;   /* known tokens; prompt_len + max_tokens */
-    uint32_t computed;   /* tokens whose keys and values are cached */
-    int32_t kv_slot;     /* in the KV cache, -1 when none */
+    uint32_t len, cap; /* known tokens; prompt_len + max_tokens */
+    uint32_t computed; /* tokens whose keys and values are cached */
+    int32_t kv_slot;   /* in the KV cache, -1 when none */
     tr_sampler_t sampler;
     tr_text_stream_t text;
-    tr_sampled_t sampled;        /* the executor's answer */
-    uint32_t unsent;             /* tokens that no DELTA told of yet */
+    tr_sampled_t sampled; /* the executor's answer */
+    uint32_t unsent;      /* tokens that no DELTA told of yet */
     tr_detok_t echo_detok;
     uint32_t echoed;             /* prompt tokens given out, with echo */
     tr_sampled_t *prompt_scores; /* [prompt_len] with echo and logprobs, by
                                   * token; one for all choices of a prompt */
     uint64_t last_token_us;
     uint64_t due_us; /* not to be scheduled before (executor.h), 0: at once */
-    uint64_t order; /* age: smaller is older; kept through preemption */
+    uint64_t order;  /* age: smaller is older; kept through preemption */
     struct tr_sequence *prev, *next; /* scheduler lists */
 } tr_sequence_t;
 
 struct tr_request {
-    uint64_t id;                 /* slot and generation in its channel */
+    uint64_t id; /* slot and generation in its channel */
     char request_id[TR_REQUEST_ID_MAX + 1];
-    uint16_t endpoint;           /* enum tr_endpoint */
+    uint16_t endpoint; /* enum tr_endpoint */
     uint16_t submit_flags;
-    tr_outlet_t *outlet;         /* borrowed: outlives the request */
-    void *owner;                 /* the front thread's own */
+    tr_outlet_t *outlet; /* borrowed: outlives the request */
+    void *owner;         /* the front thread's own */
     tr_arena_t arena;
 
     /* body, gathered by the front thread, freed by intake after parsing */
@@ -79,33 +79,33 @@ struct tr_request {
 
     /* filled by intake */
     bool stream, include_usage, echo;
-    uint32_t n;                  /* choices a prompt */
+    uint32_t n; /* choices a prompt */
     uint32_t n_prompts;
     tr_sampling_params_t params;
-    tr_sequence_t *sequences;    /* [n_sequences], choice = prompt * n + k */
+    tr_sequence_t *sequences; /* [n_sequences], choice = prompt * n + k */
     uint32_t n_sequences;
-    uint32_t prompt_tokens;      /* of all prompts, each counted once */
-    tr_error_t error;            /* status != TR_OK: refused */
+    uint32_t prompt_tokens; /* of all prompts, each counted once */
+    tr_error_t error;       /* status != TR_OK: refused */
 
     /* wishes of the worker: TR_CONTROL_ABORT | TR_CONTROL_PAUSE; set by the
      * front thread, read by the step loop at every step */
     _Atomic uint32_t control;
 
-    uint64_t arrival_us;         /* CLOCK_MONOTONIC, first SUBMIT part */
-    tr_request_t *prev, *next;   /* list of whoever owns it now */
+    uint64_t arrival_us;       /* CLOCK_MONOTONIC, first SUBMIT part */
+    tr_request_t *prev, *next; /* list of whoever owns it now */
 
     /* step loop only, from here on */
-    uint32_t wishes;             /* `control` as this step sees it */
-    uint64_t paused_since_us;    /* 0: not paused */
-    uint64_t scheduled_us;       /* first time in a batch, 0 before */
+    uint32_t wishes;          /* `control` as this step sees it */
+    uint64_t paused_since_us; /* 0: not paused */
+    uint64_t scheduled_us;    /* first time in a batch, 0 before */
     uint64_t first_token_us, last_token_us; /* of all choices */
-    uint64_t prefill_turn;       /* last step in which a prompt chunk ran */
-    uint32_t completion_tokens;  /* all choices */
-    uint32_t open_sequences;     /* not yet finished */
-    uint32_t running_sequences;  /* of these, with a KV slot */
+    uint64_t prefill_turn;      /* last step in which a prompt chunk ran */
+    uint32_t completion_tokens; /* all choices */
+    uint32_t open_sequences;    /* not yet finished */
+    uint32_t running_sequences; /* of these, with a KV slot */
     uint32_t preemptions;
-    uint32_t aborted_choice;     /* the first one that an abort cut short */
-    uint64_t kv_bytes, kv_full_bytes; /* summed over finished choices */
+    uint32_t aborted_choice; /* the first one that an abort cut short */
+    uint64_t kv_bytes, kv_full_bytes;  /* summed over finished choices */
     double kv_high, kv_low, kv_pruned; /* shares, weighted with full bytes */
 };
 
@@ -115,8 +115,9 @@ struct tr_request {
  * prompt draws from its own random sequence; k = 0 from params.seed itself,
  * so that n = 1 gives the same first choice. */
 tr_status_t tr_request_layout(tr_request_t *r, const tr_ids_t *prompts,
-    uint32_t n_prompts, uint32_t vocab, const int32_t *eos, uint32_t n_eos,
-    const tr_tokenizer_t *t);
+                              uint32_t n_prompts, uint32_t vocab,
+                              const int32_t *eos, uint32_t n_eos,
+                              const tr_tokenizer_t *t);
 
 /* Frees the arena, the body and the request (which malloc gave). */
 void tr_request_free(tr_request_t *r);

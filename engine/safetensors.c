@@ -85,8 +85,7 @@ parse_shape(json_t *shape, tr_tensor_t *t)
         }
         t->dims[i] = (uint64_t) json_integer_value(d);
         if (__builtin_mul_overflow(elements, t->dims[i], &elements)
-            || elements > INT64_MAX / 8)
-        {
+            || elements > INT64_MAX / 8) {
             return -1;
         }
     }
@@ -95,7 +94,7 @@ parse_shape(json_t *shape, tr_tensor_t *t)
 
 static tr_status_t
 parse_tensor(const shard_t *s, const char *name, json_t *entry, tr_tensor_t *t,
-    tr_error_t *err)
+             tr_error_t *err)
 {
     json_t *dtype = json_object_get(entry, "dtype");
     json_t *offsets = json_object_get(entry, "data_offsets");
@@ -106,36 +105,45 @@ parse_tensor(const shard_t *s, const char *name, json_t *entry, tr_tensor_t *t,
     if (!json_is_object(entry) || !json_is_string(dtype)
         || !json_is_array(offsets) || json_array_size(offsets) != 2
         || !json_is_integer(json_array_get(offsets, 0))
-        || !json_is_integer(json_array_get(offsets, 1)))
-    {
+        || !json_is_integer(json_array_get(offsets, 1))) {
         return tr_error_set(err, TR_ERR_FORMAT, name,
-            "%s: tensor \"%.200s\" needs dtype (string), shape (array) and "
-            "data_offsets (two integers)", s->name, name);
+                            "%s: tensor \"%.200s\" needs dtype (string), shape "
+                            "(array) and "
+                            "data_offsets (two integers)",
+                            s->name, name);
     }
     if (parse_dtype(json_string_value(dtype), &t->dtype, &width) != TR_OK) {
         return tr_error_set(err, TR_ERR_UNSUPPORTED, name,
-            "%s: tensor \"%.200s\" has dtype \"%.32s\", expected F32, F16 or "
-            "BF16", s->name, name, json_string_value(dtype));
+                            "%s: tensor \"%.200s\" has dtype \"%.32s\", "
+                            "expected F32, F16 or "
+                            "BF16",
+                            s->name, name, json_string_value(dtype));
     }
     elements = parse_shape(json_object_get(entry, "shape"), t);
     if (elements < 0) {
         return tr_error_set(err, TR_ERR_FORMAT, name,
-            "%s: tensor \"%.200s\" has no valid shape, expected at most %d "
-            "sizes whose product fits", s->name, name, TR_TENSOR_DIMS);
+                            "%s: tensor \"%.200s\" has no valid shape, "
+                            "expected at most %d "
+                            "sizes whose product fits",
+                            s->name, name, TR_TENSOR_DIMS);
     }
     begin = json_integer_value(json_array_get(offsets, 0));
     end = json_integer_value(json_array_get(offsets, 1));
     if (begin < 0 || end < begin || (uint64_t) end > data) {
         return tr_error_set(err, TR_ERR_FORMAT, name,
-            "%s: tensor \"%.200s\" has data_offsets [%" PRId64 ", %" PRId64
-            "], expected a range within the %" PRIu64 " bytes of data",
-            s->name, name, begin, end, data);
+                            "%s: tensor \"%.200s\" has data_offsets [%" PRId64
+                            ", %" PRId64
+                            "], expected a range within the %" PRIu64
+                            " bytes of data",
+                            s->name, name, begin, end, data);
     }
     expected = (uint64_t) elements * width;
     if ((uint64_t) (end - begin) != expected) {
         return tr_error_set(err, TR_ERR_FORMAT, name,
-            "%s: tensor \"%.200s\" has %" PRId64 " bytes of data, its dtype "
-            "and shape need %" PRIu64, s->name, name, end - begin, expected);
+                            "%s: tensor \"%.200s\" has %" PRId64
+                            " bytes of data, its dtype "
+                            "and shape need %" PRIu64,
+                            s->name, name, end - begin, expected);
     }
     t->data = s->map + s->header + begin;
     t->size = expected;
@@ -145,12 +153,12 @@ parse_tensor(const shard_t *s, const char *name, json_t *entry, tr_tensor_t *t,
 
 static tr_status_t
 add_tensor(tr_safetensors_t *st, const char *name, const tr_tensor_t *t,
-    tr_error_t *err)
+           tr_error_t *err)
 {
     if (st->n_tensors == st->capacity) {
         uint32_t capacity = st->capacity ? 2 * st->capacity : 64;
         tr_tensor_t *grown = realloc(st->tensors,
-            capacity * sizeof(tr_tensor_t));
+                                     capacity * sizeof(tr_tensor_t));
 
         if (grown == NULL) {
             return out_of_memory(err, t->file);
@@ -182,7 +190,7 @@ static int
 by_name(const void *a, const void *b)
 {
     return strcmp(((const tr_tensor_t *) a)->name,
-        ((const tr_tensor_t *) b)->name);
+                  ((const tr_tensor_t *) b)->name);
 }
 
 /* Refuses tensors that share bytes; tensors are those of one file. */
@@ -197,8 +205,9 @@ check_overlap(tr_tensor_t *tensors, uint32_t n, tr_error_t *err)
 
         if ((const uint8_t *) a->data + a->size > (const uint8_t *) b->data) {
             return tr_error_set(err, TR_ERR_FORMAT, b->name,
-                "%s: the data of tensors \"%.160s\" and \"%.160s\" overlap",
-                a->file, a->name, b->name);
+                                "%s: the data of tensors \"%.160s\" and "
+                                "\"%.160s\" overlap",
+                                a->file, a->name, b->name);
         }
     }
     return TR_OK;
@@ -214,16 +223,16 @@ parse_header(tr_safetensors_t *st, const shard_t *s, tr_error_t *err)
     tr_status_t rc = TR_OK;
 
     header = json_loadb((const char *) s->map + 8, s->header - 8,
-        JSON_REJECT_DUPLICATES, &je);
+                        JSON_REJECT_DUPLICATES, &je);
     if (!json_is_object(header)) {
         rc = tr_error_set(err, TR_ERR_FORMAT, "",
-            "%s: the header is not a JSON object: %s at byte %d", s->name,
-            header ? "another type" : je.text, header ? 0 : je.position);
+                          "%s: the header is not a JSON object: %s at byte %d",
+                          s->name, header ? "another type" : je.text,
+                          header ? 0 : je.position);
         json_decref(header);
         return rc;
     }
-    json_object_foreach(header, name, entry)
-    {
+    json_object_foreach (header, name, entry) {
         tr_tensor_t t = { 0 };
 
         if (strcmp(name, "__metadata__") == 0) {
@@ -258,28 +267,32 @@ map_shard(int dir, const char *name, shard_t *s, tr_error_t *err)
             close(fd);
         }
         return tr_error_set(err, e == ENOENT ? TR_ERR_NOT_FOUND : TR_ERR_IO, "",
-            "%s: cannot open: %s", name, strerror(e));
+                            "%s: cannot open: %s", name, strerror(e));
     }
     if (!S_ISREG(sb.st_mode) || sb.st_size < 8) {
         close(fd);
         return tr_error_set(err, TR_ERR_FORMAT, "",
-            "%s: %" PRId64 " bytes, expected a file of at least 8", name,
-            (int64_t) sb.st_size);
+                            "%s: %" PRId64
+                            " bytes, expected a file of at least 8",
+                            name, (int64_t) sb.st_size);
     }
     map = mmap(NULL, (size_t) sb.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     e = errno;
     close(fd);
     if (map == MAP_FAILED) {
         return tr_error_set(err, TR_ERR_IO, "", "%s: cannot map: %s", name,
-            strerror(e));
+                            strerror(e));
     }
     s->map = map;
     s->size = (uint64_t) sb.st_size;
     memcpy(&length, map, 8); /* little-endian, as all our machines */
     if (length < 2 || length > HEADER_MAX || length > s->size - 8) {
         return tr_error_set(err, TR_ERR_FORMAT, "",
-            "%s: header length %" PRIu64 ", expected 2 to %" PRIu64, name,
-            length, s->size - 8 < HEADER_MAX ? s->size - 8 : HEADER_MAX);
+                            "%s: header length %" PRIu64
+                            ", expected 2 to %" PRIu64,
+                            name, length,
+                            s->size - 8 < HEADER_MAX ? s->size - 8
+                                                     : HEADER_MAX);
     }
     s->header = 8 + length;
     return TR_OK;
@@ -295,12 +308,15 @@ add_shard(tr_safetensors_t *st, int dir, const char *name, tr_error_t *err)
 
     if (name[0] == '\0' || strchr(name, '/') != NULL || strlen(name) > 255) {
         return tr_error_set(err, TR_ERR_FORMAT, "",
-            "model.safetensors.index.json: shard \"%.200s\", expected a file "
-            "name without directory", name);
+                            "model.safetensors.index.json: shard \"%.200s\", "
+                            "expected a file "
+                            "name without directory",
+                            name);
     }
     if (st->n_shards == SHARDS_MAX) {
         return tr_error_set(err, TR_ERR_FORMAT, "",
-            "model.safetensors.index.json: more than %d shards", SHARDS_MAX);
+                            "model.safetensors.index.json: more than %d shards",
+                            SHARDS_MAX);
     }
     grown = realloc(st->shards, (st->n_shards + 1) * sizeof(shard_t));
     if (grown == NULL) {
@@ -308,7 +324,7 @@ add_shard(tr_safetensors_t *st, int dir, const char *name, tr_error_t *err)
     }
     st->shards = grown;
     s = &st->shards[st->n_shards];
-    *s = (shard_t) { .name = strdup(name) };
+    *s = (shard_t){ .name = strdup(name) };
     if (s->name == NULL) {
         return out_of_memory(err, name);
     }
@@ -328,8 +344,9 @@ sort_tensors(tr_safetensors_t *st, tr_error_t *err)
 
         if (strcmp(a->name, b->name) == 0) {
             return tr_error_set(err, TR_ERR_FORMAT, a->name,
-                "tensor \"%.160s\" is both in %.100s and in %.100s", a->name,
-                a->file, b->file);
+                                "tensor \"%.160s\" is both in %.100s and in "
+                                "%.100s",
+                                a->name, a->file, b->file);
         }
     }
     return TR_OK;
@@ -355,12 +372,13 @@ open_map(tr_safetensors_t *st, int dir, json_t *map, tr_error_t *err)
     json_t *file;
     tr_status_t rc;
 
-    json_object_foreach(map, name, file)
-    {
+    json_object_foreach (map, name, file) {
         if (!json_is_string(file)) {
             return tr_error_set(err, TR_ERR_FORMAT, name,
-                "model.safetensors.index.json: weight_map of \"%.200s\" is "
-                "not a file name", name);
+                                "model.safetensors.index.json: weight_map of "
+                                "\"%.200s\" is "
+                                "not a file name",
+                                name);
         }
         if (!has_shard(st, json_string_value(file))) {
             rc = add_shard(st, dir, json_string_value(file), err);
@@ -373,15 +391,15 @@ open_map(tr_safetensors_t *st, int dir, json_t *map, tr_error_t *err)
     if (rc != TR_OK) {
         return rc;
     }
-    json_object_foreach(map, name, file)
-    {
+    json_object_foreach (map, name, file) {
         const tr_tensor_t *t = tr_safetensors_find(st, name);
 
         if (t == NULL || strcmp(t->file, json_string_value(file)) != 0) {
             return tr_error_set(err, TR_ERR_FORMAT, name,
-                "model.safetensors.index.json: tensor \"%.160s\" should be in "
-                "%.100s, which does not hold it", name,
-                json_string_value(file));
+                                "model.safetensors.index.json: tensor "
+                                "\"%.160s\" should be in "
+                                "%.100s, which does not hold it",
+                                name, json_string_value(file));
         }
     }
     return TR_OK;
@@ -396,25 +414,27 @@ open_index(tr_safetensors_t *st, const char *path, int dir, tr_error_t *err)
     tr_status_t rc;
 
     if (snprintf(file, sizeof(file), "%s/model.safetensors.index.json", path)
-        >= (int) sizeof(file))
-    {
+        >= (int) sizeof(file)) {
         return tr_error_set(err, TR_ERR_INVALID, "model",
-            "%.100s...: path longer than %d bytes", path, PATH_LEN);
+                            "%.100s...: path longer than %d bytes", path,
+                            PATH_LEN);
     }
     if (faccessat(dir, "model.safetensors.index.json", R_OK, 0) != 0) {
         return tr_error_set(err, TR_ERR_NOT_FOUND, "model",
-            "%.200s: neither model.safetensors nor "
-            "model.safetensors.index.json can be read: %s", path,
-            strerror(errno));
+                            "%.200s: neither model.safetensors nor "
+                            "model.safetensors.index.json can be read: %s",
+                            path, strerror(errno));
     }
     index = json_load_file(file, JSON_REJECT_DUPLICATES, &je);
     map = json_object_get(index, "weight_map");
     if (index == NULL) {
         rc = tr_error_set(err, TR_ERR_FORMAT, "",
-            "model.safetensors.index.json: line %d: %s", je.line, je.text);
+                          "model.safetensors.index.json: line %d: %s", je.line,
+                          je.text);
     } else if (!json_is_object(map) || json_object_size(map) == 0) {
         rc = tr_error_set(err, TR_ERR_FORMAT, "weight_map",
-            "model.safetensors.index.json: no weight_map of tensors to files");
+                          "model.safetensors.index.json: no weight_map of "
+                          "tensors to files");
     } else {
         rc = open_map(st, dir, map, err);
     }
@@ -430,10 +450,10 @@ tr_safetensors_open(const char *path, tr_safetensors_t **out, tr_error_t *err)
     int dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
     if (dir < 0) {
-        return tr_error_set(err,
-            errno == ENOENT ? TR_ERR_NOT_FOUND : TR_ERR_IO, "model",
-            "%.200s: cannot open the model directory: %s", path,
-            strerror(errno));
+        return tr_error_set(err, errno == ENOENT ? TR_ERR_NOT_FOUND : TR_ERR_IO,
+                            "model",
+                            "%.200s: cannot open the model directory: %s", path,
+                            strerror(errno));
     }
     st = calloc(1, sizeof(*st));
     if (st == NULL) {

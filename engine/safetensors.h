@@ -33,13 +33,13 @@ typedef struct tr_safetensors tr_safetensors_t;
 /* Opens dir/model.safetensors, else the shards of
  * dir/model.safetensors.index.json. */
 tr_status_t tr_safetensors_open(const char *dir, tr_safetensors_t **out,
-    tr_error_t *err);
+                                tr_error_t *err);
 void tr_safetensors_close(tr_safetensors_t *st);
 
 uint32_t tr_safetensors_count(const tr_safetensors_t *st);
 /* NULL when there is none of that name. */
 const tr_tensor_t *tr_safetensors_find(const tr_safetensors_t *st,
-    const char *name);
+                                       const char *name);
 
 /* Converts all elements to FP32, exactly. */
 void tr_tensor_expand(const tr_tensor_t *t, float *out);

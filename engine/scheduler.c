@@ -8,7 +8,7 @@
 
 tr_status_t
 tr_scheduler_init(tr_scheduler_t *s, tr_kv_cache_t *kv, uint32_t max_num_seqs,
-    uint32_t max_batch_tokens)
+                  uint32_t max_batch_tokens)
 {
     memset(s, 0, sizeof(*s));
     s->kv = kv;
@@ -344,7 +344,7 @@ tr_scheduler_sibling(const tr_sequence_t *q)
  * sibling if there is one.  There are pages enough. */
 static tr_status_t
 tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
-    const tr_sequence_t *sibling)
+                   const tr_sequence_t *sibling)
 {
     int32_t slot = tr_kv_open(s->kv);
     uint32_t shared = sibling != NULL ? q->prompt_len - 1 : 0;
@@ -500,7 +500,7 @@ tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
 
 static bool
 tr_list_sound(const tr_sequence_list_t *l, enum tr_sequence_state state,
-    uint32_t *n)
+              uint32_t *n)
 {
     const tr_sequence_t *q, *before = NULL;
 

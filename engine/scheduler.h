@@ -49,18 +49,18 @@ typedef struct {
 } tr_sequence_list_t;
 
 typedef struct {
-    tr_kv_cache_t *kv;        /* borrowed */
-    uint32_t max_num_seqs;    /* at most the slots of kv */
+    tr_kv_cache_t *kv;     /* borrowed */
+    uint32_t max_num_seqs; /* at most the slots of kv */
     uint32_t max_batch_tokens;
 
     tr_sequence_list_t waiting, running;
-    uint32_t n_running;           /* sequences */
-    uint32_t n_running_requests;  /* requests with any of them */
+    uint32_t n_running;          /* sequences */
+    uint32_t n_running_requests; /* requests with any of them */
     uint64_t next_order;
-    uint64_t turn;          /* compose calls */
-    uint64_t now;           /* of this one, us */
-    uint64_t chunks;        /* prompt chunks given out */
-    uint64_t resume_order;  /* the first decode sequence that was left out */
+    uint64_t turn;         /* compose calls */
+    uint64_t now;          /* of this one, us */
+    uint64_t chunks;       /* prompt chunks given out */
+    uint64_t resume_order; /* the first decode sequence that was left out */
     uint64_t preemptions;
 
     tr_row_t *rows; /* [max_num_seqs] the batch */
@@ -72,7 +72,7 @@ typedef struct {
 } tr_scheduler_t;
 
 tr_status_t tr_scheduler_init(tr_scheduler_t *s, tr_kv_cache_t *kv,
-    uint32_t max_num_seqs, uint32_t max_batch_tokens);
+                              uint32_t max_num_seqs, uint32_t max_batch_tokens);
 void tr_scheduler_free(tr_scheduler_t *s);
 
 /* Any thread: can all sequences of r, each alone, ever run to their end?  False

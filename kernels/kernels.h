@@ -93,7 +93,7 @@ tr_float_load(const void *src, size_t i, tr_dtype_t dtype)
  * [page_tokens][head_dim].  lists = KV heads.  All borrowed from the KV cache.
  */
 typedef struct {
-    uint8_t *pool;         /* [pages * page_bytes], 64-byte aligned */
+    uint8_t *pool; /* [pages * page_bytes], 64-byte aligned */
     uint64_t page_bytes;
     uint32_t page_tokens;
     uint32_t layers, lists, head_dim;
@@ -150,45 +150,46 @@ struct tr_kernels {
      * (no alignment needed).  A matrix is complete when all rows were stored.
      * Calls for different rows may run in parallel. */
     int (*matrix_pack)(const tr_matrix_t *m, uint32_t row, uint32_t rows,
-        const void *src, tr_dtype_t dtype);
+                       const void *src, tr_dtype_t dtype);
 
     /* y[rows][n] = x[rows][k] * m^T, plus what y held when `add`. */
     int (*matmul)(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
-        size_t ldx, uint32_t rows, float *y, size_t ldy, int add);
+                  size_t ldx, uint32_t rows, float *y, size_t ldy, int add);
 
     /* y[r] = row ids[r] of m: the token embedding. */
     int (*embedding)(const tr_stream_t *s, const tr_matrix_t *m,
-        const int32_t *ids, uint32_t rows, float *y, size_t ldy);
+                     const int32_t *ids, uint32_t rows, float *y, size_t ldy);
 
     /* x[r][i] += bias[i], i < n. */
     int (*add_bias)(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
-        const float *bias, uint32_t n);
+                    const float *bias, uint32_t n);
 
     /* y = x / sqrt(mean(x^2) + eps) * weight for each of `heads` groups of n
      * columns of every row, heads = 1 for a hidden state.  x may be y. */
     int (*rmsnorm)(const tr_stream_t *s, const float *x, size_t ldx,
-        uint32_t rows, uint32_t heads, uint32_t n, const float *weight,
-        float eps, float *y, size_t ldy);
+                   uint32_t rows, uint32_t heads, uint32_t n,
+                   const float *weight, float eps, float *y, size_t ldy);
 
     /* angles[r][0][i] = cos, angles[r][1][i] = sin of row_pos[r] *
      * inv_freq[i], i < half. */
     int (*rope_angles)(const tr_stream_t *s, const uint32_t *row_pos,
-        uint32_t rows, const float *inv_freq, uint32_t half, float *angles);
+                       uint32_t rows, const float *inv_freq, uint32_t half,
+                       float *angles);
 
     /* Rotates each head's pairs (i, i + head_dim / 2), in place. */
     int (*rope)(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
-        uint32_t heads, uint32_t head_dim, const float *angles);
+                uint32_t heads, uint32_t head_dim, const float *angles);
 
     /* out[r][i] = silu(x[r][i]) * x[r][n + i], i < n. */
     int (*silu_mul)(const tr_stream_t *s, const float *x, size_t ldx,
-        uint32_t rows, uint32_t n, float *out, size_t ldo);
+                    uint32_t rows, uint32_t n, float *out, size_t ldo);
 
     /* Stores the step's keys (before RoPE) and values, [rows][lists *
      * head_dim] each, at their positions as FP16, rounded to nearest even,
      * finite values saturated to +-65504.  Pages for them are reserved. */
     int (*kv_append)(const tr_stream_t *s, const tr_kv_view_t *kv,
-        uint32_t layer, const tr_rows_t *rows, const float *k, const float *v,
-        size_t ld, const float *angles);
+                     uint32_t layer, const tr_rows_t *rows, const float *k,
+                     const float *v, size_t ld, const float *angles);
 
     /* out[r][h] = softmax(scale * q[r][h] . K) V over positions
      * [0, row_pos[r]] of the row's sequence, on list h / (heads / lists);
@@ -197,10 +198,11 @@ struct tr_kernels {
      * of 16 up to TR_HEAD_DIM_MAX; heads / lists up to TR_GROUP_MAX.
      * work: attention_work() bytes, 64-byte aligned. */
     int (*attention)(const tr_stream_t *s, const tr_kv_view_t *kv,
-        uint32_t layer, const tr_rows_t *rows, const float *q, size_t ldq,
-        uint32_t heads, float scale, float *out, size_t ldo, void *work);
+                     uint32_t layer, const tr_rows_t *rows, const float *q,
+                     size_t ldq, uint32_t heads, float scale, float *out,
+                     size_t ldo, void *work);
     size_t (*attention_work)(const tr_stream_t *s, uint32_t max_seqs,
-        uint32_t head_dim);
+                             uint32_t head_dim);
 };
 
 /*

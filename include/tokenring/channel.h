@@ -46,8 +46,8 @@
 #include <tokenring/status.h>
 
 #define TR_CHANNEL_MAGIC 0x4c454e4e41484354ull /* "TCHANNEL" */
-#define TR_ABI_VERSION 1u     /* what this header describes */
-#define TR_ABI_VERSION_MIN 1u /* oldest still spoken */
+#define TR_ABI_VERSION 1u                      /* what this header describes */
+#define TR_ABI_VERSION_MIN 1u                  /* oldest still spoken */
 
 #define TR_TMPFS_MAGIC 0x01021994 /* where memfds of ordinary pages live */
 
@@ -66,9 +66,9 @@ enum tr_peer_role { TR_ROLE_WORKER = 1, TR_ROLE_CLI = 2 };
 typedef struct {
     uint64_t magic; /* TR_CHANNEL_MAGIC */
     uint32_t version_min, version_max;
-    uint32_t role;          /* enum tr_peer_role */
-    uint32_t slots;         /* wanted, 0: default; engine rounds and bounds */
-    uint32_t request_ring;  /* wanted capacity in bytes, 0: default */
+    uint32_t role;         /* enum tr_peer_role */
+    uint32_t slots;        /* wanted, 0: default; engine rounds and bounds */
+    uint32_t request_ring; /* wanted capacity in bytes, 0: default */
     uint32_t response_ring;
     uint32_t reserved[6];
 } tr_hello_t;
@@ -80,8 +80,8 @@ _Static_assert(sizeof(tr_hello_t) == 56, "HELLO is fixed for all versions");
 /* engine -> peer */
 typedef struct {
     uint64_t magic;
-    uint32_t refused; /* 0: welcome, descriptors attached */
-    uint32_t version; /* chosen; when refused: 0 */
+    uint32_t refused;                  /* 0: welcome, descriptors attached */
+    uint32_t version;                  /* chosen; when refused: 0 */
     uint32_t version_min, version_max; /* what the engine speaks */
     uint64_t generation; /* of the engine run, same as on the status page */
     char message[TR_WELCOME_MESSAGE]; /* why refused, NUL-terminated */
@@ -104,12 +104,12 @@ enum {
 typedef struct {
     uint64_t magic;
     uint32_t version;
-    uint32_t slots;            /* multiple of 64 */
-    uint64_t size;             /* of the whole memfd */
+    uint32_t slots; /* multiple of 64 */
+    uint64_t size;  /* of the whole memfd */
     uint64_t generation;
-    uint64_t control_offset;   /* _Atomic uint64_t[slots] */
-    uint64_t dirty_offset;     /* _Atomic uint64_t[slots / 64] */
-    uint64_t request_offset;   /* tr_ring_shared_t, then data */
+    uint64_t control_offset; /* _Atomic uint64_t[slots] */
+    uint64_t dirty_offset;   /* _Atomic uint64_t[slots / 64] */
+    uint64_t request_offset; /* tr_ring_shared_t, then data */
     uint64_t response_offset;
     uint32_t request_capacity;
     uint32_t response_capacity;
@@ -135,8 +135,10 @@ typedef struct {
  * rounded up to powers of two (rings) and multiples of 64 (slots) and bounded;
  * 0 means the default.  *fd is given to the caller (CLOEXEC). */
 static inline tr_status_t tr_channel_create(uint32_t slots,
-    uint32_t request_capacity, uint32_t response_capacity, uint64_t generation,
-    tr_channel_map_t *out, int *fd);
+                                            uint32_t request_capacity,
+                                            uint32_t response_capacity,
+                                            uint64_t generation,
+                                            tr_channel_map_t *out, int *fd);
 
 /* Peer: checks seals, size and header of a received memfd, then maps it.  The
  * descriptor stays the caller's. */
@@ -148,12 +150,12 @@ static inline void tr_channel_unmap(tr_channel_map_t *map);
  * head; the card is the caller's to fill before the first welcome.  The mapping
  * made here stays the only writable one.  *fd is given (CLOEXEC). */
 static inline tr_status_t tr_status_create(uint64_t generation,
-    tr_status_page_t **out, int *fd);
+                                           tr_status_page_t **out, int *fd);
 
 /* Peer: checks seals, size, magic and version of a received status page, then
  * maps it read-only.  The descriptor stays the caller's. */
 static inline tr_status_t tr_status_attach(int fd,
-    const tr_status_page_t **out);
+                                           const tr_status_page_t **out);
 
 static inline void tr_status_unmap(const tr_status_page_t *page);
 
@@ -163,10 +165,11 @@ static inline void tr_status_unmap(const tr_status_page_t *page);
  * way.  tr_welcome_check copies the refusal's message, ended, to why. */
 static inline void tr_hello_init(tr_hello_t *hello, uint32_t role);
 static inline tr_status_t tr_hello_answer(const tr_hello_t *hello,
-    uint64_t generation, tr_welcome_t *out);
+                                          uint64_t generation,
+                                          tr_welcome_t *out);
 static inline void tr_welcome_refuse(tr_welcome_t *out, const char *why);
 static inline tr_status_t tr_welcome_check(const tr_welcome_t *welcome,
-    char why[TR_WELCOME_MESSAGE]);
+                                           char why[TR_WELCOME_MESSAGE]);
 
 /* Doorbells: eventfds, non-blocking.  Ringing never fails in a way that
  * matters: a full counter is rung already. */
@@ -179,11 +182,11 @@ static inline void tr_doorbell_drain(int fd);
  * so the dirty words are looked at again after the flag is up: TR_OK means that
  * records or dirty bits are there (flag taken back), TR_AGAIN: sleep. */
 static inline tr_status_t tr_channel_sleep(tr_channel_map_t *map,
-    tr_ring_consumer_t *requests);
+                                           tr_ring_consumer_t *requests);
 
 /* Peer: wishes for a request.  Returns 1 when the engine must be rung. */
 static inline int tr_control_set(tr_channel_map_t *map, uint64_t id,
-    uint32_t bits);
+                                 uint32_t bits);
 
 /* Engine: the wish for `id`, 0 if its slot speaks of another generation. */
 static inline uint32_t tr_control_get(tr_channel_map_t *map, uint64_t id);
@@ -193,13 +196,13 @@ static inline uint64_t tr_control_take(tr_channel_map_t *map, uint32_t word);
 
 /* Sends len bytes with n descriptors; 0, or -1 with errno. */
 static inline int tr_fds_send(int sock, const void *data, size_t len,
-    const int *fds, unsigned n);
+                              const int *fds, unsigned n);
 
 /* Receives into data (up to len) and fds (exactly n expected, CLOEXEC set).
  * Bytes read, 0 at the end, -1 with errno (EPROTO: descriptors of the wrong
  * number; all received ones were closed).  *got: descriptors received. */
 static inline ssize_t tr_fds_receive(int sock, void *data, size_t len, int *fds,
-    unsigned n, unsigned *got);
+                                     unsigned n, unsigned *got);
 
 /* 1 if fd is a memfd of ordinary pages with (at least) these seals and exactly
  * this size, or any size when size is 0. */
@@ -254,7 +257,7 @@ tr_memfd_verify(int fd, int seals, uint64_t size)
  * would be a SIGBUS in whoever touches the page first. */
 static inline tr_status_t
 tr_memfd_create(const char *name, uint64_t size, int seals, void **base,
-    int *fd)
+                int *fd)
 {
     tr_status_t rc = TR_ERR_IO;
 
@@ -287,8 +290,7 @@ failed:
 
 /* Fills the private view from checked numbers. */
 static inline void
-tr_channel_view(tr_channel_map_t *out, void *base,
-    const tr_channel_header_t *h)
+tr_channel_view(tr_channel_map_t *out, void *base, const tr_channel_header_t *h)
 {
     uint8_t *at = (uint8_t *) base;
 
@@ -309,7 +311,7 @@ tr_channel_view(tr_channel_map_t *out, void *base,
 /* The one layout: offsets follow from slots and capacities, nothing is free. */
 static inline void
 tr_channel_layout(tr_channel_header_t *h, uint32_t slots, uint32_t request,
-    uint32_t response, uint64_t generation)
+                  uint32_t response, uint64_t generation)
 {
     memset(h, 0, sizeof(*h));
     h->magic = TR_CHANNEL_MAGIC;
@@ -328,8 +330,8 @@ tr_channel_layout(tr_channel_header_t *h, uint32_t slots, uint32_t request,
 
 static inline tr_status_t
 tr_channel_create(uint32_t slots, uint32_t request_capacity,
-    uint32_t response_capacity, uint64_t generation, tr_channel_map_t *out,
-    int *fd)
+                  uint32_t response_capacity, uint64_t generation,
+                  tr_channel_map_t *out, int *fd)
 {
     tr_channel_header_t h;
     tr_status_t rc;
@@ -357,8 +359,8 @@ tr_channel_attach(int fd, tr_channel_map_t *out)
     void *base;
 
     memset(out, 0, sizeof(*out));
-    if (!tr_memfd_verify(fd, TR_CHANNEL_SEALS, 0)
-        || fstat(fd, &st) != 0 || st.st_size < 4096) {
+    if (!tr_memfd_verify(fd, TR_CHANNEL_SEALS, 0) || fstat(fd, &st) != 0
+        || st.st_size < 4096) {
         return TR_ERR_PROTOCOL;
     }
     base = mmap(NULL, (size_t) st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED,
@@ -472,14 +474,12 @@ tr_welcome_refuse(tr_welcome_t *out, const char *why)
     out->refused = 1;
     out->version_min = TR_ABI_VERSION_MIN;
     out->version_max = TR_ABI_VERSION;
-    memcpy(out->message, why, len < sizeof(out->message)
-                                  ? len
-                                  : sizeof(out->message) - 1);
+    memcpy(out->message, why,
+           len < sizeof(out->message) ? len : sizeof(out->message) - 1);
 }
 
 static inline tr_status_t
-tr_hello_answer(const tr_hello_t *hello, uint64_t generation,
-    tr_welcome_t *out)
+tr_hello_answer(const tr_hello_t *hello, uint64_t generation, tr_welcome_t *out)
 {
     char why[TR_WELCOME_MESSAGE];
 
@@ -491,16 +491,19 @@ tr_hello_answer(const tr_hello_t *hello, uint64_t generation,
     if (hello->version_min > hello->version_max
         || hello->version_max < TR_ABI_VERSION_MIN
         || hello->version_min > TR_ABI_VERSION) {
-        snprintf(why, sizeof(why), "the peer speaks ring versions %u to %u, "
-                 "this engine %u to %u", hello->version_min,
-                 hello->version_max, TR_ABI_VERSION_MIN, TR_ABI_VERSION);
+        snprintf(why, sizeof(why),
+                 "the peer speaks ring versions %u to %u, "
+                 "this engine %u to %u",
+                 hello->version_min, hello->version_max, TR_ABI_VERSION_MIN,
+                 TR_ABI_VERSION);
         tr_welcome_refuse(out, why);
         return TR_ERR_VERSION;
     }
     if (hello->role != TR_ROLE_WORKER && hello->role != TR_ROLE_CLI) {
-        snprintf(why, sizeof(why), "unknown role %u, known are %u (worker) "
-                 "and %u (command line)", hello->role, TR_ROLE_WORKER,
-                 TR_ROLE_CLI);
+        snprintf(why, sizeof(why),
+                 "unknown role %u, known are %u (worker) "
+                 "and %u (command line)",
+                 hello->role, TR_ROLE_WORKER, TR_ROLE_CLI);
         tr_welcome_refuse(out, why);
         return TR_ERR_PROTOCOL;
     }
@@ -596,11 +599,13 @@ tr_control_set(tr_channel_map_t *map, uint64_t id, uint32_t bits)
     atomic_fetch_or_explicit(&map->dirty[slot / 64], 1ull << (slot % 64),
                              memory_order_seq_cst);
     if (atomic_load_explicit(&map->request->consumer_asleep,
-                             memory_order_seq_cst) == 0) {
+                             memory_order_seq_cst)
+        == 0) {
         return 0;
     }
     return atomic_exchange_explicit(&map->request->consumer_asleep, 0,
-                                    memory_order_seq_cst) == 1;
+                                    memory_order_seq_cst)
+           == 1;
 }
 
 static inline uint32_t
@@ -672,7 +677,7 @@ tr_fds_send(int sock, const void *data, size_t len, const int *fds, unsigned n)
 
 static inline ssize_t
 tr_fds_receive(int sock, void *data, size_t len, int *fds, unsigned n,
-    unsigned *got)
+               unsigned *got)
 {
     union {
         struct cmsghdr align;

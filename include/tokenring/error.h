@@ -26,8 +26,8 @@ typedef int tr_status_t;
       "model_not_found", TR_LEVEL_INFO)                                        \
     X(TR_ERR_METHOD, -5, 405, "invalid_request_error", "method_not_allowed",   \
       TR_LEVEL_INFO)                                                           \
-    X(TR_ERR_TOO_LARGE, -6, 413, "invalid_request_error",                      \
-      "request_too_large", TR_LEVEL_INFO)                                      \
+    X(TR_ERR_TOO_LARGE, -6, 413, "invalid_request_error", "request_too_large", \
+      TR_LEVEL_INFO)                                                           \
     X(TR_ERR_QUEUE_FULL, -7, 429, "rate_limit_error", "queue_full",            \
       TR_LEVEL_WARN)                                                           \
     X(TR_ERR_INTERNAL, -8, 500, "server_error", "internal_error",              \
@@ -79,8 +79,8 @@ static inline tr_status_info_t
 tr_status_info(tr_status_t status)
 {
     switch (status) {
-#define TR_STATUS_CASE(name, value, http, type, code, level)                   \
-    case value:                                                                \
+#define TR_STATUS_CASE(name, value, http, type, code, level) \
+    case value:                                              \
         return (tr_status_info_t){ http, type, code, level, #name };
         TR_STATUS_TABLE(TR_STATUS_CASE)
 #undef TR_STATUS_CASE

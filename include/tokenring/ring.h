@@ -36,8 +36,8 @@
 
 #include <tokenring/error.h>
 
-#define TR_RING_MIN 4096u         /* bytes, smallest capacity */
-#define TR_RING_MAX (64u << 20)   /* bytes, largest capacity */
+#define TR_RING_MIN 4096u       /* bytes, smallest capacity */
+#define TR_RING_MAX (64u << 20) /* bytes, largest capacity */
 #define TR_CACHE_LINE 64
 
 /* In shared memory, 256 bytes.  Written by: the side named. */
@@ -103,9 +103,11 @@ typedef struct {
 /* capacity: power of two in [TR_RING_MIN, TR_RING_MAX].  Both start at zero
  * indices; a channel is never re-attached. */
 static inline void tr_ring_producer_init(tr_ring_producer_t *p,
-    tr_ring_shared_t *shared, void *data, uint32_t capacity);
+                                         tr_ring_shared_t *shared, void *data,
+                                         uint32_t capacity);
 static inline void tr_ring_consumer_init(tr_ring_consumer_t *c,
-    tr_ring_shared_t *shared, const void *data, uint32_t capacity);
+                                         tr_ring_shared_t *shared,
+                                         const void *data, uint32_t capacity);
 
 /* Largest payload of one record. */
 static inline uint32_t tr_ring_max_payload(uint32_t capacity);
@@ -114,7 +116,9 @@ static inline uint32_t tr_ring_max_payload(uint32_t capacity);
  * TR_OK; TR_AGAIN: no space now (nothing was staged); TR_ERR_TOO_LARGE: over
  * tr_ring_max_payload; TR_ERR_PROTOCOL: the peer's index is impossible. */
 static inline tr_status_t tr_ring_put(tr_ring_producer_t *p, uint16_t type,
-    uint16_t flags, uint64_t id, const tr_ring_piece_t *pieces, unsigned n);
+                                      uint16_t flags, uint64_t id,
+                                      const tr_ring_piece_t *pieces,
+                                      unsigned n);
 
 /* Bytes of payload that a tr_ring_put would accept now, 0 when none. */
 static inline uint32_t tr_ring_space(tr_ring_producer_t *p);
@@ -127,18 +131,18 @@ static inline int tr_ring_publish(tr_ring_producer_t *p);
  * the doorbell; TR_OK: at least `need` payload bytes are free by now, the
  * flag was taken back; TR_ERR_PROTOCOL. */
 static inline tr_status_t tr_ring_wait_space(tr_ring_producer_t *p,
-    uint32_t need);
+                                             uint32_t need);
 
 /* Copies the next record's header to *rec and its payload to buf (at least
  * tr_ring_max_payload(capacity) bytes).  TR_OK; TR_AGAIN: empty;
  * TR_ERR_PROTOCOL: close the channel. */
 static inline tr_status_t tr_ring_get(tr_ring_consumer_t *c, tr_record_t *rec,
-    void *buf, size_t size);
+                                      void *buf, size_t size);
 
 /* For rings in private memory only (outlets): the same, but *payload points to
  * where the record lies, until tr_ring_skip takes it. */
 static inline tr_status_t tr_ring_peek(tr_ring_consumer_t *c, tr_record_t *rec,
-    const void **payload);
+                                       const void **payload);
 static inline void tr_ring_skip(tr_ring_consumer_t *c, const tr_record_t *rec);
 
 /* Returns consumed space.  1 when the producer's doorbell must be rung. */
@@ -159,7 +163,7 @@ tr_ring_align8(uint64_t n)
 
 static inline void
 tr_ring_producer_init(tr_ring_producer_t *p, tr_ring_shared_t *shared,
-    void *data, uint32_t capacity)
+                      void *data, uint32_t capacity)
 {
     memset(p, 0, sizeof(*p));
     p->shared = shared;
@@ -169,7 +173,7 @@ tr_ring_producer_init(tr_ring_producer_t *p, tr_ring_shared_t *shared,
 
 static inline void
 tr_ring_consumer_init(tr_ring_consumer_t *c, tr_ring_shared_t *shared,
-    const void *data, uint32_t capacity)
+                      const void *data, uint32_t capacity)
 {
     memset(c, 0, sizeof(*c));
     c->shared = shared;
@@ -211,7 +215,7 @@ tr_ring_footprint(const tr_ring_producer_t *p, uint32_t len, uint64_t *pad)
 
 static inline tr_status_t
 tr_ring_put(tr_ring_producer_t *p, uint16_t type, uint16_t flags, uint64_t id,
-    const tr_ring_piece_t *pieces, unsigned n)
+            const tr_ring_piece_t *pieces, unsigned n)
 {
     uint64_t len = 0, pad, need;
     uint8_t *at;
@@ -294,12 +298,13 @@ tr_ring_publish(tr_ring_producer_t *p)
     p->published = p->tail;
     atomic_store_explicit(&p->shared->tail, p->tail, memory_order_seq_cst);
     /* a plain look first: the exchange would take the line from a busy peer */
-    if (atomic_load_explicit(&p->shared->consumer_asleep,
-                             memory_order_seq_cst) == 0) {
+    if (atomic_load_explicit(&p->shared->consumer_asleep, memory_order_seq_cst)
+        == 0) {
         return 0;
     }
     return atomic_exchange_explicit(&p->shared->consumer_asleep, 0,
-                                    memory_order_seq_cst) == 1;
+                                    memory_order_seq_cst)
+           == 1;
 }
 
 static inline tr_status_t
@@ -333,8 +338,7 @@ tr_ring_refresh_tail(tr_ring_consumer_t *c, memory_order order)
 {
     uint64_t tail = atomic_load_explicit(&c->shared->tail, order);
 
-    if (tail < c->tail || tail - c->released > c->capacity
-        || (tail & 7) != 0) {
+    if (tail < c->tail || tail - c->released > c->capacity || (tail & 7) != 0) {
         return TR_ERR_PROTOCOL;
     }
     c->tail = tail;
@@ -415,12 +419,13 @@ tr_ring_release(tr_ring_consumer_t *c)
     }
     c->released = c->head;
     atomic_store_explicit(&c->shared->head, c->head, memory_order_seq_cst);
-    if (atomic_load_explicit(&c->shared->producer_waiting,
-                             memory_order_seq_cst) == 0) {
+    if (atomic_load_explicit(&c->shared->producer_waiting, memory_order_seq_cst)
+        == 0) {
         return 0;
     }
     return atomic_exchange_explicit(&c->shared->producer_waiting, 0,
-                                    memory_order_seq_cst) == 1;
+                                    memory_order_seq_cst)
+           == 1;
 }
 
 static inline tr_status_t
@@ -428,8 +433,7 @@ tr_ring_sleep(tr_ring_consumer_t *c)
 {
     tr_status_t rc;
 
-    atomic_store_explicit(&c->shared->consumer_asleep, 1,
-                          memory_order_seq_cst);
+    atomic_store_explicit(&c->shared->consumer_asleep, 1, memory_order_seq_cst);
     rc = tr_ring_refresh_tail(c, memory_order_seq_cst);
     if (rc != TR_OK) {
         return rc;
@@ -437,8 +441,7 @@ tr_ring_sleep(tr_ring_consumer_t *c)
     if (c->tail == c->head) {
         return TR_AGAIN;
     }
-    atomic_store_explicit(&c->shared->consumer_asleep, 0,
-                          memory_order_seq_cst);
+    atomic_store_explicit(&c->shared->consumer_asleep, 0, memory_order_seq_cst);
     return TR_OK;
 }
 

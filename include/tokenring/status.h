@@ -27,10 +27,12 @@
 
 /* Upper bounds of the latency histograms in microseconds, one table for all. */
 #define TR_STATUS_BOUNDS_US                                                    \
-    { 100, 250, 500, 1000, 2000, 3000, 5000, 7500, 10000, 15000, 20000,        \
-      30000, 50000, 75000, 100000, 150000, 250000, 500000, 750000, 1000000,    \
-      2500000, 5000000, 10000000, 20000000, 40000000, 80000000, 160000000,     \
-      640000000 }
+    {                                                                          \
+        100, 250, 500, 1000, 2000, 3000, 5000, 7500, 10000, 15000, 20000,      \
+            30000, 50000, 75000, 100000, 150000, 250000, 500000, 750000,       \
+            1000000, 2500000, 5000000, 10000000, 20000000, 40000000, 80000000, \
+            160000000, 640000000                                               \
+    }
 
 enum tr_engine_state {
     TR_ENGINE_LOADING = 0,
@@ -41,31 +43,31 @@ enum tr_engine_state {
 
 /* Never changes after the page is handed out. */
 typedef struct {
-    char model[TR_NAME_MAX];   /* served model name, NUL-terminated */
-    char engine[TR_NAME_MAX];  /* engine name */
-    char backend[32];          /* "cpu", "cuda", "null" */
-    char kv_policy[32];        /* "full", ... */
-    int64_t created;           /* Unix time of the engine's start, s */
-    uint64_t parameters;       /* weights of the model */
-    uint32_t max_model_len;    /* tokens, prompt and output */
+    char model[TR_NAME_MAX];  /* served model name, NUL-terminated */
+    char engine[TR_NAME_MAX]; /* engine name */
+    char backend[32];         /* "cpu", "cuda", "null" */
+    char kv_policy[32];       /* "full", ... */
+    int64_t created;          /* Unix time of the engine's start, s */
+    uint64_t parameters;      /* weights of the model */
+    uint32_t max_model_len;   /* tokens, prompt and output */
     uint32_t vocab_size;
     uint32_t layers, kv_heads, query_heads, head_dim;
     uint64_t kv_page_bytes;
-    uint64_t kv_pages;         /* pages of the pool */
-    uint32_t kv_levels;        /* rows of level_name in use */
-    uint32_t max_queue;        /* requests that may wait */
+    uint64_t kv_pages;                     /* pages of the pool */
+    uint32_t kv_levels;                    /* rows of level_name in use */
+    uint32_t max_queue;                    /* requests that may wait */
     char level_name[TR_STATUS_LEVELS][16]; /* "k16v16", ... */
     uint64_t level_token_bytes[TR_STATUS_LEVELS]; /* per cached token */
 } tr_status_card_t;
 
 /* Under the seqlock. */
 typedef struct {
-    uint32_t state;         /* enum tr_engine_state */
-    uint32_t running;       /* requests in prefill or decode */
-    uint32_t waiting;       /* requests queued, preempted included */
-    uint32_t queue_free;    /* submissions that would be accepted now */
-    uint64_t last_step_us;  /* CLOCK_MONOTONIC of the last step's end, us */
-    uint64_t step;          /* steps done */
+    uint32_t state;        /* enum tr_engine_state */
+    uint32_t running;      /* requests in prefill or decode */
+    uint32_t waiting;      /* requests queued, preempted included */
+    uint32_t queue_free;   /* submissions that would be accepted now */
+    uint64_t last_step_us; /* CLOCK_MONOTONIC of the last step's end, us */
+    uint64_t step;         /* steps done */
     uint64_t kv_free_pages;
     uint64_t kv_used_pages[TR_STATUS_LEVELS];
     uint64_t kv_tokens;     /* tokens cached now */
@@ -92,7 +94,7 @@ typedef struct {
     _Atomic uint64_t preemptions;
     _Atomic uint64_t channels_opened;
     _Atomic uint64_t channels_closed;
-    _Atomic uint64_t channel_errors; /* closed for a violated check */
+    _Atomic uint64_t channel_errors;   /* closed for a violated check */
     tr_status_histogram_t ttft;        /* arrival to first token */
     tr_status_histogram_t inter_token; /* between tokens of one choice */
     tr_status_histogram_t e2e;         /* arrival to finish */

@@ -43,9 +43,9 @@ enum tr_record_type {
     TR_RECORD_ERROR = 19
 };
 
-#define TR_ID_SLOT(id) ((uint32_t) ((id) & 0xffffffffu))
+#define TR_ID_SLOT(id) ((uint32_t) ((id) &0xffffffffu))
 #define TR_ID_GENERATION(id) ((uint32_t) ((id) >> 32))
-#define TR_ID(slot, generation)                                                \
+#define TR_ID(slot, generation) \
     ((uint64_t) (slot) | (uint64_t) (generation) << 32)
 
 /* ---- SUBMIT ------------------------------------------------------------- */
@@ -65,12 +65,12 @@ enum tr_endpoint {
  * is the one whose generation its slot has not seen; parts that still come
  * after the request has ended (refused, aborted) are dropped by that. */
 typedef struct {
-    uint16_t endpoint;                   /* enum tr_endpoint */
-    uint16_t flags;                      /* TR_SUBMIT_* */
-    uint32_t request_id_len;             /* <= TR_REQUEST_ID_MAX */
-    uint64_t body_len;                   /* bytes, or TR_BODY_UNKNOWN */
-    uint64_t received_us;                /* CLOCK_MONOTONIC at arrival, us */
-    char request_id[TR_REQUEST_ID_MAX];  /* X-Request-Id, printable ASCII */
+    uint16_t endpoint;                  /* enum tr_endpoint */
+    uint16_t flags;                     /* TR_SUBMIT_* */
+    uint32_t request_id_len;            /* <= TR_REQUEST_ID_MAX */
+    uint64_t body_len;                  /* bytes, or TR_BODY_UNKNOWN */
+    uint64_t received_us;               /* CLOCK_MONOTONIC at arrival, us */
+    char request_id[TR_REQUEST_ID_MAX]; /* X-Request-Id, printable ASCII */
 } tr_wire_submit_t;
 
 _Static_assert(sizeof(tr_wire_submit_t) == 88, "SUBMIT head");
@@ -145,14 +145,14 @@ typedef struct {
     uint32_t completion_tokens;
     uint32_t cached_tokens; /* prompt tokens that were not computed again */
     uint32_t preemptions;
-    uint64_t queue_us;   /* arrival at the engine to first scheduled */
-    uint64_t prefill_us; /* first scheduled to first token */
-    uint64_t decode_us;  /* first token to last */
+    uint64_t queue_us;      /* arrival at the engine to first scheduled */
+    uint64_t prefill_us;    /* first scheduled to first token */
+    uint64_t decode_us;     /* first token to last */
     uint64_t kv_bytes;      /* KV pages held at the end, bytes */
     uint64_t kv_full_bytes; /* the same tokens at 16 bits, bytes */
-    float share_high;   /* of cached tokens kept at the highest level */
-    float share_low;    /* ... at lower levels */
-    float share_pruned; /* ... dropped */
+    float share_high;       /* of cached tokens kept at the highest level */
+    float share_low;        /* ... at lower levels */
+    float share_pruned;     /* ... dropped */
     uint32_t reserved;
 } tr_wire_finish_t;
 
@@ -162,7 +162,7 @@ _Static_assert(sizeof(tr_wire_finish_t) == 80, "FINISH is 80 bytes");
 
 /* Followed by param, then message (UTF-8). */
 typedef struct {
-    int32_t status; /* tr_status_t */
+    int32_t status;         /* tr_status_t */
     uint32_t retry_after_s; /* 0: no header */
     uint32_t param_len;     /* 0: null */
     uint32_t message_len;
@@ -193,7 +193,7 @@ tr_wire_take(const uint8_t **at, size_t *left, void *out, size_t n)
 
 static inline tr_status_t
 tr_wire_take_bytes(const uint8_t **at, size_t *left, uint32_t n,
-    tr_wire_bytes_t *out)
+                   tr_wire_bytes_t *out)
 {
     if (n > *left) {
         return TR_ERR_PROTOCOL;
@@ -208,7 +208,7 @@ tr_wire_take_bytes(const uint8_t **at, size_t *left, uint32_t n,
 /* First part of a SUBMIT; *body is what follows the head. */
 static inline tr_status_t
 tr_wire_submit_parse(const void *payload, size_t len, tr_wire_submit_t *head,
-    tr_wire_bytes_t *body)
+                     tr_wire_bytes_t *body)
 {
     const uint8_t *at = (const uint8_t *) payload;
     uint32_t i;
@@ -231,7 +231,7 @@ tr_wire_submit_parse(const void *payload, size_t len, tr_wire_submit_t *head,
 
 static inline tr_status_t
 tr_wire_accepted_parse(const void *payload, size_t len,
-    tr_wire_accepted_t *head, tr_wire_bytes_t *model)
+                       tr_wire_accepted_t *head, tr_wire_bytes_t *model)
 {
     const uint8_t *at = (const uint8_t *) payload;
 
@@ -246,7 +246,7 @@ tr_wire_accepted_parse(const void *payload, size_t len,
 
 static inline tr_status_t
 tr_wire_delta_parse(const void *payload, size_t len, tr_wire_delta_t *head,
-    tr_wire_bytes_t *text, tr_wire_bytes_t *logprobs)
+                    tr_wire_bytes_t *text, tr_wire_bytes_t *logprobs)
 {
     const uint8_t *at = (const uint8_t *) payload;
 
@@ -263,7 +263,7 @@ tr_wire_delta_parse(const void *payload, size_t len, tr_wire_delta_t *head,
  * alternatives with tr_wire_top_next.  TR_AGAIN at the end. */
 static inline tr_status_t
 tr_wire_logprob_next(tr_wire_bytes_t *left, tr_wire_logprob_t *head,
-    tr_wire_bytes_t *bytes)
+                     tr_wire_bytes_t *bytes)
 {
     const uint8_t *at = (const uint8_t *) left->data;
     size_t n = left->len;
@@ -282,7 +282,7 @@ tr_wire_logprob_next(tr_wire_bytes_t *left, tr_wire_logprob_t *head,
 
 static inline tr_status_t
 tr_wire_top_next(tr_wire_bytes_t *left, tr_wire_top_t *head,
-    tr_wire_bytes_t *bytes)
+                 tr_wire_bytes_t *bytes)
 {
     const uint8_t *at = (const uint8_t *) left->data;
     size_t n = left->len;
@@ -311,7 +311,7 @@ tr_wire_finish_parse(const void *payload, size_t len, tr_wire_finish_t *head)
 
 static inline tr_status_t
 tr_wire_error_parse(const void *payload, size_t len, tr_wire_error_t *head,
-    tr_wire_bytes_t *param, tr_wire_bytes_t *message)
+                    tr_wire_bytes_t *param, tr_wire_bytes_t *message)
 {
     const uint8_t *at = (const uint8_t *) payload;
 

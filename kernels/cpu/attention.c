@@ -78,8 +78,7 @@ tr_attention_tile_c(const tr_attention_tile_t *t, float *scratch)
     for (uint32_t p = 0; p < t->n_pos; p++) {
         for (uint32_t h = 0; h < t->group; h++) {
             attend(t, t->pos + p, t->q + p * t->ldq + h * dim, scratch);
-            memcpy(t->out + p * t->ldo + h * dim, scratch,
-                dim * sizeof(float));
+            memcpy(t->out + p * t->ldo + h * dim, scratch, dim * sizeof(float));
         }
     }
 }
@@ -92,17 +91,17 @@ tile_bytes(uint32_t head_dim)
 
 size_t
 tr_cpu_attention_work(const tr_stream_t *s, uint32_t max_seqs,
-    uint32_t head_dim)
+                      uint32_t head_dim)
 {
     return tr_pad(((size_t) max_seqs + 1) * sizeof(uint32_t), 64)
            + (size_t) s->threads * tile_bytes(head_dim);
 }
 
-
 int
 tr_cpu_attention(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
-    const tr_rows_t *rows, const float *q, size_t ldq, uint32_t heads,
-    float scale, float *out, size_t ldo, void *work, tr_attention_tile_f tile)
+                 const tr_rows_t *rows, const float *q, size_t ldq,
+                 uint32_t heads, float scale, float *out, size_t ldo,
+                 void *work, tr_attention_tile_f tile)
 {
     uint32_t group = kv->lists ? heads / kv->lists : 0;
     uint32_t dim = kv->head_dim, tile_pos, *starts = work;
@@ -111,8 +110,7 @@ tr_cpu_attention(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
 
     if (group == 0 || group > TR_GROUP_MAX || heads % kv->lists
         || dim > TR_HEAD_DIM_MAX || dim % 16 || layer >= kv->layers
-        || ldq < (size_t) heads * dim || ldo < (size_t) heads * dim)
-    {
+        || ldq < (size_t) heads * dim || ldo < (size_t) heads * dim) {
         return TR_KERNEL_BADARG;
     }
     tile_pos = TR_TILE_ROWS / group;
@@ -120,8 +118,7 @@ tr_cpu_attention(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
     for (uint32_t i = 0; i < rows->n_seqs; i++) {
         uint32_t n = rows->seq_row[i + 1] - rows->seq_row[i];
 
-        starts[i + 1] = starts[i]
-                        + (n + tile_pos - 1) / tile_pos * kv->lists;
+        starts[i + 1] = starts[i] + (n + tile_pos - 1) / tile_pos * kv->lists;
     }
 #pragma omp parallel for num_threads(s->threads) schedule(dynamic, 1)
     for (uint32_t i = 0; i < starts[rows->n_seqs]; i++) {
@@ -145,8 +142,7 @@ tr_cpu_attention(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
         };
 
         tile(&t, (float *) (scratch
-                            + (size_t) omp_get_thread_num()
-                                  * tile_bytes(dim)));
+                            + (size_t) omp_get_thread_num() * tile_bytes(dim)));
     }
     return TR_KERNEL_OK;
 }

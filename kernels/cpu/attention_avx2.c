@@ -7,7 +7,6 @@
 
 #include "attention_tile.h"
 
-
 void
 tr_attention_tile_avx2(const tr_attention_tile_t *t, float *scratch)
 {

@@ -7,7 +7,6 @@
 
 #include "attention_tile.h"
 
-
 void
 tr_attention_tile_avx512(const tr_attention_tile_t *t, float *scratch)
 {

@@ -33,14 +33,14 @@ static const uint16_t zero_row[TR_HEAD_DIM_MAX];
  * starts at zero.  rows and vecs are constants wherever this is inlined. */
 static inline __attribute__((always_inline)) void
 micro(uint32_t rows, uint32_t vecs, uint32_t k, const float *a, size_t lda,
-    const float *b, size_t ldb, float *c, size_t ldc, const float *keep)
+      const float *b, size_t ldb, float *c, size_t ldc, const float *keep)
 {
     vec acc[V_ROWS][V_VECS];
 
     for (uint32_t r = 0; r < rows; r++) {
         for (uint32_t v = 0; v < vecs; v++) {
             acc[r][v] = keep ? v_mul(v_set1(keep[r]),
-                                   v_load(c + r * ldc + v * V_WIDTH))
+                                     v_load(c + r * ldc + v * V_WIDTH))
                              : v_set1(0);
         }
     }
@@ -66,9 +66,8 @@ micro(uint32_t rows, uint32_t vecs, uint32_t k, const float *a, size_t lda,
 }
 
 static inline __attribute__((always_inline)) void
-micro_rows(uint32_t rows, uint32_t vecs, uint32_t k, const float *a,
-    size_t lda, const float *b, size_t ldb, float *c, size_t ldc,
-    const float *keep)
+micro_rows(uint32_t rows, uint32_t vecs, uint32_t k, const float *a, size_t lda,
+           const float *b, size_t ldb, float *c, size_t ldc, const float *keep)
 {
     switch (rows) {
     case 1:
@@ -94,9 +93,8 @@ micro_rows(uint32_t rows, uint32_t vecs, uint32_t k, const float *a,
 
 /* Any number of columns that is a multiple of the vector. */
 static void
-product(uint32_t rows, uint32_t columns, uint32_t k, const float *a,
-    size_t lda, const float *b, size_t ldb, float *c, size_t ldc,
-    const float *keep)
+product(uint32_t rows, uint32_t columns, uint32_t k, const float *a, size_t lda,
+        const float *b, size_t ldb, float *c, size_t ldc, const float *keep)
 {
     uint32_t j = 0;
 
@@ -111,7 +109,7 @@ product(uint32_t rows, uint32_t columns, uint32_t k, const float *a,
 /* Addresses of positions [b, b + n): divisions once a block, not a token. */
 static inline void
 find_block(const tr_attention_tile_t *t, uint32_t b, uint32_t n, uint32_t last,
-    const uint16_t **key, const uint16_t **value)
+           const uint16_t **key, const uint16_t **value)
 {
     const tr_kv_view_t *kv = t->kv;
     size_t dim = kv->head_dim, to_value = kv->page_tokens * dim;
@@ -144,7 +142,7 @@ find_block(const tr_attention_tile_t *t, uint32_t b, uint32_t n, uint32_t last,
  * those after `last` as zeros. */
 static void
 load_block(const tr_attention_tile_t *t, uint32_t b, uint32_t n, uint32_t last,
-    float *keys, float *values)
+           float *keys, float *values)
 {
     uint32_t dim = t->kv->head_dim;
     const uint16_t *key[BLOCK], *value[BLOCK];
@@ -181,7 +179,7 @@ softmax_row(float *s, uint32_t n, uint32_t vecs, bool full, float *max)
         v[j] = v_load(s + j * V_WIDTH);
         if (!full) {
             v[j] = v_first(n > j * V_WIDTH ? n - j * V_WIDTH : 0, v[j],
-                v_set1(-INFINITY));
+                           v_set1(-INFINITY));
         }
         top = v_max(top, v[j]);
     }
@@ -191,7 +189,7 @@ softmax_row(float *s, uint32_t n, uint32_t vecs, bool full, float *max)
         v[j] = v_exp(v_sub(v[j], top));
         if (!full) {
             v[j] = v_first(n > j * V_WIDTH ? n - j * V_WIDTH : 0, v[j],
-                v_set1(0));
+                           v_set1(0));
         }
         v_store(s + j * V_WIDTH, v[j]);
         total = v_add(total, v[j]);
@@ -203,7 +201,7 @@ softmax_row(float *s, uint32_t n, uint32_t vecs, bool full, float *max)
  * first seen[i].  keep: by how much what was summed before shrinks. */
 static inline void
 softmax_rows(float *s, uint32_t n, uint32_t width, const uint32_t *seen,
-    float *max, float *sum, float *keep)
+             float *max, float *sum, float *keep)
 {
     float shrink[V_WIDTH] = { 0 }, total[V_ROWS];
 
@@ -212,10 +210,10 @@ softmax_rows(float *s, uint32_t n, uint32_t width, const uint32_t *seen,
 
         if (seen[i] >= BLOCK) {
             total[i] = softmax_row(s + i * BLOCK, BLOCK, BLOCK_VECS, true,
-                &max[i]);
+                                   &max[i]);
         } else {
             total[i] = softmax_row(s + i * BLOCK, seen[i], width / V_WIDTH,
-                false, &max[i]);
+                                   false, &max[i]);
         }
         shrink[i] = before - max[i];
     }
@@ -265,13 +263,13 @@ attention_tile(const tr_attention_tile_t *t, float *scratch)
 
             width = width < used ? width : used;
             product(n, width, dim, q + r * dim, dim, keys, BLOCK, s, BLOCK,
-                NULL);
+                    NULL);
             for (uint32_t i = 0; i < n; i++) {
                 seen[i] = t->pos + (r + i) / t->group - b + 1;
             }
             softmax_rows(s, n, width, seen, max + r, sum + r, keep);
             product(n, dim, width, s, BLOCK, values, dim, o + r * dim, dim,
-                keep);
+                    keep);
         }
     }
     for (uint32_t r = 0; r < rows; r++) {

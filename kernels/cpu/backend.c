@@ -10,22 +10,26 @@
 /* Launchers that differ only in the inner function they are given. */
 #define BACKEND(isa, silu, half, tile)                                         \
     static int silu_mul_##isa(const tr_stream_t *s, const float *x,            \
-        size_t ldx, uint32_t rows, uint32_t n, float *out, size_t ldo)         \
+                              size_t ldx, uint32_t rows, uint32_t n,           \
+                              float *out, size_t ldo)                          \
     {                                                                          \
         return tr_cpu_silu_mul(s, x, ldx, rows, n, out, ldo, silu);            \
     }                                                                          \
     static int kv_append_##isa(const tr_stream_t *s, const tr_kv_view_t *kv,   \
-        uint32_t layer, const tr_rows_t *rows, const float *k,                 \
-        const float *v, size_t ld, const float *angles)                        \
+                               uint32_t layer, const tr_rows_t *rows,          \
+                               const float *k, const float *v, size_t ld,      \
+                               const float *angles)                            \
     {                                                                          \
         return tr_cpu_kv_append(s, kv, layer, rows, k, v, ld, angles, half);   \
     }                                                                          \
     static int attention_##isa(const tr_stream_t *s, const tr_kv_view_t *kv,   \
-        uint32_t layer, const tr_rows_t *rows, const float *q, size_t ldq,     \
-        uint32_t heads, float scale, float *out, size_t ldo, void *work)       \
+                               uint32_t layer, const tr_rows_t *rows,          \
+                               const float *q, size_t ldq, uint32_t heads,     \
+                               float scale, float *out, size_t ldo,            \
+                               void *work)                                     \
     {                                                                          \
         return tr_cpu_attention(s, kv, layer, rows, q, ldq, heads, scale, out, \
-            ldo, work, tile);                                                  \
+                                ldo, work, tile);                              \
     }                                                                          \
     static const tr_kernels_t kernels_##isa = {                                \
         .name = "cpu-" #isa,                                                   \

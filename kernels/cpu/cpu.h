@@ -14,43 +14,46 @@ void tr_to_half_avx2(const float *x, uint16_t *out, uint32_t n);
 
 /* silu(gate) * up of one row. */
 typedef void (*tr_silu_row_f)(const float *gate, const float *up, float *out,
-    uint32_t n);
+                              uint32_t n);
 void tr_silu_row_c(const float *gate, const float *up, float *out, uint32_t n);
 void tr_silu_row_avx2(const float *gate, const float *up, float *out,
-    uint32_t n);
+                      uint32_t n);
 void tr_silu_row_avx512(const float *gate, const float *up, float *out,
-    uint32_t n);
+                        uint32_t n);
 
 size_t tr_cpu_matrix_floats(uint32_t n, uint32_t k);
 int tr_cpu_matrix_pack(const tr_matrix_t *m, uint32_t row, uint32_t rows,
-    const void *src, tr_dtype_t dtype);
+                       const void *src, tr_dtype_t dtype);
 int tr_cpu_matmul(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
-    size_t ldx, uint32_t rows, float *y, size_t ldy, int add);
+                  size_t ldx, uint32_t rows, float *y, size_t ldy, int add);
 int tr_cpu_embedding(const tr_stream_t *s, const tr_matrix_t *m,
-    const int32_t *ids, uint32_t rows, float *y, size_t ldy);
+                     const int32_t *ids, uint32_t rows, float *y, size_t ldy);
 /* Address of element (row, column) of a packed matrix. */
 const float *tr_cpu_matrix_row(const tr_matrix_t *m, uint32_t row,
-    uint32_t *stride);
+                               uint32_t *stride);
 /* Chooses how OpenBLAS is called; see matmul.c. */
 void tr_cpu_matmul_probe(void);
 /* The probe's choice, for tests and the bench. */
 void tr_cpu_matmul_scheme(uint32_t *quantum, uint32_t *rows_max);
 
 int tr_cpu_add_bias(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
-    const float *bias, uint32_t n);
+                    const float *bias, uint32_t n);
 int tr_cpu_rmsnorm(const tr_stream_t *s, const float *x, size_t ldx,
-    uint32_t rows, uint32_t heads, uint32_t n, const float *weight, float eps,
-    float *y, size_t ldy);
+                   uint32_t rows, uint32_t heads, uint32_t n,
+                   const float *weight, float eps, float *y, size_t ldy);
 int tr_cpu_rope_angles(const tr_stream_t *s, const uint32_t *row_pos,
-    uint32_t rows, const float *inv_freq, uint32_t half, float *angles);
+                       uint32_t rows, const float *inv_freq, uint32_t half,
+                       float *angles);
 int tr_cpu_rope(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
-    uint32_t heads, uint32_t head_dim, const float *angles);
+                uint32_t heads, uint32_t head_dim, const float *angles);
 
 int tr_cpu_silu_mul(const tr_stream_t *s, const float *x, size_t ldx,
-    uint32_t rows, uint32_t n, float *out, size_t ldo, tr_silu_row_f row);
+                    uint32_t rows, uint32_t n, float *out, size_t ldo,
+                    tr_silu_row_f row);
 int tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv,
-    uint32_t layer, const tr_rows_t *rows, const float *k, const float *v,
-    size_t ld, const float *angles, tr_to_half_f to_half);
+                     uint32_t layer, const tr_rows_t *rows, const float *k,
+                     const float *v, size_t ld, const float *angles,
+                     tr_to_half_f to_half);
 
 /* One piece of attention: query positions [first, first + n_pos) of a
  * sequence with the query heads of one list, which share its pages. */
@@ -79,17 +82,17 @@ tr_tile_floats(size_t head_dim)
 }
 
 typedef void (*tr_attention_tile_f)(const tr_attention_tile_t *t,
-    float *scratch);
+                                    float *scratch);
 void tr_attention_tile_c(const tr_attention_tile_t *t, float *scratch);
 void tr_attention_tile_avx2(const tr_attention_tile_t *t, float *scratch);
 void tr_attention_tile_avx512(const tr_attention_tile_t *t, float *scratch);
 
 int tr_cpu_attention(const tr_stream_t *s, const tr_kv_view_t *kv,
-    uint32_t layer, const tr_rows_t *rows, const float *q, size_t ldq,
-    uint32_t heads, float scale, float *out, size_t ldo, void *work,
-    tr_attention_tile_f tile);
+                     uint32_t layer, const tr_rows_t *rows, const float *q,
+                     size_t ldq, uint32_t heads, float scale, float *out,
+                     size_t ldo, void *work, tr_attention_tile_f tile);
 size_t tr_cpu_attention_work(const tr_stream_t *s, uint32_t max_seqs,
-    uint32_t head_dim);
+                             uint32_t head_dim);
 
 /* The last i with starts[i] <= x, in [0, n). */
 static inline uint32_t
@@ -110,8 +113,8 @@ tr_seq_of(const uint32_t *starts, uint32_t n, uint32_t x)
 }
 
 /* Runs `rows` rows on the stream's threads when that is worth a fork. */
-#define TR_PARALLEL_ROWS(s, rows, cost)                                        \
-    num_threads((s)->threads) if ((size_t) (rows) * (cost) > 16384)            \
+#define TR_PARALLEL_ROWS(s, rows, cost)                             \
+    num_threads((s)->threads) if ((size_t) (rows) * (cost) > 16384) \
         schedule(static)
 
 #endif

@@ -6,8 +6,8 @@
 #include "cpu.h"
 
 int
-tr_cpu_embedding(const tr_stream_t *s, const tr_matrix_t *m,
-    const int32_t *ids, uint32_t rows, float *y, size_t ldy)
+tr_cpu_embedding(const tr_stream_t *s, const tr_matrix_t *m, const int32_t *ids,
+                 uint32_t rows, float *y, size_t ldy)
 {
     for (uint32_t r = 0; r < rows; r++) {
         if (ids[r] < 0 || (uint32_t) ids[r] >= m->n) {

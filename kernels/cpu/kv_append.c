@@ -23,7 +23,8 @@ tr_to_half_c(const float *x, uint16_t *out, uint32_t n)
 
 static void
 append_row(const tr_kv_view_t *kv, const int32_t *table, uint32_t pos,
-    const float *k, const float *v, const float *cosine, tr_to_half_f to_half)
+           const float *k, const float *v, const float *cosine,
+           tr_to_half_f to_half)
 {
     uint32_t dim = kv->head_dim, half = dim / 2;
     uint16_t *key = tr_kv_key(kv, table, pos);
@@ -40,14 +41,13 @@ append_row(const tr_kv_view_t *kv, const int32_t *table, uint32_t pos,
 
 int
 tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
-    const tr_rows_t *rows, const float *k, const float *v, size_t ld,
-    const float *angles, tr_to_half_f to_half)
+                 const tr_rows_t *rows, const float *k, const float *v,
+                 size_t ld, const float *angles, tr_to_half_f to_half)
 {
     uint32_t dim = kv->head_dim;
 
-    if (dim > TR_HEAD_DIM_MAX || dim % 16
-        || ld < (size_t) kv->lists * dim || layer >= kv->layers)
-    {
+    if (dim > TR_HEAD_DIM_MAX || dim % 16 || ld < (size_t) kv->lists * dim
+        || layer >= kv->layers) {
         return TR_KERNEL_BADARG;
     }
 #pragma omp parallel for TR_PARALLEL_ROWS(s, rows->n_rows, kv->lists *dim)
@@ -57,8 +57,8 @@ tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
 
         for (uint32_t l = 0; l < kv->lists; l++) {
             append_row(kv, tr_kv_table(kv, slot, layer, l), rows->row_pos[r],
-                k + r * ld + l * dim, v + r * ld + l * dim,
-                angles + (size_t) r * dim, to_half);
+                       k + r * ld + l * dim, v + r * ld + l * dim,
+                       angles + (size_t) r * dim, to_half);
         }
     }
     return TR_KERNEL_OK;

@@ -16,7 +16,7 @@ tr_to_half_avx2(const float *x, uint16_t *out, uint32_t n)
         /* min and max return their second operand when one is NaN */
         f = _mm256_max_ps(bottom, _mm256_min_ps(top, f));
         _mm_storeu_si128((__m128i *) (out + i),
-            _mm256_cvtps_ph(f, _MM_FROUND_TO_NEAREST_INT));
+                         _mm256_cvtps_ph(f, _MM_FROUND_TO_NEAREST_INT));
     }
     tr_to_half_c(x + i, out + i, n - i);
 }

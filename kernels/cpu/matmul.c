@@ -39,8 +39,9 @@ typedef struct {
 } scheme_t;
 
 static const scheme_t schemes[] = {
-    { 1, ROWS_MAX }, { 2, ROWS_MAX }, { 4, ROWS_MAX }, { 8, ROWS_MAX },
-    { 12, ROWS_MAX }, { 24, ROWS_MAX }, { 12, 12 }, { 4, 4 }, { 1, 1 },
+    { 1, ROWS_MAX }, { 2, ROWS_MAX },  { 4, ROWS_MAX },
+    { 8, ROWS_MAX }, { 12, ROWS_MAX }, { 24, ROWS_MAX },
+    { 12, 12 },      { 4, 4 },         { 1, 1 },
 };
 #define N_SCHEMES (sizeof(schemes) / sizeof(schemes[0]))
 
@@ -61,7 +62,7 @@ tr_cpu_matrix_row(const tr_matrix_t *m, uint32_t row, uint32_t *stride)
 
 int
 tr_cpu_matrix_pack(const tr_matrix_t *m, uint32_t row, uint32_t rows,
-    const void *src, tr_dtype_t dtype)
+                   const void *src, tr_dtype_t dtype)
 {
     size_t width = dtype == TR_F32 ? 4 : 2;
 
@@ -93,7 +94,8 @@ tr_cpu_matrix_pack(const tr_matrix_t *m, uint32_t row, uint32_t rows,
 /* One panel: y[rows][PANEL] (+)= x[rows][k] * panel. */
 static void
 panel_product(const scheme_t *how, const float *panel, uint32_t k,
-    const float *x, size_t ldx, uint32_t rows, float *y, size_t ldy, bool add)
+              const float *x, size_t ldx, uint32_t rows, float *y, size_t ldy,
+              bool add)
 {
     for (uint32_t r = 0; r < rows; r += how->rows_max) {
         uint32_t n = rows - r < how->rows_max ? rows - r : how->rows_max;
@@ -103,16 +105,16 @@ panel_product(const scheme_t *how, const float *panel, uint32_t k,
             uint32_t kn = k - k0 < K_BLOCK ? k - k0 : K_BLOCK;
 
             cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int) n,
-                (int) PANEL, (int) kn, 1.0f, x + r * ldx + k0, (int) ldx,
-                panel + (size_t) k0 * PANEL, (int) PANEL,
-                add || k0 ? 1.0f : 0.0f, y + r * ldy, (int) ldy);
+                        (int) PANEL, (int) kn, 1.0f, x + r * ldx + k0,
+                        (int) ldx, panel + (size_t) k0 * PANEL, (int) PANEL,
+                        add || k0 ? 1.0f : 0.0f, y + r * ldy, (int) ldy);
         }
     }
 }
 
 int
 tr_cpu_matmul(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
-    size_t ldx, uint32_t rows, float *y, size_t ldy, int add)
+              size_t ldx, uint32_t rows, float *y, size_t ldy, int add)
 {
     uint32_t panels = (uint32_t) (tr_pad(m->n, PANEL) / PANEL);
 
@@ -122,7 +124,7 @@ tr_cpu_matmul(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
 #pragma omp parallel for num_threads(s->threads) schedule(dynamic, 1)
     for (uint32_t p = 0; p < panels; p++) {
         panel_product(&scheme, m->data + (size_t) p * m->k * PANEL, m->k, x,
-            ldx, rows, y + (size_t) p * PANEL, ldy, add);
+                      ldx, rows, y + (size_t) p * PANEL, ldy, add);
     }
     return TR_KERNEL_OK;
 }
@@ -158,12 +160,11 @@ probe_holds(const scheme_t *how, uint32_t k)
             uint32_t at = (n * 37) % (ROWS_MAX - n + 1);
 
             memcpy(part, held + (size_t) at * PANEL,
-                (size_t) n * PANEL * sizeof(float));
-            panel_product(how, panel, k, x + (size_t) at * k, k, n, part,
-                PANEL, add);
+                   (size_t) n * PANEL * sizeof(float));
+            panel_product(how, panel, k, x + (size_t) at * k, k, n, part, PANEL,
+                          add);
             if (memcmp(part, whole + (size_t) at * PANEL,
-                    (size_t) n * PANEL * sizeof(float)))
-            {
+                       (size_t) n * PANEL * sizeof(float))) {
                 return false;
             }
         }

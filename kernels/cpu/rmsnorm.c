@@ -33,13 +33,13 @@ sum_of_squares(const float *x, uint32_t n)
 
 int
 tr_cpu_rmsnorm(const tr_stream_t *s, const float *x, size_t ldx, uint32_t rows,
-    uint32_t heads, uint32_t n, const float *weight, float eps, float *y,
-    size_t ldy)
+               uint32_t heads, uint32_t n, const float *weight, float eps,
+               float *y, size_t ldy)
 {
     if (n == 0 || ldx < (size_t) heads * n || ldy < (size_t) heads * n) {
         return TR_KERNEL_BADARG;
     }
-#pragma omp parallel for TR_PARALLEL_ROWS(s, rows, (size_t) heads * n)
+#pragma omp parallel for TR_PARALLEL_ROWS(s, rows, (size_t) heads *n)
     for (uint32_t r = 0; r < rows; r++) {
         for (uint32_t h = 0; h < heads; h++) {
             const float *in = x + r * ldx + (size_t) h * n;
@@ -56,7 +56,7 @@ tr_cpu_rmsnorm(const tr_stream_t *s, const float *x, size_t ldx, uint32_t rows,
 
 int
 tr_cpu_add_bias(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
-    const float *bias, uint32_t n)
+                const float *bias, uint32_t n)
 {
     if (ldx < n) {
         return TR_KERNEL_BADARG;

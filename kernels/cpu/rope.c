@@ -9,8 +9,8 @@
 #include <math.h>
 
 int
-tr_cpu_rope_angles(const tr_stream_t *s, const uint32_t *row_pos,
-    uint32_t rows, const float *inv_freq, uint32_t half, float *angles)
+tr_cpu_rope_angles(const tr_stream_t *s, const uint32_t *row_pos, uint32_t rows,
+                   const float *inv_freq, uint32_t half, float *angles)
 {
 #pragma omp parallel for TR_PARALLEL_ROWS(s, rows, (size_t) half * 16)
     for (uint32_t r = 0; r < rows; r++) {
@@ -28,14 +28,14 @@ tr_cpu_rope_angles(const tr_stream_t *s, const uint32_t *row_pos,
 
 int
 tr_cpu_rope(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
-    uint32_t heads, uint32_t head_dim, const float *angles)
+            uint32_t heads, uint32_t head_dim, const float *angles)
 {
     uint32_t half = head_dim / 2;
 
     if (head_dim % 2 || ldx < (size_t) heads * head_dim) {
         return TR_KERNEL_BADARG;
     }
-#pragma omp parallel for TR_PARALLEL_ROWS(s, rows, (size_t) heads * head_dim)
+#pragma omp parallel for TR_PARALLEL_ROWS(s, rows, (size_t) heads *head_dim)
     for (uint32_t r = 0; r < rows; r++) {
         const float *c = angles + (size_t) r * head_dim, *d = c + half;
 

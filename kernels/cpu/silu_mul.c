@@ -15,8 +15,8 @@ tr_silu_row_c(const float *gate, const float *up, float *out, uint32_t n)
 }
 
 int
-tr_cpu_silu_mul(const tr_stream_t *s, const float *x, size_t ldx,
-    uint32_t rows, uint32_t n, float *out, size_t ldo, tr_silu_row_f row)
+tr_cpu_silu_mul(const tr_stream_t *s, const float *x, size_t ldx, uint32_t rows,
+                uint32_t n, float *out, size_t ldo, tr_silu_row_f row)
 {
     if (ldx < 2 * (size_t) n || ldo < n) {
         return TR_KERNEL_BADARG;

@@ -23,14 +23,13 @@ typedef __m256 vec;
 #define v_min(a, b) _mm256_min_ps(a, b)
 #define v_max(a, b) _mm256_max_ps(a, b)
 #define v_lane0(a) _mm256_cvtss_f32(a)
-#define v_from_half(p)                                                         \
-    _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) (p)))
+#define v_from_half(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) (p)))
 
 static inline float
 v_hmax(vec a)
 {
     __m128 x = _mm_max_ps(_mm256_castps256_ps128(a),
-        _mm256_extractf128_ps(a, 1));
+                          _mm256_extractf128_ps(a, 1));
 
     x = _mm_max_ps(x, _mm_movehl_ps(x, x));
     return _mm_cvtss_f32(_mm_max_ps(x, _mm_shuffle_ps(x, x, 1)));
@@ -40,7 +39,7 @@ static inline float
 v_hsum(vec a)
 {
     __m128 x = _mm_add_ps(_mm256_castps256_ps128(a),
-        _mm256_extractf128_ps(a, 1));
+                          _mm256_extractf128_ps(a, 1));
 
     x = _mm_add_ps(x, _mm_movehl_ps(x, x));
     return _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps(x, x, 1)));
@@ -53,7 +52,8 @@ v_first(uint32_t n, vec a, vec b)
     __m256i limit = _mm256_set1_epi32((int) (n < 8 ? n : 8));
 
     return _mm256_blendv_ps(b, a,
-        _mm256_castsi256_ps(_mm256_cmpgt_epi32(limit, lane)));
+                            _mm256_castsi256_ps(
+                                _mm256_cmpgt_epi32(limit, lane)));
 }
 
 static inline vec

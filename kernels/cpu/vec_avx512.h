@@ -25,7 +25,7 @@ typedef __m512 vec;
 #define v_hmax(a) _mm512_reduce_max_ps(a)
 #define v_hsum(a) _mm512_reduce_add_ps(a)
 #define v_lane0(a) _mm512_cvtss_f32(a)
-#define v_from_half(p)                                                         \
+#define v_from_half(p) \
     _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) (p)))
 
 static inline vec

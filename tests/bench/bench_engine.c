@@ -69,7 +69,7 @@ must(tr_status_t rc, const tr_error_t *err, const char *what)
 {
     if (rc != TR_OK) {
         fprintf(stderr, "bench_engine: %s: %s\n", what,
-            err ? err->text : tr_status_info(rc).name);
+                err ? err->text : tr_status_info(rc).name);
         exit(1);
     }
 }
@@ -81,7 +81,7 @@ static double matmul_seconds;
 
 static int
 timed_matmul(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
-    size_t ldx, uint32_t rows, float *y, size_t ldy, int add)
+             size_t ldx, uint32_t rows, float *y, size_t ldy, int add)
 {
     double t = now();
     int rc = real_kernels->matmul(s, m, x, ldx, rows, y, ldy, add);
@@ -102,11 +102,16 @@ bench_prefill(const char *dir, int threads, uint32_t n, int rounds)
     static uint32_t pos[512], seq_row[2] = { 0, 0 };
     static int32_t tokens[512], slot[1];
     double step[ROUNDS_MAX], share[ROUNDS_MAX];
-    tr_model_options_t o = { .dir = dir, .load_format = "auto",
-        .kernels = &timed, .threads = threads, .max_rows = n, .max_seqs = 1 };
+    tr_model_options_t o = { .dir = dir,
+                             .load_format = "auto",
+                             .kernels = &timed,
+                             .threads = threads,
+                             .max_rows = n,
+                             .max_seqs = 1 };
     tr_rows_t rows = { n, 1, pos, slot, seq_row };
-    tr_kv_config_t kc = { .slots = 1, .max_len = n, .memory = 64u << 20,
-        .policy = "full" };
+    tr_kv_config_t kc = {
+        .slots = 1, .max_len = n, .memory = 64u << 20, .policy = "full"
+    };
     tr_kv_cache_t *kv;
     tr_kv_view_t view;
     tr_model_t *m;
@@ -133,7 +138,7 @@ bench_prefill(const char *dir, int threads, uint32_t n, int rounds)
 
         matmul_seconds = 0;
         must(tr_model_forward(m, &view, &rows, tokens), NULL, "step");
-        must(tr_model_logits(m, &(uint32_t) { n - 1 }, 1), NULL, "logits");
+        must(tr_model_logits(m, &(uint32_t){ n - 1 }, 1), NULL, "logits");
         t = now() - t;
         if (r >= 0) {
             step[r] = t;
@@ -143,8 +148,7 @@ bench_prefill(const char *dir, int threads, uint32_t n, int rounds)
     tr_kv_cache_free(kv);
     tr_model_free(m);
     step[0] = median(step, rounds);
-    return (prefill_t) { n, step[0] * 1e3, n / step[0],
-        median(share, rounds) };
+    return (prefill_t){ n, step[0] * 1e3, n / step[0], median(share, rounds) };
 }
 
 /* ---- decode, through the executor as the step loop does it ---- */
@@ -171,9 +175,12 @@ open_stream(streams_t *s, uint32_t i)
     }
     s->slot[i] = tr_kv_open(s->e->kv);
     must(tr_kv_reserve(s->e->kv, s->slot[i], PROMPT), NULL, "kv");
-    item = (tr_batch_item_t) { .kv_slot = s->slot[i], .n = PROMPT,
-        .tokens = prompt, .sample = true, .sampler = &s->sampler,
-        .out = &s->out[i] };
+    item = (tr_batch_item_t){ .kv_slot = s->slot[i],
+                              .n = PROMPT,
+                              .tokens = prompt,
+                              .sample = true,
+                              .sampler = &s->sampler,
+                              .out = &s->out[i] };
     must(s->e->step(s->e, &batch), NULL, "prefill");
     s->at[i] = PROMPT;
 }
@@ -198,9 +205,13 @@ decode(streams_t *s, uint32_t n, uint32_t steps)
         s->kv_seconds += now() - t;
         for (uint32_t i = 0; i < n; i++) {
             s->token[i] = s->out[i].token;
-            items[i] = (tr_batch_item_t) { .kv_slot = s->slot[i],
-                .pos = s->at[i]++, .n = 1, .tokens = &s->token[i],
-                .sample = true, .sampler = &s->sampler, .out = &s->out[i] };
+            items[i] = (tr_batch_item_t){ .kv_slot = s->slot[i],
+                                          .pos = s->at[i]++,
+                                          .n = 1,
+                                          .tokens = &s->token[i],
+                                          .sample = true,
+                                          .sampler = &s->sampler,
+                                          .out = &s->out[i] };
         }
         must(s->e->step(s->e, &batch), NULL, "decode");
     }
@@ -217,10 +228,11 @@ open_executor(streams_t *s, tr_config_t *c)
     tr_error_t err;
 
     must(tr_executor_model_open(c, &s->e, &err), &err, c->model);
-    s->params = (tr_sampling_params_t) { .top_p = 1, .repetition_penalty = 1,
-        .max_tokens = 4096, .logprobs = -1 };
+    s->params = (tr_sampling_params_t){
+        .top_p = 1, .repetition_penalty = 1, .max_tokens = 4096, .logprobs = -1
+    };
     tr_sampler_init(&s->sampler, &s->params, 1, s->e->vocab, NULL, NULL, 0,
-        NULL, 0);
+                    NULL, 0);
 }
 
 /* ---- memory ---- */
@@ -284,8 +296,7 @@ bench_pages(tr_config_t *c, int rounds, double *kv_us)
     len = s.e->max_model_len;
     while (len > 0) {
         if (tr_kv_free_pages(s.e->kv) < spare + tr_kv_pages_for(s.e->kv, len)
-            || (slot = tr_kv_open(s.e->kv)) < 0)
-        {
+            || (slot = tr_kv_open(s.e->kv)) < 0) {
             len /= 2;
             continue;
         }
@@ -330,10 +341,11 @@ parse(int argc, char **argv)
         }
     }
     if (argc % 2 == 0 || o.rounds < 1 || o.rounds > ROUNDS_MAX
-        || o.threads < 0)
-    {
-        fprintf(stderr, "usage: bench_engine [--model DIR] [--threads N] "
-                        "[--rounds 1..%d] [--json FILE]\n", ROUNDS_MAX);
+        || o.threads < 0) {
+        fprintf(stderr,
+                "usage: bench_engine [--model DIR] [--threads N] "
+                "[--rounds 1..%d] [--json FILE]\n",
+                ROUNDS_MAX);
         exit(2);
     }
     o.threads = o.threads ? o.threads : omp_get_num_procs();
@@ -365,26 +377,30 @@ bench_decode(const tr_config_t *c, int rounds, json_t *result)
         }
     }
     printf("\ndecode, %u tokens after a prompt of %u\n"
-           "  streams   tokens/s   against one\n", STEPS, PROMPT);
+           "  streams   tokens/s   against one\n",
+           STEPS, PROMPT);
     for (size_t i = 0; i < N_COUNTS; i++) {
         double t = median(rate[i], rounds), q = median(ratio[i], rounds);
 
         printf("  %7u %10.0f %12.2f\n", stream_counts[i], t, q);
         json_array_append_new(list, json_pack("{s:i,s:f,s:f}", "streams",
-            (int) stream_counts[i], "tokens_per_s", t, "ratio", q));
+                                              (int) stream_counts[i],
+                                              "tokens_per_s", t, "ratio", q));
     }
     rss = resident_bytes();
     pool = resident_pool(s.e->kv);
     printf("\nload %.0f ms; resident %.1f MiB = weights %.1f + pages touched "
-           "%.1f + %.1f\n", load * 1e3, (double) rss / 0x1p20,
-        (double) weights / 0x1p20, (double) pool / 0x1p20,
-        (double) (rss - weights - pool) / 0x1p20);
+           "%.1f + %.1f\n",
+           load * 1e3, (double) rss / 0x1p20, (double) weights / 0x1p20,
+           (double) pool / 0x1p20, (double) (rss - weights - pool) / 0x1p20);
     json_object_set_new(result, "decode", list);
     json_object_set_new(result, "load_ms", json_real(load * 1e3));
     json_object_set_new(result, "memory_bytes",
-        json_pack("{s:I,s:I,s:I,s:I}", "resident", (json_int_t) rss, "weights",
-            (json_int_t) weights, "pool_touched", (json_int_t) pool, "rest",
-            (json_int_t) (rss - weights - pool)));
+                        json_pack("{s:I,s:I,s:I,s:I}", "resident",
+                                  (json_int_t) rss, "weights",
+                                  (json_int_t) weights, "pool_touched",
+                                  (json_int_t) pool, "rest",
+                                  (json_int_t) (rss - weights - pool)));
     s.e->free(s.e);
 }
 
@@ -393,9 +409,12 @@ main(int argc, char **argv)
 {
     static const uint32_t rows[] = { 64, 256, 512 };
     options_t o = parse(argc, argv);
-    tr_config_t c = { .max_num_seqs = 256, .max_batch_tokens = 512,
-        .kv_memory = 256u << 20, .kv_policy = "full", .load_format = "auto",
-        .backend = "cpu" };
+    tr_config_t c = { .max_num_seqs = 256,
+                      .max_batch_tokens = 512,
+                      .kv_memory = 256u << 20,
+                      .kv_policy = "full",
+                      .load_format = "auto",
+                      .backend = "cpu" };
     json_t *result = json_object(), *prefill = json_array();
     double share, kv_us;
 
@@ -403,11 +422,11 @@ main(int argc, char **argv)
     snprintf(c.model, sizeof(c.model), "%s", o.model);
     c.threads = (uint32_t) o.threads;
     json_object_set_new(result, "kernels",
-        json_string(tr_kernels_cpu(NULL)->name));
+                        json_string(tr_kernels_cpu(NULL)->name));
     json_object_set_new(result, "threads", json_integer(o.threads));
     json_object_set_new(result, "rounds", json_integer(o.rounds));
     printf("%s, %s, %d threads, medians of %d rounds\n", o.model,
-        tr_kernels_cpu(NULL)->name, o.threads, o.rounds);
+           tr_kernels_cpu(NULL)->name, o.threads, o.rounds);
     bench_decode(&c, o.rounds, result);
     printf("\nprefill of one prompt\n"
            "  tokens   step ms   tokens/s   matrix products\n");
@@ -415,17 +434,21 @@ main(int argc, char **argv)
         prefill_t p = bench_prefill(o.model, o.threads, rows[i], o.rounds);
 
         printf("  %6u %9.1f %10.0f %16.1f%%\n", p.rows, p.step_ms, p.tokens_s,
-            100 * p.share);
-        json_array_append_new(prefill, json_pack("{s:i,s:f,s:f,s:f}", "tokens",
-            (int) p.rows, "step_ms", p.step_ms, "tokens_per_s", p.tokens_s,
-            "matmul_share", p.share));
+               100 * p.share);
+        json_array_append_new(prefill,
+                              json_pack("{s:i,s:f,s:f,s:f}", "tokens",
+                                        (int) p.rows, "step_ms", p.step_ms,
+                                        "tokens_per_s", p.tokens_s,
+                                        "matmul_share", p.share));
     }
     share = bench_pages(&c, o.rounds, &kv_us);
     printf("\nKV pages: %u in the pool, %.2f us a step of 16 streams, %.3f%% "
-           "of it\n", PAGES, kv_us, 100 * share);
+           "of it\n",
+           PAGES, kv_us, 100 * share);
     json_object_set_new(result, "prefill", prefill);
-    json_object_set_new(result, "pages", json_pack("{s:i,s:f,s:f}", "pages",
-        (int) PAGES, "us_per_step", kv_us, "share", share));
+    json_object_set_new(result, "pages",
+                        json_pack("{s:i,s:f,s:f}", "pages", (int) PAGES,
+                                  "us_per_step", kv_us, "share", share));
     if (o.json != NULL && json_dump_file(result, o.json, JSON_INDENT(2)) != 0) {
         fprintf(stderr, "bench_engine: cannot write %s\n", o.json);
         return 1;

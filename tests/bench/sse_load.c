@@ -195,8 +195,7 @@ stream_token(stream_t *s)
         window_begin();
     }
     /* One step before the end: finishing is not part of the window. */
-    if (s->tokens == g.tokens - 1 && g.window_begin != 0
-        && g.window_end == 0) {
+    if (s->tokens == g.tokens - 1 && g.window_begin != 0 && g.window_end == 0) {
         window_end();
     }
 }
@@ -358,7 +357,8 @@ stream_open(stream_t *s)
     n = snprintf(request, sizeof(request),
                  "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\n"
                  "Content-Type: application/json\r\n"
-                 "Content-Length: %d\r\n\r\n%s", n, body);
+                 "Content-Length: %d\r\n\r\n%s",
+                 n, body);
     if (send(s->fd, request, (size_t) n, MSG_NOSIGNAL) != n
         || epoll_ctl(g.epoll, EPOLL_CTL_ADD, s->fd, &ev) != 0) {
         die("send");
@@ -431,9 +431,10 @@ print_percentiles(const char *name, uint64_t *ns, uint64_t n)
     }
     qsort(ns, n, sizeof(*ns), compare);
     printf(",\n \"%s\": {\"p50\": %.1f, \"p90\": %.1f, \"p99\": %.1f, "
-           "\"max\": %.1f, \"n\": %llu}", name, (double) ns[n / 2] / 1e3,
-           (double) ns[n * 9 / 10] / 1e3, (double) ns[n * 99 / 100] / 1e3,
-           (double) ns[n - 1] / 1e3, (unsigned long long) n);
+           "\"max\": %.1f, \"n\": %llu}",
+           name, (double) ns[n / 2] / 1e3, (double) ns[n * 9 / 10] / 1e3,
+           (double) ns[n * 99 / 100] / 1e3, (double) ns[n - 1] / 1e3,
+           (unsigned long long) n);
 }
 
 /* Pairs arrivals with emissions, both in their order; within the window. */
@@ -461,8 +462,7 @@ print_latency(void)
                 each[n_each++] = g.arrival[at] - t->record[k].ns;
             }
         }
-        if (at > g.first_token && at <= g.last_token
-            && tokens == g.n_streams) {
+        if (at > g.first_token && at <= g.last_token && tokens == g.n_streams) {
             last[n_last++] = g.arrival[at - 1] - t->record[k].ns;
         }
     }
@@ -538,7 +538,8 @@ options(int argc, char **argv)
         case 'c':
             if (g.n_watch == MAX_WATCH
                 || sscanf(optarg, "%31[a-z_]=%d", g.watch[g.n_watch].name,
-                          &g.watch[g.n_watch].pid) != 2) {
+                          &g.watch[g.n_watch].pid)
+                       != 2) {
                 fprintf(stderr, "sse_load: --cpu NAME=PID, not %s\n", optarg);
                 exit(2);
             }
@@ -551,7 +552,7 @@ options(int argc, char **argv)
     if (g.port <= 0 || g.n_streams == 0 || g.warmup == 0
         || g.tokens < g.warmup + 2) {
         fprintf(stderr, "sse_load: --port, --streams and --tokens (at least "
-                "warmup + 2) needed\n");
+                        "warmup + 2) needed\n");
         exit(2);
     }
 }
@@ -574,8 +575,8 @@ main(int argc, char **argv)
     }
     run();
     printf("{\"streams\": %u, \"tokens\": %llu, \"bytes\": %llu, "
-           "\"seconds\": %.6f", g.n_streams,
-           (unsigned long long) (g.last_token - g.first_token),
+           "\"seconds\": %.6f",
+           g.n_streams, (unsigned long long) (g.last_token - g.first_token),
            (unsigned long long) g.window_bytes,
            (double) (g.window_end - g.window_begin) / 1e9);
     print_cpu();

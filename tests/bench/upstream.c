@@ -34,10 +34,10 @@ typedef struct conn {
     size_t n_in;
     char *out; /* what the socket did not take */
     size_t n_out, at_out;
-    uint32_t left; /* tokens still to send, 0: no stream */
-    uint64_t due;  /* --stagger: next token, ns */
+    uint32_t left;            /* tokens still to send, 0: no stream */
+    uint64_t due;             /* --stagger: next token, ns */
     struct conn *prev, *next; /* list of streams, by due time */
-    char head[320]; /* the constant part of this stream's chunks */
+    char head[320];           /* the constant part of this stream's chunks */
 } conn_t;
 
 static struct {
@@ -279,8 +279,9 @@ stream_start(conn_t *c, const char *body)
                    "{\"role\":\"assistant\",\"content\":\"\"},"
                    "\"logprobs\":null,\"finish_reason\":null}]}");
     /* phases spread evenly whatever the number of streams (golden ratio) */
-    c->due = now + (uint64_t) ((double) g.interval
-             * ((double) (g.served * 40503u % 65536u) / 65536.0));
+    c->due = now
+             + (uint64_t) ((double) g.interval
+                           * ((double) (g.served * 40503u % 65536u) / 65536.0));
     if (conn_send(c, out, n) != 0) {
         return;
     }

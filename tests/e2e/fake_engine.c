@@ -161,10 +161,12 @@ put_accepted(fake_channel_t *c, fake_request_t *r)
 
     memset(&head, 0, sizeof(head));
     head.endpoint = r->endpoint;
-    head.flags = (uint16_t) (
-        (body_true(r, "stream") ? TR_ACCEPTED_STREAM : 0)
-        | (body_true(r, "include_usage") ? TR_ACCEPTED_INCLUDE_USAGE : 0)
-        | (body_true(r, "logprobs") ? TR_ACCEPTED_LOGPROBS : 0));
+    head.flags = (uint16_t) ((body_true(r, "stream") ? TR_ACCEPTED_STREAM : 0)
+                             | (body_true(r, "include_usage")
+                                    ? TR_ACCEPTED_INCLUDE_USAGE
+                                    : 0)
+                             | (body_true(r, "logprobs") ? TR_ACCEPTED_LOGPROBS
+                                                         : 0));
     head.choices = body_number(r, "choices", 1);
     head.prompt_tokens = 7;
     head.model_len = sizeof(model) - 1;
@@ -199,14 +201,15 @@ logprob_entry(uint8_t *out, const char *text, size_t len, float logprob)
 
 static bool
 put_text(fake_channel_t *c, fake_request_t *r, uint32_t choice,
-    const char *text, size_t len)
+         const char *text, size_t len)
 {
     tr_wire_delta_t head = { choice, 1, (uint32_t) len, 0 };
     uint8_t logprobs[2048];
 
     if (body_true(r, "logprobs")) {
-        head.logprobs_len = (uint32_t) logprob_entry(
-            logprobs, text, len, r->sent == 0 ? NAN : -0.25f);
+        head.logprobs_len = (uint32_t) logprob_entry(logprobs, text, len,
+                                                     r->sent == 0 ? NAN
+                                                                  : -0.25f);
     }
     return put(c, TR_RECORD_DELTA, r->id, &head, sizeof(head), text, len,
                logprobs, head.logprobs_len);
@@ -214,7 +217,7 @@ put_text(fake_channel_t *c, fake_request_t *r, uint32_t choice,
 
 static bool
 put_finish(fake_channel_t *c, fake_request_t *r, uint32_t choice,
-    uint16_t reason, bool last)
+           uint16_t reason, bool last)
 {
     tr_wire_finish_t f;
 
@@ -298,8 +301,8 @@ hostile(fake_channel_t *c, fake_request_t *r, const char *how)
     } else if (strcmp(how, "dead") == 0) { /* harmless: nobody's ids */
         put(c, TR_RECORD_DELTA, TR_ID(4000, 9), &delta, sizeof(delta), "a", 1,
             NULL, 0);
-        put(c, TR_RECORD_DELTA, UINT64_MAX, &delta, sizeof(delta), "a", 1,
-            NULL, 0);
+        put(c, TR_RECORD_DELTA, UINT64_MAX, &delta, sizeof(delta), "a", 1, NULL,
+            0);
         put(c, 78, r->id + (1ull << 32), "?", 1, NULL, 0, NULL, 0);
         put_finish(c, r, 0, TR_FINISH_STOP, true);
     }
@@ -528,8 +531,8 @@ channel_hello(fake_channel_t *c)
     c->open = true;
     tr_ring_consumer_init(&c->requests, c->map.request, c->map.request_data,
                           c->map.request_capacity);
-    tr_ring_producer_init(&c->responses, c->map.response,
-                          c->map.response_data, c->map.response_capacity);
+    tr_ring_producer_init(&c->responses, c->map.response, c->map.response_data,
+                          c->map.response_capacity);
     fds[TR_FD_CHANNEL] = memfd;
     fds[TR_FD_TO_ENGINE] = c->to_engine;
     fds[TR_FD_TO_PEER] = c->to_peer;
@@ -622,8 +625,8 @@ serve(int listener, uint32_t state, bool full, bool stalled)
             fake_channel_t *c = &channels[i];
 
             p[1 + 2 * i] = (struct pollfd){ c->sock, POLLIN, 0 };
-            p[2 + 2 * i] = (struct pollfd){ c->open ? c->to_engine : -1,
-                                            POLLIN, 0 };
+            p[2 + 2 * i] = (struct pollfd){ c->open ? c->to_engine : -1, POLLIN,
+                                            0 };
         }
         if (poll(p, 1 + 2 * CHANNELS, busy ? 1 : 50) == -1 && errno != EINTR) {
             die("poll");

@@ -30,7 +30,8 @@ LLVMFuzzerInitialize(int *argc, char ***argv)
     (void) argc;
     (void) argv;
     if (tr_tokenizer_load(MODEL, &tokenizer, &err) != TR_OK
-        || tr_chat_template_load(MODEL, "auto", tokenizer, &chat, &err) != TR_OK) {
+        || tr_chat_template_load(MODEL, "auto", tokenizer, &chat, &err)
+               != TR_OK) {
         fprintf(stderr, "%s\n", err.text);
         exit(1);
     }

@@ -25,7 +25,8 @@ encode_and_decode(const tr_tokenizer_t *t)
         return;
     }
     if (tr_tokenizer_encode(t, s, text, sizeof(text) - 1, TR_ENCODE_SPECIAL,
-                            &ids, &err) == TR_OK) {
+                            &ids, &err)
+        == TR_OK) {
         tr_detok_init(&d, false);
         for (i = 0; i < ids.len; i++) {
             uint32_t len;

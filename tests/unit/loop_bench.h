@@ -29,7 +29,7 @@
 #include "loop.h"
 
 #define EOS 4
-#define LETTER_A 69 /* ids of models/pocket: 'a' to 'z' follow */
+#define LETTER_A 69            /* ids of models/pocket: 'a' to 'z' follow */
 #define POISON (LETTER_A + 25) /* a prompt that ends in z fails */
 #define OUTLETS 3
 #define TEXT 4096
@@ -72,7 +72,7 @@ may_end(const tr_sampling_params_t *p, uint32_t n_output)
 
 typedef struct {
     tr_executor_t base;
-    _Atomic uint32_t gated;  /* steps wait until they are allowed */
+    _Atomic uint32_t gated; /* steps wait until they are allowed */
     _Atomic uint32_t allowed;
     _Atomic uint32_t waits;  /* a step stands at the gate */
     _Atomic uint32_t broken; /* steps fail as a whole */
@@ -108,8 +108,7 @@ fake_item(fake_t *f, const tr_kv_view_t *v, tr_batch_item_t *item)
     if (!item->sample) {
         return;
     }
-    if (item->sampler->n_output == 0
-        && item->tokens[item->n - 1] == POISON) {
+    if (item->sampler->n_output == 0 && item->tokens[item->n - 1] == POISON) {
         item->status = TR_ERR_INTERNAL;
         return;
     }
@@ -122,8 +121,8 @@ fake_item(fake_t *f, const tr_kv_view_t *v, tr_batch_item_t *item)
     item->out->logprob = -(float) (item->pos + item->n);
     item->out->n_top = 0;
     for (k = 0; (int32_t) k < item->sampler->params->logprobs; k++) {
-        item->out->top[item->out->n_top++]
-            = (tr_top_t){ LETTER_A + (int32_t) k, -(float) k };
+        item->out->top[item->out->n_top++] = (tr_top_t){ LETTER_A + (int32_t) k,
+                                                         -(float) k };
     }
 }
 
@@ -214,7 +213,8 @@ bench_start(bench_t *b, uint32_t pages, uint32_t cap_clients)
     b->fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     for (i = 0; i < OUTLETS; i++) {
         assert_int_equal(tr_outlet_init(&b->outlet[i],
-                                        i == 2 ? 1 << 16 : 1 << 20), TR_OK);
+                                        i == 2 ? 1 << 16 : 1 << 20),
+                         TR_OK);
     }
     b->client = calloc(cap_clients, sizeof(*b->client));
     b->cap_clients = cap_clients;
@@ -254,7 +254,8 @@ loop_is_empty(bench_t *b)
         usleep(tries == 0 ? 0 : 1000);
         tr_loop_snapshot(b->loop, &a);
     } while ((a.running != 0 || a.waiting != 0 || a.kv_tokens != 0
-              || a.queue_free != b->config.max_queue) && tries++ < 10000);
+              || a.queue_free != b->config.max_queue)
+             && tries++ < 10000);
     assert_int_equal(a.running, 0);
     assert_int_equal(a.waiting, 0);
     assert_int_equal(a.queue_free, b->config.max_queue);
@@ -325,7 +326,8 @@ on_record(bench_t *b, const tr_record_t *rec, const uint8_t *payload)
     } else {
         assert_int_equal(rec->type, TR_RECORD_ERROR);
         assert_int_equal(tr_wire_error_parse(payload, rec->length, &error,
-                                             &param, &text), TR_OK);
+                                             &param, &text),
+                         TR_OK);
         c->error.status = error.status;
     }
     if (last) {
@@ -417,8 +419,7 @@ alone(client_t *c, uint32_t k)
     start = want->len;
     start += r->params.min_tokens > 1 ? r->params.min_tokens - 1 : 0;
     for (n = 0; n < r->params.max_tokens; n++) {
-        int32_t token = next_token(h, q->sampler.seed,
-                                   may_end(&r->params, n));
+        int32_t token = next_token(h, q->sampler.seed, may_end(&r->params, n));
 
         h = hash(h, token);
         want->tokens++;
@@ -432,7 +433,8 @@ alone(client_t *c, uint32_t k)
 
             if (want->len >= start + stop->len
                 && memcmp(want->text + want->len - stop->len, stop->text,
-                          stop->len) == 0) {
+                          stop->len)
+                       == 0) {
                 want->reason = TR_FINISH_STOP;
                 want->len -= r->params.include_stop ? 0 : stop->len;
                 return;
@@ -478,7 +480,8 @@ request(uint32_t prompt_len, uint32_t max_tokens)
     tr_request_t *r = calloc(1, sizeof(*r));
 
     r->n = 1;
-    r->params = (tr_sampling_params_t){ .temperature = 1.0f, .top_p = 1.0f,
+    r->params = (tr_sampling_params_t){ .temperature = 1.0f,
+                                        .top_p = 1.0f,
                                         .repetition_penalty = 1.0f,
                                         .has_seed = true,
                                         .seed = random_state,
@@ -505,8 +508,8 @@ submit(bench_t *b, tr_request_t *r, uint32_t outlet)
     if (r->error.param[0] == '!') { /* a mark of the test: fail this one */
         ids[prompt.len - 1] = POISON;
     }
-    assert_int_equal(tr_request_layout(r, &prompt, 1, 4096, &eos, 1,
-                                       tokenizer), TR_OK);
+    assert_int_equal(tr_request_layout(r, &prompt, 1, 4096, &eos, 1, tokenizer),
+                     TR_OK);
     memset(c, 0, sizeof(*c));
     r->id = b->n_clients;
     r->outlet = &b->outlet[outlet];

@@ -78,7 +78,7 @@ rig_seed(void)
 
 static inline void
 rig_open(rig_t *rig, const char *dir, const char *load_format, const char *isa,
-    int threads, uint32_t max_len)
+         int threads, uint32_t max_len)
 {
     tr_error_t err;
     tr_model_options_t options = {
@@ -96,7 +96,7 @@ rig_open(rig_t *rig, const char *dir, const char *load_format, const char *isa,
     if (tr_model_open(&options, &rig->model, &err) != TR_OK) {
         fail_msg("open: %s", err.text);
     }
-    kv = (tr_kv_config_t) {
+    kv = (tr_kv_config_t){
         .layers = rig->model->config.layers,
         .lists = rig->model->config.kv_heads,
         .head_dim = rig->model->config.head_dim,
@@ -129,7 +129,8 @@ rig_step(rig_t *rig, const rig_item_t *items, uint32_t n, float *logits)
 
     for (uint32_t i = 0; i < n; i++) {
         assert_int_equal(tr_kv_reserve(rig->kv, items[i].slot,
-                             items[i].pos + items[i].n), TR_OK);
+                                       items[i].pos + items[i].n),
+                         TR_OK);
         slot[i] = items[i].slot;
         seq_row[i] = rows.n_rows;
         for (uint32_t j = 0; j < items[i].n; j++) {
@@ -148,8 +149,8 @@ rig_step(rig_t *rig, const rig_item_t *items, uint32_t n, float *logits)
         assert_int_equal(tr_model_logits(rig->model, last + i, m), TR_OK);
         for (uint32_t j = 0; j < m; j++) {
             memcpy(logits + (size_t) (i + j) * vocab,
-                rig->model->logits + j * rig->model->ld_logits,
-                vocab * sizeof(float));
+                   rig->model->logits + j * rig->model->ld_logits,
+                   vocab * sizeof(float));
         }
     }
 }

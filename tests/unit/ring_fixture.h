@@ -116,7 +116,7 @@ ring_matches(uint64_t n, const uint8_t *at, uint32_t len)
 /* Stages record n, in three pieces of uneven length. */
 static inline tr_status_t
 ring_put_number(tr_ring_producer_t *p, uint64_t n, uint32_t len,
-    uint8_t *scratch)
+                uint8_t *scratch)
 {
     uint32_t first = len / 3, second = len / 2 - first;
     tr_ring_piece_t pieces[3];
@@ -133,10 +133,10 @@ ring_put_number(tr_ring_producer_t *p, uint64_t n, uint32_t len,
 /* Is this record n, whole? */
 static inline int
 ring_is_number(const tr_record_t *rec, const uint8_t *payload, uint64_t n,
-    uint32_t len)
+               uint32_t len)
 {
-    return rec->length == len && rec->type == n % 1000
-           && rec->flags == (n & 1) && rec->id == (n << 32 | (n & 0xffff))
+    return rec->length == len && rec->type == n % 1000 && rec->flags == (n & 1)
+           && rec->id == (n << 32 | (n & 0xffff))
            && ring_matches(n, payload, len);
 }
 

@@ -85,9 +85,11 @@ bed_pool(bed_t *b)
 static void
 bed_open(bed_t *b, uint32_t lists, uint32_t group, uint32_t dim, float scale)
 {
-    *b = (bed_t) { .group = group, .heads = lists * group };
-    b->kv = (tr_kv_view_t) { .layers = LAYERS, .lists = lists,
-        .head_dim = dim, .page_tokens = 8 * (1 + rig_below(&rng, 9)) };
+    *b = (bed_t){ .group = group, .heads = lists * group };
+    b->kv = (tr_kv_view_t){ .layers = LAYERS,
+                            .lists = lists,
+                            .head_dim = dim,
+                            .page_tokens = 8 * (1 + rig_below(&rng, 9)) };
     for (uint32_t i = 0; i < SLOTS; i++) {
         b->len[i] = i == 0 ? LEN_MAX : 1 + rig_below(&rng, LEN_MAX);
         b->k[i] = randoms(b->len[i] * lists * dim, scale);
@@ -131,8 +133,8 @@ run(bed_t *b, const tr_kernels_t *k, int threads, const part_t *parts,
     tr_stream_t s = { threads };
     tr_rows_t rows = { 0, n_parts, pos, slot, seq_row };
     float *kk, *vv, *qq, *angles;
-    void *work = aligned_alloc(64,
-        tr_pad(k->attention_work(&s, SLOTS, (uint32_t) dim), 64));
+    void *work = aligned_alloc(
+        64, tr_pad(k->attention_work(&s, SLOTS, (uint32_t) dim), 64));
 
     for (uint32_t i = 0; i < n_parts; i++) {
         seq_row[i] = rows.n_rows;
@@ -150,21 +152,23 @@ run(bed_t *b, const tr_kernels_t *k, int threads, const part_t *parts,
         const part_t *p = &parts[i];
 
         memcpy(kk + seq_row[i] * kv_ld, b->k[p->slot] + p->pos * kv_ld,
-            p->n * kv_ld * sizeof(float));
+               p->n * kv_ld * sizeof(float));
         memcpy(vv + seq_row[i] * kv_ld, b->v[p->slot] + p->pos * kv_ld,
-            p->n * kv_ld * sizeof(float));
+               p->n * kv_ld * sizeof(float));
         memcpy(qq + seq_row[i] * q_ld, b->q[p->slot] + p->pos * q_ld,
-            p->n * q_ld * sizeof(float));
+               p->n * q_ld * sizeof(float));
     }
     k->rope_angles(&s, pos, rows.n_rows, b->inv_freq, (uint32_t) dim / 2,
-        angles);
+                   angles);
     if (append) {
         assert_int_equal(k->kv_append(&s, &b->kv, 1, &rows, kk, vv, kv_ld,
-                             angles), 0);
+                                      angles),
+                         0);
     }
     memset(work, 0xff, k->attention_work(&s, SLOTS, (uint32_t) dim));
     assert_int_equal(k->attention(&s, &b->kv, 1, &rows, qq, q_ld, b->heads,
-                         1.0f / sqrtf((float) dim), out, q_ld, work), 0);
+                                  1.0f / sqrtf((float) dim), out, q_ld, work),
+                     0);
     free(kk);
     free(vv);
     free(qq);
@@ -184,7 +188,7 @@ half_of(float x)
 
 static double
 stored(bed_t *b, uint32_t slot, uint32_t list, uint32_t p, uint32_t d,
-    bool value)
+       bool value)
 {
     const int32_t *table = tr_kv_table(&b->kv, (int32_t) slot, 1, list);
     const uint16_t *at = tr_kv_key(&b->kv, table, p)
@@ -214,10 +218,10 @@ check_stored(bed_t *b, const char *name)
         double size = fabs(k[d]) + fabs(k[half + d]);
 
         if (!(fabs(stored(b, slot, l, p, d, false) - half_of((float) lo))
-                  <= 1e-3 * size + 6e-8)
+              <= 1e-3 * size + 6e-8)
             || !(fabs(stored(b, slot, l, p, half + d, false)
-                      - half_of((float) hi)) <= 1e-3 * size + 6e-8))
-        {
+                      - half_of((float) hi))
+                 <= 1e-3 * size + 6e-8)) {
             fail_msg("%s: key of position %u, dim %u", name, p, d);
         }
         assert_true(stored(b, slot, l, p, d, true) == half_of(v[d]));
@@ -227,7 +231,7 @@ check_stored(bed_t *b, const char *name)
 /* One head of one position, from what is stored. */
 static void
 check_row(bed_t *b, uint32_t slot, uint32_t p, uint32_t h, const float *out,
-    const char *name)
+          const char *name)
 {
     uint32_t dim = b->kv.head_dim, list = h / b->group;
     const float *q = b->q[slot] + (p * b->heads + h) * dim;
@@ -257,15 +261,15 @@ check_row(bed_t *b, uint32_t slot, uint32_t p, uint32_t h, const float *out,
         if (!(fabs(out[d] - want) <= 3e-5 * size)) {
             fail_msg("%s: slot %u position %u head %u dim %u: %.9g, expected "
                      "%.9g (page of %u tokens, group %u, head size %u)",
-                name, slot, p, h, d, out[d], want, b->kv.page_tokens, b->group,
-                dim);
+                     name, slot, p, h, d, out[d], want, b->kv.page_tokens,
+                     b->group, dim);
         }
     }
 }
 
 static void
 one_bed(const tr_kernels_t *k, uint32_t lists, uint32_t group, uint32_t dim,
-    float scale)
+        float scale)
 {
     bed_t b;
     part_t parts[SLOTS], some[SLOTS];
@@ -276,7 +280,7 @@ one_bed(const tr_kernels_t *k, uint32_t lists, uint32_t group, uint32_t dim,
     whole = floats((size_t) SLOTS * LEN_MAX * width);
     out = floats((size_t) SLOTS * LEN_MAX * width);
     for (uint32_t i = 0; i < SLOTS; i++) {
-        parts[i] = (part_t) { i, 0, b.len[i] };
+        parts[i] = (part_t){ i, 0, b.len[i] };
     }
     run(&b, k, 2, parts, SLOTS, true, whole);
     check_stored(&b, k->name);
@@ -284,11 +288,11 @@ one_bed(const tr_kernels_t *k, uint32_t lists, uint32_t group, uint32_t dim,
         uint32_t p = rig_below(&rng, b.len[i]);
 
         for (uint32_t h = 0; h < b.heads; h++) {
-            check_row(&b, i, p, h,
-                whole + (size_t) (row + p) * width + h * dim, k->name);
+            check_row(&b, i, p, h, whole + (size_t) (row + p) * width + h * dim,
+                      k->name);
             check_row(&b, i, b.len[i] - 1, h,
-                whole + (size_t) (row + b.len[i] - 1) * width + h * dim,
-                k->name);
+                      whole + (size_t) (row + b.len[i] - 1) * width + h * dim,
+                      k->name);
         }
     }
     /* random pieces, in another order, have the same bits */
@@ -298,8 +302,10 @@ one_bed(const tr_kernels_t *k, uint32_t lists, uint32_t group, uint32_t dim,
         for (uint32_t i = 0; i < n; i++) {
             uint32_t slot = SLOTS - 1 - i, pos = rig_below(&rng, b.len[slot]);
 
-            some[i] = (part_t) { slot, pos,
-                round % 2 ? 1 : 1 + rig_below(&rng, b.len[slot] - pos) };
+            some[i] = (part_t){ slot, pos,
+                                round % 2
+                                    ? 1
+                                    : 1 + rig_below(&rng, b.len[slot] - pos) };
         }
         run(&b, k, 1 + (int) round % 3, some, n, round < 3, out);
         for (uint32_t i = 0; i < n; at += some[i++].n) {
@@ -309,12 +315,11 @@ one_bed(const tr_kernels_t *k, uint32_t lists, uint32_t group, uint32_t dim,
                 first += b.len[j];
             }
             if (memcmp(out + (size_t) at * width,
-                    whole + (size_t) (first + some[i].pos) * width,
-                    (size_t) some[i].n * width * sizeof(float)))
-            {
+                       whole + (size_t) (first + some[i].pos) * width,
+                       (size_t) some[i].n * width * sizeof(float))) {
                 fail_msg("%s: slot %u, positions %u + %u: other bits than in "
-                         "one chunk", k->name, some[i].slot, some[i].pos,
-                    some[i].n);
+                         "one chunk",
+                         k->name, some[i].slot, some[i].pos, some[i].n);
             }
         }
     }
@@ -380,9 +385,10 @@ test_scales(void **state)
 static void
 test_half(void **state)
 {
-    static const float x[16] = { 0, -0.0f, 1, 65504, 65520, 1e30f, -1e30f,
-        INFINITY, -INFINITY, NAN, 2049, 2051, 0x1p-24f, 0x1p-25f, 0x1.8p-24f,
-        0x1.004p0f };
+    static const float x[16] = { 0,         -0.0f,    1,          65504,
+                                 65520,     1e30f,    -1e30f,     INFINITY,
+                                 -INFINITY, NAN,      2049,       2051,
+                                 0x1p-24f,  0x1p-25f, 0x1.8p-24f, 0x1.004p0f };
 
     (void) state;
     for (int i = 0; i < N_ISAS; i++) {
@@ -392,21 +398,24 @@ test_half(void **state)
         uint32_t pos = 0, seq_row[2] = { 0, 1 };
         float zero[16] = { 0 }, angles[16] = { 1, 1, 1, 1, 1, 1, 1, 1 };
         tr_rows_t rows = { 1, 1, &pos, &slot, seq_row };
-        tr_kv_view_t v = { (uint8_t *) page, sizeof(page), 1, 1, 1, 16, &table,
-            1 };
-        static const uint16_t want[16] = { 0, 0x8000, 0x3c00, 0x7bff, 0x7bff,
-            0x7bff, 0xfbff, 0x7bff, 0xfbff, 0x7e00, 0x6800, 0x6802, 1, 0, 2,
-            0x3c01 };
+        tr_kv_view_t v = {
+            (uint8_t *) page, sizeof(page), 1, 1, 1, 16, &table, 1
+        };
+        static const uint16_t want[16] = { 0,      0x8000, 0x3c00, 0x7bff,
+                                           0x7bff, 0x7bff, 0xfbff, 0x7bff,
+                                           0xfbff, 0x7e00, 0x6800, 0x6802,
+                                           1,      0,      2,      0x3c01 };
 
         if (k == NULL) {
             continue;
         }
-        assert_int_equal(k->kv_append(&(tr_stream_t) { 1 }, &v, 0, &rows, zero,
-                             x, 16, angles), 0);
+        assert_int_equal(k->kv_append(&(tr_stream_t){ 1 }, &v, 0, &rows, zero,
+                                      x, 16, angles),
+                         0);
         for (int j = 0; j < 16; j++) {
             if (page[16 + j] != want[j] && !(j == 9 && page[25] > 0x7c00)) {
-                fail_msg("%s: %g is stored as 0x%04x, expected 0x%04x",
-                    k->name, x[j], page[16 + j], want[j]);
+                fail_msg("%s: %g is stored as 0x%04x, expected 0x%04x", k->name,
+                         x[j], page[16 + j], want[j]);
             }
         }
     }
@@ -425,14 +434,17 @@ test_bad_shapes(void **state)
     (void) state;
     /* three query heads on two lists; a layer too many; an odd head size */
     assert_int_equal(k->attention(&s, &v, 0, &rows, NULL, 999, 3, 1, NULL, 999,
-                         NULL), TR_KERNEL_BADARG);
+                                  NULL),
+                     TR_KERNEL_BADARG);
     assert_int_equal(k->attention(&s, &v, 1, &rows, NULL, 999, 2, 1, NULL, 999,
-                         NULL), TR_KERNEL_BADARG);
+                                  NULL),
+                     TR_KERNEL_BADARG);
     v.head_dim = 72;
     assert_int_equal(k->attention(&s, &v, 0, &rows, NULL, 999, 2, 1, NULL, 999,
-                         NULL), TR_KERNEL_BADARG);
+                                  NULL),
+                     TR_KERNEL_BADARG);
     assert_int_equal(k->kv_append(&s, &v, 0, &rows, NULL, NULL, 999, NULL),
-        TR_KERNEL_BADARG);
+                     TR_KERNEL_BADARG);
     assert_null(tr_kernels_cpu("sse9"));
 }
 
@@ -440,10 +452,8 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_head_sizes),
-        cmocka_unit_test(test_scales),
-        cmocka_unit_test(test_half),
+        cmocka_unit_test(test_groups),     cmocka_unit_test(test_head_sizes),
+        cmocka_unit_test(test_scales),     cmocka_unit_test(test_half),
         cmocka_unit_test(test_bad_shapes),
     };
 

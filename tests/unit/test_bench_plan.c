@@ -17,12 +17,12 @@
 static void
 test_lengths_parse_or_are_refused(void **state)
 {
-    static const char *const good[] = { "1", "128", "64:256", "7:7",
-                                        "normal:256:64", "normal:10:0" };
-    static const char *const bad[] = { "", "0", "-1", "x", "12x", "9:3", "0:4",
-                                       "3:", ":3", "normal:", "normal:5",
-                                       "normal:0:1", "1:2:3", "nan", "inf",
-                                       "1e99" };
+    static const char *const good[] = { "1",   "128",           "64:256",
+                                        "7:7", "normal:256:64", "normal:10:0" };
+    static const char *const bad[] = {
+        "",   "0",       "-1",       "x",          "12x",   "9:3", "0:4", "3:",
+        ":3", "normal:", "normal:5", "normal:0:1", "1:2:3", "nan", "inf", "1e99"
+    };
     tr_length_t l;
     size_t i;
 

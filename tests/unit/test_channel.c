@@ -159,7 +159,8 @@ attach_forged(int seals, uint64_t extra, void (*spoil)(tr_channel_header_t *h))
     memset(&seen, 0, sizeof(seen));
     tr_channel_layout(&h, 64, 4096, 8192, 5);
     assert_int_equal(tr_memfd_create("forged", h.size + extra, seals, &base,
-                                     &fd), TR_OK);
+                                     &fd),
+                     TR_OK);
     munmap(base, h.size + extra);
     if (spoil != NULL) {
         spoil(&h);
@@ -172,10 +173,10 @@ attach_forged(int seals, uint64_t extra, void (*spoil)(tr_channel_header_t *h))
     return rc;
 }
 
-#define SPOILER(name, statement)                                               \
-    static void spoil_##name(tr_channel_header_t *h)                           \
-    {                                                                          \
-        statement;                                                             \
+#define SPOILER(name, statement)                     \
+    static void spoil_##name(tr_channel_header_t *h) \
+    {                                                \
+        statement;                                   \
     }
 SPOILER(magic, h->magic ^= 1)
 SPOILER(version_low, h->version = TR_ABI_VERSION_MIN - 1)
@@ -201,11 +202,15 @@ static void
 test_forged_headers_are_refused(void **state)
 {
     static void (*const spoilers[])(tr_channel_header_t *) = {
-        spoil_magic, spoil_version_low, spoil_version_high, spoil_size,
-        spoil_slots, spoil_slots_none, spoil_slots_odd, spoil_slots_many,
-        spoil_control, spoil_control_wild, spoil_dirty, spoil_request,
-        spoil_response, spoil_request_capacity, spoil_capacity_none,
-        spoil_capacity_odd, spoil_capacity_small, spoil_capacity_huge,
+        spoil_magic,          spoil_version_low,
+        spoil_version_high,   spoil_size,
+        spoil_slots,          spoil_slots_none,
+        spoil_slots_odd,      spoil_slots_many,
+        spoil_control,        spoil_control_wild,
+        spoil_dirty,          spoil_request,
+        spoil_response,       spoil_request_capacity,
+        spoil_capacity_none,  spoil_capacity_odd,
+        spoil_capacity_small, spoil_capacity_huge,
     };
     size_t i;
 
@@ -316,7 +321,8 @@ send_many(int sock, unsigned n)
         char buf[CMSG_SPACE(sizeof(int) * 64)];
     } control;
     struct iovec iov = { (void *) "x", 1 };
-    struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1,
+    struct msghdr msg = { .msg_iov = &iov,
+                          .msg_iovlen = 1,
                           .msg_control = control.buf,
                           .msg_controllen = CMSG_SPACE(sizeof(int) * n) };
     struct cmsghdr *c;
@@ -402,7 +408,8 @@ test_wishes_collapse(void **state)
     assert_int_equal(tr_control_set(&m, id, TR_CONTROL_PAUSE), 0);
     assert_int_equal(tr_control_set(&m, id, 0), 0);
     assert_int_equal(tr_control_set(&m, id,
-                                    TR_CONTROL_PAUSE | TR_CONTROL_ABORT), 0);
+                                    TR_CONTROL_PAUSE | TR_CONTROL_ABORT),
+                     0);
     assert_int_equal(tr_control_take(&m, 0), 0);
     assert_int_equal(tr_control_take(&m, 1), 1ull << (70 - 64));
     assert_int_equal(tr_control_take(&m, 1), 0);
@@ -562,8 +569,7 @@ test_versions_that_do_not_meet(void **state)
         tr_hello_init(&hello, TR_ROLE_WORKER);
         hello.version_min = ranges[i][0];
         hello.version_max = ranges[i][1];
-        assert_int_equal(tr_hello_answer(&hello, 42, &welcome),
-                         TR_ERR_VERSION);
+        assert_int_equal(tr_hello_answer(&hello, 42, &welcome), TR_ERR_VERSION);
         assert_int_equal(welcome.refused, 1);
         assert_int_equal(welcome.version, 0);
         snprintf(theirs, sizeof(theirs), "versions %u to %u", ranges[i][0],

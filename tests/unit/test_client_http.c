@@ -21,12 +21,12 @@
 
 #include <client.h>
 
-#define OK_HEAD                                                                \
-    "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"                   \
+#define OK_HEAD                                              \
+    "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n" \
     "Connection: close\r\n"
 #define SSE OK_HEAD "\r\n"
-#define CHUNK(delta, finish)                                                   \
-    "data: {\"choices\":[{\"index\":0,\"delta\":" delta                        \
+#define CHUNK(delta, finish)                            \
+    "data: {\"choices\":[{\"index\":0,\"delta\":" delta \
     ",\"finish_reason\":" finish "}]}\n\n"
 #define ROLE CHUNK("{\"role\":\"assistant\",\"content\":\"\"}", "null")
 #define TEXT(t) CHUNK("{\"content\":\"" t "\"}", "null")
@@ -41,11 +41,12 @@ static const struct {
     { SSE ROLE TEXT("a") TEXT("b") STOP DONE, "", "ab", "stop" },
     { SSE ": ping\n\n" ROLE TEXT("a") STOP DONE, "", "a", "stop" },
     { SSE CHUNK("{\"content\":\"a\"}", "\"length\"") DONE, "", "a", "length" },
-    { SSE TEXT("a") STOP
-      "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":7,"
-      "\"completion_tokens\":3}}\n\n" DONE, "", "a", "stop" },
+    { SSE TEXT("a") STOP "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":7,"
+                         "\"completion_tokens\":3}}\n\n" DONE,
+      "", "a", "stop" },
     { SSE "data: {\"choices\":[{\"index\":0,\"text\":\"t\","
-      "\"finish_reason\":\"stop\"}]}\n\n" DONE, "", "t", "stop" },
+          "\"finish_reason\":\"stop\"}]}\n\n" DONE,
+      "", "t", "stop" },
     { SSE TEXT("a") STOP, "stream", "a", "stop" },
     { SSE TEXT("a") DONE, "stream", "a", "" },
     { SSE DONE, "stream", "", "" },
@@ -54,15 +55,17 @@ static const struct {
     { SSE TEXT("a") STOP "data: [DONE]", "stream", "a", "stop" },
     { SSE "data: {\"choices\":\n\n" DONE, "stream", "", "" },
     { SSE "data: 17\n\n" DONE, "stream", "", "" },
-    { SSE TEXT("a")
-      "data: {\"error\":{\"message\":\"gone\",\"type\":\"server_error\"}}\n\n",
+    { SSE TEXT("a") "data: "
+                    "{\"error\":{\"message\":\"gone\",\"type\":\"server_"
+                    "error\"}}\n\n",
       "stream_error", "a", "" },
     { OK_HEAD "Transfer-Encoding: chunked\r\n\r\n5\r\ndata:\r\n", "stream_cut",
       "", "" },
     { OK_HEAD "Content-Length: 5000\r\n\r\n" TEXT("a") STOP DONE, "stream_cut",
       "a", "stop" },
     { "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
-      "Connection: close\r\n\r\n{}", "stream", "", "" },
+      "Connection: close\r\n\r\n{}",
+      "stream", "", "" },
     { "HTTP/1.1 429 Too Many\r\nContent-Type: application/json\r\n"
       "Connection: close\r\n\r\n{\"error\":{\"message\":\"slow down\"}}",
       "http_429", "", "" },
@@ -179,7 +182,8 @@ call(tr_client_t *client, seen_t *seen)
 
     memset(seen, 0, sizeof(*seen));
     assert_int_equal(tr_client_submit(client, TR_ENDPOINT_CHAT, body, seen,
-                                      NULL, &err), TR_OK);
+                                      NULL, &err),
+                     TR_OK);
     while (client->in_flight != 0) {
         assert_int_equal(tr_client_run(client, 1000, &err), TR_OK);
     }
@@ -255,7 +259,8 @@ test_an_aborted_call_ends_once(void **state)
     (void) state;
     client = open_client(url, sizeof(url), port);
     assert_int_equal(tr_client_submit(client, TR_ENDPOINT_CHAT, body, &seen,
-                                      &handle, &err), TR_OK);
+                                      &handle, &err),
+                     TR_OK);
     assert_int_equal(tr_client_run(client, 0, &err), TR_OK);
     tr_client_abort(client, handle);
     assert_int_equal(seen.dones, 1);

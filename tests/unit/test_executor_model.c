@@ -19,8 +19,8 @@
 #define POCKET "models/pocket"
 
 /* The first golden prompt and its continuation (models/pocket/golden.json). */
-static const int32_t prompt[] = { 0, 2, 2845, 3, 781, 2816, 5, 4, 2, 2848, 3,
-    781 };
+static const int32_t prompt[] = { 0, 2, 2845, 3,    781, 2816,
+                                  5, 4, 2,    2848, 3,   781 };
 #define N_PROMPT 12u
 #define FIRST 2815
 
@@ -56,8 +56,9 @@ open_executor(void)
 static tr_sampling_params_t
 greedy(void)
 {
-    return (tr_sampling_params_t) { .top_p = 1, .repetition_penalty = 1,
-        .max_tokens = 100, .logprobs = 2 };
+    return (tr_sampling_params_t){
+        .top_p = 1, .repetition_penalty = 1, .max_tokens = 100, .logprobs = 2
+    };
 }
 
 static void
@@ -88,15 +89,20 @@ test_step(void **state)
 
     (void) state;
     tr_sampler_init(&sampler, &params, 1, e->vocab, NULL, NULL, 0, prompt,
-        N_PROMPT);
+                    N_PROMPT);
     for (int i = 0; i < 3; i++) {
         slot[i] = tr_kv_open(e->kv);
         assert_int_equal(tr_kv_reserve(e->kv, slot[i], N_PROMPT + 1), TR_OK);
     }
     memset(alone, 0xff, sizeof(alone));
-    items[0] = (tr_batch_item_t) { .kv_slot = slot[0], .n = N_PROMPT,
-        .tokens = prompt, .sample = true, .sampler = &sampler, .out = &out[0],
-        .scores = alone, .top = 2 };
+    items[0] = (tr_batch_item_t){ .kv_slot = slot[0],
+                                  .n = N_PROMPT,
+                                  .tokens = prompt,
+                                  .sample = true,
+                                  .sampler = &sampler,
+                                  .out = &out[0],
+                                  .scores = alone,
+                                  .top = 2 };
     assert_int_equal(e->step(e, &batch), TR_OK);
     assert_int_equal(items[0].status, TR_OK);
     assert_int_equal(out[0].token, FIRST);
@@ -105,27 +111,43 @@ test_step(void **state)
         assert_true(alone[i].logprob <= 0 && alone[i].n_top == 2);
     }
     /* sequence 0 decodes while 1 is prefilled in part and 2 whole, scored */
-    items[0] = (tr_batch_item_t) { .kv_slot = slot[0], .pos = N_PROMPT, .n = 1,
-        .tokens = &out[0].token, .sample = true, .sampler = &sampler,
-        .out = &out[1] };
-    items[1] = (tr_batch_item_t) { .kv_slot = slot[1], .n = 5,
-        .tokens = prompt };
-    items[2] = (tr_batch_item_t) { .kv_slot = slot[2], .n = N_PROMPT - 1,
-        .tokens = prompt, .scores = mixed, .top = 2 };
-    batch = (tr_batch_t) { items, 3, N_PROMPT + 5 };
+    items[0] = (tr_batch_item_t){ .kv_slot = slot[0],
+                                  .pos = N_PROMPT,
+                                  .n = 1,
+                                  .tokens = &out[0].token,
+                                  .sample = true,
+                                  .sampler = &sampler,
+                                  .out = &out[1] };
+    items[1] = (tr_batch_item_t){ .kv_slot = slot[1],
+                                  .n = 5,
+                                  .tokens = prompt };
+    items[2] = (tr_batch_item_t){ .kv_slot = slot[2],
+                                  .n = N_PROMPT - 1,
+                                  .tokens = prompt,
+                                  .scores = mixed,
+                                  .top = 2 };
+    batch = (tr_batch_t){ items, 3, N_PROMPT + 5 };
     assert_int_equal(e->step(e, &batch), TR_OK);
     for (uint32_t i = 0; i + 1 < N_PROMPT; i++) {
         assert_int_equal(mixed[i].token, alone[i].token);
         assert_true(mixed[i].logprob == alone[i].logprob);
     }
     /* 1 and 2 catch up, and give the token that 0 gave */
-    items[0] = (tr_batch_item_t) { .kv_slot = slot[1], .pos = 5,
-        .n = N_PROMPT - 5, .tokens = prompt + 5, .sample = true,
-        .sampler = &sampler, .out = &out[1] };
-    items[1] = (tr_batch_item_t) { .kv_slot = slot[2], .pos = N_PROMPT - 1,
-        .n = 1, .tokens = prompt + N_PROMPT - 1, .sample = true,
-        .sampler = &sampler, .out = &out[2] };
-    batch = (tr_batch_t) { items, 2, N_PROMPT - 4 };
+    items[0] = (tr_batch_item_t){ .kv_slot = slot[1],
+                                  .pos = 5,
+                                  .n = N_PROMPT - 5,
+                                  .tokens = prompt + 5,
+                                  .sample = true,
+                                  .sampler = &sampler,
+                                  .out = &out[1] };
+    items[1] = (tr_batch_item_t){ .kv_slot = slot[2],
+                                  .pos = N_PROMPT - 1,
+                                  .n = 1,
+                                  .tokens = prompt + N_PROMPT - 1,
+                                  .sample = true,
+                                  .sampler = &sampler,
+                                  .out = &out[2] };
+    batch = (tr_batch_t){ items, 2, N_PROMPT - 4 };
     assert_int_equal(e->step(e, &batch), TR_OK);
     for (int i = 1; i < 3; i++) {
         assert_int_equal(out[i].token, FIRST);
@@ -148,11 +170,18 @@ test_bad_token(void **state)
 
     (void) state;
     tr_sampler_init(&sampler, &params, 1, e->vocab, NULL, NULL, 0, NULL, 0);
-    items[0] = (tr_batch_item_t) { .kv_slot = tr_kv_open(e->kv), .n = 3,
-        .tokens = bad, .sample = true, .sampler = &sampler, .out = &out[0] };
-    items[1] = (tr_batch_item_t) { .kv_slot = tr_kv_open(e->kv),
-        .n = N_PROMPT, .tokens = prompt, .sample = true, .sampler = &sampler,
-        .out = &out[1] };
+    items[0] = (tr_batch_item_t){ .kv_slot = tr_kv_open(e->kv),
+                                  .n = 3,
+                                  .tokens = bad,
+                                  .sample = true,
+                                  .sampler = &sampler,
+                                  .out = &out[0] };
+    items[1] = (tr_batch_item_t){ .kv_slot = tr_kv_open(e->kv),
+                                  .n = N_PROMPT,
+                                  .tokens = prompt,
+                                  .sample = true,
+                                  .sampler = &sampler,
+                                  .out = &out[1] };
     tr_kv_reserve(e->kv, items[0].kv_slot, 3);
     tr_kv_reserve(e->kv, items[1].kv_slot, N_PROMPT);
     assert_int_equal(e->step(e, &batch), TR_OK);
@@ -173,19 +202,18 @@ test_contract(void **state)
 
     (void) state;
     tr_log_open("/dev/null", TR_LEVEL_ERROR);
-    items[0] = (tr_batch_item_t) { .n = 65, .tokens = tokens };
+    items[0] = (tr_batch_item_t){ .n = 65, .tokens = tokens };
     assert_int_equal(e->step(e, &batch), TR_ERR_INTERNAL);
-    items[0] = (tr_batch_item_t) { .pos = 256, .n = 1, .tokens = tokens };
+    items[0] = (tr_batch_item_t){ .pos = 256, .n = 1, .tokens = tokens };
     assert_int_equal(e->step(e, &batch), TR_ERR_INTERNAL);
-    items[0] = (tr_batch_item_t) { .pos = UINT32_MAX, .n = 1,
-        .tokens = tokens };
+    items[0] = (tr_batch_item_t){ .pos = UINT32_MAX, .n = 1, .tokens = tokens };
     assert_int_equal(e->step(e, &batch), TR_ERR_INTERNAL);
-    items[0] = (tr_batch_item_t) { .n = 0, .tokens = tokens };
+    items[0] = (tr_batch_item_t){ .n = 0, .tokens = tokens };
     assert_int_equal(e->step(e, &batch), TR_ERR_INTERNAL);
     for (int i = 0; i < 9; i++) {
-        items[i] = (tr_batch_item_t) { .n = 1, .tokens = tokens };
+        items[i] = (tr_batch_item_t){ .n = 1, .tokens = tokens };
     }
-    batch = (tr_batch_t) { items, 9, 9 };
+    batch = (tr_batch_t){ items, 9, 9 };
     assert_int_equal(e->step(e, &batch), TR_ERR_INTERNAL);
     e->free(e);
 }
@@ -214,10 +242,8 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_card),
-        cmocka_unit_test(test_step),
-        cmocka_unit_test(test_bad_token),
-        cmocka_unit_test(test_contract),
+        cmocka_unit_test(test_card),      cmocka_unit_test(test_step),
+        cmocka_unit_test(test_bad_token), cmocka_unit_test(test_contract),
         cmocka_unit_test(test_refused),
     };
 

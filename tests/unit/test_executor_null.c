@@ -38,13 +38,17 @@ make(double rate, bool stagger, const char *trace)
 
 static void
 sample(tr_executor_t *e, uint32_t pos, uint32_t n, int32_t logprobs,
-    tr_sampled_t *out)
+       tr_sampled_t *out)
 {
     static const int32_t tokens[64];
     tr_sampling_params_t params = { .logprobs = logprobs };
     tr_sampler_t sampler = { .params = &params };
-    tr_batch_item_t item = { .pos = pos, .n = n, .tokens = tokens,
-                             .sample = true, .sampler = &sampler, .out = out,
+    tr_batch_item_t item = { .pos = pos,
+                             .n = n,
+                             .tokens = tokens,
+                             .sample = true,
+                             .sampler = &sampler,
+                             .out = out,
                              .status = TR_ERR_INTERNAL };
     tr_batch_t batch = { &item, 1, n };
 
@@ -182,7 +186,7 @@ refused(void **state)
 
 static tr_request_t *
 submit(tr_loop_t *l, const tr_tokenizer_t *t, tr_outlet_t *o, uint64_t id,
-    uint32_t max_tokens)
+       uint32_t max_tokens)
 {
     static int32_t ids[700];
     tr_ids_t prompt = { ids, 700, 700 };
@@ -191,7 +195,8 @@ submit(tr_loop_t *l, const tr_tokenizer_t *t, tr_outlet_t *o, uint64_t id,
     r->n = 1;
     r->id = id;
     r->outlet = o;
-    r->params = (tr_sampling_params_t){ .top_p = 1, .repetition_penalty = 1,
+    r->params = (tr_sampling_params_t){ .top_p = 1,
+                                        .repetition_penalty = 1,
                                         .max_tokens = max_tokens,
                                         .logprobs = -1 };
     assert_int_equal(tr_request_layout(r, &prompt, 1, VOCAB, NULL, 0, t),

@@ -43,7 +43,7 @@ static uint32_t n_weights;
 /* Values with few significant bits: exact in every dtype. */
 static void
 add_weight(uint32_t rows, uint32_t columns, double around, const char *format,
-    uint32_t layer)
+           uint32_t layer)
 {
     weight_t *w = &weights[n_weights++];
     size_t n = (size_t) rows * (columns ? columns : 1);
@@ -54,9 +54,9 @@ add_weight(uint32_t rows, uint32_t columns, double around, const char *format,
     w->x = malloc(n * sizeof(double));
     assert_non_null(w->x);
     for (size_t i = 0; i < n; i++) {
-        w->x[i] = around == 0 ? ((int) rig_below(&rng, 127) - 63) / 512.0
-                              : around
-                                    + ((int) rig_below(&rng, 63) - 31) / 128.0;
+        w->x[i] = around == 0
+                      ? ((int) rig_below(&rng, 127) - 63) / 512.0
+                      : around + ((int) rig_below(&rng, 63) - 31) / 128.0;
     }
 }
 
@@ -111,10 +111,10 @@ make_weights(const family_t *f)
     for (uint32_t l = 0; l < LAYERS; l++) {
         for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
             snprintf(format, sizeof(format), "model.layers.%%u.%s",
-                parts[i].name);
+                     parts[i].name);
             if (parts[i].there) {
                 add_weight(parts[i].rows, parts[i].columns, parts[i].around,
-                    format, l);
+                           format, l);
             }
         }
     }
@@ -174,11 +174,14 @@ write_weights(tr_dtype_t dtype)
         n = (uint64_t) w->rows * (w->columns ? w->columns : 1)
             * (dtype == TR_F32 ? 4 : 2);
         snprintf(shape, sizeof(shape), w->columns ? "%u,%u" : "%u", w->rows,
-            w->columns);
+                 w->columns);
         used += (size_t) snprintf(header + used, sizeof(header) - used,
-            "%c\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":"
-            "[%llu,%llu]}", i ? ',' : '{', w->name, names[dtype], shape,
-            (unsigned long long) at, (unsigned long long) (at + n));
+                                  "%c\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],"
+                                  "\"data_offsets\":"
+                                  "[%llu,%llu]}",
+                                  i ? ',' : '{', w->name, names[dtype], shape,
+                                  (unsigned long long) at,
+                                  (unsigned long long) (at + n));
         at += n;
     }
     header[used++] = '}';
@@ -189,8 +192,7 @@ write_weights(tr_dtype_t dtype)
         const weight_t *w = &weights[i];
 
         for (size_t j = 0; j < (size_t) w->rows * (w->columns ? w->columns : 1);
-             j++)
-        {
+             j++) {
             write_value(f, w->x[j], dtype);
         }
     }
@@ -203,12 +205,13 @@ write_config(const family_t *t)
     FILE *f = create("config.json");
 
     fprintf(f,
-        "{\"model_type\":\"%s\",\"vocab_size\":%d,\"hidden_size\":%d,"
-        "\"intermediate_size\":%d,\"num_hidden_layers\":%d,"
-        "\"num_attention_heads\":%d,\"num_key_value_heads\":%u,"
-        "\"head_dim\":%u,\"rms_norm_eps\":1e-5,\"tie_word_embeddings\":%s%s}",
-        t->name, VOCAB, HIDDEN, INTER, LAYERS, HEADS, t->kv_heads, t->dim,
-        t->tied ? "true" : "false", t->config);
+            "{\"model_type\":\"%s\",\"vocab_size\":%d,\"hidden_size\":%d,"
+            "\"intermediate_size\":%d,\"num_hidden_layers\":%d,"
+            "\"num_attention_heads\":%d,\"num_key_value_heads\":%u,"
+            "\"head_dim\":%u,\"rms_norm_eps\":1e-5,\"tie_word_embeddings\":%s%"
+            "s}",
+            t->name, VOCAB, HIDDEN, INTER, LAYERS, HEADS, t->kv_heads, t->dim,
+            t->tied ? "true" : "false", t->config);
     assert_int_equal(fclose(f), 0);
 }
 
@@ -216,7 +219,7 @@ write_config(const family_t *t)
 
 static void
 naive_product(const double *w, uint32_t n, uint32_t k, const double *x,
-    const double *bias, double *y)
+              const double *bias, double *y)
 {
     for (uint32_t i = 0; i < n; i++) {
         y[i] = bias ? bias[i] : 0;
@@ -276,25 +279,34 @@ static double cache_v[LAYERS][HEADS][LEN][DIM_MAX];
 
 static void
 naive_attention(const family_t *f, uint32_t l, uint32_t pos, const double *x,
-    double *out)
+                double *out)
 {
     double q[HEADS * DIM_MAX], k[HEADS * DIM_MAX], v[HEADS * DIM_MAX];
     uint32_t dim = f->dim;
 
     naive_product(weight("model.layers.%u.self_attn.q_proj.weight", l),
-        HEADS * dim, HIDDEN, x, f->qkv_bias
-            ? weight("model.layers.%u.self_attn.q_proj.bias", l) : NULL, q);
+                  HEADS * dim, HIDDEN, x,
+                  f->qkv_bias
+                      ? weight("model.layers.%u.self_attn.q_proj.bias", l)
+                      : NULL,
+                  q);
     naive_product(weight("model.layers.%u.self_attn.k_proj.weight", l),
-        f->kv_heads * dim, HIDDEN, x, f->qkv_bias
-            ? weight("model.layers.%u.self_attn.k_proj.bias", l) : NULL, k);
+                  f->kv_heads * dim, HIDDEN, x,
+                  f->qkv_bias
+                      ? weight("model.layers.%u.self_attn.k_proj.bias", l)
+                      : NULL,
+                  k);
     naive_product(weight("model.layers.%u.self_attn.v_proj.weight", l),
-        f->kv_heads * dim, HIDDEN, x, f->qkv_bias
-            ? weight("model.layers.%u.self_attn.v_proj.bias", l) : NULL, v);
+                  f->kv_heads * dim, HIDDEN, x,
+                  f->qkv_bias
+                      ? weight("model.layers.%u.self_attn.v_proj.bias", l)
+                      : NULL,
+                  v);
     for (uint32_t h = 0; h < f->kv_heads; h++) {
         if (f->qk_norm) {
             naive_norm(k + h * dim,
-                weight("model.layers.%u.self_attn.k_norm.weight", l), dim,
-                k + h * dim);
+                       weight("model.layers.%u.self_attn.k_norm.weight", l),
+                       dim, k + h * dim);
         }
         naive_rope(f, k + h * dim, pos);
         for (uint32_t d = 0; d < dim; d++) { /* as the cache keeps them */
@@ -308,8 +320,8 @@ naive_attention(const family_t *f, uint32_t l, uint32_t pos, const double *x,
 
         if (f->qk_norm) {
             naive_norm(q + h * dim,
-                weight("model.layers.%u.self_attn.q_norm.weight", l), dim,
-                q + h * dim);
+                       weight("model.layers.%u.self_attn.q_norm.weight", l),
+                       dim, q + h * dim);
         }
         naive_rope(f, q + h * dim, pos);
         for (uint32_t p = 0; p <= pos; p++) {
@@ -336,38 +348,41 @@ naive_token(const family_t *f, int32_t token, uint32_t pos, double *logits)
     double gate[INTER], up[INTER];
 
     memcpy(x, weight("model.embed_tokens.weight", 0) + token * HIDDEN,
-        sizeof(x));
+           sizeof(x));
     for (uint32_t l = 0; l < LAYERS; l++) {
         naive_norm(x, weight("model.layers.%u.input_layernorm.weight", l),
-            HIDDEN, n);
+                   HIDDEN, n);
         naive_attention(f, l, pos, n, a);
         naive_product(weight("model.layers.%u.self_attn.o_proj.weight", l),
-            HIDDEN, HEADS * f->dim, a, f->o_bias
-                ? weight("model.layers.%u.self_attn.o_proj.bias", l) : NULL,
-            y);
+                      HIDDEN, HEADS * f->dim, a,
+                      f->o_bias
+                          ? weight("model.layers.%u.self_attn.o_proj.bias", l)
+                          : NULL,
+                      y);
         for (uint32_t i = 0; i < HIDDEN; i++) {
             x[i] += y[i];
         }
         naive_norm(x,
-            weight("model.layers.%u.post_attention_layernorm.weight", l),
-            HIDDEN, n);
+                   weight("model.layers.%u.post_attention_layernorm.weight", l),
+                   HIDDEN, n);
         naive_product(weight("model.layers.%u.mlp.gate_proj.weight", l), INTER,
-            HIDDEN, n, NULL, gate);
+                      HIDDEN, n, NULL, gate);
         naive_product(weight("model.layers.%u.mlp.up_proj.weight", l), INTER,
-            HIDDEN, n, NULL, up);
+                      HIDDEN, n, NULL, up);
         for (uint32_t i = 0; i < INTER; i++) {
             gate[i] = gate[i] / (1 + exp(-gate[i])) * up[i];
         }
-        naive_product(weight("model.layers.%u.mlp.down_proj.weight", l),
-            HIDDEN, INTER, gate, NULL, y);
+        naive_product(weight("model.layers.%u.mlp.down_proj.weight", l), HIDDEN,
+                      INTER, gate, NULL, y);
         for (uint32_t i = 0; i < HIDDEN; i++) {
             x[i] += y[i];
         }
     }
     naive_norm(x, weight("model.norm.weight", 0), HIDDEN, n);
     naive_product(weight(f->tied ? "model.embed_tokens.weight"
-                                 : "lm_head.weight", 0),
-        VOCAB, HIDDEN, n, NULL, logits);
+                                 : "lm_head.weight",
+                         0),
+                  VOCAB, HIDDEN, n, NULL, logits);
 }
 
 /* ---- the comparison ---- */
@@ -390,9 +405,10 @@ compare_family(const family_t *f, const char *isa)
         if (i < 20) { /* the rest token by token */
             continue;
         }
-        rig_step(&rig, i == 20 ? &(rig_item_t) { slot, 0, 21, tokens }
-                               : &(rig_item_t) { slot, i, 1, tokens + i },
-            1, logits);
+        rig_step(&rig,
+                 i == 20 ? &(rig_item_t){ slot, 0, 21, tokens }
+                         : &(rig_item_t){ slot, i, 1, tokens + i },
+                 1, logits);
         size = 0;
         for (uint32_t j = 0; j < VOCAB; j++) {
             size = fmax(size, fabs(want[j]));
@@ -402,7 +418,7 @@ compare_family(const family_t *f, const char *isa)
 
             if (!(e <= 2e-3)) {
                 fail_msg("%s%s, %s: position %u token %u: %g, expected %g",
-                    f->name, f->config, isa, i, j, logits[j], want[j]);
+                         f->name, f->config, isa, i, j, logits[j], want[j]);
             }
             worst = fmax(worst, e);
         }
@@ -411,33 +427,61 @@ compare_family(const family_t *f, const char *isa)
     rig_close(&rig);
 }
 
-#define LLAMA3                                                                 \
-    "\"rope_theta\":10000.0,\"factor\":8.0,\"low_freq_factor\":1.0,"           \
-    "\"high_freq_factor\":4.0,\"original_max_position_embeddings\":64,"        \
+#define LLAMA3                                                          \
+    "\"rope_theta\":10000.0,\"factor\":8.0,\"low_freq_factor\":1.0,"    \
+    "\"high_freq_factor\":4.0,\"original_max_position_embeddings\":64," \
     "\"rope_type\":\"llama3\"}"
 
 static void
 test_families(void **state)
 {
     static const family_t families[] = {
-        { .name = "llama", .config = "", .dtype = TR_F32, .kv_heads = 2,
-            .dim = 32, .theta = 10000 },
-        { .name = "llama", .config = ",\"rope_parameters\":{" LLAMA3,
-            .dtype = TR_BF16, .kv_heads = 3, .dim = 64, .theta = 10000,
-            .llama3 = true, .tied = true },
-        { .name = "llama", .config = ",\"attention_bias\":true,"
-                                     "\"rope_scaling\":{\"type\":\"linear\","
-                                     "\"factor\":2.5}",
-            .dtype = TR_F32, .kv_heads = 6, .dim = 16, .theta = 10000,
-            .linear = 2.5, .qkv_bias = true, .o_bias = true },
-        { .name = "qwen2", .config = ",\"rope_theta\":1000000.0",
-            .dtype = TR_F16, .kv_heads = 1, .dim = 48, .theta = 1e6,
-            .tied = true, .qkv_bias = true },
-        { .name = "qwen3", .config = ",\"rope_theta\":1000000.0",
-            .dtype = TR_BF16, .kv_heads = 2, .dim = 64, .theta = 1e6,
-            .qk_norm = true },
-        { .name = "mistral", .config = ",\"sliding_window\":null",
-            .dtype = TR_F32, .kv_heads = 2, .dim = 16, .theta = 10000 },
+        { .name = "llama",
+          .config = "",
+          .dtype = TR_F32,
+          .kv_heads = 2,
+          .dim = 32,
+          .theta = 10000 },
+        { .name = "llama",
+          .config = ",\"rope_parameters\":{" LLAMA3,
+          .dtype = TR_BF16,
+          .kv_heads = 3,
+          .dim = 64,
+          .theta = 10000,
+          .llama3 = true,
+          .tied = true },
+        { .name = "llama",
+          .config = ",\"attention_bias\":true,"
+                    "\"rope_scaling\":{\"type\":\"linear\","
+                    "\"factor\":2.5}",
+          .dtype = TR_F32,
+          .kv_heads = 6,
+          .dim = 16,
+          .theta = 10000,
+          .linear = 2.5,
+          .qkv_bias = true,
+          .o_bias = true },
+        { .name = "qwen2",
+          .config = ",\"rope_theta\":1000000.0",
+          .dtype = TR_F16,
+          .kv_heads = 1,
+          .dim = 48,
+          .theta = 1e6,
+          .tied = true,
+          .qkv_bias = true },
+        { .name = "qwen3",
+          .config = ",\"rope_theta\":1000000.0",
+          .dtype = TR_BF16,
+          .kv_heads = 2,
+          .dim = 64,
+          .theta = 1e6,
+          .qk_norm = true },
+        { .name = "mistral",
+          .config = ",\"sliding_window\":null",
+          .dtype = TR_F32,
+          .kv_heads = 2,
+          .dim = 16,
+          .theta = 10000 },
     };
 
     (void) state;
@@ -460,11 +504,18 @@ test_families(void **state)
 static void
 test_mismatch(void **state)
 {
-    family_t f = { .name = "llama", .config = "", .dtype = TR_F32,
-        .kv_heads = 2, .dim = 32, .theta = 10000 };
-    tr_model_options_t o = { .dir = dir, .load_format = "auto",
-        .kernels = tr_kernels_cpu(NULL), .threads = 1, .max_rows = 8,
-        .max_seqs = 1 };
+    family_t f = { .name = "llama",
+                   .config = "",
+                   .dtype = TR_F32,
+                   .kv_heads = 2,
+                   .dim = 32,
+                   .theta = 10000 };
+    tr_model_options_t o = { .dir = dir,
+                             .load_format = "auto",
+                             .kernels = tr_kernels_cpu(NULL),
+                             .threads = 1,
+                             .max_rows = 8,
+                             .max_seqs = 1 };
     tr_model_t *m = NULL;
     tr_error_t err;
 
@@ -479,8 +530,8 @@ test_mismatch(void **state)
     f.kv_heads = 3;
     write_config(&f);
     assert_int_equal(tr_model_open(&o, &m, &err), TR_ERR_FORMAT);
-    assert_non_null(strstr(err.text,
-        "k_proj.weight\" has shape [64, 96], config.json says [96, 96]"));
+    assert_non_null(strstr(err.text, "k_proj.weight\" has shape [64, 96], "
+                                     "config.json says [96, 96]"));
     assert_null(m);
     free_weights();
 }
@@ -488,19 +539,28 @@ test_mismatch(void **state)
 static void
 dummy_logits(uint64_t seed, float *logits)
 {
-    tr_model_options_t o = { .dir = dir, .load_format = "dummy",
-        .dummy_seed = seed, .kernels = tr_kernels_cpu(NULL), .threads = 2,
-        .max_rows = 512, .max_seqs = 64 };
-    tr_kv_config_t kc = { .layers = LAYERS, .lists = 2, .head_dim = 32,
-        .slots = 1, .max_len = LEN, .memory = 8u << 20, .policy = "full" };
+    tr_model_options_t o = { .dir = dir,
+                             .load_format = "dummy",
+                             .dummy_seed = seed,
+                             .kernels = tr_kernels_cpu(NULL),
+                             .threads = 2,
+                             .max_rows = 512,
+                             .max_seqs = 64 };
+    tr_kv_config_t kc = { .layers = LAYERS,
+                          .lists = 2,
+                          .head_dim = 32,
+                          .slots = 1,
+                          .max_len = LEN,
+                          .memory = 8u << 20,
+                          .policy = "full" };
     int32_t tokens[9] = { 1, 5, 9, 13, 17, 21, 25, 29, 33 };
     tr_error_t err;
     rig_t rig;
 
     assert_int_equal(tr_model_open(&o, &rig.model, &err), TR_OK);
     assert_int_equal(tr_kv_cache_create(&kc, &rig.kv, &err), TR_OK);
-    rig_step(&rig, &(rig_item_t) { tr_kv_open(rig.kv), 0, 9, tokens }, 1,
-        logits);
+    rig_step(&rig, &(rig_item_t){ tr_kv_open(rig.kv), 0, 9, tokens }, 1,
+             logits);
     rig_close(&rig);
 }
 

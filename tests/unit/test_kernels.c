@@ -43,14 +43,14 @@ randoms(size_t n, float scale)
     return x;
 }
 
-#define close_to(got, want, magnitude, tolerance, ...)                         \
-    do {                                                                       \
-        if (!(fabs((double) (got) - (want)) <= (tolerance) * (magnitude))) {   \
-            print_message(__VA_ARGS__);                                        \
-            fail_msg(": %.9g, expected %.9g within %.2g of %.9g",              \
-                (double) (got), (double) (want), (double) (tolerance),         \
-                (double) (magnitude));                                         \
-        }                                                                      \
+#define close_to(got, want, magnitude, tolerance, ...)                       \
+    do {                                                                     \
+        if (!(fabs((double) (got) - (want)) <= (tolerance) * (magnitude))) { \
+            print_message(__VA_ARGS__);                                      \
+            fail_msg(": %.9g, expected %.9g within %.2g of %.9g",            \
+                     (double) (got), (double) (want), (double) (tolerance),  \
+                     (double) (magnitude));                                  \
+        }                                                                    \
     } while (0)
 
 /* ---- matrix products ---- */
@@ -64,13 +64,14 @@ packed(const tr_kernels_t *k, const float *w, uint32_t n, uint32_t kk)
     /* in two pieces, as fused matrices are */
     assert_int_equal(k->matrix_pack(&m, 0, cut, w, TR_F32), 0);
     assert_int_equal(k->matrix_pack(&m, cut, n - cut, w + (size_t) cut * kk,
-                         TR_F32), 0);
+                                    TR_F32),
+                     0);
     return m;
 }
 
 static void
 matmul_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk, uint32_t rows,
-    float scale)
+             float scale)
 {
     tr_stream_t s = { 2 };
     size_t ldx = kk + 3, ldy = tr_pad(n, TR_COL_PAD), cap = tr_pad(rows, 24);
@@ -95,7 +96,7 @@ matmul_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk, uint32_t rows,
                     size += fabs(p);
                 }
                 close_to(y[r * ldy + j], sum, size, 2e-6,
-                    "matmul n=%u k=%u row %u column %u", n, kk, r, j);
+                         "matmul n=%u k=%u row %u column %u", n, kk, r, j);
             }
         }
     }
@@ -109,9 +110,11 @@ matmul_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk, uint32_t rows,
 static void
 test_matmul(void **state)
 {
-    static const uint32_t shapes[][3] = { { 1, 1, 1 }, { 64, 256, 1 },
-        { 640, 384, 17 }, { 384, 1024, 3 }, { 65, 257, 49 }, { 353, 1000, 5 },
-        { 63, 513, 100 }, { 4096, 384, 2 }, { 2, 4096, 97 } };
+    static const uint32_t shapes[][3] = { { 1, 1, 1 },      { 64, 256, 1 },
+                                          { 640, 384, 17 }, { 384, 1024, 3 },
+                                          { 65, 257, 49 },  { 353, 1000, 5 },
+                                          { 63, 513, 100 }, { 4096, 384, 2 },
+                                          { 2, 4096, 97 } };
     static const float scales[] = { 1e-6f, 1, 1e4f };
     const tr_kernels_t *k = tr_kernels_cpu(NULL);
     uint32_t quantum, rows_max;
@@ -119,11 +122,11 @@ test_matmul(void **state)
     (void) state;
     tr_cpu_matmul_scheme(&quantum, &rows_max);
     print_message("OpenBLAS is called with multiples of %u rows, at most %u\n",
-        quantum, rows_max);
+                  quantum, rows_max);
     assert_int_equal(rows_max % quantum, 0);
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         matmul_shape(k, shapes[i][0], shapes[i][1], shapes[i][2],
-            scales[i % 3]);
+                     scales[i % 3]);
     }
 }
 
@@ -137,21 +140,22 @@ invariant_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk)
     float *whole = floats(cap * ldy), *part = floats(cap * ldy);
     tr_matrix_t m = packed(k, w, n, kk);
 
-    assert_int_equal(k->matmul(&(tr_stream_t) { 1 }, &m, x, kk, all, whole,
-                         ldy, 0), 0);
+    assert_int_equal(k->matmul(&(tr_stream_t){ 1 }, &m, x, kk, all, whole, ldy,
+                               0),
+                     0);
     for (uint32_t rows = 1; rows <= all; rows += rows < 52 ? 1 : 23) {
         uint32_t at = rig_below(&rng, all - rows + 1);
         tr_stream_t s = { 1 + (int) rig_below(&rng, 3) };
 
-        assert_int_equal(k->matmul(&s, &m, x + (size_t) at * kk, kk, rows,
-                             part, ldy, 0), 0);
+        assert_int_equal(k->matmul(&s, &m, x + (size_t) at * kk, kk, rows, part,
+                                   ldy, 0),
+                         0);
         for (uint32_t r = 0; r < rows; r++) {
             if (memcmp(part + r * ldy, whole + (at + r) * ldy,
-                    n * sizeof(float)))
-            {
+                       n * sizeof(float))) {
                 fail_msg("matmul n=%u k=%u: row %u has other bits among %u "
-                         "rows from %u with %d threads", n, kk, at + r, rows,
-                    at, s.threads);
+                         "rows from %u with %d threads",
+                         n, kk, at + r, rows, at, s.threads);
             }
         }
     }
@@ -165,9 +169,10 @@ invariant_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk)
 static void
 test_matmul_invariance(void **state)
 {
-    static const uint32_t shapes[][2] = { { 640, 384 }, { 384, 384 },
-        { 2048, 384 }, { 384, 1024 }, { 100, 64 }, { 64, 4096 }, { 353, 999 },
-        { 33, 7 } };
+    static const uint32_t shapes[][2] = { { 640, 384 },  { 384, 384 },
+                                          { 2048, 384 }, { 384, 1024 },
+                                          { 100, 64 },   { 64, 4096 },
+                                          { 353, 999 },  { 33, 7 } };
 
     (void) state;
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
@@ -180,9 +185,9 @@ test_pack(void **state)
 {
     const tr_kernels_t *k = tr_kernels_cpu("c");
     static const uint16_t halves[] = { 0x0000, 0x8000, 0x0001, 0x83ff, 0x0400,
-        0x3c00, 0xc000, 0x7bff, 0xfc00, 0x7e00 };
+                                       0x3c00, 0xc000, 0x7bff, 0xfc00, 0x7e00 };
     static const float values[] = { 0, -0.0f, 0x1p-24f, -0x3ffp-24f, 0x1p-14f,
-        1, -2, 65504, -INFINITY, NAN };
+                                    1, -2,    65504,    -INFINITY,   NAN };
     uint8_t bytes[21];
     tr_matrix_t m = { 1, 10, floats(k->matrix_floats(1, 10)) };
     int32_t id = 0;
@@ -194,11 +199,11 @@ test_pack(void **state)
 
         memcpy(&h, &halves[i], 2);
         assert_memory_equal(&(float){ (float) h }, &values[i],
-            isnan(values[i]) ? 0 : sizeof(float));
+                            isnan(values[i]) ? 0 : sizeof(float));
     }
     memcpy(bytes + 1, halves, 20); /* unaligned, as in a file */
     assert_int_equal(k->matrix_pack(&m, 0, 1, bytes + 1, TR_F16), 0);
-    k->embedding(&(tr_stream_t) { 1 }, &m, &id, 1, y, 10);
+    k->embedding(&(tr_stream_t){ 1 }, &m, &id, 1, y, 10);
     assert_memory_equal(y, values, 9 * sizeof(float));
     assert_true(isnan(y[9]));
     for (size_t i = 0; i < 10; i++) {
@@ -209,16 +214,16 @@ test_pack(void **state)
         bytes[2 * i + 1] = (uint8_t) (u >> 24);
     }
     assert_int_equal(k->matrix_pack(&m, 0, 1, bytes, TR_BF16), 0);
-    k->embedding(&(tr_stream_t) { 1 }, &m, &id, 1, y, 10);
+    k->embedding(&(tr_stream_t){ 1 }, &m, &id, 1, y, 10);
     assert_true(y[5] == 1 && y[6] == -2 && signbit(y[1]) && isnan(y[9]));
     assert_int_equal(k->matrix_pack(&m, 1, 1, bytes, TR_BF16),
-        TR_KERNEL_BADARG);
+                     TR_KERNEL_BADARG);
     id = 1;
-    assert_int_equal(k->embedding(&(tr_stream_t) { 1 }, &m, &id, 1, y, 10),
-        TR_KERNEL_BADARG);
+    assert_int_equal(k->embedding(&(tr_stream_t){ 1 }, &m, &id, 1, y, 10),
+                     TR_KERNEL_BADARG);
     id = -1;
-    assert_int_equal(k->embedding(&(tr_stream_t) { 1 }, &m, &id, 1, y, 10),
-        TR_KERNEL_BADARG);
+    assert_int_equal(k->embedding(&(tr_stream_t){ 1 }, &m, &id, 1, y, 10),
+                     TR_KERNEL_BADARG);
     free(m.data);
 }
 
@@ -227,8 +232,9 @@ test_pack(void **state)
 static void
 test_rmsnorm(void **state)
 {
-    static const uint32_t sizes[][2] = { { 1, 384 }, { 1, 1 }, { 3, 96 },
-        { 2, 128 }, { 1, 1027 } };
+    static const uint32_t sizes[][2] = {
+        { 1, 384 }, { 1, 1 }, { 3, 96 }, { 2, 128 }, { 1, 1027 }
+    };
     const tr_kernels_t *k = tr_kernels_cpu(NULL);
 
     (void) state;
@@ -238,8 +244,9 @@ test_rmsnorm(void **state)
         float *x = randoms(rows * ld, powf(10, (float) i - 2));
         float *w = randoms(n, 1), *y = floats(rows * ld);
 
-        assert_int_equal(k->rmsnorm(&(tr_stream_t) { 2 }, x, ld, rows, heads,
-                             n, w, 1e-5f, y, ld), 0);
+        assert_int_equal(k->rmsnorm(&(tr_stream_t){ 2 }, x, ld, rows, heads, n,
+                                    w, 1e-5f, y, ld),
+                         0);
         for (uint32_t r = 0; r < rows * heads; r++) {
             const float *in = x + r / heads * ld + r % heads * n;
             const float *out = y + r / heads * ld + r % heads * n;
@@ -274,8 +281,9 @@ test_silu_mul(void **state)
             x[1] = 1000;
             x[2] = 0;
             x[3] = NAN;
-            assert_int_equal(k->silu_mul(&(tr_stream_t) { 2 }, x, 2 * n, rows,
-                                 n, y, n), 0);
+            assert_int_equal(k->silu_mul(&(tr_stream_t){ 2 }, x, 2 * n, rows, n,
+                                         y, n),
+                             0);
             assert_true(isnan(y[3]));
             for (uint32_t r = 0; r < rows; r++) {
                 for (uint32_t j = r ? 0 : 4; j < n; j++) {
@@ -283,12 +291,12 @@ test_silu_mul(void **state)
                     double want = g / (1 + exp(-g)) * u;
 
                     close_to(y[r * n + j], want, fabs(want) + 1e-20, 2e-6,
-                        "%s: silu of %g", k->name, g);
+                             "%s: silu of %g", k->name, g);
                 }
             }
             close_to(y[0], 0, 1, 1e-30, "%s: silu of -1000", k->name);
             close_to(y[1], 1000.0 * x[n + 1], fabs(1000.0 * x[n + 1]), 2e-6,
-                "%s: silu of 1000", k->name);
+                     "%s: silu of 1000", k->name);
             assert_true(y[2] == 0);
         }
         free(x);
@@ -313,10 +321,12 @@ test_rope(void **state)
         pos[r] = rig_below(&rng, 4096);
     }
     memcpy(y, x, rows * heads * dim * sizeof(float));
-    assert_int_equal(k->rope_angles(&(tr_stream_t) { 2 }, pos, rows, inv, half,
-                         angles), 0);
-    assert_int_equal(k->rope(&(tr_stream_t) { 2 }, y, heads * dim, rows, heads,
-                         dim, angles), 0);
+    assert_int_equal(k->rope_angles(&(tr_stream_t){ 2 }, pos, rows, inv, half,
+                                    angles),
+                     0);
+    assert_int_equal(k->rope(&(tr_stream_t){ 2 }, y, heads * dim, rows, heads,
+                             dim, angles),
+                     0);
     for (uint32_t i = 0; i < rows * heads; i++) {
         const float *in = x + i * dim, *out = y + i * dim;
 
@@ -325,9 +335,9 @@ test_rope(void **state)
             double u = in[j], v = in[half + j];
 
             close_to(out[j], u * cos(a) - v * sin(a), fabs(u) + fabs(v), 1e-6,
-                "rope");
-            close_to(out[half + j], v * cos(a) + u * sin(a),
-                fabs(u) + fabs(v), 1e-6, "rope");
+                     "rope");
+            close_to(out[half + j], v * cos(a) + u * sin(a), fabs(u) + fabs(v),
+                     1e-6, "rope");
         }
     }
     free(angles);
@@ -343,7 +353,7 @@ test_add_bias(void **state)
 
     (void) state;
     memcpy(y, x, 37 * 70 * sizeof(float));
-    assert_int_equal(k->add_bias(&(tr_stream_t) { 2 }, y, 70, 37, b, 67), 0);
+    assert_int_equal(k->add_bias(&(tr_stream_t){ 2 }, y, 70, 37, b, 67), 0);
     for (uint32_t i = 0; i < 37 * 70; i++) {
         assert_true(y[i] == (i % 70 < 67 ? x[i] + b[i % 70] : x[i]));
     }

@@ -213,7 +213,7 @@ policy_full(void **state)
 
 static tr_kv_cache_t *
 make(uint32_t layers, uint32_t lists, uint32_t head_dim, uint32_t slots,
-    uint32_t max_len, uint32_t pages)
+     uint32_t max_len, uint32_t pages)
 {
     tr_kv_config_t c = { layers, lists, head_dim, slots, max_len, 0, "full" };
     tr_kv_cache_t *kv;
@@ -340,8 +340,8 @@ page_of(tr_kv_cache_t *kv, int32_t slot, uint32_t head, uint32_t i)
 
     tr_kv_view(kv, &v);
     return v.pool
-           + (uint64_t) tr_kv_table(&v, slot, head / v.lists,
-                                    head % v.lists)[i] * v.page_bytes;
+           + (uint64_t) tr_kv_table(&v, slot, head / v.lists, head % v.lists)[i]
+                 * v.page_bytes;
 }
 
 static void

@@ -218,13 +218,13 @@ refused(void **state)
     (void) state;
     bench_start(&b, 4, 8); /* 128 tokens fit */
     r = request(2, 127);
-    assert_int_equal(tr_request_layout(r, &prompt, 1, 4096, &eos, 1,
-                                       tokenizer), TR_OK);
+    assert_int_equal(tr_request_layout(r, &prompt, 1, 4096, &eos, 1, tokenizer),
+                     TR_OK);
     assert_int_equal(tr_loop_submit(b.loop, r), TR_ERR_CONTEXT_LENGTH);
     tr_request_free(r);
     r = request(2, 2000);
-    assert_int_equal(tr_request_layout(r, &prompt, 1, 4096, &eos, 1,
-                                       tokenizer), TR_OK);
+    assert_int_equal(tr_request_layout(r, &prompt, 1, 4096, &eos, 1, tokenizer),
+                     TR_OK);
     assert_int_equal(tr_loop_submit(b.loop, r), TR_ERR_CONTEXT_LENGTH);
     tr_request_free(r);
 
@@ -234,8 +234,8 @@ refused(void **state)
     submit(&b, request(2, 5), 0);
     submit(&b, request(2, 5), 1);
     r = request(2, 5);
-    assert_int_equal(tr_request_layout(r, &prompt, 1, 4096, &eos, 1,
-                                       tokenizer), TR_OK);
+    assert_int_equal(tr_request_layout(r, &prompt, 1, 4096, &eos, 1, tokenizer),
+                     TR_OK);
     assert_int_equal(tr_loop_submit(b.loop, r), TR_ERR_QUEUE_FULL);
     tr_request_free(r);
     open_gate(&b);
@@ -287,8 +287,9 @@ static void
 stop_strings(void **state)
 {
     /* the executor says a, b, c, d: these come soon */
-    static const tr_stop_string_t stops[] = { { "abc", 3 }, { "ddd", 3 },
-                                              { "bad", 3 }, { "q", 1 } };
+    static const tr_stop_string_t stops[] = {
+        { "abc", 3 }, { "ddd", 3 }, { "bad", 3 }, { "q", 1 }
+    };
     bench_t b = { 0 };
     uint32_t i, stopped = 0;
 
@@ -437,7 +438,7 @@ random_request(void)
 
 static void
 storm(uint64_t seed, uint32_t pages, uint32_t seqs, uint32_t tokens,
-    uint32_t requests)
+      uint32_t requests)
 {
     bench_t b = { .config = { .max_num_seqs = seqs,
                               .max_batch_tokens = tokens } };

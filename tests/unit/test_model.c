@@ -36,8 +36,7 @@ load_goldens(void **state)
     golden_root = json_load_file(POCKET "/golden.json", 0, &je);
     assert_non_null(golden_root);
     prompts = json_object_get(golden_root, "prompts");
-    json_array_foreach(prompts, i, p)
-    {
+    json_array_foreach (prompts, i, p) {
         golden_t *g = &goldens[n_goldens++];
         json_t *ids = json_object_get(p, "ids");
         json_t *more = json_object_get(p, "continuation_ids");
@@ -81,12 +80,13 @@ check_top5(const float *x, json_t *top5)
 
         if (!(error <= 2e-3)) {
             fail_msg("token %lld: logit %.6f, golden %.6f", (long long) id,
-                x[id], want);
+                     x[id], want);
         }
         worst = error > worst ? error : worst;
     }
     assert_int_equal(rig_argmax(x, VOCAB),
-        json_integer_value(json_array_get(json_array_get(top5, 0), 0)));
+                     json_integer_value(
+                         json_array_get(json_array_get(top5, 0), 0)));
     return worst;
 }
 
@@ -108,21 +108,20 @@ golden_with(const char *isa)
 
             rig_step(&rig, &item, 1, logits);
             worst = fmax(worst,
-                check_top5(logits, json_array_get(g->first, at)));
+                         check_top5(logits, json_array_get(g->first, at)));
         }
-        rig_step(&rig,
-            &(rig_item_t) { slot, at, g->n_prompt - at, g->ids + at }, 1,
-            logits);
+        rig_step(&rig, &(rig_item_t){ slot, at, g->n_prompt - at, g->ids + at },
+                 1, logits);
         worst = fmax(worst, check_top5(logits, g->last));
         for (at = g->n_prompt; at < g->n_all; at++) {
             assert_int_equal(rig_argmax(logits, VOCAB), g->ids[at]);
-            rig_step(&rig, &(rig_item_t) { slot, at, 1, g->ids + at }, 1,
-                logits);
+            rig_step(&rig, &(rig_item_t){ slot, at, 1, g->ids + at }, 1,
+                     logits);
         }
         tr_kv_close(rig.kv, slot);
     }
     print_message("%s: worst relative error %.2g\n", rig.model->kernels->name,
-        worst);
+                  worst);
     rig_close(&rig);
 }
 
@@ -168,7 +167,7 @@ compute_alone(rig_t *rig, sequence_t *q)
     tr_model_t *m = rig->model;
 
     q->slot = tr_kv_open(rig->kv);
-    rig_step(rig, &(rig_item_t) { q->slot, 0, SEQ_LEN, q->tokens }, 1, logits);
+    rig_step(rig, &(rig_item_t){ q->slot, 0, SEQ_LEN, q->tokens }, 1, logits);
     for (uint32_t i = 0; i < SEQ_LEN; i++) {
         rows[i] = i;
     }
@@ -178,7 +177,7 @@ compute_alone(rig_t *rig, sequence_t *q)
         assert_int_equal(tr_model_logits(m, rows + i, n), TR_OK);
         for (uint32_t j = 0; j < n; j++) {
             memcpy(q->want + (size_t) (i + j) * VOCAB,
-                m->logits + j * m->ld_logits, VOCAB * sizeof(float));
+                   m->logits + j * m->ld_logits, VOCAB * sizeof(float));
         }
     }
     tr_kv_close(rig->kv, q->slot);
@@ -214,8 +213,8 @@ mixed_step(rig_t *rig, sequence_t *seqs, uint64_t *rng)
         take = take < budget ? take : budget;
         if (take > 0) {
             who[n] = q;
-            items[n++] = (rig_item_t) { q->slot, q->at, take,
-                q->tokens + q->at };
+            items[n++] = (rig_item_t){ q->slot, q->at, take,
+                                       q->tokens + q->at };
             budget -= take;
         }
     }
@@ -226,13 +225,12 @@ mixed_step(rig_t *rig, sequence_t *seqs, uint64_t *rng)
     for (uint32_t i = 0; i < n; i++) {
         who[i]->at += items[i].n;
         if (memcmp(logits + i * VOCAB,
-                who[i]->want + (size_t) (who[i]->at - 1) * VOCAB,
-                VOCAB * sizeof(float)))
-        {
+                   who[i]->want + (size_t) (who[i]->at - 1) * VOCAB,
+                   VOCAB * sizeof(float))) {
             fail_msg("%s, %d threads: position %u, chunk of %u, row %u of %u: "
                      "other bits than alone",
-                rig->model->kernels->name, rig->model->stream.threads,
-                who[i]->at - 1, items[i].n, i, n);
+                     rig->model->kernels->name, rig->model->stream.threads,
+                     who[i]->at - 1, items[i].n, i, n);
         }
     }
     return n;

@@ -67,8 +67,8 @@ load(const char *config, const char *generation)
     return c;
 }
 
-#define SHAPE                                                                  \
-    "\"vocab_size\":1000,\"hidden_size\":256,\"intermediate_size\":512,"       \
+#define SHAPE                                                            \
+    "\"vocab_size\":1000,\"hidden_size\":256,\"intermediate_size\":512," \
     "\"num_hidden_layers\":2,\"num_attention_heads\":4"
 #define LLAMA(more) "{\"model_type\":\"llama\"," SHAPE more "}"
 
@@ -89,7 +89,7 @@ test_llama(void **state)
                    "\"num_key_value_heads\":2,\"rope_scaling\":null,"
                    "\"head_dim\":128,\"rms_norm_eps\":1e-5,"
                    "\"bos_token_id\":7,\"eos_token_id\":[5,6,5]"),
-        "{\"eos_token_id\":[6,9]}");
+             "{\"eos_token_id\":[6,9]}");
     assert_true(c.qkv_bias && c.o_bias && c.tied && c.kv_heads == 2);
     assert_true(c.head_dim == 128 && c.norm_eps == 1e-5f && c.bos == 7);
     assert_true(c.n_eos == 3 && c.eos[0] == 5 && c.eos[1] == 6
@@ -104,20 +104,24 @@ test_families(void **state)
     (void) state;
     c = load("{\"model_type\":\"qwen2\"," SHAPE ",\"sliding_window\":100,"
              "\"use_sliding_window\":false,\"rope_theta\":1000000.0,"
-             "\"max_position_embeddings\":32768}", NULL);
+             "\"max_position_embeddings\":32768}",
+             NULL);
     assert_true(c.qkv_bias && !c.o_bias && !c.qk_norm);
     assert_true(c.sliding_window == 0 && c.max_positions == 32768);
     assert_true(c.rope_theta == 1e6);
     c = load("{\"model_type\":\"qwen3\"," SHAPE ",\"head_dim\":128}", NULL);
     assert_true(!c.qkv_bias && c.qk_norm && c.head_dim == 128);
     c = load("{\"model_type\":\"mistral\"," SHAPE ",\"sliding_window\":null,"
-             "\"max_position_embeddings\":32768}", NULL);
+             "\"max_position_embeddings\":32768}",
+             NULL);
     assert_true(c.sliding_window == 0 && c.max_positions == 32768);
     c = load("{\"model_type\":\"mistral\"," SHAPE ",\"sliding_window\":4096,"
-             "\"max_position_embeddings\":32768}", NULL);
+             "\"max_position_embeddings\":32768}",
+             NULL);
     assert_true(c.sliding_window == 4096 && c.max_positions == 4096);
     c = load("{\"model_type\":\"mistral\"," SHAPE ",\"sliding_window\":32768,"
-             "\"max_position_embeddings\":32768}", NULL);
+             "\"max_position_embeddings\":32768}",
+             NULL);
     assert_true(c.sliding_window == 0 && c.max_positions == 32768);
 }
 
@@ -142,8 +146,8 @@ test_rope(void **state)
     for (int i = 0; i < 2; i++) {
         c = load(spellings[i], NULL);
         assert_true(c.rope == TR_ROPE_LLAMA3 && c.rope_theta == 500000
-                    && c.rope_factor == 8 && c.rope_low == 1
-                    && c.rope_high == 4 && c.rope_original == 8192);
+                    && c.rope_factor == 8 && c.rope_low == 1 && c.rope_high == 4
+                    && c.rope_original == 8192);
         tr_model_config_rope(&c, f);
         assert_true(f[0] == 1);
         /* wavelengths 2048 and 8192 divide the three ranges: 28 is kept
@@ -160,11 +164,12 @@ test_rope(void **state)
         }
     }
     c = load(LLAMA(",\"rope_scaling\":{\"type\":\"linear\",\"factor\":4}"),
-        NULL);
+             NULL);
     tr_model_config_rope(&c, f);
     assert_true(c.rope == TR_ROPE_LINEAR && f[0] == 0.25f);
     c = load(LLAMA(",\"rope_parameters\":{\"rope_type\":\"default\","
-                   "\"rope_theta\":5e5}"), NULL);
+                   "\"rope_theta\":5e5}"),
+             NULL);
     assert_true(c.rope == TR_ROPE_DEFAULT && c.rope_theta == 5e5);
 }
 
@@ -181,8 +186,9 @@ test_pocket(void **state)
     assert_int_equal(tr_model_config_parameters(&c), 28324608 / 2);
 }
 
-#define HEADS(h) "{\"model_type\":\"llama\",\"vocab_size\":1000,"              \
-    "\"hidden_size\":256,\"intermediate_size\":512,\"num_hidden_layers\":2" h  \
+#define HEADS(h)                                                              \
+    "{\"model_type\":\"llama\",\"vocab_size\":1000,"                          \
+    "\"hidden_size\":256,\"intermediate_size\":512,\"num_hidden_layers\":2" h \
     "}"
 
 static void
@@ -198,67 +204,66 @@ test_refused(void **state)
         { "[]", NULL, TR_ERR_FORMAT, "", "not a JSON object" },
         { "{}", NULL, TR_ERR_UNSUPPORTED, "model_type", "model_type is \"\"" },
         { "{\"model_type\":\"gemma\"}", NULL, TR_ERR_UNSUPPORTED, "model_type",
-            "\"gemma\", expected llama" },
+          "\"gemma\", expected llama" },
         { "{\"model_type\":\"llama\"}", NULL, TR_ERR_FORMAT, "vocab_size",
-            "vocab_size is missing" },
+          "vocab_size is missing" },
         { LLAMA(",\"hidden_act\":\"gelu\""), NULL, TR_ERR_UNSUPPORTED,
-            "hidden_act", "\"gelu\", expected silu" },
+          "hidden_act", "\"gelu\", expected silu" },
         { LLAMA(",\"mlp_bias\":true"), NULL, TR_ERR_UNSUPPORTED, "mlp_bias",
-            "mlp_bias is true" },
+          "mlp_bias is true" },
         { LLAMA(",\"mlp_bias\":1"), NULL, TR_ERR_FORMAT, "mlp_bias",
-            "neither true nor false" },
+          "neither true nor false" },
         { LLAMA(",\"quantization_config\":{}"), NULL, TR_ERR_UNSUPPORTED,
-            "quantization_config", "unquantised" },
+          "quantization_config", "unquantised" },
         { HEADS(",\"num_attention_heads\":0"), NULL, TR_ERR_FORMAT,
-            "num_attention_heads", "is 0, expected an integer from 1" },
+          "num_attention_heads", "is 0, expected an integer from 1" },
         { HEADS(",\"num_attention_heads\":\"4\""), NULL, TR_ERR_FORMAT,
-            "num_attention_heads", "is \"4\", expected an integer" },
+          "num_attention_heads", "is \"4\", expected an integer" },
         { HEADS(",\"num_attention_heads\":7"), NULL, TR_ERR_FORMAT,
-            "hidden_size", "256 is no multiple of" },
+          "hidden_size", "256 is no multiple of" },
         { HEADS(",\"num_attention_heads\":32"), NULL, TR_ERR_UNSUPPORTED,
-            "head_dim", "head_dim is 8, expected a multiple of 16" },
+          "head_dim", "head_dim is 8, expected a multiple of 16" },
         { LLAMA(",\"head_dim\":512"), NULL, TR_ERR_UNSUPPORTED, "head_dim",
-            "head_dim is 512" },
+          "head_dim is 512" },
         { LLAMA(",\"num_key_value_heads\":3"), NULL, TR_ERR_FORMAT,
-            "num_key_value_heads", "4 query heads on 3" },
+          "num_key_value_heads", "4 query heads on 3" },
         { LLAMA(",\"num_key_value_heads\":-1"), NULL, TR_ERR_FORMAT,
-            "num_key_value_heads", "is -1" },
+          "num_key_value_heads", "is -1" },
         { HEADS(",\"num_attention_heads\":64,\"head_dim\":16,"
-                "\"num_key_value_heads\":1"), NULL, TR_ERR_FORMAT,
-            "num_key_value_heads", "64 query heads on 1" },
+                "\"num_key_value_heads\":1"),
+          NULL, TR_ERR_FORMAT, "num_key_value_heads", "64 query heads on 1" },
         { LLAMA(",\"rms_norm_eps\":0"), NULL, TR_ERR_FORMAT, "rms_norm_eps",
-            "positive number" },
+          "positive number" },
         { LLAMA(",\"rope_theta\":\"x\""), NULL, TR_ERR_FORMAT, "rope_theta",
-            "positive number" },
+          "positive number" },
         { LLAMA(",\"rope_scaling\":[]"), NULL, TR_ERR_FORMAT, "rope_scaling",
-            "neither null nor an object" },
+          "neither null nor an object" },
         { LLAMA(",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}"), NULL,
-            TR_ERR_UNSUPPORTED, "rope_scaling", "\"dynamic\" is not" },
+          TR_ERR_UNSUPPORTED, "rope_scaling", "\"dynamic\" is not" },
         { LLAMA(",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4}"),
-            NULL, TR_ERR_UNSUPPORTED, "rope_scaling", "\"yarn\" is not" },
+          NULL, TR_ERR_UNSUPPORTED, "rope_scaling", "\"yarn\" is not" },
         { LLAMA(",\"rope_scaling\":{\"rope_type\":7}"), NULL,
-            TR_ERR_UNSUPPORTED, "rope_scaling", "expected default, linear" },
-        { LLAMA(",\"rope_scaling\":{\"type\":\"linear\"}"), NULL,
-            TR_ERR_FORMAT, "factor", "factor is missing" },
+          TR_ERR_UNSUPPORTED, "rope_scaling", "expected default, linear" },
+        { LLAMA(",\"rope_scaling\":{\"type\":\"linear\"}"), NULL, TR_ERR_FORMAT,
+          "factor", "factor is missing" },
         { LLAMA(",\"rope_scaling\":{\"type\":\"linear\",\"factor\":-1}"), NULL,
-            TR_ERR_FORMAT, "factor", "positive number" },
+          TR_ERR_FORMAT, "factor", "positive number" },
         { LLAMA(",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,"
                 "\"low_freq_factor\":4,\"high_freq_factor\":4,"
-                "\"original_max_position_embeddings\":8192}"), NULL,
-            TR_ERR_FORMAT, "high_freq_factor", "greater than" },
+                "\"original_max_position_embeddings\":8192}"),
+          NULL, TR_ERR_FORMAT, "high_freq_factor", "greater than" },
         { LLAMA(",\"max_position_embeddings\":0"), NULL, TR_ERR_FORMAT,
-            "max_position_embeddings", "is 0" },
-        { LLAMA(",\"eos_token_id\":1000"), NULL, TR_ERR_FORMAT,
-            "eos_token_id", "config.json: eos_token_id holds 1000" },
+          "max_position_embeddings", "is 0" },
+        { LLAMA(",\"eos_token_id\":1000"), NULL, TR_ERR_FORMAT, "eos_token_id",
+          "config.json: eos_token_id holds 1000" },
         { LLAMA(",\"eos_token_id\":[1,\"x\"]"), NULL, TR_ERR_FORMAT,
-            "eos_token_id", "token id below 1000" },
+          "eos_token_id", "token id below 1000" },
         { LLAMA(",\"eos_token_id\":[1,2,3,4,5,6,7,8,9]"), NULL, TR_ERR_FORMAT,
-            "eos_token_id", "more than 8" },
+          "eos_token_id", "more than 8" },
         { LLAMA(""), "{\"eos_token_id\":-1}", TR_ERR_FORMAT, "eos_token_id",
-            "generation_config.json: eos_token_id holds -1" },
+          "generation_config.json: eos_token_id holds -1" },
         { LLAMA(""), "{,}", TR_ERR_FORMAT, "", "generation_config.json: line" },
-        { LLAMA(",\"vocab_size\":1000"), NULL, TR_ERR_FORMAT, "",
-            "duplicate" },
+        { LLAMA(",\"vocab_size\":1000"), NULL, TR_ERR_FORMAT, "", "duplicate" },
     };
 
     (void) state;
@@ -272,11 +277,11 @@ test_refused(void **state)
         rc = tr_model_config_load(dir, &c, &err);
         if (rc != refused[i].status || err.status != rc
             || strcmp(err.param, refused[i].param)
-            || strstr(err.text, refused[i].words) == NULL)
-        {
+            || strstr(err.text, refused[i].words) == NULL) {
             fail_msg("%s: status %d param \"%s\" \"%s\", expected %d \"%s\" "
-                     "\"%s\"", refused[i].config, rc, err.param, err.text,
-                refused[i].status, refused[i].param, refused[i].words);
+                     "\"%s\"",
+                     refused[i].config, rc, err.param, err.text,
+                     refused[i].status, refused[i].param, refused[i].words);
         }
     }
 }
@@ -285,10 +290,8 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_llama),
-        cmocka_unit_test(test_families),
-        cmocka_unit_test(test_rope),
-        cmocka_unit_test(test_pocket),
+        cmocka_unit_test(test_llama),   cmocka_unit_test(test_families),
+        cmocka_unit_test(test_rope),    cmocka_unit_test(test_pocket),
         cmocka_unit_test(test_refused),
     };
 

@@ -133,7 +133,8 @@ test_values_arrive(void **state)
 
     (void) state;
     assert_int_equal(parse("-x a=b --stop s --stop= -n7 --top-p=0.25 -f",
-                           words), 0);
+                           words),
+                     0);
     assert_string_equal(g.text, "a=b");
     assert_int_equal(g.list.n, 2);
     assert_string_equal(g.list.item[0], "s");

@@ -47,9 +47,11 @@ outlet_records(void **state)
     tr_outlet_t o;
     tr_record_t rec;
     tr_wire_delta_t delta;
-    tr_wire_finish_t finish = { .choice = 2, .reason = TR_FINISH_LENGTH,
+    tr_wire_finish_t finish = { .choice = 2,
+                                .reason = TR_FINISH_LENGTH,
                                 .flags = TR_FINISH_LAST,
-                                .completion_tokens = 7 }, finish2;
+                                .completion_tokens = 7 },
+                     finish2;
     tr_wire_error_t error;
     tr_wire_bytes_t a, b;
     tr_error_t err = { .status = TR_ERR_TIMEOUT };
@@ -138,7 +140,8 @@ outlet_room_is_kept(void **state)
                                     : random_below(sizeof(logprobs));
 
             assert_int_equal(tr_outlet_delta(&o, i, 0, 1, text, len, logprobs,
-                                             lp), TR_OK);
+                                             lp),
+                             TR_OK);
             assert_int_equal(tr_outlet_finish(&o, i, &finish), TR_OK);
         }
         tr_outlet_publish(&o);

@@ -55,9 +55,11 @@ make(uint32_t n, uint32_t max_tokens)
     tr_request_t *r = calloc(1, sizeof(*r));
 
     r->n = n;
-    r->params = (tr_sampling_params_t){ .temperature = 1.0f, .top_p = 1.0f,
+    r->params = (tr_sampling_params_t){ .temperature = 1.0f,
+                                        .top_p = 1.0f,
                                         .repetition_penalty = 1.0f,
-                                        .has_seed = true, .seed = 42,
+                                        .has_seed = true,
+                                        .seed = 42,
                                         .max_tokens = max_tokens,
                                         .logprobs = -1 };
     return r;

@@ -91,8 +91,8 @@ test_space_is_exact(void **state)
                 break;
             }
             assert_int_equal(rc, TR_OK);
-            assert_true(ring_is_number(&rec, r.buf, got,
-                                       ring_length(got, r.max)));
+            assert_true(
+                ring_is_number(&rec, r.buf, got, ring_length(got, r.max)));
             got++;
             tr_ring_release(&r.c);
         }
@@ -326,7 +326,7 @@ test_impossible_head_is_refused(void **state)
 /* A forged header at offset `at`, with `have` bytes published. */
 static tr_status_t
 forged(ring_t *r, uint32_t at, uint64_t have, uint32_t length, uint16_t type,
-    size_t buf_size)
+       size_t buf_size)
 {
     tr_record_t rec = { .length = length, .type = type, .id = 1 }, got;
     tr_status_t rc;
@@ -485,8 +485,7 @@ duo_produce(void *arg)
         if (tr_ring_publish(&d->ring.p)) {
             tr_doorbell_ring(d->to_consumer);
         }
-        if (rc == TR_AGAIN
-            && tr_ring_wait_space(&d->ring.p, len) == TR_AGAIN) {
+        if (rc == TR_AGAIN && tr_ring_wait_space(&d->ring.p, len) == TR_AGAIN) {
             d->waits++;
             if (!duo_wait(d->to_producer)) {
                 d->failed = "the producer was never rung";
@@ -597,9 +596,8 @@ body_produce(void *arg)
         uint32_t left = BODY_BYTES - at;
         uint32_t n = left < d->ring.max ? left : d->ring.max;
         tr_ring_piece_t piece = { body + at, n };
-        tr_status_t rc = tr_ring_put(&d->ring.p, 1,
-                                     n < left ? TR_FLAG_MORE : 0, 77, &piece,
-                                     1);
+        tr_status_t rc = tr_ring_put(&d->ring.p, 1, n < left ? TR_FLAG_MORE : 0,
+                                     77, &piece, 1);
 
         if (rc == TR_OK) {
             at += n;

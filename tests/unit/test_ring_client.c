@@ -91,7 +91,7 @@ hash(uint64_t h, const void *data, size_t len)
 
 static void
 fake_put(fake_t *f, uint16_t type, uint64_t id, const void *head, size_t n,
-    const void *tail, size_t m)
+         const void *tail, size_t m)
 {
     tr_ring_piece_t pieces[2] = { { head, n }, { tail, m } };
 
@@ -118,7 +118,8 @@ fake_put(fake_t *f, uint16_t type, uint64_t id, const void *head, size_t n,
 static void
 fake_accepted(fake_t *f, uint64_t id)
 {
-    tr_wire_accepted_t head = { .endpoint = TR_ENDPOINT_CHAT, .choices = 1,
+    tr_wire_accepted_t head = { .endpoint = TR_ENDPOINT_CHAT,
+                                .choices = 1,
                                 .model_len = 4 };
 
     fake_put(f, TR_RECORD_ACCEPTED, id, &head, sizeof(head), "fake", 4);
@@ -313,8 +314,8 @@ fake_start(fake_t *f, int manner, void (*serve)(fake_t *f), uint32_t ring)
     unlink(f->path);
     snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", f->path);
     f->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(bind(f->listener, (struct sockaddr *) &addr,
-                          sizeof(addr)), 0);
+    assert_int_equal(bind(f->listener, (struct sockaddr *) &addr, sizeof(addr)),
+                     0);
     assert_int_equal(listen(f->listener, 4), 0);
     assert_int_equal(pthread_create(&f->thread, NULL, fake_run, f), 0);
 }
@@ -364,7 +365,8 @@ test_connect_shows_the_engine(void **state)
     (void) state;
     fake_start(&f, WELCOME, NULL, 0);
     assert_int_equal(tr_ring_client_connect(f.path, &options, PATIENCE_MS, &c,
-                                            &err), TR_OK);
+                                            &err),
+                     TR_OK);
     assert_int_equal(tr_ring_client_slots(c), 128);
     assert_int_equal(tr_ring_client_in_flight(c), 0);
     assert_int_equal(tr_ring_client_generation(c), GENERATION);
@@ -394,8 +396,8 @@ expect_refusal(int manner, int timeout_ms, tr_status_t want, const char *text)
     fake_t f;
 
     fake_start(&f, manner, NULL, 0);
-    assert_int_equal(tr_ring_client_connect(f.path, NULL, timeout_ms, &c,
-                                            &err), want);
+    assert_int_equal(tr_ring_client_connect(f.path, NULL, timeout_ms, &c, &err),
+                     want);
     assert_null(c);
     assert_int_equal(err.status, want);
     if (strstr(err.text, text) == NULL || strstr(err.text, f.path) == NULL) {
@@ -421,8 +423,7 @@ test_refusals_have_a_reason(void **state)
                    "sent 0 descriptors, expected 4");
     expect_refusal(OTHER_GENERATION, PATIENCE_MS, TR_ERR_PROTOCOL,
                    "generations differ");
-    expect_refusal(GARBAGE, PATIENCE_MS, TR_ERR_PROTOCOL,
-                   "makes no sense");
+    expect_refusal(GARBAGE, PATIENCE_MS, TR_ERR_PROTOCOL, "makes no sense");
 }
 
 static void
@@ -434,8 +435,9 @@ test_nobody_there(void **state)
     tr_error_t err;
 
     (void) state;
-    assert_int_equal(tr_ring_client_connect("/tmp/no/such.sock", NULL, 100,
-                                            &c, &err), TR_ERR_NO_ENGINE);
+    assert_int_equal(tr_ring_client_connect("/tmp/no/such.sock", NULL, 100, &c,
+                                            &err),
+                     TR_ERR_NO_ENGINE);
     assert_non_null(strstr(err.text, "/tmp/no/such.sock"));
     assert_int_equal(tr_ring_client_connect("", NULL, 100, &c, &err),
                      TR_ERR_INVALID);
@@ -453,7 +455,8 @@ test_nobody_there(void **state)
 static void
 serve_one(fake_t *f)
 {
-    tr_wire_error_t error = { .status = TR_ERR_INVALID, .param_len = 4,
+    tr_wire_error_t error = { .status = TR_ERR_INVALID,
+                              .param_len = 4,
                               .message_len = 3 };
 
     if (fake_request(f)) {
@@ -486,7 +489,7 @@ connected(fake_t *f, const tr_ring_client_options_t *options)
 
 static void
 expect_event(tr_ring_client_t *c, tr_ring_event_t *event, uint64_t id,
-    uint16_t type)
+             uint16_t type)
 {
     tr_error_t err;
 
@@ -510,7 +513,8 @@ test_a_request_and_its_events(void **state)
     fake_start(&f, WELCOME, serve_one, 0);
     c = connected(&f, NULL);
     assert_int_equal(tr_ring_client_submit(c, TR_ENDPOINT_CHAT, "req-1", "{}",
-                                           2, PATIENCE_MS, &id, &err), TR_OK);
+                                           2, PATIENCE_MS, &id, &err),
+                     TR_OK);
     assert_int_equal(TR_ID_GENERATION(id), 1);
     assert_int_equal(tr_ring_client_in_flight(c), 1);
     expect_event(c, &event, id, TR_RECORD_ACCEPTED);
@@ -528,8 +532,8 @@ test_a_request_and_its_events(void **state)
     assert_int_equal(tr_ring_client_in_flight(c), 0);
 
     /* the same slot, the next generation */
-    assert_int_equal(tr_ring_client_submit(c, TR_ENDPOINT_COMPLETIONS, NULL,
-                                           "", 0, PATIENCE_MS, &second, &err),
+    assert_int_equal(tr_ring_client_submit(c, TR_ENDPOINT_COMPLETIONS, NULL, "",
+                                           0, PATIENCE_MS, &second, &err),
                      TR_OK);
     assert_true(second == id + (1ull << 32));
     expect_event(c, &event, second, TR_RECORD_ERROR);
@@ -565,10 +569,12 @@ test_what_is_not_sent(void **state)
     assert_int_equal(tr_ring_client_submit(c, 9, NULL, "", 0, 0, &id, &err),
                      TR_ERR_INVALID);
     assert_int_equal(tr_ring_client_submit(c, TR_ENDPOINT_CHAT, long_id, "", 0,
-                                           0, &id, &err), TR_ERR_INVALID);
+                                           0, &id, &err),
+                     TR_ERR_INVALID);
     assert_non_null(strstr(err.text, "65 bytes"));
-    assert_int_equal(tr_ring_client_submit(c, TR_ENDPOINT_CHAT, "a b", "", 0,
-                                           0, &id, &err), TR_ERR_INVALID);
+    assert_int_equal(tr_ring_client_submit(c, TR_ENDPOINT_CHAT, "a b", "", 0, 0,
+                                           &id, &err),
+                     TR_ERR_INVALID);
     assert_non_null(strstr(err.text, "0x20 at 1"));
     assert_int_equal(tr_ring_client_in_flight(c), 0);
     tr_ring_client_close(c);
@@ -671,7 +677,8 @@ test_a_body_that_is_not_taken(void **state)
                      TR_ERR_TIMEOUT);
     assert_int_equal(tr_ring_client_in_flight(c), 0);
     assert_int_equal(tr_ring_client_submit(c, TR_ENDPOINT_CHAT, NULL, "{}", 2,
-                                           PATIENCE_MS, &id, &err), TR_OK);
+                                           PATIENCE_MS, &id, &err),
+                     TR_OK);
     assert_int_not_equal(TR_ID_SLOT(id), TR_ID_SLOT(lost));
     expect_event(c, &event, id, TR_RECORD_FINISH);
     tr_ring_client_close(c);
@@ -723,7 +730,8 @@ test_wishes(void **state)
     fake_start(&f, WELCOME, serve_wishes, 0);
     c = connected(&f, NULL);
     assert_int_equal(tr_ring_client_submit(c, TR_ENDPOINT_CHAT, NULL, "{}", 2,
-                                           PATIENCE_MS, &id, &err), TR_OK);
+                                           PATIENCE_MS, &id, &err),
+                     TR_OK);
     expect_event(c, &event, id, TR_RECORD_ACCEPTED);
     tr_ring_client_pause(c, id);
     expect_event(c, &event, id, TR_RECORD_DELTA);
@@ -780,13 +788,13 @@ test_every_slot_in_flight(void **state)
                                                2, PATIENCE_MS, &ids[i], &err),
                          TR_OK);
         if (i == 62) {
-            assert_int_equal(tr_ring_client_poll(c, 0, &event, &err),
-                             TR_AGAIN);
+            assert_int_equal(tr_ring_client_poll(c, 0, &event, &err), TR_AGAIN);
         }
     }
     assert_int_equal(tr_ring_client_in_flight(c), 64);
     assert_int_equal(tr_ring_client_submit(c, TR_ENDPOINT_CHAT, NULL, "{}", 2,
-                                           0, &extra, &err), TR_AGAIN);
+                                           0, &extra, &err),
+                     TR_AGAIN);
     assert_non_null(strstr(err.text, "64 slots"));
     /* as an event loop would: poll until TR_AGAIN, then wait on the fd */
     p.fd = tr_ring_client_fd(c);

@@ -31,7 +31,8 @@ pair_make(pair_t *p)
     int ends[2];
 
     assert_int_equal(tr_channel_create(64, CAPACITY, CAPACITY, 1, &p->map,
-                                       &p->memfd), TR_OK);
+                                       &p->memfd),
+                     TR_OK);
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends),
                      0);
     p->sock = ends[0];
@@ -101,7 +102,7 @@ pair_wait(pair_t *p, int bell)
  * many; *rc is the last status. */
 static uint64_t
 produce(pair_t *p, tr_ring_producer_t *ring, uint64_t from, uint64_t count,
-    tr_status_t *rc)
+        tr_status_t *rc)
 {
     uint8_t scratch[CAPACITY];
     uint64_t n = from;
@@ -132,7 +133,7 @@ produce(pair_t *p, tr_ring_producer_t *ring, uint64_t from, uint64_t count,
  * ring is empty.  Returns how many; *rc is TR_ERR_FORMAT for a torn record. */
 static uint64_t
 consume(pair_t *p, tr_ring_consumer_t *ring, uint64_t from, uint64_t count,
-    tr_status_t *rc)
+        tr_status_t *rc)
 {
     uint8_t buf[CAPACITY];
     uint64_t n = from;
@@ -173,8 +174,7 @@ child_produces(pair_t *p)
     tr_ring_producer_t ring;
     tr_status_t rc;
 
-    tr_ring_producer_init(&ring, p->map.request, p->map.request_data,
-                          CAPACITY);
+    tr_ring_producer_init(&ring, p->map.request, p->map.request_data, CAPACITY);
     produce(p, &ring, 0, UINT64_MAX, &rc);
 }
 
@@ -184,8 +184,7 @@ child_consumes(pair_t *p)
     tr_ring_consumer_t ring;
     tr_status_t rc;
 
-    tr_ring_consumer_init(&ring, p->map.request, p->map.request_data,
-                          CAPACITY);
+    tr_ring_consumer_init(&ring, p->map.request, p->map.request_data, CAPACITY);
     consume(p, &ring, 0, UINT64_MAX, &rc);
 }
 
@@ -333,16 +332,15 @@ kill_while_writing(long steps, int *seen)
     pair_at_the_end_of_the_ring(&p);
     pair_fork(&p, child_writes_once);
     done = step_and_kill(&p, steps);
-    tr_ring_consumer_init(&ring, p.map.response, p.map.response_data,
-                          CAPACITY);
+    tr_ring_consumer_init(&ring, p.map.response, p.map.response_data, CAPACITY);
     ring.head = ring.released = ring.tail = CAPACITY - 40;
     for (n = 0;; n++) {
         rc = tr_ring_get(&ring, &rec, buf, sizeof(buf));
         if (rc != TR_OK) {
             break;
         }
-        assert_true(ring_is_number(&rec, buf, (uint64_t) n + 1,
-                                   n == 0 ? 61 : 9));
+        assert_true(
+            ring_is_number(&rec, buf, (uint64_t) n + 1, n == 0 ? 61 : 9));
     }
     assert_int_equal(rc, TR_AGAIN);
     assert_true(n == 0 || n == 2); /* one publish, both or none */
@@ -379,8 +377,7 @@ kill_while_reading(long steps, int *released)
     pair_t p;
 
     pair_at_the_end_of_the_ring(&p);
-    tr_ring_producer_init(&ring, p.map.response, p.map.response_data,
-                          CAPACITY);
+    tr_ring_producer_init(&ring, p.map.response, p.map.response_data, CAPACITY);
     ring.tail = ring.published = ring.head = CAPACITY - 40;
     assert_int_equal(ring_put_number(&ring, 1, 61, scratch), TR_OK);
     tr_ring_publish(&ring);

@@ -18,7 +18,8 @@
 
 static char dir[64];
 static const char *const files[] = { "model.safetensors",
-    "model.safetensors.index.json", "a.safetensors", "b.safetensors" };
+                                     "model.safetensors.index.json",
+                                     "a.safetensors", "b.safetensors" };
 
 static int
 make_dir(void **state)
@@ -85,10 +86,9 @@ expect_error(const char *what, tr_status_t status, const char *words)
     tr_status_t rc = tr_safetensors_open(dir, &st, &err);
 
     if (rc != status || err.status != status
-        || strstr(err.text, words) == NULL)
-    {
+        || strstr(err.text, words) == NULL) {
         fail_msg("%s: status %d \"%s\", expected %d with \"%s\"", what, rc,
-            err.text, status, words);
+                 err.text, status, words);
     }
     assert_null(st);
     remove_files();
@@ -105,7 +105,8 @@ test_read(void **state)
     float x[4];
 
     (void) state;
-    write_tensors("model.safetensors",
+    write_tensors(
+        "model.safetensors",
         "{\"__metadata__\":{\"format\":\"pt\"},\"w\":" F32_4
         ",\"h\":{\"dtype\":\"BF16\",\"shape\":[3],\"data_offsets\":[17,23]},"
         "\"f\":{\"dtype\":\"F16\",\"shape\":[],\"data_offsets\":[24,26]},"
@@ -151,8 +152,10 @@ test_shards(void **state)
 
     (void) state;
     write_tensors("a.safetensors", "{\"x\":" F32_4 "}", 16, 0);
-    write_tensors("b.safetensors", "{\"y\":" F32_4 ",\"z\":{\"dtype\":\"F32\","
-        "\"shape\":[1],\"data_offsets\":[16,20]}}", 20, 0);
+    write_tensors("b.safetensors",
+                  "{\"y\":" F32_4 ",\"z\":{\"dtype\":\"F32\","
+                  "\"shape\":[1],\"data_offsets\":[16,20]}}",
+                  20, 0);
     write_index(INDEX("{\"y\":\"b.safetensors\",\"x\":\"a.safetensors\","
                       "\"z\":\"b.safetensors\"}"));
     assert_int_equal(tr_safetensors_open(dir, &st, &err), TR_OK);
@@ -163,9 +166,9 @@ test_shards(void **state)
     remove_files();
 }
 
-#define T(dtype, shape, offsets)                                               \
-    "{\"w\":{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":"        \
-    offsets "}}"
+#define T(dtype, shape, offsets)                   \
+    "{\"w\":{\"dtype\":" dtype ",\"shape\":" shape \
+    ",\"data_offsets\":" offsets "}}"
 
 static void
 test_broken_files(void **state)
@@ -189,54 +192,52 @@ test_broken_files(void **state)
         { "{\"w\"", 0, 0, TR_ERR_FORMAT, "not a JSON object" },
         { "{\"\xff\":1}", 0, 0, TR_ERR_FORMAT, "unable to decode byte 0xff" },
         { "{\"w\":" F32_4 ",\"w\":" F32_4 "}", 16, 0, TR_ERR_FORMAT,
-            "duplicate" },
+          "duplicate" },
         { "{\"w\":" F32_4 "} x", 16, 0, TR_ERR_FORMAT, "end of file" },
         /* one tensor's entry */
         { "{\"w\":7}", 0, 0, TR_ERR_FORMAT, "\"w\" needs dtype" },
         { T("1", "[1]", "[0,4]"), 4, 0, TR_ERR_FORMAT, "needs dtype" },
         { "{\"w\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, 0, TR_ERR_FORMAT,
-            "data_offsets" },
+          "data_offsets" },
         { T("\"F32\"", "[1]", "[0]"), 4, 0, TR_ERR_FORMAT, "two integers" },
-        { T("\"F32\"", "[1]", "[0,4.0]"), 4, 0, TR_ERR_FORMAT,
-            "two integers" },
+        { T("\"F32\"", "[1]", "[0,4.0]"), 4, 0, TR_ERR_FORMAT, "two integers" },
         { T("\"I64\"", "[1]", "[0,8]"), 8, 0, TR_ERR_UNSUPPORTED,
-            "dtype \"I64\", expected F32, F16 or BF16" },
+          "dtype \"I64\", expected F32, F16 or BF16" },
         { T("\"F8_E4M3\"", "[1]", "[0,1]"), 8, 0, TR_ERR_UNSUPPORTED,
-            "F8_E4M3" },
+          "F8_E4M3" },
         { T("\"F32\"", "4", "[0,4]"), 4, 0, TR_ERR_FORMAT, "valid shape" },
         { T("\"F32\"", "[-1]", "[0,4]"), 4, 0, TR_ERR_FORMAT, "valid shape" },
         { T("\"F32\"", "[1.0]", "[0,4]"), 4, 0, TR_ERR_FORMAT, "valid shape" },
         { T("\"F32\"", "[1,1,1,1,1,1,1,1,1]", "[0,4]"), 4, 0, TR_ERR_FORMAT,
-            "at most 8 sizes" },
-        { T("\"F32\"", "[4294967296,4294967296]", "[0,0]"), 0, 0,
-            TR_ERR_FORMAT, "valid shape" },
-        { T("\"F32\"", "[2305843009213693952,4]", "[0,0]"), 0, 0,
-            TR_ERR_FORMAT, "valid shape" },
+          "at most 8 sizes" },
+        { T("\"F32\"", "[4294967296,4294967296]", "[0,0]"), 0, 0, TR_ERR_FORMAT,
+          "valid shape" },
+        { T("\"F32\"", "[2305843009213693952,4]", "[0,0]"), 0, 0, TR_ERR_FORMAT,
+          "valid shape" },
         { T("\"F32\"", "[9223372036854775808]", "[0,0]"), 0, 0, TR_ERR_FORMAT,
-            "big integer" },
+          "big integer" },
         /* where its data lies */
         { T("\"F32\"", "[2,2]", "[0,16]"), 15, 0, TR_ERR_FORMAT,
-            "within the 15 bytes" },
-        { T("\"F32\"", "[2,2]", "[16,0]"), 16, 0, TR_ERR_FORMAT,
-            "[16, 0]" },
-        { T("\"F32\"", "[2,2]", "[-16,0]"), 16, 0, TR_ERR_FORMAT,
-            "[-16, 0]" },
+          "within the 15 bytes" },
+        { T("\"F32\"", "[2,2]", "[16,0]"), 16, 0, TR_ERR_FORMAT, "[16, 0]" },
+        { T("\"F32\"", "[2,2]", "[-16,0]"), 16, 0, TR_ERR_FORMAT, "[-16, 0]" },
         { T("\"F32\"", "[1]", "[9223372036854775803,9223372036854775807]"), 4,
-            0, TR_ERR_FORMAT, "within the 4 bytes" },
+          0, TR_ERR_FORMAT, "within the 4 bytes" },
         { T("\"F32\"", "[2,2]", "[0,12]"), 16, 0, TR_ERR_FORMAT,
-            "has 12 bytes of data, its dtype and shape need 16" },
+          "has 12 bytes of data, its dtype and shape need 16" },
         { T("\"BF16\"", "[2,2]", "[0,16]"), 16, 0, TR_ERR_FORMAT,
-            "shape need 8" },
+          "shape need 8" },
         { "{\"a\":" F32_4 ",\"b\":{\"dtype\":\"F16\",\"shape\":[1],"
-          "\"data_offsets\":[14,16]}}", 16, 0, TR_ERR_FORMAT, "overlap" },
+          "\"data_offsets\":[14,16]}}",
+          16, 0, TR_ERR_FORMAT, "overlap" },
         { "{\"a\":" F32_4 ",\"b\":" F32_4 "}", 16, 0, TR_ERR_FORMAT,
-            "overlap" },
+          "overlap" },
     };
 
     (void) state;
     for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++) {
         write_tensors("model.safetensors", broken[i].header, broken[i].data,
-            broken[i].lie);
+                      broken[i].lie);
         expect_error(broken[i].header, broken[i].status, broken[i].words);
     }
     write_file("model.safetensors", "1234567", 7);
@@ -261,16 +262,16 @@ test_broken_indexes(void **state)
         { INDEX("7"), TR_ERR_FORMAT, "no weight_map" },
         { INDEX("{\"x\":7}"), TR_ERR_FORMAT, "not a file name" },
         { INDEX("{\"x\":\"../a.safetensors\"}"), TR_ERR_FORMAT,
-            "without directory" },
+          "without directory" },
         { INDEX("{\"x\":\"\"}"), TR_ERR_FORMAT, "without directory" },
         { INDEX("{\"x\":\"c.safetensors\"}"), TR_ERR_NOT_FOUND,
-            "c.safetensors: cannot open" },
+          "c.safetensors: cannot open" },
         { INDEX("{\"q\":\"a.safetensors\"}"), TR_ERR_FORMAT,
-            "\"q\" should be in a.safetensors, which does not hold it" },
+          "\"q\" should be in a.safetensors, which does not hold it" },
         { INDEX("{\"y\":\"a.safetensors\",\"x\":\"b.safetensors\"}"),
-            TR_ERR_FORMAT, "does not hold it" },
+          TR_ERR_FORMAT, "does not hold it" },
         { INDEX("{\"x\":\"a.safetensors\",\"x\":\"a.safetensors\"}"),
-            TR_ERR_FORMAT, "duplicate" },
+          TR_ERR_FORMAT, "duplicate" },
     };
     char twice[128];
 
@@ -282,12 +283,12 @@ test_broken_indexes(void **state)
         expect_error(broken[i].index, broken[i].status, broken[i].words);
     }
     snprintf(twice, sizeof(twice),
-        INDEX("{\"x\":\"a.safetensors\",\"y\":\"b.safetensors\"}"));
+             INDEX("{\"x\":\"a.safetensors\",\"y\":\"b.safetensors\"}"));
     write_tensors("a.safetensors", "{\"x\":" F32_4 "}", 16, 0);
     write_tensors("b.safetensors", "{\"x\":" F32_4 "}", 16, 0);
     write_index(twice);
     expect_error("one tensor in two shards", TR_ERR_FORMAT,
-        "\"x\" is both in a.safetensors and in b.safetensors");
+                 "\"x\" is both in a.safetensors and in b.safetensors");
 }
 
 static void
@@ -298,7 +299,7 @@ test_no_directory(void **state)
 
     (void) state;
     assert_int_equal(tr_safetensors_open("/nonexistent/model", &st, &err),
-        TR_ERR_NOT_FOUND);
+                     TR_ERR_NOT_FOUND);
     assert_non_null(strstr(err.text, "/nonexistent/model"));
 }
 

@@ -35,7 +35,7 @@ on_event(void *user, const char *data, size_t len, const char *event)
 /* Parses `stream` in pieces of `step` bytes. */
 static tr_status_t
 parse(const char *stream, size_t n, size_t step, seen_t *seen,
-    uint64_t *comments)
+      uint64_t *comments)
 {
     tr_sse_t s;
     tr_status_t rc = TR_OK;
@@ -74,7 +74,9 @@ static const struct {
     { "event: lonely\n\ndata: y\n\n", "|y~", TR_OK },
     { "id: 7\nretry: 3\nother: z\ndata: x\n\n", "|x~", TR_OK },
     { ": ping\n\ndata: x\n\n", "|x~", TR_OK },
-    { "\xef\xbb\xbf" "data: x\n\n", "|x~", TR_OK },
+    { "\xef\xbb\xbf"
+      "data: x\n\n",
+      "|x~", TR_OK },
     { "\n\n\n", "", TR_OK },
     { "data: caf\xc3\xa9 \xf0\x9f\x99\x82\n\n",
       "|caf\xc3\xa9 \xf0\x9f\x99\x82~", TR_OK },

@@ -228,8 +228,8 @@ test_nobody_else_writes(void **state)
 
     (void) state;
     page_make(&f);
-    map = mmap(NULL, sizeof(*f.page), PROT_READ | PROT_WRITE, MAP_SHARED,
-               f.fd, 0);
+    map = mmap(NULL, sizeof(*f.page), PROT_READ | PROT_WRITE, MAP_SHARED, f.fd,
+               0);
     assert_ptr_equal(map, MAP_FAILED);
     assert_int_equal(pwrite(f.fd, "x", 1, 0), -1);
     snprintf(path, sizeof(path), "/proc/self/fd/%d", f.fd);
@@ -247,7 +247,7 @@ test_nobody_else_writes(void **state)
 /* A page as an impostor might make it: right but for one thing. */
 static tr_status_t
 attach_forged(int seals, uint64_t size, uint64_t magic, uint32_t version,
-    uint32_t said_size)
+              uint32_t said_size)
 {
     const tr_status_page_t *seen = NULL;
     tr_status_page_t *page;
@@ -255,8 +255,7 @@ attach_forged(int seals, uint64_t size, uint64_t magic, uint32_t version,
     void *base;
     int fd;
 
-    assert_int_equal(tr_memfd_create("forged", size, seals, &base, &fd),
-                     TR_OK);
+    assert_int_equal(tr_memfd_create("forged", size, seals, &base, &fd), TR_OK);
     page = base;
     page->magic = magic;
     page->version = version;
@@ -283,7 +282,8 @@ test_impostors_are_refused(void **state)
     assert_int_equal(attach_forged(TR_CHANNEL_SEALS, size, magic, 1, size),
                      TR_ERR_PROTOCOL);
     assert_int_equal(attach_forged(TR_STATUS_SEALS & ~F_SEAL_SHRINK, size,
-                                   magic, 1, size), TR_ERR_PROTOCOL);
+                                   magic, 1, size),
+                     TR_ERR_PROTOCOL);
     assert_int_equal(attach_forged(TR_STATUS_SEALS, size + 64, magic, 1, size),
                      TR_ERR_PROTOCOL);
     assert_int_equal(attach_forged(TR_STATUS_SEALS, size - 64, magic, 1, size),

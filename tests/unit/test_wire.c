@@ -91,8 +91,7 @@ parse_delta(const uint8_t *payload, size_t len)
 {
     tr_wire_delta_t head;
     tr_wire_bytes_t text, logprobs;
-    tr_status_t rc = tr_wire_delta_parse(payload, len, &head, &text,
-                                         &logprobs);
+    tr_status_t rc = tr_wire_delta_parse(payload, len, &head, &text, &logprobs);
 
     if (rc != TR_OK) {
         return rc;
@@ -115,8 +114,7 @@ parse_error(const uint8_t *payload, size_t len)
 {
     tr_wire_error_t head;
     tr_wire_bytes_t param, message;
-    tr_status_t rc = tr_wire_error_parse(payload, len, &head, &param,
-                                         &message);
+    tr_status_t rc = tr_wire_error_parse(payload, len, &head, &param, &message);
 
     if (rc == TR_OK) {
         inside(param, payload, len);
@@ -172,8 +170,9 @@ sample_accepted(sample_t *s)
 static void
 sample_delta(sample_t *s)
 {
-    tr_wire_logprob_t entry = { .token = 7, .logprob = -0.5f, .bytes_len = 3,
-                                .top = 2 };
+    tr_wire_logprob_t entry = {
+        .token = 7, .logprob = -0.5f, .bytes_len = 3, .top = 2
+    };
     tr_wire_top_t top = { .token = 8, .logprob = -1.0f, .bytes_len = 2 };
     tr_wire_delta_t head = { .choice = 1, .tokens = 2, .text_len = 5 };
 
@@ -194,7 +193,8 @@ sample_delta(sample_t *s)
 static void
 sample_finish(sample_t *s)
 {
-    tr_wire_finish_t head = { .choice = 1, .reason = TR_FINISH_STOP,
+    tr_wire_finish_t head = { .choice = 1,
+                              .reason = TR_FINISH_STOP,
                               .flags = TR_FINISH_LAST,
                               .completion_tokens = 12 };
 
@@ -205,7 +205,8 @@ sample_finish(sample_t *s)
 static void
 sample_error(sample_t *s)
 {
-    tr_wire_error_t head = { .status = TR_ERR_INVALID, .param_len = 4,
+    tr_wire_error_t head = { .status = TR_ERR_INVALID,
+                             .param_len = 4,
                              .message_len = 9 };
 
     s->len = 0;
@@ -222,16 +223,36 @@ static const struct kind {
     int open_end;      /* what follows the head may have any length */
     size_t lengths[2]; /* offsets of 32-bit length fields, 0: none */
 } kinds[] = {
-    { "SUBMIT", parse_submit, sample_submit, sizeof(tr_wire_submit_t), 1,
+    { "SUBMIT",
+      parse_submit,
+      sample_submit,
+      sizeof(tr_wire_submit_t),
+      1,
       { offsetof(tr_wire_submit_t, request_id_len), 0 } },
-    { "ACCEPTED", parse_accepted, sample_accepted, sizeof(tr_wire_accepted_t),
-      0, { offsetof(tr_wire_accepted_t, model_len), 0 } },
-    { "DELTA", parse_delta, sample_delta, sizeof(tr_wire_delta_t), 0,
+    { "ACCEPTED",
+      parse_accepted,
+      sample_accepted,
+      sizeof(tr_wire_accepted_t),
+      0,
+      { offsetof(tr_wire_accepted_t, model_len), 0 } },
+    { "DELTA",
+      parse_delta,
+      sample_delta,
+      sizeof(tr_wire_delta_t),
+      0,
       { offsetof(tr_wire_delta_t, text_len),
         offsetof(tr_wire_delta_t, logprobs_len) } },
-    { "FINISH", parse_finish, sample_finish, sizeof(tr_wire_finish_t), 0,
+    { "FINISH",
+      parse_finish,
+      sample_finish,
+      sizeof(tr_wire_finish_t),
+      0,
       { 0, 0 } },
-    { "ERROR", parse_error, sample_error, sizeof(tr_wire_error_t), 0,
+    { "ERROR",
+      parse_error,
+      sample_error,
+      sizeof(tr_wire_error_t),
+      0,
       { offsetof(tr_wire_error_t, param_len),
         offsetof(tr_wire_error_t, message_len) } },
 };
@@ -282,9 +303,10 @@ test_every_truncation(void **state)
 static void
 test_every_wild_length(void **state)
 {
-    static const uint32_t wild[] = { 0, 1, 2, 15, 64, 65, 0x7fffffff,
-                                     0x80000000, 0xfffffff0, 0xfffffffe,
-                                     0xffffffff };
+    static const uint32_t wild[] = { 0,          1,          2,
+                                     15,         64,         65,
+                                     0x7fffffff, 0x80000000, 0xfffffff0,
+                                     0xfffffffe, 0xffffffff };
     sample_t s;
     size_t k, f, w;
 
@@ -301,8 +323,8 @@ test_every_wild_length(void **state)
                     want = TR_OK; /* a shorter request id */
                 }
                 if (rc != want) {
-                    fail_msg("%s with a length of %u at %zu: %d",
-                             kinds[k].name, wild[w], kinds[k].lengths[f], rc);
+                    fail_msg("%s with a length of %u at %zu: %d", kinds[k].name,
+                             wild[w], kinds[k].lengths[f], rc);
                 }
             }
         }
@@ -320,8 +342,7 @@ test_lengths_whose_sum_wraps(void **state)
     sample_error(&s);
     memcpy(s.bytes + offsetof(tr_wire_error_t, param_len), &a, 4);
     memcpy(s.bytes + offsetof(tr_wire_error_t, message_len), &b, 4);
-    assert_int_equal(parse_exact(parse_error, s.bytes, s.len),
-                     TR_ERR_PROTOCOL);
+    assert_int_equal(parse_exact(parse_error, s.bytes, s.len), TR_ERR_PROTOCOL);
 }
 
 static void
@@ -414,13 +435,13 @@ test_senseless_values(void **state)
     sample_t s;
 
     (void) state;
-#define SUBMIT_WITH(change, want)                                              \
-    do {                                                                       \
-        sample_submit(&s);                                                     \
-        memcpy(&submit, s.bytes, sizeof(submit));                              \
-        change;                                                                \
-        memcpy(s.bytes, &submit, sizeof(submit));                              \
-        assert_int_equal(parse_exact(parse_submit, s.bytes, s.len), want);     \
+#define SUBMIT_WITH(change, want)                                          \
+    do {                                                                   \
+        sample_submit(&s);                                                 \
+        memcpy(&submit, s.bytes, sizeof(submit));                          \
+        change;                                                            \
+        memcpy(s.bytes, &submit, sizeof(submit));                          \
+        assert_int_equal(parse_exact(parse_submit, s.bytes, s.len), want); \
     } while (0)
     SUBMIT_WITH(submit.endpoint = 0, TR_ERR_PROTOCOL);
     SUBMIT_WITH(submit.endpoint = TR_ENDPOINT_COMPLETIONS, TR_OK);
@@ -448,16 +469,14 @@ test_senseless_values(void **state)
         finish.reason = (uint16_t) reason;
         memcpy(s.bytes, &finish, sizeof(finish));
         assert_int_equal(parse_exact(parse_finish, s.bytes, s.len),
-                         reason >= 1 && reason <= 3 ? TR_OK
-                                                    : TR_ERR_PROTOCOL);
+                         reason >= 1 && reason <= 3 ? TR_OK : TR_ERR_PROTOCOL);
     }
 
     sample_error(&s);
     memcpy(&error, s.bytes, sizeof(error));
     error.status = TR_OK;
     memcpy(s.bytes, &error, sizeof(error));
-    assert_int_equal(parse_exact(parse_error, s.bytes, s.len),
-                     TR_ERR_PROTOCOL);
+    assert_int_equal(parse_exact(parse_error, s.bytes, s.len), TR_ERR_PROTOCOL);
 }
 
 /* Noise of every length into every parser. */
@@ -494,11 +513,11 @@ test_status_table(void **state)
     tr_status_info_t info;
 
     (void) state;
-#define ROW(name_, value_, http_, type_, code_, level_)                        \
-    info = tr_status_info(name_);                                              \
-    assert_int_equal(name_, value_);                                           \
-    assert_string_equal(info.name, #name_);                                    \
-    assert_int_equal(info.http, http_);                                        \
+#define ROW(name_, value_, http_, type_, code_, level_) \
+    info = tr_status_info(name_);                       \
+    assert_int_equal(name_, value_);                    \
+    assert_string_equal(info.name, #name_);             \
+    assert_int_equal(info.http, http_);                 \
     assert_true(info.http == 200 || (value_) < 0);
     TR_STATUS_TABLE(ROW)
 #undef ROW
