@@ -13,6 +13,7 @@
 
 #include <dirent.h>
 #include <pthread.h>
+#include <sys/resource.h>
 
 #include <tokenring/channel.h>
 #include <tokenring/wire.h>
@@ -378,6 +379,33 @@ test_wrong_numbers_are_closed(void **state)
     close(pair[1]);
 }
 
+/* This process has no descriptor left: the kernel drops them, and a welcome
+ * must not look like a refusal. */
+static void
+test_no_room_for_descriptors(void **state)
+{
+    struct rlimit old, none = { 0, 0 };
+    int pair[2], fds[4];
+    unsigned got;
+    ssize_t n;
+    char byte;
+
+    (void) state;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+    send_many(pair[0], 4);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+    none.rlim_max = old.rlim_max;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    errno = 0;
+    n = tr_fds_receive(pair[1], &byte, 1, fds, 4, &got);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+    assert_int_equal(n, -1);
+    assert_int_equal(errno, EPROTO);
+    assert_int_equal(got, 0);
+    close(pair[0]);
+    close(pair[1]);
+}
+
 static void
 test_send_to_a_closed_peer(void **state)
 {
@@ -629,6 +657,7 @@ main(void)
         cmocka_unit_test(test_a_channel_keeps_its_size),
         cmocka_unit_test(test_descriptors_travel),
         cmocka_unit_test(test_wrong_numbers_are_closed),
+        cmocka_unit_test(test_no_room_for_descriptors),
         cmocka_unit_test(test_send_to_a_closed_peer),
         cmocka_unit_test(test_wishes_collapse),
         cmocka_unit_test(test_wishes_know_their_generation),
