@@ -79,6 +79,7 @@ function measure(side, streams) {
   return {
     tokens: result.tokens,
     bytesPerToken: result.bytes / result.tokens,
+    eventsPerToken: result.events / result.tokens,
     workerUs: result.cpu.worker.ns / result.tokens / 1e3,
     backendUs: result.cpu.backend.ns / result.tokens / 1e3,
     threadsUs: Object.fromEntries(Object.entries(threads)
@@ -130,6 +131,7 @@ function summarise({ a, b }) {
       Object.keys(rounds[0].threadsUs).map((name) => [name,
         of(rounds, (r) => r.threadsUs[name] || 0)])) : {},
     bytesPerToken: of(rounds, (r) => r.bytesPerToken),
+    eventsPerToken: of(rounds, (r) => r.eventsPerToken),
     latencyP50: of(rounds, (r) => r.latency.p50),
     latencyP99: of(rounds, (r) => r.latency.p99),
     batchLastP50: of(rounds, (r) => r.batchLast?.p50 ?? NaN),
@@ -175,6 +177,8 @@ function table(results) {
     }
     row('  bytes/token at the client', number(r.a.bytesPerToken),
       number(r.b.bytesPerToken), '');
+    row('  events/token at the client', number(r.a.eventsPerToken),
+      number(r.b.eventsPerToken), '');
   }
   return `${lines.join('\n')}\n`;
 }

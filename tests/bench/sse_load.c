@@ -1,6 +1,9 @@
 /*
  * A lean load generator for streamed answers: N connections, one thread, epoll.
  *
+ * A token is one letter of content, as both emitters have it: a gateway may put
+ * tokens that are there together into one event.
+ *
  * It opens N connections, sends one streaming chat request on each, and notes
  * when every token's event arrives, with as little CPU as reading allows.  When
  * all streams have their first `--warmup` tokens a window begins; it ends
@@ -75,6 +78,7 @@ static struct {
     uint64_t window_begin, window_end; /* ns */
     uint64_t first_token, last_token;  /* n_arrival at the borders */
     uint64_t begin_bytes, bytes, window_bytes;
+    uint64_t begin_events, events, window_events;
     uint64_t now;
     unsigned n_watch;
     watch_t watch[MAX_WATCH];
@@ -153,6 +157,7 @@ window_begin(void)
     g.window_begin = tr_trace_now();
     g.first_token = g.n_arrival;
     g.begin_bytes = g.bytes;
+    g.begin_events = g.events;
 }
 
 static void
@@ -170,6 +175,7 @@ window_end(void)
     }
     g.last_token = g.n_arrival;
     g.window_bytes = g.bytes - g.begin_bytes;
+    g.window_events = g.events - g.begin_events;
 }
 
 /* ---- the stream --------------------------------------------------------- */
@@ -206,6 +212,7 @@ stream_line(stream_t *s)
 {
     static const char content[] = "\"content\":\"";
     const char *p;
+    size_t n;
 
     s->line[s->n_line] = '\0';
     if (s->n_line == 0 || strncmp(s->line, ":", 1) == 0) {
@@ -220,9 +227,10 @@ stream_line(stream_t *s)
         return;
     }
     p = strstr(s->line, content);
-    if (p != NULL && p[sizeof(content) - 1] != '"') {
-        /* a token is one letter: a gateway that is late sends several at once */
-        for (p += sizeof(content) - 1; *p != '"' && *p != '\0'; p++) {
+    n = p != NULL ? strcspn(p + sizeof(content) - 1, "\"") : 0;
+    if (n != 0) {
+        g.events++;
+        for (; n != 0; n--) {
             stream_token(s);
         }
     } else if (strstr(s->line, "\"finish_reason\":\"") != NULL) {
@@ -575,9 +583,10 @@ main(int argc, char **argv)
     }
     run();
     printf("{\"streams\": %u, \"tokens\": %llu, \"bytes\": %llu, "
-           "\"seconds\": %.6f",
-           g.n_streams, (unsigned long long) (g.last_token - g.first_token),
+           "\"events\": %llu, \"seconds\": %.6f", g.n_streams,
+           (unsigned long long) (g.last_token - g.first_token),
            (unsigned long long) g.window_bytes,
+           (unsigned long long) g.window_events,
            (double) (g.window_end - g.window_begin) / 1e9);
     print_cpu();
     if (g.trace != NULL && g.error[0] == '\0') {
