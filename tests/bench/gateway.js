@@ -7,7 +7,8 @@
 // between the two, so that whatever else the machine does meets both.
 //
 //   worker   CPU time of the NGINX worker per streamed token
-//   total    worker + the whole engine process, against worker + upstream
+//   total    worker + the engine's side of the transport (its front thread),
+//            against worker + upstream; also with the whole engine process
 //   latency  from the moment a token exists to its arrival at the client
 //
 // The engine runs `backend null`: it emits tokens at a set rate and computes
@@ -27,6 +28,10 @@ const usage = `Usage: node tests/bench/gateway.js [options]
 `;
 const options = lib.options({ rounds: 5, streams: 100, rate: 50, seconds: 4,
   side: 'ab', json: '' }, usage);
+
+// CPU time is taken with clients that nobody wakes (sse_load --lazy), as clients
+// on another machine would be; latency with clients that wait on their sockets.
+const LAZY_MS = 5;
 
 const LOAD = path.join(lib.BUILD, 'bench/sse_load');
 const UPSTREAM = path.join(lib.BUILD, 'bench/upstream');
@@ -61,11 +66,11 @@ async function startB(dir, stagger) {
   return { name: 'proxy_pass', nginx, backend: upstream, trace };
 }
 
-// One measurement of one side.
-function measure(side, streams) {
+// One measurement of one side: of CPU time, or of latency.
+function measure(side, streams, lazy) {
   const tokens = Math.max(20, Math.round(options.rate * options.seconds) + 8);
   const run = spawnSync(LOAD, ['--port', side.nginx.port, '--streams', streams,
-    '--tokens', tokens, '--trace', side.trace,
+    '--tokens', tokens, '--trace', side.trace, '--lazy', lazy,
     '--cpu', `worker=${side.nginx.worker}`,
     '--cpu', `backend=${side.backend.pid}`].map(String), { encoding: 'utf8' });
   if (run.status !== 0) {
@@ -95,14 +100,14 @@ async function compare(stagger, cases) {
   const out = {};
   if (options.side.includes('a')) sides.a = await startA(dir, stagger);
   if (options.side.includes('b')) sides.b = await startB(dir, stagger);
-  for (const [label, streams] of cases) {
+  for (const [label, streams, lazy] of cases) {
     out[label] = { a: [], b: [] };
     for (let round = 0; round < options.rounds; round++) {
       // A first, then B first: neither always follows the other
       const order = Object.keys(sides);
       if (round % 2) order.reverse();
       for (const key of order) {
-        out[label][key].push(measure(sides[key], streams));
+        out[label][key].push(measure(sides[key], streams, lazy));
       }
       if (process.stderr.isTTY) {
         process.stderr.write(`\r\x1b[K${label}: round ${round + 1} of `
@@ -121,18 +126,25 @@ async function compare(stagger, cases) {
 const of = (rounds, get) => rounds.length
   ? lib.median(rounds.map(get)) : NaN;
 
+// The engine's side of the transport is its front thread; the step loop's work
+// (scheduling, detokenising) has no counterpart in the upstream, whose whole
+// process is its transport.
+const transport = (r) => r.workerUs + (r.threadsUs['tr-front'] ?? r.backendUs);
+
 // The medians of one case, and the ratios round by round.
 function summarise({ a, b }) {
   const pick = (rounds) => ({
     workerUs: of(rounds, (r) => r.workerUs),
     backendUs: of(rounds, (r) => r.backendUs),
     totalUs: of(rounds, (r) => r.workerUs + r.backendUs),
+    transportUs: of(rounds, transport),
     threadsUs: rounds.length ? Object.fromEntries(
       Object.keys(rounds[0].threadsUs).map((name) => [name,
         of(rounds, (r) => r.threadsUs[name] || 0)])) : {},
     bytesPerToken: of(rounds, (r) => r.bytesPerToken),
     eventsPerToken: of(rounds, (r) => r.eventsPerToken),
     latencyP50: of(rounds, (r) => r.latency.p50),
+    latencyP90: of(rounds, (r) => r.latency.p90),
     latencyP99: of(rounds, (r) => r.latency.p99),
     batchLastP50: of(rounds, (r) => r.batchLast?.p50 ?? NaN),
     batchLastP90: of(rounds, (r) => r.batchLast?.p90 ?? NaN),
@@ -141,44 +153,47 @@ function summarise({ a, b }) {
     ? get(r) / get(b[i]) : NaN));
   return { a: pick(a), b: pick(b),
     workerRatio: ratio((r) => r.workerUs),
-    totalRatio: ratio((r) => r.workerUs + r.backendUs) };
+    totalRatio: ratio((r) => r.workerUs + r.backendUs),
+    transportRatio: ratio(transport) };
 }
 
 function table(results) {
   const lines = [];
-  const number = (value) => Number.isFinite(value) ? value.toFixed(2) : '-';
+  const number = (value) => Number.isFinite(value) ? value.toFixed(2) : '';
   const row = (name, a, b, ratio, note = '') => lines.push(
-    `${name.padEnd(34)} ${a.padStart(10)} ${b.padStart(10)} `
-    + `${ratio.padStart(7)}  ${note}`.trimEnd());
+    `${name.padEnd(34)} ${number(a).padStart(10)} ${number(b).padStart(10)} `
+    + `${number(ratio).padStart(7)}  ${note}`.trimEnd());
+  lines.push(`${''.padEnd(35)} tokenring proxy_pass   ratio`);
   for (const [label, r] of Object.entries(results)) {
-    const staggered = label.includes('staggered');
-    const target = label === 'batch';
-    row(`${label} (${r.streams} stream${r.streams > 1 ? 's' : ''})`,
-      'tokenring', 'proxy_pass', 'ratio');
-    row('  worker CPU, us/token', number(r.a.workerUs), number(r.b.workerUs),
-      number(r.workerRatio), target ? verdict(r.workerRatio, 0.6) : '');
-    row('  engine / upstream CPU, us/token', number(r.a.backendUs),
-      number(r.b.backendUs), '');
-    for (const [name, us] of Object.entries(r.a.threadsUs)) {
-      if (us > 0.005) row(`    thread ${name}`, number(us), '', '');
+    lines.push(label);
+    if (label.startsWith('CPU')) {
+      const many = !label.includes('one stream');
+      row('  worker, us/token', r.a.workerUs, r.b.workerUs, r.workerRatio,
+        many ? verdict(r.workerRatio, 0.6) : '');
+      row('  engine / upstream, us/token', r.a.backendUs, r.b.backendUs);
+      for (const [name, us] of Object.entries(r.a.threadsUs)) {
+        if (us > 0.005) row(`    of it ${name}`, us);
+      }
+      row('  worker + engine, us/token', r.a.totalUs, r.b.totalUs,
+        r.totalRatio);
+      row('  worker + tr-front, us/token', r.a.transportUs, r.b.totalUs,
+        r.transportRatio, many ? verdict(r.transportRatio, 0.4) : '');
+      row('  bytes/token at the client', r.a.bytesPerToken,
+        r.b.bytesPerToken);
+    } else {
+      row('  p50, us', r.a.latencyP50, r.b.latencyP50, NaN,
+        label.includes('staggered') ? verdict(r.a.latencyP50, 100) : '');
+      row('  p90, us', r.a.latencyP90, r.b.latencyP90);
+      if (label.includes('batch')) {
+        row('  last of the batch p50, us', r.a.batchLastP50,
+          r.b.batchLastP50, NaN, verdict(r.a.batchLastP50,
+            10 * options.streams));
+        row('  last of the batch p90, us', r.a.batchLastP90,
+          r.b.batchLastP90);
+      }
     }
-    row('  total CPU, us/token', number(r.a.totalUs), number(r.b.totalUs),
-      number(r.totalRatio), target ? verdict(r.totalRatio, 0.4) : '');
-    row('  latency p50, us', number(r.a.latencyP50), number(r.b.latencyP50),
-      '', staggered ? verdict(r.a.latencyP50, 100) : '');
-    row('  latency p99, us', number(r.a.latencyP99), number(r.b.latencyP99),
-      '');
-    if (Number.isFinite(r.a.batchLastP50) && !staggered) {
-      row('  last of a batch p50, us', number(r.a.batchLastP50),
-        number(r.b.batchLastP50), '',
-        verdict(r.a.batchLastP50, 10 * r.streams));
-      row('  last of a batch p90, us', number(r.a.batchLastP90),
-        number(r.b.batchLastP90), '');
-    }
-    row('  bytes/token at the client', number(r.a.bytesPerToken),
-      number(r.b.bytesPerToken), '');
-    row('  events/token at the client', number(r.a.eventsPerToken),
-      number(r.b.eventsPerToken), '');
+    row('  events/token at the client', r.a.eventsPerToken,
+      r.b.eventsPerToken);
   }
   return `${lines.join('\n')}\n`;
 }
@@ -190,14 +205,16 @@ function verdict(value, limit) {
 
 async function main() {
   const raw = {
-    ...await compare(false, [['batch', options.streams], ['single', 1]]),
-    ...await compare(true, [['staggered', options.streams]]),
+    ...await compare(false, [
+      ['CPU, all streams in one batch', options.streams, LAZY_MS],
+      ['CPU, one stream', 1, LAZY_MS],
+      ['latency, all streams in one batch', options.streams, 0],
+      ['latency, one stream', 1, 0],
+    ]),
+    ...await compare(true, [['latency, staggered', options.streams, 0]]),
   };
-  const results = {};
-  for (const [label, rounds] of Object.entries(raw)) {
-    results[label] = { streams: label === 'single' ? 1 : options.streams,
-      ...summarise(rounds) };
-  }
+  const results = Object.fromEntries(Object.entries(raw)
+    .map(([label, rounds]) => [label, summarise(rounds)]));
   const text = table(results);
   process.stdout.write(text);
   if (options.json) {

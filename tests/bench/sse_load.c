@@ -16,7 +16,11 @@
  * The answer on standard output is one JSON object.  Exit status 1: a stream
  * did not end as it must (200, every token, finish_reason, [DONE], last chunk).
  *
- *   sse_load --port P --streams N --tokens T [--warmup W]
+ * With --lazy MS it looks only so often and sleeps in between, so that a write to
+ * a socket wakes nobody, as if the clients were on another machine: for CPU
+ * time.  Without it, it waits on the sockets: for latency.
+ *
+ *   sse_load --port P --streams N --tokens T [--warmup W] [--lazy MS]
  *            [--trace FILE] [--model NAME] [--cpu NAME=PID]...
  */
 #include <ctype.h>
@@ -65,7 +69,7 @@ typedef struct {
 
 static struct {
     int port;
-    unsigned n_streams, warmup;
+    unsigned n_streams, warmup, lazy_ms;
     uint32_t tokens;
     const char *model, *trace_path;
     tr_trace_t *trace;
@@ -401,15 +405,19 @@ run(void)
 {
     struct epoll_event ev[256];
     uint64_t heard = tr_trace_now();
+    struct timespec pause = { 0, g.lazy_ms * 1000000l };
     unsigned k;
-    int i, n;
+    int i, n = 0;
 
     g.epoll = epoll_create1(EPOLL_CLOEXEC);
     for (k = 0; k < g.n_streams; k++) {
         stream_open(&g.streams[k]);
     }
     while (g.open != 0) {
-        n = epoll_wait(g.epoll, ev, 256, 1000);
+        if (g.lazy_ms != 0 && n < 256) {
+            nanosleep(&pause, NULL);
+        }
+        n = epoll_wait(g.epoll, ev, 256, g.lazy_ms != 0 ? 0 : 1000);
         if (n == 0 && tr_trace_now() - heard > 20000000000ull) {
             stream_fail(&g.streams[0], "nothing came for 20 s");
             return;
@@ -516,6 +524,7 @@ options(int argc, char **argv)
         { "streams", required_argument, NULL, 'n' },
         { "tokens", required_argument, NULL, 't' },
         { "warmup", required_argument, NULL, 'w' },
+        { "lazy", required_argument, NULL, 'l' },
         { "trace", required_argument, NULL, 'r' },
         { "model", required_argument, NULL, 'm' },
         { "cpu", required_argument, NULL, 'c' },
@@ -536,6 +545,9 @@ options(int argc, char **argv)
             break;
         case 'w':
             g.warmup = (unsigned) atoi(optarg);
+            break;
+        case 'l':
+            g.lazy_ms = (unsigned) atoi(optarg);
             break;
         case 'r':
             g.trace_path = optarg;
