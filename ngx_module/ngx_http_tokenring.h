@@ -129,7 +129,7 @@ struct ngx_http_tokenring_peer_s {
 
     uint64_t                        now;         /* of this drain, us */
     const char                     *broken;      /* why to close, if so */
-    unsigned                        complained:1;
+    uint32_t                        complaint;   /* the last one, hashed */
 };
 
 

@@ -8,7 +8,8 @@
  * the channel.  From then on nothing travels on the socket: that it is open
  * says that the engine lives.
  *
- * An outage is one line in the error log when it begins and one when it ends.
+ * An outage is a line in the error log when it begins, one for each reason that
+ * keeps it going, and one when it ends.
  */
 
 #include "ngx_http_tokenring.h"
@@ -282,7 +283,6 @@ ngx_http_tokenring_socket_read(ngx_event_t *rev)
                    &ngx_http_tokenring_counters->engine_losses, 1);
     }
 
-    peer->complained = 1;
     ngx_http_tokenring_close(peer);
 }
 
@@ -339,7 +339,7 @@ ngx_http_tokenring_welcome(ngx_http_tokenring_peer_t *peer)
     }
 
     peer->state = NGX_HTTP_TOKENRING_READY;
-    peer->complained = 0;
+    peer->complaint = 0;
 
     ngx_del_timer(peer->sock->write);
 
@@ -364,21 +364,24 @@ failed:
 }
 
 
-/* one line for an outage, however often we try */
+/* one line for each thing that is wrong, however often we try */
 
 static void
 ngx_http_tokenring_complain(ngx_http_tokenring_peer_t *peer, ngx_err_t err,
     const char *what)
 {
+    uint32_t    complaint;
     ngx_uint_t  level;
 
-    level = peer->complained ? NGX_LOG_DEBUG : NGX_LOG_ERR;
+    complaint = ngx_crc32_short((u_char *) what, ngx_strlen(what)) + err;
+
+    level = (complaint == peer->complaint) ? NGX_LOG_DEBUG : NGX_LOG_ERR;
 
     ngx_log_error(level, ngx_cycle->log, err,
                   "tokenring: no engine, engine=%V socket=%V: %s",
                   &peer->engine->name, &peer->addr.name, what);
 
-    peer->complained = 1;
+    peer->complaint = complaint;
 }
 
 

@@ -58,6 +58,7 @@ typedef struct {
 typedef struct {
     int sock; /* -1: free */
     bool open;
+    bool wrecked; /* its ring must stay as it is */
     tr_channel_map_t map;
     tr_ring_consumer_t requests;
     tr_ring_producer_t responses;
@@ -296,6 +297,7 @@ hostile(fake_channel_t *c, fake_request_t *r, const char *how)
         tr_ring_publish(&c->responses);
         atomic_store(&c->map.response->tail, UINT64_MAX - 6);
         tr_doorbell_ring(c->to_peer);
+        c->wrecked = true;
     } else if (strcmp(how, "head") == 0) {
         atomic_store(&c->map.request->head, UINT64_MAX - 7);
     } else if (strcmp(how, "dead") == 0) { /* harmless: nobody's ids */
@@ -529,6 +531,7 @@ channel_hello(fake_channel_t *c)
     c->to_engine = tr_doorbell_create();
     c->to_peer = tr_doorbell_create();
     c->open = true;
+    c->wrecked = false;
     tr_ring_consumer_init(&c->requests, c->map.request, c->map.request_data,
                           c->map.request_capacity);
     tr_ring_producer_init(&c->responses, c->map.response, c->map.response_data,
@@ -554,6 +557,9 @@ channel_run(fake_channel_t *c, uint32_t *running)
     uint32_t w, i;
 
     tr_doorbell_drain(c->to_engine);
+    if (c->wrecked) {
+        return false;
+    }
     while (tr_ring_get(&c->requests, &rec, scratch, RING_PAYLOAD_MAX)
            == TR_OK) {
         if (rec.type == TR_RECORD_SUBMIT) {
@@ -571,6 +577,9 @@ channel_run(fake_channel_t *c, uint32_t *running)
             (*running)++;
             busy |= advance(c, &c->slot[i], now);
         }
+    }
+    if (c->wrecked) {
+        return false;
     }
     if (tr_ring_publish(&c->responses)) {
         tr_doorbell_ring(c->to_peer);

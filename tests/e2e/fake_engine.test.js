@@ -1,0 +1,310 @@
+'use strict';
+//
+// The module against an engine that no one would write (fake_engine.c): records
+// that break every rule, an engine that is silent, deaf, dead or of another
+// version.  A broken rule costs the engine its channel and the channel's
+// requests an error; the worker goes on and connects again.
+
+const { test, before, after } = require('node:test');
+const assert = require('node:assert/strict');
+const { spawn, spawnSync } = require('node:child_process');
+const fs = require('node:fs');
+const net = require('node:net');
+const os = require('node:os');
+const path = require('node:path');
+const { ROOT, BUILD, Stack, sleep, until } = require('./lib/stack');
+const { post, stream } = require('./lib/http');
+
+const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-fake-'));
+const socket = path.join(dir, 'fake.sock');
+let stack, url, engine;
+
+async function startEngine(...args) {
+  engine = spawn(path.join(BUILD, 'tests/fake_engine'), [socket, ...args],
+    { stdio: 'inherit' });
+  await until(() => fs.existsSync(socket), 'the socket of the fake engine');
+}
+
+async function stopEngine(signal = 'SIGTERM') {
+  if (engine === undefined || engine.exitCode !== null) return;
+  const gone = new Promise((resolve) => { engine.once('exit', resolve); });
+  engine.kill(signal);
+  await gone;
+  fs.rmSync(socket, { force: true });
+}
+
+// Replaces the engine; the worker may take a moment to see the new one.
+async function restartEngine(...args) {
+  await stopEngine();
+  await startEngine(...args);
+}
+
+before(async () => {
+  const made = spawnSync('make', ['-s', 'fake-engine', `B=${BUILD}`],
+    { cwd: ROOT, encoding: 'utf8' });
+  assert.equal(made.status, 0, made.stderr);
+  fs.chmodSync(dir, 0o755);
+  await startEngine();
+  stack = await Stack.start({
+    engine: null,
+    http: `tokenring_engine fake unix:${socket} ring=64k;`,
+    pass: 'fake',
+    location: `tokenring_queue_timeout 400ms;
+      tokenring_first_token_timeout 400ms;
+      tokenring_idle_timeout 400ms;
+      tokenring_stall_timeout 5s;`,
+  });
+  await stack.healthy();
+  url = `${stack.url}/v1/chat/completions`;
+});
+
+after(async () => {
+  await stopEngine();
+  if (stack) await stack.stop();
+  fs.rmSync(dir, { recursive: true, force: true });
+});
+
+const tokens = (n) => Array.from({ length: n }, (_, i) => `t${i} `).join('');
+
+// The worker has its channel (again) and serves.
+async function works() {
+  await stack.healthy();
+  const r = await post(url, { fake: 'tokens', count: 3 });
+  assert.equal(r.status, 200, r.text);
+  assert.equal(r.json().choices[0].message.content, tokens(3));
+}
+
+// ---- what a correct engine sends ------------------------------------------
+
+test('what JSON must escape, and bytes that are no UTF-8', async () => {
+  const r = await post(url, { fake: 'escapes' });
+  // ff, c0, 80, ed a0 80 and a cut e2 82: every such byte is one U+FFFD
+  assert.equal(r.json().choices[0].message.content,
+    `"\\/\b\f\n\r\t\x01\x1f\x7f <>&é€😀${'\ufffd'.repeat(8)}`);
+});
+
+test('logprobs: no predecessor, minus infinity, half a character', async () => {
+  const chat = (await post(url, {
+    fake: 'tokens', count: 2, logprobs: true,
+  })).json().choices[0].logprobs.content;
+  assert.equal(chat[0].logprob, null);
+  assert.deepEqual(chat[1], {
+    token: 't1 ', logprob: -0.25, bytes: [116, 49, 32], top_logprobs: [
+      { token: 't1 ', logprob: -0.25, bytes: [116, 49, 32] },
+      { token: '\ufffd\ufffd', logprob: -9999, bytes: [226, 130] },
+    ],
+  });
+  const r = await post(`${stack.url}/v1/completions`, {
+    fake: 'tokens', count: 2, logprobs: true,
+  });
+  assert.deepEqual(r.json().choices[0].logprobs, {
+    tokens: ['t0 ', 't1 '], token_logprobs: [null, -0.25],
+    top_logprobs: [{ 't0 ': null, '\ufffd\ufffd': -9999 },
+      { 't1 ': -0.25, '\ufffd\ufffd': -9999 }],
+    text_offset: [0, 3],
+  });
+});
+
+test('8 MiB through a ring of 64 KiB, eight at a time', async () => {
+  const body = `{"fake":"length","x":"${'a'.repeat(8 << 20)}"}`;
+  const sum = Buffer.from(body).reduce((a, b) => a + b, 0);
+  const all = await Promise.all(Array.from({ length: 8 },
+    () => post(url, body)));
+  for (const r of all) {
+    assert.equal(r.status, 200, r.text);
+    assert.equal(r.json().choices[0].message.content,
+      `${body.length} ${sum}`);
+  }
+});
+
+for (const [status, http, code] of [
+  [2, 400, null], [3, 400, 'context_length_exceeded'],
+  [4, 404, 'model_not_found'], [7, 429, 'queue_full'],
+  [8, 500, 'internal_error'], [10, 503, 'engine_draining'],
+  [11, 504, 'timeout'], [99, 500, 'internal_error'],
+]) {
+  test(`ERROR ${-status} is ${http}`, async () => {
+    const r = await post(url, { fake: 'error', count: status });
+    assert.equal(r.status, http);
+    assert.deepEqual({ ...r.json().error, type: undefined }, {
+      message: 'the fake engine says "no"', param: 'messages[0]', code,
+      type: undefined,
+    });
+    assert.equal(r.headers['retry-after'], status === 7 ? '3' : undefined);
+  });
+}
+
+test('an error in the middle: an event, the end, no [DONE]', async () => {
+  const s = await stream(url, {
+    fake: 'late_error', count: 3, ms: 20, stream: true,
+  }).finished;
+  assert.equal(s.status, 200);
+  assert.equal(s.done, false);
+  assert.equal(s.cut, false);
+  assert.equal(s.events.at(-1).error.code, 'internal_error');
+});
+
+// ---- rules broken ---------------------------------------------------------
+
+for (const how of ['type', 'short', 'long', 'length', 'choice', 'logprobs',
+  'twice', 'reason', 'again', 'last', 'error', 'header', 'tail']) {
+  test(`a hostile engine: ${how}`, async () => {
+    const workers = stack.workers();
+    const errors = 'tokenring_gateway_protocol_errors_total';
+    const seen = (await stack.metrics()).value(errors);
+    const bystander = stream(url, {
+      fake: 'tokens', count: 1000, ms: 10, stream: true,
+    });
+    await bystander.when(() => bystander.text().length > 0);
+    const victim = await stream(url, {
+      fake: `hostile_${how}`, count: 1, ms: 10, stream: true,
+      choices: how === 'last' ? 2 : 1,
+    }).finished;
+    for (const s of [victim, await bystander.finished]) {
+      assert.equal(s.status, 200);
+      assert.equal(s.events.at(-1).error.code, 'engine_unavailable');
+      assert.equal(s.done, false);
+      assert.equal(s.cut, false);
+    }
+    await works();
+    assert.equal((await stack.metrics()).value(errors), seen + 1);
+    assert.deepEqual(stack.workers(), workers);
+  });
+}
+
+test('a hostile engine: an index of the request ring', async () => {
+  const workers = stack.workers();
+  await stream(url, { fake: 'hostile_head', count: 1, stream: true }).finished;
+  // noticed when there is too little space to go on without looking
+  const body = `{"fake":"length","x":"${'a'.repeat(1 << 20)}"}`;
+  const r = await post(url, body);
+  assert.equal(r.status, 503, r.text);
+  await works();
+  assert.deepEqual(stack.workers(), workers);
+});
+
+test('records of dead and unknown requests are dropped', async () => {
+  await stack.healthy();
+  const s = await stream(url, {
+    fake: 'hostile_dead', count: 1, stream: true,
+  }).finished;
+  assert.equal(s.done, true);
+  assert.equal(s.text(), tokens(1));
+});
+
+test('an abort that nobody asked for is an error', async () => {
+  const r = await post(url, { fake: 'abort', count: 2 });
+  assert.equal(r.status, 503);
+  const s = await stream(url, {
+    fake: 'abort', count: 2, ms: 20, stream: true,
+  }).finished;
+  assert.ok(s.events.at(-1).error);
+  assert.equal(s.done, false);
+});
+
+// A reader with small buffers that reads nothing for a while.
+function slow(fake, count, rest) {
+  return new Promise((resolve, reject) => {
+    const body = JSON.stringify({ fake, count, stream: true });
+    const s = net.connect({ port: stack.port, host: '127.0.0.1' });
+    let text = '';
+    s.setEncoding('latin1');
+    s.on('data', (d) => { text += d; });
+    s.on('error', reject);
+    s.on('close', () => resolve(text));
+    s.write('POST /v1/chat/completions HTTP/1.0\r\n'
+      + `Content-Length: ${body.length}\r\n\r\n${body}`);
+    s.pause();
+    setTimeout(() => s.resume(), rest);
+  });
+}
+
+test('an engine that does not hear a pause loses that request', async () => {
+  const text = await slow('deaf', 40000000, 8000);
+  assert.match(text.slice(-400), /too large for the gateway/);
+  await works();
+});
+
+// ---- silence and death ----------------------------------------------------
+
+test('an engine that says nothing: 504', async () => {
+  const r = await post(url, { fake: 'silent' });
+  assert.equal(r.status, 504);
+  assert.equal(r.json().error.code, 'timeout');
+});
+
+test('an engine that stops between tokens: an error event', async () => {
+  const s = await stream(url, {
+    fake: 'tokens', count: 2, ms: 5000, stream: true,
+  }).finished;
+  assert.equal(s.events.at(-1).error.code, 'timeout');
+  assert.equal(s.done, false);
+});
+
+test('a hang-up that the engine does not answer is logged anyway', async () => {
+  const s = stream(url, { fake: 'silent', stream: true },
+    { headers: { 'X-Mark': 'silent' } });
+  await sleep(100);
+  s.hangUp();
+  await s.finished;
+  const [line] = await stack.logged('silent');
+  assert.equal(line.status, 499);
+  assert.equal(line.finish_reason, 'aborted');
+});
+
+test('an engine dies: 503 before the head, an event after it', async () => {
+  const s = stream(url, { fake: 'tokens', count: 100, ms: 20, stream: true });
+  const whole = post(url, { fake: 'tokens', count: 100, ms: 20 });
+  await s.when(() => s.text().length > 0);
+  await post(url, { fake: 'die', count: 1 }).then((r) => {
+    assert.equal(r.status, 503);
+    assert.equal(r.headers['retry-after'], '1');
+  });
+  assert.equal((await s.finished).events.at(-1).error.code,
+    'engine_unavailable');
+  assert.equal((await whole).status, 503);
+  const absent = await post(url, { fake: 'tokens' });
+  assert.equal(absent.status, 503);
+  assert.equal(absent.headers['retry-after'], '1');
+  fs.rmSync(socket, { force: true });
+  await startEngine();
+  await stack.healthy();
+  await works();
+});
+
+for (const [mode, status, code, reason] of [
+  ['--full', 429, 'queue_full', null],
+  ['--draining', 503, 'engine_draining', 'draining'],
+  ['--stalled', 503, 'engine_unavailable', 'stalled'],
+  ['--refuse', 503, 'engine_unavailable', 'not connected'],
+  ['--mute', 503, 'engine_unavailable', 'not connected'],
+]) {
+  test(`an engine in the state ${mode}: ${status}`, async () => {
+    await restartEngine(mode);
+    // until then the worker has not seen the new one
+    await until(async () => {
+      const r = await post(url, { fake: 'tokens' });
+      return r.status === status && r.json().error.code === code;
+    }, `${status} ${code}`);
+    await until(async () => {
+      const health = await fetch(`${stack.url}/health`);
+      const said = (await health.json()).engines[0].reason ?? null;
+      return health.status === (reason === null ? 200 : 503)
+        && said === reason;
+    }, `health says ${reason}`);
+    if (mode === '--refuse') {
+      await until(() =>
+        /speaks versions 8 to 8 of the channel, this module 1 to 1/
+          .test(stack.errorLog()), 'a line that names both versions');
+    }
+    await restartEngine();
+    await stack.healthy();
+    await works();
+  });
+}
+
+test('nothing is left behind and nothing was out of order', async () => {
+  const m = await stack.metrics();
+  assert.equal(m.value('tokenring_gateway_active_requests'), 0);
+  assert.deepEqual(stack.complaints(), []);
+});
