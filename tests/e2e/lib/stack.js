@@ -33,7 +33,15 @@ const PATIENCE = Number(process.env.TR_PATIENCE || 1);
 
 // Everything that must not outlive this process.
 const living = new Set();
+const stacks = new Set();
 process.on('exit', () => {
+  // A master that is killed would leave its workers behind.
+  for (const stack of stacks) {
+    for (const pid of stack.workers()) living.add(pid);
+    if (!process.env.TR_KEEP) {
+      fs.rmSync(stack.dir, { recursive: true, force: true });
+    }
+  }
   for (const child of living) {
     try { process.kill(child, 'SIGKILL'); } catch { /* gone */ }
   }
@@ -195,6 +203,7 @@ class Stack {
     this.options = options;
     this.dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-e2e-'));
     fs.chmodSync(this.dir, 0o755);
+    stacks.add(this);
     this.conf = path.join(this.dir, 'nginx.conf');
     this.engine = new Engine(this.dir, 'main', options.engine || {});
     this.others = Object.entries(options.engines || {})
@@ -375,6 +384,7 @@ ${temp}
     }
     await Promise.all([this.engine, ...this.others]
       .map((e) => e.kill('SIGTERM')));
+    stacks.delete(this);
     if (!process.env.TR_KEEP) {
       fs.rmSync(this.dir, { recursive: true, force: true });
     }
