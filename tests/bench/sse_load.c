@@ -595,8 +595,8 @@ main(int argc, char **argv)
     }
     run();
     printf("{\"streams\": %u, \"tokens\": %llu, \"bytes\": %llu, "
-           "\"events\": %llu, \"seconds\": %.6f", g.n_streams,
-           (unsigned long long) (g.last_token - g.first_token),
+           "\"events\": %llu, \"seconds\": %.6f",
+           g.n_streams, (unsigned long long) (g.last_token - g.first_token),
            (unsigned long long) g.window_bytes,
            (unsigned long long) g.window_events,
            (double) (g.window_end - g.window_begin) / 1e9);

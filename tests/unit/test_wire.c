@@ -456,7 +456,8 @@ test_senseless_values(void **state)
     SUBMIT_WITH(submit.request_id[5] = '\n', TR_OK); /* not part of it */
     /* longer than its field, with nothing else wrong */
     SUBMIT_WITH((memset(submit.request_id, 'a', TR_REQUEST_ID_MAX),
-                 submit.request_id_len = TR_REQUEST_ID_MAX), TR_OK);
+                 submit.request_id_len = TR_REQUEST_ID_MAX),
+                TR_OK);
     SUBMIT_WITH((memset(submit.request_id, 'a', TR_REQUEST_ID_MAX),
                  submit.request_id_len = TR_REQUEST_ID_MAX + 1),
                 TR_ERR_PROTOCOL);
