@@ -24,7 +24,7 @@ test-asan-e2e: $(STAMP)/sanitize $(NODE)
 	    CFLAGS="$(ASAN_FLAGS)" engine cli
 	@CC="$(CC)" JOBS="$(JOBS)" E2E="$(E2E)" scripts/test-asan.sh e2e
 
-build-tsan/test_%: tests/unit/test_%.c tests/unit/ring_fixture.h \
+build-tsan/test_%: tests/unit/test_%.c $(wildcard tests/unit/*.h) \
     cli/ring_client.c cli/ring_client.h engine/log.c \
     $(wildcard include/tokenring/*.h)
 	@mkdir -p $(@D)
