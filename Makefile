@@ -29,7 +29,7 @@ DESTDIR  ?=
 
 TR_CFLAGS := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -Wshadow \
              -Wmissing-prototypes -Wno-unused-function -fno-math-errno \
-             -fopenmp -pthread -Iinclude -Iengine -Ikernels -Icli -MMD -MP
+             -pthread -Iinclude -Iengine -Ikernels -Icli -MMD -MP
 LIBS      = -lopenblas -lpcre2-8 -lutf8proc -ljansson -lm
 
 ENGINE_SRC := $(filter-out engine/main.c,$(wildcard engine/*.c))
@@ -72,18 +72,18 @@ $B/libcli.a: $(CLI_OBJ)
 $B/bin/tokenring-engine: $B/obj/engine/main.o $B/libtokenring.a
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
-	$Q$(CC) $(CFLAGS) -fopenmp -pthread -o $@ $^ $(LIBS) $(LDFLAGS)
+	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(LIBS) $(LDFLAGS)
 
 $B/bin/tokenring: $B/obj/cli/main.o $B/libcli.a $B/libtokenring.a
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
-	$Q$(CC) $(CFLAGS) -fopenmp -pthread -o $@ $^ $(LIBS) -lcurl $(LDFLAGS)
+	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(LIBS) -lcurl $(LDFLAGS)
 
 # A unit test is one file, linked with what it needs of the libraries.
 $B/tests/%: $B/obj/tests/unit/%.o $B/libcli.a $B/libtokenring.a
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
-	$Q$(CC) $(CFLAGS) -fopenmp -pthread -o $@ $^ -lcmocka $(LIBS) -lcurl $(LDFLAGS)
+	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ -lcmocka $(LIBS) -lcurl $(LDFLAGS)
 
 unit: $(UNIT_BIN)
 

@@ -9,10 +9,11 @@
 #include "executor.h"
 
 #include <inttypes.h>
-#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#include <cpu/team.h>
 
 #include "log.h"
 #include "model.h"
@@ -113,10 +114,34 @@ finish_row(executor_t *x, const want_t *w, float *logits, void *scratch)
     return tr_sampler_sample(item->sampler, logits, scratch, item->out);
 }
 
+typedef struct {
+    executor_t *x;
+    uint32_t first; /* of the wants, in row 0 of the logits */
+} finish_t;
+
+static void
+finish_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const finish_t *a = arg;
+    executor_t *x = a->x;
+    tr_model_t *m = x->model;
+
+    for (uint32_t i = first; i < end; i++) {
+        const want_t *w = &x->wants[a->first + i];
+        tr_status_t rc = finish_row(x, w, m->logits + i * m->ld_logits,
+                                    x->scratch + worker * x->scratch_size);
+
+        if (rc != TR_OK) { /* several rows may fail alike */
+            __atomic_store_n(&w->item->status, rc, __ATOMIC_RELAXED);
+        }
+    }
+}
+
 static tr_status_t
 finish(executor_t *x)
 {
     tr_model_t *m = x->model;
+    finish_t a = { x, 0 };
 
     for (uint32_t first = 0; first < x->n_wants; first += m->logit_rows) {
         uint32_t n = x->n_wants - first;
@@ -125,18 +150,8 @@ finish(executor_t *x)
         if (tr_model_logits(m, x->want_rows + first, n) != TR_OK) {
             return TR_ERR_INTERNAL;
         }
-#pragma omp parallel for num_threads(m->stream.threads) schedule(dynamic, 1)
-        for (uint32_t i = 0; i < n; i++) {
-            const want_t *w = &x->wants[first + i];
-            tr_status_t rc = finish_row(x, w, m->logits + i * m->ld_logits,
-                                        x->scratch
-                                            + (size_t) omp_get_thread_num()
-                                                  * x->scratch_size);
-
-            if (rc != TR_OK) { /* several rows may fail alike */
-                __atomic_store_n(&w->item->status, rc, __ATOMIC_RELAXED);
-            }
-        }
+        a.first = first;
+        tr_team_run(m->stream.team, m->stream.threads, n, 1, finish_rows, &a);
     }
     return TR_OK;
 }
@@ -305,7 +320,7 @@ tr_status_t
 tr_executor_model_open(const tr_config_t *config, tr_executor_t **out,
                        tr_error_t *err)
 {
-    int threads = config->threads ? (int) config->threads : omp_get_num_procs();
+    int threads = config->threads ? (int) config->threads : tr_team_cores();
     executor_t *x = calloc(1, sizeof(*x));
     tr_status_t rc;
 

@@ -15,6 +15,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include <cpu/team.h>
+
 #include "log.h"
 
 /* Bytes of logits kept at once: with a vocabulary of 152k, 27 rows. */
@@ -80,8 +82,15 @@ tr_model_open(const tr_model_options_t *options, tr_model_t **out,
     }
     m->kernels = options->kernels;
     m->stream.threads = options->threads;
+    m->stream.team = tr_team_new(options->threads);
     m->max_rows = options->max_rows;
     m->max_seqs = options->max_seqs;
+    if (m->stream.team == NULL) {
+        tr_model_free(m);
+        return tr_error_set(err, TR_ERR_NOMEM, "threads",
+                            "cannot start %d compute threads",
+                            options->threads);
+    }
     rc = tr_model_config_load(options->dir, &m->config, err);
     if (rc == TR_OK) {
         rc = tr_model_weights_load(m, options, err);
@@ -119,6 +128,7 @@ tr_model_free(tr_model_t *m)
     if (m->work != NULL) {
         munmap(m->work, m->work_size);
     }
+    tr_team_free(m->stream.team);
     free(m->layers);
     free(m);
 }

@@ -18,6 +18,8 @@
 #include <string.h>
 #include <time.h>
 
+#include <cpu/team.h>
+
 #include "log.h"
 #include "safetensors.h"
 
@@ -167,35 +169,65 @@ fill_random(float *x, size_t n, uint64_t seed, size_t first, float sd)
     }
 }
 
+/* A matrix that is being filled, block by block, by the team. */
+typedef struct {
+    const tr_kernels_t *kernels;
+    const tr_matrix_t *w;
+    uint32_t row; /* of the matrix, where the tensor begins */
+    const tr_tensor_t *tensor;
+    uint64_t seed; /* dummy */
+    float sd;
+    atomic_int failed;
+} fill_t;
+
+static void
+dummy_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    fill_t *a = arg;
+    size_t k = a->w->k;
+    float *block = malloc(BLOCK_ROWS * k * sizeof(float));
+
+    (void) worker;
+    if (block == NULL) {
+        atomic_store(&a->failed, 1);
+        return;
+    }
+    for (uint32_t r = first; r < end; r += BLOCK_ROWS) {
+        uint32_t n = end - r < BLOCK_ROWS ? end - r : BLOCK_ROWS;
+
+        fill_random(block, n * k, a->seed, r * k, a->sd);
+        a->kernels->matrix_pack(a->w, a->row + r, n, block, TR_F32);
+    }
+    free(block);
+}
+
+static void
+tensor_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    fill_t *a = arg;
+    const tr_tensor_t *t = a->tensor;
+    size_t bytes = (size_t) a->w->k * (t->dtype == TR_F32 ? 4 : 2);
+
+    (void) worker;
+    a->kernels->matrix_pack(a->w, a->row + first, end - first,
+                            (const uint8_t *) t->data + first * bytes,
+                            t->dtype);
+}
+
 static tr_status_t
 dummy_matrix(loader_t *l, const tr_matrix_t *w, uint32_t row, uint32_t rows,
              const char *name)
 {
-    uint64_t seed = tensor_seed(l->seed, name);
-    float sd = l->m->config.init_range;
-    atomic_int failed = 0;
+    fill_t a = { .kernels = l->m->kernels,
+                 .w = w,
+                 .row = row,
+                 .seed = tensor_seed(l->seed, name),
+                 .sd = l->m->config.init_range };
 
-#pragma omp parallel num_threads(l->m->stream.threads)
-    {
-        float *block = malloc((size_t) BLOCK_ROWS * w->k * sizeof(float));
-
-        if (block == NULL) {
-            atomic_store(&failed, 1);
-        }
-#pragma omp for schedule(dynamic, 1)
-        for (uint32_t r = 0; r < rows; r += BLOCK_ROWS) {
-            uint32_t n = rows - r < BLOCK_ROWS ? rows - r : BLOCK_ROWS;
-
-            if (block != NULL) {
-                fill_random(block, (size_t) n * w->k, seed, (size_t) r * w->k,
-                            sd);
-                l->m->kernels->matrix_pack(w, row + r, n, block, TR_F32);
-            }
-        }
-        free(block);
-    }
-    return failed ? tr_error_set(l->err, TR_ERR_NOMEM, "", "out of memory")
-                  : TR_OK;
+    tr_team_run(l->m->stream.team, l->m->stream.threads, rows, BLOCK_ROWS,
+                dummy_rows, &a);
+    return a.failed ? tr_error_set(l->err, TR_ERR_NOMEM, "", "out of memory")
+                    : TR_OK;
 }
 
 /* Fills rows [row, row + rows) of a matrix from the tensor `name`. */
@@ -203,8 +235,8 @@ static tr_status_t
 load_matrix(loader_t *l, const tr_matrix_t *w, uint32_t row, uint32_t rows,
             const char *name)
 {
+    fill_t a = { .kernels = l->m->kernels, .w = w, .row = row };
     const tr_tensor_t *t;
-    size_t bytes;
     tr_status_t rc;
 
     say_progress(l, (uint64_t) rows * w->k * sizeof(float));
@@ -215,15 +247,9 @@ load_matrix(loader_t *l, const tr_matrix_t *w, uint32_t row, uint32_t rows,
     if (rc != TR_OK) {
         return rc;
     }
-    bytes = (size_t) w->k * (t->dtype == TR_F32 ? 4 : 2);
-#pragma omp parallel for num_threads(l->m->stream.threads) schedule(dynamic, 1)
-    for (uint32_t r = 0; r < rows; r += BLOCK_ROWS) {
-        uint32_t n = rows - r < BLOCK_ROWS ? rows - r : BLOCK_ROWS;
-
-        l->m->kernels->matrix_pack(w, row + r, n,
-                                   (const uint8_t *) t->data + r * bytes,
-                                   t->dtype);
-    }
+    a.tensor = t;
+    tr_team_run(l->m->stream.team, l->m->stream.threads, rows, BLOCK_ROWS,
+                tensor_rows, &a);
     tr_safetensors_release(t);
     return TR_OK;
 }

@@ -133,9 +133,12 @@ typedef struct {
     float *data; /* matrix_floats(n, k) floats, 64-byte aligned */
 } tr_matrix_t;
 
-/* Where launchers run.  CPU: the number of OpenMP threads. */
+/* Where launchers run.  CPU: a team of threads (cpu/team.h), borrowed, and how
+ * many of them to use; without a team everything runs in the caller. */
+struct tr_team;
 typedef struct {
     int threads;
+    struct tr_team *team;
 } tr_stream_t;
 
 typedef struct tr_kernels tr_kernels_t;

@@ -20,7 +20,7 @@ $(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/null_trace.h
 $B/bench/bench_engine: $B/obj/tests/bench/bench_engine.o $B/libtokenring.a
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
-	$Q$(CC) $(CFLAGS) -fopenmp -pthread -o $@ $^ $(LIBS) $(LDFLAGS)
+	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(LIBS) $(LDFLAGS)
 
 .PHONY: bench bench-tools bench-gateway bench-engine bench-footprint
 bench-tools: $(BENCH_PROG) $(BENCH_ENGINE)

@@ -29,7 +29,7 @@ build-tsan/test_%: tests/unit/test_%.c $(wildcard tests/unit/*.h) \
     $(wildcard include/tokenring/*.h)
 	@mkdir -p $(@D)
 	@echo "  CC    $< (TSan)"
-	$Q$(CC) $(filter-out -fopenmp -MMD -MP,$(TR_CFLAGS)) $(TSAN_FLAGS) \
+	$Q$(CC) $(filter-out -MMD -MP,$(TR_CFLAGS)) $(TSAN_FLAGS) \
 	    -o $@ $< cli/ring_client.c engine/log.c -lcmocka
 
 test-tsan: $(STAMP)/test $(TSAN_BIN)

@@ -18,4 +18,4 @@ $(TOKREF_NODE): $(TOKREF)/package.json $(TOKREF)/package-lock.json | $(STAMP)/te
 $B/tests/tokenize_driver: $B/obj/$(TOKREF)/driver.o $B/libtokenring.a
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
-	$Q$(CC) $(CFLAGS) -fopenmp -pthread -o $@ $^ $(LIBS) $(LDFLAGS)
+	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(LIBS) $(LDFLAGS)

@@ -14,7 +14,6 @@
 #include "cpu.h"
 
 #include <math.h>
-#include <omp.h>
 #include <string.h>
 
 static inline float
@@ -97,6 +96,52 @@ tr_cpu_attention_work(const tr_stream_t *s, uint32_t max_seqs,
            + (size_t) s->threads * tile_bytes(head_dim);
 }
 
+typedef struct {
+    const tr_kv_view_t *kv;
+    uint32_t layer;
+    const tr_rows_t *rows;
+    const float *q;
+    float *out;
+    size_t ldq, ldo;
+    float scale;
+    uint32_t group, tile_pos;
+    const uint32_t *starts; /* [n_seqs + 1], first tile of each sequence */
+    uint8_t *scratch;
+    tr_attention_tile_f tile;
+} tiles_t;
+
+static void
+tiles_run(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const tiles_t *a = arg;
+    const tr_rows_t *rows = a->rows;
+    uint32_t dim = a->kv->head_dim, lists = a->kv->lists;
+    float *scratch = (float *) (a->scratch + worker * tile_bytes(dim));
+
+    for (uint32_t i = first; i < end; i++) {
+        uint32_t seq = tr_seq_of(a->starts, rows->n_seqs, i);
+        uint32_t list = (i - a->starts[seq]) % lists;
+        uint32_t row = rows->seq_row[seq]
+                       + (i - a->starts[seq]) / lists * a->tile_pos;
+        uint32_t left = rows->seq_row[seq + 1] - row;
+        size_t column = (size_t) list * a->group * dim;
+        tr_attention_tile_t t = {
+            .kv = a->kv,
+            .table = tr_kv_table(a->kv, rows->seq_slot[seq], a->layer, list),
+            .pos = rows->row_pos[row],
+            .n_pos = left < a->tile_pos ? left : a->tile_pos,
+            .group = a->group,
+            .q = a->q + row * a->ldq + column,
+            .ldq = a->ldq,
+            .out = a->out + row * a->ldo + column,
+            .ldo = a->ldo,
+            .scale = a->scale,
+        };
+
+        a->tile(&t, scratch);
+    }
+}
+
 int
 tr_cpu_attention(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
                  const tr_rows_t *rows, const float *q, size_t ldq,
@@ -104,45 +149,36 @@ tr_cpu_attention(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
                  void *work, tr_attention_tile_f tile)
 {
     uint32_t group = kv->lists ? heads / kv->lists : 0;
-    uint32_t dim = kv->head_dim, tile_pos, *starts = work;
-    uint8_t *scratch = (uint8_t *) work
-                       + tr_pad((rows->n_seqs + 1) * sizeof(uint32_t), 64);
+    uint32_t dim = kv->head_dim, *starts = work;
+    tiles_t a = {
+        kv,
+        layer,
+        rows,
+        q,
+        out,
+        ldq,
+        ldo,
+        scale,
+        group,
+        0,
+        starts,
+        (uint8_t *) work + tr_pad((rows->n_seqs + 1) * sizeof(uint32_t), 64),
+        tile
+    };
 
     if (group == 0 || group > TR_GROUP_MAX || heads % kv->lists
         || dim > TR_HEAD_DIM_MAX || dim % 16 || layer >= kv->layers
         || ldq < (size_t) heads * dim || ldo < (size_t) heads * dim) {
         return TR_KERNEL_BADARG;
     }
-    tile_pos = TR_TILE_ROWS / group;
-    starts[0] = 0; /* first tile of each sequence */
+    a.tile_pos = TR_TILE_ROWS / group;
+    starts[0] = 0;
     for (uint32_t i = 0; i < rows->n_seqs; i++) {
         uint32_t n = rows->seq_row[i + 1] - rows->seq_row[i];
 
-        starts[i + 1] = starts[i] + (n + tile_pos - 1) / tile_pos * kv->lists;
+        starts[i + 1] = starts[i]
+                        + (n + a.tile_pos - 1) / a.tile_pos * kv->lists;
     }
-#pragma omp parallel for num_threads(s->threads) schedule(dynamic, 1)
-    for (uint32_t i = 0; i < starts[rows->n_seqs]; i++) {
-        uint32_t seq = tr_seq_of(starts, rows->n_seqs, i);
-        uint32_t list = (i - starts[seq]) % kv->lists;
-        uint32_t row = rows->seq_row[seq]
-                       + (i - starts[seq]) / kv->lists * tile_pos;
-        uint32_t left = rows->seq_row[seq + 1] - row;
-        size_t column = (size_t) list * group * dim;
-        tr_attention_tile_t t = {
-            .kv = kv,
-            .table = tr_kv_table(kv, rows->seq_slot[seq], layer, list),
-            .pos = rows->row_pos[row],
-            .n_pos = left < tile_pos ? left : tile_pos,
-            .group = group,
-            .q = q + row * ldq + column,
-            .ldq = ldq,
-            .out = out + row * ldo + column,
-            .ldo = ldo,
-            .scale = scale,
-        };
-
-        tile(&t, (float *) (scratch
-                            + (size_t) omp_get_thread_num() * tile_bytes(dim)));
-    }
+    tr_team_run(s->team, s->threads, starts[rows->n_seqs], 1, tiles_run, &a);
     return TR_KERNEL_OK;
 }

@@ -7,6 +7,8 @@
 
 #include <kernels.h>
 
+#include "team.h"
+
 /* Rounds to FP16 (nearest even), n values; finite ones saturate. */
 typedef void (*tr_to_half_f)(const float *x, uint16_t *out, uint32_t n);
 void tr_to_half_c(const float *x, uint16_t *out, uint32_t n);
@@ -112,9 +114,19 @@ tr_seq_of(const uint32_t *starts, uint32_t n, uint32_t x)
     return lo;
 }
 
-/* Runs `rows` rows on the stream's threads when that is worth a fork. */
-#define TR_PARALLEL_ROWS(s, rows, cost)                             \
-    num_threads((s)->threads) if ((size_t) (rows) * (cost) > 16384) \
-        schedule(static)
+/* Runs f over `rows` rows, on the stream's team when that is worth telling
+ * others; cost: elements touched a row. */
+static inline void
+tr_rows_run(const tr_stream_t *s, uint32_t rows, size_t cost, tr_team_f f,
+            void *arg)
+{
+    uint32_t pieces = 2 * (uint32_t) s->threads;
+
+    if ((size_t) rows * cost <= 16384) {
+        pieces = 1;
+    }
+    tr_team_run(s->team, s->threads, rows, (rows + pieces - 1) / pieces, f,
+                arg);
+}
 
 #endif

@@ -39,27 +39,48 @@ append_row(const tr_kv_view_t *kv, const int32_t *table, uint32_t pos,
     to_half(v, key + (size_t) kv->page_tokens * dim, dim);
 }
 
+typedef struct {
+    const tr_kv_view_t *kv;
+    uint32_t layer;
+    const tr_rows_t *rows;
+    const float *k, *v, *angles;
+    size_t ld;
+    tr_to_half_f to_half;
+} append_t;
+
+static void
+append_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const append_t *a = arg;
+    const tr_rows_t *rows = a->rows;
+    uint32_t dim = a->kv->head_dim;
+
+    (void) worker;
+    for (uint32_t r = first; r < end; r++) {
+        uint32_t seq = tr_seq_of(rows->seq_row, rows->n_seqs, r);
+        int32_t slot = rows->seq_slot[seq];
+
+        for (uint32_t l = 0; l < a->kv->lists; l++) {
+            append_row(a->kv, tr_kv_table(a->kv, slot, a->layer, l),
+                       rows->row_pos[r], a->k + r * a->ld + l * dim,
+                       a->v + r * a->ld + l * dim, a->angles + (size_t) r * dim,
+                       a->to_half);
+        }
+    }
+}
+
 int
 tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
                  const tr_rows_t *rows, const float *k, const float *v,
                  size_t ld, const float *angles, tr_to_half_f to_half)
 {
     uint32_t dim = kv->head_dim;
+    append_t a = { kv, layer, rows, k, v, angles, ld, to_half };
 
     if (dim > TR_HEAD_DIM_MAX || dim % 16 || ld < (size_t) kv->lists * dim
         || layer >= kv->layers) {
         return TR_KERNEL_BADARG;
     }
-#pragma omp parallel for TR_PARALLEL_ROWS(s, rows->n_rows, kv->lists *dim)
-    for (uint32_t r = 0; r < rows->n_rows; r++) {
-        uint32_t seq = tr_seq_of(rows->seq_row, rows->n_seqs, r);
-        int32_t slot = rows->seq_slot[seq];
-
-        for (uint32_t l = 0; l < kv->lists; l++) {
-            append_row(kv, tr_kv_table(kv, slot, layer, l), rows->row_pos[r],
-                       k + r * ld + l * dim, v + r * ld + l * dim,
-                       angles + (size_t) r * dim, to_half);
-        }
-    }
+    tr_rows_run(s, rows->n_rows, (size_t) kv->lists * dim, append_rows, &a);
     return TR_KERNEL_OK;
 }

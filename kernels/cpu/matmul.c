@@ -11,7 +11,8 @@
  * the product itself when there are few rows (decode).  Its AVX-512 kernels
  * for small products (M N K <= 10^6) do not pack; PANEL * K_BLOCK * ROWS_MAX
  * stays below that (64 * 256 * 48), and the panel stays in the first-level
- * caches while all rows pass by.  Threads take whole panels; OpenBLAS itself runs one thread.
+ * caches while all rows pass by.  Threads of the team
+ * take whole panels; OpenBLAS itself runs one.
  *
  * Bit-exactness.  The sum over k is cut at fixed places (K_BLOCK), each part
  * is one call with the same n and k, and nobody splits k further.  What is
@@ -112,20 +113,40 @@ panel_product(const scheme_t *how, const float *panel, uint32_t k,
     }
 }
 
+typedef struct {
+    const tr_matrix_t *m;
+    const float *x;
+    size_t ldx;
+    uint32_t rows;
+    float *y;
+    size_t ldy;
+    bool add;
+} product_t;
+
+static void
+panels_run(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const product_t *a = arg;
+
+    (void) worker;
+    for (uint32_t p = first; p < end; p++) {
+        panel_product(&scheme, a->m->data + (size_t) p * a->m->k * PANEL,
+                      a->m->k, a->x, a->ldx, a->rows, a->y + (size_t) p * PANEL,
+                      a->ldy, a->add);
+    }
+}
+
 int
 tr_cpu_matmul(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
               size_t ldx, uint32_t rows, float *y, size_t ldy, int add)
 {
     uint32_t panels = (uint32_t) (tr_pad(m->n, PANEL) / PANEL);
+    product_t a = { m, x, ldx, rows, y, ldy, add };
 
     if (ldx < m->k || ldy < tr_pad(m->n, PANEL)) {
         return TR_KERNEL_BADARG;
     }
-#pragma omp parallel for num_threads(s->threads) schedule(dynamic, 1)
-    for (uint32_t p = 0; p < panels; p++) {
-        panel_product(&scheme, m->data + (size_t) p * m->k * PANEL, m->k, x,
-                      ldx, rows, y + (size_t) p * PANEL, ldy, add);
-    }
+    tr_team_run(s->team, s->threads, panels, 1, panels_run, &a);
     return TR_KERNEL_OK;
 }
 

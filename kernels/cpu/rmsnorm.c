@@ -31,41 +31,78 @@ sum_of_squares(const float *x, uint32_t n)
     return sum;
 }
 
+typedef struct {
+    const float *x, *weight;
+    float *y;
+    size_t ldx, ldy;
+    uint32_t heads, n;
+    float eps;
+} norm_t;
+
+static void
+norm_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const norm_t *a = arg;
+    uint32_t n = a->n;
+
+    (void) worker;
+    for (uint32_t r = first; r < end; r++) {
+        for (uint32_t h = 0; h < a->heads; h++) {
+            const float *in = a->x + r * a->ldx + (size_t) h * n;
+            float *out = a->y + r * a->ldy + (size_t) h * n;
+            float mean = sum_of_squares(in, n) / (float) n;
+            float scale = 1.0f / sqrtf(mean + a->eps);
+
+            for (uint32_t i = 0; i < n; i++) {
+                out[i] = in[i] * scale * a->weight[i];
+            }
+        }
+    }
+}
+
 int
 tr_cpu_rmsnorm(const tr_stream_t *s, const float *x, size_t ldx, uint32_t rows,
                uint32_t heads, uint32_t n, const float *weight, float eps,
                float *y, size_t ldy)
 {
+    norm_t a = { x, weight, y, ldx, ldy, heads, n, eps };
+
     if (n == 0 || ldx < (size_t) heads * n || ldy < (size_t) heads * n) {
         return TR_KERNEL_BADARG;
     }
-#pragma omp parallel for TR_PARALLEL_ROWS(s, rows, (size_t) heads *n)
-    for (uint32_t r = 0; r < rows; r++) {
-        for (uint32_t h = 0; h < heads; h++) {
-            const float *in = x + r * ldx + (size_t) h * n;
-            float *out = y + r * ldy + (size_t) h * n;
-            float scale = 1.0f / sqrtf(sum_of_squares(in, n) / (float) n + eps);
+    tr_rows_run(s, rows, (size_t) heads * n, norm_rows, &a);
+    return TR_KERNEL_OK;
+}
 
-            for (uint32_t i = 0; i < n; i++) {
-                out[i] = in[i] * scale * weight[i];
-            }
+typedef struct {
+    float *x;
+    const float *bias;
+    size_t ldx;
+    uint32_t n;
+} bias_t;
+
+static void
+bias_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const bias_t *a = arg;
+
+    (void) worker;
+    for (uint32_t r = first; r < end; r++) {
+        for (uint32_t i = 0; i < a->n; i++) {
+            a->x[r * a->ldx + i] += a->bias[i];
         }
     }
-    return TR_KERNEL_OK;
 }
 
 int
 tr_cpu_add_bias(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
                 const float *bias, uint32_t n)
 {
+    bias_t a = { x, bias, ldx, n };
+
     if (ldx < n) {
         return TR_KERNEL_BADARG;
     }
-#pragma omp parallel for TR_PARALLEL_ROWS(s, rows, n)
-    for (uint32_t r = 0; r < rows; r++) {
-        for (uint32_t i = 0; i < n; i++) {
-            x[r * ldx + i] += bias[i];
-        }
-    }
+    tr_rows_run(s, rows, n, bias_rows, &a);
     return TR_KERNEL_OK;
 }

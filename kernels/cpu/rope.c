@@ -8,39 +8,61 @@
 
 #include <math.h>
 
+typedef struct {
+    const uint32_t *row_pos;
+    const float *inv_freq;
+    uint32_t half;
+    float *angles;
+} angles_t;
+
+static void
+angle_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const angles_t *a = arg;
+    uint32_t half = a->half;
+
+    (void) worker;
+    for (uint32_t r = first; r < end; r++) {
+        float *out = a->angles + (size_t) r * half * 2;
+
+        for (uint32_t i = 0; i < half; i++) {
+            float angle = (float) a->row_pos[r] * a->inv_freq[i];
+
+            out[i] = cosf(angle);
+            out[half + i] = sinf(angle);
+        }
+    }
+}
+
 int
 tr_cpu_rope_angles(const tr_stream_t *s, const uint32_t *row_pos, uint32_t rows,
                    const float *inv_freq, uint32_t half, float *angles)
 {
-#pragma omp parallel for TR_PARALLEL_ROWS(s, rows, (size_t) half * 16)
-    for (uint32_t r = 0; r < rows; r++) {
-        float *out = angles + (size_t) r * half * 2;
+    angles_t a = { row_pos, inv_freq, half, angles };
 
-        for (uint32_t i = 0; i < half; i++) {
-            float a = (float) row_pos[r] * inv_freq[i];
-
-            out[i] = cosf(a);
-            out[half + i] = sinf(a);
-        }
-    }
+    tr_rows_run(s, rows, (size_t) half * 16, angle_rows, &a);
     return TR_KERNEL_OK;
 }
 
-int
-tr_cpu_rope(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
-            uint32_t heads, uint32_t head_dim, const float *angles)
+typedef struct {
+    float *x;
+    size_t ldx;
+    uint32_t heads, half;
+    const float *angles;
+} rope_t;
+
+static void
+rope_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 {
-    uint32_t half = head_dim / 2;
+    const rope_t *a = arg;
+    uint32_t half = a->half;
 
-    if (head_dim % 2 || ldx < (size_t) heads * head_dim) {
-        return TR_KERNEL_BADARG;
-    }
-#pragma omp parallel for TR_PARALLEL_ROWS(s, rows, (size_t) heads *head_dim)
-    for (uint32_t r = 0; r < rows; r++) {
-        const float *c = angles + (size_t) r * head_dim, *d = c + half;
+    (void) worker;
+    for (uint32_t r = first; r < end; r++) {
+        const float *c = a->angles + (size_t) r * half * 2, *d = c + half;
 
-        for (uint32_t h = 0; h < heads; h++) {
-            float *lo = x + r * ldx + (size_t) h * head_dim;
+        for (uint32_t h = 0; h < a->heads; h++) {
+            float *lo = a->x + r * a->ldx + (size_t) h * half * 2;
             float *hi = lo + half;
 
             for (uint32_t i = 0; i < half; i++) {
@@ -51,5 +73,17 @@ tr_cpu_rope(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
             }
         }
     }
+}
+
+int
+tr_cpu_rope(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
+            uint32_t heads, uint32_t head_dim, const float *angles)
+{
+    rope_t a = { x, ldx, heads, head_dim / 2, angles };
+
+    if (head_dim % 2 || ldx < (size_t) heads * head_dim) {
+        return TR_KERNEL_BADARG;
+    }
+    tr_rows_run(s, rows, (size_t) heads * head_dim, rope_rows, &a);
     return TR_KERNEL_OK;
 }

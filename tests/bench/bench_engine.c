@@ -17,7 +17,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
-#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +29,7 @@
 #include "kv_cache.h"
 #include "log.h"
 #include "model.h"
+#include <cpu/team.h>
 
 #define ROUNDS_MAX 101
 #define STREAMS_MAX 32
@@ -348,7 +348,7 @@ parse(int argc, char **argv)
                 ROUNDS_MAX);
         exit(2);
     }
-    o.threads = o.threads ? o.threads : omp_get_num_procs();
+    o.threads = o.threads ? o.threads : tr_team_cores();
     return o;
 }
 

@@ -17,6 +17,7 @@
 
 #include "kv_cache.h"
 #include "model.h"
+#include <cpu/team.h>
 
 typedef struct {
     tr_model_t *model;
@@ -74,6 +75,19 @@ rig_seed(void)
     }
     print_message("TR_TEST_SEED=0x%llx\n", (unsigned long long) seed);
     return seed;
+}
+
+/* Threads for kernels that are called without a model. */
+static inline tr_team_t *
+rig_team(void)
+{
+    static tr_team_t *team;
+
+    if (team == NULL) {
+        team = tr_team_new(3);
+        assert_non_null(team);
+    }
+    return team;
 }
 
 static inline void
