@@ -130,6 +130,7 @@ struct ngx_http_tokenring_peer_s {
     uint64_t                        now;         /* of this drain, us */
     const char                     *broken;      /* why to close, if so */
     uint32_t                        complaint;   /* the last one, hashed */
+    unsigned                        again:1;     /* more is known to come */
 };
 
 

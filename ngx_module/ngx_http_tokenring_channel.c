@@ -93,6 +93,7 @@ ngx_http_tokenring_channel_open(ngx_http_tokenring_peer_t *peer,
     }
 
     peer->outstanding = 0;
+    peer->again = 0;
 
     tr_ring_producer_init(&peer->requests, peer->map.request,
                           peer->map.request_data, peer->map.request_capacity);
@@ -228,7 +229,13 @@ ngx_http_tokenring_doorbell(ngx_event_t *ev)
     c = ev->data;
     peer = c->data;
 
-    tr_doorbell_drain(c->fd);
+    if (peer->again) {
+        /* posted by ourselves: nobody rang, or epoll will say so */
+        peer->again = 0;
+
+    } else {
+        tr_doorbell_drain(c->fd);
+    }
 
     if (peer->state != NGX_HTTP_TOKENRING_READY || peer->broken) {
         return;
@@ -260,6 +267,7 @@ ngx_http_tokenring_doorbell(ngx_event_t *ev)
         }
     }
 
+    peer->again = 1;
     ngx_post_event(ev, &ngx_posted_next_events);
 }
 
