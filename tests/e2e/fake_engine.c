@@ -58,7 +58,7 @@ typedef struct {
 typedef struct {
     int sock; /* -1: free */
     bool open;
-    bool wrecked; /* its ring must stay as it is */
+    bool wrecked; /* its rings must stay as they are */
     tr_channel_map_t map;
     tr_ring_consumer_t requests;
     tr_ring_producer_t responses;
@@ -300,6 +300,7 @@ hostile(fake_channel_t *c, fake_request_t *r, const char *how)
         c->wrecked = true;
     } else if (strcmp(how, "head") == 0) {
         atomic_store(&c->map.request->head, UINT64_MAX - 7);
+        c->wrecked = true;
     } else if (strcmp(how, "dead") == 0) { /* harmless: nobody's ids */
         put(c, TR_RECORD_DELTA, TR_ID(4000, 9), &delta, sizeof(delta), "a", 1,
             NULL, 0);
