@@ -611,6 +611,8 @@ client_parse(tr_ring_client_t *c, const tr_record_t *rec,
     case TR_RECORD_ACCEPTED:
         return tr_wire_accepted_parse(c->buf, rec->length,
                                       &event->head.accepted, &event->text);
+    case TR_RECORD_STARTED:
+        return tr_wire_started_parse(rec->length);
     case TR_RECORD_DELTA:
         return tr_wire_delta_parse(c->buf, rec->length, &event->head.delta,
                                    &event->text, &event->logprobs);

@@ -37,7 +37,8 @@ typedef struct {
  * tr_ring_client_poll. */
 typedef struct {
     uint64_t id;
-    uint16_t type; /* TR_RECORD_ACCEPTED, _DELTA, _FINISH or _ERROR */
+    uint16_t type; /* TR_RECORD_ACCEPTED, _STARTED, _DELTA, _FINISH or
+                    * _ERROR */
     bool last;     /* the request is over, its id is dead */
     union {
         tr_wire_accepted_t accepted;

@@ -33,6 +33,14 @@ tr_emit_delta(tr_emit_t *e, const tr_request_t *r, uint32_t choice,
     tr_emit_touch(e, r->outlet);
 }
 
+void
+tr_emit_started(tr_emit_t *e, const tr_request_t *r)
+{
+    if (tr_outlet_started(r->outlet, r->id) == TR_OK) {
+        tr_emit_touch(e, r->outlet);
+    }
+}
+
 static bool
 tr_emit_is_stop(const tr_sequence_t *q, int32_t token)
 {

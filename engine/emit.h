@@ -17,6 +17,9 @@ typedef struct {
     uint8_t logprobs[TR_OUTLET_LOGPROB_MAX];
 } tr_emit_t;
 
+/* Says that r has left the queue, if there is room: what follows says so too. */
+void tr_emit_started(tr_emit_t *e, const tr_request_t *r);
+
 /* Takes q->sampled: appends it to q->tokens unless it ends the sequence by
  * itself, and stages the text that it completes.  The outlet has room.
  * Returns 0, or the enum tr_finish_reason for which q ended. */

@@ -321,6 +321,7 @@ tr_loop_scheduled(tr_loop_t *l, tr_request_t *r, uint64_t now)
         return;
     }
     r->scheduled_us = now;
+    tr_emit_started(&l->emit, r);
     atomic_fetch_sub(&l->queued, 1);
     tr_loop_count(&l->counters->prompt_tokens, r->prompt_tokens);
     tr_status_observe(&l->counters->queue_time, now - r->arrival_us);
@@ -472,6 +473,17 @@ tr_loop_publish_snapshot(tr_loop_t *l)
     pthread_mutex_unlock(&l->snapshot_lock);
 }
 
+/* What is staged, to the front thread. */
+static void
+tr_loop_show(tr_loop_t *l)
+{
+    const uint64_t one = 1;
+
+    if (tr_emit_publish(&l->emit)) {
+        (void) !write(l->front_fd, &one, sizeof(one));
+    }
+}
+
 /* One turn.  False: nothing was done and nothing can be before the next due
  * time, a wake, or the next check. */
 static bool
@@ -496,6 +508,7 @@ tr_loop_turn(tr_loop_t *l)
         uint64_t end;
 
         tr_loop_batch(l, &batch, now);
+        tr_loop_show(l); /* who has started: the step may be long */
         rc = l->executor->step(l->executor, &batch);
         end = tr_loop_now();
         l->step++;
@@ -514,11 +527,7 @@ tr_loop_turn(tr_loop_t *l)
         tr_loop_count(&l->counters->preemptions, s->preemptions - preemptions);
         busy = true;
     }
-    if (tr_emit_publish(&l->emit)) {
-        const uint64_t one = 1;
-
-        (void) !write(l->front_fd, &one, sizeof(one));
-    }
+    tr_loop_show(l);
     l->last_step_us = tr_loop_now(); /* also of a turn without a batch */
     tr_loop_publish_snapshot(l);
     return busy;

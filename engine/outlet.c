@@ -61,8 +61,9 @@ bool
 tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs)
 {
     tr_ring_producer_t *p = &o->producer;
-    const uint64_t text = TR_OUTLET_RECORD(sizeof(tr_wire_delta_t)
-                                           + TR_OUTLET_TEXT_MAX)
+    const uint64_t text = TR_OUTLET_RECORD(0) /* STARTED */
+                          + TR_OUTLET_RECORD(sizeof(tr_wire_delta_t)
+                                             + TR_OUTLET_TEXT_MAX)
                           + TR_OUTLET_RECORD(sizeof(tr_wire_finish_t));
     uint64_t need;
 
@@ -85,6 +86,12 @@ tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs)
         return true;
     }
     return false;
+}
+
+tr_status_t
+tr_outlet_started(tr_outlet_t *o, uint64_t id)
+{
+    return tr_ring_put(&o->producer, TR_RECORD_STARTED, 0, id, NULL, 0);
 }
 
 tr_status_t

@@ -62,6 +62,7 @@ bool tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs);
 
 /* Step loop: stage one record each; they become visible with
  * tr_outlet_publish, once a step.  They cannot fail when has_room said yes. */
+tr_status_t tr_outlet_started(tr_outlet_t *o, uint64_t id);
 tr_status_t tr_outlet_delta(tr_outlet_t *o, uint64_t id, uint32_t choice,
                             uint32_t tokens, const char *text,
                             uint32_t text_len, const void *logprobs,

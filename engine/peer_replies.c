@@ -43,7 +43,7 @@ static tr_status_t
 put(tr_peer_t *p, uint16_t type, uint64_t id, const tr_ring_piece_t *pieces,
     unsigned n)
 {
-    uint32_t need = 0;
+    uint32_t need = 1; /* a record without payload takes space, too */
     tr_status_t rc;
     unsigned i;
 

@@ -196,8 +196,8 @@ typedef struct {
 typedef enum {
     NGX_HTTP_TOKENRING_WAIT = 0,  /* for an engine's handshake */
     NGX_HTTP_TOKENRING_BODY,      /* the client sends, the ring takes */
-    NGX_HTTP_TOKENRING_QUEUE,     /* all sent, not accepted yet */
-    NGX_HTTP_TOKENRING_PREFILL,   /* accepted, no token yet */
+    NGX_HTTP_TOKENRING_QUEUE,     /* all sent, not scheduled yet */
+    NGX_HTTP_TOKENRING_PREFILL,   /* scheduled, no token yet */
     NGX_HTTP_TOKENRING_DECODE,
     NGX_HTTP_TOKENRING_GONE,      /* client left: until the last counts */
     NGX_HTTP_TOKENRING_DONE       /* finalized, or about to be */

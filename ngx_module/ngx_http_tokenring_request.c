@@ -13,6 +13,8 @@
 
 static ngx_int_t ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
+static ngx_int_t ngx_http_tokenring_started(ngx_http_tokenring_ctx_t *ctx,
+    size_t len);
 static ngx_int_t ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
 static ngx_int_t ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx,
@@ -39,6 +41,10 @@ ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
 
     case TR_RECORD_ACCEPTED:
         rc = ngx_http_tokenring_accepted(ctx, payload, rec->length);
+        break;
+
+    case TR_RECORD_STARTED:
+        rc = ngx_http_tokenring_started(ctx, rec->length);
         break;
 
     case TR_RECORD_DELTA:
@@ -122,10 +128,26 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         return NGX_OK;
     }
 
+    /* queue_timeout goes on until STARTED; comments begin */
     ctx->sent = ngx_current_msec;
-    ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_PREFILL);
+    ngx_http_tokenring_arm(ctx);
 
     return ctx->stream ? ngx_http_tokenring_render_heads(ctx) : NGX_OK;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_started(ngx_http_tokenring_ctx_t *ctx, size_t len)
+{
+    if (tr_wire_started_parse(len) != TR_OK || !ctx->accepted) {
+        return NGX_DECLINED;
+    }
+
+    if (ctx->phase == NGX_HTTP_TOKENRING_QUEUE) {
+        ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_PREFILL);
+    }
+
+    return NGX_OK;
 }
 
 
@@ -160,7 +182,7 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         return NGX_OK;
     }
 
-    if (ctx->phase == NGX_HTTP_TOKENRING_PREFILL) {
+    if (ctx->phase < NGX_HTTP_TOKENRING_DECODE) {
         ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_DECODE);
 
     } else {
@@ -256,6 +278,10 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         ctx->totalled = 1;
         ctx->prompt_tokens = head.prompt_tokens;
         ctx->completion_tokens = head.completion_tokens;
+    }
+
+    if (ctx->phase < NGX_HTTP_TOKENRING_DECODE) {
+        ctx->phase = NGX_HTTP_TOKENRING_DECODE;
     }
 
     ctx->deadline = ngx_current_msec + ctx->conf->idle_timeout;
@@ -637,7 +663,7 @@ ngx_http_tokenring_expired(ngx_http_tokenring_ctx_t *ctx)
         break;
 
     case NGX_HTTP_TOKENRING_QUEUE:
-        message = "The engine did not accept the request in time";
+        message = "The request waited too long in the engine's queue";
         break;
 
     case NGX_HTTP_TOKENRING_PREFILL:

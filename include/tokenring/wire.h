@@ -5,6 +5,7 @@
  *                               JSON body in as many parts as it takes
  *   engine -> worker   ACCEPTED what the worker must know to answer: streaming
  *                               or not, how many choices, which model
+ *                      STARTED  the request left the engine's queue
  *                      DELTA    new text of one choice (and logprobs)
  *                      FINISH   one choice ended; the last one carries totals
  *                      ERROR    the request failed, in OpenAI's terms
@@ -20,11 +21,11 @@
  * every length against the record before use (the tr_wire_*_parse functions);
  * what they return points into the caller's private copy of the payload.
  *
- * For every request the engine sends, in this order: at most one ACCEPTED, then
- * DELTAs, with one FINISH per choice, the last of them with TR_FINISH_LAST; or
- * at any point one ERROR, which ends the request.  Exactly one of (FINISH with
- * LAST, ERROR) is sent for every request whose first SUBMIT part was read, also
- * after an abort: it frees the slot.
+ * For every request the engine sends, in this order: at most one ACCEPTED, at
+ * most one STARTED, then DELTAs, with one FINISH per choice, the last of them
+ * with TR_FINISH_LAST; or at any point one ERROR, which ends the request.
+ * Exactly one of (FINISH with LAST, ERROR) is sent for every request whose first
+ * SUBMIT part was read, also after an abort: it frees the slot.
  */
 #ifndef TOKENRING_WIRE_H
 #define TOKENRING_WIRE_H
@@ -40,7 +41,8 @@ enum tr_record_type {
     TR_RECORD_ACCEPTED = 16,
     TR_RECORD_DELTA = 17,
     TR_RECORD_FINISH = 18,
-    TR_RECORD_ERROR = 19
+    TR_RECORD_ERROR = 19,
+    TR_RECORD_STARTED = 20
 };
 
 #define TR_ID_SLOT(id) ((uint32_t) ((id) &0xffffffffu))
@@ -91,6 +93,12 @@ typedef struct {
 } tr_wire_accepted_t;
 
 _Static_assert(sizeof(tr_wire_accepted_t) == 24, "ACCEPTED head");
+
+/* ---- STARTED ------------------------------------------------------------ */
+
+/* No payload.  Sent when the request first joins a batch, before that step is
+ * run: the time until then is the queue's, the time after it prefill.  A reader
+ * must not count on it: DELTA and FINISH say the same. */
 
 /* ---- DELTA -------------------------------------------------------------- */
 
@@ -242,6 +250,12 @@ tr_wire_accepted_parse(const void *payload, size_t len,
         return TR_ERR_PROTOCOL;
     }
     return TR_OK;
+}
+
+static inline tr_status_t
+tr_wire_started_parse(size_t len)
+{
+    return len == 0 ? TR_OK : TR_ERR_PROTOCOL;
 }
 
 static inline tr_status_t

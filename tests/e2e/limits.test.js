@@ -128,8 +128,8 @@ test('limit_req, limit_conn, client_max_body_size speak OpenAI', with_stack({
   await busy.finished;
 }));
 
-test('too long before the first token: tokenring_first_token_timeout', with_stack({
-  engine: { max_num_seqs: 1 }, location: 'tokenring_first_token_timeout 300ms;',
+test('too long in the queue: tokenring_queue_timeout', with_stack({
+  engine: { max_num_seqs: 1 }, location: 'tokenring_queue_timeout 300ms;',
 }, async (stack, url) => {
   const busy = stream(url, endless(0, 3900));
   await busy.when(() => busy.text().length > 0);
@@ -140,6 +140,25 @@ test('too long before the first token: tokenring_first_token_timeout', with_stac
   busy.hangUp();
   await busy.finished;
   assert.equal((await post(url, chat('Hello!'))).status, 200);
+}));
+
+test('a long prefill is not the queue: tokenring_first_token_timeout', with_stack({
+  engine: { max_num_seqs: 1, max_batch_tokens: 4 },
+  location: 'tokenring_queue_timeout 100ms;',
+  server: `location = /short/v1/chat/completions {
+        tokenring_first_token_timeout 100ms;
+        rewrite ^/short(/.*)$ $1 break;
+        tokenring_pass main;
+    }`,
+}, async (stack, url) => {
+  // some 900 steps of four tokens each before the first one comes out
+  const long = chat('the fox and '.repeat(900), { max_tokens: 3 });
+  const r = await post(url, long);
+  assert.equal(r.status, 200, r.text);
+  const short = await post(url.replace('/v1/', '/short/v1/'), long);
+  assert.equal(short.status, 504, short.text);
+  assert.match(short.json().error.message, /first token/);
+  await stack.idle();
 }));
 
 test('waiting clients get comments: tokenring_keepalive_comment', with_stack({

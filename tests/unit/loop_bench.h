@@ -163,6 +163,7 @@ typedef struct {
     tr_request_t *r; /* NULL: the loop gave it back */
     uint32_t outlet;
     bool aborted, paused, ended;
+    uint32_t started; /* STARTED records */
     tr_error_t error;
     tr_wire_finish_t last;
     uint32_t n;
@@ -311,6 +312,12 @@ on_record(bench_t *b, const tr_record_t *rec, const uint8_t *payload)
 
     assert_true(rec->id < b->n_clients);
     assert_non_null(c->r);
+    if (rec->type == TR_RECORD_STARTED) {
+        assert_int_equal(tr_wire_started_parse(rec->length), TR_OK);
+        assert_int_equal(c->started++, 0);
+        assert_int_equal(c->choice[0].len, 0);
+        return;
+    }
     if (rec->type == TR_RECORD_DELTA) {
         on_delta(c, payload, rec->length);
         return;
@@ -464,6 +471,7 @@ check(const client_t *c)
         assert_true(got->tokens <= want->tokens);
     }
     if (!c->aborted && c->error.status == TR_OK) {
+        assert_int_equal(c->started, 1);
         assert_int_equal(c->last.completion_tokens, tokens);
         assert_int_equal(c->last.flags, TR_FINISH_LAST);
         assert_true(c->last.kv_bytes >= c->last.kv_full_bytes);

@@ -37,6 +37,7 @@ test_accepted(void **state)
     assert_int_equal(e.head.accepted.prompt_tokens, 2);
     assert_int_equal(e.text.len, strlen("org/pocket"));
     assert_memory_equal(e.text.data, "org/pocket", e.text.len);
+    assert_int_equal(rig_event(c).type, TR_RECORD_STARTED);
     do {
         e = rig_event(c);
     } while (!e.last);
@@ -462,6 +463,8 @@ test_drain(void **state)
         if (e.id == late) {
             assert_int_equal(e.type, TR_RECORD_ERROR);
             assert_int_equal(e.head.error.status, TR_ERR_DRAINING);
+        } else if (e.type == TR_RECORD_STARTED) {
+            assert_true(e.id == id);
         } else if (e.type == TR_RECORD_DELTA) {
             assert_true(e.id == id);
             tokens += e.head.delta.tokens;

@@ -49,6 +49,36 @@ open_gate(bench_t *b)
     atomic_store(&b->fake.gated, 0);
 }
 
+/* The end of the queue is told before the step that ends it is run, once, and
+ * to nobody who still waits. */
+static void
+started_before_the_step(void **state)
+{
+    bench_t b = { .config = { .max_num_seqs = 1 } };
+    client_t *first, *second;
+
+    (void) state;
+    bench_start(&b, 100, 20);
+    atomic_store(&b.fake.gated, 1);
+    first = submit(&b, request(100, 5), 0); /* three chunks */
+    second = submit(&b, request(1, 5), 0);
+    while (atomic_load(&b.fake.waits) == 0) {
+        usleep(50);
+    }
+    front_turn(&b, false);
+    assert_int_equal(first->started, 1);
+    steps(&b, 4);
+    front_turn(&b, false);
+    assert_int_equal(second->started, 0);
+    open_gate(&b);
+    front_until_ended(&b, second);
+    check(first);
+    check(second);
+    loop_is_empty(&b);
+    tr_loop_stop(b.loop);
+    bench_stop(&b);
+}
+
 static void
 abort_at_every_stage(void **state)
 {
@@ -88,6 +118,7 @@ abort_at_every_stage(void **state)
     assert_int_equal(prefilling->last.completion_tokens, 0);
     assert_int_equal(queued->choice[0].reason, TR_FINISH_ABORTED);
     assert_int_equal(queued->choice[0].len, 0);
+    assert_int_equal(queued->started, 0);
     assert_int_equal(unseen->choice[0].reason, TR_FINISH_ABORTED);
     loop_is_empty(&b);
     assert_int_equal(atomic_load(&b.counters.requests_aborted), 4);
@@ -511,6 +542,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_after_another),
+        cmocka_unit_test(started_before_the_step),
         cmocka_unit_test(abort_at_every_stage),
         cmocka_unit_test(pause_and_resume),
         cmocka_unit_test(paused_for_too_long),

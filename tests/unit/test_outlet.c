@@ -139,6 +139,7 @@ outlet_room_is_kept(void **state)
                           : most    ? (uint32_t) sizeof(logprobs)
                                     : random_below(sizeof(logprobs));
 
+            assert_int_equal(tr_outlet_started(&o, i), TR_OK);
             assert_int_equal(tr_outlet_delta(&o, i, 0, 1, text, len, logprobs,
                                              lp),
                              TR_OK);
