@@ -12,6 +12,8 @@
  *     O [rows][dim] = keep * O + P * V     each element a FMA chain over p
  *
  * both by one micro-kernel of V_ROWS rows times V_VECS vectors in registers.
+ * In decode, where the rows are one group, values are used once: they are
+ * converted on the way into the product instead.
  * Positions after the last query read as zeros and get weight zero, so stale
  * bytes of a page, NaN included, are never touched.
  *
@@ -29,11 +31,20 @@
 
 static const uint16_t zero_row[TR_HEAD_DIM_MAX];
 
-/* c[rows][vecs] = keep[row] * c + a[rows][k] * b[k][vecs]; without keep, c
+/* The right side of a product: k rows of FP32, ldb apart, or, when half is not
+ * NULL, rows of FP16 anywhere. */
+typedef struct {
+    const float *b;
+    size_t ldb;
+    const uint16_t *const *half;
+} right_t;
+
+/* c[rows][vecs] = keep[row] * c + a[rows][k] * b[k][column...]; without keep, c
  * starts at zero.  rows and vecs are constants wherever this is inlined. */
 static inline __attribute__((always_inline)) void
 micro(uint32_t rows, uint32_t vecs, uint32_t k, const float *a, size_t lda,
-      const float *b, size_t ldb, float *c, size_t ldc, const float *keep)
+      const right_t *right, uint32_t column, float *c, size_t ldc,
+      const float *keep)
 {
     vec acc[V_ROWS][V_VECS];
 
@@ -48,7 +59,11 @@ micro(uint32_t rows, uint32_t vecs, uint32_t k, const float *a, size_t lda,
         vec bv[V_VECS];
 
         for (uint32_t v = 0; v < vecs; v++) {
-            bv[v] = v_load(b + i * ldb + v * V_WIDTH);
+            uint32_t at = column + v * V_WIDTH;
+
+            bv[v] = right->half != NULL
+                        ? v_from_half(right->half[i] + at)
+                        : v_load(right->b + i * right->ldb + at);
         }
         for (uint32_t r = 0; r < rows; r++) {
             vec av = v_set1(a[r * lda + i]);
@@ -67,46 +82,68 @@ micro(uint32_t rows, uint32_t vecs, uint32_t k, const float *a, size_t lda,
 
 static inline __attribute__((always_inline)) void
 micro_rows(uint32_t rows, uint32_t vecs, uint32_t k, const float *a, size_t lda,
-           const float *b, size_t ldb, float *c, size_t ldc, const float *keep)
+           const right_t *right, uint32_t column, float *c, size_t ldc,
+           const float *keep)
 {
     switch (rows) {
     case 1:
-        micro(1, vecs, k, a, lda, b, ldb, c, ldc, keep);
+        micro(1, vecs, k, a, lda, right, column, c, ldc, keep);
         return;
     case 2:
-        micro(2, vecs, k, a, lda, b, ldb, c, ldc, keep);
+        micro(2, vecs, k, a, lda, right, column, c, ldc, keep);
         return;
     case 3:
-        micro(3, vecs, k, a, lda, b, ldb, c, ldc, keep);
+        micro(3, vecs, k, a, lda, right, column, c, ldc, keep);
         return;
     case 4:
-        micro(4, vecs, k, a, lda, b, ldb, c, ldc, keep);
+        micro(4, vecs, k, a, lda, right, column, c, ldc, keep);
         return;
     case 5:
-        micro(5, vecs, k, a, lda, b, ldb, c, ldc, keep);
+        micro(5, vecs, k, a, lda, right, column, c, ldc, keep);
         return;
     default:
-        micro(6, vecs, k, a, lda, b, ldb, c, ldc, keep);
+        micro(6, vecs, k, a, lda, right, column, c, ldc, keep);
         return;
     }
 }
 
 /* Any number of columns that is a multiple of the vector. */
-static void
-product(uint32_t rows, uint32_t columns, uint32_t k, const float *a, size_t lda,
-        const float *b, size_t ldb, float *c, size_t ldc, const float *keep)
+static inline __attribute__((always_inline)) void
+product_columns(uint32_t rows, uint32_t columns, uint32_t k, const float *a,
+                size_t lda, const right_t *right, float *c, size_t ldc,
+                const float *keep)
 {
     uint32_t j = 0;
 
     for (; j + V_VECS * V_WIDTH <= columns; j += V_VECS * V_WIDTH) {
-        micro_rows(rows, V_VECS, k, a, lda, b + j, ldb, c + j, ldc, keep);
+        micro_rows(rows, V_VECS, k, a, lda, right, j, c + j, ldc, keep);
     }
     for (; j < columns; j += V_WIDTH) {
-        micro_rows(rows, 1, k, a, lda, b + j, ldb, c + j, ldc, keep);
+        micro_rows(rows, 1, k, a, lda, right, j, c + j, ldc, keep);
     }
 }
 
-/* Addresses of positions [b, b + n): divisions once a block, not a token. */
+static void
+product(uint32_t rows, uint32_t columns, uint32_t k, const float *a, size_t lda,
+        const float *b, size_t ldb, float *c, size_t ldc, const float *keep)
+{
+    const right_t right = { b, ldb, NULL };
+
+    product_columns(rows, columns, k, a, lda, &right, c, ldc, keep);
+}
+
+static void
+product_half(uint32_t rows, uint32_t columns, uint32_t k, const float *a,
+             size_t lda, const uint16_t *const *half, float *c, size_t ldc,
+             const float *keep)
+{
+    const right_t right = { NULL, 0, half };
+
+    product_columns(rows, columns, k, a, lda, &right, c, ldc, keep);
+}
+
+/* Addresses of positions [b, b + n), of zeros after `last`: divisions once a
+ * block, not a token. */
 static inline void
 find_block(const tr_attention_tile_t *t, uint32_t b, uint32_t n, uint32_t last,
            const uint16_t **key, const uint16_t **value)
@@ -138,16 +175,10 @@ find_block(const tr_attention_tile_t *t, uint32_t b, uint32_t n, uint32_t last,
     }
 }
 
-/* Keys, transposed, and values of positions [b, b + n), n a multiple of 16;
- * those after `last` as zeros. */
+/* n keys, transposed; n is a multiple of 16. */
 static void
-load_block(const tr_attention_tile_t *t, uint32_t b, uint32_t n, uint32_t last,
-           float *keys, float *values)
+load_keys(const uint16_t *const *key, uint32_t n, uint32_t dim, float *keys)
 {
-    uint32_t dim = t->kv->head_dim;
-    const uint16_t *key[BLOCK], *value[BLOCK];
-
-    find_block(t, b, n, last, key, value);
     for (uint32_t i = 0; i < n; i += V_WIDTH) {
         for (uint32_t d = 0; d < dim; d += V_WIDTH) {
             vec v[V_WIDTH];
@@ -161,6 +192,12 @@ load_block(const tr_attention_tile_t *t, uint32_t b, uint32_t n, uint32_t last,
             }
         }
     }
+}
+
+static void
+load_values(const uint16_t *const *value, uint32_t n, uint32_t dim,
+            float *values)
+{
     for (uint32_t i = 0; i < n; i++) {
         for (uint32_t d = 0; d < dim; d += V_WIDTH) {
             v_store(values + (size_t) i * dim + d, v_from_half(value[i] + d));
@@ -236,6 +273,7 @@ attention_tile(const tr_attention_tile_t *t, float *scratch)
     float *max = s + (size_t) TR_TILE_ROWS * BLOCK;
     float *sum = max + TR_TILE_ROWS, keep[V_ROWS];
     uint32_t seen[V_ROWS];
+    const uint16_t *key[BLOCK], *value[BLOCK];
 
     for (uint32_t r = 0; r < rows; r++) {
         const float *in = t->q + r / t->group * t->ldq + r % t->group * dim;
@@ -255,7 +293,11 @@ attention_tile(const tr_attention_tile_t *t, float *scratch)
         uint32_t used = (uint32_t) tr_pad(last - b + 1, 16);
 
         used = used < BLOCK ? used : BLOCK;
-        load_block(t, b, used, last, keys, values);
+        find_block(t, b, used, last, key, value);
+        load_keys(key, used, dim, keys);
+        if (rows > V_ROWS) {
+            load_values(value, used, dim, values);
+        }
         for (uint32_t r = first; r < rows; r += V_ROWS) {
             uint32_t n = rows - r < V_ROWS ? rows - r : V_ROWS;
             uint32_t end = t->pos + (r + n - 1) / t->group;
@@ -268,8 +310,13 @@ attention_tile(const tr_attention_tile_t *t, float *scratch)
                 seen[i] = t->pos + (r + i) / t->group - b + 1;
             }
             softmax_rows(s, n, width, seen, max + r, sum + r, keep);
-            product(n, dim, width, s, BLOCK, values, dim, o + r * dim, dim,
-                    keep);
+            if (rows > V_ROWS) {
+                product(n, dim, width, s, BLOCK, values, dim, o + r * dim, dim,
+                        keep);
+            } else {
+                product_half(n, dim, width, s, BLOCK, value, o + r * dim, dim,
+                             keep);
+            }
         }
     }
     for (uint32_t r = 0; r < rows; r++) {
