@@ -122,7 +122,7 @@ tr_rows_run(const tr_stream_t *s, uint32_t rows, size_t cost, tr_team_f f,
 {
     uint32_t pieces = 2 * (uint32_t) s->threads;
 
-    if ((size_t) rows * cost <= 16384) {
+    if ((size_t) rows * cost <= 4096) {
         pieces = 1;
     }
     tr_team_run(s->team, s->threads, rows, (rows + pieces - 1) / pieces, f,

@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 #define CLOSED 0xffffffffu
-#define SPINS 600 /* of some 50 ns each */
+#define SPINS 3000 /* of some 50 ns each: longer than a step pauses */
 
 typedef struct {
     tr_team_t *team;
