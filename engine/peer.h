@@ -44,6 +44,7 @@ enum tr_slot_state {
 typedef struct {
     tr_request_t *request; /* NULL when free */
     size_t charged;        /* bytes of its body, counted in body_bytes */
+    size_t laid_out;       /* bytes of its arena, counted in the env's */
     uint64_t declared;     /* body_len of its SUBMIT */
     uint32_t generation;   /* last one seen */
     uint8_t state;
@@ -61,6 +62,7 @@ typedef struct {
     uint8_t *buf; /* one payload of the largest request ring */
     size_t buf_size;
     uint64_t now_us;
+    size_t laid_out; /* bytes of arenas, of all requests behind intake */
     bool draining;
     bool wake_loop; /* wishes changed or space came free in this turn */
 } tr_peer_env_t;

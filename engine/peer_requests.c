@@ -5,6 +5,9 @@
  * what was announced, and all bodies of a peer together are bounded.  A request
  * that is refused in the middle of its body keeps its slot until its ERROR is
  * sent; its remaining parts are read and dropped.
+ *
+ * A small body can ask for much (n choices, each with room for its prompt and
+ * all its tokens), so what intake has laid out is bounded over all peers.
  */
 #include "peer.h"
 
@@ -15,6 +18,7 @@
 
 #define BODIES_MIN ((size_t) 64 << 20)
 #define BODY_FIRST 4096u
+#define LAID_OUT_MAX ((size_t) 1 << 30)
 
 /* Bytes that the bodies of one peer may hold together. */
 static size_t
@@ -36,6 +40,8 @@ void
 tr_peer_end(tr_peer_t *p, tr_peer_slot_t *s)
 {
     uncharge(p, s);
+    p->env->laid_out -= s->laid_out;
+    s->laid_out = 0;
     tr_request_free(s->request);
     s->request = NULL;
     s->state = TR_SLOT_FREE;
@@ -316,12 +322,35 @@ tr_peer_take_requests(tr_peer_t *p)
     return rc;
 }
 
+/* Counts what r holds for its run; refuses it when all requests together would
+ * hold too much.  One alone is always let in. */
+static void
+charge_layout(tr_peer_t *p, tr_peer_slot_t *s)
+{
+    tr_request_t *r = s->request;
+    size_t all = p->env->laid_out;
+
+    if (r->error.status == TR_OK && all != 0
+        && all + r->arena.total > LAID_OUT_MAX) {
+        tr_error_set(&r->error, TR_ERR_QUEUE_FULL, "",
+                     "The requests that are inside take too much memory (this "
+                     "one would take %zu KiB); try again later",
+                     r->arena.total >> 10);
+    }
+    if (r->error.status != TR_OK) {
+        tr_arena_free(&r->arena); /* it will not run */
+    }
+    s->laid_out = r->arena.total;
+    p->env->laid_out += s->laid_out;
+}
+
 void
 tr_peer_parsed(tr_peer_t *p, tr_request_t *r)
 {
     tr_peer_slot_t *s = &p->slots[TR_ID_SLOT(r->id)];
 
     uncharge(p, s);
+    charge_layout(p, s);
     if (p->state == TR_PEER_OPEN) {
         tr_peer_reply(p, r);
     } else {

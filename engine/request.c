@@ -17,11 +17,18 @@ struct tr_arena_block {
 _Static_assert(sizeof(tr_arena_block_t) % 16 == 0, "blocks stay aligned");
 
 static tr_arena_block_t *
-tr_arena_block_new(size_t n)
+tr_arena_block_new(tr_arena_t *a, size_t n)
 {
-    return n > SIZE_MAX - sizeof(tr_arena_block_t)
-               ? NULL
-               : calloc(1, sizeof(tr_arena_block_t) + n);
+    tr_arena_block_t *block;
+
+    if (n > SIZE_MAX - sizeof(*block)) {
+        return NULL;
+    }
+    block = calloc(1, sizeof(*block) + n);
+    if (block != NULL) {
+        a->total += sizeof(*block) + n;
+    }
+    return block;
 }
 
 void *
@@ -36,7 +43,7 @@ tr_arena_alloc(tr_arena_t *a, size_t n)
     n = n == 0 ? 16 : (n + 15) & ~(size_t) 15;
     if (n > TR_ARENA_BLOCK / 4 && a->blocks != NULL) {
         /* a block of its own, behind the one that is being filled */
-        block = tr_arena_block_new(n);
+        block = tr_arena_block_new(a, n);
         if (block == NULL) {
             return NULL;
         }
@@ -47,7 +54,7 @@ tr_arena_alloc(tr_arena_t *a, size_t n)
     if (a->blocks == NULL || n > a->size - a->used) {
         size_t size = n > TR_ARENA_BLOCK ? n : TR_ARENA_BLOCK;
 
-        block = tr_arena_block_new(size);
+        block = tr_arena_block_new(a, size);
         if (block == NULL) {
             return NULL;
         }

@@ -27,6 +27,7 @@ typedef struct tr_arena_block tr_arena_block_t;
 typedef struct {
     tr_arena_block_t *blocks;
     size_t used, size; /* of the first block */
+    size_t total;      /* of all blocks */
 } tr_arena_t;
 
 void *tr_arena_alloc(tr_arena_t *a, size_t n); /* 16-byte aligned, zeroed */

@@ -208,6 +208,49 @@ test_queue_full(void **state)
     rig_stop(&rig);
 }
 
+/* Of 100 requests of 64 bytes that ask for 16 MiB each, as many are let in as
+ * a GiB holds; all of it comes back when their peer goes. */
+static void
+test_layout_bounded(void **state)
+{
+    const char *body = "{\"prompt\":[5],\"n\":128,\"max_tokens\":32000}";
+    tr_ring_client_options_t options = { 128, 0, 0 };
+    uint32_t round, i, accepted, refused;
+    tr_ring_client_t *c;
+    tr_error_t err;
+    rig_t rig;
+    int fds;
+
+    (void) state;
+    rig_start(&rig, "null_rate", "0.01", "max_num_seqs", "1", NULL);
+    fds = rig_fds();
+    for (round = 0; round < 2; round++) {
+        assert_int_equal(tr_ring_client_connect(rig.config.socket, &options,
+                                                PATIENCE_MS, &c, &err),
+                         TR_OK);
+        for (i = 0; i < 100; i++) {
+            rig_submit(c, body, strlen(body));
+        }
+        accepted = refused = 0;
+        while (accepted + refused < 100) {
+            tr_ring_event_t e = rig_event(c);
+
+            if (e.type == TR_RECORD_ERROR) {
+                assert_int_equal(e.head.error.status, TR_ERR_QUEUE_FULL);
+                refused++;
+            }
+            accepted += e.type == TR_RECORD_ACCEPTED;
+        }
+        assert_in_range(accepted, 60, 65);
+        tr_ring_client_close(c);
+        for (i = 0; i < PATIENCE_MS && rig_fds() != fds; i++) {
+            usleep(1000);
+        }
+        assert_int_equal(rig_fds(), fds);
+    }
+    rig_stop(&rig);
+}
+
 static void
 test_allow_uids(void **state)
 {
@@ -553,6 +596,7 @@ main(void)
         cmocka_unit_test(test_large_bodies),
         cmocka_unit_test(test_abort),
         cmocka_unit_test(test_queue_full),
+        cmocka_unit_test(test_layout_bounded),
         cmocka_unit_test(test_allow_uids),
         cmocka_unit_test(test_status_page),
         cmocka_unit_test(test_socket_path),
