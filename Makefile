@@ -1,7 +1,8 @@
 # Tokenring: build, test, run.
 #
 #: make demo        set up, build, start, and show an answer streaming
-#: make up          start the engine and NGINX on 127.0.0.1:8080 (PORT=)
+#: make up          start the engine and NGINX on 127.0.0.1:8080 (PORT=);
+#:                  logs and state are in build/run (PREFIX=)
 #: make down        stop them
 #: make test        set up, build, and run every test that needs no GPU
 #: make             build engine, command line and module into build/ (B=)
@@ -23,6 +24,8 @@
 B        ?= build
 CC       ?= gcc
 CFLAGS   ?= -O2 -g
+# A PREFIX that was given is also where up and down keep their state.
+RUN_DIR  := $(if $(filter undefined default,$(origin PREFIX)),,$(abspath $(PREFIX)))
 PREFIX   ?= /usr/local
 PORT     ?= 8080
 DESTDIR  ?=
@@ -115,7 +118,7 @@ deps: $(STAMP)/build $(STAMP)/test $(NODE)
 
 # ---- run --------------------------------------------------------------------
 
-RUN_ENV = B="$B" PORT="$(PORT)"
+RUN_ENV = B="$B" PORT="$(PORT)" TR_RUN="$(RUN_DIR)"
 
 demo: up
 	@$(RUN_ENV) scripts/demo.sh

@@ -2,7 +2,8 @@
 #
 # Starts the engine and NGINX from this source tree and waits until they are
 # healthy.  What runs already and is current is left alone; what was rebuilt
-# since is restarted.  PORT=8080, MODEL=models/pocket, state in build/run.
+# since is restarted.  PORT=8080, MODEL=models/pocket, state in build/run or
+# where make was given PREFIX=.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/lib.sh"
