@@ -287,6 +287,7 @@ begin_drain(tr_front_t *f)
     for (p = f->peers; p != NULL; p = p->next) {
         tr_peer_drain(p);
     }
+    tr_loop_drain(f->env.loop);
     publish(f);
 }
 

@@ -44,6 +44,7 @@ struct tr_loop {
     /* shared with other threads */
     tr_request_t *_Atomic intake; /* linked by next, newest first */
     _Atomic uint32_t woken, asleep, stop;
+    _Atomic uint32_t draining; /* nobody is scheduled for the first time */
     _Atomic uint32_t outstanding; /* requests inside */
     _Atomic uint32_t queued;      /* of these, never scheduled */
     int wake_fd;
@@ -312,6 +313,22 @@ tr_loop_check(tr_loop_t *l, uint64_t now)
     l->next_check_us = now + l->check_us;
 }
 
+/* Refuses who still waits for a first step. */
+static void
+tr_loop_refuse(tr_loop_t *l)
+{
+    tr_request_t *r, *next;
+
+    for (r = l->requests.first; r != NULL; r = next) {
+        next = r->next;
+        if (r->scheduled_us == 0) {
+            tr_error_set(&r->error, TR_ERR_DRAINING, "", "%s",
+                         "The engine is shutting down");
+            tr_loop_end(l, r);
+        }
+    }
+}
+
 /* ---- a step ------------------------------------------------------------- */
 
 static void
@@ -499,6 +516,9 @@ tr_loop_turn(tr_loop_t *l)
         tr_loop_wishes(l, now);
     }
     tr_loop_take(l, now);
+    if (atomic_load_explicit(&l->draining, memory_order_acquire) != 0) {
+        tr_loop_refuse(l);
+    }
     if (now >= l->next_check_us) {
         tr_loop_check(l, now);
     }
@@ -712,6 +732,13 @@ tr_loop_wake(tr_loop_t *l)
 {
     atomic_store(&l->woken, 1);
     tr_loop_ring(l);
+}
+
+void
+tr_loop_drain(tr_loop_t *l)
+{
+    atomic_store(&l->draining, 1);
+    tr_loop_wake(l);
 }
 
 void

@@ -37,6 +37,10 @@ tr_status_t tr_loop_submit(tr_loop_t *l, tr_request_t *r);
 /* Front thread: request->control changed, or outlet space was freed. */
 void tr_loop_wake(tr_loop_t *l);
 
+/* Front thread: from now on requests that were never scheduled end with ERROR
+ * TR_ERR_DRAINING; those that were go on. */
+void tr_loop_drain(tr_loop_t *l);
+
 /* Any thread: a consistent copy of the figures for the status page. */
 void tr_loop_snapshot(tr_loop_t *l, tr_status_admission_t *out);
 

@@ -121,6 +121,7 @@ tr_outlet_error(tr_outlet_t *o, uint64_t id, const tr_error_t *err,
 {
     tr_wire_error_t head = {
         .status = err->status,
+        .retry_after_s = tr_retry_after(err->status),
         .param_len = (uint32_t) strnlen(err->param, sizeof(err->param)),
         .message_len = (uint32_t) strnlen(err->text, sizeof(err->text)),
         .prompt_tokens = prompt_tokens,

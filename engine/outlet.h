@@ -28,6 +28,15 @@
 
 #define TR_OUTLET_MIN (64u << 10)
 
+/* What an ERROR says about trying again, in seconds; 0: nothing. */
+static inline uint32_t
+tr_retry_after(tr_status_t status)
+{
+    tr_status_info_t info = tr_status_info(status);
+
+    return info.http == 429 || info.http == 503 ? 1 : 0;
+}
+
 typedef struct tr_outlet tr_outlet_t;
 
 struct tr_outlet {

@@ -14,8 +14,6 @@
 
 #include "log.h"
 
-#define RETRY_AFTER_S 1
-
 /* Room in the response ring for one record of `need` payload bytes.  TR_AGAIN:
  * the peer is asked to ring. */
 static tr_status_t
@@ -83,6 +81,7 @@ put_error(tr_peer_t *p, const tr_request_t *r)
 {
     tr_wire_error_t head = {
         .status = r->error.status,
+        .retry_after_s = tr_retry_after(r->error.status),
         .param_len = (uint32_t) strlen(r->error.param),
         .message_len = (uint32_t) strlen(r->error.text),
     };
@@ -92,9 +91,6 @@ put_error(tr_peer_t *p, const tr_request_t *r)
     tr_status_info_t info = tr_status_info(r->error.status);
     tr_status_t rc;
 
-    if (info.http == 429 || info.http == 503) {
-        head.retry_after_s = RETRY_AFTER_S;
-    }
     rc = put(p, TR_RECORD_ERROR, r->id, pieces, 3);
     if (rc == TR_OK) {
         /* a client's mistake is no error of ours */

@@ -497,6 +497,7 @@ test_drain(void **state)
     c = rig_client(&rig, 0);
     id = rig_submit(c, body, strlen(body));
     assert_int_equal(rig_event(c).type, TR_RECORD_ACCEPTED);
+    assert_int_equal(rig_event(c).type, TR_RECORD_STARTED);
     assert_int_equal(pthread_create(&thread, NULL, drain_run, rig.engine), 0);
     wait_draining(c);
     late = rig_submit(c, HELLO_BODY, strlen(HELLO_BODY));
@@ -506,8 +507,6 @@ test_drain(void **state)
         if (e.id == late) {
             assert_int_equal(e.type, TR_RECORD_ERROR);
             assert_int_equal(e.head.error.status, TR_ERR_DRAINING);
-        } else if (e.type == TR_RECORD_STARTED) {
-            assert_true(e.id == id);
         } else if (e.type == TR_RECORD_DELTA) {
             assert_true(e.id == id);
             tokens += e.head.delta.tokens;
@@ -529,6 +528,48 @@ test_drain(void **state)
     rig_stop(&rig);
 }
 
+/* What runs goes on to its end, what waits for it is refused at once. */
+static void
+test_drain_queue(void **state)
+{
+    const char *body = "{\"prompt\":[5],\"max_tokens\":100}";
+    bool running = true, waiting = true;
+    tr_ring_client_t *c;
+    pthread_t thread;
+    uint64_t id, queued;
+    rig_t rig;
+
+    (void) state;
+    rig_start(&rig, "null_rate", "200", "max_num_seqs", "1", NULL);
+    c = rig_client(&rig, 0);
+    id = rig_submit(c, body, strlen(body));
+    while (rig_event(c).type != TR_RECORD_STARTED) {
+    }
+    queued = rig_submit(c, body, strlen(body));
+    while (rig_event(c).id != queued) {
+    }
+    assert_int_equal(pthread_create(&thread, NULL, drain_run, rig.engine), 0);
+    while (running || waiting) {
+        tr_ring_event_t e = rig_event(c);
+
+        if (e.id == queued) {
+            assert_int_equal(e.type, TR_RECORD_ERROR);
+            assert_int_equal(e.head.error.status, TR_ERR_DRAINING);
+            assert_int_equal(e.head.error.retry_after_s, 1);
+            assert_true(running);
+            waiting = false;
+        } else if (e.last) {
+            assert_true(e.id == id);
+            assert_int_equal(e.type, TR_RECORD_FINISH);
+            assert_int_equal(e.head.finish.completion_tokens, 100);
+            running = false;
+        }
+    }
+    pthread_join(thread, NULL);
+    tr_ring_client_close(c);
+    rig_stop(&rig);
+}
+
 /* Time is up, or somebody is in a hurry: an error ends what still runs. */
 static void
 drain_short(const char *timeout, bool hurry)
@@ -542,6 +583,7 @@ drain_short(const char *timeout, bool hurry)
     c = rig_client(&rig, 0);
     rig_submit(c, LONG_BODY, strlen(LONG_BODY));
     assert_int_equal(rig_event(c).type, TR_RECORD_ACCEPTED);
+    assert_int_equal(rig_event(c).type, TR_RECORD_STARTED);
     assert_int_equal(pthread_create(&thread, NULL, drain_run, rig.engine), 0);
     if (hurry) {
         wait_draining(c);
@@ -603,6 +645,7 @@ main(void)
         cmocka_unit_test(test_bad_starts),
         cmocka_unit_test(test_killed),
         cmocka_unit_test(test_drain),
+        cmocka_unit_test(test_drain_queue),
         cmocka_unit_test(test_drain_timeout),
         cmocka_unit_test(test_stop),
     };
