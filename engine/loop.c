@@ -12,7 +12,6 @@
 #include "loop.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -194,6 +193,13 @@ tr_loop_fail(tr_loop_t *l, tr_request_t *r, tr_status_t status,
     tr_loop_end(l, r);
 }
 
+/* A turn's time is taken before its requests are: they may be younger. */
+static uint64_t
+tr_loop_since(uint64_t from, uint64_t now)
+{
+    return now > from ? now - from : 0;
+}
+
 /* One choice reached its end. */
 static void
 tr_loop_finish(tr_loop_t *l, tr_sequence_t *q, uint16_t reason, uint64_t now)
@@ -211,7 +217,7 @@ tr_loop_finish(tr_loop_t *l, tr_sequence_t *q, uint16_t reason, uint64_t now)
         tr_loop_count(reason == TR_FINISH_STOP ? &l->counters->requests_stop
                                                : &l->counters->requests_length,
                       1);
-        tr_status_observe(&l->counters->e2e, now - r->arrival_us);
+        tr_status_observe(&l->counters->e2e, tr_loop_since(r->arrival_us, now));
         tr_request_unlink(&l->requests, r);
         tr_loop_forget(l, r);
     }
@@ -341,7 +347,8 @@ tr_loop_scheduled(tr_loop_t *l, tr_request_t *r, uint64_t now)
     tr_emit_started(&l->emit, r);
     atomic_fetch_sub(&l->queued, 1);
     tr_loop_count(&l->counters->prompt_tokens, r->prompt_tokens);
-    tr_status_observe(&l->counters->queue_time, now - r->arrival_us);
+    tr_status_observe(&l->counters->queue_time,
+                      tr_loop_since(r->arrival_us, now));
 }
 
 static void
@@ -386,7 +393,8 @@ tr_loop_token(tr_loop_t *l, tr_sequence_t *q, uint64_t now)
     r->last_token_us = now;
     if (r->first_token_us == 0) {
         r->first_token_us = now;
-        tr_status_observe(&l->counters->ttft, now - r->arrival_us);
+        tr_status_observe(&l->counters->ttft,
+                          tr_loop_since(r->arrival_us, now));
     }
     if (q->last_token_us != 0) {
         tr_status_observe(&l->counters->inter_token, now - q->last_token_us);
@@ -647,6 +655,7 @@ tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
 {
     tr_loop_t *l;
     tr_status_t rc;
+    int e;
 
     *out = NULL;
     if (tr_tokenizer_max_token_bytes(tokenizer) > TR_OUTLET_TOKEN_BYTES) {
@@ -681,12 +690,13 @@ tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
                             config->max_num_seqs);
     }
     tr_loop_publish_snapshot(l);
-    if (pthread_create(&l->thread, NULL, tr_loop_main, l) != 0) {
+    e = pthread_create(&l->thread, NULL, tr_loop_main, l);
+    if (e != 0) {
         tr_loop_free(l);
         return tr_error_set(err, TR_ERR_NOMEM, "",
                             "cannot start the step"
                             " loop's thread: %s",
-                            strerror(errno));
+                            strerror(e));
     }
     *out = l;
     return TR_OK;

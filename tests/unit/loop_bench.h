@@ -521,7 +521,7 @@ submit(bench_t *b, tr_request_t *r, uint32_t outlet)
     memset(c, 0, sizeof(*c));
     r->id = b->n_clients;
     r->outlet = &b->outlet[outlet];
-    r->arrival_us = 1;
+    r->arrival_us = r->arrival_us != 0 ? r->arrival_us : 1;
     c->r = r;
     c->outlet = outlet;
     c->n = r->n;

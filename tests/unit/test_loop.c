@@ -79,6 +79,30 @@ started_before_the_step(void **state)
     bench_stop(&b);
 }
 
+/* A request may arrive after the time of the turn that takes it. */
+static void
+younger_than_the_turn(void **state)
+{
+    bench_t b = { 0 };
+    tr_request_t *r = request(5, 3);
+    client_t *c;
+
+    (void) state;
+    bench_start(&b, 100, 20);
+    r->arrival_us = UINT64_MAX / 2;
+    c = submit(&b, r, 0);
+    front_until_ended(&b, c);
+    check(c);
+    assert_int_equal(atomic_load(&b.counters.queue_time.sum_us), 0);
+    assert_int_equal(atomic_load(&b.counters.queue_time.count[0]), 1);
+    assert_int_equal(atomic_load(&b.counters.ttft.count[0]), 1);
+    assert_int_equal(atomic_load(&b.counters.e2e.count[0]), 1);
+    assert_int_equal(c->last.queue_us, 0);
+    loop_is_empty(&b);
+    tr_loop_stop(b.loop);
+    bench_stop(&b);
+}
+
 static void
 abort_at_every_stage(void **state)
 {
@@ -543,6 +567,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_after_another),
         cmocka_unit_test(started_before_the_step),
+        cmocka_unit_test(younger_than_the_turn),
         cmocka_unit_test(abort_at_every_stage),
         cmocka_unit_test(pause_and_resume),
         cmocka_unit_test(paused_for_too_long),
