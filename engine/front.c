@@ -268,6 +268,9 @@ wait_events(tr_front_t *f, uint64_t deadline)
         timeout = left > 60000 ? 60000 : (int) left;
     }
     n = epoll_wait(f->env.epoll, events, EVENTS_A_TURN, timeout);
+    if (n == -1) {
+        tr_bell_interrupted(&f->env.bell);
+    }
     f->env.now_us = now_us();
     for (i = 0; i < n; i++) {
         on_event(f, &events[i]);
@@ -340,6 +343,7 @@ front_run(void *arg)
     bool more;
 
     pthread_setname_np(pthread_self(), "tr-front");
+    tr_bell_open(&f->env.bell);
     for (;;) {
         more = turn(f);
         publish_when_due(f);
@@ -355,6 +359,7 @@ front_run(void *arg)
         wait_events(f, more ? 0 : next_deadline(f));
     }
     end_all(f);
+    tr_bell_close(&f->env.bell);
     return NULL;
 }
 

@@ -43,7 +43,7 @@ struct tr_loop {
     /* shared with other threads */
     tr_request_t *_Atomic intake; /* linked by next, newest first */
     _Atomic uint32_t woken, asleep, stop;
-    _Atomic uint32_t draining; /* nobody is scheduled for the first time */
+    _Atomic uint32_t draining;    /* nobody is scheduled for the first time */
     _Atomic uint32_t outstanding; /* requests inside */
     _Atomic uint32_t queued;      /* of these, never scheduled */
     int wake_fd;

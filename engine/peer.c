@@ -288,7 +288,9 @@ tr_peer_turn(tr_peer_t *p)
     }
     if (p->ring) {
         p->ring = false;
-        tr_doorbell_ring(p->bell_out);
+        if (!tr_bell_ring(&p->env->bell, p->bell_out) && rc == TR_OK) {
+            rc = tr_peer_violation(p, "its doorbell does not take a ring");
+        }
     }
     if (rc != TR_OK) {
         atomic_fetch_add(&p->env->status->counters.channel_errors, 1);

@@ -21,6 +21,7 @@
 #include <tokenring/channel.h>
 #include <tokenring/status.h>
 
+#include "bell.h"
 #include "config.h"
 #include "intake.h"
 #include "listener.h"
@@ -59,6 +60,7 @@ typedef struct {
     tr_status_page_t *status;
     int status_fd;
     int epoll;
+    tr_bell_t bell;
     uint8_t *buf; /* one payload of the largest request ring */
     size_t buf_size;
     uint64_t now_us;

@@ -347,6 +347,30 @@ test_broken_rules(void **state)
     check_nothing_left();
 }
 
+/* A doorbell whose write waits: only who rings it notices. */
+static void
+test_trapped_doorbell(void **state)
+{
+    tr_ring_client_t *other = rig_client(&rig, 0);
+    uint64_t full = UINT64_MAX - 1;
+    tr_ring_event_t end;
+    raw_t r;
+
+    (void) state;
+    raw_open(&r, &rig, 0);
+    assert_int_equal(fcntl(r.fds[TR_FD_TO_PEER], F_SETFL, 0), 0);
+    assert_int_equal(write(r.fds[TR_FD_TO_PEER], &full, sizeof(full)),
+                     sizeof(full));
+    assert_int_equal(tr_ring_sleep(&r.in), TR_AGAIN);
+    raw_submit(&r, TR_ID(0, 1), HELLO_BODY, TR_BODY_UNKNOWN, false);
+    end = rig_run(other, HELLO_BODY);
+    assert_int_equal(end.type, TR_RECORD_FINISH);
+    raw_expect_hangup(r.sock);
+    raw_close(&r);
+    tr_ring_client_close(other);
+    check_nothing_left();
+}
+
 /* Records of dead generations are dropped, wishes for nobody too. */
 static void
 test_dead_ids(void **state)
@@ -522,6 +546,7 @@ main(void)
         cmocka_unit_test(test_huge_wishes),
         cmocka_unit_test(test_hello_in_pieces),
         cmocka_unit_test(test_broken_rules),
+        cmocka_unit_test(test_trapped_doorbell),
         cmocka_unit_test(test_dead_ids),
         cmocka_unit_test(test_half_submits),
         cmocka_unit_test(test_body_too_large),
