@@ -339,6 +339,7 @@ abort_requests(tr_peer_t *p)
         }
         atomic_fetch_or(&s->request->control, TR_CONTROL_ABORT);
         if (s->state == TR_SLOT_GATHERING || s->state == TR_SLOT_REPLY) {
+            atomic_fetch_add(&p->env->status->counters.requests_aborted, 1);
             tr_peer_end(p, s);
         } else if (s->state == TR_SLOT_RUNNING) {
             p->env->wake_loop = true;

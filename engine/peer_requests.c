@@ -354,6 +354,7 @@ tr_peer_parsed(tr_peer_t *p, tr_request_t *r)
     if (p->state == TR_PEER_OPEN) {
         tr_peer_reply(p, r);
     } else {
+        atomic_fetch_add(&p->env->status->counters.requests_aborted, 1);
         tr_peer_end(p, s);
     }
 }

@@ -415,6 +415,37 @@ test_half_submits(void **state)
     check_nothing_left();
 }
 
+/* Whoever leaves in the middle of bodies has aborted them. */
+static void
+test_half_submits_counted(void **state)
+{
+    tr_ring_client_t *other = rig_client(&rig, 0);
+    const tr_status_page_t *page = tr_ring_client_status(other);
+    uint64_t before = page->counters.requests_aborted;
+    uint32_t slot;
+    raw_t r;
+    int i;
+
+    (void) state;
+    raw_open(&r, &rig, 0);
+    for (slot = 0; slot < 5; slot++) {
+        raw_submit(&r, TR_ID(slot, 1), "{\"prompt\":", 50000, true);
+    }
+    while (atomic_load(&r.map.request->head)
+           != atomic_load(&r.map.request->tail)) {
+        usleep(100); /* until all are read */
+    }
+    raw_close(&r);
+    for (i = 0;
+         i < PATIENCE_MS && page->counters.requests_aborted != before + 5;
+         i++) {
+        usleep(1000);
+    }
+    assert_int_equal(page->counters.requests_aborted, before + 5);
+    tr_ring_client_close(other);
+    check_nothing_left();
+}
+
 /* Refused in the middle; what still comes of the body is dropped and the slot
  * is good for the next. */
 static void
@@ -549,6 +580,7 @@ main(void)
         cmocka_unit_test(test_trapped_doorbell),
         cmocka_unit_test(test_dead_ids),
         cmocka_unit_test(test_half_submits),
+        cmocka_unit_test(test_half_submits_counted),
         cmocka_unit_test(test_body_too_large),
         cmocka_unit_test(test_many_come_and_go),
         cmocka_unit_test(test_stalled_peer),
