@@ -221,6 +221,7 @@ struct ngx_http_tokenring_ctx_s {
     ngx_str_t                       completion;  /* 32 hex digits */
     ngx_chain_t                    *body;
     ngx_chain_t                   **last_body;
+    ngx_buf_t                      *piece;   /* of a body in a file */
     ngx_http_tokenring_shared_t    *shared;
 
     /* from ACCEPTED */
@@ -254,6 +255,7 @@ struct ngx_http_tokenring_ctx_s {
     ngx_str_t                       message;
 
     unsigned                        endpoint:8;
+    unsigned                        foreign_body:1;  /* read before us */
     unsigned                        submitted:1;     /* a part is out */
     unsigned                        accepted:1;
     unsigned                        stream:1;

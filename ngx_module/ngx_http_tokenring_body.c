@@ -5,6 +5,9 @@
  * on in parts as large as the ring takes.  When the ring is full the request
  * waits in the peer's queue and nothing more is read from the client: TCP (or
  * the HTTP/2 window) holds it back.  The engine rings when there is space.
+ *
+ * Another module may have read the body before us (mirror), and may still need
+ * it: then we read it, from memory or from a temporary file, and leave it.
  */
 
 #include "ngx_http_tokenring.h"
@@ -16,7 +19,11 @@
 static void ngx_http_tokenring_body_handler(ngx_http_request_t *r);
 static void ngx_http_tokenring_body_event(ngx_http_request_t *r);
 static void ngx_http_tokenring_body_take(ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_body_copy(ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_body_load(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx);
+static void ngx_http_tokenring_body_fail(ngx_http_tokenring_ctx_t *ctx,
+    ngx_int_t rc);
 static tr_status_t ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t *last);
 static void ngx_http_tokenring_body_used(ngx_http_tokenring_ctx_t *ctx,
@@ -34,6 +41,8 @@ ngx_http_tokenring_body_read(ngx_http_tokenring_ctx_t *ctx)
 
     ctx->body = NULL;
     ctx->last_body = &ctx->body;
+
+    ctx->foreign_body = (r->request_body != NULL);
 
     ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_BODY);
 
@@ -54,7 +63,17 @@ ngx_http_tokenring_body_handler(ngx_http_request_t *r)
     r->read_event_handler = ngx_http_tokenring_body_event;
     r->write_event_handler = ngx_http_tokenring_write_handler;
 
-    ngx_http_tokenring_body_take(ctx);
+    if (!ctx->foreign_body) {
+        ngx_http_tokenring_body_take(ctx);
+
+    } else if (r->reading_body
+               || ngx_http_tokenring_body_copy(ctx) != NGX_OK)
+    {
+        /* of a body that is read by halves, a part is gone */
+        ngx_http_tokenring_body_fail(ctx, NGX_HTTP_INTERNAL_SERVER_ERROR);
+        return;
+    }
+
     ngx_http_tokenring_body_send(ctx);
 }
 
@@ -106,6 +125,109 @@ ngx_http_tokenring_body_take(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
+/* a body that is not ours alone: our own places in it, the bytes are shared */
+
+static ngx_int_t
+ngx_http_tokenring_body_copy(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_buf_t           *b;
+    ngx_chain_t         *cl, *in;
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    for (in = r->request_body->bufs; in; in = in->next) {
+
+        b = ngx_alloc_buf(r->pool);
+        if (b == NULL) {
+            return NGX_ERROR;
+        }
+
+        cl = ngx_alloc_chain_link(r->pool);
+        if (cl == NULL) {
+            return NGX_ERROR;
+        }
+
+        *b = *in->buf;
+
+        if (ngx_buf_in_memory(b)) {
+            b->in_file = 0;
+        }
+
+        cl->buf = b;
+        cl->next = NULL;
+
+        *ctx->last_body = cl;
+        ctx->last_body = &cl->next;
+    }
+
+    return NGX_OK;
+}
+
+
+/* the next bytes of a file, as a buffer in front of what is left of it */
+
+static ngx_int_t
+ngx_http_tokenring_body_load(ngx_http_tokenring_ctx_t *ctx)
+{
+    size_t                     size;
+    ssize_t                    n;
+    ngx_buf_t                 *b, *file;
+    ngx_chain_t               *cl;
+    ngx_http_request_t        *r;
+    ngx_http_core_loc_conf_t  *clcf;
+
+    r = ctx->request;
+    file = ctx->body->buf;
+
+    if (ctx->piece == NULL) {
+        clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+        ctx->piece = ngx_create_temp_buf(r->pool,
+                                         clcf->client_body_buffer_size);
+        if (ctx->piece == NULL) {
+            return NGX_ERROR;
+        }
+    }
+
+    cl = ngx_alloc_chain_link(r->pool);
+    if (cl == NULL) {
+        return NGX_ERROR;
+    }
+
+    b = ctx->piece;
+
+    size = (size_t) ngx_min(file->file_last - file->file_pos,
+                            b->end - b->start);
+
+    n = ngx_read_file(file->file, b->start, size, file->file_pos);
+
+    if (n != (ssize_t) size) {
+        ngx_log_error(NGX_LOG_ALERT, r->connection->log, 0,
+                      "tokenring: the file of a request body ended early, "
+                      "read=%z wanted=%uz file=%V", n, size,
+                      &file->file->name);
+        return NGX_ERROR;
+    }
+
+    file->file_pos += n;
+
+    if (file->file_pos == file->file_last) {
+        file->in_file = 0;
+        file->pos = file->last;
+    }
+
+    b->pos = b->start;
+    b->last = b->start + n;
+
+    cl->buf = b;
+    cl->next = ctx->body;
+    ctx->body = cl;
+
+    return NGX_OK;
+}
+
+
 /* as far as it goes now; may end the request */
 
 void
@@ -131,6 +253,11 @@ ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx)
             return;
         }
 
+        if (rc == NGX_DECLINED) {
+            ngx_http_tokenring_body_fail(ctx, NGX_HTTP_INTERNAL_SERVER_ERROR);
+            return;
+        }
+
         if (rc != NGX_OK) {
             /* NGX_AGAIN: waits for space; NGX_ERROR: the channel closes */
             return;
@@ -145,9 +272,7 @@ ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx)
                 return;
             }
 
-            ngx_http_tokenring_slot_abandon(ctx);
-            ngx_http_tokenring_finalize(ctx,
-                                  ngx_http_tokenring_send_http_error(r, rc));
+            ngx_http_tokenring_body_fail(ctx, rc);
             return;
         }
 
@@ -157,6 +282,17 @@ ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx)
 
         ngx_http_tokenring_body_take(ctx);
     }
+}
+
+
+/* the gateway could not read it */
+
+static void
+ngx_http_tokenring_body_fail(ngx_http_tokenring_ctx_t *ctx, ngx_int_t rc)
+{
+    ngx_http_tokenring_slot_abandon(ctx);
+    ngx_http_tokenring_finalize(ctx,
+                         ngx_http_tokenring_send_http_error(ctx->request, rc));
 }
 
 
@@ -199,7 +335,8 @@ ngx_http_tokenring_body_feed(ngx_http_tokenring_peer_t *peer)
 
 /*
  * NGX_OK: all that we have is in the ring, NGX_DONE: and it was the end;
- * NGX_AGAIN: no space, the request has joined the queue.
+ * NGX_AGAIN: no space, the request has joined the queue; NGX_DECLINED: a file
+ * cannot be read.
  */
 
 static ngx_int_t
@@ -215,6 +352,13 @@ ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
     rc = NGX_OK;
 
     while (ctx->body || !ctx->request->reading_body) {
+
+        if (ctx->body && ctx->body->buf->in_file
+            && ngx_http_tokenring_body_load(ctx) != NGX_OK)
+        {
+            rc = NGX_DECLINED;
+            break;
+        }
 
         put = ngx_http_tokenring_body_part(ctx, &last);
 
@@ -309,7 +453,7 @@ ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
     body = 0;
 
     for (cl = ctx->body;
-         cl && room && n < NGX_HTTP_TOKENRING_PIECES;
+         cl && !cl->buf->in_file && room && n < NGX_HTTP_TOKENRING_PIECES;
          cl = cl->next)
     {
         size = ngx_min((size_t) (cl->buf->last - cl->buf->pos), room);
@@ -348,7 +492,7 @@ ngx_http_tokenring_body_used(ngx_http_tokenring_ctx_t *ctx, size_t n)
     size_t        size;
     ngx_chain_t  *cl;
 
-    while (ctx->body) {
+    while (ctx->body && !ctx->body->buf->in_file) {
         cl = ctx->body;
         size = cl->buf->last - cl->buf->pos;
 
@@ -364,5 +508,7 @@ ngx_http_tokenring_body_used(ngx_http_tokenring_ctx_t *ctx, size_t n)
         ngx_free_chain(ctx->request->pool, cl);
     }
 
-    ctx->last_body = &ctx->body;
+    if (ctx->body == NULL) {
+        ctx->last_body = &ctx->body;
+    }
 }

@@ -9,6 +9,7 @@ const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
 const { spawn, spawnSync } = require('node:child_process');
 const fs = require('node:fs');
+const http = require('node:http');
 const net = require('node:net');
 const os = require('node:os');
 const path = require('node:path');
@@ -17,7 +18,8 @@ const { post, stream } = require('./lib/http');
 
 const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-fake-'));
 const socket = path.join(dir, 'fake.sock');
-let stack, url, engine;
+let stack, url, engine, shadow;
+const shadowed = [];
 
 async function startEngine(...args) {
   engine = spawn(path.join(BUILD, 'tests/fake_engine'), [socket, ...args],
@@ -45,10 +47,26 @@ before(async () => {
   assert.equal(made.status, 0, made.stderr);
   fs.chmodSync(dir, 0o755);
   await startEngine();
+  // what `mirror` sends its copies to
+  shadow = http.createServer((req, res) => {
+    const parts = [];
+    req.on('data', (part) => parts.push(part));
+    req.on('end', () => {
+      shadowed.push(Buffer.concat(parts));
+      res.end();
+    });
+  });
+  await new Promise((resolve) => { shadow.listen(0, '127.0.0.1', resolve); });
   stack = await Stack.start({
     engine: null,
     http: `tokenring_engine fake unix:${socket} ring=64k;`,
     pass: 'fake',
+    server: `
+      location /mirrored/v1/ { mirror /shadow; tokenring_pass fake; }
+      location = /shadow {
+        internal;
+        proxy_pass http://127.0.0.1:${shadow.address().port}/;
+      }`,
     location: `tokenring_queue_timeout 400ms;
       tokenring_first_token_timeout 400ms;
       tokenring_idle_timeout 400ms;
@@ -61,6 +79,7 @@ before(async () => {
 after(async () => {
   await stopEngine();
   if (stack) await stack.stop();
+  shadow.close();
   fs.rmSync(dir, { recursive: true, force: true });
 });
 
@@ -117,15 +136,33 @@ test('8 MiB through a ring of 64 KiB, eight at a time', async () => {
   }
 });
 
-for (const [status, http, code] of [
+test('a body that mirror read first: whole here and whole there', async () => {
+  // none, in memory, in a file, in a file larger than the ring
+  for (const n of [0, 100, 60000, 3 << 20]) {
+    const body = n && `{"fake":"length","x":"${'m'.repeat(n)}"}`;
+    const sum = Buffer.from(body || '').reduce((a, b) => a + b, 0);
+    shadowed.length = 0;
+    const r = await post(`${stack.url}/mirrored/v1/chat/completions`,
+      body || '');
+    assert.equal(r.status, 200, r.text);
+    if (n) {
+      assert.equal(r.json().choices[0].message.content,
+        `${body.length} ${sum}`);
+    }
+    await until(() => shadowed.length === 1, 'the copy');
+    assert.equal(shadowed[0].toString(), body || '');
+  }
+});
+
+for (const [status, answer, code] of [
   [2, 400, null], [3, 400, 'context_length_exceeded'],
   [4, 404, 'model_not_found'], [7, 429, 'queue_full'],
   [8, 500, 'internal_error'], [10, 503, 'engine_draining'],
   [11, 504, 'timeout'], [99, 500, 'internal_error'],
 ]) {
-  test(`ERROR ${-status} is ${http}`, async () => {
+  test(`ERROR ${-status} is ${answer}`, async () => {
     const r = await post(url, { fake: 'error', count: status });
-    assert.equal(r.status, http);
+    assert.equal(r.status, answer);
     assert.deepEqual({ ...r.json().error, type: undefined }, {
       message: 'the fake engine says "no"', param: 'messages[0]', code,
       type: undefined,
