@@ -236,8 +236,11 @@ ngx_http_tokenring_send_error_body(ngx_http_request_t *r, ngx_uint_t status,
     ngx_http_tokenring_ctx_t   *ctx;
     ngx_http_tokenring_text_t  *t;
 
-    if (ngx_http_discard_request_body(r) != NGX_OK) {
+    /* a body that is half read is not discarded: the connection ends */
+
+    if (ngx_http_discard_request_body(r) != NGX_OK || r->reading_body) {
         r->keepalive = 0;
+        r->lingering_close = 1;
     }
 
     t = ngx_http_tokenring_text_create(r->pool);

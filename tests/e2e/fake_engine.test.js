@@ -28,7 +28,8 @@ async function startEngine(...args) {
 }
 
 async function stopEngine(signal = 'SIGTERM') {
-  if (engine === undefined || engine.exitCode !== null) return;
+  if (engine === undefined || engine.exitCode !== null
+      || engine.signalCode !== null) return;
   const gone = new Promise((resolve) => { engine.once('exit', resolve); });
   engine.kill(signal);
   await gone;
@@ -304,6 +305,30 @@ test('an engine dies: 503 before the head, an event after it', async () => {
   assert.equal(absent.status, 503);
   assert.equal(absent.headers['retry-after'], '1');
   fs.rmSync(socket, { force: true });
+  await startEngine();
+  await stack.healthy();
+  await works();
+});
+
+test('an answer before the body is whole ends the connection', async () => {
+  const body = `{"fake":"length","x":"${'a'.repeat(1000)}"}`;
+  const s = net.connect({
+    port: stack.port, host: '127.0.0.1', allowHalfOpen: true,
+  });
+  let text = '';
+  s.setEncoding('latin1');
+  s.on('data', (d) => { text += d; });
+  s.on('error', () => {});
+  s.write('POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n'
+    + `Content-Length: ${body.length}\r\n\r\n${body.slice(0, 500)}`);
+  await until(async () => (await stack.metrics())
+    .value('tokenring_gateway_active_requests') === 1, 'half a body');
+  await stopEngine('SIGKILL');
+  await until(() => text.endsWith('}'), 'the answer');
+  s.end(body.slice(500));
+  assert.match(text, /^HTTP\/1\.1 503 /);
+  // who reads keep-alive here sends the next request into the void
+  assert.match(text, /\r\nConnection: close\r\n/);
   await startEngine();
   await stack.healthy();
   await works();
