@@ -364,6 +364,8 @@ ngx_int_t ngx_http_tokenring_printf(ngx_http_tokenring_text_t *t, size_t max,
     const char *fmt, ...);
 ngx_int_t ngx_http_tokenring_json(ngx_http_tokenring_text_t *t,
     const u_char *data, size_t len);
+ngx_int_t ngx_http_tokenring_label(ngx_http_tokenring_text_t *t,
+    const char *value);
 size_t ngx_http_tokenring_cut(const u_char *data, size_t len, size_t max);
 size_t ngx_http_tokenring_characters(const u_char *data, size_t len);
 void ngx_http_tokenring_text_reset(ngx_http_tokenring_text_t *t);

@@ -283,9 +283,7 @@ ngx_http_tokenring_labels(ngx_http_tokenring_page_t *page,
     }
 
     if (ngx_http_tokenring_printf(page->out, 32, ",model_name=\"") != NGX_OK
-        || ngx_http_tokenring_json(page->out, (u_char *) peer->card.model,
-                                   ngx_strlen(peer->card.model))
-           != NGX_OK)
+        || ngx_http_tokenring_label(page->out, peer->card.model) != NGX_OK)
     {
         return NGX_ERROR;
     }
@@ -431,9 +429,7 @@ ngx_http_tokenring_sample_pages(ngx_http_tokenring_page_t *page,
     for (i = 0; i < peer->card.kv_levels; i++) {
         if (ngx_http_tokenring_labels(page, peer, name, "") != NGX_OK
             || ngx_http_tokenring_printf(page->out, 16, ",level=\"") != NGX_OK
-            || ngx_http_tokenring_json(page->out,
-                                  (u_char *) peer->card.level_name[i],
-                                  ngx_strlen(peer->card.level_name[i]))
+            || ngx_http_tokenring_label(page->out, peer->card.level_name[i])
                != NGX_OK
             || ngx_http_tokenring_printf(page->out, 32, "\"} %uL\n",
                                          peer->admission.kv_used_pages[i])

@@ -34,9 +34,10 @@ ngx_http_tokenring_reserve(ngx_http_tokenring_text_t *t, size_t n)
         return NGX_OK;
     }
 
-    len = t->last - t->start;
     off = t->pos - t->start;
     size = t->end - t->start;
+
+    len = t->last - t->start;
 
     if (size < 128) {
         size = 128;
@@ -196,6 +197,51 @@ ngx_http_tokenring_json(ngx_http_tokenring_text_t *t, const u_char *data,
                 *d++ = e;
             }
 
+            p++;
+            continue;
+        }
+
+        n = ngx_http_tokenring_character(p, last);
+
+        if (n == 0) {
+            d = ngx_cpymem(d, "\xef\xbf\xbd", 3);
+            p++;
+            continue;
+        }
+
+        d = ngx_cpymem(d, p, n);
+        p += n;
+    }
+
+    t->last = d;
+
+    return NGX_OK;
+}
+
+
+/* a label's value for Prometheus, which knows three escapes and no others */
+
+ngx_int_t
+ngx_http_tokenring_label(ngx_http_tokenring_text_t *t, const char *value)
+{
+    size_t         n;
+    u_char        *d;
+    const u_char  *p, *last;
+
+    p = (const u_char *) value;
+    last = p + ngx_strlen(value);
+
+    if (ngx_http_tokenring_reserve(t, (last - p) * 3) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    d = t->last;
+
+    while (p < last) {
+
+        if (*p == '"' || *p == '\\' || *p == '\n') {
+            *d++ = '\\';
+            *d++ = (*p == '\n') ? 'n' : *p;
             p++;
             continue;
         }

@@ -682,7 +682,8 @@ main(int argc, char **argv)
                != TR_OK) {
         die("status page");
     }
-    snprintf(page->card.model, sizeof(page->card.model), "fake/model");
+    snprintf(page->card.model, sizeof(page->card.model),
+             "fake/\"model\"\t\\\n\x7f\xff");
     snprintf(page->card.engine, sizeof(page->card.engine), "fake");
     snprintf(page->card.level_name[0], sizeof(page->card.level_name[0]),
              "k16v16");

@@ -103,6 +103,14 @@ test('what JSON must escape, and bytes that are no UTF-8', async () => {
     `"\\/\b\f\n\r\t\x01\x1f\x7f <>&é€😀${'\ufffd'.repeat(8)}`);
 });
 
+test("a model's name: JSON has its escapes, Prometheus others", async () => {
+  const list = await (await fetch(`${stack.url}/v1/models`)).json();
+  assert.equal(list.data[0].id, 'fake/"model"\t\\\n\x7f\ufffd');
+  const { text } = await stack.metrics();
+  assert.ok(text.includes('model_name="fake/\\"model\\"\t\\\\\\n\x7f\ufffd"'),
+    text.slice(0, 400));
+});
+
 test('logprobs: no predecessor, minus infinity, half a character', async () => {
   const chat = (await post(url, {
     fake: 'tokens', count: 2, logprobs: true,
