@@ -718,6 +718,11 @@ ngx_http_tokenring_cleanup(void *data)
         ngx_http_tokenring_wait_end(ctx);
     }
 
+    if (ctx->peer && ctx->submitted && !ctx->error) {
+        /* ended by nginx itself: an HTTP/3 connection, a shutdown's limit */
+        ctx->gone = 1;
+    }
+
     ngx_http_tokenring_slot_abandon(ctx);
 
     if (ctx->counted) {

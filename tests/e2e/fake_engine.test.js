@@ -60,6 +60,7 @@ before(async () => {
   await new Promise((resolve) => { shadow.listen(0, '127.0.0.1', resolve); });
   stack = await Stack.start({
     engine: null,
+    main: 'worker_shutdown_timeout 200ms;',
     http: `tokenring_engine fake unix:${socket} ring=64k;`,
     pass: 'fake',
     server: `
@@ -372,6 +373,19 @@ for (const [mode, status, code, reason] of [
     await works();
   });
 }
+
+test('a stream that worker_shutdown_timeout cuts is logged as it was', async () => {
+  const s = stream(url, { fake: 'tokens', count: 1000, ms: 20, stream: true },
+    { headers: { 'X-Mark': 'shutdown' } });
+  await s.when(() => s.text().length > 0);
+  await stack.reload();
+  await s.finished;
+  assert.equal(s.done, false);
+  const [line] = await stack.logged('shutdown');
+  assert.equal(line.finish_reason, 'aborted');
+  assert.ok(Number(line.completion_tokens) > 0);
+  await works();
+});
 
 test('nothing is left behind and nothing was out of order', async () => {
   const m = await stack.metrics();
