@@ -70,7 +70,7 @@ test('limit_req, limit_conn, client_max_body_size speak OpenAI', with_stack({
     limit_req_status 429;
     limit_conn_status 429;`,
   server: `
-    error_page 401 403 413 429 502 504 @llm_error;
+    error_page 401 403 413 429 500 502 503 504 @llm_error;
     location @llm_error { tokenring_error; }
     location = /limited/v1/chat/completions {
         limit_req zone=req;
@@ -97,7 +97,13 @@ test('limit_req, limit_conn, client_max_body_size speak OpenAI', with_stack({
         rewrite ^/key(/.*)$ $1 break;
         tokenring_pass main;
     }
-    location = /check { return 401; }`,
+    location = /check { return 401; }
+    location = /broken/v1/chat/completions {
+        auth_request /nobody;
+        rewrite ^/broken(/.*)$ $1 break;
+        tokenring_pass main;
+    }
+    location = /nobody { proxy_pass http://unix:/nonexistent/auth.sock; }`,
 }, async (stack, url) => {
   const at = (name) => url.replace('/v1/', `/${name}/v1/`);
   const error = (r, status, type) => {
@@ -116,6 +122,7 @@ test('limit_req, limit_conn, client_max_body_size speak OpenAI', with_stack({
   const key = await post(at('key'), chat('Hello!'));
   assert.equal(key.status, 401);
   assert.ok(key.json().error);
+  error(await post(at('broken'), chat('Hello!')), 500, 'server_error');
   const client = new OpenAI({
     baseURL: `${stack.url}/key/v1`, apiKey: 'x', maxRetries: 0,
   });
