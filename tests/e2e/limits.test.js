@@ -103,7 +103,7 @@ test('limit_req, limit_conn, client_max_body_size speak OpenAI', with_stack({
         rewrite ^/broken(/.*)$ $1 break;
         tokenring_pass main;
     }
-    location = /nobody { proxy_pass http://unix:/nonexistent/auth.sock; }`,
+    location = /nobody { proxy_pass http://127.0.0.1:1; }`,
 }, async (stack, url) => {
   const at = (name) => url.replace('/v1/', `/${name}/v1/`);
   const error = (r, status, type) => {
