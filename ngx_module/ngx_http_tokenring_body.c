@@ -87,6 +87,11 @@ ngx_http_tokenring_body_event(ngx_http_request_t *r)
 
     ctx = ngx_http_get_module_ctx(r, ngx_http_tokenring_module);
 
+    if (ctx == NULL) {
+        /* redirected after our end */
+        return;
+    }
+
     if (ctx->is_waiting) {
 
         /* nothing is read now, but a client that left is noticed */

@@ -397,7 +397,9 @@ ngx_http_tokenring_read_handler(ngx_http_request_t *r)
 
     ctx = ngx_http_get_module_ctx(r, ngx_http_tokenring_module);
 
-    if (ngx_http_tokenring_client_left(r)) {
+    /* an internal redirect after our end leaves the handler without a ctx */
+
+    if (ctx && ngx_http_tokenring_client_left(r)) {
         ngx_http_tokenring_hang_up(ctx);
     }
 }

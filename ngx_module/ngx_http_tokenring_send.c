@@ -245,6 +245,11 @@ ngx_http_tokenring_write_handler(ngx_http_request_t *r)
     wev = c->write;
     ctx = ngx_http_get_module_ctx(r, ngx_http_tokenring_module);
 
+    if (ctx == NULL) {
+        /* redirected after our end */
+        return;
+    }
+
     if (wev->timedout) {
         wev->timedout = 0;
         c->timedout = 1;
