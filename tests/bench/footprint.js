@@ -29,6 +29,19 @@ function ticks(pid) {
   return Number(fields[11]) + Number(fields[12]);
 }
 
+// What is resident of the KV pool: of mappings at least as large as it.  Pages
+// of it that no token ever needed are not.
+function kvResidentMib(pid) {
+  let size = 0;
+  let resident = 0;
+  for (const line of fs.readFileSync(`/proc/${pid}/smaps`, 'utf8').split('\n')) {
+    const [, key, kib] = line.match(/^(Size|Rss): +(\d+) kB/) || [];
+    if (key === 'Size') size = Number(kib);
+    if (key === 'Rss' && size >= KV_MIB * 1024) resident += Number(kib);
+  }
+  return resident / 1024;
+}
+
 function weightsMib() {
   return fs.readdirSync(lib.POCKET).filter((f) => f.endsWith('.safetensors'))
     .reduce((n, f) => n + fs.statSync(path.join(lib.POCKET, f)).size, 0)
@@ -82,8 +95,9 @@ async function main() {
   await work(nginx.port);
   const rss = status(engine.pid, 'VmRSS');
   const model = weightsMib();
+  const kv = kvResidentMib(engine.pid);
   const resident = { rssMib: rss, modelMib: model, kvMib: KV_MIB,
-    restMib: rss - model - KV_MIB, peakMib: status(engine.pid, 'VmHWM'),
+    kvResidentMib: kv, restMib: rss - model - kv, peakMib: status(engine.pid, 'VmHWM'),
     workerMib: status(nginx.worker, 'VmRSS') };
   const idling = await idle({ engine: engine.pid, 'nginx worker': nginx.worker,
     'nginx master': nginx.pid });
@@ -95,7 +109,7 @@ async function main() {
     `engine start to ready             ${ready.toFixed(0)} ms `
       + `(median of ${readyMs.length})  ${held(ready <= 1000, 'under 1 s')}`,
     `engine resident                   ${rss.toFixed(1)} MiB = model `
-      + `${model.toFixed(1)} + KV pool ${KV_MIB} + `
+      + `${model.toFixed(1)} + ${kv.toFixed(1)} of the KV pool's ${KV_MIB} + `
       + `${resident.restMib.toFixed(1)}  `
       + held(resident.restMib <= 64, 'rest at most 64 MiB'),
     ...Object.entries(idling).map(([name, i]) =>
