@@ -19,14 +19,15 @@ const path = require('node:path');
 const lib = require('./lib.js');
 
 const usage = `Usage: node tests/bench/gateway.js [options]
-  --rounds N    rounds of every comparison (default 5)
+  --rounds N    rounds of every comparison (default 7)
   --streams N   streams at once (default 100)
-  --rate R      tokens per second of one stream (default 50)
-  --seconds S   length of one measurement (default 4)
+  --rate R      tokens per second of one stream (default 50); CPU time is
+                measured at four times this, too
+  --seconds S   length of one measurement (default 3)
   --side a|b|ab only one side (default ab)
   --json FILE   write the results there, and a table beside them (.md)
 `;
-const options = lib.options({ rounds: 5, streams: 100, rate: 50, seconds: 4,
+const options = lib.options({ rounds: 7, streams: 100, rate: 50, seconds: 3,
   side: 'ab', json: '' }, usage);
 
 // CPU time is taken with clients that nobody wakes (sse_load --lazy), as clients
@@ -36,10 +37,10 @@ const LAZY_MS = 5;
 const LOAD = path.join(lib.BUILD, 'bench/sse_load');
 const UPSTREAM = path.join(lib.BUILD, 'bench/upstream');
 
-async function startA(dir, stagger) {
+async function startA(dir, rate, stagger) {
   const trace = path.join(dir, 'a.trace');
   const engine = await lib.startEngine(dir, { backend: 'null',
-    null_rate: options.rate, null_stagger: stagger ? 'yes' : 'no',
+    null_rate: rate, null_stagger: stagger ? 'yes' : 'no',
     null_trace: trace, kv_memory: '64m' });
   const nginx = await lib.startNginx(dir, 'a', {
     main: process.env.TR_MODULE === 'static' ? ''
@@ -48,13 +49,13 @@ async function startA(dir, stagger) {
     location: 'tokenring_pass main;',
   });
   await lib.waitHealthy(nginx.port);
-  return { name: 'tokenring', nginx, backend: engine, trace };
+  return { name: 'tokenring', nginx, backend: engine, trace, rate };
 }
 
-async function startB(dir, stagger) {
+async function startB(dir, rate, stagger) {
   const trace = path.join(dir, 'b.trace');
   const port = await lib.freePort();
-  const args = ['--port', port, '--rate', options.rate, '--trace', trace];
+  const args = ['--port', port, '--rate', rate, '--trace', trace];
   if (stagger) args.push('--stagger');
   const upstream = await lib.start(UPSTREAM, args.map(String),
     path.join(dir, 'upstream.log'), () => lib.connects(port));
@@ -63,12 +64,12 @@ async function startB(dir, stagger) {
     location: 'proxy_pass http://u; proxy_http_version 1.1; '
       + 'proxy_set_header Connection ""; proxy_buffering off;',
   });
-  return { name: 'proxy_pass', nginx, backend: upstream, trace };
+  return { name: 'proxy_pass', nginx, backend: upstream, trace, rate };
 }
 
 // One measurement of one side: of CPU time, or of latency.
 function measure(side, streams, lazy) {
-  const tokens = Math.max(20, Math.round(options.rate * options.seconds) + 8);
+  const tokens = Math.max(20, Math.round(side.rate * options.seconds) + 8);
   const run = spawnSync(LOAD, ['--port', side.nginx.port, '--streams', streams,
     '--tokens', tokens, '--trace', side.trace, '--lazy', lazy,
     '--cpu', `worker=${side.nginx.worker}`,
@@ -94,12 +95,12 @@ function measure(side, streams, lazy) {
   };
 }
 
-async function compare(stagger, cases) {
+async function compare(rate, stagger, cases) {
   const dir = lib.makeDir();
   const sides = {};
   const out = {};
-  if (options.side.includes('a')) sides.a = await startA(dir, stagger);
-  if (options.side.includes('b')) sides.b = await startB(dir, stagger);
+  if (options.side.includes('a')) sides.a = await startA(dir, rate, stagger);
+  if (options.side.includes('b')) sides.b = await startB(dir, rate, stagger);
   for (const [label, streams, lazy] of cases) {
     out[label] = { a: [], b: [] };
     for (let round = 0; round < options.rounds; round++) {
@@ -149,8 +150,12 @@ function summarise({ a, b }) {
     batchLastP50: of(rounds, (r) => r.batchLast?.p50 ?? NaN),
     batchLastP90: of(rounds, (r) => r.batchLast?.p90 ?? NaN),
   });
-  const ratio = (get) => lib.median(a.map((r, i) => b[i]
-    ? get(r) / get(b[i]) : NaN));
+  // median, least and most of the ratios round by round
+  const ratio = (get) => {
+    const each = a.filter((r, i) => b[i]).map((r, i) => get(r) / get(b[i]));
+    return each.length ? { median: lib.median(each), min: Math.min(...each),
+      max: Math.max(...each) } : { median: NaN, min: NaN, max: NaN };
+  };
   return { a: pick(a), b: pick(b),
     workerRatio: ratio((r) => r.workerUs),
     totalRatio: ratio((r) => r.workerUs + r.backendUs),
@@ -162,14 +167,17 @@ function table(results) {
   const number = (value) => Number.isFinite(value) ? value.toFixed(2) : '';
   const row = (name, a, b, ratio, note = '') => lines.push(
     `${name.padEnd(34)} ${number(a).padStart(10)} ${number(b).padStart(10)} `
-    + `${number(ratio).padStart(7)}  ${note}`.trimEnd());
-  lines.push(`${''.padEnd(35)} tokenring proxy_pass   ratio`);
+    + `${number(ratio?.median).padStart(7)} ${spread(ratio).padEnd(11)} ${note}`
+      .trimEnd());
+  const spread = (ratio) => Number.isFinite(ratio?.min)
+    ? `(${number(ratio.min)}-${number(ratio.max)})` : '';
+  lines.push(`${''.padEnd(35)} tokenring proxy_pass   ratio (rounds)`);
   for (const [label, r] of Object.entries(results)) {
     lines.push(label);
     if (label.startsWith('CPU')) {
       const many = !label.includes('one stream');
       row('  worker, us/token', r.a.workerUs, r.b.workerUs, r.workerRatio,
-        many ? verdict(r.workerRatio, 0.6) : '');
+        many ? verdict(r.workerRatio.median, 0.6) : '');
       row('  engine / upstream, us/token', r.a.backendUs, r.b.backendUs);
       for (const [name, us] of Object.entries(r.a.threadsUs)) {
         if (us > 0.005) row(`    of it ${name}`, us);
@@ -177,16 +185,16 @@ function table(results) {
       row('  worker + engine, us/token', r.a.totalUs, r.b.totalUs,
         r.totalRatio);
       row('  worker + tr-front, us/token', r.a.transportUs, r.b.totalUs,
-        r.transportRatio, many ? verdict(r.transportRatio, 0.4) : '');
+        r.transportRatio, many ? verdict(r.transportRatio.median, 0.4) : '');
       row('  bytes/token at the client', r.a.bytesPerToken,
         r.b.bytesPerToken);
     } else {
-      row('  p50, us', r.a.latencyP50, r.b.latencyP50, NaN,
+      row('  p50, us', r.a.latencyP50, r.b.latencyP50, null,
         label.includes('staggered') ? verdict(r.a.latencyP50, 100) : '');
       row('  p90, us', r.a.latencyP90, r.b.latencyP90);
       if (label.includes('batch')) {
         row('  last of the batch p50, us', r.a.batchLastP50,
-          r.b.batchLastP50, NaN, verdict(r.a.batchLastP50,
+          r.b.batchLastP50, null, verdict(r.a.batchLastP50,
             10 * options.streams));
         row('  last of the batch p90, us', r.a.batchLastP90,
           r.b.batchLastP90);
@@ -204,14 +212,21 @@ function verdict(value, limit) {
 }
 
 async function main() {
+  const { rate } = options;
+  const all = `a batch of ${options.streams} streams`;
   const raw = {
-    ...await compare(false, [
-      ['CPU, all streams in one batch', options.streams, LAZY_MS],
-      ['CPU, one stream', 1, LAZY_MS],
+    ...await compare(4 * rate, false, [
+      [`CPU, ${all} at ${4 * rate} tokens/s each`, options.streams, LAZY_MS],
+    ]),
+    ...await compare(rate, false, [
+      [`CPU, ${all} at ${rate} tokens/s each`, options.streams, LAZY_MS],
+      [`CPU, one stream at ${rate} tokens/s`, 1, LAZY_MS],
       ['latency, all streams in one batch', options.streams, 0],
       ['latency, one stream', 1, 0],
     ]),
-    ...await compare(true, [['latency, staggered', options.streams, 0]]),
+    ...await compare(rate, true, [
+      ['latency, staggered', options.streams, 0],
+    ]),
   };
   const results = Object.fromEntries(Object.entries(raw)
     .map(([label, rounds]) => [label, summarise(rounds)]));
