@@ -46,7 +46,7 @@ static struct {
     int stagger;
     const char *model;
     tr_trace_t *trace;
-    uint64_t interval, next_tick, served;
+    uint64_t interval, next_tick, served, n_streams;
     conn_t streams; /* sentinel */
 } g = { .rate = 50, .model = "pocket" };
 
@@ -66,6 +66,7 @@ stream_unlink(conn_t *c)
         c->prev->next = c->next;
         c->next->prev = c->prev;
         c->next = c->prev = NULL;
+        g.n_streams--;
     }
     c->left = 0;
 }
@@ -198,21 +199,21 @@ stream_insert(conn_t *c)
     c->next = at->next;
     at->next->prev = c;
     at->next = c;
+    g.n_streams++;
 }
 
 static void
 tick_batch(uint64_t now)
 {
     conn_t *c, *next;
-    uint64_t n = 0;
 
+    /* first: the last token may be read before we return here */
+    if (g.trace != NULL && g.n_streams != 0) {
+        tr_trace_add(g.trace, now, g.n_streams);
+    }
     for (c = g.streams.next; c != &g.streams; c = next) {
         next = c->next;
-        n++;
         stream_token(c);
-    }
-    if (g.trace != NULL && n != 0) {
-        tr_trace_add(g.trace, now, n);
     }
     while (g.next_tick <= now) {
         g.next_tick += g.interval;
@@ -228,6 +229,7 @@ tick_staggered(uint64_t now)
         c->prev->next = c->next;
         c->next->prev = c->prev;
         c->next = c->prev = NULL;
+        g.n_streams--;
         c->due += g.interval;
         stream_insert(c);
         if (g.trace != NULL) {
