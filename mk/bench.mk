@@ -9,7 +9,7 @@
 
 RESULTS      ?=
 BENCH_PROG   := $B/bench/upstream $B/bench/sse_load
-BENCH_ENGINE := $(if $(wildcard tests/bench/bench_engine.c),$B/bench/bench_engine)
+BENCH_ENGINE := $B/bench/bench_engine
 bench_json    = $(if $(RESULTS),--json $(RESULTS)/$(1).json)
 
 $(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/null_trace.h
@@ -32,7 +32,7 @@ bench-footprint: engine module
 	@B="$B" node tests/bench/footprint.js $(call bench_json,footprint)
 
 bench-engine: $(BENCH_ENGINE)
-	$(if $(BENCH_ENGINE),@$(BENCH_ENGINE) $(call bench_json,engine))
+	@B="$B" node tests/bench/engine.js $(call bench_json,engine)
 
 bench: deps
 	@$(MAKE) -s --no-print-directory -j$(JOBS) engine module bench-tools
