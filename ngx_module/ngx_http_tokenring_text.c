@@ -37,6 +37,20 @@ ngx_http_tokenring_reserve(ngx_http_tokenring_text_t *t, size_t n)
     off = t->pos - t->start;
     size = t->end - t->start;
 
+    if (off > size / 2 && size - ngx_http_tokenring_text_len(t) >= n) {
+
+        /* a slow client's text is never empty: use what was consumed again */
+
+        len = ngx_http_tokenring_text_len(t);
+
+        ngx_memmove(t->start, t->pos, len);
+
+        t->pos = t->start;
+        t->last = t->start + len;
+
+        return NGX_OK;
+    }
+
     len = t->last - t->start;
 
     if (size < 128) {

@@ -197,7 +197,8 @@ function save(file, title, command, table, data) {
   fs.writeFileSync(file, `${JSON.stringify({ ...about, ...data }, null, 1)}\n`);
   fs.writeFileSync(file.replace(/\.json$/, '') + '.md', `# ${title}\n\n`
     + Object.entries(about).map(([key, value]) => `- ${key}: ${value}\n`)
-      .join('') + `\n\`\`\`\n${table}\`\`\`\n`);
+      .join('')
+    + `\n\`\`\`\n${table.replace(/ +$/gm, '')}\`\`\`\n`);
 }
 
 // Option values of argv by a table of defaults; numbers where those are.
