@@ -18,6 +18,7 @@ const net = require('node:net');
 const os = require('node:os');
 const path = require('node:path');
 const { setTimeout: sleep } = require('node:timers/promises');
+const { request } = require('./http');
 
 const ROOT = path.resolve(__dirname, '../../..');
 const BUILD = path.resolve(ROOT, process.env.TR_BUILD || process.env.B || 'build');
@@ -322,7 +323,7 @@ ${temp}
     await until(async () => {
       try {
         // Every worker has its own connection to every engine.
-        return (await fetch(`${this.url}/health`)).status === 200
+        return (await request(`${this.url}/health`)).status === 200
           && (await this.metrics()).value('tokenring_connected_workers')
             >= (this.options.workers || 1);
       } catch {
@@ -331,9 +332,9 @@ ${temp}
     }, () => `healthy\n${this.logs()}`, 30);
   }
 
+  // On a connection of its own: a worker that leaves closes those it kept.
   async metrics() {
-    const text = await (await fetch(`${this.url}/metrics`)).text();
-    return parseMetrics(text);
+    return parseMetrics((await request(`${this.url}/metrics`)).text);
   }
 
   // Waits until the engine has nothing to do.
