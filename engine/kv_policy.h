@@ -1,66 +1,140 @@
 /*
  * A KV policy: what is kept of each cached token, and how exactly.
  *
- * A policy is a table of levels (pairs of key bits and value bits, best first)
- * and five decisions.  It decides; it never touches page bytes.  Everything
- * else (pages, tables, kernels) is common to all policies.  One file a policy,
- * kv_policy_NAME.c; kv_policy.c lists them.
+ * A policy is a table of levels (best first, one list each), a window of recent
+ * tokens, and five decisions.  It decides; it never touches page bytes.
+ * Everything else (pages, tables, kernels) is common to all policies.  One file
+ * a policy, kv_policy_NAME.c; kv_policy.c lists them and reads their settings.
  *
- * Decisions see one token of one head through a tr_kv_mark_t.  They are pure
- * functions of their arguments: the same marks give the same levels on every
- * backend, in any order.
+ * Decisions are pure functions of their arguments: the same marks give the
+ * same levels on every backend, in any order.
+ *
+ * Positions count from 0.  When N tokens are cached and have been attended to
+ * (the last query is position N - 1), N is the "length" below, and the token
+ * at position t has seen N - 1 - t later queries.
  */
 #ifndef TR_KV_POLICY_H
 #define TR_KV_POLICY_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
+#include <kernels.h>
 #include <tokenring/error.h>
 
-#define TR_KV_LEVELS_MAX 4
-#define TR_KV_DROP (-1) /* in place of a level: the token is forgotten */
+#define TR_KV_SPEC_MAX 255u
 
-typedef struct {
-    uint8_t key_bits, value_bits; /* 16, 8, 4 or 2 */
-} tr_kv_level_t;
-
+/* One token of one head outside the window. */
 typedef struct {
     uint32_t layer, list; /* which head */
     uint32_t position;    /* of the token */
-    uint32_t length;      /* tokens of the sequence so far */
-    float significance;   /* mean attention that later queries paid to it */
+    uint32_t length;      /* N */
+    float score;          /* sum that later queries paid to it (kernels.h) */
 } tr_kv_mark_t;
+
+/* The tokens of one head outside the window, when a prompt is complete. */
+typedef struct {
+    uint32_t layer, list, length;
+    uint32_t n;
+    const uint32_t *position; /* [n] */
+    const int8_t *from;       /* [n] list that holds it now, or TR_KV_NOWHERE:
+                               * it is new (dense or leaving the window).  A
+                               * listed token may only stay or go down. */
+    const float *score;       /* [n] over all later queries */
+    const float *recent;      /* [n] over the last observation_window queries
+                               * of the prompt; 0 for listed tokens */
+    float *work;              /* [2 * n] for the policy's own use */
+} tr_kv_prompt_t;
 
 typedef struct tr_kv_policy tr_kv_policy_t;
 
 struct tr_kv_policy {
-    const char *name;
-    uint32_t window; /* most recent tokens that no decision touches */
-    uint32_t n_levels;
-    tr_kv_level_t level[TR_KV_LEVELS_MAX];
+    const char *name;          /* "diffkv" */
+    char spec[TR_KV_SPEC_MAX + 1]; /* canonical: name and all its settings */
 
-    /* 1. What a prompt token becomes when its prompt is complete. */
-    int (*prompt)(const tr_kv_policy_t *p, const tr_kv_mark_t *token);
-    /* 2. What the token that leaves the window becomes. */
-    int (*leave)(const tr_kv_policy_t *p, const tr_kv_mark_t *token);
-    /* 3. What becomes of the least significant token at `level`, after a token
-     * was added there; `level` itself: nobody is downgraded. */
-    int (*downgrade)(const tr_kv_policy_t *p, int level,
-                     const tr_kv_mark_t *victim);
-    /* 4. What a head is charged for a sequence of n tokens: at most tokens[l]
-     * of them at level l. */
+    uint32_t n_levels; /* 0: all stays dense */
+    tr_kv_level_t level[TR_KV_LISTS_MAX];
+    uint32_t window; /* most recent tokens that no decision touches */
+    tr_kv_level_t window_level;
+    uint32_t leaves;   /* tokens that leave a full window together: 1, or
+                        * TR_KV_CHANNEL_TOKENS */
+    bool scored;       /* needs scores */
+    bool by_sum;       /* victims by sum instead of mean (tr_kv_seq_t) */
+    bool digest;       /* needs digests of dense pages */
+    uint32_t observe;  /* 0, or scores of prompts count only this many of the
+                        * last queries (at most TR_KV_OBSERVATION_WINDOW) */
+
+    /* settings that requests may override, and those of other policies */
+    double alpha_high, alpha_low; /* thresholds are alpha / base */
+    bool base_position;           /* threshold base: position + 1, else N */
+    const double *alpha_of;       /* NULL, or [layers][lists][2] {high, low}
+                                   * that override the above; owned */
+    uint32_t heads_of, lists_of;  /* shape of alpha_of: layers * lists, lists */
+    double fraction[TR_KV_LISTS_MAX]; /* budgets by share of the length */
+    uint32_t budget[TR_KV_LISTS_MAX]; /* budgets in tokens */
+    uint32_t sinks;
+    uint32_t pool; /* width of snapkv's smoothing */
+    uint32_t read_from; /* first layer that reads selectively */
+
+    /* 1. What the tokens of a complete prompt become: to[i] is a list or
+     * TR_KV_NOWHERE. */
+    void (*prompt)(const tr_kv_policy_t *p, const tr_kv_prompt_t *head,
+                   int8_t *to);
+    /* 2. What the token that leaves the window becomes: a list or
+     * TR_KV_NOWHERE. count: tokens of each list before. */
+    int (*leave)(const tr_kv_policy_t *p, const tr_kv_mark_t *token,
+                 const uint32_t *count);
+    /* 3. What becomes of the least significant token of `list`, to which a
+     * token was just added (count: with it): a lower list, TR_KV_NOWHERE, or
+     * TR_KV_STAYS.  May be the token just added. */
+    int (*downgrade)(const tr_kv_policy_t *p, uint32_t list,
+                     const tr_kv_mark_t *victim, const uint32_t *count);
+    /* 4. What a head is charged at admission for a sequence of n tokens: so
+     * many are expected in each list, tokens[0 .. n_levels). */
     void (*charge)(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
-                   uint32_t n, uint32_t tokens[TR_KV_LEVELS_MAX]);
-    /* 5. Which of a head's n pages a step reads: their indices, ascending, go
-     * to chosen[n]; returns how many.  bound[i] is the largest logit that
-     * page i can give, NULL when the levels keep no digest. */
-    uint32_t (*read)(const tr_kv_policy_t *p, uint32_t n, const float *bound,
-                     uint32_t *chosen);
+                   uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX]);
+    /* 5. How many of a head's n dense pages of `page_tokens` a decode step
+     * reads in layers >= read_from; 0: all. */
+    uint32_t (*read)(const tr_kv_policy_t *p, uint32_t n, uint32_t page_tokens);
 };
 
-extern const tr_kv_policy_t tr_kv_policy_full;
+/* Queries at the end of a prompt that dense pages count apart in `recent`. */
+#define TR_KV_OBSERVATION_WINDOW 32u
 
-/* Borrowed, static; NULL with *err listing the known names. */
-const tr_kv_policy_t *tr_kv_policy_find(const char *name, tr_error_t *err);
+/* Significance of a token: score / later queries, 0 before the first.  In
+ * single precision, as everywhere: thresholds compare with
+ * (float) (alpha / base). */
+static inline float
+tr_kv_significance(float score, uint32_t position, uint32_t length)
+{
+    return position + 1 < length ? score / (float) (length - 1 - position) : 0;
+}
+
+/* Reads "NAME" or "NAME:KEY=VALUE,KEY=VALUE": see docs/kv-cache.md for the
+ * policies and their settings.  layers, lists, head_dim: of the model, for
+ * levels and settings by head.  *err names what is unknown or out of range,
+ * the value, and what would be right.  Free with tr_kv_policy_free. */
+tr_status_t tr_kv_policy_create(const char *spec, uint32_t layers,
+                                uint32_t lists, uint32_t head_dim,
+                                tr_kv_policy_t **out, tr_error_t *err);
+void tr_kv_policy_free(tr_kv_policy_t *p);
+
+/* "full, uniform, diffkv, ..." */
+const char *tr_kv_policy_names(void);
+
+/* Each policy's file: fills p (zeroed, name set) with its defaults and its
+ * functions; then kv_policy.c applies the settings, and calls `check`, which
+ * derives levels from them and refuses what makes no sense. */
+typedef struct {
+    const char *name;
+    const char *settings; /* names it takes, separated by blanks */
+    void (*init)(tr_kv_policy_t *p, uint32_t head_dim);
+    tr_status_t (*check)(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err);
+} tr_kv_policy_kind_t;
+
+extern const tr_kv_policy_kind_t tr_kv_policy_full, tr_kv_policy_uniform,
+    tr_kv_policy_diffkv, tr_kv_policy_static, tr_kv_policy_int4,
+    tr_kv_policy_kivi, tr_kv_policy_snapkv, tr_kv_policy_h2o,
+    tr_kv_policy_streamingllm, tr_kv_policy_quest;
 
 #endif

@@ -1,0 +1,140 @@
+/*
+ * The page size, and the offsets of a page's segments (kv_layout.h).
+ */
+#include "kv_layout.h"
+
+#define PAGE_MIN 6144u
+#define PAGE_MAX 24576u
+#define PAGE_STEP 128u
+
+static bool
+bits_known(uint32_t bits)
+{
+    return bits == 16 || bits == 8 || bits == 4 || bits == 2;
+}
+
+static bool
+level_valid(const tr_kv_level_t *v, uint32_t head_dim)
+{
+    bool wide = v->key_bits == 16 && v->value_bits == 16;
+    uint32_t kg = v->key_groups, vg = v->value_groups;
+
+    if (!bits_known(v->key_bits) || !bits_known(v->value_bits)
+        || (kg != 1 && kg != 2 && kg != 4) || vg == 0
+        || head_dim / 16 % vg != 0) {
+        return false;
+    }
+    if (v->by_channel && (kg != 1 || v->key_bits == 16)) {
+        return false;
+    }
+    return wide || head_dim % 32 == 0;
+}
+
+/* Tokens of a page come in multiples of this. */
+static uint32_t
+level_quantum(const tr_kv_level_t *v)
+{
+    if (v->by_channel) {
+        return TR_KV_CHANNEL_TOKENS;
+    }
+    return v->key_bits == 16 && v->value_bits == 16 ? 8 : 16;
+}
+
+/* Takes n bytes at *end; where they begin. */
+static uint32_t
+segment(uint32_t *end, uint32_t n)
+{
+    uint32_t at = *end;
+
+    *end += n;
+    return at;
+}
+
+/* Lays out `tokens` tokens; returns the bytes used. */
+static uint32_t
+lay_out(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
+        bool dense, uint32_t tokens)
+{
+    uint32_t dim = w->head_dim, end = 0;
+
+    memset(l, 0, sizeof(*l));
+    l->level = *v;
+    l->head_dim = dim;
+    l->tokens = tokens;
+    segment(&end, tokens * dim * v->key_bits / 8);
+    if (v->by_channel) {
+        l->key_meta = segment(&end, tokens / TR_KV_CHANNEL_TOKENS * dim * 4);
+    } else if (v->key_bits < 16) {
+        l->key_meta = segment(&end, tokens * v->key_groups * 4);
+    }
+    l->value = segment(&end, tokens * dim * v->value_bits / 8);
+    if (v->value_bits < 16) {
+        l->value_meta = segment(&end, tokens * v->value_groups * 4);
+    }
+    if (v->scored) {
+        l->score = segment(&end, tokens * 4);
+        *(dense ? &l->recent : &l->position) = segment(&end, tokens * 4);
+    }
+    if (dense && w->dense_digest) {
+        l->digest = segment(&end, dim * 4);
+    }
+    return end;
+}
+
+/* As many tokens as fit into `bytes`; how many bytes are left over, or `bytes`
+ * when not even one quantum fits. */
+static uint32_t
+fill(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
+     bool dense, uint32_t bytes)
+{
+    uint32_t quantum = level_quantum(v), tokens = quantum;
+
+    if (lay_out(l, w, v, dense, quantum) > bytes) {
+        return bytes;
+    }
+    while (lay_out(l, w, v, dense, tokens + quantum) <= bytes) {
+        tokens += quantum;
+    }
+    return bytes - lay_out(l, w, v, dense, tokens);
+}
+
+int
+tr_page_plan(const tr_page_wish_t *wish, tr_page_plan_t *out)
+{
+    tr_kv_level_t dense = { 16, 16, 1, 1, 0, wish->dense_scored };
+    double best = 0;
+
+    if (wish->head_dim == 0 || wish->head_dim % 16 != 0
+        || wish->n_levels + 1 > TR_KV_LAYOUTS_MAX) {
+        return -1;
+    }
+    for (uint32_t i = 0; i < wish->n_levels; i++) {
+        if (!level_valid(&wish->levels[i], wish->head_dim)) {
+            return -1;
+        }
+    }
+    memset(out, 0, sizeof(*out));
+    out->n = wish->n_levels + 1;
+    for (uint32_t bytes = PAGE_MIN; bytes <= PAGE_MAX; bytes += PAGE_STEP) {
+        tr_kv_layout_t layout[TR_KV_LAYOUTS_MAX];
+        double waste = 0;
+        bool fits;
+        uint32_t left = fill(&layout[0], wish, &dense, true, bytes);
+
+        fits = left < bytes;
+        if (wish->n_levels == 0) {
+            waste = (double) left / bytes;
+        }
+        for (uint32_t i = 0; i < wish->n_levels; i++) {
+            left = fill(&layout[i + 1], wish, &wish->levels[i], false, bytes);
+            fits = fits && left < bytes;
+            waste += (double) left / bytes;
+        }
+        if (fits && (out->page_bytes == 0 || waste < best - 1e-12)) {
+            best = waste;
+            out->page_bytes = bytes;
+            memcpy(out->layout, layout, sizeof(out->layout));
+        }
+    }
+    return out->page_bytes == 0 ? -1 : 0;
+}
