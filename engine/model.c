@@ -65,7 +65,9 @@ layout(tr_model_t *m, uint8_t *base)
     TAKE(angles, rows * c->head_dim * sizeof(float));
     TAKE(logits, logit_rows * m->ld_logits * sizeof(float));
     TAKE(attention_work,
-         m->kernels->attention_work(&m->stream, m->max_seqs, c->head_dim));
+         m->kernels->attention_work(&m->stream, m->max_rows, m->max_seqs,
+                                    m->max_len, c->query_heads, c->kv_heads,
+                                    c->head_dim));
 #undef TAKE
     return at;
 }
@@ -99,6 +101,8 @@ tr_model_open(const tr_model_options_t *options, tr_model_t **out,
         tr_model_free(m);
         return rc;
     }
+    m->max_len = options->max_len != 0 ? options->max_len
+                                       : m->config.max_positions;
     m->logit_rows = LOGITS_BYTES / sizeof(float) / m->config.vocab;
     m->logit_rows = m->logit_rows < 1 ? 1 : m->logit_rows;
     m->logit_rows = m->logit_rows < 96 ? m->logit_rows : 96;

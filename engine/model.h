@@ -34,7 +34,7 @@ typedef struct {
     uint8_t *weights; /* the arena behind all of the above */
     size_t weights_size;
 
-    uint32_t max_rows, max_seqs, logit_rows;
+    uint32_t max_rows, max_seqs, max_len, logit_rows;
     uint8_t *work; /* the arena behind what follows */
     size_t work_size;
     size_t ld_hidden, ld_qkv, ld_attn, ld_mlp, ld_gate_up;
@@ -50,6 +50,7 @@ typedef struct {
     const tr_kernels_t *kernels; /* outlives the model */
     int threads;
     uint32_t max_rows, max_seqs; /* of a step */
+    uint32_t max_len; /* tokens of one sequence; 0: all that the model takes */
 } tr_model_options_t;
 
 tr_status_t tr_model_open(const tr_model_options_t *options, tr_model_t **out,

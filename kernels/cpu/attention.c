@@ -25,11 +25,23 @@ half_at(const uint16_t *p)
     return (float) h;
 }
 
+/* The key (at 0) or value (at layout[0].value) of dense token i. */
+static const uint16_t *
+dense_row(const tr_attention_tile_t *t, uint32_t i, uint32_t at)
+{
+    uint32_t tokens = t->kv->layout[0].tokens;
+    const uint8_t *page = tr_kv_page_at(t->kv, t->table[i / tokens]);
+
+    return (const uint16_t *) (page + at)
+           + (size_t) (i % tokens) * t->kv->head_dim;
+}
+
 /* One query head of one position; o: [head_dim]. */
 static void
 attend(const tr_attention_tile_t *t, uint32_t pos, const float *q, float *o)
 {
     const tr_kv_view_t *kv = t->kv;
+    const tr_kv_layout_t *l = &kv->layout[0];
     uint32_t dim = kv->head_dim;
     float max = -INFINITY, sum = 0;
 
@@ -39,7 +51,7 @@ attend(const tr_attention_tile_t *t, uint32_t pos, const float *q, float *o)
         float score[TR_TILE_BLOCK], block_max = max, keep;
 
         for (uint32_t i = 0; i < n; i++) {
-            const uint16_t *key = tr_kv_key(kv, t->table, b + i);
+            const uint16_t *key = dense_row(t, b + i, 0);
 
             score[i] = 0;
             for (uint32_t d = 0; d < dim; d++) {
@@ -54,8 +66,7 @@ attend(const tr_attention_tile_t *t, uint32_t pos, const float *q, float *o)
             o[d] *= keep;
         }
         for (uint32_t i = 0; i < n; i++) {
-            const uint16_t *value = tr_kv_key(kv, t->table, b + i)
-                                    + (size_t) kv->page_tokens * dim;
+            const uint16_t *value = dense_row(t, b + i, l->value);
             float p = expf(score[i] - max);
 
             sum += p;
@@ -89,9 +100,14 @@ tile_bytes(uint32_t head_dim)
 }
 
 size_t
-tr_cpu_attention_work(const tr_stream_t *s, uint32_t max_seqs,
-                      uint32_t head_dim)
+tr_cpu_attention_work(const tr_stream_t *s, uint32_t max_rows,
+                      uint32_t max_seqs, uint32_t max_len, uint32_t heads,
+                      uint32_t lists, uint32_t head_dim)
 {
+    (void) max_rows;
+    (void) max_len;
+    (void) heads;
+    (void) lists;
     return tr_pad(((size_t) max_seqs + 1) * sizeof(uint32_t), 64)
            + (size_t) s->threads * tile_bytes(head_dim);
 }
@@ -128,7 +144,7 @@ tiles_run(void *arg, uint32_t first, uint32_t end, uint32_t worker)
         tr_attention_tile_t t = {
             .kv = a->kv,
             .table = tr_kv_table(a->kv, rows->seq_slot[seq], a->layer, list),
-            .pos = rows->row_pos[row],
+            .pos = rows->row_pos[row] - a->kv->seq[rows->seq_slot[seq]].base,
             .n_pos = left < a->tile_pos ? left : a->tile_pos,
             .group = a->group,
             .q = a->q + row * a->ldq + column,

@@ -149,8 +149,9 @@ find_block(const tr_attention_tile_t *t, uint32_t b, uint32_t n, uint32_t last,
            const uint16_t **key, const uint16_t **value)
 {
     const tr_kv_view_t *kv = t->kv;
-    size_t dim = kv->head_dim, to_value = kv->page_tokens * dim;
-    uint32_t entry = b / kv->page_tokens, at = b % kv->page_tokens;
+    size_t dim = kv->head_dim, to_value = kv->layout[0].value / 2;
+    uint32_t tokens = kv->layout[0].tokens;
+    uint32_t entry = b / tokens, at = b % tokens;
 
     for (uint32_t i = 0; i < n;) {
         uint32_t run = last - (b + i) + 1;
@@ -161,11 +162,9 @@ find_block(const tr_attention_tile_t *t, uint32_t b, uint32_t n, uint32_t last,
             i++;
             continue;
         }
-        run = run < kv->page_tokens - at ? run : kv->page_tokens - at;
+        run = run < tokens - at ? run : tokens - at;
         run = run < n - i ? run : n - i;
-        k = (const uint16_t *) (kv->pool
-                                + (uint64_t) t->table[entry] * kv->page_bytes)
-            + at * dim;
+        k = (const uint16_t *) tr_kv_page_at(kv, t->table[entry]) + at * dim;
         for (uint32_t j = 0; j < run; j++, i++, k += dim) {
             key[i] = k;
             value[i] = k + to_value;

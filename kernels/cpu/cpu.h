@@ -62,7 +62,7 @@ int tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv,
 typedef struct {
     const tr_kv_view_t *kv;
     const int32_t *table; /* of the list */
-    uint32_t pos, n_pos;  /* n_pos * group <= TR_TILE_ROWS */
+    uint32_t pos, n_pos;  /* as dense tokens; n_pos * group <= TR_TILE_ROWS */
     uint32_t group;       /* query heads */
     const float *q;       /* [n_pos][group * head_dim] */
     size_t ldq;
@@ -93,8 +93,9 @@ int tr_cpu_attention(const tr_stream_t *s, const tr_kv_view_t *kv,
                      uint32_t layer, const tr_rows_t *rows, const float *q,
                      size_t ldq, uint32_t heads, float scale, float *out,
                      size_t ldo, void *work, tr_attention_tile_f tile);
-size_t tr_cpu_attention_work(const tr_stream_t *s, uint32_t max_seqs,
-                             uint32_t head_dim);
+size_t tr_cpu_attention_work(const tr_stream_t *s, uint32_t max_rows,
+                             uint32_t max_seqs, uint32_t max_len,
+                             uint32_t heads, uint32_t lists, uint32_t head_dim);
 
 /* The last i with starts[i] <= x, in [0, n). */
 static inline uint32_t

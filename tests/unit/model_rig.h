@@ -21,6 +21,7 @@
 
 typedef struct {
     tr_model_t *model;
+    tr_kv_policy_t *policy;
     tr_kv_cache_t *kv;
 } rig_t;
 
@@ -114,11 +115,19 @@ rig_open(rig_t *rig, const char *dir, const char *load_format, const char *isa,
         .layers = rig->model->config.layers,
         .lists = rig->model->config.kv_heads,
         .head_dim = rig->model->config.head_dim,
+        .policies = (const tr_kv_policy_t *const *) &rig->policy,
+        .n_policies = 1,
+        .kernels = options.kernels,
+        .stream = rig->model->stream,
         .slots = 64,
         .max_len = max_len,
         .memory = 64u << 20,
-        .policy = "full",
     };
+    if (tr_kv_policy_create("full", kv.layers, kv.lists, kv.head_dim,
+                            &rig->policy, &err)
+        != TR_OK) {
+        fail_msg("policy: %s", err.text);
+    }
     if (tr_kv_cache_create(&kv, &rig->kv, &err) != TR_OK) {
         fail_msg("kv: %s", err.text);
     }
@@ -128,6 +137,7 @@ static inline void
 rig_close(rig_t *rig)
 {
     tr_kv_cache_free(rig->kv);
+    tr_kv_policy_free(rig->policy);
     tr_model_free(rig->model);
 }
 

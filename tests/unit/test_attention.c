@@ -19,6 +19,8 @@ static const char *const isas[] = { "c", "avx2", "avx512" };
 
 typedef struct {
     tr_kv_view_t kv;
+    tr_kv_layout_t layout;
+    tr_kv_seq_t seq[SLOTS];
     uint32_t group, heads, len[SLOTS];
     int32_t *tables;
     float *k[SLOTS], *v[SLOTS]; /* [len][lists * dim], keys before RoPE */
@@ -46,6 +48,16 @@ randoms(size_t n, float scale)
     return x;
 }
 
+/* Dense pages without scores. */
+static tr_kv_layout_t
+dense_layout(uint32_t dim, uint32_t tokens)
+{
+    return (tr_kv_layout_t){ .level = { 16, 16, 1, 1, 0, 0 },
+                             .head_dim = dim,
+                             .tokens = tokens,
+                             .value = tokens * dim * 2 };
+}
+
 /* A pool of NaN whose pages are dealt to the tables in random order. */
 static void
 bed_pool(bed_t *b)
@@ -53,8 +65,12 @@ bed_pool(bed_t *b)
     tr_kv_view_t *v = &b->kv;
     uint32_t rows = SLOTS * LAYERS * v->lists, pages, *order;
 
-    v->page_bytes = tr_pad(4ull * v->page_tokens * v->head_dim, 128);
-    v->table_len = (LEN_MAX + v->page_tokens - 1) / v->page_tokens;
+    b->layout = dense_layout(v->head_dim, 8 * (1 + rig_below(&rng, 9)));
+    v->n_layouts = 1;
+    v->layout = &b->layout;
+    v->seq = b->seq;
+    v->page_bytes = tr_pad(4ull * b->layout.tokens * v->head_dim, 128);
+    v->table_len = (LEN_MAX + b->layout.tokens - 1) / b->layout.tokens;
     pages = rows * v->table_len;
     v->pool = aligned_alloc(64, pages * v->page_bytes);
     order = malloc(pages * sizeof(*order));
@@ -74,7 +90,7 @@ bed_pool(bed_t *b)
         uint32_t slot = i / (LAYERS * v->lists * v->table_len);
 
         /* only as many as the tokens need; the rest must not be looked at */
-        b->tables[i] = i % v->table_len * v->page_tokens < b->len[slot]
+        b->tables[i] = i % v->table_len * b->layout.tokens < b->len[slot]
                            ? (int32_t) order[i]
                            : -1;
     }
@@ -86,10 +102,7 @@ static void
 bed_open(bed_t *b, uint32_t lists, uint32_t group, uint32_t dim, float scale)
 {
     *b = (bed_t){ .group = group, .heads = lists * group };
-    b->kv = (tr_kv_view_t){ .layers = LAYERS,
-                            .lists = lists,
-                            .head_dim = dim,
-                            .page_tokens = 8 * (1 + rig_below(&rng, 9)) };
+    b->kv = (tr_kv_view_t){ .layers = LAYERS, .lists = lists, .head_dim = dim };
     for (uint32_t i = 0; i < SLOTS; i++) {
         b->len[i] = i == 0 ? LEN_MAX : 1 + rig_below(&rng, LEN_MAX);
         b->k[i] = randoms(b->len[i] * lists * dim, scale);
@@ -133,8 +146,9 @@ run(bed_t *b, const tr_kernels_t *k, int threads, const part_t *parts,
     tr_stream_t s = { threads, rig_team() };
     tr_rows_t rows = { 0, n_parts, pos, slot, seq_row };
     float *kk, *vv, *qq, *angles;
-    void *work = aligned_alloc(
-        64, tr_pad(k->attention_work(&s, SLOTS, (uint32_t) dim), 64));
+    size_t bytes = k->attention_work(&s, SLOTS * LEN_MAX, SLOTS, LEN_MAX,
+                                     b->heads, b->kv.lists, (uint32_t) dim);
+    void *work = aligned_alloc(64, tr_pad(bytes, 64));
 
     for (uint32_t i = 0; i < n_parts; i++) {
         seq_row[i] = rows.n_rows;
@@ -165,7 +179,7 @@ run(bed_t *b, const tr_kernels_t *k, int threads, const part_t *parts,
                                       angles),
                          0);
     }
-    memset(work, 0xff, k->attention_work(&s, SLOTS, (uint32_t) dim));
+    memset(work, 0xff, bytes);
     assert_int_equal(k->attention(&s, &b->kv, 1, &rows, qq, q_ld, b->heads,
                                   1.0f / sqrtf((float) dim), out, q_ld, work),
                      0);
@@ -191,11 +205,13 @@ stored(bed_t *b, uint32_t slot, uint32_t list, uint32_t p, uint32_t d,
        bool value)
 {
     const int32_t *table = tr_kv_table(&b->kv, (int32_t) slot, 1, list);
-    const uint16_t *at = tr_kv_key(&b->kv, table, p)
-                         + (value ? b->kv.page_tokens * b->kv.head_dim : 0);
+    uint32_t dim = b->kv.head_dim, tokens = b->layout.tokens;
+    const uint8_t *at = tr_kv_page_at(&b->kv, table[p / tokens])
+                        + (value ? b->layout.value : 0)
+                        + (p % tokens * dim + d) * 2;
     _Float16 h;
 
-    memcpy(&h, at + d, 2);
+    memcpy(&h, at, 2);
     return (double) (float) h;
 }
 
@@ -261,7 +277,7 @@ check_row(bed_t *b, uint32_t slot, uint32_t p, uint32_t h, const float *out,
         if (!(fabs(out[d] - want) <= 3e-5 * size)) {
             fail_msg("%s: slot %u position %u head %u dim %u: %.9g, expected "
                      "%.9g (page of %u tokens, group %u, head size %u)",
-                     name, slot, p, h, d, out[d], want, b->kv.page_tokens,
+                     name, slot, p, h, d, out[d], want, b->layout.tokens,
                      b->group, dim);
         }
     }
@@ -398,9 +414,18 @@ test_half(void **state)
         uint32_t pos = 0, seq_row[2] = { 0, 1 };
         float zero[16] = { 0 }, angles[16] = { 1, 1, 1, 1, 1, 1, 1, 1 };
         tr_rows_t rows = { 1, 1, &pos, &slot, seq_row };
-        tr_kv_view_t v = {
-            (uint8_t *) page, sizeof(page), 1, 1, 1, 16, &table, 1
-        };
+        tr_kv_layout_t layout = dense_layout(16, 1);
+        tr_kv_seq_t seq = { 0 };
+        tr_kv_view_t v = { .pool = (uint8_t *) page,
+                           .page_bytes = sizeof(page),
+                           .layers = 1,
+                           .lists = 1,
+                           .head_dim = 16,
+                           .n_layouts = 1,
+                           .layout = &layout,
+                           .tables = &table,
+                           .table_len = 1,
+                           .seq = &seq };
         static const uint16_t want[16] = { 0,      0x8000, 0x3c00, 0x7bff,
                                            0x7bff, 0x7bff, 0xfbff, 0x7bff,
                                            0xfbff, 0x7e00, 0x6800, 0x6802,
@@ -429,7 +454,16 @@ test_bad_shapes(void **state)
     uint32_t pos = 0, seq_row[2] = { 0, 1 };
     int32_t slot = 0, table = 0;
     tr_rows_t rows = { 1, 1, &pos, &slot, seq_row };
-    tr_kv_view_t v = { NULL, 0, 16, 1, 2, 64, &table, 1 };
+    tr_kv_layout_t layout = dense_layout(64, 16);
+    tr_kv_seq_t seq = { 0 };
+    tr_kv_view_t v = { .layers = 1,
+                       .lists = 2,
+                       .head_dim = 64,
+                       .n_layouts = 1,
+                       .layout = &layout,
+                       .tables = &table,
+                       .table_len = 1,
+                       .seq = &seq };
 
     (void) state;
     /* three query heads on two lists; a layer too many; an odd head size */
