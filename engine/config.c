@@ -81,7 +81,7 @@ static const setting_t settings[] = {
       "threads that parse and tokenise requests" },
     { "kv_memory", KIND_SIZE, AT(kv_memory), "256m", M(1), G(16384), NULL,
       "memory of the KV page pool, taken at start" },
-    { "kv_policy", KIND_CHOICE, AT(kv_policy), "full", 0, 0, "full",
+    { "kv_policy", KIND_TEXT, AT(kv_policy), "full", 1, 0, NULL,
       "what the KV cache keeps at which precision; full: all at 16 bits" },
     { "max_model_len", KIND_NUMBER, AT(max_model_len), "0", 0, 1u << 24, NULL,
       "longest prompt plus output in tokens; 0: the model's" },

@@ -32,7 +32,7 @@ typedef struct {
     uint32_t threads;           /* compute threads, 0: all cores */
     uint32_t tokenizer_threads; /* default 1 */
     uint64_t kv_memory;         /* bytes of the page pool, default 256m */
-    char kv_policy[32];         /* full */
+    char kv_policy[256];        /* a policy (kv_policy.h), default full */
     uint32_t max_model_len;     /* 0: the model's */
     uint32_t max_num_seqs;      /* sequences that run at once, default 256 */
     uint32_t max_batch_tokens;  /* tokens of one step, default 512 */

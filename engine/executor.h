@@ -39,6 +39,8 @@ typedef struct {
     uint32_t n_tokens; /* sum of n, at most the executor's max_batch_tokens */
 } tr_batch_t;
 
+#define TR_EXECUTOR_POLICIES 1
+
 typedef struct tr_executor tr_executor_t;
 
 struct tr_executor {
@@ -49,7 +51,10 @@ struct tr_executor {
     uint64_t parameters;
     int32_t eos[8]; /* config.json, generation_config.json */
     uint32_t n_eos;
-    tr_kv_cache_t *kv; /* owned by the executor */
+    tr_kv_cache_t *kv;         /* owned by the executor, as are */
+    tr_kv_policy_t *policy;    /* the default */
+    const tr_kv_policy_t *policies[TR_EXECUTOR_POLICIES]; /* of kv */
+    uint32_t n_policies;
     /* Runs the batch.  A failure of the whole step is returned; a failure of
      * one item is its status.  Called by the step loop only. */
     tr_status_t (*step)(tr_executor_t *e, const tr_batch_t *batch);
@@ -60,6 +65,15 @@ struct tr_executor {
     uint64_t (*due)(tr_executor_t *e, int32_t kv_slot, uint64_t now);
     void (*free)(tr_executor_t *e);
 };
+
+/* What executors share (executor.c): the policies and the cache that the
+ * configuration asks for, with the shape in *e.  kernels: NULL for an executor
+ * that stores nothing. */
+tr_status_t tr_executor_open_cache(tr_executor_t *e, const tr_config_t *config,
+                                   uint32_t max_len,
+                                   const tr_kernels_t *kernels,
+                                   tr_stream_t stream, tr_error_t *err);
+void tr_executor_close_cache(tr_executor_t *e);
 
 /* Opens config->model with the backend named there.  Says what it does through
  * log.h (progress on long work). */

@@ -181,9 +181,7 @@ executor_free(tr_executor_t *e)
 {
     executor_t *x = (executor_t *) e;
 
-    if (e->kv != NULL) {
-        tr_kv_cache_free(e->kv);
-    }
+    tr_executor_close_cache(e);
     tr_model_free(x->model);
     free(x->tokens);
     free((void *) x->rows.row_pos);
@@ -277,20 +275,14 @@ open_model(executor_t *x, const tr_config_t *config, int threads,
 static tr_status_t
 open_cache(executor_t *x, const tr_config_t *config, tr_error_t *err)
 {
-    tr_kv_config_t kv = {
-        .layers = x->base.layers,
-        .lists = x->base.kv_heads,
-        .head_dim = x->base.head_dim,
-        .slots = config->max_num_seqs,
-        .max_len = x->base.max_model_len,
-        .memory = config->kv_memory,
-        .policy = config->kv_policy,
-    };
-    tr_status_t rc = tr_kv_cache_create(&kv, &x->base.kv, err);
+    const tr_model_t *m = x->model;
+    tr_status_t rc = tr_executor_open_cache(&x->base, config,
+                                            x->base.max_model_len, m->kernels,
+                                            m->stream, err);
 
     /* one sequence must always be able to run to its end */
-    if (rc == TR_OK && tr_kv_max_len(x->base.kv) < x->base.max_model_len) {
-        x->base.max_model_len = tr_kv_max_len(x->base.kv);
+    if (rc == TR_OK && tr_kv_max_len(x->base.kv, NULL) < x->base.max_model_len) {
+        x->base.max_model_len = tr_kv_max_len(x->base.kv, NULL);
         tr_log(TR_LEVEL_NOTICE,
                "max_model_len is bounded by kv_memory max_model_len=%u",
                x->base.max_model_len);

@@ -23,6 +23,7 @@
 #define TR_NULL_FIRST_TOKEN 69u
 #define TR_NULL_TOKENS 21u
 #define TR_NULL_MODEL_LEN 32768u
+#define TR_NULL_HEAD_DIM 16u
 
 typedef struct {
     tr_executor_t base;
@@ -109,7 +110,7 @@ tr_null_free(tr_executor_t *e)
     tr_executor_null_t *n = (tr_executor_null_t *) e;
 
     tr_trace_close(n->trace);
-    tr_kv_cache_free(e->kv);
+    tr_executor_close_cache(e);
     free(n);
 }
 
@@ -117,12 +118,7 @@ tr_status_t
 tr_executor_null_open(const tr_config_t *config, uint32_t vocab,
                       tr_executor_t **out, tr_error_t *err)
 {
-    tr_kv_config_t kv = { .layers = 1,
-                          .lists = 1,
-                          .head_dim = 8,
-                          .slots = config->max_num_seqs,
-                          .memory = config->kv_memory,
-                          .policy = config->kv_policy };
+    tr_stream_t none = { 1, NULL };
     tr_executor_null_t *n;
     tr_executor_t *e;
     tr_status_t rc;
@@ -139,18 +135,20 @@ tr_executor_null_open(const tr_config_t *config, uint32_t vocab,
         return tr_error_set(err, TR_ERR_NOMEM, "", "no memory");
     }
     e = &n->base;
-    kv.max_len = config->max_model_len != 0 ? config->max_model_len
-                                            : TR_NULL_MODEL_LEN;
-    rc = tr_kv_cache_create(&kv, &e->kv, err);
+    e->layers = e->kv_heads = e->query_heads = 1;
+    e->head_dim = TR_NULL_HEAD_DIM;
+    rc = tr_executor_open_cache(e, config,
+                                config->max_model_len != 0
+                                    ? config->max_model_len
+                                    : TR_NULL_MODEL_LEN,
+                                NULL, none, err);
     if (rc != TR_OK) {
-        free(n);
+        tr_null_free(e);
         return rc;
     }
     e->backend = "null";
     e->vocab = vocab;
-    e->max_model_len = tr_kv_max_len(e->kv);
-    e->layers = e->kv_heads = e->query_heads = 1;
-    e->head_dim = kv.head_dim;
+    e->max_model_len = tr_kv_max_len(e->kv, NULL);
     e->step = tr_null_step;
     e->due = tr_null_due;
     e->free = tr_null_free;

@@ -479,8 +479,11 @@ tr_loop_publish_snapshot(tr_loop_t *l)
     const tr_kv_cache_t *kv = l->executor->kv;
     uint32_t queued = atomic_load_explicit(&l->queued, memory_order_relaxed);
     uint32_t running = l->scheduler.n_running_requests;
-    uint64_t tokens = tr_kv_tokens(kv);
-    tr_status_admission_t a = {
+    tr_kv_totals_t totals;
+    tr_status_admission_t a;
+
+    tr_kv_totals(kv, &totals);
+    a = (tr_status_admission_t){
         .running = running,
         .waiting = l->n_requests > running ? l->n_requests - running : 0,
         .queue_free = l->max_queue > queued ? l->max_queue - queued : 0,
@@ -488,10 +491,9 @@ tr_loop_publish_snapshot(tr_loop_t *l)
         .step = l->step,
         .kv_free_pages = tr_kv_free_pages(kv),
         .kv_used_pages = { tr_kv_pages(kv) - tr_kv_free_pages(kv) },
-        .kv_tokens = tokens,
-        .kv_full_bytes = tokens * tr_kv_token_bytes(kv)
+        .kv_tokens = totals.tokens,
+        .kv_full_bytes = totals.full_bytes
     };
-
     a.state = TR_ENGINE_READY;
     pthread_mutex_lock(&l->snapshot_lock);
     l->snapshot = a;

@@ -79,7 +79,7 @@ tr_scheduler_fits(const tr_kv_cache_t *kv, const tr_request_t *r)
     uint32_t i;
 
     for (i = 0; i < r->n_sequences; i++) {
-        if (r->sequences[i].cap > tr_kv_max_len(kv)) {
+        if (r->sequences[i].cap > tr_kv_max_len(kv, NULL)) {
             return false;
         }
     }
@@ -346,7 +346,7 @@ static tr_status_t
 tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
                    const tr_sequence_t *sibling)
 {
-    int32_t slot = tr_kv_open(s->kv);
+    int32_t slot = tr_kv_open(s->kv, NULL);
     uint32_t shared = sibling != NULL ? q->prompt_len - 1 : 0;
     tr_status_t rc = TR_OK;
 
@@ -380,7 +380,7 @@ tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
 static bool
 tr_scheduler_affords(tr_scheduler_t *s, const tr_sequence_t *q)
 {
-    uint64_t need = tr_kv_pages_for(s->kv, q->len);
+    uint64_t need = tr_kv_pages_for(s->kv, NULL, q->len);
     tr_sequence_t *idler;
 
     for (;;) {

@@ -30,6 +30,7 @@
 
 #define EOS 4
 #define LETTER_A 69            /* ids of models/pocket: 'a' to 'z' follow */
+#define HEAD_DIM 48            /* 32 tokens a page of 6,144 bytes */
 #define POISON (LETTER_A + 25) /* a prompt that ends in z fails */
 #define OUTLETS 3
 #define TEXT 4096
@@ -81,12 +82,11 @@ typedef struct {
 static int32_t *
 cached(const tr_kv_view_t *v, int32_t slot, uint32_t pos)
 {
-    const int32_t *table = tr_kv_table(v, slot, 0, 0);
+    uint32_t tokens = v->layout[0].tokens;
 
-    return (int32_t *) (void *) (v->pool
-                                 + (uint64_t) table[pos / v->page_tokens]
-                                       * v->page_bytes)
-           + pos % v->page_tokens;
+    return (int32_t *) (void *)
+               tr_kv_page_at(v, tr_kv_table(v, slot, 0, 0)[pos / tokens])
+           + pos % tokens;
 }
 
 static void
@@ -186,7 +186,13 @@ typedef struct {
 static void
 bench_start(bench_t *b, uint32_t pages, uint32_t cap_clients)
 {
-    tr_kv_config_t kv = { 1, 1, 64, 0, 2000, pages * 8192ull, "full" };
+    tr_kv_config_t kv = { .layers = 1,
+                          .lists = 1,
+                          .head_dim = HEAD_DIM,
+                          .max_len = 2000,
+                          .memory = pages * 6144ull,
+                          .policies = b->fake.base.policies,
+                          .n_policies = 1 };
     tr_error_t err;
     uint32_t i;
 
@@ -206,6 +212,10 @@ bench_start(bench_t *b, uint32_t pages, uint32_t cap_clients)
         b->config.paused_timeout_us = 3600 * 1000000ull;
     }
     kv.slots = b->config.max_num_seqs;
+    assert_int_equal(tr_kv_policy_create("full", 1, 1, HEAD_DIM,
+                                         &b->fake.base.policy, &err),
+                     TR_OK);
+    b->fake.base.policies[0] = b->fake.base.policy;
     assert_int_equal(tr_kv_cache_create(&kv, &b->fake.base.kv, &err), TR_OK);
     b->fake.base.backend = "fake";
     b->fake.base.vocab = 4096;
@@ -234,8 +244,7 @@ bench_stop(bench_t *b)
     assert_true(tr_kv_sound(b->fake.base.kv));
     assert_int_equal(tr_kv_free_pages(b->fake.base.kv),
                      tr_kv_pages(b->fake.base.kv));
-    assert_int_equal(tr_kv_tokens(b->fake.base.kv), 0);
-    tr_kv_cache_free(b->fake.base.kv);
+    tr_executor_close_cache(&b->fake.base);
     for (i = 0; i < OUTLETS; i++) {
         tr_outlet_free(&b->outlet[i]);
     }

@@ -204,7 +204,6 @@ static const bad_t bad[] = {
     { WITH("backend \"cpu null\""), "backend \"cpu null\": expected one of" },
     { WITH("load_format gguf"), "load_format \"gguf\": expected one of: auto "
                                 "dummy" },
-    { WITH("kv_policy half"), "kv_policy \"half\": expected one of: full" },
     { WITH("chat_template jinja"), "chat_template \"jinja\": expected one of: "
                                    "auto llama3 chatml llama2 mistral none" },
     { WITH("log_level loud"), "log_level \"loud\": expected one of: error warn "

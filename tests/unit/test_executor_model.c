@@ -91,7 +91,7 @@ test_step(void **state)
     tr_sampler_init(&sampler, &params, 1, e->vocab, NULL, NULL, 0, prompt,
                     N_PROMPT);
     for (int i = 0; i < 3; i++) {
-        slot[i] = tr_kv_open(e->kv);
+        slot[i] = tr_kv_open(e->kv, NULL);
         assert_int_equal(tr_kv_reserve(e->kv, slot[i], N_PROMPT + 1), TR_OK);
     }
     memset(alone, 0xff, sizeof(alone));
@@ -170,13 +170,13 @@ test_bad_token(void **state)
 
     (void) state;
     tr_sampler_init(&sampler, &params, 1, e->vocab, NULL, NULL, 0, NULL, 0);
-    items[0] = (tr_batch_item_t){ .kv_slot = tr_kv_open(e->kv),
+    items[0] = (tr_batch_item_t){ .kv_slot = tr_kv_open(e->kv, NULL),
                                   .n = 3,
                                   .tokens = bad,
                                   .sample = true,
                                   .sampler = &sampler,
                                   .out = &out[0] };
-    items[1] = (tr_batch_item_t){ .kv_slot = tr_kv_open(e->kv),
+    items[1] = (tr_batch_item_t){ .kv_slot = tr_kv_open(e->kv, NULL),
                                   .n = N_PROMPT,
                                   .tokens = prompt,
                                   .sample = true,

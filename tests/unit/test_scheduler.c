@@ -15,6 +15,8 @@
 
 #include "scheduler.h"
 
+#define HEAD_DIM 48 /* 192 bytes a token, 6,144 a page */
+
 static uint64_t random_state;
 
 static uint32_t
@@ -25,11 +27,21 @@ random_below(uint32_t n)
     return (uint32_t) ((random_state >> 33) % n);
 }
 
+static tr_kv_policy_t *policy;
+
 /* One head, 32 tokens a page: pages are easy to count. */
 static tr_kv_cache_t *
 make_kv(uint32_t pages, uint32_t slots)
 {
-    tr_kv_config_t c = { 1, 1, 64, slots, 100000, pages * 8192ull, "full" };
+    const tr_kv_policy_t *const policies[] = { policy };
+    tr_kv_config_t c = { .layers = 1,
+                         .lists = 1,
+                         .head_dim = HEAD_DIM,
+                         .slots = slots,
+                         .max_len = 100000,
+                         .memory = pages * 6144ull,
+                         .policies = policies,
+                         .n_policies = 1 };
     tr_kv_cache_t *kv;
     tr_error_t err;
 
@@ -834,6 +846,23 @@ storms(void **state)
     storm(6, 20, 200, 1);
 }
 
+static int
+make_policy(void **state)
+{
+    tr_error_t err;
+
+    (void) state;
+    return tr_kv_policy_create("full", 1, 1, HEAD_DIM, &policy, &err);
+}
+
+static int
+free_policy(void **state)
+{
+    (void) state;
+    tr_kv_policy_free(policy);
+    return 0;
+}
+
 int
 main(void)
 {
@@ -857,5 +886,5 @@ main(void)
         cmocka_unit_test(storms),
     };
 
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, make_policy, free_policy);
 }
