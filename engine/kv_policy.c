@@ -1,35 +1,168 @@
 /*
- * The policies, by name.
+ * The policies by name: creation from "NAME:KEY=VALUE,KEY=VALUE".
+ *
+ * A kind (one file each) fills in defaults and functions, the settings are read
+ * over them (kv_policy_settings.c), and the kind checks the result.  `spec` is
+ * then printed from what was understood, so that two spellings of one policy
+ * have one name in results and logs.
  */
 #include "kv_policy.h"
 
-#include <stdio.h>
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "kv_policy_parts.h"
 #include "log.h"
 
-static const tr_kv_policy_t *const tr_kv_policies[] = { &tr_kv_policy_full };
+/* In the order in which they are listed to users. */
+#define POLICIES(X) X(full)
 
-#define TR_KV_POLICIES (sizeof(tr_kv_policies) / sizeof(tr_kv_policies[0]))
+#define KIND_OF(name) &tr_kv_policy_##name,
+static const tr_kv_policy_kind_t *const kinds[] = { POLICIES(KIND_OF) };
 
-const tr_kv_policy_t *
-tr_kv_policy_find(const char *name, tr_error_t *err)
+#define N_KINDS (sizeof(kinds) / sizeof(kinds[0]))
+
+const char *
+tr_kv_policy_names(void)
 {
-    char known[256];
-    size_t i, used = 0;
+#define NAME_OF(name) ", " #name
+    return &(POLICIES(NAME_OF))[2];
+}
 
-    known[0] = '\0';
-    for (i = 0; i < TR_KV_POLICIES; i++) {
-        if (strcmp(tr_kv_policies[i]->name, name) == 0) {
-            return tr_kv_policies[i];
-        }
-        if (used < sizeof(known)) {
-            used += (size_t) snprintf(known + used, sizeof(known) - used,
-                                      "%s%s", i == 0 ? "" : ", ",
-                                      tr_kv_policies[i]->name);
+static const tr_kv_policy_kind_t *
+kind_of(const char *name, size_t n)
+{
+    for (size_t i = 0; i < N_KINDS; i++) {
+        if (strlen(kinds[i]->name) == n
+            && memcmp(kinds[i]->name, name, n) == 0) {
+            return kinds[i];
         }
     }
-    tr_error_set(err, TR_ERR_INVALID, "kv_policy",
-                 "unknown KV policy \"%.64s\": known are %s", name, known);
     return NULL;
+}
+
+static tr_status_t
+build(const tr_kv_policy_kind_t *kind, const char *settings, uint32_t head_dim,
+      tr_kv_policy_t *p, tr_error_t *err)
+{
+    tr_status_t rc;
+
+    p->leaves = 1;
+    p->groups = 1;
+    kind->init(p, head_dim);
+    rc = tr_kv_settings_read(kind, settings, p, err);
+    if (rc == TR_OK && kind->check != NULL) {
+        rc = kind->check(p, head_dim, err);
+    }
+    return rc == TR_OK ? tr_kv_settings_print(kind, p, err) : rc;
+}
+
+tr_status_t
+tr_kv_policy_create(const char *spec, uint32_t layers, uint32_t lists,
+                    uint32_t head_dim, tr_kv_policy_t **out, tr_error_t *err)
+{
+    size_t n = strcspn(spec, ":");
+    const tr_kv_policy_kind_t *kind = kind_of(spec, n);
+    tr_kv_policy_t *p;
+    tr_status_t rc;
+
+    *out = NULL;
+    if (kind == NULL) {
+        return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
+                            "unknown KV policy \"%.*s\": known are %s",
+                            n > 64 ? 64 : (int) n, spec, tr_kv_policy_names());
+    }
+    if (spec[n] == ':' && spec[n + 1] == '\0') {
+        return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
+                            "KV policy \"%s:\": expected settings after the"
+                            " colon, as in %s:KEY=VALUE,KEY=VALUE",
+                            kind->name, kind->name);
+    }
+    p = calloc(1, sizeof(*p));
+    if (p == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "kv_policy",
+                            "no memory for a KV policy");
+    }
+    p->name = kind->name;
+    p->layers_of = layers;
+    p->lists_of = lists;
+    rc = build(kind, spec[n] == ':' ? spec + n + 1 : "", head_dim, p, err);
+    if (rc != TR_OK) {
+        tr_kv_policy_free(p);
+        return rc;
+    }
+    *out = p;
+    return TR_OK;
+}
+
+void
+tr_kv_policy_free(tr_kv_policy_t *p)
+{
+    if (p != NULL) {
+        free((void *) (uintptr_t) p->alpha_of);
+        free(p);
+    }
+}
+
+/* May one request have this threshold? */
+static tr_status_t
+check_alpha(const tr_kv_policy_t *p, const char *param, double alpha, bool has,
+            tr_error_t *err)
+{
+    if (isnan(alpha)) {
+        return TR_OK;
+    }
+    if (!has) {
+        return tr_error_set(err, TR_ERR_INVALID, param,
+                            "%s=%g: KV policy %s has no such threshold", param,
+                            alpha, p->name);
+    }
+    if (!(alpha >= 0 && alpha <= TR_KV_ALPHA_MAX)) {
+        return tr_error_set(err, TR_ERR_INVALID, param,
+                            "%s=%g: expected a number from 0 to %g", param,
+                            alpha, TR_KV_ALPHA_MAX);
+    }
+    return TR_OK;
+}
+
+tr_status_t
+tr_kv_policy_override(tr_kv_policy_t *copy, double alpha_high, double alpha_low,
+                      tr_error_t *err)
+{
+    const tr_kv_policy_kind_t *kind = kind_of(copy->name, strlen(copy->name));
+    bool some = kind != NULL && strstr(kind->settings, "alpha_low") != NULL;
+    double high = isnan(alpha_high) ? copy->alpha_high : alpha_high;
+    double low = isnan(alpha_low) ? copy->alpha_low : alpha_low;
+    tr_status_t rc;
+
+    if (isnan(alpha_high) && isnan(alpha_low)) {
+        return TR_OK;
+    }
+    rc = check_alpha(copy, "kv_alpha_high", alpha_high,
+                     some && copy->n_levels > 1, err);
+    if (rc == TR_OK) {
+        rc = check_alpha(copy, "kv_alpha_low", alpha_low, some, err);
+    }
+    if (rc != TR_OK) {
+        return rc;
+    }
+    if (copy->n_levels > 1 && low > high) {
+        return tr_error_set(err, TR_ERR_INVALID,
+                            isnan(alpha_low) ? "kv_alpha_high" : "kv_alpha_low",
+                            "kv_alpha_low=%g is above kv_alpha_high=%g:"
+                            " expected at most that",
+                            low, high);
+    }
+    if (copy->n_levels > 2 && high > copy->alpha_top) {
+        return tr_error_set(err, TR_ERR_INVALID, "kv_alpha_high",
+                            "kv_alpha_high=%g is above the policy's"
+                            " alpha_top=%g: expected at most that",
+                            high, copy->alpha_top);
+    }
+    copy->alpha_high = high;
+    copy->alpha_low = low;
+    copy->alpha_of = NULL; /* the original's; by head no more */
+    copy->alpha_file[0] = '\0';
+    return tr_kv_settings_print(kind, copy, err);
 }

@@ -23,6 +23,7 @@
 #include <tokenring/error.h>
 
 #define TR_KV_SPEC_MAX 255u
+#define TR_KV_ALPHA_MAX 1000.0
 
 /* One token of one head outside the window. */
 typedef struct {
@@ -42,40 +43,51 @@ typedef struct {
                                * listed token may only stay or go down. */
     const float *score;       /* [n] over all later queries */
     const float *recent;      /* [n] over the last observation_window queries
-                               * of the prompt; 0 for listed tokens */
+                               * of the prompt; negative for tokens that are
+                               * not dense, for which nobody counted it */
     float *work;              /* [2 * n] for the policy's own use */
 } tr_kv_prompt_t;
 
 typedef struct tr_kv_policy tr_kv_policy_t;
 
 struct tr_kv_policy {
-    const char *name;          /* "diffkv" */
+    const char *name;              /* "diffkv" */
     char spec[TR_KV_SPEC_MAX + 1]; /* canonical: name and all its settings */
 
     uint32_t n_levels; /* 0: all stays dense */
     tr_kv_level_t level[TR_KV_LISTS_MAX];
     uint32_t window; /* most recent tokens that no decision touches */
     tr_kv_level_t window_level;
-    uint32_t leaves;   /* tokens that leave a full window together: 1, or
-                        * TR_KV_CHANNEL_TOKENS */
-    bool scored;       /* needs scores */
-    bool by_sum;       /* victims by sum instead of mean (tr_kv_seq_t) */
-    bool digest;       /* needs digests of dense pages */
-    uint32_t observe;  /* 0, or scores of prompts count only this many of the
-                        * last queries (at most TR_KV_OBSERVATION_WINDOW) */
+    uint32_t leaves;    /* tokens that leave a full window together: 1, or
+                       * TR_KV_CHANNEL_TOKENS; of a prompt so many go to lists
+                       * that their number is a multiple of it */
+    bool scored;        /* needs scores */
+    bool by_sum;        /* victims by sum instead of mean (tr_kv_seq_t) */
+    bool digest;        /* needs digests of dense pages */
+    uint32_t observe;   /* 0, or scores of prompts count only this many of the
+                       * last queries (at most TR_KV_OBSERVATION_WINDOW) */
+    uint32_t read_from; /* first layer that reads selectively */
 
-    /* settings that requests may override, and those of other policies */
-    double alpha_high, alpha_low; /* thresholds are alpha / base */
-    bool base_position;           /* threshold base: position + 1, else N */
-    const double *alpha_of;       /* NULL, or [layers][lists][2] {high, low}
-                                   * that override the above; owned */
-    uint32_t heads_of, lists_of;  /* shape of alpha_of: layers * lists, lists */
+    /* settings as read; which of them a policy has, its own file says */
+    double alpha_top, alpha_high, alpha_low; /* thresholds are alpha / base */
+    bool base_position;               /* threshold base: position + 1, else N */
+    char alpha_file[128];             /* "": none */
+    const double *alpha_of;           /* NULL, or [layers][lists][2] {high, low}
+                                  * that override the above; owned, but
+                                  * borrowed by copies of the struct */
+    uint32_t layers_of, lists_of;     /* shape of the model */
     double fraction[TR_KV_LISTS_MAX]; /* budgets by share of the length */
     uint32_t budget[TR_KV_LISTS_MAX]; /* budgets in tokens */
     uint32_t sinks;
-    uint32_t pool; /* width of snapkv's smoothing */
-    uint32_t read_from; /* first layer that reads selectively */
+    uint32_t pool;   /* width of snapkv's smoothing */
+    uint32_t groups; /* metadata pairs of a key, and of a value */
+    uint32_t group;  /* dimensions that share one; 0: all of a head */
+    uint32_t bits;
 
+    /* 0. NULL, or fixes in a slot's copy of the policy what depends on the
+     * length n of the prompt (window, budget).  Called before anything below is
+     * asked, by tr_kv_policy_for. */
+    void (*begin)(tr_kv_policy_t *copy, uint32_t n);
     /* 1. What the tokens of a complete prompt become: to[i] is a list or
      * TR_KV_NOWHERE. */
     void (*prompt)(const tr_kv_policy_t *p, const tr_kv_prompt_t *head,
@@ -119,15 +131,34 @@ tr_status_t tr_kv_policy_create(const char *spec, uint32_t layers,
                                 tr_kv_policy_t **out, tr_error_t *err);
 void tr_kv_policy_free(tr_kv_policy_t *p);
 
+/* The policy for a sequence whose (first) prompt has n tokens.  The larger n,
+ * the larger the window. */
+static inline void
+tr_kv_policy_for(const tr_kv_policy_t *p, uint32_t n, tr_kv_policy_t *copy)
+{
+    *copy = *p;
+    if (p->begin != NULL) {
+        p->begin(copy, n);
+    }
+}
+
+/* Other thresholds for one request, in a copy of the struct; NAN leaves one as
+ * it is.  TR_ERR_INVALID: the policy has none, or out of range; err->param is
+ * kv_alpha_high or kv_alpha_low. */
+tr_status_t tr_kv_policy_override(tr_kv_policy_t *copy, double alpha_high,
+                                  double alpha_low, tr_error_t *err);
+
 /* "full, uniform, diffkv, ..." */
 const char *tr_kv_policy_names(void);
 
-/* Each policy's file: fills p (zeroed, name set) with its defaults and its
- * functions; then kv_policy.c applies the settings, and calls `check`, which
- * derives levels from them and refuses what makes no sense. */
+/* Each policy's file: `init` fills p (zeroed, name and shape of the model set)
+ * with its defaults and its functions; then kv_policy.c applies the settings,
+ * and calls `check`, which derives levels from them and refuses what makes no
+ * sense. */
 typedef struct {
     const char *name;
     const char *settings; /* names it takes, separated by blanks */
+    uint32_t levels_max;  /* of the setting `levels` */
     void (*init)(tr_kv_policy_t *p, uint32_t head_dim);
     tr_status_t (*check)(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err);
 } tr_kv_policy_kind_t;

@@ -4,53 +4,34 @@
  */
 #include "kv_policy.h"
 
-static int
-tr_kv_full_keep(const tr_kv_policy_t *p, const tr_kv_mark_t *token)
-{
-    (void) p;
-    (void) token;
-    return 0;
-}
-
-static int
-tr_kv_full_downgrade(const tr_kv_policy_t *p, int level,
-                     const tr_kv_mark_t *victim)
-{
-    (void) p;
-    (void) victim;
-    return level;
-}
-
 static void
-tr_kv_full_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
-                  uint32_t n, uint32_t tokens[TR_KV_LEVELS_MAX])
+full_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list, uint32_t n,
+            uint32_t tokens[TR_KV_LISTS_MAX])
 {
     (void) p;
     (void) layer;
     (void) list;
-    tokens[0] = n;
+    (void) n;
+    (void) tokens; /* there are no lists */
 }
 
 static uint32_t
-tr_kv_full_read(const tr_kv_policy_t *p, uint32_t n, const float *bound,
-                uint32_t *chosen)
+full_read(const tr_kv_policy_t *p, uint32_t n, uint32_t page_tokens)
 {
-    uint32_t i;
-
     (void) p;
-    (void) bound;
-    for (i = 0; i < n; i++) {
-        chosen[i] = i;
-    }
-    return n;
+    (void) n;
+    (void) page_tokens;
+    return 0;
 }
 
-const tr_kv_policy_t tr_kv_policy_full = { .name = "full",
-                                           .window = 0,
-                                           .n_levels = 1,
-                                           .level = { { 16, 16 } },
-                                           .prompt = tr_kv_full_keep,
-                                           .leave = tr_kv_full_keep,
-                                           .downgrade = tr_kv_full_downgrade,
-                                           .charge = tr_kv_full_charge,
-                                           .read = tr_kv_full_read };
+static void
+full_init(tr_kv_policy_t *p, uint32_t head_dim)
+{
+    (void) head_dim;
+    p->charge = full_charge;
+    p->read = full_read;
+}
+
+const tr_kv_policy_kind_t tr_kv_policy_full = { .name = "full",
+                                                .settings = "",
+                                                .init = full_init };
