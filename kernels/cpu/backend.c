@@ -43,6 +43,8 @@
         .rope = tr_cpu_rope,                                                   \
         .silu_mul = silu_mul_##isa,                                            \
         .kv_append = kv_append_##isa,                                          \
+        .kv_compress = tr_cpu_kv_compress,                                     \
+        .kv_compress_work = tr_cpu_kv_compress_work,                           \
         .attention = attention_##isa,                                          \
         .attention_work = tr_cpu_attention_work,                               \
     };

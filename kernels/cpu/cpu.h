@@ -56,6 +56,9 @@ int tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv,
                      uint32_t layer, const tr_rows_t *rows, const float *k,
                      const float *v, size_t ld, const float *angles,
                      tr_to_half_f to_half);
+int tr_cpu_kv_compress(const tr_stream_t *s, const tr_kv_view_t *kv,
+                       const tr_kv_compress_t *c, void *work);
+size_t tr_cpu_kv_compress_work(const tr_stream_t *s, uint32_t head_dim);
 
 /* One piece of attention: query positions [first, first + n_pos) of a
  * sequence with the query heads of one list, which share its pages. */
