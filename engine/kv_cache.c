@@ -1,180 +1,249 @@
 /*
- * The KV cache (kv_cache.h): sequence slots and page tables over the pool of
- * kv_pages.h.
+ * The KV cache (kv_cache.h): sequence slots, page tables, and the dense pages
+ * in which prompts and `full` stand.
  *
- * Owner of a page = its sequence slot.  Each (slot, layer, list) has a row of
- * the table and the number of entries in use; an entry whose page went back is
- * -1, so that who reads too far does not meet another's page.  A slot also
- * remembers up to which length all of its lists have room, so that the common
- * step (31 of 32 tokens start no page) costs one comparison.
+ * Owner of a page = its sequence slot.  An entry of the table whose page went
+ * back is -1, so that who reads too far does not meet another's page.  A slot's
+ * heads all have the same number of dense pages, so that the common step of
+ * `full` (most tokens start no page) costs one comparison.
  */
 #include "kv_cache.h"
 
-#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
+#include "kv_internal.h"
 #include "kv_pages.h"
-#include "kv_policy.h"
 #include "log.h"
 
-/* Pages of 6 to 24 KiB: small enough that half a page of slack a list does not
- * matter, large enough for long contiguous reads. */
-#define TR_KV_PAGE_MIN 6144u
-#define TR_KV_PAGE_MAX 24576u
+/* ---- create ------------------------------------------------------------- */
 
-typedef struct {
-    bool open;
-    uint32_t tokens; /* positions that were reserved */
-    uint32_t room;   /* positions for which every list has a page */
-    uint64_t pages;
-} tr_kv_slot_t;
-
-struct tr_kv_cache {
-    tr_kv_config_t config;
-    const tr_kv_policy_t *policy;
-    tr_kv_pages_t pages;
-    uint32_t page_tokens;
-    uint32_t table_len;
-    size_t tables_size; /* bytes */
-    int32_t *tables;    /* [slots][layers][lists][table_len] */
-    uint32_t *held;     /* [slots][layers][lists] entries in use */
-    tr_kv_slot_t *slot; /* [slots] */
-    int32_t *free_slots;
-    uint32_t n_free_slots;
-    uint64_t tokens;
-};
-
-static uint32_t
-tr_kv_heads(const tr_kv_cache_t *kv)
+static tr_status_t
+tr_kv_check_config(const tr_kv_config_t *c, tr_error_t *err)
 {
-    return kv->config.layers * kv->config.lists;
-}
+    uint32_t i;
 
-static int32_t *
-tr_kv_row(const tr_kv_cache_t *kv, int32_t slot, uint32_t head)
-{
-    return kv->tables
-           + ((size_t) slot * tr_kv_heads(kv) + head) * kv->table_len;
-}
-
-static uint32_t *
-tr_kv_held(const tr_kv_cache_t *kv, int32_t slot)
-{
-    return kv->held + (size_t) slot * tr_kv_heads(kv);
-}
-
-/* Tokens of a page that holds keys and values of 16 bits. */
-static uint32_t
-tr_kv_page_tokens(uint32_t head_dim)
-{
-    uint32_t n = 32;
-
-    while (n * 4 * head_dim < TR_KV_PAGE_MIN) {
-        n *= 2;
+    if (c->layers == 0 || c->lists == 0
+        || (uint64_t) c->layers * c->lists > UINT32_MAX || c->head_dim == 0
+        || c->head_dim % 16 != 0 || c->slots == 0 || c->slots > INT32_MAX
+        || c->max_len == 0 || c->n_policies == 0) {
+        return tr_error_set(err, TR_ERR_INVALID, "",
+                            "KV cache of %u layers, %u lists, head size %u, %u"
+                            " sequences of %u tokens, %u policies: all must be"
+                            " positive, the head size a multiple of 16",
+                            c->layers, c->lists, c->head_dim, c->slots,
+                            c->max_len, c->n_policies);
     }
-    while (n * 4 * head_dim > TR_KV_PAGE_MAX && n > 8) {
-        n /= 2;
+    for (i = 0; i < c->n_policies; i++) {
+        const tr_kv_policy_t *p = c->policies[i];
+
+        if (p->n_levels > TR_KV_LISTS_MAX
+            || (p->leaves > 1
+                && (p->leaves != TR_KV_CHANNEL_TOKENS
+                    || p->window < TR_KV_CHANNEL_TOKENS))) {
+            return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
+                                "KV policy %s has %u levels and lets %u tokens"
+                                " leave a window of %u: at most %u levels, and"
+                                " 1 token or %u from a window as large",
+                                p->name, p->n_levels, p->leaves, p->window,
+                                TR_KV_LISTS_MAX, TR_KV_CHANNEL_TOKENS);
+        }
     }
-    return n;
+    return TR_OK;
 }
 
-/* Pages that one head needs for n tokens. */
-static uint32_t
-tr_kv_head_pages(const tr_kv_cache_t *kv, uint32_t head, uint32_t n)
+/* One page size for the levels of all policies. */
+static tr_status_t
+tr_kv_plan_pages(tr_kv_cache_t *kv, tr_error_t *err)
 {
-    uint32_t tokens[TR_KV_LEVELS_MAX] = { 0 };
-    uint32_t lists = kv->config.lists;
+    const tr_kv_config_t *c = &kv->config;
+    tr_kv_level_t level[TR_KV_LAYOUTS_MAX - 1];
+    tr_page_wish_t wish = { .head_dim = c->head_dim, .levels = level };
+    uint32_t i;
 
-    kv->policy->charge(kv->policy, head / lists, head % lists, n, tokens);
-    return (tokens[0] + kv->page_tokens - 1) / kv->page_tokens;
+    for (i = 0; i < c->n_policies; i++) {
+        const tr_kv_policy_t *p = c->policies[i];
+
+        wish.dense_scored = wish.dense_scored || p->scored;
+        wish.dense_digest = wish.dense_digest || p->digest;
+        if (!tr_kv_levels_of(p, level, &wish.n_levels, TR_KV_LAYOUTS_MAX - 1)) {
+            return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
+                                "the KV policies have more than %d levels"
+                                " together: leave some out, from %s on",
+                                TR_KV_LAYOUTS_MAX - 1, p->spec);
+        }
+    }
+    if (tr_page_plan(&wish, &kv->plan) != 0) {
+        return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
+                            "no KV page holds head size %u at all levels of"
+                            " the policies: levels below 16 bits need a"
+                            " multiple of 32, and every level a page of 24 KiB"
+                            " at most",
+                            c->head_dim);
+    }
+    return TR_OK;
+}
+
+/* Which part of a row is whose, for the longest sequence of any policy; no part
+ * is longer than the pool. */
+static void
+tr_kv_lay_tables(tr_kv_cache_t *kv)
+{
+    const tr_kv_config_t *c = &kv->config;
+    tr_kv_view_t *v = &kv->view;
+    uint32_t window = 0, i, pair, l, each = kv->pages.n / kv->heads;
+
+    kv->dense_len = tr_kv_ceil(c->max_len, kv->plan.layout[0].tokens);
+    kv->dense_len = kv->dense_len < each ? kv->dense_len : each;
+    for (i = 0; i < c->n_policies; i++) {
+        const tr_kv_policy_t *p = c->policies[i];
+
+        for (pair = 0; pair < 2 && pair * 2 < p->n_levels; pair++) {
+            uint32_t least = UINT32_MAX, n = 0, len;
+
+            for (l = pair * 2; l < p->n_levels && l < pair * 2 + 2; l++, n++) {
+                int at = tr_kv_layout_of(&kv->plan, &p->level[l]);
+                uint32_t tokens = kv->plan.layout[at].tokens;
+
+                least = tokens < least ? tokens : least;
+            }
+            /* both lists end with a page that is not full */
+            len = tr_kv_ceil(c->max_len, least) + n - 1;
+            len = len < kv->pages.n ? len : kv->pages.n;
+            v->pair_len[pair] = len > v->pair_len[pair] ? len
+                                                        : v->pair_len[pair];
+        }
+        if (p->n_levels != 0 && p->window != 0) {
+            int at = tr_kv_layout_of(&kv->plan, &p->window_level);
+            uint32_t n = tr_kv_ceil(p->window, kv->plan.layout[at].tokens);
+
+            window = n > window ? n : window;
+        }
+    }
+    v->at_window = kv->dense_len;
+    v->at_pair[0] = v->at_window + window;
+    v->at_pair[1] = v->at_pair[0] + v->pair_len[0];
+    v->table_len = v->at_pair[1] + v->pair_len[1];
+}
+
+static void *
+tr_kv_map(size_t size)
+{
+    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    return at == MAP_FAILED ? NULL : at;
 }
 
 static tr_status_t
 tr_kv_cache_tables(tr_kv_cache_t *kv, tr_error_t *err)
 {
-    size_t rows = (size_t) kv->config.slots * tr_kv_heads(kv);
-    uint32_t i;
-    void *at;
+    uint32_t slots = kv->config.slots, i;
+    size_t rows = (size_t) slots * kv->heads;
 
-    kv->tables_size = rows * kv->table_len * sizeof(int32_t);
-    at = mmap(NULL, kv->tables_size, PROT_READ | PROT_WRITE,
-              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    kv->tables = at == MAP_FAILED ? NULL : at;
-    kv->held = calloc(rows, sizeof(*kv->held));
-    kv->slot = calloc(kv->config.slots, sizeof(*kv->slot));
-    kv->free_slots = calloc(kv->config.slots, sizeof(*kv->free_slots));
-    if (kv->tables == NULL || kv->held == NULL || kv->slot == NULL
+    kv->tables_size = rows * kv->view.table_len * sizeof(int32_t);
+    kv->tables = tr_kv_map(kv->tables_size);
+    kv->seq = calloc(slots, sizeof(*kv->seq));
+    kv->count = calloc(rows * TR_KV_LISTS_MAX, sizeof(*kv->count));
+    kv->move = calloc(rows, sizeof(*kv->move));
+    kv->victim = calloc(rows * TR_KV_LISTS_MAX, sizeof(*kv->victim));
+    kv->slot = calloc(slots, sizeof(*kv->slot));
+    kv->free_slots = calloc(slots, sizeof(*kv->free_slots));
+    if (kv->tables == NULL || kv->seq == NULL || kv->count == NULL
+        || kv->move == NULL || kv->victim == NULL || kv->slot == NULL
         || kv->free_slots == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "max_num_seqs",
                             "no memory for the page tables of %u sequences"
                             " (%zu bytes)",
-                            kv->config.slots, kv->tables_size);
+                            slots, kv->tables_size);
     }
-    kv->n_free_slots = kv->config.slots;
-    for (i = 0; i < kv->config.slots; i++) {
-        kv->free_slots[i] = (int32_t) (kv->config.slots - 1 - i);
+    kv->n_free_slots = slots;
+    for (i = 0; i < slots; i++) {
+        kv->free_slots[i] = (int32_t) (slots - 1 - i);
     }
     return TR_OK;
+}
+
+static void
+tr_kv_fill_view(tr_kv_cache_t *kv)
+{
+    tr_kv_view_t *v = &kv->view;
+
+    v->pool = kv->pages.memory;
+    v->page_bytes = kv->pages.bytes;
+    v->n_layouts = kv->plan.n;
+    v->layout = kv->plan.layout;
+    v->tables = kv->tables;
+    v->seq = kv->seq;
+    v->count = kv->count;
+    v->move = kv->move;
+    v->victim = kv->victim;
+}
+
+static tr_status_t
+tr_kv_cache_fill(tr_kv_cache_t *kv, tr_error_t *err)
+{
+    const tr_kv_config_t *c = &kv->config;
+    uint64_t n, bytes;
+    tr_status_t rc = tr_kv_plan_pages(kv, err);
+
+    if (rc != TR_OK) {
+        return rc;
+    }
+    bytes = kv->plan.page_bytes;
+    n = c->memory / bytes;
+    n = n < TR_KV_HOST ? n : TR_KV_HOST - 1;
+    if (n < kv->heads) {
+        return tr_error_set(err, TR_ERR_INVALID, "kv_memory",
+                            "kv_memory %llu holds %llu pages of %llu bytes: %u"
+                            " heads need a page each",
+                            (unsigned long long) c->memory,
+                            (unsigned long long) n, (unsigned long long) bytes,
+                            kv->heads);
+    }
+    rc = tr_kv_pages_init(&kv->pages, (uint32_t) n, bytes, err);
+    if (rc == TR_OK) {
+        tr_kv_lay_tables(kv);
+        rc = tr_kv_cache_tables(kv, err);
+    }
+    if (rc == TR_OK) {
+        tr_kv_fill_view(kv);
+    }
+    if (rc == TR_OK && tr_kv_max_len(kv, NULL) == 0) {
+        rc = tr_error_set(err, TR_ERR_INVALID, "kv_memory",
+                          "kv_memory %llu holds %llu pages of %llu bytes: too"
+                          " few for a prompt and its compressed copy in %u"
+                          " heads",
+                          (unsigned long long) c->memory,
+                          (unsigned long long) n, (unsigned long long) bytes,
+                          kv->heads);
+    }
+    return rc;
 }
 
 tr_status_t
 tr_kv_cache_create(const tr_kv_config_t *config, tr_kv_cache_t **out,
                    tr_error_t *err)
 {
-    const tr_kv_policy_t *policy;
     tr_kv_cache_t *kv;
-    uint64_t bytes, n, per_list, heads;
     tr_status_t rc;
 
     *out = NULL;
-    policy = tr_kv_policy_find(config->policy, err);
-    if (policy == NULL) {
-        return err->status;
-    }
-    heads = (uint64_t) config->layers * config->lists;
-    if (heads == 0 || heads > UINT32_MAX || config->head_dim == 0
-        || config->head_dim % 8 != 0 || config->slots == 0
-        || config->max_len == 0) {
-        return tr_error_set(err, TR_ERR_INVALID, "",
-                            "KV cache of %u layers, %u lists, head size %u, %u"
-                            " sequences of %u tokens: all must be positive,"
-                            " the head size a multiple of 8",
-                            config->layers, config->lists, config->head_dim,
-                            config->slots, config->max_len);
-    }
-    bytes = (uint64_t) tr_kv_page_tokens(config->head_dim) * 4
-            * config->head_dim;
-    n = config->memory / bytes;
-    n = n > INT32_MAX ? INT32_MAX : n;
-    if (n < heads) {
-        return tr_error_set(err, TR_ERR_INVALID, "kv_memory",
-                            "kv_memory of %llu bytes is %llu pages of %llu"
-                            " bytes: at least one page for each of %llu heads"
-                            " is needed, %llu bytes",
-                            (unsigned long long) config->memory,
-                            (unsigned long long) n, (unsigned long long) bytes,
-                            (unsigned long long) heads,
-                            (unsigned long long) (heads * bytes));
+    rc = tr_kv_check_config(config, err);
+    if (rc != TR_OK) {
+        return rc;
     }
     kv = calloc(1, sizeof(*kv));
     if (kv == NULL) {
-        return tr_error_set(err, TR_ERR_NOMEM, "", "no memory for a KV cache");
+        return tr_error_set(err, TR_ERR_NOMEM, "", "no memory");
     }
     kv->config = *config;
-    kv->policy = policy;
-    kv->config.policy = policy->name;
-    kv->page_tokens = tr_kv_page_tokens(config->head_dim);
-    kv->table_len = (config->max_len - 1) / kv->page_tokens + 1;
-    per_list = n / heads; /* no sequence can hold more */
-    if (kv->table_len > per_list) {
-        kv->table_len = (uint32_t) per_list;
-    }
-    rc = tr_kv_pages_init(&kv->pages, (uint32_t) n, bytes, err);
-    if (rc == TR_OK) {
-        rc = tr_kv_cache_tables(kv, err);
-    }
+    kv->heads = config->layers * config->lists;
+    kv->view.layers = config->layers;
+    kv->view.lists = config->lists;
+    kv->view.head_dim = config->head_dim;
+    rc = tr_kv_cache_fill(kv, err);
     if (rc != TR_OK) {
         tr_kv_cache_free(kv);
         return rc;
@@ -193,153 +262,190 @@ tr_kv_cache_free(tr_kv_cache_t *kv)
     if (kv->tables != NULL) {
         munmap(kv->tables, kv->tables_size);
     }
-    free(kv->held);
+    free(kv->seq);
+    free(kv->count);
+    free(kv->move);
+    free(kv->victim);
     free(kv->slot);
     free(kv->free_slots);
     free(kv);
 }
 
-uint64_t
-tr_kv_page_bytes(const tr_kv_cache_t *kv)
-{
-    return kv->pages.bytes;
-}
-
-uint64_t
-tr_kv_pages(const tr_kv_cache_t *kv)
-{
-    return kv->pages.n;
-}
-
-uint64_t
-tr_kv_free_pages(const tr_kv_cache_t *kv)
-{
-    return tr_kv_pages_left(&kv->pages);
-}
-
-uint64_t
-tr_kv_token_bytes(const tr_kv_cache_t *kv)
-{
-    return (uint64_t) tr_kv_heads(kv) * 4 * kv->config.head_dim;
-}
-
-uint64_t
-tr_kv_pages_for(const tr_kv_cache_t *kv, uint32_t n)
-{
-    uint32_t head;
-    uint64_t sum = 0;
-
-    for (head = 0; head < tr_kv_heads(kv); head++) {
-        sum += tr_kv_head_pages(kv, head, n);
-    }
-    return sum;
-}
-
-uint32_t
-tr_kv_max_len(const tr_kv_cache_t *kv)
-{
-    uint64_t n = (uint64_t) kv->table_len * kv->page_tokens;
-
-    return n < kv->config.max_len ? (uint32_t) n : kv->config.max_len;
-}
-
 void
 tr_kv_view(const tr_kv_cache_t *kv, tr_kv_view_t *out)
 {
-    out->pool = kv->pages.memory;
-    out->page_bytes = kv->pages.bytes;
-    out->page_tokens = kv->page_tokens;
-    out->layers = kv->config.layers;
-    out->lists = kv->config.lists;
-    out->head_dim = kv->config.head_dim;
-    out->tables = kv->tables;
-    out->table_len = kv->table_len;
+    *out = kv->view;
+}
+
+/* ---- slots -------------------------------------------------------------- */
+
+/* A slot of this policy, before its first token. */
+static void
+tr_kv_seq_start(const tr_kv_cache_t *kv, const tr_kv_policy_t *p,
+                tr_kv_seq_t *q)
+{
+    uint32_t l;
+
+    memset(q, 0, sizeof(*q));
+    q->scored = p->scored;
+    q->by_sum = p->by_sum;
+    q->recent_from = UINT32_MAX;
+    q->read_layer = p->read_from;
+    q->n_lists = (uint8_t) p->n_levels;
+    for (l = 0; l < p->n_levels; l++) {
+        int at = tr_kv_layout_of(&kv->plan, &p->level[l]);
+
+        assert(at > 0);
+        q->list_layout[l] = (uint8_t) at;
+    }
+    if (p->n_levels != 0 && p->window != 0) {
+        int at = tr_kv_layout_of(&kv->plan, &p->window_level);
+
+        assert(at > 0);
+        q->window = p->window;
+        q->window_layout = (uint8_t) at;
+    }
 }
 
 int32_t
-tr_kv_open(tr_kv_cache_t *kv)
+tr_kv_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
 {
+    tr_kv_slot_t *s;
     int32_t slot;
+    size_t i;
 
     if (kv->n_free_slots == 0) {
         return -1;
     }
     slot = kv->free_slots[--kv->n_free_slots];
-    assert(!kv->slot[slot].open && kv->slot[slot].pages == 0);
-    kv->slot[slot].open = true;
+    s = &kv->slot[slot];
+    assert(!s->open && s->pages == 0);
+    s->open = s->dense = true;
+    s->policy = policy != NULL ? *policy : *kv->config.policies[0];
+    tr_kv_seq_start(kv, &s->policy, &kv->seq[slot]);
+    for (i = 0; i < (size_t) kv->heads * TR_KV_LISTS_MAX; i++) {
+        tr_kv_counts(kv, slot, 0)[i] = 0;
+        kv->victim[tr_kv_head_at(kv, slot, 0) * TR_KV_LISTS_MAX + i] =
+            (tr_kv_victim_t){ __builtin_inff(), 0 };
+    }
     return slot;
 }
 
-static tr_kv_slot_t *
-tr_kv_slot(const tr_kv_cache_t *kv, int32_t slot)
+const tr_kv_policy_t *
+tr_kv_slot_policy(const tr_kv_cache_t *kv, int32_t slot)
 {
-    assert(slot >= 0 && (uint32_t) slot < kv->config.slots);
-    assert(kv->slot[slot].open);
-    return &kv->slot[slot];
+    return &tr_kv_slot(kv, slot)->policy;
+}
+
+/* Gives back what the head's row holds, in the order of its runs. */
+void
+tr_kv_release_row(tr_kv_cache_t *kv, int32_t slot, uint32_t head)
+{
+    const tr_kv_slot_t *s = &kv->slot[slot];
+    tr_kv_run_t run[TR_KV_RUNS];
+    uint32_t n, i;
+
+    n = tr_kv_runs(kv, &kv->seq[slot], tr_kv_counts(kv, slot, head),
+                   s->dense_pages, run);
+    for (i = 0; i < n; i++) {
+        uint64_t first = tr_kv_pages_clear(&kv->pages, run[i].n);
+
+        tr_kv_pages_store(&kv->pages, first, run[i].n, (uint32_t) slot,
+                          tr_kv_row(kv, slot, head) + run[i].entry,
+                          run[i].step);
+        kv->totals.pages[run[i].layout] -= run[i].n;
+    }
 }
 
 void
 tr_kv_close(tr_kv_cache_t *kv, int32_t slot)
 {
     tr_kv_slot_t *s = tr_kv_slot(kv, slot);
-    uint32_t *held = tr_kv_held(kv, slot);
-    uint32_t head, i;
+    uint32_t head;
 
-    for (head = 0; head < tr_kv_heads(kv); head++) {
-        int32_t *row = tr_kv_row(kv, slot, head);
-
-        for (i = 0; i < held[head]; i++) {
-            tr_kv_pages_give(&kv->pages, row[i], (uint32_t) slot);
-            row[i] = -1;
-        }
-        s->pages -= held[head];
-        held[head] = 0;
+    for (head = 0; head < kv->heads; head++) {
+        tr_kv_release_row(kv, slot, head);
     }
-    assert(s->pages == 0);
-    kv->tokens -= s->tokens;
+    kv->totals.tokens -= s->tokens;
     memset(s, 0, sizeof(*s));
     kv->free_slots[kv->n_free_slots++] = slot;
 }
 
-tr_status_t
-tr_kv_reserve(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
+/* ---- dense pages -------------------------------------------------------- */
+
+void
+tr_kv_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 {
     tr_kv_slot_t *s = tr_kv_slot(kv, slot);
-    uint32_t *held = tr_kv_held(kv, slot);
-    uint32_t head, n;
-    uint64_t want = 0;
+    tr_kv_seq_t *q = &kv->seq[slot];
+    uint32_t last = s->policy.observe != 0 ? s->policy.observe
+                                           : TR_KV_OBSERVATION_WINDOW;
 
-    if (len > s->room) {
-        if (len > tr_kv_max_len(kv)) {
+    assert(!s->out && len >= s->tokens);
+    s->dense = true;
+    s->prompt = len;
+    q->recent_from = len > last ? len - last : 0;
+    if (q->recent_from < q->base) { /* what came before was not counted */
+        q->recent_from = q->base;
+    }
+}
+
+/* Quest: how much a step at this length reads. */
+static void
+tr_kv_set_reading(tr_kv_cache_t *kv, int32_t slot)
+{
+    const tr_kv_slot_t *s = &kv->slot[slot];
+    tr_kv_seq_t *q = &kv->seq[slot];
+    uint32_t tokens = kv->plan.layout[0].tokens;
+    uint32_t n = tr_kv_ceil(s->tokens - q->base, tokens);
+
+    q->read_pages = s->tokens > s->prompt && s->policy.read != NULL
+                        ? s->policy.read(&s->policy, n, tokens)
+                        : 0;
+}
+
+/* Dense pages of one slot so that [0, len) fit. */
+tr_status_t
+tr_kv_reserve_dense(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
+{
+    tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+    uint32_t base = kv->seq[slot].base, head, more;
+    uint32_t want = tr_kv_ceil(len - base, kv->plan.layout[0].tokens);
+    uint64_t first;
+
+    if (len > kv->config.max_len) {
+        return TR_AGAIN;
+    }
+    if (want > s->dense_pages) {
+        more = want - s->dense_pages;
+        if (want > kv->dense_len
+            || (uint64_t) more * kv->heads > tr_kv_pages_left(&kv->pages)) {
             return TR_AGAIN;
         }
-        /* plan all heads, then grant all or nothing, in a fixed order */
-        for (head = 0; head < tr_kv_heads(kv); head++) {
-            n = tr_kv_head_pages(kv, head, len);
-            want += n > held[head] ? n - held[head] : 0;
+        first = tr_kv_pages_claim(&kv->pages, (uint64_t) more * kv->heads);
+        for (head = 0; head < kv->heads; head++) {
+            tr_kv_pages_fetch(&kv->pages, first + (uint64_t) head * more, more,
+                              (uint32_t) slot,
+                              tr_kv_row(kv, slot, head) + s->dense_pages, 1);
         }
-        if (want > tr_kv_pages_left(&kv->pages)) {
-            return TR_AGAIN;
-        }
-        for (head = 0; head < tr_kv_heads(kv); head++) {
-            int32_t *row = tr_kv_row(kv, slot, head);
-
-            n = tr_kv_head_pages(kv, head, len);
-            for (; held[head] < n; held[head]++) {
-                row[held[head]] = tr_kv_pages_take(&kv->pages, (uint32_t) slot);
-            }
-        }
-        s->pages += want;
-        s->room = ((len - 1) / kv->page_tokens + 1) * kv->page_tokens;
-        if (s->room > tr_kv_max_len(kv)) {
-            s->room = tr_kv_max_len(kv);
-        }
+        s->dense_pages = want;
+        s->pages += (uint64_t) more * kv->heads;
+        kv->totals.pages[0] += (uint64_t) more * kv->heads;
     }
     if (len > s->tokens) {
-        kv->tokens += len - s->tokens;
+        kv->totals.tokens += len - s->tokens;
         s->tokens = len;
+        tr_kv_set_reading(kv, slot);
     }
     return TR_OK;
+}
+
+bool
+tr_kv_uncompressed(const tr_kv_cache_t *kv, int32_t slot)
+{
+    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+
+    return s->policy.n_levels != 0 && s->tokens > kv->seq[slot].base;
 }
 
 tr_status_t
@@ -349,91 +455,22 @@ tr_kv_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
     tr_status_t rc;
 
     assert(from != to && tr_kv_slot(kv, from)->tokens >= len);
+    assert(kv->seq[from].base == 0 && !kv->slot[from].out);
     assert(tr_kv_slot(kv, to)->pages == 0);
     rc = tr_kv_reserve(kv, to, len);
     if (rc != TR_OK) {
         return rc;
     }
-    for (head = 0; head < tr_kv_heads(kv); head++) {
+    kv->seq[to].recent_from = kv->seq[from].recent_from;
+    n = kv->slot[to].dense_pages;
+    for (head = 0; head < kv->heads; head++) {
         const int32_t *source = tr_kv_row(kv, from, head);
         const int32_t *target = tr_kv_row(kv, to, head);
 
-        n = tr_kv_head_pages(kv, head, len);
         for (i = 0; i < n; i++) {
             memcpy(tr_kv_page(&kv->pages, target[i]),
                    tr_kv_page(&kv->pages, source[i]), kv->pages.bytes);
         }
     }
     return TR_OK;
-}
-
-void
-tr_kv_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
-{
-    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
-    uint64_t kept = 0, best = 0, all;
-    uint32_t head, level;
-
-    memset(out, 0, sizeof(*out));
-    out->bytes = s->pages * kv->pages.bytes;
-    out->full_bytes = s->tokens * tr_kv_token_bytes(kv);
-    out->tokens = s->tokens;
-    all = (uint64_t) s->tokens * tr_kv_heads(kv);
-    if (all == 0) {
-        return;
-    }
-    for (head = 0; head < tr_kv_heads(kv); head++) {
-        uint32_t tokens[TR_KV_LEVELS_MAX] = { 0 };
-
-        kv->policy->charge(kv->policy, head / kv->config.lists,
-                           head % kv->config.lists, s->tokens, tokens);
-        best += tokens[0];
-        for (level = 0; level < kv->policy->n_levels; level++) {
-            kept += tokens[level];
-        }
-    }
-    out->share_high = (float) ((double) best / (double) all);
-    out->share_low = (float) ((double) (kept - best) / (double) all);
-    out->share_pruned = (float) ((double) (all - kept) / (double) all);
-}
-
-uint64_t
-tr_kv_tokens(const tr_kv_cache_t *kv)
-{
-    return kv->tokens;
-}
-
-/* Every page in a table belongs to that slot, and appears once: as many pages
- * in tables as have an owner. */
-bool
-tr_kv_sound(const tr_kv_cache_t *kv)
-{
-    uint64_t in_tables = 0, tokens = 0;
-    uint32_t slot, head, i;
-
-    for (slot = 0; slot < kv->config.slots; slot++) {
-        const uint32_t *held = tr_kv_held(kv, (int32_t) slot);
-        uint64_t pages = 0;
-
-        for (head = 0; head < tr_kv_heads(kv); head++) {
-            const int32_t *row = tr_kv_row(kv, (int32_t) slot, head);
-
-            for (i = 0; i < held[head]; i++) {
-                if (row[i] < 0 || (uint32_t) row[i] >= kv->pages.n
-                    || kv->pages.owner[row[i]] != slot) {
-                    return false;
-                }
-            }
-            pages += held[head];
-        }
-        if (pages != kv->slot[slot].pages
-            || (pages != 0 && !kv->slot[slot].open)) {
-            return false;
-        }
-        in_tables += pages;
-        tokens += kv->slot[slot].tokens;
-    }
-    return tokens == kv->tokens
-           && in_tables + tr_kv_pages_left(&kv->pages) == kv->pages.n
-           && tr_kv_pages_sound(&kv->pages);
 }

@@ -64,47 +64,91 @@ tr_kv_pages_free(tr_kv_pages_t *p)
     memset(p, 0, sizeof(*p));
 }
 
+uint64_t
+tr_kv_pages_claim(tr_kv_pages_t *p, uint64_t n)
+{
+    uint64_t first = p->start;
+
+    if (n > p->end - p->start) {
+        tr_kv_pages_fault("more taken than are free", -1, 0, TR_KV_NOBODY);
+    }
+    p->start += n;
+    return first;
+}
+
+void
+tr_kv_pages_fetch(tr_kv_pages_t *p, uint64_t first, uint32_t n, uint32_t owner,
+                  int32_t *out, int32_t step)
+{
+    uint32_t i, at = n == 0 ? 0 : (uint32_t) (first % p->n);
+
+    for (i = 0; i < n; i++, out += step) {
+        int32_t page = p->ring[at];
+
+        at = at + 1 == p->n ? 0 : at + 1;
+        if (p->owner[page] != TR_KV_NOBODY) {
+            tr_kv_pages_fault("free page has an owner", page, TR_KV_NOBODY,
+                              p->owner[page]);
+        }
+        p->owner[page] = owner;
+        *out = page;
+#ifdef TR_KV_POISON
+        memset(tr_kv_page(p, page), TR_KV_POISON, p->bytes);
+#endif
+    }
+}
+
+uint64_t
+tr_kv_pages_clear(tr_kv_pages_t *p, uint64_t n)
+{
+    uint64_t first = p->end;
+
+    if (n > p->n - (p->end - p->start)) {
+        tr_kv_pages_fault("more free pages than pages", -1, 0, TR_KV_NOBODY);
+    }
+    p->end += n;
+    return first;
+}
+
+void
+tr_kv_pages_store(tr_kv_pages_t *p, uint64_t first, uint32_t n, uint32_t owner,
+                  int32_t *pages, int32_t step)
+{
+    uint32_t i, at = n == 0 ? 0 : (uint32_t) (first % p->n);
+
+    for (i = 0; i < n; i++, pages += step) {
+        int32_t page = *pages;
+
+        if (page < 0 || (uint32_t) page >= p->n) {
+            tr_kv_pages_fault("no such page", page, owner, TR_KV_NOBODY);
+        }
+        if (p->owner[page] != owner) {
+            tr_kv_pages_fault("given back by another than its owner", page,
+                              owner, p->owner[page]);
+        }
+        p->owner[page] = TR_KV_NOBODY;
+        p->ring[at] = page;
+        at = at + 1 == p->n ? 0 : at + 1;
+        *pages = -1;
+#ifdef TR_KV_POISON
+        memset(tr_kv_page(p, page), TR_KV_POISON, p->bytes);
+#endif
+    }
+}
+
 int32_t
 tr_kv_pages_take(tr_kv_pages_t *p, uint32_t owner)
 {
     int32_t page;
 
-    if (p->start == p->end) {
-        tr_kv_pages_fault("taken from an empty list", -1, owner, TR_KV_NOBODY);
-    }
-    page = p->ring[p->start % p->n];
-    if (p->owner[page] != TR_KV_NOBODY) {
-        tr_kv_pages_fault("free page has an owner", page, TR_KV_NOBODY,
-                          p->owner[page]);
-    }
-    p->owner[page] = owner;
-    p->start++;
-#ifdef TR_KV_POISON
-    memset(tr_kv_page(p, page), TR_KV_POISON, p->bytes);
-#endif
+    tr_kv_pages_fetch(p, tr_kv_pages_claim(p, 1), 1, owner, &page, 1);
     return page;
 }
 
 void
 tr_kv_pages_give(tr_kv_pages_t *p, int32_t page, uint32_t owner)
 {
-    if (page < 0 || (uint32_t) page >= p->n) {
-        tr_kv_pages_fault("no such page", page, owner, TR_KV_NOBODY);
-    }
-    if (p->owner[page] != owner) {
-        tr_kv_pages_fault("given back by another than its owner", page, owner,
-                          p->owner[page]);
-    }
-    if (p->end - p->start >= p->n) {
-        tr_kv_pages_fault("more free pages than pages", page, owner,
-                          p->owner[page]);
-    }
-    p->owner[page] = TR_KV_NOBODY;
-    p->ring[p->end % p->n] = page;
-    p->end++;
-#ifdef TR_KV_POISON
-    memset(tr_kv_page(p, page), TR_KV_POISON, p->bytes);
-#endif
+    tr_kv_pages_store(p, tr_kv_pages_clear(p, 1), 1, owner, &page, 1);
 }
 
 bool

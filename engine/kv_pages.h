@@ -55,6 +55,20 @@ int32_t tr_kv_pages_take(tr_kv_pages_t *p, uint32_t owner);
 /* Gives back a page that `owner` took. */
 void tr_kv_pages_give(tr_kv_pages_t *p, int32_t page, uint32_t owner);
 
+/*
+ * The same in two halves, for many takers at once: one thread moves the index
+ * by the sum of what they want, then each fetches its own part of the range,
+ * in parallel; out[0], out[step], .. out[(n - 1) * step].  A range that was
+ * claimed must be fetched wholly before the next call of another kind.
+ */
+uint64_t tr_kv_pages_claim(tr_kv_pages_t *p, uint64_t n);
+void tr_kv_pages_fetch(tr_kv_pages_t *p, uint64_t first, uint32_t n,
+                       uint32_t owner, int32_t *out, int32_t step);
+/* Back again; the entries become -1. */
+uint64_t tr_kv_pages_clear(tr_kv_pages_t *p, uint64_t n);
+void tr_kv_pages_store(tr_kv_pages_t *p, uint64_t first, uint32_t n,
+                       uint32_t owner, int32_t *pages, int32_t step);
+
 /* Looks at everything: each page is free exactly once or owned exactly once.
  * Linear; for tests and for the end of a run. */
 bool tr_kv_pages_sound(const tr_kv_pages_t *p);

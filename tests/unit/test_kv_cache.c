@@ -20,7 +20,6 @@
 
 #include "kv_cache.h"
 #include "kv_pages.h"
-#include "kv_policy.h"
 
 static uint64_t random_state = 88172645463325252ull;
 
@@ -178,48 +177,27 @@ pages_are_poisoned(void **state)
 }
 #endif
 
-/* ---- policy ------------------------------------------------------------- */
-
-static void
-policy_full(void **state)
-{
-    const tr_kv_policy_t *p;
-    tr_error_t err;
-    tr_kv_mark_t mark = { 1, 2, 3, 100, 0.0f };
-    uint32_t tokens[TR_KV_LEVELS_MAX] = { 0 }, chosen[5], i;
-
-    (void) state;
-    assert_null(tr_kv_policy_find("half", &err));
-    assert_int_equal(err.status, TR_ERR_INVALID);
-    assert_string_equal(err.param, "kv_policy");
-    assert_non_null(strstr(err.text, "\"half\""));
-    assert_non_null(strstr(err.text, "full"));
-
-    p = tr_kv_policy_find("full", &err);
-    assert_ptr_equal(p, &tr_kv_policy_full);
-    assert_int_equal(p->n_levels, 1);
-    assert_int_equal(p->prompt(p, &mark), 0);
-    assert_int_equal(p->leave(p, &mark), 0);
-    assert_int_equal(p->downgrade(p, 0, &mark), 0);
-    p->charge(p, 0, 0, 77, tokens);
-    assert_int_equal(tokens[0], 77);
-    assert_int_equal(p->read(p, 5, NULL, chosen), 5);
-    for (i = 0; i < 5; i++) {
-        assert_int_equal(chosen[i], i);
-    }
-}
-
 /* ---- the cache ---------------------------------------------------------- */
+
+/* All stays dense. */
+static const tr_kv_policy_t full = { .name = "full", .spec = "full" };
+static const tr_kv_policy_t *const full_only[] = { &full };
 
 static tr_kv_cache_t *
 make(uint32_t layers, uint32_t lists, uint32_t head_dim, uint32_t slots,
      uint32_t max_len, uint32_t pages)
 {
-    tr_kv_config_t c = { layers, lists, head_dim, slots, max_len, 0, "full" };
+    tr_kv_config_t c = { .layers = layers,
+                         .lists = lists,
+                         .head_dim = head_dim,
+                         .slots = slots,
+                         .max_len = max_len,
+                         .memory = 1 << 30,
+                         .policies = full_only,
+                         .n_policies = 1 };
     tr_kv_cache_t *kv;
     tr_error_t err;
 
-    c.memory = 1 << 30;
     assert_int_equal(tr_kv_cache_create(&c, &kv, &err), TR_OK);
     c.memory = pages * tr_kv_page_bytes(kv) + 5;
     tr_kv_cache_free(kv);
@@ -228,29 +206,34 @@ make(uint32_t layers, uint32_t lists, uint32_t head_dim, uint32_t slots,
     return kv;
 }
 
+/* Tokens of a dense page of head size 64, and its bytes. */
+#define TOKENS 24u
+#define BYTES 6144u
+
 static void
 cache_geometry(void **state)
 {
-    static const uint32_t dims[] = { 8, 16, 32, 64, 80, 96, 128, 192, 256 };
+    static const uint32_t dims[] = { 16, 32, 64, 80, 96, 128, 192, 256 };
     tr_kv_cache_t *kv;
     tr_kv_view_t view;
-    uint32_t i;
+    uint32_t i, tokens;
 
     (void) state;
     for (i = 0; i < sizeof(dims) / sizeof(dims[0]); i++) {
-        kv = make(3, 2, dims[i], 4, 1000, 600);
+        kv = make(3, 2, dims[i], 4, 1000, 1200);
         tr_kv_view(kv, &view);
-        assert_int_equal(view.page_bytes,
-                         (uint64_t) view.page_tokens * 4 * dims[i]);
+        tokens = view.layout[0].tokens;
+        assert_int_equal(view.page_bytes, (uint64_t) tokens * 4 * dims[i]);
         assert_in_range(view.page_bytes, 6144, 24576);
         assert_int_equal(view.page_bytes % 128, 0);
         assert_int_equal((uintptr_t) view.pool % 64, 0);
+        assert_int_equal(view.n_layouts, 1);
         assert_int_equal(tr_kv_token_bytes(kv), 3u * 2 * 4 * dims[i]);
-        assert_int_equal(tr_kv_pages_for(kv, 0), 0);
-        assert_int_equal(tr_kv_pages_for(kv, 1), 6);
-        assert_int_equal(tr_kv_pages_for(kv, view.page_tokens), 6);
-        assert_int_equal(tr_kv_pages_for(kv, view.page_tokens + 1), 12);
-        assert_int_equal(tr_kv_max_len(kv), 1000);
+        assert_int_equal(tr_kv_pages_for(kv, NULL, 0), 0);
+        assert_int_equal(tr_kv_pages_for(kv, NULL, 1), 6);
+        assert_int_equal(tr_kv_pages_for(kv, NULL, tokens), 6);
+        assert_int_equal(tr_kv_pages_for(kv, NULL, tokens + 1), 12);
+        assert_int_equal(tr_kv_max_len(kv, NULL), 1000);
         tr_kv_cache_free(kv);
     }
 }
@@ -258,63 +241,84 @@ cache_geometry(void **state)
 static void
 cache_refuses(void **state)
 {
-    tr_kv_config_t good = { 2, 2, 64, 4, 100, 1 << 20, "full" }, c;
+    tr_kv_config_t good = { .layers = 2,
+                            .lists = 2,
+                            .head_dim = 64,
+                            .slots = 4,
+                            .max_len = 100,
+                            .memory = 1 << 20,
+                            .policies = full_only,
+                            .n_policies = 1 };
+    tr_kv_config_t c;
     tr_kv_cache_t *kv;
     tr_error_t err;
 
     (void) state;
     c = good;
-    c.policy = "nothing";
+    c.n_policies = 0;
     assert_int_equal(tr_kv_cache_create(&c, &kv, &err), TR_ERR_INVALID);
     assert_null(kv);
     c = good;
-    c.memory = 3 * 8192; /* four heads want a page each */
+    c.memory = 3 * BYTES; /* four heads want a page each */
     assert_int_equal(tr_kv_cache_create(&c, &kv, &err), TR_ERR_INVALID);
     assert_string_equal(err.param, "kv_memory");
     c = good;
     c.head_dim = 0;
+    assert_int_equal(tr_kv_cache_create(&c, &kv, &err), TR_ERR_INVALID);
+    c.head_dim = 24;
     assert_int_equal(tr_kv_cache_create(&c, &kv, &err), TR_ERR_INVALID);
     c = good;
     c.slots = 0;
     assert_int_equal(tr_kv_cache_create(&c, &kv, &err), TR_ERR_INVALID);
 }
 
+static uint64_t
+cached_tokens(const tr_kv_cache_t *kv)
+{
+    tr_kv_totals_t t;
+
+    tr_kv_totals(kv, &t);
+    assert_int_equal(t.full_bytes, t.tokens * tr_kv_token_bytes(kv));
+    assert_int_equal(t.pages[0], tr_kv_pages(kv) - tr_kv_free_pages(kv));
+    return t.tokens;
+}
+
 static void
 cache_exhaustion(void **state)
 {
-    tr_kv_cache_t *kv = make(2, 2, 64, 3, 10000, 10); /* 32 tokens a page */
+    tr_kv_cache_t *kv = make(2, 2, 64, 3, 10000, 10);
     tr_kv_usage_t u;
     int32_t a, b, c;
 
     (void) state;
-    assert_int_equal(tr_kv_max_len(kv), 64); /* two pages a head fit */
-    a = tr_kv_open(kv);
-    b = tr_kv_open(kv);
-    c = tr_kv_open(kv);
-    assert_int_equal(tr_kv_open(kv), -1);
-    assert_int_equal(tr_kv_reserve(kv, a, 65), TR_AGAIN);
-    assert_int_equal(tr_kv_reserve(kv, a, 32), TR_OK);
+    assert_int_equal(tr_kv_max_len(kv, NULL), 2 * TOKENS); /* of each head */
+    a = tr_kv_open(kv, NULL);
+    b = tr_kv_open(kv, &full);
+    c = tr_kv_open(kv, NULL);
+    assert_int_equal(tr_kv_open(kv, NULL), -1);
+    assert_int_equal(tr_kv_reserve(kv, a, 2 * TOKENS + 1), TR_AGAIN);
+    assert_int_equal(tr_kv_reserve(kv, a, TOKENS), TR_OK);
     assert_int_equal(tr_kv_reserve(kv, b, 1), TR_OK);
     assert_int_equal(tr_kv_free_pages(kv), 2);
     /* four heads, two pages: nothing is given */
-    assert_int_equal(tr_kv_reserve(kv, a, 33), TR_AGAIN);
+    assert_int_equal(tr_kv_reserve(kv, a, TOKENS + 1), TR_AGAIN);
     assert_int_equal(tr_kv_reserve(kv, c, 1), TR_AGAIN);
     assert_int_equal(tr_kv_free_pages(kv), 2);
     tr_kv_usage(kv, a, &u);
-    assert_int_equal(u.tokens, 32);
-    assert_int_equal(u.bytes, 4 * 8192);
-    assert_int_equal(u.full_bytes, 32 * 4 * 256);
+    assert_int_equal(u.tokens, TOKENS);
+    assert_int_equal(u.bytes, 4 * BYTES);
+    assert_int_equal(u.full_bytes, TOKENS * 4 * 256);
     assert_true(u.share_high == 1.0f && u.share_low == 0.0f
                 && u.share_pruned == 0.0f);
     tr_kv_usage(kv, c, &u);
     assert_int_equal(u.bytes, 0);
     tr_kv_close(kv, b);
-    assert_int_equal(tr_kv_tokens(kv), 32);
-    assert_int_equal(tr_kv_reserve(kv, a, 33), TR_OK);
+    assert_int_equal(cached_tokens(kv), TOKENS);
+    assert_int_equal(tr_kv_reserve(kv, a, TOKENS + 1), TR_OK);
     tr_kv_close(kv, a);
     tr_kv_close(kv, c);
     assert_int_equal(tr_kv_free_pages(kv), 10);
-    assert_int_equal(tr_kv_tokens(kv), 0);
+    assert_int_equal(cached_tokens(kv), 0);
     assert_true(tr_kv_sound(kv));
     tr_kv_cache_free(kv);
 }
@@ -323,10 +327,10 @@ static void
 cache_holds_max_len_exactly(void **state)
 {
     tr_kv_cache_t *kv = make(1, 2, 64, 1, 50, 100);
-    int32_t a = tr_kv_open(kv);
+    int32_t a = tr_kv_open(kv, NULL);
 
     (void) state;
-    assert_int_equal(tr_kv_max_len(kv), 50);
+    assert_int_equal(tr_kv_max_len(kv, NULL), 50);
     assert_int_equal(tr_kv_reserve(kv, a, 50), TR_OK);
     assert_int_equal(tr_kv_reserve(kv, a, 51), TR_AGAIN);
     tr_kv_close(kv, a);
@@ -348,17 +352,20 @@ static void
 cache_fork_copies(void **state)
 {
     tr_kv_cache_t *kv = make(2, 3, 64, 3, 1000, 30);
-    int32_t a = tr_kv_open(kv), b = tr_kv_open(kv), c = tr_kv_open(kv);
+    int32_t a = tr_kv_open(kv, NULL), b = tr_kv_open(kv, NULL),
+            c = tr_kv_open(kv, NULL);
     uint32_t head, i;
 
     (void) state;
-    assert_int_equal(tr_kv_reserve(kv, a, 70), TR_OK); /* 3 pages a head */
+    assert_int_equal(tr_kv_reserve(kv, a, 3 * TOKENS),
+                     TR_OK); /* 3 pages a head */
     for (head = 0; head < 6; head++) {
         for (i = 0; i < 3; i++) {
-            memset(page_of(kv, a, head, i), (int) (1 + head * 3 + i), 8192);
+            memset(page_of(kv, a, head, i), (int) (1 + head * 3 + i), BYTES);
         }
     }
-    assert_int_equal(tr_kv_fork(kv, a, b, 64), TR_OK); /* 2 pages a head */
+    assert_int_equal(tr_kv_fork(kv, a, b, TOKENS + 1),
+                     TR_OK); /* 2 pages a head */
     assert_int_equal(tr_kv_free_pages(kv), 0);
     assert_int_equal(tr_kv_fork(kv, a, c, 1), TR_AGAIN);
     for (head = 0; head < 6; head++) {
@@ -366,10 +373,10 @@ cache_fork_copies(void **state)
             assert_ptr_not_equal(page_of(kv, a, head, i),
                                  page_of(kv, b, head, i));
             assert_memory_equal(page_of(kv, a, head, i),
-                                page_of(kv, b, head, i), 8192);
+                                page_of(kv, b, head, i), BYTES);
         }
     }
-    memset(page_of(kv, b, 0, 0), 0, 8192);
+    memset(page_of(kv, b, 0, 0), 0, BYTES);
     assert_int_equal(page_of(kv, a, 0, 0)[0], 1);
     tr_kv_close(kv, a);
     tr_kv_close(kv, b);
@@ -383,7 +390,7 @@ static void
 close_twice(void *arg)
 {
     tr_kv_cache_t *kv = arg;
-    int32_t slot = tr_kv_open(kv);
+    int32_t slot = tr_kv_open(kv, NULL);
 
     tr_kv_reserve(kv, slot, 1);
     tr_kv_close(kv, slot);
@@ -424,7 +431,7 @@ model_verify(tr_kv_cache_t *kv, const model_t *m)
             const uint8_t *page = page_of(kv, m->slot, head, i);
 
             assert_int_equal(page[0], m->tag[head][i]);
-            assert_int_equal(page[8191], m->tag[head][i]);
+            assert_int_equal(page[BYTES - 1], m->tag[head][i]);
         }
     }
 }
@@ -439,7 +446,7 @@ model_write(tr_kv_cache_t *kv, model_t *m, uint32_t from)
             uint8_t *page = page_of(kv, m->slot, head, i);
 
             m->tag[head][i] = (uint8_t) (1 + random_below(250));
-            page[0] = page[8191] = m->tag[head][i];
+            page[0] = page[BYTES - 1] = m->tag[head][i];
         }
     }
 }
@@ -448,7 +455,7 @@ static void
 model_grow(tr_kv_cache_t *kv, model_t *m, uint32_t *left)
 {
     uint32_t len = m->len + random_below(random_below(3) == 0 ? 200 : 3);
-    uint32_t pages = (len + 31) / 32, old = m->pages;
+    uint32_t pages = (len + TOKENS - 1) / TOKENS, old = m->pages;
     uint32_t want = pages > old ? (pages - old) * HEADS : 0;
     tr_status_t rc = tr_kv_reserve(kv, m->slot, len);
 
@@ -472,7 +479,7 @@ model_fork(tr_kv_cache_t *kv, const model_t *from, model_t *to, uint32_t *left)
         return;
     }
     len = 1 + random_below(from->len);
-    pages = (len + 31) / 32;
+    pages = (len + TOKENS - 1) / TOKENS;
     if (pages * HEADS > *left) {
         assert_int_equal(tr_kv_fork(kv, from->slot, to->slot, len), TR_AGAIN);
         return;
@@ -500,7 +507,7 @@ cache_random(void **state)
         model_t *a = &m[random_below(SLOTS)], *b = &m[random_below(SLOTS)];
 
         if (a->slot < 0) {
-            a->slot = tr_kv_open(kv);
+            a->slot = tr_kv_open(kv, NULL);
             assert_true(a->slot >= 0);
         } else if (random_below(12) == 0) {
             model_verify(kv, a);
@@ -539,7 +546,6 @@ main(void)
 #ifdef TR_KV_POISON
         cmocka_unit_test(pages_are_poisoned),
 #endif
-        cmocka_unit_test(policy_full),
         cmocka_unit_test(cache_geometry),
         cmocka_unit_test(cache_refuses),
         cmocka_unit_test(cache_exhaustion),

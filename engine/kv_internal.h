@@ -1,0 +1,173 @@
+/*
+ * What the files of the KV cache share: kv_cache.c (slots, dense pages),
+ * kv_step.c (a step of generation), kv_compress.c (the end of a prompt),
+ * kv_swap.c, kv_usage.c, kv_check.c.  Nobody else includes this but tests.
+ *
+ * Everything that a kernel reads is an array by slot and head (kernels.h), so
+ * that a GPU can hold it.  What is decided for one head is a function of the
+ * view and the policy alone; what all heads need together is added up in the
+ * order (request, layer, list, level), and a head's pages are the part of the
+ * free ring that this sum assigns to it.
+ */
+#ifndef TR_KV_INTERNAL_H
+#define TR_KV_INTERNAL_H
+
+#include <assert.h>
+
+#include "kv_cache.h"
+#include "kv_pages.h"
+
+/* In a table: the page is in the swap pool.  -1 has the bit, too. */
+#define TR_KV_HOST 0x40000000
+
+/* Heads planned by one thread at a time: some microseconds of work. */
+#define TR_KV_GRAIN 128u
+
+typedef struct {
+    bool open;
+    bool dense;           /* coming tokens are dense */
+    bool out;             /* pages are in the swap pool */
+    uint32_t tokens;      /* positions that were reserved */
+    uint32_t prompt;      /* where the prompt ends, 0: nobody said */
+    uint32_t dense_pages; /* of each head */
+    uint64_t pages;       /* of all heads, dense ones included */
+    tr_kv_policy_t policy;
+} tr_kv_slot_t;
+
+/* What becomes of one head at the end of a prompt. */
+typedef struct {
+    uint32_t count[TR_KV_LISTS_MAX];
+    tr_kv_victim_t victim[TR_KV_LISTS_MAX];
+    uint32_t pages;
+} tr_kv_head_plan_t;
+
+struct tr_kv_cache {
+    tr_kv_config_t config;
+    tr_page_plan_t plan;
+    tr_kv_pages_t pages;
+    tr_kv_pages_t swap; /* n = 0: there is none */
+    tr_kv_view_t view;  /* the arrays below, as kernels see them */
+    uint32_t heads;     /* layers * lists */
+    uint32_t dense_len; /* table entries for dense pages */
+
+    size_t tables_size; /* bytes */
+    int32_t *tables;
+    tr_kv_seq_t *seq;
+    uint32_t *count;
+    tr_kv_move_t *move;
+    tr_kv_victim_t *victim;
+    tr_kv_slot_t *slot;
+    int32_t *free_slots;
+    uint32_t n_free_slots;
+    tr_kv_totals_t totals;
+
+    /* of one batch: [slots][heads] which page each head wants, see kv_step.c */
+    int8_t *want;
+    uint32_t *wanted; /* [slots] pages */
+    uint64_t *first;  /* [slots] where in the ring they are */
+    uint32_t *lens;   /* [slots] lengths of the sequences that are planned */
+    int32_t *slots;   /* [slots] which */
+
+    /* of one prompt, mapped and touched as far as prompts are long */
+    size_t prompt_size;
+    void *prompt_memory;
+    int8_t *dest;            /* [heads][max_len] */
+    int32_t *to_tables;      /* [heads][table_len] */
+    tr_kv_head_plan_t *head; /* [heads] */
+    uint8_t *workers;        /* [threads] areas of worker_size */
+    size_t worker_size;
+    void *kernel_work;
+};
+
+static inline tr_kv_slot_t *
+tr_kv_slot(const tr_kv_cache_t *kv, int32_t slot)
+{
+    assert(slot >= 0 && (uint32_t) slot < kv->config.slots);
+    assert(kv->slot[slot].open);
+    return &kv->slot[slot];
+}
+
+static inline size_t
+tr_kv_head_at(const tr_kv_cache_t *kv, int32_t slot, uint32_t head)
+{
+    return (size_t) slot * kv->heads + head;
+}
+
+static inline int32_t *
+tr_kv_row(const tr_kv_cache_t *kv, int32_t slot, uint32_t head)
+{
+    return kv->tables + tr_kv_head_at(kv, slot, head) * kv->view.table_len;
+}
+
+static inline uint32_t *
+tr_kv_counts(const tr_kv_cache_t *kv, int32_t slot, uint32_t head)
+{
+    return kv->count + tr_kv_head_at(kv, slot, head) * TR_KV_LISTS_MAX;
+}
+
+static inline uint32_t
+tr_kv_ceil(uint64_t n, uint32_t by)
+{
+    return (uint32_t) ((n + by - 1) / by);
+}
+
+/* Pages of the window of a sequence of n tokens: slots are used in the order
+ * of positions, so that a ring that has not been filled is not all there. */
+static inline uint32_t
+tr_kv_window_pages(const tr_page_plan_t *plan, const tr_kv_seq_t *q, uint32_t n)
+{
+    return tr_kv_ceil(n < q->window ? n : q->window,
+                      plan->layout[q->window_layout].tokens);
+}
+
+/* Runs of entries in a head's row: dense pages, the window's, each list's. */
+typedef struct {
+    uint32_t layout;
+    uint32_t entry, n;
+    int32_t step; /* 1, or -1 for lists that grow downwards */
+} tr_kv_run_t;
+
+#define TR_KV_RUNS (2 + TR_KV_LISTS_MAX)
+
+/* The runs of a head with these counts, in the order in which its pages are
+ * taken and given back; returns how many. */
+static inline uint32_t
+tr_kv_runs(const tr_kv_cache_t *kv, const tr_kv_seq_t *q, const uint32_t *count,
+           uint32_t dense_pages, tr_kv_run_t out[TR_KV_RUNS])
+{
+    uint32_t n = 0, l;
+
+    if (dense_pages != 0) {
+        out[n++] = (tr_kv_run_t){ 0, 0, dense_pages, 1 };
+    }
+    if (q->base != 0 && q->window != 0) {
+        out[n++] = (tr_kv_run_t){ q->window_layout, kv->view.at_window,
+                                  tr_kv_window_pages(&kv->plan, q, q->base),
+                                  1 };
+    }
+    for (l = 0; l < q->n_lists; l++) {
+        uint32_t tokens = kv->plan.layout[q->list_layout[l]].tokens;
+
+        if (count[l] != 0) {
+            out[n++] = (tr_kv_run_t){ q->list_layout[l],
+                                      tr_kv_list_entry(&kv->view, l, 0),
+                                      tr_kv_ceil(count[l], tokens),
+                                      l % 2 == 0 ? 1 : -1 };
+        }
+    }
+    return n;
+}
+
+/* kv_cache.c */
+void tr_kv_release_row(tr_kv_cache_t *kv, int32_t slot, uint32_t head);
+tr_status_t tr_kv_reserve_dense(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
+
+/* kv_usage.c */
+uint32_t tr_kv_worst_copy(const tr_page_plan_t *plan, const tr_kv_policy_t *p,
+                          uint32_t n);
+bool tr_kv_levels_of(const tr_kv_policy_t *p, tr_kv_level_t *level, uint32_t *n,
+                     uint32_t room);
+/* Index of a level's layout in a plan, -1: it has none. */
+int tr_kv_layout_of(const tr_page_plan_t *plan, const tr_kv_level_t *level);
+
+#endif

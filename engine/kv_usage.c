@@ -1,0 +1,242 @@
+/*
+ * What the KV cache holds and what it would take (kv_cache.h): for admission,
+ * for the usage of a request, and for the status page.
+ */
+#include <string.h>
+
+#include "kv_internal.h"
+
+int
+tr_kv_layout_of(const tr_page_plan_t *plan, const tr_kv_level_t *level)
+{
+    uint32_t i;
+
+    for (i = 1; i < plan->n; i++) {
+        if (tr_kv_level_equal(&plan->layout[i].level, level)) {
+            return (int) i;
+        }
+    }
+    return -1;
+}
+
+/* Tokens that a page of this level holds. */
+static uint32_t
+tr_kv_level_tokens(const tr_page_plan_t *plan, const tr_kv_level_t *level)
+{
+    int i = tr_kv_layout_of(plan, level);
+
+    assert(i > 0);
+    return plan->layout[i].tokens;
+}
+
+const tr_page_plan_t *
+tr_kv_plan(const tr_kv_cache_t *kv)
+{
+    return &kv->plan;
+}
+
+uint64_t
+tr_kv_page_bytes(const tr_kv_cache_t *kv)
+{
+    return kv->pages.bytes;
+}
+
+uint64_t
+tr_kv_pages(const tr_kv_cache_t *kv)
+{
+    return kv->pages.n;
+}
+
+uint64_t
+tr_kv_free_pages(const tr_kv_cache_t *kv)
+{
+    return tr_kv_pages_left(&kv->pages);
+}
+
+uint64_t
+tr_kv_token_bytes(const tr_kv_cache_t *kv)
+{
+    return (uint64_t) kv->heads * 4 * kv->config.head_dim;
+}
+
+static uint32_t
+tr_kv_policy_window(const tr_page_plan_t *plan, const tr_kv_policy_t *p,
+                    uint32_t n)
+{
+    if (p->n_levels == 0 || p->window == 0) {
+        return 0;
+    }
+    return tr_kv_ceil(n < p->window ? n : p->window,
+                      tr_kv_level_tokens(plan, &p->window_level));
+}
+
+uint64_t
+tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
+                uint32_t n)
+{
+    const tr_kv_policy_t *p = policy != NULL ? policy : kv->config.policies[0];
+    uint32_t lists = kv->config.lists, head, l, each;
+    uint64_t sum;
+
+    each = tr_kv_ceil(n, kv->plan.layout[0].tokens)
+           + tr_kv_policy_window(&kv->plan, p, n);
+    sum = (uint64_t) each * kv->heads;
+    for (head = 0; head < kv->heads && p->n_levels != 0; head++) {
+        uint32_t tokens[TR_KV_LISTS_MAX] = { 0 };
+
+        p->charge(p, head / lists, head % lists, n, tokens);
+        for (l = 0; l < p->n_levels; l++) {
+            sum += tr_kv_ceil(tokens[l],
+                              tr_kv_level_tokens(&kv->plan, &p->level[l]));
+        }
+    }
+    return sum;
+}
+
+/* The most pages that a head can need for n compressed tokens: all in the list
+ * with the fewest tokens a page, but for one in each other. */
+uint32_t
+tr_kv_worst_copy(const tr_page_plan_t *plan, const tr_kv_policy_t *p,
+                 uint32_t n)
+{
+    uint32_t least = UINT32_MAX, l;
+
+    if (p->n_levels == 0) {
+        return 0;
+    }
+    for (l = 0; l < p->n_levels; l++) {
+        uint32_t tokens = tr_kv_level_tokens(plan, &p->level[l]);
+
+        least = tokens < least ? tokens : least;
+    }
+    return tr_kv_ceil(n, least) + p->n_levels - 1
+           + tr_kv_policy_window(plan, p, n);
+}
+
+/* Can n tokens be held and compressed in the empty pool, whatever the policy
+ * decides?  In a later turn compressed tokens and dense ones stand beside the
+ * copy, with a partial page more for each list, the window and the dense end. */
+static bool
+tr_kv_len_fits(const tr_kv_cache_t *kv, const tr_kv_policy_t *p, uint32_t n)
+{
+    uint64_t each = tr_kv_ceil(n, kv->plan.layout[0].tokens);
+
+    if (p->n_levels != 0) {
+        each += (uint64_t) tr_kv_worst_copy(&kv->plan, p, n) + p->n_levels + 1
+                + tr_kv_policy_window(&kv->plan, p, n);
+    }
+    return each <= kv->pages.n / kv->heads;
+}
+
+uint32_t
+tr_kv_max_len(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
+{
+    const tr_kv_policy_t *p = policy != NULL ? policy : kv->config.policies[0];
+    uint32_t low = 0, high = kv->config.max_len;
+
+    while (low < high) { /* low fits, high + 1 does not */
+        uint32_t middle = high - (high - low) / 2;
+
+        if (tr_kv_len_fits(kv, p, middle)) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return low;
+}
+
+/* Bytes and shares of a slot with the pages of `plan`. */
+void
+tr_kv_usage_in(const tr_kv_cache_t *kv, int32_t slot,
+               const tr_page_plan_t *plan, tr_kv_usage_t *out)
+{
+    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+    const tr_kv_seq_t *q = &kv->seq[slot];
+    const tr_kv_policy_t *p = &s->policy;
+    uint32_t dense = s->tokens - q->base, each, head, l;
+    uint64_t pages, all = (uint64_t) s->tokens * kv->heads;
+    uint64_t sum[TR_KV_LISTS_MAX] = { 0 }, high, low = 0;
+
+    each = tr_kv_ceil(dense, plan->layout[0].tokens)
+           + tr_kv_policy_window(plan, p, q->base);
+    pages = (uint64_t) each * kv->heads;
+    for (l = 0; l < q->n_lists; l++) {
+        uint32_t tokens = tr_kv_level_tokens(plan, &p->level[l]);
+        const uint32_t *count = tr_kv_counts(kv, slot, 0) + l;
+
+        for (head = 0; head < kv->heads; head++) {
+            sum[l] += count[head * TR_KV_LISTS_MAX];
+            pages += tr_kv_ceil(count[head * TR_KV_LISTS_MAX], tokens);
+        }
+        low += l > 0 ? sum[l] : 0;
+    }
+    memset(out, 0, sizeof(*out));
+    out->bytes = pages * plan->page_bytes;
+    out->full_bytes = s->tokens * tr_kv_token_bytes(kv);
+    out->tokens = s->tokens;
+    if (all != 0) {
+        high = (uint64_t) (dense + q->base - q->window_from) * kv->heads
+               + sum[0];
+        out->share_high = (float) ((double) high / (double) all);
+        out->share_low = (float) ((double) low / (double) all);
+        out->share_pruned = (float) ((double) (all - high - low)
+                                     / (double) all);
+    }
+}
+
+void
+tr_kv_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
+{
+    tr_kv_usage_in(kv, slot, &kv->plan, out);
+    /* dense pages may be there for tokens to come */
+    out->bytes = kv->slot[slot].pages * kv->pages.bytes;
+}
+
+tr_status_t
+tr_kv_policy_plan(const tr_kv_policy_t *policy, uint32_t head_dim,
+                  tr_page_plan_t *out)
+{
+    tr_kv_level_t level[TR_KV_LISTS_MAX + 1];
+    tr_page_wish_t wish = { .head_dim = head_dim,
+                            .levels = level,
+                            .dense_scored = policy->scored,
+                            .dense_digest = policy->digest };
+
+    tr_kv_levels_of(policy, level, &wish.n_levels, TR_KV_LISTS_MAX + 1);
+    return tr_page_plan(&wish, out) == 0 ? TR_OK : TR_ERR_INVALID;
+}
+
+/* Adds a policy's levels to those in level[0 .. *n), each once; false: there
+ * are more than `room`. */
+bool
+tr_kv_levels_of(const tr_kv_policy_t *p, tr_kv_level_t *level, uint32_t *n,
+                uint32_t room)
+{
+    uint32_t i, j;
+
+    for (i = 0; i <= p->n_levels && p->n_levels != 0; i++) {
+        const tr_kv_level_t *v = i < p->n_levels ? &p->level[i]
+                                                 : &p->window_level;
+
+        if (i == p->n_levels && p->window == 0) {
+            break;
+        }
+        for (j = 0; j < *n && !tr_kv_level_equal(&level[j], v); j++) {
+        }
+        if (j == *n) {
+            if (*n == room) {
+                return false;
+            }
+            level[(*n)++] = *v;
+        }
+    }
+    return true;
+}
+
+void
+tr_kv_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out)
+{
+    *out = kv->totals;
+    out->full_bytes = out->tokens * tr_kv_token_bytes(kv);
+}
