@@ -2,7 +2,7 @@
  * full: every token of every head is kept at 16 bits and read at every step.
  * What all other policies are compared with.
  */
-#include "kv_policy.h"
+#include "kv_policy_parts.h"
 
 static void
 full_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list, uint32_t n,
@@ -15,21 +15,12 @@ full_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list, uint32_t n,
     (void) tokens; /* there are no lists */
 }
 
-static uint32_t
-full_read(const tr_kv_policy_t *p, uint32_t n, uint32_t page_tokens)
-{
-    (void) p;
-    (void) n;
-    (void) page_tokens;
-    return 0;
-}
-
 static void
 full_init(tr_kv_policy_t *p, uint32_t head_dim)
 {
     (void) head_dim;
     p->charge = full_charge;
-    p->read = full_read;
+    p->read = tr_kv_read_all;
 }
 
 const tr_kv_policy_kind_t tr_kv_policy_full = { .name = "full",

@@ -18,4 +18,76 @@ tr_status_t tr_kv_settings_read(const tr_kv_policy_kind_t *kind,
 tr_status_t tr_kv_settings_print(const tr_kv_policy_kind_t *kind,
                                  tr_kv_policy_t *p, tr_error_t *err);
 
+/* Reads p->alpha_file into p->alpha_of (kv_policy_alpha.c). */
+tr_status_t tr_kv_alpha_read(tr_kv_policy_t *p, tr_error_t *err);
+
+/* ---- levels ------------------------------------------------------------- */
+
+/* Completes p->level and p->window_level, whose bits are set: p->groups pairs
+ * of metadata where there are fewer than 16 bits, scores when p->scored.  A
+ * window level that was not given becomes the best level.  Refuses levels that
+ * are not in order, and head sizes that pages cannot hold. */
+tr_status_t tr_kv_levels_check(tr_kv_policy_t *p, uint32_t head_dim,
+                               tr_error_t *err);
+
+/* As above for one level; groups: 1, 2 or 4 that divide what they must. */
+tr_status_t tr_kv_level_check(const tr_kv_policy_t *p, tr_kv_level_t *level,
+                              uint32_t groups, uint32_t head_dim,
+                              tr_error_t *err);
+
+/* ---- decisions ---------------------------------------------------------- */
+
+/* Everything goes to list 0 and stays there; all pages are read. */
+void tr_kv_prompt_all(const tr_kv_policy_t *p, const tr_kv_prompt_t *head,
+                      int8_t *to);
+int tr_kv_leave_all(const tr_kv_policy_t *p, const tr_kv_mark_t *token,
+                    const uint32_t *count);
+int tr_kv_downgrade_none(const tr_kv_policy_t *p, uint32_t list,
+                         const tr_kv_mark_t *victim, const uint32_t *count);
+void tr_kv_charge_all(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
+                      uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX]);
+uint32_t tr_kv_read_all(const tr_kv_policy_t *p, uint32_t n,
+                        uint32_t page_tokens);
+
+/* Budget `index` for n tokens: in tokens, or the share of them. */
+static inline uint32_t
+tr_kv_budget(const tr_kv_policy_t *p, uint32_t index, uint32_t n)
+{
+    return p->fraction[index] > 0 ? (uint32_t) (p->fraction[index] * n + 0.5)
+                                  : p->budget[index];
+}
+
+/* Tokens outside the window. */
+static inline uint32_t
+tr_kv_outside(const tr_kv_policy_t *p, uint32_t n)
+{
+    return n > p->window ? n - p->window : 0;
+}
+
+/* Significance of prompt token i, from its last queries when p->observe and
+ * they were counted. */
+float tr_kv_prompt_significance(const tr_kv_policy_t *p,
+                                const tr_kv_prompt_t *head, uint32_t i);
+
+/* ---- ranks -------------------------------------------------------------- */
+
+/* A token by value, then by position: the larger is better, so that of equals
+ * the lowest position goes first, as victims do.  What is not above 0 counts
+ * as 0. */
+static inline uint64_t
+tr_kv_rank_key(float value, uint32_t position)
+{
+    uint32_t bits = 0;
+
+    if (value > 0) { /* then floats are ordered as their bits */
+        memcpy(&bits, &value, 4);
+    }
+    return (uint64_t) bits << 32 | position;
+}
+
+/* The smallest key among the k best of n tokens (positions distinct): a token
+ * is one of them when its key is at least that.  k = 0: UINT64_MAX. */
+uint64_t tr_kv_rank_cut(const float *value, const uint32_t *position,
+                        uint32_t n, uint32_t k);
+
 #endif

@@ -56,7 +56,6 @@ static const setting_t settings[] = {
     { "group", KIND_NUMBER, AT(group), 0, 256,
       "dimensions, 0 (all of a head) to 256" },
     { "bits", KIND_NUMBER, AT(bits), 2, 8, "2, 4 or 8" },
-    { "top", KIND_REAL, AT(fraction[2]), 0, 1, "a fraction, 0 to 1" },
     { "high", KIND_REAL, AT(fraction[0]), 0, 1, "a fraction, 0 to 1" },
     { "low", KIND_REAL, AT(fraction[1]), 0, 1, "a fraction, 0 to 1" },
     { "budget", KIND_SHARE, 0, 0, 0, SHARE },

@@ -1,0 +1,185 @@
+/*
+ * diffkv: the KV compression policy of DiffKV (SOSP 2025, section 4).
+ *
+ * A token's significance is the mean attention that later queries paid to it.
+ * It is compared with thresholds alpha / N, N being the number of tokens so far:
+ * the average token has 1 / N, so that alpha = 1 means "at least average".  What
+ * reaches alpha_high / N is kept at the first level, what reaches alpha_low / N
+ * at the second, the rest is forgotten.  Every head decides for itself, so that
+ * each takes the memory that its attention needs.
+ *
+ * Levels may be one to three.  One: kept from alpha_low on.  Three: alpha_top,
+ * alpha_high, alpha_low.  A significance equal to a threshold keeps the better
+ * level.  Thresholds are rounded to single precision once and compared in it,
+ * so that a GPU decides the same.
+ */
+#include "kv_policy_parts.h"
+
+#include "log.h"
+
+/* Thresholds of the levels, best first. */
+static void
+thresholds(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
+           uint32_t position, uint32_t length, float t[TR_KV_LISTS_MAX])
+{
+    double base = p->base_position ? position + 1.0 : length;
+    double high = p->alpha_high, low = p->alpha_low;
+    uint32_t n = p->n_levels;
+
+    if (p->alpha_of != NULL) {
+        const double *of = p->alpha_of
+                           + 2 * ((size_t) layer * p->lists_of + list);
+
+        high = of[0];
+        low = of[1];
+    }
+    if (n > 2) {
+        t[0] = (float) (p->alpha_top / base);
+    }
+    if (n > 1) {
+        t[n - 2] = (float) (high / base);
+    }
+    t[n - 1] = (float) (low / base);
+}
+
+/* The best level whose threshold is reached. */
+static int
+level_for(const tr_kv_policy_t *p, float significance, const float *t)
+{
+    for (uint32_t i = 0; i < p->n_levels; i++) {
+        if (significance >= t[i]) {
+            return (int) i;
+        }
+    }
+    return TR_KV_NOWHERE;
+}
+
+/* "Prompt Phase"; a token of an earlier turn is not promoted. */
+static void
+diffkv_prompt(const tr_kv_policy_t *p, const tr_kv_prompt_t *head, int8_t *to)
+{
+    float t[TR_KV_LISTS_MAX];
+
+    for (uint32_t i = 0; i < head->n; i++) {
+        int level;
+
+        if (i == 0 || p->base_position) {
+            thresholds(p, head->layer, head->list, head->position[i],
+                       head->length, t);
+        }
+        level = level_for(p, tr_kv_prompt_significance(p, head, i), t);
+        if (level >= 0 && level < head->from[i]) {
+            level = head->from[i];
+        }
+        to[i] = (int8_t) level;
+    }
+}
+
+static int
+mark_level(const tr_kv_policy_t *p, const tr_kv_mark_t *m)
+{
+    float t[TR_KV_LISTS_MAX];
+
+    thresholds(p, m->layer, m->list, m->position, m->length, t);
+    return level_for(p, tr_kv_significance(m->score, m->position, m->length),
+                     t);
+}
+
+/* Algorithm 1, lines 5, 6, 13 and 14. */
+static int
+diffkv_leave(const tr_kv_policy_t *p, const tr_kv_mark_t *token,
+             const uint32_t *count)
+{
+    (void) count;
+    return mark_level(p, token);
+}
+
+/* Algorithm 1, lines 8 to 12 and 16 to 18. */
+static int
+diffkv_downgrade(const tr_kv_policy_t *p, uint32_t list,
+                 const tr_kv_mark_t *victim, const uint32_t *count)
+{
+    int level = mark_level(p, victim);
+
+    (void) count;
+    if (level >= 0 && level <= (int) list) {
+        return TR_KV_STAYS;
+    }
+    return level;
+}
+
+/* No more than 0.6 / alpha of all tokens reach a threshold in what we have
+ * measured; from the last level a tenth at least goes when anything may. */
+static void
+diffkv_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
+              uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX])
+{
+    float t[TR_KV_LISTS_MAX];
+    uint32_t outside = tr_kv_outside(p, n), given = 0;
+
+    thresholds(p, layer, list, 0, 1, t); /* base 1: the alphas themselves */
+    for (uint32_t i = 0; i < p->n_levels; i++) {
+        double share = t[i] > 0.6f ? 0.6 / t[i] : 1;
+        uint32_t upto;
+
+        if (i + 1 == p->n_levels && t[i] > 0 && share > 0.9) {
+            share = 0.9;
+        }
+        upto = (uint32_t) (share * outside + 0.5);
+        upto = upto < given ? given : upto;
+        tokens[i] = upto - given;
+        given = upto;
+    }
+}
+
+static void
+diffkv_init(tr_kv_policy_t *p, uint32_t head_dim)
+{
+    (void) head_dim;
+    p->n_levels = 2;
+    p->level[0] = (tr_kv_level_t){ .key_bits = 8, .value_bits = 4 };
+    p->level[1] = (tr_kv_level_t){ .key_bits = 4, .value_bits = 2 };
+    p->window = 64;
+    p->scored = true;
+    p->alpha_top = 4;
+    p->alpha_high = 1;
+    p->alpha_low = 0.02;
+    p->prompt = diffkv_prompt;
+    p->leave = diffkv_leave;
+    p->downgrade = diffkv_downgrade;
+    p->charge = diffkv_charge;
+    p->read = tr_kv_read_all;
+}
+
+static tr_status_t
+diffkv_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
+{
+    tr_status_t rc;
+
+    if (p->n_levels > 1 && p->alpha_low > p->alpha_high) {
+        return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
+                            "KV policy diffkv: alpha_low=%g is above"
+                            " alpha_high=%g: expected at most that",
+                            p->alpha_low, p->alpha_high);
+    }
+    if (p->n_levels > 2 && p->alpha_high > p->alpha_top) {
+        return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
+                            "KV policy diffkv: alpha_high=%g is above"
+                            " alpha_top=%g: expected at most that",
+                            p->alpha_high, p->alpha_top);
+    }
+    rc = tr_kv_levels_check(p, head_dim, err);
+    if (rc == TR_OK && p->alpha_file[0] != '\0') {
+        rc = tr_kv_alpha_read(p, err);
+    }
+    return rc;
+}
+
+const tr_kv_policy_kind_t tr_kv_policy_diffkv = {
+    .name = "diffkv",
+    .settings = "levels window window_level groups alpha_top alpha_high"
+                " alpha_low alpha_file base observe",
+    .levels_max = 3,
+    .init = diffkv_init,
+    .check = diffkv_check
+};
