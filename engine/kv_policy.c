@@ -16,11 +16,11 @@
 #include "log.h"
 
 /* In the order in which they are listed to users. */
-#define POLICIES(X)                                                      \
-    X(full)                                                              \
-    X(uniform)                                                           \
-    X(diffkv) X(static) X(int4) X(kivi) X(snapkv) X(h2o) X(streamingllm) \
-        X(quest)
+#define POLICIES(X) \
+    X(full)         \
+    X(uniform)      \
+    X(diffkv)       \
+    X(static) X(int4) X(kivi) X(snapkv) X(h2o) X(streamingllm) X(quest)
 
 #define KIND_OF(name) &tr_kv_policy_##name,
 static const tr_kv_policy_kind_t *const kinds[] = { POLICIES(KIND_OF) };

@@ -41,7 +41,10 @@ typedef struct {
     const int8_t *from;       /* [n] list that holds it now, or TR_KV_NOWHERE:
                                * it is new (dense or leaving the window).  A
                                * listed token may only stay or go down. */
-    const float *score;       /* [n] over all later queries */
+    const float *score;       /* [n] as the token will carry it: over all later
+                               * queries, or, when the policy observes, for
+                               * dense tokens recent * (later queries) /
+                               * min(observe, later queries) */
     const float *recent;      /* [n] over the last observation_window queries
                                * of the prompt; negative for tokens that are
                                * not dense, for which nobody counted it */

@@ -67,7 +67,7 @@ diffkv_prompt(const tr_kv_policy_t *p, const tr_kv_prompt_t *head, int8_t *to)
             thresholds(p, head->layer, head->list, head->position[i],
                        head->length, t);
         }
-        level = level_for(p, tr_kv_prompt_significance(p, head, i), t);
+        level = level_for(p, tr_kv_prompt_significance(head, i), t);
         if (level >= 0 && level < head->from[i]) {
             level = head->from[i];
         }

@@ -118,19 +118,6 @@ tr_kv_read_all(const tr_kv_policy_t *p, uint32_t n, uint32_t page_tokens)
     return 0;
 }
 
-float
-tr_kv_prompt_significance(const tr_kv_policy_t *p, const tr_kv_prompt_t *head,
-                          uint32_t i)
-{
-    uint32_t later = head->length - 1 - head->position[i];
-
-    if (p->observe > 0 && head->recent[i] >= 0) {
-        later = later < p->observe ? later : p->observe;
-        return later > 0 ? head->recent[i] / (float) later : 0;
-    }
-    return tr_kv_significance(head->score[i], head->position[i], head->length);
-}
-
 /* ---- ranks -------------------------------------------------------------- */
 
 /* Radix selection from the highest digit down: each pass counts the tokens that

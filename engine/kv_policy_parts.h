@@ -64,10 +64,12 @@ tr_kv_outside(const tr_kv_policy_t *p, uint32_t n)
     return n > p->window ? n - p->window : 0;
 }
 
-/* Significance of prompt token i, from its last queries when p->observe and
- * they were counted. */
-float tr_kv_prompt_significance(const tr_kv_policy_t *p,
-                                const tr_kv_prompt_t *head, uint32_t i);
+/* Significance of prompt token i. */
+static inline float
+tr_kv_prompt_significance(const tr_kv_prompt_t *head, uint32_t i)
+{
+    return tr_kv_significance(head->score[i], head->position[i], head->length);
+}
 
 /* ---- ranks -------------------------------------------------------------- */
 

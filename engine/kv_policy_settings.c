@@ -302,11 +302,11 @@ tr_kv_settings_read(const tr_kv_policy_kind_t *kind, const char *text,
 
 /* ---- printing ----------------------------------------------------------- */
 
-/* The shortest decimal that reads back as v. */
+/* The shortest decimal, from 6 digits on, that reads back as v. */
 static void
 print_real(char *out, size_t size, double v)
 {
-    for (int digits = 1; digits <= 17; digits++) {
+    for (int digits = 6; digits <= 17; digits++) {
         snprintf(out, size, "%.*g", digits, v);
         if (strtod(out, NULL) == v) {
             return;

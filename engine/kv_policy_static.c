@@ -30,7 +30,7 @@ static_prompt(const tr_kv_policy_t *p, const tr_kv_prompt_t *head, int8_t *to)
     uint64_t cut[2];
 
     for (uint32_t i = 0; i < head->n; i++) {
-        head->work[i] = tr_kv_prompt_significance(p, head, i);
+        head->work[i] = tr_kv_prompt_significance(head, i);
     }
     for (uint32_t l = 0; l < p->n_levels; l++) {
         cut[l] = tr_kv_rank_cut(head->work, head->position, head->n,
