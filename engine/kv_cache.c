@@ -27,7 +27,8 @@ tr_kv_check_config(const tr_kv_config_t *c, tr_error_t *err)
     if (c->layers == 0 || c->lists == 0
         || (uint64_t) c->layers * c->lists > UINT32_MAX || c->head_dim == 0
         || c->head_dim % 16 != 0 || c->slots == 0 || c->slots > INT32_MAX
-        || c->max_len == 0 || c->n_policies == 0) {
+        || c->layers * c->lists > UINT32_MAX / c->slots || c->max_len == 0
+        || c->n_policies == 0) {
         return tr_error_set(err, TR_ERR_INVALID, "",
                             "KV cache of %u layers, %u lists, head size %u, %u"
                             " sequences of %u tokens, %u policies: all must be"
@@ -149,10 +150,13 @@ tr_kv_cache_tables(tr_kv_cache_t *kv, tr_error_t *err)
     kv->move = calloc(rows, sizeof(*kv->move));
     kv->victim = calloc(rows * TR_KV_LISTS_MAX, sizeof(*kv->victim));
     kv->slot = calloc(slots, sizeof(*kv->slot));
+    kv->ask = calloc(slots, sizeof(*kv->ask));
+    kv->want = calloc(rows, sizeof(*kv->want));
     kv->free_slots = calloc(slots, sizeof(*kv->free_slots));
     if (kv->tables == NULL || kv->seq == NULL || kv->count == NULL
         || kv->move == NULL || kv->victim == NULL || kv->slot == NULL
-        || kv->free_slots == NULL) {
+        || kv->free_slots == NULL || kv->ask == NULL || kv->want == NULL
+        || !tr_kv_prompt_memory(kv)) {
         return tr_error_set(err, TR_ERR_NOMEM, "max_num_seqs",
                             "no memory for the page tables of %u sequences"
                             " (%zu bytes)",
@@ -203,6 +207,11 @@ tr_kv_cache_fill(tr_kv_cache_t *kv, tr_error_t *err)
                             kv->heads);
     }
     rc = tr_kv_pages_init(&kv->pages, (uint32_t) n, bytes, err);
+    n = c->swap_memory / bytes;
+    n = n < TR_KV_HOST ? n : TR_KV_HOST - 1;
+    if (rc == TR_OK && n != 0) {
+        rc = tr_kv_pages_init(&kv->swap, (uint32_t) n, bytes, err);
+    }
     if (rc == TR_OK) {
         tr_kv_lay_tables(kv);
         rc = tr_kv_cache_tables(kv, err);
@@ -216,8 +225,8 @@ tr_kv_cache_fill(tr_kv_cache_t *kv, tr_error_t *err)
                           " few for a prompt and its compressed copy in %u"
                           " heads",
                           (unsigned long long) c->memory,
-                          (unsigned long long) n, (unsigned long long) bytes,
-                          kv->heads);
+                          (unsigned long long) kv->pages.n,
+                          (unsigned long long) bytes, kv->heads);
     }
     return rc;
 }
@@ -259,6 +268,10 @@ tr_kv_cache_free(tr_kv_cache_t *kv)
         return;
     }
     tr_kv_pages_free(&kv->pages);
+    tr_kv_pages_free(&kv->swap);
+    if (kv->prompt_memory != NULL) {
+        munmap(kv->prompt_memory, kv->prompt_size);
+    }
     if (kv->tables != NULL) {
         munmap(kv->tables, kv->tables_size);
     }
@@ -267,6 +280,8 @@ tr_kv_cache_free(tr_kv_cache_t *kv)
     free(kv->move);
     free(kv->victim);
     free(kv->slot);
+    free(kv->ask);
+    free(kv->want);
     free(kv->free_slots);
     free(kv);
 }
@@ -342,18 +357,25 @@ void
 tr_kv_release_row(tr_kv_cache_t *kv, int32_t slot, uint32_t head)
 {
     const tr_kv_slot_t *s = &kv->slot[slot];
+    tr_kv_pages_t *pool = s->out ? &kv->swap : &kv->pages;
     tr_kv_run_t run[TR_KV_RUNS];
-    uint32_t n, i;
+    uint32_t n, i, j;
 
     n = tr_kv_runs(kv, &kv->seq[slot], tr_kv_counts(kv, slot, head),
                    s->dense_pages, run);
     for (i = 0; i < n; i++) {
-        uint64_t first = tr_kv_pages_clear(&kv->pages, run[i].n);
+        int32_t *entry = tr_kv_row(kv, slot, head) + run[i].entry;
 
-        tr_kv_pages_store(&kv->pages, first, run[i].n, (uint32_t) slot,
-                          tr_kv_row(kv, slot, head) + run[i].entry,
-                          run[i].step);
-        kv->totals.pages[run[i].layout] -= run[i].n;
+        if (s->out) {
+            for (j = 0; j < run[i].n; j++) {
+                entry[(int32_t) j * run[i].step] &= ~TR_KV_HOST;
+            }
+            kv->totals.swapped_pages -= run[i].n;
+        } else {
+            kv->totals.pages[run[i].layout] -= run[i].n;
+        }
+        tr_kv_pages_store(pool, tr_kv_pages_clear(pool, run[i].n), run[i].n,
+                          (uint32_t) slot, entry, run[i].step);
     }
 }
 
@@ -391,7 +413,7 @@ tr_kv_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 }
 
 /* Quest: how much a step at this length reads. */
-static void
+void
 tr_kv_set_reading(tr_kv_cache_t *kv, int32_t slot)
 {
     const tr_kv_slot_t *s = &kv->slot[slot];
@@ -402,42 +424,6 @@ tr_kv_set_reading(tr_kv_cache_t *kv, int32_t slot)
     q->read_pages = s->tokens > s->prompt && s->policy.read != NULL
                         ? s->policy.read(&s->policy, n, tokens)
                         : 0;
-}
-
-/* Dense pages of one slot so that [0, len) fit. */
-tr_status_t
-tr_kv_reserve_dense(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
-{
-    tr_kv_slot_t *s = tr_kv_slot(kv, slot);
-    uint32_t base = kv->seq[slot].base, head, more;
-    uint32_t want = tr_kv_ceil(len - base, kv->plan.layout[0].tokens);
-    uint64_t first;
-
-    if (len > kv->config.max_len) {
-        return TR_AGAIN;
-    }
-    if (want > s->dense_pages) {
-        more = want - s->dense_pages;
-        if (want > kv->dense_len
-            || (uint64_t) more * kv->heads > tr_kv_pages_left(&kv->pages)) {
-            return TR_AGAIN;
-        }
-        first = tr_kv_pages_claim(&kv->pages, (uint64_t) more * kv->heads);
-        for (head = 0; head < kv->heads; head++) {
-            tr_kv_pages_fetch(&kv->pages, first + (uint64_t) head * more, more,
-                              (uint32_t) slot,
-                              tr_kv_row(kv, slot, head) + s->dense_pages, 1);
-        }
-        s->dense_pages = want;
-        s->pages += (uint64_t) more * kv->heads;
-        kv->totals.pages[0] += (uint64_t) more * kv->heads;
-    }
-    if (len > s->tokens) {
-        kv->totals.tokens += len - s->tokens;
-        s->tokens = len;
-        tr_kv_set_reading(kv, slot);
-    }
-    return TR_OK;
 }
 
 bool

@@ -85,6 +85,11 @@ void tr_kv_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
  * short, nothing was changed. */
 tr_status_t tr_kv_reserve(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
 
+/* The same for n slots, all different, at once: result[i] is what the i-th of
+ * n calls in this order would have returned, and the tables are the same. */
+void tr_kv_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
+                         const uint32_t *lens, uint32_t n, tr_status_t *result);
+
 /* A prompt is complete, positions [0, len) are stored: the policy classifies,
  * all layers move to their lists and windows, the dense pages come back.  With
  * tokens already in lists (a later turn of a conversation) these are

@@ -22,6 +22,8 @@
 
 /* Heads planned by one thread at a time: some microseconds of work. */
 #define TR_KV_GRAIN 128u
+/* From so many heads on, a step is planned by the stream's team. */
+#define TR_KV_PARALLEL 2048u
 
 typedef struct {
     bool open;
@@ -33,6 +35,24 @@ typedef struct {
     uint64_t pages;       /* of all heads, dense ones included */
     tr_kv_policy_t policy;
 } tr_kv_slot_t;
+
+/* What the sequence of one reservation asks for; constant over its heads. */
+typedef struct {
+    int32_t slot;
+    uint32_t len;
+    enum { TR_KV_ASK_NOTHING, TR_KV_ASK_DENSE, TR_KV_ASK_STEP } kind;
+    uint32_t more;      /* dense pages a head */
+    uint32_t n;         /* tokens so far */
+    uint32_t leaves;    /* tokens that leave the window now */
+    uint32_t leave_pos; /* the first of them */
+    bool window_page;   /* the new token begins a page of the window */
+    bool scored;        /* the leaving token has a score: */
+    uint32_t entry;     /* in the page of this entry */
+    uint32_t offset;    /* at this byte */
+    bool granted;
+    uint64_t pages;
+    uint64_t first; /* where in the ring they are */
+} tr_kv_ask_t;
 
 /* What becomes of one head at the end of a prompt. */
 typedef struct {
@@ -61,21 +81,19 @@ struct tr_kv_cache {
     uint32_t n_free_slots;
     tr_kv_totals_t totals;
 
-    /* of one batch: [slots][heads] which page each head wants, see kv_step.c */
-    int8_t *want;
-    uint32_t *wanted; /* [slots] pages */
-    uint64_t *first;  /* [slots] where in the ring they are */
-    uint32_t *lens;   /* [slots] lengths of the sequences that are planned */
-    int32_t *slots;   /* [slots] which */
+    /* of one batch of reservations (kv_step.c) */
+    tr_kv_ask_t *ask; /* [slots] */
+    int8_t *want;     /* [slots][heads] the list, or TR_KV_WINDOW, for which a
+                       * head takes a page, or TR_KV_NOWHERE */
 
-    /* of one prompt, mapped and touched as far as prompts are long */
+    /* of one prompt (kv_compress.c), mapped: touched as far as it is long */
     size_t prompt_size;
-    void *prompt_memory;
+    uint8_t *prompt_memory;
     int8_t *dest;            /* [heads][max_len] */
     int32_t *to_tables;      /* [heads][table_len] */
     tr_kv_head_plan_t *head; /* [heads] */
-    uint8_t *workers;        /* [threads] areas of worker_size */
-    size_t worker_size;
+    uint8_t *work;           /* [threads][work_size] */
+    size_t work_size;
     void *kernel_work;
 };
 
@@ -160,7 +178,9 @@ tr_kv_runs(const tr_kv_cache_t *kv, const tr_kv_seq_t *q, const uint32_t *count,
 
 /* kv_cache.c */
 void tr_kv_release_row(tr_kv_cache_t *kv, int32_t slot, uint32_t head);
-tr_status_t tr_kv_reserve_dense(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
+void tr_kv_set_reading(tr_kv_cache_t *kv, int32_t slot);
+/* kv_compress.c */
+bool tr_kv_prompt_memory(tr_kv_cache_t *kv);
 
 /* kv_usage.c */
 uint32_t tr_kv_worst_copy(const tr_page_plan_t *plan, const tr_kv_policy_t *p,

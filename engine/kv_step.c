@@ -1,10 +1,491 @@
 /*
- * Room for the coming tokens (kv_cache.h, tr_kv_reserve).
+ * Room for the coming tokens (kv_cache.h, tr_kv_reserve), one step for all
+ * sequences, as DiffKV section 5.2 does it on a GPU:
+ *
+ *   plan    every head alone: who leaves the window and where to, who is
+ *           downgraded for it, and whether that takes a page.  Reads the view,
+ *           writes the head's move and want.  Any order, any thread.
+ *   sum     pages by sequence; those that still fit get their range of the free
+ *           ring, in the order of the sequences.
+ *   grant   every sequence alone: counts, tables, base.
+ *
+ * A move is only looked at when its sequence was granted the step; that of a
+ * stalled one is planned again.
  */
+#include <string.h>
+
+#include <cpu/team.h>
+
 #include "kv_internal.h"
+
+/* Heads whose pages are fetched into the cache together. */
+#define TR_KV_AHEAD 32u
+
+/* ---- what a sequence asks for ------------------------------------------- */
+
+static void
+tr_kv_ask_dense(const tr_kv_cache_t *kv, tr_kv_ask_t *a)
+{
+    const tr_kv_slot_t *s = &kv->slot[a->slot];
+    uint32_t want = tr_kv_ceil(a->len - kv->seq[a->slot].base,
+                               kv->plan.layout[0].tokens);
+
+    a->kind = TR_KV_ASK_DENSE;
+    a->more = want > s->dense_pages ? want - s->dense_pages : 0;
+    a->pages = (uint64_t) a->more * kv->heads;
+    if (want > kv->dense_len) { /* no pool has as many */
+        a->pages = UINT64_MAX;
+    }
+}
+
+/* Who leaves, and where its score is; the same for all heads. */
+static void
+tr_kv_ask_step(const tr_kv_cache_t *kv, tr_kv_ask_t *a)
+{
+    const tr_kv_seq_t *q = &kv->seq[a->slot];
+    const tr_kv_policy_t *p = &kv->slot[a->slot].policy;
+    const tr_kv_layout_t *layout = &kv->plan.layout[q->window_layout];
+    uint32_t n = q->base, at;
+
+    a->kind = TR_KV_ASK_STEP;
+    a->n = n;
+    a->pages = 0;
+    if (q->window == 0) { /* the new token itself, which has no score yet */
+        a->leaves = 1;
+        a->leave_pos = n;
+    } else {
+        if (n - q->window_from == q->window) {
+            a->leaves = p->leaves == TR_KV_CHANNEL_TOKENS ? p->leaves : 1;
+            a->leave_pos = q->window_from;
+            at = q->window_from % q->window;
+            a->scored = layout->score != 0;
+            a->entry = kv->view.at_window + at / layout->tokens;
+            a->offset = layout->score + at % layout->tokens * 4;
+        }
+        a->window_page = n < q->window && n % layout->tokens == 0;
+    }
+}
+
+static void
+tr_kv_ask(const tr_kv_cache_t *kv, int32_t slot, uint32_t len, tr_kv_ask_t *a)
+{
+    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+
+    assert(!s->out);
+    memset(a, 0, sizeof(*a));
+    a->slot = slot;
+    a->len = len;
+    if (len <= s->tokens) {
+        a->kind = TR_KV_ASK_NOTHING;
+    } else if (len > kv->config.max_len) {
+        a->pages = UINT64_MAX;
+    } else if (s->dense) {
+        tr_kv_ask_dense(kv, a);
+    } else {
+        assert(len == s->tokens + 1);
+        tr_kv_ask_step(kv, a);
+    }
+}
+
+/* ---- one head's plan ---------------------------------------------------- */
+
+static const uint8_t *
+tr_kv_entry_page(const tr_kv_view_t *v, const int32_t *row, uint32_t entry)
+{
+    return v->pool + (uint64_t) (uint32_t) row[entry] * v->page_bytes;
+}
+
+/* Entry of the page that holds token i of list l; *at: its place there. */
+static uint32_t
+tr_kv_token_entry(const tr_kv_view_t *v, const tr_kv_seq_t *q, uint32_t l,
+                  uint32_t i, uint32_t *at)
+{
+    uint32_t tokens = v->layout[q->list_layout[l]].tokens;
+
+    *at = i % tokens;
+    return tr_kv_list_entry(v, l, i / tokens);
+}
+
+/* What one head has found out, half way. */
+typedef struct {
+    tr_kv_mark_t mark; /* of the leaving token */
+    int to;
+    bool look;      /* the list's victim is less significant: */
+    uint32_t entry; /* its page, */
+    uint32_t at;    /* and place there */
+} tr_kv_half_t;
+
+/* Where the leaving token goes, and whether it or one that is already in that
+ * list is its least significant. */
+static void
+tr_kv_plan_leave(const tr_kv_view_t *v, const tr_kv_policy_t *p,
+                 const tr_kv_ask_t *a, uint32_t head, tr_kv_half_t *h)
+{
+    const tr_kv_seq_t *q = &v->seq[a->slot];
+    size_t at = (size_t) a->slot * v->layers * v->lists + head;
+    const int32_t *row = v->tables + at * v->table_len;
+    const tr_kv_victim_t *victim;
+    float own;
+
+    h->mark = (tr_kv_mark_t){ .layer = head / v->lists,
+                              .list = head % v->lists,
+                              .position = a->leave_pos,
+                              .length = a->n };
+    if (a->scored) {
+        memcpy(&h->mark.score, tr_kv_entry_page(v, row, a->entry) + a->offset,
+               sizeof(float));
+    }
+    h->to = p->leave(p, &h->mark, v->count + at * TR_KV_LISTS_MAX);
+    h->look = false;
+    assert(h->to == TR_KV_NOWHERE || (h->to >= 0 && h->to < (int) p->n_levels));
+    if (h->to < 0 || v->layout[q->list_layout[h->to]].score == 0) {
+        return;
+    }
+    victim = &v->victim[at * TR_KV_LISTS_MAX + (uint32_t) h->to];
+    own = q->by_sum ? h->mark.score
+                    : tr_kv_significance(h->mark.score, a->leave_pos, a->n);
+    /* of equals the lowest position: those in the list came before */
+    if (!(own < victim->significance)
+        && v->count[at * TR_KV_LISTS_MAX + (uint32_t) h->to] != 0) {
+        h->look = true;
+        h->entry = tr_kv_token_entry(v, q, (uint32_t) h->to, victim->index,
+                                     &h->at);
+        __builtin_prefetch(row + h->entry);
+    }
+}
+
+/* Fetches what tr_kv_plan_move reads of the victim. */
+static void
+tr_kv_plan_fetch(const tr_kv_view_t *v, const tr_kv_ask_t *a, uint32_t head,
+                 const tr_kv_half_t *h)
+{
+    const tr_kv_seq_t *q = &v->seq[a->slot];
+    size_t at = (size_t) a->slot * v->layers * v->lists + head;
+
+    if (h->look) {
+        const tr_kv_layout_t *l = &v->layout[q->list_layout[h->to]];
+        const uint8_t *page = tr_kv_entry_page(v, v->tables + at * v->table_len,
+                                               h->entry);
+
+        __builtin_prefetch(page + l->score + h->at * 4);
+        __builtin_prefetch(page + l->position + h->at * 4);
+    }
+}
+
+/* The head's move; returns the list that needs a page, TR_KV_WINDOW or
+ * TR_KV_NOWHERE. */
+static int8_t
+tr_kv_plan_move(const tr_kv_view_t *v, const tr_kv_policy_t *p,
+                const tr_kv_ask_t *a, uint32_t head, const tr_kv_half_t *h,
+                tr_kv_move_t *move)
+{
+    const tr_kv_seq_t *q = &v->seq[a->slot];
+    size_t at = (size_t) a->slot * v->layers * v->lists + head;
+    const uint32_t *count = v->count + at * TR_KV_LISTS_MAX;
+    uint32_t after[TR_KV_LISTS_MAX], l = (uint32_t) h->to;
+    tr_kv_mark_t mark = h->mark;
+    int down = TR_KV_STAYS;
+    int grows = h->to; /* the list that gets longer */
+
+    *move = (tr_kv_move_t){ .to = (int8_t) h->to,
+                            .victim_from = TR_KV_STAYS,
+                            .victim_to = TR_KV_NOWHERE,
+                            .leaves = (uint8_t) a->leaves,
+                            .leave_pos = a->leave_pos };
+    if (h->to < 0) {
+        return TR_KV_NOWHERE;
+    }
+    move->index = count[l];
+    if (a->leaves == 1 && v->layout[q->list_layout[l]].score != 0) {
+        if (h->look) {
+            const tr_kv_layout_t *layout = &v->layout[q->list_layout[l]];
+            const uint8_t *page = tr_kv_entry_page(
+                v, v->tables + at * v->table_len, h->entry);
+
+            memcpy(&mark.score, page + layout->score + h->at * 4, 4);
+            memcpy(&mark.position, page + layout->position + h->at * 4, 4);
+        }
+        memcpy(after, count, sizeof(after));
+        after[l]++;
+        down = p->downgrade(p, l, &mark, after);
+    }
+    assert(down == TR_KV_STAYS || down == TR_KV_NOWHERE
+           || (down > (int) l && down < (int) p->n_levels));
+    if (down != TR_KV_STAYS) {
+        grows = down;
+        if (h->look) { /* it makes room for the one that comes */
+            move->victim_from = (int8_t) l;
+            move->victim_to = (int8_t) down;
+            move->victim_index = v->victim[at * TR_KV_LISTS_MAX + l].index;
+            move->victim_target = down >= 0 ? count[down] : 0;
+            move->index = move->victim_index;
+        } else { /* it is the one that comes */
+            move->to = (int8_t) down;
+            move->index = down >= 0 ? count[down] : 0;
+        }
+    }
+    if (grows >= 0
+        && count[grows] % v->layout[q->list_layout[grows]].tokens == 0) {
+        return (int8_t) grows;
+    }
+    return TR_KV_NOWHERE;
+}
+
+/* ---- the plan of some heads --------------------------------------------- */
+
+/* The heads [first, end) of one sequence, AHEAD at a time, so that the lines
+ * that they read, each in another page, come from memory side by side. */
+static void
+tr_kv_plan_heads(const tr_kv_cache_t *kv, const tr_kv_ask_t *a, int8_t *want,
+                 uint32_t first, uint32_t end)
+{
+    const tr_kv_view_t *v = &kv->view;
+    const tr_kv_policy_t *p = &kv->slot[a->slot].policy;
+    tr_kv_move_t *move = kv->move + tr_kv_head_at(kv, a->slot, 0);
+    tr_kv_half_t half[TR_KV_AHEAD];
+    uint32_t i, n;
+
+    if (a->leaves == 0) { /* the window fills */
+        for (i = first; i < end; i++) {
+            move[i] = (tr_kv_move_t){ .to = TR_KV_STAYS,
+                                      .victim_from = TR_KV_STAYS,
+                                      .victim_to = TR_KV_NOWHERE };
+            want[i] = a->window_page ? TR_KV_WINDOW : TR_KV_NOWHERE;
+        }
+        return;
+    }
+    for (; first < end; first += n) {
+        n = end - first < TR_KV_AHEAD ? end - first : TR_KV_AHEAD;
+        if (a->scored) {
+            for (i = 0; i < n; i++) {
+                __builtin_prefetch(tr_kv_row(kv, a->slot, first + i)
+                                   + a->entry);
+            }
+            for (i = 0; i < n; i++) {
+                const int32_t *row = tr_kv_row(kv, a->slot, first + i);
+
+                __builtin_prefetch(tr_kv_entry_page(v, row, a->entry)
+                                   + a->offset);
+            }
+        }
+        for (i = 0; i < n; i++) {
+            tr_kv_plan_leave(v, p, a, first + i, &half[i]);
+        }
+        for (i = 0; i < n; i++) {
+            tr_kv_plan_fetch(v, a, first + i, &half[i]);
+        }
+        for (i = 0; i < n; i++) {
+            want[first + i] = tr_kv_plan_move(v, p, a, first + i, &half[i],
+                                              &move[first + i]);
+        }
+    }
+}
+
+/* [first, end) of all heads of all sequences. */
+static void
+tr_kv_plan_range(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const tr_kv_cache_t *kv = arg;
+
+    (void) worker;
+    while (first < end) {
+        uint32_t i = first / kv->heads, head = first % kv->heads;
+        uint32_t n = kv->heads - head;
+
+        n = n < end - first ? n : end - first;
+        if (kv->ask[i].kind == TR_KV_ASK_STEP) {
+            tr_kv_plan_heads(kv, &kv->ask[i], kv->want + (size_t) i * kv->heads,
+                             head, head + n);
+        }
+        first += n;
+    }
+}
+
+/* ---- sum ---------------------------------------------------------------- */
+
+/* Gives every sequence that fits its range of the ring; true: some did. */
+static bool
+tr_kv_sum(tr_kv_cache_t *kv, uint32_t n, tr_status_t *result)
+{
+    bool any = false;
+    uint32_t i, head;
+
+    for (i = 0; i < n; i++) {
+        tr_kv_ask_t *a = &kv->ask[i];
+        const int8_t *want = kv->want + (size_t) i * kv->heads;
+
+        if (a->kind == TR_KV_ASK_STEP) {
+            uint32_t pages = 0;
+
+            for (head = 0; head < kv->heads; head++) {
+                pages += want[head] != TR_KV_NOWHERE;
+            }
+            a->pages = pages;
+        }
+        if (a->pages > tr_kv_pages_left(&kv->pages)) {
+            result[i] = TR_AGAIN;
+            continue;
+        }
+        result[i] = TR_OK;
+        if (a->kind != TR_KV_ASK_NOTHING) {
+            a->first = tr_kv_pages_claim(&kv->pages, a->pages);
+            a->granted = any = true;
+        }
+    }
+    return any;
+}
+
+/* ---- grant -------------------------------------------------------------- */
+
+static void
+tr_kv_grant_dense(tr_kv_cache_t *kv, const tr_kv_ask_t *a)
+{
+    tr_kv_slot_t *s = &kv->slot[a->slot];
+    uint32_t head;
+
+    for (head = 0; head < kv->heads && a->more != 0; head++) {
+        tr_kv_pages_fetch(&kv->pages, a->first + (uint64_t) head * a->more,
+                          a->more, (uint32_t) a->slot,
+                          tr_kv_row(kv, a->slot, head) + s->dense_pages, 1);
+    }
+    s->dense_pages += a->more;
+    s->tokens = a->len;
+    tr_kv_set_reading(kv, a->slot);
+}
+
+/* The head's new counts, and its page if it wants one. */
+static void
+tr_kv_grant_head(tr_kv_cache_t *kv, const tr_kv_ask_t *a, uint32_t head,
+                 int8_t want, uint64_t *next)
+{
+    const tr_kv_seq_t *q = &kv->seq[a->slot];
+    const tr_kv_move_t *m = &kv->move[tr_kv_head_at(kv, a->slot, head)];
+    uint32_t *count = tr_kv_counts(kv, a->slot, head), entry, layout;
+
+    if (want != TR_KV_NOWHERE) {
+        layout = want == TR_KV_WINDOW ? q->window_layout : q->list_layout[want];
+        entry = (want == TR_KV_WINDOW ? a->n : count[want])
+                / kv->plan.layout[layout].tokens;
+        entry = want == TR_KV_WINDOW
+                    ? kv->view.at_window + entry
+                    : tr_kv_list_entry(&kv->view, (uint32_t) want, entry);
+        tr_kv_pages_fetch(&kv->pages, (*next)++, 1, (uint32_t) a->slot,
+                          tr_kv_row(kv, a->slot, head) + entry, 1);
+    }
+    if (m->to >= 0) {
+        count[m->to] += m->leaves;
+    }
+    if (m->victim_from >= 0) {
+        count[m->victim_from]--;
+        if (m->victim_to >= 0) {
+            count[m->victim_to]++;
+        }
+    }
+}
+
+static void
+tr_kv_grant_step(tr_kv_cache_t *kv, const tr_kv_ask_t *a, const int8_t *want)
+{
+    tr_kv_seq_t *q = &kv->seq[a->slot];
+    uint64_t next = a->first;
+    uint32_t head;
+
+    if (a->leaves != 0 || a->window_page) {
+        for (head = 0; head < kv->heads; head++) {
+            tr_kv_grant_head(kv, a, head, want[head], &next);
+        }
+    }
+    q->base = a->n + 1;
+    q->window_from = q->window == 0 ? q->base : q->window_from + a->leaves;
+    kv->slot[a->slot].tokens = a->len;
+}
+
+/* Sequences [first, end); each touches only its own rows and its own range. */
+static void
+tr_kv_grant_range(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    tr_kv_cache_t *kv = arg;
+    uint32_t i;
+
+    (void) worker;
+    for (i = first; i < end; i++) {
+        const tr_kv_ask_t *a = &kv->ask[i];
+
+        if (a->granted && a->kind == TR_KV_ASK_DENSE) {
+            tr_kv_grant_dense(kv, a);
+        } else if (a->granted) {
+            tr_kv_grant_step(kv, a, kv->want + (size_t) i * kv->heads);
+        }
+        kv->slot[a->slot].pages += a->granted ? a->pages : 0;
+    }
+}
+
+/* What was granted, by layout. */
+static void
+tr_kv_add_totals(tr_kv_cache_t *kv, uint32_t n)
+{
+    uint32_t i, head;
+
+    for (i = 0; i < n; i++) {
+        const tr_kv_ask_t *a = &kv->ask[i];
+        const tr_kv_seq_t *q = &kv->seq[a->slot];
+        const int8_t *want = kv->want + (size_t) i * kv->heads;
+
+        if (!a->granted) {
+            continue;
+        }
+        kv->totals.tokens += a->len - kv->slot[a->slot].tokens;
+        if (a->kind == TR_KV_ASK_DENSE) {
+            kv->totals.pages[0] += a->pages;
+        }
+        for (head = 0; head < kv->heads && a->kind == TR_KV_ASK_STEP; head++) {
+            if (want[head] != TR_KV_NOWHERE) {
+                kv->totals.pages[want[head] == TR_KV_WINDOW
+                                     ? q->window_layout
+                                     : q->list_layout[want[head]]]++;
+            }
+        }
+    }
+}
+
+/* ---- all of it ---------------------------------------------------------- */
+
+void
+tr_kv_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
+                    const uint32_t *lens, uint32_t n, tr_status_t *result)
+{
+    const tr_stream_t *t = &kv->config.stream;
+    uint64_t pages = 0;
+    uint32_t i, steps = 0;
+
+    assert(n <= kv->config.slots);
+    for (i = 0; i < n; i++) {
+        tr_kv_ask(kv, slots[i], lens[i], &kv->ask[i]);
+        steps += kv->ask[i].kind == TR_KV_ASK_STEP && kv->ask[i].leaves != 0;
+        pages += kv->ask[i].pages;
+    }
+    if (steps * (uint64_t) kv->heads >= TR_KV_PARALLEL) {
+        tr_team_run(t->team, t->threads, n * kv->heads, TR_KV_GRAIN,
+                    tr_kv_plan_range, kv);
+    } else {
+        tr_kv_plan_range(kv, 0, n * kv->heads, 0);
+    }
+    if (!tr_kv_sum(kv, n, result)) {
+        return;
+    }
+    tr_kv_add_totals(kv, n);
+    if (n > 1 && (steps + pages) > TR_KV_PARALLEL) {
+        tr_team_run(t->team, t->threads, n, 1, tr_kv_grant_range, kv);
+    } else {
+        tr_kv_grant_range(kv, 0, n, 0);
+    }
+}
 
 tr_status_t
 tr_kv_reserve(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 {
-    return tr_kv_reserve_dense(kv, slot, len);
+    tr_status_t rc;
+
+    tr_kv_reserve_batch(kv, &slot, &len, 1, &rc);
+    return rc;
 }

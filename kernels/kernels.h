@@ -222,6 +222,15 @@ typedef struct {
                        * number of queries from recent_from on */
 } tr_kv_compress_t;
 
+/* A dense token's score after tr_kv_compress_t.observe = w queries, `later`
+ * queries having come after it. */
+static inline float
+tr_kv_observed(float recent, uint32_t later, uint32_t w)
+{
+    return later == 0 ? 0
+                      : recent * (float) later / (float) (w < later ? w : later);
+}
+
 /* The rows of one step, in flat arrays.  Sequence s has the rows
  * [seq_row[s], seq_row[s + 1]), at consecutive positions. */
 typedef struct {
