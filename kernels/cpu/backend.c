@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* Launchers that differ only in the inner function they are given. */
-#define BACKEND(isa, silu, half, tile)                                         \
+#define BACKEND(isa, silu, codec, tile)                                        \
     static int silu_mul_##isa(const tr_stream_t *s, const float *x,            \
                               size_t ldx, uint32_t rows, uint32_t n,           \
                               float *out, size_t ldo)                          \
@@ -20,7 +20,13 @@
                                const float *k, const float *v, size_t ld,      \
                                const float *angles)                            \
     {                                                                          \
-        return tr_cpu_kv_append(s, kv, layer, rows, k, v, ld, angles, half);   \
+        return tr_cpu_kv_append(s, kv, layer, rows, k, v, ld, angles, &codec); \
+    }                                                                          \
+    static int kv_compress_##isa(const tr_stream_t *s, const tr_kv_view_t *kv, \
+                                 const tr_kv_compress_t *c, void *work)        \
+    {                                                                          \
+        (void) work;                                                           \
+        return tr_cpu_kv_compress(s, kv, c, &codec);                           \
     }                                                                          \
     static int attention_##isa(const tr_stream_t *s, const tr_kv_view_t *kv,   \
                                uint32_t layer, const tr_rows_t *rows,          \
@@ -43,15 +49,16 @@
         .rope = tr_cpu_rope,                                                   \
         .silu_mul = silu_mul_##isa,                                            \
         .kv_append = kv_append_##isa,                                          \
-        .kv_compress = tr_cpu_kv_compress,                                     \
+        .kv_compress = kv_compress_##isa,                                      \
         .kv_compress_work = tr_cpu_kv_compress_work,                           \
         .attention = attention_##isa,                                          \
         .attention_work = tr_cpu_attention_work,                               \
     };
 
-BACKEND(c, tr_silu_row_c, tr_to_half_c, tr_attention_tile_c)
-BACKEND(avx2, tr_silu_row_avx2, tr_to_half_avx2, tr_attention_tile_avx2)
-BACKEND(avx512, tr_silu_row_avx512, tr_to_half_avx2, tr_attention_tile_avx512)
+BACKEND(c, tr_silu_row_c, tr_kv_codec_c, tr_attention_tile_c)
+BACKEND(avx2, tr_silu_row_avx2, tr_kv_codec_avx2, tr_attention_tile_avx2)
+BACKEND(avx512, tr_silu_row_avx512, tr_kv_codec_avx512,
+        tr_attention_tile_avx512)
 
 const tr_kernels_t *
 tr_kernels_cpu(const char *isa)

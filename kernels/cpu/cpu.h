@@ -7,12 +7,8 @@
 
 #include <kernels.h>
 
+#include "kv_store.h"
 #include "team.h"
-
-/* Rounds to FP16 (nearest even), n values; finite ones saturate. */
-typedef void (*tr_to_half_f)(const float *x, uint16_t *out, uint32_t n);
-void tr_to_half_c(const float *x, uint16_t *out, uint32_t n);
-void tr_to_half_avx2(const float *x, uint16_t *out, uint32_t n);
 
 /* silu(gate) * up of one row. */
 typedef void (*tr_silu_row_f)(const float *gate, const float *up, float *out,
@@ -55,9 +51,9 @@ int tr_cpu_silu_mul(const tr_stream_t *s, const float *x, size_t ldx,
 int tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv,
                      uint32_t layer, const tr_rows_t *rows, const float *k,
                      const float *v, size_t ld, const float *angles,
-                     tr_to_half_f to_half);
+                     const tr_kv_codec_t *codec);
 int tr_cpu_kv_compress(const tr_stream_t *s, const tr_kv_view_t *kv,
-                       const tr_kv_compress_t *c, void *work);
+                       const tr_kv_compress_t *c, const tr_kv_codec_t *codec);
 size_t tr_cpu_kv_compress_work(const tr_stream_t *s, uint32_t head_dim);
 
 /* One piece of attention: query positions [first, first + n_pos) of a

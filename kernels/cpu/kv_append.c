@@ -8,31 +8,36 @@
  * page, too.  So a page's digest has one writer.
  */
 #include "cpu.h"
+#include "kv_store.h"
 
 #include <string.h>
 
-void
-tr_to_half_c(const float *x, uint16_t *out, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        float f = x[i];
-        _Float16 h;
-
-        f = f > 65504.0f ? 65504.0f : f; /* a NaN stays one */
-        f = f < -65504.0f ? -65504.0f : f;
-        h = (_Float16) f;
-        memcpy(out + i, &h, 2);
-    }
-}
-
 typedef struct {
+    const tr_kv_codec_t *codec;
     const tr_kv_view_t *kv;
     uint32_t layer;
     const tr_rows_t *rows;
     const float *k, *v, *angles;
     size_t ld;
-    tr_to_half_f to_half;
 } append_t;
+
+/* A token on its way in. */
+typedef struct {
+    float key[TR_HEAD_DIM_MAX]; /* rotated */
+    const float *value;
+    uint32_t pos;
+} token_t;
+
+static void
+rotate(const float *k, const float *cosine, uint32_t half, float *out)
+{
+    const float *sine = cosine + half;
+
+    for (uint32_t i = 0; i < half; i++) {
+        out[i] = k[i] * cosine[i] - k[half + i] * sine[i];
+        out[half + i] = k[half + i] * cosine[i] + k[i] * sine[i];
+    }
+}
 
 /* Smallest and largest key by channel; `first` begins them. */
 static void
@@ -56,36 +61,117 @@ digest_update(uint16_t *digest, const uint16_t *key, uint32_t dim, bool first)
 }
 
 static void
-rotate(const float *k, const float *cosine, uint32_t half, float *out)
+append_dense(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+             const token_t *t)
 {
-    const float *sine = cosine + half;
+    tr_kv_place_t to = tr_kv_place_dense(a->kv, table, t->pos - seq->base);
+    const tr_kv_layout_t *l = to.layout;
+    uint32_t dim = a->kv->head_dim;
 
-    for (uint32_t i = 0; i < half; i++) {
-        out[i] = k[i] * cosine[i] - k[half + i] * sine[i];
-        out[half + i] = k[half + i] * cosine[i] + k[i] * sine[i];
+    tr_kv_put(a->codec, to, t->key, t->value);
+    tr_kv_mark(to, 0, t->pos);
+    if (l->recent) {
+        memset(to.page + l->recent + 4 * to.at, 0, 4);
+    }
+    if (l->digest) {
+        digest_update((uint16_t *) (to.page + l->digest),
+                      (uint16_t *) to.page + (size_t) to.at * dim, dim,
+                      to.at == 0);
     }
 }
 
-/* Token i of the slot's dense pages. */
-static void
-append_dense(const append_t *a, const int32_t *table, uint32_t i,
-             const float *k, const float *v, const float *angles)
+/* The place that list `to` gives to n tokens from `index` on; its page is new
+ * when they are all that it holds. */
+static tr_kv_place_t
+list_place(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+           const uint32_t *count, uint32_t to, uint32_t index, uint32_t n)
 {
-    const tr_kv_layout_t *l = &a->kv->layout[0];
-    uint32_t dim = a->kv->head_dim, at = i % l->tokens;
-    uint8_t *page = tr_kv_page_at(a->kv, table[i / l->tokens]);
-    uint16_t *key = (uint16_t *) page + (size_t) at * dim;
-    float rotated[TR_HEAD_DIM_MAX];
+    tr_kv_place_t p = tr_kv_place_list(a->kv, table, seq, to, index);
 
-    rotate(k, angles, dim / 2, rotated);
-    a->to_half(rotated, key, dim);
-    a->to_half(v, (uint16_t *) (page + l->value) + (size_t) at * dim, dim);
-    if (l->level.scored) {
-        memset(page + l->score + 4 * at, 0, 4);
-        memset(page + l->recent + 4 * at, 0, 4);
+    if (p.at == 0 && index + n == count[to]) {
+        tr_kv_page_clear(p.page, p.layout, a->kv->page_bytes);
     }
-    if (l->digest) {
-        digest_update((uint16_t *) (page + l->digest), key, dim, at == 0);
+    return p;
+}
+
+/* Tokens leave the window for list `to`. */
+static void
+window_leave(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+             const uint32_t *count, const tr_kv_move_t *m)
+{
+    uint32_t to = (uint32_t) m->to;
+    tr_kv_place_t from[TR_KV_CHANNEL_TOKENS];
+
+    for (uint32_t i = 0; i < m->leaves; i++) {
+        from[i] = tr_kv_place_window(a->kv, table, seq,
+                                     (m->leave_pos + i) % seq->window);
+    }
+    for (uint32_t i = 0; i < m->leaves; i++) {
+        tr_kv_place_t p = i == 0 ? list_place(a, table, seq, count, to,
+                                              m->index, m->leaves)
+                                 : tr_kv_place_list(a->kv, table, seq, to,
+                                                    m->index + i);
+
+        if (!p.layout->level.by_channel) {
+            tr_kv_move(a->codec, from[i], p);
+        } else if (i == 0) {
+            tr_kv_move_tile(a->codec, from, p);
+        }
+        tr_kv_mark(p, tr_kv_score(from[i]), m->leave_pos + i);
+    }
+}
+
+static void
+window_enter(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+             const token_t *t)
+{
+    tr_kv_place_t p = tr_kv_place_window(a->kv, table, seq,
+                                         t->pos % seq->window);
+    uint32_t slot = t->pos % seq->window;
+    /* where the page's slots end, and how long ago the last was written: when
+     * that has left the window, the page is new or as good as new */
+    uint32_t end = slot - p.at + p.layout->tokens;
+    uint32_t ago;
+
+    end = end < seq->window ? end : seq->window;
+    ago = slot + 1 + seq->window - end;
+    if (p.at == 0 && t->pos - seq->window_from < ago) {
+        tr_kv_page_clear(p.page, p.layout, a->kv->page_bytes);
+    }
+    tr_kv_put(a->codec, p, t->key, t->value);
+    tr_kv_mark(p, 0, t->pos);
+}
+
+/* Does the head's move, then stores the token. */
+static void
+append_moved(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+             size_t head, const token_t *t)
+{
+    const uint32_t *count = a->kv->count + head * TR_KV_LISTS_MAX;
+    const tr_kv_move_t *m = &a->kv->move[head];
+
+    if (m->victim_from >= 0 && m->victim_to >= 0) {
+        tr_kv_place_t from = tr_kv_place_list(a->kv, table, seq,
+                                              (uint32_t) m->victim_from,
+                                              m->victim_index);
+        tr_kv_place_t to = list_place(a, table, seq, count,
+                                      (uint32_t) m->victim_to, m->victim_target,
+                                      1);
+
+        tr_kv_move(a->codec, from, to);
+        tr_kv_mark(to, tr_kv_score(from), tr_kv_position(from));
+    }
+    if (m->to >= 0 && seq->window == 0) {
+        tr_kv_place_t p = list_place(a, table, seq, count, (uint32_t) m->to,
+                                     m->index, 1);
+
+        tr_kv_put(a->codec, p, t->key, t->value);
+        tr_kv_mark(p, 0, t->pos);
+    } else if (m->to >= 0) {
+        window_leave(a, table, seq, count, m);
+    }
+    if (seq->window != 0) {
+        window_enter(a, table, seq, t);
     }
 }
 
@@ -101,17 +187,37 @@ piece_begins(const append_t *a, uint32_t row, uint32_t seq)
 }
 
 static void
+append_row(const append_t *a, uint32_t row, int32_t slot)
+{
+    const tr_kv_view_t *kv = a->kv;
+    const tr_kv_seq_t *seq = &kv->seq[slot];
+    uint32_t dim = kv->head_dim;
+    token_t t = { .pos = a->rows->row_pos[row] };
+
+    for (uint32_t l = 0; l < kv->lists; l++) {
+        const int32_t *table = tr_kv_table(kv, slot, a->layer, l);
+
+        rotate(a->k + row * a->ld + l * dim, a->angles + (size_t) row * dim,
+               dim / 2, t.key);
+        t.value = a->v + row * a->ld + l * dim;
+        if (t.pos >= seq->base) {
+            append_dense(a, table, seq, &t);
+        } else {
+            append_moved(a, table, seq, tr_kv_head(kv, slot, a->layer, l), &t);
+        }
+    }
+}
+
+static void
 append_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 {
     const append_t *a = arg;
     const tr_rows_t *rows = a->rows;
-    uint32_t dim = a->kv->head_dim;
     bool mine = false;
 
     (void) worker;
     for (uint32_t r = first; r < rows->n_rows; r++) {
         uint32_t seq = tr_seq_of(rows->seq_row, rows->n_seqs, r);
-        int32_t slot = rows->seq_slot[seq];
 
         if (piece_begins(a, r, seq)) {
             mine = r < end;
@@ -119,41 +225,127 @@ append_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
                 return;
             }
         }
-        for (uint32_t l = 0; mine && l < a->kv->lists; l++) {
-            append_dense(a, tr_kv_table(a->kv, slot, a->layer, l),
-                         rows->row_pos[r] - a->kv->seq[slot].base,
-                         a->k + r * a->ld + l * dim,
-                         a->v + r * a->ld + l * dim,
-                         a->angles + (size_t) r * dim);
+        if (mine) {
+            append_row(a, r, rows->seq_slot[seq]);
         }
     }
 }
 
-/* Are there pages for what a sequence brings? */
+/* ---- what is refused ---- */
+
+/* May n tokens of layout `from` (NULL: new) go to list `to`, from `index`? */
 static bool
-rows_valid(const append_t *a, uint32_t seq)
+target_valid(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+             const uint32_t *count, const tr_kv_layout_t *from, int to,
+             uint32_t index, uint32_t n)
+{
+    const tr_kv_layout_t *l;
+
+    if (to == TR_KV_NOWHERE) {
+        return true;
+    }
+    if (to < 0 || to >= seq->n_lists) {
+        return false;
+    }
+    l = &a->kv->layout[seq->list_layout[to]];
+    if (l->level.by_channel
+        && (n != TR_KV_CHANNEL_TOKENS || index % TR_KV_CHANNEL_TOKENS != 0)) {
+        return false;
+    }
+    return (from == NULL || tr_kv_goes(from, l)) && n <= count[to]
+           && index <= count[to] - n
+           && tr_kv_has_list(a->kv, table, seq, (uint32_t) to, index,
+                             index + n);
+}
+
+static bool
+victim_valid(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+             const uint32_t *count, const tr_kv_move_t *m)
+{
+    const tr_kv_layout_t *l;
+
+    if (m->victim_from == TR_KV_STAYS) {
+        return true;
+    }
+    if (m->victim_from < 0 || m->victim_from >= seq->n_lists) {
+        return false;
+    }
+    l = &a->kv->layout[seq->list_layout[m->victim_from]];
+    return !l->level.by_channel && m->victim_index < UINT32_MAX
+           && tr_kv_has_list(a->kv, table, seq, (uint32_t) m->victim_from,
+                             m->victim_index, m->victim_index + 1)
+           && target_valid(a, table, seq, count, l, m->victim_to,
+                           m->victim_target, 1);
+}
+
+static bool
+move_valid(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+           size_t head, uint32_t pos)
+{
+    const uint32_t *count = a->kv->count + head * TR_KV_LISTS_MAX;
+    const tr_kv_move_t *m = &a->kv->move[head];
+    uint32_t window = seq->window, slot;
+
+    if (!victim_valid(a, table, seq, count, m)) {
+        return false;
+    }
+    if (window == 0) {
+        return m->leaves == 1
+               && target_valid(a, table, seq, count, NULL, m->to, m->index, 1);
+    }
+    slot = pos % window;
+    if (!tr_kv_has_window(a->kv, table, seq, slot, slot + 1)) {
+        return false;
+    }
+    if (m->to == TR_KV_STAYS || m->to == TR_KV_NOWHERE) {
+        return true;
+    }
+    /* who leaves was in the ring before this step */
+    if (m->leaves == 0 || m->leaves > TR_KV_CHANNEL_TOKENS || m->leaves > window
+        || m->leave_pos >= pos || pos - m->leave_pos < m->leaves
+        || pos - m->leave_pos > window) {
+        return false;
+    }
+    for (uint32_t i = 0; i < m->leaves; i++) {
+        slot = (m->leave_pos + i) % window;
+        if (!tr_kv_has_window(a->kv, table, seq, slot, slot + 1)) {
+            return false;
+        }
+    }
+    return target_valid(a, table, seq, count,
+                        &a->kv->layout[seq->window_layout], m->to, m->index,
+                        m->leaves);
+}
+
+/* Is there a place for all that a sequence brings? */
+static bool
+rows_valid(const append_t *a, uint32_t i)
 {
     const tr_kv_view_t *kv = a->kv;
     const tr_rows_t *rows = a->rows;
-    int32_t slot = rows->seq_slot[seq];
-    uint32_t first = rows->seq_row[seq], end = rows->seq_row[seq + 1];
-    uint32_t base = kv->seq[slot].base, tokens = kv->layout[0].tokens;
+    int32_t slot = rows->seq_slot[i];
+    const tr_kv_seq_t *seq = &kv->seq[slot];
+    uint32_t n = rows->seq_row[i + 1] - rows->seq_row[i], first;
+    bool dense;
 
-    if (first == end) {
+    if (n == 0) {
         return true;
     }
-    if (rows->row_pos[first] < base
-        || (rows->row_pos[end - 1] - base) / tokens >= kv->at_window) {
+    first = rows->row_pos[rows->seq_row[i]];
+    dense = first >= seq->base;
+    if (!dense
+        && (n != 1 || first + 1 != seq->base || seq->n_lists == 0
+            || !tr_kv_seq_valid(kv, seq))) {
         return false;
     }
     for (uint32_t l = 0; l < kv->lists; l++) {
         const int32_t *table = tr_kv_table(kv, slot, a->layer, l);
 
-        for (uint32_t i = (rows->row_pos[first] - base) / tokens;
-             i <= (rows->row_pos[end - 1] - base) / tokens; i++) {
-            if (table[i] < 0) {
-                return false;
-            }
+        if (dense ? !tr_kv_has_dense(kv, table, first - seq->base,
+                                     first - seq->base + n)
+                  : !move_valid(a, table, seq,
+                                tr_kv_head(kv, slot, a->layer, l), first)) {
+            return false;
         }
     }
     return true;
@@ -162,10 +354,10 @@ rows_valid(const append_t *a, uint32_t seq)
 int
 tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
                  const tr_rows_t *rows, const float *k, const float *v,
-                 size_t ld, const float *angles, tr_to_half_f to_half)
+                 size_t ld, const float *angles, const tr_kv_codec_t *codec)
 {
     uint32_t dim = kv->head_dim;
-    append_t a = { kv, layer, rows, k, v, angles, ld, to_half };
+    append_t a = { codec, kv, layer, rows, k, v, angles, ld };
 
     if (dim > TR_HEAD_DIM_MAX || dim % 16 || ld < (size_t) kv->lists * dim
         || layer >= kv->layers) {

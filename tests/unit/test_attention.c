@@ -71,6 +71,7 @@ bed_pool(bed_t *b)
     v->seq = b->seq;
     v->page_bytes = tr_pad(4ull * b->layout.tokens * v->head_dim, 128);
     v->table_len = (LEN_MAX + b->layout.tokens - 1) / b->layout.tokens;
+    v->at_window = v->table_len;
     pages = rows * v->table_len;
     v->pool = aligned_alloc(64, pages * v->page_bytes);
     order = malloc(pages * sizeof(*order));
@@ -425,6 +426,7 @@ test_half(void **state)
                            .layout = &layout,
                            .tables = &table,
                            .table_len = 1,
+                           .at_window = 1,
                            .seq = &seq };
         static const uint16_t want[16] = { 0,      0x8000, 0x3c00, 0x7bff,
                                            0x7bff, 0x7bff, 0xfbff, 0x7bff,
@@ -463,6 +465,7 @@ test_bad_shapes(void **state)
                        .layout = &layout,
                        .tables = &table,
                        .table_len = 1,
+                       .at_window = 1,
                        .seq = &seq };
 
     (void) state;
