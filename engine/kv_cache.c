@@ -93,7 +93,7 @@ tr_kv_lay_tables(tr_kv_cache_t *kv)
 {
     const tr_kv_config_t *c = &kv->config;
     tr_kv_view_t *v = &kv->view;
-    uint32_t window = 0, i, pair, l, each = kv->pages.n / kv->heads;
+    uint32_t window = 0, n, i, pair, l, each = kv->pages.n / kv->heads;
 
     kv->dense_len = tr_kv_ceil(c->max_len, kv->plan.layout[0].tokens);
     kv->dense_len = kv->dense_len < each ? kv->dense_len : each;
@@ -101,8 +101,9 @@ tr_kv_lay_tables(tr_kv_cache_t *kv)
         const tr_kv_policy_t *p = c->policies[i];
 
         for (pair = 0; pair < 2 && pair * 2 < p->n_levels; pair++) {
-            uint32_t least = UINT32_MAX, n = 0, len;
+            uint32_t least = UINT32_MAX, len;
 
+            n = 0;
             for (l = pair * 2; l < p->n_levels && l < pair * 2 + 2; l++, n++) {
                 int at = tr_kv_layout_of(&kv->plan, &p->level[l]);
                 uint32_t tokens = kv->plan.layout[at].tokens;
@@ -115,12 +116,8 @@ tr_kv_lay_tables(tr_kv_cache_t *kv)
             v->pair_len[pair] = len > v->pair_len[pair] ? len
                                                         : v->pair_len[pair];
         }
-        if (p->n_levels != 0 && p->window != 0) {
-            int at = tr_kv_layout_of(&kv->plan, &p->window_level);
-            uint32_t n = tr_kv_ceil(p->window, kv->plan.layout[at].tokens);
-
-            window = n > window ? n : window;
-        }
+        n = tr_kv_policy_window(&kv->plan, p, c->max_len);
+        window = n > window ? n : window;
     }
     v->at_window = kv->dense_len;
     v->at_pair[0] = v->at_window + window;
@@ -336,7 +333,8 @@ tr_kv_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
     s = &kv->slot[slot];
     assert(!s->open && s->pages == 0);
     s->open = s->dense = true;
-    s->policy = policy != NULL ? *policy : *kv->config.policies[0];
+    s->origin = policy != NULL ? *policy : *kv->config.policies[0];
+    s->policy = s->origin;
     tr_kv_seq_start(kv, &s->policy, &kv->seq[slot]);
     for (i = 0; i < (size_t) kv->heads * TR_KV_LISTS_MAX; i++) {
         tr_kv_counts(kv, slot, 0)[i] = 0;

@@ -30,6 +30,7 @@ typedef struct {
     uint32_t len;
     uint32_t n_dense;
     uint32_t observe;
+    tr_kv_policy_t policy; /* for a prompt of len tokens */
     tr_kv_seq_t to;
 } tr_kv_prompt_job_t;
 
@@ -123,7 +124,9 @@ tr_kv_collect_list(const tr_kv_prompt_job_t *job, uint32_t head, uint32_t l,
 
         n = count - i < layout->tokens ? count - i : layout->tokens;
         memset(m->from + m->n, (int) l, n);
-        memset(m->recent + m->n, 0, n * sizeof(float));
+        for (j = 0; j < n; j++) {
+            m->recent[m->n + j] = -1;
+        }
         if (layout->score != 0) {
             memcpy(m->position + m->n, page + layout->position, n * 4);
             memcpy(m->score + m->n, page + layout->score, n * 4);
@@ -155,7 +158,7 @@ tr_kv_collect_window(const tr_kv_prompt_job_t *job, uint32_t head,
         m->position[m->n] = p;
         m->from[m->n] = TR_KV_NOWHERE;
         m->score[m->n] = 0;
-        m->recent[m->n] = 0;
+        m->recent[m->n] = -1;
         if (layout->score != 0) {
             memcpy(&m->score[m->n],
                    page + layout->score + at % layout->tokens * 4, 4);
@@ -249,7 +252,7 @@ tr_kv_plan_prompt(const tr_kv_prompt_job_t *job, uint32_t head, uint32_t worker)
 {
     tr_kv_cache_t *kv = job->kv;
     const tr_kv_seq_t *q = &kv->seq[job->slot];
-    const tr_kv_policy_t *p = &kv->slot[job->slot].policy;
+    const tr_kv_policy_t *p = &job->policy;
     uint32_t window = job->to.window_from, l, end;
     int8_t *dest = kv->dest + (size_t) head * kv->config.max_len;
     tr_kv_marks_t m;
@@ -296,14 +299,17 @@ tr_kv_plan_prompts(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 static void
 tr_kv_prompt_target(tr_kv_prompt_job_t *job)
 {
-    const tr_kv_policy_t *p = &job->kv->slot[job->slot].policy;
+    const tr_kv_policy_t *p = &job->policy;
     uint32_t from;
 
+    tr_kv_policy_for(&job->kv->slot[job->slot].origin, job->len, &job->policy);
     job->to = job->kv->seq[job->slot];
+    job->to.window = p->window;
     from = job->len > job->to.window ? job->len - job->to.window : 0;
     if (p->leaves == TR_KV_CHANNEL_TOKENS) {
         from = tr_kv_ceil(from, TR_KV_CHANNEL_TOKENS) * TR_KV_CHANNEL_TOKENS;
     }
+    assert(from >= job->to.window_from);
     job->to.base = job->len;
     job->to.window_from = from;
     job->to.read_pages = 0;
@@ -384,6 +390,7 @@ tr_kv_install_prompt(const tr_kv_prompt_job_t *job, uint64_t pages)
                h->victim, sizeof(h->victim));
     }
     kv->seq[job->slot] = job->to;
+    s->policy = job->policy;
     kv->totals.tokens -= s->tokens - job->len;
     s->tokens = job->len;
     s->pages = pages;

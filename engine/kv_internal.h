@@ -27,13 +27,14 @@
 
 typedef struct {
     bool open;
-    bool dense;           /* coming tokens are dense */
-    bool out;             /* pages are in the swap pool */
-    uint32_t tokens;      /* positions that were reserved */
-    uint32_t prompt;      /* where the prompt ends, 0: nobody said */
-    uint32_t dense_pages; /* of each head */
-    uint64_t pages;       /* of all heads, dense ones included */
-    tr_kv_policy_t policy;
+    bool dense;            /* coming tokens are dense */
+    bool out;              /* pages are in the swap pool */
+    uint32_t tokens;       /* positions that were reserved */
+    uint32_t prompt;       /* where the prompt ends, 0: nobody said */
+    uint32_t dense_pages;  /* of each head */
+    uint64_t pages;        /* of all heads, dense ones included */
+    tr_kv_policy_t origin; /* as it was opened */
+    tr_kv_policy_t policy; /* for the length of its last prompt */
 } tr_kv_slot_t;
 
 /* What the sequence of one reservation asks for; constant over its heads. */
@@ -183,8 +184,11 @@ void tr_kv_set_reading(tr_kv_cache_t *kv, int32_t slot);
 bool tr_kv_prompt_memory(tr_kv_cache_t *kv);
 
 /* kv_usage.c */
-uint32_t tr_kv_worst_copy(const tr_page_plan_t *plan, const tr_kv_policy_t *p,
-                          uint32_t n);
+/* Pages of a head's window when its last prompt had n tokens. */
+uint32_t tr_kv_policy_window(const tr_page_plan_t *plan,
+                             const tr_kv_policy_t *p, uint32_t n);
+/* Adds a policy's levels to those in level[0 .. *n), each once; false: there
+ * are more than `room`. */
 bool tr_kv_levels_of(const tr_kv_policy_t *p, tr_kv_level_t *level, uint32_t *n,
                      uint32_t room);
 /* Index of a level's layout in a plan, -1: it has none. */

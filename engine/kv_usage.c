@@ -59,15 +59,31 @@ tr_kv_token_bytes(const tr_kv_cache_t *kv)
     return (uint64_t) kv->heads * 4 * kv->config.head_dim;
 }
 
+/* Tokens in the window of a slot whose last prompt had n. */
 static uint32_t
+tr_kv_window_tokens(const tr_kv_policy_t *p, uint32_t n)
+{
+    tr_kv_policy_t begun;
+
+    if (p->n_levels == 0) {
+        return 0;
+    }
+    if (p->begin != NULL) {
+        tr_kv_policy_for(p, n, &begun);
+        p = &begun;
+    }
+    return n < p->window ? n : p->window;
+}
+
+uint32_t
 tr_kv_policy_window(const tr_page_plan_t *plan, const tr_kv_policy_t *p,
                     uint32_t n)
 {
-    if (p->n_levels == 0 || p->window == 0) {
-        return 0;
-    }
-    return tr_kv_ceil(n < p->window ? n : p->window,
-                      tr_kv_level_tokens(plan, &p->window_level));
+    uint32_t tokens = tr_kv_window_tokens(p, n);
+
+    return tokens == 0
+               ? 0
+               : tr_kv_ceil(tokens, tr_kv_level_tokens(plan, &p->window_level));
 }
 
 uint64_t
@@ -76,15 +92,17 @@ tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
 {
     const tr_kv_policy_t *p = policy != NULL ? policy : kv->config.policies[0];
     uint32_t lists = kv->config.lists, head, l, each;
+    tr_kv_policy_t begun;
     uint64_t sum;
 
+    tr_kv_policy_for(p, n, &begun);
     each = tr_kv_ceil(n, kv->plan.layout[0].tokens)
            + tr_kv_policy_window(&kv->plan, p, n);
     sum = (uint64_t) each * kv->heads;
     for (head = 0; head < kv->heads && p->n_levels != 0; head++) {
         uint32_t tokens[TR_KV_LISTS_MAX] = { 0 };
 
-        p->charge(p, head / lists, head % lists, n, tokens);
+        begun.charge(&begun, head / lists, head % lists, n, tokens);
         for (l = 0; l < p->n_levels; l++) {
             sum += tr_kv_ceil(tokens[l],
                               tr_kv_level_tokens(&kv->plan, &p->level[l]));
@@ -95,7 +113,7 @@ tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
 
 /* The most pages that a head can need for n compressed tokens: all in the list
  * with the fewest tokens a page, but for one in each other. */
-uint32_t
+static uint32_t
 tr_kv_worst_copy(const tr_page_plan_t *plan, const tr_kv_policy_t *p,
                  uint32_t n)
 {
@@ -109,7 +127,7 @@ tr_kv_worst_copy(const tr_page_plan_t *plan, const tr_kv_policy_t *p,
 
         least = tokens < least ? tokens : least;
     }
-    return tr_kv_ceil(n, least) + p->n_levels - 1
+    return tr_kv_ceil(n - tr_kv_window_tokens(p, n), least) + p->n_levels - 1
            + tr_kv_policy_window(plan, p, n);
 }
 
@@ -158,8 +176,11 @@ tr_kv_usage_in(const tr_kv_cache_t *kv, int32_t slot,
     uint64_t pages, all = (uint64_t) s->tokens * kv->heads;
     uint64_t sum[TR_KV_LISTS_MAX] = { 0 }, high, low = 0;
 
-    each = tr_kv_ceil(dense, plan->layout[0].tokens)
-           + tr_kv_policy_window(plan, p, q->base);
+    each = tr_kv_ceil(dense, plan->layout[0].tokens);
+    if (q->base != 0 && q->window != 0) {
+        each += tr_kv_ceil(q->base < q->window ? q->base : q->window,
+                           tr_kv_level_tokens(plan, &p->window_level));
+    }
     pages = (uint64_t) each * kv->heads;
     for (l = 0; l < q->n_lists; l++) {
         uint32_t tokens = tr_kv_level_tokens(plan, &p->level[l]);
@@ -207,8 +228,6 @@ tr_kv_policy_plan(const tr_kv_policy_t *policy, uint32_t head_dim,
     return tr_page_plan(&wish, out) == 0 ? TR_OK : TR_ERR_INVALID;
 }
 
-/* Adds a policy's levels to those in level[0 .. *n), each once; false: there
- * are more than `room`. */
 bool
 tr_kv_levels_of(const tr_kv_policy_t *p, tr_kv_level_t *level, uint32_t *n,
                 uint32_t room)
