@@ -8,7 +8,6 @@
  */
 #include "kv_policy.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,8 +33,8 @@ tr_kv_policy_names(void)
     return &(POLICIES(NAME_OF))[2];
 }
 
-static const tr_kv_policy_kind_t *
-kind_of(const char *name, size_t n)
+const tr_kv_policy_kind_t *
+tr_kv_policy_kind(const char *name, size_t n)
 {
     for (size_t i = 0; i < N_KINDS; i++) {
         if (strlen(kinds[i]->name) == n
@@ -67,7 +66,7 @@ tr_kv_policy_create(const char *spec, uint32_t layers, uint32_t lists,
                     uint32_t head_dim, tr_kv_policy_t **out, tr_error_t *err)
 {
     size_t n = strcspn(spec, ":");
-    const tr_kv_policy_kind_t *kind = kind_of(spec, n);
+    const tr_kv_policy_kind_t *kind = tr_kv_policy_kind(spec, n);
     tr_kv_policy_t *p;
     tr_status_t rc;
 
@@ -107,66 +106,4 @@ tr_kv_policy_free(tr_kv_policy_t *p)
         free((void *) (uintptr_t) p->alpha_of);
         free(p);
     }
-}
-
-/* May one request have this threshold? */
-static tr_status_t
-check_alpha(const tr_kv_policy_t *p, const char *param, double alpha, bool has,
-            tr_error_t *err)
-{
-    if (isnan(alpha)) {
-        return TR_OK;
-    }
-    if (!has) {
-        return tr_error_set(err, TR_ERR_INVALID, param,
-                            "%s=%g: KV policy %s has no such threshold", param,
-                            alpha, p->name);
-    }
-    if (!(alpha >= 0 && alpha <= TR_KV_ALPHA_MAX)) {
-        return tr_error_set(err, TR_ERR_INVALID, param,
-                            "%s=%g: expected a number from 0 to %g", param,
-                            alpha, TR_KV_ALPHA_MAX);
-    }
-    return TR_OK;
-}
-
-tr_status_t
-tr_kv_policy_override(tr_kv_policy_t *copy, double alpha_high, double alpha_low,
-                      tr_error_t *err)
-{
-    const tr_kv_policy_kind_t *kind = kind_of(copy->name, strlen(copy->name));
-    bool some = kind != NULL && strstr(kind->settings, "alpha_low") != NULL;
-    double high = isnan(alpha_high) ? copy->alpha_high : alpha_high;
-    double low = isnan(alpha_low) ? copy->alpha_low : alpha_low;
-    tr_status_t rc;
-
-    if (isnan(alpha_high) && isnan(alpha_low)) {
-        return TR_OK;
-    }
-    rc = check_alpha(copy, "kv_alpha_high", alpha_high,
-                     some && copy->n_levels > 1, err);
-    if (rc == TR_OK) {
-        rc = check_alpha(copy, "kv_alpha_low", alpha_low, some, err);
-    }
-    if (rc != TR_OK) {
-        return rc;
-    }
-    if (copy->n_levels > 1 && low > high) {
-        return tr_error_set(err, TR_ERR_INVALID,
-                            isnan(alpha_low) ? "kv_alpha_high" : "kv_alpha_low",
-                            "kv_alpha_low=%g is above kv_alpha_high=%g:"
-                            " expected at most that",
-                            low, high);
-    }
-    if (copy->n_levels > 2 && high > copy->alpha_top) {
-        return tr_error_set(err, TR_ERR_INVALID, "kv_alpha_high",
-                            "kv_alpha_high=%g is above the policy's"
-                            " alpha_top=%g: expected at most that",
-                            high, copy->alpha_top);
-    }
-    copy->alpha_high = high;
-    copy->alpha_low = low;
-    copy->alpha_of = NULL; /* the original's; by head no more */
-    copy->alpha_file[0] = '\0';
-    return tr_kv_settings_print(kind, copy, err);
 }

@@ -1,5 +1,6 @@
 /*
- * Thresholds by head, from a file with lines
+ * The thresholds of diffkv: which fit together, those of one request, and those
+ * by head, from a file with lines
  *
  *     layer list alpha_high alpha_low
  *
@@ -18,16 +19,90 @@
 
 #define LINE_BYTES 256
 
+bool
+tr_kv_alpha_fit(const tr_kv_policy_t *p, double high, double low,
+                char text[TR_KV_ALPHA_TEXT])
+{
+    if (!(low >= 0 && low <= TR_KV_ALPHA_MAX)) {
+        snprintf(text, TR_KV_ALPHA_TEXT,
+                 "alpha_low=%g: expected a number from 0 to %g", low,
+                 TR_KV_ALPHA_MAX);
+    } else if (!(high >= 0 && high <= TR_KV_ALPHA_MAX)) {
+        snprintf(text, TR_KV_ALPHA_TEXT,
+                 "alpha_high=%g: expected a number from 0 to %g", high,
+                 TR_KV_ALPHA_MAX);
+    } else if (p->n_levels > 1 && low > high) {
+        snprintf(text, TR_KV_ALPHA_TEXT,
+                 "alpha_low=%g is above alpha_high=%g: expected at most that",
+                 low, high);
+    } else if (p->n_levels > 2 && high > p->alpha_top) {
+        snprintf(text, TR_KV_ALPHA_TEXT,
+                 "alpha_high=%g is above alpha_top=%g: expected at most that",
+                 high, p->alpha_top);
+    } else if (p->window == 0 && low > 0) {
+        snprintf(text, TR_KV_ALPHA_TEXT,
+                 "alpha_low=%g without a window would forget each new token"
+                 " before it is read: expected a window of 1 or more, or 0",
+                 low);
+    } else {
+        return true;
+    }
+    return false;
+}
+
+/* ---- of one request ----------------------------------------------------- */
+
+tr_status_t
+tr_kv_policy_override(tr_kv_policy_t *copy, double alpha_high, double alpha_low,
+                      tr_error_t *err)
+{
+    const tr_kv_policy_kind_t *kind = tr_kv_policy_kind(copy->name,
+                                                        strlen(copy->name));
+    bool set_high = !isnan(alpha_high), set_low = !isnan(alpha_low);
+    const char *param = set_low ? "kv_alpha_low" : "kv_alpha_high";
+    double high = set_high ? alpha_high : copy->alpha_high;
+    double low = set_low ? alpha_low : copy->alpha_low;
+    char text[TR_KV_ALPHA_TEXT];
+
+    if (!set_high && !set_low) {
+        return TR_OK;
+    }
+    if (kind == NULL || strstr(kind->settings, "alpha_low") == NULL) {
+        return tr_error_set(err, TR_ERR_INVALID, param,
+                            "%s=%g: KV policy %s has no thresholds", param,
+                            set_low ? low : high, copy->name);
+    }
+    if (set_high && copy->n_levels < 2) {
+        return tr_error_set(err, TR_ERR_INVALID, "kv_alpha_high",
+                            "kv_alpha_high=%g: this KV policy has one level:"
+                            " expected kv_alpha_low alone",
+                            high);
+    }
+    if (!tr_kv_alpha_fit(copy, high, low, text)) {
+        /* the message begins with the name of the one at fault */
+        param = strncmp(text, "alpha_low", 9) == 0 && set_low
+                    ? "kv_alpha_low"
+                    : (set_high ? "kv_alpha_high" : "kv_alpha_low");
+        return tr_error_set(err, TR_ERR_INVALID, param, "kv_%s", text);
+    }
+    copy->alpha_high = high;
+    copy->alpha_low = low;
+    copy->alpha_of = NULL; /* the original's; by head no more */
+    copy->alpha_file[0] = '\0';
+    return tr_kv_settings_print(kind, copy, err);
+}
+
+/* ---- by head ------------------------------------------------------------ */
+
 static tr_status_t
 bad_line(const tr_kv_policy_t *p, uint32_t line, const char *what,
          const char *text, tr_error_t *err)
 {
     return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
-                        "%s:%u: %s: \"%.64s\": expected layer (below %u), list"
-                        " (below %u), alpha_high, alpha_low (0 to %g, low at"
-                        " most high)",
-                        p->alpha_file, line, what, text, p->layers_of,
-                        p->lists_of, TR_KV_ALPHA_MAX);
+                        "%s:%u: \"%.64s\": %s; a line is layer (below %u),"
+                        " list (below %u), alpha_high, alpha_low",
+                        p->alpha_file, line, text, what, p->layers_of,
+                        p->lists_of);
 }
 
 /* The numbers of a line: 4, 0 for an empty line, -1 for anything else. */
@@ -55,7 +130,8 @@ read_line(char *line, double v[4])
 
 /* Puts one head's thresholds in place; NULL, or what is wrong. */
 static const char *
-put(const tr_kv_policy_t *p, double *alpha, bool *seen, const double v[4])
+put(const tr_kv_policy_t *p, double *alpha, bool *seen, const double v[4],
+    char text[TR_KV_ALPHA_TEXT])
 {
     size_t head;
 
@@ -63,10 +139,8 @@ put(const tr_kv_policy_t *p, double *alpha, bool *seen, const double v[4])
           && v[1] < p->lists_of && v[1] == floor(v[1]))) {
         return "no such head";
     }
-    if (!(v[3] >= 0 && v[2] <= TR_KV_ALPHA_MAX && v[3] <= TR_KV_ALPHA_MAX)
-        || (p->n_levels > 1 && v[3] > v[2])
-        || (p->n_levels > 2 && v[2] > p->alpha_top)) {
-        return "thresholds out of range";
+    if (!tr_kv_alpha_fit(p, v[2], v[3], text)) {
+        return text;
     }
     head = (size_t) v[0] * p->lists_of + (size_t) v[1];
     if (seen[head]) {
@@ -86,6 +160,7 @@ read_all(const tr_kv_policy_t *p, FILE *f, double *alpha, bool *seen,
 
     for (uint32_t at = 1; fgets(line, sizeof(line), f) != NULL; at++) {
         double v[4] = { 0 };
+        char text[TR_KV_ALPHA_TEXT];
         const char *wrong;
         int n;
 
@@ -95,7 +170,7 @@ read_all(const tr_kv_policy_t *p, FILE *f, double *alpha, bool *seen,
         snprintf(copy, sizeof(copy), "%.*s", (int) strcspn(line, "\r\n"), line);
         n = read_line(line, v);
         wrong = n < 0 ? "not four numbers"
-                      : (n == 0 ? NULL : put(p, alpha, seen, v));
+                      : (n == 0 ? NULL : put(p, alpha, seen, v, text));
         if (wrong != NULL) {
             return bad_line(p, at, wrong, copy, err);
         }

@@ -154,19 +154,12 @@ diffkv_init(tr_kv_policy_t *p, uint32_t head_dim)
 static tr_status_t
 diffkv_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
 {
+    char text[TR_KV_ALPHA_TEXT];
     tr_status_t rc;
 
-    if (p->n_levels > 1 && p->alpha_low > p->alpha_high) {
+    if (!tr_kv_alpha_fit(p, p->alpha_high, p->alpha_low, text)) {
         return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
-                            "KV policy diffkv: alpha_low=%g is above"
-                            " alpha_high=%g: expected at most that",
-                            p->alpha_low, p->alpha_high);
-    }
-    if (p->n_levels > 2 && p->alpha_high > p->alpha_top) {
-        return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
-                            "KV policy diffkv: alpha_high=%g is above"
-                            " alpha_top=%g: expected at most that",
-                            p->alpha_high, p->alpha_top);
+                            "KV policy diffkv: %s", text);
     }
     rc = tr_kv_levels_check(p, head_dim, err);
     if (rc == TR_OK && p->alpha_file[0] != '\0') {

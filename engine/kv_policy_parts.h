@@ -7,6 +7,9 @@
 
 #include "kv_policy.h"
 
+/* NULL: no such policy. */
+const tr_kv_policy_kind_t *tr_kv_policy_kind(const char *name, size_t n);
+
 /* ---- settings (kv_policy_settings.c) ------------------------------------ */
 
 /* Applies "KEY=VALUE,KEY=VALUE" (may be empty) to p. */
@@ -18,7 +21,13 @@ tr_status_t tr_kv_settings_read(const tr_kv_policy_kind_t *kind,
 tr_status_t tr_kv_settings_print(const tr_kv_policy_kind_t *kind,
                                  tr_kv_policy_t *p, tr_error_t *err);
 
-/* Reads p->alpha_file into p->alpha_of (kv_policy_alpha.c). */
+/* Thresholds (kv_policy_alpha.c): do they fit the policy and each other?  If
+ * not, text says what is wrong. */
+#define TR_KV_ALPHA_TEXT 200
+bool tr_kv_alpha_fit(const tr_kv_policy_t *p, double high, double low,
+                     char text[TR_KV_ALPHA_TEXT]);
+
+/* Reads p->alpha_file into p->alpha_of. */
 tr_status_t tr_kv_alpha_read(tr_kv_policy_t *p, tr_error_t *err);
 
 /* ---- levels ------------------------------------------------------------- */

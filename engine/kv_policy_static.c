@@ -12,6 +12,8 @@
  */
 #include "kv_policy_parts.h"
 
+#include "log.h"
+
 /* Tokens that the levels up to `level` may hold together. */
 static uint32_t
 upto(const tr_kv_policy_t *p, uint32_t level, uint32_t n)
@@ -111,10 +113,21 @@ static_init(tr_kv_policy_t *p, uint32_t head_dim)
     p->read = tr_kv_read_all;
 }
 
+static tr_status_t
+static_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
+{
+    if (p->window == 0) {
+        return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
+                            "KV policy static: window=0 would forget new"
+                            " tokens before they are read: expected 1 or more");
+    }
+    return tr_kv_levels_check(p, head_dim, err);
+}
+
 const tr_kv_policy_kind_t tr_kv_policy_static = {
     .name = "static",
     .settings = "levels window window_level groups high low observe",
     .levels_max = 2,
     .init = static_init,
-    .check = tr_kv_levels_check
+    .check = static_check
 };

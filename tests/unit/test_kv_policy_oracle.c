@@ -1,0 +1,666 @@
+/*
+ * diffkv within the real cache against an oracle, token by token.
+ *
+ * The oracle is a plain list of tokens with levels for each head, in double
+ * precision, written from section 4 of DiffKV (SOSP 2025) and docs/kv-cache.md
+ * without a look at the engine: it has no pages, no tables, no moves, and scans
+ * everything at every step.
+ *
+ * The real thing is tr_kv_cache with the CPU kernels, which append, move and
+ * compress.  Attention is played: at each step the same increments are added to
+ * the oracle's sums and, through the view, to the scores in the pages, and the
+ * victims are computed as the contract says.  Increments are multiples of 2^-16,
+ * so that sums are exact in both.  After each step every token must be where the
+ * oracle has it, with the same sum.
+ *
+ * Means and thresholds are rounded once in either precision.  Where double and
+ * single precision disagree the values must be within a few units of rounding
+ * of each other; the oracle then follows single precision, and we count.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "kv_cache.h"
+#include "kv_policy.h"
+
+#define LAYERS 2u
+#define LISTS 2u
+#define HEADS (LAYERS * LISTS)
+#define DIM 32u
+#define TOKENS_MAX 640u
+#define GONE (-1)
+#define IN_WINDOW (-3)
+
+/* Relative distance at which single precision may decide otherwise. */
+#define NEAR 1e-6
+
+/* ---- the oracle --------------------------------------------------------- */
+
+typedef struct {
+    int level; /* 0, 1, .., GONE or IN_WINDOW */
+    double sum;
+    float single; /* the same sum */
+    double recent;
+} token_t;
+
+typedef struct {
+    uint32_t n_levels, window, observe;
+    bool base_position;
+    double alpha[3]; /* of level 0, 1, .. */
+    uint32_t length;
+    token_t token[HEADS][TOKENS_MAX];
+} oracle_t;
+
+static uint64_t decisions, near_cases;
+
+/* Positions count from 0, lengths from 1. */
+static double
+mean(const token_t *t, uint32_t position, uint32_t length)
+{
+    return position + 1 < length ? t->sum / (length - 1.0 - position) : 0;
+}
+
+static float
+mean_single(const token_t *t, uint32_t position, uint32_t length)
+{
+    return position + 1 < length ? t->single / (float) (length - 1 - position)
+                                 : 0;
+}
+
+static bool
+near(double a, double b)
+{
+    return fabs(a - b) <= NEAR * (fabs(a) + fabs(b));
+}
+
+/* The first level whose threshold the token reaches. */
+static int
+classify(const oracle_t *o, uint32_t head, uint32_t position, uint32_t length)
+{
+    const token_t *t = &o->token[head][position];
+    double base = o->base_position ? position + 1.0 : length;
+    double m = mean(t, position, length);
+    float s = mean_single(t, position, length);
+    int single = GONE;
+
+    decisions++;
+    for (int l = (int) o->n_levels - 1; l >= 0; l--) {
+        double threshold = o->alpha[l] / base;
+
+        if (s >= (float) threshold) {
+            single = l;
+        }
+        if ((m >= threshold) != (s >= (float) threshold)) {
+            assert_true(near(m, threshold));
+            near_cases++;
+        }
+    }
+    return single;
+}
+
+/* The least significant token of a level; of equals the lowest position. */
+static uint32_t
+least(const oracle_t *o, uint32_t head, int level, uint32_t length)
+{
+    uint32_t best = UINT32_MAX, single = UINT32_MAX;
+
+    decisions++;
+    for (uint32_t t = 0; t <= length; t++) {
+        const token_t *at = &o->token[head][t];
+
+        if (at->level != level) {
+            continue;
+        }
+        if (best == UINT32_MAX
+            || mean(at, t, length)
+                   < mean(&o->token[head][best], best, length)) {
+            best = t;
+        }
+        if (single == UINT32_MAX
+            || mean_single(at, t, length)
+                   < mean_single(&o->token[head][single], single, length)) {
+            single = t;
+        }
+    }
+    if (best != single) {
+        assert_true(near(mean(&o->token[head][best], best, length),
+                         mean(&o->token[head][single], single, length)));
+        near_cases++;
+    }
+    return single;
+}
+
+/* The prompt rule: tokens [0, length) are there, those from `first` on are
+ * dense. */
+static void
+oracle_prompt(oracle_t *o, uint32_t first, uint32_t length)
+{
+    o->length = length;
+    for (uint32_t head = 0; head < HEADS; head++) {
+        for (uint32_t t = 0; t < length; t++) {
+            token_t *at = &o->token[head][t];
+            uint32_t later = length - 1 - t;
+            uint32_t w = later < o->observe ? later : o->observe;
+            int level;
+
+            if (t >= first && o->observe > 0) {
+                /* the last queries stand for all */
+                at->sum = w > 0 ? at->recent * later / w : 0;
+                at->single = w > 0 ? (float) at->recent * (float) later
+                                         / (float) w
+                                   : 0;
+            }
+            if (at->level == GONE) {
+                continue;
+            }
+            if (t + o->window >= length) {
+                at->level = IN_WINDOW;
+                continue;
+            }
+            level = classify(o, head, t, length);
+            if (at->level >= 0 && level != GONE && level < at->level) {
+                level = at->level; /* nobody is promoted */
+            }
+            at->level = level;
+        }
+    }
+}
+
+/* Algorithm 1, when the token at position `length` comes. */
+static void
+oracle_step(oracle_t *o)
+{
+    uint32_t n = o->length;
+
+    for (uint32_t head = 0; head < HEADS; head++) {
+        token_t *token = o->token[head];
+        uint32_t candidate, victim;
+        int level;
+
+        token[n] = (token_t){ .level = IN_WINDOW };
+        if (n < o->window) {
+            continue; /* the window is not full */
+        }
+        candidate = n - o->window;
+        level = classify(o, head, candidate, n);
+        token[candidate].level = level;
+        if (level == GONE) {
+            continue;
+        }
+        victim = least(o, head, level, n);
+        level = classify(o, head, victim, n);
+        if (level == GONE || level > token[victim].level) {
+            token[victim].level = level;
+        }
+    }
+    o->length = n + 1;
+}
+
+/* ---- attention, played -------------------------------------------------- */
+
+typedef enum {
+    SPARSE,   /* few tokens get much, as in real heads */
+    ANYTHING, /* uniform noise */
+    EQUAL,    /* all tokens the same: means of a head are all equal */
+    TIES,     /* one of two values */
+    SPIKE,    /* one token gets it all */
+    ZERO,     /* nobody gets anything */
+    DRIFT,    /* what mattered once does not later */
+    FRESH,    /* only recent tokens matter: everything is downgraded */
+    PATTERNS
+} pattern_t;
+
+static uint64_t seed;
+
+static uint32_t
+hash(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint64_t x = seed + a * 0x9e3779b97f4a7c15ull + b * 0xbf58476d1ce4e5b9ull
+                 + c * 0x94d049bb133111ebull;
+
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+    return (uint32_t) (x >> 32);
+}
+
+/* What the query at position n pays to token t, in 2^-16. */
+static uint32_t
+paid(pattern_t pattern, uint32_t head, uint32_t t, uint32_t n)
+{
+    uint32_t noise = hash(head, t, n), own = hash(head, t, TOKENS_MAX);
+
+    switch (pattern) {
+    case SPARSE:
+        return own % 16 == 0 ? noise % 8192 : noise % 64;
+    case ANYTHING:
+        return noise % 1024;
+    case EQUAL:
+        return 512;
+    case TIES:
+        return (own & 1) * 1024;
+    case SPIKE:
+        return t == 3 ? 65536 : 0;
+    case ZERO:
+    case PATTERNS:
+        return 0;
+    case DRIFT:
+        return (t / 16 + head) % 4 == n / 40 % 4 ? 2048 + noise % 256
+                                                 : noise % 16;
+    case FRESH:
+        return n - t < 12 ? 4096 : 0;
+    }
+    return 0;
+}
+
+/* ---- the real thing ----------------------------------------------------- */
+
+typedef struct {
+    tr_kv_policy_t *policy;
+    const tr_kernels_t *kernels;
+    tr_stream_t stream;
+    tr_kv_cache_t *kv;
+    tr_kv_view_t view;
+    int32_t slot;
+    uint32_t recent_from; /* queries from here on count as recent */
+    pattern_t pattern;
+    oracle_t *oracle;
+} rig_t;
+
+/* Stores tokens [from, to), as a model's layers would. */
+static void
+append(rig_t *r, uint32_t from, uint32_t to)
+{
+    static float k[TOKENS_MAX * LISTS * DIM], v[TOKENS_MAX * LISTS * DIM],
+        angles[TOKENS_MAX * DIM];
+    static uint32_t row_pos[TOKENS_MAX];
+    uint32_t seq_row[2] = { 0, to - from };
+    tr_rows_t rows = { .n_rows = to - from,
+                       .n_seqs = 1,
+                       .row_pos = row_pos,
+                       .seq_slot = &r->slot,
+                       .seq_row = seq_row };
+
+    for (uint32_t i = 0; i < rows.n_rows; i++) {
+        row_pos[i] = from + i;
+        for (uint32_t j = 0; j < LISTS * DIM; j++) {
+            k[i * LISTS * DIM + j] = (float) (hash(i, j, from) % 100) - 50;
+            v[i * LISTS * DIM + j] = (float) (hash(j, i, from) % 100) - 50;
+        }
+        for (uint32_t j = 0; j < DIM; j++) {
+            angles[i * DIM + j] = j < DIM / 2; /* cos 1, sin 0 */
+        }
+    }
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        assert_int_equal(r->kernels->kv_append(&r->stream, &r->view, layer,
+                                               &rows, k, v, LISTS * DIM,
+                                               angles),
+                         TR_KERNEL_OK);
+    }
+}
+
+/* The page and the place in it of a token of a head: list l, the window
+ * (position) or dense pages (position). */
+static uint8_t *
+page_of(const rig_t *r, uint32_t head, int place, uint32_t i,
+        const tr_kv_layout_t **layout, uint32_t *at)
+{
+    const tr_kv_view_t *v = &r->view;
+    const tr_kv_seq_t *q = &v->seq[r->slot];
+    const int32_t *row = tr_kv_table(v, r->slot, head / LISTS, head % LISTS);
+    uint32_t entry;
+
+    if (place == IN_WINDOW) {
+        *layout = &v->layout[q->window_layout];
+        i %= q->window;
+        entry = v->at_window + i / (*layout)->tokens;
+    } else if (place == GONE) { /* dense */
+        *layout = &v->layout[0];
+        i -= q->base;
+        entry = i / (*layout)->tokens;
+    } else {
+        *layout = &v->layout[q->list_layout[place]];
+        entry = tr_kv_list_entry(v, (uint32_t) place, i / (*layout)->tokens);
+    }
+    *at = i % (*layout)->tokens;
+    assert_true(row[entry] >= 0);
+    return tr_kv_page_at(v, row[entry]);
+}
+
+static void
+pay(const rig_t *r, uint8_t *page, uint32_t score, uint32_t at, uint32_t head,
+    uint32_t t, uint32_t n)
+{
+    float sum, more = (float) paid(r->pattern, head, t, n) * 0x1p-16f;
+
+    (void) r;
+    assert_true(score != 0);
+    memcpy(&sum, page + score + at * 4, 4);
+    sum += more;
+    memcpy(page + score + at * 4, &sum, 4);
+}
+
+static uint32_t
+position_of(const uint8_t *page, const tr_kv_layout_t *layout, uint32_t at)
+{
+    uint32_t position;
+
+    memcpy(&position, page + layout->position + at * 4, 4);
+    return position;
+}
+
+/* The lists of one head: pays their tokens and finds their victims. */
+static void
+attend_lists(rig_t *r, uint32_t head, uint32_t n)
+{
+    const tr_kv_view_t *v = &r->view;
+    size_t base = tr_kv_head(v, r->slot, head / LISTS, head % LISTS)
+                  * TR_KV_LISTS_MAX;
+
+    for (uint32_t l = 0; l < v->seq[r->slot].n_lists; l++) {
+        tr_kv_victim_t victim = { INFINITY, 0 };
+        uint32_t lowest = 0;
+
+        for (uint32_t i = 0; i < v->count[base + l]; i++) {
+            const tr_kv_layout_t *layout;
+            uint32_t at, t;
+            uint8_t *page = page_of(r, head, (int) l, i, &layout, &at);
+            float score, significance;
+
+            t = position_of(page, layout, at);
+            if (t < n) {
+                pay(r, page, layout->score, at, head, t, n);
+            }
+            memcpy(&score, page + layout->score + at * 4, 4);
+            significance = t < n ? score / (float) (n - t) : 0;
+            if (significance < victim.significance
+                || (significance == victim.significance && t < lowest)) {
+                victim = (tr_kv_victim_t){ significance, i };
+                lowest = t;
+            }
+        }
+        v->victim[base + l] = victim;
+    }
+}
+
+/* The query at position n attends; the oracle's tokens get the same. */
+static void
+attend(rig_t *r, uint32_t n)
+{
+    const tr_kv_seq_t *q = &r->view.seq[r->slot];
+    const tr_kv_layout_t *layout;
+    uint32_t at;
+
+    for (uint32_t head = 0; head < HEADS; head++) {
+        attend_lists(r, head, n);
+        for (uint32_t t = q->window_from; t < q->base && t < n; t++) {
+            uint8_t *page = page_of(r, head, IN_WINDOW, t, &layout, &at);
+
+            pay(r, page, layout->score, at, head, t, n);
+        }
+        for (uint32_t t = q->base; t < n; t++) {
+            uint8_t *page = page_of(r, head, GONE, t, &layout, &at);
+
+            pay(r, page, layout->score, at, head, t, n);
+            if (n >= r->recent_from) {
+                pay(r, page, layout->recent, at, head, t, n);
+            }
+        }
+        for (uint32_t t = 0; t < n; t++) {
+            token_t *o = &r->oracle->token[head][t];
+            double more = paid(r->pattern, head, t, n) * 0x1p-16;
+
+            if (o->level != GONE) {
+                o->sum += more;
+                o->single += (float) more;
+                o->recent += n >= r->recent_from ? more : 0;
+            }
+        }
+    }
+}
+
+/* Is every token where the oracle has it? */
+static void
+compare(const rig_t *r, const char *when)
+{
+    const tr_kv_view_t *v = &r->view;
+    const tr_kv_seq_t *q = &v->seq[r->slot];
+
+    assert_int_equal(q->base, r->oracle->length);
+    for (uint32_t head = 0; head < HEADS; head++) {
+        size_t base = tr_kv_head(v, r->slot, head / LISTS, head % LISTS)
+                      * TR_KV_LISTS_MAX;
+        int found[TOKENS_MAX];
+
+        for (uint32_t t = 0; t < q->base; t++) {
+            found[t] = t >= q->window_from ? IN_WINDOW : GONE;
+        }
+        for (int l = 0; l < q->n_lists; l++) {
+            for (uint32_t i = 0; i < v->count[base + (uint32_t) l]; i++) {
+                const tr_kv_layout_t *layout;
+                uint32_t at, t;
+                const uint8_t *page = page_of(r, head, l, i, &layout, &at);
+                float score;
+
+                t = position_of(page, layout, at);
+                assert_true(t < q->base);
+                assert_int_equal(found[t], GONE); /* nobody is there twice */
+                found[t] = l;
+                memcpy(&score, page + layout->score + at * 4, 4);
+                if (score != r->oracle->token[head][t].single) {
+                    fail_msg("%s, head %u, %u tokens, token %u: sum %g, the"
+                             " oracle's %g",
+                             when, head, q->base, t, (double) score,
+                             r->oracle->token[head][t].sum);
+                }
+            }
+        }
+        for (uint32_t t = 0; t < q->base; t++) {
+            if (found[t] != r->oracle->token[head][t].level) {
+                fail_msg("%s, %s, pattern %d, head %u, %u tokens: token %u is"
+                         " at %d, the oracle has it at %d",
+                         r->policy->spec, when, (int) r->pattern, head, q->base,
+                         t, found[t], r->oracle->token[head][t].level);
+            }
+        }
+    }
+    assert_true(tr_kv_sound(r->kv));
+}
+
+/* Tokens [from, to) are a prompt (or a later turn's). */
+static void
+prompt(rig_t *r, uint32_t from, uint32_t to, uint32_t chunk)
+{
+    uint32_t observe = r->policy->observe;
+
+    tr_kv_prompt(r->kv, r->slot, to);
+    r->recent_from = observe > 0 ? (to > observe ? to - observe : 0) : to;
+    if (r->recent_from < from) {
+        r->recent_from = from;
+    }
+    for (uint32_t at = from; at < to; at += chunk) {
+        uint32_t end = at + chunk < to ? at + chunk : to;
+
+        assert_int_equal(tr_kv_reserve(r->kv, r->slot, end), TR_OK);
+        append(r, at, end);
+        for (uint32_t n = at; n < end; n++) {
+            attend(r, n);
+        }
+    }
+    r->recent_from = UINT32_MAX;
+    assert_int_equal(tr_kv_compress(r->kv, r->slot, to), TR_OK);
+    oracle_prompt(r->oracle, from, to);
+    compare(r, "prompt");
+}
+
+static void
+generate(rig_t *r, uint32_t steps)
+{
+    for (uint32_t i = 0; i < steps; i++) {
+        uint32_t n = r->oracle->length;
+
+        assert_int_equal(tr_kv_reserve(r->kv, r->slot, n + 1), TR_OK);
+        append(r, n, n + 1);
+        oracle_step(r->oracle);
+        compare(r, "step");
+        attend(r, n);
+    }
+}
+
+/* ---- cases -------------------------------------------------------------- */
+
+static void
+open_rig(rig_t *r, const char *levels, uint32_t window, pattern_t pattern)
+{
+    char spec[200];
+    static oracle_t oracle;
+    tr_error_t err = { 0 };
+    const tr_kv_policy_t *p;
+    tr_kv_config_t config = { .layers = LAYERS,
+                              .lists = LISTS,
+                              .head_dim = DIM,
+                              .slots = 2,
+                              .max_len = TOKENS_MAX,
+                              .memory = 8 << 20,
+                              .n_policies = 1 };
+
+    memset(r, 0, sizeof(*r));
+    memset(&oracle, 0, sizeof(oracle));
+    snprintf(spec, sizeof(spec), "%s,window=%u", levels,
+             window > 0 ? window : 1);
+    if (tr_kv_policy_create(spec, LAYERS, LISTS, DIM, &r->policy, &err)
+        != TR_OK) {
+        fail_msg("%s: %s", spec, err.text);
+    }
+    /* users may not ask for this, since a token would be forgotten before it is
+     * ever read; the algorithm is the same */
+    r->policy->window = window;
+    p = r->policy;
+    r->kernels = tr_kernels_cpu(NULL);
+    r->stream.threads = 1;
+    config.policies = &p;
+    config.kernels = r->kernels;
+    config.stream = r->stream;
+    if (tr_kv_cache_create(&config, &r->kv, &err) != TR_OK) {
+        fail_msg("%s: %s", spec, err.text);
+    }
+    tr_kv_view(r->kv, &r->view);
+    r->slot = tr_kv_open(r->kv, NULL);
+    assert_true(r->slot >= 0);
+    r->pattern = pattern;
+    r->oracle = &oracle;
+    oracle.n_levels = p->n_levels;
+    oracle.window = p->window;
+    oracle.observe = p->observe;
+    oracle.base_position = p->base_position;
+    oracle.alpha[0] = p->n_levels > 2 ? p->alpha_top : p->alpha_high;
+    oracle.alpha[1] = p->alpha_high;
+    oracle.alpha[p->n_levels - 1] = p->alpha_low;
+    if (p->n_levels == 2) {
+        oracle.alpha[0] = p->alpha_high;
+    }
+}
+
+static void
+close_rig(rig_t *r)
+{
+    tr_kv_close(r->kv, r->slot);
+    assert_int_equal(tr_kv_free_pages(r->kv), tr_kv_pages(r->kv));
+    tr_kv_cache_free(r->kv);
+    tr_kv_policy_free(r->policy);
+}
+
+static const char *const specs[] = {
+    "diffkv:levels=8/4+4/2,alpha_high=1,alpha_low=0.25",
+    "diffkv:levels=8/4+4/2,alpha_high=1,alpha_low=0.02,base=i",
+    "diffkv:levels=16/16+8/4+4/2,alpha_top=3,alpha_high=1,alpha_low=0.3",
+    "diffkv:levels=8/4,alpha_low=0.5",
+    "diffkv:levels=8/8+4/4,alpha_high=2,alpha_low=0",
+    "diffkv:levels=16/16+2/2,alpha_high=4,alpha_low=1,base=i",
+    "diffkv:levels=8/4+4/2,alpha_high=1,alpha_low=0.25,observe=32",
+    "diffkv:levels=16/16+8/4+4/2,alpha_low=0.1,observe=7",
+};
+
+static const uint32_t lengths[] = { 1, 2, 15, 16, 17, 31, 64, 65, 150 };
+static const uint32_t windows[] = { 0, 1, 16, 64 };
+
+/* One conversation: a prompt, an answer, and a second turn of both. */
+static void
+conversation(const char *levels, pattern_t pattern, uint32_t length,
+             uint32_t window)
+{
+    rig_t r;
+
+    open_rig(&r, levels, window, pattern);
+    prompt(&r, 0, length, length > 64 ? 64 : 7);
+    generate(&r, window + 40);
+    prompt(&r, r.oracle->length, r.oracle->length + length / 2 + 1, 50);
+    generate(&r, 20);
+    close_rig(&r);
+}
+
+static void
+test_conversations(void **state)
+{
+    (void) state;
+    decisions = near_cases = 0;
+    for (size_t s = 0; s < sizeof(specs) / sizeof(specs[0]); s++) {
+        for (int pattern = 0; pattern < PATTERNS; pattern++) {
+            for (size_t n = 0; n < sizeof(lengths) / sizeof(lengths[0]); n++) {
+                for (size_t w = 0; w < 4; w++) {
+                    conversation(specs[s], (pattern_t) pattern, lengths[n],
+                                 windows[w]);
+                }
+            }
+        }
+    }
+    print_message("%llu decisions, %llu too near to a threshold or tie to be"
+                  " held against double precision\n",
+                  (unsigned long long) decisions,
+                  (unsigned long long) near_cases);
+    assert_true(decisions > 1000000);
+    assert_true(near_cases * 1000 < decisions);
+}
+
+/* A long text with every pattern in turn: lists of several pages. */
+static void
+test_long(void **state)
+{
+    (void) state;
+    decisions = near_cases = 0;
+    for (int pattern = 0; pattern < PATTERNS; pattern++) {
+        rig_t r;
+
+        open_rig(&r, "diffkv:alpha_high=1.5,alpha_low=0.4", 64,
+                 (pattern_t) pattern);
+        prompt(&r, 0, 400, 128);
+        r.pattern = (pattern_t) ((pattern + 2) % PATTERNS);
+        generate(&r, 230);
+        close_rig(&r);
+    }
+    print_message("%llu decisions, %llu near\n", (unsigned long long) decisions,
+                  (unsigned long long) near_cases);
+    assert_true(near_cases * 1000 < decisions);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_conversations),
+        cmocka_unit_test(test_long),
+    };
+
+    seed = (uint64_t) time(NULL);
+    print_message("seed %llu\n", (unsigned long long) seed);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
