@@ -20,17 +20,20 @@
 #include "log.h"
 
 #define LINE_MAX_BYTES 4096
+#define AS_OTHER UINT64_MAX
 
 typedef enum {
     KIND_TEXT,     /* char[] */
     KIND_CHOICE,   /* char[], one of `choices` */
     KIND_NUMBER,   /* uint32_t */
-    KIND_SIZE,     /* uint64_t bytes, k m g t */
+    KIND_SIZE,     /* uint64_t bytes, k m g t; with choices: or the name of
+                    * another size, AS_OTHER until tr_config_finish */
     KIND_POWER,    /* uint32_t bytes, a power of two */
     KIND_DURATION, /* uint64_t microseconds */
     KIND_MODE,     /* uint32_t, octal */
     KIND_BOOL,     /* bool, yes or no */
     KIND_RATE,     /* double */
+    KIND_SHARE,    /* double, above 0, at most 1 */
     KIND_SEED,     /* uint64_t */
     KIND_UIDS,     /* uint32_t[TR_CONFIG_UIDS] with its count */
     KIND_LEVEL     /* int, enum tr_log_level */
@@ -81,8 +84,22 @@ static const setting_t settings[] = {
       "threads that parse and tokenise requests" },
     { "kv_memory", KIND_SIZE, AT(kv_memory), "256m", M(1), G(16384), NULL,
       "memory of the KV page pool, taken at start" },
+    { "swap_memory", KIND_SIZE, AT(swap_memory), "kv_memory", 0, G(16384),
+      "kv_memory",
+      "memory for compressed sequences that make way for others; touched only "
+      "when used; 0: none" },
+    { "prefill_kv_fraction", KIND_SHARE, AT(prefill_kv_fraction), "0.5", 0, 0,
+      NULL,
+      "share of the KV page pool that prompts may take until they are "
+      "compressed; one alone may take all" },
     { "kv_policy", KIND_TEXT, AT(kv_policy), "full", 1, 0, NULL,
-      "what the KV cache keeps at which precision; full: all at 16 bits" },
+      "what the KV cache keeps at which precision, as "
+      "NAME:SETTING=VALUE,SETTING=VALUE; full: all at 16 bits" },
+    { "kv_policies", KIND_TEXT, AT(kv_policies), "", 0, 0, NULL,
+      "further policies that requests may choose with kv_policy, separated by "
+      "blanks; empty: none" },
+    { "kv_request_alpha", KIND_BOOL, AT(kv_request_alpha), "no", 0, 0, NULL,
+      "whether requests may set thresholds with kv_alpha_high, kv_alpha_low" },
     { "max_model_len", KIND_NUMBER, AT(max_model_len), "0", 0, 1u << 24, NULL,
       "longest prompt plus output in tokens; 0: the model's" },
     { "max_num_seqs", KIND_NUMBER, AT(max_num_seqs), "256", 1, 4096, NULL,
@@ -211,14 +228,15 @@ parse_bool(const char *s, bool *out)
            || strcmp(s, "false") == 0;
 }
 
+/* Above 0 and at most max. */
 static bool
-parse_rate(const char *s, double *out)
+parse_real(const char *s, double max, double *out)
 {
     char *end;
 
     errno = 0;
     *out = strtod(s, &end);
-    return end != s && *end == '\0' && errno == 0 && *out > 0 && *out <= 1e6;
+    return end != s && *end == '\0' && errno == 0 && *out > 0 && *out <= max;
 }
 
 /* "33,1000": numbers separated by commas or blanks. */
@@ -283,10 +301,12 @@ expectation(const setting_t *s, char *out, size_t size)
         break;
     case KIND_SIZE:
     case KIND_POWER:
-        snprintf(out, size, "%s from %s to %s",
+        snprintf(out, size, "%s from %s to %s%s%s",
                  s->kind == KIND_SIZE ? "a size" : "a power of two",
                  with_unit(s->min, size_units, lo, sizeof(lo)),
-                 with_unit(s->max, size_units, hi, sizeof(hi)));
+                 with_unit(s->max, size_units, hi, sizeof(hi)),
+                 s->choices != NULL ? ", or " : "",
+                 s->choices != NULL ? s->choices : "");
         break;
     case KIND_DURATION:
         snprintf(out, size, "a duration from %s to %s",
@@ -302,6 +322,9 @@ expectation(const setting_t *s, char *out, size_t size)
         break;
     case KIND_RATE:
         snprintf(out, size, "a number above 0 and up to 1000000");
+        break;
+    case KIND_SHARE:
+        snprintf(out, size, "a number above 0 and up to 1");
         break;
     case KIND_SEED:
         snprintf(out, size, "a whole number from 0 to 18446744073709551615");
@@ -352,6 +375,11 @@ store(tr_config_t *c, const setting_t *s, const char *value)
         break;
     case KIND_SIZE:
     case KIND_POWER:
+        if (s->choices != NULL && strcmp(value, s->choices) == 0) {
+            v = AS_OTHER;
+            memcpy(field, &v, sizeof(v));
+            return true;
+        }
         if (!parse_with_unit(value, size_units, &v)
             || (s->kind == KIND_POWER && (v & (v - 1)) != 0)) {
             return false;
@@ -369,7 +397,8 @@ store(tr_config_t *c, const setting_t *s, const char *value)
         memcpy(field, &b, sizeof(b));
         return true;
     case KIND_RATE:
-        if (!parse_rate(value, &d)) {
+    case KIND_SHARE:
+        if (!parse_real(value, s->kind == KIND_RATE ? 1e6 : 1, &d)) {
             return false;
         }
         memcpy(field, &d, sizeof(d));
@@ -713,6 +742,9 @@ tr_config_finish(tr_config_t *c, tr_error_t *err)
 
     if (rc != TR_OK) {
         return rc;
+    }
+    if (c->swap_memory == AS_OTHER) {
+        c->swap_memory = c->kv_memory;
     }
     if (c->socket[0] == '\0') {
         snprintf(c->socket, sizeof(c->socket), "/run/tokenring/%s.sock",

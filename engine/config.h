@@ -33,6 +33,10 @@ typedef struct {
     uint32_t tokenizer_threads; /* default 1 */
     uint64_t kv_memory;         /* bytes of the page pool, default 256m */
     char kv_policy[256];        /* a policy (kv_policy.h), default full */
+    char kv_policies[1024];     /* those that requests may choose besides */
+    bool kv_request_alpha;      /* requests may set thresholds, default no */
+    double prefill_kv_fraction; /* of the pool, for prompts; default 0.5 */
+    uint64_t swap_memory;       /* for preempted sequences, default kv_memory */
     uint32_t max_model_len;     /* 0: the model's */
     uint32_t max_num_seqs;      /* sequences that run at once, default 256 */
     uint32_t max_batch_tokens;  /* tokens of one step, default 512 */

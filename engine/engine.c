@@ -101,13 +101,14 @@ static void
 fill_card(const tr_engine_t *e, tr_status_card_t *card)
 {
     const tr_executor_t *x = e->executor;
+    uint8_t level_of[TR_KV_LAYOUTS_MAX];
 
     snprintf(card->model, sizeof(card->model), "%s",
              e->config.served_model_name);
     snprintf(card->engine, sizeof(card->engine), "%s", e->config.name);
     snprintf(card->backend, sizeof(card->backend), "%s", x->backend);
     snprintf(card->kv_policy, sizeof(card->kv_policy), "%s",
-             e->config.kv_policy);
+             x->policies[0].policy->spec);
     card->created = (int64_t) time(NULL);
     card->parameters = x->parameters;
     card->max_model_len = x->max_model_len;
@@ -119,9 +120,9 @@ fill_card(const tr_engine_t *e, tr_status_card_t *card)
     card->kv_page_bytes = tr_kv_page_bytes(x->kv);
     card->kv_pages = tr_kv_pages(x->kv);
     card->max_queue = e->config.max_queue;
-    card->kv_levels = 1;
-    snprintf(card->level_name[0], sizeof(card->level_name[0]), "k16v16");
-    card->level_token_bytes[0] = tr_kv_token_bytes(x->kv);
+    card->kv_full_token_bytes = tr_kv_token_bytes(x->kv);
+    card->kv_levels = tr_executor_levels(x, level_of, card->level_name,
+                                         card->level_token_bytes);
 }
 
 static tr_status_t
@@ -158,6 +159,9 @@ start_intake(tr_engine_t *e, tr_error_t *err)
         .eos = x->eos,
         .n_eos = x->n_eos,
         .max_choices = CHOICES_MAX,
+        .policies = x->policies,
+        .n_policies = x->n_policies,
+        .request_alpha = e->config.kv_request_alpha,
     };
     return tr_intake_start(&e->api, e->config.tokenizer_threads,
                            e->config.max_queue, e->wake_fd, &e->intake, err);
@@ -299,6 +303,19 @@ tr_engine_stop(tr_engine_t *e)
 
 /* ---- check -------------------------------------------------------------- */
 
+static tr_status_t
+check_policies(const tr_config_t *config, const tr_model_config_t *model,
+               tr_error_t *err)
+{
+    tr_executor_t shape = { .layers = model->layers,
+                            .kv_heads = model->kv_heads,
+                            .head_dim = model->head_dim };
+    tr_status_t rc = tr_executor_open_policies(&shape, config, err);
+
+    tr_executor_close_cache(&shape);
+    return rc;
+}
+
 tr_status_t
 tr_engine_check(const tr_config_t *config, tr_error_t *err)
 {
@@ -316,6 +333,9 @@ tr_engine_check(const tr_config_t *config, tr_error_t *err)
         return rc;
     }
     rc = tr_model_config_load(config->model, &model, err);
+    if (rc == TR_OK) {
+        rc = check_policies(config, &model, err);
+    }
     if (rc == TR_OK && strcmp(config->load_format, "auto") == 0) {
         rc = tr_safetensors_open(config->model, &weights, err);
         if (rc == TR_OK) {

@@ -39,7 +39,13 @@ typedef struct {
     uint32_t n_tokens; /* sum of n, at most the executor's max_batch_tokens */
 } tr_batch_t;
 
-#define TR_EXECUTOR_POLICIES 1
+#define TR_EXECUTOR_POLICIES 16
+
+/* A policy that requests may run with, as the configuration names it. */
+typedef struct {
+    tr_kv_policy_t *policy;
+    char given[TR_KV_SPEC_MAX + 1];
+} tr_executor_policy_t;
 
 typedef struct tr_executor tr_executor_t;
 
@@ -51,9 +57,9 @@ struct tr_executor {
     uint64_t parameters;
     int32_t eos[8]; /* config.json, generation_config.json */
     uint32_t n_eos;
-    tr_kv_cache_t *kv;         /* owned by the executor, as are */
-    tr_kv_policy_t *policy;    /* the default */
-    const tr_kv_policy_t *policies[TR_EXECUTOR_POLICIES]; /* of kv */
+    tr_kv_cache_t *kv; /* owned by the executor, as are its policies */
+    tr_executor_policy_t policies[TR_EXECUTOR_POLICIES];     /* default first */
+    const tr_kv_policy_t *kv_policies[TR_EXECUTOR_POLICIES]; /* the same */
     uint32_t n_policies;
     /* Runs the batch.  A failure of the whole step is returned; a failure of
      * one item is its status.  Called by the step loop only. */
@@ -68,12 +74,24 @@ struct tr_executor {
 
 /* What executors share (executor.c): the policies and the cache that the
  * configuration asks for, with the shape in *e.  kernels: NULL for an executor
- * that stores nothing. */
+ * that stores nothing and keeps all dense. */
+tr_status_t tr_executor_open_policies(tr_executor_t *e,
+                                      const tr_config_t *config,
+                                      tr_error_t *err);
 tr_status_t tr_executor_open_cache(tr_executor_t *e, const tr_config_t *config,
                                    uint32_t max_len,
                                    const tr_kernels_t *kernels,
                                    tr_stream_t stream, tr_error_t *err);
+/* Both, as far as they were opened. */
 void tr_executor_close_cache(tr_executor_t *e);
+
+/* Levels as users see them, by bits of keys and values: what the layouts of a
+ * plan share.  level_of[layout] is an index into name, bytes a token of all
+ * heads (of the largest that share it).  Returns how many there are. */
+uint32_t tr_executor_levels(const tr_executor_t *e,
+                            uint8_t level_of[TR_KV_LAYOUTS_MAX],
+                            char name[TR_STATUS_LEVELS][16],
+                            uint64_t token_bytes[TR_STATUS_LEVELS]);
 
 /* Opens config->model with the backend named there.  Says what it does through
  * log.h (progress on long work). */

@@ -251,6 +251,7 @@ open_model(executor_t *x, const tr_config_t *config, int threads,
         .threads = threads,
         .max_rows = config->max_batch_tokens,
         .max_seqs = config->max_num_seqs,
+        .max_len = config->max_model_len,
     };
     struct timespec a, b;
     tr_status_t rc;
@@ -281,7 +282,8 @@ open_cache(executor_t *x, const tr_config_t *config, tr_error_t *err)
                                             m->stream, err);
 
     /* one sequence must always be able to run to its end */
-    if (rc == TR_OK && tr_kv_max_len(x->base.kv, NULL) < x->base.max_model_len) {
+    if (rc == TR_OK
+        && tr_kv_max_len(x->base.kv, NULL) < x->base.max_model_len) {
         x->base.max_model_len = tr_kv_max_len(x->base.kv, NULL);
         tr_log(TR_LEVEL_NOTICE,
                "max_model_len is bounded by kv_memory max_model_len=%u",

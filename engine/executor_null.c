@@ -10,10 +10,14 @@
  * The token at position p depends on p alone, is an ordinary ASCII letter in
  * every vocabulary that we know (byte-level ones begin with '!', SentencePiece
  * has its bytes there), and never ends a sequence.
+ *
+ * Pages are given out as `full` wants them, but nothing is stored in them, so
+ * that there is nothing to compress: kv_policy is of no account here.
  */
 #include "executor.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -119,6 +123,7 @@ tr_executor_null_open(const tr_config_t *config, uint32_t vocab,
                       tr_executor_t **out, tr_error_t *err)
 {
     tr_stream_t none = { 1, NULL };
+    tr_config_t plain = *config;
     tr_executor_null_t *n;
     tr_executor_t *e;
     tr_status_t rc;
@@ -137,7 +142,10 @@ tr_executor_null_open(const tr_config_t *config, uint32_t vocab,
     e = &n->base;
     e->layers = e->kv_heads = e->query_heads = 1;
     e->head_dim = TR_NULL_HEAD_DIM;
-    rc = tr_executor_open_cache(e, config,
+    snprintf(plain.kv_policy, sizeof(plain.kv_policy), "full");
+    plain.kv_policies[0] = '\0';
+    plain.swap_memory = 0;
+    rc = tr_executor_open_cache(e, &plain,
                                 config->max_model_len != 0
                                     ? config->max_model_len
                                     : TR_NULL_MODEL_LEN,

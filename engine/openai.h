@@ -11,6 +11,7 @@
 #define TR_OPENAI_H
 
 #include "chat_template.h"
+#include "executor.h"
 #include "request.h"
 #include "tokenizer.h"
 
@@ -23,6 +24,10 @@ typedef struct {
     const int32_t *eos;
     uint32_t n_eos;
     uint32_t max_choices; /* n * prompts */
+    /* what may be chosen with kv_policy, the default first; borrowed */
+    const tr_executor_policy_t *policies;
+    uint32_t n_policies;
+    bool request_alpha; /* kv_alpha_high and kv_alpha_low are allowed */
 } tr_openai_t;
 
 /* Parses r->body, fills the request (params, sequences) and frees the body.

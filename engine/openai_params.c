@@ -6,6 +6,7 @@
  */
 #include "openai_params.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "log.h"
@@ -456,6 +457,98 @@ read_stop_tokens(const tr_openai_t *api, const json_t *root, tr_request_t *r,
     return TR_OK;
 }
 
+/* ---- KV cache ----------------------------------------------------------- */
+
+/* By its name, or as the configuration or the log write it. */
+static tr_status_t
+read_policy(const tr_openai_t *api, const json_t *root, tr_request_t *r,
+            tr_error_t *err)
+{
+    json_t *value = tr_json_field(root, "kv_policy");
+    char allowed[TR_ERROR_TEXT / 2];
+    size_t used = 0;
+    uint32_t i;
+
+    if (api->n_policies != 0) {
+        r->kv_policy = api->policies[0].policy;
+    }
+    if (value == NULL) {
+        return TR_OK;
+    }
+    if (!json_is_string(value)) {
+        return tr_json_wrong_type(err, "kv_policy", "a string", value);
+    }
+    allowed[0] = '\0';
+    for (i = 0; i < api->n_policies; i++) {
+        const tr_executor_policy_t *p = &api->policies[i];
+        const char *text = json_string_value(value);
+
+        if (strcmp(text, p->policy->name) == 0 || strcmp(text, p->given) == 0
+            || strcmp(text, p->policy->spec) == 0) {
+            r->kv_policy = p->policy;
+            return TR_OK;
+        }
+        if (used < sizeof(allowed)) {
+            used += (size_t) snprintf(allowed + used, sizeof(allowed) - used,
+                                      "%s\"%s\"", i == 0 ? "" : ", ", p->given);
+        }
+    }
+    return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
+                        "Invalid 'kv_policy': \"%.64s\". This server allows: "
+                        "%s.",
+                        json_string_value(value), allowed);
+}
+
+static tr_status_t
+read_alpha(const tr_openai_t *api, const json_t *root, const char *name,
+           double *out, tr_error_t *err)
+{
+    json_t *value = tr_json_field(root, name);
+
+    *out = NAN;
+    if (value == NULL) {
+        return TR_OK;
+    }
+    if (!api->request_alpha) {
+        return tr_error_set(err, TR_ERR_INVALID, name,
+                            "'%s': this server does not let requests set "
+                            "thresholds; leave it out.",
+                            name);
+    }
+    if (!json_is_number(value)) {
+        return tr_json_wrong_type(err, name, "a number", value);
+    }
+    *out = json_number_value(value);
+    return TR_OK;
+}
+
+static tr_status_t
+read_cache(const tr_openai_t *api, const json_t *root, tr_request_t *r,
+           tr_error_t *err)
+{
+    double high = NAN, low = NAN;
+    tr_kv_policy_t *own;
+    tr_status_t rc;
+
+    rc = read_policy(api, root, r, err);
+    if (rc == TR_OK) {
+        rc = read_alpha(api, root, "kv_alpha_high", &high, err);
+    }
+    if (rc == TR_OK) {
+        rc = read_alpha(api, root, "kv_alpha_low", &low, err);
+    }
+    if (rc != TR_OK || (isnan(high) && isnan(low))) {
+        return rc;
+    }
+    own = tr_arena_alloc(&r->arena, sizeof(*own));
+    if (own == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "", "out of memory");
+    }
+    *own = *r->kv_policy;
+    r->kv_policy = own;
+    return tr_kv_policy_override(own, high, low, err);
+}
+
 /* ---- streaming ---------------------------------------------------------- */
 
 static tr_status_t
@@ -537,6 +630,9 @@ tr_openai_params(const tr_openai_t *api, const json_t *root, tr_request_t *r,
     }
     if (rc == TR_OK) {
         rc = read_max_tokens(root, r, max_tokens, err);
+    }
+    if (rc == TR_OK) {
+        rc = read_cache(api, root, r, err);
     }
     if (rc == TR_OK) {
         rc = read_logprobs(root, r, err);

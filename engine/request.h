@@ -15,6 +15,7 @@
 
 #include <stdatomic.h>
 
+#include "kv_policy.h"
 #include "outlet.h"
 #include "sampler.h"
 #include "sampling.h"
@@ -36,8 +37,8 @@ void tr_arena_free(tr_arena_t *a);
 typedef struct tr_request tr_request_t;
 
 enum tr_sequence_state {
-    TR_SEQ_WAITING, /* no KV pages; new or preempted */
-    TR_SEQ_RUNNING, /* has a KV slot with room for all its tokens */
+    TR_SEQ_WAITING, /* no KV pages; new or preempted (then perhaps swapped) */
+    TR_SEQ_RUNNING, /* has a KV slot with pages */
     TR_SEQ_DONE
 };
 
@@ -51,6 +52,12 @@ typedef struct tr_sequence {
     uint32_t len, cap; /* known tokens; prompt_len + max_tokens */
     uint32_t computed; /* tokens whose keys and values are cached */
     int32_t kv_slot;   /* in the KV cache, -1 when none */
+    /* Tokens that are computed at 16 bits, then compressed: the prompt, or what
+     * was lost when it had to be computed again.  0: never compressed. */
+    uint32_t dense_len;
+    bool exact;            /* a copy must stop where its source stands */
+    uint64_t offered;      /* scheduler turn in which siblings could copy it */
+    uint64_t charge, copy; /* pages (scheduler.h: prompt_pages, promised) */
     tr_sampler_t sampler;
     tr_text_stream_t text;
     tr_sampled_t sampled; /* the executor's answer */
@@ -83,6 +90,8 @@ struct tr_request {
     uint32_t n; /* choices a prompt */
     uint32_t n_prompts;
     tr_sampling_params_t params;
+    const tr_kv_policy_t *kv_policy; /* NULL: the engine's; in the arena when
+                                      * its thresholds are this request's */
     tr_sequence_t *sequences; /* [n_sequences], choice = prompt * n + k */
     uint32_t n_sequences;
     uint32_t prompt_tokens; /* of all prompts, each counted once */

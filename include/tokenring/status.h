@@ -20,8 +20,8 @@
 #include <tokenring/error.h>
 
 #define TR_STATUS_MAGIC 0x474e495254535452ull /* "RTSTRING" */
-#define TR_STATUS_VERSION 1u
-#define TR_STATUS_LEVELS 8
+#define TR_STATUS_VERSION 2u
+#define TR_STATUS_LEVELS 12
 #define TR_STATUS_BUCKETS 28 /* finite ones; the last counter is +Inf */
 #define TR_NAME_MAX 128
 
@@ -46,7 +46,7 @@ typedef struct {
     char model[TR_NAME_MAX];  /* served model name, NUL-terminated */
     char engine[TR_NAME_MAX]; /* engine name */
     char backend[32];         /* "cpu", "cuda", "null" */
-    char kv_policy[32];       /* "full", ... */
+    char kv_policy[256];      /* the default: name and all settings */
     int64_t created;          /* Unix time of the engine's start, s */
     uint64_t parameters;      /* weights of the model */
     uint32_t max_model_len;   /* tokens, prompt and output */
@@ -56,8 +56,9 @@ typedef struct {
     uint64_t kv_pages;                     /* pages of the pool */
     uint32_t kv_levels;                    /* rows of level_name in use */
     uint32_t max_queue;                    /* requests that may wait */
-    char level_name[TR_STATUS_LEVELS][16]; /* "k16v16", ... */
+    char level_name[TR_STATUS_LEVELS][16]; /* bits of key/value: "8/4" */
     uint64_t level_token_bytes[TR_STATUS_LEVELS]; /* per cached token */
+    uint64_t kv_full_token_bytes; /* keys and values alone, at 16 bits */
 } tr_status_card_t;
 
 /* Under the seqlock. */
@@ -70,8 +71,9 @@ typedef struct {
     uint64_t step;         /* steps done */
     uint64_t kv_free_pages;
     uint64_t kv_used_pages[TR_STATUS_LEVELS];
-    uint64_t kv_tokens;     /* tokens cached now */
-    uint64_t kv_full_bytes; /* what these tokens would take at 16 bits */
+    uint64_t kv_tokens;        /* tokens cached now */
+    uint64_t kv_full_bytes;    /* what these tokens would take at 16 bits */
+    uint64_t kv_swapped_pages; /* of preempted sequences, in host memory */
 } tr_status_admission_t;
 
 #define TR_STATUS_ADMISSION_WORDS (sizeof(tr_status_admission_t) / 8)
@@ -82,6 +84,19 @@ typedef struct {
     _Atomic uint64_t count[TR_STATUS_BUCKETS + 1]; /* not cumulative */
     _Atomic uint64_t sum_us;
 } tr_status_histogram_t;
+
+/* Upper bounds of KV bytes over what the same tokens take at 16 bits. */
+#define TR_STATUS_RATIOS 14
+#define TR_STATUS_RATIO_BOUNDS                                               \
+    {                                                                        \
+        0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, \
+            2.0                                                              \
+    }
+
+typedef struct {
+    _Atomic uint64_t count[TR_STATUS_RATIOS + 1]; /* not cumulative */
+    _Atomic uint64_t sum_millionths;
+} tr_status_ratios_t;
 
 /* Counters since start, relaxed, each written by one thread. */
 typedef struct {
@@ -100,6 +115,15 @@ typedef struct {
     tr_status_histogram_t e2e;         /* arrival to finish */
     tr_status_histogram_t queue_time;  /* arrival to first scheduled */
     tr_status_histogram_t step_time;   /* one step of the loop */
+    /* of requests that ended: KV bytes at their end, and what the same tokens
+     * take at 16 bits, by what became of them */
+    _Atomic uint64_t kv_bytes;
+    _Atomic uint64_t kv_full_bytes_high;
+    _Atomic uint64_t kv_full_bytes_low;
+    _Atomic uint64_t kv_full_bytes_pruned;
+    tr_status_ratios_t kv_ratio;        /* of each */
+    _Atomic uint64_t kv_swaps;          /* preemptions to the swap memory */
+    _Atomic uint64_t kv_recomputations; /* compressed caches computed again */
 } tr_status_counters_t;
 
 typedef struct {
@@ -211,6 +235,20 @@ tr_status_observe(tr_status_histogram_t *h, uint64_t us)
     }
     atomic_fetch_add_explicit(&h->count[lo], 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&h->sum_us, us, memory_order_relaxed);
+}
+
+static inline void
+tr_status_observe_ratio(tr_status_ratios_t *h, double ratio)
+{
+    static const double bounds[TR_STATUS_RATIOS] = TR_STATUS_RATIO_BOUNDS;
+    unsigned i = 0;
+
+    while (i < TR_STATUS_RATIOS && ratio > bounds[i]) {
+        i++;
+    }
+    atomic_fetch_add_explicit(&h->count[i], 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&h->sum_millionths, (uint64_t) (ratio * 1e6),
+                              memory_order_relaxed);
 }
 
 #endif

@@ -686,7 +686,7 @@ main(int argc, char **argv)
              "fake/\"model\"\t\\\n\x7f\xff");
     snprintf(page->card.engine, sizeof(page->card.engine), "fake");
     snprintf(page->card.level_name[0], sizeof(page->card.level_name[0]),
-             "k16v16");
+             "16/16");
     page->card.created = 1700000000;
     page->card.max_model_len = 4096;
     page->card.kv_pages = 100;

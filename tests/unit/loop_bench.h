@@ -84,8 +84,8 @@ cached(const tr_kv_view_t *v, int32_t slot, uint32_t pos)
 {
     uint32_t tokens = v->layout[0].tokens;
 
-    return (int32_t *) (void *)
-               tr_kv_page_at(v, tr_kv_table(v, slot, 0, 0)[pos / tokens])
+    return (int32_t *) (void *) tr_kv_page_at(v, tr_kv_table(v, slot, 0,
+                                                             0)[pos / tokens])
            + pos % tokens;
 }
 
@@ -191,7 +191,7 @@ bench_start(bench_t *b, uint32_t pages, uint32_t cap_clients)
                           .head_dim = HEAD_DIM,
                           .max_len = 2000,
                           .memory = pages * 6144ull,
-                          .policies = b->fake.base.policies,
+                          .policies = b->fake.base.kv_policies,
                           .n_policies = 1 };
     tr_error_t err;
     uint32_t i;
@@ -212,10 +212,12 @@ bench_start(bench_t *b, uint32_t pages, uint32_t cap_clients)
         b->config.paused_timeout_us = 3600 * 1000000ull;
     }
     kv.slots = b->config.max_num_seqs;
-    assert_int_equal(tr_kv_policy_create("full", 1, 1, HEAD_DIM,
-                                         &b->fake.base.policy, &err),
+    b->config.prefill_kv_fraction = 0.5;
+    snprintf(b->config.kv_policy, sizeof(b->config.kv_policy), "full");
+    b->fake.base.layers = b->fake.base.kv_heads = 1;
+    b->fake.base.head_dim = HEAD_DIM;
+    assert_int_equal(tr_executor_open_policies(&b->fake.base, &b->config, &err),
                      TR_OK);
-    b->fake.base.policies[0] = b->fake.base.policy;
     assert_int_equal(tr_kv_cache_create(&kv, &b->fake.base.kv, &err), TR_OK);
     b->fake.base.backend = "fake";
     b->fake.base.vocab = 4096;

@@ -28,7 +28,7 @@ make(double rate, bool stagger, const char *trace)
     tr_error_t err;
 
     tr_config_defaults(&c);
-    c.kv_memory = 1 << 20;
+    c.kv_memory = 2 << 20;
     c.null_rate = rate;
     c.null_stagger = stagger;
     strcpy(c.null_trace, trace);

@@ -310,7 +310,7 @@ test_status_page(void **state)
     tr_status_card_copy(tr_ring_client_status(c), &card);
     assert_string_equal(card.model, "pocket");
     assert_string_equal(card.backend, "null");
-    assert_string_equal(card.level_name[0], "k16v16");
+    assert_string_equal(card.level_name[0], "16/16");
     assert_int_equal(card.vocab_size, 4096);
     assert_true(card.kv_pages > 0);
     tr_ring_client_admission(c, &a);

@@ -28,7 +28,7 @@ admission_fill(tr_status_admission_t *a, uint64_t n)
     for (i = 0; i < TR_STATUS_LEVELS; i++) {
         a->kv_used_pages[i] = n;
     }
-    a->kv_tokens = a->kv_full_bytes = n;
+    a->kv_tokens = a->kv_full_bytes = a->kv_swapped_pages = n;
 }
 
 static int
@@ -187,7 +187,7 @@ test_card_of_a_hostile_engine(void **state)
     assert_int_equal(strlen(card.model), TR_NAME_MAX - 1);
     assert_int_equal(strlen(card.engine), TR_NAME_MAX - 1);
     assert_int_equal(strlen(card.backend), 31);
-    assert_int_equal(strlen(card.kv_policy), 31);
+    assert_int_equal(strlen(card.kv_policy), 255);
     assert_int_equal(card.kv_levels, TR_STATUS_LEVELS);
     for (i = 0; i < TR_STATUS_LEVELS; i++) {
         assert_int_equal(strlen(card.level_name[i]), 15);
@@ -273,26 +273,33 @@ test_impostors_are_refused(void **state)
 {
     const uint64_t size = sizeof(tr_status_page_t);
     const uint64_t magic = TR_STATUS_MAGIC;
+    const uint32_t version = TR_STATUS_VERSION;
     const tr_status_page_t *seen;
     int fd;
 
     (void) state;
-    assert_int_equal(attach_forged(TR_STATUS_SEALS, size, magic, 1, size),
+    assert_int_equal(attach_forged(TR_STATUS_SEALS, size, magic, version, size),
                      TR_OK);
-    assert_int_equal(attach_forged(TR_CHANNEL_SEALS, size, magic, 1, size),
+    assert_int_equal(attach_forged(TR_CHANNEL_SEALS, size, magic, version,
+                                   size),
                      TR_ERR_PROTOCOL);
     assert_int_equal(attach_forged(TR_STATUS_SEALS & ~F_SEAL_SHRINK, size,
-                                   magic, 1, size),
+                                   magic, version, size),
                      TR_ERR_PROTOCOL);
-    assert_int_equal(attach_forged(TR_STATUS_SEALS, size + 64, magic, 1, size),
+    assert_int_equal(attach_forged(TR_STATUS_SEALS, size + 64, magic, version,
+                                   size),
                      TR_ERR_PROTOCOL);
-    assert_int_equal(attach_forged(TR_STATUS_SEALS, size - 64, magic, 1, size),
+    assert_int_equal(attach_forged(TR_STATUS_SEALS, size - 64, magic, version,
+                                   size),
                      TR_ERR_PROTOCOL);
-    assert_int_equal(attach_forged(TR_STATUS_SEALS, size, magic + 1, 1, size),
+    assert_int_equal(attach_forged(TR_STATUS_SEALS, size, magic + 1, version,
+                                   size),
                      TR_ERR_PROTOCOL);
-    assert_int_equal(attach_forged(TR_STATUS_SEALS, size, magic, 2, size),
+    assert_int_equal(attach_forged(TR_STATUS_SEALS, size, magic,
+                                   TR_STATUS_VERSION + 1, size),
                      TR_ERR_PROTOCOL);
-    assert_int_equal(attach_forged(TR_STATUS_SEALS, size, magic, 1, size + 8),
+    assert_int_equal(attach_forged(TR_STATUS_SEALS, size, magic, version,
+                                   size + 8),
                      TR_ERR_PROTOCOL);
     fd = open("/dev/zero", O_RDONLY | O_CLOEXEC);
     assert_int_equal(tr_status_attach(fd, &seen), TR_ERR_PROTOCOL);
