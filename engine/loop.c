@@ -59,7 +59,8 @@ struct tr_loop {
     uint32_t n_quiet;       /* requests inside that tr_loop_echo looks after */
     uint64_t next_check_us; /* of pauses and full outlets */
     uint64_t step, last_step_us;
-    tr_batch_item_t *items; /* [max_num_seqs] */
+    tr_batch_item_t *items;              /* [max_num_seqs] */
+    uint8_t level_of[TR_KV_LAYOUTS_MAX]; /* row of the status page */
 };
 
 static uint64_t
@@ -147,7 +148,7 @@ tr_loop_account(tr_loop_t *l, const tr_sequence_t *q)
     tr_kv_usage_t u;
     double full;
 
-    if (q->kv_slot < 0) {
+    if (q->state != TR_SEQ_RUNNING) {
         return;
     }
     tr_kv_usage(l->executor->kv, q->kv_slot, &u);
@@ -157,6 +158,22 @@ tr_loop_account(tr_loop_t *l, const tr_sequence_t *q)
     r->kv_high += u.share_high * full;
     r->kv_low += u.share_low * full;
     r->kv_pruned += u.share_pruned * full;
+}
+
+/* The same of a request that ends, over all. */
+static void
+tr_loop_count_cache(tr_loop_t *l, const tr_request_t *r)
+{
+    tr_status_counters_t *c = l->counters;
+
+    if (r->kv_full_bytes != 0) {
+        tr_loop_count(&c->kv_bytes, r->kv_bytes);
+        tr_loop_count(&c->kv_full_bytes_high, (uint64_t) r->kv_high);
+        tr_loop_count(&c->kv_full_bytes_low, (uint64_t) r->kv_low);
+        tr_loop_count(&c->kv_full_bytes_pruned, (uint64_t) r->kv_pruned);
+        tr_status_observe_ratio(&c->kv_ratio, (double) r->kv_bytes
+                                                  / (double) r->kv_full_bytes);
+    }
 }
 
 /* Ends r before its time: r->error says why, TR_OK: it was aborted. */
@@ -175,6 +192,7 @@ tr_loop_end(tr_loop_t *l, tr_request_t *r)
     tr_loop_count(r->error.status == TR_OK ? &l->counters->requests_aborted
                                            : &l->counters->requests_error,
                   1);
+    tr_loop_count_cache(l, r);
     tr_request_unlink(&l->requests, r);
     if (tr_loop_last_record(l, r)) {
         tr_loop_forget(l, r);
@@ -218,6 +236,7 @@ tr_loop_finish(tr_loop_t *l, tr_sequence_t *q, uint16_t reason, uint64_t now)
                                                : &l->counters->requests_length,
                       1);
         tr_status_observe(&l->counters->e2e, tr_loop_since(r->arrival_us, now));
+        tr_loop_count_cache(l, r);
         tr_request_unlink(&l->requests, r);
         tr_loop_forget(l, r);
     }
@@ -481,6 +500,7 @@ tr_loop_publish_snapshot(tr_loop_t *l)
     uint32_t running = l->scheduler.n_running_requests;
     tr_kv_totals_t totals;
     tr_status_admission_t a;
+    uint32_t i;
 
     tr_kv_totals(kv, &totals);
     a = (tr_status_admission_t){
@@ -490,10 +510,13 @@ tr_loop_publish_snapshot(tr_loop_t *l)
         .last_step_us = l->last_step_us,
         .step = l->step,
         .kv_free_pages = tr_kv_free_pages(kv),
-        .kv_used_pages = { tr_kv_pages(kv) - tr_kv_free_pages(kv) },
         .kv_tokens = totals.tokens,
-        .kv_full_bytes = totals.full_bytes
+        .kv_full_bytes = totals.full_bytes,
+        .kv_swapped_pages = totals.swapped_pages
     };
+    for (i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
+        a.kv_used_pages[l->level_of[i]] += totals.pages[i];
+    }
     a.state = TR_ENGINE_READY;
     pthread_mutex_lock(&l->snapshot_lock);
     l->snapshot = a;
@@ -517,7 +540,9 @@ static bool
 tr_loop_turn(tr_loop_t *l)
 {
     tr_scheduler_t *s = &l->scheduler;
-    uint64_t now = tr_loop_now(), preemptions = s->preemptions;
+    uint64_t now = tr_loop_now(), changes = s->changes;
+    uint64_t preemptions = s->preemptions, swaps = s->swaps,
+             recomputations = s->recomputations;
     bool busy = false;
     tr_batch_t batch;
     tr_status_t rc;
@@ -534,6 +559,11 @@ tr_loop_turn(tr_loop_t *l)
     }
     tr_loop_retry(l);
     tr_scheduler_compose(s, now);
+    if (s->hopeless != NULL) {
+        tr_loop_fail(l, s->hopeless->request, TR_ERR_CONTEXT_LENGTH,
+                     "the KV cache has no room for this request, even alone");
+        busy = true;
+    }
     if (s->n_rows != 0) {
         uint64_t end;
 
@@ -553,8 +583,11 @@ tr_loop_turn(tr_loop_t *l)
     if (l->n_quiet != 0) {
         busy |= tr_loop_echo(l, now);
     }
-    if (s->preemptions != preemptions) {
+    if (s->changes != changes) {
         tr_loop_count(&l->counters->preemptions, s->preemptions - preemptions);
+        tr_loop_count(&l->counters->kv_swaps, s->swaps - swaps);
+        tr_loop_count(&l->counters->kv_recomputations,
+                      s->recomputations - recomputations);
         busy = true;
     }
     tr_loop_show(l);
@@ -655,6 +688,8 @@ tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
               const tr_tokenizer_t *tokenizer, tr_status_counters_t *counters,
               int front_fd, tr_loop_t **out, tr_error_t *err)
 {
+    char name[TR_STATUS_LEVELS][16];
+    uint64_t bytes[TR_STATUS_LEVELS];
     tr_loop_t *l;
     tr_status_t rc;
     int e;
@@ -683,7 +718,8 @@ tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
     l->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     l->items = calloc(config->max_num_seqs, sizeof(*l->items));
     rc = tr_scheduler_init(&l->scheduler, executor->kv, config->max_num_seqs,
-                           config->max_batch_tokens);
+                           config->max_batch_tokens,
+                           config->prefill_kv_fraction);
     if (l->wake_fd < 0 || l->items == NULL || rc != TR_OK) {
         tr_loop_free(l);
         return tr_error_set(err, TR_ERR_NOMEM, "max_num_seqs",
@@ -691,6 +727,7 @@ tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
                             " sequences",
                             config->max_num_seqs);
     }
+    tr_executor_levels(executor, l->level_of, name, bytes);
     tr_loop_publish_snapshot(l);
     e = pthread_create(&l->thread, NULL, tr_loop_main, l);
     if (e != 0) {

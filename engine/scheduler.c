@@ -1,17 +1,24 @@
 /*
- * Admission, preemption and batch composition (scheduler.h).
+ * Lists and batches (scheduler.h); who holds pages is in scheduler_pages.c.
  */
-#include "scheduler.h"
+#include "scheduler_parts.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 tr_status_t
 tr_scheduler_init(tr_scheduler_t *s, tr_kv_cache_t *kv, uint32_t max_num_seqs,
-                  uint32_t max_batch_tokens)
+                  uint32_t max_batch_tokens, double prefill_kv_fraction)
 {
+    tr_kv_view_t view;
+
     memset(s, 0, sizeof(*s));
+    tr_kv_view(kv, &view);
     s->kv = kv;
+    s->heads = view.layers * view.lists;
+    s->page_tokens = view.layout[0].tokens;
+    s->prompt_pages_max = (uint64_t) (prefill_kv_fraction
+                                      * (double) tr_kv_pages(kv));
     s->max_num_seqs = max_num_seqs;
     s->max_batch_tokens = max_batch_tokens;
     s->next_order = 1;
@@ -35,8 +42,8 @@ tr_scheduler_free(tr_scheduler_t *s)
 /* ---- lists -------------------------------------------------------------- */
 
 /* Sorted by order.  From the end: what comes is mostly the youngest. */
-static void
-tr_list_insert(tr_sequence_list_t *l, tr_sequence_t *q)
+void
+tr_scheduler_insert(tr_sequence_list_t *l, tr_sequence_t *q)
 {
     tr_sequence_t *before = l->last;
 
@@ -57,8 +64,8 @@ tr_list_insert(tr_sequence_list_t *l, tr_sequence_t *q)
     }
 }
 
-static void
-tr_list_remove(tr_sequence_list_t *l, tr_sequence_t *q)
+void
+tr_scheduler_unlink(tr_sequence_list_t *l, tr_sequence_t *q)
 {
     if (q->prev != NULL) {
         q->prev->next = q->next;
@@ -76,10 +83,10 @@ tr_list_remove(tr_sequence_list_t *l, tr_sequence_t *q)
 bool
 tr_scheduler_fits(const tr_kv_cache_t *kv, const tr_request_t *r)
 {
-    uint32_t i;
+    uint32_t max_len = tr_kv_max_len(kv, r->kv_policy), i;
 
     for (i = 0; i < r->n_sequences; i++) {
-        if (r->sequences[i].cap > tr_kv_max_len(kv, NULL)) {
+        if (r->sequences[i].cap > max_len) {
             return false;
         }
     }
@@ -93,22 +100,8 @@ tr_scheduler_add(tr_scheduler_t *s, tr_request_t *r)
 
     for (i = 0; i < r->n_sequences; i++) {
         r->sequences[i].order = s->next_order++;
-        tr_list_insert(&s->waiting, &r->sequences[i]);
+        tr_scheduler_insert(&s->waiting, &r->sequences[i]);
     }
-}
-
-/* From running to nowhere: pages and slot go back. */
-static void
-tr_scheduler_leave(tr_scheduler_t *s, tr_sequence_t *q)
-{
-    tr_list_remove(&s->running, q);
-    s->n_running--;
-    if (--q->request->running_sequences == 0) {
-        s->n_running_requests--;
-    }
-    tr_kv_close(s->kv, q->kv_slot);
-    q->kv_slot = -1;
-    q->computed = 0;
 }
 
 void
@@ -117,28 +110,16 @@ tr_scheduler_remove(tr_scheduler_t *s, tr_sequence_t *q)
     if (q->state == TR_SEQ_RUNNING) {
         tr_scheduler_leave(s, q);
     } else if (q->state == TR_SEQ_WAITING) {
-        tr_list_remove(&s->waiting, q);
+        tr_scheduler_unlink(&s->waiting, q);
+        if (q->kv_slot >= 0) { /* swapped out */
+            tr_kv_close(s->kv, q->kv_slot);
+            q->kv_slot = -1;
+        }
     }
     q->state = TR_SEQ_DONE;
 }
 
 /* ---- what a sequence can do now ----------------------------------------- */
-
-static bool
-tr_sequence_paused(const tr_sequence_t *q)
-{
-    return (q->request->wishes & TR_CONTROL_PAUSE) != 0;
-}
-
-/* It holds pages and has no use for them. */
-static bool
-tr_scheduler_blocked(const tr_scheduler_t *s, const tr_sequence_t *q)
-{
-    uint64_t full = q->request->outlet->full_since_us;
-
-    return tr_sequence_paused(q)
-           || (full != 0 && s->now - full >= TR_SCHEDULER_FULL_US);
-}
 
 /* Tokens that are to be computed before something else must happen.  While a
  * prompt is echoed its last position waits: it gives the first output token.
@@ -147,15 +128,23 @@ static uint32_t
 tr_sequence_goal(const tr_sequence_t *q)
 {
     bool samples = q->request->params.max_tokens != 0;
+    uint32_t goal;
 
-    if (!tr_sequence_echoes(q)) {
-        return samples ? q->len : 0;
+    if (tr_sequence_echoes(q)) {
+        goal = samples || q->prompt_scores != NULL ? q->prompt_len - 1 : 0;
+    } else {
+        goal = samples ? q->len : 0;
     }
-    return samples || q->prompt_scores != NULL ? q->prompt_len - 1 : 0;
+    if (q->computed < q->dense_len && goal > q->dense_len) {
+        goal = q->dense_len; /* then it is compressed */
+    }
+    if (goal >= q->prompt_len && tr_sequence_shares(q)) {
+        goal = q->prompt_len - 1;
+    }
+    return goal;
 }
 
-/* Only the newest token is missing. */
-static bool
+bool
 tr_sequence_decodes(const tr_sequence_t *q)
 {
     return q->computed + 1 == q->len && tr_sequence_goal(q) == q->len;
@@ -168,8 +157,7 @@ tr_sequence_prefills(const tr_sequence_t *q)
            && !tr_sequence_paused(q);
 }
 
-/* Its outlet does not take even one sequence's step. */
-static bool
+bool
 tr_scheduler_full(tr_scheduler_t *s, tr_sequence_t *q)
 {
     tr_outlet_t *o = q->request->outlet;
@@ -214,46 +202,13 @@ tr_scheduler_row(tr_scheduler_t *s, tr_sequence_t *q, uint32_t n)
     q->request->outlet->batch_logprobs += q->request->params.logprobs >= 0;
 }
 
-/* ---- preemption --------------------------------------------------------- */
-
-static void
-tr_scheduler_preempt(tr_scheduler_t *s, tr_sequence_t *q)
+bool
+tr_scheduler_step(tr_scheduler_t *s, tr_sequence_t *q, uint32_t limit)
 {
-    tr_scheduler_leave(s, q);
-    q->state = TR_SEQ_WAITING;
-    tr_list_insert(&s->waiting, q);
-    q->request->preemptions++;
-    s->preemptions++;
-}
-
-/* The youngest that is blocked, NULL when none is. */
-static tr_sequence_t *
-tr_scheduler_idler(const tr_scheduler_t *s)
-{
-    tr_sequence_t *q = s->running.last;
-
-    while (q != NULL && !tr_scheduler_blocked(s, q)) {
-        q = q->prev;
+    if (s->n_tokens >= limit || !tr_scheduler_room(s, q)) {
+        return false;
     }
-    return q;
-}
-
-/* Makes room for q's newest token.  False: q was the youngest and had to go
- * itself. */
-static bool
-tr_scheduler_reserve(tr_scheduler_t *s, tr_sequence_t *q)
-{
-    while (tr_kv_reserve(s->kv, q->kv_slot, q->len) != TR_OK) {
-        tr_sequence_t *victim = tr_scheduler_idler(s);
-
-        if (victim == NULL) {
-            victim = s->running.last;
-        }
-        tr_scheduler_preempt(s, victim);
-        if (victim == q) {
-            return false;
-        }
-    }
+    tr_scheduler_row(s, q, 1);
     return true;
 }
 
@@ -271,7 +226,15 @@ tr_scheduler_decodable(tr_scheduler_t *s, uint32_t *prompts)
     *prompts = 0;
     for (q = s->running.first; q != NULL; q = next) {
         next = q->next;
-        if (!tr_sequence_decodes(q) || tr_sequence_paused(q)) {
+        if (tr_sequence_paused(q) || tr_scheduler_complete(s, q)) {
+            continue;
+        }
+        if (q->computed + 1 == q->prompt_len && tr_sequence_shares(q)) {
+            q->offered = s->turn; /* its siblings are admitted in this turn */
+            s->offers++;
+            continue;
+        }
+        if (!tr_sequence_decodes(q)) {
             *prompts += tr_sequence_prefills(q);
             continue;
         }
@@ -307,124 +270,11 @@ tr_scheduler_decode(tr_scheduler_t *s, uint32_t n, uint32_t limit)
     for (i = 0; i < n; i++) {
         tr_sequence_t *q = s->scratch[(first + i) % n];
 
-        if (s->n_rows < limit && tr_scheduler_room(s, q)) {
-            tr_scheduler_row(s, q, 1);
-        } else if (resume == 0) {
+        if (!tr_scheduler_step(s, q, limit) && resume == 0) {
             resume = q->order;
         }
     }
     s->resume_order = resume;
-}
-
-/* ---- admission ---------------------------------------------------------- */
-
-/* A running choice of the same prompt, the one that has computed most. */
-static tr_sequence_t *
-tr_scheduler_sibling(const tr_sequence_t *q)
-{
-    tr_request_t *r = q->request;
-    tr_sequence_t *best = NULL;
-    uint32_t first = q->choice / r->n * r->n, i;
-
-    if (r->running_sequences == 0 || q->prompt_len == 1) {
-        return NULL;
-    }
-    for (i = first; i < first + r->n; i++) {
-        tr_sequence_t *other = &r->sequences[i];
-
-        if (other->state == TR_SEQ_RUNNING
-            && (best == NULL || other->computed > best->computed)) {
-            best = other;
-        }
-    }
-    return best;
-}
-
-/* Gives q a slot with pages for all its tokens, the prompt copied from a
- * sibling if there is one.  There are pages enough. */
-static tr_status_t
-tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
-                   const tr_sequence_t *sibling)
-{
-    int32_t slot = tr_kv_open(s->kv, NULL);
-    uint32_t shared = sibling != NULL ? q->prompt_len - 1 : 0;
-    tr_status_t rc = TR_OK;
-
-    if (slot < 0) {
-        return TR_AGAIN;
-    }
-    if (shared != 0) {
-        rc = tr_kv_fork(s->kv, sibling->kv_slot, slot, shared);
-    }
-    if (rc == TR_OK) {
-        rc = tr_kv_reserve(s->kv, slot, q->len);
-    }
-    if (rc != TR_OK) {
-        tr_kv_close(s->kv, slot);
-        return rc;
-    }
-    tr_list_remove(&s->waiting, q);
-    tr_list_insert(&s->running, q);
-    q->state = TR_SEQ_RUNNING;
-    q->kv_slot = slot;
-    q->computed = shared;
-    s->n_running++;
-    if (q->request->running_sequences++ == 0) {
-        s->n_running_requests++;
-    }
-    return TR_OK;
-}
-
-/* Are there a slot and pages for q?  Blocked sequences make way, all that is
- * left is kept for the others that run, but for one page in a hundred. */
-static bool
-tr_scheduler_affords(tr_scheduler_t *s, const tr_sequence_t *q)
-{
-    uint64_t need = tr_kv_pages_for(s->kv, NULL, q->len);
-    tr_sequence_t *idler;
-
-    for (;;) {
-        uint64_t keep = s->n_running == 0 ? 0 : tr_kv_pages(s->kv) / 100;
-
-        if (s->n_running < s->max_num_seqs
-            && need + keep <= tr_kv_free_pages(s->kv)) {
-            return true;
-        }
-        idler = tr_scheduler_idler(s);
-        if (idler == NULL) {
-            return false;
-        }
-        tr_scheduler_preempt(s, idler);
-    }
-}
-
-/* Returns how many were admitted. */
-static uint32_t
-tr_scheduler_admit(tr_scheduler_t *s)
-{
-    tr_sequence_t *q, *next, *sibling;
-    uint32_t n = 0;
-
-    for (q = s->waiting.first; q != NULL; q = next) {
-        next = q->next;
-        if (tr_sequence_paused(q) || tr_scheduler_full(s, q)) {
-            continue;
-        }
-        sibling = tr_scheduler_sibling(q);
-        if (sibling != NULL && sibling->computed + 1 < q->prompt_len) {
-            continue; /* its prompt is being computed */
-        }
-        if (!tr_scheduler_affords(s, q)
-            || tr_scheduler_start(s, q, sibling) != TR_OK) {
-            break; /* nobody overtakes it */
-        }
-        n++;
-        if (tr_sequence_decodes(q) && s->n_tokens < s->max_batch_tokens
-            && tr_scheduler_room(s, q)) {
-            tr_scheduler_row(s, q, 1);
-        }
-    }
-    return n;
 }
 
 /* ---- prompts ------------------------------------------------------------ */
@@ -471,6 +321,22 @@ tr_scheduler_prefill(tr_scheduler_t *s)
     }
 }
 
+/* Those that waited for their siblings go on, whether these came or not. */
+static void
+tr_scheduler_offered(tr_scheduler_t *s)
+{
+    tr_sequence_t *q;
+
+    for (q = s->running.first; q != NULL && s->offers != 0; q = q->next) {
+        if (q->offered == s->turn) {
+            s->offers--;
+            if (tr_sequence_decodes(q) && !tr_scheduler_full(s, q)) {
+                tr_scheduler_step(s, q, s->max_batch_tokens);
+            }
+        }
+    }
+}
+
 void
 tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
 {
@@ -482,6 +348,9 @@ tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
     s->n_rows = 0;
     s->n_tokens = 0;
     s->next_due_us = 0;
+    s->offers = 0;
+    s->hopeless = NULL;
+    tr_scheduler_compress(s);
     n = tr_scheduler_decodable(s, &prompts);
     /* prompts get an eighth of the batch even where decoding could fill it */
     if (prompts != 0 && limit > 1) {
@@ -491,6 +360,7 @@ tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
     if (s->preemptions == preemptions) {
         prompts += tr_scheduler_admit(s);
     }
+    tr_scheduler_offered(s);
     if (prompts != 0) {
         tr_scheduler_prefill(s);
     }
@@ -508,7 +378,9 @@ tr_list_sound(const tr_sequence_list_t *l, enum tr_sequence_state state,
     for (q = l->first; q != NULL; before = q, q = q->next) {
         if (q->state != state || q->prev != before
             || (before != NULL && before->order >= q->order)
-            || (q->kv_slot >= 0) != (state == TR_SEQ_RUNNING)
+            || (q->kv_slot >= 0)
+                   != (state == TR_SEQ_RUNNING || q->computed != 0)
+            || (state == TR_SEQ_WAITING && q->charge != 0)
             || q->computed > q->len || q->len > q->cap) {
             return false;
         }
@@ -521,6 +393,7 @@ bool
 tr_scheduler_sound(const tr_scheduler_t *s)
 {
     uint32_t waiting, running, requests = 0, i;
+    uint64_t charge = 0, copy = 0;
     const tr_sequence_t *q;
 
     if (!tr_list_sound(&s->waiting, TR_SEQ_WAITING, &waiting)
@@ -533,6 +406,8 @@ tr_scheduler_sound(const tr_scheduler_t *s)
         const tr_request_t *r = q->request;
         uint32_t own = 0, first = 1;
 
+        charge += q->charge;
+        copy += q->copy;
         for (i = 0; i < r->n_sequences; i++) {
             own += r->sequences[i].state == TR_SEQ_RUNNING;
             first &= &r->sequences[i] >= q
@@ -543,5 +418,6 @@ tr_scheduler_sound(const tr_scheduler_t *s)
         }
         requests += first;
     }
-    return requests == s->n_running_requests && tr_kv_sound(s->kv);
+    return requests == s->n_running_requests && charge == s->prompt_pages
+           && copy == s->promised && tr_kv_sound(s->kv);
 }

@@ -11,11 +11,18 @@
  * preempted sequence keeps its age, so that it waits in front of those that
  * came later.
  *
- * Admission: first come first served, when there are pages for all tokens known
- * so far (they are reserved at once, so that a prompt never stalls half way)
- * and fewer than max_num_seqs run.  A few pages are left for those that run.
- * Choices of one prompt wait until the first of them has its prompt cached,
- * and copy that.
+ * Admission: first come first served, when there are pages for the prompt (they
+ * are reserved at once, so that it never stalls half way) and for the copy that
+ * its policy makes of it, prompts then hold at most prefill_kv_fraction of the
+ * pool, and fewer than max_num_seqs run.  A few pages are left for those that
+ * run.  Choices of one prompt wait until the first of them has its prompt
+ * cached, and copy that.
+ *
+ * A prompt is computed at 16 bits; when it is complete its policy compresses it
+ * (kv_cache.h), and only then its sequence goes on.  Scores count every query
+ * once, so the first of several choices stops before the last token of its
+ * prompt until the others have copied it, and each computes that token itself;
+ * one that comes too late computes the prompt, too.
  *
  * Batch: every sequence that has just its newest token to compute joins first
  * (decode); what is left of max_batch_tokens goes to prompts in chunks, in
@@ -23,9 +30,13 @@
  *
  * Preemption, when a running sequence needs a page and none is left: those that
  * are blocked (paused, or their outlet stays full) go first, then the youngest.
- * Its pages are given back and all its tokens computed again later.  The oldest
- * that can run always advances, so the whole does.  Blocked ones also make way
- * for those that wait: a slow client must not hold what others need.
+ * What is still at 16 bits is given back and computed again later, which gives
+ * the same.  What is compressed would not be the same again: its pages go to
+ * the swap memory and come back from there before anybody new is admitted; only
+ * where that is full, too, prompt and output so far are computed again as one
+ * prompt (counted as recomputations).  The oldest that can run always advances,
+ * so the whole does.  Blocked ones also make way for those that wait: a slow
+ * client must not hold what others need.
  */
 #ifndef TR_SCHEDULER_H
 #define TR_SCHEDULER_H
@@ -50,8 +61,14 @@ typedef struct {
 
 typedef struct {
     tr_kv_cache_t *kv;     /* borrowed */
+    uint32_t heads;        /* layers * lists of it */
+    uint32_t page_tokens;  /* at 16 bits */
     uint32_t max_num_seqs; /* at most the slots of kv */
     uint32_t max_batch_tokens;
+    uint64_t prompt_pages_max;
+
+    uint64_t prompt_pages; /* charged for prompts until they are compressed */
+    uint64_t promised;     /* of these, for their copies: not taken yet */
 
     tr_sequence_list_t waiting, running;
     uint32_t n_running;          /* sequences */
@@ -62,6 +79,12 @@ typedef struct {
     uint64_t chunks;       /* prompt chunks given out */
     uint64_t resume_order; /* the first decode sequence that was left out */
     uint64_t preemptions;
+    uint64_t swaps;          /* of these, to the swap memory */
+    uint64_t recomputations; /* compressed caches that were lost */
+    uint64_t changes;        /* what may let others run in the next turn */
+    uint32_t offers;         /* sequences with offered == turn */
+    /* alone, and still without room for its next token: to be ended */
+    tr_sequence_t *hopeless;
 
     tr_row_t *rows; /* [max_num_seqs] the batch */
     uint32_t n_rows;
@@ -72,7 +95,8 @@ typedef struct {
 } tr_scheduler_t;
 
 tr_status_t tr_scheduler_init(tr_scheduler_t *s, tr_kv_cache_t *kv,
-                              uint32_t max_num_seqs, uint32_t max_batch_tokens);
+                              uint32_t max_num_seqs, uint32_t max_batch_tokens,
+                              double prefill_kv_fraction);
 void tr_scheduler_free(tr_scheduler_t *s);
 
 /* Any thread: can all sequences of r, each alone, ever run to their end?  False

@@ -33,14 +33,13 @@ static tr_kv_policy_t *policy;
 static tr_kv_cache_t *
 make_kv(uint32_t pages, uint32_t slots)
 {
-    const tr_kv_policy_t *const policies[] = { policy };
     tr_kv_config_t c = { .layers = 1,
                          .lists = 1,
                          .head_dim = HEAD_DIM,
                          .slots = slots,
                          .max_len = 100000,
                          .memory = pages * 6144ull,
-                         .policies = policies,
+                         .policies = (const tr_kv_policy_t *const *) &policy,
                          .n_policies = 1 };
     tr_kv_cache_t *kv;
     tr_error_t err;
@@ -63,7 +62,7 @@ bench_init(bench_t *b, uint32_t pages, uint32_t seqs, uint32_t tokens)
     memset(b, 0, sizeof(*b));
     b->kv = make_kv(pages, seqs);
     b->now = 1;
-    assert_int_equal(tr_scheduler_init(&b->s, b->kv, seqs, tokens), TR_OK);
+    assert_int_equal(tr_scheduler_init(&b->s, b->kv, seqs, tokens, 0.5), TR_OK);
     assert_int_equal(tr_outlet_init(&b->outlet[0], 1 << 20), TR_OK);
     assert_int_equal(tr_outlet_init(&b->outlet[1], 1 << 16), TR_OK);
 }

@@ -1,0 +1,447 @@
+/*
+ * Who holds pages: admission, compression, preemption (scheduler.h).
+ *
+ *                 start            compress
+ *   waiting ---------------> dense ---------> compressed
+ *      ^  ^                    |               |    |  ^
+ *      |  +--- pages lost -----+               |    |  | swap in
+ *      +------ no room in the swap memory -----+    v  |
+ *                                                 swapped
+ *
+ * Policies that keep all at 16 bits stay dense.  A swapped sequence stands among
+ * those that wait, with its slot.
+ */
+#include "scheduler_parts.h"
+
+/* ---- leaving ------------------------------------------------------------ */
+
+/* The prompt is no more: compressed, or gone. */
+static void
+tr_scheduler_discharge(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    s->prompt_pages -= q->charge;
+    s->promised -= q->copy;
+    q->charge = q->copy = 0;
+}
+
+static void
+tr_scheduler_stop(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    tr_scheduler_unlink(&s->running, q);
+    tr_scheduler_discharge(s, q);
+    s->n_running--;
+    if (--q->request->running_sequences == 0) {
+        s->n_running_requests--;
+    }
+}
+
+void
+tr_scheduler_leave(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    tr_scheduler_stop(s, q);
+    tr_kv_close(s->kv, q->kv_slot);
+    q->kv_slot = -1;
+    q->computed = 0;
+    q->offered = 0;
+}
+
+bool
+tr_scheduler_complete(const tr_scheduler_t *s, const tr_sequence_t *q)
+{
+    return q->dense_len != 0 && q->computed >= q->dense_len
+           && tr_kv_uncompressed(s->kv, q->kv_slot);
+}
+
+static bool
+tr_scheduler_compressed(const tr_scheduler_t *s, const tr_sequence_t *q)
+{
+    return q->dense_len != 0 && q->computed >= q->dense_len
+           && !tr_kv_uncompressed(s->kv, q->kv_slot);
+}
+
+/* ---- preemption --------------------------------------------------------- */
+
+/* Its compressed cache is lost: what is computed again is one prompt. */
+static void
+tr_scheduler_forget(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    q->dense_len = q->computed;
+    s->recomputations++;
+}
+
+static void
+tr_scheduler_preempt(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    bool compressed = tr_scheduler_compressed(s, q);
+
+    if (compressed && tr_kv_swap_out(s->kv, q->kv_slot) == TR_OK) {
+        tr_scheduler_stop(s, q);
+        s->swaps++;
+    } else {
+        if (compressed) {
+            tr_scheduler_forget(s, q);
+        }
+        tr_scheduler_leave(s, q);
+    }
+    q->state = TR_SEQ_WAITING;
+    tr_scheduler_insert(&s->waiting, q);
+    q->request->preemptions++;
+    s->preemptions++;
+    s->changes++;
+}
+
+/* It holds pages and has no use for them. */
+static bool
+tr_scheduler_blocked(const tr_scheduler_t *s, const tr_sequence_t *q)
+{
+    uint64_t full = q->request->outlet->full_since_us;
+
+    return tr_sequence_paused(q)
+           || (full != 0 && s->now - full >= TR_SCHEDULER_FULL_US);
+}
+
+/* The youngest that is blocked, and is charged for a prompt if that is wanted;
+ * NULL when none is. */
+static tr_sequence_t *
+tr_scheduler_idler(const tr_scheduler_t *s, bool prompt)
+{
+    tr_sequence_t *q = s->running.last;
+
+    while (q != NULL
+           && (!tr_scheduler_blocked(s, q) || (prompt && q->charge == 0))) {
+        q = q->prev;
+    }
+    return q;
+}
+
+/* Who makes way for q: q itself when it is the youngest, and NULL when it is
+ * alone, so that there never will be room. */
+static tr_sequence_t *
+tr_scheduler_victim(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    tr_sequence_t *victim = tr_scheduler_idler(s, false);
+
+    if (victim == NULL) {
+        victim = s->running.last;
+    }
+    if (victim == q && s->running.first == s->running.last) {
+        s->hopeless = q;
+        return NULL;
+    }
+    return victim;
+}
+
+bool
+tr_scheduler_reserve(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    while (tr_kv_reserve(s->kv, q->kv_slot, q->len) != TR_OK) {
+        tr_sequence_t *victim = tr_scheduler_victim(s, q);
+
+        if (victim != NULL) {
+            tr_scheduler_preempt(s, victim);
+        }
+        if (victim == q || victim == NULL) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- compression -------------------------------------------------------- */
+
+static bool
+tr_scheduler_compress_one(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    for (;;) {
+        tr_status_t rc = tr_kv_compress(s->kv, q->kv_slot, q->computed);
+        tr_sequence_t *victim;
+
+        if (rc == TR_OK) {
+            tr_scheduler_discharge(s, q);
+            s->changes++;
+            return true;
+        }
+        if (rc != TR_AGAIN) {
+            s->hopeless = q;
+            return false;
+        }
+        victim = tr_scheduler_victim(s, q);
+        if (victim == NULL || victim == q) {
+            return false; /* its prompt is worth more than the wait */
+        }
+        tr_scheduler_preempt(s, victim);
+    }
+}
+
+void
+tr_scheduler_compress(tr_scheduler_t *s)
+{
+    tr_sequence_t *q, *next;
+
+    for (q = s->running.first; q != NULL; q = next) {
+        if (tr_scheduler_complete(s, q)) {
+            tr_scheduler_compress_one(s, q);
+        }
+        next = q->next; /* those after it may have been victims */
+    }
+}
+
+/* ---- admission ---------------------------------------------------------- */
+
+/* Its prompt is still computed as one: neither compressed nor recomputed with
+ * what was said since. */
+static bool
+tr_sequence_fresh(const tr_sequence_t *q)
+{
+    return q->dense_len == 0 || q->dense_len == q->prompt_len;
+}
+
+/* A running choice of the same prompt that q can copy now or later, the one
+ * that has computed most. */
+static tr_sequence_t *
+tr_scheduler_sibling(const tr_sequence_t *q)
+{
+    tr_request_t *r = q->request;
+    tr_sequence_t *best = NULL;
+    uint32_t first = q->choice / r->n * r->n, i;
+
+    if (r->running_sequences == 0 || q->prompt_len == 1) {
+        return NULL;
+    }
+    for (i = first; i < first + r->n; i++) {
+        tr_sequence_t *other = &r->sequences[i];
+
+        if (other->state != TR_SEQ_RUNNING
+            || (other->exact
+                && (other->computed >= q->prompt_len || !tr_sequence_fresh(q)
+                    || !tr_sequence_fresh(other)))) {
+            continue;
+        }
+        if (best == NULL || other->computed > best->computed) {
+            best = other;
+        }
+    }
+    return best;
+}
+
+bool
+tr_sequence_shares(const tr_sequence_t *q)
+{
+    const tr_request_t *r = q->request;
+    uint32_t first, i;
+
+    if (!q->exact || q->offered != 0 || q->computed >= q->prompt_len
+        || q->prompt_len == 1 || r->n == 1 || !tr_sequence_fresh(q)) {
+        return false;
+    }
+    first = q->choice / r->n * r->n;
+    for (i = first; i < first + r->n; i++) {
+        const tr_sequence_t *other = &r->sequences[i];
+
+        if (other->state == TR_SEQ_WAITING && other->kv_slot < 0
+            && tr_sequence_fresh(other)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A slot; those that are swapped out have some, too, and a blocked one of them
+ * loses it where there is no other. */
+static int32_t
+tr_scheduler_open(tr_scheduler_t *s, const tr_sequence_t *q)
+{
+    int32_t slot = tr_kv_open(s->kv, q->request->kv_policy);
+    tr_sequence_t *other = s->waiting.last;
+
+    if (slot >= 0) {
+        return slot;
+    }
+    while (other != NULL
+           && (other->kv_slot < 0 || !tr_scheduler_blocked(s, other))) {
+        other = other->prev;
+    }
+    if (other == NULL) {
+        return -1;
+    }
+    tr_scheduler_forget(s, other);
+    tr_kv_close(s->kv, other->kv_slot);
+    other->kv_slot = -1;
+    other->computed = 0;
+    other->offered = 0;
+    return tr_kv_open(s->kv, q->request->kv_policy);
+}
+
+static void
+tr_scheduler_run(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    tr_scheduler_unlink(&s->waiting, q);
+    tr_scheduler_insert(&s->running, q);
+    q->state = TR_SEQ_RUNNING;
+    s->n_running++;
+    if (q->request->running_sequences++ == 0) {
+        s->n_running_requests++;
+    }
+}
+
+/* Gives q a slot with pages for its prompt (and for all it has said, where
+ * nothing is compressed), the prompt copied from a sibling if there is one.
+ * There are pages enough. */
+static tr_status_t
+tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
+                   const tr_sequence_t *sibling)
+{
+    int32_t slot = tr_scheduler_open(s, q);
+    uint32_t shared = sibling != NULL ? q->prompt_len - 1 : 0;
+    const tr_kv_policy_t *policy;
+    tr_status_t rc = TR_OK;
+
+    if (slot < 0) {
+        return TR_AGAIN;
+    }
+    policy = tr_kv_slot_policy(s->kv, slot);
+    /* else a slot holds nothing but keys and values */
+    q->exact = policy->n_levels != 0 || policy->scored || policy->digest;
+    if (policy->n_levels != 0 && q->dense_len == 0) {
+        q->dense_len = q->prompt_len;
+    }
+    tr_kv_prompt(s->kv, slot, q->dense_len != 0 ? q->dense_len : q->prompt_len);
+    if (shared != 0) {
+        rc = tr_kv_fork(s->kv, sibling->kv_slot, slot, shared);
+    }
+    if (rc == TR_OK) {
+        rc = tr_kv_reserve(s->kv, slot,
+                           q->dense_len != 0 ? q->dense_len : q->len);
+    }
+    if (rc != TR_OK) {
+        tr_kv_close(s->kv, slot);
+        return rc;
+    }
+    q->kv_slot = slot;
+    q->computed = shared;
+    tr_scheduler_run(s, q);
+    return TR_OK;
+}
+
+/* Pages at 16 bits. */
+static uint64_t
+tr_scheduler_dense(const tr_scheduler_t *s, uint32_t n)
+{
+    return (uint64_t) s->heads * ((n + s->page_tokens - 1) / s->page_tokens);
+}
+
+/* Are there a slot and `need` pages, of which `prompt` for a prompt that will be
+ * compressed?  Blocked sequences make way; what those that run were promised,
+ * and `keep` for their next tokens, is not touched. */
+static bool
+tr_scheduler_affords(tr_scheduler_t *s, uint64_t need, uint64_t keep,
+                     uint64_t prompt)
+{
+    for (;;) {
+        bool prompts = prompt == 0 || s->prompt_pages == 0
+                       || s->prompt_pages + prompt <= s->prompt_pages_max;
+        tr_sequence_t *idler;
+
+        if (prompts && s->n_running < s->max_num_seqs
+            && need + s->promised + (s->n_running == 0 ? 0 : keep)
+                   <= tr_kv_free_pages(s->kv)) {
+            return true;
+        }
+        idler = tr_scheduler_idler(s, !prompts);
+        if (idler == NULL) {
+            return false;
+        }
+        tr_scheduler_preempt(s, idler);
+    }
+}
+
+/* The pages that q takes at its start, with those that its compressed copy is
+ * expected to take later. */
+static bool
+tr_scheduler_affords_start(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    uint32_t n = q->dense_len != 0 ? q->dense_len : q->prompt_len;
+    uint64_t dense = tr_scheduler_dense(s, n);
+    uint64_t charge = tr_kv_pages_for(s->kv, q->request->kv_policy, n);
+    uint64_t copy = charge > dense ? charge - dense : 0;
+
+    if (copy == 0) { /* stays at 16 bits */
+        return tr_scheduler_affords(s, tr_scheduler_dense(s, q->len),
+                                    tr_kv_pages(s->kv) / 100, 0);
+    }
+    if (!tr_scheduler_affords(s, charge, tr_kv_pages(s->kv) / 100, charge)) {
+        return false;
+    }
+    q->charge = charge;
+    q->copy = copy;
+    return true;
+}
+
+/* Swapped sequences come back, the oldest first.  False: one that could go on
+ * finds no room, so that nobody else is let in either. */
+static bool
+tr_scheduler_return(tr_scheduler_t *s)
+{
+    tr_sequence_t *q, *next;
+
+    for (q = s->waiting.first; q != NULL; q = next) {
+        uint64_t keep = tr_kv_pages(s->kv) / 100;
+
+        next = q->next;
+        if (q->kv_slot < 0 || tr_sequence_paused(q)
+            || tr_scheduler_full(s, q)) {
+            continue;
+        }
+        /* or it would be swapped out at once again */
+        keep = keep > 2ull * s->heads ? keep : 2ull * s->heads;
+        if (!tr_scheduler_affords(s, tr_kv_swapped_pages(s->kv, q->kv_slot),
+                                  keep, 0)
+            || tr_kv_swap_in(s->kv, q->kv_slot) != TR_OK) {
+            return false;
+        }
+        tr_scheduler_run(s, q);
+        s->changes++;
+        if (s->n_tokens < s->max_batch_tokens && tr_sequence_decodes(q)
+            && tr_kv_reserve(s->kv, q->kv_slot, q->len) == TR_OK) {
+            tr_scheduler_step(s, q, s->max_batch_tokens);
+        }
+        next = s->waiting.first; /* idlers went there */
+    }
+    return true;
+}
+
+uint32_t
+tr_scheduler_admit(tr_scheduler_t *s)
+{
+    tr_sequence_t *q, *next, *sibling;
+    uint32_t n = 0;
+
+    if (s->waiting.first == NULL || !tr_scheduler_return(s)) {
+        return 0;
+    }
+    for (q = s->waiting.first; q != NULL; q = next) {
+        next = q->next;
+        if (q->kv_slot >= 0 || tr_sequence_paused(q)
+            || tr_scheduler_full(s, q)) {
+            continue;
+        }
+        sibling = tr_scheduler_sibling(q);
+        if (sibling != NULL && sibling->computed + 1 < q->prompt_len) {
+            continue; /* its prompt is being computed */
+        }
+        if (!tr_scheduler_affords_start(s, q)) {
+            break; /* nobody overtakes it */
+        }
+        s->prompt_pages += q->charge;
+        s->promised += q->copy;
+        if (tr_scheduler_start(s, q, sibling) != TR_OK) {
+            tr_scheduler_discharge(s, q);
+            break;
+        }
+        n++;
+        if (tr_sequence_decodes(q)) {
+            tr_scheduler_step(s, q, s->max_batch_tokens);
+        }
+    }
+    return n;
+}

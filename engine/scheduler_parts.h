@@ -1,0 +1,52 @@
+/*
+ * What the two files of the scheduler share: scheduler.c composes batches,
+ * scheduler_pages.c says who holds pages (admission, compression, preemption).
+ */
+#ifndef TR_SCHEDULER_PARTS_H
+#define TR_SCHEDULER_PARTS_H
+
+#include "scheduler.h"
+
+/* Lists, sorted by age. */
+void tr_scheduler_insert(tr_sequence_list_t *l, tr_sequence_t *q);
+void tr_scheduler_unlink(tr_sequence_list_t *l, tr_sequence_t *q);
+
+/* Nothing of q is to be computed now, whatever pages it has. */
+static inline bool
+tr_sequence_paused(const tr_sequence_t *q)
+{
+    return (q->request->wishes & TR_CONTROL_PAUSE) != 0;
+}
+
+/* Only q's newest token is missing. */
+bool tr_sequence_decodes(const tr_sequence_t *q);
+
+/* Its outlet does not take even one sequence's step. */
+bool tr_scheduler_full(tr_scheduler_t *s, tr_sequence_t *q);
+
+/* A row of one token for q, if the batch and the outlet have room. */
+bool tr_scheduler_step(tr_scheduler_t *s, tr_sequence_t *q, uint32_t limit);
+
+/* From running to nowhere: pages and slot go back. */
+void tr_scheduler_leave(tr_scheduler_t *s, tr_sequence_t *q);
+
+/* Its prompt is computed and still at 16 bits, which its policy would not leave
+ * so: nothing of it can be computed before it is compressed. */
+bool tr_scheduler_complete(const tr_scheduler_t *s, const tr_sequence_t *q);
+
+/* Compresses whose prompts are complete.  One for which there is no room, even
+ * after all younger ones have made way, waits. */
+void tr_scheduler_compress(tr_scheduler_t *s);
+
+/* Makes room for q's newest token.  False: q was the youngest and had to go
+ * itself. */
+bool tr_scheduler_reserve(tr_scheduler_t *s, tr_sequence_t *q);
+
+/* Returns how many prompts were admitted. */
+uint32_t tr_scheduler_admit(tr_scheduler_t *s);
+
+/* Other choices of q's prompt wait to copy it: q does not compute its last
+ * token before they had the chance. */
+bool tr_sequence_shares(const tr_sequence_t *q);
+
+#endif
