@@ -396,7 +396,7 @@ compare_family(const family_t *f, const char *isa)
     rig_t rig;
 
     rig_open(&rig, dir, "auto", isa, 2, LEN);
-    slot = tr_kv_open(rig.kv);
+    slot = tr_kv_open(rig.kv, NULL);
     for (uint32_t i = 0; i < LEN; i++) {
         tokens[i] = (int32_t) rig_below(&rng, VOCAB);
     }
@@ -539,6 +539,7 @@ test_mismatch(void **state)
 static void
 dummy_logits(uint64_t seed, float *logits)
 {
+    rig_t rig;
     tr_model_options_t o = { .dir = dir,
                              .load_format = "dummy",
                              .dummy_seed = seed,
@@ -546,20 +547,25 @@ dummy_logits(uint64_t seed, float *logits)
                              .threads = 2,
                              .max_rows = 512,
                              .max_seqs = 64 };
-    tr_kv_config_t kc = { .layers = LAYERS,
-                          .lists = 2,
-                          .head_dim = 32,
-                          .slots = 1,
-                          .max_len = LEN,
-                          .memory = 8u << 20,
-                          .policy = "full" };
+    tr_kv_config_t kc = {
+        .layers = LAYERS,
+        .lists = 2,
+        .head_dim = 32,
+        .slots = 1,
+        .max_len = LEN,
+        .memory = 8u << 20,
+        .policies = (const tr_kv_policy_t *const *) &rig.policy,
+        .n_policies = 1
+    };
     int32_t tokens[9] = { 1, 5, 9, 13, 17, 21, 25, 29, 33 };
     tr_error_t err;
-    rig_t rig;
 
     assert_int_equal(tr_model_open(&o, &rig.model, &err), TR_OK);
+    assert_int_equal(tr_kv_policy_create("full", LAYERS, 2, 32, &rig.policy,
+                                         &err),
+                     TR_OK);
     assert_int_equal(tr_kv_cache_create(&kc, &rig.kv, &err), TR_OK);
-    rig_step(&rig, &(rig_item_t){ tr_kv_open(rig.kv), 0, 9, tokens }, 1,
+    rig_step(&rig, &(rig_item_t){ tr_kv_open(rig.kv, NULL), 0, 9, tokens }, 1,
              logits);
     rig_close(&rig);
 }

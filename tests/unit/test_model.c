@@ -99,7 +99,7 @@ golden_with(const char *isa)
     rig_open(&rig, POCKET, "auto", isa, 2, MAX_LEN);
     for (uint32_t i = 0; i < n_goldens; i++) {
         const golden_t *g = &goldens[i];
-        int32_t slot = tr_kv_open(rig.kv);
+        int32_t slot = tr_kv_open(rig.kv, NULL);
         uint32_t at = 0;
 
         /* the first positions one by one, the rest of the prompt at once */
@@ -166,7 +166,7 @@ compute_alone(rig_t *rig, sequence_t *q)
     uint32_t rows[SEQ_LEN];
     tr_model_t *m = rig->model;
 
-    q->slot = tr_kv_open(rig->kv);
+    q->slot = tr_kv_open(rig->kv, NULL);
     rig_step(rig, &(rig_item_t){ q->slot, 0, SEQ_LEN, q->tokens }, 1, logits);
     for (uint32_t i = 0; i < SEQ_LEN; i++) {
         rows[i] = i;
@@ -205,7 +205,7 @@ mixed_step(rig_t *rig, sequence_t *seqs, uint64_t *rng)
             continue;
         }
         if (q->slot < 0) {
-            q->slot = tr_kv_open(rig->kv);
+            q->slot = tr_kv_open(rig->kv, NULL);
             q->at = 0;
         }
         left = SEQ_LEN - q->at;
