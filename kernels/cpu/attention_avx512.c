@@ -1,14 +1,19 @@
-/* The attention tile (attention_tile.h) in AVX-512. */
+/* The pieces of attention (attention.h) in AVX-512. */
 #include "vec_avx512.h"
 
-/* Rows and vectors of the micro-kernel: as many as registers hold. */
+/* Rows and vectors of the micro-kernel, and query heads that share the
+ * conversion of a code: as many as registers hold. */
 #define V_ROWS 6u
 #define V_VECS 4u
+#define V_HEADS 4
 
 #include "attention_tile.h"
 
-void
-tr_attention_tile_avx512(const tr_attention_tile_t *t, float *scratch)
-{
-    attention_tile(t, scratch);
-}
+#include "attention_score.h"
+
+#include "attention_list.h"
+
+const tr_attention_isa_t tr_attention_avx512 = {
+    attention_tile, attention_score, attention_part, attention_row_score,
+    attention_bound
+};

@@ -1,8 +1,8 @@
 /*
- * The vector tile of attention, written once over the few operations that an
- * instruction set brings: attention_avx2.c and attention_avx512.c define V_*
- * and include this.  attention.c says what a tile is and why its sums run in
- * the order they do.
+ * Rows at dense positions in vectors, written once over the few operations that
+ * an instruction set brings: attention_avx2.c and attention_avx512.c define
+ * V_* and include this.  attention.c says what a tile is and why its sums run
+ * in the order they do.
  *
  * Per block of 64 positions: keys are converted to FP32 and transposed to
  * [dim][position], values converted to [position][dim]; then two small matrix
@@ -17,9 +17,12 @@
  * Positions after the last query read as zeros and get weight zero, so stale
  * bytes of a page, NaN included, are never touched.
  *
+ * Blocks of a list or the window go the same way, but for how keys and values
+ * become FP32.  They come first, and every row sees all of them.
+ *
  * Included after one of vec_*.h and the definition of V_ROWS and V_VECS.
  */
-#include "cpu.h"
+#include "attention.h"
 #include "vec_exp.h"
 
 #include <math.h>
@@ -204,6 +207,57 @@ load_values(const uint16_t *const *value, uint32_t n, uint32_t dim,
     }
 }
 
+/* Zeros up to a multiple of 16 tokens: what is there counts with weight 0. */
+static uint32_t
+pad_block(uint32_t n)
+{
+    return (uint32_t) tr_pad(n, 16);
+}
+
+/* Keys of a run's block, transposed; returns the padded number. */
+static uint32_t
+load_run_keys(const tr_kv_layout_t *l, const tr_block_t *b, float *keys)
+{
+    const uint16_t *row[BLOCK];
+    uint32_t dim = l->head_dim, n = pad_block(b->n);
+    float key[TR_HEAD_DIM_MAX];
+
+    for (uint32_t i = 0; i < n; i++) {
+        row[i] = i < b->n
+                     ? (const uint16_t *) b->page + (size_t) b->token[i] * dim
+                     : zero_row;
+    }
+    if (l->level.key_bits == 16) {
+        load_keys(row, n, dim, keys);
+        return n;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (i < b->n) {
+            tr_unpack_key(l, b->page, b->token[i], key);
+        } else {
+            memset(key, 0, sizeof(key));
+        }
+        for (uint32_t d = 0; d < dim; d++) {
+            keys[(size_t) d * BLOCK + i] = key[d];
+        }
+    }
+    return n;
+}
+
+static void
+load_run_values(const tr_kv_layout_t *l, const tr_block_t *b, float *values)
+{
+    for (uint32_t i = 0; i < pad_block(b->n); i++) {
+        if (i < b->n) {
+            tr_unpack_value(l, b->page, b->token[i],
+                            values + (size_t) i * l->head_dim);
+        } else {
+            memset(values + (size_t) i * l->head_dim, 0,
+                   l->head_dim * sizeof(float));
+        }
+    }
+}
+
 /* Turns a row's scores into weights e^(s - m), m being the row's new maximum;
  * the first n of `vecs` vectors count (all when `full`).  Returns their sum. */
 static inline __attribute__((always_inline)) float
@@ -260,70 +314,143 @@ softmax_rows(float *s, uint32_t n, uint32_t width, const uint32_t *seen,
     }
 }
 
-static void
-attention_tile(const tr_attention_tile_t *t, float *scratch)
-{
-    uint32_t dim = t->kv->head_dim, rows = t->n_pos * t->group;
-    uint32_t last = t->pos + t->n_pos - 1;
-    float *keys = scratch, *values = keys + (size_t) BLOCK * dim;
-    float *q = values + (size_t) BLOCK * dim;
-    float *o = q + (size_t) TR_TILE_ROWS * dim;
-    float *s = o + (size_t) TR_TILE_ROWS * dim;
-    float *max = s + (size_t) TR_TILE_ROWS * BLOCK;
-    float *sum = max + TR_TILE_ROWS, keep[V_ROWS];
-    uint32_t seen[V_ROWS];
-    const uint16_t *key[BLOCK], *value[BLOCK];
+/* A tile in the making; scratch memory. */
+typedef struct {
+    const tr_attention_tile_t *t;
+    uint32_t dim, rows;
+    float *keys, *values; /* of the block */
+    float *q, *o;         /* [rows][dim] */
+    float *s;             /* [V_ROWS][BLOCK] */
+    float *max, *sum;     /* [rows] */
+} tile_t;
 
-    for (uint32_t r = 0; r < rows; r++) {
+static void
+tile_begin(tile_t *a, const tr_attention_tile_t *t, float *scratch)
+{
+    uint32_t dim = t->kv->head_dim;
+
+    a->t = t;
+    a->dim = dim;
+    a->rows = t->n_pos * t->group;
+    a->keys = scratch;
+    a->values = a->keys + (size_t) BLOCK * dim;
+    a->q = a->values + (size_t) BLOCK * dim;
+    a->o = a->q + (size_t) TR_TILE_ROWS * dim;
+    a->s = a->o + (size_t) TR_TILE_ROWS * dim;
+    a->max = a->s + (size_t) TR_TILE_ROWS * BLOCK;
+    a->sum = a->max + TR_TILE_ROWS;
+    for (uint32_t r = 0; r < a->rows; r++) {
         const float *in = t->q + r / t->group * t->ldq + r % t->group * dim;
 
         for (uint32_t d = 0; d < dim; d += V_WIDTH) {
-            v_store(q + r * dim + d, v_mul(v_load(in + d), v_set1(t->scale)));
-            v_store(o + r * dim + d, v_set1(0));
+            v_store(a->q + r * dim + d,
+                    v_mul(v_load(in + d), v_set1(t->scale)));
+            v_store(a->o + r * dim + d, v_set1(0));
         }
-        max[r] = -INFINITY;
-        sum[r] = 0;
+        a->max[r] = -INFINITY;
+        a->sum[r] = 0;
+    }
+}
+
+/* Rows [r, r + n) take in a block that is `width` columns wide for them, of
+ * which row r + i sees seen[i]; value: where values are, NULL when they were
+ * converted. */
+static inline __attribute__((always_inline)) void
+tile_rows(tile_t *a, uint32_t r, uint32_t n, uint32_t width,
+          const uint32_t *seen, const uint16_t *const *value)
+{
+    uint32_t dim = a->dim;
+    float keep[V_ROWS];
+
+    product(n, width, dim, a->q + r * dim, dim, a->keys, BLOCK, a->s, BLOCK,
+            NULL);
+    softmax_rows(a->s, n, width, seen, a->max + r, a->sum + r, keep);
+    if (value == NULL) {
+        product(n, dim, width, a->s, BLOCK, a->values, dim, a->o + r * dim, dim,
+                keep);
+    } else {
+        product_half(n, dim, width, a->s, BLOCK, value, a->o + r * dim, dim,
+                     keep);
+    }
+}
+
+static void
+tile_run_block(tile_t *a, const tr_run_t *run, uint32_t i)
+{
+    uint32_t seen[V_ROWS], width;
+    tr_block_t block;
+
+    tr_run_block(a->t->kv, run, i, &block);
+    if (block.n == 0) {
+        return;
+    }
+    width = load_run_keys(run->layout, &block, a->keys);
+    load_run_values(run->layout, &block, a->values);
+    for (uint32_t j = 0; j < V_ROWS; j++) {
+        seen[j] = block.n;
+    }
+    for (uint32_t r = 0; r < a->rows; r += V_ROWS) {
+        tile_rows(a, r, a->rows - r < V_ROWS ? a->rows - r : V_ROWS, width,
+                  seen, NULL);
+    }
+}
+
+static void
+tile_dense_block(tile_t *a, uint32_t b)
+{
+    const tr_attention_tile_t *t = a->t;
+    uint32_t last = t->pos + t->n_pos - 1, rows = a->rows;
+    /* rows that lie before the block see nothing of it */
+    uint32_t first = b > t->pos ? (b - t->pos) * t->group : 0;
+    /* what lies after the last query has weight zero: leave it out, here for
+     * the tile, below for each group of rows */
+    uint32_t used = pad_block(last - b + 1), seen[V_ROWS];
+    const uint16_t *key[BLOCK] = { NULL }, *value[BLOCK] = { NULL };
+
+    used = used < BLOCK ? used : BLOCK;
+    find_block(t, b, used, last, key, value);
+    load_keys(key, used, a->dim, a->keys);
+    if (rows > V_ROWS) {
+        load_values(value, used, a->dim, a->values);
+    }
+    for (uint32_t r = first; r < rows; r += V_ROWS) {
+        uint32_t n = rows - r < V_ROWS ? rows - r : V_ROWS;
+        uint32_t end = t->pos + (r + n - 1) / t->group;
+        uint32_t width = pad_block(end - b + 1);
+
+        for (uint32_t i = 0; i < n; i++) {
+            seen[i] = t->pos + (r + i) / t->group - b + 1;
+        }
+        tile_rows(a, r, n, width < used ? width : used, seen,
+                  rows > V_ROWS ? NULL : value);
+    }
+}
+
+static void
+attention_tile(const tr_attention_tile_t *t, float *scratch)
+{
+    uint32_t last = t->pos + t->n_pos - 1;
+    tile_t a;
+
+    tile_begin(&a, t, scratch);
+    for (uint32_t i = 0; i < t->n_runs; i++) {
+        for (uint32_t b = 0; b < tr_run_blocks(&t->run[i]); b++) {
+            tile_run_block(&a, &t->run[i], b);
+        }
     }
     for (uint32_t b = 0; b <= last; b += BLOCK) {
-        /* rows that lie before the block see nothing of it */
-        uint32_t first = b > t->pos ? (b - t->pos) * t->group : 0;
-        /* what lies after the last query has weight zero: leave it out, here
-         * for the tile, below for each group of rows */
-        uint32_t used = (uint32_t) tr_pad(last - b + 1, 16);
-
-        used = used < BLOCK ? used : BLOCK;
-        find_block(t, b, used, last, key, value);
-        load_keys(key, used, dim, keys);
-        if (rows > V_ROWS) {
-            load_values(value, used, dim, values);
-        }
-        for (uint32_t r = first; r < rows; r += V_ROWS) {
-            uint32_t n = rows - r < V_ROWS ? rows - r : V_ROWS;
-            uint32_t end = t->pos + (r + n - 1) / t->group;
-            uint32_t width = (uint32_t) tr_pad(end - b + 1, 16);
-
-            width = width < used ? width : used;
-            product(n, width, dim, q + r * dim, dim, keys, BLOCK, s, BLOCK,
-                    NULL);
-            for (uint32_t i = 0; i < n; i++) {
-                seen[i] = t->pos + (r + i) / t->group - b + 1;
-            }
-            softmax_rows(s, n, width, seen, max + r, sum + r, keep);
-            if (rows > V_ROWS) {
-                product(n, dim, width, s, BLOCK, values, dim, o + r * dim, dim,
-                        keep);
-            } else {
-                product_half(n, dim, width, s, BLOCK, value, o + r * dim, dim,
-                             keep);
-            }
-        }
+        tile_dense_block(&a, b);
     }
-    for (uint32_t r = 0; r < rows; r++) {
-        float *out = t->out + r / t->group * t->ldo + r % t->group * dim;
-        vec inverse = v_set1(1.0f / sum[r]);
+    for (uint32_t r = 0; r < a.rows; r++) {
+        uint32_t p = r / t->group, h = r % t->group;
+        float *out = t->out + p * t->ldo + h * a.dim;
+        vec inverse = v_set1(1.0f / a.sum[r]);
 
-        for (uint32_t d = 0; d < dim; d += V_WIDTH) {
-            v_store(out + d, v_mul(v_load(o + r * dim + d), inverse));
+        for (uint32_t d = 0; d < a.dim; d += V_WIDTH) {
+            v_store(out + d, v_mul(v_load(a.o + r * a.dim + d), inverse));
+        }
+        if (t->lse != NULL) {
+            t->lse[p * t->ldl + h] = a.max[r] + logf(a.sum[r]);
         }
     }
 }

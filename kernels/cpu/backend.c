@@ -2,7 +2,7 @@
  * The CPU backend's tables, one for each instruction set, and the choice among
  * them.
  */
-#include "cpu.h"
+#include "attention.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -55,10 +55,9 @@
         .attention_work = tr_cpu_attention_work,                               \
     };
 
-BACKEND(c, tr_silu_row_c, tr_kv_codec_c, tr_attention_tile_c)
-BACKEND(avx2, tr_silu_row_avx2, tr_kv_codec_avx2, tr_attention_tile_avx2)
-BACKEND(avx512, tr_silu_row_avx512, tr_kv_codec_avx512,
-        tr_attention_tile_avx512)
+BACKEND(c, tr_silu_row_c, tr_kv_codec_c, &tr_attention_c)
+BACKEND(avx2, tr_silu_row_avx2, tr_kv_codec_avx2, &tr_attention_avx2)
+BACKEND(avx512, tr_silu_row_avx512, tr_kv_codec_avx512, &tr_attention_avx512)
 
 const tr_kernels_t *
 tr_kernels_cpu(const char *isa)

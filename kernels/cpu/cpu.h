@@ -56,42 +56,12 @@ int tr_cpu_kv_compress(const tr_stream_t *s, const tr_kv_view_t *kv,
                        const tr_kv_compress_t *c, const tr_kv_codec_t *codec);
 size_t tr_cpu_kv_compress_work(const tr_stream_t *s, uint32_t head_dim);
 
-/* One piece of attention: query positions [first, first + n_pos) of a
- * sequence with the query heads of one list, which share its pages. */
-typedef struct {
-    const tr_kv_view_t *kv;
-    const int32_t *table; /* of the list */
-    uint32_t pos, n_pos;  /* as dense tokens; n_pos * group <= TR_TILE_ROWS */
-    uint32_t group;       /* query heads */
-    const float *q;       /* [n_pos][group * head_dim] */
-    size_t ldq;
-    float *out; /* the same shape */
-    size_t ldo;
-    float scale;
-} tr_attention_tile_t;
-
-#define TR_TILE_ROWS 96u
-#define TR_TILE_BLOCK 64u /* positions taken together, from multiples of it */
-
-/* Floats of scratch that a tile needs. */
-static inline size_t
-tr_tile_floats(size_t head_dim)
-{
-    /* keys, values, queries, outputs, scores, and two figures a row */
-    return 2 * TR_TILE_BLOCK * head_dim + 2 * TR_TILE_ROWS * head_dim
-           + TR_TILE_ROWS * TR_TILE_BLOCK + 2 * TR_TILE_ROWS;
-}
-
-typedef void (*tr_attention_tile_f)(const tr_attention_tile_t *t,
-                                    float *scratch);
-void tr_attention_tile_c(const tr_attention_tile_t *t, float *scratch);
-void tr_attention_tile_avx2(const tr_attention_tile_t *t, float *scratch);
-void tr_attention_tile_avx512(const tr_attention_tile_t *t, float *scratch);
-
+struct tr_attention_isa; /* attention.h */
 int tr_cpu_attention(const tr_stream_t *s, const tr_kv_view_t *kv,
                      uint32_t layer, const tr_rows_t *rows, const float *q,
                      size_t ldq, uint32_t heads, float scale, float *out,
-                     size_t ldo, void *work, tr_attention_tile_f tile);
+                     size_t ldo, void *work,
+                     const struct tr_attention_isa *isa);
 size_t tr_cpu_attention_work(const tr_stream_t *s, uint32_t max_rows,
                              uint32_t max_seqs, uint32_t max_len,
                              uint32_t heads, uint32_t lists, uint32_t head_dim);

@@ -11,6 +11,8 @@
 #define V_WIDTH 8u
 
 typedef __m256 vec;
+typedef __m256i veci;
+typedef __m256 vmask;
 
 #define v_load(p) _mm256_loadu_ps(p)
 #define v_store(p, v) _mm256_storeu_ps(p, v)
@@ -24,6 +26,67 @@ typedef __m256 vec;
 #define v_max(a, b) _mm256_max_ps(a, b)
 #define v_lane0(a) _mm256_cvtss_f32(a)
 #define v_from_half(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) (p)))
+
+#define v_select(m, a, b) _mm256_blendv_ps(b, a, m) /* m ? a : b */
+#define v_less(a, b) _mm256_cmp_ps(a, b, _CMP_LT_OQ)
+#define v_equal(a, b) _mm256_cmp_ps(a, b, _CMP_EQ_OQ)
+
+#define vi_load(p) _mm256_loadu_si256((const __m256i *) (p))
+#define vi_store(p, a) _mm256_storeu_si256((__m256i *) (p), a)
+#define vi_set1(x) _mm256_set1_epi32((int) (x))
+#define vi_add(a, b) _mm256_add_epi32(a, b)
+#define vi_sub(a, b) _mm256_sub_epi32(a, b)
+#define vi_and(a, b) _mm256_and_si256(a, b)
+#define vi_high(a) _mm256_srli_epi32(a, 16) /* the upper half of each */
+#define vi_float(a) _mm256_cvtepi32_ps(a)
+#define vi_of(v) _mm256_castps_si256(v)
+#define vi_select(m, a, b) \
+    vi_of(v_select(m, _mm256_castsi256_ps(a), _mm256_castsi256_ps(b)))
+#define vi_less(a, b) _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a))
+#define vi_lanes() _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)
+#define vm_and(a, b) _mm256_and_ps(a, b)
+#define vm_or(a, b) _mm256_or_ps(a, b)
+
+/* Lane i is on when bit i is. */
+static inline vmask
+vm_bits(uint32_t bits)
+{
+    __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+
+    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(
+        _mm256_and_si256(_mm256_set1_epi32((int) bits), lane), lane));
+}
+
+/* Lanes of the mask; the others are not read or written. */
+#define v_load_some(m, p) _mm256_maskload_ps(p, vi_of(m))
+#define vi_load_some(m, p) _mm256_maskload_epi32((const int *) (p), vi_of(m))
+#define v_store_some(m, p, v) _mm256_maskstore_ps(p, vi_of(m), v)
+
+/* In every four lanes two of a, then two of b. */
+#define v_pairs(a, b) _mm256_blend_ps(a, b, 0xcc)
+
+/* The lower 8 lanes to lo; there are no others. */
+static inline void
+v_store_eights(float *lo, float *hi, vec v)
+{
+    (void) hi;
+    _mm256_storeu_ps(lo, v);
+}
+
+/* FP16 pairs of 8 tokens, of those in the mask. */
+static inline void
+v_meta(const void *p, vmask m, vec *scale, vec *zero)
+{
+    __m256i w = vi_load_some(m, p);
+    /* scale 0-3, zero 0-3, scale 4-7, zero 4-7 */
+    __m256i x = _mm256_packus_epi32(_mm256_and_si256(w,
+                                                     _mm256_set1_epi32(0xffff)),
+                                    _mm256_srli_epi32(w, 16));
+
+    x = _mm256_permute4x64_epi64(x, 0xd8);
+    *scale = _mm256_cvtph_ps(_mm256_castsi256_si128(x));
+    *zero = _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1));
+}
 
 static inline float
 v_hmax(vec a)

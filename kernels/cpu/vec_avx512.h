@@ -11,6 +11,8 @@
 #define V_WIDTH 16u
 
 typedef __m512 vec;
+typedef __m512i veci;
+typedef __mmask16 vmask;
 
 #define v_load(p) _mm512_loadu_ps(p)
 #define v_store(p, v) _mm512_storeu_ps(p, v)
@@ -27,6 +29,53 @@ typedef __m512 vec;
 #define v_lane0(a) _mm512_cvtss_f32(a)
 #define v_from_half(p) \
     _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) (p)))
+
+#define v_select(m, a, b) _mm512_mask_blend_ps(m, b, a) /* m ? a : b */
+#define v_less(a, b) _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ)
+#define v_equal(a, b) _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ)
+
+#define vi_load(p) _mm512_loadu_si512(p)
+#define vi_store(p, a) _mm512_storeu_si512(p, a)
+#define vi_set1(x) _mm512_set1_epi32((int) (x))
+#define vi_add(a, b) _mm512_add_epi32(a, b)
+#define vi_sub(a, b) _mm512_sub_epi32(a, b)
+#define vi_and(a, b) _mm512_and_si512(a, b)
+#define vi_high(a) _mm512_srli_epi32(a, 16) /* the upper half of each */
+#define vi_float(a) _mm512_cvtepi32_ps(a)
+#define vi_of(v) _mm512_castps_si512(v)
+#define vi_select(m, a, b) _mm512_mask_blend_epi32(m, b, a)
+#define vi_less(a, b) _mm512_cmplt_epi32_mask(a, b)
+#define vi_lanes() \
+    _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+#define vm_bits(bits) ((__mmask16) (bits))
+#define vm_and(a, b) ((__mmask16) ((a) & (b)))
+#define vm_or(a, b) ((__mmask16) ((a) | (b)))
+
+/* Lanes of the mask; the others are not read or written. */
+#define v_load_some(m, p) _mm512_maskz_loadu_ps(m, p)
+#define vi_load_some(m, p) _mm512_maskz_loadu_epi32(m, p)
+#define v_store_some(m, p, v) _mm512_mask_storeu_ps(p, m, v)
+
+/* In every four lanes two of a, then two of b. */
+#define v_pairs(a, b) _mm512_mask_blend_ps(0xcccc, a, b)
+
+/* The lower 8 lanes to lo, the upper ones to hi. */
+static inline void
+v_store_eights(float *lo, float *hi, vec v)
+{
+    _mm256_storeu_ps(lo, _mm512_castps512_ps256(v));
+    _mm256_storeu_ps(hi, _mm512_extractf32x8_ps(v, 1));
+}
+
+/* FP16 pairs of 16 tokens, of those in the mask. */
+static inline void
+v_meta(const void *p, vmask m, vec *scale, vec *zero)
+{
+    __m512i w = _mm512_maskz_loadu_epi32(m, p);
+
+    *scale = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(w));
+    *zero = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(w, 16)));
+}
 
 static inline vec
 v_first(uint32_t n, vec a, vec b)

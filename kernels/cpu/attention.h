@@ -1,0 +1,271 @@
+/*
+ * What the files of attention share: where a head's tokens are, and the pieces
+ * that a step is cut into.  attention.c says how.
+ *
+ *   attention.c          the launcher: pieces, phases, threads
+ *   attention_walk.c     runs and parts of a head, Quest's choice of pages
+ *   attention_unpack.c   one token of a quantised page in FP32
+ *   attention_c.c        all pieces in plain C, the reference
+ *   attention_tile.h     vector code: rows at dense positions
+ *   attention_score.h    vector code: what these rows add to scores
+ *   attention_list.h     vector code: a row over lists and window
+ *   attention_field.h    its products with codes
+ */
+#ifndef TR_KERNELS_CPU_ATTENTION_H
+#define TR_KERNELS_CPU_ATTENTION_H
+
+#include "cpu.h"
+
+#define TR_TILE_ROWS 96u
+#define TR_TILE_BLOCK 64u /* tokens taken together */
+
+/* Tokens of one head in pages of one layout: a list, or the window. */
+typedef struct {
+    const tr_kv_layout_t *layout;
+    const int32_t *pages; /* page i is pages[i * step] */
+    int32_t step;
+    uint32_t slots;           /* the tokens are in [0, slots), but for .. */
+    uint32_t hole_from, hole; /* .. a ring's free slots, round the end */
+    int32_t list;             /* TR_KV_WINDOW for the window */
+} tr_run_t;
+
+#define TR_RUNS_MAX (TR_KV_LISTS_MAX + 1u)
+
+/* Those of a head that hold tokens, lists first; returns how many. */
+uint32_t tr_attention_runs(const tr_kv_view_t *kv, int32_t slot, uint32_t layer,
+                           uint32_t list, tr_run_t *run);
+
+static inline const uint8_t *
+tr_run_page(const tr_kv_view_t *kv, const tr_run_t *r, uint32_t i)
+{
+    return tr_kv_page_at(kv, r->pages[(int64_t) i * r->step]);
+}
+
+static inline uint32_t
+tr_run_pages(const tr_run_t *r)
+{
+    return (r->slots + r->layout->tokens - 1) / r->layout->tokens;
+}
+
+/* Slots of page i that are below the end. */
+static inline uint32_t
+tr_run_used(const tr_run_t *r, uint32_t i)
+{
+    uint32_t left = r->slots - i * r->layout->tokens;
+
+    return left < r->layout->tokens ? left : r->layout->tokens;
+}
+
+/* Is a slot below the end in use? */
+static inline bool
+tr_run_has(const tr_run_t *r, uint32_t slot)
+{
+    uint32_t from_hole = slot >= r->hole_from ? slot - r->hole_from
+                                              : slot + r->slots - r->hole_from;
+
+    return from_hole >= r->hole;
+}
+
+/* Bit i: is token first + i of page `page` in use?  16 of them. */
+static inline uint32_t
+tr_run_mask(const tr_run_t *r, uint32_t page, uint32_t first)
+{
+    uint32_t n = tr_run_used(r, page), mask = 0;
+
+    n = n > first ? n - first : 0;
+    n = n < 16 ? n : 16;
+    if (r->hole == 0) {
+        return (1u << n) - 1;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t slot = page * r->layout->tokens + first + i;
+
+        mask |= (uint32_t) tr_run_has(r, slot) << i;
+    }
+    return mask;
+}
+
+/* A block: up to TR_TILE_BLOCK tokens of one page of a run.  Blocks of a run
+ * are numbered through its pages. */
+typedef struct {
+    const uint8_t *page;
+    uint32_t n;
+    uint16_t token[TR_TILE_BLOCK]; /* of the page */
+} tr_block_t;
+
+uint32_t tr_run_blocks(const tr_run_t *r);
+void tr_run_block(const tr_kv_view_t *kv, const tr_run_t *r, uint32_t i,
+                  tr_block_t *out);
+
+/* Rows at dense positions: query positions [pos, pos + n_pos) of a sequence
+ * with the query heads of one list, which share its pages. */
+typedef struct {
+    const tr_kv_view_t *kv;
+    const tr_run_t *run; /* what lies before the dense tokens */
+    uint32_t n_runs;
+    const int32_t *table; /* pages of dense tokens */
+    uint32_t pos, n_pos;  /* as dense tokens; n_pos * group <= TR_TILE_ROWS */
+    uint32_t group;       /* query heads */
+    const float *q;       /* [n_pos][group * head_dim] */
+    size_t ldq;
+    float *out; /* the same shape */
+    size_t ldo;
+    float scale;
+    float *lse; /* NULL, or [n_pos][group]: logarithms of the sums of e^logit */
+    size_t ldl;
+} tr_attention_tile_t;
+
+/* Floats of scratch that a tile needs. */
+static inline size_t
+tr_tile_floats(size_t head_dim)
+{
+    /* keys, values, queries, outputs, scores, and two figures a row */
+    return 2 * TR_TILE_BLOCK * head_dim + 2 * TR_TILE_ROWS * head_dim
+           + TR_TILE_ROWS * TR_TILE_BLOCK + 2 * TR_TILE_ROWS;
+}
+
+/* What the rows at dense positions [pos, pos + n_pos) add to the scores of one
+ * block: the tokens of a run's block, or dense tokens from `first` on. */
+typedef struct {
+    const tr_kv_view_t *kv;
+    const tr_run_t *run; /* NULL: dense */
+    const int32_t *table;
+    uint32_t first;       /* block of the run, or dense token */
+    uint32_t pos, n_pos;  /* as dense tokens, n_pos > 0 */
+    uint32_t recent_from; /* likewise: queries that count in `recent`, too */
+    uint32_t group;
+    const float *q;
+    size_t ldq;
+    float scale;
+    const float *lse;
+    size_t ldl;
+} tr_attention_score_t;
+
+/* The tokens of such a block that a query adds to. */
+typedef struct {
+    uint32_t n;
+    float *score[TR_TILE_BLOCK], *recent[TR_TILE_BLOCK]; /* recent: or NULL */
+    const uint16_t *key[TR_TILE_BLOCK]; /* FP16 rows; dense only */
+    tr_block_t block;                   /* of a run */
+} tr_scored_t;
+
+void tr_attention_scored(const tr_attention_score_t *t, tr_scored_t *out);
+
+/* A row over lists and window: one head of a sequence that has one row.  Its
+ * tokens are taken in tiles of 16 slots of a page; tiles are numbered through
+ * the pages of all runs, and each has 16 logits. */
+typedef struct {
+    const tr_kv_view_t *kv;
+    tr_run_t run[TR_RUNS_MAX];
+    uint32_t n_runs;
+    uint32_t position; /* of the row */
+    uint32_t group;
+    const float *q; /* [group * head_dim] */
+    float *out;     /* the same */
+    float scale;
+    bool scored, by_sum;
+    tr_kv_victim_t *victim; /* [TR_KV_LISTS_MAX] */
+    float *logits;          /* [group][stride] */
+    size_t stride;
+    float *partial; /* [parts][group][head_dim + 2]: sum of p * value, largest
+                      * logit, sum of p */
+} tr_attention_row_t;
+
+/* A part: pages [page, page + pages) of a run, about TR_PART_SLOTS slots.  The
+ * cut depends on the cache alone, never on threads. */
+#define TR_PART_SLOTS 1024u
+#define TR_PART_SLOTS_MAX 2048u /* with the rounding of pages to tiles */
+
+typedef struct {
+    const tr_run_t *run;
+    uint32_t page, pages;
+    uint32_t tile, tiles; /* number of the first tile */
+} tr_part_t;
+
+uint32_t tr_row_parts(const tr_attention_row_t *t);
+void tr_row_part(const tr_attention_row_t *t, uint32_t i, tr_part_t *out);
+
+/* Tiles of a whole page. */
+static inline uint32_t
+tr_page_tiles(const tr_kv_layout_t *l)
+{
+    return (l->tokens + 15) / 16;
+}
+
+/* A walk over the tiles of a part, begun with all zero. */
+typedef struct {
+    const uint8_t *page;
+    uint32_t i;     /* pages before this one */
+    uint32_t first; /* token of the page */
+    uint32_t slot;  /* the same token, of the run */
+    uint32_t tile;
+    uint32_t mask; /* bit j: token first + j is in use */
+} tr_spot_t;
+
+static inline bool
+tr_part_next(const tr_attention_row_t *t, const tr_part_t *p, tr_spot_t *s)
+{
+    if (s->page == NULL) {
+        s->tile = p->tile;
+    } else {
+        s->first += 16;
+        s->tile++;
+        if (s->first >= tr_run_used(p->run, p->page + s->i)) {
+            s->first = 0;
+            s->i++;
+        }
+    }
+    if (s->i == p->pages) {
+        return false;
+    }
+    s->page = tr_run_page(t->kv, p->run, p->page + s->i);
+    s->slot = (p->page + s->i) * p->run->layout->tokens + s->first;
+    s->mask = tr_run_mask(p->run, p->page + s->i, s->first);
+    return true;
+}
+
+/* Floats of scratch that a part needs. */
+static inline size_t
+tr_part_floats(size_t head_dim)
+{
+    /* weights and queries of up to 4 heads, a tile of keys or values */
+    return 4 * TR_PART_SLOTS_MAX + 4 * head_dim + 16 * head_dim;
+}
+
+/* One implementation: what runs on one thread. */
+typedef struct tr_attention_isa {
+    void (*tile)(const tr_attention_tile_t *t, float *scratch);
+    void (*score)(const tr_attention_score_t *t, float *scratch);
+    /* part i of a row: its logits and its partial result */
+    void (*part)(const tr_attention_row_t *t, uint32_t i, float *scratch);
+    /* adds to the scores of a row's tokens and finds its victims; lse:
+     * [group] */
+    void (*row_score)(const tr_attention_row_t *t, const float *lse);
+    /* upper bounds of the logits in a dense page, the maximum over a group:
+     * q: [group * head_dim]; digest: FP16 [2][head_dim] */
+    float (*bound)(const float *q, uint32_t group, const uint16_t *digest,
+                   uint32_t head_dim);
+} tr_attention_isa_t;
+
+extern const tr_attention_isa_t tr_attention_c, tr_attention_avx2,
+    tr_attention_avx512;
+
+/* Quest: the `want` of n dense pages that promise most, in order, the last
+ * always among them; of equals the first.  1 <= want < n.  bound: [2 n], the
+ * first n in the order of tr_attention_order, the rest for its own use. */
+void tr_attention_choose(const int32_t *pages, uint32_t n, uint32_t want,
+                         uint32_t *bound, int32_t *chosen);
+/* A float as an integer of the same order; NaN is largest. */
+uint32_t tr_attention_order(float x);
+
+/* Where the codes of a tile are: map[token][dim] = bit of the tile; for 8, 4
+ * and 2 bits, head_dim a multiple of 32. */
+const uint16_t *tr_code_map(bool value, uint32_t bits, uint32_t head_dim);
+
+/* The key or value of a token of a page, in FP32. */
+void tr_unpack_key(const tr_kv_layout_t *l, const uint8_t *page, uint32_t token,
+                   float *out);
+void tr_unpack_value(const tr_kv_layout_t *l, const uint8_t *page,
+                     uint32_t token, float *out);
+
+#endif
