@@ -108,8 +108,9 @@ diffkv_downgrade(const tr_kv_policy_t *p, uint32_t list,
     return level;
 }
 
-/* No more than 0.6 / alpha of all tokens reach a threshold in what we have
- * measured; from the last level a tenth at least goes when anything may. */
+/* How much reaches a threshold depends on the text.  We charge 0.6 / alpha of
+ * the tokens outside the window, and 0.9 at most where any may be forgotten: on
+ * the high side, and no bound; who is wrong waits for pages later. */
 static void
 diffkv_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
               uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX])
