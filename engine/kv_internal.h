@@ -21,7 +21,7 @@
 #define TR_KV_HOST 0x40000000
 
 /* Heads planned by one thread at a time: some microseconds of work. */
-#define TR_KV_GRAIN 128u
+#define TR_KV_GRAIN 256u
 /* From so many heads on, a step is planned by the stream's team. */
 #define TR_KV_PARALLEL 2048u
 

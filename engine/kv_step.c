@@ -234,8 +234,9 @@ tr_kv_plan_move(const tr_kv_view_t *v, const tr_kv_policy_t *p,
 /* ---- the plan of some heads --------------------------------------------- */
 
 /* The heads [first, end) of one sequence, AHEAD at a time, so that the lines
- * that they read, each in another page, come from memory side by side. */
-static void
+ * that they read, each in another page, come from memory side by side.  Returns
+ * how many pages they want. */
+static uint32_t
 tr_kv_plan_heads(const tr_kv_cache_t *kv, const tr_kv_ask_t *a, int8_t *want,
                  uint32_t first, uint32_t end)
 {
@@ -243,7 +244,7 @@ tr_kv_plan_heads(const tr_kv_cache_t *kv, const tr_kv_ask_t *a, int8_t *want,
     const tr_kv_policy_t *p = &kv->slot[a->slot].policy;
     tr_kv_move_t *move = kv->move + tr_kv_head_at(kv, a->slot, 0);
     tr_kv_half_t half[TR_KV_AHEAD];
-    uint32_t i, n;
+    uint32_t i, n, pages = 0;
 
     if (a->leaves == 0) { /* the window fills */
         for (i = first; i < end; i++) {
@@ -252,7 +253,7 @@ tr_kv_plan_heads(const tr_kv_cache_t *kv, const tr_kv_ask_t *a, int8_t *want,
                                       .victim_to = TR_KV_NOWHERE };
             want[i] = a->window_page ? TR_KV_WINDOW : TR_KV_NOWHERE;
         }
-        return;
+        return a->window_page ? end - first : 0;
     }
     for (; first < end; first += n) {
         n = end - first < TR_KV_AHEAD ? end - first : TR_KV_AHEAD;
@@ -277,8 +278,10 @@ tr_kv_plan_heads(const tr_kv_cache_t *kv, const tr_kv_ask_t *a, int8_t *want,
         for (i = 0; i < n; i++) {
             want[first + i] = tr_kv_plan_move(v, p, a, first + i, &half[i],
                                               &move[first + i]);
+            pages += want[first + i] != TR_KV_NOWHERE;
         }
     }
+    return pages;
 }
 
 /* [first, end) of all heads of all sequences. */
@@ -290,12 +293,14 @@ tr_kv_plan_range(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     (void) worker;
     while (first < end) {
         uint32_t i = first / kv->heads, head = first % kv->heads;
-        uint32_t n = kv->heads - head;
+        uint32_t n = kv->heads - head, pages;
 
         n = n < end - first ? n : end - first;
         if (kv->ask[i].kind == TR_KV_ASK_STEP) {
-            tr_kv_plan_heads(kv, &kv->ask[i], kv->want + (size_t) i * kv->heads,
-                             head, head + n);
+            pages = tr_kv_plan_heads(kv, &kv->ask[i],
+                                     kv->want + (size_t) i * kv->heads, head,
+                                     head + n);
+            __atomic_fetch_add(&kv->ask[i].pages, pages, __ATOMIC_RELAXED);
         }
         first += n;
     }
@@ -308,20 +313,11 @@ static bool
 tr_kv_sum(tr_kv_cache_t *kv, uint32_t n, tr_status_t *result)
 {
     bool any = false;
-    uint32_t i, head;
+    uint32_t i;
 
     for (i = 0; i < n; i++) {
         tr_kv_ask_t *a = &kv->ask[i];
-        const int8_t *want = kv->want + (size_t) i * kv->heads;
 
-        if (a->kind == TR_KV_ASK_STEP) {
-            uint32_t pages = 0;
-
-            for (head = 0; head < kv->heads; head++) {
-                pages += want[head] != TR_KV_NOWHERE;
-            }
-            a->pages = pages;
-        }
         if (a->pages > tr_kv_pages_left(&kv->pages)) {
             result[i] = TR_AGAIN;
             continue;
@@ -337,6 +333,13 @@ tr_kv_sum(tr_kv_cache_t *kv, uint32_t n, tr_status_t *result)
 
 /* ---- grant -------------------------------------------------------------- */
 
+/* Sequences are granted side by side. */
+static void
+tr_kv_add(uint64_t *total, uint64_t n)
+{
+    __atomic_fetch_add(total, n, __ATOMIC_RELAXED);
+}
+
 static void
 tr_kv_grant_dense(tr_kv_cache_t *kv, const tr_kv_ask_t *a)
 {
@@ -348,6 +351,7 @@ tr_kv_grant_dense(tr_kv_cache_t *kv, const tr_kv_ask_t *a)
                           a->more, (uint32_t) a->slot,
                           tr_kv_row(kv, a->slot, head) + s->dense_pages, 1);
     }
+    tr_kv_add(&kv->totals.pages[0], a->pages);
     s->dense_pages += a->more;
     s->tokens = a->len;
     tr_kv_set_reading(kv, a->slot);
@@ -371,6 +375,7 @@ tr_kv_grant_head(tr_kv_cache_t *kv, const tr_kv_ask_t *a, uint32_t head,
                     : tr_kv_list_entry(&kv->view, (uint32_t) want, entry);
         tr_kv_pages_fetch(&kv->pages, (*next)++, 1, (uint32_t) a->slot,
                           tr_kv_row(kv, a->slot, head) + entry, 1);
+        tr_kv_add(&kv->totals.pages[layout], 1);
     }
     if (m->to >= 0) {
         count[m->to] += m->leaves;
@@ -410,40 +415,17 @@ tr_kv_grant_range(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     (void) worker;
     for (i = first; i < end; i++) {
         const tr_kv_ask_t *a = &kv->ask[i];
-
-        if (a->granted && a->kind == TR_KV_ASK_DENSE) {
-            tr_kv_grant_dense(kv, a);
-        } else if (a->granted) {
-            tr_kv_grant_step(kv, a, kv->want + (size_t) i * kv->heads);
-        }
-        kv->slot[a->slot].pages += a->granted ? a->pages : 0;
-    }
-}
-
-/* What was granted, by layout. */
-static void
-tr_kv_add_totals(tr_kv_cache_t *kv, uint32_t n)
-{
-    uint32_t i, head;
-
-    for (i = 0; i < n; i++) {
-        const tr_kv_ask_t *a = &kv->ask[i];
-        const tr_kv_seq_t *q = &kv->seq[a->slot];
-        const int8_t *want = kv->want + (size_t) i * kv->heads;
+        tr_kv_slot_t *s = &kv->slot[a->slot];
 
         if (!a->granted) {
             continue;
         }
-        kv->totals.tokens += a->len - kv->slot[a->slot].tokens;
+        tr_kv_add(&kv->totals.tokens, a->len - s->tokens);
+        s->pages += a->pages;
         if (a->kind == TR_KV_ASK_DENSE) {
-            kv->totals.pages[0] += a->pages;
-        }
-        for (head = 0; head < kv->heads && a->kind == TR_KV_ASK_STEP; head++) {
-            if (want[head] != TR_KV_NOWHERE) {
-                kv->totals.pages[want[head] == TR_KV_WINDOW
-                                     ? q->window_layout
-                                     : q->list_layout[want[head]]]++;
-            }
+            tr_kv_grant_dense(kv, a);
+        } else {
+            tr_kv_grant_step(kv, a, kv->want + (size_t) i * kv->heads);
         }
     }
 }
@@ -455,26 +437,26 @@ tr_kv_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
                     const uint32_t *lens, uint32_t n, tr_status_t *result)
 {
     const tr_stream_t *t = &kv->config.stream;
-    uint64_t pages = 0;
-    uint32_t i, steps = 0;
+    uint64_t heads = 0, pages = 0; /* to plan; of dense pages */
+    uint32_t i;
 
     assert(n <= kv->config.slots);
     for (i = 0; i < n; i++) {
         tr_kv_ask(kv, slots[i], lens[i], &kv->ask[i]);
-        steps += kv->ask[i].kind == TR_KV_ASK_STEP && kv->ask[i].leaves != 0;
-        pages += kv->ask[i].pages;
+        heads += kv->ask[i].kind == TR_KV_ASK_STEP ? kv->heads : 0;
+        pages += kv->ask[i].kind == TR_KV_ASK_DENSE ? kv->ask[i].more : 0;
     }
-    if (steps * (uint64_t) kv->heads >= TR_KV_PARALLEL) {
+    pages *= kv->heads;
+    if (heads >= TR_KV_PARALLEL) {
         tr_team_run(t->team, t->threads, n * kv->heads, TR_KV_GRAIN,
                     tr_kv_plan_range, kv);
-    } else {
+    } else if (heads != 0) {
         tr_kv_plan_range(kv, 0, n * kv->heads, 0);
     }
     if (!tr_kv_sum(kv, n, result)) {
         return;
     }
-    tr_kv_add_totals(kv, n);
-    if (n > 1 && (steps + pages) > TR_KV_PARALLEL) {
+    if (heads + pages >= TR_KV_PARALLEL) {
         tr_team_run(t->team, t->threads, n, 1, tr_kv_grant_range, kv);
     } else {
         tr_kv_grant_range(kv, 0, n, 0);
