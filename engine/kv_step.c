@@ -4,10 +4,10 @@
  *
  *   plan    every head alone: who leaves the window and where to, who is
  *           downgraded for it, and whether that takes a page.  Reads the view,
- *           writes the head's move and want.  Any order, any thread.
+ *           writes the head's move, counts and want.  Any order, any thread.
  *   sum     pages by sequence; those that still fit get their range of the free
- *           ring, in the order of the sequences.
- *   grant   every sequence alone: counts, tables, base.
+ *           ring, in the order of the sequences; the counts of others go back.
+ *   grant   every sequence alone: its pages into its tables, its base.
  *
  * A move is only looked at when its sequence was granted the step; that of a
  * stalled one is planned again.
@@ -172,20 +172,61 @@ tr_kv_plan_fetch(const tr_kv_view_t *v, const tr_kv_ask_t *a, uint32_t head,
     }
 }
 
-/* The head's move; returns the list that needs a page, TR_KV_WINDOW or
- * TR_KV_NOWHERE. */
+/* Counts as they are after a move (sign 1), or again before it (-1). */
+static void
+tr_kv_apply(const tr_kv_move_t *m, uint32_t *count, int32_t sign)
+{
+    if (m->to >= 0) {
+        count[m->to] += (uint32_t) (sign * m->leaves);
+    }
+    if (m->victim_from >= 0) {
+        count[m->victim_from] -= (uint32_t) sign;
+        if (m->victim_to >= 0) {
+            count[m->victim_to] += (uint32_t) sign;
+        }
+    }
+}
+
+/* What becomes of the least significant token of the list that the leaving
+ * token joins: which may be itself. */
+static int
+tr_kv_plan_downgrade(const tr_kv_view_t *v, const tr_kv_policy_t *p,
+                     const tr_kv_ask_t *a, uint32_t head, const tr_kv_half_t *h,
+                     const uint32_t *count)
+{
+    const tr_kv_layout_t
+        *layout = &v->layout[v->seq[a->slot].list_layout[h->to]];
+    size_t at = (size_t) a->slot * v->layers * v->lists + head;
+    uint32_t after[TR_KV_LISTS_MAX];
+    tr_kv_mark_t mark = h->mark;
+
+    if (a->leaves != 1 || layout->score == 0) {
+        return TR_KV_STAYS;
+    }
+    if (h->look) {
+        const uint8_t *page = tr_kv_entry_page(v, v->tables + at * v->table_len,
+                                               h->entry);
+
+        memcpy(&mark.score, page + layout->score + h->at * 4, 4);
+        memcpy(&mark.position, page + layout->position + h->at * 4, 4);
+    }
+    memcpy(after, count, sizeof(after));
+    after[h->to]++;
+    return p->downgrade(p, (uint32_t) h->to, &mark, after);
+}
+
+/* The head's move, and its counts afterwards; returns the list that needs a
+ * page, or TR_KV_NOWHERE. */
 static int8_t
 tr_kv_plan_move(const tr_kv_view_t *v, const tr_kv_policy_t *p,
                 const tr_kv_ask_t *a, uint32_t head, const tr_kv_half_t *h,
-                tr_kv_move_t *move)
+                tr_kv_move_t *move, uint32_t *count)
 {
     const tr_kv_seq_t *q = &v->seq[a->slot];
     size_t at = (size_t) a->slot * v->layers * v->lists + head;
-    const uint32_t *count = v->count + at * TR_KV_LISTS_MAX;
-    uint32_t after[TR_KV_LISTS_MAX], l = (uint32_t) h->to;
-    tr_kv_mark_t mark = h->mark;
-    int down = TR_KV_STAYS;
     int grows = h->to; /* the list that gets longer */
+    bool page;
+    int down;
 
     *move = (tr_kv_move_t){ .to = (int8_t) h->to,
                             .victim_from = TR_KV_STAYS,
@@ -195,28 +236,17 @@ tr_kv_plan_move(const tr_kv_view_t *v, const tr_kv_policy_t *p,
     if (h->to < 0) {
         return TR_KV_NOWHERE;
     }
-    move->index = count[l];
-    if (a->leaves == 1 && v->layout[q->list_layout[l]].score != 0) {
-        if (h->look) {
-            const tr_kv_layout_t *layout = &v->layout[q->list_layout[l]];
-            const uint8_t *page = tr_kv_entry_page(
-                v, v->tables + at * v->table_len, h->entry);
-
-            memcpy(&mark.score, page + layout->score + h->at * 4, 4);
-            memcpy(&mark.position, page + layout->position + h->at * 4, 4);
-        }
-        memcpy(after, count, sizeof(after));
-        after[l]++;
-        down = p->downgrade(p, l, &mark, after);
-    }
+    move->index = count[h->to];
+    down = tr_kv_plan_downgrade(v, p, a, head, h, count);
     assert(down == TR_KV_STAYS || down == TR_KV_NOWHERE
-           || (down > (int) l && down < (int) p->n_levels));
+           || (down > h->to && down < (int) p->n_levels));
     if (down != TR_KV_STAYS) {
         grows = down;
         if (h->look) { /* it makes room for the one that comes */
-            move->victim_from = (int8_t) l;
+            move->victim_from = (int8_t) h->to;
             move->victim_to = (int8_t) down;
-            move->victim_index = v->victim[at * TR_KV_LISTS_MAX + l].index;
+            move->victim_index =
+                v->victim[at * TR_KV_LISTS_MAX + (uint32_t) h->to].index;
             move->victim_target = down >= 0 ? count[down] : 0;
             move->index = move->victim_index;
         } else { /* it is the one that comes */
@@ -224,11 +254,10 @@ tr_kv_plan_move(const tr_kv_view_t *v, const tr_kv_policy_t *p,
             move->index = down >= 0 ? count[down] : 0;
         }
     }
-    if (grows >= 0
-        && count[grows] % v->layout[q->list_layout[grows]].tokens == 0) {
-        return (int8_t) grows;
-    }
-    return TR_KV_NOWHERE;
+    page = grows >= 0
+           && count[grows] % v->layout[q->list_layout[grows]].tokens == 0;
+    tr_kv_apply(move, count, 1);
+    return page ? (int8_t) grows : TR_KV_NOWHERE;
 }
 
 /* ---- the plan of some heads --------------------------------------------- */
@@ -277,7 +306,9 @@ tr_kv_plan_heads(const tr_kv_cache_t *kv, const tr_kv_ask_t *a, int8_t *want,
         }
         for (i = 0; i < n; i++) {
             want[first + i] = tr_kv_plan_move(v, p, a, first + i, &half[i],
-                                              &move[first + i]);
+                                              &move[first + i],
+                                              tr_kv_counts(kv, a->slot,
+                                                           first + i));
             pages += want[first + i] != TR_KV_NOWHERE;
         }
     }
@@ -308,6 +339,18 @@ tr_kv_plan_range(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 
 /* ---- sum ---------------------------------------------------------------- */
 
+/* A sequence for which there are no pages is as it was. */
+static void
+tr_kv_undo(const tr_kv_cache_t *kv, const tr_kv_ask_t *a)
+{
+    const tr_kv_move_t *move = kv->move + tr_kv_head_at(kv, a->slot, 0);
+    uint32_t head;
+
+    for (head = 0; head < kv->heads && a->leaves != 0; head++) {
+        tr_kv_apply(&move[head], tr_kv_counts(kv, a->slot, head), -1);
+    }
+}
+
 /* Gives every sequence that fits its range of the ring; true: some did. */
 static bool
 tr_kv_sum(tr_kv_cache_t *kv, uint32_t n, tr_status_t *result)
@@ -320,6 +363,9 @@ tr_kv_sum(tr_kv_cache_t *kv, uint32_t n, tr_status_t *result)
 
         if (a->pages > tr_kv_pages_left(&kv->pages)) {
             result[i] = TR_AGAIN;
+            if (a->kind == TR_KV_ASK_STEP) {
+                tr_kv_undo(kv, a);
+            }
             continue;
         }
         result[i] = TR_OK;
@@ -357,47 +403,40 @@ tr_kv_grant_dense(tr_kv_cache_t *kv, const tr_kv_ask_t *a)
     tr_kv_set_reading(kv, a->slot);
 }
 
-/* The head's new counts, and its page if it wants one. */
+/* The page that a head wants. */
 static void
-tr_kv_grant_head(tr_kv_cache_t *kv, const tr_kv_ask_t *a, uint32_t head,
-                 int8_t want, uint64_t *next)
+tr_kv_grant_page(tr_kv_cache_t *kv, const tr_kv_ask_t *a, uint32_t head,
+                 int8_t want, uint64_t at)
 {
     const tr_kv_seq_t *q = &kv->seq[a->slot];
-    const tr_kv_move_t *m = &kv->move[tr_kv_head_at(kv, a->slot, head)];
-    uint32_t *count = tr_kv_counts(kv, a->slot, head), entry, layout;
+    uint32_t entry, layout, last;
 
-    if (want != TR_KV_NOWHERE) {
-        layout = want == TR_KV_WINDOW ? q->window_layout : q->list_layout[want];
-        entry = (want == TR_KV_WINDOW ? a->n : count[want])
-                / kv->plan.layout[layout].tokens;
-        entry = want == TR_KV_WINDOW
-                    ? kv->view.at_window + entry
-                    : tr_kv_list_entry(&kv->view, (uint32_t) want, entry);
-        tr_kv_pages_fetch(&kv->pages, (*next)++, 1, (uint32_t) a->slot,
-                          tr_kv_row(kv, a->slot, head) + entry, 1);
-        tr_kv_add(&kv->totals.pages[layout], 1);
+    if (want == TR_KV_WINDOW) {
+        layout = q->window_layout;
+        last = a->n;
+    } else {
+        layout = q->list_layout[want];
+        last = tr_kv_counts(kv, a->slot, head)[want] - 1;
     }
-    if (m->to >= 0) {
-        count[m->to] += m->leaves;
-    }
-    if (m->victim_from >= 0) {
-        count[m->victim_from]--;
-        if (m->victim_to >= 0) {
-            count[m->victim_to]++;
-        }
-    }
+    entry = last / kv->plan.layout[layout].tokens;
+    entry = want == TR_KV_WINDOW
+                ? kv->view.at_window + entry
+                : tr_kv_list_entry(&kv->view, (uint32_t) want, entry);
+    tr_kv_pages_fetch(&kv->pages, at, 1, (uint32_t) a->slot,
+                      tr_kv_row(kv, a->slot, head) + entry, 1);
+    tr_kv_add(&kv->totals.pages[layout], 1);
 }
 
 static void
 tr_kv_grant_step(tr_kv_cache_t *kv, const tr_kv_ask_t *a, const int8_t *want)
 {
     tr_kv_seq_t *q = &kv->seq[a->slot];
-    uint64_t next = a->first;
+    uint64_t next = a->first, end = a->first + a->pages;
     uint32_t head;
 
-    if (a->leaves != 0 || a->window_page) {
-        for (head = 0; head < kv->heads; head++) {
-            tr_kv_grant_head(kv, a, head, want[head], &next);
+    for (head = 0; next != end; head++) {
+        if (want[head] != TR_KV_NOWHERE) {
+            tr_kv_grant_page(kv, a, head, want[head], next++);
         }
     }
     q->base = a->n + 1;
