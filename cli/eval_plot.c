@@ -15,7 +15,7 @@
 #define BIG_HEIGHT 480.0
 #define SMALL_HEIGHT 250.0
 #define SMALL_COLUMNS 3u
-#define COLOURS 8u
+#define COLOURS 10u
 #define LETTER 6.1 /* about the width of a letter at 11 px */
 #define LABEL_LETTERS 44u
 
@@ -23,10 +23,12 @@ static const char style[] =
     "<style>\n"
     "svg{--bg:#fff;--ink:#1c2128;--soft:#59636e;--line:#d8dee4;"
     "--c0:#57606a;--c1:#0969da;--c2:#cf222e;--c3:#1a7f37;--c4:#9a6700;"
-    "--c5:#8250df;--c6:#bf3989;--c7:#0a7d8c}\n"
+    "--c5:#8250df;--c6:#bf3989;--c7:#0a7d8c;"
+    "--c8:#7d4e00;--c9:#4d7c0f}\n"
     "@media (prefers-color-scheme:dark){svg{--bg:#0d1117;--ink:#e6edf3;"
     "--soft:#9198a1;--line:#30363d;--c0:#9198a1;--c1:#58a6ff;--c2:#ff7b72;"
-    "--c3:#3fb950;--c4:#d29922;--c5:#bc8cff;--c6:#f778ba;--c7:#39c5cf}}\n"
+    "--c3:#3fb950;--c4:#d29922;--c5:#bc8cff;--c6:#f778ba;--c7:#39c5cf;"
+    "--c8:#e0a070;--c9:#a3d65c}}\n"
     "text{font:11px system-ui,sans-serif;fill:var(--ink)}\n"
     ".soft{fill:var(--soft)}.head{font-weight:600;font-size:13px}\n"
     ".grid{stroke:var(--line);stroke-width:1}\n"
@@ -190,7 +192,7 @@ draw_axes(const frame_t *f, const char *title, FILE *out)
                 "y2=\"%.1f\"/><text class=\"soft\" x=\"%.1f\" y=\"%.1f\" "
                 "text-anchor=\"end\">%.0f</text>\n",
                 f->x, f->x + f->w, at_y(f, y), at_y(f, y), f->x - 6,
-                at_y(f, y) + 4, y * 100);
+                at_y(f, y) + 4, fabs(y) * 100);
     }
     for (x = 0; x <= f->x_max + 1e-6; x += across) {
         fprintf(out,
