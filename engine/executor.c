@@ -122,7 +122,9 @@ slots(const tr_executor_t *e, const tr_config_t *config)
     uint32_t i;
 
     for (i = 0; i < e->n_policies; i++) {
-        if (e->policies[i].policy->n_levels != 0 && config->swap_memory != 0) {
+        if (config->swap_memory != 0
+            && (e->policies[i].policy->n_levels != 0
+                || e->policies[i].policy->digest)) {
             return 2 * config->max_num_seqs;
         }
     }

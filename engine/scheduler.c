@@ -24,7 +24,11 @@ tr_scheduler_init(tr_scheduler_t *s, tr_kv_cache_t *kv, uint32_t max_num_seqs,
     s->next_order = 1;
     s->rows = calloc(max_num_seqs, sizeof(*s->rows));
     s->scratch = calloc(max_num_seqs, sizeof(*s->scratch));
-    if (s->rows == NULL || s->scratch == NULL) {
+    s->slots = calloc(max_num_seqs, sizeof(*s->slots));
+    s->lens = calloc(max_num_seqs, sizeof(*s->lens));
+    s->granted = calloc(max_num_seqs, sizeof(*s->granted));
+    if (s->rows == NULL || s->scratch == NULL || s->slots == NULL
+        || s->lens == NULL || s->granted == NULL) {
         tr_scheduler_free(s);
         return TR_ERR_NOMEM;
     }
@@ -36,6 +40,9 @@ tr_scheduler_free(tr_scheduler_t *s)
 {
     free(s->rows);
     free(s->scratch);
+    free(s->slots);
+    free(s->lens);
+    free(s->granted);
     memset(s, 0, sizeof(*s));
 }
 
@@ -214,46 +221,59 @@ tr_scheduler_step(tr_scheduler_t *s, tr_sequence_t *q, uint32_t limit)
 
 /* ---- decode ------------------------------------------------------------- */
 
-/* The sequences that can decode now, with a page for their newest token: into
- * scratch, oldest first, so that a victim is never among them.  Returns how
- * many; *prompts: how many others have prompt tokens to compute. */
+/* May q decode now, if there is room in the cache?  Else *prompts counts it when
+ * it has prompt tokens to compute. */
+static bool
+tr_scheduler_wants(tr_scheduler_t *s, tr_sequence_t *q, uint32_t *prompts)
+{
+    if (tr_sequence_paused(q) || tr_scheduler_complete(s, q)) {
+        return false;
+    }
+    if (q->computed + 1 == q->prompt_len && tr_sequence_shares(q)) {
+        q->offered = s->turn; /* its siblings are admitted in this turn */
+        s->offers++;
+        return false;
+    }
+    if (!tr_sequence_decodes(q)) {
+        *prompts += tr_sequence_prefills(q);
+        return false;
+    }
+    if (q->due_us > s->now) {
+        if (s->next_due_us == 0 || q->due_us < s->next_due_us) {
+            s->next_due_us = q->due_us;
+        }
+        return false;
+    }
+    return !tr_scheduler_full(s, q);
+}
+
+/* The sequences that can decode now, with room for their newest token: into
+ * scratch, oldest first.  Who finds none takes it from younger ones, which then
+ * fall out.  Returns how many; *prompts: how many others have prompt tokens to
+ * compute. */
 static uint32_t
 tr_scheduler_decodable(tr_scheduler_t *s, uint32_t *prompts)
 {
-    tr_sequence_t *q, *next;
-    uint32_t n = 0;
+    tr_sequence_t *q;
+    uint32_t n = 0, kept = 0, i;
 
     *prompts = 0;
-    for (q = s->running.first; q != NULL; q = next) {
-        next = q->next;
-        if (tr_sequence_paused(q) || tr_scheduler_complete(s, q)) {
-            continue;
+    for (q = s->running.first; q != NULL; q = q->next) {
+        if (tr_scheduler_wants(s, q, prompts)) {
+            s->slots[n] = q->kv_slot;
+            s->lens[n] = q->len;
+            s->scratch[n++] = q;
         }
-        if (q->computed + 1 == q->prompt_len && tr_sequence_shares(q)) {
-            q->offered = s->turn; /* its siblings are admitted in this turn */
-            s->offers++;
-            continue;
-        }
-        if (!tr_sequence_decodes(q)) {
-            *prompts += tr_sequence_prefills(q);
-            continue;
-        }
-        if (q->due_us > s->now) {
-            if (s->next_due_us == 0 || q->due_us < s->next_due_us) {
-                s->next_due_us = q->due_us;
-            }
-            continue;
-        }
-        if (tr_scheduler_full(s, q)) {
-            continue;
-        }
-        if (!tr_scheduler_reserve(s, q)) {
-            break; /* it was the youngest */
-        }
-        s->scratch[n++] = q;
-        next = q->next; /* the one before may have been a victim */
     }
-    return n;
+    tr_kv_reserve_batch(s->kv, s->slots, s->lens, n, s->granted);
+    for (i = 0; i < n; i++) {
+        q = s->scratch[i];
+        if (q->state == TR_SEQ_RUNNING
+            && (s->granted[i] == TR_OK || tr_scheduler_reserve(s, q))) {
+            s->scratch[kept++] = q;
+        }
+    }
+    return kept;
 }
 
 /* Rows of one token each, up to `limit`.  Whoever is left out for want of room

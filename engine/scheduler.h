@@ -91,7 +91,11 @@ typedef struct {
     uint32_t n_tokens;
     /* earliest due_us of those that were left out for it, 0: none */
     uint64_t next_due_us;
-    tr_sequence_t **scratch; /* [max_num_seqs] */
+    /* [max_num_seqs] each */
+    tr_sequence_t **scratch;
+    int32_t *slots; /* who asks for room in the cache */
+    uint32_t *lens;
+    tr_status_t *granted;
 } tr_scheduler_t;
 
 tr_status_t tr_scheduler_init(tr_scheduler_t *s, tr_kv_cache_t *kv,

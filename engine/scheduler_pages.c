@@ -52,10 +52,13 @@ tr_scheduler_complete(const tr_scheduler_t *s, const tr_sequence_t *q)
            && tr_kv_uncompressed(s->kv, q->kv_slot);
 }
 
+/* Computing its tokens as one prompt would not give the same cache again: it is
+ * compressed, or has answered what its policy (Quest) reads in part only. */
 static bool
-tr_scheduler_compressed(const tr_scheduler_t *s, const tr_sequence_t *q)
+tr_scheduler_unique(const tr_scheduler_t *s, const tr_sequence_t *q)
 {
-    return q->dense_len != 0 && q->computed >= q->dense_len
+    return q->exact && q->computed >= q->prompt_len
+           && q->computed >= q->dense_len
            && !tr_kv_uncompressed(s->kv, q->kv_slot);
 }
 
@@ -65,20 +68,20 @@ tr_scheduler_compressed(const tr_scheduler_t *s, const tr_sequence_t *q)
 static void
 tr_scheduler_forget(tr_scheduler_t *s, tr_sequence_t *q)
 {
-    q->dense_len = q->computed;
+    q->dense_len = q->dense_len != 0 ? q->computed : 0;
     s->recomputations++;
 }
 
 static void
 tr_scheduler_preempt(tr_scheduler_t *s, tr_sequence_t *q)
 {
-    bool compressed = tr_scheduler_compressed(s, q);
+    bool unique = tr_scheduler_unique(s, q);
 
-    if (compressed && tr_kv_swap_out(s->kv, q->kv_slot) == TR_OK) {
+    if (unique && tr_kv_swap_out(s->kv, q->kv_slot) == TR_OK) {
         tr_scheduler_stop(s, q);
         s->swaps++;
     } else {
-        if (compressed) {
+        if (unique) {
             tr_scheduler_forget(s, q);
         }
         tr_scheduler_leave(s, q);

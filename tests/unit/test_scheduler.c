@@ -27,23 +27,38 @@ random_below(uint32_t n)
     return (uint32_t) ((random_state >> 33) % n);
 }
 
-static tr_kv_policy_t *policy;
+/* Policies that tests ask for; head size 64 where something is compressed. */
+static const char *const specs[] = { "full", "uniform:levels=8/4",
+                                     "diffkv:alpha_high=0,alpha_low=0",
+                                     "quest:budget=64,from=0" };
+enum { FULL, UNIFORM, DIFFKV, QUEST, N_POLICIES };
 
-/* One head, 32 tokens a page: pages are easy to count. */
+static tr_kv_policy_t *policies[N_POLICIES];
+
+/* One head.  full: 32 tokens a page, so that pages are easy to count. */
 static tr_kv_cache_t *
-make_kv(uint32_t pages, uint32_t slots)
+make_kv(int policy, uint32_t pages, uint32_t swap_pages, uint32_t slots)
 {
-    tr_kv_config_t c = { .layers = 1,
-                         .lists = 1,
-                         .head_dim = HEAD_DIM,
-                         .slots = slots,
-                         .max_len = 100000,
-                         .memory = pages * 6144ull,
-                         .policies = (const tr_kv_policy_t *const *) &policy,
-                         .n_policies = 1 };
+    tr_kv_config_t c = {
+        .layers = 1,
+        .lists = 1,
+        .head_dim = policy == FULL ? HEAD_DIM : 64,
+        .slots = policy == FULL ? slots : 2 * slots,
+        .max_len = 100000,
+        .policies = (const tr_kv_policy_t *const *) &policies[policy],
+        .n_policies = 1,
+        .kernels = tr_kernels_cpu(NULL),
+        .stream = { 1, NULL }
+    };
+    tr_page_plan_t plan;
     tr_kv_cache_t *kv;
     tr_error_t err;
 
+    assert_int_equal(tr_kv_policy_plan(policies[policy], c.head_dim, &plan),
+                     TR_OK);
+    assert_true(policy != FULL || plan.layout[0].tokens == 32);
+    c.memory = (uint64_t) pages * plan.page_bytes;
+    c.swap_memory = (uint64_t) swap_pages * plan.page_bytes;
     assert_int_equal(tr_kv_cache_create(&c, &kv, &err), TR_OK);
     assert_int_equal(tr_kv_pages(kv), pages);
     return kv;
@@ -57,14 +72,21 @@ typedef struct {
 } bench_t;
 
 static void
-bench_init(bench_t *b, uint32_t pages, uint32_t seqs, uint32_t tokens)
+bench_init_policy(bench_t *b, int policy, uint32_t pages, uint32_t swap_pages,
+                  uint32_t seqs, uint32_t tokens)
 {
     memset(b, 0, sizeof(*b));
-    b->kv = make_kv(pages, seqs);
+    b->kv = make_kv(policy, pages, swap_pages, seqs);
     b->now = 1;
     assert_int_equal(tr_scheduler_init(&b->s, b->kv, seqs, tokens, 0.5), TR_OK);
     assert_int_equal(tr_outlet_init(&b->outlet[0], 1 << 20), TR_OK);
     assert_int_equal(tr_outlet_init(&b->outlet[1], 1 << 16), TR_OK);
+}
+
+static void
+bench_init(bench_t *b, uint32_t pages, uint32_t seqs, uint32_t tokens)
+{
+    bench_init_policy(b, FULL, pages, 0, seqs, tokens);
 }
 
 static void
@@ -609,6 +631,243 @@ paused_make_way(void **state)
     bench_free(&b);
 }
 
+/* ---- compression -------------------------------------------------------- */
+
+static uint64_t
+used(const bench_t *b)
+{
+    return tr_kv_pages(b->kv) - tr_kv_free_pages(b->kv);
+}
+
+/* uniform 8/4 at head size 64: 24 tokens a page at 16 bits, 64 compressed. */
+static void
+compressed_after_its_prompt(void **state)
+{
+    const tr_page_plan_t *plan;
+    bench_t b;
+    tr_request_t *r;
+    tr_sequence_t *q;
+    uint32_t dense, list;
+
+    (void) state;
+    bench_init_policy(&b, UNIFORM, 100, 10, 4, 200);
+    plan = tr_kv_plan(b.kv);
+    dense = plan->layout[0].tokens;
+    list = plan->layout[1].tokens;
+    assert_true(list >= 2 * dense);
+    r = add(&b, 10 * list, 3);
+    q = &r->sequences[0];
+    while (q->computed < 10 * list) {
+        step(&b);
+        assert_int_equal(used(&b), (10 * list + dense - 1) / dense);
+        assert_true(b.s.prompt_pages > used(&b));
+    }
+    assert_int_equal(q->len, 10 * list + 1);
+    compose(&b); /* compressed, and its second token is on its way */
+    assert_int_equal(b.s.n_rows, 1);
+    assert_int_equal(b.s.rows[0].pos, 10 * list);
+    assert_int_equal(used(&b), 11);
+    assert_int_equal(b.s.prompt_pages + b.s.promised, 0);
+    apply(&b);
+    drop(&b, r);
+    bench_free(&b);
+}
+
+/* Half of the pool is for prompts, but one may have more. */
+static void
+prompts_have_a_share(void **state)
+{
+    bench_t b;
+    tr_request_t *r[3], *big;
+    uint32_t i, dense;
+
+    (void) state;
+    bench_init_policy(&b, UNIFORM, 100, 10, 4, 4);
+    dense = tr_kv_plan(b.kv)->layout[0].tokens;
+    for (i = 0; i < 3; i++) {
+        r[i] = add(&b, 15 * dense, 3);
+    }
+    compose(&b);
+    assert_int_equal(b.s.n_running, 2);
+    assert_int_equal(used(&b), 30);
+    assert_in_range(b.s.prompt_pages, 31, 50);
+    apply(&b);
+    while (r[0]->sequences[0].state != TR_SEQ_DONE) {
+        step(&b);
+    }
+    compose(&b);
+    assert_int_equal(r[2]->sequences[0].state, TR_SEQ_RUNNING);
+    for (i = 0; i < 3; i++) {
+        drop(&b, r[i]);
+    }
+    big = add(&b, 60 * dense, 3);
+    assert_true(tr_scheduler_fits(b.kv, big));
+    compose(&b);
+    assert_int_equal(big->sequences[0].state, TR_SEQ_RUNNING);
+    assert_true(used(&b) > 50);
+    drop(&b, big);
+    bench_free(&b);
+}
+
+/* The first choice stops before the last token, the others copy what is there,
+ * and each computes that token. */
+static void
+choices_share_before_the_end(void **state)
+{
+    int policy;
+
+    (void) state;
+    for (policy = UNIFORM; policy <= QUEST; policy++) {
+        bench_t b;
+        tr_request_t *r;
+        uint32_t i, computed = 0, ends = 0;
+
+        bench_init_policy(&b, policy, 200, 10, 8, 64);
+        r = make_request(&b, 100, 3, 4);
+        tr_scheduler_add(&b.s, r);
+        while (r->open_sequences != 0) {
+            compose(&b);
+            for (i = 0; i < b.s.n_rows; i++) {
+                const tr_row_t *row = &b.s.rows[i];
+
+                computed += row->n;
+                ends += row->pos == 99 && row->n == 1;
+                if (row->sequence->choice != 0) {
+                    assert_true(row->pos >= 99);
+                }
+            }
+            assert_true(b.s.n_rows != 0);
+            apply(&b);
+        }
+        assert_int_equal(computed, 99 + 4 * 3);
+        assert_int_equal(ends, 4);
+        tr_request_free(r);
+        bench_free(&b);
+    }
+}
+
+/* What is compressed keeps what it has computed. */
+static void
+swapped_and_back(void **state)
+{
+    bench_t b;
+    tr_request_t *r[3];
+    tr_sequence_t *q;
+    uint32_t i, computed = 0, list;
+
+    (void) state;
+    bench_init_policy(&b, UNIFORM, 5, 10, 4, 1000);
+    list = tr_kv_plan(b.kv)->layout[1].tokens;
+    for (i = 0; i < 3; i++) { /* a page each, a second when that is full */
+        r[i] = add(&b, 20, 300);
+        step(&b);
+        step(&b);
+    }
+    q = &r[2]->sequences[0];
+    while (b.s.preemptions == 0) {
+        assert_true(q->len < list + 10);
+        computed = q->computed;
+        step(&b);
+    }
+    assert_int_equal(q->state, TR_SEQ_WAITING);
+    assert_true(q->kv_slot >= 0);
+    assert_int_equal(q->computed, computed);
+    assert_int_equal(b.s.swaps, 1);
+    assert_int_equal(b.s.recomputations, 0);
+    assert_int_equal(r[2]->preemptions, 1);
+    /* it comes back before who came later */
+    drop(&b, r[0]);
+    r[0] = add(&b, 1, 1);
+    compose(&b);
+    assert_int_equal(q->state, TR_SEQ_RUNNING);
+    assert_int_equal(q->computed, computed);
+    assert_non_null(row_of(&b, r[2]));
+    assert_int_equal(row_of(&b, r[2])->pos, computed);
+    for (i = 0; i < 3; i++) {
+        drop(&b, r[i]);
+    }
+    bench_free(&b);
+}
+
+/* Without room there, prompt and output so far are one prompt. */
+static void
+no_room_to_swap(void **state)
+{
+    bench_t b;
+    tr_request_t *r[3];
+    tr_sequence_t *q;
+    uint32_t i, list, len;
+
+    (void) state;
+    bench_init_policy(&b, UNIFORM, 5, 0, 4, 1000);
+    list = tr_kv_plan(b.kv)->layout[1].tokens;
+    for (i = 0; i < 3; i++) {
+        r[i] = add(&b, 20, 300);
+        step(&b);
+        step(&b);
+    }
+    q = &r[2]->sequences[0];
+    while (b.s.preemptions == 0) {
+        assert_true(q->len < list + 10);
+        step(&b);
+    }
+    len = q->len;
+    assert_int_equal(q->state, TR_SEQ_WAITING);
+    assert_int_equal(q->kv_slot, -1);
+    assert_int_equal(q->computed, 0);
+    assert_int_equal(b.s.recomputations, 1);
+    drop(&b, r[0]);
+    drop(&b, r[1]);
+    compose(&b);
+    assert_int_equal(row_of(&b, r[2])->pos, 0);
+    assert_int_equal(row_of(&b, r[2])->n, len - 1);
+    assert_false(row_of(&b, r[2])->sample); /* the newest comes after it */
+    apply(&b);
+    compose(&b);
+    assert_int_equal(row_of(&b, r[2])->pos, len - 1);
+    assert_true(row_of(&b, r[2])->sample);
+    drop(&b, r[2]);
+    bench_free(&b);
+}
+
+/* A paused one that is swapped out still has a slot, until nobody else finds
+ * one. */
+static void
+swapped_give_up_slots(void **state)
+{
+    bench_t b;
+    tr_request_t *r[6];
+    uint32_t i;
+
+    (void) state;
+    bench_init_policy(&b, UNIFORM, 200, 200, 1, 1000);
+    for (i = 0; i < 6; i++) {
+        r[i] = add(&b, 50, 100);
+        step(&b);
+        step(&b);
+        assert_int_equal(r[i]->sequences[0].state, TR_SEQ_RUNNING);
+        r[i]->wishes = TR_CONTROL_PAUSE;
+    }
+    assert_true(b.s.recomputations > 0);
+    for (i = 0; i < 6; i++) {
+        uint32_t k;
+
+        for (k = 0; k < 6; k++) {
+            r[k]->wishes = k == i ? 0 : TR_CONTROL_PAUSE;
+        }
+        while (r[i]->sequences[0].state != TR_SEQ_DONE) {
+            compose(&b);
+            assert_true(b.s.n_rows != 0 || b.s.changes != 0);
+            apply(&b);
+        }
+    }
+    for (i = 0; i < 6; i++) {
+        assert_int_equal(r[i]->sequences[0].len, 150);
+        tr_request_free(r[i]);
+    }
+    bench_free(&b);
+}
+
 /* ---- outlets ------------------------------------------------------------ */
 
 static void
@@ -795,13 +1054,14 @@ storm_can_work(const storm_t *st)
 }
 
 static void
-storm(uint64_t seed, uint32_t pages, uint32_t seqs, uint32_t tokens)
+storm_policy(uint64_t seed, int policy, uint32_t pages, uint32_t swap_pages,
+             uint32_t seqs, uint32_t tokens)
 {
     storm_t *st = calloc(1, sizeof(*st));
     uint32_t i, k, idle = 0;
 
     random_state = seed;
-    bench_init(&st->b, pages, seqs, tokens);
+    bench_init_policy(&st->b, policy, pages, swap_pages, seqs, tokens);
     for (i = 0; i < 6000; i++) {
         for (k = random_below(3); k != 0; k--) {
             storm_change(st);
@@ -828,9 +1088,17 @@ storm(uint64_t seed, uint32_t pages, uint32_t seqs, uint32_t tokens)
     assert_true(st->finished > 50 && st->aborted > 20);
     if (pages < 40) {
         assert_true(st->b.s.preemptions > 20);
+        assert_int_equal(st->b.s.swaps > 20, swap_pages != 0);
     }
+    assert_true(st->b.s.swaps <= st->b.s.preemptions);
     bench_free(&st->b);
     free(st);
+}
+
+static void
+storm(uint64_t seed, uint32_t pages, uint32_t seqs, uint32_t tokens)
+{
+    storm_policy(seed, FULL, pages, 0, seqs, tokens);
 }
 
 static void
@@ -845,20 +1113,48 @@ storms(void **state)
     storm(6, 20, 200, 1);
 }
 
-static int
-make_policy(void **state)
+static void
+storms_of_policies(void **state)
 {
-    tr_error_t err;
+    int policy;
 
     (void) state;
-    return tr_kv_policy_create("full", 1, 1, HEAD_DIM, &policy, &err);
+    for (policy = UNIFORM; policy <= QUEST; policy++) {
+        storm_policy(11, policy, 14, 30, 8, 64);
+        storm_policy(12, policy, 20, 6, 40, 16);
+        storm_policy(13, policy, 14, 0, 3, 512);
+        storm_policy(14, policy, 1000, 1000, 64, 32);
+        storm_policy(15, policy, 12, 40, 200, 5);
+    }
 }
 
 static int
-free_policy(void **state)
+make_policies(void **state)
 {
+    tr_error_t err;
+    int i;
+
     (void) state;
-    tr_kv_policy_free(policy);
+    for (i = 0; i < N_POLICIES; i++) {
+        if (tr_kv_policy_create(specs[i], 1, 1, i == FULL ? HEAD_DIM : 64,
+                                &policies[i], &err)
+            != TR_OK) {
+            print_error("%s\n", err.text);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int
+free_policies(void **state)
+{
+    int i;
+
+    (void) state;
+    for (i = 0; i < N_POLICIES; i++) {
+        tr_kv_policy_free(policies[i]);
+    }
     return 0;
 }
 
@@ -882,8 +1178,15 @@ main(void)
         cmocka_unit_test(paused_make_way),
         cmocka_unit_test(full_outlet_stops_its_own),
         cmocka_unit_test(small_outlet_rotates),
+        cmocka_unit_test(compressed_after_its_prompt),
+        cmocka_unit_test(prompts_have_a_share),
+        cmocka_unit_test(choices_share_before_the_end),
+        cmocka_unit_test(swapped_and_back),
+        cmocka_unit_test(no_room_to_swap),
+        cmocka_unit_test(swapped_give_up_slots),
         cmocka_unit_test(storms),
+        cmocka_unit_test(storms_of_policies),
     };
 
-    return cmocka_run_group_tests(tests, make_policy, free_policy);
+    return cmocka_run_group_tests(tests, make_policies, free_policies);
 }
