@@ -43,6 +43,7 @@ typedef struct {
     uint64_t prompt_tokens, generation_tokens;
     uint64_t stop, length, aborted, error, preemptions;
     uint64_t channels;
+    uint64_t kv_bytes, kv_high, kv_low, kv_pruned, swaps, recomputations;
     histogram_t histogram[N_HISTOGRAMS];
 } sample_t;
 
@@ -109,6 +110,12 @@ take_sample(sample_t *s)
     s->aborted = LOAD(c->requests_aborted);
     s->error = LOAD(c->requests_error);
     s->preemptions = LOAD(c->preemptions);
+    s->kv_bytes = LOAD(c->kv_bytes);
+    s->kv_high = LOAD(c->kv_full_bytes_high);
+    s->kv_low = LOAD(c->kv_full_bytes_low);
+    s->kv_pruned = LOAD(c->kv_full_bytes_pruned);
+    s->swaps = LOAD(c->kv_swaps);
+    s->recomputations = LOAD(c->kv_recomputations);
     s->channels = LOAD(c->channels_opened) - LOAD(c->channels_closed);
     copy_histogram(&s->histogram[TTFT], &c->ttft);
     copy_histogram(&s->histogram[INTER_TOKEN], &c->inter_token);
@@ -235,15 +242,77 @@ draw_latencies(FILE *f, const sample_t *a, const sample_t *b)
     }
 }
 
+#define MIB 1048576.0
+
+static double
+share_of(uint64_t part, uint64_t whole)
+{
+    return whole != 0 ? (double) part / (double) whole : 0;
+}
+
+/* Bytes of the pages in use. */
+static double
+used_bytes(const sample_t *b)
+{
+    uint64_t n = 0;
+    unsigned i;
+
+    for (i = 0; i < g.card.kv_levels; i++) {
+        n += b->now.kv_used_pages[i];
+    }
+    return (double) n * (double) g.card.kv_page_bytes;
+}
+
+/* Pages by level, each against the whole pool; then the same tokens at 16 bits,
+ * and what became of those of requests that ended. */
+static void
+draw_cache(FILE *f, const sample_t *b)
+{
+    double full = (double) b->now.kv_full_bytes, used = used_bytes(b);
+    double page = (double) g.card.kv_page_bytes;
+    uint64_t ended = b->kv_high + b->kv_low + b->kv_pruned;
+    unsigned i;
+
+    fprintf(f, "\nKV cache %s\n", g.card.kv_policy);
+    fprintf(f, "  %-12s", "in use");
+    draw_bar(f,
+             share_of((uint64_t) used, g.card.kv_pages * g.card.kv_page_bytes),
+             40);
+    fprintf(f, " %.1f of %.1f MiB, %llu tokens\n", used / MIB,
+            (double) g.card.kv_pages * page / MIB,
+            (unsigned long long) b->now.kv_tokens);
+    for (i = 0; i < g.card.kv_levels; i++) {
+        uint64_t n = b->now.kv_used_pages[i];
+
+        fprintf(f, "  %-12s", g.card.level_name[i]);
+        draw_bar(f, share_of(n, g.card.kv_pages), 40);
+        fprintf(f, " %llu pages, %llu bytes a token\n", (unsigned long long) n,
+                (unsigned long long) g.card.level_token_bytes[i]);
+    }
+    fprintf(f, "  %-12s%.1f MiB for the same tokens", "at 16 bits", full / MIB);
+    if (full > 0) {
+        fprintf(f, ": %.1f%% of it is taken",
+                100 * (used + (double) b->now.kv_swapped_pages * page) / full);
+    }
+    fprintf(f, "\n  %-12s%llu pages   swaps %llu   recomputed %llu\n",
+            "swapped", (unsigned long long) b->now.kv_swapped_pages,
+            (unsigned long long) b->swaps,
+            (unsigned long long) b->recomputations);
+    if (ended != 0) {
+        fprintf(f,
+                "  %-12s%.1f%% of 16 bits; tokens high %.1f%%, low %.1f%%, "
+                "pruned %.1f%%\n",
+                "ended", 100 * share_of(b->kv_bytes, ended),
+                100 * share_of(b->kv_high, ended),
+                100 * share_of(b->kv_low, ended),
+                100 * share_of(b->kv_pruned, ended));
+    }
+}
+
 static void
 draw_all(FILE *f, const sample_t *a, const sample_t *b)
 {
     double s = (double) (b->at_us - a->at_us) / 1e6;
-    uint64_t pages = g.card.kv_pages;
-    uint64_t used = pages
-                    - (b->now.kv_free_pages < pages ? b->now.kv_free_pages
-                                                    : pages);
-    double share = pages != 0 ? (double) used / (double) pages : 0;
 
     fprintf(f, "%s on %s (%s), %s, %.1f M parameters, context %u\n",
             g.card.model, g.card.engine, g.card.backend,
@@ -267,11 +336,7 @@ draw_all(FILE *f, const sample_t *a, const sample_t *b)
             (unsigned long long) b->aborted, (unsigned long long) b->error,
             (unsigned long long) b->preemptions);
     draw_latencies(f, a, b);
-    fprintf(f, "\nKV cache %s ", g.card.kv_policy);
-    draw_bar(f, share, 40);
-    fprintf(f, " %.1f%% of %.1f MiB, %llu tokens\n", share * 100,
-            (double) pages * (double) g.card.kv_page_bytes / 1048576.0,
-            (unsigned long long) b->now.kv_tokens);
+    draw_cache(f, b);
 }
 
 /* The whole picture; on a terminal over the one before. */
@@ -310,7 +375,7 @@ print_line(const sample_t *a, const sample_t *b)
                &b->histogram[INTER_TOKEN], &inter);
     printf("%s %s running=%u waiting=%u tokens_per_s=%.1f prompt_per_s=%.1f "
            "ttft_p50=%s ttft_p99=%s inter_token_p50=%s inter_token_p99=%s "
-           "kv=%.1f%%\n",
+           "kv=%.1f%% kv_of_fp16=%.1f%%\n",
            g.card.model, state_name(b->now.state), b->now.running,
            b->now.waiting,
            rate(a != NULL ? a->generation_tokens : 0, b->generation_tokens, s),
@@ -322,7 +387,10 @@ print_line(const sample_t *a, const sample_t *b)
            g.card.kv_pages == 0 ? 0.0
                                 : 100.0
                                       - 100.0 * (double) b->now.kv_free_pages
-                                            / (double) g.card.kv_pages);
+                                            / (double) g.card.kv_pages,
+           b->now.kv_full_bytes == 0
+               ? 0.0
+               : 100 * used_bytes(b) / (double) b->now.kv_full_bytes);
     fflush(stdout);
 }
 
@@ -359,6 +427,38 @@ json_latencies(const sample_t *a, const sample_t *b)
     return all;
 }
 
+static json_t *
+json_cache(const sample_t *b)
+{
+    json_t *levels = json_object();
+    uint64_t ended = b->kv_high + b->kv_low + b->kv_pruned;
+    unsigned i;
+
+    for (i = 0; i < g.card.kv_levels; i++) {
+        json_object_set_new(
+            levels, g.card.level_name[i],
+            json_pack("{s:I, s:I}", "pages",
+                      (json_int_t) b->now.kv_used_pages[i], "token_bytes",
+                      (json_int_t) g.card.level_token_bytes[i]));
+    }
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:I, s:I,"
+                     " s:{s:I, s:I, s:f, s:f, s:f}}",
+                     "policy", g.card.kv_policy, "pages",
+                     (json_int_t) g.card.kv_pages, "free_pages",
+                     (json_int_t) b->now.kv_free_pages, "page_bytes",
+                     (json_int_t) g.card.kv_page_bytes, "tokens",
+                     (json_int_t) b->now.kv_tokens, "used_bytes",
+                     (json_int_t) used_bytes(b), "fp16_bytes",
+                     (json_int_t) b->now.kv_full_bytes, "swapped_pages",
+                     (json_int_t) b->now.kv_swapped_pages, "levels", levels,
+                     "swaps", (json_int_t) b->swaps, "recomputations",
+                     (json_int_t) b->recomputations, "ended", "bytes",
+                     (json_int_t) b->kv_bytes, "fp16_bytes", (json_int_t) ended,
+                     "share_high", share_of(b->kv_high, ended), "share_low",
+                     share_of(b->kv_low, ended), "share_pruned",
+                     share_of(b->kv_pruned, ended));
+}
+
 static void
 print_json(const sample_t *a, const sample_t *b)
 {
@@ -385,14 +485,7 @@ print_json(const sample_t *a, const sample_t *b)
     json_object_set_new(root, "preemptions",
                         json_integer((json_int_t) b->preemptions));
     json_object_set_new(root, "latency_ms", json_latencies(a, b));
-    json_object_set_new(root, "kv",
-                        json_pack("{s:s, s:I, s:I, s:I, s:I}", "policy",
-                                  g.card.kv_policy, "pages",
-                                  (json_int_t) g.card.kv_pages, "free_pages",
-                                  (json_int_t) b->now.kv_free_pages,
-                                  "page_bytes",
-                                  (json_int_t) g.card.kv_page_bytes, "tokens",
-                                  (json_int_t) b->now.kv_tokens));
+    json_object_set_new(root, "kv", json_cache(b));
     json_dumpf(root, stdout, JSON_COMPACT | JSON_REAL_PRECISION(7));
     putchar('\n');
     fflush(stdout);

@@ -76,6 +76,10 @@ typedef struct {
 
 #define ngx_http_tokenring_text_len(t)   ((size_t) ((t)->last - (t)->pos))
 
+/* a share that an engine told: 0 for what is none, NaN too */
+#define ngx_http_tokenring_share(f)                                           \
+    ((f) >= 0 && (f) <= 1 ? (double) (f) : 0.0)
+
 
 /* free: ctx is NULL, used is 0; abandoned by its request: used, ctx is NULL */
 

@@ -57,6 +57,15 @@ static ngx_int_t ngx_http_tokenring_sample_usage(
 static ngx_int_t ngx_http_tokenring_sample_pages(
     ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
     const char *name, size_t offset);
+static ngx_int_t ngx_http_tokenring_sample_page_bytes(
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    const char *name, size_t offset);
+static ngx_int_t ngx_http_tokenring_sample_kept(
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    const char *name, size_t offset);
+static ngx_int_t ngx_http_tokenring_sample_ratios(
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    const char *name, size_t offset);
 static ngx_int_t ngx_http_tokenring_sample_workers(
     ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
     const char *name, size_t offset);
@@ -107,13 +116,51 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_sample_usage, 0 },
 
     { "tokenring_kv_cache_pages", "gauge",
-      "Pages of the KV cache by level; \"free\" are not in use.",
+      "Pages of the KV cache by level (bits of keys/values); \"free\" are "
+      "not in use.",
       ngx_http_tokenring_sample_pages, 0 },
+
+    { "tokenring_kv_cache_page_bytes", "gauge",
+      "Bytes of a page of the KV cache.",
+      ngx_http_tokenring_sample_page_bytes, 0 },
 
     { "tokenring_kv_cache_tokens", "gauge",
       "Tokens in the KV cache.",
       ngx_http_tokenring_sample_u64,
       ngx_http_tokenring_admission(kv_tokens) },
+
+    { "tokenring_kv_cache_fp16_bytes", "gauge",
+      "What the tokens in the KV cache would take at 16 bits.",
+      ngx_http_tokenring_sample_u64,
+      ngx_http_tokenring_admission(kv_full_bytes) },
+
+    { "tokenring_kv_cache_swapped_pages", "gauge",
+      "Pages of preempted requests in the swap memory.",
+      ngx_http_tokenring_sample_u64,
+      ngx_http_tokenring_admission(kv_swapped_pages) },
+
+    { "tokenring_kv_swaps_total", "counter",
+      "Preemptions that moved pages to the swap memory.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(kv_swaps) },
+
+    { "tokenring_kv_recomputations_total", "counter",
+      "Compressed caches that found no room there and were computed again.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(kv_recomputations) },
+
+    { "tokenring_kv_request_bytes_total", "counter",
+      "KV cache that requests held at their end.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(kv_bytes) },
+
+    { "tokenring_kv_request_fp16_bytes_total", "counter",
+      "What the same tokens take at 16 bits, by what became of them.",
+      ngx_http_tokenring_sample_kept, 0 },
+
+    { "tokenring_kv_request_ratio", "histogram",
+      "KV cache of a request at its end over its tokens' at 16 bits.",
+      ngx_http_tokenring_sample_ratios, 0 },
 
     { "tokenring_prompt_tokens_total", "counter",
       "Prompt tokens processed.",
@@ -445,6 +492,97 @@ ngx_http_tokenring_sample_pages(ngx_http_tokenring_page_t *page,
 
     return ngx_http_tokenring_printf(page->out, 64, ",level=\"free\"} %uL\n",
                                      peer->admission.kv_free_pages);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_sample_page_bytes(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+{
+    return ngx_http_tokenring_value(page, peer, name,
+                                    peer->card.kv_page_bytes);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_sample_kept(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+{
+    ngx_uint_t  i;
+
+    static struct {
+        const char  *kept;
+        size_t       offset;
+    } shares[] = {
+        { "high", ngx_http_tokenring_counter(kv_full_bytes_high) },
+        { "low", ngx_http_tokenring_counter(kv_full_bytes_low) },
+        { "pruned", ngx_http_tokenring_counter(kv_full_bytes_pruned) }
+    };
+
+    for (i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
+        if (ngx_http_tokenring_labels(page, peer, name, "") != NGX_OK
+            || ngx_http_tokenring_printf(page->out, 96,
+                                   ",kept=\"%s\"} %uL\n", shares[i].kept,
+                                   ngx_http_tokenring_load(peer,
+                                                       shares[i].offset))
+               != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_sample_ratios(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+{
+    char        bound[32];
+    size_t      at;
+    uint64_t    sum, total;
+    ngx_uint_t  i;
+
+    static double  bounds[TR_STATUS_RATIOS] = TR_STATUS_RATIO_BOUNDS;
+
+    at = ngx_http_tokenring_counter(kv_ratio);
+    total = 0;
+
+    for (i = 0; i <= TR_STATUS_RATIOS; i++) {
+        total += ngx_http_tokenring_load(peer,
+                     at + offsetof(tr_status_ratios_t, count)
+                     + i * sizeof(uint64_t));
+
+        if (i < TR_STATUS_RATIOS) {
+            (void) snprintf(bound, sizeof(bound), "%g", bounds[i]);
+
+        } else {
+            ngx_memcpy(bound, "+Inf", sizeof("+Inf"));
+        }
+
+        if (ngx_http_tokenring_labels(page, peer, name, "_bucket") != NGX_OK
+            || ngx_http_tokenring_printf(page->out, 96, ",le=\"%s\"} %uL\n",
+                                         bound, total)
+               != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    sum = ngx_http_tokenring_load(peer,
+              at + offsetof(tr_status_ratios_t, sum_millionths));
+
+    if (ngx_http_tokenring_labels(page, peer, name, "_sum") != NGX_OK
+        || ngx_http_tokenring_printf(page->out, 64, "} %uL.%06uL\n",
+                                     sum / 1000000, sum % 1000000)
+           != NGX_OK
+        || ngx_http_tokenring_labels(page, peer, name, "_count") != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_printf(page->out, 32, "} %uL\n", total);
 }
 
 

@@ -346,16 +346,43 @@ ngx_http_tokenring_end(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
+/* OpenAI's usage, and as an extension what the request took in the KV cache */
+
 static ngx_int_t
 ngx_http_tokenring_usage(ngx_http_tokenring_ctx_t *ctx)
 {
-    return ngx_http_tokenring_printf(&ctx->out, 256,
+    tr_wire_finish_t  *totals;
+
+    totals = &ctx->totals;
+
+    if (ngx_http_tokenring_printf(&ctx->out, 256,
                "\"usage\":{\"prompt_tokens\":%uL,\"completion_tokens\":%uL,"
                "\"total_tokens\":%uL,\"prompt_tokens_details\":"
-               "{\"cached_tokens\":%uD}}",
+               "{\"cached_tokens\":%uD}",
                ctx->prompt_tokens, ctx->completion_tokens,
                ctx->prompt_tokens + ctx->completion_tokens,
-               ctx->totals.cached_tokens);
+               totals->cached_tokens)
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    if (totals->kv_full_bytes
+        && ngx_http_tokenring_printf(&ctx->out, 384,
+               ",\"kv_cache\":{\"bytes\":%uL,\"fp16_bytes\":%uL,"
+               "\"ratio\":%.4f,\"share_high\":%.4f,\"share_low\":%.4f,"
+               "\"share_pruned\":%.4f}",
+               totals->kv_bytes, totals->kv_full_bytes,
+               (double) totals->kv_bytes / (double) totals->kv_full_bytes,
+               ngx_http_tokenring_share(totals->share_high),
+               ngx_http_tokenring_share(totals->share_low),
+               ngx_http_tokenring_share(totals->share_pruned))
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_put(&ctx->out, "}");
 }
 
 

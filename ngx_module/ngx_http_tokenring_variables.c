@@ -8,6 +8,8 @@
 
 static ngx_int_t ngx_http_tokenring_variable(ngx_http_request_t *r,
     ngx_http_variable_value_t *v, uintptr_t data);
+static u_char *ngx_http_tokenring_kv(u_char *p, tr_wire_finish_t *totals,
+    uintptr_t data);
 static u_char *ngx_http_tokenring_seconds(u_char *p, uint64_t us);
 
 
@@ -19,7 +21,13 @@ enum {
     NGX_HTTP_TOKENRING_VAR_TTFT,
     NGX_HTTP_TOKENRING_VAR_TPOT,
     NGX_HTTP_TOKENRING_VAR_FINISH_REASON,
-    NGX_HTTP_TOKENRING_VAR_KV_RATIO
+    NGX_HTTP_TOKENRING_VAR_PREEMPTIONS,
+    NGX_HTTP_TOKENRING_VAR_KV_BYTES,
+    NGX_HTTP_TOKENRING_VAR_KV_FP16_BYTES,
+    NGX_HTTP_TOKENRING_VAR_KV_RATIO,
+    NGX_HTTP_TOKENRING_VAR_KV_HIGH,
+    NGX_HTTP_TOKENRING_VAR_KV_LOW,
+    NGX_HTTP_TOKENRING_VAR_KV_PRUNED
 };
 
 
@@ -49,8 +57,27 @@ static ngx_http_variable_t  ngx_http_tokenring_vars[] = {
       ngx_http_tokenring_variable,
       NGX_HTTP_TOKENRING_VAR_FINISH_REASON, NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
+    { ngx_string("tokenring_preemptions"), NULL, ngx_http_tokenring_variable,
+      NGX_HTTP_TOKENRING_VAR_PREEMPTIONS, NGX_HTTP_VAR_NOCACHEABLE, 0 },
+
+    { ngx_string("tokenring_kv_bytes"), NULL, ngx_http_tokenring_variable,
+      NGX_HTTP_TOKENRING_VAR_KV_BYTES, NGX_HTTP_VAR_NOCACHEABLE, 0 },
+
+    { ngx_string("tokenring_kv_fp16_bytes"), NULL,
+      ngx_http_tokenring_variable,
+      NGX_HTTP_TOKENRING_VAR_KV_FP16_BYTES, NGX_HTTP_VAR_NOCACHEABLE, 0 },
+
     { ngx_string("tokenring_kv_ratio"), NULL, ngx_http_tokenring_variable,
       NGX_HTTP_TOKENRING_VAR_KV_RATIO, NGX_HTTP_VAR_NOCACHEABLE, 0 },
+
+    { ngx_string("tokenring_kv_high"), NULL, ngx_http_tokenring_variable,
+      NGX_HTTP_TOKENRING_VAR_KV_HIGH, NGX_HTTP_VAR_NOCACHEABLE, 0 },
+
+    { ngx_string("tokenring_kv_low"), NULL, ngx_http_tokenring_variable,
+      NGX_HTTP_TOKENRING_VAR_KV_LOW, NGX_HTTP_VAR_NOCACHEABLE, 0 },
+
+    { ngx_string("tokenring_kv_pruned"), NULL, ngx_http_tokenring_variable,
+      NGX_HTTP_TOKENRING_VAR_KV_PRUNED, NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
       ngx_http_null_variable
 };
@@ -152,11 +179,16 @@ ngx_http_tokenring_variable(ngx_http_request_t *r,
         p = start + ngx_strlen(reason);
         break;
 
-    default: /* NGX_HTTP_TOKENRING_VAR_KV_RATIO */
+    case NGX_HTTP_TOKENRING_VAR_PREEMPTIONS:
+        if (ctx->totalled) {
+            p = ngx_sprintf(p, "%uD", ctx->totals.preemptions);
+        }
 
+        break;
+
+    default:
         if (ctx->totalled && ctx->totals.kv_full_bytes) {
-            p = ngx_sprintf(p, "%.4f", (double) ctx->totals.kv_bytes
-                                       / (double) ctx->totals.kv_full_bytes);
+            p = ngx_http_tokenring_kv(p, &ctx->totals, data);
         }
 
         break;
@@ -173,6 +205,42 @@ ngx_http_tokenring_variable(ngx_http_request_t *r,
     v->not_found = 0;
 
     return NGX_OK;
+}
+
+
+/* what a request took in the KV cache */
+
+static u_char *
+ngx_http_tokenring_kv(u_char *p, tr_wire_finish_t *totals, uintptr_t data)
+{
+    double  value;
+
+    switch (data) {
+
+    case NGX_HTTP_TOKENRING_VAR_KV_BYTES:
+        return ngx_sprintf(p, "%uL", totals->kv_bytes);
+
+    case NGX_HTTP_TOKENRING_VAR_KV_FP16_BYTES:
+        return ngx_sprintf(p, "%uL", totals->kv_full_bytes);
+
+    case NGX_HTTP_TOKENRING_VAR_KV_HIGH:
+        value = ngx_http_tokenring_share(totals->share_high);
+        break;
+
+    case NGX_HTTP_TOKENRING_VAR_KV_LOW:
+        value = ngx_http_tokenring_share(totals->share_low);
+        break;
+
+    case NGX_HTTP_TOKENRING_VAR_KV_PRUNED:
+        value = ngx_http_tokenring_share(totals->share_pruned);
+        break;
+
+    default: /* NGX_HTTP_TOKENRING_VAR_KV_RATIO */
+        value = (double) totals->kv_bytes / (double) totals->kv_full_bytes;
+        break;
+    }
+
+    return ngx_sprintf(p, "%.4f", value);
 }
 
 
