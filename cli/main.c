@@ -16,6 +16,8 @@ static const struct {
     { "chat", tr_cmd_chat, "talk to a model, turn by turn" },
     { "stats", tr_cmd_stats, "watch a running engine" },
     { "bench", tr_cmd_bench, "measure latency and throughput" },
+    { "eval", tr_cmd_eval, "compare KV policies on cases with answers" },
+    { "calibrate", tr_cmd_calibrate, "find a KV policy's settings" },
     { "tokenize", tr_cmd_tokenize, "text to token ids, and back" },
 };
 

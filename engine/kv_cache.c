@@ -245,6 +245,7 @@ tr_kv_cache_create(const tr_kv_config_t *config, tr_kv_cache_t **out,
         return tr_error_set(err, TR_ERR_NOMEM, "", "no memory");
     }
     kv->config = *config;
+    kv->usual = config->policies[0];
     kv->heads = config->layers * config->lists;
     kv->view.layers = config->layers;
     kv->view.lists = config->lists;
@@ -254,6 +255,7 @@ tr_kv_cache_create(const tr_kv_config_t *config, tr_kv_cache_t **out,
         tr_kv_cache_free(kv);
         return rc;
     }
+    kv->config.policies = NULL;
     *out = kv;
     return TR_OK;
 }
@@ -333,7 +335,7 @@ tr_kv_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
     s = &kv->slot[slot];
     assert(!s->open && s->pages == 0);
     s->open = s->dense = true;
-    s->origin = policy != NULL ? *policy : *kv->config.policies[0];
+    s->origin = policy != NULL ? *policy : *kv->usual;
     s->policy = s->origin;
     tr_kv_seq_start(kv, &s->policy, &kv->seq[slot]);
     for (i = 0; i < (size_t) kv->heads * TR_KV_LISTS_MAX; i++) {
@@ -404,6 +406,7 @@ tr_kv_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     assert(!s->out && len >= s->tokens);
     s->dense = true;
     s->prompt = len;
+    q->scored = s->policy.scored;
     q->recent_from = len > last ? len - last : 0;
     if (q->recent_from < q->base) { /* what came before was not counted */
         q->recent_from = q->base;

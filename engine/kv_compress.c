@@ -202,26 +202,31 @@ tr_kv_collect_dense(const tr_kv_prompt_job_t *job, uint32_t head, uint32_t n,
 
 /* ---- one head's plan ---------------------------------------------------- */
 
-/* Counts what goes to each list, and finds each one's victim. */
-static void
-tr_kv_count_lists(const tr_kv_prompt_job_t *job, const tr_kv_marks_t *m,
-                  const int8_t *to, tr_kv_head_plan_t *h)
+/* Is every choice one that the policy has?  Tokens in lists do not go up. */
+static bool
+tr_kv_choices_valid(const tr_kv_marks_t *m, const int8_t *to, uint32_t n_lists)
 {
-    const tr_kv_layout_t *layout = job->kv->plan.layout;
-    uint32_t least[TR_KV_LISTS_MAX] = { 0 }; /* position of the victim */
-    uint32_t i, l;
+    uint32_t bad = 0, i;
 
-    memset(h, 0, sizeof(*h));
-    for (l = 0; l < TR_KV_LISTS_MAX; l++) {
-        h->victim[l].significance = __builtin_inff();
+    for (i = 0; i < m->n; i++) {
+        bad |= (to[i] < TR_KV_NOWHERE) | (to[i] >= (int) n_lists)
+               | ((to[i] != TR_KV_NOWHERE) & (to[i] < m->from[i]));
     }
+    return bad == 0;
+}
+
+/* The victim of each list: the least significant of what goes there. */
+static void
+tr_kv_find_victims(const tr_kv_prompt_job_t *job, const tr_kv_marks_t *m,
+                   const int8_t *to, tr_kv_head_plan_t *h)
+{
+    uint32_t least[TR_KV_LISTS_MAX] = { 0 }; /* position of the victim */
+    uint32_t index[TR_KV_LISTS_MAX] = { 0 }, i, l;
+
     for (i = 0; i < m->n; i++) {
         tr_kv_victim_t *v;
         float own;
 
-        assert(
-            to[i] == TR_KV_NOWHERE
-            || (to[i] >= 0 && to[i] < job->to.n_lists && to[i] >= m->from[i]));
         if (to[i] < 0) {
             continue;
         }
@@ -232,16 +237,40 @@ tr_kv_count_lists(const tr_kv_prompt_job_t *job, const tr_kv_marks_t *m,
                   : tr_kv_significance(m->score[i], m->position[i], job->len);
         if (own < v->significance
             || (own == v->significance && m->position[i] < least[l])) {
-            *v = (tr_kv_victim_t){ own, h->count[l] };
+            *v = (tr_kv_victim_t){ own, index[l] };
             least[l] = m->position[i];
         }
-        h->count[l]++;
+        index[l]++;
+    }
+}
+
+/* Tokens, pages and victim of each list. */
+static void
+tr_kv_count_lists(const tr_kv_prompt_job_t *job, const tr_kv_marks_t *m,
+                  const int8_t *to, tr_kv_head_plan_t *h)
+{
+    const tr_kv_layout_t *layout = job->kv->plan.layout;
+    uint32_t i, l;
+
+    assert(tr_kv_choices_valid(m, to, job->to.n_lists));
+    memset(h, 0, sizeof(*h));
+    for (l = 0; l < TR_KV_LISTS_MAX; l++) {
+        h->victim[l].significance = __builtin_inff();
     }
     for (l = 0; l < job->to.n_lists; l++) {
-        const tr_kv_layout_t *list = &layout[job->to.list_layout[l]];
+        uint32_t n = 0;
 
-        h->pages += tr_kv_ceil(h->count[l], list->tokens);
-        if (list->score == 0) {
+        for (i = 0; i < m->n; i++) {
+            n += to[i] == (int8_t) l;
+        }
+        h->count[l] = n;
+        h->pages += tr_kv_ceil(n, layout[job->to.list_layout[l]].tokens);
+    }
+    if (job->to.scored) {
+        tr_kv_find_victims(job, m, to, h);
+    }
+    for (l = 0; l < job->to.n_lists; l++) {
+        if (layout[job->to.list_layout[l]].score == 0) {
             h->victim[l] = (tr_kv_victim_t){ __builtin_inff(), 0 };
         }
     }
@@ -294,6 +323,22 @@ tr_kv_plan_prompts(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 
 /* ---- grant, move, recycle ----------------------------------------------- */
 
+/* Does any level that tokens go to have scores?  Without, attention to them
+ * need not look at probabilities. */
+static bool
+tr_kv_keeps_scores(const tr_kv_cache_t *kv, const tr_kv_seq_t *q)
+{
+    const tr_kv_layout_t *layout = kv->plan.layout;
+    uint32_t l;
+
+    for (l = 0; l < q->n_lists; l++) {
+        if (layout[q->list_layout[l]].score != 0) {
+            return true;
+        }
+    }
+    return q->window != 0 && layout[q->window_layout].score != 0;
+}
+
 /* The slot when it is done.  Where tokens leave the window in groups, what is
  * outside of it is whole groups. */
 static void
@@ -312,6 +357,7 @@ tr_kv_prompt_target(tr_kv_prompt_job_t *job)
     if (from < job->to.window_from) { /* nobody comes back into the window */
         from = job->to.window_from;
     }
+    job->to.scored = p->scored && tr_kv_keeps_scores(job->kv, &job->to);
     job->to.base = job->len;
     job->to.window_from = from;
     job->to.read_pages = 0;

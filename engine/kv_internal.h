@@ -21,7 +21,7 @@
 #define TR_KV_HOST 0x40000000
 
 /* Heads planned by one thread at a time: some microseconds of work. */
-#define TR_KV_GRAIN 128u
+#define TR_KV_GRAIN 256u
 /* From so many heads on, a step is planned by the stream's team. */
 #define TR_KV_PARALLEL 2048u
 
@@ -63,7 +63,8 @@ typedef struct {
 } tr_kv_head_plan_t;
 
 struct tr_kv_cache {
-    tr_kv_config_t config;
+    tr_kv_config_t config;       /* policies: only while it is created */
+    const tr_kv_policy_t *usual; /* of slots for which none is named */
     tr_page_plan_t plan;
     tr_kv_pages_t pages;
     tr_kv_pages_t swap; /* n = 0: there is none */

@@ -4,10 +4,10 @@
  *
  *   plan    every head alone: who leaves the window and where to, who is
  *           downgraded for it, and whether that takes a page.  Reads the view,
- *           writes the head's move and want.  Any order, any thread.
+ *           writes the head's move, counts and want.  Any order, any thread.
  *   sum     pages by sequence; those that still fit get their range of the free
- *           ring, in the order of the sequences.
- *   grant   every sequence alone: counts, tables, base.
+ *           ring, in the order of the sequences; the counts of others go back.
+ *   grant   every sequence alone: its pages into its tables, its base.
  *
  * A move is only looked at when its sequence was granted the step; that of a
  * stalled one is planned again.
@@ -172,20 +172,61 @@ tr_kv_plan_fetch(const tr_kv_view_t *v, const tr_kv_ask_t *a, uint32_t head,
     }
 }
 
-/* The head's move; returns the list that needs a page, TR_KV_WINDOW or
- * TR_KV_NOWHERE. */
+/* Counts as they are after a move (sign 1), or again before it (-1). */
+static void
+tr_kv_apply(const tr_kv_move_t *m, uint32_t *count, int32_t sign)
+{
+    if (m->to >= 0) {
+        count[m->to] += (uint32_t) (sign * m->leaves);
+    }
+    if (m->victim_from >= 0) {
+        count[m->victim_from] -= (uint32_t) sign;
+        if (m->victim_to >= 0) {
+            count[m->victim_to] += (uint32_t) sign;
+        }
+    }
+}
+
+/* What becomes of the least significant token of the list that the leaving
+ * token joins: which may be itself. */
+static int
+tr_kv_plan_downgrade(const tr_kv_view_t *v, const tr_kv_policy_t *p,
+                     const tr_kv_ask_t *a, uint32_t head, const tr_kv_half_t *h,
+                     const uint32_t *count)
+{
+    const tr_kv_layout_t
+        *layout = &v->layout[v->seq[a->slot].list_layout[h->to]];
+    size_t at = (size_t) a->slot * v->layers * v->lists + head;
+    uint32_t after[TR_KV_LISTS_MAX];
+    tr_kv_mark_t mark = h->mark;
+
+    if (a->leaves != 1 || layout->score == 0) {
+        return TR_KV_STAYS;
+    }
+    if (h->look) {
+        const uint8_t *page = tr_kv_entry_page(v, v->tables + at * v->table_len,
+                                               h->entry);
+
+        memcpy(&mark.score, page + layout->score + h->at * 4, 4);
+        memcpy(&mark.position, page + layout->position + h->at * 4, 4);
+    }
+    memcpy(after, count, sizeof(after));
+    after[h->to]++;
+    return p->downgrade(p, (uint32_t) h->to, &mark, after);
+}
+
+/* The head's move, and its counts afterwards; returns the list that needs a
+ * page, or TR_KV_NOWHERE. */
 static int8_t
 tr_kv_plan_move(const tr_kv_view_t *v, const tr_kv_policy_t *p,
                 const tr_kv_ask_t *a, uint32_t head, const tr_kv_half_t *h,
-                tr_kv_move_t *move)
+                tr_kv_move_t *move, uint32_t *count)
 {
     const tr_kv_seq_t *q = &v->seq[a->slot];
     size_t at = (size_t) a->slot * v->layers * v->lists + head;
-    const uint32_t *count = v->count + at * TR_KV_LISTS_MAX;
-    uint32_t after[TR_KV_LISTS_MAX], l = (uint32_t) h->to;
-    tr_kv_mark_t mark = h->mark;
-    int down = TR_KV_STAYS;
     int grows = h->to; /* the list that gets longer */
+    bool page;
+    int down;
 
     *move = (tr_kv_move_t){ .to = (int8_t) h->to,
                             .victim_from = TR_KV_STAYS,
@@ -195,28 +236,17 @@ tr_kv_plan_move(const tr_kv_view_t *v, const tr_kv_policy_t *p,
     if (h->to < 0) {
         return TR_KV_NOWHERE;
     }
-    move->index = count[l];
-    if (a->leaves == 1 && v->layout[q->list_layout[l]].score != 0) {
-        if (h->look) {
-            const tr_kv_layout_t *layout = &v->layout[q->list_layout[l]];
-            const uint8_t *page = tr_kv_entry_page(
-                v, v->tables + at * v->table_len, h->entry);
-
-            memcpy(&mark.score, page + layout->score + h->at * 4, 4);
-            memcpy(&mark.position, page + layout->position + h->at * 4, 4);
-        }
-        memcpy(after, count, sizeof(after));
-        after[l]++;
-        down = p->downgrade(p, l, &mark, after);
-    }
+    move->index = count[h->to];
+    down = tr_kv_plan_downgrade(v, p, a, head, h, count);
     assert(down == TR_KV_STAYS || down == TR_KV_NOWHERE
-           || (down > (int) l && down < (int) p->n_levels));
+           || (down > h->to && down < (int) p->n_levels));
     if (down != TR_KV_STAYS) {
         grows = down;
         if (h->look) { /* it makes room for the one that comes */
-            move->victim_from = (int8_t) l;
+            move->victim_from = (int8_t) h->to;
             move->victim_to = (int8_t) down;
-            move->victim_index = v->victim[at * TR_KV_LISTS_MAX + l].index;
+            move->victim_index =
+                v->victim[at * TR_KV_LISTS_MAX + (uint32_t) h->to].index;
             move->victim_target = down >= 0 ? count[down] : 0;
             move->index = move->victim_index;
         } else { /* it is the one that comes */
@@ -224,18 +254,18 @@ tr_kv_plan_move(const tr_kv_view_t *v, const tr_kv_policy_t *p,
             move->index = down >= 0 ? count[down] : 0;
         }
     }
-    if (grows >= 0
-        && count[grows] % v->layout[q->list_layout[grows]].tokens == 0) {
-        return (int8_t) grows;
-    }
-    return TR_KV_NOWHERE;
+    page = grows >= 0
+           && count[grows] % v->layout[q->list_layout[grows]].tokens == 0;
+    tr_kv_apply(move, count, 1);
+    return page ? (int8_t) grows : TR_KV_NOWHERE;
 }
 
 /* ---- the plan of some heads --------------------------------------------- */
 
 /* The heads [first, end) of one sequence, AHEAD at a time, so that the lines
- * that they read, each in another page, come from memory side by side. */
-static void
+ * that they read, each in another page, come from memory side by side.  Returns
+ * how many pages they want. */
+static uint32_t
 tr_kv_plan_heads(const tr_kv_cache_t *kv, const tr_kv_ask_t *a, int8_t *want,
                  uint32_t first, uint32_t end)
 {
@@ -243,7 +273,7 @@ tr_kv_plan_heads(const tr_kv_cache_t *kv, const tr_kv_ask_t *a, int8_t *want,
     const tr_kv_policy_t *p = &kv->slot[a->slot].policy;
     tr_kv_move_t *move = kv->move + tr_kv_head_at(kv, a->slot, 0);
     tr_kv_half_t half[TR_KV_AHEAD];
-    uint32_t i, n;
+    uint32_t i, n, pages = 0;
 
     if (a->leaves == 0) { /* the window fills */
         for (i = first; i < end; i++) {
@@ -252,7 +282,7 @@ tr_kv_plan_heads(const tr_kv_cache_t *kv, const tr_kv_ask_t *a, int8_t *want,
                                       .victim_to = TR_KV_NOWHERE };
             want[i] = a->window_page ? TR_KV_WINDOW : TR_KV_NOWHERE;
         }
-        return;
+        return a->window_page ? end - first : 0;
     }
     for (; first < end; first += n) {
         n = end - first < TR_KV_AHEAD ? end - first : TR_KV_AHEAD;
@@ -276,9 +306,13 @@ tr_kv_plan_heads(const tr_kv_cache_t *kv, const tr_kv_ask_t *a, int8_t *want,
         }
         for (i = 0; i < n; i++) {
             want[first + i] = tr_kv_plan_move(v, p, a, first + i, &half[i],
-                                              &move[first + i]);
+                                              &move[first + i],
+                                              tr_kv_counts(kv, a->slot,
+                                                           first + i));
+            pages += want[first + i] != TR_KV_NOWHERE;
         }
     }
+    return pages;
 }
 
 /* [first, end) of all heads of all sequences. */
@@ -290,12 +324,14 @@ tr_kv_plan_range(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     (void) worker;
     while (first < end) {
         uint32_t i = first / kv->heads, head = first % kv->heads;
-        uint32_t n = kv->heads - head;
+        uint32_t n = kv->heads - head, pages;
 
         n = n < end - first ? n : end - first;
         if (kv->ask[i].kind == TR_KV_ASK_STEP) {
-            tr_kv_plan_heads(kv, &kv->ask[i], kv->want + (size_t) i * kv->heads,
-                             head, head + n);
+            pages = tr_kv_plan_heads(kv, &kv->ask[i],
+                                     kv->want + (size_t) i * kv->heads, head,
+                                     head + n);
+            __atomic_fetch_add(&kv->ask[i].pages, pages, __ATOMIC_RELAXED);
         }
         first += n;
     }
@@ -303,27 +339,33 @@ tr_kv_plan_range(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 
 /* ---- sum ---------------------------------------------------------------- */
 
+/* A sequence for which there are no pages is as it was. */
+static void
+tr_kv_undo(const tr_kv_cache_t *kv, const tr_kv_ask_t *a)
+{
+    const tr_kv_move_t *move = kv->move + tr_kv_head_at(kv, a->slot, 0);
+    uint32_t head;
+
+    for (head = 0; head < kv->heads && a->leaves != 0; head++) {
+        tr_kv_apply(&move[head], tr_kv_counts(kv, a->slot, head), -1);
+    }
+}
+
 /* Gives every sequence that fits its range of the ring; true: some did. */
 static bool
 tr_kv_sum(tr_kv_cache_t *kv, uint32_t n, tr_status_t *result)
 {
     bool any = false;
-    uint32_t i, head;
+    uint32_t i;
 
     for (i = 0; i < n; i++) {
         tr_kv_ask_t *a = &kv->ask[i];
-        const int8_t *want = kv->want + (size_t) i * kv->heads;
 
-        if (a->kind == TR_KV_ASK_STEP) {
-            uint32_t pages = 0;
-
-            for (head = 0; head < kv->heads; head++) {
-                pages += want[head] != TR_KV_NOWHERE;
-            }
-            a->pages = pages;
-        }
         if (a->pages > tr_kv_pages_left(&kv->pages)) {
             result[i] = TR_AGAIN;
+            if (a->kind == TR_KV_ASK_STEP) {
+                tr_kv_undo(kv, a);
+            }
             continue;
         }
         result[i] = TR_OK;
@@ -337,6 +379,13 @@ tr_kv_sum(tr_kv_cache_t *kv, uint32_t n, tr_status_t *result)
 
 /* ---- grant -------------------------------------------------------------- */
 
+/* Sequences are granted side by side. */
+static void
+tr_kv_add(uint64_t *total, uint64_t n)
+{
+    __atomic_fetch_add(total, n, __ATOMIC_RELAXED);
+}
+
 static void
 tr_kv_grant_dense(tr_kv_cache_t *kv, const tr_kv_ask_t *a)
 {
@@ -348,51 +397,46 @@ tr_kv_grant_dense(tr_kv_cache_t *kv, const tr_kv_ask_t *a)
                           a->more, (uint32_t) a->slot,
                           tr_kv_row(kv, a->slot, head) + s->dense_pages, 1);
     }
+    tr_kv_add(&kv->totals.pages[0], a->pages);
     s->dense_pages += a->more;
     s->tokens = a->len;
     tr_kv_set_reading(kv, a->slot);
 }
 
-/* The head's new counts, and its page if it wants one. */
+/* The page that a head wants. */
 static void
-tr_kv_grant_head(tr_kv_cache_t *kv, const tr_kv_ask_t *a, uint32_t head,
-                 int8_t want, uint64_t *next)
+tr_kv_grant_page(tr_kv_cache_t *kv, const tr_kv_ask_t *a, uint32_t head,
+                 int8_t want, uint64_t at)
 {
     const tr_kv_seq_t *q = &kv->seq[a->slot];
-    const tr_kv_move_t *m = &kv->move[tr_kv_head_at(kv, a->slot, head)];
-    uint32_t *count = tr_kv_counts(kv, a->slot, head), entry, layout;
+    uint32_t entry, layout, last;
 
-    if (want != TR_KV_NOWHERE) {
-        layout = want == TR_KV_WINDOW ? q->window_layout : q->list_layout[want];
-        entry = (want == TR_KV_WINDOW ? a->n : count[want])
-                / kv->plan.layout[layout].tokens;
-        entry = want == TR_KV_WINDOW
-                    ? kv->view.at_window + entry
-                    : tr_kv_list_entry(&kv->view, (uint32_t) want, entry);
-        tr_kv_pages_fetch(&kv->pages, (*next)++, 1, (uint32_t) a->slot,
-                          tr_kv_row(kv, a->slot, head) + entry, 1);
+    if (want == TR_KV_WINDOW) {
+        layout = q->window_layout;
+        last = a->n;
+    } else {
+        layout = q->list_layout[want];
+        last = tr_kv_counts(kv, a->slot, head)[want] - 1;
     }
-    if (m->to >= 0) {
-        count[m->to] += m->leaves;
-    }
-    if (m->victim_from >= 0) {
-        count[m->victim_from]--;
-        if (m->victim_to >= 0) {
-            count[m->victim_to]++;
-        }
-    }
+    entry = last / kv->plan.layout[layout].tokens;
+    entry = want == TR_KV_WINDOW
+                ? kv->view.at_window + entry
+                : tr_kv_list_entry(&kv->view, (uint32_t) want, entry);
+    tr_kv_pages_fetch(&kv->pages, at, 1, (uint32_t) a->slot,
+                      tr_kv_row(kv, a->slot, head) + entry, 1);
+    tr_kv_add(&kv->totals.pages[layout], 1);
 }
 
 static void
 tr_kv_grant_step(tr_kv_cache_t *kv, const tr_kv_ask_t *a, const int8_t *want)
 {
     tr_kv_seq_t *q = &kv->seq[a->slot];
-    uint64_t next = a->first;
+    uint64_t next = a->first, end = a->first + a->pages;
     uint32_t head;
 
-    if (a->leaves != 0 || a->window_page) {
-        for (head = 0; head < kv->heads; head++) {
-            tr_kv_grant_head(kv, a, head, want[head], &next);
+    for (head = 0; next != end; head++) {
+        if (want[head] != TR_KV_NOWHERE) {
+            tr_kv_grant_page(kv, a, head, want[head], next++);
         }
     }
     q->base = a->n + 1;
@@ -410,40 +454,17 @@ tr_kv_grant_range(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     (void) worker;
     for (i = first; i < end; i++) {
         const tr_kv_ask_t *a = &kv->ask[i];
-
-        if (a->granted && a->kind == TR_KV_ASK_DENSE) {
-            tr_kv_grant_dense(kv, a);
-        } else if (a->granted) {
-            tr_kv_grant_step(kv, a, kv->want + (size_t) i * kv->heads);
-        }
-        kv->slot[a->slot].pages += a->granted ? a->pages : 0;
-    }
-}
-
-/* What was granted, by layout. */
-static void
-tr_kv_add_totals(tr_kv_cache_t *kv, uint32_t n)
-{
-    uint32_t i, head;
-
-    for (i = 0; i < n; i++) {
-        const tr_kv_ask_t *a = &kv->ask[i];
-        const tr_kv_seq_t *q = &kv->seq[a->slot];
-        const int8_t *want = kv->want + (size_t) i * kv->heads;
+        tr_kv_slot_t *s = &kv->slot[a->slot];
 
         if (!a->granted) {
             continue;
         }
-        kv->totals.tokens += a->len - kv->slot[a->slot].tokens;
+        tr_kv_add(&kv->totals.tokens, a->len - s->tokens);
+        s->pages += a->pages;
         if (a->kind == TR_KV_ASK_DENSE) {
-            kv->totals.pages[0] += a->pages;
-        }
-        for (head = 0; head < kv->heads && a->kind == TR_KV_ASK_STEP; head++) {
-            if (want[head] != TR_KV_NOWHERE) {
-                kv->totals.pages[want[head] == TR_KV_WINDOW
-                                     ? q->window_layout
-                                     : q->list_layout[want[head]]]++;
-            }
+            tr_kv_grant_dense(kv, a);
+        } else {
+            tr_kv_grant_step(kv, a, kv->want + (size_t) i * kv->heads);
         }
     }
 }
@@ -455,26 +476,26 @@ tr_kv_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
                     const uint32_t *lens, uint32_t n, tr_status_t *result)
 {
     const tr_stream_t *t = &kv->config.stream;
-    uint64_t pages = 0;
-    uint32_t i, steps = 0;
+    uint64_t heads = 0, pages = 0; /* to plan; of dense pages */
+    uint32_t i;
 
     assert(n <= kv->config.slots);
     for (i = 0; i < n; i++) {
         tr_kv_ask(kv, slots[i], lens[i], &kv->ask[i]);
-        steps += kv->ask[i].kind == TR_KV_ASK_STEP && kv->ask[i].leaves != 0;
-        pages += kv->ask[i].pages;
+        heads += kv->ask[i].kind == TR_KV_ASK_STEP ? kv->heads : 0;
+        pages += kv->ask[i].kind == TR_KV_ASK_DENSE ? kv->ask[i].more : 0;
     }
-    if (steps * (uint64_t) kv->heads >= TR_KV_PARALLEL) {
+    pages *= kv->heads;
+    if (heads >= TR_KV_PARALLEL) {
         tr_team_run(t->team, t->threads, n * kv->heads, TR_KV_GRAIN,
                     tr_kv_plan_range, kv);
-    } else {
+    } else if (heads != 0) {
         tr_kv_plan_range(kv, 0, n * kv->heads, 0);
     }
     if (!tr_kv_sum(kv, n, result)) {
         return;
     }
-    tr_kv_add_totals(kv, n);
-    if (n > 1 && (steps + pages) > TR_KV_PARALLEL) {
+    if (heads + pages >= TR_KV_PARALLEL) {
         tr_team_run(t->team, t->threads, n, 1, tr_kv_grant_range, kv);
     } else {
         tr_kv_grant_range(kv, 0, n, 0);

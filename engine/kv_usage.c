@@ -90,7 +90,7 @@ uint64_t
 tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
                 uint32_t n)
 {
-    const tr_kv_policy_t *p = policy != NULL ? policy : kv->config.policies[0];
+    const tr_kv_policy_t *p = policy != NULL ? policy : kv->usual;
     uint32_t lists = kv->config.lists, head, l, each;
     tr_kv_policy_t begun;
     uint64_t sum;
@@ -149,7 +149,7 @@ tr_kv_len_fits(const tr_kv_cache_t *kv, const tr_kv_policy_t *p, uint32_t n)
 uint32_t
 tr_kv_max_len(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
 {
-    const tr_kv_policy_t *p = policy != NULL ? policy : kv->config.policies[0];
+    const tr_kv_policy_t *p = policy != NULL ? policy : kv->usual;
     uint32_t low = 0, high = kv->config.max_len;
 
     while (low < high) { /* low fits, high + 1 does not */

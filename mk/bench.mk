@@ -3,6 +3,7 @@
 #   make bench            all of them, one summary (a few minutes)
 #   make bench-gateway    NGINX with our module against proxy_pass
 #   make bench-engine     matrix products, batching, page management
+#   make bench-manager    the manager of KV pages against a plain one
 #   make bench-footprint  start, memory, idle CPU
 #
 # RESULTS=DIR stores JSON and tables there, as tests/bench/results has them.
@@ -10,6 +11,7 @@
 RESULTS      ?=
 BENCH_PROG   := $B/bench/upstream $B/bench/sse_load
 BENCH_ENGINE := $B/bench/bench_engine
+BENCH_MANAGER := $B/bench/bench_manager
 bench_json    = $(if $(RESULTS),--json $(RESULTS)/$(1).json)
 
 $(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/null_trace.h
@@ -22,8 +24,17 @@ $B/bench/bench_engine: $B/obj/tests/bench/bench_engine.o $B/libtokenring.a
 	@echo "  LD    $@"
 	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(LIBS) $(LDFLAGS)
 
-.PHONY: bench bench-tools bench-gateway bench-engine bench-footprint
-bench-tools: $(BENCH_PROG) $(BENCH_ENGINE)
+$(BENCH_MANAGER): $B/obj/tests/bench/bench_manager.o \
+    $B/obj/tests/bench/plain_manager.o $B/libtokenring.a
+	@mkdir -p $(@D)
+	@echo "  LD    $@"
+	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(LIBS) $(LDFLAGS)
+# The same for both managers.
+$B/obj/tests/bench/plain_manager.o: CFLAGS += -O3
+
+.PHONY: bench bench-tools bench-gateway bench-engine bench-footprint \
+        bench-manager
+bench-tools: $(BENCH_PROG) $(BENCH_ENGINE) $(BENCH_MANAGER)
 
 bench-gateway: engine module $(BENCH_PROG)
 	@B="$B" node tests/bench/gateway.js $(call bench_json,gateway)
@@ -34,11 +45,16 @@ bench-footprint: engine module
 bench-engine: $(BENCH_ENGINE)
 	@B="$B" node tests/bench/engine.js $(call bench_json,engine)
 
+bench-manager: $(BENCH_MANAGER)
+	@B="$B" node tests/bench/manager.js $(call bench_json,manager)
+
 bench: deps
 	@$(MAKE) -s --no-print-directory -j$(JOBS) engine module bench-tools
 	@echo "== gateway"
 	@$(MAKE) -s --no-print-directory bench-gateway
 	@echo "== engine"
 	@$(MAKE) -s --no-print-directory bench-engine
+	@echo "== manager"
+	@$(MAKE) -s --no-print-directory bench-manager
 	@echo "== footprint"
 	@$(MAKE) -s --no-print-directory bench-footprint

@@ -109,9 +109,12 @@ bench_prefill(const char *dir, int threads, uint32_t n, int rounds)
                              .max_rows = n,
                              .max_seqs = 1 };
     tr_rows_t rows = { n, 1, pos, slot, seq_row };
-    tr_kv_config_t kc = {
-        .slots = 1, .max_len = n, .memory = 64u << 20, .policy = "full"
-    };
+    tr_kv_policy_t *full;
+    tr_kv_config_t kc = { .slots = 1,
+                          .max_len = n,
+                          .memory = 64u << 20,
+                          .policies = (const tr_kv_policy_t *const *) &full,
+                          .n_policies = 1 };
     tr_kv_cache_t *kv;
     tr_kv_view_t view;
     tr_model_t *m;
@@ -124,8 +127,11 @@ bench_prefill(const char *dir, int threads, uint32_t n, int rounds)
     kc.layers = m->config.layers;
     kc.lists = m->config.kv_heads;
     kc.head_dim = m->config.head_dim;
+    must(tr_kv_policy_create("full", kc.layers, kc.lists, kc.head_dim, &full,
+                             &err),
+         &err, "kv");
     must(tr_kv_cache_create(&kc, &kv, &err), &err, "kv");
-    slot[0] = tr_kv_open(kv);
+    slot[0] = tr_kv_open(kv, NULL);
     seq_row[1] = n;
     for (uint32_t i = 0; i < n; i++) {
         pos[i] = i;
@@ -146,6 +152,7 @@ bench_prefill(const char *dir, int threads, uint32_t n, int rounds)
         }
     }
     tr_kv_cache_free(kv);
+    tr_kv_policy_free(full);
     tr_model_free(m);
     step[0] = median(step, rounds);
     return (prefill_t){ n, step[0] * 1e3, n / step[0], median(share, rounds) };
@@ -173,7 +180,7 @@ open_stream(streams_t *s, uint32_t i)
     for (uint32_t j = 0; j < PROMPT; j++) {
         prompt[j] = (int32_t) ((j * 131 + i * 17) % s->e->vocab);
     }
-    s->slot[i] = tr_kv_open(s->e->kv);
+    s->slot[i] = tr_kv_open(s->e->kv, NULL);
     must(tr_kv_reserve(s->e->kv, s->slot[i], PROMPT), NULL, "kv");
     item = (tr_batch_item_t){ .kv_slot = s->slot[i],
                               .n = PROMPT,
@@ -292,11 +299,12 @@ bench_pages(tr_config_t *c, int rounds, double *kv_us)
     c->kv_memory = PAGES * tr_kv_page_bytes(s.e->kv);
     s.e->free(s.e);
     open_executor(&s, c);
-    spare = 2 * 16 * tr_kv_pages_for(s.e->kv, PROMPT + STEPS);
+    spare = 2 * 16 * tr_kv_pages_for(s.e->kv, NULL, PROMPT + STEPS);
     len = s.e->max_model_len;
     while (len > 0) {
-        if (tr_kv_free_pages(s.e->kv) < spare + tr_kv_pages_for(s.e->kv, len)
-            || (slot = tr_kv_open(s.e->kv)) < 0) {
+        if (tr_kv_free_pages(s.e->kv)
+                < spare + tr_kv_pages_for(s.e->kv, NULL, len)
+            || (slot = tr_kv_open(s.e->kv, NULL)) < 0) {
             len /= 2;
             continue;
         }

@@ -1,0 +1,132 @@
+/*
+ * The parts of the eval driver (eval_run.h): a trunk is the prompt of one task,
+ * computed once; a fork is one answer, under one policy.
+ */
+#ifndef TR_EVAL_PARTS_H
+#define TR_EVAL_PARTS_H
+
+#include "eval_run.h"
+
+#define NO_SLOT (-1)
+
+typedef struct trunk trunk_t;
+
+typedef enum {
+    FORK_FREE,
+    FORK_COMPRESS, /* its prompt is cached, the policy has yet to see it */
+    FORK_DECODE,
+    FORK_PROMPT /* keep_turns: the next message */
+} fork_state_t;
+
+typedef struct {
+    fork_state_t state;
+    trunk_t *trunk;
+    uint32_t policy, turn;
+    int32_t slot;
+    uint32_t len;    /* tokens cached */
+    uint32_t prompt; /* of them, those of the turn's prompt */
+    uint64_t charge; /* pages set aside */
+
+    int32_t *out; /* [out_cap] the answer's tokens; a text's are the task's */
+    uint32_t n_out, out_cap, limit;
+    tr_ids_t next; /* keep_turns: tokens of the prompt not yet cached */
+    uint32_t next_at;
+    tr_sampled_t sampled;
+
+    uint32_t steps;
+    double bytes, full_bytes, high, low, pruned, nll, seconds;
+} fork_t;
+
+struct trunk {
+    bool open;
+    const tr_eval_task_t *task;
+    uint32_t group;     /* what its policies observe */
+    tr_ids_t ids;       /* of the last turn's prompt */
+    uint32_t *len;      /* [n_turns] prompt of each turn: a prefix of ids */
+    uint32_t *limit;    /* [n_turns] */
+    bool *fits;         /* [n_turns] */
+    uint32_t turn;      /* the turn that is computed now; n_turns: none left */
+    uint32_t last_turn; /* the last one wanted */
+    int32_t base, tip;  /* slots: the history, and this turn's prompt; the
+                         * same where nothing speaks against it */
+    uint32_t base_len, tip_len;
+    bool sampled; /* this turn's prompt is complete */
+    tr_sampled_t first;
+    uint32_t next_policy; /* to be forked */
+    uint32_t n_forks;     /* alive */
+    uint32_t longest;     /* prompt and answer, of any turn */
+    uint64_t charge;      /* pages set aside for base and tip */
+    uint64_t fork_charge; /* what the dearest fork needs */
+};
+
+#define TRUNKS 8u /* prompts computed or waiting for room at once */
+
+typedef struct {
+    tr_eval_run_t *run;
+    tr_eval_engine_t *e;
+    tr_kv_cache_t *kv;
+    tr_error_t *err;
+    uint32_t group[TR_EVAL_POLICIES_MAX];
+    uint32_t groups[TR_EVAL_POLICIES_MAX], n_groups;
+    uint32_t next_task, next_group; /* to be begun */
+    uint32_t *order;                /* tasks, longest first */
+    trunk_t *trunks;                /* as many as answers, and some */
+    uint32_t n_trunks;
+    fork_t *forks;
+    uint32_t n_forks;
+    uint64_t pages, charged;
+    tr_sampling_params_t params;
+    tr_sampler_t greedy;
+    tr_batch_item_t *items;
+    void **owners; /* of items: a trunk where is_trunk, else a fork */
+    bool *is_trunk;
+    uint32_t n_items, rows, max_items, max_rows;
+    uint32_t turn_of; /* separate: the policy that decodes */
+    bool prompts_last;
+    char *text; /* of an answer */
+    size_t text_cap;
+} driver_t;
+
+/* eval_trunk.c */
+
+/* Is the answer of this turn wanted from this policy, in this group? */
+bool tr_eval_wanted(const driver_t *d, const tr_eval_task_t *task,
+                    uint32_t turn, uint32_t policy, uint32_t group);
+/* Begins the task; *t is open afterwards if any answer is wanted. */
+tr_status_t tr_trunk_begin(driver_t *d, trunk_t *t, const tr_eval_task_t *task,
+                           uint32_t group);
+/* What can be done without a step: forks, the next turn.  Whether anything
+ * was. */
+tr_status_t tr_trunk_advance(driver_t *d, trunk_t *t, bool *moved);
+/* Adds its next chunk to the batch. */
+void tr_trunk_plan(driver_t *d, trunk_t *t);
+tr_status_t tr_trunk_stepped(driver_t *d, trunk_t *t,
+                             const tr_batch_item_t *item);
+void tr_trunk_end(driver_t *d, trunk_t *t);
+/* Ids of a conversation of the task's first n messages. */
+tr_status_t tr_eval_encode(driver_t *d, const json_t *messages, uint32_t n,
+                           tr_ids_t *out);
+
+/* eval_fork.c */
+
+/* An answer to turn t->turn by this policy; TR_AGAIN: no room now. */
+tr_status_t tr_fork_begin(driver_t *d, trunk_t *t, uint32_t policy);
+tr_status_t tr_fork_advance(driver_t *d, fork_t *f, bool *moved);
+void tr_fork_plan(driver_t *d, fork_t *f);
+tr_status_t tr_fork_stepped(driver_t *d, fork_t *f,
+                            const tr_batch_item_t *item);
+void tr_fork_end(driver_t *d, fork_t *f);
+
+/* eval_run.c */
+
+/* A result is there. */
+tr_status_t tr_eval_record(driver_t *d, uint32_t job, uint32_t policy,
+                           const tr_eval_record_t *record, const char *reply,
+                           size_t reply_len);
+
+/* Room for an item in this step's batch: its rows, at most n; 0: none. */
+uint32_t tr_driver_rows(const driver_t *d, uint32_t n);
+void tr_driver_add(driver_t *d, const tr_batch_item_t *item, void *owner,
+                   bool is_trunk);
+
+#endif

@@ -1,0 +1,416 @@
+/*
+ * The summary, and its table and JSON (eval_report.h).
+ */
+#include "eval_report.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- summary ------------------------------------------------------------ */
+
+static void
+add_difficulty(tr_eval_family_t *f, uint32_t difficulty)
+{
+    uint32_t i, n = f->n_difficulties;
+
+    for (i = 0; i < n && f->difficulty[i] < difficulty; i++) {
+    }
+    if (difficulty == 0 || n == TR_EVAL_DIFFICULTIES
+        || (i < n && f->difficulty[i] == difficulty)) {
+        return;
+    }
+    memmove(&f->difficulty[i + 1], &f->difficulty[i],
+            (n - i) * sizeof(f->difficulty[0]));
+    f->difficulty[i] = difficulty;
+    f->n_difficulties++;
+}
+
+uint32_t
+tr_eval_families(const tr_eval_results_t *r, tr_eval_family_t *out)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < r->n_jobs; i++) {
+        const tr_eval_job_t *j = &r->jobs[i];
+        uint32_t k;
+
+        if (j->text) {
+            continue;
+        }
+        for (k = 0; k < n && strcmp(out[k].name, j->family) != 0; k++) {
+        }
+        if (k == TR_EVAL_FAMILIES) {
+            continue;
+        }
+        if (k == n) {
+            out[n++] = (tr_eval_family_t){ .name = j->family };
+        }
+        add_difficulty(&out[k], j->difficulty);
+    }
+    return n;
+}
+
+void
+tr_eval_summary(const tr_eval_results_t *r, uint32_t policy, const char *family,
+                uint32_t difficulty, tr_eval_cell_t *out)
+{
+    tr_pairs_t pairs = { 0 };
+    double right = 0, seconds = 0;
+
+    *out = (tr_eval_cell_t){ 0 };
+    for (uint32_t i = 0; i < r->n_jobs; i++) {
+        const tr_eval_job_t *j = &r->jobs[i];
+        const tr_eval_record_t *one = tr_eval_at(r, i, policy);
+        const tr_eval_record_t *base = tr_eval_at(r, i, 0);
+
+        if (j->text || !one->done || strcmp(j->family, family) != 0
+            || (difficulty != 0 && j->difficulty != difficulty)) {
+            continue;
+        }
+        if (one->skipped) {
+            out->skipped++;
+            continue;
+        }
+        out->n++;
+        right += one->right;
+        out->kv_ratio += one->kv_ratio;
+        out->high += one->high;
+        out->low += one->low;
+        out->pruned += one->pruned;
+        out->tokens += one->tokens;
+        seconds += one->seconds;
+        if (base->done && !base->skipped) {
+            tr_pairs_add(&pairs, j->case_index + 1u, base->right, one->right);
+        }
+    }
+    out->accuracy = right / out->n; /* NaN for none, as the others */
+    out->kv_ratio /= out->n;
+    out->high /= out->n;
+    out->low /= out->n;
+    out->pruned /= out->n;
+    out->tokens_per_s = seconds > 0 ? (double) out->tokens / seconds : NAN;
+    tr_pairs_interval(&pairs, &out->diff);
+}
+
+/* Intervals of families add up as independent ones do, each end apart (the
+ * same square-and-add as for two proportions). */
+void
+tr_eval_overall(const tr_eval_results_t *r, uint32_t policy,
+                tr_eval_cell_t *out)
+{
+    tr_eval_family_t families[TR_EVAL_FAMILIES];
+    uint32_t n = tr_eval_families(r, families), with = 0;
+    double down = 0, up = 0, seconds = 0;
+
+    *out = (tr_eval_cell_t){ 0 };
+    for (uint32_t i = 0; i < n; i++) {
+        tr_eval_cell_t c;
+
+        tr_eval_summary(r, policy, families[i].name, 0, &c);
+        out->skipped += c.skipped;
+        if (c.n == 0) {
+            continue;
+        }
+        with++;
+        out->n += c.n;
+        out->tokens += c.tokens;
+        out->accuracy += c.accuracy;
+        out->kv_ratio += c.kv_ratio;
+        out->high += c.high;
+        out->low += c.low;
+        out->pruned += c.pruned;
+        seconds += (double) c.tokens / c.tokens_per_s; /* NaN stays */
+        out->diff.diff += c.diff.diff;
+        down += (c.diff.diff - c.diff.low) * (c.diff.diff - c.diff.low);
+        up += (c.diff.high - c.diff.diff) * (c.diff.high - c.diff.diff);
+    }
+    out->accuracy /= with;
+    out->kv_ratio /= with;
+    out->high /= with;
+    out->low /= with;
+    out->pruned /= with;
+    out->tokens_per_s = (double) out->tokens / seconds;
+    out->diff.diff /= with;
+    out->diff.low = out->diff.diff - sqrt(down) / with;
+    out->diff.high = out->diff.diff + sqrt(up) / with;
+}
+
+void
+tr_eval_text(const tr_eval_results_t *r, uint32_t policy, tr_eval_text_t *out)
+{
+    double *diff = calloc(r->n_jobs + 1, sizeof(*diff));
+    double nll = 0, mean = 0, low, high;
+    uint32_t pairs = 0;
+
+    *out = (tr_eval_text_t){ 0 };
+    for (uint32_t i = 0; i < r->n_jobs && diff != NULL; i++) {
+        const tr_eval_record_t *one = tr_eval_at(r, i, policy);
+        const tr_eval_record_t *base = tr_eval_at(r, i, 0);
+
+        if (!r->jobs[i].text || !one->done) {
+            continue;
+        }
+        out->n++;
+        nll += one->nll;
+        out->kv_ratio += one->kv_ratio;
+        out->high += one->high;
+        out->low += one->low;
+        out->pruned += one->pruned;
+        if (base->done) {
+            mean += diff[pairs++] = one->nll - base->nll;
+        }
+    }
+    tr_bootstrap_mean(diff, pairs, &low, &high);
+    free(diff);
+    out->perplexity = exp(nll / out->n);
+    out->ratio = exp(mean / pairs);
+    out->ratio_low = exp(low);
+    out->ratio_high = exp(high);
+    out->kv_ratio /= out->n;
+    out->high /= out->n;
+    out->low /= out->n;
+    out->pruned /= out->n;
+}
+
+/* ---- table -------------------------------------------------------------- */
+
+#define LABEL_WIDTH 36
+
+static void
+print_label(uint32_t policy, const char *label, FILE *f)
+{
+    fprintf(f, "%3u %-*.*s", policy + 1, LABEL_WIDTH, LABEL_WIDTH, label);
+}
+
+/* "%*.1f", or a dash. */
+static void
+print_number(double x, double scale, int width, int digits, FILE *f)
+{
+    if (isnan(x)) {
+        fprintf(f, " %*s", width, "-");
+    } else {
+        fprintf(f, " %*.*f", width, digits, x * scale);
+    }
+}
+
+static void
+print_diff(const tr_paired_t *d, bool first, FILE *f)
+{
+    char text[40] = "-";
+
+    if (!first && !isnan(d->diff)) {
+        snprintf(text, sizeof(text), "%+.2f [%+.2f, %+.2f]", d->diff * 100,
+                 d->low * 100, d->high * 100);
+    }
+    fprintf(f, "  %-24s", text);
+}
+
+static void
+print_overall(const tr_eval_results_t *r, const char *const *labels, FILE *f)
+{
+    fprintf(f, "\n%-*s %8s  %-24s %8s %6s %6s %6s %9s\n", LABEL_WIDTH + 4,
+            "all families", "right %", "difference [95%]", "kv_ratio", "high %",
+            "low %", "gone %", "tokens/s");
+    for (uint32_t p = 0; p < r->n_policies; p++) {
+        tr_eval_cell_t c;
+
+        tr_eval_overall(r, p, &c);
+        print_label(p, labels[p], f);
+        print_number(c.accuracy, 100, 8, 2, f);
+        print_diff(&c.diff, p == 0, f);
+        print_number(c.kv_ratio, 1, 8, 3, f);
+        print_number(c.high, 100, 6, 1, f);
+        print_number(c.low, 100, 6, 1, f);
+        print_number(c.pruned, 100, 6, 1, f);
+        print_number(c.tokens_per_s, 1, 9, 1, f);
+        fprintf(f, "\n");
+    }
+}
+
+static void
+print_heads(const tr_eval_family_t *family, FILE *f)
+{
+    fprintf(f, " %6s", "all");
+    for (uint32_t i = 0; i < family->n_difficulties; i++) {
+        fprintf(f, " %5s%u", "d", family->difficulty[i]);
+    }
+}
+
+/* Right answers by difficulty, the difference, memory by difficulty. */
+static void
+print_family(const tr_eval_results_t *r, const char *const *labels,
+             const tr_eval_family_t *family, FILE *f)
+{
+    tr_eval_cell_t c, d;
+    char title[LABEL_WIDTH + 5];
+
+    tr_eval_summary(r, 0, family->name, 0, &c);
+    snprintf(title, sizeof(title), "%.16s, n = %u", family->name, c.n);
+    fprintf(f, "\n%-*s", LABEL_WIDTH + 4, title);
+    print_heads(family, f);
+    fprintf(f, "  %-24s", "difference [95%]");
+    print_heads(family, f);
+    fprintf(f, "\n");
+    for (uint32_t p = 0; p < r->n_policies; p++) {
+        print_label(p, labels[p], f);
+        tr_eval_summary(r, p, family->name, 0, &c);
+        print_number(c.accuracy, 100, 6, 1, f);
+        for (uint32_t i = 0; i < family->n_difficulties; i++) {
+            tr_eval_summary(r, p, family->name, family->difficulty[i], &d);
+            print_number(d.accuracy, 100, 6, 1, f);
+        }
+        print_diff(&c.diff, p == 0, f);
+        print_number(c.kv_ratio, 1, 6, 3, f);
+        for (uint32_t i = 0; i < family->n_difficulties; i++) {
+            tr_eval_summary(r, p, family->name, family->difficulty[i], &d);
+            print_number(d.kv_ratio, 1, 6, 3, f);
+        }
+        fprintf(f, "\n");
+    }
+    if (c.skipped != 0) {
+        fprintf(f, "    %u turns are longer than the model and were left out\n",
+                c.skipped);
+    }
+}
+
+static void
+print_texts(const tr_eval_results_t *r, const char *const *labels, FILE *f)
+{
+    fprintf(f, "\n%-*s %10s  %-24s %8s %6s %6s %6s\n", LABEL_WIDTH + 4, "text",
+            "perplexity", "over the first [95%]", "kv_ratio", "high %", "low %",
+            "gone %");
+    for (uint32_t p = 0; p < r->n_policies; p++) {
+        tr_eval_text_t t;
+        char text[40];
+
+        tr_eval_text(r, p, &t);
+        print_label(p, labels[p], f);
+        print_number(t.perplexity, 1, 10, 4, f);
+        snprintf(text, sizeof(text), "%.4f [%.4f, %.4f]", t.ratio, t.ratio_low,
+                 t.ratio_high);
+        fprintf(f, "  %-24s", p == 0 ? "-" : text);
+        print_number(t.kv_ratio, 1, 8, 3, f);
+        print_number(t.high, 100, 6, 1, f);
+        print_number(t.low, 100, 6, 1, f);
+        print_number(t.pruned, 100, 6, 1, f);
+        fprintf(f, "\n");
+    }
+}
+
+void
+tr_eval_print(const tr_eval_results_t *r, const char *const *labels, FILE *f)
+{
+    tr_eval_family_t families[TR_EVAL_FAMILIES];
+    uint32_t n = tr_eval_families(r, families), with_text = 0;
+    tr_eval_text_t t;
+
+    fprintf(f, "Policies\n");
+    for (uint32_t p = 0; p < r->n_policies; p++) {
+        fprintf(f, "%3u %s\n", p + 1, r->policies[p]);
+        tr_eval_text(r, p, &t);
+        with_text += t.n;
+    }
+    if (n != 0) {
+        print_overall(r, labels, f);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        print_family(r, labels, &families[i], f);
+    }
+    if (with_text != 0) {
+        print_texts(r, labels, f);
+    }
+}
+
+/* ---- JSON --------------------------------------------------------------- */
+
+/* NaN has no place in JSON. */
+static json_t *
+number(double x)
+{
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
+static json_t *
+cell_json(const tr_eval_cell_t *c)
+{
+    json_t *o = json_object();
+
+    json_object_set_new(o, "n", json_integer(c->n));
+    json_object_set_new(o, "skipped", json_integer(c->skipped));
+    json_object_set_new(o, "accuracy", number(c->accuracy));
+    json_object_set_new(o, "diff", number(c->diff.diff));
+    json_object_set_new(o, "diff_low", number(c->diff.low));
+    json_object_set_new(o, "diff_high", number(c->diff.high));
+    json_object_set_new(o, "kv_ratio", number(c->kv_ratio));
+    json_object_set_new(o, "shares",
+                        json_pack("{s:o, s:o, s:o}", "high", number(c->high),
+                                  "low", number(c->low), "pruned",
+                                  number(c->pruned)));
+    json_object_set_new(o, "tokens", json_integer((json_int_t) c->tokens));
+    json_object_set_new(o, "tokens_per_s", number(c->tokens_per_s));
+    return o;
+}
+
+static json_t *
+families_json(const tr_eval_results_t *r, uint32_t policy)
+{
+    tr_eval_family_t families[TR_EVAL_FAMILIES];
+    uint32_t n = tr_eval_families(r, families);
+    json_t *all = json_object();
+    tr_eval_cell_t c;
+    char name[16];
+
+    for (uint32_t i = 0; i < n; i++) {
+        json_t *family, *by = json_object();
+
+        tr_eval_summary(r, policy, families[i].name, 0, &c);
+        family = cell_json(&c);
+        for (uint32_t d = 0; d < families[i].n_difficulties; d++) {
+            snprintf(name, sizeof(name), "%u", families[i].difficulty[d]);
+            tr_eval_summary(r, policy, families[i].name,
+                            families[i].difficulty[d], &c);
+            json_object_set_new(by, name, cell_json(&c));
+        }
+        json_object_set_new(family, "difficulties", by);
+        json_object_set_new(all, families[i].name, family);
+    }
+    return all;
+}
+
+static json_t *
+text_json(const tr_eval_text_t *t)
+{
+    return json_pack("{s:I, s:o, s:o, s:o, s:o, s:o, s:{s:o, s:o, s:o}}",
+                     "windows", (json_int_t) t->n, "perplexity",
+                     number(t->perplexity), "ratio", number(t->ratio),
+                     "ratio_low", number(t->ratio_low), "ratio_high",
+                     number(t->ratio_high), "kv_ratio", number(t->kv_ratio),
+                     "shares", "high", number(t->high), "low", number(t->low),
+                     "pruned", number(t->pruned));
+}
+
+void
+tr_eval_json(const tr_eval_results_t *r, const char *const *labels,
+             json_t *root)
+{
+    json_t *policies = json_array();
+
+    for (uint32_t p = 0; p < r->n_policies; p++) {
+        tr_eval_cell_t c;
+        tr_eval_text_t t;
+        json_t *o;
+
+        tr_eval_overall(r, p, &c);
+        tr_eval_text(r, p, &t);
+        o = cell_json(&c);
+        json_object_set_new(o, "policy", json_string(labels[p]));
+        json_object_set_new(o, "spec", json_string(r->policies[p]));
+        json_object_set_new(o, "families", families_json(r, p));
+        if (t.n != 0) {
+            json_object_set_new(o, "text", text_json(&t));
+        }
+        json_array_append_new(policies, o);
+    }
+    json_object_set_new(root, "policies", policies);
+}

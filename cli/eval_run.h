@@ -1,0 +1,65 @@
+/*
+ * Running cases over policies: a small continuous batch of its own, straight on
+ * the executor.
+ *
+ * A prompt is computed once, in the slot of a policy that keeps scores.  When
+ * all of it is cached, its last logits give the first token of every answer
+ * (chunks attend to uncompressed keys, so that all policies have the same
+ * logits there), and the slot is forked once for each policy: the copy is
+ * compressed by that policy and goes on alone, greedily, until an end token or
+ * the turn's bound.  This is what the engine does with a request, so a fork
+ * answers as `tokenring generate -t 0` does with that policy.
+ *
+ * Case by turns, each with the reference history before it: the prompt of a
+ * turn is the beginning of that of the next one, so its slot is forked and goes
+ * on.  Policies that count the last queries of a prompt apart (snapkv) take
+ * their fork a little before the end, and compute the rest of the prompt
+ * themselves, once for all of them.
+ *
+ * keep_turns: each policy keeps its fork through the conversation.  The user's
+ * next message is computed on top of the compressed cache and the model's own
+ * answer, then compressed itself.
+ *
+ * A text (perplexity): the first part of a window is the prompt, then the text
+ * itself is the answer, token by token under the compressed cache; the
+ * likelihood of every token but the first counts.
+ */
+#ifndef TR_EVAL_RUN_H
+#define TR_EVAL_RUN_H
+
+#include "eval_case.h"
+#include "eval_engine.h"
+#include "eval_results.h"
+
+/* A case, or a window of a text. */
+typedef struct {
+    const tr_eval_case_t *c; /* NULL: a text */
+    const int32_t *ids;      /* text: prompt and what follows */
+    uint32_t n_prompt, n_ids;
+    uint32_t first_job, n_turns; /* its jobs in the results */
+} tr_eval_task_t;
+
+typedef struct {
+    uint32_t done, total; /* answers: turns times policies */
+    uint64_t prompt_tokens, tokens;
+    double seconds;
+} tr_eval_progress_t;
+
+typedef struct {
+    tr_eval_engine_t *engine; /* started */
+    tr_eval_results_t *results;
+    const tr_eval_task_t *tasks;
+    uint32_t n_tasks;
+    bool keep_turns;
+    bool separate;       /* one policy a step, for tokens/s */
+    uint32_t max_tokens; /* of an answer whose case does not say */
+    /* Every half second and at the end; NULL: none. */
+    void (*progress)(const tr_eval_progress_t *p, bool last);
+    tr_eval_progress_t state; /* begin with zeros; adds up over runs */
+} tr_eval_run_t;
+
+/* Runs what is not done for the engine's running policies.  TR_ERR_CLOSED: the
+ * user interrupted it. */
+tr_status_t tr_eval_run(tr_eval_run_t *run, tr_error_t *err);
+
+#endif

@@ -1,0 +1,378 @@
+/*
+ * bench_manager: what it costs to manage the pages of a differentiated cache.
+ *
+ *   bench_manager [--threads N] [--rounds N] [--json FILE]
+ *
+ * The shape of DiffKV's figure 13: latency of memory management for a prompt
+ * step (1,024 tokens a sequence: dense pages, then the plan, pages of the
+ * lists, recycling) and for a generation step, over batches of 1 to 128, for
+ * the heads of Llama-3-8B (32 layers, 8 KV heads).  The engine's manager
+ * (engine/kv_cache.h, one plan and one prefix sum for all heads) against a
+ * plain multi-threaded one (plain_manager.h), with the same threads and the
+ * same decisions, both without copying tokens.  Rounds of the two take turns;
+ * medians are printed, and the ratio of the medians.
+ *
+ * Then what a head's plan costs in a decode step of diffkv, with scores in the
+ * pages, for the heads of models/pocket and of Llama-3-8B.
+ */
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "kv_cache.h"
+#include "kv_internal.h"
+#include "plain_manager.h"
+#include <cpu/team.h>
+
+#define LAYERS 32u
+#define LISTS 8u
+#define HEADS (LAYERS * LISTS)
+#define BATCH_MAX 128u
+#define PROMPT 1024u
+#define STEPS 32u
+#define ROUNDS_MAX 101
+
+static double
+now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double) t.tv_sec + (double) t.tv_nsec * 1e-9;
+}
+
+static int
+by_value(const void *a, const void *b)
+{
+    double x = *(const double *) a, y = *(const double *) b;
+
+    return x < y ? -1 : x > y;
+}
+
+static double
+median(double *x, size_t n)
+{
+    qsort(x, n, sizeof(*x), by_value);
+    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
+}
+
+static void
+must(bool ok, const char *what)
+{
+    if (!ok) {
+        fprintf(stderr, "bench_manager: %s\n", what);
+        exit(1);
+    }
+}
+
+/* ---- decisions that cost nothing ---------------------------------------- */
+
+/* A head keeps its own shares of the tokens: from an eighth to a half at the
+ * high level, as many at the low one. */
+static uint32_t
+share_of(uint32_t layer, uint32_t list)
+{
+    return 32 + (layer * 37 + list * 101) % 96;
+}
+
+static int
+cheap_leave(const tr_kv_policy_t *p, const tr_kv_mark_t *t,
+            const uint32_t *count)
+{
+    uint32_t share = share_of(t->layer, t->list);
+    uint32_t at = t->position * 2654435769u >> 24;
+
+    (void) p;
+    (void) count;
+    return at < share ? 0 : at < 2 * share ? 1 : TR_KV_NOWHERE;
+}
+
+static void
+cheap_prompt(const tr_kv_policy_t *p, const tr_kv_prompt_t *h, int8_t *to)
+{
+    uint32_t n = h->n * share_of(h->layer, h->list) / 256;
+
+    (void) p;
+    memset(to, 0, n);
+    memset(to + n, 1, n);
+    memset(to + 2 * n, TR_KV_NOWHERE, h->n - 2 * n);
+}
+
+static const tr_kv_policy_t cheap = { .name = "cheap",
+                                      .spec = "cheap",
+                                      .n_levels = 2,
+                                      .level = { { 8, 4, 1, 1, 0, 0 },
+                                                 { 4, 2, 1, 1, 0, 0 } },
+                                      .window = 64,
+                                      .window_level = { 8, 4, 1, 1, 0, 0 },
+                                      .leaves = 1,
+                                      .prompt = cheap_prompt,
+                                      .leave = cheap_leave };
+
+/* ---- the two managers --------------------------------------------------- */
+
+typedef struct {
+    int threads, rounds;
+    const char *json;
+    tr_stream_t stream;
+} options_t;
+
+static tr_kv_cache_t *
+make_cache(const options_t *o, uint32_t layers, uint32_t lists,
+           uint32_t head_dim, uint32_t slots, uint64_t memory,
+           const tr_kv_policy_t *policy)
+{
+    const tr_kv_policy_t *const policies[] = { policy };
+    tr_kv_config_t c = { .layers = layers,
+                         .lists = lists,
+                         .head_dim = head_dim,
+                         .slots = slots,
+                         .max_len = 4096,
+                         .memory = memory,
+                         .policies = policies,
+                         .n_policies = 1,
+                         .stream = o->stream };
+    tr_kv_cache_t *kv;
+    tr_error_t err;
+
+    if (tr_kv_cache_create(&c, &kv, &err) != TR_OK) {
+        must(false, err.text);
+    }
+    return kv;
+}
+
+typedef struct {
+    double prompt, step; /* seconds */
+} cost_t;
+
+/* One round of n sequences; the median of its steps. */
+static cost_t
+round_ours(tr_kv_cache_t *kv, uint32_t n, uint64_t *used)
+{
+    static tr_status_t rc[BATCH_MAX];
+    int32_t slots[BATCH_MAX];
+    uint32_t lens[BATCH_MAX];
+    double step[STEPS];
+    cost_t c;
+
+    c.prompt = now();
+    for (uint32_t i = 0; i < n; i++) {
+        slots[i] = tr_kv_open(kv, NULL);
+        lens[i] = PROMPT;
+    }
+    tr_kv_reserve_batch(kv, slots, lens, n, rc);
+    for (uint32_t i = 0; i < n; i++) {
+        must(rc[i] == TR_OK && tr_kv_compress(kv, slots[i], PROMPT) == TR_OK,
+             "the pool is too small");
+    }
+    c.prompt = now() - c.prompt;
+    for (uint32_t s = 0; s < STEPS; s++) {
+        step[s] = now();
+        for (uint32_t i = 0; i < n; i++) {
+            lens[i]++;
+        }
+        tr_kv_reserve_batch(kv, slots, lens, n, rc);
+        step[s] = now() - step[s];
+    }
+    *used = tr_kv_pages(kv) - tr_kv_free_pages(kv);
+    c.step = median(step, STEPS);
+    for (uint32_t i = 0; i < n; i++) {
+        tr_kv_close(kv, slots[i]);
+    }
+    return c;
+}
+
+static cost_t
+round_plain(plain_t *p, uint32_t n, uint64_t *used)
+{
+    double step[STEPS];
+    cost_t c;
+
+    c.prompt = now();
+    must(plain_prompt(p, n, PROMPT), "the plain pool is too small");
+    c.prompt = now() - c.prompt;
+    for (uint32_t s = 0; s < STEPS; s++) {
+        step[s] = now();
+        must(plain_step(p, n), "the plain pool is too small");
+        step[s] = now() - step[s];
+    }
+    *used = plain_used(p);
+    c.step = median(step, STEPS);
+    plain_close(p, n);
+    return c;
+}
+
+static void
+compare(const options_t *o, json_t *result)
+{
+    /* virtual: without tokens nobody touches a page */
+    tr_kv_cache_t *kv = make_cache(o, LAYERS, LISTS, 128, BATCH_MAX,
+                                   40ull << 30, &cheap);
+    const tr_page_plan_t *plan = tr_kv_plan(kv);
+    uint32_t tokens[TR_KV_LISTS_MAX + 2] = {
+        plan->layout[1].tokens, plan->layout[2].tokens, 1, 1,
+        plan->layout[1].tokens, plan->layout[0].tokens
+    };
+    plain_t *p = plain_new(HEADS, LISTS, BATCH_MAX, (uint32_t) tr_kv_pages(kv),
+                           4096, o->threads, &cheap, tokens);
+
+    printf("memory management, %u layers x %u KV heads, %d threads, medians of"
+           " %d rounds, microseconds\n"
+           "           prompt step (%u tokens)          generation step\n"
+           "  batch    plain  parallel   ratio     plain  parallel   ratio\n",
+           LAYERS, LISTS, o->threads, o->rounds, PROMPT);
+    for (uint32_t n = 1; n <= BATCH_MAX; n *= 2) {
+        double x[4][ROUNDS_MAX];
+        uint64_t used, used_plain;
+
+        for (int r = -1; r < o->rounds; r++) { /* the first one warms up */
+            cost_t a = round_plain(p, n, &used_plain);
+            cost_t b = round_ours(kv, n, &used);
+
+            must(used == used_plain, "the two managers differ");
+            if (r >= 0) {
+                x[0][r] = a.prompt;
+                x[1][r] = b.prompt;
+                x[2][r] = a.step;
+                x[3][r] = b.step;
+            }
+        }
+        for (int i = 0; i < 4; i++) {
+            x[i][0] = median(x[i], (size_t) o->rounds) * 1e6;
+        }
+        printf("  %5u %8.0f %9.0f %6.1fx  %8.1f %9.1f %6.1fx\n", n, x[0][0],
+               x[1][0], x[0][0] / x[1][0], x[2][0], x[3][0], x[2][0] / x[3][0]);
+        fflush(stdout);
+        json_array_append_new(result,
+                              json_pack("{s:i,s:f,s:f,s:f,s:f}", "batch",
+                                        (int) n, "prompt_plain_us", x[0][0],
+                                        "prompt_us", x[1][0], "step_plain_us",
+                                        x[2][0], "step_us", x[3][0]));
+    }
+    plain_free(p);
+    tr_kv_cache_free(kv);
+}
+
+/* ---- a decode step of diffkv -------------------------------------------- */
+
+/* Scores as after a step: most tokens get little, a few much. */
+static void
+fill_scores(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
+{
+    const tr_kv_layout_t *dense = &tr_kv_plan(kv)->layout[0];
+    uint32_t seed = 1;
+
+    for (uint32_t head = 0; head < kv->heads; head++) {
+        const int32_t *row = tr_kv_row(kv, slot, head);
+
+        for (uint32_t i = 0; i < len; i++) {
+            uint8_t *page = tr_kv_page(&kv->pages, row[i / dense->tokens]);
+            float score;
+
+            seed = seed * 1664525u + 1013904223u;
+            score = powf((float) (seed >> 8) / 0x1p24f, 8) * 4;
+            memcpy(page + dense->score + i % dense->tokens * 4, &score, 4);
+        }
+    }
+}
+
+/* Nanoseconds that planning and granting one decode step costs a head. */
+static double
+step_of_diffkv(const options_t *o, uint32_t layers, uint32_t lists,
+               uint32_t head_dim, uint32_t n)
+{
+    tr_kv_policy_t *policy;
+    tr_kv_cache_t *kv;
+    tr_error_t err;
+    int32_t slots[BATCH_MAX];
+    uint32_t lens[BATCH_MAX];
+    tr_status_t rc[BATCH_MAX];
+    double step[STEPS * 8], t;
+
+    if (tr_kv_policy_create("diffkv", layers, lists, head_dim, &policy, &err)
+        != TR_OK) {
+        must(false, err.text);
+    }
+    kv = make_cache(o, layers, lists, head_dim, n, 8ull << 30, policy);
+    for (uint32_t i = 0; i < n; i++) {
+        slots[i] = tr_kv_open(kv, NULL);
+        tr_kv_prompt(kv, slots[i], PROMPT);
+        must(tr_kv_reserve(kv, slots[i], PROMPT) == TR_OK, "no pages");
+        fill_scores(kv, slots[i], PROMPT);
+        must(tr_kv_compress(kv, slots[i], PROMPT) == TR_OK, "no pages");
+        lens[i] = PROMPT;
+    }
+    for (uint32_t s = 0; s < STEPS * 8; s++) {
+        for (uint32_t i = 0; i < n; i++) {
+            lens[i]++;
+        }
+        t = now();
+        tr_kv_reserve_batch(kv, slots, lens, n, rc);
+        step[s] = now() - t;
+        must(rc[n - 1] == TR_OK, "no pages");
+    }
+    tr_kv_cache_free(kv);
+    tr_kv_policy_free(policy);
+    return median(step, STEPS * 8) / (n * layers * lists) * 1e9;
+}
+
+static options_t
+parse(int argc, char **argv)
+{
+    options_t o = { 0, 9, NULL, { 0, NULL } };
+
+    for (int i = 1; i + 1 < argc; i += 2) {
+        if (strcmp(argv[i], "--threads") == 0) {
+            o.threads = atoi(argv[i + 1]);
+        } else if (strcmp(argv[i], "--rounds") == 0) {
+            o.rounds = atoi(argv[i + 1]);
+        } else if (strcmp(argv[i], "--json") == 0) {
+            o.json = argv[i + 1];
+        } else {
+            argc = 0;
+        }
+    }
+    if (argc % 2 == 0 || o.rounds < 1 || o.rounds > ROUNDS_MAX
+        || o.threads < 0) {
+        fprintf(stderr,
+                "usage: bench_manager [--threads N] [--rounds 1..%d]"
+                " [--json FILE]\n",
+                ROUNDS_MAX);
+        exit(2);
+    }
+    o.threads = o.threads ? o.threads : tr_team_cores();
+    o.stream = (tr_stream_t){ o.threads, tr_team_new(o.threads) };
+    return o;
+}
+
+int
+main(int argc, char **argv)
+{
+    options_t o = parse(argc, argv);
+    json_t *rows = json_array();
+    double pocket, llama, batch;
+
+    compare(&o, rows);
+    pocket = step_of_diffkv(&o, 8, 2, 64, 1);
+    llama = step_of_diffkv(&o, LAYERS, LISTS, 128, 1);
+    batch = step_of_diffkv(&o, LAYERS, LISTS, 128, 8);
+    printf("\na decode step of diffkv, nanoseconds a head: %.0f (16 heads),"
+           " %.0f (256), %.0f (8 x 256)\n",
+           pocket, llama, batch);
+    if (o.json != NULL) {
+        json_t *all = json_pack("{s:i,s:i,s:o,s:{s:f,s:f,s:f}}", "threads",
+                                o.threads, "rounds", o.rounds, "manager", rows,
+                                "diffkv_step_ns_a_head", "heads_16", pocket,
+                                "heads_256", llama, "heads_2048", batch);
+
+        must(json_dump_file(all, o.json, JSON_INDENT(2)) == 0,
+             "cannot write the figures");
+        rows = all;
+    }
+    json_decref(rows);
+    tr_team_free(o.stream.team);
+    return 0;
+}

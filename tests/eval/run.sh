@@ -1,0 +1,133 @@
+#!/usr/bin/env bash
+#
+# The findings of DiffKV on the model that ships, one step after another:
+#
+#   tests/eval/run.sh STEP OUT [N]
+#
+#   keys       are keys worth more bits than values? (section 3, figure 8)
+#   dynamic    budgets by head against the same budget for all (figure 9)
+#   curve      accuracy over memory, diffkv and every baseline
+#   calibrate  diffkv's thresholds and every baseline's budget, on dev alone
+#   final      what calibrate chose, on the test split, each turn prefilled
+#              afresh and with --keep-turns
+#   all        calibrate, then the others
+#
+# Results, tables and plots land in OUT; what is there already is not run again.
+# N: cases of each family and difficulty (default 25 on dev, 75 on test, so 300
+# a family).  Seeds are fixed below.  MODEL=DIR for another model, B=DIR for
+# another build, EVAL="--batch 64" for further options.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+step=${1:-} out=${2:-} n=${3:-}
+if [ -z "$out" ]; then
+    sed -n '3,/^set /{/^set /d;s/^# \{0,1\}//p}' tests/eval/run.sh >&2
+    exit 2
+fi
+model=${MODEL:-models/pocket}
+tokenring=${B:-build}/bin/tokenring
+read -ra more <<<"${EVAL:-}"
+dev_seed=1 test_seed=2
+mkdir -p "$out"
+
+cases() { # split, default n
+    local file=$out/$1-${n:-$2}.jsonl seed=$dev_seed
+
+    [ "$1" = dev ] || seed=$test_seed
+    [ -s "$file" ] || tests/eval/cases.sh "$1" "${n:-$2}" $seed "$file" >&2
+    echo "$file"
+}
+
+# name, title, case file, further arguments
+evaluate() {
+    local name=$1 title=$2 file=$3
+    shift 3
+    "$tokenring" eval -m "$model" -c "$file" --resume "$out/results.jsonl" \
+        --json "$out/$name.json" --svg "$out/$name.svg" --title "$title" \
+        "$@" "${more[@]}" | tee "$out/$name.txt"
+}
+
+keys() {
+    evaluate keys "Bits for keys, bits for values" "$(cases dev 25)" \
+        -p full -p uniform:levels=8/8 -p uniform:levels=8/4 \
+        -p uniform:levels=4/8 -p uniform:levels=8/2 -p uniform:levels=2/8 \
+        -p uniform:levels=4/4 -p uniform:levels=4/2 -p uniform:levels=2/4
+}
+
+dynamic() {
+    evaluate dynamic "Budgets by head (diffkv) or the same for all (static)" \
+        "$(cases dev 25)" -p full \
+        -p diffkv:alpha_high=1,alpha_low=0.02 \
+        -p diffkv:alpha_high=1,alpha_low=0.1 \
+        -p diffkv:alpha_high=2,alpha_low=0.2 \
+        -p diffkv:alpha_high=3,alpha_low=0.4 \
+        -p static:high=0.3,low=0.6 -p static:high=0.2,low=0.5 \
+        -p static:high=0.15,low=0.35 -p static:high=0.1,low=0.2 \
+        -p static:high=0.05,low=0.1
+}
+
+curve() {
+    evaluate curve "Right answers over KV memory" "$(cases dev 25)" -p full \
+        -p diffkv:alpha_high=0.5,alpha_low=0 \
+        -p diffkv:alpha_high=1,alpha_low=0.02 \
+        -p diffkv:alpha_high=2,alpha_low=0.05 \
+        -p diffkv:alpha_high=3,alpha_low=0.1 \
+        -p diffkv:alpha_high=3,alpha_low=0.4 \
+        -p int4 -p kivi:bits=4 -p kivi:bits=2 \
+        -p snapkv:budget=0.5 -p snapkv:budget=0.3 -p snapkv:budget=0.15 \
+        -p h2o:budget=0.5 -p h2o:budget=0.3 -p h2o:budget=0.15 \
+        -p streamingllm:recent=0.5 -p streamingllm:recent=0.3 \
+        -p streamingllm:recent=0.15 \
+        -p quest:budget=0.5 -p quest:budget=0.25
+}
+
+# name, policy, searches ..
+search() {
+    local name=$1 policy=$2 args=()
+    shift 2
+    for one in "$@"; do args+=(-s "$one"); done
+    [ -s "$out/$name.conf" ] && return
+    "$tokenring" calibrate -m "$model" -c "$(cases dev 25)" \
+        --resume "$out/results.jsonl" --out "$out/$name.conf" -p "$policy" \
+        "${args[@]}" "${more[@]}" | tee "$out/calibrate-$name.txt"
+}
+
+# Seven values for each, from much memory to little.
+calibrate() {
+    search diffkv diffkv alpha_high=0.25,0.5,1,2,3,4,5 \
+        alpha_low=0,0.01,0.02,0.04,0.06,0.08,0.1
+    search kivi kivi bits=4,2 window=256,192,128,96,64,32
+    search snapkv snapkv budget=0.7,0.6,0.5,0.4,0.3,0.2,0.1
+    search h2o h2o budget=0.7,0.6,0.5,0.4,0.3,0.2,0.1
+    search streamingllm streamingllm recent=0.7,0.6,0.5,0.4,0.3,0.2,0.1
+    search quest quest budget=0.7,0.6,0.5,0.4,0.3,0.2,0.1
+}
+
+final() {
+    local args=(-p full) name file
+    for name in diffkv kivi snapkv h2o streamingllm quest; do
+        [ -s "$out/$name.conf" ] \
+            || { echo "run the step calibrate first" >&2; exit 1; }
+        args+=(-p "$(sed -n 's/^kv_policy //p' "$out/$name.conf")")
+    done
+    args+=(-p int4)
+    file=$(cases test 75)
+    evaluate final "Test split, calibrated on dev" "$file" "${args[@]}"
+    evaluate final-keep-turns "Test split, one cache through all turns" \
+        "$file" --keep-turns "${args[@]}"
+}
+
+case $step in
+keys | dynamic | curve | calibrate | final) $step ;;
+all)
+    calibrate
+    keys
+    dynamic
+    curve
+    final
+    ;;
+*)
+    echo "run.sh: no step \"$step\"" >&2
+    exit 2
+    ;;
+esac
