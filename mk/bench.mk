@@ -4,6 +4,7 @@
 #   make bench-gateway    NGINX with our module against proxy_pass
 #   make bench-engine     matrix products, batching, page management
 #   make bench-manager    the manager of KV pages against a plain one
+#   make bench-attention  compressed caches against 16 bits, cost of scores
 #   make bench-footprint  start, memory, idle CPU
 #
 # RESULTS=DIR stores JSON and tables there, as tests/bench/results has them.
@@ -12,6 +13,7 @@ RESULTS      ?=
 BENCH_PROG   := $B/bench/upstream $B/bench/sse_load
 BENCH_ENGINE := $B/bench/bench_engine
 BENCH_MANAGER := $B/bench/bench_manager
+BENCH_ATTENTION := $B/bench/bench_attention
 bench_json    = $(if $(RESULTS),--json $(RESULTS)/$(1).json)
 
 $(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/null_trace.h
@@ -19,7 +21,7 @@ $(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/null_trace.h
 	@echo "  CC    $<"
 	$Q$(CC) $(TR_CFLAGS) $(CFLAGS) -o $@ $<
 
-$B/bench/bench_engine: $B/obj/tests/bench/bench_engine.o $B/libtokenring.a
+$(BENCH_ENGINE) $(BENCH_ATTENTION): $B/bench/%: $B/obj/tests/bench/%.o $B/libtokenring.a
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
 	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(LIBS) $(LDFLAGS)
@@ -33,8 +35,8 @@ $(BENCH_MANAGER): $B/obj/tests/bench/bench_manager.o \
 $B/obj/tests/bench/plain_manager.o: CFLAGS += -O3
 
 .PHONY: bench bench-tools bench-gateway bench-engine bench-footprint \
-        bench-manager
-bench-tools: $(BENCH_PROG) $(BENCH_ENGINE) $(BENCH_MANAGER)
+        bench-manager bench-attention
+bench-tools: $(BENCH_PROG) $(BENCH_ENGINE) $(BENCH_MANAGER) $(BENCH_ATTENTION)
 
 bench-gateway: engine module $(BENCH_PROG)
 	@B="$B" node tests/bench/gateway.js $(call bench_json,gateway)
@@ -48,6 +50,9 @@ bench-engine: $(BENCH_ENGINE)
 bench-manager: $(BENCH_MANAGER)
 	@B="$B" node tests/bench/manager.js $(call bench_json,manager)
 
+bench-attention: $(BENCH_ATTENTION)
+	@$< $(call bench_json,attention)
+
 bench: deps
 	@$(MAKE) -s --no-print-directory -j$(JOBS) engine module bench-tools
 	@echo "== gateway"
@@ -56,5 +61,7 @@ bench: deps
 	@$(MAKE) -s --no-print-directory bench-engine
 	@echo "== manager"
 	@$(MAKE) -s --no-print-directory bench-manager
+	@echo "== attention"
+	@$(MAKE) -s --no-print-directory bench-attention
 	@echo "== footprint"
 	@$(MAKE) -s --no-print-directory bench-footprint

@@ -17,22 +17,23 @@ typedef struct {
     float score[BLOCK], recent[BLOCK];
 } passing_t;
 
-/* best = max(best, scale * logits - lse) for n positions of query head h. */
+/* best = max(best, scale * logits - lse) for n positions of query head h and
+ * the first `width` keys. */
 static inline void
-score_head(passing_t *a, uint32_t pos, uint32_t n, uint32_t h)
+score_head(passing_t *a, uint32_t pos, uint32_t n, uint32_t width, uint32_t h)
 {
     const tr_attention_score_t *t = a->t;
     uint32_t dim = t->kv->head_dim;
     size_t row = pos - t->pos;
 
-    product(n, a->width, dim, t->q + row * t->ldq + (size_t) h * dim, t->ldq,
+    product(n, width, dim, t->q + row * t->ldq + (size_t) h * dim, t->ldq,
             a->keys, BLOCK, a->logits, BLOCK, NULL);
     for (uint32_t i = 0; i < n; i++) {
         vec lse = v_set1(t->lse[(row + i) * t->ldl + h]);
         vec scale = v_set1(t->scale);
         float *best = a->best + i * BLOCK;
 
-        for (uint32_t j = 0; j < a->width; j += V_WIDTH) {
+        for (uint32_t j = 0; j < width; j += V_WIDTH) {
             vec x = v_sub(v_mul(v_load(a->logits + i * BLOCK + j), scale), lse);
 
             v_store(best + j, h == 0 ? x : v_max(v_load(best + j), x));
@@ -46,11 +47,11 @@ score_add(passing_t *a, uint32_t pos, const float *best, uint32_t seen)
 {
     bool recent = pos >= a->t->recent_from;
 
-    for (uint32_t j = 0; j < a->width; j += V_WIDTH) {
+    for (uint32_t j = 0; j < seen; j += V_WIDTH) {
         vec p = v_exp(v_load(best + j));
 
         if (seen < j + V_WIDTH) {
-            p = v_first(seen > j ? seen - j : 0, p, v_set1(0));
+            p = v_first(seen - j, p, v_set1(0));
         }
         v_store(a->score + j, v_add(v_load(a->score + j), p));
         if (recent) {
@@ -70,9 +71,13 @@ score_queries(passing_t *a, uint32_t n_keys)
     }
     while (pos < end) {
         uint32_t n = end - pos < V_ROWS ? end - pos : V_ROWS;
+        uint32_t width = a->width;
 
+        if (t->run == NULL && pos + n - 1 - t->first < n_keys) {
+            width = pad_block(pos + n - 1 - t->first);
+        }
         for (uint32_t h = 0; h < t->group; h++) {
-            score_head(a, pos, n, h);
+            score_head(a, pos, n, width, h);
         }
         for (uint32_t i = 0; i < n; i++, pos++) {
             uint32_t seen = n_keys;

@@ -394,6 +394,55 @@ bed_check_head(const bed_t *b, const bed_token_t *t, uint32_t n, const float *q,
     return error;
 }
 
+static inline float
+bed_score(const uint8_t *pool, const bed_token_t *t)
+{
+    float x;
+
+    memcpy(&x, pool + t->page + t->l->score + t->token * 4, 4);
+    return x;
+}
+
+/* The victims of a head are the least of its scores as they are now. */
+static inline void
+bed_check_victims(const bed_t *b, int32_t slot, uint32_t list, uint32_t now,
+                  const bed_token_t *t, uint32_t n, const char *what)
+{
+    const tr_kv_seq_t *s = &b->seq[slot];
+    const tr_kv_victim_t *victim = b->victim
+                                   + tr_kv_head(&b->kv, slot, BED_LAYER, list)
+                                         * TR_KV_LISTS_MAX;
+
+    for (uint32_t l = 0; l < s->n_lists; l++) {
+        tr_kv_victim_t want = { INFINITY, 0 };
+        uint32_t at = UINT32_MAX;
+
+        for (uint32_t i = 0; i < n; i++) {
+            float x;
+
+            if (t[i].run != (int32_t) l || t[i].l->score == 0) {
+                continue;
+            }
+            x = bed_score(b->kv.pool, &t[i]);
+            if (!s->by_sum) {
+                x = t[i].position == now ? 0
+                                         : x / (float) (now - t[i].position);
+            }
+            if (x < want.significance
+                || (x == want.significance && t[i].position < at)) {
+                want = (tr_kv_victim_t){ x, t[i].index };
+                at = t[i].position;
+            }
+        }
+        if (victim[l].index != want.index
+            || victim[l].significance != want.significance) {
+            fail_msg("%s: victim of list %u is %u (%.9g), expected %u (%.9g)",
+                     what, l, victim[l].index, victim[l].significance,
+                     want.index, want.significance);
+        }
+    }
+}
+
 /* ---- running it ---- */
 
 typedef struct {

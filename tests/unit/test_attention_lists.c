@@ -77,65 +77,24 @@ fill_slot(bed_t *b, int32_t slot, uint32_t n_levels, uint32_t len)
     }
 }
 
-static float
-score_at(const uint8_t *pool, const bed_token_t *t)
-{
-    float x;
-
-    memcpy(&x, pool + t->page + t->l->score + t->token * 4, 4);
-    return x;
-}
-
-/* Scores grew by best[i], and the victim is the least of what they are now. */
+/* Scores grew by best[i]. */
 static void
-check_scores(const bed_t *b, int32_t slot, uint32_t list, const bed_token_t *t,
-             uint32_t n, const double *best, double error, const char *what)
+check_scores(const bed_t *b, int32_t slot, const bed_token_t *t, uint32_t n,
+             const double *best, double error, const char *what)
 {
-    const tr_kv_seq_t *s = &b->seq[slot];
-    const tr_kv_victim_t *victim = b->victim
-                                   + tr_kv_head(&b->kv, slot, BED_LAYER, list)
-                                         * TR_KV_LISTS_MAX;
-    uint32_t now = s->base - 1;
-    tr_kv_victim_t want[TR_KV_LISTS_MAX];
-    uint32_t at[TR_KV_LISTS_MAX];
-
-    for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
-        want[l] = (tr_kv_victim_t){ INFINITY, 0 };
-        at[l] = UINT32_MAX;
-    }
     for (uint32_t i = 0; i < n; i++) {
-        float before, after, x;
-        double add = t[i].position == now ? 0 : best[i];
+        double add = t[i].position == b->seq[slot].base - 1 ? 0 : best[i];
+        float before, after;
 
         if (t[i].l->score == 0) {
             continue;
         }
-        before = score_at(b->before, &t[i]);
-        after = score_at(b->kv.pool, &t[i]);
+        before = bed_score(b->before, &t[i]);
+        after = bed_score(b->kv.pool, &t[i]);
         if (!(fabs(after - (before + add))
               <= 2 * error * add + 1e-7 * (before + 1))) {
             fail_msg("%s: score of position %u is %.9g, expected %.9g", what,
                      t[i].position, after, before + add);
-        }
-        if (t[i].run < 0) {
-            continue;
-        }
-        x = s->by_sum              ? after
-            : t[i].position == now ? 0
-                                   : after / (float) (now - t[i].position);
-        if (x < want[t[i].run].significance
-            || (x == want[t[i].run].significance
-                && t[i].position < at[t[i].run])) {
-            want[t[i].run] = (tr_kv_victim_t){ x, t[i].index };
-            at[t[i].run] = t[i].position;
-        }
-    }
-    for (uint32_t l = 0; l < s->n_lists; l++) {
-        if (victim[l].index != want[l].index
-            || victim[l].significance != want[l].significance) {
-            fail_msg("%s: victim of list %u is %u (%.9g), expected %u (%.9g)",
-                     what, l, victim[l].index, victim[l].significance,
-                     want[l].index, want[l].significance);
         }
     }
 }
@@ -160,7 +119,8 @@ check_slot(const bed_t *b, int32_t slot, const float *q, const float *out,
                          bed_check_head(b, t, n, q + (size_t) h * dim,
                                         out + (size_t) h * dim, best, what));
         }
-        check_scores(b, slot, list, t, n, best, error, what);
+        check_scores(b, slot, t, n, best, error, what);
+        bed_check_victims(b, slot, list, b->seq[slot].base - 1, t, n, what);
     }
     free(t);
     free(best);
