@@ -525,7 +525,9 @@ main(void)
         cmocka_unit_test(test_long),
     };
 
-    seed = (uint64_t) time(NULL);
-    print_message("seed %llu\n", (unsigned long long) seed);
+    const char *given = getenv("TR_TEST_SEED"); /* repeats a run */
+
+    seed = given != NULL ? strtoull(given, NULL, 0) : (uint64_t) time(NULL);
+    print_message("TR_TEST_SEED=%llu\n", (unsigned long long) seed);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
