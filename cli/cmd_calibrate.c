@@ -175,7 +175,7 @@ worst_loss(const tr_eval_results_t *r, uint32_t policy, const char **where)
         if (c.n == 0 && c.skipped != 0) {
             continue;
         }
-        loss = -c.diff.diff * 100;
+        loss = 0 - c.diff.diff * 100;
         if (!(loss <= worst)) { /* NaN is worst of all */
             worst = loss;
             *where = families[i].name;
