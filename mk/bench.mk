@@ -5,6 +5,7 @@
 #   make bench-engine     matrix products, batching, page management
 #   make bench-manager    the manager of KV pages against a plain one
 #   make bench-attention  compressed caches against 16 bits, cost of scores
+#   make bench-kv-store   tokens into pages: append, moves, compression
 #   make bench-footprint  start, memory, idle CPU
 #
 # RESULTS=DIR stores JSON and tables there, as tests/bench/results has them.
@@ -14,6 +15,7 @@ BENCH_PROG   := $B/bench/upstream $B/bench/sse_load
 BENCH_ENGINE := $B/bench/bench_engine
 BENCH_MANAGER := $B/bench/bench_manager
 BENCH_ATTENTION := $B/bench/bench_attention
+BENCH_STORE  := $B/bench/bench_kv_store
 bench_json    = $(if $(RESULTS),--json $(RESULTS)/$(1).json)
 
 $(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/null_trace.h
@@ -21,7 +23,8 @@ $(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/null_trace.h
 	@echo "  CC    $<"
 	$Q$(CC) $(TR_CFLAGS) $(CFLAGS) -o $@ $<
 
-$(BENCH_ENGINE) $(BENCH_ATTENTION): $B/bench/%: $B/obj/tests/bench/%.o $B/libtokenring.a
+$(BENCH_ENGINE) $(BENCH_ATTENTION) $(BENCH_STORE): $B/bench/%: \
+    $B/obj/tests/bench/%.o $B/libtokenring.a
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
 	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(LIBS) $(LDFLAGS)
@@ -35,8 +38,9 @@ $(BENCH_MANAGER): $B/obj/tests/bench/bench_manager.o \
 $B/obj/tests/bench/plain_manager.o: CFLAGS += -O3
 
 .PHONY: bench bench-tools bench-gateway bench-engine bench-footprint \
-        bench-manager bench-attention
-bench-tools: $(BENCH_PROG) $(BENCH_ENGINE) $(BENCH_MANAGER) $(BENCH_ATTENTION)
+        bench-manager bench-attention bench-kv-store
+bench-tools: $(BENCH_PROG) $(BENCH_ENGINE) $(BENCH_MANAGER) $(BENCH_ATTENTION) \
+             $(BENCH_STORE)
 
 bench-gateway: engine module $(BENCH_PROG)
 	@B="$B" node tests/bench/gateway.js $(call bench_json,gateway)
@@ -53,6 +57,9 @@ bench-manager: $(BENCH_MANAGER)
 bench-attention: $(BENCH_ATTENTION)
 	@$< $(call bench_json,attention)
 
+bench-kv-store: $(BENCH_STORE)
+	@$<
+
 bench: deps
 	@$(MAKE) -s --no-print-directory -j$(JOBS) engine module bench-tools
 	@echo "== gateway"
@@ -63,5 +70,7 @@ bench: deps
 	@$(MAKE) -s --no-print-directory bench-manager
 	@echo "== attention"
 	@$(MAKE) -s --no-print-directory bench-attention
+	@echo "== kv-store"
+	@$(MAKE) -s --no-print-directory bench-kv-store
 	@echo "== footprint"
 	@$(MAKE) -s --no-print-directory bench-footprint

@@ -23,7 +23,7 @@ typedef struct {
 
 /* A token on its way in. */
 typedef struct {
-    float key[TR_HEAD_DIM_MAX]; /* rotated */
+    _Alignas(64) float key[TR_HEAD_DIM_MAX]; /* rotated */
     const float *value;
     uint32_t pos;
 } token_t;
@@ -175,6 +175,43 @@ append_moved(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
     }
 }
 
+/* ---- rows ---- */
+
+static void
+prefetch_list(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+              int list, uint32_t index)
+{
+    if (list >= 0) {
+        tr_kv_prefetch(
+            tr_kv_place_list(a->kv, table, seq, (uint32_t) list, index));
+    }
+}
+
+/* Asks for the lines that the moves of a row will touch: they are in as many
+ * pages as there are heads and places, and wait for each other otherwise. */
+static void
+prefetch_row(const append_t *a, uint32_t row, int32_t slot)
+{
+    const tr_kv_view_t *kv = a->kv;
+    const tr_kv_seq_t *seq = &kv->seq[slot];
+    uint32_t pos = a->rows->row_pos[row];
+
+    for (uint32_t l = 0; pos < seq->base && l < kv->lists; l++) {
+        size_t head = tr_kv_head(kv, slot, a->layer, l);
+        const int32_t *table = kv->tables + head * kv->table_len;
+        const tr_kv_move_t *m = &kv->move[head];
+
+        if (seq->window > 0) { /* of a full one, who leaves makes the place */
+            tr_kv_prefetch(
+                tr_kv_place_window(kv, table, seq, pos % seq->window));
+        }
+        prefetch_list(a, table, seq, m->to, m->index);
+        if (m->victim_from >= 0) { /* its place is that of who comes */
+            prefetch_list(a, table, seq, m->victim_to, m->victim_target);
+        }
+    }
+}
+
 /* Rows that one worker must take in one go begin here. */
 static bool
 piece_begins(const append_t *a, uint32_t row, uint32_t seq)
@@ -216,6 +253,8 @@ append_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     bool mine = false;
 
     (void) worker;
+    prefetch_row(a, first,
+                 rows->seq_slot[tr_seq_of(rows->seq_row, rows->n_seqs, first)]);
     for (uint32_t r = first; r < rows->n_rows; r++) {
         uint32_t seq = tr_seq_of(rows->seq_row, rows->n_seqs, r);
 
@@ -224,6 +263,11 @@ append_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
             if (!mine) {
                 return;
             }
+        }
+        if (mine && r + 1 < end) {
+            prefetch_row(
+                a, r + 1,
+                rows->seq_slot[tr_seq_of(rows->seq_row, rows->n_seqs, r + 1)]);
         }
         if (mine) {
             append_row(a, r, rows->seq_slot[seq]);
@@ -357,6 +401,7 @@ tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
                  size_t ld, const float *angles, const tr_kv_codec_t *codec)
 {
     uint32_t dim = kv->head_dim;
+    size_t cost = (size_t) kv->lists * dim;
     append_t a = { codec, kv, layer, rows, k, v, angles, ld };
 
     if (dim > TR_HEAD_DIM_MAX || dim % 16 || ld < (size_t) kv->lists * dim
@@ -368,6 +413,9 @@ tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
             return TR_KERNEL_BADARG;
         }
     }
-    tr_rows_run(s, rows->n_rows, (size_t) kv->lists * dim, append_rows, &a);
+    if (rows->n_rows == rows->n_seqs) { /* a step: moves cost more than rows */
+        cost *= 4;
+    }
+    tr_rows_run(s, rows->n_rows, cost, append_rows, &a);
     return TR_KERNEL_OK;
 }

@@ -5,8 +5,7 @@
  * and takes its shape as arguments, so that a caller who names head size and
  * bits gets straight code.
  *
- *   codes   one byte each; keys by dimension, values as [8][dim / 8]: code
- *           (g, m) is dimension 8m + g, in which order a page has them
+ *   codes   one byte each, by dimension
  *   stripe  the bytes of one token, as they stand in its page, one piece after
  *           the other: what a token takes along when it moves at equal bits
  */
@@ -169,65 +168,51 @@ key_stripe(uint32_t dim, uint32_t bits, uint8_t *page, uint32_t token,
     }
 }
 
-/* 8 x 8 bytes, in place: byte j of x[i] becomes byte i of x[j]. */
-TR_INLINE void
-transpose8(uint64_t x[8])
+/* Words of a lane that a value has a half of. */
+TR_INLINE uint32_t
+value_words(uint32_t dim, uint32_t bits)
 {
-    for (uint32_t step = 4; step > 0; step /= 2) {
-        const uint64_t mask = step == 4   ? 0x00000000ffffffff
-                              : step == 2 ? 0x0000ffff0000ffff
-                                          : 0x00ff00ff00ff00ff;
-
-        for (uint32_t i = 0; i < 8; i++) {
-            if ((i & step) == 0) {
-                uint64_t swap = (x[i] >> (8 * step) ^ x[i + step]) & mask;
-
-                x[i + step] ^= swap;
-                x[i] ^= swap << (8 * step);
-            }
-        }
-    }
+    return bits == 8 ? dim / 16 : dim / 32;
 }
 
-/* Codes by dimension to the order of a value's codes. */
-TR_INLINE void
-value_order(uint32_t dim, const uint8_t *by_dim, uint8_t *codes)
+/* The lower four bytes of x, each a half word. */
+TR_INLINE uint64_t
+bytes_spread(uint64_t x)
 {
-    uint32_t m = 0, n = dim / 8;
-
-    for (; m + 8 <= n; m += 8) {
-        uint64_t x[8];
-
-        for (uint32_t i = 0; i < 8; i++) {
-            x[i] = load64(by_dim + 8 * (m + i));
-        }
-        transpose8(x);
-        for (uint32_t g = 0; g < 8; g++) {
-            memcpy(codes + g * n + m, &x[g], 8);
-        }
-    }
-    for (; m < n; m++) {
-        for (uint32_t g = 0; g < 8; g++) {
-            codes[g * n + m] = by_dim[8 * m + g];
-        }
-    }
+    x = (x & 0xffffffff) | (x & 0xffffffff) << 16;
+    x &= 0x0000ffff0000ffff;
+    return (x | x << 8) & 0x00ff00ff00ff00ff;
 }
 
-/* codes [8][dim / 8] -> stripe of half words, a row g after the other; 2-bit
- * codes stand in the lower nibble of each byte. */
+TR_INLINE uint64_t
+bytes_gather(uint64_t x)
+{
+    x &= 0x00ff00ff00ff00ff;
+    x = (x | x >> 8) & 0x0000ffff0000ffff;
+    return (x | x >> 16) & 0xffffffff;
+}
+
+/* codes [dim] -> stripe [words][8] of half words, word k of lane g at 8k + g;
+ * 2-bit codes in the lower half of each byte. */
 TR_INLINE void
 value_pack(uint32_t dim, uint32_t bits, const uint8_t *codes, uint16_t *stripe)
 {
-    if (bits == 8) {
-        memcpy(stripe, codes, dim);
-        return;
-    }
-    for (uint32_t i = 0; i < dim / 4; i++) {
-        uint32_t x;
+    uint32_t words = value_words(dim, bits);
 
-        memcpy(&x, codes + 4 * i, 4);
-        x = bits == 4 ? (x | x >> 4) & 0x00ff00ff : (x | x >> 6) & 0x000f000f;
-        stripe[i] = (uint16_t) (x | x >> 8);
+    for (uint32_t k = 0; k < words; k++) {
+        uint64_t even, odd, x[2];
+
+        if (bits == 8) {
+            even = load64(codes + 16 * k);
+            odd = load64(codes + 16 * k + 8);
+        } else {
+            even = load64(codes + 32 * k) | load64(codes + 32 * k + 8) << bits;
+            odd = load64(codes + 32 * k + 16)
+                  | load64(codes + 32 * k + 24) << bits;
+        }
+        x[0] = bytes_spread(even) | bytes_spread(odd) << 8;
+        x[1] = bytes_spread(even >> 32) | bytes_spread(odd >> 32) << 8;
+        memcpy(stripe + 8 * k, x, 16);
     }
 }
 
@@ -235,51 +220,114 @@ TR_INLINE void
 value_unpack(uint32_t dim, uint32_t bits, const uint16_t *stripe,
              uint8_t *codes)
 {
-    if (bits == 8) {
-        memcpy(codes, stripe, dim);
-        return;
-    }
-    for (uint32_t i = 0; i < dim / 4; i++) {
-        uint32_t x = stripe[i];
+    uint32_t words = value_words(dim, bits);
+    uint64_t mask = bits == 4 ? 0x0f0f0f0f0f0f0f0f : 0x0303030303030303;
 
-        x = (x | x << 8) & 0x00ff00ff;
-        x = bits == 4 ? (x | x << 4) & 0x0f0f0f0f : (x | x << 6) & 0x03030303;
-        memcpy(codes + 4 * i, &x, 4);
+    for (uint32_t k = 0; k < words; k++) {
+        uint64_t x[2], even, odd, row[4];
+
+        memcpy(x, stripe + 8 * k, 16);
+        even = bytes_gather(x[0]) | bytes_gather(x[1]) << 32;
+        odd = bytes_gather(x[0] >> 8) | bytes_gather(x[1] >> 8) << 32;
+        if (bits == 8) {
+            memcpy(codes + 16 * k, &even, 8);
+            memcpy(codes + 16 * k + 8, &odd, 8);
+            continue;
+        }
+        row[0] = even & mask;
+        row[1] = even >> bits & mask;
+        row[2] = odd & mask;
+        row[3] = odd >> bits & mask;
+        memcpy(codes + 32 * k, row, 32);
     }
 }
 
-/* Copies the stripe of a token's value to its page, or back.  `codes` is where
- * the page's value codes begin. */
-TR_INLINE void
-value_stripe(uint32_t dim, uint32_t bits, uint8_t *codes, uint32_t token,
-             uint16_t *stripe, bool store)
+/* Where the half words of a token's value are that go with word k: that of lane
+ * g is g chunks on.  `codes` is where the page's value codes begin. */
+TR_INLINE uint8_t *
+value_at(uint32_t dim, uint32_t bits, uint8_t *codes, uint32_t token,
+         uint32_t k)
 {
-    uint32_t n = dim * bits / 16, words = bits == 8 ? dim / 16 : dim / 32;
-    uint32_t r = token % 16 / 8, lane = token % 8 / 2 * 8;
+    uint32_t n = dim * bits / 16, r = token % 16 / 8, lane = token % 8 / 2 * 8;
     uint32_t first = bits == 2 ? 0 : r * (n / 2);
 
-    for (uint32_t k = 0; k < words; k++) {
-        uint8_t *at = codes
-                      + tr_kv_lane_byte(token / 16, lane, n, first + 4 * k)
-                      + token % 2 * 2;
-        uint32_t chunk = piece_of(n);
+    return codes + tr_kv_lane_byte(token / 16, lane, n, first + 4 * k)
+           + token % 2 * 2;
+}
+
+/* Copies the stripe of a token's value to its page. */
+TR_INLINE void
+value_store(uint32_t dim, uint32_t bits, uint8_t *codes, uint32_t token,
+            const uint16_t *stripe)
+{
+    uint32_t chunk = piece_of(dim * bits / 16), shift = token % 16 / 8 * 4;
+
+    for (uint32_t k = 0; k < value_words(dim, bits); k++) {
+        uint8_t *at = value_at(dim, bits, codes, token, k);
 
         for (uint32_t g = 0; g < 8; g++, at += chunk) {
-            uint16_t *mine = &stripe[g * words + k], old;
+            uint16_t x = stripe[8 * k + g], old;
 
-            if (bits != 2) {
-                memcpy(store ? (void *) at : mine, store ? mine : (void *) at,
-                       2);
-                continue;
+            if (bits == 2) { /* shared with the token 8 places off */
+                memcpy(&old, at, 2);
+                x = (uint16_t) ((old & ~(0x0f0f << shift)) | x << shift);
             }
-            memcpy(&old, at, 2); /* shared with the token 8 places off */
-            if (store) {
-                old = (uint16_t) ((old & ~(0x0f0f << 4 * r)) | *mine << 4 * r);
-                memcpy(at, &old, 2);
-            } else {
-                *mine = old >> 4 * r & 0x0f0f;
-            }
+            memcpy(at, &x, 2);
         }
+    }
+}
+
+/* And back. */
+TR_INLINE void
+value_load(uint32_t dim, uint32_t bits, uint8_t *codes, uint32_t token,
+           uint16_t *stripe)
+{
+    uint32_t chunk = piece_of(dim * bits / 16), shift = token % 16 / 8 * 4;
+
+    for (uint32_t k = 0; k < 2 * value_words(dim, bits); k++) {
+        const uint8_t *at = value_at(dim, bits, codes, token, k / 2)
+                            + k % 2 * 4 * chunk;
+        uint64_t four = 0; /* whole, so that they can be loaded whole */
+
+        for (uint32_t g = 0; g < 4; g++) {
+            uint16_t x;
+
+            memcpy(&x, at + g * chunk, 2);
+            four |= (uint64_t) x << 16 * g;
+        }
+        if (bits == 2) {
+            four = four >> shift & 0x0f0f0f0f0f0f0f0f;
+        }
+        memcpy(stripe + 4 * k, &four, 8);
+    }
+}
+
+/* Fewer bits: the codes are divided, (q + 8) / 17 from 8 to 4 bits and
+ * (q + 2) / 5 from 4 to 2; as products that have the same whole part for every
+ * q, four to a word. */
+TR_INLINE uint64_t
+codes_divide(uint64_t x, uint32_t from, uint32_t to)
+{
+    uint64_t even = x & 0x00ff00ff00ff00ff, odd = x >> 8 & 0x00ff00ff00ff00ff;
+
+    if (from == 8) {
+        even = (even + 0x0008000800080008) * 241 >> 12 & 0x000f000f000f000f;
+        odd = (odd + 0x0008000800080008) * 241 >> 12 & 0x000f000f000f000f;
+    }
+    if (to == 2) {
+        even = (even + 0x0002000200020002) * 52 >> 8 & 0x0003000300030003;
+        odd = (odd + 0x0002000200020002) * 52 >> 8 & 0x0003000300030003;
+    }
+    return even | odd << 8;
+}
+
+TR_INLINE void
+codes_downgrade(uint8_t *codes, uint32_t n, uint32_t from, uint32_t to)
+{
+    for (uint32_t i = 0; i < n; i += 8) {
+        uint64_t x = codes_divide(load64(codes + i), from, to);
+
+        memcpy(codes + i, &x, 8);
     }
 }
 

@@ -25,8 +25,8 @@ typedef struct {
 typedef struct {
     const compress_t *c;
     const int32_t *table, *to_table;
-    const int8_t *dest;          /* of the next source */
-    uint32_t n[TR_KV_LISTS_MAX]; /* tokens that each list has got */
+    const int8_t *dest; /* of the next source */
+    tr_kv_walk_t to[TR_KV_LISTS_MAX];
     /* those that wait for the rest of their tile */
     tr_kv_place_t wait[TR_KV_LISTS_MAX][TR_KV_CHANNEL_TOKENS];
 } head_t;
@@ -172,27 +172,16 @@ heads_look(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 
 /* ---- moving ---- */
 
-/* The next place of a list, whose pages are taken from their beginning. */
-static tr_kv_place_t
-list_next(head_t *h, uint32_t list)
-{
-    const tr_kv_view_t *to = &h->c->to;
-    tr_kv_place_t p = tr_kv_place_list(to, h->to_table, h->c->c->to, list,
-                                       h->n[list]++);
-
-    if (p.at == 0) {
-        tr_kv_page_clear(p.page, p.layout, to->page_bytes);
-    }
-    return p;
-}
-
 static void
 move_to_list(head_t *h, uint32_t list, tr_kv_place_t from, float score,
              uint32_t pos)
 {
-    tr_kv_place_t p = list_next(h, list);
+    tr_kv_place_t p = tr_kv_walk(&h->to[list]);
     uint32_t i = p.at % TR_KV_CHANNEL_TOKENS;
 
+    if (p.at == 0) {
+        tr_kv_page_clear(p.page, p.layout, h->c->to.page_bytes);
+    }
     if (!p.layout->level.by_channel) {
         tr_kv_move(h->c->codec, from, p);
     } else {
@@ -265,11 +254,16 @@ head_move(head_t *h, const uint32_t *have)
     const compress_t *c = h->c;
     const tr_kv_view_t *kv = c->kv;
     const tr_kv_seq_t *from = c->from;
+    tr_kv_walk_t walk;
 
     window_clear(h);
+    for (uint32_t l = 0; l < c->c->to->n_lists; l++) {
+        h->to[l] = tr_kv_walk_list(&c->to, h->to_table, c->c->to, l);
+    }
     for (uint32_t l = 0; l < from->n_lists; l++) {
+        walk = tr_kv_walk_list(kv, h->table, from, l);
         for (uint32_t i = 0; i < have[l]; i++) {
-            tr_kv_place_t p = tr_kv_place_list(kv, h->table, from, l, i);
+            tr_kv_place_t p = tr_kv_walk(&walk);
 
             source_move(h, p, tr_kv_score(p), tr_kv_position(p));
         }
@@ -281,8 +275,9 @@ head_move(head_t *h, const uint32_t *have)
 
         source_move(h, p, tr_kv_score(p), pos);
     }
+    walk = tr_kv_walk_dense(kv, h->table);
     for (uint32_t i = 0; i < c->c->n_dense; i++) {
-        tr_kv_place_t p = tr_kv_place_dense(kv, h->table, i);
+        tr_kv_place_t p = tr_kv_walk(&walk);
 
         source_move(h, p, dense_score(c, p, c->c->n_dense - 1 - i),
                     from->base + i);

@@ -1,6 +1,5 @@
 /*
- * Where a token of a head is: page and place, score and position; and whether
- * a slot's tables have room for it.  Reference: test_kv_store.c.
+ * Where a token of a head is, and whether a slot's tables have room for it.  Reference: test_kv_store.c.
  */
 #include "cpu.h"
 #include "kv_store.h"
@@ -41,20 +40,41 @@ tr_kv_place_list(const tr_kv_view_t *kv, const int32_t *table,
     return (tr_kv_place_t){ page_of(kv, table, entry), l, index % l->tokens };
 }
 
-bool
-tr_kv_has_dense(const tr_kv_view_t *kv, const int32_t *table, uint32_t first,
-                uint32_t end)
+tr_kv_walk_t
+tr_kv_walk_dense(const tr_kv_view_t *kv, const int32_t *table)
 {
-    uint32_t tokens = kv->layout[0].tokens;
+    return (tr_kv_walk_t){ kv, table, 1, { NULL, &kv->layout[0], 0 } };
+}
+
+tr_kv_walk_t
+tr_kv_walk_list(const tr_kv_view_t *kv, const int32_t *table,
+                const tr_kv_seq_t *seq, uint32_t list)
+{
+    return (tr_kv_walk_t){ kv,
+                           table + tr_kv_list_entry(kv, list, 0),
+                           list % 2 == 0 ? 1 : -1,
+                           { NULL, &kv->layout[seq->list_layout[list]], 0 } };
+}
+
+/* Are there pages for tokens [first, end) of a part of `len` entries, whose
+ * page 0 is at `row` and page i at row + i * step? */
+static bool
+part_has(const int32_t *row, int32_t step, uint32_t len, uint32_t tokens,
+         uint32_t first, uint32_t end)
+{
+    uint32_t page, last;
 
     if (first >= end) {
         return true;
     }
-    if ((end - 1) / tokens >= kv->at_window) {
+    page = first / tokens;
+    last = end - 1 - first < tokens - first % tokens ? page
+                                                     : (end - 1) / tokens;
+    if (last >= len) {
         return false;
     }
-    for (uint32_t i = first / tokens; i <= (end - 1) / tokens; i++) {
-        if (table[i] < 0) {
+    for (; page <= last; page++) {
+        if (row[(int64_t) page * step] < 0) {
             return false;
         }
     }
@@ -62,24 +82,21 @@ tr_kv_has_dense(const tr_kv_view_t *kv, const int32_t *table, uint32_t first,
 }
 
 bool
+tr_kv_has_dense(const tr_kv_view_t *kv, const int32_t *table, uint32_t first,
+                uint32_t end)
+{
+    return part_has(table, 1, kv->at_window, kv->layout[0].tokens, first, end);
+}
+
+bool
 tr_kv_has_window(const tr_kv_view_t *kv, const int32_t *table,
                  const tr_kv_seq_t *seq, uint32_t first, uint32_t end)
 {
-    uint32_t tokens = kv->layout[seq->window_layout].tokens;
-
-    if (first >= end) {
-        return true;
-    }
-    if (end > seq->window
-        || kv->at_window + (end - 1) / tokens >= kv->at_pair[0]) {
-        return false;
-    }
-    for (uint32_t i = first / tokens; i <= (end - 1) / tokens; i++) {
-        if (table[kv->at_window + i] < 0) {
-            return false;
-        }
-    }
-    return true;
+    return first >= end
+           || (end <= seq->window
+               && part_has(table + kv->at_window, 1,
+                           kv->at_pair[0] - kv->at_window,
+                           kv->layout[seq->window_layout].tokens, first, end));
 }
 
 bool
@@ -87,20 +104,9 @@ tr_kv_has_list(const tr_kv_view_t *kv, const int32_t *table,
                const tr_kv_seq_t *seq, uint32_t list, uint32_t first,
                uint32_t end)
 {
-    uint32_t tokens = kv->layout[seq->list_layout[list]].tokens;
-
-    if (first >= end) {
-        return true;
-    }
-    if ((end - 1) / tokens >= kv->pair_len[list / 2]) {
-        return false;
-    }
-    for (uint32_t i = first / tokens; i <= (end - 1) / tokens; i++) {
-        if (table[tr_kv_list_entry(kv, list, i)] < 0) {
-            return false;
-        }
-    }
-    return true;
+    return part_has(table + tr_kv_list_entry(kv, list, 0),
+                    list % 2 == 0 ? 1 : -1, kv->pair_len[list / 2],
+                    kv->layout[seq->list_layout[list]].tokens, first, end);
 }
 
 bool
@@ -130,37 +136,4 @@ tr_kv_page_clear(uint8_t *page, const tr_kv_layout_t *l, uint64_t page_bytes)
         memset(page + l->key_meta, 0, l->value - l->key_meta);
     }
     memset(page + end, 0, page_bytes - end);
-}
-
-float
-tr_kv_score(tr_kv_place_t p)
-{
-    float score = 0;
-
-    if (p.layout->level.scored) {
-        memcpy(&score, p.page + p.layout->score + 4 * p.at, 4);
-    }
-    return score;
-}
-
-uint32_t
-tr_kv_position(tr_kv_place_t p)
-{
-    uint32_t position = 0;
-
-    if (p.layout->position) {
-        memcpy(&position, p.page + p.layout->position + 4 * p.at, 4);
-    }
-    return position;
-}
-
-void
-tr_kv_mark(tr_kv_place_t p, float score, uint32_t position)
-{
-    if (p.layout->level.scored) {
-        memcpy(p.page + p.layout->score + 4 * p.at, &score, 4);
-    }
-    if (p.layout->position) {
-        memcpy(p.page + p.layout->position + 4 * p.at, &position, 4);
-    }
 }

@@ -5,25 +5,40 @@
 #include "cpu.h"
 
 #define TR_NAME(name) name##_c
+#define V_WIDTH 1u
 
-static inline uint16_t
-half_of(float f)
+typedef float vec;
+
+#define v_load(p) (*(p))
+#define v_store(p, v) (*(p) = (v))
+#define v_set1(f) ((float) (f))
+#define v_sub(a, b) ((a) - (b))
+#define v_div(a, b) ((a) / (b))
+#define v_min(a, b) ((a) < (b) ? (a) : (b))
+#define v_max(a, b) ((a) > (b) ? (a) : (b))
+#define v_hmax(a) (a)
+
+/* What is added to 0 <= x < 2^22 stands in the lowest bits afterwards, rounded
+ * to nearest even. */
+static inline void
+codes_store(uint8_t *at, float x)
 {
-    _Float16 h = (_Float16) f;
-    uint16_t u;
+    uint32_t u;
 
-    memcpy(&u, &h, 2);
-    return u;
+    x += 0x1.8p23f;
+    memcpy(&u, &x, 4);
+    *at = (uint8_t) u;
 }
-#define TO_HALF(f) half_of(f)
+
+#define TO_HALF(f) tr_kv_half(f)
 
 #include "kv_quant.h"
 
 static void
 to_half_c(const float *x, uint16_t *out, uint32_t n)
 {
-    for (uint32_t i = 0; i < n; i++) { /* a NaN stays one */
-        out[i] = half_of(saturated(x[i]));
+    for (uint32_t i = 0; i < n; i++) {
+        out[i] = tr_kv_half(x[i]);
     }
 }
 

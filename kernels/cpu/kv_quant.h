@@ -1,20 +1,23 @@
 /*
  * Quantising, the body of kv_quant.c and of its copies for wider instruction
- * sets: plain loops that the compiler makes vectors of.  All give the same
- * bits: division and rounding are exact, and nothing here is a product plus a
- * sum that one of them could fuse.
+ * sets.  All give the same bits: division and rounding are exact, nothing here
+ * is a product plus a sum that one of them could fuse, and no zero has a sign.
  *
  * A group is stored as {scale, zero} in FP16 and codes, x = code * scale + zero
  * (kernels.h).  Whatever comes in, metadata is finite: infinities count as
  * +-65504, and a NaN has code 0, the group's smallest value.
  *
- * The includer defines TO_HALF(float) and a suffix, TR_NAME(name).
+ * The includer defines vec with its operations (vec_*.h), TR_NAME(name) and
+ *
+ *   TO_HALF(float)         FP16, nearest even
+ *   codes_store(at, vec)   V_WIDTH bytes, 0 <= lane <= 255, nearest even
+ *
+ * v_min and v_max give their second operand when one is NaN.
  */
 #include "kv_store.h"
 
 #include <math.h>
 
-#define LANES 16u
 #define HALF_MAX 65504.0f
 
 static inline float
@@ -31,7 +34,7 @@ group_meta(float lo, float hi, uint32_t bits, uint16_t meta[2])
     if (!(lo <= hi)) {
         lo = hi = 0;
     }
-    lo = saturated(lo);
+    lo = saturated(lo) + 0.0f; /* -0 becomes 0 */
     hi = saturated(hi);
     meta[0] = TO_HALF((hi - lo) / (float) ((1u << bits) - 1));
     if (meta[0] == 0 && hi > lo) {
@@ -40,84 +43,77 @@ group_meta(float lo, float hi, uint32_t bits, uint16_t meta[2])
     meta[1] = TO_HALF(lo);
 }
 
-/* What is added to 0 <= x < 2^22 stands in the lowest bits afterwards, rounded
- * to nearest even. */
-#define ROUND_MAGIC 0x1.8p23f
-
-static inline uint8_t
-code_of(float x, float zero, float scale, float top)
+static inline void
+quantise_at(const float *x, vec zero, vec scale, vec top, uint8_t *codes)
 {
-    uint32_t u;
-    float q = (x - zero) / scale;
+    vec q = v_div(v_sub(v_load(x), zero), scale);
 
-    q = q > 0 ? q : 0; /* NaN: 0 */
-    q = q < top ? q : top;
-    q += ROUND_MAGIC;
-    memcpy(&u, &q, 4);
-    return (uint8_t) u;
+    codes_store(codes, v_min(v_max(q, v_set1(0)), top));
+}
+
+/* Where the vector that begins at i of n is taken: the last overlaps. */
+static inline uint32_t
+vector_at(uint32_t i, uint32_t n)
+{
+    return i + V_WIDTH <= n ? i : n - V_WIDTH;
 }
 
 static void
 TR_NAME(quantise)(const float *x, uint32_t n, uint32_t bits, uint8_t *codes,
                   uint16_t meta[2])
 {
-    float lo[LANES], hi[LANES], scale, zero, top = (float) ((1u << bits) - 1);
-    uint32_t i = 0;
+    vec lo = v_set1(INFINITY), hi = v_set1(-INFINITY), zero, scale, top;
+    float wide[V_WIDTH];
+    uint8_t wide_codes[V_WIDTH];
 
-    for (uint32_t j = 0; j < LANES; j++) {
-        lo[j] = INFINITY;
-        hi[j] = -INFINITY;
-    }
-    for (; i + LANES <= n; i += LANES) {
-        for (uint32_t j = 0; j < LANES; j++) {
-            lo[j] = x[i + j] < lo[j] ? x[i + j] : lo[j];
-            hi[j] = x[i + j] > hi[j] ? x[i + j] : hi[j];
+    if (n < V_WIDTH) { /* a short group, repeated */
+        for (uint32_t i = 0; i < V_WIDTH; i++) {
+            wide[i] = x[i % n];
         }
+        TR_NAME(quantise)(wide, V_WIDTH, bits, wide_codes, meta);
+        memcpy(codes, wide_codes, n);
+        return;
     }
-    for (; i < n; i++) {
-        lo[0] = x[i] < lo[0] ? x[i] : lo[0];
-        hi[0] = x[i] > hi[0] ? x[i] : hi[0];
+    for (uint32_t i = 0; i < n; i += V_WIDTH) {
+        vec y = v_load(x + vector_at(i, n));
+
+        lo = v_min(y, lo);
+        hi = v_max(y, hi);
     }
-    for (uint32_t step = LANES / 2; step > 0; step /= 2) {
-        for (uint32_t j = 0; j < step; j++) {
-            lo[j] = lo[j + step] < lo[j] ? lo[j + step] : lo[j];
-            hi[j] = hi[j + step] > hi[j] ? hi[j + step] : hi[j];
-        }
-    }
-    group_meta(lo[0], hi[0], bits, meta);
+    group_meta(-v_hmax(v_sub(v_set1(0), lo)), v_hmax(hi), bits, meta);
     if (meta[0] == 0) {
         memset(codes, 0, n);
         return;
     }
-    scale = tr_float_from_half(meta[0]);
-    zero = tr_float_from_half(meta[1]);
-    for (i = 0; i < n; i++) {
-        codes[i] = code_of(x[i], zero, scale, top);
+    scale = v_set1(tr_float_from_half(meta[0]));
+    zero = v_set1(tr_float_from_half(meta[1]));
+    top = v_set1((float) ((1u << bits) - 1));
+    for (uint32_t i = 0; i < n; i += V_WIDTH) {
+        uint32_t at = vector_at(i, n);
+
+        quantise_at(x + at, zero, scale, top, codes + at);
     }
 }
 
-/* LANES channels of TR_KV_CHANNEL_TOKENS tokens. */
-static void
-TR_NAME(channels)(const float *x, uint32_t dim, uint32_t bits, uint8_t *codes,
-                  uint16_t *meta)
+/* V_WIDTH channels of TR_KV_CHANNEL_TOKENS tokens. */
+static inline void
+channels(const float *x, uint32_t dim, uint32_t bits, uint8_t *codes,
+         uint16_t *meta)
 {
-    float lo[LANES], hi[LANES], scale[LANES], zero[LANES];
-    float top = (float) ((1u << bits) - 1);
+    vec lo = v_set1(INFINITY), hi = v_set1(-INFINITY);
+    vec top = v_set1((float) ((1u << bits) - 1));
+    float least[V_WIDTH], most[V_WIDTH], scale[V_WIDTH], zero[V_WIDTH];
 
-    for (uint32_t j = 0; j < LANES; j++) {
-        lo[j] = INFINITY;
-        hi[j] = -INFINITY;
-    }
     for (uint32_t r = 0; r < TR_KV_CHANNEL_TOKENS; r++) {
-        for (uint32_t j = 0; j < LANES; j++) {
-            float y = x[r * dim + j];
+        vec y = v_load(x + r * dim);
 
-            lo[j] = y < lo[j] ? y : lo[j];
-            hi[j] = y > hi[j] ? y : hi[j];
-        }
+        lo = v_min(y, lo);
+        hi = v_max(y, hi);
     }
-    for (uint32_t j = 0; j < LANES; j++) {
-        group_meta(lo[j], hi[j], bits, meta + 2 * j);
+    v_store(least, lo);
+    v_store(most, hi);
+    for (uint32_t j = 0; j < V_WIDTH; j++) {
+        group_meta(least[j], most[j], bits, meta + 2 * j);
         scale[j] = tr_float_from_half(meta[2 * j]);
         zero[j] = tr_float_from_half(meta[2 * j + 1]);
         if (meta[2 * j] == 0) { /* all codes 0 */
@@ -125,10 +121,8 @@ TR_NAME(channels)(const float *x, uint32_t dim, uint32_t bits, uint8_t *codes,
         }
     }
     for (uint32_t r = 0; r < TR_KV_CHANNEL_TOKENS; r++) {
-        for (uint32_t j = 0; j < LANES; j++) {
-            codes[r * dim + j] = code_of(x[r * dim + j], zero[j], scale[j],
-                                         top);
-        }
+        quantise_at(x + r * dim, v_load(zero), v_load(scale), top,
+                    codes + r * dim);
     }
 }
 
@@ -136,7 +130,7 @@ static void
 TR_NAME(quantise_channels)(const float *x, uint32_t dim, uint32_t bits,
                            uint8_t *codes, uint16_t *meta)
 {
-    for (uint32_t d = 0; d < dim; d += LANES) {
-        TR_NAME(channels)(x + d, dim, bits, codes + d, meta + 2 * d);
+    for (uint32_t d = 0; d < dim; d += V_WIDTH) {
+        channels(x + d, dim, bits, codes + d, meta + 2 * d);
     }
 }

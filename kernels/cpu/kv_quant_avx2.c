@@ -3,10 +3,20 @@
  */
 #include "cpu.h"
 
-#include <immintrin.h>
+#include "vec_avx2.h"
 
 #define TR_NAME(name) name##_avx2
 #define TO_HALF(f) ((uint16_t) _cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT))
+
+static inline void
+codes_store(uint8_t *at, vec x)
+{
+    __m256i i = _mm256_cvtps_epi32(x);
+    __m128i w = _mm_packs_epi32(_mm256_castsi256_si128(i),
+                                _mm256_extracti128_si256(i, 1));
+
+    _mm_storel_epi64((__m128i *) at, _mm_packus_epi16(w, w));
+}
 
 #include "kv_quant.h"
 
@@ -30,9 +40,7 @@ static void
 from_half_avx2(const uint16_t *h, float *out, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i += 8) {
-        __m128i x = _mm_loadu_si128((const __m128i *) (h + i));
-
-        _mm256_storeu_ps(out + i, _mm256_cvtph_ps(x));
+        v_store(out + i, v_from_half(h + i));
     }
 }
 

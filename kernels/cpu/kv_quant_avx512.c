@@ -3,10 +3,17 @@
  */
 #include "cpu.h"
 
-#include <immintrin.h>
+#include "vec_avx512.h"
 
 #define TR_NAME(name) name##_avx512
 #define TO_HALF(f) ((uint16_t) _cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT))
+
+static inline void
+codes_store(uint8_t *at, vec x)
+{
+    _mm_storeu_si128((__m128i *) at,
+                     _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+}
 
 #include "kv_quant.h"
 
@@ -29,7 +36,12 @@ to_half_avx512(const float *x, uint16_t *out, uint32_t n)
 static void
 from_half_avx512(const uint16_t *h, float *out, uint32_t n)
 {
-    for (uint32_t i = 0; i < n; i += 8) {
+    uint32_t i = 0;
+
+    for (; i + 16 <= n; i += 16) {
+        v_store(out + i, v_from_half(h + i));
+    }
+    if (i < n) {
         __m128i x = _mm_loadu_si128((const __m128i *) (h + i));
 
         _mm256_storeu_ps(out + i, _mm256_cvtph_ps(x));

@@ -95,7 +95,7 @@ value_write_n(uint32_t dim, uint32_t bits, tr_kv_place_t p,
     uint16_t stripe[TR_CODES_MAX / 2];
 
     value_pack(dim, bits, codes, stripe);
-    value_stripe(dim, bits, p.page + p.layout->value, p.at, stripe, true);
+    value_store(dim, bits, p.page + p.layout->value, p.at, stripe);
 }
 
 TR_INLINE void
@@ -103,7 +103,7 @@ value_read_n(uint32_t dim, uint32_t bits, tr_kv_place_t p, uint8_t *codes)
 {
     uint16_t stripe[TR_CODES_MAX / 2];
 
-    value_stripe(dim, bits, p.page + p.layout->value, p.at, stripe, false);
+    value_load(dim, bits, p.page + p.layout->value, p.at, stripe);
     value_unpack(dim, bits, stripe, codes);
 }
 
@@ -112,9 +112,8 @@ value_copy_n(uint32_t dim, uint32_t bits, tr_kv_place_t from, tr_kv_place_t to)
 {
     uint16_t stripe[TR_CODES_MAX / 2];
 
-    value_stripe(dim, bits, from.page + from.layout->value, from.at, stripe,
-                 false);
-    value_stripe(dim, bits, to.page + to.layout->value, to.at, stripe, true);
+    value_load(dim, bits, from.page + from.layout->value, from.at, stripe);
+    value_store(dim, bits, to.page + to.layout->value, to.at, stripe);
 }
 
 static void
@@ -138,18 +137,10 @@ value_write(tr_kv_place_t p, const uint8_t *codes)
 }
 
 static void
-value_read(tr_kv_place_t p,
-           uint8_t *codes){ BY_SHAPE(value_read_n, p.layout->head_dim,
-                                     p.layout->level.value_bits, p, codes) }
-
-/* Codes by dimension, as they come from quantising. */
-TR_INLINE void value_write_by_dim_n(uint32_t dim, uint32_t bits,
-                                    tr_kv_place_t p, const uint8_t *by_dim)
+value_read(tr_kv_place_t p, uint8_t *codes)
 {
-    uint8_t codes[TR_CODES_MAX];
-
-    value_order(dim, by_dim, codes);
-    value_write_n(dim, bits, p, codes);
+    BY_SHAPE(value_read_n, p.layout->head_dim, p.layout->level.value_bits, p,
+             codes)
 }
 
 /* Dimensions of a key so that each of its groups is contiguous, or back: group
@@ -176,8 +167,9 @@ key_quantise(const tr_kv_codec_t *codec, tr_kv_place_t to, const float *key)
 {
     uint32_t dim = to.layout->head_dim, m = to.layout->level.key_groups;
     uint32_t bits = to.layout->level.key_bits;
-    uint8_t codes[TR_CODES_MAX], grouped[TR_CODES_MAX];
-    float x[TR_HEAD_DIM_MAX];
+    _Alignas(64) uint8_t codes[TR_CODES_MAX];
+    uint8_t grouped[TR_CODES_MAX];
+    _Alignas(64) float x[TR_HEAD_DIM_MAX];
 
     if (m == 1) {
         codec->quantise(key, dim, bits, codes, key_meta(to));
@@ -197,13 +189,13 @@ value_quantise(const tr_kv_codec_t *codec, tr_kv_place_t to, const float *value)
 {
     uint32_t dim = to.layout->head_dim, m = to.layout->level.value_groups;
     uint32_t bits = to.layout->level.value_bits;
-    uint8_t by_dim[TR_CODES_MAX];
+    _Alignas(64) uint8_t codes[TR_CODES_MAX];
 
     for (uint32_t j = 0; j < m; j++) {
         codec->quantise(value + j * (dim / m), dim / m, bits,
-                        by_dim + j * (dim / m), value_meta(to) + 2 * j);
+                        codes + j * (dim / m), value_meta(to) + 2 * j);
     }
-    BY_SHAPE(value_write_by_dim_n, dim, bits, to, by_dim)
+    value_write(to, codes);
 }
 
 /* A stored key as numbers. */
@@ -213,7 +205,7 @@ key_numbers(const tr_kv_codec_t *codec, tr_kv_place_t p, float *key)
     const tr_kv_level_t *v = &p.layout->level;
     uint32_t dim = p.layout->head_dim, m = v->key_groups;
     const uint16_t *meta;
-    uint8_t codes[TR_CODES_MAX];
+    _Alignas(64) uint8_t codes[TR_CODES_MAX];
 
     if (v->key_bits == 16) {
         codec->from_half(key_row(p), key, dim);
@@ -235,7 +227,7 @@ value_numbers(const tr_kv_codec_t *codec, tr_kv_place_t p, float *value)
     const tr_kv_level_t *v = &p.layout->level;
     uint32_t dim = p.layout->head_dim, run = dim / v->value_groups;
     const uint16_t *meta;
-    uint8_t codes[TR_CODES_MAX];
+    _Alignas(64) uint8_t codes[TR_CODES_MAX];
 
     if (v->value_bits == 16) {
         codec->from_half(value_row(p), value, dim);
@@ -246,8 +238,7 @@ value_numbers(const tr_kv_codec_t *codec, tr_kv_place_t p, float *value)
     for (uint32_t d = 0; d < dim; d++) {
         uint32_t j = d / run;
 
-        value[d] = (float) codes[d % 8 * (dim / 8) + d / 8]
-                       * tr_float_from_half(meta[2 * j])
+        value[d] = (float) codes[d] * tr_float_from_half(meta[2 * j])
                    + tr_float_from_half(meta[2 * j + 1]);
     }
 }
@@ -270,42 +261,67 @@ tr_kv_put(const tr_kv_codec_t *codec, tr_kv_place_t to, const float *key,
     }
 }
 
-/* ---- moves ---- */
-
-/* Fewer bits: codes are divided, and so much larger is the scale. */
+/* The lines of n bytes. */
 static void
-codes_downgrade(uint8_t *codes, uint32_t n, uint32_t from, uint32_t to)
+prefetch(const uint8_t *p, uint32_t n)
 {
-    if (from == 8) {
-        for (uint32_t i = 0; i < n; i++) {
-            codes[i] = (uint8_t) (((uint32_t) codes[i] + 8) / 17);
-        }
-    }
-    if (to == 2) {
-        for (uint32_t i = 0; i < n; i++) {
-            codes[i] = (uint8_t) (((uint32_t) codes[i] + 2) / 5);
-        }
+    uintptr_t line = (uintptr_t) p & ~(uintptr_t) 63;
+
+    for (; line < (uintptr_t) p + n; line += 64) {
+        __builtin_prefetch((const void *) line, 1);
     }
 }
 
+void
+tr_kv_prefetch(tr_kv_place_t p)
+{
+    const tr_kv_layout_t *l = p.layout;
+    uint32_t dim = l->head_dim, bits = l->level.key_bits;
+
+    if (bits == 16) {
+        prefetch((const uint8_t *) key_row(p), 2 * dim);
+    } else { /* its lanes stand together in each of their chunks */
+        tr_kv_code_t at = tr_kv_key_code(l, p.at, 0);
+
+        for (uint32_t i = 0; i < dim * bits / 32; i += 16) {
+            prefetch(p.page + at.byte + i * 32, 64);
+        }
+        prefetch((const uint8_t *) key_meta(p), 4);
+    }
+    bits = l->level.value_bits;
+    if (bits == 16) {
+        prefetch((const uint8_t *) value_row(p), 2 * dim);
+    } else {
+        tr_kv_code_t at = tr_kv_value_code(l, p.at, 0);
+
+        for (uint32_t i = 0; i < dim * bits / 32; i += 16) {
+            prefetch(p.page + at.byte + i * 32, 128);
+        }
+        prefetch((const uint8_t *) value_meta(p), 4);
+    }
+    if (l->level.scored) {
+        prefetch(p.page + l->score + 4 * p.at, 4);
+        prefetch(p.page + l->position + 4 * p.at, 4);
+    }
+}
+
+/* ---- moves ---- */
+
+/* Fewer bits: so much larger is the scale. */
 static void
-meta_downgrade(const tr_kv_codec_t *codec, const uint16_t *meta, uint16_t *out,
-               uint32_t n, uint32_t from, uint32_t to)
+meta_downgrade(const uint16_t *meta, uint16_t *out, uint32_t n, uint32_t from,
+               uint32_t to)
 {
     for (uint32_t i = 0; i < n; i++) {
-        float scale[8] = { tr_float_from_half(meta[2 * i]) };
-        uint16_t half[8];
+        uint16_t scale = meta[2 * i];
 
         if (from == 8) {
-            scale[0] *= 17;
-            codec->to_half(scale, half, 8);
-            scale[0] = tr_float_from_half(half[0]);
+            scale = tr_kv_half(tr_float_from_half(scale) * 17);
         }
         if (to == 2) {
-            scale[0] *= 5;
-            codec->to_half(scale, half, 8);
+            scale = tr_kv_half(tr_float_from_half(scale) * 5);
         }
-        out[2 * i] = half[0];
+        out[2 * i] = scale;
         out[2 * i + 1] = meta[2 * i + 1];
     }
 }
@@ -316,8 +332,8 @@ key_move(const tr_kv_codec_t *codec, tr_kv_place_t from, tr_kv_place_t to)
     const tr_kv_level_t *a = &from.layout->level, *b = &to.layout->level;
     uint32_t dim = to.layout->head_dim, bits = a->key_bits;
     bool same = a->key_groups == b->key_groups && !a->by_channel;
-    uint8_t codes[TR_CODES_MAX];
-    float x[TR_HEAD_DIM_MAX];
+    _Alignas(64) uint8_t codes[TR_CODES_MAX];
+    _Alignas(64) float x[TR_HEAD_DIM_MAX];
 
     if (b->key_bits == 16) {
         memcpy(key_row(to), key_row(from), 2ul * dim);
@@ -331,7 +347,7 @@ key_move(const tr_kv_codec_t *codec, tr_kv_place_t from, tr_kv_place_t to)
         key_read(from, codes);
         codes_downgrade(codes, dim, bits, b->key_bits);
         key_write(to, codes);
-        meta_downgrade(codec, key_meta(from), key_meta(to), b->key_groups, bits,
+        meta_downgrade(key_meta(from), key_meta(to), b->key_groups, bits,
                        b->key_bits);
     }
 }
@@ -341,8 +357,8 @@ value_move(const tr_kv_codec_t *codec, tr_kv_place_t from, tr_kv_place_t to)
 {
     const tr_kv_level_t *a = &from.layout->level, *b = &to.layout->level;
     uint32_t dim = to.layout->head_dim, bits = a->value_bits;
-    uint8_t codes[TR_CODES_MAX];
-    float x[TR_HEAD_DIM_MAX];
+    _Alignas(64) uint8_t codes[TR_CODES_MAX];
+    _Alignas(64) float x[TR_HEAD_DIM_MAX];
 
     if (b->value_bits == 16) {
         memcpy(value_row(to), value_row(from), 2ul * dim);
@@ -356,8 +372,8 @@ value_move(const tr_kv_codec_t *codec, tr_kv_place_t from, tr_kv_place_t to)
         value_read(from, codes);
         codes_downgrade(codes, dim, bits, b->value_bits);
         value_write(to, codes);
-        meta_downgrade(codec, value_meta(from), value_meta(to), b->value_groups,
-                       bits, b->value_bits);
+        meta_downgrade(value_meta(from), value_meta(to), b->value_groups, bits,
+                       b->value_bits);
     }
 }
 
@@ -407,16 +423,16 @@ tile_quantise(const tr_kv_codec_t *codec, const tr_kv_place_t *from,
 
 /* A whole tile keeps its codes, or has them divided, as a token would. */
 static void
-tile_keep(const tr_kv_codec_t *codec, tr_kv_place_t from, tr_kv_place_t to)
+tile_keep(tr_kv_place_t from, tr_kv_place_t to)
 {
     uint32_t dim = to.layout->head_dim, bits = from.layout->level.key_bits;
     uint32_t less = to.layout->level.key_bits;
-    uint8_t codes[TR_CODES_MAX];
+    _Alignas(64) uint8_t codes[TR_CODES_MAX];
 
     if (bits == less) {
         memcpy(key_meta(to), key_meta(from), 4ul * dim);
     } else {
-        meta_downgrade(codec, key_meta(from), key_meta(to), dim, bits, less);
+        meta_downgrade(key_meta(from), key_meta(to), dim, bits, less);
     }
     for (uint32_t i = 0; i < TR_KV_CHANNEL_TOKENS; i++, from.at++, to.at++) {
         key_read(from, codes);
@@ -432,7 +448,7 @@ tr_kv_move_tile(const tr_kv_codec_t *codec, const tr_kv_place_t *from,
                 tr_kv_place_t to)
 {
     if (tile_whole(from)) {
-        tile_keep(codec, from[0], to);
+        tile_keep(from[0], to);
     } else {
         tile_quantise(codec, from, to);
     }

@@ -10,6 +10,27 @@
 
 #include <kernels.h>
 
+/* FP16, rounded to nearest even; all but NaN saturate. */
+static inline uint16_t
+tr_kv_half(float f)
+{
+    uint32_t u, sign, small;
+
+    memcpy(&u, &f, 4);
+    sign = u >> 16 & 0x8000;
+    u &= 0x7fffffff;
+    /* below 2^-14, units of 2^-24: they stand in the last bits of 2^23 + x */
+    f = tr_float_from_bits(u < 0x38800000 ? u : 0) * 0x1p24f + 0x1p23f;
+    memcpy(&small, &f, 4);
+    if (u > 0x7f800000) {
+        return (uint16_t) (sign | 0x7e00);
+    }
+    u = u > 0x477fe000 ? 0x477fe000 : u;
+    u = u < 0x38800000 ? small - 0x4b000000
+                       : (u + 0xfff + (u >> 13 & 1) - 0x38000000) >> 13;
+    return (uint16_t) (sign | u);
+}
+
 /* What is written for each instruction set.  n and dim: multiples of 8, and of
  * 16 for channels. */
 typedef struct {
@@ -43,6 +64,32 @@ tr_kv_place_t tr_kv_place_list(const tr_kv_view_t *kv, const int32_t *table,
                                const tr_kv_seq_t *seq, uint32_t list,
                                uint32_t index);
 
+/* The places of a list, or of the dense tokens, one after the other. */
+typedef struct {
+    const tr_kv_view_t *kv;
+    const int32_t *entry; /* of the next page */
+    int32_t step;
+    tr_kv_place_t next; /* its page is looked up when it is begun */
+} tr_kv_walk_t;
+
+tr_kv_walk_t tr_kv_walk_dense(const tr_kv_view_t *kv, const int32_t *table);
+tr_kv_walk_t tr_kv_walk_list(const tr_kv_view_t *kv, const int32_t *table,
+                             const tr_kv_seq_t *seq, uint32_t list);
+
+static inline tr_kv_place_t
+tr_kv_walk(tr_kv_walk_t *w)
+{
+    tr_kv_place_t p;
+
+    if (w->next.at == 0) {
+        w->next.page = tr_kv_page_at(w->kv, *w->entry);
+        w->entry += w->step;
+    }
+    p = w->next;
+    w->next.at = p.at + 1 == p.layout->tokens ? 0 : p.at + 1;
+    return p;
+}
+
 /* The entries of a row that hold so many tokens: are they in their part of the
  * row, and are there pages? */
 bool tr_kv_has_dense(const tr_kv_view_t *kv, const int32_t *table,
@@ -70,6 +117,9 @@ tr_kv_goes(const tr_kv_layout_t *from, const tr_kv_layout_t *to)
 void tr_kv_page_clear(uint8_t *page, const tr_kv_layout_t *l,
                       uint64_t page_bytes);
 
+/* Asks for the lines that hold a token. */
+void tr_kv_prefetch(tr_kv_place_t p);
+
 /* Stores a key and a value; by token. */
 void tr_kv_put(const tr_kv_codec_t *codec, tr_kv_place_t to, const float *key,
                const float *value);
@@ -82,8 +132,37 @@ void tr_kv_move_tile(const tr_kv_codec_t *codec, const tr_kv_place_t *from,
                      tr_kv_place_t to);
 
 /* Score and position, in layouts that have them; without: 0. */
-float tr_kv_score(tr_kv_place_t p);
-uint32_t tr_kv_position(tr_kv_place_t p);
-void tr_kv_mark(tr_kv_place_t p, float score, uint32_t position);
+static inline float
+tr_kv_score(tr_kv_place_t p)
+{
+    float score = 0;
+
+    if (p.layout->level.scored) {
+        memcpy(&score, p.page + p.layout->score + 4 * p.at, 4);
+    }
+    return score;
+}
+
+static inline uint32_t
+tr_kv_position(tr_kv_place_t p)
+{
+    uint32_t position = 0;
+
+    if (p.layout->position) {
+        memcpy(&position, p.page + p.layout->position + 4 * p.at, 4);
+    }
+    return position;
+}
+
+static inline void
+tr_kv_mark(tr_kv_place_t p, float score, uint32_t position)
+{
+    if (p.layout->level.scored) {
+        memcpy(p.page + p.layout->score + 4 * p.at, &score, 4);
+    }
+    if (p.layout->position) {
+        memcpy(p.page + p.layout->position + 4 * p.at, &position, 4);
+    }
+}
 
 #endif

@@ -62,7 +62,7 @@ model_group(const float *x, const uint32_t *at, uint32_t n, uint32_t bits,
     }
     lo = fminf(fmaxf(lo, -65504), 65504);
     hi = fminf(fmaxf(hi, -65504), 65504);
-    *zero = half_bits(lo);
+    *zero = half_bits(lo + 0.0f); /* never -0 */
     *scale = half_bits((hi - lo) / top);
     *scale = hi > lo && *scale == 0 ? 1 : *scale;
     z = tr_float_from_half(*zero);
