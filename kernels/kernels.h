@@ -127,8 +127,8 @@ typedef struct {
     uint8_t n_lists;       /* 0: all is dense */
     uint8_t window_layout; /* index of a layout */
     uint8_t list_layout[TR_KV_LISTS_MAX];
-    bool scored;           /* attention updates scores */
-    bool by_sum;           /* the victim is the token of least score, else the
+    bool scored; /* attention updates scores */
+    bool by_sum; /* the victim is the token of least score, else the
                             * one of least score / (n - position) */
     uint32_t recent_from;
     /* Quest: a decode step reads, in layers >= read_layer, only the read_pages
@@ -227,8 +227,9 @@ typedef struct {
 static inline float
 tr_kv_observed(float recent, uint32_t later, uint32_t w)
 {
-    return later == 0 ? 0
-                      : recent * (float) later / (float) (w < later ? w : later);
+    return later == 0
+               ? 0
+               : recent * (float) later / (float) (w < later ? w : later);
 }
 
 /* The rows of one step, in flat arrays.  Sequence s has the rows

@@ -161,9 +161,9 @@ tr_kv_value_code(const tr_kv_layout_t *l, uint32_t token, uint32_t dim)
         j = i / 2 * 4;
     }
     j += bit / 8;
-    return (tr_kv_code_t){ l->value
-                               + tr_kv_lane_byte(token / 16, t * 8 + g, n, j),
-                           bit % 8 };
+    return (tr_kv_code_t){
+        l->value + tr_kv_lane_byte(token / 16, t * 8 + g, n, j), bit % 8
+    };
 }
 
 static inline uint32_t

@@ -66,9 +66,9 @@ TR_NAME(quantise)(const float *x, uint32_t n, uint32_t bits, uint8_t *codes,
     float wide[V_WIDTH];
     uint8_t wide_codes[V_WIDTH];
 
-    if (n < V_WIDTH) { /* a short group, repeated */
+    if (n < V_WIDTH) { /* a short group, filled up with its first */
         for (uint32_t i = 0; i < V_WIDTH; i++) {
-            wide[i] = x[i % n];
+            wide[i] = x[i < n ? i : 0];
         }
         TR_NAME(quantise)(wide, V_WIDTH, bits, wide_codes, meta);
         memcpy(codes, wide_codes, n);
