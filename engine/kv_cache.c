@@ -266,6 +266,9 @@ tr_kv_cache_free(tr_kv_cache_t *kv)
     if (kv == NULL) {
         return;
     }
+#ifdef TR_KV_POISON
+    assert(kv->view.tables == NULL || tr_kv_sound(kv)); /* nothing leaked */
+#endif
     tr_kv_pages_free(&kv->pages);
     tr_kv_pages_free(&kv->swap);
     if (kv->prompt_memory != NULL) {
@@ -292,6 +295,14 @@ tr_kv_view(const tr_kv_cache_t *kv, tr_kv_view_t *out)
 }
 
 /* ---- slots -------------------------------------------------------------- */
+
+/* Tables were made for the windows of the policies at create. */
+static bool
+tr_kv_fits_tables(const tr_kv_cache_t *kv, const tr_kv_policy_t *p)
+{
+    return tr_kv_policy_window(&kv->plan, p, kv->config.max_len)
+           <= kv->view.at_pair[0] - kv->view.at_window;
+}
 
 /* A slot of this policy, before its first token. */
 static void
@@ -337,6 +348,7 @@ tr_kv_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
     s->open = s->dense = true;
     s->origin = policy != NULL ? *policy : *kv->usual;
     s->policy = s->origin;
+    assert(tr_kv_fits_tables(kv, &s->origin));
     tr_kv_seq_start(kv, &s->policy, &kv->seq[slot]);
     for (i = 0; i < (size_t) kv->heads * TR_KV_LISTS_MAX; i++) {
         tr_kv_counts(kv, slot, 0)[i] = 0;
@@ -352,20 +364,22 @@ tr_kv_slot_policy(const tr_kv_cache_t *kv, int32_t slot)
     return &tr_kv_slot(kv, slot)->policy;
 }
 
-/* Gives back what the head's row holds, in the order of its runs. */
-void
+/* Gives back what the head's row holds, in the order of its runs; how many
+ * pages. */
+uint32_t
 tr_kv_release_row(tr_kv_cache_t *kv, int32_t slot, uint32_t head)
 {
     const tr_kv_slot_t *s = &kv->slot[slot];
     tr_kv_pages_t *pool = s->out ? &kv->swap : &kv->pages;
     tr_kv_run_t run[TR_KV_RUNS];
-    uint32_t n, i, j;
+    uint32_t n, i, j, pages = 0;
 
     n = tr_kv_runs(kv, &kv->seq[slot], tr_kv_counts(kv, slot, head),
                    s->dense_pages, run);
     for (i = 0; i < n; i++) {
         int32_t *entry = tr_kv_row(kv, slot, head) + run[i].entry;
 
+        pages += run[i].n;
         if (s->out) {
             for (j = 0; j < run[i].n; j++) {
                 entry[(int32_t) j * run[i].step] &= ~TR_KV_HOST;
@@ -377,6 +391,7 @@ tr_kv_release_row(tr_kv_cache_t *kv, int32_t slot, uint32_t head)
         tr_kv_pages_store(pool, tr_kv_pages_clear(pool, run[i].n), run[i].n,
                           (uint32_t) slot, entry, run[i].step);
     }
+    return pages;
 }
 
 void
@@ -386,8 +401,9 @@ tr_kv_close(tr_kv_cache_t *kv, int32_t slot)
     uint32_t head;
 
     for (head = 0; head < kv->heads; head++) {
-        tr_kv_release_row(kv, slot, head);
+        s->pages -= tr_kv_release_row(kv, slot, head);
     }
+    assert(s->pages == 0); /* all that it took came back */
     kv->totals.tokens -= s->tokens;
     memset(s, 0, sizeof(*s));
     kv->free_slots[kv->n_free_slots++] = slot;
@@ -407,6 +423,7 @@ tr_kv_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     s->dense = true;
     s->prompt = len;
     q->scored = s->policy.scored;
+    q->read_pages = 0;
     q->recent_from = len > last ? len - last : 0;
     if (q->recent_from < q->base) { /* what came before was not counted */
         q->recent_from = q->base;

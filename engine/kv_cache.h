@@ -36,11 +36,13 @@ typedef struct {
     uint64_t memory;                  /* bytes of the pool */
     uint64_t swap_memory;             /* bytes for preempted sequences */
     /* Which policies slots may be opened with; the first is the default.  Their
-     * levels together are the engine's.  Borrowed, outlive the cache. */
+     * levels together are the engine's.  Borrowed: the array for the call, the
+     * policies for the cache's lifetime. */
     const tr_kv_policy_t *const *policies; /* [n_policies] */
     uint32_t n_policies;
-    const tr_kernels_t *kernels; /* NULL: without compress, for tests */
-    tr_stream_t stream;
+    const tr_kernels_t *kernels; /* NULL: pages are managed, but compress copies
+                                  * no tokens into them (tests) */
+    tr_stream_t stream;          /* plans steps of many heads, and prompts */
 } tr_kv_config_t;
 
 tr_status_t tr_kv_cache_create(const tr_kv_config_t *config,
@@ -58,8 +60,10 @@ uint64_t tr_kv_token_bytes(const tr_kv_cache_t *kv);
  * compressed copy that its policy is charged for (NULL: the default). */
 uint64_t tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
                          uint32_t n);
-/* The most tokens of one sequence: of a prompt, whose dense pages and
- * compressed copy fit the empty pool; at most the configured max_len. */
+/* The most tokens of one sequence; at most the configured max_len.  Alone in
+ * the pool, such a sequence is never refused a page, at whatever length its
+ * prompts end and whatever its policy decides: dense pages and the largest
+ * compressed copy, old and new, fit. */
 uint32_t tr_kv_max_len(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
 
 /* What kernels need; valid for the cache's lifetime, its contents change with
@@ -67,8 +71,9 @@ uint32_t tr_kv_max_len(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
 void tr_kv_view(const tr_kv_cache_t *kv, tr_kv_view_t *out);
 
 /* Takes a free slot without pages; -1 when all are taken.  policy: NULL for the
- * default, else one whose levels are in the engine's table (it is copied, so
- * that a request may override thresholds). */
+ * default, else one whose levels are in the engine's table and whose window is
+ * not larger than that of all policies at create (it is copied, so that a
+ * request may override thresholds). */
 int32_t tr_kv_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
 /* Returns all pages (or swapped pages) and the slot. */
 void tr_kv_close(tr_kv_cache_t *kv, int32_t slot);
@@ -103,7 +108,9 @@ bool tr_kv_uncompressed(const tr_kv_cache_t *kv, int32_t slot);
 
 /* Copies the dense cache of positions [0, len) of one slot into another, empty
  * one, of any policy (n > 1 shares the prompt's prefill; eval forks a prompt
- * over policies).  Both uncompressed.  TR_AGAIN as above. */
+ * over policies).  Both uncompressed.  Scores come along as they are, and from
+ * where `recent` was counted: nothing beyond `len` should have been computed,
+ * by a policy that is scored if the other is.  TR_AGAIN as above. */
 tr_status_t tr_kv_fork(tr_kv_cache_t *kv, int32_t from, int32_t to,
                        uint32_t len);
 

@@ -173,17 +173,18 @@ tr_kv_collect_dense(const tr_kv_prompt_job_t *job, uint32_t head, uint32_t n,
 {
     const tr_kv_cache_t *kv = job->kv;
     const tr_kv_layout_t *layout = &kv->plan.layout[0];
-    uint32_t base = kv->seq[job->slot].base, i, j, some;
+    uint32_t base = kv->seq[job->slot].base, *position = m->position + m->n;
+    uint32_t i, some;
     bool scored = layout->score != 0 && kv->seq[job->slot].scored;
 
     memset(m->from + m->n, TR_KV_NOWHERE, n);
+    for (i = 0; i < n; i++) {
+        position[i] = base + i;
+    }
     for (i = 0; i < n; i += some) {
         const uint8_t *page = tr_kv_old_page(job, head, i / layout->tokens);
 
         some = n - i < layout->tokens ? n - i : layout->tokens;
-        for (j = 0; j < some; j++) {
-            m->position[m->n + i + j] = base + i + j;
-        }
         if (scored) {
             memcpy(m->score + m->n + i, page + layout->score, some * 4);
             memcpy(m->recent + m->n + i, page + layout->recent, some * 4);

@@ -179,7 +179,7 @@ tr_kv_runs(const tr_kv_cache_t *kv, const tr_kv_seq_t *q, const uint32_t *count,
 }
 
 /* kv_cache.c */
-void tr_kv_release_row(tr_kv_cache_t *kv, int32_t slot, uint32_t head);
+uint32_t tr_kv_release_row(tr_kv_cache_t *kv, int32_t slot, uint32_t head);
 void tr_kv_set_reading(tr_kv_cache_t *kv, int32_t slot);
 /* kv_compress.c */
 bool tr_kv_prompt_memory(tr_kv_cache_t *kv);

@@ -193,8 +193,6 @@ static const tr_kv_policy_t rig_policies[] = {
 
 #define RIG_POLICIES (sizeof(rig_policies) / sizeof(rig_policies[0]))
 
-static const tr_kv_policy_t *rig_policy_list[RIG_POLICIES];
-
 /* ---- pages as kernels see them ------------------------------------------ */
 
 /* Where a token's score and position are; NULL for a level without. */

@@ -28,6 +28,8 @@
 #define OPERATIONS 300000u
 #endif
 
+static const tr_kv_policy_t *rig_policy_list[RIG_POLICIES];
+
 typedef struct {
     int8_t place[LEN_MAX]; /* list, IN_WINDOW, DENSE, GONE */
     float score[LEN_MAX], recent[LEN_MAX];
