@@ -258,7 +258,12 @@ http {
         '"completion_tokens":"$tokenring_completion_tokens",'
         '"ttft":"$tokenring_ttft","tpot":"$tokenring_tpot",'
         '"finish_reason":"$tokenring_finish_reason",'
-        '"kv_ratio":"$tokenring_kv_ratio","mark":"$http_x_mark"}';
+        '"preemptions":"$tokenring_preemptions",'
+        '"kv_bytes":"$tokenring_kv_bytes",'
+        '"kv_fp16_bytes":"$tokenring_kv_fp16_bytes",'
+        '"kv_ratio":"$tokenring_kv_ratio","kv_high":"$tokenring_kv_high",'
+        '"kv_low":"$tokenring_kv_low","kv_pruned":"$tokenring_kv_pruned",'
+        '"mark":"$http_x_mark"}';
     access_log ${this.dir}/access.log tr;
 ${temp}
     client_max_body_size 16m;
