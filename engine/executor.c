@@ -31,6 +31,10 @@ add_policy(tr_executor_t *e, const char *key, const char *spec, size_t n,
                              &p->policy, err);
     if (rc == TR_OK) {
         e->kv_policies[e->n_policies++] = p->policy;
+    } else {
+        tr_error_t story = *err;
+
+        tr_error_set(err, rc, key, "%s: %s", key, story.text);
     }
     return rc;
 }
