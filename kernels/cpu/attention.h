@@ -265,6 +265,9 @@ const uint16_t *tr_code_map(bool value, uint32_t bits, uint32_t head_dim);
 /* The key or value of a token of a page, in FP32. */
 void tr_unpack_key(const tr_kv_layout_t *l, const uint8_t *page, uint32_t token,
                    float *out);
+/* The codes of a key, as they are; not for 16 bits. */
+void tr_unpack_key_codes(const tr_kv_layout_t *l, const uint8_t *page,
+                         uint32_t token, float *out);
 void tr_unpack_value(const tr_kv_layout_t *l, const uint8_t *page,
                      uint32_t token, float *out);
 

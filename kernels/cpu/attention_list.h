@@ -172,6 +172,58 @@ finish_logits(strip_t *a)
     }
 }
 
+/* A tile of FP16 keys, [dim][16]. */
+static void
+load_half_keys(const strip_t *a, const tr_spot_t *at)
+{
+    uint32_t dim = a->dim;
+
+    for (uint32_t i = 0; i < 16; i += V_WIDTH) {
+        const uint16_t *row[V_WIDTH];
+
+        for (uint32_t j = 0; j < V_WIDTH; j++) {
+            row[j] = at->mask >> (i + j) & 1
+                         ? (const uint16_t *) at->page
+                               + (size_t) (at->first + i + j) * dim
+                         : zero_row;
+        }
+        for (uint32_t d = 0; d < dim; d += V_WIDTH) {
+            vec v[V_WIDTH];
+
+            for (uint32_t j = 0; j < V_WIDTH; j++) {
+                v[j] = v_from_half(row[j] + d);
+            }
+            v_transpose(v);
+            for (uint32_t j = 0; j < V_WIDTH; j++) {
+                v_store(a->tile + (d + j) * 16 + i, v[j]);
+            }
+        }
+    }
+}
+
+/* Metadata by channel, for a tile of codes [dim][16]. */
+static void
+apply_channels(const strip_t *a, const tr_spot_t *at)
+{
+    const uint8_t *meta = at->page + tr_kv_key_meta(a->l, at->first, 0);
+
+    for (uint32_t d = 0; d < a->dim; d += V_WIDTH) {
+        float scale[V_WIDTH], zero[V_WIDTH];
+        vec s, z;
+
+        v_meta(meta + (size_t) d * 4, vm_bits(0xffff), &s, &z);
+        v_store(scale, s);
+        v_store(zero, z);
+        for (uint32_t j = 0; j < V_WIDTH; j++) {
+            for (uint32_t i = 0; i < 16; i += V_WIDTH) {
+                float *x = a->tile + (d + j) * 16 + i;
+
+                v_store(x, v_fma(v_load(x), v_set1(scale[j]), v_set1(zero[j])));
+            }
+        }
+    }
+}
+
 /* A tile of keys in FP32, [dim][16]. */
 static void
 load_tile_keys(const strip_t *a, const tr_spot_t *at)
@@ -180,33 +232,25 @@ load_tile_keys(const strip_t *a, const tr_spot_t *at)
     float key[TR_HEAD_DIM_MAX];
 
     if (a->l->level.key_bits == 16) {
-        for (uint32_t i = 0; i < 16; i += V_WIDTH) {
-            for (uint32_t d = 0; d < dim; d += V_WIDTH) {
-                vec v[V_WIDTH];
-
-                for (uint32_t j = 0; j < V_WIDTH; j++) {
-                    const uint16_t *row = (const uint16_t *) at->page
-                                          + (size_t) (at->first + i + j) * dim;
-
-                    v[j] = v_from_half(
-                        (at->mask >> (i + j) & 1 ? row : zero_row) + d);
-                }
-                v_transpose(v);
-                for (uint32_t j = 0; j < V_WIDTH; j++) {
-                    v_store(a->tile + (d + j) * 16 + i, v[j]);
-                }
-            }
-        }
+        load_half_keys(a, at);
         return;
     }
     memset(a->tile, 0, 16 * dim * sizeof(float));
     for (uint32_t i = 0; i < 16; i++) {
-        if (at->mask >> i & 1) {
-            tr_unpack_key(a->l, at->page, at->first + i, key);
-            for (uint32_t d = 0; d < dim; d++) {
-                a->tile[d * 16 + i] = key[d];
-            }
+        if (!(at->mask >> i & 1)) {
+            continue;
         }
+        if (a->l->level.by_channel) {
+            tr_unpack_key_codes(a->l, at->page, at->first + i, key);
+        } else {
+            tr_unpack_key(a->l, at->page, at->first + i, key);
+        }
+        for (uint32_t d = 0; d < dim; d++) {
+            a->tile[d * 16 + i] = key[d];
+        }
+    }
+    if (a->l->level.by_channel) {
+        apply_channels(a, at);
     }
 }
 

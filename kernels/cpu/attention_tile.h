@@ -248,7 +248,13 @@ static void
 load_run_values(const tr_kv_layout_t *l, const tr_block_t *b, float *values)
 {
     for (uint32_t i = 0; i < pad_block(b->n); i++) {
-        if (i < b->n) {
+        if (i < b->n && l->level.value_bits == 16) {
+            const uint16_t *row = (const uint16_t *) (b->page + l->value)
+                                  + (size_t) b->token[i] * l->head_dim;
+
+            load_values(&row, 1, l->head_dim,
+                        values + (size_t) i * l->head_dim);
+        } else if (i < b->n) {
             tr_unpack_value(l, b->page, b->token[i],
                             values + (size_t) i * l->head_dim);
         } else {

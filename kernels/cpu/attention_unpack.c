@@ -68,10 +68,10 @@ static void
 unpack_half(const uint8_t *row, uint32_t n, float *out)
 {
     for (uint32_t d = 0; d < n; d++) {
-        _Float16 h;
+        uint16_t h;
 
         memcpy(&h, row + 2 * (size_t) d, 2);
-        out[d] = (float) h;
+        out[d] = tr_float_from_half(h);
     }
 }
 
@@ -88,6 +88,16 @@ apply(const uint8_t *meta, float *x, uint32_t n)
 }
 
 void
+tr_unpack_key_codes(const tr_kv_layout_t *l, const uint8_t *page,
+                    uint32_t token, float *out)
+{
+    uint32_t dim = l->head_dim, bits = l->level.key_bits;
+
+    unpack(page + (size_t) (token / 16) * (2 * dim * bits),
+           tr_code_map(false, bits, dim) + token % 16 * dim, bits, dim, out);
+}
+
+void
 tr_unpack_key(const tr_kv_layout_t *l, const uint8_t *page, uint32_t token,
               float *out)
 {
@@ -98,8 +108,7 @@ tr_unpack_key(const tr_kv_layout_t *l, const uint8_t *page, uint32_t token,
         unpack_half(page + (size_t) token * dim * 2, dim, out);
         return;
     }
-    unpack(page + (size_t) (token / 16) * (2 * dim * bits),
-           tr_code_map(false, bits, dim) + token % 16 * dim, bits, dim, out);
+    tr_unpack_key_codes(l, page, token, out);
     for (uint32_t d = 0; d < dim; d += step) {
         apply(page + tr_kv_key_meta(l, token, d), out + d, step);
     }
