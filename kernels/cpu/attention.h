@@ -2,14 +2,18 @@
  * What the files of attention share: where a head's tokens are, and the pieces
  * that a step is cut into.  attention.c says how.
  *
- *   attention.c          the launcher: pieces, phases, threads
+ *   attention.c          the launcher: phases, threads, workspace
+ *   attention_dense.c    pieces of rows at dense positions
+ *   attention_rows.c     pieces of rows over lists and window
  *   attention_walk.c     runs and parts of a head, Quest's choice of pages
  *   attention_unpack.c   one token of a quantised page in FP32
  *   attention_c.c        all pieces in plain C, the reference
  *   attention_tile.h     vector code: rows at dense positions
  *   attention_score.h    vector code: what these rows add to scores
- *   attention_list.h     vector code: a row over lists and window
- *   attention_field.h    its products with codes
+ *   attention_list.h     vector code: parts of a row over lists and window
+ *   attention_key.h, attention_value.h, attention_field.h
+ *                        their logits, values, products with codes
+ *   attention_row.h      vector code: scores and victims of such a row
  */
 #ifndef TR_KERNELS_CPU_ATTENTION_H
 #define TR_KERNELS_CPU_ATTENTION_H

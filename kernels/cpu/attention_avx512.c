@@ -13,6 +13,8 @@
 
 #include "attention_list.h"
 
+#include "attention_row.h"
+
 const tr_attention_isa_t tr_attention_avx512 = {
     attention_tile, attention_score, attention_part, attention_row_score,
     attention_bound

@@ -16,8 +16,10 @@
  * lanes.  Values: a line's lanes are dimensions already; sums stay in the order
  * of the lanes and are brought in order once a part.
  *
- * For head sizes 64, 128, 256 and one metadata pair a token; two bits a key
- * from head size 128 on.  bits and heads are constants wherever these are
+ * With several metadata groups each goes alone, the query zero outside of it.
+ *
+ * For head sizes 64, 128, 256 and metadata by token; two bits a key from head
+ * size 128 on.  bits and heads are constants wherever these are
  * inlined.
  */
 
@@ -46,14 +48,14 @@ key_word(uint32_t bits, uint32_t heads, vec word, const float *q, vec *acc)
  * token][fields][heads]; q: [heads][dim]. */
 static void
 order_query(uint32_t bits, uint32_t heads, uint32_t dim, const float *q,
-            float scale, float *out)
+            float *out)
 {
     uint32_t half = 16 / bits, words = dim * bits / 32;
 
     for (uint32_t w = 0; w < words; w++) {
         for (uint32_t i = 0; i < 2 * half; i++) {
             uint32_t d = bits == 8 ? i : i % half * 2 + i / half;
-            float by = scale / (float) (1u << (i % half * bits));
+            float by = 1.0f / (float) (1u << (i % half * bits));
 
             for (uint32_t h = 0; h < heads; h++) {
                 *out++ = q[h * dim + w * 2 * half + d] * by;
@@ -148,7 +150,7 @@ key_shared_lines(uint32_t bits, uint32_t heads, const uint8_t *codes,
 }
 
 /* How value words of a level lie (kv_layout.h): tokens 2t, 2t + 1 of a tile,
- * and those 8 later, are at t * step; */
+ * and those 8 later, are at t * step. */
 typedef struct {
     uint32_t bits;
     uint32_t dim;
@@ -225,11 +227,12 @@ value_tile(uint32_t bits, uint32_t heads, const value_words_t *v,
     }
 }
 
-/* out[h][dim] += 2^-s * acc, each lane in its place. */
+/* out[h][dim] += 2^-s * acc, each lane in its place, for dimensions from ..
+ * to. */
 static inline __attribute__((always_inline)) void
 value_store(uint32_t bits, uint32_t heads, const value_words_t *v,
-            uint32_t line, uint32_t w, vec (*acc)[V_HEADS], float *out,
-            size_t ldo)
+            uint32_t line, uint32_t w, vec (*acc)[V_HEADS], uint32_t from,
+            uint32_t to, float *out, size_t ldo)
 {
     for (uint32_t f = 0; f < (bits == 8 ? 2 : 4); f++) {
         uint32_t s = bits == 2 ? f / 2 * 8 + f % 2 * 2 : f * bits;
@@ -239,7 +242,11 @@ value_store(uint32_t bits, uint32_t heads, const value_words_t *v,
 
             v_store(lane, v_mul(acc[f][h], v_set1(1.0f / (float) (1u << s))));
             for (uint32_t j = 0; j < V_WIDTH; j++) {
-                out[h * ldo + value_dim(v, line, w + j, f)] += lane[j];
+                uint32_t d = value_dim(v, line, w + j, f);
+
+                if (d >= from && d < to) {
+                    out[h * ldo + d] += lane[j];
+                }
             }
         }
     }

@@ -123,3 +123,27 @@ attention_score(const tr_attention_score_t *t, float *scratch)
         }
     }
 }
+
+/* ---- Quest ---- */
+
+static float
+attention_bound(const float *q, uint32_t group, const uint16_t *digest,
+                uint32_t dim)
+{
+    float best = -INFINITY;
+
+    for (uint32_t h = 0; h < group; h++) {
+        vec sum = v_set1(0);
+        float x;
+
+        for (uint32_t d = 0; d < dim; d += V_WIDTH) {
+            vec v = v_load(q + h * dim + d);
+
+            sum = v_add(sum, v_max(v_mul(v, v_from_half(digest + d)),
+                                   v_mul(v, v_from_half(digest + dim + d))));
+        }
+        x = v_hsum(sum);
+        best = x > best ? x : best;
+    }
+    return best;
+}

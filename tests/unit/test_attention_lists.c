@@ -24,6 +24,8 @@ static const tr_kv_level_t odd[] = { { 4, 8, 1, 1, 0, 1 },
                                      { 2, 4, 4, 1, 0, 1 } };
 static const tr_kv_level_t kivi[] = { { 16, 16, 1, 1, 0, 0 },
                                       { 2, 2, 1, 2, 1, 0 } };
+static const tr_kv_level_t grouped[] = { { 8, 4, 2, 2, 0, 1 },
+                                         { 4, 2, 4, 2, 0, 1 } };
 static const tr_kv_level_t half[] = { { 16, 4, 1, 1, 0, 1 },
                                       { 8, 16, 1, 1, 0, 1 } };
 
@@ -33,7 +35,8 @@ typedef struct {
 } levels_t;
 
 static const levels_t level_sets[] = {
-    { diffkv, 2 }, { three, 3 }, { odd, 4 }, { kivi, 2 }, { half, 2 },
+    { diffkv, 2 }, { three, 3 }, { odd, 4 },
+    { kivi, 2 },   { half, 2 },  { grouped, 2 },
 };
 #define N_SETS (sizeof(level_sets) / sizeof(level_sets[0]))
 
@@ -206,9 +209,6 @@ test_levels(void **state)
         for (size_t s = 0; s < N_SETS; s++) {
             uint32_t dim = dims[d];
 
-            if (dim == 96 && level_sets[s].levels == odd) {
-                continue; /* 96 / 4 dimensions have no four groups in words */
-            }
             each_isa((bed_wish_t){ dim, 1 + rig_below(&rng, 2),
                                    1 + rig_below(&rng, 4), level_sets[s].levels,
                                    level_sets[s].n, 100 + rig_below(&rng, 500),

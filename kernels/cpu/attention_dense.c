@@ -1,0 +1,185 @@
+/*
+ * Rows at dense positions: their tiles, the blocks of keys whose scores they
+ * add to, and the pages that a decode step of Quest reads.
+ */
+#include "attention_step.h"
+
+/* The pages that a decode step of Quest reads, if not all: t then has these as
+ * its table. */
+static void
+choose_pages(const tr_step_t *a, const tr_kv_seq_t *seq, tr_attention_tile_t *t,
+             uint8_t *scratch)
+{
+    const tr_kv_layout_t *l = &a->kv->layout[0];
+    uint32_t n = t->pos / l->tokens + 1, want = seq->read_pages;
+    uint32_t *bound = (uint32_t *) (scratch + a->scratch_size
+                                    - tr_pad(3 * (size_t) n * 4, 64));
+
+    if (t->n_pos != 1 || want == 0 || n <= want || a->layer < seq->read_layer
+        || seq->scored || l->digest == 0) {
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        const uint8_t *page = tr_kv_page_at(a->kv, t->table[i]);
+
+        bound[i] = tr_attention_order(
+            a->isa->bound(t->q, t->group, (const uint16_t *) (page + l->digest),
+                          a->kv->head_dim));
+    }
+    tr_attention_choose(t->table, n, want, bound, (int32_t *) (bound + 2 * n));
+    t->table = (int32_t *) (bound + 2 * n);
+    t->pos = (want - 1) * l->tokens + t->pos % l->tokens;
+}
+
+void
+tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint8_t *scratch)
+{
+    const tr_rows_t *rows = a->rows;
+    uint32_t dim = a->kv->head_dim, lists = a->kv->lists, list = i % lists;
+    uint32_t row = rows->seq_row[seq] + i / lists * a->tile_pos;
+    uint32_t left = rows->seq_row[seq + 1] - row;
+    int32_t slot = rows->seq_slot[seq];
+    size_t column = (size_t) list * a->group * dim;
+    tr_run_t run[TR_RUNS_MAX];
+    tr_attention_tile_t t = {
+        .kv = a->kv,
+        .run = run,
+        .n_runs = tr_attention_runs(a->kv, slot, a->layer, list, run),
+        .table = tr_kv_table(a->kv, slot, a->layer, list),
+        .pos = rows->row_pos[row] - a->kv->seq[slot].base,
+        .n_pos = left < a->tile_pos ? left : a->tile_pos,
+        .group = a->group,
+        .q = a->q + row * a->ldq + column,
+        .ldq = a->ldq,
+        .out = a->out + row * a->ldo + column,
+        .ldo = a->ldo,
+        .scale = a->scale,
+        .ldl = a->heads,
+    };
+
+    if (a->kv->seq[slot].scored) {
+        t.lse = a->lse + (size_t) row * a->heads + list * a->group;
+    }
+    if (tr_step_rows(a, seq) == 1) {
+        choose_pages(a, &a->kv->seq[slot], &t, scratch);
+    }
+    a->isa->tile(&t, (float *) scratch);
+}
+
+/* Blocks of keys that a sequence scores in one head: those of the runs, then
+ * dense ones before its last query. */
+static uint32_t
+score_blocks(const tr_step_t *a, uint32_t seq, uint32_t list, tr_run_t *run,
+             uint32_t *n_runs)
+{
+    uint32_t n, last = tr_step_pos(a, seq) + tr_step_rows(a, seq) - 1;
+
+    *n_runs = tr_attention_runs(a->kv, a->rows->seq_slot[seq], a->layer, list,
+                                run);
+    n = (last - tr_step_seq(a, seq)->base + TR_TILE_BLOCK - 1) / TR_TILE_BLOCK;
+    for (uint32_t i = 0; i < *n_runs; i++) {
+        n += run[i].layout->score != 0 ? tr_run_blocks(&run[i]) : 0;
+    }
+    return n;
+}
+
+uint32_t
+tr_step_blocks(const tr_step_t *a, uint32_t seq)
+{
+    uint32_t most = 0, n_runs;
+    tr_run_t run[TR_RUNS_MAX];
+
+    for (uint32_t list = 0; list < a->kv->lists; list++) {
+        uint32_t n = score_blocks(a, seq, list, run, &n_runs);
+
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+void
+tr_step_score(const tr_step_t *a, uint32_t seq, uint32_t i, uint8_t *scratch)
+{
+    const tr_kv_seq_t *s = tr_step_seq(a, seq);
+    uint32_t list = i % a->kv->lists, row = a->rows->seq_row[seq], n_runs;
+    uint32_t block = i / a->kv->lists, at = 0;
+    size_t column = (size_t) list * a->group;
+    tr_run_t run[TR_RUNS_MAX];
+    tr_attention_score_t t = {
+        .kv = a->kv,
+        .table = tr_kv_table(a->kv, a->rows->seq_slot[seq], a->layer, list),
+        .pos = tr_step_pos(a, seq) - s->base,
+        .n_pos = tr_step_rows(a, seq),
+        .recent_from = s->recent_from > s->base ? s->recent_from - s->base : 0,
+        .group = a->group,
+        .q = a->q + row * a->ldq + column * a->kv->head_dim,
+        .ldq = a->ldq,
+        .scale = a->scale,
+        .lse = a->lse + (size_t) row * a->heads + column,
+        .ldl = a->heads,
+    };
+
+    if (block >= score_blocks(a, seq, list, run, &n_runs)) {
+        return;
+    }
+    for (; at < n_runs && t.run == NULL; at++) {
+        uint32_t n = run[at].layout->score != 0 ? tr_run_blocks(&run[at]) : 0;
+
+        if (block < n) {
+            t.run = &run[at];
+        } else {
+            block -= n;
+        }
+    }
+    t.first = t.run != NULL ? block : block * TR_TILE_BLOCK;
+    a->isa->score(&t, (float *) scratch);
+}
+
+/* Victims of a head whose scores are up to date; `n` is the last position. */
+static void
+find_victims(const tr_kv_view_t *kv, const tr_kv_seq_t *seq,
+             const tr_run_t *run, uint32_t n_runs, uint32_t n,
+             tr_kv_victim_t *victim)
+{
+    for (uint32_t r = 0; r < n_runs; r++) {
+        const tr_kv_layout_t *l = run[r].layout;
+        uint32_t at = UINT32_MAX;
+
+        for (uint32_t i = 0; i < run[r].slots; i++) {
+            const uint8_t *page = tr_run_page(kv, &run[r], i / l->tokens);
+            uint32_t token = i % l->tokens, position;
+            float x;
+
+            if (l->score == 0 || run[r].list < 0) {
+                break;
+            }
+            x = ((const float *) (page + l->score))[token];
+            position = ((const uint32_t *) (page + l->position))[token];
+            x = seq->by_sum     ? x
+                : n == position ? 0
+                                : x / (float) (n - position);
+            if (x < victim[run[r].list].significance
+                || (x == victim[run[r].list].significance && position < at)) {
+                victim[run[r].list] = (tr_kv_victim_t){ x, i };
+                at = position;
+            }
+        }
+    }
+}
+
+void
+tr_step_victims(const tr_step_t *a, uint32_t seq)
+{
+    if (!tr_step_scores(a, seq) || tr_step_rows(a, seq) > 1
+        || tr_step_seq(a, seq)->n_lists == 0) {
+        return;
+    }
+    for (uint32_t l = 0; l < a->kv->lists; l++) {
+        tr_run_t run[TR_RUNS_MAX];
+        uint32_t n = tr_attention_runs(a->kv, a->rows->seq_slot[seq], a->layer,
+                                       l, run);
+
+        find_victims(a->kv, tr_step_seq(a, seq), run, n, tr_step_pos(a, seq),
+                     tr_step_clear(a, seq, l));
+    }
+}

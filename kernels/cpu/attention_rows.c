@@ -1,0 +1,135 @@
+/*
+ * Rows over lists and window: their parts, and how these are put together.
+ */
+#include "attention_step.h"
+
+static void
+make_row(const tr_step_t *a, uint32_t seq, uint32_t list, uint8_t *room,
+         tr_attention_row_t *t)
+{
+    const tr_kv_seq_t *s = tr_step_seq(a, seq);
+    uint32_t row = a->rows->seq_row[seq];
+    size_t column = (size_t) list * a->group * a->kv->head_dim;
+    size_t stride = tr_row_stride(s->base);
+
+    t->kv = a->kv;
+    t->n_runs = tr_attention_runs(a->kv, a->rows->seq_slot[seq], a->layer, list,
+                                  t->run);
+    t->position = tr_step_pos(a, seq);
+    t->group = a->group;
+    t->q = a->q + row * a->ldq + column;
+    t->out = a->out + row * a->ldo + column;
+    t->scale = a->scale;
+    t->scored = s->scored;
+    t->by_sum = s->by_sum;
+    t->victim = NULL;
+    t->stride = stride;
+    t->logits = (float *) room;
+    t->partial = (float *) (room
+                            + tr_pad(a->group * stride * sizeof(float), 64));
+}
+
+/* out = the parts' results together; lse: [group]. */
+static void
+merge_parts(const tr_attention_row_t *t, uint32_t parts, float *lse)
+{
+    uint32_t dim = t->kv->head_dim;
+    size_t step = (size_t) t->group * (dim + 2);
+
+    for (uint32_t h = 0; h < t->group; h++) {
+        const float *in = t->partial + (size_t) h * (dim + 2);
+        float *out = t->out + (size_t) h * dim, max = -INFINITY, sum = 0;
+
+        for (uint32_t i = 0; i < parts; i++) {
+            float m = in[i * step + dim];
+
+            max = m > max || m != m ? m : max;
+        }
+        memset(out, 0, dim * sizeof(float));
+        for (uint32_t i = 0; i < parts; i++) {
+            float share = expf(in[i * step + dim] - max);
+
+            sum += share * in[i * step + dim + 1];
+            for (uint32_t d = 0; d < dim; d++) {
+                out[d] += share * in[i * step + d];
+            }
+        }
+        for (uint32_t d = 0; d < dim && parts > 0; d++) {
+            out[d] /= sum;
+        }
+        lse[h] = max + logf(sum);
+    }
+}
+
+/* All that comes after the parts. */
+static void
+finish_row(const tr_step_t *a, uint32_t seq, uint32_t list,
+           tr_attention_row_t *t)
+{
+    float lse[TR_GROUP_MAX];
+
+    merge_parts(t, tr_row_parts(t), lse);
+    if (t->scored) {
+        t->victim = tr_step_clear(a, seq, list);
+        a->isa->row_score(t, lse);
+    }
+}
+
+uint32_t
+tr_step_parts(const tr_step_t *a, uint32_t seq)
+{
+    uint32_t most = 1;
+
+    for (uint32_t list = 0; list < a->kv->lists; list++) {
+        tr_attention_row_t t;
+        uint32_t n;
+
+        t.n_runs = tr_attention_runs(a->kv, a->rows->seq_slot[seq], a->layer,
+                                     list, t.run);
+        n = tr_row_parts(&t);
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+/* Where a head keeps its logits when others work on it, too. */
+static uint8_t *
+split_room(const tr_step_t *a, uint32_t seq, uint32_t list)
+{
+    uint32_t before = 0;
+
+    for (uint32_t i = 0; i < seq; i++) {
+        before += !tr_step_dense(a, i);
+    }
+    return a->rooms + ((size_t) before * a->kv->lists + list) * a->room;
+}
+
+void
+tr_step_row(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t worker,
+            uint8_t *scratch)
+{
+    uint32_t list = i % a->kv->lists, part = i / a->kv->lists;
+    tr_attention_row_t t;
+
+    if (a->split) {
+        make_row(a, seq, list, split_room(a, seq, list), &t);
+        if (part < tr_row_parts(&t)) {
+            a->isa->part(&t, part, (float *) scratch);
+        }
+        return;
+    }
+    make_row(a, seq, list, a->rooms + worker * a->room, &t);
+    for (uint32_t p = 0; p < tr_row_parts(&t); p++) {
+        a->isa->part(&t, p, (float *) scratch);
+    }
+    finish_row(a, seq, list, &t);
+}
+
+void
+tr_step_finish(const tr_step_t *a, uint32_t seq, uint32_t list)
+{
+    tr_attention_row_t t;
+
+    make_row(a, seq, list, split_room(a, seq, list), &t);
+    finish_row(a, seq, list, &t);
+}

@@ -1,0 +1,109 @@
+/*
+ * A step of attention while it runs (attention.c), and what its two kinds of
+ * rows do: attention_dense.c, attention_rows.c.
+ */
+#ifndef TR_KERNELS_CPU_ATTENTION_STEP_H
+#define TR_KERNELS_CPU_ATTENTION_STEP_H
+
+#include "attention.h"
+
+#include <math.h>
+
+/* What the whole step shares. */
+typedef struct {
+    const tr_attention_isa_t *isa;
+    const tr_kv_view_t *kv;
+    uint32_t layer, heads, group;
+    const tr_rows_t *rows;
+    const float *q;
+    float *out;
+    size_t ldq, ldo;
+    float scale;
+    uint32_t tile_pos;
+    bool split;       /* parts of compressed rows go to threads */
+    uint32_t *starts; /* [n_seqs + 1], first piece of each sequence */
+    float *lse;       /* [n_rows][heads] */
+    uint8_t *rooms;   /* of compressed rows: a thread's, or a head's if split */
+    size_t room;      /* bytes */
+    uint8_t *scratch;
+    size_t scratch_size; /* bytes of a thread */
+} tr_step_t;
+
+/* Logits of a head in the workspace.  Lists and window cover at most twice
+ * max_len slots; pages of 8 tokens are tiles of 16, and each run may end in the
+ * middle of a page. */
+static inline size_t
+tr_row_stride(uint32_t max_len)
+{
+    return tr_pad(4 * (size_t) max_len + TR_RUNS_MAX * TR_PART_SLOTS_MAX, 16);
+}
+
+static inline const tr_kv_seq_t *
+tr_step_seq(const tr_step_t *a, uint32_t seq)
+{
+    return &a->kv->seq[a->rows->seq_slot[seq]];
+}
+
+static inline uint32_t
+tr_step_pos(const tr_step_t *a, uint32_t seq)
+{
+    return a->rows->row_pos[a->rows->seq_row[seq]];
+}
+
+static inline uint32_t
+tr_step_rows(const tr_step_t *a, uint32_t seq)
+{
+    return a->rows->seq_row[seq + 1] - a->rows->seq_row[seq];
+}
+
+static inline bool
+tr_step_dense(const tr_step_t *a, uint32_t seq)
+{
+    return tr_step_pos(a, seq) >= tr_step_seq(a, seq)->base;
+}
+
+static inline bool
+tr_step_scores(const tr_step_t *a, uint32_t seq)
+{
+    return tr_step_dense(a, seq) && tr_step_seq(a, seq)->scored;
+}
+
+/* The victims of a head, none so far. */
+static inline tr_kv_victim_t *
+tr_step_clear(const tr_step_t *a, uint32_t seq, uint32_t list)
+{
+    tr_kv_victim_t *v = a->kv->victim
+                        + tr_kv_head(a->kv, a->rows->seq_slot[seq], a->layer,
+                                     list)
+                              * TR_KV_LISTS_MAX;
+
+    for (uint32_t l = 0; l < tr_step_seq(a, seq)->n_lists; l++) {
+        v[l] = (tr_kv_victim_t){ INFINITY, 0 };
+    }
+    return v;
+}
+
+/* ---- attention_dense.c: rows at dense positions ---- */
+
+/* Tile i of a sequence: KV heads side by side. */
+void tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i,
+                  uint8_t *scratch);
+/* Blocks of keys that a sequence scores, in the head that has most. */
+uint32_t tr_step_blocks(const tr_step_t *a, uint32_t seq);
+/* Block i, heads side by side; nothing where a head has fewer. */
+void tr_step_score(const tr_step_t *a, uint32_t seq, uint32_t i,
+                   uint8_t *scratch);
+/* The single row of a later turn sets victims, too. */
+void tr_step_victims(const tr_step_t *a, uint32_t seq);
+
+/* ---- attention_rows.c: rows over lists and window ---- */
+
+/* Parts of a sequence, in the head that has most. */
+uint32_t tr_step_parts(const tr_step_t *a, uint32_t seq);
+/* Piece i, heads side by side: a part when the step is split, else a head. */
+void tr_step_row(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t worker,
+                 uint8_t *scratch);
+/* What comes after the parts of a head, when the step is split. */
+void tr_step_finish(const tr_step_t *a, uint32_t seq, uint32_t list);
+
+#endif
