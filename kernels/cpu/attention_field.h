@@ -113,7 +113,7 @@ key_shared_lines(uint32_t bits, uint32_t heads, const uint8_t *codes,
                  uint32_t tiles, const float *q, float *out, size_t stride)
 {
     const uint32_t step = 32 / bits * heads;
-    float nowhere[8];
+    float nowhere[8] = { 0 };
 
     for (uint32_t i = 0; i < tiles; i += V_WIDTH / 8) {
         vec acc[2][V_HEADS];

@@ -81,7 +81,7 @@ tr_step_parts(const tr_step_t *a, uint32_t seq)
     uint32_t most = 1;
 
     for (uint32_t list = 0; list < a->kv->lists; list++) {
-        tr_attention_row_t t;
+        tr_attention_row_t t = { .kv = a->kv };
         uint32_t n;
 
         t.n_runs = tr_attention_runs(a->kv, a->rows->seq_slot[seq], a->layer,
