@@ -139,7 +139,7 @@ tr_kv_pages_store(tr_kv_pages_t *p, uint64_t first, uint32_t n, uint32_t owner,
 int32_t
 tr_kv_pages_take(tr_kv_pages_t *p, uint32_t owner)
 {
-    int32_t page;
+    int32_t page = -1;
 
     tr_kv_pages_fetch(p, tr_kv_pages_claim(p, 1), 1, owner, &page, 1);
     return page;
