@@ -440,7 +440,7 @@ tr_kv_grant_step(tr_kv_cache_t *kv, const tr_kv_ask_t *a, const int8_t *want)
         }
     }
     q->base = a->n + 1;
-    q->window_from = q->window == 0 ? q->base : q->window_from + a->leaves;
+    q->window_from += a->leaves; /* without a window the new token itself */
     kv->slot[a->slot].tokens = a->len;
 }
 

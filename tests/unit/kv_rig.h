@@ -123,6 +123,7 @@ static void
 rig_begin(tr_kv_policy_t *copy, uint32_t n)
 {
     copy->window = 1 + n / 3;
+    copy->fraction[0] = 0.1 + n * 0.005;
 }
 
 #define RIG_LEVELS                                                          \

@@ -38,6 +38,7 @@ typedef struct {
 typedef struct {
     int32_t slot; /* -1: closed */
     const tr_kv_policy_t *policy;
+    tr_kv_policy_t begun; /* for its last prompt */
     bool dense, out;
     bool pending;  /* reserved a step that has not run */
     uint32_t len;  /* stored, a pending token included */
@@ -183,7 +184,7 @@ record_leave(const sequence_t *q, record_t *r, uint32_t n, uint32_t pos)
     int to, down;
 
     count_lists(r, pos, count);
-    to = q->policy->leave(q->policy, &mark, count);
+    to = q->begun.leave(&q->begun, &mark, count);
     r->place[pos] = (int8_t) to;
     if (to < 0 || !list_scored(q, to)) {
         return;
@@ -192,7 +193,7 @@ record_leave(const sequence_t *q, record_t *r, uint32_t n, uint32_t pos)
     victim = least(q, r, to, n, pos + 1);
     mark.position = victim;
     mark.score = r->score[victim];
-    down = q->policy->downgrade(q->policy, (uint32_t) to, &mark, count);
+    down = q->begun.downgrade(&q->begun, (uint32_t) to, &mark, count);
     if (down != TR_KV_STAYS) {
         r->place[victim] = (int8_t) down;
     }
@@ -390,6 +391,7 @@ record_compress(const world_t *w, sequence_t *q)
             r->place[pos] = to;
         }
     }
+    q->begun = p;
     q->window = p.window;
     q->window_from = from;
     q->base = n;
