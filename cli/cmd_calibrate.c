@@ -120,9 +120,9 @@ check_options(void)
     }
     if (g.search.n == 0 && name == strlen("diffkv")
         && memcmp(g.policy, "diffkv", name) == 0) {
-        g.search.item[g.search.n++] = "alpha_high=0.25,0.5,1,2,3,5";
-        g.search.item[g.search.n++] = "alpha_low=0,0.01,0.02,0.04,0.06,0.08,0."
-                                      "1";
+        g.search.item[g.search.n++] = "alpha_high=1,2,3,5,8,12,20,30";
+        g.search.item[g.search.n++] = "alpha_low=0,0.0002,0.001,0.005,0.02,0."
+                                      "04,0.06,0.08,0.1";
     }
     if (g.search.n == 0) {
         return tr_usage_error(&command,

@@ -57,10 +57,14 @@ keys() {
 dynamic() {
     evaluate dynamic "Budgets by head (diffkv) or the same for all (static)" \
         "$(cases dev 25)" -p full \
-        -p diffkv:alpha_high=1,alpha_low=0.02 \
-        -p diffkv:alpha_high=1,alpha_low=0.1 \
-        -p diffkv:alpha_high=2,alpha_low=0.2 \
-        -p diffkv:alpha_high=3,alpha_low=0.4 \
+        -p diffkv:alpha_high=3,alpha_low=0 \
+        -p diffkv:alpha_high=8,alpha_low=0 \
+        -p diffkv:alpha_high=20,alpha_low=0 \
+        -p diffkv:alpha_high=3,alpha_low=0.1 \
+        -p diffkv:alpha_high=8,alpha_low=0.3 \
+        -p diffkv:alpha_high=8,alpha_low=1 \
+        -p static:high=0.5,low=0.5 -p static:high=0.25,low=0.75 \
+        -p static:high=0.1,low=0.9 \
         -p static:high=0.3,low=0.6 -p static:high=0.2,low=0.5 \
         -p static:high=0.15,low=0.35 -p static:high=0.1,low=0.2 \
         -p static:high=0.05,low=0.1
@@ -68,11 +72,12 @@ dynamic() {
 
 curve() {
     evaluate curve "Right answers over KV memory" "$(cases dev 25)" -p full \
-        -p diffkv:alpha_high=0.5,alpha_low=0 \
-        -p diffkv:alpha_high=1,alpha_low=0.02 \
-        -p diffkv:alpha_high=2,alpha_low=0.05 \
-        -p diffkv:alpha_high=3,alpha_low=0.1 \
-        -p diffkv:alpha_high=3,alpha_low=0.4 \
+        -p diffkv:alpha_high=1,alpha_low=0 \
+        -p diffkv:alpha_high=3,alpha_low=0 \
+        -p diffkv:alpha_high=8,alpha_low=0 \
+        -p diffkv:alpha_high=20,alpha_low=0 \
+        -p diffkv:alpha_high=8,alpha_low=0.001 \
+        -p diffkv:alpha_high=8,alpha_low=0.02 \
         -p int4 -p kivi:bits=4 -p kivi:bits=2 \
         -p snapkv:budget=0.5 -p snapkv:budget=0.3 -p snapkv:budget=0.15 \
         -p h2o:budget=0.5 -p h2o:budget=0.3 -p h2o:budget=0.15 \
@@ -94,8 +99,8 @@ search() {
 
 # Seven values for each, from much memory to little.
 calibrate() {
-    search diffkv diffkv alpha_high=0.25,0.5,1,2,3,4,5 \
-        alpha_low=0,0.01,0.02,0.04,0.06,0.08,0.1
+    search diffkv diffkv alpha_high=1,2,3,5,8,12,20 \
+        alpha_low=0,0.0002,0.001,0.005,0.02,0.05,0.1
     search kivi kivi bits=4,2 window=256,192,128,96,64,32
     search snapkv snapkv budget=0.7,0.6,0.5,0.4,0.3,0.2,0.1
     search h2o h2o budget=0.7,0.6,0.5,0.4,0.3,0.2,0.1
