@@ -165,20 +165,23 @@ one_bed(const tr_kernels_t *k, const bed_wish_t *w)
     after = bed_alloc(b.pool_bytes);
     victims = (size_t) BED_SLOTS * BED_LAYERS * w->lists * TR_KV_LISTS_MAX;
     victim = bed_alloc(victims * sizeof(*victim));
-    bed_run(&b, k, 1, part, BED_SLOTS, q, out);
+    bed_run(&b, k, 3, part, BED_SLOTS, q, out);
     for (int32_t i = 0; i < BED_SLOTS; i++) {
         check_slot(&b, i, q + i * width, out + i * width, k->name);
     }
     memcpy(after, b.kv.pool, b.pool_bytes);
     memcpy(victim, b.victim, victims * sizeof(*victim));
-    /* one by one, with more threads than heads */
-    memcpy(b.kv.pool, b.before, b.pool_bytes);
-    for (int32_t i = BED_SLOTS - 1; i >= 0; i--) {
-        bed_run(&b, k, 3, part + i, 1, q + i * width, again + i * width);
+    /* one by one, alone or with more threads than heads */
+    for (int threads = 1; threads <= 3; threads += 2) {
+        memcpy(b.kv.pool, b.before, b.pool_bytes);
+        for (int32_t i = BED_SLOTS - 1; i >= 0; i--) {
+            bed_run(&b, k, threads, part + i, 1, q + i * width,
+                    again + i * width);
+        }
+        assert_memory_equal(out, again, BED_SLOTS * width * sizeof(float));
+        assert_memory_equal(after, b.kv.pool, b.pool_bytes);
+        assert_memory_equal(victim, b.victim, victims * sizeof(*victim));
     }
-    assert_memory_equal(out, again, BED_SLOTS * width * sizeof(float));
-    assert_memory_equal(after, b.kv.pool, b.pool_bytes);
-    assert_memory_equal(victim, b.victim, victims * sizeof(*victim));
     free(q);
     free(out);
     free(again);
