@@ -377,7 +377,7 @@ tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
         limit -= (limit + 7) / 8;
     }
     tr_scheduler_decode(s, n, limit);
-    if (s->preemptions == preemptions) {
+    if (s->preemptions == preemptions && !s->stalled) {
         prompts += tr_scheduler_admit(s);
     }
     tr_scheduler_offered(s);

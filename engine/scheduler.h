@@ -83,6 +83,7 @@ typedef struct {
     uint64_t recomputations; /* compressed caches that were lost */
     uint64_t changes;        /* what may let others run in the next turn */
     uint32_t offers;         /* sequences with offered == turn */
+    bool stalled; /* a prompt waits for room for its copy: nobody is admitted */
     /* alone, and still without room for its next token: to be ended */
     tr_sequence_t *hopeless;
 

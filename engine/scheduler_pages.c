@@ -181,9 +181,10 @@ tr_scheduler_compress(tr_scheduler_t *s)
 {
     tr_sequence_t *q, *next;
 
+    s->stalled = false;
     for (q = s->running.first; q != NULL; q = next) {
         if (tr_scheduler_complete(s, q)) {
-            tr_scheduler_compress_one(s, q);
+            s->stalled |= !tr_scheduler_compress_one(s, q);
         }
         next = q->next; /* those after it may have been victims */
     }

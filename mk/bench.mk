@@ -6,6 +6,7 @@
 #   make bench-manager    the manager of KV pages against a plain one
 #   make bench-attention  compressed caches against 16 bits, cost of scores
 #   make bench-kv-store   tokens into pages: append, moves, compression
+#   make bench-capacity   conversations at once in one KV pool, by policy
 #   make bench-footprint  start, memory, idle CPU
 #
 # RESULTS=DIR stores JSON and tables there, as tests/bench/results has them.
@@ -37,7 +38,7 @@ $(BENCH_MANAGER): $B/obj/tests/bench/bench_manager.o \
 # The same for both managers.
 $B/obj/tests/bench/plain_manager.o: CFLAGS += -O3
 
-.PHONY: bench bench-tools bench-gateway bench-engine bench-footprint \
+.PHONY: bench bench-tools bench-capacity bench-gateway bench-engine bench-footprint \
         bench-manager bench-attention bench-kv-store
 bench-tools: $(BENCH_PROG) $(BENCH_ENGINE) $(BENCH_MANAGER) $(BENCH_ATTENTION) \
              $(BENCH_STORE)
@@ -47,6 +48,9 @@ bench-gateway: engine module $(BENCH_PROG)
 
 bench-footprint: engine module
 	@B="$B" node tests/bench/footprint.js $(call bench_json,footprint)
+
+bench-capacity: engine cli module
+	@B="$B" node tests/bench/capacity.js $(call bench_json,capacity)
 
 bench-engine: $(BENCH_ENGINE)
 	@B="$B" node tests/bench/engine.js $(call bench_json,engine)

@@ -12,17 +12,17 @@ const lib = require('./lib.js');
 
 const usage = `Usage: node tests/bench/capacity.js [options]
   --policies LIST      KV policies, separated by blanks (default "full diffkv")
-  --conversations N    requests at once (default 32)
-  --prompt N           tokens of a prompt (default 2500)
-  --output N           tokens of an answer (default 500)
+  --conversations N    requests at once (default 36)
+  --prompt N           tokens of a prompt (default 2700)
+  --output N           tokens of an answer (default 300)
   --hold N             conversations that full holds (default 8)
   --json FILE          write the results there, and a table beside them (.md)
 
 Fails when the second policy does not run three times as many at once as the
 first, or makes fewer tokens a second.
 `;
-const options = lib.options({ policies: 'full diffkv', conversations: 32,
-  prompt: 2500, output: 500, hold: 8, json: '' }, usage);
+const options = lib.options({ policies: 'full diffkv', conversations: 36,
+  prompt: 2700, output: 300, hold: 8, json: '' }, usage);
 
 const HEADS = 16; // layers * KV heads of models/pocket
 const PAGE = { bytes: 6144, tokens: 24 }; // of `full` at head size 64

@@ -868,6 +868,33 @@ swapped_give_up_slots(void **state)
     bench_free(&b);
 }
 
+/* What outgrows the whole pool is named, so that the loop ends it. */
+static void
+hopeless(void **state)
+{
+    int policy;
+
+    (void) state;
+    for (policy = FULL; policy <= DIFFKV; policy++) {
+        bench_t b;
+        tr_request_t *r;
+        uint32_t i;
+
+        bench_init_policy(&b, policy, 14, 5, 4, 1000);
+        r = add(&b, 20, 5000);
+        assert_false(tr_scheduler_fits(b.kv, r)); /* nobody asked */
+        for (i = 0; b.s.hopeless == NULL; i++) {
+            assert_true(i < 5000);
+            step(&b);
+        }
+        assert_ptr_equal(b.s.hopeless, &r->sequences[0]);
+        assert_int_equal(b.s.n_rows, 0);
+        assert_true(r->sequences[0].len > 100);
+        drop(&b, r);
+        bench_free(&b);
+    }
+}
+
 /* ---- outlets ------------------------------------------------------------ */
 
 static void
@@ -1184,6 +1211,7 @@ main(void)
         cmocka_unit_test(swapped_and_back),
         cmocka_unit_test(no_room_to_swap),
         cmocka_unit_test(swapped_give_up_slots),
+        cmocka_unit_test(hopeless),
         cmocka_unit_test(storms),
         cmocka_unit_test(storms_of_policies),
     };
