@@ -171,7 +171,8 @@ typedef struct {
     uint32_t table_len, at_window;
     uint32_t at_pair[2], pair_len[2];
     const tr_kv_seq_t *seq;   /* [slots] */
-    const uint32_t *count;    /* [slots][layers][lists][TR_KV_LISTS_MAX] */
+    const uint32_t *count;    /* [slots][layers][lists][TR_KV_LISTS_MAX], of a
+                               * step: as they are after its moves */
     const tr_kv_move_t *move; /* [slots][layers][lists] */
     tr_kv_victim_t *victim;   /* [slots][layers][lists][TR_KV_LISTS_MAX] */
 } tr_kv_view_t;
@@ -315,13 +316,25 @@ struct tr_kernels {
      * its codes and metadata; downgrading is integer: 8 to 4 bits (q + 8) / 17,
      * scale * 17; 4 to 2 bits (q + 2) / 5, scale * 5; 8 to 2 by way of 4; from
      * 16 bits, or to another grouping, from the stored values.  Score and
-     * position go along (a source without scores has score 0). */
+     * position go along (a source without scores has score 0, position 0).
+     * Metadata is finite whatever comes: infinities count as +-65504, a NaN has
+     * code 0, the group's smallest value; zero is never -0.
+     *
+     * Who writes the only token of a page of a list or window clears the page's
+     * metadata and scores: given out, a page is full of what it held before.
+     *
+     * TR_KERNEL_BADARG, and nothing is written: a place outside its part of the
+     * table, or without page; a target beyond `count`; layout 0 for a list or
+     * the window; a victim or the window by channel; bits that go up. */
     int (*kv_append)(const tr_stream_t *s, const tr_kv_view_t *kv,
                      uint32_t layer, const tr_rows_t *rows, const float *k,
                      const float *v, size_t ld, const float *angles);
 
     /* Moves all that a slot caches, all layers; see tr_kv_compress_t.  Only
-     * reads the old pages.  work: kv_compress_work() bytes. */
+     * reads the old pages.  Refuses as kv_append does; also a listed token for
+     * the window, a window that does not take exactly its positions, and a
+     * number of tokens for a list by channel that is no multiple of
+     * TR_KV_CHANNEL_TOKENS.  work: kv_compress_work() bytes. */
     int (*kv_compress)(const tr_stream_t *s, const tr_kv_view_t *kv,
                        const tr_kv_compress_t *c, void *work);
     size_t (*kv_compress_work)(const tr_stream_t *s, uint32_t head_dim);

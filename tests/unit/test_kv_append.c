@@ -289,7 +289,12 @@ check_head(bed_t *b, uint32_t slot, uint32_t head)
                                : tr_kv_place_dense(&b->kv, row, p - q->base);
 
         model_check(at.page, at.layout, at.at, &h->at[p]);
-        if (p < q->base && at.at % 16 == 0) {
+        if (p >= q->base) {
+            float recent;
+
+            memcpy(&recent, at.page + at.layout->recent + 4 * at.at, 4);
+            assert_true(recent == h->recent[p]);
+        } else if (at.at % 16 == 0) {
             metadata_finite(b, at.page, at.layout);
         }
     }
@@ -827,7 +832,7 @@ test_sequences(void **state)
                     left[s] = 40 + rig_below(&rng, 60);
                     dense = false;
                 } else if (left[s] == 0) {
-                    left[s] = 1 + rig_below(&rng, turn[s]++ ? 30 : 150);
+                    left[s] = 1 + rig_below(&rng, turn[s]++ ? 40 : 450);
                     dense = true;
                 }
                 n[s] = dense ? 1 + rig_below(&rng, 60) : 1;
@@ -913,10 +918,12 @@ test_bad_steps(void **state)
     good = *m;
     seq = b->seq[0];
     before = pool_copy(b);
-    for (uint32_t i = 0; i < 25; i++) {
+    for (uint32_t i = 0; i < 26; i++) {
+        uint32_t *count = &b->count[(HEADS - 1) * TR_KV_LISTS_MAX], had;
         uint32_t n_rows = 1;
         int32_t *row = row_of(b, 0, HEADS - 1), saved = row[b->kv.at_window];
 
+        had = count[m->to];
         /* clang-format off */
         switch (i) {
         case 0: m->to = 2; break;
@@ -943,6 +950,7 @@ test_bad_steps(void **state)
         case 21: n_rows = 2; break;
         case 22: b->seq[0].n_lists = 0; break;
         case 23: b->seq[0].n_lists = 5; break;
+        case 24: m->index = count[m->to] = 0; break;
         default: row[b->kv.at_window] = -1; break; /* one page a window */
         }
         /* clang-format on */
@@ -950,8 +958,59 @@ test_bad_steps(void **state)
             fail_msg("case %u was not refused", i);
         }
         *m = good;
+        count[m->to] = had;
         b->seq[0] = seq;
         row[b->kv.at_window] = saved;
+    }
+    assert_memory_equal(before, b->kv.pool, b->pages * b->kv.page_bytes);
+    assert_int_equal(try_step(b, 1), TR_KERNEL_OK);
+    free(before);
+    bed_close(b);
+}
+
+/* Lists by channel have no victims, and take whole tiles. */
+static void
+test_bad_tiles(void **state)
+{
+    bed_t *b = bed_ready(&cases[6], 180);
+    tr_kv_move_t *m = &b->move[HEADS - 1], good;
+    uint32_t last = b->count[(HEADS - 1) * TR_KV_LISTS_MAX] - 32;
+    uint8_t *before;
+
+    (void) state;
+    /* 32 tokens leave a full window */
+    *m = (tr_kv_move_t){ 0,
+                         TR_KV_STAYS,
+                         TR_KV_NOWHERE,
+                         32,
+                         b->seq[0].base - 1 - b->c->window,
+                         last,
+                         0,
+                         0 };
+    b->seq[0].window_from = b->seq[0].base - 32;
+    for (uint32_t i = 0; i < HEADS; i++) {
+        part_room(b, row_of(b, 0, i), b->kv.at_window, b->seq[0].window_layout,
+                  b->c->window);
+    }
+    for (uint32_t i = 0; i + 1 < HEADS; i++) {
+        b->move[i].to = TR_KV_NOWHERE;
+        b->move[i].victim_from = TR_KV_STAYS;
+    }
+    good = *m;
+    before = pool_copy(b);
+    for (uint32_t i = 0; i < 4; i++) {
+        /* clang-format off */
+        switch (i) {
+        case 0: m->victim_from = 0; break;
+        case 1: m->leaves = 1; break;
+        case 2: m->leaves = 31; break;
+        default: m->index -= 1; break;
+        }
+        /* clang-format on */
+        if (try_step(b, 1) != TR_KERNEL_BADARG) {
+            fail_msg("case %u was not refused", i);
+        }
+        *m = good;
     }
     assert_memory_equal(before, b->kv.pool, b->pages * b->kv.page_bytes);
     assert_int_equal(try_step(b, 1), TR_KERNEL_OK);
@@ -1039,6 +1098,8 @@ test_bad_plans(void **state)
     REFUSED("a window with a hole", b->dest[p.n - 1] = 0);
     REFUSED("a window that is too long", b->to.window_from--);
     REFUSED("an old token for the window", b->dest[p.n - 30] = TR_KV_WINDOW);
+    REFUSED("an old token for a new one in the window",
+            b->dest[p.n - 30] = TR_KV_WINDOW, b->dest[p.n - 1] = 0);
     REFUSED("a base elsewhere", b->to.base++);
     REFUSED("no lists", b->to.n_lists = 0);
     REFUSED("too many lists", b->to.n_lists = 5);
@@ -1055,6 +1116,28 @@ test_bad_plans(void **state)
     assert_memory_equal(before, b->kv.pool, b->pages * b->kv.page_bytes);
     free(before);
     free(row);
+    bed_close(b);
+
+    b = bed_ready(&cases[0], 180);
+    append(b, (uint32_t[]){ 10, 0, 0 });
+    p = plan_good(b);
+    b->to.window = 100; /* begins among tokens that are in lists */
+    b->to.window_from = b->to.base - 100;
+    for (uint32_t i = 0; i < HEADS; i++) {
+        const uint32_t *had = &b->count[i * TR_KV_LISTS_MAX];
+
+        memset(b->dest + i * p.c.dest_len + had[0] + had[1], TR_KV_WINDOW,
+               b->to.base - b->seq[0].window_from);
+    }
+    refused(&p, "a window of tokens that are listed");
+    p = plan_good(b);
+    b->dest[p.n - 30] = TR_KV_WINDOW; /* it was in the old window */
+    b->dest[p.n - 1] = 0;
+    refused(&p, "an old token of the old window");
+    p = plan_good(b);
+    b->dest[p.n - 15] = 0; /* it was in the old window, too, and stays */
+    b->dest[p.n - 30] = TR_KV_WINDOW;
+    refused(&p, "a token of the old window for another");
     bed_close(b);
 
     b = channel;
@@ -1079,6 +1162,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sequences),
         cmocka_unit_test(test_bad_steps),
+        cmocka_unit_test(test_bad_tiles),
         cmocka_unit_test(test_bad_plans),
     };
 

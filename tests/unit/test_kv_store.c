@@ -342,6 +342,31 @@ test_half(void **state)
     }
 }
 
+/* Tokens by channel that are no whole tile become one of level v. */
+static void
+tile_anew(const tr_kv_codec_t *codec, const sheet_t *from,
+          const tr_kv_place_t *source, tr_kv_level_t v)
+{
+    sheet_t to = sheet(from->plan.layout[1].head_dim, v);
+    stored_t *want = calloc(32, sizeof(*want));
+
+    assert_non_null(want);
+    for (uint32_t i = 0; i < 32; i++) {
+        model_read(from->page, &from->plan.layout[1], source[i].at, &want[i]);
+        model_move(&from->plan.layout[1], &to.plan.layout[1], true, &want[i].v);
+        want[i].score = 0;
+        want[i].position = 0;
+    }
+    model_tile(&to.plan.layout[1], want);
+    tr_kv_move_tile(codec, source, place(&to, 0));
+    for (uint32_t i = 0; i < 32; i++) {
+        tr_kv_mark(place(&to, i), 0, 0);
+        model_check(to.page, &to.plan.layout[1], i, &want[i]);
+    }
+    free(want);
+    free(to.page);
+}
+
 /* 32 tokens from anywhere become a tile by channel. */
 static void
 tile_case(const tr_kv_codec_t *codec, uint32_t dim, tr_kv_level_t a,
@@ -349,7 +374,7 @@ tile_case(const tr_kv_codec_t *codec, uint32_t dim, tr_kv_level_t a,
 {
     sheet_t from = sheet(dim, a), to = sheet(dim, b), last;
     const tr_kv_layout_t *l = &from.plan.layout[1], *m = &to.plan.layout[1];
-    stored_t *want = calloc(32, sizeof(*want));
+    stored_t *want = calloc(32, sizeof(*want)), one;
     tr_kv_place_t source[32];
     uint32_t first = rig_below(&rng, m->tokens / 32) * 32;
     float key[TR_HEAD_DIM_MAX], value[TR_HEAD_DIM_MAX];
@@ -374,6 +399,15 @@ tile_case(const tr_kv_codec_t *codec, uint32_t dim, tr_kv_level_t a,
         tr_kv_mark(place(&to, first + i), 0, 0);
         model_check(to.page, m, first + i, &want[i]);
     }
+    /* one of them alone, by token */
+    last = sheet(dim, level_of(dim, 15, 1, false));
+    model_read(to.page, m, first + 9, &one);
+    model_move(m, &last.plan.layout[1], false, &one.k);
+    model_move(m, &last.plan.layout[1], true, &one.v);
+    tr_kv_move(codec, place(&to, first + 9), place(&last, 2));
+    tr_kv_mark(place(&last, 2), one.score, one.position);
+    model_check(last.page, &last.plan.layout[1], 2, &one);
+    free(last.page);
     /* a whole tile keeps its codes; with fewer bits they are divided */
     b.key_bits = rig_below(&rng, 2) ? b.key_bits : 2;
     last = sheet(dim, b);
@@ -390,20 +424,20 @@ tile_case(const tr_kv_codec_t *codec, uint32_t dim, tr_kv_level_t a,
     }
     free(last.page);
     /* one of another tile among them: quantised anew */
-    last = sheet(dim, b);
     source[7] = place(&to, first + 8);
-    for (uint32_t i = 0; i < 32; i++) {
-        model_read(to.page, m, source[i].at, &want[i]);
-        want[i].score = 0;
-        want[i].position = 0;
+    tile_anew(codec, &to, source, b);
+    /* so are 32 in order that are halves of two tiles */
+    if (m->tokens >= 64) {
+        for (uint32_t i = 0; i < 32; i++) {
+            source[i] = place(&from, i % l->tokens);
+        }
+        tr_kv_move_tile(codec, source, place(&to, 0));
+        tr_kv_move_tile(codec, source, place(&to, 32));
+        for (uint32_t i = 0; i < 32; i++) {
+            source[i] = place(&to, 16 + i);
+        }
+        tile_anew(codec, &to, source, b);
     }
-    model_tile(&last.plan.layout[1], want);
-    tr_kv_move_tile(codec, source, place(&last, 0));
-    for (uint32_t i = 0; i < 32; i++) {
-        tr_kv_mark(place(&last, i), 0, 0);
-        model_check(last.page, &last.plan.layout[1], i, &want[i]);
-    }
-    free(last.page);
     free(from.page);
     free(to.page);
     free(want);
