@@ -402,6 +402,7 @@ tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
 {
     uint32_t dim = kv->head_dim;
     size_t cost = (size_t) kv->lists * dim;
+    bool moves = false;
     append_t a = { codec, kv, layer, rows, k, v, angles, ld };
 
     if (dim > TR_HEAD_DIM_MAX || dim % 16 || ld < (size_t) kv->lists * dim
@@ -412,8 +413,11 @@ tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
         if (!rows_valid(&a, i)) {
             return TR_KERNEL_BADARG;
         }
+        moves |= rows->seq_row[i] < rows->seq_row[i + 1]
+                 && rows->row_pos[rows->seq_row[i]]
+                        < kv->seq[rows->seq_slot[i]].base;
     }
-    if (rows->n_rows == rows->n_seqs) { /* a step: moves cost more than rows */
+    if (moves) { /* dearer than a dense row */
         cost *= 4;
     }
     tr_rows_run(s, rows->n_rows, cost, append_rows, &a);
