@@ -21,6 +21,8 @@ static tr_tokenizer_scratch_t *scratch;
 static tr_chat_template_t chat;
 static tr_openai_t api;
 static const int32_t eos[] = { 0 };
+static tr_executor_policy_t policies[] = { { .given = "full" },
+                                           { .given = "diffkv" } };
 
 int
 LLVMFuzzerInitialize(int *argc, char ***argv)
@@ -36,6 +38,14 @@ LLVMFuzzerInitialize(int *argc, char ***argv)
         exit(1);
     }
     scratch = tr_tokenizer_scratch_new(tokenizer);
+    for (int i = 0; i < 2; i++) {
+        if (tr_kv_policy_create(policies[i].given, 8, 2, 64,
+                                &policies[i].policy, &err)
+            != TR_OK) {
+            fprintf(stderr, "%s\n", err.text);
+            exit(1);
+        }
+    }
     api = (tr_openai_t){ .model = "pocket",
                          .tokenizer = tokenizer,
                          .chat_template = &chat,
@@ -43,7 +53,10 @@ LLVMFuzzerInitialize(int *argc, char ***argv)
                          .vocab = tr_tokenizer_vocab_size(tokenizer),
                          .eos = eos,
                          .n_eos = 1,
-                         .max_choices = 16 };
+                         .max_choices = 16,
+                         .policies = policies,
+                         .n_policies = 2,
+                         .request_alpha = true };
     return 0;
 }
 
@@ -58,6 +71,10 @@ check(const tr_request_t *r, tr_status_t rc)
             abort(); /* not the client's fault, or not said why */
         }
         return;
+    }
+    if (r->kv_policy == NULL || !(r->kv_policy->alpha_low <= TR_KV_ALPHA_MAX)
+        || !(r->kv_policy->alpha_high <= TR_KV_ALPHA_MAX)) {
+        abort();
     }
     if (r->n_sequences == 0 || r->n_sequences > api.max_choices) {
         abort();

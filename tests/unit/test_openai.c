@@ -26,6 +26,10 @@ static tr_tokenizer_scratch_t *scratch;
 static tr_chat_template_t chat_template, no_template;
 static const int32_t eos[] = { 4, 1 };
 static tr_openai_t api;
+static tr_executor_policy_t policies[] = { { .given = "full" },
+                                           { .given = "diffkv:alpha_low=0.5" },
+                                           { .given = "diffkv:alpha_low=0."
+                                                      "25" } };
 
 static int
 setup(void **state)
@@ -43,6 +47,11 @@ setup(void **state)
                      TR_OK);
     scratch = tr_tokenizer_scratch_new(tokenizer);
     assert_non_null(scratch);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(tr_kv_policy_create(policies[i].given, 8, 2, 64,
+                                             &policies[i].policy, &err),
+                         TR_OK);
+    }
     api = (tr_openai_t){
         .model = "pocket",
         .tokenizer = tokenizer,
@@ -52,6 +61,9 @@ setup(void **state)
         .eos = eos,
         .n_eos = 2,
         .max_choices = 8,
+        .policies = policies,
+        .n_policies = 3,
+        .request_alpha = true,
     };
     return 0;
 }
@@ -60,6 +72,9 @@ static int
 teardown(void **state)
 {
     (void) state;
+    for (int i = 0; i < 3; i++) {
+        tr_kv_policy_free(policies[i].policy);
+    }
     tr_tokenizer_scratch_free(scratch);
     tr_tokenizer_free(tokenizer);
     return 0;
@@ -135,6 +150,41 @@ test_defaults(void **state)
     r = good(TEXT, "{" P "}");
     assert_int_equal(r->params.max_tokens, 16);
     assert_int_equal(r->sequences[0].tokens[0], 0);
+    tr_request_free(r);
+}
+
+/* By name, as configured, as the log has it; thresholds in a copy. */
+static void
+test_policies(void **state)
+{
+    const tr_kv_policy_t *second = policies[2].policy;
+    char body[512];
+    tr_request_t *r;
+
+    (void) state;
+    r = good(TEXT, "{" P "}");
+    assert_ptr_equal(r->kv_policy, policies[0].policy);
+    tr_request_free(r);
+    r = good(TEXT, "{" P ",\"kv_policy\":\"diffkv\"}");
+    assert_ptr_equal(r->kv_policy, policies[1].policy);
+    tr_request_free(r);
+    r = good(TEXT, "{" P ",\"kv_policy\":\"diffkv:alpha_low=0.25\"}");
+    assert_ptr_equal(r->kv_policy, second);
+    tr_request_free(r);
+    snprintf(body, sizeof(body), "{" P ",\"kv_policy\":\"%s\"}", second->spec);
+    r = good(TEXT, body);
+    assert_ptr_equal(r->kv_policy, second);
+    tr_request_free(r);
+    r = good(TEXT, "{" P ",\"kv_policy\":\"diffkv:alpha_low=0.25\","
+                   "\"kv_alpha_high\":0.3}");
+    assert_ptr_not_equal(r->kv_policy, second);
+    /* doubles all the way: thresholds are as those of a configuration */
+    assert_true(r->kv_policy->alpha_high == 0.3);
+    assert_true(r->kv_policy->alpha_low == 0.25);
+    assert_true(second->alpha_high != 0.3);
+    tr_request_free(r);
+    r = good(TEXT, "{" P ",\"kv_policy\":null,\"kv_alpha_low\":null}");
+    assert_ptr_equal(r->kv_policy, policies[0].policy);
     tr_request_free(r);
 }
 
@@ -332,6 +382,21 @@ typedef struct {
 #define IDS16 "9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9"
 
 static const bad_t bad[] = {
+    /* the KV cache */
+    { TEXT, T("\"kv_policy\":\"h2o\""), INVALID, "kv_policy",
+      "\"h2o\". This server allows: \"full\", \"diffkv:alpha_low=0.5\", "
+      "\"diffkv:alpha_low=0.25\"" },
+    { TEXT, T("\"kv_policy\":\"\""), INVALID, "kv_policy", "allows" },
+    { TEXT, T("\"kv_policy\":[]"), INVALID, "kv_policy", "a string" },
+    { TEXT, T("\"kv_alpha_low\":1"), INVALID, "kv_alpha_low", "full" },
+    { TEXT, T("\"kv_policy\":\"diffkv\",\"kv_alpha_low\":true"), INVALID,
+      "kv_alpha_low", "a number" },
+    { TEXT, T("\"kv_policy\":\"diffkv\",\"kv_alpha_low\":1e300"), INVALID,
+      "kv_alpha_low", "1000" },
+    { TEXT, T("\"kv_policy\":\"diffkv\",\"kv_alpha_high\":-0.1"), INVALID,
+      "kv_alpha_high", "from 0 to 1000" },
+    { TEXT, T("\"kv_policy\":\"diffkv\",\"kv_alpha_high\":0.1"), INVALID,
+      "kv_alpha_high", "above" },
     /* the body */
     { CHAT, "", INVALID, "", "is empty; expected a JSON object" },
     { CHAT, "[]", INVALID, "", "is an array; expected an object" },
@@ -708,6 +773,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_all_parameters),
+        cmocka_unit_test(test_policies),
         cmocka_unit_test(test_null),
         cmocka_unit_test(test_content_parts),
         cmocka_unit_test(test_prompts),
