@@ -222,7 +222,7 @@ read_value(const setting_t *s, const tr_kv_policy_kind_t *kind,
         if (value[0] == '\0' || strlen(value) >= sizeof(p->alpha_file)) {
             return false;
         }
-        snprintf(field, sizeof(p->alpha_file), "%s", value);
+        memcpy(field, value, strlen(value) + 1);
         return true;
     }
     return false;
