@@ -18,34 +18,16 @@
 #include "cli.h"
 #include "options.h"
 #include "ring_client.h"
+#include "stats.h"
 #include "terminal.h"
 
-static const double bounds_us[TR_STATUS_BUCKETS] = TR_STATUS_BOUNDS_US;
-
-enum { TTFT, INTER_TOKEN, E2E, QUEUE, STEP, N_HISTOGRAMS };
-
-static const char *const histogram_names[N_HISTOGRAMS] = { "ttft",
-                                                           "inter_token", "e2e",
-                                                           "queue", "step" };
-
-static const char *const histogram_titles[N_HISTOGRAMS] = {
-    "first token", "inter-token", "whole answer", "queue", "step"
+static const char *const histogram_names[TR_STATS_HISTOGRAMS] = {
+    "ttft", "inter_token", "e2e", "queue", "step"
 };
 
-typedef struct {
-    uint64_t count[TR_STATUS_BUCKETS + 1], sum_us;
-} histogram_t;
-
-/* Plain copies of everything that changes. */
-typedef struct {
-    uint64_t at_us;
-    tr_status_admission_t now;
-    uint64_t prompt_tokens, generation_tokens;
-    uint64_t stop, length, aborted, error, preemptions;
-    uint64_t channels;
-    uint64_t kv_bytes, kv_high, kv_low, kv_pruned, swaps, recomputations;
-    histogram_t histogram[N_HISTOGRAMS];
-} sample_t;
+static const char *const histogram_titles[TR_STATS_HISTOGRAMS] = {
+    "first token", "inter-token", "whole answer", "queue", "step"
+};
 
 static struct {
     const char *engine;
@@ -77,103 +59,7 @@ static const tr_command_t command = {
     options
 };
 
-/* ---- reading ------------------------------------------------------------ */
-
-#define LOAD(field) atomic_load_explicit(&(field), memory_order_relaxed)
-
-static void
-copy_histogram(histogram_t *to, const tr_status_histogram_t *shared)
-{
-    tr_status_histogram_t *from = (tr_status_histogram_t *) (uintptr_t) shared;
-    unsigned i;
-
-    for (i = 0; i <= TR_STATUS_BUCKETS; i++) {
-        to->count[i] = LOAD(from->count[i]);
-    }
-    to->sum_us = LOAD(from->sum_us);
-}
-
-static void
-take_sample(sample_t *s)
-{
-    const tr_status_page_t *page = tr_ring_client_status(g.client);
-    tr_status_counters_t *c = (tr_status_counters_t *) (uintptr_t) &page
-                                  ->counters;
-
-    memset(s, 0, sizeof(*s));
-    s->at_us = tr_now_us();
-    tr_ring_client_admission(g.client, &s->now);
-    s->prompt_tokens = LOAD(c->prompt_tokens);
-    s->generation_tokens = LOAD(c->generation_tokens);
-    s->stop = LOAD(c->requests_stop);
-    s->length = LOAD(c->requests_length);
-    s->aborted = LOAD(c->requests_aborted);
-    s->error = LOAD(c->requests_error);
-    s->preemptions = LOAD(c->preemptions);
-    s->kv_bytes = LOAD(c->kv_bytes);
-    s->kv_high = LOAD(c->kv_full_bytes_high);
-    s->kv_low = LOAD(c->kv_full_bytes_low);
-    s->kv_pruned = LOAD(c->kv_full_bytes_pruned);
-    s->swaps = LOAD(c->kv_swaps);
-    s->recomputations = LOAD(c->kv_recomputations);
-    s->channels = LOAD(c->channels_opened) - LOAD(c->channels_closed);
-    copy_histogram(&s->histogram[TTFT], &c->ttft);
-    copy_histogram(&s->histogram[INTER_TOKEN], &c->inter_token);
-    copy_histogram(&s->histogram[E2E], &c->e2e);
-    copy_histogram(&s->histogram[QUEUE], &c->queue_time);
-    copy_histogram(&s->histogram[STEP], &c->step_time);
-}
-
-/* Observations of b that a does not have; a NULL: all of b. */
-static void
-difference(const histogram_t *a, const histogram_t *b, histogram_t *out)
-{
-    unsigned i;
-
-    *out = *b;
-    if (a == NULL) {
-        return;
-    }
-    for (i = 0; i <= TR_STATUS_BUCKETS; i++) {
-        out->count[i] -= a->count[i];
-    }
-    out->sum_us -= a->sum_us;
-}
-
-static uint64_t
-histogram_total(const histogram_t *h)
-{
-    uint64_t n = 0;
-    unsigned i;
-
-    for (i = 0; i <= TR_STATUS_BUCKETS; i++) {
-        n += h->count[i];
-    }
-    return n;
-}
-
-/* Percentile in ms, linear within its bucket; -1 when there is nothing. */
-static double
-percentile(const histogram_t *h, double p)
-{
-    uint64_t total = histogram_total(h);
-    double want = p * (double) total, below = 0;
-    unsigned i;
-
-    if (total == 0) {
-        return -1;
-    }
-    for (i = 0; i < TR_STATUS_BUCKETS; i++) {
-        double in = (double) h->count[i];
-        double lo = i == 0 ? 0 : bounds_us[i - 1];
-
-        if (in > 0 && below + in >= want) {
-            return (lo + (bounds_us[i] - lo) * (want - below) / in) / 1e3;
-        }
-        below += in;
-    }
-    return bounds_us[TR_STATUS_BUCKETS - 1] / 1e3;
-}
+/* ---- numbers ------------------------------------------------------------ */
 
 static const char *
 state_name(uint32_t state)
@@ -221,7 +107,7 @@ draw_bar(FILE *f, double share, int width)
 }
 
 static void
-draw_latencies(FILE *f, const sample_t *a, const sample_t *b)
+draw_latencies(FILE *f, const tr_stats_sample_t *a, const tr_stats_sample_t *b)
 {
     static const double points[] = { 0.5, 0.9, 0.99 };
     char buf[32];
@@ -229,16 +115,18 @@ draw_latencies(FILE *f, const sample_t *a, const sample_t *b)
 
     fprintf(f, "%-14s %10s %10s %10s %10s\n", "latency", "p50", "p90", "p99",
             "count");
-    for (i = 0; i < N_HISTOGRAMS; i++) {
-        histogram_t h;
+    for (i = 0; i < TR_STATS_HISTOGRAMS; i++) {
+        tr_stats_histogram_t h;
 
-        difference(a != NULL ? &a->histogram[i] : NULL, &b->histogram[i], &h);
+        tr_stats_difference(a != NULL ? &a->histogram[i] : NULL,
+                            &b->histogram[i], &h);
         fprintf(f, "  %-12s", histogram_titles[i]);
         for (k = 0; k < 3; k++) {
             fprintf(f, " %10s",
-                    duration(percentile(&h, points[k]), buf, sizeof(buf)));
+                    duration(tr_stats_percentile(&h, points[k]), buf,
+                             sizeof(buf)));
         }
-        fprintf(f, " %10llu\n", (unsigned long long) histogram_total(&h));
+        fprintf(f, " %10llu\n", (unsigned long long) tr_stats_total(&h));
     }
 }
 
@@ -252,7 +140,7 @@ share_of(uint64_t part, uint64_t whole)
 
 /* Bytes of the pages in use. */
 static double
-used_bytes(const sample_t *b)
+used_bytes(const tr_stats_sample_t *b)
 {
     uint64_t n = 0;
     unsigned i;
@@ -266,7 +154,7 @@ used_bytes(const sample_t *b)
 /* Pages by level, each against the whole pool; then the same tokens at 16 bits,
  * and what became of those of requests that ended. */
 static void
-draw_cache(FILE *f, const sample_t *b)
+draw_cache(FILE *f, const tr_stats_sample_t *b)
 {
     double full = (double) b->now.kv_full_bytes, used = used_bytes(b);
     double page = (double) g.card.kv_page_bytes;
@@ -310,7 +198,7 @@ draw_cache(FILE *f, const sample_t *b)
 }
 
 static void
-draw_all(FILE *f, const sample_t *a, const sample_t *b)
+draw_all(FILE *f, const tr_stats_sample_t *a, const tr_stats_sample_t *b)
 {
     double s = (double) (b->at_us - a->at_us) / 1e6;
 
@@ -341,7 +229,7 @@ draw_all(FILE *f, const sample_t *a, const sample_t *b)
 
 /* The whole picture; on a terminal over the one before. */
 static void
-draw(const sample_t *a, const sample_t *b)
+draw(const tr_stats_sample_t *a, const tr_stats_sample_t *b)
 {
     char *text = NULL, *line, *end;
     size_t size = 0;
@@ -362,17 +250,17 @@ draw(const sample_t *a, const sample_t *b)
 }
 
 static void
-print_line(const sample_t *a, const sample_t *b)
+print_line(const tr_stats_sample_t *a, const tr_stats_sample_t *b)
 {
     double s = a != NULL ? (double) (b->at_us - a->at_us) / 1e6
                          : (double) (time(NULL) - g.card.created);
-    histogram_t ttft, inter;
+    tr_stats_histogram_t ttft, inter;
     char p[4][32];
 
-    difference(a != NULL ? &a->histogram[TTFT] : NULL, &b->histogram[TTFT],
-               &ttft);
-    difference(a != NULL ? &a->histogram[INTER_TOKEN] : NULL,
-               &b->histogram[INTER_TOKEN], &inter);
+    tr_stats_difference(a != NULL ? &a->histogram[TR_STATS_TTFT] : NULL,
+                        &b->histogram[TR_STATS_TTFT], &ttft);
+    tr_stats_difference(a != NULL ? &a->histogram[TR_STATS_INTER_TOKEN] : NULL,
+                        &b->histogram[TR_STATS_INTER_TOKEN], &inter);
     printf("%s %s running=%u waiting=%u tokens_per_s=%.1f prompt_per_s=%.1f "
            "ttft_p50=%s ttft_p99=%s inter_token_p50=%s inter_token_p99=%s "
            "kv=%.1f%% kv_of_fp16=%.1f%%\n",
@@ -380,10 +268,10 @@ print_line(const sample_t *a, const sample_t *b)
            b->now.waiting,
            rate(a != NULL ? a->generation_tokens : 0, b->generation_tokens, s),
            rate(a != NULL ? a->prompt_tokens : 0, b->prompt_tokens, s),
-           duration(percentile(&ttft, 0.5), p[0], sizeof(p[0])),
-           duration(percentile(&ttft, 0.99), p[1], sizeof(p[1])),
-           duration(percentile(&inter, 0.5), p[2], sizeof(p[2])),
-           duration(percentile(&inter, 0.99), p[3], sizeof(p[3])),
+           duration(tr_stats_percentile(&ttft, 0.5), p[0], sizeof(p[0])),
+           duration(tr_stats_percentile(&ttft, 0.99), p[1], sizeof(p[1])),
+           duration(tr_stats_percentile(&inter, 0.5), p[2], sizeof(p[2])),
+           duration(tr_stats_percentile(&inter, 0.99), p[3], sizeof(p[3])),
            g.card.kv_pages == 0 ? 0.0
                                 : 100.0
                                       - 100.0 * (double) b->now.kv_free_pages
@@ -395,7 +283,7 @@ print_line(const sample_t *a, const sample_t *b)
 }
 
 static json_t *
-json_latencies(const sample_t *a, const sample_t *b)
+json_latencies(const tr_stats_sample_t *a, const tr_stats_sample_t *b)
 {
     static const struct {
         const char *name;
@@ -404,19 +292,21 @@ json_latencies(const sample_t *a, const sample_t *b)
     json_t *all = json_object();
     unsigned i, k;
 
-    for (i = 0; i < N_HISTOGRAMS; i++) {
+    for (i = 0; i < TR_STATS_HISTOGRAMS; i++) {
         json_t *one = json_object();
-        histogram_t h;
+        tr_stats_histogram_t h;
         uint64_t n;
 
-        difference(a != NULL ? &a->histogram[i] : NULL, &b->histogram[i], &h);
-        n = histogram_total(&h);
+        tr_stats_difference(a != NULL ? &a->histogram[i] : NULL,
+                            &b->histogram[i], &h);
+        n = tr_stats_total(&h);
         json_object_set_new(one, "count", json_integer((json_int_t) n));
         for (k = 0; k < 3; k++) {
             json_object_set_new(one, points[k].name,
                                 n == 0
                                     ? json_null()
-                                    : json_real(percentile(&h, points[k].p)));
+                                    : json_real(
+                                        tr_stats_percentile(&h, points[k].p)));
         }
         json_object_set_new(one, "mean",
                             n == 0 ? json_null()
@@ -428,7 +318,7 @@ json_latencies(const sample_t *a, const sample_t *b)
 }
 
 static json_t *
-json_cache(const sample_t *b)
+json_cache(const tr_stats_sample_t *b)
 {
     json_t *levels = json_object();
     uint64_t ended = b->kv_high + b->kv_low + b->kv_pruned;
@@ -460,7 +350,7 @@ json_cache(const sample_t *b)
 }
 
 static void
-print_json(const sample_t *a, const sample_t *b)
+print_json(const tr_stats_sample_t *a, const tr_stats_sample_t *b)
 {
     double s = a != NULL ? (double) (b->at_us - a->at_us) / 1e6
                          : (double) (time(NULL) - g.card.created);
@@ -493,7 +383,7 @@ print_json(const sample_t *a, const sample_t *b)
 }
 
 static void
-show(const sample_t *a, const sample_t *b)
+show(const tr_stats_sample_t *a, const tr_stats_sample_t *b)
 {
     if (g.json) {
         print_json(a, b);
@@ -510,11 +400,11 @@ watch(void)
 {
     tr_error_t err = { 0 };
     tr_ring_event_t event;
-    sample_t a, b;
+    tr_stats_sample_t a, b;
     uint64_t next = tr_now_us();
     tr_status_t rc = TR_AGAIN;
 
-    take_sample(&a);
+    tr_stats_take(g.client, &a);
     if (g.redraw) {
         printf("\033[2J");
         draw(&a, &a);
@@ -533,7 +423,7 @@ watch(void)
             return 1;
         }
         if (!tr_interrupted()) {
-            take_sample(&b);
+            tr_stats_take(g.client, &b);
             show(&a, &b);
             a = b;
         }
@@ -546,7 +436,7 @@ tr_cmd_stats(int argc, char **argv)
 {
     tr_ring_client_options_t small = { 64, 4096, 4096 };
     tr_error_t err = { 0 };
-    sample_t sample, birth = { 0 };
+    tr_stats_sample_t sample, birth = { 0 };
     int rc;
 
     if (tr_options_only(&command, argc, argv, &rc) != 0) {
@@ -566,7 +456,7 @@ tr_cmd_stats(int argc, char **argv)
     g.redraw = !g.json && !g.once && isatty(STDOUT_FILENO);
     tr_interrupt_catch();
     if (g.once) {
-        take_sample(&sample);
+        tr_stats_take(g.client, &sample);
         if (g.json) {
             print_json(NULL, &sample);
         } else {
