@@ -365,7 +365,7 @@ for (const [mode, status, code, reason] of [
     }, `health says ${reason}`);
     if (mode === '--refuse') {
       await until(() =>
-        /speaks versions 8 to 8 of the channel, this module 1 to 1/
+        /speaks versions 9 to 9 of the channel, this module 2 to 2/
           .test(stack.errorLog()), 'a line that names both versions');
     }
     await restartEngine();
