@@ -177,7 +177,8 @@ ngx_http_tokenring_channel_close(ngx_http_tokenring_peer_t *peer)
 /*
  * As ngx_add_channel_event() does it, which keeps the connection to itself:
  * marked as a channel, the descriptor is not reported as a socket left open at
- * exit, and it is level-triggered.
+ * exit.  Where an event method reports edges, every ring is one, and the
+ * eventfd need never be read: that is a system call for every batch.
  */
 
 static ngx_int_t
@@ -202,7 +203,11 @@ ngx_http_tokenring_doorbell_add(ngx_http_tokenring_peer_t *peer, int fd)
     c->write->channel = 1;
     c->read->handler = ngx_http_tokenring_doorbell;
 
-    if (ngx_add_event(c->read, NGX_READ_EVENT, 0) != NGX_OK) {
+    if (ngx_add_event(c->read, NGX_READ_EVENT,
+                      (ngx_event_flags & NGX_USE_CLEAR_EVENT) ? NGX_CLEAR_EVENT
+                                                              : 0)
+        != NGX_OK)
+    {
         ngx_free_connection(c);
         c->fd = (ngx_socket_t) -1;
         return NGX_ERROR;
@@ -231,13 +236,15 @@ ngx_http_tokenring_doorbell(ngx_event_t *ev)
         /* posted by ourselves: nobody rang, or epoll will say so */
         peer->again = 0;
 
-    } else {
+    } else if (!(ngx_event_flags & NGX_USE_CLEAR_EVENT)) {
         tr_doorbell_drain(c->fd);
     }
 
     if (peer->state != NGX_HTTP_TOKENRING_READY || peer->broken) {
         return;
     }
+
+    tr_inbox_awake(&peer->inbox);
 
     rc = ngx_http_tokenring_drain(peer, NGX_HTTP_TOKENRING_BUDGET);
 
