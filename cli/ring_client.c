@@ -40,7 +40,7 @@ struct tr_ring_client {
     const tr_status_page_t *status;
     tr_status_admission_t admission;
     tr_ring_producer_t requests;
-    tr_ring_consumer_t responses;
+    tr_inbox_t inbox;
     uint8_t *buf; /* one payload */
     uint32_t buf_size;
     client_slot_t *slots;
@@ -261,9 +261,8 @@ client_prepare(tr_ring_client_t *c, tr_error_t *err)
 
     tr_ring_producer_init(&c->requests, c->map.request, c->map.request_data,
                           c->map.request_capacity);
-    tr_ring_consumer_init(&c->responses, c->map.response, c->map.response_data,
-                          c->map.response_capacity);
-    c->buf_size = tr_ring_max_payload(c->map.response_capacity);
+    tr_inbox_init(&c->inbox, &c->map);
+    c->buf_size = tr_inbox_max_payload(&c->map);
     c->buf = malloc(c->buf_size);
     c->slots = calloc(n, sizeof(*c->slots));
     c->free_slots = malloc(n * sizeof(*c->free_slots));
@@ -669,10 +668,10 @@ tr_ring_client_poll(tr_ring_client_t *c, int timeout_ms, tr_ring_event_t *event,
     tr_status_t rc;
 
     for (;;) {
-        rc = tr_ring_get(&c->responses, &rec, c->buf, c->buf_size);
+        rc = tr_inbox_get(&c->inbox, &rec, c->buf, c->buf_size);
         if (rc == TR_OK) {
             /* the payload is copied: its space can go back at once */
-            if (tr_ring_release(&c->responses)) {
+            if (tr_inbox_release(&c->inbox)) {
                 tr_doorbell_ring(c->bell_engine);
             }
             rc = client_take(c, &rec, event, err);
@@ -682,18 +681,18 @@ tr_ring_client_poll(tr_ring_client_t *c, int timeout_ms, tr_ring_event_t *event,
             return rc;
         }
         if (rc == TR_AGAIN) {
-            if (tr_ring_release(&c->responses)) { /* a PAD */
+            if (tr_inbox_release(&c->inbox)) { /* a PAD */
                 tr_doorbell_ring(c->bell_engine);
             }
             tr_doorbell_drain(c->bell_peer);
-            rc = tr_ring_sleep(&c->responses);
+            rc = tr_inbox_sleep(&c->inbox);
         }
         if (rc == TR_OK) {
             continue;
         }
         if (rc != TR_AGAIN) {
-            return client_violated(err, "impossible index or record in the "
-                                        "response ring");
+            return client_violated(err, "impossible index or record in a "
+                                        "ring");
         }
         if (c->hung_up) {
             return client_closed(err);

@@ -42,8 +42,7 @@ typedef struct {
     uint32_t max_batch_tokens;  /* tokens of one step, default 512 */
     uint32_t max_queue;         /* requests that may wait, default 1024 */
     uint64_t max_body;          /* bytes of one request body, default 16m */
-    uint32_t channel_ring;      /* bytes of each ring, upper bound, 1m */
-    uint32_t outlet;            /* bytes of each channel's queue, 4m */
+    uint32_t channel_ring;      /* bytes of each ring, upper bound, 4m */
     uint64_t channel_stall_timeout_us; /* default 30 s */
     uint64_t paused_timeout_us;        /* a paused request ends, default 5 m */
     uint64_t drain_timeout_us;         /* after SIGTERM, default 30 s */

@@ -14,8 +14,8 @@
 static void
 tr_emit_touch(tr_emit_t *e, tr_outlet_t *o)
 {
-    if (!o->staged) {
-        o->staged = true;
+    if (atomic_load_explicit(&o->held, memory_order_relaxed) == 0) {
+        atomic_store_explicit(&o->held, 1, memory_order_relaxed);
         o->next_staged = e->staged;
         e->staged = o;
     }
@@ -217,19 +217,15 @@ tr_emit_error(tr_emit_t *e, const tr_request_t *r)
     return rc;
 }
 
-bool
+void
 tr_emit_publish(tr_emit_t *e)
 {
-    bool wake = false;
     tr_outlet_t *o, *next;
 
     for (o = e->staged; o != NULL; o = next) {
         next = o->next_staged;
-        o->staged = false;
         o->next_staged = NULL;
-        /* the front thread may free it from here on */
-        wake |= tr_outlet_publish(o) == 1;
+        tr_outlet_publish(o, &e->bell); /* not to be touched after this */
     }
     e->staged = NULL;
-    return wake;
 }

@@ -2,8 +2,7 @@
  * What the step loop says: tokens become text, text and ends become records.
  *
  * Records are staged in the outlets during a step and published once at its
- * end.  After that a request whose last record was among them belongs to the
- * front thread.
+ * end, with one ring of the doorbell for each channel that sleeps.
  */
 #ifndef TR_EMIT_H
 #define TR_EMIT_H
@@ -13,6 +12,7 @@
 typedef struct {
     const tr_tokenizer_t *tokenizer; /* borrowed */
     tr_outlet_t *staged;             /* outlets with unpublished records */
+    tr_bell_t bell;                  /* of the step loop's thread */
     char text[TR_OUTLET_TEXT_MAX];
     uint8_t logprobs[TR_OUTLET_LOGPROB_MAX];
 } tr_emit_t;
@@ -36,7 +36,7 @@ tr_status_t tr_emit_finish(tr_emit_t *e, const tr_request_t *r, uint32_t choice,
 /* ERROR from r->error. TR_AGAIN: no room. */
 tr_status_t tr_emit_error(tr_emit_t *e, const tr_request_t *r);
 
-/* Shows everything staged.  True: the front thread must be woken. */
-bool tr_emit_publish(tr_emit_t *e);
+/* Shows everything staged, and rings whose peers sleep. */
+void tr_emit_publish(tr_emit_t *e);
 
 #endif

@@ -20,7 +20,7 @@
 #define ACCEPT_PAUSE_US 1000000u /* when descriptors have run out */
 #define PUBLISH_LEAST_US 2000u   /* between two publications */
 #define PUBLISH_MOST_US 100000u  /* while requests are running */
-#define FLUSH_US 500000u         /* for the last records, at the end */
+#define FLUSH_US 500000u         /* for the last answers, at the end */
 
 enum { RUN, DRAIN, HURRY };
 
@@ -40,6 +40,7 @@ struct tr_front {
     uint64_t published_us;
     uint64_t running_since_us; /* 0: nothing runs */
     bool busy;                 /* publish while nothing happens */
+    bool stale;                /* something did, too soon after the last time */
     uint64_t drain_deadline_us;
 };
 
@@ -80,6 +81,7 @@ publish(tr_front_t *f)
     }
     tr_status_publish(env->status, &a);
     f->published_us = env->now_us;
+    f->stale = false;
     /* what was just handed to the loop is in no snapshot of it yet */
     f->busy = a.running != 0 || a.waiting != 0
               || (env->loop != NULL && tr_loop_outstanding(env->loop) != 0);
@@ -95,7 +97,7 @@ publish_when_due(tr_front_t *f)
     if (busy && f->env.now_us - f->published_us >= PUBLISH_LEAST_US) {
         publish(f);
     } else if (busy) {
-        f->busy = true;
+        f->busy = f->stale = true;
     }
 }
 
@@ -152,18 +154,17 @@ accept_peers(tr_front_t *f)
     }
 }
 
-/* Intake or the step loop rang: whose request it is about is cheap to see. */
+/* Intake or the step loop rang: requests were parsed, or are over. */
 static void
 on_wake(tr_front_t *f)
 {
     tr_request_t *r;
-    tr_peer_t *p;
 
     while ((r = tr_intake_take(f->env.intake)) != NULL) {
         tr_peer_parsed(r->owner, r);
     }
-    for (p = f->peers; p != NULL; p = p->next) {
-        p->out_ready = true;
+    if (f->env.loop != NULL) {
+        tr_peer_reap(tr_loop_over(f->env.loop));
     }
 }
 
@@ -223,7 +224,8 @@ next_deadline(const tr_front_t *f)
     const tr_peer_t *p;
 
     if (f->busy) {
-        next = f->published_us + PUBLISH_MOST_US;
+        next = f->published_us
+               + (f->stale ? PUBLISH_LEAST_US : PUBLISH_MOST_US);
     }
     if (f->accept_again_us != 0 && f->accept_again_us < next) {
         next = f->accept_again_us;
@@ -308,15 +310,15 @@ drained(const tr_front_t *f)
     return true;
 }
 
-/* The loop ends what it still has; its last records are sent if their peers
- * take them. */
+/* The loop ends what it still has; answers are sent if their peers take
+ * them. */
 static void
 end_all(tr_front_t *f)
 {
     uint64_t deadline;
     tr_peer_t *p;
 
-    tr_loop_stop(f->env.loop);
+    tr_peer_reap(tr_loop_stop(f->env.loop));
     f->env.loop = NULL;
     publish(f);
     f->env.now_us = now_us();
@@ -420,6 +422,7 @@ tr_front_start(const tr_front_options_t *options, tr_front_t **out,
     f->env.loop = options->loop;
     f->env.status = options->status;
     f->env.status_fd = options->status_fd;
+    f->env.wake_fd = options->wake_fd;
     f->env.epoll = -1;
     f->env.now_us = now_us();
     f->listener = options->listener;

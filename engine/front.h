@@ -1,11 +1,12 @@
 /*
- * The front thread: sockets, doorbells, rings and the status page.
+ * The front thread: sockets, doorbells, requests, answers and the status page.
  *
  * One epoll over the listening socket, the peers' sockets and doorbells, and
  * one eventfd that intake and the step loop ring.  Every turn it serves its
  * peers round robin, a bounded number of bytes each, and sleeps when none has
- * more to do; while requests run it wakes at least every 10 ms to publish the
- * status page, otherwise only when something happens.
+ * more to do; while requests run it wakes at least every 100 ms to publish the
+ * status page, otherwise only when something happens.  Output is none of its
+ * business: the step loop writes it.
  */
 #ifndef TR_FRONT_H
 #define TR_FRONT_H

@@ -1,13 +1,15 @@
 /*
  * The step loop's thread (loop.h).
  *
- * What other threads may touch: the intake (a lock-free stack of requests that
- * the loop empties at once and turns round), the wake flag with its eventfd,
- * three counters, and the snapshot under a mutex that is held for a copy.
- * Everything else belongs to the loop's thread.
+ * What other threads may touch: two lock-free stacks of requests, each emptied
+ * at once (the intake, which the loop turns round, and those that are over), the
+ * wake flag with its eventfd, three counters, and the snapshot under a mutex
+ * that is held for a copy.  Everything else belongs to the loop's thread.
  *
  * A request that ended, but whose last record found no room in its outlet, has
- * given back everything but itself and waits in `ending`.
+ * given back everything but itself and waits in `ending`.  One whose last record
+ * is staged goes back just before that is published: the peer may use its slot
+ * again as soon as it has seen the record.
  */
 #include "loop.h"
 
@@ -29,6 +31,9 @@
 /* How often pauses and full outlets are looked at while there is work. */
 #define TR_LOOP_CHECK_US 250000
 
+/* How long, at the end, the last records may wait for room. */
+#define TR_LOOP_FLUSH_US 500000
+
 typedef struct {
     tr_request_t *first, *last;
 } tr_request_list_t;
@@ -42,6 +47,7 @@ struct tr_loop {
 
     /* shared with other threads */
     tr_request_t *_Atomic intake; /* linked by next, newest first */
+    tr_request_t *_Atomic over;   /* the same */
     _Atomic uint32_t woken, asleep, stop;
     _Atomic uint32_t draining;    /* nobody is scheduled for the first time */
     _Atomic uint32_t outstanding; /* requests inside */
@@ -55,6 +61,8 @@ struct tr_loop {
     tr_scheduler_t scheduler;
     tr_emit_t emit;
     tr_request_list_t requests, ending;
+    tr_request_t *leaving; /* forgotten in this turn, linked by next */
+    bool news;             /* for the front thread */
     uint32_t n_requests;
     uint32_t n_quiet;       /* requests inside that tr_loop_echo looks after */
     uint64_t next_check_us; /* of pauses and full outlets */
@@ -128,10 +136,12 @@ tr_loop_last_record(tr_loop_t *l, tr_request_t *r)
            == TR_OK;
 }
 
-/* From here on the front thread owns r, as soon as the step is published. */
+/* From here on the front thread owns r, as soon as the step is shown. */
 static void
 tr_loop_forget(tr_loop_t *l, tr_request_t *r)
 {
+    r->next = l->leaving;
+    l->leaving = r;
     if (r->scheduled_us == 0) {
         atomic_fetch_sub(&l->queued, 1);
     }
@@ -518,20 +528,40 @@ tr_loop_publish_snapshot(tr_loop_t *l)
         a.kv_used_pages[l->level_of[i]] += totals.pages[i];
     }
     a.state = TR_ENGINE_READY;
+    if (a.running != l->snapshot.running || a.waiting != l->snapshot.waiting) {
+        l->news = true; /* workers choose an engine by these */
+    }
     pthread_mutex_lock(&l->snapshot_lock);
     l->snapshot = a;
     pthread_mutex_unlock(&l->snapshot_lock);
 }
 
-/* What is staged, to the front thread. */
 static void
-tr_loop_show(tr_loop_t *l)
+tr_loop_tell_front(tr_loop_t *l)
 {
     const uint64_t one = 1;
 
-    if (tr_emit_publish(&l->emit)) {
+    if (l->news) {
+        l->news = false;
         (void) !write(l->front_fd, &one, sizeof(one));
     }
+}
+
+/* What is staged, to the peers; who is over, to the front thread. */
+static void
+tr_loop_show(tr_loop_t *l)
+{
+    tr_request_t *r, *next;
+
+    for (r = l->leaving; r != NULL; r = next) {
+        next = r->next;
+        r->next = atomic_load_explicit(&l->over, memory_order_relaxed);
+        while (!atomic_compare_exchange_weak(&l->over, &r->next, r)) {
+        }
+        l->news = true;
+    }
+    l->leaving = NULL;
+    tr_emit_publish(&l->emit);
 }
 
 /* One turn.  False: nothing was done and nothing can be before the next due
@@ -569,6 +599,7 @@ tr_loop_turn(tr_loop_t *l)
 
         tr_loop_batch(l, &batch, now);
         tr_loop_show(l); /* who has started: the step may be long */
+        tr_loop_tell_front(l);
         rc = l->executor->step(l->executor, &batch);
         end = tr_loop_now();
         l->step++;
@@ -593,7 +624,15 @@ tr_loop_turn(tr_loop_t *l)
     tr_loop_show(l);
     l->last_step_us = tr_loop_now(); /* also of a turn without a batch */
     tr_loop_publish_snapshot(l);
+    tr_loop_tell_front(l);
     return busy;
+}
+
+static bool
+tr_loop_called(tr_loop_t *l)
+{
+    return atomic_load(&l->woken) != 0 || atomic_load(&l->intake) != NULL
+           || atomic_load(&l->stop) != 0;
 }
 
 /* Until something happens: a wake, the time when a sequence is due, or, with
@@ -604,13 +643,13 @@ tr_loop_sleep(tr_loop_t *l)
     struct pollfd pfd = { .fd = l->wake_fd, .events = POLLIN };
     uint64_t until = l->scheduler.next_due_us, now, ignored;
     struct timespec ts, *timeout = NULL;
+    int n = -1;
 
     if (l->requests.first != NULL && (until == 0 || l->next_check_us < until)) {
         until = l->next_check_us;
     }
     atomic_store(&l->asleep, 1);
-    if (atomic_load(&l->woken) == 0 && atomic_load(&l->intake) == NULL
-        && atomic_load(&l->stop) == 0) {
+    while (n == -1 && !tr_loop_called(l)) {
         if (until != 0) {
             now = tr_loop_now();
             now = until > now ? until - now : 0;
@@ -618,27 +657,46 @@ tr_loop_sleep(tr_loop_t *l)
             ts.tv_nsec = (long) (now % 1000000u) * 1000;
             timeout = &ts;
         }
-        if (ppoll(&pfd, 1, timeout, NULL) > 0) {
-            (void) !read(l->wake_fd, &ignored, sizeof(ignored));
+        n = ppoll(&pfd, 1, timeout, NULL);
+        if (n == -1) {
+            tr_bell_interrupted(&l->emit.bell);
         }
+    }
+    if (n > 0) {
+        (void) !read(l->wake_fd, &ignored, sizeof(ignored));
     }
     atomic_store(&l->asleep, 0);
 }
 
+/* Ends what is inside.  The last records have a while to find room; then their
+ * requests go back without. */
 static void
 tr_loop_end_all(tr_loop_t *l)
 {
+    uint64_t begun = tr_loop_now();
     tr_request_t *r, *next;
 
-    tr_loop_take(l, tr_loop_now());
+    tr_loop_take(l, begun);
     for (r = l->requests.first; r != NULL; r = next) {
         next = r->next;
         tr_error_set(&r->error, TR_ERR_DRAINING, "", "%s",
                      "the engine is stopping");
         tr_loop_end(l, r);
     }
-    tr_loop_retry(l);
-    tr_emit_publish(&l->emit);
+    for (;;) {
+        tr_loop_retry(l);
+        tr_loop_show(l);
+        if (l->ending.first == NULL
+            || tr_loop_now() - begun >= TR_LOOP_FLUSH_US) {
+            break;
+        }
+        poll(NULL, 0, 1);
+    }
+    while ((r = l->ending.first) != NULL) {
+        tr_request_unlink(&l->ending, r);
+        tr_loop_forget(l, r);
+    }
+    tr_loop_show(l);
 }
 
 static void *
@@ -648,12 +706,14 @@ tr_loop_main(void *arg)
 
     pthread_setname_np(pthread_self(), "tr-loop");
     prctl(PR_SET_TIMERSLACK, 1ul, 0, 0, 0); /* due times are meant exactly */
+    tr_bell_open(&l->emit.bell);
     while (atomic_load_explicit(&l->stop, memory_order_acquire) == 0) {
         if (!tr_loop_turn(l)) {
             tr_loop_sleep(l);
         }
     }
     tr_loop_end_all(l);
+    tr_bell_close(&l->emit.bell);
     return NULL;
 }
 
@@ -752,7 +812,7 @@ tr_loop_ring(tr_loop_t *l)
 }
 
 tr_status_t
-tr_loop_submit(tr_loop_t *l, tr_request_t *r)
+tr_loop_reserve(tr_loop_t *l, const tr_request_t *r)
 {
     uint32_t i;
 
@@ -769,11 +829,25 @@ tr_loop_submit(tr_loop_t *l, tr_request_t *r)
     }
     atomic_fetch_add(&l->queued, 1);
     atomic_fetch_add(&l->outstanding, 1);
+    return TR_OK;
+}
+
+void
+tr_loop_submit(tr_loop_t *l, tr_request_t *r)
+{
     r->next = atomic_load_explicit(&l->intake, memory_order_relaxed);
     while (!atomic_compare_exchange_weak(&l->intake, &r->next, r)) {
     }
     tr_loop_ring(l);
-    return TR_OK;
+}
+
+tr_request_t *
+tr_loop_over(tr_loop_t *l)
+{
+    if (atomic_load_explicit(&l->over, memory_order_relaxed) == NULL) {
+        return NULL;
+    }
+    return atomic_exchange(&l->over, NULL);
 }
 
 void
@@ -804,11 +878,15 @@ tr_loop_outstanding(tr_loop_t *l)
     return atomic_load(&l->outstanding);
 }
 
-void
+tr_request_t *
 tr_loop_stop(tr_loop_t *l)
 {
+    tr_request_t *over;
+
     atomic_store(&l->stop, 1);
     tr_loop_wake(l);
     pthread_join(l->thread, NULL);
+    over = tr_loop_over(l);
     tr_loop_free(l);
+    return over;
 }

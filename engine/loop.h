@@ -2,10 +2,14 @@
  * The step loop: the thread that owns the executor, the KV cache and all
  * running requests.  Each turn it takes new requests and wishes, lets the
  * scheduler compose a batch (decode first, prefill chunks mixed in), runs it,
- * and hands text to the outlets.  It sleeps when there is nothing to do.
+ * and writes records into the rings of the peers.  It sleeps when there is
+ * nothing to do.
  *
  *   take requests and wishes -> compose -> step -> tokens to text and records
- *     -> publish the outlets -> (ring the front thread) -> again, or sleep
+ *     -> publish the outlets, ring who sleeps -> again, or sleep
+ *
+ * The front thread hears of it when a request is over, a ring has no room, or
+ * the status page would change.
  *
  * No lock is held in a step, and nothing is allocated after start.
  */
@@ -21,20 +25,28 @@
 typedef struct tr_loop tr_loop_t;
 
 /* Starts the thread.  executor, tokenizer, counters: borrowed, outlive it.
- * front_fd: an eventfd (borrowed) that is written when an outlet's consumer
- * sleeps and output was published. */
+ * front_fd: an eventfd (borrowed) that is written when the front thread should
+ * take what is over and look at the snapshot. */
 tr_status_t tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
                           const tr_tokenizer_t *tokenizer,
                           tr_status_counters_t *counters, int front_fd,
                           tr_loop_t **out, tr_error_t *err);
 
-/* Front thread: passes a request on.  TR_ERR_QUEUE_FULL when max_queue
+/* Front thread: takes a place for a request.  TR_ERR_QUEUE_FULL when max_queue
  * requests wait, TR_ERR_CONTEXT_LENGTH when a prompt with its max_tokens can
- * never fit the model's context or the KV pool: the request stays the
- * caller's. */
-tr_status_t tr_loop_submit(tr_loop_t *l, tr_request_t *r);
+ * never fit the model's context or the KV pool.  After TR_OK the request must
+ * be submitted. */
+tr_status_t tr_loop_reserve(tr_loop_t *l, const tr_request_t *r);
 
-/* Front thread: request->control changed, or outlet space was freed. */
+/* Front thread: passes a request on (given), whose ACCEPTED is published: its
+ * output may appear at once. */
+void tr_loop_submit(tr_loop_t *l, tr_request_t *r);
+
+/* Front thread: the requests that are over (given), linked by next; NULL when
+ * there are none.  One is here before its peer can see its last record. */
+tr_request_t *tr_loop_over(tr_loop_t *l);
+
+/* Front thread: request->control changed, or a ring has room again. */
 void tr_loop_wake(tr_loop_t *l);
 
 /* Front thread: from now on requests that were never scheduled end with ERROR
@@ -48,9 +60,9 @@ void tr_loop_snapshot(tr_loop_t *l, tr_status_admission_t *out);
 uint32_t tr_loop_outstanding(tr_loop_t *l);
 
 /* Front thread: ends the thread after the current step and frees the loop.
- * Requests still inside end with ERROR TR_ERR_DRAINING as far as their outlets
- * have room; all of them, also those that got no record, belong to the front
- * thread then. */
-void tr_loop_stop(tr_loop_t *l);
+ * Requests still inside end with ERROR TR_ERR_DRAINING as far as their rings
+ * have room; all of them, and those that were over, come back (given), linked by
+ * next. */
+tr_request_t *tr_loop_stop(tr_loop_t *l);
 
 #endif

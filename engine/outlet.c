@@ -1,13 +1,12 @@
 /*
- * Outlets: the ring of ring.h in private memory, with the records of wire.h
- * (outlet.h).  The producing side never waits: room for a whole step is asked
- * for before the step.
+ * Outlets (outlet.h).  What is in here runs in the step loop's thread, but for
+ * making, closing and freeing.
  */
 #include "outlet.h"
 
 #include <sched.h>
-#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 _Static_assert(TR_OUTLET_MIN / 4 - sizeof(tr_record_t)
                    >= sizeof(tr_wire_delta_t) + TR_OUTLET_TEXT_MAX
@@ -19,48 +18,75 @@ _Static_assert(TR_OUTLET_MIN / 4 - sizeof(tr_record_t)
     (sizeof(tr_record_t) + (((payload) + 7) & ~(uint64_t) 7))
 
 tr_status_t
-tr_outlet_init(tr_outlet_t *o, uint32_t capacity)
+tr_outlet_init(tr_outlet_t *o, tr_ring_shared_t *shared, void *data,
+               uint32_t capacity, int bell_fd, int front_fd)
 {
-    void *memory;
-
     memset(o, 0, sizeof(*o));
     if (capacity < TR_OUTLET_MIN || capacity > TR_RING_MAX
         || (capacity & (capacity - 1)) != 0) {
         return TR_ERR_INVALID;
     }
-    memory = aligned_alloc(TR_CACHE_LINE, sizeof(tr_ring_shared_t) + capacity);
-    if (memory == NULL) {
-        return TR_ERR_NOMEM;
-    }
-    memset(memory, 0, sizeof(tr_ring_shared_t));
-    o->shared = memory;
-    o->data = (uint8_t *) memory + sizeof(tr_ring_shared_t);
-    o->capacity = capacity;
-    tr_ring_producer_init(&o->producer, o->shared, o->data, capacity);
-    tr_ring_consumer_init(&o->consumer, o->shared, o->data, capacity);
+    tr_ring_producer_init(&o->ring, shared, data, capacity);
+    o->bell_fd = bell_fd;
+    o->front_fd = front_fd;
     return TR_OK;
+}
+
+void
+tr_outlet_close(tr_outlet_t *o)
+{
+    atomic_store(&o->closed, 1);
 }
 
 void
 tr_outlet_free(tr_outlet_t *o)
 {
-    while (atomic_load_explicit(&o->publishing, memory_order_acquire) != 0) {
+    while (atomic_load_explicit(&o->held, memory_order_acquire) != 0) {
         sched_yield();
     }
-    free(o->shared);
     memset(o, 0, sizeof(*o));
 }
 
-static bool
-tr_outlet_fits(const tr_outlet_t *o, uint64_t need)
+/* ---- room --------------------------------------------------------------- */
+
+static void
+tr_outlet_tell_front(const tr_outlet_t *o)
 {
-    return need <= o->capacity - (o->producer.tail - o->producer.head);
+    const uint64_t one = 1;
+
+    (void) !write(o->front_fd, &one, sizeof(one));
+}
+
+static void
+tr_outlet_break(tr_outlet_t *o, enum tr_outlet_fault fault)
+{
+    atomic_store(&o->broken, fault);
+    tr_outlet_tell_front(o);
+}
+
+static bool
+tr_outlet_dead(const tr_outlet_t *o)
+{
+    return atomic_load_explicit(&o->closed, memory_order_relaxed) != 0
+           || atomic_load_explicit(&o->broken, memory_order_relaxed) != 0;
+}
+
+/* True also when the peer's index is impossible: the outlet is dead then. */
+static bool
+tr_outlet_fits(tr_outlet_t *o, uint64_t need, bool look)
+{
+    tr_ring_producer_t *p = &o->ring;
+
+    if (look && tr_ring_refresh_head(p, memory_order_seq_cst) != TR_OK) {
+        tr_outlet_break(o, TR_OUTLET_BAD_INDEX);
+        return true;
+    }
+    return need <= p->capacity - (p->tail - p->head);
 }
 
 bool
 tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs)
 {
-    tr_ring_producer_t *p = &o->producer;
     const uint64_t text = TR_OUTLET_RECORD(0) /* STARTED */
                           + TR_OUTLET_RECORD(sizeof(tr_wire_delta_t)
                                              + TR_OUTLET_TEXT_MAX)
@@ -70,28 +96,47 @@ tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs)
     /* one record may be pushed to the start of the ring by a PAD of its size */
     need = n * text + logprobs * (uint64_t) TR_OUTLET_LOGPROB_MAX + text
            + (logprobs != 0 ? TR_OUTLET_LOGPROB_MAX : 0);
-    if (tr_outlet_fits(o, need)) {
+    if (tr_outlet_fits(o, need, false) || tr_outlet_dead(o)
+        || tr_outlet_fits(o, need, true)) {
         return true;
     }
-    if (tr_ring_refresh_head(p, memory_order_acquire) == TR_OK
-        && tr_outlet_fits(o, need)) {
-        return true;
+    /* `waits` first: when the peer rings, the front thread must find it */
+    if (atomic_exchange(&o->waits, 1) == 0) {
+        tr_outlet_tell_front(o);
     }
-    atomic_store_explicit(&o->shared->producer_waiting, 1,
+    atomic_store_explicit(&o->ring.shared->producer_waiting, 1,
                           memory_order_seq_cst);
-    if (tr_ring_refresh_head(p, memory_order_seq_cst) == TR_OK
-        && tr_outlet_fits(o, need)) {
-        atomic_store_explicit(&o->shared->producer_waiting, 0,
+    if (tr_outlet_fits(o, need, true)) {
+        atomic_store_explicit(&o->ring.shared->producer_waiting, 0,
                               memory_order_seq_cst);
         return true;
     }
     return false;
 }
 
+/* ---- records ------------------------------------------------------------ */
+
+static tr_status_t
+tr_outlet_put(tr_outlet_t *o, uint16_t type, uint64_t id,
+              const tr_ring_piece_t *pieces, unsigned n)
+{
+    tr_status_t rc;
+
+    if (tr_outlet_dead(o)) {
+        return TR_OK;
+    }
+    rc = tr_ring_put(&o->ring, type, 0, id, pieces, n);
+    if (rc == TR_ERR_PROTOCOL) {
+        tr_outlet_break(o, TR_OUTLET_BAD_INDEX);
+        return TR_OK;
+    }
+    return rc;
+}
+
 tr_status_t
 tr_outlet_started(tr_outlet_t *o, uint64_t id)
 {
-    return tr_ring_put(&o->producer, TR_RECORD_STARTED, 0, id, NULL, 0);
+    return tr_outlet_put(o, TR_RECORD_STARTED, id, NULL, 0);
 }
 
 tr_status_t
@@ -104,7 +149,7 @@ tr_outlet_delta(tr_outlet_t *o, uint64_t id, uint32_t choice, uint32_t tokens,
                                  { text, text_len },
                                  { logprobs, logprobs_len } };
 
-    return tr_ring_put(&o->producer, TR_RECORD_DELTA, 0, id, pieces, 3);
+    return tr_outlet_put(o, TR_RECORD_DELTA, id, pieces, 3);
 }
 
 tr_status_t
@@ -112,7 +157,7 @@ tr_outlet_finish(tr_outlet_t *o, uint64_t id, const tr_wire_finish_t *finish)
 {
     tr_ring_piece_t piece = { finish, sizeof(*finish) };
 
-    return tr_ring_put(&o->producer, TR_RECORD_FINISH, 0, id, &piece, 1);
+    return tr_outlet_put(o, TR_RECORD_FINISH, id, &piece, 1);
 }
 
 tr_status_t
@@ -131,19 +176,18 @@ tr_outlet_error(tr_outlet_t *o, uint64_t id, const tr_error_t *err,
                                  { err->param, head.param_len },
                                  { err->text, head.message_len } };
 
-    return tr_ring_put(&o->producer, TR_RECORD_ERROR, 0, id, pieces, 3);
+    return tr_outlet_put(o, TR_RECORD_ERROR, id, pieces, 3);
 }
 
-int
-tr_outlet_publish(tr_outlet_t *o)
+void
+tr_outlet_publish(tr_outlet_t *o, tr_bell_t *bell)
 {
-    int ring;
-
-    /* once the records can be seen, the front thread may free the outlet */
-    atomic_store_explicit(&o->publishing, 1, memory_order_relaxed);
-    ring = tr_ring_publish(&o->producer);
-    atomic_store_explicit(&o->publishing, 0, memory_order_release);
-    return ring;
+    if (!tr_outlet_dead(o) && tr_ring_publish(&o->ring)
+        && !tr_bell_ring(bell, o->bell_fd)) {
+        tr_outlet_break(o, TR_OUTLET_BAD_BELL);
+    }
+    /* from here on the front thread may free it */
+    atomic_store_explicit(&o->held, 0, memory_order_release);
 }
 
 uint32_t

@@ -1,18 +1,21 @@
 /*
- * An outlet: the bounded queue from the step loop to one channel.
+ * An outlet: the step loop's end of one channel's response ring.
  *
- * The step loop is the only producer, the front thread the only consumer; what
- * travels are the records of wire.h, byte for byte, so that the front thread
- * only copies.  It is the same ring as in shared memory, in private memory.
- * A full outlet pauses the requests of its channel and nobody else.
+ * The step loop writes the records of wire.h into the memory that it shares
+ * with the peer, and rings the peer itself: output passes through no other
+ * thread.  It never waits: room for a whole step is asked for before the step,
+ * and a full ring pauses the requests of its channel and nobody else.
  *
- * Ownership: with the record that ends a request (FINISH with TR_FINISH_LAST,
- * or ERROR) the request passes back to the front thread, which frees it; the
- * step loop has forgotten it by then.
+ * The front thread makes the outlet and takes it down.  A peer that has gone is
+ * `closed`: what is still written for it is dropped.  Its memory is unmapped
+ * when the last of its requests has come back and the loop has let go
+ * (tr_outlet_free).  A peer that breaks a rule where the loop meets it is
+ * `broken`: dropped as well, and left to the front thread to close.
  */
 #ifndef TR_OUTLET_H
 #define TR_OUTLET_H
 
+#include "bell.h"
 #include "sampling.h"
 #include "tokenizer.h"
 #include <tokenring/wire.h>
@@ -39,38 +42,48 @@ tr_retry_after(tr_status_t status)
 
 typedef struct tr_outlet tr_outlet_t;
 
-struct tr_outlet {
-    tr_ring_shared_t *shared; /* private memory all the same */
-    uint8_t *data;
-    uint32_t capacity;
-    tr_ring_producer_t producer; /* step loop only */
-    tr_ring_consumer_t consumer; /* front thread only */
-    uint64_t full_since_us;      /* step loop only: 0, or when it filled up */
-
-    /* step loop only: sequences that joined the batch of step `turn`, and the
-     * list of outlets in which records are staged */
-    uint64_t turn;
-    uint32_t batch, batch_logprobs;
-    bool staged;
-    tr_outlet_t *next_staged;
-    _Atomic uint32_t publishing; /* the step loop is inside */
+enum tr_outlet_fault {
+    TR_OUTLET_SOUND,
+    TR_OUTLET_BAD_INDEX, /* the peer's index is impossible */
+    TR_OUTLET_BAD_BELL   /* its doorbell does not take a ring */
 };
 
-/* capacity: bytes, power of two, at least TR_OUTLET_MIN. */
-tr_status_t tr_outlet_init(tr_outlet_t *o, uint32_t capacity);
-/* Front thread, after the last of its requests came back.  The record that
- * ended it may have been seen while the step loop was still publishing it:
- * this waits (less than a microsecond) until it is out. */
+struct tr_outlet {
+    /* step loop only */
+    tr_ring_producer_t ring;
+    uint64_t full_since_us;         /* 0, or when it filled up */
+    uint64_t turn;                  /* the step that the next two belong to */
+    uint32_t batch, batch_logprobs; /* sequences that joined its batch */
+    tr_outlet_t *next_staged;       /* outlets with unpublished records */
+
+    int bell_fd;             /* borrowed: the peer's doorbell */
+    int front_fd;            /* borrowed: wakes the front thread */
+    _Atomic uint32_t held;   /* loop: records are staged, it will be back */
+    _Atomic uint32_t waits;  /* loop sets, front takes: wants room */
+    _Atomic uint32_t broken; /* loop: enum tr_outlet_fault */
+    _Atomic uint32_t closed; /* front */
+};
+
+/* The ring is borrowed, capacity at least TR_OUTLET_MIN. */
+tr_status_t tr_outlet_init(tr_outlet_t *o, tr_ring_shared_t *shared, void *data,
+                           uint32_t capacity, int bell_fd, int front_fd);
+
+/* Front thread: the peer has gone. */
+void tr_outlet_close(tr_outlet_t *o);
+/* Front thread, after the last of its requests came back, and before the ring
+ * is unmapped or a descriptor closed.  A request comes back just before its
+ * last record is published: this waits (microseconds) until it is out. */
 void tr_outlet_free(tr_outlet_t *o);
 
 /* Step loop: is there room for one more step of `n` sequences of this channel,
  * `logprobs` of them with logprobs?  Asked before a sequence joins a batch.
- * If not, the front thread is asked to call tr_loop_wake when it has made
- * room (tr_ring_release returns 1 then). */
+ * If not, the peer is asked to ring when it has made room, and `waits` is set:
+ * the front thread then calls tr_loop_wake.  A dead outlet has room. */
 bool tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs);
 
 /* Step loop: stage one record each; they become visible with
- * tr_outlet_publish, once a step.  They cannot fail when has_room said yes. */
+ * tr_outlet_publish, once a step.  They cannot fail when has_room said yes;
+ * TR_AGAIN otherwise. */
 tr_status_t tr_outlet_started(tr_outlet_t *o, uint64_t id);
 tr_status_t tr_outlet_delta(tr_outlet_t *o, uint64_t id, uint32_t choice,
                             uint32_t tokens, const char *text,
@@ -81,8 +94,8 @@ tr_status_t tr_outlet_finish(tr_outlet_t *o, uint64_t id,
 tr_status_t tr_outlet_error(tr_outlet_t *o, uint64_t id, const tr_error_t *err,
                             uint32_t prompt_tokens, uint32_t completion_tokens);
 
-/* 1 when the front thread slept and must be woken. */
-int tr_outlet_publish(tr_outlet_t *o);
+/* Step loop: shows what is staged, rings the peer if it sleeps, lets go. */
+void tr_outlet_publish(tr_outlet_t *o, tr_bell_t *bell);
 
 /* Encodes one token's logprob entry (wire.h) at out; bytes written, 0 when it
  * does not fit.  TR_OUTLET_LOGPROB_MAX always suffices. */

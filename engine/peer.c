@@ -111,12 +111,14 @@ tr_peer_new(tr_peer_env_t *env, int sock, const tr_peer_credentials_t *who,
     return p;
 }
 
-/* Ring sizes: what the peer wishes within what the configuration allows; the
- * response ring holds at least the largest record that the step loop makes. */
+/* Ring sizes: what the peer wishes within what the configuration allows.  The
+ * ring of responses is all there is between the step loop and the peer: it is
+ * large by default, and holds at least the largest record of the loop. */
 static uint32_t
-ring_size(const tr_config_t *config, uint32_t wish, uint32_t least)
+ring_size(const tr_config_t *config, uint32_t wish, uint32_t otherwise,
+          uint32_t least)
 {
-    uint32_t n = wish == 0 ? TR_CHANNEL_RING_DEFAULT : wish;
+    uint32_t n = wish == 0 ? otherwise : wish;
 
     if (n > config->channel_ring) {
         n = config->channel_ring;
@@ -131,10 +133,12 @@ make_channel(tr_peer_t *p, int *channel_fd)
     const tr_config_t *config = p->env->config;
     tr_status_t rc;
 
-    rc = tr_channel_create(
-        p->hello.slots, ring_size(config, p->hello.request_ring, TR_RING_MIN),
-        ring_size(config, p->hello.response_ring, TR_OUTLET_MIN),
-        p->env->status->generation, &p->map, channel_fd);
+    rc = tr_channel_create(p->hello.slots,
+                           ring_size(config, p->hello.request_ring,
+                                     TR_CHANNEL_RING_DEFAULT, TR_RING_MIN),
+                           ring_size(config, p->hello.response_ring,
+                                     config->channel_ring, TR_OUTLET_MIN),
+                           p->env->status->generation, &p->map, channel_fd);
     if (rc != TR_OK) {
         return rc;
     }
@@ -143,13 +147,16 @@ make_channel(tr_peer_t *p, int *channel_fd)
     p->bell_in = tr_doorbell_create();
     p->bell_out = tr_doorbell_create();
     if (p->slots == NULL || p->bell_in == -1 || p->bell_out == -1
-        || tr_outlet_init(&p->outlet, config->outlet) != TR_OK) {
+        || tr_outlet_init(&p->outlet, p->map.response, p->map.response_data,
+                          p->map.response_capacity, p->bell_out,
+                          p->env->wake_fd)
+               != TR_OK) {
         return TR_ERR_NOMEM;
     }
     tr_ring_consumer_init(&p->requests, p->map.request, p->map.request_data,
                           p->map.request_capacity);
-    tr_ring_producer_init(&p->responses, p->map.response, p->map.response_data,
-                          p->map.response_capacity);
+    tr_ring_producer_init(&p->answers, p->map.answer, p->map.answer_data,
+                          p->map.answer_capacity);
     return TR_OK;
 }
 
@@ -187,7 +194,7 @@ open_channel(tr_peer_t *p, tr_welcome_t *welcome)
         return;
     }
     p->state = TR_PEER_OPEN;
-    p->in_ready = p->out_ready = true; /* look once, then sleep */
+    p->in_ready = true; /* look once, then sleep */
     atomic_fetch_add(&p->env->status->counters.channels_opened, 1);
     tr_log(TR_LEVEL_INFO,
            "channel opened channel=%u peer=%s pid=%ld uid=%u "
@@ -253,37 +260,51 @@ tr_peer_on_socket(tr_peer_t *p)
 
 /* ---- turns -------------------------------------------------------------- */
 
+/* One doorbell says all: records, wishes, room in a ring. */
 void
 tr_peer_on_bell(tr_peer_t *p)
 {
     if (p->state == TR_PEER_OPEN) {
         p->in_ready = true;
         p->blocked = false;
+        if (atomic_exchange(&p->outlet.waits, 0) != 0) {
+            p->env->wake_loop = true;
+        }
     }
 }
 
-bool
-tr_peer_turn(tr_peer_t *p)
+/* What the step loop has to say about the ring of responses. */
+static tr_status_t
+look_at_outlet(tr_peer_t *p)
 {
-    tr_status_t rc = TR_OK;
+    uint64_t head;
 
-    if (p->state == TR_PEER_CLOSING) {
-        tr_peer_discard(p);
-        return false;
+    switch (atomic_load(&p->outlet.broken)) {
+    case TR_OUTLET_SOUND:
+        break;
+    case TR_OUTLET_BAD_BELL:
+        return tr_peer_violation(p, "its doorbell does not take a ring");
+    default:
+        return tr_peer_violation(p, "impossible index in its ring of "
+                                    "responses");
     }
-    if (p->state != TR_PEER_OPEN) {
-        return false;
+    head = atomic_load(&p->map.response->head);
+    if (p->full_since_us != 0 && head != p->full_head) {
+        p->full_since_us = 0;
     }
-    if (p->in_ready) {
-        rc = tr_peer_take_wishes(p);
-        if (rc == TR_OK) {
-            rc = tr_peer_take_requests(p);
-        }
+    if (p->full_since_us == 0 && atomic_load(&p->outlet.waits) != 0
+        && head != atomic_load(&p->map.response->tail)) {
+        p->full_since_us = p->env->now_us;
+        p->full_head = head;
     }
-    if (rc == TR_OK && !p->blocked && (p->replies != NULL || p->out_ready)) {
-        rc = tr_peer_send(p);
-    }
-    if (tr_ring_publish(&p->responses)) {
+    return TR_OK;
+}
+
+/* True when the peer must be closed, and p->reason says why. */
+static bool
+ring_peer(tr_peer_t *p, tr_status_t rc)
+{
+    if (tr_ring_publish(&p->answers)) {
         p->ring = true;
     }
     if (p->ring) {
@@ -292,7 +313,28 @@ tr_peer_turn(tr_peer_t *p)
             rc = tr_peer_violation(p, "its doorbell does not take a ring");
         }
     }
-    if (rc != TR_OK) {
+    return rc != TR_OK;
+}
+
+bool
+tr_peer_turn(tr_peer_t *p)
+{
+    tr_status_t rc;
+
+    if (p->state != TR_PEER_OPEN) {
+        return false;
+    }
+    rc = look_at_outlet(p);
+    if (rc == TR_OK && p->in_ready) {
+        rc = tr_peer_take_wishes(p);
+        if (rc == TR_OK) {
+            rc = tr_peer_take_requests(p);
+        }
+    }
+    if (rc == TR_OK && !p->blocked && p->replies != NULL) {
+        rc = tr_peer_send(p);
+    }
+    if (ring_peer(p, rc)) {
         atomic_fetch_add(&p->env->status->counters.channel_errors, 1);
         tr_peer_close(p, TR_LEVEL_WARN,
                       p->reason[0] ? p->reason
@@ -300,24 +342,37 @@ tr_peer_turn(tr_peer_t *p)
                                      "record");
         return false;
     }
-    return p->in_ready || (!p->blocked && (p->replies != NULL || p->out_ready));
+    return p->in_ready || (!p->blocked && p->replies != NULL);
 }
 
 uint64_t
 tr_peer_deadline(const tr_peer_t *p)
 {
+    uint64_t since;
+
     if (p->state == TR_PEER_HELLO) {
         return p->connected_us + HELLO_TIMEOUT_US;
     }
-    if (p->state == TR_PEER_OPEN && p->blocked && p->blocked_since_us != 0) {
-        return p->blocked_since_us + p->env->config->channel_stall_timeout_us;
+    if (p->state != TR_PEER_OPEN) {
+        return UINT64_MAX;
     }
-    return UINT64_MAX;
+    since = p->blocked ? p->blocked_since_us : 0;
+    if (p->full_since_us != 0 && (since == 0 || p->full_since_us < since)) {
+        since = p->full_since_us;
+    }
+    return since != 0 ? since + p->env->config->channel_stall_timeout_us
+                      : UINT64_MAX;
 }
 
 void
 tr_peer_on_deadline(tr_peer_t *p)
 {
+    if (p->state == TR_PEER_OPEN) {
+        (void) look_at_outlet(p); /* it may have taken something just now */
+        if (p->env->now_us < tr_peer_deadline(p)) {
+            return;
+        }
+    }
     tr_peer_close(p, TR_LEVEL_WARN,
                   p->state == TR_PEER_HELLO ? "no hello in time"
                                             : "takes no output");
@@ -364,9 +419,8 @@ tr_peer_close(tr_peer_t *p, int level, const char *why)
     p->state = TR_PEER_CLOSING;
     close_fd(p, &p->sock);
     close_fd(p, &p->bell_in);
-    close_fd(p, &p->bell_out);
+    tr_outlet_close(&p->outlet);
     abort_requests(p);
-    tr_channel_unmap(&p->map);
 }
 
 void
@@ -374,6 +428,7 @@ tr_peer_free(tr_peer_t *p)
 {
     uint32_t i;
 
+    tr_outlet_free(&p->outlet); /* the step loop is out */
     close_fd(p, &p->sock);
     close_fd(p, &p->bell_in);
     close_fd(p, &p->bell_out);
@@ -384,9 +439,6 @@ tr_peer_free(tr_peer_t *p)
             && p->slots[i].state != TR_SLOT_INTAKE) {
             tr_peer_end(p, &p->slots[i]);
         }
-    }
-    if (p->outlet.shared != NULL) {
-        tr_outlet_free(&p->outlet);
     }
     free(p->slots);
     free(p);

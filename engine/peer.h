@@ -3,8 +3,9 @@
  *
  *   HELLO    connected, has not said what it speaks; short timeout
  *   OPEN     has its channel; requests come, records go
- *   CLOSING  gone or thrown out: descriptors and shared memory are already
- *            given back, its requests are being ended by who owns them now
+ *   CLOSING  gone or thrown out: its requests are being ended by who owns them
+ *            now; the memory that it shares stays until the step loop, which
+ *            writes there, has given back the last of them
  *
  * Everything here belongs to the front thread.  What a peer writes is hostile:
  * memory, numbers and time spent for it are bounded, and a violated check
@@ -12,8 +13,8 @@
  *
  * A request is in its slot from the first SUBMIT part that is read to the
  * record that ends it: gathered here, parsed by intake, waiting to be answered,
- * then run by the step loop.  peer_requests.c is the way in, peer_replies.c the
- * way out.
+ * then run by the step loop, which sends its output itself (outlet.h).
+ * peer_requests.c is the way in, peer_replies.c answers.
  */
 #ifndef TR_PEER_H
 #define TR_PEER_H
@@ -59,6 +60,7 @@ typedef struct {
     tr_loop_t *loop; /* NULL once it was stopped */
     tr_status_page_t *status;
     int status_fd;
+    int wake_fd; /* ours: who has news for the front thread rings it */
     int epoll;
     tr_bell_t bell;
     uint8_t *buf; /* one payload of the largest request ring */
@@ -101,8 +103,8 @@ struct tr_peer {
 
     tr_channel_map_t map;
     tr_ring_consumer_t requests;
-    tr_ring_producer_t responses;
-    tr_outlet_t outlet;
+    tr_ring_producer_t answers;
+    tr_outlet_t outlet;    /* the ring of responses: the step loop's */
     tr_peer_slot_t *slots; /* [map.slots] */
     uint32_t n_slots;
     uint32_t n_requests; /* slots not free */
@@ -110,10 +112,12 @@ struct tr_peer {
     tr_request_t *replies, *replies_tail;
 
     bool in_ready;             /* there may be records or wishes */
-    bool out_ready;            /* there may be output */
-    bool blocked;              /* its response ring is full */
+    bool blocked;              /* its ring of answers is full */
     bool ring;                 /* it must be rung */
-    uint64_t blocked_since_us; /* 0: not; no byte was taken since */
+    uint64_t blocked_since_us; /* 0: not; no answer was taken since */
+    uint64_t full_since_us;    /* 0, or: the step loop wants room in the ring
+                                * of responses, and nothing was taken since */
+    uint64_t full_head;        /* what it had taken then */
     char reason[192];          /* why the last check failed */
 };
 
@@ -154,6 +158,8 @@ tr_status_t tr_peer_take_requests(tr_peer_t *p);
 void tr_peer_parsed(tr_peer_t *p, tr_request_t *r);
 /* Refuses what is still being gathered. */
 void tr_peer_drain(tr_peer_t *p);
+/* Requests that the step loop gave back, of any peer; linked by next. */
+void tr_peer_reap(tr_request_t *over);
 /* The request of this slot is over. */
 void tr_peer_end(tr_peer_t *p, tr_peer_slot_t *s);
 
@@ -162,9 +168,7 @@ void tr_peer_end(tr_peer_t *p, tr_peer_slot_t *s);
 /* Queues r for its answer: ERROR if r->error says so, FINISH if it was
  * aborted, else ACCEPTED and on to the step loop. */
 void tr_peer_reply(tr_peer_t *p, tr_request_t *r);
-/* Answers and output, as far as they fit. */
+/* Answers, as far as they fit. */
 tr_status_t tr_peer_send(tr_peer_t *p);
-/* Output of a CLOSING peer: dropped, its endings counted. */
-void tr_peer_discard(tr_peer_t *p);
 
 #endif

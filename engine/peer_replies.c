@@ -1,11 +1,9 @@
 /*
- * The way out: answers of the front thread and output of the step loop to one
- * peer (peer.h).
+ * The way out: the front thread's answers to one peer (peer.h).
  *
- * Both go into the response ring, which only this thread writes.  When it is
- * full the peer is asked to ring (producer_waiting) and nothing more is taken
- * from the outlet, which fills up and holds this peer's requests, and only
- * them.  A peer that takes nothing for channel_stall_timeout is closed.
+ * They go into the ring of answers, which only this thread writes.  When it is
+ * full the peer is asked to ring (producer_waiting) and its further answers
+ * wait; a peer that takes nothing for channel_stall_timeout is closed.
  */
 #include "peer.h"
 
@@ -14,20 +12,20 @@
 
 #include "log.h"
 
-/* Room in the response ring for one record of `need` payload bytes.  TR_AGAIN:
+/* Room in the ring of answers for one record of `need` payload bytes.  TR_AGAIN:
  * the peer is asked to ring. */
 static tr_status_t
 want_space(tr_peer_t *p, uint32_t need)
 {
     tr_status_t rc;
 
-    if (tr_ring_space(&p->responses) >= need) {
+    if (tr_ring_space(&p->answers) >= need) {
         return TR_OK;
     }
-    if (tr_ring_publish(&p->responses)) {
+    if (tr_ring_publish(&p->answers)) {
         p->ring = true;
     }
-    rc = tr_ring_wait_space(&p->responses, need);
+    rc = tr_ring_wait_space(&p->answers, need);
     if (rc == TR_AGAIN) {
         p->blocked = true;
         if (p->blocked_since_us == 0) {
@@ -45,14 +43,14 @@ put(tr_peer_t *p, uint16_t type, uint64_t id, const tr_ring_piece_t *pieces,
     tr_status_t rc;
     unsigned i;
 
-    rc = tr_ring_put(&p->responses, type, 0, id, pieces, n);
+    rc = tr_ring_put(&p->answers, type, 0, id, pieces, n);
     if (rc == TR_AGAIN) {
         for (i = 0; i < n; i++) {
             need += (uint32_t) pieces[i].len;
         }
         rc = want_space(p, need);
         if (rc == TR_OK) {
-            rc = tr_ring_put(&p->responses, type, 0, id, pieces, n);
+            rc = tr_ring_put(&p->answers, type, 0, id, pieces, n);
         }
     }
     if (rc == TR_OK) {
@@ -142,14 +140,14 @@ put_accepted(tr_peer_t *p, const tr_request_t *r)
     return put(p, TR_RECORD_ACCEPTED, r->id, pieces, 2);
 }
 
-/* Offers r to the step loop; when it does not want it, r->error says why. */
+/* Asks the step loop for a place; when there is none, r->error says why. */
 static tr_status_t
-offer(tr_peer_t *p, tr_request_t *r)
+reserve(tr_peer_t *p, tr_request_t *r)
 {
     tr_status_t rc = TR_ERR_DRAINING;
 
     if (!p->env->draining) {
-        rc = tr_loop_submit(p->env->loop, r);
+        rc = tr_loop_reserve(p->env->loop, r);
     }
     switch (rc) {
     case TR_OK:
@@ -176,8 +174,9 @@ offer(tr_peer_t *p, tr_request_t *r)
     }
 }
 
-/* ACCEPTED goes out only after the step loop has taken the request, and before
- * any of its output: the outlet is emptied by this thread, later. */
+/* ACCEPTED goes out only when the step loop has a place for the request, and is
+ * to be seen before the loop learns of it: output follows at once, in another
+ * ring. */
 static tr_status_t
 accept_request(tr_peer_t *p, tr_peer_slot_t *s)
 {
@@ -189,9 +188,14 @@ accept_request(tr_peer_t *p, tr_peer_slot_t *s)
     if (rc != TR_OK) {
         return rc;
     }
-    if (offer(p, r) == TR_OK) {
+    if (reserve(p, r) == TR_OK) {
         s->state = TR_SLOT_RUNNING;
-        return put_accepted(p, r);
+        rc = put_accepted(p, r);
+        if (tr_ring_publish(&p->answers)) {
+            p->ring = true;
+        }
+        tr_loop_submit(p->env->loop, r);
+        return rc;
     }
     rc = put_error(p, r);
     if (rc == TR_OK) {
@@ -219,77 +223,6 @@ answer(tr_peer_t *p, tr_request_t *r)
     return rc;
 }
 
-/* ---- output ------------------------------------------------------------- */
-
-/* True when this record ends its request. */
-static bool
-ends_request(const tr_record_t *rec, const void *payload)
-{
-    tr_wire_finish_t finish;
-
-    if (rec->type == TR_RECORD_ERROR) {
-        return true;
-    }
-    if (rec->type != TR_RECORD_FINISH || rec->length != sizeof(finish)) {
-        return false;
-    }
-    memcpy(&finish, payload, sizeof(finish));
-    return (finish.flags & TR_FINISH_LAST) != 0;
-}
-
-static void
-request_ended(tr_peer_t *p, uint64_t id)
-{
-    tr_peer_slot_t *s = &p->slots[TR_ID_SLOT(id)];
-
-    if (s->request != NULL && s->request->id == id) {
-        tr_peer_end(p, s);
-    }
-}
-
-/* The outlet is empty: sleep, unless something came meanwhile. */
-static void
-sleep_outlet(tr_peer_t *p)
-{
-    if (tr_ring_release(&p->outlet.consumer)) {
-        p->env->wake_loop = true;
-    }
-    p->out_ready = tr_ring_sleep(&p->outlet.consumer) == TR_OK;
-}
-
-static tr_status_t
-forward(tr_peer_t *p)
-{
-    size_t bytes = 0;
-    const void *payload;
-    tr_status_t rc = TR_OK;
-    tr_record_t rec;
-
-    while (bytes < TR_PEER_TURN_BYTES) {
-        tr_ring_piece_t piece;
-
-        rc = tr_ring_peek(&p->outlet.consumer, &rec, &payload);
-        if (rc != TR_OK) {
-            sleep_outlet(p);
-            return rc == TR_AGAIN ? TR_OK : rc;
-        }
-        piece = (tr_ring_piece_t){ payload, rec.length };
-        rc = put(p, rec.type, rec.id, &piece, 1);
-        if (rc != TR_OK) {
-            break;
-        }
-        bytes += sizeof(rec) + rec.length;
-        tr_ring_skip(&p->outlet.consumer, &rec);
-        if (ends_request(&rec, payload)) {
-            request_ended(p, rec.id);
-        }
-    }
-    if (tr_ring_release(&p->outlet.consumer)) {
-        p->env->wake_loop = true;
-    }
-    return rc;
-}
-
 tr_status_t
 tr_peer_send(tr_peer_t *p)
 {
@@ -307,28 +240,5 @@ tr_peer_send(tr_peer_t *p)
             p->replies_tail = NULL;
         }
     }
-    if (rc == TR_OK) {
-        rc = forward(p);
-    }
     return rc == TR_AGAIN ? TR_OK : rc;
-}
-
-void
-tr_peer_discard(tr_peer_t *p)
-{
-    const void *payload;
-    tr_record_t rec;
-
-    if (p->outlet.shared == NULL) {
-        return;
-    }
-    do {
-        while (tr_ring_peek(&p->outlet.consumer, &rec, &payload) == TR_OK) {
-            tr_ring_skip(&p->outlet.consumer, &rec);
-            if (ends_request(&rec, payload)) {
-                request_ended(p, rec.id);
-            }
-        }
-        sleep_outlet(p);
-    } while (p->out_ready);
 }

@@ -48,6 +48,19 @@ tr_peer_end(tr_peer_t *p, tr_peer_slot_t *s)
     p->n_requests--;
 }
 
+void
+tr_peer_reap(tr_request_t *over)
+{
+    tr_request_t *next;
+
+    for (; over != NULL; over = next) {
+        tr_peer_t *p = over->owner;
+
+        next = over->next;
+        tr_peer_end(p, &p->slots[TR_ID_SLOT(over->id)]);
+    }
+}
+
 /* Answers instead of running; the body is not needed any more. */
 static void
 stop_gathering(tr_peer_t *p, tr_peer_slot_t *s)
@@ -283,6 +296,10 @@ take_record(tr_peer_t *p, const tr_record_t *rec, const uint8_t *payload)
     }
     if ((int32_t) (generation - s->generation) < 0) {
         return TR_OK; /* of a request that ended long ago */
+    }
+    if (s->request != NULL && p->env->loop != NULL) {
+        /* the peer may have seen its end before we were told */
+        tr_peer_reap(tr_loop_over(p->env->loop));
     }
     if (s->request != NULL) {
         return tr_peer_violation(p,

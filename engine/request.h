@@ -4,7 +4,7 @@
  *   front (allocates it with the first SUBMIT part, gathers the body)
  *     -> intake (parses, validates, tokenises, lays out the sequences)
  *       -> front (answers ERROR, or ACCEPTED and passes it on)
- *         -> step loop (owns it until the record that ends it)
+ *         -> step loop (owns it, and writes its output, to the end)
  *           -> front (frees it)
  *
  * Everything a request needs while it runs is allocated by intake, in its

@@ -1,14 +1,18 @@
 # make test-asan     unit and end-to-end tests with ASan, UBSan and leak
 #                    checking; nginx is built from Debian's source for it
-# make test-tsan     the ring and its client between threads, with TSan
+# make test-tsan     the rings, their client, and the engine's threads round
+#                    them, with TSan
 #
 # Each has a build directory of its own.  test-asan needs the network once, for
 # nginx's source package.
 
 ASAN_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined
 TSAN_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=thread
-TSAN_TESTS := ring status channel ring_client
+TSAN_TESTS := ring inbox status channel ring_client
 TSAN_BIN   := $(TSAN_TESTS:%=build-tsan/test_%)
+# These need the whole engine.
+TSAN_ENGINE := $(patsubst %,build-tsan/tests/test_%,outlet loop front \
+                                                    front_hostile)
 
 .PHONY: test-asan test-asan-unit test-asan-e2e test-tsan
 
@@ -33,5 +37,7 @@ build-tsan/test_%: tests/unit/test_%.c $(wildcard tests/unit/*.h) \
 	    -o $@ $< cli/ring_client.c engine/log.c -lcmocka
 
 test-tsan: $(STAMP)/test $(TSAN_BIN)
-	@for t in $(TSAN_BIN); do \
+	@$(MAKE) -s --no-print-directory -j$(JOBS) B=build-tsan \
+	    CFLAGS="$(TSAN_FLAGS)" $(TSAN_ENGINE)
+	@for t in $(TSAN_BIN) $(TSAN_ENGINE); do \
 	    TSAN_OPTIONS=halt_on_error=1 timeout -k 5 300 $$t || exit 1; done

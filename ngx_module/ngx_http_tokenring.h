@@ -10,7 +10,7 @@
  *
  *     _module.c     directives, configuration, life of the process
  *     _engine.c     connecting, handshake, loss, reconnecting, choosing a peer
- *     _channel.c    slots, doorbells, draining the response ring
+ *     _channel.c    slots, doorbells, draining what the engine says
  *     _handler.c    the content handler: routes, admission, waiting
  *     _body.c       the request body, from the client into the request ring
  *     _request.c    what the engine's records do to a request; hang-ups, timers
@@ -119,7 +119,7 @@ struct ngx_http_tokenring_peer_s {
 
     tr_channel_map_t                map;
     tr_ring_producer_t              requests;
-    tr_ring_consumer_t              responses;
+    tr_inbox_t                      inbox;
     const tr_status_page_t         *page;
     tr_status_card_t                card;        /* our copy */
     tr_status_admission_t           admission;   /* last good copy */

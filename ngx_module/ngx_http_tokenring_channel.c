@@ -62,7 +62,7 @@ ngx_http_tokenring_channel_open(ngx_http_tokenring_peer_t *peer,
         goto failed;
     }
 
-    size = tr_ring_max_payload(peer->map.response_capacity);
+    size = tr_inbox_max_payload(&peer->map);
 
     if (size > ngx_http_tokenring_scratch_size) {
         p = ngx_alloc(size, ngx_cycle->log);
@@ -97,9 +97,7 @@ ngx_http_tokenring_channel_open(ngx_http_tokenring_peer_t *peer,
 
     tr_ring_producer_init(&peer->requests, peer->map.request,
                           peer->map.request_data, peer->map.request_capacity);
-    tr_ring_consumer_init(&peer->responses, peer->map.response,
-                          peer->map.response_data,
-                          peer->map.response_capacity);
+    tr_inbox_init(&peer->inbox, &peer->map);
 
     ngx_memcpy(&peer->card, &peer->page->card, sizeof(tr_status_card_t));
     peer->card.model[TR_NAME_MAX - 1] = '\0';
@@ -179,7 +177,8 @@ ngx_http_tokenring_channel_close(ngx_http_tokenring_peer_t *peer)
 /*
  * As ngx_add_channel_event() does it, which keeps the connection to itself:
  * marked as a channel, the descriptor is not reported as a socket left open at
- * exit, and it is level-triggered.
+ * exit.  Where an event method reports edges, every ring is one, and the
+ * eventfd need never be read: that is a system call for every batch.
  */
 
 static ngx_int_t
@@ -204,7 +203,11 @@ ngx_http_tokenring_doorbell_add(ngx_http_tokenring_peer_t *peer, int fd)
     c->write->channel = 1;
     c->read->handler = ngx_http_tokenring_doorbell;
 
-    if (ngx_add_event(c->read, NGX_READ_EVENT, 0) != NGX_OK) {
+    if (ngx_add_event(c->read, NGX_READ_EVENT,
+                      (ngx_event_flags & NGX_USE_CLEAR_EVENT) ? NGX_CLEAR_EVENT
+                                                              : 0)
+        != NGX_OK)
+    {
         ngx_free_connection(c);
         c->fd = (ngx_socket_t) -1;
         return NGX_ERROR;
@@ -233,13 +236,15 @@ ngx_http_tokenring_doorbell(ngx_event_t *ev)
         /* posted by ourselves: nobody rang, or epoll will say so */
         peer->again = 0;
 
-    } else {
+    } else if (!(ngx_event_flags & NGX_USE_CLEAR_EVENT)) {
         tr_doorbell_drain(c->fd);
     }
 
     if (peer->state != NGX_HTTP_TOKENRING_READY || peer->broken) {
         return;
     }
+
+    tr_inbox_awake(&peer->inbox);
 
     rc = ngx_http_tokenring_drain(peer, NGX_HTTP_TOKENRING_BUDGET);
 
@@ -252,7 +257,7 @@ ngx_http_tokenring_doorbell(ngx_event_t *ev)
     }
 
     if (rc == NGX_OK) {
-        switch (tr_ring_sleep(&peer->responses)) {
+        switch (tr_inbox_sleep(&peer->inbox)) {
 
         case TR_AGAIN:
             return;
@@ -261,7 +266,7 @@ ngx_http_tokenring_doorbell(ngx_event_t *ev)
             break;
 
         default:
-            ngx_http_tokenring_break(peer, "its response ring's index is "
+            ngx_http_tokenring_break(peer, "the index of a ring of its is "
                                      "impossible");
             return;
         }
@@ -294,8 +299,8 @@ ngx_http_tokenring_drain(ngx_http_tokenring_peer_t *peer, ngx_uint_t budget)
 
     for (i = 0; i < budget; i++) {
 
-        got = tr_ring_get(&peer->responses, &rec, ngx_http_tokenring_scratch,
-                          ngx_http_tokenring_scratch_size);
+        got = tr_inbox_get(&peer->inbox, &rec, ngx_http_tokenring_scratch,
+                           ngx_http_tokenring_scratch_size);
 
         if (got == TR_AGAIN) {
             rc = NGX_OK;
@@ -303,7 +308,7 @@ ngx_http_tokenring_drain(ngx_http_tokenring_peer_t *peer, ngx_uint_t budget)
         }
 
         if (got != TR_OK) {
-            ngx_http_tokenring_break(peer, "its response ring is malformed");
+            ngx_http_tokenring_break(peer, "a ring of its is malformed");
             return NGX_ERROR;
         }
 
@@ -341,7 +346,7 @@ ngx_http_tokenring_drain(ngx_http_tokenring_peer_t *peer, ngx_uint_t budget)
         }
     }
 
-    if (tr_ring_release(&peer->responses)) {
+    if (tr_inbox_release(&peer->inbox)) {
         tr_doorbell_ring(peer->to_engine);
     }
 

@@ -385,7 +385,11 @@ ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx)
         ctx->is_waiting = 1;
         ngx_queue_insert_tail(&engine->waiting, &ctx->wait);
 
-        ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_WAIT);
+        /* one wait, however many handshakes begin and fail in it */
+        if (!ctx->timer.timer_set) {
+            ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_WAIT);
+        }
+
         ngx_http_tokenring_watch(ctx);
 
         return NGX_AGAIN;

@@ -12,7 +12,18 @@
  * in `message`, and no descriptors.
  *
  * Memory: one header page, then the control words with their dirty bitmap, then
- * the request ring (peer -> engine) and the response ring (engine -> peer).
+ * three rings, each with one thread at either end:
+ *
+ *   requests   peer -> engine's front thread   SUBMIT
+ *   answers    front thread -> peer            ACCEPTED, or the end of a request
+ *                                              that the step loop never had
+ *   responses  step loop -> peer               STARTED, DELTA, FINISH, ERROR
+ *
+ * Output goes from the thread that makes it straight to the peer.  The engine
+ * publishes a request's ACCEPTED before its step loop learns of the request, so
+ * a peer that looks at the responses first, then takes all answers, and only
+ * then what it saw of the responses never meets output without its ACCEPTED:
+ * tr_inbox_get does that.
  *
  * Control words.  Each request owns slot TR_ID_SLOT(id).  The peer writes the
  * wanted state (generation << 32 | ABORT | PAUSE) with one store, sets the
@@ -46,13 +57,14 @@
 #include <tokenring/status.h>
 
 #define TR_CHANNEL_MAGIC 0x4c454e4e41484354ull /* "TCHANNEL" */
-#define TR_ABI_VERSION 1u                      /* what this header describes */
-#define TR_ABI_VERSION_MIN 1u                  /* oldest still spoken */
+#define TR_ABI_VERSION 2u                      /* what this header describes */
+#define TR_ABI_VERSION_MIN 2u /* oldest still spoken; 1 was never released */
 
 #define TR_TMPFS_MAGIC 0x01021994 /* where memfds of ordinary pages live */
 
 #define TR_CHANNEL_SLOTS_MAX 65536u
 #define TR_CHANNEL_RING_DEFAULT (1u << 20)
+#define TR_CHANNEL_ANSWERS (64u << 10) /* capacity of the ring of answers */
 #define TR_CHANNEL_SLOTS_DEFAULT 4096u
 
 /* Nobody can resize a channel or add a seal to it; nobody can write the status
@@ -110,9 +122,12 @@ typedef struct {
     uint64_t control_offset; /* _Atomic uint64_t[slots] */
     uint64_t dirty_offset;   /* _Atomic uint64_t[slots / 64] */
     uint64_t request_offset; /* tr_ring_shared_t, then data */
+    uint64_t answer_offset;
     uint64_t response_offset;
     uint32_t request_capacity;
+    uint32_t answer_capacity;
     uint32_t response_capacity;
+    uint32_t reserved;
 } tr_channel_header_t;
 
 /* Private view of one side; `size` bytes are mapped at header. */
@@ -126,6 +141,9 @@ typedef struct {
     tr_ring_shared_t *request;
     uint8_t *request_data;
     uint32_t request_capacity;
+    tr_ring_shared_t *answer;
+    uint8_t *answer_data;
+    uint32_t answer_capacity;
     tr_ring_shared_t *response;
     uint8_t *response_data;
     uint32_t response_capacity;
@@ -183,6 +201,23 @@ static inline void tr_doorbell_drain(int fd);
  * records or dirty bits are there (flag taken back), TR_AGAIN: sleep. */
 static inline tr_status_t tr_channel_sleep(tr_channel_map_t *map,
                                            tr_ring_consumer_t *requests);
+
+/* Peer: what comes from the engine, in an order that makes sense. */
+typedef struct {
+    tr_ring_consumer_t answers;
+    tr_ring_consumer_t responses;
+} tr_inbox_t;
+
+static inline void tr_inbox_init(tr_inbox_t *in, const tr_channel_map_t *map);
+/* Bytes of the largest payload. */
+static inline uint32_t tr_inbox_max_payload(const tr_channel_map_t *map);
+
+/* As the calls of ring.h with these names do it for one ring. */
+static inline tr_status_t tr_inbox_get(tr_inbox_t *in, tr_record_t *rec,
+                                       void *buf, size_t size);
+static inline int tr_inbox_release(tr_inbox_t *in);
+static inline tr_status_t tr_inbox_sleep(tr_inbox_t *in);
+static inline void tr_inbox_awake(tr_inbox_t *in);
 
 /* Peer: wishes for a request.  Returns 1 when the engine must be rung. */
 static inline int tr_control_set(tr_channel_map_t *map, uint64_t id,
@@ -303,6 +338,9 @@ tr_channel_view(tr_channel_map_t *out, void *base, const tr_channel_header_t *h)
     out->request = (tr_ring_shared_t *) (void *) (at + h->request_offset);
     out->request_data = at + h->request_offset + sizeof(tr_ring_shared_t);
     out->request_capacity = h->request_capacity;
+    out->answer = (tr_ring_shared_t *) (void *) (at + h->answer_offset);
+    out->answer_data = at + h->answer_offset + sizeof(tr_ring_shared_t);
+    out->answer_capacity = h->answer_capacity;
     out->response = (tr_ring_shared_t *) (void *) (at + h->response_offset);
     out->response_data = at + h->response_offset + sizeof(tr_ring_shared_t);
     out->response_capacity = h->response_capacity;
@@ -322,7 +360,10 @@ tr_channel_layout(tr_channel_header_t *h, uint32_t slots, uint32_t request,
     h->dirty_offset = h->control_offset + 8ull * slots;
     h->request_offset = (h->dirty_offset + slots / 8 + 63) & ~63ull;
     h->request_capacity = request;
-    h->response_offset = h->request_offset + sizeof(tr_ring_shared_t) + request;
+    h->answer_offset = h->request_offset + sizeof(tr_ring_shared_t) + request;
+    h->answer_capacity = TR_CHANNEL_ANSWERS;
+    h->response_offset = h->answer_offset + sizeof(tr_ring_shared_t)
+                         + TR_CHANNEL_ANSWERS;
     h->response_capacity = response;
     h->size = h->response_offset + sizeof(tr_ring_shared_t) + response;
     h->size = (h->size + 4095) & ~4095ull;
@@ -583,6 +624,69 @@ tr_channel_sleep(tr_channel_map_t *map, tr_ring_consumer_t *requests)
         }
     }
     return TR_AGAIN;
+}
+
+static inline void
+tr_inbox_init(tr_inbox_t *in, const tr_channel_map_t *map)
+{
+    tr_ring_consumer_init(&in->answers, map->answer, map->answer_data,
+                          map->answer_capacity);
+    tr_ring_consumer_init(&in->responses, map->response, map->response_data,
+                          map->response_capacity);
+}
+
+static inline uint32_t
+tr_inbox_max_payload(const tr_channel_map_t *map)
+{
+    return tr_ring_max_payload(map->response_capacity > map->answer_capacity
+                                   ? map->response_capacity
+                                   : map->answer_capacity);
+}
+
+static inline tr_status_t
+tr_inbox_get(tr_inbox_t *in, tr_record_t *rec, void *buf, size_t size)
+{
+    tr_status_t seen, rc;
+
+    do {
+        /* the order of these three is the promise above */
+        seen = tr_ring_look(&in->responses);
+        rc = tr_ring_get(&in->answers, rec, buf, size);
+        if (rc != TR_AGAIN || seen != TR_OK) {
+            return rc != TR_AGAIN ? rc : seen;
+        }
+        rc = tr_ring_next(&in->responses, rec, buf, size);
+    } while (rc == TR_AGAIN); /* it was a PAD */
+    return rc;
+}
+
+static inline int
+tr_inbox_release(tr_inbox_t *in)
+{
+    int ring = tr_ring_release(&in->answers);
+
+    return tr_ring_release(&in->responses) | ring;
+}
+
+static inline tr_status_t
+tr_inbox_sleep(tr_inbox_t *in)
+{
+    tr_status_t rc = tr_ring_sleep(&in->answers);
+
+    if (rc == TR_AGAIN) {
+        rc = tr_ring_sleep(&in->responses);
+    }
+    if (rc != TR_AGAIN) {
+        tr_inbox_awake(in);
+    }
+    return rc;
+}
+
+static inline void
+tr_inbox_awake(tr_inbox_t *in)
+{
+    tr_ring_awake(&in->answers);
+    tr_ring_awake(&in->responses);
 }
 
 static inline int

@@ -139,11 +139,13 @@ static inline tr_status_t tr_ring_wait_space(tr_ring_producer_t *p,
 static inline tr_status_t tr_ring_get(tr_ring_consumer_t *c, tr_record_t *rec,
                                       void *buf, size_t size);
 
-/* For rings in private memory only (outlets): the same, but *payload points to
- * where the record lies, until tr_ring_skip takes it. */
-static inline tr_status_t tr_ring_peek(tr_ring_consumer_t *c, tr_record_t *rec,
-                                       const void **payload);
-static inline void tr_ring_skip(tr_ring_consumer_t *c, const tr_record_t *rec);
+/* The two halves of tr_ring_get, for a consumer that must look elsewhere in
+ * between: tr_ring_look notes what was published (TR_OK: something is there;
+ * TR_AGAIN; TR_ERR_PROTOCOL), tr_ring_next takes of what was noted, and no
+ * more. */
+static inline tr_status_t tr_ring_look(tr_ring_consumer_t *c);
+static inline tr_status_t tr_ring_next(tr_ring_consumer_t *c, tr_record_t *rec,
+                                       void *buf, size_t size);
 
 /* Returns consumed space.  1 when the producer's doorbell must be rung. */
 static inline int tr_ring_release(tr_ring_consumer_t *c);
@@ -152,6 +154,10 @@ static inline int tr_ring_release(tr_ring_consumer_t *c);
  * TR_OK: records are there, the flag was taken back: go on consuming;
  * TR_ERR_PROTOCOL. */
 static inline tr_status_t tr_ring_sleep(tr_ring_consumer_t *c);
+
+/* A consumer that was woken by something else takes its flag back, so that it
+ * is not rung while it is up. */
+static inline void tr_ring_awake(tr_ring_consumer_t *c);
 
 /* ---- implementation ---------------------------------------------------- */
 
@@ -346,24 +352,26 @@ tr_ring_refresh_tail(tr_ring_consumer_t *c, memory_order order)
 }
 
 static inline tr_status_t
-tr_ring_peek(tr_ring_consumer_t *c, tr_record_t *rec, const void **payload)
+tr_ring_look(tr_ring_consumer_t *c)
 {
-    uint64_t at, have, to_end;
     tr_status_t rc;
 
-    for (;;) {
-        if (c->head == c->tail) {
-            rc = tr_ring_refresh_tail(c, memory_order_acquire);
-            if (rc != TR_OK) {
-                return rc;
-            }
-            if (c->head == c->tail) {
-                return TR_AGAIN;
-            }
+    if (c->head == c->tail) {
+        rc = tr_ring_refresh_tail(c, memory_order_acquire);
+        if (rc != TR_OK) {
+            return rc;
         }
-        have = c->tail - c->head;
-        at = c->head & (c->capacity - 1);
-        to_end = c->capacity - at;
+    }
+    return c->head == c->tail ? TR_AGAIN : TR_OK;
+}
+
+static inline tr_status_t
+tr_ring_next(tr_ring_consumer_t *c, tr_record_t *rec, void *buf, size_t size)
+{
+    while (c->head != c->tail) {
+        uint64_t have = c->tail - c->head;
+        uint64_t at = c->head & (c->capacity - 1);
+        uint64_t to_end = c->capacity - at;
 
         /* The header is copied out once and only the copy is looked at; the
          * fence keeps the compiler from going back to the peer's memory. */
@@ -380,35 +388,31 @@ tr_ring_peek(tr_ring_consumer_t *c, tr_record_t *rec, const void **payload)
         }
         if (to_end < sizeof(*rec) || rec->length > to_end - sizeof(*rec)
             || rec->length > tr_ring_max_payload(c->capacity)
+            || rec->length > size
             || sizeof(*rec) + tr_ring_align8(rec->length) > have) {
             return TR_ERR_PROTOCOL;
         }
-        *payload = c->data + at + sizeof(*rec);
+        memcpy(buf, c->data + at + sizeof(*rec), rec->length);
+        c->head += sizeof(*rec) + tr_ring_align8(rec->length);
         return TR_OK;
     }
-}
-
-static inline void
-tr_ring_skip(tr_ring_consumer_t *c, const tr_record_t *rec)
-{
-    c->head += sizeof(*rec) + tr_ring_align8(rec->length);
+    return TR_AGAIN;
 }
 
 static inline tr_status_t
 tr_ring_get(tr_ring_consumer_t *c, tr_record_t *rec, void *buf, size_t size)
 {
-    const void *payload;
-    tr_status_t rc = tr_ring_peek(c, rec, &payload);
+    tr_status_t rc;
 
-    if (rc != TR_OK) {
-        return rc;
-    }
-    if (rec->length > size) {
-        return TR_ERR_PROTOCOL;
-    }
-    memcpy(buf, payload, rec->length);
-    tr_ring_skip(c, rec);
-    return TR_OK;
+    do {
+        rc = tr_ring_look(c);
+        if (rc == TR_OK) {
+            rc = tr_ring_next(c, rec, buf, size);
+        } else {
+            return rc;
+        }
+    } while (rc == TR_AGAIN); /* it was a PAD */
+    return rc;
 }
 
 static inline int
@@ -443,6 +447,16 @@ tr_ring_sleep(tr_ring_consumer_t *c)
     }
     atomic_store_explicit(&c->shared->consumer_asleep, 0, memory_order_seq_cst);
     return TR_OK;
+}
+
+static inline void
+tr_ring_awake(tr_ring_consumer_t *c)
+{
+    if (atomic_load_explicit(&c->shared->consumer_asleep, memory_order_relaxed)
+        != 0) {
+        atomic_store_explicit(&c->shared->consumer_asleep, 0,
+                              memory_order_relaxed);
+    }
 }
 
 #endif

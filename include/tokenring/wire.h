@@ -4,7 +4,8 @@
  *   worker -> engine   SUBMIT   one API request: a fixed head, then the raw
  *                               JSON body in as many parts as it takes
  *   engine -> worker   ACCEPTED what the worker must know to answer: streaming
- *                               or not, how many choices, which model
+ *                               or not, how many choices, which model; in the
+ *                               ring of answers, ahead of all that follows
  *                      STARTED  the request left the engine's queue
  *                      DELTA    new text of one choice (and logprobs)
  *                      FINISH   one choice ended; the last one carries totals

@@ -7,8 +7,8 @@
 // between the two, so that whatever else the machine does meets both.
 //
 //   worker   CPU time of the NGINX worker per streamed token
-//   total    worker + the engine's side of the transport (its front thread),
-//            against worker + upstream; also with the whole engine process
+//   total    worker + the engine's front thread, against worker + upstream; and
+//            with the whole engine, whose step loop writes the output itself
 //   latency  from the moment a token exists to its arrival at the client
 //
 // The engine runs `backend null`: it emits tokens at a set rate and computes
@@ -127,9 +127,11 @@ async function compare(rate, stagger, cases) {
 const of = (rounds, get) => rounds.length
   ? lib.median(rounds.map(get)) : NaN;
 
-// The engine's side of the transport is its front thread; the step loop's work
-// (scheduling, detokenising) has no counterpart in the upstream, whose whole
-// process is its transport.
+// What the engine does for the transport alone: its front thread.  The step loop
+// writes the records and rings once a step, about a tenth of its time by samples
+// (perf record, 100 streams at 50 tokens/s); the rest of it (scheduling,
+// detokenising) has no counterpart in the upstream, whose whole process is its
+// transport.  "worker + engine" counts all of it.
 const transport = (r) => r.workerUs + (r.threadsUs['tr-front'] ?? r.backendUs);
 
 // The medians of one case, and the ratios round by round.

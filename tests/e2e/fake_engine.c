@@ -61,6 +61,7 @@ typedef struct {
     bool wrecked; /* its rings must stay as they are */
     tr_channel_map_t map;
     tr_ring_consumer_t requests;
+    tr_ring_producer_t answers;
     tr_ring_producer_t responses;
     int to_engine;
     int to_peer;
@@ -151,7 +152,9 @@ put(fake_channel_t *c, uint16_t type, uint64_t id, const void *a, size_t a_len,
 {
     tr_ring_piece_t pieces[3] = { { a, a_len }, { b, b_len }, { d, d_len } };
 
-    return tr_ring_put(&c->responses, type, 0, id, pieces, 3) == TR_OK;
+    return tr_ring_put(type == TR_RECORD_ACCEPTED ? &c->answers : &c->responses,
+                       type, 0, id, pieces, 3)
+           == TR_OK;
 }
 
 static bool
@@ -294,6 +297,7 @@ hostile(fake_channel_t *c, fake_request_t *r, const char *how)
         put(c, TR_RECORD_DELTA, r->id, &delta, sizeof(delta), "a", 1, NULL, 0);
         memset(c->responses.data + at, 0xff, 4);
     } else if (strcmp(how, "tail") == 0) {
+        tr_ring_publish(&c->answers);
         tr_ring_publish(&c->responses);
         atomic_store(&c->map.response->tail, UINT64_MAX - 6);
         tr_doorbell_ring(c->to_peer);
@@ -370,6 +374,9 @@ step(fake_channel_t *c, fake_request_t *r)
     char text[128];
     int len;
 
+    if (tr_ring_space(&c->answers) < 256) {
+        return false;
+    }
     if (tr_ring_space(&c->responses) < 65536 / 4 / 2
         && tr_ring_space(&c->responses) < c->map.response_capacity / 8) {
         return false;
@@ -411,6 +418,7 @@ step(fake_channel_t *c, fake_request_t *r)
         return true;
     }
     if (body_fake(r, "die")) {
+        tr_ring_publish(&c->answers);
         tr_ring_publish(&c->responses);
         _exit(9);
     }
@@ -535,6 +543,8 @@ channel_hello(fake_channel_t *c)
     c->wrecked = false;
     tr_ring_consumer_init(&c->requests, c->map.request, c->map.request_data,
                           c->map.request_capacity);
+    tr_ring_producer_init(&c->answers, c->map.answer, c->map.answer_data,
+                          c->map.answer_capacity);
     tr_ring_producer_init(&c->responses, c->map.response, c->map.response_data,
                           c->map.response_capacity);
     fds[TR_FD_CHANNEL] = memfd;
@@ -556,6 +566,7 @@ channel_run(fake_channel_t *c, uint32_t *running)
     tr_record_t rec;
     bool busy = false;
     uint32_t w, i;
+    int rung;
 
     tr_doorbell_drain(c->to_engine);
     if (c->wrecked) {
@@ -582,7 +593,8 @@ channel_run(fake_channel_t *c, uint32_t *running)
     if (c->wrecked) {
         return false;
     }
-    if (tr_ring_publish(&c->responses)) {
+    rung = tr_ring_publish(&c->answers); /* ahead of their output */
+    if (tr_ring_publish(&c->responses) || rung) {
         tr_doorbell_ring(c->to_peer);
     }
     return busy || tr_channel_sleep(&c->map, &c->requests) != TR_AGAIN;

@@ -363,9 +363,17 @@ for (const [mode, status, code, reason] of [
       return health.status === (reason === null ? 200 : 503)
         && said === reason;
     }, `health says ${reason}`);
+    if (mode === '--mute') { // whenever it came, nobody waits for ever
+      const all = [];
+      for (let i = 0; i < 10; i++) {
+        all.push(post(url, { fake: 'tokens' }));
+        await sleep(300);
+      }
+      for (const r of await Promise.all(all)) assert.equal(r.status, 503);
+    }
     if (mode === '--refuse') {
       await until(() =>
-        /speaks versions 8 to 8 of the channel, this module 1 to 1/
+        /speaks versions 9 to 9 of the channel, this module 2 to 2/
           .test(stack.errorLog()), 'a line that names both versions');
     }
     await restartEngine();

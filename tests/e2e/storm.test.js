@@ -31,7 +31,6 @@ test('a storm leaves nothing wrong and nothing behind', async () => {
     location: 'tokenring_buffer_size 4k;',
     engine: {
       max_num_seqs: 16, max_queue: 64, kv_memory: '20m', channel_ring: '64k',
-      outlet: '64k',
     },
   });
   try {

@@ -49,7 +49,7 @@ struct fake {
     int fds[TR_CHANNEL_FDS];
     tr_channel_map_t map;
     tr_status_page_t *status;
-    tr_ring_producer_t out;
+    tr_ring_producer_t out, answers;
     tr_ring_consumer_t in;
     uint8_t *buf;
     uint32_t max;
@@ -97,13 +97,15 @@ static inline void
 fake_put(fake_t *f, uint16_t type, uint64_t id, const void *head, size_t n,
          const void *tail, size_t m)
 {
+    tr_ring_producer_t *out = type == TR_RECORD_ACCEPTED ? &f->answers
+                                                         : &f->out;
     tr_ring_piece_t pieces[2] = { { head, n }, { tail, m } };
 
-    while (tr_ring_put(&f->out, type, 0, id, pieces, 2) == TR_AGAIN) {
-        if (tr_ring_publish(&f->out)) {
+    while (tr_ring_put(out, type, 0, id, pieces, 2) == TR_AGAIN) {
+        if (tr_ring_publish(out)) {
             tr_doorbell_ring(f->fds[TR_FD_TO_PEER]);
         }
-        if (tr_ring_wait_space(&f->out, (uint32_t) (n + m)) == TR_AGAIN) {
+        if (tr_ring_wait_space(out, (uint32_t) (n + m)) == TR_AGAIN) {
             struct pollfd p[2] = { { f->fds[TR_FD_TO_ENGINE], POLLIN, 0 },
                                    { f->sock, POLLIN, 0 } };
 
@@ -114,7 +116,7 @@ fake_put(fake_t *f, uint16_t type, uint64_t id, const void *head, size_t n,
             tr_doorbell_drain(f->fds[TR_FD_TO_ENGINE]);
         }
     }
-    if (tr_ring_publish(&f->out)) {
+    if (tr_ring_publish(out)) {
         tr_doorbell_ring(f->fds[TR_FD_TO_PEER]);
     }
 }
@@ -237,6 +239,8 @@ fake_open(fake_t *f, const tr_hello_t *hello, tr_welcome_t *welcome)
     f->fds[TR_FD_TO_PEER] = tr_doorbell_create();
     tr_ring_producer_init(&f->out, f->map.response, f->map.response_data,
                           f->map.response_capacity);
+    tr_ring_producer_init(&f->answers, f->map.answer, f->map.answer_data,
+                          f->map.answer_capacity);
     tr_ring_consumer_init(&f->in, f->map.request, f->map.request_data,
                           f->map.request_capacity);
     f->max = tr_ring_max_payload(f->map.request_capacity);

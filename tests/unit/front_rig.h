@@ -180,7 +180,7 @@ typedef struct {
     int fds[TR_CHANNEL_FDS];
     tr_channel_map_t map;
     tr_ring_producer_t out;
-    tr_ring_consumer_t in;
+    tr_inbox_t in;
     uint8_t *buf;
     size_t size;
 } raw_t;
@@ -255,9 +255,8 @@ raw_open(raw_t *r, const rig_t *rig, uint32_t ring)
     assert_int_equal(tr_channel_attach(r->fds[TR_FD_CHANNEL], &r->map), TR_OK);
     tr_ring_producer_init(&r->out, r->map.request, r->map.request_data,
                           r->map.request_capacity);
-    tr_ring_consumer_init(&r->in, r->map.response, r->map.response_data,
-                          r->map.response_capacity);
-    r->size = tr_ring_max_payload(r->map.response_capacity);
+    tr_inbox_init(&r->in, &r->map);
+    r->size = tr_inbox_max_payload(&r->map);
     r->buf = malloc(r->size);
     assert_non_null(r->buf);
 }
@@ -342,17 +341,17 @@ raw_next(raw_t *r)
     tr_record_t rec;
 
     for (;;) {
-        tr_status_t rc = tr_ring_get(&r->in, &rec, r->buf, r->size);
+        tr_status_t rc = tr_inbox_get(&r->in, &rec, r->buf, r->size);
 
         if (rc == TR_OK) {
-            if (tr_ring_release(&r->in)) {
+            if (tr_inbox_release(&r->in)) {
                 raw_ring(r);
             }
             return rec;
         }
         assert_int_equal(rc, TR_AGAIN);
         tr_doorbell_drain(p.fd);
-        if (tr_ring_sleep(&r->in) == TR_AGAIN) {
+        if (tr_inbox_sleep(&r->in) == TR_AGAIN) {
             assert_int_equal(poll(&p, 1, PATIENCE_MS), 1);
         }
     }

@@ -27,6 +27,7 @@
 
 #include "log.h"
 #include "loop.h"
+#include "outlet_rig.h"
 
 #define EOS 4
 #define LETTER_A 69            /* ids of models/pocket: 'a' to 'z' follow */
@@ -160,9 +161,10 @@ typedef struct {
 } choice_t;
 
 typedef struct {
-    tr_request_t *r; /* NULL: the loop gave it back */
+    tr_request_t *r; /* NULL: its last record was read */
     uint32_t outlet;
     bool aborted, paused, ended;
+    bool back;        /* the loop gave it back */
     uint32_t started; /* STARTED records */
     tr_error_t error;
     tr_wire_finish_t last;
@@ -177,6 +179,7 @@ typedef struct {
     tr_loop_t *loop;
     int fd;
     tr_outlet_t outlet[OUTLETS];
+    tr_ring_consumer_t peer[OUTLETS];
     bool deaf[OUTLETS]; /* nobody reads it */
     client_t *client;
     uint32_t n_clients, cap_clients;
@@ -225,15 +228,32 @@ bench_start(bench_t *b, uint32_t pages, uint32_t cap_clients)
     b->fake.base.step = fake_step;
     b->fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     for (i = 0; i < OUTLETS; i++) {
-        assert_int_equal(tr_outlet_init(&b->outlet[i],
-                                        i == 2 ? 1 << 16 : 1 << 20),
-                         TR_OK);
+        outlet_make(&b->outlet[i], &b->peer[i], i == 2 ? 1 << 16 : 1 << 20,
+                    b->fd, b->fd);
     }
     b->client = calloc(cap_clients, sizeof(*b->client));
     b->cap_clients = cap_clients;
     assert_int_equal(tr_loop_start(&b->config, &b->fake.base, tokenizer,
                                    &b->counters, b->fd, &b->loop, &err),
                      TR_OK);
+}
+
+static void
+reap(bench_t *b, tr_request_t *r)
+{
+    for (; r != NULL; r = r->next) {
+        assert_true(r->id < b->n_clients);
+        assert_ptr_equal(b->client[r->id].r, r);
+        assert_false(b->client[r->id].back);
+        b->client[r->id].back = true;
+    }
+}
+
+static void
+bench_halt(bench_t *b)
+{
+    reap(b, tr_loop_stop(b->loop));
+    b->loop = NULL;
 }
 
 /* The loop is to be stopped already.  Nothing may be left. */
@@ -248,7 +268,7 @@ bench_stop(bench_t *b)
                      tr_kv_pages(b->fake.base.kv));
     tr_executor_close_cache(&b->fake.base);
     for (i = 0; i < OUTLETS; i++) {
-        tr_outlet_free(&b->outlet[i]);
+        outlet_unmake(&b->outlet[i], &b->peer[i]);
     }
     close(b->fd);
     free(b->client);
@@ -349,6 +369,10 @@ on_record(bench_t *b, const tr_record_t *rec, const uint8_t *payload)
         c->error.status = error.status;
     }
     if (last) {
+        if (b->loop != NULL) {
+            reap(b, tr_loop_over(b->loop));
+        }
+        assert_true(c->back); /* before this record could be seen */
         tr_request_free(c->r);
         c->r = NULL;
         c->ended = true;
@@ -356,7 +380,7 @@ on_record(bench_t *b, const tr_record_t *rec, const uint8_t *payload)
     }
 }
 
-/* Reads the outlets; sleeps until the loop rings if there is nothing. */
+/* Reads the rings; sleeps until the loop rings if there is nothing. */
 static void
 front_turn(bench_t *b, bool wait)
 {
@@ -368,7 +392,7 @@ front_turn(bench_t *b, bool wait)
     bool any = false, room = false;
 
     for (i = 0; i < OUTLETS; i++) {
-        tr_ring_consumer_t *consumer = &b->outlet[i].consumer;
+        tr_ring_consumer_t *consumer = &b->peer[i];
 
         if (b->deaf[i]) {
             continue;
@@ -379,11 +403,11 @@ front_turn(bench_t *b, bool wait)
         }
         room |= tr_ring_release(consumer) == 1;
     }
-    if (room) {
+    if (room && b->loop != NULL) {
         tr_loop_wake(b->loop);
     }
     for (i = 0; i < OUTLETS && !any && wait; i++) {
-        any = !b->deaf[i] && tr_ring_sleep(&b->outlet[i].consumer) == TR_OK;
+        any = !b->deaf[i] && tr_ring_sleep(&b->peer[i]) == TR_OK;
     }
     if (!any && wait) {
         assert_int_equal(poll(&pfd, 1, 20000), 1);
@@ -541,7 +565,8 @@ submit(bench_t *b, tr_request_t *r, uint32_t outlet)
     }
     b->n_clients++;
     b->open++;
-    assert_int_equal(tr_loop_submit(b->loop, r), TR_OK);
+    assert_int_equal(tr_loop_reserve(b->loop, r), TR_OK);
+    tr_loop_submit(b->loop, r);
     return c;
 }
 

@@ -51,7 +51,7 @@ test_defaults(void **state)
     assert_int_equal(c.kv_memory, 256u << 20);
     assert_int_equal(c.socket_mode, 0660);
     assert_int_equal(c.max_body, 16u << 20);
-    assert_int_equal(c.channel_ring, 1u << 20);
+    assert_int_equal(c.channel_ring, 4u << 20);
     assert_int_equal(c.channel_stall_timeout_us, 30000000);
     assert_int_equal(c.paused_timeout_us, 300000000);
     assert_int_equal(c.log_level, TR_LEVEL_NOTICE);
@@ -181,8 +181,9 @@ static const bad_t bad[] = {
     { WITH("max_body 2g"), "max_body \"2g\": expected a size from 1k to 1g" },
     { WITH("channel_ring 100k"), "channel_ring \"100k\": expected a power of "
                                  "two from 64k to 64m" },
-    { WITH("outlet 1k"), "outlet \"1k\": expected a power of two from 64k to "
-                         "64m" },
+    { WITH("channel_ring 1k"),
+      "channel_ring \"1k\": expected a power of two from 64k to "
+      "64m" },
     { WITH("socket_mode 0888"), "socket_mode \"0888\": expected an octal file "
                                 "mode from 0000 to 0777" },
     { WITH("socket_mode 7777"), "socket_mode \"7777\": expected an octal" },

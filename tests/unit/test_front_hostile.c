@@ -76,9 +76,9 @@ test_bad_hello(void **state)
     hello.version_min = 7;
     hello.version_max = 9;
     refused_hello(&hello, "the peer speaks ring versions 7 to 9, this engine "
-                          "1 to 1");
+                          "2 to 2");
     hello.version_min = hello.version_max = 0;
-    refused_hello(&hello, "versions 0 to 0, this engine 1 to 1");
+    refused_hello(&hello, "versions 0 to 0, this engine 2 to 2");
     hello.version_min = 2;
     hello.version_max = 1;
     refused_hello(&hello, "versions 2 to 1");
@@ -217,6 +217,14 @@ break_head_index(raw_t *r)
 }
 
 static void
+break_answer_index(raw_t *r)
+{
+    atomic_store(&r->map.answer->head, UINT64_MAX & ~7ull);
+    raw_submit(r, TR_ID(0, 1), "{", TR_BODY_UNKNOWN, false);
+    raw_submit(r, TR_ID(1, 1), LONG_BODY, TR_BODY_UNKNOWN, false);
+}
+
+static void
 break_slot(raw_t *r)
 {
     raw_submit(r, TR_ID(64, 1), HELLO_BODY, TR_BODY_UNKNOWN, false);
@@ -325,6 +333,7 @@ test_broken_rules(void **state)
                                                break_body_short,
                                                break_extra_part,
                                                break_slot_in_use,
+                                               break_answer_index,
                                                break_socket };
     tr_ring_client_t *other = rig_client(&rig, 0);
     size_t i;
@@ -347,7 +356,8 @@ test_broken_rules(void **state)
     check_nothing_left();
 }
 
-/* A doorbell whose write waits: only who rings it notices. */
+/* A doorbell whose write waits: neither the front thread, which rings for
+ * answers, nor the step loop, which rings for output, waits with it. */
 static void
 test_trapped_doorbell(void **state)
 {
@@ -355,18 +365,23 @@ test_trapped_doorbell(void **state)
     uint64_t full = UINT64_MAX - 1;
     tr_ring_event_t end;
     raw_t r;
+    int i;
 
     (void) state;
-    raw_open(&r, &rig, 0);
-    assert_int_equal(fcntl(r.fds[TR_FD_TO_PEER], F_SETFL, 0), 0);
-    assert_int_equal(write(r.fds[TR_FD_TO_PEER], &full, sizeof(full)),
-                     sizeof(full));
-    assert_int_equal(tr_ring_sleep(&r.in), TR_AGAIN);
-    raw_submit(&r, TR_ID(0, 1), HELLO_BODY, TR_BODY_UNKNOWN, false);
-    end = rig_run(other, HELLO_BODY);
-    assert_int_equal(end.type, TR_RECORD_FINISH);
-    raw_expect_hangup(r.sock);
-    raw_close(&r);
+    for (i = 0; i < 2; i++) {
+        raw_open(&r, &rig, 0);
+        assert_int_equal(fcntl(r.fds[TR_FD_TO_PEER], F_SETFL, 0), 0);
+        assert_int_equal(write(r.fds[TR_FD_TO_PEER], &full, sizeof(full)),
+                         sizeof(full));
+        assert_int_equal(tr_ring_sleep(i == 0 ? &r.in.answers
+                                              : &r.in.responses),
+                         TR_AGAIN);
+        raw_submit(&r, TR_ID(0, 1), HELLO_BODY, TR_BODY_UNKNOWN, false);
+        end = rig_run(other, HELLO_BODY);
+        assert_int_equal(end.type, TR_RECORD_FINISH);
+        raw_expect_hangup(r.sock);
+        raw_close(&r);
+    }
     tr_ring_client_close(other);
     check_nothing_left();
 }
@@ -530,8 +545,8 @@ test_many_come_and_go(void **state)
     }
 }
 
-/* A peer that takes nothing fills its ring, then its outlet; it is thrown out,
- * and the others notice nothing. */
+/* A peer that takes nothing fills its ring; it is thrown out, and the others
+ * notice nothing. */
 static void
 test_stalled_peer(void **state)
 {
@@ -553,6 +568,82 @@ test_stalled_peer(void **state)
     raw_ring(&r);
     raw_expect_hangup(r.sock);
     raw_close(&r);
+    tr_ring_client_close(other);
+    check_nothing_left();
+}
+
+/* The same with the ring of answers: refusals are short, and many. */
+static void
+test_peer_that_takes_no_answers(void **state)
+{
+    tr_ring_client_t *other = rig_client(&rig, 0);
+    tr_ring_event_t end;
+    raw_t r;
+    uint32_t n;
+
+    (void) state;
+    raw_open(&r, &rig, 65536);
+    for (n = 1; atomic_load(&r.map.answer->producer_waiting) == 0; n++) {
+        uint64_t tail = atomic_load(&r.map.answer->tail);
+
+        raw_submit(&r, TR_ID(n % 64, n), "{", TR_BODY_UNKNOWN, false);
+        while (atomic_load(&r.map.answer->tail) == tail
+               && atomic_load(&r.map.answer->producer_waiting) == 0) {
+            usleep(10);
+        }
+    }
+    assert_true(n > 100);
+    end = rig_run(other, HELLO_BODY);
+    assert_int_equal(end.head.finish.completion_tokens, 3);
+    raw_expect_hangup(r.sock);
+    raw_close(&r);
+    tr_ring_client_close(other);
+    check_nothing_left();
+}
+
+/* A slot may be used again as soon as its last record is seen, which is before
+ * the front thread is woken for it. */
+static void
+test_slot_used_again_at_once(void **state)
+{
+    static const char body[] = "{\"prompt\":[5],\"max_tokens\":1}";
+    uint32_t n;
+    raw_t r;
+
+    (void) state;
+    raw_open(&r, &rig, 0);
+    for (n = 1; n <= 1000; n++) {
+        raw_submit(&r, TR_ID(7, n), body, TR_BODY_UNKNOWN, false);
+        assert_int_equal(raw_end(&r, TR_ID(7, n)), TR_FINISH_LENGTH);
+    }
+    raw_close(&r);
+    check_nothing_left();
+}
+
+/* Peers that vanish while the step loop writes into their memory. */
+static void
+test_gone_in_the_middle_of_output(void **state)
+{
+    tr_ring_client_t *other = rig_client(&rig, 0);
+    uint32_t slot;
+    int i;
+
+    (void) state;
+    for (i = 0; i < 50; i++) {
+        tr_ring_event_t end;
+        raw_t r;
+
+        raw_open(&r, &rig, 65536);
+        for (slot = 0; slot < 64; slot++) {
+            raw_submit(&r, TR_ID(slot, 1), LONG_BODY, TR_BODY_UNKNOWN, false);
+        }
+        while (raw_next(&r).type != TR_RECORD_DELTA) {
+        }
+        usleep(100u * (unsigned) i); /* anywhere in a step */
+        raw_close(&r);
+        end = rig_run(other, HELLO_BODY);
+        assert_int_equal(end.head.finish.completion_tokens, 3);
+    }
     tr_ring_client_close(other);
     check_nothing_left();
 }
@@ -584,6 +675,9 @@ main(void)
         cmocka_unit_test(test_body_too_large),
         cmocka_unit_test(test_many_come_and_go),
         cmocka_unit_test(test_stalled_peer),
+        cmocka_unit_test(test_peer_that_takes_no_answers),
+        cmocka_unit_test(test_slot_used_again_at_once),
+        cmocka_unit_test(test_gone_in_the_middle_of_output),
         cmocka_unit_test(test_silent_peer),
     };
 

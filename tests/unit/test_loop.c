@@ -25,7 +25,7 @@ one_after_another(void **state)
     loop_is_empty(&b);
     assert_int_equal(atomic_load(&b.counters.requests_length), 20);
     assert_int_equal(atomic_load(&b.counters.generation_tokens), 210);
-    tr_loop_stop(b.loop);
+    bench_halt(&b);
     bench_stop(&b);
 }
 
@@ -75,7 +75,7 @@ started_before_the_step(void **state)
     check(first);
     check(second);
     loop_is_empty(&b);
-    tr_loop_stop(b.loop);
+    bench_halt(&b);
     bench_stop(&b);
 }
 
@@ -99,7 +99,7 @@ younger_than_the_turn(void **state)
     assert_int_equal(atomic_load(&b.counters.e2e.count[0]), 1);
     assert_int_equal(c->last.queue_us, 0);
     loop_is_empty(&b);
-    tr_loop_stop(b.loop);
+    bench_halt(&b);
     bench_stop(&b);
 }
 
@@ -146,7 +146,7 @@ abort_at_every_stage(void **state)
     assert_int_equal(unseen->choice[0].reason, TR_FINISH_ABORTED);
     loop_is_empty(&b);
     assert_int_equal(atomic_load(&b.counters.requests_aborted), 4);
-    tr_loop_stop(b.loop);
+    bench_halt(&b);
     bench_stop(&b);
 }
 
@@ -178,7 +178,7 @@ pause_and_resume(void **state)
     control(&b, c, TR_CONTROL_PAUSE | TR_CONTROL_ABORT);
     front_until_ended(&b, c);
     loop_is_empty(&b);
-    tr_loop_stop(b.loop);
+    bench_halt(&b);
     bench_stop(&b);
 }
 
@@ -198,7 +198,7 @@ paused_for_too_long(void **state)
     front_until_ended(&b, other);
     check(other);
     loop_is_empty(&b);
-    tr_loop_stop(b.loop);
+    bench_halt(&b);
     bench_stop(&b);
 }
 
@@ -229,7 +229,7 @@ outlet_for_too_long(void **state)
         check(stuck[i]);
     }
     loop_is_empty(&b);
-    tr_loop_stop(b.loop);
+    bench_halt(&b);
     bench_stop(&b);
 }
 
@@ -257,7 +257,7 @@ outlet_full_for_a_while(void **state)
         check(slow[i]);
     }
     loop_is_empty(&b);
-    tr_loop_stop(b.loop);
+    bench_halt(&b);
     bench_stop(&b);
 }
 
@@ -275,12 +275,12 @@ refused(void **state)
     r = request(2, 127);
     assert_int_equal(tr_request_layout(r, &prompt, 1, 4096, &eos, 1, tokenizer),
                      TR_OK);
-    assert_int_equal(tr_loop_submit(b.loop, r), TR_ERR_CONTEXT_LENGTH);
+    assert_int_equal(tr_loop_reserve(b.loop, r), TR_ERR_CONTEXT_LENGTH);
     tr_request_free(r);
     r = request(2, 2000);
     assert_int_equal(tr_request_layout(r, &prompt, 1, 4096, &eos, 1, tokenizer),
                      TR_OK);
-    assert_int_equal(tr_loop_submit(b.loop, r), TR_ERR_CONTEXT_LENGTH);
+    assert_int_equal(tr_loop_reserve(b.loop, r), TR_ERR_CONTEXT_LENGTH);
     tr_request_free(r);
 
     atomic_store(&b.fake.gated, 1);
@@ -291,14 +291,14 @@ refused(void **state)
     r = request(2, 5);
     assert_int_equal(tr_request_layout(r, &prompt, 1, 4096, &eos, 1, tokenizer),
                      TR_OK);
-    assert_int_equal(tr_loop_submit(b.loop, r), TR_ERR_QUEUE_FULL);
+    assert_int_equal(tr_loop_reserve(b.loop, r), TR_ERR_QUEUE_FULL);
     tr_request_free(r);
     open_gate(&b);
     while (b.open != 0) {
         front_turn(&b, true);
     }
     loop_is_empty(&b);
-    tr_loop_stop(b.loop);
+    bench_halt(&b);
     bench_stop(&b);
 }
 
@@ -334,7 +334,7 @@ one_fails_alone(void **state)
     front_until_ended(&b, good);
     check(good);
     loop_is_empty(&b);
-    tr_loop_stop(b.loop);
+    bench_halt(&b);
     bench_stop(&b);
 }
 
@@ -367,7 +367,7 @@ stop_strings(void **state)
         stopped += b.client[i].choice[0].reason == TR_FINISH_STOP;
     }
     assert_in_range(stopped, 20, 63);
-    tr_loop_stop(b.loop);
+    bench_halt(&b);
     bench_stop(&b);
 }
 
@@ -407,7 +407,7 @@ echo(void **state)
         }
     }
     loop_is_empty(&b);
-    tr_loop_stop(b.loop);
+    bench_halt(&b);
     bench_stop(&b);
 }
 
@@ -429,7 +429,7 @@ stop_with_requests_inside(void **state)
     }
     steps(&b, 20);
     open_gate(&b);
-    tr_loop_stop(b.loop);
+    bench_halt(&b);
     front_turn(&b, false);
     for (i = 0; i < 30; i++) {
         const client_t *c = &b.client[i];
@@ -530,7 +530,7 @@ storm(uint64_t seed, uint32_t pages, uint32_t seqs, uint32_t tokens,
     if (pages < 100) {
         assert_true(atomic_load(&b.counters.preemptions) != 0);
     }
-    tr_loop_stop(b.loop);
+    bench_halt(&b);
     bench_stop(&b);
 }
 

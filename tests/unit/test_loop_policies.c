@@ -20,6 +20,7 @@
 #include "log.h"
 #include "loop.h"
 #include "model_rig.h"
+#include "outlet_rig.h"
 
 #define REQUESTS 20
 #define CHOICES 3
@@ -47,6 +48,7 @@ typedef struct {
     tr_status_counters_t counters;
     tr_loop_t *loop;
     tr_outlet_t outlet;
+    tr_ring_consumer_t peer;
     int fd;
     tr_request_t *request[REQUESTS];
     uint32_t open;
@@ -71,7 +73,7 @@ start(rig_loop_t *l, const char *spec, uint64_t memory, uint64_t swap)
     if (tr_executor_model_open(&l->config, &l->executor, &err) != TR_OK) {
         fail_msg("%s", err.text);
     }
-    assert_int_equal(tr_outlet_init(&l->outlet, 1 << 20), TR_OK);
+    outlet_make(&l->outlet, &l->peer, 1 << 20, l->fd, l->fd);
     assert_int_equal(tr_loop_start(&l->config, l->executor, tokenizer,
                                    &l->counters, l->fd, &l->loop, &err),
                      TR_OK);
@@ -82,11 +84,11 @@ stop(rig_loop_t *l)
 {
     tr_kv_cache_t *kv = l->executor->kv;
 
-    tr_loop_stop(l->loop);
+    assert_null(tr_loop_stop(l->loop));
     assert_true(tr_kv_sound(kv));
     assert_int_equal(tr_kv_free_pages(kv), tr_kv_pages(kv));
     l->executor->free(l->executor);
-    tr_outlet_free(&l->outlet);
+    outlet_unmake(&l->outlet, &l->peer);
     close(l->fd);
 }
 
@@ -120,7 +122,8 @@ submit(rig_loop_t *l, const ask_t *ask, uint32_t i)
                      TR_OK);
     l->request[i] = r;
     l->open++;
-    assert_int_equal(tr_loop_submit(l->loop, r), TR_OK);
+    assert_int_equal(tr_loop_reserve(l->loop, r), TR_OK);
+    tr_loop_submit(l->loop, r);
 }
 
 static void
@@ -146,10 +149,21 @@ on_record(rig_loop_t *l, ask_t *asks, bool crowd, const tr_record_t *rec,
         assert_int_equal(tr_wire_finish_parse(payload, rec->length, &ask->last),
                          TR_OK);
         if (ask->last.flags & TR_FINISH_LAST) {
-            tr_request_free(l->request[rec->id]);
-            l->request[rec->id] = NULL;
-            l->open--;
+            l->open--; /* and came back before this could be seen */
         }
+    }
+}
+
+/* Frees the requests that the loop is done with. */
+static void
+reap(rig_loop_t *l)
+{
+    tr_request_t *r = tr_loop_over(l->loop), *next;
+
+    for (; r != NULL; r = next) {
+        next = r->next;
+        l->request[r->id] = NULL;
+        tr_request_free(r);
     }
 }
 
@@ -164,16 +178,17 @@ turn(rig_loop_t *l, ask_t *asks, bool crowd)
     uint64_t ignored;
     bool some = false;
 
-    if (tr_ring_sleep(&l->outlet.consumer) == TR_OK) {
+    if (tr_ring_sleep(&l->peer) == TR_OK) {
         some = true;
     } else if (poll(&pfd, 1, 20) == 1) {
         assert_int_equal(read(l->fd, &ignored, 8), 8);
         some = true;
     }
-    while (tr_ring_get(&l->outlet.consumer, &rec, buf, sizeof(buf)) == TR_OK) {
+    while (tr_ring_get(&l->peer, &rec, buf, sizeof(buf)) == TR_OK) {
         on_record(l, asks, crowd, &rec, buf);
     }
-    if (tr_ring_release(&l->outlet.consumer) == 1) {
+    reap(l);
+    if (tr_ring_release(&l->peer) == 1) {
         tr_loop_wake(l->loop);
     }
     return some;

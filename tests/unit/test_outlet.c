@@ -1,7 +1,8 @@
 /*
  * Outlets: records arrive as they were staged, has_room keeps its promise at
- * every offset of the ring, a full outlet asks to be woken, and the last
- * record may be followed at once by tr_outlet_free.
+ * every offset of the ring, a full outlet asks to be woken, a dead one drops
+ * what it is given and never touches its ring, and the last record may be
+ * followed at once by tr_outlet_free.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,7 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "outlet.h"
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "outlet_rig.h"
 
 static uint8_t buf[TR_RING_MAX / 4];
 static uint64_t random_state = 1;
@@ -31,19 +36,36 @@ random_below(uint32_t n)
 static void
 outlet_refuses_sizes(void **state)
 {
+    static const uint32_t bad[] = { 0, TR_OUTLET_MIN / 2, TR_OUTLET_MIN + 8,
+                                    TR_RING_MAX * 2 };
+    tr_ring_shared_t shared;
+    tr_ring_consumer_t peer;
     tr_outlet_t o;
+    unsigned i;
 
     (void) state;
-    assert_int_equal(tr_outlet_init(&o, TR_OUTLET_MIN / 2), TR_ERR_INVALID);
-    assert_int_equal(tr_outlet_init(&o, TR_OUTLET_MIN + 8), TR_ERR_INVALID);
-    assert_int_equal(tr_outlet_init(&o, TR_RING_MAX * 2), TR_ERR_INVALID);
-    assert_int_equal(tr_outlet_init(&o, TR_OUTLET_MIN), TR_OK);
-    tr_outlet_free(&o);
+    for (i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        assert_int_equal(tr_outlet_init(&o, &shared, &shared, bad[i], -1, -1),
+                         TR_ERR_INVALID);
+    }
+    outlet_make(&o, &peer, TR_OUTLET_MIN, -1, -1);
+    outlet_unmake(&o, &peer);
+}
+
+/* Counts what was rung. */
+static uint64_t
+rings(int fd)
+{
+    uint64_t n = 0;
+
+    return read(fd, &n, sizeof(n)) == sizeof(n) ? n : 0;
 }
 
 static void
 outlet_records(void **state)
 {
+    int bell = eventfd(0, EFD_NONBLOCK);
+    tr_ring_consumer_t peer;
     tr_outlet_t o;
     tr_record_t rec;
     tr_wire_delta_t delta;
@@ -57,20 +79,21 @@ outlet_records(void **state)
     tr_error_t err = { .status = TR_ERR_TIMEOUT };
 
     (void) state;
-    assert_int_equal(tr_outlet_init(&o, TR_OUTLET_MIN), TR_OK);
+    outlet_make(&o, &peer, TR_OUTLET_MIN, bell, -1);
     strcpy(err.param, "p");
     strcpy(err.text, "too slow");
-    assert_int_equal(tr_ring_sleep(&o.consumer), TR_AGAIN);
+    assert_int_equal(tr_ring_sleep(&peer), TR_AGAIN);
     assert_int_equal(tr_outlet_delta(&o, 5, 2, 3, "abc", 3, "xy", 2), TR_OK);
     assert_int_equal(tr_outlet_finish(&o, 5, &finish), TR_OK);
     assert_int_equal(tr_outlet_error(&o, 6, &err, 10, 4), TR_OK);
     /* nothing is seen before the step is published */
-    assert_int_equal(tr_ring_get(&o.consumer, &rec, buf, sizeof(buf)),
-                     TR_AGAIN);
-    assert_int_equal(tr_outlet_publish(&o), 1);
-    assert_int_equal(tr_outlet_publish(&o), 0);
+    assert_int_equal(tr_ring_get(&peer, &rec, buf, sizeof(buf)), TR_AGAIN);
+    outlet_show(&o);
+    assert_int_equal(rings(bell), 1);
+    outlet_show(&o);
+    assert_int_equal(rings(bell), 0);
 
-    assert_int_equal(tr_ring_get(&o.consumer, &rec, buf, sizeof(buf)), TR_OK);
+    assert_int_equal(tr_ring_get(&peer, &rec, buf, sizeof(buf)), TR_OK);
     assert_int_equal(rec.type, TR_RECORD_DELTA);
     assert_int_equal(rec.id, 5);
     assert_int_equal(tr_wire_delta_parse(buf, rec.length, &delta, &a, &b),
@@ -80,12 +103,12 @@ outlet_records(void **state)
     assert_memory_equal(a.data, "abc", 3);
     assert_memory_equal(b.data, "xy", 2);
 
-    assert_int_equal(tr_ring_get(&o.consumer, &rec, buf, sizeof(buf)), TR_OK);
+    assert_int_equal(tr_ring_get(&peer, &rec, buf, sizeof(buf)), TR_OK);
     assert_int_equal(rec.type, TR_RECORD_FINISH);
     assert_int_equal(tr_wire_finish_parse(buf, rec.length, &finish2), TR_OK);
     assert_memory_equal(&finish, &finish2, sizeof(finish));
 
-    assert_int_equal(tr_ring_get(&o.consumer, &rec, buf, sizeof(buf)), TR_OK);
+    assert_int_equal(tr_ring_get(&peer, &rec, buf, sizeof(buf)), TR_OK);
     assert_int_equal(rec.type, TR_RECORD_ERROR);
     assert_int_equal(rec.id, 6);
     assert_int_equal(tr_wire_error_parse(buf, rec.length, &error, &a, &b),
@@ -95,19 +118,19 @@ outlet_records(void **state)
     assert_int_equal(error.completion_tokens, 4);
     assert_memory_equal(a.data, "p", 1);
     assert_memory_equal(b.data, "too slow", 8);
-    tr_outlet_free(&o);
+    outlet_unmake(&o, &peer);
+    close(bell);
 }
 
 /* Consumes k records, or all. */
 static int
-drain(tr_outlet_t *o, uint32_t k)
+drain(tr_ring_consumer_t *peer, uint32_t k)
 {
     tr_record_t rec;
 
-    while (k-- != 0
-           && tr_ring_get(&o->consumer, &rec, buf, sizeof(buf)) == TR_OK) {
+    while (k-- != 0 && tr_ring_get(peer, &rec, buf, sizeof(buf)) == TR_OK) {
     }
-    return tr_ring_release(&o->consumer);
+    return tr_ring_release(peer);
 }
 
 static void
@@ -116,20 +139,26 @@ outlet_room_is_kept(void **state)
     static const char text[TR_OUTLET_TEXT_MAX];
     static const char logprobs[TR_OUTLET_LOGPROB_MAX];
     tr_wire_finish_t finish = { .reason = TR_FINISH_STOP };
+    int front = eventfd(0, EFD_NONBLOCK);
+    tr_ring_consumer_t peer;
     tr_outlet_t o;
     uint32_t step, i, full = 0;
 
     (void) state;
-    assert_int_equal(tr_outlet_init(&o, TR_OUTLET_MIN * 2), TR_OK);
+    outlet_make(&o, &peer, TR_OUTLET_MIN * 2, -1, front);
     for (step = 0; step < 20000; step++) {
         uint32_t n = 1 + random_below(12);
         uint32_t with = random_below(3) == 0 ? random_below(6) % (n + 1) : 0;
 
         if (!tr_outlet_has_room(&o, n, with)) {
             full++;
-            assert_int_equal(atomic_load(&o.shared->producer_waiting), 1);
+            assert_int_equal(atomic_load(&peer.shared->producer_waiting), 1);
+            /* the front thread hears of it, once until it has looked */
+            assert_false(tr_outlet_has_room(&o, n, with));
+            assert_int_equal(rings(front), 1);
+            assert_int_equal(atomic_exchange(&o.waits, 0), 1);
             /* whoever makes room is told to say so */
-            assert_int_equal(drain(&o, 1 + random_below(20)), 1);
+            assert_int_equal(drain(&peer, 1 + random_below(20)), 1);
             continue;
         }
         for (i = 0; i < n; i++) {
@@ -145,27 +174,110 @@ outlet_room_is_kept(void **state)
                              TR_OK);
             assert_int_equal(tr_outlet_finish(&o, i, &finish), TR_OK);
         }
-        tr_outlet_publish(&o);
+        outlet_show(&o);
         if (random_below(4) == 0) {
-            drain(&o, UINT32_MAX);
+            drain(&peer, UINT32_MAX);
         }
     }
     assert_true(full > 100);
     /* an empty outlet of any size takes a sequence with logprobs */
-    drain(&o, UINT32_MAX);
+    drain(&peer, UINT32_MAX);
     assert_true(tr_outlet_has_room(&o, 1, 1));
-    tr_outlet_free(&o);
+    outlet_unmake(&o, &peer);
+    close(front);
 }
 
 static void
 outlet_smallest_takes_one(void **state)
 {
+    tr_ring_consumer_t peer;
     tr_outlet_t o;
 
     (void) state;
-    assert_int_equal(tr_outlet_init(&o, TR_OUTLET_MIN), TR_OK);
+    outlet_make(&o, &peer, TR_OUTLET_MIN, -1, -1);
     assert_true(tr_outlet_has_room(&o, 1, 1));
-    tr_outlet_free(&o);
+    outlet_unmake(&o, &peer);
+}
+
+/* Puts records of a kilobyte until the ring is full, or n. */
+static uint32_t
+fill(tr_outlet_t *o, uint32_t n)
+{
+    static const char text[1000];
+    uint32_t i;
+
+    for (i = 0; i < n; i++) {
+        if (tr_outlet_delta(o, 1, 0, 1, text, sizeof(text), NULL, 0) != TR_OK) {
+            break;
+        }
+    }
+    return i;
+}
+
+/* The peer has gone: the loop goes on as if there were room. */
+static void
+outlet_closed(void **state)
+{
+    tr_wire_finish_t finish = { .reason = TR_FINISH_STOP };
+    int bell = eventfd(0, EFD_NONBLOCK);
+    tr_ring_shared_t before;
+    tr_ring_consumer_t peer;
+    tr_outlet_t o;
+
+    (void) state;
+    outlet_make(&o, &peer, TR_OUTLET_MIN, bell, -1);
+    assert_int_equal(tr_ring_sleep(&peer), TR_AGAIN);
+    fill(&o, 3);
+    tr_outlet_close(&o);
+    before = *peer.shared;
+    assert_int_equal(fill(&o, 1000), 1000);
+    assert_true(tr_outlet_has_room(&o, 4096, 4096));
+    assert_int_equal(tr_outlet_started(&o, 1), TR_OK);
+    assert_int_equal(tr_outlet_finish(&o, 1, &finish), TR_OK);
+    outlet_show(&o);
+    assert_memory_equal(&before, peer.shared, sizeof(before));
+    assert_int_equal(rings(bell), 0);
+    outlet_unmake(&o, &peer);
+    close(bell);
+}
+
+/* The peer claims to have read what was never written, or less than before. */
+static void
+outlet_bad_index(void **state)
+{
+    static const uint64_t lies[] = { UINT64_MAX & ~7ull, TR_OUTLET_MIN * 2, 8,
+                                     4096 + 4 };
+    int front = eventfd(0, EFD_NONBLOCK);
+    unsigned i;
+
+    (void) state;
+    for (i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
+        tr_ring_consumer_t peer;
+        tr_outlet_t o;
+
+        outlet_make(&o, &peer, TR_OUTLET_MIN, -1, front);
+        fill(&o, 40);
+        outlet_show(&o);
+        drain(&peer, 20);
+        while (tr_outlet_has_room(&o, 1, 0)) {
+            fill(&o, 1);
+            outlet_show(&o);
+        }
+        assert_int_equal(atomic_load(&o.broken), TR_OUTLET_SOUND);
+        rings(front);
+        atomic_store(&peer.shared->head, lies[i]);
+        if (i % 2 == 0) {
+            assert_true(tr_outlet_has_room(&o, 1, 0));
+        } else {
+            assert_int_equal(fill(&o, 1000), 1000);
+        }
+        assert_int_equal(atomic_load(&o.broken), TR_OUTLET_BAD_INDEX);
+        assert_int_equal(rings(front), 1);
+        assert_int_equal(fill(&o, 1000), 1000);
+        outlet_show(&o);
+        outlet_unmake(&o, &peer);
+    }
+    close(front);
 }
 
 static void
@@ -234,8 +346,9 @@ produce(void *arg)
         while ((o = atomic_exchange(&handed, NULL)) == NULL) {
         }
         assert_true(tr_outlet_has_room(o, 1, 0));
+        atomic_store(&o->held, 1);
         tr_outlet_finish(o, 9, &finish);
-        tr_outlet_publish(o);
+        outlet_show(o);
     }
     return NULL;
 }
@@ -244,6 +357,7 @@ produce(void *arg)
 static void
 outlet_freed_at_once(void **state)
 {
+    tr_ring_consumer_t peer;
     pthread_t thread;
     tr_record_t rec;
     uint32_t i;
@@ -253,12 +367,12 @@ outlet_freed_at_once(void **state)
     for (i = 0; i < LIVES; i++) {
         tr_outlet_t *o = malloc(sizeof(*o));
 
-        assert_int_equal(tr_outlet_init(o, TR_OUTLET_MIN), TR_OK);
+        outlet_make(o, &peer, TR_OUTLET_MIN, -1, -1);
         atomic_store(&handed, o);
-        while (tr_ring_get(&o->consumer, &rec, buf, sizeof(buf)) == TR_AGAIN) {
+        while (tr_ring_get(&peer, &rec, buf, sizeof(buf)) == TR_AGAIN) {
         }
         assert_int_equal(rec.type, TR_RECORD_FINISH);
-        tr_outlet_free(o);
+        outlet_unmake(o, &peer);
         free(o);
     }
     pthread_join(thread, NULL);
@@ -272,6 +386,8 @@ main(void)
         cmocka_unit_test(outlet_records),
         cmocka_unit_test(outlet_room_is_kept),
         cmocka_unit_test(outlet_smallest_takes_one),
+        cmocka_unit_test(outlet_closed),
+        cmocka_unit_test(outlet_bad_index),
         cmocka_unit_test(outlet_logprobs),
         cmocka_unit_test(outlet_freed_at_once),
     };

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "outlet_rig.h"
 #include "scheduler.h"
 
 #define HEAD_DIM 48 /* 192 bytes a token, 6,144 a page */
@@ -68,6 +69,7 @@ typedef struct {
     tr_kv_cache_t *kv;
     tr_scheduler_t s;
     tr_outlet_t outlet[2];
+    tr_ring_consumer_t peer[2];
     uint64_t now;
 } bench_t;
 
@@ -79,8 +81,8 @@ bench_init_policy(bench_t *b, int policy, uint32_t pages, uint32_t swap_pages,
     b->kv = make_kv(policy, pages, swap_pages, seqs);
     b->now = 1;
     assert_int_equal(tr_scheduler_init(&b->s, b->kv, seqs, tokens, 0.5), TR_OK);
-    assert_int_equal(tr_outlet_init(&b->outlet[0], 1 << 20), TR_OK);
-    assert_int_equal(tr_outlet_init(&b->outlet[1], 1 << 16), TR_OK);
+    outlet_make(&b->outlet[0], &b->peer[0], 1 << 20, -1, -1);
+    outlet_make(&b->outlet[1], &b->peer[1], 1 << 16, -1, -1);
 }
 
 static void
@@ -98,8 +100,8 @@ bench_free(bench_t *b)
     assert_true(tr_scheduler_sound(&b->s));
     tr_scheduler_free(&b->s);
     tr_kv_cache_free(b->kv);
-    tr_outlet_free(&b->outlet[0]);
-    tr_outlet_free(&b->outlet[1]);
+    outlet_unmake(&b->outlet[0], &b->peer[0]);
+    outlet_unmake(&b->outlet[1], &b->peer[1]);
 }
 
 static tr_request_t *
@@ -904,18 +906,18 @@ fill(tr_outlet_t *o)
 
     while (tr_outlet_delta(o, 1, 0, 1, text, sizeof(text), NULL, 0) == TR_OK) {
     }
-    tr_outlet_publish(o);
+    outlet_show(o);
 }
 
 static void
-drain(tr_outlet_t *o)
+drain(tr_ring_consumer_t *peer)
 {
     static uint8_t buf[1 << 18];
     tr_record_t rec;
 
-    while (tr_ring_get(&o->consumer, &rec, buf, sizeof(buf)) == TR_OK) {
+    while (tr_ring_get(peer, &rec, buf, sizeof(buf)) == TR_OK) {
     }
-    tr_ring_release(&o->consumer);
+    tr_ring_release(peer);
 }
 
 static void
@@ -950,7 +952,7 @@ full_outlet_stops_its_own(void **state)
     assert_int_equal(d->sequences[0].state, TR_SEQ_RUNNING);
     assert_int_equal(a->sequences[0].state, TR_SEQ_WAITING);
     drop(&b, d);
-    drain(&b.outlet[1]);
+    drain(&b.peer[1]);
     compose(&b);
     assert_non_null(row_of(&b, a));
     assert_int_equal(b.outlet[1].full_since_us, 0);
