@@ -173,6 +173,34 @@ test('kv_alpha_high, kv_alpha_low: thresholds of one request', async () => {
   assert.ok(none.share_pruned > same.share_pruned, JSON.stringify(none));
 });
 
+test('echo and n: prompts are at 16 bits whatever the policy', async () => {
+  const answer = async (kv_policy, max_tokens) => {
+    const r = await post(`${stack.url}/v1/completions`, { model: 'pocket',
+      prompt: long(4, 12), echo: true, logprobs: 0, n: 2, temperature: 0,
+      max_tokens, ignore_eos: true, kv_policy });
+    assert.equal(r.status, 200, r.text);
+    return r.json().choices;
+  };
+  const full = await answer('full', 0);
+  for (const policy of ['diffkv', 'uniform']) {
+    for (const tokens of [0, 12]) {
+      const choices = await answer(policy, tokens);
+      assert.equal(choices.length, 2);
+      for (const c of choices) {
+        assert.ok(c.text.startsWith(full[0].text));
+        assert.equal(c.text, choices[0].text);
+        full[0].logprobs.token_logprobs.forEach((want, i) => {
+          const got = c.logprobs.token_logprobs[i];
+          assert.ok(got === want || Math.abs(got - want) < 1e-4,
+            `${policy}, token ${i}: ${got}, ${want}`);
+        });
+        assert.equal(c.logprobs.tokens.length,
+          full[0].logprobs.tokens.length + tokens);
+      }
+    }
+  }
+});
+
 for (const [name, more, param, message] of [
   ['a policy that is not allowed', { kv_policy: 'h2o' }, 'kv_policy',
     /h2o.*"full", "diffkv:alpha_high=1,alpha_low=0.02", "uniform/s],
