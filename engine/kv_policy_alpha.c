@@ -78,6 +78,12 @@ tr_kv_policy_override(tr_kv_policy_t *copy, double alpha_high, double alpha_low,
                             " expected kv_alpha_low alone",
                             high);
     }
+    if (low > 0 && !copy->level[copy->n_levels - 1].scored) {
+        return tr_error_set(err, TR_ERR_INVALID, "kv_alpha_low",
+                            "kv_alpha_low=%g: this KV policy forgets nothing"
+                            " and keeps no scores to do so: expected 0",
+                            low);
+    }
     if (!tr_kv_alpha_fit(copy, high, low, text)) {
         /* the message begins with the name of the one at fault */
         param = strncmp(text, "alpha_low", 9) == 0 && set_low

@@ -8,6 +8,10 @@
  * at the second, the rest is forgotten.  Every head decides for itself, so that
  * each takes the memory that its attention needs.
  *
+ * With alpha_low = 0 nothing is forgotten, and since nobody is promoted, what
+ * reached the last level stays there: its scores would never be read, so that
+ * level keeps none (8 bytes a token less).
+ *
  * Levels may be one to three.  One: kept from alpha_low on.  Three: alpha_top,
  * alpha_high, alpha_low.  A significance equal to a threshold keeps the better
  * level.  Thresholds are rounded to single precision once and compared in it,
@@ -150,6 +154,21 @@ diffkv_init(tr_kv_policy_t *p, uint32_t head_dim)
     p->read = tr_kv_read_all;
 }
 
+/* Does any head forget tokens? */
+static bool
+forgets(const tr_kv_policy_t *p)
+{
+    if (p->alpha_of == NULL) {
+        return p->alpha_low > 0;
+    }
+    for (uint32_t i = 0; i < p->layers_of * p->lists_of; i++) {
+        if (p->alpha_of[2 * i + 1] > 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static tr_status_t
 diffkv_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
 {
@@ -163,6 +182,9 @@ diffkv_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
     rc = tr_kv_levels_check(p, head_dim, err);
     if (rc == TR_OK && p->alpha_file[0] != '\0') {
         rc = tr_kv_alpha_read(p, err);
+    }
+    if (rc == TR_OK && p->n_levels > 1 && !forgets(p)) {
+        p->level[p->n_levels - 1].scored = 0;
     }
     return rc;
 }
