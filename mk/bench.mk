@@ -6,6 +6,7 @@
 #   make bench-manager    the manager of KV pages against a plain one
 #   make bench-attention  compressed caches against 16 bits, cost of scores
 #   make bench-kv-store   tokens into pages: append, moves, compression
+#   make bench-policy     share of policy and pages in a step of the real model
 #   make bench-capacity   conversations at once in one KV pool, by policy
 #   make bench-footprint  start, memory, idle CPU
 #
@@ -17,6 +18,7 @@ BENCH_ENGINE := $B/bench/bench_engine
 BENCH_MANAGER := $B/bench/bench_manager
 BENCH_ATTENTION := $B/bench/bench_attention
 BENCH_STORE  := $B/bench/bench_kv_store
+BENCH_POLICY := $B/bench/bench_policy
 bench_json    = $(if $(RESULTS),--json $(RESULTS)/$(1).json)
 
 $(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/null_trace.h
@@ -24,8 +26,8 @@ $(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/null_trace.h
 	@echo "  CC    $<"
 	$Q$(CC) $(TR_CFLAGS) $(CFLAGS) -o $@ $<
 
-$(BENCH_ENGINE) $(BENCH_ATTENTION) $(BENCH_STORE): $B/bench/%: \
-    $B/obj/tests/bench/%.o $B/libtokenring.a
+$(BENCH_ENGINE) $(BENCH_ATTENTION) $(BENCH_STORE) $(BENCH_POLICY): \
+    $B/bench/%: $B/obj/tests/bench/%.o $B/libtokenring.a
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
 	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(LIBS) $(LDFLAGS)
@@ -39,9 +41,9 @@ $(BENCH_MANAGER): $B/obj/tests/bench/bench_manager.o \
 $B/obj/tests/bench/plain_manager.o: CFLAGS += -O3
 
 .PHONY: bench bench-tools bench-capacity bench-gateway bench-engine bench-footprint \
-        bench-manager bench-attention bench-kv-store
+        bench-manager bench-attention bench-kv-store bench-policy
 bench-tools: $(BENCH_PROG) $(BENCH_ENGINE) $(BENCH_MANAGER) $(BENCH_ATTENTION) \
-             $(BENCH_STORE)
+             $(BENCH_STORE) $(BENCH_POLICY)
 
 bench-gateway: engine module $(BENCH_PROG)
 	@B="$B" node tests/bench/gateway.js $(call bench_json,gateway)
@@ -64,6 +66,9 @@ bench-attention: $(BENCH_ATTENTION)
 bench-kv-store: $(BENCH_STORE)
 	@$<
 
+bench-policy: $(BENCH_POLICY)
+	@B="$B" node tests/bench/policy.js $(call bench_json,policy)
+
 bench: deps
 	@$(MAKE) -s --no-print-directory -j$(JOBS) engine module bench-tools
 	@echo "== gateway"
@@ -76,5 +81,7 @@ bench: deps
 	@$(MAKE) -s --no-print-directory bench-attention
 	@echo "== kv-store"
 	@$(MAKE) -s --no-print-directory bench-kv-store
+	@echo "== policy"
+	@$(MAKE) -s --no-print-directory bench-policy
 	@echo "== footprint"
 	@$(MAKE) -s --no-print-directory bench-footprint
