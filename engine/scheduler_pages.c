@@ -182,9 +182,11 @@ tr_scheduler_compress(tr_scheduler_t *s)
     tr_sequence_t *q, *next;
 
     s->stalled = false;
-    for (q = s->running.first; q != NULL; q = next) {
-        if (tr_scheduler_complete(s, q)) {
-            s->stalled |= !tr_scheduler_compress_one(s, q);
+    for (q = s->running.first; q != NULL && s->hopeless == NULL; q = next) {
+        /* one that is blocked makes way for those that wait instead */
+        if (tr_scheduler_complete(s, q) && !tr_scheduler_compress_one(s, q)
+            && !tr_scheduler_blocked(s, q)) {
+            s->stalled = true;
         }
         next = q->next; /* those after it may have been victims */
     }
