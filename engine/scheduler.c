@@ -361,7 +361,7 @@ void
 tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
 {
     uint64_t preemptions = s->preemptions;
-    uint32_t n, prompts, limit = s->max_batch_tokens;
+    uint32_t n = 0, prompts = 0, limit = s->max_batch_tokens;
 
     s->turn++;
     s->now = now;
@@ -371,7 +371,12 @@ tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
     s->offers = 0;
     s->hopeless = NULL;
     tr_scheduler_compress(s);
-    n = tr_scheduler_decodable(s, &prompts);
+    if (s->hopeless == NULL) {
+        n = tr_scheduler_decodable(s, &prompts);
+    }
+    if (s->hopeless != NULL) { /* its end comes before any row of it */
+        return;
+    }
     /* prompts get an eighth of the batch even where decoding could fill it */
     if (prompts != 0 && limit > 1) {
         limit -= (limit + 7) / 8;

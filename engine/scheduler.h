@@ -84,7 +84,8 @@ typedef struct {
     uint64_t changes;        /* what may let others run in the next turn */
     uint32_t offers;         /* sequences with offered == turn */
     bool stalled; /* a prompt waits for room for its copy: nobody is admitted */
-    /* alone, and still without room for its next token: to be ended */
+    /* alone, and still without room for its next token, or not to be compressed
+     * for another reason: to be ended.  Then the batch is empty. */
     tr_sequence_t *hopeless;
 
     tr_row_t *rows; /* [max_num_seqs] the batch */

@@ -36,6 +36,8 @@ enum { FULL, UNIFORM, DIFFKV, QUEST, N_POLICIES };
 
 static tr_kv_policy_t *policies[N_POLICIES];
 
+static const tr_kernels_t *kernels; /* NULL: those of the CPU */
+
 /* One head.  full: 32 tokens a page, so that pages are easy to count. */
 static tr_kv_cache_t *
 make_kv(int policy, uint32_t pages, uint32_t swap_pages, uint32_t slots)
@@ -48,7 +50,7 @@ make_kv(int policy, uint32_t pages, uint32_t swap_pages, uint32_t slots)
         .max_len = 100000,
         .policies = (const tr_kv_policy_t *const *) &policies[policy],
         .n_policies = 1,
-        .kernels = tr_kernels_cpu(NULL),
+        .kernels = kernels != NULL ? kernels : tr_kernels_cpu(NULL),
         .stream = { 1, NULL }
     };
     tr_page_plan_t plan;
@@ -675,6 +677,92 @@ compressed_after_its_prompt(void **state)
     bench_free(&b);
 }
 
+/* A prompt without room for its copy keeps others out, but not when its client
+ * does not read: then it makes way. */
+static void
+blocked_prompt_makes_way(void **state)
+{
+    bench_t b;
+    tr_request_t *older, *q, *d;
+    uint32_t dense, len;
+    int32_t hog;
+
+    (void) state;
+    bench_init_policy(&b, UNIFORM, 60, 0, 4, 400);
+    dense = tr_kv_plan(b.kv)->layout[0].tokens;
+    len = 10 * dense;
+    older = add(&b, 2, 300);
+    step(&b);
+    q = add(&b, len, 300);
+    while (q->sequences[0].computed < len) {
+        step(&b);
+    }
+    hog = tr_kv_open(b.kv, NULL); /* takes all that is free */
+    assert_true(hog >= 0);
+    assert_int_equal(tr_kv_reserve(b.kv, hog,
+                                   (uint32_t) tr_kv_free_pages(b.kv) * dense),
+                     TR_OK);
+    assert_int_equal(tr_kv_free_pages(b.kv), 0);
+    d = add(&b, 1, 2);
+    compose(&b); /* they wait for the older one */
+    assert_int_equal(q->sequences[0].state, TR_SEQ_RUNNING);
+    assert_int_equal(d->sequences[0].state, TR_SEQ_WAITING);
+    assert_true(b.s.stalled);
+    older->wishes = q->wishes = TR_CONTROL_PAUSE;
+    compose(&b);
+    assert_false(b.s.stalled);
+    assert_int_equal(q->sequences[0].state, TR_SEQ_WAITING);
+    assert_int_equal(d->sequences[0].state, TR_SEQ_RUNNING);
+    tr_kv_close(b.kv, hog);
+    drop(&b, older);
+    drop(&b, q);
+    drop(&b, d);
+    bench_free(&b);
+}
+
+static int
+refuse_compress(const tr_stream_t *s, const tr_kv_view_t *kv,
+                const tr_kv_compress_t *c, void *work)
+{
+    (void) s;
+    (void) kv;
+    (void) c;
+    (void) work;
+    return TR_KERNEL_BADARG;
+}
+
+/* A prompt that the kernel refuses to compress is named, and no row of it is in
+ * a batch that runs after its end; those beside it go on. */
+static void
+refused_prompt(void **state)
+{
+    static tr_kernels_t refusing;
+    bench_t b;
+    tr_request_t *old, *r;
+
+    (void) state;
+    refusing = *tr_kernels_cpu(NULL);
+    kernels = &refusing;
+    bench_init_policy(&b, UNIFORM, 60, 0, 4, 400);
+    kernels = NULL;
+    old = add(&b, 30, 300);
+    step(&b);
+    step(&b);
+    r = add(&b, 100, 300);
+    step(&b);
+    refusing.kv_compress = refuse_compress;
+    compose(&b);
+    assert_ptr_equal(b.s.hopeless, &r->sequences[0]);
+    assert_int_equal(b.s.n_rows, 0);
+    drop(&b, r);
+    compose(&b);
+    assert_null(b.s.hopeless);
+    assert_non_null(row_of(&b, old));
+    apply(&b);
+    drop(&b, old);
+    bench_free(&b);
+}
+
 /* Half of the pool is for prompts, but one may have more. */
 static void
 prompts_have_a_share(void **state)
@@ -1208,6 +1296,8 @@ main(void)
         cmocka_unit_test(full_outlet_stops_its_own),
         cmocka_unit_test(small_outlet_rotates),
         cmocka_unit_test(compressed_after_its_prompt),
+        cmocka_unit_test(blocked_prompt_makes_way),
+        cmocka_unit_test(refused_prompt),
         cmocka_unit_test(prompts_have_a_share),
         cmocka_unit_test(choices_share_before_the_end),
         cmocka_unit_test(swapped_and_back),
