@@ -3,9 +3,9 @@
  * updated and victims found in the same pass.
  *
  * One block a multiprocessor works off its range of the plan (decode.cuh).
- * Memory is to be the only limit: every warp has the next unit's keys under way
- * while it multiplies this one's values, and the values while it multiplies the
- * keys, also from one head to the next.
+ * Every warp has the next unit's keys under way while it multiplies this one's
+ * values, and the values while it multiplies the keys, also from one head to
+ * the next.
  *
  * A head that was cut is joined through the workspace: each part writes its
  * (max, sum, output); the last to arrive joins the outputs; parts whose tokens
@@ -124,8 +124,8 @@ existing(const decode_head_t &h, const unit_t &u, uint32_t i)
 /* A unit's codes and metadata on their way.  16-bit values are not among them:
  * they are asked for when their turn comes. */
 struct stage_t {
-    uint4 r[8]; /* keys, then values */
-    uint32_t km[2][2], vm[2][2];
+    uint4 r[8];       /* keys, then values */
+    uint32_t meta[2]; /* lane t: of token g's key, g + 8's key, g's value, .. */
 };
 
 template <int D, int KEY, int VALUE>
@@ -143,12 +143,12 @@ load_keys(const decode_layout_t &l, const unit_t &u, stage_t &st)
         if (KEY == 16) {
             load_rows<D>(st.r, at, (int) lane, u.room > 8 ? 8 : 0);
         } else {
-            const uint8_t *meta = u.page + l.key_meta + tile * 64
-                                  + lane / 4 * 4;
+            const uint32_t t = lane % 4;
+            const uint8_t *meta = u.page + (t < 2 ? l.key_meta : l.value_meta);
 
             load_codes<D, KEY>(st.r + n * R, at, (int) lane);
-            st.km[n][0] = load_stream4(meta);
-            st.km[n][1] = load_stream4(meta + 32);
+            st.meta[n] = load_stream4(meta + tile * 64 + t % 2 * 32
+                                      + lane / 4 * 4);
         }
     }
 }
@@ -166,10 +166,6 @@ load_values(const decode_layout_t &l, const unit_t &u, stage_t &st)
 #pragma unroll
     for (int n = 0; n < N; n++) {
         uint32_t tile = u.page_tile + (n * TILE < u.room ? n : 0);
-        const uint8_t *meta = u.page + l.value_meta + tile * 64 + lane / 4 * 4;
-
-        st.vm[n][0] = load_stream4(meta);
-        st.vm[n][1] = load_stream4(meta + 32);
         load_codes<D, VALUE>(st.r + N * tile_loads(D, KEY) + n * R,
                              u.page + l.value + tile * (2 * D * VALUE),
                              (int) (lane % 4 * 8 + lane / 4));
@@ -254,7 +250,7 @@ leave_trace(uint32_t group, uint8_t *trace, uint64_t score, const unit_t &u,
 
 /* Unit u, which is in st; the next one is on its way when this returns, if it
  * is of the same layout. */
-template <int D, int KEY, int VALUE>
+template <int D, bool WIDE, int KEY, int VALUE>
 static __device__ __forceinline__ void
 attend(const decode_args_t &a, const head_t<D> &head, const unit_t &u,
        const unit_t &next, stage_t &st, uint8_t *trace, state_t<D> &s)
@@ -262,7 +258,6 @@ attend(const decode_args_t &a, const head_t<D> &head, const unit_t &u,
     constexpr int N = decode_unit(KEY, VALUE);
     const int lane = threadIdx.x % 32, g = lane / 4;
     const decode_layout_t &l = a.layouts.of[u.layout];
-    const bool dense = (head.part.h.flags & HEAD_DENSE) != 0;
     float y[N][2][2], p[2][2], y0 = -INFINITY, y1 = -INFINITY, scale = 0;
     uint32_t exists[N];
     const uint8_t *wide = u.page + l.value + u.page_tile * (32 * D);
@@ -272,8 +267,10 @@ attend(const decode_args_t &a, const head_t<D> &head, const unit_t &u,
     uint4 v0[4], v1[4]; /* 16-bit values */
     float2 vm[N][2];
 
-    if (VALUE == 16 && dense) {
+    if (WIDE) {
         load_columns<D>(v0, wide, lane, up, 0);
+    } else if (KEY == 16) {
+        load_rows<D>(st.r, u.page + u.page_tile * (32 * D), lane, up);
     }
 #pragma unroll
     for (int n = 0; n < N; n++) {
@@ -288,8 +285,9 @@ attend(const decode_args_t &a, const head_t<D> &head, const unit_t &u,
 
             vm[n][r] = km;
             if (KEY != 16) {
-                km = half2_floats(st.km[n][r]);
-                vm[n][r] = half2_floats(st.vm[n][r]);
+                km = half2_floats(of_lane(st.meta[n], (lane & ~3) | r));
+                vm[n][r] = half2_floats(
+                    of_lane(st.meta[n], (lane & ~3) | 2 | r));
                 vm[n][r].x = ok ? vm[n][r].x : 0;
                 vm[n][r].y = ok ? vm[n][r].y : 0;
             }
@@ -306,9 +304,9 @@ attend(const decode_args_t &a, const head_t<D> &head, const unit_t &u,
             scale = fmaxf(scale, vm[n][r].x);
         }
     }
-    if (VALUE == 16 && dense && D == 128) {
+    if (WIDE && D == 128) {
         load_columns<D>(v1, wide, lane, up, 1);
-    } else if (next.layout == u.layout) {
+    } else if (WIDE || (KEY != 16 && next.layout == u.layout)) {
         load_keys<D, KEY, VALUE>(l, next, st);
     }
     if (__any_sync(TR_ALL_LANES, y0 - s.max[0] > SLACK || y1 - s.max[1] > SLACK
@@ -335,12 +333,10 @@ attend(const decode_args_t &a, const head_t<D> &head, const unit_t &u,
             uint32_t keep[2];
 
             keep_existing(exists[n], keep);
-            if (dense) {
+            if (WIDE) {
                 values_dense<D>(s.out, v0, 0, keep, w[0], w[1]);
                 if (D == 128) {
-                    if (next.layout == u.layout) {
-                        load_keys<D, KEY, VALUE>(l, next, st);
-                    }
+                    load_keys<D, KEY, VALUE>(l, next, st);
                     values_dense<D>(s.out, v1, 1, keep, w[0], w[1]);
                 }
             } else {
@@ -353,25 +349,21 @@ attend(const decode_args_t &a, const head_t<D> &head, const unit_t &u,
                              w);
         }
         if (trace != NULL && n * TILE < u.room) {
-            leave_trace(a.group,
-                        trace
-                            + (size_t) (u.tile + n)
-                                  * decode_trace_bytes(a.group),
+            leave_trace(a.group, trace + (size_t) (u.tile + n) * a.trace_bytes,
                         l.scored ? (uint64_t) (u.page + l.score
                                                + (u.page_tile + n) * (TILE * 4))
                                  : 0,
                         u, n, exists[n], s.max, p);
         }
     }
-    if (next.layout == u.layout) {
+    if (KEY != 16 && next.layout == u.layout) {
         load_values<D, KEY, VALUE>(l, next, st);
     }
 }
 
-/* CASE(key bits, value bits) for all pairs for which there is code; see
- * bits_listed. */
+/* CASE(key bits, value bits) for the pairs of less than 16 for which there is
+ * code; see bits_listed. */
 #define FOR_ALL_BITS(CASE) \
-    CASE(16, 16)           \
     CASE(8, 8)             \
     CASE(8, 4)             \
     CASE(4, 2)             \
@@ -379,12 +371,18 @@ attend(const decode_args_t &a, const head_t<D> &head, const unit_t &u,
     CASE(4, 4)             \
     CASE(2, 2)
 
-template <int D>
+/* WIDE: an engine without levels.  With levels 16 bits are rare in a decode
+ * step (a prompt's last token): they get along without registers of their
+ * own. */
+template <int D, bool WIDE>
 static __device__ __forceinline__ void
 load_any(const decode_args_t &a, const unit_t &u, stage_t &st)
 {
     const decode_layout_t &l = a.layouts.of[u.layout];
 
+    if (WIDE) {
+        return load_keys<D, 16, 16>(l, u, st);
+    }
 #define LOAD(KEY, VALUE)                      \
     case KEY << 8 | VALUE:                    \
         load_keys<D, KEY, VALUE>(l, u, st);   \
@@ -396,16 +394,19 @@ load_any(const decode_args_t &a, const unit_t &u, stage_t &st)
 #undef LOAD
 }
 
-template <int D>
+template <int D, bool WIDE>
 static __device__ __forceinline__ void
 attend_any(const decode_args_t &a, const head_t<D> &head, const unit_t &u,
            const unit_t &next, stage_t &st, uint8_t *trace, state_t<D> &s)
 {
     const decode_layout_t &l = a.layouts.of[u.layout];
 
-#define ATTEND(KEY, VALUE)                                     \
-    case KEY << 8 | VALUE:                                     \
-        attend<D, KEY, VALUE>(a, head, u, next, st, trace, s); \
+    if (WIDE || l.key_bits == 16) {
+        return attend<D, WIDE, 16, 16>(a, head, u, next, st, trace, s);
+    }
+#define ATTEND(KEY, VALUE)                                            \
+    case KEY << 8 | VALUE:                                            \
+        attend<D, false, KEY, VALUE>(a, head, u, next, st, trace, s); \
         break;
     switch (l.key_bits << 8 | l.value_bits) {
         FOR_ALL_BITS(ATTEND)
@@ -597,7 +598,7 @@ join_parts(const decode_args_t &a, const shared_t<D> *sh, const part_t &part)
 /* Scores of a part whose head's {max, sum} is in sh->total, and its victims:
  * the head's own, or a candidate for the last part to choose from. */
 template <int D>
-static __device__ __forceinline__ void
+static __device__ __noinline__ void
 score(const decode_args_t &a, shared_t<D> *sh, const part_t &part,
       const uint8_t *trace)
 {
@@ -689,7 +690,7 @@ struct reader_t {
 };
 
 /* The warp's units of a part. */
-template <int D>
+template <int D, bool WIDE>
 static __device__ __forceinline__ void
 attend_part(const decode_args_t &a, shared_t<D> *sh, const head_t<D> &head,
             uint8_t *trace, reader_t &mine, state_t<D> &s)
@@ -704,9 +705,9 @@ attend_part(const decode_args_t &a, shared_t<D> *sh, const head_t<D> &head,
 
         mine.phase ^= slot == 0;
         mbar_wait(&sh->full[warp][slot], mine.phase);
-        attend_any<D>(a, head, u, next, mine.stage, trace, s);
-        if (next.layout != u.layout) {
-            load_any<D>(a, next, mine.stage);
+        attend_any<D, WIDE>(a, head, u, next, mine.stage, trace, s);
+        if (!WIDE && next.layout != u.layout) {
+            load_any<D, WIDE>(a, next, mine.stage);
         }
         __syncwarp(); /* all lanes have read */
         if (lane == 0) {
@@ -731,7 +732,7 @@ trace_of(const decode_args_t &a, uint8_t *shared, const part_t &part,
                : a.work.spill + part.spill * stride;
 }
 
-template <int D>
+template <int D, bool WIDE>
 static __device__ __forceinline__ void
 work(const decode_args_t &a, shared_t<D> *sh, uint8_t *shared)
 {
@@ -743,7 +744,7 @@ work(const decode_args_t &a, shared_t<D> *sh, uint8_t *shared)
 
     mine.slot = mine.phase = 0;
     mbar_wait(&sh->full[warp][0], 0);
-    load_any<D>(a, sh->unit[warp][0], mine.stage);
+    load_any<D, WIDE>(a, sh->unit[warp][0], mine.stage);
     for (uint32_t n = 0;; n++) {
         const head_t<D> &head = sh->head[n % 2];
         const part_t &part = head.part;
@@ -756,8 +757,8 @@ work(const decode_args_t &a, shared_t<D> *sh, uint8_t *shared)
         const decode_head_t &h = part.h;
         uint8_t *trace = trace_of(a, shared, part, taken);
 
-        attend_part<D>(a, sh, head, trace, mine, s);
-        join_warps<D>(a, sh, merge, h.flags & HEAD_DENSE, s);
+        attend_part<D, WIDE>(a, sh, head, trace, mine, s);
+        join_warps<D>(a, sh, merge, WIDE, s);
         if (h.parts == 1) {
             for (uint32_t e = threadIdx.x; e < a.group * D; e += WORKERS) {
                 uint32_t q = e / D, d = e % D;
@@ -799,7 +800,7 @@ work(const decode_args_t &a, shared_t<D> *sh, uint8_t *shared)
     }
 }
 
-template <int D>
+template <int D, bool WIDE>
 static __global__ void
 __launch_bounds__(BLOCK, 1)
     decode_kernel(const __grid_constant__ decode_args_t a)
@@ -820,7 +821,7 @@ __launch_bounds__(BLOCK, 1)
     }
     __syncthreads();
     if (warp < WARPS) {
-        work<D>(a, sh, shared);
+        work<D, WIDE>(a, sh, shared);
     } else if (warp == WARPS) {
         feed_units<D>(a, sh);
     } else {
@@ -845,27 +846,26 @@ tr_cuda_reason(void)
     return cudaGetErrorString(last_error);
 }
 
+static void
+allow_shared(void (*kernel)(const decode_args_t), int bytes)
+{
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         bytes);
+}
+
 extern "C" int
 tr_cuda_open(int ordinal, tr_cuda_device_t *out)
 {
     int blocks = 0, shared = 0;
 
-    if (cudaSetDevice(ordinal) == cudaSuccess
-        && cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount,
-                                  ordinal)
-               == cudaSuccess
-        && cudaDeviceGetAttribute(&shared,
-                                  cudaDevAttrMaxSharedMemoryPerBlockOptin,
-                                  ordinal)
-               == cudaSuccess
-        && cudaFuncSetAttribute(decode_kernel<64>,
-                                cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                shared)
-               == cudaSuccess) {
-        cudaFuncSetAttribute(decode_kernel<128>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             shared);
-    }
+    cudaSetDevice(ordinal);
+    cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, ordinal);
+    cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                           ordinal);
+    allow_shared(decode_kernel<64, false>, shared);
+    allow_shared(decode_kernel<64, true>, shared);
+    allow_shared(decode_kernel<128, false>, shared);
+    allow_shared(decode_kernel<128, true>, shared);
     out->ordinal = ordinal;
     out->blocks = (uint32_t) blocks;
     out->shared = (uint32_t) shared;
@@ -892,7 +892,7 @@ divide(decode_args_t *a, const tr_cuda_device_t *d, uint32_t dim,
     return true;
 }
 
-template <int D>
+template <int D, bool WIDE>
 static int
 launch(const tr_cuda_stream_t *s, decode_args_t *a)
 {
@@ -911,7 +911,7 @@ launch(const tr_cuda_stream_t *s, decode_args_t *a)
     config.stream = (cudaStream_t) s->stream;
     config.attrs = &cooperative;
     config.numAttrs = 1;
-    cudaLaunchKernelEx(&config, decode_kernel<D>, *a);
+    cudaLaunchKernelEx(&config, decode_kernel<D, WIDE>, *a);
     return tr_cuda_check();
 }
 
@@ -946,12 +946,15 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.q_type = queries->q_type;
     a.out_type = queries->out_type;
     a.group = queries->heads / kv->lists;
+    a.trace_bytes = decode_trace_bytes(a.group);
     a.scale = queries->scale * 1.4426950408889634f;
     if (kv->head_dim == 128) {
-        return launch<128>(s, &a);
+        return kv->n_layouts == 1 ? launch<128, true>(s, &a)
+                                  : launch<128, false>(s, &a);
     }
     if (kv->head_dim == 64) {
-        return launch<64>(s, &a);
+        return kv->n_layouts == 1 ? launch<64, true>(s, &a)
+                                  : launch<64, false>(s, &a);
     }
     return TR_KERNEL_BADARG;
 }

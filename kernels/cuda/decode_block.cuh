@@ -31,8 +31,9 @@ typedef struct {
     size_t ldq, ldo;
     uint32_t q_type, out_type;
     uint32_t group;
-    float scale;                        /* times log2(e) */
-    uint32_t merge, trace, trace_tiles; /* offsets in shared memory */
+    float scale;                       /* times log2(e) */
+    uint32_t merge, trace;             /* offsets in shared memory */
+    uint32_t trace_tiles, trace_bytes; /* that fit there; of a tile */
 } decode_args_t;
 
 /* A unit: tiles of a page that a warp attends at once. */

@@ -6,6 +6,12 @@
 
 #include "decode_block.cuh"
 
+static __device__ __forceinline__ uint32_t
+of_lane(uint32_t x, uint32_t lane)
+{
+    return __shfl_sync(TR_ALL_LANES, x, lane);
+}
+
 /* ---- units -------------------------------------------------------------- */
 
 /* Where a worker is in the block's range: at the item of which it gets the next

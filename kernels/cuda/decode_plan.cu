@@ -8,8 +8,8 @@
 #include <cuda_runtime.h>
 
 #define THREADS 1024u
-#define ITEM_TILES 4u  /* an item has at most so many */
-#define RANGE_ITEMS 2u /* a range is at least so many of the dearest items */
+#define ITEM_TILES 2u  /* an item has at most so many */
+#define RANGE_ITEMS 4u /* a range is at least so many of the dearest items */
 
 /* ---- workspace ---------------------------------------------------------- */
 

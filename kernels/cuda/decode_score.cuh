@@ -18,7 +18,7 @@
 
 #include "decode_block.cuh"
 
-#define AT_ONCE 3 /* quarters of tiles a thread asks for together */
+#define AT_ONCE 4 /* quarters of tiles a thread asks for together */
 
 static __device__ __forceinline__ bool
 worse(const victim_t &a, const victim_t &b)
