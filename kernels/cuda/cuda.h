@@ -1,0 +1,92 @@
+/*
+ * cuda.h: the launchers of the CUDA backend, and what they promise.
+ *
+ * Decode attention over the differentiated KV cache (kernels.h says where a
+ * sequence's tokens are, kv_layout.h what a page holds).  A step is
+ *
+ *   tr_cuda_decode_plan      once: shares the work of every layer out
+ *   tr_cuda_decode, ..       once a layer
+ *
+ * All launchers take a stream, check what they can see from the host, return 0,
+ * TR_KERNEL_BADARG or TR_CUDA_FAILED, and neither allocate nor synchronise;
+ * they can be captured into a CUDA graph.  Arrays are device memory, except
+ * the view's layouts, which are read on the host during the call.
+ */
+#ifndef TR_CUDA_H
+#define TR_CUDA_H
+
+#include "../kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TR_CUDA_FAILED (-2) /* the runtime said no; tr_cuda_reason */
+
+/* A device, as far as launchers must know it.  Filled once by tr_cuda_open. */
+typedef struct {
+    int ordinal;
+    uint32_t blocks; /* multiprocessors */
+    uint32_t shared; /* bytes of shared memory that a block can have */
+} tr_cuda_device_t;
+
+typedef struct {
+    void *stream; /* cudaStream_t */
+    const tr_cuda_device_t *device;
+} tr_cuda_stream_t;
+
+/* Makes the calling thread's current device ready; 0 or TR_CUDA_FAILED. */
+int tr_cuda_open(int ordinal, tr_cuda_device_t *out);
+
+/* What the runtime said last, of this thread. */
+const char *tr_cuda_reason(void);
+
+/* How much a workspace must hold. */
+typedef struct {
+    uint32_t layers, lists, head_dim;
+    uint32_t max_seqs;
+    uint32_t heads;       /* query heads */
+    uint64_t max_tokens;  /* that all sequences of a step together cache in one
+                           * layer and list */
+    uint32_t page_tokens; /* the fewest that a page of a layout in use holds */
+} tr_cuda_decode_size_t;
+
+/* Bytes of the workspace, which is 256-byte aligned and needs no clearing. */
+size_t tr_cuda_decode_work(const tr_cuda_device_t *d,
+                           const tr_cuda_decode_size_t *size);
+
+/* Reads counts and sequences of all layers and shares their pages out over the
+ * multiprocessors, by bytes.  Sequences with more than one row, or with
+ * seq_slot < 0, are left out: their outputs and scores are not touched. */
+int tr_cuda_decode_plan(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+                        const tr_rows_t *rows,
+                        const tr_cuda_decode_size_t *size, void *work);
+
+/* Queries and results of a step's rows, [n_rows][heads * head_dim]. */
+typedef struct {
+    const void *q; /* rotated */
+    void *out;
+    size_t ldq, ldo; /* elements; multiples of 8 */
+    tr_dtype_t q_type, out_type;
+    uint32_t heads;
+    float scale;
+} tr_cuda_queries_t;
+
+/* tr_kernels_t.attention for sequences of one row: out, scores and victims.
+ * Head sizes 64 and 128, up to 8 query heads a list, levels with one metadata
+ * group by token (all bits); anything else is TR_KERNEL_BADARG.  All pages are
+ * read (read_pages is not looked at).  Queries are rounded to FP16, relative to
+ * a head's largest, products are summed in FP32.  The blocks of a launch wait
+ * for each other, so it is a cooperative one.
+ * Bytes moved: codes and metadata once; of scored tokens score and position
+ * read, score written; q and out. */
+int tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+                   uint32_t layer, const tr_rows_t *rows,
+                   const tr_cuda_queries_t *queries,
+                   const tr_cuda_decode_size_t *size, void *work);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,64 @@
+# The CUDA backend.  Included by the Makefile.
+#
+#   make cuda        kernels, their tests and benchmarks, into build/cuda
+#                    (NVCC=, CUDA_ARCH="90a 80 89")
+#   make test-gpu    tests and benchmarks, on a machine with a GPU
+#
+# Needs nvcc 12.4 or newer; nothing else in this tree needs CUDA.  `make test`
+# compiles it where nvcc is found.
+
+NVCC      ?= $(firstword $(shell command -v nvcc 2>/dev/null) \
+                         $(wildcard /usr/local/cuda/bin/nvcc))
+NVCC_NEW  := $(if $(NVCC),$(shell $(NVCC) --version \
+    | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1 \2/p' \
+    | { read -r a b; [ $$((a * 100 + b)) -ge 1204 ] && echo yes; }))
+CUDA_ARCH ?= 90a 80 89
+CUDA_HOME  = $(patsubst %/bin/nvcc,%,$(NVCC))
+CUDA_SRC  := $(wildcard kernels/cuda/*.cu)
+CUDA_OBJ  := $(CUDA_SRC:%.cu=$B/cuda/%.o)
+CUDA_TEST := $B/cuda/test_decode $B/cuda/bench_decode
+CUDA_GPU  := $B/cuda/obj/cache.o $B/cuda/obj/reference.o $B/cuda/obj/kv_layout.o
+
+NVFLAGS = -O3 -std=c++17 -Ikernels -diag-suppress 128 \
+          $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$a,code=sm_$a)
+
+.PHONY: cuda cuda-found test-gpu
+cuda: cuda-found $B/libtokenring_cuda.a $(CUDA_TEST)
+
+cuda-found:
+	@[ -n "$(NVCC)" ] || { echo "make cuda: nvcc was not found" \
+	    "(NVCC=PATH; CUDA 12.4 or newer)" >&2; exit 1; }
+	@[ "$(NVCC_NEW)" = yes ] || { echo "make cuda: $(NVCC) is older" \
+	    "than CUDA 12.4" >&2; exit 1; }
+
+$B/cuda/%.o: %.cu $(wildcard kernels/cuda/*.cuh kernels/cuda/*.h) \
+    kernels/kernels.h kernels/kv_layout.h
+	@mkdir -p $(@D)
+	@echo "  NVCC  $<"
+	$Q$(NVCC) $(NVFLAGS) -c $< -o $@
+
+$B/libtokenring_cuda.a: $(CUDA_OBJ)
+	@echo "  AR    $@"
+	$Qrm -f $@ && ar rcs $@ $^
+
+$B/cuda/obj/%.o: tests/gpu/%.c tests/gpu/cache.h kernels/cuda/cuda.h \
+    kernels/kernels.h kernels/kv_layout.h
+	@mkdir -p $(@D)
+	@echo "  CC    $<"
+	$Q$(CC) $(TR_CFLAGS) -I$(CUDA_HOME)/include -O2 -g -c $< -o $@
+
+$B/cuda/obj/kv_layout.o: kernels/kv_layout.c kernels/kv_layout.h
+	@mkdir -p $(@D)
+	@echo "  CC    $<"
+	$Q$(CC) $(TR_CFLAGS) -O2 -g -c $< -o $@
+
+$(CUDA_TEST): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_GPU) $B/libtokenring_cuda.a
+	@echo "  LD    $@"
+	$Q$(NVCC) -o $@ $^ -lm
+
+test-gpu: cuda
+	@B="$B" tests/gpu/run.sh
+
+ifeq ($(NVCC_NEW),yes)
+test: cuda
+endif

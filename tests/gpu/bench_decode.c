@@ -1,0 +1,455 @@
+/*
+ * How fast decode attention is, beside how fast this GPU copies memory.
+ *
+ *   bench_decode             the shapes that have targets, then a sweep
+ *   bench_decode FILTER      only cases whose name contains FILTER
+ *
+ * A case is a number of sequences of equal length, stored in one way, in four
+ * layers of pages in random order that the launches take in turn, so that
+ * nothing is in the L2 cache.  Medians of 40 launches, timed one by one with
+ * events.  "bytes" are those of the tokens' codes and metadata, and of scores
+ * and positions (12 a token: two reads and a write); "share" is bytes / time
+ * over the speed of a large copy, bytes read plus bytes written, of the same
+ * run.
+ */
+#include "cache.h"
+
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define LAYERS 4u
+#define RUNS 40
+#define WARM 8
+
+typedef struct {
+    const char *name;
+    uint32_t seqs, len, heads, lists, head_dim;
+    uint32_t n_levels; /* 0: dense */
+    tr_kv_level_t level[2];
+    double share[2]; /* of the tokens, by level */
+    double must;     /* us; 0: none */
+    uint32_t skew;   /* lengths differ by this factor */
+} case_t;
+
+static int
+by_value(const void *a, const void *b)
+{
+    float x = *(const float *) a, y = *(const float *) b;
+
+    return x < y ? -1 : x > y;
+}
+
+static double copy_speed; /* GB/s */
+
+static void
+measure_copy(cudaStream_t stream)
+{
+    size_t bytes = (size_t) 2 << 30;
+    cudaEvent_t from, to;
+    float ms[20];
+    void *a, *b;
+
+    cuda_ok(cudaMalloc(&a, bytes), "copy");
+    cuda_ok(cudaMalloc(&b, bytes), "copy");
+    cudaMemset(a, 1, bytes);
+    cudaEventCreate(&from);
+    cudaEventCreate(&to);
+    for (int i = 0; i < 20; i++) {
+        cudaEventRecord(from, stream);
+        cudaMemcpyAsync(b, a, bytes, cudaMemcpyDeviceToDevice, stream);
+        cudaEventRecord(to, stream);
+        cuda_ok(cudaEventSynchronize(to), "copy");
+        cudaEventElapsedTime(&ms[i], from, to);
+    }
+    qsort(ms, 20, sizeof(ms[0]), by_value);
+    copy_speed = 2.0 * (double) bytes / ms[10] / 1e6;
+    cudaFree(a);
+    cudaFree(b);
+}
+
+static void *
+device_array(const void *src, size_t bytes)
+{
+    void *p;
+
+    cuda_ok(cudaMalloc(&p, bytes), "cudaMalloc");
+    if (src != NULL) {
+        cuda_ok(cudaMemcpy(p, src, bytes, cudaMemcpyHostToDevice), "copy");
+    }
+    return p;
+}
+
+/* Random page images, one of which every page of a layout becomes. */
+static void
+page_image(const tr_kv_layout_t *l, uint8_t *page, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++) {
+        page[i] = (uint8_t) random_below(256);
+    }
+    for (uint32_t t = 0; t < l->tokens; t++) {
+        uint32_t bits[2] = { l->level.key_bits, l->level.value_bits };
+        uint32_t at[2] = { 0, 0 };
+
+        if (bits[0] == 16) {
+            for (uint32_t d = 0; d < 2 * l->head_dim; d++) {
+                uint16_t h = half_from(random_normal());
+
+                memcpy(page + (t * 2 * l->head_dim + d) * 2, &h, 2);
+            }
+        } else {
+            at[0] = tr_kv_key_meta(l, t, 0);
+            at[1] = tr_kv_value_meta(l, t, 0);
+        }
+        for (int i = 0; i < 2 && bits[0] != 16; i++) {
+            double scale = 4 * (0.5 + random_unit()) / (1 << bits[i]);
+            uint16_t m[2] = { half_from(scale),
+                              half_from(-scale * (1 << bits[i]) / 2) };
+
+            memcpy(page + at[i], m, 4);
+        }
+        if (l->score != 0) {
+            float score = (float) random_unit();
+
+            memcpy(page + l->score + t * 4, &score, 4);
+        }
+        if (l->position != 0) {
+            memcpy(page + l->position + t * 4, &t, 4);
+        }
+    }
+}
+
+typedef struct {
+    tr_page_plan_t plan;
+    tr_kv_view_t view;
+    tr_rows_t rows;
+    uint64_t max_tokens;
+    double bytes; /* that a launch must move */
+    void *arrays[16];
+    uint32_t n_arrays;
+} setup_t;
+
+static void *
+keep(setup_t *s, void *p)
+{
+    s->arrays[s->n_arrays++] = p;
+    return p;
+}
+
+static uint32_t
+length_of(const case_t *x, uint32_t s)
+{
+    if (x->skew <= 1) {
+        return x->len;
+    }
+    return x->len / x->skew
+           + (uint32_t) ((uint64_t) (x->len - x->len / x->skew)
+                         * (s * 7 % x->seqs) / (x->seqs > 1 ? x->seqs - 1 : 1));
+}
+
+/* Sequences, counts and tables: page ids 0 .. in a random order. */
+static void
+fill_tables(setup_t *s, const case_t *x)
+{
+    tr_kv_view_t *v = &s->view;
+    size_t heads = (size_t) x->seqs * LAYERS * x->lists, n = 0, pages = 0;
+    tr_kv_seq_t *seq = calloc(x->seqs, sizeof(*seq));
+    uint32_t *count = calloc(heads * TR_KV_LISTS_MAX, 4), longest = 0;
+    uint32_t *pos = calloc(x->seqs + 1, 4), *row = calloc(x->seqs + 1, 4);
+    int32_t *slot = calloc(x->seqs, 4), *table, *order;
+    uint8_t *layout;
+
+    v->at_window = (x->len + s->plan.layout[0].tokens)
+                   / s->plan.layout[0].tokens;
+    v->at_window = x->n_levels == 0 ? v->at_window : 0;
+    v->at_pair[0] = v->at_window;
+    for (uint32_t l = 1; l < s->plan.n; l++) {
+        longest += x->len / s->plan.layout[l].tokens + 2;
+    }
+    v->pair_len[0] = longest;
+    v->at_pair[1] = v->at_pair[0] + longest;
+    v->table_len = v->at_pair[1];
+    table = calloc(heads * v->table_len, 4);
+    layout = calloc(heads * v->table_len, 1);
+    for (uint32_t i = 0; i < x->seqs; i++) {
+        uint32_t len = length_of(x, i);
+
+        slot[i] = (int32_t) i;
+        row[i + 1] = i + 1;
+        pos[i] = len - 1;
+        seq[i].scored = x->n_levels > 0;
+        seq[i].n_lists = (uint8_t) x->n_levels;
+        seq[i].base = x->n_levels > 0 ? len : 0;
+        seq[i].window_from = seq[i].base;
+        seq[i].recent_from = UINT32_MAX;
+        for (uint32_t l = 0; l < x->n_levels; l++) {
+            seq[i].list_layout[l] = (uint8_t) (l + 1);
+        }
+        for (uint32_t h = 0; h < LAYERS * x->lists; h++) {
+            size_t head = (size_t) i * LAYERS * x->lists + h;
+            uint32_t left = len, k = x->n_levels == 0 ? 0 : 1;
+
+            for (; k < s->plan.n; k++) {
+                uint32_t l = k - 1, per = s->plan.layout[k].tokens;
+                uint32_t tokens = k + 1 == s->plan.n
+                                      ? left
+                                      : (uint32_t) (len * x->share[l] + 0.5);
+
+                left -= tokens;
+                if (k > 0) {
+                    count[head * TR_KV_LISTS_MAX + l] = tokens;
+                }
+                for (uint32_t p = 0; p * per < tokens; p++) {
+                    uint32_t e = k == 0 ? p : tr_kv_list_entry(v, l, p);
+
+                    layout[head * v->table_len + e] = (uint8_t) (k + 1);
+                    pages++;
+                }
+                if (h < x->lists) {
+                    uint32_t bytes = (s->plan.layout[k].level.key_bits
+                                      + s->plan.layout[k].level.value_bits)
+                                     * x->head_dim / 8;
+
+                    s->bytes += (double) tokens
+                                * (bytes + (k > 0 ? 8 + 12 : 0));
+                }
+            }
+        }
+        s->max_tokens += len;
+    }
+    order = malloc(pages * 4);
+    for (size_t i = 0; i < pages; i++) {
+        uint32_t j = random_below((uint32_t) i + 1);
+
+        order[i] = order[j];
+        order[j] = (int32_t) i;
+    }
+    /* the pool, page by page from a few images */
+    uint8_t *image = malloc((size_t) 8 * v->page_bytes * s->plan.n);
+    uint8_t *pool = NULL, *images;
+
+    for (uint32_t i = 0; i < 8 * s->plan.n; i++) {
+        page_image(&s->plan.layout[i / 8], image + i * v->page_bytes,
+                   v->page_bytes);
+    }
+    images = device_array(image, (size_t) 8 * v->page_bytes * s->plan.n);
+    pool = keep(s, device_array(NULL, pages * v->page_bytes));
+    for (size_t i = 0; i < heads * v->table_len; i++) {
+        if (layout[i] != 0) {
+            uint32_t from = (layout[i] - 1u) * 8 + random_below(8);
+
+            table[i] = order[n++];
+            cudaMemcpyAsync(pool + (uint64_t) table[i] * v->page_bytes,
+                            images + from * v->page_bytes, v->page_bytes,
+                            cudaMemcpyDeviceToDevice, 0);
+        }
+    }
+    cuda_ok(cudaDeviceSynchronize(), "pages");
+    cudaFree(images);
+    v->pool = pool;
+    v->tables = keep(s, device_array(table, heads * v->table_len * 4));
+    v->seq = keep(s, device_array(seq, x->seqs * sizeof(*seq)));
+    v->count = keep(s, device_array(count, heads * TR_KV_LISTS_MAX * 4));
+    v->victim = keep(s, device_array(NULL, heads * TR_KV_LISTS_MAX
+                                               * sizeof(tr_kv_victim_t)));
+    s->rows.n_rows = s->rows.n_seqs = x->seqs;
+    s->rows.row_pos = keep(s, device_array(pos, x->seqs * 4));
+    s->rows.seq_slot = keep(s, device_array(slot, x->seqs * 4));
+    s->rows.seq_row = keep(s, device_array(row, (x->seqs + 1) * 4));
+    free(seq);
+    free(count);
+    free(pos);
+    free(row);
+    free(slot);
+    free(table);
+    free(layout);
+    free(order);
+    free(image);
+}
+
+static float
+median(float *ms, int n)
+{
+    qsort(ms, (size_t) n, sizeof(*ms), by_value);
+    return ms[n / 2];
+}
+
+static void
+run_case(const tr_cuda_stream_t *stream, const case_t *x)
+{
+    tr_page_wish_t wish = { x->head_dim, x->level, x->n_levels, false, false };
+    uint32_t n = x->heads * x->head_dim;
+    setup_t s;
+    float ms[RUNS], plan_ms[RUNS], us, plan_us;
+    cudaEvent_t e[3];
+    float *q = malloc((size_t) x->seqs * n * 4);
+    tr_cuda_decode_size_t size = { LAYERS,  x->lists, x->head_dim,
+                                   x->seqs, x->heads, 0,
+                                   8 };
+    void *work, *dq, *out;
+
+    memset(&s, 0, sizeof(s));
+    cuda_ok(tr_page_plan(&wish, &s.plan), "page plan");
+    s.view.page_bytes = s.plan.page_bytes;
+    s.view.layers = LAYERS;
+    s.view.lists = x->lists;
+    s.view.head_dim = x->head_dim;
+    s.view.n_layouts = s.plan.n;
+    s.view.layout = s.plan.layout;
+    fill_tables(&s, x);
+    size.max_tokens = s.max_tokens;
+    for (size_t i = 0; i < (size_t) x->seqs * n; i++) {
+        q[i] = (float) random_normal();
+    }
+    dq = device_array(q, (size_t) x->seqs * n * 4);
+    out = device_array(NULL, (size_t) x->seqs * n * 4);
+    work = device_array(NULL, tr_cuda_decode_work(stream->device, &size));
+    for (int i = 0; i < 3; i++) {
+        cudaEventCreate(&e[i]);
+    }
+    tr_cuda_queries_t queries = { dq, out, n, n, TR_F32, TR_F32, x->heads, 0 };
+
+    queries.scale = (float) (1 / sqrt(x->head_dim));
+    for (int i = 0; i < WARM + RUNS; i++) {
+        int k = i < WARM ? 0 : i - WARM, error = 0;
+
+        cudaEventRecord(e[0], stream->stream);
+        error |= tr_cuda_decode_plan(stream, &s.view, &s.rows, &size, work);
+        cudaEventRecord(e[1], stream->stream);
+        error |= tr_cuda_decode(stream, &s.view, (uint32_t) i % LAYERS, &s.rows,
+                                &queries, &size, work);
+        cudaEventRecord(e[2], stream->stream);
+        if (error != 0) {
+            printf("%s: %s\n", x->name, tr_cuda_reason());
+            exit(1);
+        }
+        cuda_ok(cudaEventSynchronize(e[2]), "decode");
+        cudaEventElapsedTime(&plan_ms[k], e[0], e[1]);
+        cudaEventElapsedTime(&ms[k], e[1], e[2]);
+    }
+    us = median(ms, RUNS) * 1e3f;
+    plan_us = median(plan_ms, RUNS) * 1e3f;
+    printf("%-30s %4u x %6u  %7.1f us  %8.1f MB  %5.1f%% of copy  floor %6.1f "
+           "us",
+           x->name, x->seqs, x->len, (double) us, s.bytes / 1e6,
+           100 * s.bytes / (double) us / 1e3 / copy_speed,
+           s.bytes / copy_speed / 1e3);
+    printf("  plan %4.1f us", (double) plan_us);
+    if (x->must > 0) {
+        printf("  must %3.0f: %s", x->must,
+               (double) us <= x->must ? "held" : "MISSED");
+    }
+    printf("\n");
+    fflush(stdout);
+    for (uint32_t i = 0; i < s.n_arrays; i++) {
+        cudaFree(s.arrays[i]);
+    }
+    cudaFree(work);
+    cudaFree(dq);
+    cudaFree(out);
+    free(q);
+}
+
+#define K8V8             \
+    {                    \
+        8, 8, 1, 1, 0, 1 \
+    }
+#define K8V4             \
+    {                    \
+        8, 4, 1, 1, 0, 1 \
+    }
+#define K4V2             \
+    {                    \
+        4, 2, 1, 1, 0, 1 \
+    }
+
+static const struct {
+    const char *name;
+    uint32_t n_levels;
+    tr_kv_level_t level[2];
+    double share[2];
+    double must;
+} stores[] = {
+    { "16-bit", 0, { K8V8 }, { 0 }, 280 },
+    { "K8V8", 1, { K8V8 }, { 1 }, 160 },
+    { "K8V4", 1, { K8V4 }, { 1 }, 122 },
+    { "K4V2", 1, { K4V2 }, { 1 }, 78 },
+    { "30% K8V4 70% K4V2", 2, { K8V4, K4V2 }, { 0.3, 0.7 }, 92 },
+};
+#define STORES (sizeof(stores) / sizeof(stores[0]))
+
+static void
+run_store(const tr_cuda_stream_t *s, size_t store, const char *model,
+          uint32_t seqs, uint32_t len, uint32_t heads, uint32_t lists,
+          uint32_t skew, const char *filter)
+{
+    char name[64];
+    case_t x = { name, seqs,      len,   heads, lists, 128,
+                 0,    { { 0 } }, { 0 }, 0,     skew };
+
+    snprintf(name, sizeof(name), "%s %s", model, stores[store].name);
+    if (strstr(name, filter) == NULL) {
+        return;
+    }
+    x.n_levels = stores[store].n_levels;
+    memcpy(x.level, stores[store].level, sizeof(x.level));
+    memcpy(x.share, stores[store].share, sizeof(x.share));
+    if (seqs == 64 && len == 4096 && heads == 32 && skew == 1) {
+        x.must = stores[store].must;
+    }
+    run_case(s, &x);
+}
+
+int
+main(int argc, char **argv)
+{
+    static const uint32_t targets[][2] = {
+        { 64, 4096 }, { 128, 4096 }, { 8, 32768 }, { 1, 131072 }
+    };
+    static const uint32_t sweep[][2] = { { 1, 512 },   { 1, 4096 },
+                                         { 1, 32768 }, { 8, 4096 },
+                                         { 16, 1024 }, { 64, 512 },
+                                         { 256, 512 }, { 256, 2048 } };
+    const char *filter = argc > 1 ? argv[1] : "";
+    bool brief = argc > 2;
+    struct cudaDeviceProp prop;
+    tr_cuda_device_t device;
+    cudaStream_t stream;
+
+    if (tr_cuda_open(0, &device) != 0) {
+        printf("no device: %s\n", tr_cuda_reason());
+        return 77;
+    }
+    random_seed(4);
+    cuda_ok(cudaStreamCreate(&stream), "stream");
+    cudaGetDeviceProperties(&prop, 0);
+    measure_copy(stream);
+    printf("%s, %u multiprocessors, copy %.0f GB/s (read + written)\n",
+           prop.name, device.blocks, copy_speed);
+    tr_cuda_stream_t s = { stream, &device };
+
+    for (size_t i = 0; i < (brief ? 1 : 4); i++) {
+        for (size_t k = 0; k < STORES; k++) {
+            run_store(&s, k, "llama-8b", targets[i][0], targets[i][1], 32, 8, 1,
+                      filter);
+        }
+    }
+    for (size_t k = 1; k < STORES && !brief; k++) {
+        run_store(&s, k, "skew 8, llama-8b", 64, 8192, 32, 8, 8, filter);
+        run_store(&s, k, "skew 8, llama-8b", 256, 2048, 32, 8, 8, filter);
+    }
+    for (size_t i = 0; i < sizeof(sweep) / sizeof(sweep[0]) && !brief; i++) {
+        run_store(&s, 0, "llama-8b", sweep[i][0], sweep[i][1], 32, 8, 1,
+                  filter);
+        run_store(&s, 2, "llama-8b", sweep[i][0], sweep[i][1], 32, 8, 1,
+                  filter);
+        run_store(&s, 4, "llama-8b", sweep[i][0], sweep[i][1], 32, 8, 1,
+                  filter);
+    }
+    for (size_t k = 0; k < STORES && !brief; k++) {
+        run_store(&s, k, "qwen2.5-7b", 64, 4096, 28, 4, 1, filter);
+        run_store(&s, k, "qwen2.5-32b", 64, 4096, 40, 8, 1, filter);
+    }
+    return 0;
+}

@@ -1,0 +1,55 @@
+#!/bin/sh
+# Everything that needs a GPU: correctness, compute-sanitizer, benchmarks beside
+# PyTorch, one summary at the end.
+#
+#   tests/gpu/run.sh             after `make cuda`; B=DIR as there
+#   RESULTS=FILE tests/gpu/run.sh    also writes the summary there
+#
+# compute-sanitizer and PyTorch are used where they are found; what was left out
+# is said.  Exits with 0 when all that was run held.
+
+B=${B:-build}
+here=$(dirname "$0")
+bin=${BIN:-$B/cuda}
+out=$(mktemp)
+failed=0
+
+say() {
+    echo "$@" | tee -a "$out"
+}
+
+# check NAME COMMAND..: the last line of what it prints, and whether it held.
+check() {
+    name=$1
+    shift
+    log=$(mktemp)
+    if timeout 300 "$@" >"$log" 2>&1; then
+        say "ok      $name: $(grep -v '^=' "$log" | tail -n 1)"
+    else
+        say "FAILED  $name"
+        head -n 40 "$log" | tee -a "$out"
+        failed=1
+    fi
+    rm -f "$log"
+}
+
+say "## $(date -u +%Y-%m-%d), $(git -C "$here" rev-parse --short=12 HEAD 2>/dev/null || echo "commit ${COMMIT:-unknown}")"
+check "decode" "$bin/test_decode" "${ROUNDS:-200}"
+if command -v compute-sanitizer >/dev/null; then
+    for tool in memcheck racecheck initcheck synccheck; do
+        check "decode, $tool" compute-sanitizer --tool $tool --error-exitcode 9 \
+            "$bin/test_decode" "${SANITIZER_ROUNDS:-12}"
+    done
+else
+    say "left out: compute-sanitizer was not found"
+fi
+say ""
+"$bin/bench_decode" 2>&1 | tee -a "$out"
+if python3 -c 'import torch' 2>/dev/null; then
+    python3 "$here/bench_sdpa.py" 2>&1 | tee -a "$out"
+else
+    say "left out: PyTorch was not found"
+fi
+[ -z "$RESULTS" ] || cp "$out" "$RESULTS"
+rm -f "$out"
+exit $failed

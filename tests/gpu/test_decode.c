@@ -1,0 +1,167 @@
+/*
+ * Decode attention of the CUDA backend against double precision: all head
+ * sizes, groups, level tables; odd lengths; pages full of NaN around the
+ * tokens; few and many multiprocessors, so that heads are cut in all ways, and little
+ * shared memory, so that traces go to the workspace.
+ *
+ *   test_decode [rounds [seed]]
+ */
+#include "cache.h"
+
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+static const tr_kv_level_t levels[] = {
+    { 8, 8, 1, 1, 0, 1 }, { 8, 4, 1, 1, 0, 1 }, { 4, 2, 1, 1, 0, 1 },
+    { 4, 4, 1, 1, 0, 1 }, { 8, 2, 1, 1, 0, 1 }, { 2, 2, 1, 1, 0, 1 },
+};
+
+static void
+choose_shape(cache_shape_t *w, uint32_t round)
+{
+    uint32_t group = 1 + round % 8,
+             n = (uint32_t) (sizeof(levels) / sizeof(levels[0]));
+
+    memset(w, 0, sizeof(*w));
+    w->head_dim = random_below(3) == 0 ? 64 : 128;
+    w->layers = 2;
+    w->lists = 1 + random_below(4);
+    w->heads = group * w->lists;
+    w->seqs = 1 + random_below(7);
+    w->n_levels = random_below(5);
+    w->dense_scored = random_below(2) == 0;
+    w->max_list = 1 + random_below(random_below(3) == 0 ? 1500 : 200);
+    w->max_dense = 1 + random_below(random_below(3) == 0 ? 1500 : 200);
+    w->max_window = random_below(100);
+    w->wild = random_below(2) == 0;
+    for (uint32_t i = 0; i < w->n_levels; i++) { /* distinct */
+        w->level[i] = levels[(round + i * (1 + round % 2)) % n];
+    }
+    if (random_below(4) == 0) { /* a policy without scores */
+        for (uint32_t i = 0; i < w->n_levels; i++) {
+            w->level[i].scored = 0;
+        }
+        w->dense_scored = false;
+    }
+}
+
+static void
+launch(cache_t *c, const tr_cuda_stream_t *s, uint32_t layer, void *work)
+{
+    uint32_t n = c->shape.heads * c->shape.head_dim;
+    tr_cuda_decode_size_t size = cache_size(c);
+    tr_cuda_queries_t q = { c->device_q, c->device_out,  n,       n, TR_F32,
+                            TR_F32,      c->shape.heads, c->scale };
+
+    if (tr_cuda_decode_plan(s, &c->device, &c->device_rows, &size, work) != 0
+        || tr_cuda_decode(s, &c->device, layer, &c->device_rows, &q, &size,
+                          work)
+               != 0) {
+        printf("launch: %s\n", tr_cuda_reason());
+        exit(1);
+    }
+}
+
+/* The same through a graph, which is what the engine will do. */
+static void
+launch_graph(cache_t *c, tr_cuda_stream_t *s, uint32_t layer, void *work)
+{
+    cudaStream_t stream = s->stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+
+    cuda_ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+            "capture");
+    launch(c, s, layer, work);
+    cuda_ok(cudaStreamEndCapture(stream, &graph), "end of capture");
+    cuda_ok(cudaGraphInstantiate(&exec, graph, 0), "graph");
+    cuda_ok(cudaGraphLaunch(exec, stream), "graph launch");
+    cuda_ok(cudaStreamSynchronize(stream), "graph run");
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+}
+
+static bool
+one_round(const tr_cuda_device_t *device, cudaStream_t stream, uint32_t round,
+          double *worst_out, double *worst_score)
+{
+    tr_cuda_device_t d = *device;
+    tr_cuda_stream_t s = { stream, &d };
+    cache_shape_t shape;
+    cache_t c;
+    void *work;
+    bool ok = true;
+
+    choose_shape(&shape, round);
+    cache_create(&c, &shape);
+    if (random_below(2) == 0) {
+        d.blocks = 1 + random_below(d.blocks);
+    }
+    if (random_below(3) == 0) {
+        uint32_t least = 72u << 10;
+
+        d.shared = least + random_below(d.shared - least);
+        d.shared &= ~127u;
+    }
+    tr_cuda_decode_size_t size = cache_size(&c);
+    size_t bytes = tr_cuda_decode_work(&d, &size);
+
+    cuda_ok(cudaMalloc(&work, bytes), "workspace");
+    cuda_ok(cudaMemset(work, 0xff, bytes), "workspace");
+    for (uint32_t layer = 0; layer < shape.layers && ok; layer++) {
+        cuda_ok(cudaDeviceSynchronize(), "before");
+        if (random_below(2) == 0) {
+            launch_graph(&c, &s, layer, work);
+        } else {
+            launch(&c, &s, layer, work);
+        }
+        cuda_ok(cudaDeviceSynchronize(), "decode");
+        ok = cache_check(&c, layer, worst_out, worst_score);
+    }
+    if (!ok) {
+        printf("head size %u, lists %u, heads %u, sequences %u, levels",
+               shape.head_dim, shape.lists, shape.heads, shape.seqs);
+        for (uint32_t i = 0; i < shape.n_levels; i++) {
+            printf(" %u/%u", shape.level[i].key_bits,
+                   shape.level[i].value_bits);
+        }
+        printf(", wild %d, blocks %u, shared %u\n", shape.wild, d.blocks,
+               d.shared);
+    }
+    cuda_ok(cudaFree(work), "free");
+    cache_free(&c);
+    return ok;
+}
+
+int
+main(int argc, char **argv)
+{
+    uint32_t rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 64, failed = 0;
+    uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10)
+                             : (uint64_t) time(NULL);
+    double worst_out = 0, worst_score = 0;
+    tr_cuda_device_t device;
+    cudaStream_t stream;
+
+    if (tr_cuda_open(0, &device) != 0) {
+        printf("no device: %s\n", tr_cuda_reason());
+        return 77;
+    }
+    cuda_ok(cudaStreamCreate(&stream), "stream");
+    for (uint32_t r = 0; r < rounds; r++) {
+        random_seed(seed + r);
+        if (!one_round(&device, stream, (uint32_t) (seed + r), &worst_out,
+                       &worst_score)) {
+            printf("FAILED: test_decode 1 %llu\n",
+                   (unsigned long long) (seed + r));
+            failed++;
+        }
+    }
+    printf("decode: %u rounds from seed %llu, %u failed; largest relative "
+           "error %.1e of outputs, %.1e of probabilities\n",
+           rounds, (unsigned long long) seed, failed, worst_out, worst_score);
+    cudaStreamDestroy(stream);
+    return failed != 0;
+}
