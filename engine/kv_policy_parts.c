@@ -37,6 +37,7 @@ tr_kv_level_check(const tr_kv_policy_t *p, tr_kv_level_t *level,
     level->value_groups = level->value_bits < 16 ? (uint8_t) groups : 1;
     level->by_channel = 0;
     level->scored = p->scored;
+    level->narrow = 0;
     return TR_OK;
 }
 
@@ -63,6 +64,7 @@ tr_kv_levels_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
                                 a->key_bits, a->value_bits);
         }
         rc = tr_kv_level_check(p, &p->level[i], p->groups, head_dim, err);
+        p->level[i].narrow = b->key_bits == 2 || b->value_bits == 2;
     }
     return rc == TR_OK ? tr_kv_level_check(p, &p->window_level, p->groups,
                                            head_dim, err)

@@ -312,9 +312,14 @@ struct tr_kernels {
      * Quantisation of a group: zero = FP16(min), scale = FP16((max - min) /
      * (2^bits - 1)), at least the smallest FP16 when max > min; code =
      * clamp(round((x - zero) / scale)) by round to nearest even in FP32, 0 when
-     * scale is 0.  A token that goes from fewer bits to the same number keeps
+     * scale is 0.  Narrow 2-bit groups give up their ends for finer steps in
+     * between: scale = FP16((max - min) / 5), zero = FP16(min + (max - min) / 5)
+     * (four steps of one standard deviation, near the least squared error for
+     * normal data; spread from end to end they are 1.6 wide).  A token that goes from fewer bits to the same number keeps
      * its codes and metadata; downgrading is integer: 8 to 4 bits (q + 8) / 17,
-     * scale * 17; 4 to 2 bits (q + 2) / 5, scale * 5; 8 to 2 by way of 4; from
+     * scale * 17; 4 to 2 bits (q + 2) / 5, scale * 5, or narrow, the scale *
+     * 3 first, zero + scale, and min(3, (max(q, 2) - 2) / 3); 8 to 2 by way of
+     * 4; from
      * 16 bits, or to another grouping, from the stored values.  Score and
      * position go along (a source without scores has score 0, position 0).
      * Metadata is finite whatever comes: infinities count as +-65504, a NaN has

@@ -101,7 +101,11 @@ fill(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
 int
 tr_page_plan(const tr_page_wish_t *wish, tr_page_plan_t *out)
 {
-    tr_kv_level_t dense = { 16, 16, 1, 1, 0, wish->dense_scored };
+    tr_kv_level_t dense = { .key_bits = 16,
+                            .value_bits = 16,
+                            .key_groups = 1,
+                            .value_groups = 1,
+                            .scored = wish->dense_scored };
     double best = 0;
 
     if (wish->head_dim == 0 || wish->head_dim % 16 != 0

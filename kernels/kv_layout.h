@@ -41,6 +41,8 @@ typedef struct {
     uint8_t value_groups;         /* metadata pairs a value; divides D/16 */
     uint8_t by_channel;           /* key metadata by channel: key_groups is 1 */
     uint8_t scored;               /* with scores and positions */
+    uint8_t narrow;               /* 2-bit codes span the middle three fifths
+                                   * of a group (kernels.h); by token alone */
 } tr_kv_level_t;
 
 /* Offsets in bytes from the start of the page; 0 for a segment that the level
@@ -95,7 +97,8 @@ tr_kv_level_equal(const tr_kv_level_t *a, const tr_kv_level_t *b)
     return a->key_bits == b->key_bits && a->value_bits == b->value_bits
            && a->key_groups == b->key_groups
            && a->value_groups == b->value_groups
-           && a->by_channel == b->by_channel && a->scored == b->scored;
+           && a->by_channel == b->by_channel && a->scored == b->scored
+           && a->narrow == b->narrow;
 }
 
 /* Where a code stands: byte of the page, and how far to shift that byte. */

@@ -321,9 +321,30 @@ codes_divide(uint64_t x, uint32_t from, uint32_t to)
     return even | odd << 8;
 }
 
+/* Narrow: 4 bits to the middle of 2, q of 4, 7 and 10 being the last of a
+ * step; (q - 2) / 3 as a product. */
 TR_INLINE void
-codes_downgrade(uint8_t *codes, uint32_t n, uint32_t from, uint32_t to)
+codes_middle(uint8_t *codes, uint32_t n)
 {
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t q = codes[i] < 2 ? 2 : codes[i];
+
+        q = (uint8_t) ((uint8_t) ((q - 2) * 11) >> 5);
+        codes[i] = q > 3 ? 3 : q;
+    }
+}
+
+TR_INLINE void
+codes_downgrade(uint8_t *codes, uint32_t n, uint32_t from, uint32_t to,
+                bool narrow)
+{
+    if (to == 2 && narrow) {
+        if (from == 8) {
+            codes_downgrade(codes, n, 8, 4, false);
+        }
+        codes_middle(codes, n);
+        return;
+    }
     for (uint32_t i = 0; i < n; i += 8) {
         uint64_t x = codes_divide(load64(codes + i), from, to);
 

@@ -29,18 +29,20 @@ saturated(float x)
 
 /* {scale, zero} of a group with these ends; lo > hi: nothing but NaN. */
 static inline void
-group_meta(float lo, float hi, uint32_t bits, uint16_t meta[2])
+group_meta(float lo, float hi, uint32_t bits, bool narrow, uint16_t meta[2])
 {
+    float steps = narrow ? 5 : (float) ((1u << bits) - 1);
+
     if (!(lo <= hi)) {
         lo = hi = 0;
     }
     lo = saturated(lo) + 0.0f; /* -0 becomes 0 */
     hi = saturated(hi);
-    meta[0] = TO_HALF((hi - lo) / (float) ((1u << bits) - 1));
+    meta[0] = TO_HALF((hi - lo) / steps);
     if (meta[0] == 0 && hi > lo) {
         meta[0] = 1;
     }
-    meta[1] = TO_HALF(lo);
+    meta[1] = TO_HALF(narrow ? lo + (hi - lo) / steps : lo);
 }
 
 static inline void
@@ -59,8 +61,8 @@ vector_at(uint32_t i, uint32_t n)
 }
 
 static void
-TR_NAME(quantise)(const float *x, uint32_t n, uint32_t bits, uint8_t *codes,
-                  uint16_t meta[2])
+TR_NAME(quantise)(const float *x, uint32_t n, uint32_t bits, bool narrow,
+                  uint8_t *codes, uint16_t meta[2])
 {
     vec lo = v_set1(INFINITY), hi = v_set1(-INFINITY), zero, scale, top;
     float wide[V_WIDTH];
@@ -70,7 +72,7 @@ TR_NAME(quantise)(const float *x, uint32_t n, uint32_t bits, uint8_t *codes,
         for (uint32_t i = 0; i < V_WIDTH; i++) {
             wide[i] = x[i < n ? i : 0];
         }
-        TR_NAME(quantise)(wide, V_WIDTH, bits, wide_codes, meta);
+        TR_NAME(quantise)(wide, V_WIDTH, bits, narrow, wide_codes, meta);
         memcpy(codes, wide_codes, n);
         return;
     }
@@ -80,7 +82,7 @@ TR_NAME(quantise)(const float *x, uint32_t n, uint32_t bits, uint8_t *codes,
         lo = v_min(y, lo);
         hi = v_max(y, hi);
     }
-    group_meta(-v_hmax(v_sub(v_set1(0), lo)), v_hmax(hi), bits, meta);
+    group_meta(-v_hmax(v_sub(v_set1(0), lo)), v_hmax(hi), bits, narrow, meta);
     if (meta[0] == 0) {
         memset(codes, 0, n);
         return;
@@ -113,7 +115,7 @@ channels(const float *x, uint32_t dim, uint32_t bits, uint8_t *codes,
     v_store(least, lo);
     v_store(most, hi);
     for (uint32_t j = 0; j < V_WIDTH; j++) {
-        group_meta(least[j], most[j], bits, meta + 2 * j);
+        group_meta(least[j], most[j], bits, false, meta + 2 * j);
         scale[j] = tr_float_from_half(meta[2 * j]);
         zero[j] = tr_float_from_half(meta[2 * j + 1]);
         if (meta[2 * j] == 0) { /* all codes 0 */

@@ -167,16 +167,17 @@ key_quantise(const tr_kv_codec_t *codec, tr_kv_place_t to, const float *key)
 {
     uint32_t dim = to.layout->head_dim, m = to.layout->level.key_groups;
     uint32_t bits = to.layout->level.key_bits;
+    bool narrow = bits == 2 && to.layout->level.narrow;
     _Alignas(64) uint8_t codes[TR_CODES_MAX];
     uint8_t grouped[TR_CODES_MAX];
     _Alignas(64) float x[TR_HEAD_DIM_MAX];
 
     if (m == 1) {
-        codec->quantise(key, dim, bits, codes, key_meta(to));
+        codec->quantise(key, dim, bits, narrow, codes, key_meta(to));
     } else {
         key_regroup(key, x, sizeof(float), dim, m, false);
         for (uint32_t j = 0; j < m; j++) {
-            codec->quantise(x + j * (dim / m), dim / m, bits,
+            codec->quantise(x + j * (dim / m), dim / m, bits, narrow,
                             grouped + j * (dim / m), key_meta(to) + 2 * j);
         }
         key_regroup(grouped, codes, 1, dim, m, true);
@@ -189,10 +190,11 @@ value_quantise(const tr_kv_codec_t *codec, tr_kv_place_t to, const float *value)
 {
     uint32_t dim = to.layout->head_dim, m = to.layout->level.value_groups;
     uint32_t bits = to.layout->level.value_bits;
+    bool narrow = bits == 2 && to.layout->level.narrow;
     _Alignas(64) uint8_t codes[TR_CODES_MAX];
 
     for (uint32_t j = 0; j < m; j++) {
-        codec->quantise(value + j * (dim / m), dim / m, bits,
+        codec->quantise(value + j * (dim / m), dim / m, bits, narrow,
                         codes + j * (dim / m), value_meta(to) + 2 * j);
     }
     value_write(to, codes);
@@ -310,7 +312,7 @@ tr_kv_prefetch(tr_kv_place_t p)
 /* Fewer bits: so much larger is the scale. */
 static void
 meta_downgrade(const uint16_t *meta, uint16_t *out, uint32_t n, uint32_t from,
-               uint32_t to)
+               uint32_t to, bool narrow)
 {
     for (uint32_t i = 0; i < n; i++) {
         uint16_t scale = meta[2 * i];
@@ -319,10 +321,14 @@ meta_downgrade(const uint16_t *meta, uint16_t *out, uint32_t n, uint32_t from,
             scale = tr_kv_half(tr_float_from_half(scale) * 17);
         }
         if (to == 2) {
-            scale = tr_kv_half(tr_float_from_half(scale) * 5);
+            scale = tr_kv_half(tr_float_from_half(scale) * (narrow ? 3 : 5));
         }
         out[2 * i] = scale;
         out[2 * i + 1] = meta[2 * i + 1];
+        if (to == 2 && narrow) {
+            out[2 * i + 1] = tr_kv_half(tr_float_from_half(meta[2 * i + 1])
+                                        + tr_float_from_half(scale));
+        }
     }
 }
 
@@ -345,10 +351,10 @@ key_move(const tr_kv_codec_t *codec, tr_kv_place_t from, tr_kv_place_t to)
         memcpy(key_meta(to), key_meta(from), 4ul * b->key_groups);
     } else {
         key_read(from, codes);
-        codes_downgrade(codes, dim, bits, b->key_bits);
+        codes_downgrade(codes, dim, bits, b->key_bits, b->narrow);
         key_write(to, codes);
         meta_downgrade(key_meta(from), key_meta(to), b->key_groups, bits,
-                       b->key_bits);
+                       b->key_bits, b->narrow);
     }
 }
 
@@ -370,10 +376,10 @@ value_move(const tr_kv_codec_t *codec, tr_kv_place_t from, tr_kv_place_t to)
         memcpy(value_meta(to), value_meta(from), 4ul * b->value_groups);
     } else {
         value_read(from, codes);
-        codes_downgrade(codes, dim, bits, b->value_bits);
+        codes_downgrade(codes, dim, bits, b->value_bits, b->narrow);
         value_write(to, codes);
         meta_downgrade(value_meta(from), value_meta(to), b->value_groups, bits,
-                       b->value_bits);
+                       b->value_bits, b->narrow);
     }
 }
 
@@ -432,12 +438,12 @@ tile_keep(tr_kv_place_t from, tr_kv_place_t to)
     if (bits == less) {
         memcpy(key_meta(to), key_meta(from), 4ul * dim);
     } else {
-        meta_downgrade(key_meta(from), key_meta(to), dim, bits, less);
+        meta_downgrade(key_meta(from), key_meta(to), dim, bits, less, false);
     }
     for (uint32_t i = 0; i < TR_KV_CHANNEL_TOKENS; i++, from.at++, to.at++) {
         key_read(from, codes);
         if (bits != less) {
-            codes_downgrade(codes, dim, bits, less);
+            codes_downgrade(codes, dim, bits, less, false);
         }
         key_write(to, codes);
     }

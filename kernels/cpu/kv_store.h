@@ -37,9 +37,9 @@ typedef struct {
     /* Rounds to FP16 (nearest even); all but NaN saturate. */
     void (*to_half)(const float *x, uint16_t *out, uint32_t n);
     void (*from_half)(const uint16_t *h, float *out, uint32_t n);
-    /* One group of n numbers; meta: {scale, zero}. */
-    void (*quantise)(const float *x, uint32_t n, uint32_t bits, uint8_t *codes,
-                     uint16_t meta[2]);
+    /* One group of n numbers; meta: {scale, zero}.  narrow: of 2 bits. */
+    void (*quantise)(const float *x, uint32_t n, uint32_t bits, bool narrow,
+                     uint8_t *codes, uint16_t meta[2]);
     /* x, codes: [TR_KV_CHANNEL_TOKENS][dim], meta: [dim][2]. */
     void (*quantise_channels)(const float *x, uint32_t dim, uint32_t bits,
                               uint8_t *codes, uint16_t *meta);

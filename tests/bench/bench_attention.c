@@ -175,8 +175,8 @@ static void
 cache_open(cache_t *c, const shape_t *s, uint32_t n, const double *shares,
            bool scored)
 {
-    static const tr_kv_level_t levels[2] = { { 8, 4, 1, 1, 0, 1 },
-                                             { 4, 2, 1, 1, 0, 1 } };
+    static const tr_kv_level_t levels[2] = { { 8, 4, 1, 1, 0, 1, 0 },
+                                             { 4, 2, 1, 1, 0, 1, 0 } };
     tr_page_wish_t wish = { s->dim, levels, shares ? 2 : 0, scored, false };
     uint32_t rows = s->layers * s->lists, high, low, total, used = 0;
     const tr_kv_layout_t *l = c->plan.layout;

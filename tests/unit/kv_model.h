@@ -46,7 +46,7 @@ group_of(const tr_kv_layout_t *l, uint32_t d, bool value)
 /* n numbers x[0], x[step] .. that share their metadata. */
 static inline void
 model_group(const float *x, const uint32_t *at, uint32_t n, uint32_t bits,
-            uint8_t *code, uint16_t *scale, uint16_t *zero)
+            bool narrow, uint8_t *code, uint16_t *scale, uint16_t *zero)
 {
     float lo = INFINITY, hi = -INFINITY, top = (float) ((1 << bits) - 1);
     float s, z;
@@ -62,8 +62,9 @@ model_group(const float *x, const uint32_t *at, uint32_t n, uint32_t bits,
     }
     lo = fminf(fmaxf(lo, -65504), 65504);
     hi = fminf(fmaxf(hi, -65504), 65504);
-    *zero = half_bits(lo + 0.0f); /* never -0 */
-    *scale = half_bits((hi - lo) / top);
+    lo += 0.0f; /* never -0 */
+    *zero = half_bits(narrow ? lo + (hi - lo) / 5 : lo);
+    *scale = half_bits((hi - lo) / (narrow ? 5 : top));
     *scale = hi > lo && *scale == 0 ? 1 : *scale;
     z = tr_float_from_half(*zero);
     s = tr_float_from_half(*scale);
@@ -96,7 +97,8 @@ model_quantise(const tr_kv_layout_t *l, bool value, const float *x, side_t *out)
         if (at[0] != d) {
             continue; /* done */
         }
-        model_group(x, at, n, out->bits, out->code, &scale, &zero);
+        model_group(x, at, n, out->bits, out->bits == 2 && l->level.narrow,
+                    out->code, &scale, &zero);
         for (uint32_t i = 0; i < n; i++) {
             out->scale[at[i]] = scale;
             out->zero[at[i]] = zero;
@@ -114,14 +116,22 @@ model_number(const side_t *s, uint32_t d)
 
 /* Codes and scale of one dimension, from bits a to fewer bits b. */
 static inline void
-model_downgrade(side_t *s, uint32_t b, uint32_t dim)
+model_downgrade(side_t *s, uint32_t b, bool narrow, uint32_t dim)
 {
     for (uint32_t d = 0; d < dim; d++) {
         if (s->bits == 8) {
             s->code[d] = (uint8_t) ((s->code[d] + 8) / 17);
             s->scale[d] = half_bits(tr_float_from_half(s->scale[d]) * 17);
         }
-        if (b == 2) {
+        if (b == 2 && narrow) { /* the nearest of what 3, 6, 9 and 12 were */
+            s->code[d] = s->code[d] < 5    ? 0
+                         : s->code[d] < 8  ? 1
+                         : s->code[d] < 11 ? 2
+                                           : 3;
+            s->scale[d] = half_bits(tr_float_from_half(s->scale[d]) * 3);
+            s->zero[d] = half_bits(tr_float_from_half(s->zero[d])
+                                   + tr_float_from_half(s->scale[d]));
+        } else if (b == 2) {
             s->code[d] = (uint8_t) ((s->code[d] + 2) / 5);
             s->scale[d] = half_bits(tr_float_from_half(s->scale[d]) * 5);
         }
@@ -142,7 +152,7 @@ model_move(const tr_kv_layout_t *from, const tr_kv_layout_t *to, bool value,
 
     if (s->bits < 16 && same) {
         if (s->bits != bits) {
-            model_downgrade(s, bits, dim);
+            model_downgrade(s, bits, to->level.narrow, dim);
         }
     } else if (bits < 16) {
         float x[TR_HEAD_DIM_MAX];
@@ -172,7 +182,7 @@ model_tile(const tr_kv_layout_t *to, stored_t *t)
         for (uint32_t i = 0; i < n; i++) {
             at[i] = i * dim + d;
         }
-        model_group(x, at, n, to->level.key_bits, code, &scale, &zero);
+        model_group(x, at, n, to->level.key_bits, false, code, &scale, &zero);
         for (uint32_t i = 0; i < n; i++) {
             t[i].k.bits = to->level.key_bits;
             t[i].k.code[d] = code[i * dim + d];

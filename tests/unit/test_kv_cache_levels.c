@@ -12,13 +12,13 @@
 
 #include "kv_rig.h"
 
-#define HIGH             \
-    {                    \
-        8, 4, 1, 1, 0, 1 \
+#define HIGH                \
+    {                       \
+        8, 4, 1, 1, 0, 1, 0 \
     }
-#define LOW              \
-    {                    \
-        4, 2, 1, 1, 0, 1 \
+#define LOW                 \
+    {                       \
+        4, 2, 1, 1, 0, 1, 0 \
     }
 
 /* By position: of every ten tokens five high, three low, two forgotten. */
@@ -303,8 +303,9 @@ longest_sequence_is_never_refused(void **state)
         tr_kv_cache_t *kv;
         int32_t slot;
 
-        worst.level[0] = round % 2 == 0 ? (tr_kv_level_t) HIGH
-                                        : (tr_kv_level_t){ 16, 16, 1, 1, 0, 1 };
+        worst.level[0] = round % 2 == 0
+                             ? (tr_kv_level_t) HIGH
+                             : (tr_kv_level_t){ 16, 16, 1, 1, 0, 1, 0 };
         worst.window_level = worst.level[0];
         worst.window = rig_random(40);
         kv = make(policies, 1, 1 + rig_random(3), 4000, pages, 0);

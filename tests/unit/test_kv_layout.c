@@ -15,7 +15,7 @@ static uint64_t rng;
 static tr_kv_level_t
 level(uint8_t key, uint8_t value, bool scored)
 {
-    return (tr_kv_level_t){ key, value, 1, 1, 0, scored };
+    return (tr_kv_level_t){ key, value, 1, 1, 0, scored, 0 };
 }
 
 static tr_page_plan_t
@@ -61,9 +61,10 @@ static void
 test_refused(void **state)
 {
     static const tr_kv_level_t bad[] = {
-        { 3, 4, 1, 1, 0, 0 }, { 8, 0, 1, 1, 0, 0 },  { 8, 4, 3, 1, 0, 0 },
-        { 8, 4, 0, 1, 0, 0 }, { 8, 4, 1, 0, 0, 0 },  { 8, 4, 1, 3, 0, 0 },
-        { 8, 4, 2, 1, 1, 0 }, { 16, 4, 1, 1, 1, 0 },
+        { 3, 4, 1, 1, 0, 0, 0 }, { 8, 0, 1, 1, 0, 0, 0 },
+        { 8, 4, 3, 1, 0, 0, 0 }, { 8, 4, 0, 1, 0, 0, 0 },
+        { 8, 4, 1, 0, 0, 0, 0 }, { 8, 4, 1, 3, 0, 0, 0 },
+        { 8, 4, 2, 1, 1, 0, 0 }, { 16, 4, 1, 1, 1, 0, 0 },
     };
     tr_kv_level_t many[TR_KV_LAYOUTS_MAX];
     tr_page_wish_t wish = { 64, bad, 1, true, false };
@@ -184,9 +185,8 @@ test_every_bit(void **state)
     for (size_t d = 0; d < 4; d++) {
         for (size_t i = 0; i < 16; i++) {
             for (size_t g = 0; g < 4; g++) {
-                tr_kv_level_t v = {
-                    bits[i / 4], bits[i % 4], 1, 1, 0, rig_below(&rng, 2)
-                };
+                tr_kv_level_t v = { bits[i / 4], bits[i % 4],        1, 1,
+                                    0,           rig_below(&rng, 2), 0 };
                 tr_page_plan_t p;
 
                 if (g < 3) {

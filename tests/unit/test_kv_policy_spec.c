@@ -304,8 +304,10 @@ static void
 check_level(const tr_kv_level_t *l, uint32_t k, uint32_t v, uint32_t kg,
             uint32_t vg, uint32_t channel, uint32_t scored)
 {
+    uint8_t narrow = channel == 0 && (k == 2 || v == 2);
     tr_kv_level_t want = { (uint8_t) k,  (uint8_t) v,       (uint8_t) kg,
-                           (uint8_t) vg, (uint8_t) channel, (uint8_t) scored };
+                           (uint8_t) vg, (uint8_t) channel, (uint8_t) scored,
+                           narrow };
 
     assert_true(tr_kv_level_equal(l, &want));
 }
