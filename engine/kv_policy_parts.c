@@ -49,6 +49,16 @@ tr_kv_levels_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
     if (p->window_level.key_bits == 0 || p->window == 0) {
         p->window_level = p->level[0];
     }
+    if (p->window_level.key_bits < p->level[0].key_bits
+        || p->window_level.value_bits < p->level[0].value_bits) {
+        return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
+                            "KV policy %s: window_level=%u/%u is below the"
+                            " level %u/%u, to which tokens leave the window:"
+                            " expected at least as many bits",
+                            p->name, p->window_level.key_bits,
+                            p->window_level.value_bits, p->level[0].key_bits,
+                            p->level[0].value_bits);
+    }
     for (uint32_t i = 0; i < p->n_levels && rc == TR_OK; i++) {
         const tr_kv_level_t *a = &p->level[i == 0 ? 0 : i - 1];
         const tr_kv_level_t *b = &p->level[i];

@@ -35,7 +35,8 @@ tr_status_t tr_kv_alpha_read(tr_kv_policy_t *p, tr_error_t *err);
 /* Completes p->level and p->window_level, whose bits are set: p->groups pairs
  * of metadata where there are fewer than 16 bits, scores when p->scored.  A
  * window level that was not given becomes the best level.  Refuses levels that
- * are not in order, and head sizes that pages cannot hold. */
+ * are not in order, a window below the best of them, and head sizes that pages
+ * cannot hold. */
 tr_status_t tr_kv_levels_check(tr_kv_policy_t *p, uint32_t head_dim,
                                tr_error_t *err);
 

@@ -200,6 +200,10 @@ static const struct {
     { "uniform:levels=8/4+4/2",
       "levels=8/4+4/2: expected 1 to 1 levels of key bits/value bits" },
     { "diffkv:window_level=8/4+4/2", "window_level=8/4+4/2: expected key" },
+    { "diffkv:window_level=4/2",
+      "window_level=4/2 is below the level 8/4, to which tokens leave" },
+    { "diffkv:window_level=8/2", "window_level=8/2 is below the level 8/4" },
+    { "uniform:window=64,window_level=4/16", "window_level=4/16 is below" },
     { "diffkv:alpha_file=", "alpha_file=: expected a path" },
     { "diffkv:alpha_file=/no/such", "alpha_file=/no/such: cannot open: No such"
                                     " file or directory" },
