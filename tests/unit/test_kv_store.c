@@ -208,8 +208,10 @@ error_bound(const side_t *s, uint32_t d, bool narrow)
     double zero = fabs(tr_float_from_half(s->zero[d]));
     double top = (1 << s->bits) - 1;
 
-    return (narrow && s->bits == 2 ? 1.0001 : 0.5001) * scale + zero * 0x1p-11
-           + 0x1p-25 + top * (scale * 0x1p-11 + 0x1p-25);
+    narrow = narrow && s->bits == 2;
+    top += narrow; /* the step beyond was rounded like the others */
+    return (narrow ? 1.0001 : 0.5001) * scale + zero * 0x1p-11 + 0x1p-25
+           + top * (scale * 0x1p-11 + 0x1p-25);
 }
 
 /* What is read is close to what was stored. */
