@@ -5,7 +5,8 @@
 #   make test-gpu    tests and benchmarks, on a machine with a GPU
 #
 # Needs nvcc 12.4 or newer; nothing else in this tree needs CUDA.  `make test`
-# compiles it where nvcc is found.
+# compiles it where nvcc is found.  The C files go through nvcc too: it alone
+# knows where its headers are (a link or a wrapper may stand in the PATH).
 
 NVCC      ?= $(firstword $(shell command -v nvcc 2>/dev/null) \
                          $(wildcard /usr/local/cuda/bin/nvcc))
@@ -13,7 +14,6 @@ NVCC_NEW  := $(if $(NVCC),$(shell $(NVCC) --version \
     | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1 \2/p' \
     | { read -r a b; [ $$((a * 100 + b)) -ge 1204 ] && echo yes; }))
 CUDA_ARCH ?= 90a 80 89
-CUDA_HOME  = $(patsubst %/bin/nvcc,%,$(NVCC))
 CUDA_SRC  := $(wildcard kernels/cuda/*.cu)
 CUDA_OBJ  := $(CUDA_SRC:%.cu=$B/cuda/%.o)
 CUDA_TEST := $B/cuda/test_decode $B/cuda/bench_decode
@@ -21,6 +21,8 @@ CUDA_GPU  := $B/cuda/obj/cache.o $B/cuda/obj/reference.o $B/cuda/obj/kv_layout.o
 
 NVFLAGS = -O3 -std=c++17 -Ikernels -diag-suppress 128 \
           $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$a,code=sm_$a)
+
+NVCC_CFLAGS = $(addprefix -Xcompiler=,$(filter-out -MMD -MP,$(TR_CFLAGS)))
 
 .PHONY: cuda cuda-found test-gpu
 cuda: cuda-found $B/libtokenring_cuda.a $(CUDA_TEST)
@@ -45,7 +47,7 @@ $B/cuda/obj/%.o: tests/gpu/%.c tests/gpu/cache.h kernels/cuda/cuda.h \
     kernels/kernels.h kernels/kv_layout.h
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
-	$Q$(CC) $(TR_CFLAGS) -I$(CUDA_HOME)/include -O2 -g -c $< -o $@
+	$Q$(NVCC) -O2 -g $(NVCC_CFLAGS) -c $< -o $@
 
 $B/cuda/obj/kv_layout.o: kernels/kv_layout.c kernels/kv_layout.h
 	@mkdir -p $(@D)
