@@ -19,19 +19,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include <kernels.h>
+#include <kv_rule.h>
 #include <tokenring/error.h>
 
 #define TR_KV_SPEC_MAX 255u
 #define TR_KV_ALPHA_MAX 1000.0
-
-/* One token of one head outside the window. */
-typedef struct {
-    uint32_t layer, list; /* which head */
-    uint32_t position;    /* of the token */
-    uint32_t length;      /* N */
-    float score;          /* sum that later queries paid to it (kernels.h) */
-} tr_kv_mark_t;
 
 /* The tokens of one head outside the window, when a prompt is complete. */
 typedef struct {
@@ -57,34 +49,24 @@ struct tr_kv_policy {
     const char *name;              /* "diffkv" */
     char spec[TR_KV_SPEC_MAX + 1]; /* canonical: name and all its settings */
 
-    uint32_t n_levels; /* 0: all stays dense */
-    tr_kv_level_t level[TR_KV_LISTS_MAX];
-    uint32_t window; /* most recent tokens that no decision touches */
-    tr_kv_level_t window_level;
-    uint32_t leaves;    /* tokens that leave a full window together: 1, or
-                       * TR_KV_CHANNEL_TOKENS; of a prompt so many go to lists
-                       * that their number is a multiple of it */
-    bool scored;        /* needs scores */
-    bool by_sum;        /* victims by sum instead of mean (tr_kv_seq_t) */
-    bool digest;        /* needs digests of dense pages */
-    uint32_t observe;   /* 0, or scores of prompts count only this many of the
-                       * last queries (at most TR_KV_OBSERVATION_WINDOW) */
-    uint32_t read_from; /* first layer that reads selectively */
+    /* What decisions depend on, by name here and as a whole for inline
+     * functions and devices.  kind: whose functions these are, when they are
+     * those of kv_rule.h. */
+    union {
+        struct {
+            TR_KV_RULE_FIELDS
+        };
+        tr_kv_rule_t rule;
+    };
 
-    /* settings as read; which of them a policy has, its own file says */
-    double alpha_top, alpha_high, alpha_low; /* thresholds are alpha / base */
-    bool base_position;               /* threshold base: position + 1, else N */
-    char alpha_file[128];             /* "": none */
-    const double *alpha_of;           /* NULL, or [layers][lists][2] {high, low}
-                                  * that override the above; owned, but
-                                  * borrowed by copies of the struct */
-    uint32_t layers_of, lists_of;     /* shape of the model */
-    double fraction[TR_KV_LISTS_MAX]; /* budgets by share of the length */
-    uint32_t budget[TR_KV_LISTS_MAX]; /* budgets in tokens */
-    uint32_t sinks;
-    uint32_t pool;   /* width of snapkv's smoothing */
-    uint32_t groups; /* metadata pairs of a key, and of a value */
-    uint32_t group;  /* dimensions that share one; 0: all of a head */
+    tr_kv_level_t level[TR_KV_LISTS_MAX];
+    tr_kv_level_t window_level;
+    bool digest; /* needs digests of dense pages */
+
+    /* settings that only its own file looks at */
+    char alpha_file[128]; /* "": none; read into alpha_of */
+    uint32_t groups;      /* metadata pairs of a key, and of a value */
+    uint32_t group;       /* dimensions that share one; 0: all of a head */
     uint32_t bits;
 
     /* 0. NULL, or fixes in a slot's copy of the policy what depends on the
@@ -112,18 +94,6 @@ struct tr_kv_policy {
      * reads in layers >= read_from; 0: all. */
     uint32_t (*read)(const tr_kv_policy_t *p, uint32_t n, uint32_t page_tokens);
 };
-
-/* Queries at the end of a prompt that dense pages count apart in `recent`. */
-#define TR_KV_OBSERVATION_WINDOW 32u
-
-/* Significance of a token: score / later queries, 0 before the first.  In
- * single precision, as everywhere: thresholds compare with
- * (float) (alpha / base). */
-static inline float
-tr_kv_significance(float score, uint32_t position, uint32_t length)
-{
-    return position + 1 < length ? score / (float) (length - 1 - position) : 0;
-}
 
 /* Reads "NAME" or "NAME:KEY=VALUE,KEY=VALUE": see docs/kv-cache.md for the
  * policies and their settings.  layers, lists, head_dim: of the model, for

@@ -14,49 +14,12 @@
  *
  * Levels may be one to three.  One: kept from alpha_low on.  Three: alpha_top,
  * alpha_high, alpha_low.  A significance equal to a threshold keeps the better
- * level.  Thresholds are rounded to single precision once and compared in it,
- * so that a GPU decides the same.
+ * level.  Thresholds are rounded to single precision once and compared in it
+ * (kv_rule.h), so that a GPU decides the same.
  */
 #include "kv_policy_parts.h"
 
 #include "log.h"
-
-/* Thresholds of the levels, best first. */
-static void
-thresholds(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
-           uint32_t position, uint32_t length, float t[TR_KV_LISTS_MAX])
-{
-    double base = p->base_position ? position + 1.0 : length;
-    double high = p->alpha_high, low = p->alpha_low;
-    uint32_t n = p->n_levels;
-
-    if (p->alpha_of != NULL) {
-        const double *of = p->alpha_of
-                           + 2 * ((size_t) layer * p->lists_of + list);
-
-        high = of[0];
-        low = of[1];
-    }
-    if (n > 2) {
-        t[0] = (float) (p->alpha_top / base);
-    }
-    if (n > 1) {
-        t[n - 2] = (float) (high / base);
-    }
-    t[n - 1] = (float) (low / base);
-}
-
-/* The best level whose threshold is reached. */
-static int
-level_for(const tr_kv_policy_t *p, float significance, const float *t)
-{
-    for (uint32_t i = 0; i < p->n_levels; i++) {
-        if (significance >= t[i]) {
-            return (int) i;
-        }
-    }
-    return TR_KV_NOWHERE;
-}
 
 /* "Prompt Phase"; a token of an earlier turn is not promoted. */
 static void
@@ -68,25 +31,16 @@ diffkv_prompt(const tr_kv_policy_t *p, const tr_kv_prompt_t *head, int8_t *to)
         int level;
 
         if (i == 0 || p->base_position) {
-            thresholds(p, head->layer, head->list, head->position[i],
-                       head->length, t);
+            tr_kv_thresholds(&p->rule, head->layer, head->list,
+                             head->position[i], head->length, t);
         }
-        level = level_for(p, tr_kv_prompt_significance(head, i), t);
+        level = tr_kv_threshold_level(&p->rule,
+                                      tr_kv_prompt_significance(head, i), t);
         if (level >= 0 && level < head->from[i]) {
             level = head->from[i];
         }
         to[i] = (int8_t) level;
     }
-}
-
-static int
-mark_level(const tr_kv_policy_t *p, const tr_kv_mark_t *m)
-{
-    float t[TR_KV_LISTS_MAX];
-
-    thresholds(p, m->layer, m->list, m->position, m->length, t);
-    return level_for(p, tr_kv_significance(m->score, m->position, m->length),
-                     t);
 }
 
 /* Algorithm 1, lines 5, 6, 13 and 14. */
@@ -95,7 +49,7 @@ diffkv_leave(const tr_kv_policy_t *p, const tr_kv_mark_t *token,
              const uint32_t *count)
 {
     (void) count;
-    return mark_level(p, token);
+    return tr_kv_mark_level(&p->rule, token);
 }
 
 /* Algorithm 1, lines 8 to 12 and 16 to 18. */
@@ -103,13 +57,8 @@ static int
 diffkv_downgrade(const tr_kv_policy_t *p, uint32_t list,
                  const tr_kv_mark_t *victim, const uint32_t *count)
 {
-    int level = mark_level(p, victim);
-
     (void) count;
-    if (level >= 0 && level <= (int) list) {
-        return TR_KV_STAYS;
-    }
-    return level;
+    return tr_kv_threshold_downgrade(&p->rule, list, victim);
 }
 
 /* How much reaches a threshold depends on the text.  For the model in
@@ -123,7 +72,8 @@ diffkv_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
     float t[TR_KV_LISTS_MAX];
     uint32_t outside = tr_kv_outside(p, n), given = 0;
 
-    thresholds(p, layer, list, 0, 1, t); /* base 1: the alphas themselves */
+    /* base 1: the alphas themselves */
+    tr_kv_thresholds(&p->rule, layer, list, 0, 1, t);
     for (uint32_t i = 0; i < p->n_levels; i++) {
         double share = t[i] > 1.5f ? 1.5 / t[i] : 1;
         uint32_t upto;
@@ -139,6 +89,7 @@ static void
 diffkv_init(tr_kv_policy_t *p, uint32_t head_dim)
 {
     (void) head_dim;
+    p->kind = TR_KV_RULE_THRESHOLD;
     p->n_levels = 2;
     p->level[0] = (tr_kv_level_t){ .key_bits = 8, .value_bits = 4 };
     p->level[1] = (tr_kv_level_t){ .key_bits = 4, .value_bits = 2 };

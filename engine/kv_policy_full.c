@@ -19,6 +19,7 @@ static void
 full_init(tr_kv_policy_t *p, uint32_t head_dim)
 {
     (void) head_dim;
+    p->kind = TR_KV_RULE_DENSE;
     p->charge = full_charge;
     p->read = tr_kv_read_all;
 }

@@ -27,7 +27,7 @@ h2o_prompt(const tr_kv_policy_t *p, const tr_kv_prompt_t *head, int8_t *to)
     for (uint32_t i = 0; i < head->n; i++) {
         uint64_t key = tr_kv_rank_key(head->score[i], head->position[i]);
 
-        to[i] = key >= cut ? 0 : TR_KV_NOWHERE;
+        to[i] = (int8_t) tr_kv_rank_level(&p->rule, key, &cut, head->from[i]);
     }
 }
 
@@ -35,8 +35,7 @@ static int
 h2o_downgrade(const tr_kv_policy_t *p, uint32_t list,
               const tr_kv_mark_t *victim, const uint32_t *count)
 {
-    (void) victim;
-    return count[list] > p->budget[1] ? TR_KV_NOWHERE : TR_KV_STAYS;
+    return tr_kv_rule_downgrade(&p->rule, list, victim, count);
 }
 
 static void
@@ -54,6 +53,7 @@ static void
 h2o_init(tr_kv_policy_t *p, uint32_t head_dim)
 {
     (void) head_dim;
+    p->kind = TR_KV_RULE_BUDGET;
     p->n_levels = 1;
     p->level[0] = (tr_kv_level_t){ .key_bits = 16, .value_bits = 16 };
     p->window = 1;

@@ -11,6 +11,7 @@ static void
 int4_init(tr_kv_policy_t *p, uint32_t head_dim)
 {
     (void) head_dim;
+    p->kind = TR_KV_RULE_ALL;
     p->n_levels = 1;
     p->level[0] = (tr_kv_level_t){ .key_bits = 4, .value_bits = 4 };
     p->prompt = tr_kv_prompt_all;

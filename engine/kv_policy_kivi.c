@@ -17,6 +17,7 @@ static void
 kivi_init(tr_kv_policy_t *p, uint32_t head_dim)
 {
     (void) head_dim;
+    p->kind = TR_KV_RULE_ALL;
     p->n_levels = 1;
     p->bits = 2;
     p->window = 128;

@@ -63,8 +63,7 @@ uint32_t tr_kv_read_all(const tr_kv_policy_t *p, uint32_t n,
 static inline uint32_t
 tr_kv_budget(const tr_kv_policy_t *p, uint32_t index, uint32_t n)
 {
-    return p->fraction[index] > 0 ? (uint32_t) (p->fraction[index] * n + 0.5)
-                                  : p->budget[index];
+    return tr_kv_rule_budget(&p->rule, index, n);
 }
 
 /* Tokens outside the window. */
@@ -82,20 +81,6 @@ tr_kv_prompt_significance(const tr_kv_prompt_t *head, uint32_t i)
 }
 
 /* ---- ranks -------------------------------------------------------------- */
-
-/* A token by value, then by position: the larger is better, so that of equals
- * the lowest position goes first, as victims do.  What is not above 0 counts
- * as 0. */
-static inline uint64_t
-tr_kv_rank_key(float value, uint32_t position)
-{
-    uint32_t bits = 0;
-
-    if (value > 0) { /* then floats are ordered as their bits */
-        memcpy(&bits, &value, 4);
-    }
-    return (uint64_t) bits << 32 | position;
-}
 
 /* The smallest key among the k best of n tokens (positions distinct): a token
  * is one of them when its key is at least that.  k = 0: UINT64_MAX. */

@@ -22,20 +22,14 @@ quest_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list, uint32_t n,
 static uint32_t
 quest_read(const tr_kv_policy_t *p, uint32_t n, uint32_t page_tokens)
 {
-    uint32_t pages = p->budget[0] / page_tokens
-                     + (p->budget[0] % page_tokens != 0);
-
-    if (p->fraction[0] > 0) {
-        pages = (uint32_t) (p->fraction[0] * n + 0.999999);
-    }
-    pages = pages > 0 ? pages : 1;
-    return pages < n ? pages : 0;
+    return tr_kv_rule_read(&p->rule, n, page_tokens);
 }
 
 static void
 quest_init(tr_kv_policy_t *p, uint32_t head_dim)
 {
     (void) head_dim;
+    p->kind = TR_KV_RULE_PAGES;
     p->digest = true;
     p->budget[0] = 1024;
     p->read_from = 2;

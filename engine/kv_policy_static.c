@@ -14,18 +14,6 @@
 
 #include "log.h"
 
-/* Tokens that the levels up to `level` may hold together. */
-static uint32_t
-upto(const tr_kv_policy_t *p, uint32_t level, uint32_t n)
-{
-    double share = p->fraction[1];
-
-    if (p->n_levels > 1) {
-        share = level == 0 ? p->fraction[0] : p->fraction[0] + p->fraction[1];
-    }
-    return (uint32_t) (share * n + 0.5);
-}
-
 static void
 static_prompt(const tr_kv_policy_t *p, const tr_kv_prompt_t *head, int8_t *to)
 {
@@ -36,19 +24,12 @@ static_prompt(const tr_kv_policy_t *p, const tr_kv_prompt_t *head, int8_t *to)
     }
     for (uint32_t l = 0; l < p->n_levels; l++) {
         cut[l] = tr_kv_rank_cut(head->work, head->position, head->n,
-                                upto(p, l, head->length));
+                                tr_kv_share_upto(&p->rule, l, head->length));
     }
     for (uint32_t i = 0; i < head->n; i++) {
         uint64_t key = tr_kv_rank_key(head->work[i], head->position[i]);
-        uint32_t l = 0;
 
-        while (l < p->n_levels && key < cut[l]) {
-            l++;
-        }
-        if (l < p->n_levels && (int) l < head->from[i]) {
-            l = (uint32_t) head->from[i]; /* nobody goes up */
-        }
-        to[i] = l < p->n_levels ? (int8_t) l : TR_KV_NOWHERE;
+        to[i] = (int8_t) tr_kv_rank_level(&p->rule, key, cut, head->from[i]);
     }
 }
 
@@ -56,26 +37,14 @@ static int
 static_leave(const tr_kv_policy_t *p, const tr_kv_mark_t *token,
              const uint32_t *count)
 {
-    uint32_t last = p->n_levels - 1;
-    uint32_t held = last > 0 ? count[0] + count[1] : count[0];
-
-    if (held < upto(p, last, token->length) && upto(p, 0, token->length) > 0) {
-        return 0;
-    }
-    return (int) last;
+    return tr_kv_share_leave(&p->rule, token, count);
 }
 
 static int
 static_downgrade(const tr_kv_policy_t *p, uint32_t list,
                  const tr_kv_mark_t *victim, const uint32_t *count)
 {
-    uint32_t last = p->n_levels - 1;
-    uint32_t held = last > 0 ? count[0] + count[1] : count[0];
-
-    if (list < last) {
-        return count[0] > upto(p, 0, victim->length) ? 1 : TR_KV_STAYS;
-    }
-    return held > upto(p, last, victim->length) ? TR_KV_NOWHERE : TR_KV_STAYS;
+    return tr_kv_share_downgrade(&p->rule, list, victim, count);
 }
 
 static void
@@ -87,7 +56,7 @@ static_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
     (void) layer;
     (void) list;
     for (uint32_t l = 0; l < p->n_levels; l++) {
-        uint32_t sum = upto(p, l, n);
+        uint32_t sum = tr_kv_share_upto(&p->rule, l, n);
 
         sum = sum < outside ? sum : outside;
         tokens[l] = sum - given;
@@ -99,6 +68,7 @@ static void
 static_init(tr_kv_policy_t *p, uint32_t head_dim)
 {
     (void) head_dim;
+    p->kind = TR_KV_RULE_SHARE;
     p->n_levels = 2;
     p->level[0] = (tr_kv_level_t){ .key_bits = 8, .value_bits = 4 };
     p->level[1] = (tr_kv_level_t){ .key_bits = 4, .value_bits = 2 };

@@ -29,8 +29,7 @@ static int
 streaming_leave(const tr_kv_policy_t *p, const tr_kv_mark_t *token,
                 const uint32_t *count)
 {
-    (void) count;
-    return token->position < p->sinks ? 0 : TR_KV_NOWHERE;
+    return tr_kv_rule_leave(&p->rule, token, count);
 }
 
 static void
@@ -48,6 +47,7 @@ static void
 streaming_init(tr_kv_policy_t *p, uint32_t head_dim)
 {
     (void) head_dim;
+    p->kind = TR_KV_RULE_SINKS;
     p->n_levels = 1;
     p->level[0] = (tr_kv_level_t){ .key_bits = 16, .value_bits = 16 };
     p->window = 1;

@@ -36,7 +36,7 @@
 #define TR_ROW_PAD 24u
 #define TR_COL_PAD 64u
 
-static inline size_t
+TR_HD size_t
 tr_pad(size_t n, size_t to)
 {
     return (n + to - 1) / to * to;
@@ -47,7 +47,7 @@ tr_pad(size_t n, size_t to)
 
 typedef enum { TR_F32, TR_F16, TR_BF16 } tr_dtype_t;
 
-static inline float
+TR_HD float
 tr_float_from_bits(uint32_t u)
 {
     float f;
@@ -57,7 +57,7 @@ tr_float_from_bits(uint32_t u)
 }
 
 /* Exact, subnormals and NaN included. */
-static inline float
+TR_HD float
 tr_float_from_half(uint16_t h)
 {
     uint32_t sign = (uint32_t) (h & 0x8000) << 16;
@@ -73,7 +73,7 @@ tr_float_from_half(uint16_t h)
 }
 
 /* Element i of src, which need not be aligned. */
-static inline float
+TR_HD float
 tr_float_load(const void *src, size_t i, tr_dtype_t dtype)
 {
     uint32_t u;
@@ -177,20 +177,20 @@ typedef struct {
     tr_kv_victim_t *victim;   /* [slots][layers][lists][TR_KV_LISTS_MAX] */
 } tr_kv_view_t;
 
-static inline size_t
+TR_HD size_t
 tr_kv_head(const tr_kv_view_t *v, int32_t slot, uint32_t layer, uint32_t list)
 {
     return ((size_t) slot * v->layers + layer) * v->lists + list;
 }
 
-static inline const int32_t *
+TR_HD const int32_t *
 tr_kv_table(const tr_kv_view_t *v, int32_t slot, uint32_t layer, uint32_t list)
 {
     return v->tables + tr_kv_head(v, slot, layer, list) * v->table_len;
 }
 
 /* Entry of a head's row that holds page i of list l. */
-static inline uint32_t
+TR_HD uint32_t
 tr_kv_list_entry(const tr_kv_view_t *v, uint32_t l, uint32_t i)
 {
     uint32_t at = v->at_pair[l / 2];
@@ -198,7 +198,7 @@ tr_kv_list_entry(const tr_kv_view_t *v, uint32_t l, uint32_t i)
     return l % 2 == 0 ? at + i : at + v->pair_len[l / 2] - 1 - i;
 }
 
-static inline uint8_t *
+TR_HD uint8_t *
 tr_kv_page_at(const tr_kv_view_t *v, int32_t page)
 {
     return v->pool + (uint64_t) page * v->page_bytes;
@@ -225,7 +225,7 @@ typedef struct {
 
 /* A dense token's score after tr_kv_compress_t.observe = w queries, `later`
  * queries having come after it. */
-static inline float
+TR_HD float
 tr_kv_observed(float recent, uint32_t later, uint32_t w)
 {
     return later == 0

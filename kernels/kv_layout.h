@@ -31,6 +31,13 @@
 #include <stdint.h>
 #include <string.h>
 
+/* Inline functions that a GPU's code calls, too. */
+#ifdef __CUDACC__
+#define TR_HD static __host__ __device__ inline
+#else
+#define TR_HD static inline
+#endif
+
 #define TR_KV_LAYOUTS_MAX 12     /* levels of one engine, dense included */
 #define TR_KV_CHANNEL_TOKENS 32u /* tokens that share a channel's metadata */
 
@@ -85,13 +92,13 @@ typedef struct {
 int tr_page_plan(const tr_page_wish_t *wish, tr_page_plan_t *out);
 
 /* Bytes a token, everything included: page_bytes / tokens. */
-static inline double
+TR_HD double
 tr_kv_layout_token_bytes(const tr_page_plan_t *plan, uint32_t i)
 {
     return (double) plan->page_bytes / plan->layout[i].tokens;
 }
 
-static inline bool
+TR_HD bool
 tr_kv_level_equal(const tr_kv_level_t *a, const tr_kv_level_t *b)
 {
     return a->key_bits == b->key_bits && a->value_bits == b->value_bits
@@ -108,7 +115,7 @@ typedef struct {
 } tr_kv_code_t;
 
 /* Byte j of a lane's `n` bytes of a tile, in chunks of a power of two. */
-static inline uint32_t
+TR_HD uint32_t
 tr_kv_lane_byte(uint32_t tile, uint32_t lane, uint32_t n, uint32_t j)
 {
     uint32_t chunk = n & (0u - n);
@@ -118,7 +125,7 @@ tr_kv_lane_byte(uint32_t tile, uint32_t lane, uint32_t n, uint32_t j)
 }
 
 /* Key code of (token of the page, dimension); not for 16 bits. */
-static inline tr_kv_code_t
+TR_HD tr_kv_code_t
 tr_kv_key_code(const tr_kv_layout_t *l, uint32_t token, uint32_t dim)
 {
     uint32_t bits = l->level.key_bits, quarter = l->head_dim / 4;
@@ -144,7 +151,7 @@ tr_kv_key_code(const tr_kv_layout_t *l, uint32_t token, uint32_t dim)
 }
 
 /* Value code of (token of the page, dimension); not for 16 bits. */
-static inline tr_kv_code_t
+TR_HD tr_kv_code_t
 tr_kv_value_code(const tr_kv_layout_t *l, uint32_t token, uint32_t dim)
 {
     uint32_t bits = l->level.value_bits;
@@ -169,13 +176,13 @@ tr_kv_value_code(const tr_kv_layout_t *l, uint32_t token, uint32_t dim)
     };
 }
 
-static inline uint32_t
+TR_HD uint32_t
 tr_kv_code_get(const uint8_t *page, tr_kv_code_t at, uint32_t bits)
 {
     return (page[at.byte] >> at.shift) & ((1u << bits) - 1);
 }
 
-static inline void
+TR_HD void
 tr_kv_code_set(uint8_t *page, tr_kv_code_t at, uint32_t bits, uint32_t code)
 {
     uint32_t mask = ((1u << bits) - 1) << at.shift;
@@ -185,7 +192,7 @@ tr_kv_code_set(uint8_t *page, tr_kv_code_t at, uint32_t bits, uint32_t code)
 
 /* Byte of the {scale, zero} that a key's dimension uses.  Group j of M = the
  * dimensions with (d mod D/4) div (D/4M) = j, so that each lane has all. */
-static inline uint32_t
+TR_HD uint32_t
 tr_kv_key_meta(const tr_kv_layout_t *l, uint32_t token, uint32_t dim)
 {
     uint32_t quarter = l->head_dim / 4, m = l->level.key_groups;
@@ -198,7 +205,7 @@ tr_kv_key_meta(const tr_kv_layout_t *l, uint32_t token, uint32_t dim)
 }
 
 /* Group j of M of a value = the dimensions [j D/M, (j + 1) D/M). */
-static inline uint32_t
+TR_HD uint32_t
 tr_kv_value_meta(const tr_kv_layout_t *l, uint32_t token, uint32_t dim)
 {
     uint32_t m = l->level.value_groups;

@@ -1,0 +1,351 @@
+/*
+ * kv_rule.h: what KV policies decide about a token, as inline functions that
+ * the engine's policies (engine/kv_policy_NAME.c) and a GPU's page manager
+ * (cuda/manager.h) both call, so that a decision is written once.
+ *
+ * A rule is what a decision depends on besides the token: the settings of a
+ * policy, without names, levels and functions.  It can be copied to a device;
+ * alpha_of is then a pointer of that device.
+ *
+ * Decisions are the same bits everywhere: thresholds and shares are computed in
+ * double precision and rounded once, significance in single precision, and no
+ * product is fused with a sum (tr_kv_share).  Positions, lengths and scores are
+ * as in kernels.h: when N tokens are cached the last query was at position
+ * N - 1, and the token at position t has seen N - 1 - t later queries.
+ */
+#ifndef TR_KV_RULE_H
+#define TR_KV_RULE_H
+
+#include "kernels.h"
+
+/* How a policy decides.  TR_KV_RULE_OWN: by functions of its own, which no
+ * device can call. */
+typedef enum {
+    TR_KV_RULE_OWN,
+    TR_KV_RULE_DENSE,     /* full: nothing ever leaves */
+    TR_KV_RULE_PAGES,     /* quest: nor here, but not all is read */
+    TR_KV_RULE_ALL,       /* all go to list 0 and stay */
+    TR_KV_RULE_THRESHOLD, /* diffkv */
+    TR_KV_RULE_SHARE,     /* static: budgets by share of the length */
+    TR_KV_RULE_BUDGET,    /* h2o: one budget, by sum */
+    TR_KV_RULE_SINKS      /* streamingllm: the first tokens */
+} tr_kv_rule_kind_t;
+
+/* The fields of a rule; a policy (engine/kv_policy.h) has them, too. */
+#define TR_KV_RULE_FIELDS                                                   \
+    tr_kv_rule_kind_t kind;                                                 \
+    uint32_t n_levels; /* 0: all stays dense */                             \
+    uint32_t window;   /* most recent tokens that no decision touches */    \
+    uint32_t leaves;   /* tokens that leave a full window together: 1, or   \
+                        * TR_KV_CHANNEL_TOKENS; of a prompt so many go to   \
+                        * lists that their number is a multiple of it */    \
+    bool scored;       /* needs scores */                                   \
+    bool by_sum;       /* victims by sum instead of mean (tr_kv_seq_t) */   \
+    bool base_position; /* threshold base: position + 1, else N */          \
+    uint32_t observe;   /* 0, or scores of prompts count only this many of  \
+                         * the last queries (TR_KV_OBSERVATION_WINDOW) */   \
+    uint32_t read_from; /* first layer that reads selectively */            \
+    /* thresholds are alpha / base */                                       \
+    double alpha_top, alpha_high, alpha_low;                                \
+    const double *alpha_of; /* NULL, or [layers][lists][2] {high, low} that \
+                             * override the above; owned by the policy, but \
+                             * borrowed by copies of the struct */          \
+    uint32_t layers_of, lists_of;     /* shape of the model */              \
+    double fraction[TR_KV_LISTS_MAX]; /* budgets by share of the length */  \
+    uint32_t budget[TR_KV_LISTS_MAX]; /* budgets in tokens */               \
+    uint32_t sinks;                                                         \
+    uint32_t pool; /* width of snapkv's smoothing */
+
+typedef struct {
+    TR_KV_RULE_FIELDS
+} tr_kv_rule_t;
+
+/* Queries at the end of a prompt that dense pages count apart in `recent`. */
+#define TR_KV_OBSERVATION_WINDOW 32u
+
+/* One token of one head outside the window. */
+typedef struct {
+    uint32_t layer, list; /* which head */
+    uint32_t position;    /* of the token */
+    uint32_t length;      /* N */
+    float score;          /* sum that later queries paid to it (kernels.h) */
+} tr_kv_mark_t;
+
+/* Significance of a token: score / later queries, 0 before the first.  In
+ * single precision, as everywhere: thresholds compare with
+ * (float) (alpha / base). */
+TR_HD float
+tr_kv_significance(float score, uint32_t position, uint32_t length)
+{
+    return position + 1 < length ? score / (float) (length - 1 - position) : 0;
+}
+
+/* A share of n tokens; `up` is what is added before the fraction is cut off. */
+TR_HD uint32_t
+tr_kv_share(double share, uint32_t n, double up)
+{
+#ifdef __CUDA_ARCH__
+    return (uint32_t) __dadd_rn(__dmul_rn(share, (double) n), up);
+#else
+    double product = share * n;
+
+    return (uint32_t) (product + up);
+#endif
+}
+
+/* Budget `index` for n tokens: in tokens, or the share of them. */
+TR_HD uint32_t
+tr_kv_rule_budget(const tr_kv_rule_t *r, uint32_t index, uint32_t n)
+{
+    return r->fraction[index] > 0 ? tr_kv_share(r->fraction[index], n, 0.5)
+                                  : r->budget[index];
+}
+
+/* ---- thresholds --------------------------------------------------------- */
+
+/* Thresholds of the levels, best first. */
+TR_HD void
+tr_kv_thresholds(const tr_kv_rule_t *r, uint32_t layer, uint32_t list,
+                 uint32_t position, uint32_t length, float t[TR_KV_LISTS_MAX])
+{
+    double base = r->base_position ? position + 1.0 : length;
+    double high = r->alpha_high, low = r->alpha_low;
+    uint32_t n = r->n_levels;
+
+    if (r->alpha_of != NULL) {
+        const double *of = r->alpha_of
+                           + 2 * ((size_t) layer * r->lists_of + list);
+
+        high = of[0];
+        low = of[1];
+    }
+    if (n > 2) {
+        t[0] = (float) (r->alpha_top / base);
+    }
+    if (n > 1) {
+        t[n - 2] = (float) (high / base);
+    }
+    t[n - 1] = (float) (low / base);
+}
+
+/* The best level whose threshold is reached. */
+TR_HD int
+tr_kv_threshold_level(const tr_kv_rule_t *r, float significance, const float *t)
+{
+    for (uint32_t i = 0; i < r->n_levels; i++) {
+        if (significance >= t[i]) {
+            return (int) i;
+        }
+    }
+    return TR_KV_NOWHERE;
+}
+
+TR_HD int
+tr_kv_mark_level(const tr_kv_rule_t *r, const tr_kv_mark_t *m)
+{
+    float t[TR_KV_LISTS_MAX];
+
+    tr_kv_thresholds(r, m->layer, m->list, m->position, m->length, t);
+    return tr_kv_threshold_level(
+        r, tr_kv_significance(m->score, m->position, m->length), t);
+}
+
+/* Algorithm 1 of DiffKV, lines 8 to 12 and 16 to 18: what becomes of the least
+ * significant token of `list`. */
+TR_HD int
+tr_kv_threshold_downgrade(const tr_kv_rule_t *r, uint32_t list,
+                          const tr_kv_mark_t *victim)
+{
+    int level = tr_kv_mark_level(r, victim);
+
+    return level >= 0 && level <= (int) list ? TR_KV_STAYS : level;
+}
+
+/* ---- shares ------------------------------------------------------------- */
+
+/* Tokens that the levels up to `level` may hold together. */
+TR_HD uint32_t
+tr_kv_share_upto(const tr_kv_rule_t *r, uint32_t level, uint32_t n)
+{
+    double share = r->fraction[1];
+
+    if (r->n_levels > 1) {
+        share = level == 0 ? r->fraction[0] : r->fraction[0] + r->fraction[1];
+    }
+    return tr_kv_share(share, n, 0.5);
+}
+
+TR_HD uint32_t
+tr_kv_share_held(const tr_kv_rule_t *r, const uint32_t *count)
+{
+    return r->n_levels > 1 ? count[0] + count[1] : count[0];
+}
+
+TR_HD int
+tr_kv_share_leave(const tr_kv_rule_t *r, const tr_kv_mark_t *token,
+                  const uint32_t *count)
+{
+    uint32_t last = r->n_levels - 1;
+
+    if (tr_kv_share_held(r, count) < tr_kv_share_upto(r, last, token->length)
+        && tr_kv_share_upto(r, 0, token->length) > 0) {
+        return 0;
+    }
+    return (int) last;
+}
+
+TR_HD int
+tr_kv_share_downgrade(const tr_kv_rule_t *r, uint32_t list,
+                      const tr_kv_mark_t *victim, const uint32_t *count)
+{
+    uint32_t last = r->n_levels - 1;
+
+    if (list < last) {
+        return count[0] > tr_kv_share_upto(r, 0, victim->length) ? 1
+                                                                 : TR_KV_STAYS;
+    }
+    return tr_kv_share_held(r, count)
+                   > tr_kv_share_upto(r, last, victim->length)
+               ? TR_KV_NOWHERE
+               : TR_KV_STAYS;
+}
+
+/* ---- ranks -------------------------------------------------------------- */
+
+/* A token by value, then by position: the larger is better, so that of equals
+ * the lowest position goes first, as victims do.  What is not above 0 counts
+ * as 0. */
+TR_HD uint64_t
+tr_kv_rank_key(float value, uint32_t position)
+{
+    uint32_t bits = 0;
+
+    if (value > 0) { /* then floats are ordered as their bits */
+        memcpy(&bits, &value, 4);
+    }
+    return (uint64_t) bits << 32 | position;
+}
+
+/* The list of a token of this rank: list l begins at cut[l].  Nobody goes up. */
+TR_HD int
+tr_kv_rank_level(const tr_kv_rule_t *r, uint64_t key, const uint64_t *cut,
+                 int from)
+{
+    int l = 0, n = (int) r->n_levels;
+
+    while (l < n && key < cut[l]) {
+        l++;
+    }
+    if (l == n) {
+        return TR_KV_NOWHERE;
+    }
+    return l < from ? from : l;
+}
+
+/* ---- by kind ------------------------------------------------------------ */
+
+/* Decision 2: what the token that leaves the window becomes. */
+TR_HD int
+tr_kv_rule_leave(const tr_kv_rule_t *r, const tr_kv_mark_t *token,
+                 const uint32_t *count)
+{
+    switch (r->kind) {
+    case TR_KV_RULE_THRESHOLD:
+        return tr_kv_mark_level(r, token);
+    case TR_KV_RULE_SHARE:
+        return tr_kv_share_leave(r, token, count);
+    case TR_KV_RULE_SINKS:
+        return token->position < r->sinks ? 0 : TR_KV_NOWHERE;
+    default:
+        return 0;
+    }
+}
+
+/* Decision 3: what becomes of the least significant token of `list`. */
+TR_HD int
+tr_kv_rule_downgrade(const tr_kv_rule_t *r, uint32_t list,
+                     const tr_kv_mark_t *victim, const uint32_t *count)
+{
+    switch (r->kind) {
+    case TR_KV_RULE_THRESHOLD:
+        return tr_kv_threshold_downgrade(r, list, victim);
+    case TR_KV_RULE_SHARE:
+        return tr_kv_share_downgrade(r, list, victim, count);
+    case TR_KV_RULE_BUDGET:
+        return count[list] > r->budget[1] ? TR_KV_NOWHERE : TR_KV_STAYS;
+    default:
+        return TR_KV_STAYS;
+    }
+}
+
+/* Decision 1, for rules that rank the tokens of a prompt: how many tokens the
+ * lists up to l hold together, for each of so many lists; 0: no ranks. */
+TR_HD uint32_t
+tr_kv_rule_ranks(const tr_kv_rule_t *r, uint32_t length,
+                 uint32_t k[TR_KV_LISTS_MAX])
+{
+    if (r->kind == TR_KV_RULE_SHARE) {
+        for (uint32_t l = 0; l < r->n_levels; l++) {
+            k[l] = tr_kv_share_upto(r, l, length);
+        }
+        return r->n_levels;
+    }
+    if (r->kind == TR_KV_RULE_BUDGET) {
+        k[0] = r->budget[1];
+        return 1;
+    }
+    return 0;
+}
+
+/* Its value in that order. */
+TR_HD float
+tr_kv_rule_rank_value(const tr_kv_rule_t *r, const tr_kv_mark_t *m)
+{
+    return r->kind == TR_KV_RULE_BUDGET
+               ? m->score
+               : tr_kv_significance(m->score, m->position, m->length);
+}
+
+/* Decision 1 for one token of a prompt, which list `from` holds now, or none.
+ * t: the thresholds at this token; cut: of the ranks. */
+TR_HD int
+tr_kv_rule_place(const tr_kv_rule_t *r, const tr_kv_mark_t *m, int from,
+                 const float *t, const uint64_t *cut)
+{
+    int level;
+
+    switch (r->kind) {
+    case TR_KV_RULE_THRESHOLD:
+        level = tr_kv_threshold_level(
+            r, tr_kv_significance(m->score, m->position, m->length), t);
+        return level >= 0 && level < from ? from : level;
+    case TR_KV_RULE_SHARE:
+    case TR_KV_RULE_BUDGET:
+        return tr_kv_rank_level(
+            r, tr_kv_rank_key(tr_kv_rule_rank_value(r, m), m->position), cut,
+            from);
+    case TR_KV_RULE_SINKS:
+        return m->position < r->sinks ? 0 : TR_KV_NOWHERE;
+    default:
+        return 0;
+    }
+}
+
+/* Decision 5: how many of n dense pages a step reads; 0: all. */
+TR_HD uint32_t
+tr_kv_rule_read(const tr_kv_rule_t *r, uint32_t n, uint32_t page_tokens)
+{
+    uint32_t pages;
+
+    if (r->kind != TR_KV_RULE_PAGES) {
+        return 0;
+    }
+    pages = r->budget[0] / page_tokens + (r->budget[0] % page_tokens != 0);
+    if (r->fraction[0] > 0) {
+        pages = tr_kv_share(r->fraction[0], n, 0.999999);
+    }
+    pages = pages > 0 ? pages : 1;
+    return pages < n ? pages : 0;
+}
+
+#endif
