@@ -32,28 +32,28 @@ typedef enum {
 } tr_kv_rule_kind_t;
 
 /* The fields of a rule; a policy (engine/kv_policy.h) has them, too. */
-#define TR_KV_RULE_FIELDS                                                   \
-    tr_kv_rule_kind_t kind;                                                 \
-    uint32_t n_levels; /* 0: all stays dense */                             \
-    uint32_t window;   /* most recent tokens that no decision touches */    \
-    uint32_t leaves;   /* tokens that leave a full window together: 1, or   \
+#define TR_KV_RULE_FIELDS                                                      \
+    tr_kv_rule_kind_t kind;                                                    \
+    uint32_t n_levels;  /* 0: all stays dense */                               \
+    uint32_t window;    /* most recent tokens that no decision touches */      \
+    uint32_t leaves;    /* tokens that leave a full window together: 1, or   \
                         * TR_KV_CHANNEL_TOKENS; of a prompt so many go to   \
-                        * lists that their number is a multiple of it */    \
-    bool scored;       /* needs scores */                                   \
-    bool by_sum;       /* victims by sum instead of mean (tr_kv_seq_t) */   \
-    bool base_position; /* threshold base: position + 1, else N */          \
+                        * lists that their number is a multiple of it */ \
+    bool scored;        /* needs scores */                                     \
+    bool by_sum;        /* victims by sum instead of mean (tr_kv_seq_t) */     \
+    bool base_position; /* threshold base: position + 1, else N */             \
     uint32_t observe;   /* 0, or scores of prompts count only this many of  \
-                         * the last queries (TR_KV_OBSERVATION_WINDOW) */   \
-    uint32_t read_from; /* first layer that reads selectively */            \
-    /* thresholds are alpha / base */                                       \
-    double alpha_top, alpha_high, alpha_low;                                \
+                         * the last queries (TR_KV_OBSERVATION_WINDOW) */  \
+    uint32_t read_from; /* first layer that reads selectively */               \
+    /* thresholds are alpha / base */                                          \
+    double alpha_top, alpha_high, alpha_low;                                   \
     const double *alpha_of; /* NULL, or [layers][lists][2] {high, low} that \
                              * override the above; owned by the policy, but \
-                             * borrowed by copies of the struct */          \
-    uint32_t layers_of, lists_of;     /* shape of the model */              \
-    double fraction[TR_KV_LISTS_MAX]; /* budgets by share of the length */  \
-    uint32_t budget[TR_KV_LISTS_MAX]; /* budgets in tokens */               \
-    uint32_t sinks;                                                         \
+                             * borrowed by copies of the struct */  \
+    uint32_t layers_of, lists_of;     /* shape of the model */                 \
+    double fraction[TR_KV_LISTS_MAX]; /* budgets by share of the length */     \
+    uint32_t budget[TR_KV_LISTS_MAX]; /* budgets in tokens */                  \
+    uint32_t sinks;                                                            \
     uint32_t pool; /* width of snapkv's smoothing */
 
 typedef struct {
@@ -321,9 +321,10 @@ tr_kv_rule_place(const tr_kv_rule_t *r, const tr_kv_mark_t *m, int from,
         return level >= 0 && level < from ? from : level;
     case TR_KV_RULE_SHARE:
     case TR_KV_RULE_BUDGET:
-        return tr_kv_rank_level(
-            r, tr_kv_rank_key(tr_kv_rule_rank_value(r, m), m->position), cut,
-            from);
+        return tr_kv_rank_level(r,
+                                tr_kv_rank_key(tr_kv_rule_rank_value(r, m),
+                                               m->position),
+                                cut, from);
     case TR_KV_RULE_SINKS:
         return m->position < r->sinks ? 0 : TR_KV_NOWHERE;
     default:
