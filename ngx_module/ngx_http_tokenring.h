@@ -21,6 +21,13 @@
  *     _status.c     /v1/models and /health, from the status page
  *     _metrics.c    /metrics, and the gateway's own counters
  *     _variables.c  $tokenring_*
+ *
+ * What outlives a connection stands in Redis (docs/redis.md):
+ *
+ *     _redis.c      connections to it, on NGINX's event loop; redis.h tells how
+ *     _resumable.c  events that carry numbers; requests that go on by themselves
+ *     _requests.c   /v1/requests/ID: state, and the wish to cancel
+ *     _follow.c     /v1/requests/ID/stream: an answer again, and as it goes on
  */
 
 #ifndef _NGX_HTTP_TOKENRING_H_INCLUDED_
@@ -63,6 +70,8 @@
 typedef struct ngx_http_tokenring_peer_s    ngx_http_tokenring_peer_t;
 typedef struct ngx_http_tokenring_engine_s  ngx_http_tokenring_engine_t;
 typedef struct ngx_http_tokenring_ctx_s     ngx_http_tokenring_ctx_t;
+typedef struct ngx_http_tokenring_redis_s   ngx_http_tokenring_redis_t;
+typedef struct ngx_http_tokenring_follow_s  ngx_http_tokenring_follow_t;
 
 
 /* a buffer that grows; consumed from pos, written at last */
@@ -170,6 +179,7 @@ typedef struct {
 typedef struct {
     ngx_array_t                     engines; /* ngx_http_tokenring_engine_t * */
     ngx_uint_t                      npeers;
+    ngx_array_t                     redises; /* ngx_http_tokenring_redis_t * */
     ngx_shm_zone_t                 *zone;
 } ngx_http_tokenring_main_conf_t;
 
@@ -184,6 +194,9 @@ typedef struct {
     ngx_msec_t                      keepalive_comment;
     ngx_array_t                    *shown;   /* of metrics and health */
     ngx_flag_t                      errors;
+    ngx_http_tokenring_redis_t     *redis;   /* NULL: none */
+    ngx_flag_t                      resumable;
+    ngx_http_complex_value_t       *key;     /* whose a request is */
 } ngx_http_tokenring_loc_conf_t;
 
 
@@ -237,6 +250,14 @@ struct ngx_http_tokenring_ctx_s {
 
     /* text and logprobs not rendered yet, bytes */
     size_t                          pending;
+
+    /* resumable streams: numbers of records, and those not rendered yet */
+    uint64_t                        number;  /* of the last that came */
+    uint64_t                        after;   /* the client has those to this */
+    uint64_t                        error_number;
+    ngx_http_tokenring_text_t       queue;
+    ngx_http_tokenring_follow_t    *follow;  /* it is read from Redis */
+
     ngx_http_tokenring_text_t       head;    /* of every chunk */
     ngx_str_t                       tail;    /* of a chunk with text only */
     ngx_http_tokenring_text_t       out;
@@ -261,6 +282,10 @@ struct ngx_http_tokenring_ctx_s {
     unsigned                        endpoint:8;
     unsigned                        foreign_body:1;  /* read before us */
     unsigned                        submitted:1;     /* a part is out */
+    unsigned                        complete:1;      /* and so is the last */
+    unsigned                        resumable:1;
+    unsigned                        detach:1;        /* may go on alone */
+    unsigned                        spoken:1;        /* an event is due */
     unsigned                        accepted:1;
     unsigned                        stream:1;
     unsigned                        include_usage:1;
@@ -310,6 +335,8 @@ uint64_t ngx_http_tokenring_clock(void);
 /* _handler.c */
 
 ngx_int_t ngx_http_tokenring_handler(ngx_http_request_t *r);
+ngx_http_tokenring_ctx_t *ngx_http_tokenring_create_ctx(ngx_http_request_t *r,
+    ngx_uint_t endpoint);
 void ngx_http_tokenring_wake(ngx_http_tokenring_engine_t *engine);
 void ngx_http_tokenring_wait_end(ngx_http_tokenring_ctx_t *ctx);
 
@@ -341,6 +368,7 @@ void ngx_http_tokenring_write_handler(ngx_http_request_t *r);
 void ngx_http_tokenring_finalize(ngx_http_tokenring_ctx_t *ctx, ngx_int_t rc);
 ngx_int_t ngx_http_tokenring_add_header(ngx_http_request_t *r,
     const char *key, ngx_str_t *value);
+ngx_int_t ngx_http_tokenring_add_ids(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t ngx_http_tokenring_send_body(ngx_http_request_t *r,
     ngx_uint_t status, const char *type, ngx_http_tokenring_text_t *t);
 
@@ -350,6 +378,28 @@ ngx_int_t ngx_http_tokenring_render_heads(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t ngx_http_tokenring_render_chunks(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t ngx_http_tokenring_render_whole(ngx_http_tokenring_ctx_t *ctx);
 const char *ngx_http_tokenring_reason(ngx_uint_t reason);
+
+ngx_int_t ngx_http_tokenring_render_delta(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t number);
+ngx_int_t ngx_http_tokenring_render_finish(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t number);
+ngx_int_t ngx_http_tokenring_render_usage(ngx_http_tokenring_text_t *t,
+    uint64_t prompt_tokens, uint64_t completion_tokens,
+    tr_wire_finish_t *totals);
+
+/* _resumable.c */
+
+tr_status_t ngx_http_tokenring_resumable_init(ngx_http_tokenring_ctx_t *ctx,
+    const char **why);
+void ngx_http_tokenring_resumable_submit(ngx_http_tokenring_ctx_t *ctx,
+    tr_wire_submit_t *head);
+ngx_int_t ngx_http_tokenring_owner(ngx_http_request_t *r, ngx_str_t *id,
+    u_char *owner);
+ngx_int_t ngx_http_tokenring_queue_delta(ngx_http_tokenring_ctx_t *ctx,
+    uint32_t index, tr_wire_bytes_t *text, tr_wire_bytes_t *logprobs);
+ngx_int_t ngx_http_tokenring_queue_finish(ngx_http_tokenring_ctx_t *ctx,
+    uint32_t index);
+ngx_int_t ngx_http_tokenring_render_records(ngx_http_tokenring_ctx_t *ctx);
 
 /* _logprobs.c */
 
@@ -400,6 +450,24 @@ ngx_int_t ngx_http_tokenring_log_handler(ngx_http_request_t *r);
 void ngx_http_tokenring_process_reset(ngx_http_tokenring_shared_t *shared);
 void ngx_http_tokenring_process_connected(ngx_http_tokenring_peer_t *peer,
     ngx_uint_t on);
+
+/* _redis_conf.c */
+
+char *ngx_http_tokenring_set_redis(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+
+/* _requests.c */
+
+ngx_int_t ngx_http_tokenring_request_state(ngx_http_request_t *r,
+    ngx_str_t *id);
+ngx_int_t ngx_http_tokenring_request_cancel(ngx_http_request_t *r,
+    ngx_str_t *id);
+
+/* _follow.c */
+
+ngx_int_t ngx_http_tokenring_follow(ngx_http_request_t *r, ngx_str_t *id);
+void ngx_http_tokenring_follow_more(ngx_http_tokenring_ctx_t *ctx);
+void ngx_http_tokenring_follow_end(ngx_http_tokenring_ctx_t *ctx);
 
 /* _variables.c */
 

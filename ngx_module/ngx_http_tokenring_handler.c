@@ -26,8 +26,6 @@ static ngx_http_tokenring_route_e ngx_http_tokenring_route(
 static size_t ngx_http_tokenring_version_at(u_char *p, size_t len);
 static ngx_int_t ngx_http_tokenring_refuse_method(ngx_http_request_t *r,
     ngx_str_t *allow);
-static ngx_http_tokenring_ctx_t *ngx_http_tokenring_create_ctx(
-    ngx_http_request_t *r, ngx_uint_t endpoint);
 static ngx_int_t ngx_http_tokenring_name_request(
     ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx);
@@ -226,7 +224,7 @@ ngx_http_tokenring_refuse_method(ngx_http_request_t *r, ngx_str_t *allow)
 }
 
 
-static ngx_http_tokenring_ctx_t *
+ngx_http_tokenring_ctx_t *
 ngx_http_tokenring_create_ctx(ngx_http_request_t *r, ngx_uint_t endpoint)
 {
     ngx_pool_cleanup_t        *pcln;

@@ -7,7 +7,7 @@
  * not.
  */
 
-#include "ngx_http_tokenring.h"
+#include "ngx_http_tokenring_redis.h"
 
 
 static ngx_int_t ngx_http_tokenring_preconfiguration(ngx_conf_t *cf);
@@ -117,6 +117,27 @@ static ngx_command_t  ngx_http_tokenring_commands[] = {
       ngx_conf_set_msec_slot,
       NGX_HTTP_LOC_CONF_OFFSET,
       offsetof(ngx_http_tokenring_loc_conf_t, keepalive_comment),
+      NULL },
+
+    { ngx_string("tokenring_redis"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_1MORE,
+      ngx_http_tokenring_set_redis,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("tokenring_resumable"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_FLAG,
+      ngx_conf_set_flag_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_tokenring_loc_conf_t, resumable),
+      NULL },
+
+    { ngx_string("tokenring_request_key"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
+      ngx_http_set_complex_value_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_tokenring_loc_conf_t, key),
       NULL },
 
       ngx_null_command
@@ -238,7 +259,10 @@ ngx_http_tokenring_create_main_conf(ngx_conf_t *cf)
 
     if (ngx_array_init(&conf->engines, cf->pool, 4,
                        sizeof(ngx_http_tokenring_engine_t *))
-        != NGX_OK)
+        != NGX_OK
+        || ngx_array_init(&conf->redises, cf->pool, 1,
+                          sizeof(ngx_http_tokenring_redis_t *))
+           != NGX_OK)
     {
         return NULL;
     }
@@ -263,6 +287,7 @@ ngx_http_tokenring_create_loc_conf(ngx_conf_t *cf)
      *     conf->engine = NULL;
      *     conf->shown = NULL;
      *     conf->errors = 0;
+     *     conf->key = NULL;
      */
 
     conf->buffer_size = NGX_CONF_UNSET_SIZE;
@@ -271,6 +296,8 @@ ngx_http_tokenring_create_loc_conf(ngx_conf_t *cf)
     conf->idle_timeout = NGX_CONF_UNSET_MSEC;
     conf->stall_timeout = NGX_CONF_UNSET_MSEC;
     conf->keepalive_comment = NGX_CONF_UNSET_MSEC;
+    conf->redis = NGX_CONF_UNSET_PTR;
+    conf->resumable = NGX_CONF_UNSET;
 
     return conf;
 }
@@ -293,6 +320,12 @@ ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     ngx_conf_merge_msec_value(conf->stall_timeout, prev->stall_timeout, 60000);
     ngx_conf_merge_msec_value(conf->keepalive_comment,
                               prev->keepalive_comment, 0);
+    ngx_conf_merge_ptr_value(conf->redis, prev->redis, NULL);
+    ngx_conf_merge_value(conf->resumable, prev->resumable, 0);
+
+    if (conf->key == NULL) {
+        conf->key = prev->key;
+    }
 
     /* "if" and limit_except blocks serve what their location serves */
 
@@ -599,6 +632,7 @@ ngx_http_tokenring_init_process(ngx_cycle_t *cycle)
 {
     ngx_uint_t                        i, j;
     ngx_http_tokenring_peer_t        *peers;
+    ngx_http_tokenring_redis_t      **redises;
     ngx_http_tokenring_engine_t     **engines;
     ngx_http_tokenring_main_conf_t   *tmcf;
 
@@ -609,7 +643,18 @@ ngx_http_tokenring_init_process(ngx_cycle_t *cycle)
 
     tmcf = ngx_http_cycle_get_module_main_conf(cycle,
                                                ngx_http_tokenring_module);
-    if (tmcf == NULL || tmcf->engines.nelts == 0) {
+    if (tmcf == NULL) {
+        return NGX_OK;
+    }
+
+    redises = tmcf->redises.elts;
+
+    for (i = 0; i < tmcf->redises.nelts; i++) {
+        ngx_http_tokenring_redis_start(redises[i]);
+        (void) ngx_http_tokenring_redis_connect(&redises[i]->commands);
+    }
+
+    if (tmcf->engines.nelts == 0) {
         return NGX_OK;
     }
 
@@ -636,12 +681,23 @@ ngx_http_tokenring_exit_process(ngx_cycle_t *cycle)
 {
     ngx_uint_t                        i, j;
     ngx_http_tokenring_peer_t        *peers;
+    ngx_http_tokenring_redis_t      **redises;
     ngx_http_tokenring_engine_t     **engines;
     ngx_http_tokenring_main_conf_t   *tmcf;
 
     tmcf = ngx_http_cycle_get_module_main_conf(cycle,
                                                ngx_http_tokenring_module);
-    if (tmcf == NULL || ngx_http_tokenring_counters == NULL) {
+    if (tmcf == NULL) {
+        return;
+    }
+
+    redises = tmcf->redises.elts;
+
+    for (i = 0; i < tmcf->redises.nelts; i++) {
+        ngx_http_tokenring_redis_exit(redises[i]);
+    }
+
+    if (ngx_http_tokenring_counters == NULL) {
         return;
     }
 
