@@ -449,6 +449,8 @@ ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
 
         head.received_us = ctx->start_us;
         ngx_memcpy(head.request_id, ctx->request_id.data, ctx->request_id.len);
+        ngx_memcpy(head.completion, ctx->completion.data,
+                   TR_COMPLETION_LEN);
 
         pieces[n].base = &head;
         pieces[n].len = sizeof(tr_wire_submit_t);

@@ -26,8 +26,8 @@
  * tr_inbox_get does that.
  *
  * Control words.  Each request owns slot TR_ID_SLOT(id).  The peer writes the
- * wanted state (generation << 32 | ABORT | PAUSE) with one store, sets the
- * slot's dirty bit, and rings if the engine sleeps: no space is needed, and
+ * wanted state (generation << 32 | ABORT | PAUSE | DETACH) with one store, sets
+ * the slot's dirty bit, and rings if the engine sleeps: no space is needed, and
  * repeated wishes collapse.  The engine takes the dirty bits with an exchange
  * and reads the words; it also reads the word when a SUBMIT is complete, since
  * a wish can overtake the body in the ring.  A slot is used again, with the
@@ -57,8 +57,8 @@
 #include <tokenring/status.h>
 
 #define TR_CHANNEL_MAGIC 0x4c454e4e41484354ull /* "TCHANNEL" */
-#define TR_ABI_VERSION 2u                      /* what this header describes */
-#define TR_ABI_VERSION_MIN 2u /* oldest still spoken; 1 was never released */
+#define TR_ABI_VERSION 3u                      /* what this header describes */
+#define TR_ABI_VERSION_MIN 3u /* oldest still spoken; none was released yet */
 
 #define TR_TMPFS_MAGIC 0x01021994 /* where memfds of ordinary pages live */
 
@@ -111,6 +111,9 @@ enum {
 
 #define TR_CONTROL_ABORT 0x1u
 #define TR_CONTROL_PAUSE 0x2u
+/* The client has left a request with TR_SUBMIT_DETACH: it goes on, and nothing
+ * of it is sent here any more but its end (FINISH with LAST, or ERROR). */
+#define TR_CONTROL_DETACH 0x4u
 
 /* First page of the memfd.  Written by the engine before it is shared. */
 typedef struct {

@@ -61,7 +61,10 @@ enum tr_endpoint {
 #define TR_REQUEST_ID_MAX 64
 #define TR_BODY_UNKNOWN UINT64_MAX
 
-#define TR_SUBMIT_DETACHABLE 0x0001u /* survives the loss of its channel */
+#define TR_SUBMIT_RESUMABLE 0x0001u /* its output is kept in Redis */
+#define TR_SUBMIT_DETACH 0x0002u    /* goes on without client and channel */
+#define TR_COMPLETION_LEN 32u
+#define TR_OWNER_LEN 40u
 
 /* First part: this head, then body bytes.  Later parts: body bytes only.  The
  * last part is the one without TR_FLAG_MORE (it may be empty).  The first part
@@ -74,9 +77,15 @@ typedef struct {
     uint64_t body_len;                  /* bytes, or TR_BODY_UNKNOWN */
     uint64_t received_us;               /* CLOCK_MONOTONIC at arrival, us */
     char request_id[TR_REQUEST_ID_MAX]; /* X-Request-Id, printable ASCII */
+    /* who this is among all requests: lower-case hex digits of 128 random
+     * bits, or all NUL (then it is in no Redis) */
+    char completion[TR_COMPLETION_LEN];
+    /* whose it is: lower-case hex digits of a SHA-1 (docs/redis.md), or all
+     * NUL: anybody's */
+    char owner[TR_OWNER_LEN];
 } tr_wire_submit_t;
 
-_Static_assert(sizeof(tr_wire_submit_t) == 88, "SUBMIT head");
+_Static_assert(sizeof(tr_wire_submit_t) == 160, "SUBMIT head");
 
 /* ---- ACCEPTED ----------------------------------------------------------- */
 
@@ -214,6 +223,20 @@ tr_wire_take_bytes(const uint8_t **at, size_t *left, uint32_t n,
     return TR_OK;
 }
 
+/* n lower-case hex digits, or n NULs. */
+static inline int
+tr_wire_is_hex(const char *at, size_t n)
+{
+    size_t i, digits = 0, nuls = 0;
+
+    for (i = 0; i < n; i++) {
+        digits += (at[i] >= '0' && at[i] <= '9')
+                  || (at[i] >= 'a' && at[i] <= 'f');
+        nuls += at[i] == '\0';
+    }
+    return digits == n || nuls == n;
+}
+
 /* First part of a SUBMIT; *body is what follows the head. */
 static inline tr_status_t
 tr_wire_submit_parse(const void *payload, size_t len, tr_wire_submit_t *head,
@@ -227,7 +250,8 @@ tr_wire_submit_parse(const void *payload, size_t len, tr_wire_submit_t *head,
         || (head->endpoint != TR_ENDPOINT_CHAT
             && head->endpoint != TR_ENDPOINT_COMPLETIONS)
         || (head->body_len != TR_BODY_UNKNOWN && len > head->body_len)
-        || len > UINT32_MAX) {
+        || !tr_wire_is_hex(head->completion, TR_COMPLETION_LEN)
+        || !tr_wire_is_hex(head->owner, TR_OWNER_LEN) || len > UINT32_MAX) {
         return TR_ERR_PROTOCOL;
     }
     for (i = 0; i < head->request_id_len; i++) {

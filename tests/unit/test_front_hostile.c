@@ -76,12 +76,12 @@ test_bad_hello(void **state)
     hello.version_min = 7;
     hello.version_max = 9;
     refused_hello(&hello, "the peer speaks ring versions 7 to 9, this engine "
-                          "2 to 2");
+                          "3 to 3");
     hello.version_min = hello.version_max = 0;
-    refused_hello(&hello, "versions 0 to 0, this engine 2 to 2");
-    hello.version_min = 2;
-    hello.version_max = 1;
-    refused_hello(&hello, "versions 2 to 1");
+    refused_hello(&hello, "versions 0 to 0, this engine 3 to 3");
+    hello.version_min = 3;
+    hello.version_max = 2;
+    refused_hello(&hello, "versions 3 to 2");
     tr_hello_init(&hello, 77);
     refused_hello(&hello, "unknown role 77");
     check_nothing_left();
