@@ -122,7 +122,7 @@ async function main() {
     rows.push(await measure(policy, ids));
   }
   const row = (cells) => `${cells[0].padEnd(36)}`
-    + `${cells.slice(1).map((c) => String(c).padStart(11)).join('')}\n`;
+    + `${cells.slice(1).map((c) => String(c).padStart(13)).join('')}\n`;
   const table = `${options.conversations} conversations of ${options.prompt} + `
     + `${options.output} tokens, a pool for ${options.hold} at 16 bits\n`
     + row(['policy', 'at once', 'finished', 'tokens/s', 'generated/s',
