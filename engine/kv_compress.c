@@ -479,6 +479,8 @@ tr_kv_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     }
     tr_kv_grant_prompt(&job, pages);
     rc = tr_kv_move_prompt(&job);
+    /* also where the kernel refused: what the slot holds is then worthless, but
+     * its pages are accounted for, and the caller ends it */
     tr_kv_install_prompt(&job, pages);
     return rc;
 }

@@ -150,7 +150,8 @@ tr_loop_forget(tr_loop_t *l, tr_request_t *r)
     atomic_fetch_sub(&l->outstanding, 1);
 }
 
-/* KV figures of a choice that ends, before its pages go. */
+/* KV figures of a choice that ends, before its pages go; they may be swapped
+ * out. */
 static void
 tr_loop_account(tr_loop_t *l, const tr_sequence_t *q)
 {
@@ -158,7 +159,7 @@ tr_loop_account(tr_loop_t *l, const tr_sequence_t *q)
     tr_kv_usage_t u;
     double full;
 
-    if (q->state != TR_SEQ_RUNNING) {
+    if (q->kv_slot < 0) {
         return;
     }
     tr_kv_usage(l->executor->kv, q->kv_slot, &u);
@@ -590,8 +591,11 @@ tr_loop_turn(tr_loop_t *l)
     tr_loop_retry(l);
     tr_scheduler_compose(s, now);
     if (s->hopeless != NULL) {
-        tr_loop_fail(l, s->hopeless->request, TR_ERR_CONTEXT_LENGTH,
-                     "the KV cache has no room for this request, even alone");
+        tr_loop_fail(l, s->hopeless->request, s->why,
+                     s->why == TR_ERR_CONTEXT_LENGTH
+                         ? "the KV cache has no room for this request, even "
+                           "alone"
+                         : "the KV cache could not be compressed");
         busy = true;
     }
     if (s->n_rows != 0) {

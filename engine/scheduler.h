@@ -87,6 +87,7 @@ typedef struct {
     /* alone, and still without room for its next token, or not to be compressed
      * for another reason: to be ended.  Then the batch is empty. */
     tr_sequence_t *hopeless;
+    tr_status_t why; /* of hopeless */
 
     tr_row_t *rows; /* [max_num_seqs] the batch */
     uint32_t n_rows;

@@ -129,6 +129,7 @@ tr_scheduler_victim(tr_scheduler_t *s, tr_sequence_t *q)
     }
     if (victim == q && s->running.first == s->running.last) {
         s->hopeless = q;
+        s->why = TR_ERR_CONTEXT_LENGTH;
         return NULL;
     }
     return victim;
@@ -166,6 +167,7 @@ tr_scheduler_compress_one(tr_scheduler_t *s, tr_sequence_t *q)
         }
         if (rc != TR_AGAIN) {
             s->hopeless = q;
+            s->why = rc;
             return false;
         }
         victim = tr_scheduler_victim(s, q);
