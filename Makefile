@@ -34,7 +34,7 @@ DESTDIR  ?=
 TR_CFLAGS := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -Wshadow \
              -Wmissing-prototypes -Wno-unused-function -fno-math-errno \
              -pthread -Iinclude -Iengine -Ikernels -Icli -MMD -MP
-LIBS      = -lopenblas -lpcre2-8 -lutf8proc -ljansson -lm
+LIBS      = -lopenblas -lpcre2-8 -lutf8proc -ljansson $(REDIS_LIBS) -lm
 
 ENGINE_SRC := $(filter-out engine/main.c,$(wildcard engine/*.c))
 KERNEL_SRC := $(wildcard kernels/*.c kernels/cpu/*.c)

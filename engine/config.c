@@ -18,6 +18,7 @@
 #include <tokenring/ring.h>
 
 #include "log.h"
+#include "redis_link.h"
 
 #define LINE_MAX_BYTES 4096
 #define AS_OTHER UINT64_MAX
@@ -119,6 +120,45 @@ static const setting_t settings[] = {
       S(86400), NULL, "a request that its worker paused for so long ends" },
     { "drain_timeout", KIND_DURATION, AT(drain_timeout_us), "30s", 0, S(86400),
       NULL, "time that running requests have to finish after SIGTERM" },
+
+    { "redis", KIND_TEXT, AT(redis), "", 0, 0, NULL,
+      "Redis that is told of requests and figures, as HOST, HOST:PORT or "
+      "unix:PATH; empty: none" },
+    { "redis_user", KIND_TEXT, AT(redis_user), "", 0, 0, NULL,
+      "user of an ACL; empty: default" },
+    { "redis_password", KIND_TEXT, AT(redis_password), "", 0, 0, NULL,
+      "its password; empty: none" },
+    { "redis_password_file", KIND_TEXT, AT(redis_password_file), "", 0, 0, NULL,
+      "file whose first line is the password; empty: none" },
+    { "redis_db", KIND_NUMBER, AT(redis_db), "0", 0, 1u << 20, NULL,
+      "number of the database" },
+    { "redis_prefix", KIND_TEXT, AT(redis_prefix), "tr:", 0, 0, NULL,
+      "what the names of all keys begin with" },
+    { "redis_tls", KIND_BOOL, AT(redis_tls), "no", 0, 0, NULL,
+      "whether to speak TLS" },
+    { "redis_tls_ca", KIND_TEXT, AT(redis_tls_ca), "", 0, 0, NULL,
+      "file of certificates that are trusted; empty: the system's" },
+    { "redis_tls_cert", KIND_TEXT, AT(redis_tls_cert), "", 0, 0, NULL,
+      "our certificate; empty: none" },
+    { "redis_tls_key", KIND_TEXT, AT(redis_tls_key), "", 0, 0, NULL,
+      "its key" },
+    { "redis_tls_name", KIND_TEXT, AT(redis_tls_name), "", 0, 0, NULL,
+      "server name to ask for (SNI); empty: none" },
+    { "redis_request_ttl", KIND_DURATION, AT(redis_request_ttl_us), "24h", S(1),
+      S(31536000), NULL,
+      "how long the state of a request is kept after its last change" },
+    { "redis_output_ttl", KIND_DURATION, AT(redis_output_ttl_us), "1h", S(1),
+      S(31536000), NULL, "how long the output of a resumable request is kept" },
+    { "redis_recent", KIND_NUMBER, AT(redis_recent), "1000", 1, 1u << 20, NULL,
+      "latest requests that are listed" },
+    { "redis_samples", KIND_NUMBER, AT(redis_samples), "3600", 1, 1u << 20,
+      NULL, "samples of the figures that are kept, one a second" },
+    { "redis_buffer", KIND_SIZE, AT(redis_buffer), "32m", M(1), G(64), NULL,
+      "memory for what waits while Redis is slow or away" },
+    { "redis_flush", KIND_DURATION, AT(redis_flush_us), "50ms", MS(1), S(10),
+      NULL, "time between two pipelines of commands" },
+    { "redis_timeout", KIND_DURATION, AT(redis_timeout_us), "2s", MS(50),
+      S(600), NULL, "without an answer for so long, Redis counts as away" },
 
     { "null_rate", KIND_RATE, AT(null_rate), "50", 0, 0, NULL,
       "backend null: tokens per second of one stream" },
@@ -514,6 +554,9 @@ tr_config_set(tr_config_t *c, const char *where, const char *key,
         return unknown_key(where, key, err);
     }
     if (!store(c, s, value)) {
+        if (strcmp(key, "redis_password") == 0) {
+            value = "..."; /* not to be repeated */
+        }
         return tr_error_set(err, TR_ERR_INVALID, key,
                             "%s: %s \"%.128s\": "
                             "expected %s",
@@ -732,12 +775,83 @@ finish_names(tr_config_t *c, tr_error_t *err)
     return TR_OK;
 }
 
+/* The first line of the file, without its end. */
+static tr_status_t
+read_password(tr_config_t *c, tr_error_t *err)
+{
+    char line[sizeof(c->redis_password) + 1];
+    FILE *f = fopen(c->redis_password_file, "re");
+    bool read;
+
+    if (f == NULL) {
+        return tr_error_set(err, TR_ERR_IO, "redis_password_file",
+                            "cannot open redis_password_file %s: %s",
+                            c->redis_password_file, strerror(errno));
+    }
+    read = fgets(line, sizeof(line), f) != NULL;
+    fclose(f);
+    if (read) {
+        line[strcspn(line, "\r\n")] = '\0';
+    }
+    if (!read || line[0] == '\0' || strlen(line) >= sizeof(c->redis_password)) {
+        return tr_error_set(err, TR_ERR_INVALID, "redis_password_file",
+                            "redis_password_file %s: expected a password of 1 "
+                            "to %zu bytes in its first line",
+                            c->redis_password_file,
+                            sizeof(c->redis_password) - 1);
+    }
+    memcpy(c->redis_password, line, strlen(line) + 1);
+    explicit_bzero(line, sizeof(line));
+    return TR_OK;
+}
+
+static tr_status_t
+finish_redis(tr_config_t *c, tr_error_t *err)
+{
+    const unsigned char *p = (const unsigned char *) c->redis_prefix;
+    tr_redis_address_t address;
+
+    if (c->redis[0] == '\0') {
+        return TR_OK;
+    }
+    if (!tr_redis_parse_address(c->redis, &address)) {
+        return tr_error_set(err, TR_ERR_INVALID, "redis",
+                            "redis \"%.128s\": expected HOST, HOST:PORT, "
+                            "[ADDRESS]:PORT or unix:PATH",
+                            c->redis);
+    }
+    for (; *p != '\0'; p++) {
+        if (*p <= ' ' || *p == 0x7f || *p == '{' || *p == '}') {
+            return tr_error_set(err, TR_ERR_INVALID, "redis_prefix",
+                                "redis_prefix \"%s\": expected no blanks and "
+                                "no braces",
+                                c->redis_prefix);
+        }
+    }
+    if (c->redis_tls && !tr_redis_has_tls()) {
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "redis_tls",
+                            "redis_tls yes: this engine was built without "
+                            "hiredis_ssl");
+    }
+    if (c->redis_user[0] != '\0' && c->redis_password[0] == '\0'
+        && c->redis_password_file[0] == '\0') {
+        return tr_error_set(err, TR_ERR_INVALID, "redis_user",
+                            "redis_user \"%s\" has no redis_password_file",
+                            c->redis_user);
+    }
+    return c->redis_password_file[0] != '\0' ? read_password(c, err) : TR_OK;
+}
+
 tr_status_t
 tr_config_finish(tr_config_t *c, tr_error_t *err)
 {
     size_t room = sizeof(((struct sockaddr_un *) 0)->sun_path) - 1;
     tr_status_t rc = finish_names(c, err);
 
+    if (rc != TR_OK) {
+        return rc;
+    }
+    rc = finish_redis(c, err);
     if (rc != TR_OK) {
         return rc;
     }

@@ -47,6 +47,24 @@ typedef struct {
     uint64_t paused_timeout_us;        /* a paused request ends, default 5 m */
     uint64_t drain_timeout_us;         /* after SIGTERM, default 30 s */
 
+    char redis[TR_CONFIG_PATH]; /* unix:PATH, HOST, HOST:PORT, or "" */
+    char redis_user[128];
+    char redis_password[512]; /* "": none; finish reads the file */
+    char redis_password_file[TR_CONFIG_PATH];
+    uint32_t redis_db;
+    char redis_prefix[64]; /* of all keys, default "tr:" */
+    bool redis_tls;
+    char redis_tls_ca[TR_CONFIG_PATH]; /* "": the system's */
+    char redis_tls_cert[TR_CONFIG_PATH], redis_tls_key[TR_CONFIG_PATH];
+    char redis_tls_name[256];      /* name in its certificate, "": any */
+    uint64_t redis_request_ttl_us; /* of what is known of a request, 24 h */
+    uint64_t redis_output_ttl_us;  /* of kept output, 1 h */
+    uint32_t redis_recent;         /* latest requests, 1000 */
+    uint32_t redis_samples;        /* samples of metrics, one a second, 3600 */
+    uint64_t redis_buffer;         /* bytes that may wait for it, 32m */
+    uint64_t redis_flush_us;       /* between two pipelines, 50 ms */
+    uint64_t redis_timeout_us;     /* for an answer, 2 s */
+
     double null_rate;  /* backend null: tokens/s of a stream, 50 */
     bool null_stagger; /* spread streams over the interval */
     char null_trace[TR_CONFIG_PATH]; /* emission times (null_trace.h), or "" */

@@ -21,23 +21,57 @@ tr_emit_touch(tr_emit_t *e, tr_outlet_t *o)
     }
 }
 
+/* What the worker gets, to the reporter, if r's output is kept. */
 static void
-tr_emit_delta(tr_emit_t *e, const tr_request_t *r, uint32_t choice,
-              uint32_t tokens, uint32_t text_len, uint32_t logprobs_len)
+tr_emit_report(tr_emit_t *e, tr_request_t *r, uint16_t type,
+               const tr_ring_piece_t *pieces, unsigned n)
 {
-    tr_status_t rc = tr_outlet_delta(r->outlet, r->id, choice, tokens, e->text,
-                                     text_len, e->logprobs, logprobs_len);
+    if (r->report != NULL && !r->report_closed) {
+        tr_report_record(r, type, pieces, n);
+        e->report = r->report;
+    }
+}
 
+static void
+tr_emit_delta(tr_emit_t *e, tr_request_t *r, uint32_t choice, uint32_t tokens,
+              uint32_t text_len, uint32_t logprobs_len)
+{
+    tr_wire_delta_t head = { choice, tokens, text_len, logprobs_len };
+    tr_ring_piece_t pieces[] = { { &head, sizeof(head) },
+                                 { e->text, text_len },
+                                 { e->logprobs, logprobs_len } };
+    tr_status_t rc;
+
+    tr_emit_report(e, r, TR_RECORD_DELTA, pieces, 3);
+    if (tr_request_detached(r)) {
+        return;
+    }
+    rc = tr_outlet_delta(r->outlet, r->id, choice, tokens, e->text, text_len,
+                         e->logprobs, logprobs_len);
     assert(rc == TR_OK); /* has_room said so */
     (void) rc;
     tr_emit_touch(e, r->outlet);
 }
 
 void
-tr_emit_started(tr_emit_t *e, const tr_request_t *r)
+tr_emit_started(tr_emit_t *e, tr_request_t *r, uint64_t now)
 {
-    if (tr_outlet_started(r->outlet, r->id) == TR_OK) {
+    if (r->report != NULL) {
+        tr_report_started(r, now);
+        e->report = r->report;
+    }
+    if (!tr_request_detached(r)
+        && tr_outlet_started(r->outlet, r->id) == TR_OK) {
         tr_emit_touch(e, r->outlet);
+    }
+}
+
+void
+tr_emit_first_token(tr_emit_t *e, tr_request_t *r, uint64_t now)
+{
+    if (r->report != NULL) {
+        tr_report_first_token(r, now);
+        e->report = r->report;
     }
 }
 
@@ -71,7 +105,7 @@ tr_emit_append(tr_emit_t *e, uint32_t len, const tr_text_out_t *out)
 uint16_t
 tr_emit_token(tr_emit_t *e, tr_sequence_t *q)
 {
-    const tr_request_t *r = q->request;
+    tr_request_t *r = q->request;
     int32_t token = q->sampled.token;
     uint32_t len = 0, logprobs = 0;
     uint16_t reason = 0;
@@ -158,7 +192,8 @@ tr_emit_echo(tr_emit_t *e, tr_sequence_t *q)
     for (i = 0; i < TR_EMIT_ECHO_RECORDS && q->echoed < q->prompt_len; i++) {
         uint32_t len, logprobs;
 
-        if (!tr_outlet_has_room(q->request->outlet, 1, with)) {
+        if (!tr_request_detached(q->request)
+            && !tr_outlet_has_room(q->request->outlet, 1, with)) {
             break;
         }
         len = tr_emit_echo_fill(e, q, &logprobs);
@@ -174,8 +209,8 @@ tr_emit_span(uint64_t from, uint64_t to)
 }
 
 tr_status_t
-tr_emit_finish(tr_emit_t *e, const tr_request_t *r, uint32_t choice,
-               uint16_t reason, bool last)
+tr_emit_finish(tr_emit_t *e, tr_request_t *r, uint32_t choice, uint16_t reason,
+               bool last)
 {
     double full = (double) r->kv_full_bytes;
     tr_wire_finish_t f = {
@@ -191,12 +226,18 @@ tr_emit_finish(tr_emit_t *e, const tr_request_t *r, uint32_t choice,
         .kv_bytes = r->kv_bytes,
         .kv_full_bytes = r->kv_full_bytes
     };
+    tr_ring_piece_t piece = { &f, sizeof(f) };
     tr_status_t rc;
 
     if (r->kv_full_bytes != 0) {
         f.share_high = (float) (r->kv_high / full);
         f.share_low = (float) (r->kv_low / full);
         f.share_pruned = (float) (r->kv_pruned / full);
+    }
+    tr_emit_report(e, r, TR_RECORD_FINISH, &piece, 1);
+    r->report_closed |= last;
+    if (tr_request_detached(r) && !last) {
+        return TR_OK;
     }
     rc = tr_outlet_finish(r->outlet, r->id, &f);
     if (rc == TR_OK) {
@@ -206,15 +247,30 @@ tr_emit_finish(tr_emit_t *e, const tr_request_t *r, uint32_t choice,
 }
 
 tr_status_t
-tr_emit_error(tr_emit_t *e, const tr_request_t *r)
+tr_emit_error(tr_emit_t *e, tr_request_t *r)
 {
-    tr_status_t rc = tr_outlet_error(r->outlet, r->id, &r->error,
-                                     r->prompt_tokens, r->completion_tokens);
+    tr_error_record_t record;
+    tr_status_t rc;
 
+    tr_outlet_describe_error(&r->error, r->prompt_tokens, r->completion_tokens,
+                             &record);
+    tr_emit_report(e, r, TR_RECORD_ERROR, record.pieces, 3);
+    r->report_closed = true;
+    rc = tr_outlet_error(r->outlet, r->id, &r->error, r->prompt_tokens,
+                         r->completion_tokens);
     if (rc == TR_OK) {
         tr_emit_touch(e, r->outlet);
     }
     return rc;
+}
+
+void
+tr_emit_publish_report(tr_emit_t *e)
+{
+    if (e->report != NULL) {
+        tr_report_publish(e->report);
+        e->report = NULL;
+    }
 }
 
 void

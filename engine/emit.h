@@ -12,13 +12,16 @@
 typedef struct {
     const tr_tokenizer_t *tokenizer; /* borrowed */
     tr_outlet_t *staged;             /* outlets with unpublished records */
+    tr_report_t *report;             /* something was told there */
     tr_bell_t bell;                  /* of the step loop's thread */
     char text[TR_OUTLET_TEXT_MAX];
     uint8_t logprobs[TR_OUTLET_LOGPROB_MAX];
 } tr_emit_t;
 
 /* Says that r has left the queue, if there is room: what follows says so too. */
-void tr_emit_started(tr_emit_t *e, const tr_request_t *r);
+void tr_emit_started(tr_emit_t *e, tr_request_t *r, uint64_t now);
+/* Tells the reporter of r's first token. */
+void tr_emit_first_token(tr_emit_t *e, tr_request_t *r, uint64_t now);
 
 /* Takes q->sampled: appends it to q->tokens unless it ends the sequence by
  * itself, and stages the text that it completes.  The outlet has room.
@@ -29,13 +32,17 @@ uint16_t tr_emit_token(tr_emit_t *e, tr_sequence_t *q);
  * has room.  Returns whether anything was staged. */
 bool tr_emit_echo(tr_emit_t *e, tr_sequence_t *q);
 
-/* FINISH of one choice, with the request's totals. TR_AGAIN: no room. */
-tr_status_t tr_emit_finish(tr_emit_t *e, const tr_request_t *r, uint32_t choice,
+/* FINISH of one choice, with the request's totals. TR_AGAIN: no room; the
+ * reporter was told nevertheless, once. */
+tr_status_t tr_emit_finish(tr_emit_t *e, tr_request_t *r, uint32_t choice,
                            uint16_t reason, bool last);
 
-/* ERROR from r->error. TR_AGAIN: no room. */
-tr_status_t tr_emit_error(tr_emit_t *e, const tr_request_t *r);
+/* ERROR from r->error. TR_AGAIN as above. */
+tr_status_t tr_emit_error(tr_emit_t *e, tr_request_t *r);
 
+/* Shows the reporter what it was told.  Before a request is given back: its end
+ * is told by another thread, and must come after this. */
+void tr_emit_publish_report(tr_emit_t *e);
 /* Shows everything staged, and rings whose peers sleep. */
 void tr_emit_publish(tr_emit_t *e);
 

@@ -4,7 +4,7 @@
  *
  *   lock the socket path      (a second engine fails before it loads anything)
  *   tokenizer, template, executor
- *   status page, intake, step loop
+ *   status page, intake, reporter, step loop
  *   bind the socket, front thread
  *
  * The socket appears last: whoever can connect finds a ready engine.
@@ -25,6 +25,7 @@
 #include "loop.h"
 #include "model_config.h"
 #include "openai.h"
+#include "reporter.h"
 #include "safetensors.h"
 #include "tokenizer.h"
 
@@ -44,6 +45,7 @@ struct tr_engine {
     tr_intake_t *intake; /* the front thread's once that runs */
     tr_loop_t *loop;     /* the same */
     tr_front_t *front;
+    tr_reporter_t *reporter; /* NULL: no Redis */
     bool ended;
 };
 
@@ -178,6 +180,10 @@ start_threads(tr_engine_t *e, tr_error_t *err)
         return tr_error_set(err, TR_ERR_IO, "", "cannot make an eventfd");
     }
     rc = start_intake(e, err);
+    if (rc == TR_OK && e->config.redis[0] != '\0') {
+        rc = tr_reporter_start(&e->config, e->status, e->wake_fd, &e->reporter,
+                               err);
+    }
     if (rc == TR_OK) {
         rc = tr_loop_start(&e->config, e->executor, e->tokenizer,
                            &e->status->counters, e->wake_fd, &e->loop, err);
@@ -196,6 +202,7 @@ start_threads(tr_engine_t *e, tr_error_t *err)
         .wake_fd = e->wake_fd,
         .intake = e->intake,
         .loop = e->loop,
+        .report = e->reporter != NULL ? tr_reporter_report(e->reporter) : NULL,
     };
     return tr_front_start(&options, &e->front, err);
 }
@@ -283,6 +290,9 @@ tr_engine_stop(tr_engine_t *e)
     }
     if (e->intake != NULL) {
         tr_intake_stop(e->intake);
+    }
+    if (e->reporter != NULL) {
+        tr_reporter_stop(e->reporter); /* nobody tells it anything any more */
     }
     tr_listener_close(&e->listener);
     if (e->wake_fd != -1) {

@@ -154,17 +154,23 @@ accept_peers(tr_front_t *f)
     }
 }
 
-/* Intake or the step loop rang: requests were parsed, or are over. */
+/* Somebody rang: requests were parsed, are over, or are to be cancelled. */
 static void
 on_wake(tr_front_t *f)
 {
     tr_request_t *r;
+    tr_peer_t *p;
+    uint64_t id;
 
     while ((r = tr_intake_take(f->env.intake)) != NULL) {
         tr_peer_parsed(r->owner, r);
     }
     if (f->env.loop != NULL) {
         tr_peer_reap(tr_loop_over(f->env.loop));
+    }
+    while ((id = tr_report_cancelled(f->env.report)) != 0) {
+        for (p = f->peers; p != NULL && !tr_peer_cancel(p, id); p = p->next) {
+        }
     }
 }
 
@@ -206,6 +212,7 @@ turn(tr_front_t *f)
         }
         at = &p->next;
     }
+    tr_report_show(f->env.report);
     if (f->env.wake_loop) {
         f->env.wake_loop = false;
         if (f->env.loop != NULL) {
@@ -336,6 +343,7 @@ end_all(tr_front_t *f)
         f->peers = p->next;
         tr_peer_free(p);
     }
+    tr_report_show(f->env.report);
 }
 
 static void *
@@ -421,6 +429,7 @@ tr_front_start(const tr_front_options_t *options, tr_front_t **out,
     f->env.intake = options->intake;
     f->env.loop = options->loop;
     f->env.status = options->status;
+    f->env.report = options->report;
     f->env.status_fd = options->status_fd;
     f->env.wake_fd = options->wake_fd;
     f->env.epoll = -1;

@@ -28,6 +28,7 @@ typedef struct {
     int wake_fd;               /* borrowed: intake and loop ring it */
     tr_intake_t *intake;       /* given: stopped by the front thread */
     tr_loop_t *loop;           /* given: stopped by the front thread */
+    tr_report_t *report;       /* borrowed; NULL: nothing is reported */
 } tr_front_options_t;
 
 /* Starts the thread; the status page says READY when it returns.  On failure

@@ -93,8 +93,9 @@ worker_run(void *arg)
         if (r == NULL) {
             return NULL;
         }
-        /* whoever hung up meanwhile is not worth the work */
-        if (!(atomic_load(&r->control) & TR_CONTROL_ABORT)) {
+        /* whoever left meanwhile is not worth the work */
+        if (!(atomic_load(&r->control)
+              & (TR_CONTROL_ABORT | TR_CONTROL_CANCEL))) {
             tr_openai_parse(in->api, w->scratch, r);
         }
         pthread_mutex_lock(&in->mutex);

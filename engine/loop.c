@@ -124,12 +124,18 @@ tr_loop_quiet(const tr_request_t *r)
 
 /* ---- the end of a request ----------------------------------------------- */
 
-/* Stages the record that ends r (r->error, or the abort).  False: no room. */
+/* Stages the record that ends r (r->error, its last choice, or the abort).
+ * False: no room. */
 static bool
 tr_loop_last_record(tr_loop_t *l, tr_request_t *r)
 {
     if (r->error.status != TR_OK) {
         return tr_emit_error(&l->emit, r) == TR_OK;
+    }
+    if (r->open_sequences == 0) { /* detached: its end had to wait for room */
+        return tr_emit_finish(&l->emit, r, r->last_choice, r->finish_reason,
+                              true)
+               == TR_OK;
     }
     return tr_emit_finish(&l->emit, r, r->aborted_choice, TR_FINISH_ABORTED,
                           true)
@@ -200,8 +206,10 @@ tr_loop_end(tr_loop_t *l, tr_request_t *r)
             tr_scheduler_remove(&l->scheduler, &r->sequences[i]);
         }
     }
-    tr_loop_count(r->error.status == TR_OK ? &l->counters->requests_aborted
-                                           : &l->counters->requests_error,
+    tr_loop_count(r->error.status == TR_OK
+                          || r->error.status == TR_ERR_CANCELLED
+                      ? &l->counters->requests_aborted
+                      : &l->counters->requests_error,
                   1);
     tr_loop_count_cache(l, r);
     tr_request_unlink(&l->requests, r);
@@ -239,9 +247,10 @@ tr_loop_finish(tr_loop_t *l, tr_sequence_t *q, uint16_t reason, uint64_t now)
 
     tr_loop_account(l, q);
     tr_scheduler_remove(&l->scheduler, q);
+    r->last_choice = q->choice;
+    r->finish_reason = reason;
     rc = tr_emit_finish(&l->emit, r, q->choice, reason, last);
-    assert(rc == TR_OK); /* has_room said so */
-    (void) rc;
+    assert(rc == TR_OK || tr_request_detached(r)); /* has_room said so */
     if (last) {
         tr_loop_count(reason == TR_FINISH_STOP ? &l->counters->requests_stop
                                                : &l->counters->requests_length,
@@ -249,7 +258,11 @@ tr_loop_finish(tr_loop_t *l, tr_sequence_t *q, uint16_t reason, uint64_t now)
         tr_status_observe(&l->counters->e2e, tr_loop_since(r->arrival_us, now));
         tr_loop_count_cache(l, r);
         tr_request_unlink(&l->requests, r);
-        tr_loop_forget(l, r);
+        if (rc == TR_OK) {
+            tr_loop_forget(l, r);
+        } else {
+            tr_request_append(&l->ending, r);
+        }
     }
 }
 
@@ -278,6 +291,9 @@ tr_loop_wish(tr_loop_t *l, tr_request_t *r, uint64_t now)
     r->wishes = atomic_load_explicit(&r->control, memory_order_acquire);
     if ((r->wishes & TR_CONTROL_ABORT) != 0) {
         r->error.status = TR_OK;
+        tr_loop_end(l, r);
+    } else if ((r->wishes & TR_CONTROL_CANCEL) != 0) {
+        tr_error_set(&r->error, TR_ERR_CANCELLED, "", "%s", TR_CANCELLED);
         tr_loop_end(l, r);
     } else if ((r->wishes & TR_CONTROL_PAUSE) == 0) {
         r->paused_since_us = 0;
@@ -336,7 +352,8 @@ tr_loop_check(tr_loop_t *l, uint64_t now)
                              "the client read nothing for too long");
             }
         } else if (o->full_since_us != 0
-                   && now - o->full_since_us >= l->stall_timeout_us) {
+                   && now - o->full_since_us >= l->stall_timeout_us
+                   && !tr_request_detached(r)) {
             /* full_since is looked at only when somebody wants to write */
             if (tr_outlet_has_room(o, 1, r->params.logprobs >= 0)) {
                 o->full_since_us = 0;
@@ -374,7 +391,7 @@ tr_loop_scheduled(tr_loop_t *l, tr_request_t *r, uint64_t now)
         return;
     }
     r->scheduled_us = now;
-    tr_emit_started(&l->emit, r);
+    tr_emit_started(&l->emit, r, now);
     atomic_fetch_sub(&l->queued, 1);
     tr_loop_count(&l->counters->prompt_tokens, r->prompt_tokens);
     tr_status_observe(&l->counters->queue_time,
@@ -423,6 +440,7 @@ tr_loop_token(tr_loop_t *l, tr_sequence_t *q, uint64_t now)
     r->last_token_us = now;
     if (r->first_token_us == 0) {
         r->first_token_us = now;
+        tr_emit_first_token(&l->emit, r, now);
         tr_status_observe(&l->counters->ttft,
                           tr_loop_since(r->arrival_us, now));
     }
@@ -495,7 +513,8 @@ tr_loop_echo(tr_loop_t *l, uint64_t now)
             }
         }
         if (!tr_sequence_echoes(q) && r->params.max_tokens == 0
-            && tr_outlet_has_room(r->outlet, 1, 0)) {
+            && (tr_request_detached(r)
+                || tr_outlet_has_room(r->outlet, 1, 0))) {
             tr_loop_finish(l, q, TR_FINISH_LENGTH, now);
             progress = true;
         }
@@ -554,6 +573,7 @@ tr_loop_show(tr_loop_t *l)
 {
     tr_request_t *r, *next;
 
+    tr_emit_publish_report(&l->emit);
     for (r = l->leaving; r != NULL; r = next) {
         next = r->next;
         r->next = atomic_load_explicit(&l->over, memory_order_relaxed);

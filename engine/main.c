@@ -24,7 +24,6 @@
 #include "engine.h"
 #include "log.h"
 
-#define TR_ENGINE_VERSION "0.1.0"
 #define EXIT_USAGE 2
 
 typedef struct {

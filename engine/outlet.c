@@ -160,11 +160,11 @@ tr_outlet_finish(tr_outlet_t *o, uint64_t id, const tr_wire_finish_t *finish)
     return tr_outlet_put(o, TR_RECORD_FINISH, id, &piece, 1);
 }
 
-tr_status_t
-tr_outlet_error(tr_outlet_t *o, uint64_t id, const tr_error_t *err,
-                uint32_t prompt_tokens, uint32_t completion_tokens)
+void
+tr_outlet_describe_error(const tr_error_t *err, uint32_t prompt_tokens,
+                         uint32_t completion_tokens, tr_error_record_t *out)
 {
-    tr_wire_error_t head = {
+    out->head = (tr_wire_error_t){
         .status = err->status,
         .retry_after_s = tr_retry_after(err->status),
         .param_len = (uint32_t) strnlen(err->param, sizeof(err->param)),
@@ -172,11 +172,19 @@ tr_outlet_error(tr_outlet_t *o, uint64_t id, const tr_error_t *err,
         .prompt_tokens = prompt_tokens,
         .completion_tokens = completion_tokens
     };
-    tr_ring_piece_t pieces[] = { { &head, sizeof(head) },
-                                 { err->param, head.param_len },
-                                 { err->text, head.message_len } };
+    out->pieces[0] = (tr_ring_piece_t){ &out->head, sizeof(out->head) };
+    out->pieces[1] = (tr_ring_piece_t){ err->param, out->head.param_len };
+    out->pieces[2] = (tr_ring_piece_t){ err->text, out->head.message_len };
+}
 
-    return tr_outlet_put(o, TR_RECORD_ERROR, id, pieces, 3);
+tr_status_t
+tr_outlet_error(tr_outlet_t *o, uint64_t id, const tr_error_t *err,
+                uint32_t prompt_tokens, uint32_t completion_tokens)
+{
+    tr_error_record_t record;
+
+    tr_outlet_describe_error(err, prompt_tokens, completion_tokens, &record);
+    return tr_outlet_put(o, TR_RECORD_ERROR, id, record.pieces, 3);
 }
 
 void

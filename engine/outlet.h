@@ -40,6 +40,16 @@ tr_retry_after(tr_status_t status)
     return info.http == 429 || info.http == 503 ? 1 : 0;
 }
 
+/* An ERROR record: its head and what follows. */
+typedef struct {
+    tr_wire_error_t head;
+    tr_ring_piece_t pieces[3]; /* head, param, message: borrowed */
+} tr_error_record_t;
+
+void tr_outlet_describe_error(const tr_error_t *err, uint32_t prompt_tokens,
+                              uint32_t completion_tokens,
+                              tr_error_record_t *out);
+
 typedef struct tr_outlet tr_outlet_t;
 
 enum tr_outlet_fault {

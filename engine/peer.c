@@ -380,16 +380,22 @@ tr_peer_on_deadline(tr_peer_t *p)
 
 /* ---- closing ------------------------------------------------------------ */
 
+/* Who was submitted to go on without its channel, goes on. */
 static void
 abort_requests(tr_peer_t *p)
 {
     uint32_t i;
 
-    p->replies = p->replies_tail = NULL;
+    p->replies = p->replies_tail = NULL; /* each is in its slot, too */
     for (i = 0; i < p->n_slots && p->n_requests != 0; i++) {
         tr_peer_slot_t *s = &p->slots[i];
 
         if (s->request == NULL) {
+            continue;
+        }
+        if ((s->request->submit_flags & TR_SUBMIT_DETACH)
+            && s->state != TR_SLOT_GATHERING) {
+            tr_peer_detach(p, s);
             continue;
         }
         atomic_fetch_or(&s->request->control, TR_CONTROL_ABORT);

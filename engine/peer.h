@@ -59,6 +59,7 @@ typedef struct {
     tr_intake_t *intake;
     tr_loop_t *loop; /* NULL once it was stopped */
     tr_status_page_t *status;
+    tr_report_t *report; /* NULL: nothing is reported */
     int status_fd;
     int wake_fd; /* ours: who has news for the front thread rings it */
     int epoll;
@@ -162,12 +163,20 @@ void tr_peer_drain(tr_peer_t *p);
 void tr_peer_reap(tr_request_t *over);
 /* The request of this slot is over. */
 void tr_peer_end(tr_peer_t *p, tr_peer_slot_t *s);
+/* The client of this slot's request, which goes on without, has left. */
+void tr_peer_detach(tr_peer_t *p, tr_peer_slot_t *s);
+/* Cancels the request with this report_id; false: it is not of this peer. */
+bool tr_peer_cancel(tr_peer_t *p, uint64_t report_id);
 
 /* ---- peer_replies.c ----------------------------------------------------- */
 
 /* Queues r for its answer: ERROR if r->error says so, FINISH if it was
- * aborted, else ACCEPTED and on to the step loop. */
+ * aborted, else ACCEPTED and on to the step loop.  A detached one waits for
+ * nothing: it is on its way to the loop, or over, when this returns, unless its
+ * peer is still to hear an ERROR. */
 void tr_peer_reply(tr_peer_t *p, tr_request_t *r);
+/* Takes r out of the answers that wait. */
+void tr_peer_unqueue(tr_peer_t *p, tr_request_t *r);
 /* Answers, as far as they fit. */
 tr_status_t tr_peer_send(tr_peer_t *p);
 

@@ -61,8 +61,8 @@ put(tr_peer_t *p, uint16_t type, uint64_t id, const tr_ring_piece_t *pieces,
 
 /* ---- answers ------------------------------------------------------------ */
 
-void
-tr_peer_reply(tr_peer_t *p, tr_request_t *r)
+static void
+enqueue(tr_peer_t *p, tr_request_t *r)
 {
     p->slots[TR_ID_SLOT(r->id)].state = TR_SLOT_REPLY;
     r->next = NULL;
@@ -74,23 +74,34 @@ tr_peer_reply(tr_peer_t *p, tr_request_t *r)
     p->replies_tail = r;
 }
 
-static tr_status_t
-put_error(tr_peer_t *p, const tr_request_t *r)
+void
+tr_peer_unqueue(tr_peer_t *p, tr_request_t *r)
 {
-    tr_wire_error_t head = {
-        .status = r->error.status,
-        .retry_after_s = tr_retry_after(r->error.status),
-        .param_len = (uint32_t) strlen(r->error.param),
-        .message_len = (uint32_t) strlen(r->error.text),
-    };
-    tr_ring_piece_t pieces[] = { { &head, sizeof(head) },
-                                 { r->error.param, head.param_len },
-                                 { r->error.text, head.message_len } };
+    tr_request_t **at = &p->replies, *before = NULL;
+
+    while (*at != NULL && *at != r) {
+        before = *at;
+        at = &before->next;
+    }
+    if (*at == r) {
+        *at = r->next;
+        if (p->replies_tail == r) {
+            p->replies_tail = before;
+        }
+    }
+}
+
+static tr_status_t
+put_error(tr_peer_t *p, tr_request_t *r)
+{
     tr_status_info_t info = tr_status_info(r->error.status);
+    tr_error_record_t record;
     tr_status_t rc;
 
-    rc = put(p, TR_RECORD_ERROR, r->id, pieces, 3);
+    tr_outlet_describe_error(&r->error, 0, 0, &record);
+    rc = put(p, TR_RECORD_ERROR, r->id, record.pieces, 3);
     if (rc == TR_OK) {
+        tr_report_answer(r, TR_RECORD_ERROR, record.pieces, 3);
         /* a client's mistake is no error of ours */
         if (info.http >= 500) {
             atomic_fetch_add(&p->env->status->counters.requests_error, 1);
@@ -105,7 +116,7 @@ put_error(tr_peer_t *p, const tr_request_t *r)
 }
 
 static tr_status_t
-put_aborted(tr_peer_t *p, const tr_request_t *r)
+put_aborted(tr_peer_t *p, tr_request_t *r)
 {
     tr_wire_finish_t finish = { .reason = TR_FINISH_ABORTED,
                                 .flags = TR_FINISH_LAST };
@@ -113,13 +124,14 @@ put_aborted(tr_peer_t *p, const tr_request_t *r)
     tr_status_t rc = put(p, TR_RECORD_FINISH, r->id, &piece, 1);
 
     if (rc == TR_OK) {
+        tr_report_answer(r, TR_RECORD_FINISH, &piece, 1);
         atomic_fetch_add(&p->env->status->counters.requests_aborted, 1);
     }
     return rc;
 }
 
 static tr_status_t
-put_accepted(tr_peer_t *p, const tr_request_t *r)
+put_accepted(tr_peer_t *p, tr_request_t *r)
 {
     const char *model = p->env->config->served_model_name;
     tr_wire_accepted_t head = {
@@ -137,6 +149,10 @@ put_accepted(tr_peer_t *p, const tr_request_t *r)
     tr_ring_piece_t pieces[] = { { &head, sizeof(head) },
                                  { model, head.model_len } };
 
+    tr_report_answer(r, TR_RECORD_ACCEPTED, pieces, 2);
+    if (atomic_load(&r->control) & TR_CONTROL_DETACH) {
+        return TR_OK; /* only its end is still to be sent */
+    }
     return put(p, TR_RECORD_ACCEPTED, r->id, pieces, 2);
 }
 
@@ -146,7 +162,7 @@ reserve(tr_peer_t *p, tr_request_t *r)
 {
     tr_status_t rc = TR_ERR_DRAINING;
 
-    if (!p->env->draining) {
+    if (!p->env->draining && p->env->loop != NULL) {
         rc = tr_loop_reserve(p->env->loop, r);
     }
     switch (rc) {
@@ -174,6 +190,15 @@ reserve(tr_peer_t *p, tr_request_t *r)
     }
 }
 
+/* On to the loop.  The reporter sees what it was told before it can see what the
+ * loop tells. */
+static void
+submit(tr_peer_t *p, tr_request_t *r)
+{
+    tr_report_show(p->env->report);
+    tr_loop_submit(p->env->loop, r);
+}
+
 /* ACCEPTED goes out only when the step loop has a place for the request, and is
  * to be seen before the loop learns of it: output follows at once, in another
  * ring. */
@@ -194,7 +219,7 @@ accept_request(tr_peer_t *p, tr_peer_slot_t *s)
         if (tr_ring_publish(&p->answers)) {
             p->ring = true;
         }
-        tr_loop_submit(p->env->loop, r);
+        submit(p, r);
         return rc;
     }
     rc = put_error(p, r);
@@ -204,12 +229,46 @@ accept_request(tr_peer_t *p, tr_peer_slot_t *s)
     return rc;
 }
 
+/* A cancelled request that the loop does not have yet fails. */
+static void
+look_for_cancel(tr_request_t *r)
+{
+    if ((atomic_load(&r->control) & TR_CONTROL_CANCEL)
+        && r->error.status == TR_OK) {
+        tr_error_set(&r->error, TR_ERR_CANCELLED, "", TR_CANCELLED);
+    }
+}
+
+void
+tr_peer_reply(tr_peer_t *p, tr_request_t *r)
+{
+    tr_peer_slot_t *s = &p->slots[TR_ID_SLOT(r->id)];
+    uint32_t control = atomic_load(&r->control);
+
+    look_for_cancel(r);
+    if ((control & TR_CONTROL_DETACH) && !(control & TR_CONTROL_ABORT)
+        && r->error.status == TR_OK && reserve(p, r) == TR_OK) {
+        s->state = TR_SLOT_RUNNING;
+        (void) put_accepted(p, r);
+        submit(p, r);
+    } else if (p->state == TR_PEER_OPEN) {
+        enqueue(p, r);
+    } else {
+        atomic_fetch_add(r->error.status == TR_OK
+                             ? &p->env->status->counters.requests_aborted
+                             : &p->env->status->counters.requests_error,
+                         1);
+        tr_peer_end(p, s);
+    }
+}
+
 static tr_status_t
 answer(tr_peer_t *p, tr_request_t *r)
 {
     tr_peer_slot_t *s = &p->slots[TR_ID_SLOT(r->id)];
     tr_status_t rc;
 
+    look_for_cancel(r);
     if (atomic_load(&r->control) & TR_CONTROL_ABORT) {
         rc = put_aborted(p, r);
     } else if (r->error.status != TR_OK) {

@@ -39,6 +39,7 @@ uncharge(tr_peer_t *p, tr_peer_slot_t *s)
 void
 tr_peer_end(tr_peer_t *p, tr_peer_slot_t *s)
 {
+    tr_report_end(s->request, p->env->now_us);
     uncharge(p, s);
     p->env->laid_out -= s->laid_out;
     s->laid_out = 0;
@@ -74,6 +75,41 @@ stop_gathering(tr_peer_t *p, tr_peer_slot_t *s)
 
 /* ---- wishes ------------------------------------------------------------- */
 
+void
+tr_peer_detach(tr_peer_t *p, tr_peer_slot_t *s)
+{
+    tr_request_t *r = s->request;
+    uint32_t old = atomic_load(&r->control);
+
+    if ((old & TR_CONTROL_DETACH) == 0) {
+        atomic_store(&r->control,
+                     (old | TR_CONTROL_DETACH) & ~TR_CONTROL_PAUSE);
+        tr_report_detached(r);
+    }
+    if (s->state == TR_SLOT_RUNNING) {
+        p->env->wake_loop = true;
+    } else if (s->state == TR_SLOT_REPLY) {
+        tr_peer_unqueue(p, r);
+        tr_peer_reply(p, r);
+    }
+}
+
+/* What the peer wants of r, as far as it may.  To detach what was not submitted
+ * for it is to abort. */
+static uint32_t
+read_wishes(tr_peer_t *p, const tr_request_t *r, uint32_t old)
+{
+    uint32_t want = tr_control_get(&p->map, r->id)
+                    | (old
+                       & (TR_CONTROL_ABORT | TR_CONTROL_CANCEL
+                          | TR_CONTROL_DETACH));
+
+    if ((want & TR_CONTROL_DETACH) && !(r->submit_flags & TR_SUBMIT_DETACH)) {
+        want = (want & ~TR_CONTROL_DETACH) | TR_CONTROL_ABORT;
+    }
+    return want & TR_CONTROL_DETACH ? want & ~TR_CONTROL_PAUSE : want;
+}
+
 static void
 take_wish(tr_peer_t *p, uint32_t slot)
 {
@@ -84,12 +120,15 @@ take_wish(tr_peer_t *p, uint32_t slot)
         return; /* it may be ahead of its SUBMIT: read again there */
     }
     old = atomic_load(&s->request->control);
-    want = tr_control_get(&p->map, s->request->id)
-           | (old & TR_CONTROL_ABORT); /* an abort is never taken back */
+    want = read_wishes(p, s->request, old);
     if (want == old) {
         return;
     }
-    atomic_store(&s->request->control, want);
+    atomic_store(&s->request->control,
+                 want & (old | ~(uint32_t) TR_CONTROL_DETACH));
+    if (want & ~old & TR_CONTROL_DETACH) {
+        tr_peer_detach(p, s);
+    }
     if (s->state == TR_SLOT_RUNNING) {
         p->env->wake_loop = true;
     } else if (s->state == TR_SLOT_GATHERING && (want & TR_CONTROL_ABORT)) {
@@ -111,6 +150,28 @@ tr_peer_take_wishes(tr_peer_t *p)
         }
     }
     return TR_OK;
+}
+
+bool
+tr_peer_cancel(tr_peer_t *p, uint64_t report_id)
+{
+    tr_peer_slot_t *s = p->slots, *end = p->slots + p->n_slots;
+
+    while (s != end
+           && (s->request == NULL || s->request->report == NULL
+               || s->request->report_id != report_id)) {
+        s++;
+    }
+    if (s == end) {
+        return false;
+    }
+    atomic_fetch_or(&s->request->control, TR_CONTROL_CANCEL);
+    if (s->state == TR_SLOT_RUNNING) {
+        p->env->wake_loop = true;
+    } else if (s->state == TR_SLOT_GATHERING) {
+        stop_gathering(p, s);
+    }
+    return true;
 }
 
 /* ---- bodies ------------------------------------------------------------- */
@@ -165,10 +226,9 @@ submit(tr_peer_t *p, tr_peer_slot_t *s)
     tr_request_t *r = s->request;
 
     /* a wish may have overtaken the body, before there was a request */
-    atomic_fetch_or(&r->control, tr_control_get(&p->map, r->id));
-    if (atomic_load(&r->control) & TR_CONTROL_ABORT) {
-        stop_gathering(p, s);
-        return;
+    take_wish(p, TR_ID_SLOT(r->id));
+    if (s->state != TR_SLOT_GATHERING) {
+        return; /* it was aborted */
     }
     s->state = TR_SLOT_INTAKE;
     if (tr_intake_submit(p->env->intake, r) != TR_OK) {
@@ -235,7 +295,7 @@ first_part(tr_peer_t *p, const tr_record_t *rec, const uint8_t *payload)
     r->outlet = &p->outlet;
     r->owner = p;
     r->arrival_us = p->env->now_us;
-    atomic_store(&r->control, tr_control_get(&p->map, rec->id));
+    tr_report_arrived(p->env->report, r, &head);
     s->request = r;
     s->generation = TR_ID_GENERATION(rec->id);
     s->declared = head.body_len;
@@ -249,8 +309,8 @@ first_part(tr_peer_t *p, const tr_record_t *rec, const uint8_t *payload)
         stop_gathering(p, s);
         return TR_OK;
     }
-    if (atomic_load(&r->control) & TR_CONTROL_ABORT) {
-        stop_gathering(p, s);
+    take_wish(p, TR_ID_SLOT(rec->id));
+    if (s->state != TR_SLOT_GATHERING) {
         return TR_OK;
     }
     return gather(p, s, body.data, body.len, !s->gathered);
@@ -368,7 +428,8 @@ tr_peer_parsed(tr_peer_t *p, tr_request_t *r)
 
     uncharge(p, s);
     charge_layout(p, s);
-    if (p->state == TR_PEER_OPEN) {
+    if (p->state == TR_PEER_OPEN
+        || (atomic_load(&r->control) & TR_CONTROL_DETACH)) {
         tr_peer_reply(p, r);
     } else {
         atomic_fetch_add(&p->env->status->counters.requests_aborted, 1);

@@ -17,6 +17,7 @@
 
 #include "kv_policy.h"
 #include "outlet.h"
+#include "report.h"
 #include "sampler.h"
 #include "sampling.h"
 #include "text_stream.h"
@@ -33,8 +34,6 @@ typedef struct {
 
 void *tr_arena_alloc(tr_arena_t *a, size_t n); /* 16-byte aligned, zeroed */
 void tr_arena_free(tr_arena_t *a);
-
-typedef struct tr_request tr_request_t;
 
 enum tr_sequence_state {
     TR_SEQ_WAITING, /* no KV pages; new or preempted (then perhaps swapped) */
@@ -72,6 +71,10 @@ typedef struct tr_sequence {
     struct tr_sequence *prev, *next; /* scheduler lists */
 } tr_sequence_t;
 
+/* A wish of the reporter's, beside those of the worker (TR_CONTROL_*). */
+#define TR_CONTROL_CANCEL 0x100u
+#define TR_CANCELLED "The request was cancelled"
+
 struct tr_request {
     uint64_t id; /* slot and generation in its channel */
     char request_id[TR_REQUEST_ID_MAX + 1];
@@ -97,9 +100,16 @@ struct tr_request {
     uint32_t prompt_tokens; /* of all prompts, each counted once */
     tr_error_t error;       /* status != TR_OK: refused */
 
-    /* wishes of the worker: TR_CONTROL_ABORT | TR_CONTROL_PAUSE; set by the
-     * front thread, read by the step loop at every step */
+    /* wishes: TR_CONTROL_*; set by the front thread, read by the step loop at
+     * every step.  ABORT, CANCEL and DETACH are never taken back; DETACH is
+     * there only with TR_SUBMIT_DETACH, and then PAUSE is not. */
     _Atomic uint32_t control;
+
+    /* whom it is reported to (report.h), NULL: nobody; told by who owns it */
+    tr_report_t *report;
+    uint64_t report_id;
+    bool report_lost, report_lost_told; /* a record of it did not fit */
+    bool report_closed;                 /* its last record was told */
 
     uint64_t arrival_us;       /* CLOCK_MONOTONIC, first SUBMIT part */
     tr_request_t *prev, *next; /* list of whoever owns it now */
@@ -115,9 +125,19 @@ struct tr_request {
     uint32_t running_sequences; /* of these, with a KV slot */
     uint32_t preemptions;
     uint32_t aborted_choice; /* the first one that an abort cut short */
+    uint32_t last_choice;    /* the last one that reached its end, and how */
+    uint16_t finish_reason;
     uint64_t kv_bytes, kv_full_bytes;  /* summed over finished choices */
     double kv_high, kv_low, kv_pruned; /* shares, weighted with full bytes */
 };
+
+/* Its client has left, and it goes on: nothing but its end is sent, and nothing
+ * waits for room or for the end of a pause. */
+static inline bool
+tr_request_detached(const tr_request_t *r)
+{
+    return (r->wishes & TR_CONTROL_DETACH) != 0;
+}
 
 /* Lays out n_prompts * n sequences in the arena from the prompts' ids (copied):
  * tokens, sampler state, text stream, prompt scores.  Needs params, n, echo.

@@ -169,6 +169,9 @@ tr_scheduler_full(tr_scheduler_t *s, tr_sequence_t *q)
 {
     tr_outlet_t *o = q->request->outlet;
 
+    if (tr_request_detached(q->request)) {
+        return false;
+    }
     if (tr_outlet_has_room(o, 1, q->request->params.logprobs >= 0)) {
         o->full_since_us = 0;
         return false;
@@ -186,6 +189,9 @@ tr_scheduler_room(tr_scheduler_t *s, tr_sequence_t *q)
     tr_outlet_t *o = q->request->outlet;
     uint32_t logprobs = q->request->params.logprobs >= 0;
 
+    if (tr_request_detached(q->request)) {
+        return true;
+    }
     if (o->turn != s->turn) {
         o->turn = s->turn;
         o->batch = o->batch_logprobs = 0;
@@ -205,8 +211,10 @@ tr_scheduler_row(tr_scheduler_t *s, tr_sequence_t *q, uint32_t n)
     row->sample = q->computed + n == q->len;
     row->score = q->prompt_scores != NULL && tr_sequence_echoes(q);
     s->n_tokens += n;
-    q->request->outlet->batch++;
-    q->request->outlet->batch_logprobs += q->request->params.logprobs >= 0;
+    if (!tr_request_detached(q->request)) {
+        q->request->outlet->batch++;
+        q->request->outlet->batch_logprobs += q->request->params.logprobs >= 0;
+    }
 }
 
 bool

@@ -100,7 +100,8 @@ tr_scheduler_blocked(const tr_scheduler_t *s, const tr_sequence_t *q)
     uint64_t full = q->request->outlet->full_since_us;
 
     return tr_sequence_paused(q)
-           || (full != 0 && s->now - full >= TR_SCHEDULER_FULL_US);
+           || (full != 0 && s->now - full >= TR_SCHEDULER_FULL_US
+               && !tr_request_detached(q->request));
 }
 
 /* The youngest that is blocked, and is charged for a prompt if that is wanted;

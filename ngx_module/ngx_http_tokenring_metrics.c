@@ -149,6 +149,31 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(kv_recomputations) },
 
+    { "tokenring_redis_up", "gauge",
+      "Whether Redis takes what the engine writes.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(redis_up) },
+
+    { "tokenring_redis_outages_total", "counter",
+      "Times that Redis did not take any more what the engine wrote.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(redis_outages) },
+
+    { "tokenring_redis_lost_requests_total", "counter",
+      "Requests whose state or output in Redis is not complete.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(redis_lost) },
+
+    { "tokenring_redis_refusals_total", "counter",
+      "Commands of the engine that Redis answered with an error.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(redis_refusals) },
+
+    { "tokenring_redis_held_bytes", "gauge",
+      "State and output in the engine's memory, on their way to Redis.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(redis_held_bytes) },
+
     { "tokenring_kv_request_bytes_total", "counter",
       "KV cache that requests held at their end.",
       ngx_http_tokenring_sample_counter,

@@ -24,6 +24,7 @@ libpcre2-dev              regular expressions of tokenizers
 libutf8proc-dev           Unicode normalisation of tokenizers
 libjansson-dev            strict JSON in the engine
 libcurl4-openssl-dev      tokenring bench over HTTP
+libhiredis-dev            what engine and module tell Redis
 nginx                     the web server that the module is loaded into
 nginx-dev                 its headers and configure script, for the module
 curl                      health checks and the demo   command:curl
@@ -38,6 +39,7 @@ nodejs                    end-to-end tests (node:test)   command:node
 npm                       the official OpenAI client, pinned   command:npm
 ca-certificates           certificates that npm trusts
 openssl                   a certificate for the HTTP/2 tests   command:openssl
+redis-server              the Redis of the tests   command:redis-server
 prometheus                promtool, which checks /metrics   command:promtool
 LIST
 }
@@ -134,7 +136,7 @@ fi
 rm -f "$log"
 
 # What we installed does not come up at the next boot either.
-for service in nginx prometheus; do
+for service in nginx prometheus redis-server; do
     case " ${missing[*]} " in
         *" $service "*)
             if command -v systemctl >/dev/null; then

@@ -728,7 +728,8 @@ tr_control_get(tr_channel_map_t *map, uint64_t id)
     if ((word >> 32) != (id >> 32)) {
         return 0;
     }
-    return (uint32_t) word & (TR_CONTROL_ABORT | TR_CONTROL_PAUSE);
+    return (uint32_t) word
+           & (TR_CONTROL_ABORT | TR_CONTROL_PAUSE | TR_CONTROL_DETACH);
 }
 
 static inline uint64_t

@@ -39,6 +39,8 @@ typedef int tr_status_t;
     X(TR_ERR_TIMEOUT, -11, 504, "server_error", "timeout", TR_LEVEL_WARN)      \
     X(TR_ERR_NOT_FOUND, -12, 404, "invalid_request_error", "not_found",        \
       TR_LEVEL_INFO)                                                           \
+    X(TR_ERR_CANCELLED, -13, 499, "invalid_request_error",                     \
+      "request_cancelled", TR_LEVEL_INFO)                                      \
     /* never sent to a client: what files, memory and peers do to us */        \
     X(TR_ERR_IO, -20, 500, "server_error", "internal_error", TR_LEVEL_ERROR)   \
     X(TR_ERR_NOMEM, -21, 500, "server_error", "internal_error",                \

@@ -20,7 +20,7 @@
 #include <tokenring/error.h>
 
 #define TR_STATUS_MAGIC 0x474e495254535452ull /* "RTSTRING" */
-#define TR_STATUS_VERSION 2u
+#define TR_STATUS_VERSION 3u
 #define TR_STATUS_LEVELS 12
 #define TR_STATUS_BUCKETS 28 /* finite ones; the last counter is +Inf */
 #define TR_NAME_MAX 128
@@ -124,6 +124,12 @@ typedef struct {
     tr_status_ratios_t kv_ratio;        /* of each */
     _Atomic uint64_t kv_swaps;          /* preemptions to the swap memory */
     _Atomic uint64_t kv_recomputations; /* compressed caches computed again */
+    /* the reporter's, all 0 without Redis */
+    _Atomic uint64_t redis_up;         /* 1: it takes what is written */
+    _Atomic uint64_t redis_outages;    /* times that it did not any more */
+    _Atomic uint64_t redis_lost;       /* requests with state or output lost */
+    _Atomic uint64_t redis_refusals;   /* commands answered with an error */
+    _Atomic uint64_t redis_held_bytes; /* that wait in the engine's memory */
 } tr_status_counters_t;
 
 typedef struct {

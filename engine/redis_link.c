@@ -1,0 +1,562 @@
+/*
+ * The connection to Redis (redis_link.h).
+ */
+#include "redis_link.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#ifdef TR_REDIS_TLS
+#include <hiredis/hiredis_ssl.h>
+#endif
+
+#include "log.h"
+
+#define BACKOFF_LEAST_US 100000u
+#define BACKOFF_MOST_US 2000000u
+#define PING_US 5000000u
+#define REPLY_MAX (4u << 20) /* bytes of one reply */
+#define READS_A_RUN 16
+
+/* ---- commands ----------------------------------------------------------- */
+
+void
+tr_redis_begin(tr_redis_command_t *c, const char *name)
+{
+    c->n = 0;
+    c->used = 0;
+    tr_redis_text(c, name);
+}
+
+void
+tr_redis_bytes(tr_redis_command_t *c, const void *bytes, size_t len)
+{
+    if (c->n < TR_REDIS_ARGS) {
+        c->argv[c->n] = bytes;
+        c->len[c->n++] = len;
+    }
+}
+
+void
+tr_redis_text(tr_redis_command_t *c, const char *text)
+{
+    tr_redis_bytes(c, text, strlen(text));
+}
+
+void
+tr_redis_format(tr_redis_command_t *c, const char *format, ...)
+{
+    char *at = c->text + c->used;
+    size_t room = sizeof(c->text) - c->used;
+    va_list args;
+    int n;
+
+    va_start(args, format);
+    n = vsnprintf(at, room, format, args);
+    va_end(args);
+    n = n < 0 ? 0 : (size_t) n >= room ? (int) room - 1 : n;
+    tr_redis_bytes(c, at, (size_t) n);
+    c->used += (size_t) n + (room > (size_t) n + 1 ? 1 : 0);
+}
+
+void
+tr_redis_error_word(const redisReply *reply, char *out, size_t size)
+{
+    size_t n = 0;
+
+    while (n + 1 < size && n < reply->len && reply->str[n] >= 'A'
+           && reply->str[n] <= 'Z') {
+        out[n] = reply->str[n];
+        n++;
+    }
+    out[n] = '\0';
+    if (n == 0) {
+        snprintf(out, size, "ERR");
+    }
+}
+
+bool
+tr_redis_parse_address(const char *text, tr_redis_address_t *out)
+{
+    const char *colon, *end;
+    size_t n;
+    long port;
+    char *rest;
+
+    out->port = 0;
+    if (strncmp(text, "unix:", 5) == 0) {
+        return snprintf(out->host, sizeof(out->host), "%s", text + 5)
+                   < (int) sizeof(out->host)
+               && text[5] != '\0';
+    }
+    if (text[0] == '[') {
+        text++;
+        end = strchr(text, ']');
+        if (end == NULL || (end[1] != '\0' && end[1] != ':')) {
+            return false;
+        }
+        colon = end[1] == ':' ? end + 1 : NULL;
+    } else {
+        colon = strchr(text, ':');
+        end = colon != NULL ? colon : text + strlen(text);
+    }
+    n = (size_t) (end - text);
+    if (n == 0 || n >= sizeof(out->host) || strpbrk(text, "/ \t@") != NULL) {
+        return false;
+    }
+    memcpy(out->host, text, n);
+    out->host[n] = '\0';
+    out->port = 6379;
+    if (colon != NULL) {
+        port = strtol(colon + 1, &rest, 10);
+        if (rest == colon + 1 || *rest != '\0' || port < 1 || port > 65535) {
+            return false;
+        }
+        out->port = (int) port;
+    }
+    return true;
+}
+
+/* ---- up and down -------------------------------------------------------- */
+
+static void
+set_state(tr_redis_link_t *l, enum tr_redis_link_state state, uint64_t now_us)
+{
+    l->state = state;
+    l->since_us = now_us;
+}
+
+void
+tr_redis_link_fail(tr_redis_link_t *l, const char *format, ...)
+{
+    va_list args;
+
+    if (!l->failed) {
+        l->failed = true;
+        va_start(args, format);
+        vsnprintf(l->reason, sizeof(l->reason), format, args);
+        va_end(args);
+    }
+}
+
+/* hiredis's own words: about the connection, not about what was said on it. */
+static void
+fail_context(tr_redis_link_t *l)
+{
+    tr_redis_link_fail(l, "%s", l->c->errstr[0] != '\0' ? l->c->errstr : strerror(errno));
+}
+
+/* Waits a random part of the back-off, so that engines do not come all at
+ * once. */
+static uint64_t
+jitter(uint64_t us, uint64_t now_us)
+{
+    return us / 2 + now_us * 2654435761u % (us / 2 + 1);
+}
+
+static void
+take_down(tr_redis_link_t *l, uint64_t now_us)
+{
+    if (l->c != NULL) {
+        redisFree(l->c);
+        l->c = NULL;
+    }
+    l->n_pending = l->first_pending = 0;
+    l->failed = false;
+    set_state(l, TR_LINK_DOWN, now_us);
+    l->retry_us = now_us + jitter(l->backoff_us, now_us);
+    l->backoff_us *= 2;
+    if (l->backoff_us > BACKOFF_MOST_US) {
+        l->backoff_us = BACKOFF_MOST_US;
+    }
+    l->events.on_down(l->events.ctx, l->reason);
+}
+
+static void
+start_connect(tr_redis_link_t *l, uint64_t now_us)
+{
+    tr_redis_address_t a;
+
+    tr_redis_parse_address(l->config->redis, &a);
+    l->c = a.port != 0 ? redisConnectNonBlock(a.host, a.port)
+                       : redisConnectUnixNonBlock(a.host);
+    set_state(l, TR_LINK_CONNECTING, now_us);
+    if (l->c == NULL) {
+        tr_redis_link_fail(l, "no memory");
+    } else if (l->c->err != 0) {
+        fail_context(l);
+    } else {
+        fcntl(l->c->fd, F_SETFD, FD_CLOEXEC);
+        l->c->reader->maxbuf = 0; /* keep the buffer: replies come often */
+    }
+}
+
+static void
+hello_command(tr_redis_link_t *l, const tr_redis_command_t *c)
+{
+    if (redisAppendCommandArgv(l->c, c->n, (const char **) c->argv, c->len)
+        != REDIS_OK) {
+        tr_redis_link_fail(l, "no memory");
+    }
+    l->hello_left++;
+}
+
+static void
+say_hello(tr_redis_link_t *l, uint64_t now_us)
+{
+    const tr_config_t *config = l->config;
+    tr_redis_command_t c;
+
+    set_state(l, TR_LINK_HELLO, now_us);
+    l->hello_left = 0;
+    if (config->redis_password[0] != '\0') {
+        tr_redis_begin(&c, "AUTH");
+        if (config->redis_user[0] != '\0') {
+            tr_redis_text(&c, config->redis_user);
+        }
+        tr_redis_text(&c, config->redis_password);
+        hello_command(l, &c);
+    }
+    if (config->redis_db != 0) {
+        tr_redis_begin(&c, "SELECT");
+        tr_redis_format(&c, "%u", config->redis_db);
+        hello_command(l, &c);
+    }
+    /* the answer to this one says that somebody is there */
+    tr_redis_begin(&c, "PING");
+    hello_command(l, &c);
+}
+
+static void
+on_connected(tr_redis_link_t *l, uint64_t now_us)
+{
+    int e = 0;
+    socklen_t n = sizeof(e);
+    int one = 1;
+
+    if (getsockopt(l->c->fd, SOL_SOCKET, SO_ERROR, &e, &n) != 0 || e != 0) {
+        tr_redis_link_fail(l, "%s", strerror(e != 0 ? e : errno));
+        return;
+    }
+    (void) setsockopt(l->c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+#ifdef TR_REDIS_TLS
+    if (l->tls != NULL
+        && redisInitiateSSLWithContext(l->c, l->tls) != REDIS_OK) {
+        fail_context(l);
+        return;
+    }
+#endif
+    say_hello(l, now_us);
+}
+
+/* ---- replies ------------------------------------------------------------ */
+
+static void
+on_hello_reply(tr_redis_link_t *l, const redisReply *reply, uint64_t now_us)
+{
+    char word[32];
+
+    if (reply->type == REDIS_REPLY_ERROR) {
+        tr_redis_error_word(reply, word, sizeof(word));
+        tr_redis_link_fail(l, "refused with %s", word);
+        return;
+    }
+    if (--l->hello_left == 0) {
+        set_state(l, TR_LINK_UP, now_us);
+        l->backoff_us = BACKOFF_LEAST_US;
+        l->heard_us = now_us;
+        l->pinged_us = 0;
+        l->events.on_up(l->events.ctx);
+    }
+}
+
+static void
+on_reply(tr_redis_link_t *l, const redisReply *reply, uint64_t now_us)
+{
+    tr_redis_tag_t tag;
+
+    l->heard_us = now_us;
+    l->pinged_us = 0;
+    if (l->state == TR_LINK_HELLO) {
+        on_hello_reply(l, reply, now_us);
+    } else if (l->subscriber) {
+        l->events.on_reply(l->events.ctx, NULL, reply);
+    } else if (l->n_pending == 0) {
+        tr_redis_link_fail(l, "a reply that nobody asked for");
+    } else {
+        tag = l->pending[l->first_pending].tag;
+        l->first_pending = (l->first_pending + 1) % l->max_pending;
+        l->n_pending--;
+        l->events.on_reply(l->events.ctx, &tag, reply);
+    }
+}
+
+static void
+take_replies(tr_redis_link_t *l, uint64_t now_us)
+{
+    void *reply;
+
+    while (!l->failed) {
+        if (redisGetReplyFromReader(l->c, &reply) != REDIS_OK) {
+            fail_context(l);
+            return;
+        }
+        if (reply == NULL) {
+            break;
+        }
+        on_reply(l, reply, now_us);
+        freeReplyObject(reply);
+    }
+    if (!l->failed && l->c->reader->len - l->c->reader->pos > REPLY_MAX) {
+        tr_redis_link_fail(l, "a reply of more than %u bytes", REPLY_MAX);
+    }
+}
+
+/* ---- a run -------------------------------------------------------------- */
+
+static void
+write_out(tr_redis_link_t *l)
+{
+    int done = 0;
+
+    if (tr_redis_link_backlog(l) != 0
+        && redisBufferWrite(l->c, &done) != REDIS_OK) {
+        fail_context(l);
+    }
+}
+
+static void
+read_in(tr_redis_link_t *l, uint64_t now_us)
+{
+    struct pollfd pfd = { .fd = l->c->fd, .events = POLLIN };
+    int i;
+
+    /* hiredis reads 16 KiB at a time */
+    for (i = 0; i < READS_A_RUN && !l->failed; i++) {
+        if (redisBufferRead(l->c) != REDIS_OK) {
+            fail_context(l);
+            return;
+        }
+        take_replies(l, now_us);
+        if (poll(&pfd, 1, 0) <= 0) {
+            return;
+        }
+    }
+}
+
+static void
+keep_alive(tr_redis_link_t *l, uint64_t now_us)
+{
+    tr_redis_command_t c;
+
+    if (l->subscriber && l->state == TR_LINK_UP && l->pinged_us == 0
+        && now_us - l->heard_us >= PING_US) {
+        tr_redis_begin(&c, "PING");
+        l->pinged_us = now_us;
+        tr_redis_link_send(l, NULL, &c, now_us);
+    }
+}
+
+/* When the wait for an answer ends; UINT64_MAX: none is waited for. */
+static uint64_t
+answer_due(const tr_redis_link_t *l)
+{
+    uint64_t since = 0;
+
+    if (l->state == TR_LINK_CONNECTING || l->state == TR_LINK_HELLO) {
+        since = l->since_us;
+    } else if (l->subscriber) {
+        since = l->pinged_us;
+    } else if (l->n_pending != 0) {
+        since = l->pending[l->first_pending].sent_us;
+        if (l->heard_us > since) {
+            since = l->heard_us; /* answers come: it is busy, not gone */
+        }
+    }
+    return since != 0 ? since + l->config->redis_timeout_us : UINT64_MAX;
+}
+
+int
+tr_redis_link_fd(const tr_redis_link_t *l, short *wanted)
+{
+    if (l->c == NULL) {
+        return -1;
+    }
+    *wanted = l->state == TR_LINK_CONNECTING ? POLLOUT
+              : tr_redis_link_backlog(l) != 0
+                  ? POLLIN | POLLOUT
+                  : POLLIN;
+    return l->c->fd;
+}
+
+uint64_t
+tr_redis_link_deadline(const tr_redis_link_t *l)
+{
+    uint64_t due;
+
+    if (l->state == TR_LINK_DOWN) {
+        return l->retry_us;
+    }
+    due = answer_due(l);
+    if (l->subscriber && l->state == TR_LINK_UP && l->pinged_us == 0
+        && l->heard_us + PING_US < due) {
+        due = l->heard_us + PING_US;
+    }
+    return due;
+}
+
+void
+tr_redis_link_run(tr_redis_link_t *l, short got, uint64_t now_us)
+{
+    if (l->state == TR_LINK_DOWN) {
+        if (now_us < l->retry_us) {
+            return;
+        }
+        start_connect(l, now_us);
+        got = 0;
+    }
+    if (!l->failed && l->state == TR_LINK_CONNECTING && got != 0) {
+        on_connected(l, now_us);
+        got = 0;
+    }
+    if (!l->failed && l->state != TR_LINK_CONNECTING) {
+        if ((got & (POLLIN | POLLHUP | POLLERR)) != 0) {
+            read_in(l, now_us);
+        }
+        keep_alive(l, now_us);
+        if (!l->failed) {
+            write_out(l);
+        }
+    }
+    if (!l->failed && now_us >= answer_due(l)) {
+        tr_redis_link_fail(l, "no answer within %llu ms",
+             (unsigned long long) (l->config->redis_timeout_us / 1000));
+    }
+    if (l->failed) {
+        take_down(l, now_us);
+    }
+}
+
+/* ---- sending ------------------------------------------------------------ */
+
+static bool
+push_pending(tr_redis_link_t *l, const tr_redis_tag_t *tag, uint64_t now_us)
+{
+    uint32_t i, more = l->max_pending != 0 ? 2 * l->max_pending : 256;
+    tr_redis_pending_t *grown;
+
+    if (l->n_pending == l->max_pending) {
+        grown = malloc(more * sizeof(*grown));
+        if (grown == NULL) {
+            return false;
+        }
+        for (i = 0; i < l->n_pending; i++) {
+            grown[i] = l->pending[(l->first_pending + i) % l->max_pending];
+        }
+        free(l->pending);
+        l->pending = grown;
+        l->first_pending = 0;
+        l->max_pending = more;
+    }
+    i = (l->first_pending + l->n_pending++) % l->max_pending;
+    l->pending[i] = (tr_redis_pending_t){ *tag, now_us };
+    return true;
+}
+
+void
+tr_redis_link_send(tr_redis_link_t *l, const tr_redis_tag_t *tag,
+                   const tr_redis_command_t *c, uint64_t now_us)
+{
+    if (l->state != TR_LINK_UP || l->failed) {
+        return;
+    }
+    if ((!l->subscriber && !push_pending(l, tag, now_us))
+        || redisAppendCommandArgv(l->c, c->n, (const char **) c->argv, c->len)
+               != REDIS_OK) {
+        tr_redis_link_fail(l, "no memory");
+    }
+}
+
+size_t
+tr_redis_link_backlog(const tr_redis_link_t *l)
+{
+    return l->c != NULL ? sdslen(l->c->obuf) : 0;
+}
+
+/* ---- making ------------------------------------------------------------- */
+
+bool
+tr_redis_has_tls(void)
+{
+#ifdef TR_REDIS_TLS
+    return true;
+#else
+    return false;
+#endif
+}
+
+static tr_status_t
+open_tls(tr_redis_link_t *l, tr_error_t *err)
+{
+#ifdef TR_REDIS_TLS
+    const tr_config_t *c = l->config;
+    redisSSLContextError e;
+
+    if (!c->redis_tls) {
+        return TR_OK;
+    }
+    redisInitOpenSSL();
+    l->tls = redisCreateSSLContext(
+        c->redis_tls_ca[0] ? c->redis_tls_ca : NULL,
+        c->redis_tls_ca[0] ? NULL : "/etc/ssl/certs",
+        c->redis_tls_cert[0] ? c->redis_tls_cert : NULL,
+        c->redis_tls_key[0] ? c->redis_tls_key : NULL,
+        c->redis_tls_name[0] ? c->redis_tls_name : NULL, &e);
+    if (l->tls == NULL) {
+        return tr_error_set(err, TR_ERR_INVALID, "redis_tls",
+                            "cannot prepare TLS for Redis: %s",
+                            redisSSLContextGetError(e));
+    }
+#else
+    (void) l;
+    (void) err;
+#endif
+    return TR_OK;
+}
+
+tr_status_t
+tr_redis_link_init(tr_redis_link_t *l, const tr_config_t *config,
+                   bool subscriber, const tr_redis_events_t *events,
+                   tr_error_t *err)
+{
+    memset(l, 0, sizeof(*l));
+    l->config = config;
+    l->subscriber = subscriber;
+    l->events = *events;
+    l->backoff_us = BACKOFF_LEAST_US;
+    return open_tls(l, err);
+}
+
+void
+tr_redis_link_free(tr_redis_link_t *l)
+{
+    if (l->c != NULL) {
+        redisFree(l->c);
+    }
+#ifdef TR_REDIS_TLS
+    if (l->tls != NULL) {
+        redisFreeSSLContext(l->tls);
+    }
+#endif
+    free(l->pending);
+    memset(l, 0, sizeof(*l));
+}

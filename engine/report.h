@@ -1,0 +1,139 @@
+/*
+ * What the engine tells its reporter (reporter.h) about requests.
+ *
+ *   front thread --ring--\
+ *                          reporter thread --> Redis
+ *   step loop ----ring--/        |
+ *   front thread <---cancel------'
+ *
+ * Two rings of bounded size in private memory, one for each thread that tells:
+ * telling neither allocates nor waits nor takes a lock.  A full ring loses what
+ * is told; the request remembers it (report_lost), and its output in Redis then
+ * ends in an error instead of having a hole.
+ *
+ * The end of a request is never lost: the front thread tells it, once for every
+ * request of which it told the arrival, and every arrival is told only when the
+ * ring has room for the ends of all that are inside.
+ *
+ * The step loop's ring is read up to what was there before the front thread's
+ * ring was read, so that a request is known before its records; ends are applied
+ * one round later, so that its records are known before its end.
+ *
+ * A request without report (NULL) is not reported: no Redis is configured, or
+ * it has no completion id.
+ */
+#ifndef TR_REPORT_H
+#define TR_REPORT_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include <tokenring/ring.h>
+#include <tokenring/wire.h>
+
+typedef struct tr_request tr_request_t;
+
+enum tr_report_type {
+    TR_REPORT_ARRIVED = 1, /* tr_report_arrived_t */
+    TR_REPORT_STARTED,     /* u64: CLOCK_MONOTONIC, us */
+    TR_REPORT_FIRST,       /* the same: its first token */
+    TR_REPORT_DETACHED,    /* its client has left, it goes on */
+    TR_REPORT_LOST,        /* a record did not fit; no more follow */
+    TR_REPORT_END          /* tr_report_end_t */
+    /* from 16 on: records of wire.h, as they are.  ACCEPTED of every request,
+     * the others of those whose output is kept. */
+};
+
+enum tr_report_state {
+    TR_REPORT_QUEUED,
+    TR_REPORT_PREFILL,
+    TR_REPORT_DECODE,
+    TR_REPORT_DONE, /* this and all after it are final */
+    TR_REPORT_FAILED,
+    TR_REPORT_CANCELLED
+};
+
+typedef struct {
+    char completion[TR_COMPLETION_LEN];
+    char owner[TR_OWNER_LEN];
+    char request_id[TR_REQUEST_ID_MAX];
+    uint16_t endpoint, flags; /* TR_SUBMIT_* */
+    uint32_t reserved;
+    uint64_t arrival_us; /* CLOCK_MONOTONIC */
+} tr_report_arrived_t;
+
+#define TR_REPORT_MESSAGE 192
+
+typedef struct {
+    uint8_t state; /* DONE, FAILED, CANCELLED */
+    uint8_t lost;  /* records of it are missing */
+    uint16_t finish_reason;
+    int32_t status; /* tr_status_t; TR_OK when there is nothing to say */
+    uint32_t prompt_tokens, completion_tokens;
+    uint32_t preemptions;
+    uint32_t choices;
+    uint64_t scheduled_us, first_token_us, ended_us; /* 0: never */
+    uint64_t kv_bytes, kv_full_bytes;
+    float share_high, share_low, share_pruned;
+    char message[TR_REPORT_MESSAGE]; /* NUL-terminated */
+} tr_report_end_t;
+
+#define TR_REPORT_FRONT_RING (2u << 20)
+#define TR_REPORT_LOOP_RING (4u << 20)
+#define TR_REPORT_CANCELS 256
+
+typedef struct {
+    tr_ring_producer_t front; /* front thread's end */
+    tr_ring_producer_t loop;  /* step loop's end */
+    tr_ring_consumer_t from_front, from_loop; /* the reporter's ends */
+    void *front_memory, *loop_memory;         /* owned */
+    int reporter_fd; /* eventfd, borrowed: wakes the reporter */
+    int front_fd;    /* eventfd, borrowed: wakes the front thread */
+
+    uint64_t next_id; /* front thread only */
+    uint32_t inside;  /* arrivals told whose end was not */
+    _Atomic uint64_t lost; /* requests that the reporter never heard of */
+
+    /* reporter to front thread: requests to be cancelled */
+    uint64_t cancels[TR_REPORT_CANCELS];
+    _Atomic uint32_t cancels_tail, cancels_head;
+} tr_report_t;
+
+/* The descriptors are borrowed until tr_report_free. */
+tr_status_t tr_report_init(tr_report_t *t, int reporter_fd, int front_fd);
+void tr_report_free(tr_report_t *t);
+
+/* ---- front thread ------------------------------------------------------- */
+
+/* r has arrived: makes it reported, if it has a completion id and there is room.
+ * t may be NULL. */
+void tr_report_arrived(tr_report_t *t, tr_request_t *r,
+                       const tr_wire_submit_t *head);
+/* A record that the front thread answers with. */
+void tr_report_answer(tr_request_t *r, uint16_t type,
+                      const tr_ring_piece_t *pieces, unsigned n);
+void tr_report_detached(tr_request_t *r);
+/* r is over and about to be freed. */
+void tr_report_end(tr_request_t *r, uint64_t now_us);
+/* Shows what was told; once a turn.  t may be NULL. */
+void tr_report_show(tr_report_t *t);
+/* The next request that is to be cancelled (its report_id), 0: none.  t may be
+ * NULL. */
+uint64_t tr_report_cancelled(tr_report_t *t);
+
+/* ---- step loop ---------------------------------------------------------- */
+
+void tr_report_started(tr_request_t *r, uint64_t now_us);
+void tr_report_first_token(tr_request_t *r, uint64_t now_us);
+/* A record of r's output, if that is kept. */
+void tr_report_record(tr_request_t *r, uint16_t type,
+                      const tr_ring_piece_t *pieces, unsigned n);
+/* Shows what was told; once a step. */
+void tr_report_publish(tr_report_t *t);
+
+/* ---- reporter ----------------------------------------------------------- */
+
+/* False when the mailbox is full. */
+bool tr_report_cancel(tr_report_t *t, uint64_t id);
+
+#endif

@@ -1,0 +1,721 @@
+/*
+ * The ledger of the reporter (report_ledger.h).
+ */
+#include "report_ledger.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "log.h"
+
+typedef struct {
+    uint32_t length;
+    uint16_t type, zero;
+} piece_head_t;
+
+_Static_assert(sizeof(piece_head_t) == 8, "as docs/redis.md has it");
+
+static const char GAP_MESSAGE[] = "The rest of this request's output was lost "
+                                  "on its way to Redis";
+static const char LEFT_MESSAGE[] = "The request ended before its output did";
+
+void
+tr_ledger_init(tr_ledger_t *l, size_t limit)
+{
+    memset(l, 0, sizeof(*l));
+    l->limit = limit;
+}
+
+/* ---- lists -------------------------------------------------------------- */
+
+/* A peer could choose its digits: all of them count. */
+static uint32_t
+completion_bucket(const char *completion)
+{
+    uint32_t h = 2166136261u;
+    unsigned i;
+
+    for (i = 0; i < TR_COMPLETION_LEN; i++) {
+        h = (h ^ (uint8_t) completion[i]) * 16777619u;
+    }
+    return h % TR_LEDGER_BUCKETS;
+}
+
+tr_ledger_request_t *
+tr_ledger_find(tr_ledger_t *l, uint64_t id)
+{
+    tr_ledger_request_t *q = l->by_id[id % TR_LEDGER_BUCKETS];
+
+    while (q != NULL && q->id != id) {
+        q = q->chain;
+    }
+    return q;
+}
+
+tr_ledger_request_t *
+tr_ledger_find_completion(tr_ledger_t *l,
+                          const char completion[TR_COMPLETION_LEN])
+{
+    tr_ledger_request_t *q = l->by_completion[completion_bucket(completion)];
+
+    while (q != NULL
+           && (q->ended
+               || memcmp(q->completion, completion, TR_COMPLETION_LEN) != 0)) {
+        q = q->chain_completion;
+    }
+    return q;
+}
+
+static void
+link_request(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    tr_ledger_request_t **at = &l->by_id[q->id % TR_LEDGER_BUCKETS];
+
+    q->chain = *at;
+    *at = q;
+    at = &l->by_completion[completion_bucket(q->completion)];
+    q->chain_completion = *at;
+    *at = q;
+    q->prev = l->last;
+    if (l->last != NULL) {
+        l->last->next = q;
+    } else {
+        l->first = q;
+    }
+    l->last = q;
+    l->n++;
+    l->live++;
+    l->bytes += sizeof(*q);
+}
+
+static void
+unlink_due(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    if (!q->due) {
+        return;
+    }
+    *(q->due_prev != NULL ? &q->due_prev->due_next : &l->due_first)
+        = q->due_next;
+    *(q->due_next != NULL ? &q->due_next->due_prev : &l->due_last)
+        = q->due_prev;
+    q->due_prev = q->due_next = NULL;
+    q->due = false;
+}
+
+void
+tr_ledger_due(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    if (q->due) {
+        return;
+    }
+    q->due = true;
+    q->due_next = NULL;
+    q->due_prev = l->due_last;
+    *(l->due_last != NULL ? &l->due_last->due_next : &l->due_first) = q;
+    l->due_last = q;
+}
+
+tr_ledger_request_t *
+tr_ledger_next(tr_ledger_t *l)
+{
+    tr_ledger_request_t *q = l->due_first;
+
+    if (q != NULL) {
+        unlink_due(l, q);
+    }
+    return q;
+}
+
+static void
+unlink_request(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    tr_ledger_request_t **at = &l->by_id[q->id % TR_LEDGER_BUCKETS];
+
+    while (*at != q) {
+        at = &(*at)->chain;
+    }
+    *at = q->chain;
+    at = &l->by_completion[completion_bucket(q->completion)];
+    while (*at != q) {
+        at = &(*at)->chain_completion;
+    }
+    *at = q->chain_completion;
+    *(q->prev != NULL ? &q->prev->next : &l->first) = q->next;
+    *(q->next != NULL ? &q->next->prev : &l->last) = q->prev;
+    unlink_due(l, q);
+    l->n--;
+    l->live -= !q->ended;
+    l->bytes -= sizeof(*q);
+}
+
+/* ---- entries ------------------------------------------------------------ */
+
+static size_t
+entry_size(const tr_ledger_entry_t *e)
+{
+    return sizeof(*e) + e->cap;
+}
+
+/* Frees the first entry that is kept, which is acknowledged. */
+static void
+drop_spare(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    tr_ledger_entry_t *e = q->kept;
+
+    q->kept = e->next;
+    if (q->kept == NULL) {
+        q->tail = NULL;
+    }
+    l->bytes -= entry_size(e);
+    l->spare -= entry_size(e);
+    free(e->bytes);
+    free(e);
+}
+
+static void
+drop_spares(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    while (q->kept != q->unacked) {
+        drop_spare(l, q);
+    }
+}
+
+/* Frees what Redis has not acknowledged, from `after` on (NULL: all). */
+static void
+drop_unacked(tr_ledger_t *l, tr_ledger_request_t *q, tr_ledger_entry_t *after)
+{
+    tr_ledger_entry_t *e = after != NULL ? after->next : q->unacked, *next;
+    tr_ledger_entry_t *before = after;
+
+    if (e == NULL) {
+        return;
+    }
+    if (before == NULL) { /* the last acknowledged one, if it is kept */
+        for (before = q->kept != e ? q->kept : NULL;
+             before != NULL && before->next != e; before = before->next) {
+        }
+    }
+    q->last = e->first - 1;
+    q->tail = before;
+    *(before != NULL ? &before->next : &q->kept) = NULL;
+    if (q->unacked == e) {
+        q->unacked = NULL;
+    }
+    for (; e != NULL; e = next) {
+        next = e->next;
+        l->bytes -= entry_size(e);
+        free(e->bytes);
+        free(e);
+    }
+}
+
+static void
+free_request(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    drop_spares(l, q);
+    drop_unacked(l, q, NULL);
+    unlink_request(l, q);
+    free(q);
+}
+
+void
+tr_ledger_free(tr_ledger_t *l)
+{
+    while (l->first != NULL) {
+        free_request(l, l->first);
+    }
+}
+
+/* Makes room for n bytes by giving up what is kept for comfort only. */
+static bool
+has_room(tr_ledger_t *l, size_t n)
+{
+    tr_ledger_request_t *q;
+
+    if (l->bytes + n > l->limit && l->spare != 0) {
+        for (q = l->first; q != NULL; q = q->next) {
+            drop_spares(l, q);
+        }
+    }
+    return l->bytes + n <= l->limit;
+}
+
+/* The last entry, if records can still join it. */
+static tr_ledger_entry_t *
+open_entry(const tr_ledger_request_t *q)
+{
+    tr_ledger_entry_t *e = q->unacked != NULL ? q->tail : NULL;
+
+    return e != NULL && !e->sent && e->len < TR_LEDGER_ENTRY ? e : NULL;
+}
+
+static tr_ledger_entry_t *
+new_entry(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    tr_ledger_entry_t *e = calloc(1, sizeof(*e));
+
+    if (e == NULL) {
+        return NULL;
+    }
+    e->first = q->last + 1;
+    e->last = q->last;
+    *(q->tail != NULL ? &q->tail->next : &q->kept) = e;
+    q->tail = e;
+    if (q->unacked == NULL) {
+        q->unacked = e;
+    }
+    l->bytes += entry_size(e);
+    return e;
+}
+
+static bool
+grow_entry(tr_ledger_t *l, tr_ledger_entry_t *e, size_t need)
+{
+    size_t cap = e->cap != 0 ? e->cap : 256;
+    uint8_t *grown;
+
+    if (need <= e->cap) {
+        return true;
+    }
+    while (cap < need) {
+        cap *= 2;
+    }
+    grown = realloc(e->bytes, cap);
+    if (grown == NULL) {
+        return false;
+    }
+    l->bytes += cap - e->cap;
+    e->bytes = grown;
+    e->cap = cap;
+    return true;
+}
+
+/* Appends one record; false: no memory. */
+static bool
+append(tr_ledger_t *l, tr_ledger_request_t *q, uint16_t type,
+       const tr_ring_piece_t *pieces, unsigned n)
+{
+    tr_ledger_entry_t *e = open_entry(q);
+    piece_head_t head = { 0, type, 0 };
+    unsigned i;
+
+    for (i = 0; i < n; i++) {
+        head.length += (uint32_t) pieces[i].len;
+    }
+    if (e == NULL) {
+        e = new_entry(l, q);
+    }
+    if (e == NULL || !grow_entry(l, e, e->len + sizeof(head) + head.length)) {
+        return false;
+    }
+    memcpy(e->bytes + e->len, &head, sizeof(head));
+    e->len += sizeof(head);
+    for (i = 0; i < n; i++) {
+        if (pieces[i].len != 0) {
+            memcpy(e->bytes + e->len, pieces[i].base, pieces[i].len);
+            e->len += pieces[i].len;
+        }
+    }
+    e->last = ++q->last;
+    tr_ledger_due(l, q);
+    return true;
+}
+
+/* The last record of q's output: says why there is no more. */
+static void
+append_error(tr_ledger_t *l, tr_ledger_request_t *q, tr_status_t status,
+             const char *message)
+{
+    tr_wire_error_t head = { .status = status,
+                             .message_len = (uint32_t) strlen(message),
+                             .prompt_tokens = q->end.prompt_tokens,
+                             .completion_tokens = q->end.completion_tokens };
+    tr_ring_piece_t pieces[] = { { &head, sizeof(head) },
+                                 { message, head.message_len } };
+
+    q->closed = true;
+    if (!append(l, q, TR_RECORD_ERROR, pieces, 2)) {
+        q->output = false; /* not even that: what is there stays open */
+        drop_unacked(l, q, NULL);
+    }
+}
+
+static void
+count_lost(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    l->lost += !q->counted;
+    q->counted = true;
+    q->dirty |= TR_LEDGER_STATE;
+    tr_ledger_due(l, q);
+}
+
+/* Something of q's output is missing from here on. */
+static void
+lose_output(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    tr_ledger_entry_t *sent = q->unacked;
+
+    if (!q->output) {
+        return;
+    }
+    q->gap = true;
+    count_lost(l, q);
+    /* what may stand in Redis by now must not be followed by a hole */
+    drop_unacked(l, q, sent != NULL && sent->sent ? sent : NULL);
+    append_error(l, q, TR_ERR_INTERNAL, GAP_MESSAGE);
+}
+
+/* ---- what is told ------------------------------------------------------- */
+
+static int64_t
+unix_ms(const tr_ledger_t *l, uint64_t us)
+{
+    return us == 0 ? 0 : ((int64_t) us + l->realtime_us) / 1000;
+}
+
+/* Room for one more request: the oldest that ended makes way. */
+static bool
+room_for_request(tr_ledger_t *l)
+{
+    tr_ledger_request_t *q = l->first, *next;
+
+    for (; !has_room(l, sizeof(*q)) && q != NULL; q = next) {
+        next = q->next;
+        if (q->ended && !q->sending && q->writing == 0) {
+            l->lost += !q->counted;
+            free_request(l, q);
+        }
+    }
+    return has_room(l, sizeof(*q));
+}
+
+static void
+take_arrived(tr_ledger_t *l, uint64_t id, const uint8_t *payload)
+{
+    tr_report_arrived_t note;
+    tr_ledger_request_t *q;
+
+    memcpy(&note, payload, sizeof(note));
+    q = room_for_request(l) ? calloc(1, sizeof(*q)) : NULL;
+    if (q == NULL) {
+        l->lost++;
+        return;
+    }
+    q->id = id;
+    memcpy(q->completion, note.completion, TR_COMPLETION_LEN);
+    memcpy(q->owner, note.owner, TR_OWNER_LEN);
+    memcpy(q->request_id, note.request_id, TR_REQUEST_ID_MAX);
+    q->endpoint = note.endpoint;
+    q->flags = note.flags;
+    q->created_ms = unix_ms(l, note.arrival_us);
+    q->fresh = true;
+    q->output = (note.flags & TR_SUBMIT_RESUMABLE) != 0;
+    q->dirty = TR_LEDGER_IDENTITY | TR_LEDGER_STATE;
+    link_request(l, q);
+    tr_ledger_due(l, q);
+}
+
+static void
+take_accepted(tr_ledger_t *l, tr_ledger_request_t *q, const uint8_t *payload,
+              size_t len)
+{
+    tr_wire_accepted_t head;
+    tr_wire_bytes_t model;
+
+    if (tr_wire_accepted_parse(payload, len, &head, &model) == TR_OK) {
+        q->stream = (head.flags & TR_ACCEPTED_STREAM) != 0;
+        q->end.choices = head.choices;
+        q->end.prompt_tokens = head.prompt_tokens;
+        q->dirty |= TR_LEDGER_ACCEPTED;
+        tr_ledger_due(l, q);
+    }
+}
+
+static bool
+is_last(uint16_t type, const uint8_t *payload, size_t len)
+{
+    tr_wire_finish_t finish;
+
+    return type == TR_RECORD_ERROR
+           || (type == TR_RECORD_FINISH
+               && tr_wire_finish_parse(payload, len, &finish) == TR_OK
+               && (finish.flags & TR_FINISH_LAST) != 0);
+}
+
+static void
+take_record(tr_ledger_t *l, tr_ledger_request_t *q, uint16_t type,
+            const uint8_t *payload, size_t len)
+{
+    tr_ring_piece_t piece = { payload, len };
+
+    if (type == TR_RECORD_ACCEPTED) {
+        take_accepted(l, q, payload, len);
+    }
+    if (!q->output || q->closed) {
+        return;
+    }
+    /* an entry at most doubles */
+    if (!has_room(l, sizeof(tr_ledger_entry_t) + 2 * (len + 256)
+                         + (open_entry(q) != NULL ? q->tail->cap : 0))
+        || !append(l, q, type, &piece, 1)) {
+        lose_output(l, q);
+        return;
+    }
+    q->closed = is_last(type, payload, len);
+}
+
+static void
+take_state(tr_ledger_t *l, tr_ledger_request_t *q, uint8_t state,
+           int64_t *at_ms, const uint8_t *payload)
+{
+    uint64_t us;
+
+    memcpy(&us, payload, sizeof(us));
+    *at_ms = unix_ms(l, us);
+    if (q->state < state) {
+        q->state = state;
+        q->dirty |= TR_LEDGER_STATE;
+        tr_ledger_due(l, q);
+    }
+}
+
+static void
+apply_end(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    const tr_report_end_t *end = &q->end;
+
+    q->ended = true;
+    l->live--;
+    q->state = end->state;
+    q->dirty |= TR_LEDGER_STATE | TR_LEDGER_ACCEPTED | TR_LEDGER_FINAL;
+    if (end->scheduled_us != 0) {
+        q->started_ms = unix_ms(l, end->scheduled_us);
+    }
+    if (end->first_token_us != 0) {
+        q->first_token_ms = unix_ms(l, end->first_token_us);
+    }
+    q->finished_ms = unix_ms(l, end->ended_us);
+    if (q->output && !q->closed) {
+        if (end->lost) {
+            lose_output(l, q);
+        } else {
+            append_error(l, q,
+                         end->status != TR_OK ? end->status : TR_ERR_CANCELLED,
+                         end->message[0] != '\0' ? end->message : LEFT_MESSAGE);
+        }
+    }
+    tr_ledger_due(l, q);
+}
+
+/* Its records may still be in the other ring: applied in the next round. */
+static void
+take_end(tr_ledger_t *l, tr_ledger_request_t *q, const uint8_t *payload)
+{
+    memcpy(&q->end, payload, sizeof(q->end));
+    q->end.message[sizeof(q->end.message) - 1] = '\0';
+    q->chain_ending = l->ending;
+    l->ending = q;
+}
+
+void
+tr_ledger_take(tr_ledger_t *l, const tr_record_t *rec, const uint8_t *payload)
+{
+    tr_ledger_request_t *q;
+
+    if (rec->type == TR_REPORT_ARRIVED) {
+        take_arrived(l, rec->id, payload);
+        return;
+    }
+    q = tr_ledger_find(l, rec->id);
+    if (q == NULL || q->ended) {
+        return; /* there was no memory for it */
+    }
+    switch (rec->type) {
+    case TR_REPORT_STARTED:
+        take_state(l, q, TR_REPORT_PREFILL, &q->started_ms, payload);
+        break;
+    case TR_REPORT_FIRST:
+        take_state(l, q, TR_REPORT_DECODE, &q->first_token_ms, payload);
+        break;
+    case TR_REPORT_DETACHED:
+        q->detached = true;
+        q->dirty |= TR_LEDGER_STATE;
+        tr_ledger_due(l, q);
+        break;
+    case TR_REPORT_LOST:
+        if (!q->closed) {
+            lose_output(l, q);
+        }
+        break;
+    case TR_REPORT_END:
+        take_end(l, q, payload);
+        break;
+    default:
+        take_record(l, q, rec->type, payload, rec->length);
+    }
+}
+
+void
+tr_ledger_apply_ends(tr_ledger_t *l)
+{
+    tr_ledger_request_t *q, *next;
+
+    for (q = l->ended_before; q != NULL; q = next) {
+        next = q->chain_ending;
+        apply_end(l, q);
+    }
+    l->ended_before = l->ending;
+    l->ending = NULL;
+}
+
+void
+tr_ledger_end_all(tr_ledger_t *l)
+{
+    tr_ledger_request_t *q;
+
+    tr_ledger_apply_ends(l);
+    tr_ledger_apply_ends(l);
+    for (q = l->first; q != NULL; q = q->next) {
+        if (!q->ended) {
+            q->end.state = TR_REPORT_FAILED;
+            q->end.status = TR_ERR_DRAINING;
+            snprintf(q->end.message, sizeof(q->end.message),
+                     "The engine has stopped");
+            apply_end(l, q);
+        }
+    }
+}
+
+/* ---- answers of Redis --------------------------------------------------- */
+
+bool
+tr_ledger_can_write(const tr_ledger_request_t *q)
+{
+    return (q->dirty != 0 && q->writing == 0)
+           || (q->unacked != NULL && !q->sending)
+           || (q->unsure && !q->asking);
+}
+
+static void
+settled(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    if (tr_ledger_can_write(q)) {
+        tr_ledger_due(l, q);
+    } else {
+        tr_ledger_settle(l, q);
+    }
+}
+
+void
+tr_ledger_settle(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    if (q->ended && q->dirty == 0 && q->writing == 0 && q->unacked == NULL
+        && !q->sending && !q->unsure) {
+        free_request(l, q);
+    }
+}
+
+void
+tr_ledger_fields_done(tr_ledger_t *l, tr_ledger_request_t *q, bool ok)
+{
+    if (ok) {
+        q->fresh = false;
+    } else {
+        q->dirty |= q->writing;
+    }
+    q->writing = 0;
+    settled(l, q);
+}
+
+void
+tr_ledger_entry_done(tr_ledger_t *l, tr_ledger_request_t *q, bool ok)
+{
+    q->sending = false;
+    if (ok && q->unacked != NULL) {
+        l->spare += entry_size(q->unacked);
+        q->unacked = q->unacked->next;
+    }
+    settled(l, q);
+}
+
+/* Everything that is kept counts as unacknowledged again. */
+static void
+rewind_output(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    tr_ledger_entry_t *e;
+
+    for (e = q->kept; e != q->unacked; e = e->next) {
+        l->spare -= entry_size(e);
+    }
+    q->unacked = q->kept;
+}
+
+void
+tr_ledger_found(tr_ledger_t *l, tr_ledger_request_t *q, uint32_t last)
+{
+    tr_ledger_entry_t *e;
+
+    q->unsure = q->asking = false;
+    if (!q->output) {
+        settled(l, q);
+        return;
+    }
+    rewind_output(l, q);
+    while ((e = q->unacked) != NULL && e->last <= last) {
+        l->spare += entry_size(e);
+        q->unacked = e->next;
+    }
+    if ((e != NULL ? e->first : q->last + 1) != last + 1) {
+        /* Redis lost what is not kept here any more */
+        rewind_output(l, q);
+        drop_unacked(l, q, NULL);
+        q->last = last;
+        q->gap = true;
+        count_lost(l, q);
+        append_error(l, q, TR_ERR_INTERNAL, GAP_MESSAGE);
+    }
+    settled(l, q);
+}
+
+void
+tr_ledger_give_up_fields(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    q->writing = 0;
+    q->fresh = false;
+    count_lost(l, q);
+    q->dirty = 0;
+    settled(l, q);
+}
+
+void
+tr_ledger_give_up_output(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    rewind_output(l, q);
+    drop_unacked(l, q, NULL);
+    q->output = q->sending = q->unsure = q->asking = false;
+    q->gap = true;
+    count_lost(l, q);
+    settled(l, q);
+}
+
+void
+tr_ledger_reset(tr_ledger_t *l)
+{
+    tr_ledger_request_t *q, *next;
+
+    for (q = l->first; q != NULL; q = next) {
+        next = q->next;
+        q->sending = q->asking = false;
+        q->writing = 0;
+        q->dirty = TR_LEDGER_IDENTITY | TR_LEDGER_STATE | TR_LEDGER_ACCEPTED
+                   | (q->ended ? TR_LEDGER_FINAL : 0);
+        q->expires_ms = q->output_expires_ms = 0;
+        if (q->fresh) {
+            tr_ledger_found(l, q, 0); /* what stands there will be deleted */
+        } else {
+            q->unsure = q->output && q->began;
+            tr_ledger_due(l, q);
+        }
+    }
+}
