@@ -12,6 +12,7 @@ int tr_cmd_generate(int argc, char **argv);
 int tr_cmd_chat(int argc, char **argv);
 int tr_cmd_tokenize(int argc, char **argv);
 int tr_cmd_stats(int argc, char **argv);
+int tr_cmd_drain(int argc, char **argv);
 int tr_cmd_bench(int argc, char **argv);
 int tr_cmd_eval(int argc, char **argv);
 int tr_cmd_calibrate(int argc, char **argv);

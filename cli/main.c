@@ -15,6 +15,7 @@ static const struct {
     { "generate", tr_cmd_generate, "answer one prompt, streaming" },
     { "chat", tr_cmd_chat, "talk to a model, turn by turn" },
     { "stats", tr_cmd_stats, "watch a running engine" },
+    { "drain", tr_cmd_drain, "let an engine finish and take nothing new" },
     { "bench", tr_cmd_bench, "measure latency and throughput" },
     { "eval", tr_cmd_eval, "compare KV policies on cases with answers" },
     { "calibrate", tr_cmd_calibrate, "find a KV policy's settings" },

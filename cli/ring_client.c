@@ -209,8 +209,8 @@ client_attach(tr_ring_client_t *c, const tr_welcome_t *welcome,
 
 static tr_status_t
 client_handshake(tr_ring_client_t *c, const char *path,
-                 const tr_ring_client_options_t *options, uint64_t deadline,
-                 tr_error_t *err)
+                 const tr_ring_client_options_t *options, uint32_t wish,
+                 uint64_t deadline, tr_error_t *err)
 {
     char why[TR_WELCOME_MESSAGE];
     int fds[TR_CHANNEL_FDS];
@@ -225,6 +225,7 @@ client_handshake(tr_ring_client_t *c, const char *path,
         hello.request_ring = options->request_ring;
         hello.response_ring = options->response_ring;
     }
+    hello.wish = wish;
     if (tr_fds_send(c->sock, &hello, sizeof(hello), NULL, 0) != 0) {
         return tr_error_set(err, TR_ERR_CLOSED, "",
                             "cannot greet the engine at %s: %s", path,
@@ -283,10 +284,10 @@ client_prepare(tr_ring_client_t *c, tr_error_t *err)
     return TR_OK;
 }
 
-tr_status_t
-tr_ring_client_connect(const char *path,
-                       const tr_ring_client_options_t *options, int timeout_ms,
-                       tr_ring_client_t **out, tr_error_t *err)
+static tr_status_t
+client_connect(const char *path, const tr_ring_client_options_t *options,
+               uint32_t wish, int timeout_ms, tr_ring_client_t **out,
+               tr_error_t *err)
 {
     uint64_t deadline = client_deadline(timeout_ms);
     tr_ring_client_t *c = calloc(1, sizeof(*c));
@@ -300,7 +301,7 @@ tr_ring_client_connect(const char *path,
     c->sock = c->bell_engine = c->bell_peer = c->epoll = -1;
     rc = client_dial(path, deadline, &c->sock, err);
     if (rc == TR_OK) {
-        rc = client_handshake(c, path, options, deadline, err);
+        rc = client_handshake(c, path, options, wish, deadline, err);
     }
     if (rc == TR_OK) {
         rc = client_prepare(c, err);
@@ -311,6 +312,23 @@ tr_ring_client_connect(const char *path,
     }
     *out = c;
     return TR_OK;
+}
+
+tr_status_t
+tr_ring_client_connect(const char *path,
+                       const tr_ring_client_options_t *options, int timeout_ms,
+                       tr_ring_client_t **out, tr_error_t *err)
+{
+    return client_connect(path, options, TR_WISH_NONE, timeout_ms, out, err);
+}
+
+tr_status_t
+tr_ring_client_wish(const char *path, uint32_t wish, int timeout_ms,
+                    tr_ring_client_t **out, tr_error_t *err)
+{
+    tr_ring_client_options_t small = { 64, 4096, 4096 };
+
+    return client_connect(path, &small, wish, timeout_ms, out, err);
 }
 
 static void

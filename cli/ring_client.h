@@ -60,6 +60,12 @@ tr_status_t tr_ring_client_connect(const char *path,
                                    int timeout_ms, tr_ring_client_t **out,
                                    tr_error_t *err);
 
+/* The same, small, for who wants something of the engine itself (enum
+ * tr_hello_wish).  TR_OK: it was granted, the status page shows it soon.
+ * TR_ERR_CLOSED: refused, the reason is in err. */
+tr_status_t tr_ring_client_wish(const char *path, uint32_t wish, int timeout_ms,
+                                tr_ring_client_t **out, tr_error_t *err);
+
 /* Ends what is in flight: the engine sees the hang-up.  NULL is allowed. */
 void tr_ring_client_close(tr_ring_client_t *c);
 

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -65,10 +66,16 @@ publish(tr_front_t *f)
     if (env->loop != NULL) {
         tr_loop_snapshot(env->loop, &a);
     }
-    a.state = env->draining ? TR_ENGINE_DRAINING : TR_ENGINE_READY;
-    if (env->draining) {
+    a.state = env->draining || env->refusing ? TR_ENGINE_DRAINING
+                                             : TR_ENGINE_READY;
+    if (a.state == TR_ENGINE_DRAINING) {
         a.queue_free = 0;
     }
+    a.inside = env->inside;
+    /* outputs may be longer than expected: it is never less than what is */
+    a.outstanding_tokens = env->outstanding > a.kv_tokens ? env->outstanding
+                                                          : a.kv_tokens;
+    env->wished = false;
     /* the first step after idling ends later than the last one of before: a
      * reader must not take the time in between for a stall */
     if (a.running == 0) {
@@ -83,18 +90,19 @@ publish(tr_front_t *f)
     f->published_us = env->now_us;
     f->stale = false;
     /* what was just handed to the loop is in no snapshot of it yet */
-    f->busy = a.running != 0 || a.waiting != 0
+    f->busy = a.running != 0 || a.waiting != 0 || env->inside != 0
               || (env->loop != NULL && tr_loop_outstanding(env->loop) != 0);
 }
 
 static void
 publish_when_due(tr_front_t *f)
 {
-    bool busy = f->busy
+    bool busy = f->busy || f->env.inside != 0
                 || (f->env.loop != NULL
                     && tr_loop_outstanding(f->env.loop) != 0);
 
-    if (busy && f->env.now_us - f->published_us >= PUBLISH_LEAST_US) {
+    if (f->env.wished
+        || (busy && f->env.now_us - f->published_us >= PUBLISH_LEAST_US)) {
         publish(f);
     } else if (busy) {
         f->busy = f->stale = true;
@@ -317,6 +325,17 @@ drained(const tr_front_t *f)
     return true;
 }
 
+/* `tokenring drain --exit`: like anybody else's SIGTERM, once. */
+static void
+leave_when_empty(tr_front_t *f)
+{
+    if (f->env.leaving && f->env.inside == 0) {
+        f->env.leaving = false;
+        tr_log(TR_LEVEL_NOTICE, "drained, leaving");
+        kill(getpid(), SIGTERM);
+    }
+}
+
 /* The loop ends what it still has; answers are sent if their peers take
  * them. */
 static void
@@ -357,6 +376,7 @@ front_run(void *arg)
     for (;;) {
         more = turn(f);
         publish_when_due(f);
+        leave_when_empty(f);
         if (atomic_load(&f->wanted) != RUN && !f->env.draining) {
             begin_drain(f);
             continue;

@@ -225,7 +225,8 @@ read_hello(tr_peer_t *p)
         return;
     }
     if (tr_hello_answer(&p->hello, p->env->status->generation, &welcome)
-        == TR_OK) {
+            == TR_OK
+        && tr_peer_wish(p, &welcome) == TR_OK) {
         open_channel(p, &welcome);
         return;
     }

@@ -14,7 +14,8 @@
  * A request is in its slot from the first SUBMIT part that is read to the
  * record that ends it: gathered here, parsed by intake, waiting to be answered,
  * then run by the step loop, which sends its output itself (outlet.h).
- * peer_requests.c is the way in, peer_replies.c answers.
+ * peer_requests.c is the way in, peer_replies.c answers; peer_wish.c is
+ * `tokenring drain`.
  */
 #ifndef TR_PEER_H
 #define TR_PEER_H
@@ -47,6 +48,7 @@ typedef struct {
     tr_request_t *request; /* NULL when free */
     size_t charged;        /* bytes of its body, counted in body_bytes */
     size_t laid_out;       /* bytes of its arena, counted in the env's */
+    uint64_t tokens;       /* what it will hold, counted in the env's */
     uint64_t declared;     /* body_len of its SUBMIT */
     uint32_t generation;   /* last one seen */
     uint8_t state;
@@ -68,7 +70,13 @@ typedef struct {
     size_t buf_size;
     uint64_t now_us;
     size_t laid_out; /* bytes of arenas, of all requests behind intake */
-    bool draining;
+    uint64_t outstanding; /* tokens (tr_status_admission_t) */
+    uint64_t answer_tokens; /* of a choice, average of late, times 16 */
+    uint32_t inside;        /* requests of all peers, in any state */
+    bool draining;          /* the process ends */
+    bool refusing;          /* `tokenring drain`: nothing new, no hurry */
+    bool leaving;           /* refusing, and then the process ends */
+    bool wished;            /* one of these changed: to be published */
     bool wake_loop; /* wishes changed or space came free in this turn */
 } tr_peer_env_t;
 
@@ -167,6 +175,16 @@ void tr_peer_end(tr_peer_t *p, tr_peer_slot_t *s);
 void tr_peer_detach(tr_peer_t *p, tr_peer_slot_t *s);
 /* Cancels the request with this report_id; false: it is not of this peer. */
 bool tr_peer_cancel(tr_peer_t *p, uint64_t report_id);
+
+/* ---- peer_wish.c -------------------------------------------------------- */
+
+/* What its hello wishes of the engine; TR_ERR_CLOSED: it may not, and welcome
+ * says so. */
+tr_status_t tr_peer_wish(tr_peer_t *p, tr_welcome_t *welcome);
+/* Counts what r, which the step loop takes, will hold at its end. */
+void tr_peer_charge_tokens(tr_peer_t *p, tr_peer_slot_t *s);
+/* r is over. */
+void tr_peer_uncharge_tokens(tr_peer_t *p, tr_peer_slot_t *s);
 
 /* ---- peer_replies.c ----------------------------------------------------- */
 

@@ -215,6 +215,7 @@ accept_request(tr_peer_t *p, tr_peer_slot_t *s)
     }
     if (reserve(p, r) == TR_OK) {
         s->state = TR_SLOT_RUNNING;
+        tr_peer_charge_tokens(p, s);
         rc = put_accepted(p, r);
         if (tr_ring_publish(&p->answers)) {
             p->ring = true;

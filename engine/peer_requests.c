@@ -43,10 +43,12 @@ tr_peer_end(tr_peer_t *p, tr_peer_slot_t *s)
     uncharge(p, s);
     p->env->laid_out -= s->laid_out;
     s->laid_out = 0;
+    tr_peer_uncharge_tokens(p, s);
     tr_request_free(s->request);
     s->request = NULL;
     s->state = TR_SLOT_FREE;
     p->n_requests--;
+    p->env->inside--;
 }
 
 void
@@ -302,7 +304,8 @@ first_part(tr_peer_t *p, const tr_record_t *rec, const uint8_t *payload)
     s->state = TR_SLOT_GATHERING;
     s->gathered = !(rec->flags & TR_FLAG_MORE);
     p->n_requests++;
-    if (p->env->draining) {
+    p->env->inside++;
+    if (p->env->draining || p->env->refusing) {
         tr_error_set(&r->error, TR_ERR_DRAINING, "",
                      "The engine is shutting "
                      "down");

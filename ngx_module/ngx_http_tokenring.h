@@ -14,6 +14,7 @@
  *     _handler.c    the content handler: routes, admission, waiting
  *     _body.c       the request body, from the client into the request ring
  *     _request.c    what the engine's records do to a request; hang-ups, timers
+ *     _retry.c      another engine for a request that lost its own
  *     _send.c       from pending text to the client, never more than it takes
  *     _openai.c     what responses look like; _logprobs.c a part of it
  *     _text.c       growing buffers, JSON strings
@@ -66,6 +67,9 @@
 
 #define NGX_HTTP_TOKENRING_RETRY_AFTER  1
 
+/* tokens of an answer, until the engine has counted the request itself */
+#define NGX_HTTP_TOKENRING_ANSWER       128
+
 
 typedef struct ngx_http_tokenring_peer_s    ngx_http_tokenring_peer_t;
 typedef struct ngx_http_tokenring_engine_s  ngx_http_tokenring_engine_t;
@@ -94,9 +98,11 @@ typedef struct {
 
 typedef struct {
     ngx_http_tokenring_ctx_t       *ctx;
+    uint64_t                        tokens;      /* counted in the peer's */
     uint32_t                        generation;
     uint32_t                        next;
     unsigned                        used:1;
+    unsigned                        known:1;     /* the engine counts it */
 } ngx_http_tokenring_slot_t;
 
 
@@ -136,6 +142,8 @@ struct ngx_http_tokenring_peer_s {
     ngx_http_tokenring_slot_t      *slots;
     uint32_t                        free;
     ngx_uint_t                      outstanding;
+    uint64_t                        guessed;     /* tokens, see load() */
+    uint64_t                        known;
 
     ngx_queue_t                     dirty;       /* something to send */
     ngx_queue_t                     starving;    /* waits for ring space */
@@ -173,6 +181,7 @@ typedef struct {
     ngx_atomic_t                    protocol_errors;
     ngx_atomic_t                    pauses;
     ngx_http_tokenring_process_t    processes[NGX_MAX_PROCESSES];
+    ngx_atomic_t                    retries;
 } ngx_http_tokenring_shared_t;
 
 
@@ -187,6 +196,7 @@ typedef struct {
 typedef struct {
     ngx_http_tokenring_engine_t    *engine;
     size_t                          buffer_size;
+    size_t                          retry_buffer;
     ngx_msec_t                      queue_timeout;
     ngx_msec_t                      first_token_timeout;
     ngx_msec_t                      idle_timeout;
@@ -239,6 +249,10 @@ struct ngx_http_tokenring_ctx_s {
     ngx_chain_t                    *body;
     ngx_chain_t                   **last_body;
     ngx_buf_t                      *piece;   /* of a body in a file */
+    ngx_chain_t                    *kept;    /* the whole body, to send again */
+    ngx_chain_t                   **last_kept;
+    size_t                          kept_size;
+    uint64_t                        tried;   /* bit: replica of the engine */
     ngx_http_tokenring_shared_t    *shared;
 
     /* from ACCEPTED */
@@ -281,6 +295,9 @@ struct ngx_http_tokenring_ctx_s {
 
     unsigned                        endpoint:8;
     unsigned                        foreign_body:1;  /* read before us */
+    unsigned                        lost_body:1;     /* not to be sent again */
+    unsigned                        retried:1;       /* its engine died */
+    unsigned                        resent:1;        /* it had an engine */
     unsigned                        submitted:1;     /* a part is out */
     unsigned                        complete:1;      /* and so is the last */
     unsigned                        resumable:1;
@@ -312,7 +329,8 @@ void ngx_http_tokenring_break(ngx_http_tokenring_peer_t *peer,
 ngx_uint_t ngx_http_tokenring_healthy(ngx_http_tokenring_peer_t *peer,
     ngx_msec_t stall, const char **why);
 tr_status_t ngx_http_tokenring_choose(ngx_http_tokenring_engine_t *engine,
-    ngx_msec_t stall, ngx_http_tokenring_peer_t **out);
+    ngx_msec_t stall, uint64_t tried, ngx_http_tokenring_peer_t **out);
+uint64_t ngx_http_tokenring_peer_bit(ngx_http_tokenring_peer_t *peer);
 void ngx_http_tokenring_exit(ngx_http_tokenring_peer_t *peer);
 void ngx_http_tokenring_peer_init(ngx_http_tokenring_peer_t *peer);
 
@@ -337,12 +355,16 @@ uint64_t ngx_http_tokenring_clock(void);
 ngx_int_t ngx_http_tokenring_handler(ngx_http_request_t *r);
 ngx_http_tokenring_ctx_t *ngx_http_tokenring_create_ctx(ngx_http_request_t *r,
     ngx_uint_t endpoint);
+ngx_int_t ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx);
+ngx_int_t ngx_http_tokenring_name_completion(ngx_http_tokenring_ctx_t *ctx,
+    u_char *p);
 void ngx_http_tokenring_wake(ngx_http_tokenring_engine_t *engine);
 void ngx_http_tokenring_wait_end(ngx_http_tokenring_ctx_t *ctx);
 
 /* _body.c */
 
 ngx_int_t ngx_http_tokenring_body_read(ngx_http_tokenring_ctx_t *ctx);
+void ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_body_feed(ngx_http_tokenring_peer_t *peer);
 
@@ -360,6 +382,15 @@ ngx_uint_t ngx_http_tokenring_client_left(ngx_http_request_t *r);
 void ngx_http_tokenring_hang_up(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_cleanup(void *data);
 void ngx_http_tokenring_pool_cleanup(void *data);
+
+/* _retry.c */
+
+ngx_int_t ngx_http_tokenring_keep(ngx_http_tokenring_ctx_t *ctx,
+    ngx_chain_t *in);
+void ngx_http_tokenring_forget(ngx_http_tokenring_ctx_t *ctx);
+ngx_int_t ngx_http_tokenring_rewind(ngx_http_tokenring_ctx_t *ctx);
+ngx_int_t ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx);
+void ngx_http_tokenring_resend(ngx_http_tokenring_ctx_t *ctx);
 
 /* _send.c */
 

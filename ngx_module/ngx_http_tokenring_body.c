@@ -78,6 +78,36 @@ ngx_http_tokenring_body_handler(ngx_http_request_t *r)
 }
 
 
+/* the request has another peer, which has seen nothing of it */
+
+void
+ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_int_t            rc;
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    ctx->body = NULL;
+    ctx->last_body = &ctx->body;
+
+    r->read_event_handler = ngx_http_tokenring_body_event;
+    r->write_event_handler = ngx_http_tokenring_write_handler;
+
+    ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_BODY);
+
+    rc = ctx->foreign_body ? ngx_http_tokenring_body_copy(ctx)
+                           : ngx_http_tokenring_rewind(ctx);
+
+    if (rc != NGX_OK) {
+        ngx_http_tokenring_body_fail(ctx, NGX_HTTP_INTERNAL_SERVER_ERROR);
+        return;
+    }
+
+    ngx_http_tokenring_body_send(ctx);
+}
+
+
 /* the client has sent more, or has left */
 
 static void
@@ -119,6 +149,11 @@ ngx_http_tokenring_body_take(ngx_http_tokenring_ctx_t *ctx)
 
     if (r->request_body == NULL) {
         return;
+    }
+
+    if (ngx_http_tokenring_keep(ctx, r->request_body->bufs) != NGX_OK) {
+        /* no memory for that: then without */
+        ngx_http_tokenring_forget(ctx);
     }
 
     *ctx->last_body = r->request_body->bufs;

@@ -18,6 +18,8 @@
 static ngx_int_t ngx_http_tokenring_doorbell_add(
     ngx_http_tokenring_peer_t *peer, int fd);
 static void ngx_http_tokenring_doorbell(ngx_event_t *ev);
+static void ngx_http_tokenring_slot_known(ngx_http_tokenring_peer_t *peer,
+    uint32_t n, tr_record_t *rec);
 static void ngx_http_tokenring_slot_free(ngx_http_tokenring_peer_t *peer,
     uint32_t n);
 
@@ -93,6 +95,8 @@ ngx_http_tokenring_channel_open(ngx_http_tokenring_peer_t *peer,
     }
 
     peer->outstanding = 0;
+    peer->guessed = 0;
+    peer->known = 0;
     peer->again = 0;
 
     tr_ring_producer_init(&peer->requests, peer->map.request,
@@ -171,6 +175,8 @@ ngx_http_tokenring_channel_close(ngx_http_tokenring_peer_t *peer)
     tr_channel_unmap(&peer->map);
 
     peer->outstanding = 0;
+    peer->guessed = 0;
+    peer->known = 0;
 }
 
 
@@ -330,6 +336,10 @@ ngx_http_tokenring_drain(ngx_http_tokenring_peer_t *peer, ngx_uint_t budget)
             return NGX_ERROR;
         }
 
+        if (rec.type == TR_RECORD_ACCEPTED) {
+            ngx_http_tokenring_slot_known(peer, n, &rec);
+        }
+
         /* an abandoned request still ends once, which frees its slot */
 
         if (rec.type == TR_RECORD_ERROR
@@ -397,6 +407,7 @@ ngx_int_t
 ngx_http_tokenring_slot_take(ngx_http_tokenring_peer_t *peer,
     ngx_http_tokenring_ctx_t *ctx)
 {
+    off_t                       len;
     uint32_t                    n;
     ngx_http_tokenring_slot_t  *slot;
 
@@ -419,10 +430,48 @@ ngx_http_tokenring_slot_take(ngx_http_tokenring_peer_t *peer,
         slot->generation = 1;
     }
 
+    /* until the engine has counted: four bytes a token */
+
+    len = ngx_max(ctx->request->headers_in.content_length_n, 0);
+
+    slot->tokens = (uint64_t) len / 4 + NGX_HTTP_TOKENRING_ANSWER;
+    slot->known = 0;
+    peer->guessed += slot->tokens;
+
+    ctx->tried |= ngx_http_tokenring_peer_bit(peer);
     ctx->peer = peer;
     ctx->id = TR_ID(n, slot->generation);
 
     return NGX_OK;
+}
+
+
+/* from now on the status page has it, with its answer; the prompt is sure */
+
+static void
+ngx_http_tokenring_slot_known(ngx_http_tokenring_peer_t *peer, uint32_t n,
+    tr_record_t *rec)
+{
+    tr_wire_bytes_t             model;
+    tr_wire_accepted_t          head;
+    ngx_http_tokenring_slot_t  *slot;
+
+    slot = &peer->slots[n];
+
+    if (slot->known
+        || tr_wire_accepted_parse(ngx_http_tokenring_scratch, rec->length,
+                                  &head, &model)
+           != TR_OK)
+    {
+        return;
+    }
+
+    peer->guessed -= slot->tokens;
+
+    slot->tokens = head.prompt_tokens;
+    slot->known = 1;
+
+    peer->known += slot->tokens;
 }
 
 
@@ -432,6 +481,13 @@ ngx_http_tokenring_slot_free(ngx_http_tokenring_peer_t *peer, uint32_t n)
     ngx_http_tokenring_slot_t  *slot;
 
     slot = &peer->slots[n];
+
+    if (slot->known) {
+        peer->known -= slot->tokens;
+
+    } else {
+        peer->guessed -= slot->tokens;
+    }
 
     slot->ctx = NULL;
     slot->used = 0;

@@ -21,9 +21,10 @@ static void ngx_http_tokenring_socket_read(ngx_event_t *rev);
 static void ngx_http_tokenring_welcome(ngx_http_tokenring_peer_t *peer);
 static void ngx_http_tokenring_complain(ngx_http_tokenring_peer_t *peer,
     ngx_err_t err, const char *what);
-static void ngx_http_tokenring_retry(ngx_http_tokenring_peer_t *peer);
+static void ngx_http_tokenring_redial(ngx_http_tokenring_peer_t *peer);
 static void ngx_http_tokenring_reconnect(ngx_event_t *ev);
 static void ngx_http_tokenring_lose_requests(ngx_http_tokenring_peer_t *peer);
+static uint64_t ngx_http_tokenring_load(ngx_http_tokenring_peer_t *peer);
 
 
 /* once a process, before anything else happens to the peer */
@@ -63,7 +64,7 @@ ngx_http_tokenring_connect(ngx_http_tokenring_peer_t *peer)
     }
 
     if (ngx_http_tokenring_socket(peer) != NGX_OK) {
-        ngx_http_tokenring_retry(peer);
+        ngx_http_tokenring_redial(peer);
         return;
     }
 
@@ -418,10 +419,13 @@ ngx_http_tokenring_close(ngx_http_tokenring_peer_t *peer)
         ngx_http_tokenring_process_connected(peer, 0);
         ngx_http_tokenring_lose_requests(peer);
         ngx_http_tokenring_channel_close(peer);
+
+        /* some go to another engine, which may be this one, back again */
+        ngx_http_tokenring_flush_dirty(peer);
     }
 
     ngx_http_tokenring_wake(peer->engine);
-    ngx_http_tokenring_retry(peer);
+    ngx_http_tokenring_redial(peer);
 }
 
 
@@ -473,13 +477,11 @@ ngx_http_tokenring_lose_requests(ngx_http_tokenring_peer_t *peer)
                                 "this request");
         ngx_http_tokenring_dirty(peer, ctx);
     }
-
-    ngx_http_tokenring_flush_dirty(peer);
 }
 
 
 static void
-ngx_http_tokenring_retry(ngx_http_tokenring_peer_t *peer)
+ngx_http_tokenring_redial(ngx_http_tokenring_peer_t *peer)
 {
     ngx_msec_t  delay;
 
@@ -558,11 +560,44 @@ ngx_http_tokenring_healthy(ngx_http_tokenring_peer_t *peer, ngx_msec_t stall,
 }
 
 
-/* the peer with the least to do; TR_AGAIN: a handshake is under way */
+/*
+ * What an engine has to do, in tokens: prompts and, as far as one can know,
+ * answers of all requests inside (the rule is in docs/fleet.md).  The engine
+ * counts them on its status page, for all workers alike; on top come those that
+ * we have sent and that it has not counted yet.  A page that is late, or an
+ * engine that does not count, cannot hide the prompts of ours.
+ */
+
+static uint64_t
+ngx_http_tokenring_load(ngx_http_tokenring_peer_t *peer)
+{
+    uint64_t  tokens;
+
+    /* the engine's memory: nothing that it writes may overflow below */
+    tokens = ngx_min(peer->admission.outstanding_tokens,
+                     (uint64_t) 1 << 40);
+
+    return ngx_max(tokens, peer->known) + peer->guessed + 1;
+}
+
+
+/* a replica in a mask; of very many, some share a bit */
+
+uint64_t
+ngx_http_tokenring_peer_bit(ngx_http_tokenring_peer_t *peer)
+{
+    return (uint64_t) 1 << (peer->replica % 64);
+}
+
+
+/*
+ * The peer with the least to do, of those not tried yet; TR_AGAIN: a handshake
+ * is under way.
+ */
 
 tr_status_t
 ngx_http_tokenring_choose(ngx_http_tokenring_engine_t *engine, ngx_msec_t stall,
-    ngx_http_tokenring_peer_t **out)
+    uint64_t tried, ngx_http_tokenring_peer_t **out)
 {
     uint64_t                    load, best_load;
     ngx_uint_t                  i, n, pending;
@@ -582,6 +617,10 @@ ngx_http_tokenring_choose(ngx_http_tokenring_engine_t *engine, ngx_msec_t stall,
 
     for (i = 0; i < n; i++) {
         peer = &peers[(engine->turn + i) % n];
+
+        if (tried & ngx_http_tokenring_peer_bit(peer)) {
+            continue;
+        }
 
         if (peer->state == NGX_HTTP_TOKENRING_IDLE
             && !ngx_exiting
@@ -616,8 +655,7 @@ ngx_http_tokenring_choose(ngx_http_tokenring_engine_t *engine, ngx_msec_t stall,
             continue;
         }
 
-        load = (uint64_t) peer->admission.running + peer->admission.waiting;
-        load = ngx_max(load, peer->outstanding) + 1;
+        load = ngx_http_tokenring_load(peer);
 
         if (best == NULL || load * best->weight < best_load * peer->weight) {
             best = peer;

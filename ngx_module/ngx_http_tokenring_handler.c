@@ -28,7 +28,6 @@ static ngx_int_t ngx_http_tokenring_refuse_method(ngx_http_request_t *r,
     ngx_str_t *allow);
 static ngx_int_t ngx_http_tokenring_name_request(
     ngx_http_tokenring_ctx_t *ctx);
-static ngx_int_t ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx);
 
 
@@ -278,6 +277,30 @@ ngx_http_tokenring_create_ctx(ngx_http_request_t *r, ngx_uint_t endpoint)
 }
 
 
+/* 128 random bits in hex, at p */
+
+ngx_int_t
+ngx_http_tokenring_name_completion(ngx_http_tokenring_ctx_t *ctx, u_char *p)
+{
+    u_char  random[TR_COMPLETION_LEN / 2];
+
+    if (getrandom(random, sizeof(random), GRND_NONBLOCK)
+        != (ssize_t) sizeof(random))
+    {
+        ngx_log_error(NGX_LOG_ALERT, ctx->request->connection->log, ngx_errno,
+                      "getrandom() failed");
+        return NGX_ERROR;
+    }
+
+    ctx->completion.data = p;
+    ctx->completion.len = TR_COMPLETION_LEN;
+
+    ngx_hex_dump(p, random, sizeof(random));
+
+    return NGX_OK;
+}
+
+
 /*
  * The completion's id is always ours, since nobody may guess it; the request's
  * is the client's X-Request-Id, if that is fit for a log and a header.
@@ -286,7 +309,7 @@ ngx_http_tokenring_create_ctx(ngx_http_request_t *r, ngx_uint_t endpoint)
 static ngx_int_t
 ngx_http_tokenring_name_request(ngx_http_tokenring_ctx_t *ctx)
 {
-    u_char               random[16], *p;
+    u_char              *p;
     ngx_uint_t           i, j;
     ngx_list_part_t     *part;
     ngx_table_elt_t     *h;
@@ -294,28 +317,19 @@ ngx_http_tokenring_name_request(ngx_http_tokenring_ctx_t *ctx)
 
     r = ctx->request;
 
-    if (getrandom(random, sizeof(random), GRND_NONBLOCK)
-        != (ssize_t) sizeof(random))
-    {
-        ngx_log_error(NGX_LOG_ALERT, r->connection->log, ngx_errno,
-                      "getrandom() failed");
-        return NGX_ERROR;
-    }
-
-    p = ngx_pnalloc(r->pool, sizeof("req_") - 1 + 2 * sizeof(random));
+    p = ngx_pnalloc(r->pool, sizeof("req_") - 1 + TR_COMPLETION_LEN);
     if (p == NULL) {
         return NGX_ERROR;
     }
 
     ctx->request_id.data = p;
-    ctx->request_id.len = sizeof("req_") - 1 + 2 * sizeof(random);
+    ctx->request_id.len = sizeof("req_") - 1 + TR_COMPLETION_LEN;
 
     p = ngx_cpymem(p, "req_", sizeof("req_") - 1);
 
-    ctx->completion.data = p;
-    ctx->completion.len = 2 * sizeof(random);
-
-    ngx_hex_dump(p, random, sizeof(random));
+    if (ngx_http_tokenring_name_completion(ctx, p) != NGX_OK) {
+        return NGX_ERROR;
+    }
 
     part = &r->headers_in.headers.part;
     h = part->elts;
@@ -363,7 +377,7 @@ ngx_http_tokenring_name_request(ngx_http_tokenring_ctx_t *ctx)
  * NGX_DECLINED: it is refused, the failure stands in ctx.
  */
 
-static ngx_int_t
+ngx_int_t
 ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx)
 {
     tr_status_t                   rc;
@@ -373,7 +387,8 @@ ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx)
 
     engine = ctx->conf->engine;
 
-    rc = ngx_http_tokenring_choose(engine, ctx->conf->stall_timeout, &peer);
+    rc = ngx_http_tokenring_choose(engine, ctx->conf->stall_timeout,
+                                   ctx->tried, &peer);
 
     if (rc == TR_OK && ngx_http_tokenring_slot_take(peer, ctx) == NGX_OK) {
         return NGX_OK;
@@ -458,6 +473,13 @@ ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx)
     rc = ngx_http_tokenring_admit(ctx);
 
     if (rc == NGX_AGAIN) {
+        return;
+    }
+
+    if (ctx->resent) {
+        /* its body is here, its reference the one of reading it */
+        ngx_http_tokenring_resend(ctx);
+        ngx_http_run_posted_requests(c);
         return;
     }
 

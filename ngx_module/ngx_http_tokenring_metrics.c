@@ -102,6 +102,11 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       "Requests queued, preempted ones included.",
       ngx_http_tokenring_sample_u32, ngx_http_tokenring_admission(waiting) },
 
+    { "tokenring_outstanding_tokens", "gauge",
+      "Tokens that the requests inside will have cached at their end.",
+      ngx_http_tokenring_sample_u64,
+      ngx_http_tokenring_admission(outstanding_tokens) },
+
     { "tokenring_queue_free", "gauge",
       "Requests that the queue would still take.",
       ngx_http_tokenring_sample_u32,
@@ -772,11 +777,16 @@ ngx_http_tokenring_gateway(ngx_http_tokenring_page_t *page)
         "Connections to engines that were lost.\n"
         "# TYPE tokenring_gateway_engine_losses_total counter\n"
         "tokenring_gateway_engine_losses_total %uA\n"
+        "# HELP tokenring_gateway_retries_total "
+        "Requests sent again, to another engine.\n"
+        "# TYPE tokenring_gateway_retries_total counter\n"
+        "tokenring_gateway_retries_total %uA\n"
         "# HELP tokenring_gateway_protocol_errors_total "
         "Channels closed since an engine broke the protocol.\n"
         "# TYPE tokenring_gateway_protocol_errors_total counter\n"
         "tokenring_gateway_protocol_errors_total %uA\n",
         active, shared->pauses, shared->engine_losses,
+        shared->retries,
         shared->protocol_errors);
 }
 

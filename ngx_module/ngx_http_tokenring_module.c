@@ -84,6 +84,13 @@ static ngx_command_t  ngx_http_tokenring_commands[] = {
       offsetof(ngx_http_tokenring_loc_conf_t, buffer_size),
       NULL },
 
+    { ngx_string("tokenring_retry_buffer"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_size_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_tokenring_loc_conf_t, retry_buffer),
+      NULL },
+
     { ngx_string("tokenring_queue_timeout"),
       NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
       ngx_conf_set_msec_slot,
@@ -291,6 +298,7 @@ ngx_http_tokenring_create_loc_conf(ngx_conf_t *cf)
      */
 
     conf->buffer_size = NGX_CONF_UNSET_SIZE;
+    conf->retry_buffer = NGX_CONF_UNSET_SIZE;
     conf->queue_timeout = NGX_CONF_UNSET_MSEC;
     conf->first_token_timeout = NGX_CONF_UNSET_MSEC;
     conf->idle_timeout = NGX_CONF_UNSET_MSEC;
@@ -313,6 +321,8 @@ ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     ngx_conf_merge_size_value(conf->buffer_size, prev->buffer_size,
                               256 * 1024);
+    ngx_conf_merge_size_value(conf->retry_buffer, prev->retry_buffer,
+                              1024 * 1024);
     ngx_conf_merge_msec_value(conf->queue_timeout, prev->queue_timeout, 30000);
     ngx_conf_merge_msec_value(conf->first_token_timeout,
                               prev->first_token_timeout, 300000);

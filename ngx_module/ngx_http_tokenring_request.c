@@ -176,6 +176,11 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
 
     if (ctx->first_us == 0) {
         ctx->first_us = ctx->last_us;
+
+        if (ctx->stream) {
+            /* the client will have seen some of it: it stays where it is */
+            ngx_http_tokenring_forget(ctx);
+        }
     }
 
     if (ctx->gone || ctx->error) {

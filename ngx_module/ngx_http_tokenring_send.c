@@ -38,6 +38,10 @@ ngx_http_tokenring_flush(ngx_http_tokenring_ctx_t *ctx)
         return;
     }
 
+    if (ctx->error && ngx_http_tokenring_retry(ctx) == NGX_OK) {
+        return;
+    }
+
     if (ctx->error && !ctx->request->header_sent) {
         ngx_http_tokenring_finalize(ctx,
                                     ngx_http_tokenring_send_failure(ctx));

@@ -74,6 +74,15 @@
 
 enum tr_peer_role { TR_ROLE_WORKER = 1, TR_ROLE_CLI = 2 };
 
+/* What a command line wants of the engine itself.  Only the engine's own user
+ * and root may wish (SO_PEERCRED); others are refused. */
+enum tr_hello_wish {
+    TR_WISH_NONE = 0,
+    TR_WISH_DRAIN = 1,  /* nothing new; what is inside goes on to its end */
+    TR_WISH_LEAVE = 2,  /* the same, then the process ends */
+    TR_WISH_UNDRAIN = 3 /* takes new requests again */
+};
+
 /* peer -> engine, first bytes on the socket */
 typedef struct {
     uint64_t magic; /* TR_CHANNEL_MAGIC */
@@ -82,7 +91,8 @@ typedef struct {
     uint32_t slots;        /* wanted, 0: default; engine rounds and bounds */
     uint32_t request_ring; /* wanted capacity in bytes, 0: default */
     uint32_t response_ring;
-    uint32_t reserved[6];
+    uint32_t wish; /* enum tr_hello_wish, of TR_ROLE_CLI */
+    uint32_t reserved[5];
 } tr_hello_t;
 
 _Static_assert(sizeof(tr_hello_t) == 56, "HELLO is fixed for all versions");
@@ -548,6 +558,13 @@ tr_hello_answer(const tr_hello_t *hello, uint64_t generation, tr_welcome_t *out)
                  "unknown role %u, known are %u (worker) "
                  "and %u (command line)",
                  hello->role, TR_ROLE_WORKER, TR_ROLE_CLI);
+        tr_welcome_refuse(out, why);
+        return TR_ERR_PROTOCOL;
+    }
+    if (hello->wish > TR_WISH_UNDRAIN
+        || (hello->wish != TR_WISH_NONE && hello->role != TR_ROLE_CLI)) {
+        snprintf(why, sizeof(why), "unknown wish %u of role %u", hello->wish,
+                 hello->role);
         tr_welcome_refuse(out, why);
         return TR_ERR_PROTOCOL;
     }

@@ -74,6 +74,12 @@ typedef struct {
     uint64_t kv_tokens;        /* tokens cached now */
     uint64_t kv_full_bytes;    /* what these tokens would take at 16 bits */
     uint64_t kv_swapped_pages; /* of preempted sequences, in host memory */
+    /* Tokens that the requests inside will have in the cache at their end:
+     * prompts, and for each choice what one takes here on average, at most its
+     * max_tokens.  By this workers share the load among engines. */
+    uint64_t outstanding_tokens;
+    uint32_t inside; /* requests, from their first part to their last record */
+    uint32_t reserved;
 } tr_status_admission_t;
 
 #define TR_STATUS_ADMISSION_WORDS (sizeof(tr_status_admission_t) / 8)

@@ -533,6 +533,129 @@ test_drain(void **state)
     rig_stop(&rig);
 }
 
+/* ---- `tokenring drain` -------------------------------------------------- */
+
+static tr_ring_client_t *
+wish(const rig_t *rig, uint32_t what)
+{
+    tr_ring_client_t *c;
+    tr_error_t err;
+
+    if (tr_ring_client_wish(rig->config.socket, what, PATIENCE_MS, &c, &err)
+        != TR_OK) {
+        fail_msg("%s", err.text);
+    }
+    return c;
+}
+
+/* What is inside, run, queued or half sent, goes on to its end; what is new is
+ * refused, until the wish is taken back. */
+static void
+test_drain_wish(void **state)
+{
+    const char *sixty = "{\"prompt\":[5],\"max_tokens\":60}";
+    tr_ring_client_t *c, *admin, *undo;
+    tr_status_admission_t a;
+    tr_ring_event_t end;
+    uint64_t ids[2];
+    unsigned left = 2;
+    rig_t rig;
+    raw_t raw;
+
+    (void) state;
+    rig_start(&rig, "null_rate", "200", "max_num_seqs", "1", NULL);
+    c = rig_client(&rig, 0);
+    ids[0] = rig_submit(c, sixty, strlen(sixty));
+    while (rig_event(c).type != TR_RECORD_STARTED) {
+    }
+    ids[1] = rig_submit(c, HELLO_BODY, strlen(HELLO_BODY));
+    while (rig_event(c).id != ids[1]) {
+    }
+    raw_open(&raw, &rig, 0);
+    raw_submit(&raw, TR_ID(0, 1), "{\"prompt\":[5],", TR_BODY_UNKNOWN, true);
+    do {
+        tr_ring_client_admission(c, &a);
+    } while (a.inside != 3);
+
+    admin = wish(&rig, TR_WISH_DRAIN);
+    wait_draining(admin);
+    end = rig_run(admin, HELLO_BODY);
+    assert_int_equal(end.type, TR_RECORD_ERROR);
+    assert_int_equal(end.head.error.status, TR_ERR_DRAINING);
+
+    while (left != 0) {
+        end = rig_event(c);
+        if (end.last && (end.id == ids[0] || end.id == ids[1])) {
+            assert_int_equal(end.type, TR_RECORD_FINISH);
+            assert_int_equal(end.head.finish.reason, TR_FINISH_LENGTH);
+            left--;
+        }
+    }
+    raw_part(&raw, TR_ID(0, 1), "\"max_tokens\":3}", false);
+    assert_int_equal(raw_end(&raw, TR_ID(0, 1)), TR_FINISH_LENGTH);
+    do {
+        tr_ring_client_admission(admin, &a);
+    } while (a.inside != 0);
+    assert_int_equal(a.state, TR_ENGINE_DRAINING);
+
+    undo = wish(&rig, TR_WISH_UNDRAIN);
+    do {
+        tr_ring_client_admission(undo, &a);
+    } while (a.state != TR_ENGINE_READY);
+    rig_check_alive(&rig);
+    tr_ring_client_close(undo);
+    tr_ring_client_close(admin);
+    tr_ring_client_close(c);
+    raw_close(&raw);
+    rig_stop(&rig);
+}
+
+/* Prompts and answers of all choices; an answer is as long as the last ones
+ * were, at most as long as it may be. */
+static void
+test_outstanding_tokens(void **state)
+{
+    const char *two = "{\"prompt\":[5,6,7],\"n\":2,\"max_tokens\":3000}";
+    tr_status_admission_t a;
+    tr_ring_client_t *c;
+    uint64_t id;
+    rig_t rig;
+    int i;
+
+    (void) state;
+    rig_start(&rig, "null_rate", "100", NULL);
+    c = rig_client(&rig, 0);
+    id = rig_submit(c, two, strlen(two));
+    wait_running(c, 1);
+    tr_ring_client_admission(c, &a);
+    assert_int_equal(a.inside, 1);
+    assert_int_equal(a.outstanding_tokens, 2 * (3 + 128));
+    tr_ring_client_abort(c, id);
+    wait_running(c, 0);
+    do {
+        tr_ring_client_admission(c, &a);
+    } while (a.inside != 0);
+    assert_int_equal(a.outstanding_tokens, 0);
+
+    /* an abort has taught nothing, a hundred answers of 3 tokens have */
+    for (i = 0; i < 100; i++) {
+        while (!rig_event(c).last) {
+        }
+        id = rig_submit(c, HELLO_BODY, strlen(HELLO_BODY));
+    }
+    while (!rig_event(c).last) {
+    }
+    do {
+        tr_ring_client_admission(c, &a);
+    } while (a.inside != 0);
+    id = rig_submit(c, two, strlen(two));
+    wait_running(c, 1);
+    tr_ring_client_admission(c, &a);
+    assert_in_range(a.outstanding_tokens, 2 * (3 + 3), 2 * (3 + 5));
+    tr_ring_client_close(c);
+    rig_stop(&rig);
+}
+
 /* What runs goes on to its end, what waits for it is refused at once. */
 static void
 test_drain_queue(void **state)
@@ -651,6 +774,8 @@ main(void)
         cmocka_unit_test(test_killed),
         cmocka_unit_test(test_drain),
         cmocka_unit_test(test_drain_queue),
+        cmocka_unit_test(test_drain_wish),
+        cmocka_unit_test(test_outstanding_tokens),
         cmocka_unit_test(test_drain_timeout),
         cmocka_unit_test(test_stop),
     };

@@ -185,7 +185,8 @@ class Engine {
 class Stack {
   // engine: settings of the engine "main", or null for none at the start
   // engines: {name: settings} of more of them
-  // workers, http, server, location, pass: text for nginx.conf
+  // workers, http, server, location, pass: text for nginx.conf; DIR in http
+  //   stands for the directory
   // http2: a second port with TLS and HTTP/2
   static async start(options = {}) {
     const stack = new Stack(options);
@@ -270,7 +271,7 @@ ${temp}
     keepalive_timeout 60s;
     tokenring_engine main ${[this.engine, ...this.others]
       .map((e) => `unix:${e.socket}`).join(' ')};
-    ${o.http || ''}
+    ${(o.http || '').replaceAll('DIR', this.dir)}
     server {
         listen 127.0.0.1:${this.port} reuseport backlog=4096;
         ${o.http2 ? `listen 127.0.0.1:${this.tlsPort} ssl http2;

@@ -1,0 +1,192 @@
+/*
+ * tokenring drain: takes an engine out of service without losing a request.
+ *
+ * From now on the engine refuses what is new, and NGINX's workers turn to the
+ * other engines of the same name; what is inside goes on to its end, however
+ * long that takes.  The command shows how many requests are left until there
+ * are none.  It says so in the hello of an ordinary connection (channel.h), and
+ * only the engine's own user and root may.  Stopping the command changes
+ * nothing: the engine stays drained until --undo.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "cli.h"
+#include "options.h"
+#include "ring_client.h"
+#include "terminal.h"
+
+#define SOCKET_DIR "/run/tokenring"
+#define CONNECT_MS 5000
+#define LOOK_MS 200
+
+static struct {
+    bool leave, undo;
+    double timeout;
+    const char *path;
+    tr_ring_client_t *client;
+} g;
+
+static tr_option_t options[] = {
+    { "exit", 'x', TR_OPTION_FLAG, &g.leave, NULL,
+      "and let the engine's process end then", 0, 0, NULL, false },
+    { "undo", 'u', TR_OPTION_FLAG, &g.undo, NULL,
+      "take new requests again", 0, 0, NULL, false },
+    { "timeout", 't', TR_OPTION_NUMBER, &g.timeout, "SECONDS",
+      "wait no longer (exit status 1); the engine stays drained", 0.1, 1e6,
+      NULL, false },
+    { NULL, 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0, NULL, false }
+};
+
+static const tr_command_t command = {
+    "tokenring drain [options] NAME|SOCKET",
+    "Lets a running engine finish what it has and take nothing new, and waits\n"
+    "until nothing is left.  NAME stands for " SOCKET_DIR "/NAME.sock.",
+    "  tokenring drain main\n"
+    "  tokenring drain --exit /run/tokenring/second.sock",
+    options
+};
+
+static int
+complain(const char *what)
+{
+    fprintf(stderr, "tokenring drain: %s\n", what);
+    return 1;
+}
+
+/* Waits for records that never come: notices the engine's hang-up, and a
+ * signal.  True while the engine is there. */
+static bool
+look(tr_status_admission_t *a)
+{
+    tr_error_t err = { 0 };
+    tr_ring_event_t event;
+    tr_status_t rc = tr_ring_client_poll(g.client, LOOK_MS, &event, &err);
+
+    tr_ring_client_admission(g.client, a);
+    return rc == TR_AGAIN || rc == TR_OK;
+}
+
+/* The page shows what was wished a moment later; an engine that is being shut
+ * down never shows READY again. */
+static bool
+wait_for_state(uint32_t state)
+{
+    uint64_t end = tr_now_us() + (uint64_t) CONNECT_MS * 1000;
+    tr_status_admission_t a;
+
+    do {
+        tr_ring_client_admission(g.client, &a);
+        if (a.state == state) {
+            return true;
+        }
+    } while (look(&a) && tr_now_us() < end && !tr_interrupted());
+    return a.state == state;
+}
+
+/* One line whenever the number of requests has changed. */
+static void
+show(const tr_status_admission_t *a, int64_t *shown)
+{
+    if (*shown != (int64_t) a->inside) {
+        printf("%u requests left (%u running, %u waiting)\n", a->inside,
+               a->running, a->waiting);
+        fflush(stdout);
+        *shown = a->inside;
+    }
+}
+
+static int
+wait_until_empty(void)
+{
+    uint64_t end = tr_now_us() + (uint64_t) (g.timeout * 1e6);
+    tr_status_admission_t a;
+    int64_t shown = -1;
+    bool there;
+
+    do {
+        there = look(&a);
+        if (there) {
+            show(&a, &shown);
+        }
+        if (a.inside == 0 && (!there || !g.leave)) {
+            printf(there ? "drained\n" : "drained, and the engine has left\n");
+            return 0;
+        }
+        if (!there) {
+            return complain("the engine ended before its requests did");
+        }
+        if (a.state != TR_ENGINE_DRAINING) {
+            return complain("somebody took the drain back");
+        }
+        if (g.timeout > 0 && tr_now_us() >= end) {
+            return complain("not within the time; the engine stays drained "
+                            "(--undo takes it back)");
+        }
+    } while (!tr_interrupted());
+    return complain("interrupted; the engine stays drained (--undo takes it "
+                    "back)");
+}
+
+static int
+drain(void)
+{
+    uint32_t wish = g.undo    ? TR_WISH_UNDRAIN
+                    : g.leave ? TR_WISH_LEAVE
+                              : TR_WISH_DRAIN;
+    tr_error_t err = { 0 };
+
+    if (tr_ring_client_wish(g.path, wish, CONNECT_MS, &g.client, &err)
+        != TR_OK) {
+        return complain(err.text);
+    }
+    tr_interrupt_catch();
+    if (g.undo) {
+        if (!wait_for_state(TR_ENGINE_READY)) {
+            return complain("the engine is shutting down");
+        }
+        printf("it takes requests again\n");
+        return 0;
+    }
+    /* an idle engine may leave at once */
+    if (!wait_for_state(TR_ENGINE_DRAINING) && !g.leave) {
+        return complain("the engine does not show that it is draining");
+    }
+    return wait_until_empty();
+}
+
+int
+tr_cmd_drain(int argc, char **argv)
+{
+    char path[108];
+    int first = tr_options_parse(&command, argc, argv), left, rc;
+
+    /* options may also follow the engine */
+    if (first >= 0 && first < argc) {
+        g.path = argv[first];
+        left = tr_options_parse(&command, argc - first, argv + first);
+        first = left < 0 ? left : first + left;
+    }
+    if (first < 0) {
+        return first == TR_OPTIONS_HELP ? 0 : 2;
+    }
+    if (g.path == NULL || first != argc) {
+        return tr_usage_error(&command, g.path == NULL
+                                            ? "which engine? NAME or SOCKET"
+                                            : "one engine at a time");
+    }
+    if (g.undo && g.leave) {
+        return tr_usage_error(&command, "--undo and --exit exclude each other");
+    }
+    if (strchr(g.path, '/') == NULL) {
+        if (snprintf(path, sizeof(path), SOCKET_DIR "/%s.sock", g.path)
+            >= (int) sizeof(path)) {
+            return tr_usage_error(&command, "NAME is longer than a socket's "
+                                            "path can be");
+        }
+        g.path = path;
+    }
+    rc = drain();
+    tr_ring_client_close(g.client);
+    return rc;
+}

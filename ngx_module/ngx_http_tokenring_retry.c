@@ -1,0 +1,336 @@
+/*
+ * Another engine for a request that lost its own.
+ *
+ * A request whose client has seen nothing of the answer yet goes to another
+ * engine when its engine dies (once: what kills an engine must not go round and
+ * kill them all), or refuses it, full or draining (as long as there is one that
+ * was not asked).  So the body must be there to be sent again.  It is kept as
+ * it is read, up to tokenring_retry_buffer, where an engine has more than one
+ * socket, and until the first token of a stream has come; a body that another
+ * module read is there anyway.
+ *
+ * The request starts anew, with another completion id: in Redis the first run
+ * has its own state and output, which the second must not continue.
+ */
+
+#include "ngx_http_tokenring.h"
+
+
+static ngx_buf_t *ngx_http_tokenring_kept_room(ngx_http_tokenring_ctx_t *ctx,
+    size_t size);
+static ngx_uint_t ngx_http_tokenring_may_retry(ngx_http_tokenring_ctx_t *ctx);
+static void ngx_http_tokenring_reset(ngx_http_tokenring_ctx_t *ctx);
+
+
+#define NGX_HTTP_TOKENRING_KEPT  4096
+
+
+/* copies what was read, unless nobody could use it */
+
+ngx_int_t
+ngx_http_tokenring_keep(ngx_http_tokenring_ctx_t *ctx, ngx_chain_t *in)
+{
+    size_t      size, n;
+    u_char     *p;
+    ngx_buf_t  *b;
+
+    if (ctx->lost_body) {
+        return NGX_OK;
+    }
+
+    if (ctx->conf->engine->peers.nelts < 2) {
+        ctx->lost_body = 1;
+        return NGX_OK;
+    }
+
+    for ( /* void */ ; in; in = in->next) {
+        size = in->buf->last - in->buf->pos;
+
+        if (size > ctx->conf->retry_buffer - ctx->kept_size) {
+            ngx_http_tokenring_forget(ctx);
+            return NGX_OK;
+        }
+
+        ctx->kept_size += size;
+
+        for (p = in->buf->pos; size; p += n, size -= n) {
+            b = ngx_http_tokenring_kept_room(ctx, size);
+            if (b == NULL) {
+                return NGX_ERROR;
+            }
+
+            n = ngx_min(size, (size_t) (b->end - b->last));
+            b->last = ngx_cpymem(b->last, p, n);
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+/* the last buffer, or a new one: for all that is announced, if that is known */
+
+static ngx_buf_t *
+ngx_http_tokenring_kept_room(ngx_http_tokenring_ctx_t *ctx, size_t size)
+{
+    off_t                rest;
+    ngx_buf_t           *b;
+    ngx_chain_t         *cl;
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    if (ctx->kept == NULL) {
+        ctx->last_kept = &ctx->kept;
+
+    } else {
+        b = (*ctx->last_kept)->buf;
+
+        if (b->last < b->end) {
+            return b;
+        }
+
+        ctx->last_kept = &(*ctx->last_kept)->next;
+    }
+
+    if (r->headers_in.chunked) {
+        size = ngx_max(size, NGX_HTTP_TOKENRING_KEPT);
+
+    } else {
+        /* kept_size has these bytes already */
+        rest = r->headers_in.content_length_n - (off_t) ctx->kept_size
+               + (off_t) size;
+        rest = ngx_min(rest, (off_t) ctx->conf->retry_buffer);
+
+        size = ngx_max(size, (size_t) ngx_max(rest, 0));
+    }
+
+    cl = ngx_alloc_chain_link(r->pool);
+    if (cl == NULL) {
+        return NULL;
+    }
+
+    cl->buf = ngx_create_temp_buf(r->pool, size);
+    cl->next = NULL;
+
+    if (cl->buf == NULL) {
+        return NULL;
+    }
+
+    *ctx->last_kept = cl;
+
+    return cl->buf;
+}
+
+
+/* it will not be sent again */
+
+void
+ngx_http_tokenring_forget(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_chain_t  *cl;
+
+    ctx->lost_body = 1;
+
+    for (cl = ctx->kept; cl; cl = cl->next) {
+        /* small ones are part of the pool, and stay */
+        (void) ngx_pfree(ctx->request->pool, cl->buf->start);
+    }
+
+    ctx->kept = NULL;
+    ctx->kept_size = 0;
+}
+
+
+/* all that was read so far is to be sent: our own places in the kept bytes */
+
+ngx_int_t
+ngx_http_tokenring_rewind(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_buf_t    *b;
+    ngx_chain_t  *cl, *in;
+
+    for (in = ctx->kept; in; in = in->next) {
+
+        b = ngx_alloc_buf(ctx->request->pool);
+        if (b == NULL) {
+            return NGX_ERROR;
+        }
+
+        cl = ngx_alloc_chain_link(ctx->request->pool);
+        if (cl == NULL) {
+            return NGX_ERROR;
+        }
+
+        *b = *in->buf;
+
+        cl->buf = b;
+        cl->next = NULL;
+
+        *ctx->last_body = cl;
+        ctx->last_body = &cl->next;
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_uint_t
+ngx_http_tokenring_may_retry(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_uint_t  i;
+
+    if (ctx->gone || ctx->ended || ctx->peer || ctx->lost_body
+        || ctx->phase == NGX_HTTP_TOKENRING_DONE)
+    {
+        return 0;
+    }
+
+    if (ctx->resumable && ctx->request->header_sent) {
+        /* a comment has begun the response: the client has the id */
+        return 0;
+    }
+
+    for (i = 0; i < ctx->nchoices; i++) {
+        if (ctx->choices[i].begun) {
+            return 0;
+        }
+    }
+
+    switch (ctx->error) {
+
+    case TR_ERR_CLOSED:
+        return !ctx->retried;
+
+    case TR_ERR_QUEUE_FULL:
+    case TR_ERR_DRAINING:
+        /* said by an engine, not by us for want of one */
+        return ctx->submitted;
+
+    default:
+        return 0;
+    }
+}
+
+
+/*
+ * A request with an error that is not told yet.  NGX_OK: it goes on elsewhere,
+ * or has ended; NGX_DECLINED: nobody takes it, the error stands.
+ */
+
+ngx_int_t
+ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_int_t    rc;
+    ngx_uint_t   retry_after;
+    tr_status_t  error;
+
+    if (!ngx_http_tokenring_may_retry(ctx)) {
+        return NGX_DECLINED;
+    }
+
+    error = ctx->error;
+    retry_after = ctx->retry_after;
+
+    rc = ngx_http_tokenring_admit(ctx);
+
+    if (rc == NGX_DECLINED) {
+        ctx->retry_after = retry_after;
+        return NGX_DECLINED;
+    }
+
+    ngx_log_error(NGX_LOG_WARN, ctx->request->connection->log, 0,
+                  "tokenring: sent again to another engine, request=%V "
+                  "status=%s", &ctx->request_id, tr_status_info(error).name);
+
+    if (ngx_http_tokenring_counters) {
+        (void) ngx_atomic_fetch_add(&ngx_http_tokenring_counters->retries, 1);
+    }
+
+    ctx->resent = 1;
+
+    if (error == TR_ERR_CLOSED) {
+        ctx->retried = 1;
+    }
+
+    ngx_http_tokenring_reset(ctx);
+
+    if (rc == NGX_AGAIN) {
+        ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_WAIT);
+        return NGX_OK;
+    }
+
+    ngx_http_tokenring_body_again(ctx);
+
+    return NGX_OK;
+}
+
+
+/* the wait for an engine has ended, with one or without; may end the request */
+
+void
+ngx_http_tokenring_resend(ngx_http_tokenring_ctx_t *ctx)
+{
+    if (ctx->peer) {
+        ngx_http_tokenring_body_again(ctx);
+
+    } else {
+        ngx_http_tokenring_flush(ctx);
+    }
+}
+
+
+/*
+ * As it was before it was submitted.  What ACCEPTED said about the form of the
+ * response stays: a keep-alive comment may have begun a stream.
+ */
+
+static void
+ngx_http_tokenring_reset(ngx_http_tokenring_ctx_t *ctx)
+{
+    u_char      *p;
+    ngx_uint_t   i;
+
+    for (i = 0; i < ctx->nchoices; i++) {
+        ngx_http_tokenring_text_free(&ctx->choices[i].text);
+        ngx_http_tokenring_text_free(&ctx->choices[i].logprobs);
+    }
+
+    ctx->choices = NULL;
+    ctx->nchoices = 0;
+    ctx->left = 0;
+    ctx->pending = 0;
+
+    ngx_http_tokenring_text_reset(&ctx->head);
+
+    ctx->first_us = 0;
+    ctx->last_us = 0;
+    ctx->prompt_tokens = 0;
+    ctx->completion_tokens = 0;
+    ctx->reason = 0;
+    ngx_memzero(&ctx->totals, sizeof(tr_wire_finish_t));
+
+    ctx->error = TR_OK;
+    ctx->retry_after = 0;
+    ctx->param.len = 0;
+    ctx->message.len = 0;
+
+    ctx->number = 0;
+    ctx->after = 0;
+    ctx->error_number = 0;
+    ngx_http_tokenring_text_free(&ctx->queue);
+
+    ctx->submitted = 0;
+    ctx->complete = 0;
+    ctx->spoken = 0;
+    ctx->accepted = 0;
+    ctx->over = 0;
+    ctx->totalled = 0;
+    ctx->paused = 0;
+
+    p = ngx_pnalloc(ctx->request->pool, TR_COMPLETION_LEN);
+
+    if (p) {
+        (void) ngx_http_tokenring_name_completion(ctx, p);
+    }
+}

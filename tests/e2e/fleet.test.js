@@ -1,0 +1,435 @@
+'use strict';
+//
+// Several engines behind one name (docs/fleet.md): the load is shared by
+// tokens; what has not begun to stream goes to another engine when its own
+// dies, once; what has begun ends with an error event; engines that are full or
+// drained are passed over; and `tokenring drain` loses no request.
+//
+// Backend null gives tokens at a set pace, so that a test can be sure to find a
+// request running, and the same text wherever it runs.
+
+const { test } = require('node:test');
+const assert = require('node:assert/strict');
+const http = require('node:http');
+const path = require('node:path');
+const { spawn, spawnSync } = require('node:child_process');
+const { Stack, until, alive, sleep, BUILD } = require('./lib/stack');
+const { post, stream, request } = require('./lib/http');
+
+const TOKENRING = path.join(BUILD, 'bin/tokenring');
+const NULL = { backend: 'null', null_rate: 25, kv_memory: '64m' };
+
+function withFleet(options, body) {
+  return async () => {
+    const stack = await Stack.start({
+      engine: { ...NULL, ...options.each },
+      ...options,
+      engines: Object.fromEntries((options.others || ['second'])
+        .map((name) => [name, { ...NULL, ...options.each }])),
+    });
+    try {
+      await connected(stack, (1 + stack.others.length)
+        * (options.workers || 1));
+      await body(stack, `${stack.url}/v1/completions`);
+      assert.deepEqual(stack.complaints(), []);
+    } finally {
+      await stack.stop();
+    }
+  };
+}
+
+const connected = (stack, n) => until(async () => (await stack.metrics())
+  .value('tokenring_connected_workers') === n, `${n} engines are connected`);
+
+// What one engine, by the number of its socket, says of itself.
+const gauge = async (stack, name, replica) => (await stack.metrics())
+  .value(`tokenring_${name}`, { replica: String(replica) });
+const running = (stack, replica) => gauge(stack, 'num_requests_running',
+  replica);
+// Waits until the engines run so many, together: how it is shared out.
+const shared = async (stack, n) => {
+  let counts;
+  await until(async () => {
+    const m = await stack.metrics();
+    counts = [stack.engine, ...stack.others].map((_, i) =>
+      m.value('tokenring_num_requests_running', { replica: String(i) }));
+    return counts.reduce((a, b) => a + b) === n;
+  }, () => `${n} requests run: ${counts}`);
+  return counts;
+};
+const retries = async (stack) => (await stack.metrics())
+  .value('tokenring_gateway_retries_total');
+
+const prompt = (words, more = {}) => ({
+  model: 'pocket', prompt: 'one '.repeat(words), max_tokens: 50, ...more,
+});
+const begun = (s) => s.when(() => s.text().length > 0);
+
+function checkError(value, code = 'engine_unavailable') {
+  assert.equal(value.error?.code, code, JSON.stringify(value));
+  assert.equal(value.error.type, 'server_error');
+}
+
+test('a long prompt on one engine sends short ones to the other', withFleet({},
+  async (stack, url) => {
+    const long = stream(url, prompt(3000, { stream: true, max_tokens: 400 }));
+    await begun(long);
+    const busy = (await shared(stack, 1))[0] === 1 ? 0 : 1;
+    const tokens = await gauge(stack, 'outstanding_tokens', busy);
+    assert.ok(tokens > 3000 && tokens < 7000, `${tokens} tokens`);
+    // One after the other: each sees what the ones before it cost.
+    const short = [];
+    for (let i = 0; i < 8; i++) {
+      short.push(stream(url, prompt(5, { stream: true, max_tokens: 200 })));
+      await begun(short[i]);
+    }
+    assert.equal((await shared(stack, 9))[busy], 1);
+    // And all at once: a worker counts what it has just sent, too.
+    const more = Array.from({ length: 4 }, () =>
+      stream(url, prompt(5, { stream: true, max_tokens: 200 })));
+    await Promise.all(more.map(begun));
+    assert.equal((await shared(stack, 13))[busy], 1);
+    [long, ...short, ...more].forEach((s) => s.hangUp());
+    await until(async () => await gauge(stack, 'outstanding_tokens', 0) === 0
+      && await gauge(stack, 'outstanding_tokens', 1) === 0, 'nothing is left');
+  }));
+
+test('two workers share the load as one does', withFleet({ workers: 2 },
+  async (stack, url) => {
+    const all = [];
+    for (let i = 0; i < 12; i++) {
+      all.push(stream(url, prompt(20, { stream: true, max_tokens: 400 })));
+      await begun(all[i]);
+    }
+    assert.deepEqual(await shared(stack, 12), [6, 6]);
+    all.forEach((s) => s.hangUp());
+  }));
+
+test('weights: three times the tokens for weight 3', async () => {
+  const stack = await Stack.start({
+    engine: NULL, engines: { second: NULL }, pass: 'fleet',
+    http: 'tokenring_engine fleet unix:DIR/main.sock weight=3;'
+      + 'tokenring_engine fleet unix:DIR/second.sock;',
+  });
+  try {
+    await connected(stack, 2);
+    const url = `${stack.url}/v1/completions`;
+    const all = [];
+    for (let i = 0; i < 12; i++) {
+      all.push(stream(url, prompt(20, { stream: true, max_tokens: 400 })));
+      await begun(all[i]);
+    }
+    assert.deepEqual(await shared(stack, 12), [9, 3]);
+    all.forEach((s) => s.hangUp());
+  } finally {
+    await stack.stop();
+  }
+});
+
+test('an engine is killed: what does not stream yet is answered by the other',
+  withFleet({ each: { max_num_seqs: 8 } }, async (stack, url) => {
+    const wish = prompt(10, { max_tokens: 40 });
+    const want = (await post(url, wish)).json().choices[0].text;
+    const streams = Array.from({ length: 6 }, () =>
+      stream(url, { ...wish, stream: true, max_tokens: 200 }));
+    await Promise.all(streams.map(begun));
+    // Ten more places are taken at once; the rest waits in the queues.
+    const whole = Array.from({ length: 10 }, () => post(url, wish));
+    const queued = Array.from({ length: 10 }, () =>
+      stream(url, { ...wish, stream: true }));
+    await until(async () => await running(stack, 0) === 8
+      && await running(stack, 1) === 8
+      && await gauge(stack, 'num_requests_waiting', 0) >= 4, 'both are busy');
+    await stack.engine.kill('SIGKILL');
+    for (const r of await Promise.all(whole)) {
+      assert.equal(r.status, 200, r.text);
+      assert.equal(r.json().choices[0].text, want);
+      assert.equal(r.json().usage.completion_tokens, 40);
+    }
+    for (const s of await Promise.all(queued.map((x) => x.finished))) {
+      // Those whose engine lived may have begun before; all are whole.
+      assert.ok(s.done, s.raw.slice(-300));
+      assert.equal(s.text(), want);
+      assert.equal(new Set(s.events.map((e) => e.id)).size, 1);
+    }
+    let broken = 0;
+    for (const s of await Promise.all(streams.map((x) => x.finished))) {
+      if (s.done) continue;
+      broken++;
+      checkError(s.events.at(-1));
+      assert.ok(s.events.slice(0, -1).every((e) => !e.error));
+    }
+    assert.equal(broken, 3, 'half of the streams had begun there');
+    const sent = await retries(stack);
+    assert.ok(sent >= 9 && sent <= 10, `${sent} were sent again`);
+    // The dead one comes back and takes its share.
+    await stack.engine.start();
+    await connected(stack, 2);
+    const again = Array.from({ length: 4 }, () =>
+      stream(url, { ...wish, stream: true, max_tokens: 100 }));
+    await Promise.all(again.map(begun));
+    assert.deepEqual(await shared(stack, 4), [2, 2]);
+    again.forEach((s) => s.hangUp());
+  }));
+
+// Engines by what they run: the one with `n` requests.
+const engineWith = (stack, n) => until(async () => {
+  const engines = [stack.engine, ...stack.others];
+  for (let i = 0; i < engines.length; i++) {
+    if (engines[i].pid && await running(stack, i) === n) return engines[i];
+  }
+  return null;
+}, `an engine runs ${n}`);
+
+test('a request is sent again once, not for ever', withFleet(
+  { others: ['second', 'third'] }, async (stack, url) => {
+    const answer = post(url, prompt(10, { max_tokens: 400 }));
+    await (await engineWith(stack, 1)).kill('SIGKILL');
+    await (await engineWith(stack, 1)).kill('SIGKILL');
+    const r = await answer;
+    assert.equal(r.status, 503, r.text);
+    assert.ok(Number(r.headers['retry-after']) >= 1);
+    checkError(r.json());
+    assert.equal(await retries(stack), 1);
+    // The third was left alone.
+    assert.equal((await post(url, prompt(10, { max_tokens: 3 }))).status, 200);
+  }));
+
+test('a chat that waits behind keep-alive comments can still move', withFleet({
+  each: { max_num_seqs: 1 }, location: 'tokenring_keepalive_comment 100ms;',
+}, async (stack, url) => {
+  const first = [0, 1].map(() =>
+    stream(url, prompt(10, { stream: true, max_tokens: 100 })));
+  await Promise.all(first.map(begun));
+  const chat = stream(`${stack.url}/v1/chat/completions`, {
+    model: 'pocket', stream: true, max_tokens: 20,
+    messages: [{ role: 'user', content: 'Hello!' }],
+  });
+  await chat.when(() => chat.comments.length > 2);
+  const at = await gauge(stack, 'num_requests_waiting', 0) === 1 ? 0 : 1;
+  await [stack.engine, ...stack.others][at].kill('SIGKILL');
+  const s = await chat.finished;
+  assert.ok(s.done, s.raw.slice(-300));
+  assert.equal(s.events[0].choices[0].delta.role, 'assistant');
+  assert.equal(s.events.filter((e) => e.choices[0].delta.role).length, 1);
+  assert.equal(await retries(stack), 1);
+}));
+
+// A request whose body is written by the test, in its own time.
+function upload(url, body, headers = {}) {
+  let req;
+  const answer = new Promise((resolve, reject) => {
+    req = http.request(url, {
+      method: 'POST', agent: false,
+      headers: { 'Content-Type': 'application/json', ...headers },
+    }, (res) => {
+      let text = '';
+      res.setEncoding('utf8').on('data', (d) => { text += d; });
+      res.on('end', () => resolve({ status: res.statusCode, text }));
+    });
+    req.on('error', reject);
+  });
+  answer.catch(() => {});
+  return { req, answer };
+}
+
+for (const [name, chunked, size, limit, status] of [
+  ['with a length', false, 700 << 10, '1m', 200],
+  ['chunked', true, 700 << 10, '1m', 200],
+  ['larger than tokenring_retry_buffer', false, 200 << 10, '64k', 503],
+  ['and nothing is kept', false, 2 << 10, '0', 503],
+]) {
+  test(`an engine is killed in the middle of a body, ${name}`, withFleet({
+    location: `tokenring_retry_buffer ${limit};`,
+  }, async (stack, url) => {
+    // Whoever takes it is the one that there is.
+    await stack.others[0].kill('SIGKILL');
+    await connected(stack, 1);
+    const body = JSON.stringify({
+      ...prompt(10, { max_tokens: 7 }), pad: 'x'.repeat(size),
+    });
+    const { req, answer } = upload(url, body,
+      chunked ? {} : { 'Content-Length': body.length });
+    const third = Math.floor(body.length / 3);
+    req.write(body.slice(0, third));
+    await sleep(200);
+    await stack.others[0].start();
+    await connected(stack, 2);
+    await stack.engine.kill('SIGKILL');
+    await sleep(100);
+    // A request that has got its answer already takes no more.
+    req.on('error', () => {});
+    req.write(body.slice(third, 2 * third));
+    await sleep(100);
+    req.end(body.slice(2 * third));
+    const r = await answer;
+    assert.equal(r.status, status, r.text);
+    if (status === 200) {
+      assert.equal(JSON.parse(r.text).usage.completion_tokens, 7);
+    } else {
+      checkError(JSON.parse(r.text));
+    }
+    assert.equal(await retries(stack), status === 200 ? 1 : 0);
+  }));
+}
+
+test('full engines are passed over; 429 only when all are full', async () => {
+  // All would go to the heavy one; what it has no room for goes on.
+  const small = { ...NULL, max_num_seqs: 1, max_queue: 1 };
+  const stack = await Stack.start({
+    engine: small, engines: { second: small }, pass: 'fleet',
+    http: 'tokenring_engine fleet unix:DIR/main.sock weight=1000;'
+      + 'tokenring_engine fleet unix:DIR/second.sock;',
+  });
+  try {
+    await connected(stack, 2);
+    const url = `${stack.url}/v1/completions`;
+    const wish = prompt(10, { max_tokens: 60 });
+    const runs = [];
+    for (let i = 0; i < 2; i++) {
+      const s = stream(url, { ...wish, stream: true });
+      runs.push(s);
+      await begun(s);
+      await until(async () => await running(stack, i) === 1, `${i} runs`);
+      if (i === 0) {
+        runs.push(stream(url, { ...wish, stream: true }));
+        await until(async () => await gauge(stack, 'num_requests_waiting', 0)
+          === 1, 'and one waits for it');
+      }
+    }
+    const last = stream(url, { ...wish, stream: true });
+    await until(async () => await gauge(stack, 'num_requests_waiting', 1)
+      === 1, 'the last place is taken');
+    const r = await post(url, wish);
+    assert.equal(r.status, 429, r.text);
+    assert.ok(Number(r.headers['retry-after']) >= 1);
+    assert.equal(r.json().error.code, 'queue_full');
+    for (const s of await Promise.all([...runs, last].map((x) => x.finished))) {
+      assert.ok(s.done, s.raw.slice(-300));
+    }
+    // A burst: whatever the pages said a moment ago, four have room.
+    for (let round = 0; round < 5; round++) {
+      await stack.idle();
+      const burst = await Promise.all(Array.from({ length: 4 }, () =>
+        post(url, prompt(10, { max_tokens: 2 }))));
+      assert.deepEqual(burst.map((x) => x.status), [200, 200, 200, 200]);
+    }
+    assert.deepEqual(stack.complaints(), []);
+  } finally {
+    await stack.stop();
+  }
+});
+
+// ---- drain ------------------------------------------------------------------
+
+function drain(...args) {
+  const child = spawn(TOKENRING, ['drain', ...args]);
+  const out = { text: '', child };
+  for (const pipe of [child.stdout, child.stderr]) {
+    pipe.setEncoding('utf8').on('data', (d) => { out.text += d; });
+  }
+  out.finished = new Promise((resolve) => {
+    child.on('close', (code) => resolve(code));
+  });
+  return out;
+}
+
+test('drain under load: no request fails, streams finish, --undo, --exit',
+  withFleet({ workers: 2, each: { max_num_seqs: 4 } }, async (stack, url) => {
+    const wish = prompt(10, { max_tokens: 20 });
+    const want = (await post(url, wish)).json().choices[0].text;
+    let over = false;
+    const check = (text) => assert.equal(text, want);
+    const clients = Array.from({ length: 12 }, async (_, i) => {
+      let n = 0;
+      for (; !over; n++) {
+        if (i % 2) {
+          const r = await post(url, wish);
+          assert.equal(r.status, 200, r.text);
+          check(r.json().choices[0].text);
+        } else {
+          const s = await stream(url, { ...wish, stream: true }).finished;
+          assert.ok(s.done, s.raw.slice(-300));
+          check(s.text());
+        }
+      }
+      return n;
+    });
+    // Some run and some wait there when it begins.
+    await until(async () => await gauge(stack, 'num_requests_waiting', 0) > 0,
+      'requests wait');
+    const first = drain(stack.engine.socket);
+    assert.equal(await first.finished, 0, first.text);
+    assert.match(first.text, /\d+ requests left \(\d+ running, \d+ waiting\)/);
+    assert.match(first.text, /drained\n$/);
+    await sleep(300);
+    assert.equal(await running(stack, 0), 0, 'nothing new came');
+    assert.ok(await running(stack, 1) > 0);
+    const undo = drain('--undo', stack.engine.socket);
+    assert.equal(await undo.finished, 0, undo.text);
+    await until(async () => await running(stack, 0) > 0, 'it works again');
+    const exit = drain(stack.engine.socket, '--exit');
+    assert.equal(await exit.finished, 0, exit.text);
+    assert.match(exit.text, /the engine has left\n$/);
+    assert.deepEqual(await stack.engine.exited, { code: 0, signal: null });
+    await sleep(300);
+    over = true;
+    const done = await Promise.all(clients);
+    assert.ok(done.every((n) => n > 0), done.join(' '));
+  }));
+
+test('drain of the only engine: 503, and health says so', async () => {
+  const stack = await Stack.start({ engine: NULL });
+  try {
+    const url = `${stack.url}/v1/completions`;
+    const running1 = stream(url, prompt(10, { stream: true, max_tokens: 40 }));
+    await begun(running1);
+    const out = drain(stack.engine.socket, '--timeout', '0.3');
+    assert.equal(await out.finished, 1, out.text);
+    assert.match(out.text, /not within the time; the engine stays drained/);
+    const r = await post(url, prompt(10));
+    assert.equal(r.status, 503, r.text);
+    checkError(r.json(), 'engine_draining');
+    const health = await request(`${stack.url}/health`);
+    assert.equal(health.status, 503);
+    assert.match(health.text, /draining/);
+    assert.ok((await running1.finished).done, 'what ran has finished');
+    assert.equal(await drain(stack.engine.socket).finished, 0);
+    assert.ok(alive(stack.engine.pid), 'it stays, without --exit');
+    assert.equal(await drain(stack.engine.socket, '--undo').finished, 0);
+    assert.equal((await post(url, prompt(10, { max_tokens: 3 }))).status, 200);
+  } finally {
+    await stack.stop();
+  }
+});
+
+test('only the engine\'s user and root may drain',
+  { skip: process.getuid() !== 0 && 'needs root to be somebody else' },
+  async () => {
+    const stack = await Stack.start({ engine: NULL });
+    try {
+      const out = spawnSync('setpriv', ['--reuid=nobody', '--clear-groups',
+        TOKENRING, 'drain', stack.engine.socket], { encoding: 'utf8' });
+      assert.equal(out.status, 1, out.stderr);
+      assert.match(out.stderr, /user \d+ may not drain this engine/);
+      assert.equal((await post(`${stack.url}/v1/completions`,
+        prompt(10, { max_tokens: 3 }))).status, 200);
+    } finally {
+      await stack.stop();
+    }
+  });
+
+test('drain: wrong usage and no engine', () => {
+  const run = (...args) => spawnSync(TOKENRING, ['drain', ...args],
+    { encoding: 'utf8' });
+  assert.equal(run().status, 2);
+  assert.match(run().stderr, /which engine/);
+  assert.equal(run('a', 'b').status, 2);
+  assert.equal(run('--undo', '--exit', 'a').status, 2);
+  const out = run('/nonexistent/x.sock');
+  assert.equal(out.status, 1);
+  assert.match(out.stderr, /no engine answers at \/nonexistent\/x\.sock/);
+  assert.match(run('no-such-engine').stderr,
+    /\/run\/tokenring\/no-such-engine\.sock/);
+  assert.equal(run('--help').status, 0);
+});
