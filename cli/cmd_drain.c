@@ -30,8 +30,8 @@ static struct {
 static tr_option_t options[] = {
     { "exit", 'x', TR_OPTION_FLAG, &g.leave, NULL,
       "and let the engine's process end then", 0, 0, NULL, false },
-    { "undo", 'u', TR_OPTION_FLAG, &g.undo, NULL,
-      "take new requests again", 0, 0, NULL, false },
+    { "undo", 'u', TR_OPTION_FLAG, &g.undo, NULL, "take new requests again", 0,
+      0, NULL, false },
     { "timeout", 't', TR_OPTION_NUMBER, &g.timeout, "SECONDS",
       "wait no longer (exit status 1); the engine stays drained", 0.1, 1e6,
       NULL, false },

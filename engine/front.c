@@ -72,9 +72,8 @@ publish(tr_front_t *f)
         a.queue_free = 0;
     }
     a.inside = env->inside;
-    /* outputs may be longer than expected: it is never less than what is */
-    a.outstanding_tokens = env->outstanding > a.kv_tokens ? env->outstanding
-                                                          : a.kv_tokens;
+    env->kv_tokens = a.kv_tokens;
+    a.outstanding_tokens = tr_peer_outstanding(env);
     env->wished = false;
     /* the first step after idling ends later than the last one of before: a
      * reader must not take the time in between for a stall */

@@ -69,15 +69,16 @@ typedef struct {
     uint8_t *buf; /* one payload of the largest request ring */
     size_t buf_size;
     uint64_t now_us;
-    size_t laid_out; /* bytes of arenas, of all requests behind intake */
-    uint64_t outstanding; /* tokens (tr_status_admission_t) */
+    size_t laid_out;        /* bytes of arenas, of all requests behind intake */
+    uint64_t outstanding;   /* tokens (tr_status_admission_t) */
+    uint64_t kv_tokens;     /* as last published */
     uint64_t answer_tokens; /* of a choice, average of late, times 16 */
     uint32_t inside;        /* requests of all peers, in any state */
     bool draining;          /* the process ends */
     bool refusing;          /* `tokenring drain`: nothing new, no hurry */
     bool leaving;           /* refusing, and then the process ends */
     bool wished;            /* one of these changed: to be published */
-    bool wake_loop; /* wishes changed or space came free in this turn */
+    bool wake_loop;         /* wishes changed or space came free in this turn */
 } tr_peer_env_t;
 
 typedef struct tr_peer tr_peer_t;
@@ -185,6 +186,14 @@ tr_status_t tr_peer_wish(tr_peer_t *p, tr_welcome_t *welcome);
 void tr_peer_charge_tokens(tr_peer_t *p, tr_peer_slot_t *s);
 /* r is over. */
 void tr_peer_uncharge_tokens(tr_peer_t *p, tr_peer_slot_t *s);
+/* What the page says: answers may be longer than expected, but it is never less
+ * than what is cached. */
+static inline uint64_t
+tr_peer_outstanding(const tr_peer_env_t *env)
+{
+    return env->outstanding > env->kv_tokens ? env->outstanding
+                                             : env->kv_tokens;
+}
 
 /* ---- peer_replies.c ----------------------------------------------------- */
 

@@ -44,6 +44,7 @@ tr_peer_charge_tokens(tr_peer_t *p, tr_peer_slot_t *s)
                      + (most < expected ? most : expected);
     }
     p->env->outstanding += s->tokens;
+    tr_status_outstanding(p->env->status, tr_peer_outstanding(p->env));
 }
 
 void

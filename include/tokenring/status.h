@@ -14,6 +14,7 @@
 #define TOKENRING_STATUS_H
 
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -178,6 +179,17 @@ tr_status_publish(tr_status_page_t *page, const tr_status_admission_t *value)
                               memory_order_release);
     }
     atomic_store_explicit(&page->sequence, s + 2, memory_order_release);
+}
+
+/* Publisher thread only: one word that is true for itself, between two
+ * publications.  It goes out before the answer that makes it so: a worker that
+ * knows of the answer sees it. */
+static inline void
+tr_status_outstanding(tr_status_page_t *page, uint64_t tokens)
+{
+    size_t word = offsetof(tr_status_admission_t, outstanding_tokens) / 8;
+
+    atomic_store_explicit(&page->admission[word], tokens, memory_order_release);
 }
 
 /* TR_OK and a consistent copy, or TR_AGAIN with *out untouched. */
