@@ -29,6 +29,7 @@
  *     _resumable.c  events that carry numbers; requests that go on by themselves
  *     _requests.c   /v1/requests/ID: state, and the wish to cancel
  *     _follow.c     /v1/requests/ID/stream: an answer again, and as it goes on
+ *     _dashboard.c  the fleet's page; dashboard.h tells of its parts
  */
 
 #ifndef _NGX_HTTP_TOKENRING_H_INCLUDED_
@@ -75,6 +76,7 @@ typedef struct ngx_http_tokenring_peer_s    ngx_http_tokenring_peer_t;
 typedef struct ngx_http_tokenring_engine_s  ngx_http_tokenring_engine_t;
 typedef struct ngx_http_tokenring_ctx_s     ngx_http_tokenring_ctx_t;
 typedef struct ngx_http_tokenring_redis_s   ngx_http_tokenring_redis_t;
+typedef struct ngx_http_tokenring_board_s   ngx_http_tokenring_board_t;
 typedef struct ngx_http_tokenring_follow_s  ngx_http_tokenring_follow_t;
 
 
@@ -207,6 +209,7 @@ typedef struct {
     ngx_http_tokenring_redis_t     *redis;   /* NULL: none */
     ngx_flag_t                      resumable;
     ngx_http_complex_value_t       *key;     /* whose a request is */
+    ngx_http_tokenring_board_t     *board;   /* of a dashboard */
 } ngx_http_tokenring_loc_conf_t;
 
 
@@ -499,6 +502,12 @@ ngx_int_t ngx_http_tokenring_request_cancel(ngx_http_request_t *r,
 ngx_int_t ngx_http_tokenring_follow(ngx_http_request_t *r, ngx_str_t *id);
 void ngx_http_tokenring_follow_more(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_follow_end(ngx_http_tokenring_ctx_t *ctx);
+
+/* _dashboard.c */
+
+ngx_int_t ngx_http_tokenring_dashboard_handler(ngx_http_request_t *r);
+char *ngx_http_tokenring_set_dashboard(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
 
 /* _variables.c */
 

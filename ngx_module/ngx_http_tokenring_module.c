@@ -70,6 +70,13 @@ static ngx_command_t  ngx_http_tokenring_commands[] = {
       0,
       ngx_http_tokenring_health_handler },
 
+    { ngx_string("tokenring_dashboard"),
+      NGX_HTTP_LOC_CONF|NGX_CONF_NOARGS|NGX_CONF_TAKE1,
+      ngx_http_tokenring_set_dashboard,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
     { ngx_string("tokenring_error"),
       NGX_HTTP_LOC_CONF|NGX_CONF_NOARGS,
       ngx_http_tokenring_set_error,
@@ -295,6 +302,7 @@ ngx_http_tokenring_create_loc_conf(ngx_conf_t *cf)
      *     conf->shown = NULL;
      *     conf->errors = 0;
      *     conf->key = NULL;
+     *     conf->board = NULL;
      */
 
     conf->buffer_size = NGX_CONF_UNSET_SIZE;
@@ -347,9 +355,13 @@ ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
         conf->engine = prev->engine;
         conf->shown = prev->shown;
         conf->errors = prev->errors;
+        conf->board = prev->board;
 
         if (conf->engine) {
             clcf->handler = ngx_http_tokenring_handler;
+
+        } else if (conf->board) {
+            clcf->handler = ngx_http_tokenring_dashboard_handler;
         }
     }
 

@@ -36,11 +36,12 @@ test_packages() {
     cat <<'LIST'
 libcmocka-dev             unit tests
 nodejs                    end-to-end tests (node:test)   command:node
-npm                       the official OpenAI client, pinned   command:npm
+npm                       clients that the tests use, pinned   command:npm
 ca-certificates           certificates that npm trusts
 openssl                   a certificate for the HTTP/2 tests   command:openssl
 redis-server              the Redis of the tests   command:redis-server
 prometheus                promtool, which checks /metrics   command:promtool
+chromium                  looks at the dashboard   command:chromium
 LIST
 }
 

@@ -62,6 +62,13 @@ fill conf/systemd/tokenring.sysusers /usr/lib/sysusers.d/tokenring.conf
 
 put 644 "$datadir/models/pocket" models/pocket/*.json \
     models/pocket/*.safetensors models/pocket/README.md
+put 644 "$datadir/dashboard" dashboard/*.html dashboard/*.css dashboard/*.js \
+    dashboard/*.svg
+put 644 "$datadir/dashboard/vendor" dashboard/vendor/*
+put 644 "$docdir/prometheus" conf/prometheus/*
+for dir in dashboards provisioning/datasources provisioning/dashboards; do
+    put 644 "$docdir/grafana/$dir" "conf/grafana/$dir"/*
+done
 put 644 "$docdir" README.md CHANGELOG.md LICENSE
 put 644 "$docdir/docs" docs/*.md
 put 644 "$PREFIX/include/tokenring" include/tokenring/*.h

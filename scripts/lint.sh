@@ -21,7 +21,7 @@ mapfile -t nginx_c < <(git ls-files 'ngx_module/*.[ch]')
 mapfile -t shell < <(git ls-files '*.sh' .ci/run)
 mapfile -t js < <(git ls-files '*.js' '*.mjs')
 mapfile -t text < <(git ls-files | grep -vE \
-    '^(models/|LICENSE$|tests/fuzz/corpus/|.*(package-lock\.json|\.png)$|tests/.*\.(json|txt)$)')
+    '^(models/|LICENSE$|tests/fuzz/corpus/|dashboard/vendor/uPlot|.*(package-lock\.json|\.png)$|tests/.*\.(json|txt)$)')
 
 if [ "${1:-}" = --fix ]; then
     clang-format -i "${c11[@]}"

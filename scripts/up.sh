@@ -48,8 +48,14 @@ write_nginx_conf() {
     } >"$RUN/nginx.conf.new"
     sed -e "s|/run/tokenring/main.sock|$RUN/engine.sock|" \
         -e "s|listen 127.0.0.1:8080|listen 127.0.0.1:$PORT|" \
+        -e "s|/usr/share/tokenring/dashboard|$RUN/dashboard|" \
         "$ROOT/conf/tokenring.conf" >"$RUN/tokenring.conf"
 }
+
+# The page's files where the workers can read them: a checkout may be closed.
+rm -rf "$RUN/dashboard"
+cp -R "$ROOT/dashboard" "$RUN/dashboard"
+chmod -R u=rwX,go=rX "$RUN/dashboard"
 
 # Started by root, the workers run as www-data, if that user can get at our
 # socket at all (a checkout below /root is closed to it).

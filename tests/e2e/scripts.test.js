@@ -51,6 +51,9 @@ test('up, up again, demo, down, down again', { skip: !stock }, place(
     assert.match(first.text, new RegExp(url));
     const pids = [pid('engine.pid'), pid('nginx.pid')];
     assert.equal((await request(`${url}/health`)).status, 200);
+    const page = await request(`${url}/dashboard/`);
+    assert.equal(page.status, 200);
+    assert.match(page.text, /<title>Tokenring<\/title>/);
 
     const again = run('up.sh');
     assert.equal(again.status, 0, again.text);
@@ -109,6 +112,11 @@ test('install: everything in its place, and NGINX accepts it', { skip }, place(
       'etc/tokenring/nginx.conf', 'usr/lib/sysusers.d/tokenring.conf',
       'lib/systemd/system/tokenring-engine.service',
       'usr/share/tokenring/models/pocket/config.json',
+      'usr/share/tokenring/dashboard/index.html',
+      'usr/share/tokenring/dashboard/vendor/uPlot.esm.js',
+      'usr/share/tokenring/dashboard/vendor/uPlot.LICENSE',
+      'usr/share/doc/tokenring/prometheus/tokenring.rules.yml',
+      'usr/share/doc/tokenring/grafana/dashboards/tokenring.json',
       'usr/share/doc/tokenring/README.md',
       'usr/share/doc/tokenring/docs/operations.md',
       'usr/share/nginx/modules-available/mod-http-tokenring.conf',
@@ -141,6 +149,8 @@ test('install: everything in its place, and NGINX accepts it', { skip }, place(
         .replace(/^user .*$/m, user ? `user ${user} nogroup;` : '')
         .replaceAll('/etc/tokenring/', path.join(root, 'etc/tokenring/'))
         .replaceAll('/var/log/nginx/', `${dir}/`)
+        .replaceAll('/usr/share/tokenring/',
+          path.join(root, 'usr/share/tokenring/'))
         .replaceAll('/run/nginx.pid', `${dir}/nginx.pid`)
         .replaceAll('/var/lib/nginx/', `${dir}/temp/`));
     }

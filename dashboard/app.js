@@ -1,0 +1,201 @@
+// The page: one stream of events in, everything redrawn once a second.
+
+import { Fleet, FINAL } from './fleet.js';
+import { series } from './series.js';
+import { Lines, Pool } from './charts.js';
+import { forget } from './palette.js';
+import { $, setData, setText } from './dom.js';
+import * as f from './format.js';
+import * as views from './views.js';
+
+const fleet = new Fleet();
+let picked = null;        // one engine's name, or all
+let span = 300;           // seconds shown
+let all = false;          // recent requests, or the first few
+let stream = 'connecting';
+let opened = null;        // the request whose page is open
+let detail = null;        // its hash
+let trouble = '';
+
+// ---- charts -----------------------------------------------------------------
+
+const pool = new Pool($('chart-kv'), f.bytes);
+const latency = [
+  { name: 'p50', colour: 'line-strong', width: 2 },
+  { name: 'p95', colour: 'line-mid' },
+  { name: 'p99', colour: 'line-weak', dash: [3, 3] },
+];
+const charts = {
+  requests: new Lines($('chart-requests'), $('keys-requests'), [
+    { name: 'running', colour: 'line-strong', width: 2, fill: 'fill' },
+    { name: 'waiting', colour: 'accent' }], f.count, f.tick),
+  tokens: new Lines($('chart-tokens'), $('keys-tokens'), [
+    { name: 'out', colour: 'line-strong', width: 2, fill: 'fill' },
+    { name: 'in', colour: 'line-mid', dash: [3, 3] }], f.short, f.tick),
+  ttft: new Lines($('chart-ttft'), $('keys-ttft'), latency, f.duration, f.tickTime),
+  inter: new Lines($('chart-inter'), $('keys-inter'), latency, f.duration, f.tickTime),
+  e2e: new Lines($('chart-e2e'), $('keys-e2e'), latency, f.duration, f.tickTime),
+};
+let shown = null;
+
+function drawFigures() {
+  const engines = fleet.sorted().filter((e) => !picked || e.name === picked);
+  shown = series(engines, fleet.bounds, fleet.now, span);
+  const s = shown;
+  pool.show(s);
+  drawKv();
+  views.strip(s);
+  charts.requests.show(s.x, [s.running, s.waiting]);
+  charts.tokens.show(s.x, [s.tokensOut, s.tokensIn]);
+  for (const key of ['ttft', 'inter', 'e2e']) {
+    charts[key].show(s.x, [s[key].p50, s[key].p95, s[key].p99]);
+  }
+}
+
+function drawKv() {
+  if (shown) views.kv(shown, pool, picked ? `of ${picked}` : '');
+}
+
+pool.onHover = drawKv;
+
+// Time stands still with the last figures when nothing new comes.
+function draw() {
+  const fed = fleet.fresh > 0;
+  const live = stream === 'open' && fleet.redis === 'up';
+  if (live && fed && !opened) drawFigures();
+  views.alerts(fleet, stream);
+  if (fed) {
+    views.engines(fleet, picked, pick);
+    views.requests(fleet, picked, all);
+  }
+  if (opened) views.request($('request-page'), detail, fleet, trouble);
+  const [state, words] = stream === 'lost' ? ['bad', 'Disconnected']
+    : stream !== 'open' || !fed ? ['connecting', 'Connecting']
+      : fleet.redis === 'up' ? ['good', 'Live']
+        : ['bad', fleet.redis === 'none' ? 'No Redis' : 'Redis away'];
+  setData($('live'), 'state', state);
+  setText($('live-text'), words);
+  document.documentElement.dataset.live = String(live && fed);
+}
+
+function pick(name) {
+  picked = picked === name ? null : name;
+  draw();
+}
+
+// ---- the stream -------------------------------------------------------------
+
+// EventSource tries again by itself, but not after an error status.
+function connect() {
+  const source = new EventSource('events');
+  let pending = false;
+  source.onopen = () => { stream = 'open'; };
+  source.onmessage = (message) => {
+    stream = 'open';
+    fleet.apply(JSON.parse(message.data));
+    if (pending) return;
+    pending = true;
+    // Many events of one snapshot are one picture; hidden pages draw too.
+    setTimeout(() => { pending = false; draw(); }, 30);
+  };
+  source.onerror = () => {
+    stream = 'lost';
+    draw();
+    if (source.readyState === EventSource.CLOSED) {
+      setTimeout(connect, 2000);
+    }
+  };
+}
+
+// Ages go on, and silence shows, also without events.
+setInterval(() => {
+  if (stream === 'open' && fleet.fresh && Date.now() - fleet.fresh > 5000) {
+    stream = 'lost';
+  }
+  draw();
+}, 1000);
+
+// ---- one request ------------------------------------------------------------
+
+async function load() {
+  const id = opened;
+  if (!id) return;
+  try {
+    const res = await fetch(`requests/${id}`, { cache: 'no-store' });
+    const body = res.ok ? await res.json() : null;
+    if (opened !== id) return;
+    if (body) {
+      detail = body;
+      trouble = '';
+    } else {
+      trouble = res.status === 404 ? 'No request of this id is in Redis (any more).'
+        : 'Redis is away: what is shown may be old.';
+    }
+  } catch {
+    if (opened === id) trouble = 'No connection to NGINX.';
+  }
+  draw();
+}
+
+setInterval(() => {
+  if (opened && !(detail && FINAL.has(detail.state) && !trouble)) load();
+}, 1000);
+
+function route() {
+  const match = /^#\/requests\/([0-9a-f]{32})$/.exec(location.hash);
+  opened = match ? match[1] : null;
+  detail = opened ? fleet.requests.get(opened) || null : null;
+  trouble = '';
+  $('fleet-page').hidden = Boolean(opened);
+  $('request-page').hidden = !opened;
+  $('span').hidden = Boolean(opened);
+  document.title = opened ? `${opened.slice(0, 8)} – Tokenring` : 'Tokenring';
+  window.scrollTo(0, 0);
+  load();
+  draw();
+}
+
+window.addEventListener('hashchange', route);
+
+// ---- theme and span ---------------------------------------------------------
+
+const dark = window.matchMedia('(prefers-color-scheme: dark)');
+const root = document.documentElement;
+
+function isDark() {
+  return root.dataset.theme ? root.dataset.theme === 'dark' : dark.matches;
+}
+
+function themed() {
+  forget();
+  setText($('theme'), isDark() ? 'Light' : 'Dark');
+  $('theme').setAttribute('aria-label', `Switch to the ${isDark() ? 'light' : 'dark'} theme`);
+  pool.redraw();
+  for (const chart of Object.values(charts)) chart.redraw();
+  draw();
+}
+
+$('theme').addEventListener('click', () => {
+  root.dataset.theme = isDark() ? 'light' : 'dark';
+  try {
+    localStorage.setItem('tokenring-theme', root.dataset.theme);
+  } catch {
+    // It holds until the page is left.
+  }
+  themed();
+});
+dark.addEventListener('change', themed);
+
+$('requests-more').addEventListener('click', () => {
+  all = !all;
+  draw();
+});
+
+$('span').addEventListener('change', (event) => {
+  span = Number(event.target.value);
+  drawFigures();
+});
+
+themed();
+route();
+connect();
