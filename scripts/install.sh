@@ -58,6 +58,8 @@ configure conf/tokenring.conf /etc/tokenring/tokenring.conf
 configure conf/nginx.conf /etc/tokenring/nginx.conf
 
 fill conf/systemd/tokenring-engine.service "$units/tokenring-engine.service"
+fill conf/systemd/tokenring-engine@.service \
+    "$units/tokenring-engine@.service"
 fill conf/systemd/tokenring.sysusers /usr/lib/sysusers.d/tokenring.conf
 
 put 644 "$datadir/models/pocket" models/pocket/*.json \

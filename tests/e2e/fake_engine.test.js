@@ -373,7 +373,7 @@ for (const [mode, status, code, reason] of [
     }
     if (mode === '--refuse') {
       await until(() =>
-        /speaks versions 9 to 9 of the channel, this module 3 to 3/
+        /speaks versions 10 to 10 of the channel, this module 3 to 3/
           .test(stack.errorLog()), 'a line that names both versions');
     }
     await restartEngine();

@@ -111,6 +111,7 @@ test('install: everything in its place, and NGINX accepts it', { skip }, place(
       'etc/tokenring/engine.conf', 'etc/tokenring/tokenring.conf',
       'etc/tokenring/nginx.conf', 'usr/lib/sysusers.d/tokenring.conf',
       'lib/systemd/system/tokenring-engine.service',
+      'lib/systemd/system/tokenring-engine@.service',
       'usr/share/tokenring/models/pocket/config.json',
       'usr/share/tokenring/dashboard/index.html',
       'usr/share/tokenring/dashboard/vendor/uPlot.esm.js',
