@@ -152,7 +152,9 @@ tr_redis_link_fail(tr_redis_link_t *l, const char *format, ...)
 static void
 fail_context(tr_redis_link_t *l)
 {
-    tr_redis_link_fail(l, "%s", l->c->errstr[0] != '\0' ? l->c->errstr : strerror(errno));
+    tr_redis_link_fail(l, "%s",
+                       l->c->errstr[0] != '\0' ? l->c->errstr
+                                               : strerror(errno));
 }
 
 /* Waits a random part of the back-off, so that engines do not come all at
@@ -391,10 +393,9 @@ tr_redis_link_fd(const tr_redis_link_t *l, short *wanted)
     if (l->c == NULL) {
         return -1;
     }
-    *wanted = l->state == TR_LINK_CONNECTING ? POLLOUT
-              : tr_redis_link_backlog(l) != 0
-                  ? POLLIN | POLLOUT
-                  : POLLIN;
+    *wanted = l->state == TR_LINK_CONNECTING  ? POLLOUT
+              : tr_redis_link_backlog(l) != 0 ? POLLIN | POLLOUT
+                                              : POLLIN;
     return l->c->fd;
 }
 
@@ -439,7 +440,8 @@ tr_redis_link_run(tr_redis_link_t *l, short got, uint64_t now_us)
     }
     if (!l->failed && now_us >= answer_due(l)) {
         tr_redis_link_fail(l, "no answer within %llu ms",
-             (unsigned long long) (l->config->redis_timeout_us / 1000));
+                           (unsigned long long) (l->config->redis_timeout_us
+                                                 / 1000));
     }
     if (l->failed) {
         take_down(l, now_us);

@@ -77,7 +77,7 @@ typedef struct {
     bool subscriber; /* messages come; replies carry no tags */
     enum tr_redis_link_state state;
     redisContext *c;
-    void *tls; /* redisSSLContext, or NULL */
+    void *tls;                   /* redisSSLContext, or NULL */
     uint64_t retry_us, since_us; /* DOWN: when; else since when */
     uint64_t backoff_us;
     unsigned hello_left; /* replies until it is UP */

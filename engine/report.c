@@ -205,8 +205,7 @@ tr_report_cancelled(tr_report_t *t)
         return 0;
     }
     head = atomic_load_explicit(&t->cancels_head, memory_order_relaxed);
-    if (head
-        == atomic_load_explicit(&t->cancels_tail, memory_order_acquire)) {
+    if (head == atomic_load_explicit(&t->cancels_tail, memory_order_acquire)) {
         return 0;
     }
     id = t->cancels[head % TR_REPORT_CANCELS];

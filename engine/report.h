@@ -83,15 +83,15 @@ typedef struct {
 #define TR_REPORT_CANCELS 256
 
 typedef struct {
-    tr_ring_producer_t front; /* front thread's end */
-    tr_ring_producer_t loop;  /* step loop's end */
+    tr_ring_producer_t front;                 /* front thread's end */
+    tr_ring_producer_t loop;                  /* step loop's end */
     tr_ring_consumer_t from_front, from_loop; /* the reporter's ends */
     void *front_memory, *loop_memory;         /* owned */
     int reporter_fd; /* eventfd, borrowed: wakes the reporter */
     int front_fd;    /* eventfd, borrowed: wakes the front thread */
 
-    uint64_t next_id; /* front thread only */
-    uint32_t inside;  /* arrivals told whose end was not */
+    uint64_t next_id;      /* front thread only */
+    uint32_t inside;       /* arrivals told whose end was not */
     _Atomic uint64_t lost; /* requests that the reporter never heard of */
 
     /* reporter to front thread: requests to be cancelled */

@@ -95,10 +95,10 @@ unlink_due(tr_ledger_t *l, tr_ledger_request_t *q)
     if (!q->due) {
         return;
     }
-    *(q->due_prev != NULL ? &q->due_prev->due_next : &l->due_first)
-        = q->due_next;
-    *(q->due_next != NULL ? &q->due_next->due_prev : &l->due_last)
-        = q->due_prev;
+    *(q->due_prev != NULL ? &q->due_prev->due_next
+                          : &l->due_first) = q->due_next;
+    *(q->due_next != NULL ? &q->due_next->due_prev
+                          : &l->due_last) = q->due_prev;
     q->due_prev = q->due_next = NULL;
     q->due = false;
 }
@@ -593,8 +593,7 @@ bool
 tr_ledger_can_write(const tr_ledger_request_t *q)
 {
     return (q->dirty != 0 && q->writing == 0)
-           || (q->unacked != NULL && !q->sending)
-           || (q->unsure && !q->asking);
+           || (q->unacked != NULL && !q->sending) || (q->unsure && !q->asking);
 }
 
 static void

@@ -27,7 +27,8 @@
 #include "report.h"
 
 #define TR_LEDGER_BUCKETS 4096
-#define TR_LEDGER_ENTRY 16384u /* an entry is closed when it has so many bytes */
+#define TR_LEDGER_ENTRY \
+    16384u /* an entry is closed when it has so many bytes */
 
 /* Groups of fields that Redis has not seen. */
 #define TR_LEDGER_IDENTITY 0x1u /* who and what */
@@ -87,8 +88,8 @@ typedef struct {
     tr_ledger_request_t *due_first, *due_last;
     uint32_t n, live; /* requests; those whose end was not told */
     size_t bytes, limit;
-    size_t spare;  /* of these, in acknowledged entries */
-    uint64_t lost; /* requests of which something was lost */
+    size_t spare;        /* of these, in acknowledged entries */
+    uint64_t lost;       /* requests of which something was lost */
     int64_t realtime_us; /* Unix time minus CLOCK_MONOTONIC */
     /* ends that were told in this round, and before */
     tr_ledger_request_t *ending, *ended_before;

@@ -12,8 +12,8 @@
 
 #include "engine.h"
 
-static const char *const state_names[] = { "queued", "prefill",  "decode",
-                                           "done",   "failed", "cancelled" };
+static const char *const state_names[] = { "queued", "prefill", "decode",
+                                           "done",   "failed",  "cancelled" };
 
 static const char *const engine_states[] = { "loading", "ready", "draining",
                                              "failed" };

@@ -89,9 +89,9 @@ static uint64_t
 lost(const tr_reporter_t *r)
 {
     return r->ledger.lost
-           + atomic_load_explicit((_Atomic uint64_t *) (uintptr_t)
-                                      &r->report.lost,
-                                  memory_order_relaxed);
+           + atomic_load_explicit(
+               (_Atomic uint64_t *) (uintptr_t) &r->report.lost,
+               memory_order_relaxed);
 }
 
 static void
@@ -365,8 +365,7 @@ beat(tr_reporter_t *r)
     beat_engines(r, now_ms);
     tr_report_sample(&r->writer, &r->command, now_ms);
     send_command(r, TAG_MINOR, NULL);
-    send_expire(r, "metrics", r->config->name,
-                r->config->redis_request_ttl_us);
+    send_expire(r, "metrics", r->config->name, r->config->redis_request_ttl_us);
     if (r->latest) {
         trim_latest(r);
         r->latest = false;
@@ -380,11 +379,11 @@ beat(tr_reporter_t *r)
 static bool
 refuses_all(const char *word)
 {
-    static const char *const words[] = { "OOM",        "MISCONF",   "READONLY",
-                                         "LOADING",    "NOAUTH",    "NOPERM",
-                                         "BUSY",       "MASTERDOWN",
-                                         "NOREPLICAS", "CLUSTERDOWN",
-                                         "MOVED",      "ASK",       "TRYAGAIN" };
+    static const char *const words[] = {
+        "OOM",    "MISCONF", "READONLY",   "LOADING",    "NOAUTH",
+        "NOPERM", "BUSY",    "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN",
+        "MOVED",  "ASK",     "TRYAGAIN"
+    };
     size_t i;
 
     for (i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
