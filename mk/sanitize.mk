@@ -12,7 +12,7 @@ TSAN_TESTS := ring inbox status channel ring_client
 TSAN_BIN   := $(TSAN_TESTS:%=build-tsan/test_%)
 # These need the whole engine.
 TSAN_ENGINE := $(patsubst %,build-tsan/tests/test_%,outlet loop front \
-                                                    front_hostile)
+                                                    front_hostile reporter)
 
 .PHONY: test-asan test-asan-unit test-asan-e2e test-tsan
 
