@@ -351,14 +351,33 @@ fake_count(fake_redis_t *f, const char *name, const char *key)
 }
 
 static inline unsigned
-fake_now(fake_redis_t *f)
+fake_read_locked(fake_redis_t *f, const unsigned *what)
 {
     unsigned n;
 
     pthread_mutex_lock(&f->lock);
-    n = f->n;
+    n = *what;
     pthread_mutex_unlock(&f->lock);
     return n;
+}
+
+/* How many commands, reads and connections came until now. */
+static inline unsigned
+fake_now(fake_redis_t *f)
+{
+    return fake_read_locked(f, &f->n);
+}
+
+static inline unsigned
+fake_batches(fake_redis_t *f)
+{
+    return fake_read_locked(f, &f->batches);
+}
+
+static inline unsigned
+fake_connections(fake_redis_t *f)
+{
+    return fake_read_locked(f, &f->connections);
 }
 
 #endif

@@ -250,7 +250,7 @@ test_batches(void **state)
     raw_open(&r, &b.rig, 1 << 20);
     fake_wait(&b.redis, 0, "ZADD", "tr:engines", NULL, NULL);
     commands = fake_now(&b.redis);
-    batches = b.redis.batches;
+    batches = fake_batches(&b.redis);
     for (i = 0; i < 40; i++) {
         snprintf(completion, sizeof(completion), "%032x", i);
         submit(&r, TR_ID(i, 1), completion, TR_SUBMIT_RESUMABLE,
@@ -267,7 +267,7 @@ test_batches(void **state)
         fake_wait(&b.redis, 0, "HSET", key, "state", "done");
     }
     commands = fake_now(&b.redis) - commands;
-    batches = b.redis.batches - batches;
+    batches = fake_batches(&b.redis) - batches;
     /* 40 * 200 records */
     assert_in_range(commands, 40 * 6, 40 * 200);
     assert_true(commands > 8 * batches);
@@ -648,11 +648,11 @@ test_a_silent_redis(void **state)
     (void) state;
     bench_start(&b, NULL);
     wait_up(&b, 1);
-    before = b.redis.connections;
+    before = fake_connections(&b.redis);
     atomic_store(&b.redis.deaf, true);
     rig_check_alive(&b.rig);
     wait_up(&b, 0);
-    while (b.redis.connections < before + 3) {
+    while (fake_connections(&b.redis) < before + 3) {
         usleep(10000);
     }
     clock_gettime(CLOCK_MONOTONIC, &begun);

@@ -107,6 +107,8 @@ class Client {
       if (this.onMessage && Array.isArray(value)
         && String(value[0]) === 'message') {
         this.onMessage(value[2]);
+      } else if (this.onLine && this.waiting.length === 0) {
+        this.onLine(value);
       } else if (this.waiting.length) {
         const w = this.waiting.shift();
         if (value instanceof RedisError) w.reject(value);
@@ -229,6 +231,16 @@ class Redis {
       }
       return out;
     });
+  }
+
+  // Every command that comes from now on, as text; the function ends it.
+  async monitor() {
+    const c = await Client.connect({ host: '127.0.0.1', port: this.port });
+    const lines = [];
+    if (this.password) await c.raw('AUTH', this.password);
+    c.onLine = (line) => lines.push(line);
+    await c.raw('MONITOR');
+    return { lines, stop: () => c.close() };
   }
 
   // Returns a function that ends it.
