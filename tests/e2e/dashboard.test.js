@@ -16,7 +16,8 @@ const { Stack, ROOT, until, alive, sleep } = require('./lib/stack');
 const { Redis } = require('./lib/redis');
 const { Browser, PHONE, when, live } = require('./lib/browser');
 const { SyntheticFleet, commands, random } = require('./lib/synthetic_fleet');
-const { request } = require('./lib/http');
+const { request, post, stream } = require('./lib/http');
+const { chat, endless } = require('./lib/prompts');
 
 const PAGE = path.join(ROOT, 'dashboard');
 
@@ -559,3 +560,58 @@ test('a reload ends the streams, the page comes back, no socket is left',
       await browser.stop();
     }
   }));
+
+test('a real engine under load, and then killed', async () => {
+  const redis = await Redis.start();
+  const stack = await Stack.start({ server: location(),
+    http: `tokenring_redis ${redis.address};`, engine: { redis: redis.address,
+      kv_policy: 'diffkv:alpha_high=12,alpha_low=0' } });
+  const browser = await Browser.start();
+  const url = `${stack.url}/v1/chat/completions`;
+  try {
+    const page = await browser.open(`${stack.url}/dashboard/`);
+    await live(page);
+    const short = await post(url, chat('Hello!'));
+    const { id } = short.json();
+    const hex = id.replace('chatcmpl-', '');
+    const load = Array.from({ length: 6 }, (_, i) =>
+      stream(url, endless(i, 1500)));
+    await Promise.all(load.map((s) => s.start));
+
+    // Figures of the engine's own: what runs, tokens, levels, the saving.
+    const number = (name) => when(page, (n) => {
+      const b = [...document.querySelectorAll('.figure')]
+        .find((el) => el.firstElementChild.textContent === n).children[1];
+      return parseFloat(b.textContent.replace(/,/g, '')) > 0;
+    }, name, 60);
+    for (const name of ['Running', 'Tokens out', 'First token']) await number(name);
+    await when(page, () => document.querySelectorAll('#levels tr').length >= 2);
+    await when(page, () => parseFloat(
+      document.getElementById('saving').textContent) > 1);
+    assert.match(await page.locator('.engine-model').textContent(), /^pocket · cpu · diffkv/);
+
+    // The request that is over, with what its cache took.
+    const r = (await request(`${stack.url}/dashboard/requests/${hex}`)).json();
+    assert.equal(r.state, 'done');
+    assert.equal(Number(r.completion_tokens), short.json().usage.completion_tokens);
+    assert.equal(Number(r.kv_bytes), short.json().usage.kv_cache.bytes);
+    await page.locator(`a[href="#/requests/${hex}"]`).click();
+    await when(page, () => document.querySelectorAll('.timeline .phase').length === 3);
+    await page.locator('.back').click();
+
+    // Killed in the middle: gone, and what it had reads as failed.
+    await when(page, () => [...document.querySelectorAll('#requests .badge')]
+      .some((b) => b.textContent.includes('decode')));
+    await stack.engine.kill();
+    await when(page, () => document.querySelector('.engine[data-state="gone"]'));
+    await when(page, () => [...document.querySelectorAll('#requests .badge')]
+      .filter((b) => b.textContent.includes('failed')).length >= 6);
+    await Promise.all(load.map((s) => s.finished));
+    assert.deepEqual(page.complaints, []);
+    assert.deepEqual(stack.complaints(), []);
+  } finally {
+    await browser.stop();
+    await stack.stop();
+    await redis.stop();
+  }
+});
