@@ -8,6 +8,7 @@
 #   make bench-kv-store   tokens into pages: append, moves, compression
 #   make bench-policy     share of policy and pages in a step of the real model
 #   make bench-capacity   conversations at once in one KV pool, by policy
+#   make bench-dashboard  what a viewer of the dashboard costs a worker
 #   make bench-footprint  start, memory, idle CPU
 #
 # RESULTS=DIR stores JSON and tables there, as tests/bench/results has them.
@@ -40,7 +41,7 @@ $(BENCH_MANAGER): $B/obj/tests/bench/bench_manager.o \
 # The same for both managers.
 $B/obj/tests/bench/plain_manager.o: CFLAGS += -O3
 
-.PHONY: bench bench-tools bench-capacity bench-gateway bench-engine bench-footprint \
+.PHONY: bench bench-tools bench-dashboard bench-capacity bench-gateway bench-engine bench-footprint \
         bench-manager bench-attention bench-kv-store bench-policy
 bench-tools: $(BENCH_PROG) $(BENCH_ENGINE) $(BENCH_MANAGER) $(BENCH_ATTENTION) \
              $(BENCH_STORE) $(BENCH_POLICY)
@@ -50,6 +51,9 @@ bench-gateway: engine module $(BENCH_PROG)
 
 bench-footprint: engine module
 	@B="$B" node tests/bench/footprint.js $(call bench_json,footprint)
+
+bench-dashboard: module
+	@B="$B" node tests/bench/dashboard.js $(call bench_json,dashboard)
 
 bench-capacity: engine cli module
 	@B="$B" node tests/bench/capacity.js $(call bench_json,capacity)
@@ -83,5 +87,7 @@ bench: deps
 	@$(MAKE) -s --no-print-directory bench-kv-store
 	@echo "== policy"
 	@$(MAKE) -s --no-print-directory bench-policy
+	@echo "== dashboard"
+	@$(MAKE) -s --no-print-directory bench-dashboard
 	@echo "== footprint"
 	@$(MAKE) -s --no-print-directory bench-footprint
