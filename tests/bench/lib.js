@@ -128,8 +128,12 @@ ${http}
   const child = await start(NGINX, ['-e', `${dir}/${name}.log`, '-p', dir,
     '-c', conf], path.join(dir, `${name}.log`), () => connects(port));
   child.port = port;
-  child.worker = Number(fs.readFileSync(
-    `/proc/${child.pid}/task/${child.pid}/children`, 'utf8').split(' ')[0]);
+  // The master listens before it has made its worker.
+  while (!child.worker && living.has(child)) {
+    child.worker = Number(fs.readFileSync(
+      `/proc/${child.pid}/task/${child.pid}/children`, 'utf8').split(' ')[0]);
+    await sleep(5);
+  }
   return child;
 }
 
