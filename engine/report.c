@@ -134,6 +134,20 @@ tr_report_detached(tr_request_t *r)
     }
 }
 
+/* As much of text as fits, in whole characters. */
+static void
+copy_message(char *out, size_t size, const char *text)
+{
+    size_t n = strnlen(text, size);
+
+    if (n == size) {
+        for (n = size - 1; n != 0 && ((uint8_t) text[n] & 0xc0) == 0x80; n--) {
+        }
+    }
+    memcpy(out, text, n);
+    out[n] = '\0';
+}
+
 static void
 describe_end(const tr_request_t *r, uint64_t now_us, tr_report_end_t *end)
 {
@@ -161,13 +175,12 @@ describe_end(const tr_request_t *r, uint64_t now_us, tr_report_end_t *end)
     if (r->error.status != TR_OK) {
         end->state = r->error.status == TR_ERR_CANCELLED ? TR_REPORT_CANCELLED
                                                          : TR_REPORT_FAILED;
-        snprintf(end->message, sizeof(end->message), "%.*s",
-                 (int) sizeof(end->message) - 1, r->error.text);
+        copy_message(end->message, sizeof(end->message), r->error.text);
     } else if (r->n_sequences != 0 && r->open_sequences == 0) {
         end->state = TR_REPORT_DONE;
     } else {
         end->state = TR_REPORT_CANCELLED;
-        snprintf(end->message, sizeof(end->message), "The client has left");
+        copy_message(end->message, sizeof(end->message), "The client has left");
     }
 }
 

@@ -9,6 +9,7 @@
 #   make bench-policy     share of policy and pages in a step of the real model
 #   make bench-capacity   conversations at once in one KV pool, by policy
 #   make bench-dashboard  what a viewer of the dashboard costs a worker
+#   make bench-redis      what the reporter takes, with Redis and without
 #   make bench-footprint  start, memory, idle CPU
 #
 # RESULTS=DIR stores JSON and tables there, as tests/bench/results has them.
@@ -41,8 +42,9 @@ $(BENCH_MANAGER): $B/obj/tests/bench/bench_manager.o \
 # The same for both managers.
 $B/obj/tests/bench/plain_manager.o: CFLAGS += -O3
 
-.PHONY: bench bench-tools bench-dashboard bench-capacity bench-gateway bench-engine bench-footprint \
-        bench-manager bench-attention bench-kv-store bench-policy
+.PHONY: bench bench-tools bench-dashboard bench-redis bench-capacity \
+        bench-gateway bench-engine bench-footprint bench-manager \
+        bench-attention bench-kv-store bench-policy
 bench-tools: $(BENCH_PROG) $(BENCH_ENGINE) $(BENCH_MANAGER) $(BENCH_ATTENTION) \
              $(BENCH_STORE) $(BENCH_POLICY)
 
@@ -73,6 +75,9 @@ bench-kv-store: $(BENCH_STORE)
 bench-policy: $(BENCH_POLICY)
 	@B="$B" node tests/bench/policy.js $(call bench_json,policy)
 
+bench-redis: engine module $B/bench/sse_load
+	@B="$B" node tests/bench/redis.js $(call bench_json,redis)
+
 bench: deps
 	@$(MAKE) -s --no-print-directory -j$(JOBS) engine module bench-tools
 	@echo "== gateway"
@@ -89,5 +94,7 @@ bench: deps
 	@$(MAKE) -s --no-print-directory bench-policy
 	@echo "== dashboard"
 	@$(MAKE) -s --no-print-directory bench-dashboard
+	@echo "== redis"
+	@$(MAKE) -s --no-print-directory bench-redis
 	@echo "== footprint"
 	@$(MAKE) -s --no-print-directory bench-footprint

@@ -219,7 +219,8 @@ stream_line(stream_t *s)
     size_t n;
 
     s->line[s->n_line] = '\0';
-    if (s->n_line == 0 || strncmp(s->line, ":", 1) == 0) {
+    if (s->n_line == 0 || s->line[0] == ':'
+        || strncmp(s->line, "id: ", 4) == 0) {
         return;
     }
     if (strncmp(s->line, "data: ", 6) != 0) {

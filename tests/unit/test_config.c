@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "config.h"
+#include "redis_link.h"
 #include "log.h"
 
 /* Writes text (len bytes) to a file and reads it as a configuration. */
@@ -227,6 +228,20 @@ static const bad_t bad[] = {
     { WITH("socket /tmp/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"),
       "has 114 bytes; a Unix socket path can have 107" },
+    { WITH("redis host:0"), "redis \"host:0\": expected HOST, HOST:PORT" },
+    { WITH("redis host:65536"), "redis \"host:65536\": expected" },
+    { WITH("redis host:12x"), "redis \"host:12x\": expected" },
+    { WITH("redis :6379"), "redis \":6379\": expected" },
+    { WITH("redis [::1"), "redis \"[::1\": expected" },
+    { WITH("redis redis://host"), "redis \"redis://host\": expected" },
+    { WITH("redis user@host"), "redis \"user@host\": expected" },
+    { WITH("redis unix:"), "redis \"unix:\": expected" },
+    { WITH("redis h\nredis_prefix {x}"), "redis_prefix \"{x}\": expected no" },
+    { WITH("redis h\nredis_prefix \"a b\""), "redis_prefix \"a b\"" },
+    { WITH("redis h\nredis_user me"), "redis_user \"me\" has no" },
+    { WITH("redis_flush 0"),
+      "redis_flush \"0\": expected a duration from 1ms" },
+    { WITH("redis_buffer 1k"), "redis_buffer \"1k\": expected a size from 1m" },
     { "threads 1\n", "no model: give a Hugging Face directory with --model "
                      "DIR or `model DIR` in the configuration" },
     { "model /\n", "set served_model_name" },
@@ -280,6 +295,59 @@ test_bad_file(void **state)
     assert_non_null(strstr(err.text, "expected a text of up to 511 bytes"));
 }
 
+/* The first line of a file; what is wrong about it never shows it. */
+static void
+test_password(void **state)
+{
+    static char text[1200];
+    char path[] = "/tmp/tr_password_XXXXXX";
+    int fd = mkstemp(path);
+    tr_config_t c;
+    tr_error_t err;
+
+    (void) state;
+    assert_true(fd >= 0);
+    snprintf(text, sizeof(text),
+             "model m\nredis h\nredis_user me\nredis_password_file %s\n", path);
+    assert_int_equal(read_text(&c, text, strlen(text), &err), TR_ERR_INVALID);
+    assert_non_null(strstr(err.text, "in its first line"));
+    assert_int_equal(write(fd, "open sesame\r\nx\n", 15), 15);
+    assert_int_equal(read_text(&c, text, strlen(text), &err), TR_OK);
+    assert_string_equal(c.redis_password, "open sesame");
+    unlink(path);
+    assert_int_equal(read_text(&c, text, strlen(text), &err), TR_ERR_IO);
+    close(fd);
+
+    memcpy(text, "model m\nredis_password ", 23);
+    memset(text + 23, 's', 600);
+    text[623] = '\0';
+    assert_int_equal(read_text(&c, text, strlen(text), &err), TR_ERR_INVALID);
+    assert_null(strstr(err.text, "sss"));
+    assert_non_null(strstr(err.text, "redis_password"));
+}
+
+static void
+test_redis_addresses(void **state)
+{
+    tr_redis_address_t a;
+
+    (void) state;
+    assert_true(tr_redis_parse_address("redis.example.com", &a));
+    assert_string_equal(a.host, "redis.example.com");
+    assert_int_equal(a.port, 6379);
+    assert_true(tr_redis_parse_address("10.0.0.1:7000", &a));
+    assert_string_equal(a.host, "10.0.0.1");
+    assert_int_equal(a.port, 7000);
+    assert_true(tr_redis_parse_address("[::1]:7000", &a));
+    assert_string_equal(a.host, "::1");
+    assert_int_equal(a.port, 7000);
+    assert_true(tr_redis_parse_address("[fe80::1]", &a));
+    assert_int_equal(a.port, 6379);
+    assert_true(tr_redis_parse_address("unix:/run/redis/redis.sock", &a));
+    assert_string_equal(a.host, "/run/redis/redis.sock");
+    assert_int_equal(a.port, 0);
+}
+
 /* An error made of its own former text, cut at a whole character. */
 static void
 test_error_set(void **state)
@@ -314,6 +382,8 @@ main(void)
         cmocka_unit_test(test_command_line),
         cmocka_unit_test(test_bad),
         cmocka_unit_test(test_bad_file),
+        cmocka_unit_test(test_password),
+        cmocka_unit_test(test_redis_addresses),
         cmocka_unit_test(test_error_set),
     };
 
