@@ -71,6 +71,10 @@
 /* tokens of an answer, until the engine has counted the request itself */
 #define NGX_HTTP_TOKENRING_ANSWER       128
 
+/* what clients are told when an engine dies */
+#define NGX_HTTP_TOKENRING_LOST                                               \
+    "The engine went away while it worked on this request"
+
 
 typedef struct ngx_http_tokenring_peer_s    ngx_http_tokenring_peer_t;
 typedef struct ngx_http_tokenring_engine_s  ngx_http_tokenring_engine_t;
@@ -274,6 +278,7 @@ struct ngx_http_tokenring_ctx_s {
     uint64_t                        error_number;
     ngx_http_tokenring_text_t       queue;
     ngx_http_tokenring_follow_t    *follow;  /* it is read from Redis */
+    ngx_str_t                       key;     /* whose it is */
 
     ngx_http_tokenring_text_t       head;    /* of every chunk */
     ngx_str_t                       tail;    /* of a chunk with text only */
@@ -305,6 +310,7 @@ struct ngx_http_tokenring_ctx_s {
     unsigned                        complete:1;      /* and so is the last */
     unsigned                        resumable:1;
     unsigned                        detach:1;        /* may go on alone */
+    unsigned                        owned:1;         /* key is valid */
     unsigned                        spoken:1;        /* an event is due */
     unsigned                        accepted:1;
     unsigned                        stream:1;
@@ -427,8 +433,9 @@ tr_status_t ngx_http_tokenring_resumable_init(ngx_http_tokenring_ctx_t *ctx,
     const char **why);
 void ngx_http_tokenring_resumable_submit(ngx_http_tokenring_ctx_t *ctx,
     tr_wire_submit_t *head);
-ngx_int_t ngx_http_tokenring_owner(ngx_http_request_t *r, ngx_str_t *id,
-    u_char *owner);
+void ngx_http_tokenring_owner(ngx_str_t *id, ngx_str_t *key, u_char *owner);
+ngx_str_t *ngx_http_tokenring_header_in(ngx_http_request_t *r,
+    const char *name);
 ngx_int_t ngx_http_tokenring_queue_delta(ngx_http_tokenring_ctx_t *ctx,
     uint32_t index, tr_wire_bytes_t *text, tr_wire_bytes_t *logprobs);
 ngx_int_t ngx_http_tokenring_queue_finish(ngx_http_tokenring_ctx_t *ctx,
@@ -463,6 +470,8 @@ void ngx_http_tokenring_text_free(ngx_http_tokenring_text_t *t);
 /* _error.c */
 
 ngx_int_t ngx_http_tokenring_render_error(ngx_http_tokenring_text_t *t,
+    const char *type, const char *code, ngx_str_t *param, ngx_str_t *message);
+ngx_int_t ngx_http_tokenring_render_error_field(ngx_http_tokenring_text_t *t,
     const char *type, const char *code, ngx_str_t *param, ngx_str_t *message);
 ngx_int_t ngx_http_tokenring_send_error(ngx_http_request_t *r,
     tr_status_t status, const char *message);
@@ -502,6 +511,7 @@ ngx_int_t ngx_http_tokenring_request_cancel(ngx_http_request_t *r,
 ngx_int_t ngx_http_tokenring_follow(ngx_http_request_t *r, ngx_str_t *id);
 void ngx_http_tokenring_follow_more(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_follow_end(ngx_http_tokenring_ctx_t *ctx);
+void ngx_http_tokenring_follow_expired(ngx_http_tokenring_ctx_t *ctx);
 
 /* _dashboard.c */
 

@@ -288,6 +288,7 @@ ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx)
         rc = ngx_http_tokenring_body_put(ctx);
 
         if (rc == NGX_DONE) {
+            ctx->complete = 1;
             ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_QUEUE);
             ngx_http_tokenring_watch(ctx);
             return;
@@ -486,6 +487,7 @@ ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
         ngx_memcpy(head.request_id, ctx->request_id.data, ctx->request_id.len);
         ngx_memcpy(head.completion, ctx->completion.data,
                    TR_COMPLETION_LEN);
+        ngx_http_tokenring_resumable_submit(ctx, &head);
 
         pieces[n].base = &head;
         pieces[n].len = sizeof(tr_wire_submit_t);

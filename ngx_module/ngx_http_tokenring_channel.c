@@ -368,7 +368,7 @@ void
 ngx_http_tokenring_dirty(ngx_http_tokenring_peer_t *peer,
     ngx_http_tokenring_ctx_t *ctx)
 {
-    if (!ctx->is_dirty) {
+    if (!ctx->is_dirty && peer) {
         ctx->is_dirty = 1;
         ngx_queue_insert_tail(&peer->dirty, &ctx->dirty);
     }
@@ -441,6 +441,8 @@ ngx_http_tokenring_slot_take(ngx_http_tokenring_peer_t *peer,
     ctx->tried |= ngx_http_tokenring_peer_bit(peer);
     ctx->peer = peer;
     ctx->id = TR_ID(n, slot->generation);
+    ctx->number = 0;
+    ctx->complete = 0;
 
     return NGX_OK;
 }
@@ -515,7 +517,10 @@ ngx_http_tokenring_slot_abandon(ngx_http_tokenring_ctx_t *ctx)
     n = TR_ID_SLOT(ctx->id);
 
     if (ctx->submitted) {
-        ngx_http_tokenring_control(ctx, TR_CONTROL_ABORT);
+        ngx_http_tokenring_control(ctx, (ctx->detach && ctx->gone
+                                         && ctx->complete)
+                                        ? TR_CONTROL_DETACH
+                                        : TR_CONTROL_ABORT);
         peer->slots[n].ctx = NULL;
 
     } else {
@@ -526,7 +531,7 @@ ngx_http_tokenring_slot_abandon(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* the one wish that the request has now: ABORT, PAUSE or none */
+/* the one wish that the request has now: ABORT, PAUSE, DETACH or none */
 
 void
 ngx_http_tokenring_control(ngx_http_tokenring_ctx_t *ctx, uint32_t bits)

@@ -473,8 +473,7 @@ ngx_http_tokenring_lose_requests(ngx_http_tokenring_peer_t *peer)
         }
 
         ngx_http_tokenring_fail(ctx, TR_ERR_CLOSED,
-                                "The engine went away while it worked on "
-                                "this request");
+                                NGX_HTTP_TOKENRING_LOST);
         ngx_http_tokenring_dirty(peer, ctx);
     }
 }

@@ -66,7 +66,25 @@ ngx_int_t
 ngx_http_tokenring_render_error(ngx_http_tokenring_text_t *t,
     const char *type, const char *code, ngx_str_t *param, ngx_str_t *message)
 {
-    if (ngx_http_tokenring_printf(t, 32, "{\"error\":{\"message\":\"")
+    if (ngx_http_tokenring_append(t, "{", 1) != NGX_OK
+        || ngx_http_tokenring_render_error_field(t, type, code, param,
+                                                 message)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_append(t, "}", 1);
+}
+
+
+/* "error":{...} */
+
+ngx_int_t
+ngx_http_tokenring_render_error_field(ngx_http_tokenring_text_t *t,
+    const char *type, const char *code, ngx_str_t *param, ngx_str_t *message)
+{
+    if (ngx_http_tokenring_printf(t, 32, "\"error\":{\"message\":\"")
         != NGX_OK
         || ngx_http_tokenring_json(t, message->data, message->len) != NGX_OK
         || ngx_http_tokenring_printf(t, 128, "\",\"type\":\"%s\",\"param\":",
@@ -89,10 +107,10 @@ ngx_http_tokenring_render_error(ngx_http_tokenring_text_t *t,
     }
 
     if (code == NULL) {
-        return ngx_http_tokenring_printf(t, 32, ",\"code\":null}}");
+        return ngx_http_tokenring_printf(t, 32, ",\"code\":null}");
     }
 
-    return ngx_http_tokenring_printf(t, 128, ",\"code\":\"%s\"}}", code);
+    return ngx_http_tokenring_printf(t, 128, ",\"code\":\"%s\"}", code);
 }
 
 
@@ -270,10 +288,7 @@ ngx_http_tokenring_send_error_body(ngx_http_request_t *r, ngx_uint_t status,
 
     ctx = ngx_http_get_module_ctx(r, ngx_http_tokenring_module);
 
-    if (ctx && ngx_http_tokenring_add_header(r, "X-Request-Id",
-                                             &ctx->request_id)
-               != NGX_OK)
-    {
+    if (ctx && ngx_http_tokenring_add_ids(ctx) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 

@@ -17,15 +17,19 @@ typedef enum {
     NGX_HTTP_TOKENRING_COMPLETIONS,
     NGX_HTTP_TOKENRING_MODELS,
     NGX_HTTP_TOKENRING_MODEL,
+    NGX_HTTP_TOKENRING_REQUEST,
+    NGX_HTTP_TOKENRING_REQUEST_STREAM,
     NGX_HTTP_TOKENRING_NOWHERE
 } ngx_http_tokenring_route_e;
 
 
 static ngx_http_tokenring_route_e ngx_http_tokenring_route(
     ngx_http_request_t *r, ngx_str_t *id);
+static ngx_http_tokenring_route_e ngx_http_tokenring_route_request(
+    ngx_http_request_t *r, ngx_str_t *id);
 static size_t ngx_http_tokenring_version_at(u_char *p, size_t len);
 static ngx_int_t ngx_http_tokenring_refuse_method(ngx_http_request_t *r,
-    ngx_str_t *allow);
+    ngx_str_t *allow, const char *message);
 static ngx_int_t ngx_http_tokenring_name_request(
     ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx);
@@ -36,11 +40,15 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
 {
     ngx_int_t                   rc;
     ngx_str_t                   id;
+    const char                 *why;
+    tr_status_t                 status;
     ngx_http_tokenring_ctx_t   *ctx;
     ngx_http_tokenring_route_e  route;
 
     static ngx_str_t  get = ngx_string("GET, HEAD");
     static ngx_str_t  post = ngx_string("POST");
+    static ngx_str_t  get_only = ngx_string("GET");
+    static ngx_str_t  request = ngx_string("GET, HEAD, DELETE");
 
     if (r != r->main) {
         ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
@@ -56,7 +64,8 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
     case NGX_HTTP_TOKENRING_MODEL:
 
         if (!(r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD))) {
-            return ngx_http_tokenring_refuse_method(r, &get);
+            return ngx_http_tokenring_refuse_method(r, &get,
+                                                 "This URL takes GET only");
         }
 
         rc = ngx_http_discard_request_body(r);
@@ -66,6 +75,28 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
 
         return ngx_http_tokenring_models(r,
                         (route == NGX_HTTP_TOKENRING_MODEL) ? &id : NULL);
+
+    case NGX_HTTP_TOKENRING_REQUEST:
+
+        if (r->method == NGX_HTTP_DELETE) {
+            return ngx_http_tokenring_request_cancel(r, &id);
+        }
+
+        if (r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD)) {
+            return ngx_http_tokenring_request_state(r, &id);
+        }
+
+        return ngx_http_tokenring_refuse_method(r, &request,
+                                       "This URL takes GET and DELETE only");
+
+    case NGX_HTTP_TOKENRING_REQUEST_STREAM:
+
+        if (r->method != NGX_HTTP_GET) {
+            return ngx_http_tokenring_refuse_method(r, &get_only,
+                                                 "This URL takes GET only");
+        }
+
+        return ngx_http_tokenring_follow(r, &id);
 
     case NGX_HTTP_TOKENRING_NOWHERE:
         return ngx_http_tokenring_send_error(r, TR_ERR_NOT_FOUND,
@@ -77,7 +108,8 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
     }
 
     if (r->method != NGX_HTTP_POST) {
-        return ngx_http_tokenring_refuse_method(r, &post);
+        return ngx_http_tokenring_refuse_method(r, &post,
+                                                "This URL takes POST only");
     }
 
     ctx = ngx_http_tokenring_create_ctx(r,
@@ -87,7 +119,15 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    rc = ngx_http_tokenring_admit(ctx);
+    status = ngx_http_tokenring_resumable_init(ctx, &why);
+
+    if (status == TR_OK) {
+        rc = ngx_http_tokenring_admit(ctx);
+
+    } else {
+        ngx_http_tokenring_fail(ctx, status, why);
+        rc = NGX_DECLINED;
+    }
 
     if (rc == NGX_AGAIN) {
         r->main->count++;
@@ -167,6 +207,15 @@ ngx_http_tokenring_route(ngx_http_request_t *r, ngx_str_t *id)
         return NGX_HTTP_TOKENRING_COMPLETIONS;
     }
 
+    if (path.len > sizeof("requests/") - 1
+        && ngx_strncmp(path.data, "requests/", sizeof("requests/") - 1) == 0)
+    {
+        id->data = path.data + sizeof("requests/") - 1;
+        id->len = path.len - (sizeof("requests/") - 1);
+
+        return ngx_http_tokenring_route_request(r, id);
+    }
+
     if (path.len < sizeof("models") - 1
         || ngx_strncmp(path.data, "models", sizeof("models") - 1) != 0)
     {
@@ -190,6 +239,33 @@ ngx_http_tokenring_route(ngx_http_request_t *r, ngx_str_t *id)
 }
 
 
+/* requests/ID and requests/ID/stream, where there is a Redis */
+
+static ngx_http_tokenring_route_e
+ngx_http_tokenring_route_request(ngx_http_request_t *r, ngx_str_t *id)
+{
+    size_t                          len;
+    ngx_http_tokenring_loc_conf_t  *tlcf;
+
+    tlcf = ngx_http_get_module_loc_conf(r, ngx_http_tokenring_module);
+
+    if (tlcf->redis == NULL) {
+        return NGX_HTTP_TOKENRING_NOWHERE;
+    }
+
+    len = sizeof("/stream") - 1;
+
+    if (id->len > len
+        && ngx_strncmp(id->data + id->len - len, "/stream", len) == 0)
+    {
+        id->len -= len;
+        return NGX_HTTP_TOKENRING_REQUEST_STREAM;
+    }
+
+    return NGX_HTTP_TOKENRING_REQUEST;
+}
+
+
 /* where "/v1" stands as a whole part of a path, or its length */
 
 static size_t
@@ -210,16 +286,14 @@ ngx_http_tokenring_version_at(u_char *p, size_t len)
 
 
 static ngx_int_t
-ngx_http_tokenring_refuse_method(ngx_http_request_t *r, ngx_str_t *allow)
+ngx_http_tokenring_refuse_method(ngx_http_request_t *r, ngx_str_t *allow,
+    const char *message)
 {
     if (ngx_http_tokenring_add_header(r, "Allow", allow) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    return ngx_http_tokenring_send_error(r, TR_ERR_METHOD,
-                                         (allow->data[0] == 'P')
-                                         ? "This URL takes POST only"
-                                         : "This URL takes GET only");
+    return ngx_http_tokenring_send_error(r, TR_ERR_METHOD, message);
 }
 
 
@@ -309,10 +383,9 @@ ngx_http_tokenring_name_completion(ngx_http_tokenring_ctx_t *ctx, u_char *p)
 static ngx_int_t
 ngx_http_tokenring_name_request(ngx_http_tokenring_ctx_t *ctx)
 {
+    size_t               i;
     u_char              *p;
-    ngx_uint_t           i, j;
-    ngx_list_part_t     *part;
-    ngx_table_elt_t     *h;
+    ngx_str_t           *value;
     ngx_http_request_t  *r;
 
     r = ctx->request;
@@ -331,44 +404,21 @@ ngx_http_tokenring_name_request(ngx_http_tokenring_ctx_t *ctx)
         return NGX_ERROR;
     }
 
-    part = &r->headers_in.headers.part;
-    h = part->elts;
+    value = ngx_http_tokenring_header_in(r, "X-Request-Id");
 
-    for (i = 0; /* void */ ; i++) {
-
-        if (i >= part->nelts) {
-            if (part->next == NULL) {
-                return NGX_OK;
-            }
-
-            part = part->next;
-            h = part->elts;
-            i = 0;
-        }
-
-        if (h[i].hash == 0
-            || h[i].key.len != sizeof("X-Request-Id") - 1
-            || ngx_strncasecmp(h[i].key.data, (u_char *) "X-Request-Id",
-                               sizeof("X-Request-Id") - 1)
-               != 0)
-        {
-            continue;
-        }
-
-        if (h[i].value.len == 0 || h[i].value.len > TR_REQUEST_ID_MAX) {
-            return NGX_OK;
-        }
-
-        for (j = 0; j < h[i].value.len; j++) {
-            if (h[i].value.data[j] < 0x21 || h[i].value.data[j] > 0x7e) {
-                return NGX_OK;
-            }
-        }
-
-        ctx->request_id = h[i].value;
-
+    if (value == NULL || value->len == 0 || value->len > TR_REQUEST_ID_MAX) {
         return NGX_OK;
     }
+
+    for (i = 0; i < value->len; i++) {
+        if (value->data[i] < 0x21 || value->data[i] > 0x7e) {
+            return NGX_OK;
+        }
+    }
+
+    ctx->request_id = *value;
+
+    return NGX_OK;
 }
 
 

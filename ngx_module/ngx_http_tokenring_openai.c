@@ -3,24 +3,29 @@
  * chat and for completions, as OpenAI's API gives them.
  *
  * A stream's chunks differ in an index and a text: what precedes and what
- * follows is rendered once, when the request is accepted.
+ * follows is rendered once, when the request is accepted.  Of a resumable
+ * stream every record is an event of its own, with the record's number as its
+ * id (_resumable.c); others have no ids, and texts that wait are one event.
  */
 
 #include "ngx_http_tokenring.h"
 
 
+static ngx_int_t ngx_http_tokenring_render_choices(
+    ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_chunk_open(ngx_http_tokenring_ctx_t *ctx,
-    ngx_uint_t index);
+    ngx_uint_t index, uint64_t number);
 static ngx_int_t ngx_http_tokenring_role_chunk(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t index);
 static ngx_int_t ngx_http_tokenring_text_chunk(ngx_http_tokenring_ctx_t *ctx,
-    ngx_uint_t index);
+    ngx_uint_t index, uint64_t number);
 static ngx_int_t ngx_http_tokenring_finish_chunk(
-    ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index);
+    ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index, uint64_t number);
+static ngx_int_t ngx_http_tokenring_id(ngx_http_tokenring_ctx_t *ctx,
+    uint64_t number);
 static ngx_int_t ngx_http_tokenring_end(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_logprobs(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_choice_t *choice);
-static ngx_int_t ngx_http_tokenring_usage(ngx_http_tokenring_ctx_t *ctx);
 
 
 #define ngx_http_tokenring_put(t, s)                                          \
@@ -107,46 +112,17 @@ ngx_http_tokenring_render_heads(ngx_http_tokenring_ctx_t *ctx)
 ngx_int_t
 ngx_http_tokenring_render_chunks(ngx_http_tokenring_ctx_t *ctx)
 {
-    ngx_int_t                     rc;
-    ngx_uint_t                    i;
-    ngx_http_tokenring_text_t    *out;
-    ngx_http_tokenring_choice_t  *choice;
+    ngx_int_t                   rc;
+    ngx_http_tokenring_text_t  *out;
 
     out = &ctx->out;
 
-    for (i = 0; i < ctx->nchoices; i++) {
-        choice = &ctx->choices[i];
+    rc = ctx->resumable ? ngx_http_tokenring_render_records(ctx)
+                        : ngx_http_tokenring_render_choices(ctx);
 
-        for ( ;; ) {
-
-            if (ngx_http_tokenring_text_len(out)
-                >= NGX_HTTP_TOKENRING_OUTPUT)
-            {
-                return (ngx_int_t) ngx_http_tokenring_text_len(out);
-            }
-
-            if (ngx_http_tokenring_text_len(&choice->text)
-                || ngx_http_tokenring_text_len(&choice->logprobs))
-            {
-                rc = choice->begun
-                     ? ngx_http_tokenring_text_chunk(ctx, i)
-                     : ngx_http_tokenring_role_chunk(ctx, i);
-
-            } else if (choice->reason && !choice->ended
-                       && choice->reason != TR_FINISH_ABORTED)
-            {
-                rc = choice->begun
-                     ? ngx_http_tokenring_finish_chunk(ctx, i)
-                     : ngx_http_tokenring_role_chunk(ctx, i);
-
-            } else {
-                break;
-            }
-
-            if (rc != NGX_OK) {
-                return NGX_ERROR;
-            }
-        }
+    if (rc != NGX_OK) {
+        return (rc == NGX_AGAIN) ? (ngx_int_t) ngx_http_tokenring_text_len(out)
+                                 : NGX_ERROR;
     }
 
     if (ctx->over && ngx_http_tokenring_end(ctx) != NGX_OK) {
@@ -167,16 +143,110 @@ ngx_http_tokenring_render_chunks(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
+/* NGX_OK: all there was, NGX_AGAIN: enough for once */
+
 static ngx_int_t
-ngx_http_tokenring_chunk_open(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index)
+ngx_http_tokenring_render_choices(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_int_t                     rc;
+    ngx_uint_t                    i;
+    ngx_http_tokenring_choice_t  *choice;
+
+    for (i = 0; i < ctx->nchoices; i++) {
+        choice = &ctx->choices[i];
+
+        for ( ;; ) {
+
+            if (ngx_http_tokenring_text_len(&ctx->out)
+                >= NGX_HTTP_TOKENRING_OUTPUT)
+            {
+                return NGX_AGAIN;
+            }
+
+            if (ngx_http_tokenring_text_len(&choice->text)
+                || ngx_http_tokenring_text_len(&choice->logprobs))
+            {
+                rc = choice->begun
+                     ? ngx_http_tokenring_text_chunk(ctx, i, 0)
+                     : ngx_http_tokenring_role_chunk(ctx, i);
+
+            } else if (choice->reason && !choice->ended
+                       && choice->reason != TR_FINISH_ABORTED)
+            {
+                rc = choice->begun
+                     ? ngx_http_tokenring_finish_chunk(ctx, i, 0)
+                     : ngx_http_tokenring_role_chunk(ctx, i);
+
+            } else {
+                break;
+            }
+
+            if (rc != NGX_OK) {
+                return NGX_ERROR;
+            }
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+/* what a record of text makes: its text and logprobs lie in the choice, which
+ * had none */
+
+ngx_int_t
+ngx_http_tokenring_render_delta(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t number)
+{
+    if (!ctx->choices[index].begun
+        && ngx_http_tokenring_role_chunk(ctx, index) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_text_chunk(ctx, index, number);
+}
+
+
+ngx_int_t
+ngx_http_tokenring_render_finish(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t number)
+{
+    if (!ctx->choices[index].begun
+        && ngx_http_tokenring_role_chunk(ctx, index) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_finish_chunk(ctx, index, number);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_id(ngx_http_tokenring_ctx_t *ctx, uint64_t number)
+{
+    if (number == 0) {
+        return NGX_OK;
+    }
+
+    return ngx_http_tokenring_printf(&ctx->out, NGX_INT64_LEN + 8,
+                                     "id: %uL\n", number);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_chunk_open(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index,
+    uint64_t number)
 {
     ngx_http_tokenring_text_t  *out, *head;
 
     out = &ctx->out;
     head = &ctx->head;
 
-    if (ngx_http_tokenring_reserve(out, ngx_http_tokenring_text_len(head) + 64)
-        != NGX_OK)
+    if (ngx_http_tokenring_id(ctx, number) != NGX_OK
+        || ngx_http_tokenring_reserve(out, ngx_http_tokenring_text_len(head)
+                                           + 64)
+           != NGX_OK)
     {
         return NGX_ERROR;
     }
@@ -212,7 +282,7 @@ ngx_http_tokenring_role_chunk(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index)
         return NGX_OK;
     }
 
-    if (ngx_http_tokenring_chunk_open(ctx, index) != NGX_OK
+    if (ngx_http_tokenring_chunk_open(ctx, index, 0) != NGX_OK
         || ngx_http_tokenring_put(out, ",\"delta\":{\"role\":\"assistant\","
                                   "\"content\":\"\"},\"logprobs\":null")
            != NGX_OK)
@@ -225,7 +295,8 @@ ngx_http_tokenring_role_chunk(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index)
 
 
 static ngx_int_t
-ngx_http_tokenring_text_chunk(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index)
+ngx_http_tokenring_text_chunk(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index,
+    uint64_t number)
 {
     size_t                        len, before;
     ngx_int_t                     rc;
@@ -238,14 +309,14 @@ ngx_http_tokenring_text_chunk(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index)
     len = ngx_http_tokenring_text_len(&choice->text);
     before = len + ngx_http_tokenring_text_len(&choice->logprobs);
 
-    /* logprobs belong to the whole text */
+    /* logprobs belong to the whole text, a number to the whole record */
 
-    if (ngx_http_tokenring_text_len(&choice->logprobs) == 0) {
+    if (number == 0 && ngx_http_tokenring_text_len(&choice->logprobs) == 0) {
         len = ngx_http_tokenring_cut(choice->text.pos, len,
                                      NGX_HTTP_TOKENRING_EVENT);
     }
 
-    if (ngx_http_tokenring_chunk_open(ctx, index) != NGX_OK) {
+    if (ngx_http_tokenring_chunk_open(ctx, index, number) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -283,14 +354,14 @@ ngx_http_tokenring_text_chunk(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index)
 
 static ngx_int_t
 ngx_http_tokenring_finish_chunk(ngx_http_tokenring_ctx_t *ctx,
-    ngx_uint_t index)
+    ngx_uint_t index, uint64_t number)
 {
     ngx_http_tokenring_choice_t  *choice;
 
     choice = &ctx->choices[index];
     choice->ended = 1;
 
-    if (ngx_http_tokenring_chunk_open(ctx, index) != NGX_OK) {
+    if (ngx_http_tokenring_chunk_open(ctx, index, number) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -317,9 +388,15 @@ ngx_http_tokenring_end(ngx_http_tokenring_ctx_t *ctx)
     ctx->ended = 1;
 
     if (ctx->error) {
+
+        if (ctx->error_number && ctx->error_number <= ctx->after) {
+            return NGX_OK;
+        }
+
         info = tr_status_info(ctx->error);
 
-        if (ngx_http_tokenring_put(out, "data: ") != NGX_OK
+        if (ngx_http_tokenring_id(ctx, ctx->error_number) != NGX_OK
+            || ngx_http_tokenring_put(out, "data: ") != NGX_OK
             || ngx_http_tokenring_render_error(out, info.type, info.code,
                                                &ctx->param, &ctx->message)
                != NGX_OK)
@@ -335,7 +412,10 @@ ngx_http_tokenring_end(ngx_http_tokenring_ctx_t *ctx)
                                       ngx_http_tokenring_text_len(head))
             != NGX_OK
             || ngx_http_tokenring_put(out, "],") != NGX_OK
-            || ngx_http_tokenring_usage(ctx) != NGX_OK
+            || ngx_http_tokenring_render_usage(out, ctx->prompt_tokens,
+                                               ctx->completion_tokens,
+                                               &ctx->totals)
+               != NGX_OK
             || ngx_http_tokenring_put(out, "}\n\n") != NGX_OK)
         {
             return NGX_ERROR;
@@ -348,27 +428,24 @@ ngx_http_tokenring_end(ngx_http_tokenring_ctx_t *ctx)
 
 /* OpenAI's usage, and as an extension what the request took in the KV cache */
 
-static ngx_int_t
-ngx_http_tokenring_usage(ngx_http_tokenring_ctx_t *ctx)
+ngx_int_t
+ngx_http_tokenring_render_usage(ngx_http_tokenring_text_t *t,
+    uint64_t prompt_tokens, uint64_t completion_tokens,
+    tr_wire_finish_t *totals)
 {
-    tr_wire_finish_t  *totals;
-
-    totals = &ctx->totals;
-
-    if (ngx_http_tokenring_printf(&ctx->out, 256,
+    if (ngx_http_tokenring_printf(t, 256,
                "\"usage\":{\"prompt_tokens\":%uL,\"completion_tokens\":%uL,"
                "\"total_tokens\":%uL,\"prompt_tokens_details\":"
                "{\"cached_tokens\":%uD}",
-               ctx->prompt_tokens, ctx->completion_tokens,
-               ctx->prompt_tokens + ctx->completion_tokens,
-               totals->cached_tokens)
+               prompt_tokens, completion_tokens,
+               prompt_tokens + completion_tokens, totals->cached_tokens)
         != NGX_OK)
     {
         return NGX_ERROR;
     }
 
     if (totals->kv_full_bytes
-        && ngx_http_tokenring_printf(&ctx->out, 384,
+        && ngx_http_tokenring_printf(t, 384,
                ",\"kv_cache\":{\"bytes\":%uL,\"fp16_bytes\":%uL,"
                "\"ratio\":%.4f,\"share_high\":%.4f,\"share_low\":%.4f,"
                "\"share_pruned\":%.4f}",
@@ -382,7 +459,7 @@ ngx_http_tokenring_usage(ngx_http_tokenring_ctx_t *ctx)
         return NGX_ERROR;
     }
 
-    return ngx_http_tokenring_put(&ctx->out, "}");
+    return ngx_http_tokenring_put(t, "}");
 }
 
 
@@ -446,7 +523,10 @@ ngx_http_tokenring_render_whole(ngx_http_tokenring_ctx_t *ctx)
     }
 
     if (ngx_http_tokenring_put(out, "],") != NGX_OK
-        || ngx_http_tokenring_usage(ctx) != NGX_OK)
+        || ngx_http_tokenring_render_usage(out, ctx->prompt_tokens,
+                                           ctx->completion_tokens,
+                                           &ctx->totals)
+           != NGX_OK)
     {
         return NGX_ERROR;
     }

@@ -85,6 +85,8 @@ ngx_http_tokenring_redis_start(ngx_http_tokenring_redis_t *redis)
 
     ngx_rbtree_init(&redis->subscriptions, &redis->sentinel,
                     ngx_str_rbtree_insert_value);
+    ngx_rbtree_init(&redis->subjects, &redis->subjects_sentinel,
+                    ngx_str_rbtree_insert_value);
 }
 
 

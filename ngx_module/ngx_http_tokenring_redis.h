@@ -106,7 +106,8 @@ struct ngx_http_tokenring_redis_s {
     ngx_rbtree_t                      subscriptions;
     ngx_rbtree_node_t                 sentinel;
     ngx_uint_t                        nsubscriptions;
-    ngx_uint_t                        epoch;      /* of subscriptions */
+    ngx_rbtree_t                      subjects;   /* of _subject.c */
+    ngx_rbtree_node_t                 subjects_sentinel;
     unsigned                          ready:1;    /* for use */
 };
 

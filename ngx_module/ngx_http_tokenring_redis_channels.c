@@ -230,7 +230,6 @@ ngx_http_tokenring_channel_message(redisAsyncContext *ac, void *reply,
 
         if (!s->leaving) {
             s->up = 1;
-            redis->epoch++;
             s->handler(s->data, NGX_HTTP_TOKENRING_CHANNEL_UP, NULL);
         }
     }
@@ -279,8 +278,6 @@ ngx_http_tokenring_channels_down(ngx_http_tokenring_redis_t *redis)
 {
     ngx_uint_t                          was;
     ngx_http_tokenring_subscription_t  *s, *next;
-
-    redis->epoch++;
 
     s = ngx_http_tokenring_channel_next(redis, NULL);
 

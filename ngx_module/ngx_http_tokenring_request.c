@@ -37,6 +37,11 @@ ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
 
     peer = ctx->peer;
 
+    if (rec->type != TR_RECORD_STARTED) {
+        /* as the engine counts them for Redis */
+        ctx->number++;
+    }
+
     switch (rec->type) {
 
     case TR_RECORD_ACCEPTED:
@@ -69,8 +74,11 @@ ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
                       "tokenring: bad record, type=%ud length=%uD request=%V",
                       (u_int) rec->type, rec->length, &ctx->request_id);
 
-        ngx_http_tokenring_break(peer, "it sent a record that is malformed "
-                                 "or out of order");
+        if (peer) {
+            ngx_http_tokenring_break(peer, "it sent a record that is "
+                                     "malformed or out of order");
+        }
+
         return NGX_ERROR;
     }
 
@@ -132,7 +140,16 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     ctx->sent = ngx_current_msec;
     ngx_http_tokenring_arm(ctx);
 
-    return ctx->stream ? ngx_http_tokenring_render_heads(ctx) : NGX_OK;
+    if (!ctx->stream) {
+        return NGX_OK;
+    }
+
+    if (ctx->detach) {
+        /* its headers go now */
+        ngx_http_tokenring_dirty(ctx->peer, ctx);
+    }
+
+    return ngx_http_tokenring_render_heads(ctx);
 }
 
 
@@ -172,7 +189,7 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     }
 
     ctx->completion_tokens += head.tokens;
-    ctx->last_us = ctx->peer->now;
+    ctx->last_us = ctx->peer ? ctx->peer->now : ngx_http_tokenring_clock();
 
     if (ctx->first_us == 0) {
         ctx->first_us = ctx->last_us;
@@ -197,10 +214,11 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
 
     /* past what a pause may leave in the rings, an engine that goes on */
 
-    limit = ctx->stream ? ctx->conf->buffer_size
-                          + 2 * (size_t) ctx->peer->map.response_capacity
-                          + NGX_HTTP_TOKENRING_RESPONSE_MAX / 64
-                        : NGX_HTTP_TOKENRING_RESPONSE_MAX;
+    limit = (ctx->stream && ctx->peer)
+            ? ctx->conf->buffer_size
+              + 2 * (size_t) ctx->peer->map.response_capacity
+              + NGX_HTTP_TOKENRING_RESPONSE_MAX / 64
+            : NGX_HTTP_TOKENRING_RESPONSE_MAX;
 
     if (ctx->pending + len > limit) {
         ngx_http_tokenring_control(ctx, TR_CONTROL_ABORT);
@@ -208,6 +226,16 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
                                 "The response is too large for the gateway");
         ngx_http_tokenring_dirty(ctx->peer, ctx);
         return NGX_OK;
+    }
+
+    if (ctx->resumable && ctx->stream) {
+        if (ngx_http_tokenring_queue_delta(ctx, head.choice, &text, &logprobs)
+            != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+
+        goto queued;
     }
 
     choice = &ctx->choices[head.choice];
@@ -227,9 +255,11 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         return NGX_OK;
     }
 
+queued:
+
     ngx_http_tokenring_dirty(ctx->peer, ctx);
 
-    if (ctx->pending > ctx->conf->buffer_size && !ctx->paused) {
+    if (ctx->pending > ctx->conf->buffer_size && !ctx->paused && ctx->peer) {
         ctx->paused = 1;
         ngx_http_tokenring_control(ctx, TR_CONTROL_PAUSE);
 
@@ -262,6 +292,13 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         ctx->choices[head.choice].reason = head.reason;
         ctx->left--;
 
+        if (ctx->resumable && ctx->stream && !ctx->gone && !ctx->error
+            && head.reason != TR_FINISH_ABORTED
+            && ngx_http_tokenring_queue_finish(ctx, head.choice) != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+
     } else if (head.reason != TR_FINISH_ABORTED) {
         return NGX_DECLINED;
     }
@@ -293,6 +330,7 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
 
     if (head.reason == TR_FINISH_ABORTED && !ctx->gone && !ctx->error) {
         ctx->error = TR_ERR_CLOSED;
+        ctx->error_number = ctx->resumable ? ctx->number : 0;
         ngx_str_set(&ctx->message, "The engine aborted this request");
     }
 
@@ -317,6 +355,7 @@ ngx_http_tokenring_error(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
 
     ctx->over = 1;
     ctx->error = head.status;
+    ctx->error_number = ctx->resumable ? ctx->number : 0;
     ctx->retry_after = head.retry_after_s;
 
     if (head.prompt_tokens) {
@@ -508,7 +547,9 @@ ngx_http_tokenring_hang_up(ngx_http_tokenring_ctx_t *ctx)
     ctx->gone = 1;
     r->connection->error = 1;
 
-    if (ctx->peer == NULL || ctx->phase < NGX_HTTP_TOKENRING_QUEUE) {
+    if (ctx->peer == NULL || ctx->phase < NGX_HTTP_TOKENRING_QUEUE
+        || ctx->detach)
+    {
         ngx_http_tokenring_finalize(ctx, NGX_HTTP_CLIENT_CLOSED_REQUEST);
         return;
     }
@@ -526,6 +567,8 @@ ngx_http_tokenring_hang_up(ngx_http_tokenring_ctx_t *ctx)
         ngx_http_tokenring_text_free(&ctx->choices[i].text);
         ngx_http_tokenring_text_free(&ctx->choices[i].logprobs);
     }
+
+    ngx_http_tokenring_text_free(&ctx->queue);
 
     ctx->pending = 0;
 
@@ -564,6 +607,10 @@ ngx_http_tokenring_deadline(ngx_http_tokenring_ctx_t *ctx,
     default:
         limit = ctx->conf->queue_timeout;
         break;
+    }
+
+    if (ctx->follow) {
+        limit = ctx->conf->idle_timeout;
     }
 
     ctx->deadline = ngx_current_msec + limit;
@@ -651,6 +698,11 @@ ngx_http_tokenring_expired(ngx_http_tokenring_ctx_t *ctx)
 
     error = TR_ERR_TIMEOUT;
 
+    if (ctx->follow) {
+        ngx_http_tokenring_follow_expired(ctx);
+        return;
+    }
+
     switch (ctx->phase) {
 
     case NGX_HTTP_TOKENRING_WAIT:
@@ -732,6 +784,10 @@ ngx_http_tokenring_cleanup(void *data)
 
     ngx_http_tokenring_slot_abandon(ctx);
 
+    if (ctx->follow) {
+        ngx_http_tokenring_follow_end(ctx);
+    }
+
     if (ctx->counted) {
         ctx->counted = 0;
         (void) ngx_atomic_fetch_add(
@@ -756,6 +812,7 @@ ngx_http_tokenring_pool_cleanup(void *data)
         }
     }
 
+    ngx_http_tokenring_text_free(&ctx->queue);
     ngx_http_tokenring_text_free(&ctx->head);
     ngx_http_tokenring_text_free(&ctx->out);
 }

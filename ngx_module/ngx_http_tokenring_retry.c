@@ -180,7 +180,7 @@ ngx_http_tokenring_may_retry(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_uint_t  i;
 
-    if (ctx->gone || ctx->ended || ctx->peer || ctx->lost_body
+    if (ctx->gone || ctx->ended || ctx->peer || ctx->lost_body || ctx->follow
         || ctx->phase == NGX_HTTP_TOKENRING_DONE)
     {
         return 0;

@@ -17,6 +17,7 @@ static void ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_whole(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_stream_header(
     ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_begin(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_block(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_resume(ngx_http_tokenring_ctx_t *ctx);
 
@@ -42,7 +43,7 @@ ngx_http_tokenring_flush(ngx_http_tokenring_ctx_t *ctx)
         return;
     }
 
-    if (ctx->error && !ctx->request->header_sent) {
+    if (ctx->error && !ctx->spoken && !ctx->request->header_sent) {
         ngx_http_tokenring_finalize(ctx,
                                     ngx_http_tokenring_send_failure(ctx));
         return;
@@ -55,6 +56,11 @@ ngx_http_tokenring_flush(ngx_http_tokenring_ctx_t *ctx)
 
     if (ctx->over) {
         ngx_http_tokenring_whole(ctx);
+        return;
+    }
+
+    if (ctx->follow) {
+        ngx_http_tokenring_follow_more(ctx);
     }
 }
 
@@ -87,6 +93,13 @@ ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
     r = ctx->request;
     b = &ctx->buf;
 
+    if (ctx->detach && !r->header_sent && !ctx->over
+        && ngx_http_tokenring_begin(ctx) != NGX_OK)
+    {
+        ngx_http_tokenring_finalize(ctx, NGX_ERROR);
+        return;
+    }
+
     while (!ctx->blocked) {
 
         ngx_http_tokenring_text_reset(&ctx->out);
@@ -98,7 +111,7 @@ ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
             return;
         }
 
-        if (rc == 0) {
+        if (rc == 0 && !ctx->ended) {
             break;
         }
 
@@ -115,7 +128,7 @@ ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
         b->pos = ctx->out.start;
         b->last = ctx->out.last;
         b->end = ctx->out.end;
-        b->temporary = 1;
+        b->temporary = ngx_http_tokenring_text_len(&ctx->out) ? 1 : 0;
         b->flush = 1;
         b->last_buf = ctx->ended;
         b->last_in_chain = 1;
@@ -176,8 +189,7 @@ ngx_http_tokenring_stream_header(ngx_http_tokenring_ctx_t *ctx)
     if (ngx_http_tokenring_add_header(r, "Cache-Control", &no_cache) != NGX_OK
         || ngx_http_tokenring_add_header(r, "X-Accel-Buffering", &no)
            != NGX_OK
-        || ngx_http_tokenring_add_header(r, "X-Request-Id", &ctx->request_id)
-           != NGX_OK)
+        || ngx_http_tokenring_add_ids(ctx) != NGX_OK)
     {
         return NGX_ERROR;
     }
@@ -199,6 +211,33 @@ ngx_http_tokenring_stream_header(ngx_http_tokenring_ctx_t *ctx)
     }
 
     return ngx_http_send_header(r);
+}
+
+
+/* a client that may leave needs the id before there is anything to say */
+
+static ngx_int_t
+ngx_http_tokenring_begin(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_int_t            rc;
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    rc = ngx_http_tokenring_stream_header(ctx);
+
+    if (rc == NGX_ERROR || rc > NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    rc = ngx_http_send_special(r, NGX_HTTP_FLUSH);
+
+    if (rc == NGX_ERROR) {
+        return NGX_ERROR;
+    }
+
+    return (rc == NGX_AGAIN || r->buffered) ? ngx_http_tokenring_block(ctx)
+                                            : NGX_OK;
 }
 
 
@@ -232,6 +271,10 @@ ngx_http_tokenring_resume(ngx_http_tokenring_ctx_t *ctx)
         ctx->paused = 0;
         ctx->deadline = ngx_current_msec + ctx->conf->idle_timeout;
         ngx_http_tokenring_control(ctx, 0);
+    }
+
+    if (ctx->follow) {
+        ngx_http_tokenring_follow_more(ctx);
     }
 }
 
@@ -309,8 +352,7 @@ ngx_http_tokenring_whole(ngx_http_tokenring_ctx_t *ctx)
     r = ctx->request;
 
     if (ngx_http_tokenring_render_whole(ctx) != NGX_OK
-        || ngx_http_tokenring_add_header(r, "X-Request-Id", &ctx->request_id)
-           != NGX_OK)
+        || ngx_http_tokenring_add_ids(ctx) != NGX_OK)
     {
         ngx_http_tokenring_finalize(ctx, NGX_HTTP_INTERNAL_SERVER_ERROR);
         return;
@@ -388,4 +430,27 @@ ngx_http_tokenring_add_header(ngx_http_request_t *r, const char *key,
 #endif
 
     return NGX_OK;
+}
+
+
+/* the request's id, and the one that what it left in Redis is found by */
+
+ngx_int_t
+ngx_http_tokenring_add_ids(ngx_http_tokenring_ctx_t *ctx)
+{
+    if (ngx_http_tokenring_add_header(ctx->request, "X-Request-Id",
+                                      &ctx->request_id)
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    if ((!ctx->submitted && !ctx->follow)
+        || (ctx->conf->redis == NULL && !ctx->resumable))
+    {
+        return NGX_OK;
+    }
+
+    return ngx_http_tokenring_add_header(ctx->request, "X-Tokenring-Id",
+                                         &ctx->completion);
 }

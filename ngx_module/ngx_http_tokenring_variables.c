@@ -115,7 +115,10 @@ ngx_http_tokenring_variable(ngx_http_request_t *r,
 
     v->not_found = 1;
 
-    if (ctx == NULL) {
+    if (ctx == NULL
+        || (ctx->follow && data >= NGX_HTTP_TOKENRING_VAR_PROMPT_TOKENS))
+    {
+        /* what an answer took is counted once, not for all who read it again */
         return NGX_OK;
     }
 
@@ -170,7 +173,8 @@ ngx_http_tokenring_variable(ngx_http_request_t *r,
         break;
 
     case NGX_HTTP_TOKENRING_VAR_FINISH_REASON:
-        reason = ctx->gone ? "aborted"
+        reason = ctx->gone ? (ctx->detach && ctx->complete) ? "detached"
+                                                            : "aborted"
                            : ctx->error
                              ? "error"
                              : ngx_http_tokenring_reason(ctx->reason);

@@ -41,6 +41,8 @@ typedef int tr_status_t;
       TR_LEVEL_INFO)                                                           \
     X(TR_ERR_CANCELLED, -13, 499, "invalid_request_error",                     \
       "request_cancelled", TR_LEVEL_INFO)                                      \
+    X(TR_ERR_NO_REDIS, -14, 503, "server_error", "redis_unavailable",          \
+      TR_LEVEL_WARN)                                                           \
     /* never sent to a client: what files, memory and peers do to us */        \
     X(TR_ERR_IO, -20, 500, "server_error", "internal_error", TR_LEVEL_ERROR)   \
     X(TR_ERR_NOMEM, -21, 500, "server_error", "internal_error",                \

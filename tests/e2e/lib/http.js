@@ -48,12 +48,14 @@ function post(url, value, headers = {}, agent = false) {
 
 // Server-sent events, strictly: every event is one line "data: ..." and an
 // empty line; comments are ": ..." and an empty line; nothing else is allowed,
-// and nothing may follow [DONE].
+// and nothing may follow [DONE].  A line "id: N" may precede the data; numbers
+// grow.
 class SseReader {
   constructor() {
     this.left = '';
     this.events = [];
     this.comments = [];
+    this.ids = [];
     this.done = false;
   }
 
@@ -71,8 +73,12 @@ class SseReader {
         this.comments.push(block.slice(1).trim());
         continue;
       }
-      assert.match(block, /^data: [^\n]+$/, 'an event is one data line');
-      const data = block.slice('data: '.length);
+      const [, id, data] = /^(?:id: (\d+)\n)?data: ([^\n]+)$/.exec(block)
+        || assert.fail(`an event is one data line: ${JSON.stringify(block)}`);
+      if (id !== undefined) {
+        assert.ok(Number(id) > (this.ids.at(-1) || 0), `id ${id} is not new`);
+        this.ids.push(Number(id));
+      }
       if (data === '[DONE]') {
         this.done = true;
       } else {
@@ -88,11 +94,14 @@ class SseReader {
 
 // An open stream.  `start` resolves with the response's head; `finished` when
 // it is over: {status, headers, raw, events, done, cut}.
+// Without a value it is a GET.
 function stream(url, value, options = {}) {
-  const body = typeof value === 'string' ? value : JSON.stringify(value);
+  const body = value === undefined ? ''
+    : typeof value === 'string' ? value : JSON.stringify(value);
   const reader = new SseReader();
   const out = {
-    events: reader.events, comments: reader.comments, raw: '', done: false,
+    events: reader.events, comments: reader.comments, ids: reader.ids,
+    raw: '', done: false,
     cut: false, status: 0, headers: null,
   };
   let req;
@@ -119,14 +128,15 @@ function stream(url, value, options = {}) {
       resolve(out);
     };
     req = http.request(url, {
-      method: 'POST',
+      method: value === undefined ? 'GET' : 'POST',
       agent: options.agent || false,
-      headers: {
+      headers: value === undefined ? options.headers : {
         'Content-Type': 'application/json',
         'Content-Length': Buffer.byteLength(body),
         ...options.headers,
       },
     }, (res) => {
+      out.res = res;
       out.status = res.statusCode;
       out.headers = res.headers;
       out.localPort = res.socket.localPort;

@@ -1,0 +1,639 @@
+/*
+ * GET of /v1/requests/ID/stream: an answer again, and as it goes on.
+ *
+ * The engine's records stand in a Redis stream, many to an entry.  They are put
+ * through the very code that renders them when they come from a ring, in a ctx
+ * without a peer, so that the bytes are the same.  The stream is read in pages,
+ * the next one when the client has taken the last: a slow client costs a page
+ * of memory, however long the answer is.
+ *
+ * Who has read all there is listens to the request's channel (_subject.c).
+ * From the time when the subscription holds, the stream is read once more; what
+ * the channel brings then goes on exactly where the stream ended, or is known
+ * already, or shows that we must read again.  A client too slow for the channel
+ * goes back to reading.
+ *
+ * Reading begins at the first record also for who has seen some: which choices
+ * have begun, and where, is in them.  What the client has is not sent.
+ */
+
+#include "ngx_http_tokenring_requests.h"
+
+
+static ngx_int_t ngx_http_tokenring_follow_after(ngx_http_request_t *r,
+    uint64_t *after);
+static ngx_int_t ngx_http_tokenring_follow_start(
+    ngx_http_tokenring_follow_t *f);
+static ngx_int_t ngx_http_tokenring_follow_ask(ngx_http_tokenring_follow_t *f);
+static void ngx_http_tokenring_follow_record(void *data, redisReply *reply);
+static void ngx_http_tokenring_follow_page(void *data, redisReply *reply);
+static ngx_int_t ngx_http_tokenring_follow_entry(
+    ngx_http_tokenring_follow_t *f, redisReply *entry);
+static ngx_int_t ngx_http_tokenring_follow_take(
+    ngx_http_tokenring_follow_t *f, uint64_t last, ngx_str_t *records);
+static void ngx_http_tokenring_follow_settle(ngx_http_tokenring_follow_t *f,
+    ngx_uint_t entries);
+static void ngx_http_tokenring_follow_bad(ngx_http_tokenring_follow_t *f);
+static void ngx_http_tokenring_follow_flush(ngx_http_tokenring_follow_t *f);
+
+
+/* entries of a page: of about 50 ms each */
+#define NGX_HTTP_TOKENRING_PAGE  64
+
+/* a record longer than any ring carries is none */
+#define NGX_HTTP_TOKENRING_RECORD_MAX  (TR_RING_MAX / 4)
+
+
+typedef struct {
+    uint32_t    length;
+    uint16_t    type;
+    uint16_t    reserved;
+} ngx_http_tokenring_stored_t;
+
+
+ngx_int_t
+ngx_http_tokenring_follow(ngx_http_request_t *r, ngx_str_t *name)
+{
+    uint64_t                      after;
+    ngx_int_t                     rc;
+    ngx_str_t                     id;
+    ngx_http_tokenring_ctx_t     *ctx;
+    ngx_http_tokenring_follow_t  *f;
+
+    rc = ngx_http_discard_request_body(r);
+    if (rc != NGX_OK) {
+        return rc;
+    }
+
+    if (ngx_http_tokenring_request_id(name, &id) != NGX_OK) {
+        return ngx_http_tokenring_send_unknown(r);
+    }
+
+    if (ngx_http_tokenring_follow_after(r, &after) != NGX_OK) {
+        return ngx_http_tokenring_send_error(r, TR_ERR_INVALID,
+                   "Last-Event-ID (or ?after=) is not the id of an event: "
+                   "ids are decimal numbers");
+    }
+
+    f = ngx_pcalloc(r->pool, sizeof(ngx_http_tokenring_follow_t));
+    if (f == NULL) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    ctx = ngx_http_tokenring_create_ctx(r, TR_ENDPOINT_CHAT);
+    if (ctx == NULL) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    ctx->follow = f;
+    ctx->completion = id;
+    ctx->after = after;
+    ctx->resumable = 1;
+
+    f->ctx = ctx;
+    f->redis = ctx->conf->redis;
+
+    if (ngx_http_tokenring_follow_start(f) != NGX_OK) {
+        ngx_http_tokenring_cleanup(ctx);
+        return ngx_http_tokenring_send_away(r);
+    }
+
+    r->main->count++;
+
+    return NGX_DONE;
+}
+
+
+/* the last event that the client has, as browsers say it, or in the URL */
+
+static ngx_int_t
+ngx_http_tokenring_follow_after(ngx_http_request_t *r, uint64_t *after)
+{
+    size_t      i;
+    uint64_t    n;
+    ngx_str_t  *value, arg;
+
+    *after = 0;
+
+    value = ngx_http_tokenring_header_in(r, "Last-Event-ID");
+
+    if (value == NULL || value->len == 0) {
+
+        if (ngx_http_arg(r, (u_char *) "after", 5, &arg) != NGX_OK) {
+            return NGX_OK;
+        }
+
+        value = &arg;
+    }
+
+    if (value->len == 0 || value->len > 18) {
+        return NGX_DECLINED;
+    }
+
+    n = 0;
+
+    for (i = 0; i < value->len; i++) {
+        if (value->data[i] < '0' || value->data[i] > '9') {
+            return NGX_DECLINED;
+        }
+
+        n = n * 10 + (value->data[i] - '0');
+    }
+
+    *after = n;
+
+    return NGX_OK;
+}
+
+
+/* the record and the first page in one go: the answers come in this order */
+
+static ngx_int_t
+ngx_http_tokenring_follow_start(ngx_http_tokenring_follow_t *f)
+{
+    ngx_http_request_t        *r;
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    ctx = f->ctx;
+    r = ctx->request;
+
+    f->output = ngx_http_tokenring_redis_key(f->redis, r->pool, "out",
+                                             &ctx->completion);
+    if (f->output.data == NULL) {
+        return NGX_ERROR;
+    }
+
+    f->asking = ngx_http_tokenring_record_ask(f->redis, r->pool,
+                                              &ctx->completion,
+                                              ngx_http_tokenring_follow_record,
+                                              f);
+
+    if (f->asking == NULL || ngx_http_tokenring_follow_ask(f) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_QUEUE);
+    ngx_http_tokenring_watch(ctx);
+
+    return NGX_OK;
+}
+
+
+/* a page of what comes after the last record that we have */
+
+static ngx_int_t
+ngx_http_tokenring_follow_ask(ngx_http_tokenring_follow_t *f)
+{
+    u_char     from[NGX_INT64_LEN + 4], count[NGX_INT_T_LEN];
+    ngx_str_t  argv[6];
+
+    ngx_str_set(&argv[0], "XRANGE");
+
+    argv[1] = f->output;
+
+    /* entries are LAST-0, so that LAST-1 is what follows */
+
+    argv[2].data = from;
+    argv[2].len = ngx_sprintf(from, "%uL-1", f->ctx->number) - from;
+
+    ngx_str_set(&argv[3], "+");
+    ngx_str_set(&argv[4], "COUNT");
+
+    argv[5].data = count;
+    argv[5].len = ngx_sprintf(count, "%d", NGX_HTTP_TOKENRING_PAGE) - count;
+
+    f->epoch = ngx_http_tokenring_subject_epoch(f);
+    f->fresh = 0;
+
+    f->reading = ngx_http_tokenring_redis_command(f->redis,
+                                                ngx_http_tokenring_follow_page,
+                                                f, 6, argv);
+    if (f->reading == NULL) {
+        f->more = 1;
+        return NGX_ERROR;
+    }
+
+    f->more = 0;
+
+    return NGX_OK;
+}
+
+
+static void
+ngx_http_tokenring_follow_record(void *data, redisReply *reply)
+{
+    ngx_http_tokenring_follow_t *f = data;
+
+    ngx_int_t                     rc;
+    ngx_connection_t             *c;
+    ngx_http_request_t           *r;
+    ngx_http_tokenring_ctx_t     *ctx;
+    ngx_http_tokenring_record_t  *rec;
+
+    ctx = f->ctx;
+    rec = &f->rec;
+    r = ctx->request;
+    c = r->connection;
+
+    f->asking = NULL;
+
+    ngx_http_set_log_request(c->log, r);
+
+    rc = ngx_http_tokenring_record_take(f->redis, r->pool, reply, rec);
+
+    if (rc == NGX_OK) {
+        rc = ngx_http_tokenring_record_allowed(r, &ctx->completion, rec);
+    }
+
+    if (rc == NGX_DECLINED) {
+        rc = ngx_http_tokenring_send_unknown(r);
+
+    } else if (rc == NGX_ERROR) {
+        rc = ngx_http_tokenring_send_away(r);
+
+    } else if (!rec->resumable) {
+        rc = ngx_http_tokenring_send_error(r, TR_ERR_NOT_FOUND,
+                 "The output of this request is not kept: it was made where "
+                 "tokenring_resumable is off");
+
+    } else if (rec->wire < TR_ABI_VERSION_MIN || rec->wire > TR_ABI_VERSION) {
+        rc = ngx_http_tokenring_send_error(r, TR_ERR_NO_REDIS,
+                 "The output of this request was written by another version");
+
+    } else {
+        f->allowed = 1;
+        ctx->endpoint = rec->endpoint;
+        return;
+    }
+
+    ngx_http_tokenring_finalize(ctx, rc);
+    ngx_http_run_posted_requests(c);
+}
+
+
+static void
+ngx_http_tokenring_follow_page(void *data, redisReply *reply)
+{
+    ngx_http_tokenring_follow_t *f = data;
+
+    size_t                     i;
+    ngx_connection_t          *c;
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    ctx = f->ctx;
+    c = ctx->request->connection;
+
+    f->reading = NULL;
+
+    ngx_http_set_log_request(c->log, ctx->request);
+
+    if (reply == NULL || reply->type == REDIS_REPLY_ERROR) {
+
+        if (reply) {
+            ngx_http_tokenring_redis_complain(f->redis, reply);
+        }
+
+        if (ctx->number == 0) {
+            ngx_http_tokenring_finalize(ctx,
+                               ngx_http_tokenring_send_away(ctx->request));
+
+        } else {
+            /* the subject sees when Redis is back */
+            f->more = 1;
+
+            if (ngx_http_tokenring_subject_join(f) != NGX_OK) {
+                ngx_http_tokenring_finalize(ctx, NGX_ERROR);
+            }
+        }
+
+        ngx_http_run_posted_requests(c);
+        return;
+    }
+
+    if (reply->type != REDIS_REPLY_ARRAY) {
+        ngx_http_tokenring_follow_bad(f);
+        ngx_http_tokenring_follow_flush(f);
+        return;
+    }
+
+    for (i = 0; i < reply->elements && !ctx->over; i++) {
+        if (ngx_http_tokenring_follow_entry(f, reply->element[i]) != NGX_OK) {
+            ngx_http_tokenring_follow_bad(f);
+            break;
+        }
+    }
+
+    if (!ctx->over) {
+        ngx_http_tokenring_follow_settle(f, reply->elements);
+    }
+
+    ngx_http_tokenring_follow_flush(f);
+}
+
+
+/* {"LAST-0", {"r", records}} */
+
+static ngx_int_t
+ngx_http_tokenring_follow_entry(ngx_http_tokenring_follow_t *f,
+    redisReply *entry)
+{
+    size_t       i;
+    u_char      *p, *end;
+    uint64_t     last;
+    ngx_str_t    s, records;
+    redisReply  *fields;
+
+    if (entry->type != REDIS_REPLY_ARRAY || entry->elements != 2
+        || ngx_http_tokenring_redis_string(entry->element[0], &s) != NGX_OK
+        || s.len < 3 || s.len > 18 + 2
+        || ngx_strncmp(s.data + s.len - 2, "-0", 2) != 0)
+    {
+        return NGX_DECLINED;
+    }
+
+    last = 0;
+    end = s.data + s.len - 2;
+
+    for (p = s.data; p < end; p++) {
+        if (*p < '0' || *p > '9') {
+            return NGX_DECLINED;
+        }
+
+        last = last * 10 + (*p - '0');
+    }
+
+    fields = entry->element[1];
+
+    if (fields->type != REDIS_REPLY_ARRAY) {
+        return NGX_DECLINED;
+    }
+
+    for (i = 0; i + 1 < fields->elements; i += 2) {
+        if (ngx_http_tokenring_redis_string(fields->element[i], &s) == NGX_OK
+            && s.len == 1 && s.data[0] == 'r'
+            && ngx_http_tokenring_redis_string(fields->element[i + 1],
+                                               &records)
+               == NGX_OK)
+        {
+            return ngx_http_tokenring_follow_take(f, last, &records);
+        }
+    }
+
+    return NGX_DECLINED;
+}
+
+
+/*
+ * Records up to the number last.  NGX_DECLINED: they are none, or not those
+ * that come next.
+ */
+
+static ngx_int_t
+ngx_http_tokenring_follow_take(ngx_http_tokenring_follow_t *f, uint64_t last,
+    ngx_str_t *records)
+{
+    u_char                       *p;
+    size_t                        left;
+    tr_record_t                   rec;
+    ngx_http_tokenring_ctx_t     *ctx;
+    ngx_http_tokenring_stored_t   head;
+
+    ctx = f->ctx;
+    p = records->data;
+    left = records->len;
+
+    while (left) {
+
+        if (left < sizeof(ngx_http_tokenring_stored_t) || ctx->over) {
+            return NGX_DECLINED;
+        }
+
+        ngx_memcpy(&head, p, sizeof(ngx_http_tokenring_stored_t));
+
+        p += sizeof(ngx_http_tokenring_stored_t);
+        left -= sizeof(ngx_http_tokenring_stored_t);
+
+        if (head.length > left || head.length > NGX_HTTP_TOKENRING_RECORD_MAX
+            || head.reserved)
+        {
+            return NGX_DECLINED;
+        }
+
+        ngx_memzero(&rec, sizeof(tr_record_t));
+
+        rec.length = head.length;
+        rec.type = head.type;
+
+        if (ngx_http_tokenring_record(ctx, &rec, p) != NGX_OK) {
+            return NGX_DECLINED;
+        }
+
+        p += head.length;
+        left -= head.length;
+    }
+
+    return (ctx->number == last || ctx->error == TR_ERR_NOMEM) ? NGX_OK
+                                                               : NGX_DECLINED;
+}
+
+
+/* a page has been taken and the answer is not over: what now? */
+
+static void
+ngx_http_tokenring_follow_settle(ngx_http_tokenring_follow_t *f,
+    ngx_uint_t entries)
+{
+    ngx_uint_t                 epoch;
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    ctx = f->ctx;
+
+    if (entries >= NGX_HTTP_TOKENRING_PAGE) {
+        f->more = 1;
+        return;
+    }
+
+    if (ctx->number == 0 && f->rec.final) {
+        ngx_http_tokenring_fail(ctx, TR_ERR_NOT_FOUND,
+                                "The output of this request is not kept any "
+                                "longer");
+        return;
+    }
+
+    if (ngx_http_tokenring_subject_join(f) != NGX_OK) {
+        ngx_http_tokenring_fail(ctx, TR_ERR_NOMEM,
+                                "The gateway ran out of memory");
+        return;
+    }
+
+    epoch = ngx_http_tokenring_subject_epoch(f);
+
+    if (epoch == 0) {
+        /* the subject tells when the subscription holds */
+        return;
+    }
+
+    if (epoch == f->epoch && !f->fresh) {
+        f->caught = 1;
+        return;
+    }
+
+    f->more = 1;
+}
+
+
+/* called when the client has taken what there was, and when there is more */
+
+void
+ngx_http_tokenring_follow_more(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_http_tokenring_follow_t  *f;
+
+    f = ctx->follow;
+
+    if (!f->more || f->reading || !f->allowed || ctx->over || ctx->blocked
+        || (ctx->stream && ctx->pending > ctx->conf->buffer_size / 2))
+    {
+        return;
+    }
+
+    (void) ngx_http_tokenring_follow_ask(f);
+}
+
+
+void
+ngx_http_tokenring_follow_read(ngx_http_tokenring_follow_t *f)
+{
+    f->caught = 0;
+    f->fresh = 1;
+    f->more = 1;
+
+    ngx_http_tokenring_follow_more(f->ctx);
+}
+
+
+void
+ngx_http_tokenring_follow_records(ngx_http_tokenring_follow_t *f,
+    uint64_t first, uint64_t last, ngx_str_t *records)
+{
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    ctx = f->ctx;
+
+    if (!f->caught) {
+        f->fresh = 1;
+        return;
+    }
+
+    if (last <= ctx->number) {
+        return;
+    }
+
+    if (first != ctx->number + 1 || ctx->blocked
+        || (ctx->stream && ctx->pending > ctx->conf->buffer_size / 2))
+    {
+        ngx_http_tokenring_follow_read(f);
+        return;
+    }
+
+    ngx_http_set_log_request(ctx->request->connection->log, ctx->request);
+
+    if (ngx_http_tokenring_follow_take(f, last, records) != NGX_OK) {
+        ngx_http_tokenring_follow_bad(f);
+    }
+
+    ngx_http_tokenring_follow_flush(f);
+}
+
+
+void
+ngx_http_tokenring_follow_fail(ngx_http_tokenring_follow_t *f,
+    tr_status_t status, const char *message)
+{
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    ctx = f->ctx;
+
+    ngx_http_set_log_request(ctx->request->connection->log, ctx->request);
+
+    ngx_http_tokenring_fail(ctx, status, message);
+    ngx_http_tokenring_follow_flush(f);
+}
+
+
+/* what stands in Redis is nothing that an engine wrote */
+
+static void
+ngx_http_tokenring_follow_bad(ngx_http_tokenring_follow_t *f)
+{
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    ctx = f->ctx;
+
+    ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
+                  "tokenring: bad output in Redis, redis=%V id=%V after=%uL",
+                  &f->redis->name, &ctx->completion, ctx->number);
+
+    ngx_http_tokenring_fail(ctx, TR_ERR_PROTOCOL,
+                            "What is kept of this answer cannot be read");
+}
+
+
+/* the request may be gone when this returns */
+
+static void
+ngx_http_tokenring_follow_flush(ngx_http_tokenring_follow_t *f)
+{
+    ngx_connection_t          *c;
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    ctx = f->ctx;
+    c = ctx->request->connection;
+
+    if (ctx->over && ctx->blocked) {
+        /* send_timeout watches over the rest */
+        ctx->deadline = ngx_current_msec + ctx->conf->idle_timeout;
+    }
+
+    ngx_http_tokenring_flush(ctx);
+    ngx_http_run_posted_requests(c);
+}
+
+
+/* for too long nothing was heard, of the request or of its engine */
+
+void
+ngx_http_tokenring_follow_expired(ngx_http_tokenring_ctx_t *ctx)
+{
+    if (ngx_exiting && ctx->request->header_sent) {
+        /* cut: the client takes it up again, with the next worker */
+        ngx_http_tokenring_finalize(ctx, NGX_ERROR);
+        return;
+    }
+
+    ngx_http_tokenring_fail(ctx, TR_ERR_TIMEOUT,
+                            "Nothing was heard of this request in time");
+
+    /* if the client takes nothing now, send_timeout ends it */
+    ngx_add_timer(&ctx->timer, ctx->conf->idle_timeout);
+
+    ngx_http_tokenring_flush(ctx);
+}
+
+
+void
+ngx_http_tokenring_follow_end(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_http_tokenring_follow_t  *f;
+
+    f = ctx->follow;
+
+    ngx_http_tokenring_redis_forget(f->asking);
+    ngx_http_tokenring_redis_forget(f->reading);
+
+    f->asking = NULL;
+    f->reading = NULL;
+    f->more = 0;
+
+    ngx_http_tokenring_subject_leave(f);
+}

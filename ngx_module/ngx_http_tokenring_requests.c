@@ -1,0 +1,287 @@
+/*
+ * GET and DELETE of /v1/requests/ID.
+ *
+ * Both ask Redis for the record, and for the heartbeat of its engine while it
+ * is not over; DELETE then tells the engine, wherever that runs, by a message
+ * on its channel.  The answer to DELETE says that it was told, not that it is
+ * done: the state does.
+ *
+ * The HTTP request waits for Redis no longer than tokenring_redis's timeout.
+ * Whose request it is not gets the very answer of an id that is unknown.
+ */
+
+#include "ngx_http_tokenring_requests.h"
+
+
+typedef struct {
+    ngx_http_request_t           *request;
+    ngx_http_tokenring_redis_t   *redis;
+    ngx_str_t                     id;
+    ngx_http_tokenring_call_t    *call;
+    ngx_http_tokenring_record_t   rec;
+    unsigned                      cancel:1;
+} ngx_http_tokenring_lookup_t;
+
+
+static ngx_int_t ngx_http_tokenring_lookup(ngx_http_request_t *r,
+    ngx_str_t *name, ngx_uint_t cancel);
+static void ngx_http_tokenring_lookup_cleanup(void *data);
+static void ngx_http_tokenring_lookup_record(void *data, redisReply *reply);
+static void ngx_http_tokenring_lookup_engine(void *data, redisReply *reply);
+static ngx_int_t ngx_http_tokenring_lookup_cancel(
+    ngx_http_tokenring_lookup_t *l);
+static void ngx_http_tokenring_lookup_told(void *data, redisReply *reply);
+static ngx_int_t ngx_http_tokenring_lookup_send(ngx_http_tokenring_lookup_t *l,
+    ngx_uint_t status, ngx_uint_t cancelling);
+static void ngx_http_tokenring_lookup_end(ngx_http_tokenring_lookup_t *l,
+    ngx_int_t rc);
+
+
+ngx_int_t
+ngx_http_tokenring_request_state(ngx_http_request_t *r, ngx_str_t *name)
+{
+    return ngx_http_tokenring_lookup(r, name, 0);
+}
+
+
+ngx_int_t
+ngx_http_tokenring_request_cancel(ngx_http_request_t *r, ngx_str_t *name)
+{
+    return ngx_http_tokenring_lookup(r, name, 1);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_lookup(ngx_http_request_t *r, ngx_str_t *name,
+    ngx_uint_t cancel)
+{
+    ngx_int_t                       rc;
+    ngx_http_cleanup_t             *cln;
+    ngx_http_tokenring_lookup_t    *l;
+    ngx_http_tokenring_loc_conf_t  *tlcf;
+
+    rc = ngx_http_discard_request_body(r);
+    if (rc != NGX_OK) {
+        return rc;
+    }
+
+    tlcf = ngx_http_get_module_loc_conf(r, ngx_http_tokenring_module);
+
+    cln = ngx_http_cleanup_add(r, sizeof(ngx_http_tokenring_lookup_t));
+    if (cln == NULL) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    l = cln->data;
+
+    ngx_memzero(l, sizeof(ngx_http_tokenring_lookup_t));
+
+    cln->handler = ngx_http_tokenring_lookup_cleanup;
+
+    l->request = r;
+    l->redis = tlcf->redis;
+    l->cancel = cancel;
+
+    if (ngx_http_tokenring_request_id(name, &l->id) != NGX_OK) {
+        return ngx_http_tokenring_send_unknown(r);
+    }
+
+    l->call = ngx_http_tokenring_record_ask(l->redis, r->pool, &l->id,
+                                            ngx_http_tokenring_lookup_record,
+                                            l);
+    if (l->call == NULL) {
+        return ngx_http_tokenring_send_away(r);
+    }
+
+    r->main->count++;
+
+    return NGX_DONE;
+}
+
+
+static void
+ngx_http_tokenring_lookup_cleanup(void *data)
+{
+    ngx_http_tokenring_lookup_t *l = data;
+
+    ngx_http_tokenring_redis_forget(l->call);
+    l->call = NULL;
+}
+
+
+static void
+ngx_http_tokenring_lookup_record(void *data, redisReply *reply)
+{
+    ngx_http_tokenring_lookup_t *l = data;
+
+    ngx_int_t            rc;
+    ngx_http_request_t  *r;
+
+    r = l->request;
+    l->call = NULL;
+
+    ngx_http_set_log_request(r->connection->log, r);
+
+    rc = ngx_http_tokenring_record_take(l->redis, r->pool, reply, &l->rec);
+
+    if (rc == NGX_OK) {
+        rc = ngx_http_tokenring_record_allowed(r, &l->id, &l->rec);
+    }
+
+    if (rc == NGX_DECLINED) {
+        ngx_http_tokenring_lookup_end(l, ngx_http_tokenring_send_unknown(r));
+        return;
+    }
+
+    if (rc == NGX_OK && l->rec.final) {
+        ngx_http_tokenring_lookup_end(l,
+                ngx_http_tokenring_lookup_send(l, NGX_HTTP_OK, 0));
+        return;
+    }
+
+    if (rc == NGX_OK) {
+        l->call = ngx_http_tokenring_heartbeat_ask(l->redis, r->pool, &l->rec,
+                                             ngx_http_tokenring_lookup_engine,
+                                             l);
+        if (l->call) {
+            return;
+        }
+    }
+
+    ngx_http_tokenring_lookup_end(l, ngx_http_tokenring_send_away(r));
+}
+
+
+static void
+ngx_http_tokenring_lookup_engine(void *data, redisReply *reply)
+{
+    ngx_http_tokenring_lookup_t *l = data;
+
+    ngx_int_t            rc;
+    ngx_http_request_t  *r;
+
+    r = l->request;
+    l->call = NULL;
+
+    ngx_http_set_log_request(r->connection->log, r);
+
+    rc = ngx_http_tokenring_heartbeat_take(l->redis, reply, &l->rec);
+
+    if (rc == NGX_ERROR) {
+        ngx_http_tokenring_lookup_end(l, ngx_http_tokenring_send_away(r));
+        return;
+    }
+
+    if (rc == NGX_OK && l->cancel) {
+        if (ngx_http_tokenring_lookup_cancel(l) != NGX_OK) {
+            ngx_http_tokenring_lookup_end(l, ngx_http_tokenring_send_away(r));
+        }
+
+        return;
+    }
+
+    /* nobody is left who could be told: it is over */
+
+    ngx_http_tokenring_lookup_end(l,
+            ngx_http_tokenring_lookup_send(l, NGX_HTTP_OK, 0));
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_lookup_cancel(ngx_http_tokenring_lookup_t *l)
+{
+    u_char     *p;
+    ngx_str_t   argv[3];
+
+    ngx_str_set(&argv[0], "PUBLISH");
+
+    argv[1] = ngx_http_tokenring_redis_key(l->redis, l->request->pool, "ctl",
+                                           &l->rec.engine);
+
+    p = ngx_pnalloc(l->request->pool, sizeof("cancel ") - 1 + l->id.len);
+
+    if (argv[1].data == NULL || p == NULL) {
+        return NGX_ERROR;
+    }
+
+    argv[2].data = p;
+    argv[2].len = ngx_sprintf(p, "cancel %V", &l->id) - p;
+
+    l->call = ngx_http_tokenring_redis_command(l->redis,
+                                               ngx_http_tokenring_lookup_told,
+                                               l, 3, argv);
+
+    return l->call ? NGX_OK : NGX_ERROR;
+}
+
+
+static void
+ngx_http_tokenring_lookup_told(void *data, redisReply *reply)
+{
+    ngx_http_tokenring_lookup_t *l = data;
+
+    ngx_http_request_t  *r;
+
+    r = l->request;
+    l->call = NULL;
+
+    ngx_http_set_log_request(r->connection->log, r);
+
+    if (reply == NULL || reply->type != REDIS_REPLY_INTEGER) {
+
+        if (reply) {
+            ngx_http_tokenring_redis_complain(l->redis, reply);
+        }
+
+        ngx_http_tokenring_lookup_end(l, ngx_http_tokenring_send_away(r));
+        return;
+    }
+
+    if (reply->integer == 0) {
+        ngx_http_tokenring_lookup_end(l,
+                ngx_http_tokenring_send_error(r, TR_ERR_NO_REDIS,
+                    "The engine of this request does not hear Redis now"));
+        return;
+    }
+
+    ngx_http_tokenring_lookup_end(l,
+            ngx_http_tokenring_lookup_send(l, NGX_HTTP_ACCEPTED, 1));
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_lookup_send(ngx_http_tokenring_lookup_t *l,
+    ngx_uint_t status, ngx_uint_t cancelling)
+{
+    ngx_http_request_t         *r;
+    ngx_http_tokenring_text_t  *t;
+
+    static ngx_str_t  no_store = ngx_string("no-store");
+
+    r = l->request;
+
+    t = ngx_http_tokenring_text_create(r->pool);
+
+    if (t == NULL
+        || ngx_http_tokenring_record_json(t, &l->id, &l->rec, cancelling)
+           != NGX_OK
+        || ngx_http_tokenring_add_header(r, "Cache-Control", &no_store)
+           != NGX_OK)
+    {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    return ngx_http_tokenring_send_body(r, status, "application/json", t);
+}
+
+
+static void
+ngx_http_tokenring_lookup_end(ngx_http_tokenring_lookup_t *l, ngx_int_t rc)
+{
+    ngx_connection_t  *c;
+
+    c = l->request->connection;
+
+    ngx_http_finalize_request(l->request, rc);
+    ngx_http_run_posted_requests(c);
+}

@@ -1,0 +1,282 @@
+/*
+ * Answers that can be taken up again.
+ *
+ * The engine numbers the records of a request (docs/redis.md), and so does the
+ * worker, by counting.  In a resumable stream each record is rendered by itself
+ * and in the order in which records came, and its number is the SSE id of what
+ * it makes: a text is never merged with another or cut in two, whether it waits
+ * for a slow client or is read from Redis later.  So what follows the event
+ * with id N has the same bytes whoever renders it: events without an id (the
+ * role of a choice, usage, the sign of the end) belong to the one that follows.
+ *
+ * Until it is rendered, a record waits in ctx->queue.  What the client has
+ * (ctx->after) is rendered, too, and dropped: choices and offsets need it.
+ */
+
+#include "ngx_http_tokenring.h"
+
+#include <ngx_sha1.h>
+
+
+static ngx_int_t ngx_http_tokenring_queue_push(ngx_http_tokenring_ctx_t *ctx,
+    uint32_t index, uint32_t finish, tr_wire_bytes_t *text,
+    tr_wire_bytes_t *logprobs);
+static ngx_int_t ngx_http_tokenring_render_record(
+    ngx_http_tokenring_ctx_t *ctx);
+
+
+typedef struct {
+    uint64_t    number;
+    uint32_t    index;
+    uint32_t    text_len;
+    uint32_t    logprobs_len;
+    uint32_t    finish;
+} ngx_http_tokenring_queued_t;
+
+
+/* the value of a header of the request, or NULL */
+
+ngx_str_t *
+ngx_http_tokenring_header_in(ngx_http_request_t *r, const char *name)
+{
+    size_t            len;
+    ngx_uint_t        i;
+    ngx_list_part_t  *part;
+    ngx_table_elt_t  *h;
+
+    len = ngx_strlen(name);
+
+    part = &r->headers_in.headers.part;
+    h = part->elts;
+
+    for (i = 0; /* void */ ; i++) {
+
+        if (i >= part->nelts) {
+            if (part->next == NULL) {
+                return NULL;
+            }
+
+            part = part->next;
+            h = part->elts;
+            i = 0;
+        }
+
+        if (h[i].hash != 0 && h[i].key.len == len
+            && ngx_strncasecmp(h[i].key.data, (u_char *) name, len) == 0)
+        {
+            return &h[i].value;
+        }
+    }
+}
+
+
+/* what the location and the client want; *why: what is wrong with that */
+
+tr_status_t
+ngx_http_tokenring_resumable_init(ngx_http_tokenring_ctx_t *ctx,
+    const char **why)
+{
+    ngx_str_t           *value;
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    ctx->resumable = ctx->conf->resumable ? 1 : 0;
+
+    if (ctx->conf->key) {
+        if (ngx_http_complex_value(r, ctx->conf->key, &ctx->key) != NGX_OK) {
+            *why = "Whose request this is could not be found out";
+            return TR_ERR_INTERNAL;
+        }
+
+        ctx->owned = 1;
+    }
+
+    value = ngx_http_tokenring_header_in(r, "X-Tokenring-Detach");
+
+    if (value == NULL || (value->len == 1 && value->data[0] == '0')) {
+        return TR_OK;
+    }
+
+    if (value->len != 1 || value->data[0] != '1') {
+        *why = "X-Tokenring-Detach is neither 0 nor 1";
+        return TR_ERR_INVALID;
+    }
+
+    if (!ctx->resumable) {
+        *why = "X-Tokenring-Detach is not possible here: what a request makes "
+               "is not kept (tokenring_resumable)";
+        return TR_ERR_INVALID;
+    }
+
+    ctx->detach = 1;
+
+    return TR_OK;
+}
+
+
+/* the head of SUBMIT; the id may have changed since the request began */
+
+void
+ngx_http_tokenring_resumable_submit(ngx_http_tokenring_ctx_t *ctx,
+    tr_wire_submit_t *head)
+{
+    if (ctx->resumable) {
+        head->flags |= TR_SUBMIT_RESUMABLE;
+    }
+
+    if (ctx->detach) {
+        head->flags |= TR_SUBMIT_DETACH;
+    }
+
+    if (ctx->owned) {
+        ngx_http_tokenring_owner(&ctx->completion, &ctx->key,
+                                 (u_char *) head->owner);
+    }
+}
+
+
+/* SHA-1 of "ID:KEY" in hex: from it alone, nobody learns a key by comparing */
+
+void
+ngx_http_tokenring_owner(ngx_str_t *id, ngx_str_t *key, u_char *owner)
+{
+    u_char      digest[20];
+    ngx_sha1_t  sha1;
+
+    ngx_sha1_init(&sha1);
+    ngx_sha1_update(&sha1, id->data, id->len);
+    ngx_sha1_update(&sha1, ":", 1);
+    ngx_sha1_update(&sha1, key->data, key->len);
+    ngx_sha1_final(digest, &sha1);
+
+    ngx_hex_dump(owner, digest, sizeof(digest));
+}
+
+
+/* new text (and logprobs) of a choice; it may be empty, then nobody sees it */
+
+ngx_int_t
+ngx_http_tokenring_queue_delta(ngx_http_tokenring_ctx_t *ctx, uint32_t index,
+    tr_wire_bytes_t *text, tr_wire_bytes_t *logprobs)
+{
+    if (text->len == 0 && logprobs->len == 0) {
+        return NGX_OK;
+    }
+
+    return ngx_http_tokenring_queue_push(ctx, index, 0, text, logprobs);
+}
+
+
+ngx_int_t
+ngx_http_tokenring_queue_finish(ngx_http_tokenring_ctx_t *ctx, uint32_t index)
+{
+    tr_wire_bytes_t  none;
+
+    none.data = "";
+    none.len = 0;
+
+    return ngx_http_tokenring_queue_push(ctx, index, 1, &none, &none);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_queue_push(ngx_http_tokenring_ctx_t *ctx, uint32_t index,
+    uint32_t finish, tr_wire_bytes_t *text, tr_wire_bytes_t *logprobs)
+{
+    size_t                       len;
+    ngx_http_tokenring_text_t   *queue;
+    ngx_http_tokenring_queued_t  head;
+
+    queue = &ctx->queue;
+
+    head.number = ctx->number;
+    head.index = index;
+    head.text_len = text->len;
+    head.logprobs_len = logprobs->len;
+    head.finish = finish;
+
+    len = sizeof(ngx_http_tokenring_queued_t) + text->len + logprobs->len;
+
+    if (ngx_http_tokenring_reserve(queue, len) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    queue->last = ngx_cpymem(queue->last, &head,
+                             sizeof(ngx_http_tokenring_queued_t));
+    queue->last = ngx_cpymem(queue->last, text->data, text->len);
+    queue->last = ngx_cpymem(queue->last, logprobs->data, logprobs->len);
+
+    ctx->pending += len;
+    ctx->spoken = 1;
+
+    return NGX_OK;
+}
+
+
+/* NGX_OK: the queue is empty, NGX_AGAIN: enough for once */
+
+ngx_int_t
+ngx_http_tokenring_render_records(ngx_http_tokenring_ctx_t *ctx)
+{
+    while (ngx_http_tokenring_text_len(&ctx->queue)) {
+
+        if (ngx_http_tokenring_text_len(&ctx->out)
+            >= NGX_HTTP_TOKENRING_OUTPUT)
+        {
+            return NGX_AGAIN;
+        }
+
+        if (ngx_http_tokenring_render_record(ctx) != NGX_OK) {
+            return NGX_ERROR;
+        }
+    }
+
+    ngx_http_tokenring_text_reset(&ctx->queue);
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_render_record(ngx_http_tokenring_ctx_t *ctx)
+{
+    size_t                        before;
+    u_char                       *p;
+    ngx_int_t                     rc;
+    ngx_http_tokenring_queued_t   head;
+    ngx_http_tokenring_choice_t  *choice;
+
+    ngx_memcpy(&head, ctx->queue.pos, sizeof(ngx_http_tokenring_queued_t));
+
+    p = ctx->queue.pos + sizeof(ngx_http_tokenring_queued_t);
+
+    ctx->queue.pos = p + head.text_len + head.logprobs_len;
+    ctx->pending -= sizeof(ngx_http_tokenring_queued_t);
+
+    before = ngx_http_tokenring_text_len(&ctx->out);
+    choice = &ctx->choices[head.index];
+
+    if (head.finish) {
+        rc = ngx_http_tokenring_render_finish(ctx, head.index, head.number);
+
+    } else if (ngx_http_tokenring_append(&choice->text, p, head.text_len)
+               != NGX_OK
+               || ngx_http_tokenring_append(&choice->logprobs,
+                                            p + head.text_len,
+                                            head.logprobs_len)
+                  != NGX_OK)
+    {
+        return NGX_ERROR;
+
+    } else {
+        rc = ngx_http_tokenring_render_delta(ctx, head.index, head.number);
+    }
+
+    if (head.number <= ctx->after) {
+        /* the client has it */
+        ctx->out.last = ctx->out.pos + before;
+    }
+
+    return rc;
+}

@@ -1,0 +1,628 @@
+/*
+ * The state of a request, from Redis to JSON.
+ *
+ * Everything in Redis was written by somebody else, so it is taken as input:
+ * a field that is no number is none, a text that is too long is cut, a state
+ * that nobody knows makes the request unknown.
+ *
+ * An engine that is killed writes nothing any more: a request whose state is
+ * not final has failed if its engine has no heartbeat of the same run.
+ */
+
+#include "ngx_http_tokenring_requests.h"
+
+
+static ngx_str_t *ngx_http_tokenring_record_text(redisReply *reply, size_t max,
+    ngx_pool_t *pool, ngx_str_t *out);
+static uint64_t ngx_http_tokenring_record_number(redisReply *reply);
+static float ngx_http_tokenring_record_share(redisReply *reply);
+static ngx_int_t ngx_http_tokenring_record_state(
+    ngx_http_tokenring_record_t *rec);
+static ngx_int_t ngx_http_tokenring_record_strings(redisReply **field,
+    ngx_pool_t *pool, ngx_http_tokenring_record_t *rec);
+static void ngx_http_tokenring_record_numbers(redisReply **field,
+    ngx_http_tokenring_record_t *rec);
+static tr_status_t ngx_http_tokenring_record_status(redisReply *reply);
+static ngx_int_t ngx_http_tokenring_json_text(ngx_http_tokenring_text_t *t,
+    const char *key, ngx_str_t *value);
+static ngx_int_t ngx_http_tokenring_json_time(ngx_http_tokenring_text_t *t,
+    const char *key, uint64_t ms);
+static ngx_int_t ngx_http_tokenring_json_span(ngx_http_tokenring_text_t *t,
+    const char *key, uint64_t from, uint64_t to);
+static ngx_int_t ngx_http_tokenring_json_error(ngx_http_tokenring_text_t *t,
+    ngx_http_tokenring_record_t *rec);
+
+
+#define ngx_http_tokenring_put(t, s)                                          \
+    ngx_http_tokenring_append(t, s, sizeof(s) - 1)
+
+
+enum {
+    NGX_HTTP_TOKENRING_STATE = 0,
+    NGX_HTTP_TOKENRING_ENGINE,
+    NGX_HTTP_TOKENRING_RUN,
+    NGX_HTTP_TOKENRING_MODEL_NAME,
+    NGX_HTTP_TOKENRING_ENDPOINT,
+    NGX_HTTP_TOKENRING_REQUEST_ID,
+    NGX_HTTP_TOKENRING_OWNER,
+    NGX_HTTP_TOKENRING_RESUMABLE,
+    NGX_HTTP_TOKENRING_DETACH,
+    NGX_HTTP_TOKENRING_STREAM,
+    NGX_HTTP_TOKENRING_WIRE,
+    NGX_HTTP_TOKENRING_CREATED,
+    NGX_HTTP_TOKENRING_STARTED,
+    NGX_HTTP_TOKENRING_FIRST_TOKEN,
+    NGX_HTTP_TOKENRING_FINISHED,
+    NGX_HTTP_TOKENRING_CHOICES,
+    NGX_HTTP_TOKENRING_PROMPT_TOKENS,
+    NGX_HTTP_TOKENRING_COMPLETION_TOKENS,
+    NGX_HTTP_TOKENRING_CACHED_TOKENS,
+    NGX_HTTP_TOKENRING_PREEMPTIONS,
+    NGX_HTTP_TOKENRING_FINISH_REASON,
+    NGX_HTTP_TOKENRING_KV_BYTES,
+    NGX_HTTP_TOKENRING_KV_FULL_BYTES,
+    NGX_HTTP_TOKENRING_SHARE_HIGH,
+    NGX_HTTP_TOKENRING_SHARE_LOW,
+    NGX_HTTP_TOKENRING_SHARE_PRUNED,
+    NGX_HTTP_TOKENRING_ERROR_STATUS,
+    NGX_HTTP_TOKENRING_ERROR,
+    NGX_HTTP_TOKENRING_GAP,
+    NGX_HTTP_TOKENRING_FIELDS
+};
+
+
+static ngx_str_t  ngx_http_tokenring_fields[NGX_HTTP_TOKENRING_FIELDS] = {
+    ngx_string("state"), ngx_string("engine"), ngx_string("run"),
+    ngx_string("model"), ngx_string("endpoint"), ngx_string("request_id"),
+    ngx_string("owner"), ngx_string("resumable"), ngx_string("detach"),
+    ngx_string("stream"), ngx_string("wire"), ngx_string("created"),
+    ngx_string("started"), ngx_string("first_token"), ngx_string("finished"),
+    ngx_string("choices"), ngx_string("prompt_tokens"),
+    ngx_string("completion_tokens"), ngx_string("cached_tokens"),
+    ngx_string("preemptions"), ngx_string("finish_reason"),
+    ngx_string("kv_bytes"), ngx_string("kv_full_bytes"),
+    ngx_string("share_high"), ngx_string("share_low"),
+    ngx_string("share_pruned"), ngx_string("error_status"),
+    ngx_string("error"), ngx_string("gap")
+};
+
+
+ngx_int_t
+ngx_http_tokenring_request_id(ngx_str_t *name, ngx_str_t *id)
+{
+    size_t  i;
+
+    *id = *name;
+
+    if (id->len > 9 && ngx_strncmp(id->data, "chatcmpl-", 9) == 0) {
+        id->data += 9;
+        id->len -= 9;
+
+    } else if (id->len > 5 && ngx_strncmp(id->data, "cmpl-", 5) == 0) {
+        id->data += 5;
+        id->len -= 5;
+    }
+
+    if (id->len != TR_COMPLETION_LEN) {
+        return NGX_DECLINED;
+    }
+
+    for (i = 0; i < id->len; i++) {
+        if (!((id->data[i] >= '0' && id->data[i] <= '9')
+              || (id->data[i] >= 'a' && id->data[i] <= 'f')))
+        {
+            return NGX_DECLINED;
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+ngx_http_tokenring_call_t *
+ngx_http_tokenring_record_ask(ngx_http_tokenring_redis_t *redis,
+    ngx_pool_t *pool, ngx_str_t *id, ngx_http_tokenring_reply_pt handler,
+    void *data)
+{
+    ngx_str_t  argv[2 + NGX_HTTP_TOKENRING_FIELDS];
+
+    ngx_str_set(&argv[0], "HMGET");
+
+    argv[1] = ngx_http_tokenring_redis_key(redis, pool, "req", id);
+    if (argv[1].data == NULL) {
+        return NULL;
+    }
+
+    ngx_memcpy(&argv[2], ngx_http_tokenring_fields,
+               sizeof(ngx_http_tokenring_fields));
+
+    return ngx_http_tokenring_redis_command(redis, handler, data,
+                                            2 + NGX_HTTP_TOKENRING_FIELDS,
+                                            argv);
+}
+
+
+ngx_int_t
+ngx_http_tokenring_record_take(ngx_http_tokenring_redis_t *redis,
+    ngx_pool_t *pool, redisReply *reply, ngx_http_tokenring_record_t *rec)
+{
+    ngx_memzero(rec, sizeof(ngx_http_tokenring_record_t));
+
+    if (reply == NULL) {
+        return NGX_ERROR;
+    }
+
+    if (reply->type == REDIS_REPLY_ERROR) {
+        ngx_http_tokenring_redis_complain(redis, reply);
+
+        /* the key is something else: no request */
+
+        return (ngx_strncmp(reply->str, "WRONGTYPE", 9) == 0) ? NGX_DECLINED
+                                                              : NGX_ERROR;
+    }
+
+    if (reply->type != REDIS_REPLY_ARRAY
+        || reply->elements != NGX_HTTP_TOKENRING_FIELDS)
+    {
+        return NGX_ERROR;
+    }
+
+    if (reply->element[NGX_HTTP_TOKENRING_STATE]->type != REDIS_REPLY_STRING) {
+        return NGX_DECLINED;
+    }
+
+    if (ngx_http_tokenring_record_strings(reply->element, pool, rec)
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    ngx_http_tokenring_record_numbers(reply->element, rec);
+
+    return ngx_http_tokenring_record_state(rec);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_record_strings(redisReply **field, ngx_pool_t *pool,
+    ngx_http_tokenring_record_t *rec)
+{
+    ngx_str_t  endpoint;
+
+    if (ngx_http_tokenring_record_text(field[NGX_HTTP_TOKENRING_STATE], 16,
+                                       pool, &rec->state)
+           == NULL
+        || ngx_http_tokenring_record_text(field[NGX_HTTP_TOKENRING_ENGINE],
+                                          TR_NAME_MAX, pool, &rec->engine)
+           == NULL
+        || ngx_http_tokenring_record_text(field[NGX_HTTP_TOKENRING_RUN], 32,
+                                          pool, &rec->run)
+           == NULL
+        || ngx_http_tokenring_record_text(
+                                     field[NGX_HTTP_TOKENRING_MODEL_NAME],
+                                     TR_NAME_MAX, pool, &rec->model)
+           == NULL
+        || ngx_http_tokenring_record_text(
+                                     field[NGX_HTTP_TOKENRING_REQUEST_ID],
+                                     TR_REQUEST_ID_MAX, pool,
+                                     &rec->request_id)
+           == NULL
+        || ngx_http_tokenring_record_text(field[NGX_HTTP_TOKENRING_OWNER],
+                                          TR_OWNER_LEN + 1, pool, &rec->owner)
+           == NULL
+        || ngx_http_tokenring_record_text(
+                                     field[NGX_HTTP_TOKENRING_FINISH_REASON],
+                                     16, pool, &rec->finish_reason)
+           == NULL
+        || ngx_http_tokenring_record_text(field[NGX_HTTP_TOKENRING_ERROR],
+                                          NGX_HTTP_TOKENRING_MESSAGE_MAX,
+                                          pool, &rec->error)
+           == NULL)
+    {
+        return NGX_ERROR;
+    }
+
+    rec->endpoint = TR_ENDPOINT_COMPLETIONS;
+
+    if (ngx_http_tokenring_redis_string(field[NGX_HTTP_TOKENRING_ENDPOINT],
+                                        &endpoint)
+        == NGX_OK
+        && endpoint.len == 4 && ngx_strncmp(endpoint.data, "chat", 4) == 0)
+    {
+        rec->endpoint = TR_ENDPOINT_CHAT;
+    }
+
+    rec->error_status =
+        ngx_http_tokenring_record_status(
+            field[NGX_HTTP_TOKENRING_ERROR_STATUS]);
+
+    return NGX_OK;
+}
+
+
+static void
+ngx_http_tokenring_record_numbers(redisReply **field,
+    ngx_http_tokenring_record_t *rec)
+{
+    tr_wire_finish_t  *totals;
+
+#define ngx_http_tokenring_field(name)                                        \
+    ngx_http_tokenring_record_number(field[NGX_HTTP_TOKENRING_##name])
+
+    rec->wire = ngx_http_tokenring_field(WIRE);
+    rec->created = ngx_http_tokenring_field(CREATED);
+    rec->started = ngx_http_tokenring_field(STARTED);
+    rec->first_token = ngx_http_tokenring_field(FIRST_TOKEN);
+    rec->finished = ngx_http_tokenring_field(FINISHED);
+    rec->choices = ngx_http_tokenring_field(CHOICES);
+    rec->prompt_tokens = ngx_http_tokenring_field(PROMPT_TOKENS);
+    rec->completion_tokens = ngx_http_tokenring_field(COMPLETION_TOKENS);
+
+    rec->resumable = (ngx_http_tokenring_field(RESUMABLE) == 1);
+    rec->detach = (ngx_http_tokenring_field(DETACH) == 1);
+    rec->stream = (ngx_http_tokenring_field(STREAM) == 1);
+    rec->gap = (ngx_http_tokenring_field(GAP) == 1);
+
+    totals = &rec->totals;
+
+    totals->cached_tokens = (uint32_t) ngx_http_tokenring_field(CACHED_TOKENS);
+    totals->preemptions = (uint32_t) ngx_http_tokenring_field(PREEMPTIONS);
+    totals->kv_bytes = ngx_http_tokenring_field(KV_BYTES);
+    totals->kv_full_bytes = ngx_http_tokenring_field(KV_FULL_BYTES);
+
+#undef ngx_http_tokenring_field
+
+    totals->share_high = ngx_http_tokenring_record_share(
+                             field[NGX_HTTP_TOKENRING_SHARE_HIGH]);
+    totals->share_low = ngx_http_tokenring_record_share(
+                            field[NGX_HTTP_TOKENRING_SHARE_LOW]);
+    totals->share_pruned = ngx_http_tokenring_record_share(
+                               field[NGX_HTTP_TOKENRING_SHARE_PRUNED]);
+}
+
+
+/* is it one that we know, and is it the last? */
+
+static ngx_int_t
+ngx_http_tokenring_record_state(ngx_http_tokenring_record_t *rec)
+{
+    ngx_str_t   *s;
+    ngx_uint_t   i;
+
+    static ngx_str_t  states[] = {
+        ngx_string("done"), ngx_string("failed"), ngx_string("cancelled"),
+        ngx_string("queued"), ngx_string("prefill"), ngx_string("decode"),
+        ngx_string("detached")
+    };
+
+    s = &rec->state;
+
+    for (i = 0; i < sizeof(states) / sizeof(ngx_str_t); i++) {
+        if (s->len == states[i].len
+            && ngx_strncmp(s->data, states[i].data, s->len) == 0)
+        {
+            rec->final = (i < 3);
+            return NGX_OK;
+        }
+    }
+
+    return NGX_DECLINED;
+}
+
+
+static ngx_str_t *
+ngx_http_tokenring_record_text(redisReply *reply, size_t max, ngx_pool_t *pool,
+    ngx_str_t *out)
+{
+    ngx_str_t  s;
+
+    ngx_str_null(out);
+
+    if (ngx_http_tokenring_redis_string(reply, &s) != NGX_OK || s.len == 0) {
+        return out;
+    }
+
+    s.len = ngx_min(s.len, max);
+
+    out->data = ngx_pstrdup(pool, &s);
+    if (out->data == NULL) {
+        return NULL;
+    }
+
+    out->len = s.len;
+
+    return out;
+}
+
+
+static uint64_t
+ngx_http_tokenring_record_number(redisReply *reply)
+{
+    uint64_t  n;
+
+    return (ngx_http_tokenring_redis_number(reply, &n) == NGX_OK) ? n : 0;
+}
+
+
+static float
+ngx_http_tokenring_record_share(redisReply *reply)
+{
+    double  share;
+
+    return (ngx_http_tokenring_redis_share(reply, &share) == NGX_OK)
+           ? (float) share : 0;
+}
+
+
+/* the status of this name; TR_OK without one */
+
+static tr_status_t
+ngx_http_tokenring_record_status(redisReply *reply)
+{
+    ngx_str_t    s;
+    tr_status_t  status;
+    const char  *name;
+
+    if (ngx_http_tokenring_redis_string(reply, &s) != NGX_OK || s.len == 0) {
+        return TR_OK;
+    }
+
+    for (status = -1; status > -64; status--) {
+        name = tr_status_info(status).name;
+
+        if (ngx_strlen(name) == s.len
+            && ngx_strncmp(s.data, name, s.len) == 0)
+        {
+            return status;
+        }
+    }
+
+    return TR_ERR_INTERNAL;
+}
+
+
+ngx_http_tokenring_call_t *
+ngx_http_tokenring_heartbeat_ask(ngx_http_tokenring_redis_t *redis,
+    ngx_pool_t *pool, ngx_http_tokenring_record_t *rec,
+    ngx_http_tokenring_reply_pt handler, void *data)
+{
+    ngx_str_t  argv[3];
+
+    ngx_str_set(&argv[0], "HGET");
+
+    argv[1] = ngx_http_tokenring_redis_key(redis, pool, "engine",
+                                           &rec->engine);
+    if (argv[1].data == NULL) {
+        return NULL;
+    }
+
+    ngx_str_set(&argv[2], "run");
+
+    return ngx_http_tokenring_redis_command(redis, handler, data, 3, argv);
+}
+
+
+ngx_int_t
+ngx_http_tokenring_heartbeat_take(ngx_http_tokenring_redis_t *redis,
+    redisReply *reply, ngx_http_tokenring_record_t *rec)
+{
+    ngx_str_t  run;
+
+    if (reply == NULL) {
+        return NGX_ERROR;
+    }
+
+    if (reply->type == REDIS_REPLY_ERROR) {
+        ngx_http_tokenring_redis_complain(redis, reply);
+        return NGX_ERROR;
+    }
+
+    if (ngx_http_tokenring_redis_string(reply, &run) == NGX_OK
+        && run.len && run.len == rec->run.len
+        && ngx_strncmp(run.data, rec->run.data, run.len) == 0)
+    {
+        return NGX_OK;
+    }
+
+    rec->lost = 1;
+
+    return NGX_DECLINED;
+}
+
+
+ngx_int_t
+ngx_http_tokenring_record_allowed(ngx_http_request_t *r, ngx_str_t *id,
+    ngx_http_tokenring_record_t *rec)
+{
+    u_char                          owner[TR_OWNER_LEN];
+    ngx_str_t                       key;
+    ngx_uint_t                      i, differ;
+    ngx_http_tokenring_loc_conf_t  *tlcf;
+
+    if (rec->owner.len == 0) {
+        return NGX_OK;
+    }
+
+    tlcf = ngx_http_get_module_loc_conf(r, ngx_http_tokenring_module);
+
+    if (rec->owner.len != TR_OWNER_LEN || tlcf->key == NULL
+        || ngx_http_complex_value(r, tlcf->key, &key) != NGX_OK)
+    {
+        return NGX_DECLINED;
+    }
+
+    ngx_http_tokenring_owner(id, &key, owner);
+
+    differ = 0;
+
+    for (i = 0; i < TR_OWNER_LEN; i++) {
+        differ |= owner[i] ^ rec->owner.data[i];
+    }
+
+    return differ ? NGX_DECLINED : NGX_OK;
+}
+
+
+/* {"id", "object": "request", "state", ...} */
+
+ngx_int_t
+ngx_http_tokenring_record_json(ngx_http_tokenring_text_t *t, ngx_str_t *id,
+    ngx_http_tokenring_record_t *rec, ngx_uint_t cancelling)
+{
+    ngx_str_t  failed;
+
+    ngx_str_set(&failed, "failed");
+
+    if (ngx_http_tokenring_printf(t, 128 + id->len,
+                                  "{\"id\":\"%s-%V\",\"object\":\"request\"",
+                                  (rec->endpoint == TR_ENDPOINT_CHAT)
+                                  ? "chatcmpl" : "cmpl", id)
+        != NGX_OK
+        || ngx_http_tokenring_json_text(t, "state", rec->lost ? &failed
+                                                              : &rec->state)
+           != NGX_OK
+        || (cancelling && ngx_http_tokenring_put(t, ",\"cancelling\":true")
+                          != NGX_OK)
+        || ngx_http_tokenring_json_text(t, "model", &rec->model) != NGX_OK
+        || ngx_http_tokenring_json_text(t, "engine", &rec->engine) != NGX_OK
+        || ngx_http_tokenring_json_text(t, "request_id", &rec->request_id)
+           != NGX_OK
+        || ngx_http_tokenring_printf(t, 192, ",\"stream\":%s,"
+               "\"resumable\":%s,\"detach\":%s,\"gap\":%s,\"choices\":%uL",
+               rec->stream ? "true" : "false",
+               rec->resumable ? "true" : "false",
+               rec->detach ? "true" : "false",
+               rec->gap ? "true" : "false", rec->choices)
+           != NGX_OK
+        || ngx_http_tokenring_json_time(t, "created", rec->created) != NGX_OK
+        || ngx_http_tokenring_json_time(t, "started", rec->started) != NGX_OK
+        || ngx_http_tokenring_json_time(t, "first_token", rec->first_token)
+           != NGX_OK
+        || ngx_http_tokenring_json_time(t, "finished", rec->finished)
+           != NGX_OK
+        || ngx_http_tokenring_json_text(t, "finish_reason",
+                                        &rec->finish_reason)
+           != NGX_OK
+        || ngx_http_tokenring_json_error(t, rec) != NGX_OK
+        || ngx_http_tokenring_put(t, ",\"timings\":{\"unit\":\"s\"") != NGX_OK
+        || ngx_http_tokenring_json_span(t, "queue", rec->created,
+                                        rec->started)
+           != NGX_OK
+        || ngx_http_tokenring_json_span(t, "ttft", rec->created,
+                                        rec->first_token)
+           != NGX_OK
+        || ngx_http_tokenring_json_span(t, "total", rec->created,
+                                        rec->finished)
+           != NGX_OK
+        || ngx_http_tokenring_printf(t, 64, "},\"preemptions\":%uD,",
+                                     rec->totals.preemptions)
+           != NGX_OK
+        || ngx_http_tokenring_render_usage(t, rec->prompt_tokens,
+                                           rec->completion_tokens,
+                                           &rec->totals)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_put(t, "}\n");
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_json_text(ngx_http_tokenring_text_t *t, const char *key,
+    ngx_str_t *value)
+{
+    if (value->len == 0) {
+        return ngx_http_tokenring_printf(t, 64, ",\"%s\":null", key);
+    }
+
+    if (ngx_http_tokenring_printf(t, 64, ",\"%s\":\"", key) != NGX_OK
+        || ngx_http_tokenring_json(t, value->data, value->len) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_put(t, "\"");
+}
+
+
+/* Unix time in seconds, as OpenAI's `created`, but to the millisecond */
+
+static ngx_int_t
+ngx_http_tokenring_json_time(ngx_http_tokenring_text_t *t, const char *key,
+    uint64_t ms)
+{
+    if (ms == 0) {
+        return ngx_http_tokenring_printf(t, 64, ",\"%s\":null", key);
+    }
+
+    return ngx_http_tokenring_printf(t, 64 + NGX_INT64_LEN,
+                                     ",\"%s\":%uL.%03uL", key, ms / 1000,
+                                     ms % 1000);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_json_span(ngx_http_tokenring_text_t *t, const char *key,
+    uint64_t from, uint64_t to)
+{
+    if (from == 0 || to < from) {
+        return ngx_http_tokenring_printf(t, 64, ",\"%s\":null", key);
+    }
+
+    return ngx_http_tokenring_printf(t, 64 + NGX_INT64_LEN,
+                                     ",\"%s\":%uL.%03uL", key,
+                                     (to - from) / 1000, (to - from) % 1000);
+}
+
+
+/* as the client got it, or would have */
+
+static ngx_int_t
+ngx_http_tokenring_json_error(ngx_http_tokenring_text_t *t,
+    ngx_http_tokenring_record_t *rec)
+{
+    ngx_str_t         message;
+    tr_status_t       status;
+    tr_status_info_t  info;
+
+    if (rec->lost) {
+        status = TR_ERR_CLOSED;
+        ngx_str_set(&message, NGX_HTTP_TOKENRING_LOST);
+
+    } else if (rec->error_status != TR_OK) {
+        status = rec->error_status;
+        message = rec->error;
+
+    } else {
+        return ngx_http_tokenring_put(t, ",\"error\":null");
+    }
+
+    info = tr_status_info(status);
+
+    if (ngx_http_tokenring_put(t, ",") != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    /* {"error":{...}} without its outer braces */
+
+    return ngx_http_tokenring_render_error_field(t, info.type, info.code,
+                                                 NULL, &message);
+}
+
+
+ngx_int_t
+ngx_http_tokenring_send_unknown(ngx_http_request_t *r)
+{
+    return ngx_http_tokenring_send_error(r, TR_ERR_NOT_FOUND,
+                                         "There is no request of this id");
+}
+
+
+ngx_int_t
+ngx_http_tokenring_send_away(ngx_http_request_t *r)
+{
+    return ngx_http_tokenring_send_error(r, TR_ERR_NO_REDIS,
+               "What is kept of requests cannot be read now");
+}

@@ -1,0 +1,557 @@
+/*
+ * A request that somebody follows: one subscription and one look at the state
+ * a second, however many follow.
+ *
+ * The look finds out what no message tells: that the engine has died, that the
+ * state is final but the output has no end, that messages were lost.  It also
+ * carries followers through an outage of Redis, and on without a subscription,
+ * a second behind.
+ *
+ * Silence is judged three times before it is believed: an engine that has lost
+ * Redis for a moment has not died.
+ */
+
+#include "ngx_http_tokenring_requests.h"
+
+
+static ngx_http_tokenring_subject_t *ngx_http_tokenring_subject_get(
+    ngx_http_tokenring_follow_t *f);
+static void ngx_http_tokenring_subject_free(ngx_http_tokenring_subject_t *s);
+static void ngx_http_tokenring_subject_event(void *data,
+    ngx_http_tokenring_channel_e what, ngx_str_t *message);
+static void ngx_http_tokenring_subject_message(ngx_http_tokenring_subject_t *s,
+    ngx_str_t *message);
+static void ngx_http_tokenring_subject_read(ngx_http_tokenring_subject_t *s,
+    ngx_uint_t all);
+static ngx_http_tokenring_follow_t *ngx_http_tokenring_subject_next(
+    ngx_http_tokenring_subject_t *s, ngx_queue_t *left);
+static void ngx_http_tokenring_subject_check(ngx_event_t *ev);
+static void ngx_http_tokenring_subject_record(void *data, redisReply *reply);
+static void ngx_http_tokenring_subject_last(void *data, redisReply *reply);
+static void ngx_http_tokenring_subject_engine(void *data, redisReply *reply);
+static void ngx_http_tokenring_subject_silent(ngx_http_tokenring_subject_t *s,
+    tr_status_t status, const char *message);
+static void ngx_http_tokenring_subject_alive(ngx_http_tokenring_subject_t *s);
+static void ngx_http_tokenring_subject_checked(
+    ngx_http_tokenring_subject_t *s);
+
+
+#define NGX_HTTP_TOKENRING_LOOK     1000
+#define NGX_HTTP_TOKENRING_SILENCE  3
+
+
+struct ngx_http_tokenring_subject_s {
+    ngx_str_node_t                      sn;        /* the request's id */
+    ngx_http_tokenring_redis_t         *redis;
+    ngx_http_tokenring_subscription_t  *subscription;
+    ngx_queue_t                         followers;
+    ngx_uint_t                          epoch;     /* odd: messages come */
+    uint64_t                            newest;    /* that we know of */
+    ngx_msec_t                          heard;     /* last message */
+    ngx_event_t                         timer;
+    ngx_pool_t                         *pool;      /* of one look */
+    ngx_http_tokenring_call_t          *call;
+    ngx_http_tokenring_call_t          *last;
+    ngx_http_tokenring_record_t         rec;
+    ngx_int_t                           known;     /* of the record */
+    ngx_uint_t                          silent;    /* looks in a row */
+    ngx_uint_t                          missed;
+    ngx_uint_t                          busy;      /* must not be freed */
+    u_char                              id[TR_COMPLETION_LEN];
+};
+
+
+ngx_int_t
+ngx_http_tokenring_subject_join(ngx_http_tokenring_follow_t *f)
+{
+    ngx_http_tokenring_subject_t  *s;
+
+    if (f->subject) {
+        return NGX_OK;
+    }
+
+    s = ngx_http_tokenring_subject_get(f);
+    if (s == NULL) {
+        return NGX_ERROR;
+    }
+
+    f->subject = s;
+    ngx_queue_insert_tail(&s->followers, &f->queue);
+
+    return NGX_OK;
+}
+
+
+static ngx_http_tokenring_subject_t *
+ngx_http_tokenring_subject_get(ngx_http_tokenring_follow_t *f)
+{
+    uint32_t                       hash;
+    ngx_str_t                     *id, channel;
+    ngx_http_tokenring_redis_t    *redis;
+    ngx_http_tokenring_subject_t  *s;
+
+    redis = f->redis;
+    id = &f->ctx->completion;
+
+    hash = ngx_crc32_short(id->data, id->len);
+
+    s = (ngx_http_tokenring_subject_t *)
+            ngx_str_rbtree_lookup(&redis->subjects, id, hash);
+
+    if (s) {
+        return s;
+    }
+
+    channel = ngx_http_tokenring_redis_key(redis, f->ctx->request->pool,
+                                           "live", id);
+    if (channel.data == NULL) {
+        return NULL;
+    }
+
+    s = ngx_calloc(sizeof(ngx_http_tokenring_subject_t), ngx_cycle->log);
+    if (s == NULL) {
+        return NULL;
+    }
+
+    ngx_queue_init(&s->followers);
+
+    s->redis = redis;
+    s->heard = ngx_current_msec;
+
+    s->timer.handler = ngx_http_tokenring_subject_check;
+    s->timer.data = s;
+    s->timer.log = ngx_cycle->log;
+    s->timer.cancelable = 1;
+
+    ngx_memcpy(s->id, id->data, TR_COMPLETION_LEN);
+
+    s->sn.str.data = s->id;
+    s->sn.str.len = TR_COMPLETION_LEN;
+    s->sn.node.key = hash;
+
+    ngx_rbtree_insert(&redis->subjects, &s->sn.node);
+
+    s->subscription = ngx_http_tokenring_subscribe(redis, &channel,
+                                        ngx_http_tokenring_subject_event, s);
+    if (s->subscription == NULL) {
+        ngx_http_tokenring_subject_free(s);
+        return NULL;
+    }
+
+    /* the first look at once: the engine may be gone already */
+    ngx_add_timer(&s->timer, 1);
+
+    return s;
+}
+
+
+void
+ngx_http_tokenring_subject_leave(ngx_http_tokenring_follow_t *f)
+{
+    ngx_http_tokenring_subject_t  *s;
+
+    s = f->subject;
+
+    if (s == NULL) {
+        return;
+    }
+
+    f->subject = NULL;
+    ngx_queue_remove(&f->queue);
+
+    if (ngx_queue_empty(&s->followers) && !s->busy) {
+        ngx_http_tokenring_subject_free(s);
+    }
+}
+
+
+static void
+ngx_http_tokenring_subject_free(ngx_http_tokenring_subject_t *s)
+{
+    ngx_http_tokenring_subject_checked(s);
+
+    if (s->subscription) {
+        ngx_http_tokenring_unsubscribe(s->subscription);
+    }
+
+    if (s->timer.timer_set) {
+        ngx_del_timer(&s->timer);
+    }
+
+    ngx_rbtree_delete(&s->redis->subjects, &s->sn.node);
+
+    ngx_free(s);
+}
+
+
+ngx_uint_t
+ngx_http_tokenring_subject_epoch(ngx_http_tokenring_follow_t *f)
+{
+    return (f->subject && (f->subject->epoch & 1)) ? f->subject->epoch : 0;
+}
+
+
+static void
+ngx_http_tokenring_subject_event(void *data,
+    ngx_http_tokenring_channel_e what, ngx_str_t *message)
+{
+    ngx_http_tokenring_subject_t *s = data;
+
+    switch (what) {
+
+    case NGX_HTTP_TOKENRING_CHANNEL_UP:
+        s->epoch |= 1;
+        s->heard = ngx_current_msec;
+        ngx_http_tokenring_subject_read(s, 1);
+        break;
+
+    case NGX_HTTP_TOKENRING_CHANNEL_DOWN:
+        s->epoch = (s->epoch | 1) + 1;
+        break;
+
+    case NGX_HTTP_TOKENRING_CHANNEL_MESSAGE:
+        ngx_http_tokenring_subject_message(s, message);
+        break;
+    }
+}
+
+
+/* "FIRST LAST\n" and the records */
+
+static void
+ngx_http_tokenring_subject_message(ngx_http_tokenring_subject_t *s,
+    ngx_str_t *message)
+{
+    u_char                       *p, *end;
+    uint64_t                      number[2];
+    ngx_str_t                     records;
+    ngx_uint_t                    i;
+    ngx_queue_t                   left;
+    ngx_http_tokenring_follow_t  *f;
+
+    p = message->data;
+    end = p + message->len;
+
+    for (i = 0; i < 2; i++) {
+        number[i] = 0;
+
+        while (p < end && *p >= '0' && *p <= '9' && number[i] < 1ull << 56) {
+            number[i] = number[i] * 10 + (*p++ - '0');
+        }
+
+        if (p == end || *p++ != (i ? LF : ' ')) {
+            /* nobody needs it: the next look shows what is missing */
+            return;
+        }
+    }
+
+    s->heard = ngx_current_msec;
+    s->missed = 0;
+    s->newest = ngx_max(s->newest, number[1]);
+
+    records.data = p;
+    records.len = end - p;
+
+    ngx_queue_init(&left);
+    ngx_queue_add(&left, &s->followers);
+    ngx_queue_init(&s->followers);
+
+    s->busy++;
+
+    while ((f = ngx_http_tokenring_subject_next(s, &left)) != NULL) {
+        ngx_http_tokenring_follow_records(f, number[0], number[1], &records);
+    }
+
+    s->busy--;
+
+    if (ngx_queue_empty(&s->followers) && !s->busy) {
+        ngx_http_tokenring_subject_free(s);
+    }
+}
+
+
+/* all followers read again, or those that are behind */
+
+static void
+ngx_http_tokenring_subject_read(ngx_http_tokenring_subject_t *s,
+    ngx_uint_t all)
+{
+    ngx_queue_t                  *q;
+    ngx_http_tokenring_follow_t  *f;
+
+    for (q = ngx_queue_head(&s->followers);
+         q != ngx_queue_sentinel(&s->followers);
+         q = ngx_queue_next(q))
+    {
+        f = ngx_queue_data(q, ngx_http_tokenring_follow_t, queue);
+
+        if (all || f->more || f->ctx->number < s->newest) {
+            ngx_http_tokenring_follow_read(f);
+        }
+    }
+}
+
+
+/* the next of those that are left, back in its place; it may end then */
+
+static ngx_http_tokenring_follow_t *
+ngx_http_tokenring_subject_next(ngx_http_tokenring_subject_t *s,
+    ngx_queue_t *left)
+{
+    ngx_queue_t  *q;
+
+    if (ngx_queue_empty(left)) {
+        return NULL;
+    }
+
+    q = ngx_queue_head(left);
+    ngx_queue_remove(q);
+    ngx_queue_insert_tail(&s->followers, q);
+
+    return ngx_queue_data(q, ngx_http_tokenring_follow_t, queue);
+}
+
+
+static void
+ngx_http_tokenring_subject_check(ngx_event_t *ev)
+{
+    ngx_str_t                      id, argv[6];
+    ngx_http_tokenring_subject_t  *s;
+
+    s = ev->data;
+
+    ngx_add_timer(&s->timer, NGX_HTTP_TOKENRING_LOOK);
+
+    if (s->pool) {
+        /* the last look is not over */
+        return;
+    }
+
+    if ((s->epoch & 1) && s->newest
+        && ngx_current_msec - s->heard < NGX_HTTP_TOKENRING_LOOK)
+    {
+        s->silent = 0;
+        return;
+    }
+
+    s->pool = ngx_create_pool(1024, ngx_cycle->log);
+    if (s->pool == NULL) {
+        return;
+    }
+
+    id = s->sn.str;
+
+    ngx_str_set(&argv[0], "XREVRANGE");
+    argv[1] = ngx_http_tokenring_redis_key(s->redis, s->pool, "out", &id);
+    ngx_str_set(&argv[2], "+");
+    ngx_str_set(&argv[3], "-");
+    ngx_str_set(&argv[4], "COUNT");
+    ngx_str_set(&argv[5], "1");
+
+    s->call = ngx_http_tokenring_record_ask(s->redis, s->pool, &id,
+                                            ngx_http_tokenring_subject_record,
+                                            s);
+    if (s->call == NULL || argv[1].data == NULL) {
+        ngx_http_tokenring_subject_checked(s);
+        return;
+    }
+
+    s->last = ngx_http_tokenring_redis_command(s->redis,
+                                               ngx_http_tokenring_subject_last,
+                                               s, 6, argv);
+    if (s->last == NULL) {
+        ngx_http_tokenring_subject_checked(s);
+    }
+}
+
+
+/* the look is over, or given up */
+
+static void
+ngx_http_tokenring_subject_checked(ngx_http_tokenring_subject_t *s)
+{
+    ngx_http_tokenring_redis_forget(s->call);
+    ngx_http_tokenring_redis_forget(s->last);
+
+    s->call = NULL;
+    s->last = NULL;
+
+    if (s->pool) {
+        ngx_destroy_pool(s->pool);
+        s->pool = NULL;
+    }
+}
+
+
+static void
+ngx_http_tokenring_subject_record(void *data, redisReply *reply)
+{
+    ngx_http_tokenring_subject_t *s = data;
+
+    s->call = NULL;
+    s->known = ngx_http_tokenring_record_take(s->redis, s->pool, reply,
+                                              &s->rec);
+}
+
+
+static void
+ngx_http_tokenring_subject_last(void *data, redisReply *reply)
+{
+    ngx_http_tokenring_subject_t *s = data;
+
+    u_char      *p, *end;
+    uint64_t     newest;
+    ngx_str_t    last;
+
+    s->last = NULL;
+
+    if (reply == NULL || reply->type != REDIS_REPLY_ARRAY
+        || s->known == NGX_ERROR)
+    {
+        ngx_http_tokenring_subject_checked(s);
+        return;
+    }
+
+    newest = 0;
+
+    if (reply->elements && reply->element[0]->type == REDIS_REPLY_ARRAY
+        && reply->element[0]->elements
+        && ngx_http_tokenring_redis_string(reply->element[0]->element[0],
+                                           &last)
+           == NGX_OK)
+    {
+        end = last.data + last.len;
+
+        for (p = last.data;
+             p < end && *p >= '0' && *p <= '9' && newest < 1ull << 56;
+             p++)
+        {
+            newest = newest * 10 + (*p - '0');
+        }
+    }
+
+    if (newest > s->newest) {
+
+        /* more than once: the subscription is deaf */
+
+        if (s->newest && (s->epoch & 1)
+            && ++s->missed >= NGX_HTTP_TOKENRING_SILENCE)
+        {
+            s->missed = 0;
+            ngx_http_tokenring_redis_close(&s->redis->channels,
+                                           "messages were lost");
+        }
+
+        s->newest = newest;
+        s->silent = 0;
+    }
+
+    ngx_http_tokenring_subject_read(s, 0);
+
+    if (s->known == NGX_DECLINED) {
+        ngx_http_tokenring_subject_silent(s, TR_ERR_NOT_FOUND,
+                               "This request is not known any longer");
+        return;
+    }
+
+    if (s->rec.final) {
+        ngx_http_tokenring_subject_silent(s, TR_ERR_CLOSED,
+                               "The end of this answer was not kept");
+        return;
+    }
+
+    s->call = ngx_http_tokenring_heartbeat_ask(s->redis, s->pool, &s->rec,
+                                            ngx_http_tokenring_subject_engine,
+                                            s);
+    if (s->call == NULL) {
+        ngx_http_tokenring_subject_checked(s);
+    }
+}
+
+
+static void
+ngx_http_tokenring_subject_engine(void *data, redisReply *reply)
+{
+    ngx_http_tokenring_subject_t *s = data;
+
+    ngx_int_t  rc;
+
+    s->call = NULL;
+
+    rc = ngx_http_tokenring_heartbeat_take(s->redis, reply, &s->rec);
+
+    if (rc == NGX_DECLINED) {
+        ngx_http_tokenring_subject_silent(s, TR_ERR_CLOSED,
+                                          NGX_HTTP_TOKENRING_LOST);
+        return;
+    }
+
+    ngx_http_tokenring_subject_checked(s);
+
+    if (rc == NGX_OK) {
+        ngx_http_tokenring_subject_alive(s);
+    }
+}
+
+
+/*
+ * No engine will write more.  Who has read everything is told so; the others
+ * are when they have, at a later look.
+ */
+
+static void
+ngx_http_tokenring_subject_silent(ngx_http_tokenring_subject_t *s,
+    tr_status_t status, const char *message)
+{
+    ngx_queue_t                   left;
+    ngx_http_tokenring_follow_t  *f;
+
+    ngx_http_tokenring_subject_checked(s);
+
+    if (++s->silent < NGX_HTTP_TOKENRING_SILENCE) {
+        return;
+    }
+
+    ngx_queue_init(&left);
+    ngx_queue_add(&left, &s->followers);
+    ngx_queue_init(&s->followers);
+
+    s->busy++;
+
+    while ((f = ngx_http_tokenring_subject_next(s, &left)) != NULL) {
+        if (f->ctx->number >= s->newest && !f->ctx->over) {
+            ngx_http_tokenring_follow_fail(f, status, message);
+        }
+    }
+
+    s->busy--;
+
+    if (ngx_queue_empty(&s->followers) && !s->busy) {
+        ngx_http_tokenring_subject_free(s);
+    }
+}
+
+
+/* it goes on, however long it is silent; an exiting worker does not wait */
+
+static void
+ngx_http_tokenring_subject_alive(ngx_http_tokenring_subject_t *s)
+{
+    ngx_queue_t                  *q;
+    ngx_http_tokenring_follow_t  *f;
+
+    s->silent = 0;
+
+    if (ngx_exiting) {
+        return;
+    }
+
+    for (q = ngx_queue_head(&s->followers);
+         q != ngx_queue_sentinel(&s->followers);
+         q = ngx_queue_next(q))
+    {
+        f = ngx_queue_data(q, ngx_http_tokenring_follow_t, queue);
+
+        f->ctx->deadline = ngx_current_msec + f->ctx->conf->idle_timeout;
+    }
+}
