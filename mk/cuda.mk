@@ -19,13 +19,20 @@ CUDA_OBJ  := $(CUDA_SRC:%.cu=$B/cuda/%.o)
 CUDA_TEST := $B/cuda/test_decode $B/cuda/bench_decode
 CUDA_GPU  := $B/cuda/obj/cache.o $B/cuda/obj/reference.o $B/cuda/obj/kv_layout.o
 
+# What is compared with the CPU backend: its cache and attention, without the
+# matrices, which would need OpenBLAS where the tests run.
+CUDA_BOTH := $B/cuda/test_store $B/cuda/test_generic $B/cuda/bench_store
+CUDA_CPU  := $(patsubst kernels/cpu/%.c,$B/obj/kernels/cpu/%.o,\
+    $(wildcard kernels/cpu/kv_*.c kernels/cpu/attention*.c) kernels/cpu/team.c)
+CUDA_BED  := $B/cuda/obj/store_bed.o $B/cuda/obj/emulate.o
+
 NVFLAGS = -O3 -std=c++17 -Ikernels -diag-suppress 128 \
           $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$a,code=sm_$a)
 
 NVCC_CFLAGS = $(addprefix -Xcompiler=,$(filter-out -MMD -MP,$(TR_CFLAGS)))
 
 .PHONY: cuda cuda-found test-gpu
-cuda: cuda-found $B/libtokenring_cuda.a $(CUDA_TEST)
+cuda: cuda-found $B/libtokenring_cuda.a $(CUDA_TEST) $(CUDA_BOTH)
 
 cuda-found:
 	@[ -n "$(NVCC)" ] || { echo "make cuda: nvcc was not found" \
@@ -57,6 +64,21 @@ $B/cuda/obj/kv_layout.o: kernels/kv_layout.c kernels/kv_layout.h
 $(CUDA_TEST): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_GPU) $B/libtokenring_cuda.a
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -lm
+
+$B/cuda/obj/%.o: tests/gpu/%.cu tests/gpu/emulate.h \
+    $(wildcard kernels/cuda/*.cuh kernels/cuda/*.h) kernels/kernels.h \
+    kernels/kv_layout.h
+	@mkdir -p $(@D)
+	@echo "  NVCC  $<"
+	$Q$(NVCC) $(NVFLAGS) -Xcompiler=-ffp-contract=off -c $< -o $@
+
+$B/cuda/obj/test_store.o $B/cuda/obj/test_generic.o $B/cuda/obj/store_bed.o $B/cuda/obj/bench_store.o: \
+    tests/gpu/store_bed.h tests/gpu/emulate.h kernels/cuda/store.h
+
+$(CUDA_BOTH): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_BED) $(CUDA_GPU) $(CUDA_CPU) \
+    $B/libtokenring_cuda.a
+	@echo "  LD    $@"
+	$Q$(NVCC) -o $@ $^ -Xcompiler=-pthread -lm
 
 test-gpu: cuda
 	@B="$B" tests/gpu/run.sh

@@ -37,7 +37,7 @@ group_meta(float lo, float hi, uint32_t bits, bool narrow, uint16_t meta[2])
         lo = hi = 0;
     }
     lo = saturated(lo) + 0.0f; /* -0 becomes 0 */
-    hi = saturated(hi);
+    hi = saturated(hi) + 0.0f;
     meta[0] = TO_HALF((hi - lo) / steps);
     if (meta[0] == 0 && hi > lo) {
         meta[0] = 1;

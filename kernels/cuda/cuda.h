@@ -85,6 +85,27 @@ int tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                    const tr_cuda_queries_t *queries,
                    const tr_cuda_decode_size_t *size, void *work);
 
+/* ---- everything else: attention_generic.cu ---- */
+
+/* How much the generic kernel's workspace must hold. */
+typedef struct {
+    uint32_t lists, head_dim, heads;
+    uint32_t max_rows, max_seqs;
+    uint32_t max_len; /* positions of one sequence */
+} tr_cuda_generic_size_t;
+
+/* Bytes of the workspace, which is 256-byte aligned and needs no clearing. */
+size_t tr_cuda_attention_work(const tr_cuda_generic_size_t *size);
+
+/* tr_kernels_t.attention for all that it allows: any number of rows of a
+ * sequence, all levels and groupings, up to TR_GROUP_MAX query heads a list,
+ * Quest's choice of pages.  Simple and slow; FP32 throughout.  Sequences with
+ * seq_slot < 0, or with rows where the contract has none, are left out. */
+int tr_cuda_attention(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+                      uint32_t layer, const tr_rows_t *rows,
+                      const tr_cuda_queries_t *queries,
+                      const tr_cuda_generic_size_t *size, void *work);
+
 #ifdef __cplusplus
 }
 #endif

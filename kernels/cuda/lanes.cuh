@@ -1,0 +1,143 @@
+/*
+ * lanes.cuh: what device code that must equal the CPU's bit for bit is written
+ * in.
+ *
+ * Such code is plain functions for a warp or a block of threads, "lanes", that
+ * share work as `for (i = lane; i < n; i += lanes)` and meet at lanes_sync.
+ * They compile for the host, too, with any number of lanes: a test without a
+ * GPU runs them (tests/gpu/emulate.h), lane after lane in random order between
+ * two meetings, so that a missing one shows.
+ *
+ * Arithmetic that is rounded goes through the functions below: nvcc would fuse
+ * a product and a sum into one operation, which rounds once.
+ */
+#ifndef TR_CUDA_LANES_CUH
+#define TR_CUDA_LANES_CUH
+
+#include <math.h>
+
+#include <cuda_fp16.h>
+
+#include "../kernels.h"
+
+/* A warp on the device: lanes = 32. */
+typedef struct {
+    uint32_t lane, lanes;
+} warp_t;
+
+/* A block of threads. */
+typedef struct {
+    uint32_t lane, lanes;
+} block_t;
+
+#ifndef __CUDA_ARCH__
+/* Given by a test that runs device code on the host. */
+extern "C" void tr_emulate_sync(void);
+extern "C" float *tr_emulate_room(void); /* [lanes] */
+#endif
+
+TR_HD void
+lanes_sync(warp_t)
+{
+#ifdef __CUDA_ARCH__
+    __syncwarp();
+#else
+    tr_emulate_sync();
+#endif
+}
+
+TR_HD void
+lanes_sync(block_t)
+{
+#ifdef __CUDA_ARCH__
+    __syncthreads();
+#else
+    tr_emulate_sync();
+#endif
+}
+
+/* The smallest x of a warp; NaN counts for nothing. */
+TR_HD float
+lanes_least(warp_t w, float x)
+{
+#ifdef __CUDA_ARCH__
+    for (int d = 16; d > 0; d /= 2) {
+        x = fminf(x, __shfl_xor_sync(0xffffffffu, x, d));
+    }
+    (void) w;
+#else
+    float *room = tr_emulate_room();
+
+    room[w.lane] = x;
+    tr_emulate_sync();
+    for (uint32_t i = 0; i < w.lanes; i++) {
+        x = fminf(x, room[i]);
+    }
+    tr_emulate_sync();
+#endif
+    return x;
+}
+
+/* ---- arithmetic, rounded to nearest even -------------------------------- */
+
+TR_HD float
+mul_rn(float a, float b)
+{
+#ifdef __CUDA_ARCH__
+    return __fmul_rn(a, b);
+#else
+    return a * b;
+#endif
+}
+
+TR_HD float
+add_rn(float a, float b)
+{
+#ifdef __CUDA_ARCH__
+    return __fadd_rn(a, b);
+#else
+    return a + b;
+#endif
+}
+
+TR_HD float
+div_rn(float a, float b)
+{
+#ifdef __CUDA_ARCH__
+    return __fdiv_rn(a, b);
+#else
+    return a / b;
+#endif
+}
+
+/* FP16; all but NaN saturate.  A NaN keeps its sign alone. */
+TR_HD uint16_t
+half_of(float x)
+{
+    uint16_t h;
+
+    if (x != x) {
+        uint32_t u;
+
+        memcpy(&u, &x, 4);
+        return (uint16_t) ((u >> 16 & 0x8000) | 0x7e00);
+    }
+    x = x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
+
+    __half y = __float2half_rn(x);
+
+    memcpy(&h, &y, 2);
+    return h;
+}
+
+TR_HD float
+float_of(uint16_t h)
+{
+#ifdef __CUDA_ARCH__
+    return __half2float(__ushort_as_half(h));
+#else
+    return tr_float_from_half(h);
+#endif
+}
+
+#endif

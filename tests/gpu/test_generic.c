@@ -1,0 +1,719 @@
+/*
+ * The generic attention kernel against the CPU backend in plain C: all head
+ * sizes, groups of up to 32, levels of every kind, rows of one sequence by the
+ * dozen, lists, windows and dense pages together, scores and victims, Quest;
+ * free places are NaN.  Then once more cut differently: the same bits.
+ *
+ *   test_generic [rounds [seed]]           on a GPU
+ *   test_generic emulate [rounds [seed]]   the device's code on the host
+ */
+#include "store_bed.h"
+
+#include <cpu/attention.h>
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "emulate.h"
+
+#define ROWS_MAX 96u
+
+static const tr_stream_t cpu_stream = { 1, NULL };
+static double worst_out, worst_score;
+
+typedef struct {
+    bed_t bed;
+    uint32_t heads, layer;
+    size_t ldq, ldo;
+    float scale;
+    double key[BED_SLOTS], value[BED_SLOTS]; /* magnitudes */
+    uint32_t last[BED_SLOTS];                /* position of the last query */
+    uint32_t pos[ROWS_MAX], seq_row[BED_SLOTS + 1];
+    int32_t slot[BED_SLOTS];
+    tr_rows_t rows;
+    float *q; /* [ROWS_MAX][ldq] */
+    tr_dtype_t q_type, out_type;
+    void *typed;     /* q as it is sent */
+    uint8_t *before; /* the pool */
+    tr_kv_victim_t *victim;
+} case_t;
+
+/* ---- a cache ------------------------------------------------------------ */
+
+static void
+put_pair(uint8_t *page, uint32_t at, double magnitude, uint32_t bits)
+{
+    double scale = magnitude * (0.5 + random_unit()) / (1u << bits);
+    uint16_t pair[2];
+
+    pair[0] = half_from(scale);
+    pair[1] = half_from(-scale * (1u << bits) * (0.3 + 0.4 * random_unit()));
+    memcpy(page + at, pair, 4);
+}
+
+/* Token t of a page; metadata of groups is written by each of their
+ * dimensions, of channels by the first token. */
+static void
+put_token(const tr_kv_layout_t *l, uint8_t *page, uint32_t t, double key,
+          double value)
+{
+    uint32_t kb = l->level.key_bits, vb = l->level.value_bits;
+
+    for (uint32_t d = 0; d < l->head_dim; d++) {
+        uint32_t at = (t * l->head_dim + d) * 2;
+        uint16_t h;
+
+        if (kb == 16) {
+            h = half_from(random_normal() * key);
+            memcpy(page + at, &h, 2);
+        } else {
+            tr_kv_code_set(page, tr_kv_key_code(l, t, d), kb,
+                           random_below(1u << kb));
+            if (!l->level.by_channel || t % TR_KV_CHANNEL_TOKENS == 0) {
+                put_pair(page, tr_kv_key_meta(l, t, d), key, kb);
+            }
+        }
+        if (vb == 16) {
+            h = half_from(random_normal() * value);
+            memcpy(page + l->value + at, &h, 2);
+        } else {
+            tr_kv_code_set(page, tr_kv_value_code(l, t, d), vb,
+                           random_below(1u << vb));
+            put_pair(page, tr_kv_value_meta(l, t, d), value, vb);
+        }
+    }
+}
+
+static void
+put_marks(const tr_kv_layout_t *l, uint8_t *page, uint32_t t, uint32_t position)
+{
+    float score[2] = { (float) random_unit() * 4, (float) random_unit() };
+
+    if (l->level.scored) {
+        memcpy(page + l->score + t * 4, &score[0], 4);
+    }
+    if (l->position) {
+        memcpy(page + l->position + t * 4, &position, 4);
+    }
+    if (l->recent) {
+        memcpy(page + l->recent + t * 4, &score[1], 4);
+    }
+}
+
+/* Smallest and largest key of the n tokens of a dense page. */
+static void
+put_digest(const tr_kv_layout_t *l, uint8_t *page, uint32_t n)
+{
+    for (uint32_t d = 0; d < l->head_dim && l->digest; d++) {
+        uint16_t lo = 0, hi = 0;
+
+        for (uint32_t t = 0; t < n; t++) {
+            uint16_t h;
+
+            memcpy(&h, page + (t * l->head_dim + d) * 2, 2);
+            if (t == 0 || tr_float_from_half(h) < tr_float_from_half(lo)) {
+                lo = h;
+            }
+            if (t == 0 || tr_float_from_half(h) > tr_float_from_half(hi)) {
+                hi = h;
+            }
+        }
+        memcpy(page + l->digest + 2 * d, &lo, 2);
+        memcpy(page + l->digest + 2 * (l->head_dim + d), &hi, 2);
+    }
+}
+
+static void
+fill(case_t *c, uint32_t s, int32_t *entry, uint32_t layout, uint32_t t,
+     uint32_t position)
+{
+    const tr_kv_layout_t *l = &c->bed.plan.layout[layout];
+    uint8_t *page;
+
+    bed_page(&c->bed, entry, layout);
+    page = tr_kv_page_at(&c->bed.host, *entry);
+    put_token(l, page, t, c->key[s], c->value[s]);
+    put_marks(l, page, t, position);
+}
+
+/* Where a sequence's tokens are: listed positions are [0, window_from). */
+static void
+choose_sequence(case_t *c, uint32_t s)
+{
+    bed_t *b = &c->bed;
+    tr_kv_seq_t *q = &b->seq[s];
+    uint32_t levels = b->plan.n - 1, kind = levels ? random_below(4) : 0;
+    uint32_t listed = b->max_len / 4, dense = 0, last;
+
+    *q = (tr_kv_seq_t){ .by_sum = random_below(2) == 0 };
+    if (kind > 0) {
+        q->n_lists = (uint8_t) (1 + random_below(levels < 4 ? levels : 4));
+        for (uint32_t l = 0; l < q->n_lists; l++) {
+            q->list_layout[l] = (uint8_t) (1 + random_below(levels));
+        }
+        q->base = q->window_from = 1 + random_below(listed);
+        q->window_layout = (uint8_t) (1 + random_below(levels));
+        if (random_below(3) > 0
+            && !b->plan.layout[q->window_layout].level.by_channel) {
+            q->window = 1 + random_below(60);
+            q->base += random_below(q->window + 1);
+        }
+    }
+    if (kind == 0 || kind == 3) {
+        dense = 1 + random_below(b->max_len / 3);
+    }
+    last = q->base + dense - 1;
+    c->last[s] = last;
+    q->scored = b->plan.layout[0].level.scored || dense == 0;
+    q->scored = q->scored && random_below(4) > 0;
+    q->recent_from = random_below(last + 2);
+    if (kind == 0 && random_below(2) && b->plan.layout[0].digest) {
+        q->scored = false;
+        q->read_layer = random_below(2);
+        q->read_pages = 1 + random_below(5);
+    }
+    b->dense[s] = dense;
+}
+
+static void
+fill_head(case_t *c, uint32_t s, uint32_t h)
+{
+    bed_t *b = &c->bed;
+    const tr_kv_seq_t *q = &b->seq[s];
+    int32_t *row = bed_row(b, s, h);
+    uint32_t *count = b->count + bed_head(b, s, h) * TR_KV_LISTS_MAX;
+    uint32_t position = 0, per;
+
+    for (uint32_t l = 0; l < q->n_lists; l++) {
+        uint32_t n = random_below(q->window_from / q->n_lists + 1);
+
+        per = b->plan.layout[q->list_layout[l]].tokens;
+        if (q->window == 0 && b->dense[s] == 0 && l == 0) {
+            n++; /* the query's own token */
+        }
+        if (b->plan.layout[q->list_layout[l]].level.by_channel) {
+            n -= n % TR_KV_CHANNEL_TOKENS;
+        }
+        count[l] = n;
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t at = l == 0 && i == n / 2 && q->window == 0 ? q->base - 1
+                                                                 : position++;
+
+            fill(c, s, row + tr_kv_list_entry(&b->host, l, i / per),
+                 q->list_layout[l], i % per, at);
+        }
+    }
+    for (uint32_t p = q->window_from; q->window && p < q->base; p++) {
+        per = b->plan.layout[q->window_layout].tokens;
+        fill(c, s, row + b->host.at_window + p % q->window / per,
+             q->window_layout, p % q->window % per, p);
+    }
+    per = b->plan.layout[0].tokens;
+    for (uint32_t i = 0; i < b->dense[s]; i++) {
+        uint32_t end = (i / per + 1) * per;
+
+        fill(c, s, row + i / per, 0, i % per, 0);
+        end = end < b->dense[s] ? end : b->dense[s];
+        if (i + 1 == end) {
+            put_digest(&b->plan.layout[0],
+                       tr_kv_page_at(&b->host, row[i / per]), i % per + 1);
+        }
+    }
+}
+
+/* The ring's pages below min(base, window) are there, used or not. */
+static void
+ring_pages(case_t *c, uint32_t s, uint32_t h)
+{
+    bed_t *b = &c->bed;
+    const tr_kv_seq_t *q = &b->seq[s];
+    uint32_t slots = q->base < q->window ? q->base : q->window;
+    uint32_t per = b->plan.layout[q->window_layout].tokens;
+
+    for (uint32_t i = 0; i < (slots + per - 1) / per; i++) {
+        bed_page(b, bed_row(b, s, h) + b->host.at_window + i, q->window_layout);
+    }
+}
+
+/* ---- queries ------------------------------------------------------------ */
+
+/* Rounds to the type that is sent. */
+static void
+send_as(case_t *c)
+{
+    size_t n = ROWS_MAX * c->ldq;
+
+    for (size_t i = 0; i < n; i++) {
+        uint32_t u;
+        uint16_t h;
+
+        memcpy(&u, &c->q[i], 4);
+        if (c->q_type == TR_F32) {
+            memcpy((uint8_t *) c->typed + 4 * i, &u, 4);
+            continue;
+        }
+        h = c->q_type == TR_BF16 ? (uint16_t) (u >> 16)
+                                 : half_from((double) c->q[i]);
+        memcpy((uint8_t *) c->typed + 2 * i, &h, 2);
+        c->q[i] = c->q_type == TR_BF16 ? tr_float_from_bits((uint32_t) h << 16)
+                                       : tr_float_from_half(h);
+    }
+}
+
+static void
+make_rows(case_t *c)
+{
+    uint32_t rows = 0, dim = c->bed.host.head_dim, n = 0;
+
+    for (uint32_t s = 0; s < BED_SLOTS; s++) {
+        uint32_t many = c->bed.dense[s], some;
+
+        many = many < ROWS_MAX / BED_SLOTS ? many : ROWS_MAX / BED_SLOTS;
+        some = many > 0 && random_below(3) ? 1 + random_below(many) : 1;
+        c->slot[n] = (int32_t) s;
+        c->seq_row[n++] = rows;
+        for (uint32_t i = 0; i < some; i++, rows++) {
+            c->pos[rows] = c->last[s] + 1 + i - some;
+            for (uint32_t e = 0; e < c->heads * dim; e++) {
+                c->q[rows * c->ldq + e] = (float) (random_normal() * 3
+                                                   / c->key[s]);
+            }
+        }
+    }
+    c->seq_row[n] = rows;
+    c->rows = (tr_rows_t){ rows, n, c->pos, c->slot, c->seq_row };
+    send_as(c);
+}
+
+static void
+case_open(case_t *c, const bed_side_t *side)
+{
+    bed_t *b = &c->bed;
+    size_t heads;
+    uint32_t group;
+
+    memset(c, 0, sizeof(*c));
+    bed_open(b, side);
+    heads = (size_t) BED_SLOTS * b->host.layers * b->host.lists;
+    group = random_below(3) ? 1 + random_below(8) : 1 + random_below(32);
+    c->heads = group * b->host.lists;
+    c->layer = random_below(b->host.layers);
+    c->ldq = c->ldo = (size_t) c->heads * b->host.head_dim;
+    c->ldq += random_below(2) * 8;
+    c->ldo += random_below(2) * 8;
+    c->scale = (float) (1 / sqrt(b->host.head_dim));
+    c->q = calloc(ROWS_MAX * c->ldq, 4);
+    c->typed = calloc(ROWS_MAX * c->ldq, 4);
+    for (uint32_t s = 0; s < BED_SLOTS; s++) {
+        c->key[s] = pow(10, -4 + 7 * random_unit());
+        c->value[s] = pow(10, -4 + 7 * random_unit());
+        choose_sequence(c, s);
+        for (uint32_t h = 0; h < b->host.layers * b->host.lists; h++) {
+            fill_head(c, s, h);
+            ring_pages(c, s, h);
+        }
+    }
+    c->q_type = (tr_dtype_t) random_below(3);
+    if (c->q_type == TR_F16) { /* which would not hold queries of all sizes */
+        c->q_type = TR_F32;
+    }
+    c->out_type = random_below(3) ? TR_F32 : (tr_dtype_t) random_below(3);
+    make_rows(c);
+    c->before = malloc(b->pages * b->host.page_bytes);
+    memcpy(c->before, b->host.pool, b->pages * b->host.page_bytes);
+    c->victim = malloc(heads * TR_KV_LISTS_MAX * sizeof(*c->victim));
+    b->host.victim = malloc(heads * TR_KV_LISTS_MAX * sizeof(*c->victim));
+    b->other.victim = bed_room(b, heads * TR_KV_LISTS_MAX * sizeof(*c->victim));
+    bed_sync(b);
+}
+
+static void
+case_close(case_t *c)
+{
+    free(c->bed.host.victim);
+    bed_room_free(&c->bed, c->bed.other.victim);
+    free(c->q);
+    free(c->typed);
+    free(c->before);
+    free(c->victim);
+    bed_close(&c->bed);
+}
+
+/* ---- running ------------------------------------------------------------ */
+
+/* The pool as it was, victims all ones. */
+static void
+reset_other(case_t *c)
+{
+    bed_t *b = &c->bed;
+    size_t n = (size_t) BED_SLOTS * b->host.layers * b->host.lists
+               * TR_KV_LISTS_MAX * sizeof(*c->victim);
+
+    memset(c->victim, 0xff, n);
+    bed_put(b, b->other.victim, c->victim, n);
+    bed_put(b, b->other.pool, c->before, b->pages * b->host.page_bytes);
+}
+
+/* Attends rows, whose queries begin at `first`; out: [ROWS_MAX][ldo] of four
+ * bytes each on the host, at `first` likewise. */
+static void
+run_other(case_t *c, const tr_rows_t *rows, uint32_t first, uint8_t *out)
+{
+    bed_t *b = &c->bed;
+    uint32_t size_q = c->q_type == TR_F32 ? 4 : 2;
+    uint32_t size_o = c->out_type == TR_F32 ? 4 : 2;
+    size_t bytes = rows->n_rows * c->ldo * size_o;
+    tr_cuda_generic_size_t size = {
+        b->host.lists, b->host.head_dim, c->heads,
+        rows->n_rows,  rows->n_seqs,     b->max_len
+    };
+    void *q = bed_room(b, rows->n_rows * c->ldq * size_q);
+    void *o = bed_room(b, bytes), *work = NULL;
+    tr_cuda_queries_t queries = { q,         o,           c->ldq,   c->ldo,
+                                  c->q_type, c->out_type, c->heads, c->scale };
+    tr_rows_t there = { rows->n_rows, rows->n_seqs,
+                        bed_room(b, rows->n_rows * 4ul),
+                        bed_room(b, rows->n_seqs * 4ul),
+                        bed_room(b, (rows->n_seqs + 1) * 4ul) };
+
+    bed_put(b, q, (uint8_t *) c->typed + first * c->ldq * size_q,
+            rows->n_rows * c->ldq * size_q);
+    bed_put(b, o, out + first * c->ldo * size_o, bytes);
+    bed_put(b, (void *) there.row_pos, rows->row_pos, rows->n_rows * 4ul);
+    bed_put(b, (void *) there.seq_slot, rows->seq_slot, rows->n_seqs * 4ul);
+    bed_put(b, (void *) there.seq_row, rows->seq_row, (rows->n_seqs + 1) * 4ul);
+    if (b->side->emulate) {
+        emulate_attention(&b->other, c->layer, &there, &queries, &size,
+                          1 + random_below(12));
+    } else {
+        size_t n = tr_cuda_attention_work(&size);
+
+        work = bed_room(b, n);
+        cuda_ok(cudaMemset(work, 0xff, n), "workspace");
+        if (tr_cuda_attention(&b->side->stream, &b->other, c->layer, &there,
+                              &queries, &size, work)
+            != 0) {
+            printf("launch: %s\n", tr_cuda_reason());
+            exit(1);
+        }
+        cuda_ok(cudaDeviceSynchronize(), "attention");
+        bed_room_free(b, work);
+    }
+    bed_get(b, out + first * c->ldo * size_o, o, bytes);
+    bed_room_free(b, q);
+    bed_room_free(b, o);
+    bed_room_free(b, (void *) there.row_pos);
+    bed_room_free(b, (void *) there.seq_slot);
+    bed_room_free(b, (void *) there.seq_row);
+}
+
+static int
+run_host(case_t *c, float *out)
+{
+    bed_t *b = &c->bed;
+    size_t bytes = tr_cpu_attention_work(&cpu_stream, c->rows.n_rows,
+                                         c->rows.n_seqs, b->max_len, c->heads,
+                                         b->host.lists, b->host.head_dim);
+    void *work = aligned_alloc(64, tr_pad(bytes, 64));
+    int rc = tr_cpu_attention(&cpu_stream, &b->host, c->layer, &c->rows, c->q,
+                              c->ldq, c->heads, c->scale, out, c->ldo, work,
+                              &tr_attention_c);
+
+    free(work);
+    return rc;
+}
+
+/* ---- checking ----------------------------------------------------------- */
+
+static float
+number_at(tr_dtype_t type, const uint8_t *p, size_t i)
+{
+    return tr_float_load(p, i, type);
+}
+
+static bool
+check_out(const case_t *c, const float *want, const uint8_t *got,
+          const uint8_t *skipped)
+{
+    uint32_t dim = c->bed.host.head_dim;
+    double most = c->out_type == TR_F32   ? 1e-4
+                  : c->out_type == TR_F16 ? 2e-3
+                                          : 8e-3;
+
+    for (uint32_t i = 0; i < c->rows.n_rows * c->heads; i++) {
+        size_t at = i / c->heads * c->ldo + (size_t) (i % c->heads) * dim;
+        double error = 0, norm = 0;
+
+        if (skipped[i / c->heads]) {
+            continue;
+        }
+        for (uint32_t d = 0; d < dim; d++) {
+            double w = (double) want[at + d];
+            double e = (double) number_at(c->out_type, got, at + d) - w;
+
+            /* FP16 has nothing below 6e-8 */
+            error += e * e;
+            norm += w * w + (c->out_type == TR_F16 ? 1e-9 : 0);
+        }
+        error = sqrt(error / (norm > 0 ? norm : 1));
+        if (!(error <= most)) {
+            printf("row %u head %u: relative error %g\n", i / c->heads,
+                   i % c->heads, error);
+            return false;
+        }
+        if (c->out_type == TR_F32 && error > worst_out) {
+            worst_out = error;
+        }
+    }
+    return true;
+}
+
+/* n sums at `at`; `got` takes those of the host when they agree. */
+static bool
+check_sums(const case_t *c, size_t at, uint32_t n, uint8_t *got)
+{
+    for (uint32_t i = 0; i < n; i++, at += 4) {
+        float before, want, is;
+        double error;
+
+        memcpy(&before, c->before + at, 4);
+        memcpy(&want, c->bed.host.pool + at, 4);
+        memcpy(&is, got + at, 4);
+        if (memcmp(&want, &is, 4) == 0) {
+            continue;
+        }
+        error = fabs((double) is - (double) want)
+                / ((double) want - (double) before + 0.02 * fabs((double) want)
+                   + 1e-6);
+        if (!(error <= 2e-4)) {
+            printf("a score is %g, expected %g, was %g\n", (double) is,
+                   (double) want, (double) before);
+            return false;
+        }
+        worst_score = error > worst_score ? error : worst_score;
+        memcpy(got + at, &want, 4);
+    }
+    return true;
+}
+
+static bool
+check_pool(case_t *c, uint8_t *got)
+{
+    bed_t *b = &c->bed;
+    size_t bytes = b->host.page_bytes;
+
+    for (uint32_t i = 0; i < b->pages; i++) {
+        const tr_kv_layout_t *l = &b->plan.layout[b->layout_of[i]];
+
+        if (l->score && !check_sums(c, i * bytes + l->score, l->tokens, got)) {
+            return false;
+        }
+        if (l->recent
+            && !check_sums(c, i * bytes + l->recent, l->tokens, got)) {
+            return false;
+        }
+    }
+    if (memcmp(got, b->host.pool, b->pages * bytes) != 0) {
+        printf("bytes of the pool changed that are no score\n");
+        return false;
+    }
+    return true;
+}
+
+/* Victims from the scores that the other side left: exact. */
+static bool
+check_victims(case_t *c, uint32_t s, uint32_t list, const uint8_t *pool)
+{
+    bed_t *b = &c->bed;
+    int32_t slot = c->slot[s];
+    const tr_kv_seq_t *q = &b->seq[slot];
+    size_t head = tr_kv_head(&b->host, slot, c->layer, list);
+    const tr_kv_victim_t *got = c->victim + head * TR_KV_LISTS_MAX;
+    const int32_t *row = b->tables + head * b->host.table_len;
+    uint32_t n = c->pos[c->seq_row[s]];
+
+    if (!q->scored || c->seq_row[s + 1] - c->seq_row[s] != 1) {
+        return true;
+    }
+    for (uint32_t l = 0; l < q->n_lists; l++) {
+        const tr_kv_layout_t *at = &b->plan.layout[q->list_layout[l]];
+        tr_kv_victim_t want = { INFINITY, 0 };
+        uint32_t least = UINT32_MAX;
+
+        for (uint32_t i = 0;
+             at->score && i < b->count[head * TR_KV_LISTS_MAX + l]; i++) {
+            const uint8_t
+                *page = pool
+                        + row[tr_kv_list_entry(&b->host, l, i / at->tokens)]
+                              * b->host.page_bytes;
+            uint32_t position;
+            float x;
+
+            memcpy(&x, page + at->score + i % at->tokens * 4, 4);
+            memcpy(&position, page + at->position + i % at->tokens * 4, 4);
+            if (!q->by_sum) {
+                x = position == n ? 0 : x / (float) (n - position);
+            }
+            if (x < want.significance
+                || (x == want.significance && position < least)) {
+                want = (tr_kv_victim_t){ x, i };
+                least = position;
+            }
+        }
+        if (got[l].index != want.index
+            || !(got[l].significance == want.significance)) {
+            printf("victim of list %u: %u (%g), expected %u (%g)\n", l,
+                   got[l].index, (double) got[l].significance, want.index,
+                   (double) want.significance);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Compares all that the other side holds with the host. */
+static bool
+check(case_t *c, const float *want, const uint8_t *got_out)
+{
+    bed_t *b = &c->bed;
+    size_t bytes = b->pages * b->host.page_bytes;
+    size_t victims = (size_t) BED_SLOTS * b->host.layers * b->host.lists
+                     * TR_KV_LISTS_MAX * sizeof(*c->victim);
+    uint8_t *got = malloc(bytes), skipped[ROWS_MAX] = { 0 };
+    bool ok = true;
+
+    bed_get(b, got, b->other.pool, bytes);
+    bed_get(b, c->victim, b->other.victim, victims);
+    for (uint32_t s = 0; s < c->rows.n_seqs && ok; s++) {
+        for (uint32_t list = 0; list < b->host.lists && ok; list++) {
+            ok = check_victims(c, s, list, got);
+        }
+        if (!ok) {
+            printf("in sequence %u\n", s);
+        }
+    }
+    ok = ok && check_out(c, want, got_out, skipped) && check_pool(c, got);
+    free(got);
+    return ok;
+}
+
+/* The rows one by one, sequences in turn, give the same bits. */
+static bool
+check_cut(case_t *c, const uint8_t *want)
+{
+    bed_t *b = &c->bed;
+    size_t bytes = b->pages * b->host.page_bytes;
+    size_t n_out = ROWS_MAX * c->ldo * 4;
+    uint8_t *out = malloc(n_out), *pool = malloc(bytes), *again = malloc(bytes);
+    bool ok;
+
+    memset(out, 0xff, n_out);
+    bed_get(b, pool, b->other.pool, bytes);
+    reset_other(c);
+    for (uint32_t s = 0; s < c->rows.n_seqs; s++) {
+        for (uint32_t r = c->seq_row[s]; r < c->seq_row[s + 1]; r++) {
+            uint32_t of[2] = { 0, 1 };
+            tr_rows_t one = { 1, 1, c->pos + r, c->slot + s, of };
+
+            if (b->seq[c->slot[s]].read_pages == 0) {
+                run_other(c, &one, r, out);
+                continue;
+            }
+            /* Quest reads less when a row is alone */
+            one = (tr_rows_t){ c->seq_row[s + 1] - r, 1, c->pos + r,
+                               c->slot + s, of };
+            of[1] = one.n_rows;
+            run_other(c, &one, r, out);
+            break;
+        }
+    }
+    bed_get(b, again, b->other.pool, bytes);
+    ok = memcmp(pool, again, bytes) == 0 && memcmp(out, want, n_out) == 0;
+    if (!ok) {
+        printf("rows one by one give other bits in %s\n",
+               memcmp(pool, again, bytes) == 0 ? "outputs" : "scores");
+    }
+    free(out);
+    free(pool);
+    free(again);
+    return ok;
+}
+
+static bool
+one_round(const bed_side_t *side)
+{
+    case_t *c = malloc(sizeof(*c));
+    float *want;
+    uint8_t *got;
+    size_t n;
+    bool ok;
+    int rc;
+
+    case_open(c, side);
+    n = ROWS_MAX * c->ldo * 4;
+    want = malloc(n);
+    got = malloc(n);
+    memset(want, 0xff, n);
+    memset(got, 0xff, n);
+    reset_other(c);
+    rc = run_host(c, want);
+    run_other(c, &c->rows, 0, got);
+    ok = rc == 0 && check(c, want, got) && check_cut(c, got);
+    if (!ok) {
+        printf("rc %d, heads %u, rows %u, ", rc, c->heads, c->rows.n_rows);
+        bed_describe(&c->bed);
+        for (uint32_t s = 0; s < BED_SLOTS; s++) {
+            const tr_kv_seq_t *q = &c->bed.seq[s];
+
+            printf("  %u: base %u, window %u from %u, lists %u, dense %u, "
+                   "scored %d, rows %u\n",
+                   s, q->base, q->window, q->window_from, q->n_lists,
+                   c->bed.dense[s], q->scored,
+                   c->seq_row[s + 1] - c->seq_row[s]);
+        }
+    }
+    free(want);
+    free(got);
+    case_close(c);
+    free(c);
+    return ok;
+}
+
+int
+main(int argc, char **argv)
+{
+    bed_side_t side = { .emulate = argc > 1
+                                   && strcmp(argv[1], "emulate") == 0 };
+    uint32_t rounds, failed = 0;
+    uint64_t seed;
+
+    argc -= side.emulate;
+    argv += side.emulate;
+    rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 32;
+    seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t) time(NULL);
+    if (!side.emulate) {
+        if (tr_cuda_open(0, &side.device) != 0) {
+            printf("no device: %s\n", tr_cuda_reason());
+            return 77;
+        }
+        side.stream.device = &side.device;
+        cuda_ok(cudaStreamCreate((cudaStream_t *) &side.stream.stream),
+                "stream");
+    }
+    for (uint32_t r = 0; r < rounds; r++) {
+        random_seed(seed + r);
+        if (!one_round(&side)) {
+            printf("FAILED: test_generic %s1 %llu\n",
+                   side.emulate ? "emulate " : "",
+                   (unsigned long long) (seed + r));
+            failed++;
+        }
+    }
+    printf("generic%s: %u rounds from seed %llu, %u failed; largest relative "
+           "error %.1e of outputs, %.1e of what scores grew by\n",
+           side.emulate ? " (emulated)" : "", rounds, (unsigned long long) seed,
+           failed, worst_out, worst_score);
+    return failed != 0;
+}
