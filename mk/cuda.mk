@@ -83,6 +83,13 @@ $(CUDA_BOTH): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_BED) $(CUDA_GPU) $(CUDA_CPU) \
 test-gpu: cuda
 	@B="$B" tests/gpu/run.sh
 
+# The device's code that also runs on the host is one of the unit tests.
+$B/tests/test_cuda_emulated: tests/gpu/emulate.sh $B/cuda/test_store \
+    $B/cuda/test_generic
+	@mkdir -p $(@D)
+	$Qcp $< $@
+
 ifeq ($(NVCC_NEW),yes)
 test: cuda
+test: $B/tests/test_cuda_emulated
 endif

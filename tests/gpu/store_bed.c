@@ -132,15 +132,13 @@ bed_open(bed_t *b, const bed_side_t *side)
     memset(b, 0, sizeof(*b));
     b->side = side;
     b->max_len = side->emulate ? 120 : 300;
-    wish.head_dim = dims[random_below(9)];
-    wish.levels = level;
-    wish.n_levels = choose_levels(wish.head_dim, level);
-    wish.dense_scored = random_below(4) > 0;
-    wish.dense_digest = random_below(2) == 0;
-    if (tr_page_plan(&wish, &b->plan) != 0) {
-        fprintf(stderr, "no page size for these levels\n");
-        exit(1);
-    }
+    do { /* until a page of 24 KiB can hold all levels */
+        wish.head_dim = dims[random_below(9)];
+        wish.levels = level;
+        wish.n_levels = choose_levels(wish.head_dim, level);
+        wish.dense_scored = random_below(4) > 0;
+        wish.dense_digest = random_below(2) == 0;
+    } while (tr_page_plan(&wish, &b->plan) != 0);
     *v = (tr_kv_view_t){ .page_bytes = b->plan.page_bytes,
                          .layers = 1 + random_below(2),
                          .lists = 1 + random_below(3),
