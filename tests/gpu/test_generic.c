@@ -184,10 +184,11 @@ fill_head(case_t *c, uint32_t s, uint32_t h)
     const tr_kv_seq_t *q = &b->seq[s];
     int32_t *row = bed_row(b, s, h);
     uint32_t *count = b->count + bed_head(b, s, h) * TR_KV_LISTS_MAX;
-    uint32_t position = 0, per;
+    uint32_t position = 0, per, others = q->window_from;
 
+    others -= others > 0 && q->window == 0; /* the last is the query's own */
     for (uint32_t l = 0; l < q->n_lists; l++) {
-        uint32_t n = random_below(q->window_from / q->n_lists + 1);
+        uint32_t n = random_below(others / q->n_lists + 1);
 
         per = b->plan.layout[q->list_layout[l]].tokens;
         if (q->window == 0 && b->dense[s] == 0 && l == 0) {
