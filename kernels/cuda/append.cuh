@@ -130,10 +130,10 @@ row_number(const append_t *t, uint32_t row, uint32_t d)
     float x, y;
 
     if (t->side == VALUE) {
-        return tr_float_load(in->v, at + d, in->type);
+        return number_load(in->v, at + d, in->type);
     }
-    x = tr_float_load(in->k, at + d, in->type);
-    y = tr_float_load(in->k, at + (d < half ? half + d : i), in->type);
+    x = number_load(in->k, at + d, in->type);
+    y = number_load(in->k, at + (d < half ? half + d : i), in->type);
     x = mul_rn(x, cosine[i]);
     y = mul_rn(y, cosine[half + i]);
     return add_rn(x, d < half ? -y : y);
@@ -391,6 +391,10 @@ TR_HD uint32_t
 seq_of(const uint32_t *starts, uint32_t n, uint32_t x)
 {
     uint32_t lo = 0, hi = n;
+
+    if (x < n && starts[x] == x && starts[x + 1] > x) { /* one row each */
+        return x;
+    }
 
     while (hi - lo > 1) {
         uint32_t mid = lo + (hi - lo) / 2;

@@ -65,10 +65,10 @@ typedef struct {
 TR_HD float
 query_load(const generic_args_t *a, uint32_t row, uint32_t head, uint32_t d)
 {
-    return tr_float_load(a->queries.q,
-                         row * a->queries.ldq
-                             + (size_t) head * a->kv.head_dim + d,
-                         a->queries.q_type);
+    return number_load(a->queries.q,
+                       row * a->queries.ldq + (size_t) head * a->kv.head_dim
+                           + d,
+                       a->queries.q_type);
 }
 
 TR_HD void

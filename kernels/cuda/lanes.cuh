@@ -140,4 +140,18 @@ float_of(uint16_t h)
 #endif
 }
 
+/* Element i of an aligned array. */
+TR_HD float
+number_load(const void *src, size_t i, tr_dtype_t type)
+{
+    uint16_t h;
+
+    if (type == TR_F32) {
+        return ((const float *) src)[i];
+    }
+    h = ((const uint16_t *) src)[i];
+    return type == TR_BF16 ? tr_float_from_bits((uint32_t) h << 16)
+                           : float_of(h);
+}
+
 #endif

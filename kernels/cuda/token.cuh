@@ -247,30 +247,40 @@ meta_downgrade(const uint16_t *meta, uint16_t *out, uint32_t from, uint32_t to,
 
 /* ---- codes to their places ---------------------------------------------- */
 
-/* Stores the codes of a key.  A word has `unit` dimensions (kv_layout.h,
- * tr_kv_key_code). */
-TR_HD void
-key_pack(warp_t w, place_t p, const uint8_t *codes)
+/* Four codes of a word: those of even dimensions together, odd ones `far`
+ * bits on (kv_layout.h, tr_kv_key_code). */
+TR_HD uint32_t
+codes_join(uint32_t x, uint32_t bits, uint32_t far)
 {
-    uint32_t dim = p.layout->head_dim, bits = p.layout->level.key_bits;
+    uint32_t m = (1u << bits) - 1, y = x >> 8;
+
+    return (x & m) | (x >> (16 - bits) & m << bits)
+           | ((y & m) | (y >> (16 - bits) & m << bits)) << far;
+}
+
+/* Stores the codes of a key, word by word. */
+TR_HD void
+key_pack(warp_t w, place_t p, const uint8_t *codes, uint32_t dim, uint32_t bits)
+{
     uint32_t quarter = dim / 4, unit = 32 / bits, n = dim * bits / 16;
     bool half = quarter % unit != 0; /* 2 bits, head size 96: half words */
 
     unit = half ? 8 : unit;
     for (uint32_t u = w.lane; u < dim / unit; u += w.lanes) {
-        uint32_t d = u * unit, t = d / quarter, word = 0, j;
+        const uint32_t *x = (const uint32_t *) (codes + u * unit);
+        uint32_t d = u * unit, word = x[0], j;
         uint8_t *at;
 
-        for (uint32_t i = 0; i < unit; i++) {
-            uint32_t bit = bits == 8 ? i * 8
-                                     : (i & 1) * (unit * bits / 2)
-                                           + i / 4 * (2 * bits)
-                                           + (i % 4 >> 1) * bits;
-
-            word |= (uint32_t) codes[d + i] << bit;
+        if (bits < 8) {
+            word = 0;
+            for (uint32_t i = 0; i < unit / 4; i++) {
+                word |= codes_join(x[i], bits, unit * bits / 2)
+                        << (2 * bits * i);
+            }
         }
         j = p.at % 16 / 8 * (n / 2) + d % quarter / unit * (unit * bits / 8);
-        at = p.page + tr_kv_lane_byte(p.at / 16, p.at % 8 * 4 + t, n, j);
+        at = p.page
+             + tr_kv_lane_byte(p.at / 16, p.at % 8 * 4 + d / quarter, n, j);
         if (half) {
             *(uint16_t *) at = (uint16_t) word;
         } else {
@@ -282,9 +292,9 @@ key_pack(warp_t w, place_t p, const uint8_t *codes)
 /* Stores the codes of a value: half words, which at 2 bits are shared with the
  * token 8 places off.  No other warp may be at that tile of 16 tokens. */
 TR_HD void
-value_pack(warp_t w, place_t p, const uint8_t *codes)
+value_pack(warp_t w, place_t p, const uint8_t *codes, uint32_t dim,
+           uint32_t bits)
 {
-    uint32_t dim = p.layout->head_dim, bits = p.layout->level.value_bits;
     uint32_t words = bits == 8 ? dim / 16 : dim / 32, n = dim * bits / 16;
     uint32_t r = p.at % 16 / 8, shift = bits == 2 ? 4 * r : 0;
 
@@ -312,15 +322,32 @@ value_pack(warp_t w, place_t p, const uint8_t *codes)
     }
 }
 
+/* Calls f with head size and bits as constants where they are common. */
+#define PACK_CASE(f, dim, bits)          \
+    case (dim) << 4 | (bits):            \
+        f(w, p, room->codes, dim, bits); \
+        break;
+#define PACK_CASES(f, dim) \
+    PACK_CASE(f, dim, 8) PACK_CASE(f, dim, 4) PACK_CASE(f, dim, 2)
+#define PACK_BY_SHAPE(f)                 \
+    switch (dim << 4 | bits) {           \
+        PACK_CASES(f, 64u)               \
+        PACK_CASES(f, 128u)              \
+    default:                             \
+        f(w, p, room->codes, dim, bits); \
+    }
+
 /* Stores what is in the room; the warp has met before and meets after. */
 TR_HD void
 side_pack(warp_t w, place_t p, side_t s, const token_room_t *room)
 {
+    uint32_t dim = p.layout->head_dim, bits = side_bits(p.layout, s);
+
     lanes_sync(w);
     if (s == KEY) {
-        key_pack(w, p, room->codes);
+        PACK_BY_SHAPE(key_pack)
     } else {
-        value_pack(w, p, room->codes);
+        PACK_BY_SHAPE(value_pack)
     }
     lanes_sync(w);
 }
