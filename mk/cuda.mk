@@ -24,7 +24,8 @@ CUDA_GPU  := $B/cuda/obj/cache.o $B/cuda/obj/reference.o $B/cuda/obj/kv_layout.o
 CUDA_BOTH := $B/cuda/test_store $B/cuda/test_generic $B/cuda/bench_store
 CUDA_CPU  := $(patsubst kernels/cpu/%.c,$B/obj/kernels/cpu/%.o,\
     $(wildcard kernels/cpu/kv_*.c kernels/cpu/attention*.c) kernels/cpu/team.c)
-CUDA_BED  := $B/cuda/obj/store_bed.o $B/cuda/obj/emulate.o
+CUDA_BED  := $(patsubst %,$B/cuda/obj/%.o,store_bed store_append \
+    store_compress store_swap generic_case emulate)
 
 NVFLAGS = -O3 -std=c++17 -Ikernels -diag-suppress 128 \
           $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$a,code=sm_$a)
@@ -72,8 +73,9 @@ $B/cuda/obj/%.o: tests/gpu/%.cu tests/gpu/emulate.h \
 	@echo "  NVCC  $<"
 	$Q$(NVCC) $(NVFLAGS) -Xcompiler=-ffp-contract=off -c $< -o $@
 
-$B/cuda/obj/test_store.o $B/cuda/obj/test_generic.o $B/cuda/obj/store_bed.o $B/cuda/obj/bench_store.o: \
-    tests/gpu/store_bed.h tests/gpu/emulate.h kernels/cuda/store.h
+$(CUDA_BED) $(CUDA_BOTH:$B/cuda/%=$B/cuda/obj/%.o): \
+    $(wildcard tests/gpu/store_*.h tests/gpu/generic_case.h) \
+    tests/gpu/emulate.h kernels/cuda/store.h
 
 $(CUDA_BOTH): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_BED) $(CUDA_GPU) $(CUDA_CPU) \
     $B/libtokenring_cuda.a

@@ -1,7 +1,8 @@
 /*
  * kv_compress on the device, for any number of slots (compress.cuh).
  */
-#include "compress.cuh"
+#include "compress_index.cuh"
+#include "compress_tile.cuh"
 #include "decode.cuh"
 
 #include <cuda_runtime.h>

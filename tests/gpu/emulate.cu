@@ -8,7 +8,8 @@
 #include <ucontext.h>
 
 #include <cuda/attention_score.cuh>
-#include <cuda/compress.cuh>
+#include <cuda/compress_index.cuh>
+#include <cuda/compress_tile.cuh>
 
 extern "C" uint32_t random_below(uint32_t n);
 

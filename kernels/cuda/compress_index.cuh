@@ -1,0 +1,208 @@
+/*
+ * compress_index.cuh: may a choice be followed, and which source does each place
+ * of a list get?  See compress.cuh.
+ */
+#ifndef TR_CUDA_COMPRESS_INDEX_CUH
+#define TR_CUDA_COMPRESS_INDEX_CUH
+
+#include "compress.cuh"
+
+/* ---- looking ------------------------------------------------------------ */
+
+/* Where source i goes, TR_KV_LISTS_MAX for the window; TARGETS: nowhere; more:
+ * that is not allowed. */
+TR_HD uint32_t
+source_target(const compress_t *c, uint32_t i)
+{
+    const tr_kv_layout_t *l = source_layout(c, i);
+    const tr_kv_seq_t *to = c->to;
+    int8_t dest = c->dest[i];
+
+    if (i >= c->listed && to->window > 0) {
+        uint32_t first = c->windowed > 0 ? c->from->window_from : c->from->base;
+
+        if ((dest == TR_KV_WINDOW)
+            != (first + (i - c->listed) >= to->window_from)) {
+            return TARGETS + 1;
+        }
+    }
+    if (dest == TR_KV_NOWHERE) {
+        return TARGETS;
+    }
+    if (dest == TR_KV_WINDOW) {
+        return i >= c->listed && to->window > 0
+                       && token_goes(l, &c->a->layout[to->window_layout])
+                   ? TR_KV_LISTS_MAX
+                   : TARGETS + 1;
+    }
+    return dest >= 0 && dest < to->n_lists
+                   && token_goes(l, &c->a->layout[to->list_layout[dest]])
+               ? (uint32_t) dest
+               : TARGETS + 1;
+}
+
+/* Are there pages for tokens [first, end) of a part of `len` entries? */
+TR_HD bool
+part_has(block_t b, const int32_t *row, int32_t step, uint32_t len,
+         uint32_t tokens, uint32_t first, uint32_t end)
+{
+    uint32_t last;
+    bool ok = true;
+
+    if (first >= end) {
+        return true;
+    }
+    last = (end - 1) / tokens;
+    if (last >= len) {
+        return false;
+    }
+    for (uint32_t i = first / tokens + b.lane; i <= last; i += b.lanes) {
+        ok = ok && row[(int64_t) i * step] >= 0;
+    }
+    return ok;
+}
+
+TR_HD bool
+lists_have(block_t b, const compress_t *c, const int32_t *table,
+           const tr_kv_seq_t *seq, const uint32_t *n)
+{
+    const tr_kv_view_t *kv = &c->a->kv;
+    bool ok = true;
+
+    for (uint32_t l = 0; l < seq->n_lists; l++) {
+        ok = part_has(b, table + tr_kv_list_entry(kv, l, 0),
+                      l % 2 == 0 ? 1 : -1, kv->pair_len[l / 2],
+                      c->a->layout[seq->list_layout[l]].tokens, 0, n[l])
+             && ok;
+    }
+    return ok;
+}
+
+/* Positions [window_from, base) of a ring. */
+TR_HD bool
+window_complete(block_t b, const compress_t *c, const int32_t *table,
+                const tr_kv_seq_t *seq)
+{
+    const tr_kv_view_t *kv = &c->a->kv;
+    uint32_t n = seq->base - seq->window_from, first, turn, tokens, len;
+
+    if (seq->window == 0 || n == 0) {
+        return true;
+    }
+    first = seq->window_from % seq->window;
+    turn = first + n > seq->window ? first + n - seq->window : 0;
+    tokens = c->a->layout[seq->window_layout].tokens;
+    len = kv->at_pair[0] - kv->at_window;
+    return part_has(b, table + kv->at_window, 1, len, tokens, first,
+                    first + n - turn)
+           & part_has(b, table + kv->at_window, 1, len, tokens, 0, turn);
+}
+
+/* Counts the lane's sources by target; false: one is not allowed. */
+TR_HD bool
+lane_count(const compress_t *c, uint32_t first, uint32_t end, uint32_t *count)
+{
+    bool ok = true;
+
+    for (uint32_t i = 0; i < TARGETS; i++) {
+        count[i] = 0;
+    }
+    for (uint32_t i = first; i < end; i++) {
+        uint32_t t = source_target(c, i);
+
+        ok = ok && t <= TARGETS;
+        if (t < TARGETS) {
+            count[t]++;
+        }
+    }
+    return ok;
+}
+
+TR_HD bool
+targets_valid(block_t b, const compress_t *c, const index_room_t *room)
+{
+    const tr_kv_seq_t *to = c->to;
+    bool ok = lists_have(b, c, c->to_table, to, room->total)
+              & window_complete(b, c, c->to_table, to);
+
+    for (uint32_t l = 0; l < to->n_lists; l++) {
+        if (c->a->layout[to->list_layout[l]].level.by_channel
+            && room->total[l] % TR_KV_CHANNEL_TOKENS != 0) {
+            ok = false;
+        }
+    }
+    return ok
+           && (to->window == 0
+               || room->total[TR_KV_LISTS_MAX] == to->base - to->window_from);
+}
+
+/* Head h of job j. */
+TR_HD void
+compress_index(const compress_args_t *a, block_t b, index_room_t *room,
+               uint32_t j, uint32_t h)
+{
+    uint32_t per, first, end, *count = room->count[b.lane];
+    compress_t c;
+
+    if (a->jobs[j].slot < 0) {
+        return;
+    }
+    if (!compress_open(&c, a, j, h)) { /* every lane finds the same */
+        if (b.lane == 0) {
+            flag_raise(&a->refused[j]);
+        }
+        return;
+    }
+    if (b.lane == 0) {
+        room->bad = 0;
+    }
+    lanes_sync(b);
+    per = (c.all + b.lanes - 1) / b.lanes;
+    first = b.lane * per < c.all ? b.lane * per : c.all;
+    end = c.all - first < per ? c.all : first + per;
+    if (!lane_count(&c, first, end, count)
+        || !part_has(b, c.table, 1, a->kv.at_window, a->layout[0].tokens, 0,
+                     c.job->n_dense)
+        || !lists_have(b, &c, c.table, c.from, c.have)
+        || !window_complete(b, &c, c.table, c.from)) {
+        flag_raise(&room->bad);
+    }
+    lanes_sync(b);
+    for (uint32_t t = b.lane; t < TARGETS; t += b.lanes) {
+        uint32_t sum = 0;
+
+        for (uint32_t i = 0; i < b.lanes; i++) {
+            uint32_t n = room->count[i][t];
+
+            room->count[i][t] = sum;
+            sum += n;
+        }
+        room->total[t] = sum;
+    }
+    lanes_sync(b);
+    if (!targets_valid(b, &c, room)) {
+        flag_raise(&room->bad);
+    }
+    lanes_sync(b);
+    if (room->bad) {
+        if (b.lane == 0) {
+            flag_raise(&a->refused[j]);
+        }
+        return;
+    }
+    for (uint32_t t = 1; t < TR_KV_LISTS_MAX; t++) {
+        for (uint32_t u = 0; u < t; u++) { /* lists before it */
+            count[t] += room->total[u];
+        }
+    }
+    for (uint32_t i = first; i < end; i++) {
+        if (c.dest[i] >= 0) {
+            c.order[count[c.dest[i]]++] = i;
+        }
+    }
+    for (uint32_t t = b.lane; t < TR_KV_LISTS_MAX; t += b.lanes) {
+        c.head->total[t] = room->total[t];
+    }
+}
+
+#endif

@@ -1,0 +1,182 @@
+/*
+ * compress_tile.cuh: the tokens of a tile of the new pages.  See compress.cuh.
+ */
+#ifndef TR_CUDA_COMPRESS_TILE_CUH
+#define TR_CUDA_COMPRESS_TILE_CUH
+
+#include "compress.cuh"
+
+/* ---- moving ------------------------------------------------------------- */
+
+/* Tokens of a tile, and tiles of a page. */
+TR_HD uint32_t
+tile_tokens(const tr_kv_layout_t *l)
+{
+    return l->level.by_channel ? TR_KV_CHANNEL_TOKENS : 16;
+}
+
+TR_HD uint32_t
+page_tiles(const tr_kv_layout_t *l)
+{
+    return (l->tokens + tile_tokens(l) - 1) / tile_tokens(l);
+}
+
+/* Clears the part of tile i of a page; `last`: and all that follows. */
+TR_HD void
+tile_clear(warp_t w, const compress_t *c, place_t p, side_t side, uint32_t i,
+           bool last)
+{
+    uint32_t n = tile_tokens(p.layout), end = (i + 1) * n;
+
+    if (last || end > p.layout->tokens) {
+        end = p.layout->tokens;
+    }
+    tokens_clear(w, p.page, p.layout, side, i * n, end, c->a->kv.page_bytes);
+    lanes_sync(w);
+}
+
+/* Moves room->from[0, n) to the places from `to` on; those without a page are
+ * not there. */
+TR_HD void
+tile_fill(warp_t w, place_t to, uint32_t n, side_t side, token_room_t *room)
+{
+    lanes_sync(w);
+    if (side == KEY && to.layout->level.by_channel) {
+        tile_move(w, to, room);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++, to.at++) {
+        if (room->from[i].page != NULL) {
+            side_move(w, room->from[i], to, side, room);
+        }
+    }
+    lanes_sync(w);
+}
+
+/* Tile i of list l, whose sources are at c->order[first ..]. */
+TR_HD void
+list_tile(const compress_t *c, warp_t w, token_room_t *room, side_t side,
+          uint32_t l, uint32_t i, uint32_t first)
+{
+    const tr_kv_layout_t *layout = &c->a->layout[c->to->list_layout[l]];
+    uint32_t tiles = page_tiles(layout), page = i / tiles;
+    uint32_t at = page * layout->tokens + i % tiles * tile_tokens(layout);
+    uint32_t n = (page + 1) * layout->tokens, total = c->head->total[l];
+    uint32_t entry = tr_kv_list_entry(&c->a->kv, l, page);
+    place_t to = { tr_kv_page_at(&c->a->kv, c->to_table[entry]), layout,
+                   at % layout->tokens };
+    bool last;
+
+    n = n < total ? n : total;
+    last = at + tile_tokens(layout) >= n; /* that has tokens */
+    n = last ? n - at : tile_tokens(layout);
+    tile_clear(w, c, to, side, i % tiles, last);
+    for (uint32_t k = w.lane; k < n; k += w.lanes) {
+        place_t p = to;
+        uint32_t position;
+        float score;
+
+        room->from[k] = source_place(c, c->order[first + at + k], &position,
+                                     &score);
+        p.at += k;
+        if (side == VALUE) {
+            token_mark(p, score, position);
+        }
+    }
+    tile_fill(w, to, n, side, room);
+}
+
+/* Does a page of the new ring hold tokens? */
+TR_HD bool
+ring_page_used(const tr_kv_seq_t *to, uint32_t tokens, uint32_t page)
+{
+    uint32_t first = to->window_from % to->window;
+    uint32_t n = to->base - to->window_from, at = page * tokens, end;
+
+    end = at + tokens < to->window ? at + tokens : to->window;
+    /* slots [first, first + n), and what of them is beyond the ring's end */
+    return n > 0
+           && ((at < first + n && end > first)
+               || at + to->window < first + n);
+}
+
+/* Tile i of the ring. */
+TR_HD void
+window_tile(const compress_t *c, warp_t w, token_room_t *room, side_t side,
+            uint32_t i)
+{
+    const tr_kv_seq_t *to = c->to;
+    const tr_kv_layout_t *layout = &c->a->layout[to->window_layout];
+    uint32_t tiles = page_tiles(layout), page = i / tiles;
+    uint32_t at = page * layout->tokens + i % tiles * 16, n;
+    uint32_t used = to->base - to->window_from;
+    uint32_t first = c->windowed > 0 ? c->from->window_from : c->from->base;
+    place_t dest = { NULL, layout, at % layout->tokens };
+
+    if (!ring_page_used(to, layout->tokens, page)) {
+        return;
+    }
+    dest.page = tr_kv_page_at(&c->a->kv,
+                              c->to_table[c->a->kv.at_window + page]);
+    tile_clear(w, c, dest, side, i % tiles, i % tiles == tiles - 1);
+    n = (page + 1) * layout->tokens - at;
+    n = n < 16 ? n : 16;
+    for (uint32_t k = w.lane; k < n; k += w.lanes) {
+        uint32_t age = (at + k + to->window - to->window_from % to->window)
+                       % to->window;
+        uint32_t position = to->window_from + age;
+        place_t p = dest;
+        float score;
+
+        p.at += k;
+        room->from[k].page = NULL;
+        if (at + k >= to->window || age >= used) {
+            continue;
+        }
+        room->from[k] = source_place(c, c->listed + (position - first),
+                                     &position, &score);
+        if (side == VALUE) {
+            token_mark(p, score, position);
+        }
+    }
+    tile_fill(w, dest, n, side, room);
+}
+
+/* Tile i of head h of job j, lists first; false: there are no more. */
+TR_HD bool
+compress_tile(const compress_args_t *a, warp_t w, token_room_t *room,
+              side_t side, uint32_t j, uint32_t h, uint32_t i)
+{
+    const tr_kv_layout_t *l;
+    uint32_t first = 0, tiles;
+    compress_t c;
+
+    if (a->jobs[j].slot < 0 || a->refused[j] || !compress_open(&c, a, j, h)) {
+        return false;
+    }
+    for (uint32_t t = 0; t < c.to->n_lists; t++) {
+        uint32_t n = c.head->total[t];
+
+        l = &a->layout[c.to->list_layout[t]];
+        tiles = n / l->tokens * page_tiles(l)
+                + (n % l->tokens + tile_tokens(l) - 1) / tile_tokens(l);
+        if (i < tiles) {
+            list_tile(&c, w, room, side, t, i, first);
+            return true;
+        }
+        i -= tiles;
+        first += n;
+    }
+    if (c.to->window == 0) {
+        return false;
+    }
+    l = &a->layout[c.to->window_layout];
+    tiles = (c.to->window + l->tokens - 1) / l->tokens * page_tiles(l);
+    if (i >= tiles) {
+        return false;
+    }
+    window_tile(&c, w, room, side, i);
+    return true;
+}
+
+#endif

@@ -1,0 +1,307 @@
+/*
+ * A random cache and its queries; see generic_case.h.
+ */
+#include "generic_case.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static void
+put_pair(uint8_t *page, uint32_t at, double magnitude, uint32_t bits)
+{
+    double scale = magnitude * (0.5 + random_unit()) / (1u << bits);
+    uint16_t pair[2];
+
+    pair[0] = half_from(scale);
+    pair[1] = half_from(-scale * (1u << bits) * (0.3 + 0.4 * random_unit()));
+    memcpy(page + at, pair, 4);
+}
+
+/* Token t of a page; metadata of groups is written by each of their
+ * dimensions, of channels by the first token. */
+static void
+put_token(const tr_kv_layout_t *l, uint8_t *page, uint32_t t, double key,
+          double value)
+{
+    uint32_t kb = l->level.key_bits, vb = l->level.value_bits;
+
+    for (uint32_t d = 0; d < l->head_dim; d++) {
+        uint32_t at = (t * l->head_dim + d) * 2;
+        uint16_t h;
+
+        if (kb == 16) {
+            h = half_from(random_normal() * key);
+            memcpy(page + at, &h, 2);
+        } else {
+            tr_kv_code_set(page, tr_kv_key_code(l, t, d), kb,
+                           random_below(1u << kb));
+            if (!l->level.by_channel || t % TR_KV_CHANNEL_TOKENS == 0) {
+                put_pair(page, tr_kv_key_meta(l, t, d), key, kb);
+            }
+        }
+        if (vb == 16) {
+            h = half_from(random_normal() * value);
+            memcpy(page + l->value + at, &h, 2);
+        } else {
+            tr_kv_code_set(page, tr_kv_value_code(l, t, d), vb,
+                           random_below(1u << vb));
+            put_pair(page, tr_kv_value_meta(l, t, d), value, vb);
+        }
+    }
+}
+
+static void
+put_marks(const tr_kv_layout_t *l, uint8_t *page, uint32_t t, uint32_t position)
+{
+    float score[2] = { (float) random_unit() * 4, (float) random_unit() };
+
+    if (l->level.scored) {
+        memcpy(page + l->score + t * 4, &score[0], 4);
+    }
+    if (l->position) {
+        memcpy(page + l->position + t * 4, &position, 4);
+    }
+    if (l->recent) {
+        memcpy(page + l->recent + t * 4, &score[1], 4);
+    }
+}
+
+/* Smallest and largest key of the n tokens of a dense page. */
+static void
+put_digest(const tr_kv_layout_t *l, uint8_t *page, uint32_t n)
+{
+    for (uint32_t d = 0; d < l->head_dim && l->digest; d++) {
+        uint16_t lo = 0, hi = 0;
+
+        for (uint32_t t = 0; t < n; t++) {
+            uint16_t h;
+
+            memcpy(&h, page + (t * l->head_dim + d) * 2, 2);
+            if (t == 0 || tr_float_from_half(h) < tr_float_from_half(lo)) {
+                lo = h;
+            }
+            if (t == 0 || tr_float_from_half(h) > tr_float_from_half(hi)) {
+                hi = h;
+            }
+        }
+        memcpy(page + l->digest + 2 * d, &lo, 2);
+        memcpy(page + l->digest + 2 * (l->head_dim + d), &hi, 2);
+    }
+}
+
+static void
+fill(case_t *c, uint32_t s, int32_t *entry, uint32_t layout, uint32_t t,
+     uint32_t position)
+{
+    const tr_kv_layout_t *l = &c->bed.plan.layout[layout];
+    uint8_t *page;
+
+    bed_page(&c->bed, entry, layout);
+    page = tr_kv_page_at(&c->bed.host, *entry);
+    put_token(l, page, t, c->key[s], c->value[s]);
+    put_marks(l, page, t, position);
+}
+
+/* Where a sequence's tokens are: listed positions are [0, window_from). */
+static void
+choose_sequence(case_t *c, uint32_t s)
+{
+    bed_t *b = &c->bed;
+    tr_kv_seq_t *q = &b->seq[s];
+    uint32_t levels = b->plan.n - 1, kind = levels ? random_below(4) : 0;
+    uint32_t listed = b->max_len / 4, dense = 0, last;
+
+    *q = (tr_kv_seq_t){ .by_sum = random_below(2) == 0 };
+    if (kind > 0) {
+        q->n_lists = (uint8_t) (1 + random_below(levels < 4 ? levels : 4));
+        for (uint32_t l = 0; l < q->n_lists; l++) {
+            q->list_layout[l] = (uint8_t) (1 + random_below(levels));
+        }
+        q->base = q->window_from = 1 + random_below(listed);
+        q->window_layout = (uint8_t) (1 + random_below(levels));
+        if (random_below(3) > 0
+            && !b->plan.layout[q->window_layout].level.by_channel) {
+            q->window = 1 + random_below(60);
+            q->base += random_below(q->window + 1);
+        }
+    }
+    if (kind == 0 || kind == 3) {
+        dense = 1 + random_below(b->max_len / 3);
+    }
+    last = q->base + dense - 1;
+    c->last[s] = last;
+    q->scored = b->plan.layout[0].level.scored || dense == 0;
+    q->scored = q->scored && random_below(4) > 0;
+    q->recent_from = random_below(last + 2);
+    if (kind == 0 && random_below(2) && b->plan.layout[0].digest) {
+        q->scored = false;
+        q->read_layer = random_below(2);
+        q->read_pages = 1 + random_below(5);
+    }
+    b->dense[s] = dense;
+}
+
+static void
+fill_head(case_t *c, uint32_t s, uint32_t h)
+{
+    bed_t *b = &c->bed;
+    const tr_kv_seq_t *q = &b->seq[s];
+    int32_t *row = bed_row(b, s, h);
+    uint32_t *count = b->count + bed_head(b, s, h) * TR_KV_LISTS_MAX;
+    uint32_t position = 0, per, others = q->window_from;
+
+    others -= others > 0 && q->window == 0; /* the last is the query's own */
+    for (uint32_t l = 0; l < q->n_lists; l++) {
+        uint32_t n = random_below(others / q->n_lists + 1);
+
+        per = b->plan.layout[q->list_layout[l]].tokens;
+        if (q->window == 0 && b->dense[s] == 0 && l == 0) {
+            n++; /* the query's own token */
+        }
+        if (b->plan.layout[q->list_layout[l]].level.by_channel) {
+            n -= n % TR_KV_CHANNEL_TOKENS;
+        }
+        count[l] = n;
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t at = l == 0 && i == n / 2 && q->window == 0 ? q->base - 1
+                                                                 : position++;
+
+            fill(c, s, row + tr_kv_list_entry(&b->host, l, i / per),
+                 q->list_layout[l], i % per, at);
+        }
+    }
+    for (uint32_t p = q->window_from; q->window && p < q->base; p++) {
+        per = b->plan.layout[q->window_layout].tokens;
+        fill(c, s, row + b->host.at_window + p % q->window / per,
+             q->window_layout, p % q->window % per, p);
+    }
+    per = b->plan.layout[0].tokens;
+    for (uint32_t i = 0; i < b->dense[s]; i++) {
+        uint32_t end = (i / per + 1) * per;
+
+        fill(c, s, row + i / per, 0, i % per, 0);
+        end = end < b->dense[s] ? end : b->dense[s];
+        if (i + 1 == end) {
+            put_digest(&b->plan.layout[0],
+                       tr_kv_page_at(&b->host, row[i / per]), i % per + 1);
+        }
+    }
+}
+
+/* The ring's pages below min(base, window) are there, used or not. */
+static void
+ring_pages(case_t *c, uint32_t s, uint32_t h)
+{
+    bed_t *b = &c->bed;
+    const tr_kv_seq_t *q = &b->seq[s];
+    uint32_t slots = q->base < q->window ? q->base : q->window;
+    uint32_t per = b->plan.layout[q->window_layout].tokens;
+
+    for (uint32_t i = 0; i < (slots + per - 1) / per; i++) {
+        bed_page(b, bed_row(b, s, h) + b->host.at_window + i, q->window_layout);
+    }
+}
+
+/* ---- queries ------------------------------------------------------------ */
+
+/* Rounds to the type that is sent. */
+static void
+send_as(case_t *c)
+{
+    size_t n = ROWS_MAX * c->ldq;
+
+    for (size_t i = 0; i < n; i++) {
+        uint32_t u;
+        uint16_t h;
+
+        memcpy(&u, &c->q[i], 4);
+        if (c->q_type == TR_F32) {
+            memcpy((uint8_t *) c->typed + 4 * i, &u, 4);
+            continue;
+        }
+        h = c->q_type == TR_BF16 ? (uint16_t) (u >> 16)
+                                 : half_from((double) c->q[i]);
+        memcpy((uint8_t *) c->typed + 2 * i, &h, 2);
+        c->q[i] = c->q_type == TR_BF16 ? tr_float_from_bits((uint32_t) h << 16)
+                                       : tr_float_from_half(h);
+    }
+}
+
+static void
+make_rows(case_t *c)
+{
+    uint32_t rows = 0, dim = c->bed.host.head_dim, n = 0;
+
+    for (uint32_t s = 0; s < BED_SLOTS; s++) {
+        uint32_t many = c->bed.dense[s], some;
+
+        many = many < ROWS_MAX / BED_SLOTS ? many : ROWS_MAX / BED_SLOTS;
+        some = many > 0 && random_below(3) ? 1 + random_below(many) : 1;
+        c->slot[n] = (int32_t) s;
+        c->seq_row[n++] = rows;
+        for (uint32_t i = 0; i < some; i++, rows++) {
+            c->pos[rows] = c->last[s] + 1 + i - some;
+            for (uint32_t e = 0; e < c->heads * dim; e++) {
+                c->q[rows * c->ldq + e] = (float) (random_normal() * 3
+                                                   / c->key[s]);
+            }
+        }
+    }
+    c->seq_row[n] = rows;
+    c->rows = (tr_rows_t){ rows, n, c->pos, c->slot, c->seq_row };
+    send_as(c);
+}
+
+void
+case_open(case_t *c, const bed_side_t *side)
+{
+    bed_t *b = &c->bed;
+    size_t heads;
+    uint32_t group;
+
+    memset(c, 0, sizeof(*c));
+    bed_open(b, side);
+    heads = (size_t) BED_SLOTS * b->host.layers * b->host.lists;
+    group = random_below(3) ? 1 + random_below(8) : 1 + random_below(32);
+    c->heads = group * b->host.lists;
+    c->layer = random_below(b->host.layers);
+    c->ldq = c->ldo = (size_t) c->heads * b->host.head_dim;
+    c->ldq += random_below(2) * 8;
+    c->ldo += random_below(2) * 8;
+    c->scale = (float) (1 / sqrt(b->host.head_dim));
+    c->q = calloc(ROWS_MAX * c->ldq, 4);
+    c->typed = calloc(ROWS_MAX * c->ldq, 4);
+    for (uint32_t s = 0; s < BED_SLOTS; s++) {
+        c->key[s] = pow(10, -4 + 7 * random_unit());
+        c->value[s] = pow(10, -4 + 7 * random_unit());
+        choose_sequence(c, s);
+        for (uint32_t h = 0; h < b->host.layers * b->host.lists; h++) {
+            fill_head(c, s, h);
+            ring_pages(c, s, h);
+        }
+    }
+    c->q_type = (tr_dtype_t) random_below(3);
+    if (c->q_type == TR_F16) { /* which would not hold queries of all sizes */
+        c->q_type = TR_F32;
+    }
+    c->out_type = random_below(3) ? TR_F32 : (tr_dtype_t) random_below(3);
+    make_rows(c);
+    c->before = malloc(b->pages * b->host.page_bytes);
+    memcpy(c->before, b->host.pool, b->pages * b->host.page_bytes);
+    c->victim = malloc(heads * TR_KV_LISTS_MAX * sizeof(*c->victim));
+    b->host.victim = malloc(heads * TR_KV_LISTS_MAX * sizeof(*c->victim));
+    b->other.victim = bed_room(b, heads * TR_KV_LISTS_MAX * sizeof(*c->victim));
+    bed_sync(b);
+}
+
+void
+case_close(case_t *c)
+{
+    free(c->bed.host.victim);
+    bed_room_free(&c->bed, c->bed.other.victim);
+    free(c->q);
+    free(c->typed);
+    free(c->before);
+    free(c->victim);
+    bed_close(&c->bed);
+}

@@ -1,0 +1,352 @@
+/*
+ * Rows and steps on both sides: dense rows in chunks, tokens with random moves,
+ * moves that are not allowed.  See store_ops.h.
+ */
+#include "store_ops.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+const tr_stream_t store_cpu = { 1, NULL };
+uint64_t store_checks, store_moved;
+
+const tr_kv_codec_t *
+store_codec(void)
+{
+    switch (random_below(3)) {
+    case 1:
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")
+                   ? &tr_kv_codec_avx2
+                   : &tr_kv_codec_c;
+    case 2:
+        return __builtin_cpu_supports("avx512f")
+                       && __builtin_cpu_supports("avx512bw")
+                       && __builtin_cpu_supports("avx512vl")
+                   ? &tr_kv_codec_avx512
+                   : &tr_kv_codec_c;
+    default:
+        return &tr_kv_codec_c;
+    }
+}
+
+uint32_t
+store_lanes(const bed_t *b)
+{
+    uint32_t n = random_below(3) == 0 ? 32 : 1 + random_below(8);
+
+    return b->side->emulate ? n : 32;
+}
+
+bool
+store_say(const char *what)
+{
+    printf("%s\n", what);
+    return false;
+}
+
+bool
+store_goes(const bed_t *b, uint32_t from, uint32_t to)
+{
+    return tr_kv_goes(&b->plan.layout[from], &b->plan.layout[to]);
+}
+
+/* ---- append ------------------------------------------------------------- */
+
+/* Rows of a step, on both sides; the other side may have one more sequence,
+ * without a slot. */
+typedef struct {
+    uint32_t pos[4096], seq_row[BED_SLOTS + 2];
+    int32_t slot[BED_SLOTS + 1];
+    tr_rows_t host, other;
+} step_rows_t;
+
+static void
+rows_make(bed_t *b, const uint32_t *n, step_rows_t *r)
+{
+    uint32_t seqs = 0, rows = 0, more = random_below(2);
+
+    for (uint32_t s = 0; s < BED_SLOTS; s++) {
+        const tr_kv_seq_t *q = &b->seq[s];
+        uint32_t first = q->base + b->dense[s];
+
+        if (n[s] == 0) {
+            continue;
+        }
+        if (b->dense[s] == 0 && q->n_lists > 0 && n[s] == UINT32_MAX) {
+            first = q->base - 1; /* a step of a compressed sequence */
+        }
+        r->slot[seqs] = (int32_t) s;
+        r->seq_row[seqs++] = rows;
+        for (uint32_t i = 0; i < (n[s] == UINT32_MAX ? 1 : n[s]); i++) {
+            r->pos[rows++] = first + i;
+        }
+    }
+    r->seq_row[seqs] = rows;
+    r->host = (tr_rows_t){ rows, seqs, r->pos, r->slot, r->seq_row };
+    r->slot[seqs] = -1;
+    r->pos[rows] = 0;
+    r->seq_row[seqs + 1] = rows + 1;
+    r->other = (tr_rows_t){ rows + more, seqs + more,
+                            bed_room(b, sizeof(r->pos)),
+                            bed_room(b, sizeof(r->slot)),
+                            bed_room(b, sizeof(r->seq_row)) };
+    bed_put(b, (void *) r->other.row_pos, r->pos, sizeof(r->pos));
+    bed_put(b, (void *) r->other.seq_slot, r->slot, sizeof(r->slot));
+    bed_put(b, (void *) r->other.seq_row, r->seq_row, sizeof(r->seq_row));
+}
+
+static void
+rows_free(bed_t *b, step_rows_t *r)
+{
+    bed_room_free(b, (void *) r->other.row_pos);
+    bed_room_free(b, (void *) r->other.seq_slot);
+    bed_room_free(b, (void *) r->other.seq_row);
+}
+
+/* Appends to one layer of both sides; what each of them refused. */
+static int
+append(bed_t *b, uint32_t layer, step_rows_t *r, uint32_t *refused)
+{
+    uint32_t *count = bed_room(b, 4), zero = 0;
+    bed_input_t in;
+    int rc;
+
+    bed_input(b, r->host.n_rows + 1, &in);
+    bed_put(b, count, &zero, 4);
+    bed_sync(b);
+    rc = tr_cpu_kv_append(&store_cpu, &b->host, layer, &r->host, in.k, in.v,
+                          in.ld, in.angles, store_codec());
+    if (b->side->emulate) {
+        emulate_kv_append(&b->other, layer, &r->other, &in.other, count,
+                          store_lanes(b));
+    } else if (tr_cuda_kv_append(&b->side->stream, &b->other, layer, &r->other,
+                                 &in.other, count)
+               != 0) {
+        printf("launch: %s\n", tr_cuda_reason());
+        exit(1);
+    }
+    bed_get(b, refused, count, 4);
+    bed_room_free(b, count);
+    bed_input_free(b, &in);
+    return rc;
+}
+
+static bool
+append_layers(bed_t *b, const uint32_t *n, const char *what)
+{
+    step_rows_t *r = malloc(sizeof(*r));
+    bool ok = true;
+
+    rows_make(b, n, r);
+    for (uint32_t layer = 0; layer < b->host.layers && ok; layer++) {
+        uint32_t refused;
+        int rc = append(b, layer, r, &refused);
+
+        if (rc != 0 || refused != 0) {
+            printf("%s: refused: %d, %u\n", what, rc, refused);
+            ok = false;
+        }
+        ok = ok && bed_same(b, what);
+        store_checks++;
+    }
+    rows_free(b, r);
+    free(r);
+    return ok;
+}
+
+/* Rows at dense positions: n[slot] of each. */
+bool
+store_dense(bed_t *b, const uint32_t *n)
+{
+    uint32_t per = b->plan.layout[0].tokens;
+
+    for (uint32_t s = 0; s < BED_SLOTS; s++) {
+        for (uint32_t h = 0; h < b->host.layers * b->host.lists; h++) {
+            for (uint32_t i = 0; i < (b->dense[s] + n[s] + per - 1) / per;
+                 i++) {
+                bed_page(b, bed_row(b, s, h) + i, 0);
+            }
+        }
+    }
+    if (!append_layers(b, n, "dense rows")) {
+        return false;
+    }
+    for (uint32_t s = 0; s < BED_SLOTS; s++) {
+        b->dense[s] += n[s];
+    }
+    return true;
+}
+
+/* ---- steps -------------------------------------------------------------- */
+
+/* Victim of a head, perhaps; returns its list, or -1. */
+static int
+choose_victim(bed_t *b, uint32_t s, const tr_kv_seq_t *q, int32_t *row,
+              uint32_t *count, tr_kv_move_t *m)
+{
+    uint32_t from = random_below(q->n_lists), to = random_below(q->n_lists);
+    const tr_kv_layout_t *l = &b->plan.layout[q->list_layout[to]];
+
+    (void) s;
+    if (random_below(2) || count[from] == 0
+        || b->plan.layout[q->list_layout[from]].level.by_channel) {
+        return -1;
+    }
+    m->victim_from = (int8_t) from;
+    m->victim_index = random_below(count[from]);
+    m->victim_to = TR_KV_NOWHERE;
+    if (to != from && !l->level.by_channel
+        && store_goes(b, q->list_layout[from], q->list_layout[to])
+        && random_below(4) > 0) {
+        m->victim_to = (int8_t) to;
+        m->victim_target = count[to]++;
+        bed_page(b,
+                 row
+                     + tr_kv_list_entry(&b->host, to,
+                                        m->victim_target / l->tokens),
+                 q->list_layout[to]);
+    }
+    return (int) from;
+}
+
+/* Who leaves a head goes to a list, or nowhere. */
+static void
+choose_leave(bed_t *b, const tr_kv_seq_t *q, int32_t *row, uint32_t *count,
+             tr_kv_move_t *m, int victim)
+{
+    uint32_t to = random_below(q->n_lists), layout = q->list_layout[to];
+    const tr_kv_layout_t *l = &b->plan.layout[layout];
+
+    m->to = TR_KV_NOWHERE;
+    if ((q->window > 0 && !store_goes(b, q->window_layout, layout))
+        || (l->level.by_channel
+            && (m->leaves != TR_KV_CHANNEL_TOKENS
+                || count[to] % TR_KV_CHANNEL_TOKENS != 0))
+        || random_below(5) == 0) {
+        return;
+    }
+    m->to = (int8_t) to;
+    m->index = count[to];
+    if (victim == (int) to && m->leaves == 1) {
+        m->index = m->victim_index;
+    } else {
+        count[to] += m->leaves;
+    }
+    for (uint32_t i = 0; i < m->leaves; i++) {
+        bed_page(
+            b, row + tr_kv_list_entry(&b->host, to, (m->index + i) / l->tokens),
+            layout);
+    }
+}
+
+/* The moves of a slot's next token; its sequence goes on. */
+static void
+choose_moves(bed_t *b, uint32_t s)
+{
+    tr_kv_seq_t *q = &b->seq[s];
+    uint32_t pos = q->base++, leaves = 0, leave_pos = q->window_from;
+
+    if (q->window == 0) {
+        leaves = 1;
+        q->window_from = q->base;
+    } else if (pos - q->window_from == q->window || random_below(8) == 0) {
+        uint32_t held = pos - q->window_from;
+
+        leaves = held >= TR_KV_CHANNEL_TOKENS && random_below(4) == 0
+                     ? TR_KV_CHANNEL_TOKENS
+                     : held > 0;
+        q->window_from += leaves;
+    }
+    for (uint32_t h = 0; h < b->host.layers * b->host.lists; h++) {
+        size_t head = bed_head(b, s, h);
+        tr_kv_move_t *m = &b->move[head];
+        uint32_t *count = b->count + head * TR_KV_LISTS_MAX;
+        int32_t *row = bed_row(b, s, h);
+        int victim;
+
+        *m = (tr_kv_move_t){ .to = TR_KV_STAYS,
+                             .victim_from = TR_KV_STAYS,
+                             .victim_to = TR_KV_NOWHERE,
+                             .leaves = (uint8_t) leaves,
+                             .leave_pos = leave_pos };
+        victim = choose_victim(b, s, q, row, count, m);
+        if (leaves > 0) {
+            choose_leave(b, q, row, count, m, victim);
+        }
+        if (q->window > 0) {
+            bed_page(b,
+                     row + b->host.at_window
+                         + pos % q->window
+                               / b->plan.layout[q->window_layout].tokens,
+                     q->window_layout);
+        }
+    }
+}
+
+/* One head's move is spoilt: it alone is left as it is. */
+static bool
+refuse_append(bed_t *b, const uint32_t *n, uint32_t s)
+{
+    size_t head = bed_head(b, s, random_below(b->host.lists)); /* layer 0 */
+    size_t bytes = b->pages * b->host.page_bytes;
+    const int32_t *row = b->tables + head * b->host.table_len;
+    tr_kv_move_t good = b->move[head];
+    step_rows_t *r = malloc(sizeof(*r));
+    uint8_t *pool = malloc(bytes), *before = malloc(bytes);
+    uint32_t refused = 0;
+    bool ok;
+    int rc;
+
+    bed_get(b, before, b->other.pool, bytes);
+    if (random_below(2)) {
+        b->move[head].victim_from = 5;
+    } else {
+        b->move[head].to = (int8_t) (b->seq[s].n_lists);
+        b->move[head].leaves = 1;
+    }
+    rows_make(b, n, r);
+    rc = append(b, 0, r, &refused);
+    bed_get(b, pool, b->other.pool, bytes);
+    ok = rc == TR_KERNEL_BADARG && refused == 1;
+    for (uint32_t i = 0; i < b->host.table_len; i++) {
+        size_t at = row[i] * b->host.page_bytes;
+
+        ok = ok
+             && (row[i] < 0
+                 || memcmp(pool + at, before + at, b->host.page_bytes) == 0);
+    }
+    b->move[head] = good;
+    bed_put(b, b->other.pool, b->host.pool, bytes);
+    rows_free(b, r);
+    free(r);
+    free(pool);
+    free(before);
+    return ok ? true : store_say("a move that is not allowed was done");
+}
+
+/* A step: compressed sequences get a token with its moves, others a row. */
+bool
+store_step(bed_t *b)
+{
+    uint32_t n[BED_SLOTS] = { 0 }, dense[BED_SLOTS] = { 0 };
+    bool some = false;
+
+    for (uint32_t s = 0; s < BED_SLOTS; s++) {
+        if (b->seq[s].n_lists > 0 && b->dense[s] == 0 && random_below(5) > 0) {
+            choose_moves(b, s);
+            n[s] = UINT32_MAX;
+            some = true;
+        } else {
+            dense[s] = random_below(2);
+        }
+    }
+    for (uint32_t s = 0; s < BED_SLOTS && some; s++) {
+        if (n[s] != 0 && random_below(12) == 0 && !refuse_append(b, n, s)) {
+            return false;
+        }
+    }
+    if (some && !append_layers(b, n, "step")) {
+        return false;
+    }
+    return random_below(8) > 0 || store_dense(b, dense);
+}

@@ -1,0 +1,358 @@
+/*
+ * Compression on both sides: random choices, several slots at once, choices
+ * that are not allowed.  See store_ops.h.
+ */
+#include "store_ops.h"
+
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Where a slot goes.  The window's layout is one that its tokens can have. */
+static void
+choose_target(const bed_t *b, uint32_t s, tr_kv_seq_t *to)
+{
+    const tr_kv_seq_t *from = &b->seq[s];
+    uint32_t first = from->window > 0 ? from->window_from : from->base, n;
+    uint32_t levels = b->plan.n - 1;
+
+    *to = *from;
+    to->base = from->base + b->dense[s];
+    if (from->n_lists == 0 || random_below(2)) {
+        to->n_lists = (uint8_t) (1 + random_below(levels));
+        for (uint32_t l = 0; l < to->n_lists; l++) {
+            to->list_layout[l] = (uint8_t) (1 + random_below(levels));
+        }
+    }
+    to->window = random_below(4) == 0 ? 0 : 1 + random_below(80);
+    to->window_layout = (uint8_t) (from->window > 0 ? from->window_layout
+                                                    : 1 + random_below(levels));
+    if (to->window == 0 || b->plan.layout[to->window_layout].level.by_channel) {
+        to->window = 0;
+        to->window_from = to->base;
+        return;
+    }
+    n = to->base - first;
+    n = n < to->window ? n : to->window;
+    to->window_from = to->base - (random_below(3) ? n : random_below(n + 1));
+}
+
+/* Layout of source i of a head. */
+static uint32_t
+source_layout(const bed_t *b, uint32_t s, const uint32_t *have, uint32_t i,
+              uint32_t *list)
+{
+    const tr_kv_seq_t *from = &b->seq[s];
+
+    for (*list = 0; *list < from->n_lists; ++*list) {
+        if (i < have[*list]) {
+            return from->list_layout[*list];
+        }
+        i -= have[*list];
+    }
+    if (from->window > 0 && i < from->base - from->window_from) {
+        return from->window_layout;
+    }
+    return 0;
+}
+
+/* Chooses for all sources of a head; counts what goes to each list. */
+static void
+choose_dest(const bed_t *b, uint32_t s, uint32_t h, const tr_kv_seq_t *to,
+            int8_t *dest, uint32_t *count)
+{
+    const tr_kv_seq_t *from = &b->seq[s];
+    const uint32_t *have = b->count + bed_head(b, s, h) * TR_KV_LISTS_MAX;
+    uint32_t listed = 0, all, pos, keep = random_below(3), drop;
+
+    for (uint32_t l = 0; l < from->n_lists; l++) {
+        listed += have[l];
+    }
+    pos = from->window > 0 ? from->window_from : from->base;
+    all = listed + to->base - pos;
+    drop = random_below(2) ? 0 : random_below(100);
+    memset(count, 0, 4 * TR_KV_LISTS_MAX);
+    for (uint32_t i = 0; i < all; i++) {
+        uint32_t list, layout = source_layout(b, s, have, i, &list);
+        uint32_t want = keep ? (list + keep) % to->n_lists
+                             : random_below(to->n_lists);
+
+        dest[i] = TR_KV_NOWHERE;
+        if (to->window > 0 && i >= listed
+            && pos + (i - listed) >= to->window_from) {
+            dest[i] = TR_KV_WINDOW;
+        } else if (random_below(100) >= drop
+                   && store_goes(b, layout, to->list_layout[want])) {
+            dest[i] = (int8_t) want;
+            count[want]++;
+        }
+    }
+    for (uint32_t l = 0; l < to->n_lists; l++) { /* whole tiles by channel */
+        uint32_t over = count[l] % TR_KV_CHANNEL_TOKENS;
+
+        if (!b->plan.layout[to->list_layout[l]].level.by_channel) {
+            continue;
+        }
+        count[l] -= over;
+        for (uint32_t i = all; over > 0; i--) {
+            if (dest[i - 1] == (int8_t) l) {
+                dest[i - 1] = TR_KV_NOWHERE;
+                over--;
+            }
+        }
+    }
+}
+
+/* Pages for what a head will hold. */
+static void
+target_pages(bed_t *b, const tr_kv_seq_t *to, int32_t *row,
+             const uint32_t *count)
+{
+    memset(row, 0xff, b->host.table_len * 4ul);
+    for (uint32_t l = 0; l < to->n_lists; l++) {
+        uint32_t layout = to->list_layout[l];
+        uint32_t per = b->plan.layout[layout].tokens;
+
+        for (uint32_t i = 0; i < (count[l] + per - 1) / per; i++) {
+            bed_page(b, row + tr_kv_list_entry(&b->host, l, i), layout);
+        }
+    }
+    for (uint32_t p = to->window_from; to->window && p < to->base; p++) {
+        uint32_t per = b->plan.layout[to->window_layout].tokens;
+
+        bed_page(b, row + b->host.at_window + p % to->window / per,
+                 to->window_layout);
+    }
+}
+
+/* One slot's job on both sides. */
+typedef struct {
+    tr_kv_seq_t to;
+    tr_kv_compress_t host, other;
+    int32_t *tables;
+    int8_t *dest;
+    uint32_t *count; /* [heads][TR_KV_LISTS_MAX] */
+} job_t;
+
+static void
+job_make(bed_t *b, uint32_t s, job_t *j)
+{
+    uint32_t heads = b->host.layers * b->host.lists, len = 4 * b->max_len;
+    tr_kv_seq_t *to = bed_room(b, sizeof(*to));
+
+    choose_target(b, s, &j->to);
+    j->tables = malloc((size_t) heads * b->host.table_len * 4);
+    j->dest = malloc((size_t) heads * len);
+    j->count = malloc((size_t) heads * TR_KV_LISTS_MAX * 4);
+    memset(j->dest, 77, (size_t) heads * len);
+    for (uint32_t h = 0; h < heads; h++) {
+        uint32_t *count = j->count + h * TR_KV_LISTS_MAX;
+
+        choose_dest(b, s, h, &j->to, j->dest + (size_t) h * len, count);
+        target_pages(b, &j->to, j->tables + (size_t) h * b->host.table_len,
+                     count);
+    }
+    j->host = (tr_kv_compress_t){ .slot = (int32_t) s,
+                                  .n_dense = b->dense[s],
+                                  .to = &j->to,
+                                  .to_tables = j->tables,
+                                  .dest = j->dest,
+                                  .dest_len = len,
+                                  .observe = random_below(2)
+                                                 ? 0
+                                                 : 1 + random_below(64) };
+    j->other = j->host;
+    j->other.to = to;
+    j->other.to_tables = bed_room(b, (size_t) heads * b->host.table_len * 4);
+    j->other.dest = bed_room(b, (size_t) heads * len);
+}
+
+static void
+job_send(bed_t *b, const job_t *j)
+{
+    uint32_t heads = b->host.layers * b->host.lists;
+
+    bed_put(b, (void *) j->other.to, &j->to, sizeof(j->to));
+    bed_put(b, (void *) j->other.to_tables, j->tables,
+            (size_t) heads * b->host.table_len * 4);
+    bed_put(b, (void *) j->other.dest, j->dest, heads * j->host.dest_len);
+}
+
+/* What the slot is afterwards; its old pages come back. */
+static void
+job_install(bed_t *b, uint32_t s, job_t *j)
+{
+    for (uint32_t h = 0; h < b->host.layers * b->host.lists; h++) {
+        int32_t *row = bed_row(b, s, h);
+
+        bed_give_back(b, row, 0, b->host.table_len);
+        memcpy(row, j->tables + (size_t) h * b->host.table_len,
+               b->host.table_len * 4ul);
+        memcpy(b->count + bed_head(b, s, h) * TR_KV_LISTS_MAX,
+               j->count + h * TR_KV_LISTS_MAX, 4 * TR_KV_LISTS_MAX);
+        for (uint32_t l = 0; l < j->to.n_lists; l++) {
+            store_moved += j->count[h * TR_KV_LISTS_MAX + l];
+        }
+    }
+    b->seq[s] = j->to;
+    b->dense[s] = 0;
+}
+
+static void
+job_free(bed_t *b, job_t *j)
+{
+    free(j->tables);
+    free(j->dest);
+    free(j->count);
+    bed_room_free(b, (void *) j->other.to);
+    bed_room_free(b, (void *) j->other.to_tables);
+    bed_room_free(b, (void *) j->other.dest);
+}
+
+static void
+compress_other(bed_t *b, const tr_kv_compress_t *jobs, uint32_t n,
+               uint32_t *refused)
+{
+    tr_kv_compress_t *there = bed_room(b, n * sizeof(*jobs));
+    uint32_t *flags = bed_room(b, n * 4ul), max_len = 4 * b->max_len;
+    void *work;
+
+    bed_put(b, there, jobs, n * sizeof(*jobs));
+    bed_sync(b);
+    if (b->side->emulate) {
+        emulate_kv_compress(&b->other, there, n, max_len, flags,
+                            store_lanes(b));
+    } else {
+        work = bed_room(b, tr_cuda_kv_compress_work(&b->other, n, max_len));
+        if (tr_cuda_kv_compress(&b->side->stream, &b->other, there, n, max_len,
+                                flags, work)
+            != 0) {
+            printf("launch: %s\n", tr_cuda_reason());
+            exit(1);
+        }
+        cuda_ok(cudaDeviceSynchronize(), "compress");
+        bed_room_free(b, work);
+    }
+    bed_get(b, refused, flags, n * 4ul);
+    bed_room_free(b, there);
+    bed_room_free(b, flags);
+}
+
+/* Spoils a job in a way that nobody may follow. */
+static void
+job_spoil(bed_t *b, job_t *j)
+{
+    uint32_t h = random_below(b->host.layers * b->host.lists);
+    int32_t *row = j->tables + (size_t) h * b->host.table_len;
+
+    switch (random_below(3)) {
+    case 0:
+        memset(j->dest + h * j->host.dest_len, 9, j->host.dest_len);
+        break;
+    case 1:
+        memset(row, 0xff, b->host.table_len * 4ul);
+        break;
+    default:
+        j->to.base++;
+    }
+}
+
+/* A job that is refused leaves everything as it is. */
+static bool
+refuse_compress(bed_t *b, uint32_t s, const job_t *good)
+{
+    uint32_t heads = b->host.layers * b->host.lists, refused = 9;
+    size_t tables = (size_t) heads * b->host.table_len * 4;
+    size_t dest = heads * good->host.dest_len;
+    job_t j = *good;
+    int rc;
+    bool ok;
+
+    if (b->dense[s] == 0) { /* perhaps there is nothing to refuse */
+        return true;
+    }
+    j.tables = malloc(tables);
+    j.dest = malloc(dest);
+    memcpy(j.tables, good->tables, tables);
+    memcpy(j.dest, good->dest, dest);
+    job_spoil(b, &j);
+    j.host.to = &j.to;
+    j.host.to_tables = j.tables;
+    j.host.dest = j.dest;
+    rc = tr_cpu_kv_compress(&store_cpu, &b->host, &j.host, store_codec());
+    if (rc == 0) { /* every token of that head was dropped */
+        printf("spoilt, yet possible: not looked at\n");
+        exit(2);
+    }
+    job_send(b, &j);
+    compress_other(b, &j.other, 1, &refused);
+    ok = refused == 1 && bed_same(b, "refused compression");
+    free(j.tables);
+    free(j.dest);
+    job_send(b, good);
+    return ok ? true : store_say("a compression that is not allowed was done");
+}
+
+/* Could the slot's row be emptied and yet be allowed? */
+static bool
+job_needs_pages(const bed_t *b, const job_t *j)
+{
+    if (j->to.window > 0 && j->to.window_from < j->to.base) {
+        return true;
+    }
+    for (uint32_t h = 0; h < b->host.layers * b->host.lists; h++) {
+        uint32_t n = 0;
+
+        for (uint32_t l = 0; l < j->to.n_lists; l++) {
+            n += j->count[h * TR_KV_LISTS_MAX + l];
+        }
+        if (n == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Compresses all slots of `which`. */
+bool
+store_compress(bed_t *b, uint32_t which)
+{
+    tr_kv_compress_t other[BED_SLOTS + 1];
+    uint32_t slot[BED_SLOTS], n = 0, refused[BED_SLOTS + 1], more;
+    job_t job[BED_SLOTS];
+    bool ok = true;
+
+    for (uint32_t s = 0; s < BED_SLOTS; s++) {
+        if (which >> s & 1) {
+            slot[n] = s;
+            job_make(b, s, &job[n]);
+            job_send(b, &job[n]);
+            other[n] = job[n].other;
+            n++;
+        }
+    }
+    other[n] = (tr_kv_compress_t){ .slot = -1 };
+    more = random_below(2);
+    if (n > 0 && random_below(2) && job_needs_pages(b, &job[0])) {
+        ok = refuse_compress(b, slot[0], &job[0]);
+    }
+    for (uint32_t i = 0; i < n && ok; i++) {
+        int rc = tr_cpu_kv_compress(&store_cpu, &b->host, &job[i].host,
+                                    store_codec());
+
+        ok = rc == 0 ? true : store_say("the CPU refused a compression");
+    }
+    if (ok) {
+        compress_other(b, other, n + more, refused);
+    }
+    for (uint32_t i = 0; i < n + more && ok; i++) {
+        ok = refused[i] == 0 ? true : store_say("a compression was refused");
+    }
+    ok = ok && bed_same(b, "compression");
+    store_checks++;
+    for (uint32_t i = 0; i < n; i++) {
+        job_install(b, slot[i], &job[i]);
+        job_free(b, &job[i]);
+    }
+    return ok;
+}

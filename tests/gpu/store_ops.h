@@ -1,0 +1,35 @@
+/*
+ * store_ops.h: what test_store.c does to both sides of a bed; each compares all
+ * pages afterwards and prints what differs.
+ */
+#ifndef TR_TESTS_GPU_STORE_OPS_H
+#define TR_TESTS_GPU_STORE_OPS_H
+
+#include <cpu/cpu.h>
+
+#include "emulate.h"
+#include "store_bed.h"
+
+extern const tr_stream_t store_cpu;
+extern uint64_t store_checks, store_moved; /* comparisons, tokens */
+
+/* Any instruction set's, any number of lanes. */
+const tr_kv_codec_t *store_codec(void);
+uint32_t store_lanes(const bed_t *b);
+
+/* Prints; false. */
+bool store_say(const char *what);
+
+/* May tokens of one layout become those of the other? */
+bool store_goes(const bed_t *b, uint32_t from, uint32_t to);
+
+/* n[slot] rows at dense positions. */
+bool store_dense(bed_t *b, const uint32_t *n);
+/* A step: compressed sequences get a token with its moves, or a row. */
+bool store_step(bed_t *b);
+/* Compresses the slots of a bit mask. */
+bool store_compress(bed_t *b, uint32_t which);
+/* A slot goes to the host and comes back to other pages. */
+bool store_swap(bed_t *b, uint32_t slot);
+
+#endif

@@ -1,0 +1,154 @@
+/*
+ * A swap of a slot's pages, on a GPU alone.  See store_ops.h.
+ */
+#include "store_ops.h"
+
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* A slot's entries in order of kv_runs (engine/kv_internal.h). */
+static uint32_t
+slot_entries(bed_t *b, uint32_t s, uint32_t dense_pages, int32_t **entry)
+{
+    const tr_kv_seq_t *q = &b->seq[s];
+    uint32_t n = 0;
+
+    for (uint32_t h = 0; h < b->host.layers * b->host.lists; h++) {
+        const uint32_t *count = b->count + bed_head(b, s, h) * TR_KV_LISTS_MAX;
+        int32_t *row = bed_row(b, s, h);
+
+        for (uint32_t i = 0; i < dense_pages; i++) {
+            entry[n++] = row + i;
+        }
+        if (q->window > 0) {
+            uint32_t slots = q->base < q->window ? q->base : q->window;
+            uint32_t per = b->plan.layout[q->window_layout].tokens;
+
+            for (uint32_t i = 0; i < (slots + per - 1) / per; i++) {
+                entry[n++] = row + b->host.at_window + i;
+                bed_page(b, entry[n - 1], q->window_layout);
+            }
+        }
+        for (uint32_t l = 0; l < q->n_lists; l++) {
+            uint32_t per = b->plan.layout[q->list_layout[l]].tokens;
+
+            for (uint32_t i = 0; i < (count[l] + per - 1) / per; i++) {
+                entry[n++] = row + tr_kv_list_entry(&b->host, l, i);
+            }
+        }
+    }
+    return n;
+}
+
+#define MARK 0x40000000
+
+/* What swap_run works on. */
+typedef struct {
+    uint32_t slot, n, dense_pages;
+    int32_t **entry;
+    int32_t *given; /* [n] what the device says */
+    uint8_t *host;  /* pinned, n pages */
+    void *work, *taken, *there;
+    uint32_t *pages;
+} swap_t;
+
+/* Moves the pages to ids `to` of the other pool. */
+static bool
+swap_run(bed_t *b, swap_t *x, const int32_t *to, bool out)
+{
+    size_t heads = (size_t) BED_SLOTS * b->host.layers * b->host.lists;
+    int32_t *tables = malloc(heads * b->host.table_len * 4);
+    uint32_t n = 0;
+    bool ok = true;
+    tr_cuda_swap_t swap = { (int32_t) x->slot,
+                            x->dense_pages,
+                            x->n,
+                            x->taken,
+                            x->there,
+                            out ? b->other.pool : x->host,
+                            out ? x->host : b->other.pool,
+                            out ? MARK : 0,
+                            MARK };
+
+    bed_put(b, x->taken, to, x->n * 4ul);
+    if (tr_cuda_kv_swap(&b->side->stream, &b->other,
+                        (int32_t *) b->other.tables, &swap, x->pages, x->work)
+        != 0) {
+        printf("launch: %s\n", tr_cuda_reason());
+        exit(1);
+    }
+    cuda_ok(cudaDeviceSynchronize(), "swap");
+    bed_get(b, &n, x->pages, 4);
+    bed_get(b, x->given, x->there, x->n * 4ul);
+    bed_get(b, tables, b->other.tables, heads * b->host.table_len * 4);
+    ok = n == x->n;
+    for (uint32_t i = 0; i < x->n && ok; i++) {
+        int32_t was = *x->entry[i] & ~MARK;
+
+        *x->entry[i] = to[i] | (out ? MARK : 0);
+        ok = x->given[i] == was;
+    }
+    ok = ok && memcmp(tables, b->tables, heads * b->host.table_len * 4) == 0;
+    free(tables);
+    return ok ? true : store_say("pages or tables of a swap are wrong");
+}
+
+/* A slot goes to the host and comes back to other pages. */
+bool
+store_swap(bed_t *b, uint32_t s)
+{
+    size_t bytes = b->host.page_bytes;
+    swap_t x = { .slot = s };
+    int32_t *image, *back;
+    bool ok;
+
+    if (b->side->emulate) {
+        return true;
+    }
+    x.entry = malloc(b->pages * sizeof(*x.entry));
+    x.dense_pages = (b->dense[s] + b->plan.layout[0].tokens - 1)
+                    / b->plan.layout[0].tokens;
+    x.n = slot_entries(b, s, x.dense_pages, x.entry);
+    if (x.n == 0 || x.n > b->n_free) {
+        free(x.entry);
+        return true;
+    }
+    bed_sync(b);
+    x.given = malloc(x.n * 4ul);
+    image = malloc(x.n * 4ul);
+    back = malloc(x.n * 4ul);
+    for (uint32_t i = 0; i < x.n; i++) { /* any place in host memory */
+        image[i] = (int32_t) (x.n - 1 - i);
+        back[i] = b->free_page[--b->n_free];
+        b->layout_of[back[i]] = b->layout_of[*x.entry[i]];
+        /* what the CPU's side has there afterwards */
+        memcpy(b->host.pool + back[i] * bytes,
+               b->host.pool + *x.entry[i] * bytes, bytes);
+    }
+    x.work = bed_room(b, tr_cuda_kv_swap_work(&b->other));
+    x.taken = bed_room(b, x.n * 4ul);
+    x.there = bed_room(b, x.n * 4ul);
+    x.pages = bed_room(b, 4);
+    cuda_ok(cudaHostAlloc((void **) &x.host, x.n * bytes, 0), "host memory");
+    ok = swap_run(b, &x, image, true);
+    for (uint32_t i = 0; i < x.n && ok; i++) {
+        ok = b->nan_in
+             || memcmp(x.host + image[i] * bytes,
+                       b->host.pool + back[i] * bytes, bytes)
+                    == 0;
+        b->free_page[b->n_free++] = x.given[i];
+    }
+    ok = ok && swap_run(b, &x, back, false) && bed_same(b, "swap");
+    store_checks++;
+    cuda_ok(cudaFreeHost(x.host), "host memory");
+    bed_room_free(b, x.work);
+    bed_room_free(b, x.taken);
+    bed_room_free(b, x.there);
+    bed_room_free(b, x.pages);
+    free(x.entry);
+    free(x.given);
+    free(image);
+    free(back);
+    return ok ? true : store_say("a swap did not bring back what went out");
+}
