@@ -26,7 +26,7 @@
  * What outlives a connection stands in Redis (docs/redis.md):
  *
  *     _redis.c      connections to it, on NGINX's event loop; redis.h tells how
- *     _resumable.c  events that carry numbers; requests that go on by themselves
+ *     _resumable.c  events that carry numbers; requests that go on alone
  *     _requests.c   /v1/requests/ID: state, and the wish to cancel
  *     _follow.c     /v1/requests/ID/stream: an answer again, and as it goes on
  *     _dashboard.c  the fleet's page; dashboard.h tells of its parts

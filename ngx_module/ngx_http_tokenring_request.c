@@ -329,9 +329,16 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     ctx->deadline = ngx_current_msec + ctx->conf->idle_timeout;
 
     if (head.reason == TR_FINISH_ABORTED && !ctx->gone && !ctx->error) {
-        ctx->error = TR_ERR_CLOSED;
         ctx->error_number = ctx->resumable ? ctx->number : 0;
-        ngx_str_set(&ctx->message, "The engine aborted this request");
+
+        if (ctx->follow) {
+            ctx->error = TR_ERR_CANCELLED;
+            ngx_str_set(&ctx->message, "The client left this request");
+
+        } else {
+            ctx->error = TR_ERR_CLOSED;
+            ngx_str_set(&ctx->message, "The engine aborted this request");
+        }
     }
 
     if (ctx->stream || last || ctx->error) {

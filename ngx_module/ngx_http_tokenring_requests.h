@@ -99,8 +99,8 @@ struct ngx_http_tokenring_follow_s {
     ngx_uint_t                    epoch;         /* when it was asked for */
     unsigned                      allowed:1;
     unsigned                      more:1;        /* there is more to read */
-    unsigned                      fresh:1;       /* came while we were reading */
-    unsigned                      caught:1;      /* up: messages go on from it */
+    unsigned                      fresh:1;       /* came while we read */
+    unsigned                      caught:1;      /* up: messages go on */
 };
 
 /* records FIRST to LAST, as written by the engine */

@@ -595,6 +595,11 @@ ngx_http_tokenring_json_error(ngx_http_tokenring_text_t *t,
         status = rec->error_status;
         message = rec->error;
 
+    } else if (rec->error.len) {
+        /* its client left: nobody was told of a status */
+        status = TR_ERR_CANCELLED;
+        message = rec->error;
+
     } else {
         return ngx_http_tokenring_put(t, ",\"error\":null");
     }
