@@ -7,6 +7,9 @@
 #   scripts/deps.sh test       and what the tests use (make test)
 #   scripts/deps.sh lint       and what make lint uses
 #   scripts/deps.sh sanitize   and what the sanitizer builds of nginx use
+#   scripts/deps.sh engine     run a built engine, and no more (images)
+#   scripts/deps.sh nginx      run NGINX with a built module, and no more
+#   scripts/deps.sh cuda       compile, with what nvcc needs beside itself
 #
 # No service is started by this: Debian's nginx package would take port 80 the
 # moment it is installed, which nobody asked for.
@@ -45,6 +48,32 @@ chromium                  looks at the dashboard   command:chromium
 LIST
 }
 
+# What runs a built engine, and what runs NGINX with a built module: images.
+engine_packages() {
+    cat <<'LIST'
+libopenblas0-openmp       matrix products on the CPU
+libpcre2-8-0              regular expressions of tokenizers
+libutf8proc2              Unicode normalisation of tokenizers
+libjansson4               strict JSON in the engine
+libcurl4                  tokenring bench over HTTP
+libhiredis0.14            what the engine tells Redis
+LIST
+}
+
+nginx_packages() {
+    cat <<'LIST'
+nginx                     the web server that the module is loaded into
+libhiredis0.14            what the module asks Redis
+curl                      health checks   command:curl
+LIST
+}
+
+cuda_packages() {
+    cat <<'LIST'
+g++                       what nvcc compiles host code with
+LIST
+}
+
 lint_packages() {
     cat <<'LIST'
 clang-format              the C style   command:clang-format
@@ -71,8 +100,11 @@ case "${1:-}" in
     build) list=$(build_packages) ;;
     test) list=$(build_packages; test_packages) ;;
     lint) list=$(lint_packages) ;;
+    engine) list=$(engine_packages) ;;
+    nginx) list=$(nginx_packages) ;;
+    cuda) list=$(build_packages; cuda_packages) ;;
     sanitize) list=$(build_packages; test_packages; sanitize_packages) ;;
-    *) echo "usage: $0 build|test|lint|sanitize" >&2; exit 2 ;;
+    *) echo "usage: $0 build|test|lint|sanitize|engine|nginx|cuda" >&2; exit 2 ;;
 esac
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
