@@ -10,7 +10,8 @@
  * module read is there anyway.
  *
  * The request starts anew, with another completion id: in Redis the first run
- * has its own state and output, which the second must not continue.
+ * has its own state and output, which the second must not continue.  (Where a
+ * client has been told the id, a request that leaves output there stays.)
  */
 
 #include "ngx_http_tokenring.h"
@@ -187,7 +188,7 @@ ngx_http_tokenring_may_retry(ngx_http_tokenring_ctx_t *ctx)
     }
 
     if (ctx->resumable && ctx->request->header_sent) {
-        /* a comment has begun the response: the client has the id */
+        /* the client has the id, under which there is output already */
         return 0;
     }
 
@@ -327,6 +328,11 @@ ngx_http_tokenring_reset(ngx_http_tokenring_ctx_t *ctx)
     ctx->over = 0;
     ctx->totalled = 0;
     ctx->paused = 0;
+
+    if (ctx->request->header_sent) {
+        /* a comment has begun the response, with the id in a header */
+        return;
+    }
 
     p = ngx_pnalloc(ctx->request->pool, TR_COMPLETION_LEN);
 
