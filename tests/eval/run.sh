@@ -58,16 +58,15 @@ dynamic() {
     evaluate dynamic "Budgets by head (diffkv) or the same for all (static)" \
         "$(cases dev 25)" -p full \
         -p diffkv:alpha_high=3,alpha_low=0 \
-        -p diffkv:alpha_high=8,alpha_low=0 \
-        -p diffkv:alpha_high=20,alpha_low=0 \
-        -p diffkv:alpha_high=3,alpha_low=0.1 \
-        -p diffkv:alpha_high=8,alpha_low=0.3 \
-        -p diffkv:alpha_high=8,alpha_low=1 \
+        -p diffkv:alpha_high=12,alpha_low=0 \
+        -p diffkv:alpha_high=30,alpha_low=0 \
+        -p diffkv:alpha_high=12,alpha_low=0.001 \
+        -p diffkv:alpha_high=12,alpha_low=0.02 \
+        -p diffkv:alpha_high=12,alpha_low=0.1 \
         -p static:high=0.5,low=0.5 -p static:high=0.25,low=0.75 \
         -p static:high=0.1,low=0.9 \
-        -p static:high=0.3,low=0.6 -p static:high=0.2,low=0.5 \
-        -p static:high=0.15,low=0.35 -p static:high=0.1,low=0.2 \
-        -p static:high=0.05,low=0.1
+        -p static:high=0.1,low=0.8 -p static:high=0.1,low=0.65 \
+        -p static:high=0.1,low=0.5
 }
 
 curve() {
@@ -75,15 +74,19 @@ curve() {
         -p diffkv:alpha_high=1,alpha_low=0 \
         -p diffkv:alpha_high=3,alpha_low=0 \
         -p diffkv:alpha_high=8,alpha_low=0 \
-        -p diffkv:alpha_high=20,alpha_low=0 \
-        -p diffkv:alpha_high=8,alpha_low=0.001 \
-        -p diffkv:alpha_high=8,alpha_low=0.02 \
-        -p int4 -p kivi:bits=4 -p kivi:bits=2 \
-        -p snapkv:budget=0.5 -p snapkv:budget=0.3 -p snapkv:budget=0.15 \
-        -p h2o:budget=0.5 -p h2o:budget=0.3 -p h2o:budget=0.15 \
-        -p streamingllm:recent=0.5 -p streamingllm:recent=0.3 \
-        -p streamingllm:recent=0.15 \
-        -p quest:budget=0.5 -p quest:budget=0.25
+        -p diffkv:alpha_high=12,alpha_low=0 \
+        -p diffkv:alpha_high=30,alpha_low=0 \
+        -p diffkv:alpha_high=12,alpha_low=0.001 \
+        -p diffkv:alpha_high=12,alpha_low=0.02 \
+        -p int4 -p kivi:bits=2 -p kivi:bits=4,window=32 \
+        -p kivi:bits=4,window=96 -p kivi:bits=4,window=256 \
+        -p snapkv:budget=0.7 -p snapkv:budget=0.5 -p snapkv:budget=0.3 \
+        -p snapkv:budget=0.1 \
+        -p h2o:budget=0.7 -p h2o:budget=0.5 -p h2o:budget=0.3 \
+        -p h2o:budget=0.1 \
+        -p streamingllm:recent=0.7 -p streamingllm:recent=0.5 \
+        -p streamingllm:recent=0.3 -p streamingllm:recent=0.1 \
+        -p quest:budget=0.7 -p quest:budget=0.5 -p quest:budget=0.3
 }
 
 # name, policy, searches ..
