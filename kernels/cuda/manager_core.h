@@ -1,0 +1,347 @@
+/*
+ * manager_core.h: how the page manager works (manager.h), in programs of one
+ * block of threads.  They compile as device code and, for tests without a GPU,
+ * as plain C: EACH_THREAD is a phase that every thread of the block goes
+ * through before any goes on, on the host a loop.  What lives longer than a
+ * phase is in `shared` or the same for all threads.
+ *
+ * A program is named after what it does; which blocks run it, and that its
+ * last block runs the next one, is said in manager.cu.
+ */
+#ifndef TR_CUDA_MANAGER_CORE_H
+#define TR_CUDA_MANAGER_CORE_H
+
+#include "manager.h"
+
+#define MANAGER_THREADS 256u
+#define MANAGER_GROUP 16u /* partial sums added by one thread */
+#define MANAGER_GROUPS (MANAGER_THREADS / MANAGER_GROUP)
+#define MANAGER_NOBODY UINT32_MAX
+#define MANAGER_NEVER UINT32_MAX /* pages that no pool has */
+#define MANAGER_WARP 32u
+
+#ifdef __CUDA_ARCH__
+#define EACH_THREAD(tid, n)                                     \
+    for (uint32_t tid = threadIdx.x, once_ = 1; once_ != 0; once_ = 0, \
+                  __syncthreads())
+#define MANAGER_ADD(at, n) ((void) atomicAdd(at, n))
+#define MANAGER_OR(at, bits) ((void) atomicOr(at, bits))
+#define MANAGER_POPC(x) ((uint32_t) __popc(x))
+#else
+/* Tests run the threads of a phase in other orders, too. */
+#ifndef MANAGER_ORDER
+#define MANAGER_ORDER(i, n) (i)
+#endif
+#define EACH_THREAD(tid, n)                                              \
+    for (uint32_t each_ = 0, tid = MANAGER_ORDER(0, n); each_ < (n); \
+         each_++, tid = MANAGER_ORDER(each_, n))
+#define MANAGER_ADD(at, n) ((void) (*(at) += (n)))
+#define MANAGER_OR(at, bits) ((void) (*(at) |= (bits)))
+#define MANAGER_POPC(x) ((uint32_t) __builtin_popcount(x))
+#endif
+
+/* A slot, beyond what kernels see of it. */
+typedef struct tr_cuda_slot {
+    uint32_t tokens; /* positions that were reserved */
+    uint32_t prompt; /* where the prompt ends */
+    uint32_t dense_pages;
+    uint32_t pages; /* of all heads */
+    bool open;
+    bool dense; /* coming tokens are dense */
+    tr_kv_rule_t rule;
+} tr_cuda_slot_t;
+
+typedef enum {
+    WISH_IDLE,    /* no request */
+    WISH_REFUSED,
+    WISH_NOTHING, /* all is there, or pages is MANAGER_NEVER */
+    WISH_DENSE,
+    WISH_STEP,
+    WISH_CLOSE
+} wish_kind_t;
+
+/* What one request of a launch wants; the same for all its heads. */
+typedef struct tr_cuda_wish {
+    int32_t slot;
+    wish_kind_t kind;
+    uint32_t len;
+    uint32_t n;           /* tokens so far */
+    uint32_t dense_pages; /* of a head, before */
+    uint32_t more;        /* dense pages a head */
+    uint32_t leaves;      /* tokens that leave the window now */
+    uint32_t leave_pos;   /* the first of them */
+    uint32_t entry;       /* its score is in the page of this entry */
+    uint32_t offset;      /* at this byte */
+    bool scored;          /* it has one */
+    bool window_page;     /* the new token begins a page of the window */
+    bool granted;
+    uint32_t pages;
+    uint64_t first; /* where in the ring they are, or come to */
+} tr_cuda_wish_t;
+
+/* What becomes of one head at the end of a prompt. */
+typedef struct tr_cuda_head_plan {
+    uint32_t count[TR_KV_LISTS_MAX];
+    tr_kv_victim_t victim[TR_KV_LISTS_MAX];
+    uint32_t pages, old_pages;
+    uint32_t before, old_before; /* those of the heads before it */
+} tr_cuda_head_plan_t;
+
+/* Tickets: of each kind of launch, and of each prompt. */
+enum { TICKET_STEP, TICKET_CLOSE, TICKET_PROMPTS, TICKET_INSTALL, TICKETS };
+
+TR_HD uint32_t
+manager_ceil(uint32_t n, uint32_t by)
+{
+    return n / by + (n % by != 0);
+}
+
+TR_HD size_t
+manager_head(const tr_cuda_manager_t *m, int32_t slot, uint32_t head)
+{
+    return (size_t) slot * m->heads + head;
+}
+
+TR_HD int32_t *
+manager_row(const tr_cuda_manager_t *m, int32_t slot, uint32_t head)
+{
+    return m->tables + manager_head(m, slot, head) * m->view.table_len;
+}
+
+TR_HD uint32_t *
+manager_counts(const tr_cuda_manager_t *m, int32_t slot, uint32_t head)
+{
+    return m->count + manager_head(m, slot, head) * TR_KV_LISTS_MAX;
+}
+
+/* ---- memory ------------------------------------------------------------- */
+
+TR_HD void *
+manager_take_area(uint8_t *base, size_t *at, size_t bytes)
+{
+    size_t begin = *at;
+
+    *at += (bytes + 255) / 256 * 256;
+    return base == NULL ? NULL : base + begin;
+}
+
+/* Fills m for this memory (NULL: none yet); returns its bytes, 0: refused. */
+static inline size_t
+manager_lay(const tr_kv_view_t *shape, const tr_cuda_manager_size_t *size,
+            void *memory, tr_cuda_manager_t *m)
+{
+    uint64_t heads = (uint64_t) shape->layers * shape->lists, rows;
+    uint8_t *base = (uint8_t *) memory;
+    size_t at = 0;
+
+    if (heads == 0 || heads > UINT32_MAX / TR_CUDA_SLOTS_MAX || size->slots == 0
+        || size->slots > TR_CUDA_SLOTS_MAX || size->pages == 0
+        || size->pages >= 1u << 30 || size->max_len == 0
+        || size->max_prompts == 0 || size->max_prompts > size->slots
+        || shape->n_layouts == 0 || shape->n_layouts > TR_KV_LAYOUTS_MAX
+        || shape->table_len == 0) {
+        return 0;
+    }
+    memset(m, 0, sizeof(*m));
+    m->view = *shape;
+    m->size = *size;
+    m->heads = (uint32_t) heads;
+    m->chunks = manager_ceil(m->heads, MANAGER_THREADS);
+    m->dest_len = (size->max_len + 15) / 16 * 16;
+    for (uint32_t i = 0; i < shape->n_layouts; i++) {
+        const tr_kv_layout_t *l = &shape->layout[i];
+
+        m->place[i].tokens = l->tokens;
+        m->place[i].score = l->score;
+        m->place[i].position = l->position;
+        m->place[i].recent = l->recent;
+    }
+    rows = heads * size->slots;
+#define TAKE(field, type, n) \
+    m->field = (type *) manager_take_area(base, &at, (n) * sizeof(type))
+    TAKE(report, tr_cuda_report_t, 1);
+    TAKE(ticket, uint32_t, TICKETS + size->max_prompts);
+    TAKE(slot, tr_cuda_slot_t, size->slots);
+    TAKE(seq, tr_kv_seq_t, size->slots);
+    TAKE(seq_slot, int32_t, size->slots);
+    TAKE(position, uint32_t, size->slots);
+    TAKE(result, uint8_t, size->slots);
+    TAKE(wish, tr_cuda_wish_t, size->slots);
+    TAKE(closed, tr_kv_seq_t, size->slots);
+    TAKE(ring, int32_t, (size_t) size->pages);
+    TAKE(owner, uint32_t, (size_t) size->pages);
+    TAKE(tables, int32_t, rows * shape->table_len);
+    TAKE(count, uint32_t, rows * TR_KV_LISTS_MAX);
+    TAKE(move, tr_kv_move_t, rows);
+    TAKE(victim, tr_kv_victim_t, rows * TR_KV_LISTS_MAX);
+    TAKE(want, int8_t, rows);
+    TAKE(part, uint32_t, (size_t) size->slots * m->chunks);
+    TAKE(before, uint32_t, rows);
+    TAKE(job, tr_cuda_job_t, size->max_prompts);
+    TAKE(head, tr_cuda_head_plan_t, heads * size->max_prompts);
+    TAKE(to_tables, int32_t, heads * size->max_prompts * shape->table_len);
+    TAKE(dest, int8_t, heads * size->max_prompts * m->dest_len);
+#undef TAKE
+    m->view.tables = m->tables;
+    m->view.seq = m->seq;
+    m->view.count = m->count;
+    m->view.move = m->move;
+    m->view.victim = m->victim;
+    return at;
+}
+
+/* Thread t of n: everything as it is before the first slot is opened. */
+TR_HD void
+manager_reset(const tr_cuda_manager_t *m, size_t t, size_t n)
+{
+    size_t tables = (size_t) m->size.slots * m->heads * m->view.table_len;
+    uint32_t i;
+
+    for (size_t j = t; j < tables; j += n) {
+        m->tables[j] = -1;
+    }
+    for (size_t j = t; j < m->size.pages; j += n) {
+        m->ring[j] = (int32_t) j;
+        m->owner[j] = MANAGER_NOBODY;
+    }
+    for (size_t j = t; j < m->size.slots; j += n) {
+        memset(&m->slot[j], 0, sizeof(m->slot[j]));
+        memset(&m->seq[j], 0, sizeof(m->seq[j]));
+    }
+    if (t == 0) {
+        memset(m->report, 0, sizeof(*m->report));
+        m->report->end = m->size.pages;
+        for (i = 0; i < TICKETS + m->size.max_prompts; i++) {
+            m->ticket[i] = 0;
+        }
+    }
+}
+
+/* ---- the free ring ------------------------------------------------------ */
+
+TR_HD void
+manager_fetch(const tr_cuda_manager_t *m, uint64_t at, int32_t slot,
+              int32_t *entry)
+{
+    int32_t page = m->ring[at % m->size.pages];
+
+    if (page < 0 || m->owner[page] != MANAGER_NOBODY) {
+        MANAGER_ADD(&m->report->faults, 1);
+    } else {
+        m->owner[page] = (uint32_t) slot;
+    }
+    *entry = page;
+}
+
+TR_HD void
+manager_store(const tr_cuda_manager_t *m, uint64_t at, int32_t slot,
+              int32_t *entry)
+{
+    int32_t page = *entry;
+
+    if (page < 0 || (uint32_t) page >= m->size.pages
+        || m->owner[page] != (uint32_t) slot) {
+        MANAGER_ADD(&m->report->faults, 1);
+        page = -1;
+    } else {
+        m->owner[page] = MANAGER_NOBODY;
+    }
+    m->ring[at % m->size.pages] = page;
+    *entry = -1;
+}
+
+/* ---- runs of a row ------------------------------------------------------ */
+
+/* Entries of a head's row in the order in which its pages are taken and given
+ * back: dense pages, the window's, each list's. */
+typedef struct {
+    uint32_t layout, entry, n;
+    int32_t step; /* 1, or -1 for lists that grow downwards */
+} manager_run_t;
+
+#define MANAGER_RUNS (2 + TR_KV_LISTS_MAX)
+
+TR_HD uint32_t
+manager_window_pages(const tr_cuda_manager_t *m, const tr_kv_seq_t *q,
+                     uint32_t n)
+{
+    return manager_ceil(n < q->window ? n : q->window,
+                        m->place[q->window_layout].tokens);
+}
+
+TR_HD uint32_t
+manager_runs(const tr_cuda_manager_t *m, const tr_kv_seq_t *q,
+             const uint32_t *count, uint32_t dense_pages,
+             manager_run_t out[MANAGER_RUNS])
+{
+    uint32_t n = 0;
+
+    if (dense_pages != 0) {
+        out[n].layout = out[n].entry = 0;
+        out[n].n = dense_pages;
+        out[n++].step = 1;
+    }
+    if (q->base != 0 && q->window != 0) {
+        out[n].layout = q->window_layout;
+        out[n].entry = m->view.at_window;
+        out[n].n = manager_window_pages(m, q, q->base);
+        out[n++].step = 1;
+    }
+    for (uint32_t l = 0; l < q->n_lists; l++) {
+        if (count[l] != 0) {
+            out[n].layout = q->list_layout[l];
+            out[n].entry = tr_kv_list_entry(&m->view, l, 0);
+            out[n].n = manager_ceil(count[l],
+                                    m->place[q->list_layout[l]].tokens);
+            out[n++].step = l % 2 == 0 ? 1 : -1;
+        }
+    }
+    return n;
+}
+
+/* ---- sums of a block ---------------------------------------------------- */
+
+/* Each thread's value is in part[]; after manager_groups and a phase's end the
+ * sum of all lower threads is manager_below. */
+typedef struct {
+    uint32_t part[MANAGER_THREADS];
+    uint32_t group[MANAGER_GROUPS];
+} manager_sum_t;
+
+TR_HD void
+manager_groups(manager_sum_t *s, uint32_t tid)
+{
+    if (tid < MANAGER_GROUPS) {
+        s->group[tid] = 0;
+        for (uint32_t i = 0; i < MANAGER_GROUP; i++) {
+            s->group[tid] += s->part[tid * MANAGER_GROUP + i];
+        }
+    }
+}
+
+TR_HD uint32_t
+manager_below(const manager_sum_t *s, uint32_t tid)
+{
+    uint32_t sum = 0, i;
+
+    for (i = 0; i < tid / MANAGER_GROUP; i++) {
+        sum += s->group[i];
+    }
+    for (i = tid / MANAGER_GROUP * MANAGER_GROUP; i < tid; i++) {
+        sum += s->part[i];
+    }
+    return sum;
+}
+
+TR_HD uint32_t
+manager_total(const manager_sum_t *s)
+{
+    uint32_t sum = 0;
+
+    for (uint32_t i = 0; i < MANAGER_GROUPS; i++) {
+        sum += s->group[i];
+    }
+    return sum;
+}
+
+#endif

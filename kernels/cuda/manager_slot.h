@@ -1,0 +1,219 @@
+/*
+ * manager_slot.h: slots of the page manager come and go.
+ *
+ *   open    block (request): counts, victims, sequence
+ *   begin   one thread a request: a prompt is now computed
+ *   release block (request): where each head's pages come to, and the slot is
+ *           closed
+ *   ends    one block, the last of release: where each request's come to
+ *   recycle block (request, some heads, a warp each): the pages come back
+ */
+#ifndef TR_CUDA_MANAGER_SLOT_H
+#define TR_CUDA_MANAGER_SLOT_H
+
+#include "manager_core.h"
+
+#define MANAGER_WARPS (MANAGER_THREADS / MANAGER_WARP)
+
+/* ---- open, begin -------------------------------------------------------- */
+
+TR_HD float
+manager_infinity(void)
+{
+    return tr_float_from_bits(0x7f800000);
+}
+
+TR_HD void
+manager_open(const tr_cuda_manager_t *m, const tr_cuda_open_t *open)
+{
+    int32_t slot = open->slot;
+    bool good = slot >= 0 && (uint32_t) slot < m->size.slots
+                && !m->slot[slot].open && open->seq.n_lists <= TR_KV_LISTS_MAX
+                && open->rule.n_levels == open->seq.n_lists
+                && open->rule.kind != TR_KV_RULE_OWN;
+
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        for (uint32_t i = tid; good && i < m->heads * TR_KV_LISTS_MAX;
+             i += MANAGER_THREADS) {
+            tr_kv_victim_t *v = m->victim
+                                + manager_head(m, slot, 0) * TR_KV_LISTS_MAX
+                                + i;
+
+            manager_counts(m, slot, 0)[i] = 0;
+            v->significance = manager_infinity();
+            v->index = 0;
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid == 0 && good) {
+            tr_cuda_slot_t *s = &m->slot[slot];
+
+            memset(s, 0, sizeof(*s));
+            s->open = s->dense = true;
+            s->rule = open->rule;
+            m->seq[slot] = open->seq;
+        }
+        if (tid == 0 && !good) {
+            MANAGER_ADD(&m->report->n_refused, 1);
+        }
+    }
+}
+
+TR_HD void
+manager_begin(const tr_cuda_manager_t *m, const tr_cuda_begin_t *begin)
+{
+    int32_t slot = begin->slot;
+    tr_cuda_slot_t *s = &m->slot[slot];
+    tr_kv_seq_t *q = &m->seq[slot];
+    uint32_t last;
+
+    if (slot < 0 || (uint32_t) slot >= m->size.slots || !s->open
+        || begin->len < s->tokens) {
+        MANAGER_ADD(&m->report->n_refused, 1);
+        return;
+    }
+    last = s->rule.observe != 0 ? s->rule.observe : TR_KV_OBSERVATION_WINDOW;
+    s->dense = true;
+    s->prompt = begin->len;
+    q->scored = s->rule.scored;
+    q->read_pages = 0;
+    q->recent_from = begin->len > last ? begin->len - last : 0;
+    if (q->recent_from < q->base) { /* what came before was not counted */
+        q->recent_from = q->base;
+    }
+}
+
+/* ---- close -------------------------------------------------------------- */
+
+typedef struct {
+    manager_sum_t sum;
+    tr_cuda_wish_t wish;
+    uint32_t pages[TR_KV_LAYOUTS_MAX];
+} manager_release_t;
+
+/* Block (request i). */
+TR_HD void
+manager_release(const tr_cuda_manager_t *m, const int32_t *slots, uint32_t i,
+                manager_release_t *s)
+{
+    uint32_t each = manager_ceil(m->heads, MANAGER_THREADS);
+    uint32_t *before = m->before + (size_t) i * m->heads;
+    int32_t slot = slots[i];
+    bool good = slot >= 0 && (uint32_t) slot < m->size.slots
+                && m->slot[slot].open;
+
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid < TR_KV_LAYOUTS_MAX) {
+            s->pages[tid] = 0;
+        }
+        if (tid == 0) {
+            memset(&s->wish, 0, sizeof(s->wish));
+            s->wish.slot = slot;
+            s->wish.kind = good ? WISH_CLOSE : WISH_REFUSED;
+            if (good) {
+                m->closed[i] = m->seq[slot];
+                s->wish.dense_pages = m->slot[slot].dense_pages;
+            }
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        uint32_t h = tid * each, end = h + each < m->heads ? h + each
+                                                           : m->heads;
+        uint32_t sum = 0;
+
+        for (; h < end && good; h++) {
+            manager_run_t run[MANAGER_RUNS];
+            uint32_t n = manager_runs(m, &m->seq[slot],
+                                      manager_counts(m, slot, h),
+                                      s->wish.dense_pages, run);
+
+            before[h] = sum; /* of this thread's heads */
+            for (uint32_t r = 0; r < n; r++) {
+                sum += run[r].n;
+                MANAGER_ADD(&s->pages[run[r].layout], run[r].n);
+            }
+        }
+        s->sum.part[tid] = sum;
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        manager_groups(&s->sum, tid);
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        uint32_t h = tid * each, end = h + each < m->heads ? h + each
+                                                           : m->heads;
+        uint32_t below = manager_below(&s->sum, tid);
+
+        for (; h < end && good; h++) {
+            before[h] += below;
+        }
+        if (tid < TR_KV_LAYOUTS_MAX && s->pages[tid] != 0) {
+            MANAGER_ADD(&m->report->pages[tid], 0u - s->pages[tid]);
+        }
+        if (tid == 0) {
+            s->wish.pages = manager_total(&s->sum);
+            m->wish[i] = s->wish;
+            if (good) {
+                memset(&m->slot[slot], 0, sizeof(m->slot[slot]));
+            }
+        }
+    }
+}
+
+/* The last block of release. */
+TR_HD void
+manager_ends(const tr_cuda_manager_t *m, uint32_t n)
+{
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid == 0) {
+            for (uint32_t i = 0; i < n; i++) {
+                m->wish[i].first = m->report->end;
+                m->report->end += m->wish[i].pages;
+                m->report->n_refused += m->wish[i].kind == WISH_REFUSED;
+            }
+            if (m->report->end - m->report->start > m->size.pages) {
+                m->report->faults++; /* more free pages than pages */
+            }
+        }
+    }
+}
+
+/* Gives back the pages of a head's runs, lane by lane. */
+TR_HD void
+manager_give_back(const tr_cuda_manager_t *m, int32_t slot, uint32_t head,
+                  const manager_run_t *run, uint32_t n, uint64_t at,
+                  uint32_t lane)
+{
+    for (uint32_t r = 0; r < n; r++) {
+        int32_t *entry = manager_row(m, slot, head) + run[r].entry;
+
+        for (uint32_t j = lane; j < run[r].n; j += MANAGER_WARP) {
+            manager_store(m, at + j, slot, entry + (int32_t) j * run[r].step);
+        }
+        at += run[r].n;
+    }
+}
+
+/* Block (request i, heads from warps * block on). */
+TR_HD void
+manager_recycle(const tr_cuda_manager_t *m, uint32_t i, uint32_t block)
+{
+    const tr_cuda_wish_t *w = &m->wish[i];
+
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        uint32_t head = block * MANAGER_WARPS + tid / MANAGER_WARP;
+
+        if (head < m->heads && w->kind == WISH_CLOSE) {
+            manager_run_t run[MANAGER_RUNS];
+            uint32_t n = manager_runs(m, &m->closed[i],
+                                      manager_counts(m, w->slot, head),
+                                      w->dense_pages, run);
+
+            manager_give_back(m, w->slot, head, run, n,
+                              w->first + m->before[(size_t) i * m->heads
+                                                   + head],
+                              tid % MANAGER_WARP);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,435 @@
+/*
+ * manager_play.h: random operations on both managers of manager_world.h, one
+ * round being a pool, some policies and some hundred operations.
+ */
+#ifndef MANAGER_PLAY_H
+#define MANAGER_PLAY_H
+
+#include "manager_world.h"
+
+static const char *const world_specs[] = {
+    "full",
+    "uniform:levels=8/4,window=3",
+    "uniform:levels=4/2,window=0",
+    "diffkv:window=16",
+    "diffkv:window=5,alpha_high=1,alpha_low=0.3",
+    "diffkv:window=40,base=i,alpha_low=0.1",
+    "diffkv:levels=16/16+8/4+4/2,window=9,alpha_top=2,alpha_low=0.2",
+    "diffkv:levels=8/4,window=8,alpha_low=0.7",
+    "diffkv:window=12,alpha_low=0,observe=8",
+    "static:window=10,high=0.2,low=0.3",
+    "static:levels=4/2,window=7,low=0.4",
+    "h2o:budget=24",
+    "h2o:budget=0.3",
+    "streamingllm:sinks=4,recent=20",
+    "streamingllm:sinks=3,recent=0.25",
+    "kivi:bits=2,window=64",
+    "int4",
+    "quest:budget=64,from=1",
+};
+
+#define WORLD_SPECS (sizeof(world_specs) / sizeof(world_specs[0]))
+
+/* ---- create ------------------------------------------------------------- */
+
+/* Thresholds of their own for every head. */
+static void
+world_alpha(world_t *w, uint32_t i, uint32_t heads)
+{
+    tr_kv_policy_t *p = w->policy[i];
+    double *alpha;
+
+    if (p->kind != TR_KV_RULE_THRESHOLD || p->n_levels != 2
+        || !p->level[1].scored || world_random(2) == 0) {
+        return;
+    }
+    alpha = malloc(heads * 2 * sizeof(*alpha));
+    if (alpha == NULL) {
+        abort();
+    }
+    for (uint32_t h = 0; h < heads; h++) {
+        alpha[2 * h] = world_random(300) / 100.0;
+        alpha[2 * h + 1] = alpha[2 * h] * world_random(100) / 100;
+    }
+    p->alpha_of = alpha;
+    w->device_alpha[i] = w->device->copy(w->device->arg, alpha, heads * 2);
+}
+
+static bool
+world_create(world_t *w, const world_device_t *device)
+{
+    bool wide = world_random(12) == 0; /* several blocks of heads */
+    uint32_t layers = wide ? 9 : 1 + world_random(4);
+    uint32_t lists = wide ? 30 : 1 + world_random(5), heads = layers * lists;
+    uint32_t head_dim = 64;
+    tr_kv_config_t c = { .layers = layers,
+                         .lists = lists,
+                         .head_dim = head_dim,
+                         .slots = 2 + world_random(WORLD_SLOTS - 1),
+                         .max_len = 60 + world_random(300),
+                         .kernels = &world_kernels,
+                         .policies =
+                             (const tr_kv_policy_t *const *) w->policy };
+    tr_cuda_manager_size_t size = { .max_prompts = WORLD_PROMPTS };
+    tr_error_t err;
+
+    memset(w, 0, sizeof(*w));
+    w->device = device;
+    w->slots = c.slots;
+    w->n_policies = 1 + world_random(WORLD_POLICIES);
+    for (uint32_t i = 0; i < w->n_policies; i++) {
+        const char *spec = world_specs[world_random(WORLD_SPECS)];
+
+        if (tr_kv_policy_create(spec, layers, lists, head_dim, &w->policy[i],
+                                &err)
+            != TR_OK) {
+            printf("%s: %s\n", spec, err.text);
+            return false;
+        }
+        world_alpha(w, i, heads);
+    }
+    c.n_policies = w->n_policies;
+    c.memory = (uint64_t) heads * (16 + world_random(wide ? 30 : 120)) * 8192;
+    if (tr_kv_cache_create(&c, &w->kv, &err) != TR_OK) {
+        printf("%s\n", err.text);
+        return false;
+    }
+    size.slots = w->slots;
+    size.pages = w->kv->pages.n;
+    size.max_len = c.max_len;
+    if (size.max_prompts > size.slots) {
+        size.max_prompts = size.slots;
+    }
+    /* what nobody has written is not a number */
+    memset(w->kv->pages.memory, 0xff, w->kv->pages.n * w->kv->pages.bytes);
+    return device->create(device->arg, &w->kv->view, &size,
+                          w->kv->pages.memory,
+                          w->kv->pages.n * w->kv->pages.bytes, &w->mirror);
+}
+
+static void
+world_destroy(world_t *w)
+{
+    w->steps = w->kv == NULL ? 0 : w->steps;
+    if (w->kv != NULL) {
+        WORLD_SAME(w, tr_kv_sound(w->kv), " ");
+        tr_kv_cache_free(w->kv);
+    }
+    for (uint32_t i = 0; i < w->n_policies; i++) {
+        tr_kv_policy_free(w->policy[i]);
+    }
+    w->device->destroy(w->device->arg);
+}
+
+/* The rule as the device has it. */
+static tr_kv_rule_t
+world_rule(const world_t *w, const tr_kv_policy_t *p, uint32_t policy)
+{
+    tr_kv_rule_t rule = p->rule;
+
+    rule.alpha_of = w->device_alpha[policy];
+    return rule;
+}
+
+/* ---- operations --------------------------------------------------------- */
+
+#define WORLD_RUN(w, op, in, n) \
+    ((w)->device->run((w)->device->arg, op, in, sizeof(*(in)), n))
+
+static void
+world_open(world_t *w)
+{
+    tr_cuda_open_t open[WORLD_SLOTS];
+    tr_cuda_begin_t begin[WORLD_SLOTS];
+    uint32_t n = 0, some = 1 + world_random(3);
+
+    memset(open, 0, sizeof(open));
+    for (uint32_t i = 0; i < some; i++) {
+        uint32_t policy = world_random(w->n_policies);
+        int32_t slot = tr_kv_open(w->kv, w->policy[policy]);
+
+        if (slot < 0) {
+            break;
+        }
+        open[n].slot = begin[n].slot = slot;
+        open[n].seq = w->kv->seq[slot];
+        open[n].rule = world_rule(w, &w->kv->slot[slot].policy, policy);
+        begin[n].len = 1 + world_random(w->kv->config.max_len);
+        w->slot[slot].open = w->slot[slot].prompt = true;
+        w->slot[slot].policy = policy;
+        w->slot[slot].goal = begin[n].len;
+        tr_kv_prompt(w->kv, slot, begin[n++].len);
+    }
+    WORLD_SAME(w, n == 0 || WORLD_RUN(w, WORLD_OPEN, open, n), " ");
+    WORLD_SAME(w, n == 0 || WORLD_RUN(w, WORLD_BEGIN, begin, n), " ");
+}
+
+/* A compressed or finished slot gets another prompt: a later turn. */
+static void
+world_turn(world_t *w)
+{
+    uint32_t i = world_random(w->slots);
+    tr_cuda_begin_t begin = { .slot = (int32_t) i };
+    uint32_t have = w->kv->slot[i].tokens, room;
+
+    if (!w->slot[i].open || w->slot[i].prompt
+        || have >= w->kv->config.max_len) {
+        return;
+    }
+    room = w->kv->config.max_len - have;
+    begin.len = have + 1 + world_random(room < 60 ? room : 60);
+    tr_kv_prompt(w->kv, begin.slot, begin.len);
+    w->slot[i].prompt = true;
+    w->slot[i].goal = begin.len;
+    WORLD_SAME(w, WORLD_RUN(w, WORLD_BEGIN, &begin, 1), " ");
+}
+
+static void
+world_close(world_t *w)
+{
+    int32_t slots[WORLD_SLOTS];
+    uint32_t n = 0, some = 1 + world_random(3), first = world_random(w->slots);
+
+    for (uint32_t i = 0; i < w->slots && n < some; i++) {
+        uint32_t slot = (first + i * 7) % w->slots;
+
+        if (w->slot[slot].open && world_random(2) == 0) {
+            slots[n++] = (int32_t) slot;
+            w->slot[slot].open = false;
+            tr_kv_close(w->kv, (int32_t) slot);
+        }
+    }
+    WORLD_SAME(w, n == 0 || WORLD_RUN(w, WORLD_CLOSE, slots, n), " ");
+}
+
+/* What the device said of a step against what the CPU's manager said. */
+static void
+world_check_step(world_t *w, const tr_cuda_ask_t *ask, uint32_t n,
+                 const int32_t *index, const tr_status_t *rc,
+                 const uint32_t *before)
+{
+    const tr_cuda_manager_t *m = &w->mirror;
+    uint32_t stalls = 0, bits = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        int32_t slot = ask[i].slot;
+        bool granted = index[i] >= 0 && rc[index[i]] == TR_OK;
+        uint8_t want = granted     ? TR_CUDA_GRANTED
+                       : slot >= 0 ? TR_CUDA_STALLED
+                                   : TR_CUDA_REFUSED;
+
+        WORLD_SAME(w, m->result[i] == want, "request %u: %u, device %u", i,
+                   want, m->result[i]);
+        WORLD_SAME(w, m->seq_slot[i] == (granted ? slot : -1), "request %u",
+                   i);
+        if (slot < 0) {
+            continue;
+        }
+        stalls += !granted;
+        WORLD_SAME(w, m->position[i] == before[i], "request %u", i);
+        WORLD_SAME(w,
+                   (m->report->stalled[slot / 32] >> slot % 32 & 1) == !granted,
+                   "slot %d", slot);
+        if (granted && w->kv->seq[slot].base > before[i]) {
+            size_t at = tr_kv_head_at(w->kv, slot, 0);
+
+            WORLD_SAME(w,
+                       memcmp(&m->move[at], &w->kv->move[at],
+                              w->kv->heads * sizeof(tr_kv_move_t))
+                           == 0,
+                       "slot %d: moves", slot);
+        }
+    }
+    for (uint32_t i = 0; i < TR_CUDA_SLOTS_MAX / 32; i++) {
+        bits += MANAGER_POPC(m->report->stalled[i]);
+    }
+    WORLD_SAME(w, bits == stalls && m->report->n_stalled == stalls,
+               "%u stalls, device %u", stalls, bits);
+    w->stalls += stalls;
+}
+
+/* How far request of slot i goes. */
+static uint32_t
+world_len(const world_t *w, uint32_t i)
+{
+    uint32_t have = w->kv->slot[i].tokens, goal = w->slot[i].goal;
+
+    if (w->slot[i].prompt && have < goal) {
+        uint32_t chunk = 1 + world_random(90);
+
+        return chunk < goal - have ? have + chunk : goal;
+    }
+    return world_random(15) == 0 ? have : have + 1;
+}
+
+static void
+world_step(world_t *w)
+{
+    tr_cuda_ask_t ask[2 * WORLD_SLOTS];
+    int32_t slots[WORLD_SLOTS], index[2 * WORLD_SLOTS];
+    uint32_t lens[WORLD_SLOTS], before[2 * WORLD_SLOTS];
+    uint32_t n = 0, asked = 0, first = world_random(w->slots);
+    tr_status_t rc[WORLD_SLOTS];
+
+    for (uint32_t k = 0; k < w->slots; k++) {
+        uint32_t i = (first + k) % w->slots, len;
+        const tr_kv_slot_t *s = &w->kv->slot[i];
+        bool complete = w->slot[i].prompt && s->tokens >= w->slot[i].goal;
+
+        if (n < w->slots && world_random(8) == 0) { /* no request */
+            ask[n] = (tr_cuda_ask_t){ -1, 0, 5 };
+            index[n++] = -1;
+        }
+        if (n == w->slots) { /* a launch has no more */
+            break;
+        }
+        if (!w->slot[i].open || world_random(10) == 0
+            || (complete && s->policy.n_levels != 0)) {
+            continue;
+        }
+        len = world_len(w, i);
+        before[n] = s->tokens;
+        ask[n] = (tr_cuda_ask_t){ (int32_t) i,
+                                  world_random(2) ? s->tokens : TR_CUDA_ANY,
+                                  len };
+        if (len == s->tokens + 1 && world_random(2)) {
+            ask[n].len = TR_CUDA_NEXT;
+        }
+        if (world_random(20) == 0 && len > s->tokens) { /* host is ahead */
+            ask[n].from = s->tokens + 1;
+            index[n++] = -1;
+            continue;
+        }
+        index[n++] = (int32_t) asked;
+        slots[asked] = (int32_t) i;
+        lens[asked++] = len;
+    }
+    if (n == 0) {
+        return;
+    }
+    w->device->pool(w->device->arg);
+    WORLD_SAME(w, WORLD_RUN(w, WORLD_STEP, ask, n), " ");
+    tr_kv_reserve_batch(w->kv, slots, lens, asked, rc);
+    world_compare(w);
+    world_check_step(w, ask, n, index, rc, before);
+    w->steps++;
+    for (uint32_t i = 0; i < n; i++) {
+        if (index[i] >= 0 && rc[index[i]] == TR_OK
+            && lens[index[i]] > before[i]) {
+            world_attend(w, ask[i].slot, before[i], lens[index[i]]);
+        }
+    }
+    memcpy(w->mirror.victim, w->kv->victim,
+           (size_t) w->slots * w->kv->heads * TR_KV_LISTS_MAX
+               * sizeof(tr_kv_victim_t));
+    w->device->victims(w->device->arg);
+}
+
+/* Some prompts at once that are complete, or end early. */
+static void
+world_complete(world_t *w)
+{
+    tr_cuda_complete_t c[WORLD_PROMPTS];
+    uint64_t left = tr_kv_free_pages(w->kv);
+    uint32_t n = 0, first = world_random(w->slots);
+    uint32_t most = 1 + world_random(w->mirror.size.max_prompts);
+
+    memset(c, 0, sizeof(c));
+    for (uint32_t k = 0; k < w->slots && n < most; k++) {
+        uint32_t i = (first + k) % w->slots;
+        const tr_kv_slot_t *s = &w->kv->slot[i];
+        const tr_kv_seq_t *q = &w->kv->seq[i];
+        tr_kv_policy_t begun;
+
+        if (!w->slot[i].open || !w->slot[i].prompt
+            || (s->tokens < w->slot[i].goal && world_random(12) != 0)) {
+            continue;
+        }
+        c[n].slot = (int32_t) i;
+        c[n].len = world_random(6) ? s->tokens
+                                   : q->base
+                                         + world_random(s->tokens - q->base
+                                                        + 1);
+        tr_kv_policy_for(&s->origin, c[n].len, &begun);
+        c[n].rule = world_rule(w, &begun, w->slot[i].policy);
+        n++;
+    }
+    if (n == 0) {
+        return;
+    }
+    w->device->pool(w->device->arg);
+    WORLD_SAME(w, WORLD_RUN(w, WORLD_PLAN, c, n), " ");
+    w->device->fetch(w->device->arg);
+    for (uint32_t i = 0; i < n && !w->failed; i++) {
+        const tr_cuda_job_t *j = &w->mirror.job[i];
+        uint8_t result = w->mirror.result[i];
+        size_t dest = (size_t) i * w->kv->heads * w->mirror.dest_len;
+        tr_status_t rc;
+
+        if (result == TR_CUDA_STALLED) {
+            WORLD_SAME(w, j->pages > left, "prompt %u: %u of %llu pages", i,
+                       j->pages, (unsigned long long) left);
+            /* the CPU gives back what was old before it goes on */
+            WORLD_SAME(w,
+                       i > 0
+                           || tr_kv_compress(w->kv, c[i].slot, c[i].len)
+                                  == TR_AGAIN,
+                       "prompt %u", i);
+            w->stalls++;
+            continue;
+        }
+        WORLD_SAME(w, result == TR_CUDA_GRANTED, "prompt %u: %u", i, result);
+        rc = tr_kv_compress(w->kv, c[i].slot, c[i].len);
+        WORLD_SAME(w, rc == TR_OK, "prompt %u: %d", i, rc);
+        for (uint32_t h = 0; h < w->kv->heads && j->slot >= 0; h++) {
+            WORLD_SAME(w,
+                       memcmp(w->mirror.dest + dest + h * w->mirror.dest_len,
+                              w->kv->dest
+                                  + (size_t) h * w->kv->config.max_len,
+                              j->n_dense)
+                           == 0,
+                       "prompt %u head %u: dest", i, h);
+        }
+        left -= j->slot >= 0 ? j->pages : 0;
+        w->slot[c[i].slot].prompt = false;
+        w->compressed++;
+    }
+    WORLD_SAME(w, WORLD_RUN(w, WORLD_INSTALL, c, n), " ");
+    world_compare(w);
+}
+
+/* ---- a round ------------------------------------------------------------ */
+
+/* One round; false: a difference was printed. */
+static bool
+world_play(const world_device_t *device, uint64_t seed, uint32_t operations,
+           world_t *w)
+{
+    world_seed(seed);
+    if (!world_create(w, device)) {
+        return false;
+    }
+    for (uint32_t i = 0; i < operations && !w->failed; i++) {
+        uint32_t dice = world_random(20);
+
+        if (dice < 2) {
+            world_open(w);
+        } else if (dice == 2 && (i % 4 == 0 || world_random(3) == 0)) {
+            world_close(w);
+        } else if (dice == 3) {
+            world_turn(w);
+        } else if (dice < 8) {
+            world_complete(w);
+        } else {
+            world_step(w);
+        }
+        if (dice < 4) {
+            world_compare(w);
+        }
+    }
+    w->pages = w->kv->pages.start;
+    world_destroy(w);
+    return !w->failed;
+}
+
+#endif
