@@ -82,6 +82,30 @@ $(CUDA_BOTH): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_BED) $(CUDA_GPU) $(CUDA_CPU) \
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -Xcompiler=-pthread -lm
 
+# The page manager beside the CPU's, which is the engine's: of the library only
+# what that needs is linked, nothing that is not there where the tests run.
+CUDA_MANAGER := $B/cuda/test_manager $B/cuda/bench_manager
+CUDA_PLAIN   := $B/obj/tests/bench/plain_manager.o
+cuda: $(CUDA_MANAGER)
+
+# Decisions are those of the CPU, bit by bit.
+$B/cuda/kernels/cuda/manager.o: NVFLAGS += -fmad=false
+$B/cuda/kernels/cuda/manager.o $B/cuda/obj/manager_fill.o: kernels/kv_rule.h
+$B/cuda/obj/test_manager.o: tests/gpu/manager_play.h tests/gpu/manager_world.h
+$B/cuda/obj/test_manager.o $B/cuda/obj/bench_manager.o: kernels/kv_rule.h \
+    $(wildcard kernels/cuda/manager*.h engine/kv_*.h)
+
+$B/cuda/obj/manager_fill.o: tests/gpu/manager_fill.cu \
+    $(wildcard kernels/cuda/manager*.h)
+	@mkdir -p $(@D)
+	@echo "  NVCC  $<"
+	$Q$(NVCC) $(NVFLAGS) -c $< -o $@
+
+$(CUDA_MANAGER): $B/cuda/%: $B/cuda/obj/%.o $B/cuda/obj/manager_fill.o \
+    $(CUDA_GPU) $(CUDA_PLAIN) $B/libtokenring_cuda.a $B/libtokenring.a
+	@echo "  LD    $@"
+	$Q$(NVCC) -o $@ $^ -Xcompiler=-pthread -lm
+
 test-gpu: cuda
 	@B="$B" tests/gpu/run.sh
 

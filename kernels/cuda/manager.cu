@@ -282,7 +282,6 @@ tr_cuda_manager_install_prompts(const tr_cuda_stream_t *s,
     if (n == 0) {
         return TR_KERNEL_OK;
     }
-    install_kernel<<<warps, MANAGER_THREADS, 0, (cudaStream_t) s->stream>>>(
-        *m);
+    install_kernel<<<warps, MANAGER_THREADS, 0, (cudaStream_t) s->stream>>>(*m);
     return tr_cuda_check();
 }

@@ -90,24 +90,20 @@ typedef enum {
 typedef struct {
     uint64_t start, end; /* of the free ring (engine/kv_pages.h): end - start
                           * pages are free */
-    uint64_t steps;      /* launches of step so far: which one the bits are of */
-    uint32_t n_stalled;  /* in the last step */
-    uint32_t n_refused;  /* in all */
-    uint32_t faults;     /* pages that were not where they must be; not 0: the
+    uint64_t steps;     /* launches of step so far: which one the bits are of */
+    uint32_t n_stalled; /* in the last step */
+    uint32_t n_refused; /* in all */
+    uint32_t faults;    /* pages that were not where they must be; not 0: the
                           * cache cannot be trusted any more */
-    uint32_t pages[TR_KV_LAYOUTS_MAX];      /* in use, by layout */
+    uint32_t pages[TR_KV_LAYOUTS_MAX];        /* in use, by layout */
     uint32_t stalled[TR_CUDA_SLOTS_MAX / 32]; /* bit by slot, last step */
 } tr_cuda_report_t;
 
-/* One prompt between plan and install: tr_kv_compress_t in device memory, and
- * what install needs.  Its tables and dest are at its index in to_tables and
- * dest; the order of sources is that of tr_kv_compress_t. */
+/* One prompt between plan and install. */
 typedef struct {
-    int32_t slot; /* -1: stalled, refused, or nothing to move */
-    uint32_t n_dense, observe;
     tr_kv_seq_t from, to;
-    /* the manager's own */
-    int32_t owner; /* slot, or -1 when there is nothing to install */
+    int32_t slot; /* -1: stalled or refused */
+    uint32_t n_dense, observe;
     uint32_t len, dense_pages, pages, old_pages;
     uint64_t first; /* in the ring: of the new pages */
     uint32_t given; /* of all old pages, those before this prompt's */
@@ -138,6 +134,8 @@ typedef struct {
     uint8_t *result;    /* tr_cuda_result_t; also of plan_prompts */
 
     /* of the last plan_prompts, by request */
+    tr_kv_compress_t *compress; /* for the kernel that moves the tokens; slot
+                                 * -1: nothing to move */
     tr_cuda_job_t *job;
     int32_t *to_tables; /* [prompts][layers][lists][table_len] */
     int8_t *dest;       /* [prompts][layers][lists][dest_len] */
@@ -154,11 +152,11 @@ typedef struct {
     tr_kv_move_t *move;
     tr_kv_victim_t *victim;
     struct tr_cuda_slot *slot;
-    struct tr_cuda_wish *wish; /* [slots] */
-    tr_kv_seq_t *closed;       /* [slots] of the requests of a close */
-    int8_t *want;              /* [slots][heads] */
-    uint32_t *part;            /* [slots][chunks] */
-    uint32_t *before;          /* [slots][heads] pages of heads before */
+    struct tr_cuda_wish *wish;      /* [slots] */
+    tr_kv_seq_t *closed;            /* [slots] of the requests of a close */
+    int8_t *want;                   /* [slots][heads] */
+    uint32_t *part;                 /* [slots][chunks] */
+    uint32_t *before;               /* [slots][heads] pages of heads before */
     struct tr_cuda_head_plan *head; /* [max_prompts][heads] */
     uint32_t *ticket;               /* blocks that have arrived */
 } tr_cuda_manager_t;
@@ -171,8 +169,7 @@ size_t tr_cuda_manager_memory(const tr_kv_view_t *shape,
 
 /* memory: so many bytes of the device, 256-byte aligned, owned by the caller;
  * all pages are free and all slots closed.  *out is complete on return. */
-int tr_cuda_manager_create(const tr_cuda_stream_t *s,
-                           const tr_kv_view_t *shape,
+int tr_cuda_manager_create(const tr_cuda_stream_t *s, const tr_kv_view_t *shape,
                            const tr_cuda_manager_size_t *size, void *memory,
                            tr_cuda_manager_t *out);
 
@@ -186,9 +183,8 @@ int tr_cuda_manager_prompt(const tr_cuda_stream_t *s,
 int tr_cuda_manager_step(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
                          const tr_cuda_ask_t *ask, uint32_t n);
 /* Pages come back in the order of the slots given. */
-int tr_cuda_manager_close(const tr_cuda_stream_t *s,
-                          const tr_cuda_manager_t *m, const int32_t *slots,
-                          uint32_t n);
+int tr_cuda_manager_close(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
+                          const int32_t *slots, uint32_t n);
 
 /* All pages are granted, in the order of the requests, before any old page
  * comes back; between the two launches the slot still has its old tables. */

@@ -21,9 +21,9 @@
 #define MANAGER_WARP 32u
 
 #ifdef __CUDA_ARCH__
-#define EACH_THREAD(tid, n)                                     \
-    for (uint32_t tid = threadIdx.x, once_ = 1; once_ != 0; once_ = 0, \
-                  __syncthreads())
+#define EACH_THREAD(tid, n)                                 \
+    for (uint32_t tid = threadIdx.x, once_ = 1; once_ != 0; \
+         once_ = 0, __syncthreads())
 #define MANAGER_ADD(at, n) ((void) atomicAdd(at, n))
 #define MANAGER_OR(at, bits) ((void) atomicOr(at, bits))
 #define MANAGER_POPC(x) ((uint32_t) __popc(x))
@@ -32,7 +32,7 @@
 #ifndef MANAGER_ORDER
 #define MANAGER_ORDER(i, n) (i)
 #endif
-#define EACH_THREAD(tid, n)                                              \
+#define EACH_THREAD(tid, n)                                          \
     for (uint32_t each_ = 0, tid = MANAGER_ORDER(0, n); each_ < (n); \
          each_++, tid = MANAGER_ORDER(each_, n))
 #define MANAGER_ADD(at, n) ((void) (*(at) += (n)))
@@ -52,7 +52,7 @@ typedef struct tr_cuda_slot {
 } tr_cuda_slot_t;
 
 typedef enum {
-    WISH_IDLE,    /* no request */
+    WISH_IDLE, /* no request */
     WISH_REFUSED,
     WISH_NOTHING, /* all is there, or pages is MANAGER_NEVER */
     WISH_DENSE,
@@ -177,6 +177,7 @@ manager_lay(const tr_kv_view_t *shape, const tr_cuda_manager_size_t *size,
     TAKE(want, int8_t, rows);
     TAKE(part, uint32_t, (size_t) size->slots * m->chunks);
     TAKE(before, uint32_t, rows);
+    TAKE(compress, tr_kv_compress_t, size->max_prompts);
     TAKE(job, tr_cuda_job_t, size->max_prompts);
     TAKE(head, tr_cuda_head_plan_t, heads * size->max_prompts);
     TAKE(to_tables, int32_t, heads * size->max_prompts * shape->table_len);

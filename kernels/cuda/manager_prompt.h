@@ -16,259 +16,8 @@
 #ifndef TR_CUDA_MANAGER_PROMPT_H
 #define TR_CUDA_MANAGER_PROMPT_H
 
-#include "manager_core.h"
+#include "manager_marks.h"
 #include "manager_slot.h"
-
-/* ---- the slot when it is done ------------------------------------------- */
-
-/* Does any level that tokens go to have scores? */
-TR_HD bool
-manager_keeps_scores(const tr_cuda_manager_t *m, const tr_kv_seq_t *q)
-{
-    for (uint32_t l = 0; l < q->n_lists; l++) {
-        if (m->place[q->list_layout[l]].score != 0) {
-            return true;
-        }
-    }
-    return q->window != 0 && m->place[q->window_layout].score != 0;
-}
-
-/* Where tokens leave the window in groups, what is outside of it is whole
- * groups. */
-TR_HD void
-manager_target(const tr_cuda_manager_t *m, tr_cuda_job_t *j)
-{
-    const tr_kv_rule_t *r = &j->rule;
-    uint32_t from;
-
-    j->to = j->from;
-    j->to.window = r->window;
-    from = j->len > r->window ? j->len - r->window : 0;
-    if (r->leaves == TR_KV_CHANNEL_TOKENS) {
-        from = manager_ceil(from, TR_KV_CHANNEL_TOKENS) * TR_KV_CHANNEL_TOKENS;
-    }
-    if (from < j->to.window_from) { /* nobody comes back into the window */
-        from = j->to.window_from;
-    }
-    j->to.scored = r->scored && manager_keeps_scores(m, &j->to);
-    j->to.base = j->len;
-    j->to.window_from = from;
-    j->to.read_pages = 0;
-}
-
-/* The window's part of a row was made for the policies at create. */
-TR_HD bool
-manager_window_fits(const tr_cuda_manager_t *m, const tr_cuda_job_t *j)
-{
-    return j->rule.window == 0
-           || manager_window_pages(m, &j->to, m->size.max_len)
-                  <= m->view.at_pair[0] - m->view.at_window;
-}
-
-/* The job of a request; granted: it is one that can be, move: there is
- * something to move. */
-TR_HD void
-manager_job(const tr_cuda_manager_t *m, const tr_cuda_complete_t *c,
-            tr_cuda_job_t *j)
-{
-    const tr_cuda_slot_t *s;
-    uint32_t recent;
-
-    memset(j, 0, sizeof(*j));
-    j->slot = j->owner = -1;
-    j->len = c->len;
-    if (c->slot < 0 || (uint32_t) c->slot >= m->size.slots
-        || !m->slot[c->slot].open) {
-        return;
-    }
-    s = &m->slot[c->slot];
-    j->from = m->seq[c->slot];
-    if (c->len < j->from.base || c->len > s->tokens
-        || c->rule.n_levels != j->from.n_lists
-        || c->rule.kind == TR_KV_RULE_OWN) {
-        return;
-    }
-    j->owner = c->slot;
-    j->rule = c->rule;
-    j->granted = true;
-    if (c->rule.n_levels == 0 || s->dense_pages == 0) {
-        return;
-    }
-    recent = j->from.recent_from;
-    j->n_dense = c->len - j->from.base;
-    j->observe = c->rule.observe != 0 && recent < c->len ? c->len - recent : 0;
-    j->dense_pages = s->dense_pages;
-    j->move = true;
-    manager_target(m, j);
-    if (!manager_window_fits(m, j)) {
-        j->granted = j->move = false;
-        j->owner = -1;
-    }
-}
-
-/* ---- the tokens of a head ----------------------------------------------- */
-
-/* Those outside the new window: the first `n` of the head's order. */
-typedef struct {
-    tr_cuda_job_t job;
-    uint32_t count[TR_KV_LISTS_MAX]; /* listed now */
-    uint32_t listed;
-    uint32_t windowed; /* leave the window */
-    uint32_t dense;
-    uint32_t n;
-    /* of the choice */
-    uint64_t cut[TR_KV_LISTS_MAX];
-    uint32_t rank[TR_KV_LISTS_MAX], ranks, digit, more;
-    uint32_t digits[256];
-    /* of the lists: by thread, by group of threads, of the block */
-    uint32_t tokens[TR_KV_LISTS_MAX][MANAGER_THREADS];
-    float least[TR_KV_LISTS_MAX][MANAGER_THREADS];
-    uint32_t least_at[TR_KV_LISTS_MAX][MANAGER_THREADS];
-    uint32_t least_position[TR_KV_LISTS_MAX][MANAGER_THREADS];
-    uint32_t index[TR_KV_LISTS_MAX];
-} manager_prompt_t;
-
-TR_HD uint32_t
-manager_word(const tr_cuda_manager_t *m, int32_t page, uint32_t offset)
-{
-    return *(const uint32_t *) (const void *) (tr_kv_page_at(&m->view, page)
-                                               + offset);
-}
-
-TR_HD float
-manager_real(const tr_cuda_manager_t *m, int32_t page, uint32_t offset)
-{
-    return tr_float_from_bits(manager_word(m, page, offset));
-}
-
-/* Token i of list l. */
-TR_HD void
-manager_mark_listed(const tr_cuda_manager_t *m, const manager_prompt_t *s,
-                    const int32_t *row, uint32_t l, uint32_t i,
-                    tr_kv_mark_t *mark)
-{
-    const tr_cuda_place_t *place = &m->place[s->job.from.list_layout[l]];
-    uint32_t at = i % place->tokens * 4;
-    int32_t page = row[tr_kv_list_entry(&m->view, l, i / place->tokens)];
-
-    if (place->score == 0) { /* in order from the first one on */
-        mark->position = i;
-        mark->score = 0;
-        return;
-    }
-    mark->position = manager_word(m, page, place->position + at);
-    mark->score = manager_real(m, page, place->score + at);
-}
-
-TR_HD void
-manager_mark_dense(const tr_cuda_manager_t *m, const manager_prompt_t *s,
-                   const int32_t *row, uint32_t i, tr_kv_mark_t *mark)
-{
-    const tr_cuda_place_t *place = &m->place[0];
-    const tr_cuda_job_t *j = &s->job;
-    bool scored = place->score != 0 && j->from.scored;
-    uint32_t at = i % place->tokens * 4;
-    float recent;
-
-    mark->position = j->from.base + i;
-    mark->score = 0;
-    if (j->observe != 0) {
-        recent = scored ? manager_real(m, row[i / place->tokens],
-                                       place->recent + at)
-                        : 0;
-        mark->score = tr_kv_observed(recent, j->len - 1 - mark->position,
-                                     j->observe);
-    } else if (scored) {
-        mark->score = manager_real(m, row[i / place->tokens],
-                                   place->score + at);
-    }
-}
-
-/* Token i of the head; returns the list that holds it, or TR_KV_NOWHERE. */
-TR_HD int
-manager_mark(const tr_cuda_manager_t *m, const manager_prompt_t *s,
-             uint32_t head, uint32_t i, tr_kv_mark_t *mark)
-{
-    const tr_cuda_job_t *j = &s->job;
-    const int32_t *row = manager_row(m, j->owner, head);
-
-    mark->layer = head / m->view.lists;
-    mark->list = head % m->view.lists;
-    mark->length = j->len;
-    if (i < s->listed) {
-        uint32_t l = 0;
-
-        while (i >= s->count[l]) {
-            i -= s->count[l++];
-        }
-        manager_mark_listed(m, s, row, l, i, mark);
-        return (int) l;
-    }
-    i -= s->listed;
-    if (i < s->windowed) {
-        const tr_cuda_place_t *place = &m->place[j->from.window_layout];
-        uint32_t at = (j->from.window_from + i) % j->from.window;
-
-        mark->position = j->from.window_from + i;
-        mark->score = place->score == 0
-                          ? 0
-                          : manager_real(m,
-                                         row[m->view.at_window
-                                             + at / place->tokens],
-                                         place->score + at % place->tokens * 4);
-        return TR_KV_NOWHERE;
-    }
-    manager_mark_dense(m, s, row, i - s->windowed, mark);
-    return TR_KV_NOWHERE;
-}
-
-/* ---- ranks -------------------------------------------------------------- */
-
-/* cut[l]: the smallest key among the rank[l] best (tr_kv_rank_cut), by radix
- * selection from the highest digit down. */
-TR_HD void
-manager_cut(const tr_cuda_manager_t *m, uint32_t head, uint32_t l,
-            manager_prompt_t *s)
-{
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid == 0) {
-            s->cut[l] = s->rank[l] == 0 ? UINT64_MAX : 0;
-            s->more = s->rank[l];
-        }
-    }
-    if (s->rank[l] == 0 || s->rank[l] >= s->n) {
-        return;
-    }
-    for (int shift = 56; shift >= 0; shift -= 8) {
-        EACH_THREAD (tid, MANAGER_THREADS) {
-            s->digits[tid] = 0;
-        }
-        EACH_THREAD (tid, MANAGER_THREADS) {
-            for (uint32_t i = tid; i < s->n; i += MANAGER_THREADS) {
-                tr_kv_mark_t mark;
-                uint64_t key;
-
-                manager_mark(m, s, head, i, &mark);
-                key = tr_kv_rank_key(tr_kv_rule_rank_value(&s->job.rule, &mark),
-                                     mark.position);
-                /* two shifts, since one by 64 is undefined */
-                if (((key ^ s->cut[l]) >> shift) >> 8 == 0) {
-                    MANAGER_ADD(&s->digits[key >> shift & 255], 1);
-                }
-            }
-        }
-        EACH_THREAD (tid, MANAGER_THREADS) {
-            if (tid == 0) {
-                uint32_t digit = 255;
-
-                while (s->digits[digit] < s->more) {
-                    s->more -= s->digits[digit--];
-                }
-                s->cut[l] |= (uint64_t) digit << shift;
-            }
-        }
-    }
-}
 
 /* ---- classify ----------------------------------------------------------- */
 
@@ -282,9 +31,8 @@ manager_prompt_head(const tr_cuda_manager_t *m, uint32_t head,
 
     s->listed = 0;
     for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
-        s->count[l] = l < j->from.n_lists
-                          ? manager_counts(m, j->owner, head)[l]
-                          : 0;
+        s->count[l] = l < j->from.n_lists ? manager_counts(m, j->slot, head)[l]
+                                          : 0;
         s->listed += s->count[l];
     }
     s->windowed = end > j->from.window_from ? end - j->from.window_from : 0;
@@ -392,7 +140,7 @@ manager_plan_lists(const tr_cuda_manager_t *m, uint32_t head,
     for (uint32_t r = 0; r < n; r++) {
         h->pages += run[r].n;
     }
-    n = manager_runs(m, &j->from, manager_counts(m, j->owner, head),
+    n = manager_runs(m, &j->from, manager_counts(m, j->slot, head),
                      j->dense_pages, run);
     for (uint32_t r = 0; r < n; r++) {
         h->old_pages += run[r].n;
@@ -475,8 +223,8 @@ manager_total_job(const tr_cuda_manager_t *m, uint32_t i, manager_total_t *s)
         return;
     }
     EACH_THREAD (tid, MANAGER_THREADS) {
-        uint32_t h = tid * each, end = h + each < m->heads ? h + each
-                                                           : m->heads;
+        uint32_t h = tid * each,
+                 end = h + each < m->heads ? h + each : m->heads;
         uint32_t fresh = 0, old = 0;
 
         for (; h < end; h++) {
@@ -493,8 +241,8 @@ manager_total_job(const tr_cuda_manager_t *m, uint32_t i, manager_total_t *s)
         manager_groups(&s->old, tid);
     }
     EACH_THREAD (tid, MANAGER_THREADS) {
-        uint32_t h = tid * each, end = h + each < m->heads ? h + each
-                                                           : m->heads;
+        uint32_t h = tid * each,
+                 end = h + each < m->heads ? h + each : m->heads;
         uint32_t fresh = manager_below(&s->fresh, tid);
         uint32_t old = manager_below(&s->old, tid);
 
@@ -509,6 +257,22 @@ manager_total_job(const tr_cuda_manager_t *m, uint32_t i, manager_total_t *s)
     }
 }
 
+/* What the kernel that moves the tokens is told. */
+TR_HD void
+manager_compress(const tr_cuda_manager_t *m, uint32_t i, tr_kv_compress_t *c)
+{
+    const tr_cuda_job_t *j = &m->job[i];
+    size_t head = (size_t) i * m->heads;
+
+    c->slot = -1;
+    c->n_dense = j->n_dense;
+    c->to = &j->to;
+    c->to_tables = m->to_tables + head * m->view.table_len;
+    c->dest = m->dest + head * m->dest_len;
+    c->dest_len = m->dest_len;
+    c->observe = j->observe;
+}
+
 /* One after the other. */
 TR_HD void
 manager_admit(const tr_cuda_manager_t *m, uint32_t n)
@@ -519,7 +283,9 @@ manager_admit(const tr_cuda_manager_t *m, uint32_t n)
 
         for (uint32_t i = 0; i < n && tid == 0; i++) {
             tr_cuda_job_t *j = &m->job[i];
+            tr_kv_compress_t *c = &m->compress[i];
 
+            manager_compress(m, i, c);
             m->result[i] = j->granted ? TR_CUDA_GRANTED : TR_CUDA_REFUSED;
             m->report->n_refused += !j->granted;
             if (!j->move) {
@@ -528,10 +294,10 @@ manager_admit(const tr_cuda_manager_t *m, uint32_t n)
             if (j->pages > left) {
                 m->result[i] = TR_CUDA_STALLED;
                 j->granted = j->move = false;
-                j->owner = -1;
+                c->slot = j->slot = -1;
                 continue;
             }
-            j->slot = j->owner;
+            c->slot = j->slot;
             j->first = start;
             start += j->pages;
             left -= j->pages;
@@ -559,8 +325,7 @@ manager_fill(const tr_cuda_manager_t *m, uint32_t i, uint32_t block)
             const tr_cuda_head_plan_t *h = m->head + (size_t) i * m->heads
                                            + head;
             int32_t *row = m->to_tables
-                           + ((size_t) i * m->heads + head)
-                                 * m->view.table_len;
+                           + ((size_t) i * m->heads + head) * m->view.table_len;
             manager_run_t run[MANAGER_RUNS];
             uint32_t n = manager_runs(m, &j->to, h->count, 0, run);
             uint64_t at = j->first + h->before;
@@ -568,7 +333,7 @@ manager_fill(const tr_cuda_manager_t *m, uint32_t i, uint32_t block)
             for (uint32_t r = 0; r < n; at += run[r++].n) {
                 for (uint32_t k = tid % MANAGER_WARP; k < run[r].n;
                      k += MANAGER_WARP) {
-                    manager_fetch(m, at + k, j->owner,
+                    manager_fetch(m, at + k, j->slot,
                                   row + run[r].entry
                                       + (int32_t) k * run[r].step);
                 }
@@ -600,7 +365,7 @@ manager_install_head(const tr_cuda_manager_t *m, uint32_t i, uint32_t head,
     const int32_t *source = m->to_tables
                             + ((size_t) i * m->heads + head)
                                   * m->view.table_len;
-    int32_t *row = manager_row(m, j->owner, head);
+    int32_t *row = manager_row(m, j->slot, head);
     manager_run_t run[MANAGER_RUNS];
     uint32_t n = manager_runs(m, &j->to, h->count, 0, run);
 
@@ -613,8 +378,8 @@ manager_install_head(const tr_cuda_manager_t *m, uint32_t i, uint32_t head,
     }
     manager_count_runs(run, n, lane, true, s);
     if (lane < TR_KV_LISTS_MAX) {
-        manager_counts(m, j->owner, head)[lane] = h->count[lane];
-        m->victim[manager_head(m, j->owner, head) * TR_KV_LISTS_MAX + lane] =
+        manager_counts(m, j->slot, head)[lane] = h->count[lane];
+        m->victim[manager_head(m, j->slot, head) * TR_KV_LISTS_MAX + lane] =
             h->victim[lane];
     }
 }
@@ -637,12 +402,12 @@ manager_install(const tr_cuda_manager_t *m, uint32_t i, uint32_t block,
         if (head < m->heads && j->move) {
             manager_run_t run[MANAGER_RUNS];
             uint32_t n = manager_runs(m, &j->from,
-                                      manager_counts(m, j->owner, head),
+                                      manager_counts(m, j->slot, head),
                                       j->dense_pages, run);
             uint32_t before = m->head[(size_t) i * m->heads + head].old_before;
 
             manager_count_runs(run, n, tid % MANAGER_WARP, false, s);
-            manager_give_back(m, j->owner, head, run, n,
+            manager_give_back(m, j->slot, head, run, n,
                               m->report->end + j->given + before,
                               tid % MANAGER_WARP);
         }
@@ -669,12 +434,12 @@ manager_settle_prompts(const tr_cuda_manager_t *m, uint32_t n)
         for (uint32_t i = tid; i < n; i += MANAGER_THREADS) {
             const tr_cuda_job_t *j = &m->job[i];
 
-            if (j->owner >= 0 && j->from.n_lists != 0) {
-                tr_cuda_slot_t *slot = &m->slot[j->owner];
+            if (j->slot >= 0 && j->from.n_lists != 0) {
+                tr_cuda_slot_t *slot = &m->slot[j->slot];
 
                 slot->dense = false;
                 if (j->move) {
-                    m->seq[j->owner] = j->to;
+                    m->seq[j->slot] = j->to;
                     slot->rule = j->rule;
                     slot->tokens = j->len;
                     slot->pages = j->pages;

@@ -117,8 +117,8 @@ manager_release(const tr_cuda_manager_t *m, const int32_t *slots, uint32_t i,
         }
     }
     EACH_THREAD (tid, MANAGER_THREADS) {
-        uint32_t h = tid * each, end = h + each < m->heads ? h + each
-                                                           : m->heads;
+        uint32_t h = tid * each,
+                 end = h + each < m->heads ? h + each : m->heads;
         uint32_t sum = 0;
 
         for (; h < end && good; h++) {
@@ -139,8 +139,8 @@ manager_release(const tr_cuda_manager_t *m, const int32_t *slots, uint32_t i,
         manager_groups(&s->sum, tid);
     }
     EACH_THREAD (tid, MANAGER_THREADS) {
-        uint32_t h = tid * each, end = h + each < m->heads ? h + each
-                                                           : m->heads;
+        uint32_t h = tid * each,
+                 end = h + each < m->heads ? h + each : m->heads;
         uint32_t below = manager_below(&s->sum, tid);
 
         for (; h < end && good; h++) {
@@ -209,8 +209,8 @@ manager_recycle(const tr_cuda_manager_t *m, uint32_t i, uint32_t block)
                                       w->dense_pages, run);
 
             manager_give_back(m, w->slot, head, run, n,
-                              w->first + m->before[(size_t) i * m->heads
-                                                   + head],
+                              w->first
+                                  + m->before[(size_t) i * m->heads + head],
                               tid % MANAGER_WARP);
         }
     }

@@ -62,14 +62,15 @@ world_create(world_t *w, const world_device_t *device)
     uint32_t layers = wide ? 9 : 1 + world_random(4);
     uint32_t lists = wide ? 30 : 1 + world_random(5), heads = layers * lists;
     uint32_t head_dim = 64;
-    tr_kv_config_t c = { .layers = layers,
-                         .lists = lists,
-                         .head_dim = head_dim,
-                         .slots = 2 + world_random(WORLD_SLOTS - 1),
-                         .max_len = 60 + world_random(300),
-                         .kernels = &world_kernels,
-                         .policies =
-                             (const tr_kv_policy_t *const *) w->policy };
+    tr_kv_config_t c = {
+        .layers = layers,
+        .lists = lists,
+        .head_dim = head_dim,
+        .slots = 2 + world_random(WORLD_SLOTS - 1),
+        .max_len = 60 + world_random(300),
+        .kernels = &world_kernels,
+        .policies = (const tr_kv_policy_t *const *) w->policy
+    };
     tr_cuda_manager_size_t size = { .max_prompts = WORLD_PROMPTS };
     tr_error_t err;
 
@@ -90,9 +91,12 @@ world_create(world_t *w, const world_device_t *device)
     }
     c.n_policies = w->n_policies;
     c.memory = (uint64_t) heads * (16 + world_random(wide ? 30 : 120)) * 8192;
-    if (tr_kv_cache_create(&c, &w->kv, &err) != TR_OK) {
-        printf("%s\n", err.text);
-        return false;
+    while (tr_kv_cache_create(&c, &w->kv, &err) != TR_OK) {
+        if (c.memory > 1ull << 30) {
+            printf("%s\n", err.text);
+            return false;
+        }
+        c.memory *= 2; /* large pages: too few for the shortest prompt */
     }
     size.slots = w->slots;
     size.pages = w->kv->pages.n;
@@ -102,8 +106,7 @@ world_create(world_t *w, const world_device_t *device)
     }
     /* what nobody has written is not a number */
     memset(w->kv->pages.memory, 0xff, w->kv->pages.n * w->kv->pages.bytes);
-    return device->create(device->arg, &w->kv->view, &size,
-                          w->kv->pages.memory,
+    return device->create(device->arg, &w->kv->view, &size, w->kv->pages.memory,
                           w->kv->pages.n * w->kv->pages.bytes, &w->mirror);
 }
 
@@ -220,8 +223,7 @@ world_check_step(world_t *w, const tr_cuda_ask_t *ask, uint32_t n,
 
         WORLD_SAME(w, m->result[i] == want, "request %u: %u, device %u", i,
                    want, m->result[i]);
-        WORLD_SAME(w, m->seq_slot[i] == (granted ? slot : -1), "request %u",
-                   i);
+        WORLD_SAME(w, m->seq_slot[i] == (granted ? slot : -1), "request %u", i);
         if (slot < 0) {
             continue;
         }
@@ -325,6 +327,19 @@ world_step(world_t *w)
     w->device->victims(w->device->arg);
 }
 
+/* Tokens of a head before a prompt is compressed; the mirror has them still. */
+static size_t
+world_sources(const world_t *w, const tr_cuda_job_t *j, uint32_t head)
+{
+    const uint32_t *count = manager_counts(&w->mirror, j->slot, head);
+    size_t n = j->n_dense;
+
+    for (uint32_t l = 0; l < j->from.n_lists; l++) {
+        n += count[l];
+    }
+    return n + (j->from.window != 0 ? j->from.base - j->from.window_from : 0);
+}
+
 /* Some prompts at once that are complete, or end early. */
 static void
 world_complete(world_t *w)
@@ -346,10 +361,9 @@ world_complete(world_t *w)
             continue;
         }
         c[n].slot = (int32_t) i;
-        c[n].len = world_random(6) ? s->tokens
-                                   : q->base
-                                         + world_random(s->tokens - q->base
-                                                        + 1);
+        c[n].len = world_random(6)
+                       ? s->tokens
+                       : q->base + world_random(s->tokens - q->base + 1);
         tr_kv_policy_for(&s->origin, c[n].len, &begun);
         c[n].rule = world_rule(w, &begun, w->slot[i].policy);
         n++;
@@ -381,16 +395,17 @@ world_complete(world_t *w)
         WORLD_SAME(w, result == TR_CUDA_GRANTED, "prompt %u: %u", i, result);
         rc = tr_kv_compress(w->kv, c[i].slot, c[i].len);
         WORLD_SAME(w, rc == TR_OK, "prompt %u: %d", i, rc);
-        for (uint32_t h = 0; h < w->kv->heads && j->slot >= 0; h++) {
+        for (uint32_t h = 0; h < w->kv->heads && j->move; h++) {
             WORLD_SAME(w,
                        memcmp(w->mirror.dest + dest + h * w->mirror.dest_len,
-                              w->kv->dest
-                                  + (size_t) h * w->kv->config.max_len,
-                              j->n_dense)
+                              w->kv->dest + (size_t) h * w->kv->config.max_len,
+                              world_sources(w, j, h))
                            == 0,
                        "prompt %u head %u: dest", i, h);
         }
-        left -= j->slot >= 0 ? j->pages : 0;
+        WORLD_SAME(w, w->mirror.compress[i].slot == (j->move ? j->slot : -1),
+                   "prompt %u", i);
+        left -= j->move ? j->pages : 0;
         w->slot[c[i].slot].prompt = false;
         w->compressed++;
     }

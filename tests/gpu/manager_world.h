@@ -94,14 +94,14 @@ typedef struct {
 } world_t;
 
 /* Notes the first difference. */
-#define WORLD_SAME(w, condition, ...)                                     \
-    do {                                                                  \
-        if (!(w)->failed && !(condition)) {                               \
-            printf("%s:%d: %s: ", __FILE__, __LINE__, #condition);        \
-            printf(__VA_ARGS__);                                          \
-            printf("\n");                                                 \
-            (w)->failed = true;                                           \
-        }                                                                 \
+#define WORLD_SAME(w, condition, ...)                              \
+    do {                                                           \
+        if (!(w)->failed && !(condition)) {                        \
+            printf("%s:%d: %s: ", __FILE__, __LINE__, #condition); \
+            printf(__VA_ARGS__);                                   \
+            printf("\n");                                          \
+            (w)->failed = true;                                    \
+        }                                                          \
     } while (0)
 
 /* ---- tokens in pages ---------------------------------------------------- */
@@ -191,9 +191,10 @@ world_append(const tr_kv_view_t *v, int32_t slot, uint32_t head)
                   world_score(p), world_position(p, 0));
     }
     for (uint32_t i = 0; m->to >= 0 && i < m->leaves; i++) {
-        float score = q->window == 0 ? 0
-                                     : world_score(world_windowed(
-                                           v, q, row, m->leave_pos + i));
+        float score = q->window == 0
+                          ? 0
+                          : world_score(
+                              world_windowed(v, q, row, m->leave_pos + i));
 
         world_put(world_listed(v, q, row, (uint32_t) m->to, m->index + i),
                   score, m->leave_pos + i);
@@ -272,10 +273,11 @@ world_compress_work(const tr_stream_t *s, uint32_t head_dim)
     return 64;
 }
 
-static const tr_kernels_t world_kernels = { .name = "world",
-                                            .kv_compress = world_compress,
-                                            .kv_compress_work =
-                                                world_compress_work };
+static const tr_kernels_t world_kernels = {
+    .name = "world",
+    .kv_compress = world_compress,
+    .kv_compress_work = world_compress_work
+};
 
 /* ---- what attention does ------------------------------------------------ */
 
@@ -291,8 +293,7 @@ world_more(void)
     case 2:
         return 4;
     default:
-        return world_random(2) ? 0
-                               : (float) world_random(1u << 20) * 0x1p-22f;
+        return world_random(2) ? 0 : (float) world_random(1u << 20) * 0x1p-22f;
     }
 }
 
@@ -438,8 +439,7 @@ world_compare(world_t *w)
                (unsigned long long) m->report->start,
                (unsigned long long) m->report->end);
     WORLD_SAME(w, memcmp(m->ring, kv->pages.ring, kv->pages.n * 4) == 0, " ");
-    WORLD_SAME(w, memcmp(m->owner, kv->pages.owner, kv->pages.n * 4) == 0,
-               " ");
+    WORLD_SAME(w, memcmp(m->owner, kv->pages.owner, kv->pages.n * 4) == 0, " ");
     for (uint32_t i = 0; i < kv->plan.n; i++) {
         WORLD_SAME(w, m->report->pages[i] == kv->totals.pages[i],
                    "layout %u: %llu pages, device %u", i,
@@ -462,8 +462,7 @@ world_compare(world_t *w)
                    " pages %llu %u",
                    i, s->tokens, t->tokens, s->dense, t->dense, s->dense_pages,
                    t->dense_pages, (unsigned long long) s->pages, t->pages);
-        WORLD_SAME(w,
-                   memcmp(&m->seq[i], &kv->seq[i], sizeof(tr_kv_seq_t)) == 0,
+        WORLD_SAME(w, memcmp(&m->seq[i], &kv->seq[i], sizeof(tr_kv_seq_t)) == 0,
                    "slot %u", i);
         for (uint32_t head = 0; head < kv->heads && !w->failed; head++) {
             world_compare_head(w, (int32_t) i, head);

@@ -37,12 +37,15 @@ say "## $(date -u +%Y-%m-%d), $(git -C "$here" rev-parse --short=12 HEAD 2>/dev/
 check "decode" "$bin/test_decode" "${ROUNDS:-200}"
 check "store" "$bin/test_store" "${ROUNDS:-200}"
 check "generic" "$bin/test_generic" "${ROUNDS:-200}"
+check "manager" "$bin/test_manager" "${MANAGER_ROUNDS:-40}"
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck initcheck synccheck; do
         for name in decode store generic; do
             check "$name, $tool" compute-sanitizer --tool $tool \
                 --error-exitcode 9 "$bin/test_$name" "${SANITIZER_ROUNDS:-12}"
         done
+        check "manager, $tool" compute-sanitizer --tool $tool \
+            --error-exitcode 9 "$bin/test_manager" 3
     done
 else
     say "left out: compute-sanitizer was not found"
@@ -50,6 +53,7 @@ fi
 say ""
 "$bin/bench_decode" 2>&1 | tee -a "$out"
 "$bin/bench_store" 2>&1 | tee -a "$out"
+"$bin/bench_manager" 2>&1 | tee -a "$out"
 if python3 -c 'import torch' 2>/dev/null; then
     python3 "$here/bench_sdpa.py" 2>&1 | tee -a "$out"
 else

@@ -18,8 +18,7 @@
 
 /* Odd multiples and shifts permute what a power of two has; n = 256. */
 static unsigned order_times = 1, order_plus;
-#define MANAGER_ORDER(i, n) \
-    (((uint32_t) (i) * order_times + order_plus) % (n))
+#define MANAGER_ORDER(i, n) (((uint32_t) (i) *order_times + order_plus) % (n))
 
 #include <cuda/manager_prompt.h>
 #include <cuda/manager_step.h>

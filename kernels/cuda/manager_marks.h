@@ -1,0 +1,261 @@
+/*
+ * manager_marks.h: the end of a prompt as one block sees it, which has one head:
+ * what the slot becomes, the head's tokens in the order of tr_kv_compress_t with
+ * their scores, and the cut between the best and the others.
+ */
+#ifndef TR_CUDA_MANAGER_MARKS_H
+#define TR_CUDA_MANAGER_MARKS_H
+
+#include "manager_core.h"
+
+/* ---- the slot when it is done ------------------------------------------- */
+
+/* Does any level that tokens go to have scores? */
+TR_HD bool
+manager_keeps_scores(const tr_cuda_manager_t *m, const tr_kv_seq_t *q)
+{
+    for (uint32_t l = 0; l < q->n_lists; l++) {
+        if (m->place[q->list_layout[l]].score != 0) {
+            return true;
+        }
+    }
+    return q->window != 0 && m->place[q->window_layout].score != 0;
+}
+
+/* Where tokens leave the window in groups, what is outside of it is whole
+ * groups. */
+TR_HD void
+manager_target(const tr_cuda_manager_t *m, tr_cuda_job_t *j)
+{
+    const tr_kv_rule_t *r = &j->rule;
+    uint32_t from;
+
+    j->to = j->from;
+    j->to.window = r->window;
+    from = j->len > r->window ? j->len - r->window : 0;
+    if (r->leaves == TR_KV_CHANNEL_TOKENS) {
+        from = manager_ceil(from, TR_KV_CHANNEL_TOKENS) * TR_KV_CHANNEL_TOKENS;
+    }
+    if (from < j->to.window_from) { /* nobody comes back into the window */
+        from = j->to.window_from;
+    }
+    j->to.scored = r->scored && manager_keeps_scores(m, &j->to);
+    j->to.base = j->len;
+    j->to.window_from = from;
+    j->to.read_pages = 0;
+}
+
+/* The window's part of a row was made for the policies at create. */
+TR_HD bool
+manager_window_fits(const tr_cuda_manager_t *m, const tr_cuda_job_t *j)
+{
+    return j->rule.window == 0
+           || manager_window_pages(m, &j->to, m->size.max_len)
+                  <= m->view.at_pair[0] - m->view.at_window;
+}
+
+/* The job of a request; granted: it is one that can be, move: there is
+ * something to move. */
+TR_HD void
+manager_job(const tr_cuda_manager_t *m, const tr_cuda_complete_t *c,
+            tr_cuda_job_t *j)
+{
+    const tr_cuda_slot_t *s;
+    uint32_t recent;
+
+    memset(j, 0, sizeof(*j));
+    j->slot = -1;
+    j->len = c->len;
+    if (c->slot < 0 || (uint32_t) c->slot >= m->size.slots
+        || !m->slot[c->slot].open) {
+        return;
+    }
+    s = &m->slot[c->slot];
+    j->from = m->seq[c->slot];
+    if (c->len < j->from.base || c->len > s->tokens
+        || c->rule.n_levels != j->from.n_lists
+        || c->rule.kind == TR_KV_RULE_OWN) {
+        return;
+    }
+    j->slot = c->slot;
+    j->rule = c->rule;
+    j->granted = true;
+    if (c->rule.n_levels == 0 || s->dense_pages == 0) {
+        return;
+    }
+    recent = j->from.recent_from;
+    j->n_dense = c->len - j->from.base;
+    j->observe = c->rule.observe != 0 && recent < c->len ? c->len - recent : 0;
+    j->dense_pages = s->dense_pages;
+    j->move = true;
+    manager_target(m, j);
+    if (!manager_window_fits(m, j)) {
+        j->granted = j->move = false;
+        j->slot = -1;
+    }
+}
+
+/* ---- the tokens of a head ----------------------------------------------- */
+
+/* Those outside the new window: the first `n` of the head's order. */
+typedef struct {
+    tr_cuda_job_t job;
+    uint32_t count[TR_KV_LISTS_MAX]; /* listed now */
+    uint32_t listed;
+    uint32_t windowed; /* leave the window */
+    uint32_t dense;
+    uint32_t n;
+    /* of the choice */
+    uint64_t cut[TR_KV_LISTS_MAX];
+    uint32_t rank[TR_KV_LISTS_MAX], ranks, digit, more;
+    uint32_t digits[256];
+    /* of the lists: by thread, by group of threads, of the block */
+    uint32_t tokens[TR_KV_LISTS_MAX][MANAGER_THREADS];
+    float least[TR_KV_LISTS_MAX][MANAGER_THREADS];
+    uint32_t least_at[TR_KV_LISTS_MAX][MANAGER_THREADS];
+    uint32_t least_position[TR_KV_LISTS_MAX][MANAGER_THREADS];
+    uint32_t index[TR_KV_LISTS_MAX];
+} manager_prompt_t;
+
+TR_HD uint32_t
+manager_word(const tr_cuda_manager_t *m, int32_t page, uint32_t offset)
+{
+    return *(const uint32_t *) (const void *) (tr_kv_page_at(&m->view, page)
+                                               + offset);
+}
+
+TR_HD float
+manager_real(const tr_cuda_manager_t *m, int32_t page, uint32_t offset)
+{
+    return tr_float_from_bits(manager_word(m, page, offset));
+}
+
+/* Token i of list l. */
+TR_HD void
+manager_mark_listed(const tr_cuda_manager_t *m, const manager_prompt_t *s,
+                    const int32_t *row, uint32_t l, uint32_t i,
+                    tr_kv_mark_t *mark)
+{
+    const tr_cuda_place_t *place = &m->place[s->job.from.list_layout[l]];
+    uint32_t at = i % place->tokens * 4;
+    int32_t page = row[tr_kv_list_entry(&m->view, l, i / place->tokens)];
+
+    if (place->score == 0) { /* in order from the first one on */
+        mark->position = i;
+        mark->score = 0;
+        return;
+    }
+    mark->position = manager_word(m, page, place->position + at);
+    mark->score = manager_real(m, page, place->score + at);
+}
+
+TR_HD void
+manager_mark_dense(const tr_cuda_manager_t *m, const manager_prompt_t *s,
+                   const int32_t *row, uint32_t i, tr_kv_mark_t *mark)
+{
+    const tr_cuda_place_t *place = &m->place[0];
+    const tr_cuda_job_t *j = &s->job;
+    bool scored = place->score != 0 && j->from.scored;
+    uint32_t at = i % place->tokens * 4;
+    float recent;
+
+    mark->position = j->from.base + i;
+    mark->score = 0;
+    if (j->observe != 0) {
+        recent = scored ? manager_real(m, row[i / place->tokens],
+                                       place->recent + at)
+                        : 0;
+        mark->score = tr_kv_observed(recent, j->len - 1 - mark->position,
+                                     j->observe);
+    } else if (scored) {
+        mark->score = manager_real(m, row[i / place->tokens],
+                                   place->score + at);
+    }
+}
+
+/* Token i of the head; returns the list that holds it, or TR_KV_NOWHERE. */
+TR_HD int
+manager_mark(const tr_cuda_manager_t *m, const manager_prompt_t *s,
+             uint32_t head, uint32_t i, tr_kv_mark_t *mark)
+{
+    const tr_cuda_job_t *j = &s->job;
+    const int32_t *row = manager_row(m, j->slot, head);
+
+    mark->layer = head / m->view.lists;
+    mark->list = head % m->view.lists;
+    mark->length = j->len;
+    if (i < s->listed) {
+        uint32_t l = 0;
+
+        while (i >= s->count[l]) {
+            i -= s->count[l++];
+        }
+        manager_mark_listed(m, s, row, l, i, mark);
+        return (int) l;
+    }
+    i -= s->listed;
+    if (i < s->windowed) {
+        const tr_cuda_place_t *place = &m->place[j->from.window_layout];
+        uint32_t at = (j->from.window_from + i) % j->from.window;
+
+        mark->position = j->from.window_from + i;
+        mark->score = place->score == 0
+                          ? 0
+                          : manager_real(
+                              m, row[m->view.at_window + at / place->tokens],
+                              place->score + at % place->tokens * 4);
+        return TR_KV_NOWHERE;
+    }
+    manager_mark_dense(m, s, row, i - s->windowed, mark);
+    return TR_KV_NOWHERE;
+}
+
+/* ---- ranks -------------------------------------------------------------- */
+
+/* cut[l]: the smallest key among the rank[l] best (tr_kv_rank_cut), by radix
+ * selection from the highest digit down. */
+TR_HD void
+manager_cut(const tr_cuda_manager_t *m, uint32_t head, uint32_t l,
+            manager_prompt_t *s)
+{
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid == 0) {
+            s->cut[l] = s->rank[l] == 0 ? UINT64_MAX : 0;
+            s->more = s->rank[l];
+        }
+    }
+    if (s->rank[l] == 0 || s->rank[l] >= s->n) {
+        return;
+    }
+    for (int shift = 56; shift >= 0; shift -= 8) {
+        EACH_THREAD (tid, MANAGER_THREADS) {
+            s->digits[tid] = 0;
+        }
+        EACH_THREAD (tid, MANAGER_THREADS) {
+            for (uint32_t i = tid; i < s->n; i += MANAGER_THREADS) {
+                tr_kv_mark_t mark;
+                uint64_t key;
+
+                manager_mark(m, s, head, i, &mark);
+                key = tr_kv_rank_key(tr_kv_rule_rank_value(&s->job.rule, &mark),
+                                     mark.position);
+                /* two shifts, since one by 64 is undefined */
+                if (((key ^ s->cut[l]) >> shift) >> 8 == 0) {
+                    MANAGER_ADD(&s->digits[key >> shift & 255], 1);
+                }
+            }
+        }
+        EACH_THREAD (tid, MANAGER_THREADS) {
+            if (tid == 0) {
+                uint32_t digit = 255;
+
+                while (s->digits[digit] < s->more) {
+                    s->more -= s->digits[digit--];
+                }
+                s->cut[l] |= (uint64_t) digit << shift;
+            }
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,216 @@
+/*
+ * The page manager on a GPU (kernels/cuda/manager.h) beside the CPU's, under
+ * the same random operations: chunks, prompts, steps, later turns, release,
+ * pools that run out, rings that wrap.  After each operation tables, counts,
+ * victims, moves, the free ring and the owners are equal (manager_play.h).
+ * Steps run through graphs from time to time, which is what the engine will do.
+ *
+ *   test_manager [rounds [seed]]
+ */
+#include <cuda_runtime_api.h>
+#include <time.h>
+
+#include "cache.h"
+#include "manager_play.h"
+
+#define OPERATIONS 120u
+
+typedef struct {
+    tr_cuda_manager_t m;       /* on the device */
+    tr_cuda_manager_t *mirror; /* its memory on the host */
+    tr_cuda_stream_t stream;
+    tr_cuda_device_t device;
+    const uint8_t *pool; /* the CPU's */
+    size_t pool_bytes, bytes;
+    void *memory, *host, *in, *device_pool;
+    double *copy[WORLD_POLICIES];
+    uint32_t copies;
+} gpu_t;
+
+#define INPUT_BYTES (WORLD_SLOTS * sizeof(tr_cuda_open_t))
+
+static bool
+gpu_create(void *arg, const tr_kv_view_t *shape,
+           const tr_cuda_manager_size_t *size, const uint8_t *pool,
+           uint64_t pool_bytes, tr_cuda_manager_t *mirror)
+{
+    gpu_t *g = arg;
+    tr_kv_view_t of = *shape;
+
+    g->bytes = tr_cuda_manager_memory(shape, size);
+    g->pool = pool;
+    g->pool_bytes = pool_bytes;
+    cuda_ok(cudaMalloc(&g->memory, g->bytes), "manager");
+    cuda_ok(cudaMemset(g->memory, 0xa5, g->bytes), "manager");
+    cuda_ok(cudaMalloc(&g->device_pool, pool_bytes), "pool");
+    cuda_ok(cudaMalloc(&g->in, INPUT_BYTES), "input");
+    g->host = aligned_alloc(256, g->bytes);
+    of.pool = g->device_pool;
+    if (g->host == NULL
+        || tr_cuda_manager_create(&g->stream, &of, size, g->memory, &g->m)
+               != TR_KERNEL_OK) {
+        printf("create: %s\n", tr_cuda_reason());
+        return false;
+    }
+    manager_lay(shape, size, g->host, mirror);
+    g->mirror = mirror;
+    return true;
+}
+
+static void
+gpu_destroy(void *arg)
+{
+    gpu_t *g = arg;
+
+    cuda_ok(cudaFree(g->memory), "free");
+    cuda_ok(cudaFree(g->device_pool), "free");
+    cuda_ok(cudaFree(g->in), "free");
+    free(g->host);
+    while (g->copies > 0) {
+        cuda_ok(cudaFree(g->copy[--g->copies]), "free");
+    }
+}
+
+static const double *
+gpu_copy(void *arg, const double *from, size_t n)
+{
+    gpu_t *g = arg;
+    void *to;
+
+    cuda_ok(cudaMalloc(&to, n * sizeof(*from)), "numbers");
+    cuda_ok(cudaMemcpy(to, from, n * sizeof(*from), cudaMemcpyHostToDevice),
+            "numbers");
+    return g->copy[g->copies++] = to;
+}
+
+static void
+gpu_pool(void *arg)
+{
+    gpu_t *g = arg;
+
+    cuda_ok(cudaMemcpy(g->device_pool, g->pool, g->pool_bytes,
+                       cudaMemcpyHostToDevice),
+            "pool");
+}
+
+static void
+gpu_victims(void *arg)
+{
+    gpu_t *g = arg;
+    size_t n = (size_t) g->m.size.slots * g->m.heads * TR_KV_LISTS_MAX;
+
+    cuda_ok(cudaMemcpy(g->m.victim, g->mirror->victim,
+                       n * sizeof(tr_kv_victim_t), cudaMemcpyHostToDevice),
+            "victims");
+}
+
+static void
+gpu_fetch(void *arg)
+{
+    gpu_t *g = arg;
+
+    cuda_ok(cudaDeviceSynchronize(), "manager");
+    cuda_ok(cudaMemcpy(g->host, g->memory, g->bytes, cudaMemcpyDeviceToHost),
+            "fetch");
+}
+
+static int
+launch(const gpu_t *g, world_op_t op, uint32_t n)
+{
+    const tr_cuda_stream_t *s = &g->stream;
+    const tr_cuda_manager_t *m = &g->m;
+
+    switch (op) {
+    case WORLD_OPEN:
+        return tr_cuda_manager_open(s, m, g->in, n);
+    case WORLD_BEGIN:
+        return tr_cuda_manager_prompt(s, m, g->in, n);
+    case WORLD_STEP:
+        return tr_cuda_manager_step(s, m, g->in, n);
+    case WORLD_CLOSE:
+        return tr_cuda_manager_close(s, m, g->in, n);
+    case WORLD_PLAN:
+        return tr_cuda_manager_plan_prompts(s, m, g->in, n);
+    default:
+        return tr_cuda_manager_install_prompts(s, m, n);
+    }
+}
+
+static int
+launch_graph(const gpu_t *g, world_op_t op, uint32_t n)
+{
+    cudaStream_t stream = g->stream.stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    int rc;
+
+    cuda_ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+            "capture");
+    rc = launch(g, op, n);
+    cuda_ok(cudaStreamEndCapture(stream, &graph), "end of capture");
+    cuda_ok(cudaGraphInstantiate(&exec, graph, 0), "graph");
+    cuda_ok(cudaGraphLaunch(exec, stream), "graph launch");
+    cuda_ok(cudaStreamSynchronize(stream), "graph run");
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    return rc;
+}
+
+static bool
+gpu_run(void *arg, world_op_t op, const void *in, size_t each, uint32_t n)
+{
+    gpu_t *g = arg;
+    int rc;
+
+    if (each * n > INPUT_BYTES) {
+        printf("%zu bytes of input\n", each * n);
+        return false;
+    }
+    cuda_ok(cudaDeviceSynchronize(), "before");
+    cuda_ok(cudaMemcpy(g->in, in, each * n, cudaMemcpyHostToDevice), "input");
+    rc = world_random(4) == 0 ? launch_graph(g, op, n) : launch(g, op, n);
+    if (rc != TR_KERNEL_OK) {
+        printf("launch %d: %d, %s\n", (int) op, rc, tr_cuda_reason());
+        return false;
+    }
+    cuda_ok(cudaDeviceSynchronize(), "manager");
+    return true;
+}
+
+int
+main(int argc, char **argv)
+{
+    static gpu_t gpu;
+    static world_t w;
+    world_device_t device = { &gpu,        gpu_create, gpu_destroy, gpu_pool,
+                              gpu_victims, gpu_run,    gpu_fetch,   gpu_copy };
+    uint32_t rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 30, failed = 0;
+    uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10)
+                             : (uint64_t) time(NULL);
+    uint64_t steps = 0, stalls = 0, prompts = 0;
+    cudaStream_t stream;
+
+    if (tr_cuda_open(0, &gpu.device) != 0) {
+        printf("no device: %s\n", tr_cuda_reason());
+        return 77;
+    }
+    cuda_ok(cudaStreamCreate(&stream), "stream");
+    gpu.stream = (tr_cuda_stream_t){ stream, &gpu.device };
+    for (uint32_t r = 0; r < rounds && failed < 3; r++) {
+        if (!world_play(&device, seed + r, OPERATIONS, &w)) {
+            printf("FAILED: test_manager 1 %llu\n",
+                   (unsigned long long) (seed + r));
+            failed++;
+        }
+        steps += w.steps;
+        stalls += w.stalls;
+        prompts += w.compressed;
+    }
+    printf("manager: %u rounds from seed %llu, %u failed; %llu steps, %llu"
+           " prompts, %llu stalls, equal to the CPU's\n",
+           rounds, (unsigned long long) seed, failed,
+           (unsigned long long) steps, (unsigned long long) prompts,
+           (unsigned long long) stalls);
+    cudaStreamDestroy(stream);
+    return failed != 0;
+}
