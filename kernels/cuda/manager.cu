@@ -9,6 +9,7 @@
  *   plan_prompts     classify, last of a prompt: total, last of all: admit
  *                                                 fill
  *   install_prompts  install, last: settle
+ *   give, take       one block each
  *
  * Traffic of a step: for each head its counts, a victim and its move, and three
  * to six sectors of tables and pages; nothing is read twice.
@@ -161,6 +162,28 @@ __launch_bounds__(MANAGER_THREADS)
     }
 }
 
+static __global__ void
+__launch_bounds__(MANAGER_THREADS)
+    give_kernel(const __grid_constant__ tr_cuda_manager_t m, int32_t slot,
+                const int32_t *pages, const uint32_t *n)
+{
+    __shared__ manager_swap_t s;
+
+    if (*n != 0) {
+        manager_give(&m, slot, pages, *n, &s);
+    }
+}
+
+static __global__ void
+__launch_bounds__(MANAGER_THREADS)
+    take_kernel(const __grid_constant__ tr_cuda_manager_t m, int32_t slot,
+                int32_t *pages, uint32_t *n, uint32_t max)
+{
+    __shared__ manager_swap_t s;
+
+    manager_take(&m, slot, pages, n, max, &s);
+}
+
 /* ---- launchers ---------------------------------------------------------- */
 
 extern "C" size_t
@@ -283,5 +306,32 @@ tr_cuda_manager_install_prompts(const tr_cuda_stream_t *s,
         return TR_KERNEL_OK;
     }
     install_kernel<<<warps, MANAGER_THREADS, 0, (cudaStream_t) s->stream>>>(*m);
+    return tr_cuda_check();
+}
+
+extern "C" int
+tr_cuda_manager_give(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
+                     int32_t slot, const int32_t *pages, const uint32_t *n)
+{
+    if (slot < 0 || (uint32_t) slot >= m->size.slots || pages == NULL
+        || n == NULL) {
+        return TR_KERNEL_BADARG;
+    }
+    give_kernel<<<1, MANAGER_THREADS, 0, (cudaStream_t) s->stream>>>(*m, slot,
+                                                                     pages, n);
+    return tr_cuda_check();
+}
+
+extern "C" int
+tr_cuda_manager_take(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
+                     int32_t slot, int32_t *pages, uint32_t *n, uint32_t max)
+{
+    if (slot < 0 || (uint32_t) slot >= m->size.slots || pages == NULL
+        || n == NULL) {
+        return TR_KERNEL_BADARG;
+    }
+    take_kernel<<<1, MANAGER_THREADS, 0, (cudaStream_t) s->stream>>>(*m, slot,
+                                                                     pages, n,
+                                                                     max);
     return tr_cuda_check();
 }

@@ -13,7 +13,7 @@
  *           (kv_compress moves the tokens)
  *        -> install_prompts               old pages come back
  *        -> step, step ..                 one token a request and step
- *        -> close
+ *        -> close, or give and take when it is preempted
  *
  * Every launcher takes many requests at once: all layers and heads are planned
  * side by side, and one sum in the order (request, layer, list, level) gives
@@ -194,6 +194,18 @@ int tr_cuda_manager_plan_prompts(const tr_cuda_stream_t *s,
                                  uint32_t n);
 int tr_cuda_manager_install_prompts(const tr_cuda_stream_t *s,
                                     const tr_cuda_manager_t *m, uint32_t n);
+
+/* Preemption (tr_kv_swap_out, tr_kv_swap_in); store.h copies the pages and
+ * rewrites the tables.  give: the slot's pages as the copy listed them come back
+ * to the ring, n [1] of them, or nothing happens when n is 0.  The slot is out:
+ * steps and prompts refuse it.  take: before it comes in, pages are granted into
+ * pages[], as many as it has (at most max), and *n is their number, or 0 when
+ * there are not so many; the slot is in again. */
+int tr_cuda_manager_give(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
+                         int32_t slot, const int32_t *pages, const uint32_t *n);
+int tr_cuda_manager_take(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
+                         int32_t slot, int32_t *pages, uint32_t *n,
+                         uint32_t max);
 
 #ifdef __cplusplus
 }

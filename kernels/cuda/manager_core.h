@@ -48,6 +48,7 @@ typedef struct tr_cuda_slot {
     uint32_t pages; /* of all heads */
     bool open;
     bool dense; /* coming tokens are dense */
+    bool out;   /* its pages are elsewhere */
     tr_kv_rule_t rule;
 } tr_cuda_slot_t;
 

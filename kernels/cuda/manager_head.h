@@ -70,7 +70,8 @@ manager_wish(const tr_cuda_manager_t *m, const tr_cuda_ask_t *ask,
         return;
     }
     w->kind = WISH_REFUSED;
-    if ((uint32_t) ask->slot >= m->size.slots || !m->slot[ask->slot].open) {
+    if ((uint32_t) ask->slot >= m->size.slots || !m->slot[ask->slot].open
+        || m->slot[ask->slot].out) {
         return;
     }
     s = &m->slot[ask->slot];

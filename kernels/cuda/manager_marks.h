@@ -67,7 +67,7 @@ manager_job(const tr_cuda_manager_t *m, const tr_cuda_complete_t *c,
     j->slot = -1;
     j->len = c->len;
     if (c->slot < 0 || (uint32_t) c->slot >= m->size.slots
-        || !m->slot[c->slot].open) {
+        || !m->slot[c->slot].open || m->slot[c->slot].out) {
         return;
     }
     s = &m->slot[c->slot];

@@ -7,6 +7,7 @@
  *           closed
  *   ends    one block, the last of release: where each request's come to
  *   recycle block (request, some heads, a warp each): the pages come back
+ *   give, take  one block: the pages of a slot that goes out or comes in
  */
 #ifndef TR_CUDA_MANAGER_SLOT_H
 #define TR_CUDA_MANAGER_SLOT_H
@@ -67,7 +68,7 @@ manager_begin(const tr_cuda_manager_t *m, const tr_cuda_begin_t *begin)
     tr_kv_seq_t *q = &m->seq[slot];
     uint32_t last;
 
-    if (slot < 0 || (uint32_t) slot >= m->size.slots || !s->open
+    if (slot < 0 || (uint32_t) slot >= m->size.slots || !s->open || s->out
         || begin->len < s->tokens) {
         MANAGER_ADD(&m->report->n_refused, 1);
         return;
@@ -101,6 +102,7 @@ manager_release(const tr_cuda_manager_t *m, const int32_t *slots, uint32_t i,
     int32_t slot = slots[i];
     bool good = slot >= 0 && (uint32_t) slot < m->size.slots
                 && m->slot[slot].open;
+    bool out = good && m->slot[slot].out;
 
     EACH_THREAD (tid, MANAGER_THREADS) {
         if (tid < TR_KV_LAYOUTS_MAX) {
@@ -109,7 +111,9 @@ manager_release(const tr_cuda_manager_t *m, const int32_t *slots, uint32_t i,
         if (tid == 0) {
             memset(&s->wish, 0, sizeof(s->wish));
             s->wish.slot = slot;
-            s->wish.kind = good ? WISH_CLOSE : WISH_REFUSED;
+            s->wish.kind = out    ? WISH_NOTHING
+                           : good ? WISH_CLOSE
+                                  : WISH_REFUSED;
             if (good) {
                 m->closed[i] = m->seq[slot];
                 s->wish.dense_pages = m->slot[slot].dense_pages;
@@ -121,7 +125,7 @@ manager_release(const tr_cuda_manager_t *m, const int32_t *slots, uint32_t i,
                  end = h + each < m->heads ? h + each : m->heads;
         uint32_t sum = 0;
 
-        for (; h < end && good; h++) {
+        for (; h < end && good && !out; h++) {
             manager_run_t run[MANAGER_RUNS];
             uint32_t n = manager_runs(m, &m->seq[slot],
                                       manager_counts(m, slot, h),
@@ -143,7 +147,7 @@ manager_release(const tr_cuda_manager_t *m, const int32_t *slots, uint32_t i,
                  end = h + each < m->heads ? h + each : m->heads;
         uint32_t below = manager_below(&s->sum, tid);
 
-        for (; h < end && good; h++) {
+        for (; h < end && good && !out; h++) {
             before[h] += below;
         }
         if (tid < TR_KV_LAYOUTS_MAX && s->pages[tid] != 0) {
@@ -212,6 +216,107 @@ manager_recycle(const tr_cuda_manager_t *m, uint32_t i, uint32_t block)
                               w->first
                                   + m->before[(size_t) i * m->heads + head],
                               tid % MANAGER_WARP);
+        }
+        /* out: its pages are not ours, its entries go */
+        for (uint32_t k = tid % MANAGER_WARP;
+             head < m->heads && w->kind == WISH_NOTHING
+             && k < m->view.table_len;
+             k += MANAGER_WARP) {
+            manager_row(m, w->slot, head)[k] = -1;
+        }
+    }
+}
+
+/* ---- out and in --------------------------------------------------------- */
+
+typedef struct {
+    uint32_t pages[TR_KV_LAYOUTS_MAX];
+} manager_swap_t;
+
+/* The slot's pages, by layout, are no longer in use, or are again. */
+TR_HD void
+manager_swap_pages(const tr_cuda_manager_t *m, int32_t slot, bool in,
+                   manager_swap_t *s)
+{
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid < TR_KV_LAYOUTS_MAX) {
+            s->pages[tid] = 0;
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        for (uint32_t h = tid; h < m->heads; h += MANAGER_THREADS) {
+            manager_run_t run[MANAGER_RUNS];
+            uint32_t n = manager_runs(m, &m->seq[slot],
+                                      manager_counts(m, slot, h),
+                                      m->slot[slot].dense_pages, run);
+
+            for (uint32_t r = 0; r < n; r++) {
+                MANAGER_ADD(&s->pages[run[r].layout], run[r].n);
+            }
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid < TR_KV_LAYOUTS_MAX && s->pages[tid] != 0) {
+            MANAGER_ADD(&m->report->pages[tid],
+                        in ? s->pages[tid] : 0u - s->pages[tid]);
+        }
+    }
+}
+
+TR_HD void
+manager_give(const tr_cuda_manager_t *m, int32_t slot, const int32_t *pages,
+             uint32_t n, manager_swap_t *s)
+{
+    if (!m->slot[slot].open || m->slot[slot].out || n != m->slot[slot].pages) {
+        EACH_THREAD (tid, MANAGER_THREADS) {
+            if (tid == 0) {
+                MANAGER_ADD(&m->report->n_refused, 1);
+            }
+        }
+        return;
+    }
+    manager_swap_pages(m, slot, false, s);
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        for (uint32_t i = tid; i < n; i += MANAGER_THREADS) {
+            int32_t page = pages[i];
+
+            manager_store(m, m->report->end + i, slot, &page);
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid == 0) {
+            m->report->end += n;
+            m->slot[slot].out = true;
+        }
+    }
+}
+
+TR_HD void
+manager_take(const tr_cuda_manager_t *m, int32_t slot, int32_t *pages,
+             uint32_t *got, uint32_t max, manager_swap_t *s)
+{
+    uint32_t n = m->slot[slot].pages;
+
+    if (!m->slot[slot].open || !m->slot[slot].out || n > max
+        || n > m->report->end - m->report->start) {
+        EACH_THREAD (tid, MANAGER_THREADS) {
+            if (tid == 0) {
+                *got = 0;
+            }
+        }
+        return;
+    }
+    manager_swap_pages(m, slot, true, s);
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        for (uint32_t i = tid; i < n; i += MANAGER_THREADS) {
+            manager_fetch(m, m->report->start + i, slot, &pages[i]);
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid == 0) {
+            *got = n;
+            m->report->start += n;
+            m->slot[slot].out = false;
         }
     }
 }

@@ -68,6 +68,7 @@ world_create(world_t *w, const world_device_t *device)
         .head_dim = head_dim,
         .slots = 2 + world_random(WORLD_SLOTS - 1),
         .max_len = 60 + world_random(300),
+        .swap_memory = 8u << 20,
         .kernels = &world_kernels,
         .policies = (const tr_kv_policy_t *const *) w->policy
     };
@@ -159,6 +160,7 @@ world_open(world_t *w)
         open[n].rule = world_rule(w, &w->kv->slot[slot].policy, policy);
         begin[n].len = 1 + world_random(w->kv->config.max_len);
         w->slot[slot].open = w->slot[slot].prompt = true;
+        w->slot[slot].out = false;
         w->slot[slot].policy = policy;
         w->slot[slot].goal = begin[n].len;
         tr_kv_prompt(w->kv, slot, begin[n++].len);
@@ -175,7 +177,7 @@ world_turn(world_t *w)
     tr_cuda_begin_t begin = { .slot = (int32_t) i };
     uint32_t have = w->kv->slot[i].tokens, room;
 
-    if (!w->slot[i].open || w->slot[i].prompt
+    if (!w->slot[i].open || w->slot[i].out || w->slot[i].prompt
         || have >= w->kv->config.max_len) {
         return;
     }
@@ -285,7 +287,7 @@ world_step(world_t *w)
         if (n == w->slots) { /* a launch has no more */
             break;
         }
-        if (!w->slot[i].open || world_random(10) == 0
+        if (!w->slot[i].open || w->slot[i].out || world_random(10) == 0
             || (complete && s->policy.n_levels != 0)) {
             continue;
         }
@@ -324,7 +326,7 @@ world_step(world_t *w)
     memcpy(w->mirror.victim, w->kv->victim,
            (size_t) w->slots * w->kv->heads * TR_KV_LISTS_MAX
                * sizeof(tr_kv_victim_t));
-    w->device->victims(w->device->arg);
+    w->device->arrays(w->device->arg);
 }
 
 /* Tokens of a head before a prompt is compressed; the mirror has them still. */
@@ -356,7 +358,7 @@ world_complete(world_t *w)
         const tr_kv_seq_t *q = &w->kv->seq[i];
         tr_kv_policy_t begun;
 
-        if (!w->slot[i].open || !w->slot[i].prompt
+        if (!w->slot[i].open || w->slot[i].out || !w->slot[i].prompt
             || (s->tokens < w->slot[i].goal && world_random(12) != 0)) {
             continue;
         }
@@ -413,6 +415,87 @@ world_complete(world_t *w)
     world_compare(w);
 }
 
+/* ---- out and in --------------------------------------------------------- */
+
+/* The pages of a slot in the order of heads and runs. */
+static uint32_t
+world_list(const world_t *w, int32_t slot, int32_t *out)
+{
+    const tr_kv_cache_t *kv = w->kv;
+    uint32_t n = 0;
+
+    for (uint32_t head = 0; head < kv->heads; head++) {
+        const int32_t *row = tr_kv_row(kv, slot, head);
+        tr_kv_run_t run[TR_KV_RUNS];
+        uint32_t runs = tr_kv_runs(kv, &kv->seq[slot],
+                                   tr_kv_counts(kv, slot, head),
+                                   kv->slot[slot].dense_pages, run);
+
+        for (uint32_t r = 0; r < runs; r++) {
+            for (uint32_t j = 0; j < run[r].n; j++) {
+                out[n++] =
+                    row[(int32_t) run[r].entry + (int32_t) j * run[r].step];
+            }
+        }
+    }
+    return n;
+}
+
+/* What the copying kernel does to the tables of the device. */
+static void
+world_rewrite(world_t *w, int32_t slot)
+{
+    for (uint32_t head = 0; head < w->kv->heads; head++) {
+        const int32_t *from = tr_kv_row(w->kv, slot, head);
+        int32_t *to = manager_row(&w->mirror, slot, head);
+
+        for (uint32_t i = 0; i < w->kv->view.table_len; i++) {
+            to[i] = to[i] == -1 ? -1 : from[i];
+        }
+    }
+    w->device->arrays(w->device->arg);
+}
+
+/* A slot goes out, or comes in. */
+static void
+world_swap(world_t *w)
+{
+    static int32_t list[WORLD_LIST], mine[WORLD_LIST];
+    int32_t i = (int32_t) world_random(w->slots);
+    uint32_t n;
+
+    if (!w->slot[i].open || w->kv->slot[i].pages + 2 > WORLD_LIST
+        || w->kv->slot[i].pages == 0) {
+        return;
+    }
+    w->device->fetch(w->device->arg);
+    memset(list, 0xff, sizeof(list));
+    list[0] = i;
+    if (!w->slot[i].out) {
+        n = world_list(w, i, list + 2);
+        if (tr_kv_swap_out(w->kv, i) != TR_OK) {
+            return;
+        }
+        list[1] = (int32_t) n;
+        WORLD_SAME(w, WORLD_RUN(w, WORLD_GIVE, list, n + 2), " ");
+    } else {
+        bool in = tr_kv_swap_in(w->kv, i) == TR_OK;
+
+        WORLD_SAME(w, WORLD_RUN(w, WORLD_TAKE, list, WORLD_LIST), " ");
+        n = world_list(w, i, mine);
+        WORLD_SAME(w, list[1] == (in ? (int32_t) n : 0), "%d pages of %u",
+                   list[1], n);
+        WORLD_SAME(w, !in || memcmp(list + 2, mine, n * 4) == 0, "slot %d", i);
+        if (!in) {
+            return;
+        }
+    }
+    w->swaps++;
+    w->slot[i].out = !w->slot[i].out;
+    world_rewrite(w, i);
+    world_compare(w);
+}
+
 /* ---- a round ------------------------------------------------------------ */
 
 /* One round; false: a difference was printed. */
@@ -435,6 +518,8 @@ world_play(const world_device_t *device, uint64_t seed, uint32_t operations,
             world_turn(w);
         } else if (dice < 8) {
             world_complete(w);
+        } else if (dice == 8) {
+            world_swap(w);
         } else {
             world_step(w);
         }

@@ -28,7 +28,9 @@ typedef enum {
     WORLD_STEP,
     WORLD_CLOSE,
     WORLD_PLAN,
-    WORLD_INSTALL
+    WORLD_INSTALL,
+    WORLD_GIVE, /* in: slot, n, the pages */
+    WORLD_TAKE  /* the same, filled */
 } world_op_t;
 
 typedef struct {
@@ -39,12 +41,11 @@ typedef struct {
                    const tr_cuda_manager_size_t *size, const uint8_t *pool,
                    uint64_t pool_bytes, tr_cuda_manager_t *mirror);
     void (*destroy)(void *arg);
-    /* The pool or, in the mirror, the victims have changed. */
+    /* The pool or, in the mirror, victims and tables have changed. */
     void (*pool)(void *arg);
-    void (*victims)(void *arg);
+    void (*arrays)(void *arg);
     /* in: n inputs of `each` bytes, on the host */
-    bool (*run)(void *arg, world_op_t op, const void *in, size_t each,
-                uint32_t n);
+    bool (*run)(void *arg, world_op_t op, void *in, size_t each, uint32_t n);
     void (*fetch)(void *arg);
     /* A copy of n numbers that the device can read, until destroy. */
     const double *(*copy)(void *arg, const double *from, size_t n);
@@ -75,6 +76,7 @@ world_seed(uint64_t seed)
 #define WORLD_POLICIES 3u
 #define WORLD_SLOTS 24u
 #define WORLD_PROMPTS 5u
+#define WORLD_LIST (1u << 16) /* pages of a slot, and two numbers */
 
 typedef struct {
     tr_kv_cache_t *kv;
@@ -84,12 +86,13 @@ typedef struct {
     const world_device_t *device;
     tr_cuda_manager_t mirror;
     struct {
-        bool open, prompt; /* prompt: being computed up to `goal` */
+        bool open, out;
+        bool prompt; /* being computed up to `goal` */
         uint32_t policy, goal;
     } slot[WORLD_SLOTS];
     uint32_t slots;
     /* what happened */
-    uint64_t steps, stalls, compressed, pages;
+    uint64_t steps, stalls, compressed, swaps, pages;
     bool failed;
 } world_t;
 
@@ -456,7 +459,7 @@ world_compare(world_t *w)
         }
         WORLD_SAME(w,
                    t->tokens == s->tokens && t->dense == s->dense
-                       && t->dense_pages == s->dense_pages
+                       && t->out == s->out && t->dense_pages == s->dense_pages
                        && t->pages == s->pages,
                    "slot %u: tokens %u %u, dense %d %d, dense pages %u %u,"
                    " pages %llu %u",

@@ -27,7 +27,7 @@ typedef struct {
     uint32_t copies;
 } gpu_t;
 
-#define INPUT_BYTES (WORLD_SLOTS * sizeof(tr_cuda_open_t))
+#define INPUT_BYTES (WORLD_LIST * sizeof(int32_t))
 
 static bool
 gpu_create(void *arg, const tr_kv_view_t *shape,
@@ -94,14 +94,19 @@ gpu_pool(void *arg)
 }
 
 static void
-gpu_victims(void *arg)
+gpu_arrays(void *arg)
 {
     gpu_t *g = arg;
-    size_t n = (size_t) g->m.size.slots * g->m.heads * TR_KV_LISTS_MAX;
+    size_t heads = (size_t) g->m.size.slots * g->m.heads;
 
     cuda_ok(cudaMemcpy(g->m.victim, g->mirror->victim,
-                       n * sizeof(tr_kv_victim_t), cudaMemcpyHostToDevice),
+                       heads * TR_KV_LISTS_MAX * sizeof(tr_kv_victim_t),
+                       cudaMemcpyHostToDevice),
             "victims");
+    cuda_ok(cudaMemcpy(g->m.tables, g->mirror->tables,
+                       heads * g->m.view.table_len * sizeof(int32_t),
+                       cudaMemcpyHostToDevice),
+            "tables");
 }
 
 static void
@@ -115,10 +120,11 @@ gpu_fetch(void *arg)
 }
 
 static int
-launch(const gpu_t *g, world_op_t op, uint32_t n)
+launch(const gpu_t *g, world_op_t op, int32_t slot, uint32_t n)
 {
     const tr_cuda_stream_t *s = &g->stream;
     const tr_cuda_manager_t *m = &g->m;
+    int32_t *list = g->in;
 
     switch (op) {
     case WORLD_OPEN:
@@ -131,13 +137,19 @@ launch(const gpu_t *g, world_op_t op, uint32_t n)
         return tr_cuda_manager_close(s, m, g->in, n);
     case WORLD_PLAN:
         return tr_cuda_manager_plan_prompts(s, m, g->in, n);
-    default:
+    case WORLD_INSTALL:
         return tr_cuda_manager_install_prompts(s, m, n);
+    case WORLD_GIVE:
+        return tr_cuda_manager_give(s, m, slot, list + 2,
+                                    (const uint32_t *) (void *) (list + 1));
+    default:
+        return tr_cuda_manager_take(s, m, slot, list + 2,
+                                    (uint32_t *) (void *) (list + 1), n - 2);
     }
 }
 
 static int
-launch_graph(const gpu_t *g, world_op_t op, uint32_t n)
+launch_graph(const gpu_t *g, world_op_t op, int32_t slot, uint32_t n)
 {
     cudaStream_t stream = g->stream.stream;
     cudaGraph_t graph;
@@ -146,7 +158,7 @@ launch_graph(const gpu_t *g, world_op_t op, uint32_t n)
 
     cuda_ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
             "capture");
-    rc = launch(g, op, n);
+    rc = launch(g, op, slot, n);
     cuda_ok(cudaStreamEndCapture(stream, &graph), "end of capture");
     cuda_ok(cudaGraphInstantiate(&exec, graph, 0), "graph");
     cuda_ok(cudaGraphLaunch(exec, stream), "graph launch");
@@ -157,23 +169,30 @@ launch_graph(const gpu_t *g, world_op_t op, uint32_t n)
 }
 
 static bool
-gpu_run(void *arg, world_op_t op, const void *in, size_t each, uint32_t n)
+gpu_run(void *arg, world_op_t op, void *in, size_t each, uint32_t n)
 {
     gpu_t *g = arg;
+    int32_t slot;
     int rc;
 
+    memcpy(&slot, in, sizeof(slot));
     if (each * n > INPUT_BYTES) {
         printf("%zu bytes of input\n", each * n);
         return false;
     }
     cuda_ok(cudaDeviceSynchronize(), "before");
     cuda_ok(cudaMemcpy(g->in, in, each * n, cudaMemcpyHostToDevice), "input");
-    rc = world_random(4) == 0 ? launch_graph(g, op, n) : launch(g, op, n);
+    rc = world_random(4) == 0 ? launch_graph(g, op, slot, n)
+                              : launch(g, op, slot, n);
     if (rc != TR_KERNEL_OK) {
         printf("launch %d: %d, %s\n", (int) op, rc, tr_cuda_reason());
         return false;
     }
     cuda_ok(cudaDeviceSynchronize(), "manager");
+    if (op == WORLD_TAKE) {
+        cuda_ok(cudaMemcpy(in, g->in, each * n, cudaMemcpyDeviceToHost),
+                "pages");
+    }
     return true;
 }
 
@@ -182,8 +201,8 @@ main(int argc, char **argv)
 {
     static gpu_t gpu;
     static world_t w;
-    world_device_t device = { &gpu,        gpu_create, gpu_destroy, gpu_pool,
-                              gpu_victims, gpu_run,    gpu_fetch,   gpu_copy };
+    world_device_t device = { &gpu,       gpu_create, gpu_destroy, gpu_pool,
+                              gpu_arrays, gpu_run,    gpu_fetch,   gpu_copy };
     uint32_t rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 30, failed = 0;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10)
                              : (uint64_t) time(NULL);

@@ -158,9 +158,11 @@ host_install(const tr_cuda_manager_t *m, uint32_t n)
 }
 
 static bool
-host_run(void *arg, world_op_t op, const void *in, size_t each, uint32_t n)
+host_run(void *arg, world_op_t op, void *in, size_t each, uint32_t n)
 {
     const tr_cuda_manager_t *m = &((host_t *) arg)->m;
+    int32_t *list = in;
+    manager_swap_t s;
 
     (void) each;
     order_times = world_random(2) ? 1 : 2 * world_random(128) + 1;
@@ -179,6 +181,10 @@ host_run(void *arg, world_op_t op, const void *in, size_t each, uint32_t n)
         host_plan(m, in, n);
     } else if (op == WORLD_INSTALL) {
         host_install(m, n);
+    } else if (op == WORLD_GIVE) {
+        manager_give(m, list[0], list + 2, (uint32_t) list[1], &s);
+    } else if (op == WORLD_TAKE) {
+        manager_take(m, list[0], list + 2, (uint32_t *) &list[1], n - 2, &s);
     }
     return true;
 }
@@ -192,7 +198,7 @@ test_same_as_cpu(void **state)
                               .create = host_create,
                               .destroy = host_destroy,
                               .pool = host_nothing,
-                              .victims = host_nothing,
+                              .arrays = host_nothing,
                               .run = host_run,
                               .fetch = host_nothing,
                               .copy = host_copy };
