@@ -454,6 +454,11 @@ world_compare(world_t *w)
         const tr_cuda_slot_t *t = &m->slot[i];
 
         WORLD_SAME(w, t->open == s->open, "slot %u", i);
+        for (uint32_t k = 0; k < kv->heads * kv->view.table_len && !s->open;
+             k++) {
+            WORLD_SAME(w, manager_row(m, (int32_t) i, 0)[k] == -1,
+                       "slot %u, closed: entry %u", i, k);
+        }
         if (!s->open) {
             continue;
         }
