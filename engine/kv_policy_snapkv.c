@@ -12,26 +12,23 @@
 
 #include "log.h"
 
-/* Was it counted for the last queries?  If not, it was kept before. */
 static bool
 candidate(const tr_kv_prompt_t *head, uint32_t i)
 {
-    return head->from[i] == TR_KV_NOWHERE && head->recent[i] >= 0;
+    return tr_kv_recent_counts(head->from[i], head->recent[i]);
 }
 
 static float
-pooled(const tr_kv_prompt_t *head, uint32_t i, uint32_t reach)
+pooled(const tr_kv_policy_t *p, const tr_kv_prompt_t *head, uint32_t i)
 {
-    uint32_t from = i > reach ? i - reach : 0;
+    uint32_t reach = p->pool / 2, from = i > reach ? i - reach : 0;
     uint32_t to = head->n - i > reach ? i + reach : head->n - 1;
     float most = 0;
 
     for (uint32_t j = from; j <= to; j++) {
-        uint32_t a = head->position[i], b = head->position[j];
-
-        if (candidate(head, j) && (a > b ? a - b : b - a) <= reach
-            && head->recent[j] > most) {
-            most = head->recent[j];
+        if (candidate(head, j)) {
+            most = tr_kv_recent_pool(&p->rule, most, head->position[i],
+                                     head->position[j], head->recent[j]);
         }
     }
     return most;
@@ -40,23 +37,21 @@ pooled(const tr_kv_prompt_t *head, uint32_t i, uint32_t reach)
 static void
 snapkv_prompt(const tr_kv_policy_t *p, const tr_kv_prompt_t *head, int8_t *to)
 {
-    uint32_t candidates = 0, others;
+    uint32_t candidates = 0, k[TR_KV_LISTS_MAX] = { 0 };
     uint64_t cut;
 
     for (uint32_t i = 0; i < head->n; i++) {
         bool counts = candidate(head, i);
 
-        /* above everything that a softmax can sum up to */
-        head->work[i] = counts ? pooled(head, i, p->pool / 2) : 1e30f;
+        head->work[i] = counts ? pooled(p, head, i) : TR_KV_KEPT;
         candidates += counts;
     }
-    others = head->n - candidates;
-    cut = tr_kv_rank_cut(head->work, head->position, head->n,
-                         others + tr_kv_budget(p, 0, candidates));
+    tr_kv_rule_ranks(&p->rule, head->length, head->n, candidates, k);
+    cut = tr_kv_rank_cut(head->work, head->position, head->n, k[0]);
     for (uint32_t i = 0; i < head->n; i++) {
         uint64_t key = tr_kv_rank_key(head->work[i], head->position[i]);
 
-        to[i] = key >= cut ? 0 : TR_KV_NOWHERE;
+        to[i] = (int8_t) tr_kv_rank_level(&p->rule, key, &cut, head->from[i]);
     }
 }
 
@@ -75,6 +70,7 @@ static void
 snapkv_init(tr_kv_policy_t *p, uint32_t head_dim)
 {
     (void) head_dim;
+    p->kind = TR_KV_RULE_RECENT;
     p->n_levels = 1;
     p->level[0] = (tr_kv_level_t){ .key_bits = 16, .value_bits = 16 };
     p->window = TR_KV_OBSERVATION_WINDOW;

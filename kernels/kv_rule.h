@@ -28,7 +28,8 @@ typedef enum {
     TR_KV_RULE_THRESHOLD, /* diffkv */
     TR_KV_RULE_SHARE,     /* static: budgets by share of the length */
     TR_KV_RULE_BUDGET,    /* h2o: one budget, by sum */
-    TR_KV_RULE_SINKS      /* streamingllm: the first tokens */
+    TR_KV_RULE_SINKS,     /* streamingllm: the first tokens */
+    TR_KV_RULE_RECENT     /* snapkv: by what the last queries looked at */
 } tr_kv_rule_kind_t;
 
 /* The fields of a rule; a policy (engine/kv_policy.h) has them, too. */
@@ -242,6 +243,28 @@ tr_kv_rank_level(const tr_kv_rule_t *r, uint64_t key, const uint64_t *cut,
     return l < from ? from : l;
 }
 
+/* ---- the last queries --------------------------------------------------- */
+
+/* Is a token of a prompt ranked?  What was not counted for the last queries was
+ * kept before, and is above everything that a softmax can sum up to. */
+#define TR_KV_KEPT 1e30f
+
+TR_HD bool
+tr_kv_recent_counts(int from, float recent)
+{
+    return from == TR_KV_NOWHERE && recent >= 0;
+}
+
+/* The largest sum so far, of a token at position a, when its neighbour at b,
+ * which counts, had `recent`. */
+TR_HD float
+tr_kv_recent_pool(const tr_kv_rule_t *r, float most, uint32_t a, uint32_t b,
+                  float recent)
+{
+    return (a > b ? a - b : b - a) <= r->pool / 2 && recent > most ? recent
+                                                                   : most;
+}
+
 /* ---- by kind ------------------------------------------------------------ */
 
 /* Decision 2: what the token that leaves the window becomes. */
@@ -278,11 +301,12 @@ tr_kv_rule_downgrade(const tr_kv_rule_t *r, uint32_t list,
     }
 }
 
-/* Decision 1, for rules that rank the tokens of a prompt: how many tokens the
- * lists up to l hold together, for each of so many lists; 0: no ranks. */
+/* Decision 1, for rules that rank the n tokens of a prompt: how many tokens the
+ * lists up to l hold together, for each of so many lists; 0: no ranks.
+ * counting: tokens for which tr_kv_recent_counts. */
 TR_HD uint32_t
-tr_kv_rule_ranks(const tr_kv_rule_t *r, uint32_t length,
-                 uint32_t k[TR_KV_LISTS_MAX])
+tr_kv_rule_ranks(const tr_kv_rule_t *r, uint32_t length, uint32_t n,
+                 uint32_t counting, uint32_t k[TR_KV_LISTS_MAX])
 {
     if (r->kind == TR_KV_RULE_SHARE) {
         for (uint32_t l = 0; l < r->n_levels; l++) {
@@ -294,10 +318,14 @@ tr_kv_rule_ranks(const tr_kv_rule_t *r, uint32_t length,
         k[0] = r->budget[1];
         return 1;
     }
+    if (r->kind == TR_KV_RULE_RECENT) {
+        k[0] = n - counting + tr_kv_rule_budget(r, 0, counting);
+        return 1;
+    }
     return 0;
 }
 
-/* Its value in that order. */
+/* Its value in that order, but for TR_KV_RULE_RECENT. */
 TR_HD float
 tr_kv_rule_rank_value(const tr_kv_rule_t *r, const tr_kv_mark_t *m)
 {
@@ -307,10 +335,10 @@ tr_kv_rule_rank_value(const tr_kv_rule_t *r, const tr_kv_mark_t *m)
 }
 
 /* Decision 1 for one token of a prompt, which list `from` holds now, or none.
- * t: the thresholds at this token; cut: of the ranks. */
+ * t: the thresholds at this token; key and cut: of the ranks. */
 TR_HD int
 tr_kv_rule_place(const tr_kv_rule_t *r, const tr_kv_mark_t *m, int from,
-                 const float *t, const uint64_t *cut)
+                 const float *t, uint64_t key, const uint64_t *cut)
 {
     int level;
 
@@ -321,10 +349,8 @@ tr_kv_rule_place(const tr_kv_rule_t *r, const tr_kv_mark_t *m, int from,
         return level >= 0 && level < from ? from : level;
     case TR_KV_RULE_SHARE:
     case TR_KV_RULE_BUDGET:
-        return tr_kv_rank_level(r,
-                                tr_kv_rank_key(tr_kv_rule_rank_value(r, m),
-                                               m->position),
-                                cut, from);
+    case TR_KV_RULE_RECENT:
+        return tr_kv_rank_level(r, key, cut, from);
     case TR_KV_RULE_SINKS:
         return m->position < r->sinks ? 0 : TR_KV_NOWHERE;
     default:

@@ -105,6 +105,7 @@ typedef struct {
     uint32_t windowed; /* leave the window */
     uint32_t dense;
     uint32_t n;
+    uint32_t counting; /* tr_kv_recent_counts */
     /* of the choice */
     uint64_t cut[TR_KV_LISTS_MAX];
     uint32_t rank[TR_KV_LISTS_MAX], ranks, digit, more;
@@ -210,6 +211,52 @@ manager_mark(const tr_cuda_manager_t *m, const manager_prompt_t *s,
     return TR_KV_NOWHERE;
 }
 
+/* What the last queries gave to token i; negative when nobody counted it. */
+TR_HD float
+manager_recent(const tr_cuda_manager_t *m, const manager_prompt_t *s,
+               uint32_t head, uint32_t i)
+{
+    const tr_cuda_place_t *place = &m->place[0];
+    uint32_t before = s->listed + s->windowed;
+
+    if (i < before) {
+        return -1;
+    }
+    if (place->score == 0 || !s->job.from.scored) {
+        return 0;
+    }
+    i -= before;
+    return manager_real(m, manager_row(m, s->job.slot, head)[i / place->tokens],
+                        place->recent + i % place->tokens * 4);
+}
+
+/* Token i's rank among those of its head. */
+TR_HD uint64_t
+manager_key(const tr_cuda_manager_t *m, const manager_prompt_t *s,
+            uint32_t head, uint32_t i, const tr_kv_mark_t *mark, int from)
+{
+    const tr_kv_rule_t *r = &s->job.rule;
+    uint32_t reach = r->pool / 2, first = i > reach ? i - reach : 0;
+    uint32_t last = s->n - i > reach ? i + reach : s->n - 1;
+    float most = 0;
+
+    if (r->kind != TR_KV_RULE_RECENT) {
+        return tr_kv_rank_key(tr_kv_rule_rank_value(r, mark), mark->position);
+    }
+    if (!tr_kv_recent_counts(from, manager_recent(m, s, head, i))) {
+        return tr_kv_rank_key(TR_KV_KEPT, mark->position);
+    }
+    /* those that count are dense, in order of position */
+    for (uint32_t j = first; j <= last; j++) {
+        float recent = manager_recent(m, s, head, j);
+
+        if (recent >= 0) {
+            most = tr_kv_recent_pool(r, most, i, j, recent);
+        }
+    }
+    return tr_kv_rank_key(most, mark->position);
+}
+
 /* ---- ranks -------------------------------------------------------------- */
 
 /* cut[l]: the smallest key among the rank[l] best (tr_kv_rank_cut), by radix
@@ -234,11 +281,9 @@ manager_cut(const tr_cuda_manager_t *m, uint32_t head, uint32_t l,
         EACH_THREAD (tid, MANAGER_THREADS) {
             for (uint32_t i = tid; i < s->n; i += MANAGER_THREADS) {
                 tr_kv_mark_t mark;
-                uint64_t key;
+                int from = manager_mark(m, s, head, i, &mark);
+                uint64_t key = manager_key(m, s, head, i, &mark, from);
 
-                manager_mark(m, s, head, i, &mark);
-                key = tr_kv_rank_key(tr_kv_rule_rank_value(&s->job.rule, &mark),
-                                     mark.position);
                 /* two shifts, since one by 64 is undefined */
                 if (((key ^ s->cut[l]) >> shift) >> 8 == 0) {
                     MANAGER_ADD(&s->digits[key >> shift & 255], 1);

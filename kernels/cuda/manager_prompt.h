@@ -38,7 +38,7 @@ manager_prompt_head(const tr_cuda_manager_t *m, uint32_t head,
     s->windowed = end > j->from.window_from ? end - j->from.window_from : 0;
     s->dense = window > base ? window - base : 0;
     s->n = s->listed + s->windowed + s->dense;
-    s->ranks = s->n == 0 ? 0 : tr_kv_rule_ranks(&j->rule, j->len, s->rank);
+    s->counting = 0;
 }
 
 /* Is a less significant than b?  Of equals the lowest position, then the first
@@ -85,6 +85,7 @@ manager_classify_some(const tr_cuda_manager_t *m, uint32_t head, int8_t *dest,
     for (uint32_t i = tid; i < s->n; i += MANAGER_THREADS) {
         tr_kv_mark_t mark;
         int from = manager_mark(m, s, head, i, &mark), to;
+        uint64_t key = 0;
         float own;
 
         if (j->rule.kind == TR_KV_RULE_THRESHOLD
@@ -92,7 +93,10 @@ manager_classify_some(const tr_cuda_manager_t *m, uint32_t head, int8_t *dest,
             tr_kv_thresholds(&j->rule, mark.layer, mark.list, mark.position,
                              mark.length, t);
         }
-        to = tr_kv_rule_place(&j->rule, &mark, from, t, s->cut);
+        if (s->ranks != 0) {
+            key = manager_key(m, s, head, i, &mark, from);
+        }
+        to = tr_kv_rule_place(&j->rule, &mark, from, t, key, s->cut);
         dest[i] = (int8_t) to;
         if (to < 0) {
             continue;
@@ -167,6 +171,22 @@ manager_classify(const tr_cuda_manager_t *m, const tr_cuda_complete_t *c,
     }
     if (!s->job.move) {
         return;
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        for (uint32_t k = tid;
+             k < s->n && s->job.rule.kind == TR_KV_RULE_RECENT;
+             k += MANAGER_THREADS) {
+            if (manager_recent(m, s, head, k) >= 0) {
+                MANAGER_ADD(&s->counting, 1);
+            }
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid == 0) {
+            s->ranks = s->n == 0 ? 0
+                                 : tr_kv_rule_ranks(&s->job.rule, s->job.len,
+                                                    s->n, s->counting, s->rank);
+        }
     }
     for (uint32_t l = 0; l < s->ranks; l++) {
         manager_cut(m, head, l, s);

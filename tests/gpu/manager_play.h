@@ -25,6 +25,8 @@ static const char *const world_specs[] = {
     "streamingllm:sinks=3,recent=0.25",
     "kivi:bits=2,window=64",
     "int4",
+    "snapkv:budget=20",
+    "snapkv:budget=0.3,pool=3",
     "quest:budget=64,from=1",
 };
 
