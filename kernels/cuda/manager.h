@@ -196,11 +196,11 @@ int tr_cuda_manager_install_prompts(const tr_cuda_stream_t *s,
                                     const tr_cuda_manager_t *m, uint32_t n);
 
 /* Preemption (tr_kv_swap_out, tr_kv_swap_in); store.h copies the pages and
- * rewrites the tables.  give: the slot's pages as the copy listed them come back
- * to the ring, n [1] of them, or nothing happens when n is 0.  The slot is out:
- * steps and prompts refuse it.  take: before it comes in, pages are granted into
- * pages[], as many as it has (at most max), and *n is their number, or 0 when
- * there are not so many; the slot is in again. */
+ * rewrites the tables.  give: the slot's pages, as the copy listed them, come
+ * back to the ring, n [1] of them, or nothing happens when n is 0.  The slot is
+ * out: steps and prompts refuse it.  take: before it comes in, pages are granted
+ * into pages[], as many as it has (at most max), and *n is their number, or 0
+ * when there are not so many; the slot is in again. */
 int tr_cuda_manager_give(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
                          int32_t slot, const int32_t *pages, const uint32_t *n);
 int tr_cuda_manager_take(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,

@@ -1,4 +1,6 @@
-/* manager_fill.h: random scores for all tokens of all slots (manager_fill.cu). */
+/*
+ * manager_fill.h: random scores for all tokens of all slots (manager_fill.cu).
+ */
 #ifndef MANAGER_FILL_H
 #define MANAGER_FILL_H
 

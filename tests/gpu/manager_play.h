@@ -221,14 +221,14 @@ world_check_step(world_t *w, const tr_cuda_ask_t *ask, uint32_t n,
     for (uint32_t i = 0; i < n; i++) {
         int32_t slot = ask[i].slot;
         bool granted = index[i] >= 0 && rc[index[i]] == TR_OK;
-        uint8_t want = granted     ? TR_CUDA_GRANTED
-                       : slot >= 0 ? TR_CUDA_STALLED
-                                   : TR_CUDA_REFUSED;
+        uint8_t want = granted          ? TR_CUDA_GRANTED
+                       : index[i] != -2 ? TR_CUDA_STALLED
+                                        : TR_CUDA_REFUSED;
 
         WORLD_SAME(w, m->result[i] == want, "request %u: %u, device %u", i,
                    want, m->result[i]);
         WORLD_SAME(w, m->seq_slot[i] == (granted ? slot : -1), "request %u", i);
-        if (slot < 0) {
+        if (index[i] == -2) {
             continue;
         }
         stalls += !granted;
@@ -284,7 +284,12 @@ world_step(world_t *w)
 
         if (n < w->slots && world_random(8) == 0) { /* no request */
             ask[n] = (tr_cuda_ask_t){ -1, 0, 5 };
-            index[n++] = -1;
+            if (world_random(4) == 0) { /* one that cannot be */
+                ask[n].slot = (int32_t) (w->slots + world_random(3));
+            } else if (!w->slot[i].open || w->slot[i].out) {
+                ask[n].slot = (int32_t) i;
+            }
+            index[n++] = -2;
         }
         if (n == w->slots) { /* a launch has no more */
             break;
