@@ -10,6 +10,7 @@
 #   make bench-capacity   conversations at once in one KV pool, by policy
 #   make bench-dashboard  what a viewer of the dashboard costs a worker
 #   make bench-redis      what the reporter takes, with Redis and without
+#   make bench-resume     answers read again from Redis, many followers
 #   make bench-footprint  start, memory, idle CPU
 #
 # RESULTS=DIR stores JSON and tables there, as tests/bench/results has them.
@@ -42,7 +43,8 @@ $(BENCH_MANAGER): $B/obj/tests/bench/bench_manager.o \
 # The same for both managers.
 $B/obj/tests/bench/plain_manager.o: CFLAGS += -O3
 
-.PHONY: bench bench-tools bench-dashboard bench-redis bench-capacity \
+.PHONY: bench bench-tools bench-dashboard bench-redis bench-resume \
+        bench-capacity \
         bench-gateway bench-engine bench-footprint bench-manager \
         bench-attention bench-kv-store bench-policy
 bench-tools: $(BENCH_PROG) $(BENCH_ENGINE) $(BENCH_MANAGER) $(BENCH_ATTENTION) \
@@ -78,6 +80,9 @@ bench-policy: $(BENCH_POLICY)
 bench-redis: engine module $B/bench/sse_load
 	@B="$B" node tests/bench/redis.js $(call bench_json,redis)
 
+bench-resume: module
+	@B="$B" node tests/bench/resume.js $(call bench_json,resume)
+
 bench: deps
 	@$(MAKE) -s --no-print-directory -j$(JOBS) engine module bench-tools
 	@echo "== gateway"
@@ -96,5 +101,7 @@ bench: deps
 	@$(MAKE) -s --no-print-directory bench-dashboard
 	@echo "== redis"
 	@$(MAKE) -s --no-print-directory bench-redis
+	@echo "== resume"
+	@$(MAKE) -s --no-print-directory bench-resume
 	@echo "== footprint"
 	@$(MAKE) -s --no-print-directory bench-footprint
