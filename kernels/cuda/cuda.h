@@ -28,6 +28,8 @@ typedef struct {
     int ordinal;
     uint32_t blocks; /* multiprocessors */
     uint32_t shared; /* bytes of shared memory that a block can have */
+    bool dependent;  /* a kernel can begin before the one before it ends */
+    uint32_t tune;   /* 0; else a variant of decode attention, for benchmarks */
 } tr_cuda_device_t;
 
 typedef struct {
@@ -75,9 +77,9 @@ typedef struct {
 /* tr_kernels_t.attention for sequences of one row: out, scores and victims.
  * Head sizes 64 and 128, up to 8 query heads a list, levels with one metadata
  * group by token (all bits); anything else is TR_KERNEL_BADARG.  All pages are
- * read (read_pages is not looked at).  Queries are rounded to FP16, relative to
- * a head's largest, products are summed in FP32.  The blocks of a launch wait
- * for each other, so it is a cooperative one.
+ * read (read_pages is not looked at).  Queries are rounded to 15 bits, relative to
+ * a head's largest; their products with codes are exact, all other sums FP32.
+ * q and out are 16-byte aligned.
  * Bytes moved: codes and metadata once; of scored tokens score and position
  * read, score written; q and out. */
 int tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,

@@ -1,36 +1,46 @@
 /*
- * decode.cuh: what the plan of a decode step and the attention kernel share.
+ * decode.cuh: what the three kernels of decode attention share.
+ *
+ *   plan    (decode_plan.cu, once a step) describes the heads of all layers and
+ *           cuts each layer's work into ranges of equal bytes
+ *   attend  (decode.cu, once a layer) one warp works off a range; nobody waits
+ *           for anybody
+ *   finish  (decode_finish.cu, once a layer, right behind) joins what the warps
+ *           found, raises scores, finds victims
  *
  * A head is one KV head of one sequence in one layer, with the query heads of
  * its group.  Its cached tokens are six segments: lists 0 to 3, the window, the
- * dense pages.  A page is cut into items, which a warp attends one after the
- * other, and an item into tiles of 16 tokens.  So a head is a row of items, and
- * a layer a row of heads.  The plan cuts that long row into one range of equal
- * bytes for each block (multiprocessor), wherever the cut falls.  A head inside
- * one range is finished by its block; of a head that is cut, each block has a
- * part.
+ * dense pages.  A segment's tokens come in tiles, 16 tokens of a level or 8 of a
+ * dense page, and the tiles of a head are numbered through its segments, those
+ * of a layer through its heads.  A range is a run of tiles of the layer,
+ * wherever the cuts fall; of each head in it, the range has a part.  Part (range
+ * b, head h) has the place b + h in the workspace: on the way through the layer
+ * every step enters either a new range or a new head, so places are distinct,
+ * and those of a head are neighbours.
+ *
+ * Between attend and finish each tile leaves a trace: its weights as FP16, and
+ * the maximum to which they relate, for each query head.  It mostly stays in
+ * the L2 cache.
  */
 #ifndef TR_CUDA_DECODE_CUH
 #define TR_CUDA_DECODE_CUH
 
 #include "cuda.h"
 
-#define TILE 16u
 #define SEGMENTS 6u
 #define SEG_WINDOW 4u
 #define SEG_DENSE 5u
-#define GROUP 8u /* query heads of a list, at most: columns of an mma */
+#define GROUP 8u      /* query heads of a list, at most */
+#define QUAD 4u       /* query heads whose weights one trace record has */
+#define JOB_TILES 128u /* whose scores one block raises at a time */
 
 /* Layouts as the device wants them. */
 typedef struct {
     uint32_t tokens; /* of a page */
     uint32_t tiles;  /* of a page */
-    uint32_t items;  /* of a page */
-    uint32_t batch;  /* tiles of an item; the page's last may have fewer */
-    uint32_t unit;   /* tiles that are attended at once */
-    uint32_t cost;   /* of an item: bytes / 16 */
+    uint32_t cost;   /* of a tile: bytes / 64 */
     uint32_t key_meta, value, value_meta, score, position, recent;
-    uint8_t key_bits, value_bits, scored, pad;
+    uint8_t key_bits, value_bits, scored, tile; /* tile: tokens of one */
 } decode_layout_t;
 
 typedef struct {
@@ -40,75 +50,134 @@ typedef struct {
 #define HEAD_SCORED 1u
 #define HEAD_BY_SUM 2u
 #define HEAD_RECENT 4u /* dense tokens' `recent` grows, too */
-#define HEAD_MIXED 8u  /* dense and other tokens */
-#define HEAD_DENSE 16u /* dense tokens only */
 
-/* One head of a step.  32 words: a warp loads it with one word a lane. */
+/* One head of a step; 16 words. */
 typedef struct {
     uint32_t head; /* tr_kv_head: row of tables, counts and victims */
     uint32_t row;  /* of q and out */
     uint32_t n;    /* position of the query */
-    uint32_t window_from, window, base;
+    uint32_t base, window, window_from;
     uint32_t tokens[SEGMENTS];
-    uint32_t items_before[SEGMENTS]; /* the segment */
-    uint32_t items;                  /* 0: nothing to do */
-    uint32_t tiles_before[SEGMENTS];
-    uint32_t tiles;
     uint8_t layout[SEGMENTS];
     uint8_t flags, n_lists;
-    uint16_t first, parts; /* blocks [first, first + parts) have a part */
-    uint32_t pad[3];
+    uint32_t tiles;        /* 0: nothing to do */
+    uint32_t tiles_before; /* in the layer */
 } decode_head_t;
 
-static_assert(sizeof(decode_head_t) == 128, "one word a lane");
+static_assert(sizeof(decode_head_t) == 64, "16 words");
 
-/* Where a block's range begins; it ends where the next one begins. */
+/* Words of it. */
+#define WORD_HEAD 0
+#define WORD_TOKENS 6
+#define WORD_LAYOUT 12
+#define WORD_TILES 14
+
+/* Where a range begins; it ends where the next one begins. */
 typedef struct {
-    uint32_t head, item;
-    uint32_t tile; /* of the head; the item's first */
-    uint32_t pad;
-    uint64_t tile_of_layer; /* its place in `spill` */
+    uint32_t head, tile; /* tile of the head */
 } decode_cut_t;
 
-/* The workspace.  A block has at most two parts of cut heads: one that began in
- * an earlier block (slot 0), one that goes on in a later one (slot 1). */
 typedef struct {
-    decode_head_t *head; /* [layers][max_seqs * lists] */
-    uint64_t *before;    /* [layers][max_seqs * lists + 1] cost of the heads
-                           * before; tiles in the upper array */
-    uint64_t *tiles_before;
-    decode_cut_t *cut;  /* [layers][blocks + 1] */
-    uint32_t *arrived;  /* [layers][max_seqs * lists][2] parts that are summed,
-                           * that are scored */
-    float2 *part_sum;   /* [blocks][2][GROUP] max, sum */
-    float *part_out;    /* [blocks][2][GROUP][head_dim] */
-    uint4 *part_victim; /* [blocks][2][LISTS_MAX] significance, position,
-                           * index */
-    uint8_t *spill;     /* weights of tiles that shared memory cannot hold */
-    uint64_t spill_tiles;
+    uint32_t ranges;
+    uint32_t jobs;
+    uint32_t next; /* range that nobody has taken yet, less the first ones */
+    uint32_t pad;
+} decode_layer_t;
+
+/* What a block of the finish kernel does at a time: joins the parts of query
+ * heads [tile, tile + parts) of a head (segment == JOB_JOIN), or raises the
+ * scores of up to JOB_TILES tiles of a segment. */
+typedef struct {
+    uint32_t head, segment;
+    uint32_t tile;  /* of the segment */
+    uint32_t first; /* job of this segment; the query heads of a JOIN */
+} decode_job_t;
+
+#define JOB_JOIN 0xffu
+
+typedef struct {
+    float significance;
+    uint32_t position, index, pad;
+} decode_victim_t;
+
+/* The workspace. */
+typedef struct {
+    decode_layer_t *layer; /* [layers] */
+    decode_head_t *head;   /* [layers][max_heads] */
+    uint32_t *before;      /* [layers][max_heads + 1] cost of the heads before */
+    decode_cut_t *cut;     /* [layers][max_ranges + 1] */
+    decode_job_t *job;     /* [layers][max_jobs] */
+    uint32_t *arrived;     /* [layers][max_heads][TR_KV_LISTS_MAX] */
+    uint2 *span;           /* [max_heads] first and last range */
+    float2 *part_sum;      /* [places][GROUP] max, sum */
+    float *part_out;       /* [places][group][head_dim] */
+    decode_victim_t *victim; /* [max_jobs] */
+    uint32_t *weights;     /* [tiles][quads][32]: lane 4g + t has tokens g and
+                            * g + 8 of query head 4 quad + t */
+    float *maxima;         /* [tiles][quads][4] */
+    uint32_t max_heads, max_ranges, max_jobs;
     size_t bytes;
 } decode_work_t;
 
-/* Bytes that a tile leaves behind for the score update: see decode.cu. */
-static __host__ __device__ __forceinline__ uint32_t
-decode_trace_bytes(uint32_t group)
-{
-    uint32_t pairs = (group + 1) / 2;
+/* How the work is spread; see decode_shape. */
+typedef struct {
+    uint32_t warps;     /* of the attend kernel */
+    uint32_t tail;      /* ranges beside one for each warp, for who is early */
+    uint32_t tail_cost; /* of the work, 1/256 */
+} decode_spread_t;
 
-    return 16 + (pairs + 1) / 2 * 16 + pairs * 64;
-}
-
-/* Tiles of a unit: two, so that work on the one hides the latencies of the
- * other, where registers for their codes allow it. */
-static __host__ __device__ constexpr int
-decode_unit(int key_bits, int value_bits)
-{
-    return key_bits + value_bits <= 8 ? 2 : 1;
-}
-
+decode_spread_t decode_spread(const tr_cuda_device_t *d, uint32_t head_dim,
+                              uint32_t group);
 decode_work_t decode_work(const tr_cuda_device_t *d,
                           const tr_cuda_decode_size_t *size, void *at);
 int decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out);
 int tr_cuda_check(void);
+
+typedef struct {
+    tr_kv_view_t kv;
+    decode_layouts_t layouts;
+    decode_work_t work; /* of the layer */
+    const void *q;
+    void *out;
+    size_t ldq, ldo;
+    uint32_t q_type, out_type;
+    uint32_t group;
+    uint32_t keep; /* streamed bytes push the rest out of the L2 cache */
+    float scale; /* times log2(e) */
+} decode_args_t;
+
+int decode_finish(const tr_cuda_stream_t *s, const decode_args_t *a,
+                  const tr_cuda_decode_size_t *size);
+
+/* Tiles of a segment. */
+static __host__ __device__ __forceinline__ uint32_t
+decode_tiles(const decode_layout_t *l, uint32_t tokens)
+{
+    return l->tile == 8 ? (tokens + 7) / 8 : (tokens + 15) / 16;
+}
+
+/* Entry of a head's table that holds page i of a segment. */
+static __device__ __forceinline__ uint32_t
+decode_entry(const tr_kv_view_t &kv, uint32_t segment, uint32_t i)
+{
+    if (segment == SEG_DENSE) {
+        return i;
+    }
+    if (segment == SEG_WINDOW) {
+        return kv.at_window + i;
+    }
+    uint32_t at = segment < 2 ? kv.at_pair[0] : kv.at_pair[1];
+    uint32_t len = segment < 2 ? kv.pair_len[0] : kv.pair_len[1];
+
+    return segment % 2 == 0 ? at + i : at + len - 1 - i;
+}
+
+/* Position of the token in ring slot i of the window: the last one below base
+ * that is i modulo the ring. */
+static __device__ __forceinline__ uint32_t
+decode_window_position(uint32_t base, uint32_t window, uint32_t i)
+{
+    return base - 1 - (base - 1 + window - i) % window;
+}
 
 #endif

@@ -1,15 +1,18 @@
 /*
- * The plan of a decode step: describes the heads of every layer and cuts each
- * layer's tiles into ranges of equal cost, one a block.  One block a layer; it
- * runs once a step, so it is plain.
+ * The plan of a decode step: describes the heads of every layer, cuts each
+ * layer's tiles into ranges of equal bytes, and lists the finish kernel's jobs.
+ *
+ * One block a layer.  Sums over heads stay in shared memory, where the cuts are
+ * looked up, so that a step's plan takes a few microseconds.
  */
 #include "decode.cuh"
+#include "ptx.cuh"
 
 #include <cuda_runtime.h>
 
 #define THREADS 1024u
-#define ITEM_TILES 2u  /* an item has at most so many */
-#define RANGE_ITEMS 4u /* a range is at least so many of the dearest items */
+#define RANGE_COST 96u      /* of a range, at least: 6 KiB */
+#define SHARED_HEADS 10000u /* whose sums fit into 48 KiB with the rest */
 
 /* ---- workspace ---------------------------------------------------------- */
 
@@ -27,45 +30,50 @@ decode_work(const tr_cuda_device_t *d, const tr_cuda_decode_size_t *size,
             void *at)
 {
     size_t heads = (size_t) size->max_seqs * size->lists, end = 0;
-    size_t all = heads * size->layers, parts = (size_t) d->blocks * 2;
-    uint32_t page = size->page_tokens;
-    uint32_t group = size->heads / size->lists;
+    size_t layers = size->layers, all = heads * layers;
+    uint32_t group = size->lists == 0 ? 1 : size->heads / size->lists;
+    decode_spread_t spread = decode_spread(d, size->head_dim, group);
+    size_t places = heads + spread.warps + spread.tail;
+    size_t quads = (group + QUAD - 1) / QUAD, tiles, jobs;
     uint8_t *base = (uint8_t *) at;
     decode_work_t w;
 
-    /* a page's last tile may be half full, a segment's last page be nearly
-     * empty */
-    w.spill_tiles = (size->max_tokens + page - 1) / page
-                        * ((page + TILE - 1) / TILE) * size->lists
-                    + heads * SEGMENTS * ((page + TILE - 1) / TILE);
+    /* dense tiles have eight tokens; a segment's last may have one */
+    tiles = size->max_tokens * size->lists / 8 + heads * SEGMENTS;
+    jobs = tiles / JOB_TILES + heads * (SEGMENTS + group);
+    w.max_heads = (uint32_t) heads;
+    w.max_ranges = spread.warps + spread.tail;
+    w.max_jobs = (uint32_t) jobs;
+    w.layer = (decode_layer_t *) (base + take(&end, layers * sizeof(*w.layer)));
     w.head = (decode_head_t *) (base + take(&end, all * sizeof(*w.head)));
-    w.before = (uint64_t *) (base
+    w.before = (uint32_t *) (base
                              + take(&end,
-                                    (all + size->layers) * sizeof(*w.before)));
-    w.tiles_before = (uint64_t *) (base
-                                   + take(&end, (all + size->layers)
-                                                    * sizeof(*w.before)));
+                                    (all + layers) * sizeof(*w.before)));
     w.cut = (decode_cut_t *) (base
-                              + take(&end, ((size_t) d->blocks + 1)
-                                               * size->layers
+                              + take(&end, ((size_t) w.max_ranges + 1) * layers
                                                * sizeof(*w.cut)));
-    w.arrived = (uint32_t *) (base + take(&end, all * 2 * sizeof(uint32_t)));
-    w.part_sum = (float2 *) (base + take(&end, parts * GROUP * sizeof(float2)));
+    w.job = (decode_job_t *) (base + take(&end, jobs * layers * sizeof(*w.job)));
+    w.arrived = (uint32_t *) (base
+                              + take(&end, all * TR_KV_LISTS_MAX
+                                               * sizeof(*w.arrived)));
+    w.span = (uint2 *) (base + take(&end, heads * sizeof(*w.span)));
+    w.part_sum = (float2 *) (base
+                             + take(&end, places * GROUP * sizeof(float2)));
     w.part_out = (float *) (base
-                            + take(&end, parts * GROUP * size->head_dim
+                            + take(&end, places * group * size->head_dim
                                              * sizeof(float)));
-    w.part_victim = (uint4 *) (base
-                               + take(&end,
-                                      parts * TR_KV_LISTS_MAX * sizeof(uint4)));
-    w.spill = base
-              + take(&end,
-                     w.spill_tiles
-                         * decode_trace_bytes(group > GROUP ? GROUP : group));
+    w.victim = (decode_victim_t *) (base + take(&end, jobs * sizeof(*w.victim)));
+    w.weights = (uint32_t *) (base
+                              + take(&end, tiles * quads * 32
+                                               * sizeof(*w.weights)));
+    w.maxima = (float *) (base
+                          + take(&end, tiles * quads * QUAD
+                                           * sizeof(*w.maxima)));
     w.bytes = end;
     return w;
 }
 
-/* Key and value bits that attend_any (decode.cu) lists. */
+/* Key and value bits that attend_kernel (decode.cu) lists. */
 static bool
 bits_listed(uint32_t key, uint32_t value)
 {
@@ -83,11 +91,12 @@ decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out)
     if (kv->n_layouts == 0 || kv->n_layouts > TR_KV_LAYOUTS_MAX) {
         return TR_KERNEL_BADARG;
     }
+    memset(out, 0, sizeof(*out));
     for (uint32_t i = 0; i < kv->n_layouts; i++) {
         const tr_kv_layout_t *l = &kv->layout[i];
         decode_layout_t *o = &out->of[i];
         bool wide = l->level.key_bits == 16;
-        uint32_t row;
+        uint32_t bytes;
 
         if (l->head_dim != dim || l->level.by_channel
             || !bits_listed(l->level.key_bits, l->level.value_bits)
@@ -95,13 +104,11 @@ decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out)
                 && (l->level.key_groups != 1 || l->level.value_groups != 1))) {
             return TR_KERNEL_BADARG;
         }
-        o->tokens = l->tokens;
-        o->tiles = (l->tokens + TILE - 1) / TILE;
-        o->batch = o->tiles < ITEM_TILES ? o->tiles : ITEM_TILES;
-        o->items = (o->tiles + o->batch - 1) / o->batch;
         o->key_bits = l->level.key_bits;
         o->value_bits = l->level.value_bits;
-        o->unit = (uint32_t) decode_unit(o->key_bits, o->value_bits);
+        o->tile = wide ? 8 : 16;
+        o->tokens = l->tokens;
+        o->tiles = l->tokens / o->tile;
         o->key_meta = l->key_meta;
         o->value = l->value;
         o->value_meta = l->value_meta;
@@ -109,9 +116,12 @@ decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out)
         o->position = l->position;
         o->recent = l->recent;
         o->scored = l->level.scored;
-        row = dim * (o->key_bits + o->value_bits) / 8 + (wide ? 0 : 8)
-              + (o->scored ? 16 : 0);
-        o->cost = row * o->tokens / o->items / 16;
+        bytes = o->tile
+                * (dim * (o->key_bits + o->value_bits) / 8 + (wide ? 0 : 8));
+        o->cost = bytes / 64;
+        if (l->tokens % o->tile != 0) {
+            return TR_KERNEL_BADARG;
+        }
     }
     return TR_KERNEL_OK;
 }
@@ -123,111 +133,158 @@ typedef struct {
     tr_rows_t rows;
     decode_layouts_t layouts;
     decode_work_t work;
-    uint32_t max_heads; /* of a layer, in the workspace */
-    uint32_t blocks;
+    decode_spread_t spread;
+    uint32_t group, join; /* join: query heads of a job */
 } plan_args_t;
 
-/* Tiles of a segment, and items. */
-static __device__ uint32_t
-segment_tiles(const decode_layout_t *l, uint32_t tokens)
+/* What is summed over heads. */
+typedef struct {
+    uint32_t cost, tiles, jobs;
+} sums_t;
+
+static __device__ __forceinline__ sums_t
+plus(const sums_t &a, const sums_t &b)
 {
-    return tokens / l->tokens * l->tiles
-           + (tokens % l->tokens + TILE - 1) / TILE;
+    sums_t s = { a.cost + b.cost, a.tiles + b.tiles, a.jobs + b.jobs };
+
+    return s;
 }
 
-static __device__ uint32_t
-segment_items(const decode_layout_t *l, uint32_t tokens)
+/* Fills h, all but tiles_before; returns what is summed. */
+static __device__ __forceinline__ sums_t
+describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
 {
-    uint32_t tiles = (tokens % l->tokens + TILE - 1) / TILE;
-
-    return tokens / l->tokens * l->items + (tiles + l->batch - 1) / l->batch;
-}
-
-/* Fills h; returns its cost. */
-static __device__ uint64_t
-describe(const plan_args_t &a, uint32_t layer, uint32_t seq, uint32_t list,
-         decode_head_t *h)
-{
+    uint32_t seq = i / a.kv.lists, list = i - seq * a.kv.lists;
     int32_t slot = a.rows.seq_slot[seq];
     uint32_t row = a.rows.seq_row[seq];
-    uint64_t cost = 0;
+    sums_t sums = { 0, 0, 0 };
 
-    memset(h, 0, sizeof(*h));
+    h.tiles = 0;
     if (slot < 0 || a.rows.seq_row[seq + 1] - row != 1) {
-        return 0;
+        return sums;
     }
     const tr_kv_seq_t s = a.kv.seq[slot];
     size_t head = ((size_t) slot * a.kv.layers + layer) * a.kv.lists + list;
+    uint4 count = *(const uint4 *) (a.kv.count + head * TR_KV_LISTS_MAX);
     uint32_t n = a.rows.row_pos[row];
-    uint32_t dense = n >= s.base ? n - s.base + 1 : 0;
-    bool other = false;
 
-    h->head = (uint32_t) head;
-    h->row = row;
-    h->n = n;
-    h->n_lists = s.n_lists;
-    h->window = s.window;
-    h->window_from = s.window_from;
-    h->base = s.base;
-    for (uint32_t l = 0; l < s.n_lists; l++) {
-        h->tokens[l] = a.kv.count[head * TR_KV_LISTS_MAX + l];
-        h->layout[l] = s.list_layout[l];
-        other = other || h->tokens[l] > 0;
-    }
-    if (s.base > s.window_from && s.window > 0) {
-        h->tokens[SEG_WINDOW] = min(s.base, s.window);
-        h->layout[SEG_WINDOW] = s.window_layout;
-        other = true;
-    }
-    h->tokens[SEG_DENSE] = dense;
-    h->flags = (s.scored ? HEAD_SCORED : 0) | (s.by_sum ? HEAD_BY_SUM : 0)
-               | (n >= s.recent_from ? HEAD_RECENT : 0)
-               | (dense == 0 ? 0
-                  : other    ? HEAD_MIXED
-                             : HEAD_DENSE);
-    for (uint32_t i = 0; i < SEGMENTS; i++) {
-        const decode_layout_t *l = &a.layouts.of[h->layout[i]];
-        uint32_t items = segment_items(l, h->tokens[i]);
+    h.head = (uint32_t) head;
+    h.row = row;
+    h.n = n;
+    h.base = s.base;
+    h.window = s.window;
+    h.window_from = s.window_from;
+    h.n_lists = s.n_lists;
+    h.flags = (uint8_t) ((s.scored ? HEAD_SCORED : 0)
+                         | (s.by_sum ? HEAD_BY_SUM : 0)
+                         | (n >= s.recent_from ? HEAD_RECENT : 0));
+#pragma unroll
+    for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+        uint32_t tokens = l == 0   ? count.x
+                          : l == 1 ? count.y
+                          : l == 2 ? count.z
+                                   : count.w;
 
-        h->items_before[i] = h->items;
-        h->tiles_before[i] = h->tiles;
-        h->items += items;
-        h->tiles += segment_tiles(l, h->tokens[i]);
-        cost += (uint64_t) items * l->cost;
+        h.tokens[l] = l < s.n_lists ? tokens : 0;
+        h.layout[l] = l < s.n_lists ? s.list_layout[l] : 0;
     }
-    return cost;
+    h.tokens[SEG_WINDOW] = s.base > s.window_from && s.window > 0
+                               ? min(s.base, s.window)
+                               : 0;
+    h.layout[SEG_WINDOW] = s.window_layout;
+    h.tokens[SEG_DENSE] = n >= s.base ? n - s.base + 1 : 0;
+    h.layout[SEG_DENSE] = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < SEGMENTS; k++) {
+        const decode_layout_t &l = a.layouts.of[h.layout[k]];
+        uint32_t tiles = decode_tiles(&l, h.tokens[k]);
+
+        sums.tiles += tiles;
+        sums.cost += tiles * l.cost;
+        if (s.scored && l.scored) {
+            sums.jobs += (tiles + JOB_TILES - 1) / JOB_TILES;
+        }
+    }
+    h.tiles = sums.tiles;
+    sums.jobs += sums.tiles > 0 ? a.group / a.join : 0;
+    return sums;
 }
 
-/* Sums of all lower threads' x; `total` is that of the block. */
-static __device__ uint64_t
-block_scan(uint64_t x, uint64_t *total)
+/* Sums of all lower threads; `total` is that of the block. */
+static __device__ __forceinline__ sums_t
+block_scan(sums_t x, sums_t *total)
 {
-    __shared__ uint64_t of_warp[THREADS / 32];
+    __shared__ sums_t of_warp[THREADS / 32];
+    const sums_t none = { 0, 0, 0 };
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    uint64_t sum = x, below = 0;
+    sums_t sum = x, below;
 
+#pragma unroll
     for (uint32_t d = 1; d < 32; d *= 2) {
-        uint64_t y = __shfl_up_sync(0xffffffffu, sum, d);
+        sums_t y = { __shfl_up_sync(TR_ALL_LANES, sum.cost, d),
+                     __shfl_up_sync(TR_ALL_LANES, sum.tiles, d),
+                     __shfl_up_sync(TR_ALL_LANES, sum.jobs, d) };
 
-        sum += lane >= d ? y : 0;
+        sum = lane >= d ? plus(sum, y) : sum;
     }
     __syncthreads();
     if (lane == 31) {
         of_warp[warp] = sum;
     }
     __syncthreads();
-    *total = 0;
-    for (uint32_t i = 0; i < THREADS / 32; i++) {
-        below += i < warp ? of_warp[i] : 0;
-        *total += of_warp[i];
+    below = of_warp[lane];
+#pragma unroll
+    for (uint32_t d = 1; d < 32; d *= 2) {
+        sums_t y = { __shfl_up_sync(TR_ALL_LANES, below.cost, d),
+                     __shfl_up_sync(TR_ALL_LANES, below.tiles, d),
+                     __shfl_up_sync(TR_ALL_LANES, below.jobs, d) };
+
+        below = lane >= d ? plus(below, y) : below;
     }
-    return below + sum - x;
+    total->cost = __shfl_sync(TR_ALL_LANES, below.cost, 31);
+    total->tiles = __shfl_sync(TR_ALL_LANES, below.tiles, 31);
+    total->jobs = __shfl_sync(TR_ALL_LANES, below.jobs, 31);
+    uint32_t from = warp > 0 ? warp - 1 : 0;
+    sums_t lower = { __shfl_sync(TR_ALL_LANES, below.cost, from),
+                     __shfl_sync(TR_ALL_LANES, below.tiles, from),
+                     __shfl_sync(TR_ALL_LANES, below.jobs, from) };
+
+    lower = warp > 0 ? lower : none;
+    sum.cost += lower.cost - x.cost;
+    sum.tiles += lower.tiles - x.tiles;
+    sum.jobs += lower.jobs - x.jobs;
+    return sum;
 }
 
-/* The item at which `target` falls. */
-static __device__ decode_cut_t
-cut_at(const plan_args_t &a, const decode_head_t *head, const uint64_t *before,
-       const uint64_t *tiles_before, uint32_t n_heads, uint64_t target)
+/* The jobs of head i, from `job` on, the first of which is number `first`. */
+static __device__ __forceinline__ void
+list_jobs(const plan_args_t &a, uint32_t i, const decode_head_t &h,
+          decode_job_t *job, uint32_t first)
+{
+    for (uint32_t q = 0; q < a.group && h.tiles > 0; q += a.join) {
+        decode_job_t j = { i, JOB_JOIN, q, a.join };
+
+        job[first++] = j;
+    }
+    if (!(h.flags & HEAD_SCORED)) {
+        return;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < SEGMENTS; k++) {
+        const decode_layout_t &l = a.layouts.of[h.layout[k]];
+        uint32_t tiles = l.scored ? decode_tiles(&l, h.tokens[k]) : 0;
+        decode_job_t j = { i, k, 0, first };
+
+        for (; j.tile < tiles; j.tile += JOB_TILES) {
+            job[first++] = j;
+        }
+    }
+}
+
+/* The tile at which `target` falls. */
+static __device__ __forceinline__ decode_cut_t
+cut_at(const plan_args_t &a, const decode_head_t *heads, const uint32_t *before,
+       uint32_t n_heads, uint32_t target)
 {
     uint32_t lo = 0, hi = n_heads; /* before[lo] <= target < before[hi] */
     decode_cut_t c;
@@ -241,118 +298,105 @@ cut_at(const plan_args_t &a, const decode_head_t *head, const uint64_t *before,
             hi = mid;
         }
     }
-    const decode_head_t &h = head[lo];
+    const decode_head_t &h = heads[lo];
 
     c.head = lo;
-    c.item = c.tile = c.pad = 0;
+    c.tile = 0;
     target -= before[lo];
+#pragma unroll 1
     for (uint32_t i = 0; i < SEGMENTS; i++) {
         const decode_layout_t *l = &a.layouts.of[h.layout[i]];
-        uint32_t items = segment_items(l, h.tokens[i]);
+        uint32_t tiles = decode_tiles(l, h.tokens[i]);
 
-        if (target < (uint64_t) items * l->cost) {
-            uint32_t k = (uint32_t) (target / l->cost);
-
-            c.item = h.items_before[i] + k;
-            c.tile = h.tiles_before[i] + k / l->items * l->tiles
-                     + k % l->items * l->batch;
+        if (target < tiles * l->cost) {
+            c.tile += target / l->cost;
             break;
         }
-        target -= (uint64_t) items * l->cost;
+        c.tile += tiles;
+        target -= tiles * l->cost;
     }
-    c.tile_of_layer = tiles_before[lo] + c.tile;
     return c;
 }
 
-/* The last of n cuts that is not behind (head, item). */
-static __device__ uint32_t
-block_of(const decode_cut_t *cut, uint32_t n, uint32_t head, uint32_t item)
+/* Cost at which range b of n begins. */
+static __device__ __forceinline__ uint32_t
+range_begins(const plan_args_t &a, uint32_t b, uint32_t n, uint32_t cost)
 {
-    uint32_t lo = 0, hi = n;
+    uint64_t first = cost, rest = 0;
+    uint32_t w = a.spread.warps;
 
-    while (hi - lo > 1) {
-        uint32_t mid = (lo + hi) / 2;
-        bool behind = cut[mid].head > head
-                      || (cut[mid].head == head && cut[mid].item > item);
-
-        if (behind) {
-            hi = mid;
-        } else {
-            lo = mid;
-        }
+    if (n <= w) {
+        return (uint32_t) (first * b / n);
     }
-    return lo;
+    rest = (uint64_t) cost * a.spread.tail_cost / 256;
+    first -= rest;
+    return (uint32_t) (b < w ? first * b / w
+                             : first + rest * (b - w) / (n - w));
 }
 
 static __global__ void
 __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
 {
-    uint32_t layer = blockIdx.x, n_heads = a.rows.n_seqs * a.kv.lists;
-    decode_head_t *head = a.work.head + (size_t) layer * a.max_heads;
-    uint64_t *before = a.work.before + (size_t) layer * (a.max_heads + 1);
-    uint64_t *tiles_before = a.work.tiles_before
-                             + (size_t) layer * (a.max_heads + 1);
-    uint32_t *arrived = a.work.arrived + (size_t) layer * a.max_heads * 2;
-    decode_cut_t *cut = a.work.cut + (size_t) layer * (a.blocks + 1);
-    uint64_t cost = 0, tiles = 0, dearest = 1, total;
+    extern __shared__ uint32_t shared_before[];
+    const uint32_t layer = blockIdx.x, n_heads = a.rows.n_seqs * a.kv.lists;
+    decode_head_t *head = a.work.head + (size_t) layer * a.work.max_heads;
+    decode_job_t *job = a.work.job + (size_t) layer * a.work.max_jobs;
+    uint32_t *arrived = a.work.arrived
+                        + (size_t) layer * a.work.max_heads * TR_KV_LISTS_MAX;
+    decode_cut_t *cut = a.work.cut + (size_t) layer * (a.work.max_ranges + 1);
+    uint32_t *before = n_heads <= SHARED_HEADS
+                           ? shared_before
+                           : a.work.before
+                                 + (size_t) layer * (a.work.max_heads + 1);
+    sums_t sums = { 0, 0, 0 };
 
     for (uint32_t from = 0; from < n_heads; from += THREADS) {
         uint32_t i = from + threadIdx.x;
-        uint64_t mine = 0, mine_tiles = 0, sum, at;
+        sums_t mine = { 0, 0, 0 }, all;
+        decode_head_t h;
 
         if (i < n_heads) {
-            decode_head_t h;
+            mine = describe(a, layer, i, h);
+        }
+        sums_t at = plus(sums, block_scan(mine, &all));
 
-            mine = describe(a, layer, i / a.kv.lists, i % a.kv.lists, &h);
-            mine_tiles = h.tiles;
+        if (i < n_heads) {
+            h.tiles_before = at.tiles;
             head[i] = h;
-            arrived[2 * i] = arrived[2 * i + 1] = 0;
+            before[i] = at.cost;
+            *(uint4 *) (arrived + i * TR_KV_LISTS_MAX)
+                = make_uint4(0, 0, 0, 0);
+            if (h.tiles > 0) {
+                list_jobs(a, i, h, job, at.jobs);
+            }
         }
-        at = block_scan(mine, &sum);
-        if (i < n_heads) {
-            before[i] = cost + at;
-        }
-        cost += sum;
-        at = block_scan(mine_tiles, &sum);
-        if (i < n_heads) {
-            tiles_before[i] = tiles + at;
-        }
-        tiles += sum;
+        sums = plus(sums, all);
     }
     if (threadIdx.x == 0) {
-        before[n_heads] = cost;
-        tiles_before[n_heads] = tiles;
+        before[n_heads] = sums.cost;
     }
     __syncthreads();
 
-    /* ranges of at least one item, so that every one of them has work */
-    for (uint32_t i = 0; i < a.kv.n_layouts; i++) {
-        dearest = max(dearest, (uint64_t) a.layouts.of[i].cost);
+    uint32_t ranges = max(1u, sums.cost / RANGE_COST);
+
+    if (ranges < a.spread.warps + a.spread.tail) {
+        ranges = min(ranges, a.spread.warps);
+    } else {
+        ranges = a.spread.warps + a.spread.tail;
     }
-    total = cost / (dearest * RANGE_ITEMS);
-    uint32_t ranges = total == 0 ? 1
-                                 : (uint32_t) min(total, (uint64_t) a.blocks);
+    for (uint32_t b = threadIdx.x; b <= ranges; b += THREADS) {
+        decode_cut_t c = { n_heads, 0 };
 
-    for (uint32_t b = threadIdx.x; b <= a.blocks; b += THREADS) {
-        decode_cut_t c = { n_heads, 0, 0, 0, tiles };
-
-        if (b < ranges) {
-            c = cut_at(a, head, before, tiles_before, n_heads,
-                       cost * b / ranges);
+        if (b < ranges && sums.cost > 0) {
+            c = cut_at(a, head, before, n_heads,
+                       range_begins(a, b, ranges, sums.cost));
         }
         cut[b] = c;
     }
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < n_heads; i += THREADS) {
-        uint32_t n = head[i].items;
+    if (threadIdx.x == 0) {
+        decode_layer_t l = { ranges, sums.jobs, 0, 0 };
 
-        if (n > 0) {
-            uint32_t first = block_of(cut, ranges, i, 0);
-
-            head[i].first = (uint16_t) first;
-            head[i].parts = (uint16_t) (block_of(cut, ranges, i, n - 1) - first
-                                        + 1);
-        }
+        a.work.layer[layer] = l;
     }
 }
 
@@ -371,22 +415,28 @@ tr_cuda_decode_plan(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                     void *work)
 {
     plan_args_t a;
+    uint32_t heads, bytes;
 
     if (rows->n_seqs == 0) {
         return TR_KERNEL_OK;
     }
     if (rows->n_seqs > size->max_seqs || kv->lists != size->lists
-        || kv->layers != size->layers || kv->head_dim != size->head_dim) {
+        || kv->lists == 0 || kv->layers != size->layers
+        || kv->head_dim != size->head_dim || size->heads == 0
+        || size->heads % size->lists != 0
+        || size->heads / size->lists > GROUP
+        || decode_layouts(kv, &a.layouts) != TR_KERNEL_OK) {
         return TR_KERNEL_BADARG;
     }
     a.kv = *kv;
     a.rows = *rows;
     a.work = decode_work(s->device, size, work);
-    a.max_heads = size->max_seqs * size->lists;
-    a.blocks = s->device->blocks;
-    if (decode_layouts(kv, &a.layouts) != TR_KERNEL_OK) {
-        return TR_KERNEL_BADARG;
-    }
-    plan_kernel<<<kv->layers, THREADS, 0, (cudaStream_t) s->stream>>>(a);
+    a.group = size->heads / size->lists;
+    a.spread = decode_spread(s->device, size->head_dim, a.group);
+    heads = rows->n_seqs * kv->lists;
+    /* few heads have many parts each */
+    a.join = heads * 2 < s->device->blocks ? 1 : a.group;
+    bytes = heads <= SHARED_HEADS ? (heads + 1) * 4 : 0;
+    plan_kernel<<<kv->layers, THREADS, bytes, (cudaStream_t) s->stream>>>(a);
     return tr_cuda_check();
 }

@@ -1,33 +1,29 @@
 /*
- * decode_tile.cuh: one warp, one tile of 16 tokens, all query heads of a list.
+ * decode_tile.cuh: one warp, one tile, all query heads of a list.
  *
- *   logits   S[token, head] = K q^T      A = key codes,   B = queries
- *   output   O^T[dim, head] += V^T P^T   A = value codes, B = weights
+ *   logits   S[token, head] = K q^T         A = keys,   B = queries
+ *   output   O^T[dim, head] += V^T w^T      A = values, B = weights
  *
- * Codes become FP16 by placing them under the exponent of a power of two
- * (kv_layout.h puts them where a mask and a shift suffice), so they carry an
- * offset.  That of keys goes into where the sum begins, that of values is taken
- * off by a row of products with code 0 (`none`).  Codes are never scaled: the
- * scale and zero of a token are applied to its logits and its weights.
+ * Logits of levels are products of bytes, exact: codes go in as they are (4 and
+ * 2 bits: under a mask, in place, worth 16 or 64 times as much), and a query is
+ * an integer of 15 bits, 128 hi + lo, its two bytes in the columns 2h and 2h + 1.
+ * So lane 4g + t ends up with head t's logits of tokens g and g + 8, and four
+ * heads (a quad) fill the eight columns.  Dense keys do the same with FP16.
  *
- * A tile's codes come straight into the registers of the lanes that multiply
- * them, 16 bytes a load.  Lane 4g + t: see mma() and kv_layout.h.
+ * Values become FP16 under a mask, too: the bits of a code in the mantissa of a
+ * number without exponent, a subnormal, which the tensor cores multiply exactly
+ * and at full speed.  What a code is worth then depends on where it stood; units
+ * of that size are taken off at the end.  The columns of O^T: 2h has head h of
+ * the first quad, 2h + 1 of the second.
+ *
+ * The scale and zero of a token are applied to its logits and its weights.
  */
 #ifndef TR_CUDA_DECODE_TILE_CUH
 #define TR_CUDA_DECODE_TILE_CUH
 
-#include "decode.cuh"
-#include "ptx.cuh"
+#include "decode_walk.cuh"
 
-/* FP16 with the lowest bit of a code at bit 0, 2, 4, 6, 8: 1024 + code, ... */
-#define AT0 0x64006400u
-#define AT2 0x5c005c00u
-#define AT4 0x54005400u
-#define AT6 0x4c004c00u
-#define AT8 0x44004400u
-
-/* Where key sums begin: minus the sum of (offset * query) for 8, 4, 2 bits. */
-enum { OFF8, OFF4, OFF2, OFFS };
+#define QUERY_MOST 16256.0f /* 127 * 128 */
 
 static __device__ __forceinline__ uint32_t
 word(const uint4 &v, int i)
@@ -35,264 +31,419 @@ word(const uint4 &v, int i)
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-/* Loads of a tile's codes, 16 bytes a lane (8 when a lane has no more). */
-static __host__ __device__ constexpr int
-tile_loads(int dim, int bits)
-{
-    return 2 * dim * bits < 512 ? 1 : 2 * dim * bits / 512;
-}
+/* ---- queries ------------------------------------------------------------ */
 
-/* Codes of a tile that begins at `at`; place: the lane's in it. */
-template <int D, int BITS>
-static __device__ __forceinline__ void
-load_codes(uint4 *r, const uint8_t *at, int place)
-{
-    if (2 * D * BITS < 512) {
-        uint2 h = load_stream8(at + place * 8);
-
-        r[0] = make_uint4(h.x, h.y, 0, 0);
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < tile_loads(D, BITS); i++) {
-        r[i] = load_stream(at + i * 512 + place * 16);
-    }
-}
-
-/* Rows of FP16 keys; up: rows from g to the second one, 8, or 0 when the page
- * ends before.  Lane t takes dimensions 32j + 8t .. + 7 of every 32. */
-template <int D>
-static __device__ __forceinline__ void
-load_rows(uint4 *r, const uint8_t *at, int lane, uint32_t up)
-{
-    const uint8_t *row = at + lane / 4 * (2 * D) + lane % 4 * 16;
-
-#pragma unroll
-    for (int j = 0; j < D / 32; j++) {
-        r[2 * j] = load_stream(row + j * 64);
-        r[2 * j + 1] = load_stream(row + up * (2 * D) + j * 64);
-    }
-}
-
-/* Rows of FP16 values: tokens 2t, 2t + 1, 2t + up, 2t + up + 1; dimensions
- * 64c + 8g .. + 7. */
-template <int D>
-static __device__ __forceinline__ void
-load_columns(uint4 (&r)[4], const uint8_t *at, int lane, uint32_t up, int c)
-{
-    const uint8_t *row = at + lane % 4 * (4 * D) + lane / 4 * 16 + c * 128;
-
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        r[k] = load_stream(row + (k % 2 + k / 2 * up) * (2 * D));
-    }
-}
-
-/* b: the queries' operand in shared memory, [D / 16][32] pairs; step k =
- * dimensions 4k .. 4k + 3 of the lane's quarter (dense keys: load_rows). */
-template <int D>
-static __device__ __forceinline__ void
-logits8(float (&s)[2][4], const uint4 *r, int lane, const uint2 *b)
-{
-    constexpr int C = D / 64; /* loads of a row */
-
-#pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-        uint32_t x = word(r[k / 4], k % 4), y = word(r[C + k / 4], k % 4);
-        uint32_t a[4] = { __byte_perm(x, AT0, 0x5150),
-                          __byte_perm(y, AT0, 0x5150),
-                          __byte_perm(x, AT0, 0x5352),
-                          __byte_perm(y, AT0, 0x5352) };
-
-        uint2 q = b[k * 32 + lane];
-
-        mma(s[k % 2], a, q.x, q.y);
-    }
-}
-
-template <int D>
-static __device__ __forceinline__ void
-logits4(float (&s)[2][4], const uint4 *r, int lane, const uint2 *b)
-{
-#pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-        uint32_t x = word(r[0], k / 2);
-        uint32_t y = D == 128 ? word(r[D / 128], k / 2) : word(r[0], 2 + k / 2);
-
-        x = k % 2 == 0 ? x << 2 : x >> 6;
-        y = k % 2 == 0 ? y << 2 : y >> 6;
-        uint32_t a[4] = { pick<0x003c003c, AT2>(x), pick<0x003c003c, AT2>(y),
-                          pick<0x03c003c0, AT6>(x), pick<0x03c003c0, AT6>(y) };
-
-        uint2 q = b[k * 32 + lane];
-
-        mma(s[k % 2], a, q.x, q.y);
-    }
-}
-
-template <int D>
-static __device__ __forceinline__ void
-logits2(float (&s)[2][4], const uint4 *r, int lane, const uint2 *b)
-{
-#pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-        uint32_t x = word(r[0], k / 4);
-        uint32_t y = word(r[0], D / 64 + k / 4);
-
-        x = k % 4 < 2 ? x << 2 : x >> 6;
-        y = k % 4 < 2 ? y << 2 : y >> 6;
-        uint32_t a[4];
-        if (k % 2 == 0) {
-            a[0] = pick<0x000c000c, AT2>(x);
-            a[1] = pick<0x000c000c, AT2>(y);
-            a[2] = pick<0x00300030, AT4>(x);
-            a[3] = pick<0x00300030, AT4>(y);
-        } else {
-            a[0] = pick<0x00c000c0, AT6>(x);
-            a[1] = pick<0x00c000c0, AT6>(y);
-            a[2] = pick<0x03000300, AT8>(x);
-            a[3] = pick<0x03000300, AT8>(y);
-        }
-        uint2 q = b[k * 32 + lane];
-
-        mma(s[k % 2], a, q.x, q.y);
-    }
-}
-
-/* Rows of FP16; the operand `b` in shared memory, [D / 16][32] pairs, is in the
- * order of load_rows. */
-template <int D>
-static __device__ __forceinline__ void
-logits_dense(float (&s)[2][4], const uint4 *r, int lane, const uint2 *b)
-{
-#pragma unroll
-    for (int j = 0; j < D / 32; j++) {
-        uint4 x = r[2 * j], y = r[2 * j + 1];
-        uint2 b0 = b[2 * j * 32 + lane], b1 = b[(2 * j + 1) * 32 + lane];
-        uint32_t a0[4] = { x.x, y.x, x.y, y.y }, a1[4] = { x.z, y.z, x.w, y.w };
-
-        mma(s[0], a0, b0.x, b0.y);
-        mma(s[1], a1, b1.x, b1.y);
-    }
-}
-
-/* O^T of a warp: o[i] holds dimensions 16i + g and 16i + 8 + g of columns 2t,
- * 2t + 1; of a head that is dense only, 64 (i / 4) + 8g + i % 4 * 2 and the
- * next (decode_dim). */
-template <int D> struct output_t {
-    float o[D / 16][4];
-    float none[4];
+/* B operands of Q quads for keys of KEY bits, and what makes a logit of a
+ * product: logit = product * scale * to_logit + zero * sum, of head t. */
+template <int D, int Q, int KEY> struct query_t {
+    uint32_t b[Q][KEY == 16 ? D / 8 : D / 16];
+    float to_logit[Q], sum[Q];
 };
 
-template <int D>
-static __device__ __forceinline__ void
-values8(output_t<D> &out, const uint4 *r, uint32_t p0, uint32_t p1)
+/* Four elements from i on. */
+static __device__ __forceinline__ float4
+load_four(const void *p, size_t i, uint32_t type)
 {
-    constexpr int C = D / 64;
-    const uint32_t none[4] = { AT0, AT0, AT0, AT0 };
-
-#pragma unroll
-    for (int i = 0; i < D / 16; i++) {
-        uint32_t x = word(r[i / 4], i % 4), y = word(r[C + i / 4], i % 4);
-        uint32_t a[4] = { __byte_perm(x, AT0, 0x5250),
-                          __byte_perm(x, AT0, 0x5351),
-                          __byte_perm(y, AT0, 0x5250),
-                          __byte_perm(y, AT0, 0x5351) };
-
-        mma(out.o[i], a, p0, p1);
+    if (type == TR_F32) {
+        return __ldg((const float4 *) ((const float *) p + i));
     }
-    mma(out.none, none, p0, p1);
+    uint2 h = __ldg((const uint2 *) ((const uint16_t *) p + i));
+
+    if (type == TR_BF16) {
+        return make_float4(__uint_as_float(h.x << 16),
+                           __uint_as_float(h.x & 0xffff0000u),
+                           __uint_as_float(h.y << 16),
+                           __uint_as_float(h.y & 0xffff0000u));
+    }
+    float2 lo = half2_floats(h.x), hi = half2_floats(h.y);
+
+    return make_float4(lo.x, lo.y, hi.x, hi.y);
 }
 
-template <int D>
-static __device__ __forceinline__ void
-values4(output_t<D> &out, const uint4 *r, uint32_t p0, uint32_t p1)
+static __device__ __forceinline__ float
+largest(const float4 &x)
 {
-    const uint32_t none[4] = { AT2, AT6, AT2, AT6 };
-
-#pragma unroll
-    for (int i = 0; i < D / 16; i++) {
-        uint32_t x = word(r[0], i / 2);
-        uint32_t y = D == 128 ? word(r[D / 128], i / 2) : word(r[0], 2 + i / 2);
-
-        x = i % 2 == 0 ? x << 2 : x >> 6;
-        y = i % 2 == 0 ? y << 2 : y >> 6;
-        uint32_t a[4] = { pick<0x003c003c, AT2>(x), pick<0x03c003c0, AT6>(x),
-                          pick<0x003c003c, AT2>(y), pick<0x03c003c0, AT6>(y) };
-
-        mma(out.o[i], a, p0, p1);
-    }
-    mma(out.none, none, p0, p1);
+    return fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
 }
 
-template <int D>
-static __device__ __forceinline__ void
-values2(output_t<D> &out, const uint4 *r, uint32_t p0, uint32_t p1)
+/* The byte of column g of a query of up to QUERY_MOST; adds to sum. */
+static __device__ __forceinline__ uint32_t
+query_byte(float x, bool low, int &sum)
 {
-    const uint32_t none[4] = { AT6, AT8, AT6, AT8 };
+    int i = __float2int_rn(x), hi = (i + 64) >> 7;
 
-#pragma unroll
-    for (int i = 0; i < D / 16; i++) {
-        uint32_t w = word(r[0], i / 2);
-        uint32_t x = i % 2 == 0 ? w << 6 : w >> 2;
-        uint32_t y = i % 2 == 0 ? w << 2 : w >> 6;
-        uint32_t a[4] = { pick<0x00c000c0, AT6>(x), pick<0x03000300, AT8>(x),
-                          pick<0x00c000c0, AT6>(y), pick<0x03000300, AT8>(y) };
-
-        mma(out.o[i], a, p0, p1);
-    }
-    mma(out.none, none, p0, p1);
+    sum += i;
+    return (uint32_t) (low ? i - 128 * hi : hi) & 255;
 }
 
-/* Rows of FP16 as load_columns has them; keep: bits of the tokens 2t, 2t + 1
- * (and + 8) that exist, since a weight of 0 does not make a NaN vanish. */
-template <int D>
+/* Lane 4g + t: column g, dimensions [t D/4, (t + 1) D/4). */
+template <int D, int Q, int KEY>
 static __device__ __forceinline__ void
-values_dense(output_t<D> &out, const uint4 (&r)[4], int c,
-             const uint32_t (&keep)[2], uint32_t p0, uint32_t p1)
+load_query(const decode_args_t &a, const decode_head_t *h,
+           query_t<D, Q, KEY> &out)
 {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint32_t x = word(r[0], i), y = word(r[1], i);
-        uint32_t z = word(r[2], i), u = word(r[3], i);
-        uint32_t a[4] = { __byte_perm(x, y, 0x5410) & keep[0],
-                          __byte_perm(x, y, 0x7632) & keep[0],
-                          __byte_perm(z, u, 0x5410) & keep[1],
-                          __byte_perm(z, u, 0x7632) & keep[1] };
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    constexpr int N = D / 16; /* words of four dimensions */
+    uint32_t list = h->head % a.kv.lists;
 
-        mma(out.o[4 * c + i], a, p0, p1);
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        uint32_t head = q * QUAD + g / 2;
+        size_t at = (size_t) h->row * a.ldq
+                    + (size_t) (list * a.group + head) * D + t * (D / 4);
+        float4 x[N];
+        uint32_t w[N];
+        float most = 0, by;
+        int sum = 0;
+
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            x[j] = head < a.group ? load_four(a.q, at + 4 * j, a.q_type)
+                                  : make_float4(0, 0, 0, 0);
+            most = fmaxf(most, largest(x[j]));
+        }
+        most = fmaxf(most, __shfl_xor_sync(TR_ALL_LANES, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(TR_ALL_LANES, most, 2));
+        by = most > 1e-30f ? QUERY_MOST / most : 0;
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            w[j] = query_byte(x[j].x * by, g & 1, sum)
+                   | query_byte(x[j].y * by, g & 1, sum) << 8
+                   | query_byte(x[j].z * by, g & 1, sum) << 16
+                   | query_byte(x[j].w * by, g & 1, sum) << 24;
+        }
+        sum += __shfl_xor_sync(TR_ALL_LANES, sum, 1);
+        sum += __shfl_xor_sync(TR_ALL_LANES, sum, 2);
+        most = __shfl_sync(TR_ALL_LANES, most, 8 * t) * a.scale / QUERY_MOST;
+        out.sum[q] = (float) __shfl_sync(TR_ALL_LANES, sum, 8 * t) * most;
+        out.to_logit[q] = KEY == 8 ? most : KEY == 4 ? most / 16 : most / 64;
+        /* in the order in which masks bring dimensions */
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            if (KEY == 8) {
+                out.b[q][j] = w[j];
+            } else if (KEY == 4) { /* low halves, then high ones */
+                out.b[q][j % 2 * (N / 2) + j / 2] = __byte_perm(
+                    w[j / 2 * 2], w[j / 2 * 2 + 1], j % 2 ? 0x7362 : 0x5140);
+            } else { /* the four masks */
+                int first = j / 4 * 4 + j % 4 / 2;
+
+                out.b[q][j % 4 * (N / 4) + j / 4] = __byte_perm(
+                    w[first], w[first + 2], j % 2 ? 0x7362 : 0x5140);
+            }
+        }
     }
 }
 
-/* The same for heads that have other tokens, too: dimensions as there, element
- * by element; slow and rare. */
-template <int D>
+/* The same for dense keys: column g has the upper half of head g / 2, or what it
+ * leaves. */
+template <int D, int Q>
 static __device__ __forceinline__ void
-values_mixed(output_t<D> &out, const uint8_t *tile, int lane, uint32_t up,
-             const uint32_t (&keep)[2], uint32_t p0, uint32_t p1)
+load_query(const decode_args_t &a, const decode_head_t *h,
+           query_t<D, Q, 16> &out)
 {
-    const uint16_t *row = (const uint16_t *) tile + lane % 4 * 2 * D + lane / 4;
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    uint32_t list = h->head % a.kv.lists;
 
 #pragma unroll
-    for (int i = 0; i < D / 16; i++) {
-        uint32_t a[4];
+    for (int q = 0; q < Q; q++) {
+        uint32_t head = q * QUAD + g / 2;
+        bool any = head < a.group;
+        size_t at = (size_t) h->row * a.ldq
+                    + (size_t) (list * a.group + (any ? head : 0)) * D;
+        float most = 0;
+
+#pragma unroll
+        for (int j = 0; j < D / 16; j++) {
+            most = fmaxf(most, largest(load_four(a.q, at + t * (D / 4) + 4 * j,
+                                                 a.q_type)));
+        }
+        most = any ? most : 0;
+        most = fmaxf(most, __shfl_xor_sync(TR_ALL_LANES, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(TR_ALL_LANES, most, 2));
+
+        float by = most > 1e-30f ? 1 / most : 0;
+#pragma unroll
+        for (int j = 0; j < D / 8; j++) { /* dimensions 8j + 2t, 8j + 2t + 1 */
+            float4 x = load_four(a.q, at + 8 * j + t / 2 * 4, a.q_type);
+            float x0 = (t & 1 ? x.z : x.x) * by, x1 = (t & 1 ? x.w : x.y) * by;
+            uint32_t hi = half2_bits(x0, x1);
+            float2 got = half2_floats(hi);
+
+            out.b[q][j] = g & 1 ? half2_bits(x0 - got.x, x1 - got.y) : hi;
+        }
+        out.to_logit[q] = __shfl_sync(TR_ALL_LANES, most, 8 * t) * a.scale;
+        out.sum[q] = 0;
+    }
+}
+
+/* ---- logits ------------------------------------------------------------- */
+
+/* x[q][r]: head t of quad q, tokens g and g + 8, in units of to_logit.  keys:
+ * the tile in shared memory. */
+template <int D, int Q>
+static __device__ __forceinline__ void
+products(const query_t<D, Q, 8> &query, uint32_t keys, float (&x)[Q][2])
+{
+    constexpr int C = D / 64; /* chunks of a row */
+    int c[Q][4] = {};
+    uint4 r[2 * C];
+
+#pragma unroll
+    for (int i = 0; i < 2 * C; i++) {
+        r[i] = shared_load16(keys + i * 512 + threadIdx.x % 32 * 16);
+    }
+#pragma unroll
+    for (int s = 0; s < D / 32; s++) {
+#pragma unroll
+        for (int q = 0; q < Q; q++) {
+            mma_bytes(c[q], word(r[s / 2], s % 2 * 2),
+                      word(r[C + s / 2], s % 2 * 2),
+                      word(r[s / 2], s % 2 * 2 + 1),
+                      word(r[C + s / 2], s % 2 * 2 + 1), query.b[q][2 * s],
+                      query.b[q][2 * s + 1]);
+        }
+    }
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        x[q][0] = (float) (c[q][0] * 128 + c[q][1]);
+        x[q][1] = (float) (c[q][2] * 128 + c[q][3]);
+    }
+}
+
+template <int D, int Q>
+static __device__ __forceinline__ void
+products(const query_t<D, Q, 4> &query, uint32_t keys, float (&x)[Q][2])
+{
+    constexpr int N = D / 32; /* words of a row */
+    const uint32_t LOW = 0x0f0f0f0fu, HIGH = 0xf0f0f0f0u;
+    int c[Q][4] = {}, d[Q][4] = {};
+    uint32_t w[2][N];
+
+#pragma unroll
+    for (int i = 0; i < D / 64; i++) {
+        uint4 r = shared_load16(keys + i * 512 + threadIdx.x % 32 * 16);
 
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            const uint16_t *x = row + k / 2 * up * D + i * 16 + k % 2 * 8;
-
-            a[k] = (__ldg(x) | (uint32_t) __ldg(x + D) << 16) & keep[k / 2];
+            w[(4 * i + k) / N][(4 * i + k) % N] = word(r, k);
         }
-        mma(out.o[i], a, p0, p1);
+    }
+#pragma unroll
+    for (int s = 0; s < N / 2; s++) {
+        uint32_t a0 = w[0][2 * s], a1 = w[1][2 * s];
+        uint32_t a2 = w[0][2 * s + 1], a3 = w[1][2 * s + 1];
+
+#pragma unroll
+        for (int q = 0; q < Q; q++) {
+            mma_bytes(c[q], a0 & LOW, a1 & LOW, a2 & LOW, a3 & LOW,
+                      query.b[q][2 * s], query.b[q][2 * s + 1]);
+            mma_bytes(d[q], a0 & HIGH, a1 & HIGH, a2 & HIGH, a3 & HIGH,
+                      query.b[q][N + 2 * s], query.b[q][N + 2 * s + 1]);
+        }
+    }
+#pragma unroll
+    for (int q = 0; q < Q; q++) { /* of low halves, 16 times as much */
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int hi = c[q][2 * r] * 16 + d[q][2 * r];
+            int lo = c[q][2 * r + 1] * 16 + d[q][2 * r + 1];
+
+            x[q][r] = (float) (hi * 128 + lo);
+        }
     }
 }
 
-/* Dimension of o[i][2 * half] in lane group g. */
-static __device__ __forceinline__ int
-decode_dim(bool dense, int i, int half, int g)
+template <int D, int Q>
+static __device__ __forceinline__ void
+products(const query_t<D, Q, 2> &query, uint32_t keys, float (&x)[Q][2])
 {
-    return dense ? i / 4 * 64 + 8 * g + i % 4 * 2 + half
-                 : i * 16 + half * 8 + g;
+    constexpr int N = D / 64; /* words of a row */
+    uint32_t w[2][N], lane = threadIdx.x % 32;
+    int sum[Q][4] = {};
+
+    if (D == 128) {
+        uint4 r = shared_load16(keys + lane * 16);
+
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            w[k / N % 2][k % N] = word(r, k);
+        }
+    } else {
+        uint2 r = shared_load8(keys + lane * 8);
+
+        w[0][0] = r.x;
+        w[1][0] = r.y;
+    }
+#pragma unroll
+    for (int m = 0; m < 4; m++) {
+        const uint32_t mask = 0x03030303u << 2 * m;
+
+#pragma unroll
+        for (int q = 0; q < Q; q++) {
+            int c[4] = {};
+
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                mma_bytes_short(c, w[0][j] & mask, w[1][j] & mask,
+                                query.b[q][m * N + j]);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                sum[q][i] += c[i] * (64 >> 2 * m);
+            }
+        }
+    }
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        x[q][0] = (float) (sum[q][0] * 128 + sum[q][1]);
+        x[q][1] = (float) (sum[q][2] * 128 + sum[q][3]);
+    }
+}
+
+/* Eight tokens: x[q][1] is not a logit. */
+template <int D, int Q>
+static __device__ __forceinline__ void
+products(const query_t<D, Q, 16> &query, uint32_t keys, float (&x)[Q][2])
+{
+    const uint32_t lane = threadIdx.x % 32;
+    float c[Q][4] = {};
+
+#pragma unroll
+    for (int s = 0; s < D / 32; s++) {
+        uint32_t r[4];
+
+        load_matrices<false>(
+            r, keys + row_chunk<D>(lane % 8, 4 * s + lane / 8));
+#pragma unroll
+        for (int q = 0; q < Q; q++) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                mma_short(c[q], r[k], 0, query.b[q][4 * s + k]);
+            }
+        }
+    }
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        x[q][0] = c[q][0] + c[q][1];
+        x[q][1] = 0;
+    }
+}
+
+/* ---- values ------------------------------------------------------------- */
+
+/* What a code of 1 of row g, g + 8 is worth in o; V2: weights of tokens g + 8
+ * must be 16 times smaller. */
+static __host__ __device__ constexpr float
+value_unit(int bits, int row)
+{
+    return bits == 16                ? 1
+           : bits == 8 || row == 0   ? 0x1p-24f
+           : bits == 4               ? 0x1p-20f
+                                     : 0x1p-22f;
+}
+
+/* o[i]: dimensions 16i + g (0, 1) and 16i + 8 + g (2, 3) of columns 2t, 2t + 1.
+ * p: weights of tokens 2t, 2t + 1 of column g, and 8 further on. */
+template <int D>
+static __device__ __forceinline__ void
+add_values8(float (&o)[D / 16][4], uint32_t values, uint32_t p0, uint32_t p1)
+{
+    const uint32_t lane = threadIdx.x % 32, MASK = 0x00ff00ffu;
+    constexpr int C = D / 64;
+
+    values += value_chunk(lane % 4, lane / 4);
+#pragma unroll
+    for (int k = 0; k < C; k++) {
+        uint4 x = shared_load16(values + k * 512);
+        uint4 y = shared_load16(values + (C + k) * 512);
+
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t u = word(x, i), v = word(y, i);
+            uint32_t a[4] = { u & MASK, __byte_perm(u, 0, 0x4341), v & MASK,
+                              __byte_perm(v, 0, 0x4341) };
+
+            mma(o[4 * k + i], a, p0, p1);
+        }
+    }
+}
+
+template <int D>
+static __device__ __forceinline__ void
+add_values4(float (&o)[D / 16][4], uint32_t values, uint32_t p0, uint32_t p1)
+{
+    const uint32_t lane = threadIdx.x % 32, LOW = 0x000f000fu,
+                   HIGH = 0x00f000f0u;
+    constexpr int N = D / 32; /* words of a row of tokens */
+    uint32_t w[2][N];
+
+    values += value_chunk(lane % 4, lane / 4);
+#pragma unroll
+    for (int i = 0; i < D / 64; i++) {
+        uint4 r = shared_load16(values + i * 512);
+
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            w[(4 * i + k) / N][(4 * i + k) % N] = word(r, k);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        uint32_t u = w[0][i / 2] >> i % 2 * 8, v = w[1][i / 2] >> i % 2 * 8;
+        uint32_t a[4] = { u & LOW, u & HIGH, v & LOW, v & HIGH };
+
+        mma(o[i], a, p0, p1);
+    }
+}
+
+template <int D>
+static __device__ __forceinline__ void
+add_values2(float (&o)[D / 16][4], uint32_t values, uint32_t p0, uint32_t p1)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    uint32_t w[D / 32];
+
+    if (D == 128) {
+        uint4 r = shared_load16(values + value_chunk(lane % 4, lane / 4));
+
+#pragma unroll
+        for (int k = 0; k < D / 32; k++) {
+            w[k] = word(r, k);
+        }
+    } else {
+        uint2 r = shared_load8(values + (lane % 4 * 8 + lane / 4) * 8);
+
+        w[0] = r.x;
+        w[1] = r.y;
+    }
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        uint32_t u = w[i / 2] >> i % 2 * 8;
+        uint32_t a[4] = { u & 0x00030003u, u & 0x000c000cu, u & 0x00300030u,
+                          u & 0x00c000c0u };
+
+        mma(o[i], a, p0, p1);
+    }
+}
+
+/* Eight tokens; keep: bits of tokens 2t, 2t + 1 that exist, since a weight of 0
+ * does not make a NaN vanish. */
+template <int D>
+static __device__ __forceinline__ void
+add_values16(float (&o)[D / 16][4], uint32_t values, uint32_t keep, uint32_t p)
+{
+    const uint32_t lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (int s = 0; s < D / 32; s++) {
+        uint32_t r[4];
+
+        load_matrices<true>(r,
+                            values + row_chunk<D>(lane % 8, 4 * s + lane / 8));
+        mma_short(o[2 * s], r[0] & keep, r[1] & keep, p);
+        mma_short(o[2 * s + 1], r[2] & keep, r[3] & keep, p);
+    }
 }
 
 #endif

@@ -29,6 +29,40 @@ mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* The same with one step of 8: 16 x 8 x 8.  Lane 4g + t has of A the rows g and
+ * g + 8 of columns 2t, 2t + 1. */
+static __device__ __forceinline__ void
+mma_short(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b)
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(b));
+}
+
+/* c += a b: 16 x 8 x 32, unsigned and signed bytes, exact.  Lane 4g + t has of A
+ * rows g and g + 8 (a0, a1) of columns 4t .. 4t + 3, and again (a2, a3) of
+ * columns 16 + 4t ..; of B those rows of column g; of C as above. */
+static __device__ __forceinline__ void
+mma_bytes(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+          uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* The first half of its columns. */
+static __device__ __forceinline__ void
+mma_bytes_short(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t b)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 "
+        "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(b));
+}
+
 /* Transposes an 8 x 8 matrix of 16-bit elements, row g in lanes 4g .. 4g + 3 */
 static __device__ __forceinline__ uint32_t
 transpose(uint32_t x)
@@ -117,76 +151,142 @@ half2_floats(uint32_t bits)
     return __half22float2(*(__half2 *) &bits);
 }
 
-/* ---- mbarriers ---------------------------------------------------------- */
+/* ---- copies to shared memory --------------------------------------------- */
 
+/* 16 bytes past the L1 cache; policy: see l2_policy. */
 static __device__ __forceinline__ void
-mbar_init(uint64_t *bar, uint32_t count)
+copy_async16(uint32_t dst, const uint8_t *src, uint64_t policy)
 {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(smem_address(bar)),
-                 "r"(count)
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B "
+                 "[%0], [%1], 16, %2;" ::"r"(dst),
+                 "l"(src), "l"(policy)
                  : "memory");
 }
 
 static __device__ __forceinline__ void
-mbar_arrive(uint64_t *bar)
+copy_async4(uint32_t dst, const uint8_t *src)
 {
-    asm volatile(
-        "{ .reg .b64 state;\n"
-        "mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(smem_address(bar))
-        : "memory");
-}
-
-static __device__ __forceinline__ bool
-mbar_test(uint64_t *bar, uint32_t parity)
-{
-    uint32_t done;
-
-    asm volatile("{ .reg .pred p;\n"
-                 "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(smem_address(bar)), "r"(parity)
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 4;" ::"r"(dst),
+                 "l"(src)
                  : "memory");
-    return done != 0;
 }
 
 static __device__ __forceinline__ void
-mbar_wait(uint64_t *bar, uint32_t parity)
+copy_commit(void)
 {
-#if __CUDA_ARCH__ >= 900 /* sleeps in between */
-    uint32_t done = 0, at = smem_address(bar);
-
-    while (!done) {
-        asm volatile("{ .reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p; }"
-                     : "=r"(done)
-                     : "r"(at), "r"(parity)
-                     : "memory");
-    }
-#else
-    while (!mbar_test(bar, parity)) {
-    }
-#endif
+    asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Barrier `id` (1 .. 15) of the first `threads` threads of a block. */
+/* Until at most N groups of this thread are under way. */
+template <int N>
 static __device__ __forceinline__ void
-named_barrier(int id, int threads)
+copy_wait(void)
 {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* What streams through the L2 cache leaves it first, or takes its turn. */
+static __device__ __forceinline__ uint64_t
+l2_policy(bool first)
+{
+    uint64_t p;
+
+    if (first) {
+        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
+    } else {
+        asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(p));
+    }
+    return p;
+}
+
+static __device__ __forceinline__ uint4
+shared_load16(uint32_t at)
+{
+    uint4 r;
+
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+                 : "r"(at)
+                 : "memory");
+    return r;
+}
+
+static __device__ __forceinline__ uint2
+shared_load8(uint32_t at)
+{
+    uint2 r;
+
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];"
+                 : "=r"(r.x), "=r"(r.y)
+                 : "r"(at)
+                 : "memory");
+    return r;
 }
 
 static __device__ __forceinline__ uint32_t
-load_acquire(const uint32_t *p)
+shared_load4(uint32_t at)
 {
-    uint32_t v;
+    uint32_t r;
 
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                 : "=r"(v)
-                 : "l"(p)
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(at) : "memory");
+    return r;
+}
+
+static __device__ __forceinline__ void
+shared_store4(uint32_t at, uint32_t x)
+{
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
+}
+
+static __device__ __forceinline__ void
+shared_store16(uint32_t at, uint4 x)
+{
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(x.x),
+                 "r"(x.y), "r"(x.z), "r"(x.w)
                  : "memory");
-    return v;
+}
+
+/* Four 8 x 8 matrices of 16-bit elements; lane l has the address of row l % 8 of
+ * matrix l / 8.  Lane 4g + t gets elements 2t, 2t + 1 of row g, or of column g
+ * when transposed. */
+template <bool TRANSPOSED>
+static __device__ __forceinline__ void
+load_matrices(uint32_t (&r)[4], uint32_t at)
+{
+    if (TRANSPOSED) {
+        asm volatile(
+            "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+            : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+            : "r"(at)
+            : "memory");
+    } else {
+        asm volatile(
+            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+            : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+            : "r"(at)
+            : "memory");
+    }
+}
+
+/* ---- dependent launches --------------------------------------------------- */
+
+/* The next kernel of the stream may begin; it must call launch_wait before it
+ * reads what this one writes. */
+static __device__ __forceinline__ void
+launch_next(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* Until the kernel before is complete and its writes are visible. */
+static __device__ __forceinline__ void
+launch_wait(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 #endif

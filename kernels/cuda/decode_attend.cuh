@@ -1,0 +1,307 @@
+/*
+ * decode_attend.cuh: what a warp does with a unit that has come.
+ *
+ * Softmax is in log2 units.  A warp's maximum is only raised when a logit
+ * exceeds it by 8, so weights, kept as 2^7 times the exponential, stay below
+ * 2^15, and FP16 is exact to 11 bits down to 2^-21 of the largest.  Values'
+ * scales go into the weights, times a power of two that keeps them below 1.
+ */
+#ifndef TR_CUDA_DECODE_ATTEND_CUH
+#define TR_CUDA_DECODE_ATTEND_CUH
+
+#include "decode_tile.cuh"
+
+#define RAISED 7.0f /* weights are 2^7 * exp2(logit - max) */
+#define SLACK 15.0f /* and at most 2^15 */
+
+/* A warp's softmax and output. */
+template <int D, int Q> struct state_t {
+    float max[Q]; /* of head t, less RAISED */
+    float sum[Q], zero[Q];
+    float shrink;  /* values are multiplied by this power of two */
+    float unit[2]; /* what o's rows g, g + 8 are counted in */
+    float o[D / 16][4];
+    uint32_t tile; /* of the layer: where the next trace goes */
+};
+
+template <int D, int Q>
+static __device__ __forceinline__ void
+state_init(state_t<D, Q> &s)
+{
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        s.max[q] = -1e30f;
+        s.sum[q] = s.zero[q] = 0;
+    }
+    s.shrink = 0x1p40f;
+    s.unit[0] = s.unit[1] = 1;
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        s.o[i][0] = s.o[i][1] = s.o[i][2] = s.o[i][3] = 0;
+    }
+}
+
+/* Over the eight lanes of a head. */
+static __device__ __forceinline__ float
+column_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(TR_ALL_LANES, x, 4));
+    x = fmaxf(x, __shfl_xor_sync(TR_ALL_LANES, x, 8));
+    return fmaxf(x, __shfl_xor_sync(TR_ALL_LANES, x, 16));
+}
+
+static __device__ __forceinline__ float
+column_sum(float x)
+{
+    x += __shfl_xor_sync(TR_ALL_LANES, x, 4);
+    x += __shfl_xor_sync(TR_ALL_LANES, x, 8);
+    return x + __shfl_xor_sync(TR_ALL_LANES, x, 16);
+}
+
+/* Rows g of o times a of their column's quad, rows g + 8 times b. */
+template <int D, int Q>
+static __device__ __forceinline__ void
+multiply(state_t<D, Q> &s, const float (&a)[Q], const float (&b)[Q])
+{
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        s.o[i][0] *= a[0];
+        s.o[i][2] *= b[0];
+        if (Q == 2) {
+            s.o[i][1] *= a[Q - 1];
+            s.o[i][3] *= b[Q - 1];
+        }
+    }
+}
+
+/* Makes room for larger logits y or scales; rare. */
+template <int D, int Q>
+static __device__ __forceinline__ void
+rescale(state_t<D, Q> &s, const float (&y)[Q], float scale)
+{
+    float by[Q], shrink = s.shrink;
+
+    scale = column_max(scale);
+    if (scale * shrink > 1) { /* to [1/2, 1) */
+        shrink = __uint_as_float((253 - (__float_as_uint(scale) >> 23)) << 23);
+    }
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        float max = fmaxf(s.max[q], column_max(y[q]) - RAISED);
+        float c = exp2_fast(s.max[q] - max);
+
+        s.max[q] = max;
+        s.sum[q] *= c;
+        s.zero[q] *= c;
+        by[q] = c * (shrink / s.shrink);
+    }
+    s.shrink = shrink;
+    multiply<D, Q>(s, by, by);
+}
+
+/* Counts o in the units of a level's values. */
+template <int D, int Q, int VALUE>
+static __device__ __forceinline__ void
+change_units(state_t<D, Q> &s)
+{
+    float a[Q], b[Q];
+
+    if (s.unit[0] == value_unit(VALUE, 0)
+        && s.unit[1] == value_unit(VALUE, 1)) {
+        return;
+    }
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        a[q] = value_unit(VALUE, 0) / s.unit[0];
+        b[q] = value_unit(VALUE, 1) / s.unit[1];
+    }
+    s.unit[0] = value_unit(VALUE, 0);
+    s.unit[1] = value_unit(VALUE, 1);
+    multiply<D, Q>(s, a, b);
+}
+
+/* Which of the tokens of tile i of a unit exist. */
+static __device__ __forceinline__ uint32_t
+existing(const decode_head_t *h, uint32_t segment, uint32_t token,
+         uint32_t exist)
+{
+    uint32_t lane = threadIdx.x % 32;
+    bool here = lane < exist;
+
+    if (segment == SEG_WINDOW && here) {
+        here = decode_window_position(h->base, h->window, token + lane)
+               >= h->window_from;
+    }
+    return __ballot_sync(TR_ALL_LANES, here);
+}
+
+/* The unit in a slot.  y: logits, then weights without the value's scale. */
+template <int D, int Q, int KEY, int VALUE>
+static __device__ __forceinline__ void
+attend_unit(const decode_args_t &a, const decode_head_t *h,
+            const query_t<D, Q, KEY> &query, const unit_t &u, uint32_t slot,
+            bool traced, state_t<D, Q> &s)
+{
+    constexpr int U = unit_tiles(KEY, VALUE), ROWS = KEY == 16 ? 1 : 2;
+    constexpr uint32_t KT = tile_bytes(D, KEY), VT = tile_bytes(D, VALUE);
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    float y[U][Q][2], vs[U][2], vz[U][2], most[Q], scale = 0;
+    uint32_t keep = ~0u;
+    bool over;
+
+#pragma unroll
+    for (int n = 0; n < U; n++) {
+        products(query, slot + n * KT, y[n]);
+    }
+#pragma unroll
+    for (int n = 0; n < U; n++) {
+        float2 km[2], vm[2];
+
+        if (KEY == 16) {
+            km[0] = km[1] = vm[0] = vm[1] = make_float2(1, 0);
+        } else {
+            uint4 m = shared_load16(slot + U * (KT + VT) + n * 128 + g * 16);
+
+            km[0] = half2_floats(m.x);
+            km[1] = half2_floats(m.y);
+            vm[0] = half2_floats(m.z);
+            vm[1] = half2_floats(m.w);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            vs[n][r] = vm[r].x;
+            vz[n][r] = vm[r].y;
+#pragma unroll
+            for (int q = 0; q < Q; q++) {
+                y[n][q][r] = KEY == 16
+                                 ? y[n][q][r] * query.to_logit[q]
+                                 : fmaf(y[n][q][r], km[r].x * query.to_logit[q],
+                                        km[r].y * query.sum[q]);
+            }
+        }
+    }
+    if (u.exist() < U * tile_tokens(KEY) || u.segment() == SEG_WINDOW) {
+#pragma unroll
+        for (int n = 0; n < U; n++) {
+            uint32_t before = n * tile_tokens(KEY);
+            uint32_t mask = existing(
+                h, u.segment(), u.token + before,
+                u.exist() > before
+                    ? min(u.exist() - before, tile_tokens(KEY))
+                    : 0);
+
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                if (!(mask >> (g + 8 * r) & 1)) {
+                    vs[n][r] = vz[n][r] = 0;
+#pragma unroll
+                    for (int q = 0; q < Q; q++) {
+                        y[n][q][r] = -INFINITY;
+                    }
+                }
+            }
+            keep = (mask >> 2 * t & 1 ? 0xffffu : 0)
+                   | (mask >> 2 * t & 2 ? 0xffff0000u : 0);
+        }
+    }
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        most[q] = y[0][q][0];
+#pragma unroll
+        for (int n = 0; n < U; n++) {
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                most[q] = fmaxf(most[q], y[n][q][r]);
+                scale = fmaxf(scale, vs[n][r]);
+            }
+        }
+    }
+    over = scale * s.shrink > 1;
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        over = over || most[q] - s.max[q] > SLACK;
+    }
+    if (__any_sync(TR_ALL_LANES, over)) {
+        rescale<D, Q>(s, most, scale);
+    }
+#pragma unroll
+    for (int n = 0; n < U; n++) {
+        uint32_t w[2];
+
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            float v = vs[n][r] * s.shrink * (VALUE == 2 && r ? 0.0625f : 1);
+
+#pragma unroll
+            for (int q = 0; q < Q; q++) {
+                y[n][q][r] = exp2_fast(y[n][q][r] - s.max[q]);
+                s.sum[q] += y[n][q][r];
+                s.zero[q] += y[n][q][r] * vz[n][r];
+            }
+            w[r] = transpose(half2_bits(y[n][0][r] * v,
+                                        Q == 2 ? y[n][Q - 1][r] * v : 0));
+        }
+        const uint32_t values = slot + U * KT + n * VT;
+
+        if (VALUE == 16) {
+            add_values16<D>(s.o, values, keep, w[0]);
+        } else if (VALUE == 8) {
+            add_values8<D>(s.o, values, w[0], w[1]);
+        } else if (VALUE == 4) {
+            add_values4<D>(s.o, values, w[0], w[1]);
+        } else {
+            add_values2<D>(s.o, values, w[0], w[1]);
+        }
+    }
+    if (traced) {
+        const uint32_t tiles = u.tiles();
+
+#pragma unroll
+        for (int q = 0; q < Q; q++) {
+#pragma unroll
+            for (int n = 0; n < U; n++) {
+                if (n < (int) tiles) {
+                    a.work.weights[((size_t) (s.tile + n) * Q + q) * 32 + lane]
+                        = half2_bits(y[n][q][0], ROWS == 2 ? y[n][q][1] : 0);
+                }
+            }
+            if (g < tiles) {
+                a.work.maxima[((size_t) (s.tile + g) * Q + q) * QUAD + t]
+                    = s.max[q];
+            }
+        }
+        s.tile += tiles;
+    }
+}
+
+/* The part's sums to its place. */
+template <int D, int Q>
+static __device__ __forceinline__ void
+store_part(const decode_args_t &a, uint32_t head, uint32_t range,
+           state_t<D, Q> &s)
+{
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    size_t place = (size_t) range + head;
+    float by0 = 1 / (s.unit[0] * s.shrink), by1 = 1 / (s.unit[1] * s.shrink);
+
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        uint32_t k = q * QUAD + t;
+        float sum = column_sum(s.sum[q]), zero = column_sum(s.zero[q]);
+        float *to = a.work.part_out + (place * a.group + k) * D + g;
+
+        if (k >= a.group) {
+            continue;
+        }
+#pragma unroll
+        for (int i = 0; i < D / 16; i++) {
+            to[16 * i] = fmaf(s.o[i][q], by0, zero);
+            to[16 * i + 8] = fmaf(s.o[i][2 + q], by1, zero);
+        }
+        if (g == 0) {
+            a.work.part_sum[place * GROUP + k] = make_float2(s.max[q], sum);
+        }
+    }
+}
+
+#endif

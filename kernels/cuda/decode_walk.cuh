@@ -1,0 +1,410 @@
+/*
+ * decode_walk.cuh: a warp's way through its range, one unit after the other,
+ * and its ring of copies under way.
+ *
+ * A unit is one tile or two of a page: what a warp attends at once.  Each warp
+ * has a ring of STAGES slots of shared memory to itself, into which its own
+ * cp.async instructions bring units ahead of their turn, also over the end of
+ * pages, heads and ranges; a slot's note says what is in it.  All lanes have the
+ * same cursor, so that no lane waits for another's word.
+ *
+ * In a slot: key codes of the tiles, value codes, and for each tile and token
+ * pair g, g + 8 the metadata {key g, key g + 8, value g, value g + 8}.  Chunks of
+ * 16 bytes of values, and of dense rows, are permuted so that reads hit all
+ * banks.
+ */
+#ifndef TR_CUDA_DECODE_WALK_CUH
+#define TR_CUDA_DECODE_WALK_CUH
+
+#include "decode.cuh"
+#include "ptx.cuh"
+
+#define NO_RUN 0xffffffffu /* there is no more */
+
+/* Tokens of a tile, tiles of a unit, bytes of a tile's codes. */
+static __host__ __device__ constexpr uint32_t
+tile_tokens(int key_bits)
+{
+    return key_bits == 16 ? 8 : 16;
+}
+
+static __host__ __device__ constexpr uint32_t
+unit_tiles(int key_bits, int value_bits)
+{
+    return key_bits + value_bits <= 8 ? 2 : 1;
+}
+
+static __host__ __device__ constexpr uint32_t
+tile_bytes(int dim, int bits)
+{
+    return bits == 16 ? dim * 16 : dim * bits * 2;
+}
+
+/* The largest units: K4V4, and a dense tile or K8V8. */
+static __host__ __device__ constexpr uint32_t
+slot_bytes(int dim)
+{
+    return dim * 32 + 256;
+}
+
+#define NOTE_BYTES 32u
+
+/* What is in a slot.  A run: units of one segment of one part. */
+struct unit_t {
+    uint32_t run, what, token, head, range;
+
+    __device__ uint32_t segment() const { return what & 15; }
+    __device__ uint32_t tiles() const { return what >> 4 & 15; }
+    __device__ uint32_t layout() const { return what >> 8 & 255; }
+    __device__ uint32_t exist() const { return what >> 16; } /* tokens */
+};
+
+struct cursor_t {
+    const uint8_t *page;
+    uint32_t page_tile, left; /* left: tiles of the page, from page_tile on */
+    uint32_t more;            /* of the segment's part, in later pages */
+    uint32_t token, rest;     /* of the segment: the next, and how many */
+    uint32_t what, run;       /* see unit_t: segment and layout only */
+    uint32_t value, meta;     /* offsets in the page; meta is the lane's */
+    uint32_t ids, page_index, ids_from; /* ids: the lane's of 32 pages */
+    uint32_t range, head, next, last_head, last_tile;
+    uint32_t words; /* lane i: word i of the head's description */
+    bool first;     /* the range that falls to each warp without asking */
+};
+
+static __device__ __forceinline__ uint32_t
+of_lane(uint32_t x, uint32_t lane)
+{
+    return __shfl_sync(TR_ALL_LANES, x, lane);
+}
+
+static __device__ __forceinline__ void
+load_words(const decode_args_t &a, cursor_t &c)
+{
+    uint32_t lane = threadIdx.x % 32;
+
+    c.words = lane < 16
+                  ? __ldg((const uint32_t *) (a.work.head + c.head) + lane)
+                  : 0;
+}
+
+/* The next range; false when there is none. */
+static __device__ __forceinline__ bool
+take_range(const decode_args_t &a, cursor_t &c)
+{
+    uint32_t warps = gridDim.x * (blockDim.x / 32), n = a.work.layer->ranges;
+
+    if (c.first) {
+        /* neighbours in different blocks: few ranges use many of them */
+        c.range = blockIdx.x + threadIdx.x / 32 * gridDim.x;
+        c.first = false;
+    } else if (n <= warps) {
+        return false;
+    } else {
+        uint32_t next = 0;
+
+        if (threadIdx.x % 32 == 0) {
+            next = atomicAdd(&a.work.layer->next, 1u);
+        }
+        c.range = warps + of_lane(next, 0);
+    }
+    if (c.range >= n) {
+        return false;
+    }
+    const decode_cut_t from = a.work.cut[c.range];
+    const decode_cut_t to = a.work.cut[c.range + 1];
+
+    c.head = from.head;
+    c.next = from.tile;
+    c.last_head = to.head;
+    c.last_tile = to.tile;
+    if (c.head != c.last_head || c.next < c.last_tile) {
+        load_words(a, c);
+    }
+    return true;
+}
+
+/* Page ids from page_index on, one a lane. */
+static __device__ __forceinline__ void
+load_ids(const decode_args_t &a, cursor_t &c, uint32_t pages)
+{
+    uint32_t i = c.page_index + threadIdx.x % 32;
+    uint32_t head = of_lane(c.words, WORD_HEAD);
+
+    c.ids_from = c.page_index;
+    c.ids = 0;
+    if (i < c.page_index + pages) {
+        c.ids = (uint32_t) __ldg(a.kv.tables + (size_t) head * a.kv.table_len
+                                 + decode_entry(a.kv, c.what & 15, i));
+    }
+}
+
+static __device__ __forceinline__ void
+enter_page(const decode_args_t &a, cursor_t &c)
+{
+    /* pages of a window that never had a token have no id */
+    int id = (int) of_lane(c.ids, c.page_index - c.ids_from);
+
+    c.page = a.kv.pool + (uint64_t) max(id, 0) * a.kv.page_bytes;
+}
+
+static __device__ __forceinline__ void
+next_page(const decode_args_t &a, cursor_t &c)
+{
+    uint32_t tiles = a.layouts.of[c.what >> 8].tiles;
+
+    c.page_index++;
+    if (c.page_index - c.ids_from == 32) {
+        load_ids(a, c, (c.more + tiles - 1) / tiles);
+    }
+    enter_page(a, c);
+    c.page_tile = 0;
+    c.left = min(tiles, c.more);
+    c.more -= c.left;
+}
+
+/* Goes on at tile c.next of c.head, or at the next head or range. */
+static __device__ __forceinline__ void
+next_segment(const decode_args_t &a, cursor_t &c)
+{
+    uint32_t stop, start = 0, n = 0, tokens = 0, index = 0, s;
+
+    for (;;) {
+        bool last = c.head == c.last_head;
+
+        stop = last ? c.last_tile : of_lane(c.words, WORD_TILES);
+        if (c.next < stop) {
+            break;
+        }
+        if (!last) {
+            c.head++;
+            c.next = 0;
+            if (c.head != c.last_head || c.last_tile > 0) {
+                load_words(a, c);
+            }
+        } else if (!take_range(a, c)) {
+            c.run = NO_RUN;
+            return;
+        }
+    }
+    for (s = 0; s < SEGMENTS; s++) {
+        tokens = of_lane(c.words, WORD_TOKENS + s);
+        index = of_lane(c.words, WORD_LAYOUT + s / 4) >> (s % 4 * 8) & 255;
+        n = decode_tiles(&a.layouts.of[index], tokens);
+        if (c.next < start + n) {
+            break;
+        }
+        start += n;
+    }
+    const decode_layout_t &l = a.layouts.of[index];
+    uint32_t tile = c.next - start, end = min(n, stop - start);
+    uint32_t lane = threadIdx.x % 32;
+
+    c.next = start + end;
+    c.token = tile * l.tile;
+    c.rest = tokens - c.token;
+    c.page_index = tile / l.tiles;
+    c.page_tile = tile - c.page_index * l.tiles;
+    c.left = min(l.tiles - c.page_tile, end - tile);
+    c.more = end - tile - c.left;
+    c.what = s | index << 8;
+    c.value = l.value;
+    c.meta = (lane < 16 ? l.key_meta : l.value_meta) + lane % 16 * 4;
+    c.run++;
+    load_ids(a, c, 1 + (c.more + l.tiles - 1) / l.tiles);
+    enter_page(a, c);
+}
+
+/* ---- copies ------------------------------------------------------------- */
+
+struct ring_t {
+    uint32_t slots, notes; /* addresses in shared memory */
+    uint32_t at, free;     /* slot in work, slot to be filled */
+    uint64_t policy;
+};
+
+/* A chunk of a value tile among the 32 of its 512 bytes, place 8t + g. */
+static __device__ __forceinline__ uint32_t
+value_chunk(uint32_t t, uint32_t g)
+{
+    return (t * 8 + (g ^ 2 * t)) * 16;
+}
+
+/* Chunk c of row g of a dense tile. */
+template <int D>
+static __device__ __forceinline__ uint32_t
+row_chunk(uint32_t g, uint32_t c)
+{
+    return g * (2 * D) + ((c ^ g) * 16);
+}
+
+template <int D>
+static __device__ __forceinline__ void
+copy_rows(const uint8_t *src, uint32_t dst, uint64_t policy)
+{
+    constexpr uint32_t CHUNKS = D / 8; /* of a row */
+    uint32_t lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (uint32_t i = 0; i < CHUNKS / 4; i++) {
+        uint32_t j = i * 32 + lane;
+
+        copy_async16(dst + row_chunk<D>(j / CHUNKS, j % CHUNKS), src + j * 16,
+                     policy);
+    }
+}
+
+/* The unit at the cursor, of a level known here. */
+template <int D, int KEY, int VALUE>
+static __device__ __forceinline__ void
+copy_known(const cursor_t &c, uint32_t n, uint32_t slot, uint64_t policy)
+{
+    constexpr uint32_t U = unit_tiles(KEY, VALUE);
+    constexpr uint32_t KT = tile_bytes(D, KEY), VT = tile_bytes(D, VALUE);
+    const uint32_t lane = threadIdx.x % 32;
+    const uint8_t *keys = c.page + c.page_tile * KT;
+    const uint8_t *values = c.page + c.value + c.page_tile * VT;
+
+    if (KEY == 16) {
+        copy_rows<D>(keys, slot, policy);
+        copy_rows<D>(values, slot + KT, policy);
+        return;
+    }
+    const uint32_t to = D * VALUE < 256
+                            ? lane * 16
+                            : value_chunk(lane / 8, lane % 8);
+    const uint8_t *meta = c.page + c.meta + c.page_tile * 64;
+    const uint32_t meta_to = slot + U * (KT + VT) + lane % 8 * 16
+                             + lane / 8 * 4;
+
+    keys += lane * 16;
+    values += lane * 16;
+#pragma unroll
+    for (uint32_t i = 0; i < (U * KT + 511) / 512; i++) {
+        if (U == 1 || i * 512 + lane * 16 < n * KT) {
+            copy_async16(slot + i * 512 + lane * 16, keys + i * 512, policy);
+        }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < (U * VT + 511) / 512; i++) {
+        if (U == 1 || i * 512 + lane * 16 < n * VT) {
+            copy_async16(slot + U * KT + i * 512 + to, values + i * 512,
+                         policy);
+        }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < U; i++) {
+        if (i < n) {
+            copy_async4(meta_to + i * 128, meta + i * 64);
+        }
+    }
+}
+
+/* The unit at the cursor, whatever it is. */
+template <int D>
+static __device__ __forceinline__ void
+copy_any(const decode_layout_t &l, const cursor_t &c, uint32_t n, uint32_t slot,
+         uint64_t policy)
+{
+    const uint32_t lane = threadIdx.x % 32;
+
+    if (l.key_bits == 16) {
+        copy_known<D, 16, 16>(c, n, slot, policy);
+        return;
+    }
+    const uint32_t kt = tile_bytes(D, l.key_bits);
+    const uint32_t vt = tile_bytes(D, l.value_bits);
+    const uint32_t u = unit_tiles(l.key_bits, l.value_bits);
+    const uint8_t *from = c.page + c.page_tile * kt;
+    const uint32_t to = D * l.value_bits < 256
+                            ? lane * 16
+                            : value_chunk(lane / 8, lane % 8);
+
+#pragma unroll 1
+    for (uint32_t o = lane * 16; o < n * kt; o += 512) {
+        copy_async16(slot + o, from + o, policy);
+    }
+    from = c.page + c.value + c.page_tile * vt;
+    slot += u * kt;
+#pragma unroll 1
+    for (uint32_t o = lane * 16; o < n * vt; o += 512) {
+        copy_async16(slot + o - lane * 16 + to, from + o, policy);
+    }
+    from = c.page + c.meta + c.page_tile * 64;
+    slot += u * vt + lane % 8 * 16 + lane / 8 * 4;
+#pragma unroll 1
+    for (uint32_t i = 0; i < n; i++) {
+        copy_async4(slot + i * 128, from + i * 64);
+    }
+}
+
+/* Asks for the next unit, for slot ring.free; KEY, VALUE: what it probably is.
+ * KEY 0: no idea. */
+template <int D, int STAGES, int KEY, int VALUE>
+static __device__ __forceinline__ void
+produce(const decode_args_t &a, cursor_t &c, ring_t &ring)
+{
+    const uint32_t note = ring.notes + ring.free * NOTE_BYTES;
+    const uint32_t slot = ring.slots + ring.free * slot_bytes(D);
+    const uint32_t lane = threadIdx.x % 32;
+
+    ring.free = ring.free + 1 == STAGES ? 0 : ring.free + 1;
+    if (c.run == NO_RUN) {
+        if (lane == 0) {
+            shared_store16(note, make_uint4(NO_RUN, 0, 0, 0));
+        }
+        return;
+    }
+    const decode_layout_t &l = a.layouts.of[c.what >> 8];
+    bool known = l.key_bits == KEY && l.value_bits == VALUE;
+    uint32_t n, exist, tile;
+
+    if (known) {
+        n = min(unit_tiles(KEY, VALUE), c.left);
+        tile = tile_tokens(KEY);
+    } else {
+        n = min(unit_tiles(l.key_bits, l.value_bits), c.left);
+        tile = l.tile;
+    }
+    exist = min(n * tile, c.rest);
+    if (lane == 0) {
+        shared_store16(note, make_uint4(c.run, c.what | n << 4 | exist << 16,
+                                        c.token, c.head));
+        shared_store4(note + 16, c.range);
+    }
+    if (known) {
+        copy_known<D, KEY == 0 ? 16 : KEY, VALUE == 0 ? 16 : VALUE>(
+            c, n, slot, ring.policy);
+    } else {
+        copy_any<D>(l, c, n, slot, ring.policy);
+    }
+    c.page_tile += n;
+    c.left -= n;
+    c.token += exist;
+    c.rest -= exist;
+    if (c.left == 0) {
+        if (c.more > 0) {
+            next_page(a, c);
+        } else {
+            next_segment(a, c);
+        }
+    }
+}
+
+/* What is in the slot in work. */
+static __device__ __forceinline__ unit_t
+read_note(const ring_t &ring)
+{
+    uint4 x = shared_load16(ring.notes + ring.at * NOTE_BYTES);
+    unit_t u = { x.x, x.y, x.z, x.w, 0 };
+
+    return u;
+}
+
+static __device__ __forceinline__ uint32_t
+note_range(const ring_t &ring)
+{
+    return shared_load4(ring.notes + ring.at * NOTE_BYTES + 16);
+}
+
+#endif
