@@ -448,7 +448,8 @@ decode_finish(const tr_cuda_stream_t *s, const decode_args_t *a,
 {
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute early = {};
-    uint32_t most = s->device->blocks * 6;
+    uint32_t most = s->device->blocks
+                    * (4 + 2 * (s->device->tune >> 10 & 3));
 
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;

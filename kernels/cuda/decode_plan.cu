@@ -384,7 +384,7 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
     } else {
         ranges = a.spread.warps + a.spread.tail;
     }
-    for (uint32_t b = threadIdx.x; b <= ranges; b += THREADS) {
+    for (uint32_t b = threadIdx.x; b <= a.work.max_ranges; b += THREADS) {
         decode_cut_t c = { n_heads, 0 };
 
         if (b < ranges && sums.cost > 0) {

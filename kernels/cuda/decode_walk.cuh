@@ -92,24 +92,26 @@ load_words(const decode_args_t &a, cursor_t &c)
 static __device__ __forceinline__ bool
 take_range(const decode_args_t &a, cursor_t &c)
 {
-    uint32_t warps = gridDim.x * (blockDim.x / 32), n = a.work.layer->ranges;
+    uint32_t warps = gridDim.x * (blockDim.x / 32);
 
     if (c.first) {
-        /* neighbours in different blocks: few ranges use many of them */
+        /* neighbours in different blocks: few ranges use many of them; those
+         * of which there is no need are empty */
         c.range = blockIdx.x + threadIdx.x / 32 * gridDim.x;
         c.first = false;
-    } else if (n <= warps) {
-        return false;
     } else {
-        uint32_t next = 0;
+        uint32_t n = a.work.layer->ranges, next = 0;
 
+        if (n <= warps) {
+            return false;
+        }
         if (threadIdx.x % 32 == 0) {
             next = atomicAdd(&a.work.layer->next, 1u);
         }
         c.range = warps + of_lane(next, 0);
-    }
-    if (c.range >= n) {
-        return false;
+        if (c.range >= n) {
+            return false;
+        }
     }
     const decode_cut_t from = a.work.cut[c.range];
     const decode_cut_t to = a.work.cut[c.range + 1];
@@ -281,13 +283,13 @@ copy_known(const cursor_t &c, uint32_t n, uint32_t slot, uint64_t policy)
     values += lane * 16;
 #pragma unroll
     for (uint32_t i = 0; i < (U * KT + 511) / 512; i++) {
-        if (U == 1 || i * 512 + lane * 16 < n * KT) {
+        if ((U == 1 && KT % 512 == 0) || i * 512 + lane * 16 < n * KT) {
             copy_async16(slot + i * 512 + lane * 16, keys + i * 512, policy);
         }
     }
 #pragma unroll
     for (uint32_t i = 0; i < (U * VT + 511) / 512; i++) {
-        if (U == 1 || i * 512 + lane * 16 < n * VT) {
+        if ((U == 1 && VT % 512 == 0) || i * 512 + lane * 16 < n * VT) {
             copy_async16(slot + U * KT + i * 512 + to, values + i * 512,
                          policy);
         }

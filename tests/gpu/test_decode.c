@@ -1,8 +1,8 @@
 /*
  * Decode attention of the CUDA backend against double precision: all head
  * sizes, groups, level tables; odd lengths; pages full of NaN around the
- * tokens; few and many multiprocessors, so that heads are cut in all ways, and little
- * shared memory, so that traces go to the workspace.
+ * tokens; few and many multiprocessors and all ways to spread the work, so that
+ * heads are cut in all ways.
  *
  *   test_decode [rounds [seed]]
  */
@@ -99,11 +99,8 @@ one_round(const tr_cuda_device_t *device, cudaStream_t stream, uint32_t round,
     if (random_below(2) == 0) {
         d.blocks = 1 + random_below(d.blocks);
     }
-    if (random_below(3) == 0) {
-        uint32_t least = 72u << 10;
-
-        d.shared = least + random_below(d.shared - least);
-        d.shared &= ~127u;
+    if (random_below(2) == 0) { /* other variants, other cuts */
+        d.tune = random_below(4) | random_below(16) << 4 | random_below(2) << 9;
     }
     tr_cuda_decode_size_t size = cache_size(&c);
     size_t bytes = tr_cuda_decode_work(&d, &size);
@@ -127,8 +124,7 @@ one_round(const tr_cuda_device_t *device, cudaStream_t stream, uint32_t round,
             printf(" %u/%u", shape.level[i].key_bits,
                    shape.level[i].value_bits);
         }
-        printf(", wild %d, blocks %u, shared %u\n", shape.wild, d.blocks,
-               d.shared);
+        printf(", wild %d, blocks %u, tune %x\n", shape.wild, d.blocks, d.tune);
     }
     cuda_ok(cudaFree(work), "free");
     cache_free(&c);
