@@ -39,6 +39,12 @@ choose_shape(cache_shape_t *w, uint32_t round)
     for (uint32_t i = 0; i < w->n_levels; i++) { /* distinct */
         w->level[i] = levels[(round + i * (1 + round % 2)) % n];
     }
+    if (random_below(8) == 0) { /* lists of several jobs and many pages */
+        w->lists = 1;
+        w->heads = group;
+        w->seqs = 1 + random_below(2);
+        w->max_list = 1500 + random_below(4000);
+    }
     if (random_below(4) == 0) { /* a policy without scores */
         for (uint32_t i = 0; i < w->n_levels; i++) {
             w->level[i].scored = 0;
@@ -47,15 +53,19 @@ choose_shape(cache_shape_t *w, uint32_t round)
     }
 }
 
+/* With a plan, or with the one that is there. */
 static void
-launch(cache_t *c, const tr_cuda_stream_t *s, uint32_t layer, void *work)
+launch(cache_t *c, const tr_cuda_stream_t *s, uint32_t layer, bool plan,
+       void *work)
 {
     uint32_t n = c->shape.heads * c->shape.head_dim;
     tr_cuda_decode_size_t size = cache_size(c);
     tr_cuda_queries_t q = { c->device_q, c->device_out,  n,       n, TR_F32,
                             TR_F32,      c->shape.heads, c->scale };
 
-    if (tr_cuda_decode_plan(s, &c->device, &c->device_rows, &size, work) != 0
+    if ((plan
+         && tr_cuda_decode_plan(s, &c->device, &c->device_rows, &size, work)
+                != 0)
         || tr_cuda_decode(s, &c->device, layer, &c->device_rows, &q, &size,
                           work)
                != 0) {
@@ -66,7 +76,8 @@ launch(cache_t *c, const tr_cuda_stream_t *s, uint32_t layer, void *work)
 
 /* The same through a graph, which is what the engine will do. */
 static void
-launch_graph(cache_t *c, tr_cuda_stream_t *s, uint32_t layer, void *work)
+launch_graph(cache_t *c, tr_cuda_stream_t *s, uint32_t layer, bool plan,
+             void *work)
 {
     cudaStream_t stream = s->stream;
     cudaGraph_t graph;
@@ -74,7 +85,7 @@ launch_graph(cache_t *c, tr_cuda_stream_t *s, uint32_t layer, void *work)
 
     cuda_ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
             "capture");
-    launch(c, s, layer, work);
+    launch(c, s, layer, plan, work);
     cuda_ok(cudaStreamEndCapture(stream, &graph), "end of capture");
     cuda_ok(cudaGraphInstantiate(&exec, graph, 0), "graph");
     cuda_ok(cudaGraphLaunch(exec, stream), "graph launch");
@@ -108,14 +119,19 @@ one_round(const tr_cuda_device_t *device, cudaStream_t stream, uint32_t round,
     cuda_ok(cudaMalloc(&work, bytes), "workspace");
     cuda_ok(cudaMemset(work, 0xff, bytes), "workspace");
     for (uint32_t layer = 0; layer < shape.layers && ok; layer++) {
-        cuda_ok(cudaDeviceSynchronize(), "before");
-        if (random_below(2) == 0) {
-            launch_graph(&c, &s, layer, work);
-        } else {
-            launch(&c, &s, layer, work);
+        bool plan = layer == 0 || random_below(2) == 0;
+        uint32_t times = 1 + random_below(2); /* with one plan */
+
+        for (uint32_t i = 0; i < times && ok; i++) {
+            cuda_ok(cudaDeviceSynchronize(), "before");
+            if (random_below(2) == 0) {
+                launch_graph(&c, &s, layer, plan && i == 0, work);
+            } else {
+                launch(&c, &s, layer, plan && i == 0, work);
+            }
+            cuda_ok(cudaDeviceSynchronize(), "decode");
+            ok = cache_check(&c, layer, worst_out, worst_score);
         }
-        cuda_ok(cudaDeviceSynchronize(), "decode");
-        ok = cache_check(&c, layer, worst_out, worst_score);
     }
     if (!ok) {
         printf("head size %u, lists %u, heads %u, sequences %u, levels",
