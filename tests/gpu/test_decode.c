@@ -110,8 +110,8 @@ one_round(const tr_cuda_device_t *device, cudaStream_t stream, uint32_t round,
     if (random_below(2) == 0) {
         d.blocks = 1 + random_below(d.blocks);
     }
-    if (random_below(2) == 0) { /* other variants, other cuts */
-        d.tune = random_below(4) | random_below(16) << 4 | random_below(2) << 9;
+    if (random_below(2) == 0) { /* other variants */
+        d.tune = random_below(4) | random_below(2) << 9;
     }
     tr_cuda_decode_size_t size = cache_size(&c);
     size_t bytes = tr_cuda_decode_work(&d, &size);
