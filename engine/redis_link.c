@@ -23,6 +23,7 @@
 
 #define BACKOFF_LEAST_US 100000u
 #define BACKOFF_MOST_US 2000000u
+#define RESOLVE_LOOK_US 5000u
 #define PING_US 5000000u
 #define REPLY_MAX (4u << 20) /* bytes of one reply */
 #define READS_A_RUN 16
@@ -168,9 +169,15 @@ jitter(uint64_t us, uint64_t now_us)
 static void
 take_down(tr_redis_link_t *l, uint64_t now_us)
 {
+    tr_redis_resolve_free(l->resolve);
+    l->resolve = NULL;
     if (l->c != NULL) {
         redisFree(l->c);
         l->c = NULL;
+    }
+    if (l->client_id != 0) {
+        l->former_id = l->client_id;
+        l->client_id = 0;
     }
     l->n_pending = l->first_pending = 0;
     l->failed = false;
@@ -184,13 +191,10 @@ take_down(tr_redis_link_t *l, uint64_t now_us)
 }
 
 static void
-start_connect(tr_redis_link_t *l, uint64_t now_us)
+start_connect(tr_redis_link_t *l, const char *host, int port, uint64_t now_us)
 {
-    tr_redis_address_t a;
-
-    tr_redis_parse_address(l->config->redis, &a);
-    l->c = a.port != 0 ? redisConnectNonBlock(a.host, a.port)
-                       : redisConnectUnixNonBlock(a.host);
+    l->c = port != 0 ? redisConnectNonBlock(host, port)
+                     : redisConnectUnixNonBlock(host);
     set_state(l, TR_LINK_CONNECTING, now_us);
     if (l->c == NULL) {
         tr_redis_link_fail(l, "no memory");
@@ -200,6 +204,47 @@ start_connect(tr_redis_link_t *l, uint64_t now_us)
         fcntl(l->c->fd, F_SETFD, FD_CLOEXEC);
         l->c->reader->maxbuf = 0; /* keep the buffer: replies come often */
     }
+}
+
+static void
+start(tr_redis_link_t *l, uint64_t now_us)
+{
+    tr_redis_address_t a;
+
+    tr_redis_parse_address(l->config->redis, &a);
+    if (a.port == 0) {
+        start_connect(l, a.host, 0, now_us);
+        return;
+    }
+    set_state(l, TR_LINK_RESOLVING, now_us);
+    l->resolve = tr_redis_resolve_start(a.host);
+    if (l->resolve == NULL) {
+        tr_redis_link_fail(l, "no memory");
+    }
+}
+
+static void
+look_at_resolver(tr_redis_link_t *l, uint64_t now_us)
+{
+    char address[TR_REDIS_ADDRESS];
+    tr_redis_address_t a;
+    const char *why;
+    tr_status_t rc;
+
+    rc = tr_redis_resolve_look(l->resolve, l->turn, address, &why);
+    if (rc == TR_AGAIN) {
+        l->retry_us = now_us + RESOLVE_LOOK_US;
+        return;
+    }
+    tr_redis_resolve_free(l->resolve);
+    l->resolve = NULL;
+    l->turn++;
+    if (rc != TR_OK) {
+        tr_redis_link_fail(l, "%s", why);
+        return;
+    }
+    tr_redis_parse_address(l->config->redis, &a);
+    start_connect(l, address, a.port, now_us);
 }
 
 static void
@@ -220,6 +265,7 @@ say_hello(tr_redis_link_t *l, uint64_t now_us)
 
     set_state(l, TR_LINK_HELLO, now_us);
     l->hello_left = 0;
+    l->ending_former = false;
     if (config->redis_password[0] != '\0') {
         tr_redis_begin(&c, "AUTH");
         if (config->redis_user[0] != '\0') {
@@ -233,8 +279,28 @@ say_hello(tr_redis_link_t *l, uint64_t now_us)
         tr_redis_format(&c, "%u", config->redis_db);
         hello_command(l, &c);
     }
-    /* the answer to this one says that somebody is there */
-    tr_redis_begin(&c, "PING");
+    tr_redis_begin(&c, "PING"); /* says that somebody is there */
+    hello_command(l, &c);
+    tr_redis_begin(&c, "INFO");
+    tr_redis_text(&c, "server");
+    hello_command(l, &c);
+    tr_redis_begin(&c, "CLIENT");
+    tr_redis_text(&c, "ID");
+    hello_command(l, &c);
+}
+
+/* Ends the former connection, of which something may still be on its way. */
+static void
+end_former(tr_redis_link_t *l)
+{
+    tr_redis_command_t c;
+
+    tr_redis_begin(&c, "CLIENT");
+    tr_redis_text(&c, "KILL");
+    tr_redis_text(&c, "ID");
+    tr_redis_format(&c, "%llu", (unsigned long long) l->former_id);
+    l->former_id = 0;
+    l->ending_former = true;
     hello_command(l, &c);
 }
 
@@ -262,15 +328,42 @@ on_connected(tr_redis_link_t *l, uint64_t now_us)
 
 /* ---- replies ------------------------------------------------------------ */
 
+/* INFO says which Redis this is: numbers of clients begin anew in another. */
+static void
+learn_server(tr_redis_link_t *l, const redisReply *reply)
+{
+    char server[sizeof(l->server)] = "";
+    const char *at;
+
+    if (reply->type == REDIS_REPLY_STRING
+        && (at = strstr(reply->str, "run_id:")) != NULL) {
+        snprintf(server, sizeof(server), "%.40s", at + strlen("run_id:"));
+    }
+    if (server[0] == '\0' || strcmp(server, l->server) != 0) {
+        l->former_id = 0;
+    }
+    memcpy(l->server, server, sizeof(server));
+}
+
 static void
 on_hello_reply(tr_redis_link_t *l, const redisReply *reply, uint64_t now_us)
 {
     char word[32];
 
-    if (reply->type == REDIS_REPLY_ERROR) {
+    /* INFO, CLIENT ID and CLIENT KILL, the last two, may be refused */
+    if (reply->type == REDIS_REPLY_ERROR && l->hello_left > 2) {
         tr_redis_error_word(reply, word, sizeof(word));
         tr_redis_link_fail(l, "refused with %s", word);
         return;
+    }
+    if (l->hello_left == 2) {
+        learn_server(l, reply);
+    } else if (l->hello_left == 1 && !l->ending_former
+               && reply->type == REDIS_REPLY_INTEGER) {
+        l->client_id = (uint64_t) reply->integer;
+        if (l->former_id != 0) {
+            end_former(l);
+        }
     }
     if (--l->hello_left == 0) {
         set_state(l, TR_LINK_UP, now_us);
@@ -374,7 +467,7 @@ answer_due(const tr_redis_link_t *l)
 {
     uint64_t since = 0;
 
-    if (l->state == TR_LINK_CONNECTING || l->state == TR_LINK_HELLO) {
+    if (l->state > TR_LINK_DOWN && l->state < TR_LINK_UP) {
         since = l->since_us;
     } else if (l->subscriber) {
         since = l->pinged_us;
@@ -408,6 +501,9 @@ tr_redis_link_deadline(const tr_redis_link_t *l)
         return l->retry_us;
     }
     due = answer_due(l);
+    if (l->state == TR_LINK_RESOLVING && l->retry_us < due) {
+        return l->retry_us;
+    }
     if (l->subscriber && l->state == TR_LINK_UP && l->pinged_us == 0
         && l->heard_us + PING_US < due) {
         due = l->heard_us + PING_US;
@@ -422,14 +518,18 @@ tr_redis_link_run(tr_redis_link_t *l, short got, uint64_t now_us)
         if (now_us < l->retry_us) {
             return;
         }
-        start_connect(l, now_us);
+        start(l, now_us);
+        got = 0;
+    }
+    if (!l->failed && l->state == TR_LINK_RESOLVING) {
+        look_at_resolver(l, now_us);
         got = 0;
     }
     if (!l->failed && l->state == TR_LINK_CONNECTING && got != 0) {
         on_connected(l, now_us);
         got = 0;
     }
-    if (!l->failed && l->state != TR_LINK_CONNECTING) {
+    if (!l->failed && l->state >= TR_LINK_HELLO) {
         if ((got & (POLLIN | POLLHUP | POLLERR)) != 0) {
             read_in(l, now_us);
         }
@@ -551,6 +651,7 @@ tr_redis_link_init(tr_redis_link_t *l, const tr_config_t *config,
 void
 tr_redis_link_free(tr_redis_link_t *l)
 {
+    tr_redis_resolve_free(l->resolve);
     if (l->c != NULL) {
         redisFree(l->c);
     }

@@ -1,14 +1,19 @@
 /*
  * A connection to Redis that never blocks: hiredis for bytes, poll for waiting.
  *
- *   DOWN --retry--> CONNECTING --> HELLO (TLS, AUTH, SELECT) --> UP
- *    ^                                                           |
- *    +-------------- error, end, or no answer in time -----------+
+ *   DOWN --retry--> RESOLVING --> CONNECTING --> HELLO --> UP
+ *    ^                                  (TLS, AUTH, SELECT)  |
+ *    +------------- error, end, or no answer in time --------+
  *
  * The owner sends commands when it is UP; each carries a tag that comes back with
  * its reply, in order.  A connection that goes takes the tags under way with it:
  * on_down says so, and the owner begins anew at on_up.  Everything is called from
  * tr_redis_link_run, in the owner's thread.
+ *
+ * A connection that was given up may still be heard in Redis: what it sent can lie
+ * in a buffer on the way.  So that nothing old comes after what is new, the next
+ * connection begins with CLIENT KILL of the former one, if it is the same Redis
+ * (run_id) and the ACL lets us.
  *
  * Replies are a stranger's: their size is bounded, and their text, which may
  * repeat what was sent, is never logged beyond its first word.
@@ -22,6 +27,7 @@
 #include <stdint.h>
 
 #include "config.h"
+#include "redis_resolve.h"
 
 #define TR_REDIS_ARGS 72
 
@@ -50,6 +56,7 @@ typedef struct {
 
 enum tr_redis_link_state {
     TR_LINK_DOWN,
+    TR_LINK_RESOLVING,
     TR_LINK_CONNECTING,
     TR_LINK_HELLO,
     TR_LINK_UP
@@ -76,12 +83,17 @@ typedef struct {
     tr_redis_events_t events;
     bool subscriber; /* messages come; replies carry no tags */
     enum tr_redis_link_state state;
+    tr_redis_resolve_t *resolve;
+    unsigned turn; /* which of a name's addresses is next */
     redisContext *c;
     void *tls;                   /* redisSSLContext, or NULL */
     uint64_t retry_us, since_us; /* DOWN: when; else since when */
     uint64_t backoff_us;
-    unsigned hello_left; /* replies until it is UP */
-    bool failed;         /* to be taken down */
+    unsigned hello_left;           /* replies until it is UP */
+    bool ending_former;            /* CLIENT KILL is one of them */
+    uint64_t client_id, former_id; /* ours in Redis, 0: not known */
+    char server[48];               /* its run_id, "": not known */
+    bool failed;                   /* to be taken down */
     char reason[TR_REDIS_REASON];
     tr_redis_pending_t *pending; /* ring of commands under way */
     uint32_t n_pending, first_pending, max_pending;

@@ -409,7 +409,6 @@ take_arrived(tr_ledger_t *l, uint64_t id, const uint8_t *payload)
     q->endpoint = note.endpoint;
     q->flags = note.flags;
     q->created_ms = unix_ms(l, note.arrival_us);
-    q->fresh = true;
     q->output = (note.flags & TR_SUBMIT_RESUMABLE) != 0;
     q->dirty = TR_LEDGER_IDENTITY | TR_LEDGER_STATE;
     link_request(l, q);
@@ -618,9 +617,7 @@ tr_ledger_settle(tr_ledger_t *l, tr_ledger_request_t *q)
 void
 tr_ledger_fields_done(tr_ledger_t *l, tr_ledger_request_t *q, bool ok)
 {
-    if (ok) {
-        q->fresh = false;
-    } else {
+    if (!ok) {
         q->dirty |= q->writing;
     }
     q->writing = 0;
@@ -681,7 +678,6 @@ void
 tr_ledger_give_up_fields(tr_ledger_t *l, tr_ledger_request_t *q)
 {
     q->writing = 0;
-    q->fresh = false;
     count_lost(l, q);
     q->dirty = 0;
     settled(l, q);
@@ -701,20 +697,15 @@ tr_ledger_give_up_output(tr_ledger_t *l, tr_ledger_request_t *q)
 void
 tr_ledger_reset(tr_ledger_t *l)
 {
-    tr_ledger_request_t *q, *next;
+    tr_ledger_request_t *q;
 
-    for (q = l->first; q != NULL; q = next) {
-        next = q->next;
+    for (q = l->first; q != NULL; q = q->next) {
         q->sending = q->asking = false;
         q->writing = 0;
         q->dirty = TR_LEDGER_IDENTITY | TR_LEDGER_STATE | TR_LEDGER_ACCEPTED
                    | (q->ended ? TR_LEDGER_FINAL : 0);
         q->expires_ms = q->output_expires_ms = 0;
-        if (q->fresh) {
-            tr_ledger_found(l, q, 0); /* what stands there will be deleted */
-        } else {
-            q->unsure = q->output && q->began;
-            tr_ledger_due(l, q);
-        }
+        q->unsure = q->output && q->began;
+        tr_ledger_due(l, q);
     }
 }

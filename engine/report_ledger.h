@@ -64,7 +64,6 @@ typedef struct tr_ledger_request {
 
     /* fields, as Redis has them */
     bool counted;           /* as lost */
-    bool fresh;             /* never written: what stood there goes */
     uint8_t dirty, writing; /* TR_LEDGER_*; writing: on their way */
     int64_t expires_ms;     /* when their time to live was set */
 

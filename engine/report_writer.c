@@ -85,15 +85,6 @@ field_flag(tr_redis_command_t *c, const char *name, bool set)
 
 /* ---- a request ---------------------------------------------------------- */
 
-void
-tr_report_forget(const tr_report_writer_t *w, tr_redis_command_t *c,
-                 const tr_ledger_request_t *q)
-{
-    tr_redis_begin(c, "DEL");
-    tr_report_key(w, c, "req", q->completion);
-    tr_report_key(w, c, "out", q->completion);
-}
-
 static const char *
 state_name(const tr_ledger_request_t *q)
 {

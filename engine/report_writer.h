@@ -31,9 +31,6 @@ void tr_report_key(const tr_report_writer_t *w, tr_redis_command_t *c,
 
 /* ---- of a request ------------------------------------------------------- */
 
-/* DEL: what another run may have left under this id. */
-void tr_report_forget(const tr_report_writer_t *w, tr_redis_command_t *c,
-                      const tr_ledger_request_t *q);
 /* HSET of these groups of fields (TR_LEDGER_*). */
 void tr_report_fields(const tr_report_writer_t *w, tr_redis_command_t *c,
                       const tr_ledger_request_t *q, unsigned groups);

@@ -258,10 +258,6 @@ ask_output(tr_reporter_t *r, tr_ledger_request_t *q)
 static void
 write_request(tr_reporter_t *r, tr_ledger_request_t *q)
 {
-    if (q->fresh && q->dirty != 0 && q->writing == 0) {
-        tr_report_forget(&r->writer, &r->command, q);
-        send_command(r, TAG_MINOR, NULL);
-    }
     if (q->unsure) {
         if (!q->asking) {
             ask_output(r, q);
