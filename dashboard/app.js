@@ -60,6 +60,7 @@ pool.onHover = drawKv;
 
 // Time stands still with the last figures when nothing new comes.
 function draw() {
+  if (document.hidden) return;
   const fed = fleet.fresh > 0;
   const live = stream === 'open' && fleet.redis === 'up';
   if (live && fed && !opened) drawFigures();
@@ -95,7 +96,7 @@ function connect() {
     fleet.apply(JSON.parse(message.data));
     if (pending) return;
     pending = true;
-    // Many events of one snapshot are one picture; hidden pages draw too.
+    // Many events of one snapshot are one picture.
     setTimeout(() => { pending = false; draw(); }, 30);
   };
   source.onerror = () => {
@@ -156,6 +157,7 @@ function route() {
 }
 
 window.addEventListener('hashchange', route);
+document.addEventListener('visibilitychange', draw);
 
 // ---- theme and span ---------------------------------------------------------
 

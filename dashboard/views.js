@@ -141,8 +141,12 @@ export function engines(fleet, picked, onPick) {
     row.setAttribute('aria-pressed', String(picked === e.name));
     setText(row.querySelector('.engine-name'), e.name);
     setBadge(row.querySelector('.badge'), state);
-    setText(row.querySelector('.engine-model'), [e.card.model || 'model not known',
-      e.card.backend, e.card.kv_policy].filter(Boolean).join(' · '));
+    // A policy's settings are many: they are there for who points at it.
+    const policy = e.card.kv_policy || '';
+    const model = row.querySelector('.engine-model');
+    setText(model, [e.card.model || 'model not known', e.card.backend,
+      policy.split(':')[0]].filter(Boolean).join(' · '));
+    if (model.title !== policy) model.title = policy;
     setText(row.querySelector('.engine-heart'), state === 'gone'
       ? `no heartbeat for ${f.age(fleet.now - e.seen)}`
       : state === 'unknown' ? `last heard of at ${f.clock(e.seen)}`
@@ -325,7 +329,7 @@ export function alerts(fleet, stream) {
     for (const e of fleet.sorted()) {
       const state = engineState(e, fleet);
       if (state === 'gone') {
-        list.push(['bad', `Engine ${e.name} has gone: no heartbeat for ${f.age(fleet.now - e.seen)}.`]);
+        list.push(['bad', `Engine ${e.name} has gone. Its last heartbeat was at ${f.clock(e.seen)}.`]);
       } else if (state === 'failed') {
         list.push(['bad', `Engine ${e.name} has failed.`]);
       }
@@ -334,6 +338,7 @@ export function alerts(fleet, stream) {
       list.push(['warn', 'No engine has written to Redis yet.']);
     }
   }
-  rows($('alerts'), list, (a) => a[1].replace(/\d+ (s|min|h|d)\b/, ''), (a) =>
-    make('p', { class: 'alert', 'data-level': a[0] }), (row, a) => setText(row, a[1]));
+  // No text that changes by itself: it is read out when it does.
+  rows($('alerts'), list, (a) => a[1], (a) =>
+    make('p', { class: 'alert', 'data-level': a[0] }, a[1]), () => {});
 }

@@ -11,8 +11,9 @@ const { test } = require('node:test');
 const assert = require('node:assert/strict');
 const fs = require('node:fs');
 const http = require('node:http');
+const net = require('node:net');
 const path = require('node:path');
-const { Stack, ROOT, until, alive, sleep } = require('./lib/stack');
+const { Stack, ROOT, until, alive, sleep, freePort } = require('./lib/stack');
 const { Redis } = require('./lib/redis');
 const { Browser, PHONE, when, live } = require('./lib/browser');
 const { SyntheticFleet, commands, random } = require('./lib/synthetic_fleet');
@@ -316,6 +317,61 @@ test('viewers share one reading of Redis, and none looking means none reading',
     assert.equal(await quiet(), end);
   }));
 
+// Events over a socket that reads when it is told to.
+function slow(port) {
+  const out = { text: '' };
+  out.socket = net.connect(port, '127.0.0.1', () => out.socket.write(
+    'GET /dashboard/events HTTP/1.0\r\nHost: x\r\n\r\n'));
+  out.socket.setEncoding('utf8').on('data', (d) => { out.text += d; })
+    .on('error', () => {});
+  out.events = () => out.text.slice(out.text.indexOf('\r\n\r\n') + 4)
+    .split('\n\n').slice(0, -1).filter((b) => b.startsWith('data: '))
+    .map((b) => JSON.parse(b.slice(6)));
+  return out;
+}
+
+test('a viewer that does not read holds nobody up, and misses nothing', async () => {
+  const port = await freePort();
+  await with_fleet({ feed: { past: 400 }, server: `${location()}
+    listen 127.0.0.1:${port} sndbuf=16k;` }, async ({ redis, url }) => {
+    const late = slow(port);
+    await until(() => late.text.includes('"hello"'), 'a greeting');
+    late.socket.pause();
+    const good = watch(url);
+    await until(() => good.of('tick').length >= 5, 'ticks of another viewer');
+    late.socket.resume();
+    const ticks = () => late.events().filter((e) => e.type === 'tick').length;
+    const now = ticks();
+    await until(() => ticks() >= now + 4, 'ticks again');
+    good.close();
+    const events = late.events();
+    late.socket.destroy();
+    for (const name of ['gpu-a', 'gpu-b', 'gpu-c']) {
+      const got = new Set(events.flatMap((e) => (e.type === 'history'
+        ? (e.engine === name ? e.samples : [])
+        : e.type === 'tick' && e.redis === 'up'
+          ? e.engines.find((x) => x.name === name).samples : []))
+        .map((x) => x.id));
+      const last = [...got].sort().at(-1);
+      const all = (await redis.stream(`tr:metrics:{${name}}`)).map((x) => x.id)
+        .filter((id) => id <= last);
+      assert.ok(all.length > 400);
+      assert.deepEqual(all.filter((id) => !got.has(id)), [], `holes of ${name}`);
+    }
+  })();
+});
+
+test('a viewer that never reads is let go after send_timeout', async () => {
+  const port = await freePort();
+  await with_fleet({ feed: { past: 400 }, server: `${location('send_timeout 1s;')}
+    listen 127.0.0.1:${port} sndbuf=16k;` }, async ({ stack }) => {
+    const late = slow(port);
+    late.socket.once('connect', () => late.socket.pause());
+    await until(() => stack.errorLog().includes('viewer timed out'), 'its end');
+    late.socket.destroy();
+  })();
+});
+
 test('what a request holds is read for its page, and no more', with_fleet({},
   async ({ redis, feed, url }) => {
     const { id } = feed.fleet.engines[0].recent[0];
@@ -357,10 +413,11 @@ test('whatever stands in Redis, the stream is well-formed', with_fleet({},
     ]);
     await redis.command('HSET', `tr:engine:{${e}}`, 'version', Buffer.from([0xff, 0xfe, 0x22]).toString('latin1'));
     const v = watch(url);
-    await until(() => v.of('tick').length >= 3, 'ticks');
+    const up = () => v.of('tick').filter((t) => t.redis === 'up');
+    await until(() => up().length >= 3, 'ticks');
     v.close();
     // Keys of another type are left out, the rest is as it should be.
-    const { engines } = v.of('tick').at(-1);
+    const { engines } = up().at(-1);
     assert.equal(engines.find((x) => x.name === 'typed').heart, null);
     assert.ok(engines.find((x) => x.name === 'gpu-a').heart.run);
     assert.equal(engines.find((x) => x.name === e).heart.model, bad);
