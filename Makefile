@@ -2,7 +2,8 @@
 #
 #: make demo        set up, build, start, and show an answer streaming
 #: make up          start the engine and NGINX on 127.0.0.1:8080 (PORT=);
-#:                  logs and state are in build/run (PREFIX=)
+#:                  logs and state are in build/run (PREFIX=); with
+#:                  REDIS=127.0.0.1:6379, /dashboard/ shows them
 #: make down        stop them
 #: make test        set up, build, and run every test that needs no GPU
 #: make             build engine, command line and module into build/ (B=)

@@ -3,19 +3,22 @@
 # Starts the engine and NGINX from this source tree and waits until they are
 # healthy.  What runs already and is current is left alone; what was rebuilt
 # since is restarted.  PORT=8080, MODEL=models/pocket, state in build/run or
-# where make was given PREFIX=.
+# where make was given PREFIX=.  REDIS=HOST:PORT, a Redis that is there: what
+# /dashboard/ shows.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/lib.sh"
 
 MODEL=${MODEL:-models/pocket}
 WAIT=${WAIT:-60}
+REDIS=${REDIS:-}
 
 [ -x "$ENGINE" ] || fail "$ENGINE is not built: run make"
 [ -f "$MODULE" ] || fail "$MODULE is not built: run make module"
 [ -n "$NGINX" ] || fail "there is no nginx: run make deps"
 case "$MODEL" in /*) ;; *) MODEL=$ROOT/$MODEL ;; esac
 [ -f "$MODEL/config.json" ] || fail "MODEL=$MODEL is no model directory"
+case "$REDIS" in *[!A-Za-z0-9.:/_-]*) fail "REDIS=$REDIS is no HOST:PORT" ;; esac
 case "$PORT" in '' | *[!0-9]*) fail "PORT=$PORT is not a number" ;; esac
 
 mkdir -p "$RUN/temp"
@@ -29,6 +32,7 @@ socket $RUN/engine.sock
 socket_mode $1
 log $RUN/engine.log
 pid $RUN/engine.pid
+${REDIS:+redis $REDIS}
 CONF
 }
 
@@ -49,6 +53,7 @@ write_nginx_conf() {
     sed -e "s|/run/tokenring/main.sock|$RUN/engine.sock|" \
         -e "s|listen 127.0.0.1:8080|listen 127.0.0.1:$PORT|" \
         -e "s|/usr/share/tokenring/dashboard|$RUN/dashboard|" \
+        ${REDIS:+-e "s|# tokenring_redis 127.0.0.1:6379;|tokenring_redis $REDIS;|"} \
         "$ROOT/conf/tokenring.conf" >"$RUN/tokenring.conf"
 }
 

@@ -8,12 +8,14 @@ const assert = require('node:assert/strict');
 const { spawnSync } = require('node:child_process');
 const { once } = require('node:events');
 const fs = require('node:fs');
+const http = require('node:http');
 const net = require('node:net');
 const os = require('node:os');
 const path = require('node:path');
 const {
-  ROOT, BUILD, MODULE, NGINX, freePort, alive, read, workerUser,
+  ROOT, BUILD, MODULE, NGINX, freePort, alive, read, until, workerUser,
 } = require('./lib/stack');
+const { Redis } = require('./lib/redis');
 const { request } = require('./lib/http');
 const { goldens } = require('./lib/prompts');
 
@@ -73,6 +75,33 @@ test('up, up again, demo, down, down again', { skip: !stock }, place(
     const idle = run('down.sh');
     assert.equal(idle.status, 0);
     assert.match(idle.text, /Nothing was running/);
+  }));
+
+test('up with a Redis: the dashboard shows the engine', { skip: !stock }, place(
+  async ({ env, run }) => {
+    const redis = await Redis.start();
+    try {
+      const out = run('up.sh', { REDIS: redis.address });
+      assert.equal(out.status, 0, out.text);
+      const text = await until(() => new Promise((resolve, reject) => {
+        const req = http.get(`http://127.0.0.1:${env.PORT}/dashboard/events`,
+          { agent: false }, (res) => {
+            let all = '';
+            res.setEncoding('utf8').on('data', (d) => {
+              all += d;
+              if (!/"type":"tick".*\n/.test(all)) return;
+              req.destroy();
+              resolve(/"name":"main"/.test(all) && all);
+            });
+          });
+        req.on('error', reject);
+      }), 'the engine in the stream');
+      assert.match(text, /"redis":"up"/);
+      assert.match(text, /"model":"pocket"/);
+    } finally {
+      run('down.sh');
+      await redis.stop();
+    }
   }));
 
 test('up: a port that is taken', { skip: !stock }, place(
