@@ -819,6 +819,37 @@ test('no Redis at all; a password that is wrong; then the right one',
     }
   });
 
+test('a user of Redis with just the documented rights', async () => {
+  const manual = read(path.join(ROOT, 'docs/administration.md'));
+  const [, rules] = /ACL SETUSER nginx on >PASSWORD ([^`]*?)\n```/.exec(manual);
+  const closed = await Redis.start({ lines: ['user writer on >w ~* &* +@all',
+    `user nginx on >secret ${rules.replace(/\s+/g, ' ')}`] });
+  const file = path.join(dir, 'acl');
+  fs.writeFileSync(file, 'secret\n');
+  const s = await gateway({ http: `tokenring_engine fake unix:${socket};
+    tokenring_redis ${closed.address} user=nginx password_file=${file};` });
+  try {
+    const w = await (await new R.Written(closed).heartbeat()).state('decode');
+    await w.put([R.accepted(), R.delta('a ')]);
+    const f = follow(w.id, { s });
+    await f.when(() => f.text() === 'a ');
+    await sleep(1200); // a look at the state
+    await w.put([R.delta('b ')]);
+    await f.when(() => f.text() === 'a b ');
+    const stop = await closed.subscribe(w.key('ctl', w.engine), () => {});
+    assert.equal((await request(url(w.id, s), { method: 'DELETE' })).status,
+      202);
+    stop();
+    await w.put([R.finish({ completion: 2 })]);
+    assert.equal((await f.finished).done, true);
+    assert.ok(!/NOPERM/.test(s.errorLog()), s.errorLog());
+    assert.ok(!(await closed.command('ACL', 'LOG')).length, 'a denied command');
+  } finally {
+    await s.stop();
+    await closed.stop();
+  }
+});
+
 test('configurations that are refused', async () => {
   const s = new Stack({ engine: null });
   s.port = 1;
