@@ -22,6 +22,7 @@
 #include <cuda_runtime.h>
 
 #define RESET_BLOCKS 512u
+#define GRANT_BLOCKS 8u /* that share a prompt's dense pages, at least */
 
 /* ---- who is last -------------------------------------------------------- */
 
@@ -98,7 +99,7 @@ __launch_bounds__(MANAGER_THREADS)
 {
     __shared__ manager_grant_t s;
 
-    manager_grant(&m, blockIdx.y, blockIdx.x, &s);
+    manager_grant(&m, blockIdx.y, blockIdx.x, gridDim.x, &s);
 }
 
 static __global__ void
@@ -244,6 +245,7 @@ tr_cuda_manager_step(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
 {
     cudaStream_t stream = (cudaStream_t) s->stream;
     dim3 grid(m->chunks, n);
+    dim3 grants(m->chunks > GRANT_BLOCKS ? m->chunks : GRANT_BLOCKS, n);
 
     if (n > m->size.slots || (n != 0 && ask == NULL)) {
         return TR_KERNEL_BADARG;
@@ -252,7 +254,7 @@ tr_cuda_manager_step(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
         return TR_KERNEL_OK;
     }
     plan_kernel<<<grid, MANAGER_THREADS, 0, stream>>>(*m, ask);
-    grant_kernel<<<grid, MANAGER_THREADS, 0, stream>>>(*m);
+    grant_kernel<<<grants, MANAGER_THREADS, 0, stream>>>(*m);
     return tr_cuda_check();
 }
 

@@ -236,21 +236,41 @@ typedef struct {
     uint32_t before;                 /* wants of the chunks before */
 } manager_grant_t;
 
-/* The pages of a chunk's heads, side by side. */
+/* Pages of a request taken side by side by one thread, so that what it reads
+ * for each comes from memory together. */
+#define MANAGER_TOGETHER 4u
+
+/* Dense pages of all heads, shared out over `blocks` blocks. */
 TR_HD void
 manager_grant_dense(const tr_cuda_manager_t *m, const tr_cuda_wish_t *w,
-                    uint32_t chunk)
+                    uint32_t block, uint32_t blocks)
 {
-    uint32_t head = chunk * MANAGER_THREADS;
-    uint32_t heads = m->heads - head < MANAGER_THREADS ? m->heads - head
-                                                       : MANAGER_THREADS;
-    uint64_t first = w->first + (uint64_t) head * w->more;
+    uint32_t stride = blocks * MANAGER_THREADS, n = m->heads * w->more;
 
     EACH_THREAD (tid, MANAGER_THREADS) {
-        for (uint32_t i = tid; i < heads * w->more; i += MANAGER_THREADS) {
-            manager_fetch(m, first + i, w->slot,
-                          manager_row(m, w->slot, head + i / w->more)
-                              + w->dense_pages + i % w->more);
+        for (uint32_t i = block * MANAGER_THREADS + tid; i < n;
+             i += MANAGER_TOGETHER * stride) {
+            int32_t page[MANAGER_TOGETHER];
+            bool good[MANAGER_TOGETHER];
+            uint32_t k, j;
+
+            for (k = 0, j = i; k < MANAGER_TOGETHER; k++, j += stride) {
+                page[k] = j < n ? m->ring[(w->first + j) % m->size.pages] : -1;
+            }
+            for (k = 0; k < MANAGER_TOGETHER; k++) {
+                good[k] = page[k] >= 0 && m->owner[page[k]] == MANAGER_NOBODY;
+            }
+            for (k = 0, j = i; k < MANAGER_TOGETHER && j < n;
+                 k++, j += stride) {
+                if (good[k]) {
+                    m->owner[page[k]] = (uint32_t) w->slot;
+                } else {
+                    MANAGER_ADD(&m->report->faults, 1);
+                }
+                manager_row(
+                    m, w->slot,
+                    j / w->more)[w->dense_pages + j % w->more] = page[k];
+            }
         }
     }
 }
@@ -286,10 +306,11 @@ manager_rank(const manager_grant_t *s, uint32_t tid)
     return n + MANAGER_POPC(s->wants[tid / 32] & ((1u << tid % 32) - 1));
 }
 
-/* Block (request i, chunk). */
+/* Block (request i, chunk) of `blocks` for each request: those beyond the
+ * chunks are for dense pages, of which a chunk of a prompt takes many. */
 TR_HD void
 manager_grant(const tr_cuda_manager_t *m, uint32_t i, uint32_t chunk,
-              manager_grant_t *s)
+              uint32_t blocks, manager_grant_t *s)
 {
     const tr_cuda_wish_t *w = &m->wish[i];
     const int8_t *want = m->want + (size_t) i * m->heads;
@@ -299,8 +320,11 @@ manager_grant(const tr_cuda_manager_t *m, uint32_t i, uint32_t chunk,
     }
     if (w->kind == WISH_DENSE) {
         if (w->more != 0) {
-            manager_grant_dense(m, w, chunk);
+            manager_grant_dense(m, w, chunk, blocks);
         }
+        return;
+    }
+    if (chunk >= m->chunks) {
         return;
     }
     EACH_THREAD (tid, MANAGER_THREADS) {

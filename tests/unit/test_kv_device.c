@@ -102,9 +102,10 @@ host_step(const tr_cuda_manager_t *m, const tr_cuda_ask_t *ask, uint32_t n)
                      (blocks - 1 - b) % m->chunks, &s.plan);
     }
     manager_sum(m, n, &s.grants);
-    for (uint32_t b = 0; b < blocks; b++) {
+    for (uint32_t b = 0; b < (m->chunks + 3) * n; b++) {
         memset(&s, 0x5a, sizeof(s));
-        manager_grant(m, b / m->chunks, b % m->chunks, &s.grant);
+        manager_grant(m, b / (m->chunks + 3), b % (m->chunks + 3),
+                      m->chunks + 3, &s.grant);
     }
 }
 
