@@ -91,7 +91,7 @@ cuda: $(CUDA_MANAGER)
 # Decisions are those of the CPU, bit by bit.
 $B/cuda/kernels/cuda/manager.o: NVFLAGS += -fmad=false
 $B/cuda/kernels/cuda/manager.o $B/cuda/obj/manager_fill.o: kernels/kv_rule.h
-$B/cuda/obj/test_manager.o: tests/gpu/manager_play.h tests/gpu/manager_world.h
+$B/cuda/obj/test_manager.o: $(wildcard tests/gpu/manager_*.h)
 $B/cuda/obj/test_manager.o $B/cuda/obj/bench_manager.o: kernels/kv_rule.h \
     $(wildcard kernels/cuda/manager*.h engine/kv_*.h)
 

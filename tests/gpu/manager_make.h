@@ -1,0 +1,140 @@
+/*
+ * manager_make.h: a random pool with random policies, on the CPU and on the
+ * device of manager_world.h.
+ */
+#ifndef MANAGER_MAKE_H
+#define MANAGER_MAKE_H
+
+#include "manager_world.h"
+
+static const char *const world_specs[] = {
+    "full",
+    "uniform:levels=8/4,window=3",
+    "uniform:levels=4/2,window=0",
+    "diffkv:window=16",
+    "diffkv:window=5,alpha_high=1,alpha_low=0.3",
+    "diffkv:window=40,base=i,alpha_low=0.1",
+    "diffkv:levels=16/16+8/4+4/2,window=9,alpha_top=2,alpha_low=0.2",
+    "diffkv:levels=8/4,window=8,alpha_low=0.7",
+    "diffkv:window=12,alpha_low=0,observe=8",
+    "static:window=10,high=0.2,low=0.3",
+    "static:levels=4/2,window=7,low=0.4",
+    "h2o:budget=24",
+    "h2o:budget=0.3",
+    "streamingllm:sinks=4,recent=20",
+    "streamingllm:sinks=3,recent=0.25",
+    "kivi:bits=2,window=64",
+    "int4",
+    "snapkv:budget=20",
+    "snapkv:budget=0.3,pool=3",
+    "quest:budget=64,from=1",
+};
+
+#define WORLD_SPECS (sizeof(world_specs) / sizeof(world_specs[0]))
+
+/* ---- create ------------------------------------------------------------- */
+
+/* Thresholds of their own for every head. */
+static void
+world_alpha(world_t *w, uint32_t i, uint32_t heads)
+{
+    tr_kv_policy_t *p = w->policy[i];
+    double *alpha;
+
+    if (p->kind != TR_KV_RULE_THRESHOLD || p->n_levels != 2
+        || !p->level[1].scored || world_random(2) == 0) {
+        return;
+    }
+    alpha = malloc(heads * 2 * sizeof(*alpha));
+    if (alpha == NULL) {
+        abort();
+    }
+    for (uint32_t h = 0; h < heads; h++) {
+        alpha[2 * h] = world_random(300) / 100.0;
+        alpha[2 * h + 1] = alpha[2 * h] * world_random(100) / 100;
+    }
+    p->alpha_of = alpha;
+    w->device_alpha[i] = w->device->copy(w->device->arg, alpha, heads * 2);
+}
+
+static bool
+world_create(world_t *w, const world_device_t *device)
+{
+    bool wide = world_random(12) == 0; /* several blocks of heads */
+    uint32_t layers = wide ? 9 : 1 + world_random(4);
+    uint32_t lists = wide ? 30 : 1 + world_random(5), heads = layers * lists;
+    uint32_t head_dim = 64;
+    tr_kv_config_t c = {
+        .layers = layers,
+        .lists = lists,
+        .head_dim = head_dim,
+        .slots = 2 + world_random(WORLD_SLOTS - 1),
+        .max_len = 60 + world_random(300),
+        .swap_memory = 8u << 20,
+        .kernels = &world_kernels,
+        .policies = (const tr_kv_policy_t *const *) w->policy
+    };
+    tr_cuda_manager_size_t size = { .max_prompts = WORLD_PROMPTS };
+    tr_error_t err;
+
+    memset(w, 0, sizeof(*w));
+    w->device = device;
+    w->slots = c.slots;
+    w->n_policies = 1 + world_random(WORLD_POLICIES);
+    for (uint32_t i = 0; i < w->n_policies; i++) {
+        const char *spec = world_specs[world_random(WORLD_SPECS)];
+
+        if (tr_kv_policy_create(spec, layers, lists, head_dim, &w->policy[i],
+                                &err)
+            != TR_OK) {
+            printf("%s: %s\n", spec, err.text);
+            return false;
+        }
+        world_alpha(w, i, heads);
+    }
+    c.n_policies = w->n_policies;
+    c.memory = (uint64_t) heads * (16 + world_random(wide ? 30 : 120)) * 8192;
+    while (tr_kv_cache_create(&c, &w->kv, &err) != TR_OK) {
+        if (c.memory > 1ull << 30) {
+            printf("%s\n", err.text);
+            return false;
+        }
+        c.memory *= 2; /* large pages: too few for the shortest prompt */
+    }
+    size.slots = w->slots;
+    size.pages = w->kv->pages.n;
+    size.max_len = c.max_len;
+    if (size.max_prompts > size.slots) {
+        size.max_prompts = size.slots;
+    }
+    /* what nobody has written is not a number */
+    memset(w->kv->pages.memory, 0xff, w->kv->pages.n * w->kv->pages.bytes);
+    return device->create(device->arg, &w->kv->view, &size, w->kv->pages.memory,
+                          w->kv->pages.n * w->kv->pages.bytes, &w->mirror);
+}
+
+static void
+world_destroy(world_t *w)
+{
+    w->steps = w->kv == NULL ? 0 : w->steps;
+    if (w->kv != NULL) {
+        WORLD_SAME(w, tr_kv_sound(w->kv), " ");
+        tr_kv_cache_free(w->kv);
+    }
+    for (uint32_t i = 0; i < w->n_policies; i++) {
+        tr_kv_policy_free(w->policy[i]);
+    }
+    w->device->destroy(w->device->arg);
+}
+
+/* The rule as the device has it. */
+static tr_kv_rule_t
+world_rule(const world_t *w, const tr_kv_policy_t *p, uint32_t policy)
+{
+    tr_kv_rule_t rule = p->rule;
+
+    rule.alpha_of = w->device_alpha[policy];
+    return rule;
+}
+
+#endif
