@@ -51,6 +51,7 @@ export function kv(s, chart, scope) {
   const ratio = held > 0 && full > 0 ? full / held : NaN;
   setText($('kv-scope'), scope);
   setText($('saving'), f.times(ratio));
+  setData($('saving'), 'known', String(f.known(ratio)));
   setText($('saving-word'), !f.known(ratio) ? ''
     : ratio >= 1.05 ? 'less memory than FP16' : 'of what FP16 would need');
   let note = 'No token is cached now.';
