@@ -397,6 +397,10 @@ take_arrived(tr_ledger_t *l, uint64_t id, const uint8_t *payload)
     tr_ledger_request_t *q;
 
     memcpy(&note, payload, sizeof(note));
+    if (tr_ledger_find_completion(l, note.completion) != NULL) {
+        l->lost++; /* a worker that gives an id twice must not mix them up */
+        return;
+    }
     q = room_for_request(l) ? calloc(1, sizeof(*q)) : NULL;
     if (q == NULL) {
         l->lost++;

@@ -209,6 +209,27 @@ test_an_end_without_a_last_record(void **state)
     tr_ledger_free(&l);
 }
 
+/* The same id twice at once: the second one is nobody. */
+static void
+test_an_id_twice(void **state)
+{
+    tr_report_arrived_t note = { .flags = TR_SUBMIT_RESUMABLE };
+    tr_ledger_t l;
+
+    (void) state;
+    memset(note.completion, 'a', TR_COMPLETION_LEN);
+    tr_ledger_init(&l, MIB);
+    tell(&l, 1, TR_REPORT_ARRIVED, &note, sizeof(note));
+    tell(&l, 2, TR_REPORT_ARRIVED, &note, sizeof(note));
+    assert_null(tr_ledger_find(&l, 2));
+    assert_int_equal(l.lost, 1);
+    tell_delta(&l, 2, "x");
+    tell_end(&l, 2, false);
+    assert_int_equal(tr_ledger_find(&l, 1)->last, 0);
+    tr_ledger_free(&l);
+    assert_int_equal(l.bytes, 0);
+}
+
 /* ---- loss --------------------------------------------------------------- */
 
 static void
@@ -603,6 +624,7 @@ main(void)
         cmocka_unit_test(test_records_gather),
         cmocka_unit_test(test_nothing_is_kept_of_others),
         cmocka_unit_test(test_an_end_without_a_last_record),
+        cmocka_unit_test(test_an_id_twice),
         cmocka_unit_test(test_lost_records_end_the_stream),
         cmocka_unit_test(test_memory_is_bounded),
         cmocka_unit_test(test_spare_output_makes_way),

@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "fake_redis.h"
+#include "redis_resolve.h"
 #include "report.h"
 #include "request.h"
 
@@ -693,6 +694,48 @@ test_cut_connections(void **state)
     bench_stop(&b);
 }
 
+static tr_status_t
+resolve(const char *host, unsigned turn, char *out, const char **why)
+{
+    tr_redis_resolve_t *r = tr_redis_resolve_start(host);
+    tr_status_t rc = TR_AGAIN;
+    unsigned i;
+
+    assert_non_null(r);
+    for (i = 0; i < 3000 && rc == TR_AGAIN; i++) {
+        rc = tr_redis_resolve_look(r, turn, out, why);
+        usleep(10000);
+    }
+    tr_redis_resolve_free(r);
+    return rc;
+}
+
+static void
+test_names(void **state)
+{
+    char a[TR_REDIS_ADDRESS];
+    struct timespec begun, ended;
+    const char *why;
+    unsigned i;
+
+    (void) state;
+    assert_int_equal(resolve("127.0.0.1", 5, a, &why), TR_OK);
+    assert_string_equal(a, "127.0.0.1");
+    assert_int_equal(resolve("::1", 0, a, &why), TR_OK);
+    assert_string_equal(a, "::1");
+    for (i = 0; i < 3; i++) { /* one of its addresses, each in its turn */
+        assert_int_equal(resolve("localhost", i, a, &why), TR_OK);
+        assert_true(strcmp(a, "127.0.0.1") == 0 || strcmp(a, "::1") == 0);
+    }
+    /* a search can be left at any moment */
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    for (i = 0; i < 20; i++) {
+        tr_redis_resolve_free(tr_redis_resolve_start("nowhere.invalid"));
+    }
+    clock_gettime(CLOCK_MONOTONIC, &ended);
+    assert_true(ended.tv_sec - begun.tv_sec < 3);
+}
+
 /* ---- the rings ---------------------------------------------------------- */
 
 /* Every arrival that is told has room for its end, however full the rings. */
@@ -798,6 +841,7 @@ main(void)
         cmocka_unit_test(test_ends_find_room),
         cmocka_unit_test(test_a_full_ring),
         cmocka_unit_test(test_cancels_are_bounded),
+        cmocka_unit_test(test_names),
         cmocka_unit_test(test_a_request),
         cmocka_unit_test(test_what_is_not_told),
         cmocka_unit_test(test_a_refused_request),
