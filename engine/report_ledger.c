@@ -1,7 +1,7 @@
 /*
  * The ledger of the reporter (report_ledger.h).
  */
-#include "report_ledger.h"
+#include "report_ledger_parts.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,15 +9,6 @@
 
 #include "log.h"
 
-typedef struct {
-    uint32_t length;
-    uint16_t type, zero;
-} piece_head_t;
-
-_Static_assert(sizeof(piece_head_t) == 8, "as docs/redis.md has it");
-
-static const char GAP_MESSAGE[] = "The rest of this request's output was lost "
-                                  "on its way to Redis";
 static const char LEFT_MESSAGE[] = "The request ended before its output did";
 
 void
@@ -149,72 +140,11 @@ unlink_request(tr_ledger_t *l, tr_ledger_request_t *q)
     l->bytes -= sizeof(*q);
 }
 
-/* ---- entries ------------------------------------------------------------ */
-
-static size_t
-entry_size(const tr_ledger_entry_t *e)
-{
-    return sizeof(*e) + e->cap;
-}
-
-/* Frees the first entry that is kept, which is acknowledged. */
-static void
-drop_spare(tr_ledger_t *l, tr_ledger_request_t *q)
-{
-    tr_ledger_entry_t *e = q->kept;
-
-    q->kept = e->next;
-    if (q->kept == NULL) {
-        q->tail = NULL;
-    }
-    l->bytes -= entry_size(e);
-    l->spare -= entry_size(e);
-    free(e->bytes);
-    free(e);
-}
-
-static void
-drop_spares(tr_ledger_t *l, tr_ledger_request_t *q)
-{
-    while (q->kept != q->unacked) {
-        drop_spare(l, q);
-    }
-}
-
-/* Frees what Redis has not acknowledged, from `after` on (NULL: all). */
-static void
-drop_unacked(tr_ledger_t *l, tr_ledger_request_t *q, tr_ledger_entry_t *after)
-{
-    tr_ledger_entry_t *e = after != NULL ? after->next : q->unacked, *next;
-    tr_ledger_entry_t *before = after;
-
-    if (e == NULL) {
-        return;
-    }
-    if (before == NULL) { /* the last acknowledged one, if it is kept */
-        for (before = q->kept != e ? q->kept : NULL;
-             before != NULL && before->next != e; before = before->next) {
-        }
-    }
-    q->last = e->first - 1;
-    q->tail = before;
-    *(before != NULL ? &before->next : &q->kept) = NULL;
-    if (q->unacked == e) {
-        q->unacked = NULL;
-    }
-    for (; e != NULL; e = next) {
-        next = e->next;
-        l->bytes -= entry_size(e);
-        free(e->bytes);
-        free(e);
-    }
-}
-
 static void
 free_request(tr_ledger_t *l, tr_ledger_request_t *q)
 {
-    drop_spares(l, q);
-    drop_unacked(l, q, NULL);
+    tr_output_drop_spares(l, q);
+    tr_output_drop_unacked(l, q, NULL);
     unlink_request(l, q);
     free(q);
 }
@@ -227,143 +157,13 @@ tr_ledger_free(tr_ledger_t *l)
     }
 }
 
-/* Makes room for n bytes by giving up what is kept for comfort only. */
-static bool
-has_room(tr_ledger_t *l, size_t n)
-{
-    tr_ledger_request_t *q;
-
-    if (l->bytes + n > l->limit && l->spare != 0) {
-        for (q = l->first; q != NULL; q = q->next) {
-            drop_spares(l, q);
-        }
-    }
-    return l->bytes + n <= l->limit;
-}
-
-/* The last entry, if records can still join it. */
-static tr_ledger_entry_t *
-open_entry(const tr_ledger_request_t *q)
-{
-    tr_ledger_entry_t *e = q->unacked != NULL ? q->tail : NULL;
-
-    return e != NULL && !e->sent && e->len < TR_LEDGER_ENTRY ? e : NULL;
-}
-
-static tr_ledger_entry_t *
-new_entry(tr_ledger_t *l, tr_ledger_request_t *q)
-{
-    tr_ledger_entry_t *e = calloc(1, sizeof(*e));
-
-    if (e == NULL) {
-        return NULL;
-    }
-    e->first = q->last + 1;
-    e->last = q->last;
-    *(q->tail != NULL ? &q->tail->next : &q->kept) = e;
-    q->tail = e;
-    if (q->unacked == NULL) {
-        q->unacked = e;
-    }
-    l->bytes += entry_size(e);
-    return e;
-}
-
-static bool
-grow_entry(tr_ledger_t *l, tr_ledger_entry_t *e, size_t need)
-{
-    size_t cap = e->cap != 0 ? e->cap : 256;
-    uint8_t *grown;
-
-    if (need <= e->cap) {
-        return true;
-    }
-    while (cap < need) {
-        cap *= 2;
-    }
-    grown = realloc(e->bytes, cap);
-    if (grown == NULL) {
-        return false;
-    }
-    l->bytes += cap - e->cap;
-    e->bytes = grown;
-    e->cap = cap;
-    return true;
-}
-
-/* Appends one record; false: no memory. */
-static bool
-append(tr_ledger_t *l, tr_ledger_request_t *q, uint16_t type,
-       const tr_ring_piece_t *pieces, unsigned n)
-{
-    tr_ledger_entry_t *e = open_entry(q);
-    piece_head_t head = { 0, type, 0 };
-    unsigned i;
-
-    for (i = 0; i < n; i++) {
-        head.length += (uint32_t) pieces[i].len;
-    }
-    if (e == NULL) {
-        e = new_entry(l, q);
-    }
-    if (e == NULL || !grow_entry(l, e, e->len + sizeof(head) + head.length)) {
-        return false;
-    }
-    memcpy(e->bytes + e->len, &head, sizeof(head));
-    e->len += sizeof(head);
-    for (i = 0; i < n; i++) {
-        if (pieces[i].len != 0) {
-            memcpy(e->bytes + e->len, pieces[i].base, pieces[i].len);
-            e->len += pieces[i].len;
-        }
-    }
-    e->last = ++q->last;
-    tr_ledger_due(l, q);
-    return true;
-}
-
-/* The last record of q's output: says why there is no more. */
-static void
-append_error(tr_ledger_t *l, tr_ledger_request_t *q, tr_status_t status,
-             const char *message)
-{
-    tr_wire_error_t head = { .status = status,
-                             .message_len = (uint32_t) strlen(message),
-                             .prompt_tokens = q->end.prompt_tokens,
-                             .completion_tokens = q->end.completion_tokens };
-    tr_ring_piece_t pieces[] = { { &head, sizeof(head) },
-                                 { message, head.message_len } };
-
-    q->closed = true;
-    if (!append(l, q, TR_RECORD_ERROR, pieces, 2)) {
-        q->output = false; /* not even that: what is there stays open */
-        drop_unacked(l, q, NULL);
-    }
-}
-
-static void
-count_lost(tr_ledger_t *l, tr_ledger_request_t *q)
+void
+tr_ledger_count_lost(tr_ledger_t *l, tr_ledger_request_t *q)
 {
     l->lost += !q->counted;
     q->counted = true;
     q->dirty |= TR_LEDGER_STATE;
     tr_ledger_due(l, q);
-}
-
-/* Something of q's output is missing from here on. */
-static void
-lose_output(tr_ledger_t *l, tr_ledger_request_t *q)
-{
-    tr_ledger_entry_t *sent = q->unacked;
-
-    if (!q->output) {
-        return;
-    }
-    q->gap = true;
-    count_lost(l, q);
-    /* what may stand in Redis by now must not be followed by a hole */
-    drop_unacked(l, q, sent != NULL && sent->sent ? sent : NULL);
-    append_error(l, q, TR_ERR_INTERNAL, GAP_MESSAGE);
 }
 
 /* ---- what is told ------------------------------------------------------- */
@@ -380,14 +180,14 @@ room_for_request(tr_ledger_t *l)
 {
     tr_ledger_request_t *q = l->first, *next;
 
-    for (; !has_room(l, sizeof(*q)) && q != NULL; q = next) {
+    for (; !tr_output_has_room(l, sizeof(*q)) && q != NULL; q = next) {
         next = q->next;
         if (q->ended && !q->sending && q->writing == 0) {
             l->lost += !q->counted;
             free_request(l, q);
         }
     }
-    return has_room(l, sizeof(*q));
+    return tr_output_has_room(l, sizeof(*q));
 }
 
 static void
@@ -459,10 +259,11 @@ take_record(tr_ledger_t *l, tr_ledger_request_t *q, uint16_t type,
         return;
     }
     /* an entry at most doubles */
-    if (!has_room(l, sizeof(tr_ledger_entry_t) + 2 * (len + 256)
-                         + (open_entry(q) != NULL ? q->tail->cap : 0))
-        || !append(l, q, type, &piece, 1)) {
-        lose_output(l, q);
+    if (!tr_output_has_room(l, sizeof(tr_ledger_entry_t) + 2 * (len + 256)
+                                   + (tr_output_open(q) != NULL ? q->tail->cap
+                                                                : 0))
+        || !tr_output_append(l, q, type, &piece, 1)) {
+        tr_output_lose(l, q);
         return;
     }
     q->closed = is_last(type, payload, len);
@@ -501,11 +302,11 @@ apply_end(tr_ledger_t *l, tr_ledger_request_t *q)
     q->finished_ms = unix_ms(l, end->ended_us);
     if (q->output && !q->closed) {
         if (end->lost) {
-            lose_output(l, q);
+            tr_output_lose(l, q);
         } else {
-            append_error(l, q,
-                         end->status != TR_OK ? end->status : TR_ERR_CANCELLED,
-                         end->message[0] != '\0' ? end->message : LEFT_MESSAGE);
+            tr_output_append_error(
+                l, q, end->status != TR_OK ? end->status : TR_ERR_CANCELLED,
+                end->message[0] != '\0' ? end->message : LEFT_MESSAGE);
         }
     }
     tr_ledger_due(l, q);
@@ -548,7 +349,7 @@ tr_ledger_take(tr_ledger_t *l, const tr_record_t *rec, const uint8_t *payload)
         break;
     case TR_REPORT_LOST:
         if (!q->closed) {
-            lose_output(l, q);
+            tr_output_lose(l, q);
         }
         break;
     case TR_REPORT_END:
@@ -599,8 +400,8 @@ tr_ledger_can_write(const tr_ledger_request_t *q)
            || (q->unacked != NULL && !q->sending) || (q->unsure && !q->asking);
 }
 
-static void
-settled(tr_ledger_t *l, tr_ledger_request_t *q)
+void
+tr_ledger_settled(tr_ledger_t *l, tr_ledger_request_t *q)
 {
     if (tr_ledger_can_write(q)) {
         tr_ledger_due(l, q);
@@ -625,77 +426,16 @@ tr_ledger_fields_done(tr_ledger_t *l, tr_ledger_request_t *q, bool ok)
         q->dirty |= q->writing;
     }
     q->writing = 0;
-    settled(l, q);
-}
-
-void
-tr_ledger_entry_done(tr_ledger_t *l, tr_ledger_request_t *q, bool ok)
-{
-    q->sending = false;
-    if (ok && q->unacked != NULL) {
-        l->spare += entry_size(q->unacked);
-        q->unacked = q->unacked->next;
-    }
-    settled(l, q);
-}
-
-/* Everything that is kept counts as unacknowledged again. */
-static void
-rewind_output(tr_ledger_t *l, tr_ledger_request_t *q)
-{
-    tr_ledger_entry_t *e;
-
-    for (e = q->kept; e != q->unacked; e = e->next) {
-        l->spare -= entry_size(e);
-    }
-    q->unacked = q->kept;
-}
-
-void
-tr_ledger_found(tr_ledger_t *l, tr_ledger_request_t *q, uint32_t last)
-{
-    tr_ledger_entry_t *e;
-
-    q->unsure = q->asking = false;
-    if (!q->output) {
-        settled(l, q);
-        return;
-    }
-    rewind_output(l, q);
-    while ((e = q->unacked) != NULL && e->last <= last) {
-        l->spare += entry_size(e);
-        q->unacked = e->next;
-    }
-    if ((e != NULL ? e->first : q->last + 1) != last + 1) {
-        /* Redis lost what is not kept here any more */
-        rewind_output(l, q);
-        drop_unacked(l, q, NULL);
-        q->last = last;
-        q->gap = true;
-        count_lost(l, q);
-        append_error(l, q, TR_ERR_INTERNAL, GAP_MESSAGE);
-    }
-    settled(l, q);
+    tr_ledger_settled(l, q);
 }
 
 void
 tr_ledger_give_up_fields(tr_ledger_t *l, tr_ledger_request_t *q)
 {
     q->writing = 0;
-    count_lost(l, q);
+    tr_ledger_count_lost(l, q);
     q->dirty = 0;
-    settled(l, q);
-}
-
-void
-tr_ledger_give_up_output(tr_ledger_t *l, tr_ledger_request_t *q)
-{
-    rewind_output(l, q);
-    drop_unacked(l, q, NULL);
-    q->output = q->sending = q->unsure = q->asking = false;
-    q->gap = true;
-    count_lost(l, q);
-    settled(l, q);
+    tr_ledger_settled(l, q);
 }
 
 void

@@ -733,7 +733,7 @@ test_names(void **state)
         tr_redis_resolve_free(tr_redis_resolve_start("nowhere.invalid"));
     }
     clock_gettime(CLOCK_MONOTONIC, &ended);
-    assert_true(ended.tv_sec - begun.tv_sec < 3);
+    assert_true(ended.tv_sec - begun.tv_sec < 10);
 }
 
 /* ---- the rings ---------------------------------------------------------- */

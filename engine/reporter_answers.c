@@ -1,0 +1,139 @@
+/*
+ * What Redis answers to the reporter, and what follows from it
+ * (reporter_parts.h).
+ */
+#include "reporter_parts.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Redis takes nothing from us at the moment, whatever it is. */
+static bool
+refuses_all(const char *word)
+{
+    static const char *const words[] = {
+        "OOM",    "MISCONF", "READONLY",   "LOADING",    "NOAUTH",
+        "NOPERM", "BUSY",    "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN",
+        "MOVED",  "ASK",     "TRYAGAIN"
+    };
+    size_t i;
+
+    for (i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        if (strcmp(word, words[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The number in the first entry's id, 0: there is none. */
+static uint32_t
+last_number(const redisReply *reply)
+{
+    const redisReply *entry;
+
+    if (reply->type != REDIS_REPLY_ARRAY || reply->elements == 0) {
+        return 0;
+    }
+    entry = reply->element[0];
+    if (entry->type != REDIS_REPLY_ARRAY || entry->elements == 0
+        || entry->element[0]->type != REDIS_REPLY_STRING) {
+        return 0;
+    }
+    return (uint32_t) strtoul(entry->element[0]->str, NULL, 10);
+}
+
+static void
+on_entry(tr_reporter_t *r, tr_ledger_request_t *q, const redisReply *reply,
+         bool refused)
+{
+    const tr_ledger_entry_t *e = q->unacked;
+
+    if (e != NULL && e->next != NULL && e->next->next != NULL) {
+        r->hurry = true; /* there is more than what gathers anyway */
+    }
+    if (reply->type == REDIS_REPLY_NIL) {
+        /* the stream has gone: evicted, or deleted */
+        q->sending = false;
+        tr_ledger_found(&r->ledger, q, 0);
+    } else if (reply->type != REDIS_REPLY_ERROR
+               || strstr(reply->str, "equal or smaller") != NULL) {
+        tr_ledger_entry_done(&r->ledger, q, true);
+    } else if (refused) {
+        tr_ledger_entry_done(&r->ledger, q, false);
+    } else {
+        tr_ledger_give_up_output(&r->ledger, q);
+    }
+}
+
+static void
+on_request_reply(tr_reporter_t *r, const tr_redis_tag_t *tag,
+                 const redisReply *reply, bool refused)
+{
+    tr_ledger_request_t *q = tr_ledger_find(&r->ledger, tag->id);
+    bool error = reply->type == REDIS_REPLY_ERROR;
+
+    if (q == NULL) {
+        return;
+    }
+    if (tag->kind == TR_TAG_ENTRY) {
+        on_entry(r, q, reply, refused);
+    } else if (tag->kind == TR_TAG_FIELDS) {
+        if (error && !refused) {
+            tr_ledger_give_up_fields(&r->ledger, q);
+        } else {
+            tr_ledger_fields_done(&r->ledger, q, !error);
+        }
+    } else if (!error) {
+        tr_ledger_found(&r->ledger, q, last_number(reply));
+    } else if (refused) {
+        q->asking = false;
+        tr_ledger_due(&r->ledger, q);
+    } else {
+        tr_ledger_give_up_output(&r->ledger, q);
+    }
+}
+
+static void
+on_reply(void *ctx, const tr_redis_tag_t *tag, const redisReply *reply)
+{
+    tr_reporter_t *r = ctx;
+    char word[32], reason[64];
+    bool refused = false;
+
+    if (reply->type == REDIS_REPLY_ERROR) {
+        tr_redis_error_word(reply, word, sizeof(word));
+        refused = refuses_all(word);
+        atomic_fetch_add_explicit(&r->status->counters.redis_refusals, 1,
+                                  memory_order_relaxed);
+        if (refused || tag->kind == TR_TAG_BEAT) {
+            snprintf(reason, sizeof(reason), "refused with %s", word);
+            tr_reporter_outage_begins(r, reason);
+        }
+    } else if (tag->kind == TR_TAG_BEAT && !r->open) {
+        tr_reporter_outage_ends(r);
+    }
+    if (tag->kind == TR_TAG_FIELDS || tag->kind == TR_TAG_ENTRY
+        || tag->kind == TR_TAG_ASK) {
+        on_request_reply(r, tag, reply, refused);
+    }
+}
+
+static void
+on_up(void *ctx)
+{
+    tr_reporter_beat(ctx); /* its answer opens */
+}
+
+static void
+on_down(void *ctx, const char *reason)
+{
+    tr_reporter_t *r = ctx;
+
+    tr_reporter_outage_begins(r, reason);
+    tr_ledger_reset(&r->ledger);
+}
+
+const tr_redis_events_t tr_reporter_data_events = { NULL, on_up, on_down,
+                                                    on_reply };

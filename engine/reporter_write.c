@@ -1,0 +1,216 @@
+/*
+ * What the reporter writes, and when (reporter_parts.h): requests as they become
+ * due, the engine once a second.
+ */
+#include "reporter_parts.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define BEAT_TTL_US 5000000u
+#define ENGINES_MS 86400000 /* a name that was silent for so long goes */
+/* What may be under way: the rest of what is due waits for answers. */
+#define UNDER_WAY_MOST 8192u
+#define BACKLOG_MOST (1u << 20)
+
+/* ---- writing ------------------------------------------------------------ */
+
+void
+tr_reporter_send(tr_reporter_t *r, uint16_t kind, const tr_ledger_request_t *q)
+{
+    tr_redis_tag_t tag = { .kind = kind };
+
+    if (q != NULL) {
+        tag.id = q->id;
+        tag.number = q->unacked != NULL ? q->unacked->last : 0;
+    }
+    tr_redis_link_send(&r->data, &tag, &r->command, r->now_us);
+}
+
+static void
+send_expire(tr_reporter_t *r, const char *kind, const char *name,
+            uint64_t ttl_us)
+{
+    tr_report_expire(&r->writer, &r->command, kind, name, ttl_us);
+    tr_reporter_send(r, TR_TAG_MINOR, NULL);
+}
+
+static bool
+fits_scratch(tr_reporter_t *r, size_t need)
+{
+    char *grown;
+
+    if (need > r->scratch_size) {
+        grown = realloc(r->scratch, need);
+        if (grown == NULL) {
+            return false;
+        }
+        r->scratch = grown;
+        r->scratch_size = need;
+    }
+    return true;
+}
+
+static void
+write_entry(tr_reporter_t *r, tr_ledger_request_t *q)
+{
+    int64_t now_ms = (int64_t) (r->now_us / 1000);
+    int64_t ttl_ms = (int64_t) (r->config->redis_output_ttl_us / 1000);
+
+    tr_report_entry(&r->writer, &r->command, q);
+    tr_reporter_send(r, TR_TAG_ENTRY, q);
+    q->sending = q->began = q->unacked->sent = true;
+    if (q->output_expires_ms == 0 || (q->closed && q->unacked == q->tail)
+        || now_ms - q->output_expires_ms > ttl_ms / 4) {
+        q->output_expires_ms = now_ms;
+        send_expire(r, "out", q->completion, r->config->redis_output_ttl_us);
+    }
+    if (fits_scratch(r, q->unacked->len + 32)) {
+        tr_report_live(&r->writer, &r->command, q, r->scratch);
+        tr_reporter_send(r, TR_TAG_MINOR, NULL);
+    }
+}
+
+static void
+write_fields(tr_reporter_t *r, tr_ledger_request_t *q)
+{
+    q->writing = q->dirty;
+    q->dirty = 0;
+    q->expires_ms = (int64_t) (r->now_us / 1000);
+    tr_report_fields(&r->writer, &r->command, q, q->writing);
+    tr_reporter_send(r, TR_TAG_FIELDS, q);
+    send_expire(r, "req", q->completion, r->config->redis_request_ttl_us);
+    if (q->writing & TR_LEDGER_IDENTITY) {
+        tr_report_latest(&r->writer, &r->command, q);
+        tr_reporter_send(r, TR_TAG_MINOR, NULL);
+        r->latest = true;
+    }
+}
+
+static void
+ask_output(tr_reporter_t *r, tr_ledger_request_t *q)
+{
+    tr_redis_begin(&r->command, "XREVRANGE");
+    tr_report_key(&r->writer, &r->command, "out", q->completion);
+    tr_redis_text(&r->command, "+");
+    tr_redis_text(&r->command, "-");
+    tr_redis_text(&r->command, "COUNT");
+    tr_redis_text(&r->command, "1");
+    tr_reporter_send(r, TR_TAG_ASK, q);
+    q->asking = true;
+}
+
+static void
+write_request(tr_reporter_t *r, tr_ledger_request_t *q)
+{
+    if (q->unsure) {
+        if (!q->asking) {
+            ask_output(r, q);
+        }
+    } else if (q->unacked != NULL && !q->sending) {
+        write_entry(r, q);
+    }
+    /* whoever reads the final state may count on all of the output */
+    if (q->dirty != 0 && q->writing == 0
+        && !(q->ended
+             && (q->unsure
+                 || (q->unacked != NULL && q->unacked->next != NULL)))) {
+        write_fields(r, q);
+    }
+}
+
+void
+tr_reporter_flush(tr_reporter_t *r)
+{
+    tr_ledger_request_t *q;
+
+    r->flushed_us = r->now_us;
+    r->hurry = false;
+    if (!r->open) {
+        return;
+    }
+    while (r->data.n_pending < UNDER_WAY_MOST
+           && tr_redis_link_backlog(&r->data) < BACKLOG_MOST) {
+        q = tr_ledger_next(&r->ledger);
+        if (q == NULL) {
+            return;
+        }
+        write_request(r, q);
+    }
+    r->hurry = true;
+}
+
+/* ---- once a second ------------------------------------------------------ */
+
+static void
+beat_engines(tr_reporter_t *r, int64_t now_ms)
+{
+    tr_redis_begin(&r->command, "ZADD");
+    tr_redis_format(&r->command, "%sengines", r->config->redis_prefix);
+    tr_redis_format(&r->command, "%" PRId64, now_ms);
+    tr_redis_text(&r->command, r->config->name);
+    tr_reporter_send(r, TR_TAG_MINOR, NULL);
+    tr_redis_begin(&r->command, "ZREMRANGEBYSCORE");
+    tr_redis_format(&r->command, "%sengines", r->config->redis_prefix);
+    tr_redis_text(&r->command, "-inf");
+    tr_redis_format(&r->command, "%" PRId64, now_ms - ENGINES_MS);
+    tr_reporter_send(r, TR_TAG_MINOR, NULL);
+}
+
+static void
+trim_latest(tr_reporter_t *r)
+{
+    tr_redis_begin(&r->command, "ZREMRANGEBYRANK");
+    tr_report_key(&r->writer, &r->command, "requests", r->config->name);
+    tr_redis_text(&r->command, "0");
+    tr_redis_format(&r->command, "%lld",
+                    -(long long) r->config->redis_recent - 1);
+    tr_reporter_send(r, TR_TAG_MINOR, NULL);
+    send_expire(r, "requests", r->config->name,
+                r->config->redis_request_ttl_us);
+}
+
+/* Keys of requests that go on for long live as long as these. */
+static void
+keep_alive(tr_reporter_t *r)
+{
+    int64_t now_ms = (int64_t) (r->now_us / 1000);
+    int64_t ttl_ms = (int64_t) (r->config->redis_request_ttl_us / 1000);
+    tr_ledger_request_t *q;
+
+    for (q = r->ledger.first; q != NULL; q = q->next) {
+        if (!q->ended && q->expires_ms != 0
+            && now_ms - q->expires_ms > ttl_ms / 4) {
+            q->dirty |= TR_LEDGER_STATE;
+            tr_ledger_due(&r->ledger, q);
+        }
+    }
+}
+
+void
+tr_reporter_beat(tr_reporter_t *r)
+{
+    int64_t now_ms = ((int64_t) r->now_us + r->ledger.realtime_us) / 1000;
+
+    r->beat_us = r->now_us;
+    tr_reporter_count(r);
+    if (r->data.state != TR_LINK_UP) {
+        return;
+    }
+    tr_report_heartbeat(&r->writer, &r->command, now_ms);
+    tr_reporter_send(r, TR_TAG_BEAT, NULL);
+    send_expire(r, "engine", r->config->name, BEAT_TTL_US);
+    if (!r->open) {
+        return; /* first see whether it takes that */
+    }
+    beat_engines(r, now_ms);
+    tr_report_sample(&r->writer, &r->command, now_ms);
+    tr_reporter_send(r, TR_TAG_MINOR, NULL);
+    send_expire(r, "metrics", r->config->name, r->config->redis_request_ttl_us);
+    if (r->latest) {
+        trim_latest(r);
+        r->latest = false;
+    }
+    keep_alive(r);
+}
