@@ -305,7 +305,8 @@ ngx_http_tokenring_redis_share_one(ngx_conf_t *cf,
 static ngx_uint_t
 ngx_http_tokenring_redis_same(ngx_str_t *a, ngx_str_t *b)
 {
-    return a->len == b->len && ngx_memcmp(a->data, b->data, a->len) == 0;
+    return a->len == b->len
+           && (a->len == 0 || ngx_memcmp(a->data, b->data, a->len) == 0);
 }
 
 

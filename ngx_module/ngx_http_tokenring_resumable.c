@@ -147,7 +147,11 @@ ngx_http_tokenring_owner(ngx_str_t *id, ngx_str_t *key, u_char *owner)
     ngx_sha1_init(&sha1);
     ngx_sha1_update(&sha1, id->data, id->len);
     ngx_sha1_update(&sha1, ":", 1);
-    ngx_sha1_update(&sha1, key->data, key->len);
+
+    if (key->len) {
+        ngx_sha1_update(&sha1, key->data, key->len);
+    }
+
     ngx_sha1_final(digest, &sha1);
 
     ngx_hex_dump(owner, digest, sizeof(digest));

@@ -88,6 +88,10 @@ ngx_int_t
 ngx_http_tokenring_append(ngx_http_tokenring_text_t *t, const void *data,
     size_t len)
 {
+    if (len == 0) {
+        return NGX_OK;
+    }
+
     if (ngx_http_tokenring_reserve(t, len) != NGX_OK) {
         return NGX_ERROR;
     }
