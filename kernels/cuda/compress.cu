@@ -21,7 +21,7 @@ __launch_bounds__(INDEX_LANES)
 }
 
 static __global__ void
-__launch_bounds__(32 * WARPS)
+__launch_bounds__(32 * WARPS, 6)
     move_kernel(const __grid_constant__ compress_args_t a)
 {
     __shared__ token_room_t room[WARPS];

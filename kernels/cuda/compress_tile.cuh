@@ -5,6 +5,7 @@
 #define TR_CUDA_COMPRESS_TILE_CUH
 
 #include "compress.cuh"
+#include "tile_fast.cuh"
 
 /* ---- moving ------------------------------------------------------------- */
 
@@ -43,6 +44,10 @@ tile_fill(warp_t w, place_t to, uint32_t n, side_t side, token_room_t *room)
     lanes_sync(w);
     if (side == KEY && to.layout->level.by_channel) {
         tile_move(w, to, room);
+        return;
+    }
+    if (fast_takes(w, to, n, side, room)) {
+        fast_fill(w, to, side, room);
         return;
     }
     for (uint32_t i = 0; i < n; i++, to.at++) {

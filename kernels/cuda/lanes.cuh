@@ -78,6 +78,66 @@ lanes_least(warp_t w, float x)
     return x;
 }
 
+/* The smallest and the largest of a warp's x, what lane `from` has, what lane
+ * ^ mask has. */
+#ifndef __CUDA_ARCH__
+static inline uint32_t
+lanes_exchange(warp_t w, uint32_t x, uint32_t from)
+{
+    float *room = tr_emulate_room();
+
+    memcpy(&room[w.lane], &x, 4);
+    tr_emulate_sync();
+    memcpy(&x, &room[from], 4);
+    tr_emulate_sync();
+    return x;
+}
+#endif
+
+TR_HD uint32_t
+lanes_min(warp_t w, uint32_t x)
+{
+#ifdef __CUDA_ARCH__
+    (void) w;
+    return __reduce_min_sync(0xffffffffu, x);
+#else
+    for (uint32_t d = 1; d < w.lanes; d *= 2) { /* a power of two of them */
+        uint32_t y = lanes_exchange(w, x, w.lane ^ d);
+
+        x = y < x ? y : x;
+    }
+    return x;
+#endif
+}
+
+TR_HD uint32_t
+lanes_max(warp_t w, uint32_t x)
+{
+    return ~lanes_min(w, ~x);
+}
+
+TR_HD uint32_t
+lanes_from(warp_t w, uint32_t x, uint32_t from)
+{
+#ifdef __CUDA_ARCH__
+    (void) w;
+    return __shfl_sync(0xffffffffu, x, (int) from);
+#else
+    return lanes_exchange(w, x, from);
+#endif
+}
+
+TR_HD uint32_t
+lanes_xor(warp_t w, uint32_t x, uint32_t mask)
+{
+#ifdef __CUDA_ARCH__
+    (void) w;
+    return __shfl_xor_sync(0xffffffffu, x, (int) mask);
+#else
+    return lanes_exchange(w, x, w.lane ^ mask);
+#endif
+}
+
 /* ---- arithmetic, rounded to nearest even -------------------------------- */
 
 TR_HD float

@@ -65,9 +65,9 @@ bed_get(const bed_t *b, void *to, const void *from, size_t bytes)
 
 /* ---- shapes ------------------------------------------------------------- */
 
-/* Distinct levels, with more bits first. */
+/* Distinct levels; plain: what most engines have. */
 static uint32_t
-choose_levels(uint32_t dim, tr_kv_level_t *level)
+choose_levels(uint32_t dim, bool plain, tr_kv_level_t *level)
 {
     static const uint8_t bits[] = { 16, 8, 4, 2 };
     uint32_t want = 1 + random_below(4), n = 0;
@@ -88,7 +88,11 @@ choose_levels(uint32_t dim, tr_kv_level_t *level)
         if (dim / 16 % v.value_groups != 0) {
             v.value_groups = 1;
         }
-        if (v.key_bits < 16 && random_below(6) == 0) {
+        if (plain) {
+            v.key_bits = bits[1 + random_below(3)];
+            v.value_bits = bits[1 + random_below(3)];
+            v.key_groups = v.value_groups = 1;
+        } else if (v.key_bits < 16 && random_below(6) == 0) {
             v.by_channel = 1;
             v.key_groups = 1;
             v.narrow = 0;
@@ -127,15 +131,16 @@ bed_open(bed_t *b, const bed_side_t *side)
     tr_kv_level_t level[4];
     tr_page_wish_t wish = { 0 };
     tr_kv_view_t *v = &b->host;
+    bool plain = random_below(3) == 0;
     size_t heads;
 
     memset(b, 0, sizeof(*b));
     b->side = side;
-    b->max_len = side->emulate ? 120 : 300;
+    b->max_len = (side->emulate ? 120 : 300) * (plain ? 2 : 1);
     do { /* until a page of 24 KiB can hold all levels */
-        wish.head_dim = dims[random_below(9)];
+        wish.head_dim = plain ? 128 : dims[random_below(9)];
         wish.levels = level;
-        wish.n_levels = choose_levels(wish.head_dim, level);
+        wish.n_levels = choose_levels(wish.head_dim, plain, level);
         wish.dense_scored = random_below(4) > 0;
         wish.dense_digest = random_below(2) == 0;
     } while (tr_page_plan(&wish, &b->plan) != 0);

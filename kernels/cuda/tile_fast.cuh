@@ -1,0 +1,240 @@
+/*
+ * tile_fast.cuh: 16 tokens of a prompt at once, from 16 bits to a whole tile;
+ * head size 128, one metadata group.  The bits of side_move, token by token.
+ *
+ * A lane has four dimensions.  Eight rows are loaded together; their ends are
+ * reduced across the warp, and lane i makes the metadata of row i.  Codes meet
+ * in shared memory as the tile stands in its page, and leave 16 bytes a lane.
+ *
+ * A code is a quotient rounded twice, to FP32 and to an integer.  The product
+ * with the reciprocal is within 1e-4 of it, which decides, but near the middle
+ * of two integers; there the quotient itself is taken.
+ */
+#ifndef TR_CUDA_TILE_FAST_CUH
+#define TR_CUDA_TILE_FAST_CUH
+
+#include "token.cuh"
+
+#define FAST_DIM 128u
+#define FAST_ROWS 8u
+
+typedef struct __align__(8) {
+    uint16_t h[4];
+} row4_t;
+
+/* A number that is not NaN, as an integer of the same order. */
+TR_HD uint32_t
+ordered(float x)
+{
+    uint32_t u;
+
+    memcpy(&u, &x, 4);
+    return u >> 31 ? ~u : u | 0x80000000u;
+}
+
+TR_HD float
+of_ordered(uint32_t u)
+{
+    return tr_float_from_bits(u >> 31 ? u & 0x7fffffffu : ~u);
+}
+
+TR_HD float
+bits_float(uint32_t u)
+{
+    return tr_float_from_bits(u);
+}
+
+TR_HD uint32_t
+float_bits(float x)
+{
+    uint32_t u;
+
+    memcpy(&u, &x, 4);
+    return u;
+}
+
+/* code_of for a scale with the reciprocal `turn`; both 0 for scale 0. */
+TR_HD uint32_t
+fast_code(float x, float zero, float scale, float turn, float top)
+{
+    float d = add_rn(x, -zero), q = mul_rn(d, turn), n;
+
+    q = q > 0 ? q : 0; /* NaN, too */
+    q = q < top ? q : top;
+    n = add_rn(q, 12582912.0f);
+    if (fabsf(q - add_rn(n, -12582912.0f)) > 0.4999f) {
+        q = div_rn(d, scale);
+        q = q > 0 ? q : 0;
+        q = q < top ? q : top;
+        n = add_rn(q, 12582912.0f);
+    }
+    return float_bits(n) & 0xff;
+}
+
+/* The codes of row `token` of the tile, four dimensions a lane, into `tile`. */
+template <uint32_t BITS>
+TR_HD void
+fast_key(warp_t w, uint32_t x, uint32_t token, uint8_t *tile)
+{
+    const uint32_t n = FAST_DIM * BITS / 16; /* bytes of a lane in a tile */
+    uint32_t in = w.lane % 8, share = 8 / BITS; /* lanes of a word */
+
+    if (BITS < 8) {
+        x = codes_join(x, BITS, 16) << (2 * BITS * (w.lane % share));
+        x |= lanes_xor(w, x, 1);
+    }
+    if (BITS == 2) {
+        x |= lanes_xor(w, x, 2);
+    }
+    if (w.lane % share == 0) {
+        uint32_t j = token / 8 * (n / 2) + in / share * 4;
+
+        *(uint32_t *) (tile
+                       + tr_kv_lane_byte(0, token % 8 * 4 + w.lane / 8, n, j))
+            = x;
+    }
+}
+
+template <uint32_t BITS>
+TR_HD void
+fast_value(warp_t w, uint32_t x, uint32_t token, uint8_t *tile)
+{
+    const uint32_t n = FAST_DIM * BITS / 16;
+    uint32_t r = token / 8, sixteen = w.lane / 4, row = w.lane / 2 % 2;
+    uint32_t j = BITS == 8   ? r * (n / 2) + sixteen * 4
+                 : BITS == 4 ? r * (n / 2) + sixteen / 2 * 4
+                             : sixteen / 2 * 4;
+    uint32_t first = 0, end = 4, byte = token % 2 * 2;
+
+    if (BITS == 8) {
+        byte += row;
+    } else { /* dimensions d and d + 8 in one byte: each lane stores two */
+        uint32_t y = lanes_xor(w, x, 2);
+
+        x = row == 0 ? x | y << BITS : y | x << BITS;
+        first = 2 * row;
+        end = first + 2;
+        byte += sixteen % 2;
+    }
+    for (uint32_t i = first; i < end; i++) {
+        uint32_t g = w.lane % 2 * 4 + i, code = x >> (8 * i) & 0xff;
+        uint8_t *at = tile + tr_kv_lane_byte(0, token % 8 / 2 * 8 + g, n, j)
+                      + byte;
+
+        if (BITS == 2 && r == 1) { /* the lane's own of token - 8 */
+            *at = (uint8_t) (*at | code << 4);
+        } else {
+            *at = (uint8_t) code;
+        }
+    }
+}
+
+/* Rows [first, first + 8) of the tile. */
+template <uint32_t BITS>
+TR_HD void
+fast_rows(warp_t w, place_t to, side_t s, token_room_t *room, uint32_t first)
+{
+    bool narrow = BITS == 2 && to.layout->level.narrow;
+    float lo = 0, hi = 0, scale, zero, turn;
+    uint8_t *tile = (uint8_t *) room->tile;
+    row4_t row[FAST_ROWS];
+    uint16_t meta[2];
+
+#pragma unroll
+    for (uint32_t i = 0; i < FAST_ROWS; i++) {
+        row[i] = ((const row4_t *) side_row(room->from[first + i], s))[w.lane];
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < FAST_ROWS; i++) {
+        float a = INFINITY, b = -INFINITY;
+
+        for (uint32_t e = 0; e < 4; e++) {
+            a = fminf(a, float_of(row[i].h[e]));
+            b = fmaxf(b, float_of(row[i].h[e]));
+        }
+        a = of_ordered(lanes_min(w, ordered(a)));
+        b = of_ordered(lanes_max(w, ordered(b)));
+        lo = w.lane == i ? a : lo;
+        hi = w.lane == i ? b : hi;
+    }
+    group_meta(lo, hi, BITS, narrow, meta);
+    if (w.lane < FAST_ROWS) {
+        to.at += first + w.lane;
+        *(uint32_t *) side_meta(to, s, 0) = meta[0] | (uint32_t) meta[1] << 16;
+    }
+    scale = float_of(meta[0]);
+    zero = float_of(meta[1]);
+    turn = meta[0] == 0 ? 0 : div_rn(1, scale);
+#pragma unroll
+    for (uint32_t i = 0; i < FAST_ROWS; i++) {
+        float z = bits_float(lanes_from(w, float_bits(zero), i));
+        float k = bits_float(lanes_from(w, float_bits(scale), i));
+        float r = bits_float(lanes_from(w, float_bits(turn), i));
+        uint32_t x = 0;
+
+        for (uint32_t e = 0; e < 4; e++) {
+            x |= fast_code(float_of(row[i].h[e]), z, k, r,
+                           (float) ((1u << BITS) - 1))
+                 << (8 * e);
+        }
+        if (s == KEY) {
+            fast_key<BITS>(w, x, first + i, tile);
+        } else {
+            fast_value<BITS>(w, x, first + i, tile);
+        }
+    }
+}
+
+template <uint32_t BITS>
+TR_HD void
+fast_tile(warp_t w, place_t to, side_t s, token_room_t *room)
+{
+    uint4 *out = (uint4 *) (to.page + (s == KEY ? 0 : to.layout->value)
+                            + to.at / 16 * (2 * FAST_DIM * BITS));
+
+    fast_rows<BITS>(w, to, s, room, 0);
+    fast_rows<BITS>(w, to, s, room, FAST_ROWS);
+    lanes_sync(w);
+    for (uint32_t i = w.lane; i < FAST_DIM * BITS / 8; i += w.lanes) {
+        out[i] = room->tile[i];
+    }
+    lanes_sync(w);
+}
+
+/* Is this a tile for the functions above: room->from[0, n) to the places from
+ * `to` on? */
+TR_HD bool
+fast_takes(warp_t w, place_t to, uint32_t n, side_t s, const token_room_t *room)
+{
+    const tr_kv_layout_t *l = to.layout;
+    uint32_t yes = 1;
+
+    if (w.lanes != 32 || n != 16 || l->head_dim != FAST_DIM
+        || side_bits(l, s) == 16 || side_groups(l, s) != 1
+        || (s == KEY && l->level.by_channel)) {
+        return false;
+    }
+    if (w.lane < n) {
+        place_t p = room->from[w.lane];
+
+        yes = p.page != NULL && side_bits(p.layout, s) == 16;
+    }
+    return lanes_min(w, yes) == 1;
+}
+
+TR_HD void
+fast_fill(warp_t w, place_t to, side_t s, token_room_t *room)
+{
+    switch (side_bits(to.layout, s)) {
+    case 8:
+        fast_tile<8>(w, to, s, room);
+        break;
+    case 4:
+        fast_tile<4>(w, to, s, room);
+        break;
+    default:
+        fast_tile<2>(w, to, s, room);
+    }
+}
+
+#endif
