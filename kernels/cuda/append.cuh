@@ -13,12 +13,17 @@
 #include "store.h"
 #include "token.cuh"
 
+/* What of a step is done: a layer's tokens and their moves; the moves of all
+ * layers; the tokens of a layer whose moves were done. */
+typedef enum { ALL_OF_IT, MOVES, TOKENS } append_part_t;
+
 typedef struct {
     tr_kv_view_t kv; /* its layouts are below */
     tr_kv_layout_t layout[TR_KV_LAYOUTS_MAX];
     tr_rows_t rows;
     tr_cuda_keys_t in;
-    uint32_t layer;
+    append_part_t part;
+    uint32_t layer; /* the first */
     uint32_t *refused;
 } append_args_t;
 
@@ -142,8 +147,22 @@ row_number(const append_t *t, uint32_t row, uint32_t d)
 TR_HD void
 row_load(const append_t *t)
 {
-    for (uint32_t d = t->w.lane; d < t->a->kv.head_dim; d += t->w.lanes) {
-        t->room->x[d] = row_number(t, t->row, d);
+    uint32_t dim = t->a->kv.head_dim, lanes = t->w.lanes;
+
+    for (uint32_t d = t->w.lane; d < dim; d += AT_ONCE * lanes) {
+        float x[AT_ONCE];
+
+#pragma unroll
+        for (uint32_t k = 0; k < AT_ONCE; k++) {
+            x[k] = d + k * lanes < dim ? row_number(t, t->row, d + k * lanes)
+                                       : 0;
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < AT_ONCE; k++) {
+            if (d + k * lanes < dim) {
+                t->room->x[d + k * lanes] = x[k];
+            }
+        }
     }
 }
 
@@ -259,24 +278,31 @@ window_enter(const append_t *t)
 }
 
 TR_HD void
-append_moved(const append_t *t)
+append_moves(const append_t *t)
 {
     const tr_kv_move_t *m = t->move;
 
     if (m->victim_from >= 0 && m->victim_to >= 0) {
         victim_move(t);
     }
-    if (m->to >= 0 && t->seq->window == 0) {
+    if (m->to >= 0 && t->seq->window != 0) {
+        window_leave(t);
+    }
+}
+
+TR_HD void
+append_token(const append_t *t)
+{
+    const tr_kv_move_t *m = t->move;
+
+    if (t->seq->window != 0) {
+        window_enter(t);
+    } else if (m->to >= 0) {
         place_t p = list_enter(t, (uint32_t) m->to, m->index, 1);
 
         row_load(t);
         side_put(t->w, p, t->side, t->room);
         mark(t, p, 0, t->pos);
-    } else if (m->to >= 0) {
-        window_leave(t);
-    }
-    if (t->seq->window != 0) {
-        window_enter(t);
     }
 }
 
@@ -351,6 +377,17 @@ victim_valid(const append_t *t)
            && target_valid(t, l, m->victim_to, m->victim_target, 1);
 }
 
+/* Is there a place for the token itself? */
+TR_HD bool
+token_valid(const append_t *t)
+{
+    const tr_kv_move_t *m = t->move;
+
+    return t->seq->window == 0
+               ? m->leaves == 1 && target_valid(t, NULL, m->to, m->index, 1)
+               : window_has(t, t->pos % t->seq->window);
+}
+
 TR_HD bool
 move_valid(const append_t *t)
 {
@@ -361,10 +398,7 @@ move_valid(const append_t *t)
         return false;
     }
     if (window == 0) {
-        return m->leaves == 1 && target_valid(t, NULL, m->to, m->index, 1);
-    }
-    if (!window_has(t, t->pos % window)) {
-        return false;
+        return true;
     }
     if (m->to == TR_KV_STAYS || m->to == TR_KV_NOWHERE) {
         return true;
@@ -408,42 +442,63 @@ seq_of(const uint32_t *starts, uint32_t n, uint32_t x)
     return lo;
 }
 
-/* Task i: row, list and side, side fastest. */
+/* A token of a compressed sequence, the only row of it: false when it is not
+ * allowed. */
+TR_HD bool
+append_compressed(append_t *t, size_t head, uint32_t rows)
+{
+    append_part_t part = t->a->part;
+
+    t->count = t->a->kv.count + head * TR_KV_LISTS_MAX;
+    t->move = &t->a->kv.move[head];
+    if (rows != 1 || t->pos + 1 != t->seq->base || t->seq->n_lists == 0
+        || !seq_valid(t->a->layout, t->a->kv.n_layouts, t->seq)
+        || !token_valid(t) || (part != TOKENS && !move_valid(t))) {
+        return false;
+    }
+    if (part != TOKENS) {
+        append_moves(t);
+    }
+    if (part != MOVES) {
+        append_token(t);
+    }
+    return true;
+}
+
+/* Task i: layer, row, list and side, side fastest. */
 TR_HD void
 append_task(const append_args_t *a, warp_t w, token_room_t *room, uint32_t i)
 {
-    uint32_t row = i / 2 / a->kv.lists, list = i / 2 % a->kv.lists;
-    uint32_t s = seq_of(a->rows.seq_row, a->rows.n_seqs, row);
-    uint32_t first = a->rows.seq_row[s], end = a->rows.seq_row[s + 1];
-    int32_t slot = a->rows.seq_slot[s];
-    append_t t = { a, w, room, i % 2 == 0 ? KEY : VALUE, row };
+    uint32_t list = i / 2 % a->kv.lists, row = i / 2 / a->kv.lists;
+    uint32_t layer = a->layer + row / a->rows.n_rows;
+    append_t t = { a, w, room, i % 2 == 0 ? KEY : VALUE };
+    uint32_t s, first, end;
     size_t head;
-    bool valid;
+    bool valid = true;
+    int32_t slot;
 
+    row %= a->rows.n_rows;
+    s = seq_of(a->rows.seq_row, a->rows.n_seqs, row);
+    first = a->rows.seq_row[s];
+    end = a->rows.seq_row[s + 1];
+    slot = a->rows.seq_slot[s];
     if (slot < 0 || row >= end) {
         return;
     }
-    head = tr_kv_head(&a->kv, slot, a->layer, list);
+    head = tr_kv_head(&a->kv, slot, layer, list);
+    t.row = row;
     t.pos = a->rows.row_pos[row];
     t.list = list;
     t.seq = &a->kv.seq[slot];
     t.table = a->kv.tables + head * a->kv.table_len;
-    if (t.pos >= t.seq->base) {
+    if (t.pos < t.seq->base) {
+        valid = append_compressed(&t, head, end - first);
+    } else if (a->part != MOVES) {
         valid = entry_has(&t, 0, 1, a->kv.at_window,
                           (t.pos - t.seq->base) / a->layout[0].tokens);
         if (valid) {
             row_load(&t);
             append_dense(&t, first, end);
-        }
-    } else {
-        t.count = a->kv.count + head * TR_KV_LISTS_MAX;
-        t.move = &a->kv.move[head];
-        valid = end - first == 1 && t.pos + 1 == t.seq->base
-                && t.seq->n_lists > 0
-                && seq_valid(a->layout, a->kv.n_layouts, t.seq)
-                && move_valid(&t);
-        if (valid) {
-            append_moved(&t);
         }
     }
     if (!valid && t.side == KEY && w.lane == 0 && a->refused != NULL) {

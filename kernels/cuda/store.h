@@ -25,6 +25,7 @@ typedef struct {
     size_t ld;         /* elements */
     tr_dtype_t type;
     const float *angles; /* [n_rows][2][head_dim / 2], as rope_angles does */
+    bool moved;          /* tr_cuda_kv_moves was called for this step */
 } tr_cuda_keys_t;
 
 /* tr_kernels_t.kv_append.  Rows of sequences with seq_slot < 0 are left out.  A
@@ -47,6 +48,13 @@ int tr_cuda_kv_compress(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                         uint32_t max_len, uint32_t *refused, void *work);
 size_t tr_cuda_kv_compress_work(const tr_kv_view_t *kv, uint32_t n,
                                 uint32_t max_len);
+
+/* The moves of a step's rows in all layers at once, before the first layer's
+ * kv_append: victims, and who leaves a window.  They depend on no token of the
+ * step, and one launch hides what 32 would wait for.  Appends with `moved` then
+ * store the tokens alone; what is refused here loses its move, not its token. */
+int tr_cuda_kv_moves(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+                     const tr_rows_t *rows, uint32_t *refused);
 
 /* One slot's pages on their way to another pool.  They go in the order of
  * heads; of a head, its dense pages, its window's (of min(base, window) slots),

@@ -15,6 +15,10 @@
 
 #include "token_codes.cuh"
 
+/* Loads that a lane has under way together: a store to a room may be to what
+ * is loaded next, for all that the compiler knows. */
+#define AT_ONCE 4u
+
 /* ---- in, and about ------------------------------------------------------ */
 
 /* Stores the numbers room->x, each lane its own; by token. */
@@ -76,12 +80,26 @@ side_keep(warp_t w, place_t from, place_t to, side_t s, token_room_t *room)
                                   + (s == KEY ? b->key_meta : b->value_meta))
                     + 2 * to.at * groups;
 
-    for (uint32_t d = w.lane; d < b->head_dim; d += w.lanes) {
-        uint32_t q = side_code(from, s, d);
+    for (uint32_t d = w.lane; d < b->head_dim; d += AT_ONCE * w.lanes) {
+        uint32_t q[AT_ONCE];
 
-        room->codes[d] = bits == less ? (uint8_t) q
-                                      : code_downgrade(q, bits, less,
-                                                       b->level.narrow);
+#pragma unroll
+        for (uint32_t k = 0; k < AT_ONCE; k++) {
+            uint32_t e = d + k * w.lanes;
+
+            q[k] = e < b->head_dim ? side_code(from, s, e) : 0;
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < AT_ONCE; k++) {
+            uint32_t e = d + k * w.lanes;
+
+            if (e < b->head_dim) {
+                room->codes[e] = bits == less
+                                     ? (uint8_t) q[k]
+                                     : code_downgrade(q[k], bits, less,
+                                                      b->level.narrow);
+            }
+        }
     }
     for (uint32_t j = w.lane; j < groups; j += w.lanes) {
         if (bits == less) {
@@ -109,8 +127,21 @@ side_move(warp_t w, place_t from, place_t to, side_t s, token_room_t *room)
         }
         lanes_sync(w);
     } else if (side_bits(a, s) == 16 || !same) {
-        for (uint32_t d = w.lane; d < b->head_dim; d += w.lanes) {
-            room->x[d] = side_number(from, s, d);
+        for (uint32_t d = w.lane; d < b->head_dim; d += AT_ONCE * w.lanes) {
+            float x[AT_ONCE];
+
+#pragma unroll
+            for (uint32_t k = 0; k < AT_ONCE; k++) {
+                uint32_t e = d + k * w.lanes;
+
+                x[k] = e < b->head_dim ? side_number(from, s, e) : 0;
+            }
+#pragma unroll
+            for (uint32_t k = 0; k < AT_ONCE; k++) {
+                if (d + k * w.lanes < b->head_dim) {
+                    room->x[d + k * w.lanes] = x[k];
+                }
+            }
         }
         side_put(w, to, s, room);
     } else {

@@ -131,18 +131,15 @@ append_lane(void *arg, uint32_t lane)
     append_task(&r->a, w, &r->room, r->task);
 }
 
-extern "C" int
-emulate_kv_append(const tr_kv_view_t *kv, uint32_t layer, const tr_rows_t *rows,
-                  const tr_cuda_keys_t *in, uint32_t *refused, uint32_t lanes)
+static void
+append_run(append_run_t *r, const tr_kv_view_t *kv, const tr_rows_t *rows,
+           uint32_t layers, uint32_t *refused, uint32_t lanes)
 {
-    append_run_t *r = (append_run_t *) malloc(sizeof(*r));
-    uint32_t tasks = rows->n_rows * kv->lists * 2, from;
+    uint32_t tasks = layers * rows->n_rows * kv->lists * 2, from;
 
     r->a.kv = *kv;
     copy_layouts(kv, r->a.layout);
     r->a.rows = *rows;
-    r->a.in = *in;
-    r->a.layer = layer;
     r->a.refused = refused;
     r->lanes = lanes;
     from = tasks > 0 ? random_below(tasks) : 0;
@@ -152,6 +149,29 @@ emulate_kv_append(const tr_kv_view_t *kv, uint32_t layer, const tr_rows_t *rows,
         run(lanes, append_lane, r);
     }
     free(r);
+}
+
+extern "C" int
+emulate_kv_append(const tr_kv_view_t *kv, uint32_t layer, const tr_rows_t *rows,
+                  const tr_cuda_keys_t *in, uint32_t *refused, uint32_t lanes)
+{
+    append_run_t *r = (append_run_t *) calloc(1, sizeof(*r));
+
+    r->a.part = in->moved ? TOKENS : ALL_OF_IT;
+    r->a.in = *in;
+    r->a.layer = layer;
+    append_run(r, kv, rows, 1, refused, lanes);
+    return TR_KERNEL_OK;
+}
+
+extern "C" int
+emulate_kv_moves(const tr_kv_view_t *kv, const tr_rows_t *rows,
+                 uint32_t *refused, uint32_t lanes)
+{
+    append_run_t *r = (append_run_t *) calloc(1, sizeof(*r));
+
+    r->a.part = MOVES;
+    append_run(r, kv, rows, kv->layers, refused, lanes);
     return TR_KERNEL_OK;
 }
 

@@ -20,6 +20,9 @@ int emulate_kv_append(const tr_kv_view_t *kv, uint32_t layer,
                       const tr_rows_t *rows, const tr_cuda_keys_t *in,
                       uint32_t *refused, uint32_t lanes);
 
+int emulate_kv_moves(const tr_kv_view_t *kv, const tr_rows_t *rows,
+                     uint32_t *refused, uint32_t lanes);
+
 int emulate_kv_compress(const tr_kv_view_t *kv, const tr_kv_compress_t *jobs,
                         uint32_t n, uint32_t max_len, uint32_t *refused,
                         uint32_t lanes);

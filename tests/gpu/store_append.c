@@ -103,15 +103,37 @@ rows_free(bed_t *b, step_rows_t *r)
     bed_room_free(b, (void *) r->other.seq_row);
 }
 
-/* Appends to one layer of both sides; what each of them refused. */
+/* The moves of all layers of the other side; how many it refused. */
+static uint32_t
+moves(bed_t *b, step_rows_t *r)
+{
+    uint32_t *count = bed_room(b, 4), refused = 0;
+
+    bed_put(b, count, &refused, 4);
+    bed_sync(b);
+    if (b->side->emulate) {
+        emulate_kv_moves(&b->other, &r->other, count, store_lanes(b));
+    } else if (tr_cuda_kv_moves(&b->side->stream, &b->other, &r->other, count)
+               != 0) {
+        printf("launch: %s\n", tr_cuda_reason());
+        exit(1);
+    }
+    bed_get(b, &refused, count, 4);
+    bed_room_free(b, count);
+    return refused;
+}
+
+/* Appends to one layer of both sides; what each of them refused.  moved: the
+ * other's moves were done. */
 static int
-append(bed_t *b, uint32_t layer, step_rows_t *r, uint32_t *refused)
+append(bed_t *b, uint32_t layer, step_rows_t *r, bool moved, uint32_t *refused)
 {
     uint32_t *count = bed_room(b, 4), zero = 0;
     bed_input_t in;
     int rc;
 
     bed_input(b, r->host.n_rows + 1, &in);
+    in.other.moved = moved;
     bed_put(b, count, &zero, 4);
     bed_sync(b);
     rc = tr_cpu_kv_append(&store_cpu, &b->host, layer, &r->host, in.k, in.v,
@@ -135,19 +157,24 @@ static bool
 append_layers(bed_t *b, const uint32_t *n, const char *what)
 {
     step_rows_t *r = malloc(sizeof(*r));
-    bool ok = true;
+    bool ok = true, moved = random_below(2);
 
     rows_make(b, n, r);
+    if (moved && moves(b, r) != 0) {
+        ok = store_say("moves were refused");
+    }
     for (uint32_t layer = 0; layer < b->host.layers && ok; layer++) {
         uint32_t refused;
-        int rc = append(b, layer, r, &refused);
+        int rc = append(b, layer, r, moved, &refused);
 
         if (rc != 0 || refused != 0) {
             printf("%s: refused: %d, %u\n", what, rc, refused);
             ok = false;
         }
-        ok = ok && bed_same(b, what);
-        store_checks++;
+        if (!moved || layer + 1 == b->host.layers) {
+            ok = ok && bed_same(b, what);
+            store_checks++;
+        }
     }
     rows_free(b, r);
     free(r);
@@ -305,7 +332,7 @@ refuse_append(bed_t *b, const uint32_t *n, uint32_t s)
         b->move[head].leaves = 1;
     }
     rows_make(b, n, r);
-    rc = append(b, 0, r, &refused);
+    rc = append(b, 0, r, false, &refused);
     bed_get(b, pool, b->other.pool, bytes);
     ok = rc == TR_KERNEL_BADARG && refused == 1;
     for (uint32_t i = 0; i < b->host.table_len; i++) {

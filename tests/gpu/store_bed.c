@@ -401,7 +401,7 @@ bed_input(bed_t *b, uint32_t rows, bed_input_t *in)
     bed_put(b, v, as, rows * in->ld * 4);
     bed_put(b, angles, in->angles, (size_t) rows * dim * 4);
     free(as);
-    in->other = (tr_cuda_keys_t){ k, v, in->ld, type, angles };
+    in->other = (tr_cuda_keys_t){ k, v, in->ld, type, angles, false };
 }
 
 void
