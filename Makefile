@@ -15,6 +15,7 @@
 #: make test-asan   unit and end-to-end tests with ASan and UBSan
 #: make test-tsan   ring tests with TSan
 #: make test-nginx  the module in an nginx source tree (NGINX_SRC=DIR)
+#: make test-images the images of docker/, built and run in Debian roots
 #: make lint        style and static analysis (make format repairs style)
 #: make install     into DESTDIR= PREFIX= (default /usr/local)
 #: make clean       remove what was built

@@ -10,6 +10,7 @@
 #   scripts/deps.sh engine     run a built engine, and no more (images)
 #   scripts/deps.sh nginx      run NGINX with a built module, and no more
 #   scripts/deps.sh cuda       compile, with what nvcc needs beside itself
+#   scripts/deps.sh images     and what make test-images builds them with
 #
 # No service is started by this: Debian's nginx package would take port 80 the
 # moment it is installed, which nobody asked for.
@@ -74,6 +75,12 @@ g++                       what nvcc compiles host code with
 LIST
 }
 
+images_packages() {
+    cat <<'LIST'
+debootstrap               clean roots to build images in
+LIST
+}
+
 lint_packages() {
     cat <<'LIST'
 clang-format              the C style   command:clang-format
@@ -103,8 +110,9 @@ case "${1:-}" in
     engine) list=$(engine_packages) ;;
     nginx) list=$(nginx_packages) ;;
     cuda) list=$(build_packages; cuda_packages) ;;
+    images) list=$(images_packages) ;;
     sanitize) list=$(build_packages; test_packages; sanitize_packages) ;;
-    *) echo "usage: $0 build|test|lint|sanitize|engine|nginx|cuda" >&2; exit 2 ;;
+    *) echo "usage: $0 build|test|lint|sanitize|engine|nginx|cuda|images" >&2; exit 2 ;;
 esac
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
