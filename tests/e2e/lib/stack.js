@@ -372,8 +372,8 @@ ${temp}
   // Lines that must not appear whatever a test did.
   complaints() {
     return this.errorLog().split('\n').filter((line) =>
-      /\[(emerg|alert|crit)\]|open socket|exited on signal|Sanitizer/
-        .test(line));
+      new RegExp('\\[(emerg|alert|crit)\\]|open socket|exited on signal'
+        + '|exited with code [1-9]|Sanitizer|runtime error').test(line));
   }
 
   async stop() {
