@@ -106,6 +106,24 @@ $(CUDA_MANAGER): $B/cuda/%: $B/cuda/obj/%.o $B/cuda/obj/manager_fill.o \
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -Xcompiler=-pthread -lm
 
+# Attention of prompts.
+CUDA_PROMPT := $B/cuda/test_prompt $B/cuda/bench_prompt
+cuda: $(CUDA_PROMPT)
+
+$B/cuda/obj/test_prompt.o $B/cuda/obj/prompt_case.o $B/cuda/obj/bench_prompt.o: \
+    $(wildcard tests/gpu/prompt_*.h) kernels/cuda/prompt.h
+
+$B/cuda/obj/prompt_peak.o: tests/gpu/prompt_peak.cu tests/gpu/prompt_peak.h \
+    kernels/cuda/prompt_gemm.cuh kernels/cuda/prompt_ptx.cuh
+	@mkdir -p $(@D)
+	@echo "  NVCC  $<"
+	$Q$(NVCC) $(NVFLAGS) -c $< -o $@
+
+$(CUDA_PROMPT): $B/cuda/%: $B/cuda/obj/%.o $B/cuda/obj/prompt_case.o \
+    $B/cuda/obj/prompt_peak.o $(CUDA_GPU) $B/libtokenring_cuda.a
+	@echo "  LD    $@"
+	$Q$(NVCC) -o $@ $^ -lm
+
 test-gpu: cuda
 	@B="$B" tests/gpu/run.sh
 

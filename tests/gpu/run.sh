@@ -38,6 +38,7 @@ check "decode" "$bin/test_decode" "${ROUNDS:-200}"
 check "store" "$bin/test_store" "${ROUNDS:-200}"
 check "generic" "$bin/test_generic" "${ROUNDS:-200}"
 check "manager" "$bin/test_manager" "${MANAGER_ROUNDS:-40}"
+check "prompt" "$bin/test_prompt" "${PROMPT_ROUNDS:-60}"
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck initcheck synccheck; do
         for name in decode store generic; do
@@ -46,6 +47,8 @@ if command -v compute-sanitizer >/dev/null; then
         done
         check "manager, $tool" compute-sanitizer --tool $tool \
             --error-exitcode 9 "$bin/test_manager" 3
+        check "prompt, $tool" compute-sanitizer --tool $tool \
+            --error-exitcode 9 "$bin/test_prompt" 2
     done
 else
     say "left out: compute-sanitizer was not found"
@@ -54,6 +57,7 @@ say ""
 "$bin/bench_decode" 2>&1 | tee -a "$out"
 "$bin/bench_store" 2>&1 | tee -a "$out"
 "$bin/bench_manager" 2>&1 | tee -a "$out"
+"$bin/bench_prompt" 2>&1 | tee -a "$out"
 if python3 -c 'import torch' 2>/dev/null; then
     python3 "$here/bench_sdpa.py" 2>&1 | tee -a "$out"
 else

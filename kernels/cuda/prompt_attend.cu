@@ -1,0 +1,495 @@
+/*
+ * prompt_attend.cu: pass 1 of prompt attention, softmax(q K) V.
+ *
+ * A block has a tile of 128 rows of one query head.  Four warps fetch the tiles
+ * of N keys and values that these rows see, in ascending order; two groups of
+ * four warps have 64 rows each and keep the running maximum and sum of a row
+ * (FlashAttention).  While the weights of one tile are multiplied with its
+ * values, the logits of the next one are computed (FlashAttention 3).
+ *
+ * Key tiles begin at multiples of N from position 0 and every row goes through
+ * them in the same order, so a row's bits do not depend on its chunk.
+ */
+#include "prompt.cuh"
+#include "prompt_gemm.cuh"
+
+#include <cuda_bf16.h>
+#include <math.h>
+#include <type_traits>
+
+#define STAGES 2
+#define TURN 4 /* named barriers TURN, TURN + 1: a group may multiply */
+
+template <int D, int N> struct attend_room_t {
+    uint32_t q, key, value; /* addresses */
+    uint32_t q_full, key_full, value_full, key_empty,
+        value_empty; /* barriers */
+
+    static const uint32_t TILE = N * D * 2, IMAGE = HALF * D * 2;
+    static const uint32_t BYTES = 2 * IMAGE + 2 * STAGES * TILE + 128 + 1024;
+
+    __device__ __forceinline__ explicit attend_room_t(const uint8_t *shared)
+    {
+        q = (smem_address(shared) + 1023) / 1024 * 1024;
+        key = q + 2 * IMAGE;
+        value = key + STAGES * TILE;
+        q_full = value + STAGES * TILE;
+        key_full = q_full + 8;
+        value_full = key_full + 8 * STAGES;
+        key_empty = value_full + 8 * STAGES;
+        value_empty = key_empty + 8 * STAGES;
+    }
+};
+
+/* ---- fetching ----------------------------------------------------------- */
+
+/* The copy engine, eight tokens a box; one warp. */
+template <int D, int N>
+static __device__ __forceinline__ void
+fetch_boxes(const prompt_args_t &a, const CUtensorMap *map,
+            const int32_t *pages, uint32_t at, uint32_t bar, uint32_t first,
+            uint32_t keys)
+{
+    const uint32_t COLUMNS = D / 64;
+    uint32_t lane = threadIdx.x % 32;
+    uint32_t boxes = (keys - first + 7) / 8;
+    uint32_t box = lane / COLUMNS, column = lane % COLUMNS;
+    uint32_t token = first + box * 8, page = token / a.page_tokens;
+
+    boxes = boxes < N / 8 ? boxes : N / 8;
+    if (lane == 0) {
+        bar_expect(bar, boxes * COLUMNS * 1024);
+    }
+    __syncwarp();
+    if (box < boxes) {
+        copy_box(at + column * (N * 128) + box * 1024, map, column * 64,
+                 token - page * a.page_tokens, __ldg(pages + page), bar);
+    }
+}
+
+/* Asynchronous copies of 16 bytes; all FEED threads. */
+template <int D, int N>
+static __device__ __forceinline__ void
+fetch_rows(const prompt_args_t &a, uint32_t part, const int32_t *pages,
+           uint32_t at, uint32_t bar, uint32_t first, uint32_t keys)
+{
+    const uint32_t CHUNKS = D / 8;
+    uint32_t c = threadIdx.x % CHUNKS;
+
+    for (uint32_t r = threadIdx.x / CHUNKS; r < N; r += FEED / CHUNKS) {
+        uint32_t token = first + r < keys ? first + r : keys - 1;
+        uint32_t page = token / a.page_tokens;
+
+        copy16(tile_at(at, N, r, c),
+               tr_kv_page_at(&a.kv, __ldg(pages + page)) + part
+                   + (token - page * a.page_tokens) * (2 * D) + c * 16,
+               first + r < keys ? 16 : 0);
+    }
+    copy_arrive(bar);
+}
+
+template <int D, int N, bool BOXES>
+static __device__ __forceinline__ void
+attend_fetch(const prompt_args_t &a, const prompt_maps_t &maps,
+             const attend_room_t<D, N> &s, const prompt_tile_t &t,
+             const int32_t *pages, uint32_t half, uint32_t head)
+{
+    typedef attend_room_t<D, N> room;
+    uint32_t keys = t.pos + t.rows, i = 0;
+
+    /* two images of a head are not neighbours */
+    if (BOXES) {
+        if (threadIdx.x == 0) {
+            bar_expect(s.q_full, 2 * room::IMAGE);
+            copy_bulk(s.q, image_at(a, half, head), room::IMAGE, s.q_full);
+            copy_bulk(s.q + room::IMAGE, image_at(a, half + 1, head),
+                      room::IMAGE, s.q_full);
+        }
+    } else {
+        for (uint32_t j = threadIdx.x * 16; j < room::IMAGE; j += FEED * 16) {
+            copy16(s.q + j, image_at(a, half, head) + j, 16);
+            copy16(s.q + room::IMAGE + j, image_at(a, half + 1, head) + j, 16);
+        }
+        copy_arrive(s.q_full);
+    }
+    for (uint32_t first = 0; first < keys; first += N, i++) {
+        uint32_t n = ring_stage<STAGES>(i);
+        uint32_t free = ring_phase<STAGES>(i) ^ 1;
+
+        bar_wait(s.key_empty + 8 * n, free);
+        if (BOXES) {
+            fetch_boxes<D, N>(a, &maps.key, pages, s.key + n * room::TILE,
+                              s.key_full + 8 * n, first, keys);
+        } else {
+            fetch_rows<D, N>(a, 0, pages, s.key + n * room::TILE,
+                             s.key_full + 8 * n, first, keys);
+        }
+        bar_wait(s.value_empty + 8 * n, free);
+        if (BOXES) {
+            fetch_boxes<D, N>(a, &maps.value, pages, s.value + n * room::TILE,
+                              s.value_full + 8 * n, first, keys);
+        } else {
+            fetch_rows<D, N>(a, a.value, pages, s.value + n * room::TILE,
+                             s.value_full + 8 * n, first, keys);
+        }
+    }
+}
+
+/* ---- computing ---------------------------------------------------------- */
+
+/* What a lane keeps of its rows g and g + 8. */
+typedef struct {
+    float max[2]; /* of products */
+    float sum[2]; /* of weights, the lane's columns */
+    float factor[2];
+    uint32_t last[2]; /* position of the last key seen */
+} attend_rows_t;
+
+/* Products become weights relative to the rows' maxima; `fall` is what these
+ * went down to relative to the new ones. */
+template <int N>
+static __device__ __forceinline__ void
+attend_weigh(float (&s)[N / 2], attend_rows_t &rows, float (&fall)[2],
+             bool masked, uint32_t first)
+{
+    float reference[2];
+    bool far = false;
+
+    if (masked) {
+        first += threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            s[i] = first + i / 4 * 8 + i % 2 > rows.last[i / 2 % 2] ? -INFINITY
+                                                                    : s[i];
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float m = rows.max[r];
+
+#pragma unroll
+        for (int j = 0; j < N / 8; j++) {
+            m = fmaxf(m, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+        }
+        m = fmaxf(m, __shfl_xor_sync(TR_ALL_LANES, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(TR_ALL_LANES, m, 2));
+        reference[r] = m * rows.factor[r];
+        fall[r] = exp2_fast(
+            __fmaf_rn(rows.max[r], rows.factor[r], -reference[r]));
+        rows.max[r] = m;
+        rows.sum[r] *= fall[r];
+        far |= fabsf(reference[r]) > 0x1p20f;
+    }
+    if (__any_sync(TR_ALL_LANES, far)) {
+        /* the reference's own rounding could make a weight overflow */
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            int r = i / 2 % 2;
+            float x = __fmaf_rn(s[i], rows.factor[r], -reference[r]);
+            float most = fabsf(reference[r]) > 0x1p20f ? 0 : INFINITY;
+
+            s[i] = exp2_fast(fminf(x, most));
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            int r = i / 2 % 2;
+
+            s[i] = exp2_fast(__fmaf_rn(s[i], rows.factor[r], -reference[r]));
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = 0, other = 0;
+
+#pragma unroll
+        for (int j = 0; j < N / 8; j++) {
+            sum += s[4 * j + 2 * r];
+            other += s[4 * j + 2 * r + 1];
+        }
+        rows.sum[r] += sum + other;
+    }
+}
+
+/* Weights as the A operand of products with values. */
+template <int N>
+static __device__ __forceinline__ void
+attend_pack(uint32_t (&p)[N / 16][4], const float (&s)[N / 2])
+{
+#pragma unroll
+    for (int k = 0; k < N / 16; k++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            p[k][i] = half2_bits(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
+        }
+    }
+}
+
+/* Values behind the last key are not anyone's, and may be NaN: the copy engine
+ * brings them, or leaves what was there before. */
+template <int D, int N>
+static __device__ __forceinline__ void
+attend_clear(uint32_t at, uint32_t rows)
+{
+    uint32_t chunks = (N - rows) * (D / 8);
+
+    for (uint32_t i = threadIdx.x - FEED; i < chunks; i += 2 * GROUP) {
+        zero16(tile_at(at, N, rows + i / (D / 8), i % (D / 8)));
+    }
+    fence_async();
+    bar_named(3, 2 * GROUP);
+}
+
+template <int D, typename T>
+static __device__ __forceinline__ void
+store_two(void *out, size_t at, float x, float y)
+{
+    T *to = (T *) out + at;
+
+    if (sizeof(T) == 4) {
+        *(float2 *) to = make_float2(x, y);
+    } else if (std::is_same<T, __half>::value) {
+        *(uint32_t *) to = half2_bits(x, y);
+    } else {
+        __nv_bfloat162 b = __floats2bfloat162_rn(x, y);
+
+        *(uint32_t *) to = *(uint32_t *) &b;
+    }
+}
+
+template <int D>
+static __device__ __forceinline__ void
+attend_store(const prompt_args_t &a, const prompt_tile_t &t, uint32_t half,
+             uint32_t head, const float (&o)[D / 2], const attend_rows_t &rows)
+{
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    uint32_t group = threadIdx.x / GROUP - 1;
+
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        uint32_t place = 16 * warp + 8 * r + lane / 4;
+        uint32_t row = group * HALF + image_query(place);
+        float sum = rows.sum[r], part;
+        size_t at;
+
+        sum += __shfl_xor_sync(TR_ALL_LANES, sum, 1);
+        sum += __shfl_xor_sync(TR_ALL_LANES, sum, 2);
+        if (row >= t.rows) {
+            continue;
+        }
+        if (lane % 4 == 0) {
+            image_info(a, half + group, head)[place].minus = -(
+                rows.max[r] * rows.factor[r] + log2f(sum));
+        }
+        part = 1.0f / sum;
+        at = (size_t) (t.row + row) * a.queries.ldo + head * D + lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < D / 8; j++) {
+            float x = o[4 * j + 2 * r] * part, y = o[4 * j + 2 * r + 1] * part;
+
+            if (a.queries.out_type == TR_F32) {
+                store_two<D, float>(a.queries.out, at + 8 * j, x, y);
+            } else if (a.queries.out_type == TR_F16) {
+                store_two<D, __half>(a.queries.out, at + 8 * j, x, y);
+            } else {
+                store_two<D, __nv_bfloat16>(a.queries.out, at + 8 * j, x, y);
+            }
+        }
+    }
+}
+
+static __device__ __forceinline__ attend_rows_t
+attend_rows(const prompt_args_t &a, const prompt_tile_t &t, uint32_t half,
+            uint32_t head)
+{
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    uint32_t group = threadIdx.x / GROUP - 1;
+    attend_rows_t rows;
+
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        uint32_t place = 16 * warp + 8 * r + lane / 4;
+        uint32_t row = group * HALF + image_query(place);
+
+        rows.max[r] = -INFINITY;
+        rows.sum[r] = 0;
+        rows.factor[r] = image_info(a, half + group, head)[place].factor;
+        rows.last[r] = t.pos + (row < t.rows ? row : t.rows - 1);
+    }
+    return rows;
+}
+
+/* One group's turn to multiply: the other one computes exponentials then. */
+template <bool ALTERNATE>
+static __device__ __forceinline__ void
+turn_wait(uint32_t group)
+{
+    if (ALTERNATE) {
+        bar_named(TURN + group, 2 * GROUP);
+    }
+}
+
+template <bool ALTERNATE>
+static __device__ __forceinline__ void
+turn_pass(uint32_t group)
+{
+    if (ALTERNATE) {
+        bar_named_arrive(TURN + (group ^ 1), 2 * GROUP);
+    }
+}
+
+template <int D, int N, class E, bool BOXES, bool ALTERNATE>
+static __device__ __forceinline__ void
+attend_compute(const prompt_args_t &a, const attend_room_t<D, N> &room,
+               const prompt_tile_t &t, uint32_t half, uint32_t head)
+{
+    const uint32_t TILE = attend_room_t<D, N>::TILE;
+    uint32_t group = threadIdx.x / GROUP - 1, keys = t.pos + t.rows;
+    uint32_t tiles = (keys + N - 1) / N, lowest = t.pos + group * HALF;
+    uint32_t q = room.q + group * attend_room_t<D, N>::IMAGE, last, n;
+    attend_rows_t rows = attend_rows(a, t, half, head);
+    float o[D / 2], s[N / 2], fall[2];
+    uint32_t p[N / 16][4];
+
+#pragma unroll
+    for (int j = 0; j < D / 2; j++) {
+        o[j] = 0;
+    }
+    bar_wait(room.q_full, 0);
+    bar_wait(room.key_full, 0);
+    E::begin();
+    E::template logits<D, N>(s, q, room.key);
+    E::end();
+    if (ALTERNATE && group == 1) {
+        turn_pass<true>(1);
+    }
+    E::template wait<0>();
+    wgmma_touch(s);
+    ring_release(room.key_empty);
+    attend_weigh<N>(s, rows, fall, N - 1 > lowest, 0);
+    attend_pack<N>(p, s);
+    for (uint32_t i = 1; i < tiles; i++) {
+        uint32_t v = ring_stage<STAGES>(i - 1);
+
+        n = ring_stage<STAGES>(i);
+        bar_wait(room.key_full + 8 * n, ring_phase<STAGES>(i));
+        turn_wait<ALTERNATE>(group);
+        E::begin();
+        E::template logits<D, N>(s, q, room.key + n * TILE);
+        E::end();
+        bar_wait(room.value_full + 8 * v, ring_phase<STAGES>(i - 1));
+        E::begin();
+        E::template values<D, N>(o, p, room.value + v * TILE);
+        E::end();
+        if (group == 0 || i + 1 < tiles) {
+            turn_pass<ALTERNATE>(group);
+        }
+        E::template wait<1>();
+        wgmma_touch(s);
+        ring_release(room.key_empty + 8 * n);
+        attend_weigh<N>(s, rows, fall, i * N + N - 1 > lowest, i * N);
+        E::template wait<0>();
+        wgmma_touch(o);
+        ring_release(room.value_empty + 8 * v);
+        attend_pack<N>(p, s);
+#pragma unroll
+        for (int j = 0; j < D / 2; j++) {
+            o[j] *= fall[j / 2 % 2];
+        }
+    }
+    last = tiles - 1;
+    n = ring_stage<STAGES>(last);
+    bar_wait(room.value_full + 8 * n, ring_phase<STAGES>(last));
+    if (BOXES && keys % N != 0) {
+        attend_clear<D, N>(room.value + n * TILE, keys % N);
+    }
+    E::begin();
+    E::template values<D, N>(o, p, room.value + n * TILE);
+    E::end();
+    E::template wait<0>();
+    wgmma_touch(o);
+    attend_store<D>(a, t, half, head, o, rows);
+}
+
+template <int D, int N, class E, bool BOXES, bool ALTERNATE>
+static __global__ void
+__launch_bounds__(THREADS, 1)
+    attend_kernel(const __grid_constant__ prompt_args_t a,
+                  const __grid_constant__ prompt_maps_t maps)
+{
+    extern __shared__ __align__(1024) uint8_t shared[];
+    attend_room_t<D, N> room(shared);
+    uint32_t head = blockIdx.x, tiles = *a.n_tiles, i;
+
+    if (blockIdx.y >= tiles || (E::GROUPS && !TR_WGMMA)) {
+        return;
+    }
+    i = tiles - 1 - blockIdx.y; /* the longest first */
+    prompt_tile_t t = a.tile[i];
+    const int32_t *pages = tr_kv_table(&a.kv, a.rows.seq_slot[t.seq], a.layer,
+                                       head / a.group);
+
+    if (threadIdx.x == 0) {
+        bar_init(room.q_full, BOXES ? 1 : FEED);
+        for (int n = 0; n < STAGES; n++) {
+            bar_init(room.key_full + 8 * n, BOXES ? 1 : FEED);
+            bar_init(room.value_full + 8 * n, BOXES ? 1 : FEED);
+            bar_init(room.key_empty + 8 * n, 2 * GROUP / 32);
+            bar_init(room.value_empty + 8 * n, 2 * GROUP / 32);
+        }
+        fence_init();
+    }
+    __syncthreads();
+    if (threadIdx.x < FEED) {
+        registers_less<40>();
+        if (!BOXES || threadIdx.x < 32) {
+            attend_fetch<D, N, BOXES>(a, maps, room, t, pages, 2 * i, head);
+        }
+    } else {
+        registers_more<232>();
+        attend_compute<D, N, E, BOXES, ALTERNATE>(a, room, t, 2 * i, head);
+    }
+}
+
+/* ---- launcher ----------------------------------------------------------- */
+
+template <int D, int N, class E, bool BOXES, bool ALTERNATE>
+static int
+launch(cudaStream_t stream, const prompt_args_t *a, const prompt_maps_t *maps,
+       uint32_t tiles)
+{
+    auto kernel = attend_kernel<D, N, E, BOXES, ALTERNATE>;
+    uint32_t bytes = attend_room_t<D, N>::BYTES;
+
+    cudaFuncSetAttribute((const void *) kernel,
+                         cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         (int) bytes);
+    kernel<<<dim3(a->queries.heads, tiles), THREADS, bytes, stream>>>(*a,
+                                                                      *maps);
+    return tr_cuda_check();
+}
+
+template <int D>
+static int
+choose(cudaStream_t stream, const prompt_args_t *a, const prompt_maps_t *maps,
+       tr_prompt_way_t way, uint32_t tiles)
+{
+    switch (way) {
+    case TR_PROMPT_BOXES:
+        return launch<D, 64, warps_t, true, false>(stream, a, maps, tiles);
+    case TR_PROMPT_GROUPS:
+        return launch<D, 128, groups_t, true, false>(stream, a, maps, tiles);
+    case TR_PROMPT_ALTERNATING:
+        return launch<D, 128, groups_t, true, true>(stream, a, maps, tiles);
+    default:
+        return launch<D, 64, warps_t, false, false>(stream, a, maps, tiles);
+    }
+}
+
+int
+prompt_attend(cudaStream_t stream, const prompt_args_t *a,
+              const prompt_maps_t *maps, tr_prompt_way_t way, uint32_t tiles)
+{
+    return a->dim == 128 ? choose<128>(stream, a, maps, way, tiles)
+                         : choose<64>(stream, a, maps, way, tiles);
+}

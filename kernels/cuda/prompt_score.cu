@@ -1,0 +1,401 @@
+/*
+ * prompt_score.cu: pass 2 of prompt attention, the sums of kernels.h.
+ *
+ * The columns of softmax(q K) need the rows' sums first, which pass 1 left in
+ * `minus`.  A block keeps its keys in registers, as the A operand, and streams
+ * the images of all later queries through shared memory: S^T = K q^T.  The
+ * largest weight of a query group is the exponential of the largest exponent,
+ * so one exponential serves all heads.
+ *
+ * Lane t of four has 16 consecutive queries of an image's 64 (prompt.cuh).  The
+ * sum of a key goes from lane 0 to 3, query by query, so it is the same however
+ * the prompt was cut.  It begins with what the page holds.
+ *
+ * Each group of four warps has HALVES times 64 keys; while the logits of one
+ * half are worked on, those of the next are multiplied.
+ */
+#include "prompt.cuh"
+#include "prompt_gemm.cuh"
+
+#include <math.h>
+
+#define STAGES 5
+
+template <int D> struct score_room_t {
+    uint32_t image, info, full, empty;
+
+    static const uint32_t IMAGE = HALF * D * 2, INFO = HALF * 8;
+    static const uint32_t BYTES = STAGES * (IMAGE + INFO + 16) + 1024;
+
+    __device__ __forceinline__ explicit score_room_t(const uint8_t *shared)
+    {
+        image = (smem_address(shared) + 1023) / 1024 * 1024;
+        info = image + STAGES * IMAGE;
+        full = info + STAGES * INFO;
+        empty = full + STAGES * 8;
+    }
+};
+
+/* What a block does. */
+typedef struct {
+    uint32_t list, first, keys; /* keys: all of the sequence */
+    uint32_t pos, rows;         /* of the step's rows of the sequence */
+    uint32_t half, halves;      /* images from the first that matters to the
+                                 * one behind the last */
+    uint32_t tile;              /* first of the sequence */
+    uint32_t recent_from;
+    const int32_t *pages;
+} score_job_t;
+
+template <bool ENGINE>
+static __device__ __forceinline__ void
+fetch_run(uint32_t at, const void *from, uint32_t bytes, uint32_t bar)
+{
+    const uint8_t *src = (const uint8_t *) from;
+
+    if (ENGINE) {
+        copy_bulk(at, src, bytes, bar);
+        return;
+    }
+    for (uint32_t i = threadIdx.x * 16; i < bytes; i += FEED * 16) {
+        copy16(at + i, src + i, 16);
+    }
+}
+
+template <int D, bool ENGINE>
+static __device__ __forceinline__ void
+score_fetch(const prompt_args_t &a, const score_room_t<D> &s,
+            const score_job_t &job)
+{
+    typedef score_room_t<D> room;
+    uint32_t i = 0;
+
+    for (uint32_t half = job.half; half < job.halves; half++) {
+        for (uint32_t h = 0; h < a.group; h++, i++) {
+            uint32_t n = ring_stage<STAGES>(i), bar = s.full + 8 * n;
+            uint32_t head = job.list * a.group + h;
+            uint32_t image = 2 * job.tile + half;
+
+            bar_wait(s.empty + 8 * n, ring_phase<STAGES>(i) ^ 1);
+            if (ENGINE) {
+                bar_expect(bar, room::IMAGE + room::INFO);
+            }
+            fetch_run<ENGINE>(s.image + n * room::IMAGE,
+                              image_at(a, image, head), room::IMAGE, bar);
+            fetch_run<ENGINE>(s.info + n * room::INFO,
+                              image_info(a, image, head), room::INFO, bar);
+            if (!ENGINE) {
+                copy_arrive(bar);
+            }
+        }
+    }
+}
+
+/* ---- computing ---------------------------------------------------------- */
+
+/* 64 keys: rows g and g + 8 of a lane's warp. */
+template <int D> struct score_keys_t {
+    uint32_t a[D / 16][4];
+    float most[32]; /* exponents, largest of the heads so far */
+    float score[2], recent[2];
+    uint32_t key[2];
+};
+
+/* Where a page has what belongs to a key. */
+static __device__ __forceinline__ uint8_t *
+key_page(const prompt_args_t &a, const score_job_t &job, uint32_t key,
+         uint32_t *place)
+{
+    uint32_t page = key / a.page_tokens;
+
+    *place = key - page * a.page_tokens;
+    return tr_kv_page_at(&a.kv, __ldg(job.pages + page));
+}
+
+template <int D>
+static __device__ __forceinline__ void
+score_load(const prompt_args_t &a, const score_job_t &job, uint32_t first,
+           score_keys_t<D> &k)
+{
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        uint32_t key = first + 16 * warp + 8 * r + lane / 4, place = 0;
+        bool there = key < job.keys;
+        const uint8_t *page = NULL;
+
+        k.key[r] = key;
+        k.score[r] = k.recent[r] = 0;
+        if (there) {
+            page = key_page(a, job, key, &place);
+            k.score[r] = ((const float *) (page + a.score))[place];
+            if (a.recent) {
+                k.recent[r] = ((const float *) (page + a.recent))[place];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < D / 16; i++) {
+            const uint32_t *row = (const uint32_t *) (page + place * (2 * D))
+                                  + 8 * i + lane % 4;
+
+            k.a[i][r] = there ? row[0] : 0;
+            k.a[i][2 + r] = there ? row[4] : 0;
+        }
+    }
+}
+
+/* One head's products raise the exponents. */
+template <int D>
+static __device__ __forceinline__ void
+score_raise(score_keys_t<D> &k, const float (&c)[32], uint32_t info, bool begin)
+{
+    if (begin) {
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            k.most[i] = -INFINITY;
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        /* factor, minus of columns 8j + 2t and the next */
+        float4 f = load_float4(info + j * 64 + threadIdx.x % 4 * 16);
+
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int i = 4 * j + 2 * r;
+
+            k.most[i] = fmaxf(k.most[i], __fmaf_rn(c[i], f.x, f.y));
+            k.most[i + 1] = fmaxf(k.most[i + 1], __fmaf_rn(c[i + 1], f.z, f.w));
+        }
+    }
+}
+
+/* Adds the weights of 64 queries to the sums of row r, in order.  first: the
+ * lane's first query counts; its columns i = 0 .. 15 are consecutive. */
+template <int D>
+static __device__ __forceinline__ float
+score_chain(const score_keys_t<D> &k, int r, float sum, uint32_t pos,
+            uint32_t from)
+{
+    uint32_t lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (uint32_t t = 0; t < 4; t++) {
+#pragma unroll
+        for (uint32_t i = 0; i < 16; i++) {
+            float p = k.most[i / 2 * 4 + 2 * r + i % 2];
+
+            sum += pos + i >= from ? p : 0;
+        }
+        sum = __shfl_sync(TR_ALL_LANES, sum, (lane & ~3u) + t);
+    }
+    return sum;
+}
+
+/* The exponents of 64 queries, from position `pos` on, enter the sums. */
+template <int D>
+static __device__ __forceinline__ void
+score_add(score_keys_t<D> &k, uint32_t pos, uint32_t recent_from,
+          uint32_t first, bool has_recent)
+{
+    uint32_t mine = pos + threadIdx.x % 4 * 16;
+
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        k.most[i] = exp2_fast(fminf(k.most[i], 0));
+    }
+    if (pos <= first + HALF - 1) { /* only queries behind the key count */
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            uint32_t query = mine + i / 4 * 2 + i % 2;
+
+            k.most[i] = query > k.key[i / 2 % 2] ? k.most[i] : 0;
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        k.score[r] = score_chain(k, r, k.score[r], mine, 0);
+        if (has_recent && pos + HALF > recent_from) {
+            k.recent[r] = score_chain(k, r, k.recent[r], mine, recent_from);
+        }
+    }
+}
+
+template <int D>
+static __device__ __forceinline__ void
+score_store(const prompt_args_t &a, const score_job_t &job,
+            const score_keys_t<D> &k)
+{
+    if (threadIdx.x % 4 != 0) {
+        return;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        uint32_t place;
+        uint8_t *page;
+
+        if (k.key[r] >= job.keys) {
+            continue;
+        }
+        page = key_page(a, job, k.key[r], &place);
+        ((float *) (page + a.score))[place] = k.score[r];
+        if (a.recent) {
+            ((float *) (page + a.recent))[place] = k.recent[r];
+        }
+    }
+}
+
+template <int D, class E, int HALVES>
+static __device__ __forceinline__ void
+score_compute(const prompt_args_t &a, const score_room_t<D> &s,
+              const score_job_t &job)
+{
+    typedef score_room_t<D> room;
+    uint32_t group = threadIdx.x / GROUP - 1;
+    uint32_t first = job.first + group * (HALVES * HALF);
+    uint32_t n_images = (job.halves - job.half) * a.group;
+    uint32_t head = 0, pos = job.pos + job.half * HALF;
+    score_keys_t<D> k[HALVES];
+    float c[HALVES][32];
+
+#pragma unroll
+    for (int x = 0; x < HALVES; x++) {
+        score_load(a, job, first + x * HALF, k[x]);
+    }
+    for (uint32_t i = 0; i < n_images; i++) {
+        uint32_t n = ring_stage<STAGES>(i), info = s.info + n * room::INFO;
+        bool last = head + 1 == a.group;
+
+        bar_wait(s.full + 8 * n, ring_phase<STAGES>(i));
+        E::begin();
+#pragma unroll
+        for (int x = 0; x < HALVES; x++) {
+            E::template columns<D>(c[x], k[x].a, s.image + n * room::IMAGE);
+            E::end();
+        }
+#pragma unroll
+        for (int x = 0; x < HALVES; x++) {
+            if (x + 1 < HALVES) {
+                E::template wait<1>();
+            } else {
+                E::template wait<0>();
+            }
+            wgmma_touch(c[x]);
+            score_raise(k[x], c[x], info, head == 0);
+            if (last) {
+                score_add(k[x], pos, job.recent_from, first + x * HALF,
+                          a.recent != 0);
+            }
+        }
+        ring_release(s.empty + 8 * n);
+        head = last ? 0 : head + 1;
+        pos += last ? HALF : 0;
+    }
+#pragma unroll
+    for (int x = 0; x < HALVES; x++) {
+        score_store(a, job, k[x]);
+    }
+}
+
+/* False: nothing to do. */
+static __device__ __forceinline__ bool
+score_job(const prompt_args_t &a, uint32_t keys, score_job_t &job)
+{
+    uint32_t seq = blockIdx.y % a.rows.n_seqs;
+    const tr_kv_seq_t *state;
+    uint32_t row;
+
+    job.list = blockIdx.x;
+    job.first = blockIdx.y / a.rows.n_seqs * keys;
+    job.tile = a.seq_tile[seq];
+    if (job.tile == ~0u) {
+        return false;
+    }
+    state = a.kv.seq + a.rows.seq_slot[seq];
+    row = a.rows.seq_row[seq];
+    job.rows = a.rows.seq_row[seq + 1] - row;
+    job.pos = a.rows.row_pos[row];
+    job.keys = job.pos + job.rows;
+    if (!state->scored || job.first + 1 >= job.keys) {
+        return false;
+    }
+    job.recent_from = state->recent_from;
+    job.half = job.first + 1 > job.pos ? (job.first + 1 - job.pos) / HALF : 0;
+    job.halves = (job.rows + HALF - 1) / HALF;
+    job.pages = tr_kv_table(&a.kv, a.rows.seq_slot[seq], a.layer, job.list);
+    return true;
+}
+
+template <int D, class E, bool ENGINE, int HALVES>
+static __global__ void
+__launch_bounds__(THREADS, 1)
+    score_kernel(const __grid_constant__ prompt_args_t a)
+{
+    extern __shared__ __align__(1024) uint8_t shared[];
+    score_room_t<D> room(shared);
+    score_job_t job;
+
+    if ((E::GROUPS && !TR_WGMMA) || !score_job(a, 2 * HALVES * HALF, job)) {
+        return;
+    }
+    if (threadIdx.x == 0) {
+        for (int n = 0; n < STAGES; n++) {
+            bar_init(room.full + 8 * n, ENGINE ? 1 : FEED);
+            bar_init(room.empty + 8 * n, 2 * GROUP / 32);
+        }
+        fence_init();
+    }
+    __syncthreads();
+    if (threadIdx.x < FEED) {
+        registers_less<40>();
+        if (!ENGINE || threadIdx.x == 0) {
+            score_fetch<D, ENGINE>(a, room, job);
+        }
+    } else {
+        registers_more<232>();
+        score_compute<D, E, HALVES>(a, room, job);
+    }
+}
+
+/* ---- launcher ----------------------------------------------------------- */
+
+template <int D, class E, bool ENGINE, int HALVES>
+static int
+launch(cudaStream_t stream, const prompt_args_t *a, uint32_t max_len)
+{
+    auto kernel = score_kernel<D, E, ENGINE, HALVES>;
+    uint32_t keys = 2 * HALVES * HALF, bytes = score_room_t<D>::BYTES;
+    uint32_t blocks = (max_len + keys - 1) / keys * a->rows.n_seqs;
+
+    cudaFuncSetAttribute((const void *) kernel,
+                         cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         (int) bytes);
+    kernel<<<dim3(a->kv.lists, blocks), THREADS, bytes, stream>>>(*a);
+    return tr_cuda_check();
+}
+
+template <int D>
+static int
+choose(cudaStream_t stream, const prompt_args_t *a, tr_prompt_way_t way,
+       uint32_t max_len)
+{
+    switch (way) {
+    case TR_PROMPT_BOXES:
+        return launch<D, warps_t, true, 1>(stream, a, max_len);
+    case TR_PROMPT_GROUPS:
+        return launch<D, groups_t, true, 1>(stream, a, max_len);
+    case TR_PROMPT_ALTERNATING:
+        return launch<D, groups_t, true, 2>(stream, a, max_len);
+    default:
+        return launch<D, warps_t, false, 1>(stream, a, max_len);
+    }
+}
+
+int
+prompt_score(cudaStream_t stream, const prompt_args_t *a, tr_prompt_way_t way,
+             uint32_t max_len)
+{
+    return a->dim == 128 ? choose<128>(stream, a, way, max_len)
+                         : choose<64>(stream, a, way, max_len);
+}

@@ -1,0 +1,57 @@
+/*
+ * prompt_case.h: a random cache of dense pages and a random step for
+ * test_prompt.c, and what attention must give, in double precision.
+ */
+#ifndef TR_TESTS_GPU_PROMPT_CASE_H
+#define TR_TESTS_GPU_PROMPT_CASE_H
+
+#include <cuda/prompt.h>
+
+#define SEQS_MAX 4u
+#ifndef LEN_MAX
+#define LEN_MAX 700u
+#endif
+
+/* One list of one sequence. */
+typedef struct {
+    double *key, *value; /* [keys][dim] */
+    double *p;           /* [group][keys] */
+    double *out, *norm;  /* [rows][group][dim], [rows][group] */
+    double *slack;       /* [rows] */
+    double *add[2];      /* [keys] to scores, to recent */
+    double widest;
+} want_t;
+
+typedef struct {
+    want_t *want; /* [seqs][lists] */
+    tr_page_plan_t plan;
+    tr_kv_view_t host, device;
+    tr_rows_t rows, device_rows;
+    tr_cuda_queries_t queries;
+    tr_cuda_prompt_size_t size;
+    uint32_t pages, layer, dim, lists, group;
+    uint32_t *pos, *seq_row;
+    int32_t *slot, *tables;
+    tr_kv_seq_t *seq;
+    uint8_t *pool, *before;
+    double *q;
+    void *typed;
+    float *out;
+    size_t out_bytes;
+    double out_error, score_error;
+    void *device_mem[10];
+} case_t;
+
+/* With all that is on the device, too; exits when CUDA says no. */
+void case_open(case_t *c);
+void case_close(case_t *c);
+
+/* Does the launcher answer for sequence s? */
+bool case_attends(const case_t *c, uint32_t s);
+uint32_t case_length(const case_t *c, uint32_t s);
+
+/* The page of a list's token k in a copy of the pool, and its place there. */
+uint8_t *case_token(const case_t *c, uint8_t *pool, uint32_t s, uint32_t list,
+                    uint32_t k, uint32_t *place);
+
+#endif
