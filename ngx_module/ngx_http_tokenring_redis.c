@@ -298,6 +298,7 @@ ngx_http_tokenring_redis_detach(ngx_http_tokenring_redis_conn_t *conn)
 
     conn->ac = NULL;
     conn->c = NULL;
+    conn->works = 0;
     conn->state = NGX_HTTP_TOKENRING_REDIS_IDLE;
 
     if (ac) {
@@ -441,18 +442,33 @@ ngx_http_tokenring_redis_greeted(redisAsyncContext *ac, void *reply,
 static void
 ngx_http_tokenring_redis_ready(ngx_http_tokenring_redis_conn_t *conn)
 {
+    conn->state = NGX_HTTP_TOKENRING_REDIS_READY;
+
+    if (conn->subscriber) {
+        /* whether it is of use is seen when a subscription is confirmed */
+        ngx_http_tokenring_channels_up(conn->redis);
+        return;
+    }
+
+    ngx_http_tokenring_redis_works(conn);
+}
+
+
+void
+ngx_http_tokenring_redis_works(ngx_http_tokenring_redis_conn_t *conn)
+{
+    if (conn->works) {
+        return;
+    }
+
     ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
                   "tokenring: connected to Redis, redis=%V for=%s",
                   &conn->redis->name,
                   conn->subscriber ? "channels" : "commands");
 
-    conn->state = NGX_HTTP_TOKENRING_REDIS_READY;
+    conn->works = 1;
     conn->failures = 0;
     conn->complaint = 0;
-
-    if (conn->subscriber) {
-        ngx_http_tokenring_channels_up(conn->redis);
-    }
 }
 
 

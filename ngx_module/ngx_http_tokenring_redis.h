@@ -79,6 +79,7 @@ typedef struct {
     ngx_uint_t                        pending;
     uint32_t                          complaint;  /* the last one, hashed */
     unsigned                          tried:1;
+    unsigned                          works:1;
     unsigned                          writing:1;
     unsigned                          subscriber:1;
 } ngx_http_tokenring_redis_conn_t;
@@ -146,6 +147,7 @@ void ngx_http_tokenring_redis_complain(ngx_http_tokenring_redis_t *redis,
 
 ngx_int_t ngx_http_tokenring_redis_connect(
     ngx_http_tokenring_redis_conn_t *conn);
+void ngx_http_tokenring_redis_works(ngx_http_tokenring_redis_conn_t *conn);
 void ngx_http_tokenring_redis_close(ngx_http_tokenring_redis_conn_t *conn,
     const char *why);
 

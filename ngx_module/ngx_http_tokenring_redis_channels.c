@@ -227,6 +227,7 @@ ngx_http_tokenring_channel_message(redisAsyncContext *ac, void *reply,
         && s->sent)
     {
         s->sent = 0;
+        ngx_http_tokenring_redis_works(&redis->channels);
 
         if (!s->leaving) {
             s->up = 1;

@@ -11,6 +11,7 @@ const assert = require('node:assert/strict');
 const { createHash, randomBytes } = require('node:crypto');
 const { spawn, spawnSync } = require('node:child_process');
 const fs = require('node:fs');
+const http2 = require('node:http2');
 const net = require('node:net');
 const os = require('node:os');
 const path = require('node:path');
@@ -847,6 +848,70 @@ test('a user of Redis with just the documented rights', async () => {
   } finally {
     await s.stop();
     await closed.stop();
+  }
+});
+
+test('a user that may not subscribe: a second behind, and few lines in the log',
+  async () => {
+    const closed = await Redis.start({ lines: [
+      'user nginx on >secret ~tr:* &tr:* +hmget +hget +xrange +xrevrange'] });
+    const file = path.join(dir, 'deaf');
+    fs.writeFileSync(file, 'secret\n');
+    const s = await gateway({ http: `tokenring_engine fake unix:${socket};
+      tokenring_redis ${closed.address} user=nginx password_file=${file};` });
+    try {
+      const w = await (await new R.Written(closed).heartbeat())
+        .state('decode');
+      await w.put([R.accepted(), R.delta('a ')]);
+      const f = follow(w.id, { s });
+      await f.when(() => f.text() === 'a ');
+      for (const text of ['b ', 'c ', 'd ']) {
+        await w.put([R.delta(text)]);
+        await f.when(() => f.text().endsWith(text));
+      }
+      await w.put([R.finish({ completion: 4 })]);
+      assert.equal((await f.finished).done, true);
+      const lines = s.errorLog().split('\n')
+        .filter((l) => /for=channels/.test(l));
+      assert.equal(lines.length, 1, lines.join('\n'));
+      assert.match(lines[0], /NOPERM/);
+    } finally {
+      await s.stop();
+      await closed.stop();
+    }
+  });
+
+test('over HTTP/2: followed, and left', async () => {
+  const s = await gateway({ http2: true });
+  try {
+    const w = await (await written().heartbeat()).state('decode');
+    await w.put([R.accepted(), R.delta('a ')]);
+    const session = http2.connect(`https://127.0.0.1:${s.tlsPort}`,
+      { rejectUnauthorized: false });
+    session.on('error', () => {});
+    const texts = [];
+    const ask = () => {
+      const i = texts.push('') - 1;
+      const q = session.request({ ':path': `/v1/requests/${w.id}/stream` });
+      q.setEncoding('utf8');
+      q.on('data', (d) => { texts[i] += d; });
+      q.on('error', () => {});
+      return q;
+    };
+    const stays = ask();
+    const leaves = ask();
+    await until(() => texts.every((t) => t.includes('"a "')), 'both follow');
+    leaves.close(http2.constants.NGHTTP2_CANCEL);
+    await w.put([R.delta('b ')]);
+    await until(() => texts[0].includes('"b "'), 'one goes on');
+    assert.ok(!texts[1].includes('"b "'));
+    stays.close(http2.constants.NGHTTP2_CANCEL);
+    await until(async () => (await redis.command('PUBSUB', 'NUMSUB',
+      w.key('live')))[1] === 0, 'unsubscribed');
+    session.destroy();
+    assert.deepEqual(s.complaints(), []);
+  } finally {
+    await s.stop();
   }
 });
 
