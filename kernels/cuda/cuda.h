@@ -29,7 +29,7 @@ typedef struct {
     uint32_t blocks; /* multiprocessors */
     uint32_t shared; /* bytes of shared memory that a block can have */
     bool dependent;  /* a kernel can begin before the one before it ends */
-    uint32_t tune;   /* 0; else a variant of decode attention, for benchmarks */
+    bool unfinished; /* benchmarks: leave out the end of decode attention */
 } tr_cuda_device_t;
 
 typedef struct {

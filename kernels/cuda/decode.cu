@@ -84,7 +84,9 @@ __launch_bounds__(WARPS * 32, BLOCKS)
 {
     extern __shared__ __align__(128) uint8_t shared[];
     const uint32_t bytes = STAGES * (slot_bytes(D) + NOTE_BYTES);
-    uint32_t range = 0, head = 0;
+    /* neighbours in different blocks: few ranges use many of them */
+    const uint32_t range = blockIdx.x + threadIdx.x / 32 * gridDim.x;
+    uint32_t head = 0;
     bool any = false;
     state_t<D, Q> s;
     cursor_t c;
@@ -95,10 +97,8 @@ __launch_bounds__(WARPS * 32, BLOCKS)
     ring.slots = smem_address(shared) + threadIdx.x / 32 * bytes;
     ring.notes = ring.slots + STAGES * slot_bytes(D);
     ring.at = ring.free = 0;
-    ring.policy = l2_policy(a.keep == 0);
-    memset(&c, 0, sizeof(c));
-    c.first = true;
-    next_segment(a, c);
+    ring.policy = l2_policy();
+    take_range(a, range, c);
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; i++) {
         produce<D, STAGES, 0, 0>(a, c, ring);
@@ -108,13 +108,10 @@ __launch_bounds__(WARPS * 32, BLOCKS)
     __syncwarp();
     u = read_note(ring);
     while (u.run != NO_RUN) {
-        uint32_t now = note_range(ring);
-
-        if (!any || now != range || u.head != head) {
+        if (!any || u.head != head) {
             if (any) {
                 store_part<D, Q>(a, head, range, s);
             }
-            range = now;
             head = u.head;
             any = true;
             begin_part<D, Q>(a, range, head, s);
@@ -155,66 +152,41 @@ tr_cuda_reason(void)
 
 typedef void (*attend_t)(const decode_args_t);
 
-typedef struct {
-    attend_t kernel;
-    uint32_t stages, blocks; /* of a multiprocessor */
-} variant_t;
+/* Of a ring; and of a multiprocessor, as far as they fit. */
+#define STAGES 4
+#define BLOCKS 3
 
-/* tune: 0 is the default, others for benchmarks: low 4 bits the kernel, next 4
- * bits the tail, then flags. */
-static variant_t
-variant(const tr_cuda_device_t *d, uint32_t dim, uint32_t group)
+static attend_t
+attend(uint32_t dim, uint32_t group)
 {
-    uint32_t tune = d->tune & 15;
-    variant_t v = { NULL, 3, 4 };
-
     if (dim == 64) {
-        v.kernel = group <= QUAD ? attend_kernel<64, 1, 3, 4>
-                                 : attend_kernel<64, 2, 3, 4>;
-    } else if (group > QUAD) {
-        v.kernel = attend_kernel<128, 2, 3, 4>;
-        if (tune == 1) {
-            v = (variant_t) { attend_kernel<128, 2, 4, 3>, 4, 3 };
-        }
-    } else if (tune == 1) {
-        v = (variant_t) { attend_kernel<128, 1, 4, 3>, 4, 3 };
-    } else if (tune == 2) {
-        v = (variant_t) { attend_kernel<128, 1, 2, 5>, 2, 5 };
-    } else if (tune == 3) {
-        v = (variant_t) { attend_kernel<128, 1, 2, 4>, 2, 4 };
-    } else {
-        v.kernel = attend_kernel<128, 1, 3, 4>;
+        return group <= QUAD ? attend_kernel<64, 1, STAGES, BLOCKS>
+                             : attend_kernel<64, 2, STAGES, BLOCKS>;
     }
-    return v;
+    return group <= QUAD ? attend_kernel<128, 1, STAGES, BLOCKS>
+                         : attend_kernel<128, 2, STAGES, BLOCKS>;
 }
 
 static uint32_t
-shared_bytes(uint32_t dim, uint32_t stages)
+shared_bytes(uint32_t dim)
 {
-    return WARPS * stages * (slot_bytes((int) dim) + NOTE_BYTES);
+    return WARPS * STAGES * (slot_bytes((int) dim) + NOTE_BYTES);
 }
 
-/* Blocks of a multiprocessor that fit into shared memory (1 KiB of each is the
- * system's). */
+/* Blocks of the attend kernel: all that run at once (1 KiB of shared memory of
+ * each is the system's). */
 static uint32_t
-blocks_of(const tr_cuda_device_t *d, const variant_t &v, uint32_t dim)
+attend_blocks(const tr_cuda_device_t *d, uint32_t dim)
 {
-    uint32_t fit = (d->shared + 1024) / (shared_bytes(dim, v.stages) + 1024);
+    uint32_t fit = (d->shared + 1024) / (shared_bytes(dim) + 1024);
 
-    return fit < 1 ? 1 : fit < v.blocks ? fit : v.blocks;
+    return d->blocks * (fit < 1 ? 1 : fit < BLOCKS ? fit : BLOCKS);
 }
 
-decode_spread_t
-decode_spread(const tr_cuda_device_t *d, uint32_t head_dim, uint32_t group)
+uint32_t
+decode_warps(const tr_cuda_device_t *d, uint32_t head_dim)
 {
-    variant_t v = variant(d, head_dim, group);
-    uint32_t tail = d->tune >> 4 & 15;
-    decode_spread_t s;
-
-    s.warps = d->blocks * blocks_of(d, v, head_dim) * WARPS;
-    s.tail = tail == 0 ? 0 : s.warps * (tail > 8 ? 2 : 1);
-    s.tail_cost = tail % 8 * 16;
-    return s;
+    return attend_blocks(d, head_dim) * WARPS;
 }
 
 extern "C" int
@@ -232,17 +204,13 @@ tr_cuda_open(int ordinal, tr_cuda_device_t *out)
     out->blocks = (uint32_t) blocks;
     out->shared = (uint32_t) shared;
     out->dependent = major >= 9;
-    for (uint32_t i = 0; i < 16; i++) {
-        tr_cuda_device_t d = *out;
-        uint32_t dim = i & 1 ? 64 : 128, group = i & 2 ? 8 : 4;
-        variant_t v;
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t dim = i & 1 ? 64 : 128;
+        const void *kernel = (const void *) attend(dim, i & 2 ? 8 : 4);
 
-        d.tune = i >> 2;
-        v = variant(&d, dim, group);
-        cudaFuncSetAttribute((const void *) v.kernel,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             (int) shared_bytes(dim, v.stages));
-        cudaFuncSetAttribute((const void *) v.kernel,
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             (int) shared_bytes(dim));
+        cudaFuncSetAttribute(kernel,
                              cudaFuncAttributePreferredSharedMemoryCarveout,
                              cudaSharedmemCarveoutMaxShared);
     }
@@ -262,8 +230,6 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                const tr_cuda_decode_size_t *size, void *work)
 {
     decode_args_t a;
-    variant_t v;
-    uint32_t blocks;
 
     if (rows->n_seqs == 0) {
         return TR_KERNEL_OK;
@@ -293,14 +259,12 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.q_type = queries->q_type;
     a.out_type = queries->out_type;
     a.group = queries->heads / kv->lists;
-    a.keep = s->device->tune >> 8 & 1;
     a.scale = queries->scale * 1.4426950408889634f;
-    v = variant(s->device, kv->head_dim, a.group);
-    blocks = s->device->blocks * blocks_of(s->device, v, kv->head_dim);
-    v.kernel<<<blocks, WARPS * 32, shared_bytes(kv->head_dim, v.stages),
-               (cudaStream_t) s->stream>>>(a);
-    if (s->device->tune & 0x1000) { /* what the rest costs */
+    attend(kv->head_dim, a.group)<<<
+        attend_blocks(s->device, kv->head_dim), WARPS * 32,
+        shared_bytes(kv->head_dim), (cudaStream_t) s->stream>>>(a);
+    if (s->device->unfinished) {
         return tr_cuda_check();
     }
-    return decode_finish(s, &a, size);
+    return decode_finish(s, &a, size, rows->n_seqs);
 }

@@ -32,13 +32,15 @@
 #define SEG_DENSE 5u
 #define GROUP 8u      /* query heads of a list, at most */
 #define QUAD 4u       /* query heads whose weights one trace record has */
-#define JOB_TILES 128u /* whose scores one block raises at a time */
+#define JOB_TILES 64u /* whose scores one warp raises at a time */
 
 /* Layouts as the device wants them. */
 typedef struct {
     uint32_t tokens; /* of a page */
     uint32_t tiles;  /* of a page */
-    uint32_t cost;   /* of a tile: bytes / 64 */
+    uint32_t inverse; /* 2^32 / tiles, rounded up; 0: one tile */
+    uint32_t cost;    /* of a tile: bytes / 64 */
+    uint32_t key_tile, value_tile; /* bytes of a tile's codes */
     uint32_t key_meta, value, value_meta, score, position, recent;
     uint8_t key_bits, value_bits, scored, tile; /* tile: tokens of one */
 } decode_layout_t;
@@ -78,22 +80,16 @@ typedef struct {
 } decode_cut_t;
 
 typedef struct {
-    uint32_t ranges;
-    uint32_t jobs;
-    uint32_t next; /* range that nobody has taken yet, less the first ones */
-    uint32_t pad;
+    uint32_t ranges, jobs;
 } decode_layer_t;
 
-/* What a block of the finish kernel does at a time: joins the parts of query
- * heads [tile, tile + parts) of a head (segment == JOB_JOIN), or raises the
- * scores of up to JOB_TILES tiles of a segment. */
+/* What a warp of the finish kernel does at a time: raises the scores of up to
+ * JOB_TILES tiles of a segment. */
 typedef struct {
     uint32_t head, segment;
     uint32_t tile;  /* of the segment */
-    uint32_t first; /* job of this segment; the query heads of a JOIN */
+    uint32_t first; /* job of this segment */
 } decode_job_t;
-
-#define JOB_JOIN 0xffu
 
 typedef struct {
     float significance;
@@ -119,15 +115,8 @@ typedef struct {
     size_t bytes;
 } decode_work_t;
 
-/* How the work is spread; see decode_shape. */
-typedef struct {
-    uint32_t warps;     /* of the attend kernel */
-    uint32_t tail;      /* ranges beside one for each warp, for who is early */
-    uint32_t tail_cost; /* of the work, 1/256 */
-} decode_spread_t;
-
-decode_spread_t decode_spread(const tr_cuda_device_t *d, uint32_t head_dim,
-                              uint32_t group);
+/* Warps of the attend kernel: as many ranges there are at most. */
+uint32_t decode_warps(const tr_cuda_device_t *d, uint32_t head_dim);
 decode_work_t decode_work(const tr_cuda_device_t *d,
                           const tr_cuda_decode_size_t *size, void *at);
 int decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out);
@@ -142,12 +131,11 @@ typedef struct {
     size_t ldq, ldo;
     uint32_t q_type, out_type;
     uint32_t group;
-    uint32_t keep; /* streamed bytes push the rest out of the L2 cache */
     float scale; /* times log2(e) */
 } decode_args_t;
 
 int decode_finish(const tr_cuda_stream_t *s, const decode_args_t *a,
-                  const tr_cuda_decode_size_t *size);
+                  const tr_cuda_decode_size_t *size, uint32_t n_seqs);
 
 /* Tiles of a segment. */
 static __host__ __device__ __forceinline__ uint32_t

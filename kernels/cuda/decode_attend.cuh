@@ -146,12 +146,22 @@ attend_unit(const decode_args_t &a, const decode_head_t *h,
     constexpr uint32_t KT = tile_bytes(D, KEY), VT = tile_bytes(D, VALUE);
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float y[U][Q][2], vs[U][2], vz[U][2], most[Q], scale = 0;
+    uint4 values[U][value_words(D, VALUE)], meta[U];
     uint32_t keep = ~0u;
     bool over;
 
+    /* what is read from shared memory is asked for early */
+#pragma unroll
+    for (int n = 0; n < U && KEY != 16; n++) {
+        meta[n] = shared_load16(slot + U * (KT + VT) + n * 128 + g * 16);
+    }
 #pragma unroll
     for (int n = 0; n < U; n++) {
         products(query, slot + n * KT, y[n]);
+    }
+#pragma unroll
+    for (int n = 0; n < U; n++) {
+        load_values<D, VALUE>(values[n], slot + U * KT + n * VT);
     }
 #pragma unroll
     for (int n = 0; n < U; n++) {
@@ -160,12 +170,10 @@ attend_unit(const decode_args_t &a, const decode_head_t *h,
         if (KEY == 16) {
             km[0] = km[1] = vm[0] = vm[1] = make_float2(1, 0);
         } else {
-            uint4 m = shared_load16(slot + U * (KT + VT) + n * 128 + g * 16);
-
-            km[0] = half2_floats(m.x);
-            km[1] = half2_floats(m.y);
-            vm[0] = half2_floats(m.z);
-            vm[1] = half2_floats(m.w);
+            km[0] = half2_floats(meta[n].x);
+            km[1] = half2_floats(meta[n].y);
+            vm[0] = half2_floats(meta[n].z);
+            vm[1] = half2_floats(meta[n].w);
         }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -241,33 +249,29 @@ attend_unit(const decode_args_t &a, const decode_head_t *h,
             w[r] = transpose(half2_bits(y[n][0][r] * v,
                                         Q == 2 ? y[n][Q - 1][r] * v : 0));
         }
-        const uint32_t values = slot + U * KT + n * VT;
-
         if (VALUE == 16) {
-            add_values16<D>(s.o, values, keep, w[0]);
-        } else if (VALUE == 8) {
-            add_values8<D>(s.o, values, w[0], w[1]);
-        } else if (VALUE == 4) {
-            add_values4<D>(s.o, values, w[0], w[1]);
+            add_values16<D>(s.o, slot + U * KT + n * VT, keep, w[0]);
         } else {
-            add_values2<D>(s.o, values, w[0], w[1]);
+            add_values<D, VALUE>(s.o, values[n], w[0], w[1]);
         }
     }
     if (traced) {
         const uint32_t tiles = u.tiles();
+        const size_t at = (size_t) s.tile * Q;
+        uint32_t *weights = a.work.weights + at * 32 + lane;
 
 #pragma unroll
-        for (int q = 0; q < Q; q++) {
+        for (int n = 0; n < U; n++) {
 #pragma unroll
-            for (int n = 0; n < U; n++) {
-                if (n < (int) tiles) {
-                    a.work.weights[((size_t) (s.tile + n) * Q + q) * 32 + lane]
-                        = half2_bits(y[n][q][0], ROWS == 2 ? y[n][q][1] : 0);
-                }
+            for (int q = 0; q < Q && n < (int) tiles; q++) {
+                weights[(n * Q + q) * 32] = half2_bits(
+                    y[n][q][0], ROWS == 2 ? y[n][q][1] : 0);
             }
-            if (g < tiles) {
-                a.work.maxima[((size_t) (s.tile + g) * Q + q) * QUAD + t]
-                    = s.max[q];
+        }
+        if (g < tiles) {
+#pragma unroll
+            for (int q = 0; q < Q; q++) {
+                a.work.maxima[(at + g * Q + q) * QUAD + t] = s.max[q];
             }
         }
         s.tile += tiles;

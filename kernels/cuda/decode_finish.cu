@@ -1,12 +1,15 @@
 /*
  * The end of decode attention: what is only known when all parts of a head are.
  *
- * A list of jobs, made by the plan, is worked off by blocks of this kernel:
+ *   join    blocks: the outputs of a head's parts; many heads: a warp for each
+ *           query head, few: a block
+ *   score   warps: each takes a job of the plan's list, up to JOB_TILES tiles of
+ *           a segment, raises their scores by the largest probability of the
+ *           group, and finds the least significant token of them; the last job
+ *           of a list chooses among the jobs' finds
  *
- *   join    the outputs of a head's parts, for some of its query heads
- *   score   raises the scores of up to JOB_TILES tiles of a segment by the
- *           largest probability of the group, and finds the least significant
- *           token of them; the last job of a list chooses among the jobs' finds
+ * A lane has four tokens at a time, g, g + 1, g + 8 and g + 9 of a tile, whose
+ * scores, positions and weights are neighbours in memory.
  *
  * The kernel starts while the attend kernel still runs, where the device can do
  * that: scores and positions, which that one leaves alone, are asked for before
@@ -18,18 +21,8 @@
 #include <cuda_runtime.h>
 
 #define THREADS 256u
-#define JOB_WARPS (THREADS / 32)
-#define ITEMS (JOB_TILES * 8 / THREADS) /* pairs of tokens that a thread has */
-
-/* What a job needs to know of its head. */
-typedef struct {
-    decode_head_t h;
-    decode_job_t job;
-    float max[GROUP], inverse[GROUP]; /* of the head: 1 / sum */
-    decode_victim_t least[JOB_WARPS];
-    uint32_t last_one;
-    float out[JOB_WARPS][128];
-} shared_t;
+#define WARPS (THREADS / 32)
+#define BATCH 4u /* groups of four tokens that a lane asks for at once */
 
 static __device__ __forceinline__ bool
 worse(const decode_victim_t &a, const decode_victim_t &b)
@@ -62,21 +55,26 @@ least_of_warp(decode_victim_t v)
     return v;
 }
 
-/* {max, sum} of all parts of query head k; one warp, all lanes have it. */
+/* Of all parts of query head lane % 8: the maximum, and the sum relative to it.
+ * Lanes 8 and more have the same. */
 static __device__ __forceinline__ float2
-join_sums(const decode_args_t &a, uint2 span, uint32_t head, uint32_t k)
+join_sums(const decode_args_t &a, uint2 span, uint32_t head)
 {
+    const uint32_t lane = threadIdx.x % 32, k = lane % GROUP;
     float m = -1e30f, sum = 0;
 
-    for (uint32_t b = span.x + threadIdx.x % 32; b <= span.y; b += 32) {
-        float2 x = a.work.part_sum[(size_t) (b + head) * GROUP + k];
+#pragma unroll 4
+    for (uint32_t b = span.x + lane / GROUP; b <= span.y; b += 4) {
+        float2 x = k < a.group
+                       ? a.work.part_sum[(size_t) (b + head) * GROUP + k]
+                       : make_float2(0, 1);
         float most = fmaxf(m, x.x);
 
         sum = sum * exp2_fast(m - most) + x.y * exp2_fast(x.x - most);
         m = most;
     }
 #pragma unroll
-    for (int d = 16; d > 0; d /= 2) {
+    for (int d = 8; d < 32; d *= 2) {
         float m1 = __shfl_xor_sync(TR_ALL_LANES, m, d);
         float s1 = __shfl_xor_sync(TR_ALL_LANES, sum, d);
         float most = fmaxf(m, m1);
@@ -104,214 +102,301 @@ store_out(const decode_args_t &a, size_t at, float x)
     }
 }
 
-/* Query heads [tile, tile + first) of the job: some warps each, which take the
- * parts in turn. */
-template <int D>
+/* Lists that no job scores. */
 static __device__ __forceinline__ void
-join(const decode_args_t &a, shared_t *sh)
+no_victims(const decode_args_t &a, const decode_head_t &h)
 {
-    constexpr int N = D / 32; /* elements of a lane */
-    const decode_job_t &job = sh->job;
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint32_t ways = JOB_WARPS / job.first, k = job.tile + warp / ways;
-    const uint2 span = a.work.span[job.head];
+    uint32_t l = threadIdx.x % 32;
 
-    if (warp < ways * job.first) {
-        float2 total = join_sums(a, span, job.head, k);
-        float x[N] = {};
-
-#pragma unroll 8
-        for (uint32_t b = span.x + warp % ways; b <= span.y; b += ways) {
-            size_t place = (size_t) b + job.head;
-            float by = exp2_fast(a.work.part_sum[place * GROUP + k].x
-                                 - total.x);
-            const float *from = a.work.part_out + (place * a.group + k) * D
-                                + lane * N;
-
-            if (D == 128) {
-                float4 y = *(const float4 *) from;
-
-                x[0] += y.x * by;
-                x[1] += y.y * by;
-                x[N - 2] += y.z * by;
-                x[N - 1] += y.w * by;
-            } else {
-                float2 y = *(const float2 *) from;
-
-                x[0] += y.x * by;
-                x[1] += y.y * by;
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            sh->out[warp][lane * N + i] = x[i] / total.y;
-        }
-    }
-    __syncthreads();
-    uint32_t list = sh->h.head % a.kv.lists;
-
-    for (uint32_t e = threadIdx.x; e < job.first * D; e += THREADS) {
-        uint32_t q = e / D, d = e % D;
-        float y = 0;
-
-        for (uint32_t w = 0; w < ways; w++) {
-            y += sh->out[q * ways + w][d];
-        }
-        store_out(a,
-                  (size_t) sh->h.row * a.ldo
-                      + (size_t) (list * a.group + job.tile + q) * D + d,
-                  y);
-    }
-    /* lists that no job scores */
-    uint32_t l = threadIdx.x;
-
-    if (job.tile == 0 && l < sh->h.n_lists && (sh->h.flags & HEAD_SCORED)
-        && (sh->h.tokens[l] == 0 || !a.layouts.of[sh->h.layout[l]].scored)) {
-        tr_kv_victim_t *to = a.kv.victim
-                             + (size_t) sh->h.head * TR_KV_LISTS_MAX + l;
+    if (l < h.n_lists && (h.flags & HEAD_SCORED)
+        && (h.tokens[l] == 0 || !a.layouts.of[h.layout[l]].scored)) {
+        tr_kv_victim_t *to = a.kv.victim + (size_t) h.head * TR_KV_LISTS_MAX
+                             + l;
 
         to->significance = __int_as_float(0x7f800000);
         to->index = 0;
     }
 }
 
+/* A query head is `ways` warps, which take its parts in turn. */
+template <int D>
+static __device__ __forceinline__ void
+join(const decode_args_t &a, uint32_t block, uint32_t ways, uint32_t n_heads)
+{
+    constexpr int N = D / 32; /* elements of a lane */
+    __shared__ float out[WARPS][D];
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t at = (block * WARPS + warp) / ways, way = warp % ways;
+    const uint32_t head = at / a.group, k = at - head * a.group;
+    const decode_head_t *h = a.work.head + head;
+    const bool here = head < n_heads && h->tiles > 0;
+    float x[N] = {};
+    size_t to = 0;
+
+    if (here) {
+        const uint2 span = a.work.span[head];
+        float2 total = join_sums(a, span, head);
+        float most = __shfl_sync(TR_ALL_LANES, total.x, k);
+        float by = 1 / __shfl_sync(TR_ALL_LANES, total.y, k);
+
+#pragma unroll 8
+        for (uint32_t b = span.x + way; b <= span.y; b += ways) {
+            size_t place = (size_t) b + head;
+            float c = exp2_fast(a.work.part_sum[place * GROUP + k].x - most);
+            const float *from = a.work.part_out + (place * a.group + k) * D
+                                + lane * N;
+
+            if (D == 128) {
+                float4 y = *(const float4 *) from;
+
+                x[0] += y.x * c;
+                x[1] += y.y * c;
+                x[N - 2] += y.z * c;
+                x[N - 1] += y.w * c;
+            } else {
+                float2 y = *(const float2 *) from;
+
+                x[0] += y.x * c;
+                x[1] += y.y * c;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            x[i] *= by;
+        }
+        to = (size_t) h->row * a.ldo
+             + (size_t) (h->head % a.kv.lists * a.group + k) * D + lane * N;
+        if (k == 0 && way == 0) {
+            no_victims(a, *h);
+        }
+    }
+    if (ways > 1) { /* all of them have one query head */
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            out[warp][lane * N + i] = x[i];
+        }
+        __syncthreads();
+        if (warp > 0) {
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            for (uint32_t w = 1; w < WARPS; w++) {
+                x[i] += out[w][lane * N + i];
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N && here; i++) {
+        store_out(a, to + i, x[i]);
+    }
+}
+
 /* ---- score -------------------------------------------------------------- */
 
-/* Two tokens, g and g + 8 of a tile (a dense tile has no second one). */
+/* Tokens 2j, 2j + 1, 2j + 8, 2j + 9 of a tile (dense ones: two). */
 typedef struct {
     float *score;
-    uint32_t index; /* of the first, in the segment */
-    uint32_t exist; /* bits 0, 1 */
-    uint32_t position[2];
-    float old[2];
-} pair_t;
+    uint32_t exist; /* bits 2r + e */
+    uint2 position[2];
+    float2 old[2];
+} four_t;
+
+/* The job of a warp. */
+typedef struct {
+    const decode_head_t *h;
+    const int32_t *table;
+    const decode_layout_t *l;
+    uint32_t head, segment, tile, end; /* tiles of the segment */
+    uint32_t first, tokens, n, flags;
+} work_t;
 
 static __device__ __forceinline__ void
-ask(const decode_args_t &a, const shared_t *sh, uint32_t i, pair_t *x)
+position_of(const work_t &w, uint32_t token, uint32_t bit, uint32_t &position,
+            uint32_t &exist)
 {
-    const decode_head_t &h = sh->h;
-    const uint32_t segment = sh->job.segment, g = i % 8;
-    const decode_layout_t &l = a.layouts.of[h.layout[segment]];
-    uint32_t tile = sh->job.tile + i / 8, page = tile / l.tiles;
-    uint32_t token = tile * l.tile + g, tokens = h.tokens[segment];
-    int id;
+    if (w.segment == SEG_WINDOW) {
+        position = decode_window_position(w.h->base, w.h->window, token);
+        if (position < w.h->window_from) {
+            exist &= ~bit;
+        }
+    } else if (w.segment == SEG_DENSE) {
+        position = w.h->base + token;
+    }
+}
 
-    x->exist = (token < tokens ? 1 : 0)
-               | (l.tile == 16 && token + 8 < tokens ? 2 : 0);
-    if (x->exist == 0) {
+/* Group i of the job. */
+static __device__ __forceinline__ void
+ask(const decode_args_t &a, const work_t &w, uint32_t i, four_t &x)
+{
+    const decode_layout_t &l = *w.l;
+    const uint32_t j = i % 4, tile = w.tile + i / 4;
+    uint32_t page = l.inverse == 0 ? tile : __umulhi(tile, l.inverse);
+    uint32_t token = tile * l.tile + 2 * j, left = w.tokens - token;
+
+    if (tile >= w.end || token >= w.tokens) {
+        x.exist = 0;
         return;
     }
-    id = __ldg(a.kv.tables + (size_t) h.head * a.kv.table_len
-               + decode_entry(a.kv, segment, page));
+    x.exist = 1 | (left > 1 ? 2 : 0)
+              | (l.tile == 16 ? (left > 8 ? 4 : 0) | (left > 9 ? 8 : 0) : 0);
+    int id = __ldg(w.table + decode_entry(a.kv, w.segment, page));
     uint8_t *at = a.kv.pool + (uint64_t) max(id, 0) * a.kv.page_bytes
-                  + ((tile - page * l.tiles) * l.tile + g) * 4;
+                  + ((tile - page * l.tiles) * l.tile + 2 * j) * 4;
 
-    x->index = token;
-    x->score = (float *) (at + l.score);
+    x.score = (float *) (at + l.score);
 #pragma unroll
     for (uint32_t r = 0; r < 2; r++) {
-        if (segment == SEG_WINDOW) {
-            x->position[r] = decode_window_position(h.base, h.window,
-                                                    token + 8 * r);
-            if (x->position[r] < h.window_from) {
-                x->exist &= ~(1u << r);
+        if (x.exist >> 2 * r & 1) {
+            x.old[r] = *(const float2 *) (x.score + 8 * r);
+            if (w.segment < SEG_WINDOW) {
+                x.position[r] = __ldg((const uint2 *) (at + l.position)
+                                      + 4 * r);
+            } else {
+                position_of(w, token + 8 * r, 1 << 2 * r, x.position[r].x,
+                            x.exist);
+                position_of(w, token + 8 * r + 1, 2 << 2 * r,
+                            x.position[r].y, x.exist);
             }
-        } else if (segment == SEG_DENSE) {
-            x->position[r] = h.base + token + 8 * r;
-        } else if (x->exist >> r & 1) {
-            x->position[r] = __ldg((const uint32_t *) (at + l.position)
-                                   + 8 * r);
-        }
-        if (x->exist >> r & 1) {
-            x->old[r] = x->score[8 * r];
         }
     }
 }
 
-/* The largest probability of both tokens of pair g of a tile of the layer. */
+/* The largest probabilities of a group of tokens, p[r] of 2j + 8r and the next;
+ * tile: of the layer. */
 template <int Q>
-static __device__ __forceinline__ float2
-gain(const decode_args_t &a, const shared_t *sh, size_t tile, uint32_t g)
+static __device__ __forceinline__ void
+gain(const decode_args_t &a, const float (&most)[Q * QUAD], size_t tile,
+     uint32_t j, float2 (&p)[2])
 {
-    float2 most = make_float2(0, 0);
-
+    p[0] = p[1] = make_float2(0, 0);
 #pragma unroll
     for (int q = 0; q < Q; q++) {
-        uint4 w = *(const uint4 *) (a.work.weights + (tile * Q + q) * 32
-                                    + g * 4);
-        float4 m = *(const float4 *) (a.work.maxima + (tile * Q + q) * QUAD);
+        const uint4 *from = (const uint4 *) (a.work.weights
+                                             + (tile * Q + q) * 32 + j * 8);
+        const float4 m = *(const float4 *) (a.work.maxima
+                                            + (tile * Q + q) * QUAD);
+        const uint4 u = from[0], v = from[1];
 
 #pragma unroll
         for (uint32_t t = 0; t < QUAD; t++) {
-            uint32_t k = q * QUAD + t;
-            float2 p = half2_floats(t == 0 ? w.x : t == 1 ? w.y : t == 2 ? w.z
-                                                                         : w.w);
-            float max = t == 0 ? m.x : t == 1 ? m.y : t == 2 ? m.z : m.w;
+            float by = exp2_fast((t == 0   ? m.x
+                                  : t == 1 ? m.y
+                                  : t == 2 ? m.z
+                                           : m.w)
+                                 - most[q * QUAD + t]);
+            float2 x = half2_floats(t == 0   ? u.x
+                                    : t == 1 ? u.y
+                                    : t == 2 ? u.z
+                                             : u.w);
+            float2 y = half2_floats(t == 0   ? v.x
+                                    : t == 1 ? v.y
+                                    : t == 2 ? v.z
+                                             : v.w);
 
-            if (k < a.group) {
-                float by = exp2_fast(max - sh->max[k]) * sh->inverse[k];
-
-                most.x = fmaxf(most.x, p.x * by);
-                most.y = fmaxf(most.y, p.y * by);
-            }
+            p[0].x = fmaxf(p[0].x, x.x * by);
+            p[0].y = fmaxf(p[0].y, y.x * by);
+            p[1].x = fmaxf(p[1].x, x.y * by);
+            p[1].y = fmaxf(p[1].y, y.y * by);
         }
     }
-    return most;
+}
+
+/* x / d, rounded to nearest: what the CPU finds.  d: a positive integer.  As
+ * the compiler does it, less what integers do not need. */
+static __device__ __forceinline__ float
+divide(float x, float d)
+{
+    float r = reciprocal(d), y;
+
+    r = fmaf(fmaf(-d, r, 1.0f), r, r);
+    y = x * r;
+    y = fmaf(fmaf(-d, y, x), r, y);
+    y = fmaf(fmaf(-d, y, x), r, y);
+    if (x != 0 && !(x > 0x1p-80f && x < 0x1p80f)) { /* steps out of range */
+        y = __fdiv_rn(x, d);
+    }
+    return y;
 }
 
 /* Raises one token's score. */
-static __device__ __forceinline__ void
-pay(const decode_args_t &a, const shared_t *sh, const pair_t &x, uint32_t r,
-    float p, decode_victim_t &least)
+static __device__ __forceinline__ float
+pay(const work_t &w, uint32_t position, uint32_t index, float old, float p,
+    decode_victim_t &least)
 {
-    const decode_head_t &h = sh->h;
-    const uint32_t segment = sh->job.segment;
-    bool later = x.position[r] < h.n;
-    float score = x.old[r] + (later ? p : 0);
-    decode_victim_t v = { score, x.position[r], x.index + 8 * r, 0 };
+    bool later = position < w.n;
+    float score = old + (later ? p : 0);
+    decode_victim_t v = { score, position, index, 0 };
 
-    x.score[8 * r] = score;
-    if (segment == SEG_DENSE && (h.flags & HEAD_RECENT) && later) {
-        const decode_layout_t &l = a.layouts.of[h.layout[SEG_DENSE]];
-
-        x.score[8 * r + (l.recent - l.score) / 4] += p;
-    }
-    if (segment < SEG_WINDOW) {
-        if (!(h.flags & HEAD_BY_SUM)) {
-            v.significance = later ? __fdiv_rn(score,
-                                               (float) (h.n - x.position[r]))
+    if (w.segment < SEG_WINDOW) {
+        if (!(w.flags & HEAD_BY_SUM)) {
+            v.significance = later ? divide(score, (float) (w.n - position))
                                    : 0;
         }
         least = worse(v, least) ? v : least;
     }
+    return score;
 }
 
-/* The job's find; the last job of the list chooses among all. */
+/* Dense tokens' second score. */
 static __device__ __forceinline__ void
-report(const decode_args_t &a, shared_t *sh, decode_victim_t least)
+pay_recent(const work_t &w, const four_t &x, const float2 (&p)[2])
 {
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const decode_job_t &job = sh->job;
-    uint32_t tiles, jobs, before = 0;
+    float *recent = x.score + (w.l->recent - w.l->score) / 4;
+
+    if (x.position[0].x < w.n) {
+        recent[0] += p[0].x;
+    }
+    if ((x.exist & 2) && x.position[0].y < w.n) {
+        recent[1] += p[0].y;
+    }
+}
+
+static __device__ __forceinline__ void
+pay_four(const work_t &w, const four_t &x, uint32_t i, const float2 (&p)[2],
+         decode_victim_t &least)
+{
+    uint32_t index = (w.tile + i / 4) * w.l->tile + i % 4 * 2;
+
+#pragma unroll
+    for (uint32_t r = 0; r < 2; r++) {
+        float2 y = x.old[r];
+
+        if (x.exist >> 2 * r & 1) {
+            y.x = pay(w, x.position[r].x, index + 8 * r, y.x, p[r].x, least);
+        }
+        if (x.exist >> 2 * r & 2) {
+            y.y = pay(w, x.position[r].y, index + 8 * r + 1, y.y, p[r].y,
+                      least);
+        }
+        if ((x.exist >> 2 * r & 3) == 3) {
+            *(float2 *) (x.score + 8 * r) = y;
+        } else if (x.exist >> 2 * r & 1) {
+            x.score[8 * r] = y.x;
+        } else if (x.exist >> 2 * r & 2) {
+            x.score[8 * r + 1] = y.y;
+        }
+    }
+    if (w.segment == SEG_DENSE && (w.flags & HEAD_RECENT) && x.exist != 0) {
+        pay_recent(w, x, p);
+    }
+}
+
+/* The warp's find; the last job of the list chooses among all. */
+static __device__ __forceinline__ void
+report(const decode_args_t &a, const work_t &w, decode_victim_t least)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    uint32_t tiles = decode_tiles(w.l, w.tokens), before = 0;
+    uint32_t jobs = (tiles + JOB_TILES - 1) / JOB_TILES;
 
     least = least_of_warp(least);
-    if (lane == 0) {
-        sh->least[warp] = least;
-    }
-    __syncthreads();
-    if (warp > 0) {
-        return;
-    }
-    least = least_of_warp(lane < JOB_WARPS ? sh->least[lane] : no_victim());
-    tiles = decode_tiles(&a.layouts.of[sh->h.layout[job.segment]],
-                         sh->h.tokens[job.segment]);
-    jobs = (tiles + JOB_TILES - 1) / JOB_TILES;
     if (jobs > 1) {
-        uint32_t *arrived = a.work.arrived + job.head * TR_KV_LISTS_MAX
-                            + job.segment;
+        uint32_t *arrived = a.work.arrived + w.head * TR_KV_LISTS_MAX
+                            + w.segment;
 
         if (lane == 0) {
-            __stcg((uint4 *) a.work.victim + job.first + job.tile / JOB_TILES,
+            __stcg((uint4 *) a.work.victim + w.first + w.tile / JOB_TILES,
                    make_uint4(__float_as_uint(least.significance),
                               least.position, least.index, 0));
             __threadfence();
@@ -323,7 +408,7 @@ report(const decode_args_t &a, shared_t *sh, decode_victim_t least)
         }
         least = no_victim();
         for (uint32_t i = lane; i < jobs; i += 32) {
-            uint4 u = __ldcg((const uint4 *) a.work.victim + job.first + i);
+            uint4 u = __ldcg((const uint4 *) a.work.victim + w.first + i);
             decode_victim_t o = { __uint_as_float(u.x), u.y, u.z, 0 };
 
             least = worse(o, least) ? o : least;
@@ -335,108 +420,110 @@ report(const decode_args_t &a, shared_t *sh, decode_victim_t least)
     }
     if (lane == 0) {
         tr_kv_victim_t *to = a.kv.victim
-                             + (size_t) sh->h.head * TR_KV_LISTS_MAX
-                             + job.segment;
+                             + (size_t) w.h->head * TR_KV_LISTS_MAX
+                             + w.segment;
 
         to->significance = least.significance;
         to->index = least.index;
     }
 }
 
-/* Tiles of the segments before. */
+/* Reads job j; returns the tile of the layer at which it begins. */
 static __device__ __forceinline__ size_t
-first_tile(const decode_args_t &a, const shared_t *sh)
+take_job(const decode_args_t &a, uint32_t j, work_t &w)
 {
-    size_t n = sh->h.tiles_before + sh->job.tile;
+    const uint4 job = __ldg((const uint4 *) a.work.job + j);
 
-    for (uint32_t s = 0; s < sh->job.segment; s++) {
-        n += decode_tiles(&a.layouts.of[sh->h.layout[s]], sh->h.tokens[s]);
+    w.head = job.x;
+    w.segment = job.y;
+    w.tile = job.z;
+    w.first = job.w;
+    w.h = a.work.head + w.head;
+    w.l = &a.layouts.of[w.h->layout[w.segment]];
+    w.tokens = w.h->tokens[w.segment];
+    w.end = min(w.tile + JOB_TILES, decode_tiles(w.l, w.tokens));
+    w.n = w.h->n;
+    w.flags = w.h->flags;
+    w.table = a.kv.tables + (size_t) w.h->head * a.kv.table_len;
+
+    size_t n = w.h->tiles_before + w.tile;
+
+    for (uint32_t s = 0; s < w.segment; s++) {
+        n += decode_tiles(&a.layouts.of[w.h->layout[s]], w.h->tokens[s]);
     }
     return n;
 }
 
 template <int Q>
 static __device__ __forceinline__ void
-score(const decode_args_t &a, shared_t *sh, bool &waited)
+score(const decode_args_t &a, uint32_t job, bool &waited)
 {
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t lane = threadIdx.x % 32;
     decode_victim_t least = no_victim();
-    pair_t x[ITEMS];
-    size_t tile = first_tile(a, sh);
+    float most[Q * QUAD];
+    four_t x[BATCH];
+    work_t w;
+    size_t tile = take_job(a, job, w);
+    uint32_t n = (w.end - w.tile) * 4;
 
 #pragma unroll
-    for (uint32_t i = 0; i < ITEMS; i++) {
-        ask(a, sh, i * THREADS + threadIdx.x, &x[i]);
+    for (uint32_t i = 0; i < BATCH; i++) {
+        ask(a, w, i * 32 + lane, x[i]);
     }
     if (!waited) {
         launch_wait();
         waited = true;
     }
-    for (uint32_t k = warp; k < a.group; k += JOB_WARPS) {
-        float2 total = join_sums(a, a.work.span[sh->job.head], sh->job.head, k);
+    float2 total = join_sums(a, a.work.span[w.head], w.head);
+    float log = lane % GROUP < a.group ? total.x + __log2f(total.y) : 1e30f;
 
-        if (lane == 0) {
-            sh->max[k] = total.x;
-            sh->inverse[k] = 1 / total.y;
-        }
-    }
-    __syncthreads();
 #pragma unroll
-    for (uint32_t i = 0; i < ITEMS; i++) {
-        uint32_t at = i * THREADS + threadIdx.x;
+    for (uint32_t k = 0; k < Q * QUAD; k++) {
+        most[k] = __shfl_sync(TR_ALL_LANES, log, k);
+    }
+    for (uint32_t from = 0;;) {
+#pragma unroll
+        for (uint32_t i = 0; i < BATCH; i++) {
+            uint32_t at = from + i * 32 + lane;
+            float2 p[2];
 
-        if (x[i].exist != 0) {
-            float2 p = gain<Q>(a, sh, tile + at / 8, at % 8);
-
-            if (x[i].exist & 1) {
-                pay(a, sh, x[i], 0, p.x, least);
-            }
-            if (x[i].exist & 2) {
-                pay(a, sh, x[i], 1, p.y, least);
+            if (x[i].exist != 0) {
+                gain<Q>(a, most, tile + at / 4, at % 4, p);
+                pay_four(w, x[i], at, p, least);
             }
         }
+        from += BATCH * 32;
+        if (from >= n) {
+            break;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < BATCH; i++) {
+            ask(a, w, from + i * 32 + lane, x[i]);
+        }
     }
-    if (sh->job.segment < SEG_WINDOW) {
-        report(a, sh, least);
+    if (w.segment < SEG_WINDOW) {
+        report(a, w, least);
     }
 }
 
+/* The first score_blocks blocks score, the others join. */
 template <int D, int Q>
 static __global__ void
 __launch_bounds__(THREADS, 3)
-    finish_kernel(const __grid_constant__ decode_args_t a)
+    finish_kernel(const __grid_constant__ decode_args_t a, uint32_t n_heads,
+                  uint32_t score_blocks, uint32_t ways)
 {
-    __shared__ shared_t sh;
+    if (blockIdx.x >= score_blocks) {
+        launch_wait();
+        join<D>(a, blockIdx.x - score_blocks, ways, n_heads);
+        return;
+    }
     const uint32_t jobs = a.work.layer->jobs;
     bool waited = false;
 
-    for (uint32_t j = blockIdx.x; j < jobs; j += gridDim.x) {
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            sh.job = a.work.job[j];
-        }
-        __syncthreads();
-        if (threadIdx.x < sizeof(decode_head_t) / 4) {
-            ((uint32_t *) &sh.h)[threadIdx.x]
-                = ((const uint32_t *) (a.work.head
-                                       + sh.job.head))[threadIdx.x];
-        }
-        __syncthreads();
-        if (sh.job.segment == JOB_JOIN) {
-            if (!waited) {
-                launch_wait();
-                waited = true;
-            }
-            join<D>(a, &sh);
-        } else {
-            score<Q>(a, &sh, waited);
-        }
-    }
-    if (!waited) {
-        launch_wait();
-    }
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-        a.work.layer->next = 0; /* for the next launch with this plan */
+    for (uint32_t j = blockIdx.x * WARPS + threadIdx.x / 32; j < jobs;
+         j += score_blocks * WARPS) {
+        score<Q>(a, j, waited);
     }
 }
 
@@ -444,30 +531,35 @@ __launch_bounds__(THREADS, 3)
 
 int
 decode_finish(const tr_cuda_stream_t *s, const decode_args_t *a,
-              const tr_cuda_decode_size_t *size)
+              const tr_cuda_decode_size_t *size, uint32_t n_seqs)
 {
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute early = {};
-    uint32_t most = s->device->blocks
-                    * (4 + 2 * (s->device->tune >> 10 & 3));
+    uint32_t n_heads = n_seqs * a->kv.lists, all = n_heads * a->group;
+    /* few query heads have many parts each */
+    uint32_t ways = all < s->device->blocks * WARPS ? WARPS : 1;
+    uint32_t join_blocks = (all * ways + WARPS - 1) / WARPS;
+    uint32_t score_blocks = (a->work.max_jobs + WARPS - 1) / WARPS;
+    bool wide = a->group > QUAD;
 
+    if (score_blocks > s->device->blocks * 4) {
+        score_blocks = s->device->blocks * 4;
+    }
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3(a->work.max_jobs < most ? a->work.max_jobs : most);
+    config.gridDim = dim3(score_blocks + join_blocks);
     config.blockDim = dim3(THREADS);
     config.stream = (cudaStream_t) s->stream;
     config.attrs = &early;
-    config.numAttrs = s->device->dependent && !(s->device->tune & 512) ? 1 : 0;
+    config.numAttrs = s->device->dependent ? 1 : 0;
     if (size->head_dim == 128) {
         cudaLaunchKernelEx(&config,
-                           a->group <= QUAD ? finish_kernel<128, 1>
-                                            : finish_kernel<128, 2>,
-                           *a);
+                           wide ? finish_kernel<128, 2> : finish_kernel<128, 1>,
+                           *a, n_heads, score_blocks, ways);
     } else {
         cudaLaunchKernelEx(&config,
-                           a->group <= QUAD ? finish_kernel<64, 1>
-                                            : finish_kernel<64, 2>,
-                           *a);
+                           wide ? finish_kernel<64, 2> : finish_kernel<64, 1>,
+                           *a, n_heads, score_blocks, ways);
     }
     return tr_cuda_check();
 }

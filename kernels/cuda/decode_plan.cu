@@ -32,17 +32,17 @@ decode_work(const tr_cuda_device_t *d, const tr_cuda_decode_size_t *size,
     size_t heads = (size_t) size->max_seqs * size->lists, end = 0;
     size_t layers = size->layers, all = heads * layers;
     uint32_t group = size->lists == 0 ? 1 : size->heads / size->lists;
-    decode_spread_t spread = decode_spread(d, size->head_dim, group);
-    size_t places = heads + spread.warps + spread.tail;
+    uint32_t warps = decode_warps(d, size->head_dim);
+    size_t places = heads + warps;
     size_t quads = (group + QUAD - 1) / QUAD, tiles, jobs;
     uint8_t *base = (uint8_t *) at;
     decode_work_t w;
 
     /* dense tiles have eight tokens; a segment's last may have one */
     tiles = size->max_tokens * size->lists / 8 + heads * SEGMENTS;
-    jobs = tiles / JOB_TILES + heads * (SEGMENTS + group);
+    jobs = tiles / JOB_TILES + heads * SEGMENTS;
     w.max_heads = (uint32_t) heads;
-    w.max_ranges = spread.warps + spread.tail;
+    w.max_ranges = warps;
     w.max_jobs = (uint32_t) jobs;
     w.layer = (decode_layer_t *) (base + take(&end, layers * sizeof(*w.layer)));
     w.head = (decode_head_t *) (base + take(&end, all * sizeof(*w.head)));
@@ -108,6 +108,8 @@ decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out)
         o->value_bits = l->level.value_bits;
         o->tile = wide ? 8 : 16;
         o->tokens = l->tokens;
+        o->key_tile = o->tile * dim * o->key_bits / 8;
+        o->value_tile = o->tile * dim * o->value_bits / 8;
         o->tiles = l->tokens / o->tile;
         o->key_meta = l->key_meta;
         o->value = l->value;
@@ -119,9 +121,10 @@ decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out)
         bytes = o->tile
                 * (dim * (o->key_bits + o->value_bits) / 8 + (wide ? 0 : 8));
         o->cost = bytes / 64;
-        if (l->tokens % o->tile != 0) {
+        if (l->tokens % o->tile != 0 || o->tiles == 0) {
             return TR_KERNEL_BADARG;
         }
+        o->inverse = o->tiles == 1 ? 0 : UINT32_MAX / o->tiles + 1;
     }
     return TR_KERNEL_OK;
 }
@@ -133,8 +136,6 @@ typedef struct {
     tr_rows_t rows;
     decode_layouts_t layouts;
     decode_work_t work;
-    decode_spread_t spread;
-    uint32_t group, join; /* join: query heads of a job */
 } plan_args_t;
 
 /* What is summed over heads. */
@@ -206,7 +207,6 @@ describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
         }
     }
     h.tiles = sums.tiles;
-    sums.jobs += sums.tiles > 0 ? a.group / a.join : 0;
     return sums;
 }
 
@@ -261,11 +261,6 @@ static __device__ __forceinline__ void
 list_jobs(const plan_args_t &a, uint32_t i, const decode_head_t &h,
           decode_job_t *job, uint32_t first)
 {
-    for (uint32_t q = 0; q < a.group && h.tiles > 0; q += a.join) {
-        decode_job_t j = { i, JOB_JOIN, q, a.join };
-
-        job[first++] = j;
-    }
     if (!(h.flags & HEAD_SCORED)) {
         return;
     }
@@ -318,22 +313,6 @@ cut_at(const plan_args_t &a, const decode_head_t *heads, const uint32_t *before,
     return c;
 }
 
-/* Cost at which range b of n begins. */
-static __device__ __forceinline__ uint32_t
-range_begins(const plan_args_t &a, uint32_t b, uint32_t n, uint32_t cost)
-{
-    uint64_t first = cost, rest = 0;
-    uint32_t w = a.spread.warps;
-
-    if (n <= w) {
-        return (uint32_t) (first * b / n);
-    }
-    rest = (uint64_t) cost * a.spread.tail_cost / 256;
-    first -= rest;
-    return (uint32_t) (b < w ? first * b / w
-                             : first + rest * (b - w) / (n - w));
-}
-
 static __global__ void
 __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
 {
@@ -379,22 +358,18 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
 
     uint32_t ranges = max(1u, sums.cost / RANGE_COST);
 
-    if (ranges < a.spread.warps + a.spread.tail) {
-        ranges = min(ranges, a.spread.warps);
-    } else {
-        ranges = a.spread.warps + a.spread.tail;
-    }
+    ranges = min(ranges, a.work.max_ranges);
     for (uint32_t b = threadIdx.x; b <= a.work.max_ranges; b += THREADS) {
         decode_cut_t c = { n_heads, 0 };
 
         if (b < ranges && sums.cost > 0) {
             c = cut_at(a, head, before, n_heads,
-                       range_begins(a, b, ranges, sums.cost));
+                       (uint32_t) ((uint64_t) sums.cost * b / ranges));
         }
         cut[b] = c;
     }
     if (threadIdx.x == 0) {
-        decode_layer_t l = { ranges, sums.jobs, 0, 0 };
+        decode_layer_t l = { ranges, sums.jobs };
 
         a.work.layer[layer] = l;
     }
@@ -431,11 +406,7 @@ tr_cuda_decode_plan(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.kv = *kv;
     a.rows = *rows;
     a.work = decode_work(s->device, size, work);
-    a.group = size->heads / size->lists;
-    a.spread = decode_spread(s->device, size->head_dim, a.group);
     heads = rows->n_seqs * kv->lists;
-    /* few heads have many parts each */
-    a.join = heads * 2 < s->device->blocks ? 1 : a.group;
     bytes = heads <= SHARED_HEADS ? (heads + 1) * 4 : 0;
     plan_kernel<<<kv->layers, THREADS, bytes, (cudaStream_t) s->stream>>>(a);
     return tr_cuda_check();

@@ -343,54 +343,67 @@ value_unit(int bits, int row)
                                      : 0x1p-22f;
 }
 
+/* A lane's codes of a tile, 16 bytes each. */
+static __host__ __device__ constexpr int
+value_words(int dim, int bits)
+{
+    return bits == 16 ? 1 : dim * bits < 256 ? 1 : dim * bits / 256;
+}
+
+template <int D, int VALUE>
+static __device__ __forceinline__ void
+load_values(uint4 (&r)[value_words(D, VALUE)], uint32_t values)
+{
+    const uint32_t lane = threadIdx.x % 32;
+
+    if (VALUE == 16) {
+        return; /* see add_values16 */
+    }
+    if (D * VALUE < 256) {
+        uint2 x = shared_load8(values + (lane % 4 * 8 + lane / 4) * 8);
+
+        r[0] = make_uint4(x.x, x.y, 0, 0);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < value_words(D, VALUE); i++) {
+        r[i] = shared_load16(values + value_chunk(lane % 4, lane / 4)
+                             + i * 512);
+    }
+}
+
 /* o[i]: dimensions 16i + g (0, 1) and 16i + 8 + g (2, 3) of columns 2t, 2t + 1.
  * p: weights of tokens 2t, 2t + 1 of column g, and 8 further on. */
 template <int D>
 static __device__ __forceinline__ void
-add_values8(float (&o)[D / 16][4], uint32_t values, uint32_t p0, uint32_t p1)
+add_values8(float (&o)[D / 16][4], const uint4 (&r)[D / 32], uint32_t p0,
+            uint32_t p1)
 {
-    const uint32_t lane = threadIdx.x % 32, MASK = 0x00ff00ffu;
+    const uint32_t MASK = 0x00ff00ffu;
     constexpr int C = D / 64;
 
-    values += value_chunk(lane % 4, lane / 4);
 #pragma unroll
-    for (int k = 0; k < C; k++) {
-        uint4 x = shared_load16(values + k * 512);
-        uint4 y = shared_load16(values + (C + k) * 512);
+    for (int i = 0; i < D / 16; i++) {
+        uint32_t u = word(r[i / 4], i % 4), v = word(r[C + i / 4], i % 4);
+        uint32_t a[4] = { u & MASK, __byte_perm(u, 0, 0x4341), v & MASK,
+                          __byte_perm(v, 0, 0x4341) };
 
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t u = word(x, i), v = word(y, i);
-            uint32_t a[4] = { u & MASK, __byte_perm(u, 0, 0x4341), v & MASK,
-                              __byte_perm(v, 0, 0x4341) };
-
-            mma(o[4 * k + i], a, p0, p1);
-        }
+        mma(o[i], a, p0, p1);
     }
 }
 
 template <int D>
 static __device__ __forceinline__ void
-add_values4(float (&o)[D / 16][4], uint32_t values, uint32_t p0, uint32_t p1)
+add_values4(float (&o)[D / 16][4], const uint4 (&r)[D / 64], uint32_t p0,
+            uint32_t p1)
 {
-    const uint32_t lane = threadIdx.x % 32, LOW = 0x000f000fu,
-                   HIGH = 0x00f000f0u;
+    const uint32_t LOW = 0x000f000fu, HIGH = 0x00f000f0u;
     constexpr int N = D / 32; /* words of a row of tokens */
-    uint32_t w[2][N];
 
-    values += value_chunk(lane % 4, lane / 4);
-#pragma unroll
-    for (int i = 0; i < D / 64; i++) {
-        uint4 r = shared_load16(values + i * 512);
-
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            w[(4 * i + k) / N][(4 * i + k) % N] = word(r, k);
-        }
-    }
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
-        uint32_t u = w[0][i / 2] >> i % 2 * 8, v = w[1][i / 2] >> i % 2 * 8;
+        uint32_t u = word(r[i / 2 / 4], i / 2 % 4) >> i % 2 * 8;
+        uint32_t v = word(r[(N + i / 2) / 4], (N + i / 2) % 4) >> i % 2 * 8;
         uint32_t a[4] = { u & LOW, u & HIGH, v & LOW, v & HIGH };
 
         mma(o[i], a, p0, p1);
@@ -399,31 +412,31 @@ add_values4(float (&o)[D / 16][4], uint32_t values, uint32_t p0, uint32_t p1)
 
 template <int D>
 static __device__ __forceinline__ void
-add_values2(float (&o)[D / 16][4], uint32_t values, uint32_t p0, uint32_t p1)
+add_values2(float (&o)[D / 16][4], const uint4 (&r)[1], uint32_t p0,
+            uint32_t p1)
 {
-    const uint32_t lane = threadIdx.x % 32;
-    uint32_t w[D / 32];
-
-    if (D == 128) {
-        uint4 r = shared_load16(values + value_chunk(lane % 4, lane / 4));
-
-#pragma unroll
-        for (int k = 0; k < D / 32; k++) {
-            w[k] = word(r, k);
-        }
-    } else {
-        uint2 r = shared_load8(values + (lane % 4 * 8 + lane / 4) * 8);
-
-        w[0] = r.x;
-        w[1] = r.y;
-    }
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
-        uint32_t u = w[i / 2] >> i % 2 * 8;
+        uint32_t u = word(r[0], i / 2) >> i % 2 * 8;
         uint32_t a[4] = { u & 0x00030003u, u & 0x000c000cu, u & 0x00300030u,
                           u & 0x00c000c0u };
 
         mma(o[i], a, p0, p1);
+    }
+}
+
+/* Any of them. */
+template <int D, int VALUE>
+static __device__ __forceinline__ void
+add_values(float (&o)[D / 16][4], const uint4 (&r)[value_words(D, VALUE)],
+           uint32_t p0, uint32_t p1)
+{
+    if constexpr (VALUE == 8) {
+        add_values8<D>(o, r, p0, p1);
+    } else if constexpr (VALUE == 4) {
+        add_values4<D>(o, r, p0, p1);
+    } else if constexpr (VALUE == 2) {
+        add_values2<D>(o, r, p0, p1);
     }
 }
 

@@ -47,11 +47,11 @@ slot_bytes(int dim)
     return dim * 32 + 256;
 }
 
-#define NOTE_BYTES 32u
+#define NOTE_BYTES 16u
 
 /* What is in a slot.  A run: units of one segment of one part. */
 struct unit_t {
-    uint32_t run, what, token, head, range;
+    uint32_t run, what, token, head;
 
     __device__ uint32_t segment() const { return what & 15; }
     __device__ uint32_t tiles() const { return what >> 4 & 15; }
@@ -60,16 +60,18 @@ struct unit_t {
 };
 
 struct cursor_t {
-    const uint8_t *page;
-    uint32_t page_tile, left; /* left: tiles of the page, from page_tile on */
-    uint32_t more;            /* of the segment's part, in later pages */
-    uint32_t token, rest;     /* of the segment: the next, and how many */
-    uint32_t what, run;       /* see unit_t: segment and layout only */
-    uint32_t value, meta;     /* offsets in the page; meta is the lane's */
+    /* of the next unit: what the lane copies first */
+    const uint8_t *keys, *values, *meta;
+    uint32_t left;        /* tiles of the page */
+    uint32_t more;        /* of the segment's part, in later pages */
+    uint32_t token, rest; /* of the segment: the next, and how many */
+    uint32_t what, run;   /* see unit_t: segment and layout only */
+    uint32_t code;        /* key bits << 8 | value bits */
+    uint32_t tiles;       /* of a page */
+    uint32_t value, value_meta; /* offsets in the page, for the lane */
     uint32_t ids, page_index, ids_from; /* ids: the lane's of 32 pages */
-    uint32_t range, head, next, last_head, last_tile;
+    uint32_t head, next, last_head, last_tile;
     uint32_t words; /* lane i: word i of the head's description */
-    bool first;     /* the range that falls to each warp without asking */
 };
 
 static __device__ __forceinline__ uint32_t
@@ -88,44 +90,6 @@ load_words(const decode_args_t &a, cursor_t &c)
                   : 0;
 }
 
-/* The next range; false when there is none. */
-static __device__ __forceinline__ bool
-take_range(const decode_args_t &a, cursor_t &c)
-{
-    uint32_t warps = gridDim.x * (blockDim.x / 32);
-
-    if (c.first) {
-        /* neighbours in different blocks: few ranges use many of them; those
-         * of which there is no need are empty */
-        c.range = blockIdx.x + threadIdx.x / 32 * gridDim.x;
-        c.first = false;
-    } else {
-        uint32_t n = a.work.layer->ranges, next = 0;
-
-        if (n <= warps) {
-            return false;
-        }
-        if (threadIdx.x % 32 == 0) {
-            next = atomicAdd(&a.work.layer->next, 1u);
-        }
-        c.range = warps + of_lane(next, 0);
-        if (c.range >= n) {
-            return false;
-        }
-    }
-    const decode_cut_t from = a.work.cut[c.range];
-    const decode_cut_t to = a.work.cut[c.range + 1];
-
-    c.head = from.head;
-    c.next = from.tile;
-    c.last_head = to.head;
-    c.last_tile = to.tile;
-    if (c.head != c.last_head || c.next < c.last_tile) {
-        load_words(a, c);
-    }
-    return true;
-}
-
 /* Page ids from page_index on, one a lane. */
 static __device__ __forceinline__ void
 load_ids(const decode_args_t &a, cursor_t &c, uint32_t pages)
@@ -141,27 +105,28 @@ load_ids(const decode_args_t &a, cursor_t &c, uint32_t pages)
     }
 }
 
+/* At the first tile of page c.page_index. */
 static __device__ __forceinline__ void
 enter_page(const decode_args_t &a, cursor_t &c)
 {
     /* pages of a window that never had a token have no id */
     int id = (int) of_lane(c.ids, c.page_index - c.ids_from);
 
-    c.page = a.kv.pool + (uint64_t) max(id, 0) * a.kv.page_bytes;
+    c.keys = a.kv.pool + (uint64_t) max(id, 0) * a.kv.page_bytes
+             + threadIdx.x % 32 * 16;
+    c.values = c.keys + c.value;
+    c.meta = c.keys + c.value_meta;
 }
 
 static __device__ __forceinline__ void
 next_page(const decode_args_t &a, cursor_t &c)
 {
-    uint32_t tiles = a.layouts.of[c.what >> 8].tiles;
-
     c.page_index++;
     if (c.page_index - c.ids_from == 32) {
-        load_ids(a, c, (c.more + tiles - 1) / tiles);
+        load_ids(a, c, (c.more + c.tiles - 1) / c.tiles);
     }
     enter_page(a, c);
-    c.page_tile = 0;
-    c.left = min(tiles, c.more);
+    c.left = min(c.tiles, c.more);
     c.more -= c.left;
 }
 
@@ -184,7 +149,7 @@ next_segment(const decode_args_t &a, cursor_t &c)
             if (c.head != c.last_head || c.last_tile > 0) {
                 load_words(a, c);
             }
-        } else if (!take_range(a, c)) {
+        } else {
             c.run = NO_RUN;
             return;
         }
@@ -205,16 +170,41 @@ next_segment(const decode_args_t &a, cursor_t &c)
     c.next = start + end;
     c.token = tile * l.tile;
     c.rest = tokens - c.token;
+    c.tiles = l.tiles;
+    c.code = l.key_bits << 8 | l.value_bits;
     c.page_index = tile / l.tiles;
-    c.page_tile = tile - c.page_index * l.tiles;
-    c.left = min(l.tiles - c.page_tile, end - tile);
-    c.more = end - tile - c.left;
+    tile -= c.page_index * l.tiles; /* of the page */
+    c.left = min(l.tiles - tile, end - (c.token / l.tile));
+    c.more = end - c.token / l.tile - c.left;
     c.what = s | index << 8;
     c.value = l.value;
-    c.meta = (lane < 16 ? l.key_meta : l.value_meta) + lane % 16 * 4;
+    /* lanes 16 and more copy the values' metadata; all of them 4 bytes */
+    c.value_meta = (lane < 16 ? l.key_meta : l.value_meta) + lane % 16 * 4
+                   - lane * 16;
     c.run++;
     load_ids(a, c, 1 + (c.more + l.tiles - 1) / l.tiles);
     enter_page(a, c);
+    c.keys += tile * l.key_tile;
+    c.values += tile * l.value_tile;
+    c.meta += tile * 64;
+}
+
+/* At the beginning of a range; ranges of which there is no need are empty. */
+static __device__ __forceinline__ void
+take_range(const decode_args_t &a, uint32_t range, cursor_t &c)
+{
+    const decode_cut_t from = a.work.cut[range];
+    const decode_cut_t to = a.work.cut[range + 1];
+
+    memset(&c, 0, sizeof(c));
+    c.head = from.head;
+    c.next = from.tile;
+    c.last_head = to.head;
+    c.last_tile = to.tile;
+    if (c.head != c.last_head || c.next < c.last_tile) {
+        load_words(a, c);
+    }
+    next_segment(a, c);
 }
 
 /* ---- copies ------------------------------------------------------------- */
@@ -240,6 +230,7 @@ row_chunk(uint32_t g, uint32_t c)
     return g * (2 * D) + ((c ^ g) * 16);
 }
 
+/* src: the lane's first chunk. */
 template <int D>
 static __device__ __forceinline__ void
 copy_rows(const uint8_t *src, uint32_t dst, uint64_t policy)
@@ -251,9 +242,21 @@ copy_rows(const uint8_t *src, uint32_t dst, uint64_t policy)
     for (uint32_t i = 0; i < CHUNKS / 4; i++) {
         uint32_t j = i * 32 + lane;
 
-        copy_async16(dst + row_chunk<D>(j / CHUNKS, j % CHUNKS), src + j * 16,
+        copy_async16(dst + row_chunk<D>(j / CHUNKS, j % CHUNKS), src + i * 512,
                      policy);
     }
+}
+
+/* Whether the lane's part of chunk i, of 512 bytes, belongs to n of the U tiles
+ * of BYTES bytes; n > 0. */
+template <uint32_t U, uint32_t BYTES>
+static __device__ __forceinline__ bool
+covers(uint32_t n, uint32_t i)
+{
+    if (BYTES % 512 == 0) {
+        return i * 512 < BYTES || n > i * 512 / BYTES;
+    }
+    return i * 512 + threadIdx.x % 32 * 16 < n * BYTES;
 }
 
 /* The unit at the cursor, of a level known here. */
@@ -264,40 +267,34 @@ copy_known(const cursor_t &c, uint32_t n, uint32_t slot, uint64_t policy)
     constexpr uint32_t U = unit_tiles(KEY, VALUE);
     constexpr uint32_t KT = tile_bytes(D, KEY), VT = tile_bytes(D, VALUE);
     const uint32_t lane = threadIdx.x % 32;
-    const uint8_t *keys = c.page + c.page_tile * KT;
-    const uint8_t *values = c.page + c.value + c.page_tile * VT;
 
     if (KEY == 16) {
-        copy_rows<D>(keys, slot, policy);
-        copy_rows<D>(values, slot + KT, policy);
+        copy_rows<D>(c.keys, slot, policy);
+        copy_rows<D>(c.values, slot + KT, policy);
         return;
     }
-    const uint32_t to = D * VALUE < 256
-                            ? lane * 16
-                            : value_chunk(lane / 8, lane % 8);
-    const uint8_t *meta = c.page + c.meta + c.page_tile * 64;
-    const uint32_t meta_to = slot + U * (KT + VT) + lane % 8 * 16
-                             + lane / 8 * 4;
+    const uint32_t at = slot + lane * 16, meta = slot + U * (KT + VT)
+                                                 + lane % 8 * 16 + lane / 8 * 4;
+    const uint32_t to = slot + U * KT
+                        + (D * VALUE < 256 ? lane * 16
+                                           : value_chunk(lane / 8, lane % 8));
 
-    keys += lane * 16;
-    values += lane * 16;
 #pragma unroll
     for (uint32_t i = 0; i < (U * KT + 511) / 512; i++) {
-        if ((U == 1 && KT % 512 == 0) || i * 512 + lane * 16 < n * KT) {
-            copy_async16(slot + i * 512 + lane * 16, keys + i * 512, policy);
+        if (covers<U, KT>(n, i)) {
+            copy_async16(at + i * 512, c.keys + i * 512, policy);
         }
     }
 #pragma unroll
     for (uint32_t i = 0; i < (U * VT + 511) / 512; i++) {
-        if ((U == 1 && VT % 512 == 0) || i * 512 + lane * 16 < n * VT) {
-            copy_async16(slot + U * KT + i * 512 + to, values + i * 512,
-                         policy);
+        if (covers<U, VT>(n, i)) {
+            copy_async16(to + i * 512, c.values + i * 512, policy);
         }
     }
 #pragma unroll
     for (uint32_t i = 0; i < U; i++) {
-        if (i < n) {
-            copy_async4(meta_to + i * 128, meta + i * 64);
+        if (i == 0 || i < n) {
+            copy_async4(meta + i * 128, c.meta + i * 64);
         }
     }
 }
@@ -314,29 +311,25 @@ copy_any(const decode_layout_t &l, const cursor_t &c, uint32_t n, uint32_t slot,
         copy_known<D, 16, 16>(c, n, slot, policy);
         return;
     }
-    const uint32_t kt = tile_bytes(D, l.key_bits);
-    const uint32_t vt = tile_bytes(D, l.value_bits);
+    const uint32_t kt = l.key_tile, vt = l.value_tile;
     const uint32_t u = unit_tiles(l.key_bits, l.value_bits);
-    const uint8_t *from = c.page + c.page_tile * kt;
     const uint32_t to = D * l.value_bits < 256
                             ? lane * 16
                             : value_chunk(lane / 8, lane % 8);
 
 #pragma unroll 1
-    for (uint32_t o = lane * 16; o < n * kt; o += 512) {
-        copy_async16(slot + o, from + o, policy);
+    for (uint32_t o = 0; o + lane * 16 < n * kt; o += 512) {
+        copy_async16(slot + lane * 16 + o, c.keys + o, policy);
     }
-    from = c.page + c.value + c.page_tile * vt;
     slot += u * kt;
 #pragma unroll 1
-    for (uint32_t o = lane * 16; o < n * vt; o += 512) {
-        copy_async16(slot + o - lane * 16 + to, from + o, policy);
+    for (uint32_t o = 0; o + lane * 16 < n * vt; o += 512) {
+        copy_async16(slot + o + to, c.values + o, policy);
     }
-    from = c.page + c.meta + c.page_tile * 64;
     slot += u * vt + lane % 8 * 16 + lane / 8 * 4;
 #pragma unroll 1
     for (uint32_t i = 0; i < n; i++) {
-        copy_async4(slot + i * 128, from + i * 64);
+        copy_async4(slot + i * 128, c.meta + i * 64);
     }
 }
 
@@ -357,30 +350,34 @@ produce(const decode_args_t &a, cursor_t &c, ring_t &ring)
         }
         return;
     }
-    const decode_layout_t &l = a.layouts.of[c.what >> 8];
-    bool known = l.key_bits == KEY && l.value_bits == VALUE;
+    const bool known = KEY != 0 && c.code == (KEY << 8 | VALUE);
     uint32_t n, exist, tile;
 
     if (known) {
         n = min(unit_tiles(KEY, VALUE), c.left);
         tile = tile_tokens(KEY);
     } else {
-        n = min(unit_tiles(l.key_bits, l.value_bits), c.left);
-        tile = l.tile;
+        n = min(unit_tiles(c.code >> 8, c.code & 255), c.left);
+        tile = tile_tokens(c.code >> 8);
     }
     exist = min(n * tile, c.rest);
     if (lane == 0) {
         shared_store16(note, make_uint4(c.run, c.what | n << 4 | exist << 16,
                                         c.token, c.head));
-        shared_store4(note + 16, c.range);
     }
     if (known) {
         copy_known<D, KEY == 0 ? 16 : KEY, VALUE == 0 ? 16 : VALUE>(
             c, n, slot, ring.policy);
+        c.keys += n * tile_bytes(D, KEY);
+        c.values += n * tile_bytes(D, VALUE);
     } else {
+        const decode_layout_t &l = a.layouts.of[c.what >> 8];
+
         copy_any<D>(l, c, n, slot, ring.policy);
+        c.keys += n * l.key_tile;
+        c.values += n * l.value_tile;
     }
-    c.page_tile += n;
+    c.meta += n * 64;
     c.left -= n;
     c.token += exist;
     c.rest -= exist;
@@ -398,15 +395,9 @@ static __device__ __forceinline__ unit_t
 read_note(const ring_t &ring)
 {
     uint4 x = shared_load16(ring.notes + ring.at * NOTE_BYTES);
-    unit_t u = { x.x, x.y, x.z, x.w, 0 };
+    unit_t u = { x.x, x.y, x.z, x.w };
 
     return u;
-}
-
-static __device__ __forceinline__ uint32_t
-note_range(const ring_t &ring)
-{
-    return shared_load4(ring.notes + ring.at * NOTE_BYTES + 16);
 }
 
 #endif

@@ -137,6 +137,15 @@ exp2_fast(float x)
     return y;
 }
 
+static __device__ __forceinline__ float
+reciprocal(float x)
+{
+    float y;
+
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 static __device__ __forceinline__ uint32_t
 half2_bits(float lo, float hi)
 {
@@ -185,17 +194,13 @@ copy_wait(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* What streams through the L2 cache leaves it first, or takes its turn. */
+/* What streams through the L2 cache leaves it first. */
 static __device__ __forceinline__ uint64_t
-l2_policy(bool first)
+l2_policy(void)
 {
     uint64_t p;
 
-    if (first) {
-        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
-    } else {
-        asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(p));
-    }
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
     return p;
 }
 

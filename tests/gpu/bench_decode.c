@@ -1,11 +1,10 @@
 /*
  * How fast decode attention is, beside how fast this GPU copies memory.
  *
- *   bench_decode [-b] [-f TEXT] [-t TUNE,..] [-o FILE]
+ *   bench_decode [-b] [-f TEXT] [-o FILE]
  *
  *   -b   only the shapes that have targets, not the sweep
  *   -f   only cases whose name contains TEXT
- *   -t   variants of the kernels to compare; the first counts
  *   -o   also as JSON, for tests/gpu/plot_decode.py
  *
  * A case is a number of sequences of equal length, stored in one way, in four
@@ -14,7 +13,7 @@
  * events.  "bytes" are those of the tokens' codes and metadata, and of scores
  * and positions (12 a token: two reads and a write); "share" is bytes / time
  * over the speed of a large copy, bytes read plus bytes written, of the same
- * run.
+ * run.  "attend": without the finish kernel, which makes results of it.
  */
 #include "cache.h"
 
@@ -25,7 +24,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LAYERS 4u
+#define LAYERS 4u /* unless a case says otherwise */
 #define RUNS 40
 #define WARM 8
 
@@ -37,6 +36,7 @@ typedef struct {
     double share[2]; /* of the tokens, by level */
     double must, goal; /* us; 0: none */
     uint32_t skew;   /* lengths differ by this factor */
+    uint32_t layers;
 } case_t;
 
 static int
@@ -159,7 +159,7 @@ static void
 fill_tables(setup_t *s, const case_t *x)
 {
     tr_kv_view_t *v = &s->view;
-    size_t heads = (size_t) x->seqs * LAYERS * x->lists, n = 0, pages = 0;
+    size_t heads = (size_t) x->seqs * x->layers * x->lists, n = 0, pages = 0;
     tr_kv_seq_t *seq = calloc(x->seqs, sizeof(*seq));
     uint32_t *count = calloc(heads * TR_KV_LISTS_MAX, 4), longest = 0;
     uint32_t *pos = calloc(x->seqs + 1, 4), *row = calloc(x->seqs + 1, 4);
@@ -192,8 +192,8 @@ fill_tables(setup_t *s, const case_t *x)
         for (uint32_t l = 0; l < x->n_levels; l++) {
             seq[i].list_layout[l] = (uint8_t) (l + 1);
         }
-        for (uint32_t h = 0; h < LAYERS * x->lists; h++) {
-            size_t head = (size_t) i * LAYERS * x->lists + h;
+        for (uint32_t h = 0; h < x->layers * x->lists; h++) {
+            size_t head = (size_t) i * x->layers * x->lists + h;
             uint32_t left = len, k = x->n_levels == 0 ? 0 : 1;
 
             for (; k < s->plan.n; k++) {
@@ -281,11 +281,6 @@ median(float *ms, int n)
     return ms[n / 2];
 }
 
-/* Variants of the kernels to be compared (tr_cuda_device_t.tune); the first is
- * the one that counts. */
-static uint32_t tunes[32];
-static uint32_t n_tunes = 1;
-
 static FILE *json;
 
 typedef struct {
@@ -318,7 +313,7 @@ measure(const tr_cuda_stream_t *stream, const setup_t *s, const operands_t *o,
         error |= tr_cuda_decode_plan(stream, &s->view, &s->rows, &o->size,
                                      work);
         cudaEventRecord(e[i][1], stream->stream);
-        error |= tr_cuda_decode(stream, &s->view, (uint32_t) i % LAYERS,
+        error |= tr_cuda_decode(stream, &s->view, (uint32_t) i % s->view.layers,
                                 &s->rows, &queries, &o->size, work);
         cudaEventRecord(e[i][2], stream->stream);
         if (error != 0) {
@@ -342,13 +337,14 @@ measure(const tr_cuda_stream_t *stream, const setup_t *s, const operands_t *o,
 }
 
 static void
-report(const case_t *x, const setup_t *s, float us, float plan_us)
+report(const case_t *x, const setup_t *s, float us, float plan_us,
+       float attend_us)
 {
     printf("%-30s %4u x %6u  %7.1f us  %8.1f MB  %5.1f%% of copy  floor %6.1f "
-           "us  plan %4.1f us",
+           "us  attend %5.1f  plan %4.1f us",
            x->name, x->seqs, x->len, (double) us, s->bytes / 1e6,
            100 * s->bytes / (double) us / 1e3 / copy_speed,
-           s->bytes / copy_speed / 1e3, (double) plan_us);
+           s->bytes / copy_speed / 1e3, (double) attend_us, (double) plan_us);
     if (x->must > 0) {
         printf("  must %3.0f: %s, goal %3.0f: %s", x->must,
                (double) us <= x->must ? "held" : "MISSED", x->goal,
@@ -358,10 +354,11 @@ report(const case_t *x, const setup_t *s, float us, float plan_us)
         fprintf(json,
                 "%s\n  {\"name\": \"%s\", \"seqs\": %u, \"tokens\": %u, "
                 "\"us\": %.2f, \"bytes\": %.0f, \"share\": %.4f, "
-                "\"plan_us\": %.2f}",
+                "\"attend_us\": %.2f, \"plan_us\": %.2f}",
                 ftell(json) > 2 ? "," : "", x->name, x->seqs, x->len,
                 (double) us, s->bytes,
-                s->bytes / (double) us / 1e3 / copy_speed, (double) plan_us);
+                s->bytes / (double) us / 1e3 / copy_speed, (double) attend_us,
+                (double) plan_us);
     }
 }
 
@@ -377,13 +374,13 @@ run_case(const tr_cuda_stream_t *stream, const case_t *x)
     memset(&s, 0, sizeof(s));
     cuda_ok(tr_page_plan(&wish, &s.plan), "page plan");
     s.view.page_bytes = s.plan.page_bytes;
-    s.view.layers = LAYERS;
+    s.view.layers = x->layers;
     s.view.lists = x->lists;
     s.view.head_dim = x->head_dim;
     s.view.n_layouts = s.plan.n;
     s.view.layout = s.plan.layout;
     fill_tables(&s, x);
-    o.size.layers = LAYERS;
+    o.size.layers = x->layers;
     o.size.lists = x->lists;
     o.size.head_dim = x->head_dim;
     o.size.max_seqs = x->seqs;
@@ -395,20 +392,14 @@ run_case(const tr_cuda_stream_t *stream, const case_t *x)
     }
     o.q = device_array(q, (size_t) x->seqs * n * 4);
     o.out = device_array(NULL, (size_t) x->seqs * n * 4);
-    for (uint32_t i = 0; i < n_tunes; i++) {
-        tr_cuda_device_t device = *stream->device;
-        tr_cuda_stream_t tuned = { stream->stream, &device };
-        float us, plan_us;
+    tr_cuda_device_t device = *stream->device;
+    tr_cuda_stream_t part = { stream->stream, &device };
+    float us, plan_us, attend_us;
 
-        device.tune = tunes[i];
-        measure(&tuned, &s, &o, &us, &plan_us);
-        if (i == 0) {
-            report(x, &s, us, plan_us);
-        } else {
-            printf("%s %x: %.1f", i == 1 ? "\n     " : "", tunes[i],
-                   (double) us);
-        }
-    }
+    device.unfinished = true;
+    measure(stream, &s, &o, &us, &plan_us);
+    measure(&part, &s, &o, &attend_us, &plan_us);
+    report(x, &s, us, plan_us, attend_us);
     printf("\n");
     fflush(stdout);
     for (uint32_t i = 0; i < s.n_arrays; i++) {
@@ -450,11 +441,11 @@ static const struct {
 static void
 run_store(const tr_cuda_stream_t *s, size_t store, const char *model,
           uint32_t seqs, uint32_t len, uint32_t heads, uint32_t lists,
-          uint32_t skew, const char *filter)
+          uint32_t skew, uint32_t layers, const char *filter)
 {
     char name[64];
     case_t x = { name, seqs,      len,   heads, lists, 128,
-                 0,    { { 0 } }, { 0 }, 0,     0,     skew };
+                 0,    { { 0 } }, { 0 }, 0,     0,     skew, layers };
 
     snprintf(name, sizeof(name), "%s %s", model, stores[store].name);
     if (strstr(name, filter) == NULL) {
@@ -487,20 +478,13 @@ main(int argc, char **argv)
     tr_cuda_device_t device;
     cudaStream_t stream;
 
-    while ((option = getopt(argc, argv, "bf:t:o:")) != -1) {
+    while ((option = getopt(argc, argv, "bf:o:")) != -1) {
         switch (option) {
         case 'b':
             brief = true;
             break;
         case 'f':
             filter = optarg;
-            break;
-        case 't':
-            n_tunes = 0;
-            for (char *at = strtok(optarg, ","); at != NULL && n_tunes < 32;
-                 at = strtok(NULL, ",")) {
-                tunes[n_tunes++] = (uint32_t) strtoul(at, NULL, 16);
-            }
             break;
         case 'o':
             json = fopen(optarg, "w");
@@ -527,24 +511,32 @@ main(int argc, char **argv)
     for (size_t i = 0; i < (brief ? 1 : 4); i++) {
         for (size_t k = 0; k < STORES; k++) {
             run_store(&s, k, "llama-8b", targets[i][0], targets[i][1], 32, 8, 1,
-                      filter);
+                      LAYERS, filter);
         }
     }
     for (size_t k = 1; k < STORES && !brief; k++) {
-        run_store(&s, k, "skew 8, llama-8b", 64, 8192, 32, 8, 8, filter);
-        run_store(&s, k, "skew 8, llama-8b", 256, 2048, 32, 8, 8, filter);
+        run_store(&s, k, "skew 8, llama-8b", 64, 8192, 32, 8, 8, LAYERS,
+                  filter);
+        run_store(&s, k, "skew 8, llama-8b", 256, 2048, 32, 8, 8, LAYERS,
+                  filter);
     }
     for (size_t i = 0; i < sizeof(sweep) / sizeof(sweep[0]) && !brief; i++) {
         run_store(&s, 0, "llama-8b", sweep[i][0], sweep[i][1], 32, 8, 1,
-                  filter);
+                  LAYERS, filter);
         run_store(&s, 2, "llama-8b", sweep[i][0], sweep[i][1], 32, 8, 1,
-                  filter);
+                  LAYERS, filter);
         run_store(&s, 4, "llama-8b", sweep[i][0], sweep[i][1], 32, 8, 1,
-                  filter);
+                  LAYERS, filter);
     }
     for (size_t k = 0; k < STORES && !brief; k++) {
-        run_store(&s, k, "qwen2.5-7b", 64, 4096, 28, 4, 1, filter);
-        run_store(&s, k, "qwen2.5-32b", 64, 4096, 40, 8, 1, filter);
+        run_store(&s, k, "qwen2.5-7b", 64, 4096, 28, 4, 1, LAYERS, filter);
+        run_store(&s, k, "qwen2.5-32b", 64, 4096, 40, 8, 1, LAYERS, filter);
+    }
+    for (size_t i = 0; i < 3 && !brief; i++) { /* what a plan of 32 costs */
+        static const uint32_t seqs[] = { 1, 64, 256 };
+
+        run_store(&s, 3, "32 layers, llama-8b", seqs[i], 512, 32, 8, 1, 32,
+                  filter);
     }
     if (json != NULL) {
         fprintf(json, "\n]\n");

@@ -110,8 +110,8 @@ one_round(const tr_cuda_device_t *device, cudaStream_t stream, uint32_t round,
     if (random_below(2) == 0) {
         d.blocks = 1 + random_below(d.blocks);
     }
-    if (random_below(2) == 0) { /* other variants */
-        d.tune = random_below(4) | random_below(2) << 9;
+    if (random_below(2) == 0) {
+        d.dependent = false;
     }
     tr_cuda_decode_size_t size = cache_size(&c);
     size_t bytes = tr_cuda_decode_work(&d, &size);
@@ -140,7 +140,8 @@ one_round(const tr_cuda_device_t *device, cudaStream_t stream, uint32_t round,
             printf(" %u/%u", shape.level[i].key_bits,
                    shape.level[i].value_bits);
         }
-        printf(", wild %d, blocks %u, tune %x\n", shape.wild, d.blocks, d.tune);
+        printf(", wild %d, blocks %u, dependent %d\n", shape.wild, d.blocks,
+               d.dependent);
     }
     cuda_ok(cudaFree(work), "free");
     cache_free(&c);
