@@ -32,7 +32,7 @@
 #define SEG_DENSE 5u
 #define GROUP 8u      /* query heads of a list, at most */
 #define QUAD 4u       /* query heads whose weights one trace record has */
-#define JOB_TILES 64u /* whose scores one warp raises at a time */
+#define JOB_TILES 32u /* whose scores one warp raises at a time */
 
 /* Layouts as the device wants them. */
 typedef struct {

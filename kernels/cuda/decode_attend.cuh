@@ -259,19 +259,23 @@ attend_unit(const decode_args_t &a, const decode_head_t *h,
         const uint32_t tiles = u.tiles();
         const size_t at = (size_t) s.tile * Q;
         uint32_t *weights = a.work.weights + at * 32 + lane;
+        const uint64_t policy = l2_policy_stay();
 
 #pragma unroll
         for (int n = 0; n < U; n++) {
 #pragma unroll
             for (int q = 0; q < Q && n < (int) tiles; q++) {
-                weights[(n * Q + q) * 32] = half2_bits(
-                    y[n][q][0], ROWS == 2 ? y[n][q][1] : 0);
+                store_hinted(weights + (n * Q + q) * 32,
+                             half2_bits(y[n][q][0],
+                                        ROWS == 2 ? y[n][q][1] : 0),
+                             policy);
             }
         }
         if (g < tiles) {
 #pragma unroll
             for (int q = 0; q < Q; q++) {
-                a.work.maxima[(at + g * Q + q) * QUAD + t] = s.max[q];
+                store_hinted(a.work.maxima + (at + g * Q + q) * QUAD + t,
+                             __float_as_uint(s.max[q]), policy);
             }
         }
         s.tile += tiles;

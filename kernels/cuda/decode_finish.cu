@@ -22,7 +22,7 @@
 
 #define THREADS 256u
 #define WARPS (THREADS / 32)
-#define BATCH 4u /* groups of four tokens that a lane asks for at once */
+#define BATCH (JOB_TILES * 4 / 32) /* groups of four tokens of a lane */
 
 static __device__ __forceinline__ bool
 worse(const decode_victim_t &a, const decode_victim_t &b)
@@ -55,34 +55,48 @@ least_of_warp(decode_victim_t v)
     return v;
 }
 
-/* Of all parts of query head lane % 8: the maximum, and the sum relative to it.
- * Lanes 8 and more have the same. */
+/* {max, sum relative to it}: those of lanes that differ in the bits from `low`
+ * up, together. */
 static __device__ __forceinline__ float2
-join_sums(const decode_args_t &a, uint2 span, uint32_t head)
+join_lanes(float2 x, int low)
 {
-    const uint32_t lane = threadIdx.x % 32, k = lane % GROUP;
-    float m = -1e30f, sum = 0;
-
-#pragma unroll 4
-    for (uint32_t b = span.x + lane / GROUP; b <= span.y; b += 4) {
-        float2 x = k < a.group
-                       ? a.work.part_sum[(size_t) (b + head) * GROUP + k]
-                       : make_float2(0, 1);
-        float most = fmaxf(m, x.x);
-
-        sum = sum * exp2_fast(m - most) + x.y * exp2_fast(x.x - most);
-        m = most;
-    }
 #pragma unroll
-    for (int d = 8; d < 32; d *= 2) {
-        float m1 = __shfl_xor_sync(TR_ALL_LANES, m, d);
-        float s1 = __shfl_xor_sync(TR_ALL_LANES, sum, d);
-        float most = fmaxf(m, m1);
+    for (int d = 16; d > 0; d /= 2) {
+        if (d < low) {
+            break;
+        }
+        float m = __shfl_xor_sync(TR_ALL_LANES, x.x, d);
+        float sum = __shfl_xor_sync(TR_ALL_LANES, x.y, d);
+        float most = fmaxf(x.x, m);
 
-        sum = sum * exp2_fast(m - most) + s1 * exp2_fast(m1 - most);
-        m = most;
+        x.y = x.y * exp2_fast(x.x - most) + sum * exp2_fast(m - most);
+        x.x = most;
     }
-    return make_float2(m, sum);
+    return x;
+}
+
+/* Of all parts, of query head k + lane % K of those of the list; one that does
+ * not exist has no sum that means anything. */
+template <uint32_t K>
+static __device__ __forceinline__ float2
+join_sums(const decode_args_t &a, uint2 span, uint32_t head, uint32_t k)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    const float2 *from = a.work.part_sum + (size_t) head * GROUP + k + lane % K;
+    float2 all = make_float2(-1e30f, 0);
+
+    if (k + lane % K < a.group) {
+#pragma unroll 8
+        for (uint32_t b = span.x + lane / K; b <= span.y; b += 32 / K) {
+            float2 x = from[(size_t) b * GROUP];
+            float most = fmaxf(all.x, x.x);
+
+            all.y = all.y * exp2_fast(all.x - most)
+                    + x.y * exp2_fast(x.x - most);
+            all.x = most;
+        }
+    }
+    return join_lanes(all, K);
 }
 
 /* ---- join --------------------------------------------------------------- */
@@ -118,88 +132,109 @@ no_victims(const decode_args_t &a, const decode_head_t &h)
     }
 }
 
-/* A query head is `ways` warps, which take its parts in turn. */
+/* Parts way, way + ways, .. of query head `at` of the step, over the sum of all;
+ * false: it has none.  to: where the lane's elements belong. */
 template <int D>
-static __device__ __forceinline__ void
-join(const decode_args_t &a, uint32_t block, uint32_t ways, uint32_t n_heads)
+static __device__ __forceinline__ bool
+join(const decode_args_t &a, uint32_t at, uint32_t way, uint32_t ways,
+     float (&x)[D / 32], size_t &to)
 {
     constexpr int N = D / 32; /* elements of a lane */
-    __shared__ float out[WARPS][D];
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint32_t at = (block * WARPS + warp) / ways, way = warp % ways;
+    const uint32_t lane = threadIdx.x % 32;
     const uint32_t head = at / a.group, k = at - head * a.group;
     const decode_head_t *h = a.work.head + head;
-    const bool here = head < n_heads && h->tiles > 0;
-    float x[N] = {};
-    size_t to = 0;
 
-    if (here) {
-        const uint2 span = a.work.span[head];
-        float2 total = join_sums(a, span, head);
-        float most = __shfl_sync(TR_ALL_LANES, total.x, k);
-        float by = 1 / __shfl_sync(TR_ALL_LANES, total.y, k);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        x[i] = 0;
+    }
+    if (h->tiles == 0) {
+        return false;
+    }
+    const uint2 span = a.work.span[head];
+    const float2 total = join_sums<1>(a, span, head, k);
+    const float by = 1 / total.y;
 
 #pragma unroll 8
-        for (uint32_t b = span.x + way; b <= span.y; b += ways) {
-            size_t place = (size_t) b + head;
-            float c = exp2_fast(a.work.part_sum[place * GROUP + k].x - most);
-            const float *from = a.work.part_out + (place * a.group + k) * D
-                                + lane * N;
+    for (uint32_t b = span.x + way; b <= span.y; b += ways) {
+        size_t place = (size_t) b + head;
+        float c = exp2_fast(a.work.part_sum[place * GROUP + k].x - total.x) * by;
+        const float *from = a.work.part_out + (place * a.group + k) * D
+                            + lane * N;
 
-            if (D == 128) {
-                float4 y = *(const float4 *) from;
+        if (D == 128) {
+            float4 y = *(const float4 *) from;
 
-                x[0] += y.x * c;
-                x[1] += y.y * c;
-                x[N - 2] += y.z * c;
-                x[N - 1] += y.w * c;
-            } else {
-                float2 y = *(const float2 *) from;
+            x[0] += y.x * c;
+            x[1] += y.y * c;
+            x[N - 2] += y.z * c;
+            x[N - 1] += y.w * c;
+        } else {
+            float2 y = *(const float2 *) from;
 
-                x[0] += y.x * c;
-                x[1] += y.y * c;
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            x[i] *= by;
-        }
-        to = (size_t) h->row * a.ldo
-             + (size_t) (h->head % a.kv.lists * a.group + k) * D + lane * N;
-        if (k == 0 && way == 0) {
-            no_victims(a, *h);
+            x[0] += y.x * c;
+            x[1] += y.y * c;
         }
     }
-    if (ways > 1) { /* all of them have one query head */
+    to = (size_t) h->row * a.ldo
+         + (size_t) (h->head % a.kv.lists * a.group + k) * D + lane * N;
+    if (k == 0 && way == 0) {
+        no_victims(a, *h);
+    }
+    return true;
+}
+
+template <int D>
+static __device__ __forceinline__ void
+join_by_warp(const decode_args_t &a, uint32_t at)
+{
+    float x[D / 32];
+    size_t to = 0;
+
+    if (join<D>(a, at, 0, 1, x, to)) {
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            out[warp][lane * N + i] = x[i];
-        }
-        __syncthreads();
-        if (warp > 0) {
-            return;
-        }
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            for (uint32_t w = 1; w < WARPS; w++) {
-                x[i] += out[w][lane * N + i];
-            }
+        for (int i = 0; i < D / 32; i++) {
+            store_out(a, to + i, x[i]);
         }
     }
+}
+
+template <int D>
+static __device__ __forceinline__ void
+join_by_block(const decode_args_t &a, uint32_t at)
+{
+    constexpr int N = D / 32;
+    __shared__ float out[WARPS][D];
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float x[N];
+    size_t to = 0;
+    bool any = join<D>(a, at, warp, WARPS, x, to);
+
 #pragma unroll
-    for (int i = 0; i < N && here; i++) {
+    for (int i = 0; i < N; i++) {
+        out[warp][lane * N + i] = x[i];
+    }
+    __syncthreads();
+    if (warp > 0 || !any) {
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        for (uint32_t w = 1; w < WARPS; w++) {
+            x[i] += out[w][lane * N + i];
+        }
         store_out(a, to + i, x[i]);
     }
 }
 
 /* ---- score -------------------------------------------------------------- */
 
-/* Tokens 2j, 2j + 1, 2j + 8, 2j + 9 of a tile (dense ones: two). */
+/* Tokens 2j + 8r + e of a tile, r, e < 2 (dense tiles: r is 0). */
 typedef struct {
-    float *score;
+    float *score;   /* of the first */
     uint32_t exist; /* bits 2r + e */
-    uint2 position[2];
-    float2 old[2];
+    uint32_t position[2][2];
+    float old[2][2]; /* then new */
 } four_t;
 
 /* The job of a warp. */
@@ -211,54 +246,71 @@ typedef struct {
     uint32_t first, tokens, n, flags;
 } work_t;
 
-static __device__ __forceinline__ void
-position_of(const work_t &w, uint32_t token, uint32_t bit, uint32_t &position,
-            uint32_t &exist)
+/* Page of a tile, at the lane's first token. */
+static __device__ __forceinline__ uint8_t *
+token_at(const decode_args_t &a, const work_t &w, uint32_t tile, uint32_t j)
 {
-    if (w.segment == SEG_WINDOW) {
-        position = decode_window_position(w.h->base, w.h->window, token);
-        if (position < w.h->window_from) {
-            exist &= ~bit;
+    const decode_layout_t &l = *w.l;
+    uint32_t page = l.inverse == 0 ? tile : __umulhi(tile, l.inverse);
+    int id = __ldg(w.table + decode_entry(a.kv, w.segment, page));
+
+    return a.kv.pool + (uint64_t) max(id, 0) * a.kv.page_bytes
+           + ((tile - page * l.tiles) * l.tile + 2 * j) * 4;
+}
+
+/* Where a page does not say it. */
+static __device__ __forceinline__ void
+compute_positions(const work_t &w, uint32_t token, four_t &x)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t at = token + i / 2 * 8 + i % 2, position = w.h->base + at;
+
+        if (w.segment == SEG_WINDOW && (x.exist >> i & 1)) {
+            position = decode_window_position(w.h->base, w.h->window, at);
+            if (position < w.h->window_from) {
+                x.exist &= ~(1u << i);
+            }
         }
-    } else if (w.segment == SEG_DENSE) {
-        position = w.h->base + token;
+        x.position[i / 2][i % 2] = position;
     }
 }
 
-/* Group i of the job. */
+/* Group i of the job: its scores and positions. */
 static __device__ __forceinline__ void
 ask(const decode_args_t &a, const work_t &w, uint32_t i, four_t &x)
 {
-    const decode_layout_t &l = *w.l;
     const uint32_t j = i % 4, tile = w.tile + i / 4;
-    uint32_t page = l.inverse == 0 ? tile : __umulhi(tile, l.inverse);
-    uint32_t token = tile * l.tile + 2 * j, left = w.tokens - token;
+    uint32_t token = tile * w.l->tile + 2 * j;
+    int left = (int) w.tokens - (int) token;
 
-    if (tile >= w.end || token >= w.tokens) {
-        x.exist = 0;
+    x.exist = 0;
+    if (tile >= w.end) {
         return;
     }
-    x.exist = 1 | (left > 1 ? 2 : 0)
-              | (l.tile == 16 ? (left > 8 ? 4 : 0) | (left > 9 ? 8 : 0) : 0);
-    int id = __ldg(w.table + decode_entry(a.kv, w.segment, page));
-    uint8_t *at = a.kv.pool + (uint64_t) max(id, 0) * a.kv.page_bytes
-                  + ((tile - page * l.tiles) * l.tile + 2 * j) * 4;
+    x.exist = (left > 0 ? 1 : 0) | (left > 1 ? 2 : 0);
+    uint8_t *at = token_at(a, w, tile, j);
+    float2 s = *(const float2 *) (at + w.l->score);
 
-    x.score = (float *) (at + l.score);
-#pragma unroll
-    for (uint32_t r = 0; r < 2; r++) {
-        if (x.exist >> 2 * r & 1) {
-            x.old[r] = *(const float2 *) (x.score + 8 * r);
-            if (w.segment < SEG_WINDOW) {
-                x.position[r] = __ldg((const uint2 *) (at + l.position)
-                                      + 4 * r);
-            } else {
-                position_of(w, token + 8 * r, 1 << 2 * r, x.position[r].x,
-                            x.exist);
-                position_of(w, token + 8 * r + 1, 2 << 2 * r,
-                            x.position[r].y, x.exist);
-            }
-        }
+    x.score = (float *) (at + w.l->score);
+    x.old[0][0] = s.x;
+    x.old[0][1] = s.y;
+    if (w.l->tile == 16) {
+        x.exist |= (left > 8 ? 4 : 0) | (left > 9 ? 8 : 0);
+        s = *(const float2 *) (at + w.l->score + 32);
+        x.old[1][0] = s.x;
+        x.old[1][1] = s.y;
+    }
+    if (w.segment < SEG_WINDOW) {
+        uint2 u = __ldg((const uint2 *) (at + w.l->position));
+        uint2 v = __ldg((const uint2 *) (at + w.l->position + 32));
+
+        x.position[0][0] = u.x;
+        x.position[0][1] = u.y;
+        x.position[1][0] = v.x;
+        x.position[1][1] = v.y;
+    } else {
+        compute_positions(w, token, x);
     }
 }
 
@@ -302,84 +354,80 @@ gain(const decode_args_t &a, const float (&most)[Q * QUAD], size_t tile,
     }
 }
 
-/* x / d, rounded to nearest: what the CPU finds.  d: a positive integer.  As
- * the compiler does it, less what integers do not need. */
+/* Raises the scores of a group; returns the least of what is about its
+ * significance, which `about` has for each. */
 static __device__ __forceinline__ float
-divide(float x, float d)
+pay(const work_t &w, four_t &x, const float2 (&p)[2], float (&about)[4])
 {
-    float r = reciprocal(d), y;
+    float least = __int_as_float(0x7f800000);
 
-    r = fmaf(fmaf(-d, r, 1.0f), r, r);
-    y = x * r;
-    y = fmaf(fmaf(-d, y, x), r, y);
-    y = fmaf(fmaf(-d, y, x), r, y);
-    if (x != 0 && !(x > 0x1p-80f && x < 0x1p80f)) { /* steps out of range */
-        y = __fdiv_rn(x, d);
-    }
-    return y;
-}
+#pragma unroll
+    for (uint32_t r = 0; r < 2; r++) {
+#pragma unroll
+        for (uint32_t e = 0; e < 2; e++) {
+            uint32_t position = x.position[r][e];
+            bool later = position < w.n;
+            float score = x.old[r][e] + (later ? e ? p[r].y : p[r].x : 0);
+            float per = later ? reciprocal((float) (w.n - position)) : 0;
 
-/* Raises one token's score. */
-static __device__ __forceinline__ float
-pay(const work_t &w, uint32_t position, uint32_t index, float old, float p,
-    decode_victim_t &least)
-{
-    bool later = position < w.n;
-    float score = old + (later ? p : 0);
-    decode_victim_t v = { score, position, index, 0 };
-
-    if (w.segment < SEG_WINDOW) {
-        if (!(w.flags & HEAD_BY_SUM)) {
-            v.significance = later ? divide(score, (float) (w.n - position))
-                                   : 0;
+            x.old[r][e] = score;
+            score = w.flags & HEAD_BY_SUM ? score : score * per;
+            score = x.exist >> (2 * r + e) & 1 ? score
+                                               : __int_as_float(0x7f800000);
+            about[2 * r + e] = score;
+            least = fminf(least, score);
         }
-        least = worse(v, least) ? v : least;
+        if ((x.exist >> 2 * r & 3) == 3) {
+            *(float2 *) (x.score + 8 * r) = make_float2(x.old[r][0],
+                                                        x.old[r][1]);
+        } else if (x.exist >> 2 * r & 1) {
+            x.score[8 * r] = x.old[r][0];
+        } else if (x.exist >> 2 * r & 2) {
+            x.score[8 * r + 1] = x.old[r][1];
+        }
     }
-    return score;
+    return least;
 }
 
 /* Dense tokens' second score. */
 static __device__ __forceinline__ void
-pay_recent(const work_t &w, const four_t &x, const float2 (&p)[2])
+pay_recent(const work_t &w, const four_t &x, const float2 &p)
 {
     float *recent = x.score + (w.l->recent - w.l->score) / 4;
 
-    if (x.position[0].x < w.n) {
-        recent[0] += p[0].x;
+    if ((x.exist & 1) && x.position[0][0] < w.n) {
+        recent[0] += p.x;
     }
-    if ((x.exist & 2) && x.position[0].y < w.n) {
-        recent[1] += p[0].y;
+    if ((x.exist & 2) && x.position[0][1] < w.n) {
+        recent[1] += p.y;
     }
 }
 
-static __device__ __forceinline__ void
-pay_four(const work_t &w, const four_t &x, uint32_t i, const float2 (&p)[2],
-         decode_victim_t &least)
+/* The least significant of the lane's tokens in `mask`, bits 4i + 2r + e;
+ * significances as the CPU rounds them.  There are few. */
+static __device__ __forceinline__ decode_victim_t
+choose(const decode_args_t &a, const work_t &w, uint32_t mask)
 {
-    uint32_t index = (w.tile + i / 4) * w.l->tile + i % 4 * 2;
+    const uint32_t lane = threadIdx.x % 32;
+    decode_victim_t least = no_victim();
 
-#pragma unroll
-    for (uint32_t r = 0; r < 2; r++) {
-        float2 y = x.old[r];
+    for (; mask != 0; mask &= mask - 1) {
+        uint32_t bit = __ffs((int) mask) - 1, i = bit / 4 * 32 + lane;
+        uint32_t tile = w.tile + i / 4, more = bit / 2 % 2 * 8 + bit % 2;
+        const uint8_t *at = token_at(a, w, tile, i % 4) + more * 4;
+        decode_victim_t v = { *(const float *) (at + w.l->score),
+                              __ldg((const uint32_t *) (at + w.l->position)),
+                              tile * w.l->tile + i % 4 * 2 + more, 0 };
 
-        if (x.exist >> 2 * r & 1) {
-            y.x = pay(w, x.position[r].x, index + 8 * r, y.x, p[r].x, least);
+        if (!(w.flags & HEAD_BY_SUM)) {
+            v.significance = v.position < w.n
+                                 ? __fdiv_rn(v.significance,
+                                             (float) (w.n - v.position))
+                                 : 0;
         }
-        if (x.exist >> 2 * r & 2) {
-            y.y = pay(w, x.position[r].y, index + 8 * r + 1, y.y, p[r].y,
-                      least);
-        }
-        if ((x.exist >> 2 * r & 3) == 3) {
-            *(float2 *) (x.score + 8 * r) = y;
-        } else if (x.exist >> 2 * r & 1) {
-            x.score[8 * r] = y.x;
-        } else if (x.exist >> 2 * r & 2) {
-            x.score[8 * r + 1] = y.y;
-        }
+        least = worse(v, least) ? v : least;
     }
-    if (w.segment == SEG_DENSE && (w.flags & HEAD_RECENT) && x.exist != 0) {
-        pay_recent(w, x, p);
-    }
+    return least;
 }
 
 /* The warp's find; the last job of the list chooses among all. */
@@ -459,12 +507,11 @@ static __device__ __forceinline__ void
 score(const decode_args_t &a, uint32_t job, bool &waited)
 {
     const uint32_t lane = threadIdx.x % 32;
-    decode_victim_t least = no_victim();
-    float most[Q * QUAD];
+    float most[Q * QUAD], about[BATCH][4], least = __int_as_float(0x7f800000);
+    uint32_t mask = 0;
     four_t x[BATCH];
     work_t w;
     size_t tile = take_job(a, job, w);
-    uint32_t n = (w.end - w.tile) * 4;
 
 #pragma unroll
     for (uint32_t i = 0; i < BATCH; i++) {
@@ -474,56 +521,73 @@ score(const decode_args_t &a, uint32_t job, bool &waited)
         launch_wait();
         waited = true;
     }
-    float2 total = join_sums(a, a.work.span[w.head], w.head);
-    float log = lane % GROUP < a.group ? total.x + __log2f(total.y) : 1e30f;
+    float2 total = join_sums<Q * QUAD>(a, a.work.span[w.head], w.head, 0);
+    float log = lane % (Q * QUAD) < a.group ? total.x + __log2f(total.y)
+                                            : 1e30f;
 
 #pragma unroll
     for (uint32_t k = 0; k < Q * QUAD; k++) {
         most[k] = __shfl_sync(TR_ALL_LANES, log, k);
     }
-    for (uint32_t from = 0;;) {
 #pragma unroll
-        for (uint32_t i = 0; i < BATCH; i++) {
-            uint32_t at = from + i * 32 + lane;
-            float2 p[2];
+    for (uint32_t i = 0; i < BATCH; i++) {
+        uint32_t at = i * 32 + lane;
+        float2 p[2];
 
-            if (x[i].exist != 0) {
-                gain<Q>(a, most, tile + at / 4, at % 4, p);
-                pay_four(w, x[i], at, p, least);
+        if (x[i].exist != 0) {
+            gain<Q>(a, most, tile + at / 4, at % 4, p);
+            least = fminf(least, pay(w, x[i], p, about[i]));
+            if (w.segment == SEG_DENSE && (w.flags & HEAD_RECENT)) {
+                pay_recent(w, x[i], p[0]);
             }
         }
-        from += BATCH * 32;
-        if (from >= n) {
-            break;
-        }
+    }
+    if (w.segment >= SEG_WINDOW) {
+        return;
+    }
+    /* `about` is right to 2^-22, or to the smallest normal number */
 #pragma unroll
-        for (uint32_t i = 0; i < BATCH; i++) {
-            ask(a, w, from + i * 32 + lane, x[i]);
-        }
+    for (int d = 16; d > 0; d /= 2) {
+        least = fminf(least, __shfl_xor_sync(TR_ALL_LANES, least, d));
     }
-    if (w.segment < SEG_WINDOW) {
-        report(a, w, least);
+    least = fmaf(least, 1 + 0x1p-20f, 0x1p-126f);
+#pragma unroll
+    for (uint32_t i = 0; i < BATCH * 4; i++) {
+        bool may = (x[i / 4].exist >> i % 4 & 1) && about[i / 4][i % 4] <= least;
+
+        mask |= may ? 1u << i : 0;
     }
+    report(a, w, choose(a, w, mask));
 }
 
-/* The first score_blocks blocks score, the others join. */
+/* The first `blocks` blocks work off the list of jobs, then the query heads,
+ * where a warp joins one; else every other block joins one. */
 template <int D, int Q>
 static __global__ void
 __launch_bounds__(THREADS, 3)
-    finish_kernel(const __grid_constant__ decode_args_t a, uint32_t n_heads,
-                  uint32_t score_blocks, uint32_t ways)
+    finish_kernel(const __grid_constant__ decode_args_t a, uint32_t blocks,
+                  uint32_t by_warp)
 {
-    if (blockIdx.x >= score_blocks) {
+    if (blockIdx.x >= blocks) {
         launch_wait();
-        join<D>(a, blockIdx.x - score_blocks, ways, n_heads);
+        join_by_block<D>(a, blockIdx.x - blocks);
         return;
     }
     const uint32_t jobs = a.work.layer->jobs;
     bool waited = false;
 
-    for (uint32_t j = blockIdx.x * WARPS + threadIdx.x / 32; j < jobs;
-         j += score_blocks * WARPS) {
-        score<Q>(a, j, waited);
+    /* neighbours in different blocks: few jobs use many of them */
+    for (uint32_t i = blockIdx.x + threadIdx.x / 32 * blocks; i < jobs + by_warp;
+         i += blocks * WARPS) {
+        if (i < jobs) {
+            score<Q>(a, i, waited);
+            continue;
+        }
+        if (!waited) {
+            launch_wait();
+            waited = true;
+        }
+        join_by_warp<D>(a, i - jobs);
     }
 }
 
@@ -537,17 +601,16 @@ decode_finish(const tr_cuda_stream_t *s, const decode_args_t *a,
     cudaLaunchAttribute early = {};
     uint32_t n_heads = n_seqs * a->kv.lists, all = n_heads * a->group;
     /* few query heads have many parts each */
-    uint32_t ways = all < s->device->blocks * WARPS ? WARPS : 1;
-    uint32_t join_blocks = (all * ways + WARPS - 1) / WARPS;
-    uint32_t score_blocks = (a->work.max_jobs + WARPS - 1) / WARPS;
+    bool by_warp = all >= s->device->blocks * WARPS;
+    uint32_t blocks = (a->work.max_jobs + WARPS - 1) / WARPS;
     bool wide = a->group > QUAD;
 
-    if (score_blocks > s->device->blocks * 4) {
-        score_blocks = s->device->blocks * 4;
+    if (blocks > s->device->blocks * 3 || by_warp) {
+        blocks = s->device->blocks * 3; /* all that run at once */
     }
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3(score_blocks + join_blocks);
+    config.gridDim = dim3(blocks + (by_warp ? 0 : all));
     config.blockDim = dim3(THREADS);
     config.stream = (cudaStream_t) s->stream;
     config.attrs = &early;
@@ -555,11 +618,11 @@ decode_finish(const tr_cuda_stream_t *s, const decode_args_t *a,
     if (size->head_dim == 128) {
         cudaLaunchKernelEx(&config,
                            wide ? finish_kernel<128, 2> : finish_kernel<128, 1>,
-                           *a, n_heads, score_blocks, ways);
+                           *a, blocks, by_warp ? all : 0);
     } else {
         cudaLaunchKernelEx(&config,
                            wide ? finish_kernel<64, 2> : finish_kernel<64, 1>,
-                           *a, n_heads, score_blocks, ways);
+                           *a, blocks, by_warp ? all : 0);
     }
     return tr_cuda_check();
 }

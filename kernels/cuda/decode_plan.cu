@@ -11,7 +11,7 @@
 #include <cuda_runtime.h>
 
 #define THREADS 1024u
-#define RANGE_COST 96u      /* of a range, at least: 6 KiB */
+#define RANGE_COST 192u     /* of a range, at least: 12 KiB */
 #define SHARED_HEADS 10000u /* whose sums fit into 48 KiB with the rest */
 
 /* ---- workspace ---------------------------------------------------------- */

@@ -294,7 +294,7 @@ copy_known(const cursor_t &c, uint32_t n, uint32_t slot, uint64_t policy)
 #pragma unroll
     for (uint32_t i = 0; i < U; i++) {
         if (i == 0 || i < n) {
-            copy_async4(meta + i * 128, c.meta + i * 64);
+            copy_async4(meta + i * 128, c.meta + i * 64, policy);
         }
     }
 }
@@ -329,7 +329,7 @@ copy_any(const decode_layout_t &l, const cursor_t &c, uint32_t n, uint32_t slot,
     slot += u * vt + lane % 8 * 16 + lane / 8 * 4;
 #pragma unroll 1
     for (uint32_t i = 0; i < n; i++) {
-        copy_async4(slot + i * 128, c.meta + i * 64);
+        copy_async4(slot + i * 128, c.meta + i * 64, policy);
     }
 }
 

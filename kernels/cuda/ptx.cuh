@@ -173,10 +173,11 @@ copy_async16(uint32_t dst, const uint8_t *src, uint64_t policy)
 }
 
 static __device__ __forceinline__ void
-copy_async4(uint32_t dst, const uint8_t *src)
+copy_async4(uint32_t dst, const uint8_t *src, uint64_t policy)
 {
-    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 4;" ::"r"(dst),
-                 "l"(src)
+    asm volatile("cp.async.ca.shared.global.L2::cache_hint.L2::128B "
+                 "[%0], [%1], 4, %2;" ::"r"(dst),
+                 "l"(src), "l"(policy)
                  : "memory");
 }
 
@@ -202,6 +203,24 @@ l2_policy(void)
 
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
     return p;
+}
+
+/* What is read soon stays. */
+static __device__ __forceinline__ uint64_t
+l2_policy_stay(void)
+{
+    uint64_t p;
+
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(p));
+    return p;
+}
+
+static __device__ __forceinline__ void
+store_hinted(void *p, uint32_t x, uint64_t policy)
+{
+    asm volatile("st.global.L2::cache_hint.u32 [%0], %1, %2;" ::"l"(p), "r"(x),
+                 "l"(policy)
+                 : "memory");
 }
 
 static __device__ __forceinline__ uint4
