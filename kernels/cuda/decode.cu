@@ -32,8 +32,9 @@ attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, unit_t &u,
     do {
         produce<D, STAGES, KEY, VALUE>(a, c, ring);
         copy_commit();
-        attend_unit<D, Q, KEY, VALUE>(
-            a, h, query, u, ring.slots + ring.at * slot_bytes(D), traced, s);
+        attend_unit<D, Q, KEY, VALUE>(a, h, query, u,
+                                      ring.slots + ring.at * slot_bytes(D),
+                                      traced, s);
         if (!traced) {
             s.tile += u.tiles();
         }
@@ -118,8 +119,8 @@ __launch_bounds__(WARPS * 32, BLOCKS)
         }
         const decode_layout_t &l = a.layouts.of[u.layout()];
 
-#define ATTEND(KEY, VALUE)                                         \
-    case KEY << 8 | VALUE:                                         \
+#define ATTEND(KEY, VALUE)                                      \
+    case KEY << 8 | VALUE:                                      \
         attend_run<D, Q, STAGES, KEY, VALUE>(a, ring, c, u, s); \
         break;
         switch (l.key_bits << 8 | l.value_bits) {
@@ -208,7 +209,8 @@ tr_cuda_open(int ordinal, tr_cuda_device_t *out)
         uint32_t dim = i & 1 ? 64 : 128;
         const void *kernel = (const void *) attend(dim, i & 2 ? 8 : 4);
 
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+        cudaFuncSetAttribute(kernel,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int) shared_bytes(dim));
         cudaFuncSetAttribute(kernel,
                              cudaFuncAttributePreferredSharedMemoryCarveout,
@@ -260,9 +262,10 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.out_type = queries->out_type;
     a.group = queries->heads / kv->lists;
     a.scale = queries->scale * 1.4426950408889634f;
-    attend(kv->head_dim, a.group)<<<
-        attend_blocks(s->device, kv->head_dim), WARPS * 32,
-        shared_bytes(kv->head_dim), (cudaStream_t) s->stream>>>(a);
+    attend(kv->head_dim,
+           a.group)<<<attend_blocks(s->device, kv->head_dim), WARPS * 32,
+                      shared_bytes(kv->head_dim), (cudaStream_t) s->stream>>>(
+        a);
     if (s->device->unfinished) {
         return tr_cuda_check();
     }

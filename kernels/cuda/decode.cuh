@@ -36,10 +36,10 @@
 
 /* Layouts as the device wants them. */
 typedef struct {
-    uint32_t tokens; /* of a page */
-    uint32_t tiles;  /* of a page */
-    uint32_t inverse; /* 2^32 / tiles, rounded up; 0: one tile */
-    uint32_t cost;    /* of a tile: bytes / 64 */
+    uint32_t tokens;               /* of a page */
+    uint32_t tiles;                /* of a page */
+    uint32_t inverse;              /* 2^32 / tiles, rounded up; 0: one tile */
+    uint32_t cost;                 /* of a tile: bytes / 64 */
     uint32_t key_tile, value_tile; /* bytes of a tile's codes */
     uint32_t key_meta, value, value_meta, score, position, recent;
     uint8_t key_bits, value_bits, scored, tile; /* tile: tokens of one */
@@ -100,17 +100,17 @@ typedef struct {
 typedef struct {
     decode_layer_t *layer; /* [layers] */
     decode_head_t *head;   /* [layers][max_heads] */
-    uint32_t *before;      /* [layers][max_heads + 1] cost of the heads before */
-    decode_cut_t *cut;     /* [layers][max_ranges + 1] */
-    decode_job_t *job;     /* [layers][max_jobs] */
-    uint32_t *arrived;     /* [layers][max_heads][TR_KV_LISTS_MAX] */
-    uint2 *span;           /* [max_heads] first and last range */
-    float2 *part_sum;      /* [places][GROUP] max, sum */
-    float *part_out;       /* [places][group][head_dim] */
+    uint32_t *before;  /* [layers][max_heads + 1] cost of the heads before */
+    decode_cut_t *cut; /* [layers][max_ranges + 1] */
+    decode_job_t *job; /* [layers][max_jobs] */
+    uint32_t *arrived; /* [layers][max_heads][TR_KV_LISTS_MAX] */
+    uint2 *span;       /* [max_heads] first and last range */
+    float2 *part_sum;  /* [places][GROUP] max, sum */
+    float *part_out;   /* [places][group][head_dim] */
     decode_victim_t *victim; /* [max_jobs] */
-    uint32_t *weights;     /* [tiles][quads][32]: lane 4g + t has tokens g and
+    uint32_t *weights;       /* [tiles][quads][32]: lane 4g + t has tokens g and
                             * g + 8 of query head 4 quad + t */
-    float *maxima;         /* [tiles][quads][4] */
+    float *maxima;           /* [tiles][quads][4] */
     uint32_t max_heads, max_ranges, max_jobs;
     size_t bytes;
 } decode_work_t;

@@ -192,11 +192,11 @@ attend_unit(const decode_args_t &a, const decode_head_t *h,
 #pragma unroll
         for (int n = 0; n < U; n++) {
             uint32_t before = n * tile_tokens(KEY);
-            uint32_t mask = existing(
-                h, u.segment(), u.token + before,
-                u.exist() > before
-                    ? min(u.exist() - before, tile_tokens(KEY))
-                    : 0);
+            uint32_t mask = existing(h, u.segment(), u.token + before,
+                                     u.exist() > before
+                                         ? min(u.exist() - before,
+                                               tile_tokens(KEY))
+                                         : 0);
 
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
@@ -246,8 +246,8 @@ attend_unit(const decode_args_t &a, const decode_head_t *h,
                 s.sum[q] += y[n][q][r];
                 s.zero[q] += y[n][q][r] * vz[n][r];
             }
-            w[r] = transpose(half2_bits(y[n][0][r] * v,
-                                        Q == 2 ? y[n][Q - 1][r] * v : 0));
+            w[r] = transpose(
+                half2_bits(y[n][0][r] * v, Q == 2 ? y[n][Q - 1][r] * v : 0));
         }
         if (VALUE == 16) {
             add_values16<D>(s.o, slot + U * KT + n * VT, keep, w[0]);
@@ -266,8 +266,7 @@ attend_unit(const decode_args_t &a, const decode_head_t *h,
 #pragma unroll
             for (int q = 0; q < Q && n < (int) tiles; q++) {
                 store_hinted(weights + (n * Q + q) * 32,
-                             half2_bits(y[n][q][0],
-                                        ROWS == 2 ? y[n][q][1] : 0),
+                             half2_bits(y[n][q][0], ROWS == 2 ? y[n][q][1] : 0),
                              policy);
             }
         }

@@ -47,12 +47,12 @@ decode_work(const tr_cuda_device_t *d, const tr_cuda_decode_size_t *size,
     w.layer = (decode_layer_t *) (base + take(&end, layers * sizeof(*w.layer)));
     w.head = (decode_head_t *) (base + take(&end, all * sizeof(*w.head)));
     w.before = (uint32_t *) (base
-                             + take(&end,
-                                    (all + layers) * sizeof(*w.before)));
+                             + take(&end, (all + layers) * sizeof(*w.before)));
     w.cut = (decode_cut_t *) (base
                               + take(&end, ((size_t) w.max_ranges + 1) * layers
                                                * sizeof(*w.cut)));
-    w.job = (decode_job_t *) (base + take(&end, jobs * layers * sizeof(*w.job)));
+    w.job = (decode_job_t *) (base
+                              + take(&end, jobs * layers * sizeof(*w.job)));
     w.arrived = (uint32_t *) (base
                               + take(&end, all * TR_KV_LISTS_MAX
                                                * sizeof(*w.arrived)));
@@ -62,13 +62,14 @@ decode_work(const tr_cuda_device_t *d, const tr_cuda_decode_size_t *size,
     w.part_out = (float *) (base
                             + take(&end, places * group * size->head_dim
                                              * sizeof(float)));
-    w.victim = (decode_victim_t *) (base + take(&end, jobs * sizeof(*w.victim)));
+    w.victim = (decode_victim_t *) (base
+                                    + take(&end, jobs * sizeof(*w.victim)));
     w.weights = (uint32_t *) (base
-                              + take(&end, tiles * quads * 32
-                                               * sizeof(*w.weights)));
+                              + take(&end,
+                                     tiles * quads * 32 * sizeof(*w.weights)));
     w.maxima = (float *) (base
-                          + take(&end, tiles * quads * QUAD
-                                           * sizeof(*w.maxima)));
+                          + take(&end,
+                                 tiles * quads * QUAD * sizeof(*w.maxima)));
     w.bytes = end;
     return w;
 }
@@ -343,8 +344,7 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
             h.tiles_before = at.tiles;
             head[i] = h;
             before[i] = at.cost;
-            *(uint4 *) (arrived + i * TR_KV_LISTS_MAX)
-                = make_uint4(0, 0, 0, 0);
+            *(uint4 *) (arrived + i * TR_KV_LISTS_MAX) = make_uint4(0, 0, 0, 0);
             if (h.tiles > 0) {
                 list_jobs(a, i, h, job, at.jobs);
             }
@@ -398,8 +398,7 @@ tr_cuda_decode_plan(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     if (rows->n_seqs > size->max_seqs || kv->lists != size->lists
         || kv->lists == 0 || kv->layers != size->layers
         || kv->head_dim != size->head_dim || size->heads == 0
-        || size->heads % size->lists != 0
-        || size->heads / size->lists > GROUP
+        || size->heads % size->lists != 0 || size->heads / size->lists > GROUP
         || decode_layouts(kv, &a.layouts) != TR_KERNEL_OK) {
         return TR_KERNEL_BADARG;
     }

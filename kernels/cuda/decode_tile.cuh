@@ -128,8 +128,10 @@ load_query(const decode_args_t &a, const decode_head_t *h,
             } else { /* the four masks */
                 int first = j / 4 * 4 + j % 4 / 2;
 
-                out.b[q][j % 4 * (N / 4) + j / 4] = __byte_perm(
-                    w[first], w[first + 2], j % 2 ? 0x7362 : 0x5140);
+                out.b[q][j % 4 * (N / 4) + j / 4] = __byte_perm(w[first],
+                                                                w[first + 2],
+                                                                j % 2 ? 0x7362
+                                                                      : 0x5140);
             }
         }
     }
@@ -313,8 +315,8 @@ products(const query_t<D, Q, 16> &query, uint32_t keys, float (&x)[Q][2])
     for (int s = 0; s < D / 32; s++) {
         uint32_t r[4];
 
-        load_matrices<false>(
-            r, keys + row_chunk<D>(lane % 8, 4 * s + lane / 8));
+        load_matrices<false>(r,
+                             keys + row_chunk<D>(lane % 8, 4 * s + lane / 8));
 #pragma unroll
         for (int q = 0; q < Q; q++) {
 #pragma unroll
@@ -337,10 +339,10 @@ products(const query_t<D, Q, 16> &query, uint32_t keys, float (&x)[Q][2])
 static __host__ __device__ constexpr float
 value_unit(int bits, int row)
 {
-    return bits == 16                ? 1
-           : bits == 8 || row == 0   ? 0x1p-24f
-           : bits == 4               ? 0x1p-20f
-                                     : 0x1p-22f;
+    return bits == 16              ? 1
+           : bits == 8 || row == 0 ? 0x1p-24f
+           : bits == 4             ? 0x1p-20f
+                                   : 0x1p-22f;
 }
 
 /* A lane's codes of a tile, 16 bytes each. */

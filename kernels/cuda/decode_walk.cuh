@@ -53,25 +53,42 @@ slot_bytes(int dim)
 struct unit_t {
     uint32_t run, what, token, head;
 
-    __device__ uint32_t segment() const { return what & 15; }
-    __device__ uint32_t tiles() const { return what >> 4 & 15; }
-    __device__ uint32_t layout() const { return what >> 8 & 255; }
-    __device__ uint32_t exist() const { return what >> 16; } /* tokens */
+    __device__ uint32_t
+    segment() const
+    {
+        return what & 15;
+    }
+    __device__ uint32_t
+    tiles() const
+    {
+        return what >> 4 & 15;
+    }
+    __device__ uint32_t
+    layout() const
+    {
+        return what >> 8 & 255;
+    }
+    __device__ uint32_t
+    exist() const
+    {
+        return what >> 16;
+    } /* tokens */
 };
 
 struct cursor_t {
     /* of the next unit: what the lane copies first */
     const uint8_t *keys, *values, *meta;
-    uint32_t left;        /* tiles of the page */
-    uint32_t more;        /* of the segment's part, in later pages */
-    uint32_t token, rest; /* of the segment: the next, and how many */
-    uint32_t what, run;   /* see unit_t: segment and layout only */
-    uint32_t code;        /* key bits << 8 | value bits */
-    uint32_t tiles;       /* of a page */
+    uint32_t left;              /* tiles of the page */
+    uint32_t more;              /* of the segment's part, in later pages */
+    uint32_t token, rest;       /* of the segment: the next, and how many */
+    uint32_t what, run;         /* see unit_t: segment and layout only */
+    uint32_t code;              /* key bits << 8 | value bits */
+    uint32_t tiles;             /* of a page */
     uint32_t value, value_meta; /* offsets in the page, for the lane */
     uint32_t ids, page_index, ids_from; /* ids: the lane's of 32 pages */
     uint32_t head, next, last_head, last_tile;
-    uint32_t words; /* lane i: word i of the head's description */
+    uint32_t words, words_next; /* lane i: word i of the head's description,
+                                 * and of the next head's */
 };
 
 static __device__ __forceinline__ uint32_t
@@ -80,14 +97,16 @@ of_lane(uint32_t x, uint32_t lane)
     return __shfl_sync(TR_ALL_LANES, x, lane);
 }
 
-static __device__ __forceinline__ void
-load_words(const decode_args_t &a, cursor_t &c)
+/* Word `lane` of the description of a head, when the range has tiles of it. */
+static __device__ __forceinline__ uint32_t
+load_word(const decode_args_t &a, const cursor_t &c, uint32_t head)
 {
     uint32_t lane = threadIdx.x % 32;
+    bool part = head < c.last_head || (head == c.last_head && c.last_tile > 0);
 
-    c.words = lane < 16
-                  ? __ldg((const uint32_t *) (a.work.head + c.head) + lane)
-                  : 0;
+    return lane < 16 && part
+               ? __ldg((const uint32_t *) (a.work.head + head) + lane)
+               : 0;
 }
 
 /* Page ids from page_index on, one a lane. */
@@ -146,9 +165,8 @@ next_segment(const decode_args_t &a, cursor_t &c)
         if (!last) {
             c.head++;
             c.next = 0;
-            if (c.head != c.last_head || c.last_tile > 0) {
-                load_words(a, c);
-            }
+            c.words = c.words_next;
+            c.words_next = load_word(a, c, c.head + 1);
         } else {
             c.run = NO_RUN;
             return;
@@ -201,9 +219,8 @@ take_range(const decode_args_t &a, uint32_t range, cursor_t &c)
     c.next = from.tile;
     c.last_head = to.head;
     c.last_tile = to.tile;
-    if (c.head != c.last_head || c.next < c.last_tile) {
-        load_words(a, c);
-    }
+    c.words = load_word(a, c, c.head);
+    c.words_next = load_word(a, c, c.head + 1);
     next_segment(a, c);
 }
 
@@ -273,8 +290,8 @@ copy_known(const cursor_t &c, uint32_t n, uint32_t slot, uint64_t policy)
         copy_rows<D>(c.values, slot + KT, policy);
         return;
     }
-    const uint32_t at = slot + lane * 16, meta = slot + U * (KT + VT)
-                                                 + lane % 8 * 16 + lane / 8 * 4;
+    const uint32_t at = slot + lane * 16,
+                   meta = slot + U * (KT + VT) + lane % 8 * 16 + lane / 8 * 4;
     const uint32_t to = slot + U * KT
                         + (D * VALUE < 256 ? lane * 16
                                            : value_chunk(lane / 8, lane % 8));

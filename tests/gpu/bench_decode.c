@@ -33,9 +33,9 @@ typedef struct {
     uint32_t seqs, len, heads, lists, head_dim;
     uint32_t n_levels; /* 0: dense */
     tr_kv_level_t level[2];
-    double share[2]; /* of the tokens, by level */
+    double share[2];   /* of the tokens, by level */
     double must, goal; /* us; 0: none */
-    uint32_t skew;   /* lengths differ by this factor */
+    uint32_t skew;     /* lengths differ by this factor */
     uint32_t layers;
 } case_t;
 
@@ -444,8 +444,8 @@ run_store(const tr_cuda_stream_t *s, size_t store, const char *model,
           uint32_t skew, uint32_t layers, const char *filter)
 {
     char name[64];
-    case_t x = { name, seqs,      len,   heads, lists, 128,
-                 0,    { { 0 } }, { 0 }, 0,     0,     skew, layers };
+    case_t x = { name,      seqs,  len, heads, lists, 128,   0,
+                 { { 0 } }, { 0 }, 0,   0,     skew,  layers };
 
     snprintf(name, sizeof(name), "%s %s", model, stores[store].name);
     if (strstr(name, filter) == NULL) {
@@ -521,12 +521,12 @@ main(int argc, char **argv)
                   filter);
     }
     for (size_t i = 0; i < sizeof(sweep) / sizeof(sweep[0]) && !brief; i++) {
-        run_store(&s, 0, "llama-8b", sweep[i][0], sweep[i][1], 32, 8, 1,
-                  LAYERS, filter);
-        run_store(&s, 2, "llama-8b", sweep[i][0], sweep[i][1], 32, 8, 1,
-                  LAYERS, filter);
-        run_store(&s, 4, "llama-8b", sweep[i][0], sweep[i][1], 32, 8, 1,
-                  LAYERS, filter);
+        run_store(&s, 0, "llama-8b", sweep[i][0], sweep[i][1], 32, 8, 1, LAYERS,
+                  filter);
+        run_store(&s, 2, "llama-8b", sweep[i][0], sweep[i][1], 32, 8, 1, LAYERS,
+                  filter);
+        run_store(&s, 4, "llama-8b", sweep[i][0], sweep[i][1], 32, 8, 1, LAYERS,
+                  filter);
     }
     for (size_t k = 0; k < STORES && !brief; k++) {
         run_store(&s, k, "qwen2.5-7b", 64, 4096, 28, 4, 1, LAYERS, filter);
