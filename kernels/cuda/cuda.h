@@ -77,11 +77,16 @@ typedef struct {
 /* tr_kernels_t.attention for sequences of one row: out, scores and victims.
  * Head sizes 64 and 128, up to 8 query heads a list, levels with one metadata
  * group by token (all bits); anything else is TR_KERNEL_BADARG.  All pages are
- * read (read_pages is not looked at).  Queries are rounded to 15 bits, relative to
- * a head's largest; their products with codes are exact, all other sums FP32.
- * q and out are 16-byte aligned.
- * Bytes moved: codes and metadata once; of scored tokens score and position
- * read, score written; q and out. */
+ * read (read_pages is not looked at).  Queries are rounded to 15 bits, relative
+ * to a head's largest; their products with codes are exact, all other sums
+ * FP32.  q and out are 16-byte aligned.  The same step gives the same bits.
+ * Unlike kernels.h promises, another batch may not: the plan cuts a layer into
+ * ranges of equal bytes, and where a head is cut depends on the other
+ * sequences.  Cuts at token counts of its own would have to be about 128 tokens
+ * apart to fill all multiprocessors evenly, which is ten times as many parts to
+ * store and join (33 MB a layer of 64 x 4096 tokens, whose pages of K4V2 have
+ * 243).  Bytes moved: codes and metadata once; of scored tokens score and
+ * position read, score written; q and out. */
 int tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                    uint32_t layer, const tr_rows_t *rows,
                    const tr_cuda_queries_t *queries,

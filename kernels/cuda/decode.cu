@@ -4,8 +4,8 @@
  * Every warp is on its own: it takes a range of the layer's tiles (decode.cuh),
  * streams them through its ring (decode_walk.cuh), attends them unit by unit
  * (decode_attend.cuh) and leaves each head's part in the workspace.  The finish
- * kernel does the rest.  What a part holds depends on the plan alone, not on who
- * took the range, so results repeat bit by bit.
+ * kernel does the rest.  What a part holds depends on the plan alone, so
+ * results repeat bit by bit.
  *
  * The code for a level is a loop of its own over the units of one segment; what
  * is copied ahead may already belong to another one.

@@ -10,13 +10,13 @@
  *
  * A head is one KV head of one sequence in one layer, with the query heads of
  * its group.  Its cached tokens are six segments: lists 0 to 3, the window, the
- * dense pages.  A segment's tokens come in tiles, 16 tokens of a level or 8 of a
- * dense page, and the tiles of a head are numbered through its segments, those
- * of a layer through its heads.  A range is a run of tiles of the layer,
- * wherever the cuts fall; of each head in it, the range has a part.  Part (range
- * b, head h) has the place b + h in the workspace: on the way through the layer
- * every step enters either a new range or a new head, so places are distinct,
- * and those of a head are neighbours.
+ * dense pages.  A segment's tokens come in tiles, 16 tokens of a level or 8 of
+ * a dense page, and the tiles of a head are numbered through its segments,
+ * those of a layer through its heads.  A range is a run of tiles of the layer,
+ * wherever the cuts fall; of each head in it, the range has a part.  Part
+ * (range b, head h) has the place b + h in the workspace: on the way through
+ * the layer every step enters either a new range or a new head, so places are
+ * distinct, and those of a head are neighbours.
  *
  * Between attend and finish each tile leaves a trace: its weights as FP16, and
  * the maximum to which they relate, for each query head.  It mostly stays in

@@ -3,8 +3,8 @@
  *
  *   join    blocks: the outputs of a head's parts; many heads: a warp for each
  *           query head, few: a block
- *   score   warps: each takes a job of the plan's list, up to JOB_TILES tiles of
- *           a segment, raises their scores by the largest probability of the
+ *   score   warps: each takes a job of the plan's list, JOB_TILES tiles of a
+ *           segment, raises their scores by the largest probability of the
  *           group, and finds the least significant token of them; the last job
  *           of a list chooses among the jobs' finds
  *

@@ -85,8 +85,8 @@ no_victims(const decode_args_t &a, const decode_head_t &h)
     }
 }
 
-/* Parts way, way + ways, .. of query head `at` of the step, over the sum of all;
- * false: it has none.  to: where the lane's elements belong. */
+/* Parts way, way + ways, .. of query head `at` of the step, over the sum of
+ * all; false: it has none.  to: where the lane's elements belong. */
 template <int D>
 static __device__ __forceinline__ bool
 join(const decode_args_t &a, uint32_t at, uint32_t way, uint32_t ways,

@@ -6,15 +6,15 @@
  *
  * Logits of levels are products of bytes, exact: codes go in as they are (4 and
  * 2 bits: under a mask, in place, worth 16 or 64 times as much), and a query is
- * an integer of 15 bits, 128 hi + lo, its two bytes in the columns 2h and 2h + 1.
+ * an integer of 15 bits, 128 hi + lo, its bytes in the columns 2h and 2h + 1.
  * So lane 4g + t ends up with head t's logits of tokens g and g + 8, and four
  * heads (a quad) fill the eight columns.  Dense keys do the same with FP16.
  *
  * Values become FP16 under a mask, too: the bits of a code in the mantissa of a
  * number without exponent, a subnormal, which the tensor cores multiply exactly
- * and at full speed.  What a code is worth then depends on where it stood; units
- * of that size are taken off at the end.  The columns of O^T: 2h has head h of
- * the first quad, 2h + 1 of the second.
+ * and at full speed.  What a code is worth then depends on where it stood;
+ * units of that size are taken off at the end.  The columns of O^T: 2h has head
+ * h of the first quad, 2h + 1 of the second.
  *
  * The scale and zero of a token are applied to its logits and its weights.
  */
@@ -137,8 +137,8 @@ load_query(const decode_args_t &a, const decode_head_t *h,
     }
 }
 
-/* The same for dense keys: column g has the upper half of head g / 2, or what it
- * leaves. */
+/* The same for dense keys: column g has the upper half of head g / 2, or what
+ * it leaves. */
 template <int D, int Q>
 static __device__ __forceinline__ void
 load_query(const decode_args_t &a, const decode_head_t *h,

@@ -5,12 +5,12 @@
  * A unit is one tile or two of a page: what a warp attends at once.  Each warp
  * has a ring of STAGES slots of shared memory to itself, into which its own
  * cp.async instructions bring units ahead of their turn, also over the end of
- * pages, heads and ranges; a slot's note says what is in it.  All lanes have the
- * same cursor, so that no lane waits for another's word.
+ * pages and heads; a slot's note says what is in it.  All lanes have the same
+ * cursor, so that no lane waits for another's word.
  *
  * In a slot: key codes of the tiles, value codes, and for each tile and token
- * pair g, g + 8 the metadata {key g, key g + 8, value g, value g + 8}.  Chunks of
- * 16 bytes of values, and of dense rows, are permuted so that reads hit all
+ * pair g, g + 8 the metadata {key g, key g + 8, value g, value g + 8}.  Chunks
+ * of 16 bytes of values, and of dense rows, are permuted so that reads hit all
  * banks.
  */
 #ifndef TR_CUDA_DECODE_WALK_CUH

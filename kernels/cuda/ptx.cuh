@@ -40,8 +40,8 @@ mma_short(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b)
         : "r"(a0), "r"(a1), "r"(b));
 }
 
-/* c += a b: 16 x 8 x 32, unsigned and signed bytes, exact.  Lane 4g + t has of A
- * rows g and g + 8 (a0, a1) of columns 4t .. 4t + 3, and again (a2, a3) of
+/* c += a b: 16 x 8 x 32, unsigned and signed bytes, exact.  Lane 4g + t has of
+ * A rows g and g + 8 (a0, a1) of columns 4t .. 4t + 3, and again (a2, a3) of
  * columns 16 + 4t ..; of B those rows of column g; of C as above. */
 static __device__ __forceinline__ void
 mma_bytes(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
@@ -73,59 +73,6 @@ transpose(uint32_t x)
                  : "=r"(y)
                  : "r"(x));
     return y;
-}
-
-/* Bytes that are read once; volatile, so that they are asked for where the
- * code says. */
-static __device__ __forceinline__ uint4
-load_stream(const uint8_t *p)
-{
-    uint4 r;
-
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
-                 : "l"(p));
-    return r;
-}
-
-static __device__ __forceinline__ uint2
-load_stream8(const uint8_t *p)
-{
-    uint2 r;
-
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];"
-                 : "=r"(r.x), "=r"(r.y)
-                 : "l"(p));
-    return r;
-}
-
-static __device__ __forceinline__ uint32_t
-load_stream4(const uint8_t *p)
-{
-    uint32_t r;
-
-    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(r) : "l"(p));
-    return r;
-}
-
-/* Into the L2 cache. */
-static __device__ __forceinline__ void
-prefetch(const void *p)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
-
-/* (w & MASK) | BITS */
-template <uint32_t MASK, uint32_t BITS>
-static __device__ __forceinline__ uint32_t
-pick(uint32_t w)
-{
-    uint32_t r;
-
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;"
-        : "=r"(r)
-        : "r"(w), "n"(MASK), "r"(BITS));
-    return r;
 }
 
 static __device__ __forceinline__ float
@@ -247,21 +194,6 @@ shared_load8(uint32_t at)
     return r;
 }
 
-static __device__ __forceinline__ uint32_t
-shared_load4(uint32_t at)
-{
-    uint32_t r;
-
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(at) : "memory");
-    return r;
-}
-
-static __device__ __forceinline__ void
-shared_store4(uint32_t at, uint32_t x)
-{
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
-}
-
 static __device__ __forceinline__ void
 shared_store16(uint32_t at, uint4 x)
 {
@@ -270,9 +202,9 @@ shared_store16(uint32_t at, uint4 x)
                  : "memory");
 }
 
-/* Four 8 x 8 matrices of 16-bit elements; lane l has the address of row l % 8 of
- * matrix l / 8.  Lane 4g + t gets elements 2t, 2t + 1 of row g, or of column g
- * when transposed. */
+/* Four 8 x 8 matrices of 16-bit elements; lane l has the address of row l % 8
+ * of matrix l / 8.  Lane 4g + t gets elements 2t, 2t + 1 of row g, or of column
+ * g when transposed. */
 template <bool TRANSPOSED>
 static __device__ __forceinline__ void
 load_matrices(uint32_t (&r)[4], uint32_t at)
@@ -292,7 +224,7 @@ load_matrices(uint32_t (&r)[4], uint32_t at)
     }
 }
 
-/* ---- dependent launches --------------------------------------------------- */
+/* ---- dependent launches -------------------------------------------------- */
 
 /* The next kernel of the stream may begin; it must call launch_wait before it
  * reads what this one writes. */
