@@ -113,7 +113,7 @@ static __global__ void
 __launch_bounds__(IMAGE_THREADS)
     image_kernel(const __grid_constant__ prompt_args_t a)
 {
-    const uint32_t LANES = D / 4;
+    const uint32_t LANES = D / 4, STEP = IMAGE_THREADS / LANES;
     uint32_t head = blockIdx.x, half = blockIdx.y;
     uint32_t lane = threadIdx.x % LANES;
 
@@ -124,34 +124,43 @@ __launch_bounds__(IMAGE_THREADS)
     uint8_t *image = (uint8_t *) image_at(a, half, head);
     prompt_row_t *info = image_info(a, half, head);
 
-    for (uint32_t place = threadIdx.x / LANES; place < HALF;
-         place += IMAGE_THREADS / LANES) {
+    float4 x[HALF / STEP];
+
+#pragma unroll
+    for (uint32_t i = 0; i < HALF / STEP; i++) {
+        uint32_t row = half % 2 * HALF
+                       + image_query(threadIdx.x / LANES + i * STEP);
+
+        x[i] = make_float4(0, 0, 0, 0);
+        if (row < t.rows) {
+            x[i] = load_queries(a.queries,
+                                (size_t) (t.row + row) * a.queries.ldq
+                                    + head * D + lane * 4);
+        }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < HALF / STEP; i++) {
+        uint32_t place = threadIdx.x / LANES + i * STEP;
         uint32_t row = half % 2 * HALF + image_query(place);
-        float4 x = make_float4(0, 0, 0, 0);
-        float most, up;
+        float most = fmaxf(fmaxf(fabsf(x[i].x), fabsf(x[i].y)),
+                           fmaxf(fabsf(x[i].z), fabsf(x[i].w)));
+        float up;
         int e;
 
-        if (row < t.rows) {
-            x = load_queries(a.queries, (size_t) (t.row + row) * a.queries.ldq
-                                            + head * D + lane * 4);
-        }
-        most = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)),
-                     fmaxf(fabsf(x.z), fabsf(x.w)));
         for (uint32_t d = 1; d < LANES; d *= 2) {
             most = fmaxf(most, __shfl_xor_sync(TR_ALL_LANES, most, d));
         }
         e = image_exponent(most);
         up = ldexpf(1, e);
-        *(uint2 *) (image + image_place(place, lane / 2)
-                    + lane % 2
-                          * 8) = make_uint2(half2_bits(x.x * up, x.y * up),
-                                            half2_bits(x.z * up, x.w * up));
+        *(uint2 *) (image + image_place(D / 64, place, lane / 2)
+                    + lane % 2 * 8) = make_uint2(half2_bits(x[i].x * up,
+                                                            x[i].y * up),
+                                                 half2_bits(x[i].z * up,
+                                                            x[i].w * up));
         if (lane == 0) {
-            bool there = row < t.rows;
-
-            info[place].factor = there ? a.queries.scale * 1.44269504f
-                                             * ldexpf(1, -e)
-                                       : 0;
+            info[place].factor = row < t.rows ? a.queries.scale * 1.44269504f
+                                                    * ldexpf(1, -e)
+                                              : 0;
             info[place].minus = -INFINITY; /* pass 1 writes those there */
         }
     }
@@ -228,17 +237,20 @@ typedef CUresult (*encode_t)(CUtensorMap *, CUtensorMapDataType, cuuint32_t,
                              CUtensorMapInterleave, CUtensorMapSwizzle,
                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-/* Pages as the copy engine sees them: [page][token][dimension], boxes of eight
- * tokens and 64 dimensions.  How many pages there are is not said here. */
+/* Pages as the copy engine sees them: [page][8 tokens][64 dimensions][token]
+ * [dimension], a box being some groups of 8 tokens.  How many pages there are is
+ * not said here. */
 static bool
 map_pages(encode_t encode, CUtensorMap *map, const tr_kv_view_t *kv,
-          uint32_t part)
+          uint32_t part, uint32_t box_tokens)
 {
-    cuuint64_t dims[3] = { kv->head_dim, kv->layout->tokens, 1u << 30 };
-    cuuint64_t strides[2] = { 2 * kv->head_dim, kv->page_bytes };
-    cuuint32_t box[3] = { 64, 8, 1 }, step[3] = { 1, 1, 1 };
+    uint32_t row = 2 * kv->head_dim, columns = kv->head_dim / 64;
+    cuuint64_t dims[5] = { 64, 8, columns, kv->layout->tokens / 8, 1u << 30 };
+    cuuint64_t strides[4] = { row, 128, 8 * row, kv->page_bytes };
+    cuuint32_t box[5] = { 64, 8, columns, box_tokens / 8, 1 };
+    cuuint32_t step[5] = { 1, 1, 1, 1, 1 };
 
-    return encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, kv->pool + part,
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 5, kv->pool + part,
                   dims, strides, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B,
                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
@@ -247,7 +259,7 @@ map_pages(encode_t encode, CUtensorMap *map, const tr_kv_view_t *kv,
 }
 
 static bool
-map_all(prompt_maps_t *maps, const tr_kv_view_t *kv)
+map_all(prompt_maps_t *maps, const tr_kv_view_t *kv, uint32_t box)
 {
     cudaDriverEntryPointQueryResult found;
     void *encode = NULL;
@@ -261,8 +273,9 @@ map_all(prompt_maps_t *maps, const tr_kv_view_t *kv)
                                 cudaEnableDefault, &found);
 #endif
     return e == cudaSuccess && encode != NULL
-           && map_pages((encode_t) encode, &maps->key, kv, 0)
-           && map_pages((encode_t) encode, &maps->value, kv, kv->layout->value);
+           && map_pages((encode_t) encode, &maps->key, kv, 0, box)
+           && map_pages((encode_t) encode, &maps->value, kv, kv->layout->value,
+                        box);
 }
 
 static tr_prompt_way_t
@@ -306,10 +319,14 @@ tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.dim = kv->head_dim;
     a.page_tokens = kv->layout->tokens;
     a.value = kv->layout->value;
+    a.box = 8; /* boxes are powers of two, and of one page */
+    while (a.box < 64 && a.page_tokens % (2 * a.box) == 0) {
+        a.box *= 2;
+    }
     a.score = kv->layout->score;
     a.recent = kv->layout->recent;
     way = prompt_way(s, size->way);
-    if (way != TR_PROMPT_WARPS && !map_all(&maps, kv)) {
+    if (way != TR_PROMPT_WARPS && !map_all(&maps, kv, a.box)) {
         return TR_KERNEL_BADARG;
     }
     tiles = rows->n_rows / ROWS + rows->n_seqs;
@@ -323,7 +340,7 @@ tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     }
     rc = prompt_attend(stream, &a, &maps, way, tiles);
     if (rc == TR_KERNEL_OK && a.score) {
-        rc = prompt_score(stream, &a, way, size->max_len);
+        rc = prompt_score(stream, &a, way, size->max_len, s->device->blocks);
     }
     return rc;
 }

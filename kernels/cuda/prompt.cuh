@@ -43,6 +43,7 @@ typedef struct {
     tr_cuda_queries_t queries;
     uint32_t layer, group, dim;
     uint32_t page_tokens, value, score, recent; /* of a dense page */
+    uint32_t box;                               /* tokens that a copy brings */
     uint32_t *n_tiles;                          /* [1] */
     uint32_t *seq_tile;  /* [n_seqs] its first, or ~0: left out */
     prompt_tile_t *tile; /* [tiles] */
@@ -54,11 +55,12 @@ typedef struct {
     CUtensorMap key, value;
 } prompt_maps_t;
 
-/* Place in an image of row r, 16-byte chunk c of its dimensions. */
+/* Place in an image of row r, 16-byte chunk c of its dimensions, `columns` times
+ * 64. */
 static __host__ __device__ __forceinline__ uint32_t
-image_place(uint32_t r, uint32_t c)
+image_place(uint32_t columns, uint32_t r, uint32_t c)
 {
-    return c / 8 * (HALF * 128) + r * 128 + ((c ^ r) & 7) * 16;
+    return (r / 8 * columns + c / 8) * 1024 + r % 8 * 128 + ((c ^ r) & 7) * 16;
 }
 
 static __host__ __device__ __forceinline__ uint32_t
@@ -122,9 +124,8 @@ int prompt_attend(cudaStream_t stream, const prompt_args_t *a,
                   const prompt_maps_t *maps, tr_prompt_way_t way,
                   uint32_t tiles);
 
-/* Pass 2: a block has so many keys. */
-uint32_t prompt_score_keys(tr_prompt_way_t way);
+/* Pass 2, spread over so many multiprocessors. */
 int prompt_score(cudaStream_t stream, const prompt_args_t *a,
-                 tr_prompt_way_t way, uint32_t max_len);
+                 tr_prompt_way_t way, uint32_t max_len, uint32_t processors);
 
 #endif

@@ -17,10 +17,9 @@
 #include <math.h>
 #include <type_traits>
 
-#define STAGES 2
 #define TURN 4 /* named barriers TURN, TURN + 1: a group may multiply */
 
-template <int D, int N> struct attend_room_t {
+template <int D, int N, int STAGES> struct attend_room_t {
     uint32_t q, key, value; /* addresses */
     uint32_t q_full, key_full, value_full, key_empty,
         value_empty; /* barriers */
@@ -43,27 +42,47 @@ template <int D, int N> struct attend_room_t {
 
 /* ---- fetching ----------------------------------------------------------- */
 
-/* The copy engine, eight tokens a box; one warp. */
-template <int D, int N>
+/* All tiles of keys, or of values, by the copy engine; one warp, a box a lane.
+ * Pages are looked up one tile ahead. */
+template <int D, int N, int S>
 static __device__ __forceinline__ void
 fetch_boxes(const prompt_args_t &a, const CUtensorMap *map,
-            const int32_t *pages, uint32_t at, uint32_t bar, uint32_t first,
-            uint32_t keys)
+            const int32_t *pages, uint32_t keys, uint32_t at, uint32_t full,
+            uint32_t empty)
 {
-    const uint32_t COLUMNS = D / 64;
-    uint32_t lane = threadIdx.x % 32;
-    uint32_t boxes = (keys - first + 7) / 8;
-    uint32_t box = lane / COLUMNS, column = lane % COLUMNS;
-    uint32_t token = first + box * 8, page = token / a.page_tokens;
+    uint32_t lane = threadIdx.x % 32, token = lane * a.box, page, stage = 0;
+    uint32_t phase = 1;
+    bool mine = token < N;
+    int32_t id = 0;
 
-    boxes = boxes < N / 8 ? boxes : N / 8;
-    if (lane == 0) {
-        bar_expect(bar, boxes * COLUMNS * 1024);
+    page = token / a.page_tokens;
+    if (mine && token < keys) {
+        id = __ldg(pages + page);
     }
-    __syncwarp();
-    if (box < boxes) {
-        copy_box(at + column * (N * 128) + box * 1024, map, column * 64,
-                 token - page * a.page_tokens, __ldg(pages + page), bar);
+    for (uint32_t first = 0; first < keys; first += N) {
+        uint32_t left = keys - first < N ? keys - first : N;
+        uint32_t boxes = (left + a.box - 1) / a.box;
+        uint32_t group = (token - page * a.page_tokens) / 8;
+        int32_t now = id;
+
+        token += N;
+        page = token / a.page_tokens;
+        if (mine && token < keys) {
+            id = __ldg(pages + page);
+        }
+        bar_wait(empty + 8 * stage, phase);
+        if (lane == 0) {
+            bar_expect(full + 8 * stage, boxes * a.box * (2 * D));
+        }
+        __syncwarp();
+        if (lane < boxes) {
+            copy_box(at + stage * (N * D * 2) + lane * a.box * (2 * D), map,
+                     group, now, full + 8 * stage);
+        }
+        if (++stage == S) {
+            stage = 0;
+            phase ^= 1;
+        }
     }
 }
 
@@ -80,7 +99,7 @@ fetch_rows(const prompt_args_t &a, uint32_t part, const int32_t *pages,
         uint32_t token = first + r < keys ? first + r : keys - 1;
         uint32_t page = token / a.page_tokens;
 
-        copy16(tile_at(at, N, r, c),
+        copy16(tile_at<D>(at, r, c),
                tr_kv_page_at(&a.kv, __ldg(pages + page)) + part
                    + (token - page * a.page_tokens) * (2 * D) + c * 16,
                first + r < keys ? 16 : 0);
@@ -88,14 +107,14 @@ fetch_rows(const prompt_args_t &a, uint32_t part, const int32_t *pages,
     copy_arrive(bar);
 }
 
-template <int D, int N, bool BOXES>
+template <int D, int N, int S, bool BOXES>
 static __device__ __forceinline__ void
 attend_fetch(const prompt_args_t &a, const prompt_maps_t &maps,
-             const attend_room_t<D, N> &s, const prompt_tile_t &t,
+             const attend_room_t<D, N, S> &s, const prompt_tile_t &t,
              const int32_t *pages, uint32_t half, uint32_t head)
 {
-    typedef attend_room_t<D, N> room;
-    uint32_t keys = t.pos + t.rows, i = 0;
+    typedef attend_room_t<D, N, S> room;
+    uint32_t keys = t.pos + t.rows, i = 0, warp = threadIdx.x / 32;
 
     /* two images of a head are not neighbours */
     if (BOXES) {
@@ -105,33 +124,30 @@ attend_fetch(const prompt_args_t &a, const prompt_maps_t &maps,
             copy_bulk(s.q + room::IMAGE, image_at(a, half + 1, head),
                       room::IMAGE, s.q_full);
         }
-    } else {
-        for (uint32_t j = threadIdx.x * 16; j < room::IMAGE; j += FEED * 16) {
-            copy16(s.q + j, image_at(a, half, head) + j, 16);
-            copy16(s.q + room::IMAGE + j, image_at(a, half + 1, head) + j, 16);
+        __syncwarp();
+        if (warp == 0) {
+            fetch_boxes<D, N, S>(a, &maps.key, pages, keys, s.key, s.key_full,
+                                 s.key_empty);
+        } else if (warp == 1) {
+            fetch_boxes<D, N, S>(a, &maps.value, pages, keys, s.value,
+                                 s.value_full, s.value_empty);
         }
-        copy_arrive(s.q_full);
+        return;
     }
+    for (uint32_t j = threadIdx.x * 16; j < room::IMAGE; j += FEED * 16) {
+        copy16(s.q + j, image_at(a, half, head) + j, 16);
+        copy16(s.q + room::IMAGE + j, image_at(a, half + 1, head) + j, 16);
+    }
+    copy_arrive(s.q_full);
     for (uint32_t first = 0; first < keys; first += N, i++) {
-        uint32_t n = ring_stage<STAGES>(i);
-        uint32_t free = ring_phase<STAGES>(i) ^ 1;
+        uint32_t n = ring_stage<S>(i), free = ring_phase<S>(i) ^ 1;
 
         bar_wait(s.key_empty + 8 * n, free);
-        if (BOXES) {
-            fetch_boxes<D, N>(a, &maps.key, pages, s.key + n * room::TILE,
-                              s.key_full + 8 * n, first, keys);
-        } else {
-            fetch_rows<D, N>(a, 0, pages, s.key + n * room::TILE,
-                             s.key_full + 8 * n, first, keys);
-        }
+        fetch_rows<D, N>(a, 0, pages, s.key + n * room::TILE,
+                         s.key_full + 8 * n, first, keys);
         bar_wait(s.value_empty + 8 * n, free);
-        if (BOXES) {
-            fetch_boxes<D, N>(a, &maps.value, pages, s.value + n * room::TILE,
-                              s.value_full + 8 * n, first, keys);
-        } else {
-            fetch_rows<D, N>(a, a.value, pages, s.value + n * room::TILE,
-                             s.value_full + 8 * n, first, keys);
-        }
+        fetch_rows<D, N>(a, a.value, pages, s.value + n * room::TILE,
+                         s.value_full + 8 * n, first, keys);
     }
 }
 
@@ -173,9 +189,10 @@ attend_weigh(float (&s)[N / 2], attend_rows_t &rows, float (&fall)[2],
         }
         m = fmaxf(m, __shfl_xor_sync(TR_ALL_LANES, m, 1));
         m = fmaxf(m, __shfl_xor_sync(TR_ALL_LANES, m, 2));
-        reference[r] = m * rows.factor[r];
-        fall[r] = exp2_fast(
-            __fmaf_rn(rows.max[r], rows.factor[r], -reference[r]));
+        /* rounded alike each time: when the maximum stays, fall is 1 */
+        reference[r] = __fmul_rn(m, rows.factor[r]);
+        fall[r] = exp2_fast(__fmul_rn(rows.max[r], rows.factor[r])
+                            - reference[r]);
         rows.max[r] = m;
         rows.sum[r] *= fall[r];
         far |= fabsf(reference[r]) > 0x1p20f;
@@ -234,7 +251,7 @@ attend_clear(uint32_t at, uint32_t rows)
     uint32_t chunks = (N - rows) * (D / 8);
 
     for (uint32_t i = threadIdx.x - FEED; i < chunks; i += 2 * GROUP) {
-        zero16(tile_at(at, N, rows + i / (D / 8), i % (D / 8)));
+        zero16(tile_at<D>(at, rows + i / (D / 8), i % (D / 8)));
     }
     fence_async();
     bar_named(3, 2 * GROUP);
@@ -338,15 +355,15 @@ turn_pass(uint32_t group)
     }
 }
 
-template <int D, int N, class E, bool BOXES, bool ALTERNATE>
+template <int D, int N, int STAGES, class E, bool BOXES, bool ALTERNATE>
 static __device__ __forceinline__ void
-attend_compute(const prompt_args_t &a, const attend_room_t<D, N> &room,
+attend_compute(const prompt_args_t &a, const attend_room_t<D, N, STAGES> &room,
                const prompt_tile_t &t, uint32_t half, uint32_t head)
 {
-    const uint32_t TILE = attend_room_t<D, N>::TILE;
+    const uint32_t TILE = attend_room_t<D, N, STAGES>::TILE;
     uint32_t group = threadIdx.x / GROUP - 1, keys = t.pos + t.rows;
     uint32_t tiles = (keys + N - 1) / N, lowest = t.pos + group * HALF;
-    uint32_t q = room.q + group * attend_room_t<D, N>::IMAGE, last, n;
+    uint32_t q = room.q + group * attend_room_t<D, N, STAGES>::IMAGE, last, n;
     attend_rows_t rows = attend_rows(a, t, half, head);
     float o[D / 2], s[N / 2], fall[2];
     uint32_t p[N / 16][4];
@@ -411,14 +428,14 @@ attend_compute(const prompt_args_t &a, const attend_room_t<D, N> &room,
     attend_store<D>(a, t, half, head, o, rows);
 }
 
-template <int D, int N, class E, bool BOXES, bool ALTERNATE>
+template <int D, int N, int STAGES, class E, bool BOXES, bool ALTERNATE>
 static __global__ void
 __launch_bounds__(THREADS, 1)
     attend_kernel(const __grid_constant__ prompt_args_t a,
                   const __grid_constant__ prompt_maps_t maps)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
-    attend_room_t<D, N> room(shared);
+    attend_room_t<D, N, STAGES> room(shared);
     uint32_t head = blockIdx.x, tiles = *a.n_tiles, i;
 
     if (blockIdx.y >= tiles || (E::GROUPS && !TR_WGMMA)) {
@@ -442,24 +459,23 @@ __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (threadIdx.x < FEED) {
         registers_less<40>();
-        if (!BOXES || threadIdx.x < 32) {
-            attend_fetch<D, N, BOXES>(a, maps, room, t, pages, 2 * i, head);
-        }
+        attend_fetch<D, N, STAGES, BOXES>(a, maps, room, t, pages, 2 * i, head);
     } else {
         registers_more<232>();
-        attend_compute<D, N, E, BOXES, ALTERNATE>(a, room, t, 2 * i, head);
+        attend_compute<D, N, STAGES, E, BOXES, ALTERNATE>(a, room, t, 2 * i,
+                                                          head);
     }
 }
 
 /* ---- launcher ----------------------------------------------------------- */
 
-template <int D, int N, class E, bool BOXES, bool ALTERNATE>
+template <int D, int N, int STAGES, class E, bool BOXES, bool ALTERNATE>
 static int
 launch(cudaStream_t stream, const prompt_args_t *a, const prompt_maps_t *maps,
        uint32_t tiles)
 {
-    auto kernel = attend_kernel<D, N, E, BOXES, ALTERNATE>;
-    uint32_t bytes = attend_room_t<D, N>::BYTES;
+    auto kernel = attend_kernel<D, N, STAGES, E, BOXES, ALTERNATE>;
+    uint32_t bytes = attend_room_t<D, N, STAGES>::BYTES;
 
     cudaFuncSetAttribute((const void *) kernel,
                          cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -476,13 +492,13 @@ choose(cudaStream_t stream, const prompt_args_t *a, const prompt_maps_t *maps,
 {
     switch (way) {
     case TR_PROMPT_BOXES:
-        return launch<D, 64, warps_t, true, false>(stream, a, maps, tiles);
+        return launch<D, 64, 2, warps_t, true, false>(stream, a, maps, tiles);
     case TR_PROMPT_GROUPS:
-        return launch<D, 128, groups_t, true, false>(stream, a, maps, tiles);
+        return launch<D, 128, 3, groups_t, true, false>(stream, a, maps, tiles);
     case TR_PROMPT_ALTERNATING:
-        return launch<D, 128, groups_t, true, true>(stream, a, maps, tiles);
+        return launch<D, 128, 3, groups_t, true, true>(stream, a, maps, tiles);
     default:
-        return launch<D, 64, warps_t, false, false>(stream, a, maps, tiles);
+        return launch<D, 64, 2, warps_t, false, false>(stream, a, maps, tiles);
     }
 }
 

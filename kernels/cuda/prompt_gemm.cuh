@@ -15,11 +15,13 @@
 
 #include "prompt_ptx.cuh"
 
-/* Address of row r, 16-byte chunk c of a tile with `rows` rows. */
+/* Address of row r, 16-byte chunk c of a tile (prompt_ptx.cuh). */
+template <int D>
 static __device__ __forceinline__ uint32_t
-tile_at(uint32_t at, uint32_t rows, uint32_t r, uint32_t c)
+tile_at(uint32_t at, uint32_t r, uint32_t c)
 {
-    return at + c / 8 * (rows * 128) + r * 128 + ((c ^ r) & 7) * 16;
+    return at + (r / 8 * (D / 64) + c / 8) * 1024 + r % 8 * 128
+           + ((c ^ r) & 7) * 16;
 }
 
 static __device__ __forceinline__ float (&quad(float *c))[4]
@@ -48,7 +50,7 @@ struct warps_t {
     }
 
     /* Adds a's 16 dimensions `k` times those of B's N rows. */
-    template <int N>
+    template <int D, int N>
     static __device__ __forceinline__ void
     step(float (&c)[N / 2], const uint32_t (&a)[4], uint32_t b, int k)
     {
@@ -58,8 +60,8 @@ struct warps_t {
         for (int j = 0; j < N / 8; j += 2) {
             uint32_t r[4];
 
-            load_four<false>(r, tile_at(b, N, 8 * (j + m / 2) + lane % 8,
-                                        2 * k + m % 2));
+            load_four<false>(r, tile_at<D>(b, 8 * (j + m / 2) + lane % 8,
+                                           2 * k + m % 2));
             mma(quad(c + 4 * j), a, r[0], r[1]);
             mma(quad(c + 4 * j + 4), a, r[2], r[3]);
         }
@@ -80,9 +82,9 @@ struct warps_t {
         for (int k = 0; k < D / 16; k++) {
             uint32_t r[4];
 
-            load_four<false>(r, tile_at(a, 64, 16 * warp + m % 2 * 8 + lane % 8,
-                                        2 * k + m / 2));
-            step<N>(c, r, b, k);
+            load_four<false>(r, tile_at<D>(a, 16 * warp + m % 2 * 8 + lane % 8,
+                                           2 * k + m / 2));
+            step<D, N>(c, r, b, k);
         }
     }
 
@@ -96,7 +98,7 @@ struct warps_t {
         }
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {
-            step<64>(c, a[k], b, k);
+            step<D, 64>(c, a[k], b, k);
         }
     }
 
@@ -112,8 +114,8 @@ struct warps_t {
             for (int j = 0; j < D / 8; j += 2) {
                 uint32_t r[4];
 
-                load_four<true>(r, tile_at(v, N, 16 * k + m % 2 * 8 + lane % 8,
-                                           j + m / 2));
+                load_four<true>(r, tile_at<D>(v, 16 * k + m % 2 * 8 + lane % 8,
+                                              j + m / 2));
                 mma(quad(c + 4 * j), p[k], r[0], r[1]);
                 mma(quad(c + 4 * j + 4), p[k], r[2], r[3]);
             }
@@ -143,18 +145,22 @@ struct groups_t {
         wgmma_wait<N>();
     }
 
-    /* Sixteen dimensions are 32 bytes of a row; four of them a column. */
+    /* Sixteen dimensions are 32 bytes of a row, four times that an atom; atoms
+     * of the same dimensions are D / 64 apart. */
+    template <int D>
+    static __device__ __forceinline__ uint64_t
+    rows(uint32_t at, int k)
+    {
+        return wgmma_operand(at + k / 4 * 1024 + k % 4 * 32, D * 16, 16);
+    }
+
     template <int D, int N>
     static __device__ __forceinline__ void
     logits(float (&c)[N / 2], uint32_t a, uint32_t b)
     {
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {
-            uint32_t x = a + k / 4 * (64 * 128) + k % 4 * 32;
-            uint32_t y = b + k / 4 * (N * 128) + k % 4 * 32;
-
-            wgmma_ss(c, wgmma_operand(x, 1024, 16), wgmma_operand(y, 1024, 16),
-                     k > 0);
+            wgmma_ss(c, rows<D>(a, k), rows<D>(b, k), k > 0);
         }
     }
 
@@ -164,20 +170,18 @@ struct groups_t {
     {
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {
-            uint32_t y = b + k / 4 * (64 * 128) + k % 4 * 32;
-
-            wgmma_rs<0>(c, a[k], wgmma_operand(y, 1024, 16), k > 0);
+            wgmma_rs<0>(c, a[k], rows<D>(b, k), k > 0);
         }
     }
 
-    /* Sixteen tokens are two atoms. */
+    /* Sixteen tokens are twice D / 64 atoms. */
     template <int D, int N>
     static __device__ __forceinline__ void
     values(float (&c)[D / 2], const uint32_t (&p)[N / 16][4], uint32_t v)
     {
 #pragma unroll
         for (int k = 0; k < N / 16; k++) {
-            wgmma_rs<1>(c, p[k], wgmma_operand(v + k * 2048, 1024, N * 128),
+            wgmma_rs<1>(c, p[k], wgmma_operand(v + k * D * 32, D * 16, 1024),
                         true);
         }
     }

@@ -5,8 +5,8 @@
  * Tiles stand in shared memory in the form that a tensor core of Hopper reads
  * and the copy engine writes: rows of 128 bytes (64 dimensions), eight rows an
  * atom of 1024 bytes aligned to that, and in row r the 16-byte chunk c at place
- * c ^ (r % 8).  A head of 128 dimensions is two such columns, one after the
- * other.  Addresses here are those of shared memory (smem_address).
+ * c ^ (r % 8).  A head of 128 dimensions has two atoms for eight tokens, one
+ * after the other; then come those of the next eight.  Addresses here are those of shared memory (smem_address).
  */
 #ifndef TR_CUDA_PROMPT_PTX_CUH
 #define TR_CUDA_PROMPT_PTX_CUH
@@ -134,16 +134,17 @@ copy_bulk(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
 #endif
 }
 
-/* Eight tokens' 64 dimensions from `dim` on, by the copy engine. */
+/* Some groups of eight tokens from `group` of a page on, in the order above, by
+ * the copy engine. */
 static __device__ __forceinline__ void
-copy_box(uint32_t dst, const CUtensorMap *map, uint32_t dim, uint32_t token,
-         int32_t page, uint32_t bar)
+copy_box(uint32_t dst, const CUtensorMap *map, uint32_t group, int32_t page,
+         uint32_t bar)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile."
-                 "mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
-                 "[%2];" ::"r"(dst),
-                 "l"(map), "r"(bar), "r"(dim), "r"(token), "r"(page)
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile."
+                 "mbarrier::complete_tx::bytes [%0], "
+                 "[%1, {%3, %3, %3, %4, %5}], [%2];" ::"r"(dst),
+                 "l"(map), "r"(bar), "r"(0), "r"(group), "r"(page)
                  : "memory");
 #endif
 }
@@ -255,9 +256,9 @@ wgmma_touch(float (&c)[N])
 #endif
 }
 
-/* Descriptor of an operand as the head of this file says: atoms of eight rows
- * are `atom` bytes apart, columns of 64 dimensions `column` bytes (used where
- * the dimension is the long side, that is by values). */
+/* Descriptor of an operand as the head of this file says: where its 16
+ * dimensions or tokens are; the next eight rows are `atom` bytes on, the next 64
+ * dimensions `column` bytes (used where a row is of the sum, that is by values). */
 static __device__ __forceinline__ uint64_t
 wgmma_operand(uint32_t at, uint32_t atom, uint32_t column)
 {

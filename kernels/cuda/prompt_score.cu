@@ -171,26 +171,30 @@ score_raise(score_keys_t<D> &k, const float (&c)[32], uint32_t info, bool begin)
     }
 }
 
-/* Adds the weights of 64 queries to the sums of row r, in order.  first: the
- * lane's first query counts; its columns i = 0 .. 15 are consecutive. */
+/* Adds the weights of 64 queries to the sums of both rows, in order, those from
+ * position `from` on; pos: of the lane's first, its 16 are consecutive. */
 template <int D>
-static __device__ __forceinline__ float
-score_chain(const score_keys_t<D> &k, int r, float sum, uint32_t pos,
+static __device__ __forceinline__ void
+score_chain(const score_keys_t<D> &k, float (&sum)[2], uint32_t pos,
             uint32_t from)
 {
     uint32_t lane = threadIdx.x % 32;
+    float a = sum[0], b = sum[1];
 
 #pragma unroll
     for (uint32_t t = 0; t < 4; t++) {
 #pragma unroll
         for (uint32_t i = 0; i < 16; i++) {
-            float p = k.most[i / 2 * 4 + 2 * r + i % 2];
+            bool counts = pos + i >= from;
 
-            sum += pos + i >= from ? p : 0;
+            a += counts ? k.most[i / 2 * 4 + i % 2] : 0;
+            b += counts ? k.most[i / 2 * 4 + 2 + i % 2] : 0;
         }
-        sum = __shfl_sync(TR_ALL_LANES, sum, (lane & ~3u) + t);
+        a = __shfl_sync(TR_ALL_LANES, a, (lane & ~3u) + t);
+        b = __shfl_sync(TR_ALL_LANES, b, (lane & ~3u) + t);
     }
-    return sum;
+    sum[0] = a;
+    sum[1] = b;
 }
 
 /* The exponents of 64 queries, from position `pos` on, enter the sums. */
@@ -213,12 +217,9 @@ score_add(score_keys_t<D> &k, uint32_t pos, uint32_t recent_from,
             k.most[i] = query > k.key[i / 2 % 2] ? k.most[i] : 0;
         }
     }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        k.score[r] = score_chain(k, r, k.score[r], mine, 0);
-        if (has_recent && pos + HALF > recent_from) {
-            k.recent[r] = score_chain(k, r, k.recent[r], mine, recent_from);
-        }
+    score_chain(k, k.score, mine, 0);
+    if (has_recent && pos + HALF > recent_from) {
+        score_chain(k, k.recent, mine, recent_from);
     }
 }
 
@@ -378,8 +379,15 @@ launch(cudaStream_t stream, const prompt_args_t *a, uint32_t max_len)
 template <int D>
 static int
 choose(cudaStream_t stream, const prompt_args_t *a, tr_prompt_way_t way,
-       uint32_t max_len)
+       uint32_t max_len, uint32_t processors)
 {
+    /* fewer keys a block when there would not be work for all */
+    uint32_t pairs = (max_len + 4 * HALF - 1) / (4 * HALF) * a->kv.lists
+                     * a->rows.n_seqs;
+
+    if (way == TR_PROMPT_ALTERNATING && 2 * pairs < 3 * processors) {
+        way = TR_PROMPT_GROUPS;
+    }
     switch (way) {
     case TR_PROMPT_BOXES:
         return launch<D, warps_t, true, 1>(stream, a, max_len);
@@ -394,8 +402,8 @@ choose(cudaStream_t stream, const prompt_args_t *a, tr_prompt_way_t way,
 
 int
 prompt_score(cudaStream_t stream, const prompt_args_t *a, tr_prompt_way_t way,
-             uint32_t max_len)
+             uint32_t max_len, uint32_t processors)
 {
-    return a->dim == 128 ? choose<128>(stream, a, way, max_len)
-                         : choose<64>(stream, a, way, max_len);
+    return a->dim == 128 ? choose<128>(stream, a, way, max_len, processors)
+                         : choose<64>(stream, a, way, max_len, processors);
 }

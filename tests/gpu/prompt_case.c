@@ -275,6 +275,7 @@ make_device(case_t *c)
                                        LEN_MAX + random_below(300),
                                        TR_PROMPT_BEST };
     d[8] = to_device(NULL, tr_cuda_prompt_work(&c->size));
+    d[9] = to_device(NULL, 8);
     c->device = c->host;
     c->device.pool = d[0];
     c->device.tables = d[1];
@@ -428,7 +429,7 @@ case_open(case_t *c)
 void
 case_close(case_t *c)
 {
-    for (uint32_t i = 0; i < 9; i++) {
+    for (uint32_t i = 0; i < 10; i++) {
         cudaFree(c->device_mem[i]);
     }
     for (uint32_t i = 0; i < c->rows.n_seqs * c->lists; i++) {

@@ -133,6 +133,80 @@ check_untouched(case_t *c)
 
 /* ---- rounds ------------------------------------------------------------- */
 
+/* Rows [from, to) of sequence s alone. */
+static int
+launch_part(case_t *c, uint32_t s, uint32_t from, uint32_t to)
+{
+    tr_cuda_stream_t stream = { NULL, &device };
+    uint32_t row[2] = { 0, to - from }, at = c->seq_row[s] + from;
+    tr_cuda_queries_t q = c->queries;
+    tr_rows_t rows = c->device_rows;
+
+    cuda_ok(cudaDeviceSynchronize(), "prompt attention");
+    cuda_ok(cudaMemcpy(c->device_mem[9], row, sizeof(row),
+                       cudaMemcpyHostToDevice),
+            "rows");
+    rows.n_rows = to - from;
+    rows.n_seqs = 1;
+    rows.row_pos += at;
+    rows.seq_slot += s;
+    rows.seq_row = c->device_mem[9];
+    q.q = (const uint8_t *) q.q + at * q.ldq * (q.q_type == TR_F32 ? 4 : 2);
+    q.out = (uint8_t *) q.out + at * q.ldo * (q.out_type == TR_F32 ? 4 : 2);
+    return tr_cuda_prompt(&stream, &c->device, c->layer, &rows, &q, &c->size,
+                          c->device_mem[8]);
+}
+
+static void
+reset_device(case_t *c)
+{
+    cuda_ok(cudaMemcpy(c->device_mem[0], c->before,
+                       (size_t) c->pages * c->plan.page_bytes,
+                       cudaMemcpyHostToDevice),
+            "pool");
+    cuda_ok(cudaMemset(c->device_mem[7], 0xff, c->out_bytes), "out");
+    cuda_ok(cudaMemset(c->device_mem[8], 0xff, tr_cuda_prompt_work(&c->size)),
+            "work");
+}
+
+/* The same rows, each sequence alone and in two chunks, give the same bits of
+ * outputs and scores as the step did. */
+static bool
+try_cut(case_t *c)
+{
+    size_t bytes = (size_t) c->pages * c->plan.page_bytes;
+    uint8_t *out = malloc(c->out_bytes), *pool = malloc(bytes);
+    bool ok = true;
+
+    reset_device(c);
+    for (uint32_t s = 0; s < c->rows.n_seqs && ok; s++) {
+        uint32_t rows = c->seq_row[s + 1] - c->seq_row[s];
+        uint32_t cut = rows > 3 ? 2 + random_below(rows - 3) : rows;
+
+        if (case_attends(c, s)) {
+            ok = !launch_part(c, s, 0, cut)
+                 && (cut == rows || !launch_part(c, s, cut, rows));
+        }
+    }
+    cuda_ok(cudaDeviceSynchronize(), "prompt attention");
+    cuda_ok(cudaMemcpy(out, c->queries.out, c->out_bytes,
+                       cudaMemcpyDeviceToHost),
+            "out");
+    cuda_ok(cudaMemcpy(pool, c->device_mem[0], bytes, cudaMemcpyDeviceToHost),
+            "pool");
+    if (ok && memcmp(out, c->out, c->out_bytes)) {
+        printf("out: chunks have other bits\n");
+        ok = false;
+    }
+    if (ok && memcmp(pool, c->pool, bytes)) {
+        printf("scores: chunks have other bits\n");
+        ok = false;
+    }
+    free(out);
+    free(pool);
+    return ok;
+}
+
 static bool
 try_way(case_t *c, tr_prompt_way_t way)
 {
@@ -141,12 +215,7 @@ try_way(case_t *c, tr_prompt_way_t way)
     bool ok;
     int rc;
 
-    cuda_ok(cudaMemcpy(c->device_mem[0], c->before, bytes,
-                       cudaMemcpyHostToDevice),
-            "pool");
-    cuda_ok(cudaMemset(c->device_mem[7], 0xff, c->out_bytes), "out");
-    cuda_ok(cudaMemset(c->device_mem[8], 0xff, tr_cuda_prompt_work(&c->size)),
-            "work");
+    reset_device(c);
     c->size.way = way;
     rc = tr_cuda_prompt(&stream, &c->device, c->layer, &c->device_rows,
                         &c->queries, &c->size, c->device_mem[8]);
@@ -167,7 +236,7 @@ try_way(case_t *c, tr_prompt_way_t way)
             ok = check_list(c, s, l, &c->want[s * c->lists + l]);
         }
     }
-    return ok;
+    return ok && try_cut(c);
 }
 
 int
