@@ -285,9 +285,7 @@ prompt_way(const tr_cuda_stream_t *s, tr_prompt_way_t way)
 
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
                            s->device->ordinal);
-    return major != 9              ? TR_PROMPT_WARPS
-           : way == TR_PROMPT_BEST ? TR_PROMPT_ALTERNATING
-                                   : way;
+    return major != 9 ? TR_PROMPT_WARPS : way;
 }
 
 extern "C" int
@@ -338,9 +336,16 @@ tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
         image_kernel<64>
             <<<dim3(queries->heads, 2 * tiles), IMAGE_THREADS, 0, stream>>>(a);
     }
-    rc = prompt_attend(stream, &a, &maps, way, tiles);
+    /* taking turns costs more than it gives where products are short */
+    rc = prompt_attend(stream, &a, &maps,
+                       way != TR_PROMPT_BEST ? way
+                       : a.dim == 128        ? TR_PROMPT_ALTERNATING
+                                             : TR_PROMPT_GROUPS,
+                       tiles);
     if (rc == TR_KERNEL_OK && a.score) {
-        rc = prompt_score(stream, &a, way, size->max_len, s->device->blocks);
+        rc = prompt_score(stream, &a,
+                          way != TR_PROMPT_BEST ? way : TR_PROMPT_ALTERNATING,
+                          size->max_len, s->device->blocks);
     }
     return rc;
 }

@@ -256,8 +256,8 @@ main(int argc, char **argv)
         random_seed(seed + i);
         case_open(&c);
         rows += c.rows.n_rows;
-        for (uint32_t w = TR_PROMPT_WARPS; w < TR_PROMPT_WAYS; w++) {
-            if ((only && w != only) || failed[w] > 2) {
+        for (uint32_t w = TR_PROMPT_BEST; w < TR_PROMPT_WAYS; w++) {
+            if ((only != 0 && w != only) || failed[w] > 2) {
                 continue;
             }
             if (!try_way(&c, (tr_prompt_way_t) w)) {
@@ -273,7 +273,7 @@ main(int argc, char **argv)
         worst[1] = fmax(worst[1], c.score_error);
         case_close(&c);
     }
-    for (uint32_t w = TR_PROMPT_WARPS; w < TR_PROMPT_WAYS; w++) {
+    for (uint32_t w = TR_PROMPT_BEST; w < TR_PROMPT_WAYS; w++) {
         printf("%s: %s\n", way_name[w], failed[w] ? "FAILED" : "ok");
     }
     printf("%u rounds from seed %llu, %u rows: %s; largest error %.2f of what "
