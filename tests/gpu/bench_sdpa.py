@@ -1,5 +1,6 @@
 """PyTorch's scaled_dot_product_attention on the shapes of bench_decode: one
-query a sequence, FP16 keys and values, contiguous. Medians of 40 calls, timed
+query a sequence, FP16 keys and values, contiguous; then the first of
+bench_prompt, causal, beside a product of BF16 matrices. Medians of 40 calls, timed
 with events, four tensors in turn. Run by run.sh."""
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -46,5 +47,28 @@ def main():
         del kv
 
 
+def prompt(length=8192, heads=32, lists=8, dim=128):
+    a, b = (torch.randn(length, length, device="cuda", dtype=torch.bfloat16)
+            for _ in range(2))
+    us = median_us(lambda i: a @ b)
+    print(f"BF16 matrices of {length}  {2 * length ** 3 / us * 1e-6:5.0f} "
+          "TFLOP/s", flush=True)
+    q, k, v = (torch.randn(1, n, length, dim, device="cuda",
+                           dtype=torch.float16) for n in (heads, lists, lists))
+    flop = 2 * dim * heads * length * (length + 1)
+    for name, backend in BACKENDS:
+        try:
+            with sdpa_kernel(backend):
+                us = median_us(
+                    lambda i: torch.nn.functional.scaled_dot_product_attention(
+                        q, k, v, is_causal=True, enable_gqa=True))
+            note = f"{us:7.1f} us  {flop / us * 1e-6:5.0f} TFLOP/s"
+        except RuntimeError as e:
+            note = "refused: " + str(e).splitlines()[0]
+        print(f"SDPA {name:5} {heads}/{lists} heads causal {length}  {note}",
+              flush=True)
+
+
 print("PyTorch", torch.__version__)
 main()
+prompt()
