@@ -103,7 +103,9 @@ ring_phase(uint32_t n)
     return n / S & 1;
 }
 
-/* All lanes of a warp are done with a stage; its barrier expects warps. */
+/* All lanes of a warp are done with a stage; its barrier expects warps.  What
+ * the others read comes before by __syncwarp, which compute-sanitizer's
+ * racecheck does not seem to follow (tests/bench/results/cuda_prompt.md). */
 static __device__ __forceinline__ void
 ring_release(uint32_t bar)
 {
