@@ -155,7 +155,7 @@ static const setting_t settings[] = {
       NULL, "samples of the figures that are kept, one a second" },
     { "redis_buffer", KIND_SIZE, AT(redis_buffer), "32m", M(1), G(64), NULL,
       "memory for what waits while Redis is slow or away" },
-    { "redis_flush", KIND_DURATION, AT(redis_flush_us), "50ms", MS(1), S(10),
+    { "redis_flush", KIND_DURATION, AT(redis_flush_us), "50ms", MS(1), S(1),
       NULL, "time between two pipelines of commands" },
     { "redis_timeout", KIND_DURATION, AT(redis_timeout_us), "2s", MS(50),
       S(600), NULL, "without an answer for so long, Redis counts as away" },

@@ -213,7 +213,8 @@ tr_loop_end(tr_loop_t *l, tr_request_t *r)
                   1);
     tr_loop_count_cache(l, r);
     tr_request_unlink(&l->requests, r);
-    if (tr_loop_last_record(l, r)) {
+    /* nobody kept room for the end of a detached one: tr_loop_retry asks */
+    if (!tr_request_detached(r) && tr_loop_last_record(l, r)) {
         tr_loop_forget(l, r);
     } else {
         tr_request_append(&l->ending, r);
@@ -249,7 +250,9 @@ tr_loop_finish(tr_loop_t *l, tr_sequence_t *q, uint16_t reason, uint64_t now)
     tr_scheduler_remove(&l->scheduler, q);
     r->last_choice = q->choice;
     r->finish_reason = reason;
-    rc = tr_emit_finish(&l->emit, r, q->choice, reason, last);
+    rc = last && tr_request_detached(r)
+             ? TR_AGAIN
+             : tr_emit_finish(&l->emit, r, q->choice, reason, last);
     assert(rc == TR_OK || tr_request_detached(r)); /* has_room said so */
     if (last) {
         tr_loop_count(reason == TR_FINISH_STOP ? &l->counters->requests_stop

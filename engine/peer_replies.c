@@ -250,6 +250,7 @@ tr_peer_reply(tr_peer_t *p, tr_request_t *r)
     if ((control & TR_CONTROL_DETACH) && !(control & TR_CONTROL_ABORT)
         && r->error.status == TR_OK && reserve(p, r) == TR_OK) {
         s->state = TR_SLOT_RUNNING;
+        tr_peer_charge_tokens(p, s);
         (void) put_accepted(p, r);
         submit(p, r);
     } else if (p->state == TR_PEER_OPEN) {

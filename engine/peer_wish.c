@@ -55,7 +55,8 @@ tr_peer_uncharge_tokens(tr_peer_t *p, tr_peer_slot_t *s)
 
     env->outstanding -= s->tokens;
     if (s->tokens == 0 || r->completion_tokens == 0
-        || (atomic_load(&r->control) & TR_CONTROL_ABORT)) {
+        || (atomic_load(&r->control)
+            & (TR_CONTROL_ABORT | TR_CONTROL_CANCEL))) {
         s->tokens = 0;
         return; /* an answer that was cut short says nothing */
     }

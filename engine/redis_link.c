@@ -387,9 +387,10 @@ tr_redis_link_fd(const tr_redis_link_t *l, short *wanted)
     if (l->c == NULL) {
         return -1;
     }
-    *wanted = l->state == TR_LINK_CONNECTING  ? POLLOUT
-              : tr_redis_link_backlog(l) != 0 ? POLLIN | POLLOUT
-                                              : POLLIN;
+    *wanted = l->state == TR_LINK_CONNECTING                ? POLLOUT
+              : l->state == TR_LINK_HELLO && l->tls != NULL ? POLLIN
+              : tr_redis_link_backlog(l) != 0               ? POLLIN | POLLOUT
+                                                            : POLLIN;
     return l->c->fd;
 }
 

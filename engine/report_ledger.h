@@ -59,6 +59,7 @@ typedef struct tr_ledger_request {
     uint16_t endpoint, flags;
     uint8_t state; /* enum tr_report_state */
     bool stream, detached, ended;
+    bool cancelling; /* through tr:ctl */
     int64_t created_ms, started_ms, first_token_ms, finished_ms; /* Unix */
     tr_report_end_t end;
 

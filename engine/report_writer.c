@@ -144,6 +144,9 @@ tr_report_fields(const tr_report_writer_t *w, tr_redis_command_t *c,
     field_text(c, "run", w->run);
     if (groups & TR_LEDGER_IDENTITY) {
         identity_fields(w, c, q);
+    } else {
+        /* evicted or flushed meanwhile, it must not become anybody's */
+        field_text(c, "owner", q->owner);
     }
     if (groups & TR_LEDGER_STATE) {
         field_time(c, "started", q->started_ms);

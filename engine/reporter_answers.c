@@ -104,12 +104,18 @@ on_reply(void *ctx, const tr_redis_tag_t *tag, const redisReply *reply)
 
     if (reply->type == REDIS_REPLY_ERROR) {
         tr_redis_error_word(reply, word, sizeof(word));
-        refused = refuses_all(word);
+        refused = refuses_all(word)
+                  && !(tag->kind == TR_TAG_MINOR
+                       && strcmp(word, "NOPERM") == 0);
         atomic_fetch_add_explicit(&r->status->counters.redis_refusals, 1,
                                   memory_order_relaxed);
         if (refused || tag->kind == TR_TAG_BEAT) {
             snprintf(reason, sizeof(reason), "refused with %s", word);
             tr_reporter_outage_begins(r, reason);
+        }
+        if (strcmp(word, "READONLY") == 0) { /* the name may lead elsewhere */
+            tr_redis_link_fail(&r->data, "refused with READONLY");
+            r->data.backoff_us = TR_REPORTER_REFUSED_US;
         }
     } else if (tag->kind == TR_TAG_BEAT && !r->open) {
         tr_reporter_outage_ends(r);

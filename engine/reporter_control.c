@@ -58,8 +58,12 @@ on_message(tr_reporter_t *r, const char *text, size_t len)
         tr_log(TR_LEVEL_INFO, "cancel of an unknown request");
         return;
     }
+    if (q->cancelling) {
+        return; /* once is enough */
+    }
     tr_log(TR_LEVEL_INFO, "request cancelled id=%s", q->request_id);
-    if (!tr_report_cancel(&r->report, q->id)) {
+    q->cancelling = tr_report_cancel(&r->report, q->id);
+    if (!q->cancelling) {
         tr_log(TR_LEVEL_WARN, "too many requests are being cancelled id=%s",
                q->request_id);
     }
@@ -75,6 +79,8 @@ on_control(void *ctx, const tr_redis_tag_t *tag, const redisReply *reply)
     if (reply->type == REDIS_REPLY_ERROR) {
         tr_redis_error_word(reply, word, sizeof(word));
         tr_redis_link_fail(&r->control, "refused with %s", word);
+        r->control.backoff_us =
+            TR_REPORTER_REFUSED_US; /* it is not for want of a Redis */
         return;
     }
     if (reply->type != REDIS_REPLY_ARRAY || reply->elements != 3

@@ -14,6 +14,8 @@
 #include "reporter.h"
 
 #define TR_REPORTER_BEAT_US 1000000u
+/* Pause after Redis was reached and said no: asking sooner changes nothing. */
+#define TR_REPORTER_REFUSED_US 2000000u
 
 /* What a command was. */
 enum {

@@ -99,6 +99,8 @@ ask_output(tr_reporter_t *r, tr_ledger_request_t *q)
     tr_redis_text(&r->command, "1");
     tr_reporter_send(r, TR_TAG_ASK, q);
     q->asking = true;
+    /* the one that followed the last entry may not have arrived */
+    send_expire(r, "out", q->completion, r->config->redis_output_ttl_us);
 }
 
 static void

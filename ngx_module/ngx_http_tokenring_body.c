@@ -84,9 +84,16 @@ void
 ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_int_t            rc;
+    ngx_chain_t         *cl;
     ngx_http_request_t  *r;
 
     r = ctx->request;
+
+    /* NGINX reads on only once what it gave us is used up */
+
+    for (cl = ctx->body; cl; cl = cl->next) {
+        cl->buf->pos = cl->buf->last;
+    }
 
     ctx->body = NULL;
     ctx->last_body = &ctx->body;

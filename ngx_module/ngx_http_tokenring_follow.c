@@ -497,7 +497,10 @@ ngx_http_tokenring_follow_more(ngx_http_tokenring_ctx_t *ctx)
         return;
     }
 
-    (void) ngx_http_tokenring_follow_ask(f);
+    if (ngx_http_tokenring_follow_ask(f) != NGX_OK) {
+        /* the subject sees when Redis is back */
+        (void) ngx_http_tokenring_subject_join(f);
+    }
 }
 
 

@@ -187,6 +187,7 @@ ngx_http_tokenring_redis_connect(ngx_http_tokenring_redis_conn_t *conn)
             redisAsyncFree(ac);
         }
 
+        conn->failures++;
         ngx_http_tokenring_redis_retry(conn);
         return NGX_ERROR;
     }

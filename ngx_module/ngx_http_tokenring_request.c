@@ -112,8 +112,6 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     ctx->accepted = 1;
     ctx->prompt_tokens = head.prompt_tokens;
     ctx->created = head.created;
-    ctx->nchoices = head.choices;
-    ctx->left = head.choices;
     ctx->stream = (head.flags & TR_ACCEPTED_STREAM) ? 1 : 0;
     ctx->include_usage = (head.flags & TR_ACCEPTED_INCLUDE_USAGE) ? 1 : 0;
     ctx->with_logprobs = (head.flags & TR_ACCEPTED_LOGPROBS) ? 1 : 0;
@@ -131,6 +129,9 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     if (ctx->choices == NULL) {
         return NGX_ERROR;
     }
+
+    ctx->nchoices = head.choices;
+    ctx->left = head.choices;
 
     if (ctx->gone) {
         return NGX_OK;

@@ -233,6 +233,11 @@ ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx)
     error = ctx->error;
     retry_after = ctx->retry_after;
 
+    if (ctx->is_waiting) {
+        /* for space at the engine that has refused it */
+        ngx_http_tokenring_wait_end(ctx);
+    }
+
     rc = ngx_http_tokenring_admit(ctx);
 
     if (rc == NGX_DECLINED) {

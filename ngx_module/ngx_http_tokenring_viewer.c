@@ -15,6 +15,7 @@
 
 static ngx_int_t ngx_http_tokenring_viewer_header(ngx_http_request_t *r);
 static void ngx_http_tokenring_viewer_cleanup(void *data);
+static void ngx_http_tokenring_viewer_free(void *data);
 static ngx_http_tokenring_viewer_t *ngx_http_tokenring_viewer_of(
     ngx_http_request_t *r);
 static ngx_int_t ngx_http_tokenring_viewer_greet(
@@ -35,6 +36,7 @@ ngx_http_tokenring_viewer_open(ngx_http_request_t *r,
 {
     ngx_int_t                     rc;
     ngx_uint_t                    i;
+    ngx_pool_cleanup_t           *pcln;
     ngx_http_cleanup_t           *cln;
     ngx_http_tokenring_viewer_t  *viewer;
 
@@ -55,6 +57,16 @@ ngx_http_tokenring_viewer_open(ngx_http_request_t *r,
     if (cln == NULL) {
         return NGX_ERROR;
     }
+
+    /* HTTP/2 may still hold a part of a frame when the request is over */
+
+    pcln = ngx_pool_cleanup_add(r->pool, 0);
+    if (pcln == NULL) {
+        return NGX_ERROR;
+    }
+
+    pcln->handler = ngx_http_tokenring_viewer_free;
+    pcln->data = viewer;
 
     viewer->request = r;
     viewer->board = board;
@@ -136,6 +148,15 @@ ngx_http_tokenring_viewer_cleanup(void *data)
 
     ngx_queue_remove(&viewer->queue);
     ngx_http_tokenring_redis_forget(viewer->call);
+    viewer->call = NULL;
+}
+
+
+static void
+ngx_http_tokenring_viewer_free(void *data)
+{
+    ngx_http_tokenring_viewer_t *viewer = data;
+
     ngx_http_tokenring_text_free(&viewer->out);
 }
 
@@ -217,6 +238,9 @@ ngx_http_tokenring_viewer_greet(ngx_http_tokenring_viewer_t *viewer)
         return NGX_ERROR;
     }
 
+    ngx_http_tokenring_redis_forget(viewer->call);
+    viewer->call = NULL;
+
     viewer->greeted = 1;
     viewer->engine = 0;
     viewer->left = NGX_HTTP_TOKENRING_BOARD_HISTORY;
@@ -297,6 +321,11 @@ ngx_http_tokenring_viewer_slice(void *data, redisReply *reply)
 
     viewer->call = NULL;
 
+    if (viewer->blocked) {
+        /* the buffer is on its way: this slice is asked for again then */
+        return;
+    }
+
     if (reply == NULL) {
         viewer->catching_up = 0;
         viewer->greeted = 0;
@@ -317,6 +346,11 @@ ngx_http_tokenring_viewer_slice(void *data, redisReply *reply)
 
         if (rc == NGX_ERROR) {
             break;
+        }
+
+        if (rc == NGX_DECLINED) {
+            /* no sample, so that its id may be anything */
+            ngx_str_null(&id);
         }
     }
 
@@ -511,6 +545,10 @@ ngx_http_tokenring_viewer_end(ngx_http_tokenring_board_t *board)
         viewer = ngx_queue_data(q, ngx_http_tokenring_viewer_t, queue);
         r = viewer->request;
         c = r->connection;
+
+        ngx_http_tokenring_redis_forget(viewer->call);
+        viewer->call = NULL;
+        viewer->catching_up = 0;
 
         r->keepalive = 0;
 
