@@ -166,6 +166,25 @@ row_load(const append_t *t)
     }
 }
 
+/* Asks for a row's numbers, before anything is known of its place. */
+TR_HD void
+row_prefetch(const append_args_t *a, warp_t w, side_t side, uint32_t row,
+             uint32_t list)
+{
+    const tr_cuda_keys_t *in = &a->in;
+    uint32_t dim = a->kv.head_dim, size = in->type == TR_F32 ? 4 : 2;
+    const uint8_t *x = (const uint8_t *) (side == KEY ? in->k : in->v)
+                       + (row * in->ld + (size_t) list * dim) * size;
+
+    for (uint32_t i = 32 * w.lane; i < dim * size; i += 32 * w.lanes) {
+        lanes_prefetch(x + i);
+    }
+    for (uint32_t i = 32 * w.lane; side == KEY && i < dim * 4;
+         i += 32 * w.lanes) {
+        lanes_prefetch((const uint8_t *) (in->angles + (size_t) row * dim) + i);
+    }
+}
+
 /* ---- dense rows --------------------------------------------------------- */
 
 /* Smallest and largest key by channel of the rows from this one on that belong
@@ -470,14 +489,18 @@ TR_HD void
 append_task(const append_args_t *a, warp_t w, token_room_t *room, uint32_t i)
 {
     uint32_t list = i / 2 % a->kv.lists, row = i / 2 / a->kv.lists;
-    uint32_t layer = a->layer + row / a->rows.n_rows;
     append_t t = { a, w, room, i % 2 == 0 ? KEY : VALUE };
-    uint32_t s, first, end;
+    uint32_t layer = a->layer, s, first, end;
     size_t head;
     bool valid = true;
     int32_t slot;
 
-    row %= a->rows.n_rows;
+    if (a->part == MOVES) {
+        layer += row / a->rows.n_rows;
+        row %= a->rows.n_rows;
+    } else {
+        row_prefetch(a, w, t.side, row, list);
+    }
     s = seq_of(a->rows.seq_row, a->rows.n_seqs, row);
     first = a->rows.seq_row[s];
     end = a->rows.seq_row[s + 1];

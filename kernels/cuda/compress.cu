@@ -8,7 +8,8 @@
 #include <cuda_runtime.h>
 
 #define WARPS 4u
-#define BLOCKS_MAX 64u /* of a head and side */
+#define WARP_TILES 6u    /* that a warp takes, where there are many */
+#define BLOCKS_LEAST 4096u /* of a launch, if there is work for them */
 
 static __global__ void
 __launch_bounds__(INDEX_LANES)
@@ -29,10 +30,8 @@ __launch_bounds__(32 * WARPS, 6)
     side_t side = blockIdx.y % 2 == 0 ? KEY : VALUE;
     warp_t w = { threadIdx.x % 32, 32 };
 
-    while (compress_tile(&a, w, &room[warp], side, blockIdx.z, blockIdx.y / 2,
-                         i)) {
-        i += gridDim.x * WARPS;
-    }
+    compress_tiles(&a, w, &room[warp], side, blockIdx.z, blockIdx.y / 2, i,
+                   gridDim.x * WARPS);
 }
 
 /* The workspace; its end. */
@@ -54,6 +53,17 @@ tr_cuda_kv_compress_work(const tr_kv_view_t *kv, uint32_t n, uint32_t max_len)
     compress_args_t a;
 
     return divide(&a, kv, n, max_len, NULL);
+}
+
+/* Blocks that share the tiles of a head's side. */
+static uint32_t
+blocks_of(uint32_t max_len, uint32_t sides)
+{
+    uint32_t most = max_len / (16 * WARPS) + 1, few = most / WARP_TILES + 1;
+    uint32_t want = BLOCKS_LEAST / sides + 1;
+
+    want = want > few ? want : few;
+    return want < most ? want : most;
 }
 
 extern "C" int
@@ -80,8 +90,7 @@ tr_cuda_kv_compress(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.max_len = max_len;
     a.refused = refused;
     divide(&a, kv, n, max_len, (uint8_t *) work);
-    blocks = max_len / (16 * WARPS) + 1;
-    blocks = blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX;
+    blocks = blocks_of(max_len, heads * 2 * n);
     cudaMemsetAsync(refused, 0, n * sizeof(*refused), stream);
     index_kernel<<<dim3(heads, n), INDEX_LANES, 0, stream>>>(a);
     move_kernel<<<dim3(blocks, heads * 2, n), 32 * WARPS, 0, stream>>>(a);

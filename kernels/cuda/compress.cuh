@@ -5,7 +5,7 @@
  *   compress_index   a block for each job and head looks whether the choice can
  *                    be followed, and turns it round: which source each place
  *                    of a list gets
- *   compress_tile    a warp fills 16 places (a tile of 32 by channel) of one
+ *   compress_tiles   a warp fills 16 places (a tile of 32 by channel) of one
  *                    side, and clears what their page has beside codes
  *
  * A tile has one warp, so that codes which share bytes have one writer, and

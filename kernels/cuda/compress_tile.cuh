@@ -147,41 +147,52 @@ window_tile(const compress_t *c, warp_t w, token_room_t *room, side_t side,
     tile_fill(w, dest, n, side, room);
 }
 
-/* Tile i of head h of job j, lists first; false: there are no more. */
+/* Tile i of a head, lists first; false: there are no more. */
 TR_HD bool
-compress_tile(const compress_args_t *a, warp_t w, token_room_t *room,
-              side_t side, uint32_t j, uint32_t h, uint32_t i)
+head_tile_move(const compress_t *c, warp_t w, token_room_t *room, side_t side,
+               uint32_t i)
 {
     const tr_kv_layout_t *l;
     uint32_t first = 0, tiles;
-    compress_t c;
 
-    if (a->jobs[j].slot < 0 || a->refused[j] || !compress_open(&c, a, j, h)) {
-        return false;
-    }
-    for (uint32_t t = 0; t < c.to->n_lists; t++) {
-        uint32_t n = c.head->total[t];
+    for (uint32_t t = 0; t < c->to->n_lists; t++) {
+        uint32_t n = c->head->total[t];
 
-        l = &a->layout[c.to->list_layout[t]];
+        l = &c->a->layout[c->to->list_layout[t]];
         tiles = n / l->tokens * page_tiles(l)
                 + (n % l->tokens + tile_tokens(l) - 1) / tile_tokens(l);
         if (i < tiles) {
-            list_tile(&c, w, room, side, t, i, first);
+            list_tile(c, w, room, side, t, i, first);
             return true;
         }
         i -= tiles;
         first += n;
     }
-    if (c.to->window == 0) {
+    if (c->to->window == 0) {
         return false;
     }
-    l = &a->layout[c.to->window_layout];
-    tiles = (c.to->window + l->tokens - 1) / l->tokens * page_tiles(l);
+    l = &c->a->layout[c->to->window_layout];
+    tiles = (c->to->window + l->tokens - 1) / l->tokens * page_tiles(l);
     if (i >= tiles) {
         return false;
     }
-    window_tile(&c, w, room, side, i);
+    window_tile(c, w, room, side, i);
     return true;
+}
+
+/* Tiles i, i + step, .. of head h of job j. */
+TR_HD void
+compress_tiles(const compress_args_t *a, warp_t w, token_room_t *room,
+               side_t side, uint32_t j, uint32_t h, uint32_t i, uint32_t step)
+{
+    compress_t c;
+
+    if (a->jobs[j].slot < 0 || a->refused[j] || !compress_open(&c, a, j, h)) {
+        return;
+    }
+    while (head_tile_move(&c, w, room, side, i)) {
+        i += step;
+    }
 }
 
 #endif

@@ -53,22 +53,33 @@ float_bits(float x)
     return u;
 }
 
-/* code_of for a scale with the reciprocal `turn`; both 0 for scale 0. */
+/* The codes of four numbers: code_of for a scale with the reciprocal `turn`,
+ * which are both 0 for scale 0. */
+template <uint32_t BITS>
 TR_HD uint32_t
-fast_code(float x, float zero, float scale, float turn, float top)
+fast_codes(const float *x, float zero, float scale, float turn)
 {
-    float d = add_rn(x, -zero), q = mul_rn(d, turn), n;
+    const float top = (float) ((1u << BITS) - 1), magic = 12582912.0f;
+    float n[4], far = 0; /* far: from the nearest integer, the farthest */
 
-    q = q > 0 ? q : 0; /* NaN, too */
-    q = q < top ? q : top;
-    n = add_rn(q, 12582912.0f);
-    if (fabsf(q - add_rn(n, -12582912.0f)) > 0.4999f) {
-        q = div_rn(d, scale);
-        q = q > 0 ? q : 0;
-        q = q < top ? q : top;
-        n = add_rn(q, 12582912.0f);
+#pragma unroll
+    for (uint32_t e = 0; e < 4; e++) {
+        float q = mul_rn(add_rn(x[e], -zero), turn);
+
+        q = fminf(fmaxf(q, 0), top); /* NaN is 0 */
+        n[e] = add_rn(q, magic);
+        far = fmaxf(far, fabsf(add_rn(q, -add_rn(n[e], -magic))));
     }
-    return float_bits(n) & 0xff;
+    if (far > 0.4999f) {
+#pragma unroll
+        for (uint32_t e = 0; e < 4; e++) {
+            float q = div_rn(add_rn(x[e], -zero), scale);
+
+            n[e] = add_rn(fminf(fmaxf(q, 0), top), magic);
+        }
+    }
+    return (float_bits(n[0]) & 0xff) | (float_bits(n[1]) & 0xff) << 8
+           | (float_bits(n[2]) & 0xff) << 16 | float_bits(n[3]) << 24;
 }
 
 /* The codes of row `token` of the tile, four dimensions a lane, into `tile`. */
@@ -170,13 +181,13 @@ fast_rows(warp_t w, place_t to, side_t s, token_room_t *room, uint32_t first)
         float z = bits_float(lanes_from(w, float_bits(zero), i));
         float k = bits_float(lanes_from(w, float_bits(scale), i));
         float r = bits_float(lanes_from(w, float_bits(turn), i));
-        uint32_t x = 0;
+        float four[4];
+        uint32_t x;
 
         for (uint32_t e = 0; e < 4; e++) {
-            x |= fast_code(float_of(row[i].h[e]), z, k, r,
-                           (float) ((1u << BITS) - 1))
-                 << (8 * e);
+            four[e] = float_of(row[i].h[e]);
         }
+        x = fast_codes<BITS>(four, z, k, r);
         if (s == KEY) {
             fast_key<BITS>(w, x, first + i, tile);
         } else {

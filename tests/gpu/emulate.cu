@@ -179,9 +179,8 @@ typedef struct {
     compress_args_t a;
     index_room_t index;
     token_room_t room;
-    uint32_t lanes, job, head, tile;
+    uint32_t lanes, job, head, tile, step;
     side_t side;
-    bool more;
 } compress_run_t;
 
 static void
@@ -199,8 +198,8 @@ tile_lane(void *arg, uint32_t lane)
     compress_run_t *r = (compress_run_t *) arg;
     warp_t w = { lane, r->lanes };
 
-    r->more = compress_tile(&r->a, w, &r->room, r->side, r->job, r->head,
-                            r->tile);
+    compress_tiles(&r->a, w, &r->room, r->side, r->job, r->head, r->tile,
+                   r->step);
 }
 
 extern "C" int
@@ -231,8 +230,8 @@ emulate_kv_compress(const tr_kv_view_t *kv, const tr_kv_compress_t *jobs,
         r->job = i / 2 / heads;
         r->head = i / 2 % heads;
         r->side = i % 2 == 0 ? KEY : VALUE;
-        r->more = true;
-        for (r->tile = 0; r->more; r->tile++) {
+        r->step = 1 + random_below(4); /* warps */
+        for (r->tile = 0; r->tile < r->step; r->tile++) {
             memset(&r->room, 0xaa, sizeof(r->room));
             run(lanes, tile_lane, r);
         }
