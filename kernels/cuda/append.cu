@@ -9,7 +9,7 @@
 #define WARPS 4u
 
 static __global__ void
-__launch_bounds__(32 * WARPS) append_kernel(
+__launch_bounds__(32 * WARPS, 8) append_kernel(
     const __grid_constant__ append_args_t a, uint32_t tasks)
 {
     __shared__ token_room_t room[WARPS];

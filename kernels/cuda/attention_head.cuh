@@ -1,6 +1,6 @@
 /*
- * attention_head.cuh: what the generic kernel is given, and where a head's tokens
- * are: its runs (lists, window, dense pages), tile by tile.
+ * attention_head.cuh: what the generic kernel is given, and where a head's
+ * tokens are: its runs (lists, window, dense pages), tile by tile.
  */
 #ifndef TR_CUDA_ATTENTION_HEAD_CUH
 #define TR_CUDA_ATTENTION_HEAD_CUH

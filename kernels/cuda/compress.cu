@@ -25,7 +25,7 @@ static __global__ void
 __launch_bounds__(32 * WARPS, 6)
     move_kernel(const __grid_constant__ compress_args_t a)
 {
-    __shared__ token_room_t room[WARPS];
+    __shared__ tile_room_t room[WARPS];
     uint32_t warp = threadIdx.x / 32, i = blockIdx.x * WARPS + warp;
     side_t side = blockIdx.y % 2 == 0 ? KEY : VALUE;
     warp_t w = { threadIdx.x % 32, 32 };

@@ -1,6 +1,6 @@
 /*
- * compress_index.cuh: may a choice be followed, and which source does each place
- * of a list get?  See compress.cuh.
+ * compress_index.cuh: may a choice be followed, and which source does each
+ * place of a list get?  See compress.cuh.
  */
 #ifndef TR_CUDA_COMPRESS_INDEX_CUH
 #define TR_CUDA_COMPRESS_INDEX_CUH

@@ -36,14 +36,14 @@ tile_clear(warp_t w, const compress_t *c, place_t p, side_t side, uint32_t i,
     lanes_sync(w);
 }
 
-/* Moves room->from[0, n) to the places from `to` on; those without a page are
- * not there. */
+/* Moves room->token.from[0, n) to the places from `to` on; those without a page
+ * are not there. */
 TR_HD void
-tile_fill(warp_t w, place_t to, uint32_t n, side_t side, token_room_t *room)
+tile_fill(warp_t w, place_t to, uint32_t n, side_t side, tile_room_t *room)
 {
     lanes_sync(w);
     if (side == KEY && to.layout->level.by_channel) {
-        tile_move(w, to, room);
+        tile_move(w, to, &room->token);
         return;
     }
     if (fast_takes(w, to, n, side, room)) {
@@ -51,8 +51,8 @@ tile_fill(warp_t w, place_t to, uint32_t n, side_t side, token_room_t *room)
         return;
     }
     for (uint32_t i = 0; i < n; i++, to.at++) {
-        if (room->from[i].page != NULL) {
-            side_move(w, room->from[i], to, side, room);
+        if (room->token.from[i].page != NULL) {
+            side_move(w, room->token.from[i], to, side, &room->token);
         }
     }
     lanes_sync(w);
@@ -60,7 +60,7 @@ tile_fill(warp_t w, place_t to, uint32_t n, side_t side, token_room_t *room)
 
 /* Tile i of list l, whose sources are at c->order[first ..]. */
 TR_HD void
-list_tile(const compress_t *c, warp_t w, token_room_t *room, side_t side,
+list_tile(const compress_t *c, warp_t w, tile_room_t *room, side_t side,
           uint32_t l, uint32_t i, uint32_t first)
 {
     const tr_kv_layout_t *layout = &c->a->layout[c->to->list_layout[l]];
@@ -81,8 +81,8 @@ list_tile(const compress_t *c, warp_t w, token_room_t *room, side_t side,
         uint32_t position;
         float score;
 
-        room->from[k] = source_place(c, c->order[first + at + k], &position,
-                                     &score);
+        room->token.from[k] = source_place(c, c->order[first + at + k],
+                                           &position, &score);
         p.at += k;
         if (side == VALUE) {
             token_mark(p, score, position);
@@ -107,7 +107,7 @@ ring_page_used(const tr_kv_seq_t *to, uint32_t tokens, uint32_t page)
 
 /* Tile i of the ring. */
 TR_HD void
-window_tile(const compress_t *c, warp_t w, token_room_t *room, side_t side,
+window_tile(const compress_t *c, warp_t w, tile_room_t *room, side_t side,
             uint32_t i)
 {
     const tr_kv_seq_t *to = c->to;
@@ -134,12 +134,12 @@ window_tile(const compress_t *c, warp_t w, token_room_t *room, side_t side,
         float score;
 
         p.at += k;
-        room->from[k].page = NULL;
+        room->token.from[k].page = NULL;
         if (at + k >= to->window || age >= used) {
             continue;
         }
-        room->from[k] = source_place(c, c->listed + (position - first),
-                                     &position, &score);
+        room->token.from[k] = source_place(c, c->listed + (position - first),
+                                           &position, &score);
         if (side == VALUE) {
             token_mark(p, score, position);
         }
@@ -149,7 +149,7 @@ window_tile(const compress_t *c, warp_t w, token_room_t *room, side_t side,
 
 /* Tile i of a head, lists first; false: there are no more. */
 TR_HD bool
-head_tile_move(const compress_t *c, warp_t w, token_room_t *room, side_t side,
+head_tile_move(const compress_t *c, warp_t w, tile_room_t *room, side_t side,
                uint32_t i)
 {
     const tr_kv_layout_t *l;
@@ -182,7 +182,7 @@ head_tile_move(const compress_t *c, warp_t w, token_room_t *room, side_t side,
 
 /* Tiles i, i + step, .. of head h of job j. */
 TR_HD void
-compress_tiles(const compress_args_t *a, warp_t w, token_room_t *room,
+compress_tiles(const compress_args_t *a, warp_t w, tile_room_t *room,
                side_t side, uint32_t j, uint32_t h, uint32_t i, uint32_t step)
 {
     compress_t c;

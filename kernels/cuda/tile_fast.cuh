@@ -18,6 +18,12 @@
 #define FAST_DIM 128u
 #define FAST_ROWS 8u
 
+/* What a warp works in that fills tiles. */
+typedef struct {
+    token_room_t token;
+    uint4 tile[128]; /* 16 tokens of 128 dimensions at 8 bits */
+} tile_room_t;
+
 typedef struct __align__(8) {
     uint16_t h[4];
 } row4_t;
@@ -143,7 +149,7 @@ fast_value(warp_t w, uint32_t x, uint32_t token, uint8_t *tile)
 /* Rows [first, first + 8) of the tile. */
 template <uint32_t BITS>
 TR_HD void
-fast_rows(warp_t w, place_t to, side_t s, token_room_t *room, uint32_t first)
+fast_rows(warp_t w, place_t to, side_t s, tile_room_t *room, uint32_t first)
 {
     bool narrow = BITS == 2 && to.layout->level.narrow;
     float lo = 0, hi = 0, scale, zero, turn;
@@ -153,7 +159,9 @@ fast_rows(warp_t w, place_t to, side_t s, token_room_t *room, uint32_t first)
 
 #pragma unroll
     for (uint32_t i = 0; i < FAST_ROWS; i++) {
-        row[i] = ((const row4_t *) side_row(room->from[first + i], s))[w.lane];
+        const uint16_t *x = side_row(room->token.from[first + i], s);
+
+        row[i] = ((const row4_t *) x)[w.lane];
     }
 #pragma unroll
     for (uint32_t i = 0; i < FAST_ROWS; i++) {
@@ -198,7 +206,7 @@ fast_rows(warp_t w, place_t to, side_t s, token_room_t *room, uint32_t first)
 
 template <uint32_t BITS>
 TR_HD void
-fast_tile(warp_t w, place_t to, side_t s, token_room_t *room)
+fast_tile(warp_t w, place_t to, side_t s, tile_room_t *room)
 {
     uint4 *out = (uint4 *) (to.page + (s == KEY ? 0 : to.layout->value)
                             + to.at / 16 * (2 * FAST_DIM * BITS));
@@ -212,10 +220,10 @@ fast_tile(warp_t w, place_t to, side_t s, token_room_t *room)
     lanes_sync(w);
 }
 
-/* Is this a tile for the functions above: room->from[0, n) to the places from
- * `to` on? */
+/* Is this a tile for the functions above: room->token.from[0, n) to the places
+ * from `to` on? */
 TR_HD bool
-fast_takes(warp_t w, place_t to, uint32_t n, side_t s, const token_room_t *room)
+fast_takes(warp_t w, place_t to, uint32_t n, side_t s, const tile_room_t *room)
 {
     const tr_kv_layout_t *l = to.layout;
     uint32_t yes = 1;
@@ -226,7 +234,7 @@ fast_takes(warp_t w, place_t to, uint32_t n, side_t s, const token_room_t *room)
         return false;
     }
     if (w.lane < n) {
-        place_t p = room->from[w.lane];
+        place_t p = room->token.from[w.lane];
 
         yes = p.page != NULL && side_bits(p.layout, s) == 16;
     }
@@ -234,7 +242,7 @@ fast_takes(warp_t w, place_t to, uint32_t n, side_t s, const token_room_t *room)
 }
 
 TR_HD void
-fast_fill(warp_t w, place_t to, side_t s, token_room_t *room)
+fast_fill(warp_t w, place_t to, side_t s, tile_room_t *room)
 {
     switch (side_bits(to.layout, s)) {
     case 8:

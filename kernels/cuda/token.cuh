@@ -66,6 +66,62 @@ side_put(warp_t w, place_t to, side_t s, token_room_t *room)
     side_pack(w, to, s, room);
 }
 
+/* Codes of a side of this shape to the room, each lane its own. */
+TR_HD void
+codes_read(warp_t w, place_t p, side_t s, token_room_t *room, uint32_t dim,
+           uint32_t bits)
+{
+    tr_kv_layout_t l = {}; /* what says where codes are, with constants */
+
+    l.head_dim = dim;
+    l.level.key_bits = l.level.value_bits = (uint8_t) bits;
+    l.value = p.layout->value;
+    for (uint32_t d = w.lane; d < dim; d += AT_ONCE * w.lanes) {
+        uint32_t q[AT_ONCE];
+
+#pragma unroll
+        for (uint32_t k = 0; k < AT_ONCE; k++) {
+            uint32_t e = d + k * w.lanes;
+
+            q[k] = 0;
+            if (e < dim) {
+                q[k] = tr_kv_code_get(p.page,
+                                      s == KEY ? tr_kv_key_code(&l, p.at, e)
+                                               : tr_kv_value_code(&l, p.at, e),
+                                      bits);
+            }
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < AT_ONCE; k++) {
+            if (d + k * w.lanes < dim) {
+                room->codes[d + k * w.lanes] = (uint8_t) q[k];
+            }
+        }
+    }
+}
+
+#define READ_CASE(dim, bits)                 \
+    case (dim) << 4 | (bits):                \
+        codes_read(w, p, s, room, dim, bits); \
+        break;
+
+TR_HD void
+side_read(warp_t w, place_t p, side_t s, token_room_t *room)
+{
+    uint32_t dim = p.layout->head_dim, bits = side_bits(p.layout, s);
+
+    switch (dim << 4 | bits) {
+        READ_CASE(64u, 8)
+        READ_CASE(64u, 4)
+        READ_CASE(64u, 2)
+        READ_CASE(128u, 8)
+        READ_CASE(128u, 4)
+        READ_CASE(128u, 2)
+    default:
+        codes_read(w, p, s, room, dim, bits);
+    }
+}
+
 /* Equal grouping: codes stay, or are divided. */
 TR_HD void
 side_keep(warp_t w, place_t from, place_t to, side_t s, token_room_t *room)
@@ -80,26 +136,10 @@ side_keep(warp_t w, place_t from, place_t to, side_t s, token_room_t *room)
                                   + (s == KEY ? b->key_meta : b->value_meta))
                     + 2 * to.at * groups;
 
-    for (uint32_t d = w.lane; d < b->head_dim; d += AT_ONCE * w.lanes) {
-        uint32_t q[AT_ONCE];
-
-#pragma unroll
-        for (uint32_t k = 0; k < AT_ONCE; k++) {
-            uint32_t e = d + k * w.lanes;
-
-            q[k] = e < b->head_dim ? side_code(from, s, e) : 0;
-        }
-#pragma unroll
-        for (uint32_t k = 0; k < AT_ONCE; k++) {
-            uint32_t e = d + k * w.lanes;
-
-            if (e < b->head_dim) {
-                room->codes[e] = bits == less
-                                     ? (uint8_t) q[k]
-                                     : code_downgrade(q[k], bits, less,
-                                                      b->level.narrow);
-            }
-        }
+    side_read(w, from, s, room);
+    for (uint32_t d = w.lane; d < b->head_dim && bits != less; d += w.lanes) {
+        room->codes[d] = code_downgrade(room->codes[d], bits, less,
+                                        b->level.narrow);
     }
     for (uint32_t j = w.lane; j < groups; j += w.lanes) {
         if (bits == less) {

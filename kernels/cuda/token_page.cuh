@@ -19,7 +19,6 @@ typedef struct {
     float x[TR_HEAD_DIM_MAX];
     place_t from[TR_KV_CHANNEL_TOKENS];
     uint8_t codes[TR_HEAD_DIM_MAX];
-    uint4 tile[128]; /* a tile of 16 tokens of 128 dimensions at 8 bits */
 } token_room_t;
 
 typedef enum { KEY, VALUE } side_t;

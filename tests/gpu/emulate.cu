@@ -178,7 +178,7 @@ emulate_kv_moves(const tr_kv_view_t *kv, const tr_rows_t *rows,
 typedef struct {
     compress_args_t a;
     index_room_t index;
-    token_room_t room;
+    tile_room_t room;
     uint32_t lanes, job, head, tile, step;
     side_t side;
 } compress_run_t;
