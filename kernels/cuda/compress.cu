@@ -8,7 +8,8 @@
 #include <cuda_runtime.h>
 
 #define WARPS 4u
-#define WARP_TILES 6u    /* that a warp takes, where there are many */
+#define MOVE_BLOCKS 8      /* on a multiprocessor: 64 registers a thread */
+#define WARP_TILES 2u      /* that a warp takes, where there are many */
 #define BLOCKS_LEAST 4096u /* of a launch, if there is work for them */
 
 static __global__ void
@@ -22,7 +23,7 @@ __launch_bounds__(INDEX_LANES)
 }
 
 static __global__ void
-__launch_bounds__(32 * WARPS, 6)
+__launch_bounds__(32 * WARPS, MOVE_BLOCKS)
     move_kernel(const __grid_constant__ compress_args_t a)
 {
     __shared__ tile_room_t room[WARPS];

@@ -2,7 +2,8 @@
  * tile_fast.cuh: 16 tokens of a prompt at once, from 16 bits to a whole tile;
  * head size 128, one metadata group.  The bits of side_move, token by token.
  *
- * A lane has four dimensions.  Eight rows are loaded together; their ends are
+ * A lane has four dimensions.  Four rows are loaded together (with eight a
+ * multiprocessor holds fewer warps, and is slower); their ends are
  * reduced across the warp, and lane i makes the metadata of row i.  Codes meet
  * in shared memory as the tile stands in its page, and leave 16 bytes a lane.
  *
@@ -16,7 +17,7 @@
 #include "token.cuh"
 
 #define FAST_DIM 128u
-#define FAST_ROWS 8u
+#define FAST_ROWS 4u
 
 /* What a warp works in that fills tiles. */
 typedef struct {
@@ -146,7 +147,7 @@ fast_value(warp_t w, uint32_t x, uint32_t token, uint8_t *tile)
     }
 }
 
-/* Rows [first, first + 8) of the tile. */
+/* Rows [first, first + FAST_ROWS) of the tile. */
 template <uint32_t BITS>
 TR_HD void
 fast_rows(warp_t w, place_t to, side_t s, tile_room_t *room, uint32_t first)
@@ -211,8 +212,9 @@ fast_tile(warp_t w, place_t to, side_t s, tile_room_t *room)
     uint4 *out = (uint4 *) (to.page + (s == KEY ? 0 : to.layout->value)
                             + to.at / 16 * (2 * FAST_DIM * BITS));
 
-    fast_rows<BITS>(w, to, s, room, 0);
-    fast_rows<BITS>(w, to, s, room, FAST_ROWS);
+    for (uint32_t i = 0; i < 16; i += FAST_ROWS) {
+        fast_rows<BITS>(w, to, s, room, i);
+    }
     lanes_sync(w);
     for (uint32_t i = w.lane; i < FAST_DIM * BITS / 8; i += w.lanes) {
         out[i] = room->tile[i];

@@ -1,0 +1,202 @@
+/*
+ * append_check.cuh: a step on its way into the cache: what its launch is given,
+ * where a head's tokens are, and which places and moves are allowed
+ * (kernels.h, kv_append).
+ */
+#ifndef TR_CUDA_APPEND_CHECK_CUH
+#define TR_CUDA_APPEND_CHECK_CUH
+
+#include "store.h"
+#include "token.cuh"
+
+/* What of a step is done: a layer's tokens and their moves; the moves of all
+ * layers; the tokens of a layer whose moves were done. */
+typedef enum { ALL_OF_IT, MOVES, TOKENS } append_part_t;
+
+typedef struct {
+    tr_kv_view_t kv; /* its layouts are below */
+    tr_kv_layout_t layout[TR_KV_LAYOUTS_MAX];
+    tr_rows_t rows;
+    tr_cuda_keys_t in;
+    append_part_t part;
+    uint32_t layer; /* the first */
+    uint32_t *refused;
+} append_args_t;
+
+/* A head's side on its way in. */
+typedef struct {
+    const append_args_t *a;
+    warp_t w;
+    token_room_t *room;
+    side_t side;
+    uint32_t row, pos, list;
+    const tr_kv_seq_t *seq;
+    const int32_t *table;
+    const uint32_t *count;
+    const tr_kv_move_t *move;
+} append_t;
+
+/* ---- places ------------------------------------------------------------- */
+
+/* Entry i of a part of the row, in which it must be, and have a page. */
+TR_HD bool
+entry_has(const append_t *t, uint32_t at, int32_t step, uint32_t len,
+          uint32_t i)
+{
+    return i < len && t->table[(int64_t) at + (int64_t) i * step] >= 0;
+}
+
+TR_HD bool
+list_has(const append_t *t, uint32_t list, uint32_t index)
+{
+    const tr_kv_view_t *kv = &t->a->kv;
+
+    return entry_has(t, tr_kv_list_entry(kv, list, 0), list % 2 == 0 ? 1 : -1,
+                     kv->pair_len[list / 2],
+                     index / t->a->layout[t->seq->list_layout[list]].tokens);
+}
+
+TR_HD bool
+window_has(const append_t *t, uint32_t slot)
+{
+    const tr_kv_view_t *kv = &t->a->kv;
+
+    return entry_has(t, kv->at_window, 1, kv->at_pair[0] - kv->at_window,
+                     slot / t->a->layout[t->seq->window_layout].tokens);
+}
+
+TR_HD place_t
+list_place(const append_t *t, uint32_t list, uint32_t index)
+{
+    const tr_kv_view_t *kv = &t->a->kv;
+    const tr_kv_layout_t *l = &t->a->layout[t->seq->list_layout[list]];
+    uint32_t entry = tr_kv_list_entry(kv, list, index / l->tokens);
+    place_t p = { tr_kv_page_at(kv, t->table[entry]), l, index % l->tokens };
+
+    return p;
+}
+
+TR_HD place_t
+window_place(const append_t *t, uint32_t slot)
+{
+    const tr_kv_view_t *kv = &t->a->kv;
+    const tr_kv_layout_t *l = &t->a->layout[t->seq->window_layout];
+    uint32_t entry = kv->at_window + slot / l->tokens;
+    place_t p = { tr_kv_page_at(kv, t->table[entry]), l, slot % l->tokens };
+
+    return p;
+}
+
+/* ---- what is refused ---------------------------------------------------- */
+
+/* Are the layouts of a sequence that has lists such that tokens can go
+ * there? */
+TR_HD bool
+seq_valid(const tr_kv_layout_t *layout, uint32_t n_layouts,
+          const tr_kv_seq_t *seq)
+{
+    if (seq->n_lists > TR_KV_LISTS_MAX) {
+        return false;
+    }
+    for (uint32_t i = 0; i < seq->n_lists; i++) {
+        if (seq->list_layout[i] == 0 || seq->list_layout[i] >= n_layouts) {
+            return false;
+        }
+    }
+    return seq->window == 0
+           || (seq->window_layout != 0 && seq->window_layout < n_layouts
+               && !layout[seq->window_layout].level.by_channel
+               && seq->base - seq->window_from <= seq->window
+               && seq->window_from <= seq->base);
+}
+
+/* May n tokens of layout `from` (NULL: new) go to list `to`, from `index`? */
+TR_HD bool
+target_valid(const append_t *t, const tr_kv_layout_t *from, int to,
+             uint32_t index, uint32_t n)
+{
+    const tr_kv_layout_t *l;
+
+    if (to == TR_KV_NOWHERE) {
+        return true;
+    }
+    if (to < 0 || to >= t->seq->n_lists) {
+        return false;
+    }
+    l = &t->a->layout[t->seq->list_layout[to]];
+    if (l->level.by_channel
+        && (n != TR_KV_CHANNEL_TOKENS || index % TR_KV_CHANNEL_TOKENS != 0)) {
+        return false;
+    }
+    if ((from != NULL && !token_goes(from, l)) || n > t->count[to]
+        || index > t->count[to] - n) {
+        return false;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (!list_has(t, (uint32_t) to, index + i)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+TR_HD bool
+victim_valid(const append_t *t)
+{
+    const tr_kv_move_t *m = t->move;
+    const tr_kv_layout_t *l;
+
+    if (m->victim_from == TR_KV_STAYS) {
+        return true;
+    }
+    if (m->victim_from < 0 || m->victim_from >= t->seq->n_lists) {
+        return false;
+    }
+    l = &t->a->layout[t->seq->list_layout[m->victim_from]];
+    return !l->level.by_channel && m->victim_index < UINT32_MAX
+           && list_has(t, (uint32_t) m->victim_from, m->victim_index)
+           && target_valid(t, l, m->victim_to, m->victim_target, 1);
+}
+
+/* Is there a place for the token itself? */
+TR_HD bool
+token_valid(const append_t *t)
+{
+    const tr_kv_move_t *m = t->move;
+
+    return t->seq->window == 0
+               ? m->leaves == 1 && target_valid(t, NULL, m->to, m->index, 1)
+               : window_has(t, t->pos % t->seq->window);
+}
+
+TR_HD bool
+move_valid(const append_t *t)
+{
+    const tr_kv_move_t *m = t->move;
+    uint32_t window = t->seq->window;
+
+    if (!victim_valid(t)) {
+        return false;
+    }
+    if (window == 0) {
+        return true;
+    }
+    if (m->to == TR_KV_STAYS || m->to == TR_KV_NOWHERE) {
+        return true;
+    }
+    /* who leaves was in the ring before this step */
+    if (m->leaves == 0 || m->leaves > TR_KV_CHANNEL_TOKENS || m->leaves > window
+        || m->leave_pos >= t->pos || t->pos - m->leave_pos < m->leaves
+        || t->pos - m->leave_pos > window) {
+        return false;
+    }
+    for (uint32_t i = 0; i < m->leaves; i++) {
+        if (!window_has(t, (m->leave_pos + i) % window)) {
+            return false;
+        }
+    }
+    return target_valid(t, &t->a->layout[t->seq->window_layout], m->to,
+                        m->index, m->leaves);
+}
+
+#endif
