@@ -138,7 +138,7 @@ down:
 # ---- test -------------------------------------------------------------------
 
 test: deps
-	@$(MAKE) -s --no-print-directory -j$(JOBS) all unit
+	@$(MAKE) -s --no-print-directory -j$(JOBS) all unit $(TEST_CUDA)
 	@B="$B" scripts/test.sh all
 
 test-unit: $(STAMP)/test

@@ -134,6 +134,5 @@ $B/tests/test_cuda_emulated: tests/gpu/emulate.sh $B/cuda/test_store \
 	$Qcp $< $@
 
 ifeq ($(NVCC_NEW),yes)
-test: cuda
-test: $B/tests/test_cuda_emulated
+TEST_CUDA = cuda $B/tests/test_cuda_emulated
 endif
