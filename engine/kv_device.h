@@ -1,0 +1,69 @@
+/*
+ * The KV cache of a device: kv_cache.h's functions where pages, tables and
+ * scores live on a GPU and its manager (kernels/cuda/manager.h) decides.
+ *
+ * What the step loop asks (open, reserve, compress, swap, close) becomes a list
+ * of commands, in order; the executor launches it before its next batch.  What
+ * the device knows comes back with the batch's results: pages that are free,
+ * what every slot holds, who stalled.  Until then the host goes by what it knows
+ * for certain:
+ *
+ *   free pages     at least: the last report, less all that was asked since and
+ *                  could be taken, plus all that surely came back
+ *   reserve        dense pages: exact, against that bound.  A compressed slot's
+ *                  next token: granted, unless the last report says that it
+ *                  stalled and nothing was given back since; the device has the
+ *                  last word, and the row's status is TR_AGAIN when there was
+ *                  none
+ *   compress       granted when the bound has room for the largest copy; else
+ *                  TR_AGAIN until nothing is under way, then it is tried, and
+ *                  the slot waits for what became of it
+ *   usage, totals  as of the last report
+ *
+ * tr_kv_settled (kv_cache.h) says that nothing is under way: only then TR_AGAIN
+ * means that there really is no room.
+ */
+#ifndef TR_KV_DEVICE_H
+#define TR_KV_DEVICE_H
+
+#include <cuda/api.h>
+
+#include "kv_cache.h"
+
+typedef struct {
+    const tr_cuda_api_t *cuda;      /* borrowed, as is all here */
+    const tr_cuda_stream_t *stream; /* of the batches */
+    uint32_t max_seqs;              /* of a batch */
+    uint32_t max_prompts;           /* compressed before one batch */
+} tr_kv_device_t;
+
+/* config.kernels is not looked at; config.memory: bytes of device memory for
+ * pool and manager together.  swap_memory is pinned host memory. */
+tr_status_t tr_kv_device_create(const tr_kv_config_t *config,
+                                const tr_kv_device_t *device,
+                                tr_kv_cache_t **out, tr_error_t *err);
+
+/* What kernels need; constant. */
+const tr_cuda_manager_t *tr_kv_device_manager(const tr_kv_cache_t *kv);
+
+/* One sequence of a batch: rows at [pos, pos + n) of a slot; -1: padding. */
+typedef struct {
+    int32_t slot;
+    uint32_t pos, n;
+} tr_kv_device_row_t;
+
+/* Before a batch: launches the commands, and uploads what the batch's sequences
+ * ask of the manager.  0 or TR_CUDA_FAILED. */
+int tr_kv_device_begin(tr_kv_cache_t *kv, const tr_kv_device_row_t *rows,
+                       uint32_t n);
+/* In the batch, before all that reads seq_slot: the manager's step for n
+ * sequences.  May be captured: its arguments depend on n alone. */
+int tr_kv_device_step(tr_kv_cache_t *kv, uint32_t n);
+/* Behind the batch: sends the report on its way. */
+int tr_kv_device_end(tr_kv_cache_t *kv);
+/* The oldest batch's report has arrived (the caller waited for its event);
+ * stalled: [n], the sequences of tr_kv_device_begin.  TR_ERR_INTERNAL: the
+ * manager reports faults, the cache cannot be trusted. */
+tr_status_t tr_kv_device_settle(tr_kv_cache_t *kv, bool *stalled);
+
+#endif
