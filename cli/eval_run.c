@@ -235,7 +235,7 @@ step(driver_t *d)
 {
     tr_batch_t batch = { d->items, d->n_items, d->rows };
     uint64_t from = tr_now_us();
-    tr_status_t rc = d->e->x->step(d->e->x, &batch);
+    tr_status_t rc = tr_executor_run(d->e->x, &batch);
 
     if (rc != TR_OK) {
         return tr_error_set(d->err, rc, "", "a step failed (%s)",

@@ -1,5 +1,5 @@
 /*
- * What executors share (executor.h): the KV policies and the cache.
+ * What executors share (executor.h): steps, the KV policies and the cache.
  */
 #include "executor.h"
 
@@ -8,6 +8,24 @@
 #include <string.h>
 
 #include "log.h"
+
+/* ---- steps -------------------------------------------------------------- */
+
+tr_status_t
+tr_executor_run(tr_executor_t *e, const tr_batch_t *batch)
+{
+    tr_status_t rc = e->submit(e, batch);
+
+    return rc == TR_OK ? e->collect(e, batch) : rc;
+}
+
+tr_status_t
+tr_executor_collect_computed(tr_executor_t *e, const tr_batch_t *batch)
+{
+    (void) e;
+    (void) batch;
+    return TR_OK;
+}
 
 /* ---- policies ----------------------------------------------------------- */
 

@@ -18,19 +18,29 @@
 #include "tokenizer.h"
 #include <tokenring/status.h>
 
-/* One sequence's share of a step: tokens at positions [pos, pos + n). */
+/* One sequence's share of a step: tokens at positions [pos, pos + n).  What it
+ * points to is read by submit alone.  The places of results are written by
+ * collect (by submit, where that computes), and nobody else looks there between
+ * the two. */
 typedef struct {
     int32_t kv_slot; /* room for pos + n tokens is reserved */
     uint32_t pos, n;
-    const int32_t *tokens;       /* [n], borrowed */
+    /* [n]; NULL, n = 1: the token that the slot's row in the batch before
+     * samples, which nobody knows yet */
+    const int32_t *tokens;
     bool sample;                 /* the last position's logits give a token */
-    const tr_sampler_t *sampler; /* borrowed, with sample */
-    tr_sampled_t *out;           /* with sample */
+    const tr_sampler_t *sampler; /* with sample */
+    uint32_t number;             /* of that token in its output; what sampler
+                                  * counts may be behind */
+    tr_sampled_t *out;           /* with sample; NULL by collect: not wanted any
+                                  * more */
     /* NULL, or [n]: score of the token that follows each position, i.e.
      * scores[i] is for tokens[i + 1]; the caller gives n tokens + 1 known */
     tr_sampled_t *scores;
-    int32_t top;        /* alternatives wanted in scores */
-    tr_status_t status; /* out: TR_OK, or this item alone failed */
+    int32_t top; /* alternatives wanted in scores */
+    /* by collect: TR_OK; TR_AGAIN: no page was left for it, and nothing of it
+     * was stored; or this item alone failed */
+    tr_status_t status;
 } tr_batch_item_t;
 
 typedef struct {
@@ -61,16 +71,31 @@ struct tr_executor {
     tr_executor_policy_t policies[TR_EXECUTOR_POLICIES];     /* default first */
     const tr_kv_policy_t *kv_policies[TR_EXECUTOR_POLICIES]; /* the same */
     uint32_t n_policies;
-    /* Runs the batch.  A failure of the whole step is returned; a failure of
-     * one item is its status.  Called by the step loop only. */
-    tr_status_t (*step)(tr_executor_t *e, const tr_batch_t *batch);
+    /* How many batches may be under way when the next is submitted: 0 where
+     * submit computes (CPU), 1 where it only starts the work (GPU).  What was
+     * asked of `kv` takes effect before the next batch and after those under
+     * way. */
+    uint32_t ahead;
+    /* Starts a batch.  A failure of the whole step is returned here, and then it
+     * is not collected, or by its collect. */
+    tr_status_t (*submit)(tr_executor_t *e, const tr_batch_t *batch);
+    /* Waits for the oldest batch under way, which is `batch`, and writes its
+     * results.  Both are called by the step loop only. */
+    tr_status_t (*collect)(tr_executor_t *e, const tr_batch_t *batch);
     /* NULL: always at once.  Else asked after each token (now: CLOCK_MONOTONIC,
      * us): when may the sequence in kv_slot be in a batch again?  The loop
      * sleeps until the earliest of these times, or until something happens,
-     * so an executor that paces never waits in step(). */
+     * so an executor that paces never waits. */
     uint64_t (*due)(tr_executor_t *e, int32_t kv_slot, uint64_t now);
     void (*free)(tr_executor_t *e);
 };
+
+/* Submits and collects, for those who have nothing to do in between. */
+tr_status_t tr_executor_run(tr_executor_t *e, const tr_batch_t *batch);
+
+/* The collect of an executor whose submit computes (ahead 0). */
+tr_status_t tr_executor_collect_computed(tr_executor_t *e,
+                                         const tr_batch_t *batch);
 
 /* What executors share (executor.c): the policies and the cache that the
  * configuration asks for, with the shape in *e.  kernels: NULL for an executor

@@ -47,7 +47,7 @@ batch_fits(const executor_t *x, const tr_batch_t *batch)
     for (uint32_t i = 0; i < batch->n_items; i++) {
         const tr_batch_item_t *item = &batch->items[i];
 
-        if (item->n == 0 || item->kv_slot < 0
+        if (item->n == 0 || item->kv_slot < 0 || item->tokens == NULL
             || (uint64_t) item->pos + item->n > x->base.max_model_len) {
             return false;
         }
@@ -157,7 +157,7 @@ finish(executor_t *x)
 }
 
 static tr_status_t
-step(tr_executor_t *e, const tr_batch_t *batch)
+submit(tr_executor_t *e, const tr_batch_t *batch)
 {
     executor_t *x = (executor_t *) e;
     tr_kv_view_t view;
@@ -306,7 +306,8 @@ describe(executor_t *x)
     x->base.parameters = tr_model_config_parameters(c);
     memcpy(x->base.eos, c->eos, sizeof(x->base.eos));
     x->base.n_eos = c->n_eos;
-    x->base.step = step;
+    x->base.submit = submit;
+    x->base.collect = tr_executor_collect_computed;
     x->base.free = executor_free;
 }
 

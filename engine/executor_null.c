@@ -64,7 +64,7 @@ tr_null_fill(const tr_executor_t *e, int32_t token, int32_t top,
 }
 
 static tr_status_t
-tr_null_step(tr_executor_t *e, const tr_batch_t *batch)
+tr_null_submit(tr_executor_t *e, const tr_batch_t *batch)
 {
     tr_executor_null_t *n = (tr_executor_null_t *) e;
     uint64_t tokens = 0;
@@ -157,7 +157,8 @@ tr_executor_null_open(const tr_config_t *config, uint32_t vocab,
     e->backend = "null";
     e->vocab = vocab;
     e->max_model_len = tr_kv_max_len(e->kv, NULL);
-    e->step = tr_null_step;
+    e->submit = tr_null_submit;
+    e->collect = tr_executor_collect_computed;
     e->due = tr_null_due;
     e->free = tr_null_free;
     n->interval_ns = (uint64_t) (1e9 / config->null_rate);

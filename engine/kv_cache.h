@@ -66,6 +66,10 @@ uint64_t tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
  * compressed copy, old and new, fit. */
 uint32_t tr_kv_max_len(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
 
+/* Is all known that was asked (kv_device.h)?  Always true on the CPU.  When it
+ * is not, TR_AGAIN below may only mean that an answer has not come yet. */
+bool tr_kv_settled(const tr_kv_cache_t *kv);
+
 /* What kernels need; valid for the cache's lifetime, its contents change with
  * every call below. */
 void tr_kv_view(const tr_kv_cache_t *kv, tr_kv_view_t *out);

@@ -421,6 +421,7 @@ tr_loop_batch(tr_loop_t *l, tr_batch_t *batch, uint64_t now)
         item->sample = row->sample;
         if (row->sample) {
             item->sampler = &q->sampler;
+            item->number = q->sampler.n_output;
             item->out = &q->sampled;
         }
         if (row->score) {
@@ -627,7 +628,7 @@ tr_loop_turn(tr_loop_t *l)
         tr_loop_batch(l, &batch, now);
         tr_loop_show(l); /* who has started: the step may be long */
         tr_loop_tell_front(l);
-        rc = l->executor->step(l->executor, &batch);
+        rc = tr_executor_run(l->executor, &batch);
         end = tr_loop_now();
         l->step++;
         tr_status_observe(&l->counters->step_time, end - now);

@@ -188,7 +188,7 @@ open_stream(streams_t *s, uint32_t i)
                               .sample = true,
                               .sampler = &s->sampler,
                               .out = &s->out[i] };
-    must(s->e->step(s->e, &batch), NULL, "prefill");
+    must(tr_executor_run(s->e, &batch), NULL, "prefill");
     s->at[i] = PROMPT;
 }
 
@@ -220,7 +220,7 @@ decode(streams_t *s, uint32_t n, uint32_t steps)
                                           .sampler = &s->sampler,
                                           .out = &s->out[i] };
         }
-        must(s->e->step(s->e, &batch), NULL, "decode");
+        must(tr_executor_run(s->e, &batch), NULL, "decode");
     }
     t = now() - start;
     for (uint32_t i = 0; i < n; i++) {

@@ -128,7 +128,7 @@ fake_item(fake_t *f, const tr_kv_view_t *v, tr_batch_item_t *item)
 }
 
 static tr_status_t
-fake_step(tr_executor_t *e, const tr_batch_t *batch)
+fake_submit(tr_executor_t *e, const tr_batch_t *batch)
 {
     fake_t *f = (fake_t *) e;
     tr_kv_view_t v;
@@ -225,7 +225,8 @@ bench_start(bench_t *b, uint32_t pages, uint32_t cap_clients)
     b->fake.base.backend = "fake";
     b->fake.base.vocab = 4096;
     b->fake.base.max_model_len = 2000;
-    b->fake.base.step = fake_step;
+    b->fake.base.submit = fake_submit;
+    b->fake.base.collect = tr_executor_collect_computed;
     b->fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     for (i = 0; i < OUTLETS; i++) {
         outlet_make(&b->outlet[i], &b->peer[i], i == 2 ? 1 << 16 : 1 << 20,

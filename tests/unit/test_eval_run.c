@@ -174,7 +174,7 @@ step(tr_eval_engine_t *e, tr_batch_item_t *item)
     assert_int_equal(tr_kv_reserve(e->x->kv, item->kv_slot,
                                    item->pos + item->n),
                      TR_OK);
-    assert_int_equal(e->x->step(e->x, &batch), TR_OK);
+    assert_int_equal(tr_executor_run(e->x, &batch), TR_OK);
     assert_int_equal(item->status, TR_OK);
 }
 

@@ -103,7 +103,7 @@ test_step(void **state)
                                   .out = &out[0],
                                   .scores = alone,
                                   .top = 2 };
-    assert_int_equal(e->step(e, &batch), TR_OK);
+    assert_int_equal(tr_executor_run(e, &batch), TR_OK);
     assert_int_equal(items[0].status, TR_OK);
     assert_int_equal(out[0].token, FIRST);
     for (uint32_t i = 0; i + 1 < N_PROMPT; i++) {
@@ -127,7 +127,7 @@ test_step(void **state)
                                   .scores = mixed,
                                   .top = 2 };
     batch = (tr_batch_t){ items, 3, N_PROMPT + 5 };
-    assert_int_equal(e->step(e, &batch), TR_OK);
+    assert_int_equal(tr_executor_run(e, &batch), TR_OK);
     for (uint32_t i = 0; i + 1 < N_PROMPT; i++) {
         assert_int_equal(mixed[i].token, alone[i].token);
         assert_true(mixed[i].logprob == alone[i].logprob);
@@ -148,7 +148,7 @@ test_step(void **state)
                                   .sampler = &sampler,
                                   .out = &out[2] };
     batch = (tr_batch_t){ items, 2, N_PROMPT - 4 };
-    assert_int_equal(e->step(e, &batch), TR_OK);
+    assert_int_equal(tr_executor_run(e, &batch), TR_OK);
     for (int i = 1; i < 3; i++) {
         assert_int_equal(out[i].token, FIRST);
         assert_true(out[i].logprob == out[0].logprob);
@@ -184,7 +184,7 @@ test_bad_token(void **state)
                                   .out = &out[1] };
     tr_kv_reserve(e->kv, items[0].kv_slot, 3);
     tr_kv_reserve(e->kv, items[1].kv_slot, N_PROMPT);
-    assert_int_equal(e->step(e, &batch), TR_OK);
+    assert_int_equal(tr_executor_run(e, &batch), TR_OK);
     assert_int_equal(items[0].status, TR_ERR_INVALID);
     assert_int_equal(items[1].status, TR_OK);
     assert_int_equal(out[1].token, FIRST);
@@ -203,18 +203,18 @@ test_contract(void **state)
     (void) state;
     tr_log_open("/dev/null", TR_LEVEL_ERROR);
     items[0] = (tr_batch_item_t){ .n = 65, .tokens = tokens };
-    assert_int_equal(e->step(e, &batch), TR_ERR_INTERNAL);
+    assert_int_equal(tr_executor_run(e, &batch), TR_ERR_INTERNAL);
     items[0] = (tr_batch_item_t){ .pos = 256, .n = 1, .tokens = tokens };
-    assert_int_equal(e->step(e, &batch), TR_ERR_INTERNAL);
+    assert_int_equal(tr_executor_run(e, &batch), TR_ERR_INTERNAL);
     items[0] = (tr_batch_item_t){ .pos = UINT32_MAX, .n = 1, .tokens = tokens };
-    assert_int_equal(e->step(e, &batch), TR_ERR_INTERNAL);
+    assert_int_equal(tr_executor_run(e, &batch), TR_ERR_INTERNAL);
     items[0] = (tr_batch_item_t){ .n = 0, .tokens = tokens };
-    assert_int_equal(e->step(e, &batch), TR_ERR_INTERNAL);
+    assert_int_equal(tr_executor_run(e, &batch), TR_ERR_INTERNAL);
     for (int i = 0; i < 9; i++) {
         items[i] = (tr_batch_item_t){ .n = 1, .tokens = tokens };
     }
     batch = (tr_batch_t){ items, 9, 9 };
-    assert_int_equal(e->step(e, &batch), TR_ERR_INTERNAL);
+    assert_int_equal(tr_executor_run(e, &batch), TR_ERR_INTERNAL);
     e->free(e);
 }
 

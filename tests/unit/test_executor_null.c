@@ -53,7 +53,7 @@ sample(tr_executor_t *e, uint32_t pos, uint32_t n, int32_t logprobs,
                              .status = TR_ERR_INTERNAL };
     tr_batch_t batch = { &item, 1, n };
 
-    assert_int_equal(e->step(e, &batch), TR_OK);
+    assert_int_equal(tr_executor_run(e, &batch), TR_OK);
     assert_int_equal(item.status, TR_OK);
 }
 
