@@ -21,9 +21,8 @@
 #include <cpu/team.h>
 
 #include "log.h"
-#include "safetensors.h"
+#include "model_tensors.h"
 
-#define NAME_LEN 128
 #define BLOCK_ROWS 64u
 
 typedef struct {
@@ -103,72 +102,6 @@ say_progress(loader_t *l, uint64_t bytes)
     }
 }
 
-/* Finds a tensor of the shape [rows][columns], or [rows] with columns 0. */
-static tr_status_t
-find(loader_t *l, const char *name, uint64_t rows, uint64_t columns,
-     const tr_tensor_t **out)
-{
-    const tr_tensor_t *t = tr_safetensors_find(l->st, name);
-    char shape[128] = "";
-    size_t at = 0;
-
-    if (t == NULL) {
-        return tr_error_set(l->err, TR_ERR_FORMAT, name,
-                            "tensor \"%s\" is missing, config.json asks for it",
-                            name);
-    }
-    if (t->n_dims == (columns ? 2u : 1u) && t->dims[0] == rows
-        && (columns == 0 || t->dims[1] == columns)) {
-        *out = t;
-        return TR_OK;
-    }
-    for (uint32_t i = 0; i < t->n_dims && at < sizeof(shape); i++) {
-        at += (size_t) snprintf(shape + at, sizeof(shape) - at, "%s%llu",
-                                i ? ", " : "", (unsigned long long) t->dims[i]);
-    }
-    if (columns) {
-        return tr_error_set(l->err, TR_ERR_FORMAT, name,
-                            "%s: tensor \"%s\" has shape [%s], config.json "
-                            "says [%llu, %llu]",
-                            t->file, name, shape, (unsigned long long) rows,
-                            (unsigned long long) columns);
-    }
-    return tr_error_set(l->err, TR_ERR_FORMAT, name,
-                        "%s: tensor \"%s\" has shape [%s], config.json says "
-                        "[%llu]",
-                        t->file, name, shape, (unsigned long long) rows);
-}
-
-/* A number from (seed, tensor, element), the same on every machine. */
-static inline uint64_t
-mix(uint64_t x)
-{
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-static uint64_t
-tensor_seed(uint64_t seed, const char *name)
-{
-    for (const char *p = name; *p; p++) {
-        seed = mix(seed ^ (unsigned char) *p);
-    }
-    return seed;
-}
-
-/* Uniform with standard deviation `sd`. */
-static void
-fill_random(float *x, size_t n, uint64_t seed, size_t first, float sd)
-{
-    for (size_t i = 0; i < n; i++) {
-        float u = (float) (mix(seed + first + i) >> 40) * 0x1p-24f;
-
-        x[i] = (2 * u - 1) * sd * 1.7320508f;
-    }
-}
-
 /* A matrix that is being filled, block by block, by the team. */
 typedef struct {
     const tr_kernels_t *kernels;
@@ -195,7 +128,7 @@ dummy_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     for (uint32_t r = first; r < end; r += BLOCK_ROWS) {
         uint32_t n = end - r < BLOCK_ROWS ? end - r : BLOCK_ROWS;
 
-        fill_random(block, n * k, a->seed, r * k, a->sd);
+        tr_model_fill_random(block, n * k, a->seed, r * k, a->sd);
         a->kernels->matrix_pack(a->w, a->row + r, n, block, TR_F32);
     }
     free(block);
@@ -215,166 +148,121 @@ tensor_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 }
 
 static tr_status_t
-dummy_matrix(loader_t *l, const tr_matrix_t *w, uint32_t row, uint32_t rows,
-             const char *name)
+dummy_matrix(loader_t *l, const tr_matrix_t *w, const tr_model_tensor_t *t)
 {
     fill_t a = { .kernels = l->m->kernels,
                  .w = w,
-                 .row = row,
-                 .seed = tensor_seed(l->seed, name),
+                 .row = t->row,
+                 .seed = tr_model_tensor_seed(l->seed, t->name),
                  .sd = l->m->config.init_range };
 
-    tr_team_run(l->m->stream.team, l->m->stream.threads, rows, BLOCK_ROWS,
+    tr_team_run(l->m->stream.team, l->m->stream.threads, t->rows, BLOCK_ROWS,
                 dummy_rows, &a);
     return a.failed ? tr_error_set(l->err, TR_ERR_NOMEM, "", "out of memory")
                     : TR_OK;
 }
 
-/* Fills rows [row, row + rows) of a matrix from the tensor `name`. */
 static tr_status_t
-load_matrix(loader_t *l, const tr_matrix_t *w, uint32_t row, uint32_t rows,
-            const char *name)
+load_matrix(loader_t *l, const tr_matrix_t *w, const tr_model_tensor_t *t)
 {
-    fill_t a = { .kernels = l->m->kernels, .w = w, .row = row };
-    const tr_tensor_t *t;
+    fill_t a = { .kernels = l->m->kernels, .w = w, .row = t->row };
     tr_status_t rc;
 
-    say_progress(l, (uint64_t) rows * w->k * sizeof(float));
+    say_progress(l, (uint64_t) t->rows * w->k * sizeof(float));
     if (l->st == NULL) {
-        return dummy_matrix(l, w, row, rows, name);
+        return dummy_matrix(l, w, t);
     }
-    rc = find(l, name, rows, w->k, &t);
+    rc = tr_model_tensor_find(l->st, t, &a.tensor, l->err);
     if (rc != TR_OK) {
         return rc;
     }
-    a.tensor = t;
-    tr_team_run(l->m->stream.team, l->m->stream.threads, rows, BLOCK_ROWS,
+    tr_team_run(l->m->stream.team, l->m->stream.threads, t->rows, BLOCK_ROWS,
                 tensor_rows, &a);
-    tr_safetensors_release(t);
+    tr_safetensors_release(a.tensor);
     return TR_OK;
 }
 
-/* Fills n floats from the tensor `name`: a norm (dummy: ones) or a bias. */
+/* A norm (dummy: ones) or a bias. */
 static tr_status_t
-load_vector(loader_t *l, float *x, uint32_t n, const char *name, bool norm)
+load_vector(loader_t *l, float *x, const tr_model_tensor_t *t)
 {
-    const tr_tensor_t *t;
+    bool norm = t->part < TR_PART_QKV_BIAS;
+    const tr_tensor_t *tensor;
     tr_status_t rc;
 
+    x += t->row;
     if (l->st == NULL) {
-        fill_random(x, n, tensor_seed(l->seed, name), 0,
-                    norm ? 0 : l->m->config.init_range);
-        for (uint32_t i = 0; norm && i < n; i++) {
+        tr_model_fill_random(x, t->rows, tr_model_tensor_seed(l->seed, t->name),
+                             0, l->m->config.init_range);
+        for (uint32_t i = 0; norm && i < t->rows; i++) {
             x[i] = 1;
         }
         return TR_OK;
     }
-    rc = find(l, name, n, 0, &t);
+    rc = tr_model_tensor_find(l->st, t, &tensor, l->err);
     if (rc != TR_OK) {
         return rc;
     }
-    tr_tensor_expand(t, x);
-    tr_safetensors_release(t);
+    tr_tensor_expand(tensor, x);
+    tr_safetensors_release(tensor);
     return TR_OK;
 }
 
-static tr_status_t
-load_attention(loader_t *l, tr_layer_t *w, uint32_t layer)
+static const tr_matrix_t *
+matrix_of(const tr_model_t *m, const tr_model_tensor_t *t)
 {
-    static const char *const parts[] = { "q", "k", "v" };
-    const tr_model_config_t *c = &l->m->config;
-    uint32_t q = c->query_heads * c->head_dim, kv = c->kv_heads * c->head_dim;
-    const uint32_t rows[] = { q, kv, kv };
-    char name[NAME_LEN];
-    tr_status_t rc = TR_OK;
+    const tr_layer_t *w = &m->layers[t->layer];
 
-#define NAME(...) (snprintf(name, sizeof(name), __VA_ARGS__), name)
-    for (uint32_t i = 0, row = 0; i < 3 && rc == TR_OK; row += rows[i++]) {
-        rc = load_matrix(l, &w->qkv, row, rows[i],
-                         NAME("model.layers.%u.self_attn.%s_proj.weight", layer,
-                              parts[i]));
-        if (rc == TR_OK && w->qkv_bias != NULL) {
-            rc = load_vector(l, w->qkv_bias + row, rows[i],
-                             NAME("model.layers.%u.self_attn.%s_proj.bias",
-                                  layer, parts[i]),
-                             false);
-        }
+    switch (t->part) {
+    case TR_PART_EMBED:
+        return &m->embed;
+    case TR_PART_HEAD:
+        return &m->head;
+    case TR_PART_QKV:
+        return &w->qkv;
+    case TR_PART_O:
+        return &w->o;
+    case TR_PART_GATE_UP:
+        return &w->gate_up;
+    default:
+        return &w->down;
     }
-    if (rc == TR_OK) {
-        rc = load_matrix(l, &w->o, 0, c->hidden,
-                         NAME("model.layers.%u.self_attn.o_proj.weight",
-                              layer));
-    }
-    if (rc == TR_OK && w->o_bias != NULL) {
-        rc = load_vector(l, w->o_bias, c->hidden,
-                         NAME("model.layers.%u.self_attn.o_proj.bias", layer),
-                         false);
-    }
-    if (rc == TR_OK && w->q_norm != NULL) {
-        rc = load_vector(l, w->q_norm, c->head_dim,
-                         NAME("model.layers.%u.self_attn.q_norm.weight", layer),
-                         true);
-    }
-    if (rc == TR_OK && w->k_norm != NULL) {
-        rc = load_vector(l, w->k_norm, c->head_dim,
-                         NAME("model.layers.%u.self_attn.k_norm.weight", layer),
-                         true);
-    }
-    return rc;
 }
 
-static tr_status_t
-load_layer(loader_t *l, uint32_t layer)
+static float *
+vector_of(const tr_model_t *m, const tr_model_tensor_t *t)
 {
-    const tr_model_config_t *c = &l->m->config;
-    tr_layer_t *w = &l->m->layers[layer];
-    char name[NAME_LEN];
-    tr_status_t rc = load_attention(l, w, layer);
+    const tr_layer_t *w = &m->layers[t->layer];
 
-    if (rc == TR_OK) {
-        rc = load_matrix(l, &w->gate_up, 0, c->intermediate,
-                         NAME("model.layers.%u.mlp.gate_proj.weight", layer));
+    switch (t->part) {
+    case TR_PART_FINAL_NORM:
+        return m->final_norm;
+    case TR_PART_INPUT_NORM:
+        return w->input_norm;
+    case TR_PART_POST_NORM:
+        return w->post_norm;
+    case TR_PART_Q_NORM:
+        return w->q_norm;
+    case TR_PART_K_NORM:
+        return w->k_norm;
+    case TR_PART_QKV_BIAS:
+        return w->qkv_bias;
+    default:
+        return w->o_bias;
     }
-    if (rc == TR_OK) {
-        rc = load_matrix(l, &w->gate_up, c->intermediate, c->intermediate,
-                         NAME("model.layers.%u.mlp.up_proj.weight", layer));
-    }
-    if (rc == TR_OK) {
-        rc = load_matrix(l, &w->down, 0, c->hidden,
-                         NAME("model.layers.%u.mlp.down_proj.weight", layer));
-    }
-    if (rc == TR_OK) {
-        rc = load_vector(l, w->input_norm, c->hidden,
-                         NAME("model.layers.%u.input_layernorm.weight", layer),
-                         true);
-    }
-    if (rc == TR_OK) {
-        rc = load_vector(l, w->post_norm, c->hidden,
-                         NAME("model.layers.%u.post_attention_layernorm.weight",
-                              layer),
-                         true);
-    }
-    return rc;
-#undef NAME
 }
 
 static tr_status_t
 load_all(loader_t *l)
 {
-    tr_model_t *m = l->m;
-    const tr_model_config_t *c = &m->config;
-    tr_status_t rc;
+    tr_model_tensor_t t;
+    tr_status_t rc = TR_OK;
 
-    rc = load_matrix(l, &m->embed, 0, c->vocab, "model.embed_tokens.weight");
-    if (rc == TR_OK && !c->tied) {
-        rc = load_matrix(l, &m->head, 0, c->vocab, "lm_head.weight");
-    }
-    if (rc == TR_OK) {
-        rc = load_vector(l, m->final_norm, c->hidden, "model.norm.weight",
-                         true);
-    }
-    for (uint32_t i = 0; i < c->layers && rc == TR_OK; i++) {
-        rc = load_layer(l, i);
+    for (uint32_t i = 0; rc == TR_OK && tr_model_tensor(&l->m->config, i, &t);
+         i++) {
+        rc = t.part < TR_PART_MATRICES
+                 ? load_matrix(l, matrix_of(l->m, &t), &t)
+                 : load_vector(l, vector_of(l->m, &t), &t);
     }
     return rc;
 }
