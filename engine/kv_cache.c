@@ -86,15 +86,37 @@ tr_kv_plan_pages(tr_kv_cache_t *kv, tr_error_t *err)
     return TR_OK;
 }
 
+tr_status_t
+tr_kv_shape(tr_kv_cache_t *kv, const tr_kv_config_t *config, tr_error_t *err)
+{
+    tr_status_t rc = tr_kv_check_config(config, err);
+
+    if (rc != TR_OK) {
+        return rc;
+    }
+    kv->config = *config;
+    kv->usual = config->policies[0];
+    kv->heads = config->layers * config->lists;
+    kv->view.layers = config->layers;
+    kv->view.lists = config->lists;
+    kv->view.head_dim = config->head_dim;
+    rc = tr_kv_plan_pages(kv, err);
+    kv->view.page_bytes = kv->plan.page_bytes;
+    kv->view.n_layouts = kv->plan.n;
+    kv->view.layout = kv->plan.layout;
+    return rc;
+}
+
 /* Which part of a row is whose, for the longest sequence of any policy; no part
  * is longer than the pool. */
-static void
+void
 tr_kv_lay_tables(tr_kv_cache_t *kv)
 {
     const tr_kv_config_t *c = &kv->config;
     tr_kv_view_t *v = &kv->view;
     uint32_t window = 0, n, i, pair, l, each = kv->pages.n / kv->heads;
 
+    v->pair_len[0] = v->pair_len[1] = 0;
     kv->dense_len = tr_kv_ceil(c->max_len, kv->plan.layout[0].tokens);
     kv->dense_len = kv->dense_len < each ? kv->dense_len : each;
     for (i = 0; i < c->n_policies; i++) {
@@ -134,34 +156,44 @@ tr_kv_map(size_t size)
     return at == MAP_FAILED ? NULL : at;
 }
 
-static tr_status_t
-tr_kv_cache_tables(tr_kv_cache_t *kv, tr_error_t *err)
+bool
+tr_kv_slots_memory(tr_kv_cache_t *kv)
 {
     uint32_t slots = kv->config.slots, i;
-    size_t rows = (size_t) slots * kv->heads;
 
-    kv->tables_size = rows * kv->view.table_len * sizeof(int32_t);
-    kv->tables = tr_kv_map(kv->tables_size);
     kv->seq = calloc(slots, sizeof(*kv->seq));
-    kv->count = calloc(rows * TR_KV_LISTS_MAX, sizeof(*kv->count));
-    kv->move = calloc(rows, sizeof(*kv->move));
-    kv->victim = calloc(rows * TR_KV_LISTS_MAX, sizeof(*kv->victim));
     kv->slot = calloc(slots, sizeof(*kv->slot));
-    kv->ask = calloc(slots, sizeof(*kv->ask));
-    kv->want = calloc(rows, sizeof(*kv->want));
     kv->free_slots = calloc(slots, sizeof(*kv->free_slots));
-    if (kv->tables == NULL || kv->seq == NULL || kv->count == NULL
-        || kv->move == NULL || kv->victim == NULL || kv->slot == NULL
-        || kv->free_slots == NULL || kv->ask == NULL || kv->want == NULL
-        || !tr_kv_prompt_memory(kv)) {
-        return tr_error_set(err, TR_ERR_NOMEM, "max_num_seqs",
-                            "no memory for the page tables of %u sequences"
-                            " (%zu bytes)",
-                            slots, kv->tables_size);
+    if (kv->seq == NULL || kv->slot == NULL || kv->free_slots == NULL) {
+        return false;
     }
     kv->n_free_slots = slots;
     for (i = 0; i < slots; i++) {
         kv->free_slots[i] = (int32_t) (slots - 1 - i);
+    }
+    return true;
+}
+
+static tr_status_t
+tr_kv_cache_tables(tr_kv_cache_t *kv, tr_error_t *err)
+{
+    uint32_t slots = kv->config.slots;
+    size_t rows = (size_t) slots * kv->heads;
+
+    kv->tables_size = rows * kv->view.table_len * sizeof(int32_t);
+    kv->tables = tr_kv_map(kv->tables_size);
+    kv->count = calloc(rows * TR_KV_LISTS_MAX, sizeof(*kv->count));
+    kv->move = calloc(rows, sizeof(*kv->move));
+    kv->victim = calloc(rows * TR_KV_LISTS_MAX, sizeof(*kv->victim));
+    kv->ask = calloc(slots, sizeof(*kv->ask));
+    kv->want = calloc(rows, sizeof(*kv->want));
+    if (kv->tables == NULL || kv->count == NULL || kv->move == NULL
+        || kv->victim == NULL || kv->ask == NULL || kv->want == NULL
+        || !tr_kv_slots_memory(kv) || !tr_kv_prompt_memory(kv)) {
+        return tr_error_set(err, TR_ERR_NOMEM, "max_num_seqs",
+                            "no memory for the page tables of %u sequences"
+                            " (%zu bytes)",
+                            slots, kv->tables_size);
     }
     return TR_OK;
 }
@@ -172,9 +204,6 @@ tr_kv_fill_view(tr_kv_cache_t *kv)
     tr_kv_view_t *v = &kv->view;
 
     v->pool = kv->pages.memory;
-    v->page_bytes = kv->pages.bytes;
-    v->n_layouts = kv->plan.n;
-    v->layout = kv->plan.layout;
     v->tables = kv->tables;
     v->seq = kv->seq;
     v->count = kv->count;
@@ -186,14 +215,9 @@ static tr_status_t
 tr_kv_cache_fill(tr_kv_cache_t *kv, tr_error_t *err)
 {
     const tr_kv_config_t *c = &kv->config;
-    uint64_t n, bytes;
-    tr_status_t rc = tr_kv_plan_pages(kv, err);
+    uint64_t bytes = kv->plan.page_bytes, n = c->memory / bytes;
+    tr_status_t rc;
 
-    if (rc != TR_OK) {
-        return rc;
-    }
-    bytes = kv->plan.page_bytes;
-    n = c->memory / bytes;
     n = n < TR_KV_HOST ? n : TR_KV_HOST - 1;
     if (n < kv->heads) {
         return tr_error_set(err, TR_ERR_INVALID, "kv_memory",
@@ -232,27 +256,20 @@ tr_status_t
 tr_kv_cache_create(const tr_kv_config_t *config, tr_kv_cache_t **out,
                    tr_error_t *err)
 {
-    tr_kv_cache_t *kv;
+    tr_kv_cache_t *kv = calloc(1, sizeof(*kv));
     tr_status_t rc;
 
     *out = NULL;
-    rc = tr_kv_check_config(config, err);
-    if (rc != TR_OK) {
-        return rc;
-    }
-    kv = calloc(1, sizeof(*kv));
     if (kv == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "", "no memory");
     }
-    kv->config = *config;
-    kv->usual = config->policies[0];
-    kv->heads = config->layers * config->lists;
-    kv->view.layers = config->layers;
-    kv->view.lists = config->lists;
-    kv->view.head_dim = config->head_dim;
-    rc = tr_kv_cache_fill(kv, err);
+    kv->ops = &tr_kv_host_ops;
+    rc = tr_kv_shape(kv, config, err);
+    if (rc == TR_OK) {
+        rc = tr_kv_cache_fill(kv, err);
+    }
     if (rc != TR_OK) {
-        tr_kv_cache_free(kv);
+        tr_kv_host_free(kv);
         return rc;
     }
     kv->config.policies = NULL;
@@ -261,13 +278,11 @@ tr_kv_cache_create(const tr_kv_config_t *config, tr_kv_cache_t **out,
 }
 
 void
-tr_kv_cache_free(tr_kv_cache_t *kv)
+tr_kv_host_free(tr_kv_cache_t *kv)
 {
-    if (kv == NULL) {
-        return;
-    }
 #ifdef TR_KV_POISON
-    assert(kv->view.tables == NULL || tr_kv_sound(kv)); /* nothing leaked */
+    assert(kv->view.tables == NULL
+           || tr_kv_host_sound(kv)); /* nothing leaked */
 #endif
     tr_kv_pages_free(&kv->pages);
     tr_kv_pages_free(&kv->swap);
@@ -286,19 +301,6 @@ tr_kv_cache_free(tr_kv_cache_t *kv)
     free(kv->want);
     free(kv->free_slots);
     free(kv);
-}
-
-bool
-tr_kv_settled(const tr_kv_cache_t *kv)
-{
-    (void) kv;
-    return true;
-}
-
-void
-tr_kv_view(const tr_kv_cache_t *kv, tr_kv_view_t *out)
-{
-    *out = kv->view;
 }
 
 /* ---- slots -------------------------------------------------------------- */
@@ -340,11 +342,10 @@ tr_kv_seq_start(const tr_kv_cache_t *kv, const tr_kv_policy_t *p,
 }
 
 int32_t
-tr_kv_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
+tr_kv_take_slot(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
 {
     tr_kv_slot_t *s;
     int32_t slot;
-    size_t i;
 
     if (kv->n_free_slots == 0) {
         return -1;
@@ -357,18 +358,29 @@ tr_kv_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
     s->policy = s->origin;
     assert(tr_kv_fits_tables(kv, &s->origin));
     tr_kv_seq_start(kv, &s->policy, &kv->seq[slot]);
-    for (i = 0; i < (size_t) kv->heads * TR_KV_LISTS_MAX; i++) {
+    return slot;
+}
+
+void
+tr_kv_drop_slot(tr_kv_cache_t *kv, int32_t slot)
+{
+    kv->totals.tokens -= kv->slot[slot].tokens;
+    memset(&kv->slot[slot], 0, sizeof(kv->slot[slot]));
+    kv->free_slots[kv->n_free_slots++] = slot;
+}
+
+int32_t
+tr_kv_host_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
+{
+    int32_t slot = tr_kv_take_slot(kv, policy);
+    size_t i;
+
+    for (i = 0; slot >= 0 && i < (size_t) kv->heads * TR_KV_LISTS_MAX; i++) {
         tr_kv_counts(kv, slot, 0)[i] = 0;
         kv->victim[tr_kv_head_at(kv, slot, 0) * TR_KV_LISTS_MAX + i] =
             (tr_kv_victim_t){ __builtin_inff(), 0 };
     }
     return slot;
-}
-
-const tr_kv_policy_t *
-tr_kv_slot_policy(const tr_kv_cache_t *kv, int32_t slot)
-{
-    return &tr_kv_slot(kv, slot)->policy;
 }
 
 /* Gives back what the head's row holds, in the order of its runs; how many
@@ -402,7 +414,7 @@ tr_kv_release_row(tr_kv_cache_t *kv, int32_t slot, uint32_t head)
 }
 
 void
-tr_kv_close(tr_kv_cache_t *kv, int32_t slot)
+tr_kv_host_close(tr_kv_cache_t *kv, int32_t slot)
 {
     tr_kv_slot_t *s = tr_kv_slot(kv, slot);
     uint32_t head;
@@ -411,15 +423,13 @@ tr_kv_close(tr_kv_cache_t *kv, int32_t slot)
         s->pages -= tr_kv_release_row(kv, slot, head);
     }
     assert(s->pages == 0); /* all that it took came back */
-    kv->totals.tokens -= s->tokens;
-    memset(s, 0, sizeof(*s));
-    kv->free_slots[kv->n_free_slots++] = slot;
+    tr_kv_drop_slot(kv, slot);
 }
 
 /* ---- dense pages -------------------------------------------------------- */
 
 void
-tr_kv_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
+tr_kv_host_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 {
     tr_kv_slot_t *s = tr_kv_slot(kv, slot);
     tr_kv_seq_t *q = &kv->seq[slot];
@@ -451,16 +461,8 @@ tr_kv_set_reading(tr_kv_cache_t *kv, int32_t slot)
                         : 0;
 }
 
-bool
-tr_kv_uncompressed(const tr_kv_cache_t *kv, int32_t slot)
-{
-    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
-
-    return s->policy.n_levels != 0 && s->tokens > kv->seq[slot].base;
-}
-
 tr_status_t
-tr_kv_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
+tr_kv_host_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
 {
     uint32_t head, i, n;
     tr_status_t rc;
@@ -468,7 +470,7 @@ tr_kv_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
     assert(from != to && tr_kv_slot(kv, from)->tokens >= len);
     assert(kv->seq[from].base == 0 && !kv->slot[from].out);
     assert(tr_kv_slot(kv, to)->pages == 0);
-    rc = tr_kv_reserve(kv, to, len);
+    tr_kv_host_reserve_batch(kv, &to, &len, 1, &rc);
     if (rc != TR_OK) {
         return rc;
     }

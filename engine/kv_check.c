@@ -97,7 +97,7 @@ tr_kv_slot_sound(const tr_kv_cache_t *kv, int32_t slot, uint8_t *seen,
 }
 
 bool
-tr_kv_sound(const tr_kv_cache_t *kv)
+tr_kv_host_sound(const tr_kv_cache_t *kv)
 {
     tr_kv_totals_t sum = { 0 };
     uint8_t *seen = calloc(kv->pages.n, 1);

@@ -340,28 +340,28 @@ tr_kv_keeps_scores(const tr_kv_cache_t *kv, const tr_kv_seq_t *q)
     return q->window != 0 && layout[q->window_layout].score != 0;
 }
 
-/* The slot when it is done.  Where tokens leave the window in groups, what is
- * outside of it is whole groups. */
-static void
-tr_kv_prompt_target(tr_kv_prompt_job_t *job)
+/* Where tokens leave the window in groups, what is outside of it is whole
+ * groups. */
+void
+tr_kv_prompt_target(const tr_kv_cache_t *kv, int32_t slot, uint32_t len,
+                    tr_kv_policy_t *p, tr_kv_seq_t *to)
 {
-    const tr_kv_policy_t *p = &job->policy;
     uint32_t from;
 
-    tr_kv_policy_for(&job->kv->slot[job->slot].origin, job->len, &job->policy);
-    job->to = job->kv->seq[job->slot];
-    job->to.window = p->window;
-    from = job->len > job->to.window ? job->len - job->to.window : 0;
+    tr_kv_policy_for(&kv->slot[slot].origin, len, p);
+    *to = kv->seq[slot];
+    to->window = p->window;
+    from = len > to->window ? len - to->window : 0;
     if (p->leaves == TR_KV_CHANNEL_TOKENS) {
         from = tr_kv_ceil(from, TR_KV_CHANNEL_TOKENS) * TR_KV_CHANNEL_TOKENS;
     }
-    if (from < job->to.window_from) { /* nobody comes back into the window */
-        from = job->to.window_from;
+    if (from < to->window_from) { /* nobody comes back into the window */
+        from = to->window_from;
     }
-    job->to.scored = p->scored && tr_kv_keeps_scores(job->kv, &job->to);
-    job->to.base = job->len;
-    job->to.window_from = from;
-    job->to.read_pages = 0;
+    to->scored = p->scored && tr_kv_keeps_scores(kv, to);
+    to->base = len;
+    to->window_from = from;
+    to->read_pages = 0;
 }
 
 static void
@@ -448,7 +448,7 @@ tr_kv_install_prompt(const tr_kv_prompt_job_t *job, uint64_t pages)
 }
 
 tr_status_t
-tr_kv_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
+tr_kv_host_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 {
     tr_kv_slot_t *s = tr_kv_slot(kv, slot);
     const tr_stream_t *t = &kv->config.stream;
@@ -468,7 +468,7 @@ tr_kv_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     }
     job.n_dense = len - base;
     job.observe = s->policy.observe != 0 && recent < len ? len - recent : 0;
-    tr_kv_prompt_target(&job);
+    tr_kv_prompt_target(kv, slot, len, &job.policy, &job.to);
     tr_team_run(t->team, t->threads, kv->heads, TR_KV_PROMPT_GRAIN,
                 tr_kv_plan_prompts, &job);
     for (head = 0; head < kv->heads; head++) {

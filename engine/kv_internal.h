@@ -1,7 +1,9 @@
 /*
- * What the files of the KV cache share: kv_cache.c (slots, dense pages),
- * kv_step.c (a step of generation), kv_compress.c (the end of a prompt),
- * kv_swap.c, kv_usage.c, kv_check.c.  Nobody else includes this but tests.
+ * What the files of the KV cache share: kv_ops.c (kv_cache.h's functions),
+ * kv_cache.c (slots, dense pages), kv_step.c (a step of generation),
+ * kv_compress.c (the end of a prompt), kv_swap.c, kv_usage.c, kv_check.c, and
+ * those of a device's cache (kv_device_parts.h).  Nobody else includes this but
+ * tests.
  *
  * Everything that a kernel reads is an array by slot and head (kernels.h), so
  * that a GPU can hold it.  What is decided for one head is a function of the
@@ -62,7 +64,32 @@ typedef struct {
     uint32_t pages;
 } tr_kv_head_plan_t;
 
+/* What differs between a cache that is here and one on a device; each entry is
+ * the function of kv_cache.h of that name. */
+typedef struct {
+    void (*free)(tr_kv_cache_t *kv);
+    bool (*settled)(const tr_kv_cache_t *kv);
+    uint64_t (*free_pages)(const tr_kv_cache_t *kv);
+    int32_t (*open)(tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
+    void (*close)(tr_kv_cache_t *kv, int32_t slot);
+    void (*prompt)(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
+    void (*reserve_batch)(tr_kv_cache_t *kv, const int32_t *slots,
+                          const uint32_t *lens, uint32_t n,
+                          tr_status_t *result);
+    tr_status_t (*compress)(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
+    tr_status_t (*fork)(tr_kv_cache_t *kv, int32_t from, int32_t to,
+                        uint32_t len);
+    tr_status_t (*swap_out)(tr_kv_cache_t *kv, int32_t slot);
+    tr_status_t (*swap_in)(tr_kv_cache_t *kv, int32_t slot);
+    void (*usage)(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out);
+    void (*usage_in)(const tr_kv_cache_t *kv, int32_t slot,
+                     const tr_page_plan_t *plan, tr_kv_usage_t *out);
+    void (*totals)(const tr_kv_cache_t *kv, tr_kv_totals_t *out);
+    bool (*sound)(const tr_kv_cache_t *kv);
+} tr_kv_ops_t;
+
 struct tr_kv_cache {
+    const tr_kv_ops_t *ops;
     tr_kv_config_t config;       /* policies: only while it is created */
     const tr_kv_policy_t *usual; /* of slots for which none is named */
     tr_page_plan_t plan;
@@ -177,6 +204,51 @@ tr_kv_runs(const tr_kv_cache_t *kv, const tr_kv_seq_t *q, const uint32_t *count,
     }
     return n;
 }
+
+/* The cache that is here: kv_cache.c, kv_step.c, kv_compress.c, kv_swap.c,
+ * kv_usage.c, kv_check.c. */
+extern const tr_kv_ops_t tr_kv_host_ops;
+void tr_kv_host_free(tr_kv_cache_t *kv);
+uint64_t tr_kv_host_free_pages(const tr_kv_cache_t *kv);
+int32_t tr_kv_host_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
+void tr_kv_host_close(tr_kv_cache_t *kv, int32_t slot);
+void tr_kv_host_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
+void tr_kv_host_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
+                              const uint32_t *lens, uint32_t n,
+                              tr_status_t *result);
+tr_status_t tr_kv_host_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
+tr_status_t tr_kv_host_fork(tr_kv_cache_t *kv, int32_t from, int32_t to,
+                            uint32_t len);
+tr_status_t tr_kv_host_swap_out(tr_kv_cache_t *kv, int32_t slot);
+tr_status_t tr_kv_host_swap_in(tr_kv_cache_t *kv, int32_t slot);
+void tr_kv_host_usage(const tr_kv_cache_t *kv, int32_t slot,
+                      tr_kv_usage_t *out);
+void tr_kv_host_usage_in(const tr_kv_cache_t *kv, int32_t slot,
+                         const tr_page_plan_t *plan, tr_kv_usage_t *out);
+void tr_kv_host_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out);
+bool tr_kv_host_sound(const tr_kv_cache_t *kv);
+
+/* What both kinds of cache do alike. */
+/* Checks the configuration, plans pages. */
+tr_status_t tr_kv_shape(tr_kv_cache_t *kv, const tr_kv_config_t *config,
+                        tr_error_t *err);
+/* Which part of a table's row is whose, for a pool of kv->pages.n. */
+void tr_kv_lay_tables(tr_kv_cache_t *kv);
+/* The arrays by slot alone. */
+bool tr_kv_slots_memory(tr_kv_cache_t *kv);
+/* A slot of this policy without pages, -1: none is free; and back. */
+int32_t tr_kv_take_slot(tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
+void tr_kv_drop_slot(tr_kv_cache_t *kv, int32_t slot);
+/* What a reservation asks for; of a step, without its pages. */
+void tr_kv_ask(const tr_kv_cache_t *kv, int32_t slot, uint32_t len,
+               tr_kv_ask_t *a);
+/* A slot's policy and sequence when its prompt of len tokens is compressed. */
+void tr_kv_prompt_target(const tr_kv_cache_t *kv, int32_t slot, uint32_t len,
+                         tr_kv_policy_t *p, tr_kv_seq_t *to);
+/* The most pages that a head can need for n compressed tokens: all in the list
+ * with the fewest tokens a page, but for one in each other. */
+uint32_t tr_kv_worst_copy(const tr_page_plan_t *plan, const tr_kv_policy_t *p,
+                          uint32_t n);
 
 /* kv_cache.c */
 uint32_t tr_kv_release_row(tr_kv_cache_t *kv, int32_t slot, uint32_t head);

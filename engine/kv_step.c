@@ -66,7 +66,7 @@ tr_kv_ask_step(const tr_kv_cache_t *kv, tr_kv_ask_t *a)
     }
 }
 
-static void
+void
 tr_kv_ask(const tr_kv_cache_t *kv, int32_t slot, uint32_t len, tr_kv_ask_t *a)
 {
     const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
@@ -472,8 +472,8 @@ tr_kv_grant_range(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 /* ---- all of it ---------------------------------------------------------- */
 
 void
-tr_kv_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
-                    const uint32_t *lens, uint32_t n, tr_status_t *result)
+tr_kv_host_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
+                         const uint32_t *lens, uint32_t n, tr_status_t *result)
 {
     const tr_stream_t *t = &kv->config.stream;
     uint64_t heads = 0, pages = 0; /* to plan; of dense pages */
@@ -500,13 +500,4 @@ tr_kv_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
     } else {
         tr_kv_grant_range(kv, 0, n, 0);
     }
-}
-
-tr_status_t
-tr_kv_reserve(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
-{
-    tr_status_t rc;
-
-    tr_kv_reserve_batch(kv, &slot, &len, 1, &rc);
-    return rc;
 }

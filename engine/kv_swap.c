@@ -110,21 +110,13 @@ tr_kv_swap(tr_kv_cache_t *kv, int32_t slot, bool out)
 }
 
 tr_status_t
-tr_kv_swap_out(tr_kv_cache_t *kv, int32_t slot)
+tr_kv_host_swap_out(tr_kv_cache_t *kv, int32_t slot)
 {
     return tr_kv_swap(kv, slot, true);
 }
 
 tr_status_t
-tr_kv_swap_in(tr_kv_cache_t *kv, int32_t slot)
+tr_kv_host_swap_in(tr_kv_cache_t *kv, int32_t slot)
 {
     return tr_kv_swap(kv, slot, false);
-}
-
-uint64_t
-tr_kv_swapped_pages(const tr_kv_cache_t *kv, int32_t slot)
-{
-    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
-
-    return s->out ? s->pages : 0;
 }

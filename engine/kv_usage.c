@@ -29,34 +29,10 @@ tr_kv_level_tokens(const tr_page_plan_t *plan, const tr_kv_level_t *level)
     return plan->layout[i].tokens;
 }
 
-const tr_page_plan_t *
-tr_kv_plan(const tr_kv_cache_t *kv)
-{
-    return &kv->plan;
-}
-
 uint64_t
-tr_kv_page_bytes(const tr_kv_cache_t *kv)
-{
-    return kv->pages.bytes;
-}
-
-uint64_t
-tr_kv_pages(const tr_kv_cache_t *kv)
-{
-    return kv->pages.n;
-}
-
-uint64_t
-tr_kv_free_pages(const tr_kv_cache_t *kv)
+tr_kv_host_free_pages(const tr_kv_cache_t *kv)
 {
     return tr_kv_pages_left(&kv->pages);
-}
-
-uint64_t
-tr_kv_token_bytes(const tr_kv_cache_t *kv)
-{
-    return (uint64_t) kv->heads * 4 * kv->config.head_dim;
 }
 
 /* Tokens in the window of a slot whose last prompt had n. */
@@ -111,9 +87,7 @@ tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
     return sum;
 }
 
-/* The most pages that a head can need for n compressed tokens: all in the list
- * with the fewest tokens a page, but for one in each other. */
-static uint32_t
+uint32_t
 tr_kv_worst_copy(const tr_page_plan_t *plan, const tr_kv_policy_t *p,
                  uint32_t n)
 {
@@ -166,8 +140,8 @@ tr_kv_max_len(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
 
 /* Bytes and shares of a slot with the pages of `plan`. */
 void
-tr_kv_usage_in(const tr_kv_cache_t *kv, int32_t slot,
-               const tr_page_plan_t *plan, tr_kv_usage_t *out)
+tr_kv_host_usage_in(const tr_kv_cache_t *kv, int32_t slot,
+                    const tr_page_plan_t *plan, tr_kv_usage_t *out)
 {
     const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
     const tr_kv_seq_t *q = &kv->seq[slot];
@@ -207,9 +181,9 @@ tr_kv_usage_in(const tr_kv_cache_t *kv, int32_t slot,
 }
 
 void
-tr_kv_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
+tr_kv_host_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
 {
-    tr_kv_usage_in(kv, slot, &kv->plan, out);
+    tr_kv_host_usage_in(kv, slot, &kv->plan, out);
     /* dense pages may be there for tokens to come */
     out->bytes = kv->slot[slot].pages * kv->pages.bytes;
 }
@@ -254,7 +228,7 @@ tr_kv_levels_of(const tr_kv_policy_t *p, tr_kv_level_t *level, uint32_t *n,
 }
 
 void
-tr_kv_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out)
+tr_kv_host_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out)
 {
     *out = kv->totals;
     out->full_bytes = out->tokens * tr_kv_token_bytes(kv);

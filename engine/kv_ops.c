@@ -1,0 +1,190 @@
+/*
+ * kv_cache.h's functions: what a cache of either kind, here or on a device
+ * (kv_device.h), answers from what the host knows, and which function answers
+ * the rest.
+ */
+#include "kv_internal.h"
+
+static bool
+always(const tr_kv_cache_t *kv)
+{
+    (void) kv;
+    return true;
+}
+
+const tr_kv_ops_t tr_kv_host_ops = {
+    .free = tr_kv_host_free,
+    .settled = always,
+    .free_pages = tr_kv_host_free_pages,
+    .open = tr_kv_host_open,
+    .close = tr_kv_host_close,
+    .prompt = tr_kv_host_prompt,
+    .reserve_batch = tr_kv_host_reserve_batch,
+    .compress = tr_kv_host_compress,
+    .fork = tr_kv_host_fork,
+    .swap_out = tr_kv_host_swap_out,
+    .swap_in = tr_kv_host_swap_in,
+    .usage = tr_kv_host_usage,
+    .usage_in = tr_kv_host_usage_in,
+    .totals = tr_kv_host_totals,
+    .sound = tr_kv_host_sound,
+};
+
+/* ---- of any kind -------------------------------------------------------- */
+
+const tr_page_plan_t *
+tr_kv_plan(const tr_kv_cache_t *kv)
+{
+    return &kv->plan;
+}
+
+uint64_t
+tr_kv_page_bytes(const tr_kv_cache_t *kv)
+{
+    return kv->plan.page_bytes;
+}
+
+uint64_t
+tr_kv_pages(const tr_kv_cache_t *kv)
+{
+    return kv->pages.n;
+}
+
+uint64_t
+tr_kv_token_bytes(const tr_kv_cache_t *kv)
+{
+    return (uint64_t) kv->heads * 4 * kv->config.head_dim;
+}
+
+void
+tr_kv_view(const tr_kv_cache_t *kv, tr_kv_view_t *out)
+{
+    *out = kv->view;
+}
+
+const tr_kv_policy_t *
+tr_kv_slot_policy(const tr_kv_cache_t *kv, int32_t slot)
+{
+    return &tr_kv_slot(kv, slot)->policy;
+}
+
+bool
+tr_kv_uncompressed(const tr_kv_cache_t *kv, int32_t slot)
+{
+    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+
+    return s->policy.n_levels != 0 && s->tokens > kv->seq[slot].base;
+}
+
+uint64_t
+tr_kv_swapped_pages(const tr_kv_cache_t *kv, int32_t slot)
+{
+    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+
+    return s->out ? s->pages : 0;
+}
+
+/* ---- of its kind -------------------------------------------------------- */
+
+void
+tr_kv_cache_free(tr_kv_cache_t *kv)
+{
+    if (kv != NULL) {
+        kv->ops->free(kv);
+    }
+}
+
+bool
+tr_kv_settled(const tr_kv_cache_t *kv)
+{
+    return kv->ops->settled(kv);
+}
+
+uint64_t
+tr_kv_free_pages(const tr_kv_cache_t *kv)
+{
+    return kv->ops->free_pages(kv);
+}
+
+int32_t
+tr_kv_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
+{
+    return kv->ops->open(kv, policy);
+}
+
+void
+tr_kv_close(tr_kv_cache_t *kv, int32_t slot)
+{
+    kv->ops->close(kv, slot);
+}
+
+void
+tr_kv_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
+{
+    kv->ops->prompt(kv, slot, len);
+}
+
+void
+tr_kv_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
+                    const uint32_t *lens, uint32_t n, tr_status_t *result)
+{
+    kv->ops->reserve_batch(kv, slots, lens, n, result);
+}
+
+tr_status_t
+tr_kv_reserve(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
+{
+    tr_status_t rc;
+
+    kv->ops->reserve_batch(kv, &slot, &len, 1, &rc);
+    return rc;
+}
+
+tr_status_t
+tr_kv_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
+{
+    return kv->ops->compress(kv, slot, len);
+}
+
+tr_status_t
+tr_kv_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
+{
+    return kv->ops->fork(kv, from, to, len);
+}
+
+tr_status_t
+tr_kv_swap_out(tr_kv_cache_t *kv, int32_t slot)
+{
+    return kv->ops->swap_out(kv, slot);
+}
+
+tr_status_t
+tr_kv_swap_in(tr_kv_cache_t *kv, int32_t slot)
+{
+    return kv->ops->swap_in(kv, slot);
+}
+
+void
+tr_kv_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
+{
+    kv->ops->usage(kv, slot, out);
+}
+
+void
+tr_kv_usage_in(const tr_kv_cache_t *kv, int32_t slot,
+               const tr_page_plan_t *plan, tr_kv_usage_t *out)
+{
+    kv->ops->usage_in(kv, slot, plan, out);
+}
+
+void
+tr_kv_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out)
+{
+    kv->ops->totals(kv, out);
+}
+
+bool
+tr_kv_sound(const tr_kv_cache_t *kv)
+{
+    return kv->ops->sound(kv);
+}
