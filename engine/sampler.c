@@ -4,7 +4,8 @@
  * Nothing is sorted: top-k and top-p are both selections of the upper part of
  * one total order (logit, then the lower id first), found by partitioning as in
  * quickselect, in expected linear time.  For top-p the partitions are weighed
- * instead of counted.
+ * instead of counted.  What is left is drawn from by ascending id, as on a GPU,
+ * where selection goes another way.
  *
  * Sums run in double precision in a fixed order, so that a sequence samples
  * the same token whatever else is in the batch.
@@ -264,20 +265,48 @@ keep_min_p(candidate_t *c, uint32_t n, float p)
     return kept;
 }
 
+/* Candidates by ascending id, up to `last` in the order of `before`. */
+static uint32_t
+collect(const tr_sampler_t *s, const float *logits, float max, candidate_t last,
+        candidate_t *c)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < s->vocab; i++) {
+        candidate_t x = { logits[i], 0, (int32_t) i };
+
+        if (x.logit > -INFINITY && !before(&last, &x)) {
+            x.weight = expf((x.logit - max) / s->params->temperature);
+            c[n++] = x;
+        }
+    }
+    return n;
+}
+
+/* The kept candidates by ascending id: what is drawn must not depend on how
+ * they were selected. */
+static uint32_t
+put_in_order(const tr_sampler_t *s, const float *logits, float max,
+             candidate_t *c, uint32_t n)
+{
+    candidate_t last = c[0];
+
+    for (uint32_t i = 1; i < n; i++) {
+        if (before(&last, &c[i])) {
+            last = c[i];
+        }
+    }
+    return collect(s, logits, max, last, c);
+}
+
 static int32_t
 draw(const tr_sampler_t *s, const float *logits, float max, candidate_t *c)
 {
     const tr_sampling_params_t *p = s->params;
-    uint32_t n = 0, last = 0;
+    candidate_t none = { -INFINITY, 0, INT32_MAX };
+    uint32_t n = collect(s, logits, max, none, c), all = n, last = 0;
     double target, sum = 0;
 
-    for (uint32_t i = 0; i < s->vocab; i++) {
-        if (logits[i] > -INFINITY) {
-            float x = (logits[i] - max) / p->temperature;
-
-            c[n++] = (candidate_t){ logits[i], expf(x), (int32_t) i };
-        }
-    }
     if (p->top_k > 0) {
         n = keep_top_k(c, n, (uint32_t) p->top_k);
     }
@@ -286,6 +315,9 @@ draw(const tr_sampler_t *s, const float *logits, float max, candidate_t *c)
     }
     if (p->min_p > 0.0f) {
         n = keep_min_p(c, n, p->min_p);
+    }
+    if (n < all || p->top_p < 1.0f) {
+        n = put_in_order(s, logits, max, c, n);
     }
     target = uniform(s->seed, s->n_output) * weigh(c, 0, n);
     for (uint32_t i = 0; i < n; i++) {

@@ -3,9 +3,10 @@
  *
  * Order, as in vLLM and transformers: logit_bias, repetition, presence and
  * frequency penalties, min_tokens bar; greedy if temperature is 0; else
- * temperature, top-k, top-p, min-p, draw.  The random number of output token i
- * is a pure function of (seed, i): independent of the batch, of preemption
- * and of what other requests do.  Logprobs are those of the raw logits.
+ * temperature, top-k, top-p, min-p, draw by ascending id.  The random number of
+ * output token i is a pure function of (seed, i): independent of the batch, of
+ * preemption and of what other requests do.  Logprobs are those of the raw
+ * logits.
  */
 #ifndef TR_SAMPLER_H
 #define TR_SAMPLER_H

@@ -88,6 +88,59 @@ tr_float_load(const void *src, size_t i, tr_dtype_t dtype)
                             : tr_float_from_half(h);
 }
 
+TR_HD uint32_t
+tr_float_bits(float f)
+{
+    uint32_t u;
+
+    memcpy(&u, &f, 4);
+    return u;
+}
+
+/* To nearest even; what is too large becomes infinity.  A NaN keeps its sign
+ * alone. */
+TR_HD uint16_t
+tr_half_from_float(float f)
+{
+    uint32_t u = tr_float_bits(f), sign = u >> 16 & 0x8000, x = u & 0x7fffffff;
+
+    if (x > 0x7f800000) {
+        return (uint16_t) (sign | 0x7e00);
+    }
+    if (x >= 0x477ff000) { /* from 65520 on */
+        return (uint16_t) (sign | 0x7c00);
+    }
+    if (x < 0x38800000) { /* subnormal: the sum's last bit is worth 2^-24 */
+        x = tr_float_bits(tr_float_from_bits(x) + 0.5f) - 0x3f000000;
+        return (uint16_t) (sign | x);
+    }
+    x += 0xc8000fff + (x >> 13 & 1); /* the exponent is rebased by 112 */
+    return (uint16_t) (sign | x >> 13);
+}
+
+TR_HD uint16_t
+tr_bf16_from_float(float f)
+{
+    uint32_t u = tr_float_bits(f);
+
+    if ((u & 0x7fffffff) > 0x7f800000) {
+        return (uint16_t) ((u >> 16 & 0x8000) | 0x7fc0);
+    }
+    return (uint16_t) ((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+/* Element i of dst, aligned to its own size. */
+TR_HD void
+tr_float_store(void *dst, size_t i, tr_dtype_t dtype, float f)
+{
+    if (dtype == TR_F32) {
+        ((float *) dst)[i] = f;
+    } else {
+        ((uint16_t *) dst)[i] = dtype == TR_BF16 ? tr_bf16_from_float(f)
+                                                 : tr_half_from_float(f);
+    }
+}
+
 /*
  * The KV cache as kernels see it.  All arrays are borrowed from engine/kv_cache
  * and, with a GPU, live on the device; only `victim` and the pages' contents

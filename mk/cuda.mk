@@ -124,6 +124,11 @@ $(CUDA_PROMPT): $B/cuda/%: $B/cuda/obj/%.o $B/cuda/obj/prompt_case.o \
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -lm
 
+# What the kernels of model.h and sample.h are compared with is plain C, and has
+# a unit test of its own.
+MODEL_REF := model_reference sample_reference
+$B/tests/test_model_reference: $(MODEL_REF:%=$B/obj/tests/gpu/%.o)
+
 test-gpu: cuda
 	@B="$B" tests/gpu/run.sh
 

@@ -2,8 +2,12 @@
  * model.h: what a forward pass computes beside attention and matrix products.
  *
  * The residual stream `hidden` is FP32; what enters and leaves a product is of
- * the model's 16-bit type T (TR_F16 or TR_BF16); sums are FP32.  Launchers are
- * as cuda.h says.  Rows beyond `rows` are not touched.  One layer is
+ * the model's 16-bit type T (TR_F16 or TR_BF16), rounded to nearest even; what
+ * is too large for it becomes infinity, which ends as TR_CUDA_BAD_LOGITS.  Sums
+ * are FP32, in an order that depends on the row's length alone.  Launchers are
+ * as cuda.h says.  Rows beyond `rows` are not touched, nor columns beyond a
+ * row's; addresses and distances that are multiples of 16 bytes are faster.
+ * One layer is
  *
  *   norm: hidden += delta of the layer before; T <- rmsnorm   product qkv
  *   qkv: bias, norms of heads, q rotated                      append, attention
@@ -33,17 +37,19 @@ typedef struct {
     const int32_t *token;    /* [rows]; < 0: what history has at (slot, pos) */
     const int32_t *row_slot; /* [rows]; < 0: padding, any token will do */
     const uint32_t *row_pos; /* [rows] */
-    tr_cuda_history_t history; /* known tokens are entered */
+    tr_cuda_history_t history; /* given tokens are entered as they came; token
+                                * NULL: none is kept */
     const void *table;         /* [vocab][hidden] of T */
     tr_dtype_t type;
     float *out; /* [rows][ldo] */
     size_t ldo;
 } tr_cuda_embed_t;
 
-/* A token outside the vocabulary counts as 0. */
+/* A token outside the vocabulary, or beyond history, counts as 0. */
 int tr_cuda_embed(const tr_cuda_stream_t *s, const tr_cuda_embed_t *a);
 
-/* tr_kernels_t.rope_angles. */
+/* tr_kernels_t.rope_angles: FP32 products of position and frequency, cosine and
+ * sine of them to the last bit or nearly so, up to any position. */
 int tr_cuda_rope_angles(const tr_cuda_stream_t *s, const uint32_t *row_pos,
                         uint32_t rows, const float *inv_freq, uint32_t half,
                         float *angles);
@@ -54,7 +60,7 @@ typedef struct {
     size_t ldh;
     const void *delta; /* [rows][ldd] of T, added to hidden first; NULL: none */
     size_t ldd;
-    const float *bias;   /* [n], added with delta; NULL: none */
+    const float *bias;   /* [n], added after delta, not without; NULL: none */
     const float *weight; /* [n] */
     float eps;
     const uint32_t *gather; /* NULL, or [rows]: row i of out (and delta's use)
@@ -79,8 +85,9 @@ typedef struct {
     const float *angles; /* [rows][2][head_dim / 2] */
 } tr_cuda_qkv_t;
 
-/* In place: bias, then the norms, then queries are rotated.  Keys stay as they
- * are before RoPE (store.h rotates them). */
+/* In place: bias, then the norms, then queries are rotated, in FP32 between.
+ * Keys stay as they are before RoPE (store.h rotates them).  head_dim: a
+ * multiple of 16 up to TR_HEAD_DIM_MAX. */
 int tr_cuda_qkv(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a);
 
 /* out[r][i] = silu(x[r][i]) * x[r][n + i], i < n, of T. */
@@ -100,7 +107,7 @@ int tr_cuda_fill_random(const tr_cuda_stream_t *s, void *x, size_t n,
                         tr_dtype_t type, uint64_t seed, uint64_t first,
                         float sd);
 
-/* from [n] of one type to another, to nearest even. */
+/* from [n] of one type to another, any of the three, to nearest even. */
 int tr_cuda_convert(const tr_cuda_stream_t *s, const void *from,
                     tr_dtype_t from_type, void *to, tr_dtype_t to_type,
                     size_t n);

@@ -4,8 +4,11 @@
  * and a draw that depends on seed and the token's number alone; logprobs of the
  * raw logits).
  *
- * Sums are formed in another order than on the host, so that a draw on the very
- * edge of two tokens' shares may differ; greedy never does.
+ * Weights are whole numbers, multiples of 2^-44 of the best token's weight, so
+ * that the order of sums has no influence: a row's bits do not depend on its
+ * batch.  They are rounded other than on the host, so that a draw on the very
+ * edge of two tokens' shares may differ, and a token that is less likely than
+ * 2^-44 of the best one never comes; greedy never differs.
  */
 #ifndef TR_CUDA_SAMPLE_H
 #define TR_CUDA_SAMPLE_H
@@ -18,8 +21,10 @@ extern "C" {
 
 #define TR_CUDA_TOP_MAX 20 /* engine/sampling.h: TR_TOP_LOGPROBS_MAX */
 
-#define TR_CUDA_NO_TOKEN (-1)   /* the row was stalled, or is padding */
-#define TR_CUDA_BAD_LOGITS (-2) /* NaN, +inf, or nothing but -inf */
+/* In place of a token.  Bad: NaN, +inf, or nothing but -inf, raw or with
+ * penalties; or a target beyond the vocabulary. */
+#define TR_CUDA_NO_TOKEN (-1) /* the row was stalled, or is padding */
+#define TR_CUDA_BAD_LOGITS (-2)
 
 typedef struct {
     int32_t token;
@@ -29,7 +34,8 @@ typedef struct {
 /* What one row of logits is for. */
 typedef struct {
     int32_t slot; /* -1: padding */
-    uint32_t pos; /* the sampled token stands at pos + 1 in history */
+    uint32_t pos; /* the sampled token stands at pos + 1 in history; what
+                   * penalties count is [0, pos] */
     uint32_t
         prompt_len;  /* history [0, prompt_len) is prompt, the rest output */
     uint32_t number; /* of the token in its output, from 0 */
@@ -50,7 +56,7 @@ typedef struct {
     int32_t token; /* or TR_CUDA_NO_TOKEN, TR_CUDA_BAD_LOGITS */
     float logprob; /* with logprobs >= 0 or a target, else 0 */
     uint32_t n_top;
-} tr_cuda_sampled_t;
+} tr_cuda_sampled_t; /* logprob and n_top are 0 without a token */
 
 typedef struct {
     int32_t token;
@@ -66,7 +72,9 @@ typedef struct {
                                  * -1: stalled, nothing is entered */
     const tr_cuda_bias_t *bias; /* on the device */
     const int32_t *bar;         /* on the device */
-    tr_cuda_history_t history;  /* penalties read it, sampled tokens enter */
+    tr_cuda_history_t history;  /* penalties read it, sampled tokens enter, but
+                                 * not targets, and not beyond its end; token
+                                 * NULL: neither */
     tr_cuda_sampled_t *out;     /* [rows] */
     tr_cuda_top_t *top;         /* [rows][TR_CUDA_TOP_MAX], best first */
     void *work;                 /* tr_cuda_sample_work() bytes */

@@ -1,0 +1,41 @@
+/*
+ * model_reference.h: every launcher of cuda/model.h and cuda/sample.h as plain
+ * C over host memory.
+ *
+ * The same arguments, but for the stream and, of sampling, the workspace, which
+ * is not looked at; the same checks and results.  Tests compare the kernels
+ * with these, and tests/soft plays the device with them.  Sums are FP32 from
+ * left to right, those of sampling double; nothing is fast.
+ */
+#ifndef TR_TESTS_GPU_MODEL_REFERENCE_H
+#define TR_TESTS_GPU_MODEL_REFERENCE_H
+
+#include <cuda/model.h>
+#include <cuda/sample.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+int tr_ref_embed(const tr_cuda_embed_t *a);
+int tr_ref_rope_angles(const uint32_t *row_pos, uint32_t rows,
+                       const float *inv_freq, uint32_t half, float *angles);
+int tr_ref_norm(const tr_cuda_norm_t *a);
+int tr_ref_qkv(const tr_cuda_qkv_t *a);
+int tr_ref_silu_mul(const void *x, size_t ldx, uint32_t rows, uint32_t n,
+                    tr_dtype_t type, void *out, size_t ldo);
+int tr_ref_select(const int32_t *slot, const uint8_t *kind, uint32_t n,
+                  uint8_t wanted, int32_t *out);
+int tr_ref_fill_random(void *x, size_t n, tr_dtype_t type, uint64_t seed,
+                       uint64_t first, float sd);
+int tr_ref_convert(const void *from, tr_dtype_t from_type, void *to,
+                   tr_dtype_t to_type, size_t n);
+
+/* Takes memory of its own: TR_CUDA_FAILED when there is none. */
+int tr_ref_sample(const tr_cuda_sample_t *a);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
