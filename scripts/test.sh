@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 #
-# Runs the tests and sums them up; the last line is "N passed, N failed".
+# Runs the tests and sums them up; the last line is "N passed, N failed".  Above
+# it stand the tests that failed, with the beginning of what they said: whoever
+# sees no more than the end of the output knows why.
 #
 #   scripts/test.sh all|unit|e2e
 #
@@ -19,6 +21,8 @@ cd "$ROOT" || exit 1
 
 passed=0 failed=0 skipped=0
 table=()
+failures=$logs/failures
+: >"$failures"
 
 account() { # name, passed, failed, skipped, seconds
     passed=$((passed + $2))
@@ -55,8 +59,59 @@ unit() {
         if [ "$bad" -gt 0 ]; then
             echo "FAILED $name (status $rc)"
             sed 's/^/    /' "$log" | grep -v '^    ok ' | tail -n 40
+            {
+                echo "FAILED unit/${name#test_} (status $rc)"
+                grep -vE '^(ok |1\.\.)' "$log" | tail -n 6 | sed 's/^/    /'
+            } | cut -c -160 >>"$failures"
         fi
     done
+}
+
+# What failed, of the TAP of node:test: name and place, a few lines of the
+# message, and the line of the test.  A file that ended by itself has its last
+# words in comments above.
+node_failures() { # name, tap
+    awk -v suite="$1" '
+        function flush() {
+            if (!bad || kind == "subtestsFailed") { bad = 0; return }
+            printf "FAILED %s: %s (%s)\n", suite, bad, place
+            if (message == "    test failed\n") message = words
+            printf "%s%s", message, at
+            bad = 0
+        }
+        function file(text) {
+            sub(/^.*\//, "", text); sub(/:[0-9]+[^0-9]*$/, "", text)
+            return text
+        }
+        /^# Subtest: / { next }
+        /^# / { if (nwords++ < 6) words = words "    " substr($0, 3) "\n"; next }
+        /^ *(not )?ok / {
+            flush()
+            if ($0 ~ /^ *not ok / && $0 !~ /# TODO/) {
+                bad = $0; sub(/^ *not ok [0-9]+ - /, "", bad)
+                kind = place = message = at = ""; lines = 0
+            }
+            next
+        }
+        !bad { next }
+        /^ *location: / { place = file($0) }
+        /^ *failureType: / { kind = $2; gsub(/\x27/, "", kind) }
+        /^ *error: \|/ { inside = 1; match($0, /^ */); margin = RLENGTH; next }
+        /^ *error: / {
+            sub(/^ *error: \x27?/, ""); sub(/\x27$/, "")
+            message = "    " $0 "\n"
+        }
+        inside {
+            match($0, /^ */)
+            if ($0 !~ /^ *$/ && RLENGTH <= margin) inside = 0
+            else if ($0 !~ /^ *$/ && lines++ < 6)
+                message = message "    " substr($0, margin + 3) "\n"
+        }
+        /\.test\.js:[0-9]+/ && !inside && !at && !/^ *location: / {
+            at = "    at " file($0) "\n"
+        }
+        /^ *\.\.\.$/ { flush(); words = ""; nwords = 0 }
+        END { flush() }' "$2" | cut -c -160 >>"$failures"
 }
 
 # One directory of node:test files.
@@ -78,6 +133,7 @@ node_suite() { # name, directory, file...
     if [ $rc -ne 0 ] && [ "$bad" -eq 0 ] || [ "$ok" -eq 0 ]; then
         bad=$((bad + 1))
     fi
+    node_failures "$name" "$tap"
     account "$name" "$ok" "$bad" "$skip" $((SECONDS - start))
 }
 
@@ -101,5 +157,10 @@ esac
 printf '\n%-32s %6s %6s %6s %7s\n' suite passed failed skipped time
 printf '%s\n' "${table[@]}"
 [ "$skipped" -eq 0 ] || echo "$skipped skipped: see above for why"
+if [ "$(grep -c '^FAILED' "$failures")" -le 6 ]; then
+    cat "$failures"
+else
+    grep -A 1 '^FAILED' "$failures" | grep -v '^--$'
+fi
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

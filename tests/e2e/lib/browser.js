@@ -27,7 +27,7 @@ class Browser {
   async open(url, { viewport = DESK, scheme = 'light', ...more } = {}) {
     const context = await this.process.newContext({ viewport,
       colorScheme: scheme, reducedMotion: 'reduce', ...more });
-    context.setDefaultTimeout(30000 * PATIENCE);
+    context.setDefaultTimeout(60000 * PATIENCE);
     const page = await context.newPage();
     page.complaints = [];
     page.foreign = [];
@@ -55,7 +55,7 @@ class Browser {
 }
 
 // Waits until the page, asked by test(argument), says something true.
-function when(page, test, argument, seconds = 30) {
+function when(page, test, argument, seconds = 60) {
   return page.waitForFunction(test, argument,
     { timeout: seconds * 1000 * PATIENCE, polling: 100 });
 }

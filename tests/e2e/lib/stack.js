@@ -70,9 +70,26 @@ function read(file) {
   }
 }
 
+// A worker of NGINX that has gone, or waits for its last requests.
+function leaves(pid) {
+  return !alive(pid) || /shutting down/.test(read(`/proc/${pid}/cmdline`));
+}
+
+// Waits until the other side has read all that was written to this socket of
+// ours: nothing is in the queues of either end.
+function taken(socket) {
+  const port = socket.localPort.toString(16).toUpperCase().padStart(4, '0');
+  return until(() => socket.writableLength === 0
+    && read('/proc/net/tcp').split('\n').map((l) => l.trim().split(/\s+/))
+      .filter((f) => [f[1], f[2]].some((a) => a && a.endsWith(`:${port}`)))
+      .every((f) => f[4] === '00000000:00000000'),
+  'all of it is read');
+}
+
 // Waits until what() is truthy, and returns it.  The time is a bound on
-// patience, never something that is measured.
-async function until(what, message, seconds = 20) {
+// patience, never something that is measured: it is long, for a machine that has
+// much else to do.
+async function until(what, message, seconds = 60) {
   const end = Date.now() + seconds * 1000 * PATIENCE;
   for (;;) {
     const value = await what();
@@ -152,7 +169,7 @@ class Engine {
           + `\n${read(this.log)}`);
       }
       return this.connects();
-    }, () => `engine ready\n${read(this.log)}`, 60);
+    }, () => `engine ready\n${read(this.log)}`, 120);
     return this;
   }
 
@@ -315,12 +332,14 @@ ${temp}
       .filter(Boolean).map(Number);
   }
 
-  // Asks the master to reload and waits until new workers serve.
+  // Asks the master to reload and waits until new workers serve, and those of
+  // before accept no connections any more.
   async reload() {
     const before = new Set(this.workers());
     process.kill(this.master, 'SIGHUP');
     await until(() => this.workers().filter((pid) => !before.has(pid)).length
       >= (this.options.workers || 1), 'new workers after a reload');
+    await until(() => [...before].every(leaves), 'old workers leave');
     await this.healthy();
     return [...before];
   }
@@ -335,7 +354,7 @@ ${temp}
       } catch {
         return false;
       }
-    }, () => `healthy\n${this.logs()}`, 30);
+    }, () => `healthy\n${this.logs()}`);
   }
 
   // On a connection of its own: a worker that leaves closes those it kept.
@@ -343,12 +362,23 @@ ${temp}
     return parseMetrics((await request(`${this.url}/metrics`)).text);
   }
 
-  // Waits until the engine has nothing to do.
+  // Waits until NGINX has so many requests that are for an engine.
+  async active(n) {
+    let now;
+    await until(async () => {
+      now = (await this.metrics()).value('tokenring_gateway_active_requests');
+      return now === n;
+    }, () => `${n} requests, not ${now}, in NGINX`);
+  }
+
+  // Waits until the engine has nothing to do.  What runs and waits is shown a
+  // little late; outstanding tokens are shown before a request is answered.
   async idle() {
     await until(async () => {
       const m = await this.metrics();
       return m.value('tokenring_num_requests_running') === 0
-        && m.value('tokenring_num_requests_waiting') === 0;
+        && m.value('tokenring_num_requests_waiting') === 0
+        && m.value('tokenring_outstanding_tokens') === 0;
     }, () => `idle engine\n${this.logs()}`);
   }
 
@@ -385,7 +415,7 @@ ${temp}
       const children = this.workers(pid);
       for (const child of children) living.add(child);
       process.kill(pid, 'SIGTERM');
-      await until(() => !alive(pid), 'nginx stopped', 10).catch(() => {
+      await until(() => !alive(pid), 'nginx stopped', 30).catch(() => {
         process.kill(pid, 'SIGKILL');
       });
       for (const child of [pid, ...children]) {
@@ -435,6 +465,6 @@ function parseMetrics(text) {
 }
 
 module.exports = {
-  Stack, Engine, until, sleep, alive, read, freePort, parseMetrics, workerUser,
+  Stack, Engine, until, sleep, alive, leaves, taken, read, freePort, parseMetrics, workerUser,
   ROOT, BUILD, POCKET, ENGINE, MODULE, NGINX, PATIENCE,
 };
