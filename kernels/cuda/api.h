@@ -47,7 +47,8 @@ extern "C" {
     F(kv_swap) F(kv_swap_work)                                             \
     F(manager_memory) F(manager_create) F(manager_open) F(manager_prompt)  \
     F(manager_step) F(manager_close) F(manager_plan_prompts)               \
-    F(manager_install_prompts) F(manager_give) F(manager_take)
+    F(manager_install_prompts) F(manager_give) F(manager_take)             \
+    F(manager_fork) F(manager_tally)
 /* clang-format on */
 
 typedef struct {

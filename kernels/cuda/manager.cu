@@ -1,7 +1,7 @@
 /*
  * The page manager's launches (manager.h).  What a block does is in
- * manager_step.h, manager_slot.h and manager_prompt.h; here is which blocks run
- * what, and that the last block to arrive goes on with what needs all of them,
+ * manager_step.h, manager_slot.h, manager_prompt.h and manager_tally.h; here is
+ * which blocks run what, and that the last block to arrive goes on with what needs all of them,
  * so that a step takes two launches.
  *
  *   step             plan, last: sum              grant
@@ -10,6 +10,7 @@
  *                                                 fill
  *   install_prompts  install, last: settle
  *   give, take       one block each
+ *   fork, tally      one launch each
  *
  * Traffic of a step: for each head its counts, a victim and its move, and three
  * to six sectors of tables and pages; nothing is read twice.
@@ -18,11 +19,13 @@
 #include "manager_prompt.h"
 #include "manager_slot.h"
 #include "manager_step.h"
+#include "manager_tally.h"
 
 #include <cuda_runtime.h>
 
 #define RESET_BLOCKS 512u
 #define GRANT_BLOCKS 8u /* that share a prompt's dense pages, at least */
+#define FORK_BLOCKS 4u  /* that share a head's pages */
 
 /* ---- who is last -------------------------------------------------------- */
 
@@ -185,6 +188,25 @@ __launch_bounds__(MANAGER_THREADS)
     manager_take(&m, slot, pages, n, max, &s);
 }
 
+/* Grid (blocks, heads, requests). */
+static __global__ void
+__launch_bounds__(MANAGER_THREADS)
+    fork_kernel(const __grid_constant__ tr_cuda_manager_t m,
+                tr_cuda_history_t history, const tr_cuda_fork_t *fork)
+{
+    manager_fork(&m, &history, &fork[blockIdx.z], blockIdx.y, blockIdx.x,
+                 gridDim.x);
+}
+
+static __global__ void
+__launch_bounds__(MANAGER_THREADS)
+    tally_kernel(const __grid_constant__ tr_cuda_manager_t m)
+{
+    __shared__ manager_tally_t s;
+
+    manager_tally(&m, (int32_t) blockIdx.x, &s);
+}
+
 /* ---- launchers ---------------------------------------------------------- */
 
 extern "C" size_t
@@ -335,5 +357,40 @@ tr_cuda_manager_take(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
     take_kernel<<<1, MANAGER_THREADS, 0, (cudaStream_t) s->stream>>>(*m, slot,
                                                                      pages, n,
                                                                      max);
+    return tr_cuda_check();
+}
+
+extern "C" int
+tr_cuda_manager_fork(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
+                     const tr_cuda_history_t *history,
+                     const tr_cuda_fork_t *fork, uint32_t n)
+{
+    tr_cuda_history_t none = { NULL, 0 };
+
+    if (n > m->size.slots || (n != 0 && fork == NULL) || m->heads > 65535
+        || m->view.page_bytes % 16 != 0) {
+        return TR_KERNEL_BADARG;
+    }
+    if (n == 0) {
+        return TR_KERNEL_OK;
+    }
+    fork_kernel<<<dim3(FORK_BLOCKS, m->heads, n), MANAGER_THREADS, 0,
+                  (cudaStream_t) s->stream>>>(*m,
+                                              history != NULL ? *history : none,
+                                              fork);
+    return tr_cuda_check();
+}
+
+extern "C" int
+tr_cuda_manager_tally(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
+                      uint32_t n)
+{
+    if (n > m->size.slots) {
+        return TR_KERNEL_BADARG;
+    }
+    if (n == 0) {
+        return TR_KERNEL_OK;
+    }
+    tally_kernel<<<n, MANAGER_THREADS, 0, (cudaStream_t) s->stream>>>(*m);
     return tr_cuda_check();
 }

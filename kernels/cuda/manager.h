@@ -14,6 +14,7 @@
  *        -> install_prompts               old pages come back
  *        -> step, step ..                 one token a request and step
  *        -> close, or give and take when it is preempted
+ *   tally                                 what each slot holds, for the host
  *
  * Every launcher takes many requests at once: all layers and heads are planned
  * side by side, and one sum in the order (request, layer, list, level) gives
@@ -30,12 +31,13 @@
 
 #include "../kv_rule.h"
 #include "cuda.h"
+#include "model.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define TR_CUDA_SLOTS_MAX 2048u
+#define TR_CUDA_SLOTS_MAX 4096u
 
 /* ---- what goes in ------------------------------------------------------- */
 
@@ -78,6 +80,13 @@ typedef struct {
     tr_kv_rule_t rule;
 } tr_cuda_complete_t;
 
+/* The dense half of tr_kv_fork: pages for positions [0, len) of `to` were
+ * granted before, and nothing of it was computed. */
+typedef struct {
+    int32_t from, to;
+    uint32_t len;
+} tr_cuda_fork_t;
+
 /* ---- what comes out ----------------------------------------------------- */
 
 typedef enum {
@@ -98,6 +107,18 @@ typedef struct {
     uint32_t pages[TR_KV_LAYOUTS_MAX];        /* in use, by layout */
     uint32_t stalled[TR_CUDA_SLOTS_MAX / 32]; /* bit by slot, last step */
 } tr_cuda_report_t;
+
+/* What a slot holds, all heads together. */
+typedef struct {
+    uint32_t tokens; /* positions that were reserved */
+    uint32_t base, window_from;
+    uint32_t dense_pages; /* of a head */
+    uint32_t pages;       /* of all heads, also when they are elsewhere */
+    bool open;
+    bool dense; /* coming tokens are dense */
+    bool out;
+    uint32_t listed[TR_KV_LISTS_MAX]; /* tokens by list, modulo 2^32 */
+} tr_cuda_tally_t;
 
 /* One prompt between plan and install. */
 typedef struct {
@@ -126,12 +147,18 @@ struct tr_cuda_wish;
  * value that may be copied. */
 typedef struct {
     tr_kv_view_t view; /* for all kernels; layouts as in the view given */
+
+    /* In this order and without gaps but for alignment, so that the host copies
+     * them together: result is tr_cuda_result_t by request of the last step or
+     * plan_prompts, tally is by slot. */
     tr_cuda_report_t *report;
+    uint8_t *result;
+    tr_cuda_tally_t *tally;
 
     /* of the last step, by request */
     int32_t *seq_slot;  /* slot, -1: passed over (tr_rows_t.seq_slot) */
-    uint32_t *position; /* of its first new token (row_pos of a decode step) */
-    uint8_t *result;    /* tr_cuda_result_t; also of plan_prompts */
+    uint32_t *position; /* of its first new token, when it asked for one that it
+                         * did not have (row_pos of a decode step) */
 
     /* of the last plan_prompts, by request */
     tr_kv_compress_t *compress; /* for the kernel that moves the tokens; slot
@@ -194,6 +221,18 @@ int tr_cuda_manager_plan_prompts(const tr_cuda_stream_t *s,
                                  uint32_t n);
 int tr_cuda_manager_install_prompts(const tr_cuda_stream_t *s,
                                     const tr_cuda_manager_t *m, uint32_t n);
+
+/* Copies pages, scores included, and from where `recent` was counted; also the
+ * tokens of history, unless that is NULL.  No slot is both from and to, or twice
+ * to.  What cannot be is refused, alone. */
+int tr_cuda_manager_fork(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
+                         const tr_cuda_history_t *history,
+                         const tr_cuda_fork_t *fork, uint32_t n);
+
+/* tally[i] for the slots [0, n), n at most size.slots.  Bytes moved: counts of
+ * open slots. */
+int tr_cuda_manager_tally(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
+                          uint32_t n);
 
 /* Preemption (tr_kv_swap_out, tr_kv_swap_in); store.h copies the pages and
  * rewrites the tables.  give: the slot's pages, as the copy listed them, come

@@ -78,7 +78,7 @@ typedef struct tr_cuda_wish {
     bool granted;
     uint32_t pages;
     uint64_t first; /* where in the ring they are, or come to */
-} tr_cuda_wish_t;
+} manager_wish_t;
 
 /* What becomes of one head at the end of a prompt. */
 typedef struct tr_cuda_head_plan {
@@ -161,13 +161,14 @@ manager_lay(const tr_kv_view_t *shape, const tr_cuda_manager_size_t *size,
 #define TAKE(field, type, n) \
     m->field = (type *) manager_take_area(base, &at, (n) * sizeof(type))
     TAKE(report, tr_cuda_report_t, 1);
+    TAKE(result, uint8_t, size->slots);
+    TAKE(tally, tr_cuda_tally_t, size->slots);
     TAKE(ticket, uint32_t, TICKETS + size->max_prompts);
     TAKE(slot, tr_cuda_slot_t, size->slots);
     TAKE(seq, tr_kv_seq_t, size->slots);
     TAKE(seq_slot, int32_t, size->slots);
     TAKE(position, uint32_t, size->slots);
-    TAKE(result, uint8_t, size->slots);
-    TAKE(wish, tr_cuda_wish_t, size->slots);
+    TAKE(wish, manager_wish_t, size->slots);
     TAKE(closed, tr_kv_seq_t, size->slots);
     TAKE(ring, int32_t, (size_t) size->pages);
     TAKE(owner, uint32_t, (size_t) size->pages);

@@ -11,7 +11,7 @@
 /* ---- what a request wants ----------------------------------------------- */
 
 TR_HD void
-manager_wish_dense(const tr_cuda_manager_t *m, tr_cuda_wish_t *w)
+manager_wish_dense(const tr_cuda_manager_t *m, manager_wish_t *w)
 {
     const tr_cuda_slot_t *s = &m->slot[w->slot];
     uint32_t want = manager_ceil(w->len - m->seq[w->slot].base,
@@ -30,7 +30,7 @@ manager_wish_dense(const tr_cuda_manager_t *m, tr_cuda_wish_t *w)
 
 /* Who leaves, and where its score is. */
 TR_HD void
-manager_wish_step(const tr_cuda_manager_t *m, tr_cuda_wish_t *w)
+manager_wish_step(const tr_cuda_manager_t *m, manager_wish_t *w)
 {
     const tr_kv_seq_t *q = &m->seq[w->slot];
     const tr_cuda_place_t *place = &m->place[q->window_layout];
@@ -59,7 +59,7 @@ manager_wish_step(const tr_cuda_manager_t *m, tr_cuda_wish_t *w)
 /* pages: not yet those of a step's heads. */
 TR_HD void
 manager_wish(const tr_cuda_manager_t *m, const tr_cuda_ask_t *ask,
-             tr_cuda_wish_t *w)
+             manager_wish_t *w)
 {
     const tr_cuda_slot_t *s;
 
@@ -128,7 +128,7 @@ manager_look(const tr_cuda_manager_t *m, const tr_kv_seq_t *q,
 /* Where the leaving token goes, and who is the least significant of that list:
  * it, or one that is already there. */
 TR_HD void
-manager_leave(const tr_cuda_manager_t *m, const tr_cuda_wish_t *w,
+manager_leave(const tr_cuda_manager_t *m, const manager_wish_t *w,
               uint32_t head, const uint32_t *count, manager_half_t *h)
 {
     const tr_kv_seq_t *q = &m->seq[w->slot];
@@ -177,7 +177,7 @@ manager_apply(const tr_kv_move_t *move, uint32_t *count)
 
 /* The head's move; returns the list that needs a page, or TR_KV_NOWHERE. */
 TR_HD int8_t
-manager_move(const tr_cuda_manager_t *m, const tr_cuda_wish_t *w,
+manager_move(const tr_cuda_manager_t *m, const manager_wish_t *w,
              const uint32_t *count, const manager_half_t *h, tr_kv_move_t *move)
 {
     const tr_kv_seq_t *q = &m->seq[w->slot];
@@ -220,7 +220,7 @@ manager_move(const tr_cuda_manager_t *m, const tr_cuda_wish_t *w,
 
 /* Plans a head of a step: its move, and for what it wants a page. */
 TR_HD int8_t
-manager_plan_head(const tr_cuda_manager_t *m, const tr_cuda_wish_t *w,
+manager_plan_head(const tr_cuda_manager_t *m, const manager_wish_t *w,
                   uint32_t head)
 {
     const uint32_t *in = manager_counts(m, w->slot, head);

@@ -88,7 +88,7 @@ manager_begin(const tr_cuda_manager_t *m, const tr_cuda_begin_t *begin)
 
 typedef struct {
     manager_sum_t sum;
-    tr_cuda_wish_t wish;
+    manager_wish_t wish;
     uint32_t pages[TR_KV_LAYOUTS_MAX];
 } manager_release_t;
 
@@ -201,7 +201,7 @@ manager_give_back(const tr_cuda_manager_t *m, int32_t slot, uint32_t head,
 TR_HD void
 manager_recycle(const tr_cuda_manager_t *m, uint32_t i, uint32_t block)
 {
-    const tr_cuda_wish_t *w = &m->wish[i];
+    const manager_wish_t *w = &m->wish[i];
 
     EACH_THREAD (tid, MANAGER_THREADS) {
         uint32_t head = block * MANAGER_WARPS + tid / MANAGER_WARP;

@@ -33,7 +33,7 @@ manager_plan(const tr_cuda_manager_t *m, const tr_cuda_ask_t *ask, uint32_t i,
     }
     EACH_THREAD (tid, MANAGER_THREADS) {
         uint32_t head = chunk * MANAGER_THREADS + tid;
-        tr_cuda_wish_t w;
+        manager_wish_t w;
 
         manager_wish(m, &ask[i], &w);
         if (w.kind == WISH_STEP && head < m->heads) {
@@ -88,7 +88,7 @@ manager_sum_short(const tr_cuda_manager_t *m, uint32_t n, uint32_t left,
 }
 
 TR_HD void
-manager_advance(const tr_cuda_manager_t *m, const tr_cuda_wish_t *w)
+manager_advance(const tr_cuda_manager_t *m, const manager_wish_t *w)
 {
     tr_cuda_slot_t *s = &m->slot[w->slot];
     tr_kv_seq_t *q = &m->seq[w->slot];
@@ -117,7 +117,7 @@ manager_advance(const tr_cuda_manager_t *m, const tr_cuda_wish_t *w)
 TR_HD void
 manager_settle(const tr_cuda_manager_t *m, uint32_t i, manager_grants_t *s)
 {
-    tr_cuda_wish_t *w = &m->wish[i];
+    manager_wish_t *w = &m->wish[i];
     uint8_t result = TR_CUDA_GRANTED;
 
     w->granted = s->granted[i]
@@ -242,7 +242,7 @@ typedef struct {
 
 /* Dense pages of all heads, shared out over `blocks` blocks. */
 TR_HD void
-manager_grant_dense(const tr_cuda_manager_t *m, const tr_cuda_wish_t *w,
+manager_grant_dense(const tr_cuda_manager_t *m, const manager_wish_t *w,
                     uint32_t block, uint32_t blocks)
 {
     uint32_t stride = blocks * MANAGER_THREADS, n = m->heads * w->more;
@@ -277,7 +277,7 @@ manager_grant_dense(const tr_cuda_manager_t *m, const tr_cuda_wish_t *w,
 
 /* The page that a head of a step wants. */
 TR_HD void
-manager_grant_page(const tr_cuda_manager_t *m, const tr_cuda_wish_t *w,
+manager_grant_page(const tr_cuda_manager_t *m, const manager_wish_t *w,
                    uint32_t head, int8_t want, const uint32_t *count,
                    uint64_t at)
 {
@@ -312,7 +312,7 @@ TR_HD void
 manager_grant(const tr_cuda_manager_t *m, uint32_t i, uint32_t chunk,
               uint32_t blocks, manager_grant_t *s)
 {
-    const tr_cuda_wish_t *w = &m->wish[i];
+    const manager_wish_t *w = &m->wish[i];
     const int8_t *want = m->want + (size_t) i * m->heads;
 
     if (!w->granted) {

@@ -38,11 +38,11 @@ int tr_cuda_kv_append(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                       const tr_cuda_keys_t *in, uint32_t *refused);
 
 /* tr_kernels_t.kv_compress for n slots at once.  jobs: [n] on the device, and
- * so is what they point to; slot < 0: nothing to do.  max_len: dest_len of
- * every job is at most so much.  refused: [n]; 1 for a job that is not allowed,
+ * so is what they point to; slot < 0: nothing to do.  max_len: no head of a job
+ * has more tokens.  refused: [n]; 1 for a job that is not allowed,
  * of which nothing is written, else 0 (cleared here).  No page that a job fills
  * is a source of another.  work: tr_cuda_kv_compress_work() bytes, 256-byte
- * aligned, needs no clearing. */
+ * aligned, needs no clearing, for this n and max_len or larger ones. */
 int tr_cuda_kv_compress(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                         const tr_kv_compress_t *jobs, uint32_t n,
                         uint32_t max_len, uint32_t *refused, void *work);
@@ -68,12 +68,13 @@ typedef struct {
     uint8_t *from, *to;   /* pools of page_bytes; host memory is pinned */
     int32_t mark, unmark; /* bits set in the entries, bits cleared in them
                             * before they are ids */
+    const uint32_t *go;   /* NULL, or [1] on the device: 0: nothing happens */
 } tr_cuda_swap_t;
 
 /* Copies the pages of a slot and rewrites its rows of `tables`, which are the
  * view's; counts and sequence are those of the slot.  pages: on the device, how
- * many they are (as tr_cuda_swap_t.max_pages at most; when they are more,
- * nothing is copied).  work: tr_cuda_kv_swap_work() bytes. */
+ * many were copied: 0 when they are more than max_pages, and then nothing is.
+ * work: tr_cuda_kv_swap_work() bytes. */
 int tr_cuda_kv_swap(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                     int32_t *tables, const tr_cuda_swap_t *swap,
                     uint32_t *pages, void *work);

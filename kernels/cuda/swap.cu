@@ -50,8 +50,7 @@ part_pages(const swap_args_t &a, uint32_t h, uint32_t part, uint32_t *entry,
         *entry = tr_kv_list_entry(kv, l, 0);
         *step = l % 2 == 0 ? 1 : -1;
         tokens = a.tokens[seq->list_layout[l]];
-        n = kv->count[((size_t) a.swap.slot * heads + h) * TR_KV_LISTS_MAX
-                      + l];
+        n = kv->count[((size_t) a.swap.slot * heads + h) * TR_KV_LISTS_MAX + l];
     }
     return (n + tokens - 1) / tokens;
 }
@@ -81,7 +80,10 @@ __launch_bounds__(THREADS) count_kernel(const __grid_constant__ swap_args_t a)
         for (uint32_t i = 0; i < THREADS; i++) {
             below[i + 1] += below[i];
         }
-        *a.pages = below[THREADS];
+        *a.pages = below[THREADS] > a.swap.max_pages
+                           || (a.swap.go != NULL && *a.swap.go == 0)
+                       ? 0
+                       : below[THREADS];
     }
     __syncthreads();
     for (uint32_t h = first; h < end; h++) {
@@ -108,7 +110,7 @@ __launch_bounds__(THREADS) swap_kernel(const __grid_constant__ swap_args_t a)
     int32_t *row = a.tables
                    + ((size_t) a.swap.slot * heads + h) * a.kv.table_len;
 
-    if (*a.pages > a.swap.max_pages) {
+    if (*a.pages == 0) {
         return;
     }
     for (uint32_t p = 0; p < PARTS; p++) {

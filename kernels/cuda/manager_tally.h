@@ -1,0 +1,132 @@
+/*
+ * manager_tally.h: what the page manager does beside steps and prompts.
+ *
+ *   fork    block (request, head, share): dense pages and the history of one
+ *           slot into another
+ *   tally   block (slot): what it holds, for the host
+ */
+#ifndef TR_CUDA_MANAGER_TALLY_H
+#define TR_CUDA_MANAGER_TALLY_H
+
+#include "manager_core.h"
+
+/* ---- fork --------------------------------------------------------------- */
+
+/* What a thread copies at a time; pages are a multiple of it. */
+typedef struct {
+#ifdef __CUDACC__
+    uint4 word;
+#else
+    uint32_t word[4];
+#endif
+} manager_words_t;
+
+/* A slot that was computed up to len, at 16 bits, and one with room for it. */
+TR_HD bool
+manager_can_fork(const tr_cuda_manager_t *m, const tr_cuda_fork_t *f)
+{
+    uint32_t pages = manager_ceil(f->len, m->place[0].tokens);
+
+    if (f->from < 0 || (uint32_t) f->from >= m->size.slots || f->to < 0
+        || (uint32_t) f->to >= m->size.slots || f->from == f->to) {
+        return false;
+    }
+    return m->slot[f->from].open && m->slot[f->to].open && !m->slot[f->from].out
+           && !m->slot[f->to].out && m->seq[f->from].base == 0
+           && m->seq[f->to].base == 0 && m->slot[f->from].tokens >= f->len
+           && m->slot[f->to].tokens >= f->len
+           && m->slot[f->from].dense_pages >= pages
+           && m->slot[f->to].dense_pages >= pages;
+}
+
+/* Share `block` of `blocks` of a head's pages; the first head's first block also
+ * does what is there once. */
+TR_HD void
+manager_fork(const tr_cuda_manager_t *m, const tr_cuda_history_t *history,
+             const tr_cuda_fork_t *f, uint32_t head, uint32_t block,
+             uint32_t blocks)
+{
+    uint32_t pages = manager_ceil(f->len, m->place[0].tokens);
+    size_t words = m->view.page_bytes / sizeof(manager_words_t);
+    bool good = manager_can_fork(m, f), once = head == 0 && block == 0;
+
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        for (uint32_t p = block; p < pages && good; p += blocks) {
+            const manager_words_t
+                *from = (const manager_words_t *) (const void *)
+                    tr_kv_page_at(&m->view, manager_row(m, f->from, head)[p]);
+            manager_words_t *to = (manager_words_t *) (void *)
+                tr_kv_page_at(&m->view, manager_row(m, f->to, head)[p]);
+
+            for (size_t i = tid; i < words; i += MANAGER_THREADS) {
+                to[i] = from[i];
+            }
+        }
+        for (uint32_t i = tid;
+             i < f->len && good && once && history->token != NULL;
+             i += MANAGER_THREADS) {
+            history->token[(size_t) f->to * history->len + i] =
+                history->token[(size_t) f->from * history->len + i];
+        }
+        if (tid == 0 && once && good) {
+            m->seq[f->to].recent_from = m->seq[f->from].recent_from;
+        }
+        if (tid == 0 && once && !good) {
+            MANAGER_ADD(&m->report->n_refused, 1);
+        }
+    }
+}
+
+/* ---- tally -------------------------------------------------------------- */
+
+typedef struct {
+    uint32_t listed[TR_KV_LISTS_MAX];
+} manager_tally_t;
+
+TR_HD void
+manager_tally(const tr_cuda_manager_t *m, int32_t slot, manager_tally_t *s)
+{
+    const tr_cuda_slot_t *t = &m->slot[slot];
+    const tr_kv_seq_t *q = &m->seq[slot];
+
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid < TR_KV_LISTS_MAX) {
+            s->listed[tid] = 0;
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        uint32_t sum[TR_KV_LISTS_MAX] = { 0 };
+
+        for (uint32_t h = tid; h < m->heads && t->open; h += MANAGER_THREADS) {
+            const uint32_t *count = manager_counts(m, slot, h);
+
+            for (uint32_t l = 0; l < q->n_lists; l++) {
+                sum[l] += count[l];
+            }
+        }
+        for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+            if (sum[l] != 0) {
+                MANAGER_ADD(&s->listed[l], sum[l]);
+            }
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid == 0) {
+            tr_cuda_tally_t *out = &m->tally[slot];
+
+            out->open = t->open;
+            out->dense = t->dense;
+            out->out = t->out;
+            out->tokens = t->tokens;
+            out->dense_pages = t->dense_pages;
+            out->pages = t->pages;
+            out->base = t->open ? q->base : 0;
+            out->window_from = t->open ? q->window_from : 0;
+            for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+                out->listed[l] = s->listed[l];
+            }
+        }
+    }
+}
+
+#endif
