@@ -69,7 +69,8 @@ swap_run(bed_t *b, swap_t *x, const int32_t *to, bool out)
                             out ? b->other.pool : x->host,
                             out ? x->host : b->other.pool,
                             out ? MARK : 0,
-                            MARK };
+                            MARK,
+                            NULL };
 
     bed_put(b, x->taken, to, x->n * 4ul);
     if (tr_cuda_kv_swap(&b->side->stream, &b->other,
