@@ -60,7 +60,7 @@ tr_emit_started(tr_emit_t *e, tr_request_t *r, uint64_t now)
         tr_report_started(r, now);
         e->report = r->report;
     }
-    if (!tr_request_detached(r)
+    if (!tr_request_detached(r) && tr_outlet_has_room(r->outlet, 1, 0)
         && tr_outlet_started(r->outlet, r->id) == TR_OK) {
         tr_emit_touch(e, r->outlet);
     }
@@ -103,10 +103,10 @@ tr_emit_append(tr_emit_t *e, uint32_t len, const tr_text_out_t *out)
 }
 
 uint16_t
-tr_emit_token(tr_emit_t *e, tr_sequence_t *q)
+tr_emit_token(tr_emit_t *e, tr_sequence_t *q, const tr_sampled_t *sampled)
 {
     tr_request_t *r = q->request;
-    int32_t token = q->sampled.token;
+    int32_t token = sampled->token;
     uint32_t len = 0, logprobs = 0;
     uint16_t reason = 0;
     tr_text_out_t out;
@@ -125,7 +125,7 @@ tr_emit_token(tr_emit_t *e, tr_sequence_t *q)
             reason = TR_FINISH_LENGTH;
         }
         if (r->params.logprobs >= 0) {
-            logprobs = tr_outlet_encode_logprob(e->tokenizer, &q->sampled,
+            logprobs = tr_outlet_encode_logprob(e->tokenizer, sampled,
                                                 e->logprobs,
                                                 sizeof(e->logprobs));
         }

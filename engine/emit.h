@@ -23,10 +23,11 @@ void tr_emit_started(tr_emit_t *e, tr_request_t *r, uint64_t now);
 /* Tells the reporter of r's first token. */
 void tr_emit_first_token(tr_emit_t *e, tr_request_t *r, uint64_t now);
 
-/* Takes q->sampled: appends it to q->tokens unless it ends the sequence by
+/* Takes what was sampled: appends it to q->tokens unless it ends the sequence by
  * itself, and stages the text that it completes.  The outlet has room.
  * Returns 0, or the enum tr_finish_reason for which q ended. */
-uint16_t tr_emit_token(tr_emit_t *e, tr_sequence_t *q);
+uint16_t tr_emit_token(tr_emit_t *e, tr_sequence_t *q,
+                       const tr_sampled_t *sampled);
 
 /* Stages prompt text (and logprobs) of an echoing sequence as far as the outlet
  * has room.  Returns whether anything was staged. */

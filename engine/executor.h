@@ -38,8 +38,9 @@ typedef struct {
      * scores[i] is for tokens[i + 1]; the caller gives n tokens + 1 known */
     tr_sampled_t *scores;
     int32_t top; /* alternatives wanted in scores */
-    /* by collect: TR_OK; TR_AGAIN: no page was left for it, and nothing of it
-     * was stored; or this item alone failed */
+    /* by collect: TR_OK; TR_AGAIN: no page was left for its one token, behind a
+     * prompt, and nothing of it was stored; or this item alone failed.  When a
+     * row is TR_AGAIN, so is that of its slot in the batch behind. */
     tr_status_t status;
 } tr_batch_item_t;
 
@@ -76,7 +77,8 @@ struct tr_executor {
      * asked of `kv` takes effect before the next batch and after those under
      * way. */
     uint32_t ahead;
-    /* Starts a batch.  A failure of the whole step is returned here, and then it
+    /* Starts a batch, which may be empty where the cache is not settled
+     * (tr_kv_settled): its answers come with collect.  A failure of the whole step is returned here, and then it
      * is not collected, or by its collect. */
     tr_status_t (*submit)(tr_executor_t *e, const tr_batch_t *batch);
     /* Waits for the oldest batch under way, which is `batch`, and writes its

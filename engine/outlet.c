@@ -93,6 +93,8 @@ tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs)
                           + TR_OUTLET_RECORD(sizeof(tr_wire_finish_t));
     uint64_t need;
 
+    n += o->owed;
+    logprobs += o->owed_logprobs;
     /* one record may be pushed to the start of the ring by a PAD of its size */
     need = n * text + logprobs * (uint64_t) TR_OUTLET_LOGPROB_MAX + text
            + (logprobs != 0 ? TR_OUTLET_LOGPROB_MAX : 0);

@@ -64,6 +64,7 @@ struct tr_outlet {
     uint64_t full_since_us;         /* 0, or when it filled up */
     uint64_t turn;                  /* the step that the next two belong to */
     uint32_t batch, batch_logprobs; /* sequences that joined its batch */
+    uint32_t owed, owed_logprobs;   /* of batches under way */
     tr_outlet_t *next_staged;       /* outlets with unpublished records */
 
     int bell_fd;             /* borrowed: the peer's doorbell */
@@ -86,7 +87,8 @@ void tr_outlet_close(tr_outlet_t *o);
 void tr_outlet_free(tr_outlet_t *o);
 
 /* Step loop: is there room for one more step of `n` sequences of this channel,
- * `logprobs` of them with logprobs?  Asked before a sequence joins a batch.
+ * `logprobs` of them with logprobs, beside what batches under way will say
+ * (owed)?  Asked before a sequence joins a batch.
  * If not, the peer is asked to ring when it has made room, and `waits` is set:
  * the front thread then calls tr_loop_wake.  A dead outlet has room. */
 bool tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs);

@@ -41,6 +41,9 @@ enum tr_sequence_state {
     TR_SEQ_DONE
 };
 
+/* Batches that may be under way at a time. */
+#define TR_SEQ_FLIGHTS 2
+
 /* One choice of a request.  Written by the step loop only. */
 typedef struct tr_sequence {
     tr_request_t *request;
@@ -49,8 +52,12 @@ typedef struct tr_sequence {
     int32_t *tokens; /* [cap] prompt, then output */
     uint32_t prompt_len;
     uint32_t len, cap; /* known tokens; prompt_len + max_tokens */
-    uint32_t computed; /* tokens whose keys and values are cached */
-    int32_t kv_slot;   /* in the KV cache, -1 when none */
+    /* Tokens whose keys and values are cached, with those that batches under
+     * way compute (scheduler.h), which are in rows row[] of these. */
+    uint32_t computed, under_way;
+    uint32_t ahead; /* tokens that they sample, which nobody knows yet */
+    uint32_t row[TR_SEQ_FLIGHTS];
+    int32_t kv_slot; /* in the KV cache, -1 when none */
     /* Tokens that are computed at 16 bits, then compressed: the prompt, or what
      * was lost when it had to be computed again.  0: never compressed. */
     uint32_t dense_len;
@@ -59,8 +66,7 @@ typedef struct tr_sequence {
     uint64_t charge, copy; /* pages (scheduler.h: prompt_pages, promised) */
     tr_sampler_t sampler;
     tr_text_stream_t text;
-    tr_sampled_t sampled; /* the executor's answer */
-    uint32_t unsent;      /* tokens that no DELTA told of yet */
+    uint32_t unsent; /* tokens that no DELTA told of yet */
     tr_detok_t echo_detok;
     uint32_t echoed;             /* prompt tokens given out, with echo */
     tr_sampled_t *prompt_scores; /* [prompt_len] with echo and logprobs, by

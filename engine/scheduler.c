@@ -1,8 +1,10 @@
 /*
- * Lists and batches (scheduler.h); who holds pages is in scheduler_pages.c.
+ * Lists and batches (scheduler.h); batches under way are in scheduler_flight.c,
+ * who holds pages in scheduler_pages.c.
  */
 #include "scheduler_parts.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,6 +13,7 @@ tr_scheduler_init(tr_scheduler_t *s, tr_kv_cache_t *kv, uint32_t max_num_seqs,
                   uint32_t max_batch_tokens, double prefill_kv_fraction)
 {
     tr_kv_view_t view;
+    uint32_t f;
 
     memset(s, 0, sizeof(*s));
     tr_kv_view(kv, &view);
@@ -22,13 +25,17 @@ tr_scheduler_init(tr_scheduler_t *s, tr_kv_cache_t *kv, uint32_t max_num_seqs,
     s->max_num_seqs = max_num_seqs;
     s->max_batch_tokens = max_batch_tokens;
     s->next_order = 1;
-    s->rows = calloc(max_num_seqs, sizeof(*s->rows));
+    for (f = 0; f < TR_SEQ_FLIGHTS; f++) {
+        s->flight[f].rows = calloc(max_num_seqs, sizeof(*s->rows));
+    }
+    s->rows = s->flight[0].rows;
     s->scratch = calloc(max_num_seqs, sizeof(*s->scratch));
     s->slots = calloc(max_num_seqs, sizeof(*s->slots));
     s->lens = calloc(max_num_seqs, sizeof(*s->lens));
     s->granted = calloc(max_num_seqs, sizeof(*s->granted));
-    if (s->rows == NULL || s->scratch == NULL || s->slots == NULL
-        || s->lens == NULL || s->granted == NULL) {
+    if (s->flight[0].rows == NULL || s->flight[1].rows == NULL
+        || s->scratch == NULL || s->slots == NULL || s->lens == NULL
+        || s->granted == NULL) {
         tr_scheduler_free(s);
         return TR_ERR_NOMEM;
     }
@@ -38,7 +45,11 @@ tr_scheduler_init(tr_scheduler_t *s, tr_kv_cache_t *kv, uint32_t max_num_seqs,
 void
 tr_scheduler_free(tr_scheduler_t *s)
 {
-    free(s->rows);
+    uint32_t f;
+
+    for (f = 0; f < TR_SEQ_FLIGHTS; f++) {
+        free(s->flight[f].rows);
+    }
     free(s->scratch);
     free(s->slots);
     free(s->lens);
@@ -114,6 +125,7 @@ tr_scheduler_add(tr_scheduler_t *s, tr_request_t *r)
 void
 tr_scheduler_remove(tr_scheduler_t *s, tr_sequence_t *q)
 {
+    tr_scheduler_disown(s, q);
     if (q->state == TR_SEQ_RUNNING) {
         tr_scheduler_leave(s, q);
     } else if (q->state == TR_SEQ_WAITING) {
@@ -130,7 +142,8 @@ tr_scheduler_remove(tr_scheduler_t *s, tr_sequence_t *q)
 
 /* Tokens that are to be computed before something else must happen.  While a
  * prompt is echoed its last position waits: it gives the first output token.
- * With max_tokens 0 it is never computed, the others only for their scores. */
+ * With max_tokens 0 it is never computed, the others only for their scores.  The
+ * last token of all is never computed either. */
 static uint32_t
 tr_sequence_goal(const tr_sequence_t *q)
 {
@@ -140,7 +153,10 @@ tr_sequence_goal(const tr_sequence_t *q)
     if (tr_sequence_echoes(q)) {
         goal = samples || q->prompt_scores != NULL ? q->prompt_len - 1 : 0;
     } else {
-        goal = samples ? q->len : 0;
+        goal = samples ? tr_sequence_known(q) : 0;
+        if (goal == q->cap) {
+            goal--;
+        }
     }
     if (q->computed < q->dense_len && goal > q->dense_len) {
         goal = q->dense_len; /* then it is compressed */
@@ -154,14 +170,15 @@ tr_sequence_goal(const tr_sequence_t *q)
 bool
 tr_sequence_decodes(const tr_sequence_t *q)
 {
-    return q->computed + 1 == q->len && tr_sequence_goal(q) == q->len;
+    return q->computed + 1 == tr_sequence_known(q)
+           && tr_sequence_goal(q) == tr_sequence_known(q);
 }
 
 static bool
 tr_sequence_prefills(const tr_sequence_t *q)
 {
-    return q->computed < tr_sequence_goal(q) && q->computed + 1 != q->len
-           && !tr_sequence_paused(q);
+    return q->computed < tr_sequence_goal(q)
+           && q->computed + 1 != tr_sequence_known(q) && !tr_sequence_paused(q);
 }
 
 bool
@@ -208,7 +225,7 @@ tr_scheduler_row(tr_scheduler_t *s, tr_sequence_t *q, uint32_t n)
     row->sequence = q;
     row->pos = q->computed;
     row->n = n;
-    row->sample = q->computed + n == q->len;
+    row->sample = q->computed + n == tr_sequence_known(q);
     row->score = q->prompt_scores != NULL && tr_sequence_echoes(q);
     s->n_tokens += n;
     if (!tr_request_detached(q->request)) {
@@ -269,12 +286,12 @@ tr_scheduler_decodable(tr_scheduler_t *s, uint32_t *prompts)
     for (q = s->running.first; q != NULL; q = q->next) {
         if (tr_scheduler_wants(s, q, prompts)) {
             s->slots[n] = q->kv_slot;
-            s->lens[n] = q->len;
+            s->lens[n] = tr_sequence_known(q);
             s->scratch[n++] = q;
         }
     }
     tr_kv_reserve_batch(s->kv, s->slots, s->lens, n, s->granted);
-    for (i = 0; i < n; i++) {
+    for (i = 0; i < n && !s->unsure; i++) {
         q = s->scratch[i];
         if (q->state == TR_SEQ_RUNNING
             && (s->granted[i] == TR_OK || tr_scheduler_reserve(s, q))) {
@@ -365,24 +382,43 @@ tr_scheduler_offered(tr_scheduler_t *s)
     }
 }
 
+/* The batch is given up: who was offered to its siblings still is. */
+static void
+tr_scheduler_withdraw(tr_scheduler_t *s)
+{
+    tr_sequence_t *q;
+
+    for (q = s->running.first; q != NULL && s->offers != 0; q = q->next) {
+        if (q->offered == s->turn) {
+            s->offers--;
+            q->offered = 0;
+        }
+    }
+}
+
 void
 tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
 {
     uint64_t preemptions = s->preemptions;
     uint32_t n = 0, prompts = 0, limit = s->max_batch_tokens;
 
+    assert(s->n_flying < TR_SEQ_FLIGHTS);
     s->turn++;
     s->now = now;
+    s->rows = s->flight[tr_scheduler_next(s)].rows;
     s->n_rows = 0;
     s->n_tokens = 0;
     s->next_due_us = 0;
     s->offers = 0;
     s->hopeless = NULL;
+    s->unsure = false;
     tr_scheduler_compress(s);
-    if (s->hopeless == NULL) {
+    if (s->hopeless == NULL && !s->unsure) {
         n = tr_scheduler_decodable(s, &prompts);
     }
-    if (s->hopeless != NULL) { /* its end comes before any row of it */
+    /* an end comes before any row of it */
+    if (s->hopeless != NULL || s->unsure) {
+        tr_scheduler_withdraw(s);
         return;
     }
     /* prompts get an eighth of the batch even where decoding could fill it */
@@ -402,8 +438,8 @@ tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
 /* ---- checks ------------------------------------------------------------- */
 
 static bool
-tr_list_sound(const tr_sequence_list_t *l, enum tr_sequence_state state,
-              uint32_t *n)
+tr_list_sound(const tr_scheduler_t *s, const tr_sequence_list_t *l,
+              enum tr_sequence_state state, uint32_t *n)
 {
     const tr_sequence_t *q, *before = NULL;
 
@@ -414,7 +450,7 @@ tr_list_sound(const tr_sequence_list_t *l, enum tr_sequence_state state,
             || (q->kv_slot >= 0)
                    != (state == TR_SEQ_RUNNING || q->computed != 0)
             || (state == TR_SEQ_WAITING && q->charge != 0)
-            || q->computed > q->len || q->len > q->cap) {
+            || !tr_scheduler_flights_sound(s, q)) {
             return false;
         }
         (*n)++;
@@ -429,8 +465,8 @@ tr_scheduler_sound(const tr_scheduler_t *s)
     uint64_t charge = 0, copy = 0;
     const tr_sequence_t *q;
 
-    if (!tr_list_sound(&s->waiting, TR_SEQ_WAITING, &waiting)
-        || !tr_list_sound(&s->running, TR_SEQ_RUNNING, &running)
+    if (!tr_list_sound(s, &s->waiting, TR_SEQ_WAITING, &waiting)
+        || !tr_list_sound(s, &s->running, TR_SEQ_RUNNING, &running)
         || running != s->n_running || running > s->max_num_seqs
         || s->n_tokens > s->max_batch_tokens) {
         return false;

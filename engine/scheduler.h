@@ -28,6 +28,14 @@
  * (decode); what is left of max_batch_tokens goes to prompts in chunks, in
  * turns between requests: whoever waited longest since its last chunk.
  *
+ * Ahead: where a batch may be under way while the next is composed (executor.h,
+ * `ahead`), the next is composed from what will be true behind it.  A sequence
+ * then counts as computed what is under way, and has one token more than it
+ * knows; whether that token ends it is learnt when its next row has left, and
+ * what comes of that row is dropped.  What only the token could tell waits for
+ * it: a prompt is computed again only when all its tokens are known, and nobody
+ * is given up while something is under way.
+ *
  * Preemption, when a running sequence needs a page and none is left: those that
  * are blocked (paused, or their outlet stays full) go first, then the youngest.
  * What is still at 16 bits is given back and computed again later, which gives
@@ -47,13 +55,23 @@
 /* An outlet that is full for this long counts as blocked. */
 #define TR_SCHEDULER_FULL_US 100000
 
-/* One sequence's share of the batch: tokens at positions [pos, pos + n). */
+/* One sequence's share of a batch: tokens at positions [pos, pos + n). */
 typedef struct {
+    /* under way: NULL when nothing of this row is wanted any more */
     tr_sequence_t *sequence;
     uint32_t pos, n;
     bool sample; /* the last position gives the next token */
     bool score;  /* prompt logprobs are wanted for these positions */
+    /* under way */
+    bool cached;              /* the sequence's `computed` counts it */
+    bool owed, owed_logprobs; /* room is kept for it in the outlet */
 } tr_row_t;
+
+/* A batch under way. */
+typedef struct {
+    tr_row_t *rows; /* [max_num_seqs] */
+    uint32_t n_rows;
+} tr_flight_t;
 
 typedef struct {
     tr_sequence_t *first, *last;
@@ -88,10 +106,15 @@ typedef struct {
      * for another reason: to be ended.  Then the batch is empty. */
     tr_sequence_t *hopeless;
     tr_status_t why; /* of hopeless */
+    bool unsure;     /* the cache has not answered yet; an empty batch */
 
-    tr_row_t *rows; /* [max_num_seqs] the batch */
+    /* the batch: rows[] of the flight that it becomes with depart */
+    tr_row_t *rows;
     uint32_t n_rows;
     uint32_t n_tokens;
+    /* n_flying of them are under way, from `first` on */
+    tr_flight_t flight[TR_SEQ_FLIGHTS];
+    uint32_t first, n_flying;
     /* earliest due_us of those that were left out for it, 0: none */
     uint64_t next_due_us;
     /* [max_num_seqs] each */
@@ -116,9 +139,33 @@ void tr_scheduler_add(tr_scheduler_t *s, tr_request_t *r);
 /* Takes a sequence out wherever it is, gives back its pages, makes it DONE. */
 void tr_scheduler_remove(tr_scheduler_t *s, tr_sequence_t *q);
 
-/* Fills rows.  now: CLOCK_MONOTONIC, us.  Looks at request->wishes and at the
- * outlets; sets outlet->full_since_us. */
+/* Fills rows with what comes after the batches under way (at most one).  now:
+ * CLOCK_MONOTONIC, us.  Looks at request->wishes and at the outlets; sets
+ * outlet->full_since_us. */
 void tr_scheduler_compose(tr_scheduler_t *s, uint64_t now);
+
+/* The batch is under way: what it computes counts as computed. */
+void tr_scheduler_depart(tr_scheduler_t *s);
+/* A row of the oldest batch under way, with a sequence: it was computed, or is
+ * taken back (and that of its sequence in the batch behind).  The caller has
+ * the token, if it sampled one; row->sequence is NULL after it. */
+void tr_scheduler_landed(tr_scheduler_t *s, tr_row_t *row, bool computed);
+/* No row of the oldest batch is wanted any more: it is not under way. */
+void tr_scheduler_arrived(tr_scheduler_t *s);
+
+/* The flight that `rows` is or becomes. */
+static inline uint32_t
+tr_scheduler_next(const tr_scheduler_t *s)
+{
+    return (s->first + s->n_flying) % TR_SEQ_FLIGHTS;
+}
+
+/* Tokens of q when the batches under way have arrived. */
+static inline uint32_t
+tr_sequence_known(const tr_sequence_t *q)
+{
+    return q->len + q->ahead;
+}
 
 /* Echoed prompt text is not out yet: no token may be sampled before it is. */
 static inline bool

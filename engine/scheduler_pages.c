@@ -39,10 +39,7 @@ void
 tr_scheduler_leave(tr_scheduler_t *s, tr_sequence_t *q)
 {
     tr_scheduler_stop(s, q);
-    tr_kv_close(s->kv, q->kv_slot);
-    q->kv_slot = -1;
-    q->computed = 0;
-    q->offered = 0;
+    tr_scheduler_lose(s, q);
 }
 
 bool
@@ -118,8 +115,16 @@ tr_scheduler_idler(const tr_scheduler_t *s, bool prompt)
     return q;
 }
 
+bool
+tr_scheduler_unsure(tr_scheduler_t *s)
+{
+    s->unsure |= s->n_flying != 0 && !tr_kv_settled(s->kv);
+    return s->unsure;
+}
+
 /* Who makes way for q: q itself when it is the youngest, and NULL when it is
- * alone, so that there never will be room. */
+ * alone.  Then there never will be room, unless what is under way ends it, or
+ * the cache has an answer to give. */
 static tr_sequence_t *
 tr_scheduler_victim(tr_scheduler_t *s, tr_sequence_t *q)
 {
@@ -129,8 +134,12 @@ tr_scheduler_victim(tr_scheduler_t *s, tr_sequence_t *q)
         victim = s->running.last;
     }
     if (victim == q && s->running.first == s->running.last) {
-        s->hopeless = q;
-        s->why = TR_ERR_CONTEXT_LENGTH;
+        if (s->n_flying != 0 || !tr_kv_settled(s->kv)) {
+            s->unsure = true;
+        } else {
+            s->hopeless = q;
+            s->why = TR_ERR_CONTEXT_LENGTH;
+        }
         return NULL;
     }
     return victim;
@@ -139,9 +148,13 @@ tr_scheduler_victim(tr_scheduler_t *s, tr_sequence_t *q)
 bool
 tr_scheduler_reserve(tr_scheduler_t *s, tr_sequence_t *q)
 {
-    while (tr_kv_reserve(s->kv, q->kv_slot, q->len) != TR_OK) {
-        tr_sequence_t *victim = tr_scheduler_victim(s, q);
+    while (tr_kv_reserve(s->kv, q->kv_slot, tr_sequence_known(q)) != TR_OK) {
+        tr_sequence_t *victim;
 
+        if (tr_scheduler_unsure(s)) {
+            return false;
+        }
+        victim = tr_scheduler_victim(s, q);
         if (victim != NULL) {
             tr_scheduler_preempt(s, victim);
         }
@@ -171,6 +184,9 @@ tr_scheduler_compress_one(tr_scheduler_t *s, tr_sequence_t *q)
             s->why = rc;
             return false;
         }
+        if (tr_scheduler_unsure(s) || !tr_kv_settled(s->kv)) {
+            return false; /* it is tried with the next batch */
+        }
         victim = tr_scheduler_victim(s, q);
         if (victim == NULL || victim == q) {
             return false; /* its prompt is worth more than the wait */
@@ -185,7 +201,8 @@ tr_scheduler_compress(tr_scheduler_t *s)
     tr_sequence_t *q, *next;
 
     s->stalled = false;
-    for (q = s->running.first; q != NULL && s->hopeless == NULL; q = next) {
+    for (q = s->running.first; q != NULL && s->hopeless == NULL && !s->unsure;
+         q = next) {
         /* one that is blocked makes way for those that wait instead */
         if (tr_scheduler_complete(s, q) && !tr_scheduler_compress_one(s, q)
             && !tr_scheduler_blocked(s, q)) {
@@ -274,10 +291,7 @@ tr_scheduler_open(tr_scheduler_t *s, const tr_sequence_t *q)
         return -1;
     }
     tr_scheduler_forget(s, other);
-    tr_kv_close(s->kv, other->kv_slot);
-    other->kv_slot = -1;
-    other->computed = 0;
-    other->offered = 0;
+    tr_scheduler_lose(s, other);
     return tr_kv_open(s->kv, q->request->kv_policy);
 }
 
@@ -411,7 +425,8 @@ tr_scheduler_return(tr_scheduler_t *s)
         tr_scheduler_run(s, q);
         s->changes++;
         if (s->n_tokens < s->max_batch_tokens && tr_sequence_decodes(q)
-            && tr_kv_reserve(s->kv, q->kv_slot, q->len) == TR_OK) {
+            && tr_kv_reserve(s->kv, q->kv_slot, tr_sequence_known(q))
+                   == TR_OK) {
             tr_scheduler_step(s, q, s->max_batch_tokens);
         }
         next = s->waiting.first; /* idlers went there */
@@ -430,7 +445,7 @@ tr_scheduler_admit(tr_scheduler_t *s)
     }
     for (q = s->waiting.first; q != NULL; q = next) {
         next = q->next;
-        if (q->kv_slot >= 0 || tr_sequence_paused(q)
+        if (q->kv_slot >= 0 || q->ahead != 0 || tr_sequence_paused(q)
             || tr_scheduler_full(s, q)) {
             continue;
         }

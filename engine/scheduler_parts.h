@@ -1,6 +1,7 @@
 /*
- * What the two files of the scheduler share: scheduler.c composes batches,
- * scheduler_pages.c says who holds pages (admission, compression, preemption).
+ * What the files of the scheduler share: scheduler.c composes batches,
+ * scheduler_flight.c follows those under way, scheduler_pages.c says who holds
+ * pages (admission, compression, preemption).
  */
 #ifndef TR_SCHEDULER_PARTS_H
 #define TR_SCHEDULER_PARTS_H
@@ -29,6 +30,21 @@ bool tr_scheduler_step(tr_scheduler_t *s, tr_sequence_t *q, uint32_t limit);
 
 /* From running to nowhere: pages and slot go back. */
 void tr_scheduler_leave(tr_scheduler_t *s, tr_sequence_t *q);
+
+/* Pages and slot go back, and nothing of q is computed any more; tokens that are
+ * under way still come. */
+void tr_scheduler_lose(tr_scheduler_t *s, tr_sequence_t *q);
+
+/* q ends: nothing comes any more. */
+void tr_scheduler_disown(tr_scheduler_t *s, tr_sequence_t *q);
+
+/* What q says of the batches under way is so. */
+bool tr_scheduler_flights_sound(const tr_scheduler_t *s,
+                                const tr_sequence_t *q);
+
+/* The cache said TR_AGAIN: may it only be that an answer has not come yet?  Then
+ * the batch is given up until what is under way has arrived. */
+bool tr_scheduler_unsure(tr_scheduler_t *s);
 
 /* Its prompt is computed and still at 16 bits, which its policy would not leave
  * so: nothing of it can be computed before it is compressed. */

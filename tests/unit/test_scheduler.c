@@ -152,16 +152,18 @@ apply(bench_t *b)
 {
     uint32_t i;
 
+    tr_scheduler_depart(&b->s);
     for (i = 0; i < b->s.n_rows; i++) {
         tr_row_t *row = &b->s.rows[i];
         tr_sequence_t *q = row->sequence;
 
-        q->computed += row->n;
+        tr_scheduler_landed(&b->s, row, true);
         if (row->sample && ++q->len == q->cap) {
             q->request->open_sequences--;
             tr_scheduler_remove(&b->s, q);
         }
     }
+    tr_scheduler_arrived(&b->s);
 }
 
 static void

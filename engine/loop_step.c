@@ -1,0 +1,254 @@
+/*
+ * Steps: what the scheduler composed becomes a batch of the executor's, and what
+ * that gave becomes text and ends.
+ *
+ * Up to `ahead` batches are under way while the next is composed (executor.h).
+ * Where that is 0, a batch is collected as soon as it was submitted.  The token
+ * of a sequence whose row is in the batch before is not known yet, so its row is
+ * submitted without; a sequence that this token ends has left the scheduler's
+ * rows when the result of the next one arrives, which is dropped.
+ */
+#include "loop_parts.h"
+
+#include <assert.h>
+#include <string.h>
+
+static void
+tr_loop_scheduled(tr_loop_t *l, tr_request_t *r, uint64_t now)
+{
+    if (r->scheduled_us != 0) {
+        return;
+    }
+    r->scheduled_us = now;
+    tr_emit_started(&l->emit, r, now);
+    atomic_fetch_sub(&l->queued, 1);
+    tr_loop_count(&l->counters->prompt_tokens, r->prompt_tokens);
+    tr_status_observe(&l->counters->queue_time,
+                      tr_loop_since(r->arrival_us, now));
+}
+
+#define TR_LOOP_NOT_COMPUTED "the model could not compute this request"
+
+/* A whole batch failed.  With an empty one goes what the cache was asked: nobody
+ * who has something there can go on, and it is not asked again. */
+static void
+tr_loop_broken(tr_loop_t *l, tr_status_t rc, uint32_t sequences)
+{
+    tr_request_t *r, *next;
+
+    tr_log(TR_LEVEL_ERROR, "step failed status=%s sequences=%u",
+           tr_status_info(rc).name, sequences);
+    if (sequences != 0) {
+        return;
+    }
+    l->lost = true;
+    for (r = l->requests.first; r != NULL; r = next) {
+        next = r->next;
+        if (r->scheduled_us != 0) {
+            tr_loop_fail(l, r, rc, TR_LOOP_NOT_COMPUTED);
+        }
+    }
+}
+
+/* Everything that submit reads is here now; it may be gone by collect. */
+static void
+tr_loop_item(tr_batch_item_t *item, const tr_row_t *row, tr_sampled_t *out)
+{
+    tr_sequence_t *q = row->sequence;
+
+    memset(item, 0, sizeof(*item));
+    item->kv_slot = q->kv_slot;
+    item->pos = row->pos;
+    item->n = row->n;
+    if (row->pos + row->n <= q->len) {
+        item->tokens = q->tokens + row->pos;
+    } else {
+        assert(q->ahead == 1 && row->n == 1);
+    }
+    item->sample = row->sample;
+    if (row->sample) {
+        item->sampler = &q->sampler;
+        item->number = q->sampler.n_output + q->ahead;
+        item->out = out;
+    }
+    if (row->score) {
+        item->scores = &q->prompt_scores[row->pos + 1];
+        item->top = q->request->params.logprobs;
+    }
+}
+
+void
+tr_loop_depart(tr_loop_t *l, uint64_t now)
+{
+    tr_scheduler_t *s = &l->scheduler;
+    tr_loop_flight_t *f = &l->flight[tr_scheduler_next(s)];
+    tr_status_t rc;
+    uint32_t i;
+
+    for (i = 0; i < s->n_rows; i++) {
+        tr_loop_scheduled(l, s->rows[i].sequence->request, now);
+        tr_loop_item(&f->items[i], &s->rows[i], &f->sampled[i]);
+    }
+    f->batch = (tr_batch_t){ f->items, s->n_rows, s->n_tokens };
+    f->begun_us = now;
+    tr_loop_show(l); /* who has started: the step may be long */
+    tr_loop_tell_front(l);
+    rc = l->executor->submit(l->executor, &f->batch);
+    if (rc == TR_OK) {
+        tr_scheduler_depart(s);
+        return;
+    }
+    tr_loop_broken(l, rc, s->n_rows);
+    for (i = 0; i < s->n_rows; i++) {
+        tr_sequence_t *q = s->rows[i].sequence;
+
+        if (q->state != TR_SEQ_DONE) { /* its request failed before */
+            tr_loop_fail(l, q->request, rc, TR_LOOP_NOT_COMPUTED);
+        }
+    }
+}
+
+static void
+tr_loop_token(tr_loop_t *l, tr_sequence_t *q, const tr_sampled_t *sampled,
+              uint64_t now)
+{
+    tr_request_t *r = q->request;
+    uint16_t reason;
+
+    r->completion_tokens++;
+    r->last_token_us = now;
+    if (r->first_token_us == 0) {
+        r->first_token_us = now;
+        tr_emit_first_token(&l->emit, r, now);
+        tr_status_observe(&l->counters->ttft,
+                          tr_loop_since(r->arrival_us, now));
+    }
+    if (q->last_token_us != 0) {
+        tr_status_observe(&l->counters->inter_token, now - q->last_token_us);
+    }
+    q->last_token_us = now;
+    if (l->executor->due != NULL && q->kv_slot >= 0) {
+        q->due_us = l->executor->due(l->executor, q->kv_slot, now);
+    }
+    reason = tr_emit_token(&l->emit, q, sampled);
+    if (reason != 0) {
+        tr_loop_finish(l, q, reason, now);
+    }
+}
+
+/* What came of one row that is still wanted. */
+static void
+tr_loop_apply(tr_loop_t *l, tr_row_t *row, tr_status_t status,
+              const tr_sampled_t *sampled, uint64_t now)
+{
+    tr_sequence_t *q = row->sequence;
+    bool sample = row->sample;
+
+    tr_scheduler_landed(&l->scheduler, row, status == TR_OK);
+    if (status == TR_OK && sample) {
+        tr_loop_count(&l->counters->generation_tokens, 1);
+        tr_loop_token(l, q, sampled, now);
+    } else if (status != TR_OK && status != TR_AGAIN) {
+        tr_loop_fail(l, q->request, status, TR_LOOP_NOT_COMPUTED);
+    }
+}
+
+void
+tr_loop_collect(tr_loop_t *l)
+{
+    tr_scheduler_t *s = &l->scheduler;
+    tr_loop_flight_t *f = &l->flight[s->first];
+    tr_row_t *rows = s->flight[s->first].rows;
+    tr_status_t rc;
+    uint64_t now;
+    uint32_t i;
+
+    for (i = 0; i < f->batch.n_items; i++) {
+        if (rows[i].sequence == NULL) {
+            f->items[i].out = f->items[i].scores = NULL;
+        }
+    }
+    rc = l->executor->collect(l->executor, &f->batch);
+    now = tr_loop_now();
+    l->step++;
+    tr_status_observe(&l->counters->step_time,
+                      now
+                          - (f->begun_us > l->collected_us
+                                 ? f->begun_us
+                                 : l->collected_us));
+    l->collected_us = now;
+    if (rc != TR_OK) {
+        tr_loop_broken(l, rc, f->batch.n_items);
+    } else {
+        l->lost = false;
+    }
+    for (i = 0; i < f->batch.n_items; i++) {
+        if (rows[i].sequence != NULL) { /* nor has an earlier row ended it */
+            tr_loop_apply(l, &rows[i], rc != TR_OK ? rc : f->items[i].status,
+                          &f->sampled[i], now);
+        }
+    }
+    tr_scheduler_arrived(s);
+}
+
+bool
+tr_loop_echo(tr_loop_t *l, uint64_t now)
+{
+    tr_sequence_t *q, *next;
+    bool progress = false;
+
+    for (q = l->scheduler.running.first; q != NULL; q = next) {
+        tr_request_t *r = q->request;
+
+        next = q->next;
+        if (!tr_loop_quiet(r) || (r->wishes & TR_CONTROL_PAUSE) != 0
+            || (q->prompt_scores != NULL
+                && q->computed - q->under_way + 1 < q->prompt_len)) {
+            continue;
+        }
+        tr_loop_scheduled(l, r, now);
+        if (tr_sequence_echoes(q)) {
+            if (tr_emit_echo(&l->emit, q)) {
+                r->outlet->full_since_us = 0;
+                progress = true;
+            } else if (r->outlet->full_since_us == 0) {
+                r->outlet->full_since_us = now;
+            }
+        }
+        if (!tr_sequence_echoes(q) && r->params.max_tokens == 0
+            && (tr_request_detached(r)
+                || tr_outlet_has_room(r->outlet, 1, 0))) {
+            tr_loop_finish(l, q, TR_FINISH_LENGTH, now);
+            progress = true;
+        }
+    }
+    return progress;
+}
+
+void
+tr_loop_tell_front(tr_loop_t *l)
+{
+    const uint64_t one = 1;
+
+    if (l->news) {
+        l->news = false;
+        (void) !write(l->front_fd, &one, sizeof(one));
+    }
+}
+
+void
+tr_loop_show(tr_loop_t *l)
+{
+    tr_request_t *r, *next;
+
+    tr_emit_publish_report(&l->emit);
+    for (r = l->leaving; r != NULL; r = next) {
+        next = r->next;
+        r->next = atomic_load_explicit(&l->over, memory_order_relaxed);
+        while (!atomic_compare_exchange_weak(&l->over, &r->next, r)) {
+        }
+        l->news = true;
+    }
+    l->leaving = NULL;
+    tr_emit_publish(&l->emit);
+}
