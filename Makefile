@@ -67,7 +67,7 @@ $B/obj/engine/kv_compress.o: CFLAGS += -O3
 $B/obj/%.o: %.c
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
-	$Q$(CC) $(TR_CFLAGS) $(CFLAGS) $(ISA) -c $< -o $@
+	$Q$(CC) $(TR_CFLAGS) $(CFLAGS) $(ISA) $(PIC) -c $< -o $@
 
 $B/libtokenring.a: $(ENGINE_OBJ)
 	@echo "  AR    $@"

@@ -47,6 +47,9 @@ $B/cuda/%.o: %.cu $(wildcard kernels/cuda/*.cuh kernels/cuda/*.h) \
 	@echo "  NVCC  $<"
 	$Q$(NVCC) $(NVFLAGS) -c $< -o $@
 
+# Says what it was compiled for.
+$B/cuda/kernels/cuda/runtime.o: NVFLAGS += -DTR_CUDA_ARCHS='"$(CUDA_ARCH)"'
+
 $B/libtokenring_cuda.a: $(CUDA_OBJ)
 	@echo "  AR    $@"
 	$Qrm -f $@ && ar rcs $@ $^

@@ -35,7 +35,7 @@ extern "C" {
     F(alloc) F(release) F(pin) F(unpin)                                    \
     F(stream_open) F(stream_close) F(stream_wait) F(copy) F(fill)          \
     F(event_open) F(event_close) F(event_record) F(event_passed)           \
-    F(event_wait) F(event_follow)                                          \
+    F(event_wait) F(event_time) F(event_follow)                            \
     F(graph_begin) F(graph_end) F(graph_launch) F(graph_close)             \
     F(matmul_open) F(matmul_close) F(matmul_choose) F(matmul)              \
     F(embed) F(rope_angles) F(norm) F(qkv) F(silu_mul) F(fill_random)      \

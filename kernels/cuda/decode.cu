@@ -136,21 +136,6 @@ __launch_bounds__(WARPS * 32, BLOCKS)
 
 /* ---- launchers ---------------------------------------------------------- */
 
-static __thread cudaError_t last_error;
-
-int
-tr_cuda_check(void)
-{
-    last_error = cudaGetLastError();
-    return last_error == cudaSuccess ? TR_KERNEL_OK : TR_CUDA_FAILED;
-}
-
-extern "C" const char *
-tr_cuda_reason(void)
-{
-    return cudaGetErrorString(last_error);
-}
-
 typedef void (*attend_t)(const decode_args_t);
 
 /* Of a ring; and of a multiprocessor, as far as they fit. */
@@ -190,21 +175,9 @@ decode_warps(const tr_cuda_device_t *d, uint32_t head_dim)
     return attend_blocks(d, head_dim) * WARPS;
 }
 
-extern "C" int
-tr_cuda_open(int ordinal, tr_cuda_device_t *out)
+void
+decode_open(void)
 {
-    int blocks = 0, shared = 0, major = 0;
-
-    cudaSetDevice(ordinal);
-    cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, ordinal);
-    cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin,
-                           ordinal);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
-    memset(out, 0, sizeof(*out));
-    out->ordinal = ordinal;
-    out->blocks = (uint32_t) blocks;
-    out->shared = (uint32_t) shared;
-    out->dependent = major >= 9;
     for (uint32_t i = 0; i < 4; i++) {
         uint32_t dim = i & 1 ? 64 : 128;
         const void *kernel = (const void *) attend(dim, i & 2 ? 8 : 4);
@@ -216,7 +189,6 @@ tr_cuda_open(int ordinal, tr_cuda_device_t *out)
                              cudaFuncAttributePreferredSharedMemoryCarveout,
                              cudaSharedmemCarveoutMaxShared);
     }
-    return tr_cuda_check();
 }
 
 static bool

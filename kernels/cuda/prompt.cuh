@@ -118,7 +118,7 @@ ring_release(uint32_t bar)
 typedef int (*prompt_launch_t)(cudaStream_t stream, const prompt_args_t *a,
                                const prompt_maps_t *maps, dim3 grid);
 
-/* The last error of the runtime, as a result (decode.cu). */
+/* The last error of the runtime, as a result (runtime.cu). */
 int tr_cuda_check(void);
 
 /* Pass 1: grid of (heads, tiles). */

@@ -46,7 +46,8 @@ void tr_cuda_unpin(void *p);
 /* device: borrowed for the stream's lifetime. */
 int tr_cuda_stream_open(const tr_cuda_device_t *device, tr_cuda_stream_t *out);
 void tr_cuda_stream_close(tr_cuda_stream_t *s);
-/* Host: until all is done; how a failed kernel is heard of. */
+/* Host: until all is done; how a failed kernel is heard of.  Not while a graph
+ * is captured, which would then be none; nor is memory asked for. */
 int tr_cuda_stream_wait(const tr_cuda_stream_t *s);
 
 /* In the stream's order.  Host memory is pinned, and must stay as it is until
@@ -63,6 +64,8 @@ int tr_cuda_event_record(const tr_cuda_stream_t *s, void *event);
 int tr_cuda_event_passed(void *event);
 /* Waits without burning a core for longer than a few microseconds. */
 int tr_cuda_event_wait(void *event);
+/* Microseconds between two events that have passed; they keep their times. */
+int tr_cuda_event_time(void *from, void *to, double *us);
 /* What is launched in s after this waits for it. */
 int tr_cuda_event_follow(const tr_cuda_stream_t *s, void *event);
 

@@ -1,0 +1,27 @@
+# The software device (tests/soft): the table of kernels/cuda/api.h, played by
+# the CPU, so that the engine's CUDA backend is tested where there is no GPU.
+# Included by the Makefile.
+
+SOFT_LIB := $B/tests/libtokenring_soft.so
+SOFT_SRC := $(filter-out %/test_soft.c,$(wildcard tests/soft/*.c)) \
+            $(wildcard tests/gpu/*_reference.c)
+SOFT_OBJ := $(SOFT_SRC:%.c=$B/obj/%.o)
+# The backend is in the engine, too, from the same objects.
+SOFT_CPU := $(patsubst %.c,$B/obj/%.o,$(wildcard kernels/*.c kernels/cpu/*.c))
+
+$(SOFT_OBJ) $(SOFT_CPU): PIC = -fPIC -fvisibility=hidden
+
+ifneq ($(wildcard tests/soft/soft_manager.c),)
+unit: $(SOFT_LIB) $B/tests/test_soft
+endif
+
+$(SOFT_LIB): $(SOFT_OBJ) $(SOFT_CPU)
+	@mkdir -p $(@D)
+	@echo "  LD    $@"
+	$Q$(CC) $(CFLAGS) -shared -pthread -o $@ $^ -Wl,--no-undefined \
+	    -lopenblas -lm $(LDFLAGS)
+
+$B/tests/test_soft: $B/obj/tests/soft/test_soft.o | $(SOFT_LIB)
+	@mkdir -p $(@D)
+	@echo "  LD    $@"
+	$Q$(CC) $(CFLAGS) -pthread -o $@ $< -lcmocka $(LDFLAGS)

@@ -1,0 +1,2 @@
+/* The table, as the real library has it. */
+#include <cuda/api.cu>

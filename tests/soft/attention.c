@@ -1,0 +1,374 @@
+/*
+ * Attention: the three launchers share a step's sequences out among them
+ * (cuda.h, prompt.h); each computes those that are its own with the CPU
+ * backend, in FP32, and leaves the outputs of all others as they are.
+ */
+#include "device.h"
+
+typedef enum { DECODE, PROMPT, GENERIC } way_t;
+
+typedef struct {
+    soft_view_t view;
+    uint32_t layer;
+    tr_rows_t rows;
+    tr_cuda_queries_t queries;
+    way_t way;
+    uint32_t max_len;
+    uint8_t *work;
+    size_t work_bytes;
+} attend_t;
+
+/* ---- whose sequence ----------------------------------------------------- */
+
+static bool
+is_mine(const attend_t *a, uint32_t s)
+{
+    const tr_rows_t *rows = &a->rows;
+    int32_t slot = rows->seq_slot[s];
+    uint32_t n = rows->seq_row[s + 1] - rows->seq_row[s], base, first;
+
+    if (slot < 0 || n == 0) {
+        return false;
+    }
+    base = a->view.kv.seq[slot].base;
+    first = rows->row_pos[rows->seq_row[s]];
+    switch (a->way) {
+    case DECODE:
+        return n == 1;
+    case PROMPT:
+        return n > 1 && base == 0;
+    default:
+        return first >= base || (n == 1 && first + 1 == base);
+    }
+}
+
+/* The step without the others. */
+typedef struct {
+    tr_rows_t rows;
+    uint32_t *row_pos, *seq_row, *from; /* from: row in the step */
+    int32_t *seq_slot;
+    int32_t slots; /* above all of them */
+    uint32_t len;  /* of the longest */
+} share_t;
+
+static void
+share_rows(const attend_t *a, share_t *out)
+{
+    const tr_rows_t *rows = &a->rows;
+    uint32_t n = 0, seqs = 0;
+
+    out->row_pos = soft_scratch(4ul * rows->n_rows);
+    out->from = soft_scratch(4ul * rows->n_rows);
+    out->seq_slot = soft_scratch(4ul * rows->n_seqs);
+    out->seq_row = soft_scratch(4ul * (rows->n_seqs + 1));
+    out->slots = 0;
+    out->len = 0;
+    for (uint32_t s = 0; s < rows->n_seqs; s++) {
+        if (!is_mine(a, s)) {
+            continue;
+        }
+        out->seq_row[seqs] = n;
+        out->seq_slot[seqs++] = rows->seq_slot[s];
+        if (rows->seq_slot[s] >= out->slots) {
+            out->slots = rows->seq_slot[s] + 1;
+        }
+        for (uint32_t r = rows->seq_row[s]; r < rows->seq_row[s + 1]; r++) {
+            out->row_pos[n] = rows->row_pos[r];
+            out->len = out->len > rows->row_pos[r] ? out->len
+                                                   : rows->row_pos[r] + 1;
+            out->from[n++] = r;
+        }
+    }
+    out->seq_row[seqs] = n;
+    out->rows = (tr_rows_t){ n, seqs, out->row_pos, out->seq_slot,
+                             out->seq_row };
+}
+
+/* Decode reads all pages, whatever a sequence says. */
+static const tr_kv_seq_t *
+read_all(const tr_kv_seq_t *seq, int32_t slots)
+{
+    tr_kv_seq_t *copy = soft_scratch((size_t) slots * sizeof(*copy));
+
+    memcpy(copy, seq, (size_t) slots * sizeof(*copy));
+    for (int32_t i = 0; i < slots; i++) {
+        copy[i].read_pages = 0;
+    }
+    return copy;
+}
+
+/* ---- the body ----------------------------------------------------------- */
+
+#define PLANNED 0x706c616e6e656421u
+
+/* The workspace is written from end to end, so that parts of memory that
+ * overlap are noticed; but a plan must still be there when its layers come. */
+static bool
+work_take(const attend_t *a)
+{
+    uint64_t mark = PLANNED;
+
+    if (a->way == DECODE) {
+        return memcmp(a->work, &mark, sizeof(mark)) == 0;
+    }
+    memset(a->work, 0xff, a->work_bytes);
+    return true;
+}
+
+static void
+attend(void *args)
+{
+    const attend_t *a = args;
+    const tr_cuda_queries_t *q = &a->queries;
+    tr_kv_view_t kv = soft_view(&a->view);
+    size_t width = (size_t) q->heads * kv.head_dim;
+    const tr_kernels_t *cpu = soft_cpu();
+    float *in, *out;
+    share_t mine;
+
+    share_rows(a, &mine);
+    if (!work_take(a) || mine.len > a->max_len) {
+        soft_fault("attention", "a plan that is not there, or a sequence "
+                                "longer than its workspace");
+        return;
+    }
+    if (mine.rows.n_rows == 0) {
+        return;
+    }
+    in = soft_scratch(mine.rows.n_rows * width * 4);
+    out = soft_scratch(mine.rows.n_rows * width * 4);
+    for (uint32_t r = 0; r < mine.rows.n_rows; r++) {
+        for (size_t i = 0; i < width; i++) {
+            in[r * width + i] = tr_float_load(q->q, mine.from[r] * q->ldq + i,
+                                              q->q_type);
+        }
+    }
+    if (a->way == DECODE) {
+        kv.seq = read_all(kv.seq, mine.slots);
+    }
+    if (cpu->attention(&soft_cpu_stream, &kv, a->layer, &mine.rows, in, width,
+                       q->heads, q->scale, out, width,
+                       soft_scratch(cpu->attention_work(
+                           &soft_cpu_stream, mine.rows.n_rows, mine.rows.n_seqs,
+                           mine.len, q->heads, kv.lists, kv.head_dim)))
+        != 0) {
+        soft_fault("attention", "refused by the CPU backend");
+        return;
+    }
+    for (uint32_t r = 0; r < mine.rows.n_rows; r++) {
+        for (size_t i = 0; i < width; i++) {
+            tr_float_store(q->out, mine.from[r] * q->ldo + i, q->out_type,
+                           out[r * width + i]);
+        }
+    }
+}
+
+/* ---- launchers ---------------------------------------------------------- */
+
+static bool
+aligned(const void *p, size_t to)
+{
+    return p != NULL && (uintptr_t) p % to == 0;
+}
+
+/* What all three ask of their arguments. */
+static bool
+allowed(const tr_kv_view_t *kv, uint32_t layer, const tr_cuda_queries_t *q,
+        const void *work)
+{
+    uint32_t group = kv->lists ? q->heads / kv->lists : 0;
+    size_t row = (size_t) q->heads * kv->head_dim;
+
+    return layer < kv->layers && group > 0 && group * kv->lists == q->heads
+           && group <= TR_GROUP_MAX && q->ldq >= row && q->ldo >= row
+           && kv->head_dim > 0 && kv->head_dim <= TR_HEAD_DIM_MAX
+           && kv->head_dim % 16 == 0 && aligned(work, 256);
+}
+
+/* .. and the fast ones. */
+static bool
+fast(const tr_kv_view_t *kv, const tr_cuda_queries_t *q)
+{
+    return (kv->head_dim == 64 || kv->head_dim == 128)
+           && q->heads / kv->lists <= 8 && aligned(q->q, 16)
+           && aligned(q->out, 16) && q->ldq % 8 == 0 && q->ldo % 8 == 0;
+}
+
+static int
+launch(const tr_cuda_stream_t *s, attend_t *a, const tr_kv_view_t *kv,
+       const char *name)
+{
+    if (!soft_view_keep(&a->view, kv)) {
+        return TR_KERNEL_BADARG;
+    }
+    if (a->rows.n_rows == 0 || a->rows.n_seqs == 0) {
+        return TR_KERNEL_OK;
+    }
+    return soft_launch(s, name, attend, a, sizeof(*a));
+}
+
+static size_t
+work_bytes(uint32_t rows, uint32_t heads, uint32_t head_dim)
+{
+    return tr_pad(1024 + (size_t) rows * heads * (head_dim + 2), 256);
+}
+
+size_t
+tr_cuda_decode_work(const tr_cuda_device_t *d,
+                    const tr_cuda_decode_size_t *size)
+{
+    (void) d;
+    return work_bytes(size->max_seqs, size->heads, size->head_dim);
+}
+
+/* Key and value bits that decode attention knows (decode_plan.cu). */
+static bool
+bits_listed(uint32_t key, uint32_t value)
+{
+    return key == 16  ? value == 16
+           : key == 8 ? value == 8 || value == 4 || value == 2
+           : key == 4 ? value == 4 || value == 2
+                      : key == 2 && value == 2;
+}
+
+/* .. with one metadata group, by token. */
+static bool
+plain_layouts(const tr_kv_view_t *kv)
+{
+    for (uint32_t i = 0; i < kv->n_layouts; i++) {
+        const tr_kv_level_t *l = &kv->layout[i].level;
+
+        if (l->by_channel || !bits_listed(l->key_bits, l->value_bits)
+            || (l->key_bits < 16
+                && (l->key_groups != 1 || l->value_groups != 1))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
+decode_allowed(const tr_kv_view_t *kv, const tr_rows_t *rows,
+               const tr_cuda_decode_size_t *size)
+{
+    return rows->n_seqs <= size->max_seqs && kv->lists == size->lists
+           && kv->lists > 0 && kv->head_dim == size->head_dim
+           && size->layers >= kv->layers && size->page_tokens > 0
+           && size->max_tokens > 0 && kv->n_layouts <= TR_KV_LAYOUTS_MAX
+           && plain_layouts(kv);
+}
+
+typedef struct {
+    uint8_t *work;
+    size_t bytes;
+} plan_t;
+
+static void
+plan(void *args)
+{
+    const plan_t *a = args;
+    uint64_t mark = PLANNED;
+
+    memset(a->work, 0xff, a->bytes);
+    memcpy(a->work, &mark, sizeof(mark));
+}
+
+int
+tr_cuda_decode_plan(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+                    const tr_rows_t *rows, const tr_cuda_decode_size_t *size,
+                    void *work)
+{
+    plan_t a = { work, tr_cuda_decode_work(s->device, size) };
+
+    if (rows->n_seqs == 0) {
+        return TR_KERNEL_OK;
+    }
+    if (!decode_allowed(kv, rows, size) || !aligned(work, 256)) {
+        return TR_KERNEL_BADARG;
+    }
+    return soft_launch(s, "decode_plan", plan, &a, sizeof(a));
+}
+
+int
+tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+               uint32_t layer, const tr_rows_t *rows,
+               const tr_cuda_queries_t *queries,
+               const tr_cuda_decode_size_t *size, void *work)
+{
+    attend_t a = { .layer = layer,
+                   .rows = *rows,
+                   .queries = *queries,
+                   .way = DECODE,
+                   .max_len = (uint32_t) size->max_tokens,
+                   .work = work,
+                   .work_bytes = tr_cuda_decode_work(s->device, size) };
+
+    if (rows->n_seqs == 0) {
+        return TR_KERNEL_OK;
+    }
+    if (!allowed(kv, layer, queries, work) || !fast(kv, queries)
+        || queries->heads != size->heads || !decode_allowed(kv, rows, size)) {
+        return TR_KERNEL_BADARG;
+    }
+    return launch(s, &a, kv, "decode");
+}
+
+size_t
+tr_cuda_prompt_work(const tr_cuda_prompt_size_t *size)
+{
+    return work_bytes(size->max_rows, size->heads, size->head_dim);
+}
+
+int
+tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+               uint32_t layer, const tr_rows_t *rows,
+               const tr_cuda_queries_t *queries,
+               const tr_cuda_prompt_size_t *size, void *work)
+{
+    attend_t a = { .layer = layer,
+                   .rows = *rows,
+                   .queries = *queries,
+                   .way = PROMPT,
+                   .max_len = size->max_len,
+                   .work = work,
+                   .work_bytes = tr_cuda_prompt_work(size) };
+
+    if (!allowed(kv, layer, queries, work) || !fast(kv, queries)
+        || kv->lists != size->lists || kv->head_dim != size->head_dim
+        || queries->heads != size->heads || rows->n_rows > size->max_rows
+        || rows->n_seqs > size->max_seqs || size->max_len == 0
+        || size->way >= TR_PROMPT_WAYS || !(queries->scale > 0)
+        || kv->layout[0].tokens % 8 != 0) {
+        return TR_KERNEL_BADARG;
+    }
+    return launch(s, &a, kv, "prompt");
+}
+
+size_t
+tr_cuda_attention_work(const tr_cuda_generic_size_t *size)
+{
+    return work_bytes(size->max_rows, size->heads, size->head_dim);
+}
+
+int
+tr_cuda_attention(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+                  uint32_t layer, const tr_rows_t *rows,
+                  const tr_cuda_queries_t *queries,
+                  const tr_cuda_generic_size_t *size, void *work)
+{
+    attend_t a = { .layer = layer,
+                   .rows = *rows,
+                   .queries = *queries,
+                   .way = GENERIC,
+                   .max_len = size->max_len,
+                   .work = work,
+                   .work_bytes = tr_cuda_attention_work(size) };
+
+    if (!allowed(kv, layer, queries, work) || rows->n_seqs > size->max_seqs
+        || rows->n_seqs > rows->n_rows || rows->n_rows > size->max_rows
+        || kv->lists != size->lists || kv->head_dim != size->head_dim
+        || queries->heads != size->heads) {
+        return TR_KERNEL_BADARG;
+    }
+    return launch(s, &a, kv, "attention");
+}

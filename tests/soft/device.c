@@ -1,0 +1,154 @@
+/*
+ * What the device says of itself, and what the environment asks of it.
+ */
+#include "device.h"
+
+#include <cuda/about.h>
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <time.h>
+
+static __thread char reason[512];
+
+static uint64_t seed = 1;
+static size_t memory = (size_t) 256 << 20;
+static soft_fail_t fail = SOFT_FAILS; /* none */
+static unsigned long fail_at;
+static atomic_ulong counted;
+
+static const char *const fail_names[SOFT_FAILS] = {
+    [SOFT_ALLOC] = "alloc",   [SOFT_PIN] = "pin",   [SOFT_LAUNCH] = "launch",
+    [SOFT_KERNEL] = "kernel", [SOFT_LOST] = "lost", [SOFT_DRIVER] = "driver",
+    [SOFT_DEVICE] = "device", [SOFT_OLD] = "old",
+};
+
+/* ---- what is asked ------------------------------------------------------ */
+
+static uint64_t
+number_of(const char *name, uint64_t otherwise)
+{
+    const char *s = getenv(name);
+
+    return s != NULL && *s != '\0' ? strtoull(s, NULL, 10) : otherwise;
+}
+
+/* "kernel:12" */
+static void
+read_fail(const char *s)
+{
+    size_t n = strcspn(s, ":");
+
+    for (int i = 0; i < SOFT_FAILS; i++) {
+        if (strlen(fail_names[i]) == n && memcmp(fail_names[i], s, n) == 0) {
+            fail = (soft_fail_t) i;
+            fail_at = s[n] == ':' ? strtoul(s + n + 1, NULL, 10) : 1;
+            return;
+        }
+    }
+    fprintf(stderr, "TOKENRING_SOFT_FAIL=%s: not understood\n", s);
+    abort();
+}
+
+__attribute__((constructor)) static void
+read_environment(void)
+{
+    const char *s = getenv("TOKENRING_SOFT_FAIL");
+
+    seed = number_of("TOKENRING_SOFT_SEED", (uint64_t) time(NULL));
+    memory = number_of("TOKENRING_SOFT_MEMORY", 256) << 20;
+    if (s != NULL && *s != '\0') {
+        read_fail(s);
+    }
+}
+
+uint64_t
+soft_seed(void)
+{
+    return seed;
+}
+
+size_t
+soft_memory_size(void)
+{
+    return memory;
+}
+
+bool
+soft_fails(soft_fail_t kind)
+{
+    if (fail != kind) {
+        return false;
+    }
+    return kind >= SOFT_COUNTED || atomic_fetch_add(&counted, 1) + 1 == fail_at;
+}
+
+/* ---- what it says ------------------------------------------------------- */
+
+int
+soft_failed(const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(reason, sizeof(reason), format, args);
+    va_end(args);
+    return TR_CUDA_FAILED;
+}
+
+const char *
+tr_cuda_reason(void)
+{
+    return reason;
+}
+
+bool
+tr_cuda_alive(void)
+{
+    bool alive;
+
+    pthread_mutex_lock(&soft_lock);
+    alive = soft_fault_reason() == NULL;
+    pthread_mutex_unlock(&soft_lock);
+    return alive;
+}
+
+int
+tr_cuda_about(int ordinal, tr_cuda_about_t *out)
+{
+    bool gone;
+    size_t used = soft_memory_used();
+
+    pthread_mutex_lock(&soft_lock);
+    gone = soft_device_lost();
+    pthread_mutex_unlock(&soft_lock);
+    *out = (tr_cuda_about_t){
+        .name = "software",
+        .memory = memory,
+        .free_memory = used < memory ? memory - used : 0,
+        .major = 9,
+        .driver = soft_fails(SOFT_DRIVER) ? 0
+                  : soft_fails(SOFT_OLD)  ? 11080
+                                          : 13000,
+        .runtime = 13000,
+    };
+    return tr_cuda_about_judge(out, gone || soft_fails(SOFT_DEVICE) ? 0 : 1,
+                               ordinal, "90a", reason, sizeof(reason));
+}
+
+int
+tr_cuda_open(int ordinal, tr_cuda_device_t *out)
+{
+    tr_cuda_about_t about;
+
+    *out = (tr_cuda_device_t){
+        .ordinal = ordinal, .blocks = 8, .shared = 227u << 10, .dependent = true
+    };
+    return tr_cuda_about(ordinal, &about);
+}
+
+const tr_kernels_t *
+soft_cpu(void)
+{
+    return tr_kernels_cpu(NULL);
+}

@@ -1,0 +1,243 @@
+/*
+ * Matrix products by the CPU backend, in FP32 from operands of 16 bits.
+ *
+ * Packing a weight costs more than multiplying a few rows by it, so packed
+ * weights are kept until somebody writes to that memory.  Rows that only pad a
+ * product's class are read and overwritten, as matmul.h allows.
+ */
+#include "device.h"
+
+#include <stdlib.h>
+
+#define SHAPES_MAX 256u
+
+typedef struct {
+    uint32_t n, k;
+    tr_dtype_t type, out;
+} shape_t;
+
+struct tr_cuda_matmul {
+    uint32_t max_rows, n_shapes;
+    shape_t shape[SHAPES_MAX];
+};
+
+/* ---- packed weights ----------------------------------------------------- */
+
+typedef struct pack {
+    struct pack *next;
+    const uint8_t *w;
+    shape_t shape;
+    tr_matrix_t m;
+} pack_t;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pack_t *packs;
+
+static size_t
+weight_bytes(const shape_t *s)
+{
+    return (size_t) s->n * s->k * 2;
+}
+
+void
+soft_written(const void *p, size_t bytes)
+{
+    const uint8_t *first = p;
+    pack_t **at = &packs;
+
+    pthread_mutex_lock(&lock);
+    while (*at != NULL) {
+        pack_t *k = *at;
+
+        if (first < k->w + weight_bytes(&k->shape) && k->w < first + bytes) {
+            *at = k->next;
+            free(k->m.data);
+            free(k);
+        } else {
+            at = &k->next;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static pack_t *
+pack_new(const void *w, const shape_t *s)
+{
+    pack_t *k = calloc(1, sizeof(*k));
+    size_t floats = soft_cpu()->matrix_floats(s->n, s->k);
+
+    if (k == NULL) {
+        abort();
+    }
+    k->w = w;
+    k->shape = *s;
+    k->m = (tr_matrix_t){ s->n, s->k,
+                          aligned_alloc(64, tr_pad(floats * 4, 64)) };
+    if (k->m.data == NULL
+        || soft_cpu()->matrix_pack(&k->m, 0, s->n, w, s->type) != 0) {
+        abort();
+    }
+    return k;
+}
+
+/* With the lock. */
+static const tr_matrix_t *
+packed(const void *w, const shape_t *s)
+{
+    pack_t *k;
+
+    for (k = packs; k != NULL; k = k->next) {
+        if (k->w == w && k->shape.n == s->n && k->shape.k == s->k
+            && k->shape.type == s->type) {
+            return &k->m;
+        }
+    }
+    k = pack_new(w, s);
+    k->next = packs;
+    packs = k;
+    return &k->m;
+}
+
+/* ---- products ----------------------------------------------------------- */
+
+static void
+product(void *args)
+{
+    const tr_cuda_product_t *p = args;
+    uint32_t rows = tr_cuda_matmul_rows(p->rows);
+    size_t ldx = p->k, ldy = tr_pad(p->n, TR_COL_PAD);
+    float *x = soft_scratch((tr_pad(rows, TR_ROW_PAD)) * ldx * 4);
+    float *y = soft_scratch((tr_pad(rows, TR_ROW_PAD)) * ldy * 4);
+    shape_t s = { p->n, p->k, p->type, p->out };
+    int rc;
+
+    for (uint32_t r = 0; r < rows; r++) {
+        for (uint32_t i = 0; i < p->k; i++) {
+            x[r * ldx + i] = tr_float_load(p->x, r * p->ldx + i, p->type);
+        }
+    }
+    pthread_mutex_lock(&lock);
+    rc = soft_cpu()->matmul(&soft_cpu_stream, packed(p->w, &s), x, ldx, p->rows,
+                            y, ldy, 0);
+    pthread_mutex_unlock(&lock);
+    if (rc != 0) {
+        soft_fault("matmul", "refused by the CPU backend");
+        return;
+    }
+    for (uint32_t r = 0; r < rows; r++) {
+        for (uint32_t i = 0; i < p->n; i++) {
+            tr_float_store(p->y, r * p->ldy + i, p->out,
+                           r < p->rows ? y[r * ldy + i]
+                                       : tr_float_from_bits(~0u));
+        }
+    }
+}
+
+static bool
+aligned(const void *p)
+{
+    return p != NULL && ((uintptr_t) p & 15) == 0;
+}
+
+static bool
+product_valid(const tr_cuda_product_t *p)
+{
+    size_t out = p->out == TR_F32 ? 4 : 2;
+
+    return p->n > 0 && p->k > 0 && (p->type == TR_F16 || p->type == TR_BF16)
+           && (p->out == TR_F32 || p->out == p->type) && p->k % 8 == 0
+           && p->ldx >= p->k && p->ldy >= p->n && p->ldx * 2 % 16 == 0
+           && p->ldy * out % 16 == 0 && aligned(p->x) && aligned(p->w)
+           && aligned(p->y);
+}
+
+static bool
+chosen(const tr_cuda_matmul_t *m, const tr_cuda_product_t *p)
+{
+    for (uint32_t i = 0; i < m->n_shapes; i++) {
+        const shape_t *s = &m->shape[i];
+
+        if (s->n == p->n && s->k == p->k && s->type == p->type
+            && s->out == p->out) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int
+tr_cuda_matmul(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
+               const tr_cuda_product_t *p)
+{
+    if (p->rows == 0) {
+        return TR_KERNEL_OK;
+    }
+    if (p->rows > m->max_rows || !product_valid(p) || !chosen(m, p)) {
+        return TR_KERNEL_BADARG;
+    }
+    return soft_launch(s, "matmul", product, p, sizeof(*p));
+}
+
+/* ---- choices ------------------------------------------------------------ */
+
+int
+tr_cuda_matmul_open(const tr_cuda_device_t *d, uint32_t max_rows,
+                    tr_cuda_matmul_t **out)
+{
+    tr_cuda_matmul_t *m = calloc(1, sizeof(*m));
+
+    (void) d;
+    if (m == NULL || max_rows == 0) {
+        free(m);
+        return soft_failed("out of memory, or no rows");
+    }
+    m->max_rows = max_rows;
+    *out = m;
+    return soft_check();
+}
+
+void
+tr_cuda_matmul_close(tr_cuda_matmul_t *m)
+{
+    free(m);
+}
+
+typedef struct {
+    uint8_t *y;
+    size_t ld, bytes;
+    uint32_t rows;
+} spoil_t;
+
+/* Timing leaves anything behind in y. */
+static void
+spoil(void *args)
+{
+    const spoil_t *a = args;
+
+    for (uint32_t r = 0; r < a->rows; r++) {
+        memset(a->y + r * a->ld, 0xff, a->bytes);
+    }
+}
+
+int
+tr_cuda_matmul_choose(tr_cuda_matmul_t *m, const tr_cuda_stream_t *s,
+                      const tr_cuda_product_t *p, bool timed)
+{
+    size_t out = p->out == TR_F32 ? 4 : 2;
+    spoil_t a = { p->y, p->ldy * out, p->n * out,
+                  tr_cuda_matmul_rows(m->max_rows) };
+
+    if (!product_valid(p)) {
+        return TR_KERNEL_BADARG;
+    }
+    if (timed && soft_launch(s, "choose", spoil, &a, sizeof(a)) != 0) {
+        return TR_CUDA_FAILED;
+    }
+    if (!chosen(m, p)) {
+        if (m->n_shapes == SHAPES_MAX) {
+            return TR_KERNEL_BADARG;
+        }
+        m->shape[m->n_shapes++] = (shape_t){ p->n, p->k, p->type, p->out };
+    }
+    return timed ? tr_cuda_stream_wait(s) : soft_check();
+}

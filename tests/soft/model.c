@@ -1,0 +1,215 @@
+/*
+ * What a forward pass computes beside attention and products, and sampling: the
+ * references of the CUDA kernels' tests, as launches.
+ */
+#include "device.h"
+
+#include "../gpu/model_reference.h"
+
+static void
+must(int rc, const char *name)
+{
+    if (rc != TR_KERNEL_OK) {
+        soft_fault(name, "refused by its reference");
+    }
+}
+
+/* ---- those with one struct ---------------------------------------------- */
+
+static void
+embed(void *args)
+{
+    must(tr_ref_embed(args), "embed");
+}
+
+int
+tr_cuda_embed(const tr_cuda_stream_t *s, const tr_cuda_embed_t *a)
+{
+    return soft_launch(s, "embed", embed, a, sizeof(*a));
+}
+
+static void
+norm(void *args)
+{
+    must(tr_ref_norm(args), "norm");
+}
+
+int
+tr_cuda_norm(const tr_cuda_stream_t *s, const tr_cuda_norm_t *a)
+{
+    return soft_launch(s, "norm", norm, a, sizeof(*a));
+}
+
+static void
+qkv(void *args)
+{
+    must(tr_ref_qkv(args), "qkv");
+}
+
+int
+tr_cuda_qkv(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a)
+{
+    return soft_launch(s, "qkv", qkv, a, sizeof(*a));
+}
+
+static void
+sample(void *args)
+{
+    const tr_cuda_sample_t *a = args;
+
+    memset(a->work, 0xff, tr_cuda_sample_work(NULL, a->rows, a->vocab));
+    must(tr_ref_sample(a), "sample");
+}
+
+int
+tr_cuda_sample(const tr_cuda_stream_t *s, const tr_cuda_sample_t *a)
+{
+    if ((uintptr_t) a->work % 256 != 0) {
+        return TR_KERNEL_BADARG;
+    }
+    return soft_launch(s, "sample", sample, a, sizeof(*a));
+}
+
+size_t
+tr_cuda_sample_work(const tr_cuda_device_t *d, uint32_t rows, uint32_t vocab)
+{
+    (void) d;
+    return tr_pad(1024 + (size_t) rows * vocab, 256);
+}
+
+/* ---- the others --------------------------------------------------------- */
+
+typedef struct {
+    const uint32_t *row_pos;
+    uint32_t rows, half;
+    const float *inv_freq;
+    float *angles;
+} angles_t;
+
+static void
+angles_of(void *args)
+{
+    const angles_t *a = args;
+
+    must(tr_ref_rope_angles(a->row_pos, a->rows, a->inv_freq, a->half,
+                            a->angles),
+         "rope_angles");
+}
+
+int
+tr_cuda_rope_angles(const tr_cuda_stream_t *s, const uint32_t *row_pos,
+                    uint32_t rows, const float *inv_freq, uint32_t half,
+                    float *angles)
+{
+    angles_t a = { row_pos, rows, half, inv_freq, angles };
+
+    return soft_launch(s, "rope_angles", angles_of, &a, sizeof(a));
+}
+
+typedef struct {
+    const void *x;
+    void *out;
+    size_t ldx, ldo;
+    uint32_t rows, n;
+    tr_dtype_t type;
+} silu_t;
+
+static void
+silu(void *args)
+{
+    const silu_t *a = args;
+
+    must(tr_ref_silu_mul(a->x, a->ldx, a->rows, a->n, a->type, a->out, a->ldo),
+         "silu_mul");
+}
+
+int
+tr_cuda_silu_mul(const tr_cuda_stream_t *s, const void *x, size_t ldx,
+                 uint32_t rows, uint32_t n, tr_dtype_t type, void *out,
+                 size_t ldo)
+{
+    silu_t a = { x, out, ldx, ldo, rows, n, type };
+
+    return soft_launch(s, "silu_mul", silu, &a, sizeof(a));
+}
+
+typedef struct {
+    const int32_t *slot;
+    const uint8_t *kind;
+    int32_t *out;
+    uint32_t n;
+    uint8_t wanted;
+} select_t;
+
+static void
+choose(void *args)
+{
+    const select_t *a = args;
+
+    must(tr_ref_select(a->slot, a->kind, a->n, a->wanted, a->out), "select");
+}
+
+int
+tr_cuda_select(const tr_cuda_stream_t *s, const int32_t *slot,
+               const uint8_t *kind, uint32_t n, uint8_t wanted, int32_t *out)
+{
+    select_t a = { slot, kind, out, n, wanted };
+
+    return soft_launch(s, "select", choose, &a, sizeof(a));
+}
+
+typedef struct {
+    void *x;
+    const void *from;
+    size_t n;
+    tr_dtype_t type, from_type;
+    uint64_t seed, first;
+    float sd;
+} fill_t;
+
+static size_t
+bytes_of(const fill_t *a)
+{
+    return a->n * (a->type == TR_F32 ? 4 : 2);
+}
+
+static void
+fill_random(void *args)
+{
+    const fill_t *a = args;
+
+    must(tr_ref_fill_random(a->x, a->n, a->type, a->seed, a->first, a->sd),
+         "fill_random");
+    soft_written(a->x, bytes_of(a));
+}
+
+int
+tr_cuda_fill_random(const tr_cuda_stream_t *s, void *x, size_t n,
+                    tr_dtype_t type, uint64_t seed, uint64_t first, float sd)
+{
+    fill_t a = {
+        .x = x, .n = n, .type = type, .seed = seed, .first = first, .sd = sd
+    };
+
+    return soft_launch(s, "fill_random", fill_random, &a, sizeof(a));
+}
+
+static void
+convert(void *args)
+{
+    const fill_t *a = args;
+
+    must(tr_ref_convert(a->from, a->from_type, a->x, a->type, a->n), "convert");
+    soft_written(a->x, bytes_of(a));
+}
+
+int
+tr_cuda_convert(const tr_cuda_stream_t *s, const void *from,
+                tr_dtype_t from_type, void *to, tr_dtype_t to_type, size_t n)
+{
+    fill_t a = {
+        .x = to, .from = from, .n = n, .type = to_type, .from_type = from_type
+    };
+
+    return soft_launch(s, "convert", convert, &a, sizeof(a));
+}

@@ -1,0 +1,457 @@
+/*
+ * The software device (tests/soft) is as late as a device: launches run in the
+ * order of their stream but after the call, events tell when, graphs run what
+ * they have recorded as often as they are launched; memory is poisoned, copies
+ * are held to what was allocated.  Faults on demand are tested in children.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <dlfcn.h>
+#include <libgen.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cuda/api.h>
+
+static const tr_cuda_api_t *cuda;
+static tr_cuda_device_t device;
+
+/* The library beside this program. */
+static void
+load(void)
+{
+    char path[PATH_MAX], self[PATH_MAX] = "";
+    const tr_cuda_api_t *(*table)(void);
+    void *lib;
+
+    assert_true(readlink("/proc/self/exe", self, sizeof(self) - 1) > 0);
+    snprintf(path, sizeof(path), "%.4000s/libtokenring_soft.so", dirname(self));
+    lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (lib == NULL) {
+        fail_msg("%s", dlerror());
+        return;
+    }
+    *(void **) &table = dlsym(lib, TR_CUDA_API_SYMBOL);
+    assert_non_null(table);
+    cuda = table();
+    assert_int_equal(cuda->version, TR_CUDA_API_VERSION);
+    assert_int_equal(cuda->size, sizeof(*cuda));
+    assert_int_equal(cuda->open(0, &device), 0);
+}
+
+static int
+setup(void **state)
+{
+    char seed[32];
+
+    (void) state;
+    snprintf(seed, sizeof(seed), "%lld", (long long) time(NULL));
+    setenv("TOKENRING_SOFT_SEED", seed, 0);
+    printf("# TOKENRING_SOFT_SEED=%s\n", getenv("TOKENRING_SOFT_SEED"));
+    load();
+    return 0;
+}
+
+static tr_cuda_stream_t
+stream_open(void)
+{
+    tr_cuda_stream_t s;
+
+    assert_int_equal(cuda->stream_open(&device, &s), 0);
+    return s;
+}
+
+/* ---- streams ------------------------------------------------------------ */
+
+#define STEPS 400
+
+/* A host that reuses one staging buffer without waiting: on a device some of
+ * its copies carry what was written later. */
+static uint32_t
+careless_copies(tr_cuda_stream_t *s, uint32_t *staging, uint32_t *back)
+{
+    uint32_t *device_row = cuda->alloc(STEPS * 4), wrong = 0;
+
+    for (uint32_t i = 0; i < STEPS; i++) {
+        *staging = i;
+        assert_int_equal(cuda->copy(s, device_row + i, staging, 4), 0);
+    }
+    assert_int_equal(cuda->copy(s, back, device_row, STEPS * 4), 0);
+    assert_int_equal(cuda->stream_wait(s), 0);
+    for (uint32_t i = 0; i < STEPS; i++) {
+        wrong += back[i] != i;
+        assert_true(back[i] >= i && back[i] < STEPS);
+    }
+    cuda->release(device_row);
+    return wrong;
+}
+
+static void
+runs_later(void **state)
+{
+    tr_cuda_stream_t s = stream_open();
+    uint32_t *staging = cuda->pin(4), *back = cuda->pin(STEPS * 4);
+
+    (void) state;
+    assert_true(careless_copies(&s, staging, back) > 0);
+    cuda->unpin(staging);
+    cuda->unpin(back);
+    cuda->stream_close(&s);
+}
+
+static void
+runs_in_order(void **state)
+{
+    tr_cuda_stream_t s = stream_open();
+    uint8_t *p = cuda->alloc(64), *out = cuda->pin(64 * STEPS);
+
+    (void) state;
+    for (int i = 0; i < STEPS; i++) {
+        assert_int_equal(cuda->fill(&s, p, i & 0xff, 64), 0);
+        assert_int_equal(cuda->copy(&s, out + 64 * i, p, 64), 0);
+    }
+    assert_int_equal(cuda->stream_wait(&s), 0);
+    for (int i = 0; i < 64 * STEPS; i++) {
+        assert_int_equal(out[i], i / 64 & 0xff);
+    }
+    cuda->release(p);
+    cuda->unpin(out);
+    cuda->stream_close(&s);
+}
+
+/* ---- events ------------------------------------------------------------- */
+
+static void
+events_tell_when(void **state)
+{
+    tr_cuda_stream_t s = stream_open();
+    uint32_t *p = cuda->alloc(4), *staging = cuda->pin(4 * STEPS), early = 0;
+    void *event, *first;
+    double us = -1;
+
+    (void) state;
+    assert_int_equal(cuda->event_open(&event), 0);
+    assert_int_equal(cuda->event_open(&first), 0);
+    assert_int_equal(cuda->event_passed(event), 1); /* never recorded */
+    assert_int_equal(cuda->event_record(&s, first), 0);
+    for (uint32_t i = 0; i < STEPS; i++) {
+        int passed;
+
+        staging[i] = ~0u;
+        assert_int_equal(cuda->fill(&s, p, (int) (i % 251), 4), 0);
+        assert_int_equal(cuda->copy(&s, staging + i, p, 4), 0);
+        assert_int_equal(cuda->event_record(&s, event), 0);
+        passed = cuda->event_passed(event);
+        early += passed == 0;
+        if (passed == 0) {
+            assert_int_equal(cuda->event_wait(event), 0);
+        }
+        assert_int_equal(staging[i], i % 251 * 0x01010101u);
+    }
+    assert_true(early > 0);
+    assert_int_equal(cuda->event_time(first, event, &us), 0);
+    assert_true(us >= 0);
+    cuda->event_close(event);
+    cuda->event_close(first);
+    cuda->release(p);
+    cuda->unpin(staging);
+    cuda->stream_close(&s);
+}
+
+static void
+streams_follow_each_other(void **state)
+{
+    tr_cuda_stream_t a = stream_open(), b = stream_open();
+    uint8_t *p = cuda->alloc(1), *out = cuda->pin(STEPS);
+    void *there, *back;
+
+    (void) state;
+    assert_int_equal(cuda->event_open(&there), 0);
+    assert_int_equal(cuda->event_open(&back), 0);
+    for (int i = 0; i < STEPS; i++) {
+        assert_int_equal(cuda->fill(&a, p, i & 0xff, 1), 0);
+        assert_int_equal(cuda->event_record(&a, there), 0);
+        assert_int_equal(cuda->event_follow(&b, there), 0);
+        assert_int_equal(cuda->copy(&b, out + i, p, 1), 0);
+        assert_int_equal(cuda->event_record(&b, back), 0);
+        assert_int_equal(cuda->event_follow(&a, back), 0);
+    }
+    assert_int_equal(cuda->stream_wait(&b), 0);
+    for (int i = 0; i < STEPS; i++) {
+        assert_int_equal(out[i], i & 0xff);
+    }
+    cuda->event_close(there);
+    cuda->event_close(back);
+    cuda->stream_close(&a);
+    cuda->stream_close(&b);
+    cuda->release(p);
+    cuda->unpin(out);
+}
+
+/* ---- graphs ------------------------------------------------------------- */
+
+static void
+graphs_repeat(void **state)
+{
+    tr_cuda_stream_t s = stream_open();
+    uint8_t *p = cuda->alloc(6), *out = cuda->pin(3), *in = cuda->pin(1);
+    void *graph, *event;
+
+    (void) state;
+    *in = 0;
+    memset(out, 0, 3);
+    assert_int_equal(cuda->fill(&s, p, 7, 3), 0);
+    assert_int_equal(cuda->event_open(&event), 0);
+    assert_int_equal(cuda->graph_begin(&s), 0);
+    assert_int_equal(cuda->copy(&s, p + 3, p, 3), 0); /* shifts by one */
+    assert_int_equal(cuda->copy(&s, p + 1, p + 3, 2), 0);
+    assert_int_equal(cuda->copy(&s, p, in, 1), 0);
+    assert_null(cuda->alloc(1));
+    assert_int_equal(cuda->stream_wait(&s), TR_CUDA_FAILED);
+    assert_int_equal(cuda->event_record(&s, event), TR_CUDA_FAILED);
+    assert_int_equal(cuda->graph_end(&s, &graph), 0);
+    assert_int_equal(cuda->copy(&s, out, p, 3), 0);
+    assert_int_equal(cuda->stream_wait(&s), 0);
+    assert_memory_equal(out, "\7\7\7", 3); /* capturing ran nothing */
+    for (uint8_t i = 1; i <= 3; i++) {
+        *in = i;
+        assert_int_equal(cuda->graph_launch(&s, graph), 0);
+        assert_int_equal(cuda->stream_wait(&s), 0);
+    }
+    assert_int_equal(cuda->graph_launch(&s, graph), 0);
+    cuda->graph_close(graph); /* what was launched still runs */
+    assert_int_equal(cuda->copy(&s, out, p, 3), 0);
+    assert_int_equal(cuda->stream_wait(&s), 0);
+    assert_memory_equal(out, "\3\3\2", 3);
+    cuda->event_close(event);
+    cuda->release(p);
+    cuda->unpin(out);
+    cuda->unpin(in);
+    cuda->stream_close(&s);
+}
+
+/* ---- memory ------------------------------------------------------------- */
+
+static void
+memory_is_held_to_its_size(void **state)
+{
+    tr_cuda_stream_t s = stream_open();
+    uint8_t *p = cuda->alloc(1000), *out = cuda->pin(1000), here[16];
+    tr_cuda_about_t before, about;
+
+    (void) state;
+    assert_int_equal((uintptr_t) p % 256, 0);
+    assert_int_equal(cuda->copy(&s, out, p, 1000), 0);
+    assert_int_equal(cuda->stream_wait(&s), 0);
+    for (int i = 0; i < 1000; i++) {
+        assert_int_equal(out[i], 0xff);
+    }
+    assert_int_equal(cuda->copy(&s, here, p, 16), TR_CUDA_FAILED);
+    assert_int_equal(cuda->copy(&s, p, out, 1001), TR_CUDA_FAILED);
+    assert_int_equal(cuda->copy(&s, p + 1, out, 1000), TR_CUDA_FAILED);
+    assert_int_equal(cuda->copy(&s, p + 1, p, 2), TR_CUDA_FAILED); /* overlap */
+    assert_int_equal(cuda->fill(&s, here, 0, 16), TR_CUDA_FAILED);
+    assert_true(cuda->alive());
+
+    assert_int_equal(cuda->about(0, &before), 0);
+    assert_null(cuda->alloc(before.free_memory + 1));
+    assert_non_null(strstr(cuda->reason(), "out of memory"));
+    cuda->release(p);
+    assert_int_equal(cuda->about(0, &about), 0);
+    assert_int_equal(about.free_memory, before.free_memory + 1000);
+    cuda->unpin(out);
+    cuda->stream_close(&s);
+}
+
+/* ---- products ----------------------------------------------------------- */
+
+#define N 40
+#define K 64
+#define ROWS 21
+
+static uint16_t
+bf16(float x)
+{
+    uint32_t u;
+
+    memcpy(&u, &x, 4);
+    return (uint16_t) (u >> 16);
+}
+
+/* Rows that only pad the class are NaN, and may become anything. */
+static void
+products_are_those_of_the_weights(void **state)
+{
+    uint32_t room = tr_cuda_matmul_rows(ROWS);
+    tr_cuda_stream_t s = stream_open();
+    uint16_t *w = cuda->pin(N * K * 2), *x = cuda->pin(room * K * 2);
+    float *y = cuda->pin(room * N * 4);
+    void *dw = cuda->alloc(N * K * 2), *dx = cuda->alloc(room * K * 2);
+    float *dy = cuda->alloc(room * N * 4);
+    tr_cuda_product_t p = { ROWS, N, K, TR_BF16, TR_F32, dx, dw, dy, K, N };
+    tr_cuda_matmul_t *m;
+
+    (void) state;
+    memset(x, 0xff, room * K * 2);
+    assert_int_equal(cuda->matmul_open(&device, 512, &m), 0);
+    assert_int_equal(cuda->matmul(&s, m, &p), TR_KERNEL_BADARG);
+    assert_int_equal(cuda->matmul_choose(m, &s, &p, false), 0);
+    for (int round = 0; round < 2; round++) { /* with other weights */
+        for (int i = 0; i < N * K; i++) {
+            w[i] = bf16((float) (i * 7 % 31 + round));
+        }
+        for (int i = 0; i < ROWS * K; i++) {
+            x[i] = bf16((float) (i * 5 % 17));
+        }
+        assert_int_equal(cuda->copy(&s, dw, w, N * K * 2), 0);
+        assert_int_equal(cuda->copy(&s, dx, x, room * K * 2), 0);
+        assert_int_equal(cuda->matmul(&s, m, &p), 0);
+        assert_int_equal(cuda->copy(&s, y, dy, ROWS * N * 4), 0);
+        assert_int_equal(cuda->stream_wait(&s), 0);
+        for (int r = 0; r < ROWS; r++) {
+            for (int n = 0; n < N; n++) {
+                long sum = 0;
+
+                for (int k = 0; k < K; k++) {
+                    sum += (long) ((r * K + k) * 5 % 17)
+                           * ((n * K + k) * 7 % 31 + round);
+                }
+                assert_true(y[r * N + n] == (float) sum);
+            }
+        }
+    }
+    p.ldy = N + 1;
+    assert_int_equal(cuda->matmul(&s, m, &p), TR_KERNEL_BADARG);
+    cuda->matmul_close(m);
+    cuda->stream_close(&s);
+    cuda->unpin(w);
+    cuda->unpin(x);
+    cuda->unpin(y);
+    cuda->release(dw);
+    cuda->release(dx);
+    cuda->release(dy);
+}
+
+/* ---- failures ----------------------------------------------------------- */
+
+/* Runs this program with a failure asked for; true: all held there. */
+static bool
+child(const char *asked)
+{
+    pid_t pid;
+    int status = -1;
+
+    setenv("TOKENRING_SOFT_FAIL", asked, 1);
+    pid = fork();
+    if (pid == 0) {
+        execl("/proc/self/exe", "test_soft", asked, (char *) NULL);
+        _exit(127);
+    }
+    unsetenv("TOKENRING_SOFT_FAIL");
+    waitpid(pid, &status, 0);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static bool
+said(const char *what)
+{
+    return strstr(cuda->reason(), what) != NULL;
+}
+
+/* Ten kernels are launched, one of which fails: nothing behind it runs, every
+ * call says why, and waiting ends. */
+static bool
+fault_ends_all(const char *why)
+{
+    tr_cuda_stream_t s = stream_open();
+    uint8_t *p = cuda->alloc(1), *out = cuda->pin(10);
+    void *event;
+    bool ok = true;
+
+    memset(out, 0, 10);
+    cuda->event_open(&event);
+    for (int i = 0; i < 10 && ok; i++) {
+        ok = cuda->fill(&s, out + i, 1, 1) == 0
+             || (i >= 4 && said(why)); /* it may have been heard of */
+    }
+    cuda->event_record(&s, event);
+    ok = ok && cuda->event_wait(event) == TR_CUDA_FAILED && said(why)
+         && !cuda->alive() && cuda->stream_wait(&s) == TR_CUDA_FAILED
+         && cuda->event_passed(event) == TR_CUDA_FAILED
+         && cuda->fill(&s, p, 1, 1) == TR_CUDA_FAILED && said(why)
+         && cuda->alloc(1) == NULL && out[3] == 1 && out[4] == 0 && out[9] == 0;
+    cuda->stream_close(&s);
+    return ok;
+}
+
+/* The program, told what fails. */
+static int
+failing(const char *asked)
+{
+    tr_cuda_about_t about;
+    bool ok = false;
+    tr_cuda_stream_t s;
+
+    if (strcmp(asked, "kernel:5") == 0) {
+        load();
+        ok = fault_ends_all("illegal memory access");
+    } else if (strcmp(asked, "lost:5") == 0) {
+        load();
+        ok = fault_ends_all("fallen off the bus")
+             && cuda->about(0, &about) == TR_CUDA_FAILED;
+    } else if (strcmp(asked, "alloc:3") == 0) {
+        load();
+        ok = cuda->alloc(1) != NULL && cuda->pin(1) != NULL
+             && cuda->alloc(1) != NULL && cuda->alloc(1) == NULL
+             && said("out of memory") && cuda->alive()
+             && cuda->alloc(1) != NULL;
+    } else if (strcmp(asked, "launch:2") == 0) {
+        load();
+        s = stream_open();
+        uint8_t *p = cuda->alloc(1);
+
+        ok = cuda->fill(&s, p, 0, 1) == 0
+             && cuda->fill(&s, p, 0, 1) == TR_CUDA_FAILED && cuda->alive()
+             && cuda->fill(&s, p, 0, 1) == 0 && cuda->stream_wait(&s) == 0;
+        cuda->stream_close(&s);
+    }
+    return ok ? 0 : 1;
+}
+
+static void
+fails_when_asked(void **state)
+{
+    (void) state;
+    assert_true(child("kernel:5"));
+    assert_true(child("lost:5"));
+    assert_true(child("alloc:3"));
+    assert_true(child("launch:2"));
+}
+
+int
+main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(runs_later),
+        cmocka_unit_test(runs_in_order),
+        cmocka_unit_test(events_tell_when),
+        cmocka_unit_test(streams_follow_each_other),
+        cmocka_unit_test(graphs_repeat),
+        cmocka_unit_test(memory_is_held_to_its_size),
+        cmocka_unit_test(products_are_those_of_the_weights),
+        cmocka_unit_test(fails_when_asked),
+    };
+
+    if (argc > 1) {
+        return failing(argv[1]);
+    }
+    return cmocka_run_group_tests(tests, setup, NULL);
+}
