@@ -16,6 +16,7 @@
  *     _request.c    what the engine's records do to a request; hang-ups, timers
  *     _retry.c      another engine for a request that lost its own
  *     _send.c       from pending text to the client, never more than it takes
+ *     _socket.c     small events into a socket, in one piece
  *     _openai.c     what responses look like; _logprobs.c a part of it
  *     _text.c       growing buffers, JSON strings
  *     _error.c      error bodies; tokenring_error
@@ -411,6 +412,11 @@ ngx_int_t ngx_http_tokenring_add_header(ngx_http_request_t *r,
 ngx_int_t ngx_http_tokenring_add_ids(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t ngx_http_tokenring_send_body(ngx_http_request_t *r,
     ngx_uint_t status, const char *type, ngx_http_tokenring_text_t *t);
+
+/* _socket.c */
+
+void ngx_http_tokenring_socket_take(ngx_connection_t *c);
+void ngx_http_tokenring_socket_return(ngx_connection_t *c);
 
 /* _openai.c: 1 byte or more rendered, or 0; NGX_ERROR: out of memory */
 

@@ -772,6 +772,8 @@ ngx_http_tokenring_cleanup(void *data)
 
     ctx->phase = NGX_HTTP_TOKENRING_DONE;
 
+    ngx_http_tokenring_socket_return(ctx->request->connection);
+
     if (ctx->timer.timer_set) {
         ngx_del_timer(&ctx->timer);
     }

@@ -210,6 +210,8 @@ ngx_http_tokenring_stream_header(ngx_http_tokenring_ctx_t *ctx)
         return NGX_ERROR;
     }
 
+    ngx_http_tokenring_socket_take(c);
+
     return ngx_http_send_header(r);
 }
 
