@@ -239,6 +239,8 @@ typedef enum {
 } ngx_http_tokenring_phase_e;
 
 
+/* what every token touches comes first, in few cache lines */
+
 struct ngx_http_tokenring_ctx_s {
     ngx_http_request_t             *request;
     ngx_http_tokenring_loc_conf_t  *conf;
@@ -246,61 +248,6 @@ struct ngx_http_tokenring_ctx_s {
     uint64_t                        id;
 
     ngx_queue_t                     dirty;   /* in peer->dirty */
-    ngx_queue_t                     wait;    /* in starving or waiting */
-    ngx_event_t                     timer;
-    ngx_msec_t                      deadline;
-    ngx_msec_t                      sent;    /* last output, for comments */
-    ngx_http_tokenring_phase_e      phase;
-
-    ngx_str_t                       request_id;
-    ngx_str_t                       completion;  /* 32 hex digits */
-    ngx_chain_t                    *body;
-    ngx_chain_t                   **last_body;
-    ngx_buf_t                      *piece;   /* of a body in a file */
-    ngx_chain_t                    *kept;    /* the whole body, to send again */
-    ngx_chain_t                   **last_kept;
-    size_t                          kept_size;
-    uint64_t                        tried;   /* bit: replica of the engine */
-    ngx_http_tokenring_shared_t    *shared;
-
-    /* from ACCEPTED */
-    ngx_str_t                       model;
-    int64_t                         created;
-    ngx_uint_t                      nchoices;
-    ngx_http_tokenring_choice_t    *choices;
-    ngx_uint_t                      left;    /* choices not finished */
-
-    /* text and logprobs not rendered yet, bytes */
-    size_t                          pending;
-
-    /* resumable streams: numbers of records, and those not rendered yet */
-    uint64_t                        number;  /* of the last that came */
-    uint64_t                        after;   /* the client has those to this */
-    uint64_t                        error_number;
-    ngx_http_tokenring_text_t       queue;
-    ngx_http_tokenring_follow_t    *follow;  /* it is read from Redis */
-    ngx_str_t                       key;     /* whose it is */
-
-    ngx_http_tokenring_text_t       head;    /* of every chunk */
-    ngx_str_t                       tail;    /* of a chunk with text only */
-    ngx_http_tokenring_text_t       out;
-    ngx_buf_t                       buf;
-    ngx_chain_t                     link;
-
-    /* for the log */
-    uint64_t                        start_us;
-    uint64_t                        first_us;
-    uint64_t                        last_us;
-    uint64_t                        prompt_tokens;
-    uint64_t                        completion_tokens;
-    tr_wire_finish_t                totals;
-    ngx_uint_t                      reason;
-
-    /* an error to tell, once what came before it is told */
-    tr_status_t                     error;
-    ngx_uint_t                      retry_after;
-    ngx_str_t                       param;
-    ngx_str_t                       message;
 
     unsigned                        endpoint:8;
     unsigned                        foreign_body:1;  /* read before us */
@@ -327,6 +274,68 @@ struct ngx_http_tokenring_ctx_s {
     unsigned                        is_waiting:1;
     unsigned                        comment:1;      /* one is due */
     unsigned                        counted:1;
+
+    ngx_http_tokenring_phase_e      phase;
+
+    /* an error to tell, once what came before it is told */
+    tr_status_t                     error;
+
+    ngx_uint_t                      nchoices;
+    ngx_http_tokenring_choice_t    *choices;
+
+    /* text and logprobs not rendered yet, bytes */
+    size_t                          pending;
+
+    /* resumable streams: numbers of records, and those not rendered yet */
+    uint64_t                        number;  /* of the last that came */
+    uint64_t                        after;   /* the client has those to this */
+    ngx_http_tokenring_follow_t    *follow;  /* it is read from Redis */
+
+    ngx_msec_t                      deadline;
+    ngx_msec_t                      sent;    /* last output, for comments */
+    uint64_t                        first_us;
+    uint64_t                        last_us;
+    uint64_t                        completion_tokens;
+
+    ngx_http_tokenring_text_t       head;    /* of every chunk */
+    ngx_str_t                       tail;    /* of a chunk with text only */
+    ngx_http_tokenring_text_t       out;
+    ngx_chain_t                     link;
+    ngx_buf_t                       buf;
+
+    ngx_queue_t                     wait;    /* in starving or waiting */
+    ngx_event_t                     timer;
+
+    ngx_str_t                       request_id;
+    ngx_str_t                       completion;  /* 32 hex digits */
+    ngx_chain_t                    *body;
+    ngx_chain_t                   **last_body;
+    ngx_buf_t                      *piece;   /* of a body in a file */
+    ngx_chain_t                    *kept;    /* the whole body, to send again */
+    ngx_chain_t                   **last_kept;
+    size_t                          kept_size;
+    uint64_t                        tried;   /* bit: replica of the engine */
+    ngx_http_tokenring_shared_t    *shared;
+
+    /* from ACCEPTED */
+    ngx_str_t                       model;
+    int64_t                         created;
+    ngx_uint_t                      left;    /* choices not finished */
+
+    uint64_t                        error_number;
+    ngx_http_tokenring_text_t       queue;
+    ngx_str_t                       key;     /* whose it is */
+
+    /* for the log */
+    uint64_t                        start_us;
+    uint64_t                        prompt_tokens;
+    tr_wire_finish_t                totals;
+    ngx_uint_t                      reason;
+
+    /* of the error */
+    ngx_uint_t                      retry_after;
+    ngx_str_t                       param;
+    ngx_str_t                       message;
 };
 
 

@@ -25,6 +25,21 @@ static void ngx_http_tokenring_slot_free(ngx_http_tokenring_peer_t *peer,
 
 
 #define NGX_HTTP_TOKENRING_NO_SLOT  0xffffffff
+#define NGX_HTTP_TOKENRING_LINE     64
+
+
+/* empty for the compiler, which drops functions that do nothing but prefetch */
+
+#define ngx_http_tokenring_fetch(p, n)                                        \
+    do {                                                                      \
+        size_t  line;                                                         \
+                                                                              \
+        for (line = 0; line < (n); line += NGX_HTTP_TOKENRING_LINE) {         \
+            __builtin_prefetch((const u_char *) (p) + line, 1);               \
+        }                                                                     \
+                                                                              \
+        __asm__ volatile ("");                                                \
+    } while (0)
 
 
 /* what is taken out of a ring, one record at a time, for all channels */
@@ -375,6 +390,68 @@ ngx_http_tokenring_dirty(ngx_http_tokenring_peer_t *peer,
 }
 
 
+/*
+ * What flushing a request touches is in no cache when a hundred streams take
+ * turns, and one thing leads to the next.  While a request is written, those
+ * behind it come nearer by a step each.  What is fetched of NGINX's own is
+ * what its output filters look at.
+ */
+
+static void
+ngx_http_tokenring_approach(ngx_http_tokenring_peer_t *peer, ngx_queue_t *q)
+{
+    ngx_uint_t                 step;
+    ngx_connection_t          *c;
+    ngx_http_request_t        *r;
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    for (step = 1; step <= 4; step++) {
+
+        q = ngx_queue_next(q);
+
+        if (q == ngx_queue_sentinel(&peer->dirty)) {
+            return;
+        }
+
+        ctx = ngx_queue_data(q, ngx_http_tokenring_ctx_t, dirty);
+        r = ctx->request;
+
+        switch (step) {
+
+        case 1:
+            c = r->connection;
+            ngx_http_tokenring_fetch(c->write, NGX_HTTP_TOKENRING_LINE);
+            /* and what it is allocated with, the data of the log */
+            ngx_http_tokenring_fetch(c->log, 5 * NGX_HTTP_TOKENRING_LINE);
+            break;
+
+        case 2:
+            ngx_http_tokenring_fetch(r->connection, sizeof(ngx_connection_t));
+            ngx_http_tokenring_fetch(r->ctx, 6 * NGX_HTTP_TOKENRING_LINE);
+            ngx_http_tokenring_fetch(r->pool, sizeof(ngx_pool_t));
+            break;
+
+        case 3:
+            ngx_http_tokenring_fetch(r, 2 * NGX_HTTP_TOKENRING_LINE);
+            ngx_http_tokenring_fetch(&r->out,
+                                     (u_char *) (r + 1) - (u_char *) &r->out);
+            ngx_http_tokenring_fetch(ctx->choices,
+                                     sizeof(ngx_http_tokenring_choice_t));
+            ngx_http_tokenring_fetch(ctx->head.start,
+                                     4 * NGX_HTTP_TOKENRING_LINE);
+            ngx_http_tokenring_fetch(ctx->out.start,
+                                     4 * NGX_HTTP_TOKENRING_LINE);
+            break;
+
+        default:
+            ngx_http_tokenring_fetch(ctx,
+                                     offsetof(ngx_http_tokenring_ctx_t, wait));
+            break;
+        }
+    }
+}
+
+
 /* flushing one request may end others, which leave the queue by themselves */
 
 void
@@ -387,6 +464,7 @@ ngx_http_tokenring_flush_dirty(ngx_http_tokenring_peer_t *peer)
     while (!ngx_queue_empty(&peer->dirty)) {
 
         q = ngx_queue_head(&peer->dirty);
+        ngx_http_tokenring_approach(peer, q);
         ngx_queue_remove(q);
 
         ctx = ngx_queue_data(q, ngx_http_tokenring_ctx_t, dirty);
