@@ -7,8 +7,10 @@
  */
 #include "about.h"
 #include "decode.cuh"
+#include "runtime.cuh"
 
 #include <cuda_runtime.h>
+#include <stdarg.h>
 #include <string.h>
 #include <time.h>
 
@@ -21,6 +23,7 @@
 
 static __thread char reason[512];
 static volatile bool broken;
+static volatile int opened = -1; /* ordinal; one a process */
 
 /* ---- errors ------------------------------------------------------------- */
 
@@ -54,14 +57,24 @@ error_is_final(cudaError_t e)
 }
 
 int
-tr_cuda_failed(cudaError_t e, const char *what)
+tr_cuda_say(const char *format, ...)
 {
-    snprintf(reason, sizeof(reason), "%s: %s (%s)", what, cudaGetErrorString(e),
-             cudaGetErrorName(e));
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(reason, sizeof(reason), format, args);
+    va_end(args);
+    return TR_CUDA_FAILED;
+}
+
+static int
+failed(cudaError_t e, const char *what)
+{
     if (error_is_final(e)) {
         broken = true;
     }
-    return TR_CUDA_FAILED;
+    return tr_cuda_say("%s: %s (%s)", what, cudaGetErrorString(e),
+                       cudaGetErrorName(e));
 }
 
 int
@@ -69,7 +82,7 @@ tr_cuda_check(void)
 {
     cudaError_t e = cudaGetLastError();
 
-    return e == cudaSuccess ? TR_KERNEL_OK : tr_cuda_failed(e, "launch");
+    return e == cudaSuccess ? TR_KERNEL_OK : failed(e, "launch");
 }
 
 /* Of a call that says at once how it went; it is not heard of twice. */
@@ -80,7 +93,7 @@ checked(cudaError_t e, const char *what)
         return TR_KERNEL_OK;
     }
     cudaGetLastError();
-    return tr_cuda_failed(e, what);
+    return failed(e, what);
 }
 
 extern "C" const char *
@@ -163,12 +176,26 @@ tr_cuda_open(int ordinal, tr_cuda_device_t *out)
     cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin,
                            ordinal);
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
+    opened = ordinal;
     out->ordinal = ordinal;
     out->blocks = (uint32_t) blocks;
     out->shared = (uint32_t) shared;
     out->dependent = major >= 9;
     decode_open();
     return tr_cuda_check();
+}
+
+/* A thread's device is 0 until it says otherwise: whoever comes from another
+ * thread than the one that opened means the same device. */
+static void
+use_device(void)
+{
+    static __thread int current = -1;
+
+    if (current != opened && opened >= 0) {
+        cudaSetDevice(opened);
+        current = opened;
+    }
 }
 
 /* ---- memory ------------------------------------------------------------- */
@@ -178,6 +205,7 @@ tr_cuda_alloc(size_t bytes)
 {
     void *p = NULL;
 
+    use_device();
     return checked(cudaMalloc(&p, bytes), "device memory") == 0 ? p : NULL;
 }
 
@@ -192,6 +220,7 @@ tr_cuda_pin(size_t bytes)
 {
     void *p = NULL;
 
+    use_device();
     return checked(cudaHostAlloc(&p, bytes, cudaHostAllocDefault),
                    "pinned memory")
                    == 0
@@ -217,9 +246,11 @@ extern "C" int
 tr_cuda_stream_open(const tr_cuda_device_t *device, tr_cuda_stream_t *out)
 {
     cudaStream_t stream = NULL;
-    int rc = checked(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
-                     "stream");
+    int rc;
 
+    use_device();
+    rc = checked(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                 "stream");
     out->stream = stream;
     out->device = device;
     return rc;
@@ -237,6 +268,7 @@ tr_cuda_stream_close(tr_cuda_stream_t *s)
 extern "C" int
 tr_cuda_stream_wait(const tr_cuda_stream_t *s)
 {
+    use_device();
     return checked(cudaStreamSynchronize(stream_of(s)), "waiting for the GPU");
 }
 
@@ -244,6 +276,7 @@ extern "C" int
 tr_cuda_copy(const tr_cuda_stream_t *s, void *to, const void *from,
              size_t bytes)
 {
+    use_device();
     return checked(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault,
                                    stream_of(s)),
                    "copy");
@@ -252,6 +285,7 @@ tr_cuda_copy(const tr_cuda_stream_t *s, void *to, const void *from,
 extern "C" int
 tr_cuda_fill(const tr_cuda_stream_t *s, void *to, int byte, size_t bytes)
 {
+    use_device();
     return checked(cudaMemsetAsync(to, byte, bytes, stream_of(s)), "fill");
 }
 
@@ -267,9 +301,10 @@ extern "C" int
 tr_cuda_event_open(void **event)
 {
     cudaEvent_t e = NULL;
-    int rc = checked(cudaEventCreateWithFlags(&e, cudaEventBlockingSync),
-                     "event");
+    int rc;
 
+    use_device();
+    rc = checked(cudaEventCreateWithFlags(&e, cudaEventBlockingSync), "event");
     *event = e;
     return rc;
 }
@@ -347,6 +382,7 @@ tr_cuda_event_follow(const tr_cuda_stream_t *s, void *event)
 extern "C" int
 tr_cuda_graph_begin(const tr_cuda_stream_t *s)
 {
+    use_device();
     return checked(cudaStreamBeginCapture(stream_of(s),
                                           cudaStreamCaptureModeThreadLocal),
                    "capture");
@@ -376,6 +412,7 @@ tr_cuda_graph_end(const tr_cuda_stream_t *s, void **graph)
 extern "C" int
 tr_cuda_graph_launch(const tr_cuda_stream_t *s, void *graph)
 {
+    use_device();
     return checked(cudaGraphLaunch((cudaGraphExec_t) graph, stream_of(s)),
                    "graph");
 }

@@ -1,0 +1,12 @@
+/*
+ * runtime.cuh: errors, for the library's own files (runtime.cu).
+ */
+#ifndef TR_CUDA_RUNTIME_CUH
+#define TR_CUDA_RUNTIME_CUH
+
+#include "runtime.h"
+
+/* Keeps what tr_cuda_reason says.  Returns TR_CUDA_FAILED. */
+int tr_cuda_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+#endif
