@@ -1,0 +1,361 @@
+/*
+ * model_cuda.h: the launches of a step.
+ *
+ *   embed: token (or what history has) -> hidden       angles of all rows
+ *   layer: norm (adds what the layer before gave), product qkv, bias and norms
+ *          of heads, append to the cache, attention, product o
+ *          norm (adds o), product gate_up, silu, product down
+ *   wanted rows, TR_CUDA_LOGIT_ROWS at a time: norm, product with the head,
+ *          sampling
+ *
+ * Which attention a sequence goes to is known on the host, whether it takes
+ * part at all only on the device: the manager may have stalled it.  Where more
+ * than one way occurs, tr_cuda_select makes each way's list of slots.
+ */
+#include "model_cuda.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- launches ----------------------------------------------------------- */
+
+/* Keeps what failed first; the rest of a step is not launched. */
+static bool
+launched(tr_model_cuda_t *m, int rc, const char *what)
+{
+    if (rc != 0 && m->failed == NULL) {
+        m->failed = what;
+        m->failed_code = rc;
+    }
+    return m->failed == NULL;
+}
+
+static bool
+multiply(tr_model_cuda_t *m, tr_part_t part, const void *w, const void *x,
+         size_t ldx, uint32_t rows, void *y, size_t ldy)
+{
+    tr_cuda_product_t p = tr_model_cuda_product(m, part, w, x, ldx, rows, y,
+                                                ldy);
+
+    return launched(m,
+                    m->cuda->matmul(m->stream,
+                                    part == TR_PART_EMBED ? m->head_products
+                                                          : m->products,
+                                    &p),
+                    "matmul");
+}
+
+/* hidden += delta (and bias), normed = norm(hidden). */
+static bool
+norm(tr_model_cuda_t *m, uint32_t rows, const void *delta, const float *bias,
+     const void *weight)
+{
+    tr_cuda_norm_t a = { .rows = rows,
+                         .n = m->config.hidden,
+                         .hidden = m->hidden,
+                         .ldh = m->ld_hidden,
+                         .delta = delta,
+                         .ldd = m->ld_hidden,
+                         .bias = bias,
+                         .weight = weight,
+                         .eps = m->config.norm_eps,
+                         .out = m->normed,
+                         .ldo = m->ld_hidden,
+                         .type = m->type };
+
+    return launched(m, m->cuda->norm(m->stream, &a), "norm");
+}
+
+/* What the launches of a step share. */
+typedef struct {
+    const tr_kv_view_t *kv;
+    tr_kv_view_t fast; /* with the layouts that the fast kernels know */
+    tr_kv_layout_t layout[TR_KV_LAYOUTS_MAX];
+    tr_rows_t rows; /* all sequences, for the cache */
+    const int32_t *slots[TR_CUDA_WAYS];
+    const tr_cuda_step_t *step;
+} run_t;
+
+/* The generic kernel takes so many sequences at a time as its workspace holds:
+ * those of the host's list, or all. */
+static bool
+attend_generic(tr_model_cuda_t *m, const run_t *r, uint32_t layer,
+               const tr_cuda_queries_t *q)
+{
+    const tr_cuda_step_t *s = r->step;
+    uint32_t i = 0, n;
+
+    while (i < s->n_seqs && m->failed == NULL) {
+        tr_rows_t rows = r->rows;
+
+        if (s->host_way != NULL && s->host_way[i] != TR_CUDA_WAY_GENERIC) {
+            i++;
+            continue;
+        }
+        for (n = 1; i + n < s->n_seqs && n < m->generic_size.max_seqs
+                    && (s->host_way == NULL
+                        || s->host_way[i + n] == TR_CUDA_WAY_GENERIC);
+             n++) {
+        }
+        rows.n_seqs = n;
+        rows.seq_slot = r->slots[TR_CUDA_WAY_GENERIC] + i;
+        rows.seq_row += i;
+        launched(m,
+                 m->cuda->attention(m->stream, r->kv, layer, &rows, q,
+                                    &m->generic_size, m->generic_work),
+                 "attention");
+        i += n;
+    }
+    return m->failed == NULL;
+}
+
+static bool
+attend(tr_model_cuda_t *m, const run_t *r, uint32_t layer)
+{
+    const tr_model_config_t *c = &m->config;
+    uint32_t ways = r->step->ways;
+    tr_cuda_queries_t q = { .q = m->qkv,
+                            .out = m->attn,
+                            .ldq = m->ld_qkv,
+                            .ldo = m->ld_attn,
+                            .q_type = m->type,
+                            .out_type = m->type,
+                            .heads = c->query_heads,
+                            .scale = 1.0f / sqrtf((float) c->head_dim) };
+    tr_rows_t rows = r->rows;
+
+    if (ways & 1u << TR_CUDA_WAY_DECODE) {
+        rows.seq_slot = r->slots[TR_CUDA_WAY_DECODE];
+        launched(m,
+                 m->cuda->decode(m->stream, &r->fast, layer, &rows, &q,
+                                 &m->decode_size, m->decode_work),
+                 "decode");
+    }
+    if (ways & 1u << TR_CUDA_WAY_PROMPT) {
+        rows.seq_slot = r->slots[TR_CUDA_WAY_PROMPT];
+        launched(m,
+                 m->cuda->prompt(m->stream, &r->fast, layer, &rows, &q,
+                                 &m->prompt_size, m->prompt_work),
+                 "prompt");
+    }
+    if (ways & 1u << TR_CUDA_WAY_GENERIC) {
+        attend_generic(m, r, layer, &q);
+    }
+    return m->failed == NULL;
+}
+
+static bool
+attention_half(tr_model_cuda_t *m, const run_t *r, uint32_t layer)
+{
+    const tr_model_config_t *c = &m->config;
+    void *const *w = m->layers[layer].part;
+    uint32_t n = r->step->n_rows;
+    size_t q = (size_t) c->query_heads * c->head_dim;
+    size_t kv = (size_t) c->kv_heads * c->head_dim;
+    tr_cuda_qkv_t heads = { .rows = n,
+                            .heads = c->query_heads,
+                            .lists = c->kv_heads,
+                            .head_dim = c->head_dim,
+                            .qkv = m->qkv,
+                            .ld = m->ld_qkv,
+                            .type = m->type,
+                            .bias = w[TR_PART_QKV_BIAS],
+                            .q_norm = w[TR_PART_Q_NORM],
+                            .k_norm = w[TR_PART_K_NORM],
+                            .eps = c->norm_eps,
+                            .angles = m->angles };
+    tr_cuda_keys_t keys = { .k = (uint8_t *) m->qkv + 2 * q,
+                            .v = (uint8_t *) m->qkv + 2 * (q + kv),
+                            .ld = m->ld_qkv,
+                            .type = m->type,
+                            .angles = m->angles,
+                            .moved = true };
+
+    return norm(m, n, layer == 0 ? NULL : m->delta, NULL, w[TR_PART_INPUT_NORM])
+           && multiply(m, TR_PART_QKV, w[TR_PART_QKV], m->normed, m->ld_hidden,
+                       n, m->qkv, m->ld_qkv)
+           && launched(m, m->cuda->qkv(m->stream, &heads), "qkv")
+           && launched(m,
+                       m->cuda->kv_append(m->stream, r->kv, layer, &r->rows,
+                                          &keys, NULL),
+                       "kv_append")
+           && attend(m, r, layer)
+           && multiply(m, TR_PART_O, w[TR_PART_O], m->attn, m->ld_attn, n,
+                       m->delta, m->ld_hidden);
+}
+
+static bool
+mlp_half(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
+{
+    void *const *w = m->layers[layer].part;
+
+    return norm(m, n, m->delta, w[TR_PART_O_BIAS], w[TR_PART_POST_NORM])
+           && multiply(m, TR_PART_GATE_UP, w[TR_PART_GATE_UP], m->normed,
+                       m->ld_hidden, n, m->gate_up, m->ld_gate_up)
+           && launched(m,
+                       m->cuda->silu_mul(m->stream, m->gate_up, m->ld_gate_up,
+                                         n, m->config.intermediate, m->type,
+                                         m->mlp, m->ld_mlp),
+                       "silu_mul")
+           && multiply(m, TR_PART_DOWN, w[TR_PART_DOWN], m->mlp, m->ld_mlp, n,
+                       m->delta, m->ld_hidden);
+}
+
+/* Logits of the wishes, and what they ask for.  The last layer's part of the
+ * residual is added on the way. */
+static bool
+finish(tr_model_cuda_t *m, const int32_t *seq_slot, const tr_cuda_step_t *s)
+{
+    for (uint32_t at = 0; at < s->n_wishes && m->failed == NULL;
+         at += m->logit_rows) {
+        uint32_t left = s->n_wishes - at;
+        uint32_t n = left < m->logit_rows ? left : m->logit_rows;
+        tr_cuda_norm_t last = { .rows = n,
+                                .n = m->config.hidden,
+                                .hidden = m->hidden,
+                                .ldh = m->ld_hidden,
+                                .delta = m->delta,
+                                .ldd = m->ld_hidden,
+                                .weight = m->root.part[TR_PART_FINAL_NORM],
+                                .eps = m->config.norm_eps,
+                                .gather = s->gather + at,
+                                .out = m->normed,
+                                .ldo = m->ld_hidden,
+                                .type = m->type };
+        tr_cuda_sample_t sample = { .rows = n,
+                                    .vocab = m->config.vocab,
+                                    .logits = m->logits,
+                                    .ld = m->ld_logits,
+                                    .wish = s->wish + at,
+                                    .seq_slot = seq_slot,
+                                    .bias = s->bias,
+                                    .bar = s->bar,
+                                    .history = m->history,
+                                    .out = s->sampled + at,
+                                    .top = s->top
+                                           + (size_t) at * TR_CUDA_TOP_MAX,
+                                    .work = m->sample_work };
+
+        (void) (launched(m, m->cuda->norm(m->stream, &last), "norm")
+                && multiply(m, TR_PART_EMBED, tr_model_cuda_head(m), m->normed,
+                            m->ld_hidden, n, m->logits, m->ld_logits)
+                && launched(m, m->cuda->sample(m->stream, &sample), "sample"));
+    }
+    return m->failed == NULL;
+}
+
+/* ---- ways --------------------------------------------------------------- */
+
+/* Levels that tr_cuda_decode has (cuda.h). */
+static bool
+level_is_fast(const tr_kv_level_t *l)
+{
+    return l->key_bits == 16
+               ? l->value_bits == 16
+               : !l->by_channel && l->key_groups == 1 && l->value_groups == 1
+                     && l->value_bits <= l->key_bits;
+}
+
+tr_cuda_way_t
+tr_model_cuda_way(const tr_model_cuda_t *m, const tr_kv_policy_t *policy,
+                  uint32_t base, uint32_t n_rows)
+{
+    bool fast = tr_model_cuda_fast(&m->config);
+
+    if (n_rows > 1) {
+        return fast && base == 0 ? TR_CUDA_WAY_PROMPT : TR_CUDA_WAY_GENERIC;
+    }
+    fast = fast && !policy->digest;
+    for (uint32_t i = 0; i < policy->n_levels && base != 0; i++) {
+        fast = fast && level_is_fast(&policy->level[i]);
+    }
+    if (base != 0 && policy->n_levels != 0 && policy->window != 0) {
+        fast = fast && level_is_fast(&policy->window_level);
+    }
+    return fast ? TR_CUDA_WAY_DECODE : TR_CUDA_WAY_GENERIC;
+}
+
+/* Layouts that the fast kernels do not have stand for nothing in the sequences
+ * that go there; the kernels would refuse a view that has them at all. */
+static void
+take_fast_layouts(run_t *r)
+{
+    for (uint32_t i = 0; i < r->kv->n_layouts; i++) {
+        bool fast = level_is_fast(&r->kv->layout[i].level);
+
+        r->layout[i] = r->kv->layout[fast ? i : 0];
+    }
+    r->fast = *r->kv;
+    r->fast.layout = r->layout;
+}
+
+static bool
+select_ways(tr_model_cuda_t *m, const int32_t *seq_slot, run_t *r)
+{
+    const tr_cuda_step_t *s = r->step;
+
+    for (int way = 0; way < TR_CUDA_WAYS; way++) {
+        r->slots[way] = seq_slot;
+        /* the fast kernels look at the number of rows themselves */
+        if ((s->ways & 1u << TR_CUDA_WAY_GENERIC) != 0
+            && (s->ways & 1u << way) != 0 && s->ways != 1u << way) {
+            r->slots[way] = m->seq_slot[way];
+            launched(m,
+                     m->cuda->select(m->stream, seq_slot, s->way, s->n_seqs,
+                                     (uint8_t) way, m->seq_slot[way]),
+                     "select");
+        }
+    }
+    return m->failed == NULL;
+}
+
+int
+tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
+                   const int32_t *seq_slot, const tr_cuda_step_t *step)
+{
+    tr_cuda_embed_t embed = { .rows = step->n_rows,
+                              .vocab = m->config.vocab,
+                              .hidden = m->config.hidden,
+                              .token = step->token,
+                              .row_slot = step->row_slot,
+                              .row_pos = step->row_pos,
+                              .history = m->history,
+                              .table = m->root.part[TR_PART_EMBED],
+                              .type = m->type,
+                              .out = m->hidden,
+                              .ldo = m->ld_hidden };
+    run_t r = { .kv = kv,
+                .rows = { .n_rows = step->n_rows,
+                          .n_seqs = step->n_seqs,
+                          .row_pos = step->row_pos,
+                          .seq_slot = seq_slot,
+                          .seq_row = step->seq_row },
+                .step = step };
+    tr_rows_t decode;
+
+    m->failed = NULL;
+    take_fast_layouts(&r);
+    select_ways(m, seq_slot, &r);
+    if (step->ways & 1u << TR_CUDA_WAY_DECODE) {
+        decode = r.rows;
+        decode.seq_slot = r.slots[TR_CUDA_WAY_DECODE];
+        launched(m,
+                 m->cuda->decode_plan(m->stream, &r.fast, &decode,
+                                      &m->decode_size, m->decode_work),
+                 "decode_plan");
+    }
+    launched(m, m->cuda->kv_moves(m->stream, kv, &r.rows, NULL), "kv_moves");
+    launched(m, m->cuda->embed(m->stream, &embed), "embed");
+    launched(m,
+             m->cuda->rope_angles(m->stream, step->row_pos, step->n_rows,
+                                  m->inv_freq, m->config.head_dim / 2,
+                                  m->angles),
+             "rope_angles");
+    for (uint32_t l = 0; l < m->config.layers && m->failed == NULL; l++) {
+        (void) (attention_half(m, &r, l) && mlp_half(m, l, step->n_rows));
+    }
+    if (m->failed == NULL) {
+        finish(m, seq_slot, step);
+    }
+    return m->failed == NULL ? 0 : m->failed_code;
+}
