@@ -19,9 +19,8 @@
 #include <tokenring/status.h>
 
 /* One sequence's share of a step: tokens at positions [pos, pos + n).  What it
- * points to is read by submit alone.  The places of results are written by
- * collect (by submit, where that computes), and nobody else looks there between
- * the two. */
+ * points to is read by submit alone, and may be gone by collect.  The places of
+ * results are written by collect (by submit, where that computes). */
 typedef struct {
     int32_t kv_slot; /* room for pos + n tokens is reserved */
     uint32_t pos, n;

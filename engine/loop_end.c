@@ -74,25 +74,29 @@ tr_loop_forget(tr_loop_t *l, tr_request_t *r)
     atomic_fetch_sub(&l->outstanding, 1);
 }
 
+static void
+tr_loop_add_usage(tr_request_t *r, const tr_kv_usage_t *u)
+{
+    double full = (double) u->full_bytes;
+
+    r->kv_bytes += u->bytes;
+    r->kv_full_bytes += u->full_bytes;
+    r->kv_high += u->share_high * full;
+    r->kv_low += u->share_low * full;
+    r->kv_pruned += u->share_pruned * full;
+}
+
 /* KV figures of a choice that ends, before its pages go; they may be swapped
  * out. */
 static void
 tr_loop_account(tr_loop_t *l, const tr_sequence_t *q)
 {
-    tr_request_t *r = q->request;
     tr_kv_usage_t u;
-    double full;
 
-    if (q->kv_slot < 0) {
-        return;
+    if (q->kv_slot >= 0) {
+        tr_kv_usage(l->executor->kv, q->kv_slot, &u);
+        tr_loop_add_usage(q->request, &u);
     }
-    tr_kv_usage(l->executor->kv, q->kv_slot, &u);
-    full = (double) u.full_bytes;
-    r->kv_bytes += u.bytes;
-    r->kv_full_bytes += u.full_bytes;
-    r->kv_high += u.share_high * full;
-    r->kv_low += u.share_low * full;
-    r->kv_pruned += u.share_pruned * full;
 }
 
 /* The same of a request that ends, over all. */
@@ -155,7 +159,11 @@ tr_loop_finish(tr_loop_t *l, tr_sequence_t *q, uint16_t reason, uint64_t now)
     bool last = --r->open_sequences == 0;
     tr_status_t rc;
 
-    tr_loop_account(l, q);
+    if (q->kv_slot >= 0) {
+        tr_loop_account(l, q);
+    } else { /* the end came when it had just made way */
+        tr_loop_add_usage(r, &q->left);
+    }
     tr_scheduler_remove(&l->scheduler, q);
     r->last_choice = q->choice;
     r->finish_reason = reason;

@@ -58,7 +58,7 @@ struct tr_loop {
     tr_request_list_t requests, ending;
     tr_request_t *leaving; /* forgotten in this turn, linked by next */
     bool news;             /* for the front thread */
-    bool lost;             /* the cache does not settle: an empty batch failed */
+    bool lost; /* the cache does not settle: an empty batch failed */
     uint32_t n_requests;
     uint32_t n_quiet;       /* requests inside that tr_loop_echo looks after */
     uint64_t next_check_us; /* of pauses and full outlets */

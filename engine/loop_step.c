@@ -173,9 +173,8 @@ tr_loop_collect(tr_loop_t *l)
     l->step++;
     tr_status_observe(&l->counters->step_time,
                       now
-                          - (f->begun_us > l->collected_us
-                                 ? f->begun_us
-                                 : l->collected_us));
+                          - (f->begun_us > l->collected_us ? f->begun_us
+                                                           : l->collected_us));
     l->collected_us = now;
     if (rc != TR_OK) {
         tr_loop_broken(l, rc, f->batch.n_items);
@@ -201,19 +200,23 @@ tr_loop_echo(tr_loop_t *l, uint64_t now)
         tr_request_t *r = q->request;
 
         next = q->next;
-        if (!tr_loop_quiet(r) || (r->wishes & TR_CONTROL_PAUSE) != 0
+        if ((!tr_sequence_echoes(q) && r->params.max_tokens != 0)
+            || (r->wishes & TR_CONTROL_PAUSE) != 0
             || (q->prompt_scores != NULL
                 && q->computed - q->under_way + 1 < q->prompt_len)) {
             continue;
         }
-        tr_loop_scheduled(l, r, now);
-        if (tr_sequence_echoes(q)) {
-            if (tr_emit_echo(&l->emit, q)) {
-                r->outlet->full_since_us = 0;
-                progress = true;
-            } else if (r->outlet->full_since_us == 0) {
+        if (!tr_request_detached(r)
+            && !tr_outlet_has_room(r->outlet, 1, r->params.logprobs >= 0)) {
+            if (r->outlet->full_since_us == 0) {
                 r->outlet->full_since_us = now;
             }
+            continue;
+        }
+        tr_loop_scheduled(l, r, now);
+        if (tr_sequence_echoes(q) && tr_emit_echo(&l->emit, q)) {
+            r->outlet->full_since_us = 0;
+            progress = true;
         }
         if (!tr_sequence_echoes(q) && r->params.max_tokens == 0
             && (tr_request_detached(r)

@@ -15,7 +15,7 @@
 
 #include <stdatomic.h>
 
-#include "kv_policy.h"
+#include "kv_cache.h"
 #include "outlet.h"
 #include "report.h"
 #include "sampler.h"
@@ -57,7 +57,8 @@ typedef struct tr_sequence {
     uint32_t computed, under_way;
     uint32_t ahead; /* tokens that they sample, which nobody knows yet */
     uint32_t row[TR_SEQ_FLIGHTS];
-    int32_t kv_slot; /* in the KV cache, -1 when none */
+    tr_kv_usage_t left; /* when it lost its pages with a token under way */
+    int32_t kv_slot;    /* in the KV cache, -1 when none */
     /* Tokens that are computed at 16 bits, then compressed: the prompt, or what
      * was lost when it had to be computed again.  0: never compressed. */
     uint32_t dense_len;

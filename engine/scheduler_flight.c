@@ -113,6 +113,9 @@ tr_scheduler_lose(tr_scheduler_t *s, tr_sequence_t *q)
             row->cached = false;
         }
     }
+    if (q->ahead != 0) { /* a token that may be its last */
+        tr_kv_usage(s->kv, q->kv_slot, &q->left);
+    }
     tr_kv_close(s->kv, q->kv_slot);
     q->kv_slot = -1;
     q->computed = q->under_way = 0;
@@ -158,7 +161,6 @@ tr_scheduler_flights_sound(const tr_scheduler_t *s, const tr_sequence_t *q)
         }
     }
     return under_way == q->under_way && ahead == q->ahead
-           && q->under_way <= q->computed
-           && q->computed <= tr_sequence_known(q)
+           && q->under_way <= q->computed && q->computed <= tr_sequence_known(q)
            && tr_sequence_known(q) <= q->cap;
 }

@@ -122,9 +122,16 @@ tr_scheduler_unsure(tr_scheduler_t *s)
     return s->unsure;
 }
 
-/* Who makes way for q: q itself when it is the youngest, and NULL when it is
- * alone.  Then there never will be room, unless what is under way ends it, or
- * the cache has an answer to give. */
+/* Its last token is under way: then its pages come back. */
+static bool
+tr_scheduler_ending(const tr_sequence_t *q)
+{
+    return q->ahead != 0 && tr_sequence_known(q) == q->cap;
+}
+
+/* Who makes way for q: q itself when it is the youngest.  NULL when that one
+ * ends anyhow, or q is alone: then there never will be room, unless what is
+ * under way ends it, or the cache has an answer to give. */
 static tr_sequence_t *
 tr_scheduler_victim(tr_scheduler_t *s, tr_sequence_t *q)
 {
@@ -140,6 +147,10 @@ tr_scheduler_victim(tr_scheduler_t *s, tr_sequence_t *q)
             s->hopeless = q;
             s->why = TR_ERR_CONTEXT_LENGTH;
         }
+        return NULL;
+    }
+    if (tr_scheduler_ending(victim)) {
+        s->unsure = true;
         return NULL;
     }
     return victim;

@@ -7,6 +7,9 @@
  * (and of the sampler's seed).  A wrong page, a lost position or a bad copy
  * changes the text.  `alone` computes what a request must give whatever else
  * is going on.
+ *
+ * With `late` set, all of this goes through an executor that answers a batch
+ * later (late_executor.h).
  */
 #ifndef TR_TEST_LOOP_BENCH_H
 #define TR_TEST_LOOP_BENCH_H
@@ -25,6 +28,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "late_executor.h"
 #include "log.h"
 #include "loop.h"
 #include "outlet_rig.h"
@@ -38,6 +42,7 @@
 
 static tr_tokenizer_t *tokenizer;
 static uint64_t random_state;
+static bool late;
 
 static uint32_t
 random_below(uint32_t n)
@@ -175,6 +180,8 @@ typedef struct {
 typedef struct {
     tr_config_t config;
     fake_t fake;
+    late_executor_t later;
+    uint32_t stalls; /* late_executor.h */
     tr_status_counters_t counters;
     tr_loop_t *loop;
     int fd;
@@ -234,8 +241,12 @@ bench_start(bench_t *b, uint32_t pages, uint32_t cap_clients)
     }
     b->client = calloc(cap_clients, sizeof(*b->client));
     b->cap_clients = cap_clients;
-    assert_int_equal(tr_loop_start(&b->config, &b->fake.base, tokenizer,
-                                   &b->counters, b->fd, &b->loop, &err),
+    late_open(&b->later, &b->fake.base);
+    b->later.stalls = b->stalls;
+    assert_int_equal(tr_loop_start(&b->config,
+                                   late ? &b->later.base : &b->fake.base,
+                                   tokenizer, &b->counters, b->fd, &b->loop,
+                                   &err),
                      TR_OK);
 }
 
@@ -264,6 +275,8 @@ bench_stop(bench_t *b)
     uint32_t i;
 
     assert_int_equal(b->open, 0);
+    late_close(&b->later);
+    assert_true(!late || b->later.n_unknown != 0);
     assert_true(tr_kv_sound(b->fake.base.kv));
     assert_int_equal(tr_kv_free_pages(b->fake.base.kv),
                      tr_kv_pages(b->fake.base.kv));
