@@ -150,8 +150,7 @@ late_take(late_executor_t *l, late_flight_t *f, uint32_t i,
     if (before != NULL && item->status == TR_OK) {
         tr_sampler_accept(&f->sampler[i], token);
     }
-    late_must(item->status != TR_OK
-                  || f->sampler[i].n_output == given->number,
+    late_must(item->status != TR_OK || f->sampler[i].n_output == given->number,
               "the number of a token");
     item->sampler = &f->sampler[i];
     item->out = &f->out[i];

@@ -2,7 +2,8 @@
  * The step loop with a real model and KV policies: a crowd of requests in a
  * cache that is too small for them, with pauses and aborts, gets byte for byte
  * what each gets alone in a large one.  Nothing is computed again on the way:
- * who makes way comes back from the swap memory.
+ * who makes way comes back from the swap memory.  The same with an executor that
+ * answers a batch later.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,6 +18,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "late_executor.h"
 #include "log.h"
 #include "loop.h"
 #include "model_rig.h"
@@ -45,6 +47,7 @@ typedef struct {
 typedef struct {
     tr_config_t config;
     tr_executor_t *executor;
+    late_executor_t later;
     tr_status_counters_t counters;
     tr_loop_t *loop;
     tr_outlet_t outlet;
@@ -55,7 +58,8 @@ typedef struct {
 } rig_loop_t;
 
 static void
-start(rig_loop_t *l, const char *spec, uint64_t memory, uint64_t swap)
+start(rig_loop_t *l, const char *spec, uint64_t memory, uint64_t swap,
+      bool late)
 {
     tr_error_t err;
 
@@ -73,9 +77,14 @@ start(rig_loop_t *l, const char *spec, uint64_t memory, uint64_t swap)
     if (tr_executor_model_open(&l->config, &l->executor, &err) != TR_OK) {
         fail_msg("%s", err.text);
     }
+    late_open(&l->later, l->executor);
+    l->later.stalls = 5;
+    l->later.delay_us = 200;
     outlet_make(&l->outlet, &l->peer, 1 << 20, l->fd, l->fd);
-    assert_int_equal(tr_loop_start(&l->config, l->executor, tokenizer,
-                                   &l->counters, l->fd, &l->loop, &err),
+    assert_int_equal(tr_loop_start(&l->config,
+                                   late ? &l->later.base : l->executor,
+                                   tokenizer, &l->counters, l->fd, &l->loop,
+                                   &err),
                      TR_OK);
 }
 
@@ -85,6 +94,7 @@ stop(rig_loop_t *l)
     tr_kv_cache_t *kv = l->executor->kv;
 
     assert_null(tr_loop_stop(l->loop));
+    late_close(&l->later);
     assert_true(tr_kv_sound(kv));
     assert_int_equal(tr_kv_free_pages(kv), tr_kv_pages(kv));
     l->executor->free(l->executor);
@@ -230,7 +240,7 @@ run_alone(const char *spec, ask_t *asks)
 {
     rig_loop_t l;
 
-    start(&l, spec, 64 << 20, 0);
+    start(&l, spec, 64 << 20, 0, false);
     for (uint32_t i = 0; i < REQUESTS; i++) {
         submit(&l, &asks[i], i);
         while (l.open != 0) {
@@ -243,13 +253,14 @@ run_alone(const char *spec, ask_t *asks)
 }
 
 static void
-run_crowd(const char *spec, ask_t *asks, uint64_t memory, uint64_t swap)
+run_crowd(const char *spec, ask_t *asks, uint64_t memory, uint64_t swap,
+          bool late)
 {
     uint64_t state = seed + 1;
     uint32_t turns = 0;
     rig_loop_t l;
 
-    start(&l, spec, memory, swap);
+    start(&l, spec, memory, swap, late);
     for (uint32_t i = 0; i < REQUESTS; i++) {
         asks[i].aborted = false;
         memset(asks[i].crowd, 0, sizeof(asks[i].crowd));
@@ -262,12 +273,14 @@ run_crowd(const char *spec, ask_t *asks, uint64_t memory, uint64_t swap)
             disturb(&l, asks, &state);
         }
     }
-    print_message("%s: preemptions %llu, swaps %llu, recomputed %llu\n", spec,
+    print_message("%s%s: preemptions %llu, swaps %llu, recomputed %llu\n", spec,
+                  late ? ", late" : "",
                   (unsigned long long) atomic_load(&l.counters.preemptions),
                   (unsigned long long) atomic_load(&l.counters.kv_swaps),
                   (unsigned long long) atomic_load(
                       &l.counters.kv_recomputations));
     assert_true(atomic_load(&l.counters.preemptions) > 0);
+    assert_true(!late || l.later.n_unknown > 100);
     if (swap != 0) {
         assert_true(atomic_load(&l.counters.kv_swaps) > 0);
         assert_int_equal(atomic_load(&l.counters.kv_recomputations), 0);
@@ -311,7 +324,9 @@ run_policy(const char *spec, uint64_t memory)
         asks[i].n = i % 5 == 0 ? 1 + rig_below(&state, CHOICES) : 1;
     }
     run_alone(spec, asks);
-    run_crowd(spec, asks, memory, 64 << 20);
+    run_crowd(spec, asks, memory, 64 << 20, false);
+    compare(spec, asks);
+    run_crowd(spec, asks, memory, 64 << 20, true);
     compare(spec, asks);
     free(asks);
 }
@@ -350,7 +365,8 @@ test_without_swap(void **state)
         asks[i].max_tokens = 60 + rig_below(&random, 60);
         asks[i].n = 1;
     }
-    run_crowd("diffkv", asks, 4 << 20, 0);
+    run_crowd("diffkv", asks, 4 << 20, 0, false);
+    run_crowd("diffkv", asks, 4 << 20, 0, true);
     free(asks);
 }
 
