@@ -3,17 +3,16 @@
 # Included by the Makefile.
 
 SOFT_LIB := $B/tests/libtokenring_soft.so
-SOFT_SRC := $(filter-out %/test_soft.c,$(wildcard tests/soft/*.c)) \
+SOFT_SRC := $(filter-out tests/soft/test_%,$(wildcard tests/soft/*.c)) \
             $(wildcard tests/gpu/*_reference.c)
+SOFT_TEST := $B/tests/test_soft $B/tests/test_soft_kernels
 SOFT_OBJ := $(SOFT_SRC:%.c=$B/obj/%.o)
 # The backend is in the engine, too, from the same objects.
 SOFT_CPU := $(patsubst %.c,$B/obj/%.o,$(wildcard kernels/*.c kernels/cpu/*.c))
 
 $(SOFT_OBJ) $(SOFT_CPU): PIC = -fPIC -fvisibility=hidden
 
-ifneq ($(wildcard tests/soft/soft_manager.c),)
-unit: $(SOFT_LIB) $B/tests/test_soft
-endif
+unit: $(SOFT_LIB) $(SOFT_TEST)
 
 $(SOFT_LIB): $(SOFT_OBJ) $(SOFT_CPU)
 	@mkdir -p $(@D)
@@ -21,7 +20,7 @@ $(SOFT_LIB): $(SOFT_OBJ) $(SOFT_CPU)
 	$Q$(CC) $(CFLAGS) -shared -pthread -o $@ $^ -Wl,--no-undefined \
 	    -lopenblas -lm $(LDFLAGS)
 
-$B/tests/test_soft: $B/obj/tests/soft/test_soft.o | $(SOFT_LIB)
+$(SOFT_TEST): $B/tests/%: $B/obj/tests/soft/%.o $B/libtokenring.a | $(SOFT_LIB)
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
-	$Q$(CC) $(CFLAGS) -pthread -o $@ $< -lcmocka $(LDFLAGS)
+	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ -lcmocka $(LIBS) $(LDFLAGS)

@@ -10,42 +10,13 @@
 #include <stdint.h>
 
 #include <cmocka.h>
-#include <dlfcn.h>
-#include <libgen.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cuda/api.h>
-
-static const tr_cuda_api_t *cuda;
-static tr_cuda_device_t device;
-
-/* The library beside this program. */
-static void
-load(void)
-{
-    char path[PATH_MAX], self[PATH_MAX] = "";
-    const tr_cuda_api_t *(*table)(void);
-    void *lib;
-
-    assert_true(readlink("/proc/self/exe", self, sizeof(self) - 1) > 0);
-    snprintf(path, sizeof(path), "%.4000s/libtokenring_soft.so", dirname(self));
-    lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (lib == NULL) {
-        fail_msg("%s", dlerror());
-        return;
-    }
-    *(void **) &table = dlsym(lib, TR_CUDA_API_SYMBOL);
-    assert_non_null(table);
-    cuda = table();
-    assert_int_equal(cuda->version, TR_CUDA_API_VERSION);
-    assert_int_equal(cuda->size, sizeof(*cuda));
-    assert_int_equal(cuda->open(0, &device), 0);
-}
+#include "load.h"
 
 static int
 setup(void **state)
@@ -56,7 +27,7 @@ setup(void **state)
     snprintf(seed, sizeof(seed), "%lld", (long long) time(NULL));
     setenv("TOKENRING_SOFT_SEED", seed, 0);
     printf("# TOKENRING_SOFT_SEED=%s\n", getenv("TOKENRING_SOFT_SEED"));
-    load();
+    soft_load();
     return 0;
 }
 
@@ -401,20 +372,20 @@ failing(const char *asked)
     tr_cuda_stream_t s;
 
     if (strcmp(asked, "kernel:5") == 0) {
-        load();
+        soft_load();
         ok = fault_ends_all("illegal memory access");
     } else if (strcmp(asked, "lost:5") == 0) {
-        load();
+        soft_load();
         ok = fault_ends_all("fallen off the bus")
              && cuda->about(0, &about) == TR_CUDA_FAILED;
     } else if (strcmp(asked, "alloc:3") == 0) {
-        load();
+        soft_load();
         ok = cuda->alloc(1) != NULL && cuda->pin(1) != NULL
              && cuda->alloc(1) != NULL && cuda->alloc(1) == NULL
              && said("out of memory") && cuda->alive()
              && cuda->alloc(1) != NULL;
     } else if (strcmp(asked, "launch:2") == 0) {
-        load();
+        soft_load();
         s = stream_open();
         uint8_t *p = cuda->alloc(1);
 
