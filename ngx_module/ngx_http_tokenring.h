@@ -505,6 +505,8 @@ ngx_int_t ngx_http_tokenring_health_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_tokenring_metrics_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_tokenring_zone_init(ngx_shm_zone_t *zone, void *data);
 ngx_int_t ngx_http_tokenring_log_handler(ngx_http_request_t *r);
+ngx_int_t ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out);
+ngx_uint_t ngx_http_tokenring_workers(ngx_http_tokenring_peer_t *peer);
 void ngx_http_tokenring_process_reset(ngx_http_tokenring_shared_t *shared);
 void ngx_http_tokenring_process_connected(ngx_http_tokenring_peer_t *peer,
     ngx_uint_t on);

@@ -28,6 +28,10 @@ static ngx_http_tokenring_route_e ngx_http_tokenring_route(
 static ngx_http_tokenring_route_e ngx_http_tokenring_route_request(
     ngx_http_request_t *r, ngx_str_t *id);
 static size_t ngx_http_tokenring_version_at(u_char *p, size_t len);
+static ngx_int_t ngx_http_tokenring_list(ngx_http_request_t *r,
+    ngx_str_t *id);
+static ngx_int_t ngx_http_tokenring_complete(ngx_http_request_t *r,
+    ngx_uint_t endpoint);
 static ngx_int_t ngx_http_tokenring_refuse_method(ngx_http_request_t *r,
     ngx_str_t *allow, const char *message);
 static ngx_int_t ngx_http_tokenring_name_request(
@@ -38,11 +42,7 @@ static void ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t
 ngx_http_tokenring_handler(ngx_http_request_t *r)
 {
-    ngx_int_t                   rc;
     ngx_str_t                   id;
-    const char                 *why;
-    tr_status_t                 status;
-    ngx_http_tokenring_ctx_t   *ctx;
     ngx_http_tokenring_route_e  route;
 
     static ngx_str_t  get = ngx_string("GET, HEAD");
@@ -68,12 +68,7 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
                                                  "This URL takes GET only");
         }
 
-        rc = ngx_http_discard_request_body(r);
-        if (rc != NGX_OK) {
-            return rc;
-        }
-
-        return ngx_http_tokenring_models(r,
+        return ngx_http_tokenring_list(r,
                         (route == NGX_HTTP_TOKENRING_MODEL) ? &id : NULL);
 
     case NGX_HTTP_TOKENRING_REQUEST:
@@ -112,9 +107,37 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
                                                 "This URL takes POST only");
     }
 
-    ctx = ngx_http_tokenring_create_ctx(r,
+    return ngx_http_tokenring_complete(r,
               (route == NGX_HTTP_TOKENRING_CHAT) ? TR_ENDPOINT_CHAT
                                                  : TR_ENDPOINT_COMPLETIONS);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_list(ngx_http_request_t *r, ngx_str_t *id)
+{
+    ngx_int_t  rc;
+
+    rc = ngx_http_discard_request_body(r);
+    if (rc != NGX_OK) {
+        return rc;
+    }
+
+    return ngx_http_tokenring_models(r, id);
+}
+
+
+/* a prompt: to an engine as its body comes in, or an error at once */
+
+static ngx_int_t
+ngx_http_tokenring_complete(ngx_http_request_t *r, ngx_uint_t endpoint)
+{
+    ngx_int_t                  rc;
+    const char                *why;
+    tr_status_t                status;
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    ctx = ngx_http_tokenring_create_ctx(r, endpoint);
     if (ctx == NULL) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }

@@ -22,6 +22,11 @@ static ngx_http_tokenring_engine_t *ngx_http_tokenring_find_engine(
     ngx_conf_t *cf, ngx_str_t *name);
 static char *ngx_http_tokenring_set_engine(ngx_conf_t *cf,
     ngx_command_t *cmd, void *conf);
+static ngx_int_t ngx_http_tokenring_add_peer(ngx_conf_t *cf,
+    ngx_http_tokenring_main_conf_t *tmcf, ngx_http_tokenring_engine_t *engine,
+    ngx_str_t *url);
+static ngx_int_t ngx_http_tokenring_set_peers(
+    ngx_http_tokenring_peer_t *peers, ngx_uint_t n, ngx_str_t *param);
 static char *ngx_http_tokenring_set_pass(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 static char *ngx_http_tokenring_set_page(ngx_conf_t *cf, ngx_command_t *cmd,
@@ -433,12 +438,9 @@ ngx_http_tokenring_set_engine(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_http_tokenring_main_conf_t  *tmcf = conf;
 
-    ssize_t                       size;
-    ngx_int_t                     n;
-    ngx_str_t                    *value, s;
-    ngx_url_t                     u;
+    ngx_str_t                    *value;
     ngx_uint_t                    i, first;
-    ngx_http_tokenring_peer_t    *peer, *peers;
+    ngx_http_tokenring_peer_t    *peers;
     ngx_http_tokenring_engine_t  *engine;
 
     value = cf->args->elts;
@@ -452,33 +454,12 @@ ngx_http_tokenring_set_engine(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     for (i = 2; i < cf->args->nelts; i++) {
 
-        if (ngx_strncmp(value[i].data, "unix:", 5) != 0) {
-            continue;
-        }
-
-        ngx_memzero(&u, sizeof(ngx_url_t));
-
-        u.url = value[i];
-
-        if (ngx_parse_url(cf->pool, &u) != NGX_OK) {
-            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "%s in \"%V\"",
-                               u.err ? u.err : "invalid socket", &u.url);
+        if (ngx_strncmp(value[i].data, "unix:", 5) == 0
+            && ngx_http_tokenring_add_peer(cf, tmcf, engine, &value[i])
+               != NGX_OK)
+        {
             return NGX_CONF_ERROR;
         }
-
-        peer = ngx_array_push(&engine->peers);
-        if (peer == NULL) {
-            return NGX_CONF_ERROR;
-        }
-
-        ngx_memzero(peer, sizeof(ngx_http_tokenring_peer_t));
-
-        peer->engine = engine;
-        peer->addr = u.addrs[0];
-        peer->addr.name = value[i];
-        peer->number = tmcf->npeers++;
-        peer->replica = engine->peers.nelts - 1;
-        peer->weight = 1;
     }
 
     if (engine->peers.nelts == first) {
@@ -487,70 +468,121 @@ ngx_http_tokenring_set_engine(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         return NGX_CONF_ERROR;
     }
 
-    for (i = 2; i < cf->args->nelts; i++) {
+    peers = engine->peers.elts;
 
-        peers = engine->peers.elts;
-        peer = &peers[first];
+    for (i = 2; i < cf->args->nelts; i++) {
 
         if (ngx_strncmp(value[i].data, "unix:", 5) == 0) {
             continue;
         }
 
-        if (ngx_strncmp(value[i].data, "weight=", 7) == 0) {
-            n = ngx_atoi(value[i].data + 7, value[i].len - 7);
-
-            if (n < 1 || n > 65536) {
-                goto invalid;
-            }
-
-            for ( /* void */ ; peer < peers + engine->peers.nelts; peer++) {
-                peer->weight = n;
-            }
-
-            continue;
+        if (ngx_http_tokenring_set_peers(&peers[first],
+                                         engine->peers.nelts - first,
+                                         &value[i])
+            != NGX_OK)
+        {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid parameter \"%V\"", &value[i]);
+            return NGX_CONF_ERROR;
         }
-
-        if (ngx_strncmp(value[i].data, "slots=", 6) == 0) {
-            n = ngx_atoi(value[i].data + 6, value[i].len - 6);
-
-            if (n < 1 || n > (ngx_int_t) TR_CHANNEL_SLOTS_MAX) {
-                goto invalid;
-            }
-
-            for ( /* void */ ; peer < peers + engine->peers.nelts; peer++) {
-                peer->nslots = (uint32_t) n;
-            }
-
-            continue;
-        }
-
-        if (ngx_strncmp(value[i].data, "ring=", 5) == 0) {
-            s.data = value[i].data + 5;
-            s.len = value[i].len - 5;
-            size = ngx_parse_size(&s);
-
-            if (size < (ssize_t) TR_RING_MIN || size > (ssize_t) TR_RING_MAX) {
-                goto invalid;
-            }
-
-            for ( /* void */ ; peer < peers + engine->peers.nelts; peer++) {
-                peer->ring = (uint32_t) size;
-            }
-
-            continue;
-        }
-
-        goto invalid;
     }
 
     return NGX_CONF_OK;
+}
 
-invalid:
 
-    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "invalid parameter \"%V\"",
-                       &value[i]);
+static ngx_int_t
+ngx_http_tokenring_add_peer(ngx_conf_t *cf,
+    ngx_http_tokenring_main_conf_t *tmcf, ngx_http_tokenring_engine_t *engine,
+    ngx_str_t *url)
+{
+    ngx_url_t                   u;
+    ngx_http_tokenring_peer_t  *peer;
 
-    return NGX_CONF_ERROR;
+    ngx_memzero(&u, sizeof(ngx_url_t));
+
+    u.url = *url;
+
+    if (ngx_parse_url(cf->pool, &u) != NGX_OK) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "%s in \"%V\"",
+                           u.err ? u.err : "invalid socket", &u.url);
+        return NGX_ERROR;
+    }
+
+    peer = ngx_array_push(&engine->peers);
+    if (peer == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_memzero(peer, sizeof(ngx_http_tokenring_peer_t));
+
+    peer->engine = engine;
+    peer->addr = u.addrs[0];
+    peer->addr.name = *url;
+    peer->number = tmcf->npeers++;
+    peer->replica = engine->peers.nelts - 1;
+    peer->weight = 1;
+
+    return NGX_OK;
+}
+
+
+/* a parameter of one directive, for the n sockets that it names */
+
+static ngx_int_t
+ngx_http_tokenring_set_peers(ngx_http_tokenring_peer_t *peers, ngx_uint_t n,
+    ngx_str_t *param)
+{
+    ssize_t     size;
+    ngx_int_t   number;
+    ngx_str_t   s;
+    ngx_uint_t  i;
+
+    if (ngx_strncmp(param->data, "weight=", 7) == 0) {
+        number = ngx_atoi(param->data + 7, param->len - 7);
+
+        if (number < 1 || number > 65536) {
+            return NGX_ERROR;
+        }
+
+        for (i = 0; i < n; i++) {
+            peers[i].weight = number;
+        }
+
+        return NGX_OK;
+    }
+
+    if (ngx_strncmp(param->data, "slots=", 6) == 0) {
+        number = ngx_atoi(param->data + 6, param->len - 6);
+
+        if (number < 1 || number > (ngx_int_t) TR_CHANNEL_SLOTS_MAX) {
+            return NGX_ERROR;
+        }
+
+        for (i = 0; i < n; i++) {
+            peers[i].nslots = (uint32_t) number;
+        }
+
+        return NGX_OK;
+    }
+
+    if (ngx_strncmp(param->data, "ring=", 5) == 0) {
+        s.data = param->data + 5;
+        s.len = param->len - 5;
+        size = ngx_parse_size(&s);
+
+        if (size < (ssize_t) TR_RING_MIN || size > (ssize_t) TR_RING_MAX) {
+            return NGX_ERROR;
+        }
+
+        for (i = 0; i < n; i++) {
+            peers[i].ring = (uint32_t) size;
+        }
+
+        return NGX_OK;
+    }
+
+    return NGX_ERROR;
 }
 
 

@@ -1,0 +1,239 @@
+/*
+ * What the gateway counts: requests by status, pauses, retries, losses.
+ *
+ * The counters stand in a shared memory zone that survives reloads.  What can
+ * go down again is kept per worker process, so that a worker that was killed
+ * takes its numbers with it.
+ */
+
+#include "ngx_http_tokenring.h"
+
+#include <signal.h>
+
+
+ngx_http_tokenring_shared_t  *ngx_http_tokenring_counters;
+
+
+/* statuses that are counted by themselves, the last is for all others */
+
+static ngx_uint_t
+    ngx_http_tokenring_statuses[NGX_HTTP_TOKENRING_STATUSES - 1] = {
+    200, 400, 401, 403, 404, 405, 408, 413, 429, 431, 499, 500, 502, 503, 504
+};
+
+
+/* is this worker's entry still of a living process? */
+
+static ngx_uint_t
+ngx_http_tokenring_alive(ngx_http_tokenring_process_t *p)
+{
+    return p->pid && (p->pid == (ngx_atomic_uint_t) ngx_pid
+                      || kill((ngx_pid_t) p->pid, 0) == 0
+                      || ngx_errno == NGX_EPERM);
+}
+
+
+/* workers that are connected to this socket */
+
+ngx_uint_t
+ngx_http_tokenring_workers(ngx_http_tokenring_peer_t *peer)
+{
+    ngx_uint_t                     i, n;
+    ngx_http_tokenring_process_t  *p;
+
+    n = 0;
+
+    for (i = 0; ngx_http_tokenring_counters && i < NGX_MAX_PROCESSES; i++) {
+        p = &ngx_http_tokenring_counters->processes[i];
+
+        if (p->connected & ((ngx_atomic_uint_t) 1 << (peer->number % 64))
+            && ngx_http_tokenring_alive(p))
+        {
+            n++;
+        }
+    }
+
+    return n;
+}
+
+
+/* as Prometheus text */
+
+ngx_int_t
+ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out)
+{
+    ngx_uint_t                     i, active;
+    ngx_http_tokenring_shared_t   *shared;
+    ngx_http_tokenring_process_t  *p;
+
+    shared = ngx_http_tokenring_counters;
+
+    if (shared == NULL) {
+        return NGX_OK;
+    }
+
+    if (ngx_http_tokenring_printf(out, 256,
+            "# HELP tokenring_gateway_requests_total "
+            "Requests to tokenring_pass locations by status.\n"
+            "# TYPE tokenring_gateway_requests_total counter\n")
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < NGX_HTTP_TOKENRING_STATUSES; i++) {
+
+        if (i == NGX_HTTP_TOKENRING_STATUSES - 1) {
+            if (ngx_http_tokenring_printf(out, 128,
+                    "tokenring_gateway_requests_total{status=\"other\"} %uA\n",
+                    shared->requests[i])
+                != NGX_OK)
+            {
+                return NGX_ERROR;
+            }
+
+            break;
+        }
+
+        if (ngx_http_tokenring_printf(out, 128,
+                "tokenring_gateway_requests_total{status=\"%ui\"} %uA\n",
+                ngx_http_tokenring_statuses[i], shared->requests[i])
+            != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    active = 0;
+
+    for (i = 0; i < NGX_MAX_PROCESSES; i++) {
+        p = &shared->processes[i];
+
+        if (p->active && ngx_http_tokenring_alive(p)) {
+            active += p->active;
+        }
+    }
+
+    return ngx_http_tokenring_printf(out, 2048,
+        "# HELP tokenring_gateway_active_requests "
+        "Requests in the workers now.\n"
+        "# TYPE tokenring_gateway_active_requests gauge\n"
+        "tokenring_gateway_active_requests %ui\n"
+        "# HELP tokenring_gateway_pauses_total "
+        "Times that a slow client made a worker pause its request.\n"
+        "# TYPE tokenring_gateway_pauses_total counter\n"
+        "tokenring_gateway_pauses_total %uA\n"
+        "# HELP tokenring_gateway_engine_losses_total "
+        "Connections to engines that were lost.\n"
+        "# TYPE tokenring_gateway_engine_losses_total counter\n"
+        "tokenring_gateway_engine_losses_total %uA\n"
+        "# HELP tokenring_gateway_retries_total "
+        "Requests sent again, to another engine.\n"
+        "# TYPE tokenring_gateway_retries_total counter\n"
+        "tokenring_gateway_retries_total %uA\n"
+        "# HELP tokenring_gateway_protocol_errors_total "
+        "Channels closed since an engine broke the protocol.\n"
+        "# TYPE tokenring_gateway_protocol_errors_total counter\n"
+        "tokenring_gateway_protocol_errors_total %uA\n",
+        active, shared->pauses, shared->engine_losses,
+        shared->retries,
+        shared->protocol_errors);
+}
+
+
+ngx_int_t
+ngx_http_tokenring_zone_init(ngx_shm_zone_t *zone, void *data)
+{
+    ngx_slab_pool_t               *shpool;
+    ngx_http_tokenring_shared_t  **shared;
+
+    shared = zone->data;
+
+    if (data) {
+        /* a reload: the zone of the old configuration */
+        *shared = *(ngx_http_tokenring_shared_t **) data;
+        return NGX_OK;
+    }
+
+    shpool = (ngx_slab_pool_t *) zone->shm.addr;
+
+    if (zone->shm.exists) {
+        *shared = shpool->data;
+        return NGX_OK;
+    }
+
+    *shared = ngx_slab_calloc(shpool, sizeof(ngx_http_tokenring_shared_t));
+    if (*shared == NULL) {
+        return NGX_ERROR;
+    }
+
+    shpool->data = *shared;
+
+    return NGX_OK;
+}
+
+
+void
+ngx_http_tokenring_process_reset(ngx_http_tokenring_shared_t *shared)
+{
+    ngx_http_tokenring_process_t  *p;
+
+    p = &shared->processes[ngx_process_slot];
+
+    p->active = 0;
+    p->connected = 0;
+    p->pid = (ngx_atomic_uint_t) ngx_pid;
+}
+
+
+void
+ngx_http_tokenring_process_connected(ngx_http_tokenring_peer_t *peer,
+    ngx_uint_t on)
+{
+    ngx_atomic_uint_t              bit;
+    ngx_http_tokenring_process_t  *p;
+
+    if (ngx_http_tokenring_counters == NULL) {
+        return;
+    }
+
+    p = &ngx_http_tokenring_counters->processes[ngx_process_slot];
+    bit = (ngx_atomic_uint_t) 1 << (peer->number % 64);
+
+    /* this process alone writes it */
+    p->connected = on ? (p->connected | bit) : (p->connected & ~bit);
+}
+
+
+/* log phase: every request that was ours, or was meant to be */
+
+ngx_int_t
+ngx_http_tokenring_log_handler(ngx_http_request_t *r)
+{
+    ngx_uint_t                      i, status;
+    ngx_http_tokenring_loc_conf_t  *tlcf;
+
+    if (ngx_http_tokenring_counters == NULL) {
+        return NGX_OK;
+    }
+
+    tlcf = ngx_http_get_module_loc_conf(r, ngx_http_tokenring_module);
+
+    if (tlcf->engine == NULL && !tlcf->errors
+        && ngx_http_get_module_ctx(r, ngx_http_tokenring_module) == NULL)
+    {
+        return NGX_OK;
+    }
+
+    status = r->err_status ? r->err_status : r->headers_out.status;
+
+    for (i = 0; i < NGX_HTTP_TOKENRING_STATUSES - 1; i++) {
+        if (ngx_http_tokenring_statuses[i] == status) {
+            break;
+        }
+    }
+
+    (void) ngx_atomic_fetch_add(&ngx_http_tokenring_counters->requests[i], 1);
+
+    return NGX_OK;
+}
