@@ -12,7 +12,7 @@ SOFT_CPU := $(patsubst %.c,$B/obj/%.o,$(wildcard kernels/*.c kernels/cpu/*.c))
 
 $(SOFT_OBJ) $(SOFT_CPU): PIC = -fPIC -fvisibility=hidden
 
-unit: $(SOFT_LIB) $(SOFT_TEST)
+unit: $(SOFT_LIB) $(SOFT_TEST) $B/tests/test_runtime
 
 $(SOFT_LIB): $(SOFT_OBJ) $(SOFT_CPU)
 	@mkdir -p $(@D)
@@ -24,3 +24,9 @@ $(SOFT_TEST): $B/tests/%: $B/obj/tests/soft/%.o $B/libtokenring.a | $(SOFT_LIB)
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
 	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ -lcmocka $(LIBS) $(LDFLAGS)
+
+# The GPU's test of the table, on the software device.
+$B/tests/test_runtime: $B/obj/tests/gpu/test_runtime.o | $(SOFT_LIB)
+	@mkdir -p $(@D)
+	@echo "  LD    $@"
+	$Q$(CC) $(CFLAGS) -pthread -o $@ $< -lm $(LDFLAGS)
