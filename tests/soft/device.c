@@ -11,7 +11,7 @@
 
 static __thread char reason[512];
 
-static uint64_t seed = 1;
+static uint64_t seed = 1, guard = 16;
 static size_t memory = (size_t) 256 << 20;
 static soft_fail_t fail = SOFT_FAILS; /* none */
 static unsigned long fail_at;
@@ -56,6 +56,8 @@ read_environment(void)
     const char *s = getenv("TOKENRING_SOFT_FAIL");
 
     seed = number_of("TOKENRING_SOFT_SEED", (uint64_t) time(NULL));
+    guard = number_of("TOKENRING_SOFT_GUARD", guard);
+    guard += guard == 0;
     memory = number_of("TOKENRING_SOFT_MEMORY", 256) << 20;
     if (s != NULL && *s != '\0') {
         read_fail(s);
@@ -66,6 +68,12 @@ uint64_t
 soft_seed(void)
 {
     return seed;
+}
+
+uint64_t
+soft_guard(void)
+{
+    return guard;
 }
 
 size_t

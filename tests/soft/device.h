@@ -29,6 +29,7 @@ bool soft_fails(soft_fail_t kind);
 /* The environment's numbers. */
 uint64_t soft_seed(void);
 size_t soft_memory_size(void);
+uint64_t soft_guard(void);
 
 /* One lock for the state of streams, events, graphs and the fault, and one
  * condition for all that changes in it. */
@@ -49,6 +50,8 @@ bool soft_capturing(void);
 /* Is all of [p, p + bytes) device memory, or pinned? */
 bool soft_known(const void *p, size_t bytes);
 size_t soft_memory_used(void);
+/* Something begins to run, or nothing runs any more. */
+void soft_memory_open(bool yes);
 
 /* In a body: memory that may hold weights was written; what is kept of them is
  * forgotten. */

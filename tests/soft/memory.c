@@ -1,6 +1,7 @@
 /*
  * Device memory and pinned memory: a mapping each, which ends (but for the
  * rounding to 256 bytes) where a page begins that nobody may touch.
+ * While no launch runs, the device's memory may not be touched at all.
  */
 #include "device.h"
 
@@ -20,6 +21,7 @@ typedef struct block {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static block_t *blocks;
 static size_t used; /* of the device's memory */
+static bool open;   /* the device's memory may be touched: something runs */
 
 size_t
 soft_memory_used(void)
@@ -45,6 +47,29 @@ soft_known(const void *p, size_t bytes)
     }
     pthread_mutex_unlock(&lock);
     return known;
+}
+
+/* With the lock. */
+static void
+block_protect(const block_t *b, bool yes)
+{
+    if (!b->pinned
+        && mprotect(b->map, b->mapped - PAGE,
+                    yes ? PROT_READ | PROT_WRITE : PROT_NONE)
+               != 0) {
+        abort();
+    }
+}
+
+void
+soft_memory_open(bool yes)
+{
+    pthread_mutex_lock(&lock);
+    for (const block_t *b = open == yes ? NULL : blocks; b; b = b->next) {
+        block_protect(b, yes);
+    }
+    open = yes;
+    pthread_mutex_unlock(&lock);
 }
 
 static block_t *
@@ -94,6 +119,7 @@ take(size_t bytes, bool pinned)
     b->next = blocks;
     blocks = b;
     used += pinned ? 0 : bytes;
+    block_protect(b, open);
     pthread_mutex_unlock(&lock);
     return b->p;
 }

@@ -8,8 +8,9 @@
  * pinned memory too early, sees the wrong bytes.
  *
  * Device memory holds 0xff (NaN, -1) until it is written, and ends at a page
- * that nobody may touch; copies are only allowed between device memory and
- * pinned memory, within what was allocated.
+ * that nobody may touch; a host that touches any of it while nothing runs will
+ * end with a segmentation fault.  Copies are only allowed between device memory
+ * and pinned memory, within what was allocated.
  *
  * A launcher is two functions: the one of the headers, which checks what the
  * host can see and copies its arguments, and the body, which runs later:
@@ -33,6 +34,8 @@
  *   TOKENRING_SOFT_SEED    of the pauses; 0: none.  Default: the time, printed
  *                          when a fault is
  *   TOKENRING_SOFT_MEMORY  MiB of the device, 256 by default
+ *   TOKENRING_SOFT_GUARD   how often the device's memory is closed when nothing
+ *                          runs any more: every so many times, 16 by default
  *   TOKENRING_SOFT_FAIL    alloc:N   the N-th allocation finds no memory
  *                          pin:N     nor does the N-th of pinned memory
  *                          launch:N  the N-th launch is refused

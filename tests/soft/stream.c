@@ -34,6 +34,7 @@ typedef struct queue {
     launch_t *first, **end;
     graph_t *capture; /* launches go there */
     bool busy, closing;
+    bool awake; /* may touch the device's memory */
     uint64_t random;
 } queue_t;
 
@@ -48,6 +49,7 @@ const tr_stream_t soft_cpu_stream = { .threads = 1 };
 
 static queue_t *queues;
 static unsigned waiting; /* host threads that wait for the device */
+static unsigned awake;   /* streams */
 static uint64_t opened;  /* streams so far */
 static char fault[256];
 static bool lost;
@@ -223,6 +225,25 @@ graph_leave(graph_t *g)
     free(g);
 }
 
+/* With the lock: while nothing runs, nobody may touch the device's memory.  This
+ * is seen to now and then, since it costs more than most kernels. */
+static void
+stay_awake(queue_t *q, bool yes)
+{
+    static uint64_t times;
+
+    if (q->awake == yes) {
+        return;
+    }
+    q->awake = yes;
+    awake += yes ? 1u : -1u;
+    if (awake == 0 && ++times % soft_guard() == 0) {
+        soft_memory_open(false);
+    } else if (awake == 1 && yes) {
+        soft_memory_open(true);
+    }
+}
+
 static void *
 thread_main(void *arg)
 {
@@ -239,6 +260,7 @@ thread_main(void *arg)
             pthread_cond_wait(&soft_changed, &soft_lock);
             continue;
         }
+        stay_awake(q, true);
         q->busy = true;
         q->first = l->next;
         if (q->first == NULL) {
@@ -253,6 +275,9 @@ thread_main(void *arg)
             graph_leave(l->graph);
         }
         free(l);
+        if (q->first == NULL) {
+            stay_awake(q, false);
+        }
         q->busy = false;
         pthread_cond_broadcast(&soft_changed);
     }

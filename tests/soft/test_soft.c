@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -26,6 +27,7 @@ setup(void **state)
     (void) state;
     snprintf(seed, sizeof(seed), "%lld", (long long) time(NULL));
     setenv("TOKENRING_SOFT_SEED", seed, 0);
+    setenv("TOKENRING_SOFT_GUARD", "1", 1);
     printf("# TOKENRING_SOFT_SEED=%s\n", getenv("TOKENRING_SOFT_SEED"));
     soft_load();
     return 0;
@@ -363,6 +365,38 @@ fault_ends_all(const char *why)
     return ok;
 }
 
+/* The host reads the device's memory: a segmentation fault. */
+static bool
+touches_nothing(void)
+{
+    volatile uint8_t *p = cuda->alloc(1);
+    int status = -1;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        signal(SIGSEGV, SIG_DFL); /* not cmocka's */
+        _exit(*p == 0xff ? 0 : 1);
+    }
+    waitpid(pid, &status, 0);
+    cuda->release((void *) p);
+    return WIFSIGNALED(status);
+}
+
+static void
+memory_is_not_the_hosts(void **state)
+{
+    tr_cuda_stream_t s = stream_open();
+    void *p = cuda->alloc(4);
+
+    (void) state;
+    assert_true(touches_nothing());
+    assert_int_equal(cuda->fill(&s, p, 1, 4), 0);
+    assert_int_equal(cuda->stream_wait(&s), 0);
+    assert_true(touches_nothing());
+    cuda->release(p);
+    cuda->stream_close(&s);
+}
+
 /* The program, told what fails. */
 static int
 failing(const char *asked)
@@ -417,6 +451,7 @@ main(int argc, char **argv)
         cmocka_unit_test(streams_follow_each_other),
         cmocka_unit_test(graphs_repeat),
         cmocka_unit_test(memory_is_held_to_its_size),
+        cmocka_unit_test(memory_is_not_the_hosts),
         cmocka_unit_test(products_are_those_of_the_weights),
         cmocka_unit_test(fails_when_asked),
     };
