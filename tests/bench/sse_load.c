@@ -16,12 +16,16 @@
  * The answer on standard output is one JSON object.  Exit status 1: a stream
  * did not end as it must (200, every token, finish_reason, [DONE], last chunk).
  *
+ * With --stamps the kernel says when each piece came to the socket, which on a
+ * loopback is within the gateway's write to it: what the reader itself does has
+ * no part in that.  A read that finds two pieces knows the later one's time.
+ *
  * With --lazy MS it looks only so often and sleeps in between, so that a write to
  * a socket wakes nobody, as if the clients were on another machine: for CPU
  * time.  Without it, it waits on the sockets: for latency.
  *
  *   sse_load --port P --streams N --tokens T [--warmup W] [--lazy MS]
- *            [--trace FILE] [--model NAME] [--cpu NAME=PID]...
+ *            [--stamps] [--trace FILE] [--model NAME] [--cpu NAME=PID]...
  */
 #include <ctype.h>
 #include <dirent.h>
@@ -35,6 +39,10 @@
 #include <sys/socket.h>
 
 #include <null_trace.h>
+
+/* these need <time.h>, which null_trace.h includes */
+#include <linux/errqueue.h>
+#include <linux/net_tstamp.h>
 
 #define MAX_WATCH 8
 #define MAX_THREADS 64
@@ -70,6 +78,7 @@ typedef struct {
 static struct {
     int port;
     unsigned n_streams, warmup, lazy_ms;
+    int stamps;
     uint32_t tokens;
     const char *model, *trace_path;
     tr_trace_t *trace;
@@ -78,12 +87,14 @@ static struct {
     stream_t *streams;
     unsigned warm, open;
     uint64_t *arrival; /* ns, in order of arrival */
+    uint64_t *written; /* the same by the kernel's stamps */
     uint64_t n_arrival;
     uint64_t window_begin, window_end; /* ns */
     uint64_t first_token, last_token;  /* n_arrival at the borders */
     uint64_t begin_bytes, bytes, window_bytes;
     uint64_t begin_events, events, window_events;
-    uint64_t now;
+    uint64_t idle, self; /* ns, in the window: of all CPUs, and our own */
+    uint64_t now, stamp;
     unsigned n_watch;
     watch_t watch[MAX_WATCH];
     char error[256];
@@ -150,6 +161,32 @@ watch_begin(watch_t *w)
     closedir(dir);
 }
 
+/* Nanoseconds for which CPUs had nothing to do, since the machine started. */
+static uint64_t
+machine_idle(void)
+{
+    unsigned long long idle = 0, wait = 0;
+    FILE *f = fopen("/proc/stat", "r");
+
+    if (f != NULL) {
+        if (fscanf(f, "cpu %*u %*u %*u %llu %llu", &idle, &wait) != 2) {
+            idle = wait = 0;
+        }
+        fclose(f);
+    }
+    return (uint64_t) (idle + wait) * 1000000000ull
+           / (uint64_t) sysconf(_SC_CLK_TCK);
+}
+
+static uint64_t
+self_ns(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ts);
+    return (uint64_t) ts.tv_sec * 1000000000ull + (uint64_t) ts.tv_nsec;
+}
+
 static void
 window_begin(void)
 {
@@ -158,6 +195,8 @@ window_begin(void)
     for (i = 0; i < g.n_watch; i++) {
         watch_begin(&g.watch[i]);
     }
+    g.idle = machine_idle();
+    g.self = self_ns();
     g.window_begin = tr_trace_now();
     g.first_token = g.n_arrival;
     g.begin_bytes = g.bytes;
@@ -177,6 +216,8 @@ window_end(void)
             w->thread[k].end = thread_ns(w->pid, w->thread[k].tid);
         }
     }
+    g.idle = machine_idle() - g.idle;
+    g.self = self_ns() - g.self;
     g.last_token = g.n_arrival;
     g.window_bytes = g.bytes - g.begin_bytes;
     g.window_events = g.events - g.begin_events;
@@ -199,6 +240,7 @@ stream_token(stream_t *s)
     s->tokens++;
     if (g.n_arrival < (uint64_t) g.n_streams * g.tokens) {
         g.arrival[g.n_arrival] = g.now;
+        g.written[g.n_arrival] = g.stamp;
     }
     g.n_arrival++;
     if (s->tokens == g.warmup && ++g.warm == g.n_streams) {
@@ -352,6 +394,7 @@ stream_open(stream_t *s)
     struct sockaddr_in sin = { .sin_family = AF_INET };
     struct epoll_event ev = { .events = EPOLLIN, .data.ptr = s };
     char request[1024], body[512];
+    int stamps = SOF_TIMESTAMPING_RX_SOFTWARE | SOF_TIMESTAMPING_SOFTWARE;
     int on = 1, n;
 
     sin.sin_port = htons((uint16_t) g.port);
@@ -362,6 +405,12 @@ stream_open(stream_t *s)
         die("connect");
     }
     setsockopt(s->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    if (g.stamps
+        && setsockopt(s->fd, SOL_SOCKET, SO_TIMESTAMPING, &stamps,
+                      sizeof(stamps))
+               != 0) {
+        die("SO_TIMESTAMPING");
+    }
     n = snprintf(body, sizeof(body),
                  "{\"model\":\"%.64s\",\"messages\":[{\"role\":\"user\","
                  "\"content\":\"Tell me a story.\"}],\"stream\":true,"
@@ -379,16 +428,52 @@ stream_open(stream_t *s)
     g.open++;
 }
 
+/* The time that came with a piece, on the clock of the trace. */
+static uint64_t
+stamp_of(struct msghdr *message)
+{
+    struct cmsghdr *c;
+    struct timespec real;
+
+    for (c = CMSG_FIRSTHDR(message); c != NULL; c = CMSG_NXTHDR(message, c)) {
+        struct scm_timestamping stamps;
+        uint64_t at, ago;
+
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SO_TIMESTAMPING) {
+            continue;
+        }
+        memcpy(&stamps, CMSG_DATA(c), sizeof(stamps));
+        at = (uint64_t) stamps.ts[0].tv_sec * 1000000000ull
+             + (uint64_t) stamps.ts[0].tv_nsec;
+        clock_gettime(CLOCK_REALTIME, &real);
+        ago = (uint64_t) real.tv_sec * 1000000000ull + (uint64_t) real.tv_nsec
+              - at;
+        return tr_trace_now() - ago;
+    }
+    return 0;
+}
+
 static void
 stream_read(stream_t *s)
 {
     static char buf[65536];
-    ssize_t n = recv(s->fd, buf, sizeof(buf), MSG_DONTWAIT);
+    static _Alignas(struct cmsghdr) char control[256];
+    struct iovec piece = { buf, sizeof(buf) };
+    struct msghdr message = { .msg_iov = &piece, .msg_iovlen = 1 };
+    ssize_t n;
 
+    if (g.stamps) {
+        message.msg_control = control;
+        message.msg_controllen = sizeof(control);
+        n = recvmsg(s->fd, &message, MSG_DONTWAIT);
+    } else {
+        n = recv(s->fd, buf, sizeof(buf), MSG_DONTWAIT);
+    }
     if (n < 0 && errno == EAGAIN) {
         return;
     }
     g.now = tr_trace_now();
+    g.stamp = n > 0 && g.stamps ? stamp_of(&message) : 0;
     if (n <= 0) {
         stream_fail(s, "connection closed");
         stream_end(s);
@@ -459,16 +544,17 @@ static void
 print_latency(void)
 {
     tr_trace_t *t = g.trace;
-    uint64_t *each, *last, k, n, at = 0, n_each = 0, n_last = 0;
+    uint64_t *each, *last, *write, k, n, at = 0, n_each = 0, n_last = 0;
 
     n = atomic_load_explicit(&t->n, memory_order_acquire);
     each = calloc(g.n_arrival + 1, sizeof(*each));
     last = calloc(n + 1, sizeof(*last));
-    if (each == NULL || last == NULL) {
+    write = calloc(n + 1, sizeof(*write));
+    if (each == NULL || last == NULL || write == NULL) {
         die("calloc");
     }
     for (k = g.trace_begin; k < n; k++) {
-        uint64_t i, tokens = t->record[k].tokens;
+        uint64_t i, tokens = t->record[k].tokens, latest = 0;
 
         if (tokens > g.n_arrival - at) {
             stream_fail(&g.streams[0], "more tokens in the trace than came");
@@ -478,8 +564,10 @@ print_latency(void)
             if (at >= g.first_token && at < g.last_token) {
                 each[n_each++] = g.arrival[at] - t->record[k].ns;
             }
+            latest = g.written[at] > latest ? g.written[at] : latest;
         }
         if (at > g.first_token && at <= g.last_token && tokens == g.n_streams) {
+            write[n_last] = latest - t->record[k].ns;
             last[n_last++] = g.arrival[at - 1] - t->record[k].ns;
         }
     }
@@ -489,14 +577,30 @@ print_latency(void)
     print_percentiles("latency_us", each, n_each);
     if (g.n_streams > 1) {
         print_percentiles("batch_last_us", last, n_last);
+        if (g.stamps) {
+            print_percentiles("batch_last_write_us", write, n_last);
+        }
     }
     free(each);
     free(last);
+    free(write);
+}
+
+/* What neither idles, nor is watched, nor is ours, as a share of the machine. */
+static double
+others(uint64_t watched)
+{
+    double all = (double) (g.window_end - g.window_begin)
+                 * (double) sysconf(_SC_NPROCESSORS_ONLN);
+    double rest = all - (double) g.idle - (double) g.self - (double) watched;
+
+    return rest > 0 && all > 0 ? rest / all : 0;
 }
 
 static void
 print_cpu(void)
 {
+    uint64_t watched = 0;
     unsigned i, k;
 
     printf(",\n \"cpu\": {");
@@ -513,8 +617,9 @@ print_cpu(void)
             sum += ns;
         }
         printf("], \"ns\": %llu}", (unsigned long long) sum);
+        watched += sum;
     }
-    printf("}");
+    printf("},\n \"others\": %.4f", others(watched));
 }
 
 static void
@@ -526,6 +631,7 @@ options(int argc, char **argv)
         { "tokens", required_argument, NULL, 't' },
         { "warmup", required_argument, NULL, 'w' },
         { "lazy", required_argument, NULL, 'l' },
+        { "stamps", no_argument, NULL, 's' },
         { "trace", required_argument, NULL, 'r' },
         { "model", required_argument, NULL, 'm' },
         { "cpu", required_argument, NULL, 'c' },
@@ -549,6 +655,9 @@ options(int argc, char **argv)
             break;
         case 'l':
             g.lazy_ms = (unsigned) atoi(optarg);
+            break;
+        case 's':
+            g.stamps = 1;
             break;
         case 'r':
             g.trace_path = optarg;
@@ -584,7 +693,8 @@ main(int argc, char **argv)
     options(argc, argv);
     g.streams = calloc(g.n_streams, sizeof(*g.streams));
     g.arrival = calloc((size_t) g.n_streams * g.tokens, sizeof(*g.arrival));
-    if (g.streams == NULL || g.arrival == NULL) {
+    g.written = calloc((size_t) g.n_streams * g.tokens, sizeof(*g.written));
+    if (g.streams == NULL || g.arrival == NULL || g.written == NULL) {
         die("calloc");
     }
     if (g.trace_path != NULL) {
