@@ -245,6 +245,10 @@ void tr_kv_ask(const tr_kv_cache_t *kv, int32_t slot, uint32_t len,
 /* A slot's policy and sequence when its prompt of len tokens is compressed. */
 void tr_kv_prompt_target(const tr_kv_cache_t *kv, int32_t slot, uint32_t len,
                          tr_kv_policy_t *p, tr_kv_seq_t *to);
+/* Bytes and shares of a slot with these counts, [heads][TR_KV_LISTS_MAX]. */
+void tr_kv_usage_of(const tr_kv_cache_t *kv, int32_t slot,
+                    const uint32_t *counts, const tr_page_plan_t *plan,
+                    tr_kv_usage_t *out);
 /* The most pages that a head can need for n compressed tokens: all in the list
  * with the fewest tokens a page, but for one in each other. */
 uint32_t tr_kv_worst_copy(const tr_page_plan_t *plan, const tr_kv_policy_t *p,

@@ -140,8 +140,8 @@ tr_kv_max_len(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
 
 /* Bytes and shares of a slot with the pages of `plan`. */
 void
-tr_kv_host_usage_in(const tr_kv_cache_t *kv, int32_t slot,
-                    const tr_page_plan_t *plan, tr_kv_usage_t *out)
+tr_kv_usage_of(const tr_kv_cache_t *kv, int32_t slot, const uint32_t *counts,
+               const tr_page_plan_t *plan, tr_kv_usage_t *out)
 {
     const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
     const tr_kv_seq_t *q = &kv->seq[slot];
@@ -158,7 +158,7 @@ tr_kv_host_usage_in(const tr_kv_cache_t *kv, int32_t slot,
     pages = (uint64_t) each * kv->heads;
     for (l = 0; l < q->n_lists; l++) {
         uint32_t tokens = tr_kv_level_tokens(plan, &p->level[l]);
-        const uint32_t *count = tr_kv_counts(kv, slot, 0) + l;
+        const uint32_t *count = counts + l;
 
         for (head = 0; head < kv->heads; head++) {
             sum[l] += count[head * TR_KV_LISTS_MAX];
@@ -178,6 +178,13 @@ tr_kv_host_usage_in(const tr_kv_cache_t *kv, int32_t slot,
         out->share_pruned = (float) ((double) (all - high - low)
                                      / (double) all);
     }
+}
+
+void
+tr_kv_host_usage_in(const tr_kv_cache_t *kv, int32_t slot,
+                    const tr_page_plan_t *plan, tr_kv_usage_t *out)
+{
+    tr_kv_usage_of(kv, slot, tr_kv_counts(kv, slot, 0), plan, out);
 }
 
 void

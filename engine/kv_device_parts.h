@@ -1,0 +1,233 @@
+/*
+ * What the files of a device's KV cache share (kv_device.h):
+ *
+ *   kv_device.c         memory, and what it is made of
+ *   kv_device_list.c    the list of commands, and how it is launched
+ *   kv_device_slots.c   kv_cache.h's functions: what is granted, and commands
+ *   kv_device_settle.c  batches, and what their reports say
+ *   kv_device_usage.c   what slots hold
+ *
+ * The cache's own slots and sequences (kv_internal.h) are the mirror: what the
+ * device will have when all that was asked is done and nothing stalled.  A
+ * batch has a serial number; commands belong to the batch that they precede.
+ *
+ * Pages that are free, at least: those of the last report, less the most that
+ * everything asked since can take, plus the least that comes back.  The sum over
+ * any beginning of the list is a bound where the device stands then, since it
+ * takes and gives in the order of the list; the rows of a batch come last.
+ */
+#ifndef TR_KV_DEVICE_PARTS_H
+#define TR_KV_DEVICE_PARTS_H
+
+#include "kv_device.h"
+#include "kv_internal.h"
+
+#define TR_KV_NEVER UINT64_MAX
+
+/* ---- commands ----------------------------------------------------------- */
+
+typedef enum {
+    TR_KV_DO_OPEN,
+    TR_KV_DO_BEGIN,
+    TR_KV_DO_FORK,
+    /* from here on the ring of free pages changes: kept in order */
+    TR_KV_DO_ASK,
+    TR_KV_DO_COMPLETE,
+    TR_KV_DO_OUT,
+    TR_KV_DO_IN,
+    TR_KV_DO_CLOSE
+} tr_kv_do_t;
+
+typedef struct {
+    int32_t slot;
+    uint32_t dense_pages;
+    uint32_t pages; /* at most */
+    uint32_t at;    /* their ids in the list's */
+} tr_kv_move_out_t;
+
+typedef struct {
+    union {
+        tr_cuda_open_t open;
+        tr_cuda_begin_t begin;
+        tr_cuda_fork_t fork;
+        tr_cuda_ask_t ask;
+        tr_cuda_complete_t complete;
+        tr_kv_move_out_t out; /* and in */
+        int32_t close;
+    };
+    uint32_t next; /* of its group */
+} tr_kv_command_t;
+
+/* Commands of one launch. */
+typedef struct {
+    tr_kv_do_t kind;
+    uint32_t n, first, last;
+} tr_kv_group_t;
+
+#define TR_KV_NO_GROUP UINT32_MAX
+
+typedef struct {
+    tr_kv_command_t *command; /* [room] */
+    tr_kv_group_t *group;     /* [room] */
+    uint32_t room, n, n_groups;
+    uint32_t ring; /* the last group that changes the ring */
+    int32_t *ids;  /* [swap pages] where slots that go out go */
+    uint32_t n_ids;
+    uint64_t number; /* of the list, for tr_kv_mirror_t.list */
+} tr_kv_list_t;
+
+/* ---- slots -------------------------------------------------------------- */
+
+/* What becomes of a compression. */
+typedef enum {
+    TR_KV_NO_TRIAL,
+    TR_KV_SURE,  /* granted, not yet reported */
+    TR_KV_TRIED, /* nobody knows */
+    TR_KV_DONE   /* it was granted; tr_kv_compress has not said so yet */
+} tr_kv_trial_t;
+
+/* A slot, beyond the mirror.  `pages` of tr_kv_slot_t: the most that it holds. */
+typedef struct {
+    uint64_t opened;  /* the first batch that it can be in */
+    uint64_t touched; /* the batch of its last command */
+    uint64_t low;     /* pages that it holds at least */
+    uint32_t told;    /* tokens that the device has by command */
+
+    tr_kv_trial_t trial;
+    uint64_t trial_of, trial_returns;
+    uint32_t trial_len;
+    /* when it was refused, or stalled: how often something had been given back;
+     * TR_KV_NEVER: it was not */
+    uint64_t denied, stalled;
+
+    uint64_t wished; /* the batch before which it was granted a token */
+    uint64_t row_of[TR_KV_DEVICE_TURNS];
+    uint32_t row_pos[TR_KV_DEVICE_TURNS]; /* in the batch row_of */
+
+    uint64_t list;  /* in which it is */
+    uint32_t group; /* and where, last */
+
+    int32_t ids; /* the first of its pages in host memory, -1: none */
+    uint32_t n_ids;
+
+    bool counted;
+    tr_cuda_tally_t last; /* of the last report */
+} tr_kv_mirror_t;
+
+/* ---- batches ------------------------------------------------------------ */
+
+/* By serial number; also of the one that commands are collected for. */
+typedef struct {
+    uint64_t claimed, returned; /* pages */
+    uint64_t returns;           /* g->returns before its step */
+    uint32_t n_rows, n_slots;   /* slots that its report tells of */
+    uint32_t n_completed;       /* compressions asked for, */
+    uint32_t n_refused;         /* and launched */
+    tr_kv_device_row_t *rows;   /* [max_seqs] */
+} tr_kv_batch_t;
+
+#define TR_KV_BATCHES (TR_KV_DEVICE_TURNS + 1u)
+
+/* Pinned memory of a batch: what goes there, and what comes back. */
+typedef struct {
+    uint8_t *in;
+    int32_t *ids;
+    uint8_t *out;
+    uint32_t *refused;
+} tr_kv_turn_t;
+
+typedef struct {
+    tr_kv_cache_t kv; /* what everybody has a pointer to */
+    tr_kv_device_t device;
+    tr_cuda_manager_t m;
+    tr_kv_mirror_t *mirror; /* [slots] */
+    tr_kv_list_t list;
+    bool failed; /* a launch did */
+
+    uint64_t next;           /* serial of the coming batch, from 1 */
+    uint64_t oldest;         /* of those under way */
+    uint64_t free;           /* pages, by the last report, */
+    uint64_t reported;       /* of this batch */
+    uint64_t returns;        /* how often something was given back */
+    uint64_t wished;         /* pages that rows to come may take */
+    tr_cuda_report_t report; /* the last */
+    tr_kv_batch_t batch[TR_KV_BATCHES];
+    tr_kv_turn_t turn[TR_KV_DEVICE_TURNS];
+
+    /* device memory; input has asks [max_seqs], then commands */
+    uint8_t *pool, *memory, *input;
+    size_t input_size, answer_size;
+    void *compress_work, *swap_work;
+    uint32_t *refused; /* [slots] by compression of a batch */
+    int32_t *ids;      /* as in the list */
+    int32_t *moved[2]; /* [swap_max] pages of one slot, there and here */
+    uint32_t *n_moved; /* [2] */
+    uint32_t swap_max;
+    double *alpha;                                   /* of policies, by head */
+    const double *alpha_host[TR_KV_LAYOUTS_MAX * 4]; /* whose they are */
+    uint32_t n_alpha;
+
+    /* pages of host memory: those of a slot, and the free ones, are chains */
+    int32_t *id_next; /* [swap.n] */
+    int32_t id_free;
+    uint32_t n_free_ids;
+} tr_kv_gpu_t;
+
+static inline tr_kv_gpu_t *
+tr_kv_gpu(const tr_kv_cache_t *kv)
+{
+    return (tr_kv_gpu_t *) (uintptr_t) kv; /* its first member */
+}
+
+static inline tr_kv_batch_t *
+tr_kv_batch(tr_kv_gpu_t *g, uint64_t serial)
+{
+    return &g->batch[serial % TR_KV_BATCHES];
+}
+
+static inline tr_kv_turn_t *
+tr_kv_turn(tr_kv_gpu_t *g, uint64_t serial)
+{
+    return &g->turn[serial % TR_KV_DEVICE_TURNS];
+}
+
+/* kv_device_list.c */
+size_t tr_kv_list_bytes(uint32_t room);
+/* A command for this slot (other: another that it reads, or -1), to be filled.
+ * A full list is launched first, which waits for the device. */
+tr_kv_command_t *tr_kv_command(tr_kv_gpu_t *g, tr_kv_do_t kind, int32_t slot,
+                               int32_t other);
+/* Launches the list from the pinned memory of `turn`; false: g->failed. */
+bool tr_kv_launch(tr_kv_gpu_t *g, const tr_kv_turn_t *turn);
+/* The same at once, outside of a batch; returns when it was done. */
+bool tr_kv_flush(tr_kv_gpu_t *g);
+
+/* kv_device_slots.c: tr_kv_ops_t. */
+int32_t tr_kv_gpu_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
+void tr_kv_gpu_close(tr_kv_cache_t *kv, int32_t slot);
+void tr_kv_gpu_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
+void tr_kv_gpu_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
+                             const uint32_t *lens, uint32_t n,
+                             tr_status_t *result);
+tr_status_t tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
+tr_status_t tr_kv_gpu_fork(tr_kv_cache_t *kv, int32_t from, int32_t to,
+                           uint32_t len);
+tr_status_t tr_kv_gpu_swap_out(tr_kv_cache_t *kv, int32_t slot);
+tr_status_t tr_kv_gpu_swap_in(tr_kv_cache_t *kv, int32_t slot);
+/* Pages that are free, at least. */
+uint64_t tr_kv_bound(const tr_kv_gpu_t *g);
+/* Pages that the next token of a compressed slot can take. */
+uint64_t tr_kv_step_pages(const tr_kv_gpu_t *g, int32_t slot);
+/* The mirror after that token. */
+void tr_kv_step_mirror(tr_kv_gpu_t *g, int32_t slot);
+/* A slot keeps the first n of its pages in host memory. */
+void tr_kv_trim_ids(tr_kv_gpu_t *g, int32_t slot, uint32_t n);
+
+/* kv_device_usage.c: tr_kv_ops_t. */
+void tr_kv_gpu_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out);
+void tr_kv_gpu_usage_in(const tr_kv_cache_t *kv, int32_t slot,
+                        const tr_page_plan_t *plan, tr_kv_usage_t *out);
+void tr_kv_gpu_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out);
+bool tr_kv_gpu_sound(const tr_kv_cache_t *kv);
+
+#endif

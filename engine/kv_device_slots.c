@@ -1,0 +1,472 @@
+/*
+ * kv_cache.h's functions for a cache on a device: what is granted from what is
+ * known (kv_device.h), the mirror afterwards, and the command.
+ */
+#include <string.h>
+
+#include "kv_device_parts.h"
+
+static uint64_t
+most(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static uint64_t
+least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* ---- pages -------------------------------------------------------------- */
+
+uint64_t
+tr_kv_bound(const tr_kv_gpu_t *g)
+{
+    uint64_t have = g->free, gone = 0, i;
+
+    for (i = g->reported + 1; i <= g->next; i++) {
+        const tr_kv_batch_t *b = &g->batch[i % TR_KV_BATCHES];
+
+        have += b->returned;
+        gone += b->claimed;
+    }
+    return have > gone ? have - gone : 0;
+}
+
+static tr_kv_batch_t *
+coming(tr_kv_gpu_t *g)
+{
+    return tr_kv_batch(g, g->next);
+}
+
+uint64_t
+tr_kv_step_pages(const tr_kv_gpu_t *g, int32_t slot)
+{
+    tr_kv_ask_t a;
+
+    tr_kv_ask(&g->kv, slot, g->kv.slot[slot].tokens + 1, &a);
+    if (a.kind != TR_KV_ASK_STEP) {
+        return 0;
+    }
+    /* a head takes one page: for a list, or for the window */
+    return a.leaves != 0 || a.window_page ? g->kv.heads : 0;
+}
+
+void
+tr_kv_step_mirror(tr_kv_gpu_t *g, int32_t slot)
+{
+    tr_kv_slot_t *s = &g->kv.slot[slot];
+    tr_kv_seq_t *q = &g->kv.seq[slot];
+    tr_kv_ask_t a;
+
+    tr_kv_ask(&g->kv, slot, s->tokens + 1, &a);
+    if (a.kind == TR_KV_ASK_STEP) {
+        s->pages += tr_kv_step_pages(g, slot);
+        q->base = a.n + 1;
+        q->window_from += a.leaves;
+        s->tokens++;
+        g->kv.totals.tokens++;
+    }
+}
+
+/* ---- open, close, prompt ------------------------------------------------ */
+
+/* Thresholds by head, where the device has them. */
+static const double *
+device_alpha(const tr_kv_gpu_t *g, const double *alpha)
+{
+    size_t heads = 2 * (size_t) g->kv.heads;
+    uint32_t i;
+
+    for (i = 0; i < g->n_alpha; i++) {
+        if (g->alpha_host[i] == alpha) {
+            return g->alpha + i * heads;
+        }
+    }
+    assert(alpha == NULL); /* of no policy at create */
+    return NULL;
+}
+
+int32_t
+tr_kv_gpu_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
+{
+    tr_kv_gpu_t *g = tr_kv_gpu(kv);
+    int32_t slot = tr_kv_take_slot(kv, policy);
+    tr_kv_mirror_t *x;
+    tr_kv_command_t *c;
+    uint64_t list;
+    uint32_t group;
+
+    if (slot < 0) {
+        return -1;
+    }
+    x = &g->mirror[slot];
+    list = x->list;
+    group = x->group;
+    *x = (tr_kv_mirror_t){ .opened = g->next,
+                           .touched = g->next,
+                           .denied = TR_KV_NEVER,
+                           .stalled = TR_KV_NEVER,
+                           .list = list,
+                           .group = group,
+                           .ids = -1 };
+    c = tr_kv_command(g, TR_KV_DO_OPEN, slot, -1);
+    c->open.slot = slot;
+    c->open.seq = kv->seq[slot];
+    c->open.rule = kv->slot[slot].policy.rule;
+    c->open.rule.alpha_of = device_alpha(g, c->open.rule.alpha_of);
+    return slot;
+}
+
+/* The first n of a slot's pages in host memory stay its own. */
+void
+tr_kv_trim_ids(tr_kv_gpu_t *g, int32_t slot, uint32_t n)
+{
+    tr_kv_mirror_t *x = &g->mirror[slot];
+    int32_t *link = &x->ids, rest, at;
+    uint32_t i;
+
+    assert(n <= x->n_ids);
+    for (i = 0; i < n; i++) {
+        link = &g->id_next[*link];
+    }
+    rest = *link;
+    *link = -1;
+    while (rest >= 0) {
+        at = rest;
+        rest = g->id_next[at];
+        g->id_next[at] = g->id_free;
+        g->id_free = at;
+        g->n_free_ids++;
+    }
+    g->kv.totals.swapped_pages -= x->n_ids - n;
+    x->n_ids = n;
+}
+
+void
+tr_kv_gpu_close(tr_kv_cache_t *kv, int32_t slot)
+{
+    tr_kv_gpu_t *g = tr_kv_gpu(kv);
+    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+
+    tr_kv_command(g, TR_KV_DO_CLOSE, slot, -1)->close = slot;
+    if (!s->out) {
+        coming(g)->returned += g->mirror[slot].low;
+        g->returns++;
+    }
+    tr_kv_trim_ids(g, slot, 0);
+    tr_kv_drop_slot(kv, slot);
+}
+
+void
+tr_kv_gpu_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
+{
+    tr_kv_gpu_t *g = tr_kv_gpu(kv);
+    tr_kv_command_t *c = tr_kv_command(g, TR_KV_DO_BEGIN, slot, -1);
+
+    c->begin.slot = slot;
+    c->begin.len = len;
+    g->mirror[slot].touched = g->next;
+    tr_kv_host_prompt(kv, slot, len);
+}
+
+/* ---- reserve ------------------------------------------------------------ */
+
+/* Tells the device of dense positions. */
+static void
+tell(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
+{
+    tr_kv_command_t *c = tr_kv_command(g, TR_KV_DO_ASK, slot, -1);
+
+    c->ask.slot = slot;
+    c->ask.from = TR_CUDA_ANY;
+    c->ask.len = len;
+    g->mirror[slot].told = len;
+    g->mirror[slot].touched = g->next;
+}
+
+static tr_status_t
+reserve_dense(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
+{
+    tr_kv_slot_t *s = &g->kv.slot[slot];
+    tr_kv_ask_t a;
+
+    tr_kv_ask(&g->kv, slot, len, &a);
+    if (a.kind == TR_KV_ASK_NOTHING) {
+        return TR_OK;
+    }
+    if (a.pages > tr_kv_bound(g)) {
+        return TR_AGAIN;
+    }
+    g->kv.totals.tokens += len - s->tokens;
+    s->tokens = len;
+    if (a.more != 0) { /* else the batch's step does it */
+        s->dense_pages += a.more;
+        s->pages += a.pages;
+        g->mirror[slot].low += a.pages;
+        coming(g)->claimed += a.pages;
+        tell(g, slot, len);
+    }
+    tr_kv_set_reading(&g->kv, slot);
+    return TR_OK;
+}
+
+/* The next token of a compressed slot: the batch's step grants it or not. */
+static tr_status_t
+reserve_next(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
+{
+    tr_kv_mirror_t *x = &g->mirror[slot];
+    uint32_t tokens = g->kv.slot[slot].tokens;
+
+    if (len <= tokens) {
+        return TR_OK;
+    }
+    if (len != tokens + 1 || len > g->kv.config.max_len
+        || (x->stalled != TR_KV_NEVER && x->stalled >= g->returns)) {
+        return TR_AGAIN;
+    }
+    if (x->wished != g->next) {
+        x->wished = g->next;
+        g->wished += tr_kv_step_pages(g, slot);
+    }
+    return TR_OK;
+}
+
+void
+tr_kv_gpu_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
+                        const uint32_t *lens, uint32_t n, tr_status_t *result)
+{
+    tr_kv_gpu_t *g = tr_kv_gpu(kv);
+    uint32_t i;
+
+    for (i = 0; i < n; i++) {
+        const tr_kv_slot_t *s = tr_kv_slot(kv, slots[i]);
+
+        assert(!s->out);
+        result[i] = s->dense ? reserve_dense(g, slots[i], lens[i])
+                             : reserve_next(g, slots[i], lens[i]);
+    }
+}
+
+/* ---- compress ----------------------------------------------------------- */
+
+/* The most pages of the copy, all heads: as tr_kv_worst_copy, of the tokens that
+ * will be outside of the window. */
+static uint64_t
+worst_copy(const tr_kv_gpu_t *g, const tr_kv_seq_t *to)
+{
+    uint32_t few = UINT32_MAX, each, l;
+
+    for (l = 0; l < to->n_lists; l++) {
+        uint32_t tokens = g->kv.plan.layout[to->list_layout[l]].tokens;
+
+        few = tokens < few ? tokens : few;
+    }
+    each = to->window_from == 0
+               ? 0
+               : tr_kv_ceil(to->window_from, few) + to->n_lists - 1;
+    if (to->window != 0) {
+        each += tr_kv_window_pages(&g->kv.plan, to, to->base);
+    }
+    return (uint64_t) each * g->kv.heads;
+}
+
+/* What the copy holds in any case. */
+static uint64_t
+least_copy(const tr_kv_gpu_t *g, const tr_kv_seq_t *to)
+{
+    return to->window == 0
+               ? 0
+               : (uint64_t) g->kv.heads
+                     * tr_kv_window_pages(&g->kv.plan, to, to->base);
+}
+
+static void
+send_complete(tr_kv_gpu_t *g, int32_t slot, uint32_t len,
+              const tr_kv_policy_t *policy)
+{
+    tr_kv_mirror_t *x = &g->mirror[slot];
+    tr_kv_command_t *c;
+
+    if (x->told < len) {
+        tell(g, slot, len);
+    }
+    c = tr_kv_command(g, TR_KV_DO_COMPLETE, slot, -1);
+    c->complete.slot = slot;
+    c->complete.len = len;
+    c->complete.rule = policy->rule;
+    c->complete.rule.alpha_of = device_alpha(g, policy->alpha_of);
+    coming(g)->n_completed++;
+    x->touched = x->trial_of = g->next;
+    x->trial_len = len;
+    x->trial_returns = g->returns;
+}
+
+/* The mirror of a slot whose prompt was compressed. */
+static void
+become(tr_kv_gpu_t *g, int32_t slot, uint32_t len, const tr_kv_policy_t *policy,
+       const tr_kv_seq_t *to)
+{
+    tr_kv_slot_t *s = &g->kv.slot[slot];
+
+    g->kv.seq[slot] = *to;
+    g->kv.totals.tokens -= s->tokens - len;
+    s->policy = *policy;
+    s->tokens = len;
+    s->dense_pages = 0;
+    s->dense = false;
+    g->mirror[slot].told = len;
+}
+
+tr_status_t
+tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
+{
+    tr_kv_gpu_t *g = tr_kv_gpu(kv);
+    tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+    tr_kv_mirror_t *x = &g->mirror[slot];
+    tr_kv_policy_t policy;
+    tr_kv_seq_t to;
+    uint64_t worst, bound;
+
+    assert(!s->out && len >= kv->seq[slot].base && len <= s->tokens);
+    if (s->policy.n_levels == 0) {
+        return TR_OK;
+    }
+    tr_kv_prompt_target(kv, slot, len, &policy, &to);
+    if (x->trial == TR_KV_DONE && len == x->trial_len) {
+        s->pages = x->low; /* as reported */
+        become(g, slot, len, &policy, &to);
+        x->trial = TR_KV_NO_TRIAL;
+        return TR_OK;
+    }
+    if (x->trial == TR_KV_TRIED || x->trial == TR_KV_DONE
+        || coming(g)->n_completed == kv->config.slots
+        || (x->denied != TR_KV_NEVER && x->denied >= g->returns)) {
+        return TR_AGAIN;
+    }
+    if (s->dense_pages == 0) { /* nothing moves */
+        send_complete(g, slot, len, &s->policy);
+        s->dense = false;
+        return TR_OK;
+    }
+    worst = worst_copy(g, &to);
+    bound = tr_kv_bound(g);
+    send_complete(g, slot, len, &policy);
+    coming(g)->claimed += least(worst, bound);
+    if (worst > bound) {
+        x->low = least(x->low, least_copy(g, &to));
+        x->trial = TR_KV_TRIED;
+        return TR_AGAIN;
+    }
+    x->low = least_copy(g, &to);
+    x->trial = TR_KV_SURE;
+    s->pages = worst;
+    become(g, slot, len, &policy, &to);
+    return TR_OK;
+}
+
+/* ---- fork --------------------------------------------------------------- */
+
+tr_status_t
+tr_kv_gpu_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
+{
+    tr_kv_gpu_t *g = tr_kv_gpu(kv);
+    tr_kv_command_t *c;
+    tr_status_t rc;
+
+    assert(from != to && tr_kv_slot(kv, from)->tokens >= len);
+    assert(kv->seq[from].base == 0 && !kv->slot[from].out);
+    assert(tr_kv_slot(kv, to)->pages == 0);
+    rc = reserve_dense(g, to, len);
+    if (rc != TR_OK) {
+        return rc;
+    }
+    if (g->mirror[from].told < len) {
+        tell(g, from, len);
+    }
+    kv->seq[to].recent_from = kv->seq[from].recent_from;
+    c = tr_kv_command(g, TR_KV_DO_FORK, to, from);
+    c->fork.from = from;
+    c->fork.to = to;
+    c->fork.len = len;
+    return TR_OK;
+}
+
+/* ---- out and in --------------------------------------------------------- */
+
+/* So many pages of host memory into the list, and in a chain to the slot. */
+static void
+take_ids(tr_kv_gpu_t *g, int32_t slot, uint32_t n)
+{
+    tr_kv_mirror_t *x = &g->mirror[slot];
+    int32_t *link = &x->ids;
+    uint32_t i;
+
+    assert(x->ids == -1);
+    for (i = 0; i < n; i++) {
+        *link = g->id_free;
+        g->id_free = g->id_next[g->id_free];
+        g->list.ids[g->list.n_ids++] = *link;
+        link = &g->id_next[*link];
+    }
+    *link = -1;
+    x->n_ids = n;
+    g->n_free_ids -= n;
+    g->kv.totals.swapped_pages += n;
+}
+
+tr_status_t
+tr_kv_gpu_swap_out(tr_kv_cache_t *kv, int32_t slot)
+{
+    tr_kv_gpu_t *g = tr_kv_gpu(kv);
+    tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+    tr_kv_mirror_t *x = &g->mirror[slot];
+    tr_kv_command_t *c;
+
+    assert(!s->out);
+    if (s->pages > g->n_free_ids || s->pages > g->swap_max
+        || s->pages > kv->swap.n - g->list.n_ids || x->trial == TR_KV_TRIED
+        || x->trial == TR_KV_DONE) {
+        return TR_AGAIN;
+    }
+    if (s->pages != 0) {
+        c = tr_kv_command(g, TR_KV_DO_OUT, slot, -1);
+        c->out.slot = slot;
+        c->out.dense_pages = s->dense_pages;
+        c->out.pages = (uint32_t) s->pages;
+        c->out.at = g->list.n_ids;
+        take_ids(g, slot, (uint32_t) s->pages);
+    }
+    coming(g)->returned += x->low;
+    g->returns++;
+    x->touched = g->next;
+    s->out = true;
+    return TR_OK;
+}
+
+tr_status_t
+tr_kv_gpu_swap_in(tr_kv_cache_t *kv, int32_t slot)
+{
+    tr_kv_gpu_t *g = tr_kv_gpu(kv);
+    tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+    tr_kv_mirror_t *x = &g->mirror[slot];
+    tr_kv_command_t *c;
+
+    assert(s->out);
+    if (s->pages > tr_kv_bound(g)) {
+        return TR_AGAIN;
+    }
+    if (s->pages != 0) {
+        c = tr_kv_command(g, TR_KV_DO_IN, slot, -1);
+        c->out.slot = slot;
+        c->out.dense_pages = s->dense_pages;
+        c->out.pages = (uint32_t) s->pages;
+    }
+    coming(g)->claimed += s->pages;
+    tr_kv_trim_ids(g, slot, 0); /* who writes there next comes later */
+    x->touched = g->next;
+    x->stalled = TR_KV_NEVER;
+    s->out = false;
+    return TR_OK;
+}

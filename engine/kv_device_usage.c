@@ -1,0 +1,153 @@
+/*
+ * What a device's KV cache holds (kv_cache.h): by the last report, or, where a
+ * tool must know exactly, by what is fetched from the device.
+ */
+#include <string.h>
+
+#include "kv_device_parts.h"
+
+/* So many tokens, of which `high` and `low` by head stand in lists or dense. */
+static void
+fill_usage(const tr_kv_cache_t *kv, uint32_t tokens, uint64_t pages,
+           uint64_t high, uint64_t low, tr_kv_usage_t *out)
+{
+    uint64_t all = (uint64_t) tokens * kv->heads;
+
+    memset(out, 0, sizeof(*out));
+    out->bytes = pages * kv->plan.page_bytes;
+    out->full_bytes = tokens * tr_kv_token_bytes(kv);
+    out->tokens = tokens;
+    if (all != 0) {
+        out->share_high = (float) ((double) high / (double) all);
+        out->share_low = (float) ((double) low / (double) all);
+        out->share_pruned = (float) ((double) (all - high - low)
+                                     / (double) all);
+    }
+}
+
+void
+tr_kv_gpu_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
+{
+    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+    const tr_kv_mirror_t *x = &tr_kv_gpu(kv)->mirror[slot];
+    const tr_cuda_tally_t *t = &x->last;
+    uint64_t high, low = 0;
+    uint32_t l;
+
+    /* dense pages are exact here; so is a slot that no report knows, nearly */
+    if ((s->dense && kv->seq[slot].base == 0 && x->trial == TR_KV_NO_TRIAL)
+        || !x->counted) {
+        fill_usage(kv, s->tokens, s->pages, (uint64_t) s->tokens * kv->heads, 0,
+                   out);
+        return;
+    }
+    high = (uint64_t) (t->tokens - t->window_from) * kv->heads + t->listed[0];
+    for (l = 1; l < TR_KV_LISTS_MAX; l++) {
+        low += t->listed[l];
+    }
+    fill_usage(kv, t->tokens, t->pages, high, low, out);
+}
+
+void
+tr_kv_gpu_usage_in(const tr_kv_cache_t *kv, int32_t slot,
+                   const tr_page_plan_t *plan, tr_kv_usage_t *out)
+{
+    tr_kv_gpu_t *g = tr_kv_gpu(kv);
+    const tr_cuda_api_t *cuda = g->device.cuda;
+    tr_kv_turn_t *turn = tr_kv_turn(g, g->next);
+    size_t n = (size_t) kv->heads * TR_KV_LISTS_MAX;
+
+    /* what is asked so far takes effect first; all that was copied from this
+     * turn's memory is then there */
+    if (!tr_kv_flush(g)
+        || cuda->copy(g->device.stream, turn->in,
+                      g->m.count + (size_t) slot * n, n * sizeof(uint32_t))
+               != 0
+        || cuda->stream_wait(g->device.stream) != 0) {
+        g->failed = true;
+        memset(out, 0, sizeof(*out));
+        return;
+    }
+    tr_kv_usage_of(kv, slot, (const uint32_t *) (void *) turn->in, plan, out);
+}
+
+void
+tr_kv_gpu_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out)
+{
+    const tr_kv_gpu_t *g = tr_kv_gpu(kv);
+    uint32_t i;
+
+    *out = kv->totals;
+    out->full_bytes = out->tokens * tr_kv_token_bytes(kv);
+    for (i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
+        out->pages[i] = g->report.pages[i];
+    }
+}
+
+/* ---- does it agree? ----------------------------------------------------- */
+
+/* Chains of pages in host memory: each once. */
+static bool
+ids_sound(const tr_kv_gpu_t *g)
+{
+    uint64_t sum = g->n_free_ids;
+    uint32_t i, n = 0;
+    int32_t at;
+
+    for (at = g->id_free; at >= 0 && n <= g->kv.swap.n; at = g->id_next[at]) {
+        n++;
+    }
+    if (n != g->n_free_ids) {
+        return false;
+    }
+    for (i = 0; i < g->kv.config.slots; i++) {
+        const tr_kv_mirror_t *x = &g->mirror[i];
+
+        if (!g->kv.slot[i].open) {
+            continue;
+        }
+        for (at = x->ids, n = 0; at >= 0 && n <= x->n_ids; n++) {
+            at = g->id_next[at];
+        }
+        if (n != x->n_ids || (n != 0 && !g->kv.slot[i].out)) {
+            return false;
+        }
+        sum += n;
+    }
+    return sum == g->kv.swap.n
+           && g->kv.swap.n - g->n_free_ids == g->kv.totals.swapped_pages;
+}
+
+bool
+tr_kv_gpu_sound(const tr_kv_cache_t *kv)
+{
+    const tr_kv_gpu_t *g = tr_kv_gpu(kv);
+    uint64_t tokens = 0, low = 0, exact = 0, used = 0;
+    uint32_t i;
+
+    for (i = 0; i < kv->config.slots; i++) {
+        const tr_kv_slot_t *s = &kv->slot[i];
+
+        if (!s->open) {
+            continue;
+        }
+        tokens += s->tokens;
+        low += s->out ? 0 : g->mirror[i].low;
+        exact += s->out ? 0 : s->pages;
+        if (g->mirror[i].trial != TR_KV_DONE && g->mirror[i].low > s->pages) {
+            return false;
+        }
+    }
+    for (i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
+        used += g->report.pages[i];
+    }
+    if (tokens != kv->totals.tokens || low > kv->pages.n || !ids_sound(g)
+        || g->failed) {
+        return false;
+    }
+    if (g->reported == 0 || !tr_kv_settled(kv)) {
+        return true;
+    }
+    (void) exact;
+    return used + g->free == kv->pages.n && low == used;
+}
