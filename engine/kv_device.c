@@ -399,7 +399,7 @@ gpu_fill(tr_kv_gpu_t *g, const tr_kv_config_t *config, tr_error_t *err)
         g->kv.config.policies = NULL;
         g->free = g->kv.pages.n;
         g->report.end = g->kv.pages.n;
-        g->next = g->oldest = 1;
+        g->next = g->oldest = g->wishes = 1;
         tr_log(TR_LEVEL_NOTICE,
                "kv device pool_mib=%llu manager_mib=%zu slots=%u",
                (unsigned long long) g->kv.pages.n * g->kv.plan.page_bytes >> 20,

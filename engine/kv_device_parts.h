@@ -100,7 +100,8 @@ typedef struct {
      * TR_KV_NEVER: it was not */
     uint64_t denied, stalled;
 
-    uint64_t wished; /* the batch before which it was granted a token */
+    uint64_t wished; /* g->wishes when it was granted a token, */
+    uint64_t wish;   /* for so many pages */
     uint64_t row_of[TR_KV_DEVICE_TURNS];
     uint32_t row_pos[TR_KV_DEVICE_TURNS]; /* in the batch row_of */
 
@@ -150,6 +151,7 @@ typedef struct {
     uint64_t reported;       /* of this batch */
     uint64_t returns;        /* how often something was given back */
     uint64_t wished;         /* pages that rows to come may take */
+    uint64_t wishes;         /* how often that began anew */
     tr_cuda_report_t report; /* the last */
     tr_kv_batch_t batch[TR_KV_BATCHES];
     tr_kv_turn_t turn[TR_KV_DEVICE_TURNS];
@@ -220,6 +222,8 @@ uint64_t tr_kv_bound(const tr_kv_gpu_t *g);
 uint64_t tr_kv_step_pages(const tr_kv_gpu_t *g, int32_t slot);
 /* The mirror after that token. */
 void tr_kv_step_mirror(tr_kv_gpu_t *g, int32_t slot);
+/* Rows that were granted do not come, or have come. */
+void tr_kv_forget_wishes(tr_kv_gpu_t *g);
 /* A slot keeps the first n of its pages in host memory. */
 void tr_kv_trim_ids(tr_kv_gpu_t *g, int32_t slot, uint32_t n);
 

@@ -101,7 +101,7 @@ tr_kv_device_begin(tr_kv_cache_t *kv, const tr_kv_device_row_t *rows,
     memcpy(b->rows, rows, n * sizeof(*rows));
     b->returns = g->returns;
     b->n_slots = slots_used(g);
-    g->wished = 0;
+    tr_kv_forget_wishes(g);
     g->next++;
     b = tr_kv_batch(g, g->next);
     b->claimed = b->returned = 0;

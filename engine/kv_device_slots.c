@@ -70,6 +70,25 @@ tr_kv_step_mirror(tr_kv_gpu_t *g, int32_t slot)
     }
 }
 
+void
+tr_kv_forget_wishes(tr_kv_gpu_t *g)
+{
+    g->wished = 0;
+    g->wishes++;
+}
+
+/* The slot is not in the coming batch after all. */
+static void
+wish_no_more(tr_kv_gpu_t *g, int32_t slot)
+{
+    tr_kv_mirror_t *x = &g->mirror[slot];
+
+    if (x->wished == g->wishes) {
+        g->wished -= x->wish;
+        x->wished = 0;
+    }
+}
+
 /* ---- open, close, prompt ------------------------------------------------ */
 
 /* Thresholds by head, where the device has them. */
@@ -155,6 +174,7 @@ tr_kv_gpu_close(tr_kv_cache_t *kv, int32_t slot)
         coming(g)->returned += g->mirror[slot].low;
         g->returns++;
     }
+    wish_no_more(g, slot);
     tr_kv_trim_ids(g, slot, 0);
     tr_kv_drop_slot(kv, slot);
 }
@@ -226,9 +246,10 @@ reserve_next(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
         || (x->stalled != TR_KV_NEVER && x->stalled >= g->returns)) {
         return TR_AGAIN;
     }
-    if (x->wished != g->next) {
-        x->wished = g->next;
-        g->wished += tr_kv_step_pages(g, slot);
+    if (x->wished != g->wishes) {
+        x->wished = g->wishes;
+        x->wish = tr_kv_step_pages(g, slot);
+        g->wished += x->wish;
     }
     return TR_OK;
 }
@@ -240,6 +261,9 @@ tr_kv_gpu_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
     uint32_t i;
 
+    if (n != 1) { /* all that may decode: a batch is composed anew */
+        tr_kv_forget_wishes(g);
+    }
     for (i = 0; i < n; i++) {
         const tr_kv_slot_t *s = tr_kv_slot(kv, slots[i]);
 
@@ -438,6 +462,7 @@ tr_kv_gpu_swap_out(tr_kv_cache_t *kv, int32_t slot)
         c->out.at = g->list.n_ids;
         take_ids(g, slot, (uint32_t) s->pages);
     }
+    wish_no_more(g, slot);
     coming(g)->returned += x->low;
     g->returns++;
     x->touched = g->next;

@@ -30,3 +30,6 @@ $B/tests/test_runtime: $B/obj/tests/gpu/test_runtime.o | $(SOFT_LIB)
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
 	$Q$(CC) $(CFLAGS) -pthread -o $@ $< -lm $(LDFLAGS)
+
+# Unit tests that run on it.
+$B/tests/test_kv_device_cache: | $(SOFT_LIB)

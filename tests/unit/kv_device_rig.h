@@ -1,0 +1,720 @@
+/*
+ * kv_device_rig.h: a device's KV cache (engine/kv_device.h) on the software
+ * device, and beside it the CPU's cache, which does the same in the order in
+ * which the device does it.
+ *
+ * What is asked of the device's cache goes into a log; when a batch is settled,
+ * the log up to it is played on the CPU's cache, then the batch's rows are
+ * stored and attended to there.  Then both must have the same free pages, have
+ * stalled the same rows, and given the same attention, bit for bit.
+ */
+#ifndef KV_DEVICE_RIG_H
+#define KV_DEVICE_RIG_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../soft/load.h"
+#include "kv_device_parts.h"
+
+#define RIG_LAYERS 2u
+#define RIG_LISTS 2u
+#define RIG_HEADS 4u
+#define RIG_DIM 64u
+#define RIG_SEQS 12u
+#define RIG_ROWS 160u
+#define RIG_LOG 4096u
+#define RIG_KEYS (RIG_LISTS * RIG_DIM)
+#define RIG_QUERIES (RIG_HEADS * RIG_DIM)
+/* floats of a row and layer: keys, values, queries */
+#define RIG_ROW (2 * RIG_KEYS + RIG_QUERIES)
+
+static uint64_t rig_state;
+
+static uint32_t
+rig_random(uint32_t n)
+{
+    rig_state ^= rig_state << 13;
+    rig_state ^= rig_state >> 7;
+    rig_state ^= rig_state << 17;
+    return (uint32_t) ((rig_state >> 32) % n);
+}
+
+typedef enum {
+    RIG_OPEN,
+    RIG_PROMPT,
+    RIG_RESERVE,
+    RIG_REFUSED, /* a reservation */
+    RIG_COMPRESS,
+    RIG_FORK,
+    RIG_OUT,
+    RIG_IN,
+    RIG_CLOSE
+} rig_kind_t;
+
+/* What was asked, and what was known then. */
+typedef struct {
+    rig_kind_t kind;
+    uint64_t serial; /* of the batch that it comes before */
+    int32_t slot, other;
+    uint32_t len, policy;
+    uint64_t bound; /* of free pages */
+    bool exact;     /* nothing was under way */
+    bool sure;      /* compress */
+    uint64_t opened;
+} rig_entry_t;
+
+/* A row's sequence of a batch, and what it stands for. */
+typedef struct {
+    tr_kv_device_row_t row;
+    uint32_t who;
+    uint64_t life; /* of who */
+} rig_item_t;
+
+/* Memory of a batch under way. */
+typedef struct {
+    uint32_t *pos;     /* [ROWS] */
+    uint32_t *seq_row; /* [SEQS + 1] */
+    float *numbers;    /* [LAYERS][ROWS][ROW] */
+    float *angles;     /* [ROWS][DIM] */
+    float *out;        /* [LAYERS][ROWS][QUERIES] */
+    void *event;
+    rig_item_t item[RIG_SEQS];
+    uint32_t n, rows;
+    bool stalled[RIG_SEQS];
+} rig_batch_t;
+
+typedef struct {
+    tr_kv_cache_t *kv, *host;
+    tr_kv_gpu_t *g;
+    tr_cuda_stream_t stream;
+    tr_kv_policy_t *policy[4];
+    uint32_t n_policies, max_len;
+    rig_batch_t batch[TR_KV_DEVICE_TURNS];
+    /* on the device */
+    uint32_t *pos, *seq_row;
+    float *numbers, *angles, *out;
+    void *work;
+    size_t work_size;
+    void *host_work;
+    float *host_out;
+    int32_t *history;
+    rig_entry_t *log;
+    uint32_t first, last; /* of the log */
+    uint64_t stalls, compressed, denied, refused, swaps, forks, batches;
+} rig_t;
+
+#define RIG_SAME(condition, ...)                                        \
+    do {                                                                \
+        if (!(condition)) {                                             \
+            print_error("%s:%d: %s: ", __FILE__, __LINE__, #condition); \
+            print_error(__VA_ARGS__);                                   \
+            print_error("\n");                                          \
+            fail();                                                     \
+        }                                                               \
+    } while (0)
+
+/* ---- create ------------------------------------------------------------- */
+
+static const char *const rig_specs[] = {
+    "full",
+    "uniform:levels=8/4,window=3",
+    "diffkv:window=16",
+    "diffkv:window=5,alpha_high=1,alpha_low=0.3",
+    "diffkv:levels=16/16+8/4+4/2,window=9,alpha_top=2,alpha_low=0.2",
+    "diffkv:window=12,alpha_low=0,observe=8",
+    "static:window=10,high=0.2,low=0.3",
+    "h2o:budget=24",
+    "streamingllm:sinks=4,recent=20",
+    "kivi:bits=2,window=64",
+    "int4",
+    "snapkv:budget=20",
+    "quest:budget=64,from=1",
+};
+
+#define RIG_SPECS (sizeof(rig_specs) / sizeof(rig_specs[0]))
+
+static void
+rig_policies(rig_t *r)
+{
+    tr_error_t err;
+
+    r->n_policies = 1 + rig_random(4);
+    for (uint32_t i = 0; i < r->n_policies; i++) {
+        if (tr_kv_policy_create(rig_specs[rig_random(RIG_SPECS)], RIG_LAYERS,
+                                RIG_LISTS, RIG_DIM, &r->policy[i], &err)
+            != TR_OK) {
+            fail_msg("%s", err.text);
+        }
+    }
+    if (r->policy[0]->kind == TR_KV_RULE_THRESHOLD) { /* by head */
+        double *alpha = malloc(RIG_LAYERS * RIG_LISTS * 2 * sizeof(*alpha));
+
+        for (uint32_t h = 0; h < RIG_LAYERS * RIG_LISTS; h++) {
+            alpha[2 * h] = rig_random(300) / 100.0;
+            alpha[2 * h + 1] = alpha[2 * h] * rig_random(100) / 100;
+        }
+        if (r->policy[0]->n_levels == 2) {
+            r->policy[0]->alpha_of = alpha;
+        } else {
+            free(alpha);
+        }
+    }
+}
+
+static tr_kv_config_t
+rig_config(const rig_t *r)
+{
+    return (
+        tr_kv_config_t){ .layers = RIG_LAYERS,
+                         .lists = RIG_LISTS,
+                         .head_dim = RIG_DIM,
+                         .slots = RIG_SEQS,
+                         .max_len = r->max_len,
+                         .policies = (const tr_kv_policy_t *const *) r->policy,
+                         .n_policies = r->n_policies };
+}
+
+/* Both caches with about so many pages. */
+static void
+rig_caches(rig_t *r, uint32_t pages)
+{
+    tr_kv_config_t c = rig_config(r);
+    tr_kv_device_t d = { .cuda = cuda,
+                         .stream = &r->stream,
+                         .max_seqs = RIG_SEQS,
+                         .max_prompts = 1 + rig_random(3),
+                         .history = { r->history, r->max_len } };
+    tr_error_t err = { 0 };
+    uint64_t rest, page;
+
+    c.memory = 48u << 20;
+    if (tr_kv_device_create(&c, &d, &r->kv, &err) != TR_OK) {
+        fail_msg("%s", err.text);
+    }
+    page = tr_kv_page_bytes(r->kv);
+    rest = c.memory - tr_kv_pages(r->kv) * page;
+    tr_kv_cache_free(r->kv);
+    c.swap_memory = page * (pages / 2 + rig_random(pages));
+    for (;; pages += pages / 4) { /* too few for the shortest prompt */
+        c.memory = rest + pages * page;
+        if (tr_kv_device_create(&c, &d, &r->kv, &err) == TR_OK) {
+            break;
+        }
+        assert_true(pages < 100000);
+    }
+    r->g = tr_kv_gpu(r->kv);
+    assert_true(tr_kv_pages(r->kv) * page < c.memory);
+    if (rig_random(3) == 0) {
+        r->g->list.room = 5 + rig_random(9); /* overflows */
+    }
+    c.memory = tr_kv_pages(r->kv) * page;
+    c.swap_memory = (uint64_t) pages * page * 8;
+    c.kernels = tr_kernels_cpu(NULL);
+    c.stream = (tr_stream_t){ .threads = 1 };
+    if (tr_kv_cache_create(&c, &r->host, &err) != TR_OK) {
+        fail_msg("%s", err.text);
+    }
+    assert_int_equal(tr_kv_pages(r->host), tr_kv_pages(r->kv));
+    for (uint32_t i = 0; i < r->n_policies; i++) {
+        assert_int_equal(tr_kv_max_len(r->kv, r->policy[i]),
+                         tr_kv_max_len(r->host, r->policy[i]));
+        assert_int_equal(tr_kv_pages_for(r->kv, r->policy[i], 50),
+                         tr_kv_pages_for(r->host, r->policy[i], 50));
+    }
+}
+
+static void
+rig_create(rig_t *r, uint32_t pages)
+{
+    size_t numbers = RIG_LAYERS * RIG_ROWS * RIG_ROW * sizeof(float);
+    size_t out = RIG_LAYERS * RIG_ROWS * RIG_QUERIES * sizeof(float);
+    tr_cuda_generic_size_t size;
+    tr_stream_t one = { .threads = 1 };
+
+    memset(r, 0, sizeof(*r));
+    r->max_len = 60 + rig_random(200);
+    assert_int_equal(cuda->stream_open(&device, &r->stream), 0);
+    r->history = cuda->alloc(RIG_SEQS * r->max_len * sizeof(int32_t));
+    rig_policies(r);
+    rig_caches(r, pages);
+    size = (tr_cuda_generic_size_t){ RIG_LISTS, RIG_DIM,  RIG_HEADS,
+                                     RIG_ROWS,  RIG_SEQS, r->max_len };
+    for (uint32_t i = 0; i < TR_KV_DEVICE_TURNS; i++) {
+        rig_batch_t *b = &r->batch[i];
+
+        b->pos = cuda->pin(RIG_ROWS * 4);
+        b->seq_row = cuda->pin((RIG_SEQS + 1) * 4);
+        b->numbers = cuda->pin(numbers);
+        b->angles = cuda->pin(RIG_ROWS * RIG_DIM * 4);
+        b->out = cuda->pin(out);
+        assert_int_equal(cuda->event_open(&b->event), 0);
+    }
+    r->pos = cuda->alloc(RIG_ROWS * 4);
+    r->seq_row = cuda->alloc((RIG_SEQS + 1) * 4);
+    r->numbers = cuda->alloc(numbers);
+    r->angles = cuda->alloc(RIG_ROWS * RIG_DIM * 4);
+    r->out = cuda->alloc(out);
+    r->work_size = cuda->attention_work(&size);
+    r->work = cuda->alloc(r->work_size);
+    r->host_work = aligned_alloc(
+        64,
+        tr_pad(tr_kernels_cpu(NULL)->attention_work(&one, RIG_ROWS, RIG_SEQS,
+                                                    r->max_len, RIG_HEADS,
+                                                    RIG_LISTS, RIG_DIM)
+                   + 64,
+               64));
+    r->host_out = malloc(out);
+    r->log = calloc(RIG_LOG, sizeof(*r->log));
+    assert_true(r->history != NULL && r->out != NULL && r->work != NULL
+                && r->host_work != NULL && r->log != NULL);
+}
+
+static void
+rig_destroy(rig_t *r)
+{
+    for (uint32_t i = 0; i < TR_KV_DEVICE_TURNS; i++) {
+        rig_batch_t *b = &r->batch[i];
+
+        cuda->unpin(b->pos);
+        cuda->unpin(b->seq_row);
+        cuda->unpin(b->numbers);
+        cuda->unpin(b->angles);
+        cuda->unpin(b->out);
+        cuda->event_close(b->event);
+    }
+    tr_kv_cache_free(r->kv);
+    tr_kv_cache_free(r->host);
+    cuda->release(r->pos);
+    cuda->release(r->seq_row);
+    cuda->release(r->numbers);
+    cuda->release(r->angles);
+    cuda->release(r->out);
+    cuda->release(r->work);
+    cuda->release(r->history);
+    cuda->stream_close(&r->stream);
+    for (uint32_t i = 0; i < r->n_policies; i++) {
+        tr_kv_policy_free(r->policy[i]);
+    }
+    free(r->host_work);
+    free(r->host_out);
+    free(r->log);
+}
+
+/* ---- the log ------------------------------------------------------------ */
+
+static rig_entry_t *
+rig_log(rig_t *r, rig_kind_t kind, int32_t slot, uint32_t len)
+{
+    rig_entry_t *e = &r->log[r->last++ % RIG_LOG];
+
+    assert_true(r->last - r->first < RIG_LOG);
+    *e = (rig_entry_t){
+        .kind = kind, .serial = r->g->next, .slot = slot, .len = len
+    };
+    return e;
+}
+
+/* Asks for room; what is known before is what it must go by. */
+static tr_status_t
+rig_reserve(rig_t *r, int32_t slot, uint32_t len)
+{
+    uint64_t bound = tr_kv_bound(r->g);
+    bool exact = tr_kv_settled(r->kv), dense = r->kv->slot[slot].dense;
+    tr_status_t rc = tr_kv_reserve(r->kv, slot, len);
+    rig_entry_t *e;
+
+    assert_true(rc == TR_OK || rc == TR_AGAIN);
+    if (dense) { /* else the batch does it */
+        e = rig_log(r, rc == TR_OK ? RIG_RESERVE : RIG_REFUSED, slot, len);
+        e->bound = bound;
+        e->exact = exact;
+    }
+    r->refused += rc != TR_OK;
+    return rc;
+}
+
+static tr_status_t
+rig_compress(rig_t *r, int32_t slot, uint32_t len)
+{
+    const tr_kv_mirror_t *x = &r->g->mirror[slot];
+    uint64_t before = x->trial_of;
+    uint32_t asked = tr_kv_batch(r->g, r->g->next)->n_completed;
+    tr_status_t rc = tr_kv_compress(r->kv, slot, len);
+    rig_entry_t *e;
+
+    assert_true(rc == TR_OK || rc == TR_AGAIN);
+    (void) before;
+    if (tr_kv_batch(r->g, r->g->next)->n_completed != asked) {
+        e = rig_log(r, RIG_COMPRESS, slot, len);
+        e->sure = rc == TR_OK;
+        e->opened = x->opened;
+    }
+    return rc;
+}
+
+/* ---- the CPU's cache follows -------------------------------------------- */
+
+/* Compressions that the batch's commands ask for. */
+static uint32_t
+rig_prompts(const rig_t *r, uint64_t serial)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = r->first;
+         i != r->last && r->log[i % RIG_LOG].serial <= serial; i++) {
+        n += r->log[i % RIG_LOG].kind == RIG_COMPRESS;
+    }
+    return n;
+}
+
+static void
+rig_follow_compress(rig_t *r, const rig_entry_t *e, uint32_t prompts)
+{
+    const tr_kv_mirror_t *x = &r->g->mirror[e->slot];
+    tr_status_t rc;
+
+    if (!r->kv->slot[e->slot].open || x->opened != e->opened) {
+        tr_kv_compress(r->host, e->slot, e->len); /* closed: who knows */
+        return;
+    }
+    /* its last report is that of this batch */
+    if (!x->last.dense) {
+        rc = tr_kv_compress(r->host, e->slot, e->len);
+        RIG_SAME(rc == TR_OK, "slot %d: %d", e->slot, rc);
+        r->compressed++;
+        return;
+    }
+    RIG_SAME(!e->sure, "slot %d", e->slot);
+    r->denied++;
+    if (prompts == 1) { /* else old pages come back in between on the CPU */
+        rc = tr_kv_compress(r->host, e->slot, e->len);
+        RIG_SAME(rc == TR_AGAIN, "slot %d: %d", e->slot, rc);
+    }
+}
+
+static void
+rig_follow(rig_t *r, const rig_entry_t *e, uint32_t prompts)
+{
+    uint64_t have = tr_kv_free_pages(r->host);
+    tr_status_t rc = TR_OK;
+    int32_t slot;
+
+    switch (e->kind) {
+    case RIG_OPEN:
+        slot = tr_kv_open(r->host, r->policy[e->policy]);
+        RIG_SAME(slot == e->slot, "slot %d, CPU %d", e->slot, slot);
+        return;
+    case RIG_PROMPT:
+        tr_kv_prompt(r->host, e->slot, e->len);
+        return;
+    case RIG_RESERVE:
+    case RIG_REFUSED:
+        RIG_SAME(e->bound <= have && (!e->exact || e->bound == have),
+                 "slot %d: at least %llu pages, exact %d, has %llu", e->slot,
+                 (unsigned long long) e->bound, e->exact,
+                 (unsigned long long) have);
+        if (e->kind == RIG_RESERVE || e->exact) {
+            rc = tr_kv_reserve(r->host, e->slot, e->len);
+            RIG_SAME((rc == TR_OK) == (e->kind == RIG_RESERVE),
+                     "slot %d: %d, CPU %d", e->slot, e->kind, rc);
+        }
+        return;
+    case RIG_COMPRESS:
+        rig_follow_compress(r, e, prompts);
+        return;
+    case RIG_FORK:
+        rc = tr_kv_fork(r->host, e->other, e->slot, e->len);
+        break;
+    case RIG_OUT:
+        rc = tr_kv_swap_out(r->host, e->slot);
+        break;
+    case RIG_IN:
+        rc = tr_kv_swap_in(r->host, e->slot);
+        break;
+    case RIG_CLOSE:
+        tr_kv_close(r->host, e->slot);
+        return;
+    }
+    RIG_SAME(rc == TR_OK, "%d of slot %d: %d", e->kind, e->slot, rc);
+}
+
+/* ---- a batch ------------------------------------------------------------ */
+
+/* Numbers of a sequence's row: the same whenever they are asked for. */
+static void
+rig_numbers(float *out, uint64_t seed, uint32_t pos, uint32_t layer)
+{
+    uint64_t x = (seed * 0x9e3779b97f4a7c15u + pos) * 0xd1342543de82ef95u
+                 + layer + 1;
+
+    for (uint32_t i = 0; i < RIG_ROW; i++) {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        out[i] = (float) ((int32_t) (x >> 40) - (1 << 23)) * 0x1p-22f;
+    }
+}
+
+/* Fills the pinned memory of the coming batch. */
+static void
+rig_fill(rig_t *r, rig_batch_t *b, const uint64_t *seed)
+{
+    uint32_t at = 0;
+
+    for (uint32_t i = 0; i < b->n; i++) {
+        b->seq_row[i] = at;
+        for (uint32_t k = 0; k < b->item[i].row.n; k++, at++) {
+            b->pos[at] = b->item[i].row.pos + k;
+            for (uint32_t d = 0; d < RIG_DIM; d++) {
+                float turn = (float) b->pos[at] * 0.1f
+                             / (float) (1 + d % (RIG_DIM / 2));
+
+                b->angles[at * RIG_DIM + d] = d < RIG_DIM / 2 ? cosf(turn)
+                                                              : sinf(turn);
+            }
+            for (uint32_t l = 0; l < RIG_LAYERS; l++) {
+                rig_numbers(b->numbers + ((size_t) l * RIG_ROWS + at) * RIG_ROW,
+                            seed[i], b->pos[at], l);
+            }
+        }
+    }
+    b->seq_row[b->n] = b->rows = at;
+    assert_true(at <= RIG_ROWS);
+    (void) r;
+}
+
+static void
+rig_layers(rig_t *r, const rig_batch_t *b)
+{
+    const tr_cuda_manager_t *m = tr_kv_device_manager(r->kv);
+    tr_rows_t rows = { b->rows, b->n, r->pos, m->seq_slot, r->seq_row };
+    tr_cuda_generic_size_t size = { RIG_LISTS, RIG_DIM,  RIG_HEADS,
+                                    RIG_ROWS,  RIG_SEQS, r->max_len };
+
+    for (uint32_t l = 0; l < RIG_LAYERS && b->rows != 0; l++) {
+        const float *in = r->numbers + (size_t) l * RIG_ROWS * RIG_ROW;
+        tr_cuda_keys_t keys = { .k = in,
+                                .v = in + RIG_KEYS,
+                                .ld = RIG_ROW,
+                                .type = TR_F32,
+                                .angles = r->angles };
+        tr_cuda_queries_t q = { .q = in + 2 * RIG_KEYS,
+                                .out = r->out
+                                       + (size_t) l * RIG_ROWS * RIG_QUERIES,
+                                .ldq = RIG_ROW,
+                                .ldo = RIG_QUERIES,
+                                .q_type = TR_F32,
+                                .out_type = TR_F32,
+                                .heads = RIG_HEADS,
+                                .scale = 0.1f };
+
+        assert_int_equal(cuda->kv_append(&r->stream, &m->view, l, &rows, &keys,
+                                         NULL),
+                         0);
+        assert_int_equal(cuda->attention(&r->stream, &m->view, l, &rows, &q,
+                                         &size, r->work),
+                         0);
+    }
+}
+
+/* Starts a batch of what is in it: b = the memory of the coming one. */
+static void
+rig_submit(rig_t *r, rig_batch_t *b, const uint64_t *seed)
+{
+    tr_kv_device_row_t rows[RIG_SEQS];
+    uint32_t padded = b->n + rig_random(RIG_SEQS - b->n + 1);
+
+    rig_fill(r, b, seed);
+    for (uint32_t i = 0; i < b->n; i++) {
+        rows[i] = b->item[i].row;
+    }
+    assert_int_equal(tr_kv_device_begin(r->kv, rows, b->n), 0);
+    assert_int_equal(cuda->copy(&r->stream, r->pos, b->pos, RIG_ROWS * 4), 0);
+    assert_int_equal(cuda->copy(&r->stream, r->seq_row, b->seq_row,
+                                (RIG_SEQS + 1) * 4),
+                     0);
+    assert_int_equal(cuda->copy(&r->stream, r->angles, b->angles,
+                                RIG_ROWS * RIG_DIM * 4),
+                     0);
+    assert_int_equal(cuda->copy(&r->stream, r->numbers, b->numbers,
+                                RIG_LAYERS * RIG_ROWS * RIG_ROW * 4),
+                     0);
+    assert_int_equal(tr_kv_device_step(r->kv, padded), 0);
+    rig_layers(r, b);
+    assert_int_equal(cuda->copy(&r->stream, b->out, r->out,
+                                RIG_LAYERS * RIG_ROWS * RIG_QUERIES * 4),
+                     0);
+    assert_int_equal(tr_kv_device_end(r->kv), 0);
+    assert_int_equal(cuda->event_record(&r->stream, b->event), 0);
+    r->batches++;
+}
+
+/* The batch's rows on the CPU's cache: who stalls, and what the others give. */
+static void
+rig_follow_rows(rig_t *r, const rig_batch_t *b)
+{
+    const tr_kernels_t *k = tr_kernels_cpu(NULL);
+    tr_stream_t one = { .threads = 1 };
+    int32_t slot[RIG_SEQS];
+    uint32_t seq_row[RIG_SEQS + 1], pos[RIG_ROWS], from[RIG_ROWS];
+    static float numbers[RIG_ROWS * RIG_ROW], angles[RIG_ROWS * RIG_DIM];
+    tr_rows_t rows = { 0, 0, pos, slot, seq_row };
+
+    seq_row[0] = 0;
+    for (uint32_t i = 0; i < b->n; i++) {
+        const tr_kv_device_row_t *row = &b->item[i].row;
+        const tr_kv_slot_t *s = &r->host->slot[row->slot];
+        bool stalls = !s->dense && s->tokens != row->pos;
+
+        if (!stalls) {
+            stalls = tr_kv_reserve(r->host, row->slot, row->pos + row->n)
+                     != TR_OK;
+        }
+        RIG_SAME(stalls == b->stalled[i], "slot %d at %u: %d, CPU %d",
+                 row->slot, row->pos, b->stalled[i], stalls);
+        r->stalls += stalls;
+        if (stalls) {
+            continue;
+        }
+        slot[rows.n_seqs++] = row->slot;
+        for (uint32_t j = 0; j < row->n; j++) {
+            from[rows.n_rows] = b->seq_row[i] + j;
+            pos[rows.n_rows++] = row->pos + j;
+        }
+        seq_row[rows.n_seqs] = rows.n_rows;
+    }
+    for (uint32_t l = 0; l < RIG_LAYERS && rows.n_rows != 0; l++) {
+        for (uint32_t i = 0; i < rows.n_rows; i++) {
+            memcpy(numbers + i * RIG_ROW,
+                   b->numbers + ((size_t) l * RIG_ROWS + from[i]) * RIG_ROW,
+                   RIG_ROW * 4);
+            memcpy(angles + i * RIG_DIM, b->angles + from[i] * RIG_DIM,
+                   RIG_DIM * 4);
+        }
+        assert_int_equal(k->kv_append(&one, &r->host->view, l, &rows, numbers,
+                                      numbers + RIG_KEYS, RIG_ROW, angles),
+                         0);
+        assert_int_equal(k->attention(&one, &r->host->view, l, &rows,
+                                      numbers + 2 * RIG_KEYS, RIG_ROW,
+                                      RIG_HEADS, 0.1f, r->host_out, RIG_QUERIES,
+                                      r->host_work),
+                         0);
+        for (uint32_t i = 0; i < rows.n_rows; i++) {
+            const float *mine = r->host_out + i * RIG_QUERIES;
+            const float *theirs = b->out
+                                  + ((size_t) l * RIG_ROWS + from[i])
+                                        * RIG_QUERIES;
+
+            RIG_SAME(memcmp(mine, theirs, RIG_QUERIES * 4) == 0,
+                     "layer %u position %u: attention differs", l, pos[i]);
+        }
+    }
+}
+
+/* The oldest batch is done: both caches are as it left them. */
+static rig_batch_t *
+rig_collect(rig_t *r)
+{
+    uint64_t serial = r->g->oldest;
+    rig_batch_t *b = &r->batch[serial % TR_KV_DEVICE_TURNS];
+    uint32_t prompts = rig_prompts(r, serial);
+
+    assert_int_equal(cuda->event_wait(b->event), 0);
+    assert_int_equal(tr_kv_device_settle(r->kv, b->stalled), TR_OK);
+    while (r->first != r->last && r->log[r->first % RIG_LOG].serial <= serial) {
+        rig_follow(r, &r->log[r->first++ % RIG_LOG], prompts);
+    }
+    rig_follow_rows(r, b);
+    RIG_SAME(r->g->free == tr_kv_free_pages(r->host), "%llu free, CPU %llu",
+             (unsigned long long) r->g->free,
+             (unsigned long long) tr_kv_free_pages(r->host));
+    return b;
+}
+
+/* ---- when nothing is under way ------------------------------------------ */
+
+static void
+rig_compare_slot(rig_t *r, int32_t slot)
+{
+    const tr_cuda_manager_t *m = tr_kv_device_manager(r->kv);
+    const tr_kv_slot_t *s = &r->host->slot[slot];
+    size_t at = tr_kv_head_at(r->host, slot, 0) * TR_KV_LISTS_MAX;
+    size_t lists = (size_t) r->host->heads * TR_KV_LISTS_MAX;
+    tr_kv_seq_t seq = m->seq[slot];
+    tr_kv_usage_t mine, theirs;
+
+    seq.read_pages = r->host->seq[slot].read_pages; /* of the next row */
+    RIG_SAME(memcmp(&seq, &r->host->seq[slot], sizeof(seq)) == 0,
+             "slot %d: sequence", slot);
+    RIG_SAME(memcmp(m->count + at, r->host->count + at, lists * 4) == 0,
+             "slot %d: counts", slot);
+    RIG_SAME(memcmp(m->victim + at, r->host->victim + at,
+                    lists * sizeof(tr_kv_victim_t))
+                 == 0,
+             "slot %d: victims", slot);
+    if (r->g->mirror[slot].trial == TR_KV_DONE) {
+        return; /* the mirror does not know yet */
+    }
+    RIG_SAME(s->tokens == r->kv->slot[slot].tokens
+                 && s->pages == r->kv->slot[slot].pages,
+             "slot %d: %u tokens on %llu pages, CPU %u on %llu", slot,
+             r->kv->slot[slot].tokens,
+             (unsigned long long) r->kv->slot[slot].pages, s->tokens,
+             (unsigned long long) s->pages);
+    RIG_SAME(tr_kv_uncompressed(r->kv, slot)
+                     == tr_kv_uncompressed(r->host, slot)
+                 && tr_kv_swapped_pages(r->kv, slot)
+                        == tr_kv_swapped_pages(r->host, slot)
+                 && tr_kv_device_base(r->kv, slot) == r->host->seq[slot].base,
+             "slot %d", slot);
+    tr_kv_usage(r->host, slot, &mine);
+    tr_kv_usage(r->kv, slot, &theirs);
+    RIG_SAME(memcmp(&mine, &theirs, sizeof(mine)) == 0,
+             "slot %d: usage %llu of %llu bytes, CPU %llu of %llu", slot,
+             (unsigned long long) theirs.bytes,
+             (unsigned long long) theirs.full_bytes,
+             (unsigned long long) mine.bytes,
+             (unsigned long long) mine.full_bytes);
+    tr_kv_usage_in(r->host, slot, tr_kv_plan(r->host), &mine);
+    tr_kv_usage_in(r->kv, slot, tr_kv_plan(r->kv), &theirs);
+    RIG_SAME(memcmp(&mine, &theirs, sizeof(mine)) == 0, "slot %d: usage in",
+             slot);
+}
+
+static void
+rig_compare(rig_t *r)
+{
+    tr_kv_totals_t mine, theirs;
+    bool open = false;
+
+    assert_true(tr_kv_settled(r->kv));
+    assert_true(tr_kv_sound(r->kv));
+    assert_true(tr_kv_sound(r->host));
+    assert_int_equal(tr_kv_bound(r->g), tr_kv_free_pages(r->host));
+    for (uint32_t i = 0; i < RIG_SEQS; i++) {
+        RIG_SAME(r->kv->slot[i].open == r->host->slot[i].open, "slot %u", i);
+        if (r->host->slot[i].open) {
+            rig_compare_slot(r, (int32_t) i);
+            open = open || r->g->mirror[i].trial == TR_KV_DONE;
+        }
+    }
+    tr_kv_totals(r->host, &mine);
+    tr_kv_totals(r->kv, &theirs);
+    if (!open) {
+        RIG_SAME(memcmp(&mine, &theirs, sizeof(mine)) == 0,
+                 "totals: %llu tokens, CPU %llu",
+                 (unsigned long long) theirs.tokens,
+                 (unsigned long long) mine.tokens);
+    }
+}
+
+#endif
