@@ -79,6 +79,13 @@ typedef struct {
     uint64_t life; /* of who */
 } rig_item_t;
 
+/* What the device has now, of all slots. */
+typedef struct {
+    tr_kv_seq_t seq[RIG_SEQS];
+    uint32_t count[RIG_SEQS * RIG_LAYERS * RIG_LISTS * TR_KV_LISTS_MAX];
+    tr_kv_victim_t victim[RIG_SEQS * RIG_LAYERS * RIG_LISTS * TR_KV_LISTS_MAX];
+} rig_state_t;
+
 /* Memory of a batch under way. */
 typedef struct {
     uint32_t *pos;     /* [ROWS] */
@@ -107,6 +114,7 @@ typedef struct {
     void *host_work;
     float *host_out;
     int32_t *history;
+    rig_state_t *fetched; /* pinned */
     rig_entry_t *log;
     uint32_t first, last; /* of the log */
     uint64_t stalls, compressed, denied, refused, swaps, forks, batches;
@@ -273,6 +281,7 @@ rig_create(rig_t *r, uint32_t pages)
                    + 64,
                64));
     r->host_out = malloc(out);
+    r->fetched = cuda->pin(sizeof(rig_state_t));
     r->log = calloc(RIG_LOG, sizeof(*r->log));
     assert_true(r->history != NULL && r->out != NULL && r->work != NULL
                 && r->host_work != NULL && r->log != NULL);
@@ -300,6 +309,7 @@ rig_destroy(rig_t *r)
     cuda->release(r->out);
     cuda->release(r->work);
     cuda->release(r->history);
+    cuda->unpin(r->fetched);
     cuda->stream_close(&r->stream);
     for (uint32_t i = 0; i < r->n_policies; i++) {
         tr_kv_policy_free(r->policy[i]);
@@ -643,9 +653,25 @@ rig_collect(rig_t *r)
 /* ---- when nothing is under way ------------------------------------------ */
 
 static void
-rig_compare_slot(rig_t *r, int32_t slot)
+rig_fetch(rig_t *r)
 {
     const tr_cuda_manager_t *m = tr_kv_device_manager(r->kv);
+    rig_state_t *f = r->fetched;
+
+    assert_int_equal(cuda->copy(&r->stream, f->seq, m->seq, sizeof(f->seq)), 0);
+    assert_int_equal(cuda->copy(&r->stream, f->count, m->count,
+                                sizeof(f->count)),
+                     0);
+    assert_int_equal(cuda->copy(&r->stream, f->victim, m->victim,
+                                sizeof(f->victim)),
+                     0);
+    assert_int_equal(cuda->stream_wait(&r->stream), 0);
+}
+
+static void
+rig_compare_slot(rig_t *r, int32_t slot)
+{
+    const rig_state_t *m = r->fetched;
     const tr_kv_slot_t *s = &r->host->slot[slot];
     size_t at = tr_kv_head_at(r->host, slot, 0) * TR_KV_LISTS_MAX;
     size_t lists = (size_t) r->host->heads * TR_KV_LISTS_MAX;
@@ -699,6 +725,7 @@ rig_compare(rig_t *r)
     assert_true(tr_kv_settled(r->kv));
     assert_true(tr_kv_sound(r->kv));
     assert_true(tr_kv_sound(r->host));
+    rig_fetch(r);
     assert_int_equal(tr_kv_bound(r->g), tr_kv_free_pages(r->host));
     for (uint32_t i = 0; i < RIG_SEQS; i++) {
         RIG_SAME(r->kv->slot[i].open == r->host->slot[i].open, "slot %u", i);
