@@ -143,11 +143,13 @@ static const setting_t settings[] = {
     { "redis_tls_key", KIND_TEXT, AT(redis_tls_key), "", 0, 0, NULL,
       "its key" },
     { "redis_tls_name", KIND_TEXT, AT(redis_tls_name), "", 0, 0, NULL,
-      "server name to ask for (SNI); empty: none" },
-    { "redis_request_ttl", KIND_DURATION, AT(redis_request_ttl_us), "24h", S(1),
-      S(31536000), NULL,
+      "name that its certificate must be good for; empty: the host of redis" },
+    { "redis_tls_verify", KIND_BOOL, AT(redis_tls_verify), "yes", 0, 0, NULL,
+      "whether its certificate and name are verified" },
+    { "redis_request_ttl", KIND_DURATION, AT(redis_request_ttl_us), "24h",
+      S(10), S(31536000), NULL,
       "how long the state of a request is kept after its last change" },
-    { "redis_output_ttl", KIND_DURATION, AT(redis_output_ttl_us), "1h", S(1),
+    { "redis_output_ttl", KIND_DURATION, AT(redis_output_ttl_us), "1h", S(10),
       S(31536000), NULL, "how long the output of a resumable request is kept" },
     { "redis_recent", KIND_NUMBER, AT(redis_recent), "1000", 1, 1u << 20, NULL,
       "latest requests that are listed" },
@@ -806,10 +808,42 @@ read_password(tr_config_t *c, tr_error_t *err)
 }
 
 static tr_status_t
+finish_redis_tls(const tr_config_t *c, const tr_redis_address_t *address,
+                 tr_error_t *err)
+{
+    if (!c->redis_tls) {
+        return c->redis_tls_ca[0] == '\0' && c->redis_tls_cert[0] == '\0'
+                       && c->redis_tls_key[0] == '\0'
+                       && c->redis_tls_name[0] == '\0'
+                   ? TR_OK
+                   : tr_error_set(err, TR_ERR_INVALID, "redis_tls",
+                                  "redis_tls_ca, _cert, _key or _name without "
+                                  "`redis_tls yes`");
+    }
+    if (!tr_redis_has_tls()) {
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "redis_tls",
+                            "redis_tls yes: this engine was built without "
+                            "hiredis_ssl (hiredis 1.0 or later)");
+    }
+    if (address->port == 0) {
+        return tr_error_set(err, TR_ERR_INVALID, "redis_tls",
+                            "redis_tls yes: Redis speaks none on a Unix "
+                            "socket");
+    }
+    if ((c->redis_tls_cert[0] == '\0') != (c->redis_tls_key[0] == '\0')) {
+        return tr_error_set(err, TR_ERR_INVALID, "redis_tls_cert",
+                            "redis_tls_cert and redis_tls_key are needed "
+                            "together");
+    }
+    return TR_OK;
+}
+
+static tr_status_t
 finish_redis(tr_config_t *c, tr_error_t *err)
 {
     const unsigned char *p = (const unsigned char *) c->redis_prefix;
     tr_redis_address_t address;
+    tr_status_t rc;
 
     if (c->redis[0] == '\0') {
         return TR_OK;
@@ -828,10 +862,9 @@ finish_redis(tr_config_t *c, tr_error_t *err)
                                 c->redis_prefix);
         }
     }
-    if (c->redis_tls && !tr_redis_has_tls()) {
-        return tr_error_set(err, TR_ERR_UNSUPPORTED, "redis_tls",
-                            "redis_tls yes: this engine was built without "
-                            "hiredis_ssl");
+    rc = finish_redis_tls(c, &address, err);
+    if (rc != TR_OK) {
+        return rc;
     }
     if (c->redis_user[0] != '\0' && c->redis_password[0] == '\0'
         && c->redis_password_file[0] == '\0') {

@@ -56,7 +56,8 @@ typedef struct {
     bool redis_tls;
     char redis_tls_ca[TR_CONFIG_PATH]; /* "": the system's */
     char redis_tls_cert[TR_CONFIG_PATH], redis_tls_key[TR_CONFIG_PATH];
-    char redis_tls_name[256];      /* to ask for (SNI), "": none */
+    char redis_tls_name[256]; /* of its certificate, "": the host */
+    bool redis_tls_verify;
     uint64_t redis_request_ttl_us; /* of what is known of a request, 24 h */
     uint64_t redis_output_ttl_us;  /* of kept output, 1 h */
     uint32_t redis_recent;         /* latest requests, 1000 */

@@ -15,10 +15,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#ifdef TR_REDIS_TLS
-#include <hiredis/hiredis_ssl.h>
-#endif
-
 #include "log.h"
 
 #define BACKOFF_LEAST_US 100000u
@@ -54,6 +50,12 @@ tr_redis_link_fail(tr_redis_link_t *l, const char *format, ...)
 static void
 fail_context(tr_redis_link_t *l)
 {
+    char why[TR_REDIS_REASON];
+
+    if (tr_redis_tls_why(&l->tls, why, sizeof(why))) {
+        tr_redis_link_fail(l, "%s", why);
+        return;
+    }
     tr_redis_link_fail(l, "%s",
                        l->c->errstr[0] != '\0' ? l->c->errstr
                                                : strerror(errno));
@@ -73,6 +75,7 @@ take_down(tr_redis_link_t *l, uint64_t now_us)
     tr_redis_resolve_free(l->resolve);
     l->resolve = NULL;
     if (l->c != NULL) {
+        tr_redis_tls_end(&l->tls);
         redisFree(l->c);
         l->c = NULL;
     }
@@ -208,6 +211,7 @@ end_former(tr_redis_link_t *l)
 static void
 on_connected(tr_redis_link_t *l, uint64_t now_us)
 {
+    char why[TR_REDIS_REASON];
     int e = 0;
     socklen_t n = sizeof(e);
     int one = 1;
@@ -217,13 +221,11 @@ on_connected(tr_redis_link_t *l, uint64_t now_us)
         return;
     }
     (void) setsockopt(l->c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-#ifdef TR_REDIS_TLS
-    if (l->tls != NULL
-        && redisInitiateSSLWithContext(l->c, l->tls) != REDIS_OK) {
-        fail_context(l);
+    if (tr_redis_tls_on(&l->tls)
+        && !tr_redis_tls_begin(&l->tls, l->c, why, sizeof(why))) {
+        tr_redis_link_fail(l, "%s", why);
         return;
     }
-#endif
     say_hello(l, now_us);
 }
 
@@ -324,6 +326,7 @@ write_out(tr_redis_link_t *l)
 {
     int done = 0;
 
+    tr_redis_tls_clear(&l->tls);
     if (tr_redis_link_backlog(l) != 0
         && redisBufferWrite(l->c, &done) != REDIS_OK) {
         fail_context(l);
@@ -338,6 +341,7 @@ read_in(tr_redis_link_t *l, uint64_t now_us)
 
     /* hiredis reads 16 KiB at a time */
     for (i = 0; i < READS_A_RUN && !l->failed; i++) {
+        tr_redis_tls_clear(&l->tls);
         if (redisBufferRead(l->c) != REDIS_OK) {
             fail_context(l);
             return;
@@ -387,10 +391,15 @@ tr_redis_link_fd(const tr_redis_link_t *l, short *wanted)
     if (l->c == NULL) {
         return -1;
     }
-    *wanted = l->state == TR_LINK_CONNECTING                ? POLLOUT
-              : l->state == TR_LINK_HELLO && l->tls != NULL ? POLLIN
-              : tr_redis_link_backlog(l) != 0               ? POLLIN | POLLOUT
-                                                            : POLLIN;
+    if (l->state == TR_LINK_CONNECTING) {
+        *wanted = POLLOUT;
+    } else if (tr_redis_link_backlog(l) == 0
+               /* a handshake: what waits goes when Redis has answered */
+               || (l->state == TR_LINK_HELLO && tr_redis_tls_on(&l->tls))) {
+        *wanted = POLLIN;
+    } else {
+        *wanted = POLLIN | POLLOUT;
+    }
     return l->c->fd;
 }
 
@@ -498,45 +507,6 @@ tr_redis_link_backlog(const tr_redis_link_t *l)
 
 /* ---- making ------------------------------------------------------------- */
 
-bool
-tr_redis_has_tls(void)
-{
-#ifdef TR_REDIS_TLS
-    return true;
-#else
-    return false;
-#endif
-}
-
-static tr_status_t
-open_tls(tr_redis_link_t *l, tr_error_t *err)
-{
-#ifdef TR_REDIS_TLS
-    const tr_config_t *c = l->config;
-    redisSSLContextError e;
-
-    if (!c->redis_tls) {
-        return TR_OK;
-    }
-    redisInitOpenSSL();
-    l->tls = redisCreateSSLContext(
-        c->redis_tls_ca[0] ? c->redis_tls_ca : NULL,
-        c->redis_tls_ca[0] ? NULL : "/etc/ssl/certs",
-        c->redis_tls_cert[0] ? c->redis_tls_cert : NULL,
-        c->redis_tls_key[0] ? c->redis_tls_key : NULL,
-        c->redis_tls_name[0] ? c->redis_tls_name : NULL, &e);
-    if (l->tls == NULL) {
-        return tr_error_set(err, TR_ERR_INVALID, "redis_tls",
-                            "cannot prepare TLS for Redis: %s",
-                            redisSSLContextGetError(e));
-    }
-#else
-    (void) l;
-    (void) err;
-#endif
-    return TR_OK;
-}
-
 tr_status_t
 tr_redis_link_init(tr_redis_link_t *l, const tr_config_t *config,
                    bool subscriber, const tr_redis_events_t *events,
@@ -547,7 +517,7 @@ tr_redis_link_init(tr_redis_link_t *l, const tr_config_t *config,
     l->subscriber = subscriber;
     l->events = *events;
     l->backoff_us = BACKOFF_LEAST_US;
-    return open_tls(l, err);
+    return tr_redis_tls_open(&l->tls, config, err);
 }
 
 void
@@ -557,11 +527,7 @@ tr_redis_link_free(tr_redis_link_t *l)
     if (l->c != NULL) {
         redisFree(l->c);
     }
-#ifdef TR_REDIS_TLS
-    if (l->tls != NULL) {
-        redisFreeSSLContext(l->tls);
-    }
-#endif
+    tr_redis_tls_close(&l->tls);
     free(l->pending);
     memset(l, 0, sizeof(*l));
 }

@@ -29,6 +29,7 @@
 #include "config.h"
 #include "redis_command.h"
 #include "redis_resolve.h"
+#include "redis_tls.h"
 
 /* What a command was, for whoever gets its reply. */
 typedef struct {
@@ -69,7 +70,7 @@ typedef struct {
     tr_redis_resolve_t *resolve;
     unsigned turn; /* which of a name's addresses is next */
     redisContext *c;
-    void *tls;                   /* redisSSLContext, or NULL */
+    tr_redis_tls_t tls;
     uint64_t retry_us, since_us; /* DOWN: when; else since when */
     uint64_t backoff_us;
     unsigned hello_left;           /* replies until it is UP */
@@ -106,8 +107,5 @@ void tr_redis_link_fail(tr_redis_link_t *l, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 /* Bytes that wait to be written. */
 size_t tr_redis_link_backlog(const tr_redis_link_t *l);
-
-/* Whether this build has TLS. */
-bool tr_redis_has_tls(void);
 
 #endif

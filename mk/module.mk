@@ -23,7 +23,8 @@ $(MODULE_DIR)/Makefile: config mk/module.mk
 	@echo "  CONF  module"
 	$Qdir=$$PWD && out=$$(realpath $(MODULE_DIR)) && cd $(NGINX_DEV) && \
 	    bash -c '. ./conf_flags && ./configure \
-	        --with-cc-opt="$(MODULE_FLAGS)" "$${NGX_CONF_FLAGS[@]}" \
+	        --with-cc-opt="$(MODULE_FLAGS)" --with-ld-opt="$(LDFLAGS)" \
+	        "$${NGX_CONF_FLAGS[@]}" \
 	        --add-dynamic-module="$$1" --builddir="$$2"' \
 	        configure "$$dir" "$$out" >"$$out/configure.log" 2>&1 || \
 	    { tail -20 "$$out/configure.log" >&2; rm -f "$$out/Makefile"; exit 1; }

@@ -20,9 +20,13 @@
  * A reply is hiredis's and gone when the handler returns.  What it holds was
  * written by others: types, numbers and lengths are to be checked.
  *
- *     _redis.c            connections and commands
+ *     _redis.c            connections: made, greeted, lost, made again
+ *     _redis_events.c     hiredis on NGINX's event loop
+ *     _redis_tls.c        TLS
+ *     _redis_commands.c   commands and their replies
  *     _redis_channels.c   subscriptions
- *     _redis_conf.c       the directive; values of replies
+ *     _redis_conf.c       the directive
+ *     _redis_values.c     keys, and what stands in replies
  */
 
 #ifndef _NGX_HTTP_TOKENRING_REDIS_H_INCLUDED_
@@ -62,6 +66,19 @@ typedef enum {
 } ngx_http_tokenring_redis_state_e;
 
 
+/* how to speak TLS, as configured; made for all workers by the master */
+
+typedef struct {
+    ngx_str_t                         ca;         /* files */
+    ngx_str_t                         cert;
+    ngx_str_t                         key;
+    ngx_str_t                         name;       /* the certificate's */
+    void                             *ctx;        /* SSL_CTX */
+    unsigned                          on:1;
+    unsigned                          insecure:1; /* nothing is verified */
+} ngx_http_tokenring_redis_tls_t;
+
+
 /* a connection as one worker has it */
 
 typedef struct {
@@ -69,6 +86,7 @@ typedef struct {
     ngx_http_tokenring_redis_state_e  state;
     redisAsyncContext                *ac;
     ngx_connection_t                 *c;
+    void                             *ssl;        /* SSL, of ac */
     ngx_event_t                       timer;      /* of the oldest call */
     ngx_event_t                       reconnect;
     ngx_msec_t                        deadline;   /* of the greeting */
@@ -96,6 +114,7 @@ struct ngx_http_tokenring_redis_s {
     ngx_int_t                         db;
     ngx_str_t                         prefix;
     ngx_msec_t                        timeout;
+    ngx_http_tokenring_redis_tls_t    tls;
 
     /* below: of one worker, none of it survives a reload */
 
@@ -130,6 +149,58 @@ void ngx_http_tokenring_redis_start(ngx_http_tokenring_redis_t *redis);
 /* the process ends: nobody is called any more */
 void ngx_http_tokenring_redis_exit(ngx_http_tokenring_redis_t *redis);
 
+/* for the files of Redis: */
+
+/* NGX_OK: under way */
+ngx_int_t ngx_http_tokenring_redis_connect(
+    ngx_http_tokenring_redis_conn_t *conn);
+
+/* it is of use */
+void ngx_http_tokenring_redis_works(ngx_http_tokenring_redis_conn_t *conn);
+
+/* we give up; also from within a handler of hiredis's */
+void ngx_http_tokenring_redis_close(ngx_http_tokenring_redis_conn_t *conn,
+    const char *why);
+
+/* hiredis has given up (data is the connection) */
+void ngx_http_tokenring_redis_gone(void *data);
+
+void ngx_http_tokenring_redis_log(ngx_http_tokenring_redis_conn_t *conn,
+    const char *what, size_t len);
+
+/* _redis_events.c */
+
+/* events for conn->ac, from now until they are taken off again */
+ngx_int_t ngx_http_tokenring_redis_attach(
+    ngx_http_tokenring_redis_conn_t *conn);
+void ngx_http_tokenring_redis_detach(ngx_http_tokenring_redis_conn_t *conn);
+
+/* _redis_tls.c */
+
+/* NGX_DECLINED: not one of TLS; NGX_ERROR was logged */
+ngx_int_t ngx_http_tokenring_redis_tls_parameter(ngx_conf_t *cf,
+    ngx_http_tokenring_redis_t *redis, ngx_str_t *value);
+
+/* host: of the address, without its port; what was given is fit to be used */
+ngx_int_t ngx_http_tokenring_redis_tls_check(ngx_conf_t *cf,
+    ngx_http_tokenring_redis_t *redis, ngx_str_t *host);
+
+ngx_int_t ngx_http_tokenring_redis_tls_init(ngx_conf_t *cf,
+    ngx_http_tokenring_redis_t *redis);
+void ngx_http_tokenring_redis_tls_free(ngx_http_tokenring_redis_t *redis);
+
+/* ahead of each event: NGX_ERROR closed the connection */
+ngx_int_t ngx_http_tokenring_redis_tls(ngx_http_tokenring_redis_conn_t *conn);
+
+/* after it: errors of OpenSSL are kept for the process, not for a connection */
+void ngx_http_tokenring_redis_tls_clear(ngx_http_tokenring_redis_conn_t *conn);
+
+/* what went wrong, if it went wrong there; else NULL */
+const char *ngx_http_tokenring_redis_tls_why(
+    ngx_http_tokenring_redis_conn_t *conn);
+
+/* _redis_commands.c */
+
 /*
  * Sends a command.  NULL: Redis is away (an attempt to reach it may be on its
  * way), or too much is waiting: the handler is not called.
@@ -145,11 +216,13 @@ void ngx_http_tokenring_redis_forget(ngx_http_tokenring_call_t *call);
 void ngx_http_tokenring_redis_complain(ngx_http_tokenring_redis_t *redis,
     redisReply *reply);
 
-ngx_int_t ngx_http_tokenring_redis_connect(
-    ngx_http_tokenring_redis_conn_t *conn);
-void ngx_http_tokenring_redis_works(ngx_http_tokenring_redis_conn_t *conn);
-void ngx_http_tokenring_redis_close(ngx_http_tokenring_redis_conn_t *conn,
-    const char *why);
+/* for the files of Redis: the timer runs, no later than this */
+void ngx_http_tokenring_redis_arm(ngx_http_tokenring_redis_conn_t *conn,
+    ngx_msec_t deadline);
+void ngx_http_tokenring_redis_timer(ngx_event_t *ev);
+
+/* tells those who wait for a reply that will not come */
+void ngx_http_tokenring_redis_lost(ngx_event_t *ev);
 
 /* _redis_channels.c */
 
@@ -194,7 +267,7 @@ void ngx_http_tokenring_channels_up(ngx_http_tokenring_redis_t *redis);
 void ngx_http_tokenring_channels_down(ngx_http_tokenring_redis_t *redis);
 void ngx_http_tokenring_channels_free(ngx_http_tokenring_redis_t *redis);
 
-/* _redis_conf.c */
+/* _redis_values.c */
 
 /* "PREFIXkind:{name}", of pool; data is NULL without memory */
 ngx_str_t ngx_http_tokenring_redis_key(ngx_http_tokenring_redis_t *redis,

@@ -21,10 +21,17 @@ static void ngx_http_tokenring_channel_free(
     ngx_http_tokenring_subscription_t *s);
 static void ngx_http_tokenring_channel_message(redisAsyncContext *ac,
     void *reply, void *data);
+static ngx_http_tokenring_subscription_t *ngx_http_tokenring_channel_find(
+    ngx_http_tokenring_redis_t *redis, redisReply *r, ngx_str_t *what);
 static void ngx_http_tokenring_channel_left(
     ngx_http_tokenring_subscription_t *s);
 static ngx_http_tokenring_subscription_t *ngx_http_tokenring_channel_next(
     ngx_http_tokenring_redis_t *redis, ngx_http_tokenring_subscription_t *s);
+
+
+#define ngx_http_tokenring_channel_is(what, text)                             \
+    ((what)->len == sizeof(text) - 1                                          \
+     && ngx_strncmp((what)->data, text, sizeof(text) - 1) == 0)
 
 
 ngx_http_tokenring_subscription_t *
@@ -174,38 +181,24 @@ ngx_http_tokenring_channel_message(redisAsyncContext *ac, void *reply,
 {
     ngx_http_tokenring_redis_t *redis = data;
 
-    uint32_t                            hash;
-    ngx_str_t                           what, name, text;
+    ngx_str_t                           what, text;
     redisReply                         *r;
     ngx_http_tokenring_subscription_t  *s;
 
     r = reply;
 
-    if (r == NULL || redis->channels.ac != ac
-        || (r->type != REDIS_REPLY_ARRAY
-#ifdef REDIS_REPLY_PUSH
-            && r->type != REDIS_REPLY_PUSH
-#endif
-            )
-        || r->elements < 3
-        || ngx_http_tokenring_redis_string(r->element[0], &what) != NGX_OK
-        || ngx_http_tokenring_redis_string(r->element[1], &name) != NGX_OK)
-    {
+    if (redis->channels.ac != ac) {
         return;
     }
 
-    hash = ngx_crc32_long(name.data, name.len);
-
-    s = (ngx_http_tokenring_subscription_t *)
-            ngx_str_rbtree_lookup(&redis->subscriptions, &name, hash);
+    s = ngx_http_tokenring_channel_find(redis, r, &what);
 
     if (s == NULL) {
         return;
     }
 
-    if (what.len == sizeof("message") - 1
-        && ngx_strncmp(what.data, "message", what.len) == 0)
-    {
+    if (ngx_http_tokenring_channel_is(&what, "message")) {
+
         if (s->handler && s->up
             && ngx_http_tokenring_redis_string(r->element[2], &text) == NGX_OK)
         {
@@ -215,17 +208,12 @@ ngx_http_tokenring_channel_message(redisAsyncContext *ac, void *reply,
         return;
     }
 
-    if (what.len == sizeof("unsubscribe") - 1
-        && ngx_strncmp(what.data, "unsubscribe", what.len) == 0)
-    {
+    if (ngx_http_tokenring_channel_is(&what, "unsubscribe")) {
         ngx_http_tokenring_channel_left(s);
         return;
     }
 
-    if (what.len == sizeof("subscribe") - 1
-        && ngx_strncmp(what.data, "subscribe", what.len) == 0
-        && s->sent)
-    {
+    if (ngx_http_tokenring_channel_is(&what, "subscribe") && s->sent) {
         s->sent = 0;
         ngx_http_tokenring_redis_works(&redis->channels);
 
@@ -234,6 +222,35 @@ ngx_http_tokenring_channel_message(redisAsyncContext *ac, void *reply,
             s->handler(s->data, NGX_HTTP_TOKENRING_CHANNEL_UP, NULL);
         }
     }
+}
+
+
+/* whose it is; NULL: nobody's, or not of that form */
+
+static ngx_http_tokenring_subscription_t *
+ngx_http_tokenring_channel_find(ngx_http_tokenring_redis_t *redis,
+    redisReply *r, ngx_str_t *what)
+{
+    uint32_t   hash;
+    ngx_str_t  name;
+
+    if (r == NULL
+        || (r->type != REDIS_REPLY_ARRAY
+#ifdef REDIS_REPLY_PUSH
+            && r->type != REDIS_REPLY_PUSH
+#endif
+            )
+        || r->elements < 3
+        || ngx_http_tokenring_redis_string(r->element[0], what) != NGX_OK
+        || ngx_http_tokenring_redis_string(r->element[1], &name) != NGX_OK)
+    {
+        return NULL;
+    }
+
+    hash = ngx_crc32_long(name.data, name.len);
+
+    return (ngx_http_tokenring_subscription_t *)
+               ngx_str_rbtree_lookup(&redis->subscriptions, &name, hash);
 }
 
 

@@ -1,5 +1,5 @@
 /*
- * tokenring_redis, and what Redis's replies hold.
+ * tokenring_redis: which Redis, as whom, and how.
  *
  * Locations that name the same server in the same words share its connections.
  * Names are resolved here, when the configuration is read: a worker must not
@@ -11,13 +11,15 @@
 
 
 static ngx_int_t ngx_http_tokenring_redis_address(ngx_conf_t *cf,
-    ngx_http_tokenring_redis_t *redis, ngx_str_t *value);
+    ngx_http_tokenring_redis_t *redis, ngx_str_t *value, ngx_str_t *host);
 static ngx_int_t ngx_http_tokenring_redis_parameter(ngx_conf_t *cf,
     ngx_http_tokenring_redis_t *redis, ngx_str_t *value);
 static ngx_int_t ngx_http_tokenring_redis_password(ngx_conf_t *cf,
     ngx_http_tokenring_redis_t *redis);
 static ngx_http_tokenring_redis_t *ngx_http_tokenring_redis_share_one(
     ngx_conf_t *cf, ngx_http_tokenring_redis_t *redis);
+static ngx_uint_t ngx_http_tokenring_redis_equal(
+    ngx_http_tokenring_redis_t *a, ngx_http_tokenring_redis_t *b);
 static ngx_uint_t ngx_http_tokenring_redis_same(ngx_str_t *a, ngx_str_t *b);
 static void ngx_http_tokenring_redis_cleanup(void *data);
 
@@ -27,7 +29,9 @@ static void ngx_http_tokenring_redis_cleanup(void *data);
 
 /*
  * tokenring_redis ADDRESS [user=NAME] [password_file=PATH] [db=N]
- *                 [prefix=TEXT] [timeout=TIME];
+ *                 [prefix=TEXT] [timeout=TIME]
+ *                 [tls [tls_ca=PATH] [tls_cert=PATH tls_key=PATH]
+ *                      [tls_name=NAME] [tls_verify=off]];
  * tokenring_redis off;
  */
 
@@ -36,7 +40,7 @@ ngx_http_tokenring_set_redis(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_http_tokenring_loc_conf_t  *tlcf = conf;
 
-    ngx_str_t                   *value;
+    ngx_str_t                   *value, host;
     ngx_uint_t                   i;
     ngx_http_tokenring_redis_t  *redis;
 
@@ -64,7 +68,9 @@ ngx_http_tokenring_set_redis(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     redis->timeout = 1000;
     ngx_str_set(&redis->prefix, "tr:");
 
-    if (ngx_http_tokenring_redis_address(cf, redis, &value[1]) != NGX_OK) {
+    if (ngx_http_tokenring_redis_address(cf, redis, &value[1], &host)
+        != NGX_OK)
+    {
         return NGX_CONF_ERROR;
     }
 
@@ -80,8 +86,9 @@ ngx_http_tokenring_set_redis(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         return "has user= without password_file=";
     }
 
-    if (redis->password_file.len
-        && ngx_http_tokenring_redis_password(cf, redis) != NGX_OK)
+    if ((redis->password_file.len
+         && ngx_http_tokenring_redis_password(cf, redis) != NGX_OK)
+        || ngx_http_tokenring_redis_tls_check(cf, redis, &host) != NGX_OK)
     {
         return NGX_CONF_ERROR;
     }
@@ -94,7 +101,7 @@ ngx_http_tokenring_set_redis(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
 static ngx_int_t
 ngx_http_tokenring_redis_address(ngx_conf_t *cf,
-    ngx_http_tokenring_redis_t *redis, ngx_str_t *value)
+    ngx_http_tokenring_redis_t *redis, ngx_str_t *value, ngx_str_t *host)
 {
     ngx_url_t  u;
 
@@ -110,6 +117,7 @@ ngx_http_tokenring_redis_address(ngx_conf_t *cf,
     }
 
     redis->name = *value;
+    *host = u.host;
 
 #if (NGX_HAVE_UNIX_DOMAIN)
 
@@ -140,6 +148,12 @@ ngx_http_tokenring_redis_parameter(ngx_conf_t *cf,
     ngx_str_t   s;
     ngx_int_t   n;
     ngx_msec_t  ms;
+
+    n = ngx_http_tokenring_redis_tls_parameter(cf, redis, value);
+
+    if (n != NGX_DECLINED) {
+        return n;
+    }
 
     if (ngx_strncmp(value->data, "user=", 5) == 0 && value->len > 5) {
         redis->user.data = value->data + 5;
@@ -268,15 +282,7 @@ ngx_http_tokenring_redis_share_one(ngx_conf_t *cf,
     known = tmcf->redises.elts;
 
     for (i = 0; i < tmcf->redises.nelts; i++) {
-        if (ngx_http_tokenring_redis_same(&known[i]->name, &redis->name)
-            && ngx_http_tokenring_redis_same(&known[i]->user, &redis->user)
-            && ngx_http_tokenring_redis_same(&known[i]->password_file,
-                                             &redis->password_file)
-            && ngx_http_tokenring_redis_same(&known[i]->prefix,
-                                             &redis->prefix)
-            && known[i]->db == redis->db
-            && known[i]->timeout == redis->timeout)
-        {
+        if (ngx_http_tokenring_redis_equal(known[i], redis)) {
             return known[i];
         }
     }
@@ -298,7 +304,28 @@ ngx_http_tokenring_redis_share_one(ngx_conf_t *cf,
     cln->handler = ngx_http_tokenring_redis_cleanup;
     cln->data = redis;
 
-    return redis;
+    return (ngx_http_tokenring_redis_tls_init(cf, redis) == NGX_OK) ? redis
+                                                                    : NULL;
+}
+
+
+static ngx_uint_t
+ngx_http_tokenring_redis_equal(ngx_http_tokenring_redis_t *a,
+    ngx_http_tokenring_redis_t *b)
+{
+    return a->db == b->db
+           && a->timeout == b->timeout
+           && a->tls.on == b->tls.on
+           && a->tls.insecure == b->tls.insecure
+           && ngx_http_tokenring_redis_same(&a->name, &b->name)
+           && ngx_http_tokenring_redis_same(&a->user, &b->user)
+           && ngx_http_tokenring_redis_same(&a->password_file,
+                                            &b->password_file)
+           && ngx_http_tokenring_redis_same(&a->prefix, &b->prefix)
+           && ngx_http_tokenring_redis_same(&a->tls.ca, &b->tls.ca)
+           && ngx_http_tokenring_redis_same(&a->tls.cert, &b->tls.cert)
+           && ngx_http_tokenring_redis_same(&a->tls.key, &b->tls.key)
+           && ngx_http_tokenring_redis_same(&a->tls.name, &b->tls.name);
 }
 
 
@@ -314,112 +341,5 @@ static void
 ngx_http_tokenring_redis_cleanup(void *data)
 {
     ngx_http_tokenring_redis_exit(data);
-}
-
-
-/* "tr:" "req" ":{" ID "}" */
-
-ngx_str_t
-ngx_http_tokenring_redis_key(ngx_http_tokenring_redis_t *redis,
-    ngx_pool_t *pool, const char *kind, ngx_str_t *name)
-{
-    size_t     len;
-    ngx_str_t  key;
-
-    len = redis->prefix.len + ngx_strlen(kind) + name->len + sizeof(":{}") - 1;
-
-    key.len = 0;
-    key.data = ngx_pnalloc(pool, len);
-
-    if (key.data) {
-        key.len = ngx_sprintf(key.data, "%V%s:{%V}", &redis->prefix, kind,
-                              name)
-                  - key.data;
-    }
-
-    return key;
-}
-
-
-ngx_int_t
-ngx_http_tokenring_redis_string(redisReply *reply, ngx_str_t *out)
-{
-    if (reply == NULL
-        || (reply->type != REDIS_REPLY_STRING
-            && reply->type != REDIS_REPLY_STATUS))
-    {
-        return NGX_DECLINED;
-    }
-
-    out->data = (u_char *) reply->str;
-    out->len = (size_t) reply->len;
-
-    return NGX_OK;
-}
-
-
-/* digits, and few enough of them; or an integer as such */
-
-ngx_int_t
-ngx_http_tokenring_redis_number(redisReply *reply, uint64_t *out)
-{
-    size_t     i;
-    uint64_t   n;
-    ngx_str_t  s;
-
-    if (reply && reply->type == REDIS_REPLY_INTEGER && reply->integer >= 0) {
-        *out = (uint64_t) reply->integer;
-        return NGX_OK;
-    }
-
-    if (ngx_http_tokenring_redis_string(reply, &s) != NGX_OK
-        || s.len == 0 || s.len > 18)
-    {
-        return NGX_DECLINED;
-    }
-
-    n = 0;
-
-    for (i = 0; i < s.len; i++) {
-        if (s.data[i] < '0' || s.data[i] > '9') {
-            return NGX_DECLINED;
-        }
-
-        n = n * 10 + (s.data[i] - '0');
-    }
-
-    *out = n;
-
-    return NGX_OK;
-}
-
-
-/* a share, 0 to 1, as "0", "1", "0.123" or with an exponent */
-
-ngx_int_t
-ngx_http_tokenring_redis_share(redisReply *reply, double *out)
-{
-    char       text[32], *end;
-    double     value;
-    ngx_str_t  s;
-
-    if (ngx_http_tokenring_redis_string(reply, &s) != NGX_OK
-        || s.len == 0 || s.len >= sizeof(text)
-        || s.data[0] < '0' || s.data[0] > '9')
-    {
-        return NGX_DECLINED;
-    }
-
-    ngx_memcpy(text, s.data, s.len);
-    text[s.len] = '\0';
-
-    value = strtod(text, &end);
-
-    if (end != text + s.len || !(value >= 0 && value <= 1)) {
-        return NGX_DECLINED;
-    }
-
-    *out = value;
-
-    return NGX_OK;
+    ngx_http_tokenring_redis_tls_free(data);
 }

@@ -28,6 +28,7 @@ static ngx_http_tokenring_follow_t *ngx_http_tokenring_subject_next(
 static void ngx_http_tokenring_subject_check(ngx_event_t *ev);
 static void ngx_http_tokenring_subject_record(void *data, redisReply *reply);
 static void ngx_http_tokenring_subject_last(void *data, redisReply *reply);
+static uint64_t ngx_http_tokenring_subject_number(redisReply *reply);
 static void ngx_http_tokenring_subject_engine(void *data, redisReply *reply);
 static void ngx_http_tokenring_subject_silent(ngx_http_tokenring_subject_t *s,
     tr_status_t status, const char *message);
@@ -399,9 +400,7 @@ ngx_http_tokenring_subject_last(void *data, redisReply *reply)
 {
     ngx_http_tokenring_subject_t *s = data;
 
-    u_char      *p, *end;
-    uint64_t     newest;
-    ngx_str_t    last;
+    uint64_t  newest;
 
     s->last = NULL;
 
@@ -412,23 +411,7 @@ ngx_http_tokenring_subject_last(void *data, redisReply *reply)
         return;
     }
 
-    newest = 0;
-
-    if (reply->elements && reply->element[0]->type == REDIS_REPLY_ARRAY
-        && reply->element[0]->elements
-        && ngx_http_tokenring_redis_string(reply->element[0]->element[0],
-                                           &last)
-           == NGX_OK)
-    {
-        end = last.data + last.len;
-
-        for (p = last.data;
-             p < end && *p >= '0' && *p <= '9' && newest < 1ull << 56;
-             p++)
-        {
-            newest = newest * 10 + (*p - '0');
-        }
-    }
+    newest = ngx_http_tokenring_subject_number(reply);
 
     if (newest > s->newest) {
 
@@ -466,6 +449,36 @@ ngx_http_tokenring_subject_last(void *data, redisReply *reply)
     if (s->call == NULL) {
         ngx_http_tokenring_subject_checked(s);
     }
+}
+
+
+/* the number in the id of the last entry; 0: there is none */
+
+static uint64_t
+ngx_http_tokenring_subject_number(redisReply *reply)
+{
+    u_char    *p, *end;
+    uint64_t   n;
+    ngx_str_t  id;
+
+    if (reply->elements == 0
+        || reply->element[0]->type != REDIS_REPLY_ARRAY
+        || reply->element[0]->elements == 0
+        || ngx_http_tokenring_redis_string(reply->element[0]->element[0], &id)
+           != NGX_OK)
+    {
+        return 0;
+    }
+
+    n = 0;
+    end = id.data + id.len;
+
+    for (p = id.data; p < end && *p >= '0' && *p <= '9' && n < 1ull << 56; p++)
+    {
+        n = n * 10 + (*p - '0');
+    }
+
+    return n;
 }
 
 

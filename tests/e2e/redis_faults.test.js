@@ -7,10 +7,10 @@
 
 const { test } = require('node:test');
 const assert = require('node:assert/strict');
-const net = require('node:net');
 const { Stack, until, sleep, read } = require('./lib/stack');
 const { stream } = require('./lib/http');
 const { Redis, Client, output, RECORD, deltaText } = require('./lib/redis');
+const { Proxy } = require('./lib/redis_proxy');
 
 const ENGINE = { backend: 'null', null_rate: 200, redis_flush: '10ms' };
 // A busy machine may be as slow as this: then there are more outages.
@@ -231,52 +231,6 @@ test('wrong password', async () => {
     assert.equal(seen.whole, answers.length, JSON.stringify(seen));
   });
 });
-
-// A network between engine and Redis.
-class Proxy {
-  static start(redis) {
-    const p = new Proxy();
-    p.pairs = new Set();
-    p.mode = 'pass';
-    p.server = net.createServer((a) => p.join(a, redis));
-    return new Promise((resolve) => {
-      p.server.listen(0, '127.0.0.1', () => {
-        p.address = `127.0.0.1:${p.server.address().port}`;
-        resolve(p);
-      });
-    });
-  }
-
-  join(a, redis) {
-    if (this.mode === 'refuse') {
-      a.destroy();
-      return;
-    }
-    const b = net.connect(redis.port, '127.0.0.1');
-    const pair = { a, b };
-    this.pairs.add(pair);
-    const end = () => { a.destroy(); b.destroy(); this.pairs.delete(pair); };
-    for (const [from, to, mute] of [[a, b, 'up'], [b, a, 'down']]) {
-      from.on('data', (data) => {
-        if (this.mode === 'stall' || this.mode === `stall-${mute}`) {
-          from.pause();
-          return; // and what was read is gone with the connection
-        }
-        if (this.mode === 'half' && data.length > 100) {
-          to.write(data.subarray(0, data.length >> 1), end);
-          return;
-        }
-        to.write(data);
-      });
-      from.on('error', () => {});
-      from.on('close', () => { if (!this.keep || from === b) end(); });
-    }
-  }
-
-  cut() { for (const { a, b } of [...this.pairs]) { a.destroy(); b.destroy(); } }
-
-  stop() { this.cut(); this.server.close(); }
-}
 
 test('a network that stalls and cuts', async () => {
   const seed = Number(process.env.TR_SEED || Date.now() % 1000000);

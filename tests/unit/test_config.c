@@ -241,6 +241,11 @@ static const bad_t bad[] = {
     { WITH("redis h\nredis_user me"), "redis_user \"me\" has no" },
     { WITH("redis_flush 0"),
       "redis_flush \"0\": expected a duration from 1ms" },
+    { WITH("redis_request_ttl 9s"),
+      "redis_request_ttl \"9s\": expected a duration from 10s" },
+    { WITH("redis_output_ttl 9999ms"),
+      "redis_output_ttl \"9999ms\": expected a duration from 10s" },
+    { WITH("redis h\nredis_tls_name x"), "without `redis_tls yes`" },
     { WITH("redis_buffer 1k"), "redis_buffer \"1k\": expected a size from 1m" },
     { "threads 1\n", "no model: give a Hugging Face directory with --model "
                      "DIR or `model DIR` in the configuration" },

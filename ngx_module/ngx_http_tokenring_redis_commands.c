@@ -1,0 +1,230 @@
+/*
+ * Commands: given with a handler, answered in order, or not at all.
+ *
+ * hiredis has no time limits (0.14): each connection has a timer for the oldest
+ * command without a reply.  When it is over, the connection is closed, since
+ * replies come in order: whoever waits is told that there is none.  Handlers
+ * are told so from an event of its own, never from within their own calls.
+ */
+
+#include "ngx_http_tokenring_redis.h"
+
+
+static ngx_int_t ngx_http_tokenring_redis_reach(
+    ngx_http_tokenring_redis_conn_t *conn);
+static void ngx_http_tokenring_redis_answered(redisAsyncContext *ac,
+    void *reply, void *data);
+
+
+ngx_http_tokenring_call_t *
+ngx_http_tokenring_redis_command(ngx_http_tokenring_redis_t *redis,
+    ngx_http_tokenring_reply_pt handler, void *data, ngx_uint_t argc,
+    ngx_str_t *argv)
+{
+    size_t                            lens[NGX_HTTP_TOKENRING_REDIS_ARGS];
+    ngx_uint_t                        i;
+    const char                       *words[NGX_HTTP_TOKENRING_REDIS_ARGS];
+    ngx_http_tokenring_call_t        *call;
+    ngx_http_tokenring_redis_conn_t  *conn;
+
+    /* a process that reloads itself does not call init_process again */
+    ngx_http_tokenring_redis_start(redis);
+
+    conn = &redis->commands;
+
+    if (ngx_http_tokenring_redis_reach(conn) != NGX_OK) {
+        return NULL;
+    }
+
+    if (conn->pending >= NGX_HTTP_TOKENRING_REDIS_PENDING
+        || argc > NGX_HTTP_TOKENRING_REDIS_ARGS)
+    {
+        return NULL;
+    }
+
+    for (i = 0; i < argc; i++) {
+        words[i] = (char *) argv[i].data;
+        lens[i] = argv[i].len;
+    }
+
+    call = ngx_alloc(sizeof(ngx_http_tokenring_call_t), ngx_cycle->log);
+    if (call == NULL) {
+        return NULL;
+    }
+
+    call->conn = conn;
+    call->handler = handler;
+    call->data = data;
+    call->deadline = ngx_current_msec + redis->timeout;
+
+    if (redisAsyncCommandArgv(conn->ac, ngx_http_tokenring_redis_answered,
+                              call, (int) argc, words, lens)
+        != REDIS_OK)
+    {
+        ngx_free(call);
+        return NULL;
+    }
+
+    ngx_queue_insert_tail(&conn->calls, &call->queue);
+    conn->pending++;
+
+    ngx_http_tokenring_redis_arm(conn, call->deadline);
+
+    return call;
+}
+
+
+/* connected, or about to be */
+
+static ngx_int_t
+ngx_http_tokenring_redis_reach(ngx_http_tokenring_redis_conn_t *conn)
+{
+    if (conn->state != NGX_HTTP_TOKENRING_REDIS_IDLE) {
+        return NGX_OK;
+    }
+
+    if (conn->tried
+        && ngx_current_msec - conn->attempted < NGX_HTTP_TOKENRING_RETRY)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_redis_connect(conn);
+}
+
+
+void
+ngx_http_tokenring_redis_forget(ngx_http_tokenring_call_t *call)
+{
+    if (call) {
+        call->handler = NULL;
+    }
+}
+
+
+static void
+ngx_http_tokenring_redis_answered(redisAsyncContext *ac, void *reply,
+    void *data)
+{
+    ngx_http_tokenring_call_t *call = data;
+
+    void                             *waiter;
+    ngx_http_tokenring_redis_t       *redis;
+    ngx_http_tokenring_reply_pt       handler;
+    ngx_http_tokenring_redis_conn_t  *conn;
+
+    conn = call->conn;
+    redis = conn->redis;
+
+    ngx_queue_remove(&call->queue);
+    conn->pending--;
+
+    if (reply == NULL) {
+
+        /* whoever closes may be in the middle of something */
+
+        ngx_queue_insert_tail(&redis->lost, &call->queue);
+        ngx_post_event(&redis->losing, &ngx_posted_events);
+        return;
+    }
+
+    handler = call->handler;
+    waiter = call->data;
+
+    ngx_free(call);
+
+    if (handler) {
+        handler(waiter, reply);
+    }
+}
+
+
+void
+ngx_http_tokenring_redis_lost(ngx_event_t *ev)
+{
+    void                         *waiter;
+    ngx_queue_t                  *q;
+    ngx_http_tokenring_call_t    *call;
+    ngx_http_tokenring_redis_t   *redis;
+    ngx_http_tokenring_reply_pt   handler;
+
+    redis = ev->data;
+
+    while (!ngx_queue_empty(&redis->lost)) {
+        q = ngx_queue_head(&redis->lost);
+        ngx_queue_remove(q);
+
+        call = ngx_queue_data(q, ngx_http_tokenring_call_t, queue);
+
+        handler = call->handler;
+        waiter = call->data;
+
+        ngx_free(call);
+
+        if (handler) {
+            handler(waiter, NULL);
+        }
+    }
+}
+
+
+/* the timer moves only when it has to be earlier */
+
+void
+ngx_http_tokenring_redis_arm(ngx_http_tokenring_redis_conn_t *conn,
+    ngx_msec_t deadline)
+{
+    ngx_msec_int_t  left;
+
+    if (conn->timer.timer_set
+        && (ngx_msec_int_t) (conn->timer.timer.key - deadline) <= 0)
+    {
+        return;
+    }
+
+    left = (ngx_msec_int_t) (deadline - ngx_current_msec);
+
+    ngx_add_timer(&conn->timer, (ngx_msec_t) ngx_max(left, 1));
+}
+
+
+void
+ngx_http_tokenring_redis_timer(ngx_event_t *ev)
+{
+    ngx_queue_t                      *q;
+    ngx_msec_t                        deadline;
+    ngx_http_tokenring_call_t        *call;
+    ngx_http_tokenring_redis_conn_t  *conn;
+
+    conn = ev->data;
+
+    if (conn->state == NGX_HTTP_TOKENRING_REDIS_CONNECTING) {
+        deadline = conn->deadline;
+
+    } else if (!ngx_queue_empty(&conn->calls)) {
+        q = ngx_queue_head(&conn->calls);
+        call = ngx_queue_data(q, ngx_http_tokenring_call_t, queue);
+        deadline = call->deadline;
+
+    } else {
+        return;
+    }
+
+    if ((ngx_msec_int_t) (deadline - ngx_current_msec) <= 0) {
+        ngx_http_tokenring_redis_close(conn, "no answer in time");
+        return;
+    }
+
+    ngx_http_tokenring_redis_arm(conn, deadline);
+}
+
+
+void
+ngx_http_tokenring_redis_complain(ngx_http_tokenring_redis_t *redis,
+    redisReply *reply)
+{
+    if (reply->type == REDIS_REPLY_ERROR) {
+        ngx_http_tokenring_redis_log(&redis->commands, reply->str,
+                                     (size_t) reply->len);
+    }
+}

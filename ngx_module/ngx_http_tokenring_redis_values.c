@@ -1,0 +1,116 @@
+/*
+ * Names of keys, and what stands in Redis's replies.
+ *
+ * A reply was written by somebody else: what is no text, no number, or no share
+ * is declined, and whoever asked does without.
+ */
+
+#include "ngx_http_tokenring_redis.h"
+
+
+/* "tr:" "req" ":{" ID "}" */
+
+ngx_str_t
+ngx_http_tokenring_redis_key(ngx_http_tokenring_redis_t *redis,
+    ngx_pool_t *pool, const char *kind, ngx_str_t *name)
+{
+    size_t     len;
+    ngx_str_t  key;
+
+    len = redis->prefix.len + ngx_strlen(kind) + name->len + sizeof(":{}") - 1;
+
+    key.len = 0;
+    key.data = ngx_pnalloc(pool, len);
+
+    if (key.data) {
+        key.len = ngx_sprintf(key.data, "%V%s:{%V}", &redis->prefix, kind,
+                              name)
+                  - key.data;
+    }
+
+    return key;
+}
+
+
+ngx_int_t
+ngx_http_tokenring_redis_string(redisReply *reply, ngx_str_t *out)
+{
+    if (reply == NULL
+        || (reply->type != REDIS_REPLY_STRING
+            && reply->type != REDIS_REPLY_STATUS))
+    {
+        return NGX_DECLINED;
+    }
+
+    out->data = (u_char *) reply->str;
+    out->len = (size_t) reply->len;
+
+    return NGX_OK;
+}
+
+
+/* digits, and few enough of them; or an integer as such */
+
+ngx_int_t
+ngx_http_tokenring_redis_number(redisReply *reply, uint64_t *out)
+{
+    size_t     i;
+    uint64_t   n;
+    ngx_str_t  s;
+
+    if (reply && reply->type == REDIS_REPLY_INTEGER && reply->integer >= 0) {
+        *out = (uint64_t) reply->integer;
+        return NGX_OK;
+    }
+
+    if (ngx_http_tokenring_redis_string(reply, &s) != NGX_OK
+        || s.len == 0 || s.len > 18)
+    {
+        return NGX_DECLINED;
+    }
+
+    n = 0;
+
+    for (i = 0; i < s.len; i++) {
+        if (s.data[i] < '0' || s.data[i] > '9') {
+            return NGX_DECLINED;
+        }
+
+        n = n * 10 + (s.data[i] - '0');
+    }
+
+    *out = n;
+
+    return NGX_OK;
+}
+
+
+/* a share, 0 to 1, as "0", "1", "0.123" or with an exponent */
+
+ngx_int_t
+ngx_http_tokenring_redis_share(redisReply *reply, double *out)
+{
+    char       text[32], *end;
+    double     value;
+    ngx_str_t  s;
+
+    if (ngx_http_tokenring_redis_string(reply, &s) != NGX_OK
+        || s.len == 0 || s.len >= sizeof(text)
+        || s.data[0] < '0' || s.data[0] > '9')
+    {
+        return NGX_DECLINED;
+    }
+
+    ngx_memcpy(text, s.data, s.len);
+    text[s.len] = '\0';
+
+    value = strtod(text, &end);
+
+    if (end != text + s.len || !(value >= 0 && value <= 1)) {
+        return NGX_DECLINED;
+    }
+
+    *out = value;
+
+    return NGX_OK;
+}
