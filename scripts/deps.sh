@@ -78,6 +78,7 @@ LIST
 images_packages() {
     cat <<'LIST'
 debootstrap               clean roots to build images in
+docker-compose            what compose.yaml is for, without a daemon   command:docker-compose
 LIST
 }
 

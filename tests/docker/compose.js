@@ -6,6 +6,7 @@
 
 const fs = require('node:fs');
 const path = require('node:path');
+const { spawnSync } = require('node:child_process');
 const { createRequire } = require('node:module');
 const { parse, last, ROOT } = require('./dockerfile');
 
@@ -127,4 +128,27 @@ function validate(compose, file = parse()) {
   return bad;
 }
 
-module.exports = { read, validate };
+// What Compose itself says of the file, with each of its profiles: lines of what
+// is wrong; null where there is no Compose.  No daemon is asked for.
+function asCompose(text = fs.readFileSync(path.join(DIR, 'compose.yaml'),
+  'utf8')) {
+  const tools = [['docker', 'compose'], ['docker-compose']];
+  const run = ([program, ...first], args) => spawnSync(program,
+    [...first, ...args], { input: text, encoding: 'utf8', cwd: DIR });
+  const tool = tools.find((t) => run(t, ['version']).status === 0);
+  if (!tool) return null;
+  const bad = [];
+  for (const profile of ['cpu', 'gpu']) {
+    const out = run(tool, ['--profile', profile, '-f', '-',
+      '--project-directory', DIR, 'config', '--services']);
+    const services = out.stdout.split('\n').filter(Boolean);
+    if (out.status !== 0) {
+      bad.push(`${tool.join(' ')} --profile ${profile}: ${out.stderr}`);
+    } else if (services.length < 5) {
+      bad.push(`${tool.join(' ')} --profile ${profile} has ${services}`);
+    }
+  }
+  return bad;
+}
+
+module.exports = { read, validate, asCompose };

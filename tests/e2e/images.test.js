@@ -11,7 +11,7 @@ const fs = require('node:fs');
 const path = require('node:path');
 const { spawnSync } = require('node:child_process');
 const { parse, lint, lineage } = require('../docker/dockerfile');
-const { read, validate } = require('../docker/compose');
+const { read, validate, asCompose } = require('../docker/compose');
 const { ROOT } = require('./lib/stack');
 
 const FINALS = ['nginx', 'engine-cpu', 'engine-cuda'];
@@ -76,6 +76,16 @@ test('compose.yaml: what is wrong is found', () => {
     assert.match(break_(change), what);
   }
 });
+
+const asked = asCompose();
+
+test('compose.yaml: Compose itself takes it, with each profile',
+  { skip: asked === null && 'docker-compose is not installed' }, () => {
+    assert.deepEqual(asked, []);
+    const text = fs.readFileSync(path.join(ROOT, 'docker/compose.yaml'), 'utf8');
+    const bad = asCompose(text.replace('read_only:', 'read_onl:'));
+    assert.match(bad.join('\n'), /read_onl/);
+  });
 
 // The shipped configuration, as the image has it, is one that NGINX would take.
 test('nginx-conf.sh finds every line that it changes', () => {
