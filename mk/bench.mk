@@ -10,6 +10,7 @@
 #   make bench-capacity   conversations at once in one KV pool, by policy
 #   make bench-dashboard  what a viewer of the dashboard costs a worker
 #   make bench-redis      what the reporter takes, with Redis and without
+#   make bench-redis-faults   what clients notice of a Redis in trouble
 #   make bench-resume     answers read again from Redis, many followers
 #   make bench-footprint  start, memory, idle CPU
 #
@@ -44,6 +45,7 @@ $(BENCH_MANAGER): $B/obj/tests/bench/bench_manager.o \
 $B/obj/tests/bench/plain_manager.o: CFLAGS += -O3
 
 .PHONY: bench bench-tools bench-dashboard bench-redis bench-resume \
+        bench-redis-faults \
         bench-capacity \
         bench-gateway bench-engine bench-footprint bench-manager \
         bench-attention bench-kv-store bench-policy
@@ -80,6 +82,9 @@ bench-policy: $(BENCH_POLICY)
 bench-redis: engine module $B/bench/sse_load
 	@B="$B" node tests/bench/redis.js $(call bench_json,redis)
 
+bench-redis-faults: engine module
+	@B="$B" node tests/bench/redis_faults.js $(call bench_json,redis_faults)
+
 bench-resume: module
 	@B="$B" node tests/bench/resume.js $(call bench_json,resume)
 
@@ -101,6 +106,8 @@ bench: deps
 	@$(MAKE) -s --no-print-directory bench-dashboard
 	@echo "== redis"
 	@$(MAKE) -s --no-print-directory bench-redis
+	@echo "== redis-faults"
+	@$(MAKE) -s --no-print-directory bench-redis-faults
 	@echo "== resume"
 	@$(MAKE) -s --no-print-directory bench-resume
 	@echo "== footprint"
