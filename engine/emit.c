@@ -75,6 +75,14 @@ tr_emit_first_token(tr_emit_t *e, tr_request_t *r, uint64_t now)
     }
 }
 
+void
+tr_emit_progress(tr_emit_t *e, tr_request_t *r, uint64_t now)
+{
+    if (tr_report_progress(r, now)) {
+        e->report = r->report;
+    }
+}
+
 static bool
 tr_emit_is_stop(const tr_sequence_t *q, int32_t token)
 {

@@ -22,6 +22,8 @@ typedef struct {
 void tr_emit_started(tr_emit_t *e, tr_request_t *r, uint64_t now);
 /* Tells the reporter of r's first token. */
 void tr_emit_first_token(tr_emit_t *e, tr_request_t *r, uint64_t now);
+/* Tells it from time to time how many r has. */
+void tr_emit_progress(tr_emit_t *e, tr_request_t *r, uint64_t now);
 
 /* Takes what was sampled: appends it to q->tokens unless it ends the sequence by
  * itself, and stages the text that it completes.  The outlet has room.

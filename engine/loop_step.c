@@ -122,6 +122,8 @@ tr_loop_token(tr_loop_t *l, tr_sequence_t *q, const tr_sampled_t *sampled,
         tr_emit_first_token(&l->emit, r, now);
         tr_status_observe(&l->counters->ttft,
                           tr_loop_since(r->arrival_us, now));
+    } else {
+        tr_emit_progress(&l->emit, r, now);
     }
     if (q->last_token_us != 0) {
         tr_status_observe(&l->counters->inter_token, now - q->last_token_us);

@@ -265,6 +265,24 @@ void
 tr_report_first_token(tr_request_t *r, uint64_t now_us)
 {
     tell_time(r, TR_REPORT_FIRST, now_us);
+    r->report_progress_us = now_us;
+}
+
+bool
+tr_report_progress(tr_request_t *r, uint64_t now_us)
+{
+    tr_ring_piece_t piece = { &r->completion_tokens,
+                              sizeof(r->completion_tokens) };
+
+    if (r->report == NULL
+        || now_us - r->report_progress_us < TR_REPORT_PROGRESS_US) {
+        return false;
+    }
+    r->report_progress_us = now_us;
+    /* lost in a full ring, the next one says it */
+    return tr_ring_put(&r->report->loop, TR_REPORT_PROGRESS, 0, r->report_id,
+                       &piece, 1)
+           == TR_OK;
 }
 
 void

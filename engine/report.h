@@ -37,6 +37,7 @@ enum tr_report_type {
     TR_REPORT_ARRIVED = 1, /* tr_report_arrived_t */
     TR_REPORT_STARTED,     /* u64: CLOCK_MONOTONIC, us */
     TR_REPORT_FIRST,       /* the same: its first token */
+    TR_REPORT_PROGRESS,    /* u32: tokens of all choices until now */
     TR_REPORT_DETACHED,    /* its client has left, it goes on */
     TR_REPORT_LOST,        /* a record did not fit; no more follow */
     TR_REPORT_END          /* tr_report_end_t */
@@ -61,6 +62,9 @@ typedef struct {
     uint32_t reserved;
     uint64_t arrival_us; /* CLOCK_MONOTONIC */
 } tr_report_arrived_t;
+
+/* How far a request is, is told so often at most. */
+#define TR_REPORT_PROGRESS_US 1000000u
 
 #define TR_REPORT_MESSAGE 192
 
@@ -125,6 +129,8 @@ uint64_t tr_report_cancelled(tr_report_t *t);
 
 void tr_report_started(tr_request_t *r, uint64_t now_us);
 void tr_report_first_token(tr_request_t *r, uint64_t now_us);
+/* r has more tokens: told when it was not for a while.  Whether it was. */
+bool tr_report_progress(tr_request_t *r, uint64_t now_us);
 /* A record of r's output, if that is kept. */
 void tr_report_record(tr_request_t *r, uint16_t type,
                       const tr_ring_piece_t *pieces, unsigned n);

@@ -342,6 +342,11 @@ tr_ledger_take(tr_ledger_t *l, const tr_record_t *rec, const uint8_t *payload)
     case TR_REPORT_FIRST:
         take_state(l, q, TR_REPORT_DECODE, &q->first_token_ms, payload);
         break;
+    case TR_REPORT_PROGRESS:
+        memcpy(&q->tokens, payload, sizeof(q->tokens));
+        q->dirty |= TR_LEDGER_PROGRESS;
+        tr_ledger_due(l, q);
+        break;
     case TR_REPORT_DETACHED:
         q->detached = true;
         q->dirty |= TR_LEDGER_STATE;
@@ -419,6 +424,22 @@ tr_ledger_settle(tr_ledger_t *l, tr_ledger_request_t *q)
     }
 }
 
+/* All that Redis should have of q. */
+static uint8_t
+all_fields(const tr_ledger_request_t *q)
+{
+    return TR_LEDGER_IDENTITY | TR_LEDGER_STATE | TR_LEDGER_ACCEPTED
+           | (q->ended         ? TR_LEDGER_FINAL
+              : q->tokens != 0 ? TR_LEDGER_PROGRESS
+                               : 0);
+}
+
+void
+tr_ledger_fields_gone(tr_ledger_request_t *q)
+{
+    q->dirty |= all_fields(q) & (uint8_t) ~q->writing;
+}
+
 void
 tr_ledger_fields_done(tr_ledger_t *l, tr_ledger_request_t *q, bool ok)
 {
@@ -446,8 +467,7 @@ tr_ledger_reset(tr_ledger_t *l)
     for (q = l->first; q != NULL; q = q->next) {
         q->sending = q->asking = false;
         q->writing = 0;
-        q->dirty = TR_LEDGER_IDENTITY | TR_LEDGER_STATE | TR_LEDGER_ACCEPTED
-                   | (q->ended ? TR_LEDGER_FINAL : 0);
+        q->dirty = all_fields(q);
         q->expires_ms = q->output_expires_ms = 0;
         q->unsure = q->output && q->began;
         tr_ledger_due(l, q);

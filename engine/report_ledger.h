@@ -31,11 +31,12 @@
     16384u /* an entry is closed when it has so many bytes */
 
 /* Groups of fields that Redis has not seen. */
-#define TR_LEDGER_IDENTITY 0x1u /* who and what */
-#define TR_LEDGER_STATE 0x2u    /* state and times */
-#define TR_LEDGER_ACCEPTED 0x4u /* choices, prompt_tokens */
-#define TR_LEDGER_FINAL 0x8u    /* the end */
-#define TR_LEDGER_ALL 0xfu
+#define TR_LEDGER_IDENTITY 0x1u  /* who and what */
+#define TR_LEDGER_STATE 0x2u     /* state and times */
+#define TR_LEDGER_ACCEPTED 0x4u  /* choices, prompt_tokens */
+#define TR_LEDGER_FINAL 0x8u     /* the end */
+#define TR_LEDGER_PROGRESS 0x10u /* tokens until now */
+#define TR_LEDGER_ALL 0x1fu
 
 typedef struct tr_ledger_entry {
     struct tr_ledger_entry *next;
@@ -60,6 +61,7 @@ typedef struct tr_ledger_request {
     uint8_t state; /* enum tr_report_state */
     bool stream, detached, ended;
     bool cancelling; /* through tr:ctl */
+    uint32_t tokens; /* made until now, while it runs */
     int64_t created_ms, started_ms, first_token_ms, finished_ms; /* Unix */
     tr_report_end_t end;
 
@@ -123,7 +125,10 @@ bool tr_ledger_can_write(const tr_ledger_request_t *q);
 
 /* The fields that were on their way are there, or not. */
 void tr_ledger_fields_done(tr_ledger_t *l, tr_ledger_request_t *q, bool ok);
-/* The same of the entry. */
+/* They were written to a hash that had none of the others any more: expired,
+ * evicted, flushed.  To be told ahead of tr_ledger_fields_done. */
+void tr_ledger_fields_gone(tr_ledger_request_t *q);
+/* The entry that was on its way is there, or not. */
 void tr_ledger_entry_done(tr_ledger_t *l, tr_ledger_request_t *q, bool ok);
 /* Redis has q's output up to this number, 0: nothing. */
 void tr_ledger_found(tr_ledger_t *l, tr_ledger_request_t *q, uint32_t last);

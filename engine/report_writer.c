@@ -160,6 +160,8 @@ tr_report_fields(const tr_report_writer_t *w, tr_redis_command_t *c,
     }
     if (groups & TR_LEDGER_FINAL) {
         final_fields(c, q);
+    } else if (groups & TR_LEDGER_PROGRESS) {
+        field_number(c, "completion_tokens", q->tokens);
     }
 }
 

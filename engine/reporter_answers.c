@@ -83,6 +83,12 @@ on_request_reply(tr_reporter_t *r, const tr_redis_tag_t *tag,
         if (error && !refused) {
             tr_ledger_give_up_fields(&r->ledger, q);
         } else {
+            /* HSET says how many fields are new: all of them in a new hash */
+            if (reply->type == REDIS_REPLY_INTEGER
+                && reply->integer == (long long) tag->number
+                && !(q->writing & TR_LEDGER_IDENTITY)) {
+                tr_ledger_fields_gone(q);
+            }
             tr_ledger_fields_done(&r->ledger, q, !error);
         }
     } else if (!error) {

@@ -20,8 +20,8 @@
 /* What a command was. */
 enum {
     TR_TAG_BEAT,
-    TR_TAG_FIELDS, /* id: the request */
-    TR_TAG_ENTRY,  /* the same; number: its last record */
+    TR_TAG_FIELDS, /* id: the request; number: of fields */
+    TR_TAG_ENTRY,  /* id: the same; number: its last record */
     TR_TAG_ASK,    /* the same */
     TR_TAG_MINOR   /* nobody waits for it */
 };

@@ -23,7 +23,9 @@ tr_reporter_send(tr_reporter_t *r, uint16_t kind, const tr_ledger_request_t *q)
 
     if (q != NULL) {
         tag.id = q->id;
-        tag.number = q->unacked != NULL ? q->unacked->last : 0;
+        tag.number = kind == TR_TAG_FIELDS ? (uint32_t) (r->command.n - 2) / 2
+                     : q->unacked != NULL  ? q->unacked->last
+                                           : 0;
     }
     tr_redis_link_send(&r->data, &tag, &r->command, r->now_us);
 }
@@ -158,6 +160,10 @@ beat_engines(tr_reporter_t *r, int64_t now_ms)
     tr_redis_text(&r->command, "-inf");
     tr_redis_format(&r->command, "%" PRId64, now_ms - ENGINES_MS);
     tr_reporter_send(r, TR_TAG_MINOR, NULL);
+    tr_redis_begin(&r->command, "PEXPIRE"); /* nobody is left to remove it */
+    tr_redis_format(&r->command, "%sengines", r->config->redis_prefix);
+    tr_redis_format(&r->command, "%d", ENGINES_MS);
+    tr_reporter_send(r, TR_TAG_MINOR, NULL);
 }
 
 static void
@@ -173,19 +179,30 @@ trim_latest(tr_reporter_t *r)
                 r->config->redis_request_ttl_us);
 }
 
-/* Keys of requests that go on for long live as long as these. */
+/* Keys of requests that go on for long, or say nothing for long, live as long as
+ * these.  Looked at once a second, from a quarter of their time on: the least
+ * time that can be set (10 s) leaves room for an outage of some seconds. */
 static void
 keep_alive(tr_reporter_t *r)
 {
     int64_t now_ms = (int64_t) (r->now_us / 1000);
-    int64_t ttl_ms = (int64_t) (r->config->redis_request_ttl_us / 1000);
+    int64_t fields_ms = (int64_t) (r->config->redis_request_ttl_us / 4000);
+    int64_t output_ms = (int64_t) (r->config->redis_output_ttl_us / 4000);
     tr_ledger_request_t *q;
 
     for (q = r->ledger.first; q != NULL; q = q->next) {
-        if (!q->ended && q->expires_ms != 0
-            && now_ms - q->expires_ms > ttl_ms / 4) {
+        if (q->ended) {
+            continue;
+        }
+        if (q->expires_ms != 0 && now_ms - q->expires_ms > fields_ms) {
             q->dirty |= TR_LEDGER_STATE;
             tr_ledger_due(&r->ledger, q);
+        }
+        if (q->output && q->began
+            && now_ms - q->output_expires_ms > output_ms) {
+            q->output_expires_ms = now_ms;
+            send_expire(r, "out", q->completion,
+                        r->config->redis_output_ttl_us);
         }
     }
 }

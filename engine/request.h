@@ -126,10 +126,11 @@ struct tr_request {
     uint64_t paused_since_us; /* 0: not paused */
     uint64_t scheduled_us;    /* first time in a batch, 0 before */
     uint64_t first_token_us, last_token_us; /* of all choices */
-    uint64_t prefill_turn;      /* last step in which a prompt chunk ran */
-    uint32_t completion_tokens; /* all choices */
-    uint32_t open_sequences;    /* not yet finished */
-    uint32_t running_sequences; /* of these, with a KV slot */
+    uint64_t prefill_turn;       /* last step in which a prompt chunk ran */
+    uint32_t completion_tokens;  /* all choices */
+    uint64_t report_progress_us; /* when the reporter was told of them */
+    uint32_t open_sequences;     /* not yet finished */
+    uint32_t running_sequences;  /* of these, with a KV slot */
     uint32_t preemptions;
     uint32_t aborted_choice; /* the first one that an abort cut short */
     uint32_t last_choice;    /* the last one that reached its end, and how */

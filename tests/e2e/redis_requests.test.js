@@ -241,7 +241,7 @@ test('owners, as the engine keeps them', async () => {
 });
 
 test('what is kept expires', async () => {
-  await withTwo({ ...FAST, redis_request_ttl: '3s', redis_output_ttl: '1s' },
+  await withTwo({ ...FAST, redis_request_ttl: '14s', redis_output_ttl: '10s' },
     async (first, second, redis) => {
       const r = await post(`${first.url}/v1/completions`, completion(3));
       const id = r.headers['x-tokenring-id'];
@@ -282,5 +282,32 @@ test('Redis is killed under followers, and comes back empty', async () => {
     await later.finished;
     await becomes(second, idOf(later), 'done');
     assert.equal((await follow(second, idOf(later)).finished).raw, later.raw);
+  });
+});
+
+test('how far a request is; and a hash that is lost comes back', async () => {
+  await withTwo({ ...FAST, null_rate: 30 }, async (first, second, redis) => {
+    const s = stream(`${first.url}/v1/completions`, completion(4000,
+      { stream: true }));
+    await s.when(() => s.events.length > 2);
+    const id = idOf(s);
+    const far = (more) => until(async () => {
+      const { state: now, usage } = await look(second, id);
+      assert.equal(now, 'decode');
+      return usage.completion_tokens > more
+        && usage.total_tokens === usage.prompt_tokens + usage.completion_tokens
+        ? usage.completion_tokens : null;
+    }, `more than ${more} tokens`);
+    const some = await far(0);
+    const more = await far(some);
+    await redis.command('DEL', `tr:req:{${id}}`);
+    await until(async () => (await redis.hash(`tr:req:{${id}}`)
+      || {}).endpoint === 'completions', 'all of it is back');
+    assert.ok(await redis.command('PTTL', `tr:req:{${id}}`) > 0);
+    await far(more);
+    s.hangUp();
+    const end = await becomes(second, id, 'cancelled');
+    assert.ok(end.usage.completion_tokens > more);
+    assert.equal(end.model, 'pocket');
   });
 });

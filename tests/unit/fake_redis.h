@@ -47,6 +47,7 @@ typedef struct {
     const char *_Atomic refusal;  /* error line for what writes, or NULL */
     const char *_Atomic no_auth;  /* the same for AUTH */
     const char *_Atomic stream;   /* reply to XREVRANGE, NULL: empty */
+    _Atomic bool forgetful;       /* HSET: each hash is new, all of it */
 } fake_redis_t;
 
 /* One line of a reply, at `at`; its end, or NULL. */
@@ -134,6 +135,9 @@ fake_answer(fake_redis_t *f, fake_client_t *c, const fake_command_t *cmd)
         fake_say(c, refusal);
     } else if (fake_is(cmd, "XADD")) {
         fake_say(c, "$3\r\n1-0\r\n");
+    } else if (fake_is(cmd, "HSET") && atomic_load(&f->forgetful)) {
+        snprintf(text, sizeof(text), ":%u\r\n", (cmd->argc - 2) / 2);
+        fake_say(c, text);
     } else {
         fake_say(c, ":1\r\n");
     }

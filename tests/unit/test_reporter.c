@@ -17,6 +17,7 @@
 #define ID_B "f0e0d0c0b0a090807060504030201000"
 #define OWNER "da39a3ee5e6b4b0d3255bfef95601890afd80709"
 #define SHORT_BODY "{\"prompt\":[5,6,7],\"max_tokens\":5,\"stream\":true}"
+#define SLOW_BODY "{\"prompt\":[5,6,7],\"max_tokens\":300,\"stream\":true}"
 
 typedef struct {
     rig_t rig;
@@ -189,6 +190,78 @@ test_a_request(void **state)
     fake_stop(&b.redis);
 }
 
+/* Waits for an HSET of KEY_A that says how far it is; its index and number. */
+static unsigned
+wait_progress(bench_t *b, unsigned from, unsigned long *tokens)
+{
+    unsigned i, at = from;
+
+    for (i = 0; i < 100; i++) {
+        const char *text;
+
+        at = fake_wait(&b->redis, at, "HSET", KEY_A, "state", "decode");
+        pthread_mutex_lock(&b->redis.lock);
+        text = fake_field(&b->redis.log[at], "completion_tokens");
+        *tokens = text != NULL ? strtoul(text, NULL, 10) : 0;
+        pthread_mutex_unlock(&b->redis.lock);
+        if (text != NULL) {
+            return at;
+        }
+        at++;
+    }
+    fail_msg("no progress came");
+    return 0;
+}
+
+/* How far it is, once a second, of a request whose output nobody keeps; and a
+ * hash that was lost on the way comes back whole. */
+static void
+test_progress(void **state)
+{
+    unsigned long first, second;
+    fake_command_t *cmd;
+    unsigned at;
+    bench_t b;
+    raw_t r;
+
+    (void) state;
+    bench_start(&b, "null_rate", "50", NULL);
+    raw_open(&r, &b.rig, 65536);
+    fake_wait(&b.redis, 0, "HSET", "tr:engine:{main}", "state", "ready");
+    submit(&r, TR_ID(0, 1), ID_A, 0, SLOW_BODY, false);
+    at = wait_progress(&b, 0, &first);
+    assert_in_range(first, 2, 299);
+    pthread_mutex_lock(&b.redis.lock);
+    cmd = &b.redis.log[at];
+    assert_null(fake_field(cmd, "model")); /* no more than that */
+    assert_string_equal(fake_field(cmd, "owner"), OWNER);
+    pthread_mutex_unlock(&b.redis.lock);
+
+    atomic_store(&b.redis.forgetful, true);
+    at = wait_progress(&b, at + 1, &second);
+    assert_in_range(second, first + 1, 299);
+    at = fake_wait(&b.redis, at + 1, "HSET", KEY_A, "request_id", "raw");
+    pthread_mutex_lock(&b.redis.lock);
+    cmd = &b.redis.log[at];
+    assert_string_equal(fake_field(cmd, "endpoint"), "completions");
+    assert_string_equal(fake_field(cmd, "choices"), "1");
+    assert_non_null(fake_field(cmd, "created"));
+    assert_non_null(fake_field(cmd, "first_token"));
+    pthread_mutex_unlock(&b.redis.lock);
+    atomic_store(&b.redis.forgetful, false);
+
+    raw_end(&r, TR_ID(0, 1));
+    at = wait_state(&b, at, "done");
+    pthread_mutex_lock(&b.redis.lock);
+    assert_string_equal(fake_field(&b.redis.log[at], "completion_tokens"),
+                        "300");
+    pthread_mutex_unlock(&b.redis.lock);
+    /* not one for each token, by far */
+    assert_true(fake_count(&b.redis, "HSET", KEY_A) < 100);
+    raw_close(&r);
+    bench_stop(&b);
+}
+
 /* Without an id nothing is told, without RESUMABLE no output. */
 static void
 test_what_is_not_told(void **state)
@@ -278,8 +351,6 @@ test_batches(void **state)
 /* ---- detached ----------------------------------------------------------- */
 
 #define DETACHABLE (TR_SUBMIT_RESUMABLE | TR_SUBMIT_DETACH)
-#define SLOW_BODY "{\"prompt\":[5,6,7],\"max_tokens\":300,\"stream\":true}"
-
 static void
 expect_output(bench_t *b, uint32_t tokens)
 {
@@ -846,6 +917,7 @@ main(void)
         cmocka_unit_test(test_cancels_are_bounded),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_a_request),
+        cmocka_unit_test(test_progress),
         cmocka_unit_test(test_what_is_not_told),
         cmocka_unit_test(test_a_refused_request),
         cmocka_unit_test(test_batches),
