@@ -13,12 +13,14 @@ const http = require('node:http');
 const net = require('node:net');
 const os = require('node:os');
 const path = require('node:path');
-const { ROOT, BUILD, Stack, sleep, until } = require('./lib/stack');
+const {
+  ROOT, BUILD, Stack, sleep, until, freePort,
+} = require('./lib/stack');
 const { post, stream } = require('./lib/http');
 
 const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-fake-'));
 const socket = path.join(dir, 'fake.sock');
-let stack, url, engine, shadow;
+let stack, url, hasty, small, engine, shadow;
 const shadowed = [];
 
 async function startEngine(...args) {
@@ -58,24 +60,30 @@ before(async () => {
     });
   });
   await new Promise((resolve) => { shadow.listen(0, '127.0.0.1', resolve); });
+  small = await freePort();
   stack = await Stack.start({
     engine: null,
     main: 'worker_shutdown_timeout 200ms;',
     http: `tokenring_engine fake unix:${socket} ring=64k;`,
     pass: 'fake',
     server: `
+      listen 127.0.0.1:${small} sndbuf=16k;
+      location /hasty/v1/ {
+        tokenring_queue_timeout 400ms;
+        tokenring_first_token_timeout 400ms;
+        tokenring_idle_timeout 400ms;
+        tokenring_pass fake;
+      }
       location /mirrored/v1/ { mirror /shadow; tokenring_pass fake; }
       location = /shadow {
         internal;
         proxy_pass http://127.0.0.1:${shadow.address().port}/;
       }`,
-    location: `tokenring_queue_timeout 400ms;
-      tokenring_first_token_timeout 400ms;
-      tokenring_idle_timeout 400ms;
-      tokenring_stall_timeout 5s;`,
+    location: 'tokenring_stall_timeout 5s;',
   });
   await stack.healthy();
   url = `${stack.url}/v1/chat/completions`;
+  hasty = `${stack.url}/hasty/v1/chat/completions`;
 });
 
 after(async () => {
@@ -221,7 +229,8 @@ for (const how of ['type', 'short', 'long', 'length', 'choice', 'logprobs',
 
 test('a hostile engine: an index of the request ring', async () => {
   const workers = stack.workers();
-  await stream(url, { fake: 'hostile_head', count: 1, stream: true }).finished;
+  await stream(hasty, { fake: 'hostile_head', count: 1, stream: true })
+    .finished;
   // noticed when there is too little space to go on without looking
   const body = `{"fake":"length","x":"${'a'.repeat(1 << 20)}"}`;
   const r = await post(url, body);
@@ -249,11 +258,11 @@ test('an abort that nobody asked for is an error', async () => {
   assert.equal(s.done, false);
 });
 
-// A reader with small buffers that reads nothing for a while.
+// A reader with small buffers that reads nothing until rest() is over.
 function slow(fake, count, rest) {
   return new Promise((resolve, reject) => {
     const body = JSON.stringify({ fake, count, stream: true });
-    const s = net.connect({ port: stack.port, host: '127.0.0.1' });
+    const s = net.connect({ port: small, host: '127.0.0.1' });
     let text = '';
     s.setEncoding('latin1');
     s.on('data', (d) => { text += d; });
@@ -262,12 +271,19 @@ function slow(fake, count, rest) {
     s.write('POST /v1/chat/completions HTTP/1.0\r\n'
       + `Content-Length: ${body.length}\r\n\r\n${body}`);
     s.pause();
-    setTimeout(() => s.resume(), rest);
+    rest().then(() => s.resume(), reject);
   });
 }
 
 test('an engine that does not hear a pause loses that request', async () => {
-  const text = await slow('deaf', 40000000, 8000);
+  const pauses = async () => (await stack.metrics())
+    .value('tokenring_gateway_pauses_total');
+  const before = await pauses();
+  const text = await slow('deaf', 40000000, async () => {
+    // What is too much after it, a second's work at most, is seen by nobody.
+    await until(async () => await pauses() > before, 'a pause');
+    await sleep(5000);
+  });
   assert.match(text.slice(-400), /too large for the gateway/);
   await works();
 });
@@ -275,14 +291,14 @@ test('an engine that does not hear a pause loses that request', async () => {
 // ---- silence and death ----------------------------------------------------
 
 test('an engine that says nothing: 504', async () => {
-  const r = await post(url, { fake: 'silent' });
+  const r = await post(hasty, { fake: 'silent' });
   assert.equal(r.status, 504);
   assert.equal(r.json().error.code, 'timeout');
 });
 
 test('an engine that stops between tokens: an error event', async () => {
-  const s = await stream(url, {
-    fake: 'tokens', count: 2, ms: 5000, stream: true,
+  const s = await stream(hasty, {
+    fake: 'tokens', count: 2, ms: 60000, stream: true,
   }).finished;
   assert.equal(s.events.at(-1).error.code, 'timeout');
   assert.equal(s.done, false);
@@ -291,7 +307,7 @@ test('an engine that stops between tokens: an error event', async () => {
 test('a hang-up that the engine does not answer is logged anyway', async () => {
   const s = stream(url, { fake: 'silent', stream: true },
     { headers: { 'X-Mark': 'silent' } });
-  await sleep(100);
+  await stack.active(1);
   s.hangUp();
   await s.finished;
   const [line] = await stack.logged('silent');
@@ -330,8 +346,7 @@ test('an answer before the body is whole ends the connection', async () => {
   s.on('error', () => {});
   s.write('POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n'
     + `Content-Length: ${body.length}\r\n\r\n${body.slice(0, 500)}`);
-  await until(async () => (await stack.metrics())
-    .value('tokenring_gateway_active_requests') === 1, 'half a body');
+  await stack.active(1);
   await stopEngine('SIGKILL');
   await until(() => text.endsWith('}'), 'the answer');
   s.end(body.slice(500));

@@ -5,19 +5,21 @@
 // dies, once; what has begun ends with an error event; engines that are full or
 // drained are passed over; and `tokenring drain` loses no request.
 //
-// Backend null gives tokens at a set pace, so that a test can be sure to find a
-// request running, and the same text wherever it runs.
+// Backend null gives the same text wherever it runs, and tokens at a set pace:
+// what a test must find running is a LONG answer, which takes two minutes, or is
+// on an engine that is slow or stopped.
 
 const { test } = require('node:test');
 const assert = require('node:assert/strict');
 const http = require('node:http');
 const path = require('node:path');
 const { spawn, spawnSync } = require('node:child_process');
-const { Stack, until, alive, sleep, BUILD } = require('./lib/stack');
+const { Stack, until, alive, sleep, taken, BUILD } = require('./lib/stack');
 const { post, stream, request } = require('./lib/http');
 
 const TOKENRING = path.join(BUILD, 'bin/tokenring');
 const NULL = { backend: 'null', null_rate: 25, kv_memory: '64m' };
+const LONG = { stream: true, max_tokens: 3000 };
 
 function withFleet(options, body) {
   return async () => {
@@ -72,7 +74,7 @@ function checkError(value, code = 'engine_unavailable') {
 
 test('a long prompt on one engine sends short ones to the other', withFleet({},
   async (stack, url) => {
-    const long = stream(url, prompt(3000, { stream: true, max_tokens: 400 }));
+    const long = stream(url, prompt(3000, LONG));
     await begun(long);
     const busy = (await shared(stack, 1))[0] === 1 ? 0 : 1;
     const tokens = await gauge(stack, 'outstanding_tokens', busy);
@@ -80,13 +82,13 @@ test('a long prompt on one engine sends short ones to the other', withFleet({},
     // One after the other: each sees what the ones before it cost.
     const short = [];
     for (let i = 0; i < 8; i++) {
-      short.push(stream(url, prompt(5, { stream: true, max_tokens: 200 })));
+      short.push(stream(url, prompt(5, LONG)));
       await begun(short[i]);
     }
     assert.equal((await shared(stack, 9))[busy], 1);
     // And all at once: a worker counts what it has just sent, too.
     const more = Array.from({ length: 4 }, () =>
-      stream(url, prompt(5, { stream: true, max_tokens: 200 })));
+      stream(url, prompt(5, LONG)));
     await Promise.all(more.map(begun));
     assert.equal((await shared(stack, 13))[busy], 1);
     [long, ...short, ...more].forEach((s) => s.hangUp());
@@ -98,7 +100,7 @@ test('two workers share the load as one does', withFleet({ workers: 2 },
   async (stack, url) => {
     const all = [];
     for (let i = 0; i < 12; i++) {
-      all.push(stream(url, prompt(20, { stream: true, max_tokens: 400 })));
+      all.push(stream(url, prompt(20, LONG)));
       await begun(all[i]);
     }
     assert.deepEqual(await shared(stack, 12), [6, 6]);
@@ -116,7 +118,7 @@ test('weights: three times the tokens for weight 3', async () => {
     const url = `${stack.url}/v1/completions`;
     const all = [];
     for (let i = 0; i < 12; i++) {
-      all.push(stream(url, prompt(20, { stream: true, max_tokens: 400 })));
+      all.push(stream(url, prompt(20, LONG)));
       await begun(all[i]);
     }
     assert.deepEqual(await shared(stack, 12), [9, 3]);
@@ -128,23 +130,46 @@ test('weights: three times the tokens for weight 3', async () => {
 
 test('an engine is killed: what does not stream yet is answered by the other',
   withFleet({ each: { max_num_seqs: 8 } }, async (stack, url) => {
-    const wish = prompt(10, { max_tokens: 40 });
+    const wish = prompt(10, { max_tokens: 20 });
     const want = (await post(url, wish)).json().choices[0].text;
+    // One that takes half a minute for what the other does in a second.
+    await stack.engine.kill('SIGTERM');
+    await stack.engine.start({ null_rate: 0.5 });
+    await connected(stack, 2);
     const streams = Array.from({ length: 6 }, () =>
-      stream(url, { ...wish, stream: true, max_tokens: 200 }));
+      stream(url, { ...wish, ...LONG }));
     await Promise.all(streams.map(begun));
-    // Ten more places are taken at once; the rest waits in the queues.
+    assert.deepEqual(await shared(stack, 6), [3, 3]);
+    // The other takes nothing and ends nothing until the first one is dead.  Of
+    // what comes the first runs as much as it can, and the rest waits.
+    stack.others[0].signal('SIGSTOP');
     const whole = Array.from({ length: 10 }, () => post(url, wish));
     const queued = Array.from({ length: 10 }, () =>
       stream(url, { ...wish, stream: true }));
-    await shared(stack, 16);
-    const there = await running(stack, 0)
-      + await gauge(stack, 'num_requests_waiting', 0);
+    await stack.active(26);
+    let there;
+    await until(async () => {
+      const before = there;
+      there = await running(stack, 0)
+        + await gauge(stack, 'num_requests_waiting', 0);
+      return await running(stack, 0) === 8 && there > 8 && there === before;
+    }, () => `more than 8 run and wait: ${there}`);
     await stack.engine.kill('SIGKILL');
+    await until(async () => await retries(stack) > 0, 'some are sent again');
+    stack.others[0].signal('SIGCONT');
+    await until(() => streams.filter((s) => s.over).length === 3,
+      'half of the streams had begun there');
+    const broken = streams.filter((s) => s.over);
+    for (const s of broken) {
+      assert.equal(s.done, false);
+      checkError(s.events.at(-1));
+      assert.ok(s.events.slice(0, -1).every((e) => !e.error));
+    }
+    streams.forEach((s) => s.hangUp());
     for (const r of await Promise.all(whole)) {
       assert.equal(r.status, 200, r.text);
       assert.equal(r.json().choices[0].text, want);
-      assert.equal(r.json().usage.completion_tokens, 40);
+      assert.equal(r.json().usage.completion_tokens, 20);
     }
     for (const s of await Promise.all(queued.map((x) => x.finished))) {
       // Those whose engine lived may have begun before; all are whole.
@@ -152,22 +177,15 @@ test('an engine is killed: what does not stream yet is answered by the other',
       assert.equal(s.text(), want);
       assert.equal(new Set(s.events.map((e) => e.id)).size, 1);
     }
-    let broken = 0;
-    for (const s of await Promise.all(streams.map((x) => x.finished))) {
-      if (s.done) continue;
-      broken++;
-      checkError(s.events.at(-1));
-      assert.ok(s.events.slice(0, -1).every((e) => !e.error));
-    }
-    assert.equal(broken, 3, 'half of the streams had begun there');
-    assert.equal(await retries(stack), there - broken, 'all others moved');
+    assert.equal(await retries(stack), there - 3, 'all others moved');
+    await stack.idle();
     // The dead one comes back and takes its share.
     await stack.engine.start();
     await connected(stack, 2);
     const again = Array.from({ length: 4 }, () =>
-      stream(url, { ...wish, stream: true, max_tokens: 100 }));
+      stream(url, { ...wish, ...LONG }));
     await Promise.all(again.map(begun));
-    assert.deepEqual(await shared(stack, 4), [2, 2]);
+    assert.ok((await shared(stack, 4)).every((n) => n > 0));
     again.forEach((s) => s.hangUp());
   }));
 
@@ -182,7 +200,7 @@ const engineWith = (stack, n) => until(async () => {
 
 test('a request is sent again once, not for ever', withFleet(
   { others: ['second', 'third'] }, async (stack, url) => {
-    const answer = post(url, prompt(10, { max_tokens: 400 }));
+    const answer = post(url, prompt(10, { max_tokens: 3000 }));
     await (await engineWith(stack, 1)).kill('SIGKILL');
     await (await engineWith(stack, 1)).kill('SIGKILL');
     const r = await answer;
@@ -197,8 +215,7 @@ test('a request is sent again once, not for ever', withFleet(
 test('a chat that waits behind keep-alive comments can still move', withFleet({
   each: { max_num_seqs: 1 }, location: 'tokenring_keepalive_comment 100ms;',
 }, async (stack, url) => {
-  const first = [0, 1].map(() =>
-    stream(url, prompt(10, { stream: true, max_tokens: 100 })));
+  const first = [0, 1].map(() => stream(url, prompt(10, LONG)));
   await Promise.all(first.map(begun));
   const chat = stream(`${stack.url}/v1/chat/completions`, {
     model: 'pocket', stream: true, max_tokens: 20,
@@ -207,6 +224,8 @@ test('a chat that waits behind keep-alive comments can still move', withFleet({
   await chat.when(() => chat.comments.length > 2);
   const at = await gauge(stack, 'num_requests_waiting', 0) === 1 ? 0 : 1;
   await [stack.engine, ...stack.others][at].kill('SIGKILL');
+  await until(async () => await retries(stack) === 1, 'it has moved');
+  first.forEach((x) => x.hangUp());
   const s = await chat.finished;
   assert.ok(s.done, s.raw.slice(-300));
   assert.equal(s.events[0].choices[0].delta.role, 'assistant');
@@ -251,7 +270,8 @@ for (const [name, chunked, size, limit, status] of [
       chunked ? {} : { 'Content-Length': body.length });
     const third = Math.floor(body.length / 3);
     req.write(body.slice(0, third));
-    await sleep(200);
+    await stack.active(1);
+    await taken(req.socket);
     await stack.others[0].start();
     await connected(stack, 2);
     await stack.engine.kill('SIGKILL');
@@ -283,11 +303,12 @@ test('full engines are passed over; 429 only when all are full', async () => {
   try {
     await connected(stack, 2);
     const url = `${stack.url}/v1/completions`;
-    const wish = prompt(10, { max_tokens: 60 });
+    const wish = prompt(10, { max_tokens: 3 });
     // One runs and two wait, first at the heavy one, then at the other.
     const all = [];
     for (let i = 0; i < 6; i++) {
-      all.push(stream(url, { ...wish, stream: true }));
+      all.push(stream(url, i % 3 ? { ...wish, stream: true }
+        : prompt(10, LONG)));
       const at = i < 3 ? 0 : 1;
       await until(async () => await running(stack, at)
         + await gauge(stack, 'num_requests_waiting', at) === 1 + i % 3
@@ -297,7 +318,9 @@ test('full engines are passed over; 429 only when all are full', async () => {
     assert.equal(r.status, 429, r.text);
     assert.ok(Number(r.headers['retry-after']) >= 1);
     assert.equal(r.json().error.code, 'queue_full');
-    for (const s of await Promise.all(all.map((x) => x.finished))) {
+    [0, 3].forEach((i) => all[i].hangUp());
+    await Promise.all(all.map((x) => x.finished));
+    for (const s of all.filter((_, i) => i % 3)) {
       assert.ok(s.done, s.raw.slice(-300));
     }
     // A burst: whatever the pages said a moment ago, four have room (one that
@@ -358,7 +381,7 @@ test('drain under load: no request fails, streams finish, --undo, --exit',
     assert.match(first.text, /drained\n$/);
     await sleep(300);
     assert.equal(await running(stack, 0), 0, 'nothing new came');
-    assert.ok(await running(stack, 1) > 0);
+    await until(async () => await running(stack, 1) > 0, 'the other works');
     const undo = drain('--undo', stack.engine.socket);
     assert.equal(await undo.finished, 0, undo.text);
     await until(async () => await running(stack, 0) > 0, 'it works again');
@@ -377,7 +400,8 @@ test('drain of the only engine: 503, and health says so', async () => {
   try {
     const url = `${stack.url}/v1/completions`;
     const running1 = stream(url, prompt(10, { stream: true, max_tokens: 40 }));
-    await begun(running1);
+    const running2 = stream(url, prompt(10, LONG));
+    await Promise.all([running1, running2].map(begun));
     const out = drain(stack.engine.socket, '--timeout', '0.3');
     assert.equal(await out.finished, 1, out.text);
     assert.match(out.text, /not within the time; the engine stays drained/);
@@ -388,6 +412,8 @@ test('drain of the only engine: 503, and health says so', async () => {
     assert.equal(health.status, 503);
     assert.match(health.text, /draining/);
     assert.ok((await running1.finished).done, 'what ran has finished');
+    assert.ok(!running2.over, 'or goes on');
+    running2.hangUp();
     assert.equal(await drain(stack.engine.socket).finished, 0);
     assert.ok(alive(stack.engine.pid), 'it stays, without --exit');
     assert.equal(await drain(stack.engine.socket, '--undo').finished, 0);

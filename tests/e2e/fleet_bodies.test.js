@@ -26,7 +26,6 @@ function send(stack, bytes) {
       headers: { 'Content-Type': 'application/json',
         'Content-Length': body.length },
     });
-    req.setTimeout(60000, () => req.destroy(new Error('no answer')));
     req.on('response', (res) => {
       res.resume();
       res.on('end', () => resolve(res.statusCode));
@@ -50,7 +49,8 @@ async function moved(n, bytes, move) {
     await connected(stack, 1);
     stack.engine.signal('SIGSTOP');
     const all = Array.from({ length: n }, () => send(stack, bytes));
-    await sleep(500); // what fits the ring is in it, the rest waits
+    await stack.active(n);
+    await sleep(200); // what fits the ring is in it, the rest waits
     await stack.others[0].start();
     await connected(stack, 2);
     await move(stack);

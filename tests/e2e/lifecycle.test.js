@@ -14,7 +14,9 @@ const { test } = require('node:test');
 const assert = require('node:assert/strict');
 const fs = require('node:fs');
 const http = require('node:http');
-const { Stack, until, alive, read, sleep } = require('./lib/stack');
+const {
+  Stack, until, alive, leaves, taken, read, sleep,
+} = require('./lib/stack');
 const { post, stream, request } = require('./lib/http');
 const { chat, endless } = require('./lib/prompts');
 
@@ -126,6 +128,7 @@ test('binary upgrade loses no stream', with_stack({ workers: 2 },
     const first = load(url, 16);
     await Promise.all(first.map(begun));
     const old = stack.master;
+    const workers = stack.workers();
     process.kill(old, 'SIGUSR2');
     const fresh = Number(await until(() => {
       const pid = read(`${stack.dir}/nginx.pid`).trim();
@@ -133,7 +136,7 @@ test('binary upgrade loses no stream', with_stack({ workers: 2 },
     }, 'new master'));
     await until(() => stack.workers(fresh).length >= 2, 'new workers');
     process.kill(old, 'SIGWINCH');
-    await sleep(200);
+    await until(() => workers.every(leaves), 'old workers leave');
     const second = load(url, 12);
     (await Promise.all(first.map((s) => s.finished)))
       .forEach((s, i) => checkWhole(s, texts, i));
@@ -208,7 +211,8 @@ test('engine killed in the middle of a body: 503, no hanging', with_stack({},
     const body = JSON.stringify({ ...chat('Hello!'), pad: 'x'.repeat(4 << 20) });
     const { req, answer } = upload(url, body.length);
     req.write(body.slice(0, 1 << 20));
-    await sleep(200);
+    await stack.active(1);
+    await taken(req.socket);
     await stack.engine.kill('SIGKILL');
     req.write(body.slice(1 << 20, 2 << 20));
     await sleep(100);
@@ -228,7 +232,8 @@ test('reload in the middle of a body: it is served', with_stack({},
     const body = JSON.stringify({ ...chat('Hello!'), pad: 'x'.repeat(4 << 20) });
     const { req, answer } = upload(url, body.length);
     req.write(body.slice(0, 1 << 20));
-    await sleep(200);
+    await stack.active(1);
+    await taken(req.socket);
     await stack.reload();
     req.end(body.slice(1 << 20));
     const r = await answer;
@@ -237,8 +242,8 @@ test('reload in the middle of a body: it is served', with_stack({},
     assert.deepEqual(stack.complaints(), []);
   }));
 
-test('engine stopped by SIGTERM: running requests finish first', with_stack({},
-  async (stack, url) => {
+test('engine stopped by SIGTERM: running requests finish first', with_stack(
+  { engine: { drain_timeout: '10m' } }, async (stack, url) => {
     const texts = await alone(url);
     const streams = load(url, 8);
     await Promise.all(streams.map(begun));

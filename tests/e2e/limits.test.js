@@ -136,11 +136,16 @@ test('limit_req, limit_conn, client_max_body_size speak OpenAI', with_stack({
 }));
 
 test('too long in the queue: tokenring_queue_timeout', with_stack({
-  engine: { max_num_seqs: 1 }, location: 'tokenring_queue_timeout 300ms;',
+  engine: { max_num_seqs: 1 },
+  server: `location = /hasty/v1/chat/completions {
+        tokenring_queue_timeout 300ms;
+        rewrite ^/hasty(/.*)$ $1 break;
+        tokenring_pass main;
+    }`,
 }, async (stack, url) => {
   const busy = stream(url, endless(0, 3900));
   await busy.when(() => busy.text().length > 0);
-  const r = await post(url, chat('Hello!'));
+  const r = await post(url.replace('/v1/', '/hasty/v1/'), chat('Hello!'));
   assert.equal(r.status, 504, r.text);
   assert.equal(r.json().error.code, 'timeout');
   await until(async () => await waiting(stack) === 0, 'it left the queue');
@@ -151,7 +156,7 @@ test('too long in the queue: tokenring_queue_timeout', with_stack({
 
 test('a long prefill is not the queue: tokenring_first_token_timeout', with_stack({
   engine: { max_num_seqs: 1, max_batch_tokens: 4 },
-  location: 'tokenring_queue_timeout 100ms;',
+  location: 'tokenring_queue_timeout 1s;',
   server: `location = /short/v1/chat/completions {
         tokenring_first_token_timeout 100ms;
         rewrite ^/short(/.*)$ $1 break;

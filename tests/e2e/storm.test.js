@@ -76,7 +76,7 @@ test('a storm leaves nothing wrong and nothing behind', async () => {
     };
     const weather = async () => {
       for (let at = REQUESTS - 60; at > 0; at -= 60) {
-        await until(() => left <= at, 'requests', 120);
+        await until(() => left <= at, 'requests', 600);
         const workers = stack.workers();
         if (at % 120) process.kill(workers[roll(workers.length)], 'SIGKILL');
         else process.kill(stack.master, 'SIGHUP');

@@ -191,6 +191,7 @@ class Engine {
     this.child = null;
     if (child.exitCode === null && child.signalCode === null) {
       child.kill(signal);
+      child.kill('SIGCONT'); // a test may have stopped it
     }
     const timer = setTimeout(() => child.kill('SIGKILL'), 40000 * PATIENCE);
     const end = await this.exited;
