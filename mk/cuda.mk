@@ -127,6 +127,21 @@ $(CUDA_PROMPT): $B/cuda/%: $B/cuda/obj/%.o $B/cuda/obj/prompt_case.o \
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -lm
 
+# The rest of the model, and sampling.
+CUDA_MODEL := $B/cuda/test_model $B/cuda/test_sample
+CUDA_SIDE  := $(patsubst %,$B/cuda/obj/%.o,model_side model_reference \
+    sample_reference emulate_model emulate)
+cuda: $(CUDA_MODEL)
+
+$(CUDA_SIDE) $(CUDA_MODEL:$B/cuda/%=$B/cuda/obj/%.o): \
+    $(wildcard tests/gpu/model_*.h tests/gpu/emulate*.h) \
+    kernels/cuda/model.h kernels/cuda/sample.h
+
+$(CUDA_MODEL): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_SIDE) $(CUDA_GPU) \
+    $B/libtokenring_cuda.a
+	@echo "  LD    $@"
+	$Q$(NVCC) -o $@ $^ -lm
+
 # What the kernels of model.h and sample.h are compared with is plain C, and has
 # a unit test of its own.
 MODEL_REF := model_reference sample_reference
@@ -137,7 +152,7 @@ test-gpu: cuda
 
 # The device's code that also runs on the host is one of the unit tests.
 $B/tests/test_cuda_emulated: tests/gpu/emulate.sh $B/cuda/test_store \
-    $B/cuda/test_generic
+    $B/cuda/test_generic $(CUDA_MODEL)
 	@mkdir -p $(@D)
 	$Qcp $< $@
 

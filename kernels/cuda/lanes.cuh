@@ -33,7 +33,7 @@ typedef struct {
 #ifndef __CUDA_ARCH__
 /* Given by a test that runs device code on the host. */
 extern "C" void tr_emulate_sync(void);
-extern "C" float *tr_emulate_room(void); /* [lanes] */
+extern "C" float *tr_emulate_room(void); /* 64 bits a lane */
 #endif
 
 TR_HD void

@@ -1,11 +1,13 @@
 /*
  * Device code on the host; see emulate.h.
  */
-#include "emulate.h"
+#include "emulate_run.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <ucontext.h>
+
+#include "emulate.h"
 
 #include <cuda/attention_score.cuh>
 #include <cuda/compress_index.cuh>
@@ -13,10 +15,10 @@
 
 extern "C" uint32_t random_below(uint32_t n);
 
-#define FIBERS_MAX 256u
+#define FIBERS_MAX EMULATE_LANES_MAX
 #define STACK (64u << 10)
 
-typedef void (*lane_f)(void *arg, uint32_t lane);
+typedef emulate_lane_f lane_f;
 
 typedef enum { READY, WAITS, DONE } lane_state_t;
 
@@ -24,7 +26,7 @@ static ucontext_t scheduler, fiber[FIBERS_MAX];
 static uint8_t *stacks;
 static lane_state_t state[FIBERS_MAX];
 static uint32_t current;
-static float exchange[FIBERS_MAX];
+static uint64_t exchange[FIBERS_MAX];
 static lane_f body;
 static void *body_arg;
 
@@ -40,7 +42,7 @@ tr_emulate_sync(void)
 extern "C" float *
 tr_emulate_room(void)
 {
-    return exchange;
+    return (float *) exchange;
 }
 
 static void
@@ -72,9 +74,8 @@ begin(uint32_t lanes)
     }
 }
 
-/* Runs f in `lanes` lanes to their ends. */
-static void
-run(uint32_t lanes, lane_f f, void *arg)
+void
+emulate_run(uint32_t lanes, lane_f f, void *arg)
 {
     uint32_t order[FIBERS_MAX], waiting;
 
@@ -146,7 +147,7 @@ append_run(append_run_t *r, const tr_kv_view_t *kv, const tr_rows_t *rows,
     for (uint32_t i = 0; i < tasks; i++) {
         memset(&r->room, 0xaa, sizeof(r->room));
         r->task = (from + i) % tasks;
-        run(lanes, append_lane, r);
+        emulate_run(lanes, append_lane, r);
     }
     free(r);
 }
@@ -224,7 +225,7 @@ emulate_kv_compress(const tr_kv_view_t *kv, const tr_kv_compress_t *jobs,
         memset(&r->index, 0xaa, sizeof(r->index));
         r->job = i / heads;
         r->head = i % heads;
-        run(lanes, index_lane, r);
+        emulate_run(lanes, index_lane, r);
     }
     for (uint32_t i = 0; i < n * heads * 2; i++) {
         r->job = i / 2 / heads;
@@ -233,7 +234,7 @@ emulate_kv_compress(const tr_kv_view_t *kv, const tr_kv_compress_t *jobs,
         r->step = 1 + random_below(4); /* warps */
         for (r->tile = 0; r->tile < r->step; r->tile++) {
             memset(&r->room, 0xaa, sizeof(r->room));
-            run(lanes, tile_lane, r);
+            emulate_run(lanes, tile_lane, r);
         }
     }
     free(r->a.head);
@@ -309,7 +310,7 @@ run_grid(attention_run_t *r, lane_f f, uint32_t n, uint32_t pieces,
             for (r->piece = 0; r->piece < pieces; r->piece++) {
                 for (r->part = 0; r->part < parts; r->part++) {
                     memset(&r->room, 0xff, sizeof(r->room));
-                    run(r->lanes, f, r);
+                    emulate_run(r->lanes, f, r);
                 }
             }
         }
@@ -348,7 +349,7 @@ emulate_attention(const tr_kv_view_t *kv, uint32_t layer, const tr_rows_t *rows,
             r->more = true;
             for (r->part = 0; r->more; r->part++) {
                 memset(&r->room, 0xff, sizeof(r->room));
-                run(r->lanes, score_lane, r);
+                emulate_run(r->lanes, score_lane, r);
             }
         }
     }

@@ -20,5 +20,7 @@ try() {
 
 try "$bin/test_store" emulate "${ROUNDS:-60}"
 try "$bin/test_generic" emulate "${ROUNDS:-30}"
+try "$bin/test_model" emulate "${ROUNDS:-200}"
+try "$bin/test_sample" emulate "${ROUNDS:-100}"
 echo "1..$n"
 exit $failed

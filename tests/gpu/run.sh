@@ -37,11 +37,13 @@ say "## $(date -u +%Y-%m-%d), $(git -C "$here" rev-parse --short=12 HEAD 2>/dev/
 check "decode" "$bin/test_decode" "${ROUNDS:-200}"
 check "store" "$bin/test_store" "${ROUNDS:-200}"
 check "generic" "$bin/test_generic" "${ROUNDS:-200}"
+check "model" "$bin/test_model" "${ROUNDS:-200}"
+check "sample" "$bin/test_sample" "${ROUNDS:-200}"
 check "manager" "$bin/test_manager" "${MANAGER_ROUNDS:-40}"
 check "prompt" "$bin/test_prompt" "${PROMPT_ROUNDS:-60}"
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck initcheck synccheck; do
-        for name in decode store generic; do
+        for name in decode store generic model sample; do
             check "$name, $tool" compute-sanitizer --tool $tool \
                 --error-exitcode 9 "$bin/test_$name" "${SANITIZER_ROUNDS:-12}"
         done

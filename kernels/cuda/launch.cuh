@@ -1,0 +1,39 @@
+/*
+ * launch.cuh: how small kernels are launched: with programmatic dependent
+ * launch where the device has it, so that a kernel's blocks are there when the
+ * one before it ends.
+ *
+ * Such a kernel calls launch_wait (ptx.cuh) in every thread before it reads or
+ * writes what others may write or read, whether it then has work or not: only
+ * so does its end mean that those before it have ended, too.
+ */
+#ifndef TR_CUDA_LAUNCH_CUH
+#define TR_CUDA_LAUNCH_CUH
+
+#include <cuda_runtime.h>
+
+#include "cuda.h"
+#include "ptx.cuh"
+
+int tr_cuda_check(void); /* decode.cu */
+
+template <typename... P, typename... A>
+static int
+launch_small(const tr_cuda_stream_t *s, void (*kernel)(P...), dim3 blocks,
+             uint32_t threads, A... args)
+{
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute early = {};
+
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = blocks;
+    config.blockDim = dim3(threads);
+    config.stream = (cudaStream_t) s->stream;
+    config.attrs = &early;
+    config.numAttrs = s->device->dependent ? 1 : 0;
+    cudaLaunchKernelEx(&config, kernel, (P) args...);
+    return tr_cuda_check();
+}
+
+#endif

@@ -1,0 +1,55 @@
+/*
+ * model_side.h: arrays of test_model.c and test_sample.c, on the host for the
+ * reference and again on the side that is tested, a GPU or the emulator.
+ *
+ * What was not written is 0xff, NaN wherever it is read as a number; so is some
+ * room before and behind every array.
+ */
+#ifndef TR_TESTS_GPU_MODEL_SIDE_H
+#define TR_TESTS_GPU_MODEL_SIDE_H
+
+#include <cuda/cuda.h>
+
+#include "cache.h"
+
+typedef struct {
+    bool emulate;
+    tr_cuda_device_t device;
+    tr_cuda_stream_t stream;
+} side_t;
+
+typedef struct {
+    uint8_t *host, *there; /* bytes of both, the array is from `at` on */
+    size_t bytes, at;
+} array_t;
+
+/* Exits with 77 without a device; argv[1] may be "emulate", which is taken. */
+void side_open(side_t *s, int *argc, char ***argv);
+/* Until all is done. */
+void side_wait(const side_t *s);
+
+/* odd: not aligned to more than an element. */
+array_t array_new(const side_t *s, size_t n, size_t size, bool odd);
+void array_free(const side_t *s, array_t *a);
+
+static inline void *
+array_host(const array_t *a)
+{
+    return a->host + a->at;
+}
+
+static inline void *
+array_there(const array_t *a)
+{
+    return a->there + a->at;
+}
+
+/* What the host has to the other side; what the other side has, to be freed,
+ * beginning with the array. */
+void array_send(const side_t *s, const array_t *a);
+uint8_t *array_fetch(const side_t *s, const array_t *a);
+
+/* Is the other side the same, byte for byte, around it, too? */
+bool array_same(const side_t *s, const array_t *a, const char *what);
+
+#endif

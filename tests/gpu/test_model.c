@@ -1,0 +1,525 @@
+/*
+ * The kernels of model.h against plain C (model_reference.h): odd sizes and
+ * addresses, magnitudes from 1e-6 to 1e4, NaN in all padding; one row alone
+ * gives the bits that it gives among others.
+ *
+ *   test_model [rounds [seed]]           on a GPU
+ *   test_model emulate [rounds [seed]]   the device's code on the host
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "emulate_model.h"
+#include "model_reference.h"
+#include "model_side.h"
+
+static side_t side;
+static unsigned long long compared;
+
+static void
+launched(int rc, const char *what)
+{
+    if (rc != TR_KERNEL_OK) {
+        printf("%s: %d (%s)\n", what, rc, tr_cuda_reason());
+        exit(1);
+    }
+    side_wait(&side);
+}
+
+/* ---- random cases ------------------------------------------------------- */
+
+static tr_dtype_t
+any_type(void)
+{
+    return random_below(2) ? TR_F16 : TR_BF16;
+}
+
+/* Multiples of 8 more often than not. */
+static uint32_t
+any_width(uint32_t most)
+{
+    uint32_t n = 1 + random_below(most);
+
+    return random_below(3) == 0 ? n : (n + 7) / 8 * 8;
+}
+
+static size_t
+any_distance(uint32_t n)
+{
+    return random_below(2) ? n : n + random_below(random_below(2) ? 3 : 65);
+}
+
+static double
+any_scale(void)
+{
+    return pow(10, random_unit() * 10 - 6);
+}
+
+/* [rows][n] at distances of ld, of numbers with a magnitude. */
+static array_t
+numbers(uint32_t rows, uint32_t n, size_t ld, tr_dtype_t type, double scale,
+        bool odd)
+{
+    array_t a = array_new(&side, rows * ld, type == TR_F32 ? 4 : 2, odd);
+
+    for (uint32_t r = 0; r < rows; r++) {
+        for (uint32_t i = 0; i < n; i++) {
+            tr_float_store(array_host(&a), r * ld + i, type,
+                           (float) (random_normal() * scale));
+        }
+    }
+    array_send(&side, &a);
+    return a;
+}
+
+/* ---- comparison --------------------------------------------------------- */
+
+/* What is beyond FP16 counts as its limit. */
+static double
+value(const void *p, size_t i, tr_dtype_t type)
+{
+    double x = (double) tr_float_load(p, i, type);
+
+    return type == TR_F16 && fabs(x) > 65504 ? copysign(65536, x) : x;
+}
+
+/* Rows that may differ by the rounding to their type, and by `slack` of the
+ * largest number of the row; padding must be as it was. */
+static bool
+rows_close(const array_t *a, uint32_t rows, size_t ld, tr_dtype_t type,
+           double slack, const char *what)
+{
+    uint8_t *got = array_fetch(&side, a);
+    const void *want = array_host(a);
+    double step = type == TR_F32 ? 0 : type == TR_F16 ? 0x1p-10 : 0x1p-7;
+    double least = 0;
+    bool ok = true;
+
+    for (size_t i = 0; i < rows * ld && ok; i++) {
+        size_t first = i / ld * ld;
+        double x = value(want, i, type), y = value(got, i, type), most = 0;
+
+        for (size_t j = first; i == first && j < first + ld; j++) {
+            double z = fabs(value(want, j, type));
+
+            most = z > most ? z : most; /* not NaN */
+        }
+        if (i == first) {
+            least = most * slack + (type == TR_F16 ? 0x1p-24 : 1e-38);
+        }
+        if (isnan(x) ? !isnan(y) : !(fabs(x - y) <= fabs(x) * step + least)) {
+            printf("%s: row %zu, column %zu is %g, expected %g\n", what, i / ld,
+                   i % ld, y, x);
+            ok = false;
+        }
+    }
+    compared += rows * ld;
+    free(got);
+    return ok;
+}
+
+/* ---- embedding ---------------------------------------------------------- */
+
+static bool
+check_embed(void)
+{
+    enum { SLOTS = 5, LEN = 37 };
+    uint32_t rows = 1 + random_below(9), vocab = 1 + random_below(50);
+    tr_cuda_embed_t a = { .rows = rows,
+                          .vocab = vocab,
+                          .hidden = any_width(600),
+                          .type = any_type() };
+    bool odd = random_below(3) == 0, known = random_below(8) > 0, ok;
+    array_t token = array_new(&side, rows, 4, false);
+    array_t slot = array_new(&side, rows, 4, false);
+    array_t pos = array_new(&side, rows, 4, false);
+    array_t history = array_new(&side, SLOTS * LEN, 4, false), table, out;
+
+    a.ldo = any_distance(a.hidden);
+    table = numbers(vocab, a.hidden, a.hidden, a.type, any_scale(), odd);
+    out = array_new(&side, rows * a.ldo, 4, odd);
+    for (uint32_t i = 0; i < SLOTS * LEN; i++) {
+        ((int32_t *) array_host(
+            &history))[i] = (int32_t) random_below(vocab + 3) - 1;
+    }
+    for (uint32_t r = 0; r < rows; r++) { /* positions of a slot are distinct */
+        ((int32_t *) array_host(&token))[r] = (int32_t) random_below(vocab + 3)
+                                              - 1 - (int32_t) random_below(2);
+        ((int32_t *) array_host(&slot))[r] = (int32_t) random_below(SLOTS + 1)
+                                             - 1;
+        ((uint32_t *) array_host(&pos))[r] = r * 4 + random_below(4);
+    }
+    array_send(&side, &token);
+    array_send(&side, &slot);
+    array_send(&side, &pos);
+    array_send(&side, &history);
+#define EMBED(of)                                                        \
+    a.token = of(&token), a.row_slot = of(&slot), a.row_pos = of(&pos),  \
+    a.history = (tr_cuda_history_t){ known ? of(&history) : NULL, LEN }, \
+    a.table = of(&table), a.out = of(&out)
+    EMBED(array_there);
+    if (side.emulate) {
+        emulate_embed(&a);
+    } else {
+        launched(tr_cuda_embed(&side.stream, &a), "embed");
+    }
+    EMBED(array_host);
+    tr_ref_embed(&a);
+    ok = array_same(&side, &out, "embed")
+         && array_same(&side, &history, "history");
+    array_free(&side, &token);
+    array_free(&side, &slot);
+    array_free(&side, &pos);
+    array_free(&side, &history);
+    array_free(&side, &table);
+    array_free(&side, &out);
+    return ok;
+}
+
+/* ---- angles ------------------------------------------------------------- */
+
+static bool
+check_angles(void)
+{
+    uint32_t rows = 1 + random_below(9), half = 8 * (1 + random_below(16));
+    double base = pow(10, 2 + random_unit() * 5);
+    array_t pos = array_new(&side, rows, 4, false);
+    array_t inv = array_new(&side, half, 4, false);
+    array_t out = array_new(&side, rows * 2 * half, 4, false);
+    bool ok;
+
+    for (uint32_t i = 0; i < half; i++) {
+        ((float *) array_host(&inv))[i] = (float) pow(base, -(double) i / half);
+    }
+    for (uint32_t r = 0; r < rows; r++) {
+        ((uint32_t *) array_host(&pos))[r] = random_below(1u
+                                                          << random_below(18));
+    }
+    array_send(&side, &pos);
+    array_send(&side, &inv);
+    if (side.emulate) {
+        emulate_rope_angles(array_there(&pos), rows, array_there(&inv), half,
+                            array_there(&out));
+    } else {
+        launched(tr_cuda_rope_angles(&side.stream, array_there(&pos), rows,
+                                     array_there(&inv), half,
+                                     array_there(&out)),
+                 "angles");
+    }
+    tr_ref_rope_angles(array_host(&pos), rows, array_host(&inv), half,
+                       array_host(&out));
+    ok = rows_close(&out, rows, 2 * half, TR_F32, 1.2e-7, "angles");
+    array_free(&side, &pos);
+    array_free(&side, &inv);
+    array_free(&side, &out);
+    return ok;
+}
+
+/* ---- norm --------------------------------------------------------------- */
+
+typedef struct {
+    tr_cuda_norm_t a;
+    uint32_t hidden_rows;
+    array_t hidden, delta, bias, weight, gather, out;
+    bool with_delta, with_bias, gathered;
+} norm_case_t;
+
+static void
+norm_open(norm_case_t *c)
+{
+    bool odd = random_below(4) == 0;
+    double scale = any_scale();
+    uint32_t n = any_width(random_below(4) ? 300 : 20000);
+
+    memset(c, 0, sizeof(*c));
+    c->a.rows = 1 + random_below(6);
+    c->a.n = n;
+    c->a.type = any_type();
+    c->a.eps = random_below(2) ? 1e-5f : 1e-6f;
+    c->a.ldh = any_distance(n);
+    c->a.ldd = any_distance(n);
+    c->a.ldo = any_distance(n);
+    c->with_delta = random_below(3) > 0;
+    c->with_bias = random_below(2);
+    c->gathered = random_below(3) == 0;
+    c->hidden_rows = c->gathered ? 1 + random_below(9) : c->a.rows;
+    c->hidden = numbers(c->hidden_rows, n, c->a.ldh, TR_F32, scale, odd);
+    c->delta = numbers(c->hidden_rows, n, c->a.ldd, c->a.type, scale, odd);
+    c->bias = numbers(1, n, n, TR_F32, scale, odd);
+    c->weight = numbers(1, n, n, TR_F32, 1, odd);
+    c->gather = array_new(&side, c->a.rows, 4, false);
+    c->out = array_new(&side, c->a.rows * c->a.ldo, 2, odd);
+    for (uint32_t i = 0; i < c->a.rows; i++) {
+        ((uint32_t *) array_host(&c->gather))[i] = random_below(c->hidden_rows);
+    }
+    array_send(&side, &c->gather);
+}
+
+static void
+norm_close(norm_case_t *c)
+{
+    array_free(&side, &c->hidden);
+    array_free(&side, &c->delta);
+    array_free(&side, &c->bias);
+    array_free(&side, &c->weight);
+    array_free(&side, &c->gather);
+    array_free(&side, &c->out);
+}
+
+static void
+norm_point(norm_case_t *c, void *(*of)(const array_t *) )
+{
+    c->a.hidden = of(&c->hidden);
+    c->a.delta = c->with_delta ? of(&c->delta) : NULL;
+    c->a.bias = c->with_bias ? of(&c->bias) : NULL;
+    c->a.weight = of(&c->weight);
+    c->a.gather = c->gathered ? of(&c->gather) : NULL;
+    c->a.out = of(&c->out);
+}
+
+static void
+norm_run(const tr_cuda_norm_t *a)
+{
+    if (side.emulate) {
+        emulate_norm(a, 1 + random_below(40));
+    } else {
+        launched(tr_cuda_norm(&side.stream, a), "norm");
+    }
+}
+
+/* The last row alone, from the hidden state that is already summed. */
+static bool
+norm_alone(norm_case_t *c)
+{
+    uint8_t *first = array_fetch(&side, &c->out), *again;
+    tr_cuda_norm_t a = c->a;
+    size_t at = (size_t) (a.rows - 1) * a.ldo, row = a.rows - 1;
+    bool same;
+
+    a.rows = 1;
+    a.out = (uint16_t *) a.out + at;
+    a.gather = a.gather ? a.gather + row : NULL;
+    if (!c->gathered) {
+        a.hidden += row * a.ldh;
+        a.delta = NULL;
+    }
+    launched(tr_cuda_norm(&side.stream, &a), "norm");
+    again = array_fetch(&side, &c->out);
+    same = memcmp(first + at * 2, again + at * 2, a.n * 2ul) == 0;
+    if (!same) {
+        printf("norm: a row alone has other bits\n");
+    }
+    free(first);
+    free(again);
+    return same;
+}
+
+static bool
+check_norm(void)
+{
+    norm_case_t c;
+    bool ok;
+
+    norm_open(&c);
+    norm_point(&c, array_there);
+    norm_run(&c.a);
+    norm_point(&c, array_host);
+    tr_ref_norm(&c.a);
+    ok = array_same(&side, &c.hidden, "hidden")
+         && rows_close(&c.out, c.a.rows, c.a.ldo, c.a.type, 0, "norm");
+    norm_point(&c, array_there);
+    ok = ok && (side.emulate || norm_alone(&c));
+    if (!ok) {
+        printf("rows %u, n %u, delta %d, bias %d, gather %d\n", c.a.rows, c.a.n,
+               c.with_delta, c.with_bias, c.gathered);
+    }
+    norm_close(&c);
+    return ok;
+}
+
+/* ---- queries, keys, values ---------------------------------------------- */
+
+static bool
+check_qkv(void)
+{
+    static const uint32_t dims[] = { 16, 64, 80, 96, 112, 128, 256 };
+    uint32_t dim = dims[random_below(7)], rows = 1 + random_below(9);
+    tr_cuda_qkv_t a = { .rows = rows,
+                        .heads = 1 + random_below(9),
+                        .lists = 1 + random_below(4),
+                        .head_dim = dim,
+                        .type = any_type(),
+                        .eps = 1e-6f };
+    uint32_t n = (a.heads + 2 * a.lists) * dim;
+    bool odd = random_below(4) == 0, bias = random_below(2), ok;
+    bool norm = random_below(2);
+    double scale = any_scale();
+    array_t x, b, q, k, angles;
+
+    a.ld = any_distance(n);
+    x = numbers(rows, n, a.ld, a.type, scale, odd);
+    b = numbers(1, n, n, TR_F32, scale, odd);
+    q = numbers(1, dim, dim, TR_F32, 1, odd);
+    k = numbers(1, dim, dim, TR_F32, 1, odd);
+    angles = numbers(rows, dim, dim, TR_F32, 0.7, odd);
+#define QKV(of)                                                       \
+    a.qkv = of(&x), a.bias = bias ? of(&b) : NULL,                    \
+    a.q_norm = norm ? of(&q) : NULL, a.k_norm = norm ? of(&k) : NULL, \
+    a.angles = of(&angles)
+    QKV(array_there);
+    if (side.emulate) {
+        emulate_qkv(&a, 16u << random_below(2));
+    } else {
+        launched(tr_cuda_qkv(&side.stream, &a), "qkv");
+    }
+    QKV(array_host);
+    tr_ref_qkv(&a);
+    ok = rows_close(&x, rows, a.ld, a.type, 1e-5, "qkv");
+    if (!ok) {
+        printf("heads %u, lists %u, head_dim %u, bias %d, norm %d\n", a.heads,
+               a.lists, dim, bias, norm);
+    }
+    array_free(&side, &x);
+    array_free(&side, &b);
+    array_free(&side, &q);
+    array_free(&side, &k);
+    array_free(&side, &angles);
+    return ok;
+}
+
+/* ---- the rest ----------------------------------------------------------- */
+
+static bool
+check_silu(void)
+{
+    uint32_t rows = 1 + random_below(9), n = any_width(1000);
+    size_t ldx = any_distance(2 * n), ldo = any_distance(n);
+    tr_dtype_t type = any_type();
+    bool odd = random_below(4) == 0, ok;
+    array_t x = numbers(rows, 2 * n, ldx, type, any_scale(), odd);
+    array_t out = array_new(&side, rows * ldo, 2, odd);
+
+    if (side.emulate) {
+        emulate_silu_mul(array_there(&x), ldx, rows, n, type, array_there(&out),
+                         ldo);
+    } else {
+        launched(tr_cuda_silu_mul(&side.stream, array_there(&x), ldx, rows, n,
+                                  type, array_there(&out), ldo),
+                 "silu_mul");
+    }
+    tr_ref_silu_mul(array_host(&x), ldx, rows, n, type, array_host(&out), ldo);
+    ok = rows_close(&out, rows, ldo, type, 0, "silu_mul")
+         && array_same(&side, &x, "gate and up");
+    array_free(&side, &x);
+    array_free(&side, &out);
+    return ok;
+}
+
+static bool
+check_random(void)
+{
+    size_t n = 1 + random_below(3000);
+    tr_dtype_t type = (tr_dtype_t) random_below(3);
+    uint64_t seed = (uint64_t) (random_unit() * 0x1p53);
+    uint64_t first = (uint64_t) (random_unit() * 0x1p40);
+    array_t x = array_new(&side, n, type == TR_F32 ? 4 : 2, random_below(2));
+    bool ok;
+
+    if (side.emulate) {
+        emulate_fill_random(array_there(&x), n, type, seed, first, 0.02f);
+    } else {
+        launched(tr_cuda_fill_random(&side.stream, array_there(&x), n, type,
+                                     seed, first, 0.02f),
+                 "fill_random");
+    }
+    tr_ref_fill_random(array_host(&x), n, type, seed, first, 0.02f);
+    ok = array_same(&side, &x, "fill_random");
+    compared += n;
+    array_free(&side, &x);
+    return ok;
+}
+
+static bool
+check_convert(void)
+{
+    uint32_t n = 1 + random_below(3000);
+    tr_dtype_t from = (tr_dtype_t) random_below(3);
+    tr_dtype_t to = (tr_dtype_t) random_below(3);
+    array_t x = numbers(1, n, n, from, any_scale(), random_below(2));
+    array_t y = array_new(&side, n, to == TR_F32 ? 4 : 2, random_below(2));
+    bool ok;
+
+    if (side.emulate) {
+        emulate_convert(array_there(&x), from, array_there(&y), to, n);
+    } else {
+        launched(tr_cuda_convert(&side.stream, array_there(&x), from,
+                                 array_there(&y), to, n),
+                 "convert");
+    }
+    tr_ref_convert(array_host(&x), from, array_host(&y), to, n);
+    ok = array_same(&side, &y, "convert");
+    compared += n;
+    array_free(&side, &x);
+    array_free(&side, &y);
+    return ok;
+}
+
+static bool
+check_select(void)
+{
+    uint32_t n = 1 + random_below(3000);
+    array_t slot = array_new(&side, n, 4, false);
+    array_t kind = array_new(&side, n, 1, true);
+    array_t out = array_new(&side, n, 4, false);
+    bool ok;
+
+    for (uint32_t i = 0; i < n; i++) {
+        ((int32_t *) array_host(&slot))[i] = (int32_t) random_below(99) - 1;
+        ((uint8_t *) array_host(&kind))[i] = (uint8_t) random_below(3);
+    }
+    array_send(&side, &slot);
+    array_send(&side, &kind);
+    launched(tr_cuda_select(&side.stream, array_there(&slot),
+                            array_there(&kind), n, 1, array_there(&out)),
+             "select");
+    tr_ref_select(array_host(&slot), array_host(&kind), n, 1, array_host(&out));
+    ok = array_same(&side, &out, "select");
+    array_free(&side, &slot);
+    array_free(&side, &kind);
+    array_free(&side, &out);
+    return ok;
+}
+
+static bool
+one_round(void)
+{
+    return check_embed() && check_angles() && check_norm() && check_qkv()
+           && check_silu() && check_random() && check_convert()
+           && (side.emulate || check_select());
+}
+
+int
+main(int argc, char **argv)
+{
+    uint32_t rounds, failed = 0;
+    uint64_t seed;
+
+    side_open(&side, &argc, &argv);
+    rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 100;
+    seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t) time(NULL);
+    for (uint32_t r = 0; r < rounds; r++) {
+        random_seed(seed + r);
+        if (!one_round()) {
+            printf("FAILED: test_model %s1 %llu\n",
+                   side.emulate ? "emulate " : "",
+                   (unsigned long long) (seed + r));
+            failed++;
+        }
+    }
+    printf("model%s: %u rounds from seed %llu, %u failed; %llu numbers\n",
+           side.emulate ? " (emulated)" : "", rounds, (unsigned long long) seed,
+           failed, compared);
+    return failed != 0;
+}
