@@ -9,9 +9,9 @@
  * it gave is told by collect.  A token that the loop does not know is the one
  * that the slot's row in the batch before sampled.
  *
- * With `stalls`, one row in so many finds no page: only one of a single token
- * behind the prompt, in slots that stay at 16 bits, where the cache on the host
- * does not mind.  The row of that slot in the next batch fails with it.
+ * With `stalls`, one row in so many finds no page: of a single token behind the
+ * prompt, in slots that stay at 16 bits; those that are compressed ask the cache
+ * (late_cache.h).  The row of that slot in the next batch fails with it.
  */
 #ifndef TR_TEST_LATE_EXECUTOR_H
 #define TR_TEST_LATE_EXECUTOR_H
@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "executor.h"
+#include "late_cache.h"
 
 #define LATE_ITEMS 4096
 
@@ -160,6 +161,11 @@ late_take(late_executor_t *l, late_flight_t *f, uint32_t i,
         item->status = TR_AGAIN;
         l->n_stalled++;
     }
+    if (item->status == TR_OK
+        && !late_cache_grants(l->base.kv, item->kv_slot, item->pos + item->n)) {
+        item->status = TR_AGAIN;
+        l->n_stalled++;
+    }
 }
 
 /* Runs those that found pages. */
@@ -214,7 +220,7 @@ late_submit(tr_executor_t *e, const tr_batch_t *batch)
         late_clear(f); /* a launch that failed; else it is the batch */
         return rc;
     }
-    l->n_flying++;
+    late_cache_flying(++l->n_flying, false);
     return TR_OK;
 }
 
@@ -248,11 +254,11 @@ late_collect(tr_executor_t *e, const tr_batch_t *batch)
     }
     late_clear(f);
     l->first = (l->first + 1) % 2;
-    l->n_flying--;
+    late_cache_flying(--l->n_flying, true);
     return rc;
 }
 
-/* The inner executor goes on to own cache and policies. */
+/* The inner executor goes on to own cache and policies.  Until late_close. */
 static inline void
 late_open(late_executor_t *l, tr_executor_t *inner)
 {
@@ -265,6 +271,7 @@ late_open(late_executor_t *l, tr_executor_t *inner)
     l->base.free = NULL;
     l->inner = inner;
     l->random = 88172645463325252ull;
+    late_cache_open(inner->kv);
 }
 
 /* Nothing may be under way. */
@@ -272,6 +279,7 @@ static inline void
 late_close(late_executor_t *l)
 {
     late_must(l->n_flying == 0, "a batch was never collected");
+    late_cache_shut();
 }
 
 #endif

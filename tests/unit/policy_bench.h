@@ -52,6 +52,7 @@ typedef struct {
 typedef struct {
     tr_config_t config;
     tr_executor_t *executor;
+    bool late;
     late_executor_t later;
     tr_status_counters_t counters;
     tr_loop_t *loop;
@@ -95,9 +96,12 @@ start(rig_loop_t *l, const char *spec, uint64_t memory, uint64_t swap,
     if (tr_executor_model_open(&l->config, &l->executor, &err) != TR_OK) {
         fail_msg("%s", err.text);
     }
-    late_open(&l->later, l->executor);
-    l->later.stalls = 5;
-    l->later.delay_us = 200;
+    l->late = late;
+    if (late) {
+        late_open(&l->later, l->executor);
+        l->later.stalls = 5;
+        l->later.delay_us = 200;
+    }
     outlet_make(&l->outlet, &l->peer, 1 << 20, l->fd, l->fd);
     assert_int_equal(tr_loop_start(&l->config,
                                    late ? &l->later.base : l->executor,
@@ -112,7 +116,9 @@ stop(rig_loop_t *l)
     tr_kv_cache_t *kv = l->executor->kv;
 
     assert_null(tr_loop_stop(l->loop));
-    late_close(&l->later);
+    if (l->late) {
+        late_close(&l->later);
+    }
     assert_true(tr_kv_sound(kv));
     assert_int_equal(tr_kv_free_pages(kv), tr_kv_pages(kv));
     l->executor->free(l->executor);
@@ -303,6 +309,11 @@ run_crowd(const char *spec, ask_t *asks, uint32_t n, uint64_t memory,
     print_message("%s%s: preemptions %u, swaps %u, recomputed %u\n", spec,
                   late ? ", late" : "", done.preemptions, done.swaps,
                   done.recomputed);
+    if (late) {
+        print_message("rows without a page %u, trials %u, waits %u\n",
+                      (uint32_t) l.later.n_stalled, late_cache.n_trials,
+                      late_cache.n_unsure);
+    }
     /* what was sampled for nobody is not counted */
     for (uint32_t i = 0; i < n; i++) {
         tokens += asks[i].last.completion_tokens;
@@ -323,7 +334,8 @@ compare(const char *spec, const ask_t *asks, uint32_t n)
             const answer_t *want = &asks[i].alone[k], *got = &asks[i].crowd[k];
 
             if ((!asks[i].aborted
-                 && (got->len != want->len || got->tokens > asks[i].params.max_tokens
+                 && (got->len != want->len
+                     || got->tokens > asks[i].params.max_tokens
                      || got->reason != want->reason
                      || got->logprobs != want->logprobs))
                 || got->len > want->len

@@ -10,7 +10,9 @@
 #define MOST_PROMPT 120u
 #define MOST_TOKENS 150u
 
-static const tr_stop_string_t stops[] = { { "e", 1 }, { "th", 2 }, { " a", 2 } };
+static const tr_stop_string_t stops[] = { { "e", 1 },
+                                          { "th", 2 },
+                                          { " a", 2 } };
 
 /* A request of any kind. */
 static void
@@ -95,8 +97,10 @@ somebody_made_way(void **state)
     assert_true(preemptions > 10 && swaps > 0);
 }
 
-#define MIXED(spec) \
-    { spec, run_mixed, NULL, NULL, spec }
+#define MIXED(spec)                       \
+    {                                     \
+        spec, run_mixed, NULL, NULL, spec \
+    }
 
 int
 main(void)
