@@ -373,6 +373,103 @@ world_swap(world_t *w)
     world_compare(w);
 }
 
+/* ---- fork, tally -------------------------------------------------------- */
+
+/* Dense pages of the mirror, all heads. */
+static uint32_t
+world_dense(const world_t *w, int32_t slot, uint32_t each, int32_t *out)
+{
+    uint32_t n = 0;
+
+    for (uint32_t head = 0; head < w->kv->heads; head++) {
+        memcpy(out + n, manager_row(&w->mirror, slot, head), each * 4);
+        n += each;
+    }
+    return n;
+}
+
+/* A new slot of the same policy becomes a prompt's copy. */
+static void
+world_fork(world_t *w)
+{
+    static int32_t a[WORLD_LIST], b[WORLD_LIST];
+    uint32_t i = world_random(w->slots), len, each;
+    int32_t from = (int32_t) i, to;
+    tr_cuda_open_t open = { 0 };
+    tr_cuda_ask_t ask;
+    tr_cuda_fork_t fork;
+    tr_status_t rc;
+
+    if (!w->slot[i].open || w->slot[i].out || w->kv->seq[i].base != 0
+        || w->kv->slot[i].tokens == 0) {
+        return;
+    }
+    to = tr_kv_open(w->kv, w->policy[w->slot[i].policy]);
+    if (to < 0) {
+        return;
+    }
+    len = 1 + world_random(w->kv->slot[i].tokens);
+    w->slot[to] = w->slot[i];
+    open.slot = to;
+    open.seq = w->kv->seq[to];
+    open.rule = world_rule(w, &w->kv->slot[to].policy, w->slot[i].policy);
+    ask = (tr_cuda_ask_t){ to, TR_CUDA_ANY, len };
+    fork = (tr_cuda_fork_t){ from, to, len };
+    w->device->pool(w->device->arg);
+    WORLD_SAME(w, WORLD_RUN(w, WORLD_OPEN, &open, 1), " ");
+    WORLD_SAME(w, WORLD_RUN(w, WORLD_STEP, &ask, 1), " ");
+    w->device->fetch(w->device->arg);
+    if (w->mirror.result[0] == TR_CUDA_GRANTED) {
+        WORLD_SAME(w, WORLD_RUN(w, WORLD_FORK, &fork, 1), " ");
+        w->device->fetch(w->device->arg);
+        each = manager_ceil(len, w->mirror.place[0].tokens);
+        WORLD_SAME(w,
+                   each * w->kv->heads > WORLD_LIST
+                       || (world_dense(w, from, each, a)
+                               == world_dense(w, to, each, b)
+                           && w->device->same_pages(w->device->arg, a, b,
+                                                    each * w->kv->heads)),
+                   "slots %d and %d: %u pages a head", from, to, each);
+        w->forks++;
+    }
+    rc = tr_kv_fork(w->kv, from, to, len);
+    WORLD_SAME(w, (rc == TR_OK) == (w->mirror.result[0] == TR_CUDA_GRANTED),
+               "slots %d and %d: %d", from, to, rc);
+    world_compare(w);
+}
+
+static void
+world_tally(world_t *w)
+{
+    uint32_t n = world_random(w->slots + 1), nothing = 0;
+
+    WORLD_SAME(w, WORLD_RUN(w, WORLD_TALLY, &nothing, n), " ");
+    w->device->fetch(w->device->arg);
+    for (uint32_t i = 0; i < n; i++) {
+        const tr_cuda_tally_t *t = &w->mirror.tally[i];
+        const tr_kv_slot_t *s = &w->kv->slot[i];
+        const tr_kv_seq_t *q = &w->kv->seq[i];
+        uint32_t listed[TR_KV_LISTS_MAX] = { 0 };
+
+        WORLD_SAME(w, t->open == s->open, "slot %u", i);
+        if (!s->open) {
+            continue;
+        }
+        for (uint32_t h = 0; h < w->kv->heads; h++) {
+            for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+                listed[l] += tr_kv_counts(w->kv, (int32_t) i, h)[l];
+            }
+        }
+        WORLD_SAME(w,
+                   t->tokens == s->tokens && t->dense_pages == s->dense_pages
+                       && t->pages == s->pages && t->dense == s->dense
+                       && t->out == s->out && t->base == q->base
+                       && t->window_from == q->window_from
+                       && memcmp(t->listed, listed, sizeof(listed)) == 0,
+                   "slot %u: %u tokens, tally %u", i, s->tokens, t->tokens);
+    }
+}
+
 /* ---- a round ------------------------------------------------------------ */
 
 /* One round; false: a difference was printed. */
@@ -385,7 +482,7 @@ world_play(const world_device_t *device, uint64_t seed, uint32_t operations,
         return false;
     }
     for (uint32_t i = 0; i < operations && !w->failed; i++) {
-        uint32_t dice = world_random(20);
+        uint32_t dice = world_random(22);
 
         if (dice < 2) {
             world_open(w);
@@ -397,6 +494,10 @@ world_play(const world_device_t *device, uint64_t seed, uint32_t operations,
             world_complete(w);
         } else if (dice == 8) {
             world_swap(w);
+        } else if (dice == 20) {
+            world_fork(w);
+        } else if (dice == 21) {
+            world_tally(w);
         } else {
             world_step(w);
         }

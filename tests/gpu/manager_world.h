@@ -30,7 +30,9 @@ typedef enum {
     WORLD_PLAN,
     WORLD_INSTALL,
     WORLD_GIVE, /* in: slot, n, the pages */
-    WORLD_TAKE  /* the same, filled */
+    WORLD_TAKE, /* the same, filled */
+    WORLD_FORK,
+    WORLD_TALLY /* of n slots; in: anything */
 } world_op_t;
 
 typedef struct {
@@ -47,6 +49,9 @@ typedef struct {
     /* in: n inputs of `each` bytes, on the host */
     bool (*run)(void *arg, world_op_t op, void *in, size_t each, uint32_t n);
     void (*fetch)(void *arg);
+    /* Are n pages of the device's pool equal to n others? */
+    bool (*same_pages)(void *arg, const int32_t *a, const int32_t *b,
+                       uint32_t n);
     /* A copy of n numbers that the device can read, until destroy. */
     const double *(*copy)(void *arg, const double *from, size_t n);
 } world_device_t;
@@ -92,7 +97,7 @@ typedef struct {
     } slot[WORLD_SLOTS];
     uint32_t slots;
     /* what happened */
-    uint64_t steps, stalls, compressed, swaps, pages;
+    uint64_t steps, stalls, compressed, swaps, forks, pages;
     bool failed;
 } world_t;
 

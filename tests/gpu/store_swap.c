@@ -50,7 +50,7 @@ typedef struct {
     int32_t *given; /* [n] what the device says */
     uint8_t *host;  /* pinned, n pages */
     void *work, *taken, *there;
-    uint32_t *pages;
+    uint32_t *pages, *go;
 } swap_t;
 
 /* Moves the pages to ids `to` of the other pool. */
@@ -70,7 +70,7 @@ swap_run(bed_t *b, swap_t *x, const int32_t *to, bool out)
                             out ? x->host : b->other.pool,
                             out ? MARK : 0,
                             MARK,
-                            NULL };
+                            x->go };
 
     bed_put(b, x->taken, to, x->n * 4ul);
     if (tr_cuda_kv_swap(&b->side->stream, &b->other,
@@ -93,6 +93,40 @@ swap_run(bed_t *b, swap_t *x, const int32_t *to, bool out)
     ok = ok && memcmp(tables, b->tables, heads * b->host.table_len * 4) == 0;
     free(tables);
     return ok ? true : store_say("pages or tables of a swap are wrong");
+}
+
+/* Where no page was granted, or there are more than was said, nothing moves. */
+static bool
+swap_nothing(bed_t *b, swap_t *x, const int32_t *to)
+{
+    uint32_t go = b->n_free % 2, pages = x->n, n = 1;
+    size_t heads = (size_t) BED_SLOTS * b->host.layers * b->host.lists;
+    int32_t *tables = malloc(heads * b->host.table_len * 4);
+    tr_cuda_swap_t swap = { .slot = (int32_t) x->slot,
+                            .dense_pages = x->dense_pages,
+                            .max_pages = pages - go,
+                            .taken = x->taken,
+                            .given = x->there,
+                            .from = b->other.pool,
+                            .to = x->host,
+                            .mark = MARK,
+                            .go = x->go };
+    bool ok;
+
+    bed_put(b, x->go, &go, 4);
+    bed_put(b, x->taken, to, x->n * 4ul);
+    ok = tr_cuda_kv_swap(&b->side->stream, &b->other,
+                         (int32_t *) b->other.tables, &swap, x->pages, x->work)
+         == 0;
+    cuda_ok(cudaDeviceSynchronize(), "swap");
+    bed_get(b, &n, x->pages, 4);
+    bed_get(b, tables, b->other.tables, heads * b->host.table_len * 4);
+    ok = ok && n == 0
+         && memcmp(tables, b->tables, heads * b->host.table_len * 4) == 0;
+    free(tables);
+    go = 1;
+    bed_put(b, x->go, &go, 4);
+    return ok ? true : store_say("a swap that must not happen did");
 }
 
 /* A slot goes to the host and comes back to other pages. */
@@ -131,8 +165,9 @@ store_swap(bed_t *b, uint32_t s)
     x.taken = bed_room(b, x.n * 4ul);
     x.there = bed_room(b, x.n * 4ul);
     x.pages = bed_room(b, 4);
+    x.go = bed_room(b, 4);
     cuda_ok(cudaHostAlloc((void **) &x.host, x.n * bytes, 0), "host memory");
-    ok = swap_run(b, &x, image, true);
+    ok = swap_nothing(b, &x, image) && swap_run(b, &x, image, true);
     for (uint32_t i = 0; i < x.n && ok; i++) {
         ok = b->nan_in
              || memcmp(x.host + image[i] * bytes,
@@ -147,6 +182,7 @@ store_swap(bed_t *b, uint32_t s)
     bed_room_free(b, x.taken);
     bed_room_free(b, x.there);
     bed_room_free(b, x.pages);
+    bed_room_free(b, x.go);
     free(x.entry);
     free(x.given);
     free(image);

@@ -119,6 +119,26 @@ gpu_fetch(void *arg)
             "fetch");
 }
 
+static bool
+gpu_same_pages(void *arg, const int32_t *a, const int32_t *b, uint32_t n)
+{
+    gpu_t *g = arg;
+    size_t bytes = g->m.view.page_bytes;
+    uint8_t *pool = malloc(g->pool_bytes);
+    bool same = pool != NULL;
+
+    cuda_ok(cudaMemcpy(pool, g->device_pool, g->pool_bytes,
+                       cudaMemcpyDeviceToHost),
+            "pool");
+    for (uint32_t i = 0; i < n && same; i++) {
+        same = memcmp(pool + (size_t) a[i] * bytes,
+                      pool + (size_t) b[i] * bytes, bytes)
+               == 0;
+    }
+    free(pool);
+    return same;
+}
+
 static int
 launch(const gpu_t *g, world_op_t op, int32_t slot, uint32_t n)
 {
@@ -142,6 +162,10 @@ launch(const gpu_t *g, world_op_t op, int32_t slot, uint32_t n)
     case WORLD_GIVE:
         return tr_cuda_manager_give(s, m, slot, list + 2,
                                     (const uint32_t *) (void *) (list + 1));
+    case WORLD_FORK:
+        return tr_cuda_manager_fork(s, m, NULL, g->in, n);
+    case WORLD_TALLY:
+        return tr_cuda_manager_tally(s, m, n);
     default:
         return tr_cuda_manager_take(s, m, slot, list + 2,
                                     (uint32_t *) (void *) (list + 1), n - 2);
@@ -176,6 +200,9 @@ gpu_run(void *arg, world_op_t op, void *in, size_t each, uint32_t n)
     int rc;
 
     memcpy(&slot, in, sizeof(slot));
+    if (op == WORLD_TALLY) { /* it has no input */
+        each = 0;
+    }
     if (each * n > INPUT_BYTES) {
         printf("%zu bytes of input\n", each * n);
         return false;
@@ -201,8 +228,9 @@ main(int argc, char **argv)
 {
     static gpu_t gpu;
     static world_t w;
-    world_device_t device = { &gpu,       gpu_create, gpu_destroy, gpu_pool,
-                              gpu_arrays, gpu_run,    gpu_fetch,   gpu_copy };
+    world_device_t device = { &gpu,      gpu_create,     gpu_destroy,
+                              gpu_pool,  gpu_arrays,     gpu_run,
+                              gpu_fetch, gpu_same_pages, gpu_copy };
     uint32_t rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 30, failed = 0;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10)
                              : (uint64_t) time(NULL);

@@ -22,6 +22,7 @@ static unsigned order_times = 1, order_plus;
 
 #include <cuda/manager_prompt.h>
 #include <cuda/manager_step.h>
+#include <cuda/manager_tally.h>
 
 #include "../gpu/manager_play.h"
 
@@ -159,6 +160,46 @@ host_install(const tr_cuda_manager_t *m, uint32_t n)
 }
 
 static bool
+host_same_pages(void *arg, const int32_t *a, const int32_t *b, uint32_t n)
+{
+    const tr_kv_view_t *v = &((host_t *) arg)->m.view;
+
+    for (uint32_t i = 0; i < n; i++) {
+        if (memcmp(tr_kv_page_at(v, a[i]), tr_kv_page_at(v, b[i]),
+                   v->page_bytes)
+            != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Blocks share a head's pages. */
+static void
+host_fork(const tr_cuda_manager_t *m, const tr_cuda_fork_t *fork, uint32_t n)
+{
+    tr_cuda_history_t history = { NULL, 0 };
+
+    for (uint32_t b = n * m->heads * 3; b > 0; b--) {
+        uint32_t i = (b - 1) / 3;
+
+        manager_fork(m, &history, &fork[i / m->heads], i % m->heads,
+                     (b - 1) % 3, 3);
+    }
+}
+
+static void
+host_tally(const tr_cuda_manager_t *m, uint32_t n)
+{
+    manager_tally_t s;
+
+    for (uint32_t i = n; i > 0; i--) {
+        memset(&s, 0x5a, sizeof(s));
+        manager_tally(m, (int32_t) i - 1, &s);
+    }
+}
+
+static bool
 host_run(void *arg, world_op_t op, void *in, size_t each, uint32_t n)
 {
     const tr_cuda_manager_t *m = &((host_t *) arg)->m;
@@ -182,6 +223,10 @@ host_run(void *arg, world_op_t op, void *in, size_t each, uint32_t n)
         host_plan(m, in, n);
     } else if (op == WORLD_INSTALL) {
         host_install(m, n);
+    } else if (op == WORLD_FORK) {
+        host_fork(m, in, n);
+    } else if (op == WORLD_TALLY) {
+        host_tally(m, n);
     } else if (op == WORLD_GIVE) {
         manager_give(m, list[0], list + 2, (uint32_t) list[1], &s);
     } else if (op == WORLD_TAKE) {
@@ -202,12 +247,13 @@ test_same_as_cpu(void **state)
                               .arrays = host_nothing,
                               .run = host_run,
                               .fetch = host_nothing,
+                              .same_pages = host_same_pages,
                               .copy = host_copy };
     const char *given = getenv("TR_KV_SEED"), *some = getenv("TR_KV_ROUNDS");
     uint64_t seed = given != NULL ? strtoull(given, NULL, 10)
                                   : (uint64_t) time(NULL);
     uint32_t rounds = some != NULL ? (uint32_t) atoi(some) : 60;
-    uint64_t steps = 0, stalls = 0, prompts = 0;
+    uint64_t steps = 0, stalls = 0, prompts = 0, forks = 0;
 
     (void) state;
     rounds = given != NULL ? 1 : rounds;
@@ -218,11 +264,13 @@ test_same_as_cpu(void **state)
         steps += w.steps;
         stalls += w.stalls;
         prompts += w.compressed;
+        forks += w.forks;
     }
     printf("%u rounds from seed %llu: %llu steps, %llu prompts, %llu stalls\n",
            rounds, (unsigned long long) seed, (unsigned long long) steps,
            (unsigned long long) prompts, (unsigned long long) stalls);
-    assert_true(steps > 0 && prompts > 0 && (stalls > 0 || rounds < 10));
+    assert_true(steps > 0 && prompts > 0
+                && ((stalls > 0 && forks > 0) || rounds < 10));
 }
 
 /* Sizes that cannot be are refused. */
