@@ -222,8 +222,8 @@ ngx_http_tokenring_redis_greet(ngx_http_tokenring_redis_conn_t *conn)
     redis = conn->redis;
 
     if (redis->password.len) {
-        argc = 0;
-        ngx_str_set(&argv[argc++], "AUTH");
+        ngx_str_set(&argv[0], "AUTH");
+        argc = 1;
 
         if (redis->user.len) {
             argv[argc++] = redis->user;
