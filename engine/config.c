@@ -67,8 +67,9 @@ static const setting_t settings[] = {
       "model name in the API; empty: last part of model" },
     { "load_format", KIND_CHOICE, AT(load_format), "auto", 0, 0, "auto dummy",
       "auto reads the weights, dummy makes random ones for benchmarks" },
-    { "backend", KIND_CHOICE, AT(backend), "cpu", 0, 0, "cpu null",
-      "cpu computes; null emits tokens at null_rate, to measure the rest" },
+    { "backend", KIND_CHOICE, AT(backend), "cpu", 0, 0, "cpu cuda null",
+      "cpu and cuda (a GPU) compute; null emits tokens at null_rate, to "
+      "measure the rest" },
     { "chat_template", KIND_CHOICE, AT(chat_template), "auto", 0, 0,
       "auto llama3 chatml llama2 mistral none",
       "layout of chat prompts; auto recognises the model's own" },
@@ -79,12 +80,31 @@ static const setting_t settings[] = {
     { "allow_uids", KIND_UIDS, AT(allow_uids), "", 0, 0, NULL,
       "users (numbers) that may connect; empty: all whom the mode lets in" },
 
+    { "cuda_library", KIND_TEXT, AT(cuda_library), "", 0, 0, NULL,
+      "backend cuda: file of libtokenring_cuda.so; empty: beside the engine, "
+      "in "
+      "../lib/tokenring, or where the system looks" },
+    { "device", KIND_NUMBER, AT(device), "0", 0, 1023, NULL,
+      "backend cuda: which GPU, as CUDA counts them" },
+    { "gpu_memory_utilization", KIND_SHARE, AT(gpu_memory_utilization), "0.9",
+      0, 0, NULL,
+      "backend cuda: share of the GPU's memory that may be in use; what "
+      "weights "
+      "and workspaces leave of it is the KV page pool, unless kv_memory is "
+      "given" },
+    { "dtype", KIND_CHOICE, AT(dtype), "auto", 0, 0, "auto bf16 f16",
+      "backend cuda: type of the weights; auto: as in the files, 32 bits "
+      "become "
+      "f16" },
+
     { "threads", KIND_NUMBER, AT(threads), "0", 0, 1024, NULL,
       "compute threads; 0: one for each core" },
     { "tokenizer_threads", KIND_NUMBER, AT(tokenizer_threads), "1", 1, 64, NULL,
       "threads that parse and tokenise requests" },
-    { "kv_memory", KIND_SIZE, AT(kv_memory), "256m", M(1), G(16384), NULL,
-      "memory of the KV page pool, taken at start" },
+    { "kv_memory", KIND_SIZE, AT(kv_memory), "auto", M(1), G(16384), "auto",
+      "memory of the KV page pool, taken at start; auto: 256m, with backend "
+      "cuda "
+      "by gpu_memory_utilization" },
     { "swap_memory", KIND_SIZE, AT(swap_memory), "kv_memory", 0, G(16384),
       "kv_memory",
       "memory for compressed sequences that make way for others; touched only "
@@ -875,6 +895,20 @@ finish_redis(tr_config_t *c, tr_error_t *err)
     return c->redis_password_file[0] != '\0' ? read_password(c, err) : TR_OK;
 }
 
+/* A GPU's pool is known only when its weights are there. */
+static void
+finish_memory(tr_config_t *c)
+{
+    bool gpu = strcmp(c->backend, "cuda") == 0;
+
+    if (c->kv_memory == AS_OTHER) {
+        c->kv_memory = gpu ? 0 : M(256);
+    }
+    if (c->swap_memory == AS_OTHER) {
+        c->swap_memory = c->kv_memory == 0 ? G(4) : c->kv_memory;
+    }
+}
+
 tr_status_t
 tr_config_finish(tr_config_t *c, tr_error_t *err)
 {
@@ -888,9 +922,7 @@ tr_config_finish(tr_config_t *c, tr_error_t *err)
     if (rc != TR_OK) {
         return rc;
     }
-    if (c->swap_memory == AS_OTHER) {
-        c->swap_memory = c->kv_memory;
-    }
+    finish_memory(c);
     if (c->socket[0] == '\0') {
         snprintf(c->socket, sizeof(c->socket), "/run/tokenring/%s.sock",
                  c->name);

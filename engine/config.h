@@ -22,16 +22,22 @@ typedef struct {
     char model[TR_CONFIG_PATH];          /* Hugging Face directory */
     char served_model_name[128];         /* default: last part of model */
     char load_format[16];                /* auto | dummy */
-    char backend[16];                    /* cpu | null */
+    char backend[16];                    /* cpu | cuda | null */
     char chat_template[32];              /* auto | llama3 | chatml | ... */
     char socket[TR_CONFIG_PATH];         /* Unix socket path */
     uint32_t socket_mode;                /* octal, default 0660 */
     uint32_t allow_uids[TR_CONFIG_UIDS]; /* empty: all that can connect */
     uint32_t n_allow_uids;
 
+    char cuda_library[TR_CONFIG_PATH]; /* "": beside the engine */
+    uint32_t device;                   /* ordinal of the GPU */
+    double gpu_memory_utilization;     /* share of its memory that we may use */
+    char dtype[8];                     /* auto | bf16 | f16 */
+
     uint32_t threads;           /* compute threads, 0: all cores */
     uint32_t tokenizer_threads; /* default 1 */
-    uint64_t kv_memory;         /* bytes of the page pool, default 256m */
+    uint64_t kv_memory;         /* bytes of the page pool, default 256m; 0: by
+                                 * gpu_memory_utilization */
     char kv_policy[256];        /* a policy (kv_policy.h), default full */
     char kv_policies[1024];     /* those that requests may choose besides */
     bool kv_request_alpha;      /* requests may set thresholds, default no */

@@ -11,12 +11,16 @@
  */
 #include "engine.h"
 
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "chat_template.h"
+#include "cuda_library.h"
 #include "executor.h"
 #include "front.h"
 #include "intake.h"
@@ -47,6 +51,7 @@ struct tr_engine {
     tr_front_t *front;
     tr_reporter_t *reporter; /* NULL: no Redis */
     bool ended;
+    atomic_bool lost; /* the GPU is */
 };
 
 static uint64_t
@@ -71,6 +76,30 @@ load_text(const tr_config_t *c, tr_tokenizer_t **tokenizer,
     return rc;
 }
 
+static bool
+gpu(const tr_config_t *c)
+{
+    return strcmp(c->backend, "cuda") == 0;
+}
+
+/* Requests fail, one batch after the other; who supervises the process starts
+ * it again.  It ends as at any SIGTERM, so that all of them hear of it. */
+static void
+device_lost(void *arg, const char *what)
+{
+    tr_engine_t *e = arg;
+
+    (void) what;
+    atomic_store(&e->lost, true);
+    kill(getpid(), SIGTERM);
+}
+
+bool
+tr_engine_lost(const tr_engine_t *e)
+{
+    return atomic_load(&e->lost);
+}
+
 static tr_status_t
 load_model(tr_engine_t *e, tr_error_t *err)
 {
@@ -86,7 +115,12 @@ load_model(tr_engine_t *e, tr_error_t *err)
     if (strcmp(c->backend, "null") == 0) {
         return tr_executor_null_open(c, words, &e->executor, err);
     }
-    rc = tr_executor_model_open(c, &e->executor, err);
+    rc = gpu(c) ? tr_executor_cuda_open(c, &e->executor, err)
+                : tr_executor_model_open(c, &e->executor, err);
+    if (rc == TR_OK) {
+        e->executor->lost = device_lost;
+        e->executor->lost_arg = e;
+    }
     if (rc == TR_OK && words > e->executor->vocab) {
         /* what it adds can not be asked for; openai.c refuses such ids */
         tr_log(TR_LEVEL_WARN,
@@ -326,6 +360,19 @@ check_policies(const tr_config_t *config, const tr_model_config_t *model,
     return rc;
 }
 
+/* That there is a GPU to run it on. */
+static tr_status_t
+check_device(const tr_config_t *config, tr_error_t *err)
+{
+    const tr_cuda_api_t *cuda;
+    tr_cuda_about_t about;
+    tr_status_t rc = tr_cuda_library_open(config->cuda_library, &cuda, err);
+
+    return rc == TR_OK
+               ? tr_cuda_library_check(cuda, config->device, &about, err)
+               : rc;
+}
+
 tr_status_t
 tr_engine_check(const tr_config_t *config, tr_error_t *err)
 {
@@ -345,6 +392,9 @@ tr_engine_check(const tr_config_t *config, tr_error_t *err)
     rc = tr_model_config_load(config->model, &model, err);
     if (rc == TR_OK) {
         rc = check_policies(config, &model, err);
+    }
+    if (rc == TR_OK && gpu(config)) {
+        rc = check_device(config, err);
     }
     if (rc == TR_OK && strcmp(config->load_format, "auto") == 0) {
         rc = tr_safetensors_open(config->model, &weights, err);

@@ -25,6 +25,10 @@ void tr_engine_hurry(tr_engine_t *e);
 /* Stops at once, if that was not done, and frees. */
 void tr_engine_stop(tr_engine_t *e);
 
+/* The GPU went away: all requests fail.  Then the process got a SIGTERM, which
+ * is to end it as any other does, but not with success. */
+bool tr_engine_lost(const tr_engine_t *e);
+
 /* Reads what a start would read, headers only, and says what is wrong. */
 tr_status_t tr_engine_check(const tr_config_t *config, tr_error_t *err);
 

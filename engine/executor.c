@@ -1,5 +1,6 @@
 /*
- * What executors share (executor.h): steps, the KV policies and the cache.
+ * What executors share (executor.h): steps, the card, the KV policies and the
+ * cache.
  */
 #include "executor.h"
 
@@ -25,6 +26,48 @@ tr_executor_collect_computed(tr_executor_t *e, const tr_batch_t *batch)
     (void) e;
     (void) batch;
     return TR_OK;
+}
+
+/* ---- the card ----------------------------------------------------------- */
+
+static tr_status_t
+bound_length(tr_executor_t *e, const tr_model_config_t *c,
+             const tr_config_t *config, tr_error_t *err)
+{
+    e->max_model_len = c->max_positions;
+    if (config->max_model_len > c->max_positions) {
+        return tr_error_set(err, TR_ERR_INVALID, "max_model_len",
+                            "max_model_len is %u, expected at most the model's "
+                            "%u%s",
+                            config->max_model_len, c->max_positions,
+                            c->sliding_window ? " (its sliding window)" : "");
+    }
+    if (config->max_model_len != 0) {
+        e->max_model_len = config->max_model_len;
+    } else if (c->sliding_window != 0) {
+        tr_log(TR_LEVEL_NOTICE,
+               "max_model_len is bounded by the sliding window "
+               "max_model_len=%u",
+               c->max_positions);
+    }
+    return TR_OK;
+}
+
+tr_status_t
+tr_executor_describe(tr_executor_t *e, const char *backend,
+                     const tr_model_config_t *model, const tr_config_t *config,
+                     tr_error_t *err)
+{
+    e->backend = backend;
+    e->vocab = model->vocab;
+    e->layers = model->layers;
+    e->kv_heads = model->kv_heads;
+    e->query_heads = model->query_heads;
+    e->head_dim = model->head_dim;
+    e->parameters = tr_model_config_parameters(model);
+    memcpy(e->eos, model->eos, sizeof(e->eos));
+    e->n_eos = model->n_eos;
+    return bound_length(e, model, config, err);
 }
 
 /* ---- policies ----------------------------------------------------------- */
@@ -107,8 +150,8 @@ tr_executor_levels(const tr_executor_t *e, uint8_t level_of[TR_KV_LAYOUTS_MAX],
 
 /* ---- the cache ---------------------------------------------------------- */
 
-static void
-describe(const tr_executor_t *e, const tr_config_t *config)
+void
+tr_executor_describe_cache(const tr_executor_t *e, const tr_config_t *config)
 {
     const tr_page_plan_t *plan = tr_kv_plan(e->kv);
     uint32_t i;
@@ -117,7 +160,7 @@ describe(const tr_executor_t *e, const tr_config_t *config)
            "kv cache page_bytes=%u pages=%llu memory_mib=%llu swap_mib=%llu "
            "fp16_token_bytes=%llu",
            plan->page_bytes, (unsigned long long) tr_kv_pages(e->kv),
-           (unsigned long long) config->kv_memory >> 20,
+           (unsigned long long) (tr_kv_pages(e->kv) * plan->page_bytes) >> 20,
            (unsigned long long) config->swap_memory >> 20,
            (unsigned long long) tr_kv_token_bytes(e->kv));
     for (i = 0; i < plan->n; i++) {
@@ -153,32 +196,49 @@ slots(const tr_executor_t *e, const tr_config_t *config)
     return config->max_num_seqs;
 }
 
+void
+tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
+                         uint32_t max_len, tr_kv_config_t *out)
+{
+    *out = (tr_kv_config_t){ .layers = e->layers,
+                             .lists = e->kv_heads,
+                             .head_dim = e->head_dim,
+                             .slots = slots(e, config),
+                             .max_len = max_len,
+                             .memory = config->kv_memory,
+                             .swap_memory = config->swap_memory,
+                             .policies = e->kv_policies,
+                             .n_policies = e->n_policies };
+}
+
+void
+tr_executor_fit_cache(tr_executor_t *e)
+{
+    if (tr_kv_max_len(e->kv, NULL) < e->max_model_len) {
+        e->max_model_len = tr_kv_max_len(e->kv, NULL);
+        tr_log(TR_LEVEL_NOTICE,
+               "max_model_len is bounded by kv_memory max_model_len=%u",
+               e->max_model_len);
+    }
+}
+
 tr_status_t
 tr_executor_open_cache(tr_executor_t *e, const tr_config_t *config,
                        uint32_t max_len, const tr_kernels_t *kernels,
                        tr_stream_t stream, tr_error_t *err)
 {
-    tr_kv_config_t kv = {
-        .layers = e->layers,
-        .lists = e->kv_heads,
-        .head_dim = e->head_dim,
-        .max_len = max_len,
-        .memory = config->kv_memory,
-        .swap_memory = config->swap_memory,
-        .policies = e->kv_policies,
-        .kernels = kernels,
-        .stream = stream,
-    };
+    tr_kv_config_t kv;
     tr_status_t rc = tr_executor_open_policies(e, config, err);
 
     if (rc != TR_OK) {
         return rc;
     }
-    kv.n_policies = e->n_policies;
-    kv.slots = slots(e, config);
+    tr_executor_cache_config(e, config, max_len, &kv);
+    kv.kernels = kernels;
+    kv.stream = stream;
     rc = tr_kv_cache_create(&kv, &e->kv, err);
     if (rc == TR_OK) {
-        describe(e, config);
+        tr_executor_describe_cache(e, config);
     }
     return rc;
 }

@@ -2,18 +2,20 @@
  * The executor: runs one batch through a model and samples.
  *
  * The step loop knows models only through this interface.  executor_model.c
- * runs a real model (kernels.h underneath: CPU now, CUDA later);
- * executor_null.c emits tokens at a set rate, to measure everything else.
+ * runs a model on the CPU, executor_cuda.c on a GPU; executor_null.c emits
+ * tokens at a set rate, to measure everything else.
  *
  * The result for a sequence depends on that sequence alone: not on the other
  * rows of the batch, not on how its prompt was cut into chunks.  Tests hold
- * this bit for bit on the CPU.
+ * this bit for bit on the CPU; on a GPU sums are formed in an order that depends
+ * on the size of the batch.
  */
 #ifndef TR_EXECUTOR_H
 #define TR_EXECUTOR_H
 
 #include "config.h"
 #include "kv_cache.h"
+#include "model_config.h"
 #include "sampler.h"
 #include "tokenizer.h"
 #include <tokenring/status.h>
@@ -60,7 +62,7 @@ typedef struct {
 typedef struct tr_executor tr_executor_t;
 
 struct tr_executor {
-    const char *backend; /* "cpu", "null" */
+    const char *backend; /* "cpu", "cuda", "null" */
     uint32_t vocab;
     uint32_t max_model_len; /* after the configuration's bound */
     uint32_t layers, kv_heads, query_heads, head_dim;
@@ -88,6 +90,11 @@ struct tr_executor {
      * sleeps until the earliest of these times, or until something happens,
      * so an executor that paces never waits. */
     uint64_t (*due)(tr_executor_t *e, int32_t kv_slot, uint64_t now);
+    /* Set by who opened it, NULL: nobody.  Called once, by the step loop's
+     * thread, when the device is gone for good: every batch fails from now on,
+     * and the process should end. */
+    void (*lost)(void *arg, const char *why);
+    void *lost_arg;
     void (*free)(tr_executor_t *e);
 };
 
@@ -97,6 +104,12 @@ tr_status_t tr_executor_run(tr_executor_t *e, const tr_batch_t *batch);
 /* The collect of an executor whose submit computes (ahead 0). */
 tr_status_t tr_executor_collect_computed(tr_executor_t *e,
                                          const tr_batch_t *batch);
+
+/* The model's card, and how long its sequences may be: the model's bound, or the
+ * configured one when that is lower. */
+tr_status_t tr_executor_describe(tr_executor_t *e, const char *backend,
+                                 const tr_model_config_t *model,
+                                 const tr_config_t *config, tr_error_t *err);
 
 /* What executors share (executor.c): the policies and the cache that the
  * configuration asks for, with the shape in *e.  kernels: NULL for an executor
@@ -108,6 +121,15 @@ tr_status_t tr_executor_open_cache(tr_executor_t *e, const tr_config_t *config,
                                    uint32_t max_len,
                                    const tr_kernels_t *kernels,
                                    tr_stream_t stream, tr_error_t *err);
+/* The parts of that for an executor with a cache of its own kind: what it is to
+ * be (after the policies; kernels and stream are left out), and, when e->kv is
+ * there, a line in the log. */
+void tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
+                              uint32_t max_len, tr_kv_config_t *out);
+void tr_executor_describe_cache(const tr_executor_t *e,
+                                const tr_config_t *config);
+/* One sequence must always be able to run to its end: max_model_len. */
+void tr_executor_fit_cache(tr_executor_t *e);
 /* Both, as far as they were opened. */
 void tr_executor_close_cache(tr_executor_t *e);
 
@@ -123,6 +145,8 @@ uint32_t tr_executor_levels(const tr_executor_t *e,
  * log.h (progress on long work). */
 tr_status_t tr_executor_model_open(const tr_config_t *config,
                                    tr_executor_t **out, tr_error_t *err);
+tr_status_t tr_executor_cuda_open(const tr_config_t *config,
+                                  tr_executor_t **out, tr_error_t *err);
 tr_status_t tr_executor_null_open(const tr_config_t *config, uint32_t vocab,
                                   tr_executor_t **out, tr_error_t *err);
 

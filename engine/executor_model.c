@@ -214,31 +214,6 @@ take_arrays(executor_t *x, int threads, tr_error_t *err)
     return TR_OK;
 }
 
-/* The model's bound, or the configured one when that is lower. */
-static tr_status_t
-bound_length(executor_t *x, const tr_config_t *config, tr_error_t *err)
-{
-    const tr_model_config_t *c = &x->model->config;
-
-    x->base.max_model_len = c->max_positions;
-    if (config->max_model_len > c->max_positions) {
-        return tr_error_set(err, TR_ERR_INVALID, "max_model_len",
-                            "max_model_len is %u, expected at most the model's "
-                            "%u%s",
-                            config->max_model_len, c->max_positions,
-                            c->sliding_window ? " (its sliding window)" : "");
-    }
-    if (config->max_model_len != 0) {
-        x->base.max_model_len = config->max_model_len;
-    } else if (c->sliding_window != 0) {
-        tr_log(TR_LEVEL_NOTICE,
-               "max_model_len is bounded by the sliding window "
-               "max_model_len=%u",
-               c->max_positions);
-    }
-    return TR_OK;
-}
-
 static tr_status_t
 open_model(executor_t *x, const tr_config_t *config, int threads,
            tr_error_t *err)
@@ -281,34 +256,10 @@ open_cache(executor_t *x, const tr_config_t *config, tr_error_t *err)
                                             x->base.max_model_len, m->kernels,
                                             m->stream, err);
 
-    /* one sequence must always be able to run to its end */
-    if (rc == TR_OK
-        && tr_kv_max_len(x->base.kv, NULL) < x->base.max_model_len) {
-        x->base.max_model_len = tr_kv_max_len(x->base.kv, NULL);
-        tr_log(TR_LEVEL_NOTICE,
-               "max_model_len is bounded by kv_memory max_model_len=%u",
-               x->base.max_model_len);
+    if (rc == TR_OK) {
+        tr_executor_fit_cache(&x->base);
     }
     return rc;
-}
-
-static void
-describe(executor_t *x)
-{
-    const tr_model_config_t *c = &x->model->config;
-
-    x->base.backend = "cpu";
-    x->base.vocab = c->vocab;
-    x->base.layers = c->layers;
-    x->base.kv_heads = c->kv_heads;
-    x->base.query_heads = c->query_heads;
-    x->base.head_dim = c->head_dim;
-    x->base.parameters = tr_model_config_parameters(c);
-    memcpy(x->base.eos, c->eos, sizeof(x->base.eos));
-    x->base.n_eos = c->n_eos;
-    x->base.submit = submit;
-    x->base.collect = tr_executor_collect_computed;
-    x->base.free = executor_free;
 }
 
 tr_status_t
@@ -326,8 +277,11 @@ tr_executor_model_open(const tr_config_t *config, tr_executor_t **out,
     x->max_items = config->max_num_seqs;
     rc = open_model(x, config, threads, err);
     if (rc == TR_OK) {
-        describe(x);
-        rc = bound_length(x, config, err);
+        x->base.submit = submit;
+        x->base.collect = tr_executor_collect_computed;
+        x->base.free = executor_free;
+        rc = tr_executor_describe(&x->base, "cpu", &x->model->config, config,
+                                  err);
     }
     if (rc == TR_OK) {
         rc = open_cache(x, config, err);

@@ -271,8 +271,12 @@ run(const tr_config_t *config, tr_error_t *err)
     }
     pthread_cancel(signal_thread);
     pthread_join(signal_thread, NULL);
+    if (rc == TR_OK && tr_engine_lost(engine)) {
+        rc = tr_error_set(err, TR_ERR_INTERNAL, "device",
+                          "the GPU was lost; the log says how");
+    }
     tr_engine_stop(engine);
-    if (rc == TR_OK && config->pid[0] != '\0') {
+    if (config->pid[0] != '\0') {
         unlink(config->pid);
     }
     tr_log(TR_LEVEL_NOTICE, "engine stopped name=%s", config->name);

@@ -49,7 +49,6 @@ test_defaults(void **state)
     tr_config_defaults(&c);
     assert_string_equal(c.name, "main");
     assert_string_equal(c.backend, "cpu");
-    assert_int_equal(c.kv_memory, 256u << 20);
     assert_int_equal(c.socket_mode, 0660);
     assert_int_equal(c.max_body, 16u << 20);
     assert_int_equal(c.channel_ring, 4u << 20);
@@ -105,6 +104,49 @@ test_file(void **state)
     assert_string_equal(c.log, "/var/log/a #1 \"x\".log");
     assert_string_equal(c.pid, "");
     assert_true(c.dummy_seed == UINT64_MAX);
+}
+
+/* Memory that depends on the backend is known when all was read. */
+static void
+test_memory(void **state)
+{
+    static const struct {
+        const char *backend, *kv, *swap;
+        uint64_t want_kv, want_swap;
+    } cases[] = {
+        { "cpu", NULL, NULL, 256u << 20, 256u << 20 },
+        { "null", "auto", NULL, 256u << 20, 256u << 20 },
+        { "cpu", "1g", "2g", 1u << 30, 2ull << 30 },
+        { "cuda", NULL, NULL, 0, 4ull << 30 },
+        { "cuda", "auto", "0", 0, 0 },
+        { "cuda", "8g", NULL, 8ull << 30, 8ull << 30 },
+    };
+
+    (void) state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        tr_config_t c;
+        tr_error_t err;
+
+        tr_config_defaults(&c);
+        assert_true(c.gpu_memory_utilization == 0.9 && c.device == 0);
+        assert_int_equal(tr_config_set(&c, "", "model", "m", &err), TR_OK);
+        assert_int_equal(tr_config_set(&c, "", "backend", cases[i].backend,
+                                       &err),
+                         TR_OK);
+        if (cases[i].kv != NULL) {
+            assert_int_equal(tr_config_set(&c, "", "kv_memory", cases[i].kv,
+                                           &err),
+                             TR_OK);
+        }
+        if (cases[i].swap != NULL) {
+            assert_int_equal(tr_config_set(&c, "", "swap_memory", cases[i].swap,
+                                           &err),
+                             TR_OK);
+        }
+        assert_int_equal(tr_config_finish(&c, &err), TR_OK);
+        assert_int_equal(c.kv_memory, cases[i].want_kv);
+        assert_int_equal(c.swap_memory, cases[i].want_swap);
+    }
 }
 
 /* The shipped file says that its values are the defaults. */
@@ -201,8 +243,9 @@ static const bad_t bad[] = {
     { WITH("null_rate fast"), "null_rate \"fast\": expected a number" },
     { WITH("null_stagger maybe"), "null_stagger \"maybe\": expected yes or "
                                   "no" },
-    { WITH("backend cuda"), "backend \"cuda\": expected one of: cpu null" },
-    { WITH("backend cp"), "backend \"cp\": expected one of: cpu null" },
+    { WITH("backend metal"),
+      "backend \"metal\": expected one of: cpu cuda null" },
+    { WITH("backend cp"), "backend \"cp\": expected one of: cpu cuda null" },
     { WITH("backend \"cpu null\""), "backend \"cpu null\": expected one of" },
     { WITH("load_format gguf"), "load_format \"gguf\": expected one of: auto "
                                 "dummy" },
@@ -383,6 +426,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_file),
+        cmocka_unit_test(test_memory),
         cmocka_unit_test(test_shipped_file),
         cmocka_unit_test(test_command_line),
         cmocka_unit_test(test_bad),

@@ -1,0 +1,243 @@
+/*
+ * What a batch uploads (executor_cuda.h): its rows, one after the other, and
+ * what is wanted of their logits.
+ */
+#include "executor_cuda.h"
+
+#include <string.h>
+
+void
+tr_cuda_lay_upload(uint32_t rows, uint32_t seqs, uint32_t wishes,
+                   tr_cuda_upload_t *out)
+{
+    size_t at = 0;
+
+#define TAKE(field, bytes)       \
+    do {                         \
+        out->field = at;         \
+        at += tr_pad(bytes, 64); \
+    } while (0)
+    TAKE(token, rows * sizeof(int32_t));
+    TAKE(row_slot, rows * sizeof(int32_t));
+    TAKE(row_pos, rows * sizeof(uint32_t));
+    TAKE(seq_row, (seqs + (size_t) 1) * sizeof(uint32_t));
+    TAKE(way, seqs);
+    TAKE(gather, wishes * sizeof(uint32_t));
+    TAKE(wish, wishes * sizeof(tr_cuda_wish_t));
+#undef TAKE
+    out->size = at;
+}
+
+tr_cuda_arrays_t
+tr_cuda_arrays(uint8_t *base, const tr_cuda_upload_t *l)
+{
+    return (tr_cuda_arrays_t){ .token = (int32_t *) (base + l->token),
+                               .row_slot = (int32_t *) (base + l->row_slot),
+                               .row_pos = (uint32_t *) (base + l->row_pos),
+                               .seq_row = (uint32_t *) (base + l->seq_row),
+                               .way = base + l->way,
+                               .gather = (uint32_t *) (base + l->gather),
+                               .wish = (tr_cuda_wish_t *) (base + l->wish) };
+}
+
+/* ---- a batch ------------------------------------------------------------ */
+
+bool
+tr_cuda_batch_fits(const tr_executor_cuda_t *x, const tr_batch_t *batch)
+{
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < batch->n_items; i++) {
+        const tr_batch_item_t *item = &batch->items[i];
+
+        if (item->n == 0 || item->kv_slot < 0
+            || (item->tokens == NULL && (item->n != 1 || item->scores != NULL))
+            || (uint64_t) item->pos + item->n > x->base.max_model_len) {
+            return false;
+        }
+        n += item->n;
+    }
+    return batch->n_items <= x->max_seqs && n <= x->max_rows
+           && x->under_way < TR_CUDA_TURNS;
+}
+
+int
+tr_cuda_bucket(const tr_executor_cuda_t *x, const tr_batch_t *batch)
+{
+    for (uint32_t i = 0; i < batch->n_items; i++) {
+        if (batch->items[i].n != 1) {
+            return -1;
+        }
+    }
+    for (uint32_t b = 0; b < x->n_buckets && batch->n_items != 0; b++) {
+        if (x->bucket[b] >= batch->n_items) {
+            return (int) b;
+        }
+    }
+    return -1;
+}
+
+/* Tokens that may not come yet. */
+static void
+bar_tokens(tr_cuda_turn_t *t, const tr_batch_item_t *item, tr_cuda_wish_t *w)
+{
+    const tr_sampler_t *s = item->sampler;
+    const tr_sampling_params_t *p = s->params;
+    uint32_t n = s->n_eos + p->n_stop_tokens;
+
+    if (item->number >= p->min_tokens || n == 0 || n > TR_CUDA_BAR_MAX) {
+        return;
+    }
+    w->bar_at = t->n_bar;
+    w->n_bar = n;
+    memcpy(t->bar + t->n_bar, s->eos, s->n_eos * sizeof(*t->bar));
+    t->n_bar += s->n_eos;
+    memcpy(t->bar + t->n_bar, p->stop_tokens,
+           p->n_stop_tokens * sizeof(*t->bar));
+    t->n_bar += p->n_stop_tokens;
+}
+
+static void
+add_bias(tr_cuda_turn_t *t, const tr_sampling_params_t *p, tr_cuda_wish_t *w)
+{
+    w->bias_at = t->n_bias;
+    w->n_bias = p->n_bias < TR_CUDA_BIAS_MAX ? p->n_bias : TR_CUDA_BIAS_MAX;
+    for (uint32_t i = 0; i < w->n_bias; i++) {
+        t->bias[t->n_bias++] = (tr_cuda_bias_t){ p->bias[i].token,
+                                                 p->bias[i].bias };
+    }
+}
+
+/* What is wanted of the logits of an item's token `index`. */
+static void
+make_wish(tr_cuda_turn_t *t, const tr_batch_item_t *item, uint32_t sequence,
+          uint32_t index, bool score, tr_cuda_wish_t *w)
+{
+    *w = (tr_cuda_wish_t){ .slot = item->kv_slot,
+                           .pos = item->pos + index,
+                           .number = item->number,
+                           .repetition = 1,
+                           .top_p = 1,
+                           .logprobs = item->top,
+                           .target = -1,
+                           .sequence = sequence };
+    if (score) {
+        w->target = item->tokens[index + 1];
+        t->top_wanted |= item->top > 0;
+    } else {
+        const tr_sampling_params_t *p = item->sampler->params;
+
+        w->prompt_len = w->pos + 1 - item->number;
+        w->seed = item->sampler->seed;
+        w->temperature = p->temperature;
+        w->top_p = p->top_p;
+        w->min_p = p->min_p;
+        w->top_k = p->top_k;
+        w->presence = p->presence_penalty;
+        w->frequency = p->frequency_penalty;
+        w->repetition = p->repetition_penalty;
+        w->logprobs = p->logprobs;
+        t->top_wanted |= p->logprobs > 0;
+        bar_tokens(t, item, w);
+        add_bias(t, p, w);
+    }
+}
+
+/* One row: its token, and its wish where there is one.  A token outside the
+ * vocabulary fails its item; the row runs with token 0. */
+static void
+add_row(tr_executor_cuda_t *x, tr_cuda_turn_t *t, tr_cuda_arrays_t *a,
+        const tr_batch_item_t *item, uint32_t i, uint32_t index, uint32_t row)
+{
+    int32_t token = item->tokens != NULL ? item->tokens[index] : -1;
+    bool sample = item->sample && index + 1 == item->n;
+    bool score = item->scores != NULL && !sample;
+
+    if (item->tokens != NULL
+        && (token < 0 || (uint32_t) token >= x->base.vocab)) {
+        t->status[i] = TR_ERR_INVALID;
+        token = 0;
+    }
+    a->token[row] = token;
+    a->row_slot[row] = item->kv_slot;
+    a->row_pos[row] = item->pos + index;
+    if (sample || score) {
+        make_wish(t, item, i, index, score, &a->wish[t->n_wants]);
+        a->gather[t->n_wants] = row;
+        t->wants[t->n_wants++] = (tr_cuda_want_t){ i, index, score };
+    }
+}
+
+/* A sequence, a row and a wish that are nobody's. */
+static void
+add_padding(tr_executor_cuda_t *x, tr_cuda_arrays_t *a, uint32_t i,
+            uint32_t row)
+{
+    x->rows[i] = (tr_kv_device_row_t){ -1, 0, 1 };
+    a->way[i] = TR_CUDA_WAY_DECODE;
+    a->token[row] = 0;
+    a->row_slot[row] = -1;
+    a->row_pos[row] = 0;
+    a->seq_row[i] = row;
+}
+
+static void
+pad_wishes(tr_cuda_turn_t *t, tr_cuda_arrays_t *a, uint32_t n)
+{
+    for (; t->n_wants < n; t->n_wants++) {
+        a->wish[t->n_wants] = (tr_cuda_wish_t){ .slot = -1,
+                                                .repetition = 1,
+                                                .top_p = 1,
+                                                .logprobs = -1,
+                                                .target = -1 };
+        a->gather[t->n_wants] = 0;
+        t->wants[t->n_wants] = (tr_cuda_want_t){ TR_CUDA_NOBODY, 0, false };
+    }
+}
+
+uint32_t
+tr_cuda_wishes(const tr_batch_t *batch)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < batch->n_items; i++) {
+        const tr_batch_item_t *item = &batch->items[i];
+
+        n += item->scores != NULL ? item->n : item->sample;
+    }
+    return n;
+}
+
+uint32_t
+tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_turn_t *t,
+                const tr_batch_t *batch, const tr_cuda_upload_t *l,
+                uint32_t n_seqs, uint32_t n_wishes)
+{
+    tr_cuda_arrays_t a = tr_cuda_arrays(t->upload, l);
+    uint32_t row = 0, ways = 0, i;
+
+    t->n_wants = t->n_bias = t->n_bar = 0;
+    t->top_wanted = false;
+    for (i = 0; i < batch->n_items; i++) {
+        const tr_batch_item_t *item = &batch->items[i];
+        uint32_t base = tr_kv_device_base(x->base.kv, item->kv_slot);
+
+        t->status[i] = TR_OK;
+        x->rows[i] = (tr_kv_device_row_t){ item->kv_slot, item->pos, item->n };
+        a.seq_row[i] = row;
+        a.way[i] = (uint8_t) tr_model_cuda_way(x->model,
+                                               tr_kv_slot_policy(x->base.kv,
+                                                                 item->kv_slot),
+                                               base, item->n);
+        ways |= 1u << a.way[i];
+        for (uint32_t k = 0; k < item->n; k++) {
+            add_row(x, t, &a, item, i, k, row++);
+        }
+    }
+    for (; i < n_seqs; i++) {
+        add_padding(x, &a, i, row++);
+    }
+    a.seq_row[n_seqs] = row;
+    pad_wishes(t, &a, n_wishes);
+    return ways;
+}
