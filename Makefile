@@ -146,7 +146,7 @@ test-unit: $(STAMP)/test
 	@B="$B" scripts/test.sh unit
 
 test-e2e: deps
-	@$(MAKE) -s --no-print-directory -j$(JOBS) all
+	@$(MAKE) -s --no-print-directory -j$(JOBS) all $(SOFT_LIB)
 	@B="$B" scripts/test.sh e2e
 
 # Style, static analysis, shell scripts, JavaScript syntax.

@@ -11,6 +11,9 @@
 //   TR_NGINX   another nginx binary                        (Debian's)
 //   TR_MODULE  another module; "static": it is built in
 //   TR_KEEP=1  keeps the directory, to look at logs
+//   TR_BACKEND=cuda  engines that would compute on the CPU use a GPU, with the
+//              library TR_CUDA_LIBRARY (default: beside the engine); "soft" is
+//              the software device of the unit tests
 
 const { spawn, spawnSync } = require('node:child_process');
 const fs = require('node:fs');
@@ -29,6 +32,13 @@ const MODULE = process.env.TR_MODULE
 const NGINX = process.env.TR_NGINX
   || ['/usr/sbin/nginx', '/usr/local/sbin/nginx', '/usr/local/nginx/sbin/nginx']
     .find((p) => fs.existsSync(p)) || 'nginx';
+// Where engines compute when a test does not say.
+const DEVICE = !process.env.TR_BACKEND ? {} : {
+  backend: process.env.TR_BACKEND,
+  cuda_library: process.env.TR_CUDA_LIBRARY === 'soft'
+    ? path.join(BUILD, 'tests/libtokenring_soft.so')
+    : process.env.TR_CUDA_LIBRARY,
+};
 // A slow machine, or a sanitizer build, may take this much longer.
 const PATIENCE = Number(process.env.TR_PATIENCE || 1);
 
@@ -132,6 +142,7 @@ class Engine {
       threads: 2,
       kv_memory: '96m',
       log_level: 'info',
+      ...DEVICE,
       ...settings,
     };
     this.child = null;
