@@ -146,13 +146,14 @@ tr_loop_publish_snapshot(tr_loop_t *l)
         .queue_free = l->max_queue > queued ? l->max_queue - queued : 0,
         .last_step_us = l->last_step_us,
         .step = l->step,
-        .kv_free_pages = tr_kv_free_pages(kv),
+        .kv_free_pages = tr_kv_pages(kv), /* less what is held, below */
         .kv_tokens = totals.tokens,
         .kv_full_bytes = totals.full_bytes,
         .kv_swapped_pages = totals.swapped_pages
     };
     for (i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
         a.kv_used_pages[l->level_of[i]] += totals.pages[i];
+        a.kv_free_pages -= totals.pages[i];
     }
     a.state = TR_ENGINE_READY;
     if (a.running != l->snapshot.running || a.waiting != l->snapshot.waiting) {

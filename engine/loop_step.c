@@ -210,7 +210,7 @@ tr_loop_echo(tr_loop_t *l, uint64_t now)
         }
         if (!tr_request_detached(r)
             && !tr_outlet_has_room(r->outlet, 1, r->params.logprobs >= 0)) {
-            if (r->outlet->full_since_us == 0) {
+            if (r->outlet->full_since_us == 0 && r->outlet->owed == 0) {
                 r->outlet->full_since_us = now;
             }
             continue;

@@ -189,7 +189,9 @@ tr_scheduler_full(tr_scheduler_t *s, tr_sequence_t *q)
     if (tr_request_detached(q->request)) {
         return false;
     }
-    if (tr_outlet_has_room(o, 1, q->request->params.logprobs >= 0)) {
+    /* what is kept for batches under way is not the peer's fault */
+    if (o->owed != 0
+        || tr_outlet_has_room(o, 1, q->request->params.logprobs >= 0)) {
         o->full_since_us = 0;
         return false;
     }

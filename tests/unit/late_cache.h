@@ -133,8 +133,7 @@ late_cache_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 static inline tr_status_t
 late_cache_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
 {
-    return late_cache_refuses() ? TR_AGAIN
-                                : tr_kv_host_fork(kv, from, to, len);
+    return late_cache_refuses() ? TR_AGAIN : tr_kv_host_fork(kv, from, to, len);
 }
 
 static inline tr_status_t

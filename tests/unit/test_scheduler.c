@@ -3,199 +3,7 @@
  * Requests are made by hand and "run" by counting; a storm of random requests
  * is held to the invariants after every step.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
-#include <stdlib.h>
-#include <string.h>
-
-#include "outlet_rig.h"
-#include "scheduler.h"
-
-#define HEAD_DIM 48 /* 192 bytes a token, 6,144 a page */
-
-static uint64_t random_state;
-
-static uint32_t
-random_below(uint32_t n)
-{
-    random_state = random_state * 6364136223846793005ull
-                   + 1442695040888963407ull;
-    return (uint32_t) ((random_state >> 33) % n);
-}
-
-/* Policies that tests ask for; head size 64 where something is compressed. */
-static const char *const specs[] = { "full", "uniform:levels=8/4",
-                                     "diffkv:alpha_high=0,alpha_low=0",
-                                     "quest:budget=64,from=0" };
-enum { FULL, UNIFORM, DIFFKV, QUEST, N_POLICIES };
-
-static tr_kv_policy_t *policies[N_POLICIES];
-
-static const tr_kernels_t *kernels; /* NULL: those of the CPU */
-
-/* One head.  full: 32 tokens a page, so that pages are easy to count. */
-static tr_kv_cache_t *
-make_kv(int policy, uint32_t pages, uint32_t swap_pages, uint32_t slots)
-{
-    tr_kv_config_t c = {
-        .layers = 1,
-        .lists = 1,
-        .head_dim = policy == FULL ? HEAD_DIM : 64,
-        .slots = policy == FULL ? slots : 2 * slots,
-        .max_len = 100000,
-        .policies = (const tr_kv_policy_t *const *) &policies[policy],
-        .n_policies = 1,
-        .kernels = kernels != NULL ? kernels : tr_kernels_cpu(NULL),
-        .stream = { 1, NULL }
-    };
-    tr_page_plan_t plan;
-    tr_kv_cache_t *kv;
-    tr_error_t err;
-
-    assert_int_equal(tr_kv_policy_plan(policies[policy], c.head_dim, &plan),
-                     TR_OK);
-    assert_true(policy != FULL || plan.layout[0].tokens == 32);
-    c.memory = (uint64_t) pages * plan.page_bytes;
-    c.swap_memory = (uint64_t) swap_pages * plan.page_bytes;
-    assert_int_equal(tr_kv_cache_create(&c, &kv, &err), TR_OK);
-    assert_int_equal(tr_kv_pages(kv), pages);
-    return kv;
-}
-
-typedef struct {
-    tr_kv_cache_t *kv;
-    tr_scheduler_t s;
-    tr_outlet_t outlet[2];
-    tr_ring_consumer_t peer[2];
-    uint64_t now;
-} bench_t;
-
-static void
-bench_init_policy(bench_t *b, int policy, uint32_t pages, uint32_t swap_pages,
-                  uint32_t seqs, uint32_t tokens)
-{
-    memset(b, 0, sizeof(*b));
-    b->kv = make_kv(policy, pages, swap_pages, seqs);
-    b->now = 1;
-    assert_int_equal(tr_scheduler_init(&b->s, b->kv, seqs, tokens, 0.5), TR_OK);
-    outlet_make(&b->outlet[0], &b->peer[0], 1 << 20, -1, -1);
-    outlet_make(&b->outlet[1], &b->peer[1], 1 << 16, -1, -1);
-}
-
-static void
-bench_init(bench_t *b, uint32_t pages, uint32_t seqs, uint32_t tokens)
-{
-    bench_init_policy(b, FULL, pages, 0, seqs, tokens);
-}
-
-static void
-bench_free(bench_t *b)
-{
-    assert_null(b->s.running.first);
-    assert_null(b->s.waiting.first);
-    assert_int_equal(tr_kv_free_pages(b->kv), tr_kv_pages(b->kv));
-    assert_true(tr_scheduler_sound(&b->s));
-    tr_scheduler_free(&b->s);
-    tr_kv_cache_free(b->kv);
-    outlet_unmake(&b->outlet[0], &b->peer[0]);
-    outlet_unmake(&b->outlet[1], &b->peer[1]);
-}
-
-static tr_request_t *
-make_request(bench_t *b, uint32_t prompt, uint32_t max_tokens, uint32_t n)
-{
-    tr_request_t *r = calloc(1, sizeof(*r));
-    uint32_t i;
-
-    r->outlet = &b->outlet[0];
-    r->n = n;
-    r->n_sequences = r->open_sequences = n;
-    r->params.max_tokens = max_tokens;
-    r->params.logprobs = -1;
-    r->sequences = tr_arena_alloc(&r->arena, n * sizeof(tr_sequence_t));
-    for (i = 0; i < n; i++) {
-        tr_sequence_t *q = &r->sequences[i];
-
-        q->request = r;
-        q->choice = i;
-        q->kv_slot = -1;
-        q->prompt_len = q->len = prompt;
-        q->cap = prompt + max_tokens;
-    }
-    return r;
-}
-
-static tr_request_t *
-add(bench_t *b, uint32_t prompt, uint32_t max_tokens)
-{
-    tr_request_t *r = make_request(b, prompt, max_tokens, 1);
-
-    tr_scheduler_add(&b->s, r);
-    return r;
-}
-
-static void
-compose(bench_t *b)
-{
-    tr_scheduler_compose(&b->s, b->now++);
-    assert_true(tr_scheduler_sound(&b->s));
-}
-
-/* What the loop does after a step, without text. */
-static void
-apply(bench_t *b)
-{
-    uint32_t i;
-
-    tr_scheduler_depart(&b->s);
-    for (i = 0; i < b->s.n_rows; i++) {
-        tr_row_t *row = &b->s.rows[i];
-        tr_sequence_t *q = row->sequence;
-
-        tr_scheduler_landed(&b->s, row, true);
-        if (row->sample && ++q->len == q->cap) {
-            q->request->open_sequences--;
-            tr_scheduler_remove(&b->s, q);
-        }
-    }
-    tr_scheduler_arrived(&b->s);
-}
-
-static void
-step(bench_t *b)
-{
-    compose(b);
-    apply(b);
-}
-
-static void
-drop(bench_t *b, tr_request_t *r)
-{
-    uint32_t i;
-
-    for (i = 0; i < r->n_sequences; i++) {
-        tr_scheduler_remove(&b->s, &r->sequences[i]);
-    }
-    tr_request_free(r);
-}
-
-static const tr_row_t *
-row_of(const bench_t *b, const tr_request_t *r)
-{
-    uint32_t i;
-
-    for (i = 0; i < b->s.n_rows; i++) {
-        if (b->s.rows[i].sequence->request == r) {
-            return &b->s.rows[i];
-        }
-    }
-    return NULL;
-}
+#include "scheduler_bench.h"
 
 /* ---- batches ------------------------------------------------------------ */
 
@@ -1131,8 +939,12 @@ storm_batch(const storm_t *st)
 
         assert_int_equal(q->state, TR_SEQ_RUNNING);
         assert_int_equal(row->pos, q->computed);
-        assert_true(row->n >= 1 && row->pos + row->n <= q->len);
-        assert_int_equal(row->sample, row->pos + row->n == q->len);
+        assert_true(row->n >= 1 && row->pos + row->n <= tr_sequence_known(q));
+        assert_int_equal(row->sample,
+                         row->pos + row->n == tr_sequence_known(q));
+        /* what nobody knows comes alone, and it is not the last */
+        assert_true(row->pos + row->n <= q->len || row->n == 1);
+        assert_true(row->pos + row->n < q->cap);
         assert_int_equal(q->request->wishes & TR_CONTROL_PAUSE, 0);
         tr_kv_usage(st->b.kv, q->kv_slot, &u);
         assert_true(u.tokens >= row->pos + row->n);
@@ -1174,10 +986,11 @@ storm_can_work(const storm_t *st)
 
 static void
 storm_policy(uint64_t seed, int policy, uint32_t pages, uint32_t swap_pages,
-             uint32_t seqs, uint32_t tokens)
+             uint32_t seqs, uint32_t tokens, bool late)
 {
     storm_t *st = calloc(1, sizeof(*st));
     uint32_t i, k, idle = 0;
+    bool composed;
 
     random_state = seed;
     bench_init_policy(&st->b, policy, pages, swap_pages, seqs, tokens);
@@ -1188,11 +1001,29 @@ storm_policy(uint64_t seed, int policy, uint32_t pages, uint32_t swap_pages,
         compose(&st->b);
         storm_batch(st);
         /* somebody who can run does, at the latest after a preemption */
-        idle = st->b.s.n_rows == 0 && storm_can_work(st) ? idle + 1 : 0;
+        composed = st->b.s.n_rows != 0;
+        idle = !composed && st->b.s.n_flying == 0 && storm_can_work(st)
+                   ? idle + 1
+                   : 0;
         assert_true(idle < 3);
-        apply(&st->b);
+        if (!late) {
+            apply(&st->b);
+        } else {
+            if (composed) {
+                tr_scheduler_depart(&st->b.s);
+            }
+            if (st->b.s.n_flying > composed) {
+                land(&st->b, true);
+            }
+        }
+        assert_true(tr_scheduler_sound(&st->b.s));
         storm_reap(st);
     }
+    while (st->b.s.n_flying != 0) {
+        land(&st->b, false);
+    }
+    storm_reap(st);
+    assert_int_equal(st->b.outlet[0].owed, 0);
     /* without arrivals and pauses, everything comes to its end */
     for (i = 0; i < ALIVE; i++) {
         if (st->r[i] != NULL) {
@@ -1217,7 +1048,8 @@ storm_policy(uint64_t seed, int policy, uint32_t pages, uint32_t swap_pages,
 static void
 storm(uint64_t seed, uint32_t pages, uint32_t seqs, uint32_t tokens)
 {
-    storm_policy(seed, FULL, pages, 0, seqs, tokens);
+    storm_policy(seed, FULL, pages, 0, seqs, tokens, false);
+    storm_policy(seed, FULL, pages, 0, seqs, tokens, true);
 }
 
 static void
@@ -1235,46 +1067,18 @@ storms(void **state)
 static void
 storms_of_policies(void **state)
 {
-    int policy;
+    int policy, late;
 
     (void) state;
     for (policy = UNIFORM; policy <= QUEST; policy++) {
-        storm_policy(11, policy, 14, 30, 8, 64);
-        storm_policy(12, policy, 20, 6, 40, 16);
-        storm_policy(13, policy, 14, 0, 3, 512);
-        storm_policy(14, policy, 1000, 1000, 64, 32);
-        storm_policy(15, policy, 12, 40, 200, 5);
-    }
-}
-
-static int
-make_policies(void **state)
-{
-    tr_error_t err;
-    int i;
-
-    (void) state;
-    for (i = 0; i < N_POLICIES; i++) {
-        if (tr_kv_policy_create(specs[i], 1, 1, i == FULL ? HEAD_DIM : 64,
-                                &policies[i], &err)
-            != TR_OK) {
-            print_error("%s\n", err.text);
-            return -1;
+        for (late = 0; late < 2; late++) {
+            storm_policy(11, policy, 14, 30, 8, 64, late);
+            storm_policy(12, policy, 20, 6, 40, 16, late);
+            storm_policy(13, policy, 14, 0, 3, 512, late);
+            storm_policy(14, policy, 1000, 1000, 64, 32, late);
+            storm_policy(15, policy, 12, 40, 200, 5, late);
         }
     }
-    return 0;
-}
-
-static int
-free_policies(void **state)
-{
-    int i;
-
-    (void) state;
-    for (i = 0; i < N_POLICIES; i++) {
-        tr_kv_policy_free(policies[i]);
-    }
-    return 0;
 }
 
 int
