@@ -61,7 +61,8 @@ typedef struct {
     const void *delta; /* [rows][ldd] of T, added to hidden first; NULL: none */
     size_t ldd;
     const float *bias;   /* [n], added after delta, not without; NULL: none */
-    const float *weight; /* [n] */
+    const float *weight; /* [n], a weight: it is read before the launch before
+                          * this one has ended */
     float eps;
     const uint32_t *gather; /* NULL, or [rows]: row i of out (and delta's use)
                              * is hidden row gather[i], which is not written */

@@ -63,6 +63,6 @@ tr_cuda_sample(const tr_cuda_stream_t *s, const tr_cuda_sample_t *in)
         return rc;
     }
     return launch_small(s, choose_kernel,
-                        dim3(in->rows + sample_places(in->rows)), CHOOSE_THREADS, a,
-                        sample_places(in->rows));
+                        dim3(in->rows + sample_places(in->rows)),
+                        CHOOSE_THREADS, a, sample_places(in->rows));
 }

@@ -35,10 +35,10 @@
 
 typedef struct {
     tr_cuda_sample_t a;
-    uint32_t pieces; /* of a row */
-    bool wide;       /* rows of logits are multiples of 16 bytes */
-    uint64_t *best;  /* [rows][pieces] */
-    float *shaped;   /* [SCRATCH][vocab padded] logits with penalties */
+    uint32_t pieces;  /* of a row */
+    bool wide;        /* rows of logits are multiples of 16 bytes */
+    uint64_t *best;   /* [rows][pieces] */
+    float *shaped;    /* [SCRATCH][vocab padded] logits with penalties */
     uint32_t *counts; /* the same: occurrences; top bit: in the prompt */
 } sample_args_t;
 
@@ -196,8 +196,7 @@ has_penalties(const tr_cuda_wish_t *w)
 TR_HD bool
 is_shaped(const tr_cuda_wish_t *w)
 {
-    return w->target < 0
-           && (w->n_bias > 0 || w->n_bar > 0 || has_penalties(w));
+    return w->target < 0 && (w->n_bias > 0 || w->n_bar > 0 || has_penalties(w));
 }
 
 /* ---- scan --------------------------------------------------------------- */

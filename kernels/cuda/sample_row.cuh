@@ -31,8 +31,8 @@ draw_bits(uint64_t seed, uint32_t number)
     return draw_mix(x ^ ((uint64_t) number + 1) * 0x9e3779b97f4a7c15ull) >> 11;
 }
 
-/* bits * 2^-53 of the total, rounded down: the token is drawn whose share is the
- * first to bring the sum above it. */
+/* bits * 2^-53 of the total, rounded down: the token is drawn whose share is
+ * the first to bring the sum above it. */
 TR_HD uint64_t
 draw_target(uint64_t bits, uint64_t total)
 {
@@ -135,10 +135,9 @@ draw_anywhere(block_t b, sample_room_t *room, const field_t *f, uint64_t bits)
         uint32_t end = f->vocab - from < SEGMENT ? f->vocab : from + SEGMENT;
         uint64_t part = 0;
 
-        each_logit(b, f->logits, from, end, f->wide,
-                   [&](float x, uint32_t id) {
-                       part += left_share(f, x, order_of(x, id));
-                   });
+        each_logit(b, f->logits, from, end, f->wide, [&](float x, uint32_t id) {
+            part += left_share(f, x, order_of(x, id));
+        });
         block_gather(b, &room->share[i], part);
         sum += part;
     }
@@ -364,7 +363,7 @@ join_pieces(const sample_args_t *a, block_t b, sample_room_t *room,
     return block_max(b, best, room->meet);
 }
 
-/* The row's token; best: of the raw logits, x: those with penalties, or NULL. */
+/* The row's token; best: of the raw logits; x: those with penalties or NULL. */
 TR_HD int32_t
 pick_token(const sample_args_t *a, block_t b, sample_room_t *room, uint32_t row,
            uint64_t best, const float *x)
@@ -383,9 +382,9 @@ pick_token(const sample_args_t *a, block_t b, sample_room_t *room, uint32_t row,
     if (w->temperature == 0) {
         return (int32_t) order_id(best);
     }
-    return (int32_t) draw_token(b, room, w,
-                                x ? x : a->a.logits + row * a->a.ld, a->a.vocab,
-                                x != NULL || a->wide, order_logit(best));
+    return (int32_t) draw_token(b, room, w, x ? x : a->a.logits + row * a->a.ld,
+                                a->a.vocab, x != NULL || a->wide,
+                                order_logit(best));
 }
 
 /* Answers for a row that is_shaped (x and counts: scratch) or is not (NULL). */

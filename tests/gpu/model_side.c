@@ -28,10 +28,35 @@ side_open(side_t *s, int *argc, char ***argv)
 }
 
 void
-side_wait(const side_t *s)
+side_begin(side_t *s)
 {
-    if (!s->emulate) {
-        cuda_ok(cudaDeviceSynchronize(), "kernel");
+    s->captured = random_below(2);
+    if (s->captured) {
+        cuda_ok(cudaStreamBeginCapture(s->stream.stream,
+                                       cudaStreamCaptureModeThreadLocal),
+                "capture");
+    }
+}
+
+void
+side_end(side_t *s, int rc, const char *what)
+{
+    cudaGraphExec_t exec;
+    cudaGraph_t graph;
+
+    if (rc != TR_KERNEL_OK) {
+        printf("%s: %d (%s)\n", what, rc, tr_cuda_reason());
+        exit(1);
+    }
+    if (s->captured) {
+        cuda_ok(cudaStreamEndCapture(s->stream.stream, &graph), what);
+        cuda_ok(cudaGraphInstantiate(&exec, graph, 0), what);
+        cuda_ok(cudaGraphLaunch(exec, s->stream.stream), what);
+    }
+    cuda_ok(cudaDeviceSynchronize(), what);
+    if (s->captured) {
+        cuda_ok(cudaGraphExecDestroy(exec), what);
+        cuda_ok(cudaGraphDestroy(graph), what);
     }
 }
 

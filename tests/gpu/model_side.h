@@ -16,6 +16,7 @@ typedef struct {
     bool emulate;
     tr_cuda_device_t device;
     tr_cuda_stream_t stream;
+    bool captured;
 } side_t;
 
 typedef struct {
@@ -25,8 +26,11 @@ typedef struct {
 
 /* Exits with 77 without a device; argv[1] may be "emulate", which is taken. */
 void side_open(side_t *s, int *argc, char ***argv);
-/* Until all is done. */
-void side_wait(const side_t *s);
+/* On a GPU: a launch, every other time by way of a graph, to its end. */
+#define side_launch(s, call, what) \
+    (side_begin(s), side_end((s), (call), (what)))
+void side_begin(side_t *s);
+void side_end(side_t *s, int rc, const char *what);
 
 /* odd: not aligned to more than an element. */
 array_t array_new(const side_t *s, size_t n, size_t size, bool odd);

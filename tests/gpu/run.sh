@@ -63,6 +63,7 @@ say ""
 "$bin/bench_decode" 2>&1 | tee -a "$out"
 "$bin/bench_store" 2>&1 | tee -a "$out"
 "$bin/bench_manager" 2>&1 | tee -a "$out"
+"$bin/bench_model" 2>&1 | tee -a "$out"
 "$bin/bench_prompt" 2>&1 | tee -a "$out"
 if python3 -c 'import torch' 2>/dev/null; then
     python3 "$here/bench_sdpa.py" 2>&1 | tee -a "$out"

@@ -1,7 +1,7 @@
 /*
  * What tr_cuda_sample does, by sorting and the definitions, in the order of
- * engine/sampler.h: bias, penalties, bars; greedy, or temperature, top-k, top-p,
- * min-p and a draw that goes through what is left by ascending id.
+ * engine/sampler.h: bias, penalties, bars; greedy, or temperature, top-k,
+ * top-p, min-p and a draw that goes through what is left by ascending id.
  */
 #include "model_reference.h"
 

@@ -18,16 +18,6 @@
 static side_t side;
 static unsigned long long compared;
 
-static void
-launched(int rc, const char *what)
-{
-    if (rc != TR_KERNEL_OK) {
-        printf("%s: %d (%s)\n", what, rc, tr_cuda_reason());
-        exit(1);
-    }
-    side_wait(&side);
-}
-
 /* ---- random cases ------------------------------------------------------- */
 
 static tr_dtype_t
@@ -127,6 +117,7 @@ check_embed(void)
 {
     enum { SLOTS = 5, LEN = 37 };
     uint32_t rows = 1 + random_below(9), vocab = 1 + random_below(50);
+    uint32_t late = random_below(2) * 3; /* positions beyond the end */
     tr_cuda_embed_t a = { .rows = rows,
                           .vocab = vocab,
                           .hidden = any_width(600),
@@ -149,7 +140,7 @@ check_embed(void)
                                               - 1 - (int32_t) random_below(2);
         ((int32_t *) array_host(&slot))[r] = (int32_t) random_below(SLOTS + 1)
                                              - 1;
-        ((uint32_t *) array_host(&pos))[r] = r * 4 + random_below(4);
+        ((uint32_t *) array_host(&pos))[r] = r * 4 + late + random_below(4);
     }
     array_send(&side, &token);
     array_send(&side, &slot);
@@ -163,7 +154,7 @@ check_embed(void)
     if (side.emulate) {
         emulate_embed(&a);
     } else {
-        launched(tr_cuda_embed(&side.stream, &a), "embed");
+        side_launch(&side, tr_cuda_embed(&side.stream, &a), "embed");
     }
     EMBED(array_host);
     tr_ref_embed(&a);
@@ -203,10 +194,11 @@ check_angles(void)
         emulate_rope_angles(array_there(&pos), rows, array_there(&inv), half,
                             array_there(&out));
     } else {
-        launched(tr_cuda_rope_angles(&side.stream, array_there(&pos), rows,
-                                     array_there(&inv), half,
-                                     array_there(&out)),
-                 "angles");
+        side_launch(&side,
+                    tr_cuda_rope_angles(&side.stream, array_there(&pos), rows,
+                                        array_there(&inv), half,
+                                        array_there(&out)),
+                    "angles");
     }
     tr_ref_rope_angles(array_host(&pos), rows, array_host(&inv), half,
                        array_host(&out));
@@ -285,7 +277,7 @@ norm_run(const tr_cuda_norm_t *a)
     if (side.emulate) {
         emulate_norm(a, 1 + random_below(40));
     } else {
-        launched(tr_cuda_norm(&side.stream, a), "norm");
+        side_launch(&side, tr_cuda_norm(&side.stream, a), "norm");
     }
 }
 
@@ -305,7 +297,7 @@ norm_alone(norm_case_t *c)
         a.hidden += row * a.ldh;
         a.delta = NULL;
     }
-    launched(tr_cuda_norm(&side.stream, &a), "norm");
+    side_launch(&side, tr_cuda_norm(&side.stream, &a), "norm");
     again = array_fetch(&side, &c->out);
     same = memcmp(first + at * 2, again + at * 2, a.n * 2ul) == 0;
     if (!same) {
@@ -372,7 +364,7 @@ check_qkv(void)
     if (side.emulate) {
         emulate_qkv(&a, 16u << random_below(2));
     } else {
-        launched(tr_cuda_qkv(&side.stream, &a), "qkv");
+        side_launch(&side, tr_cuda_qkv(&side.stream, &a), "qkv");
     }
     QKV(array_host);
     tr_ref_qkv(&a);
@@ -405,9 +397,10 @@ check_silu(void)
         emulate_silu_mul(array_there(&x), ldx, rows, n, type, array_there(&out),
                          ldo);
     } else {
-        launched(tr_cuda_silu_mul(&side.stream, array_there(&x), ldx, rows, n,
-                                  type, array_there(&out), ldo),
-                 "silu_mul");
+        side_launch(&side,
+                    tr_cuda_silu_mul(&side.stream, array_there(&x), ldx, rows,
+                                     n, type, array_there(&out), ldo),
+                    "silu_mul");
     }
     tr_ref_silu_mul(array_host(&x), ldx, rows, n, type, array_host(&out), ldo);
     ok = rows_close(&out, rows, ldo, type, 0, "silu_mul")
@@ -430,9 +423,10 @@ check_random(void)
     if (side.emulate) {
         emulate_fill_random(array_there(&x), n, type, seed, first, 0.02f);
     } else {
-        launched(tr_cuda_fill_random(&side.stream, array_there(&x), n, type,
-                                     seed, first, 0.02f),
-                 "fill_random");
+        side_launch(&side,
+                    tr_cuda_fill_random(&side.stream, array_there(&x), n, type,
+                                        seed, first, 0.02f),
+                    "fill_random");
     }
     tr_ref_fill_random(array_host(&x), n, type, seed, first, 0.02f);
     ok = array_same(&side, &x, "fill_random");
@@ -454,9 +448,10 @@ check_convert(void)
     if (side.emulate) {
         emulate_convert(array_there(&x), from, array_there(&y), to, n);
     } else {
-        launched(tr_cuda_convert(&side.stream, array_there(&x), from,
-                                 array_there(&y), to, n),
-                 "convert");
+        side_launch(&side,
+                    tr_cuda_convert(&side.stream, array_there(&x), from,
+                                    array_there(&y), to, n),
+                    "convert");
     }
     tr_ref_convert(array_host(&x), from, array_host(&y), to, n);
     ok = array_same(&side, &y, "convert");
@@ -481,9 +476,10 @@ check_select(void)
     }
     array_send(&side, &slot);
     array_send(&side, &kind);
-    launched(tr_cuda_select(&side.stream, array_there(&slot),
-                            array_there(&kind), n, 1, array_there(&out)),
-             "select");
+    side_launch(&side,
+                tr_cuda_select(&side.stream, array_there(&slot),
+                               array_there(&kind), n, 1, array_there(&out)),
+                "select");
     tr_ref_select(array_host(&slot), array_host(&kind), n, 1, array_host(&out));
     ok = array_same(&side, &out, "select");
     array_free(&side, &slot);

@@ -1,12 +1,12 @@
 /*
  * tr_cuda_sample against plain C (model_reference.h): batches of random wishes
  * over vocabularies from one token to 152,064, equal logits, minus infinities,
- * rows that are no numbers, stalled rows and padding; a row alone gives the bits
- * that it gives among others.
+ * rows that are no numbers, stalled rows and padding; a row alone gives the
+ * bits that it gives among others.
  *
  * A draw whose random number falls on the edge of two tokens' shares may differ
- * in the last bits of exp: then the token must be one whose share comes within a
- * millionth of it, and there may be few of those.
+ * in the last bits of exp: then the token must be one whose share comes within
+ * a millionth of it, and there may be few of those.
  *
  *   test_sample [rounds [seed]]           on a GPU
  *   test_sample emulate [rounds [seed]]   the device's code on the host
@@ -213,11 +213,7 @@ run_there(const tr_cuda_sample_t *a)
         emulate_sample(a, 1 + random_below(random_below(4) ? 12 : 200));
         return;
     }
-    if (tr_cuda_sample(&side.stream, a) != TR_KERNEL_OK) {
-        printf("sample: %s\n", tr_cuda_reason());
-        exit(1);
-    }
-    side_wait(&side);
+    side_launch(&side, tr_cuda_sample(&side.stream, a), "sample");
 }
 
 /* ---- edges -------------------------------------------------------------- */
@@ -261,8 +257,8 @@ left(const tr_cuda_wish_t *w, const candidate_t *c, uint32_t n, double bend)
     return n;
 }
 
-/* Is `token` one that a random number within a millionth of the row's draws from
- * the logits x? */
+/* Is `token` one that a random number within a millionth of the row's draws
+ * from the logits x? */
 static bool
 near_edge(const tr_cuda_wish_t *w, const float *x, uint32_t vocab,
           uint32_t token, double number)
