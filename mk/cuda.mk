@@ -1,7 +1,8 @@
 # The CUDA backend.  Included by the Makefile.
 #
 #   make cuda        kernels, their tests and benchmarks, into build/cuda
-#                    (NVCC=, CUDA_ARCH="90a 80 89")
+#                    (NVCC=, CUDA_ARCH="90a 80 89"), and what the engine loads,
+#                    build/lib/libtokenring_cuda.so
 #   make test-gpu    tests and benchmarks, on a machine with a GPU
 #
 # Needs nvcc 12.4 or newer; nothing else in this tree needs CUDA.  `make test`
@@ -27,13 +28,16 @@ CUDA_CPU  := $(patsubst kernels/cpu/%.c,$B/obj/kernels/cpu/%.o,\
 CUDA_BED  := $(patsubst %,$B/cuda/obj/%.o,store_bed store_append \
     store_compress store_swap generic_case emulate)
 
+# For the tests' library and for the one that the engine loads.
 NVFLAGS = -O3 -std=c++17 -Ikernels -diag-suppress 128 \
+          -Xcompiler=-fPIC,-fvisibility=hidden \
           $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$a,code=sm_$a)
 
 NVCC_CFLAGS = $(addprefix -Xcompiler=,$(filter-out -MMD -MP,$(TR_CFLAGS)))
 
 .PHONY: cuda cuda-found test-gpu
-cuda: cuda-found $B/libtokenring_cuda.a $(CUDA_TEST) $(CUDA_BOTH)
+cuda: cuda-found $B/libtokenring_cuda.a $B/lib/libtokenring_cuda.so \
+      $(CUDA_TEST) $(CUDA_BOTH)
 
 cuda-found:
 	@[ -n "$(NVCC)" ] || { echo "make cuda: nvcc was not found" \
@@ -53,6 +57,15 @@ $B/cuda/kernels/cuda/runtime.o: NVFLAGS += -DTR_CUDA_ARCHS='"$(CUDA_ARCH)"'
 $B/libtokenring_cuda.a: $(CUDA_OBJ)
 	@echo "  AR    $@"
 	$Qrm -f $@ && ar rcs $@ $^
+
+# All that it needs is the driver, which is looked for when it is asked for, and
+# cuBLASLt, likewise.
+$B/lib/libtokenring_cuda.so: $(CUDA_OBJ) $B/obj/kernels/kv_layout.o
+	@mkdir -p $(@D)
+	@echo "  LD    $@"
+	$Q$(NVCC) -shared -cudart static -o $@ $^ \
+	    -Xcompiler=-static-libstdc++,-static-libgcc \
+	    -Xlinker=--no-undefined,--exclude-libs,ALL,--as-needed
 
 $B/cuda/obj/%.o: tests/gpu/%.c tests/gpu/cache.h kernels/cuda/cuda.h \
     kernels/kernels.h kernels/kv_layout.h
@@ -146,6 +159,16 @@ $(CUDA_MODEL): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_SIDE) $(CUDA_GPU) \
 # a unit test of its own.
 MODEL_REF := model_reference sample_reference
 $B/tests/test_model_reference: $(MODEL_REF:%=$B/obj/tests/gpu/%.o)
+
+# Through the library's table: nothing is linked.
+CUDA_TABLE := $B/cuda/test_runtime $B/cuda/bench_matmul
+cuda: $(CUDA_TABLE)
+
+$(CUDA_TABLE:$B/cuda/%=$B/cuda/obj/%.o): $(wildcard kernels/cuda/*.h)
+
+$(CUDA_TABLE): $B/cuda/%: $B/cuda/obj/%.o
+	@echo "  LD    $@"
+	$Q$(NVCC) -o $@ $^ -lm
 
 test-gpu: cuda
 	@B="$B" tests/gpu/run.sh

@@ -48,6 +48,10 @@ configure() { # source, target
 }
 
 put 755 "$bindir" "$BUILD/bin/tokenring-engine" "$BUILD/bin/tokenring"
+# What `backend cuda` loads, where `make cuda` made it.
+if [ -e "$BUILD/lib/libtokenring_cuda.so" ]; then
+    put 755 "$PREFIX/lib/tokenring" "$BUILD/lib/libtokenring_cuda.so"
+fi
 put 644 "$modules" "$MODULE"
 install -d -m 755 "$DESTDIR/usr/share/nginx/modules-available"
 echo "load_module modules/ngx_http_tokenring_module.so;" \

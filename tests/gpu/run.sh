@@ -11,6 +11,7 @@
 B=${B:-build}
 here=$(dirname "$0")
 bin=${BIN:-$B/cuda}
+lib=${LIB:-$B/lib/libtokenring_cuda.so}
 out=$(mktemp)
 failed=0
 
@@ -34,6 +35,7 @@ check() {
 }
 
 say "## $(date -u +%Y-%m-%d), $(git -C "$here" rev-parse --short=12 HEAD 2>/dev/null || echo "commit ${COMMIT:-unknown}")"
+check "runtime" "$bin/test_runtime" "$lib" "${RUNTIME_ROUNDS:-60}"
 check "decode" "$bin/test_decode" "${ROUNDS:-200}"
 check "store" "$bin/test_store" "${ROUNDS:-200}"
 check "generic" "$bin/test_generic" "${ROUNDS:-200}"
@@ -47,6 +49,8 @@ if command -v compute-sanitizer >/dev/null; then
             check "$name, $tool" compute-sanitizer --tool $tool \
                 --error-exitcode 9 "$bin/test_$name" "${SANITIZER_ROUNDS:-12}"
         done
+        [ $tool != memcheck ] || check "runtime, $tool" compute-sanitizer \
+            --tool $tool --error-exitcode 9 "$bin/test_runtime" "$lib" 3
         check "manager, $tool" compute-sanitizer --tool $tool \
             --error-exitcode 9 "$bin/test_manager" 3
         if [ $tool = racecheck ]; then
@@ -60,6 +64,7 @@ else
     say "left out: compute-sanitizer was not found"
 fi
 say ""
+"$bin/bench_matmul" "$lib" 2>&1 | tee -a "$out"
 "$bin/bench_decode" 2>&1 | tee -a "$out"
 "$bin/bench_store" 2>&1 | tee -a "$out"
 "$bin/bench_manager" 2>&1 | tee -a "$out"

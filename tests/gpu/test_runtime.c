@@ -241,6 +241,7 @@ dies_of_a_fault(void)
     HOLDS(cuda->fill(&stream, to, 0, 1) == TR_CUDA_FAILED
           || cuda->stream_wait(&stream) == TR_CUDA_FAILED);
     HOLDS(cuda->alloc(1) == NULL);
+    cuda->event_close(event);
     return true;
 }
 

@@ -361,6 +361,7 @@ fault_ends_all(const char *why)
          && cuda->event_passed(event) == TR_CUDA_FAILED
          && cuda->fill(&s, p, 1, 1) == TR_CUDA_FAILED && said(why)
          && cuda->alloc(1) == NULL && out[3] == 1 && out[4] == 0 && out[9] == 0;
+    cuda->event_close(event);
     cuda->stream_close(&s);
     return ok;
 }
