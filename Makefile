@@ -11,7 +11,7 @@
 #: make test-unit   unit tests only
 #: make test-e2e    end-to-end tests only (E2E=pattern for some of the files)
 #: make bench       measure; see tests/bench/
-#: make cuda        CUDA kernels, their tests and benchmarks; see mk/cuda.mk
+#: make cuda        what `backend cuda` loads, tests, benchmarks; mk/cuda.mk
 #: make test-asan   unit and end-to-end tests with ASan and UBSan
 #: make test-tsan   ring tests with TSan
 #: make test-nginx  the module in an nginx source tree (NGINX_SRC=DIR)
