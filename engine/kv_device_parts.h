@@ -111,6 +111,8 @@ typedef struct {
     int32_t ids; /* the first of its pages in host memory, -1: none */
     uint32_t n_ids;
 
+    uint32_t steps; /* since the last report that told of its counts; at least
+                     * TR_CUDA_EDGES: too many, or none has */
     bool counted;
     tr_cuda_tally_t last; /* of the last report */
 } tr_kv_mirror_t;

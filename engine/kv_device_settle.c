@@ -194,6 +194,7 @@ replay(tr_kv_gpu_t *g, int32_t slot, const tr_cuda_tally_t *t, uint64_t serial)
     q->base = t->base;
     q->window_from = t->window_from;
     x->told = t->tokens;
+    x->steps = 0;
     for (i = serial + 1; i < g->next; i++) {
         uint32_t turn = (uint32_t) (i % TR_KV_DEVICE_TURNS);
 

@@ -7,12 +7,6 @@
 #include "kv_device_parts.h"
 
 static uint64_t
-most(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
-static uint64_t
 least(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
@@ -43,11 +37,15 @@ coming(tr_kv_gpu_t *g)
 uint64_t
 tr_kv_step_pages(const tr_kv_gpu_t *g, int32_t slot)
 {
+    const tr_kv_mirror_t *x = &g->mirror[slot];
     tr_kv_ask_t a;
 
     tr_kv_ask(&g->kv, slot, g->kv.slot[slot].tokens + 1, &a);
     if (a.kind != TR_KV_ASK_STEP) {
         return 0;
+    }
+    if (a.leaves != 0 && x->steps < TR_CUDA_EDGES) {
+        return x->last.edge[x->steps];
     }
     /* a head takes one page: for a list, or for the window */
     return a.leaves != 0 || a.window_page ? g->kv.heads : 0;
@@ -63,6 +61,7 @@ tr_kv_step_mirror(tr_kv_gpu_t *g, int32_t slot)
     tr_kv_ask(&g->kv, slot, s->tokens + 1, &a);
     if (a.kind == TR_KV_ASK_STEP) {
         s->pages += tr_kv_step_pages(g, slot);
+        g->mirror[slot].steps++;
         q->base = a.n + 1;
         q->window_from += a.leaves;
         s->tokens++;
@@ -127,6 +126,7 @@ tr_kv_gpu_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
                            .touched = g->next,
                            .denied = TR_KV_NEVER,
                            .stalled = TR_KV_NEVER,
+                           .steps = TR_CUDA_EDGES,
                            .list = list,
                            .group = group,
                            .ids = -1 };
@@ -341,6 +341,7 @@ become(tr_kv_gpu_t *g, int32_t slot, uint32_t len, const tr_kv_policy_t *policy,
     s->dense_pages = 0;
     s->dense = false;
     g->mirror[slot].told = len;
+    g->mirror[slot].steps = TR_CUDA_EDGES; /* counts are not known */
 }
 
 tr_status_t
@@ -361,6 +362,7 @@ tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     if (x->trial == TR_KV_DONE && len == x->trial_len) {
         s->pages = x->low; /* as reported */
         become(g, slot, len, &policy, &to);
+        x->steps = 0;
         x->trial = TR_KV_NO_TRIAL;
         return TR_OK;
     }
@@ -377,7 +379,7 @@ tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     worst = worst_copy(g, &to);
     bound = tr_kv_bound(g);
     send_complete(g, slot, len, &policy);
-    coming(g)->claimed += least(worst, bound);
+    coming(g)->claimed += worst; /* more than the bound: it may be better */
     if (worst > bound) {
         x->low = least(x->low, least_copy(g, &to));
         x->trial = TR_KV_TRIED;

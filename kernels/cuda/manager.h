@@ -108,6 +108,8 @@ typedef struct {
     uint32_t stalled[TR_CUDA_SLOTS_MAX / 32]; /* bit by slot, last step */
 } tr_cuda_report_t;
 
+#define TR_CUDA_EDGES 2u
+
 /* What a slot holds, all heads together. */
 typedef struct {
     uint32_t tokens; /* positions that were reserved */
@@ -118,6 +120,9 @@ typedef struct {
     bool dense; /* coming tokens are dense */
     bool out;
     uint32_t listed[TR_KV_LISTS_MAX]; /* tokens by list, modulo 2^32 */
+    /* heads that can take a page for a list in the next step, at most; and in
+     * the step after that */
+    uint32_t edge[TR_CUDA_EDGES];
 } tr_cuda_tally_t;
 
 /* One prompt between plan and install. */

@@ -81,7 +81,30 @@ manager_fork(const tr_cuda_manager_t *m, const tr_cuda_history_t *history,
 
 typedef struct {
     uint32_t listed[TR_KV_LISTS_MAX];
+    uint32_t edge[TR_CUDA_EDGES];
 } manager_tally_t;
+
+/* One head's share of the sums.  A list grows by at most what leaves the window
+ * in a step, so that it is known which ones come to the end of a page. */
+TR_HD void
+manager_tally_head(const tr_cuda_manager_t *m, int32_t slot, uint32_t head,
+                   uint32_t *listed, uint32_t *edge)
+{
+    const tr_kv_seq_t *q = &m->seq[slot];
+    const uint32_t *count = manager_counts(m, slot, head);
+    uint32_t grows = m->slot[slot].rule.leaves, room = UINT32_MAX;
+
+    for (uint32_t l = 0; l < q->n_lists; l++) {
+        uint32_t tokens = m->place[q->list_layout[l]].tokens;
+        uint32_t left = (tokens - count[l] % tokens) % tokens;
+
+        listed[l] += count[l];
+        room = left < room ? left : room;
+    }
+    for (uint32_t i = 0; i < TR_CUDA_EDGES; i++) {
+        edge[i] += room / (grows > 1 ? grows : 1) <= i;
+    }
+}
 
 TR_HD void
 manager_tally(const tr_cuda_manager_t *m, int32_t slot, manager_tally_t *s)
@@ -93,15 +116,19 @@ manager_tally(const tr_cuda_manager_t *m, int32_t slot, manager_tally_t *s)
         if (tid < TR_KV_LISTS_MAX) {
             s->listed[tid] = 0;
         }
+        if (tid < TR_CUDA_EDGES) {
+            s->edge[tid] = 0;
+        }
     }
     EACH_THREAD (tid, MANAGER_THREADS) {
-        uint32_t sum[TR_KV_LISTS_MAX] = { 0 };
+        uint32_t sum[TR_KV_LISTS_MAX] = { 0 }, edge[TR_CUDA_EDGES] = { 0 };
 
         for (uint32_t h = tid; h < m->heads && t->open; h += MANAGER_THREADS) {
-            const uint32_t *count = manager_counts(m, slot, h);
-
-            for (uint32_t l = 0; l < q->n_lists; l++) {
-                sum[l] += count[l];
+            manager_tally_head(m, slot, h, sum, edge);
+        }
+        for (uint32_t i = 0; i < TR_CUDA_EDGES; i++) {
+            if (edge[i] != 0) {
+                MANAGER_ADD(&s->edge[i], edge[i]);
             }
         }
         for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
@@ -124,6 +151,9 @@ manager_tally(const tr_cuda_manager_t *m, int32_t slot, manager_tally_t *s)
             out->window_from = t->open ? q->window_from : 0;
             for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
                 out->listed[l] = s->listed[l];
+            }
+            for (uint32_t i = 0; i < TR_CUDA_EDGES; i++) {
+                out->edge[i] = s->edge[i];
             }
         }
     }

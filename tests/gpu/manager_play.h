@@ -449,7 +449,8 @@ world_tally(world_t *w)
         const tr_cuda_tally_t *t = &w->mirror.tally[i];
         const tr_kv_slot_t *s = &w->kv->slot[i];
         const tr_kv_seq_t *q = &w->kv->seq[i];
-        uint32_t listed[TR_KV_LISTS_MAX] = { 0 };
+        uint32_t listed[TR_KV_LISTS_MAX] = { 0 }, edge[TR_CUDA_EDGES] = { 0 };
+        uint32_t grows = s->policy.leaves > 1 ? s->policy.leaves : 1;
 
         WORLD_SAME(w, t->open == s->open, "slot %u", i);
         if (!s->open) {
@@ -459,13 +460,28 @@ world_tally(world_t *w)
             for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
                 listed[l] += tr_kv_counts(w->kv, (int32_t) i, h)[l];
             }
+            for (uint32_t k = 0; k < TR_CUDA_EDGES; k++) {
+                bool on = false;
+
+                for (uint32_t l = 0; l < q->n_lists; l++) {
+                    uint32_t each = w->kv->plan.layout[q->list_layout[l]]
+                                        .tokens,
+                             have = tr_kv_counts(w->kv, (int32_t) i, h)[l];
+
+                    on = on
+                         || tr_kv_ceil(have, each)
+                                != tr_kv_ceil(have + (k + 1) * grows, each);
+                }
+                edge[k] += on;
+            }
         }
         WORLD_SAME(w,
                    t->tokens == s->tokens && t->dense_pages == s->dense_pages
                        && t->pages == s->pages && t->dense == s->dense
                        && t->out == s->out && t->base == q->base
                        && t->window_from == q->window_from
-                       && memcmp(t->listed, listed, sizeof(listed)) == 0,
+                       && memcmp(t->listed, listed, sizeof(listed)) == 0
+                       && memcmp(t->edge, edge, sizeof(edge)) == 0,
                    "slot %u: %u tokens, tally %u", i, s->tokens, t->tokens);
     }
 }

@@ -69,7 +69,6 @@ typedef struct {
     uint64_t bound; /* of free pages */
     bool exact;     /* nothing was under way */
     bool sure;      /* compress */
-    uint64_t opened;
 } rig_entry_t;
 
 /* A row's sequence of a batch, and what it stands for. */
@@ -355,18 +354,14 @@ rig_reserve(rig_t *r, int32_t slot, uint32_t len)
 static tr_status_t
 rig_compress(rig_t *r, int32_t slot, uint32_t len)
 {
-    const tr_kv_mirror_t *x = &r->g->mirror[slot];
-    uint64_t before = x->trial_of;
     uint32_t asked = tr_kv_batch(r->g, r->g->next)->n_completed;
     tr_status_t rc = tr_kv_compress(r->kv, slot, len);
     rig_entry_t *e;
 
     assert_true(rc == TR_OK || rc == TR_AGAIN);
-    (void) before;
     if (tr_kv_batch(r->g, r->g->next)->n_completed != asked) {
         e = rig_log(r, RIG_COMPRESS, slot, len);
         e->sure = rc == TR_OK;
-        e->opened = x->opened;
     }
     return rc;
 }
@@ -386,18 +381,39 @@ rig_prompts(const rig_t *r, uint64_t serial)
     return n;
 }
 
+/* Is the slot closed before the entry's batch? */
+static bool
+rig_closes(const rig_t *r, const rig_entry_t *e)
+{
+    for (uint32_t i = r->first; i != r->last; i++) {
+        const rig_entry_t *f = &r->log[i % RIG_LOG];
+
+        if (f->serial == e->serial && f->kind == RIG_CLOSE
+            && f->slot == e->slot) {
+            return true; /* those before e have been played */
+        }
+    }
+    return false;
+}
+
 static void
 rig_follow_compress(rig_t *r, const rig_entry_t *e, uint32_t prompts)
 {
-    const tr_kv_mirror_t *x = &r->g->mirror[e->slot];
+    /* what the batch's report says, also of who was closed since */
+    const uint8_t *out = tr_kv_turn(r->g, e->serial)->out;
+    const tr_cuda_tally_t *t =
+        (const tr_cuda_tally_t *) (const void *) (out
+                                                  + ((uint8_t *) r->g->m.tally
+                                                     - (uint8_t *)
+                                                           r->g->m.report))
+        + e->slot;
     tr_status_t rc;
 
-    if (!r->kv->slot[e->slot].open || x->opened != e->opened) {
-        tr_kv_compress(r->host, e->slot, e->len); /* closed: who knows */
+    if (rig_closes(r, e)) {
+        tr_kv_compress(r->host, e->slot, e->len); /* who knows */
         return;
     }
-    /* its last report is that of this batch */
-    if (!x->last.dense) {
+    if (!t->dense) {
         rc = tr_kv_compress(r->host, e->slot, e->len);
         RIG_SAME(rc == TR_OK, "slot %d: %d", e->slot, rc);
         r->compressed++;
