@@ -107,6 +107,9 @@ void tr_kv_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
 tr_status_t tr_kv_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
 /* Does the slot have dense tokens that its policy would compress? */
 bool tr_kv_uncompressed(const tr_kv_cache_t *kv, int32_t slot);
+/* Was it tried, and what became of it will be known when the batches under way,
+ * and the next, have arrived (kv_device.h)?  Never on the CPU. */
+bool tr_kv_compressing(const tr_kv_cache_t *kv, int32_t slot);
 /* The next tokens of a compressed slot are a prompt again (a later turn): they
  * become dense until tr_kv_compress.  tr_kv_prompt does this. */
 

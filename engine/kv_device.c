@@ -346,6 +346,12 @@ gpu_free_pages(const tr_kv_cache_t *kv)
     return bound > g->wished ? bound - g->wished : 0;
 }
 
+static bool
+gpu_compressing(const tr_kv_cache_t *kv, int32_t slot)
+{
+    return tr_kv_gpu(kv)->mirror[slot].trial == TR_KV_TRIED;
+}
+
 static const tr_kv_ops_t gpu_ops = {
     .free = gpu_free,
     .settled = gpu_settled,
@@ -355,6 +361,7 @@ static const tr_kv_ops_t gpu_ops = {
     .prompt = tr_kv_gpu_prompt,
     .reserve_batch = tr_kv_gpu_reserve_batch,
     .compress = tr_kv_gpu_compress,
+    .compressing = gpu_compressing,
     .fork = tr_kv_gpu_fork,
     .swap_out = tr_kv_gpu_swap_out,
     .swap_in = tr_kv_gpu_swap_in,

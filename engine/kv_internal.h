@@ -77,6 +77,7 @@ typedef struct {
                           const uint32_t *lens, uint32_t n,
                           tr_status_t *result);
     tr_status_t (*compress)(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
+    bool (*compressing)(const tr_kv_cache_t *kv, int32_t slot);
     tr_status_t (*fork)(tr_kv_cache_t *kv, int32_t from, int32_t to,
                         uint32_t len);
     tr_status_t (*swap_out)(tr_kv_cache_t *kv, int32_t slot);

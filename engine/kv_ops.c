@@ -12,6 +12,14 @@ always(const tr_kv_cache_t *kv)
     return true;
 }
 
+static bool
+never(const tr_kv_cache_t *kv, int32_t slot)
+{
+    (void) kv;
+    (void) slot;
+    return false;
+}
+
 const tr_kv_ops_t tr_kv_host_ops = {
     .free = tr_kv_host_free,
     .settled = always,
@@ -21,6 +29,7 @@ const tr_kv_ops_t tr_kv_host_ops = {
     .prompt = tr_kv_host_prompt,
     .reserve_batch = tr_kv_host_reserve_batch,
     .compress = tr_kv_host_compress,
+    .compressing = never,
     .fork = tr_kv_host_fork,
     .swap_out = tr_kv_host_swap_out,
     .swap_in = tr_kv_host_swap_in,
@@ -144,6 +153,12 @@ tr_status_t
 tr_kv_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 {
     return kv->ops->compress(kv, slot, len);
+}
+
+bool
+tr_kv_compressing(const tr_kv_cache_t *kv, int32_t slot)
+{
+    return kv->ops->compressing(kv, slot);
 }
 
 tr_status_t

@@ -195,8 +195,8 @@ tr_scheduler_compress_one(tr_scheduler_t *s, tr_sequence_t *q)
             s->why = rc;
             return false;
         }
-        if (tr_scheduler_unsure(s) || !tr_kv_settled(s->kv)) {
-            return false; /* it is tried with the next batch */
+        if (tr_kv_compressing(s->kv, q->kv_slot) || tr_scheduler_unsure(s)) {
+            return false; /* the answer comes with a batch */
         }
         victim = tr_scheduler_victim(s, q);
         if (victim == NULL || victim == q) {

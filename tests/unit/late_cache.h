@@ -115,7 +115,7 @@ late_cache_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
         return TR_AGAIN;
     }
     if (late_cache.trial[slot] == LATE_NOT && late_cache_below(3) != 0) {
-        if (late_cache.n_flying == 0) {
+        if (late_cache.n_flying == 0 || late_cache_below(2) == 0) {
             late_cache.trial[slot] = LATE_TRIED;
             late_cache.n_tried++;
             late_cache.n_trials++;
@@ -128,6 +128,13 @@ late_cache_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
         late_cache_came_back();
     }
     return rc;
+}
+
+static inline bool
+late_cache_compressing(const tr_kv_cache_t *kv, int32_t slot)
+{
+    (void) kv;
+    return late_cache.trial[slot] != LATE_NOT;
 }
 
 static inline tr_status_t
@@ -194,6 +201,7 @@ late_cache_open(tr_kv_cache_t *kv)
     late_cache.ops.reserve_batch = late_cache_reserve_batch;
     late_cache.ops.close = late_cache_close;
     late_cache.ops.compress = late_cache_compress;
+    late_cache.ops.compressing = late_cache_compressing;
     late_cache.ops.fork = late_cache_fork;
     late_cache.ops.swap_out = late_cache_swap_out;
     late_cache.ops.swap_in = late_cache_swap_in;
