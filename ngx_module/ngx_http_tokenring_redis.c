@@ -352,7 +352,9 @@ ngx_http_tokenring_redis_works(ngx_http_tokenring_redis_conn_t *conn)
 
     conn->works = 1;
     conn->failures = 0;
-    conn->complaint = 0;
+    conn->ncomplaints = 0;
+
+    ngx_memzero(conn->complaints, sizeof(conn->complaints));
 }
 
 
@@ -450,7 +452,7 @@ ngx_http_tokenring_redis_reconnect(ngx_event_t *ev)
 }
 
 
-/* one line for each thing that is wrong, however often we try */
+/* one line for each thing that is wrong, however often we try, and in turn */
 
 void
 ngx_http_tokenring_redis_log(ngx_http_tokenring_redis_conn_t *conn,
@@ -458,19 +460,28 @@ ngx_http_tokenring_redis_log(ngx_http_tokenring_redis_conn_t *conn,
 {
     uint32_t    complaint;
     ngx_str_t   text;
-    ngx_uint_t  level;
+    ngx_uint_t  i, n, level;
 
     text.data = (u_char *) what;
     text.len = ngx_min(len, 200);
 
     complaint = ngx_crc32_short(text.data, text.len) | 1;
 
-    level = (complaint == conn->complaint) ? NGX_LOG_DEBUG : NGX_LOG_ERR;
+    level = NGX_LOG_ERR;
+    n = sizeof(conn->complaints) / sizeof(conn->complaints[0]);
+
+    for (i = 0; i < n; i++) {
+        if (conn->complaints[i] == complaint) {
+            level = NGX_LOG_DEBUG;
+        }
+    }
+
+    if (level == NGX_LOG_ERR) {
+        conn->complaints[conn->ncomplaints++ % n] = complaint;
+    }
 
     ngx_log_error(level, ngx_cycle->log, 0,
                   "tokenring: no Redis, redis=%V for=%s: %V",
                   &conn->redis->name,
                   conn->subscriber ? "channels" : "commands", &text);
-
-    conn->complaint = complaint;
 }

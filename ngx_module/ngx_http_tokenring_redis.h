@@ -95,7 +95,8 @@ typedef struct {
     ngx_uint_t                        step;       /* of the greeting */
     ngx_queue_t                       calls;      /* as they were sent */
     ngx_uint_t                        pending;
-    uint32_t                          complaint;  /* the last one, hashed */
+    uint32_t                          complaints[4]; /* hashed, since then */
+    ngx_uint_t                        ncomplaints;
     unsigned                          tried:1;
     unsigned                          works:1;
     unsigned                          writing:1;

@@ -10,6 +10,8 @@ const { Stack, until, sleep } = require('./lib/stack');
 const { post, request, stream } = require('./lib/http');
 const { chat, story } = require('./lib/prompts');
 const { withStack, completion, state, FAST, SLOW } = require('./lib/redis_stack');
+const { Redis } = require('./lib/redis');
+const { Proxy } = require('./lib/redis_proxy');
 
 const DETACH = { headers: { 'X-Tokenring-Detach': '1' } };
 const PACED = { ...FAST, null_rate: 100 };
@@ -311,3 +313,40 @@ test('how far a request is; and a hash that is lost comes back', async () => {
     assert.equal(end.model, 'pocket');
   });
 });
+
+test('a Redis that is away in two ways by turns is not a line each time',
+  async () => {
+    const redis = await Redis.start();
+    const proxy = await Proxy.start(redis);
+    let stack;
+    try {
+      stack = await Stack.start({ engine: FAST,
+        http: `tokenring_redis ${proxy.address} timeout=150ms;` });
+      const ask = async () =>
+        (await request(place(stack, '0'.repeat(32)))).status;
+      await until(async () => await ask() === 404, 'Redis is reached');
+      for (let i = 0; i < 16; i++) {
+        proxy.mode = i % 2 ? 'refuse' : 'stall';
+        proxy.cut();
+        assert.equal(await ask(), 503);
+        await sleep(110);
+      }
+      proxy.mode = 'pass';
+      proxy.cut();
+      await until(async () => await ask() === 404, 'Redis is reached again');
+      const lines = stack.errorLog().split('\n')
+        .filter((l) => /no Redis/.test(l));
+      assert.ok(lines.length >= 2 && lines.length <= 4, lines.join('\n'));
+      // and the next outage is told again
+      proxy.mode = 'refuse';
+      proxy.cut();
+      await until(async () => await ask() === 503, 'away');
+      await until(() => stack.errorLog().split('\n')
+        .filter((l) => /no Redis/.test(l)).length > lines.length, 'a new line');
+      assert.deepEqual(stack.complaints(), []);
+    } finally {
+      if (stack) await stack.stop();
+      proxy.stop();
+      await redis.stop();
+    }
+  });
