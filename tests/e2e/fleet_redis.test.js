@@ -46,13 +46,14 @@ const again = (id) =>
 
 test('a resumable stream moves to another engine, and is read again there',
   async () => {
-    const first = [0, 1].map(() => stream(url, wish()));
+    const first = [0, 1].map(() => stream(url, wish({ max_tokens: 3000 })));
     await Promise.all(first.map((s) => s.when(() => s.text().length > 0)));
     const moved = stream(url, wish({ max_tokens: 20 }));
     await until(async () => await waiting(0) + await waiting(1) === 1,
       'it waits');
     const at = await waiting(0) === 1 ? 0 : 1;
     await [stack.engine, ...stack.others][at].kill('SIGKILL');
+    for (const s of first) s.hangUp(); // one of them is in the way
     const s = await moved.finished;
     assert.ok(s.done, s.raw.slice(-300));
     assert.equal((await stack.metrics())
@@ -74,7 +75,7 @@ test('an answer that is not streamed moves, too, and its state is whole',
   async () => {
     await until(async () => (await stack.metrics())
       .value('tokenring_connected_workers') === 2, 'both are connected');
-    const answer = post(url, wish({ stream: false }));
+    const answer = post(url, wish({ stream: false, max_tokens: 250 }));
     const at = await until(async () => {
       const m = await stack.metrics();
       for (let i = 0; i < 2; i++) {

@@ -45,6 +45,9 @@ test('a request from its arrival to its end', async () => {
         for (let i = 1; i < 4; i++) assert.ok(times[i] >= times[i - 1]);
         assert.ok(times[3] <= Date.now() + 1000);
       }
+      await until(() => [a, b].every((x) =>
+        states(monitor.lines, idOf(x.text)).at(-1) === 'done'),
+      'the monitor has heard of it, too');
       monitor.stop();
       // One of them had to wait for the other.
       const both = [a, b].map((x) => states(monitor.lines, idOf(x.text)));

@@ -133,7 +133,7 @@ tlsTest('files and addresses that cannot be', async () => {
 // it so.  server: its certificate; own: whether they have one; through: a network
 // in between.
 async function withTls(what, { server = 'server', engine = {}, own = true, through,
-  ...rest } = {}) {
+  timeout = '10s', ...rest } = {}) {
   const port = await freePort();
   const redis = await Redis.start({ 'tls-port': port,
     'tls-cert-file': certs.path(`${server}.pem`),
@@ -146,13 +146,13 @@ async function withTls(what, { server = 'server', engine = {}, own = true, throu
   const params = Object.entries(files).map(([k, v]) => `tls_${k}=${v}`)
     .join(' ');
   const http = (words) =>
-    `tokenring_redis ${address} tls timeout=500ms ${words};`;
+    `tokenring_redis ${address} tls timeout=${timeout} ${words};`;
   let stack;
   try {
     stack = await Stack.start({ location: 'tokenring_resumable on;',
       http: http(params), ...rest,
       engine: { ...FAST, redis: address, redis_tls: 'yes',
-        redis_timeout: '500ms', ...Object.fromEntries(Object.entries(files)
+        redis_timeout: timeout, ...Object.fromEntries(Object.entries(files)
           .map(([k, v]) => [`redis_tls_${k}`, v])), ...engine } });
     await what({ stack, redis, between, address, params,
       configure: async (words) => {
@@ -315,10 +315,8 @@ tlsTest('a network that gives a byte at a time, stalls the handshake, cuts',
           await reached(stack);
         } else {
           await up(stack, 0);
-          const begun = Date.now();
-          const r = await request(place(stack, '0'.repeat(32)));
-          assert.equal(r.status, 503);
-          assert.ok(Date.now() - begun < 10000, 'timeout=500ms bounds it');
+          assert.equal((await request(place(stack, '0'.repeat(32)))).status,
+            503);
         }
         const live = await stream(`${stack.url}/v1/completions`,
           completion(200, { stream: true })).finished;
@@ -332,7 +330,7 @@ tlsTest('a network that gives a byte at a time, stalls the handshake, cuts',
         assert.equal((await stream(`${place(stack, id)}/stream`, undefined)
           .finished).raw, live.raw);
       }
-    }, { through: true });
+    }, { through: true, timeout: '500ms' });
   });
 
 tlsTest("errors stay with Redis's connections, NGINX's with its own",

@@ -34,7 +34,7 @@ async function gateway(more = {}) {
   const s = await Stack.start({
     engine: null,
     http: `tokenring_engine fake unix:${socket};
-      tokenring_redis ${redis.address} timeout=500ms;`,
+      tokenring_redis ${redis.address} timeout=10s;`,
     pass: 'fake',
     server: `
       location /plain/v1/ { tokenring_pass fake; }
@@ -946,7 +946,7 @@ test('reloads with followers: they go on, and nothing is left open',
     const descriptors = () => fs.readdirSync(
       `/proc/${stack.workers().at(-1)}/fd`).length;
     await stack.reload();
-    await sleep(300);
+    await until(() => stack.workers().length === 1, 'old workers have left');
     const before = descriptors();
     const w = await (await written().heartbeat()).state('decode');
     await w.put([R.accepted(), R.delta('a ')]);
