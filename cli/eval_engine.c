@@ -330,7 +330,7 @@ tr_eval_engine_start(tr_eval_engine_t *e, const bool *wanted, tr_error_t *err)
     tr_status_t rc;
 
     take_policies(e, wanted);
-    rc = tr_executor_model_open(&e->config, &e->x, err);
+    rc = tr_executor_open(&e->config, &e->x, err);
     if (rc != TR_OK) {
         tr_eval_engine_stop(e);
     }

@@ -211,6 +211,9 @@ hand_back(driver_t *d, double seconds)
         const tr_batch_item_t *item = &d->items[i];
         fork_t *f = d->is_trunk[i] ? NULL : d->owners[i];
 
+        if (item->status == TR_AGAIN) {
+            continue; /* a GPU had no page for it; nothing happened */
+        }
         if (item->status != TR_OK) {
             return tr_error_set(d->err, item->status, "",
                                 "%.200s: the model gave no number at position "
@@ -277,7 +280,8 @@ loop(driver_t *d)
             break;
         }
         plan(d);
-        if (rc == TR_OK && d->n_items != 0) {
+        /* also without rows, while a GPU has not answered for the cache */
+        if (rc == TR_OK && (d->n_items != 0 || !tr_kv_settled(d->kv))) {
             rc = step(d);
         } else if (rc == TR_OK && !moved) {
             rc = tr_error_set(d->err, TR_ERR_INVALID, "kv_memory",

@@ -76,12 +76,6 @@ load_text(const tr_config_t *c, tr_tokenizer_t **tokenizer,
     return rc;
 }
 
-static bool
-gpu(const tr_config_t *c)
-{
-    return strcmp(c->backend, "cuda") == 0;
-}
-
 /* Requests fail, one batch after the other; who supervises the process starts
  * it again.  It ends as at any SIGTERM, so that all of them hear of it. */
 static void
@@ -115,8 +109,7 @@ load_model(tr_engine_t *e, tr_error_t *err)
     if (strcmp(c->backend, "null") == 0) {
         return tr_executor_null_open(c, words, &e->executor, err);
     }
-    rc = gpu(c) ? tr_executor_cuda_open(c, &e->executor, err)
-                : tr_executor_model_open(c, &e->executor, err);
+    rc = tr_executor_open(c, &e->executor, err);
     if (rc == TR_OK) {
         e->executor->lost = device_lost;
         e->executor->lost_arg = e;
@@ -393,7 +386,7 @@ tr_engine_check(const tr_config_t *config, tr_error_t *err)
     if (rc == TR_OK) {
         rc = check_policies(config, &model, err);
     }
-    if (rc == TR_OK && gpu(config)) {
+    if (rc == TR_OK && strcmp(config->backend, "cuda") == 0) {
         rc = check_device(config, err);
     }
     if (rc == TR_OK && strcmp(config->load_format, "auto") == 0) {

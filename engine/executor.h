@@ -141,8 +141,10 @@ uint32_t tr_executor_levels(const tr_executor_t *e,
                             char name[TR_STATUS_LEVELS][16],
                             uint64_t token_bytes[TR_STATUS_LEVELS]);
 
-/* Opens config->model with the backend named there.  Says what it does through
- * log.h (progress on long work). */
+/* Opens config->model with the backend named there, cpu or cuda.  Says what it
+ * does through log.h (progress on long work). */
+tr_status_t tr_executor_open(const tr_config_t *config, tr_executor_t **out,
+                             tr_error_t *err);
 tr_status_t tr_executor_model_open(const tr_config_t *config,
                                    tr_executor_t **out, tr_error_t *err);
 tr_status_t tr_executor_cuda_open(const tr_config_t *config,
