@@ -335,7 +335,9 @@ ngx_http_tokenring_write_handler(ngx_http_request_t *r)
         return;
     }
 
-    if (wev->timer_set) {
+    /* limit_rate may have set one of its own: who would wake us then? */
+
+    if (wev->timer_set && !wev->delayed) {
         ngx_del_timer(wev);
     }
 
