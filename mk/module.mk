@@ -21,6 +21,8 @@ $(MODULE_DIR)/Makefile: config mk/module.mk
 	    exit 1; }
 	@mkdir -p $(MODULE_DIR)
 	@echo "  CONF  module"
+	@# what configure finds is in the objects, too
+	@rm -rf $(MODULE_DIR)/addon
 	$Qdir=$$PWD && out=$$(realpath $(MODULE_DIR)) && cd $(NGINX_DEV) && \
 	    bash -c '. ./conf_flags && ./configure \
 	        --with-cc-opt="$(MODULE_FLAGS)" --with-ld-opt="$(LDFLAGS)" \
