@@ -14,6 +14,13 @@
 
 /* ---- down --------------------------------------------------------------- */
 
+/* Of the answer, where the parts are as on the device. */
+static tr_cuda_report_t *
+answer_report(const tr_kv_turn_t *turn)
+{
+    return (tr_cuda_report_t *) (void *) turn->out;
+}
+
 /* What the rows ask of the manager. */
 static void
 write_asks(tr_kv_gpu_t *g, uint8_t *in, const tr_kv_device_row_t *rows,
@@ -98,9 +105,12 @@ tr_kv_device_begin(tr_kv_cache_t *kv, const tr_kv_device_row_t *rows,
     }
     expect_rows(g, rows, n);
     b->n_rows = n;
-    memcpy(b->rows, rows, n * sizeof(*rows));
+    if (n != 0) {
+        memcpy(b->rows, rows, n * sizeof(*rows));
+    }
     b->returns = g->returns;
     b->n_slots = slots_used(g);
+    answer_report(turn)->steps = TR_KV_NEVER; /* nothing has come */
     tr_kv_forget_wishes(g);
     g->next++;
     b = tr_kv_batch(g, g->next);
@@ -120,13 +130,6 @@ tr_kv_device_step(tr_kv_cache_t *kv, uint32_t n)
     return g->device.cuda->manager_step(
         g->device.stream, &g->m,
         (const tr_cuda_ask_t *) (const void *) g->input, n);
-}
-
-/* Of the answer, where the parts are as on the device. */
-static tr_cuda_report_t *
-answer_report(const tr_kv_turn_t *turn)
-{
-    return (tr_cuda_report_t *) (void *) turn->out;
 }
 
 static const uint8_t *
@@ -156,7 +159,6 @@ tr_kv_device_end(tr_kv_cache_t *kv)
                              - (uint8_t *) g->m.report);
     int rc;
 
-    answer_report(turn)->steps = TR_KV_NEVER; /* nothing has come */
     rc = cuda->manager_tally(s, &g->m, b->n_slots);
     if (rc == 0) {
         rc = cuda->copy(s, turn->out, g->m.report, bytes);

@@ -422,6 +422,118 @@ test_same_as_cpu(void **state)
                     && denied > 0 && refused > 0));
 }
 
+/* ---- one at a time ------------------------------------------------------ */
+
+/* One batch of these rows, from beginning to end. */
+static void
+batch_of(rig_t *r, const tr_kv_device_row_t *rows, uint32_t n, bool *stalled)
+{
+    assert_int_equal(tr_kv_device_begin(r->kv, rows, n), 0);
+    assert_int_equal(tr_kv_device_step(r->kv, n), 0);
+    assert_int_equal(tr_kv_device_end(r->kv), 0);
+    assert_int_equal(cuda->stream_wait(&r->stream), 0);
+    assert_int_equal(tr_kv_device_settle(r->kv, stalled), TR_OK);
+}
+
+static void
+test_fork_history(void **state)
+{
+    static rig_t r;
+    int32_t *text, a, b;
+    uint32_t len;
+
+    (void) state;
+    rig_state = 88172645463325252u;
+    rig_create(&r, 400);
+    text = cuda->pin(2ul * r.max_len * sizeof(*text));
+    for (uint32_t i = 0; i < r.max_len; i++) {
+        text[i] = (int32_t) i * 7 + 1;
+    }
+    len = r.max_len / 2;
+    a = tr_kv_open(r.kv, NULL);
+    tr_kv_prompt(r.kv, a, len);
+    assert_int_equal(tr_kv_reserve(r.kv, a, len), TR_OK);
+    b = tr_kv_open(r.kv, NULL);
+    tr_kv_prompt(r.kv, b, len);
+    assert_int_equal(cuda->copy(&r.stream, r.history + (size_t) a * r.max_len,
+                                text, r.max_len * sizeof(*text)),
+                     0);
+    assert_int_equal(tr_kv_fork(r.kv, a, b, len), TR_OK);
+    assert_false(tr_kv_settled(r.kv));
+    batch_of(&r, NULL, 0, NULL);
+    assert_true(tr_kv_settled(r.kv));
+    assert_int_equal(cuda->copy(&r.stream, text + r.max_len,
+                                r.history + (size_t) b * r.max_len,
+                                r.max_len * sizeof(*text)),
+                     0);
+    assert_int_equal(cuda->stream_wait(&r.stream), 0);
+    assert_memory_equal(text, text + r.max_len, len * sizeof(*text));
+    assert_int_not_equal(text[r.max_len + len], text[len]); /* not beyond */
+    tr_kv_close(r.kv, a);
+    tr_kv_close(r.kv, b);
+    cuda->unpin(text);
+    rig_destroy(&r);
+}
+
+/* A batch whose report never came, because a launch failed, is no success. */
+static void
+test_no_report(void **state)
+{
+    static rig_t r;
+    bool stalled[RIG_SEQS];
+
+    (void) state;
+    rig_state = 88172645463325252u;
+    rig_create(&r, 400);
+    batch_of(&r, NULL, 0, NULL);
+    batch_of(&r, NULL, 0, NULL);
+    assert_int_equal(tr_kv_device_begin(r.kv, NULL, 0), 0);
+    assert_int_equal(tr_kv_device_settle(r.kv, stalled), TR_ERR_INTERNAL);
+    assert_false(tr_kv_sound(r.kv));
+    assert_int_equal(tr_kv_device_begin(r.kv, NULL, 0), TR_CUDA_FAILED);
+    rig_destroy(&r);
+}
+
+/* What does not fit is refused, with numbers. */
+static void
+test_sizes(void **state)
+{
+    static rig_t r;
+    tr_kv_device_t d = { .cuda = cuda, .max_seqs = 4, .max_prompts = 2 };
+    tr_kv_rule_kind_t kind;
+    tr_kv_config_t c;
+    tr_kv_cache_t *kv;
+    tr_error_t err;
+
+    (void) state;
+    rig_state = 88172645463325252u;
+    rig_create(&r, 400);
+    c = rig_config(&r);
+    d.stream = &r.stream;
+    c.memory = 100000;
+    assert_int_equal(tr_kv_device_create(&c, &d, &kv, &err), TR_ERR_INVALID);
+    assert_non_null(strstr(err.text, "pages of"));
+    assert_string_equal(err.param, "kv_memory");
+    c.memory = 1ull << 40; /* more than there is */
+    assert_int_equal(tr_kv_device_create(&c, &d, &kv, &err), TR_ERR_NOMEM);
+    assert_non_null(strstr(err.text, "MiB"));
+    c.memory = 1u << 30;
+    c.slots = TR_CUDA_SLOTS_MAX + 1;
+    assert_int_equal(tr_kv_device_create(&c, &d, &kv, &err), TR_ERR_INVALID);
+    assert_non_null(strstr(err.text, "4097"));
+    c.slots = 4;
+    d.max_prompts = 0;
+    assert_int_equal(tr_kv_device_create(&c, &d, &kv, &err), TR_ERR_INVALID);
+    d.max_prompts = 2;
+    kind = r.policy[0]->kind;
+    r.policy[0]->kind = TR_KV_RULE_OWN;
+    assert_int_equal(tr_kv_device_create(&c, &d, &kv, &err), TR_ERR_INVALID);
+    assert_non_null(strstr(err.text, "functions of its own"));
+    r.policy[0]->kind = kind;
+    assert_null(kv);
+    rig_destroy(&r);
+}
+
 static int
 setup(void **state)
 {
@@ -435,6 +547,9 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_as_cpu),
+        cmocka_unit_test(test_fork_history),
+        cmocka_unit_test(test_no_report),
+        cmocka_unit_test(test_sizes),
     };
 
     return cmocka_run_group_tests(tests, setup, NULL);
