@@ -96,6 +96,8 @@ typedef struct {
     rig_item_t item[RIG_SEQS];
     uint32_t n, rows;
     bool stalled[RIG_SEQS];
+    bool short_of[RIG_SEQS]; /* pages; else an earlier row had stalled */
+    uint64_t given;          /* rig_given before it */
 } rig_batch_t;
 
 typedef struct {
@@ -116,7 +118,7 @@ typedef struct {
     rig_state_t *fetched; /* pinned */
     rig_entry_t *log;
     uint32_t first, last; /* of the log */
-    uint64_t stalls, compressed, denied, refused, swaps, forks, batches;
+    uint64_t closes, stalls, compressed, denied, refused, swaps, forks, batches;
 } rig_t;
 
 #define RIG_SAME(condition, ...)                                        \
@@ -552,6 +554,13 @@ rig_layers(rig_t *r, const rig_batch_t *b)
     }
 }
 
+/* How often pages may have come back, as far as the host knows. */
+static uint64_t
+rig_given(const rig_t *r)
+{
+    return r->closes + r->swaps + r->compressed;
+}
+
 /* Starts a batch of what is in it: b = the memory of the coming one. */
 static void
 rig_submit(rig_t *r, rig_batch_t *b, const uint64_t *seed)
@@ -560,6 +569,7 @@ rig_submit(rig_t *r, rig_batch_t *b, const uint64_t *seed)
     uint32_t padded = b->n + rig_random(RIG_SEQS - b->n + 1);
 
     rig_fill(r, b, seed);
+    b->given = rig_given(r);
     for (uint32_t i = 0; i < b->n; i++) {
         rows[i] = b->item[i].row;
     }
@@ -586,7 +596,7 @@ rig_submit(rig_t *r, rig_batch_t *b, const uint64_t *seed)
 
 /* The batch's rows on the CPU's cache: who stalls, and what the others give. */
 static void
-rig_follow_rows(rig_t *r, const rig_batch_t *b)
+rig_follow_rows(rig_t *r, rig_batch_t *b)
 {
     const tr_kernels_t *k = tr_kernels_cpu(NULL);
     tr_stream_t one = { .threads = 1 };
@@ -601,9 +611,11 @@ rig_follow_rows(rig_t *r, const rig_batch_t *b)
         const tr_kv_slot_t *s = &r->host->slot[row->slot];
         bool stalls = !s->dense && s->tokens != row->pos;
 
+        b->short_of[i] = false;
         if (!stalls) {
-            stalls = tr_kv_reserve(r->host, row->slot, row->pos + row->n)
-                     != TR_OK;
+            b->short_of[i] = stalls = tr_kv_reserve(r->host, row->slot,
+                                                    row->pos + row->n)
+                                      != TR_OK;
         }
         RIG_SAME(stalls == b->stalled[i], "slot %d at %u: %d, CPU %d",
                  row->slot, row->pos, b->stalled[i], stalls);

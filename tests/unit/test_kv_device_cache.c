@@ -21,6 +21,8 @@ typedef struct {
     uint32_t policy, computed, goal, under_way;
     uint64_t seed, life;
     bool first; /* turn */
+    bool stuck; /* its last row found no page, when rig_given was: */
+    uint64_t given;
 } who_t;
 
 typedef struct {
@@ -57,6 +59,8 @@ collect(play_t *p)
             continue;
         }
         w->under_way--;
+        w->stuck = b->short_of[i];
+        w->given = b->given;
         if (!b->stalled[i]) {
             p->tokens += b->item[i].row.n;
         } else if (b->item[i].row.pos < w->computed) {
@@ -108,6 +112,7 @@ static void
 finish(play_t *p, who_t *w)
 {
     rig_log(&p->r, RIG_CLOSE, w->slot, 0);
+    p->r.closes++;
     tr_kv_close(p->r.kv, w->slot);
     memset(w, 0, sizeof(*w));
 }
@@ -303,6 +308,18 @@ compose_prompt(play_t *p, rig_batch_t *b, who_t *w)
 }
 
 static void
+compose_next(play_t *p, rig_batch_t *b, who_t *w)
+{
+    tr_status_t rc = rig_reserve(&p->r, w->slot, w->computed + 1);
+
+    /* as long as nothing was given back it would stall again */
+    assert_true(!w->stuck || w->given != rig_given(&p->r) || rc == TR_AGAIN);
+    if (asked(p, rc) && rig_random(12) != 0) {
+        add_row(b, p, w, 1);
+    }
+}
+
+static void
 compose_one(play_t *p, rig_batch_t *b, who_t *w)
 {
     const tr_kv_policy_t *policy;
@@ -323,10 +340,23 @@ compose_one(play_t *p, rig_batch_t *b, who_t *w)
     } else if (w->state == DECODE) {
         if (w->computed >= tr_kv_max_len(p->r.kv, policy)) {
             finish(p, w);
-        } else if (b->rows < RIG_ROWS
-                   && asked(p, rig_reserve(&p->r, w->slot, w->computed + 1))
-                   && rig_random(12) != 0) {
-            add_row(b, p, w, 1);
+        } else if (b->rows < RIG_ROWS) {
+            compose_next(p, b, w);
+        }
+    }
+}
+
+/* Some of those whose compression is under way are closed: nobody knows then
+ * what they hold. */
+static void
+close_tried(play_t *p)
+{
+    for (uint32_t i = 0; i < RIG_SEQS; i++) {
+        who_t *w = &p->who[i];
+
+        if (w->state == COMPLETE && rig_random(4) == 0
+            && p->r.g->mirror[w->slot].trial == TR_KV_TRIED) {
+            finish(p, w);
         }
     }
 }
@@ -348,6 +378,7 @@ one_turn(play_t *p)
     if (b->n != 0 || !tr_kv_settled(p->r.kv)) {
         submit_rows(p, b);
     }
+    close_tried(p);
     while (under_way(p) > rig_random(2) || under_way(p) == TR_KV_DEVICE_TURNS) {
         collect(p);
     }
