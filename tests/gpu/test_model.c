@@ -216,6 +216,7 @@ typedef struct {
     uint32_t hidden_rows;
     array_t hidden, delta, bias, weight, gather, out;
     bool with_delta, with_bias, gathered;
+    uint32_t lanes; /* emulated */
 } norm_case_t;
 
 static void
@@ -226,6 +227,7 @@ norm_open(norm_case_t *c)
     uint32_t n = any_width(random_below(4) ? 300 : 20000);
 
     memset(c, 0, sizeof(*c));
+    c->lanes = 1 + random_below(40);
     c->a.rows = 1 + random_below(6);
     c->a.n = n;
     c->a.type = any_type();
@@ -272,10 +274,10 @@ norm_point(norm_case_t *c, void *(*of)(const array_t *) )
 }
 
 static void
-norm_run(const tr_cuda_norm_t *a)
+norm_run(const norm_case_t *c, const tr_cuda_norm_t *a)
 {
     if (side.emulate) {
-        emulate_norm(a, 1 + random_below(40));
+        emulate_norm(a, c->lanes);
     } else {
         side_launch(&side, tr_cuda_norm(&side.stream, a), "norm");
     }
@@ -297,7 +299,7 @@ norm_alone(norm_case_t *c)
         a.hidden += row * a.ldh;
         a.delta = NULL;
     }
-    side_launch(&side, tr_cuda_norm(&side.stream, &a), "norm");
+    norm_run(c, &a);
     again = array_fetch(&side, &c->out);
     same = memcmp(first + at * 2, again + at * 2, a.n * 2ul) == 0;
     if (!same) {
@@ -316,13 +318,13 @@ check_norm(void)
 
     norm_open(&c);
     norm_point(&c, array_there);
-    norm_run(&c.a);
+    norm_run(&c, &c.a);
     norm_point(&c, array_host);
     tr_ref_norm(&c.a);
     ok = array_same(&side, &c.hidden, "hidden")
          && rows_close(&c.out, c.a.rows, c.a.ldo, c.a.type, 0, "norm");
     norm_point(&c, array_there);
-    ok = ok && (side.emulate || norm_alone(&c));
+    ok = ok && norm_alone(&c);
     if (!ok) {
         printf("rows %u, n %u, delta %d, bias %d, gather %d\n", c.a.rows, c.a.n,
                c.with_delta, c.with_bias, c.gathered);
@@ -403,7 +405,8 @@ check_silu(void)
                     "silu_mul");
     }
     tr_ref_silu_mul(array_host(&x), ldx, rows, n, type, array_host(&out), ldo);
-    ok = rows_close(&out, rows, ldo, type, 0, "silu_mul")
+    /* the device divides by more than 2^126 as by infinity */
+    ok = rows_close(&out, rows, ldo, type, 1e-20, "silu_mul")
          && array_same(&side, &x, "gate and up");
     array_free(&side, &x);
     array_free(&side, &out);
