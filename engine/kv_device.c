@@ -299,6 +299,14 @@ send_alpha(tr_kv_gpu_t *g, tr_error_t *err)
 /* ---- create ------------------------------------------------------------- */
 
 static void
+unpin(const tr_cuda_api_t *cuda, void *p)
+{
+    if (p != NULL) {
+        cuda->unpin(p);
+    }
+}
+
+static void
 gpu_free(tr_kv_cache_t *kv)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
@@ -307,12 +315,12 @@ gpu_free(tr_kv_cache_t *kv)
 
     cuda->stream_wait(g->device.stream); /* nothing of it is in use */
     for (i = 0; i < TR_KV_DEVICE_TURNS; i++) {
-        cuda->unpin(g->turn[i].in);
-        cuda->unpin(g->turn[i].out);
-        cuda->unpin(g->turn[i].refused);
-        cuda->unpin(g->turn[i].ids);
+        unpin(cuda, g->turn[i].in);
+        unpin(cuda, g->turn[i].out);
+        unpin(cuda, g->turn[i].refused);
+        unpin(cuda, g->turn[i].ids);
     }
-    cuda->unpin(kv->swap.memory);
+    unpin(cuda, kv->swap.memory);
     cuda->release(g->memory);
     cuda->release(g->pool);
     for (i = 0; i < TR_KV_BATCHES; i++) {

@@ -7,7 +7,7 @@
  *   TR_KV_ROUNDS=N  rounds (default 12)
  *   TR_KV_SEED=N    the seed that a failure printed, for one round
  */
-#include "kv_device_rig.h"
+#include "kv_device_follow.h"
 
 #include <time.h>
 
