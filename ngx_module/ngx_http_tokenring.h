@@ -303,6 +303,10 @@ struct ngx_http_tokenring_ctx_s {
     ngx_chain_t                     link;
     ngx_buf_t                       buf;
 
+    /* what the output filters keep for this stream, to be fetched ahead */
+    u_char                         *kept_by_filters;
+    size_t                          kept_by_filters_size;
+
     ngx_queue_t                     wait;    /* in starving or waiting */
     ngx_event_t                     timer;
 

@@ -427,8 +427,11 @@ ngx_http_tokenring_approach(ngx_http_tokenring_peer_t *peer, ngx_queue_t *q)
 
         case 2:
             ngx_http_tokenring_fetch(r->connection, sizeof(ngx_connection_t));
-            ngx_http_tokenring_fetch(r->ctx, 6 * NGX_HTTP_TOKENRING_LINE);
+            ngx_http_tokenring_fetch(r->ctx,
+                                     ngx_http_max_module * sizeof(void *));
             ngx_http_tokenring_fetch(r->pool, sizeof(ngx_pool_t));
+            ngx_http_tokenring_fetch(ctx->kept_by_filters,
+                                     ctx->kept_by_filters_size);
             break;
 
         case 3:

@@ -13,8 +13,12 @@
 #include "ngx_http_tokenring.h"
 
 
+#define NGX_HTTP_TOKENRING_KEPT  1024
+
+
 static void ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_whole(ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_output(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_stream_header(
     ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_begin(ngx_http_tokenring_ctx_t *ctx);
@@ -138,7 +142,7 @@ ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
         ctx->link.next = NULL;
         ctx->sent = ngx_current_msec;
 
-        rc = ngx_http_output_filter(r, &ctx->link);
+        rc = ngx_http_tokenring_output(ctx);
 
         if (ctx->ended) {
             ngx_http_tokenring_finalize(ctx, rc);
@@ -159,6 +163,46 @@ ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
     }
 
     ngx_http_tokenring_resume(ctx);
+}
+
+
+/*
+ * With the first event the filters take from the pool what they use again for
+ * every other one: where it lies is noted.
+ */
+
+static ngx_int_t
+ngx_http_tokenring_output(ngx_http_tokenring_ctx_t *ctx)
+{
+    u_char              *from, *to;
+    ngx_int_t            rc;
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    if (ctx->kept_by_filters) {
+        return ngx_http_output_filter(r, &ctx->link);
+    }
+
+    from = ngx_pnalloc(r->pool, 1);
+
+    rc = ngx_http_output_filter(r, &ctx->link);
+
+    to = ngx_pnalloc(r->pool, 1);
+
+    if (from == NULL || to == NULL) {
+        return NGX_ERROR;
+    }
+
+    ctx->kept_by_filters = from;
+
+    /* not if the pool had to grow */
+
+    if (to > from && to - from <= NGX_HTTP_TOKENRING_KEPT) {
+        ctx->kept_by_filters_size = to - from;
+    }
+
+    return rc;
 }
 
 
