@@ -13,6 +13,7 @@
 #   make bench-redis-faults   what clients notice of a Redis in trouble
 #   make bench-resume     answers read again from Redis, many followers
 #   make bench-footprint  start, memory, idle CPU
+#   make bench-gpu        compiles bench_gpu; tests/gpu/engine.sh runs it
 #
 # RESULTS=DIR stores JSON and tables there, as tests/bench/results has them.
 
@@ -43,6 +44,18 @@ $(BENCH_MANAGER): $B/obj/tests/bench/bench_manager.o \
 	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(LIBS) $(LDFLAGS)
 # The same for both managers.
 $B/obj/tests/bench/plain_manager.o: CFLAGS += -O3
+
+# The engine's steps on a GPU: nothing of the CPU backend is linked, so that it
+# runs where OpenBLAS is not.  JANSSON=-l:libjansson.a for a machine without.
+JANSSON   ?= -ljansson
+BENCH_GPU := $B/bench/bench_gpu
+$(BENCH_GPU): $B/obj/tests/bench/bench_gpu.o $B/libtokenring.a
+	@mkdir -p $(@D)
+	@echo "  LD    $@"
+	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(JANSSON) -lm $(LDFLAGS)
+
+.PHONY: bench-gpu
+bench-gpu: $(BENCH_GPU)
 
 .PHONY: bench bench-tools bench-dashboard bench-redis bench-resume \
         bench-redis-faults \

@@ -1,0 +1,16 @@
+/*
+ * Which executor a configuration asks for (executor.h); apart, so that programs
+ * of one backend need not be linked with the other.
+ */
+#include "executor.h"
+
+#include <string.h>
+
+tr_status_t
+tr_executor_open(const tr_config_t *config, tr_executor_t **out,
+                 tr_error_t *err)
+{
+    return strcmp(config->backend, "cuda") == 0
+               ? tr_executor_cuda_open(config, out, err)
+               : tr_executor_model_open(config, out, err);
+}

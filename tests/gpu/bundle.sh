@@ -1,0 +1,26 @@
+#!/bin/sh
+# Collects what the whole engine needs on a GPU machine that has nothing of it:
+# programs, the CUDA library, and the libraries they are linked with.
+#
+#   tests/gpu/bundle.sh [DIR]    (build/bundle; B=DIR is where things were built)
+#
+# After `make all unit cuda bench-gpu`.  There, in the repository's root:
+# tar -xJf build/bundle.tar.xz -C build && tests/gpu/engine.sh build/bundle
+set -eu
+B=${B:-build}
+out=${1:-$B/bundle}
+rm -rf "$out"
+mkdir -p "$out/bin" "$out/lib" "$out/tests"
+cp "$B/bin/tokenring-engine" "$B/bin/tokenring" "$B/bench/bench_gpu" "$out/bin"
+cp "$B/tests/test_model_cuda" "$B/tests/test_executor_cuda" "$out/tests"
+cp "$B/lib/libtokenring_cuda.so" "$out/lib"
+strip "$out"/bin/* "$out"/tests/*
+# the C library is that machine's own
+for program in "$out"/bin/* "$out"/tests/*; do
+    ldd "$program" | awk '$3 ~ /^\// { print $3 }'
+done | sort -u | grep -Ev '/(libc|libm|libdl|librt|libpthread|ld-linux[^/]*)\.so' |
+    while read -r lib; do cp -L "$lib" "$out/lib"; done
+# cases of known answers, so that Python is not needed there
+tests/eval/cases.sh test "${CASES:-250}" 2 "$out/cases.jsonl" >/dev/null
+tar -C "$(dirname "$out")" -cJf "$out.tar.xz" "$(basename "$out")"
+du -sh "$out" "$out.tar.xz"
