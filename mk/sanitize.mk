@@ -1,7 +1,7 @@
 # make test-asan     unit and end-to-end tests with ASan, UBSan and leak
 #                    checking; nginx is built from Debian's source for it
-# make test-tsan     the rings, their client, and the engine's threads round
-#                    them, with TSan
+# make test-tsan     the rings, their client, the engine's threads round them,
+#                    and its CUDA backend over the software device, with TSan
 #
 # Each has a build directory of its own.  test-asan needs the network once, for
 # nginx's source package.
@@ -10,9 +10,10 @@ ASAN_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined
 TSAN_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=thread
 TSAN_TESTS := ring inbox status channel ring_client
 TSAN_BIN   := $(TSAN_TESTS:%=build-tsan/test_%)
-# These need the whole engine.
+# These need the whole engine.  On the software device, whose stream is a thread,
+# pinned memory that is read or written too early is a data race.
 TSAN_ENGINE := $(patsubst %,build-tsan/tests/test_%,outlet loop front \
-                                                    front_hostile reporter)
+    front_hostile reporter kv_device_cache executor_cuda)
 
 .PHONY: test-asan test-asan-unit test-asan-e2e test-tsan
 
@@ -40,4 +41,4 @@ test-tsan: $(STAMP)/test $(TSAN_BIN)
 	@$(MAKE) -s --no-print-directory -j$(JOBS) B=build-tsan \
 	    CFLAGS="$(TSAN_FLAGS)" $(TSAN_ENGINE)
 	@for t in $(TSAN_BIN) $(TSAN_ENGINE); do \
-	    TSAN_OPTIONS=halt_on_error=1 timeout -k 5 300 $$t || exit 1; done
+	    TSAN_OPTIONS=halt_on_error=1 timeout -k 5 600 $$t || exit 1; done

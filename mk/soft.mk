@@ -31,5 +31,6 @@ $B/tests/test_runtime: $B/obj/tests/gpu/test_runtime.o | $(SOFT_LIB)
 	@echo "  LD    $@"
 	$Q$(CC) $(CFLAGS) -pthread -o $@ $< -lm $(LDFLAGS)
 
-# Unit tests that run on it.
-$B/tests/test_kv_device_cache: | $(SOFT_LIB)
+# Unit tests that load it; not linked, but of the same sources.
+$(patsubst tests/unit/%.c,$B/tests/%,$(wildcard tests/unit/test_*cuda*.c \
+    tests/unit/test_kv_device*.c)): | $(SOFT_LIB)
