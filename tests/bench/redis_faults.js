@@ -178,7 +178,7 @@ function tabulate(summary, counts) {
 }
 
 async function main() {
-  const load = os.loadavg()[0];
+  const before = os.loadavg()[0];
   const redis = await Redis.start();
   const proxy = await Proxy.start(redis);
   const dir = lib.makeDir();
@@ -199,10 +199,12 @@ async function main() {
   const counts = { whole: all.reduce((n, p) => n + p.whole, 0),
     failed: failed.length, outages: got.outages, lost: got.lost };
   const summary = summarise(got);
+  const load = [before, os.loadavg()[0]];
   const table = `${options.pace} streams of ${options.tokens} tokens begin each `
     + `second, ${options.rate} tokens/s each, resumable;\n${options.rounds} `
-    + `rounds of ${options.seconds} s a phase; load of the machine before: `
-    + `${load.toFixed(2)}\n\n${tabulate(summary, counts)}`;
+    + `rounds of ${options.seconds} s a phase; load of the machine before and `
+    + `after: ${load.map((x) => x.toFixed(2)).join(', ')}\n\n`
+    + tabulate(summary, counts);
   process.stdout.write(table);
   await lib.stop(nginx);
   await lib.stop(engine, 'SIGKILL');
