@@ -5,8 +5,13 @@
  * and writes records into the rings of the peers.  It sleeps when there is
  * nothing to do.
  *
- *   take requests and wishes -> compose -> step -> tokens to text and records
- *     -> publish the outlets, ring who sleeps -> again, or sleep
+ *   take requests and wishes -> compose -> submit -> collect the batch before
+ *     -> its tokens to text and records -> publish the outlets, ring who sleeps
+ *     -> again, or sleep
+ *
+ * An executor that computes in submit has no batch before: its batch is collected
+ * at once.  On a GPU the next one is composed and submitted while one is under
+ * way, so that an abort takes effect within two steps.
  *
  * The front thread hears of it when a request is over, a ring has no room, or
  * the status page would change.
