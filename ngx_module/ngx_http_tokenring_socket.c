@@ -68,7 +68,9 @@ ngx_http_tokenring_send_chain(ngx_connection_t *c, ngx_chain_t *in,
 
         size = b->last - b->pos;
 
-        if (b->in_file || !ngx_buf_in_memory(b) || size > sizeof(gathered) - len)
+        if (b->in_file
+            || !ngx_buf_in_memory(b)
+            || size > sizeof(gathered) - len)
         {
             return ngx_send_chain(c, in, limit);
         }

@@ -193,16 +193,28 @@ function commit() {
   }
 }
 
-// Writes FILE as JSON, and the table beside it as Markdown.
+// What somebody wrote under "## Notes" beside the last figures.
+function notes(file) {
+  try {
+    const text = fs.readFileSync(file, 'utf8');
+    const at = text.indexOf('\n## Notes\n');
+    return at < 0 ? '' : text.slice(at);
+  } catch {
+    return '';
+  }
+}
+
+// Writes FILE as JSON, and the table beside it as Markdown; notes stay.
 function save(file, title, command, table, data) {
   const about = { command, commit: commit(), hardware: hardware(),
     nginx: nginxVersion(), date: new Date().toISOString().slice(0, 10) };
   fs.mkdirSync(path.dirname(file), { recursive: true });
   fs.writeFileSync(file, `${JSON.stringify({ ...about, ...data }, null, 1)}\n`);
-  fs.writeFileSync(file.replace(/\.json$/, '') + '.md', `# ${title}\n\n`
+  const page = `${file.replace(/\.json$/, '')}.md`;
+  fs.writeFileSync(page, `# ${title}\n\n`
     + Object.entries(about).map(([key, value]) => `- ${key}: ${value}\n`)
       .join('')
-    + `\n\`\`\`\n${table.replace(/ +$/gm, '')}\`\`\`\n`);
+    + `\n\`\`\`\n${table.replace(/ +$/gm, '')}\`\`\`\n${notes(page)}`);
 }
 
 // Option values of argv by a table of defaults; numbers where those are.
