@@ -272,7 +272,7 @@ test('a worker killed under load takes only its own clients', with_stack(
   { workers: 2 }, async (stack, url) => {
     const texts = await alone(url, 400);
     // The worker of each connection is learnt from its own log variable.
-    const streams = load(url, 24, 400);
+    const streams = load(url, 16, 400);
     await Promise.all(streams.map(begun));
     const [victim, other] = stack.workers();
     process.kill(victim, 'SIGKILL');
