@@ -18,6 +18,7 @@
 #define OWNER "da39a3ee5e6b4b0d3255bfef95601890afd80709"
 #define SHORT_BODY "{\"prompt\":[5,6,7],\"max_tokens\":5,\"stream\":true}"
 #define SLOW_BODY "{\"prompt\":[5,6,7],\"max_tokens\":300,\"stream\":true}"
+#define ENDLESS_BODY "{\"prompt\":[5],\"max_tokens\":30000,\"stream\":true}"
 
 typedef struct {
     rig_t rig;
@@ -738,12 +739,12 @@ test_a_silent_redis(void **state)
     assert_true(ended.tv_sec - begun.tv_sec < 10);
 }
 
-/* A connection that is cut again and again: what was written is asked for, and
- * nothing is lost. */
+/* A connection that is cut again and again while a request runs: what was
+ * written is asked for, and nothing is lost. */
 static void
 test_cut_connections(void **state)
 {
-    unsigned i, at;
+    unsigned i, at, before;
     bench_t b;
     raw_t r;
 
@@ -751,11 +752,14 @@ test_cut_connections(void **state)
     bench_start(&b, "null_rate", "100", NULL);
     raw_open(&r, &b.rig, 65536);
     wait_up(&b, 1);
-    submit(&r, TR_ID(0, 1), ID_A, TR_SUBMIT_RESUMABLE, SLOW_BODY, false);
+    submit(&r, TR_ID(0, 1), ID_A, TR_SUBMIT_RESUMABLE, ENDLESS_BODY, false);
     wait_state(&b, 0, "decode");
     for (i = 0; i < 5; i++) {
+        before = fake_connections(&b.redis);
         atomic_store(&b.redis.cut, true);
-        usleep(120000);
+        while (fake_connections(&b.redis) == before) {
+            usleep(1000);
+        }
         /* it has all up to the record 2 */
         atomic_store(&b.redis.stream, "*1\r\n*2\r\n$3\r\n2-0\r\n*0\r\n");
         at = fake_now(&b.redis);
@@ -763,8 +767,9 @@ test_cut_connections(void **state)
         fake_wait(&b.redis, at, "XREVRANGE", OUT_A, NULL, NULL);
         fake_wait(&b.redis, at, "HSET", KEY_A, "owner", OWNER);
     }
+    raw_wish(&r, TR_ID(0, 1), TR_CONTROL_ABORT);
     raw_end(&r, TR_ID(0, 1));
-    wait_state(&b, 0, "done");
+    wait_state(&b, 0, "cancelled");
     raw_close(&r);
     bench_stop(&b);
 }
