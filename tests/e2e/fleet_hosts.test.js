@@ -2,7 +2,7 @@
 //
 // Several hosts (docs/fleet.md): two stacks, each an NGINX with its engine as on
 // a host of its own, and in front of them an NGINX with nothing but a stock
-// upstream, configured as the documentation says.
+// upstream, configured as the documentation says, and behind them one Redis.
 
 const { test, before, beforeEach, after } = require('node:test');
 const assert = require('node:assert/strict');
@@ -13,6 +13,7 @@ const {
   Stack, until, alive, freePort, workerUser, ROOT, BUILD, NGINX, read,
 } = require('./lib/stack');
 const { post, stream, request } = require('./lib/http');
+const { Redis } = require('./lib/redis');
 
 // What a test must find running runs on the slow host, where nothing ends by
 // itself before minutes have passed; the quick one answers it after all.
@@ -24,7 +25,7 @@ const prompt = (more = {}) => ({
 const long = () => stream(url, prompt({ stream: true, max_tokens: 3000 }));
 const begun = (s) => s.when(() => s.text().length > 0);
 
-let hosts, front, url;
+let redis, hosts, front, url;
 
 // The configuration of docs/fleet.md with our ports in it, a shorter time for
 // which a host is left alone, and a header that tells who was asked.
@@ -72,8 +73,12 @@ http { access_log off; ${temp}\n${conf} }
 }
 
 before(async () => {
-  hosts = await Promise.all(RATES.map((null_rate) =>
-    Stack.start({ engine: { ...NULL, null_rate } })));
+  redis = await Redis.start();
+  hosts = await Promise.all(RATES.map((null_rate, i) => Stack.start({
+    engine: { ...NULL, null_rate, name: `host${i}`, redis: redis.address },
+    http: `tokenring_redis ${redis.address};`,
+    location: 'tokenring_resumable on;',
+  })));
   front = await Front.start(hosts.map((h) => h.port));
   url = `http://127.0.0.1:${front.port}/v1/completions`;
 });
@@ -93,6 +98,7 @@ beforeEach(async () => {
 after(async () => {
   if (front) await front.stop();
   await Promise.all((hosts || []).map((h) => h.stop()));
+  if (redis) await redis.stop();
 });
 
 const running = async (host) => (await host.metrics())
@@ -215,6 +221,42 @@ test('a host dies: what has no answer yet is answered by the other',
       assert.equal((await post(url, prompt({ max_tokens: 2 }))).status, 200);
     }
     await recover(hosts[0]);
+  });
+
+// Streams until one is the quick host's, to its end.
+async function streamed() {
+  return until(async () => {
+    const s = stream(url, prompt({ stream: true, max_tokens: 40 }));
+    await begun(s);
+    if (asked(s)[0] !== 1) {
+      s.hangUp();
+      return null;
+    }
+    await s.finished;
+    assert.ok(s.done, s.raw.slice(-300));
+    return s;
+  }, 'the quick host streams one');
+}
+
+test('a host dies: what it streamed is read on at the other, from Redis',
+  async () => {
+    const s = await streamed();
+    const id = s.headers['x-tokenring-id'];
+    const at = `http://127.0.0.1:${front.port}/v1/requests/${id}`;
+    await until(async () => (await request(at)).json().state === 'done',
+      'Redis has it to its end');
+    await crash(hosts[1]);
+    const copy = await stream(`${at}/stream`, undefined, {}).finished;
+    assert.equal(copy.raw, s.raw, 'byte for byte');
+    const half = s.ids[20];
+    const rest = await stream(`${at}/stream`, undefined,
+      { headers: { 'Last-Event-ID': String(half) } }).finished;
+    assert.ok(rest.done);
+    const cut = s.raw.indexOf('\n\n', s.raw.indexOf(`id: ${half}\n`)) + 2;
+    assert.equal(rest.raw, s.raw.slice(cut));
+    const state = (await request(at)).json();
+    assert.equal(state.engine, 'host1');
+    await recover(hosts[1]);
   });
 
 test('an engine dies, its host lives: the front goes to the other', async () => {
