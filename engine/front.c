@@ -88,9 +88,12 @@ publish(tr_front_t *f)
     tr_status_publish(env->status, &a);
     f->published_us = env->now_us;
     f->stale = false;
-    /* what was just handed to the loop is in no snapshot of it yet */
+    /* what was just handed to the loop is in no snapshot of it yet, and of pages
+     * that came back a GPU tells a step later */
     f->busy = a.running != 0 || a.waiting != 0 || env->inside != 0
-              || (env->loop != NULL && tr_loop_outstanding(env->loop) != 0);
+              || (env->loop != NULL
+                  && (tr_loop_outstanding(env->loop) != 0
+                      || a.kv_free_pages < env->status->card.kv_pages));
 }
 
 static void
