@@ -261,8 +261,7 @@ add_sequence(seq_t *q, int32_t base)
         settle();
         rc = tr_kv_fork(e->kv, base, q->slot, o.context - 1);
     }
-    if (rc == TR_OK
-        && compute(q->slot, o.context - 1, o.context, &q->out[0])
+    if (rc == TR_OK && compute(q->slot, o.context - 1, o.context, &q->out[0])
         && compress(q->slot, o.context)) {
         q->len = o.context;
         q->number = 1;
@@ -404,8 +403,7 @@ copy_once(void *arg)
 {
     const copying_t *c = arg;
 
-    return x->cuda->copy(&x->stream, c->memory, c->memory + c->bytes,
-                         c->bytes);
+    return x->cuda->copy(&x->stream, c->memory, c->memory + c->bytes, c->bytes);
 }
 
 /* Bytes read and written a second by a copy. */
@@ -477,8 +475,7 @@ run_decode(void)
     settle();
     tr_kv_totals(e->kv, &totals);
     for (uint32_t i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
-        bytes += (double) totals.pages[i]
-                 * (double) tr_kv_page_bytes(e->kv);
+        bytes += (double) totals.pages[i] * (double) tr_kv_page_bytes(e->kv);
     }
     speed = copy_speed();
     roof = (bytes + weight_bytes()) / speed * 1e3;
@@ -490,8 +487,7 @@ run_decode(void)
            n, o.steps, wall, device, 1 - device / wall, n / wall * 1e3,
            bytes * 0x1p-30, bytes / (double) totals.full_bytes,
            weight_bytes() * 0x1p-30, speed * 1e-9, roof, wall / roof,
-           (unsigned long long) stalls,
-           (unsigned long long) x->times.graphs,
+           (unsigned long long) stalls, (unsigned long long) x->times.graphs,
            (unsigned long long) x->times.steps);
 }
 
@@ -526,8 +522,7 @@ run_prefill(void)
     say_run("prefill");
     printf(" ttft_ms=%.2f scored=%d tflop_s=%.0f product_tflop_s=%.0f"
            " share=%.3f\n",
-           ms, scored, work / ms * 1e-9, peak * 1e-12,
-           work / ms * 1e3 / peak);
+           ms, scored, work / ms * 1e-9, peak * 1e-12, work / ms * 1e3 / peak);
 }
 
 int

@@ -53,7 +53,7 @@ fi
 if wanted eval; then
     "$dir/bin/tokenring" eval -m models/pocket -c "$dir/cases.jsonl" \
         --set backend=cuda --set "cuda_library=$TR_CUDA_LIBRARY" \
-        --set dtype=f16 --kv-memory ${EVAL_KV:-8g} --batch 256 -p full -p diffkv \
+        --set dtype=f16 --kv-memory "${EVAL_KV:-8g}" --batch 256 -p full -p diffkv \
         -p int4 -p kivi -p quest -p snapkv -p h2o -p streamingllm \
         --resume "$out/eval.jsonl" --json "$out/eval.json" \
         >"$out/eval.txt" 2>"$out/eval.log" || failed=1
