@@ -90,11 +90,12 @@ bar_tokens(tr_cuda_turn_t *t, const tr_batch_item_t *item, tr_cuda_wish_t *w)
     }
     w->bar_at = t->n_bar;
     w->n_bar = n;
-    memcpy(t->bar + t->n_bar, s->eos, s->n_eos * sizeof(*t->bar));
-    t->n_bar += s->n_eos;
-    memcpy(t->bar + t->n_bar, p->stop_tokens,
-           p->n_stop_tokens * sizeof(*t->bar));
-    t->n_bar += p->n_stop_tokens;
+    for (uint32_t i = 0; i < s->n_eos; i++) {
+        t->bar[t->n_bar++] = s->eos[i];
+    }
+    for (uint32_t i = 0; i < p->n_stop_tokens; i++) {
+        t->bar[t->n_bar++] = p->stop_tokens[i];
+    }
 }
 
 static void

@@ -26,7 +26,7 @@ test-asan-unit: $(STAMP)/sanitize
 
 test-asan-e2e: $(STAMP)/sanitize $(NODE)
 	@$(MAKE) -s --no-print-directory -j$(JOBS) B=build-asan \
-	    CFLAGS="$(ASAN_FLAGS)" engine cli
+	    CFLAGS="$(ASAN_FLAGS)" engine cli build-asan/tests/libtokenring_soft.so
 	@CC="$(CC)" JOBS="$(JOBS)" E2E="$(E2E)" scripts/test-asan.sh e2e
 
 build-tsan/test_%: tests/unit/test_%.c $(wildcard tests/unit/*.h) \
