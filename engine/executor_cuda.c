@@ -150,7 +150,7 @@ lay_memory(tr_executor_cuda_t *x, uint8_t *base)
         at += tr_pad(bytes, 256);                      \
     } while (0)
     TAKE(upload, l.size);
-    TAKE(bias, seqs * TR_CUDA_BIAS_MAX * sizeof(*x->bias));
+    TAKE(bias, seqs * TR_LOGIT_BIAS_MAX * sizeof(*x->bias));
     TAKE(bar, seqs * TR_CUDA_BAR_MAX * sizeof(*x->bar));
     TAKE(sampled, rows * sizeof(*x->sampled));
     TAKE(top, rows * TR_CUDA_TOP_MAX * sizeof(*x->top));
@@ -167,7 +167,7 @@ take_turn(tr_executor_cuda_t *x, tr_cuda_turn_t *t)
 
     tr_cuda_lay_upload(x->max_rows, x->max_seqs, x->max_rows, &l);
     t->upload = cuda->pin(l.size);
-    t->bias = cuda->pin(seqs * TR_CUDA_BIAS_MAX * sizeof(*t->bias));
+    t->bias = cuda->pin(seqs * TR_LOGIT_BIAS_MAX * sizeof(*t->bias));
     t->bar = cuda->pin(seqs * TR_CUDA_BAR_MAX * sizeof(*t->bar));
     t->sampled = cuda->pin(rows * sizeof(*t->sampled));
     t->top = cuda->pin(rows * TR_CUDA_TOP_MAX * sizeof(*t->top));

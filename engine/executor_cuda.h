@@ -23,10 +23,8 @@
 #define TR_CUDA_TURNS 2
 #define TR_CUDA_BUCKETS_MAX 64
 
-/* Of one sequence, at most: what requests may have (openai_params.c), and the
- * model's ends. */
-#define TR_CUDA_BIAS_MAX 1024u
-#define TR_CUDA_BAR_MAX (256u + TR_EOS_MAX)
+/* Tokens of one sequence that may be barred: stop tokens, the model's ends. */
+#define TR_CUDA_BAR_MAX (TR_STOP_TOKENS_MAX + TR_EOS_MAX)
 
 /* Offsets in an upload of so many rows, sequences and wishes. */
 typedef struct {

@@ -4,6 +4,7 @@
  */
 #include "executor_cuda.h"
 
+#include <assert.h>
 #include <string.h>
 
 void
@@ -85,9 +86,10 @@ bar_tokens(tr_cuda_turn_t *t, const tr_batch_item_t *item, tr_cuda_wish_t *w)
     const tr_sampling_params_t *p = s->params;
     uint32_t n = s->n_eos + p->n_stop_tokens;
 
-    if (item->number >= p->min_tokens || n == 0 || n > TR_CUDA_BAR_MAX) {
+    if (item->number >= p->min_tokens || n == 0) {
         return;
     }
+    assert(n <= TR_CUDA_BAR_MAX); /* nothing is left out */
     w->bar_at = t->n_bar;
     w->n_bar = n;
     for (uint32_t i = 0; i < s->n_eos; i++) {
@@ -102,7 +104,8 @@ static void
 add_bias(tr_cuda_turn_t *t, const tr_sampling_params_t *p, tr_cuda_wish_t *w)
 {
     w->bias_at = t->n_bias;
-    w->n_bias = p->n_bias < TR_CUDA_BIAS_MAX ? p->n_bias : TR_CUDA_BIAS_MAX;
+    w->n_bias = p->n_bias;
+    assert(p->n_bias <= TR_LOGIT_BIAS_MAX);
     for (uint32_t i = 0; i < w->n_bias; i++) {
         t->bias[t->n_bias++] = (tr_cuda_bias_t){ p->bias[i].token,
                                                  p->bias[i].bias };

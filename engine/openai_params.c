@@ -11,8 +11,6 @@
 
 #include "log.h"
 
-#define LOGIT_BIAS_MAX 1024
-#define STOP_TOKENS_MAX 256
 /* Below this a draw is the maximum anyway, and logits divided by it may
  * overflow. */
 #define TEMPERATURE_GREEDY 1e-4f
@@ -285,11 +283,11 @@ read_logit_bias(const tr_openai_t *api, const json_t *root, tr_request_t *r,
     if (object == NULL || json_object_size(object) == 0) {
         return TR_OK;
     }
-    if (json_object_size(object) > LOGIT_BIAS_MAX) {
+    if (json_object_size(object) > TR_LOGIT_BIAS_MAX) {
         return tr_error_set(err, TR_ERR_INVALID, "logit_bias",
                             "Invalid "
                             "'logit_bias': %zu entries. Expected at most %d.",
-                            json_object_size(object), LOGIT_BIAS_MAX);
+                            json_object_size(object), TR_LOGIT_BIAS_MAX);
     }
     bias = tr_arena_alloc(&r->arena, json_object_size(object) * sizeof(*bias));
     if (bias == NULL) {
@@ -420,12 +418,12 @@ read_stop_tokens(const tr_openai_t *api, const json_t *root, tr_request_t *r,
                                   array);
     }
     n = json_array_size(array);
-    if (n > STOP_TOKENS_MAX) {
+    if (n > TR_STOP_TOKENS_MAX) {
         return tr_error_set(err, TR_ERR_INVALID, "stop_token_ids",
                             "Invalid "
                             "'stop_token_ids': %zu entries. Expected at most "
                             "%d.",
-                            n, STOP_TOKENS_MAX);
+                            n, TR_STOP_TOKENS_MAX);
     }
     if (n == 0) {
         return TR_OK;

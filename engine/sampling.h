@@ -13,6 +13,8 @@
 #define TR_TOP_LOGPROBS_MAX 20
 #define TR_STOP_STRINGS_MAX 16
 #define TR_STOP_STRING_BYTES 512
+#define TR_STOP_TOKENS_MAX 256
+#define TR_LOGIT_BIAS_MAX 1024
 
 typedef struct {
     int32_t token;
@@ -38,12 +40,12 @@ typedef struct {
     uint32_t min_tokens; /* eos and stop tokens are barred before */
     bool ignore_eos;
     int32_t logprobs; /* -1: none; else alternatives wanted, 0..20 */
-    uint32_t n_bias;
+    uint32_t n_bias;  /* at most TR_LOGIT_BIAS_MAX */
     const tr_logit_bias_t *bias;
     uint32_t n_stop;
     const tr_stop_string_t *stop;
-    bool include_stop; /* keep the stop string in the text (default no) */
-    uint32_t n_stop_tokens;
+    bool include_stop;      /* keep the stop string in the text (default no) */
+    uint32_t n_stop_tokens; /* at most TR_STOP_TOKENS_MAX */
     const int32_t *stop_tokens;
 } tr_sampling_params_t;
 
