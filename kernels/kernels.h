@@ -287,7 +287,8 @@ tr_kv_observed(float recent, uint32_t later, uint32_t w)
 }
 
 /* The rows of one step, in flat arrays.  Sequence s has the rows
- * [seq_row[s], seq_row[s + 1]), at consecutive positions. */
+ * [seq_row[s], seq_row[s + 1]), at consecutive positions; rows before the first
+ * and behind the last one's belong to others. */
 typedef struct {
     uint32_t n_rows, n_seqs;
     const uint32_t *row_pos; /* [n_rows] position of the row's token */

@@ -187,8 +187,8 @@ generic_attend(const generic_args_t *a, block_t b, attend_room_t *room,
     generic_head_t head;
     bool alone;
 
-    if (!head_open(&head, a, s, list) || row >= head.end) {
-        return;
+    if (!head_open(&head, a, s, list) || row < head.first || row >= head.end) {
+        return; /* of nobody, or of a sequence that others attend */
     }
     alone = head.end - head.first == 1;
     head_query(&head, s, list, row);

@@ -36,6 +36,39 @@ reset_other(case_t *c)
     bed_put(b, b->other.pool, c->before, b->pages * b->host.page_bytes);
 }
 
+/* Sequences [from, to) of them; rows of the others are left alone. */
+static void
+attend(case_t *c, tr_rows_t rows, const tr_cuda_queries_t *queries,
+       const tr_cuda_generic_size_t *size, uint32_t from, uint32_t to)
+{
+    bed_t *b = &c->bed;
+    size_t n;
+    void *work;
+
+    if (from == to) {
+        return;
+    }
+    rows.seq_slot += from;
+    rows.seq_row += from;
+    rows.n_seqs = to - from;
+    if (b->side->emulate) {
+        emulate_attention(&b->other, c->layer, &rows, queries, size,
+                          1 + random_below(12));
+        return;
+    }
+    n = tr_cuda_attention_work(size);
+    work = bed_room(b, n);
+    cuda_ok(cudaMemset(work, 0xff, n), "workspace");
+    if (tr_cuda_attention(&b->side->stream, &b->other, c->layer, &rows, queries,
+                          size, work)
+        != 0) {
+        printf("launch: %s\n", tr_cuda_reason());
+        exit(1);
+    }
+    cuda_ok(cudaDeviceSynchronize(), "attention");
+    bed_room_free(b, work);
+}
+
 /* Attends rows, whose queries begin at `first`; out: [ROWS_MAX][ldo] of four
  * bytes each on the host, at `first` likewise. */
 static void
@@ -50,7 +83,8 @@ run_other(case_t *c, const tr_rows_t *rows, uint32_t first, uint8_t *out)
         rows->n_rows,  rows->n_seqs,     b->max_len
     };
     void *q = bed_room(b, rows->n_rows * c->ldq * size_q);
-    void *o = bed_room(b, bytes), *work = NULL;
+    void *o = bed_room(b, bytes);
+    uint32_t cut = random_below(rows->n_seqs); /* two launches, or one */
     tr_cuda_queries_t queries = { q,         o,           c->ldq,   c->ldo,
                                   c->q_type, c->out_type, c->heads, c->scale };
     tr_rows_t there = { rows->n_rows, rows->n_seqs,
@@ -64,23 +98,8 @@ run_other(case_t *c, const tr_rows_t *rows, uint32_t first, uint8_t *out)
     bed_put(b, (void *) there.row_pos, rows->row_pos, rows->n_rows * 4ul);
     bed_put(b, (void *) there.seq_slot, rows->seq_slot, rows->n_seqs * 4ul);
     bed_put(b, (void *) there.seq_row, rows->seq_row, (rows->n_seqs + 1) * 4ul);
-    if (b->side->emulate) {
-        emulate_attention(&b->other, c->layer, &there, &queries, &size,
-                          1 + random_below(12));
-    } else {
-        size_t n = tr_cuda_attention_work(&size);
-
-        work = bed_room(b, n);
-        cuda_ok(cudaMemset(work, 0xff, n), "workspace");
-        if (tr_cuda_attention(&b->side->stream, &b->other, c->layer, &there,
-                              &queries, &size, work)
-            != 0) {
-            printf("launch: %s\n", tr_cuda_reason());
-            exit(1);
-        }
-        cuda_ok(cudaDeviceSynchronize(), "attention");
-        bed_room_free(b, work);
-    }
+    attend(c, there, &queries, &size, 0, cut);
+    attend(c, there, &queries, &size, cut, rows->n_seqs);
     bed_get(b, out + first * c->ldo * size_o, o, bytes);
     bed_room_free(b, q);
     bed_room_free(b, o);

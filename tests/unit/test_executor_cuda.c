@@ -248,6 +248,7 @@ static void
 test_policies(void **state)
 {
     static gen_t cpu[SEQS], gpu[SEQS];
+    const char *chosen = getenv("TR_TEST_POLICIES");
     tr_config_t c = settings("cpu");
     tr_executor_t *a, *b;
     uint64_t rng = rig_seed();
@@ -255,13 +256,16 @@ test_policies(void **state)
 
     (void) state;
     snprintf(c.kv_policy, sizeof(c.kv_policy), "full");
-    snprintf(c.kv_policies, sizeof(c.kv_policies),
-             "diffkv static uniform kivi quest:budget=48");
+    snprintf(c.kv_policies, sizeof(c.kv_policies), "%s",
+             chosen != NULL ? chosen
+                            : "diffkv static uniform kivi quest:budget=48");
     a = open_with(&c);
     snprintf(c.backend, sizeof(c.backend), "cuda");
     b = open_with(&c);
-    assert_int_equal(((tr_executor_cuda_t *) b)->decode_ways,
-                     1u << TR_CUDA_WAY_DECODE | 1u << TR_CUDA_WAY_GENERIC);
+    if (chosen == NULL) {
+        assert_int_equal(((tr_executor_cuda_t *) b)->decode_ways,
+                         1u << TR_CUDA_WAY_DECODE | 1u << TR_CUDA_WAY_GENERIC);
+    }
     make_gens(cpu, SEQS, &rng);
     for (uint32_t i = 0; i < SEQS; i++) {
         cpu[i].score = false;
@@ -424,12 +428,12 @@ test_memory(void **state)
     assert_int_equal(x->cuda->about(0, &about), 0);
     used = (double) (about.memory - about.free_memory) / (double) about.memory;
     print_message("%.3f of %g in use\n", used, c.gpu_memory_utilization);
-    assert_true(used > 0.70 && used <= 0.75);
+    assert_true(used > 0.70 && used <= 0.76);
     x->base.free(&x->base);
 }
 
 int
-main(void)
+main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_card),      cmocka_unit_test(test_like_cpu),
@@ -438,6 +442,9 @@ main(void)
         cmocka_unit_test(test_refused),   cmocka_unit_test(test_memory),
     };
 
+    if (argc > 1) {
+        cmocka_set_test_filter(argv[1]);
+    }
     tr_log_open("stderr", TR_LEVEL_WARN);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
