@@ -10,6 +10,10 @@
 # report in TAP.  Then the npm-based suites: the tokenizer's comparison with its
 # reference implementation, and tests/e2e.  Logs stay in build/test-logs.  Every
 # suite stops what it starts.
+#
+# TR_RETRY=1 is for continuous integration, on machines that do much else: what
+# failed, three files at most, is run once more, alone.  When all of it passes
+# then, so does the run, and a line "FLAKY ..." says which test to mend.
 set -uo pipefail
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/lib.sh"
@@ -21,14 +25,39 @@ cd "$ROOT" || exit 1
 
 passed=0 failed=0 skipped=0
 table=()
+broken=() # what failed: suite, directory, file, failures
 failures=$logs/failures
+flaky=$logs/flaky
 : >"$failures"
+: >"$flaky"
+
+row() { # name, passed, failed, skipped, seconds
+    table+=("$(printf '%-32s %6d %6d %6d %6ds' "$1" "$2" "$3" "$4" "$5")")
+}
 
 account() { # name, passed, failed, skipped, seconds
     passed=$((passed + $2))
     failed=$((failed + $3))
     skipped=$((skipped + $4))
-    table+=("$(printf '%-32s %6d %6d %6d %6ds' "$1" "$2" "$3" "$4" "$5")")
+    row "$@"
+}
+
+# One unit test; leaves rc, ok, bad and skip.
+unit_program() { # name, log
+    CMOCKA_MESSAGE_OUTPUT=TAP timeout -k 5 "${UNIT_TIMEOUT:-300}" \
+        "$BUILD/tests/$1" >"$2" 2>&1
+    rc=$?
+    skip=$(grep -cE '^ok .*# SKIP' "$2")
+    ok=$(($(grep -cE '^ok ' "$2") - skip))
+    bad=$(grep -cE '^not ok ' "$2")
+    # A crash, a leak report or a time-out is a failure of its own, and a
+    # program that checked nothing has not passed.
+    if [ $rc -ne 0 ] && [ "$bad" -eq 0 ]; then
+        bad=1
+    elif [ $rc -eq 0 ] && [ $((ok + bad + skip)) -eq 0 ]; then
+        bad=1
+        echo "no test was reported" >>"$2"
+    fi
 }
 
 unit() {
@@ -41,28 +70,16 @@ unit() {
         name=$(basename "$program")
         log=$logs/$name.log
         start=$SECONDS
-        CMOCKA_MESSAGE_OUTPUT=TAP timeout -k 5 "${UNIT_TIMEOUT:-300}" \
-            "$program" >"$log" 2>&1
-        rc=$?
-        skip=$(grep -cE '^ok .*# SKIP' "$log")
-        ok=$(($(grep -cE '^ok ' "$log") - skip))
-        bad=$(grep -cE '^not ok ' "$log")
-        # A crash, a leak report or a time-out is a failure of its own, and a
-        # program that checked nothing has not passed.
-        if [ $rc -ne 0 ] && [ "$bad" -eq 0 ]; then
-            bad=1
-        elif [ $rc -eq 0 ] && [ $((ok + bad + skip)) -eq 0 ]; then
-            bad=1
-            echo "no test was reported" >>"$log"
-        fi
+        unit_program "$name" "$log"
         account "unit/${name#test_}" "$ok" "$bad" "$skip" $((SECONDS - start))
         if [ "$bad" -gt 0 ]; then
             echo "FAILED $name (status $rc)"
             sed 's/^/    /' "$log" | grep -v '^    ok ' | tail -n 40
             {
-                echo "FAILED unit/${name#test_} (status $rc)"
+                echo "FAILED unit/${name#test_} ($name: status $rc)"
                 grep -vE '^(ok |1\.\.)' "$log" | tail -n 6 | sed 's/^/    /'
             } | cut -c -160 >>"$failures"
+            broken+=("unit - $name $bad")
         fi
     done
 }
@@ -74,7 +91,7 @@ node_failures() { # name, tap
     awk -v suite="$1" '
         function flush() {
             if (!bad || kind == "subtestsFailed") { bad = 0; return }
-            printf "FAILED %s: %s (%s)\n", suite, bad, place
+            printf "FAILED %s: %s (%s)\n", suite, substr(bad, 1, 100), place
             if (message == "    test failed\n") message = words
             printf "%s%s", message, at
             bad = 0
@@ -114,14 +131,21 @@ node_failures() { # name, tap
         END { flush() }' "$2" | cut -c -160 >>"$failures"
 }
 
-# One directory of node:test files.
-node_suite() { # name, directory, file...
-    local name=$1 dir=$2 tap start rc ok bad skip
+# The files in which tests failed, and how many in each.
+node_broken() { # tap
+    awk '
+        /^ *(not )?ok / { bad = /^ *not ok / && !/# TODO/ }
+        bad && /^ *location: / {
+            sub(/^.*\//, ""); sub(/:.*$/, ""); n[$0]++; bad = 0
+        }
+        END { for (file in n) print file, n[file] }' "$1"
+}
+
+# Files of node:test in one directory; leaves rc, ok, bad and skip.
+node_files() { # directory, tap, file...
+    local dir=$1 tap=$2
 
     shift 2
-    tap=$logs/$name.tap
-    start=$SECONDS
-    step "$name tests"
     (cd "$dir" && node --test --test-concurrency=1 \
         --test-reporter=spec --test-reporter-destination=stdout \
         --test-reporter=tap --test-reporter-destination="$tap" "$@")
@@ -130,10 +154,22 @@ node_suite() { # name, directory, file...
     bad=$(sed -n 's/^# fail //p' "$tap" | tail -n 1)
     skip=$(sed -n 's/^# skipped //p' "$tap" | tail -n 1)
     ok=${ok:-0} bad=${bad:-0} skip=${skip:-0}
-    if [ $rc -ne 0 ] && [ "$bad" -eq 0 ] || [ "$ok" -eq 0 ]; then
-        bad=$((bad + 1))
+    if [ "$bad" -eq 0 ] && { [ $rc -ne 0 ] || [ "$ok" -eq 0 ]; }; then
+        bad=1
     fi
+}
+
+# One directory of node:test files.
+node_suite() { # name, directory, file...
+    local name=$1 dir=$2 tap=$logs/$1.tap start=$SECONDS rc ok bad skip line
+
+    shift 2
+    step "$name tests"
+    node_files "$dir" "$tap" "$@"
     node_failures "$name" "$tap"
+    while read -r line; do
+        broken+=("$name $dir $line")
+    done < <(node_broken "$tap")
     account "$name" "$ok" "$bad" "$skip" $((SECONDS - start))
 }
 
@@ -144,7 +180,52 @@ reference() {
 e2e() {
     local files
     mapfile -t files < <(cd tests/e2e && ls ./*"${E2E:-}"*.test.js)
+    [ ${#files[@]} -gt 0 ] || fail "no file has E2E=$E2E in its name"
     node_suite e2e tests/e2e "${files[@]}"
+}
+
+# Makes one line in $flaky of each failure of a file that has passed now.
+forgive() { # file
+    awk -v place=" ($1:" -v flaky="$flaky" '
+        function end() {
+            if (what)
+                printf "FLAKY %s: %s; passed when run again alone\n", what,
+                    substr(message, 1, 400) >>flaky
+            what = message = ""
+        }
+        /^FAILED / {
+            end()
+            if (index($0, place)) { what = substr($0, 8); next }
+        }
+        !what { print; next }
+        { sub(/^ +/, ""); message = message (message ? " " : "") $0 }
+        END { end() }' "$failures" >"$failures.left"
+    mv "$failures.left" "$failures"
+}
+
+retry() {
+    local item suite dir file n start rc ok bad skip
+
+    [ "${TR_RETRY:-0}" = 1 ] || return
+    if [ ${#broken[@]} -gt 3 ]; then
+        step "${#broken[@]} files failed: too many to run them again"
+        return
+    fi
+    for item in "${broken[@]}"; do
+        read -r suite dir file n <<<"$item"
+        start=$SECONDS
+        step "$suite: $file again, alone"
+        case "$suite" in
+            unit) unit_program "$file" "$logs/$file.again.log" ;;
+            *) node_files "$dir" "$logs/$file.again.tap" "./$file" ;;
+        esac
+        row "  again: $file" "$ok" "$bad" "$skip" $((SECONDS - start))
+        if [ "$rc" -eq 0 ] && [ "$bad" -eq 0 ]; then
+            passed=$((passed + n))
+            failed=$((failed - n))
+            forgive "$file"
+        fi
+    done
 }
 
 case "$what" in
@@ -153,6 +234,7 @@ case "$what" in
     all) unit; reference; e2e ;;
     *) echo "usage: $0 all|unit|e2e" >&2; exit 2 ;;
 esac
+retry
 
 printf '\n%-32s %6s %6s %6s %7s\n' suite passed failed skipped time
 printf '%s\n' "${table[@]}"
@@ -162,5 +244,6 @@ if [ "$(grep -c '^FAILED' "$failures")" -le 6 ]; then
 else
     grep -A 1 '^FAILED' "$failures" | grep -v '^--$'
 fi
+cat "$flaky"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
