@@ -49,7 +49,8 @@ $B/obj/tests/bench/plain_manager.o: CFLAGS += -O3
 # runs where OpenBLAS is not.  JANSSON=-l:libjansson.a for a machine without.
 JANSSON   ?= -ljansson
 BENCH_GPU := $B/bench/bench_gpu
-$(BENCH_GPU): $B/obj/tests/bench/bench_gpu.o $B/libtokenring.a
+$(BENCH_GPU): $(patsubst %,$B/obj/tests/bench/%.o,bench_gpu gpu_bed gpu_parts) \
+    $B/libtokenring.a
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
 	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(JANSSON) -lm $(LDFLAGS)

@@ -3,128 +3,215 @@
 #
 #   tests/gpu/engine.sh DIR [PART..]     DIR: what tests/gpu/bundle.sh made
 #
-# Parts: tests eval decode fit prefill ring; all of them by default.
-# Figures land in RESULTS (default DIR/results), a line or a file each.  LOADS
-# (prompt:answer:streams ..), RATES (requests a second ..), SECONDS_EACH, SHAPES
-# change what is asked.
+#   tests     the engine's unit tests of the device         1 minute
+#   eval      accuracy by policy                            10 minutes
+#   decode    a step against its roofline                   1 minute
+#   fit       as many sequences as fit at 4,096 tokens      2 minutes
+#   prefill   a prompt of 8,192 tokens                      1 minute
+#   beside    Hugging Face transformers on the same model   3 minutes
+#   closed    over the ring, as many streams as fit         8 minutes
+#   sweep     over the ring, Poisson arrivals               5 minutes
+#
+# All of them by default.  Each has its time limit; what fails is said and the
+# rest goes on.  Figures land in RESULTS (default DIR/results): a line a run in
+# bench.txt, a file for each load, and gpu.md, gpu.json, gpu.svg made of all
+# that is there (results.py), also of earlier runs with the same RESULTS.
+# LOADS (prompt:answer:streams:from:to ..), RATES (requests a second ..),
+# SECONDS_EACH, POLICIES, SHAPES change what is asked.
 set -u
 dir=${1:?the bundle}
 shift
-parts=${*:-tests eval decode fit prefill ring}
+parts=${*:-tests eval decode fit prefill beside closed sweep}
 out=${RESULTS:-$dir/results}
-shapes=${SHAPES:-$(dirname "$0")/../bench/shapes}
+here=$(dirname "$0")
+shapes=${SHAPES:-$here/../bench/shapes}
+policies=${POLICIES:-full static}
 mkdir -p "$out"
 LD_LIBRARY_PATH=$(cd "$dir/lib" && pwd)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-TR_CUDA_LIBRARY=$(cd "$dir/lib" && pwd)/libtokenring_cuda.so
+TR_CUDA_LIBRARY=${TR_CUDA_LIBRARY:-$(cd "$dir/lib" && pwd)/libtokenring_cuda.so}
 export LD_LIBRARY_PATH TR_CUDA_LIBRARY
 failed=0
+begun=$(date +%s)
+engine=
 
 wanted() {
     case " $parts " in *" $1 "*) return 0 ;; esac
     return 1
 }
 
+say() { # a line with the time since the start
+    printf '%4d s  %s\n' $(($(date +%s) - begun)) "$*"
+}
+
+fail() { # NAME LOG
+    say "FAILED  $1: $(tail -n 1 "$2" | cut -c 1-300)"
+    failed=1
+}
+
+# keys LINE: those of a run that say most
+keys() {
+    tr ' ' '\n' | grep -E '^(batch|step_ms|tokens_s|host_gap|over_roofline|limit|ttft_ms|share)=' |
+        tr '\n' ' '
+}
+
 # bench NAME ARGUMENTS..: one line of figures
 bench() {
     name=$1
     shift
-    if "$dir/bin/bench_gpu" "$@" --set "cuda_library=$TR_CUDA_LIBRARY" \
+    if timeout "${BENCH_LIMIT:-150}" "$dir/bin/bench_gpu" "$@" \
+        --set "cuda_library=$TR_CUDA_LIBRARY" \
         >"$out/line" 2>"$out/$name.log"; then
-        tee -a "$out/bench.txt" <"$out/line"
+        cat "$out/line" >>"$out/bench.txt"
+        say "$name $(keys <"$out/line")"
     else
-        echo "FAILED  $name: $(tail -n 1 "$out/$name.log")"
-        failed=1
+        fail "$name" "$out/$name.log"
     fi
     rm -f "$out/line"
 }
 
 if wanted tests; then
     for test in model_cuda executor_cuda; do
-        if "$dir/tests/test_$test" >"$out/test_$test.log" 2>&1; then
-            echo "ok      $test"
+        if timeout 240 "$dir/tests/test_$test" >"$out/test_$test.log" 2>&1; then
+            say "ok      $test"
         else
-            echo "FAILED  $test"
-            tail -n 30 "$out/test_$test.log"
-            failed=1
+            grep -E 'FAILED|Error' "$out/test_$test.log" | head -n 20
+            fail "$test" "$out/test_$test.log"
         fi
     done
 fi
 
 if wanted eval; then
-    "$dir/bin/tokenring" eval -m models/pocket -c "$dir/cases.jsonl" \
+    timeout "${EVAL_LIMIT:-580}" "$dir/bin/tokenring" eval -m models/pocket \
+        -c "$dir/cases.jsonl" \
         --set backend=cuda --set "cuda_library=$TR_CUDA_LIBRARY" \
-        --set dtype=f16 --kv-memory "${EVAL_KV:-8g}" --batch 256 -p full -p diffkv \
-        -p int4 -p kivi -p quest -p snapkv -p h2o -p streamingllm \
+        --set dtype=f16 --kv-memory "${EVAL_KV:-8g}" --batch 256 -p full \
+        -p diffkv -p int4 -p kivi -p quest -p snapkv -p h2o -p streamingllm \
         --resume "$out/eval.jsonl" --json "$out/eval.json" \
-        >"$out/eval.txt" 2>"$out/eval.log" || failed=1
+        >"$out/eval.txt" 2>"$out/eval.log" || fail eval "$out/eval.log"
     tail -n 40 "$out/eval.txt"
 fi
 
 if wanted decode; then
-    for policy in full static; do
-        bench "decode-$policy" decode --policy $policy --batch 64 \
-            --model "$shapes/llama-3-8b"
-        bench "decode-$policy-1" decode --policy $policy --batch 1 \
-            --model "$shapes/llama-3-8b"
-        bench "decode-7b-$policy" decode --policy $policy --batch 64 \
-            --model "$shapes/qwen2.5-7b"
+    for policy in $policies; do
+        for batch in 64 1; do
+            bench "decode-$policy-$batch" decode --policy "$policy" \
+                --batch $batch --model "$shapes/llama-3-8b"
+        done
     done
 fi
 
 if wanted fit; then
     for model in llama-3-8b qwen2.5-32b; do
-        for policy in full static; do
-            bench "fit-$model-$policy" fit --policy $policy \
+        for policy in $policies; do
+            bench "fit-$model-$policy" fit --policy "$policy" \
                 --model "$shapes/$model"
         done
     done
 fi
 
 if wanted prefill; then
-    for policy in full static; do # static has scores
-        bench "prefill-$policy" prefill --policy $policy --context 8192 \
-            --set max_batch_tokens=8192 --model "$shapes/llama-3-8b"
+    for policy in $policies; do # static has scores
+        bench "prefill-$policy" prefill --policy "$policy" --context "${PROMPT:-8192}" \
+            --model "$shapes/llama-3-8b"
     done
 fi
 
-# Over the ring: an engine, and requests as a client sends them.
-ring_engine() { # POLICY
+if wanted beside; then
+    if timeout "${BESIDE_LIMIT:-300}" python3 "$here/bench_transformers.py" \
+        "$dir/bin/bench_gpu" "$TR_CUDA_LIBRARY" --limit "${EACH_LIMIT:-80}" \
+        --model "$shapes/llama-3-8b" -o "$out/bench.txt" \
+        >"$out/transformers.log" 2>&1; then
+        grep beside_transformers "$out/transformers.log"
+    else
+        grep -vE '^bench=decode' "$out/transformers.log" | tail -n 40
+        fail beside "$out/transformers.log"
+    fi
+fi
+
+# ---- over the ring: an engine, and requests as a client sends them ----------
+
+# ring_engine NAME POLICY SETTINGS..
+ring_engine() {
+    name=$1 policy=$2
+    shift 2
     model=$out/llama-3-8b
     mkdir -p "$model"
     cp "$shapes/llama-3-8b/config.json" "$model"
-    # text does not matter, but ids must become some: pocket's tokenizer
+    # prompts are ids; what comes back is made text: pocket's tokenizer
     cp models/pocket/tokenizer.json models/pocket/tokenizer_config.json "$model"
+    rm -f "$out/engine.sock"
     "$dir/bin/tokenring-engine" --model "$model" --load_format dummy \
         --backend cuda --cuda_library "$TR_CUDA_LIBRARY" \
-        --socket "$out/engine.sock" --kv_policy "$1" --max_model_len 4352 \
-        --max_num_seqs 1024 --max_batch_tokens 4096 --max_queue 4096 \
-        --swap_memory 1g 2>"$out/engine-$1.log" &
+        --socket "$out/engine.sock" --kv_policy "$policy" \
+        --max_queue 8192 --swap_memory 1g "$@" 2>"$out/engine-$name.log" &
     engine=$!
     i=0
-    while [ ! -S "$out/engine.sock" ] && [ $i -lt 120 ]; do
-        sleep 1
+    while [ ! -S "$out/engine.sock" ] && kill -0 $engine 2>/dev/null &&
+        [ $i -lt 900 ]; do
+        sleep 0.1
         i=$((i + 1))
     done
+    [ -S "$out/engine.sock" ] || {
+        fail "engine $name" "$out/engine-$name.log"
+        ring_end
+        return 1
+    }
+    say "engine with $policy is up"
 }
 
-if wanted ring; then
-    for policy in full static; do
-        ring_engine $policy
-        for load in ${LOADS:-2048:2048:512 3584:512:512}; do # in:out:streams
-            in=${load%%:*} n=${load##*:}
-            answer=${load#*:}
-            answer=${answer%:*}
-            timeout 300 "$dir/bin/tokenring" bench -e "$out/engine.sock" \
-                -c "$n" -N "$n" -P "$in" -O "$answer" \
-                --json "$out/closed-$policy-$in-$answer.json" || failed=1
+ring_end() {
+    kill "$engine" 2>/dev/null
+    i=0
+    while kill -0 "$engine" 2>/dev/null && [ $i -lt 100 ]; do
+        sleep 0.1
+        i=$((i + 1))
+    done
+    kill -9 "$engine" 2>/dev/null
+    wait "$engine" 2>/dev/null
+    engine=
+}
+trap '[ -z "$engine" ] || kill -9 $engine' EXIT
+trap 'exit 1' INT TERM
+
+# load NAME LIMIT ARGUMENTS..
+load() {
+    name=$1 limit=$2
+    shift 2
+    timeout "$limit" "$dir/bin/tokenring" bench -e "$out/engine.sock" \
+        --json "$out/$name.json" "$@" >"$out/$name.txt" 2>&1 ||
+        fail "$name" "$out/$name.txt"
+    say "$name $(grep -E '^(throughput|steady)' "$out/$name.txt" | tr -s ' ' |
+        tr '\n' ' ')"
+}
+
+# A pool that is full all the time: as many streams as it holds, the first of
+# them somewhere in their answer, tokens counted once all of these run.
+if wanted closed; then
+    for policy in $policies; do
+        case $policy in full) n=320 ;; *) n=896 ;; esac
+        ring_engine "closed-$policy" "$policy" --max_model_len 4160 \
+            --max_num_seqs 1024 --max_batch_tokens 8192 || continue
+        for io in ${LOADS:-2048:2048 3584:512}; do # in:out
+            load "closed-$policy-${io%:*}-${io#*:}" 200 -c "${STREAMS:-$n}" \
+                -P "${io%:*}" -O "${io#*:}" --stagger \
+                --steady "${STEADY_SECONDS:-40}"
         done
-        for rate in ${RATES:-2 5 10 15 20}; do
-            timeout 120 "$dir/bin/tokenring" bench -e "$out/engine.sock" \
-                --rate "$rate" -d "${SECONDS_EACH:-20}" -P 256:1024 -O 64:256 \
-                --json "$out/poisson-$policy-$rate.json" || failed=1
-        done
-        kill "$engine"
-        wait "$engine"
+        ring_end
     done
 fi
+
+if wanted sweep; then
+    for policy in $policies; do
+        ring_engine "sweep-$policy" "$policy" --max_model_len 2048 \
+            --max_num_seqs 1024 --max_batch_tokens 4096 || continue
+        for rate in ${RATES:-2 5 10 15 20}; do
+            load "poisson-$policy-$rate" 90 --rate "$rate" \
+                -d "${SECONDS_EACH:-20}" -P 256:1024 -O 64:256 -w 2
+        done
+        ring_end
+    done
+fi
+
+python3 "$here/results.py" "$out" || failed=1
+say "done"
 exit $failed

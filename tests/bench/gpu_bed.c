@@ -1,0 +1,170 @@
+/*
+ * The executor and its sequences (gpu_bed.h).
+ */
+#include "gpu_bed.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+static const tr_sampling_params_t params = {
+    .top_p = 1, .repetition_penalty = 1, .max_tokens = 1u << 20, .logprobs = -1
+};
+
+double
+bed_now_ms(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double) t.tv_sec * 1e3 + (double) t.tv_nsec * 1e-6;
+}
+
+void
+bed_die(const char *what, const char *why)
+{
+    fprintf(stderr, "bench_gpu: %s: %s\n", what, why);
+    exit(1);
+}
+
+void
+bed_must(tr_status_t rc, const char *what)
+{
+    if (rc != TR_OK) {
+        bed_die(what, tr_status_info(rc).name);
+    }
+}
+
+/* ---- opening ------------------------------------------------------------ */
+
+void
+bed_open(bed_t *b, uint32_t max_len)
+{
+    tr_config_t *c = &b->config;
+    tr_error_t err;
+    uint64_t rng = 1;
+
+    c->max_model_len = max_len;
+    if (c->max_batch_tokens < c->max_num_seqs) {
+        c->max_batch_tokens = c->max_num_seqs;
+    }
+    if (tr_config_finish(c, &err) != TR_OK
+        || tr_executor_cuda_open(c, &b->e, &err) != TR_OK) {
+        bed_die("open", err.text);
+    }
+    b->x = (tr_executor_cuda_t *) b->e;
+    if (b->e->max_model_len < max_len) {
+        bed_die("open", "the pool is too small for one sequence; the log says "
+                        "so");
+    }
+    b->prompt = calloc(max_len, sizeof(*b->prompt));
+    if (b->prompt == NULL) {
+        bed_die("open", "out of memory");
+    }
+    b->prompt_len = max_len;
+    for (uint32_t i = 0; i < max_len; i++) {
+        rng = rng * 6364136223846793005u + 1442695040888963407u;
+        b->prompt[i] = (int32_t) ((rng >> 33) % b->e->vocab);
+    }
+    tr_sampler_init(&b->sampler, &params, 1, b->e->vocab, NULL, NULL, 0, NULL,
+                    0);
+}
+
+void
+bed_close(bed_t *b)
+{
+    b->e->free(b->e);
+    free(b->prompt);
+}
+
+/* ---- sequences ---------------------------------------------------------- */
+
+void
+bed_settle(bed_t *b)
+{
+    const tr_batch_t none = { b->items[0], 0, 0 };
+
+    do {
+        bed_must(tr_executor_run(b->e, &none), "an empty step");
+    } while (!tr_kv_settled(b->e->kv));
+}
+
+static bool
+reserve(bed_t *b, int32_t slot, uint32_t len)
+{
+    if (tr_kv_reserve(b->e->kv, slot, len) == TR_OK) {
+        return true;
+    }
+    bed_settle(b);
+    return tr_kv_reserve(b->e->kv, slot, len) == TR_OK;
+}
+
+bool
+bed_compute(bed_t *b, int32_t slot, uint32_t from, uint32_t to,
+            tr_sampled_t *out)
+{
+    while (from < to) {
+        uint32_t n = to - from, most = b->config.max_batch_tokens;
+        tr_batch_item_t *item = &b->items[0][0];
+        tr_batch_t batch = { item, 1, 0 };
+
+        n = n < most ? n : most;
+        *item = (tr_batch_item_t){ .kv_slot = slot,
+                                   .pos = from,
+                                   .n = n,
+                                   .tokens = b->prompt + from,
+                                   .sample = out != NULL && from + n == to,
+                                   .sampler = &b->sampler,
+                                   .out = out };
+        batch.n_tokens = n;
+        if (!reserve(b, slot, from + n)) {
+            return false;
+        }
+        bed_must(tr_executor_run(b->e, &batch), "a prompt's step");
+        if (item->status != TR_OK) {
+            return false;
+        }
+        from += n;
+    }
+    return true;
+}
+
+bool
+bed_compress(bed_t *b, int32_t slot, uint32_t len)
+{
+    for (int tries = 0; tries < 4; tries++) {
+        tr_status_t rc = tr_kv_compress(b->e->kv, slot, len);
+
+        if (rc != TR_AGAIN) {
+            bed_must(rc, "compress");
+            return true;
+        }
+        bed_settle(b);
+    }
+    return false;
+}
+
+bool
+bed_add(bed_t *b, bed_seq_t *q, int32_t base, uint32_t len)
+{
+    tr_status_t rc;
+
+    q->slot = tr_kv_open(b->e->kv, NULL);
+    if (q->slot < 0) {
+        return false;
+    }
+    tr_kv_prompt(b->e->kv, q->slot, len);
+    rc = tr_kv_fork(b->e->kv, base, q->slot, len - 1);
+    if (rc == TR_AGAIN) {
+        bed_settle(b);
+        rc = tr_kv_fork(b->e->kv, base, q->slot, len - 1);
+    }
+    if (rc == TR_OK && bed_compute(b, q->slot, len - 1, len, &q->out[0])
+        && bed_compress(b, q->slot, len)) {
+        q->len = len;
+        q->number = 1;
+        return true;
+    }
+    tr_kv_close(b->e->kv, q->slot);
+    return false;
+}

@@ -1,0 +1,77 @@
+/*
+ * What the benchmarks of the engine's steps on a GPU share: an executor without
+ * transport, sequences in its cache, and what the device can by itself.
+ *
+ * Whatever fails ends the program with a line that says what and why.
+ */
+#ifndef TR_BENCH_GPU_BED_H
+#define TR_BENCH_GPU_BED_H
+
+#include "executor_cuda.h"
+
+#define BED_SEQS_MAX 4096u
+
+/* ---- gpu_bed.c: the executor and its sequences -------------------------- */
+
+typedef struct {
+    int32_t slot;
+    uint32_t len, number; /* tokens; sampled ones among them */
+    tr_sampled_t out[TR_CUDA_TURNS];
+} bed_seq_t;
+
+typedef struct {
+    tr_config_t config;
+    tr_executor_t *e;
+    tr_executor_cuda_t *x; /* the same */
+    tr_sampler_t sampler;  /* greedy */
+    int32_t *prompt;       /* random ids */
+    uint32_t prompt_len;
+    bed_seq_t seqs[BED_SEQS_MAX];
+    tr_batch_item_t items[TR_CUDA_TURNS][BED_SEQS_MAX];
+} bed_t;
+
+double bed_now_ms(void);
+void bed_die(const char *what, const char *why);
+void bed_must(tr_status_t rc, const char *what);
+
+/* Settings are in b->config; the longest sequence has max_len tokens. */
+void bed_open(bed_t *b, uint32_t max_len);
+void bed_close(bed_t *b);
+
+/* Runs empty steps until the device has answered for all that the cache was
+ * asked. */
+void bed_settle(bed_t *b);
+
+/* Computes positions [from, to) of the prompt; the last one is sampled into out
+ * if that is not NULL.  False: the pool is full. */
+bool bed_compute(bed_t *b, int32_t slot, uint32_t from, uint32_t to,
+                 tr_sampled_t *out);
+bool bed_compress(bed_t *b, int32_t slot, uint32_t len);
+
+/* A sequence of len tokens, of which all but the last are those of `base`. */
+bool bed_add(bed_t *b, bed_seq_t *q, int32_t base, uint32_t len);
+
+/* ---- gpu_parts.c: what the device can ----------------------------------- */
+
+/* Bytes read and written a second by a copy. */
+double bed_copy_speed(bed_t *b);
+
+/* Operations a second of the largest of the model's products, and of one of
+ * square matrices of random numbers, whichever is faster. */
+double bed_peak(bed_t *b, uint32_t side);
+
+/* Milliseconds of a step's matrix products for so many rows, alone. */
+double bed_products_ms(bed_t *b, uint32_t rows);
+/* Their operations, all rows' logits included. */
+double bed_products_work(const bed_t *b, uint32_t rows);
+
+/* Milliseconds of decode attention as the last step had it, of n sequences,
+ * with its plan; nothing may have been submitted since.  0: this policy's
+ * needs the generic kernel. */
+double bed_attention_ms(bed_t *b, uint32_t n);
+
+/* Bytes of all weights that a step reads: all but the embedding, of which it
+ * reads some rows. */
+double bed_weight_bytes(const bed_t *b);
+
+#endif

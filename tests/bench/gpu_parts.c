@@ -1,0 +1,265 @@
+/*
+ * What the device can by itself (gpu_bed.h), timed by its events, the best of a
+ * few rounds; by this a step is judged.
+ */
+#include "gpu_bed.h"
+
+#include <math.h>
+
+#define COPY_BYTES ((size_t) 1 << 30)
+#define ROUNDS 5
+
+/* Microseconds. */
+static double
+timed(bed_t *b, int (*work)(bed_t *, void *), void *arg)
+{
+    const tr_cuda_api_t *cuda = b->x->cuda;
+    tr_cuda_turn_t *t = &b->x->turn[0];
+    double us = 0, best = 0;
+
+    for (int i = 0; i < ROUNDS; i++) {
+        if (cuda->event_record(&b->x->stream, t->begun) != 0
+            || work(b, arg) != 0
+            || cuda->event_record(&b->x->stream, t->done) != 0
+            || cuda->event_wait(t->done) != 0
+            || cuda->event_time(t->begun, t->done, &us) != 0) {
+            bed_die("device", cuda->reason());
+        }
+        best = i == 0 || us < best ? us : best;
+    }
+    return best;
+}
+
+/* ---- copies ------------------------------------------------------------- */
+
+typedef struct {
+    uint8_t *memory;
+    size_t bytes;
+} copying_t;
+
+static int
+copy_once(bed_t *b, void *arg)
+{
+    const copying_t *c = arg;
+
+    return b->x->cuda->copy(&b->x->stream, c->memory, c->memory + c->bytes,
+                            c->bytes);
+}
+
+double
+bed_copy_speed(bed_t *b)
+{
+    copying_t c = { NULL, COPY_BYTES };
+    double us;
+
+    while ((c.memory = b->x->cuda->alloc(2 * c.bytes)) == NULL) {
+        c.bytes /= 2;
+        if (c.bytes == 0) {
+            bed_die("copy", b->x->cuda->reason());
+        }
+    }
+    us = timed(b, copy_once, &c);
+    b->x->cuda->release(c.memory);
+    return 2.0 * (double) c.bytes / us * 1e6;
+}
+
+/* ---- products ----------------------------------------------------------- */
+
+typedef struct {
+    const tr_cuda_matmul_t *of;
+    tr_cuda_product_t product;
+} multiplying_t;
+
+static int
+multiply_once(bed_t *b, void *arg)
+{
+    const multiplying_t *m = arg;
+
+    return b->x->cuda->matmul(&b->x->stream, m->of, &m->product);
+}
+
+static double
+work_of(const tr_cuda_product_t *p)
+{
+    return 2.0 * p->rows * p->n * p->k;
+}
+
+/* A square product of random numbers; 0: there is no memory for it. */
+static double
+square_speed(bed_t *b, uint32_t side)
+{
+    const tr_cuda_api_t *cuda = b->x->cuda;
+    const tr_cuda_stream_t *s = &b->x->stream;
+    size_t each = (size_t) side * side;
+    uint16_t *memory = cuda->alloc(3 * each * sizeof(*memory));
+    tr_cuda_matmul_t *products = NULL;
+    multiplying_t m = { NULL,
+                        { .rows = side,
+                          .n = side,
+                          .k = side,
+                          .type = b->x->model->type,
+                          .out = b->x->model->type,
+                          .x = memory,
+                          .w = memory + each,
+                          .y = memory + 2 * each,
+                          .ldx = side,
+                          .ldy = side } };
+    double us;
+
+    if (memory == NULL) {
+        return 0;
+    }
+    if (cuda->fill_random(s, memory, 2 * each, m.product.type, 1, 0, 1) != 0
+        || cuda->matmul_open(s->device, side, &products) != 0
+        || cuda->matmul_choose(products, s, &m.product, true) != 0) {
+        bed_die("a square product", cuda->reason());
+    }
+    m.of = products;
+    us = timed(b, multiply_once, &m);
+    cuda->matmul_close(products);
+    cuda->release(memory);
+    return work_of(&m.product) / us * 1e6;
+}
+
+double
+bed_peak(bed_t *b, uint32_t side)
+{
+    const tr_model_cuda_t *m = b->x->model;
+    multiplying_t largest = {
+        m->products,
+        tr_model_cuda_product(m, TR_PART_GATE_UP,
+                              m->layers[0].part[TR_PART_GATE_UP], m->normed,
+                              m->ld_hidden, m->max_rows, m->gate_up,
+                              m->ld_gate_up)
+    };
+    double speed = work_of(&largest.product) / timed(b, multiply_once, &largest)
+                   * 1e6;
+
+    return fmax(speed, square_speed(b, side));
+}
+
+/* The products of all layers, and of the head in as many parts as a step's. */
+static int
+multiply_all(bed_t *b, void *arg)
+{
+    const tr_model_cuda_t *m = b->x->model;
+    const tr_cuda_stream_t *s = &b->x->stream;
+    uint32_t n = *(const uint32_t *) arg;
+    int rc = 0;
+
+    for (uint32_t l = 0; l < m->config.layers && rc == 0; l++) {
+        void *const *w = m->layers[l].part;
+        const tr_cuda_product_t of_layer[] = {
+            tr_model_cuda_product(m, TR_PART_QKV, w[TR_PART_QKV], m->normed,
+                                  m->ld_hidden, n, m->qkv, m->ld_qkv),
+            tr_model_cuda_product(m, TR_PART_O, w[TR_PART_O], m->attn,
+                                  m->ld_attn, n, m->delta, m->ld_hidden),
+            tr_model_cuda_product(m, TR_PART_GATE_UP, w[TR_PART_GATE_UP],
+                                  m->normed, m->ld_hidden, n, m->gate_up,
+                                  m->ld_gate_up),
+            tr_model_cuda_product(m, TR_PART_DOWN, w[TR_PART_DOWN], m->mlp,
+                                  m->ld_mlp, n, m->delta, m->ld_hidden),
+        };
+
+        for (size_t i = 0; i < sizeof(of_layer) / sizeof(*of_layer); i++) {
+            rc = rc != 0 ? rc : m->cuda->matmul(s, m->products, &of_layer[i]);
+        }
+    }
+    for (uint32_t at = 0; at < n && rc == 0; at += m->logit_rows) {
+        uint32_t rows = n - at < m->logit_rows ? n - at : m->logit_rows;
+        const tr_cuda_product_t head = tr_model_cuda_product(
+            m, TR_PART_EMBED, tr_model_cuda_head(m), m->normed, m->ld_hidden,
+            rows, m->logits, m->ld_logits);
+
+        rc = m->cuda->matmul(s, m->head_products, &head);
+    }
+    return rc;
+}
+
+double
+bed_products_ms(bed_t *b, uint32_t rows)
+{
+    return timed(b, multiply_all, &rows) / 1e3;
+}
+
+double
+bed_products_work(const bed_t *b, uint32_t rows)
+{
+    const tr_model_config_t *c = &b->x->model->config;
+    tr_part_shape_t head = tr_part_shape(c, TR_PART_EMBED);
+    double parameters = 0;
+
+    for (int part = TR_PART_QKV; part < (int) TR_PART_MATRICES; part++) {
+        tr_part_shape_t s = tr_part_shape(c, (tr_part_t) part);
+
+        parameters += (double) s.rows * s.columns * c->layers;
+    }
+    return 2.0 * rows * (parameters + (double) head.rows * head.columns);
+}
+
+double
+bed_weight_bytes(const bed_t *b)
+{
+    const tr_model_cuda_t *m = b->x->model;
+    tr_part_shape_t s = tr_part_shape(&m->config, TR_PART_EMBED);
+
+    return (double) m->weights_size
+           - (m->config.tied ? 0 : 2.0 * s.rows * s.columns);
+}
+
+/* ---- attention ---------------------------------------------------------- */
+
+/* As model_cuda_step.c launches it, on what the last step has left. */
+static int
+attend_all(bed_t *b, void *arg)
+{
+    const tr_executor_cuda_t *x = b->x;
+    tr_model_cuda_t *m = x->model;
+    const tr_model_config_t *c = &m->config;
+    const tr_cuda_manager_t *manager = tr_kv_device_manager(x->base.kv);
+    uint32_t n = *(const uint32_t *) arg;
+    tr_cuda_upload_t l;
+    tr_cuda_arrays_t a;
+    tr_cuda_queries_t q = { .q = m->qkv,
+                            .out = m->attn,
+                            .ldq = m->ld_qkv,
+                            .ldo = m->ld_attn,
+                            .q_type = m->type,
+                            .out_type = m->type,
+                            .heads = c->query_heads,
+                            .scale = 1.0f / sqrtf((float) c->head_dim) };
+    tr_rows_t rows;
+    int rc;
+
+    tr_cuda_lay_upload(n, n, n, &l);
+    a = tr_cuda_arrays(x->upload, &l);
+    rows = (tr_rows_t){ .n_rows = n,
+                        .n_seqs = n,
+                        .row_pos = a.row_pos,
+                        .seq_slot = manager->seq_slot,
+                        .seq_row = a.seq_row };
+    rc = m->cuda->decode_plan(m->stream, &manager->view, &rows, &m->decode_size,
+                              m->decode_work);
+    for (uint32_t layer = 0; layer < c->layers && rc == 0; layer++) {
+        rc = m->cuda->decode(m->stream, &manager->view, layer, &rows, &q,
+                             &m->decode_size, m->decode_work);
+    }
+    return rc;
+}
+
+double
+bed_attention_ms(bed_t *b, uint32_t n)
+{
+    uint32_t bucket = 0;
+
+    if (b->x->decode_ways != 1u << TR_CUDA_WAY_DECODE) {
+        return 0;
+    }
+    while (bucket < b->x->n_buckets && b->x->bucket[bucket] < n) {
+        bucket++;
+    }
+    if (bucket == b->x->n_buckets) {
+        bed_die("attention", "no step has so many sequences");
+    }
+    return timed(b, attend_all, &b->x->bucket[bucket]) / 1e3;
+}
