@@ -5,9 +5,13 @@
  *   bench_gpu decode  [options]  --batch sequences at --context tokens
  *   bench_gpu fit     [options]  as many sequences as fit at --context tokens
  *   bench_gpu prefill [options]  one prompt of --context tokens
+ *   bench_gpu mix     [options]  as many sequences as fit, at all ages, with a
+ *                                prompt of --context and an --answer: who ends
+ *                                makes way for the next (gpu_mix.c)
  *
  *   --model DIR   (tests/bench/shapes/llama-3-8b)   --policy SPEC   (full)
- *   --batch N (64; fit: at most, 1024)  --context N (4096)  --steps N (64)
+ *   --batch N (64; fit, mix: at most, 2047)  --context N (4096; mix: 2048)
+ *   --answer N (2048)  --steps N (64; mix: 400)
  *   --side N (8192) of the square product that the matrix peak is taken from
  *   --set KEY=VALUE  an engine setting, may be repeated
  *
@@ -26,6 +30,8 @@
  *   rest_ms       device_ms without these two: norms, cache, sampling, ..
  *   limit         what takes most of the step: matrix_products, kv_bytes (kv_ms),
  *                 attention (what it takes beyond kv_ms), rest
+ *   decode_ms     mix: a step without prompts; prefill_ms: what those with them
+ *                 add to the mean step
  *   share         prefill: of the matrix peak.  Operations are those of the
  *                 matrices for every token, of causal attention (once, also when
  *                 there is a second pass for scores), and of the head for the
@@ -44,8 +50,8 @@
 
 static struct {
     const char *mode;
-    uint32_t batch, context, steps, side;
-} o = { .context = 4096, .steps = 64, .side = 8192 };
+    uint32_t batch, context, answer, steps, side;
+} o = { .answer = 2048, .side = 8192 };
 
 static bed_t bed;
 static bool stalled[BED_SEQS_MAX];
@@ -98,6 +104,11 @@ read_option(const char *name, char *value)
         o.batch = number(value, BED_SEQS_MAX);
     } else if (strcmp(name, "--context") == 0) {
         o.context = number(value, 1u << 20);
+    } else if (strcmp(name, "--answer") == 0) {
+        o.answer = number(value, 1u << 20);
+        if (o.answer < 2) {
+            bed_die("--answer", "expected at least 2");
+        }
     } else if (strcmp(name, "--steps") == 0) {
         o.steps = number(value, 1u << 16);
     } else if (strcmp(name, "--side") == 0) {
@@ -114,14 +125,21 @@ read_options(int argc, char **argv)
 {
     char text[32];
 
+    bool mix;
+
     o.mode = argc > 1 ? argv[1] : "";
-    o.batch = strcmp(o.mode, "fit") == 0 ? 1024 : 64;
+    mix = strcmp(o.mode, "mix") == 0;
+    o.batch = mix || strcmp(o.mode, "fit") == 0 ? 2047 : 64;
+    o.context = mix ? 2048 : 4096;
+    o.steps = mix ? 400 : 64;
     tr_config_defaults(&bed.config);
     set("backend", "cuda");
     set("load_format", "dummy");
     set("model", "tests/bench/shapes/llama-3-8b");
     set("max_batch_tokens",
-        strcmp(o.mode, "prefill") == 0 ? "8192" : "2048");
+        strcmp(o.mode, "prefill") == 0 ? "8192"
+        : mix                          ? "4096"
+                                       : "2048");
     set("swap_memory", "0");
     for (int i = 2; i < argc; i += 2) {
         if (i + 1 == argc) {
@@ -389,24 +407,54 @@ run_prefill(void)
            work * 1e-12, work / ms * 1e-9, peak * 1e-12, work / ms * 1e3 / peak);
 }
 
+static void
+run_mix(void)
+{
+    const bed_mix_t a = { .prompt = o.context,
+                          .answer = o.answer,
+                          .batch = o.batch,
+                          .warm = 4 * WARM_STEPS,
+                          .steps = o.steps };
+
+    bed_mix(&bed, &a);
+}
+
+static const struct {
+    const char *name;
+    void (*run)(void);
+} modes[] = { { "decode", run_decode },
+              { "fit", run_decode },
+              { "prefill", run_prefill },
+              { "mix", run_mix } };
+
+/* Of the longest sequence. */
+static uint32_t
+longest(void)
+{
+    if (strcmp(o.mode, "prefill") == 0) {
+        return o.context + 1;
+    }
+    return o.context
+           + (strcmp(o.mode, "mix") == 0 ? o.answer + 1
+                                         : TRIES * (WARM_STEPS + o.steps));
+}
+
 int
 main(int argc, char **argv)
 {
-    bool prefill;
+    size_t i = 0, n = sizeof(modes) / sizeof(*modes);
 
     tr_log_open("stderr", TR_LEVEL_NOTICE);
     read_options(argc, argv);
-    prefill = strcmp(o.mode, "prefill") == 0;
-    if (!prefill && strcmp(o.mode, "decode") != 0
-        && strcmp(o.mode, "fit") != 0) {
-        bed_die("usage", "bench_gpu decode|fit|prefill [options]; see its file");
+    while (i < n && strcmp(o.mode, modes[i].name) != 0) {
+        i++;
     }
-    bed_open(&bed, o.context + (prefill ? 1 : TRIES * (WARM_STEPS + o.steps)));
-    if (prefill) {
-        run_prefill();
-    } else {
-        run_decode();
+    if (i == n) {
+        bed_die("usage", "bench_gpu decode|fit|prefill|mix [options]; see its "
+                         "file");
     }
+    bed_open(&bed, longest());
+    modes[i].run();
     bed_close(&bed);
     return 0;
 }

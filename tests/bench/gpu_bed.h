@@ -51,6 +51,17 @@ bool bed_compress(bed_t *b, int32_t slot, uint32_t len);
 /* A sequence of len tokens, of which all but the last are those of `base`. */
 bool bed_add(bed_t *b, bed_seq_t *q, int32_t base, uint32_t len);
 
+/* ---- gpu_mix.c ---------------------------------------------------------- */
+
+typedef struct {
+    uint32_t prompt, answer; /* tokens of each sequence, answer >= 2 */
+    uint32_t batch;          /* sequences at most */
+    uint32_t warm, steps;
+} bed_mix_t;
+
+/* Measures a full pool in its steady state, and prints a line. */
+void bed_mix(bed_t *b, const bed_mix_t *a);
+
 /* ---- gpu_parts.c: what the device can ----------------------------------- */
 
 /* Bytes read and written a second by a copy. */

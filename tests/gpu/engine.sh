@@ -8,6 +8,7 @@
 #   decode    a step against its roofline                   1 minute
 #   fit       as many sequences as fit at 4,096 tokens      2 minutes
 #   prefill   a prompt of 8,192 tokens                      1 minute
+#   mix       prompts beside answers in a full pool         3 minutes
 #   beside    Hugging Face transformers on the same model   3 minutes
 #   closed    over the ring, as many streams as fit         8 minutes
 #   sweep     over the ring, Poisson arrivals               5 minutes
@@ -16,12 +17,12 @@
 # rest goes on.  Figures land in RESULTS (default DIR/results): a line a run in
 # bench.txt, a file for each load, and gpu.md, gpu.json, gpu.svg made of all
 # that is there (results.py), also of earlier runs with the same RESULTS.
-# LOADS (prompt:answer:streams:from:to ..), RATES (requests a second ..),
+# LOADS (prompt:answer ..), RATES (requests a second ..),
 # SECONDS_EACH, POLICIES, SHAPES change what is asked.
 set -u
 dir=${1:?the bundle}
 shift
-parts=${*:-tests eval decode fit prefill beside closed sweep}
+parts=${*:-tests eval decode fit prefill mix beside closed sweep}
 out=${RESULTS:-$dir/results}
 here=$(dirname "$0")
 shapes=${SHAPES:-$here/../bench/shapes}
@@ -113,6 +114,16 @@ if wanted prefill; then
     for policy in $policies; do # static has scores
         bench "prefill-$policy" prefill --policy "$policy" --context "${PROMPT:-8192}" \
             --model "$shapes/llama-3-8b"
+    done
+fi
+
+if wanted mix; then
+    for io in ${LOADS:-2048:2048 3584:512}; do # in:out
+        for policy in $policies; do
+            bench "mix-${io%:*}-${io#*:}-$policy" mix --policy "$policy" \
+                --context "${io%:*}" --answer "${io#*:}" \
+                --steps "${MIX_STEPS:-300}" --model "$shapes/llama-3-8b"
+        done
     done
 fi
 
