@@ -33,6 +33,25 @@ typedef struct {
 bool tr_length_parse(const char *text, tr_length_t *out);
 uint32_t tr_length_draw(const tr_length_t *l, tr_rng_t *r);
 
+/* The steady state of a closed loop begins when the number of streams that have
+ * had their first token has not grown for a while. */
+typedef struct {
+    double seconds; /* to measure for, 0: not at all */
+    uint32_t streams;
+    uint64_t grown_us;                /* when their number grew last */
+    uint64_t begin_us, begin_tokens;  /* of the measurement, 0: not yet */
+    uint64_t end_us, end_tokens;      /* 0: not yet */
+} tr_steady_t;
+
+/* Tells it how many streams there are, and tokens since the run began.  True:
+ * it was measured for long enough. */
+bool tr_steady_tell(tr_steady_t *s, uint64_t now_us, uint32_t streams,
+                    uint64_t tokens);
+
+/* How much of its answer the i-th of a full engine's requests has: 0 to 1, evenly
+ * spread, in no order. */
+double tr_stagger(uint64_t i);
+
 /* ---- report: bench_report.c --------------------------------------------- */
 
 /* Growing list of microseconds. */
@@ -51,6 +70,8 @@ typedef struct {
     uint64_t good, bad;
     uint64_t prompt_tokens, output_tokens; /* of good requests */
     double seconds; /* first request sent to last one ended */
+    uint64_t begin_us; /* the first of these */
+    tr_steady_t steady;
     tr_times_t ttft, tpot, inter_token, e2e;
     struct {
         char kind[32];

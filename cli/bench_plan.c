@@ -1,5 +1,6 @@
 /*
- * Random numbers and length distributions of `tokenring bench` (bench.h).
+ * Random numbers, length distributions and the steady state of `tokenring bench`
+ * (bench.h).
  */
 #include "bench.h"
 
@@ -84,4 +85,38 @@ tr_length_draw(const tr_length_t *l, tr_rng_t *r)
         x = round(l->a + l->b * tr_rng_normal(r));
     }
     return x < 1 ? 1 : (uint32_t) x;
+}
+
+/* ---- steady state ------------------------------------------------------- */
+
+#define SETTLE_US 5000000
+
+double
+tr_stagger(uint64_t i)
+{
+    return fmod((double) i * 0.6180339887498949, 1); /* the golden section */
+}
+
+bool
+tr_steady_tell(tr_steady_t *s, uint64_t now_us, uint32_t streams,
+               uint64_t tokens)
+{
+    if (s->seconds <= 0 || s->end_us != 0) {
+        return s->end_us != 0;
+    }
+    if (streams > s->streams + s->streams / 100) {
+        s->streams = streams;
+        s->grown_us = now_us;
+        s->begin_us = 0;
+    } else if (s->begin_us == 0 && s->streams != 0
+               && now_us - s->grown_us >= SETTLE_US) {
+        s->begin_us = now_us;
+        s->begin_tokens = tokens;
+    }
+    if (s->begin_us != 0
+        && (double) (now_us - s->begin_us) >= s->seconds * 1e6) {
+        s->end_us = now_us;
+        s->end_tokens = tokens;
+    }
+    return s->end_us != 0;
 }

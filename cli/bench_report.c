@@ -104,6 +104,31 @@ print_times(const char *name, tr_times_t *t)
     printf("\n");
 }
 
+/* Tokens a second, 0: it was not reached. */
+static double
+steady_rate(const tr_steady_t *s)
+{
+    return s->end_us > s->begin_us
+               ? (double) (s->end_tokens - s->begin_tokens) * 1e6
+                     / (double) (s->end_us - s->begin_us)
+               : 0;
+}
+
+static void
+print_steady(const tr_bench_result_t *r)
+{
+    const tr_steady_t *s = &r->steady;
+
+    if (s->end_us == 0) {
+        printf("steady                 not reached\n");
+        return;
+    }
+    printf("steady                 %.1f output tokens/s, %u streams, over "
+           "%.1f s, after %.1f s\n",
+           steady_rate(s), s->streams, (double) (s->end_us - s->begin_us) / 1e6,
+           (double) (s->begin_us - r->begin_us) / 1e6);
+}
+
 void
 tr_bench_print(tr_bench_result_t *r)
 {
@@ -117,6 +142,9 @@ tr_bench_print(tr_bench_result_t *r)
            "%.1f prompt tokens/s\n",
            (double) r->good / s, (double) r->output_tokens / s,
            (double) r->prompt_tokens / s);
+    if (r->steady.seconds > 0) {
+        print_steady(r);
+    }
     printf("%-22s %10s %10s %10s %10s %10s\n", "milliseconds", "mean", "p50",
            "p90", "p95", "p99");
     print_times("time to first token", &r->ttft);
@@ -147,6 +175,20 @@ times_json(tr_times_t *t)
     return o;
 }
 
+static json_t *
+steady_json(const tr_bench_result_t *r)
+{
+    const tr_steady_t *s = &r->steady;
+    bool reached = s->end_us != 0;
+
+    return json_pack("{s:b, s:f, s:I, s:f, s:f}", "reached", reached,
+                     "output_tokens_per_s", steady_rate(s), "streams",
+                     (json_int_t) s->streams, "seconds",
+                     reached ? (double) (s->end_us - s->begin_us) / 1e6 : 0,
+                     "after_s",
+                     reached ? (double) (s->begin_us - r->begin_us) / 1e6 : 0);
+}
+
 void
 tr_bench_json(tr_bench_result_t *r, json_t *root)
 {
@@ -174,6 +216,9 @@ tr_bench_json(tr_bench_result_t *r, json_t *root)
     json_object_set_new(root, "inter_token_ms", times_json(&r->inter_token));
     json_object_set_new(root, "e2e_ms", times_json(&r->e2e));
     json_object_set_new(root, "errors", errors);
+    if (r->steady.seconds > 0) {
+        json_object_set_new(root, "steady", steady_json(r));
+    }
 }
 
 void

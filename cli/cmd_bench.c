@@ -7,6 +7,11 @@
  * they were due, so a stalled server cannot hide its queue.  Prompts are random
  * token ids of a drawn length, or lines of a file.  A request is good only if
  * its stream ended as it must, with as many tokens as were asked for.
+ *
+ * With --steady, a closed loop is measured from the moment on in which all the
+ * streams run that can, and then is cut off: what fills an engine is not
+ * counted.  --stagger brings that moment nearer: the first requests begin
+ * somewhere in their answer, as those of an engine that was full for long.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -34,7 +39,7 @@ static struct {
     int64_t concurrency, requests, warmup;
     double rate, duration;
     const char *arrivals, *prompt_tokens, *output_tokens, *prompt_file, *out;
-    bool eos, chat;
+    bool eos, chat, stagger;
 
     tr_length_t prompt_length, output_length;
     tr_rng_t rng;
@@ -44,7 +49,8 @@ static struct {
     tr_client_t *client;
     tr_bench_result_t result;
     int64_t sent, ended; /* without warm-up */
-    uint64_t begin_us, end_us, streamed;
+    uint64_t end_us, streamed;
+    uint32_t streams; /* have had their first token, and not their last */
     uint64_t drawn_us; /* last progress line */
 } g = { .sampling = { .seed = 1 },
         .prompt_tokens = "128",
@@ -64,6 +70,12 @@ static tr_option_t options[] = {
       "so many requests (default 100, or --duration)", 1, 1e9, NULL, false },
     { "duration", 'd', TR_OPTION_NUMBER, &g.duration, "SECONDS",
       "send for so long, then wait for the answers", 0.1, 86400, NULL, false },
+    { "steady", 0, TR_OPTION_NUMBER, &g.result.steady.seconds, "SECONDS",
+      "closed loop: measure so long with all streams running", 0.1, 86400, NULL,
+      false },
+    { "stagger", 0, TR_OPTION_FLAG, &g.stagger, NULL,
+      "closed loop: the first requests begin amid their answers", 0, 0, NULL,
+      false },
     { "warmup", 'w', TR_OPTION_INT, &g.warmup, "N",
       "requests beforehand that do not count", 0, 1e6, NULL, false },
     { "Requests", 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0, NULL, false },
@@ -118,9 +130,14 @@ static json_t *
 request_body(request_t *r)
 {
     json_t *body = json_object(), *prompt;
+    uint32_t age = 0;
 
     tr_options_to_json(options, body);
     r->want = tr_length_draw(&g.output_length, &g.rng);
+    if (g.stagger && r->counted && g.sent < g.concurrency) {
+        age = (uint32_t) (tr_stagger((uint64_t) g.sent) * (r->want - 1));
+        r->want -= age;
+    }
     json_object_set_new(body, "max_tokens", json_integer(r->want));
     if (!g.eos) {
         json_object_set_new(body, "ignore_eos", json_true());
@@ -128,7 +145,8 @@ request_body(request_t *r)
         r->want = 0;
     }
     if (g.n_lines == 0) {
-        prompt = random_prompt(tr_length_draw(&g.prompt_length, &g.rng));
+        prompt = random_prompt(age
+                               + tr_length_draw(&g.prompt_length, &g.rng));
     } else {
         prompt = json_string(g.lines[(size_t) g.sent % g.n_lines]);
     }
@@ -155,6 +173,7 @@ on_text(void *user, const char *text, size_t len, uint32_t tokens)
     }
     if (r->first_us == 0) {
         r->first_us = now;
+        g.streams++;
     } else if (r->counted) {
         tr_times_add(&g.result.inter_token, now - r->last_us);
     }
@@ -171,6 +190,7 @@ on_done(void *user, const tr_call_result_t *result)
     uint32_t tokens = result->has_usage ? result->completion_tokens : r->tokens;
     char message[200];
 
+    g.streams -= r->first_us != 0;
     if (!r->counted) {
         free(r);
         return;
@@ -242,7 +262,7 @@ send_one(uint64_t due_us, bool counted)
 static void
 progress(uint64_t now, bool last)
 {
-    double s = (double) (now - g.begin_us) / 1e6;
+    double s = (double) (now - g.result.begin_us) / 1e6;
 
     if (!isatty(STDERR_FILENO) || (!last && now - g.drawn_us < 200000)) {
         return;
@@ -264,7 +284,7 @@ sending(uint64_t now)
 {
     return !tr_interrupted() && (g.requests == 0 || g.sent < g.requests)
            && (g.duration <= 0
-               || now < g.begin_us + (uint64_t) (g.duration * 1e6));
+               || now < g.result.begin_us + (uint64_t) (g.duration * 1e6));
 }
 
 static uint64_t
@@ -299,7 +319,7 @@ run_warmup(tr_error_t *err)
 static int
 run_load(tr_error_t *err)
 {
-    uint64_t now = g.begin_us = tr_now_us(), due = now;
+    uint64_t now = g.result.begin_us = tr_now_us(), due = now;
     tr_status_t rc;
 
     g.streamed = 0;
@@ -322,7 +342,8 @@ run_load(tr_error_t *err)
                 break; /* let the client run between failures */
             }
         }
-        if (!sending(now) && g.client->in_flight == 0) {
+        if ((!sending(now) && g.client->in_flight == 0)
+            || tr_steady_tell(&g.result.steady, now, g.streams, g.streamed)) {
             return 0;
         }
         if (g.rate > 0 && sending(now)) {
@@ -427,12 +448,20 @@ check_options(void)
                               "A:B or normal:MEAN:DEV",
                               g.output_tokens);
     }
+    if ((g.stagger || g.result.steady.seconds > 0) && g.rate > 0) {
+        return tr_usage_error(&command, "--steady and --stagger are for a "
+                                        "closed loop, not for --rate");
+    }
+    if (g.stagger && (g.prompt_file != NULL || g.eos)) {
+        return tr_usage_error(&command, "--stagger is for random prompts with "
+                                        "answers of a given length");
+    }
     if (g.chat && g.prompt_file == NULL) {
         return tr_usage_error(&command, "--chat needs the texts of a "
                                         "--prompt-file");
     }
     g.concurrency = g.concurrency > 0 ? g.concurrency : 1;
-    if (g.requests == 0 && g.duration <= 0) {
+    if (g.requests == 0 && g.duration <= 0 && g.result.steady.seconds <= 0) {
         g.requests = 100;
     }
     /* one --seed for the arrivals, the lengths and the sampler */
@@ -463,14 +492,15 @@ tr_cmd_bench(int argc, char **argv)
     if (rc != 0) {
         fprintf(stderr, "tokenring bench: %s\n", err.text);
     }
-    g.result.seconds = (double) (g.end_us - g.begin_us) / 1e6;
+    g.result.seconds = (double) (g.end_us - g.result.begin_us) / 1e6;
     if (g.out == NULL || strcmp(g.out, "-") != 0) {
         tr_bench_print(&g.result);
     }
     if (g.out != NULL && write_json() != 0) {
         rc = 1;
     }
-    rc = rc != 0 || g.result.bad != 0;
+    rc = rc != 0 || g.result.bad != 0
+         || (g.result.steady.seconds > 0 && g.result.steady.end_us == 0);
     tr_client_close(g.client);
     tr_bench_free(&g.result);
     free(g.lines);

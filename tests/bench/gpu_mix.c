@@ -313,6 +313,10 @@ report(const counts_t *c, double seconds)
            (double) c->n_mixed / steps, (unsigned long long) c->stalls,
            bytes * 0x1p-30, bytes / (double) totals.full_bytes,
            1 - (double) tr_kv_free_pages(b->e->kv) / pages);
+    if (b->config.kv_memory != 0) {
+        printf(" kv_memory=%lluMiB",
+               (unsigned long long) b->config.kv_memory >> 20);
+    }
     say_parts(c, bytes);
     printf("\n");
 }

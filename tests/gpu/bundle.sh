@@ -14,6 +14,7 @@ mkdir -p "$out/bin" "$out/lib" "$out/tests"
 cp "$B/bin/tokenring-engine" "$B/bin/tokenring" "$B/bench/bench_gpu" "$out/bin"
 cp "$B/tests/test_model_cuda" "$B/tests/test_executor_cuda" "$out/tests"
 cp "$B/lib/libtokenring_cuda.so" "$out/lib"
+git rev-parse --short=12 HEAD >"$out/commit"
 strip "$out"/bin/* "$out"/tests/*
 # the C library is that machine's own
 for program in "$out"/bin/* "$out"/tests/*; do

@@ -10,15 +10,15 @@
 #   prefill   a prompt of 8,192 tokens                      1 minute
 #   mix       prompts beside answers in a full pool         3 minutes
 #   beside    Hugging Face transformers on the same model   3 minutes
-#   closed    over the ring, as many streams as fit         8 minutes
+#   closed    over the ring, a full pool of 24 GiB          4 minutes
 #   sweep     over the ring, Poisson arrivals               5 minutes
 #
 # All of them by default.  Each has its time limit; what fails is said and the
 # rest goes on.  Figures land in RESULTS (default DIR/results): a line a run in
 # bench.txt, a file for each load, and gpu.md, gpu.json, gpu.svg made of all
 # that is there (results.py), also of earlier runs with the same RESULTS.
-# LOADS (prompt:answer ..), RATES (requests a second ..),
-# SECONDS_EACH, POLICIES, SHAPES change what is asked.
+# LOADS, RING_LOAD (prompt:answer), RING_POOL (kv_memory), RATES (requests a
+# second), SECONDS_EACH, POLICIES, SHAPES change what is asked.
 set -u
 dir=${1:?the bundle}
 shift
@@ -34,6 +34,9 @@ export LD_LIBRARY_PATH TR_CUDA_LIBRARY
 failed=0
 begun=$(date +%s)
 engine=
+socket=${TMPDIR:-/tmp}/tokenring-$$.sock # the name of a socket is short
+COMMIT=${COMMIT:-$(cat "$dir/commit" 2>/dev/null)}
+export COMMIT
 
 wanted() {
     case " $parts " in *" $1 "*) return 0 ;; esac
@@ -146,23 +149,21 @@ ring_engine() {
     name=$1 policy=$2
     shift 2
     model=$out/llama-3-8b
-    mkdir -p "$model"
-    cp "$shapes/llama-3-8b/config.json" "$model"
-    # prompts are ids; what comes back is made text: pocket's tokenizer
-    cp models/pocket/tokenizer.json models/pocket/tokenizer_config.json "$model"
-    rm -f "$out/engine.sock"
+    [ -f "$model/tokenizer.json" ] || python3 "$here/dummy_model.py" \
+        "$shapes/llama-3-8b" models/pocket "$model" || return 1
+    rm -f "$socket"
     "$dir/bin/tokenring-engine" --model "$model" --load_format dummy \
         --backend cuda --cuda_library "$TR_CUDA_LIBRARY" \
-        --socket "$out/engine.sock" --kv_policy "$policy" \
+        --socket "$socket" --kv_policy "$policy" \
         --max_queue 8192 --swap_memory 1g "$@" 2>"$out/engine-$name.log" &
     engine=$!
     i=0
-    while [ ! -S "$out/engine.sock" ] && kill -0 $engine 2>/dev/null &&
+    while [ ! -S "$socket" ] && kill -0 $engine 2>/dev/null &&
         [ $i -lt 900 ]; do
         sleep 0.1
         i=$((i + 1))
     done
-    [ -S "$out/engine.sock" ] || {
+    [ -S "$socket" ] || {
         fail "engine $name" "$out/engine-$name.log"
         ring_end
         return 1
@@ -188,7 +189,7 @@ trap 'exit 1' INT TERM
 load() {
     name=$1 limit=$2
     shift 2
-    timeout "$limit" "$dir/bin/tokenring" bench -e "$out/engine.sock" \
+    timeout "$limit" "$dir/bin/tokenring" bench -e "$socket" \
         --json "$out/$name.json" "$@" >"$out/$name.txt" 2>&1 ||
         fail "$name" "$out/$name.txt"
     say "$name $(grep -E '^(throughput|steady)' "$out/$name.txt" | tr -s ' ' |
@@ -196,17 +197,25 @@ load() {
 }
 
 # A pool that is full all the time: as many streams as it holds, the first of
-# them somewhere in their answer, tokens counted once all of these run.
+# them somewhere in their answer, measured when all of these run.  A part of the
+# memory, since filling all of it takes minutes; beside the same without a
+# scheduler.
 if wanted closed; then
+    pool=${RING_POOL:-24g}
+    io=${RING_LOAD:-2048:2048}
+    in=${io%:*} answer=${io#*:}
     for policy in $policies; do
-        case $policy in full) n=320 ;; *) n=896 ;; esac
-        ring_engine "closed-$policy" "$policy" --max_model_len 4160 \
-            --max_num_seqs 1024 --max_batch_tokens 8192 || continue
-        for io in ${LOADS:-2048:2048 3584:512}; do # in:out
-            load "closed-$policy-${io%:*}-${io#*:}" 200 -c "${STREAMS:-$n}" \
-                -P "${io%:*}" -O "${io#*:}" --stagger \
-                --steady "${STEADY_SECONDS:-40}"
-        done
+        bench "alone-$policy" mix --policy "$policy" --context "$in" \
+            --answer "$answer" --steps "${MIX_STEPS:-300}" \
+            --set "kv_memory=$pool" --model "$shapes/llama-3-8b"
+        n=$(grep "^bench=mix.* policy=\"$policy.* kv_memory=" "$out/bench.txt" |
+            tail -n 1 | tr ' ' '\n' | sed -n 's/^batch=//p')
+        [ -n "$n" ] || continue
+        ring_engine "closed-$policy" "$policy" --kv_memory "$pool" \
+            --max_model_len $((in + answer + 64)) --max_num_seqs $((n + 8)) \
+            --max_batch_tokens 4096 || continue
+        load "closed-$policy-$in-$answer" 150 -c "$n" -P "$in" -O "$answer" \
+            --stagger --steady "${STEADY_SECONDS:-25}" -d 140
         ring_end
     done
 fi
@@ -215,7 +224,7 @@ if wanted sweep; then
     for policy in $policies; do
         ring_engine "sweep-$policy" "$policy" --max_model_len 2048 \
             --max_num_seqs 1024 --max_batch_tokens 4096 || continue
-        for rate in ${RATES:-2 5 10 15 20}; do
+        for rate in ${RATES:-4 12 20 28 34 40}; do
             load "poisson-$policy-$rate" 90 --rate "$rate" \
                 -d "${SECONDS_EACH:-20}" -P 256:1024 -O 64:256 -w 2
         done
