@@ -38,9 +38,9 @@ uint32_t tr_length_draw(const tr_length_t *l, tr_rng_t *r);
 typedef struct {
     double seconds; /* to measure for, 0: not at all */
     uint32_t streams;
-    uint64_t grown_us;                /* when their number grew last */
-    uint64_t begin_us, begin_tokens;  /* of the measurement, 0: not yet */
-    uint64_t end_us, end_tokens;      /* 0: not yet */
+    uint64_t grown_us;               /* when their number grew last */
+    uint64_t begin_us, begin_tokens; /* of the measurement, 0: not yet */
+    uint64_t end_us, end_tokens;     /* 0: not yet */
 } tr_steady_t;
 
 /* Tells it how many streams there are, and tokens since the run began.  True:
@@ -69,7 +69,7 @@ uint64_t tr_times_percentile(tr_times_t *t, double p);
 typedef struct {
     uint64_t good, bad;
     uint64_t prompt_tokens, output_tokens; /* of good requests */
-    double seconds; /* first request sent to last one ended */
+    double seconds;    /* first request sent to last one ended */
     uint64_t begin_us; /* the first of these */
     tr_steady_t steady;
     tr_times_t ttft, tpot, inter_token, e2e;

@@ -50,7 +50,7 @@ static struct {
     tr_bench_result_t result;
     int64_t sent, ended; /* without warm-up */
     uint64_t end_us, streamed;
-    uint32_t streams; /* have had their first token, and not their last */
+    uint32_t streams;  /* have had their first token, and not their last */
     uint64_t drawn_us; /* last progress line */
 } g = { .sampling = { .seed = 1 },
         .prompt_tokens = "128",
@@ -145,8 +145,7 @@ request_body(request_t *r)
         r->want = 0;
     }
     if (g.n_lines == 0) {
-        prompt = random_prompt(age
-                               + tr_length_draw(&g.prompt_length, &g.rng));
+        prompt = random_prompt(age + tr_length_draw(&g.prompt_length, &g.rng));
     } else {
         prompt = json_string(g.lines[(size_t) g.sent % g.n_lines]);
     }

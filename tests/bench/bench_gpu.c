@@ -136,10 +136,9 @@ read_options(int argc, char **argv)
     set("backend", "cuda");
     set("load_format", "dummy");
     set("model", "tests/bench/shapes/llama-3-8b");
-    set("max_batch_tokens",
-        strcmp(o.mode, "prefill") == 0 ? "8192"
-        : mix                          ? "4096"
-                                       : "2048");
+    set("max_batch_tokens", strcmp(o.mode, "prefill") == 0 ? "8192"
+                            : mix                          ? "4096"
+                                                           : "2048");
     set("swap_memory", "0");
     for (int i = 2; i < argc; i += 2) {
         if (i + 1 == argc) {
@@ -404,7 +403,8 @@ run_prefill(void)
     printf(" ttft_ms=%.2f device_ms=%.2f compress_ms=%.2f scored=%d"
            " tflop=%.1f tflop_s=%.0f peak_tflop_s=%.0f share=%.3f\n",
            ms, device_ms, compress_ms, bed.e->policies[0].policy->scored,
-           work * 1e-12, work / ms * 1e-9, peak * 1e-12, work / ms * 1e3 / peak);
+           work * 1e-12, work / ms * 1e-9, peak * 1e-12,
+           work / ms * 1e3 / peak);
 }
 
 static void

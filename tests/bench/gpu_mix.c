@@ -30,7 +30,7 @@ static struct {
     bed_t *b;
     uint32_t prompt, answer, n;
     state_t state[BED_SEQS_MAX];
-    uint32_t held[BED_SEQS_MAX];              /* no row before this step */
+    uint32_t held[BED_SEQS_MAX];               /* no row before this step */
     uint32_t who[TR_CUDA_TURNS][BED_SEQS_MAX]; /* of the rows of a batch */
     tr_batch_t batch[TR_CUDA_TURNS];
     bool mixed[TR_CUDA_TURNS]; /* the batch has rows of prompts */
@@ -218,7 +218,8 @@ take_row(uint32_t i, const tr_batch_item_t *item, uint32_t step)
 {
     bed_seq_t *q = &m.b->seqs[i];
 
-    if (item->status == TR_AGAIN && item->pos >= m.prompt) { /* again, behind what is under way */
+    if (item->status == TR_AGAIN
+        && item->pos >= m.prompt) { /* again, behind what is under way */
         m.c.stalls++;
         if (item->pos < q->len) {
             q->number -= q->len - item->pos;
@@ -299,8 +300,7 @@ report(const counts_t *c, double seconds)
 
     tr_kv_totals(b->e->kv, &totals);
     for (uint32_t i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
-        bytes += (double) totals.pages[i]
-                 * (double) tr_kv_page_bytes(b->e->kv);
+        bytes += (double) totals.pages[i] * (double) tr_kv_page_bytes(b->e->kv);
     }
     printf("bench=mix model=%s policy=\"%s\" gpu=\"%s\" prompt=%u answer=%u"
            " batch=%u steps=%u seconds=%.2f tokens_s=%.0f prompts_s=%.2f"

@@ -126,11 +126,10 @@ bed_peak(bed_t *b, uint32_t side)
 {
     const tr_model_cuda_t *m = b->x->model;
     multiplying_t largest = {
-        m->products,
-        tr_model_cuda_product(m, TR_PART_GATE_UP,
-                              m->layers[0].part[TR_PART_GATE_UP], m->normed,
-                              m->ld_hidden, m->max_rows, m->gate_up,
-                              m->ld_gate_up)
+        m->products, tr_model_cuda_product(m, TR_PART_GATE_UP,
+                                           m->layers[0].part[TR_PART_GATE_UP],
+                                           m->normed, m->ld_hidden, m->max_rows,
+                                           m->gate_up, m->ld_gate_up)
     };
     double speed = work_of(&largest.product) / timed(b, multiply_once, &largest)
                    * 1e6;

@@ -114,9 +114,23 @@ for (const name of ['ring', 'HTTP']) {
   });
 }
 
+test('bench: a closed loop in its steady state', async () => {
+  const file = path.join(stack.dir, 'bench-steady.json');
+  const r = await cli(['bench', ...targets().ring, '-c', '4', '-P', '16',
+    '-O', '64', '--stagger', '--steady', '0.5', '--json', file]);
+  assert.equal(r.status, 0, r.err);
+  assert.match(r.out, /steady +\d+\.\d output tokens\/s, 4 streams/);
+  const value = JSON.parse(fs.readFileSync(file, 'utf8'));
+  assert.equal(value.bad, 0);
+  assert.equal(value.steady.reached, true);
+  assert.ok(value.steady.output_tokens_per_s > 0);
+  assert.ok(value.steady.after_s >= 5);
+});
+
 test('usage errors: status 2, and what would be right', async () => {
   for (const args of [[], ['frobnicate'], ['generate'], ['stats'],
-    ['tokenize'], ['generate', '--colour'], ['bench', '-c', 'many']]) {
+    ['tokenize'], ['generate', '--colour'], ['bench', '-c', 'many'],
+    ['bench', ...targets().ring, '--rate', '5', '--steady', '1']]) {
     const r = await cli(args);
     assert.equal(r.status, 2, `${args}: ${r.err}`);
     assert.ok(r.err.length > 0);

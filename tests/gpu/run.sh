@@ -1,9 +1,11 @@
 #!/bin/sh
 # Everything that needs a GPU: correctness, compute-sanitizer, benchmarks beside
-# PyTorch, one summary at the end.
+# PyTorch, the whole engine, one summary at the end.
 #
 #   tests/gpu/run.sh             after `make cuda`; B=DIR as there
 #   RESULTS=FILE tests/gpu/run.sh    also writes the summary there
+#   BUNDLE=DIR tests/gpu/run.sh  and the whole engine out of what bundle.sh made
+#                                (PARTS of engine.sh, default all)
 #
 # compute-sanitizer and PyTorch are used where they are found; what was left out
 # is said.  Exits with 0 when all that was run held.
@@ -74,6 +76,16 @@ if python3 -c 'import torch' 2>/dev/null; then
     python3 "$here/bench_sdpa.py" 2>&1 | tee -a "$out"
 else
     say "left out: PyTorch was not found"
+fi
+if [ -n "$BUNDLE" ]; then
+    say ""
+    # its own RESULTS is a directory; the status of tee is not that of engine.sh
+    # shellcheck disable=SC2086
+    { RESULTS='' sh "$here/engine.sh" "$BUNDLE" $PARTS 2>&1 || echo "FAILED  engine"; } |
+        tee -a "$out"
+    ! grep -q '^FAILED  engine$' "$out" || failed=1
+else
+    say "left out: the whole engine; BUNDLE names what tests/gpu/bundle.sh made"
 fi
 [ -z "$RESULTS" ] || cp "$out" "$RESULTS"
 rm -f "$out"

@@ -162,6 +162,77 @@ test_errors_are_counted_by_kind(void **state)
                      100 - (TR_BENCH_KINDS - 3));
 }
 
+/* So much later, with a token a millisecond since the beginning. */
+static bool
+tell(tr_steady_t *s, uint64_t *now, uint64_t ms, uint32_t streams)
+{
+    *now += ms * 1000;
+    return tr_steady_tell(s, *now, streams, *now / 1000);
+}
+
+static void
+test_the_steady_state_begins_when_no_more_streams_come(void **state)
+{
+    tr_steady_t s = { .seconds = 2 };
+    uint64_t now = 1000000;
+
+    (void) state;
+    assert_false(tell(&s, &now, 0, 0)); /* nobody runs yet */
+    assert_false(tell(&s, &now, 9000, 0));
+    assert_int_equal(s.begin_us, 0);
+    for (uint32_t n = 10; n <= 300; n += 10) {
+        assert_false(tell(&s, &now, 1000, n));
+    }
+    assert_int_equal(s.grown_us, now);
+    for (uint32_t i = 1; i < 5; i++) { /* 1% up and down is no growth */
+        assert_false(tell(&s, &now, 1000, 298 + 5 * (i % 2)));
+        assert_int_equal(s.begin_us, 0);
+    }
+    assert_false(tell(&s, &now, 1000, 300));
+    assert_int_equal(s.begin_us, now);
+    assert_false(tell(&s, &now, 1000, 400)); /* more after all: once more */
+    assert_int_equal(s.begin_us, 0);
+    assert_false(tell(&s, &now, 5000, 390));
+    assert_int_equal(s.begin_tokens, now / 1000);
+    assert_false(tell(&s, &now, 1999, 390));
+    assert_true(tell(&s, &now, 1, 390));
+    assert_int_equal(s.end_us - s.begin_us, 2000000);
+    assert_int_equal(s.end_tokens - s.begin_tokens, 2000);
+    assert_int_equal(s.streams, 400);
+    assert_int_equal(s.end_us, now);
+    assert_true(tell(&s, &now, 1000, 500)); /* it stays so */
+    assert_int_equal(s.end_us, now - 1000000);
+}
+
+static void
+test_nothing_is_steady_unasked(void **state)
+{
+    tr_steady_t s = { .seconds = 0 };
+
+    (void) state;
+    assert_false(tr_steady_tell(&s, 1, 4, 0));
+    assert_false(tr_steady_tell(&s, 1ull << 40, 4, 100));
+}
+
+static void
+test_staggered_requests_have_every_age(void **state)
+{
+    (void) state;
+    for (uint64_t n = 10; n <= 1000; n *= 10) {
+        uint32_t in[10] = { 0 };
+
+        for (uint64_t i = 0; i < n; i++) {
+            double age = tr_stagger(i);
+
+            assert_true(age >= 0 && age < 1);
+            in[(int) (age * 10)]++;
+        }
+        for (int k = 0; k < 10; k++) {
+            assert_in_range(in[k], n / 10 - 1, n / 10 + 1);
+        }
+    }
+}
+
 int
 main(void)
 {
@@ -173,6 +244,10 @@ main(void)
         cmocka_unit_test(test_the_same_seed_gives_the_same_run),
         cmocka_unit_test(test_percentiles_are_by_nearest_rank),
         cmocka_unit_test(test_errors_are_counted_by_kind),
+        cmocka_unit_test(
+            test_the_steady_state_begins_when_no_more_streams_come),
+        cmocka_unit_test(test_nothing_is_steady_unasked),
+        cmocka_unit_test(test_staggered_requests_have_every_age),
     };
 
     return cmocka_run_group_tests_name("bench_plan", tests, NULL, NULL);
