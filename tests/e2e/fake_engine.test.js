@@ -74,6 +74,10 @@ before(async () => {
         tokenring_idle_timeout 400ms;
         tokenring_pass fake;
       }
+      location /idle/v1/ {
+        tokenring_idle_timeout 400ms;
+        tokenring_pass fake;
+      }
       location /mirrored/v1/ { mirror /shadow; tokenring_pass fake; }
       location = /shadow {
         internal;
@@ -208,7 +212,7 @@ for (const how of ['type', 'short', 'long', 'length', 'choice', 'logprobs',
     const errors = 'tokenring_gateway_protocol_errors_total';
     const seen = (await stack.metrics()).value(errors);
     const bystander = stream(url, {
-      fake: 'tokens', count: 1000, ms: 10, stream: true,
+      fake: 'tokens', count: 100000, ms: 10, stream: true,
     });
     await bystander.when(() => bystander.text().length > 0);
     const victim = await stream(url, {
@@ -297,8 +301,8 @@ test('an engine that says nothing: 504', async () => {
 });
 
 test('an engine that stops between tokens: an error event', async () => {
-  const s = await stream(hasty, {
-    fake: 'tokens', count: 2, ms: 60000, stream: true,
+  const s = await stream(url.replace('/v1/', '/idle/v1/'), {
+    fake: 'tokens', count: 2, ms: 600000, stream: true,
   }).finished;
   assert.equal(s.events.at(-1).error.code, 'timeout');
   assert.equal(s.done, false);
@@ -316,8 +320,9 @@ test('a hang-up that the engine does not answer is logged anyway', async () => {
 });
 
 test('an engine dies: 503 before the head, an event after it', async () => {
-  const s = stream(url, { fake: 'tokens', count: 100, ms: 20, stream: true });
-  const whole = post(url, { fake: 'tokens', count: 100, ms: 20 });
+  const s = stream(url, { fake: 'tokens', count: 100000, ms: 20,
+    stream: true });
+  const whole = post(url, { fake: 'tokens', count: 100000, ms: 20 });
   await s.when(() => s.text().length > 0);
   await post(url, { fake: 'die', count: 1 }).then((r) => {
     assert.equal(r.status, 503);
@@ -398,7 +403,7 @@ for (const [mode, status, code, reason] of [
 }
 
 test('a stream that worker_shutdown_timeout cuts is logged as it was', async () => {
-  const s = stream(url, { fake: 'tokens', count: 1000, ms: 20, stream: true },
+  const s = stream(url, { fake: 'tokens', count: 100000, ms: 20, stream: true },
     { headers: { 'X-Mark': 'shutdown' } });
   await s.when(() => s.text().length > 0);
   await stack.reload();
@@ -411,7 +416,6 @@ test('a stream that worker_shutdown_timeout cuts is logged as it was', async () 
 });
 
 test('nothing is left behind and nothing was out of order', async () => {
-  const m = await stack.metrics();
-  assert.equal(m.value('tokenring_gateway_active_requests'), 0);
+  await stack.active(0);
   assert.deepEqual(stack.complaints(), []);
 });

@@ -6,8 +6,10 @@
 // drained are passed over; and `tokenring drain` loses no request.
 //
 // Backend null gives the same text wherever it runs, and tokens at a set pace:
-// what a test must find running is a LONG answer, which takes two minutes, or is
-// on an engine that is slow or stopped.
+// what a test must find running is a LONG answer, which takes ten minutes, or is
+// on an engine that is slow or stopped.  A STILL engine gives first tokens at once
+// and the next ones after a minute or two: what its requests hold stays as it is,
+// so that who gets the next one can be said exactly, one after the other.
 
 const { test } = require('node:test');
 const assert = require('node:assert/strict');
@@ -19,7 +21,8 @@ const { post, stream, request } = require('./lib/http');
 
 const TOKENRING = path.join(BUILD, 'bin/tokenring');
 const NULL = { backend: 'null', null_rate: 25, kv_memory: '64m' };
-const LONG = { stream: true, max_tokens: 3000 };
+const STILL = { null_rate: 0.01 };
+const LONG = { stream: true, max_tokens: 20000 };
 
 function withFleet(options, body) {
   return async () => {
@@ -72,8 +75,8 @@ function checkError(value, code = 'engine_unavailable') {
   assert.equal(value.error.type, 'server_error');
 }
 
-test('a long prompt on one engine sends short ones to the other', withFleet({},
-  async (stack, url) => {
+test('a long prompt on one engine sends short ones to the other', withFleet(
+  { each: STILL }, async (stack, url) => {
     const long = stream(url, prompt(3000, LONG));
     await begun(long);
     const busy = (await shared(stack, 1))[0] === 1 ? 0 : 1;
@@ -96,8 +99,8 @@ test('a long prompt on one engine sends short ones to the other', withFleet({},
       && await gauge(stack, 'outstanding_tokens', 1) === 0, 'nothing is left');
   }));
 
-test('two workers share the load as one does', withFleet({ workers: 2 },
-  async (stack, url) => {
+test('two workers share the load as one does', withFleet(
+  { workers: 2, each: STILL }, async (stack, url) => {
     const all = [];
     for (let i = 0; i < 12; i++) {
       all.push(stream(url, prompt(20, LONG)));
@@ -109,7 +112,8 @@ test('two workers share the load as one does', withFleet({ workers: 2 },
 
 test('weights: three times the tokens for weight 3', async () => {
   const stack = await Stack.start({
-    engine: NULL, engines: { second: NULL }, pass: 'fleet',
+    engine: { ...NULL, ...STILL }, engines: { second: { ...NULL, ...STILL } },
+    pass: 'fleet',
     http: 'tokenring_engine fleet unix:DIR/main.sock weight=3;'
       + 'tokenring_engine fleet unix:DIR/second.sock;',
   });
@@ -133,13 +137,12 @@ test('an engine is killed: what does not stream yet is answered by the other',
     const [first, second] = [stack.engine, stack.others[0]];
     const wish = prompt(10, { max_tokens: 20 });
     const want = (await post(url, wish)).json().choices[0].text;
-    // Everything is at the first one, alone: it gives first tokens at once and
-    // the second ones after minutes.  Three stream, five run unseen, and no
-    // more have room; ten wait.
+    // Everything is at the first one, alone: three stream, five run unseen, and
+    // no more have room; ten wait.
     await second.kill('SIGKILL');
     await first.kill('SIGTERM');
     await connected(stack, 0);
-    await first.start({ null_rate: 0.01 });
+    await first.start(STILL);
     await connected(stack, 1);
     const broken = Array.from({ length: 3 }, () =>
       stream(url, { ...wish, ...LONG }));
@@ -201,7 +204,7 @@ const engineWith = (stack, n) => until(async () => {
 
 test('a request is sent again once, not for ever', withFleet(
   { others: ['second', 'third'] }, async (stack, url) => {
-    const answer = post(url, prompt(10, { max_tokens: 3000 }));
+    const answer = post(url, prompt(10, { max_tokens: 20000 }));
     await (await engineWith(stack, 1)).kill('SIGKILL');
     await (await engineWith(stack, 1)).kill('SIGKILL');
     const r = await answer;
@@ -218,12 +221,21 @@ test('a chat that waits behind keep-alive comments can still move', withFleet({
 }, async (stack, url) => {
   const first = [0, 1].map(() => stream(url, prompt(10, LONG)));
   await Promise.all(first.map(begun));
+  await until(async () => await running(stack, 0) === 1
+    && await running(stack, 1) === 1, 'both have one');
   const chat = stream(`${stack.url}/v1/chat/completions`, {
     model: 'pocket', stream: true, max_tokens: 20,
     messages: [{ role: 'user', content: 'Hello!' }],
   });
   await chat.when(() => chat.comments.length > 2);
-  const at = await gauge(stack, 'num_requests_waiting', 0) === 1 ? 0 : 1;
+  let at;
+  await until(async () => {
+    at = [];
+    for (const i of [0, 1]) {
+      if (await gauge(stack, 'num_requests_waiting', i) === 1) at.push(i);
+    }
+    return at.length === 1;
+  }, () => `it waits at one engine: ${at}`);
   await [stack.engine, ...stack.others][at].kill('SIGKILL');
   await until(async () => await retries(stack) === 1, 'it has moved');
   first.forEach((x) => x.hangUp());

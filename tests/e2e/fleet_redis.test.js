@@ -25,8 +25,7 @@ before(async () => {
     http: `tokenring_redis ${redis.address};`,
     location: 'tokenring_resumable on;',
   });
-  await until(async () => (await stack.metrics())
-    .value('tokenring_connected_workers') === 2, 'both are connected');
+  await connected(2);
   url = `${stack.url}/v1/completions`;
 });
 
@@ -41,13 +40,19 @@ const wish = (more = {}) => ({
 });
 const waiting = async (i) => (await stack.metrics())
   .value('tokenring_num_requests_waiting', { replica: String(i) });
+const running = async (i) => (await stack.metrics())
+  .value('tokenring_num_requests_running', { replica: String(i) });
+const connected = (n) => until(async () => (await stack.metrics())
+  .value('tokenring_connected_workers') === n, `${n} engines are connected`);
 const again = (id) =>
   stream(`${stack.url}/v1/requests/${id}/stream`, undefined, {}).finished;
 
 test('a resumable stream moves to another engine, and is read again there',
   async () => {
-    const first = [0, 1].map(() => stream(url, wish({ max_tokens: 3000 })));
+    const first = [0, 1].map(() => stream(url, wish({ max_tokens: 9000 })));
     await Promise.all(first.map((s) => s.when(() => s.text().length > 0)));
+    await until(async () => await running(0) === 1 && await running(1) === 1,
+      'both have one');
     const moved = stream(url, wish({ max_tokens: 20 }));
     await until(async () => await waiting(0) + await waiting(1) === 1,
       'it waits');
@@ -69,22 +74,23 @@ test('a resumable stream moves to another engine, and is read again there',
     assert.equal(copy.raw, s.raw, 'byte for byte');
     await Promise.all(first.map((x) => x.finished));
     await [stack.engine, ...stack.others][at].start();
+    await connected(2);
   });
 
 test('an answer that is not streamed moves, too, and its state is whole',
   async () => {
-    await until(async () => (await stack.metrics())
-      .value('tokenring_connected_workers') === 2, 'both are connected');
-    const answer = post(url, wish({ stream: false, max_tokens: 250 }));
-    const at = await until(async () => {
-      const m = await stack.metrics();
-      for (let i = 0; i < 2; i++) {
-        if (m.value('tokenring_num_requests_running',
-          { replica: String(i) }) === 1) return i + 1;
-      }
-      return 0;
-    }, 'it runs') - 1;
-    await [stack.engine, ...stack.others][at].kill('SIGKILL');
+    // The first one alone, which does not get far; then there is another.
+    const [first, second] = [stack.engine, stack.others[0]];
+    await second.kill('SIGKILL');
+    await first.kill('SIGTERM');
+    await connected(0);
+    await first.start({ null_rate: 0.1 });
+    await connected(1);
+    const answer = post(url, wish({ stream: false, max_tokens: 50 }));
+    await until(async () => await running(0) === 1, 'it runs');
+    await second.start();
+    await connected(2);
+    await first.kill('SIGKILL');
     const r = await answer;
     assert.equal(r.status, 200, r.text);
     const id = r.headers['x-tokenring-id'];
@@ -94,12 +100,12 @@ test('an answer that is not streamed moves, too, and its state is whole',
       return got.status === 200 && got.json().state === 'done' ? got.json()
         : null;
     }, 'its state is final');
-    assert.equal(state.engine, at === 0 ? 'second' : 'main');
-    await [stack.engine, ...stack.others][at].start();
+    assert.equal(state.engine, 'second');
+    await first.start({ null_rate: 25 });
   });
 
 test('an engine that is drained says so in Redis', async () => {
-  const heartbeat = async () => (await redis.hash('tr:engine:{second}')).state;
+  const heartbeat = async () => ((await redis.hash('tr:engine:{second}')) || {}).state;
   await until(async () => await heartbeat() === 'ready', 'ready');
   const drain = (...args) => spawnSync(path.join(BUILD, 'bin/tokenring'),
     ['drain', ...args, stack.others[0].socket], { encoding: 'utf8' });

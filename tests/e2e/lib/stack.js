@@ -394,6 +394,13 @@ ${temp}
     }, () => `idle engine\n${this.logs()}`);
   }
 
+  // Waits until it has nothing to do and all pages are free.
+  async freed() {
+    await this.idle();
+    await until(async () => (await this.metrics())
+      .value('tokenring_kv_cache_usage_ratio') === 0, 'all pages are free');
+  }
+
   // Lines of the access log that carry this X-Mark header; waits for `count`.
   async logged(mark, count = 1) {
     return until(() => {
