@@ -23,13 +23,6 @@ const GPU = {
   max_batch_tokens: 256,
 };
 
-// Nothing runs, and all pages are free, which the host hears a step later.
-async function emptied(stack) {
-  await stack.idle();
-  await until(async () => (await stack.metrics())
-    .value('tokenring_kv_cache_usage_ratio') === 0, 'all pages are free');
-}
-
 test('answers, by graph and without, each under its policy', async () => {
   const stack = await Stack.start({
     engine: { ...GPU, kv_policies: 'diffkv kivi quest' },
@@ -55,7 +48,7 @@ test('answers, by graph and without, each under its policy', async () => {
       assert.ok(s.text().length > 0 && s.done);
       if (i % 4 === 0) assert.equal(s.text(), goldens[i].continuation);
     });
-    await emptied(stack);
+    await stack.freed();
     assert.deepEqual(stack.complaints(), []);
   } finally {
     await stack.stop();
@@ -103,7 +96,7 @@ test('an abort frees what it held', async () => {
     });
     await until(() => s.events.length > 3, 'some tokens');
     s.hangUp();
-    await emptied(stack);
+    await stack.freed();
   } finally {
     await stack.stop();
   }
@@ -123,7 +116,11 @@ test('a pool that is too small: sequences make way, and come back the same',
       }).finished;
       const alone = [];
       for (let i = 0; i < 6; i += 1) alone.push((await ask(i)).text());
-      const all = await Promise.all(Array.from({ length: 24 }, (_, i) => ask(i)));
+      stack.engine.signal('SIGSTOP'); // until they are all there
+      const asked = Array.from({ length: 24 }, (_, i) => ask(i));
+      await stack.active(24);
+      stack.engine.signal('SIGCONT');
+      const all = await Promise.all(asked);
       all.forEach((s, i) => {
         assert.ok(s.done && !s.cut, `stream ${i}`);
         assert.equal(s.text(), alone[i % 6], `stream ${i}`);

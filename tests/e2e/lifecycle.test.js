@@ -20,6 +20,9 @@ const {
 const { post, stream, request } = require('./lib/http');
 const { chat, endless } = require('./lib/prompts');
 
+// What must be running when something dies: tokens at a set pace, for minutes.
+const PACED = { backend: 'null', null_rate: 25 };
+const LONG = 20000;
 const KINDS = 6;
 const TOKENS = 160;
 
@@ -174,14 +177,14 @@ test('no engine at the start: 503, and picked up when it comes', with_stack(
     assert.deepEqual(stack.complaints(), []);
   }));
 
-test('engine killed: error events, 503, recovery', with_stack({ workers: 2 },
-  async (stack, url) => {
+test('engine killed: error events, 503, recovery', with_stack(
+  { workers: 2, engine: PACED }, async (stack, url) => {
     const workers = stack.workers();
-    const streams = load(url, 10, 3000);
+    const streams = load(url, 10, LONG);
     await Promise.all(streams.map(begun));
     // Not streaming: headers not sent, so these get 503.
     const whole = Array.from({ length: 3 }, (_, i) =>
-      post(url, { ...endless(i, 3000), stream: false }));
+      post(url, { ...endless(i, LONG), stream: false }));
     await until(async () => (await stack.metrics())
       .value('tokenring_num_requests_running') === 13, 'all run');
     await stack.engine.kill('SIGKILL');
@@ -258,8 +261,8 @@ test('engine stopped by SIGTERM: running requests finish first', with_stack(
   }));
 
 test('engine drained past its limit: the rest ends with an error', with_stack(
-  { engine: { drain_timeout: '300ms' } }, async (stack, url) => {
-    const streams = load(url, 4, 3900);
+  { engine: { ...PACED, drain_timeout: '300ms' } }, async (stack, url) => {
+    const streams = load(url, 4, LONG);
     await Promise.all(streams.map(begun));
     const end = await stack.engine.kill('SIGTERM');
     assert.deepEqual(end, { code: 0, signal: null });
@@ -271,26 +274,24 @@ test('engine drained past its limit: the rest ends with an error', with_stack(
 test('a worker killed under load takes only its own clients', with_stack(
   { workers: 2 }, async (stack, url) => {
     const texts = await alone(url, 400);
-    // The worker of each connection is learnt from its own log variable.
-    const streams = load(url, 16, 400);
-    await Promise.all(streams.map(begun));
-    const [victim, other] = stack.workers();
-    process.kill(victim, 'SIGKILL');
-    const done = await Promise.all(streams.map((s) => s.finished));
-    const whole = done.filter((s) => s.done);
-    const cut = done.filter((s) => !s.done);
-    assert.ok(cut.every((s) => s.cut), 'the victims\' connections are cut');
-    assert.ok(cut.length > 0 && whole.length > 0,
-      `both workers had streams: ${whole.length} and ${cut.length}`);
-    done.forEach((s, i) => {
-      if (s.done) checkWhole(s, texts, i);
-      else assert.ok(texts[i % KINDS].startsWith(s.text()), 'a true beginning');
-    });
-    await stack.idle();
-    const m = await stack.metrics();
-    assert.equal(m.value('tokenring_kv_cache_usage_ratio'), 0);
-    assert.ok(stack.workers().includes(other));
-    await until(() => stack.workers().length === 2, 'the worker is respawned');
+    // On a busy machine they may be over before their worker dies: once more.
+    await until(async () => {
+      const streams = load(url, 16, 400);
+      await Promise.all(streams.map(begun));
+      const [victim, other] = stack.workers();
+      process.kill(victim, 'SIGKILL');
+      const done = await Promise.all(streams.map((s) => s.finished));
+      const cut = done.filter((s) => !s.done);
+      assert.ok(cut.every((s) => s.cut), 'the victims\' connections are cut');
+      done.forEach((s, i) => {
+        if (s.done) checkWhole(s, texts, i);
+        else assert.ok(texts[i % KINDS].startsWith(s.text()), 'a true beginning');
+      });
+      await stack.freed();
+      assert.ok(stack.workers().includes(other));
+      await until(() => stack.workers().length === 2, 'the worker is respawned');
+      return cut.length > 0 && cut.length < done.length;
+    }, 'both workers had streams');
     (await Promise.all(load(url, 12, 20).map((s) => s.finished)))
       .forEach((s) => assert.ok(s.done));
   }));

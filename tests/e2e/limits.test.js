@@ -6,9 +6,13 @@
 const { test } = require('node:test');
 const assert = require('node:assert/strict');
 const OpenAI = require('openai');
-const { Stack, until } = require('./lib/stack');
+const { Stack, until, sleep } = require('./lib/stack');
 const { post, stream, request } = require('./lib/http');
 const { chat, endless } = require('./lib/prompts');
+
+// What must be running meanwhile: tokens at a set pace, for minutes.
+const PACED = { backend: 'null', null_rate: 25 };
+const LONG = 20000;
 
 function with_stack(options, body) {
   return async () => {
@@ -26,8 +30,8 @@ const waiting = async (stack) => (await stack.metrics())
   .value('tokenring_num_requests_waiting');
 
 test('a full queue: 429 with Retry-After, RateLimitError', with_stack(
-  { engine: { max_num_seqs: 2, max_queue: 3 } }, async (stack, url) => {
-    const busy = [0, 1].map((i) => stream(url, endless(i, 3900)));
+  { engine: { ...PACED, max_num_seqs: 2, max_queue: 3 } }, async (stack, url) => {
+    const busy = [0, 1].map((i) => stream(url, endless(i, LONG)));
     await Promise.all(busy.map((s) => s.when(() => s.text().length > 0)));
     const queued = [0, 1, 2].map((i) => stream(url, endless(i, 10)));
     await until(async () => await waiting(stack) === 3, 'three wait');
@@ -65,6 +69,7 @@ test('a burst: every request is served or refused, none is lost', with_stack(
   }));
 
 test('limit_req, limit_conn, client_max_body_size speak OpenAI', with_stack({
+  engine: PACED,
   http: `limit_req_zone $binary_remote_addr zone=req:1m rate=1r/m;
     limit_conn_zone $binary_remote_addr zone=conn:1m;
     limit_req_status 429;
@@ -128,7 +133,7 @@ test('limit_req, limit_conn, client_max_body_size speak OpenAI', with_stack({
   });
   await assert.rejects(client.chat.completions.create(chat('Hello!')),
     OpenAI.AuthenticationError);
-  const busy = stream(at('few'), endless(0, 3900));
+  const busy = stream(at('few'), endless(0, LONG));
   await busy.when(() => busy.text().length > 0);
   error(await post(at('few'), chat('Hello!')), 429, 'rate_limit_error');
   busy.hangUp();
@@ -136,14 +141,14 @@ test('limit_req, limit_conn, client_max_body_size speak OpenAI', with_stack({
 }));
 
 test('too long in the queue: tokenring_queue_timeout', with_stack({
-  engine: { max_num_seqs: 1 },
+  engine: { ...PACED, max_num_seqs: 1 },
   server: `location = /hasty/v1/chat/completions {
         tokenring_queue_timeout 300ms;
         rewrite ^/hasty(/.*)$ $1 break;
         tokenring_pass main;
     }`,
 }, async (stack, url) => {
-  const busy = stream(url, endless(0, 3900));
+  const busy = stream(url, endless(0, LONG));
   await busy.when(() => busy.text().length > 0);
   const r = await post(url.replace('/v1/', '/hasty/v1/'), chat('Hello!'));
   assert.equal(r.status, 504, r.text);
@@ -156,7 +161,7 @@ test('too long in the queue: tokenring_queue_timeout', with_stack({
 
 test('a long prefill is not the queue: tokenring_first_token_timeout', with_stack({
   engine: { max_num_seqs: 1, max_batch_tokens: 4 },
-  location: 'tokenring_queue_timeout 1s;',
+  location: 'tokenring_queue_timeout 3s;',
   server: `location = /short/v1/chat/completions {
         tokenring_first_token_timeout 100ms;
         rewrite ^/short(/.*)$ $1 break;
@@ -165,18 +170,30 @@ test('a long prefill is not the queue: tokenring_first_token_timeout', with_stac
 }, async (stack, url) => {
   // some 900 steps of four tokens each before the first one comes out
   const long = chat('the fox and '.repeat(900), { max_tokens: 3 });
-  const r = await post(url, long);
+  const answer = post(url, long);
+  // Some steps later it stays in its prefill for longer than the queue's limit.
+  await until(async () => (await stack.metrics())
+    .value('tokenring_kv_cache_tokens') > 40, 'some steps');
+  stack.engine.signal('SIGSTOP');
+  await sleep(3500);
+  stack.engine.signal('SIGCONT');
+  const r = await answer;
   assert.equal(r.status, 200, r.text);
-  const short = await post(url.replace('/v1/', '/short/v1/'), long);
+  // A busy worker may see the first token and its time-out at once.
+  const short = await until(async () => {
+    const one = await post(url.replace('/v1/', '/short/v1/'), long);
+    return one.status === 200 ? null : one;
+  }, 'a time-out');
   assert.equal(short.status, 504, short.text);
   assert.match(short.json().error.message, /first token/);
   await stack.idle();
 }));
 
 test('waiting clients get comments: tokenring_keepalive_comment', with_stack({
-  engine: { max_num_seqs: 1 }, location: 'tokenring_keepalive_comment 100ms;',
+  engine: { ...PACED, max_num_seqs: 1 },
+  location: 'tokenring_keepalive_comment 100ms;',
 }, async (stack, url) => {
-  const busy = stream(url, endless(0, 3900));
+  const busy = stream(url, endless(0, LONG));
   await busy.when(() => busy.text().length > 0);
   const queued = stream(url, endless(1, 5));
   await queued.when(() => queued.comments.length >= 3);

@@ -10,6 +10,10 @@ const { Stack, until } = require('./lib/stack');
 const { post, stream, request } = require('./lib/http');
 const { chat, endless, goldens } = require('./lib/prompts');
 
+// What must be running meanwhile: tokens at a set pace, for minutes.
+const PACED = { backend: 'null', null_rate: 25 };
+const LONG = 20000;
+
 let stack;
 let url;
 
@@ -95,31 +99,33 @@ test('/metrics: histograms are cumulative', async () => {
 });
 
 test('/metrics and /health answer while the engine is stopped in a step', async () => {
-  const s = stream(url, endless(0, 3900));
-  await until(async () => (await stack.metrics())
-    .value('tokenring_num_requests_running') === 1, 'it runs');
-  // A stopped process is the longest step there is.
-  stack.engine.signal('SIGSTOP');
+  const stopped = await Stack.start({ engine: PACED });
   try {
+    const s = stream(`${stopped.url}/v1/chat/completions`, endless(0, LONG));
+    await until(async () => (await stopped.metrics())
+      .value('tokenring_num_requests_running') === 1, 'it runs');
+    // A stopped process is the longest step there is.
+    stopped.engine.signal('SIGSTOP');
     for (let i = 0; i < 4; i++) {
-      assert.equal((await stack.metrics())
+      assert.equal((await stopped.metrics())
         .value('tokenring_num_requests_running'), 1);
-      assert.equal((await request(`${stack.url}/health`)).status, 200);
-      assert.equal((await request(`${stack.url}/v1/models`)).status, 200);
+      assert.equal((await request(`${stopped.url}/health`)).status, 200);
+      assert.equal((await request(`${stopped.url}/v1/models`)).status, 200);
     }
+    stopped.engine.signal('SIGCONT');
+    s.hangUp();
+    await stopped.idle();
   } finally {
-    stack.engine.signal('SIGCONT');
+    await stopped.stop();
   }
-  s.hangUp();
-  await stack.idle();
 });
 
 test('/health: an engine that stands still with work is unhealthy', async () => {
   const stalled = await Stack.start({
-    server: '', http: 'tokenring_stall_timeout 500ms;',
+    engine: PACED, http: 'tokenring_stall_timeout 500ms;',
   });
   try {
-    const s = stream(`${stalled.url}/v1/chat/completions`, endless(0, 3900));
+    const s = stream(`${stalled.url}/v1/chat/completions`, endless(0, LONG));
     await until(async () => (await stalled.metrics())
       .value('tokenring_num_requests_running') === 1, 'it runs');
     stalled.engine.signal('SIGSTOP');
@@ -148,7 +154,8 @@ test('log variables: of a stream', async () => {
   assert.equal(line.finish_reason, 'length');
   assert.match(line.ttft, /^\d+\.\d{3,6}$/);
   assert.match(line.tpot, /^\d+\.\d{3,6}$/);
-  assert.ok(Number(line.ttft) <= line.request_time + 0.002);
+  // The same unit; NGINX's clock stands still while it handles events.
+  assert.ok(Number(line.ttft) <= line.request_time + 1);
   // Pages are counted whole, so a short sequence holds more than its tokens.
   assert.ok(Number(line.kv_ratio) >= 1, line.kv_ratio);
 });

@@ -19,7 +19,7 @@ test('a request from its arrival to its end', async () => {
       const monitor = await redis.monitor();
       const url = `${stack.url}/v1/chat/completions`;
       const body = { messages: [{ role: 'user', content: 'hi' }],
-        max_tokens: 8 };
+        max_tokens: 50 };
       const before = Date.now();
       const [a, b] = await Promise.all([
         post(url, body, { 'X-Request-Id': 'the-first' }), post(url, body)]);
@@ -35,7 +35,7 @@ test('a request from its arrival to its end', async () => {
         assert.equal(hash.finish_reason, 'length');
         assert.equal(hash.choices, '1');
         assert.equal(Number(hash.prompt_tokens), usage.prompt_tokens);
-        assert.equal(Number(hash.completion_tokens), 8);
+        assert.equal(Number(hash.completion_tokens), 50);
         assert.equal(Number(hash.kv_bytes), usage.kv_cache.bytes);
         assert.equal(Number(hash.kv_full_bytes), usage.kv_cache.fp16_bytes);
         assert.equal(hash.error, undefined);
@@ -173,13 +173,15 @@ test('heartbeat, samples, times to live', async () => {
       'tr:requests:{night-shift}')) === 2, 'the two latest requests');
     assert.ok(await redis.command('ZSCORE', 'tr:engines', 'night-shift'));
     for (const one of await redis.command('KEYS', '*')) {
-      assert.ok(await redis.command('PTTL', one) > 0, `${one} expires`);
+      const left = await redis.command('PTTL', one); // -2: it just has
+      assert.ok(left > 0 || left === -2, `${one} expires`);
     }
 
     // What is not touched any more goes.
     await until(async () => (await redis.command('EXISTS',
       ...ids.map((id) => `tr:req:{${id}}`))) === 0, 'states expire');
-    assert.equal(await redis.command('EXISTS', `tr:out:{${ids[3]}}`), 0);
+    await until(async () => (await redis.command('EXISTS',
+      `tr:out:{${ids[3]}}`)) === 0, 'and output');
 
     // A killed engine is silent after five seconds.
     await stack.engine.kill('SIGKILL');
@@ -227,8 +229,8 @@ test('a user with just the documented rights, a database, a socket, a prefix',
       await until(async () => (await redis.command('ZCARD',
         'my.requests:{main}')) === 1, 'the list of requests');
       await until(() => redis.command('EXISTS', 'my.metrics:{main}'), 'samples');
-      assert.equal(await redis.command('PUBSUB', 'NUMSUB', 'my.ctl:{main}')
-        .then((x) => x[1]), 1);
+      await until(async () => (await redis.command('PUBSUB', 'NUMSUB',
+        'my.ctl:{main}'))[1] === 1, 'somebody who hears wishes');
       const m = await stack.metrics();
       assert.equal(m.value('tokenring_redis_refusals_total'), 0);
       assert.equal(m.value('tokenring_redis_up'), 1);

@@ -110,7 +110,8 @@ test('a request and its choices, not streamed, read again', async () => {
     await becomes(second, idOf(s), 'done');
     const again = await follow(second, idOf(s)).finished;
     assert.equal(again.raw, s.raw);
-    for (const last of [s.ids[10], s.ids[31], s.ids.at(-2)]) {
+    for (const last of [s.ids[s.ids.length >> 2], s.ids[s.ids.length >> 1],
+      s.ids.at(-2)]) {
       assert.equal((await follow(second, idOf(s), last).finished).raw,
         s.raw.slice(upTo(s.raw, last).length), `after ${last}`);
     }
@@ -119,7 +120,7 @@ test('a request and its choices, not streamed, read again', async () => {
 
 test('the engine is killed midway', async () => {
   await withTwo(PACED, async (first, second, redis) => {
-    const s = stream(`${first.url}/v1/completions`, completion(4000,
+    const s = stream(`${first.url}/v1/completions`, completion(20000,
       { stream: true }));
     await s.when(() => s.ids.length > 10);
     const id = idOf(s);
@@ -201,7 +202,7 @@ test('DELETE of what runs, what waits, and what was left alone', async () => {
 
 test('detached, through reloads; its log says so', async () => {
   await withTwo(PACED, async (first, second) => {
-    const s = stream(`${first.url}/v1/completions`, completion(300,
+    const s = stream(`${first.url}/v1/completions`, completion(1000,
       { stream: true }), { headers: { ...DETACH.headers, 'X-Mark': 'left' } });
     await s.when(() => s.ids.length > 5);
     s.hangUp();
@@ -215,7 +216,7 @@ test('detached, through reloads; its log says so', async () => {
     const all = await follow(second, idOf(s)).finished;
     assert.equal(all.done, true);
     assert.equal((await becomes(second, idOf(s), 'done'))
-      .usage.completion_tokens, 300);
+      .usage.completion_tokens, 1000);
     await first.idle();
   });
 });
@@ -243,7 +244,7 @@ test('owners, as the engine keeps them', async () => {
 });
 
 test('what is kept expires', async () => {
-  await withTwo({ ...FAST, redis_request_ttl: '14s', redis_output_ttl: '10s' },
+  await withTwo({ ...FAST, redis_request_ttl: '20s', redis_output_ttl: '10s' },
     async (first, second, redis) => {
       const r = await post(`${first.url}/v1/completions`, completion(3));
       const id = r.headers['x-tokenring-id'];
@@ -289,14 +290,13 @@ test('Redis is killed under followers, and comes back empty', async () => {
 
 test('how far a request is; and a hash that is lost comes back', async () => {
   await withTwo({ ...FAST, null_rate: 30 }, async (first, second, redis) => {
-    const s = stream(`${first.url}/v1/completions`, completion(4000,
+    const s = stream(`${first.url}/v1/completions`, completion(9000,
       { stream: true }));
     await s.when(() => s.events.length > 2);
     const id = idOf(s);
     const far = (more) => until(async () => {
       const { state: now, usage } = await look(second, id);
-      assert.equal(now, 'decode');
-      return usage.completion_tokens > more
+      return now === 'decode' && usage.completion_tokens > more
         && usage.total_tokens === usage.prompt_tokens + usage.completion_tokens
         ? usage.completion_tokens : null;
     }, `more than ${more} tokens`);

@@ -173,6 +173,12 @@ const up = (stack, want) => until(async () => (await stack.metrics())
   .value('tokenring_redis_up') === want, () => `up: ${want}\n${stack.logs()}`);
 const lines = (text, what) => text.split('\n').filter((l) => what.test(l));
 
+// What the engine says of it, which it may have to try first.
+const lost = (stack) => until(() => {
+  const said = lines(read(stack.engine.log), /redis lost/);
+  return said.length > 0 && said;
+}, 'a line in the log of the engine');
+
 // Until a state can be read: 404 is an answer of Redis, too.
 const reached = (stack) => until(async () =>
   (await request(place(stack, '0'.repeat(32)))).status === 404,
@@ -193,7 +199,7 @@ tlsTest('state, output and cancelling, all of it over TLS', async () => {
         .finished;
       assert.equal(again.raw, live.raw);
     }
-    const s = stream(`${stack.url}/v1/completions`, completion(4000,
+    const s = stream(`${stack.url}/v1/completions`, completion(20000,
       { stream: true }),
     { headers: { 'X-Tokenring-Detach': '1' } });
     await s.when(() => s.ids.length > 5);
@@ -208,9 +214,10 @@ tlsTest('state, output and cancelling, all of it over TLS', async () => {
       'request_cancelled');
     // nobody here spoke anything but TLS, besides this test
     const list = (await redis.command('CLIENT', 'LIST')).split('\n');
-    assert.equal(list.filter((l) => /name=tokenring-/.test(l)
-      && !l.includes(` laddr=127.0.0.1:${redis.port} `)).length, 2,
-    list.join('\n'));
+    const ours = list.filter((l) => /name=tokenring-/.test(l));
+    assert.ok(ours.length >= 2, list.join('\n'));
+    assert.deepEqual(ours.filter((l) =>
+      l.includes(` laddr=127.0.0.1:${redis.port} `)), []);
   }, { engine: { null_rate: 500 } });
 });
 
@@ -244,7 +251,7 @@ tlsTest('a certificate for another name', async () => {
     assert.equal(said.length, 1, said.join('\n'));
     assert.match(said[0], REFUSED);
     await up(stack, 0);
-    const log = lines(read(stack.engine.log), /redis lost/);
+    const log = await lost(stack);
     assert.equal(log.length, 1);
     assert.match(log[0], REFUSED);
     assert.equal((await post(`${stack.url}/v1/completions`, completion(20)))
@@ -267,14 +274,13 @@ tlsTest('a certificate of an authority that we do not know; none of ours',
   async () => {
     await withTls(async ({ stack }) => {
       await up(stack, 0);
-      assert.match(read(stack.engine.log), /redis lost .*certificate is refused/);
+      assert.match((await lost(stack))[0], /certificate is refused/);
       assert.equal((await request(place(stack, '0'.repeat(32)))).status, 503);
       assert.match(stack.errorLog(), /no Redis.*certificate is refused.*issuer/);
     }, { server: 'foreign' });
     await withTls(async ({ stack }) => {
       await up(stack, 0);
-      assert.match(read(stack.engine.log),
-        /redis lost .*(alert|closed|reset by peer)/i);
+      assert.match((await lost(stack))[0], /(alert|closed|reset by peer)/i);
       assert.equal((await request(place(stack, '0'.repeat(32)))).status, 503);
       assert.match(stack.errorLog(),
         /no Redis.*(alert|closed|reset by peer)/i);
@@ -327,8 +333,13 @@ tlsTest('a network that gives a byte at a time, stalls the handshake, cuts',
         await reached(stack);
         const id = live.headers['x-tokenring-id'];
         await state(redis, id, 'done');
-        assert.equal((await stream(`${place(stack, id)}/stream`, undefined)
-          .finished).raw, live.raw);
+        // half a second may be too little for a busy machine
+        const again = await until(async () => {
+          const s = await stream(`${place(stack, id)}/stream`, undefined)
+            .finished;
+          return s.status === 503 ? null : s;
+        }, 'the answer again');
+        assert.equal(again.raw, live.raw);
       }
     }, { through: true, timeout: '500ms' });
   });
@@ -381,7 +392,7 @@ tlsTest('reloads and the end with connections open: nothing is left',
     await withTls(async ({ stack, redis }) => {
       const descriptors = () => fs.readdirSync(
         `/proc/${stack.workers().at(-1)}/fd`).length;
-      const live = stream(`${stack.url}/v1/completions`, completion(4000,
+      const live = stream(`${stack.url}/v1/completions`, completion(20000,
         { stream: true }),
       { headers: { 'X-Tokenring-Detach': '1' } });
       await live.when(() => live.ids.length > 5);
