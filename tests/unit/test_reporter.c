@@ -33,7 +33,7 @@ typedef struct {
         snprintf((b)->address, sizeof((b)->address), "unix:%s",            \
                  (b)->redis.path);                                         \
         rig_start(&(b)->rig, "redis", (b)->address, "redis_flush", "20ms", \
-                  "redis_timeout", "500ms", __VA_ARGS__);                  \
+                  "redis_timeout", "10s", __VA_ARGS__);                    \
     } while (0)
 
 static void
@@ -226,7 +226,7 @@ test_progress(void **state)
     raw_t r;
 
     (void) state;
-    bench_start(&b, "null_rate", "50", NULL);
+    bench_start(&b, "null_rate", "30", NULL);
     raw_open(&r, &b.rig, 65536);
     fake_wait(&b.redis, 0, "HSET", "tr:engine:{main}", "state", "ready");
     submit(&r, TR_ID(0, 1), ID_A, 0, SLOW_BODY, false);
@@ -374,7 +374,7 @@ test_detached(void **state)
     raw_t r;
 
     (void) state;
-    bench_start(&b, NULL);
+    bench_start(&b, "null_rate", "60", NULL);
     raw_open(&r, &b.rig, 65536);
     submit(&r, TR_ID(0, 1), ID_A, DETACHABLE, SLOW_BODY, false);
     while (raw_next(&r).type != TR_RECORD_DELTA) {
@@ -421,7 +421,7 @@ test_detached_by_a_lost_channel(void **state)
     raw_t r;
 
     (void) state;
-    bench_start(&b, "max_num_seqs", "1", NULL);
+    bench_start(&b, "max_num_seqs", "1", "null_rate", "100", NULL);
 
     /* one runs, one waits behind it, one is only half here */
     raw_open(&r, &b.rig, 65536);
@@ -443,7 +443,7 @@ test_detached_by_a_lost_channel(void **state)
     /* one whose channel goes as soon as it is known */
     raw_open(&r, &b.rig, 65536);
     submit(&r, TR_ID(0, 1), "00000000000000000000000000000003", DETACHABLE,
-           LONG_BODY, false);
+           SLOW_BODY, false);
     fake_wait(&b.redis, 0, "HSET", "tr:req:{00000000000000000000000000000003}",
               "owner", OWNER);
     raw_close(&r);
@@ -724,7 +724,7 @@ test_a_silent_redis(void **state)
     bench_t b;
 
     (void) state;
-    bench_start(&b, NULL);
+    bench_start(&b, "redis_timeout", "500ms", NULL);
     wait_up(&b, 1);
     before = fake_connections(&b.redis);
     atomic_store(&b.redis.deaf, true);
@@ -736,7 +736,7 @@ test_a_silent_redis(void **state)
     clock_gettime(CLOCK_MONOTONIC, &begun);
     bench_stop(&b);
     clock_gettime(CLOCK_MONOTONIC, &ended);
-    assert_true(ended.tv_sec - begun.tv_sec < 10);
+    assert_true(ended.tv_sec - begun.tv_sec < 30);
 }
 
 /* A connection that is cut again and again while a request runs: what was
@@ -816,7 +816,7 @@ test_names(void **state)
         tr_redis_resolve_free(tr_redis_resolve_start("nowhere.invalid"));
     }
     clock_gettime(CLOCK_MONOTONIC, &ended);
-    assert_true(ended.tv_sec - begun.tv_sec < 10);
+    assert_true(ended.tv_sec - begun.tv_sec < 30);
 }
 
 /* ---- the rings ---------------------------------------------------------- */
