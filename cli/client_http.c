@@ -107,7 +107,7 @@ on_event(void *user, const char *data, size_t len, const char *event)
         t->done = true;
         return;
     }
-    root = json_loadb(data, len, 0, NULL);
+    root = json_loadb(data, len, JSON_ALLOW_NUL, NULL);
     choices = json_object_get(root, "choices");
     if (json_object_get(root, "error") != NULL) {
         fail_with_body(t->call, "stream_error", data, len);

@@ -47,6 +47,7 @@ static const struct {
     { SSE "data: {\"choices\":[{\"index\":0,\"text\":\"t\","
           "\"finish_reason\":\"stop\"}]}\n\n" DONE,
       "", "t", "stop" },
+    { SSE TEXT("a\\u0000b") STOP DONE, "", "a", "stop" }, /* its length below */
     { SSE TEXT("a") STOP, "stream", "a", "stop" },
     { SSE TEXT("a") DONE, "stream", "a", "" },
     { SSE DONE, "stream", "", "" },
@@ -214,6 +215,9 @@ test_every_bad_stream_is_noticed(void **state)
         }
         assert_string_equal(seen.text, cases[i].text);
         assert_string_equal(seen.result.finish, cases[i].finish);
+        if (strstr(cases[i].response, "\\u0000") != NULL) {
+            assert_int_equal(seen.len, 3);
+        }
         if (strstr(cases[i].response, "slow down") != NULL) {
             assert_string_equal(seen.result.message, "slow down");
         }
