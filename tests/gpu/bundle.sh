@@ -7,6 +7,8 @@
 # After `make all unit cuda bench-gpu`.  There, in the repository's root:
 # tar -xJf build/bundle.tar.xz -C build && tests/gpu/engine.sh build/bundle
 set -eu
+# shellcheck source-path=SCRIPTDIR
+. "$(dirname "$0")/bundle_lib.sh"
 B=${B:-build}
 out=${1:-$B/bundle}
 rm -rf "$out"
@@ -16,12 +18,7 @@ cp "$B/tests/test_model_cuda" "$B/tests/test_executor_cuda" "$out/tests"
 cp "$B/lib/libtokenring_cuda.so" "$out/lib"
 git rev-parse --short=12 HEAD >"$out/commit"
 strip "$out"/bin/* "$out"/tests/*
-# the C library is that machine's own
-for program in "$out"/bin/* "$out"/tests/*; do
-    ldd "$program" | awk '$3 ~ /^\// { print $3 }'
-done | sort -u | grep -Ev '/(libc|libm|libdl|librt|libpthread|ld-linux[^/]*)\.so' |
-    while read -r lib; do cp -L "$lib" "$out/lib"; done
+libraries "$out" "$out"/bin/* "$out"/tests/*
 # cases of known answers, so that Python is not needed there
 tests/eval/cases.sh test "${CASES:-250}" 2 "$out/cases.jsonl" >/dev/null
-tar -C "$(dirname "$out")" -cJf "$out.tar.xz" "$(basename "$out")"
-du -sh "$out" "$out.tar.xz"
+pack "$out.tar.xz" "$out"

@@ -87,6 +87,15 @@ if [ -n "$BUNDLE" ]; then
 else
     say "left out: the whole engine; BUNDLE names what tests/gpu/bundle.sh made"
 fi
+stack=${STACK:-$B/stack}
+if [ -d "$stack" ]; then
+    log=$(mktemp)
+    RESULTS='' "$here/stack.sh" "$stack" >"$log" 2>&1 || failed=1
+    tee -a "$out" <"$log"
+    rm -f "$log"
+else
+    say "left out: the stack (stack_bundle.sh makes it) was not found"
+fi
 [ -z "$RESULTS" ] || cp "$out" "$RESULTS"
 rm -f "$out"
 exit $failed
