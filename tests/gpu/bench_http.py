@@ -8,8 +8,7 @@ Closed loops at 1 to 1,024 streams give output tokens/s and the CPU time that
 NGINX's workers and the engine's host threads take for a token.  The time to first
 token of many streams at once is that of their prompts; what HTTP adds to it is
 therefore measured with an open loop of few requests a second.  Weights are random
-(`load_format dummy`), so any token of the vocabulary comes: the tokenizer is that
-of models/pocket, filled up with words so that each has a text to be sent.  Writes
+(`load_format dummy`), with a text for every token (dummy_model.py).  Writes
 OUT.json and, beside it, a page (.md).  Standard library only.
 """
 import argparse
@@ -17,7 +16,6 @@ import json
 import os
 import re
 import resource
-import shutil
 import signal
 import socket
 import subprocess
@@ -92,22 +90,10 @@ def less(after, before):
 
 # ---- the stack -----------------------------------------------------------------
 
-def filled_model(config, where):
-    """A model folder whose tokenizer has a text for every id."""
-    os.makedirs(where)
-    shutil.copy(os.path.join(config, "config.json"), where)
-    shutil.copy(os.path.join(POCKET, "tokenizer_config.json"), where)
-    with open(os.path.join(config, "config.json"), encoding="utf-8") as f:
-        words = json.load(f)["vocab_size"]
-    with open(os.path.join(POCKET, "tokenizer.json"), encoding="utf-8") as f:
-        tokenizer = json.load(f)
-    vocab = tokenizer["model"]["vocab"]
-    letters = "etaoinshrdlucmfw"
-    for i in range(len(vocab), words):  # a blank and five letters
-        vocab["\u0120" + "".join(letters[i >> s & 15]
-                                 for s in (0, 4, 8, 12, 16))] = i
-    with open(os.path.join(where, "tokenizer.json"), "w", encoding="utf-8") as f:
-        json.dump(tokenizer, f)
+def dummy_model(config, where):
+    """A folder for load_format dummy whose tokenizer has a text for every id."""
+    subprocess.run([sys.executable, os.path.join(HERE, "dummy_model.py"), config,
+                    POCKET, where], check=True)
     return where
 
 
@@ -372,11 +358,13 @@ def said(command):
         return ""
 
 
-def about():
+def about(bundle):
     with open("/proc/cpuinfo", encoding="utf-8") as f:
         cpu = re.search(r"model name\s*: (.*)", f.read())
-    commit = said(["git", "-C", ROOT, "rev-parse", "--short=12", "HEAD"]) \
-        or os.environ.get("COMMIT", "unknown")
+    commit = said(["git", "-C", ROOT, "rev-parse", "--short=12", "HEAD"])
+    if not commit:
+        with open(os.path.join(bundle, "commit"), encoding="utf-8") as f:
+            commit = f.read().strip()
     gpu = said(["nvidia-smi", "--query-gpu=name,driver_version",
                 "--format=csv,noheader"])
     return {
@@ -408,7 +396,7 @@ def main():
     begin = time.time()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    facts = about()
+    facts = about(args.bundle)
     data, lines = {}, []
     failed = 0
 
@@ -416,7 +404,7 @@ def main():
         return time.time() - begin > args.budget
 
     with tempfile.TemporaryDirectory(prefix="tokenring-http-") as top:
-        model = filled_model(args.model, os.path.join(top, "model"))
+        model = dummy_model(args.model, os.path.join(top, "model"))
         for want in args.policies.split(","):
             policy, _, rounds = want.partition(":")
             if over():

@@ -26,6 +26,7 @@ cp "$B/bin/tokenring-engine" "$B/bin/tokenring" "$out/bin"
 cp "$B/module/ngx_http_tokenring_module.so" "$out/module"
 cp "${CUDA:-$B/lib/libtokenring_cuda.so}" "$out/lib"
 cp "$nginx" "$out/sbin/nginx.bin"
+git rev-parse --short=12 HEAD >"$out/commit"
 strip "$out"/bin/*
 strip -g "$out"/module/*
 libraries "$out" "$out"/bin/* "$out"/sbin/nginx.bin "$out"/module/*
