@@ -5,8 +5,8 @@
 #
 # Parts: http e2e; both by default.  Results land in RESULTS (default
 # DIR/results).  E2E=pattern runs some files of the suite, JOBS (8) at a time, for
-# E2E_SECONDS at most; those that fail are run again, one at a time, and both
-# outcomes are told.  BACKEND (cuda) and LIBRARY=soft serve to try this script
+# E2E_SECONDS at most; those that fail are run again, one at a time, for
+# AGAIN_SECONDS at most, and both outcomes are told.  BACKEND (cuda) and LIBRARY=soft serve to try this script
 # where there is no GPU; HTTP gives more arguments to bench_http.py.
 set -u
 dir=$(cd "${1:?the bundle}" && pwd)
@@ -96,7 +96,8 @@ e2e() {
     failures "$out/e2e.tap"
     again=$(failed_files "$out/e2e.tap")
     # shellcheck disable=SC2086 # names without blanks
-    if [ -n "$again" ] && tests "$out/e2e-again.tap" 1 $again; then
+    if [ -n "$again" ] && E2E_SECONDS=${AGAIN_SECONDS:-300} \
+        tests "$out/e2e-again.tap" 1 $again; then
         echo "ok      e2e, once more, one at a time: $again:" \
             "$(sums "$out/e2e-again.tap")"
         return
