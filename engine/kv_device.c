@@ -321,6 +321,7 @@ gpu_free(tr_kv_cache_t *kv)
         unpin(cuda, g->turn[i].ids);
     }
     unpin(cuda, kv->swap.memory);
+    unpin(cuda, g->counts);
     cuda->release(g->memory);
     cuda->release(g->pool);
     for (i = 0; i < TR_KV_BATCHES; i++) {

@@ -167,7 +167,9 @@ typedef struct {
     int32_t *moved[2]; /* [swap_max] pages of one slot, there and here */
     uint32_t *n_moved; /* [2] */
     uint32_t swap_max;
-    double *alpha;                                   /* of policies, by head */
+    uint32_t *counts;   /* pinned, of all slots; NULL: nobody has asked */
+    uint64_t counts_of; /* list.number when they were fetched */
+    double *alpha;      /* of policies, by head */
     const double *alpha_host[TR_KV_LAYOUTS_MAX * 4]; /* whose they are */
     uint32_t n_alpha;
 

@@ -48,27 +48,47 @@ tr_kv_gpu_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
     fill_usage(kv, t->tokens, t->pages, high, low, out);
 }
 
+/* All slots' counts as they are behind what was launched; between two batches
+ * they are fetched once. */
+static bool
+fetch_counts(tr_kv_gpu_t *g)
+{
+    const tr_cuda_api_t *cuda = g->device.cuda;
+    size_t bytes = (size_t) g->kv.config.slots * g->kv.heads * TR_KV_LISTS_MAX
+                   * sizeof(uint32_t);
+
+    if (g->counts != NULL && g->counts_of == g->list.number) {
+        return true;
+    }
+    if (g->counts == NULL) {
+        g->counts = cuda->pin(bytes);
+    }
+    g->counts_of = g->list.number;
+    return g->counts != NULL
+           && cuda->copy(g->device.stream, g->counts, g->m.count, bytes) == 0
+           && cuda->stream_wait(g->device.stream) == 0;
+}
+
 void
 tr_kv_gpu_usage_in(const tr_kv_cache_t *kv, int32_t slot,
                    const tr_page_plan_t *plan, tr_kv_usage_t *out)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    const tr_cuda_api_t *cuda = g->device.cuda;
-    tr_kv_turn_t *turn = tr_kv_turn(g, g->next);
-    size_t n = (size_t) kv->heads * TR_KV_LISTS_MAX;
+    bool asked = g->list.n != 0 && g->mirror[slot].list == g->list.number;
 
-    /* what is asked so far takes effect first; all that was copied from this
-     * turn's memory is then there */
-    if (!tr_kv_flush(g)
-        || cuda->copy(g->device.stream, turn->in,
-                      g->m.count + (size_t) slot * n, n * sizeof(uint32_t))
-               != 0
-        || cuda->stream_wait(g->device.stream) != 0) {
+    if (kv->seq[slot].n_lists == 0) { /* nothing is counted */
+        tr_kv_usage_of(kv, slot, NULL, plan, out);
+        return;
+    }
+    /* what was asked of the slot takes effect first */
+    if (g->failed || (asked && !tr_kv_flush(g)) || !fetch_counts(g)) {
         g->failed = true;
         memset(out, 0, sizeof(*out));
         return;
     }
-    tr_kv_usage_of(kv, slot, (const uint32_t *) (void *) turn->in, plan, out);
+    tr_kv_usage_of(kv, slot,
+                   g->counts + (size_t) slot * kv->heads * TR_KV_LISTS_MAX,
+                   plan, out);
 }
 
 void
