@@ -76,35 +76,33 @@ typedef struct {
     const tr_cuda_step_t *step;
 } run_t;
 
-/* The generic kernel takes so many sequences at a time as its workspace holds:
- * those of the host's list, or all. */
+/* The generic kernel takes so many sequences at a time as its workspace holds.
+ * Others among them are not in slots[] and cost little, a launch does. */
 static bool
 attend_generic(tr_model_cuda_t *m, const run_t *r, uint32_t layer,
                const tr_cuda_queries_t *q)
 {
     const tr_cuda_step_t *s = r->step;
-    uint32_t i = 0, n;
+    uint32_t i = 0;
 
     while (i < s->n_seqs && m->failed == NULL) {
+        uint32_t left = s->n_seqs - i;
         tr_rows_t rows = r->rows;
 
         if (s->host_way != NULL && s->host_way[i] != TR_CUDA_WAY_GENERIC) {
             i++;
             continue;
         }
-        for (n = 1; i + n < s->n_seqs && n < m->generic_size.max_seqs
-                    && (s->host_way == NULL
-                        || s->host_way[i + n] == TR_CUDA_WAY_GENERIC);
-             n++) {
-        }
-        rows.n_seqs = n;
+        rows.n_seqs = left < m->generic_size.max_seqs
+                          ? left
+                          : m->generic_size.max_seqs;
         rows.seq_slot = r->slots[TR_CUDA_WAY_GENERIC] + i;
         rows.seq_row += i;
         launched(m,
                  m->cuda->attention(m->stream, r->kv, layer, &rows, q,
                                     &m->generic_size, m->generic_work),
                  "attention");
-        i += n;
+        i += rows.n_seqs;
     }
     return m->failed == NULL;
 }

@@ -77,7 +77,8 @@ divide(generic_args_t *a, const tr_cuda_generic_size_t *size, uint8_t *work)
 {
     size_t end, pages;
 
-    a->parts = tiles_most(size) / PART_TILES + 1;
+    a->part_tiles = part_size(tiles_most(size));
+    a->parts = tiles_most(size) / a->part_tiles + 1;
     a->pages = size->max_len / 8 + 1;
     pages = (size_t) size->max_seqs * size->lists * a->pages * 4;
     a->partial = (float *) work;

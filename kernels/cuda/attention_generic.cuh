@@ -10,7 +10,7 @@
  *   generic_victims  the least significant token of each list of a head
  *
  * A head's tokens are tiles: those of lists, window, dense pages.  A part is
- * PART_TILES of them, from fixed places.  Parts are softmaxes of their own that
+ * part_tiles of them, from fixed places.  Parts are softmaxes of their own that
  * are merged in order, by one block or by many: the same bits.
  */
 #ifndef TR_CUDA_ATTENTION_GENERIC_CUH
@@ -183,7 +183,7 @@ generic_attend(const generic_args_t *a, block_t b, attend_room_t *room,
                uint32_t row, uint32_t list, uint32_t piece, uint32_t part)
 {
     uint32_t s = seq_of(a->rows.seq_row, a->rows.n_seqs, row);
-    uint32_t dim = a->kv.head_dim, first, heads, tiles;
+    uint32_t dim = a->kv.head_dim, size = a->part_tiles, first, heads, tiles;
     generic_head_t head;
     bool alone;
 
@@ -193,7 +193,7 @@ generic_attend(const generic_args_t *a, block_t b, attend_room_t *room,
     alone = head.end - head.first == 1;
     head_query(&head, s, list, row);
     tiles = head_tiles(&head);
-    if (part > 0 && (!alone || part * PART_TILES >= tiles)) {
+    if (part > 0 && (!alone || part * size >= tiles)) {
         return;
     }
     heads = heads_of(a, list, piece, &first);
@@ -202,13 +202,12 @@ generic_attend(const generic_args_t *a, block_t b, attend_room_t *room,
                                                e % dim);
     }
     sum_clear(b, &room->all, dim);
-    for (uint32_t p = part; p == part || p * PART_TILES < tiles; p++) {
-        uint32_t end = (p + 1) * PART_TILES < tiles ? (p + 1) * PART_TILES
-                                                    : tiles;
+    for (uint32_t p = part; p == part || p * size < tiles; p++) {
+        uint32_t end = (p + 1) * size < tiles ? (p + 1) * size : tiles;
 
         sum_clear(b, &room->part, dim);
         lanes_sync(b);
-        for (uint32_t i = p * PART_TILES; i < end; i++) {
+        for (uint32_t i = p * size; i < end; i++) {
             generic_tile_t t;
 
             if (head_tile(&head, i, &t)) {
@@ -250,7 +249,7 @@ generic_merge(const generic_args_t *a, block_t b, attend_room_t *room,
     tiles = head_tiles(&head);
     heads = heads_of(a, list, piece, &first);
     sum_clear(b, &room->all, dim);
-    for (uint32_t p = 0; p == 0 || (p < a->parts && p * PART_TILES < tiles);
+    for (uint32_t p = 0; p == 0 || (p < a->parts && p * a->part_tiles < tiles);
          p++) {
         for (uint32_t e = b.lane; e < heads * (dim + 2); e += b.lanes) {
             uint32_t h = e / (dim + 2), d = e % (dim + 2);

@@ -8,7 +8,9 @@
 #include "append.cuh"
 
 #define TILE_TOKENS 16u
-#define PART_TILES 256u
+#define PARTS 32u           /* of a row, about, */
+#define PART_TILES_MIN 16u  /* but of no fewer tiles, */
+#define PART_TILES_MAX 256u /* nor of more */
 #define HEADS 8u      /* query heads of a block */
 #define ROWS 8u       /* queries that are scored together */
 #define LANES 128u    /* of a block */
@@ -23,7 +25,8 @@ typedef struct {
     tr_rows_t rows;
     tr_cuda_queries_t queries;
     uint32_t layer, group;
-    uint32_t parts, pages; /* of a sequence, at most; of Quest's choice */
+    /* of a sequence, at most; tiles of each; of Quest's choice */
+    uint32_t parts, part_tiles, pages;
     float *partial;  /* [n_seqs][parts][heads][head_dim + 2]: of rows that are
                       * alone in their sequence; sum of p * value, largest
                       * logit, sum of p */
@@ -48,6 +51,18 @@ typedef struct {
     uint32_t used; /* bit i: token at.at + i is there */
     uint32_t run, index; /* of the first, in its run */
 } generic_tile_t;
+
+/* Blocks work on the parts of a row side by side, but every part takes memory:
+ * tiles of each, where a row has at most so many. */
+static inline uint32_t
+part_size(uint32_t tiles)
+{
+    uint32_t n = tiles / PARTS;
+
+    return n < PART_TILES_MIN   ? PART_TILES_MIN
+           : n < PART_TILES_MAX ? n
+                                : PART_TILES_MAX;
+}
 
 /* ---- rows and types ----------------------------------------------------- */
 

@@ -324,7 +324,8 @@ emulate_attention(const tr_kv_view_t *kv, uint32_t layer, const tr_rows_t *rows,
 {
     attention_run_t *r = (attention_run_t *) malloc(sizeof(*r));
     uint32_t pieces = (queries->heads / kv->lists + HEADS - 1) / HEADS;
-    size_t parts = size->max_len / 4 / PART_TILES + 2;
+    uint32_t part = part_size(size->max_len / 4);
+    size_t parts = size->max_len / 4 / part + 2;
     size_t pages = size->max_len / 8 + 1, n = rows->n_seqs;
 
     r->a.kv = *kv;
@@ -334,6 +335,7 @@ emulate_attention(const tr_kv_view_t *kv, uint32_t layer, const tr_rows_t *rows,
     r->a.layer = layer;
     r->a.group = queries->heads / kv->lists;
     r->a.parts = (uint32_t) parts;
+    r->a.part_tiles = part;
     r->a.pages = (uint32_t) pages;
     r->a.partial = (float *) malloc(n * parts * queries->heads
                                     * (kv->head_dim + 2) * 4);
