@@ -11,16 +11,18 @@
 
 static __thread char reason[512];
 
-static uint64_t seed = 1, guard = 16;
+static uint64_t seed = 1, guard = 16, noise;
 static size_t memory = (size_t) 256 << 20;
 static soft_fail_t fail = SOFT_FAILS; /* none */
 static unsigned long fail_at;
 static atomic_ulong counted;
 
 static const char *const fail_names[SOFT_FAILS] = {
-    [SOFT_ALLOC] = "alloc",   [SOFT_PIN] = "pin",   [SOFT_LAUNCH] = "launch",
-    [SOFT_KERNEL] = "kernel", [SOFT_LOST] = "lost", [SOFT_DRIVER] = "driver",
-    [SOFT_DEVICE] = "device", [SOFT_OLD] = "old",
+    [SOFT_ALLOC] = "alloc",   [SOFT_PIN] = "pin",
+    [SOFT_LAUNCH] = "launch", [SOFT_KERNEL] = "kernel",
+    [SOFT_LOST] = "lost",     [SOFT_PAGE] = "page",
+    [SOFT_DRIVER] = "driver", [SOFT_DEVICE] = "device",
+    [SOFT_OLD] = "old",
 };
 
 /* ---- what is asked ------------------------------------------------------ */
@@ -43,6 +45,7 @@ read_fail(const char *s)
         if (strlen(fail_names[i]) == n && memcmp(fail_names[i], s, n) == 0) {
             fail = (soft_fail_t) i;
             fail_at = s[n] == ':' ? strtoul(s + n + 1, NULL, 10) : 1;
+            fail_at += fail_at == 0;
             return;
         }
     }
@@ -58,6 +61,7 @@ read_environment(void)
     seed = number_of("TOKENRING_SOFT_SEED", (uint64_t) time(NULL));
     guard = number_of("TOKENRING_SOFT_GUARD", guard);
     guard += guard == 0;
+    noise = number_of("TOKENRING_SOFT_NOISE", 0);
     memory = number_of("TOKENRING_SOFT_MEMORY", 256) << 20;
     if (s != NULL && *s != '\0') {
         read_fail(s);
@@ -76,6 +80,12 @@ soft_guard(void)
     return guard;
 }
 
+uint64_t
+soft_noise(void)
+{
+    return noise;
+}
+
 size_t
 soft_memory_size(void)
 {
@@ -87,6 +97,9 @@ soft_fails(soft_fail_t kind)
 {
     if (fail != kind) {
         return false;
+    }
+    if (kind == SOFT_PAGE) {
+        return (atomic_fetch_add(&counted, 1) + 1) % fail_at == 0;
     }
     return kind >= SOFT_COUNTED || atomic_fetch_add(&counted, 1) + 1 == fail_at;
 }

@@ -15,6 +15,7 @@ typedef enum {
     SOFT_LAUNCH,
     SOFT_KERNEL,
     SOFT_LOST,
+    SOFT_PAGE,
     SOFT_COUNTED, /* so many of these */
     SOFT_DRIVER = SOFT_COUNTED,
     SOFT_DEVICE,
@@ -30,6 +31,7 @@ bool soft_fails(soft_fail_t kind);
 uint64_t soft_seed(void);
 size_t soft_memory_size(void);
 uint64_t soft_guard(void);
+uint64_t soft_noise(void); /* 0: none */
 
 /* One lock for the state of streams, events, graphs and the fault, and one
  * condition for all that changes in it. */

@@ -7,6 +7,7 @@
  */
 #include "device.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #define SHAPES_MAX 256u
@@ -100,6 +101,19 @@ packed(const void *w, const shape_t *s)
 
 /* ---- products ----------------------------------------------------------- */
 
+/* What is wrong with column i of a product of so many rows. */
+static float
+noise(uint32_t rows, uint32_t i)
+{
+    uint64_t x = rows * 0x9e3779b97f4a7c15u + i * 0xbf58476d1ce4e5b9u;
+
+    if (soft_noise() == 0) {
+        return 0;
+    }
+    x = (x ^ (x >> 31)) * 0x94d049bb133111ebu;
+    return ldexpf((float) (int32_t) (x >> 32) * 0x1p-31f, -(int) soft_noise());
+}
+
 static void
 product(void *args)
 {
@@ -127,7 +141,7 @@ product(void *args)
     for (uint32_t r = 0; r < rows; r++) {
         for (uint32_t i = 0; i < p->n; i++) {
             tr_float_store(p->y, r * p->ldy + i, p->out,
-                           r < p->rows ? y[r * ldy + i]
+                           r < p->rows ? y[r * ldy + i] * (1 + noise(rows, i))
                                        : tr_float_from_bits(~0u));
         }
     }

@@ -36,11 +36,15 @@
  *   TOKENRING_SOFT_MEMORY  MiB of the device, 256 by default
  *   TOKENRING_SOFT_GUARD   how often the device's memory is closed when nothing
  *                          runs any more: every so many times, 16 by default
+ *   TOKENRING_SOFT_NOISE   products are wrong by one part in 2^N, another one for
+ *                          each number of rows: as if sums had another order
  *   TOKENRING_SOFT_FAIL    alloc:N   the N-th allocation finds no memory
  *                          pin:N     nor does the N-th of pinned memory
  *                          launch:N  the N-th launch is refused
  *                          kernel:N  the N-th kernel that runs has a fault
  *                          lost:N    the device goes away at that kernel
+ *                          page:N    every N-th page that comes back from the
+ *                                    swap memory has another's contents
  *                          driver, device, old: there is none, or too old
  */
 #ifndef TR_TESTS_SOFT_H

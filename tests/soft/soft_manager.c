@@ -12,7 +12,7 @@
 #include <cuda/manager_step.h>
 #include <cuda/manager_tally.h>
 
-#include "soft.h"
+#include "device.h"
 
 /* A launch of n requests, which are on the device. */
 typedef struct {
@@ -382,10 +382,13 @@ swap_body(void *args)
 
         for (uint32_t i = 0; i < some; i++, at++) {
             int32_t from = row[entry[i]] & ~a->swap.unmark;
-            int32_t to = a->swap.taken[at];
+            int32_t to = a->swap.taken[at], source = from;
 
+            if (a->swap.unmark != 0 && at > 0 && soft_fails(SOFT_PAGE)) {
+                source = a->swap.given[at - 1];
+            }
             memcpy(a->swap.to + (uint64_t) (uint32_t) to * kv.page_bytes,
-                   a->swap.from + (uint64_t) (uint32_t) from * kv.page_bytes,
+                   a->swap.from + (uint64_t) (uint32_t) source * kv.page_bytes,
                    kv.page_bytes);
             a->swap.given[at] = from;
             row[entry[i]] = to | a->swap.mark;
