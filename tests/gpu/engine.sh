@@ -4,6 +4,7 @@
 #   tests/gpu/engine.sh DIR [PART..]     DIR: what tests/gpu/bundle.sh made
 #
 #   tests     the engine's unit tests of the device         1 minute
+#   requests  1,000 random requests, against each alone     2 minutes
 #   eval      accuracy by policy                            10 minutes
 #   decode    a step against its roofline                   1 minute
 #   fit       as many sequences as fit at 4,096 tokens      2 minutes
@@ -22,7 +23,7 @@
 set -u
 dir=${1:?the bundle}
 shift
-parts=${*:-tests eval decode fit prefill mix beside closed sweep}
+parts=${*:-tests requests eval decode fit prefill mix beside closed sweep}
 out=${RESULTS:-$dir/results}
 here=$(dirname "$0")
 shapes=${SHAPES:-$here/../bench/shapes}
@@ -84,15 +85,52 @@ if wanted tests; then
     done
 fi
 
+if wanted requests; then
+    if TR_TEST_REQUESTS=${REQUESTS:-1000} timeout "${REQUESTS_LIMIT:-300}" \
+        "$dir/tests/test_cuda_requests" >"$out/requests.txt" 2>&1; then
+        say "ok      requests"
+    else
+        fail requests "$out/requests.txt"
+    fi
+    grep -A9 ' requests in ' "$out/requests.txt"
+fi
+
+# evaluate NAME ARGUMENTS..: what was answered stays in RESULTS/eval.jsonl, and an
+# evaluation that was cut short by EVAL_LIMIT seconds goes on from there
+evaluate() {
+    name=$1
+    shift
+    left=$((${EVAL_LIMIT:-580} - $(date +%s) + eval_begun))
+    if [ "$left" -lt 5 ]; then
+        say "left out $name"
+        return
+    fi
+    timeout -s INT "$left" "$dir/bin/tokenring" eval -m models/pocket \
+        -c "$dir/cases.jsonl" --set backend=cuda --set dtype=f16 \
+        --set "cuda_library=$TR_CUDA_LIBRARY" --set max_batch_tokens=2048 \
+        --kv-memory "${EVAL_KV:-16g}" --batch "${EVAL_BATCH:-512}" \
+        --resume "$out/eval.jsonl" --json "$out/$name.json" \
+        --svg "$out/$name.svg" --title "Test split, GPU" -p full "$@" \
+        >"$out/$name.txt" 2>"$out/$name.log" || fail "$name" "$out/$name.log"
+    say "$name $(grep ' answers, ' "$out/$name.log" | tail -n 1)"
+    sed -n '/^all families/,/^$/p' "$out/$name.txt" | cut -c 1-100
+}
+
+# The policies of tests/eval/results: a slow one holds up the batch that it is
+# in, so they come one after another, and at the end all that is there.
 if wanted eval; then
-    timeout "${EVAL_LIMIT:-580}" "$dir/bin/tokenring" eval -m models/pocket \
-        -c "$dir/cases.jsonl" \
-        --set backend=cuda --set "cuda_library=$TR_CUDA_LIBRARY" \
-        --set dtype=f16 --kv-memory "${EVAL_KV:-8g}" --batch 256 -p full \
-        -p diffkv -p int4 -p kivi -p quest -p snapkv -p h2o -p streamingllm \
-        --resume "$out/eval.jsonl" --json "$out/eval.json" \
-        >"$out/eval.txt" 2>"$out/eval.log" || fail eval "$out/eval.log"
-    tail -n 40 "$out/eval.txt"
+    eval_begun=$(date +%s)
+    diffkv=diffkv:alpha_high=12,alpha_low=0
+    evaluate eval-diffkv -p $diffkv
+    evaluate eval-int4 -p int4
+    evaluate eval-forget -p snapkv:budget=0.7 -p h2o:budget=0.7 \
+        -p streamingllm:recent=0.7
+    evaluate eval-kivi -p kivi:bits=4,window=32 -p kivi:bits=2
+    evaluate eval-quest -p quest:budget=0.7
+    evaluate eval-turns --family multi --keep-turns -p $diffkv -p int4
+    evaluate eval-all -p $diffkv -p int4 -p kivi:bits=4,window=32 -p kivi:bits=2 \
+        -p snapkv:budget=0.7 -p h2o:budget=0.7 -p streamingllm:recent=0.7 \
+        -p quest:budget=0.7
 fi
 
 if wanted decode; then

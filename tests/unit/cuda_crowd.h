@@ -4,8 +4,8 @@
  * tokens with their logprobs as the executor gave them, and what went to the
  * peer.
  *
- * The executor's collect is watched for results and for rows that found no page;
- * everything else is the engine's own.
+ * The executor's collect is watched for results and for rows that found no
+ * page; everything else is the engine's own.
  */
 #ifndef TR_TEST_CUDA_CROWD_H
 #define TR_TEST_CUDA_CROWD_H

@@ -427,8 +427,8 @@ test_noise(void **state)
     assert_non_null(strstr(said, "logprobs within"));
 }
 
-/* With the same noise, a page that came back as another's is seen: answers differ,
- * or hold what is no number, which fails their request. */
+/* With the same noise, a page that came back as another's is seen: answers
+ * differ, or hold what is no number, which fails their request. */
 static void
 test_mixed_up(void **state)
 {
