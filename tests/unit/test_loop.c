@@ -508,6 +508,9 @@ storm(uint64_t seed, uint32_t pages, uint32_t seqs, uint32_t tokens,
             submit(&b, random_request(), random_below(OUTLETS));
         }
         random_change(&b);
+        /* many at first, however slow this thread is: pages become few */
+        atomic_store(&b.fake.gated,
+                     pages < 100 && b.n_clients < 500 && b.open < 30);
         front_turn(&b, false);
         if (random_below(200) == 0) { /* a channel is slow for a while */
             i = random_below(OUTLETS);
