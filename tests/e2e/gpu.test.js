@@ -105,7 +105,6 @@ test('an abort frees what it held', async () => {
 test('a pool that is too small: sequences make way, and come back the same',
   async () => {
     const stack = await Stack.start({
-      location: 'tokenring_queue_timeout 10m;',
       engine: { ...GPU, max_num_seqs: 64, kv_memory: '6m', swap_memory: '64m',
         kv_policy: 'diffkv', max_model_len: 620 },
     });

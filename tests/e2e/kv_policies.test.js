@@ -52,7 +52,6 @@ const undisturbed = async (url) => {
 test(`diffkv: ${STREAMS} streams in a small pool, hang-ups, a reload`,
   async () => {
     const stack = await Stack.start({
-      location: 'tokenring_queue_timeout 10m;',
       engine: { max_num_seqs: 64, kv_memory: '9m', swap_memory: '64m',
         kv_policy: 'diffkv', max_model_len: 600 },
     });
