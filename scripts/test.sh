@@ -44,7 +44,7 @@ account() { # name, passed, failed, skipped, seconds
 
 # One unit test; leaves rc, ok, bad and skip.
 unit_program() { # name, log
-    CMOCKA_MESSAGE_OUTPUT=TAP timeout -k 5 "${UNIT_TIMEOUT:-300}" \
+    CMOCKA_MESSAGE_OUTPUT=TAP timeout -k 5 "${UNIT_TIMEOUT:-600}" \
         "$BUILD/tests/$1" >"$2" 2>&1
     rc=$?
     skip=$(grep -cE '^ok .*# SKIP' "$2")
