@@ -6,8 +6,9 @@
 # Parts: http e2e; both by default.  Results land in RESULTS (default
 # DIR/results).  E2E=pattern runs some files of the suite, JOBS (8) at a time, for
 # E2E_SECONDS at most; those that fail are run again, one at a time, for
-# AGAIN_SECONDS at most, and both outcomes are told.  BACKEND (cuda) and LIBRARY=soft serve to try this script
-# where there is no GPU; HTTP gives more arguments to bench_http.py.
+# AGAIN_SECONDS at most, and both outcomes are told.  BACKEND (cuda) and
+# LIBRARY=soft serve to try this script where there is no GPU; HTTP gives more
+# arguments to bench_http.py, which begins nothing more after BUDGET seconds.
 set -u
 dir=$(cd "${1:?the bundle}" && pwd)
 shift
