@@ -213,7 +213,9 @@ test('a body beyond client_max_body_size: 413', async () => {
 });
 
 test('a request that the page pool can never hold: refused at once', async () => {
-  const small = await Stack.start({ engine: { kv_memory: '2m' } });
+  // few sequences: a device's tables of them are in kv_memory, too
+  const small = await Stack.start({
+    engine: { kv_memory: '2m', max_num_seqs: 4 } });
   try {
     const r = await post(`${small.url}/v1/chat/completions`,
       chat('Hello!', { max_tokens: 3900 }));

@@ -49,7 +49,7 @@ def arguments():
     p.add_argument("--prompt", type=int, default=128, help="tokens")
     p.add_argument("--output", type=int, default=256, help="tokens")
     p.add_argument("--rate", type=float, default=20,
-                   help="requests a second of the open loops")
+                   help="requests a second of the open loops; 0: none")
     p.add_argument("--seconds", type=float, default=10, help="of an open loop")
     p.add_argument("--workers", type=int, default=4, help="of NGINX")
     p.add_argument("--budget", type=float, default=1e9,
@@ -125,6 +125,9 @@ class Stack:
             "max_model_len": args.prompt + args.output + 128,
             "max_batch_tokens": 4096, "max_queue": 4 * most,
             "log_level": "notice",
+            # the ring alone is one channel for all streams, and each may need
+            # its longest record in the two steps under way
+            "channel_ring": "16m",
         }
         if args.backend == "cuda":
             settings["cuda_library"] = os.environ["TR_CUDA_LIBRARY"]
@@ -283,7 +286,7 @@ def measure(stack, args, rounds, over):
                     stack, turn + i, ["-c", str(n), "-N", str(
                         REQUESTS.get(n, 2 * n))]))
                 progress(f"{n} streams", cases[f"{n}"][-1])
-        for i, (name, more) in enumerate(OPEN):
+        for i, (name, more) in enumerate(OPEN if args.rate else ()):
             if not over():
                 cases.setdefault(name, []).append(alternate(
                     stack, turn + i, ["--rate", str(args.rate), "-d",
@@ -345,8 +348,9 @@ def lines_of(policy, rows, args):
             f" {row['added_ttft_ms']:6.2f} {a['inter_token_ms']:6.2f}"
             f" {b['inter_token_ms']:6.2f} {row['gateway_us']:6.1f}"
             f" {b['engine_us']:6.1f} {a['engine_us']:6.1f}{note}")
-    out.append(f"open loop, {args.rate:g} requests/s: \"{OPEN[0][0]}\" evenly "
-               f"spaced, \"{OPEN[1][0]}\" Poisson, 64 tokens out")
+    if args.rate:
+        out.append(f"open loop, {args.rate:g} requests/s: \"{OPEN[0][0]}\" evenly "
+                   f"spaced, \"{OPEN[1][0]}\" Poisson, 64 tokens out")
     return out
 
 

@@ -4,8 +4,8 @@
 #   tests/gpu/stack.sh DIR [PART..]     DIR: what tests/gpu/stack_bundle.sh made
 #
 # Parts: http e2e; both by default.  Results land in RESULTS (default
-# DIR/results).  E2E=pattern runs some files of the suite, JOBS (8) at a time, for
-# E2E_SECONDS at most; those that fail are run again, one at a time, for
+# DIR/results).  E2E="pattern .." runs some files of the suite, JOBS (8) at a
+# time, for E2E_SECONDS at most; those that fail are run again, one at a time, for
 # AGAIN_SECONDS at most, and both outcomes are told.  BACKEND (cuda) and
 # LIBRARY=soft serve to try this script where there is no GPU; HTTP gives more
 # arguments to bench_http.py, which begins nothing more after BUDGET seconds.
@@ -33,9 +33,18 @@ left_out() {
     case $1 in
     *dashboard*) echo "needs chromium" ;;
     *images*) echo "builds Debian roots" ;;
+    *monitoring*) echo "needs Prometheus" ;;
     *scripts*) echo "needs an installed nginx" ;;
     *) return 1 ;;
     esac
+}
+
+asked_for() { # FILE
+    [ -n "${E2E:-}" ] || return 0
+    for pattern in $E2E; do
+        case $1 in *"$pattern"*) return 0 ;; esac
+    done
+    return 1
 }
 
 # tests TAP JOBS FILE..: node's runner; what it prints is in TAP
@@ -57,6 +66,15 @@ sums() {
             whole ? "" : ", not all: time was up" }' "$1"
 }
 
+# ties TAP: how far apart tokens were where an answer parted from that of its
+# request alone (tests/e2e/lib/same.js)
+ties() {
+    grep -o '"gap":[0-9.e-]*' "$1" | cut -d: -f2 | sort -g | awk '
+        { n++; most = $1 }
+        END { if (n) printf "near ties: %d answers parted from that of their " \
+            "request alone, the tokens at most %.3f nats apart\n", n, most }'
+}
+
 # Names of the tests that failed, each with the beginning of what it said.
 failures() {
     awk '/^ *not ok /{ name = $0; sub(/^ *not ok [0-9]+ - /, "", name); n = 0 }
@@ -72,15 +90,16 @@ failed_files() {
 
 e2e() {
     export TR_BUILD="$dir" TR_BACKEND="${BACKEND-cuda}" \
-        TR_PATIENCE="${TR_PATIENCE:-2}"
+        TR_PATIENCE="${TR_PATIENCE:-2}" TR_DTYPE="${TR_DTYPE-f16}"
     export TR_REDIS="$dir/bin/redis-server"
     # prebuilt: newer than its source, whatever the checkout's dates
     touch "$dir/tests/fake_engine"
     [ -e "$root/tests/e2e/node_modules" ] ||
         ln -s "$dir/node_modules" "$root/tests/e2e/node_modules"
     set --
-    for file in "$root/tests/e2e/"*"${E2E:-}"*.test.js; do
+    for file in "$root/tests/e2e/"*.test.js; do
         file=$(basename "$file")
+        asked_for "$file" || continue
         if why=$(left_out "$file"); then
             echo "left out: $file $why"
         else
@@ -88,6 +107,7 @@ e2e() {
         fi
     done
     start=$(date +%s)
+    trap 'ties "$out/e2e.tap"' RETURN
     if tests "$out/e2e.tap" "${JOBS:-8}" "$@"; then
         echo "ok      e2e, $(sums "$out/e2e.tap"), $(($(date +%s) - start)) s"
         return

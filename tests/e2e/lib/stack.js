@@ -14,6 +14,7 @@
 //   TR_BACKEND=cuda  engines that would compute on the CPU use a GPU, with the
 //              library TR_CUDA_LIBRARY (default: beside the engine); "soft" is
 //              the software device of the unit tests
+//   TR_DTYPE   of the weights there: f16 has fewer near ties (lib/same.js)
 
 const { spawn, spawnSync } = require('node:child_process');
 const fs = require('node:fs');
@@ -38,6 +39,7 @@ const DEVICE = !process.env.TR_BACKEND ? {} : {
   cuda_library: process.env.TR_CUDA_LIBRARY === 'soft'
     ? path.join(BUILD, 'tests/libtokenring_soft.so')
     : process.env.TR_CUDA_LIBRARY,
+  dtype: process.env.TR_DTYPE,
 };
 // A slow machine, or a sanitizer build, may take this much longer.
 const PATIENCE = Number(process.env.TR_PATIENCE || 1);
