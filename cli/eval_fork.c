@@ -342,7 +342,6 @@ tr_fork_plan(driver_t *d, fork_t *f)
         || tr_kv_reserve(d->kv, f->slot, f->len + 1) != TR_OK) {
         return;
     }
-    take_usage(d, f);
     if (is_text(f)) {
         item.tokens = f->trunk->task->ids + f->len;
         item.scores = &f->sampled;
@@ -359,6 +358,9 @@ tr_status_t
 tr_fork_stepped(driver_t *d, fork_t *f, const tr_batch_item_t *item)
 {
     f->len += item->n;
+    if (f->state == FORK_DECODE) { /* a GPU knows only now what it holds */
+        take_usage(d, f);
+    }
     if (f->state == FORK_PROMPT) {
         d->run->state.prompt_tokens += item->n;
         f->next_at += item->n;
