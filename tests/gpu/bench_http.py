@@ -362,17 +362,23 @@ def said(command):
         return ""
 
 
+def here_or_there(path):
+    """A file as one names it in the repository, or without its place."""
+    if path.startswith(ROOT + os.sep):
+        return os.path.relpath(path, ROOT)
+    return os.path.basename(path) if path.startswith("/") else path
+
+
 def about(bundle):
     with open("/proc/cpuinfo", encoding="utf-8") as f:
         cpu = re.search(r"model name\s*: (.*)", f.read())
-    commit = said(["git", "-C", ROOT, "rev-parse", "--short=12", "HEAD"])
-    if not commit:
-        with open(os.path.join(bundle, "commit"), encoding="utf-8") as f:
-            commit = f.read().strip()
+    with open(os.path.join(bundle, "commit"), encoding="utf-8") as f:
+        commit = f.read().strip()  # of the programs; there may be no git
     gpu = said(["nvidia-smi", "--query-gpu=name,driver_version",
                 "--format=csv,noheader"])
     return {
-        "command": "tests/gpu/bench_http.py " + " ".join(sys.argv[1:]),
+        "command": "tests/gpu/bench_http.py " + " ".join(
+            here_or_there(a) for a in sys.argv[1:]),
         "commit": commit,
         "hardware": f"{gpu or 'no GPU'}; {os.cpu_count()} cores of "
         f"{cpu.group(1) if cpu else os.uname().machine}",
@@ -435,10 +441,13 @@ def main():
                  "the engine's threads, for a token; (ring): without HTTP")
     print("\n".join(lines))
     with open(args.out, "w", encoding="utf-8") as f:
-        json.dump({**facts, "options": vars(args), "results": data}, f, indent=1)
+        json.dump({**facts, "options": {k: here_or_there(v) if isinstance(v, str)
+                                        else v for k, v in vars(args).items()},
+                   "results": data}, f, indent=1)
         f.write("\n")
     page_of(args.out, facts, lines)
     sys.exit(failed)
 
 
-main()
+if __name__ == "__main__":
+    main()
