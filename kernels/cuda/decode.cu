@@ -14,35 +14,47 @@
 
 #include <cuda_runtime.h>
 
-#define WARPS 4u /* of a block */
+#define WARPS 12u /* of a block, as far as they fit */
 
 template <int D, int Q, int STAGES, int KEY, int VALUE>
 static __device__ __forceinline__ void
-attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, unit_t &u,
-           state_t<D, Q> &s)
+attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
+           const bytes_t<D, Q> &bytes, state_t<D, Q> &s)
 {
-    const decode_head_t *h = a.work.head + u.head;
-    const uint32_t run = u.run;
-    const bool traced = (h->flags & HEAD_SCORED) != 0
-                        && a.layouts.of[u.layout()].scored;
+    const uint32_t end = run.token + run.rest;
+    const bool traced = run.what & RUN_TRACED;
     query_t<D, Q, KEY> query;
+    pace_t pace = run.pace;
+    uint32_t rest = run.rest;
 
-    load_query(a, h, query);
+    if constexpr (KEY == 16) {
+        load_dense(a, run, query);
+    } else {
+        arrange(bytes, query);
+    }
     change_units<D, Q, VALUE>(s);
+    s.tile = run.tile;
     do {
-        produce<D, STAGES, KEY, VALUE>(a, c, ring);
-        copy_commit();
-        attend_unit<D, Q, KEY, VALUE>(a, h, query, u,
+        uint32_t n = pace.take(unit_tiles(KEY, VALUE));
+        unit_t u = { run.head, run.segment(), end - rest,
+                     min(n * tile_tokens(KEY), rest), n };
+
+        produce<D, STAGES>(a, c, ring);
+        bar_wait(ring.bars + ring.at * 8, ring.parity);
+        attend_unit<D, Q, KEY, VALUE>(a, query, u,
                                       ring.slots + ring.at * slot_bytes(D),
                                       traced, s);
-        if (!traced) {
-            s.tile += u.tiles();
+        rest -= u.exist;
+        if (pace.left == 0) {
+            pace.turn_page();
         }
-        ring.at = ring.at + 1 == STAGES ? 0 : ring.at + 1;
-        copy_wait<STAGES - 2>();
-        __syncwarp();
-        u = read_note(ring);
-    } while (u.run == run);
+        ring.at++;
+        if (ring.at == STAGES) {
+            ring.at = 0;
+            ring.parity ^= 1;
+        }
+        __syncwarp(); /* before the slot is filled again */
+    } while (rest > 0);
 }
 
 /* CASE(key bits, value bits) for which there is code; see bits_listed. */
@@ -55,128 +67,134 @@ attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, unit_t &u,
     CASE(2, 2)             \
     CASE(16, 16)
 
-/* Where part (range, head) begins and whether it reaches the head's ends. */
+/* The first run of part (range, head). */
 template <int D, int Q>
 static __device__ __forceinline__ void
-begin_part(const decode_args_t &a, uint32_t range, uint32_t head,
+begin_part(const decode_args_t &a, uint32_t range, const run_t &run,
            state_t<D, Q> &s)
 {
-    const decode_head_t *h = a.work.head + head;
-    const decode_cut_t from = a.work.cut[range], to = a.work.cut[range + 1];
-    uint32_t begin = from.head == head ? from.tile : 0;
-    uint32_t end = to.head == head ? to.tile : h->tiles;
-
     state_init<D, Q>(s);
-    s.tile = h->tiles_before + begin;
     if (threadIdx.x % 32 == 0) {
-        if (begin == 0) {
-            a.work.span[head].x = range;
+        if (run.what & RUN_FIRST) {
+            a.work.span[run.head].x = range;
         }
-        if (end == h->tiles) {
-            a.work.span[head].y = range;
+        if (run.what & RUN_LAST) {
+            a.work.span[run.head].y = range;
         }
     }
 }
 
-template <int D, int Q, int STAGES, int BLOCKS>
+static __device__ __forceinline__ void
+open_ring(uint32_t at, uint32_t slots, uint32_t stages, ring_t &ring)
+{
+    ring.slots = at;
+    ring.notes = ring.slots + stages * slots;
+    ring.bars = ring.notes + stages * (uint32_t) sizeof(run_t);
+    ring.at = ring.free = ring.parity = 0;
+    ring.policy = l2_policy();
+    if (threadIdx.x % 32 < stages) {
+        bar_init(ring.bars + threadIdx.x % 32 * 8, 1);
+    }
+    fence_init();
+    __syncwarp();
+}
+
+template <int D, int Q, int STAGES>
 static __global__ void
-__launch_bounds__(WARPS * 32, BLOCKS)
+__launch_bounds__(WARPS * 32, 1)
     attend_kernel(const __grid_constant__ decode_args_t a)
 {
     extern __shared__ __align__(128) uint8_t shared[];
-    const uint32_t bytes = STAGES * (slot_bytes(D) + NOTE_BYTES);
     /* neighbours in different blocks: few ranges use many of them */
-    const uint32_t range = blockIdx.x + threadIdx.x / 32 * gridDim.x;
+    const uint32_t warp = threadIdx.x / 32;
+    const uint32_t range = blockIdx.x + warp * gridDim.x;
     uint32_t head = 0;
     bool any = false;
     state_t<D, Q> s;
     cursor_t c;
     ring_t ring;
-    unit_t u;
+    bytes_t<D, Q> bytes;
+    run_t run;
 
     launch_next();
-    ring.slots = smem_address(shared) + threadIdx.x / 32 * bytes;
-    ring.notes = ring.slots + STAGES * slot_bytes(D);
-    ring.at = ring.free = 0;
-    ring.policy = l2_policy();
-    take_range(a, range, c);
+    open_ring(smem_address(shared) + warp * ring_bytes(D, STAGES),
+              slot_bytes(D), STAGES, ring);
+    take_range(a, range, c, ring);
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; i++) {
-        produce<D, STAGES, 0, 0>(a, c, ring);
-        copy_commit();
+        produce<D, STAGES>(a, c, ring);
     }
-    copy_wait<STAGES - 2>();
     __syncwarp();
-    u = read_note(ring);
-    while (u.run != NO_RUN) {
-        if (!any || u.head != head) {
-            if (any) {
-                store_part<D, Q>(a, head, range, s);
-            }
-            head = u.head;
-            any = true;
-            begin_part<D, Q>(a, range, head, s);
+    for (;;) {
+        run = read_note(ring);
+        if (any && (run.what == NO_RUN || run.head != head)) {
+            store_part<D, Q>(a, head, range, s);
+            any = false;
         }
-        const decode_layout_t &l = a.layouts.of[u.layout()];
+        if (run.what == NO_RUN) {
+            return;
+        }
+        if (!any) {
+            head = run.head;
+            any = true;
+            begin_part<D, Q>(a, range, run, s);
+        }
+        const decode_layout_t &l = a.layouts.of[run.layout()];
 
-#define ATTEND(KEY, VALUE)                                      \
-    case KEY << 8 | VALUE:                                      \
-        attend_run<D, Q, STAGES, KEY, VALUE>(a, ring, c, u, s); \
+        if (l.key_bits != 16) {
+            load_bytes(a, run, bytes);
+        }
+#define ATTEND(KEY, VALUE)                                               \
+    case KEY << 8 | VALUE:                                               \
+        attend_run<D, Q, STAGES, KEY, VALUE>(a, ring, c, run, bytes, s); \
         break;
         switch (l.key_bits << 8 | l.value_bits) {
             FOR_ALL_BITS(ATTEND)
         }
 #undef ATTEND
     }
-    if (any) {
-        store_part<D, Q>(a, head, range, s);
-    }
-    copy_wait<0>();
 }
 
 /* ---- launchers ---------------------------------------------------------- */
 
 typedef void (*attend_t)(const decode_args_t);
 
-/* Of a ring; and of a multiprocessor, as far as they fit. */
-#define STAGES 4
-#define BLOCKS 3
+#define STAGES 4 /* of a ring */
 
 static attend_t
 attend(uint32_t dim, uint32_t group)
 {
     if (dim == 64) {
-        return group <= QUAD ? attend_kernel<64, 1, STAGES, BLOCKS>
-                             : attend_kernel<64, 2, STAGES, BLOCKS>;
+        return group <= QUAD ? attend_kernel<64, 1, STAGES>
+                             : attend_kernel<64, 2, STAGES>;
     }
-    return group <= QUAD ? attend_kernel<128, 1, STAGES, BLOCKS>
-                         : attend_kernel<128, 2, STAGES, BLOCKS>;
+    return group <= QUAD ? attend_kernel<128, 1, STAGES>
+                         : attend_kernel<128, 2, STAGES>;
+}
+
+/* Warps of the attend kernel's blocks, of which each multiprocessor has one. */
+static uint32_t
+attend_warps(const tr_cuda_device_t *d, uint32_t dim)
+{
+    uint32_t fit = d->shared / ring_bytes((int) dim, STAGES);
+
+    return fit < 1 ? 1 : fit < WARPS ? fit : WARPS;
 }
 
 static uint32_t
-shared_bytes(uint32_t dim)
+shared_bytes(const tr_cuda_device_t *d, uint32_t dim)
 {
-    return WARPS * STAGES * (slot_bytes((int) dim) + NOTE_BYTES);
-}
-
-/* Blocks of the attend kernel: all that run at once (1 KiB of shared memory of
- * each is the system's). */
-static uint32_t
-attend_blocks(const tr_cuda_device_t *d, uint32_t dim)
-{
-    uint32_t fit = (d->shared + 1024) / (shared_bytes(dim) + 1024);
-
-    return d->blocks * (fit < 1 ? 1 : fit < BLOCKS ? fit : BLOCKS);
+    return attend_warps(d, dim) * ring_bytes((int) dim, STAGES);
 }
 
 uint32_t
 decode_warps(const tr_cuda_device_t *d, uint32_t head_dim)
 {
-    return attend_blocks(d, head_dim) * WARPS;
+    return d->blocks * attend_warps(d, head_dim);
 }
 
 void
-decode_open(void)
+decode_open(const tr_cuda_device_t *d)
 {
     for (uint32_t i = 0; i < 4; i++) {
         uint32_t dim = i & 1 ? 64 : 128;
@@ -184,7 +202,7 @@ decode_open(void)
 
         cudaFuncSetAttribute(kernel,
                              cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             (int) shared_bytes(dim));
+                             (int) shared_bytes(d, dim));
         cudaFuncSetAttribute(kernel,
                              cudaFuncAttributePreferredSharedMemoryCarveout,
                              cudaSharedmemCarveoutMaxShared);
@@ -234,10 +252,9 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.out_type = queries->out_type;
     a.group = queries->heads / kv->lists;
     a.scale = queries->scale * 1.4426950408889634f;
-    attend(kv->head_dim,
-           a.group)<<<attend_blocks(s->device, kv->head_dim), WARPS * 32,
-                      shared_bytes(kv->head_dim), (cudaStream_t) s->stream>>>(
-        a);
+    attend(kv->head_dim, a.group)<<<
+        s->device->blocks, attend_warps(s->device, kv->head_dim) * 32,
+        shared_bytes(s->device, kv->head_dim), (cudaStream_t) s->stream>>>(a);
     if (s->device->unfinished) {
         return tr_cuda_check();
     }

@@ -39,7 +39,7 @@ typedef struct {
     uint32_t tokens;               /* of a page */
     uint32_t tiles;                /* of a page */
     uint32_t inverse;              /* 2^32 / tiles, rounded up; 0: one tile */
-    uint32_t cost;                 /* of a tile: bytes / 64 */
+    uint32_t cost;                 /* of a tile: that of 64 bytes is 1 */
     uint32_t key_tile, value_tile; /* bytes of a tile's codes */
     uint32_t key_meta, value, value_meta, score, position, recent;
     uint8_t key_bits, value_bits, scored, tile; /* tile: tokens of one */
@@ -70,9 +70,12 @@ static_assert(sizeof(decode_head_t) == 64, "16 words");
 
 /* Words of it. */
 #define WORD_HEAD 0
+#define WORD_ROW 1
 #define WORD_TOKENS 6
 #define WORD_LAYOUT 12
+#define WORD_FLAGS 13 /* from bit 16 on */
 #define WORD_TILES 14
+#define WORD_BEFORE 15
 
 /* Where a range begins; it ends where the next one begins. */
 typedef struct {
@@ -121,7 +124,7 @@ decode_work_t decode_work(const tr_cuda_device_t *d,
                           const tr_cuda_decode_size_t *size, void *at);
 int decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out);
 /* Gives the attend kernels their shared memory. */
-void decode_open(void);
+void decode_open(const tr_cuda_device_t *d);
 /* The runtime's last error as a launcher's result (runtime.cu). */
 int tr_cuda_check(void);
 

@@ -18,8 +18,8 @@
 template <int D, int Q> struct state_t {
     float max[Q]; /* of head t, less RAISED */
     float sum[Q], zero[Q];
-    float shrink;  /* values are multiplied by this power of two */
-    float unit[2]; /* what o's rows g, g + 8 are counted in */
+    float shrink; /* values are multiplied by this power of two */
+    float per[2]; /* 1 / what o's rows g, g + 8 are counted in */
     float o[D / 16][4];
     uint32_t tile; /* of the layer: where the next trace goes */
 };
@@ -34,11 +34,18 @@ state_init(state_t<D, Q> &s)
         s.sum[q] = s.zero[q] = 0;
     }
     s.shrink = 0x1p40f;
-    s.unit[0] = s.unit[1] = 1;
+    s.per[0] = s.per[1] = 1;
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
         s.o[i][0] = s.o[i][1] = s.o[i][2] = s.o[i][3] = 0;
     }
+}
+
+/* Of a power of two. */
+static __device__ __forceinline__ float
+inverse(float x)
+{
+    return __uint_as_float(0x7f000000u - __float_as_uint(x));
 }
 
 /* Over the eight lanes of a head. */
@@ -74,10 +81,11 @@ multiply(state_t<D, Q> &s, const float (&a)[Q], const float (&b)[Q])
     }
 }
 
-/* Makes room for larger logits y or scales; rare. */
+/* Makes room for larger logits y, in units of to_logit, or scales; rare. */
 template <int D, int Q>
 static __device__ __forceinline__ void
-rescale(state_t<D, Q> &s, const float (&y)[Q], float scale)
+rescale(state_t<D, Q> &s, const float (&y)[Q], const float (&to_logit)[Q],
+        float scale)
 {
     float by[Q], shrink = s.shrink;
 
@@ -87,13 +95,13 @@ rescale(state_t<D, Q> &s, const float (&y)[Q], float scale)
     }
 #pragma unroll
     for (int q = 0; q < Q; q++) {
-        float max = fmaxf(s.max[q], column_max(y[q]) - RAISED);
+        float max = fmaxf(s.max[q], column_max(y[q]) * to_logit[q] - RAISED);
         float c = exp2_fast(s.max[q] - max);
 
         s.max[q] = max;
         s.sum[q] *= c;
         s.zero[q] *= c;
-        by[q] = c * (shrink / s.shrink);
+        by[q] = c * shrink * inverse(s.shrink);
     }
     s.shrink = shrink;
     multiply<D, Q>(s, by, by);
@@ -106,54 +114,68 @@ change_units(state_t<D, Q> &s)
 {
     float a[Q], b[Q];
 
-    if (s.unit[0] == value_unit(VALUE, 0)
-        && s.unit[1] == value_unit(VALUE, 1)) {
+    if (s.per[0] == 1 / value_unit(VALUE, 0)
+        && s.per[1] == 1 / value_unit(VALUE, 1)) {
         return;
     }
 #pragma unroll
     for (int q = 0; q < Q; q++) {
-        a[q] = value_unit(VALUE, 0) / s.unit[0];
-        b[q] = value_unit(VALUE, 1) / s.unit[1];
+        a[q] = value_unit(VALUE, 0) * s.per[0];
+        b[q] = value_unit(VALUE, 1) * s.per[1];
     }
-    s.unit[0] = value_unit(VALUE, 0);
-    s.unit[1] = value_unit(VALUE, 1);
+    s.per[0] = 1 / value_unit(VALUE, 0);
+    s.per[1] = 1 / value_unit(VALUE, 1);
     multiply<D, Q>(s, a, b);
 }
 
+/* What a warp attends at once. */
+struct unit_t {
+    uint32_t head, segment, token, exist; /* tokens: the first, and how many */
+    uint32_t tiles;
+};
+
 /* Which of the tokens of tile i of a unit exist. */
 static __device__ __forceinline__ uint32_t
-existing(const decode_head_t *h, uint32_t segment, uint32_t token,
-         uint32_t exist)
+existing(const decode_args_t &a, uint32_t head, uint32_t segment,
+         uint32_t token, uint32_t exist)
 {
     uint32_t lane = threadIdx.x % 32;
     bool here = lane < exist;
 
     if (segment == SEG_WINDOW && here) {
+        const decode_head_t *h = a.work.head + head;
+
         here = decode_window_position(h->base, h->window, token + lane)
                >= h->window_from;
     }
     return __ballot_sync(TR_ALL_LANES, here);
 }
 
-/* The unit in a slot.  y: logits, then weights without the value's scale. */
+/* The unit in a slot.  y: logits in units of to_logit, then weights without the
+ * value's scale. */
 template <int D, int Q, int KEY, int VALUE>
 static __device__ __forceinline__ void
-attend_unit(const decode_args_t &a, const decode_head_t *h,
-            const query_t<D, Q, KEY> &query, const unit_t &u, uint32_t slot,
-            bool traced, state_t<D, Q> &s)
+attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
+            const unit_t &u, uint32_t slot, bool traced, state_t<D, Q> &s)
 {
     constexpr int U = unit_tiles(KEY, VALUE), ROWS = KEY == 16 ? 1 : 2;
     constexpr uint32_t KT = tile_bytes(D, KEY), VT = tile_bytes(D, VALUE);
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float y[U][Q][2], vs[U][2], vz[U][2], most[Q], scale = 0;
-    uint4 values[U][value_words(D, VALUE)], meta[U];
+    uint4 values[U][value_words(D, VALUE)];
+    uint32_t km[U][2], vm[U][2];
     uint32_t keep = ~0u;
     bool over;
 
     /* what is read from shared memory is asked for early */
 #pragma unroll
     for (int n = 0; n < U && KEY != 16; n++) {
-        meta[n] = shared_load16(slot + U * (KT + VT) + n * 128 + g * 16);
+        uint32_t at = slot + U * (KT + VT) + n * META + g * 4;
+
+        km[n][0] = shared_load4(at);
+        km[n][1] = shared_load4(at + 32);
+        vm[n][0] = shared_load4(at + U * META);
+        vm[n][1] = shared_load4(at + U * META + 32);
     }
 #pragma unroll
     for (int n = 0; n < U; n++) {
@@ -165,38 +187,30 @@ attend_unit(const decode_args_t &a, const decode_head_t *h,
     }
 #pragma unroll
     for (int n = 0; n < U; n++) {
-        float2 km[2], vm[2];
-
-        if (KEY == 16) {
-            km[0] = km[1] = vm[0] = vm[1] = make_float2(1, 0);
-        } else {
-            km[0] = half2_floats(meta[n].x);
-            km[1] = half2_floats(meta[n].y);
-            vm[0] = half2_floats(meta[n].z);
-            vm[1] = half2_floats(meta[n].w);
-        }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            vs[n][r] = vm[r].x;
-            vz[n][r] = vm[r].y;
+            float2 k = make_float2(1, 0), v = k;
+
+            if (KEY != 16) {
+                k = half2_floats(km[n][r]);
+                v = half2_floats(vm[n][r]);
+            }
+            vs[n][r] = v.x;
+            vz[n][r] = v.y;
 #pragma unroll
-            for (int q = 0; q < Q; q++) {
-                y[n][q][r] = KEY == 16
-                                 ? y[n][q][r] * query.to_logit[q]
-                                 : fmaf(y[n][q][r], km[r].x * query.to_logit[q],
-                                        km[r].y * query.sum[q]);
+            for (int q = 0; q < Q && KEY != 16; q++) {
+                y[n][q][r] = fmaf(y[n][q][r], k.x, k.y * query.sum[q]);
             }
         }
     }
-    if (u.exist() < U * tile_tokens(KEY) || u.segment() == SEG_WINDOW) {
+    if (u.exist < U * tile_tokens(KEY) || u.segment == SEG_WINDOW) {
 #pragma unroll
         for (int n = 0; n < U; n++) {
             uint32_t before = n * tile_tokens(KEY);
-            uint32_t mask = existing(h, u.segment(), u.token + before,
-                                     u.exist() > before
-                                         ? min(u.exist() - before,
-                                               tile_tokens(KEY))
-                                         : 0);
+            uint32_t mask = existing(a, u.head, u.segment, u.token + before,
+                                     u.exist > before ? min(u.exist - before,
+                                                            tile_tokens(KEY))
+                                                      : 0);
 
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
@@ -227,10 +241,10 @@ attend_unit(const decode_args_t &a, const decode_head_t *h,
     over = scale * s.shrink > 1;
 #pragma unroll
     for (int q = 0; q < Q; q++) {
-        over = over || most[q] - s.max[q] > SLACK;
+        over = over || fmaf(most[q], query.to_logit[q], -s.max[q]) > SLACK;
     }
     if (__any_sync(TR_ALL_LANES, over)) {
-        rescale<D, Q>(s, most, scale);
+        rescale<D, Q>(s, most, query.to_logit, scale);
     }
 #pragma unroll
     for (int n = 0; n < U; n++) {
@@ -242,7 +256,8 @@ attend_unit(const decode_args_t &a, const decode_head_t *h,
 
 #pragma unroll
             for (int q = 0; q < Q; q++) {
-                y[n][q][r] = exp2_fast(y[n][q][r] - s.max[q]);
+                y[n][q][r] = exp2_fast(
+                    fmaf(y[n][q][r], query.to_logit[q], -s.max[q]));
                 s.sum[q] += y[n][q][r];
                 s.zero[q] += y[n][q][r] * vz[n][r];
             }
@@ -256,7 +271,7 @@ attend_unit(const decode_args_t &a, const decode_head_t *h,
         }
     }
     if (traced) {
-        const uint32_t tiles = u.tiles();
+        const uint32_t tiles = u.tiles;
         const size_t at = (size_t) s.tile * Q;
         uint32_t *weights = a.work.weights + at * 32 + lane;
         const uint64_t policy = l2_policy_stay();
@@ -289,7 +304,8 @@ store_part(const decode_args_t &a, uint32_t head, uint32_t range,
 {
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     size_t place = (size_t) range + head;
-    float by0 = 1 / (s.unit[0] * s.shrink), by1 = 1 / (s.unit[1] * s.shrink);
+    float by0 = s.per[0] * inverse(s.shrink),
+          by1 = s.per[1] * inverse(s.shrink);
 
 #pragma unroll
     for (int q = 0; q < Q; q++) {

@@ -121,7 +121,8 @@ decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out)
         o->scored = l->level.scored;
         bytes = o->tile
                 * (dim * (o->key_bits + o->value_bits) / 8 + (wide ? 0 : 8));
-        o->cost = bytes / 64;
+        /* instructions take their time, too: measured */
+        o->cost = bytes / 64 + (wide ? 0 : 7);
         if (l->tokens % o->tile != 0 || o->tiles == 0) {
             return TR_KERNEL_BADARG;
         }

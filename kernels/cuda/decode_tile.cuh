@@ -34,36 +34,71 @@ word(const uint4 &v, int i)
 /* ---- queries ------------------------------------------------------------ */
 
 /* B operands of Q quads for keys of KEY bits, and what makes a logit of a
- * product: logit = product * scale * to_logit + zero * sum, of head t. */
+ * product: logit = (product * scale + zero * sum) * to_logit, of head t. */
 template <int D, int Q, int KEY> struct query_t {
     uint32_t b[Q][KEY == 16 ? D / 8 : D / 16];
     float to_logit[Q], sum[Q];
 };
 
-/* Four elements from i on. */
-static __device__ __forceinline__ float4
-load_four(const void *p, size_t i, uint32_t type)
+/* So that no logit, of a query of zeros, is -infinity times 0. */
+static __device__ __forceinline__ float
+not_zero(float to_logit)
+{
+    return fmaxf(to_logit, 0x1p-120f);
+}
+
+/* N times P pairs of elements, `stride` elements apart. */
+template <int N, int P>
+static __device__ __forceinline__ void
+load_pairs(const void *p, size_t at, uint32_t stride, uint32_t type,
+           float2 (&x)[N][P])
 {
     if (type == TR_F32) {
-        return __ldg((const float4 *) ((const float *) p + i));
-    }
-    uint2 h = __ldg((const uint2 *) ((const uint16_t *) p + i));
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const float *from = (const float *) p + at + i * stride;
 
-    if (type == TR_BF16) {
-        return make_float4(__uint_as_float(h.x << 16),
-                           __uint_as_float(h.x & 0xffff0000u),
-                           __uint_as_float(h.y << 16),
-                           __uint_as_float(h.y & 0xffff0000u));
-    }
-    float2 lo = half2_floats(h.x), hi = half2_floats(h.y);
+            if (P == 2) {
+                float4 y = __ldg((const float4 *) from);
 
-    return make_float4(lo.x, lo.y, hi.x, hi.y);
+                x[i][0] = make_float2(y.x, y.y);
+                x[i][P - 1] = make_float2(y.z, y.w);
+            } else {
+                x[i][0] = __ldg((const float2 *) from);
+            }
+        }
+        return;
+    }
+    uint32_t h[N][P];
+
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const uint16_t *from = (const uint16_t *) p + at + i * stride;
+
+        if (P == 2) {
+            uint2 y = __ldg((const uint2 *) from);
+
+            h[i][0] = y.x;
+            h[i][P - 1] = y.y;
+        } else {
+            h[i][0] = __ldg((const uint32_t *) from);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N * P; i++) {
+        uint32_t y = h[i / P][i % P];
+
+        x[i / P][i % P] = type == TR_BF16
+                              ? make_float2(__uint_as_float(y << 16),
+                                            __uint_as_float(y & 0xffff0000u))
+                              : half2_floats(y);
+    }
 }
 
 static __device__ __forceinline__ float
-largest(const float4 &x)
+largest(const float2 &x)
 {
-    return fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
+    return fmaxf(fabsf(x.x), fabsf(x.y));
 }
 
 /* The byte of column g of a query of up to QUERY_MOST; adds to sum. */
@@ -76,50 +111,78 @@ query_byte(float x, bool low, int &sum)
     return (uint32_t) (low ? i - 128 * hi : hi) & 255;
 }
 
-/* Lane 4g + t: column g, dimensions [t D/4, (t + 1) D/4). */
-template <int D, int Q, int KEY>
+/* Of a run's head g / 2 of quad q: where its queries begin; heads that the
+ * group does not have are the last one's twins. */
+static __device__ __forceinline__ size_t
+query_at(const decode_args_t &a, const run_t &run, int q, uint32_t dim)
+{
+    uint32_t head = min(q * QUAD + threadIdx.x % 32 / 8, a.group - 1);
+
+    return (size_t) run.row * a.ldq
+           + (size_t) (run.list * a.group + head) * dim;
+}
+
+/* Queries as bytes, before their dimensions are arranged for a level's keys.
+ * Lane 4g + t: column g, dimensions [t D/4, (t + 1) D/4); most, sum: of head t,
+ * whose logits are products of bytes times most. */
+template <int D, int Q> struct bytes_t {
+    uint32_t w[Q][D / 16];
+    float most[Q];
+    int sum[Q];
+};
+
+template <int D, int Q>
 static __device__ __forceinline__ void
-load_query(const decode_args_t &a, const decode_head_t *h,
-           query_t<D, Q, KEY> &out)
+load_bytes(const decode_args_t &a, const run_t &run, bytes_t<D, Q> &out)
 {
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     constexpr int N = D / 16; /* words of four dimensions */
-    uint32_t list = h->head % a.kv.lists;
 
 #pragma unroll
     for (int q = 0; q < Q; q++) {
-        uint32_t head = q * QUAD + g / 2;
-        size_t at = (size_t) h->row * a.ldq
-                    + (size_t) (list * a.group + head) * D + t * (D / 4);
-        float4 x[N];
-        uint32_t w[N];
+        float2 x[N][2];
         float most = 0, by;
         int sum = 0;
 
+        load_pairs(a.q, query_at(a, run, q, D) + t * (D / 4), 4, a.q_type, x);
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            x[j] = head < a.group ? load_four(a.q, at + 4 * j, a.q_type)
-                                  : make_float4(0, 0, 0, 0);
-            most = fmaxf(most, largest(x[j]));
+            most = fmaxf(most, fmaxf(largest(x[j][0]), largest(x[j][1])));
         }
         most = fmaxf(most, __shfl_xor_sync(TR_ALL_LANES, most, 1));
         most = fmaxf(most, __shfl_xor_sync(TR_ALL_LANES, most, 2));
         by = most > 1e-30f ? QUERY_MOST / most : 0;
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            w[j] = query_byte(x[j].x * by, g & 1, sum)
-                   | query_byte(x[j].y * by, g & 1, sum) << 8
-                   | query_byte(x[j].z * by, g & 1, sum) << 16
-                   | query_byte(x[j].w * by, g & 1, sum) << 24;
+            out.w[q][j] = query_byte(x[j][0].x * by, g & 1, sum)
+                          | query_byte(x[j][0].y * by, g & 1, sum) << 8
+                          | query_byte(x[j][1].x * by, g & 1, sum) << 16
+                          | query_byte(x[j][1].y * by, g & 1, sum) << 24;
         }
         sum += __shfl_xor_sync(TR_ALL_LANES, sum, 1);
         sum += __shfl_xor_sync(TR_ALL_LANES, sum, 2);
-        most = __shfl_sync(TR_ALL_LANES, most, 8 * t) * a.scale / QUERY_MOST;
-        out.sum[q] = (float) __shfl_sync(TR_ALL_LANES, sum, 8 * t) * most;
-        out.to_logit[q] = KEY == 8 ? most : KEY == 4 ? most / 16 : most / 64;
-        /* in the order in which masks bring dimensions */
+        out.most[q] = __shfl_sync(TR_ALL_LANES, most, 8 * t) * a.scale
+                      / QUERY_MOST;
+        out.sum[q] = __shfl_sync(TR_ALL_LANES, sum, 8 * t);
+    }
+}
+
+/* In the order in which masks bring dimensions. */
+template <int D, int Q, int KEY>
+static __device__ __forceinline__ void
+arrange(const bytes_t<D, Q> &from, query_t<D, Q, KEY> &out)
+{
+    constexpr int N = D / 16;
+    constexpr float UNIT = KEY == 8 ? 1 : KEY == 4 ? 16 : 64;
+
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        out.sum[q] = (float) from.sum[q] * UNIT;
+        out.to_logit[q] = not_zero(from.most[q] * (1 / UNIT));
 #pragma unroll
         for (int j = 0; j < N; j++) {
+            const uint32_t *w = from.w[q];
+
             if (KEY == 8) {
                 out.b[q][j] = w[j];
             } else if (KEY == 4) { /* low halves, then high ones */
@@ -137,44 +200,38 @@ load_query(const decode_args_t &a, const decode_head_t *h,
     }
 }
 
-/* The same for dense keys: column g has the upper half of head g / 2, or what
- * it leaves. */
+/* For dense keys: column g has the upper half of head g / 2, or what it leaves,
+ * of dimensions 8j + 2t, 8j + 2t + 1. */
 template <int D, int Q>
 static __device__ __forceinline__ void
-load_query(const decode_args_t &a, const decode_head_t *h,
-           query_t<D, Q, 16> &out)
+load_dense(const decode_args_t &a, const run_t &run, query_t<D, Q, 16> &out)
 {
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    uint32_t list = h->head % a.kv.lists;
 
 #pragma unroll
     for (int q = 0; q < Q; q++) {
-        uint32_t head = q * QUAD + g / 2;
-        bool any = head < a.group;
-        size_t at = (size_t) h->row * a.ldq
-                    + (size_t) (list * a.group + (any ? head : 0)) * D;
+        float2 x[D / 8][1];
         float most = 0;
 
+        load_pairs(a.q, query_at(a, run, q, D) + 2 * t, 8, a.q_type, x);
 #pragma unroll
-        for (int j = 0; j < D / 16; j++) {
-            most = fmaxf(most, largest(load_four(a.q, at + t * (D / 4) + 4 * j,
-                                                 a.q_type)));
+        for (int j = 0; j < D / 8; j++) {
+            most = fmaxf(most, largest(x[j][0]));
         }
-        most = any ? most : 0;
         most = fmaxf(most, __shfl_xor_sync(TR_ALL_LANES, most, 1));
         most = fmaxf(most, __shfl_xor_sync(TR_ALL_LANES, most, 2));
 
         float by = most > 1e-30f ? 1 / most : 0;
 #pragma unroll
-        for (int j = 0; j < D / 8; j++) { /* dimensions 8j + 2t, 8j + 2t + 1 */
-            float4 x = load_four(a.q, at + 8 * j + t / 2 * 4, a.q_type);
-            float x0 = (t & 1 ? x.z : x.x) * by, x1 = (t & 1 ? x.w : x.y) * by;
+        for (int j = 0; j < D / 8; j++) {
+            float x0 = x[j][0].x * by, x1 = x[j][0].y * by;
             uint32_t hi = half2_bits(x0, x1);
             float2 got = half2_floats(hi);
 
             out.b[q][j] = g & 1 ? half2_bits(x0 - got.x, x1 - got.y) : hi;
         }
-        out.to_logit[q] = __shfl_sync(TR_ALL_LANES, most, 8 * t) * a.scale;
+        out.to_logit[q] = not_zero(__shfl_sync(TR_ALL_LANES, most, 8 * t)
+                                   * a.scale);
         out.sum[q] = 0;
     }
 }
@@ -369,8 +426,7 @@ load_values(uint4 (&r)[value_words(D, VALUE)], uint32_t values)
     }
 #pragma unroll
     for (int i = 0; i < value_words(D, VALUE); i++) {
-        r[i] = shared_load16(values + value_chunk(lane % 4, lane / 4)
-                             + i * 512);
+        r[i] = shared_load16(values + (lane % 4 * 8 + lane / 4) * 16 + i * 512);
     }
 }
 

@@ -3,15 +3,16 @@
  * and its ring of copies under way.
  *
  * A unit is one tile or two of a page: what a warp attends at once.  Each warp
- * has a ring of STAGES slots of shared memory to itself, into which its own
- * cp.async instructions bring units ahead of their turn, also over the end of
- * pages and heads; a slot's note says what is in it.  All lanes have the same
- * cursor, so that no lane waits for another's word.
+ * has a ring of STAGES slots of shared memory to itself, into which it has
+ * units brought ahead of their turn, also over the end of pages and heads: by the copy engine (one lane asks for a unit's four pieces), or where
+ * there is none, and for dense tiles, by all lanes.  A barrier for each slot
+ * says when its unit is there.  Which units follow in which order is known to
+ * the warp's work as well as to its cursor, so that only the beginning of a
+ * run, units of one segment, needs a note.
  *
- * In a slot: key codes of the tiles, value codes, and for each tile and token
- * pair g, g + 8 the metadata {key g, key g + 8, value g, value g + 8}.  Chunks
- * of 16 bytes of values, and of dense rows, are permuted so that reads hit all
- * banks.
+ * In a slot: key codes of the tiles, value codes, and the metadata of keys and
+ * of values, each as in the page.  Rows of dense tiles are permuted in chunks
+ * of 16 bytes so that reads hit all banks.
  */
 #ifndef TR_CUDA_DECODE_WALK_CUH
 #define TR_CUDA_DECODE_WALK_CUH
@@ -40,18 +41,40 @@ tile_bytes(int dim, int bits)
     return bits == 16 ? dim * 16 : dim * bits * 2;
 }
 
-/* The largest units: K4V4, and a dense tile or K8V8. */
-static __host__ __device__ constexpr uint32_t
-slot_bytes(int dim)
-{
-    return dim * 32 + 256;
-}
+/* Tiles of a run: those left in the page, those in later pages, and how many a
+ * page has. */
+struct pace_t {
+    uint32_t left, more, tiles;
 
-#define NOTE_BYTES 16u
+    /* Tiles of the next unit. */
+    __device__ uint32_t
+    take(uint32_t most)
+    {
+        uint32_t n = min(most, left);
 
-/* What is in a slot.  A run: units of one segment of one part. */
-struct unit_t {
-    uint32_t run, what, token, head;
+        left -= n;
+        return n;
+    }
+    __device__ void
+    turn_page()
+    {
+        left = min(tiles, more);
+        more -= left;
+    }
+};
+
+#define RUN_TRACED 16u /* its tiles leave traces */
+#define RUN_FIRST 32u  /* begins with the head's first tile */
+#define RUN_LAST 64u   /* the range has the head's last tile */
+
+/* A run: what a range has of one segment of one head. */
+struct run_t {
+    uint32_t what; /* segment | flags | layout << 8, or NO_RUN */
+    uint32_t head;
+    uint32_t token, rest; /* of the segment: the first, and how many */
+    uint32_t row, list;   /* whose queries */
+    uint32_t tile;        /* of the layer: the first */
+    pace_t pace;
 
     __device__ uint32_t
     segment() const
@@ -59,32 +82,42 @@ struct unit_t {
         return what & 15;
     }
     __device__ uint32_t
-    tiles() const
-    {
-        return what >> 4 & 15;
-    }
-    __device__ uint32_t
     layout() const
     {
-        return what >> 8 & 255;
+        return what >> 8;
     }
-    __device__ uint32_t
-    exist() const
-    {
-        return what >> 16;
-    } /* tokens */
 };
 
+static_assert(sizeof(run_t) == 40, "a note");
+
+#define META 64u /* bytes of a tile's {scale, zero}, of keys or of values */
+
+/* The largest units: two tiles of K4V4, or one of 16 bits, or of K8V8. */
+static __host__ __device__ constexpr uint32_t
+slot_bytes(int dim)
+{
+    return dim * 32 + 4 * META;
+}
+
+/* Of a warp: slots, notes, barriers. */
+static __host__ __device__ constexpr uint32_t
+ring_bytes(int dim, int stages)
+{
+    return (stages * (slot_bytes(dim) + sizeof(run_t) + 8) + 15) / 16 * 16;
+}
+
+/* Lanes 0 to 3 copy a level's key codes, value codes, and metadata of keys and
+ * of values; each lane has what it needs for its piece.  Dense tiles are copied
+ * by all lanes. */
 struct cursor_t {
-    /* of the next unit: what the lane copies first */
-    const uint8_t *keys, *values, *meta;
-    uint32_t left;              /* tiles of the page */
-    uint32_t more;              /* of the segment's part, in later pages */
-    uint32_t token, rest;       /* of the segment: the next, and how many */
-    uint32_t what, run;         /* see unit_t: segment and layout only */
-    uint32_t code;              /* key bits << 8 | value bits */
-    uint32_t tiles;             /* of a page */
-    uint32_t value, value_meta; /* offsets in the page, for the lane */
+    const uint8_t *from; /* the lane's piece of the next unit */
+    uint32_t offset;     /* of the first tile's piece in a page */
+    uint32_t step;       /* bytes of a tile's piece */
+    uint32_t to;         /* place in a slot; dense: from keys to values */
+    uint32_t bytes;      /* of a tile, all pieces; 0: dense */
+    uint32_t most;       /* tiles of a unit */
+    pace_t pace;
+    uint32_t what;                      /* as in run_t */
     uint32_t ids, page_index, ids_from; /* ids: the lane's of 32 pages */
     uint32_t head, next, last_head, last_tile;
     uint32_t words, words_next; /* lane i: word i of the head's description,
@@ -131,10 +164,7 @@ enter_page(const decode_args_t &a, cursor_t &c)
     /* pages of a window that never had a token have no id */
     int id = (int) of_lane(c.ids, c.page_index - c.ids_from);
 
-    c.keys = a.kv.pool + (uint64_t) max(id, 0) * a.kv.page_bytes
-             + threadIdx.x % 32 * 16;
-    c.values = c.keys + c.value;
-    c.meta = c.keys + c.value_meta;
+    c.from = a.kv.pool + (uint64_t) max(id, 0) * a.kv.page_bytes + c.offset;
 }
 
 static __device__ __forceinline__ void
@@ -142,18 +172,109 @@ next_page(const decode_args_t &a, cursor_t &c)
 {
     c.page_index++;
     if (c.page_index - c.ids_from == 32) {
-        load_ids(a, c, (c.more + c.tiles - 1) / c.tiles);
+        load_ids(a, c, (c.pace.more + c.pace.tiles - 1) / c.pace.tiles);
     }
     enter_page(a, c);
-    c.left = min(c.tiles, c.more);
-    c.more -= c.left;
+    c.pace.turn_page();
 }
 
-/* Goes on at tile c.next of c.head, or at the next head or range. */
+/* ---- runs --------------------------------------------------------------- */
+
+struct ring_t {
+    uint32_t slots, notes, bars; /* addresses in shared memory */
+    uint32_t at, free;           /* slot in work, slot to be filled */
+    uint32_t parity;             /* of the phase that `at` waits for */
+    uint64_t policy;
+};
+
 static __device__ __forceinline__ void
-next_segment(const decode_args_t &a, cursor_t &c)
+write_note(const ring_t &ring, const run_t &r)
+{
+    uint32_t at = ring.notes + ring.free * (uint32_t) sizeof(run_t);
+
+    if (threadIdx.x % 32 == 0) {
+        shared_store8(at, r.what, r.head);
+        shared_store8(at + 8, r.token, r.rest);
+        shared_store8(at + 16, r.row, r.list);
+        shared_store8(at + 24, r.tile, r.pace.left);
+        shared_store8(at + 32, r.pace.more, r.pace.tiles);
+    }
+}
+
+/* What begins with the slot in work. */
+static __device__ __forceinline__ run_t
+read_note(const ring_t &ring)
+{
+    uint32_t at = ring.notes + ring.at * (uint32_t) sizeof(run_t);
+    uint2 x[5];
+
+#pragma unroll
+    for (int i = 0; i < 5; i++) {
+        x[i] = shared_load8(at + i * 8);
+    }
+    __syncwarp(); /* before the note is written again */
+
+    run_t r = { x[0].x, x[0].y, x[1].x, x[1].y,
+                x[2].x, x[2].y, x[3].x, { x[3].y, x[4].x, x[4].y } };
+
+    return r;
+}
+
+/* Full pages of so many tiles. */
+static __device__ __forceinline__ uint32_t
+pages(const decode_layout_t &l, uint32_t tiles)
+{
+    return l.inverse == 0 ? tiles : __umulhi(tiles, l.inverse);
+}
+
+/* What the lane copies of tiles of a layout. */
+static __device__ __forceinline__ void
+aim(const decode_layout_t &l, cursor_t &c)
+{
+    const uint32_t lane = threadIdx.x % 32, keys = l.key_tile;
+    const uint32_t codes = keys + l.value_tile;
+
+    if (l.key_bits == 16) {
+        c.most = 1;
+        c.bytes = 0;
+        c.step = keys;
+        c.offset = lane * 16;
+        c.to = l.value;
+        return;
+    }
+    c.most = unit_tiles(l.key_bits, l.value_bits);
+    c.bytes = codes + 2 * META;
+    c.step = lane == 0 ? keys : lane == 1 ? l.value_tile : META;
+    c.offset = lane == 0   ? 0
+               : lane == 1 ? l.value
+               : lane == 2 ? l.key_meta
+                           : l.value_meta;
+    c.to = c.most
+           * (lane == 0   ? 0
+              : lane == 1 ? keys
+              : lane == 2 ? codes
+                          : codes + META);
+}
+
+/* The run's queries, which are needed when its units are. */
+static __device__ __forceinline__ void
+ask_queries(const decode_args_t &a, const run_t &r)
+{
+    const uint32_t size = a.q_type == TR_F32 ? 4 : 2, lane = threadIdx.x % 32;
+    const size_t n = (size_t) a.group * a.kv.head_dim;
+
+    if (lane * 128 < n * size) { /* group <= 8: a line a lane */
+        prefetch_l2((const uint8_t *) a.q + (r.row * a.ldq + r.list * n) * size
+                    + lane * 128);
+    }
+}
+
+/* Goes on at tile c.next of c.head, or at the next head; or ends. */
+static __device__ __forceinline__ void
+next_run(const decode_args_t &a, cursor_t &c, const ring_t &ring)
 {
     uint32_t stop, start = 0, n = 0, tokens = 0, index = 0, s;
+    run_t r;
 
     for (;;) {
         bool last = c.head == c.last_head;
@@ -168,7 +289,9 @@ next_segment(const decode_args_t &a, cursor_t &c)
             c.words = c.words_next;
             c.words_next = load_word(a, c, c.head + 1);
         } else {
-            c.run = NO_RUN;
+            r = {};
+            r.what = c.what = NO_RUN;
+            write_note(ring, r);
             return;
         }
     }
@@ -183,33 +306,45 @@ next_segment(const decode_args_t &a, cursor_t &c)
     }
     const decode_layout_t &l = a.layouts.of[index];
     uint32_t tile = c.next - start, end = min(n, stop - start);
-    uint32_t lane = threadIdx.x % 32;
+    uint32_t in_page, later, tiles = of_lane(c.words, WORD_TILES);
 
-    c.next = start + end;
-    c.token = tile * l.tile;
-    c.rest = tokens - c.token;
-    c.tiles = l.tiles;
-    c.code = l.key_bits << 8 | l.value_bits;
-    c.page_index = tile / l.tiles;
-    tile -= c.page_index * l.tiles; /* of the page */
-    c.left = min(l.tiles - tile, end - (c.token / l.tile));
-    c.more = end - c.token / l.tile - c.left;
     c.what = s | index << 8;
-    c.value = l.value;
-    /* lanes 16 and more copy the values' metadata; all of them 4 bytes */
-    c.value_meta = (lane < 16 ? l.key_meta : l.value_meta) + lane % 16 * 4
-                   - lane * 16;
-    c.run++;
-    load_ids(a, c, 1 + (c.more + l.tiles - 1) / l.tiles);
+    r.head = c.head;
+    r.token = tile * l.tile;
+    r.rest = min(tokens, end * l.tile) - r.token;
+    c.page_index = pages(l, tile);
+    in_page = tile - c.page_index * l.tiles;
+    c.pace.tiles = l.tiles;
+    c.pace.left = min(l.tiles - in_page, end - tile);
+    c.pace.more = end - tile - c.pace.left;
+    r.pace = c.pace;
+    r.row = of_lane(c.words, WORD_ROW);
+    r.list = of_lane(c.words, WORD_HEAD) % a.kv.lists;
+    r.tile = of_lane(c.words, WORD_BEFORE) + c.next;
+    r.what = c.what;
+    if ((of_lane(c.words, WORD_FLAGS) >> 16 & HEAD_SCORED) && l.scored) {
+        r.what |= RUN_TRACED;
+    }
+    if (c.next == 0) {
+        r.what |= RUN_FIRST;
+    }
+    if (c.head != c.last_head || c.last_tile == tiles) {
+        r.what |= RUN_LAST;
+    }
+    write_note(ring, r);
+    c.next = start + end;
+    later = pages(l, c.pace.more + l.tiles - 1);
+    load_ids(a, c, 1 + later);
+    aim(l, c);
     enter_page(a, c);
-    c.keys += tile * l.key_tile;
-    c.values += tile * l.value_tile;
-    c.meta += tile * 64;
+    c.from += in_page * c.step;
+    ask_queries(a, r);
 }
 
 /* At the beginning of a range; ranges of which there is no need are empty. */
 static __device__ __forceinline__ void
-take_range(const decode_args_t &a, uint32_t range, cursor_t &c)
+take_range(const decode_args_t &a, uint32_t range, cursor_t &c,
+           const ring_t &ring)
 {
     const decode_cut_t from = a.work.cut[range];
     const decode_cut_t to = a.work.cut[range + 1];
@@ -221,23 +356,10 @@ take_range(const decode_args_t &a, uint32_t range, cursor_t &c)
     c.last_tile = to.tile;
     c.words = load_word(a, c, c.head);
     c.words_next = load_word(a, c, c.head + 1);
-    next_segment(a, c);
+    next_run(a, c, ring);
 }
 
 /* ---- copies ------------------------------------------------------------- */
-
-struct ring_t {
-    uint32_t slots, notes; /* addresses in shared memory */
-    uint32_t at, free;     /* slot in work, slot to be filled */
-    uint64_t policy;
-};
-
-/* A chunk of a value tile among the 32 of its 512 bytes, place 8t + g. */
-static __device__ __forceinline__ uint32_t
-value_chunk(uint32_t t, uint32_t g)
-{
-    return (t * 8 + (g ^ 2 * t)) * 16;
-}
 
 /* Chunk c of row g of a dense tile. */
 template <int D>
@@ -264,157 +386,82 @@ copy_rows(const uint8_t *src, uint32_t dst, uint64_t policy)
     }
 }
 
-/* Whether the lane's part of chunk i, of 512 bytes, belongs to n of the U tiles
- * of BYTES bytes; n > 0. */
-template <uint32_t U, uint32_t BYTES>
-static __device__ __forceinline__ bool
-covers(uint32_t n, uint32_t i)
-{
-    if (BYTES % 512 == 0) {
-        return i * 512 < BYTES || n > i * 512 / BYTES;
-    }
-    return i * 512 + threadIdx.x % 32 * 16 < n * BYTES;
-}
-
-/* The unit at the cursor, of a level known here. */
-template <int D, int KEY, int VALUE>
+/* What lanes copied, all of them, is of a barrier's phase. */
 static __device__ __forceinline__ void
-copy_known(const cursor_t &c, uint32_t n, uint32_t slot, uint64_t policy)
+end_copies(uint32_t bar)
 {
-    constexpr uint32_t U = unit_tiles(KEY, VALUE);
-    constexpr uint32_t KT = tile_bytes(D, KEY), VT = tile_bytes(D, VALUE);
-    const uint32_t lane = threadIdx.x % 32;
-
-    if (KEY == 16) {
-        copy_rows<D>(c.keys, slot, policy);
-        copy_rows<D>(c.values, slot + KT, policy);
-        return;
-    }
-    const uint32_t at = slot + lane * 16,
-                   meta = slot + U * (KT + VT) + lane % 8 * 16 + lane / 8 * 4;
-    const uint32_t to = slot + U * KT
-                        + (D * VALUE < 256 ? lane * 16
-                                           : value_chunk(lane / 8, lane % 8));
-
-#pragma unroll
-    for (uint32_t i = 0; i < (U * KT + 511) / 512; i++) {
-        if (covers<U, KT>(n, i)) {
-            copy_async16(at + i * 512, c.keys + i * 512, policy);
-        }
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < (U * VT + 511) / 512; i++) {
-        if (covers<U, VT>(n, i)) {
-            copy_async16(to + i * 512, c.values + i * 512, policy);
-        }
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < U; i++) {
-        if (i == 0 || i < n) {
-            copy_async4(meta + i * 128, c.meta + i * 64, policy);
-        }
+    copy_joins(bar);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        bar_arrive(bar);
     }
 }
 
-/* The unit at the cursor, whatever it is. */
+/* A dense tile. */
 template <int D>
 static __device__ __forceinline__ void
-copy_any(const decode_layout_t &l, const cursor_t &c, uint32_t n, uint32_t slot,
-         uint64_t policy)
+copy_dense(const cursor_t &c, uint32_t slot, uint32_t bar, uint64_t policy)
+{
+    copy_rows<D>(c.from, slot, policy);
+    copy_rows<D>(c.from + c.to, slot + D * 16, policy);
+    end_copies(bar);
+}
+
+/* n tiles of a level. */
+static __device__ __forceinline__ void
+copy_tiles(const cursor_t &c, uint32_t n, uint32_t slot, uint32_t bar,
+           uint64_t policy)
 {
     const uint32_t lane = threadIdx.x % 32;
 
-    if (l.key_bits == 16) {
-        copy_known<D, 16, 16>(c, n, slot, policy);
-        return;
+#if __CUDA_ARCH__ >= 900
+    if (lane < 4) {
+        if (lane == 0) {
+            bar_expect(bar, n * c.bytes);
+        }
+        copy_engine(slot + c.to, c.from, n * c.step, bar, policy);
     }
-    const uint32_t kt = l.key_tile, vt = l.value_tile;
-    const uint32_t u = unit_tiles(l.key_bits, l.value_bits);
-    const uint32_t to = D * l.value_bits < 256
-                            ? lane * 16
-                            : value_chunk(lane / 8, lane % 8);
+#else
+    for (uint32_t i = 0; i < 4; i++) {
+        const uint8_t *from = (const uint8_t *)
+            __shfl_sync(TR_ALL_LANES, (unsigned long long) c.from, i);
+        uint32_t to = slot + of_lane(c.to, i), bytes = n * of_lane(c.step, i);
 
-#pragma unroll 1
-    for (uint32_t o = 0; o + lane * 16 < n * kt; o += 512) {
-        copy_async16(slot + lane * 16 + o, c.keys + o, policy);
+        for (uint32_t o = lane * 16; o < bytes; o += 512) {
+            copy_async16(to + o, from + o, policy);
+        }
     }
-    slot += u * kt;
-#pragma unroll 1
-    for (uint32_t o = 0; o + lane * 16 < n * vt; o += 512) {
-        copy_async16(slot + o + to, c.values + o, policy);
-    }
-    slot += u * vt + lane % 8 * 16 + lane / 8 * 4;
-#pragma unroll 1
-    for (uint32_t i = 0; i < n; i++) {
-        copy_async4(slot + i * 128, c.meta + i * 64, policy);
-    }
+    end_copies(bar);
+#endif
 }
 
-/* Asks for the next unit, for slot ring.free; KEY, VALUE: what it probably is.
- * KEY 0: no idea. */
-template <int D, int STAGES, int KEY, int VALUE>
+/* Asks for the next unit, for slot ring.free. */
+template <int D, int STAGES>
 static __device__ __forceinline__ void
 produce(const decode_args_t &a, cursor_t &c, ring_t &ring)
 {
-    const uint32_t note = ring.notes + ring.free * NOTE_BYTES;
     const uint32_t slot = ring.slots + ring.free * slot_bytes(D);
-    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t bar = ring.bars + ring.free * 8;
+    uint32_t n;
 
-    ring.free = ring.free + 1 == STAGES ? 0 : ring.free + 1;
-    if (c.run == NO_RUN) {
-        if (lane == 0) {
-            shared_store16(note, make_uint4(NO_RUN, 0, 0, 0));
-        }
+    if (c.what == NO_RUN) {
         return;
     }
-    const bool known = KEY != 0 && c.code == (KEY << 8 | VALUE);
-    uint32_t n, exist, tile;
-
-    if (known) {
-        n = min(unit_tiles(KEY, VALUE), c.left);
-        tile = tile_tokens(KEY);
+    n = c.pace.take(c.most);
+    if (c.bytes == 0) {
+        copy_dense<D>(c, slot, bar, ring.policy);
     } else {
-        n = min(unit_tiles(c.code >> 8, c.code & 255), c.left);
-        tile = tile_tokens(c.code >> 8);
+        copy_tiles(c, n, slot, bar, ring.policy);
     }
-    exist = min(n * tile, c.rest);
-    if (lane == 0) {
-        shared_store16(note, make_uint4(c.run, c.what | n << 4 | exist << 16,
-                                        c.token, c.head));
-    }
-    if (known) {
-        copy_known<D, KEY == 0 ? 16 : KEY, VALUE == 0 ? 16 : VALUE>(
-            c, n, slot, ring.policy);
-        c.keys += n * tile_bytes(D, KEY);
-        c.values += n * tile_bytes(D, VALUE);
-    } else {
-        const decode_layout_t &l = a.layouts.of[c.what >> 8];
-
-        copy_any<D>(l, c, n, slot, ring.policy);
-        c.keys += n * l.key_tile;
-        c.values += n * l.value_tile;
-    }
-    c.meta += n * 64;
-    c.left -= n;
-    c.token += exist;
-    c.rest -= exist;
-    if (c.left == 0) {
-        if (c.more > 0) {
+    c.from += n * c.step;
+    ring.free = ring.free + 1 == STAGES ? 0 : ring.free + 1;
+    if (c.pace.left == 0) {
+        if (c.pace.more > 0) {
             next_page(a, c);
         } else {
-            next_segment(a, c);
+            next_run(a, c, ring);
         }
     }
-}
-
-/* What is in the slot in work. */
-static __device__ __forceinline__ unit_t
-read_note(const ring_t &ring)
-{
-    uint4 x = shared_load16(ring.notes + ring.at * NOTE_BYTES);
-    unit_t u = { x.x, x.y, x.z, x.w };
-
-    return u;
 }
 
 #endif

@@ -15,59 +15,7 @@
 
 #include "ptx.cuh"
 
-/* ---- barriers in shared memory ------------------------------------------ */
-
-static __device__ __forceinline__ void
-bar_init(uint32_t bar, uint32_t count)
-{
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void
-bar_arrive(uint32_t bar)
-{
-    asm volatile("{ .reg .b64 state;\n"
-                 "mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(bar)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void
-bar_wait(uint32_t bar, uint32_t parity)
-{
-    uint32_t done = 0;
-
-    while (!done) {
-#if __CUDA_ARCH__ >= 900 /* sleeps in between */
-        asm volatile("{ .reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p; }"
-                     : "=r"(done)
-                     : "r"(bar), "r"(parity)
-                     : "memory");
-#else
-        asm volatile("{ .reg .pred p;\n"
-                     "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p; }"
-                     : "=r"(done)
-                     : "r"(bar), "r"(parity)
-                     : "memory");
-#endif
-    }
-}
-
-/* Arrives, and lets the phase end only when `bytes` were copied, too. */
-static __device__ __forceinline__ void
-bar_expect(uint32_t bar, uint32_t bytes)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{ .reg .b64 state;\n"
-        "mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(bar),
-        "r"(bytes)
-        : "memory");
-#endif
-}
+/* ---- barriers ----------------------------------------------------------- */
 
 /* Barrier `id` (1 .. 15) of `threads` threads of a block. */
 static __device__ __forceinline__ void
@@ -90,16 +38,6 @@ fence_async(void)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
-/* Barriers were initialised. */
-static __device__ __forceinline__ void
-fence_init(void)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async;" ::: "memory");
 #endif
 }
 

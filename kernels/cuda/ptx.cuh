@@ -119,27 +119,33 @@ copy_async16(uint32_t dst, const uint8_t *src, uint64_t policy)
                  : "memory");
 }
 
+/* This thread's copies so far are part of the phase of a barrier, beside the
+ * arrivals for which it was initialised. */
 static __device__ __forceinline__ void
-copy_async4(uint32_t dst, const uint8_t *src, uint64_t policy)
+copy_joins(uint32_t bar)
 {
-    asm volatile("cp.async.ca.shared.global.L2::cache_hint.L2::128B "
-                 "[%0], [%1], 4, %2;" ::"r"(dst),
-                 "l"(src), "l"(policy)
+    asm volatile("cp.async.mbarrier.arrive.shared.b64 [%0];" ::"r"(bar)
                  : "memory");
 }
 
+/* Contiguous bytes, a multiple of 16, by the copy engine; see bar_expect. */
 static __device__ __forceinline__ void
-copy_commit(void)
+copy_engine(uint32_t dst, const uint8_t *src, uint32_t bytes, uint32_t bar,
+            uint64_t policy)
 {
-    asm volatile("cp.async.commit_group;" ::: "memory");
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::"
+                 "bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(dst),
+                 "l"(src), "r"(bytes), "r"(bar), "l"(policy)
+                 : "memory");
+#endif
 }
 
-/* Until at most N groups of this thread are under way. */
-template <int N>
+/* The line at p, into the L2 cache. */
 static __device__ __forceinline__ void
-copy_wait(void)
+prefetch_l2(const void *p)
 {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
 /* What streams through the L2 cache leaves it first. */
@@ -182,6 +188,15 @@ shared_load16(uint32_t at)
     return r;
 }
 
+static __device__ __forceinline__ uint32_t
+shared_load4(uint32_t at)
+{
+    uint32_t r;
+
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(at) : "memory");
+    return r;
+}
+
 static __device__ __forceinline__ uint2
 shared_load8(uint32_t at)
 {
@@ -195,10 +210,9 @@ shared_load8(uint32_t at)
 }
 
 static __device__ __forceinline__ void
-shared_store16(uint32_t at, uint4 x)
+shared_store8(uint32_t at, uint32_t x, uint32_t y)
 {
-    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(x.x),
-                 "r"(x.y), "r"(x.z), "r"(x.w)
+    asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(at), "r"(x), "r"(y)
                  : "memory");
 }
 
@@ -222,6 +236,70 @@ load_matrices(uint32_t (&r)[4], uint32_t at)
                      : "r"(at)
                      : "memory");
     }
+}
+
+/* ---- barriers in shared memory ------------------------------------------ */
+
+static __device__ __forceinline__ void
+bar_init(uint32_t bar, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void
+bar_arrive(uint32_t bar)
+{
+    asm volatile("{ .reg .b64 state;\n"
+                 "mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(bar)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void
+bar_wait(uint32_t bar, uint32_t parity)
+{
+    uint32_t done = 0;
+
+    while (!done) {
+#if __CUDA_ARCH__ >= 900 /* sleeps in between */
+        asm volatile("{ .reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(bar), "r"(parity)
+                     : "memory");
+#else
+        asm volatile("{ .reg .pred p;\n"
+                     "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(bar), "r"(parity)
+                     : "memory");
+#endif
+    }
+}
+
+/* Arrives, and lets the phase end only when `bytes` were copied, too. */
+static __device__ __forceinline__ void
+bar_expect(uint32_t bar, uint32_t bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{ .reg .b64 state;\n"
+        "mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(bar),
+        "r"(bytes)
+        : "memory");
+#endif
+}
+
+/* Barriers were initialised. */
+static __device__ __forceinline__ void
+fence_init(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async;" ::: "memory");
+#endif
 }
 
 /* ---- dependent launches -------------------------------------------------- */

@@ -181,7 +181,7 @@ tr_cuda_open(int ordinal, tr_cuda_device_t *out)
     out->blocks = (uint32_t) blocks;
     out->shared = (uint32_t) shared;
     out->dependent = major >= 9;
-    decode_open();
+    decode_open(out);
     return tr_cuda_check();
 }
 
