@@ -160,7 +160,7 @@ fill(void)
     uint32_t n = 0, leave;
 
     tr_kv_prompt(bed.e->kv, base, o.context);
-    if (!bed_compute(&bed, base, 0, o.context - 1, NULL)) {
+    if (!bed_compute(&bed, base, 0, o.context, NULL)) {
         bed_die("fill", "the pool does not hold one prompt");
     }
     while (n < o.batch && bed_add(&bed, &bed.seqs[n], base, o.context)) {
@@ -219,12 +219,14 @@ compose(uint32_t n, uint32_t step, tr_batch_item_t *item)
             return false;
         }
     }
-    for (uint32_t i = 0; i < n; i++) { /* the device knows the last token */
+    for (uint32_t i = 0; i < n; i++) {
         bed_seq_t *q = &bed.seqs[i];
+        const int32_t *token = bed_token(&bed, q);
 
         item[i] = (tr_batch_item_t){ .kv_slot = q->slot,
                                      .pos = q->len++,
                                      .n = 1,
+                                     .tokens = token,
                                      .sample = true,
                                      .sampler = &bed.sampler,
                                      .number = q->number++,

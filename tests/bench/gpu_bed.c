@@ -154,17 +154,27 @@ bed_add(bed_t *b, bed_seq_t *q, int32_t base, uint32_t len)
         return false;
     }
     tr_kv_prompt(b->e->kv, q->slot, len);
-    rc = tr_kv_fork(b->e->kv, base, q->slot, len - 1);
+    rc = tr_kv_fork(b->e->kv, base, q->slot, len);
     if (rc == TR_AGAIN) {
         bed_settle(b);
-        rc = tr_kv_fork(b->e->kv, base, q->slot, len - 1);
+        rc = tr_kv_fork(b->e->kv, base, q->slot, len);
     }
-    if (rc == TR_OK && bed_compute(b, q->slot, len - 1, len, &q->out[0])
-        && bed_compress(b, q->slot, len)) {
+    if (rc == TR_OK && bed_compress(b, q->slot, len)) {
+        bed_settle(b);
         q->len = len;
         q->number = 1;
+        q->given = true;
         return true;
     }
     tr_kv_close(b->e->kv, q->slot);
     return false;
+}
+
+const int32_t *
+bed_token(const bed_t *b, bed_seq_t *q)
+{
+    const int32_t *token = q->given ? &b->prompt[q->len] : NULL;
+
+    q->given = false;
+    return token;
 }

@@ -15,7 +15,8 @@
 
 typedef struct {
     int32_t slot;
-    uint32_t len, number; /* tokens; sampled ones among them */
+    uint32_t len, number; /* tokens cached; those of the answer that are known */
+    bool given;           /* its next token is the prompt's at len */
     tr_sampled_t out[TR_CUDA_TURNS];
 } bed_seq_t;
 
@@ -48,8 +49,10 @@ bool bed_compute(bed_t *b, int32_t slot, uint32_t from, uint32_t to,
                  tr_sampled_t *out);
 bool bed_compress(bed_t *b, int32_t slot, uint32_t len);
 
-/* A sequence of len tokens, of which all but the last are those of `base`. */
+/* A sequence that has cached the first len tokens of `base`, compressed. */
 bool bed_add(bed_t *b, bed_seq_t *q, int32_t base, uint32_t len);
+/* Its next token, before len counts it; NULL: the device knows it. */
+const int32_t *bed_token(const bed_t *b, bed_seq_t *q);
 
 /* ---- gpu_mix.c ---------------------------------------------------------- */
 

@@ -135,15 +135,18 @@ compose_decode(uint32_t step, tr_batch_item_t *item, uint32_t *who)
     tr_kv_reserve_batch(b->e->kv, slot, len, asked, rc);
     for (uint32_t a = 0; a < asked; a++) {
         bed_seq_t *q = &b->seqs[of[a]];
+        const int32_t *token;
 
         if (rc[a] != TR_OK) {
             m.c.stalls++;
             continue;
         }
+        token = bed_token(b, q);
         who[k] = of[a];
         item[k++] = (tr_batch_item_t){ .kv_slot = q->slot,
                                        .pos = q->len++,
                                        .n = 1,
+                                       .tokens = token,
                                        .sample = true,
                                        .sampler = &b->sampler,
                                        .number = q->number++,

@@ -19,7 +19,8 @@
 # bench.txt, a file for each load, and gpu.md, gpu.json, gpu.svg made of all
 # that is there (results.py), also of earlier runs with the same RESULTS.
 # LOADS, RING_LOAD (prompt:answer), RING_POOL (kv_memory), RATES (requests a
-# second), SECONDS_EACH, POLICIES, SHAPES change what is asked.
+# second), SECONDS_EACH, POLICIES, SHAPES, BATCHES, STEPS, MIX_STEPS, SIDE change
+# what is asked; with TABLES empty, tables are left for another time.
 set -u
 dir=${1:?the bundle}
 shift
@@ -135,17 +136,20 @@ fi
 
 if wanted decode; then
     for policy in $policies; do
-        for batch in 64 1; do
+        for batch in ${BATCHES:-64 1}; do
             bench "decode-$policy-$batch" decode --policy "$policy" \
-                --batch $batch --model "$shapes/llama-3-8b"
+                --batch "$batch" --side "${SIDE:-8192}" \
+                --model "$shapes/llama-3-8b"
         done
     done
 fi
 
 if wanted fit; then
     for model in llama-3-8b qwen2.5-32b; do
-        for policy in $policies; do
-            bench "fit-$model-$policy" fit --policy "$policy" \
+        case $model in *8b) most=1088 ;; *) most=512 ;; esac
+        for policy in $policies; do # tables for more take memory from the pool
+            bench "fit-$model-$policy" fit --policy "$policy" --batch $most \
+                --side "${SIDE:-8192}" --steps "${STEPS:-64}" \
                 --model "$shapes/$model"
         done
     done
@@ -162,6 +166,7 @@ if wanted mix; then
     for io in ${LOADS:-2048:2048 3584:512}; do # in:out
         for policy in $policies; do
             bench "mix-${io%:*}-${io#*:}-$policy" mix --policy "$policy" \
+                --batch 1408 \
                 --context "${io%:*}" --answer "${io#*:}" \
                 --steps "${MIX_STEPS:-300}" --model "$shapes/llama-3-8b"
         done
@@ -270,6 +275,6 @@ if wanted sweep; then
     done
 fi
 
-python3 "$here/results.py" "$out" || failed=1
+[ -z "${TABLES-yes}" ] || python3 "$here/results.py" "$out" || failed=1
 say "done"
 exit $failed
