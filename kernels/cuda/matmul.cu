@@ -28,7 +28,6 @@
 #define CANDIDATES 8
 #define RUNS 3            /* timed, of each candidate, after one that is not */
 #define TIMED_ROWS 512u   /* above, suggestions are as good as measurements */
-#define CLASSES_SMALL 12u /* up to so many rows */
 
 /* ---- the library -------------------------------------------------------- */
 
@@ -128,10 +127,12 @@ class_of(uint32_t rows)
 {
     uint32_t r = tr_cuda_matmul_rows(rows);
 
-    return r <= 16    ? r / 8 - 1
-           : r <= 64  ? 2 + (r - 32) / 16
-           : r <= 512 ? 5 + (r - 128) / 64
-                      : CLASSES_SMALL + (r - 640) / 128;
+    return r <= 16     ? r / 8 - 1
+           : r <= 64   ? 2 + (r - 32) / 16
+           : r <= 256  ? 5 + (r - 128) / 64
+           : r <= 512  ? 8 + (r - 288) / 32
+           : r <= 1024 ? 16 + (r - 576) / 64
+                       : 24 + (r - 1152) / 128;
 }
 
 static shape_t *

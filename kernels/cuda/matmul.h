@@ -34,7 +34,12 @@ typedef struct {
 static inline uint32_t
 tr_cuda_matmul_rows(uint32_t rows)
 {
-    uint32_t step = rows <= 16 ? 8 : rows <= 64 ? 16 : rows <= 512 ? 64 : 128;
+    uint32_t step = rows <= 16     ? 8
+                    : rows <= 64   ? 16
+                    : rows <= 256  ? 64
+                    : rows <= 512  ? 32
+                    : rows <= 1024 ? 64
+                                   : 128;
 
     return (rows + step - 1) / step * step;
 }

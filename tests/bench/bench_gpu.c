@@ -3,7 +3,8 @@
  * random; a prompt is computed once, and forked.
  *
  *   bench_gpu decode  [options]  --batch sequences at --context tokens
- *   bench_gpu fit     [options]  as many sequences as fit at --context tokens
+ *   bench_gpu fit     [options]  as many sequences as fit at --context tokens, and
+ *                                the number that gives most tokens a second
  *   bench_gpu prefill [options]  one prompt of --context tokens
  *   bench_gpu mix     [options]  as many sequences as fit, at all ages, with a
  *                                prompt of --context and an --answer: who ends
@@ -15,7 +16,7 @@
  *   --side N (8192) of the square product that the matrix peak is taken from
  *   --set KEY=VALUE  an engine setting, may be repeated
  *
- * One line of key=value a run.  Weights are random (load_format dummy), so that
+ * One line of key=value a run, of fit two.  Weights are random (load_format dummy), so that
  * thresholds mean nothing: policy `static` has fixed shares (25% at 8/4 bits,
  * 35% at 4/2, the rest forgotten).
  *
@@ -46,7 +47,7 @@
 
 #define WARM_STEPS 8u
 #define ROUNDS 5
-#define TRIES 6
+#define TRIES 6 /* of fit, to find room */
 
 static struct {
     const char *mode;
@@ -178,14 +179,15 @@ fill(void)
     return n;
 }
 
-/* Makes room: those that stalled go, and some of the others. */
+/* Those that stalled go, and of the others all beyond so many; how many are
+ * left. */
 static uint32_t
-drop(uint32_t n)
+drop(uint32_t n, uint32_t leave)
 {
-    uint32_t kept = 0, leave = n / 100 + 1;
+    uint32_t kept = 0;
 
     for (uint32_t i = 0; i < n; i++) {
-        if (stalled[i] || i + leave >= n) {
+        if (stalled[i] || kept == leave) {
             tr_kv_close(bed.e->kv, bed.seqs[i].slot);
         } else {
             bed.seqs[kept++] = bed.seqs[i];
@@ -293,21 +295,56 @@ say_run(const char *what)
            bed.x->about.name, o.context);
 }
 
+/* A step of n sequences. */
+typedef struct {
+    uint32_t n;
+    double wall, device;         /* ms */
+    double products, attention;  /* ms of these alone */
+    double kv_bytes, full_bytes; /* in use; at 16 bits */
+    double speed;                /* bytes a second, of a copy */
+    uint64_t steps, graphs, stalls;
+} measured_t;
+
+/* False: there was no room for all. */
+static bool
+measure(uint32_t n, measured_t *r)
+{
+    tr_kv_totals_t totals;
+
+    if (!decode(n, &r->wall, &r->device)) {
+        return false;
+    }
+    r->n = n;
+    r->attention = bed_attention_ms(&bed, n);
+    r->products = bed_products_ms(&bed, n);
+    bed_settle(&bed);
+    tr_kv_totals(bed.e->kv, &totals);
+    r->kv_bytes = 0;
+    for (uint32_t i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
+        r->kv_bytes += (double) totals.pages[i]
+                       * (double) tr_kv_page_bytes(bed.e->kv);
+    }
+    r->full_bytes = (double) totals.full_bytes;
+    r->speed = bed_copy_speed(&bed);
+    r->steps = bed.x->times.steps;
+    r->graphs = bed.x->times.graphs;
+    r->stalls = stalls;
+    return true;
+}
+
 /* Where a step's time goes, and what is most of it. */
 static void
-say_parts(uint32_t n, double device, double kv_bytes, double attention,
-          double speed)
+say_parts(const measured_t *r, double peak)
 {
-    double products = bed_products_ms(&bed, n);
-    double peak = bed_peak(&bed, o.side);
-    double kv = kv_bytes / speed * 1e3;
-    double rest = device - products - attention;
+    double kv = r->kv_bytes / r->speed * 1e3;
+    double rest = r->device - r->products - r->attention;
+    bool known = r->attention > 0;
     const struct {
         const char *name;
         double ms;
-    } part[] = { { "matrix_products", products },
-                 { "kv_bytes", attention > 0 ? kv : 0 },
-                 { "attention", attention > 0 ? attention - kv : 0 },
+    } part[] = { { "matrix_products", r->products },
+                 { "kv_bytes", known ? kv : 0 },
+                 { "attention", known ? r->attention - kv : 0 },
                  { "rest", rest } };
     size_t most = 0;
 
@@ -315,47 +352,80 @@ say_parts(uint32_t n, double device, double kv_bytes, double attention,
         most = part[i].ms > part[most].ms ? i : most;
     }
     printf(" products_ms=%.3f weights_ms=%.3f flop_ms=%.3f attention_ms=%.3f"
-           " kv_ms=%.3f rest_ms=%.3f peak_tflop_s=%.0f limit=%s",
-           products, bed_weight_bytes(&bed) / speed * 1e3,
-           bed_products_work(&bed, n) / peak * 1e3, attention, kv, rest,
+           " kv_ms=%.3f rest_ms=%.3f peak_tflop_s=%.0f limit=%s\n",
+           r->products, bed_weight_bytes(&bed) / r->speed * 1e3,
+           bed_products_work(&bed, r->n) / peak * 1e3, r->attention, kv, rest,
            peak * 1e-12, part[most].name);
+}
+
+static void
+say_step(const char *what, const measured_t *r, double peak)
+{
+    double roof = (r->kv_bytes + bed_weight_bytes(&bed)) / r->speed * 1e3;
+
+    say_run(what);
+    printf(" batch=%u steps=%u step_ms=%.3f device_ms=%.3f host_gap=%.4f"
+           " tokens_s=%.0f kv_gib=%.3f kv_of_fp16=%.4f weights_gib=%.3f"
+           " copy_gb_s=%.0f roofline_ms=%.3f over_roofline=%.3f stalls=%llu"
+           " graphs=%llu of=%llu",
+           r->n, o.steps, r->wall, r->device, 1 - r->device / r->wall,
+           r->n / r->wall * 1e3, r->kv_bytes * 0x1p-30,
+           r->kv_bytes / r->full_bytes, bed_weight_bytes(&bed) * 0x1p-30,
+           r->speed * 1e-9, roof, r->wall / roof,
+           (unsigned long long) r->stalls, (unsigned long long) r->graphs,
+           (unsigned long long) r->steps);
+    say_parts(r, peak);
+}
+
+/* The same number, or the largest below it that a graph is made for. */
+static uint32_t
+graph_below(uint32_t n)
+{
+    uint32_t best = 0;
+
+    for (uint32_t b = 0; b < bed.x->n_buckets; b++) {
+        best = bed.x->bucket[b] <= n ? bed.x->bucket[b] : best;
+    }
+    return best;
 }
 
 static void
 run_decode(void)
 {
-    uint32_t n = fill();
-    double device, wall, bytes = 0, speed, roof, attention;
-    tr_kv_totals_t totals;
+    measured_t r;
 
-    for (int tries = 1; !decode(n, &wall, &device); tries++) {
-        if (strcmp(o.mode, "fit") != 0 || tries == TRIES) {
-            bed_die("decode", "the pool is full: fewer --steps");
+    if (!measure(fill(), &r)) {
+        bed_die("decode", "the pool is full: fewer --steps");
+    }
+    say_step(o.mode, &r, bed_peak(&bed, o.side));
+}
+
+/* The largest batch that fits; then smaller ones, as long as they give more
+ * tokens a second: a step is computed for the next larger graph. */
+static void
+run_fit(void)
+{
+    uint32_t n = fill(), next;
+    double peak = bed_peak(&bed, o.side);
+    measured_t r, best;
+
+    for (int tries = 1; !measure(n, &r); tries++) {
+        if (tries == TRIES) {
+            bed_die("fit", "the pool is full: fewer --steps");
         }
-        n = drop(n);
+        n = drop(n, n - n / 100 - 1);
     }
-    attention = bed_attention_ms(&bed, n);
-    bed_settle(&bed);
-    tr_kv_totals(bed.e->kv, &totals);
-    for (uint32_t i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
-        bytes += (double) totals.pages[i]
-                 * (double) tr_kv_page_bytes(bed.e->kv);
+    say_step("fit", &r, peak);
+    best = r;
+    for (int tries = 0; tries < 2; tries++) {
+        next = graph_below(r.n - 1);
+        if (next == 0 || drop(r.n, next) != next || !measure(next, &r)
+            || r.n / r.wall < best.n / best.wall) {
+            break;
+        }
+        best = r;
     }
-    speed = bed_copy_speed(&bed);
-    roof = (bytes + bed_weight_bytes(&bed)) / speed * 1e3;
-    say_run(o.mode);
-    printf(" batch=%u steps=%u step_ms=%.3f device_ms=%.3f host_gap=%.4f"
-           " tokens_s=%.0f kv_gib=%.3f kv_of_fp16=%.4f weights_gib=%.3f"
-           " copy_gb_s=%.0f roofline_ms=%.3f over_roofline=%.3f stalls=%llu"
-           " graphs=%llu of=%llu",
-           n, o.steps, wall, device, 1 - device / wall, n / wall * 1e3,
-           bytes * 0x1p-30, bytes / (double) totals.full_bytes,
-           bed_weight_bytes(&bed) * 0x1p-30, speed * 1e-9, roof, wall / roof,
-           (unsigned long long) stalls,
-           (unsigned long long) bed.x->times.graphs,
-           (unsigned long long) bed.x->times.steps);
-    say_parts(n, device, bytes, attention, speed);
-    printf("\n");
+    say_step("fit_best", &best, peak);
 }
 
 /* Operations of a prompt's forward pass. */
@@ -425,7 +495,7 @@ static const struct {
     const char *name;
     void (*run)(void);
 } modes[] = { { "decode", run_decode },
-              { "fit", run_decode },
+              { "fit", run_fit },
               { "prefill", run_prefill },
               { "mix", run_mix } };
 
@@ -437,8 +507,9 @@ longest(void)
         return o.context + 1;
     }
     return o.context
-           + (strcmp(o.mode, "mix") == 0 ? o.answer + 1
-                                         : TRIES * (WARM_STEPS + o.steps));
+           + (strcmp(o.mode, "mix") == 0
+                  ? o.answer + 1
+                  : (TRIES + 2) * (WARM_STEPS + o.steps));
 }
 
 int

@@ -51,7 +51,7 @@ def read_lines(path):
                     key = tuple(r.get(k) for k in (
                         "bench", "model", "policy", "mode", "prompt", "answer",
                         "context", "kv_memory"))
-                    if r["bench"] != "fit" and r["bench"] != "mix":
+                    if r["bench"] not in ("fit", "fit_best", "mix"):
                         key += (r.get("batch"),)
                     last[key] = r
     except FileNotFoundError:
@@ -157,10 +157,19 @@ def fit_table(o, runs):
                      f"flop {ms(r['flop_ms'])})",
                      f"{ms(r['attention_ms'])} ({ms(r['kv_ms'])})",
                      ms(r["rest_ms"]), r["limit"]))
-    o.table("Decode only, constant 4,096 tokens, as many sequences as fit",
+    if not o.table("Decode only, constant 4,096 tokens, as many sequences as fit",
             ("model", "policy", "sequences", "KV GiB", "of FP16", "step ms",
              "tokens/s", "times full", "goal", "products ms",
-             "attention ms (its bytes)", "rest ms", "limit"), rows)
+             "attention ms (its bytes)", "rest ms", "limit"), rows):
+        return
+    best = of(runs, "fit_best")
+    o.say("", "A step is computed for the next larger batch that has a graph. "
+          "With the batch, not above", "the largest, that gives most tokens a "
+          "second:", "")
+    for r in best:
+        times = times_full(best, r, ("model", "context"))
+        o.say(f"- {r['model']} {r['policy']}: {r['batch']} sequences, "
+              f"{r['tokens_s']} tokens/s, {ratio(times)} times full")
 
 
 def mix_table(o, runs):
