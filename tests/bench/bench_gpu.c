@@ -485,7 +485,7 @@ run_mix(void)
     const bed_mix_t a = { .prompt = o.context,
                           .answer = o.answer,
                           .batch = o.batch,
-                          .warm = 4 * WARM_STEPS,
+                          .warm = WARM_STEPS,
                           .steps = o.steps };
 
     bed_mix(&bed, &a);
