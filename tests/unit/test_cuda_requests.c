@@ -29,7 +29,7 @@
 
 #define REQUESTS 20u /* at least; TR_TEST_REQUESTS */
 #define FEWER 12u    /* in test_noise and test_mixed_up */
-#define TRIES 5u
+#define TRIES 25u /* threads decide what happens in one */
 #define LATEST 64u
 #define SHOWN 20u
 #define FEW 4u /* tokens: too few for an average */
@@ -428,18 +428,26 @@ test_noise(void **state)
 }
 
 /* With the same noise, a page that came back as another's is seen: answers
- * differ, or hold what is no number, which fails their request. */
+ * differ, or hold what is no number, which fails their request.  Whether anybody
+ * still reads that page depends on the threads: one of several is seen. */
 static void
 test_mixed_up(void **state)
 {
+    static const char *const faults[] = { "20", "25", "30", "40", "50" };
+    char environment[80];
+
     (void) state;
-    if (again("TOKENRING_SOFT_NOISE=15 TOKENRING_SOFT_FAIL=page:20", said,
-              sizeof(said))
-            == 0
-        || (strstr(said, " differ at ") == NULL
-            && strstr(said, " failed\n") == NULL)) {
-        fail_msg("not seen: %s", said);
+    for (uint32_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+        snprintf(environment, sizeof(environment),
+                 "TOKENRING_SOFT_NOISE=15 TOKENRING_SOFT_FAIL=page:%s",
+                 faults[i]);
+        if (again(environment, said, sizeof(said)) != 0
+            && (strstr(said, " differ at ") != NULL
+                || strstr(said, " failed\n") != NULL)) {
+            return;
+        }
     }
+    fail_msg("not seen: %s", said);
 }
 
 static int
