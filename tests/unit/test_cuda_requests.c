@@ -29,7 +29,7 @@
 
 #define REQUESTS 20u /* at least; TR_TEST_REQUESTS */
 #define FEWER 12u    /* in test_noise and test_mixed_up */
-#define TRIES 25u /* threads decide what happens in one */
+#define TRIES 25u    /* threads decide what happens in one */
 #define LATEST 64u
 #define SHOWN 20u
 #define FEW 4u /* tokens: too few for an average */
