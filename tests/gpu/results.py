@@ -6,7 +6,8 @@
 Reads bench.txt (a line of key=value a run; the last of its kind counts),
 closed-*.json and poisson-*.json (`tokenring bench`) of DIR, whatever is there of
 these; writes gpu.md, gpu.json and, of the sweep, gpu.svg, with the goal beside
-each figure. What was not measured is not there. Standard library only.
+each figure. What was not measured is not there; notes.md of DIR can say why. A
+line with commit=.. is of an earlier run. Standard library only.
 """
 import argparse
 import datetime
@@ -74,6 +75,14 @@ def read_loads(pattern, names):
 class Report:
     def __init__(self):
         self.text = []
+        self.earlier = set()
+
+    def policy(self, r):
+        """Marked where the run was one of an earlier commit."""
+        if "commit" not in r:
+            return r["policy"]
+        self.earlier.add(str(r["commit"]))
+        return r["policy"] + " *"
 
     def say(self, *lines):
         self.text.extend(lines)
@@ -115,7 +124,7 @@ def decode_table(o, runs):
     rows = []
     for r in of(runs, "decode"):
         big = r["batch"] == 64 and r["context"] == 4096
-        rows.append((r["model"], f"{r['batch']} x {r['context']}", r["policy"],
+        rows.append((r["model"], f"{r['batch']} x {r['context']}", o.policy(r),
                      ms(r["step_ms"]), ms(r["roofline_ms"]),
                      f"{r['over_roofline']:.3f}",
                      f"<= 1.25: {held(r['over_roofline'] <= 1.25)}"
@@ -210,7 +219,7 @@ def beside_table(o, runs):
     for r in of(runs, "beside_transformers"):
         each = ", ".join(f"{t['mode']} {t['tokens_s']}" for t in theirs
                          if t["batch"] == r["batch"])
-        rows.append((r["batch"], r["context"], r["policy"], r["tokens_s"],
+        rows.append((r["batch"], r["context"], o.policy(r), r["tokens_s"],
                      r["theirs_s"], r["theirs"], each, f"{r['ratio']:.2f}"))
     if o.table("Beside Hugging Face transformers, the same dummy Llama-3-8B",
                ("batch", "context", "our policy", "our tokens/s",
@@ -261,6 +270,15 @@ def sweep_table(o, sweep):
         o.say("", "![TTFT and TPOT over the request rate](gpu.svg)", "",
               "Latencies count from the moment a request was due. Past "
               "saturation they grow with the length", "of the run.")
+
+
+def read_notes(path):
+    """What whoever was there has to say of the run."""
+    try:
+        with open(os.path.join(path, "notes.md"), encoding="utf-8") as f:
+            return f.read()
+    except FileNotFoundError:
+        return ""
 
 
 def commit_of():
@@ -314,6 +332,11 @@ def main():
     beside_table(o, runs)
     closed_table(o, runs, closed)
     sweep_table(o, sweep)
+    notes = read_notes(a.dir)
+    if o.earlier:
+        notes += f"\n\\* An earlier run, of commit {', '.join(o.earlier)}.\n"
+    if notes:
+        o.say("", "## Notes", "", notes.strip())
     with open(os.path.join(out, "gpu.md"), "w", encoding="utf-8") as f:
         f.write("\n".join(o.text) + "\n")
     with open(os.path.join(out, "gpu.json"), "w", encoding="utf-8") as f:
