@@ -24,6 +24,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "device_library.h"
 #include "executor_cuda.h"
 #include "log.h"
 #include "loop.h"
@@ -312,24 +313,6 @@ watch(tr_executor_t *e, const tr_batch_t *batch)
 
 /* ---- the engine --------------------------------------------------------- */
 
-/* The software device, or TR_CUDA_LIBRARY. */
-static const char *
-library(void)
-{
-    static char path[512];
-    const char *given = getenv("TR_CUDA_LIBRARY");
-    ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 64);
-    char *slash;
-
-    if (given != NULL) {
-        return given;
-    }
-    path[n > 0 ? n : 0] = '\0';
-    slash = strrchr(path, '/');
-    strcpy(slash != NULL ? slash + 1 : path, "libtokenring_soft.so");
-    return path;
-}
-
 static void
 crowd_start(crowd_t *c, ask_t *asks, uint32_t n, bool crowd, uint64_t memory)
 {
@@ -343,7 +326,7 @@ crowd_start(crowd_t *c, ask_t *asks, uint32_t n, bool crowd, uint64_t memory)
     strcpy(c->config.kv_policy, "full");
     strcpy(c->config.kv_policies, "uniform static diffkv kivi quest:budget=48");
     snprintf(c->config.cuda_library, sizeof(c->config.cuda_library), "%s",
-             library());
+             device_library());
     c->config.threads = 1;
     c->config.max_model_len = LONGEST;
     c->config.max_num_seqs = 32;

@@ -9,8 +9,8 @@
 #include "executor_rig.h"
 
 #include <math.h>
-#include <unistd.h>
 
+#include "device_library.h"
 #include "executor_cuda.h"
 #include "log.h"
 
@@ -22,24 +22,6 @@
 static const int32_t words[] = { 0, 2, 2845, 3, 781, 2816, 5,
                                  4, 2, 2848, 3, 781, 2816, 5 };
 
-/* The software device, or TR_CUDA_LIBRARY. */
-static const char *
-library(void)
-{
-    static char path[512];
-    const char *given = getenv("TR_CUDA_LIBRARY");
-    ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 64);
-    char *slash;
-
-    if (given != NULL) {
-        return given;
-    }
-    path[n > 0 ? n : 0] = '\0';
-    slash = strrchr(path, '/');
-    strcpy(slash != NULL ? slash + 1 : path, "libtokenring_soft.so");
-    return path;
-}
-
 static tr_config_t
 settings(const char *backend)
 {
@@ -49,7 +31,7 @@ settings(const char *backend)
     tr_config_defaults(&c);
     snprintf(c.model, sizeof(c.model), "%s", POCKET);
     snprintf(c.backend, sizeof(c.backend), "%s", backend);
-    snprintf(c.cuda_library, sizeof(c.cuda_library), "%s", library());
+    snprintf(c.cuda_library, sizeof(c.cuda_library), "%s", device_library());
     snprintf(c.dtype, sizeof(c.dtype), "f16");
     c.threads = 2;
     c.kv_memory = 48u << 20;

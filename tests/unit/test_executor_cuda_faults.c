@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "device_library.h"
 #include "log.h"
 
 #define POCKET "models/pocket"
@@ -28,19 +29,6 @@ typedef struct {
     outcome_t outcome;
     char text[TEXT];
 } report_t;
-
-static const char *
-library(void)
-{
-    static char path[512];
-    ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 64);
-    char *slash;
-
-    path[n > 0 ? n : 0] = '\0';
-    slash = strrchr(path, '/');
-    strcpy(slash != NULL ? slash + 1 : path, "libtokenring_soft.so");
-    return path;
-}
 
 static void
 count_lost(void *arg, const char *why)
@@ -105,7 +93,7 @@ child(const char *fail, report_t *r)
     tr_config_defaults(&c);
     snprintf(c.model, sizeof(c.model), "%s", POCKET);
     snprintf(c.backend, sizeof(c.backend), "cuda");
-    snprintf(c.cuda_library, sizeof(c.cuda_library), "%s", library());
+    snprintf(c.cuda_library, sizeof(c.cuda_library), "%s", soft_library());
     snprintf(c.kv_policy, sizeof(c.kv_policy), "diffkv");
     c.max_num_seqs = SEQS;
     c.max_batch_tokens = 32;

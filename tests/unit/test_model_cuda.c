@@ -12,9 +12,9 @@
 
 #include <jansson.h>
 #include <math.h>
-#include <unistd.h>
 
 #include "cuda_library.h"
+#include "device_library.h"
 #include "log.h"
 #include "model_cuda.h"
 
@@ -37,24 +37,6 @@ typedef struct {
     tr_cuda_sampled_t *sampled, *sampled_host;
     float *logits; /* pinned */
 } bed_t;
-
-/* The software device, or TR_CUDA_LIBRARY. */
-static const char *
-library(void)
-{
-    static char path[512];
-    const char *given = getenv("TR_CUDA_LIBRARY");
-    ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 64);
-    char *slash;
-
-    if (given != NULL) {
-        return given;
-    }
-    path[n > 0 ? n : 0] = '\0';
-    slash = strrchr(path, '/');
-    strcpy(slash != NULL ? slash + 1 : path, "libtokenring_soft.so");
-    return path;
-}
 
 static void
 ok(const bed_t *b, int rc)
@@ -115,7 +97,7 @@ open_bed(bed_t *b, const char *dtype)
     tr_error_t err;
 
     memset(b, 0, sizeof(*b));
-    if (tr_cuda_library_open(library(), &b->cuda, &err) != TR_OK
+    if (tr_cuda_library_open(device_library(), &b->cuda, &err) != TR_OK
         || tr_cuda_library_check(b->cuda, 0, &about, &err) != TR_OK) {
         fail_msg("%s", err.text);
     }
