@@ -303,13 +303,7 @@ list_buckets(tr_executor_cuda_t *x)
 
     while (n < x->max_seqs && x->n_buckets + 1 < TR_CUDA_BUCKETS_MAX) {
         x->bucket[x->n_buckets++] = n;
-        n += n < 8      ? n
-             : n < 32   ? 8
-             : n < 64   ? 16
-             : n < 256  ? 64
-             : n < 512  ? 32
-             : n < 1024 ? 64
-                        : 128;
+        n = n < 8 ? 2 * n : n < 32 ? n + 8 : tr_cuda_matmul_rows(n + 1);
     }
     x->bucket[x->n_buckets++] = x->max_seqs;
 }

@@ -14,6 +14,7 @@
 #define TR_MODEL_CUDA_H
 
 #include <cuda/api.h>
+#include <math.h>
 #include <tokenring/error.h>
 
 #include "kv_policy.h"
@@ -154,6 +155,21 @@ tr_model_cuda_product(const tr_model_cuda_t *m, tr_part_t part, const void *w,
                                 .y = y,
                                 .ldx = ldx,
                                 .ldy = ldy };
+}
+
+/* What attention of every layer reads and writes. */
+static inline tr_cuda_queries_t
+tr_model_cuda_queries(const tr_model_cuda_t *m)
+{
+    return (tr_cuda_queries_t){ .q = m->qkv,
+                                .out = m->attn,
+                                .ldq = m->ld_qkv,
+                                .ldo = m->ld_attn,
+                                .q_type = m->type,
+                                .out_type = m->type,
+                                .heads = m->config.query_heads,
+                                .scale = 1.0f
+                                         / sqrtf((float) m->config.head_dim) };
 }
 
 static inline const void *

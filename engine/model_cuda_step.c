@@ -14,7 +14,6 @@
  */
 #include "model_cuda.h"
 
-#include <math.h>
 #include <string.h>
 
 /* ---- launches ----------------------------------------------------------- */
@@ -110,16 +109,8 @@ attend_generic(tr_model_cuda_t *m, const run_t *r, uint32_t layer,
 static bool
 attend(tr_model_cuda_t *m, const run_t *r, uint32_t layer)
 {
-    const tr_model_config_t *c = &m->config;
     uint32_t ways = r->step->ways;
-    tr_cuda_queries_t q = { .q = m->qkv,
-                            .out = m->attn,
-                            .ldq = m->ld_qkv,
-                            .ldo = m->ld_attn,
-                            .q_type = m->type,
-                            .out_type = m->type,
-                            .heads = c->query_heads,
-                            .scale = 1.0f / sqrtf((float) c->head_dim) };
+    tr_cuda_queries_t q = tr_model_cuda_queries(m);
     tr_rows_t rows = r->rows;
 
     if (ways & 1u << TR_CUDA_WAY_DECODE) {

@@ -25,6 +25,8 @@
 #ifndef TR_CUDA_DECODE_CUH
 #define TR_CUDA_DECODE_CUH
 
+#include <stddef.h>
+
 #include "cuda.h"
 
 #define SEGMENTS 6u
@@ -76,6 +78,14 @@ static_assert(sizeof(decode_head_t) == 64, "16 words");
 #define WORD_FLAGS 13 /* from bit 16 on */
 #define WORD_TILES 14
 #define WORD_BEFORE 15
+
+static_assert(offsetof(decode_head_t, row) == 4 * WORD_ROW
+                  && offsetof(decode_head_t, tokens) == 4 * WORD_TOKENS
+                  && offsetof(decode_head_t, layout) == 4 * WORD_LAYOUT
+                  && offsetof(decode_head_t, flags) == 4 * WORD_FLAGS + 2
+                  && offsetof(decode_head_t, tiles) == 4 * WORD_TILES
+                  && offsetof(decode_head_t, tiles_before) == 4 * WORD_BEFORE,
+              "words are where they are looked for");
 
 /* Where a range begins; it ends where the next one begins. */
 typedef struct {

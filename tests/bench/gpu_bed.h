@@ -15,9 +15,9 @@
 
 typedef struct {
     int32_t slot;
-    uint32_t len,
-        number; /* tokens cached; those of the answer that are known */
-    bool given; /* its next token is the prompt's at len */
+    uint32_t len;    /* tokens cached */
+    uint32_t number; /* tokens of the answer that are known */
+    bool given;      /* its next token is the prompt's at len */
     tr_sampled_t out[TR_CUDA_TURNS];
 } bed_seq_t;
 

@@ -4,8 +4,6 @@
  */
 #include "gpu_bed.h"
 
-#include <math.h>
-
 #define COPY_BYTES ((size_t) 1 << 30)
 #define ROUNDS 5
 
@@ -214,19 +212,11 @@ attend_all(bed_t *b, void *arg)
 {
     const tr_executor_cuda_t *x = b->x;
     tr_model_cuda_t *m = x->model;
-    const tr_model_config_t *c = &m->config;
     const tr_cuda_manager_t *manager = tr_kv_device_manager(x->base.kv);
     uint32_t n = *(const uint32_t *) arg;
     tr_cuda_upload_t l;
     tr_cuda_arrays_t a;
-    tr_cuda_queries_t q = { .q = m->qkv,
-                            .out = m->attn,
-                            .ldq = m->ld_qkv,
-                            .ldo = m->ld_attn,
-                            .q_type = m->type,
-                            .out_type = m->type,
-                            .heads = c->query_heads,
-                            .scale = 1.0f / sqrtf((float) c->head_dim) };
+    tr_cuda_queries_t q = tr_model_cuda_queries(m);
     tr_rows_t rows;
     int rc;
 
@@ -239,7 +229,7 @@ attend_all(bed_t *b, void *arg)
                         .seq_row = a.seq_row };
     rc = m->cuda->decode_plan(m->stream, &manager->view, &rows, &m->decode_size,
                               m->decode_work);
-    for (uint32_t layer = 0; layer < c->layers && rc == 0; layer++) {
+    for (uint32_t layer = 0; layer < m->config.layers && rc == 0; layer++) {
         rc = m->cuda->decode(m->stream, &manager->view, layer, &rows, &q,
                              &m->decode_size, m->decode_work);
     }
