@@ -9,7 +9,8 @@
  *           found, raises scores, finds victims
  *
  * A head is one KV head of one sequence in one layer, with the query heads of
- * its group.  Its cached tokens are six segments: lists 0 to 3, the window, the
+ * its group.  Those of sequences that take no part are left out, since a warp
+ * would have to walk over them one by one.  A head's cached tokens are six segments: lists 0 to 3, the window, the
  * dense pages.  A segment's tokens come in tiles, 16 tokens of a level or 8 of
  * a dense page, and the tiles of a head are numbered through its segments,
  * those of a layer through its heads.  A range is a run of tiles of the layer,
@@ -112,7 +113,7 @@ typedef struct {
 /* The workspace. */
 typedef struct {
     decode_layer_t *layer; /* [layers] */
-    decode_head_t *head;   /* [layers][max_heads] */
+    decode_head_t *head;   /* [layers][max_heads]; those with tiles first */
     uint32_t *before;  /* [layers][max_heads + 1] cost of the heads before */
     decode_cut_t *cut; /* [layers][max_ranges + 1] */
     decode_job_t *job; /* [layers][max_jobs] */

@@ -140,15 +140,16 @@ typedef struct {
     decode_work_t work;
 } plan_args_t;
 
-/* What is summed over heads. */
+/* What is summed over heads; live: those that have tiles. */
 typedef struct {
-    uint32_t cost, tiles, jobs;
+    uint32_t cost, tiles, jobs, live;
 } sums_t;
 
 static __device__ __forceinline__ sums_t
 plus(const sums_t &a, const sums_t &b)
 {
-    sums_t s = { a.cost + b.cost, a.tiles + b.tiles, a.jobs + b.jobs };
+    sums_t s = { a.cost + b.cost, a.tiles + b.tiles, a.jobs + b.jobs,
+                 a.live + b.live };
 
     return s;
 }
@@ -160,7 +161,7 @@ describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
     uint32_t seq = i / a.kv.lists, list = i - seq * a.kv.lists;
     int32_t slot = a.rows.seq_slot[seq];
     uint32_t row = a.rows.seq_row[seq];
-    sums_t sums = { 0, 0, 0 };
+    sums_t sums = { 0, 0, 0, 0 };
 
     h.tiles = 0;
     if (slot < 0 || a.rows.seq_row[seq + 1] - row != 1) {
@@ -209,6 +210,7 @@ describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
         }
     }
     h.tiles = sums.tiles;
+    sums.live = sums.tiles > 0;
     return sums;
 }
 
@@ -217,7 +219,7 @@ static __device__ __forceinline__ sums_t
 block_scan(sums_t x, sums_t *total)
 {
     __shared__ sums_t of_warp[THREADS / 32];
-    const sums_t none = { 0, 0, 0 };
+    const sums_t none = { 0, 0, 0, 0 };
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     sums_t sum = x, below;
 
@@ -225,7 +227,8 @@ block_scan(sums_t x, sums_t *total)
     for (uint32_t d = 1; d < 32; d *= 2) {
         sums_t y = { __shfl_up_sync(TR_ALL_LANES, sum.cost, d),
                      __shfl_up_sync(TR_ALL_LANES, sum.tiles, d),
-                     __shfl_up_sync(TR_ALL_LANES, sum.jobs, d) };
+                     __shfl_up_sync(TR_ALL_LANES, sum.jobs, d),
+                     __shfl_up_sync(TR_ALL_LANES, sum.live, d) };
 
         sum = lane >= d ? plus(sum, y) : sum;
     }
@@ -239,22 +242,26 @@ block_scan(sums_t x, sums_t *total)
     for (uint32_t d = 1; d < 32; d *= 2) {
         sums_t y = { __shfl_up_sync(TR_ALL_LANES, below.cost, d),
                      __shfl_up_sync(TR_ALL_LANES, below.tiles, d),
-                     __shfl_up_sync(TR_ALL_LANES, below.jobs, d) };
+                     __shfl_up_sync(TR_ALL_LANES, below.jobs, d),
+                     __shfl_up_sync(TR_ALL_LANES, below.live, d) };
 
         below = lane >= d ? plus(below, y) : below;
     }
     total->cost = __shfl_sync(TR_ALL_LANES, below.cost, 31);
     total->tiles = __shfl_sync(TR_ALL_LANES, below.tiles, 31);
     total->jobs = __shfl_sync(TR_ALL_LANES, below.jobs, 31);
+    total->live = __shfl_sync(TR_ALL_LANES, below.live, 31);
     uint32_t from = warp > 0 ? warp - 1 : 0;
     sums_t lower = { __shfl_sync(TR_ALL_LANES, below.cost, from),
                      __shfl_sync(TR_ALL_LANES, below.tiles, from),
-                     __shfl_sync(TR_ALL_LANES, below.jobs, from) };
+                     __shfl_sync(TR_ALL_LANES, below.jobs, from),
+                     __shfl_sync(TR_ALL_LANES, below.live, from) };
 
     lower = warp > 0 ? lower : none;
     sum.cost += lower.cost - x.cost;
     sum.tiles += lower.tiles - x.tiles;
     sum.jobs += lower.jobs - x.jobs;
+    sum.live += lower.live - x.live;
     return sum;
 }
 
@@ -329,11 +336,11 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
                            ? shared_before
                            : a.work.before
                                  + (size_t) layer * (a.work.max_heads + 1);
-    sums_t sums = { 0, 0, 0 };
+    sums_t sums = { 0, 0, 0, 0 };
 
     for (uint32_t from = 0; from < n_heads; from += THREADS) {
         uint32_t i = from + threadIdx.x;
-        sums_t mine = { 0, 0, 0 }, all;
+        sums_t mine = { 0, 0, 0, 0 }, all;
         decode_head_t h;
 
         if (i < n_heads) {
@@ -341,19 +348,21 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
         }
         sums_t at = plus(sums, block_scan(mine, &all));
 
-        if (i < n_heads) {
+        if (mine.live) {
             h.tiles_before = at.tiles;
-            head[i] = h;
-            before[i] = at.cost;
-            *(uint4 *) (arrived + i * TR_KV_LISTS_MAX) = make_uint4(0, 0, 0, 0);
-            if (h.tiles > 0) {
-                list_jobs(a, i, h, job, at.jobs);
-            }
+            head[at.live] = h;
+            before[at.live] = at.cost;
+            *(uint4 *) (arrived + at.live * TR_KV_LISTS_MAX)
+                = make_uint4(0, 0, 0, 0);
+            list_jobs(a, at.live, h, job, at.jobs);
         }
         sums = plus(sums, all);
     }
+    for (uint32_t i = sums.live + threadIdx.x; i < n_heads; i += THREADS) {
+        head[i].tiles = 0;
+    }
     if (threadIdx.x == 0) {
-        before[n_heads] = sums.cost;
+        before[sums.live] = sums.cost;
     }
     __syncthreads();
 
@@ -361,10 +370,10 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
 
     ranges = min(ranges, a.work.max_ranges);
     for (uint32_t b = threadIdx.x; b <= a.work.max_ranges; b += THREADS) {
-        decode_cut_t c = { n_heads, 0 };
+        decode_cut_t c = { sums.live, 0 };
 
         if (b < ranges && sums.cost > 0) {
-            c = cut_at(a, head, before, n_heads,
+            c = cut_at(a, head, before, sums.live,
                        (uint32_t) ((uint64_t) sums.cost * b / ranges));
         }
         cut[b] = c;
