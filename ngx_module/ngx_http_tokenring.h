@@ -299,7 +299,7 @@ struct ngx_http_tokenring_ctx_s {
 
     ngx_http_tokenring_text_t       head;    /* of every chunk */
     ngx_str_t                       tail;    /* of a chunk with text only */
-    ngx_http_tokenring_text_t       out;
+    ngx_http_tokenring_text_t       out;     /* unless it is spare, _send.c */
     ngx_chain_t                     link;
     ngx_buf_t                       buf;
 

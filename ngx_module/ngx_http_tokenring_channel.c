@@ -15,6 +15,9 @@
 #include "ngx_http_tokenring.h"
 
 
+extern ngx_module_t  ngx_http_write_filter_module;
+
+
 static ngx_int_t ngx_http_tokenring_doorbell_add(
     ngx_http_tokenring_peer_t *peer, int fd);
 static void ngx_http_tokenring_doorbell(ngx_event_t *ev);
@@ -28,14 +31,22 @@ static void ngx_http_tokenring_slot_free(ngx_http_tokenring_peer_t *peer,
 #define NGX_HTTP_TOKENRING_LINE     64
 
 
-/* empty for the compiler, which drops functions that do nothing but prefetch */
+/*
+ * Every line that n bytes from p on have a part in.  It looks empty to the
+ * compiler, which drops functions that do nothing but prefetch.
+ */
 
 #define ngx_http_tokenring_fetch(p, n)                                        \
     do {                                                                      \
-        size_t  line;                                                         \
+        const u_char  *line, *end;                                            \
                                                                               \
-        for (line = 0; line < (n); line += NGX_HTTP_TOKENRING_LINE) {         \
-            __builtin_prefetch((const u_char *) (p) + line, 1);               \
+        end = (const u_char *) (p) + (n);                                     \
+        line = (const u_char *) ((uintptr_t) (p)                              \
+                                 & ~(uintptr_t)                               \
+                                     (NGX_HTTP_TOKENRING_LINE - 1));          \
+                                                                              \
+        for ( /* void */ ; line < end; line += NGX_HTTP_TOKENRING_LINE) {     \
+            __builtin_prefetch(line, 1);                                      \
         }                                                                     \
                                                                               \
         __asm__ volatile ("");                                                \
@@ -400,10 +411,13 @@ ngx_http_tokenring_dirty(ngx_http_tokenring_peer_t *peer,
 static void
 ngx_http_tokenring_approach(ngx_http_tokenring_peer_t *peer, ngx_queue_t *q)
 {
-    ngx_uint_t                 step;
+    ngx_uint_t                 first, step;
     ngx_connection_t          *c;
     ngx_http_request_t        *r;
     ngx_http_tokenring_ctx_t  *ctx;
+
+    /* no filter comes before it */
+    first = ngx_http_write_filter_module.ctx_index;
 
     for (step = 1; step <= 4; step++) {
 
@@ -420,15 +434,16 @@ ngx_http_tokenring_approach(ngx_http_tokenring_peer_t *peer, ngx_queue_t *q)
 
         case 1:
             c = r->connection;
-            ngx_http_tokenring_fetch(c->write, NGX_HTTP_TOKENRING_LINE);
+            ngx_http_tokenring_fetch(c->write, sizeof(ngx_event_t));
             /* and what it is allocated with, the data of the log */
-            ngx_http_tokenring_fetch(c->log, 5 * NGX_HTTP_TOKENRING_LINE);
+            ngx_http_tokenring_fetch(c->log, 3 * NGX_HTTP_TOKENRING_LINE);
             break;
 
         case 2:
             ngx_http_tokenring_fetch(r->connection, sizeof(ngx_connection_t));
-            ngx_http_tokenring_fetch(r->ctx,
-                                     ngx_http_max_module * sizeof(void *));
+            ngx_http_tokenring_fetch(r->ctx + first,
+                                     (ngx_http_max_module - first)
+                                     * sizeof(void *));
             ngx_http_tokenring_fetch(r->pool, sizeof(ngx_pool_t));
             ngx_http_tokenring_fetch(ctx->kept_by_filters,
                                      ctx->kept_by_filters_size);
@@ -437,13 +452,14 @@ ngx_http_tokenring_approach(ngx_http_tokenring_peer_t *peer, ngx_queue_t *q)
         case 3:
             ngx_http_tokenring_fetch(r, 2 * NGX_HTTP_TOKENRING_LINE);
             ngx_http_tokenring_fetch(&r->out,
-                                     (u_char *) (r + 1) - (u_char *) &r->out);
+                                     (u_char *) &r->state
+                                     - (u_char *) &r->out);
             ngx_http_tokenring_fetch(ctx->choices,
                                      sizeof(ngx_http_tokenring_choice_t));
             ngx_http_tokenring_fetch(ctx->head.start,
-                                     4 * NGX_HTTP_TOKENRING_LINE);
-            ngx_http_tokenring_fetch(ctx->out.start,
-                                     4 * NGX_HTTP_TOKENRING_LINE);
+                                     ngx_min((size_t) (ctx->head.last
+                                                       - ctx->head.start),
+                                             4 * NGX_HTTP_TOKENRING_LINE));
             break;
 
         default:

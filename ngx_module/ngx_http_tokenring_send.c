@@ -1,10 +1,12 @@
 /*
  * From what is pending to the client.
  *
- * There is one output buffer a request.  It is filled (_openai.c), given to the
- * output filters with the flush flag, and filled again once it is sent: a slow
- * client leaves text pending, in the form in which it came, and a pause tells
- * the engine before there is too much of it.
+ * There is one output buffer for all streams of a worker.  It is filled
+ * (_openai.c), given to the output filters with the flush flag, and filled
+ * again once it is sent: so it is in the cache for the next stream.  A slow
+ * client keeps it until it is sent, and the next stream makes another; what
+ * comes for the slow one meanwhile stays pending, in the form in which it came,
+ * and a pause tells the engine before there is too much of it.
  *
  * Nothing is sent before the first token, so that an error until then has its
  * own status; the exception is a due keep-alive comment.
@@ -13,17 +15,26 @@
 #include "ngx_http_tokenring.h"
 
 
-#define NGX_HTTP_TOKENRING_KEPT  1024
+#define NGX_HTTP_TOKENRING_KEPT   1024
+#define NGX_HTTP_TOKENRING_LINKS  8
 
 
 static void ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_whole(ngx_http_tokenring_ctx_t *ctx);
+static void ngx_http_tokenring_out_take(ngx_http_tokenring_ctx_t *ctx);
+static void ngx_http_tokenring_out_return(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_output(ngx_http_tokenring_ctx_t *ctx);
+static u_char *ngx_http_tokenring_together(ngx_http_request_t *r);
 static ngx_int_t ngx_http_tokenring_stream_header(
     ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_begin(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_block(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_resume(ngx_http_tokenring_ctx_t *ctx);
+
+
+/* the output buffer, while no stream has it */
+
+static ngx_http_tokenring_text_t  ngx_http_tokenring_spare;
 
 
 /* the request may be gone when this returns */
@@ -106,7 +117,7 @@ ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
 
     while (!ctx->blocked) {
 
-        ngx_http_tokenring_text_reset(&ctx->out);
+        ngx_http_tokenring_out_take(ctx);
 
         rc = ngx_http_tokenring_render_chunks(ctx);
 
@@ -116,6 +127,7 @@ ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
         }
 
         if (rc == 0 && !ctx->ended) {
+            ngx_http_tokenring_out_return(ctx);
             break;
         }
 
@@ -159,10 +171,42 @@ ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
                 ngx_http_tokenring_finalize(ctx, NGX_ERROR);
                 return;
             }
+
+            break;
         }
+
+        ngx_http_tokenring_out_return(ctx);
     }
 
     ngx_http_tokenring_resume(ctx);
+}
+
+
+static void
+ngx_http_tokenring_out_take(ngx_http_tokenring_ctx_t *ctx)
+{
+    if (ctx->out.start == NULL) {
+        ctx->out = ngx_http_tokenring_spare;
+        ngx_memzero(&ngx_http_tokenring_spare,
+                    sizeof(ngx_http_tokenring_text_t));
+    }
+
+    ngx_http_tokenring_text_reset(&ctx->out);
+}
+
+
+/* only when nobody refers to it any longer */
+
+static void
+ngx_http_tokenring_out_return(ngx_http_tokenring_ctx_t *ctx)
+{
+    if (ngx_http_tokenring_spare.start) {
+        ngx_http_tokenring_text_free(&ctx->out);
+        return;
+    }
+
+    ngx_http_tokenring_spare = ctx->out;
+    ngx_memzero(&ctx->out, sizeof(ngx_http_tokenring_text_t));
 }
 
 
@@ -184,25 +228,62 @@ ngx_http_tokenring_output(ngx_http_tokenring_ctx_t *ctx)
         return ngx_http_output_filter(r, &ctx->link);
     }
 
-    from = ngx_pnalloc(r->pool, 1);
+    from = ngx_http_tokenring_together(r);
+    if (from == NULL) {
+        return NGX_ERROR;
+    }
 
     rc = ngx_http_output_filter(r, &ctx->link);
 
     to = ngx_pnalloc(r->pool, 1);
-
-    if (from == NULL || to == NULL) {
+    if (to == NULL) {
         return NGX_ERROR;
     }
 
     ctx->kept_by_filters = from;
 
-    /* not if the pool had to grow */
+    /* not if the pool had to grow after all */
 
     if (to > from && to - from <= NGX_HTTP_TOKENRING_KEPT) {
         ctx->kept_by_filters_size = to - from;
     }
 
     return rc;
+}
+
+
+/*
+ * What the filters are about to take shall lie together: in one block of the
+ * pool, and the links of their chains, too, which otherwise are those that the
+ * request's headers and body left here and there.  Where it begins.
+ */
+
+static u_char *
+ngx_http_tokenring_together(ngx_http_request_t *r)
+{
+    size_t        left;
+    ngx_uint_t    i;
+    ngx_pool_t   *block;
+    ngx_chain_t  *links;
+
+    block = r->pool->current;
+    left = block->d.end - block->d.last;
+
+    if (left < NGX_HTTP_TOKENRING_KEPT && ngx_pnalloc(r->pool, left) == NULL) {
+        return NULL;
+    }
+
+    links = ngx_palloc(r->pool,
+                       NGX_HTTP_TOKENRING_LINKS * sizeof(ngx_chain_t));
+    if (links == NULL) {
+        return NULL;
+    }
+
+    for (i = 0; i < NGX_HTTP_TOKENRING_LINKS; i++) {
+        ngx_free_chain(r->pool, &links[i]);
+    }
+
+    return (u_char *) links;
 }
 
 
