@@ -25,7 +25,7 @@ static ngx_int_t ngx_http_tokenring_follow_after(ngx_http_request_t *r,
 static ngx_int_t ngx_http_tokenring_follow_start(
     ngx_http_tokenring_follow_t *f);
 static ngx_int_t ngx_http_tokenring_follow_ask(ngx_http_tokenring_follow_t *f);
-static void ngx_http_tokenring_follow_record(void *data, redisReply *reply);
+static void ngx_http_tokenring_follow_found(void *data, ngx_int_t rc);
 static void ngx_http_tokenring_follow_page(void *data, redisReply *reply);
 static ngx_int_t ngx_http_tokenring_follow_entry(
     ngx_http_tokenring_follow_t *f, redisReply *entry);
@@ -163,12 +163,15 @@ ngx_http_tokenring_follow_start(ngx_http_tokenring_follow_t *f)
         return NGX_ERROR;
     }
 
-    f->asking = ngx_http_tokenring_record_ask(f->redis, r->pool,
-                                              &ctx->completion,
-                                              ngx_http_tokenring_follow_record,
-                                              f);
+    f->find.request = r;
+    f->find.redis = f->redis;
+    f->find.id = ctx->completion;
+    f->find.handler = ngx_http_tokenring_follow_found;
+    f->find.data = f;
 
-    if (f->asking == NULL || ngx_http_tokenring_follow_ask(f) != NGX_OK) {
+    if (ngx_http_tokenring_find(&f->find) != NGX_OK
+        || ngx_http_tokenring_follow_ask(f) != NGX_OK)
+    {
         return NGX_ERROR;
     }
 
@@ -220,30 +223,19 @@ ngx_http_tokenring_follow_ask(ngx_http_tokenring_follow_t *f)
 
 
 static void
-ngx_http_tokenring_follow_record(void *data, redisReply *reply)
+ngx_http_tokenring_follow_found(void *data, ngx_int_t rc)
 {
     ngx_http_tokenring_follow_t *f = data;
 
-    ngx_int_t                     rc;
     ngx_connection_t             *c;
     ngx_http_request_t           *r;
     ngx_http_tokenring_ctx_t     *ctx;
     ngx_http_tokenring_record_t  *rec;
 
     ctx = f->ctx;
-    rec = &f->rec;
+    rec = &f->find.rec;
     r = ctx->request;
     c = r->connection;
-
-    f->asking = NULL;
-
-    ngx_http_set_log_request(c->log, r);
-
-    rc = ngx_http_tokenring_record_take(f->redis, r->pool, reply, rec);
-
-    if (rc == NGX_OK) {
-        rc = ngx_http_tokenring_record_allowed(r, &ctx->completion, rec);
-    }
 
     if (rc == NGX_DECLINED) {
         rc = ngx_http_tokenring_send_unknown(r);
@@ -263,6 +255,9 @@ ngx_http_tokenring_follow_record(void *data, redisReply *reply)
     } else {
         f->allowed = 1;
         ctx->endpoint = rec->endpoint;
+
+        /* the page, if it was early, too */
+        ngx_http_tokenring_follow_more(ctx);
         return;
     }
 
@@ -286,6 +281,12 @@ ngx_http_tokenring_follow_page(void *data, redisReply *reply)
     f->reading = NULL;
 
     ngx_http_set_log_request(c->log, ctx->request);
+
+    if (!f->allowed) {
+        /* it is not known whose this is: read again when it is */
+        f->more = 1;
+        return;
+    }
 
     if (reply == NULL || reply->type == REDIS_REPLY_ERROR) {
 
@@ -453,7 +454,7 @@ ngx_http_tokenring_follow_settle(ngx_http_tokenring_follow_t *f,
         return;
     }
 
-    if (ctx->number == 0 && f->rec.final) {
+    if (ctx->number == 0 && f->find.rec.final) {
         ngx_http_tokenring_fail(ctx, TR_ERR_NOT_FOUND,
                                 "The output of this request is not kept any "
                                 "longer");
@@ -631,10 +632,9 @@ ngx_http_tokenring_follow_end(ngx_http_tokenring_ctx_t *ctx)
 
     f = ctx->follow;
 
-    ngx_http_tokenring_redis_forget(f->asking);
-    ngx_http_tokenring_redis_forget(f->reading);
+    ngx_http_tokenring_find_end(&f->find);
 
-    f->asking = NULL;
+    ngx_http_tokenring_redis_forget(f->reading);
     f->reading = NULL;
     f->more = 0;
 

@@ -14,11 +14,8 @@
 
 
 typedef struct {
-    ngx_http_request_t           *request;
-    ngx_http_tokenring_redis_t   *redis;
-    ngx_str_t                     id;
+    ngx_http_tokenring_find_t     find;
     ngx_http_tokenring_call_t    *call;
-    ngx_http_tokenring_record_t   rec;
     unsigned                      cancel:1;
 } ngx_http_tokenring_lookup_t;
 
@@ -26,7 +23,7 @@ typedef struct {
 static ngx_int_t ngx_http_tokenring_lookup(ngx_http_request_t *r,
     ngx_str_t *name, ngx_uint_t cancel);
 static void ngx_http_tokenring_lookup_cleanup(void *data);
-static void ngx_http_tokenring_lookup_record(void *data, redisReply *reply);
+static void ngx_http_tokenring_lookup_found(void *data, ngx_int_t rc);
 static void ngx_http_tokenring_lookup_engine(void *data, redisReply *reply);
 static ngx_int_t ngx_http_tokenring_lookup_cancel(
     ngx_http_tokenring_lookup_t *l);
@@ -78,18 +75,18 @@ ngx_http_tokenring_lookup(ngx_http_request_t *r, ngx_str_t *name,
 
     cln->handler = ngx_http_tokenring_lookup_cleanup;
 
-    l->request = r;
-    l->redis = tlcf->redis;
     l->cancel = cancel;
 
-    if (ngx_http_tokenring_request_id(name, &l->id) != NGX_OK) {
+    l->find.request = r;
+    l->find.redis = tlcf->redis;
+    l->find.handler = ngx_http_tokenring_lookup_found;
+    l->find.data = l;
+
+    if (ngx_http_tokenring_request_id(name, &l->find.id) != NGX_OK) {
         return ngx_http_tokenring_send_unknown(r);
     }
 
-    l->call = ngx_http_tokenring_record_ask(l->redis, r->pool, &l->id,
-                                            ngx_http_tokenring_lookup_record,
-                                            l);
-    if (l->call == NULL) {
+    if (ngx_http_tokenring_find(&l->find) != NGX_OK) {
         return ngx_http_tokenring_send_away(r);
     }
 
@@ -104,43 +101,36 @@ ngx_http_tokenring_lookup_cleanup(void *data)
 {
     ngx_http_tokenring_lookup_t *l = data;
 
+    ngx_http_tokenring_find_end(&l->find);
+
     ngx_http_tokenring_redis_forget(l->call);
     l->call = NULL;
 }
 
 
 static void
-ngx_http_tokenring_lookup_record(void *data, redisReply *reply)
+ngx_http_tokenring_lookup_found(void *data, ngx_int_t rc)
 {
     ngx_http_tokenring_lookup_t *l = data;
 
-    ngx_int_t            rc;
     ngx_http_request_t  *r;
 
-    r = l->request;
-    l->call = NULL;
-
-    ngx_http_set_log_request(r->connection->log, r);
-
-    rc = ngx_http_tokenring_record_take(l->redis, r->pool, reply, &l->rec);
-
-    if (rc == NGX_OK) {
-        rc = ngx_http_tokenring_record_allowed(r, &l->id, &l->rec);
-    }
+    r = l->find.request;
 
     if (rc == NGX_DECLINED) {
         ngx_http_tokenring_lookup_end(l, ngx_http_tokenring_send_unknown(r));
         return;
     }
 
-    if (rc == NGX_OK && l->rec.final) {
+    if (rc == NGX_OK && l->find.rec.final) {
         ngx_http_tokenring_lookup_end(l,
                 ngx_http_tokenring_lookup_send(l, NGX_HTTP_OK, 0));
         return;
     }
 
     if (rc == NGX_OK) {
-        l->call = ngx_http_tokenring_heartbeat_ask(l->redis, r->pool, &l->rec,
+        l->call = ngx_http_tokenring_heartbeat_ask(l->find.redis, r->pool,
+                                             &l->find.rec,
                                              ngx_http_tokenring_lookup_engine,
                                              l);
         if (l->call) {
@@ -160,12 +150,12 @@ ngx_http_tokenring_lookup_engine(void *data, redisReply *reply)
     ngx_int_t            rc;
     ngx_http_request_t  *r;
 
-    r = l->request;
+    r = l->find.request;
     l->call = NULL;
 
     ngx_http_set_log_request(r->connection->log, r);
 
-    rc = ngx_http_tokenring_heartbeat_take(l->redis, reply, &l->rec);
+    rc = ngx_http_tokenring_heartbeat_take(l->find.redis, reply, &l->find.rec);
 
     if (rc == NGX_ERROR) {
         ngx_http_tokenring_lookup_end(l, ngx_http_tokenring_send_away(r));
@@ -190,24 +180,29 @@ ngx_http_tokenring_lookup_engine(void *data, redisReply *reply)
 static ngx_int_t
 ngx_http_tokenring_lookup_cancel(ngx_http_tokenring_lookup_t *l)
 {
-    u_char     *p;
-    ngx_str_t   argv[3];
+    u_char                      *p;
+    ngx_str_t                    argv[3];
+    ngx_pool_t                  *pool;
+    ngx_http_tokenring_redis_t  *redis;
+
+    redis = l->find.redis;
+    pool = l->find.request->pool;
 
     ngx_str_set(&argv[0], "PUBLISH");
 
-    argv[1] = ngx_http_tokenring_redis_key(l->redis, l->request->pool, "ctl",
-                                           &l->rec.engine);
+    argv[1] = ngx_http_tokenring_redis_key(redis, pool, "ctl",
+                                           &l->find.rec.engine);
 
-    p = ngx_pnalloc(l->request->pool, sizeof("cancel ") - 1 + l->id.len);
+    p = ngx_pnalloc(pool, sizeof("cancel ") - 1 + l->find.id.len);
 
     if (argv[1].data == NULL || p == NULL) {
         return NGX_ERROR;
     }
 
     argv[2].data = p;
-    argv[2].len = ngx_sprintf(p, "cancel %V", &l->id) - p;
+    argv[2].len = ngx_sprintf(p, "cancel %V", &l->find.id) - p;
 
-    l->call = ngx_http_tokenring_redis_command(l->redis,
+    l->call = ngx_http_tokenring_redis_command(redis,
                                                ngx_http_tokenring_lookup_told,
                                                l, 3, argv);
 
@@ -222,7 +217,7 @@ ngx_http_tokenring_lookup_told(void *data, redisReply *reply)
 
     ngx_http_request_t  *r;
 
-    r = l->request;
+    r = l->find.request;
     l->call = NULL;
 
     ngx_http_set_log_request(r->connection->log, r);
@@ -230,7 +225,7 @@ ngx_http_tokenring_lookup_told(void *data, redisReply *reply)
     if (reply == NULL || reply->type != REDIS_REPLY_INTEGER) {
 
         if (reply) {
-            ngx_http_tokenring_redis_complain(l->redis, reply);
+            ngx_http_tokenring_redis_complain(l->find.redis, reply);
         }
 
         ngx_http_tokenring_lookup_end(l, ngx_http_tokenring_send_away(r));
@@ -258,12 +253,13 @@ ngx_http_tokenring_lookup_send(ngx_http_tokenring_lookup_t *l,
 
     static ngx_str_t  no_store = ngx_string("no-store");
 
-    r = l->request;
+    r = l->find.request;
 
     t = ngx_http_tokenring_text_create(r->pool);
 
     if (t == NULL
-        || ngx_http_tokenring_record_json(t, &l->id, &l->rec, cancelling)
+        || ngx_http_tokenring_record_json(t, &l->find.id, &l->find.rec,
+                                          cancelling)
            != NGX_OK
         || ngx_http_tokenring_add_header(r, "Cache-Control", &no_store)
            != NGX_OK)
@@ -280,8 +276,8 @@ ngx_http_tokenring_lookup_end(ngx_http_tokenring_lookup_t *l, ngx_int_t rc)
 {
     ngx_connection_t  *c;
 
-    c = l->request->connection;
+    c = l->find.request->connection;
 
-    ngx_http_finalize_request(l->request, rc);
+    ngx_http_finalize_request(l->find.request, rc);
     ngx_http_run_posted_requests(c);
 }

@@ -2,6 +2,7 @@
  * A request as Redis has it: tr:req:{ID} of docs/redis.md, read and checked.
  *
  *     _state.c      reading it, and whether its engine lives; as JSON
+ *     _find.c       looking one up for a client, who may be early
  *     _requests.c   GET and DELETE of /v1/requests/ID
  *     _follow.c     GET of /v1/requests/ID/stream
  *     _subject.c    what those who follow the same request share
@@ -85,6 +86,33 @@ ngx_int_t ngx_http_tokenring_send_unknown(ngx_http_request_t *r);
 ngx_int_t ngx_http_tokenring_send_away(ngx_http_request_t *r);
 
 
+/* _find.c */
+
+/* rc: NGX_OK: it is find->rec, and r may know of it, NGX_DECLINED: to r there
+ * is no such request, NGX_ERROR: nobody knows; r may end */
+
+typedef void (*ngx_http_tokenring_found_pt)(void *data, ngx_int_t rc);
+
+/* zeroed; the first five fields are the caller's */
+
+typedef struct {
+    ngx_http_request_t           *request;
+    ngx_http_tokenring_redis_t   *redis;
+    ngx_str_t                     id;
+    ngx_http_tokenring_found_pt   handler;
+    void                         *data;
+    ngx_http_tokenring_record_t   rec;
+    ngx_http_tokenring_call_t    *call;
+    ngx_event_t                   timer;
+    unsigned                      again:1;       /* it is the second look */
+} ngx_http_tokenring_find_t;
+
+/* NGX_OK: handler is called once, later, unless _end comes first; NGX_ERROR:
+ * Redis is away */
+ngx_int_t ngx_http_tokenring_find(ngx_http_tokenring_find_t *find);
+void ngx_http_tokenring_find_end(ngx_http_tokenring_find_t *find);
+
+
 /* _follow.c: what a follow gets from its subject; c's request may end */
 
 struct ngx_http_tokenring_follow_s {
@@ -92,10 +120,9 @@ struct ngx_http_tokenring_follow_s {
     ngx_http_tokenring_redis_t   *redis;
     ngx_queue_t                   queue;         /* in the subject */
     ngx_http_tokenring_subject_t *subject;       /* NULL: not yet */
-    ngx_http_tokenring_call_t    *asking;        /* for the record */
+    ngx_http_tokenring_find_t     find;          /* the record */
     ngx_http_tokenring_call_t    *reading;       /* a page of output */
     ngx_str_t                     output;        /* its key */
-    ngx_http_tokenring_record_t   rec;
     ngx_uint_t                    epoch;         /* when it was asked for */
     unsigned                      allowed:1;
     unsigned                      more:1;        /* there is more to read */

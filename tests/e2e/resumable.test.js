@@ -15,7 +15,7 @@ const http2 = require('node:http2');
 const net = require('node:net');
 const os = require('node:os');
 const path = require('node:path');
-const { ROOT, BUILD, Stack, sleep, until, read } = require('./lib/stack');
+const { ROOT, BUILD, Stack, alive, sleep, until, read } = require('./lib/stack');
 const { post, request, stream } = require('./lib/http');
 const { Redis } = require('./lib/redis');
 const R = require('./lib/records');
@@ -503,6 +503,74 @@ test('another owner gets the answer of an id that nobody has', async () => {
   const none = await request(url(w.id, stack, '/none'));
   assert.equal(none.status, 404);
   assert.match(none.json().error.message, /There is nothing here/);
+});
+
+// Asks for a request, and has it written when Redis has said that there is
+// none.  Once more if the machine slept for longer than the second look waits.
+async function early(tail, method, want) {
+  for (let left = 8; ; left--) {
+    const w = await (await written({ engine: 'late' })).heartbeat();
+    const monitor = await redis.monitor();
+    const looks = () => monitor.lines.filter((line) =>
+      line.includes(`"HMGET" "${w.key('req')}"`)).length;
+    const answer = request(`${url(w.id)}${tail}`, { method });
+    await until(() => looks() > 0, 'the first look');
+    await w.put(tokens({ count: 2 }));
+    await w.state('decode');
+    const r = await answer;
+    monitor.stop();
+    if (r.status === want || left === 0) {
+      assert.ok(looks() >= 2, 'it was looked up again');
+      return { r, w };
+    }
+  }
+}
+
+test('who is earlier than the engine\'s next flush is not told 404', async () => {
+  const leave = await redis.subscribe('tr:ctl:{late}', () => {});
+  const state = await early('', 'GET', 200);
+  assert.equal(state.r.status, 200, state.r.text);
+  assert.equal(state.r.json().state, 'decode');
+  // the page was asked for with the record: it is not lost
+  const answer = await early('/stream', 'GET', 200);
+  assert.equal(answer.r.status, 200, answer.r.text);
+  assert.equal(answer.r.text, (await follow(answer.w.id).finished).raw);
+  assert.match(answer.r.text, /t0 .*t1 .*\[DONE\]/s);
+  assert.equal((await early('', 'DELETE', 202)).r.status, 202);
+  leave();
+});
+
+test('nobody\'s id and another owner\'s are looked up equally often',
+  async () => {
+    const w = await written();
+    await w.state('done', { owner: 'a'.repeat(40) });
+    await w.put(tokens({ count: 2 }));
+    for (const tail of ['', '/stream']) {
+      for (const id of [w.id, randomBytes(16).toString('hex')]) {
+        const monitor = await redis.monitor();
+        const r = await request(`${url(id, stack, '/owned')}${tail}`);
+        assert.equal(r.status, 404);
+        await redis.command('ECHO', 'over');
+        await until(() => monitor.lines.some((l) => l.includes('"over"')),
+          'the monitor has heard all');
+        monitor.stop();
+        assert.equal(monitor.lines.filter((line) =>
+          line.includes(`"HMGET" "tr:req:{${id}}"`)).length, 2);
+      }
+    }
+  });
+
+test('a client that leaves between two looks', async () => {
+  const id = randomBytes(16).toString('hex');
+  const monitor = await redis.monitor();
+  const all = ['', '/stream'].map((tail) => stream(`${url(id)}${tail}`));
+  await until(() => monitor.lines.filter((line) =>
+    line.includes(`"HMGET" "tr:req:{${id}}"`)).length >= 2, 'both first looks');
+  monitor.stop();
+  for (const s of all) s.hangUp();
+  await Promise.all(all.map((s) => s.finished));
+  assert.equal((await request(url(id))).status, 404);
+  assert.deepEqual(stack.complaints(), []);
 });
 
 test('where an event is asked for that is none: 400', async () => {
@@ -997,10 +1065,21 @@ test('a worker that is told to end at once leaves nothing open', async () => {
   const w = await (await written().heartbeat()).state('decode');
   await w.put([R.accepted(), R.delta('a ')]);
   const s = await gateway();
-  const f = follow(w.id, { s });
-  await f.when(() => f.text() === 'a ');
-  await s.stop();
-  await f.finished;
+  try {
+    const f = follow(w.id, { s });
+    await f.when(() => f.text() === 'a ');
+    const [worker] = s.workers();
+    process.kill(s.master, 'SIGTERM');
+    await f.finished;
+    await until(() => !alive(worker) && !alive(s.master), 'all of it has ended');
+    // a crash, or a descriptor that nobody closed, would be there
+    assert.match(s.errorLog(), new RegExp(`process ${worker} exited with code 0`));
+    assert.deepEqual(s.complaints(), []);
+    await until(async () => (await redis.command('PUBSUB', 'NUMSUB',
+      w.key('live')))[1] === 0, 'its subscription has gone');
+  } finally {
+    await s.stop();
+  }
   assert.deepEqual(stack.complaints(), []);
   assert.deepEqual(other.complaints(), []);
 });

@@ -1,0 +1,98 @@
+/*
+ * Finding a request in Redis for a client that names it.
+ *
+ * A client knows an id sooner than Redis does: it has it with the headers of
+ * its answer, and the engine writes what is new a little later (redis_flush,
+ * 50 ms by default).  So an id that is not there is looked up once more before
+ * the client is told so.  One of another owner is looked up as often: the two
+ * must look the same, to a clock, too.
+ */
+
+#include "ngx_http_tokenring_requests.h"
+
+
+static ngx_int_t ngx_http_tokenring_find_ask(ngx_http_tokenring_find_t *find);
+static void ngx_http_tokenring_find_answer(void *data, redisReply *reply);
+static void ngx_http_tokenring_find_again(ngx_event_t *ev);
+
+
+/* some flushes of an engine */
+#define NGX_HTTP_TOKENRING_FIND_AGAIN  250
+
+
+ngx_int_t
+ngx_http_tokenring_find(ngx_http_tokenring_find_t *find)
+{
+    find->timer.handler = ngx_http_tokenring_find_again;
+    find->timer.data = find;
+    find->timer.log = find->request->connection->log;
+
+    return ngx_http_tokenring_find_ask(find);
+}
+
+
+void
+ngx_http_tokenring_find_end(ngx_http_tokenring_find_t *find)
+{
+    ngx_http_tokenring_redis_forget(find->call);
+    find->call = NULL;
+
+    if (find->timer.timer_set) {
+        ngx_del_timer(&find->timer);
+    }
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_find_ask(ngx_http_tokenring_find_t *find)
+{
+    find->call = ngx_http_tokenring_record_ask(find->redis,
+                                               find->request->pool, &find->id,
+                                               ngx_http_tokenring_find_answer,
+                                               find);
+
+    return find->call ? NGX_OK : NGX_ERROR;
+}
+
+
+static void
+ngx_http_tokenring_find_answer(void *data, redisReply *reply)
+{
+    ngx_http_tokenring_find_t *find = data;
+
+    ngx_int_t            rc;
+    ngx_http_request_t  *r;
+
+    r = find->request;
+    find->call = NULL;
+
+    ngx_http_set_log_request(r->connection->log, r);
+
+    rc = ngx_http_tokenring_record_take(find->redis, r->pool, reply,
+                                        &find->rec);
+
+    if (rc == NGX_OK) {
+        rc = ngx_http_tokenring_record_allowed(r, &find->id, &find->rec);
+    }
+
+    if (rc == NGX_DECLINED && !find->again) {
+        find->again = 1;
+        ngx_add_timer(&find->timer, NGX_HTTP_TOKENRING_FIND_AGAIN);
+        return;
+    }
+
+    find->handler(find->data, rc);
+}
+
+
+static void
+ngx_http_tokenring_find_again(ngx_event_t *ev)
+{
+    ngx_http_tokenring_find_t *find = ev->data;
+
+    ngx_http_set_log_request(ev->log, find->request);
+
+    if (ngx_http_tokenring_find_ask(find) != NGX_OK) {
+        find->handler(find->data, NGX_ERROR);
+    }
+}
