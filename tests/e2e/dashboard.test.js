@@ -612,12 +612,23 @@ test('a reload ends the streams, the page comes back, no socket is left',
         await when(page, (t) => performance.now() > t + 1500
           && document.documentElement.dataset.live === 'true', at);
       }
-      const viewer = watch(url);
-      await until(() => viewer.of('tick').length, 'a tick of a new worker');
-      viewer.close();
     } finally {
       await browser.stop();
     }
+    // Viewers that come and go leave nothing behind in the workers.
+    const descriptors = () => stack.workers().map((pid) =>
+      fs.readdirSync(`/proc/${pid}/fd`).length);
+    const idle = descriptors();
+    for (let i = 0; i < 4; i++) {
+      const some = Array.from({ length: 20 }, () => watch(url));
+      await until(() => some.every((v) => v.of('tick').length), 'ticks');
+      assert.ok(descriptors().reduce((a, n) => a + n)
+        >= idle.reduce((a, n) => a + n) + 10, 'viewers take descriptors');
+      some.forEach((v) => v.close());
+    }
+    // the connection to Redis stays
+    await until(() => descriptors().every((n, i) => n <= idle[i] + 3),
+      () => `${descriptors()} descriptors, ${idle} before`);
   }));
 
 test('a real engine under load, and then killed', async () => {

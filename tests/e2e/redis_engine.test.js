@@ -62,6 +62,31 @@ test('a request from its arrival to its end', async () => {
     });
 });
 
+// The model computes, since `backend null` has its first token at once: a long
+// prompt in small pieces takes many flushes.
+test('queued, prefill, decode, done', async () => {
+  await withStack({ engine: { max_num_seqs: 1, max_batch_tokens: 64,
+    redis_flush: '1ms' } }, async (stack, redis) => {
+    const url = `${stack.url}/v1/completions`;
+    const monitor = await redis.monitor();
+    const before = stream(url, completion(3000,
+      { stream: true, ignore_eos: true }));
+    await before.when(() => before.text().length > 0);
+    const answer = post(url, { prompt: 'once '.repeat(2000), max_tokens: 100,
+      ignore_eos: true }, { 'X-Request-Id': 'waits' });
+    await until(() => monitor.lines.some((line) =>
+      / "state" "queued" .* "request_id" "waits"/.test(line)), 'it waits');
+    before.hangUp();
+    const r = await answer;
+    assert.equal(r.status, 200, r.text);
+    const id = idOf(r.text);
+    await until(() => states(monitor.lines, id).includes('done'), 'its end');
+    monitor.stop();
+    assert.deepEqual(states(monitor.lines, id),
+      ['queued', 'prefill', 'decode', 'done']);
+  });
+});
+
 test('requests that fail', async () => {
   await withStack({ engine: { ...SLOW, max_num_seqs: 1, max_queue: 1 } },
     async (stack, redis) => {

@@ -218,6 +218,10 @@ test('away for longer than memory lasts', async () => {
       await up(stack);
       const seen = await check(redis, answers);
       assert.ok(seen.gap > 0, JSON.stringify(seen));
+      assert.equal(seen.absent, 0, JSON.stringify(seen));
+      assert.equal((await stack.metrics())
+        .value('tokenring_redis_lost_requests_total'), seen.gap,
+      'what is counted is what is missing');
       assert.match(read(stack.engine.log), /redis back .*lost_requests=[1-9]/);
     });
 });
