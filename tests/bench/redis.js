@@ -189,7 +189,8 @@ async function main() {
   if (options.json) {
     lib.save(options.json, 'What telling Redis costs',
       `node tests/bench/redis.js --streams ${options.streams} --rate `
-      + `${options.rate} --requests ${options.requests}`, table,
+      + `${options.rate} --requests ${options.requests} --seconds `
+      + `${options.seconds} --rounds ${options.rounds}`, table,
       { share, rates });
   }
 }
