@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-#define TR_CUDA_API_VERSION 1u
+#define TR_CUDA_API_VERSION 2u
 
 /* name, of every function in the table */
 /* clang-format off */
@@ -40,7 +40,7 @@ extern "C" {
     F(matmul_open) F(matmul_close) F(matmul_choose) F(matmul)              \
     F(embed) F(rope_angles) F(norm) F(qkv) F(silu_mul) F(fill_random)      \
     F(convert) F(select) F(sample) F(sample_work)                          \
-    F(decode_work) F(decode_plan) F(decode)                                \
+    F(decode_work) F(decode_plan) F(decode) F(decode_score)                \
     F(attention_work) F(attention)                                         \
     F(prompt_work) F(prompt)                                               \
     F(kv_append) F(kv_moves) F(kv_compress) F(kv_compress_work)            \

@@ -5,7 +5,8 @@
  * sequence's tokens are, kv_layout.h what a page holds).  A step is
  *
  *   tr_cuda_decode_plan      once: shares the work of every layer out
- *   tr_cuda_decode, ..       once a layer
+ *   tr_cuda_decode, ..       once a layer: outputs
+ *   tr_cuda_decode_score     once a layer, some time after it: scores, victims
  *
  * All launchers take a stream, check what they can see from the host, return 0,
  * TR_KERNEL_BADARG or TR_CUDA_FAILED, and neither allocate nor synchronise;
@@ -58,7 +59,7 @@ size_t tr_cuda_decode_work(const tr_cuda_device_t *d,
                            const tr_cuda_decode_size_t *size);
 
 /* Reads counts and sequences of all layers and shares their pages out over the
- * multiprocessors, by bytes.  Sequences with more than one row, or with
+ * multiprocessors, by bytes; sets the victims of lists that have none.  Sequences with more than one row, or with
  * seq_slot < 0, are left out: their outputs and scores are not touched. */
 int tr_cuda_decode_plan(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                         const tr_rows_t *rows,
@@ -74,7 +75,7 @@ typedef struct {
     float scale;
 } tr_cuda_queries_t;
 
-/* tr_kernels_t.attention for sequences of one row: out, scores and victims.
+/* tr_kernels_t.attention for sequences of one row, as far as `out` goes.
  * Head sizes 64 and 128, up to 8 query heads a list, levels with one metadata
  * group by token (all bits); anything else is TR_KERNEL_BADARG.  All pages are
  * read (read_pages is not looked at).  Queries are rounded to 15 bits, relative
@@ -85,12 +86,25 @@ typedef struct {
  * sequences.  Cuts at token counts of its own would have to be about 128 tokens
  * apart to fill all multiprocessors evenly, which is ten times as many parts to
  * store and join (33 MB a layer of 64 x 4096 tokens, whose pages of K4V2 have
- * 243).  Bytes moved: codes and metadata once; of scored tokens score and
- * position read, score written; q and out. */
+ * 243).  Bytes moved: codes and metadata once; q and out; of scored tokens their
+ * weights, 2 bytes for each query head of the list, into the workspace. */
 int tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                    uint32_t layer, const tr_rows_t *rows,
                    const tr_cuda_queries_t *queries,
                    const tr_cuda_decode_size_t *size, void *work);
+
+/* The rest of tr_kernels_t.attention: adds to the scores of scored sequences
+ * what the last tr_cuda_decode with this workspace, of this layer, gave their
+ * tokens, and sets the victims.  It must run once for each decode of a layer
+ * that has scored sequences, behind it and before the next decode with the
+ * workspace, in the same stream or in one that waits (events); until then the
+ * layer's pages, tables, sequences and rows stay as they are.  Without scored
+ * sequences it does nothing and may be left out.  kv, rows, size and work: as
+ * they were for decode.  Bytes moved: of scored tokens score, position and what
+ * decode left in the workspace read, score written. */
+int tr_cuda_decode_score(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+                         uint32_t layer, const tr_rows_t *rows,
+                         const tr_cuda_decode_size_t *size, void *work);
 
 /* ---- everything else: attention_generic.cu ---- */
 

@@ -3,8 +3,8 @@
  *
  * Every warp is on its own: it takes a range of the layer's tiles (decode.cuh),
  * streams them through its ring (decode_walk.cuh), attends them unit by unit
- * (decode_attend.cuh) and leaves each head's part in the workspace.  The finish
- * kernel does the rest.  What a part holds depends on the plan alone, so
+ * (decode_attend.cuh) and leaves each head's part in the workspace, which
+ * the join kernel makes outputs of.  What a part holds depends on the plan alone, so
  * results repeat bit by bit.
  *
  * The code for a level is a loop of its own over the units of one segment; what
@@ -215,6 +215,30 @@ aligned(const void *p)
     return ((uintptr_t) p & 15) == 0;
 }
 
+bool
+decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv, uint32_t layer,
+            const tr_rows_t *rows, const tr_cuda_decode_size_t *size,
+            void *work, decode_args_t *out)
+{
+    if (layer >= kv->layers || rows->n_seqs > size->max_seqs
+        || kv->lists != size->lists || kv->lists == 0
+        || size->heads % kv->lists != 0 || size->heads / kv->lists > GROUP
+        || size->heads == 0 || (kv->head_dim != 64 && kv->head_dim != 128)
+        || kv->head_dim != size->head_dim
+        || decode_layouts(kv, &out->layouts) != TR_KERNEL_OK) {
+        return false;
+    }
+    out->kv = *kv;
+    out->work = decode_work(d, size, work);
+    out->work.layer += layer;
+    out->work.head += (size_t) layer * out->work.max_heads;
+    out->work.cut += (size_t) layer * (out->work.max_ranges + 1);
+    out->work.job += (size_t) layer * out->work.max_jobs;
+    out->work.arrived += (size_t) layer * out->work.max_heads * TR_KV_LISTS_MAX;
+    out->group = size->heads / kv->lists;
+    return true;
+}
+
 extern "C" int
 tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                uint32_t layer, const tr_rows_t *rows,
@@ -226,31 +250,18 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     if (rows->n_seqs == 0) {
         return TR_KERNEL_OK;
     }
-    if (layer >= kv->layers || rows->n_seqs > size->max_seqs
-        || kv->lists != size->lists || kv->lists == 0
-        || queries->heads % kv->lists != 0 || queries->heads != size->heads
-        || queries->heads / kv->lists > GROUP || queries->heads == 0
-        || (kv->head_dim != 64 && kv->head_dim != 128)
-        || kv->head_dim != size->head_dim || queries->ldq % 8 != 0
+    if (!decode_args(s->device, kv, layer, rows, size, work, &a)
+        || queries->heads != size->heads || queries->ldq % 8 != 0
         || queries->ldo % 8 != 0 || !aligned(queries->q)
-        || !aligned(queries->out)
-        || decode_layouts(kv, &a.layouts) != TR_KERNEL_OK) {
+        || !aligned(queries->out)) {
         return TR_KERNEL_BADARG;
     }
-    a.kv = *kv;
-    a.work = decode_work(s->device, size, work);
-    a.work.layer += layer;
-    a.work.head += (size_t) layer * a.work.max_heads;
-    a.work.cut += (size_t) layer * (a.work.max_ranges + 1);
-    a.work.job += (size_t) layer * a.work.max_jobs;
-    a.work.arrived += (size_t) layer * a.work.max_heads * TR_KV_LISTS_MAX;
     a.q = queries->q;
     a.out = queries->out;
     a.ldq = queries->ldq;
     a.ldo = queries->ldo;
     a.q_type = queries->q_type;
     a.out_type = queries->out_type;
-    a.group = queries->heads / kv->lists;
     a.scale = queries->scale * 1.4426950408889634f;
     attend(kv->head_dim, a.group)<<<
         s->device->blocks, attend_warps(s->device, kv->head_dim) * 32,
@@ -258,5 +269,5 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     if (s->device->unfinished) {
         return tr_cuda_check();
     }
-    return decode_finish(s, &a, size, rows->n_seqs);
+    return decode_join(s, &a, rows->n_seqs);
 }

@@ -1,25 +1,26 @@
 /*
- * decode.cuh: what the three kernels of decode attention share.
+ * decode.cuh: what the kernels of decode attention share.
  *
  *   plan    (decode_plan.cu, once a step) describes the heads of all layers and
  *           cuts each layer's work into ranges of equal bytes
  *   attend  (decode.cu, once a layer) one warp works off a range; nobody waits
  *           for anybody
- *   finish  (decode_finish.cu, once a layer, right behind) joins what the warps
- *           found, raises scores, finds victims
+ *   join    (decode_join.cu, right behind) makes outputs of what the warps found
+ *   score   (decode_score.cu, any time before the next layer's attention)
+ *           raises scores, finds victims
  *
  * A head is one KV head of one sequence in one layer, with the query heads of
  * its group.  Those of sequences that take no part are left out, since a warp
- * would have to walk over them one by one.  A head's cached tokens are six segments: lists 0 to 3, the window, the
- * dense pages.  A segment's tokens come in tiles, 16 tokens of a level or 8 of
- * a dense page, and the tiles of a head are numbered through its segments,
- * those of a layer through its heads.  A range is a run of tiles of the layer,
- * wherever the cuts fall; of each head in it, the range has a part.  Part
- * (range b, head h) has the place b + h in the workspace: on the way through
- * the layer every step enters either a new range or a new head, so places are
- * distinct, and those of a head are neighbours.
+ * would have to walk over them one by one.  A head's cached tokens are six
+ * segments: lists 0 to 3, the window, the dense pages.  A segment's tokens come
+ * in tiles, 16 tokens of a level or 8 of a dense page, and the tiles of a head
+ * are numbered through its segments, those of a layer through its heads.  A
+ * range is a run of tiles of the layer, wherever the cuts fall; of each head in
+ * it, the range has a part.  Part (range b, head h) has the place b + h in the
+ * workspace: on the way through the layer every step enters either a new range
+ * or a new head, so places are distinct, and those of a head are neighbours.
  *
- * Between attend and finish each tile leaves a trace: its weights as FP16, and
+ * Between attend and score each tile leaves a trace: its weights as FP16, and
  * the maximum to which they relate, for each query head.  It mostly stays in
  * the L2 cache.
  */
@@ -97,7 +98,7 @@ typedef struct {
     uint32_t ranges, jobs;
 } decode_layer_t;
 
-/* What a warp of the finish kernel does at a time: raises the scores of up to
+/* What a warp of the score kernel does at a time: raises the scores of up to
  * JOB_TILES tiles of a segment. */
 typedef struct {
     uint32_t head, segment;
@@ -151,8 +152,14 @@ typedef struct {
     float scale; /* times log2(e) */
 } decode_args_t;
 
-int decode_finish(const tr_cuda_stream_t *s, const decode_args_t *a,
-                  const tr_cuda_decode_size_t *size, uint32_t n_seqs);
+/* Fills in what all launches of a layer share, not the queries; false: the
+ * arguments are not allowed. */
+bool decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv,
+                 uint32_t layer, const tr_rows_t *rows,
+                 const tr_cuda_decode_size_t *size, void *work,
+                 decode_args_t *out);
+int decode_join(const tr_cuda_stream_t *s, const decode_args_t *a,
+                uint32_t n_seqs);
 
 /* Tiles of a segment. */
 static __host__ __device__ __forceinline__ uint32_t

@@ -7,8 +7,8 @@
 #include "decode.cuh"
 #include "ptx.cuh"
 
-#define FINISH_THREADS 256u
-#define FINISH_WARPS (FINISH_THREADS / 32)
+#define JOIN_THREADS 256u
+#define JOIN_WARPS (JOIN_THREADS / 32)
 
 /* {max, sum relative to it}: those of lanes that differ in the bits from `low`
  * up, together. */
@@ -69,22 +69,6 @@ store_out(const decode_args_t &a, size_t at, float x)
     }
 }
 
-/* Lists that no job scores. */
-static __device__ __forceinline__ void
-no_victims(const decode_args_t &a, const decode_head_t &h)
-{
-    uint32_t l = threadIdx.x % 32;
-
-    if (l < h.n_lists && (h.flags & HEAD_SCORED)
-        && (h.tokens[l] == 0 || !a.layouts.of[h.layout[l]].scored)) {
-        tr_kv_victim_t *to = a.kv.victim + (size_t) h.head * TR_KV_LISTS_MAX
-                             + l;
-
-        to->significance = __int_as_float(0x7f800000);
-        to->index = 0;
-    }
-}
-
 /* Parts way, way + ways, .. of query head `at` of the step, over the sum of
  * all; false: it has none.  to: where the lane's elements belong. */
 template <int D>
@@ -132,9 +116,6 @@ join(const decode_args_t &a, uint32_t at, uint32_t way, uint32_t ways,
     }
     to = (size_t) h->row * a.ldo
          + (size_t) (h->head % a.kv.lists * a.group + k) * D + lane * N;
-    if (k == 0 && way == 0) {
-        no_victims(a, *h);
-    }
     return true;
 }
 
@@ -158,11 +139,11 @@ static __device__ __forceinline__ void
 join_by_block(const decode_args_t &a, uint32_t at)
 {
     constexpr int N = D / 32;
-    __shared__ float out[FINISH_WARPS][D];
+    __shared__ float out[JOIN_WARPS][D];
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float x[N];
     size_t to = 0;
-    bool any = join<D>(a, at, warp, FINISH_WARPS, x, to);
+    bool any = join<D>(a, at, warp, JOIN_WARPS, x, to);
 
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -174,7 +155,7 @@ join_by_block(const decode_args_t &a, uint32_t at)
     }
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        for (uint32_t w = 1; w < FINISH_WARPS; w++) {
+        for (uint32_t w = 1; w < JOIN_WARPS; w++) {
             x[i] += out[w][lane * N + i];
         }
         store_out(a, to + i, x[i]);

@@ -1,6 +1,6 @@
 /*
  * The plan of a decode step: describes the heads of every layer, cuts each
- * layer's tiles into ranges of equal bytes, and lists the finish kernel's jobs.
+ * layer's tiles into ranges of equal bytes, and lists the score kernel's jobs.
  *
  * One block a layer.  Sums over heads stay in shared memory, where the cuts are
  * looked up, so that a step's plan takes a few microseconds.
@@ -214,6 +214,20 @@ describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
     return sums;
 }
 
+/* Lists without tokens that could be one have no victim; no job says so. */
+static __device__ __forceinline__ void
+no_victims(const plan_args_t &a, const decode_head_t &h)
+{
+#pragma unroll
+    for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+        if (l < h.n_lists && (h.flags & HEAD_SCORED)
+            && (h.tokens[l] == 0 || !a.layouts.of[h.layout[l]].scored)) {
+            a.kv.victim[(size_t) h.head * TR_KV_LISTS_MAX + l]
+                = { __int_as_float(0x7f800000), 0 };
+        }
+    }
+}
+
 /* Sums of all lower threads; `total` is that of the block. */
 static __device__ __forceinline__ sums_t
 block_scan(sums_t x, sums_t *total)
@@ -355,6 +369,7 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
             *(uint4 *) (arrived + at.live * TR_KV_LISTS_MAX)
                 = make_uint4(0, 0, 0, 0);
             list_jobs(a, at.live, h, job, at.jobs);
+            no_victims(a, h);
         }
         sums = plus(sums, all);
     }

@@ -13,6 +13,8 @@
 
 #include "decode_join.cuh"
 
+#define SCORE_THREADS 256u
+#define SCORE_WARPS (SCORE_THREADS / 32)
 #define BATCH (JOB_TILES * 4 / 32) /* groups of four tokens of a lane */
 
 static __device__ __forceinline__ bool

@@ -68,6 +68,9 @@ launch(cache_t *c, const tr_cuda_stream_t *s, uint32_t layer, bool plan,
                 != 0)
         || tr_cuda_decode(s, &c->device, layer, &c->device_rows, &q, &size,
                           work)
+               != 0
+        || tr_cuda_decode_score(s, &c->device, layer, &c->device_rows, &size,
+                                work)
                != 0) {
         printf("launch: %s\n", tr_cuda_reason());
         exit(1);

@@ -5,7 +5,7 @@
  */
 #include "device.h"
 
-typedef enum { DECODE, PROMPT, GENERIC } way_t;
+typedef enum { DECODE, SCORE, PROMPT, GENERIC } way_t;
 
 typedef struct {
     soft_view_t view;
@@ -35,6 +35,8 @@ is_mine(const attend_t *a, uint32_t s)
     switch (a->way) {
     case DECODE:
         return n == 1;
+    case SCORE:
+        return n == 1 && a->view.kv.seq[slot].scored;
     case PROMPT:
         return n > 1 && base == 0;
     default:
@@ -84,15 +86,17 @@ share_rows(const attend_t *a, share_t *out)
                              out->seq_row };
 }
 
-/* Decode reads all pages, whatever a sequence says. */
+/* Decode reads all pages, whatever a sequence says, and leaves scores to the
+ * next launch. */
 static const tr_kv_seq_t *
-read_all(const tr_kv_seq_t *seq, int32_t slots)
+read_all(const tr_kv_seq_t *seq, int32_t slots, bool scored)
 {
     tr_kv_seq_t *copy = soft_scratch((size_t) slots * sizeof(*copy));
 
     memcpy(copy, seq, (size_t) slots * sizeof(*copy));
     for (int32_t i = 0; i < slots; i++) {
         copy[i].read_pages = 0;
+        copy[i].scored = copy[i].scored && scored;
     }
     return copy;
 }
@@ -100,19 +104,103 @@ read_all(const tr_kv_seq_t *seq, int32_t slots)
 /* ---- the body ----------------------------------------------------------- */
 
 #define PLANNED 0x706c616e6e656421u
+#define NO_LAYER UINT32_MAX
+
+/* Where a decode step's workspace begins.  Behind it are the queries of the
+ * layer: the score launch may come when those of the step are overwritten. */
+typedef struct {
+    uint64_t mark;
+    uint32_t layer; /* that was attended last */
+    bool unscored;  /* and whose scores were not raised, as they have to be */
+    float scale;
+    float q[];
+} soft_decode_t;
 
 /* The workspace is written from end to end, so that parts of memory that
  * overlap are noticed; but a plan must still be there when its layers come. */
-static bool
+static const char *
 work_take(const attend_t *a)
 {
-    uint64_t mark = PLANNED;
+    const soft_decode_t *d = (const soft_decode_t *) a->work;
 
     if (a->way == DECODE) {
-        return memcmp(a->work, &mark, sizeof(mark)) == 0;
+        return d->mark != PLANNED ? "a plan that is not there"
+               : d->unscored      ? "a layer whose scores were not raised"
+                                  : NULL;
+    }
+    if (a->way == SCORE) {
+        return d->mark != PLANNED || d->layer != a->layer
+                   ? "scores of a layer that was not attended last"
+                   : NULL;
     }
     memset(a->work, 0xff, a->work_bytes);
-    return true;
+    return NULL;
+}
+
+/* The queries of the share's rows as floats. */
+static float *
+take_queries(const attend_t *a, const share_t *mine, size_t width)
+{
+    float *in = soft_scratch(mine->rows.n_rows * width * 4);
+    const tr_cuda_queries_t *q = &a->queries;
+    soft_decode_t *d = (soft_decode_t *) a->work;
+
+    for (uint32_t r = 0; r < mine->rows.n_rows; r++) {
+        uint32_t from = mine->from[r];
+
+        for (size_t i = 0; i < width; i++) {
+            in[r * width + i] = tr_float_load(q->q, from * q->ldq + i,
+                                              q->q_type);
+        }
+    }
+    if (a->way == DECODE) {
+        d->layer = a->layer;
+        d->scale = q->scale;
+        memcpy(d->q, in, mine->rows.n_rows * width * 4);
+        for (uint32_t s = 0; s < mine->rows.n_seqs; s++) {
+            d->unscored |= a->view.kv.seq[mine->rows.seq_slot[s]].scored;
+        }
+    }
+    return in;
+}
+
+/* .. of those that are scored: the rows of a decode step are its sequences'. */
+static float *
+kept_queries(const attend_t *a, const share_t *mine, size_t width)
+{
+    float *in = soft_scratch(mine->rows.n_rows * width * 4);
+    const soft_decode_t *d = (const soft_decode_t *) a->work;
+    attend_t all = *a;
+    share_t decoded;
+
+    all.way = DECODE;
+    share_rows(&all, &decoded);
+    for (uint32_t r = 0, i = 0; r < mine->rows.n_rows; r++, i++) {
+        while (decoded.from[i] != mine->from[r]) {
+            i++;
+        }
+        memcpy(in + r * width, d->q + i * width, width * 4);
+    }
+    return in;
+}
+
+static int
+run_cpu(const attend_t *a, const share_t *mine, const float *in, float scale,
+        float *out)
+{
+    uint32_t heads = a->queries.heads;
+    tr_kv_view_t kv = soft_view(&a->view);
+    size_t width = (size_t) heads * kv.head_dim;
+    const tr_kernels_t *cpu = soft_cpu();
+    size_t bytes = cpu->attention_work(&soft_cpu_stream, mine->rows.n_rows,
+                                       mine->rows.n_seqs, mine->len, heads,
+                                       kv.lists, kv.head_dim);
+
+    if (a->way == DECODE || a->way == SCORE) {
+        kv.seq = read_all(kv.seq, mine->slots, a->way == SCORE);
+    }
+    return cpu->attention(&soft_cpu_stream, &kv, a->layer, &mine->rows, in,
+                          width, heads, scale, out, width, soft_scratch(bytes));
 }
 
 static void
@@ -120,38 +208,25 @@ attend(void *args)
 {
     const attend_t *a = args;
     const tr_cuda_queries_t *q = &a->queries;
-    tr_kv_view_t kv = soft_view(&a->view);
-    size_t width = (size_t) q->heads * kv.head_dim;
-    const tr_kernels_t *cpu = soft_cpu();
+    size_t width = (size_t) q->heads * a->view.kv.head_dim;
+    const char *why = work_take(a);
     float *in, *out;
     share_t mine;
 
     share_rows(a, &mine);
-    if (!work_take(a) || mine.len > a->max_len) {
-        soft_fault("attention", "a plan that is not there, or a sequence "
-                                "longer than its workspace");
+    if (why == NULL && mine.len > a->max_len) {
+        why = "a sequence longer than its workspace";
+    }
+    if (why != NULL) {
+        soft_fault("attention", why);
         return;
     }
     if (mine.rows.n_rows == 0) {
         return;
     }
-    in = soft_scratch(mine.rows.n_rows * width * 4);
+    in = take_queries(a, &mine, width);
     out = soft_scratch(mine.rows.n_rows * width * 4);
-    for (uint32_t r = 0; r < mine.rows.n_rows; r++) {
-        for (size_t i = 0; i < width; i++) {
-            in[r * width + i] = tr_float_load(q->q, mine.from[r] * q->ldq + i,
-                                              q->q_type);
-        }
-    }
-    if (a->way == DECODE) {
-        kv.seq = read_all(kv.seq, mine.slots);
-    }
-    if (cpu->attention(&soft_cpu_stream, &kv, a->layer, &mine.rows, in, width,
-                       q->heads, q->scale, out, width,
-                       soft_scratch(cpu->attention_work(
-                           &soft_cpu_stream, mine.rows.n_rows, mine.rows.n_seqs,
-                           mine.len, q->heads, kv.lists, kv.head_dim)))
-        != 0) {
+    if (run_cpu(a, &mine, in, q->scale, out) != 0) {
         soft_fault("attention", "refused by the CPU backend");
         return;
     }
@@ -161,6 +236,34 @@ attend(void *args)
                            out[r * width + i]);
         }
     }
+}
+
+/* Attention once more, for the scores' sake. */
+static void
+score(void *args)
+{
+    const attend_t *a = args;
+    size_t width = (size_t) a->queries.heads * a->view.kv.head_dim;
+    soft_decode_t *d = (soft_decode_t *) a->work;
+    const char *why;
+    share_t mine;
+
+    share_rows(a, &mine);
+    if (mine.rows.n_rows == 0) {
+        return;
+    }
+    why = work_take(a);
+    if (why == NULL
+        && run_cpu(a, &mine, kept_queries(a, &mine, width), d->scale,
+                   soft_scratch(mine.rows.n_rows * width * 4))
+               != 0) {
+        why = "refused by the CPU backend";
+    }
+    if (why != NULL) {
+        soft_fault("decode_score", why);
+        return;
+    }
+    d->unscored = false;
 }
 
 /* ---- launchers ---------------------------------------------------------- */
@@ -196,7 +299,7 @@ fast(const tr_kv_view_t *kv, const tr_cuda_queries_t *q)
 
 static int
 launch(const tr_cuda_stream_t *s, attend_t *a, const tr_kv_view_t *kv,
-       const char *name)
+       soft_body_f body, const char *name)
 {
     if (!soft_view_keep(&a->view, kv)) {
         return TR_KERNEL_BADARG;
@@ -204,7 +307,7 @@ launch(const tr_cuda_stream_t *s, attend_t *a, const tr_kv_view_t *kv,
     if (a->rows.n_rows == 0 || a->rows.n_seqs == 0) {
         return TR_KERNEL_OK;
     }
-    return soft_launch(s, name, attend, a, sizeof(*a));
+    return soft_launch(s, name, body, a, sizeof(*a));
 }
 
 static size_t
@@ -217,8 +320,10 @@ size_t
 tr_cuda_decode_work(const tr_cuda_device_t *d,
                     const tr_cuda_decode_size_t *size)
 {
+    size_t q = (size_t) size->max_seqs * size->heads * size->head_dim;
+
     (void) d;
-    return work_bytes(size->max_seqs, size->heads, size->head_dim);
+    return tr_pad(sizeof(soft_decode_t) + q * sizeof(float), 256);
 }
 
 /* Key and value bits that decode attention knows (decode_plan.cu). */
@@ -267,10 +372,12 @@ static void
 plan(void *args)
 {
     const plan_t *a = args;
-    uint64_t mark = PLANNED;
+    soft_decode_t *d = (soft_decode_t *) a->work;
 
     memset(a->work, 0xff, a->bytes);
-    memcpy(a->work, &mark, sizeof(mark));
+    d->mark = PLANNED;
+    d->layer = NO_LAYER;
+    d->unscored = false;
 }
 
 int
@@ -310,7 +417,28 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
         || queries->heads != size->heads || !decode_allowed(kv, rows, size)) {
         return TR_KERNEL_BADARG;
     }
-    return launch(s, &a, kv, "decode");
+    return launch(s, &a, kv, attend, "decode");
+}
+
+int
+tr_cuda_decode_score(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+                     uint32_t layer, const tr_rows_t *rows,
+                     const tr_cuda_decode_size_t *size, void *work)
+{
+    attend_t a = { .layer = layer,
+                   .rows = *rows,
+                   .queries = { .heads = size->heads },
+                   .way = SCORE,
+                   .work = work };
+
+    if (rows->n_seqs == 0) {
+        return TR_KERNEL_OK;
+    }
+    if (layer >= kv->layers || !aligned(work, 256)
+        || !decode_allowed(kv, rows, size)) {
+        return TR_KERNEL_BADARG;
+    }
+    return launch(s, &a, kv, score, "decode_score");
 }
 
 size_t
@@ -341,7 +469,7 @@ tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
         || kv->layout[0].tokens % 8 != 0) {
         return TR_KERNEL_BADARG;
     }
-    return launch(s, &a, kv, "prompt");
+    return launch(s, &a, kv, attend, "prompt");
 }
 
 size_t
@@ -370,5 +498,5 @@ tr_cuda_attention(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
         || queries->heads != size->heads) {
         return TR_KERNEL_BADARG;
     }
-    return launch(s, &a, kv, "attention");
+    return launch(s, &a, kv, attend, "attention");
 }

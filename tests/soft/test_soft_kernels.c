@@ -149,6 +149,9 @@ attend_by_device(const tr_kv_view_t *kv, const tr_rows_t *rows, uint32_t layer,
         assert_int_equal(cuda->decode(&stream, kv, layer, rows, &q, &decode,
                                       work),
                          0);
+        assert_int_equal(cuda->decode_score(&stream, kv, layer, rows, &decode,
+                                            work),
+                         0);
     }
     assert_int_equal(cuda->prompt(&stream, kv, layer, rows, &q, &prompt, other),
                      0);
