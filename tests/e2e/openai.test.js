@@ -213,6 +213,44 @@ test('completions: prompt as text, ids, arrays of both', async () => {
     golden.ids.length + goldens[0].ids.length);
 });
 
+// "anchor, camel, maple, piano, tulip", two tokens a word but for the last.
+test('completions: stop_token_ids, min_tokens, ignore_eos, logit_bias',
+  async () => {
+    const golden = goldens[3];
+    const [anchor, , camel, , maple] = golden.continuation_ids;
+    const say = async (more) => {
+      const { choices: [choice], usage } = await client.completions.create({
+        model: 'pocket', prompt: golden.ids, max_tokens: 20, temperature: 0,
+        ...more,
+      });
+      return { text: choice.text, reason: choice.finish_reason,
+        tokens: usage.completion_tokens };
+    };
+    // the token that ends it is counted, and is not text
+    assert.deepEqual(await say({ stop_token_ids: [maple, camel] }),
+      { text: 'anchor,', reason: 'stop', tokens: 3 });
+    assert.deepEqual(await say({ stop_token_ids: [maple], min_tokens: 4 }),
+      { text: 'anchor, camel,', reason: 'stop', tokens: 5 });
+    // too early, it is another token's turn
+    const later = await say({ stop_token_ids: [maple], min_tokens: 5 });
+    assert.ok(later.tokens > 5, JSON.stringify(later));
+    assert.match(later.text, /^anchor, camel,(?! maple)/);
+
+    const n = golden.continuation_ids.length;
+    assert.deepEqual(await say({}),
+      { text: golden.continuation, reason: 'stop', tokens: n + 1 });
+    const on = await say({ ignore_eos: true });
+    assert.equal(on.reason, 'length');
+    assert.equal(on.tokens, 20);
+    const least = await say({ min_tokens: n + 3 });
+    assert.ok(least.tokens > n + 3, JSON.stringify(least));
+
+    const other = await say({ logit_bias: { [anchor]: -100 } });
+    assert.doesNotMatch(other.text, /^anchor/);
+    const same = await say({ logit_bias: { [camel]: 100 }, max_tokens: 4 });
+    assert.equal(same.text, ' camel'.repeat(4));
+  });
+
 test('completions: echo, with logprobs of the prompt', async () => {
   const prompt = 'Once upon a time';
   const plain = await client.completions.create({
