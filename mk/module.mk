@@ -2,7 +2,7 @@
 # nginx-dev has the sources' headers and the flags that its binary was built
 # with; configure runs once, and again when `config` changes.
 #
-# make test-nginx builds it in another source tree; see mk/nginx-source.mk.
+# make test-nginx builds it in another source tree; see mk/nginx.mk.
 
 MODULE_DIR := $B/module
 MODULE_OUT := $(MODULE_DIR)/ngx_http_tokenring_module.so

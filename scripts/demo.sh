@@ -62,5 +62,5 @@ ${BOLD}Try${PLAIN}
   ${BUILD#"$ROOT"/}/bin/tokenring chat --engine ${RUN#"$ROOT"/}/engine.sock
 
 ${BOLD}Stop${PLAIN}
-  make down
+  make down${TR_RUN:+ PREFIX=$TR_RUN}
 END

@@ -65,7 +65,8 @@ test('up, up again, demo, down, down again', { skip: !stock }, place(
     assert.equal(demo.status, 0, demo.text);
     assert.ok(demo.text.includes(goldens[1].continuation), demo.text);
     assert.match(demo.text, /The yellow hammer is stored on shelf C67\./);
-    for (const word of ['curl', 'make down', `${url}/metrics`]) {
+    for (const word of ['curl', `make down PREFIX=${env.TR_RUN}\n`,
+      `${url}/metrics`]) {
       assert.ok(demo.text.includes(word), word);
     }
 
