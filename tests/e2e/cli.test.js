@@ -108,10 +108,44 @@ for (const name of ['ring', 'HTTP']) {
       '-P', '16', '-O', '8', '--json', file]);
     assert.equal(r.status, 0, r.err);
     const value = JSON.parse(fs.readFileSync(file, 'utf8'));
-    const text = JSON.stringify(value);
-    assert.match(text, /ttft/i);
-    assert.match(text, /12/);
+    assert.equal(value.loop, 'closed');
+    assert.deepEqual([value.good, value.bad], [12, 0]);
+    assert.deepEqual([value.prompt_tokens, value.output_tokens],
+      [12 * 16, 12 * 8]);
+    checkFigures(value);
   });
+
+  test(`bench: over ${name}, at a rate, with lengths that differ`, async () => {
+    const r = await cli(['bench', ...targets()[name], '--rate', '200',
+      '--arrivals', 'poisson', '-N', '20', '-P', '8:24', '-O', 'normal:12:3',
+      '--json', '-']);
+    assert.equal(r.status, 0, r.err);
+    const value = JSON.parse(r.out.slice(r.out.indexOf('{')));
+    assert.deepEqual([value.loop, value.rate], ['poisson', 200]);
+    assert.deepEqual([value.good, value.bad], [20, 0]);
+    for (const [what, least, most] of [[value.prompt_tokens, 8, 24],
+      [value.output_tokens, 1, 30]]) {
+      assert.ok(what > 20 * least && what < 20 * most, r.out);
+    }
+    checkFigures(value);
+  });
+}
+
+// Times and rates are there, and percentiles in their order.
+function checkFigures(value) {
+  assert.equal(value.ttft_ms.n, value.good);
+  assert.equal(value.e2e_ms.n, value.good);
+  for (const key of ['ttft_ms', 'tpot_ms', 'inter_token_ms', 'e2e_ms']) {
+    const { mean, p50, p90, p95, p99, max } = value[key];
+    assert.ok(mean > 0 && p50 >= 0 && p50 <= p90 && p90 <= p95 && p95 <= p99
+      && p99 <= max, `${key}: ${JSON.stringify(value[key])}`);
+  }
+  assert.ok(value.ttft_ms.max <= value.e2e_ms.max);
+  for (const key of ['requests', 'output_tokens', 'prompt_tokens']) {
+    const count = key === 'requests' ? value.good : value[key];
+    const rate = value[`${key}_per_s`] * value.seconds;
+    assert.ok(Math.abs(rate / count - 1) < 0.01, `${key}: ${rate}, ${count}`);
+  }
 }
 
 test('bench: a closed loop in its steady state', async () => {
