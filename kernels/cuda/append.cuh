@@ -89,25 +89,6 @@ row_load(const append_t *t)
     }
 }
 
-/* Asks for a row's numbers, before anything is known of its place. */
-TR_HD void
-row_prefetch(const append_args_t *a, warp_t w, side_t side, uint32_t row,
-             uint32_t list)
-{
-    const tr_cuda_keys_t *in = &a->in;
-    uint32_t dim = a->kv.head_dim, size = in->type == TR_F32 ? 4 : 2;
-    const uint8_t *x = (const uint8_t *) (side == KEY ? in->k : in->v)
-                       + (row * in->ld + (size_t) list * dim) * size;
-
-    for (uint32_t i = 32 * w.lane; i < dim * size; i += 32 * w.lanes) {
-        lanes_prefetch(x + i);
-    }
-    for (uint32_t i = 32 * w.lane; side == KEY && i < dim * 4;
-         i += 32 * w.lanes) {
-        lanes_prefetch((const uint8_t *) (in->angles + (size_t) row * dim) + i);
-    }
-}
-
 /* ---- dense rows --------------------------------------------------------- */
 
 /* Smallest and largest key by channel of the rows from this one on that belong
@@ -248,17 +229,13 @@ append_token(const append_t *t)
     }
 }
 
-/* ---- a warp's task ------------------------------------------------------ */
+/* ---- a warp's row and head ---------------------------------------------- */
 
 /* The last i with starts[i] <= x, in [0, n). */
 TR_HD uint32_t
 seq_of(const uint32_t *starts, uint32_t n, uint32_t x)
 {
     uint32_t lo = 0, hi = n;
-
-    if (x < n && starts[x] == x && starts[x + 1] > x) { /* one row each */
-        return x;
-    }
 
     while (hi - lo > 1) {
         uint32_t mid = lo + (hi - lo) / 2;
@@ -272,16 +249,50 @@ seq_of(const uint32_t *starts, uint32_t n, uint32_t x)
     return lo;
 }
 
+/* Where a row's head is; false: nothing is to be done.  What this reads, and
+ * fast_target after it, is older than the launch before this one. */
+TR_HD bool
+append_open(append_t *t, const append_args_t *a, uint32_t layer)
+{
+    const tr_rows_t *rows = &a->rows;
+    uint32_t s = t->row;
+    int32_t slot = -1;
+    size_t head;
+
+    t->a = a;
+    t->first = t->end = 0;
+    t->pos = rows->row_pos[t->row];
+    if (s < rows->n_seqs) { /* one row each, it seems: asked for together */
+        t->first = rows->seq_row[s];
+        t->end = rows->seq_row[s + 1];
+        slot = rows->seq_slot[s];
+    }
+    if (t->first != t->row || t->end <= t->row) {
+        s = seq_of(rows->seq_row, rows->n_seqs, t->row);
+        t->first = rows->seq_row[s];
+        t->end = rows->seq_row[s + 1];
+        slot = rows->seq_slot[s];
+    }
+    if (slot < 0 || t->row < t->first || t->row >= t->end) {
+        return false;
+    }
+    head = tr_kv_head(&a->kv, slot, layer, t->list);
+    t->seq = &a->kv.seq[slot];
+    t->table = a->kv.tables + head * a->kv.table_len;
+    t->count = a->kv.count + head * TR_KV_LISTS_MAX;
+    t->move = &a->kv.move[head];
+    return true;
+}
+
 /* A token of a compressed sequence, the only row of it: false when it is not
  * allowed. */
 TR_HD bool
-append_compressed(append_t *t, size_t head, uint32_t rows)
+append_compressed(const append_t *t)
 {
     append_part_t part = t->a->part;
 
-    t->count = t->a->kv.count + head * TR_KV_LISTS_MAX;
-    t->move = &t->a->kv.move[head];
-    if (rows != 1 || t->pos + 1 != t->seq->base || t->seq->n_lists == 0
+    if (t->end - t->first != 1 || t->pos + 1 != t->seq->base
+        || t->seq->n_lists == 0
         || !seq_valid(t->a->layout, t->a->kv.n_layouts, t->seq)
         || !token_valid(t) || (part != TOKENS && !move_valid(t))) {
         return false;
@@ -295,47 +306,24 @@ append_compressed(append_t *t, size_t head, uint32_t rows)
     return true;
 }
 
-/* Task i: layer, row, list and side, side fastest. */
+/* All that can come, and what is refused. */
 TR_HD void
-append_task(const append_args_t *a, warp_t w, token_room_t *room, uint32_t i)
+append_any(const append_t *t)
 {
-    uint32_t list = i / 2 % a->kv.lists, row = i / 2 / a->kv.lists;
-    append_t t = { a, w, room, i % 2 == 0 ? KEY : VALUE };
-    uint32_t layer = a->layer, s, first, end;
-    size_t head;
+    const append_args_t *a = t->a;
     bool valid = true;
-    int32_t slot;
 
-    if (a->part == MOVES) {
-        layer += row / a->rows.n_rows;
-        row %= a->rows.n_rows;
-    } else {
-        row_prefetch(a, w, t.side, row, list);
-    }
-    s = seq_of(a->rows.seq_row, a->rows.n_seqs, row);
-    first = a->rows.seq_row[s];
-    end = a->rows.seq_row[s + 1];
-    slot = a->rows.seq_slot[s];
-    if (slot < 0 || row >= end) {
-        return;
-    }
-    head = tr_kv_head(&a->kv, slot, layer, list);
-    t.row = row;
-    t.pos = a->rows.row_pos[row];
-    t.list = list;
-    t.seq = &a->kv.seq[slot];
-    t.table = a->kv.tables + head * a->kv.table_len;
-    if (t.pos < t.seq->base) {
-        valid = append_compressed(&t, head, end - first);
+    if (t->pos < t->seq->base) {
+        valid = append_compressed(t);
     } else if (a->part != MOVES) {
-        valid = entry_has(&t, 0, 1, a->kv.at_window,
-                          (t.pos - t.seq->base) / a->layout[0].tokens);
+        valid = entry_has(t, 0, 1, a->kv.at_window,
+                          (t->pos - t->seq->base) / a->layout[0].tokens);
         if (valid) {
-            row_load(&t);
-            append_dense(&t, first, end);
+            row_load(t);
+            append_dense(t, t->first, t->end);
         }
     }
-    if (!valid && t.side == KEY && w.lane == 0 && a->refused != NULL) {
+    if (!valid && t->side == KEY && t->w.lane == 0 && a->refused != NULL) {
 #ifdef __CUDA_ARCH__
         atomicAdd(a->refused, 1);
 #else

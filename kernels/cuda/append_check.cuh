@@ -20,6 +20,8 @@ typedef struct {
     tr_cuda_keys_t in;
     append_part_t part;
     uint32_t layer; /* the first */
+    bool fast;      /* head size, type and addresses are those of
+                     * append_fast.cuh */
     uint32_t *refused;
 } append_args_t;
 
@@ -27,13 +29,14 @@ typedef struct {
 typedef struct {
     const append_args_t *a;
     warp_t w;
-    token_room_t *room;
     side_t side;
-    uint32_t row, pos, list;
+    uint32_t row, list, pos;
+    uint32_t first, end; /* rows of its sequence */
     const tr_kv_seq_t *seq;
     const int32_t *table;
     const uint32_t *count;
     const tr_kv_move_t *move;
+    token_room_t *room; /* not of append_fast.cuh */
 } append_t;
 
 /* ---- places ------------------------------------------------------------- */
@@ -95,19 +98,20 @@ TR_HD bool
 seq_valid(const tr_kv_layout_t *layout, uint32_t n_layouts,
           const tr_kv_seq_t *seq)
 {
-    if (seq->n_lists > TR_KV_LISTS_MAX) {
-        return false;
+    bool ok = seq->n_lists <= TR_KV_LISTS_MAX;
+
+#pragma unroll
+    for (uint32_t i = 0; i < TR_KV_LISTS_MAX; i++) { /* loaded together */
+        uint32_t l = seq->list_layout[i];
+
+        ok = ok && (i >= seq->n_lists || (l != 0 && l < n_layouts));
     }
-    for (uint32_t i = 0; i < seq->n_lists; i++) {
-        if (seq->list_layout[i] == 0 || seq->list_layout[i] >= n_layouts) {
-            return false;
-        }
-    }
-    return seq->window == 0
-           || (seq->window_layout != 0 && seq->window_layout < n_layouts
-               && !layout[seq->window_layout].level.by_channel
-               && seq->base - seq->window_from <= seq->window
-               && seq->window_from <= seq->base);
+    return ok
+           && (seq->window == 0
+               || (seq->window_layout != 0 && seq->window_layout < n_layouts
+                   && !layout[seq->window_layout].level.by_channel
+                   && seq->base - seq->window_from <= seq->window
+                   && seq->window_from <= seq->base));
 }
 
 /* May n tokens of layout `from` (NULL: new) go to list `to`, from `index`? */

@@ -6,17 +6,13 @@
  * multiprocessor holds fewer warps, and is slower); their ends are
  * reduced across the warp, and lane i makes the metadata of row i.  Codes meet
  * in shared memory as the tile stands in its page, and leave 16 bytes a lane.
- *
- * A code is a quotient rounded twice, to FP32 and to an integer.  The product
- * with the reciprocal is within 1e-4 of it, which decides, but near the middle
- * of two integers; there the quotient itself is taken.
  */
 #ifndef TR_CUDA_TILE_FAST_CUH
 #define TR_CUDA_TILE_FAST_CUH
 
 #include "token.cuh"
+#include "token_fast.cuh"
 
-#define FAST_DIM 128u
 #define FAST_ROWS 4u
 
 /* What a warp works in that fills tiles. */
@@ -28,66 +24,6 @@ typedef struct {
 typedef struct __align__(8) {
     uint16_t h[4];
 } row4_t;
-
-/* A number that is not NaN, as an integer of the same order. */
-TR_HD uint32_t
-ordered(float x)
-{
-    uint32_t u;
-
-    memcpy(&u, &x, 4);
-    return u >> 31 ? ~u : u | 0x80000000u;
-}
-
-TR_HD float
-of_ordered(uint32_t u)
-{
-    return tr_float_from_bits(u >> 31 ? u & 0x7fffffffu : ~u);
-}
-
-TR_HD float
-bits_float(uint32_t u)
-{
-    return tr_float_from_bits(u);
-}
-
-TR_HD uint32_t
-float_bits(float x)
-{
-    uint32_t u;
-
-    memcpy(&u, &x, 4);
-    return u;
-}
-
-/* The codes of four numbers: code_of for a scale with the reciprocal `turn`,
- * which are both 0 for scale 0. */
-template <uint32_t BITS>
-TR_HD uint32_t
-fast_codes(const float *x, float zero, float scale, float turn)
-{
-    const float top = (float) ((1u << BITS) - 1), magic = 12582912.0f;
-    float n[4], far = 0; /* far: from the nearest integer, the farthest */
-
-#pragma unroll
-    for (uint32_t e = 0; e < 4; e++) {
-        float q = mul_rn(add_rn(x[e], -zero), turn);
-
-        q = fminf(fmaxf(q, 0), top); /* NaN is 0 */
-        n[e] = add_rn(q, magic);
-        far = fmaxf(far, fabsf(add_rn(q, -add_rn(n[e], -magic))));
-    }
-    if (far > 0.4999f) {
-#pragma unroll
-        for (uint32_t e = 0; e < 4; e++) {
-            float q = div_rn(add_rn(x[e], -zero), scale);
-
-            n[e] = add_rn(fminf(fmaxf(q, 0), top), magic);
-        }
-    }
-    return (float_bits(n[0]) & 0xff) | (float_bits(n[1]) & 0xff) << 8
-           | (float_bits(n[2]) & 0xff) << 16 | float_bits(n[3]) << 24;
-}
 
 /* The codes of row `token` of the tile, four dimensions a lane, into `tile`. */
 template <uint32_t BITS>
@@ -187,16 +123,16 @@ fast_rows(warp_t w, place_t to, side_t s, tile_room_t *room, uint32_t first)
     turn = meta[0] == 0 ? 0 : div_rn(1, scale);
 #pragma unroll
     for (uint32_t i = 0; i < FAST_ROWS; i++) {
-        float z = bits_float(lanes_from(w, float_bits(zero), i));
-        float k = bits_float(lanes_from(w, float_bits(scale), i));
-        float r = bits_float(lanes_from(w, float_bits(turn), i));
+        float z = tr_float_from_bits(lanes_from(w, tr_float_bits(zero), i));
+        float k = tr_float_from_bits(lanes_from(w, tr_float_bits(scale), i));
+        float r = tr_float_from_bits(lanes_from(w, tr_float_bits(turn), i));
         float four[4];
         uint32_t x;
 
         for (uint32_t e = 0; e < 4; e++) {
             four[e] = float_of(row[i].h[e]);
         }
-        x = fast_codes<BITS>(four, z, k, r);
+        x = fast_codes(four, z, k, r, BITS);
         if (s == KEY) {
             fast_key<BITS>(w, x, first + i, tile);
         } else {

@@ -3,10 +3,13 @@
  * prompt's rows, the compression of prompts, a swap.  Llama-3-8B's cache: 32
  * layers, 8 KV heads of 128; levels 8/4 and 4/2, a window of 64 tokens at 8/4.
  *
- *   bench_store
+ *   bench_store [steps [BATCH]]
  *
+ * "steps" leaves the rest out; the largest are those of Qwen2.5-32B, 64 layers;
+ * with BATCH only these.
  * Medians of 20 runs.  A step is one CUDA graph: a launch a layer, with the
- * moves of each layer in it, or of all layers in one launch before; every head does the most that a step can ask: the victim of the upper list is
+ * moves of each layer in it, or of all layers in one launch before; every head
+ * does the most that a step can ask: the victim of the upper list is
  * downgraded, a token leaves the window for its place, the new one enters.
  * "bytes" are those of the numbers that go in and of the codes that come out.
  */
@@ -35,6 +38,7 @@ typedef struct {
     tr_kv_view_t view;
     void *arrays[32];
     uint32_t n_arrays;
+    uint32_t layers;
     cudaStream_t stream;
     tr_cuda_device_t device;
     tr_cuda_stream_t launch;
@@ -127,7 +131,7 @@ view_make(bench_t *b, uint32_t slots, uint32_t dense, uint32_t per_list)
 {
     tr_page_wish_t wish = { DIM, levels, 2, true, false };
     tr_kv_view_t *v = &b->view;
-    size_t rows = (size_t) slots * HEADS, pages, done;
+    size_t rows = (size_t) slots * b->layers * LISTS, pages, done;
     int32_t *tables;
     uint16_t *image;
 
@@ -136,7 +140,7 @@ view_make(bench_t *b, uint32_t slots, uint32_t dense, uint32_t per_list)
     }
     memset(v, 0, sizeof(*v));
     v->page_bytes = b->plan.page_bytes;
-    v->layers = LAYERS;
+    v->layers = b->layers;
     v->lists = LISTS;
     v->head_dim = DIM;
     v->n_layouts = b->plan.n;
@@ -177,15 +181,18 @@ keys_make(bench_t *b, uint32_t rows)
 {
     size_t n = (size_t) rows * LISTS * DIM;
     float *x = malloc(n * 4);
-    tr_cuda_keys_t in = { NULL, NULL, LISTS * DIM, TR_F32, NULL, false };
+    uint16_t *h = malloc(n * 2);
+    tr_cuda_keys_t in = { NULL, NULL, LISTS * DIM, TR_BF16, NULL, false };
 
     for (size_t i = 0; i < n; i++) {
         x[i] = (float) (random_unit() * 2 - 1);
+        h[i] = tr_bf16_from_float(x[i]);
     }
-    in.k = array(b, x, n * 4);
-    in.v = array(b, x, n * 4);
+    in.k = array(b, h, n * 2);
+    in.v = array(b, h, n * 2);
     in.angles = array(b, x, (size_t) rows * DIM * 4);
     free(x);
+    free(h);
     return in;
 }
 
@@ -216,7 +223,7 @@ append_run(bench_t *b, void *arg)
 static void
 moves_make(bench_t *b, uint32_t batch)
 {
-    size_t heads = (size_t) batch * HEADS;
+    size_t heads = (size_t) batch * b->layers * LISTS;
     tr_kv_move_t *m = calloc(heads, sizeof(*m));
     tr_kv_seq_t *seq = calloc(batch, sizeof(*seq));
     uint32_t *count = calloc(heads * TR_KV_LISTS_MAX, 4);
@@ -254,7 +261,7 @@ rows_make(bench_t *b, uint32_t seqs, uint32_t each, uint32_t first)
     uint32_t n = seqs * each, zero = 0, *pos = malloc(n * 4ul);
     uint32_t *row = malloc((seqs + 1) * 4ul);
     int32_t *slot = malloc(seqs * 4ul);
-    append_t a = { .layers = LAYERS };
+    append_t a = { .layers = b->layers };
 
     for (uint32_t i = 0; i < n; i++) {
         pos[i] = first + i % each;
@@ -277,25 +284,28 @@ rows_make(bench_t *b, uint32_t seqs, uint32_t each, uint32_t first)
 }
 
 static void
-bench_step(bench_t *b, uint32_t batch)
+bench_step(bench_t *b, uint32_t batch, uint32_t layers)
 {
     append_t a;
-    double us;
+    double us, moves;
 
+    b->layers = layers;
     view_make(b, batch, 0, 1);
     moves_make(b, batch);
     a = rows_make(b, batch, 1, 999);
     us = measure(b, append_run, &a);
     no_refusal(a.refused, "step");
-    printf("| step, batch %u, moves with their layers | %.0f us | %.1f us a "
+    printf("| step, batch %u, %u layers, moves with them | %.0f us | %.1f us a "
            "layer |\n",
-           batch, us, us / LAYERS);
+           batch, layers, us, us / layers);
     a.in.moved = true;
     us = measure(b, append_run, &a);
     no_refusal(a.refused, "step");
     a.layers = 0;
-    printf("| step, batch %u | %.0f us | all moves %.1f us |\n", batch, us,
-           measure(b, append_run, &a));
+    moves = measure(b, append_run, &a);
+    printf("| step, batch %u, %u layers | %.0f us | all moves %.1f us, then "
+           "%.2f us a layer |\n",
+           batch, layers, us, moves, (us - moves) / layers);
     release(b);
 }
 
@@ -303,7 +313,7 @@ static void
 bench_prompt(bench_t *b)
 {
     tr_kv_seq_t seq = { 0 };
-    double us, bytes = (double) PROMPT * LISTS * DIM * 2 * (4 + 2);
+    double us, bytes = (double) PROMPT * LISTS * DIM * 2 * (2 + 2);
     append_t a;
     uint32_t per;
 
@@ -468,10 +478,12 @@ bench_swap(bench_t *b)
 }
 
 int
-main(void)
+main(int argc, char **argv)
 {
-    static const uint32_t batch[] = { 1, 8, 32, 64, 128, 256 };
-    bench_t b = { 0 };
+    static const uint32_t step[][2] = { { 1, LAYERS },  { 8, LAYERS },
+                                        { 64, LAYERS }, { 256, LAYERS },
+                                        { 64, 64 },     { 288, 64 } };
+    bench_t b = { .layers = LAYERS };
 
     if (tr_cuda_open(0, &b.device) != 0) {
         printf("no device: %s\n", tr_cuda_reason());
@@ -481,13 +493,19 @@ main(void)
     cuda_ok(cudaStreamCreate(&b.stream), "stream");
     b.launch = (tr_cuda_stream_t){ b.stream, &b.device };
     printf("| what | time | |\n|---|---|---|\n");
-    for (uint32_t i = 0; i < sizeof(batch) / sizeof(batch[0]); i++) {
-        bench_step(&b, batch[i]);
+    if (argc > 2) {
+        bench_step(&b, (uint32_t) strtoul(argv[2], NULL, 10), 64);
     }
-    bench_prompt(&b);
-    bench_compress(&b, 1);
-    bench_compress(&b, 4);
-    bench_swap(&b);
+    for (uint32_t i = 0; argc < 3 && i < sizeof(step) / sizeof(step[0]); i++) {
+        bench_step(&b, step[i][0], step[i][1]);
+    }
+    b.layers = LAYERS;
+    if (argc < 2) {
+        bench_prompt(&b);
+        bench_compress(&b, 1);
+        bench_compress(&b, 4);
+        bench_swap(&b);
+    }
     cudaStreamDestroy(b.stream);
     return 0;
 }

@@ -9,6 +9,8 @@
 
 #include "emulate.h"
 
+#include <cuda/append.cuh>
+#include <cuda/append_fast.cuh>
 #include <cuda/attention_score.cuh>
 #include <cuda/compress_index.cuh>
 #include <cuda/compress_tile.cuh>
@@ -127,9 +129,27 @@ static void
 append_lane(void *arg, uint32_t lane)
 {
     append_run_t *r = (append_run_t *) arg;
-    warp_t w = { lane, r->lanes };
+    uint32_t lists = r->a.kv.lists, rows = r->a.rows.n_rows;
+    uint32_t row = r->task / 2 / lists;
+    append_t t = {};
+    place_t p;
 
-    append_task(&r->a, w, &r->room, r->task);
+    t.w = (warp_t){ lane, r->lanes };
+    t.side = r->task % 2 == 0 ? KEY : VALUE;
+    t.list = r->task / 2 % lists;
+    t.row = row % rows;
+    if (!append_open(&t, &r->a, r->a.layer + row / rows)) {
+        return;
+    }
+    if (r->a.part == MOVES && t.pos < t.seq->base && fast_moves(&t)) {
+        return;
+    }
+    if (fast_target(&t, &p)) {
+        fast_token(&t, p);
+        return;
+    }
+    t.room = &r->room;
+    append_any(&t);
 }
 
 static void
@@ -142,6 +162,8 @@ append_run(append_run_t *r, const tr_kv_view_t *kv, const tr_rows_t *rows,
     copy_layouts(kv, r->a.layout);
     r->a.rows = *rows;
     r->a.refused = refused;
+    r->a.fast = lanes == 32 && kv->head_dim == FAST_DIM
+                && r->a.in.type != TR_F32;
     r->lanes = lanes;
     from = tasks > 0 ? random_below(tasks) : 0;
     for (uint32_t i = 0; i < tasks; i++) {
@@ -172,6 +194,7 @@ emulate_kv_moves(const tr_kv_view_t *kv, const tr_rows_t *rows,
     append_run_t *r = (append_run_t *) calloc(1, sizeof(*r));
 
     r->a.part = MOVES;
+    r->a.in.type = TR_BF16; /* none */
     append_run(r, kv, rows, kv->layers, refused, lanes);
     return TR_KERNEL_OK;
 }
