@@ -18,9 +18,10 @@
 # rest goes on.  Figures land in RESULTS (default DIR/results): a line a run in
 # bench.txt, a file for each load, and gpu.md, gpu.json, gpu.svg made of all
 # that is there (results.py), also of earlier runs with the same RESULTS.
-# LOADS, RING_LOAD (prompt:answer), RING_POOL (kv_memory), RATES (requests a
-# second), SECONDS_EACH, POLICIES, SHAPES, BATCHES, STEPS, MIX_STEPS, SIDE change
-# what is asked; with TABLES empty, tables are left for another time.
+# LOADS, RING_LOAD (prompt:answer), RING_POOL and SWEEP_POOL (kv_memory), RATES
+# (requests a second), SWEEP_PROMPT and SWEEP_ANSWER (tokens), SECONDS_EACH,
+# POLICIES, SHAPES, BATCHES, STEPS, MIX_STEPS, SIDE change what is asked; with
+# TABLES empty, tables are left for another time.
 set -u
 dir=${1:?the bundle}
 shift
@@ -263,13 +264,23 @@ if wanted closed; then
     done
 fi
 
+# Short prompts and long answers in a small pool, so that it is memory that
+# saturates first; by rate from light load to beyond that.
 if wanted sweep; then
+    echo "prompts of ${SWEEP_PROMPT:-128:384}, answers of ${SWEEP_ANSWER:-512:1024}" \
+        "tokens, a pool of ${SWEEP_POOL:-8g}" | sed 's/:/ to /g' >"$out/sweep.txt"
     for policy in $policies; do
+        case $policy in
+        full) rates=${RATES:-4 8 12 16} ;;
+        *) rates=${RATES:-4 8 12 16 24 32} ;;
+        esac
         ring_engine "sweep-$policy" "$policy" --max_model_len 2048 \
-            --max_num_seqs 1024 --max_batch_tokens 4096 || continue
-        for rate in ${RATES:-4 12 20 28 34 40}; do
-            load "poisson-$policy-$rate" 90 --rate "$rate" \
-                -d "${SECONDS_EACH:-20}" -P 256:1024 -O 64:256 -w 2
+            --kv_memory "${SWEEP_POOL:-8g}" --max_num_seqs 1024 \
+            --max_batch_tokens 4096 || continue
+        for rate in $rates; do
+            load "poisson-$policy-$rate" 120 --rate "$rate" \
+                -d "${SECONDS_EACH:-12}" -P "${SWEEP_PROMPT:-128:384}" \
+                -O "${SWEEP_ANSWER:-512:1024}" -w 2
         done
         ring_end
     done

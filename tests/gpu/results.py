@@ -253,7 +253,7 @@ def closed_table(o, runs, closed):
                   "filling all of the memory takes minutes over the ring.")
 
 
-def sweep_table(o, sweep):
+def sweep_table(o, sweep, loads):
     rows = []
     for s in sweep:
         t, p = s["ttft_ms"], s["tpot_ms"]
@@ -262,8 +262,7 @@ def sweep_table(o, sweep):
                      *(f"{p[k]:.1f}" for k in ("p50", "p95", "p99")),
                      f"{s['requests_per_s']:.1f}",
                      f"{s['output_tokens_per_s']:.0f}", s["good"], s["bad"]))
-    if o.table("Poisson arrivals, prompts of 256 to 1,024, answers of 64 to "
-               "256 tokens",
+    if o.table(f"Poisson arrivals: {loads.strip() or 'unknown loads'}",
                ("policy", "requests/s", "TTFT p50 ms", "p95", "p99",
                 "TPOT p50 ms", "p95", "p99", "done/s", "tokens/s", "good",
                 "failed"), rows):
@@ -272,10 +271,9 @@ def sweep_table(o, sweep):
               "saturation they grow with the length", "of the run.")
 
 
-def read_notes(path):
-    """What whoever was there has to say of the run."""
+def read_text(path, name):
     try:
-        with open(os.path.join(path, "notes.md"), encoding="utf-8") as f:
+        with open(os.path.join(path, name), encoding="utf-8") as f:
             return f.read()
     except FileNotFoundError:
         return ""
@@ -331,8 +329,9 @@ def main():
     prefill_table(o, runs)
     beside_table(o, runs)
     closed_table(o, runs, closed)
-    sweep_table(o, sweep)
-    notes = read_notes(a.dir)
+    sweep_table(o, sweep, read_text(a.dir, "sweep.txt"))
+    # what whoever was there has to say of the run
+    notes = read_text(a.dir, "notes.md")
     if o.earlier:
         notes += f"\n\\* An earlier run, of commit {', '.join(o.earlier)}.\n"
     if notes:
