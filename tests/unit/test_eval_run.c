@@ -1,8 +1,9 @@
 /*
  * The driver of `tokenring eval` on the shipped model: a fork answers as one
  * sequence alone does that is prefilled, compressed and decoded under the same
- * policy, with whatever others it shared a prompt and batches; kept turns and
- * texts, likewise.
+ * policy, with whatever others it shared a prompt and batches, and is said to
+ * take the memory that this sequence takes in an engine of that policy; kept
+ * turns and texts, likewise.
  *
  * The cases expect something that the model never says, because the results
  * file keeps the text of wrong answers.
@@ -162,6 +163,17 @@ reply_of(const char *path, uint32_t c, uint32_t turn, const char *spec)
 
 /* ---- one sequence alone -------------------------------------------------- */
 
+/* What is asked of it next, and what it has answered. */
+typedef struct {
+    tr_eval_engine_t *e;
+    int32_t slot;
+    uint32_t pos; /* tokens that are cached */
+    tr_ids_t ids; /* its prompt; then the answer, too */
+    char text[100000];
+    double bytes, full_bytes; /* summed over decode steps */
+    double high, low, pruned, steps;
+} alone_t;
+
 static const tr_sampling_params_t greedy = {
     .top_p = 1, .repetition_penalty = 1, .max_tokens = 1000, .logprobs = -1
 };
@@ -178,54 +190,93 @@ step(tr_eval_engine_t *e, tr_batch_item_t *item)
     assert_int_equal(item->status, TR_OK);
 }
 
-/* Answers a prompt of ids under policy p; text: room for the answer. */
 static void
-answer(tr_eval_engine_t *e, uint32_t p, const tr_ids_t *ids, uint32_t limit,
-       char *text)
+remember(alone_t *a, int32_t token)
 {
+    if (a->ids.len == a->ids.cap) {
+        a->ids.cap = 2 * a->ids.cap + 16;
+        a->ids.data = realloc(a->ids.data, a->ids.cap * sizeof(int32_t));
+        assert_non_null(a->ids.data);
+    }
+    a->ids.data[a->ids.len++] = token;
+}
+
+/* As the engine itself counts, whose pages are of this policy alone. */
+static void
+take_usage(alone_t *a)
+{
+    tr_kv_usage_t u;
+
+    tr_kv_usage(a->e->x->kv, a->slot, &u);
+    a->bytes += (double) u.bytes;
+    a->full_bytes += (double) u.full_bytes;
+    a->high += u.share_high;
+    a->low += u.share_low;
+    a->pruned += u.share_pruned;
+    a->steps++;
+}
+
+/* Computes what of a->ids is not cached yet, in chunks of another size than the
+ * driver's, and compresses. */
+static void
+prefill(alone_t *a, const tr_sampler_t *sampler, tr_sampled_t *out)
+{
+    tr_kv_prompt(a->e->x->kv, a->slot, a->ids.len);
+    while (a->pos < a->ids.len) {
+        uint32_t left = a->ids.len - a->pos, chunk = left < 37 ? left : 37;
+        tr_batch_item_t item = { .kv_slot = a->slot,
+                                 .pos = a->pos,
+                                 .n = chunk,
+                                 .tokens = a->ids.data + a->pos,
+                                 .sample = chunk == left,
+                                 .sampler = sampler,
+                                 .out = out };
+
+        step(a->e, &item);
+        a->pos += chunk;
+    }
+    assert_int_equal(tr_kv_compress(a->e->x->kv, a->slot, a->pos), TR_OK);
+}
+
+/* Answers the prompt a->ids; a->pos tokens of it are cached. */
+static void
+answer(alone_t *a, uint32_t limit)
+{
+    tr_eval_engine_t *e = a->e;
     tr_sampler_t sampler;
     tr_sampled_t out;
     tr_detok_t detok;
-    int32_t slot = tr_kv_open(e->x->kv, e->policy[p]);
-    uint32_t pos = 0, n = 0;
+    uint32_t n = 0;
     size_t len = 0;
 
+    a->bytes = a->full_bytes = a->high = a->low = a->pruned = a->steps = 0;
     tr_sampler_init(&sampler, &greedy, 0, e->x->vocab, NULL, NULL, 0, NULL, 0);
-    tr_kv_prompt(e->x->kv, slot, ids->len);
-    while (pos < ids->len) { /* chunks of another size than the driver's */
-        uint32_t chunk = ids->len - pos < 37 ? ids->len - pos : 37;
-        tr_batch_item_t item = { .kv_slot = slot,
-                                 .pos = pos,
-                                 .n = chunk,
-                                 .tokens = ids->data + pos,
-                                 .sample = pos + chunk == ids->len,
-                                 .sampler = &sampler,
-                                 .out = &out };
-
-        step(e, &item);
-        pos += chunk;
-    }
-    assert_int_equal(tr_kv_compress(e->x->kv, slot, pos), TR_OK);
+    prefill(a, &sampler, &out);
     tr_detok_init(&detok, true);
     while (!tr_eval_is_end(e, out.token)) {
         int32_t token = out.token;
-        tr_batch_item_t item = { .kv_slot = slot,
-                                 .pos = pos++,
+        tr_batch_item_t item = { .kv_slot = a->slot,
+                                 .pos = a->pos,
                                  .n = 1,
                                  .tokens = &token,
                                  .sample = true,
                                  .sampler = &sampler,
                                  .out = &out };
 
-        len += tr_detok_push(&detok, e->tokenizer, token, text + len, 1000);
+        remember(a, token);
+        len += tr_detok_push(&detok, e->tokenizer, token, a->text + len, 1000);
         if (++n == limit) {
             break;
         }
         step(e, &item);
+        a->pos++;
+        take_usage(a);
     }
-    len += tr_detok_finish(&detok, text + len, 1000);
-    text[len] = '\0';
-    tr_kv_close(e->x->kv, slot);
+    if (a->steps == 0) {
+        take_usage(a);
+    }
+    len += tr_detok_finish(&detok, a->text + len, 1000);
+    a->text[len] = '\0';
 }
 
 static void
@@ -249,14 +300,104 @@ encode(tr_eval_engine_t *e, const json_t *messages, uint32_t n, tr_ids_t *out)
                      TR_OK);
 }
 
-/* Compares all of a session's answers with those of sequences alone; own: the
- * history has the model's own answers, of the same policy. */
+/* What stands between the answer to `turn` and the next one: from the end of
+ * the reference answer on, which the history has in its place. */
 static void
-compare(tr_eval_session_t *s, const char *path, uint32_t n, bool own)
+add_next(alone_t *a, const tr_eval_case_t *c, uint32_t turn)
 {
-    static char text[100000];
-    bool wanted[TR_EVAL_POLICIES_MAX];
     tr_ids_t ids = { 0 };
+    uint32_t i;
+
+    encode(a->e, c->messages, c->turns[turn].n_messages, &ids);
+    i = ids.len;
+    encode(a->e, c->messages, c->turns[turn + 1].n_messages, &ids);
+    while (i < ids.len && !tr_eval_is_end(a->e, ids.data[i])) {
+        i++;
+    }
+    assert_true(i < ids.len);
+    for (; i < ids.len; i++) {
+        remember(a, ids.data[i]);
+    }
+    free(ids.data);
+}
+
+static bool
+near(double a, double b)
+{
+    return fabs(a - b) <= 1e-9 * (1 + fabs(b));
+}
+
+/* Is this what the session has for a turn? */
+static void
+check_turn(const alone_t *a, tr_eval_session_t *s, const char *path, uint32_t c,
+           uint32_t turn, uint32_t p)
+{
+    const tr_eval_record_t *r = tr_eval_at(&s->results,
+                                           s->tasks[c].first_job + turn, p);
+    const char *label = s->engine.label[p];
+    char *reply = reply_of(path, c, turn, s->engine.policy[p]->spec);
+
+    if (strcmp(a->text, reply) != 0) {
+        fail_msg("case %u turn %u %s: \"%s\", alone \"%s\"", c, turn, label,
+                 reply, a->text);
+    }
+    free(reply);
+    if (!near(r->kv_ratio, a->bytes / a->full_bytes)
+        || !near(r->high, a->high / a->steps)
+        || !near(r->low, a->low / a->steps)
+        || !near(r->pruned, a->pruned / a->steps)) {
+        fail_msg("case %u turn %u %s: ratio %.9f, shares %.9f %.9f %.9f, alone "
+                 "%.9f, %.9f %.9f %.9f",
+                 c, turn, label, r->kv_ratio, r->high, r->low, r->pruned,
+                 a->bytes / a->full_bytes, a->high / a->steps,
+                 a->low / a->steps, a->pruned / a->steps);
+    }
+}
+
+typedef enum {
+    FRESH, /* each turn is a prompt, the reference answers its history */
+    OWN,   /* likewise, with the sequence's own answers */
+    KEPT   /* one cache through all turns */
+} history_t;
+
+static void
+compare_case(tr_eval_session_t *s, const char *path, uint32_t c, uint32_t p,
+             history_t history)
+{
+    static alone_t a;
+    const tr_eval_case_t *one = &s->cases.items[c];
+    json_t *messages = json_deep_copy(one->messages);
+    tr_kv_cache_t *kv = s->engine.x->kv;
+
+    a = (alone_t){ .e = &s->engine, .slot = -1 };
+    for (uint32_t t = 0; t < one->n_turns; t++) {
+        if (history == KEPT && t > 0) {
+            add_next(&a, one, t - 1);
+        } else {
+            encode(&s->engine, messages, one->turns[t].n_messages, &a.ids);
+            a.slot = tr_kv_open(kv, s->engine.policy[p]);
+            a.pos = 0;
+        }
+        answer(&a, one->max_tokens);
+        check_turn(&a, s, path, c, t, p);
+        if (history != KEPT || t + 1 == one->n_turns) {
+            tr_kv_close(kv, a.slot);
+        }
+        if (history == OWN && t + 1 < one->n_turns) {
+            json_object_set_new(json_array_get(messages,
+                                               one->turns[t].n_messages),
+                                "content", json_string(a.text));
+        }
+    }
+    json_decref(messages);
+    free(a.ids.data);
+}
+
+/* Compares all of a session's answers with those of sequences alone. */
+static void
+compare(tr_eval_session_t *s, const char *path, uint32_t n, history_t history)
+{
+    bool wanted[TR_EVAL_POLICIES_MAX];
     tr_error_t err;
 
     for (uint32_t p = 0; p < n; p++) {
@@ -264,31 +405,11 @@ compare(tr_eval_session_t *s, const char *path, uint32_t n, bool own)
         wanted[p] = true;
         assert_int_equal(tr_eval_engine_start(&s->engine, wanted, &err), TR_OK);
         for (uint32_t c = 0; c < s->cases.n; c++) {
-            const tr_eval_case_t *one = &s->cases.items[c];
-            json_t *messages = json_deep_copy(one->messages);
-
-            for (uint32_t t = 0; t < one->n_turns; t++) {
-                char *reply = reply_of(path, c, t, s->engine.policy[p]->spec);
-
-                encode(&s->engine, messages, one->turns[t].n_messages, &ids);
-                answer(&s->engine, p, &ids, one->max_tokens, text);
-                if (strcmp(text, reply) != 0) {
-                    fail_msg("case %u turn %u %s: \"%s\", alone \"%s\"", c, t,
-                             s->engine.label[p], reply, text);
-                }
-                if (own && t + 1 < one->n_turns) {
-                    json_object_set_new(
-                        json_array_get(messages, one->turns[t].n_messages),
-                        "content", json_string(reply));
-                }
-                free(reply);
-            }
-            json_decref(messages);
+            compare_case(s, path, c, p, history);
         }
         assert_true(tr_kv_sound(s->engine.x->kv));
         tr_eval_engine_stop(&s->engine);
     }
-    free(ids.data);
 }
 
 /* ---- tests -------------------------------------------------------------- */
@@ -306,7 +427,7 @@ test_a_fork_answers_as_a_sequence_alone(void **state)
     o = options(cases, results);
     run(&s, &o, N_SPECS);
     assert_int_equal(s.results.n_jobs, 6);
-    compare(&s, results, N_SPECS, false);
+    compare(&s, results, N_SPECS, FRESH);
     tr_eval_session_close(&s);
 
     run(&s, &o, N_SPECS); /* all is there: nothing runs */
@@ -318,7 +439,7 @@ test_a_fork_answers_as_a_sequence_alone(void **state)
 }
 
 static void
-test_kept_turns_of_full_are_a_longer_prompt(void **state)
+test_kept_turns_are_one_cache(void **state)
 {
     char cases[40], results[48];
     tr_eval_session_t s;
@@ -331,7 +452,8 @@ test_kept_turns_of_full_are_a_longer_prompt(void **state)
     o.keep_turns = true;
     o.separate = true;
     run(&s, &o, N_SPECS);
-    compare(&s, results, 1, true);
+    compare(&s, results, 1, OWN);
+    compare(&s, results, N_SPECS, KEPT);
     for (uint32_t i = 0; i < s.results.n_jobs; i++) {
         assert_true(tr_eval_at(&s.results, i, 1)->seconds > 0);
     }
@@ -433,7 +555,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_fork_answers_as_a_sequence_alone),
-        cmocka_unit_test(test_kept_turns_of_full_are_a_longer_prompt),
+        cmocka_unit_test(test_kept_turns_are_one_cache),
         cmocka_unit_test(
             test_a_small_cache_serves_one_after_another_or_says_so),
         cmocka_unit_test(test_a_text_is_scored_token_by_token),
