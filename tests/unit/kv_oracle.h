@@ -46,7 +46,7 @@ typedef struct {
     rule_t rule;
     uint32_t n_levels, window, observe;
     bool base_position;
-    double alpha[3]; /* diffkv: of level 0, 1, .. */
+    double alpha[HEADS][3]; /* diffkv: of level 0, 1, .. */
     double share[2]; /* static: of level 0, 1; h2o: of all, in share[0] */
     uint32_t heavy;  /* h2o: tokens outside the window */
     uint32_t length;
@@ -99,7 +99,7 @@ classify(const oracle_t *o, uint32_t head, uint32_t t, uint32_t length)
 
     decisions++;
     for (int l = (int) o->n_levels - 1; l >= 0; l--) {
-        double threshold = o->alpha[l] / base;
+        double threshold = o->alpha[head][l] / base;
 
         if (s >= (float) threshold) {
             level = l;

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "kv_cache.h"
 #include "kv_policy.h"
@@ -360,12 +361,17 @@ generate(rig_t *r, uint32_t steps)
 
 /* ---- cases -------------------------------------------------------------- */
 
+/* Thresholds by layer and list, high and low, that test_by_head writes to a
+ * file; the head that it leaves out has those of the policy. */
+static const double by_head[HEADS][2] = {
+    { 1, 0.25 }, { 2.5, 0.75 }, { 0.5, 0 }, { 4, 2 }
+};
+#define NOT_NAMED 0u
+
 /* The settings, by another reading. */
 static void
 oracle_of(const tr_kv_policy_t *p, oracle_t *o)
 {
-    double by_level[4] = { p->alpha_top, p->alpha_high, p->alpha_low, 0 };
-
     o->rule = strcmp(p->name, "static") == 0
                   ? STATIC
                   : (strcmp(p->name, "h2o") == 0 ? H2O : DIFFKV);
@@ -373,8 +379,15 @@ oracle_of(const tr_kv_policy_t *p, oracle_t *o)
     o->window = p->window;
     o->observe = p->observe;
     o->base_position = p->base_position;
-    memcpy(o->alpha, by_level + 3 - p->n_levels,
-           p->n_levels * sizeof(by_level[0]));
+    for (uint32_t head = 0; head < HEADS; head++) {
+        bool own = p->alpha_file[0] != '\0' && head != NOT_NAMED;
+        double by_level[3] = { p->alpha_top,
+                               own ? by_head[head][0] : p->alpha_high,
+                               own ? by_head[head][1] : p->alpha_low };
+
+        memcpy(o->alpha[head], by_level + 3 - p->n_levels,
+               p->n_levels * sizeof(by_level[0]));
+    }
     memcpy(o->share, p->fraction, sizeof(o->share));
 }
 
@@ -500,6 +513,35 @@ test_diffkv(void **state)
 }
 
 static void
+test_by_head(void **state)
+{
+    static const uint32_t windows[] = { 1, 16 };
+    static const char *const some[] = {
+        "diffkv:alpha_high=1,alpha_low=0.25",
+        "diffkv:levels=16/16+8/4+4/2,alpha_top=6,alpha_high=2,alpha_low=0.1",
+        "diffkv:levels=8/4,alpha_low=0.5,base=i"
+    };
+    char path[] = "/tmp/tr_alpha_XXXXXX", spec[150];
+    FILE *f = fdopen(mkstemp(path), "w");
+
+    (void) state;
+    assert_non_null(f);
+    for (uint32_t head = 0; head < HEADS; head++) {
+        if (head != NOT_NAMED) {
+            fprintf(f, "%u %u %g %g\n", head / LISTS, head % LISTS,
+                    by_head[head][0], by_head[head][1]);
+        }
+    }
+    assert_int_equal(fclose(f), 0);
+    for (size_t i = 0; i < sizeof(some) / sizeof(some[0]); i++) {
+        snprintf(spec, sizeof(spec), "%s,alpha_file=%s", some[i], path);
+        conversations(spec, windows, 2);
+    }
+    unlink(path);
+    account(100000);
+}
+
+static void
 test_static(void **state)
 {
     static const uint32_t windows[] = { 1, 16, 64 };
@@ -544,9 +586,8 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_diffkv),
-        cmocka_unit_test(test_static),
-        cmocka_unit_test(test_h2o),
+        cmocka_unit_test(test_diffkv), cmocka_unit_test(test_by_head),
+        cmocka_unit_test(test_static), cmocka_unit_test(test_h2o),
         cmocka_unit_test(test_long),
     };
 
