@@ -1,8 +1,8 @@
 /*
  * Attention of compressed sequences: one row over lists of several levels and
  * the window, against double precision over the dequantised values; scores and
- * victims likewise.  Every level, head sizes 64 to 256, query groups 1 to 8, 1
- * to 32,768 tokens, heads of very different lengths, scales from 1e-6 to 1e4,
+ * victims likewise.  Every level, head sizes 64 to 256, query groups 1 to 32,
+ * 1 to 32,768 tokens, heads of very different lengths, scales from 1e-6 to 1e4,
  * each instruction set; whatever holds no token is NaN.  And bit for bit: the
  * same alone, in a batch, and with any number of threads.
  */
@@ -28,6 +28,14 @@ static const tr_kv_level_t grouped[] = { { 8, 4, 2, 2, 0, 1, 0 },
                                          { 4, 2, 4, 2, 0, 1, 0 } };
 static const tr_kv_level_t half[] = { { 16, 4, 1, 1, 0, 1, 0 },
                                       { 8, 16, 1, 1, 0, 1, 0 } };
+/* The pairs of bits that are in none of the above. */
+static const tr_kv_level_t others[] = { { 16, 8, 1, 1, 0, 1, 0 },
+                                        { 16, 2, 1, 1, 0, 1, 0 },
+                                        { 8, 2, 1, 1, 0, 1, 0 },
+                                        { 4, 4, 1, 1, 0, 1, 0 } };
+static const tr_kv_level_t reversed[] = { { 4, 16, 1, 1, 0, 1, 0 },
+                                          { 2, 16, 1, 1, 0, 1, 0 },
+                                          { 2, 8, 1, 1, 0, 1, 0 } };
 
 typedef struct {
     const tr_kv_level_t *levels;
@@ -35,8 +43,8 @@ typedef struct {
 } levels_t;
 
 static const levels_t level_sets[] = {
-    { diffkv, 2 }, { three, 3 }, { odd, 4 },
-    { kivi, 2 },   { half, 2 },  { grouped, 2 },
+    { diffkv, 2 }, { three, 3 },   { odd, 4 },    { kivi, 2 },
+    { half, 2 },   { grouped, 2 }, { others, 4 }, { reversed, 3 },
 };
 #define N_SETS (sizeof(level_sets) / sizeof(level_sets[0]))
 
@@ -223,10 +231,16 @@ test_levels(void **state)
 static void
 test_groups(void **state)
 {
+    static const uint32_t wide[] = { 12, 16, 31, TR_GROUP_MAX };
+
     (void) state;
     for (uint32_t group = 1; group <= 8; group++) {
         each_isa((bed_wish_t){ 64, 1, group, three, 3, 300, 8, 1 });
         each_isa((bed_wish_t){ 128, 1, group, diffkv, 2, 300, 8, 1 });
+    }
+    for (size_t i = 0; i < 4; i++) {
+        each_isa((bed_wish_t){ i % 2 ? 64 : 96, 1 + i % 2, wide[i], three, 3,
+                               100, 8, 1 });
     }
 }
 
