@@ -4,8 +4,7 @@
  * head decides for itself; steps run through a small imitation of the kernels
  * (kv_rig.h) that finds tokens by the tables alone.
  *
- *   TR_KV_OPS=N   operations of the long test (default 300,000; a million take
- *                 some 10 s)
+ *   TR_KV_OPS=N   operations of the long test (default 2,000,000, some 10 s)
  *   TR_KV_SEED=N  the seed that a failure printed
  */
 #include <setjmp.h>
@@ -25,7 +24,7 @@
 #ifdef TR_KV_POISON
 #define OPERATIONS 40000u
 #else
-#define OPERATIONS 300000u
+#define OPERATIONS 2000000u
 #endif
 
 static const tr_kv_policy_t *rig_policy_list[RIG_POLICIES];
