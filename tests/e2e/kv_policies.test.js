@@ -11,7 +11,7 @@ const assert = require('node:assert/strict');
 const { execFile } = require('node:child_process');
 const path = require('node:path');
 const { promisify } = require('node:util');
-const { Stack, BUILD, sleep, until } = require('./lib/stack');
+const { Stack, BUILD, read, sleep, until } = require('./lib/stack');
 const { post, stream } = require('./lib/http');
 const { chat, endless, story } = require('./lib/prompts');
 const { GPU, undisturbed, checkSame } = require('./lib/same');
@@ -143,19 +143,34 @@ test('usage.kv_cache: what a request took, under each policy', async () => {
   assert.deepEqual(plain.usage.kv_cache, seen.full);
 });
 
+test('the log says what a token of a head takes at each level', () => {
+  const levels = [...read(stack.engine.log)
+    .matchAll(/kv level (\w+)( dense)? page_tokens=(\d+) head_token_bytes=(\S+)/g)]
+    .map(([, level, , tokens, bytes]) => [level, tokens * bytes]);
+  assert.deepEqual(levels.map(([level]) => level),
+    ['k16v16', 'k8v4', 'k4v2', 'k4v4']);
+  const [, page] = read(stack.engine.log).match(/kv cache page_bytes=(\d+)/);
+  // the bytes are of whole pages
+  for (const [level, bytes] of levels) {
+    assert.ok(Math.abs(bytes / page - 1) < 1e-4, `${level}: ${bytes}, ${page}`);
+  }
+});
+
 test('usage.kv_cache: at the end of a stream, too', async () => {
   const s = await stream(url, ask({
-    stream: true, stream_options: { include_usage: true }, kv_policy: 'uniform',
+    stream: true, stream_options: { include_usage: true },
+    kv_policy: 'diffkv', kv_alpha_high: 2, kv_alpha_low: 1,
   }), { headers: { 'X-Mark': 'kv' } }).finished;
   const kv = s.events.at(-1).usage.kv_cache;
-  assert.equal(kv.share_high, 1);
   const [line] = await stack.logged('kv');
   assert.equal(Number(line.kv_ratio), kv.ratio);
   assert.equal(Number(line.kv_bytes), kv.bytes);
   assert.equal(Number(line.kv_fp16_bytes), kv.fp16_bytes);
-  assert.equal(line.kv_high, '1.0000');
-  assert.equal(line.kv_low, '0.0000');
-  assert.equal(line.kv_pruned, '0.0000');
+  for (const kept of ['high', 'low', 'pruned']) {
+    const share = kv[`share_${kept}`];
+    assert.ok(share > 0.01 && share < 0.99, JSON.stringify(kv));
+    assert.equal(Number(line[`kv_${kept}`]), share);
+  }
   assert.equal(line.preemptions, '0');
 });
 
