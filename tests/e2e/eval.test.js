@@ -1,0 +1,129 @@
+'use strict';
+//
+// `tokenring eval` and `tokenring calibrate` as users run them: the table, the
+// JSON and the plot say the same, a run that was killed goes on where it was,
+// and what calibrate writes is what it found.
+
+const { test, before, after } = require('node:test');
+const assert = require('node:assert/strict');
+const { execFileSync, spawn } = require('node:child_process');
+const fs = require('node:fs');
+const os = require('node:os');
+const path = require('node:path');
+const { BUILD, POCKET, ROOT, read, until } = require('./lib/stack');
+
+const POLICIES = ['full', 'diffkv:alpha_high=12,alpha_low=0',
+  'streamingllm:recent=0.3'];
+let dir;
+let cases;
+
+before(() => {
+  dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tr-eval-'));
+  const all = path.join(dir, 'all.jsonl');
+  execFileSync(path.join(ROOT, 'tests/eval/cases.sh'),
+    ['dev', '2', '5', all, 'recall', 'arith', 'multi']);
+  cases = path.join(dir, 'cases.jsonl');
+  fs.writeFileSync(cases, read(all).split('\n')
+    .filter((line) => line && JSON.parse(line).difficulty === 1)
+    .map((line) => `${line}\n`).join(''));
+});
+after(() => fs.rmSync(dir, { recursive: true }));
+
+function start(command, args) {
+  const child = spawn(path.join(BUILD, 'bin/tokenring'),
+    [command, '-m', POCKET, '-c', cases, '--kv-memory', '128m', ...args]);
+  const r = { out: '', err: '', child };
+  child.stdout.setEncoding('utf8').on('data', (d) => { r.out += d; });
+  child.stderr.setEncoding('utf8').on('data', (d) => { r.err += d; });
+  r.done = new Promise((resolve) => {
+    child.on('close', (status) => resolve(Object.assign(r, { status })));
+  });
+  return r;
+}
+
+const policies = POLICIES.flatMap((p) => ['-p', p]);
+const file = (name) => path.join(dir, name);
+const json = (name) => JSON.parse(read(file(name)));
+
+async function evaluate(name, ...args) {
+  const r = await start('eval', [...policies, '--json', file(name), ...args])
+    .done;
+  assert.equal(r.status, 0, r.err);
+  return r;
+}
+
+test('eval: table, JSON and plot', async () => {
+  const r = await evaluate('whole.json', '--svg', file('whole.svg'));
+  const whole = json('whole.json');
+  assert.deepEqual(whole.policies.map((p) => p.policy), POLICIES);
+  for (const p of whole.policies) {
+    assert.deepEqual(Object.keys(p.families).sort(),
+      ['arith', 'multi', 'recall']);
+    assert.ok(p.kv_ratio > 0 && p.accuracy <= 1, JSON.stringify(p));
+    const { high, low, pruned } = p.shares;
+    assert.ok(Math.abs(high + low + pruned - 1) < 1e-4);
+    // as the table has it, and the plot
+    const right = (100 * p.accuracy).toFixed(2);
+    const ratio = p.kv_ratio.toFixed(3);
+    assert.ok(r.out.split('\n').some((line) => line.includes(p.policy)
+      && line.includes(` ${right} `) && line.includes(` ${ratio} `)), r.out);
+    assert.ok(read(file('whole.svg'))
+      .includes(`<title>${p.policy}: ${right}% right at ${ratio}</title>`));
+  }
+  const [full, diffkv, streaming] = whole.policies;
+  assert.ok(full.kv_ratio >= 1 && full.shares.high === 1);
+  assert.ok(diffkv.kv_ratio < full.kv_ratio && diffkv.shares.pruned === 0);
+  assert.ok(streaming.shares.pruned > 0.3);
+  assert.ok(streaming.accuracy < full.accuracy);
+});
+
+test('eval: killed in between, it goes on and ends alike', async () => {
+  const results = file('results.jsonl');
+  const args = ['--resume', results, '--batch', '2'];
+  const whole = json('whole.json');
+  const all = whole.answers * POLICIES.length;
+  const there = () => read(results).split('\n').length - 1;
+  for (let tries = 0; ; tries++) { // who is too quick to be killed runs again
+    assert.ok(tries < 20, 'never killed in between');
+    fs.rmSync(results, { force: true });
+    const first = start('eval', [...policies, ...args]);
+    await until(() => fs.existsSync(results) && there() > 1, 'some answers');
+    first.child.kill('SIGKILL');
+    await first.done;
+    if (there() < all) break;
+  }
+  const kept = there();
+  await evaluate('resumed.json', ...args);
+  const resumed = json('resumed.json');
+  assert.ok(kept > 1 && resumed.resumed === kept,
+    `${resumed.resumed} of ${kept}`);
+  assert.deepEqual(resumed.policies, whole.policies);
+  await evaluate('again.json', ...args);
+  assert.equal(json('again.json').resumed, all);
+  assert.equal(json('again.json').answer_tokens, 0);
+});
+
+test('calibrate: alpha_high first, then alpha_low', async () => {
+  const conf = file('diffkv.conf');
+  const search = async (tolerance) => {
+    const r = await start('calibrate', ['-s', 'alpha_high=1,30',
+      '-s', 'alpha_low=0,20', '--tolerance', tolerance, '--out', conf,
+      '--resume', file('search.jsonl')]).done;
+    assert.equal(r.status, 0, r.err);
+    return r;
+  };
+  // Whatever is lost: the least memory.  Both have it with the larger value.
+  let r = await search('100');
+  assert.equal(read(conf), 'kv_policy diffkv:alpha_high=30,alpha_low=20\n');
+  assert.match(r.out, /chosen: alpha_high=30\n[^]*chosen: alpha_low=20\n/);
+  const searched = read(file('search.jsonl')).trim().split('\n')
+    .map((line) => JSON.parse(line).policy.match(/alpha_high=[^]*?low=\d+/))
+    .filter((m) => m).map(([m]) => m);
+  assert.deepEqual([...new Set(searched)].sort(), [
+    'alpha_high=1,alpha_low=0', 'alpha_high=30,alpha_low=0',
+    'alpha_high=30,alpha_low=20']);
+  // Nothing may be lost: of what was found, the other.
+  r = await search('1');
+  assert.match(read(conf), /^kv_policy diffkv:alpha_high=\d+,alpha_low=0\n$/);
+  assert.match(r.out, /\n20 .* in (arith|multi|recall) *\n/);
+});
