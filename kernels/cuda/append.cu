@@ -1,12 +1,15 @@
 /*
- * kv_append on the device: a warp for each row, head and side.  What is common
- * is done by append_fast.cuh, the rest out of line by append.cuh.
+ * kv_append on the device: a warp for each row, head and side; for the moves of
+ * a step, one for eight heads.  What is common is done by append_fast.cuh and
+ * append_moves.cuh, the rest out of line by append.cuh.
  */
 #include "append.cuh"
 #include "append_fast.cuh"
+#include "append_moves.cuh"
 #include "launch.cuh"
 
 #define WARPS 4u
+#define MOVES_BLOCKS 10u /* of a multiprocessor */
 
 /* Kept small: a kernel that comes once a layer finds no instruction in a
  * cache. */
@@ -17,32 +20,31 @@ append_rest(append_t t, token_room_t *room)
     append_any(&t);
 }
 
-/* The warp's head; false: there are no more. */
-static __device__ __forceinline__ bool
-warp_head(const append_args_t *a, append_t *t)
-{
-    uint32_t i = blockIdx.y * WARPS + threadIdx.x / 32;
-
-    t->w = (warp_t){ threadIdx.x % 32, 32 };
-    t->row = blockIdx.x;
-    t->list = i / 2;
-    t->side = i % 2 == 0 ? KEY : VALUE;
-    return t->list < a->kv.lists;
-}
-
-/* The moves of a step need no token of it; a layer is a plane of the grid. */
+/* `each` heads of all layers a warp. */
 static __global__ void
-__launch_bounds__(32 * WARPS, 12)
-    moves_kernel(const __grid_constant__ append_args_t a)
+__launch_bounds__(32 * WARPS, MOVES_BLOCKS)
+    moves_kernel(const __grid_constant__ append_args_t a, uint32_t heads,
+                 uint32_t each)
 {
-    __shared__ token_room_t room[WARPS];
-    append_t t;
+    __shared__ moves_room_t rooms[WARPS];
+    moves_room_t *room = &rooms[threadIdx.x / 32];
+    uint32_t first = (blockIdx.x * WARPS + threadIdx.x / 32) * each;
+    uint32_t end = first + each < heads ? first + each : heads;
+    warp_t w = { threadIdx.x % 32, 32 };
+    uint32_t rest;
 
     launch_wait();
     launch_next();
-    if (warp_head(&a, &t) && append_open(&t, &a, blockIdx.z)
-        && t.pos < t.seq->base && !fast_moves(&t)) {
-        append_rest(t, &room[threadIdx.x / 32]);
+    rest = moves_fast(&a, w, room, first, end);
+    for (; rest != 0; rest &= rest - 1) {
+        append_t t = {};
+
+        t.w = w;
+        moves_open(&t, &a, first + __ffs((int) rest) - 1);
+        for (uint32_t side = 0; side < 2; side++) {
+            t.side = side == 0 ? KEY : VALUE;
+            append_rest(t, &room->token);
+        }
     }
 }
 
@@ -51,11 +53,17 @@ __launch_bounds__(32 * WARPS, 10)
     append_kernel(const __grid_constant__ append_args_t a)
 {
     __shared__ token_room_t room[WARPS];
+    uint32_t i = blockIdx.y * WARPS + threadIdx.x / 32;
     append_t t;
     place_t p;
-    bool there = warp_head(&a, &t) && append_open(&t, &a, a.layer);
-    bool fast = there && fast_target(&t, &p);
+    bool there, fast;
 
+    t.w = (warp_t){ threadIdx.x % 32, 32 };
+    t.row = blockIdx.x;
+    t.list = i / 2;
+    t.side = i % 2 == 0 ? KEY : VALUE;
+    there = t.list < a.kv.lists && append_open(&t, &a, a.layer);
+    fast = there && fast_target(&t, &p);
     launch_wait();
     launch_next();
     if (fast) {
@@ -73,29 +81,26 @@ keys_fast(const tr_cuda_keys_t *in)
            && (uintptr_t) in->v % 8 == 0 && (uintptr_t) in->angles % 16 == 0;
 }
 
+/* What both launches are given; TR_KERNEL_OK and n_rows 0: nothing to do. */
 static int
-launch(const tr_cuda_stream_t *s, append_args_t *a, const tr_kv_view_t *kv,
-       const tr_rows_t *rows, uint32_t layers, uint32_t *refused)
+args_make(append_args_t *a, const tr_kv_view_t *kv, const tr_rows_t *rows,
+          uint32_t *refused)
 {
-    dim3 blocks(rows->n_rows, (kv->lists * 2 + WARPS - 1) / WARPS, layers);
-
     if (kv->head_dim == 0 || kv->head_dim > TR_HEAD_DIM_MAX || kv->head_dim % 16
-        || kv->lists == 0 || kv->lists > UINT16_MAX || layers > UINT16_MAX
-        || rows->n_rows > INT32_MAX || kv->n_layouts == 0
-        || kv->n_layouts > TR_KV_LAYOUTS_MAX) {
+        || kv->lists == 0 || kv->lists > UINT16_MAX || rows->n_rows > INT32_MAX
+        || kv->n_layouts == 0 || kv->n_layouts > TR_KV_LAYOUTS_MAX) {
         return TR_KERNEL_BADARG;
-    }
-    if (rows->n_rows == 0 || rows->n_seqs == 0 || layers == 0) {
-        return TR_KERNEL_OK;
     }
     a->kv = *kv;
     a->kv.layout = NULL;
     memcpy(a->layout, kv->layout, kv->n_layouts * sizeof(*kv->layout));
     a->rows = *rows;
-    a->fast = a->fast && kv->head_dim == FAST_DIM;
+    if (rows->n_seqs == 0) {
+        a->rows.n_rows = 0;
+    }
+    a->fast = kv->head_dim == FAST_DIM;
     a->refused = refused;
-    return launch_small(s, a->part == MOVES ? moves_kernel : append_kernel,
-                        blocks, 32 * WARPS, *a);
+    return TR_KERNEL_OK;
 }
 
 extern "C" int
@@ -103,10 +108,22 @@ tr_cuda_kv_moves(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                  const tr_rows_t *rows, uint32_t *refused)
 {
     append_args_t a = {};
+    uint64_t heads = (uint64_t) kv->layers * rows->n_rows * kv->lists;
+    uint64_t warps = (uint64_t) s->device->blocks * MOVES_BLOCKS * WARPS;
+    uint32_t each = heads <= warps ? 1 : heads <= 4 * warps ? 4 : MOVES_HEADS;
+    int rc = args_make(&a, kv, rows, refused);
 
+    if (rc != TR_KERNEL_OK || heads > UINT32_MAX / 2) {
+        return TR_KERNEL_BADARG;
+    }
+    if (heads == 0 || a.rows.n_rows == 0) {
+        return TR_KERNEL_OK;
+    }
     a.part = MOVES;
-    a.fast = true;
-    return launch(s, &a, kv, rows, kv->layers, refused);
+    return launch_small(s, moves_kernel,
+                        dim3((uint32_t) ((heads + each * WARPS - 1)
+                                         / (each * WARPS))),
+                        32 * WARPS, a, (uint32_t) heads, each);
 }
 
 extern "C" int
@@ -115,13 +132,19 @@ tr_cuda_kv_append(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                   const tr_cuda_keys_t *in, uint32_t *refused)
 {
     append_args_t a = {};
+    dim3 blocks(rows->n_rows, (kv->lists * 2 + WARPS - 1) / WARPS);
+    int rc = args_make(&a, kv, rows, refused);
 
-    if (in->ld < (size_t) kv->lists * kv->head_dim || layer >= kv->layers) {
+    if (rc != TR_KERNEL_OK || in->ld < (size_t) kv->lists * kv->head_dim
+        || layer >= kv->layers) {
         return TR_KERNEL_BADARG;
+    }
+    if (a.rows.n_rows == 0) {
+        return TR_KERNEL_OK;
     }
     a.part = in->moved ? TOKENS : ALL_OF_IT;
     a.in = *in;
-    a.fast = keys_fast(in);
+    a.fast = a.fast && keys_fast(in);
     a.layer = layer;
-    return launch(s, &a, kv, rows, 1, refused);
+    return launch_small(s, append_kernel, blocks, 32 * WARPS, a);
 }

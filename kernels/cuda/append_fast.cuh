@@ -1,9 +1,9 @@
 /*
- * append_fast.cuh: a step on its way into the cache where all is as it nearly
- * always is: head size 128, levels by token below 16 bits with one metadata
- * group a side, one token leaving the window, no page that is new; or a dense
- * row without digest.  What is not so, or not allowed, is left to append_any
- * (append.cuh), which looks at everything again and gives the same bits.
+ * append_fast.cuh: a step's tokens where all is as it nearly always is: head
+ * size 128, a window by token below 16 bits with one metadata group a side, no
+ * page that is new; or a dense row without digest.  What is not so, or not
+ * allowed, is left to append_any (append.cuh), which looks at everything again
+ * and gives the same bits.
  *
  * A launch in front of every layer's attention costs what its chain of loads
  * does.  So they are asked for together: a row's sequence, then its head's
@@ -15,8 +15,6 @@
 
 #include "append_check.cuh"
 #include "token_fast.cuh"
-
-/* ---- tokens ------------------------------------------------------------- */
 
 /* Where the row's token goes. */
 TR_HD bool
@@ -151,137 +149,6 @@ fast_token(const append_t *t, place_t p)
             ((float *) (p.page + p.layout->recent))[p.at] = 0;
         }
     }
-}
-
-/* ---- moves -------------------------------------------------------------- */
-
-/* The places of a head's move, in the order of its fields, and the window slot
- * of the new token, which must have a page. */
-enum { LEAVES, TO, VICTIM, VICTIM_TO, NEW, PLACES };
-
-static_assert(offsetof(tr_kv_move_t, leave_pos) == 4
-                  && offsetof(tr_kv_move_t, victim_target) == 16
-                  && offsetof(tr_kv_move_t, victim_to) == 2,
-              "fast_moves counts on the order of a move's fields");
-
-/* What a lane found out about a place. */
-typedef struct {
-    bool used, ok;
-    int32_t page;
-    uint32_t at, layout; /* at: in the page */
-} fast_place_t;
-
-/* Lane `which` looks at the place of that name; a lane beyond at none. */
-TR_HD fast_place_t
-fast_place(const append_t *t, uint32_t which, int to, int victim)
-{
-    const append_args_t *a = t->a;
-    const tr_kv_seq_t *seq = t->seq;
-    bool window = which == LEAVES || which >= NEW, lists = !window;
-    int list = lists ? ((const int8_t *) t->move)[which - 1] : 0;
-    uint32_t index = which < NEW ? ((const uint32_t *) t->move)[1 + which]
-                                 : t->pos;
-    uint32_t l = lists ? (uint32_t) list % TR_KV_LISTS_MAX : 0, page, count;
-    uint32_t from = seq->window_layout, entry = a->kv.at_window;
-    uint32_t len = a->kv.at_pair[0] - entry;
-    fast_place_t f;
-
-    f.used = which == NEW || (which <= TO && to >= 0)
-             || (which == VICTIM && victim >= 0)
-             || (which == VICTIM_TO && victim >= 0 && list >= 0);
-    f.layout = lists ? seq->list_layout[l] : from;
-    if (which == VICTIM_TO) {
-        from = seq->list_layout[(uint32_t) victim % TR_KV_LISTS_MAX];
-    }
-    f.ok = !lists || (list < seq->n_lists);
-    if (which == LEAVES) { /* it was in the ring before this step */
-        f.ok = index < t->pos && t->pos - index <= seq->window;
-    }
-    /* no more than that is known of one that is not used */
-    f.layout = f.layout < a->kv.n_layouts ? f.layout : 0;
-    from = from < a->kv.n_layouts ? from : 0;
-
-    const tr_kv_layout_t *layout = &a->layout[f.layout];
-
-    count = t->count[l];
-    index = window ? index % seq->window : index;
-    page = index / layout->tokens;
-    f.at = index - page * layout->tokens;
-    if (which == TO || which == VICTIM_TO) { /* nor a page that is new */
-        f.ok = f.ok && index < count && (f.at != 0 || index + 1 != count)
-               && token_goes(&a->layout[from], layout);
-    }
-    if (lists) {
-        len = a->kv.pair_len[l / 2];
-        entry = a->kv.at_pair[l / 2] + (l % 2 == 0 ? 0 : len - 1);
-    }
-    f.ok = f.ok && page < len && fast_layout(layout);
-    entry += lists && l % 2 != 0 ? 0 - page : page;
-    f.page = t->table[f.used && f.ok ? entry : 0];
-    f.ok = f.ok && f.page >= 0;
-    return f;
-}
-
-/* Place `which`, told to all lanes. */
-TR_HD place_t
-fast_told(const append_t *t, const fast_place_t *f, uint32_t which)
-{
-    uint32_t at = lanes_from(t->w, f->at | f->layout << 24, which);
-    int32_t page = (int32_t) lanes_from(t->w, (uint32_t) f->page, which);
-    place_t p = { tr_kv_page_at(&t->a->kv, page), &t->a->layout[at >> 24],
-                  at & 0xffffff };
-
-    return p;
-}
-
-/* The head's moves; false: nothing was done, and append_any looks at them. */
-TR_HD bool
-fast_moves(const append_t *t)
-{
-    const tr_kv_move_t *m = t->move;
-    const tr_kv_seq_t *seq = t->seq;
-    int to = m->to, victim = m->victim_from, victim_to = m->victim_to;
-    fast_move_t leaves, goes;
-    fast_place_t f;
-    uint32_t now = 0;
-    bool ok;
-
-    if (!t->a->fast || t->pos + 1 != seq->base || t->end - t->first != 1
-        || seq->n_lists == 0 || seq->window == 0
-        || !seq_valid(t->a->layout, t->a->kv.n_layouts, seq)
-        || to < TR_KV_STAYS || (to >= 0 && m->leaves != 1)
-        || (victim < 0 && victim != TR_KV_STAYS)
-        || (victim >= 0 && victim_to < TR_KV_NOWHERE)) {
-        return false;
-    }
-    f = fast_place(t, t->w.lane < NEW ? t->w.lane : NEW, to, victim);
-    ok = f.ok || !f.used;
-    if (lanes_min(t->w, ok) == 0) {
-        return false;
-    }
-    goes.at = NULL;
-    if (victim >= 0 && victim_to >= 0) {
-        goes.from = fast_told(t, &f, VICTIM);
-        goes.to = fast_told(t, &f, VICTIM_TO);
-        fast_take(t->w, t->side, &goes);
-    }
-    if (to >= 0) {
-        leaves.from = fast_told(t, &f, LEAVES);
-        leaves.to = fast_told(t, &f, TO);
-        fast_take(t->w, t->side, &leaves);
-        leaves.position = m->leave_pos;
-    }
-    lanes_sync(t->w); /* who leaves may go where the victim was */
-    if (goes.at != NULL) {
-        now = fast_give(t->w, t->side, &goes);
-    }
-    if (to >= 0) {
-        if (leaves.at == goes.at) { /* a half word that both share */
-            leaves.was = now;
-        }
-        fast_give(t->w, t->side, &leaves);
-    }
-    return true;
 }
 
 #endif

@@ -134,15 +134,17 @@ tr_cuda_norm(const tr_cuda_stream_t *s, const tr_cuda_norm_t *a)
 template <tr_dtype_t T>
 static __global__ void
 __launch_bounds__(THREADS)
-    qkv_kernel(const __grid_constant__ tr_cuda_qkv_t a, bool wide, uint64_t end)
+    qkv_kernel(const __grid_constant__ tr_cuda_qkv_t a, bool wide, uint32_t end)
 {
     uint32_t groups = 32 / qkv_lanes(a.head_dim);
-    uint64_t warp = (uint64_t) blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    uint32_t warp = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     warp_t w = { threadIdx.x % 32, 32 };
+    qkv_item_t q;
 
+    qkv_open(&a, wide, w, warp * groups, end, &q);
     launch_wait();
     launch_next();
-    qkv_group(&a, T, wide, w, warp * groups, end);
+    qkv_item(&a, T, wide, w, &q);
 }
 
 extern "C" int
@@ -165,7 +167,7 @@ tr_cuda_qkv(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a)
                         a->type == TR_F16 ? qkv_kernel<TR_F16>
                                           : qkv_kernel<TR_BF16>,
                         dim3(blocks_of(end * qkv_lanes(a->head_dim))), THREADS,
-                        *a, wide, end);
+                        *a, wide, (uint32_t) end);
 }
 
 /* ---- the MLP's gate ----------------------------------------------------- */

@@ -210,54 +210,79 @@ qkv_weigh(const float *weight, uint32_t at, bool wide, float scale, eight_t *x)
 }
 
 TR_HD void
-qkv_rotate(const float *angles, uint32_t half, bool wide, eight_t *lo,
-           eight_t *hi)
+qkv_rotate(const eight_t *c, const eight_t *s, eight_t *lo, eight_t *hi)
 {
-    eight_t c = eight_load(angles, 0, 8, TR_F32, wide);
-    eight_t s = eight_load(angles, half, 8, TR_F32, wide);
-
     for (uint32_t j = 0; j < 8; j++) {
         float u = lo->x[j], v = hi->x[j];
 
-        lo->x[j] = u * c.x[j] - v * s.x[j];
-        hi->x[j] = v * c.x[j] + u * s.x[j];
+        lo->x[j] = u * c->x[j] - v * s->x[j];
+        hi->x[j] = v * c->x[j] + u * s->x[j];
     }
 }
 
-/* Heads [first, ..) of the flat (row, head) numbers, as many as the warp has
- * groups of lanes; `end` of them there are. */
 TR_HD void
-qkv_group(const tr_cuda_qkv_t *a, tr_dtype_t type, bool wide, warp_t w,
-          uint64_t first, uint64_t end)
+eight_add(eight_t *to, const eight_t *x)
+{
+    for (uint32_t j = 0; j < 8; j++) {
+        to->x[j] += x->x[j];
+    }
+}
+
+/* A lane's eight pairs of a head. */
+typedef struct {
+    uint32_t r, h, pair; /* row, head, first pair */
+    bool there;
+    eight_t bias_lo, bias_hi;
+} qkv_item_t;
+
+/* Of heads [first, ..) of the flat (row, head) numbers, as many as the warp has
+ * groups of lanes; `end` of them there are.  The bias is a weight, which nobody
+ * writes. */
+TR_HD void
+qkv_open(const tr_cuda_qkv_t *a, bool wide, warp_t w, uint32_t first,
+         uint32_t end, qkv_item_t *q)
 {
     uint32_t heads = qkv_heads(a), half = a->head_dim / 2;
-    uint32_t group = qkv_lanes(a->head_dim);
-    uint32_t pair = w.lane % group * 8; /* of the lane's eight */
-    uint64_t item = first + w.lane / group;
-    bool there = item < end && pair < half;
-    uint32_t h = there ? (uint32_t) (item % heads) : 0;
-    size_t r = there ? item / heads : 0, at;
-    const float *weight = h < a->heads              ? a->q_norm
-                          : h < a->heads + a->lists ? a->k_norm
-                                                    : NULL;
-    uint32_t bias = h * a->head_dim + pair;
-    eight_t lo = {}, hi = {}, add;
+    uint32_t group = qkv_lanes(a->head_dim), item = first + w.lane / group;
+    uint32_t bias;
+
+    q->pair = w.lane % group * 8;
+    q->there = item < end && q->pair < half;
+    q->r = q->there ? item / heads : 0;
+    q->h = q->there ? item - q->r * heads : 0;
+    if (q->there && a->bias != NULL) {
+        bias = q->h * a->head_dim + q->pair;
+        q->bias_lo = eight_load(a->bias, bias, 8, TR_F32, wide);
+        q->bias_hi = eight_load(a->bias, bias + half, 8, TR_F32, wide);
+    }
+}
+
+/* All lanes of the warp come. */
+TR_HD void
+qkv_item(const tr_cuda_qkv_t *a, tr_dtype_t type, bool wide, warp_t w,
+         const qkv_item_t *q)
+{
+    uint32_t half = a->head_dim / 2, group = qkv_lanes(a->head_dim);
+    const float *angles = a->angles + (size_t) q->r * a->head_dim + q->pair;
+    const float *weight = q->h < a->heads              ? a->q_norm
+                          : q->h < a->heads + a->lists ? a->k_norm
+                                                       : NULL;
+    size_t at = q->r * a->ld + (size_t) q->h * a->head_dim + q->pair;
+    bool turns = q->there && q->h < a->heads;
+    eight_t lo = {}, hi = {}, c = {}, s = {};
     float sum = 0;
 
-    at = r * a->ld + (size_t) h * a->head_dim + pair;
-    if (there) {
+    if (q->there) {
         lo = eight_load(a->qkv, at, 8, type, wide);
         hi = eight_load(a->qkv, at + half, 8, type, wide);
     }
-    if (there && a->bias != NULL) {
-        add = eight_load(a->bias, bias, 8, TR_F32, wide);
-        for (uint32_t j = 0; j < 8; j++) {
-            lo.x[j] += add.x[j];
-        }
-        add = eight_load(a->bias, bias + half, 8, TR_F32, wide);
-        for (uint32_t j = 0; j < 8; j++) {
-            hi.x[j] += add.x[j];
-        }
+    if (turns) { /* asked for before the others are looked at */
+        c = eight_load(angles, 0, 8, TR_F32, wide);
+        s = eight_load(angles, half, 8, TR_F32, wide);
+    }
+    if (q->there && a->bias != NULL) {
+        eight_add(&lo, &q->bias_lo);
+        eight_add(&hi, &q->bias_hi);
     }
     if (a->q_norm != NULL) { /* all lanes come */
         for (uint32_t j = 0; j < 8; j++) {
@@ -267,17 +292,17 @@ qkv_group(const tr_cuda_qkv_t *a, tr_dtype_t type, bool wide, warp_t w,
             sum += tr_float_from_bits(lanes_xor(w, tr_float_bits(sum), d));
         }
     }
-    if (!there) {
+    if (!q->there) {
         return;
     }
     if (weight != NULL) {
         float scale = 1.0f / sqrtf(sum / (float) a->head_dim + a->eps);
 
-        qkv_weigh(weight, pair, wide, scale, &lo);
-        qkv_weigh(weight, pair + half, wide, scale, &hi);
+        qkv_weigh(weight, q->pair, wide, scale, &lo);
+        qkv_weigh(weight, q->pair + half, wide, scale, &hi);
     }
-    if (h < a->heads) {
-        qkv_rotate(a->angles + r * a->head_dim + pair, half, wide, &lo, &hi);
+    if (turns) {
+        qkv_rotate(&c, &s, &lo, &hi);
     }
     eight_store(a->qkv, at, 8, type, wide, &lo);
     eight_store(a->qkv, at + half, 8, type, wide, &hi);

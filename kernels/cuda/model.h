@@ -80,7 +80,8 @@ typedef struct {
     void *qkv; /* [rows][ld] of T: heads * head_dim, then keys, then values */
     size_t ld;
     tr_dtype_t type;
-    const float *bias;            /* [(heads + 2 * lists) * head_dim] or NULL */
+    const float *bias; /* [(heads + 2 * lists) * head_dim] or NULL; a weight, as
+                        * that of the norm */
     const float *q_norm, *k_norm; /* [head_dim] or NULL, both or none */
     float eps;
     const float *angles; /* [rows][2][head_dim / 2] */

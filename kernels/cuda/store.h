@@ -30,7 +30,9 @@ typedef struct {
 
 /* tr_kernels_t.kv_append.  Rows of sequences with seq_slot < 0 are left out.  A
  * head whose place or move is not allowed is skipped, alone; refused (NULL is
- * fine) counts such (row, head) pairs.
+ * fine) counts such (row, head) pairs.  Only the numbers and the pages may be
+ * written by the launch just before: rows, tables, counts, sequences and moves
+ * are read before it has ended.
  * Bytes moved: k and v read; each token written, downgraded or moved is read
  * and written once. */
 int tr_cuda_kv_append(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,

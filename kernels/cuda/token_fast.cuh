@@ -126,24 +126,30 @@ fast_downgrade(uint32_t x, uint32_t from, uint32_t to, bool narrow)
 
 /* ---- codes in a page ---------------------------------------------------- */
 
-/* Where the lane's codes are: a word of a key, which lanes share below 8 bits;
- * a half word of a value, at 8 bits also the one after the next. */
+/* Where a token's codes begin, and how far on the lane's are: a word of a key,
+ * which lanes share below 8 bits; a half word of a value, at 8 bits also the one
+ * after the next. */
 TR_HD uint8_t *
-fast_at(warp_t w, place_t p, side_t s, uint32_t bits)
+fast_base(place_t p, side_t s, uint32_t bits)
 {
     uint32_t half = 4 * bits; /* bytes of a place of a tile, of one token */
-    uint32_t r = p.at % 16 / 8, place, j, byte = 0;
+    uint32_t j = s == VALUE && bits == 2 ? 0 : p.at % 16 / 8 * half;
+    uint32_t place = s == KEY ? p.at % 8 * 4 : p.at % 8 / 2 * 8;
 
-    if (s == KEY) {
-        place = p.at % 8 * 4 + w.lane / 8;
-        j = r * half + w.lane % 8 * bits / 8 * 4;
-    } else {
-        place = p.at % 8 / 2 * 8 + w.lane % 8;
-        j = (bits == 2 ? 0 : r * half) + w.lane / 8 * (bits == 8 ? 8 : 4);
-        byte = p.layout->value + p.at % 2 * 2;
+    if (s == VALUE) {
+        p.page += p.layout->value + p.at % 2 * 2;
     }
-    return p.page + byte + p.at / 16 * (64 * half) + j / 16 * 512 + place * 16
-           + j % 16;
+    return p.page + p.at / 16 * (64 * half) + j / 16 * 512 + j % 16
+           + place * 16;
+}
+
+TR_HD uint32_t
+fast_lane(warp_t w, side_t s, uint32_t bits)
+{
+    uint32_t j = s == KEY ? w.lane % 8 * bits / 8 * 4
+                          : w.lane / 8 * (bits == 8 ? 8 : 4);
+
+    return j / 16 * 512 + j % 16 + (s == KEY ? w.lane / 8 : w.lane % 8) * 16;
 }
 
 /* What is there. */
@@ -179,8 +185,8 @@ fast_open(warp_t w, uint32_t u, uint32_t token, side_t s, uint32_t bits)
 }
 
 /* Stores the lane's codes x; `was`: what fast_load found at `at`, of a value of
- * 2 bits, whose half words two tokens share.  What is there now. */
-TR_HD uint32_t
+ * 2 bits, whose half words two tokens share. */
+TR_HD void
 fast_store(warp_t w, uint8_t *at, uint32_t token, side_t s, uint32_t bits,
            uint32_t x, uint32_t was)
 {
@@ -197,7 +203,7 @@ fast_store(warp_t w, uint8_t *at, uint32_t token, side_t s, uint32_t bits,
         if ((w.lane & (share - 1)) == 0) {
             *(uint32_t *) at = x;
         }
-        return x;
+        return;
     }
     if (bits == 8) {
         ((uint16_t *) at)[2] = (uint16_t) (x >> 16);
@@ -210,7 +216,6 @@ fast_store(warp_t w, uint8_t *at, uint32_t token, side_t s, uint32_t bits,
         x = (was & ~(0x0f0fu << shift)) | x << shift;
     }
     *(uint16_t *) at = (uint16_t) x;
-    return x;
 }
 
 /* ---- in ----------------------------------------------------------------- */
@@ -220,7 +225,7 @@ TR_HD void
 fast_put(warp_t w, place_t to, side_t s, const float *x)
 {
     uint32_t bits = side_bits(to.layout, s), was = 0, codes;
-    uint8_t *at = fast_at(w, to, s, bits);
+    uint8_t *at = fast_base(to, s, bits) + fast_lane(w, s, bits);
     float lo, hi, scale;
     uint16_t meta[2];
 
@@ -236,64 +241,6 @@ fast_put(warp_t w, place_t to, side_t s, const float *x)
         *fast_meta(to, s) = meta[0] | (uint32_t) meta[1] << 16;
     }
     fast_store(w, at, to.at, s, bits, codes, was);
-}
-
-/* ---- from place to place ------------------------------------------------ */
-
-/* One side of a token on its way: what was found at the one place, or is found
- * at the other before the token is there. */
-typedef struct {
-    place_t from, to;
-    uint8_t *at;       /* the lane's codes at `to` */
-    uint32_t codes;    /* fast_load of `from` */
-    uint32_t was;      /* of `to`, where it matters */
-    uint32_t meta;     /* of `from` */
-    float score;       /* the value's */
-    uint32_t position; /* likewise */
-} fast_move_t;
-
-/* Asks for all that a move reads. */
-TR_HD void
-fast_take(warp_t w, side_t s, fast_move_t *m)
-{
-    uint32_t bits = side_bits(m->from.layout, s);
-    uint32_t less = side_bits(m->to.layout, s);
-
-    m->codes = fast_load(fast_at(w, m->from, s, bits), s, bits);
-    m->meta = *fast_meta(m->from, s);
-    m->at = fast_at(w, m->to, s, less);
-    m->was = 0;
-    if (s == VALUE) {
-        m->score = token_score(m->from);
-        m->position = token_position(m->from);
-        if (less == 2) {
-            m->was = fast_load(m->at, s, less);
-        }
-    }
-}
-
-/* side_move, and the value's score and position.  What is at m->at now. */
-TR_HD uint32_t
-fast_give(warp_t w, side_t s, const fast_move_t *m)
-{
-    const tr_kv_layout_t *l = m->to.layout;
-    uint32_t bits = side_bits(m->from.layout, s), less = side_bits(l, s);
-    uint32_t x = fast_open(w, m->codes, m->from.at, s, bits), meta = m->meta;
-
-    if (bits != less) {
-        uint16_t old[2] = { (uint16_t) meta, (uint16_t) (meta >> 16) }, now[2];
-
-        x = fast_downgrade(x, bits, less, l->level.narrow);
-        meta_downgrade(old, now, bits, less, l->level.narrow);
-        meta = now[0] | (uint32_t) now[1] << 16;
-    }
-    if (w.lane == 0) {
-        *fast_meta(m->to, s) = meta;
-        if (s == VALUE) {
-            token_mark(m->to, m->score, m->position);
-        }
-    }
-    return fast_store(w, m->at, m->to.at, s, less, x, m->was);
 }
 
 #endif

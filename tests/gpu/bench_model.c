@@ -140,6 +140,15 @@ bias_norm_rotate(bench_t *b)
 }
 
 static void
+bias_rotate(bench_t *b)
+{
+    tr_cuda_qkv_t a = qkv_args(b);
+
+    a.bias = b->weight;
+    must(tr_cuda_qkv(&b->s, &a), "qkv");
+}
+
+static void
 silu(bench_t *b)
 {
     must(tr_cuda_silu_mul(&b->s, b->a, 2 * WIDE, b->rows, WIDE, TR_BF16, b->b,
@@ -329,6 +338,7 @@ main(void)
     show(&b, "rope_angles", angles, DIM * 4.0);
     show(&b, "norm", norm, HIDDEN * 12.0);
     show(&b, "qkv, rotated", rotate, HEADS * DIM * 4.0 + DIM * 4.0);
+    show(&b, "qkv, bias", bias_rotate, QKV * 4.0 + DIM * 4.0);
     show(&b, "qkv, bias and norms", bias_norm_rotate, QKV * 4.0 + DIM * 4.0);
     show(&b, "silu_mul", silu, WIDE * 6.0);
     tr_cuda_wish_t plain = { .top_p = 1, .logprobs = -1 }, w = plain;

@@ -11,6 +11,7 @@
 
 #include <cuda/append.cuh>
 #include <cuda/append_fast.cuh>
+#include <cuda/append_moves.cuh>
 #include <cuda/attention_score.cuh>
 #include <cuda/compress_index.cuh>
 #include <cuda/compress_tile.cuh>
@@ -122,7 +123,8 @@ copy_layouts(const tr_kv_view_t *kv, tr_kv_layout_t *out)
 typedef struct {
     append_args_t a;
     token_room_t room;
-    uint32_t lanes, task;
+    moves_room_t moves;
+    uint32_t lanes, task, end, rest[32];
 } append_run_t;
 
 static void
@@ -141,15 +143,37 @@ append_lane(void *arg, uint32_t lane)
     if (!append_open(&t, &r->a, r->a.layer + row / rows)) {
         return;
     }
-    if (r->a.part == MOVES && t.pos < t.seq->base && fast_moves(&t)) {
-        return;
-    }
     if (fast_target(&t, &p)) {
         fast_token(&t, p);
         return;
     }
     t.room = &r->room;
     append_any(&t);
+}
+
+static void
+moves_lane(void *arg, uint32_t lane)
+{
+    append_run_t *r = (append_run_t *) arg;
+    warp_t w = { lane, r->lanes };
+
+    r->rest[lane] = moves_fast(&r->a, w, &r->moves, r->task, r->end);
+}
+
+/* As moves_kernel: `each` heads from `first` on, of n. */
+static void
+moves_run(append_run_t *r, uint32_t first, uint32_t each, uint32_t n)
+{
+    r->task = first;
+    r->end = first + each < n ? first + each : n;
+    memset(&r->moves, 0xaa, sizeof(r->moves));
+    emulate_run(r->lanes, moves_lane, r);
+    for (uint32_t i = 0; i < MOVES_HEADS; i++) {
+        for (uint32_t side = 0; side < 2 && r->rest[0] >> i & 1; side++) {
+            r->task = 2 * (first + i) + side;
+            emulate_run(r->lanes, append_lane, r);
+        }
+    }
 }
 
 static void
@@ -165,6 +189,14 @@ append_run(append_run_t *r, const tr_kv_view_t *kv, const tr_rows_t *rows,
     r->a.fast = lanes == 32 && kv->head_dim == FAST_DIM
                 && r->a.in.type != TR_F32;
     r->lanes = lanes;
+    if (r->a.part == MOVES && lanes == 32) {
+        uint32_t each = 1 + random_below(MOVES_HEADS);
+
+        for (uint32_t i = 0; i < tasks / 2; i += each) {
+            moves_run(r, i, each, tasks / 2);
+        }
+        tasks = 0;
+    }
     from = tasks > 0 ? random_below(tasks) : 0;
     for (uint32_t i = 0; i < tasks; i++) {
         memset(&r->room, 0xaa, sizeof(r->room));

@@ -123,7 +123,7 @@ emulate_norm(const tr_cuda_norm_t *a, uint32_t lanes)
 typedef struct {
     const tr_cuda_qkv_t *a;
     uint32_t lanes;
-    uint64_t first, end;
+    uint32_t first, end;
 } qkv_run_t;
 
 static void
@@ -131,19 +131,21 @@ qkv_lane(void *arg, uint32_t lane)
 {
     qkv_run_t *r = (qkv_run_t *) arg;
     warp_t w = { lane, r->lanes };
+    qkv_item_t q;
 
-    qkv_group(r->a, r->a->type, qkv_wide(r->a), w, r->first, r->end);
+    qkv_open(r->a, qkv_wide(r->a), w, r->first, r->end, &q);
+    qkv_item(r->a, r->a->type, qkv_wide(r->a), w, &q);
 }
 
 extern "C" void
 emulate_qkv(const tr_cuda_qkv_t *a, uint32_t lanes)
 {
     uint32_t groups = lanes / qkv_lanes(a->head_dim);
-    qkv_run_t r = { a, lanes, 0, (uint64_t) a->rows * qkv_heads(a) };
+    qkv_run_t r = { a, lanes, 0, a->rows * qkv_heads(a) };
     turn_t t = turn_of(r.end / groups + 2);
 
     for (uint64_t i = 0; i < t.n; i++) {
-        r.first = (uint64_t) turn_at(&t, i) * groups;
+        r.first = (uint32_t) turn_at(&t, i) * groups;
         emulate_run(lanes, qkv_lane, &r);
     }
 }
