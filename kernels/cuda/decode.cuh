@@ -21,8 +21,9 @@
  * or a new head, so places are distinct, and those of a head are neighbours.
  *
  * Between attend and score each tile leaves a trace: its weights as FP16, and
- * the maximum to which they relate, for each query head.  It mostly stays in
- * the L2 cache.
+ * the maximum to which they relate, for each query head of the group.  It stays
+ * in the L2 cache as far as that goes.  From the join kernel come the sums of
+ * each query head, which turn weights into probabilities.
  */
 #ifndef TR_CUDA_DECODE_CUH
 #define TR_CUDA_DECODE_CUH
@@ -35,8 +36,9 @@
 #define SEG_WINDOW 4u
 #define SEG_DENSE 5u
 #define GROUP 8u      /* query heads of a list, at most */
-#define QUAD 4u       /* query heads whose weights one trace record has */
-#define JOB_TILES 32u /* whose scores one warp raises at a time */
+#define QUAD 4u       /* query heads that a lane of attention can have one of */
+#define ROW_TILES 16u /* whose scores one warp raises at a time */
+#define JOB_ROWS 16u  /* whose scores one block raises at a time */
 
 /* Layouts as the device wants them. */
 typedef struct {
@@ -98,13 +100,20 @@ typedef struct {
     uint32_t ranges, jobs;
 } decode_layer_t;
 
-/* What a warp of the score kernel does at a time: raises the scores of up to
- * JOB_TILES tiles of a segment. */
+/* What a block of the score kernel does at a time: raises the scores of up to
+ * JOB_ROWS rows of a segment, ROW_TILES tiles each. */
 typedef struct {
-    uint32_t head, segment;
-    uint32_t tile;  /* of the segment */
-    uint32_t first; /* job of this segment */
+    uint32_t head;   /* tr_kv_head */
+    uint32_t index;  /* of the head in the layer */
+    uint32_t tokens; /* of the segment */
+    uint32_t n;      /* position of the query */
+    uint32_t trace;  /* the segment's first tile, in the layer */
+    uint32_t row;    /* the first, of the segment */
+    uint32_t what;   /* segment | layout << 8 | flags << 16 */
+    uint32_t first;  /* job of this segment */
 } decode_job_t;
+
+static_assert(sizeof(decode_job_t) == 32, "8 words");
 
 typedef struct {
     float significance;
@@ -122,10 +131,10 @@ typedef struct {
     uint2 *span;       /* [max_heads] first and last range */
     float2 *part_sum;  /* [places][GROUP] max, sum */
     float *part_out;   /* [places][group][head_dim] */
+    float *total; /* [max_heads][GROUP] logarithms of all parts' sums */
     decode_victim_t *victim; /* [max_jobs] */
-    uint32_t *weights;       /* [tiles][quads][32]: lane 4g + t has tokens g and
-                            * g + 8 of query head 4 quad + t */
-    float *maxima;           /* [tiles][quads][4] */
+    uint32_t *weights;       /* [tiles][group][8]: word g has tokens g, g + 8 */
+    float *maxima;           /* [tiles][group] */
     uint32_t max_heads, max_ranges, max_jobs;
     size_t bytes;
 } decode_work_t;

@@ -271,25 +271,26 @@ attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
         }
     }
     if (traced) {
-        const uint32_t tiles = u.tiles;
-        const size_t at = (size_t) s.tile * Q;
-        uint32_t *weights = a.work.weights + at * 32 + lane;
+        const uint32_t tiles = u.tiles, group = a.group;
+        uint32_t *weights = a.work.weights
+                            + ((size_t) s.tile * group + t) * 8 + g;
+        float *maxima = a.work.maxima + ((size_t) s.tile + g) * group + t;
         const uint64_t policy = l2_policy_stay();
 
 #pragma unroll
-        for (int n = 0; n < U; n++) {
+        for (int q = 0; q < Q; q++) {
+            if (q * QUAD + t >= group) {
+                continue;
+            }
 #pragma unroll
-            for (int q = 0; q < Q && n < (int) tiles; q++) {
-                store_hinted(weights + (n * Q + q) * 32,
+            for (int n = 0; n < U && n < (int) tiles; n++) {
+                store_hinted(weights + (n * group + q * QUAD) * 8,
                              half2_bits(y[n][q][0], ROWS == 2 ? y[n][q][1] : 0),
                              policy);
             }
-        }
-        if (g < tiles) {
-#pragma unroll
-            for (int q = 0; q < Q; q++) {
-                store_hinted(a.work.maxima + (at + g * Q + q) * QUAD + t,
-                             __float_as_uint(s.max[q]), policy);
+            if (g < tiles) {
+                store_hinted(maxima + q * QUAD, __float_as_uint(s.max[q]),
+                             policy);
             }
         }
         s.tile += tiles;

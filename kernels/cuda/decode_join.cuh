@@ -10,48 +10,32 @@
 #define JOIN_THREADS 256u
 #define JOIN_WARPS (JOIN_THREADS / 32)
 
-/* {max, sum relative to it}: those of lanes that differ in the bits from `low`
- * up, together. */
-static __device__ __forceinline__ float2
-join_lanes(float2 x, int low)
-{
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) {
-        if (d < low) {
-            break;
-        }
-        float m = __shfl_xor_sync(TR_ALL_LANES, x.x, d);
-        float sum = __shfl_xor_sync(TR_ALL_LANES, x.y, d);
-        float most = fmaxf(x.x, m);
+#define EARLY 4 /* parts that are asked for before all sums are known */
 
-        x.y = x.y * exp2_fast(x.x - most) + sum * exp2_fast(m - most);
-        x.x = most;
-    }
-    return x;
-}
-
-/* Of all parts, of query head k + lane % K of those of the list; one that does
- * not exist has no sum that means anything. */
-template <uint32_t K>
+/* {max, sum relative to it} of all parts of a query head. */
 static __device__ __forceinline__ float2
-join_sums(const decode_args_t &a, uint2 span, uint32_t head, uint32_t k)
+join_sums(const float2 *from, uint2 span)
 {
-    const uint32_t lane = threadIdx.x % 32;
-    const float2 *from = a.work.part_sum + (size_t) head * GROUP + k + lane % K;
     float2 all = make_float2(-1e30f, 0);
 
-    if (k + lane % K < a.group) {
 #pragma unroll 8
-        for (uint32_t b = span.x + lane / K; b <= span.y; b += 32 / K) {
-            float2 x = from[(size_t) b * GROUP];
-            float most = fmaxf(all.x, x.x);
+    for (uint32_t b = span.x + threadIdx.x % 32; b <= span.y; b += 32) {
+        float2 x = from[(size_t) b * GROUP];
+        float most = fmaxf(all.x, x.x);
 
-            all.y = all.y * exp2_fast(all.x - most)
-                    + x.y * exp2_fast(x.x - most);
-            all.x = most;
-        }
+        all.y = all.y * exp2_fast(all.x - most) + x.y * exp2_fast(x.x - most);
+        all.x = most;
     }
-    return join_lanes(all, K);
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) {
+        float m = __shfl_xor_sync(TR_ALL_LANES, all.x, d);
+        float sum = __shfl_xor_sync(TR_ALL_LANES, all.y, d);
+        float most = fmaxf(all.x, m);
+
+        all.y = all.y * exp2_fast(all.x - most) + sum * exp2_fast(m - most);
+        all.x = most;
+    }
+    return all;
 }
 
 static __device__ __forceinline__ void
@@ -69,8 +53,31 @@ store_out(const decode_args_t &a, size_t at, float x)
     }
 }
 
+/* The lane's elements of a part. */
+template <int D>
+static __device__ __forceinline__ void
+load_part(const float *from, float (&y)[D / 32])
+{
+    constexpr int N = D / 32;
+
+    if (D == 128) {
+        float4 v = *(const float4 *) from;
+
+        y[0] = v.x;
+        y[1] = v.y;
+        y[N - 2] = v.z;
+        y[N - 1] = v.w;
+    } else {
+        float2 v = *(const float2 *) from;
+
+        y[0] = v.x;
+        y[1] = v.y;
+    }
+}
+
 /* Parts way, way + ways, .. of query head `at` of the step, over the sum of
- * all; false: it has none.  to: where the lane's elements belong. */
+ * all; false: it has none.  to: where the lane's elements belong.  Where the
+ * parts are is all that must be read before them. */
 template <int D>
 static __device__ __forceinline__ bool
 join(const decode_args_t &a, uint32_t at, uint32_t way, uint32_t ways,
@@ -80,42 +87,59 @@ join(const decode_args_t &a, uint32_t at, uint32_t way, uint32_t ways,
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t head = at / a.group, k = at - head * a.group;
     const decode_head_t *h = a.work.head + head;
+    const uint2 span = a.work.span[head];
+    const uint32_t tiles = h->tiles, row = h->row, list = h->head % a.kv.lists;
+    const float2 *sums = a.work.part_sum + (size_t) head * GROUP + k;
+    const float *outs = a.work.part_out + ((size_t) head * a.group + k) * D
+                        + lane * N;
+    const size_t step = (size_t) a.group * D;
+    float max[EARLY], y[EARLY][N];
 
 #pragma unroll
     for (int i = 0; i < N; i++) {
         x[i] = 0;
     }
-    if (h->tiles == 0) {
+    if (tiles == 0) {
         return false;
     }
-    const uint2 span = a.work.span[head];
-    const float2 total = join_sums<1>(a, span, head, k);
-    const float by = 1 / total.y;
+#pragma unroll
+    for (uint32_t i = 0; i < EARLY; i++) {
+        uint32_t b = span.x + way + i * ways;
 
-#pragma unroll 8
-    for (uint32_t b = span.x + way; b <= span.y; b += ways) {
-        size_t place = (size_t) b + head;
-        float c = exp2_fast(a.work.part_sum[place * GROUP + k].x - total.x)
-                  * by;
-        const float *from = a.work.part_out + (place * a.group + k) * D
-                            + lane * N;
-
-        if (D == 128) {
-            float4 y = *(const float4 *) from;
-
-            x[0] += y.x * c;
-            x[1] += y.y * c;
-            x[N - 2] += y.z * c;
-            x[N - 1] += y.w * c;
-        } else {
-            float2 y = *(const float2 *) from;
-
-            x[0] += y.x * c;
-            x[1] += y.y * c;
+        max[i] = -INFINITY;
+        if (b <= span.y) {
+            max[i] = sums[(size_t) b * GROUP].x;
+            load_part<D>(outs + b * step, y[i]);
         }
     }
-    to = (size_t) h->row * a.ldo
-         + (size_t) (h->head % a.kv.lists * a.group + k) * D + lane * N;
+    const float2 total = join_sums(sums, span);
+    const float by = 1 / total.y;
+
+#pragma unroll
+    for (uint32_t i = 0; i < EARLY; i++) {
+        if (span.x + way + i * ways <= span.y) {
+            float c = exp2_fast(max[i] - total.x) * by;
+
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                x[n] += y[i][n] * c;
+            }
+        }
+    }
+#pragma unroll 4
+    for (uint32_t b = span.x + way + EARLY * ways; b <= span.y; b += ways) {
+        float c = exp2_fast(sums[(size_t) b * GROUP].x - total.x) * by;
+
+        load_part<D>(outs + b * step, y[0]);
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            x[n] += y[0][n] * c;
+        }
+    }
+    to = (size_t) row * a.ldo + (size_t) (list * a.group + k) * D + lane * N;
+    if (way == 0 && lane == 0) { /* for the scores */
+        a.work.total[head * GROUP + k] = total.x + __log2f(total.y);
+    }
     return true;
 }
 

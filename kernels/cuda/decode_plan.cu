@@ -34,13 +34,13 @@ decode_work(const tr_cuda_device_t *d, const tr_cuda_decode_size_t *size,
     uint32_t group = size->lists == 0 ? 1 : size->heads / size->lists;
     uint32_t warps = decode_warps(d, size->head_dim);
     size_t places = heads + warps;
-    size_t quads = (group + QUAD - 1) / QUAD, tiles, jobs;
+    size_t tiles, jobs;
     uint8_t *base = (uint8_t *) at;
     decode_work_t w;
 
     /* dense tiles have eight tokens; a segment's last may have one */
     tiles = size->max_tokens * size->lists / 8 + heads * SEGMENTS;
-    jobs = tiles / JOB_TILES + heads * SEGMENTS;
+    jobs = tiles / (JOB_ROWS * ROW_TILES) + heads * SEGMENTS;
     w.max_heads = (uint32_t) heads;
     w.max_ranges = warps;
     w.max_jobs = (uint32_t) jobs;
@@ -62,14 +62,14 @@ decode_work(const tr_cuda_device_t *d, const tr_cuda_decode_size_t *size,
     w.part_out = (float *) (base
                             + take(&end, places * group * size->head_dim
                                              * sizeof(float)));
+    w.total = (float *) (base + take(&end, heads * GROUP * sizeof(float)));
     w.victim = (decode_victim_t *) (base
                                     + take(&end, jobs * sizeof(*w.victim)));
     w.weights = (uint32_t *) (base
                               + take(&end,
-                                     tiles * quads * 32 * sizeof(*w.weights)));
+                                     tiles * group * 8 * sizeof(*w.weights)));
     w.maxima = (float *) (base
-                          + take(&end,
-                                 tiles * quads * QUAD * sizeof(*w.maxima)));
+                          + take(&end, tiles * group * sizeof(*w.maxima)));
     w.bytes = end;
     return w;
 }
@@ -154,6 +154,12 @@ plus(const sums_t &a, const sums_t &b)
     return s;
 }
 
+static __device__ __forceinline__ uint32_t
+jobs_of(uint32_t tiles)
+{
+    return (tiles + JOB_ROWS * ROW_TILES - 1) / (JOB_ROWS * ROW_TILES);
+}
+
 /* Fills h, all but tiles_before; returns what is summed. */
 static __device__ __forceinline__ sums_t
 describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
@@ -206,7 +212,7 @@ describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
         sums.tiles += tiles;
         sums.cost += tiles * l.cost;
         if (s.scored && l.scored) {
-            sums.jobs += (tiles + JOB_TILES - 1) / JOB_TILES;
+            sums.jobs += jobs_of(tiles);
         }
     }
     h.tiles = sums.tiles;
@@ -284,18 +290,29 @@ static __device__ __forceinline__ void
 list_jobs(const plan_args_t &a, uint32_t i, const decode_head_t &h,
           decode_job_t *job, uint32_t first)
 {
+    uint32_t before = h.tiles_before;
+
     if (!(h.flags & HEAD_SCORED)) {
         return;
     }
 #pragma unroll
     for (uint32_t k = 0; k < SEGMENTS; k++) {
         const decode_layout_t &l = a.layouts.of[h.layout[k]];
-        uint32_t tiles = l.scored ? decode_tiles(&l, h.tokens[k]) : 0;
-        decode_job_t j = { i, k, 0, first };
+        uint32_t tiles = decode_tiles(&l, h.tokens[k]);
+        uint32_t jobs = l.scored ? jobs_of(tiles) : 0;
+        uint4 x = make_uint4(h.head, i, h.tokens[k], h.n);
+        uint4 y = make_uint4(before, 0,
+                             k | h.layout[k] << 8 | (uint32_t) h.flags << 16,
+                             first);
 
-        for (; j.tile < tiles; j.tile += JOB_TILES) {
-            job[first++] = j;
+        for (uint32_t j = 0; j < jobs; j++) {
+            uint4 *to = (uint4 *) (job + first++);
+
+            to[0] = x;
+            to[1] = y;
+            y.y += JOB_ROWS;
         }
+        before += tiles;
     }
 }
 

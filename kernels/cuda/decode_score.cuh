@@ -1,21 +1,23 @@
 /*
- * decode_score.cuh: raises scores by the probabilities of a head's tokens, and
- * finds the least significant ones.
+ * decode_score.cuh: raises the scores of a row of tiles by the probabilities of
+ * their tokens, and finds the least significant of these.
  *
- * A lane has four tokens at a time, g, g + 1, g + 8 and g + 9 of a tile, whose
- * scores, positions and weights are neighbours in memory; a warp has all of a
- * job's tokens in registers.  Which of them is the least significant must be
- * found as the CPU does, by rounded divisions: those are only done for what an
- * estimate leaves.
+ * A row is ROW_TILES tiles of a segment, which a warp does at once.  Lane
+ * 2t + i has of tile t the tokens 4i .. 4i + 3, and in tiles of 16 those 8
+ * further on: scores, positions and weights of four tokens are 16 bytes each.
+ * Which token is the least significant must be found as the CPU does, by
+ * rounded divisions: those are only done for what an estimate leaves.
  */
 #ifndef TR_CUDA_DECODE_SCORE_CUH
 #define TR_CUDA_DECODE_SCORE_CUH
 
-#include "decode_join.cuh"
+#include "decode.cuh"
+#include "ptx.cuh"
 
-#define SCORE_THREADS 256u
-#define SCORE_WARPS (SCORE_THREADS / 32)
-#define BATCH (JOB_TILES * 4 / 32) /* groups of four tokens of a lane */
+#define SCORE_WARPS 4u  /* of a block */
+#define SCORE_BLOCKS 4u /* that a multiprocessor has at once */
+#define LANE_TOKENS 8 /* the second half only in tiles of 16 */
+#define NEVER 0x7f800000u /* bits of the significance of no token: infinity */
 
 static __device__ __forceinline__ bool
 worse(const decode_victim_t &a, const decode_victim_t &b)
@@ -27,217 +29,353 @@ worse(const decode_victim_t &a, const decode_victim_t &b)
 static __device__ __forceinline__ decode_victim_t
 no_victim(void)
 {
-    decode_victim_t v = { __int_as_float(0x7f800000), 0xffffffffu, 0, 0 };
+    decode_victim_t v = { __uint_as_float(NEVER), 0xffffffffu, 0, 0 };
 
     return v;
 }
 
+/* Significances are not negative, so their bits are in order, too. */
 static __device__ __forceinline__ decode_victim_t
 least_of_warp(decode_victim_t v)
 {
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) {
-        decode_victim_t o;
+    uint32_t bits = __float_as_uint(v.significance);
+    uint32_t least = __reduce_min_sync(TR_ALL_LANES, bits);
+    uint32_t position = __reduce_min_sync(
+        TR_ALL_LANES, bits == least ? v.position : 0xffffffffu);
+    uint32_t who = __ballot_sync(TR_ALL_LANES,
+                                 bits == least && v.position == position);
 
-        o.significance = __shfl_xor_sync(TR_ALL_LANES, v.significance, d);
-        o.position = __shfl_xor_sync(TR_ALL_LANES, v.position, d);
-        o.index = __shfl_xor_sync(TR_ALL_LANES, v.index, d);
-        o.pad = 0;
-        v = worse(o, v) ? o : v;
-    }
+    v.significance = __uint_as_float(least);
+    v.position = position;
+    v.index = __shfl_sync(TR_ALL_LANES, v.index, __ffs((int) who) - 1);
     return v;
 }
 
-/* Tokens 2j + 8r + e of a tile, r, e < 2 (dense tiles: r is 0). */
+/* The job of a block, as far as its warps' rows need it. */
 typedef struct {
-    float *score;   /* of the first */
-    uint32_t exist; /* bits 2r + e */
-    uint32_t position[2][2];
-    float old[2][2]; /* then new */
-} four_t;
-
-/* The job of a warp. */
-typedef struct {
-    const decode_head_t *h;
-    const int32_t *table;
-    const decode_layout_t *l;
-    uint32_t head, segment, tile, end; /* tiles of the segment */
-    uint32_t first, tokens, n, flags;
+    const int32_t *table; /* entry of the segment's first page */
+    int step;             /* from there to the next page's */
+    uint32_t index;       /* of the head, in the layer */
+    uint32_t tokens, n, trace;
+    uint32_t last; /* tile of the segment */
+    uint32_t segment, flags, layout;
 } work_t;
 
-/* Page of a tile, at the lane's first token. */
-static __device__ __forceinline__ uint8_t *
-token_at(const decode_args_t &a, const work_t &w, uint32_t tile, uint32_t j)
+/* words: of the job, one a lane. */
+static __device__ __forceinline__ work_t
+unpack(const decode_args_t &a, uint32_t words)
 {
-    const decode_layout_t &l = *w.l;
-    uint32_t page = l.inverse == 0 ? tile : __umulhi(tile, l.inverse);
-    int id = __ldg(w.table + decode_entry(a.kv, w.segment, page));
+    const uint32_t what = __shfl_sync(TR_ALL_LANES, words, 6);
+    const uint32_t head = __shfl_sync(TR_ALL_LANES, words, 0);
+    work_t w;
 
-    return a.kv.pool + (uint64_t) max(id, 0) * a.kv.page_bytes
-           + ((tile - page * l.tiles) * l.tile + 2 * j) * 4;
+    w.index = __shfl_sync(TR_ALL_LANES, words, 1);
+    w.tokens = __shfl_sync(TR_ALL_LANES, words, 2);
+    w.n = __shfl_sync(TR_ALL_LANES, words, 3);
+    w.trace = __shfl_sync(TR_ALL_LANES, words, 4);
+    w.segment = what & 255;
+    w.layout = what >> 8 & 255;
+    w.flags = what >> 16;
+    w.last = decode_tiles(&a.layouts.of[w.layout], w.tokens) - 1;
+    w.table = a.kv.tables + (size_t) head * a.kv.table_len
+              + decode_entry(a.kv, w.segment, 0);
+    w.step = w.segment == 1 || w.segment == 3 ? -1 : 1;
+    return w;
+}
+
+/* A lane's tokens of a row. */
+typedef struct {
+    float *score;   /* of the first */
+    uint32_t exist; /* bits: which there are */
+    float old[LANE_TOKENS];
+    uint32_t position[LANE_TOKENS];
+} tokens_t;
+
+#define ALL_EXIST 255u
+
+/* The lane's tile of a row, of the segment; behind its end the last one, so
+ * that what is read is there. */
+static __device__ __forceinline__ uint32_t
+tile_of(const work_t &w, uint32_t row)
+{
+    return min(row * ROW_TILES + threadIdx.x % 32 / 2, w.last);
+}
+
+static __device__ __forceinline__ uint32_t
+page_index(const decode_layout_t &l, uint32_t tile)
+{
+    return l.inverse == 0 ? tile : __umulhi(tile, l.inverse);
+}
+
+/* Id of the page that has the lane's tile. */
+static __device__ __forceinline__ int
+page_of(const decode_args_t &a, const work_t &w, uint32_t row)
+{
+    int page = (int) page_index(a.layouts.of[w.layout], tile_of(w, row));
+
+    return __ldg(w.table + w.step * page);
+}
+
+/* The lane's first token there, as if its page began with scores.  Pages of a
+ * window that never had a token have no id. */
+static __device__ __forceinline__ uint8_t *
+token_at(const decode_args_t &a, const work_t &w, uint32_t row, int page)
+{
+    const decode_layout_t &l = a.layouts.of[w.layout];
+    const uint32_t tile = tile_of(w, row);
+    const uint32_t in_page = tile - page_index(l, tile) * l.tiles;
+
+    return a.kv.pool + (uint64_t) max(page, 0) * a.kv.page_bytes
+           + in_page * l.tile * 4 + threadIdx.x % 2 * 16;
+}
+
+/* Which of the lane's tokens of a row exist. */
+static __device__ __forceinline__ uint32_t
+existing(const decode_args_t &a, const work_t &w, uint32_t row)
+{
+    const bool wide = a.layouts.of[w.layout].tile == 16;
+    const uint32_t token = (row * ROW_TILES + threadIdx.x % 32 / 2)
+                               * (wide ? 16 : 8)
+                           + threadIdx.x % 2 * 4;
+    const uint32_t left = token < w.tokens ? w.tokens - token : 0;
+
+    if (wide && left >= 12) {
+        return ALL_EXIST;
+    }
+    uint32_t few = left >= 4 ? 15u : (1u << left) - 1;
+    uint32_t more = left > 8 && wide ? left - 8 : 0;
+
+    return few | ((1u << more) - 1) << 4;
 }
 
 /* Where a page does not say it. */
 static __device__ __forceinline__ void
-compute_positions(const work_t &w, uint32_t token, four_t &x)
+compute_positions(const decode_args_t &a, const work_t &w, uint32_t row,
+                  tokens_t &x)
 {
+    const decode_head_t *h = a.work.head + w.index;
+    const uint32_t base = h->base, window = h->window, from = h->window_from;
+    const uint32_t token = tile_of(w, row) * a.layouts.of[w.layout].tile
+                           + threadIdx.x % 2 * 4;
+
 #pragma unroll
-    for (uint32_t i = 0; i < 4; i++) {
-        uint32_t at = token + i / 2 * 8 + i % 2, position = w.h->base + at;
+    for (uint32_t i = 0; i < LANE_TOKENS; i++) {
+        uint32_t at = token + i / 4 * 8 + i % 4, position = base + at;
 
         if (w.segment == SEG_WINDOW && (x.exist >> i & 1)) {
-            position = decode_window_position(w.h->base, w.h->window, at);
-            if (position < w.h->window_from) {
+            position = decode_window_position(base, window, at);
+            if (position < from) {
                 x.exist &= ~(1u << i);
             }
         }
-        x.position[i / 2][i % 2] = position;
+        x.position[i] = position;
     }
 }
 
-/* Group i of the job: its scores and positions. */
+/* Asks for scores and positions; page: see page_of. */
 static __device__ __forceinline__ void
-ask(const decode_args_t &a, const work_t &w, uint32_t i, four_t &x)
+ask(const decode_args_t &a, const work_t &w, uint32_t row, int page,
+    tokens_t &x)
 {
-    const uint32_t j = i % 4, tile = w.tile + i / 4;
-    uint32_t token = tile * w.l->tile + 2 * j;
-    int left = (int) w.tokens - (int) token;
+    const decode_layout_t &l = a.layouts.of[w.layout];
+    uint8_t *at = token_at(a, w, row, page);
 
-    x.exist = 0;
-    if (tile >= w.end) {
+    x.score = (float *) (at + l.score);
+    x.exist = existing(a, w, row);
+#pragma unroll
+    for (int r = 0; r < 2; r++) { /* dense tiles: r = 1 is not used */
+        float4 s = *(const float4 *) (at + l.score + 32 * r);
+
+        x.old[4 * r] = s.x;
+        x.old[4 * r + 1] = s.y;
+        x.old[4 * r + 2] = s.z;
+        x.old[4 * r + 3] = s.w;
+    }
+    if (w.segment >= SEG_WINDOW) {
+        compute_positions(a, w, row, x);
         return;
     }
-    x.exist = (left > 0 ? 1 : 0) | (left > 1 ? 2 : 0);
-    uint8_t *at = token_at(a, w, tile, j);
-    float2 s = *(const float2 *) (at + w.l->score);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        uint4 p = __ldg((const uint4 *) (at + l.position + 32 * r));
 
-    x.score = (float *) (at + w.l->score);
-    x.old[0][0] = s.x;
-    x.old[0][1] = s.y;
-    if (w.l->tile == 16) {
-        x.exist |= (left > 8 ? 4 : 0) | (left > 9 ? 8 : 0);
-        s = *(const float2 *) (at + w.l->score + 32);
-        x.old[1][0] = s.x;
-        x.old[1][1] = s.y;
-    }
-    if (w.segment < SEG_WINDOW) {
-        uint2 u = __ldg((const uint2 *) (at + w.l->position));
-        uint2 v = __ldg((const uint2 *) (at + w.l->position + 32));
-
-        x.position[0][0] = u.x;
-        x.position[0][1] = u.y;
-        x.position[1][0] = v.x;
-        x.position[1][1] = v.y;
-    } else {
-        compute_positions(w, token, x);
+        x.position[4 * r] = p.x;
+        x.position[4 * r + 1] = p.y;
+        x.position[4 * r + 2] = p.z;
+        x.position[4 * r + 3] = p.w;
     }
 }
 
-/* The largest probabilities of a group of tokens, p[r] of 2j + 8r and the next;
- * tile: of the layer. */
-template <int Q>
+/* What attention left of a tile. */
+template <int K> struct trace_t {
+    uint4 weights[K]; /* four words: tokens c and c + 8 */
+    float max[K];
+};
+
+template <int K>
 static __device__ __forceinline__ void
-gain(const decode_args_t &a, const float (&most)[Q * QUAD], size_t tile,
-     uint32_t j, float2 (&p)[2])
+load_trace(const decode_args_t &a, const work_t &w, uint32_t row,
+           trace_t<K> &out)
 {
-    p[0] = p[1] = make_float2(0, 0);
+    const uint32_t tile = w.trace + tile_of(w, row);
+    const uint4 *from = (const uint4 *) a.work.weights
+                        + (tile * (2 * K) + threadIdx.x % 2);
+    const float *max = a.work.maxima + tile * K;
+
+    if (K % 4 == 0) {
 #pragma unroll
-    for (int q = 0; q < Q; q++) {
-        const uint4 *from = (const uint4 *) (a.work.weights
-                                             + (tile * Q + q) * 32 + j * 8);
-        const float4 m = *(const float4 *) (a.work.maxima
-                                            + (tile * Q + q) * QUAD);
-        const uint4 u = from[0], v = from[1];
+        for (int k = 0; k < K / 4; k++) {
+            float4 m = *(const float4 *) (max + 4 * k);
+
+            out.max[4 * k] = m.x;
+            out.max[4 * k + 1] = m.y;
+            out.max[4 * k + 2] = m.z;
+            out.max[4 * k + 3] = m.w;
+        }
+    } else {
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            out.max[k] = max[k];
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        out.weights[k] = from[2 * k];
+    }
+}
+
+/* Brings what a row will read into the L2 cache. */
+template <int K>
+static __device__ __forceinline__ void
+ask_ahead(const decode_args_t &a, const work_t &w, uint32_t row, int page)
+{
+    const decode_layout_t &l = a.layouts.of[w.layout];
+    const uint32_t lane = threadIdx.x % 32, tile = row * ROW_TILES;
+    const uint32_t tiles = min(w.last + 1 - tile, ROW_TILES);
+    const size_t from = w.trace + tile;
+    const uint8_t *at = token_at(a, w, row, page);
+
+    prefetch_l2(at + l.score);
+    if (w.segment < SEG_WINDOW) {
+        prefetch_l2(at + l.position);
+    }
+    if (lane * 128 < tiles * (32 * K)) {
+        prefetch_l2((const uint8_t *) a.work.weights + from * (32 * K)
+                    + lane * 128);
+    }
+    if (lane * 128 < tiles * (4 * K)) {
+        prefetch_l2((const uint8_t *) a.work.maxima + from * (4 * K)
+                    + lane * 128);
+    }
+}
+
+/* The largest probabilities of the group; most: of the head. */
+template <int K>
+static __device__ __forceinline__ void
+gain(const trace_t<K> &t, const float (&most)[K], float (&p)[LANE_TOKENS])
+{
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        float by = exp2_fast(t.max[k] - most[k]);
+        uint32_t of[4] = { t.weights[k].x, t.weights[k].y, t.weights[k].z,
+                           t.weights[k].w };
 
 #pragma unroll
-        for (uint32_t t = 0; t < QUAD; t++) {
-            float by = exp2_fast((t == 0   ? m.x
-                                  : t == 1 ? m.y
-                                  : t == 2 ? m.z
-                                           : m.w)
-                                 - most[q * QUAD + t]);
-            float2 x = half2_floats(t == 0   ? u.x
-                                    : t == 1 ? u.y
-                                    : t == 2 ? u.z
-                                             : u.w);
-            float2 y = half2_floats(t == 0   ? v.x
-                                    : t == 1 ? v.y
-                                    : t == 2 ? v.z
-                                             : v.w);
+        for (int c = 0; c < 4; c++) {
+            float2 y = half2_floats(of[c]);
 
-            p[0].x = fmaxf(p[0].x, x.x * by);
-            p[0].y = fmaxf(p[0].y, y.x * by);
-            p[1].x = fmaxf(p[1].x, x.y * by);
-            p[1].y = fmaxf(p[1].y, y.y * by);
+            p[c] = k == 0 ? y.x * by : fmaxf(p[c], y.x * by);
+            p[4 + c] = k == 0 ? y.y * by : fmaxf(p[4 + c], y.y * by);
         }
     }
 }
 
-/* Raises the scores of a group; returns the least of what is about its
- * significance, which `about` has for each. */
-static __device__ __forceinline__ float
-pay(const work_t &w, four_t &x, const float2 (&p)[2], float (&about)[4])
+/* Raises the scores, x.old; about: what is about the significance of each. */
+static __device__ __forceinline__ void
+pay(const work_t &w, tokens_t &x, const float (&p)[LANE_TOKENS],
+    float (&about)[LANE_TOKENS])
 {
-    float least = __int_as_float(0x7f800000);
-
 #pragma unroll
-    for (uint32_t r = 0; r < 2; r++) {
-#pragma unroll
-        for (uint32_t e = 0; e < 2; e++) {
-            uint32_t position = x.position[r][e];
-            bool later = position < w.n;
-            float score = x.old[r][e] + (later ? e ? p[r].y : p[r].x : 0);
-            float per = later ? reciprocal((float) (w.n - position)) : 0;
+    for (int i = 0; i < LANE_TOKENS; i++) {
+        bool later = x.position[i] < w.n;
+        float per = later ? reciprocal((float) (w.n - x.position[i])) : 0;
 
-            x.old[r][e] = score;
-            score = w.flags & HEAD_BY_SUM ? score : score * per;
-            score = x.exist >> (2 * r + e) & 1 ? score
-                                               : __int_as_float(0x7f800000);
-            about[2 * r + e] = score;
-            least = fminf(least, score);
-        }
-        if ((x.exist >> 2 * r & 3) == 3) {
-            *(float2 *) (x.score + 8 * r) = make_float2(x.old[r][0],
-                                                        x.old[r][1]);
-        } else if (x.exist >> 2 * r & 1) {
-            x.score[8 * r] = x.old[r][0];
-        } else if (x.exist >> 2 * r & 2) {
-            x.score[8 * r + 1] = x.old[r][1];
+        x.old[i] += later ? p[i] : 0;
+        about[i] = w.flags & HEAD_BY_SUM ? x.old[i] : x.old[i] * per;
+    }
+    if (x.exist == ALL_EXIST) {
+        *(float4 *) x.score = make_float4(x.old[0], x.old[1], x.old[2],
+                                          x.old[3]);
+        *(float4 *) (x.score + 8) = make_float4(x.old[4], x.old[5], x.old[6],
+                                                x.old[7]);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < LANE_TOKENS; i++) {
+        if (x.exist >> i & 1) {
+            x.score[i / 4 * 8 + i % 4] = x.old[i];
+        } else {
+            about[i] = __uint_as_float(NEVER);
         }
     }
-    return least;
 }
 
 /* Dense tokens' second score. */
 static __device__ __forceinline__ void
-pay_recent(const work_t &w, const four_t &x, const float2 &p)
+pay_recent(const decode_args_t &a, const work_t &w, const tokens_t &x,
+           const float (&p)[LANE_TOKENS])
 {
-    float *recent = x.score + (w.l->recent - w.l->score) / 4;
+    const decode_layout_t &l = a.layouts.of[w.layout];
+    float *recent = x.score + (l.recent - l.score) / 4;
 
-    if ((x.exist & 1) && x.position[0][0] < w.n) {
-        recent[0] += p.x;
-    }
-    if ((x.exist & 2) && x.position[0][1] < w.n) {
-        recent[1] += p.y;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if ((x.exist >> i & 1) && x.position[i] < w.n) {
+            recent[i] += p[i];
+        }
     }
 }
 
-/* The least significant of the lane's tokens in `mask`, bits 4i + 2r + e;
- * significances as the CPU rounds them.  There are few. */
-static __device__ __forceinline__ decode_victim_t
-choose(const decode_args_t &a, const work_t &w, uint32_t mask)
+/* The least significant of those tokens that may be, as the CPU rounds; the
+ * lane's so far is `least`.  bound: the warp's least estimate so far. */
+static __device__ __forceinline__ void
+choose(const work_t &w, uint32_t row, const tokens_t &x,
+       const float (&about)[LANE_TOKENS], uint32_t &bound,
+       decode_victim_t &least)
 {
-    const uint32_t lane = threadIdx.x % 32;
-    decode_victim_t least = no_victim();
+    float mine = about[0], most;
+    uint32_t mask = 0;
 
-    for (; mask != 0; mask &= mask - 1) {
-        uint32_t bit = __ffs((int) mask) - 1, i = bit / 4 * 32 + lane;
-        uint32_t tile = w.tile + i / 4, more = bit / 2 % 2 * 8 + bit % 2;
-        const uint8_t *at = token_at(a, w, tile, i % 4) + more * 4;
-        decode_victim_t v = { *(const float *) (at + w.l->score),
-                              __ldg((const uint32_t *) (at + w.l->position)),
-                              tile * w.l->tile + i % 4 * 2 + more, 0 };
+#pragma unroll
+    for (int i = 1; i < LANE_TOKENS; i++) {
+        mine = fminf(mine, about[i]);
+    }
+    bound = min(bound, __reduce_min_sync(TR_ALL_LANES, __float_as_uint(mine)));
+    /* `about` is right to 2^-22, or to the smallest normal number */
+    most = fmaf(__uint_as_float(bound), 1 + 0x1p-20f, 0x1p-126f);
+    if (!(mine <= most)) {
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < LANE_TOKENS; i++) {
+        mask |= about[i] <= most ? 1u << i : 0;
+    }
+    mask &= x.exist;
+#pragma unroll 1
+    while (mask != 0) { /* there are few */
+        uint32_t bit = __ffs((int) mask) - 1;
+        decode_victim_t v = { 0, 0, 0, 0 };
 
+        mask &= mask - 1;
+        v.index = tile_of(w, row) * 16 + threadIdx.x % 2 * 4 + bit / 4 * 8
+                  + bit % 4;
+#pragma unroll
+        for (int i = 0; i < LANE_TOKENS; i++) {
+            if (i == (int) bit) {
+                v.significance = x.old[i];
+                v.position = x.position[i];
+            }
+        }
         if (!(w.flags & HEAD_BY_SUM)) {
             v.significance = v.position < w.n
                                  ? __fdiv_rn(v.significance,
@@ -246,137 +384,6 @@ choose(const decode_args_t &a, const work_t &w, uint32_t mask)
         }
         least = worse(v, least) ? v : least;
     }
-    return least;
-}
-
-/* The warp's find; the last job of the list chooses among all. */
-static __device__ __forceinline__ void
-report(const decode_args_t &a, const work_t &w, decode_victim_t least)
-{
-    const uint32_t lane = threadIdx.x % 32;
-    uint32_t tiles = decode_tiles(w.l, w.tokens), before = 0;
-    uint32_t jobs = (tiles + JOB_TILES - 1) / JOB_TILES;
-
-    least = least_of_warp(least);
-    if (jobs > 1) {
-        uint32_t *arrived = a.work.arrived + w.head * TR_KV_LISTS_MAX
-                            + w.segment;
-
-        if (lane == 0) {
-            __stcg((uint4 *) a.work.victim + w.first + w.tile / JOB_TILES,
-                   make_uint4(__float_as_uint(least.significance),
-                              least.position, least.index, 0));
-            __threadfence();
-            before = atomicAdd(arrived, 1u);
-            __threadfence();
-        }
-        if (__shfl_sync(TR_ALL_LANES, before, 0) + 1 != jobs) {
-            return;
-        }
-        least = no_victim();
-        for (uint32_t i = lane; i < jobs; i += 32) {
-            uint4 u = __ldcg((const uint4 *) a.work.victim + w.first + i);
-            decode_victim_t o = { __uint_as_float(u.x), u.y, u.z, 0 };
-
-            least = worse(o, least) ? o : least;
-        }
-        least = least_of_warp(least);
-        if (lane == 0) { /* for the next launch with this plan */
-            *arrived = 0;
-        }
-    }
-    if (lane == 0) {
-        tr_kv_victim_t *to = a.kv.victim + (size_t) w.h->head * TR_KV_LISTS_MAX
-                             + w.segment;
-
-        to->significance = least.significance;
-        to->index = least.index;
-    }
-}
-
-/* Reads job j; returns the tile of the layer at which it begins. */
-static __device__ __forceinline__ size_t
-take_job(const decode_args_t &a, uint32_t j, work_t &w)
-{
-    const uint4 job = __ldg((const uint4 *) a.work.job + j);
-
-    w.head = job.x;
-    w.segment = job.y;
-    w.tile = job.z;
-    w.first = job.w;
-    w.h = a.work.head + w.head;
-    w.l = &a.layouts.of[w.h->layout[w.segment]];
-    w.tokens = w.h->tokens[w.segment];
-    w.end = min(w.tile + JOB_TILES, decode_tiles(w.l, w.tokens));
-    w.n = w.h->n;
-    w.flags = w.h->flags;
-    w.table = a.kv.tables + (size_t) w.h->head * a.kv.table_len;
-
-    size_t n = w.h->tiles_before + w.tile;
-
-    for (uint32_t s = 0; s < w.segment; s++) {
-        n += decode_tiles(&a.layouts.of[w.h->layout[s]], w.h->tokens[s]);
-    }
-    return n;
-}
-
-template <int Q>
-static __device__ __forceinline__ void
-score(const decode_args_t &a, uint32_t job, bool &waited)
-{
-    const uint32_t lane = threadIdx.x % 32;
-    float most[Q * QUAD], about[BATCH][4], least = __int_as_float(0x7f800000);
-    uint32_t mask = 0;
-    four_t x[BATCH];
-    work_t w;
-    size_t tile = take_job(a, job, w);
-
-#pragma unroll
-    for (uint32_t i = 0; i < BATCH; i++) {
-        ask(a, w, i * 32 + lane, x[i]);
-    }
-    if (!waited) {
-        launch_wait();
-        waited = true;
-    }
-    float2 total = join_sums<Q * QUAD>(a, a.work.span[w.head], w.head, 0);
-    float log = lane % (Q * QUAD) < a.group ? total.x + __log2f(total.y)
-                                            : 1e30f;
-
-#pragma unroll
-    for (uint32_t k = 0; k < Q * QUAD; k++) {
-        most[k] = __shfl_sync(TR_ALL_LANES, log, k);
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < BATCH; i++) {
-        uint32_t at = i * 32 + lane;
-        float2 p[2];
-
-        if (x[i].exist != 0) {
-            gain<Q>(a, most, tile + at / 4, at % 4, p);
-            least = fminf(least, pay(w, x[i], p, about[i]));
-            if (w.segment == SEG_DENSE && (w.flags & HEAD_RECENT)) {
-                pay_recent(w, x[i], p[0]);
-            }
-        }
-    }
-    if (w.segment >= SEG_WINDOW) {
-        return;
-    }
-    /* `about` is right to 2^-22, or to the smallest normal number */
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) {
-        least = fminf(least, __shfl_xor_sync(TR_ALL_LANES, least, d));
-    }
-    least = fmaf(least, 1 + 0x1p-20f, 0x1p-126f);
-#pragma unroll
-    for (uint32_t i = 0; i < BATCH * 4; i++) {
-        bool may = (x[i / 4].exist >> i % 4 & 1)
-                   && about[i / 4][i % 4] <= least;
-
-        mask |= may ? 1u << i : 0;
-    }
-    report(a, w, choose(a, w, mask));
 }
 
 #endif
