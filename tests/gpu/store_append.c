@@ -310,42 +310,97 @@ choose_moves(bed_t *b, uint32_t s)
     }
 }
 
+/* Makes a head's move one that is not allowed. */
+static void
+spoil(bed_t *b, uint32_t s, size_t head)
+{
+    const tr_kv_seq_t *q = &b->seq[s];
+    const uint32_t *count = b->count + head * TR_KV_LISTS_MAX;
+    tr_kv_move_t *m = &b->move[head];
+    bool goes = m->to >= 0;
+    int32_t *row = b->tables + head * b->host.table_len;
+
+    switch (random_below(7)) {
+    case 0:
+        if (goes && q->window > 0) { /* who never was in the ring */
+            m->leave_pos = q->base - 1;
+            return;
+        }
+        break;
+    case 1:
+        if (goes && q->window > 0 && q->base - 1 > q->window) {
+            m->leave_pos = q->base - 2 - q->window; /* who has left it */
+            return;
+        }
+        break;
+    case 2:
+        if (goes) {
+            m->index = count[m->to];
+            return;
+        }
+        break;
+    case 3:
+        if (m->victim_from >= 0 && m->victim_to >= 0) {
+            m->victim_target = count[m->victim_to];
+            return;
+        }
+        break;
+    case 4:
+        if (q->window > 0) { /* no page for the token */
+            uint32_t slot = (q->base - 1) % q->window;
+
+            row[b->host.at_window
+                + slot / b->plan.layout[q->window_layout].tokens] = -1;
+            return;
+        }
+        break;
+    case 5:
+        m->to = (int8_t) q->n_lists;
+        m->leaves = 1;
+        return;
+    }
+    m->victim_from = 5;
+}
+
 /* One head's move is spoilt: it alone is left as it is. */
 static bool
 refuse_append(bed_t *b, const uint32_t *n, uint32_t s)
 {
     size_t head = bed_head(b, s, random_below(b->host.lists)); /* layer 0 */
     size_t bytes = b->pages * b->host.page_bytes;
-    const int32_t *row = b->tables + head * b->host.table_len;
+    size_t length = b->host.table_len * sizeof(int32_t);
+    int32_t *row = b->tables + head * b->host.table_len, *pages;
     tr_kv_move_t good = b->move[head];
     step_rows_t *r = malloc(sizeof(*r));
     uint8_t *pool = malloc(bytes), *before = malloc(bytes);
     uint32_t refused = 0;
-    bool ok;
-    int rc;
+    bool ok = true;
 
+    pages = malloc(length);
+    memcpy(pages, row, length);
     bed_get(b, before, b->other.pool, bytes);
-    if (random_below(2)) {
-        b->move[head].victim_from = 5;
-    } else {
-        b->move[head].to = (int8_t) (b->seq[s].n_lists);
-        b->move[head].leaves = 1;
-    }
+    spoil(b, s, head);
     rows_make(b, n, r);
-    rc = append(b, 0, r, false, &refused);
+    if (random_below(2)) {
+        refused = moves(b, r);
+    } else {
+        ok = append(b, 0, r, false, &refused) == TR_KERNEL_BADARG;
+    }
     bed_get(b, pool, b->other.pool, bytes);
-    ok = rc == TR_KERNEL_BADARG && refused == 1;
+    ok = ok && refused == 1;
     for (uint32_t i = 0; i < b->host.table_len; i++) {
-        size_t at = row[i] * b->host.page_bytes;
+        size_t at = pages[i] * b->host.page_bytes;
 
         ok = ok
-             && (row[i] < 0
+             && (pages[i] < 0
                  || memcmp(pool + at, before + at, b->host.page_bytes) == 0);
     }
+    memcpy(row, pages, length);
     b->move[head] = good;
     bed_put(b, b->other.pool, b->host.pool, bytes);
     rows_free(b, r);
     free(r);
+    free(pages);
     free(pool);
     free(before);
     return ok ? true : store_say("a move that is not allowed was done");
