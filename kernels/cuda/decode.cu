@@ -93,7 +93,7 @@ open_ring(uint32_t at, uint32_t slots, uint32_t stages, ring_t &ring)
     ring.at = ring.free = ring.parity = 0;
     ring.policy = l2_policy();
     if (threadIdx.x % 32 < stages) {
-        bar_init(ring.bars + threadIdx.x % 32 * 8, 1);
+        bar_init(ring.bars + threadIdx.x % 32 * 8, ARRIVALS);
     }
     fence_init();
     __syncwarp();

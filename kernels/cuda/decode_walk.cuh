@@ -386,6 +386,10 @@ copy_rows(const uint8_t *src, uint32_t dst, uint64_t policy)
     }
 }
 
+/* Arrivals of a slot's phase: of each lane's copies, and of who asked for them.
+ * The copy engine needs the latter alone, who stands in for the lanes. */
+#define ARRIVALS 33u
+
 /* What lanes copied, all of them, is of a barrier's phase. */
 static __device__ __forceinline__ void
 end_copies(uint32_t bar)
@@ -417,6 +421,7 @@ copy_tiles(const cursor_t &c, uint32_t n, uint32_t slot, uint32_t bar,
 #if __CUDA_ARCH__ >= 900
     if (lane < 4) {
         if (lane == 0) {
+            bar_arrive_for(bar, ARRIVALS - 1);
             bar_expect(bar, n * c.bytes);
         }
         copy_engine(slot + c.to, c.from, n * c.step, bar, policy);

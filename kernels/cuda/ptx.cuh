@@ -119,12 +119,11 @@ copy_async16(uint32_t dst, const uint8_t *src, uint64_t policy)
                  : "memory");
 }
 
-/* This thread's copies so far are part of the phase of a barrier, beside the
- * arrivals for which it was initialised. */
+/* This thread arrives at a barrier when its copies so far are there. */
 static __device__ __forceinline__ void
 copy_joins(uint32_t bar)
 {
-    asm volatile("cp.async.mbarrier.arrive.shared.b64 [%0];" ::"r"(bar)
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar)
                  : "memory");
 }
 
@@ -277,6 +276,18 @@ bar_wait(uint32_t bar, uint32_t parity)
                      : "memory");
 #endif
     }
+}
+
+/* So many arrivals. */
+static __device__ __forceinline__ void
+bar_arrive_for(uint32_t bar, uint32_t count)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{ .reg .b64 state;\n"
+                 "mbarrier.arrive.shared.b64 state, [%0], %1; }" ::"r"(bar),
+                 "r"(count)
+                 : "memory");
+#endif
 }
 
 /* Arrives, and lets the phase end only when `bytes` were copied, too. */
