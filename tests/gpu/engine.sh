@@ -271,8 +271,8 @@ if wanted sweep; then
         "tokens, a pool of ${SWEEP_POOL:-8g}" | sed 's/:/ to /g' >"$out/sweep.txt"
     for policy in $policies; do
         case $policy in
-        full) rates=${RATES:-4 8 12 16} ;;
-        *) rates=${RATES:-4 8 12 16 24 32} ;;
+        full) rates=${RATES:-8 14 20 26} ;;
+        *) rates=${RATES:-8 14 20 26 32} ;;
         esac
         ring_engine "sweep-$policy" "$policy" --max_model_len 2048 \
             --kv_memory "${SWEEP_POOL:-8g}" --max_num_seqs 1024 \

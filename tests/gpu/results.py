@@ -257,7 +257,7 @@ def sweep_table(o, sweep, loads):
     rows = []
     for s in sweep:
         t, p = s["ttft_ms"], s["tpot_ms"]
-        rows.append((s["policy"], f"{s['rate']:g}",
+        rows.append((o.policy(s), f"{s['rate']:g}",
                      *(f"{t[k]:.0f}" for k in ("p50", "p95", "p99")),
                      *(f"{p[k]:.1f}" for k in ("p50", "p95", "p99")),
                      f"{s['requests_per_s']:.1f}",
