@@ -4,11 +4,12 @@
  *
  * A unit is one tile or two of a page: what a warp attends at once.  Each warp
  * has a ring of STAGES slots of shared memory to itself, into which it has
- * units brought ahead of their turn, also over the end of pages and heads: by the copy engine (one lane asks for a unit's four pieces), or where
- * there is none, and for dense tiles, by all lanes.  A barrier for each slot
- * says when its unit is there.  Which units follow in which order is known to
- * the warp's work as well as to its cursor, so that only the beginning of a
- * run, units of one segment, needs a note.
+ * units brought ahead of their turn, also over the end of pages and heads: by
+ * the copy engine (one lane asks for a unit's four pieces), or where there is
+ * none, and for dense tiles, by all lanes.  A barrier for each slot says when
+ * its unit is there.  Which units follow in which order is known to the warp's
+ * work as well as to its cursor, so that only the beginning of a run, units of
+ * one segment, needs a note.
  *
  * In a slot: key codes of the tiles, value codes, and the metadata of keys and
  * of values, each as in the page.  Rows of dense tiles are permuted in chunks

@@ -56,17 +56,6 @@ lanes_sync(block_t)
 #endif
 }
 
-/* Asks for the line at p, which is read soon. */
-TR_HD void
-lanes_prefetch(const void *p)
-{
-#ifdef __CUDA_ARCH__
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-#else
-    (void) p;
-#endif
-}
-
 /* The smallest x of a warp; NaN counts for nothing. */
 TR_HD float
 lanes_least(warp_t w, float x)
