@@ -38,6 +38,15 @@ const troubles = {
       await lib.sleep(400);
     }
   },
+  // ours is well: what starting a server so often costs whoever shares the cores
+  'another is restarted': async (redis, proxy, until) => {
+    const another = await Redis.start();
+    while (Date.now() < until) {
+      await another.restart();
+      await lib.sleep(400);
+    }
+    await another.stop();
+  },
   'CLIENT PAUSE': async (redis, proxy, until) => {
     while (Date.now() < until) {
       // longer than the engine's patience, and the worker's
