@@ -30,14 +30,15 @@ typedef struct {
 } tr_cuda_product_t;
 
 /* Rows that a product of `rows` rows is computed for; buffers of x and y have
- * that many.  The same on every device. */
+ * that many.  The same on every device.  Finest where products stop being bound
+ * by their weights: from there on, rows that only pad cost as much as others. */
 static inline uint32_t
 tr_cuda_matmul_rows(uint32_t rows)
 {
     uint32_t step = rows <= 16     ? 8
                     : rows <= 64   ? 16
-                    : rows <= 256  ? 64
-                    : rows <= 512  ? 32
+                    : rows <= 256  ? 32
+                    : rows <= 512  ? 16
                     : rows <= 1024 ? 64
                                    : 128;
 

@@ -10,6 +10,8 @@
 
 #define THREADS 128u
 #define NORM_THREADS_MAX 1024u
+#define NORM_THREADS 640u /* of rows up to 5,120 */
+#define NORM_BLOCKS 3u    /* of which a multiprocessor then has this many */
 
 static bool
 is_short(tr_dtype_t type)
@@ -91,9 +93,10 @@ tr_cuda_rope_angles(const tr_cuda_stream_t *s, const uint32_t *row_pos,
 
 /* ---- norm --------------------------------------------------------------- */
 
-template <tr_dtype_t T>
+/* MOST: threads of a block; ONCE: a thread for each eight numbers of a row. */
+template <tr_dtype_t T, uint32_t MOST, bool ONCE>
 static __global__ void
-__launch_bounds__(NORM_THREADS_MAX)
+__launch_bounds__(MOST, MOST == NORM_THREADS ? NORM_BLOCKS : 1)
     norm_kernel(const __grid_constant__ tr_cuda_norm_t a, bool wide)
 {
     __shared__ uint64_t meet[MEET];
@@ -105,15 +108,30 @@ __launch_bounds__(NORM_THREADS_MAX)
 
     launch_wait();
     launch_next();
-    norm_row(&a, T, wide, b, meet, &weight, blockIdx.x);
+    norm_row(&a, T, wide, ONCE, b, meet, &weight, blockIdx.x);
+}
+
+template <tr_dtype_t T>
+static int
+norm_launch(const tr_cuda_stream_t *s, const tr_cuda_norm_t *a)
+{
+    uint32_t threads = (eights(a->n) + 31) / 32 * 32;
+    bool wide = norm_wide(a);
+
+    if (threads > NORM_THREADS_MAX) {
+        return launch_small(s, norm_kernel<T, NORM_THREADS_MAX, false>,
+                            dim3(a->rows), NORM_THREADS_MAX, *a, wide);
+    }
+    return launch_small(s,
+                        threads <= NORM_THREADS
+                            ? norm_kernel<T, NORM_THREADS, true>
+                            : norm_kernel<T, NORM_THREADS_MAX, true>,
+                        dim3(a->rows), threads, *a, wide);
 }
 
 extern "C" int
 tr_cuda_norm(const tr_cuda_stream_t *s, const tr_cuda_norm_t *a)
 {
-    uint32_t threads = (eights(a->n) + 31) / 32 * 32;
-    bool wide = norm_wide(a);
-
     if (a->n == 0 || a->ldh < a->n || a->ldo < a->n || !is_short(a->type)
         || (a->delta != NULL && a->ldd < a->n)) {
         return TR_KERNEL_BADARG;
@@ -121,12 +139,8 @@ tr_cuda_norm(const tr_cuda_stream_t *s, const tr_cuda_norm_t *a)
     if (a->rows == 0) {
         return TR_KERNEL_OK;
     }
-    return launch_small(s,
-                        a->type == TR_F16 ? norm_kernel<TR_F16>
-                                          : norm_kernel<TR_BF16>,
-                        dim3(a->rows),
-                        threads < NORM_THREADS_MAX ? threads : NORM_THREADS_MAX,
-                        *a, wide);
+    return a->type == TR_F16 ? norm_launch<TR_F16>(s, a)
+                             : norm_launch<TR_BF16>(s, a);
 }
 
 /* ---- queries, keys, values ---------------------------------------------- */

@@ -128,18 +128,20 @@ norm_store(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, uint32_t r,
 
 /* Row r of out, by a block.  A lane keeps its first eight numbers, so that rows
  * of up to 8 x lanes are read once; the rest comes from the L1 cache again.
- * `weight`: of the first eight, which do not depend on the kernel before. */
+ * `weight`: of the first eight, which do not depend on the kernel before.
+ * `once`: there is no rest, which saves a block half of its registers. */
 TR_HD void
-norm_row(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, block_t b,
-         uint64_t *meet, const eight_t *weight, uint32_t r)
+norm_row(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, bool once,
+         block_t b, uint64_t *meet, const eight_t *weight, uint32_t r)
 {
     size_t row = a->gather == NULL ? r : a->gather[r];
     uint32_t first = b.lane * 8, step = b.lanes * 8;
-    eight_t mine, h, w;
+    uint32_t count = eight_count(a->n, first);
+    eight_t mine = {}, h, w;
     float sum = 0, scale;
 
     for (uint32_t i = first; i < a->n; i += step) {
-        uint32_t n = eight_count(a->n, i);
+        uint32_t n = i == first ? count : eight_count(a->n, i);
 
         h = norm_load(a, type, wide, row, i, n);
         if (a->gather == NULL && a->delta != NULL) {
@@ -151,14 +153,16 @@ norm_row(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, block_t b,
         if (i == first) {
             mine = h;
         }
+        if (once) {
+            break;
+        }
     }
     sum = block_sum(b, sum, meet);
     scale = 1.0f / sqrtf(sum / (float) a->n + a->eps);
     if (first < a->n) {
-        norm_store(a, type, wide, r, first, eight_count(a->n, first), weight,
-                   scale, &mine);
+        norm_store(a, type, wide, r, first, count, weight, scale, &mine);
     }
-    for (uint32_t i = first + step; i < a->n; i += step) {
+    for (uint32_t i = first + step; !once && i < a->n; i += step) {
         uint32_t n = eight_count(a->n, i);
 
         h = a->gather == NULL

@@ -105,7 +105,8 @@ norm_lane(void *arg, uint32_t lane)
                                 eight_count(r->a->n, first), TR_F32,
                                 norm_wide(r->a));
 
-    norm_row(r->a, r->a->type, norm_wide(r->a), b, r->meet, &weight, r->row);
+    norm_row(r->a, r->a->type, norm_wide(r->a), eights(r->a->n) <= r->lanes, b,
+             r->meet, &weight, r->row);
 }
 
 extern "C" void
