@@ -2,8 +2,8 @@
  * model_cuda.h: the launches of a step.
  *
  *   embed: token (or what history has) -> hidden       angles of all rows
- *   layer: norm (adds what the layer before gave), product qkv, bias and norms
- *          of heads, append to the cache, attention, product o
+ *   layer: norm (adds what the layer before gave), product qkv, bias, norms and
+ *          rotation of heads with their append to the cache, attention, product o
  *          norm (adds o), product gate_up, silu, product down
  *   wanted rows, TR_CUDA_LOGIT_ROWS at a time: norm, product with the head,
  *          sampling
@@ -162,12 +162,12 @@ attention_half(tr_model_cuda_t *m, const run_t *r, uint32_t layer)
                             .ld = m->ld_qkv,
                             .type = m->type,
                             .angles = m->angles,
-                            .moved = true };
+                            .moved = true,
+                            .heads = &heads };
 
     return norm(m, n, layer == 0 ? NULL : m->delta, NULL, w[TR_PART_INPUT_NORM])
            && multiply(m, TR_PART_QKV, w[TR_PART_QKV], m->normed, m->ld_hidden,
                        n, m->qkv, m->ld_qkv)
-           && launched(m, m->cuda->qkv(m->stream, &heads), "qkv")
            && launched(m,
                        m->cuda->kv_append(m->stream, r->kv, layer, &r->rows,
                                           &keys, NULL),

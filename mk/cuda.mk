@@ -26,7 +26,8 @@ CUDA_BOTH := $B/cuda/test_store $B/cuda/test_generic $B/cuda/bench_store
 CUDA_CPU  := $(patsubst kernels/cpu/%.c,$B/obj/kernels/cpu/%.o,\
     $(wildcard kernels/cpu/kv_*.c kernels/cpu/attention*.c) kernels/cpu/team.c)
 CUDA_BED  := $(patsubst %,$B/cuda/obj/%.o,store_bed store_append \
-    store_compress store_swap generic_case emulate)
+    store_compress store_swap store_heads \
+    generic_case emulate)
 
 # For the tests' library and for the one that the engine loads.
 NVFLAGS = -O3 -std=c++17 -Ikernels -diag-suppress 128 \

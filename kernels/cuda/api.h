@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-#define TR_CUDA_API_VERSION 2u
+#define TR_CUDA_API_VERSION 3u
 
 /* name, of every function in the table */
 /* clang-format off */
@@ -38,7 +38,7 @@ extern "C" {
     F(event_wait) F(event_time) F(event_follow)                            \
     F(graph_begin) F(graph_end) F(graph_launch) F(graph_close)             \
     F(matmul_open) F(matmul_close) F(matmul_choose) F(matmul)              \
-    F(embed) F(rope_angles) F(norm) F(qkv) F(silu_mul) F(fill_random)      \
+    F(embed) F(rope_angles) F(norm) F(silu_mul) F(fill_random)             \
     F(convert) F(select) F(sample) F(sample_work)                          \
     F(decode_work) F(decode_plan) F(decode) F(decode_score)                \
     F(attention_work) F(attention)                                         \

@@ -1,7 +1,8 @@
 /*
- * kv_append on the device: a warp for each row, head and side; for the moves of
- * a step, one for eight heads.  What is common is done by append_fast.cuh and
- * append_moves.cuh, the rest out of line by append.cuh.
+ * kv_append on the device: a warp for each row, head and side, and for some of a
+ * row's queries; for the moves of a step, one for eight heads.  What is common
+ * is done by append_fast.cuh, append_heads.cuh and append_moves.cuh, the rest
+ * out of line by append.cuh.
  */
 #include "append.cuh"
 #include "append_fast.cuh"
@@ -10,6 +11,7 @@
 
 #define WARPS 4u
 #define MOVES_BLOCKS 10u /* of a multiprocessor */
+#define HEADS_ROWS 512u  /* of a step; more are better off by themselves */
 
 /* Kept small: a kernel that comes once a layer finds no instruction in a
  * cache. */
@@ -54,6 +56,7 @@ __launch_bounds__(32 * WARPS, 10)
 {
     __shared__ token_room_t room[WARPS];
     uint32_t i = blockIdx.y * WARPS + threadIdx.x / 32;
+    uint32_t sides = a.kv.lists * 2, query = (i - sides) * HEADS_AT_ONCE;
     append_t t;
     place_t p;
     bool there, fast;
@@ -66,7 +69,11 @@ __launch_bounds__(32 * WARPS, 10)
     fast = there && fast_target(&t, &p);
     launch_wait();
     launch_next();
-    if (fast) {
+    if (i >= sides) {
+        if (query < a.heads.n) {
+            heads_rotate(&a, t.w, blockIdx.x, query);
+        }
+    } else if (fast) {
         fast_token(&t, p);
     } else if (there) {
         append_rest(t, &room[threadIdx.x / 32]);
@@ -79,6 +86,35 @@ keys_fast(const tr_cuda_keys_t *in)
 {
     return in->type != TR_F32 && in->ld % 4 == 0 && (uintptr_t) in->k % 8 == 0
            && (uintptr_t) in->v % 8 == 0 && (uintptr_t) in->angles % 16 == 0;
+}
+
+/* Can the step's launch do what tr_cuda_qkv does? */
+static bool
+heads_fast(const append_args_t *a, const tr_cuda_qkv_t *h)
+{
+    return a->fast && h->rows <= HEADS_ROWS && h->rows == a->rows.n_rows
+           && h->q_norm == NULL && h->ld == a->in.ld && h->type == a->in.type
+           && h->head_dim == FAST_DIM && (uintptr_t) h->qkv % 8 == 0
+           && (uintptr_t) h->bias % 16 == 0 && h->angles == a->in.angles;
+}
+
+/* The heads before their append, or with it. */
+static int
+heads_take(const tr_cuda_stream_t *s, append_args_t *a, const tr_cuda_qkv_t *h)
+{
+    size_t q = (size_t) h->heads * h->head_dim;
+
+    if (a->rows.n_rows == 0 || !heads_fast(a, h)) {
+        return tr_cuda_qkv(s, h);
+    }
+    a->heads.q = h->qkv;
+    a->heads.n = h->heads;
+    if (h->bias != NULL) {
+        a->heads.q_bias = h->bias;
+        a->heads.k_bias = h->bias + q;
+        a->heads.v_bias = h->bias + q + (size_t) h->lists * h->head_dim;
+    }
+    return TR_KERNEL_OK;
 }
 
 /* What both launches are given; TR_KERNEL_OK and n_rows 0: nothing to do. */
@@ -132,19 +168,26 @@ tr_cuda_kv_append(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                   const tr_cuda_keys_t *in, uint32_t *refused)
 {
     append_args_t a = {};
-    dim3 blocks(rows->n_rows, (kv->lists * 2 + WARPS - 1) / WARPS);
     int rc = args_make(&a, kv, rows, refused);
+    uint32_t warps;
 
     if (rc != TR_KERNEL_OK || in->ld < (size_t) kv->lists * kv->head_dim
         || layer >= kv->layers) {
         return TR_KERNEL_BADARG;
     }
-    if (a.rows.n_rows == 0) {
-        return TR_KERNEL_OK;
-    }
     a.part = in->moved ? TOKENS : ALL_OF_IT;
     a.in = *in;
+    a.in.heads = NULL;
     a.fast = a.fast && keys_fast(in);
     a.layer = layer;
-    return launch_small(s, append_kernel, blocks, 32 * WARPS, a);
+    if (in->heads != NULL) {
+        rc = heads_take(s, &a, in->heads);
+    }
+    if (rc != TR_KERNEL_OK || a.rows.n_rows == 0) {
+        return rc;
+    }
+    warps = kv->lists * 2 + (a.heads.n + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE;
+    return launch_small(s, append_kernel,
+                        dim3(rows->n_rows, (warps + WARPS - 1) / WARPS),
+                        32 * WARPS, a);
 }

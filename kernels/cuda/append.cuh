@@ -11,6 +11,7 @@
 #define TR_CUDA_APPEND_CUH
 
 #include "append_check.cuh"
+#include "append_heads.cuh"
 
 /* ---- pages and marks ---------------------------------------------------- */
 
@@ -53,15 +54,23 @@ row_number(const append_t *t, uint32_t row, uint32_t d)
 {
     const tr_cuda_keys_t *in = &t->a->in;
     uint32_t dim = t->a->kv.head_dim, half = dim / 2, i = d % half;
+    uint32_t other = d < half ? half + d : i;
     size_t at = row * in->ld + (size_t) t->list * dim;
     const float *cosine = in->angles + (size_t) row * dim;
-    float x, y;
+    const float *bias = t->side == KEY ? t->a->heads.k_bias
+                                       : t->a->heads.v_bias;
+    float x = number_load(t->side == KEY ? in->k : in->v, at + d, in->type), y;
 
-    if (t->side == VALUE) {
-        return number_load(in->v, at + d, in->type);
+    if (bias != NULL) {
+        x = biased(x, bias[t->list * dim + d], in->type);
     }
-    x = number_load(in->k, at + d, in->type);
-    y = number_load(in->k, at + (d < half ? half + d : i), in->type);
+    if (t->side == VALUE) {
+        return x;
+    }
+    y = number_load(in->k, at + other, in->type);
+    if (bias != NULL) {
+        y = biased(y, bias[t->list * dim + other], in->type);
+    }
     x = mul_rn(x, cosine[i]);
     y = mul_rn(y, cosine[half + i]);
     return add_rn(x, d < half ? -y : y);

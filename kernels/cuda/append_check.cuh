@@ -13,11 +13,19 @@
  * layers; the tokens of a layer whose moves were done. */
 typedef enum { ALL_OF_IT, MOVES, TOKENS } append_part_t;
 
+/* Queries to be rotated in the same launch, and biases; NULL: none. */
+typedef struct {
+    void *q; /* in.type, rows of in.ld */
+    const float *q_bias, *k_bias, *v_bias;
+    uint32_t n; /* query heads of a row; 0: none are rotated */
+} append_heads_t;
+
 typedef struct {
     tr_kv_view_t kv; /* its layouts are below */
     tr_kv_layout_t layout[TR_KV_LAYOUTS_MAX];
     tr_rows_t rows;
-    tr_cuda_keys_t in;
+    tr_cuda_keys_t in; /* its heads are below */
+    append_heads_t heads;
     append_part_t part;
     uint32_t layer; /* the first */
     bool fast;      /* head size, type and addresses are those of

@@ -13,7 +13,7 @@
 #ifndef TR_CUDA_APPEND_FAST_CUH
 #define TR_CUDA_APPEND_FAST_CUH
 
-#include "append_check.cuh"
+#include "append_heads.cuh"
 #include "token_fast.cuh"
 
 /* Where the row's token goes. */
@@ -61,23 +61,27 @@ fast_target(const append_t *t, place_t *p)
     return ok && id >= 0;
 }
 
-/* Four neighbours of 16 bits. */
+/* Four neighbours of 16 bits from `at` on, with their bias of the head. */
 TR_HD void
-four_load(const void *src, size_t at, tr_dtype_t type, float *x)
+four_load(const append_t *t, const void *src, const float *bias, uint32_t at,
+          float *x)
 {
-    uint2 u = *(const uint2 *) ((const uint16_t *) src + at);
-    uint32_t h[4] = { u.x & 0xffff, u.x >> 16, u.y & 0xffff, u.y >> 16 };
+    const tr_cuda_keys_t *in = &t->a->in;
+    size_t row = t->row * in->ld + t->list * FAST_DIM;
 
+    four_open(*(const uint2 *) ((const uint16_t *) src + row + at), in->type, x);
+    if (bias != NULL) {
+        four_add(x, bias + t->list * FAST_DIM + at);
 #pragma unroll
-    for (uint32_t e = 0; e < 4; e++) {
-        x[e] = type == TR_BF16 ? tr_float_from_bits(h[e] << 16)
-                               : float_of((uint16_t) h[e]);
+        for (uint32_t e = 0; e < 4; e++) {
+            x[e] = biased(x[e], 0, in->type);
+        }
     }
 }
 
 /* The lane's numbers of a key, rotated as row_number does. */
 TR_HD void
-fast_key_load(const append_t *t, size_t at, float *x)
+fast_key_load(const append_t *t, float *x)
 {
     const tr_cuda_keys_t *in = &t->a->in;
     uint32_t lane = t->w.lane, i = lane * 4 % (FAST_DIM / 2);
@@ -87,8 +91,8 @@ fast_key_load(const append_t *t, size_t at, float *x)
     float cosine[4] = { c.x, c.y, c.z, c.w }, sine[4] = { s.x, s.y, s.z, s.w };
     float y[4];
 
-    four_load(in->k, at + lane * 4, in->type, x);
-    four_load(in->k, at + (lane ^ 16) * 4, in->type, y);
+    four_load(t, in->k, t->a->heads.k_bias, lane * 4, x);
+    four_load(t, in->k, t->a->heads.k_bias, (lane ^ 16) * 4, y);
 #pragma unroll
     for (uint32_t e = 0; e < 4; e++) {
         float u = mul_rn(x[e], cosine[e]), v = mul_rn(y[e], sine[e]);
@@ -99,22 +103,19 @@ fast_key_load(const append_t *t, size_t at, float *x)
 
 /* Of a value: those of its half words. */
 TR_HD void
-fast_value_load(const append_t *t, size_t at, float *x)
+fast_value_load(const append_t *t, float *x)
 {
     const tr_cuda_keys_t *in = &t->a->in;
-    const uint16_t *v = (const uint16_t *) in->v + at + t->w.lane / 8 * 32
-                        + t->w.lane % 8;
-    uint16_t h[4];
+    const float *bias = t->a->heads.v_bias;
+    uint32_t at = t->list * FAST_DIM + t->w.lane / 8 * 32 + t->w.lane % 8;
 
 #pragma unroll
     for (uint32_t e = 0; e < 4; e++) {
-        h[e] = v[8 * e];
+        x[e] = number_load(in->v, t->row * in->ld + at + 8 * e, in->type);
     }
 #pragma unroll
-    for (uint32_t e = 0; e < 4; e++) {
-        x[e] = in->type == TR_BF16
-                   ? tr_float_from_bits((uint32_t) h[e] << 16)
-                   : float_of(h[e]);
+    for (uint32_t e = 0; e < 4 && bias != NULL; e++) {
+        x[e] = biased(x[e], bias[at + 8 * e], in->type);
     }
 }
 
@@ -122,17 +123,16 @@ fast_value_load(const append_t *t, size_t at, float *x)
 TR_HD void
 fast_token(const append_t *t, place_t p)
 {
-    const tr_cuda_keys_t *in = &t->a->in;
+    const append_args_t *a = t->a;
     bool dense = t->pos >= t->seq->base;
-    size_t at = t->row * in->ld + (size_t) t->list * FAST_DIM;
     float x[4];
 
     if (t->side == KEY) {
-        fast_key_load(t, at, x);
+        fast_key_load(t, x);
     } else if (dense) {
-        four_load(in->v, at + t->w.lane * 4, in->type, x);
+        four_load(t, a->in.v, a->heads.v_bias, t->w.lane * 4, x);
     } else {
-        fast_value_load(t, at, x);
+        fast_value_load(t, x);
     }
     if (dense) {
         uint2 u;

@@ -219,8 +219,8 @@ qkv_rotate(const eight_t *c, const eight_t *s, eight_t *lo, eight_t *hi)
     for (uint32_t j = 0; j < 8; j++) {
         float u = lo->x[j], v = hi->x[j];
 
-        lo->x[j] = u * c->x[j] - v * s->x[j];
-        hi->x[j] = v * c->x[j] + u * s->x[j];
+        lo->x[j] = add_rn(mul_rn(u, c->x[j]), -mul_rn(v, s->x[j]));
+        hi->x[j] = add_rn(mul_rn(v, c->x[j]), mul_rn(u, s->x[j]));
     }
 }
 

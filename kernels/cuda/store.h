@@ -14,18 +14,22 @@
 #define TR_CUDA_STORE_H
 
 #include "cuda.h"
+#include "model.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Keys before RoPE and values of a step's rows. */
+/* Keys before RoPE and values of a step's rows.  heads: NULL, or what k and v
+ * are part of: then what tr_cuda_qkv (model.h) does comes first, where that can
+ * be in the same launch; k and v are left with or without their bias. */
 typedef struct {
     const void *k, *v; /* [n_rows][lists * head_dim] each */
     size_t ld;         /* elements */
     tr_dtype_t type;
     const float *angles; /* [n_rows][2][head_dim / 2], as rope_angles does */
     bool moved;          /* tr_cuda_kv_moves was called for this step */
+    const tr_cuda_qkv_t *heads;
 } tr_cuda_keys_t;
 
 /* tr_kernels_t.kv_append.  Rows of sequences with seq_slot < 0 are left out.  A

@@ -182,7 +182,7 @@ keys_make(bench_t *b, uint32_t rows)
     size_t n = (size_t) rows * LISTS * DIM;
     float *x = malloc(n * 4);
     uint16_t *h = malloc(n * 2);
-    tr_cuda_keys_t in = { NULL, NULL, LISTS * DIM, TR_BF16, NULL, false };
+    tr_cuda_keys_t in = { NULL, NULL, LISTS * DIM, TR_BF16, NULL, false, NULL };
 
     for (size_t i = 0; i < n; i++) {
         x[i] = (float) (random_unit() * 2 - 1);

@@ -206,6 +206,43 @@ append_run(append_run_t *r, const tr_kv_view_t *kv, const tr_rows_t *rows,
     free(r);
 }
 
+extern "C" bool
+emulate_heads(const tr_kv_view_t *kv, uint32_t lanes)
+{
+    return lanes == 32 && kv->head_dim == FAST_DIM;
+}
+
+static void
+heads_lane(void *arg, uint32_t lane)
+{
+    append_run_t *r = (append_run_t *) arg;
+    warp_t w = { lane, r->lanes };
+
+    heads_rotate(&r->a, w, r->task, r->end);
+}
+
+/* As heads_take. */
+static void
+heads_run(append_run_t *r, const tr_cuda_qkv_t *h, uint32_t lanes)
+{
+    const float *bias = h->bias;
+    size_t q = (size_t) h->heads * h->head_dim;
+
+    r->a.heads.q = h->qkv;
+    r->a.heads.n = h->heads;
+    if (bias != NULL) {
+        r->a.heads.q_bias = bias;
+        r->a.heads.k_bias = bias + q;
+        r->a.heads.v_bias = bias + q + (size_t) h->lists * h->head_dim;
+    }
+    r->lanes = lanes;
+    for (r->task = 0; r->task < h->rows; r->task++) {
+        for (r->end = 0; r->end < h->heads; r->end += HEADS_AT_ONCE) {
+            emulate_run(lanes, heads_lane, r);
+        }
+    }
+}
+
 extern "C" int
 emulate_kv_append(const tr_kv_view_t *kv, uint32_t layer, const tr_rows_t *rows,
                   const tr_cuda_keys_t *in, uint32_t *refused, uint32_t lanes)
@@ -215,6 +252,9 @@ emulate_kv_append(const tr_kv_view_t *kv, uint32_t layer, const tr_rows_t *rows,
     r->a.part = in->moved ? TOKENS : ALL_OF_IT;
     r->a.in = *in;
     r->a.layer = layer;
+    if (in->heads != NULL) {
+        heads_run(r, in->heads, lanes);
+    }
     append_run(r, kv, rows, 1, refused, lanes);
     return TR_KERNEL_OK;
 }

@@ -20,6 +20,8 @@ int emulate_kv_append(const tr_kv_view_t *kv, uint32_t layer,
                       const tr_rows_t *rows, const tr_cuda_keys_t *in,
                       uint32_t *refused, uint32_t lanes);
 
+/* Can a warp of so many lanes take `heads` on the way? */
+bool emulate_heads(const tr_kv_view_t *kv, uint32_t lanes);
 int emulate_kv_moves(const tr_kv_view_t *kv, const tr_rows_t *rows,
                      uint32_t *refused, uint32_t lanes);
 

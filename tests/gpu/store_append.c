@@ -128,19 +128,23 @@ moves(bed_t *b, step_rows_t *r)
 static int
 append(bed_t *b, uint32_t layer, step_rows_t *r, bool moved, uint32_t *refused)
 {
-    uint32_t *count = bed_room(b, 4), zero = 0;
+    uint32_t *count = bed_room(b, 4), zero = 0, lanes = store_lanes(b);
     bed_input_t in;
     int rc;
 
     bed_input(b, r->host.n_rows + 1, &in);
     in.other.moved = moved;
+    if (in.other.type != TR_F32 && random_below(2)
+        && (!b->side->emulate || emulate_heads(&b->other, lanes))) {
+        bed_heads(b, r->host.n_rows + 1, &in);
+        in.heads.rows = r->other.n_rows;
+    }
     bed_put(b, count, &zero, 4);
     bed_sync(b);
     rc = tr_cpu_kv_append(&store_cpu, &b->host, layer, &r->host, in.k, in.v,
                           in.ld, in.angles, store_codec());
     if (b->side->emulate) {
-        emulate_kv_append(&b->other, layer, &r->other, &in.other, count,
-                          store_lanes(b));
+        emulate_kv_append(&b->other, layer, &r->other, &in.other, count, lanes);
     } else if (tr_cuda_kv_append(&b->side->stream, &b->other, layer, &r->other,
                                  &in.other, count)
                != 0) {
@@ -149,6 +153,9 @@ append(bed_t *b, uint32_t layer, step_rows_t *r, bool moved, uint32_t *refused)
     }
     bed_get(b, refused, count, 4);
     bed_room_free(b, count);
+    if (in.other.heads != NULL && !bed_heads_same(b, &in)) {
+        rc = TR_KERNEL_BADARG;
+    }
     bed_input_free(b, &in);
     return rc;
 }

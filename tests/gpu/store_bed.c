@@ -401,7 +401,9 @@ bed_input(bed_t *b, uint32_t rows, bed_input_t *in)
     bed_put(b, v, as, rows * in->ld * 4);
     bed_put(b, angles, in->angles, (size_t) rows * dim * 4);
     free(as);
-    in->other = (tr_cuda_keys_t){ k, v, in->ld, type, angles, false };
+    in->other = (tr_cuda_keys_t){ k, v, in->ld, type, angles, false, NULL };
+    memset(&in->heads, 0, sizeof(in->heads));
+    in->want = NULL;
 }
 
 void
@@ -410,7 +412,13 @@ bed_input_free(bed_t *b, bed_input_t *in)
     free(in->k);
     free(in->v);
     free(in->angles);
-    bed_room_free(b, (void *) in->other.k);
-    bed_room_free(b, (void *) in->other.v);
+    if (in->other.heads != NULL) {
+        bed_room_free(b, in->heads.qkv);
+        bed_room_free(b, (void *) in->heads.bias);
+    } else {
+        bed_room_free(b, (void *) in->other.k);
+        bed_room_free(b, (void *) in->other.v);
+    }
     bed_room_free(b, (void *) in->other.angles);
+    free(in->want);
 }

@@ -76,9 +76,16 @@ typedef struct {
     float *k, *v, *angles;
     size_t ld;
     tr_cuda_keys_t other;
+    tr_cuda_qkv_t heads; /* of `other` */
+    uint16_t *want; /* [rows][heads * head_dim] queries, rotated; or NULL */
 } bed_input_t;
 
 void bed_input(bed_t *b, uint32_t rows, bed_input_t *in);
+/* Then, for 16 bits: the other side is given them as part of a product's rows,
+ * the biases left out. */
+void bed_heads(bed_t *b, uint32_t rows, bed_input_t *in);
+/* Are the queries of heads.rows rows rotated? */
+bool bed_heads_same(bed_t *b, const bed_input_t *in);
 void bed_input_free(bed_t *b, bed_input_t *in);
 
 #endif

@@ -205,10 +205,15 @@ tr_cuda_kv_append(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
         .layer = layer, .rows = *rows, .in = *in, .refused = refused
     };
 
+    int rc = TR_KERNEL_OK;
+
     if (in->ld < (size_t) kv->lists * kv->head_dim || layer >= kv->layers) {
         return TR_KERNEL_BADARG;
     }
-    return launch(s, &a, kv, "kv_append", append);
+    if (in->heads != NULL) {
+        rc = tr_cuda_qkv(s, in->heads);
+    }
+    return rc == TR_KERNEL_OK ? launch(s, &a, kv, "kv_append", append) : rc;
 }
 
 /* ---- compression -------------------------------------------------------- */

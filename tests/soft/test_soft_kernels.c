@@ -174,7 +174,8 @@ step_by_device(const tr_kv_view_t *kv, step_t *t, uint32_t layer,
                           KV_WIDTH,
                           type,
                           x.angles,
-                          true };
+                          true,
+                          NULL };
     tr_rows_t rows = t->rows;
     uint32_t n = rows.n_rows;
 
@@ -373,7 +374,7 @@ refuses_one_head(void **state)
     tr_kv_policy_t *full;
     tr_error_t err = { 0 };
     uint32_t refused = 0;
-    tr_cuda_keys_t in = { x.k, x.v, KV_WIDTH, TR_F32, x.angles, false };
+    tr_cuda_keys_t in = { x.k, x.v, KV_WIDTH, TR_F32, x.angles, false, NULL };
     static step_t t;
     int32_t *row;
     pair_t p;

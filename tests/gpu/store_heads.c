@@ -1,0 +1,144 @@
+/*
+ * A step's keys and values as part of what a product left: queries, keys and
+ * values side by side, without their biases (store.h, tr_cuda_keys_t.heads).
+ */
+#include "store_bed.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define HEADS_MAX 8u
+
+static void *
+room(size_t bytes)
+{
+    void *p = calloc(1, bytes + 1);
+
+    if (p == NULL) {
+        fprintf(stderr, "out of memory\n");
+        exit(1);
+    }
+    return p;
+}
+
+static float
+rounded(float x, tr_dtype_t type)
+{
+    uint16_t h;
+
+    tr_float_store(&h, 0, type, x);
+    return tr_float_load(&h, 0, type);
+}
+
+/* What a row of the product has of keys or values, which get their bias. */
+static void
+side_in(float *x, uint32_t n, const float *bias, tr_dtype_t type, uint16_t *out)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        tr_float_store(out, i, type, x[i]);
+        x[i] = bias == NULL ? x[i] : rounded(x[i] + bias[i], type);
+    }
+}
+
+/* A query before and after. */
+static void
+query_in(const float *x, uint32_t dim, const float *bias, const float *angles,
+         tr_dtype_t type, uint16_t *out, uint16_t *want)
+{
+    uint32_t half = dim / 2;
+
+    for (uint32_t i = 0; i < dim; i++) {
+        tr_float_store(out, i, type, x[i]);
+    }
+    for (uint32_t i = 0; i < half; i++) {
+        float u = tr_float_load(out, i, type);
+        float v = tr_float_load(out, half + i, type);
+
+        u += bias == NULL ? 0 : bias[i];
+        v += bias == NULL ? 0 : bias[half + i];
+        tr_float_store(want, i, type, u * angles[i] - v * angles[half + i]);
+        tr_float_store(want, half + i, type,
+                       v * angles[i] + u * angles[half + i]);
+    }
+}
+
+void
+bed_heads(bed_t *b, uint32_t rows, bed_input_t *in)
+{
+    uint32_t dim = b->host.head_dim, n = b->host.lists * dim;
+    tr_cuda_qkv_t *h = &in->heads;
+    tr_dtype_t type = in->other.type;
+    uint32_t q, all;
+    float *bias = NULL, *x;
+    uint16_t *out;
+    void *there = NULL;
+
+    h->heads = 1 + random_below(HEADS_MAX);
+    h->lists = b->host.lists;
+    h->head_dim = dim;
+    h->type = type;
+    h->angles = in->other.angles;
+    q = h->heads * dim;
+    all = q + 2 * n;
+    h->ld = all + random_below(3) * 8;
+    x = room(all * 4ul);
+    out = room(rows * h->ld * 2);
+    in->want = room(rows * (size_t) q * 2);
+    if (random_below(2)) {
+        bias = room(all * 4ul);
+        for (uint32_t i = 0; i < all; i++) {
+            bias[i] = (float) random_normal();
+        }
+        there = bed_room(b, all * 4ul);
+        bed_put(b, there, bias, all * 4ul);
+    }
+    h->bias = there;
+    for (uint32_t r = 0; r < rows; r++) {
+        uint16_t *row = out + r * h->ld;
+
+        for (uint32_t i = 0; i < q; i++) {
+            x[i] = (float) (random_normal() * 3);
+        }
+        for (uint32_t i = 0; i < q; i += dim) {
+            query_in(x + i, dim, bias == NULL ? NULL : bias + i,
+                     in->angles + (size_t) r * dim, type, row + i,
+                     in->want + r * (size_t) q + i);
+        }
+        side_in(in->k + r * in->ld, n, bias == NULL ? NULL : bias + q, type,
+                row + q);
+        side_in(in->v + r * in->ld, n, bias == NULL ? NULL : bias + q + n, type,
+                row + q + n);
+    }
+    h->qkv = bed_room(b, rows * h->ld * 2);
+    bed_put(b, h->qkv, out, rows * h->ld * 2);
+    bed_room_free(b, (void *) in->other.k);
+    bed_room_free(b, (void *) in->other.v);
+    in->other.k = (uint16_t *) h->qkv + q;
+    in->other.v = (uint16_t *) h->qkv + q + n;
+    in->other.ld = h->ld;
+    in->other.heads = h;
+    free(bias);
+    free(out);
+    free(x);
+}
+
+bool
+bed_heads_same(bed_t *b, const bed_input_t *in)
+{
+    const tr_cuda_qkv_t *h = &in->heads;
+    size_t q = (size_t) h->heads * h->head_dim;
+    uint16_t *got = room(h->rows * h->ld * 2);
+    bool same = true;
+
+    bed_get(b, got, h->qkv, h->rows * h->ld * 2);
+    for (uint32_t r = 0; r < h->rows && same; r++) {
+        same = memcmp(got + r * h->ld, in->want + r * q, q * 2) == 0;
+    }
+    if (!same) {
+        printf("queries differ: rows %u, heads %u, bias %d\n", h->rows,
+               h->heads, h->bias != NULL);
+    }
+    free(got);
+    return same;
+}
