@@ -1,7 +1,8 @@
 # The CUDA backend.  Included by the Makefile.
 #
 #   make cuda        kernels, their tests and benchmarks, into build/cuda
-#                    (NVCC=, CUDA_ARCH="90a 80 89"), and what the engine loads,
+#                    (NVCC=, CUDA_ARCH="90a 80 89"; with "89+" the driver
+#                    translates for later GPUs), and what the engine loads,
 #                    build/lib/libtokenring_cuda.so
 #   make test-gpu    tests and benchmarks, on a machine with a GPU
 #
@@ -32,7 +33,8 @@ CUDA_BED  := $(patsubst %,$B/cuda/obj/%.o,store_bed store_append \
 # For the tests' library and for the one that the engine loads.
 NVFLAGS = -O3 -std=c++17 -Ikernels -diag-suppress 128 \
           -Xcompiler=-fPIC,-fvisibility=hidden \
-          $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$a,code=sm_$a)
+          $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a:+=),code=$(if \
+              $(filter %+,$a),compute,sm)_$(a:+=))
 
 NVCC_CFLAGS = $(addprefix -Xcompiler=,$(filter-out -MMD -MP,$(TR_CFLAGS)))
 

@@ -11,7 +11,8 @@
 #include <stdlib.h>
 
 /* Code for architecture "80" runs on 8.0 and later 8s, code for "90a" on 9.0
- * alone.  archs: those compiled, with spaces between. */
+ * alone, and "80+", which the driver translates, from 8.0 on.  archs: those
+ * compiled, with spaces between. */
 static inline bool
 tr_cuda_arch_runs(const char *archs, uint32_t major, uint32_t minor)
 {
@@ -23,11 +24,13 @@ tr_cuda_arch_runs(const char *archs, uint32_t major, uint32_t minor)
             archs++;
             continue;
         }
-        if (arch / 10 == major
-            && (*end == 'a' ? arch % 10 == minor : arch % 10 <= minor)) {
+        if (*end == '+' ? arch <= 10 * major + minor
+                        : arch / 10 == major
+                              && (*end == 'a' ? arch % 10 == minor
+                                              : arch % 10 <= minor)) {
             return true;
         }
-        archs = *end == 'a' ? end + 1 : end;
+        archs = *end == 'a' || *end == '+' ? end + 1 : end;
     }
     return false;
 }

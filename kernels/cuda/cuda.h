@@ -29,6 +29,8 @@ typedef struct {
     int ordinal;
     uint32_t blocks; /* multiprocessors */
     uint32_t shared; /* bytes of shared memory that a block can have */
+    uint32_t code;   /* 10 times the compute capability that the code which runs
+                      * was compiled for; not above the device's */
     bool dependent;  /* a kernel can begin before the one before it ends */
     bool unfinished; /* benchmarks: leave out the end of decode attention */
 } tr_cuda_device_t;

@@ -281,11 +281,7 @@ map_all(prompt_maps_t *maps, const tr_kv_view_t *kv, uint32_t box)
 static tr_prompt_way_t
 prompt_way(const tr_cuda_stream_t *s, tr_prompt_way_t way)
 {
-    int major = 0;
-
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
-                           s->device->ordinal);
-    return major != 9 ? TR_PROMPT_WARPS : way;
+    return s->device->code / 10 != 9 ? TR_PROMPT_WARPS : way;
 }
 
 extern "C" int

@@ -162,10 +162,16 @@ tr_cuda_about(int ordinal, tr_cuda_about_t *out)
     return checked(e, "opening the GPU");
 }
 
+static __global__ void
+empty_kernel(void)
+{
+}
+
 extern "C" int
 tr_cuda_open(int ordinal, tr_cuda_device_t *out)
 {
-    int blocks = 0, shared = 0, major = 0;
+    int blocks = 0, shared = 0;
+    cudaFuncAttributes code = {};
     tr_cuda_about_t about;
 
     memset(out, 0, sizeof(*out));
@@ -175,12 +181,13 @@ tr_cuda_open(int ordinal, tr_cuda_device_t *out)
     cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, ordinal);
     cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin,
                            ordinal);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
+    cudaFuncGetAttributes(&code, empty_kernel);
     opened = ordinal;
     out->ordinal = ordinal;
     out->blocks = (uint32_t) blocks;
     out->shared = (uint32_t) shared;
-    out->dependent = major >= 9;
+    out->code = (uint32_t) code.ptxVersion;
+    out->dependent = out->code >= 90;
     decode_open(out);
     return tr_cuda_check();
 }

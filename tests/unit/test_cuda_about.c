@@ -67,6 +67,10 @@ code_runs_where_it_was_made_for(void **state)
     assert_false(tr_cuda_arch_runs("80", 7, 5));
     assert_true(tr_cuda_arch_runs("90a", 9, 0));
     assert_false(tr_cuda_arch_runs("90a", 9, 1));
+    assert_true(tr_cuda_arch_runs("80+", 8, 0));
+    assert_true(tr_cuda_arch_runs("90a 89+", 10, 0));
+    assert_true(tr_cuda_arch_runs("89+ 90a", 9, 0));
+    assert_false(tr_cuda_arch_runs("89+", 8, 6));
     assert_true(tr_cuda_arch_runs("75 90a 80", 8, 9));
     assert_true(tr_cuda_arch_runs("75  90a", 9, 0));
     assert_true(tr_cuda_arch_runs("100a 120", 10, 0));
