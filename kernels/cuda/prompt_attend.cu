@@ -320,8 +320,8 @@ __launch_bounds__(THREADS, 1)
         for (int n = 0; n < STAGES; n++) {
             bar_init(room.key_full + 8 * n, BOXES ? 1 : FEED);
             bar_init(room.value_full + 8 * n, BOXES ? 1 : FEED);
-            bar_init(room.key_empty + 8 * n, 2 * GROUP / 32);
-            bar_init(room.value_empty + 8 * n, 2 * GROUP / 32);
+            bar_init(room.key_empty + 8 * n, RELEASES);
+            bar_init(room.value_empty + 8 * n, RELEASES);
         }
         fence_init();
     }

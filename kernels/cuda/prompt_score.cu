@@ -343,7 +343,7 @@ __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         for (int n = 0; n < STAGES; n++) {
             bar_init(room.full + 8 * n, ENGINE ? 1 : FEED);
-            bar_init(room.empty + 8 * n, 2 * GROUP / 32);
+            bar_init(room.empty + 8 * n, RELEASES);
         }
         fence_init();
     }

@@ -87,11 +87,7 @@ elif wanted sanitize; then
         done
         [ "$tool" != memcheck ] || sanitize "$tool" runtime "$lib" 3 calm
         sanitize "$tool" manager 3
-        if [ "$tool" = racecheck ]; then
-            say "left out: prompt, racecheck (bench/results/cuda_prompt.md)"
-        else
-            sanitize "$tool" prompt 2
-        fi
+        sanitize "$tool" prompt "$([ "$tool" = racecheck ] && echo 1 || echo 2)"
     done
     wait
 fi
