@@ -8,7 +8,13 @@
 #include <string.h>
 
 /* Launchers that differ only in the inner function they are given. */
-#define BACKEND(isa, silu, codec, tile)                                        \
+#define BACKEND(isa, panel, silu, codec, tile)                                 \
+    static int matmul_##isa(const tr_stream_t *s, const tr_matrix_t *m,        \
+                            const float *x, size_t ldx, uint32_t rows,         \
+                            float *y, size_t ldy, int add)                     \
+    {                                                                          \
+        return tr_cpu_matmul(s, m, x, ldx, rows, y, ldy, add, panel);          \
+    }                                                                          \
     static int silu_mul_##isa(const tr_stream_t *s, const float *x,            \
                               size_t ldx, uint32_t rows, uint32_t n,           \
                               float *out, size_t ldo)                          \
@@ -41,7 +47,7 @@
         .name = "cpu-" #isa,                                                   \
         .matrix_floats = tr_cpu_matrix_floats,                                 \
         .matrix_pack = tr_cpu_matrix_pack,                                     \
-        .matmul = tr_cpu_matmul,                                               \
+        .matmul = matmul_##isa,                                                \
         .embedding = tr_cpu_embedding,                                         \
         .add_bias = tr_cpu_add_bias,                                           \
         .rmsnorm = tr_cpu_rmsnorm,                                             \
@@ -55,9 +61,11 @@
         .attention_work = tr_cpu_attention_work,                               \
     };
 
-BACKEND(c, tr_silu_row_c, tr_kv_codec_c, &tr_attention_c)
-BACKEND(avx2, tr_silu_row_avx2, tr_kv_codec_avx2, &tr_attention_avx2)
-BACKEND(avx512, tr_silu_row_avx512, tr_kv_codec_avx512, &tr_attention_avx512)
+BACKEND(c, tr_panel_blas, tr_silu_row_c, tr_kv_codec_c, &tr_attention_c)
+BACKEND(avx2, tr_panel_avx2, tr_silu_row_avx2, tr_kv_codec_avx2,
+        &tr_attention_avx2)
+BACKEND(avx512, tr_panel_avx512, tr_silu_row_avx512, tr_kv_codec_avx512,
+        &tr_attention_avx512)
 
 const tr_kernels_t *
 tr_kernels_cpu(const char *isa)
@@ -70,9 +78,8 @@ tr_kernels_cpu(const char *isa)
                  && __builtin_cpu_supports("avx512vl")
                  && __builtin_cpu_supports("avx512dq");
 
-    pthread_once(&once, tr_cpu_matmul_probe);
     if (isa == NULL) {
-        return avx512 ? &kernels_avx512 : avx2 ? &kernels_avx2 : &kernels_c;
+        isa = avx512 ? "avx512" : avx2 ? "avx2" : "c";
     }
     if (strcmp(isa, "avx512") == 0 && avx512) {
         return &kernels_avx512;
@@ -80,5 +87,9 @@ tr_kernels_cpu(const char *isa)
     if (strcmp(isa, "avx2") == 0 && avx2) {
         return &kernels_avx2;
     }
-    return strcmp(isa, "c") == 0 ? &kernels_c : NULL;
+    if (strcmp(isa, "c") != 0) {
+        return NULL;
+    }
+    pthread_once(&once, tr_panel_blas_probe);
+    return &kernels_c;
 }

@@ -22,17 +22,34 @@ void tr_silu_row_avx512(const float *gate, const float *up, float *out,
 size_t tr_cpu_matrix_floats(uint32_t n, uint32_t k);
 int tr_cpu_matrix_pack(const tr_matrix_t *m, uint32_t row, uint32_t rows,
                        const void *src, tr_dtype_t dtype);
+/* The product of one panel: y[rows][TR_COL_PAD] = x[rows][k] * data, plus what
+ * y held when `add`; see matmul.c. */
+typedef struct {
+    const float *data, *next; /* next: the panel that probably follows, NULL:
+                               * nobody knows */
+    uint32_t k, rows;
+    const float *x;
+    float *y;
+    size_t ldx, ldy;
+    bool add;
+} tr_panel_t;
+
+typedef void (*tr_panel_f)(const tr_panel_t *a);
+void tr_panel_blas(const tr_panel_t *a);
+void tr_panel_avx2(const tr_panel_t *a);
+void tr_panel_avx512(const tr_panel_t *a);
 int tr_cpu_matmul(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
-                  size_t ldx, uint32_t rows, float *y, size_t ldy, int add);
+                  size_t ldx, uint32_t rows, float *y, size_t ldy, int add,
+                  tr_panel_f product);
 int tr_cpu_embedding(const tr_stream_t *s, const tr_matrix_t *m,
                      const int32_t *ids, uint32_t rows, float *y, size_t ldy);
 /* Address of element (row, column) of a packed matrix. */
 const float *tr_cpu_matrix_row(const tr_matrix_t *m, uint32_t row,
                                uint32_t *stride);
-/* Chooses how OpenBLAS is called; see matmul.c. */
-void tr_cpu_matmul_probe(void);
-/* The probe's choice, for tests and the bench. */
-void tr_cpu_matmul_scheme(uint32_t *quantum, uint32_t *rows_max);
+/* Chooses how OpenBLAS is called; see matmul_blas.c. */
+void tr_panel_blas_probe(void);
+/* The probe's choice, for tests. */
+void tr_panel_blas_scheme(uint32_t *quantum, uint32_t *rows_max);
 
 int tr_cpu_add_bias(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
                     const float *bias, uint32_t n);

@@ -96,7 +96,8 @@ matmul_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk, uint32_t rows,
                     size += fabs(p);
                 }
                 close_to(y[r * ldy + j], sum, size, 2e-6,
-                         "matmul n=%u k=%u row %u column %u", n, kk, r, j);
+                         "%s: matmul n=%u k=%u row %u column %u", k->name, n,
+                         kk, r, j);
             }
         }
     }
@@ -116,17 +117,81 @@ test_matmul(void **state)
                                           { 63, 513, 100 }, { 4096, 384, 2 },
                                           { 2, 4096, 97 } };
     static const float scales[] = { 1e-6f, 1, 1e4f };
-    const tr_kernels_t *k = tr_kernels_cpu(NULL);
     uint32_t quantum, rows_max;
 
     (void) state;
-    tr_cpu_matmul_scheme(&quantum, &rows_max);
+    for (int i = 0; i < N_ISAS; i++) {
+        const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
+
+        for (size_t j = 0; k && j < sizeof(shapes) / sizeof(shapes[0]); j++) {
+            matmul_shape(k, shapes[j][0], shapes[j][1], shapes[j][2],
+                         scales[j % 3]);
+        }
+    }
+    tr_panel_blas_scheme(&quantum, &rows_max);
     print_message("OpenBLAS is called with multiples of %u rows, at most %u\n",
                   quantum, rows_max);
     assert_int_equal(rows_max % quantum, 0);
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
-        matmul_shape(k, shapes[i][0], shapes[i][1], shapes[i][2],
-                     scales[i % 3]);
+}
+
+/* With AVX2 and AVX-512 an element is one chain of fused multiply-adds; what
+ * lies behind the last row is neither read nor written. */
+static void
+matmul_chain(const tr_kernels_t *k, uint32_t n, uint32_t kk, uint32_t rows)
+{
+    tr_stream_t s = { 1 + (int) rig_below(&rng, 3), rig_team() };
+    size_t ldx = kk + rig_below(&rng, 5), ldy = tr_pad(n, TR_COL_PAD) + 64;
+    int add = (int) rig_below(&rng, 2);
+    float *w = randoms((size_t) n * kk, 1), *x = randoms(rows * ldx, 1);
+    float *base = randoms(rows * ldy + 16, 1), *y = floats(rows * ldy + 16);
+    tr_matrix_t m = packed(k, w, n, kk);
+
+    memcpy(y, base, (rows * ldy + 16) * sizeof(float));
+    assert_int_equal(k->matmul(&s, &m, x, ldx, rows, y, ldy, add), 0);
+    for (uint32_t r = 0; r < rows; r++) {
+        for (uint32_t j = 0; j < n; j++) {
+            float sum = add ? base[r * ldy + j] : 0;
+
+            for (uint32_t i = 0; i < kk; i++) {
+                sum = fmaf(x[r * ldx + i], w[(size_t) j * kk + i], sum);
+            }
+            if (memcmp(&sum, &y[r * ldy + j], sizeof(sum))) {
+                fail_msg("%s: n=%u k=%u rows=%u add=%d: row %u column %u is "
+                         "%.9g, the chain gives %.9g",
+                         k->name, n, kk, rows, add, r, j,
+                         (double) y[r * ldy + j], (double) sum);
+            }
+        }
+        assert_memory_equal(y + r * ldy + tr_pad(n, TR_COL_PAD),
+                            base + r * ldy + tr_pad(n, TR_COL_PAD),
+                            64 * sizeof(float));
+    }
+    assert_memory_equal(y + rows * ldy, base + rows * ldy, 16 * sizeof(float));
+    free(w);
+    free(x);
+    free(y);
+    free(base);
+    free(m.data);
+}
+
+static void
+test_matmul_chain(void **state)
+{
+    (void) state;
+    for (int i = 1; i < N_ISAS; i++) {
+        const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
+
+        if (k == NULL) {
+            print_message("%s: not on this processor\n", isas[i]);
+            continue;
+        }
+        for (uint32_t rows = 1; rows <= 40; rows++) {
+            matmul_chain(k, 1 + rig_below(&rng, 200), 1 + rig_below(&rng, 600),
+                         rows);
+        }
+        matmul_chain(k, 130, 192, 129); /* more tiles than ask for weights */
+        matmul_chain(k, 64, 384, 6);
+        matmul_chain(k, 192, 193, 7);
     }
 }
 
@@ -153,9 +218,9 @@ invariant_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk)
         for (uint32_t r = 0; r < rows; r++) {
             if (memcmp(part + r * ldy, whole + (at + r) * ldy,
                        n * sizeof(float))) {
-                fail_msg("matmul n=%u k=%u: row %u has other bits among %u "
+                fail_msg("%s: matmul n=%u k=%u: row %u has other bits among %u "
                          "rows from %u with %d threads",
-                         n, kk, at + r, rows, at, s.threads);
+                         k->name, n, kk, at + r, rows, at, s.threads);
             }
         }
     }
@@ -175,8 +240,12 @@ test_matmul_invariance(void **state)
                                           { 353, 999 },  { 33, 7 } };
 
     (void) state;
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
-        invariant_shape(tr_kernels_cpu(NULL), shapes[i][0], shapes[i][1]);
+    for (int i = 0; i < N_ISAS; i++) {
+        const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
+
+        for (size_t j = 0; k && j < sizeof(shapes) / sizeof(shapes[0]); j++) {
+            invariant_shape(k, shapes[j][0], shapes[j][1]);
+        }
     }
 }
 
@@ -371,6 +440,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_matmul),
+        cmocka_unit_test(test_matmul_chain),
         cmocka_unit_test(test_matmul_invariance),
         cmocka_unit_test(test_pack),
         cmocka_unit_test(test_rmsnorm),
