@@ -88,7 +88,9 @@ first_phase(void *arg, uint32_t first, uint32_t end, uint32_t worker)
         uint32_t seq = tr_seq_of(a->starts, a->rows->n_seqs, i);
 
         if (tr_step_dense(a, seq)) {
-            tr_step_tile(a, seq, i - a->starts[seq], scratch);
+            /* who works alone takes pieces in turn; others take theirs between */
+            tr_step_tile(a, seq, i - a->starts[seq],
+                         i + 1 < end ? i + 1 : i + a->threads, scratch);
         } else {
             tr_step_row(a, seq, i - a->starts[seq], worker, scratch);
         }
@@ -196,6 +198,7 @@ tr_cpu_attention(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
         || !rows_valid(&a, &max_len, &compressed)) {
         return TR_KERNEL_BADARG;
     }
+    a.threads = (uint32_t) s->threads;
     a.tile_pos = TR_TILE_ROWS / a.group;
     a.split = compressed * kv->lists < (uint32_t) s->threads;
     lay_out(&a, s, work, max_len);

@@ -117,6 +117,9 @@ typedef struct {
     float scale;
     float *lse; /* NULL, or [n_pos][group]: logarithms of the sums of e^logit */
     size_t ldl;
+    /* dense tokens that the next tile reads, to be asked for meanwhile */
+    const int32_t *next_table;
+    uint32_t n_next;
 } tr_attention_tile_t;
 
 /* Floats of scratch that a tile needs. */

@@ -31,8 +31,29 @@ choose_pages(const tr_step_t *a, const tr_kv_seq_t *seq, tr_attention_tile_t *t,
     t->pos = (want - 1) * l->tokens + t->pos % l->tokens;
 }
 
+/* In decode every tile is in pages that nobody has touched for a step: a tile
+ * asks for those of the next one.  piece: of the step. */
+static void
+look_ahead(const tr_step_t *a, uint32_t piece, tr_attention_tile_t *t)
+{
+    uint32_t seq;
+
+    if (piece >= a->starts[a->rows->n_seqs]) {
+        return;
+    }
+    seq = tr_seq_of(a->starts, a->rows->n_seqs, piece);
+    if (!tr_step_dense(a, seq) || tr_step_rows(a, seq) > 1
+        || tr_step_seq(a, seq)->read_pages > 0) {
+        return;
+    }
+    t->next_table = tr_kv_table(a->kv, a->rows->seq_slot[seq], a->layer,
+                                piece - a->starts[seq]);
+    t->n_next = tr_step_pos(a, seq) - tr_step_seq(a, seq)->base + 1;
+}
+
 void
-tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint8_t *scratch)
+tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
+             uint8_t *scratch)
 {
     const tr_rows_t *rows = a->rows;
     uint32_t dim = a->kv->head_dim, lists = a->kv->lists, list = i % lists;
@@ -62,6 +83,7 @@ tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint8_t *scratch)
     }
     if (tr_step_rows(a, seq) == 1) {
         choose_pages(a, &a->kv->seq[slot], &t, scratch);
+        look_ahead(a, next, &t);
     }
     a->isa->tile(&t, (float *) scratch);
 }

@@ -109,7 +109,7 @@ attention_score(const tr_attention_score_t *t, float *scratch)
         for (uint32_t i = to.n; i < a.width; i++) {
             to.key[i] = zero_row;
         }
-        load_keys(to.key, a.width, dim, scratch);
+        load_keys(to.key, NULL, a.width, dim, scratch);
     }
     for (uint32_t i = 0; i < to.n; i++) {
         a.score[i] = *to.score[i];

@@ -19,6 +19,7 @@ typedef struct {
     float *out;
     size_t ldq, ldo;
     float scale;
+    uint32_t threads;
     uint32_t tile_pos;
     bool split;       /* parts of compressed rows go to threads */
     uint32_t *starts; /* [n_seqs + 1], first piece of each sequence */
@@ -85,8 +86,9 @@ tr_step_clear(const tr_step_t *a, uint32_t seq, uint32_t list)
 
 /* ---- attention_dense.c: rows at dense positions ---- */
 
-/* Tile i of a sequence: KV heads side by side. */
-void tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i,
+/* Tile i of a sequence: KV heads side by side.  next: the piece of the step
+ * that the thread will probably take then. */
+void tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
                   uint8_t *scratch);
 /* Blocks of keys that a sequence scores, in the head that has most. */
 uint32_t tr_step_blocks(const tr_step_t *a, uint32_t seq);

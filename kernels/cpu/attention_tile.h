@@ -13,7 +13,8 @@
  *
  * both by one micro-kernel of V_ROWS rows times V_VECS vectors in registers.
  * In decode, where the rows are one group, values are used once: they are
- * converted on the way into the product instead.
+ * converted on the way into the product instead; and keys and values come from
+ * memory, so those of the next tile are asked for on the way.
  * Positions after the last query read as zeros and get weight zero, so stale
  * bytes of a page, NaN included, are never touched.
  *
@@ -31,15 +32,16 @@
 
 #define BLOCK TR_TILE_BLOCK
 #define BLOCK_VECS (BLOCK / V_WIDTH)
+#define LINE_HALVES 32u /* of a cache line */
 
 static const uint16_t zero_row[TR_HEAD_DIM_MAX];
 
 /* The right side of a product: k rows of FP32, ldb apart, or, when half is not
- * NULL, rows of FP16 anywhere. */
+ * NULL, rows of FP16 anywhere; ahead: NULL, or k such rows wanted later. */
 typedef struct {
     const float *b;
     size_t ldb;
-    const uint16_t *const *half;
+    const uint16_t *const *half, *const *ahead;
 } right_t;
 
 /* c[rows][vecs] = keep[row] * c + a[rows][k] * b[k][column...]; without keep, c
@@ -64,6 +66,9 @@ micro(uint32_t rows, uint32_t vecs, uint32_t k, const float *a, size_t lda,
         for (uint32_t v = 0; v < vecs; v++) {
             uint32_t at = column + v * V_WIDTH;
 
+            if (right->ahead != NULL && v * V_WIDTH % LINE_HALVES == 0) {
+                __builtin_prefetch(right->ahead[i] + at, 0, 2);
+            }
             bv[v] = right->half != NULL
                         ? v_from_half(right->half[i] + at)
                         : v_load(right->b + i * right->ldb + at);
@@ -130,17 +135,18 @@ static void
 product(uint32_t rows, uint32_t columns, uint32_t k, const float *a, size_t lda,
         const float *b, size_t ldb, float *c, size_t ldc, const float *keep)
 {
-    const right_t right = { b, ldb, NULL };
+    const right_t right = { b, ldb, NULL, NULL };
 
     product_columns(rows, columns, k, a, lda, &right, c, ldc, keep);
 }
 
 static void
 product_half(uint32_t rows, uint32_t columns, uint32_t k, const float *a,
-             size_t lda, const uint16_t *const *half, float *c, size_t ldc,
+             size_t lda, const uint16_t *const *half,
+             const uint16_t *const *ahead, float *c, size_t ldc,
              const float *keep)
 {
-    const right_t right = { NULL, 0, half };
+    const right_t right = { NULL, 0, half, ahead };
 
     product_columns(rows, columns, k, a, lda, &right, c, ldc, keep);
 }
@@ -148,10 +154,9 @@ product_half(uint32_t rows, uint32_t columns, uint32_t k, const float *a,
 /* Addresses of positions [b, b + n), of zeros after `last`: divisions once a
  * block, not a token. */
 static inline void
-find_block(const tr_attention_tile_t *t, uint32_t b, uint32_t n, uint32_t last,
-           const uint16_t **key, const uint16_t **value)
+find_block(const tr_kv_view_t *kv, const int32_t *table, uint32_t b, uint32_t n,
+           uint32_t last, const uint16_t **key, const uint16_t **value)
 {
-    const tr_kv_view_t *kv = t->kv;
     size_t dim = kv->head_dim, to_value = kv->layout[0].value / 2;
     uint32_t tokens = kv->layout[0].tokens;
     uint32_t entry = b / tokens, at = b % tokens;
@@ -167,7 +172,7 @@ find_block(const tr_attention_tile_t *t, uint32_t b, uint32_t n, uint32_t last,
         }
         run = run < tokens - at ? run : tokens - at;
         run = run < n - i ? run : n - i;
-        k = (const uint16_t *) tr_kv_page_at(kv, t->table[entry]) + at * dim;
+        k = (const uint16_t *) tr_kv_page_at(kv, table[entry]) + at * dim;
         for (uint32_t j = 0; j < run; j++, i++, k += dim) {
             key[i] = k;
             value[i] = k + to_value;
@@ -177,9 +182,11 @@ find_block(const tr_attention_tile_t *t, uint32_t b, uint32_t n, uint32_t last,
     }
 }
 
-/* n keys, transposed; n is a multiple of 16. */
+/* n keys, transposed; n is a multiple of 16.  ahead: NULL, or n rows that are
+ * wanted later. */
 static void
-load_keys(const uint16_t *const *key, uint32_t n, uint32_t dim, float *keys)
+load_keys(const uint16_t *const *key, const uint16_t *const *ahead, uint32_t n,
+          uint32_t dim, float *keys)
 {
     for (uint32_t i = 0; i < n; i += V_WIDTH) {
         for (uint32_t d = 0; d < dim; d += V_WIDTH) {
@@ -187,6 +194,11 @@ load_keys(const uint16_t *const *key, uint32_t n, uint32_t dim, float *keys)
 
             for (uint32_t j = 0; j < V_WIDTH; j++) {
                 v[j] = v_from_half(key[i + j] + d);
+            }
+            if (ahead != NULL && d % LINE_HALVES == 0) {
+                for (uint32_t j = 0; j < V_WIDTH; j++) {
+                    __builtin_prefetch(ahead[i + j] + d, 0, 2);
+                }
             }
             v_transpose(v);
             for (uint32_t j = 0; j < V_WIDTH; j++) {
@@ -197,11 +209,14 @@ load_keys(const uint16_t *const *key, uint32_t n, uint32_t dim, float *keys)
 }
 
 static void
-load_values(const uint16_t *const *value, uint32_t n, uint32_t dim,
-            float *values)
+load_values(const uint16_t *const *value, const uint16_t *const *ahead,
+            uint32_t n, uint32_t dim, float *values)
 {
     for (uint32_t i = 0; i < n; i++) {
         for (uint32_t d = 0; d < dim; d += V_WIDTH) {
+            if (ahead != NULL && d % LINE_HALVES == 0) {
+                __builtin_prefetch(ahead[i] + d, 0, 2);
+            }
             v_store(values + (size_t) i * dim + d, v_from_half(value[i] + d));
         }
     }
@@ -228,7 +243,7 @@ load_run_keys(const tr_kv_layout_t *l, const tr_block_t *b, float *keys)
                      : zero_row;
     }
     if (l->level.key_bits == 16) {
-        load_keys(row, n, dim, keys);
+        load_keys(row, NULL, n, dim, keys);
         return n;
     }
     for (uint32_t i = 0; i < n; i++) {
@@ -252,7 +267,7 @@ load_run_values(const tr_kv_layout_t *l, const tr_block_t *b, float *values)
             const uint16_t *row = (const uint16_t *) (b->page + l->value)
                                   + (size_t) b->token[i] * l->head_dim;
 
-            load_values(&row, 1, l->head_dim,
+            load_values(&row, NULL, 1, l->head_dim,
                         values + (size_t) i * l->head_dim);
         } else if (i < b->n) {
             tr_unpack_value(l, b->page, b->token[i],
@@ -360,10 +375,11 @@ tile_begin(tile_t *a, const tr_attention_tile_t *t, float *scratch)
 
 /* Rows [r, r + n) take in a block that is `width` columns wide for them, of
  * which row r + i sees seen[i]; value: where values are, NULL when they were
- * converted. */
+ * converted; ahead: NULL, or as many values wanted later. */
 static inline __attribute__((always_inline)) void
 tile_rows(tile_t *a, uint32_t r, uint32_t n, uint32_t width,
-          const uint32_t *seen, const uint16_t *const *value)
+          const uint32_t *seen, const uint16_t *const *value,
+          const uint16_t *const *ahead)
 {
     uint32_t dim = a->dim;
     float keep[V_ROWS];
@@ -375,8 +391,8 @@ tile_rows(tile_t *a, uint32_t r, uint32_t n, uint32_t width,
         product(n, dim, width, a->s, BLOCK, a->values, dim, a->o + r * dim, dim,
                 keep);
     } else {
-        product_half(n, dim, width, a->s, BLOCK, value, a->o + r * dim, dim,
-                     keep);
+        product_half(n, dim, width, a->s, BLOCK, value, ahead, a->o + r * dim,
+                     dim, keep);
     }
 }
 
@@ -397,7 +413,7 @@ tile_run_block(tile_t *a, const tr_run_t *run, uint32_t i)
     }
     for (uint32_t r = 0; r < a->rows; r += V_ROWS) {
         tile_rows(a, r, a->rows - r < V_ROWS ? a->rows - r : V_ROWS, width,
-                  seen, NULL);
+                  seen, NULL, NULL);
     }
 }
 
@@ -412,12 +428,18 @@ tile_dense_block(tile_t *a, uint32_t b)
      * the tile, below for each group of rows */
     uint32_t used = pad_block(last - b + 1), seen[V_ROWS];
     const uint16_t *key[BLOCK] = { NULL }, *value[BLOCK] = { NULL };
+    const uint16_t *next_key[BLOCK], *next_value[BLOCK];
+    bool ahead = t->n_next > b;
 
     used = used < BLOCK ? used : BLOCK;
-    find_block(t, b, used, last, key, value);
-    load_keys(key, used, a->dim, a->keys);
+    find_block(t->kv, t->table, b, used, last, key, value);
+    if (ahead) {
+        find_block(t->kv, t->next_table, b, used, t->n_next - 1, next_key,
+                   next_value);
+    }
+    load_keys(key, ahead ? next_key : NULL, used, a->dim, a->keys);
     if (rows > V_ROWS) {
-        load_values(value, used, a->dim, a->values);
+        load_values(value, ahead ? next_value : NULL, used, a->dim, a->values);
     }
     for (uint32_t r = first; r < rows; r += V_ROWS) {
         uint32_t n = rows - r < V_ROWS ? rows - r : V_ROWS;
@@ -428,7 +450,7 @@ tile_dense_block(tile_t *a, uint32_t b)
             seen[i] = t->pos + (r + i) / t->group - b + 1;
         }
         tile_rows(a, r, n, width < used ? width : used, seen,
-                  rows > V_ROWS ? NULL : value);
+                  rows > V_ROWS ? NULL : value, ahead ? next_value : NULL);
     }
 }
 
