@@ -15,6 +15,14 @@
     {                                                                          \
         return tr_cpu_matmul(s, m, x, ldx, rows, y, ldy, add, panel);          \
     }                                                                          \
+    static int rmsnorm_##isa(const tr_stream_t *s, const float *x, size_t ldx, \
+                             uint32_t rows, uint32_t heads, uint32_t n,        \
+                             const float *weight, float eps, float *y,         \
+                             size_t ldy)                                       \
+    {                                                                          \
+        return tr_cpu_rmsnorm(s, x, ldx, rows, heads, n, weight, eps, y, ldy,  \
+                              tr_norm_row_##isa);                              \
+    }                                                                          \
     static int silu_mul_##isa(const tr_stream_t *s, const float *x,            \
                               size_t ldx, uint32_t rows, uint32_t n,           \
                               float *out, size_t ldo)                          \
@@ -50,7 +58,7 @@
         .matmul = matmul_##isa,                                                \
         .embedding = tr_cpu_embedding,                                         \
         .add_bias = tr_cpu_add_bias,                                           \
-        .rmsnorm = tr_cpu_rmsnorm,                                             \
+        .rmsnorm = rmsnorm_##isa,                                              \
         .rope_angles = tr_cpu_rope_angles,                                     \
         .rope = tr_cpu_rope,                                                   \
         .silu_mul = silu_mul_##isa,                                            \

@@ -7,6 +7,8 @@
 
 #include <kernels.h>
 
+#include <math.h>
+
 #include "kv_store.h"
 #include "team.h"
 
@@ -53,9 +55,40 @@ void tr_panel_blas_scheme(uint32_t *quantum, uint32_t *rows_max);
 
 int tr_cpu_add_bias(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
                     const float *bias, uint32_t n);
+
+/* One row of n: y = x / sqrt(mean of squares + eps) * weight. */
+#define TR_NORM_LANES 16u /* partial sums of squares */
+typedef void (*tr_norm_row_f)(const float *x, const float *weight, float *y,
+                              uint32_t n, float eps);
+void tr_norm_row_c(const float *x, const float *weight, float *y, uint32_t n,
+                   float eps);
+void tr_norm_row_avx2(const float *x, const float *weight, float *y, uint32_t n,
+                      float eps);
+void tr_norm_row_avx512(const float *x, const float *weight, float *y,
+                        uint32_t n, float eps);
 int tr_cpu_rmsnorm(const tr_stream_t *s, const float *x, size_t ldx,
                    uint32_t rows, uint32_t heads, uint32_t n,
-                   const float *weight, float eps, float *y, size_t ldy);
+                   const float *weight, float eps, float *y, size_t ldy,
+                   tr_norm_row_f row);
+
+/* The lanes' sum, always in this order. */
+static inline float
+tr_norm_sum(const float *lane)
+{
+    float sum = 0;
+
+    for (uint32_t j = 0; j < TR_NORM_LANES; j++) {
+        sum += lane[j];
+    }
+    return sum;
+}
+
+static inline float
+tr_norm_scale(float squares, uint32_t n, float eps)
+{
+    return 1.0f / sqrtf(squares / (float) n + eps);
+}
+
 int tr_cpu_rope_angles(const tr_stream_t *s, const uint32_t *row_pos,
                        uint32_t rows, const float *inv_freq, uint32_t half,
                        float *angles);

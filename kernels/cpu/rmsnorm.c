@@ -1,20 +1,17 @@
 /*
  * RMS normalisation of hidden states and of heads (Qwen3), and the bias of a
- * projection (Qwen2).  The sum of squares runs in LANES partial sums, so that
- * the compiler may vectorise it without reordering: the result is the same on
- * every processor.  Reference: test_kernels.c.
+ * projection (Qwen2).  The sum of squares runs in LANES partial sums, however
+ * wide vectors are: AVX2 and AVX-512 (rmsnorm_vec.h) give the same bits.
+ * Reference: test_kernels.c.
  */
 #include "cpu.h"
 
-#include <math.h>
-
-#define LANES 16u
+#define LANES TR_NORM_LANES
 
 static float
 sum_of_squares(const float *x, uint32_t n)
 {
     float lane[LANES] = { 0 };
-    float sum = 0;
     uint32_t i = 0;
 
     for (; i + LANES <= n; i += LANES) {
@@ -25,10 +22,18 @@ sum_of_squares(const float *x, uint32_t n)
     for (uint32_t j = 0; i + j < n; j++) {
         lane[j] += x[i + j] * x[i + j];
     }
-    for (uint32_t j = 0; j < LANES; j++) {
-        sum += lane[j];
+    return tr_norm_sum(lane);
+}
+
+void
+tr_norm_row_c(const float *x, const float *weight, float *y, uint32_t n,
+              float eps)
+{
+    float scale = tr_norm_scale(sum_of_squares(x, n), n, eps);
+
+    for (uint32_t i = 0; i < n; i++) {
+        y[i] = x[i] * scale * weight[i];
     }
-    return sum;
 }
 
 typedef struct {
@@ -37,6 +42,7 @@ typedef struct {
     size_t ldx, ldy;
     uint32_t heads, n;
     float eps;
+    tr_norm_row_f row;
 } norm_t;
 
 static void
@@ -48,14 +54,8 @@ norm_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     (void) worker;
     for (uint32_t r = first; r < end; r++) {
         for (uint32_t h = 0; h < a->heads; h++) {
-            const float *in = a->x + r * a->ldx + (size_t) h * n;
-            float *out = a->y + r * a->ldy + (size_t) h * n;
-            float mean = sum_of_squares(in, n) / (float) n;
-            float scale = 1.0f / sqrtf(mean + a->eps);
-
-            for (uint32_t i = 0; i < n; i++) {
-                out[i] = in[i] * scale * a->weight[i];
-            }
+            a->row(a->x + r * a->ldx + (size_t) h * n, a->weight,
+                   a->y + r * a->ldy + (size_t) h * n, n, a->eps);
         }
     }
 }
@@ -63,9 +63,9 @@ norm_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 int
 tr_cpu_rmsnorm(const tr_stream_t *s, const float *x, size_t ldx, uint32_t rows,
                uint32_t heads, uint32_t n, const float *weight, float eps,
-               float *y, size_t ldy)
+               float *y, size_t ldy, tr_norm_row_f row)
 {
-    norm_t a = { x, weight, y, ldx, ldy, heads, n, eps };
+    norm_t a = { x, weight, y, ldx, ldy, heads, n, eps, row };
 
     if (n == 0 || ldx < (size_t) heads * n || ldy < (size_t) heads * n) {
         return TR_KERNEL_BADARG;

@@ -301,14 +301,12 @@ test_pack(void **state)
 /* ---- rows ---- */
 
 static void
-test_rmsnorm(void **state)
+rmsnorm_rows(const tr_kernels_t *k)
 {
     static const uint32_t sizes[][2] = {
         { 1, 384 }, { 1, 1 }, { 3, 96 }, { 2, 128 }, { 1, 1027 }
     };
-    const tr_kernels_t *k = tr_kernels_cpu(NULL);
 
-    (void) state;
     for (size_t i = 0; i < 5; i++) {
         uint32_t heads = sizes[i][0], n = sizes[i][1], rows = 41;
         size_t ld = (size_t) heads * n + 5;
@@ -329,12 +327,50 @@ test_rmsnorm(void **state)
             for (uint32_t j = 0; j < n; j++) {
                 double want = in[j] / sqrt(sum / n + 1e-5) * w[j];
 
-                close_to(out[j], want, fabs(want), 1e-5, "rmsnorm %u", n);
+                close_to(out[j], want, fabs(want), 1e-5, "%s: rmsnorm %u",
+                         k->name, n);
             }
         }
         free(x);
         free(w);
         free(y);
+    }
+}
+
+static void
+test_rmsnorm(void **state)
+{
+    (void) state;
+    for (int i = 0; i < N_ISAS; i++) {
+        if (tr_kernels_cpu(isas[i]) != NULL) {
+            rmsnorm_rows(tr_kernels_cpu(isas[i]));
+        }
+    }
+}
+
+/* AVX2 and AVX-512 give the same bits. */
+static void
+test_rmsnorm_bits(void **state)
+{
+    const tr_kernels_t *k[] = { tr_kernels_cpu("avx2"),
+                                tr_kernels_cpu("avx512") };
+
+    (void) state;
+    for (int i = 0; k[0] && k[1] && i < 50; i++) {
+        uint32_t n = 1 + rig_below(&rng, 600);
+        float *x = randoms(n, 1), *w = randoms(n, 1), *y[2];
+
+        for (int j = 0; j < 2; j++) {
+            y[j] = floats(n);
+            assert_int_equal(k[j]->rmsnorm(&(tr_stream_t){ 1, rig_team() }, x,
+                                           n, 1, 1, n, w, 1e-5f, y[j], n),
+                             0);
+        }
+        assert_memory_equal(y[0], y[1], n * sizeof(float));
+        free(x);
+        free(w);
+        free(y[0]);
+        free(y[1]);
     }
 }
 
@@ -444,6 +480,7 @@ main(void)
         cmocka_unit_test(test_matmul_invariance),
         cmocka_unit_test(test_pack),
         cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_rmsnorm_bits),
         cmocka_unit_test(test_silu_mul),
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_add_bias),
