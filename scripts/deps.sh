@@ -23,7 +23,7 @@ build_packages() {
 gcc                       compiles the engine, the module and the command line
 libc6-dev                 C library headers
 make                      runs the Makefile
-libopenblas-openmp-dev    matrix products on the CPU
+libopenblas-openmp-dev    matrix products on a CPU without AVX2
 libpcre2-dev              regular expressions of tokenizers
 libutf8proc-dev           Unicode normalisation of tokenizers
 libjansson-dev            strict JSON in the engine
@@ -52,7 +52,7 @@ LIST
 # What runs a built engine, and what runs NGINX with a built module: images.
 engine_packages() {
     cat <<'LIST'
-libopenblas0-openmp       matrix products on the CPU
+libopenblas0-openmp       matrix products on a CPU without AVX2
 libpcre2-8-0              regular expressions of tokenizers
 libutf8proc2              Unicode normalisation of tokenizers
 libjansson4               strict JSON in the engine
