@@ -88,32 +88,32 @@ keys_fast(const tr_cuda_keys_t *in)
            && (uintptr_t) in->v % 8 == 0 && (uintptr_t) in->angles % 16 == 0;
 }
 
-/* Can the step's launch do what tr_cuda_qkv does? */
+/* Can the step's launch do what tr_cuda_qkv does?  What that would refuse is
+ * left to it. */
 static bool
 heads_fast(const append_args_t *a, const tr_cuda_qkv_t *h)
 {
+    size_t q = (size_t) h->heads * h->head_dim;
+    size_t kv = (size_t) h->lists * h->head_dim;
+    const uint16_t *k = (const uint16_t *) h->qkv + q;
+
     return a->fast && h->rows <= HEADS_ROWS && h->rows == a->rows.n_rows
-           && h->q_norm == NULL && h->ld == a->in.ld && h->type == a->in.type
-           && h->head_dim == FAST_DIM && (uintptr_t) h->qkv % 8 == 0
-           && (uintptr_t) h->bias % 16 == 0 && h->angles == a->in.angles;
+           && h->heads != 0 && h->lists == a->kv.lists
+           && h->head_dim == FAST_DIM && h->type == a->in.type
+           && h->ld == a->in.ld && h->ld >= q + 2 * kv && h->q_norm == NULL
+           && h->k_norm == NULL && a->in.k == k && a->in.v == k + kv
+           && h->angles == a->in.angles && (uintptr_t) h->qkv % 8 == 0
+           && (uintptr_t) h->bias % 16 == 0;
 }
 
 /* The heads before their append, or with it. */
 static int
 heads_take(const tr_cuda_stream_t *s, append_args_t *a, const tr_cuda_qkv_t *h)
 {
-    size_t q = (size_t) h->heads * h->head_dim;
-
-    if (a->rows.n_rows == 0 || !heads_fast(a, h)) {
+    if (!heads_fast(a, h)) {
         return tr_cuda_qkv(s, h);
     }
-    a->heads.q = h->qkv;
-    a->heads.n = h->heads;
-    if (h->bias != NULL) {
-        a->heads.q_bias = h->bias;
-        a->heads.k_bias = h->bias + q;
-        a->heads.v_bias = h->bias + q + (size_t) h->lists * h->head_dim;
-    }
+    a->heads = heads_of(h);
     return TR_KERNEL_OK;
 }
 

@@ -39,6 +39,23 @@ four_add(float *x, const float *bias)
     x[0] += b.x, x[1] += b.y, x[2] += b.z, x[3] += b.w;
 }
 
+/* Where queries and biases of a product's rows are. */
+TR_HD append_heads_t
+heads_of(const tr_cuda_qkv_t *h)
+{
+    const float *bias = h->bias;
+    size_t q = (size_t) h->heads * h->head_dim;
+    size_t kv = (size_t) h->lists * h->head_dim;
+    append_heads_t out = { h->qkv, NULL, NULL, NULL, h->heads };
+
+    if (bias != NULL) {
+        out.q_bias = bias;
+        out.k_bias = bias + q;
+        out.v_bias = bias + q + kv;
+    }
+    return out;
+}
+
 /* Query heads first .. of a row, a lane four neighbours of each. */
 TR_HD void
 heads_rotate(const append_args_t *a, warp_t w, uint32_t row, uint32_t first)

@@ -221,20 +221,10 @@ heads_lane(void *arg, uint32_t lane)
     heads_rotate(&r->a, w, r->task, r->end);
 }
 
-/* As heads_take. */
 static void
 heads_run(append_run_t *r, const tr_cuda_qkv_t *h, uint32_t lanes)
 {
-    const float *bias = h->bias;
-    size_t q = (size_t) h->heads * h->head_dim;
-
-    r->a.heads.q = h->qkv;
-    r->a.heads.n = h->heads;
-    if (bias != NULL) {
-        r->a.heads.q_bias = bias;
-        r->a.heads.k_bias = bias + q;
-        r->a.heads.v_bias = bias + q + (size_t) h->lists * h->head_dim;
-    }
+    r->a.heads = heads_of(h);
     r->lanes = lanes;
     for (r->task = 0; r->task < h->rows; r->task++) {
         for (r->end = 0; r->end < h->heads; r->end += HEADS_AT_ONCE) {
