@@ -7,28 +7,24 @@
  */
 #include "config.h"
 
-#include <ctype.h>
+#include "config_parts.h"
+
 #include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/un.h>
 
 #include <tokenring/ring.h>
 
 #include "log.h"
-#include "redis_link.h"
-
-#define LINE_MAX_BYTES 4096
-#define AS_OTHER UINT64_MAX
 
 typedef enum {
     KIND_TEXT,     /* char[] */
     KIND_CHOICE,   /* char[], one of `choices` */
     KIND_NUMBER,   /* uint32_t */
     KIND_SIZE,     /* uint64_t bytes, k m g t; with choices: or the name of
-                    * another size, AS_OTHER until tr_config_finish */
+                    * another size, TR_CONFIG_AS_OTHER at first */
     KIND_POWER,    /* uint32_t bytes, a power of two */
     KIND_DURATION, /* uint64_t microseconds */
     KIND_MODE,     /* uint32_t, octal */
@@ -436,7 +432,7 @@ store(tr_config_t *c, const setting_t *s, const char *value)
     case KIND_SIZE:
     case KIND_POWER:
         if (s->choices != NULL && strcmp(value, s->choices) == 0) {
-            v = AS_OTHER;
+            v = TR_CONFIG_AS_OTHER;
             memcpy(field, &v, sizeof(v));
             return true;
         }
@@ -538,6 +534,12 @@ find(const char *key)
     return NULL;
 }
 
+bool
+tr_config_has(const char *key)
+{
+    return find(key) != NULL;
+}
+
 static tr_status_t
 unknown_key(const char *where, const char *key, tr_error_t *err)
 {
@@ -603,344 +605,6 @@ tr_config_defaults(tr_config_t *c)
             abort();
         }
     }
-}
-
-/* ---- the file ----------------------------------------------------------- */
-
-/* A value in double quotes keeps blanks and '#'; \" and \\ stand for
- * themselves.  Unquoted in place; false when the quote does not close or
- * something but a comment follows. */
-static bool
-unquote(char *value)
-{
-    char *in = value + 1, *out = value;
-
-    while (*in != '"') {
-        if (*in == '\\' && (in[1] == '"' || in[1] == '\\')) {
-            in++;
-        }
-        if (*in == '\0') {
-            return false;
-        }
-        *out++ = *in++;
-    }
-    in++;
-    in += strspn(in, " \t");
-    *out = '\0';
-    return *in == '\0' || *in == '#';
-}
-
-static void
-strip_comment(char *value)
-{
-    char *p = value;
-
-    if (*p == '#') {
-        *p = '\0';
-        return;
-    }
-    for (; *p != '\0'; p++) {
-        if (*p == '#' && (p[-1] == ' ' || p[-1] == '\t')) {
-            *p = '\0';
-            break;
-        }
-    }
-    while (p > value && isspace((unsigned char) p[-1])) {
-        *--p = '\0';
-    }
-}
-
-static tr_status_t
-parse_line(tr_config_t *c, const char *where, char *line, tr_error_t *err)
-{
-    char *key = line + strspn(line, " \t"), *value;
-    size_t n = strcspn(key, " \t");
-
-    if (*key == '\0' || *key == '#') {
-        return TR_OK;
-    }
-    value = key + n;
-    value += strspn(value, " \t");
-    key[n] = '\0';
-    if (*value == '"') {
-        if (!unquote(value)) {
-            return tr_error_set(err, TR_ERR_INVALID, key,
-                                "%s: %.64s: the "
-                                "quoted value does not end with a quote",
-                                where, key);
-        }
-        return tr_config_set(c, where, key, value, err);
-    }
-    strip_comment(value);
-    if (*value == '\0') {
-        if (find(key) == NULL) {
-            return unknown_key(where, key, err);
-        }
-        return tr_error_set(err, TR_ERR_INVALID, key,
-                            "%s: %.64s has no "
-                            "value; write \"\" for an empty one",
-                            where, key);
-    }
-    return tr_config_set(c, where, key, value, err);
-}
-
-/* One line with what can be wrong about it as text. */
-static tr_status_t
-read_line(FILE *f, char *line, const char *where, bool *end, tr_error_t *err)
-{
-    size_t n = 0;
-    int ch;
-
-    while ((ch = getc(f)) != EOF && ch != '\n') {
-        if (ch == '\0') {
-            return tr_error_set(err, TR_ERR_INVALID, "",
-                                "%s: a NUL byte; "
-                                "expected a text file",
-                                where);
-        }
-        if (n == LINE_MAX_BYTES - 1) {
-            return tr_error_set(err, TR_ERR_INVALID, "",
-                                "%s: line is longer "
-                                "than %d bytes",
-                                where, LINE_MAX_BYTES - 1);
-        }
-        line[n++] = (char) ch;
-    }
-    if (n > 0 && line[n - 1] == '\r') {
-        n--;
-    }
-    line[n] = '\0';
-    *end = ch == EOF;
-    return TR_OK;
-}
-
-tr_status_t
-tr_config_file(tr_config_t *c, const char *path, tr_error_t *err)
-{
-    char line[LINE_MAX_BYTES], where[300];
-    tr_status_t rc = TR_OK;
-    bool end = false;
-    unsigned number;
-    FILE *f = fopen(path, "re");
-
-    if (f == NULL) {
-        return tr_error_set(err, TR_ERR_IO, "",
-                            "cannot open configuration "
-                            "%s: %s",
-                            path, strerror(errno));
-    }
-    for (number = 1; rc == TR_OK && !end; number++) {
-        snprintf(where, sizeof(where), "%.256s:%u", path, number);
-        rc = read_line(f, line, where, &end, err);
-        if (rc == TR_OK) {
-            rc = parse_line(c, where, line, err);
-        }
-    }
-    if (rc == TR_OK && ferror(f)) {
-        rc = tr_error_set(err, TR_ERR_IO, "",
-                          "cannot read configuration %s: "
-                          "%s",
-                          path, strerror(errno));
-    }
-    fclose(f);
-    return rc;
-}
-
-/* ---- all together ------------------------------------------------------- */
-
-/* "models/pocket/" -> "pocket" */
-static void
-last_part(const char *path, char *out, size_t size)
-{
-    size_t end = strlen(path), start;
-
-    while (end > 1 && path[end - 1] == '/') {
-        end--;
-    }
-    start = end;
-    while (start > 0 && path[start - 1] != '/') {
-        start--;
-    }
-    snprintf(out, size, "%.*s", (int) (end - start), path + start);
-}
-
-static tr_status_t
-finish_names(tr_config_t *c, tr_error_t *err)
-{
-    const char *bad = "/\"\\{}";
-
-    if (strpbrk(c->name, bad) != NULL) {
-        return tr_error_set(err, TR_ERR_INVALID, "name",
-                            "name \"%s\" must "
-                            "not contain any of %s",
-                            c->name, bad);
-    }
-    if (c->model[0] == '\0') {
-        return tr_error_set(err, TR_ERR_INVALID, "model",
-                            "no model: give a "
-                            "Hugging Face directory with --model DIR or "
-                            "`model DIR` in the configuration");
-    }
-    if (c->served_model_name[0] == '\0') {
-        char name[TR_CONFIG_PATH];
-
-        last_part(c->model, name, sizeof(name));
-        if (strlen(name) >= sizeof(c->served_model_name) || name[0] == '\0'
-            || strcmp(name, ".") == 0 || strcmp(name, "..") == 0) {
-            return tr_error_set(err, TR_ERR_INVALID, "served_model_name",
-                                "cannot make a model name of \"%.128s\": set "
-                                "served_model_name (1 to %zu bytes)",
-                                name, sizeof(c->served_model_name) - 1);
-        }
-        memcpy(c->served_model_name, name, strlen(name) + 1);
-    }
-    return TR_OK;
-}
-
-/* The first line of the file, without its end. */
-static tr_status_t
-read_password(tr_config_t *c, tr_error_t *err)
-{
-    char line[sizeof(c->redis_password) + 1];
-    FILE *f = fopen(c->redis_password_file, "re");
-    bool read;
-
-    if (f == NULL) {
-        return tr_error_set(err, TR_ERR_IO, "redis_password_file",
-                            "cannot open redis_password_file %s: %s",
-                            c->redis_password_file, strerror(errno));
-    }
-    read = fgets(line, sizeof(line), f) != NULL;
-    fclose(f);
-    if (read) {
-        line[strcspn(line, "\r\n")] = '\0';
-    }
-    if (!read || line[0] == '\0' || strlen(line) >= sizeof(c->redis_password)) {
-        return tr_error_set(err, TR_ERR_INVALID, "redis_password_file",
-                            "redis_password_file %s: expected a password of 1 "
-                            "to %zu bytes in its first line",
-                            c->redis_password_file,
-                            sizeof(c->redis_password) - 1);
-    }
-    memcpy(c->redis_password, line, strlen(line) + 1);
-    explicit_bzero(line, sizeof(line));
-    return TR_OK;
-}
-
-static tr_status_t
-finish_redis_tls(const tr_config_t *c, const tr_redis_address_t *address,
-                 tr_error_t *err)
-{
-    if (!c->redis_tls) {
-        return c->redis_tls_ca[0] == '\0' && c->redis_tls_cert[0] == '\0'
-                       && c->redis_tls_key[0] == '\0'
-                       && c->redis_tls_name[0] == '\0'
-                   ? TR_OK
-                   : tr_error_set(err, TR_ERR_INVALID, "redis_tls",
-                                  "redis_tls_ca, _cert, _key or _name without "
-                                  "`redis_tls yes`");
-    }
-    if (!tr_redis_has_tls()) {
-        return tr_error_set(err, TR_ERR_UNSUPPORTED, "redis_tls",
-                            "redis_tls yes: this engine was built without "
-                            "hiredis_ssl (hiredis 1.0 or later)");
-    }
-    if (address->port == 0) {
-        return tr_error_set(err, TR_ERR_INVALID, "redis_tls",
-                            "redis_tls yes: Redis speaks none on a Unix "
-                            "socket");
-    }
-    if ((c->redis_tls_cert[0] == '\0') != (c->redis_tls_key[0] == '\0')) {
-        return tr_error_set(err, TR_ERR_INVALID, "redis_tls_cert",
-                            "redis_tls_cert and redis_tls_key are needed "
-                            "together");
-    }
-    return TR_OK;
-}
-
-static tr_status_t
-finish_redis(tr_config_t *c, tr_error_t *err)
-{
-    const unsigned char *p = (const unsigned char *) c->redis_prefix;
-    tr_redis_address_t address;
-    tr_status_t rc;
-
-    if (c->redis[0] == '\0') {
-        return TR_OK;
-    }
-    if (!tr_redis_parse_address(c->redis, &address)) {
-        return tr_error_set(err, TR_ERR_INVALID, "redis",
-                            "redis \"%.128s\": expected HOST, HOST:PORT, "
-                            "[ADDRESS]:PORT or unix:PATH",
-                            c->redis);
-    }
-    for (; *p != '\0'; p++) {
-        if (*p <= ' ' || *p == 0x7f || *p == '{' || *p == '}') {
-            return tr_error_set(err, TR_ERR_INVALID, "redis_prefix",
-                                "redis_prefix \"%s\": expected no blanks and "
-                                "no braces",
-                                c->redis_prefix);
-        }
-    }
-    rc = finish_redis_tls(c, &address, err);
-    if (rc != TR_OK) {
-        return rc;
-    }
-    if (c->redis_user[0] != '\0' && c->redis_password[0] == '\0'
-        && c->redis_password_file[0] == '\0') {
-        return tr_error_set(err, TR_ERR_INVALID, "redis_user",
-                            "redis_user \"%s\" has no redis_password_file",
-                            c->redis_user);
-    }
-    return c->redis_password_file[0] != '\0' ? read_password(c, err) : TR_OK;
-}
-
-/* A GPU's pool is known only when its weights are there. */
-static void
-finish_memory(tr_config_t *c)
-{
-    bool gpu = strcmp(c->backend, "cuda") == 0;
-
-    if (c->kv_memory == AS_OTHER) {
-        c->kv_memory = gpu ? 0 : M(256);
-    }
-    if (c->swap_memory == AS_OTHER) {
-        c->swap_memory = c->kv_memory == 0 ? G(4) : c->kv_memory;
-    }
-}
-
-tr_status_t
-tr_config_finish(tr_config_t *c, tr_error_t *err)
-{
-    size_t room = sizeof(((struct sockaddr_un *) 0)->sun_path) - 1;
-    tr_status_t rc = finish_names(c, err);
-
-    if (rc != TR_OK) {
-        return rc;
-    }
-    rc = finish_redis(c, err);
-    if (rc != TR_OK) {
-        return rc;
-    }
-    finish_memory(c);
-    if (c->socket[0] == '\0') {
-        snprintf(c->socket, sizeof(c->socket), "/run/tokenring/%s.sock",
-                 c->name);
-    }
-    if (strlen(c->socket) > room) {
-        return tr_error_set(err, TR_ERR_INVALID, "socket",
-                            "socket \"%s\" has "
-                            "%zu bytes; a Unix socket path can have %zu",
-                            c->socket, strlen(c->socket), room);
-    }
-    if (c->max_batch_tokens < c->max_num_seqs) {
-        return tr_error_set(err, TR_ERR_INVALID, "max_batch_tokens",
-                            "max_batch_tokens %u is below max_num_seqs %u: "
-                            "every running sequence needs one token of a "
-                            "step",
-                            c->max_batch_tokens, c->max_num_seqs);
-    }
-    return TR_OK;
 }
 
 void
