@@ -5,10 +5,12 @@
  * tiles: one KV head with a run of query positions and all query heads of its
  * group, so that a page is read once for the group.  Before its dense tokens a
  * tile goes over what the head has in lists and window (later turns of a
- * conversation).  With scores, the tiles leave the logarithm of each row's sum;
- * a second phase takes blocks of keys, streams the queries past them in
- * ascending order and adds e^(logit - that) (Exact column sums need QK^T again
- * after the row sums are known.)
+ * conversation).  With scores a tile keeps its weights, each relative to the
+ * row's maximum so far.  After the last key the row's sum is known, so one
+ * multiplication makes a probability of a weight, and a pass over them adds the
+ * group's largest to the scores: no second product, no second exponential.  A
+ * tile waits for this until the tile before it is done, so that every score is
+ * summed in the order of its queries.
  *
  * Rows of compressed sequences are taken by (sequence, KV head).  Lists and
  * window are cut into parts of about a thousand tokens; a part computes its
@@ -47,15 +49,25 @@ row_bytes(uint32_t group, uint32_t max_len, uint32_t head_dim)
            + tr_pad(parts * group * (head_dim + 2) * sizeof(float), 64);
 }
 
+static size_t
+kept_bytes(uint32_t group, uint32_t max_len)
+{
+    size_t kept = tr_tile_kept(group, tr_tile_columns(max_len, 0));
+
+    return tr_pad((TR_TILE_ROWS + kept) * sizeof(float), 64);
+}
+
 size_t
 tr_cpu_attention_work(const tr_stream_t *s, uint32_t max_rows,
                       uint32_t max_seqs, uint32_t max_len, uint32_t heads,
                       uint32_t lists, uint32_t head_dim)
 {
+    (void) max_rows;
     return tr_pad(((size_t) max_seqs + 1) * sizeof(uint32_t), 64)
-           + tr_pad((size_t) max_rows * heads * sizeof(float), 64)
+           + tr_pad((size_t) max_seqs * lists * sizeof(uint32_t), 64)
            + (size_t) s->threads
                  * (scratch_bytes(head_dim, max_len)
+                    + kept_bytes(heads / lists, max_len)
                     + row_bytes(heads / lists, max_len, head_dim));
 }
 
@@ -69,11 +81,17 @@ lay_out(tr_step_t *a, const tr_stream_t *s, uint8_t *work, uint32_t max_len)
 
     a->starts = (uint32_t *) work;
     work += tr_pad(((size_t) rows->n_seqs + 1) * sizeof(uint32_t), 64);
-    a->lse = (float *) work;
-    work += tr_pad((size_t) rows->n_rows * a->heads * sizeof(float), 64);
+    a->turn = (_Atomic uint32_t *) work;
+    for (uint32_t i = 0; i < rows->n_seqs * a->kv->lists; i++) {
+        atomic_init(&a->turn[i], 0);
+    }
+    work += tr_pad((size_t) rows->n_seqs * a->kv->lists * sizeof(uint32_t), 64);
     a->scratch_size = scratch_bytes(dim, max_len);
     a->scratch = work;
     work += (size_t) s->threads * a->scratch_size;
+    a->kept_size = kept_bytes(a->group, max_len);
+    a->kept = work;
+    work += (size_t) s->threads * a->kept_size;
     a->room = row_bytes(a->group, max_len, dim);
     a->rooms = work;
 }
@@ -90,7 +108,7 @@ first_phase(void *arg, uint32_t first, uint32_t end, uint32_t worker)
         if (tr_step_dense(a, seq)) {
             /* who works alone takes pieces in turn; others take theirs between */
             tr_step_tile(a, seq, i - a->starts[seq],
-                         i + 1 < end ? i + 1 : i + a->threads, scratch);
+                         i + 1 < end ? i + 1 : i + a->threads, worker, scratch);
         } else {
             tr_step_row(a, seq, i - a->starts[seq], worker, scratch);
         }
@@ -102,15 +120,11 @@ second_phase(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 {
     const tr_step_t *a = arg;
 
+    (void) worker;
     for (uint32_t i = first; i < end; i++) {
         uint32_t seq = tr_seq_of(a->starts, a->rows->n_seqs, i);
-        uint32_t piece = i - a->starts[seq];
 
-        if (tr_step_dense(a, seq)) {
-            tr_step_score(a, seq, piece, a->scratch + worker * a->scratch_size);
-        } else {
-            tr_step_finish(a, seq, piece);
-        }
+        tr_step_finish(a, seq, i - a->starts[seq]);
     }
 }
 
@@ -121,7 +135,7 @@ first_pieces(const tr_step_t *a, uint32_t seq)
     uint32_t lists = a->kv->lists;
 
     if (tr_step_dense(a, seq)) {
-        return (tr_step_rows(a, seq) + a->tile_pos - 1) / a->tile_pos * lists;
+        return tr_step_tiles(a, seq) * lists;
     }
     return a->split ? lists * tr_step_parts(a, seq) : lists;
 }
@@ -129,10 +143,7 @@ first_pieces(const tr_step_t *a, uint32_t seq)
 static uint32_t
 second_pieces(const tr_step_t *a, uint32_t seq)
 {
-    if (!tr_step_dense(a, seq)) {
-        return a->split ? a->kv->lists : 0;
-    }
-    return tr_step_scores(a, seq) ? tr_step_blocks(a, seq) * a->kv->lists : 0;
+    return a->split && !tr_step_dense(a, seq) ? a->kv->lists : 0;
 }
 
 static void
@@ -199,7 +210,6 @@ tr_cpu_attention(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
         return TR_KERNEL_BADARG;
     }
     a.threads = (uint32_t) s->threads;
-    a.tile_pos = TR_TILE_ROWS / a.group;
     a.split = compressed * kv->lists < (uint32_t) s->threads;
     lay_out(&a, s, work, max_len);
     run_phase(&a, s, first_phase, first_pieces);

@@ -9,7 +9,7 @@
  *   attention_unpack.c   one token of a quantised page in FP32
  *   attention_c.c        all pieces in plain C, the reference
  *   attention_tile.h     vector code: rows at dense positions
- *   attention_score.h    vector code: what these rows add to scores
+ *   attention_score.h    vector code: what these rows add to scores; Quest
  *   attention_list.h     vector code: parts of a row over lists and window
  *   attention_key.h, attention_value.h, attention_field.h
  *                        their logits, values, products with codes
@@ -115,8 +115,11 @@ typedef struct {
     float *out; /* the same shape */
     size_t ldo;
     float scale;
-    float *lse; /* NULL, or [n_pos][group]: logarithms of the sums of e^logit */
-    size_t ldl;
+    /* NULL, or the rows add to scores: what a tile leaves for that, logarithms
+     * of the rows' sums of e^logit, [n_pos * group], and, as an instruction set
+     * likes it, tr_tile_kept() floats */
+    float *lse, *kept;
+    uint32_t recent_from; /* queries that count in `recent`, as dense tokens */
     /* dense tokens that the next tile reads, to be asked for meanwhile */
     const int32_t *next_table;
     uint32_t n_next;
@@ -126,37 +129,58 @@ typedef struct {
 static inline size_t
 tr_tile_floats(size_t head_dim)
 {
-    /* keys, values, queries, outputs, scores, and two figures a row */
+    /* keys, values, queries, outputs, weights, and two figures a row */
     return 2 * TR_TILE_BLOCK * head_dim + 2 * TR_TILE_ROWS * head_dim
            + TR_TILE_ROWS * TR_TILE_BLOCK + 2 * TR_TILE_ROWS;
 }
 
-/* What the rows at dense positions [pos, pos + n_pos) add to the scores of one
- * block: the tokens of a run's block, or dense tokens from `first` on. */
-typedef struct {
-    const tr_kv_view_t *kv;
-    const tr_run_t *run; /* NULL: dense */
-    const int32_t *table;
-    uint32_t first;       /* block of the run, or dense token */
-    uint32_t pos, n_pos;  /* as dense tokens, n_pos > 0 */
-    uint32_t recent_from; /* likewise: queries that count in `recent`, too */
-    uint32_t group;
-    const float *q;
-    size_t ldq;
-    float scale;
-    const float *lse;
-    size_t ldl;
-} tr_attention_score_t;
+/* Columns that a tile has at most, blocks padded to 16: a block is a page's
+ * tokens (8 or more), lists and window cover twice `base` slots. */
+static inline uint32_t
+tr_tile_columns(uint32_t base, uint32_t dense)
+{
+    return 4 * base + dense + TR_RUNS_MAX * 16 + TR_TILE_BLOCK;
+}
 
-/* The tokens of such a block that a query adds to. */
+/* Rows of a scored tile: as many as of others, but over very many columns
+ * fewer, so that what they keep has bounds; and enough of them to be worth a
+ * pass over the keys. */
+#define TR_KEPT_FLOATS (2048u << 10)
+#define TR_KEPT_ROWS 24u
+
+static inline uint32_t
+tr_tile_kept_rows(uint32_t group, uint32_t columns)
+{
+    uint32_t n = TR_KEPT_FLOATS / columns;
+    uint32_t least = group > TR_KEPT_ROWS ? group : TR_KEPT_ROWS;
+
+    n = n < TR_TILE_ROWS ? n : TR_TILE_ROWS;
+    return n > least ? n : least;
+}
+
+/* Floats that these rows keep: a weight a column, a maximum a block (of 16
+ * columns or more).  Grows with `columns`. */
+static inline size_t
+tr_tile_kept(uint32_t group, uint32_t columns)
+{
+    size_t least = (size_t) tr_tile_kept_rows(group, UINT32_MAX) * columns;
+    size_t n = (size_t) TR_TILE_ROWS * columns;
+
+    n = n < TR_KEPT_FLOATS ? n : TR_KEPT_FLOATS;
+    n = n > least ? n : least;
+    return n + (n / 16 + columns + TR_TILE_ROWS);
+}
+
+/* The tokens of a block that rows add to: of a run's block `at`, or (run NULL)
+ * dense tokens from `at` on that stand before the tile's last. */
 typedef struct {
     uint32_t n;
     float *score[TR_TILE_BLOCK], *recent[TR_TILE_BLOCK]; /* recent: or NULL */
-    const uint16_t *key[TR_TILE_BLOCK]; /* FP16 rows; dense only */
-    tr_block_t block;                   /* of a run */
+    tr_block_t block;                                    /* of a run */
 } tr_scored_t;
 
-void tr_attention_scored(const tr_attention_score_t *t, tr_scored_t *out);
+void tr_attention_scored(const tr_attention_tile_t *t, const tr_run_t *run,
+                         uint32_t at, tr_scored_t *out);
 
 /* A row over lists and window: one head of a sequence that has one row.  Its
  * tokens are taken in tiles of 16 slots of a page; tiles are numbered through
@@ -242,7 +266,9 @@ tr_part_floats(size_t head_dim)
 /* One implementation: what runs on one thread. */
 typedef struct tr_attention_isa {
     void (*tile)(const tr_attention_tile_t *t, float *scratch);
-    void (*score)(const tr_attention_score_t *t, float *scratch);
+    /* adds to scores what the tile that was just computed with this scratch
+     * gives them; tiles of a head one after the other */
+    void (*score)(const tr_attention_tile_t *t, float *scratch);
     /* part i of a row: its logits and its partial result */
     void (*part)(const tr_attention_row_t *t, uint32_t i, float *scratch);
     /* adds to the scores of a row's tokens and finds its victims; lse:

@@ -92,46 +92,67 @@ tile_c(const tr_attention_tile_t *t, float *scratch)
                 out[d] = o.out[d] / o.sum;
             }
             if (t->lse != NULL) {
-                t->lse[p * t->ldl + h] = o.max + logf(o.sum);
+                t->lse[p * t->group + h] = o.max + logf(o.sum);
             }
         }
     }
 }
 
+/* What the tile's queries from position `from` on add to token i; run NULL:
+ * dense. */
 static void
-score_c(const tr_attention_score_t *t, float *scratch)
+score_token_c(const tr_attention_tile_t *t, const tr_run_t *run,
+              const tr_scored_t *to, uint32_t i, uint32_t from,
+              const float *key)
 {
     uint32_t dim = t->kv->head_dim;
+
+    for (uint32_t pos = from; pos < t->pos + t->n_pos; pos++) {
+        const float *q = t->q + (pos - t->pos) * t->ldq;
+        const float *lse = t->lse + (pos - t->pos) * t->group;
+        float best = -INFINITY;
+
+        for (uint32_t h = 0; h < t->group; h++) {
+            best = fmaxf(best, dot(q + h * dim, key, dim) * t->scale - lse[h]);
+        }
+        *to->score[i] += expf(best);
+        if (run == NULL && pos >= t->recent_from) {
+            *to->recent[i] += expf(best);
+        }
+    }
+}
+
+static void
+score_c(const tr_attention_tile_t *t, float *scratch)
+{
+    const tr_kv_layout_t *dense = &t->kv->layout[0];
     tr_scored_t to;
 
-    tr_attention_scored(t, &to);
-    for (uint32_t i = 0; i < to.n; i++) {
-        uint32_t from = t->pos;
+    for (uint32_t r = 0; r < t->n_runs; r++) {
+        const tr_run_t *run = &t->run[r];
 
-        if (t->run != NULL) {
-            tr_unpack_key(t->run->layout, to.block.page, to.block.token[i],
-                          scratch);
-        } else {
-            const tr_kv_layout_t *l = &t->kv->layout[0];
-            uint32_t at = t->first + i;
-
-            tr_unpack_key(l, tr_kv_page_at(t->kv, t->table[at / l->tokens]),
-                          at % l->tokens, scratch);
-            from = at + 1 > from ? at + 1 : from;
+        if (run->layout->score == 0) {
+            continue;
         }
-        for (uint32_t pos = from; pos < t->pos + t->n_pos; pos++) {
-            const float *q = t->q + (pos - t->pos) * t->ldq;
-            const float *lse = t->lse + (pos - t->pos) * t->ldl;
-            float best = -INFINITY;
+        for (uint32_t b = 0; b < tr_run_blocks(run); b++) {
+            tr_attention_scored(t, run, b, &to);
+            for (uint32_t i = 0; i < to.n; i++) {
+                tr_unpack_key(run->layout, to.block.page, to.block.token[i],
+                              scratch);
+                score_token_c(t, run, &to, i, t->pos, scratch);
+            }
+        }
+    }
+    for (uint32_t b = 0; b + 1 < t->pos + t->n_pos; b += TR_TILE_BLOCK) {
+        tr_attention_scored(t, NULL, b, &to);
+        for (uint32_t i = 0; i < to.n; i++) {
+            uint32_t at = b + i;
 
-            for (uint32_t h = 0; h < t->group; h++) {
-                best = fmaxf(best, dot(q + h * dim, scratch, dim) * t->scale
-                                       - lse[h]);
-            }
-            *to.score[i] += expf(best);
-            if (t->run == NULL && pos >= t->recent_from) {
-                *to.recent[i] += expf(best);
-            }
+            tr_unpack_key(dense,
+                          tr_kv_page_at(t->kv, t->table[at / dense->tokens]),
+                          at % dense->tokens, scratch);
+            score_token_c(t, NULL, &to, i, at + 1 > t->pos ? at + 1 : t->pos,
+                          scratch);
         }
     }
 }

@@ -1,8 +1,13 @@
 /*
- * Rows at dense positions: their tiles, the blocks of keys whose scores they
- * add to, and the pages that a decode step of Quest reads.
+ * Rows at dense positions: their tiles, the order in which these add to scores,
+ * and the pages that a decode step of Quest reads.
  */
 #include "attention_step.h"
+
+#include <immintrin.h>
+#include <sched.h>
+
+#define SPINS 3000
 
 /* The pages that a decode step of Quest reads, if not all: t then has these as
  * its table. */
@@ -51,13 +56,58 @@ look_ahead(const tr_step_t *a, uint32_t piece, tr_attention_tile_t *t)
     t->n_next = tr_step_pos(a, seq) - tr_step_seq(a, seq)->base + 1;
 }
 
+/* Query positions of a sequence's tiles.  Which rows share a tile has no
+ * influence on their bits. */
+static uint32_t
+tile_positions(const tr_step_t *a, uint32_t seq)
+{
+    uint32_t base = tr_step_seq(a, seq)->base;
+    uint32_t end = tr_step_pos(a, seq) + tr_step_rows(a, seq);
+    uint32_t rows = TR_TILE_ROWS;
+
+    if (tr_step_scores(a, seq)) {
+        rows = tr_tile_kept_rows(a->group, tr_tile_columns(base, end - base));
+    }
+    return rows / a->group;
+}
+
+uint32_t
+tr_step_tiles(const tr_step_t *a, uint32_t seq)
+{
+    uint32_t n = tile_positions(a, seq);
+
+    return (tr_step_rows(a, seq) + n - 1) / n;
+}
+
+/* Scores a tile after those before it.  They were begun earlier and wait for
+ * nobody behind them, so this ends. */
+static void
+score_in_turn(const tr_step_t *a, uint32_t seq, uint32_t list, uint32_t tile,
+              const tr_attention_tile_t *t, uint8_t *scratch)
+{
+    _Atomic uint32_t *turn = &a->turn[seq * a->kv->lists + list];
+    uint32_t spins = 0;
+
+    while (atomic_load_explicit(turn, memory_order_acquire) != tile) {
+        if (++spins < SPINS) {
+            _mm_pause();
+        } else {
+            sched_yield(); /* who is before us may need this core */
+        }
+    }
+    a->isa->score(t, (float *) scratch);
+    atomic_store_explicit(turn, tile + 1, memory_order_release);
+}
+
 void
 tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
-             uint8_t *scratch)
+             uint32_t worker, uint8_t *scratch)
 {
     const tr_rows_t *rows = a->rows;
+    const tr_kv_seq_t *s = tr_step_seq(a, seq);
     uint32_t dim = a->kv->head_dim, lists = a->kv->lists, list = i % lists;
-    uint32_t row = rows->seq_row[seq] + i / lists * a->tile_pos;
+    uint32_t n_pos = tile_positions(a, seq);
+    uint32_t row = rows->seq_row[seq] + i / lists * n_pos;
     uint32_t left = rows->seq_row[seq + 1] - row;
     int32_t slot = rows->seq_slot[seq];
     size_t column = (size_t) list * a->group * dim;
@@ -67,94 +117,29 @@ tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
         .run = run,
         .n_runs = tr_attention_runs(a->kv, slot, a->layer, list, run),
         .table = tr_kv_table(a->kv, slot, a->layer, list),
-        .pos = rows->row_pos[row] - a->kv->seq[slot].base,
-        .n_pos = left < a->tile_pos ? left : a->tile_pos,
+        .pos = rows->row_pos[row] - s->base,
+        .n_pos = left < n_pos ? left : n_pos,
         .group = a->group,
         .q = a->q + row * a->ldq + column,
         .ldq = a->ldq,
         .out = a->out + row * a->ldo + column,
         .ldo = a->ldo,
         .scale = a->scale,
-        .ldl = a->heads,
+        .recent_from = s->recent_from > s->base ? s->recent_from - s->base : 0,
     };
 
-    if (a->kv->seq[slot].scored) {
-        t.lse = a->lse + (size_t) row * a->heads + list * a->group;
+    if (s->scored) {
+        t.lse = (float *) (a->kept + worker * a->kept_size);
+        t.kept = t.lse + TR_TILE_ROWS;
     }
     if (tr_step_rows(a, seq) == 1) {
-        choose_pages(a, &a->kv->seq[slot], &t, scratch);
+        choose_pages(a, s, &t, scratch);
         look_ahead(a, next, &t);
     }
     a->isa->tile(&t, (float *) scratch);
-}
-
-/* Blocks of keys that a sequence scores in one head: those of the runs, then
- * dense ones before its last query. */
-static uint32_t
-score_blocks(const tr_step_t *a, uint32_t seq, uint32_t list, tr_run_t *run,
-             uint32_t *n_runs)
-{
-    uint32_t n, last = tr_step_pos(a, seq) + tr_step_rows(a, seq) - 1;
-
-    *n_runs = tr_attention_runs(a->kv, a->rows->seq_slot[seq], a->layer, list,
-                                run);
-    n = (last - tr_step_seq(a, seq)->base + TR_TILE_BLOCK - 1) / TR_TILE_BLOCK;
-    for (uint32_t i = 0; i < *n_runs; i++) {
-        n += run[i].layout->score != 0 ? tr_run_blocks(&run[i]) : 0;
+    if (s->scored) {
+        score_in_turn(a, seq, list, i / lists, &t, scratch);
     }
-    return n;
-}
-
-uint32_t
-tr_step_blocks(const tr_step_t *a, uint32_t seq)
-{
-    uint32_t most = 0, n_runs;
-    tr_run_t run[TR_RUNS_MAX];
-
-    for (uint32_t list = 0; list < a->kv->lists; list++) {
-        uint32_t n = score_blocks(a, seq, list, run, &n_runs);
-
-        most = n > most ? n : most;
-    }
-    return most;
-}
-
-void
-tr_step_score(const tr_step_t *a, uint32_t seq, uint32_t i, uint8_t *scratch)
-{
-    const tr_kv_seq_t *s = tr_step_seq(a, seq);
-    uint32_t list = i % a->kv->lists, row = a->rows->seq_row[seq], n_runs;
-    uint32_t block = i / a->kv->lists, at = 0;
-    size_t column = (size_t) list * a->group;
-    tr_run_t run[TR_RUNS_MAX];
-    tr_attention_score_t t = {
-        .kv = a->kv,
-        .table = tr_kv_table(a->kv, a->rows->seq_slot[seq], a->layer, list),
-        .pos = tr_step_pos(a, seq) - s->base,
-        .n_pos = tr_step_rows(a, seq),
-        .recent_from = s->recent_from > s->base ? s->recent_from - s->base : 0,
-        .group = a->group,
-        .q = a->q + row * a->ldq + column * a->kv->head_dim,
-        .ldq = a->ldq,
-        .scale = a->scale,
-        .lse = a->lse + (size_t) row * a->heads + column,
-        .ldl = a->heads,
-    };
-
-    if (block >= score_blocks(a, seq, list, run, &n_runs)) {
-        return;
-    }
-    for (; at < n_runs && t.run == NULL; at++) {
-        uint32_t n = run[at].layout->score != 0 ? tr_run_blocks(&run[at]) : 0;
-
-        if (block < n) {
-            t.run = &run[at];
-        } else {
-            block -= n;
-        }
-    }
-    t.first = t.run != NULL ? block : block * TR_TILE_BLOCK;
-    a->isa->score(&t, (float *) scratch);
 }
 
 /* Victims of a head whose scores are up to date; `n` is the last position. */

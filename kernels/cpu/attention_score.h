@@ -1,126 +1,179 @@
 /*
  * What rows at dense positions add to scores, in vectors (after
- * attention_tile.h): a block of up to 64 keys stays, queries stream past it in
- * ascending order, up to V_ROWS positions at a time.
- *
- * The largest probability in the query group is e^max(logit - lse), since e^x
- * grows with x: one exponential for the group.
+ * attention_tile.h): the weights that a tile kept, block by block, times what
+ * makes probabilities of them, e^(peak - lse) of the row.  Per block the scores
+ * are gathered, queries pass in ascending order, the largest of the group is
+ * added, and the scores go back to their pages.
  */
 
-/* Scores of a block while queries pass. */
+#define SCORE_VECS 4u /* sums in registers; twice as many with `recent` */
+
+/* A block while queries pass. */
 typedef struct {
-    const tr_attention_score_t *t;
-    uint32_t width;    /* keys, padded */
-    const float *keys; /* [dim][BLOCK] */
-    float *logits;     /* [V_ROWS][BLOCK] */
-    float *best;       /* the same: maximum of logit - lse over the group */
+    const tr_attention_tile_t *t;
+    uint32_t n, width;         /* keys; padded */
+    const float *weight;       /* [rows][width] */
+    float share[TR_TILE_ROWS]; /* probability = weight * share[row] */
+    bool causal;               /* dense: the query at position p sees keys .. */
+    uint32_t first;            /* .. below p - first; else all */
     float score[BLOCK], recent[BLOCK];
 } passing_t;
 
-/* best = max(best, scale * logits - lse) for n positions of query head h and
- * the first `width` keys. */
-static inline void
-score_head(passing_t *a, uint32_t pos, uint32_t n, uint32_t width, uint32_t h)
+/* Positions [pos, end) of the tile pass the keys of `vecs` vectors from j on;
+ * masked: the first of them do not see all of these.  vecs, masked and recent
+ * are constants wherever this is inlined. */
+static inline __attribute__((always_inline)) void
+score_pass(passing_t *a, uint32_t vecs, bool masked, bool recent, uint32_t j,
+           uint32_t pos, uint32_t end)
 {
-    const tr_attention_score_t *t = a->t;
-    uint32_t dim = t->kv->head_dim;
-    size_t row = pos - t->pos;
+    uint32_t group = a->t->group;
+    vec sum[SCORE_VECS], late[SCORE_VECS];
 
-    product(n, width, dim, t->q + row * t->ldq + (size_t) h * dim, t->ldq,
-            a->keys, BLOCK, a->logits, BLOCK, NULL);
-    for (uint32_t i = 0; i < n; i++) {
-        vec lse = v_set1(t->lse[(row + i) * t->ldl + h]);
-        vec scale = v_set1(t->scale);
-        float *best = a->best + i * BLOCK;
-
-        for (uint32_t j = 0; j < width; j += V_WIDTH) {
-            vec x = v_sub(v_mul(v_load(a->logits + i * BLOCK + j), scale), lse);
-
-            v_store(best + j, h == 0 ? x : v_max(v_load(best + j), x));
-        }
+    for (uint32_t v = 0; v < vecs; v++) {
+        sum[v] = v_load(a->score + j + v * V_WIDTH);
+        late[v] = v_load(a->recent + j + v * V_WIDTH);
     }
-}
+    for (uint32_t p = pos; p < end; p++) {
+        uint32_t row = (p - a->t->pos) * group;
+        const float *w = a->weight + (size_t) row * a->width + j;
+        vec best[SCORE_VECS], share = v_set1(a->share[row]);
 
-/* Adds the query at position pos; it sees the first `seen` keys. */
-static inline void
-score_add(passing_t *a, uint32_t pos, const float *best, uint32_t seen)
-{
-    bool recent = pos >= a->t->recent_from;
-
-    for (uint32_t j = 0; j < seen; j += V_WIDTH) {
-        vec p = v_exp(v_load(best + j));
-
-        if (seen < j + V_WIDTH) {
-            p = v_first(seen - j, p, v_set1(0));
+        for (uint32_t v = 0; v < vecs; v++) {
+            best[v] = v_mul(v_load(w + v * V_WIDTH), share);
         }
-        v_store(a->score + j, v_add(v_load(a->score + j), p));
-        if (recent) {
-            v_store(a->recent + j, v_add(v_load(a->recent + j), p));
-        }
-    }
-}
-
-static void
-score_queries(passing_t *a, uint32_t n_keys)
-{
-    const tr_attention_score_t *t = a->t;
-    uint32_t end = t->pos + t->n_pos, pos = t->pos;
-
-    if (t->run == NULL && pos <= t->first) { /* its own token adds nothing */
-        pos = t->first + 1;
-    }
-    while (pos < end) {
-        uint32_t n = end - pos < V_ROWS ? end - pos : V_ROWS;
-        uint32_t width = a->width;
-
-        if (t->run == NULL && pos + n - 1 - t->first < n_keys) {
-            width = pad_block(pos + n - 1 - t->first);
-        }
-        for (uint32_t h = 0; h < t->group; h++) {
-            score_head(a, pos, n, width, h);
-        }
-        for (uint32_t i = 0; i < n; i++, pos++) {
-            uint32_t seen = n_keys;
-
-            if (t->run == NULL && pos - t->first < n_keys) {
-                seen = pos - t->first;
+        for (uint32_t h = 1; h < group; h++) {
+            w += a->width;
+            share = v_set1(a->share[row + h]);
+            for (uint32_t v = 0; v < vecs; v++) {
+                best[v] = v_max(best[v], v_mul(v_load(w + v * V_WIDTH), share));
             }
-            score_add(a, pos, a->best + i * BLOCK, seen);
+        }
+        for (uint32_t v = 0; v < vecs; v++) {
+            if (masked) {
+                uint32_t seen = p - a->first, at = j + v * V_WIDTH;
+
+                best[v] = v_first(seen > at ? seen - at : 0, best[v],
+                                  v_set1(0));
+            }
+            sum[v] = v_add(sum[v], best[v]);
+            if (recent) {
+                late[v] = v_add(late[v], best[v]);
+            }
+        }
+    }
+    for (uint32_t v = 0; v < vecs; v++) {
+        v_store(a->score + j + v * V_WIDTH, sum[v]);
+        v_store(a->recent + j + v * V_WIDTH, late[v]);
+    }
+}
+
+/* The same for all keys. */
+static inline __attribute__((always_inline)) void
+score_keys(passing_t *a, bool masked, bool recent, uint32_t pos, uint32_t end)
+{
+    uint32_t j = 0;
+
+    for (; j + SCORE_VECS * V_WIDTH <= a->width; j += SCORE_VECS * V_WIDTH) {
+        score_pass(a, SCORE_VECS, masked, recent, j, pos, end);
+    }
+    for (; j < a->width; j += V_WIDTH) {
+        score_pass(a, 1, masked, recent, j, pos, end);
+    }
+}
+
+static void
+score_queries(passing_t *a, uint32_t pos)
+{
+    uint32_t end = a->t->pos + a->t->n_pos;
+    uint32_t recent = a->causal ? a->t->recent_from : end;
+    uint32_t clear = a->causal ? a->first + a->n : pos;
+
+    while (pos < end) {
+        bool masked = pos < clear, late = pos >= recent;
+        uint32_t to = masked && clear < end ? clear : end;
+
+        to = !late && recent < to ? recent : to;
+        if (masked) {
+            if (late) {
+                score_keys(a, true, true, pos, to);
+            } else {
+                score_keys(a, true, false, pos, to);
+            }
+        } else if (late) {
+            score_keys(a, false, true, pos, to);
+        } else {
+            score_keys(a, false, false, pos, to);
+        }
+        pos = to;
+    }
+}
+
+/* Queries from position pos on pass a block, `to`, of which `k` was kept. */
+static void
+score_block(passing_t *a, const kept_t *k, const tr_scored_t *to, uint32_t pos)
+{
+    uint32_t rows = a->t->n_pos * a->t->group;
+
+    a->n = to->n;
+    a->weight = k->weight;
+    for (uint32_t r = 0; r < rows; r += V_WIDTH) {
+        v_store(a->share + r,
+                v_exp(v_sub(v_load(k->peak + r), v_load(a->t->lse + r))));
+    }
+    for (uint32_t i = 0; i < a->width; i++) {
+        a->score[i] = i < to->n ? *to->score[i] : 0;
+        a->recent[i] = i < to->n && a->causal ? *to->recent[i] : 0;
+    }
+    score_queries(a, pos);
+    for (uint32_t i = 0; i < to->n; i++) {
+        *to->score[i] = a->score[i];
+        if (a->causal) {
+            *to->recent[i] = a->recent[i];
         }
     }
 }
 
 static void
-attention_score(const tr_attention_score_t *t, float *scratch)
+score_run(passing_t *a, const tr_run_t *run, float **kept)
 {
-    uint32_t dim = t->kv->head_dim;
-    float *logits = scratch + (size_t) BLOCK * dim;
-    passing_t a = { .t = t,
-                    .keys = scratch,
-                    .logits = logits,
-                    .best = logits + V_ROWS * BLOCK };
     tr_scored_t to;
 
-    tr_attention_scored(t, &to);
-    a.width = pad_block(to.n);
-    if (t->run != NULL) {
-        load_run_keys(t->run->layout, &to.block, scratch);
-    } else {
-        for (uint32_t i = to.n; i < a.width; i++) {
-            to.key[i] = zero_row;
+    for (uint32_t b = 0; b < tr_run_blocks(run); b++) {
+        kept_t k;
+
+        tr_attention_scored(a->t, run, b, &to);
+        if (to.n == 0) {
+            continue;
         }
-        load_keys(to.key, NULL, a.width, dim, scratch);
-    }
-    for (uint32_t i = 0; i < to.n; i++) {
-        a.score[i] = *to.score[i];
-        a.recent[i] = t->run == NULL ? *to.recent[i] : 0;
-    }
-    score_queries(&a, to.n);
-    for (uint32_t i = 0; i < to.n; i++) {
-        *to.score[i] = a.score[i];
-        if (t->run == NULL) {
-            *to.recent[i] = a.recent[i];
+        a->width = pad_block(to.n);
+        k = kept_block(a->t, a->width, kept);
+        if (run->layout->score != 0) {
+            score_block(a, &k, &to, a->t->pos);
         }
+    }
+}
+
+static void
+attention_score(const tr_attention_tile_t *t, float *scratch)
+{
+    uint32_t end = t->pos + t->n_pos;
+    passing_t a = { .t = t };
+    float *kept = t->kept;
+    tr_scored_t to;
+
+    (void) scratch;
+    for (uint32_t i = 0; i < t->n_runs; i++) {
+        score_run(&a, &t->run[i], &kept);
+    }
+    a.causal = true;
+    for (uint32_t b = 0; b + 1 < end; b += BLOCK) { /* its own adds nothing */
+        kept_t k;
+
+        a.first = b;
+        a.width = dense_width(t, b);
+        k = kept_block(t, a.width, &kept);
+        tr_attention_scored(t, NULL, b, &to);
+        score_block(&a, &k, &to, b + 1 > t->pos ? b + 1 : t->pos);
     }
 }
 

@@ -8,6 +8,7 @@
 #include "attention.h"
 
 #include <math.h>
+#include <stdatomic.h>
 
 /* What the whole step shares. */
 typedef struct {
@@ -20,12 +21,13 @@ typedef struct {
     size_t ldq, ldo;
     float scale;
     uint32_t threads;
-    uint32_t tile_pos;
-    bool split;       /* parts of compressed rows go to threads */
-    uint32_t *starts; /* [n_seqs + 1], first piece of each sequence */
-    float *lse;       /* [n_rows][heads] */
-    uint8_t *rooms;   /* of compressed rows: a thread's, or a head's if split */
-    size_t room;      /* bytes */
+    bool split;             /* parts of compressed rows go to threads */
+    uint32_t *starts;       /* [n_seqs + 1], first piece of each sequence */
+    _Atomic uint32_t *turn; /* [n_seqs][lists], tiles that have been scored */
+    uint8_t *kept;          /* of scored tiles: a thread's lse, weights */
+    size_t kept_size;       /* bytes */
+    uint8_t *rooms; /* of compressed rows: a thread's, or a head's if split */
+    size_t room;    /* bytes */
     uint8_t *scratch;
     size_t scratch_size; /* bytes of a thread */
 } tr_step_t;
@@ -86,15 +88,13 @@ tr_step_clear(const tr_step_t *a, uint32_t seq, uint32_t list)
 
 /* ---- attention_dense.c: rows at dense positions ---- */
 
+/* Tiles of a sequence in one head. */
+uint32_t tr_step_tiles(const tr_step_t *a, uint32_t seq);
 /* Tile i of a sequence: KV heads side by side.  next: the piece of the step
- * that the thread will probably take then. */
+ * that the thread will probably take then.  With scores, a head's tiles before
+ * this one must have been begun. */
 void tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
-                  uint8_t *scratch);
-/* Blocks of keys that a sequence scores, in the head that has most. */
-uint32_t tr_step_blocks(const tr_step_t *a, uint32_t seq);
-/* Block i, heads side by side; nothing where a head has fewer. */
-void tr_step_score(const tr_step_t *a, uint32_t seq, uint32_t i,
-                   uint8_t *scratch);
+                  uint32_t worker, uint8_t *scratch);
 /* The single row of a later turn sets victims, too. */
 void tr_step_victims(const tr_step_t *a, uint32_t seq);
 

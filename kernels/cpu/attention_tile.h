@@ -308,11 +308,12 @@ softmax_row(float *s, uint32_t n, uint32_t vecs, bool full, float *max)
     return v_hsum(total);
 }
 
-/* Softmax of n rows of scores, `width` columns wide, of which row i sees the
- * first seen[i].  keep: by how much what was summed before shrinks. */
+/* Softmax of n rows of scores, lds apart and `width` columns wide, of which row
+ * i sees the first seen[i].  keep: by how much what was summed before
+ * shrinks. */
 static inline void
-softmax_rows(float *s, uint32_t n, uint32_t width, const uint32_t *seen,
-             float *max, float *sum, float *keep)
+softmax_rows(float *s, size_t lds, uint32_t n, uint32_t width,
+             const uint32_t *seen, float *max, float *sum, float *keep)
 {
     float shrink[V_WIDTH] = { 0 }, total[V_ROWS];
 
@@ -320,11 +321,11 @@ softmax_rows(float *s, uint32_t n, uint32_t width, const uint32_t *seen,
         float before = max[i];
 
         if (seen[i] >= BLOCK) {
-            total[i] = softmax_row(s + i * BLOCK, BLOCK, BLOCK_VECS, true,
+            total[i] = softmax_row(s + i * lds, BLOCK, BLOCK_VECS, true,
                                    &max[i]);
         } else {
-            total[i] = softmax_row(s + i * BLOCK, seen[i], width / V_WIDTH,
-                                   false, &max[i]);
+            total[i] = softmax_row(s + i * lds, seen[i], width / V_WIDTH, false,
+                                   &max[i]);
         }
         shrink[i] = before - max[i];
     }
@@ -335,14 +336,43 @@ softmax_rows(float *s, uint32_t n, uint32_t width, const uint32_t *seen,
     }
 }
 
+/* What a scored tile keeps of a block, one block behind the other. */
+typedef struct {
+    float *weight; /* [rows][width], relative to e^peak */
+    float *peak;   /* [rows, padded], the rows' maxima by then */
+} kept_t;
+
+/* Block of `width` columns at *kept, which moves on. */
+static inline kept_t
+kept_block(const tr_attention_tile_t *t, uint32_t width, float **kept)
+{
+    size_t rows = (size_t) t->n_pos * t->group;
+    kept_t k = { *kept, *kept + rows * width };
+
+    *kept = k.peak + tr_pad(rows, 16);
+    return k;
+}
+
+/* Columns of the dense block from b on. */
+static inline uint32_t
+dense_width(const tr_attention_tile_t *t, uint32_t b)
+{
+    uint32_t n = pad_block(t->pos + t->n_pos - b);
+
+    return n < BLOCK ? n : BLOCK;
+}
+
 /* A tile in the making; scratch memory. */
 typedef struct {
     const tr_attention_tile_t *t;
     uint32_t dim, rows;
     float *keys, *values; /* of the block */
     float *q, *o;         /* [rows][dim] */
-    float *s;             /* [V_ROWS][BLOCK] */
     float *max, *sum;     /* [rows] */
+    float *s;             /* weights of V_ROWS rows or of all, lds apart */
+    size_t lds;
+    kept_t kept; /* of the block; NULL unless scored */
+    float *next; /* what the next block keeps */
 } tile_t;
 
 static void
@@ -358,8 +388,11 @@ tile_begin(tile_t *a, const tr_attention_tile_t *t, float *scratch)
     a->q = a->values + (size_t) BLOCK * dim;
     a->o = a->q + (size_t) TR_TILE_ROWS * dim;
     a->s = a->o + (size_t) TR_TILE_ROWS * dim;
+    a->lds = BLOCK;
     a->max = a->s + (size_t) TR_TILE_ROWS * BLOCK;
     a->sum = a->max + TR_TILE_ROWS;
+    a->kept = (kept_t){ NULL, NULL };
+    a->next = t->kept;
     for (uint32_t r = 0; r < a->rows; r++) {
         const float *in = t->q + r / t->group * t->ldq + r % t->group * dim;
 
@@ -373,6 +406,16 @@ tile_begin(tile_t *a, const tr_attention_tile_t *t, float *scratch)
     }
 }
 
+/* Scored, the weights of a block stay. */
+static inline void
+keep_block(tile_t *a, uint32_t width)
+{
+    if (a->t->lse != NULL) {
+        a->kept = kept_block(a->t, width, &a->next);
+        a->lds = width;
+    }
+}
+
 /* Rows [r, r + n) take in a block that is `width` columns wide for them, of
  * which row r + i sees seen[i]; value: where values are, NULL when they were
  * converted; ahead: NULL, or as many values wanted later. */
@@ -382,17 +425,23 @@ tile_rows(tile_t *a, uint32_t r, uint32_t n, uint32_t width,
           const uint16_t *const *ahead)
 {
     uint32_t dim = a->dim;
-    float keep[V_ROWS];
+    float keep[V_ROWS], *s = a->s;
+    size_t lds = a->lds;
 
-    product(n, width, dim, a->q + r * dim, dim, a->keys, BLOCK, a->s, BLOCK,
-            NULL);
-    softmax_rows(a->s, n, width, seen, a->max + r, a->sum + r, keep);
+    if (a->kept.weight != NULL) {
+        s = a->kept.weight + r * lds;
+    }
+    product(n, width, dim, a->q + r * dim, dim, a->keys, BLOCK, s, lds, NULL);
+    softmax_rows(s, lds, n, width, seen, a->max + r, a->sum + r, keep);
+    if (a->kept.weight != NULL) {
+        memcpy(a->kept.peak + r, a->max + r, n * sizeof(float));
+    }
     if (value == NULL) {
-        product(n, dim, width, a->s, BLOCK, a->values, dim, a->o + r * dim, dim,
+        product(n, dim, width, s, lds, a->values, dim, a->o + r * dim, dim,
                 keep);
     } else {
-        product_half(n, dim, width, a->s, BLOCK, value, ahead, a->o + r * dim,
-                     dim, keep);
+        product_half(n, dim, width, s, lds, value, ahead, a->o + r * dim, dim,
+                     keep);
     }
 }
 
@@ -408,6 +457,7 @@ tile_run_block(tile_t *a, const tr_run_t *run, uint32_t i)
     }
     width = load_run_keys(run->layout, &block, a->keys);
     load_run_values(run->layout, &block, a->values);
+    keep_block(a, width);
     for (uint32_t j = 0; j < V_ROWS; j++) {
         seen[j] = block.n;
     }
@@ -426,12 +476,12 @@ tile_dense_block(tile_t *a, uint32_t b)
     uint32_t first = b > t->pos ? (b - t->pos) * t->group : 0;
     /* what lies after the last query has weight zero: leave it out, here for
      * the tile, below for each group of rows */
-    uint32_t used = pad_block(last - b + 1), seen[V_ROWS];
+    uint32_t used = dense_width(t, b), seen[V_ROWS];
     const uint16_t *key[BLOCK] = { NULL }, *value[BLOCK] = { NULL };
     const uint16_t *next_key[BLOCK], *next_value[BLOCK];
     bool ahead = t->n_next > b;
 
-    used = used < BLOCK ? used : BLOCK;
+    keep_block(a, used);
     find_block(t->kv, t->table, b, used, last, key, value);
     if (ahead) {
         find_block(t->kv, t->next_table, b, used, t->n_next - 1, next_key,
@@ -478,7 +528,7 @@ attention_tile(const tr_attention_tile_t *t, float *scratch)
             v_store(out + d, v_mul(v_load(a.o + r * a.dim + d), inverse));
         }
         if (t->lse != NULL) {
-            t->lse[p * t->ldl + h] = a.max[r] + logf(a.sum[r]);
+            t->lse[r] = a.max[r] + logf(a.sum[r]);
         }
     }
 }

@@ -135,35 +135,35 @@ tr_row_part(const tr_attention_row_t *t, uint32_t i, tr_part_t *out)
 
 /* The scores of a block of dense tokens. */
 static void
-scored_dense(const tr_attention_score_t *t, tr_scored_t *out)
+scored_dense(const tr_attention_tile_t *t, uint32_t first, tr_scored_t *out)
 {
     const tr_kv_layout_t *l = &t->kv->layout[0];
-    uint32_t end = t->pos + t->n_pos;
+    uint32_t n = t->pos + t->n_pos - 1 - first;
+    uint32_t entry = first / l->tokens, token = first % l->tokens;
 
-    out->n = end - t->first < TR_TILE_BLOCK ? end - t->first : TR_TILE_BLOCK;
-    for (uint32_t i = 0; i < out->n; i++) {
-        uint32_t token = (t->first + i) % l->tokens;
-        uint8_t *page = tr_kv_page_at(t->kv,
-                                      t->table[(t->first + i) / l->tokens]);
+    out->n = n < TR_TILE_BLOCK ? n : TR_TILE_BLOCK;
+    for (uint32_t i = 0; i < out->n; entry++, token = 0) {
+        uint8_t *page = tr_kv_page_at(t->kv, t->table[entry]);
 
-        out->key[i] = (const uint16_t *) page
-                      + (size_t) token * t->kv->head_dim;
-        out->score[i] = (float *) (page + l->score) + token;
-        out->recent[i] = (float *) (page + l->recent) + token;
+        for (; token < l->tokens && i < out->n; token++, i++) {
+            out->score[i] = (float *) (page + l->score) + token;
+            out->recent[i] = (float *) (page + l->recent) + token;
+        }
     }
 }
 
 void
-tr_attention_scored(const tr_attention_score_t *t, tr_scored_t *out)
+tr_attention_scored(const tr_attention_tile_t *t, const tr_run_t *run,
+                    uint32_t at, tr_scored_t *out)
 {
-    if (t->run == NULL) {
-        scored_dense(t, out);
+    if (run == NULL) {
+        scored_dense(t, at, out);
         return;
     }
-    tr_run_block(t->kv, t->run, t->first, &out->block);
+    tr_run_block(t->kv, run, at, &out->block);
     out->n = out->block.n;
     for (uint32_t i = 0; i < out->n; i++) {
-        float *score = (float *) (out->block.page + t->run->layout->score);
+        float *score = (float *) (out->block.page + run->layout->score);
 
         out->score[i] = score + out->block.token[i];
         out->recent[i] = NULL;

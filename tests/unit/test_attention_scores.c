@@ -164,11 +164,12 @@ run_chunks(bed_t *b, const tr_kernels_t *k, const uint32_t *n, float *const *q,
     free(oo);
 }
 
+/* Prompts of up to `len` tokens, one of them after up to `before`. */
 static void
 one_bed(const tr_kernels_t *k, uint32_t lists, uint32_t group, uint32_t dim,
-        uint32_t len, float scale)
+        uint32_t before, uint32_t len, float scale)
 {
-    bed_wish_t w = { dim, lists, group, levels, 4, len + 200, len, scale };
+    bed_wish_t w = { dim, lists, group, levels, 4, len + before, len, scale };
     uint32_t n[2] = { len, 1 + rig_below(&rng, len) };
     size_t ld = (size_t) lists * group * dim;
     float *q[2], *out[2], *again[2];
@@ -178,7 +179,7 @@ one_bed(const tr_kernels_t *k, uint32_t lists, uint32_t group, uint32_t dim,
 
     bed_open(&b, &w, &rng);
     fill_slot(&b, 0, 0, n[0]);
-    fill_slot(&b, 1, 1 + rig_below(&rng, 200), n[1]);
+    fill_slot(&b, 1, before / 2 + 1 + rig_below(&rng, before / 2), n[1]);
     memcpy(b.before, b.kv.pool, b.pool_bytes);
     for (int32_t i = 0; i < 2; i++) {
         bed_part_t part = { i, b.seq[i].base, n[i] };
@@ -232,7 +233,7 @@ test_prompts(void **state)
             const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
 
             if (k != NULL && (i > 0 || group % 4 == 1)) {
-                one_bed(k, 1 + group % 2, group, dims[group % 4],
+                one_bed(k, 1 + group % 2, group, dims[group % 4], 200,
                         60 + rig_below(&rng, 50), scales[group % 3]);
             }
         }
@@ -241,8 +242,22 @@ test_prompts(void **state)
         const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
 
         if (k != NULL) {
-            one_bed(k, 2, 1, 64, 200 + rig_below(&rng, 100), 1);
-            one_bed(k, 1, 2, 64, 1 + rig_below(&rng, 3), 1);
+            one_bed(k, 2, 1, 64, 200, 200 + rig_below(&rng, 100), 1);
+            one_bed(k, 1, 2, 64, 200, 1 + rig_below(&rng, 3), 1);
+        }
+    }
+}
+
+/* After so many tokens a tile has fewer rows: what it keeps has bounds. */
+static void
+test_long(void **state)
+{
+    (void) state;
+    for (int i = 1; i < N_ISAS; i++) { /* vectors; C keeps nothing */
+        const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
+
+        if (k != NULL) {
+            one_bed(k, 1, 3, 64, 14000, 60 + rig_below(&rng, 50), 1);
         }
     }
 }
@@ -380,6 +395,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_long),
         cmocka_unit_test(test_quest),
     };
 
