@@ -13,7 +13,8 @@
  *     _channel.c    slots, doorbells, draining what the engine says
  *     _handler.c    the content handler: routes, admission, waiting
  *     _body.c       the request body, from the client into the request ring
- *     _request.c    what the engine's records do to a request; hang-ups, timers
+ *     _record.c     what the engine's records do to a request
+ *     _request.c    what else ends it: hang-ups, timers
  *     _retry.c      another engine for a request that lost its own
  *     _send.c       from pending text to the client, never more than it takes
  *     _socket.c     small events into a socket, in one piece
@@ -391,13 +392,17 @@ void ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_body_feed(ngx_http_tokenring_peer_t *peer);
 
-/* _request.c */
+/* _record.c */
 
 ngx_int_t ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx,
     tr_record_t *rec, u_char *payload);
+
+/* _request.c */
+
 void ngx_http_tokenring_fail(ngx_http_tokenring_ctx_t *ctx, tr_status_t error,
     const char *message);
 void ngx_http_tokenring_watch(ngx_http_tokenring_ctx_t *ctx);
+void ngx_http_tokenring_arm(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_timer(ngx_event_t *ev);
 void ngx_http_tokenring_deadline(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_phase_e phase);

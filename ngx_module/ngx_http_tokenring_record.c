@@ -1,0 +1,391 @@
+/*
+ * What the engine's records do to a request.
+ *
+ * They only change the ctx and mark it dirty; what they mean for the client is
+ * worked out when the request is flushed (_send.c).  A record that does not fit
+ * where the request stands is an engine that nobody should listen to any longer.
+ */
+
+#include "ngx_http_tokenring.h"
+
+
+static ngx_int_t ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx,
+    u_char *payload, size_t len);
+static ngx_int_t ngx_http_tokenring_started(ngx_http_tokenring_ctx_t *ctx,
+    size_t len);
+static ngx_int_t ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx,
+    u_char *payload, size_t len);
+static ngx_int_t ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx,
+    u_char *payload, size_t len);
+static ngx_int_t ngx_http_tokenring_error(ngx_http_tokenring_ctx_t *ctx,
+    u_char *payload, size_t len);
+
+
+/* NGX_ERROR: nobody should listen to this engine any longer */
+
+ngx_int_t
+ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
+    u_char *payload)
+{
+    ngx_int_t                   rc;
+    ngx_http_tokenring_peer_t  *peer;
+
+    peer = ctx->peer;
+
+    if (rec->type != TR_RECORD_STARTED) {
+        /* as the engine counts them for Redis */
+        ctx->number++;
+    }
+
+    switch (rec->type) {
+
+    case TR_RECORD_ACCEPTED:
+        rc = ngx_http_tokenring_accepted(ctx, payload, rec->length);
+        break;
+
+    case TR_RECORD_STARTED:
+        rc = ngx_http_tokenring_started(ctx, rec->length);
+        break;
+
+    case TR_RECORD_DELTA:
+        rc = ngx_http_tokenring_delta(ctx, payload, rec->length);
+        break;
+
+    case TR_RECORD_FINISH:
+        rc = ngx_http_tokenring_finish(ctx, payload, rec->length);
+        break;
+
+    case TR_RECORD_ERROR:
+        rc = ngx_http_tokenring_error(ctx, payload, rec->length);
+        break;
+
+    default:
+        rc = NGX_DECLINED;
+        break;
+    }
+
+    if (rc == NGX_DECLINED) {
+        ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
+                      "tokenring: bad record, type=%ud length=%uD request=%V",
+                      (u_int) rec->type, rec->length, &ctx->request_id);
+
+        if (peer) {
+            ngx_http_tokenring_break(peer, "it sent a record that is "
+                                     "malformed or out of order");
+        }
+
+        return NGX_ERROR;
+    }
+
+    if (rc == NGX_ERROR) {
+        ngx_http_tokenring_fail(ctx, TR_ERR_NOMEM,
+                                "The gateway ran out of memory");
+        ngx_http_tokenring_dirty(peer, ctx);
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
+    size_t len)
+{
+    tr_wire_bytes_t     model;
+    tr_wire_accepted_t  head;
+
+    if (tr_wire_accepted_parse(payload, len, &head, &model) != TR_OK
+        || head.choices > NGX_HTTP_TOKENRING_CHOICES_MAX
+        || head.endpoint != ctx->endpoint
+        || head.model_len > TR_NAME_MAX
+        || ctx->accepted
+        || ctx->phase < NGX_HTTP_TOKENRING_QUEUE)
+    {
+        return NGX_DECLINED;
+    }
+
+    ctx->accepted = 1;
+    ctx->prompt_tokens = head.prompt_tokens;
+    ctx->created = head.created;
+    ctx->stream = (head.flags & TR_ACCEPTED_STREAM) ? 1 : 0;
+    ctx->include_usage = (head.flags & TR_ACCEPTED_INCLUDE_USAGE) ? 1 : 0;
+    ctx->with_logprobs = (head.flags & TR_ACCEPTED_LOGPROBS) ? 1 : 0;
+
+    ctx->model.data = ngx_pnalloc(ctx->request->pool, model.len);
+    if (ctx->model.data == NULL) {
+        return NGX_ERROR;
+    }
+
+    ctx->model.len = model.len;
+    ngx_memcpy(ctx->model.data, model.data, model.len);
+
+    ctx->choices = ngx_pcalloc(ctx->request->pool,
+                        head.choices * sizeof(ngx_http_tokenring_choice_t));
+    if (ctx->choices == NULL) {
+        return NGX_ERROR;
+    }
+
+    ctx->nchoices = head.choices;
+    ctx->left = head.choices;
+
+    if (ctx->gone) {
+        return NGX_OK;
+    }
+
+    /* queue_timeout goes on until STARTED; comments begin */
+    ctx->sent = ngx_current_msec;
+    ngx_http_tokenring_arm(ctx);
+
+    if (!ctx->stream) {
+        return NGX_OK;
+    }
+
+    if (ctx->detach) {
+        /* its headers go now */
+        ngx_http_tokenring_dirty(ctx->peer, ctx);
+    }
+
+    return ngx_http_tokenring_render_heads(ctx);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_started(ngx_http_tokenring_ctx_t *ctx, size_t len)
+{
+    if (tr_wire_started_parse(len) != TR_OK || !ctx->accepted) {
+        return NGX_DECLINED;
+    }
+
+    if (ctx->phase == NGX_HTTP_TOKENRING_QUEUE) {
+        ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_PREFILL);
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
+    size_t len)
+{
+    size_t                        limit;
+    tr_wire_bytes_t               text, logprobs;
+    tr_wire_delta_t               head;
+    ngx_http_tokenring_choice_t  *choice;
+
+    if (tr_wire_delta_parse(payload, len, &head, &text, &logprobs) != TR_OK
+        || !ctx->accepted
+        || head.choice >= ctx->nchoices
+        || ctx->choices[head.choice].reason
+        || (logprobs.len
+            && (!ctx->with_logprobs
+                || ngx_http_tokenring_logprobs_check(&logprobs) != NGX_OK)))
+    {
+        return NGX_DECLINED;
+    }
+
+    ctx->completion_tokens += head.tokens;
+    ctx->last_us = ctx->peer ? ctx->peer->now : ngx_http_tokenring_clock();
+
+    if (ctx->first_us == 0) {
+        ctx->first_us = ctx->last_us;
+
+        if (ctx->stream) {
+            /* the client will have seen some of it: it stays where it is */
+            ngx_http_tokenring_forget(ctx);
+        }
+    }
+
+    if (ctx->gone || ctx->error) {
+        return NGX_OK;
+    }
+
+    if (ctx->phase < NGX_HTTP_TOKENRING_DECODE) {
+        ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_DECODE);
+
+    } else {
+        /* the timer looks at it when it fires */
+        ctx->deadline = ngx_current_msec + ctx->conf->idle_timeout;
+    }
+
+    /* past what a pause may leave in the rings, an engine that goes on */
+
+    limit = (ctx->stream && ctx->peer)
+            ? ctx->conf->buffer_size
+              + 2 * (size_t) ctx->peer->map.response_capacity
+              + NGX_HTTP_TOKENRING_RESPONSE_MAX / 64
+            : NGX_HTTP_TOKENRING_RESPONSE_MAX;
+
+    if (ctx->pending + len > limit) {
+        ngx_http_tokenring_control(ctx, TR_CONTROL_ABORT);
+        ngx_http_tokenring_fail(ctx, TR_ERR_INTERNAL,
+                                "The response is too large for the gateway");
+        ngx_http_tokenring_dirty(ctx->peer, ctx);
+        return NGX_OK;
+    }
+
+    if (ctx->resumable && ctx->stream) {
+        if (ngx_http_tokenring_queue_delta(ctx, head.choice, &text, &logprobs)
+            != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+
+        goto queued;
+    }
+
+    choice = &ctx->choices[head.choice];
+
+    if (ngx_http_tokenring_append(&choice->text, text.data, text.len) != NGX_OK
+        || (logprobs.len
+            && ngx_http_tokenring_append(&choice->logprobs, logprobs.data,
+                                         logprobs.len)
+               != NGX_OK))
+    {
+        return NGX_ERROR;
+    }
+
+    ctx->pending += text.len + logprobs.len;
+
+    if (!ctx->stream) {
+        return NGX_OK;
+    }
+
+queued:
+
+    ngx_http_tokenring_dirty(ctx->peer, ctx);
+
+    if (ctx->pending > ctx->conf->buffer_size && !ctx->paused && ctx->peer) {
+        ctx->paused = 1;
+        ngx_http_tokenring_control(ctx, TR_CONTROL_PAUSE);
+
+        if (ngx_http_tokenring_counters) {
+            (void) ngx_atomic_fetch_add(&ngx_http_tokenring_counters->pauses,
+                                        1);
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
+    size_t len)
+{
+    ngx_uint_t         last;
+    tr_wire_finish_t   head;
+
+    if (tr_wire_finish_parse(payload, len, &head) != TR_OK) {
+        return NGX_DECLINED;
+    }
+
+    last = head.flags & TR_FINISH_LAST;
+
+    if (ctx->accepted && head.choice < ctx->nchoices
+        && ctx->choices[head.choice].reason == 0)
+    {
+        ctx->choices[head.choice].reason = head.reason;
+        ctx->left--;
+
+        if (ctx->resumable && ctx->stream && !ctx->gone && !ctx->error
+            && head.reason != TR_FINISH_ABORTED
+            && ngx_http_tokenring_queue_finish(ctx, head.choice) != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+
+    } else if (head.reason != TR_FINISH_ABORTED) {
+        return NGX_DECLINED;
+    }
+
+    if (last && ctx->left && head.reason != TR_FINISH_ABORTED) {
+        return NGX_DECLINED;
+    }
+
+    /* the log names the reason of the first choice, or what ended them all */
+
+    if (head.choice == 0 || head.reason == TR_FINISH_ABORTED) {
+        ctx->reason = head.reason;
+    }
+
+    ctx->totals = head;
+
+    if (last) {
+        ctx->over = 1;
+        ctx->totalled = 1;
+        ctx->prompt_tokens = head.prompt_tokens;
+        ctx->completion_tokens = head.completion_tokens;
+    }
+
+    if (ctx->phase < NGX_HTTP_TOKENRING_DECODE) {
+        ctx->phase = NGX_HTTP_TOKENRING_DECODE;
+    }
+
+    ctx->deadline = ngx_current_msec + ctx->conf->idle_timeout;
+
+    if (head.reason == TR_FINISH_ABORTED && !ctx->gone && !ctx->error) {
+        ctx->error_number = ctx->resumable ? ctx->number : 0;
+
+        if (ctx->follow) {
+            ctx->error = TR_ERR_CANCELLED;
+            ngx_str_set(&ctx->message, "The client left this request");
+
+        } else {
+            ctx->error = TR_ERR_CLOSED;
+            ngx_str_set(&ctx->message, "The engine aborted this request");
+        }
+    }
+
+    if (ctx->stream || last || ctx->error) {
+        ngx_http_tokenring_dirty(ctx->peer, ctx);
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_error(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
+    size_t len)
+{
+    tr_wire_bytes_t   param, message;
+    tr_wire_error_t   head;
+
+    if (tr_wire_error_parse(payload, len, &head, &param, &message) != TR_OK) {
+        return NGX_DECLINED;
+    }
+
+    ctx->over = 1;
+    ctx->error = head.status;
+    ctx->error_number = ctx->resumable ? ctx->number : 0;
+    ctx->retry_after = head.retry_after_s;
+
+    if (head.prompt_tokens) {
+        ctx->prompt_tokens = head.prompt_tokens;
+    }
+
+    if (head.completion_tokens) {
+        ctx->completion_tokens = head.completion_tokens;
+    }
+
+    param.len = ngx_min(param.len, TR_ERROR_PARAM);
+    message.len = ngx_min(message.len, NGX_HTTP_TOKENRING_MESSAGE_MAX);
+
+    ctx->param.data = ngx_pnalloc(ctx->request->pool,
+                                  param.len + message.len + 1);
+    if (ctx->param.data == NULL) {
+        ctx->param.len = 0;
+        ctx->message.len = 0;
+
+    } else {
+        ctx->message.data = ngx_cpymem(ctx->param.data, param.data, param.len);
+        ngx_memcpy(ctx->message.data, message.data, message.len);
+        ctx->param.len = param.len;
+        ctx->message.len = message.len;
+    }
+
+    ngx_http_tokenring_dirty(ctx->peer, ctx);
+
+    return NGX_OK;
+}
