@@ -1,0 +1,114 @@
+'use strict';
+//
+// What the tests of resumable answers stand on: a Redis, an engine that is a
+// script (fake_engine.c), two gateways before it, and records that the test
+// writes itself (records.js), so that every order of events can be made.
+
+const assert = require('node:assert/strict');
+const { spawn, spawnSync } = require('node:child_process');
+const fs = require('node:fs');
+const os = require('node:os');
+const path = require('node:path');
+const { ROOT, BUILD, Stack, until } = require('./stack');
+const { stream } = require('./http');
+const { Redis } = require('./redis');
+const R = require('./records');
+
+const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-resume-'));
+const socket = path.join(dir, 'fake.sock');
+const bed = { redis: null, stack: null, other: null, fake: null };
+
+async function startFake() {
+  bed.fake = spawn(path.join(BUILD, 'tests/fake_engine'), [socket],
+    { stdio: 'inherit' });
+  await until(() => fs.existsSync(socket), 'the socket of the fake engine');
+}
+
+async function gateway(more = {}) {
+  const s = await Stack.start({
+    engine: null,
+    http: `tokenring_engine fake unix:${socket};
+      tokenring_redis ${bed.redis.address} timeout=10s;`,
+    pass: 'fake',
+    server: `
+      location /plain/v1/ { tokenring_pass fake; }
+      location /none/v1/ { tokenring_redis off; tokenring_pass fake; }
+      location /owned/v1/ { tokenring_resumable on;
+        tokenring_request_key $http_authorization; tokenring_pass fake; }`,
+    location: `tokenring_resumable on;
+      tokenring_buffer_size 64k;`,
+    ...more,
+  });
+  await s.healthy();
+  return s;
+}
+
+// A Redis, the fake engine, and two gateways before it.
+async function start() {
+  const made = spawnSync('make', ['-s', 'fake-engine', `B=${BUILD}`],
+    { cwd: ROOT, encoding: 'utf8' });
+  assert.equal(made.status, 0, made.stderr);
+  fs.chmodSync(dir, 0o755);
+  bed.redis = await Redis.start();
+  await startFake();
+  [bed.stack, bed.other] = await Promise.all([gateway(), gateway()]);
+  return bed;
+}
+
+async function stop() {
+  if (bed.stack) await bed.stack.stop();
+  if (bed.other) await bed.other.stop();
+  if (bed.fake) bed.fake.kill();
+  if (bed.redis) await bed.redis.stop();
+  fs.rmSync(dir, { recursive: true, force: true });
+}
+
+const url = (id, s = bed.stack, place = '') => `${s.url}${place}/v1/requests/${id}`;
+const follow = (id, { s = bed.stack, after: last, place = '', ...more } = {}) =>
+  stream(`${url(id, s, place)}/stream`, undefined, {
+    ...more,
+    headers: { ...(last === undefined ? {} : { 'Last-Event-ID': String(last) }),
+      ...more.headers },
+  });
+
+// The records that the fake engine makes of {fake: 'tokens', count, choices}.
+function tokens({ count, choices = 1, ...more }) {
+  const all = [R.accepted({ choices, ...more })];
+  for (let i = 0; i < count; i++) {
+    for (let c = 0; c < choices; c++) {
+      all.push(R.delta(`t${i} `, { choice: c }));
+    }
+  }
+  for (let c = 0; c < choices; c++) {
+    all.push(R.finish({ choice: c, last: c + 1 === choices,
+      completion: count * choices }));
+  }
+  return all;
+}
+
+// Entries of some records each, as a flush every now and then makes them.
+async function spread(w, records, each = 3) {
+  for (let i = 0; i < records.length; i += each) {
+    await w.put(records.slice(i, i + each), { publish: false });
+  }
+  return w;
+}
+
+// New workers serve, and those of before have left: they may still have
+// accepted a connection while the new ones came.
+async function reload(s) {
+  await s.reload();
+  await until(() => s.workers().length === 1, 'old workers have left');
+}
+
+// What a stream has after the event with this id.
+function rest(raw, id) {
+  const at = raw.indexOf(`id: ${id}\n`);
+  assert.ok(at >= 0, `id ${id} in ${raw}`);
+  return raw.slice(raw.indexOf('\n\n', at) + 2);
+}
+
+const written = (options) => new R.Written(bed.redis, options);
+
+module.exports = { dir, socket, start, stop, gateway, url, follow, tokens,
+  spread, reload, rest, written };
