@@ -9,7 +9,7 @@
 const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
 const { createHash, randomBytes } = require('node:crypto');
-const { alive, sleep, until, read } = require('./lib/stack');
+const { sleep, until, read } = require('./lib/stack');
 const { post, request, stream } = require('./lib/http');
 const R = require('./lib/records');
 const { start, stop, url, follow, tokens, spread, reload, rest, written } =
