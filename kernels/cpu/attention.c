@@ -104,13 +104,14 @@ first_phase(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 
     for (uint32_t i = first; i < end; i++) {
         uint32_t seq = tr_seq_of(a->starts, a->rows->n_seqs, i);
+        uint32_t piece = i - a->starts[seq];
+        /* who works alone takes pieces in turn; others take theirs between */
+        uint32_t next = i + 1 < end ? i + 1 : i + a->threads;
 
         if (tr_step_dense(a, seq)) {
-            /* who works alone takes pieces in turn; others take theirs between */
-            tr_step_tile(a, seq, i - a->starts[seq],
-                         i + 1 < end ? i + 1 : i + a->threads, worker, scratch);
+            tr_step_tile(a, seq, piece, next, worker, scratch);
         } else {
-            tr_step_row(a, seq, i - a->starts[seq], worker, scratch);
+            tr_step_row(a, seq, piece, next, worker, scratch);
         }
     }
 }

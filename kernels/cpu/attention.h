@@ -200,6 +200,7 @@ typedef struct {
     size_t stride;
     float *partial; /* [parts][group][head_dim + 2]: sum of p * value, largest
                       * logit, sum of p */
+    const uint8_t *next; /* NULL, or a page to be asked for meanwhile */
 } tr_attention_row_t;
 
 /* A part: pages [page, page + pages) of a run, about TR_PART_SLOTS slots.  The

@@ -23,23 +23,32 @@
  * inlined.
  */
 
-/* One word of V_WIDTH tokens: acc[h] += q . codes; q: [fields][heads]. */
+/* One word of V_WIDTH tokens, of each of `rows` sets of them: acc[set][h] += q
+ * . codes; word: `step` apart; q: [fields][heads]. */
 static inline __attribute__((always_inline)) void
-key_word(uint32_t bits, uint32_t heads, vec word, const float *q, vec *acc)
+key_word(uint32_t bits, uint32_t heads, uint32_t rows, const vec *word,
+         uint32_t step, const float *q, vec (*acc)[V_HEADS])
 {
     uint32_t half = 16 / bits;
-    veci part = vi_of(word);
+    veci part[2];
 
+    for (uint32_t r = 0; r < rows; r++) {
+        part[r] = vi_of(word[r * step]);
+    }
     for (uint32_t i = 0; i < 2 * half; i++) {
         uint32_t mask = ((1u << bits) - 1) << (i % half * bits);
-        vec code;
+        vec code[2];
 
-        if (i == half) {
-            part = vi_high(part);
+        for (uint32_t r = 0; r < rows; r++) {
+            part[r] = i == half ? vi_high(part[r]) : part[r];
+            code[r] = vi_float(vi_and(part[r], vi_set1(mask)));
         }
-        code = vi_float(vi_and(part, vi_set1(mask)));
         for (uint32_t h = 0; h < heads; h++) {
-            acc[h] = v_fma(v_set1(q[i * heads + h]), code, acc[h]);
+            vec by = v_set1(q[i * heads + h]);
+
+            for (uint32_t r = 0; r < rows; r++) {
+                acc[r][h] = v_fma(by, code[r], acc[r][h]);
+            }
         }
     }
 }
@@ -50,17 +59,33 @@ static void
 order_query(uint32_t bits, uint32_t heads, uint32_t dim, const float *q,
             float *out)
 {
-    uint32_t half = 16 / bits, words = dim * bits / 32;
+    uint32_t half = 16 / bits, words = dim * bits / 32, at[16];
+    float by[16];
 
-    for (uint32_t w = 0; w < words; w++) {
+    for (uint32_t i = 0; i < 2 * half; i++) {
+        at[i] = bits == 8 ? i : i % half * 2 + i / half;
+        by[i] = 1.0f / (float) (1u << (i % half * bits));
+    }
+    for (uint32_t w = 0; w < words; w++, q += 2 * half) {
         for (uint32_t i = 0; i < 2 * half; i++) {
-            uint32_t d = bits == 8 ? i : i % half * 2 + i / half;
-            float by = 1.0f / (float) (1u << (i % half * bits));
-
             for (uint32_t h = 0; h < heads; h++) {
-                *out++ = q[h * dim + w * 2 * half + d] * by;
+                *out++ = q[h * dim + at[i]] * by[i];
             }
         }
+    }
+}
+
+/* Memory that is wanted later, to be asked for meanwhile: every four words. */
+typedef struct {
+    const uint8_t *at;
+    uint32_t lines; /* at a time */
+} ask_t;
+
+static inline void
+ask(ask_t *a)
+{
+    for (uint32_t i = 0; i < a->lines; i++, a->at += 64) {
+        __builtin_prefetch(a->at, 0, 2);
     }
 }
 
@@ -68,7 +93,8 @@ order_query(uint32_t bits, uint32_t heads, uint32_t dim, const float *q,
  * `lines` lines of its own. */
 static inline __attribute__((always_inline)) void
 key_lines(uint32_t bits, uint32_t heads, uint32_t lines, const uint8_t *codes,
-          uint32_t tiles, const float *q, float *out, size_t stride)
+          uint32_t tiles, const float *q, float *out, size_t stride,
+          ask_t ahead)
 {
     const uint32_t step = 32 / bits * heads;
 
@@ -91,12 +117,16 @@ key_lines(uint32_t bits, uint32_t heads, uint32_t lines, const uint8_t *codes,
                                          + token % 8 * 64 + w * 4));
                 }
                 v_transpose(v);
+#pragma GCC unroll 16
                 for (uint32_t j = 0; j < V_WIDTH; j++) {
                     uint32_t word = (w + j) / 4 * 4 * lines + k * 4
                                     + (w + j) % 4;
 
-                    key_word(bits, heads, v[j], q + word * step,
-                             acc[(w + j) % 2]);
+                    if (j % 4 == 0) {
+                        ask(&ahead);
+                    }
+                    key_word(bits, heads, 1, v + j, 0, q + word * step,
+                             acc + (w + j) % 2);
                 }
             }
         }
@@ -110,7 +140,8 @@ key_lines(uint32_t bits, uint32_t heads, uint32_t lines, const uint8_t *codes,
  * many tiles at once as a vector has eights. */
 static inline __attribute__((always_inline)) void
 key_shared_lines(uint32_t bits, uint32_t heads, const uint8_t *codes,
-                 uint32_t tiles, const float *q, float *out, size_t stride)
+                 uint32_t tiles, const float *q, float *out, size_t stride,
+                 ask_t ahead)
 {
     const uint32_t step = 32 / bits * heads;
     float nowhere[8] = { 0 };
@@ -131,11 +162,16 @@ key_shared_lines(uint32_t bits, uint32_t heads, const uint8_t *codes,
                                                + j % 8 * 64 + w * 4));
             }
             v_transpose(v);
-            for (uint32_t j = 0; j < V_WIDTH; j++) {
-                uint32_t word = (w + j) / 4 * 2 + (w + j) % 2;
+#pragma GCC unroll 16
+            for (uint32_t j = 0; j < V_WIDTH / 2; j++) {
+                uint32_t word = w / 2 + j;
 
-                key_word(bits, heads, v[j], q + word * step,
-                         acc[(w + j) % 4 / 2]);
+                if (j % 2 == 0) {
+                    ask(&ahead);
+                }
+                /* words of the later tokens are two further on */
+                key_word(bits, heads, 2, v + j / 2 * 4 + j % 2, 2,
+                         q + word * step, acc);
             }
         }
         for (uint32_t h = 0; h < heads; h++) {
@@ -236,16 +272,18 @@ value_store(uint32_t bits, uint32_t heads, const value_words_t *v,
 {
     for (uint32_t f = 0; f < (bits == 8 ? 2 : 4); f++) {
         uint32_t s = bits == 2 ? f / 2 * 8 + f % 2 * 2 : f * bits;
+        uint32_t dim[V_WIDTH];
 
+        for (uint32_t j = 0; j < V_WIDTH; j++) {
+            dim[j] = value_dim(v, line, w + j, f);
+        }
         for (uint32_t h = 0; h < heads; h++) {
             float lane[V_WIDTH];
 
             v_store(lane, v_mul(acc[f][h], v_set1(1.0f / (float) (1u << s))));
             for (uint32_t j = 0; j < V_WIDTH; j++) {
-                uint32_t d = value_dim(v, line, w + j, f);
-
-                if (d >= from && d < to) {
-                    out[h * ldo + d] += lane[j];
+                if (dim[j] >= from && dim[j] < to) {
+                    out[h * ldo + dim[j]] += lane[j];
                 }
             }
         }

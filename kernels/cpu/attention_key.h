@@ -4,75 +4,94 @@
  */
 
 static void
-keys_8(const strip_t *a, const uint8_t *page, uint32_t tiles, float *out)
+keys_8(const strip_t *a, const uint8_t *page, uint32_t tiles, float *out,
+       ask_t ahead)
 {
-#define CALL(n) \
-    key_lines(8, n, a->dim / 64, page, tiles, a->query, out, TR_PART_SLOTS_MAX)
+#define CALL(n)                                              \
+    key_lines(8, n, a->dim / 64, page, tiles, a->query, out, \
+              TR_PART_SLOTS_MAX, ahead)
     FOR_HEADS(a->heads, CALL)
 #undef CALL
 }
 
 static void
-keys_4(const strip_t *a, const uint8_t *page, uint32_t tiles, float *out)
+keys_4(const strip_t *a, const uint8_t *page, uint32_t tiles, float *out,
+       ask_t ahead)
 {
-#define CALL(n) \
-    key_lines(4, n, a->dim / 128, page, tiles, a->query, out, TR_PART_SLOTS_MAX)
+#define CALL(n)                                               \
+    key_lines(4, n, a->dim / 128, page, tiles, a->query, out, \
+              TR_PART_SLOTS_MAX, ahead)
     FOR_HEADS(a->heads, CALL)
 #undef CALL
 }
 
 static void
-keys_4_shared(const strip_t *a, const uint8_t *page, uint32_t tiles, float *out)
+keys_4_shared(const strip_t *a, const uint8_t *page, uint32_t tiles, float *out,
+              ask_t ahead)
 {
 #define CALL(n) \
-    key_shared_lines(4, n, page, tiles, a->query, out, TR_PART_SLOTS_MAX)
+    key_shared_lines(4, n, page, tiles, a->query, out, TR_PART_SLOTS_MAX, ahead)
     FOR_HEADS(a->heads, CALL)
 #undef CALL
 }
 
 static void
-keys_2(const strip_t *a, const uint8_t *page, uint32_t tiles, float *out)
+keys_2(const strip_t *a, const uint8_t *page, uint32_t tiles, float *out,
+       ask_t ahead)
 {
-#define CALL(n) \
-    key_lines(2, n, a->dim / 256, page, tiles, a->query, out, TR_PART_SLOTS_MAX)
+#define CALL(n)                                               \
+    key_lines(2, n, a->dim / 256, page, tiles, a->query, out, \
+              TR_PART_SLOTS_MAX, ahead)
     FOR_HEADS(a->heads, CALL)
 #undef CALL
 }
 
 static void
-keys_2_shared(const strip_t *a, const uint8_t *page, uint32_t tiles, float *out)
+keys_2_shared(const strip_t *a, const uint8_t *page, uint32_t tiles, float *out,
+              ask_t ahead)
 {
 #define CALL(n) \
-    key_shared_lines(2, n, page, tiles, a->query, out, TR_PART_SLOTS_MAX)
+    key_shared_lines(2, n, page, tiles, a->query, out, TR_PART_SLOTS_MAX, ahead)
     FOR_HEADS(a->heads, CALL)
 #undef CALL
 }
 
-/* q . codes for the tiles of a page; out: [heads][TR_PART_SLOTS_MAX]. */
+/* q . codes for the tiles of a page; out: [heads][TR_PART_SLOTS_MAX]; next:
+ * NULL, or a page that is wanted later. */
 static void
-page_codes(const strip_t *a, const uint8_t *page, uint32_t tiles, float *out)
+page_codes(const strip_t *a, const uint8_t *page, uint32_t tiles, float *out,
+           const uint8_t *next)
 {
     uint32_t bits = a->l->level.key_bits;
     bool shared = a->dim * bits == 256;
+    /* times that the products ask */
+    uint32_t times = shared
+                         ? (tiles + V_WIDTH / 8 - 1) / (V_WIDTH / 8) * 4
+                         : tiles * 4 * (a->dim * bits / 512) * (16 / V_WIDTH);
+    ask_t ahead = { next, 0 };
 
+    if (next != NULL) {
+        ahead.lines = (uint32_t) ((a->t->kv->page_bytes / 64 + times - 1)
+                                  / times);
+    }
     if (bits == 8) {
-        keys_8(a, page, tiles, out);
+        keys_8(a, page, tiles, out, ahead);
     } else if (bits == 4) {
-        (shared ? keys_4_shared : keys_4)(a, page, tiles, out);
+        (shared ? keys_4_shared : keys_4)(a, page, tiles, out, ahead);
     } else {
-        (shared ? keys_2_shared : keys_2)(a, page, tiles, out);
+        (shared ? keys_2_shared : keys_2)(a, page, tiles, out, ahead);
     }
 }
 
 /* Logits from q . codes of one metadata group: takes scale and zero in, adds
  * what earlier groups gave, removes what is no token, finds the largest. */
-static void
-fold_group(strip_t *a, uint32_t group)
+static inline __attribute__((always_inline)) void
+fold_heads(uint32_t heads, strip_t *a, uint32_t group)
 {
     tr_spot_t at = { 0 };
     vec max[V_HEADS];
 
-    for (uint32_t h = 0; h < a->heads; h++) {
+    for (uint32_t h = 0; h < heads; h++) {
         max[h] = v_set1(-INFINITY);
     }
     while (tr_part_next(a->t, a->part, &at)) {
@@ -84,7 +103,7 @@ fold_group(strip_t *a, uint32_t group)
 
             load_meta(at.page + a->l->key_meta, at.first + s,
                       a->l->level.key_groups, group, m, &scale, &zero);
-            for (uint32_t h = 0; h < a->heads; h++) {
+            for (uint32_t h = 0; h < heads; h++) {
                 const float *in = a->weights + h * TR_PART_SLOTS_MAX + tile + s;
                 float *x = a->logits + h * a->t->stride + tile + s;
                 vec v = v_mul(zero, v_set1(a->sum_q[h]));
@@ -97,8 +116,39 @@ fold_group(strip_t *a, uint32_t group)
             }
         }
     }
-    for (uint32_t h = 0; h < a->heads; h++) {
+    for (uint32_t h = 0; h < heads; h++) {
         a->max[h] = v_hmax(max[h]);
+    }
+}
+
+static void
+fold_group(strip_t *a, uint32_t group)
+{
+#define CALL(n) fold_heads(n, a, group)
+    FOR_HEADS(a->heads, CALL)
+#undef CALL
+}
+
+/* The scaled query in one of `groups` metadata groups, zero outside of it. */
+static void
+scale_query(strip_t *a, uint32_t group, uint32_t groups, float *q)
+{
+    uint32_t step = a->dim / 4 / groups;
+
+    for (uint32_t h = 0; h < a->heads; h++, q += a->dim) {
+        vec sum = v_set1(0);
+
+        for (uint32_t d = 0; d < a->dim; d += V_WIDTH) {
+            v_store(q + d,
+                    v_mul(v_load(a->q + h * a->dim + d), v_set1(a->t->scale)));
+        }
+        for (uint32_t d = 0; d < a->dim && groups > 1; d++) {
+            q[d] = d / step % groups == group ? q[d] : 0;
+        }
+        for (uint32_t d = 0; d < a->dim; d += V_WIDTH) {
+            sum = v_add(sum, v_load(q + d));
+        }
+        a->sum_q[h] = v_hsum(sum);
     }
 }
 
@@ -107,26 +157,19 @@ static void
 code_logits(strip_t *a)
 {
     const tr_part_t *p = a->part;
-    uint32_t groups = a->l->level.key_groups, quarter = a->dim / 4;
-    uint32_t tiles = tr_page_tiles(a->l);
-    float *q = a->tile; /* [heads][dim], zero outside the group */
+    uint32_t groups = a->l->level.key_groups, tiles = tr_page_tiles(a->l);
+    const uint8_t *page, *next;
 
     for (uint32_t j = 0; j < groups; j++) {
-        for (uint32_t h = 0; h < a->heads; h++) {
-            a->sum_q[h] = 0;
-            for (uint32_t d = 0; d < a->dim; d++) {
-                bool in = groups == 1 || d % quarter / (quarter / groups) == j;
-                float x = in ? a->q[h * a->dim + d] * a->t->scale : 0;
-
-                q[h * a->dim + d] = x;
-                a->sum_q[h] += x;
-            }
-        }
-        order_query(a->l->level.key_bits, a->heads, a->dim, q, a->query);
-        for (uint32_t i = 0; i < p->pages; i++) {
-            page_codes(a, tr_run_page(a->t->kv, p->run, p->page + i),
-                       (tr_run_used(p->run, p->page + i) + 15) / 16,
-                       a->weights + (size_t) i * tiles * 16);
+        page = tr_run_page(a->t->kv, p->run, p->page);
+        scale_query(a, j, groups, a->tile);
+        order_query(a->l->level.key_bits, a->heads, a->dim, a->tile, a->query);
+        for (uint32_t i = 0; i < p->pages; i++, page = next) {
+            next = i + 1 < p->pages
+                       ? tr_run_page(a->t->kv, p->run, p->page + i + 1)
+                       : a->after;
+            page_codes(a, page, (tr_run_used(p->run, p->page + i) + 15) / 16,
+                       a->weights + (size_t) i * tiles * 16, next);
         }
         fold_group(a, j);
     }

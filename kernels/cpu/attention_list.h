@@ -27,6 +27,7 @@ typedef struct {
     float sum_q[V_HEADS], max[V_HEADS];
     bool key_fields, value_fields; /* have products of their own */
     uint32_t from, to;             /* dimensions of a value's metadata group */
+    const uint8_t *after;          /* a page that comes next, or NULL */
 } strip_t;
 
 static bool
@@ -109,6 +110,19 @@ strip_values(strip_t *a)
     }
 }
 
+/* The page that is wanted when part i is done, if it is known. */
+static const uint8_t *
+after_part(const tr_attention_row_t *t, uint32_t i)
+{
+    tr_part_t part;
+
+    if (i + 1 == tr_row_parts(t)) {
+        return t->next;
+    }
+    tr_row_part(t, i + 1, &part);
+    return tr_run_page(t->kv, part.run, part.page);
+}
+
 static void
 attention_part(const tr_attention_row_t *t, uint32_t i, float *scratch)
 {
@@ -132,6 +146,7 @@ attention_part(const tr_attention_row_t *t, uint32_t i, float *scratch)
             .tile = scratch + 4 * TR_PART_SLOTS_MAX + 4 * dim,
             .key_fields = has_fields(part.run->layout, false),
             .value_fields = has_fields(part.run->layout, true),
+            .after = after_part(t, i),
         };
 
         if (a.key_fields) {

@@ -23,6 +23,7 @@ make_row(const tr_step_t *a, uint32_t seq, uint32_t list, uint8_t *room,
     t->scored = s->scored;
     t->by_sum = s->by_sum;
     t->victim = NULL;
+    t->next = NULL;
     t->stride = stride;
     t->logits = (float *) room;
     t->partial = (float *) (room
@@ -104,9 +105,29 @@ split_room(const tr_step_t *a, uint32_t seq, uint32_t list)
     return a->rooms + ((size_t) before * a->kv->lists + list) * a->room;
 }
 
+/* The first page of a piece of the step, NULL when that is no whole head. */
+static const uint8_t *
+first_page(const tr_step_t *a, uint32_t piece)
+{
+    tr_run_t run[TR_RUNS_MAX];
+    uint32_t seq;
+
+    if (a->split || piece >= a->starts[a->rows->n_seqs]) {
+        return NULL;
+    }
+    seq = tr_seq_of(a->starts, a->rows->n_seqs, piece);
+    if (tr_step_dense(a, seq)
+        || tr_attention_runs(a->kv, a->rows->seq_slot[seq], a->layer,
+                             piece - a->starts[seq], run)
+               == 0) {
+        return NULL;
+    }
+    return tr_run_page(a->kv, &run[0], 0);
+}
+
 void
-tr_step_row(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t worker,
-            uint8_t *scratch)
+tr_step_row(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
+            uint32_t worker, uint8_t *scratch)
 {
     uint32_t list = i % a->kv->lists, part = i / a->kv->lists;
     tr_attention_row_t t;
@@ -119,6 +140,7 @@ tr_step_row(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t worker,
         return;
     }
     make_row(a, seq, list, a->rooms + worker * a->room, &t);
+    t.next = first_page(a, next);
     for (uint32_t p = 0; p < tr_row_parts(&t); p++) {
         a->isa->part(&t, p, (float *) scratch);
     }

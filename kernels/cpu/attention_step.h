@@ -102,9 +102,10 @@ void tr_step_victims(const tr_step_t *a, uint32_t seq);
 
 /* Parts of a sequence, in the head that has most. */
 uint32_t tr_step_parts(const tr_step_t *a, uint32_t seq);
-/* Piece i, heads side by side: a part when the step is split, else a head. */
-void tr_step_row(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t worker,
-                 uint8_t *scratch);
+/* Piece i, heads side by side: a part when the step is split, else a head.
+ * next: as for a tile. */
+void tr_step_row(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
+                 uint32_t worker, uint8_t *scratch);
 /* What comes after the parts of a head, when the step is split. */
 void tr_step_finish(const tr_step_t *a, uint32_t seq, uint32_t list);
 

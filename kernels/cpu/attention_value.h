@@ -27,13 +27,13 @@ value_meta(const strip_t *a, const tr_spot_t *at, uint32_t s, uint32_t group,
 
 /* Weights e^(logit - max), times the value's scale; the dimensions of the group
  * begin as the sum of weights times zero points. */
-static void
-strip_weights(strip_t *a, uint32_t group)
+static inline __attribute__((always_inline)) void
+weigh_heads(uint32_t heads, strip_t *a, uint32_t group)
 {
     tr_spot_t at = { 0 };
     vec sum[V_HEADS], zeros[V_HEADS];
 
-    for (uint32_t h = 0; h < a->heads; h++) {
+    for (uint32_t h = 0; h < heads; h++) {
         sum[h] = zeros[h] = v_set1(0);
     }
     while (tr_part_next(a->t, a->part, &at)) {
@@ -44,7 +44,7 @@ strip_weights(strip_t *a, uint32_t group)
             vec scale, zero;
 
             value_meta(a, &at, s, group, &scale, &zero);
-            for (uint32_t h = 0; h < a->heads; h++) {
+            for (uint32_t h = 0; h < heads; h++) {
                 vec p = v_load(a->logits + h * a->t->stride + tile + s);
 
                 p = v_exp(v_sub(p, v_set1(a->max[h])));
@@ -56,7 +56,7 @@ strip_weights(strip_t *a, uint32_t group)
             }
         }
     }
-    for (uint32_t h = 0; h < a->heads; h++) {
+    for (uint32_t h = 0; h < heads; h++) {
         float *out = a->out + h * (a->dim + 2), zero = v_hsum(zeros[h]);
 
         for (uint32_t d = a->from; d < a->to; d++) {
@@ -65,6 +65,14 @@ strip_weights(strip_t *a, uint32_t group)
         out[a->dim] = a->max[h];
         out[a->dim + 1] = v_hsum(sum[h]);
     }
+}
+
+static void
+strip_weights(strip_t *a, uint32_t group)
+{
+#define CALL(n) weigh_heads(n, a, group)
+    FOR_HEADS(a->heads, CALL)
+#undef CALL
 }
 
 /* Adds weights . codes of the whole part. */
@@ -142,6 +150,18 @@ values_4_mixed(const strip_t *a)
 }
 
 static void
+values_2_narrow(const strip_t *a)
+{
+#define CALL(n)                               \
+    do {                                      \
+        value_words_t v = value_words(2, 64); \
+        part_codes(2, n, a, &v);              \
+    } while (0)
+    FOR_HEADS(a->heads, CALL)
+#undef CALL
+}
+
+static void
 values_2(const strip_t *a)
 {
 #define CALL(n)                                   \
@@ -205,7 +225,7 @@ code_values(const strip_t *a)
     if (bits == 8) {
         values_8(a);
     } else if (bits == 2) {
-        values_2(a);
+        (a->dim == 64 ? values_2_narrow : values_2)(a);
     } else if (a->dim == 64) {
         values_4_mixed(a);
     } else {
