@@ -13,6 +13,8 @@
  * this, at least for one. */
 #define GENERIC_BYTES (128u << 20)
 #define GENERIC_SEQS 64u
+/* Whose weights products are timed with: together more than a cache holds. */
+#define TIMED_LAYERS 16u
 
 /* ---- buffers ------------------------------------------------------------ */
 
@@ -134,37 +136,65 @@ tr_model_cuda_no_memory(const tr_model_cuda_t *m, const char *what,
 
 /* ---- products ----------------------------------------------------------- */
 
+/* Chooses algorithms of a part's products: y = x w^T, w that of any layer. */
+static int
+choose_part(tr_model_cuda_t *m, tr_part_t part, const void *x, size_t ldx,
+            void *y, size_t ldy, bool timed)
+{
+    const void *w[TIMED_LAYERS];
+    uint32_t n = m->config.layers < TIMED_LAYERS ? m->config.layers
+                                                 : TIMED_LAYERS;
+    tr_cuda_product_t p;
+
+    for (uint32_t l = 0; l < n; l++) {
+        w[l] = m->layers[l].part[part];
+    }
+    p = tr_model_cuda_product(m, part, w[0], x, ldx, m->max_rows, y, ldy);
+    return m->cuda->matmul_choose(m->products, m->stream, &p, w, timed ? n : 0);
+}
+
+static int
+choose_head(tr_model_cuda_t *m, bool timed)
+{
+    tr_cuda_product_t p = tr_model_cuda_product(m, TR_PART_EMBED,
+                                                tr_model_cuda_head(m),
+                                                m->normed, m->ld_hidden,
+                                                m->logit_rows, m->logits,
+                                                m->ld_logits);
+
+    return m->cuda->matmul_choose(m->head_products, m->stream, &p, &p.w,
+                                  timed ? 1 : 0);
+}
+
 static tr_status_t
 choose(tr_model_cuda_t *m, bool timed, tr_error_t *err)
 {
     const tr_cuda_api_t *cuda = m->cuda;
-    const tr_cuda_parts_t *w = &m->layers[0];
-    uint32_t n = m->max_rows;
-    const tr_cuda_product_t of_layers[] = {
-        tr_model_cuda_product(m, TR_PART_QKV, w->part[TR_PART_QKV], m->normed,
-                              m->ld_hidden, n, m->qkv, m->ld_qkv),
-        tr_model_cuda_product(m, TR_PART_O, w->part[TR_PART_O], m->attn,
-                              m->ld_attn, n, m->delta, m->ld_hidden),
-        tr_model_cuda_product(m, TR_PART_GATE_UP, w->part[TR_PART_GATE_UP],
-                              m->normed, m->ld_hidden, n, m->gate_up,
-                              m->ld_gate_up),
-        tr_model_cuda_product(m, TR_PART_DOWN, w->part[TR_PART_DOWN], m->mlp,
-                              m->ld_mlp, n, m->delta, m->ld_hidden),
+    const struct {
+        tr_part_t part;
+        const void *x;
+        size_t ldx;
+        void *y;
+        size_t ldy;
+    } of_layers[] = {
+        { TR_PART_QKV, m->normed, m->ld_hidden, m->qkv, m->ld_qkv },
+        { TR_PART_O, m->attn, m->ld_attn, m->delta, m->ld_hidden },
+        { TR_PART_GATE_UP, m->normed, m->ld_hidden, m->gate_up, m->ld_gate_up },
+        { TR_PART_DOWN, m->mlp, m->ld_mlp, m->delta, m->ld_hidden },
     };
-    const tr_cuda_product_t head = tr_model_cuda_product(
-        m, TR_PART_EMBED, tr_model_cuda_head(m), m->normed, m->ld_hidden,
-        m->logit_rows, m->logits, m->ld_logits);
-    int rc = cuda->matmul_open(m->stream->device, n, &m->products);
+    int rc = cuda->matmul_open(m->stream->device, m->max_rows, &m->products);
 
-    for (size_t i = 0; rc == 0 && i < sizeof(of_layers) / sizeof(head); i++) {
-        rc = cuda->matmul_choose(m->products, m->stream, &of_layers[i], timed);
+    for (size_t i = 0; rc == 0 && i < sizeof(of_layers) / sizeof(*of_layers);
+         i++) {
+        rc = choose_part(m, of_layers[i].part, of_layers[i].x, of_layers[i].ldx,
+                         of_layers[i].y, of_layers[i].ldy, timed);
     }
     if (rc == 0) {
         rc = cuda->matmul_open(m->stream->device, m->logit_rows,
                                &m->head_products);
     }
     if (rc == 0) {
-        rc = cuda->matmul_choose(m->head_products, m->stream, &head, timed);
+        rc = choose_head(m, timed);
     }
     return rc == 0 ? TR_OK
                    : tr_error_set(err, TR_ERR_INTERNAL, "model",

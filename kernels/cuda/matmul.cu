@@ -6,117 +6,49 @@
  *
  *   A = w: k x n, ld k, transposed    B = x: k x rows, ld ldx    D = y: n x rows
  *
- * The library is loaded when the first product is opened: half a gigabyte that
- * whoever only wants to know what GPU there is needs not have.
- *
  * Only algorithms that give the same bits every time are taken: a split of k is
  * fine when its parts are summed by a pass of their own, in FP32.
  */
 #include "decode.cuh"
 #include "matmul.h"
-#include "runtime.cuh"
+#include "matmul_library.cuh"
+#include "matmul_watch.cuh"
 
-#include <cublasLt.h>
-#include <cuda_runtime.h>
-#include <dlfcn.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define WORKSPACE ((size_t) 32 << 20)
 #define SHAPES_MAX 64u
-#define CANDIDATES 8
-#define RUNS 7            /* timed, of each candidate, after one that is not */
+#define SUGGESTED 8       /* at most, for each wish */
+#define CANDIDATES (2 * SUGGESTED)
 #define TIMED_ROWS 512u   /* above, suggestions are as good as measurements */
 
-/* ---- the library -------------------------------------------------------- */
-
-#define LT_FUNCTIONS(F)                                                  \
-    F(Create) F(Destroy) F(GetVersion) F(GetStatusString) F(Matmul)      \
-    F(MatmulDescCreate) F(MatmulDescDestroy) F(MatmulDescSetAttribute)   \
-    F(MatrixLayoutInit_internal) F(MatmulPreferenceCreate)               \
-    F(MatmulPreferenceDestroy) F(MatmulPreferenceSetAttribute)           \
-    F(MatmulAlgoGetHeuristic) F(MatmulAlgoConfigGetAttribute)
-
-static struct {
-    void *handle;
-#define LT_MEMBER(name) decltype(&cublasLt##name) name;
-    LT_FUNCTIONS(LT_MEMBER)
-#undef LT_MEMBER
-} lt;
-
-#define TEXT_OF(x) #x
-#define TEXT(x) TEXT_OF(x)
-#define LT_NAME "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR)
-
-/* Where the system looks, then where the toolkit puts it. */
-static void *
-lt_find(void)
-{
-    static const char *const places[] = {
-        LT_NAME,
-        "/usr/local/cuda/lib64/" LT_NAME,
-        "/usr/local/cuda/lib/" LT_NAME,
-        "/usr/local/cuda-" TEXT(CUBLAS_VER_MAJOR) "/lib64/" LT_NAME,
-    };
-    void *handle = NULL;
-
-    for (uint32_t i = 0; i < 4 && handle == NULL; i++) {
-        handle = dlopen(places[i], RTLD_NOW | RTLD_LOCAL);
-    }
-    return handle;
-}
-
-static int
-lt_load(void)
-{
-    void *handle;
-
-    if (lt.handle != NULL) {
-        return TR_KERNEL_OK;
-    }
-    handle = lt_find();
-    if (handle == NULL) {
-        return tr_cuda_say("%s was not found: install cuBLAS of CUDA %d, or "
-                           "let LD_LIBRARY_PATH name its folder",
-                           LT_NAME, CUBLAS_VER_MAJOR);
-    }
-#define LT_LOAD(name)                                                   \
-    *(void **) &lt.name = dlsym(handle, "cublasLt" #name);              \
-    if (lt.name == NULL) {                                              \
-        dlclose(handle);                                                \
-        return tr_cuda_say("%s has no function cublasLt" #name, LT_NAME); \
-    }
-    LT_FUNCTIONS(LT_LOAD)
-#undef LT_LOAD
-    lt.handle = handle;
-    return TR_KERNEL_OK;
-}
-
-static int
-lt_checked(cublasStatus_t status, const char *what)
-{
-    if (status == CUBLAS_STATUS_SUCCESS) {
-        return TR_KERNEL_OK;
-    }
-    cudaGetLastError();
-    return tr_cuda_say("cuBLASLt: %s: %s", what, lt.GetStatusString(status));
-}
-
 /* ---- shapes and classes ------------------------------------------------- */
+
+/* An algorithm, and how much of a workspace it is given. */
+typedef struct {
+    cublasLtMatmulAlgo_t algo;
+    size_t work;
+} choice_t;
 
 typedef struct {
     uint32_t n, k;
     tr_dtype_t type, out;
-    cublasLtMatmulAlgo_t *algo; /* [classes] */
+    choice_t *choice; /* [classes] */
 } shape_t;
+
+/* It is asked twice.  Where it may have a workspace it prefers to split k, and to
+ * deal tiles out by a counter that a launch of its own must clear; with few rows
+ * or many that costs more than it brings. */
+static const size_t workspaces[] = { WORKSPACE, 0 };
+#define WISHES (sizeof(workspaces) / sizeof(workspaces[0]))
 
 struct tr_cuda_matmul {
     const tr_cuda_device_t *device;
     cublasLtHandle_t lt;
     cublasLtMatmulDesc_t desc; /* FP32 sums; A transposed */
-    cublasLtMatmulPreference_t wish;
+    cublasLtMatmulPreference_t wish[WISHES];
     void *work;
     uint32_t max_rows, classes, n_shapes;
     shape_t shape[SHAPES_MAX];
@@ -197,9 +129,8 @@ layouts_make(layouts_t *l, const tr_cuda_product_t *p, uint32_t rows)
 /* ---- open, close -------------------------------------------------------- */
 
 static int
-wish_make(tr_cuda_matmul_t *m)
+wish_make(size_t work, cublasLtMatmulPreference_t *out)
 {
-    size_t work = WORKSPACE;
     uint32_t align = 16;
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE
                        | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
@@ -209,20 +140,20 @@ wish_make(tr_cuda_matmul_t *m)
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
     };
-    cublasStatus_t e = lt.MatmulPreferenceCreate(&m->wish);
+    cublasStatus_t e = lt.MatmulPreferenceCreate(out);
 
     if (e == CUBLAS_STATUS_SUCCESS) {
         e = lt.MatmulPreferenceSetAttribute(
-            m->wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &work,
+            *out, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &work,
             sizeof(work));
     }
     if (e == CUBLAS_STATUS_SUCCESS) {
         e = lt.MatmulPreferenceSetAttribute(
-            m->wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes,
+            *out, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes,
             sizeof(schemes));
     }
     for (uint32_t i = 0; i < 4 && e == CUBLAS_STATUS_SUCCESS; i++) {
-        e = lt.MatmulPreferenceSetAttribute(m->wish, sides[i], &align,
+        e = lt.MatmulPreferenceSetAttribute(*out, sides[i], &align,
                                             sizeof(align));
     }
     return lt_checked(e, "preferences");
@@ -265,7 +196,9 @@ tr_cuda_matmul_open(const tr_cuda_device_t *d, uint32_t max_rows,
     m->classes = class_of(max_rows) + 1;
     rc = lt_checked(lt.Create(&m->lt), "opening");
     rc = rc == TR_KERNEL_OK ? desc_make(m) : rc;
-    rc = rc == TR_KERNEL_OK ? wish_make(m) : rc;
+    for (uint32_t i = 0; i < WISHES && rc == TR_KERNEL_OK; i++) {
+        rc = wish_make(workspaces[i], &m->wish[i]);
+    }
     if (rc == TR_KERNEL_OK) {
         m->work = tr_cuda_alloc(WORKSPACE);
         rc = m->work != NULL ? TR_KERNEL_OK : TR_CUDA_FAILED;
@@ -285,13 +218,15 @@ tr_cuda_matmul_close(tr_cuda_matmul_t *m)
         return;
     }
     for (uint32_t i = 0; i < m->n_shapes; i++) {
-        free(m->shape[i].algo);
+        free(m->shape[i].choice);
     }
     if (m->work != NULL) {
         tr_cuda_release(m->work);
     }
-    if (m->wish != NULL) {
-        lt.MatmulPreferenceDestroy(m->wish);
+    for (uint32_t i = 0; i < WISHES; i++) {
+        if (m->wish[i] != NULL) {
+            lt.MatmulPreferenceDestroy(m->wish[i]);
+        }
     }
     if (m->desc != NULL) {
         lt.MatmulDescDestroy(m->desc);
@@ -307,7 +242,7 @@ tr_cuda_matmul_close(tr_cuda_matmul_t *m)
 static cublasStatus_t
 multiply(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
          const tr_cuda_product_t *p, const layouts_t *l,
-         const cublasLtMatmulAlgo_t *algo)
+         const choice_t *c)
 {
     static const float one = 1, zero = 0;
 
@@ -315,7 +250,8 @@ multiply(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
                      (cublasLtMatrixLayout_t) &l->a, p->x,
                      (cublasLtMatrixLayout_t) &l->b, &zero, p->y,
                      (cublasLtMatrixLayout_t) &l->d, p->y,
-                     (cublasLtMatrixLayout_t) &l->d, algo, m->work, WORKSPACE,
+                     (cublasLtMatrixLayout_t) &l->d, &c->algo,
+                     c->work != 0 ? m->work : NULL, c->work,
                      (cudaStream_t) s->stream);
 }
 
@@ -334,7 +270,7 @@ tr_cuda_matmul(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
         return TR_KERNEL_BADARG;
     }
     layouts_make(&l, p, tr_cuda_matmul_rows(p->rows));
-    return lt_checked(multiply(s, m, p, &l, &shape->algo[class_of(p->rows)]),
+    return lt_checked(multiply(s, m, p, &l, &shape->choice[class_of(p->rows)]),
                       "product");
 }
 
@@ -355,131 +291,162 @@ repeats(const cublasLtMatmulAlgo_t *algo)
                || scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
 }
 
-/* Up to CANDIDATES, best first; how many. */
+/* Appends up to SUGGESTED, best first; how many are there then.  One that is
+ * there already goes with the workspace of this wish. */
 static int
-suggestions(const tr_cuda_matmul_t *m, const tr_cuda_product_t *p,
-            uint32_t rows, cublasLtMatmulAlgo_t *out)
+suggest(const tr_cuda_matmul_t *m, const layouts_t *l, uint32_t wish,
+        choice_t *out, int good)
 {
-    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
-    int n = 0, good = 0;
-    layouts_t l;
+    cublasLtMatmulHeuristicResult_t found[SUGGESTED];
+    int n = 0, old;
 
-    layouts_make(&l, p, rows);
-    if (lt.MatmulAlgoGetHeuristic(m->lt, m->desc, &l.a, &l.b, &l.d, &l.d,
-                                  m->wish, CANDIDATES, found, &n)
+    if (lt.MatmulAlgoGetHeuristic(m->lt, m->desc, (cublasLtMatrixLayout_t) &l->a,
+                                  (cublasLtMatrixLayout_t) &l->b,
+                                  (cublasLtMatrixLayout_t) &l->d,
+                                  (cublasLtMatrixLayout_t) &l->d, m->wish[wish],
+                                  SUGGESTED, found, &n)
         != CUBLAS_STATUS_SUCCESS) {
-        return 0;
+        return good;
     }
     for (int i = 0; i < n; i++) {
-        if (found[i].state == CUBLAS_STATUS_SUCCESS
-            && found[i].workspaceSize <= WORKSPACE
-            && repeats(&found[i].algo)) {
-            out[good++] = found[i].algo;
+        if (found[i].state != CUBLAS_STATUS_SUCCESS
+            || found[i].workspaceSize > workspaces[wish]
+            || !repeats(&found[i].algo)) {
+            continue;
         }
+        for (old = 0; old < good; old++) {
+            if (memcmp(&out[old].algo, &found[i].algo, sizeof(found[i].algo))
+                == 0) {
+                break;
+            }
+        }
+        out[old].algo = found[i].algo;
+        out[old].work = workspaces[wish];
+        good += old == good;
     }
     return good;
 }
 
-typedef struct {
-    void *from, *to;
-} stopwatch_t;
-
-/* One run, in microseconds; infinite: it does not run.  The workspace is filled
- * before, so that weights are not all in the cache. */
-static double
-time_one(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
-         const tr_cuda_product_t *p, const layouts_t *l,
-         const cublasLtMatmulAlgo_t *algo, const stopwatch_t *c)
-{
-    double us = 0;
-
-    if (tr_cuda_fill(s, m->work, 0, WORKSPACE) != TR_KERNEL_OK
-        || tr_cuda_event_record(s, c->from) != TR_KERNEL_OK
-        || multiply(s, m, p, l, algo) != CUBLAS_STATUS_SUCCESS
-        || tr_cuda_event_record(s, c->to) != TR_KERNEL_OK
-        || tr_cuda_event_wait(c->to) != TR_KERNEL_OK
-        || tr_cuda_event_time(c->from, c->to, &us) != TR_KERNEL_OK) {
-        cudaGetLastError();
-        return INFINITY;
-    }
-    return us;
-}
-
 static int
-compare_times(const void *a, const void *b)
+suggestions(const tr_cuda_matmul_t *m, const tr_cuda_product_t *p,
+            uint32_t rows, choice_t *out)
 {
-    double x = *(const double *) a, y = *(const double *) b;
-
-    return (x > y) - (x < y);
-}
-
-/* The candidate with the least median.  They take turns, so that what else
- * changes on the device in that time meets all of them. */
-static int
-fastest(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
-        const tr_cuda_product_t *p, uint32_t rows,
-        const cublasLtMatmulAlgo_t *algo, int n, const stopwatch_t *c)
-{
-    double us[CANDIDATES][RUNS];
+    int good = 0;
     layouts_t l;
-    int best = 0;
 
     layouts_make(&l, p, rows);
-    for (int run = -1; run < RUNS; run++) { /* the first is a warm-up */
-        for (int i = 0; i < n; i++) {
-            us[i][run < 0 ? 0 : run] = time_one(s, m, p, &l, &algo[i], c);
-        }
-        if (!tr_cuda_alive()) {
-            return 0;
+    for (uint32_t i = 0; i < WISHES; i++) {
+        good = suggest(m, &l, i, out, good);
+    }
+    return good;
+}
+
+/* ---- choices by time ---------------------------------------------------- */
+
+static int
+chain_launch(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
+             const tr_cuda_product_t *p, const choice_t *choice,
+             stopwatch_t *c)
+{
+    tr_cuda_product_t q = *p;
+    int rc = TR_KERNEL_OK;
+    layouts_t l;
+
+    layouts_make(&l, p, p->rows);
+    for (uint32_t i = 0; i < WATCH_CHAIN && rc == TR_KERNEL_OK; i++) {
+        q.w = watch_weights(c);
+        rc = watch_before(c, s, &q);
+        if (rc == TR_KERNEL_OK
+            && multiply(s, m, &q, &l, choice) != CUBLAS_STATUS_SUCCESS) {
+            rc = TR_CUDA_FAILED;
         }
     }
+    return rc;
+}
+
+/* Its products in a graph, if they can be captured, and their second run. */
+static void
+runner_open(runner_t *r, const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
+            const tr_cuda_product_t *p, const choice_t *choice, stopwatch_t *c)
+{
+    int rc = tr_cuda_graph_begin(s), end;
+
+    if (rc == TR_KERNEL_OK) {
+        rc = chain_launch(s, m, p, choice, c);
+        end = tr_cuda_graph_end(s, &r->graph);
+        rc = rc == TR_KERNEL_OK ? end : rc;
+    }
+    cudaGetLastError();
+    for (int run = 0; run < 2; run++) {
+        r->us[0] = rc == TR_KERNEL_OK ? watch_graph(c, s, r->graph) : INFINITY;
+    }
+}
+
+static int
+fastest(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
+        const tr_cuda_product_t *p, const choice_t *choice, int n,
+        stopwatch_t *c)
+{
+    runner_t r[CANDIDATES] = {};
+    int best = 0;
+
+    for (int i = 0; i < n && tr_cuda_alive(); i++) {
+        runner_open(&r[i], s, m, p, &choice[i], c);
+    }
+    best = tr_cuda_alive() ? watch_race(c, s, r, n) : 0;
     for (int i = 0; i < n; i++) {
-        qsort(us[i], RUNS, sizeof(us[i][0]), compare_times);
-        best = us[i][RUNS / 2] < us[best][RUNS / 2] ? i : best;
+        tr_cuda_graph_close(r[i].graph);
     }
     return best;
 }
 
 static int
 choose_class(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
-             const tr_cuda_product_t *p, uint32_t rows, const stopwatch_t *c,
-             cublasLtMatmulAlgo_t *out)
+             const tr_cuda_product_t *p, stopwatch_t *c, choice_t *out)
 {
-    cublasLtMatmulAlgo_t algo[CANDIDATES];
-    int n = suggestions(m, p, rows, algo);
+    choice_t choice[CANDIDATES];
+    int n = suggestions(m, p, p->rows, choice);
 
     if (n == 0) {
         return tr_cuda_say("cuBLASLt knows no algorithm for a product of %u "
                            "rows, %u by %u",
-                           rows, p->n, p->k);
+                           p->rows, p->n, p->k);
     }
-    *out = algo[c != NULL && n > 1 ? fastest(s, m, p, rows, algo, n, c) : 0];
+    *out = choice[c != NULL && n > 1 ? fastest(s, m, p, choice, n, c) : 0];
     return tr_cuda_alive() ? TR_KERNEL_OK : TR_CUDA_FAILED;
 }
 
 static int
 choose_all(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
-           const tr_cuda_product_t *p, const stopwatch_t *c,
-           cublasLtMatmulAlgo_t *out)
+           const tr_cuda_product_t *shape, stopwatch_t *c, choice_t *out)
 {
+    tr_cuda_product_t p = *shape;
     int rc = TR_KERNEL_OK;
     uint32_t rows = 1;
 
     for (uint32_t i = 0; i < m->classes && rc == TR_KERNEL_OK; i++) {
-        rows = tr_cuda_matmul_rows(rows);
-        rc = choose_class(s, m, p, rows, rows <= TIMED_ROWS ? c : NULL,
-                          &out[i]);
-        rows++;
+        p.rows = tr_cuda_matmul_rows(rows);
+        rc = choose_class(s, m, &p, p.rows <= TIMED_ROWS ? c : NULL, &out[i]);
+        rows = p.rows + 1;
     }
     return rc;
 }
 
+static uint32_t
+timed_rows(const tr_cuda_matmul_t *m)
+{
+    uint32_t rows = m->max_rows < TIMED_ROWS ? m->max_rows : TIMED_ROWS;
+
+    return tr_cuda_matmul_rows(rows);
+}
+
 extern "C" int
 tr_cuda_matmul_choose(tr_cuda_matmul_t *m, const tr_cuda_stream_t *s,
-                      const tr_cuda_product_t *p, bool timed)
+                      const tr_cuda_product_t *p, const void *const *weights,
+                      uint32_t n_weights)
 {
     shape_t shape = { p->n, p->k, p->type, p->out, NULL };
-    stopwatch_t c = { NULL, NULL };
+    stopwatch_t c = {};
     int rc = TR_KERNEL_OK;
 
     if (!product_valid(p) || m->n_shapes == SHAPES_MAX) {
@@ -488,22 +455,19 @@ tr_cuda_matmul_choose(tr_cuda_matmul_t *m, const tr_cuda_stream_t *s,
     if (shape_find(m, p) != NULL) {
         return TR_KERNEL_OK;
     }
-    shape.algo = (cublasLtMatmulAlgo_t *) calloc(m->classes,
-                                                 sizeof(*shape.algo));
-    if (shape.algo == NULL) {
+    shape.choice = (choice_t *) calloc(m->classes, sizeof(*shape.choice));
+    if (shape.choice == NULL) {
         return tr_cuda_say("out of host memory");
     }
-    if (timed) {
-        rc = tr_cuda_event_open(&c.from);
-        rc = rc == TR_KERNEL_OK ? tr_cuda_event_open(&c.to) : rc;
-    }
-    rc = rc == TR_KERNEL_OK
-             ? choose_all(s, m, p, timed ? &c : NULL, shape.algo)
-             : rc;
-    tr_cuda_event_close(c.from);
-    tr_cuda_event_close(c.to);
+    c.weights = weights;
+    c.n = n_weights;
+    rc = n_weights != 0 ? watch_open(&c, s, p, timed_rows(m)) : TR_KERNEL_OK;
+    rc = rc == TR_KERNEL_OK ? choose_all(s, m, p, n_weights != 0 ? &c : NULL,
+                                         shape.choice)
+                            : rc;
+    watch_close(&c);
     if (rc != TR_KERNEL_OK) {
-        free(shape.algo);
+        free(shape.choice);
         return rc;
     }
     m->shape[m->n_shapes++] = shape;

@@ -50,11 +50,13 @@ int tr_cuda_matmul_open(const tr_cuda_device_t *d, uint32_t max_rows,
                         tr_cuda_matmul_t **out);
 void tr_cuda_matmul_close(tr_cuda_matmul_t *m);
 
-/* Host: chooses the algorithms of (n, k, type, out) for all classes of rows;
- * they are timed when `timed`, on the given operands (w, x, y as in a product
- * of max_rows), else the library's first suggestion stands. */
+/* Host: chooses the algorithms of (n, k, type, out) for all classes of rows.
+ * They are timed with matrices like w, [n_weights] that are used in turn, as the
+ * layers of a model are; x and y as in a product of max_rows, which are written
+ * to.  n_weights 0: the library's first suggestion stands. */
 int tr_cuda_matmul_choose(tr_cuda_matmul_t *m, const tr_cuda_stream_t *s,
-                          const tr_cuda_product_t *shape, bool timed);
+                          const tr_cuda_product_t *shape,
+                          const void *const *weights, uint32_t n_weights);
 
 /* A product of a chosen shape.  Can be captured.  TR_KERNEL_BADARG: it was not
  * chosen, or is not aligned. */

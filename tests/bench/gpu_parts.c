@@ -109,7 +109,7 @@ square_speed(bed_t *b, uint32_t side)
     }
     if (cuda->fill_random(s, memory, 2 * each, m.product.type, 1, 0, 1) != 0
         || cuda->matmul_open(s->device, side, &products) != 0
-        || cuda->matmul_choose(products, s, &m.product, true) != 0) {
+        || cuda->matmul_choose(products, s, &m.product, &m.product.w, 1) != 0) {
         bed_die("a square product", cuda->reason());
     }
     m.of = products;

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 
 #define COPIES_BYTES ((size_t) 512 << 20) /* of weights, at least */
+#define COPIES_MAX 16u                    /* that algorithms are timed with */
 #define RUNS 20
 #define ROWS_MAX 8192u
 
@@ -158,10 +159,15 @@ static tr_cuda_matmul_t *
 choose(const bed_t *b, bool timed)
 {
     tr_cuda_product_t p = product_of(b, most_rows(b->shape), 0);
+    uint32_t n = b->copies < COPIES_MAX ? b->copies : COPIES_MAX;
+    const void *w[COPIES_MAX];
     tr_cuda_matmul_t *m;
 
+    for (uint32_t i = 0; i < n; i++) {
+        w[i] = b->w + i * b->w_bytes;
+    }
     must(cuda->matmul_open(&device, p.rows, &m) == 0, "cuBLASLt");
-    must(cuda->matmul_choose(m, &stream, &p, timed) == 0, "choice");
+    must(cuda->matmul_choose(m, &stream, &p, w, timed ? n : 0) == 0, "choice");
     return m;
 }
 

@@ -402,12 +402,13 @@ shape_holds(const bed_t *b)
                             .x = b->device_x,
                             .w = b->device_w,
                             .y = b->device_y };
+    const void *weights[] = { p.w, p.w };
 
     p.ldx = p.k + 8 * below(3);
     p.ldy = p.n + 8 * below(3);
     HOLDS(cuda->matmul(&stream, b->m, &p) == TR_KERNEL_BADARG);
     HOLDS(operands(b, &p));
-    HOLDS(cuda->matmul_choose(b->m, &stream, &p, below(2)) == 0);
+    HOLDS(cuda->matmul_choose(b->m, &stream, &p, weights, below(3)) == 0);
     for (int i = 0; i < 3; i++) {
         p.rows = below(3) ? counts[below(9)] : 1 + below(ROWS_MAX);
         HOLDS(product_holds(b, &p));

@@ -217,34 +217,42 @@ tr_cuda_matmul_close(tr_cuda_matmul_t *m)
 }
 
 typedef struct {
-    uint8_t *y;
-    size_t ld, bytes;
+    void *x, *y;
+    size_t ldx, ldy, x_bytes, y_bytes;
     uint32_t rows;
 } spoil_t;
 
-/* Timing leaves anything behind in y. */
+/* Timing leaves anything behind in x and y. */
 static void
 spoil(void *args)
 {
     const spoil_t *a = args;
 
     for (uint32_t r = 0; r < a->rows; r++) {
-        memset(a->y + r * a->ld, 0xff, a->bytes);
+        memset((uint8_t *) a->x + r * a->ldx, 0xff, a->x_bytes);
+        memset((uint8_t *) a->y + r * a->ldy, 0xff, a->y_bytes);
     }
 }
 
 int
 tr_cuda_matmul_choose(tr_cuda_matmul_t *m, const tr_cuda_stream_t *s,
-                      const tr_cuda_product_t *p, bool timed)
+                      const tr_cuda_product_t *p, const void *const *weights,
+                      uint32_t n_weights)
 {
     size_t out = p->out == TR_F32 ? 4 : 2;
-    spoil_t a = { p->y, p->ldy * out, p->n * out,
+    spoil_t a = { (void *) p->x,
+                  p->y,
+                  p->ldx * 2,
+                  p->ldy * out,
+                  (size_t) p->k * 2,
+                  p->n * out,
                   tr_cuda_matmul_rows(m->max_rows) };
 
+    (void) weights;
     if (!product_valid(p)) {
         return TR_KERNEL_BADARG;
     }
-    if (timed && soft_launch(s, "choose", spoil, &a, sizeof(a)) != 0) {
+    if (n_weights != 0 && soft_launch(s, "choose", spoil, &a, sizeof(a)) != 0) {
         return TR_CUDA_FAILED;
     }
     if (!chosen(m, p)) {
@@ -253,5 +261,5 @@ tr_cuda_matmul_choose(tr_cuda_matmul_t *m, const tr_cuda_stream_t *s,
         }
         m->shape[m->n_shapes++] = (shape_t){ p->n, p->k, p->type, p->out };
     }
-    return timed ? tr_cuda_stream_wait(s) : soft_check();
+    return n_weights != 0 ? tr_cuda_stream_wait(s) : soft_check();
 }

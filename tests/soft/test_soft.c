@@ -276,7 +276,7 @@ products_are_those_of_the_weights(void **state)
     memset(x, 0xff, room * K * 2);
     assert_int_equal(cuda->matmul_open(&device, 512, &m), 0);
     assert_int_equal(cuda->matmul(&s, m, &p), TR_KERNEL_BADARG);
-    assert_int_equal(cuda->matmul_choose(m, &s, &p, false), 0);
+    assert_int_equal(cuda->matmul_choose(m, &s, &p, NULL, 0), 0);
     for (int round = 0; round < 2; round++) { /* with other weights */
         for (int i = 0; i < N * K; i++) {
             w[i] = bf16((float) (i * 7 % 31 + round));
