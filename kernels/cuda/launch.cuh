@@ -1,7 +1,8 @@
 /*
  * launch.cuh: how small kernels are launched: with programmatic dependent
  * launch where the device has it, so that a kernel's blocks are there when the
- * one before it ends.
+ * one before it ends.  Plainly behind a product: cuBLASLt's kernels do not let
+ * the next one begin, and one that could begins 0.3 us later for it.
  *
  * Such a kernel calls launch_wait (ptx.cuh) in every thread before it reads or
  * writes what others may write or read, whether it then has work or not: only
@@ -19,21 +20,37 @@ int tr_cuda_check(void); /* decode.cu */
 
 template <typename... P, typename... A>
 static int
-launch_small(const tr_cuda_stream_t *s, void (*kernel)(P...), dim3 blocks,
-             uint32_t threads, A... args)
+launch_with(const tr_cuda_stream_t *s, bool early, void (*kernel)(P...),
+            dim3 blocks, uint32_t threads, A... args)
 {
     cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute early = {};
+    cudaLaunchAttribute attribute = {};
 
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = blocks;
     config.blockDim = dim3(threads);
     config.stream = (cudaStream_t) s->stream;
-    config.attrs = &early;
-    config.numAttrs = s->device->dependent ? 1 : 0;
+    config.attrs = &attribute;
+    config.numAttrs = early && s->device->dependent ? 1 : 0;
     cudaLaunchKernelEx(&config, kernel, (P) args...);
     return tr_cuda_check();
+}
+
+template <typename... P, typename... A>
+static int
+launch_small(const tr_cuda_stream_t *s, void (*kernel)(P...), dim3 blocks,
+             uint32_t threads, A... args)
+{
+    return launch_with(s, true, kernel, blocks, threads, args...);
+}
+
+template <typename... P, typename... A>
+static int
+launch_plain(const tr_cuda_stream_t *s, void (*kernel)(P...), dim3 blocks,
+             uint32_t threads, A... args)
+{
+    return launch_with(s, false, kernel, blocks, threads, args...);
 }
 
 #endif

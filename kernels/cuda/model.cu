@@ -119,10 +119,10 @@ norm_launch(const tr_cuda_stream_t *s, const tr_cuda_norm_t *a)
     bool wide = norm_wide(a);
 
     if (threads > NORM_THREADS_MAX) {
-        return launch_small(s, norm_kernel<T, NORM_THREADS_MAX, false>,
+        return launch_plain(s, norm_kernel<T, NORM_THREADS_MAX, false>,
                             dim3(a->rows), NORM_THREADS_MAX, *a, wide);
     }
-    return launch_small(s,
+    return launch_plain(s,
                         threads <= NORM_THREADS
                             ? norm_kernel<T, NORM_THREADS, true>
                             : norm_kernel<T, NORM_THREADS_MAX, true>,
@@ -177,7 +177,7 @@ tr_cuda_qkv(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a)
     if (end == 0) {
         return TR_KERNEL_OK;
     }
-    return launch_small(s,
+    return launch_plain(s,
                         a->type == TR_F16 ? qkv_kernel<TR_F16>
                                           : qkv_kernel<TR_BF16>,
                         dim3(blocks_of(end * qkv_lanes(a->head_dim))), THREADS,
@@ -212,7 +212,7 @@ tr_cuda_silu_mul(const tr_cuda_stream_t *s, const void *x, size_t ldx,
     if (rows == 0 || n == 0) {
         return TR_KERNEL_OK;
     }
-    return launch_small(s,
+    return launch_plain(s,
                         type == TR_F16 ? silu_kernel<TR_F16>
                                        : silu_kernel<TR_BF16>,
                         blocks, THREADS, a, wide);
