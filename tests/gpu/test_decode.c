@@ -110,8 +110,8 @@ one_round(const tr_cuda_device_t *device, cudaStream_t stream, uint32_t round,
 
     choose_shape(&shape, round);
     cache_create(&c, &shape);
-    if (random_below(2) == 0) {
-        d.blocks = 1 + random_below(d.blocks);
+    if (random_below(2) == 0) { /* with few, blocks have whole heads */
+        d.blocks = 1 + random_below(random_below(2) == 0 ? 6 : d.blocks);
     }
     if (random_below(2) == 0) {
         d.dependent = false;
