@@ -8,9 +8,9 @@
  * conversation).  With scores a tile keeps its weights, each relative to the
  * row's maximum so far.  After the last key the row's sum is known, so one
  * multiplication makes a probability of a weight, and a pass over them adds the
- * group's largest to the scores: no second product, no second exponential.  A
- * tile waits for this until the tile before it is done, so that every score is
- * summed in the order of its queries.
+ * group's largest to the scores: no second product, no second exponential.
+ * Tiles of a head do this one after the other (attention_turns.c), so that every
+ * score is summed in the order of its queries.
  *
  * Rows of compressed sequences are taken by (sequence, KV head).  Lists and
  * window are cut into parts of about a thousand tokens; a part computes its
@@ -49,25 +49,16 @@ row_bytes(uint32_t group, uint32_t max_len, uint32_t head_dim)
            + tr_pad(parts * group * (head_dim + 2) * sizeof(float), 64);
 }
 
-static size_t
-kept_bytes(uint32_t group, uint32_t max_len)
-{
-    size_t kept = tr_tile_kept(group, tr_tile_columns(max_len, 0));
-
-    return tr_pad((TR_TILE_ROWS + kept) * sizeof(float), 64);
-}
-
 size_t
 tr_cpu_attention_work(const tr_stream_t *s, uint32_t max_rows,
                       uint32_t max_seqs, uint32_t max_len, uint32_t heads,
                       uint32_t lists, uint32_t head_dim)
 {
-    (void) max_rows;
     return tr_pad(((size_t) max_seqs + 1) * sizeof(uint32_t), 64)
-           + tr_pad((size_t) max_seqs * lists * sizeof(uint32_t), 64)
+           + tr_turns_bytes((uint32_t) s->threads, max_rows, max_seqs, lists,
+                            heads / lists, max_len)
            + (size_t) s->threads
                  * (scratch_bytes(head_dim, max_len)
-                    + kept_bytes(heads / lists, max_len)
                     + row_bytes(heads / lists, max_len, head_dim));
 }
 
@@ -81,17 +72,12 @@ lay_out(tr_step_t *a, const tr_stream_t *s, uint8_t *work, uint32_t max_len)
 
     a->starts = (uint32_t *) work;
     work += tr_pad(((size_t) rows->n_seqs + 1) * sizeof(uint32_t), 64);
-    a->turn = (_Atomic uint32_t *) work;
-    for (uint32_t i = 0; i < rows->n_seqs * a->kv->lists; i++) {
-        atomic_init(&a->turn[i], 0);
-    }
-    work += tr_pad((size_t) rows->n_seqs * a->kv->lists * sizeof(uint32_t), 64);
+    tr_turns_begin(a, work, max_len);
+    work += tr_turns_bytes(a->threads, rows->n_rows, rows->n_seqs, a->kv->lists,
+                           a->group, max_len);
     a->scratch_size = scratch_bytes(dim, max_len);
     a->scratch = work;
     work += (size_t) s->threads * a->scratch_size;
-    a->kept_size = kept_bytes(a->group, max_len);
-    a->kept = work;
-    work += (size_t) s->threads * a->kept_size;
     a->room = row_bytes(a->group, max_len, dim);
     a->rooms = work;
 }

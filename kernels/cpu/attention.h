@@ -4,6 +4,7 @@
  *
  *   attention.c          the launcher: phases, threads, workspace
  *   attention_dense.c    pieces of rows at dense positions
+ *   attention_turns.c    the order in which their tiles add to scores
  *   attention_rows.c     pieces of rows over lists and window
  *   attention_walk.c     runs and parts of a head, Quest's choice of pages
  *   attention_unpack.c   one token of a quantised page in FP32
@@ -267,8 +268,7 @@ tr_part_floats(size_t head_dim)
 /* One implementation: what runs on one thread. */
 typedef struct tr_attention_isa {
     void (*tile)(const tr_attention_tile_t *t, float *scratch);
-    /* adds to scores what the tile that was just computed with this scratch
-     * gives them; tiles of a head one after the other */
+    /* adds to scores what a tile that has been computed gives them */
     void (*score)(const tr_attention_tile_t *t, float *scratch);
     /* part i of a row: its logits and its partial result */
     void (*part)(const tr_attention_row_t *t, uint32_t i, float *scratch);

@@ -1,13 +1,8 @@
 /*
- * Rows at dense positions: their tiles, the order in which these add to scores,
- * and the pages that a decode step of Quest reads.
+ * Rows at dense positions: their tiles, and the pages that a decode step of
+ * Quest reads.
  */
 #include "attention_step.h"
-
-#include <immintrin.h>
-#include <sched.h>
-
-#define SPINS 3000
 
 /* The pages that a decode step of Quest reads, if not all: t then has these as
  * its table. */
@@ -79,26 +74,6 @@ tr_step_tiles(const tr_step_t *a, uint32_t seq)
     return (tr_step_rows(a, seq) + n - 1) / n;
 }
 
-/* Scores a tile after those before it.  They were begun earlier and wait for
- * nobody behind them, so this ends. */
-static void
-score_in_turn(const tr_step_t *a, uint32_t seq, uint32_t list, uint32_t tile,
-              const tr_attention_tile_t *t, uint8_t *scratch)
-{
-    _Atomic uint32_t *turn = &a->turn[seq * a->kv->lists + list];
-    uint32_t spins = 0;
-
-    while (atomic_load_explicit(turn, memory_order_acquire) != tile) {
-        if (++spins < SPINS) {
-            _mm_pause();
-        } else {
-            sched_yield(); /* who is before us may need this core */
-        }
-    }
-    a->isa->score(t, (float *) scratch);
-    atomic_store_explicit(turn, tile + 1, memory_order_release);
-}
-
 void
 tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
              uint32_t worker, uint8_t *scratch)
@@ -128,17 +103,15 @@ tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
         .recent_from = s->recent_from > s->base ? s->recent_from - s->base : 0,
     };
 
-    if (s->scored) {
-        t.lse = (float *) (a->kept + worker * a->kept_size);
-        t.kept = t.lse + TR_TILE_ROWS;
-    }
     if (tr_step_rows(a, seq) == 1) {
         choose_pages(a, s, &t, scratch);
         look_ahead(a, next, &t);
     }
-    a->isa->tile(&t, (float *) scratch);
     if (s->scored) {
-        score_in_turn(a, seq, list, i / lists, &t, scratch);
+        a->isa->tile(tr_turns_tile(a, &t, worker), (float *) scratch);
+        tr_turns_score(a, seq, list, row, worker, (float *) scratch);
+    } else {
+        a->isa->tile(&t, (float *) scratch);
     }
 }
 

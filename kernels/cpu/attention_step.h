@@ -10,6 +10,24 @@
 #include <math.h>
 #include <stdatomic.h>
 
+/* A scored tile; behind it what it keeps. */
+typedef struct {
+    tr_attention_tile_t t;
+    tr_run_t run[TR_RUNS_MAX];
+} tr_kept_t;
+
+/* Scored tiles of a step (attention_turns.c). */
+typedef struct {
+    uint32_t rooms;
+    uint8_t *room; /* tr_kept_t, room_size bytes each */
+    size_t room_size;
+    uint32_t *own;           /* [threads], the room of each one's tile */
+    _Atomic uint32_t *spare; /* [rooms], is it free? */
+    _Atomic uint32_t *turn;  /* [n_seqs][lists], first row of the next tile */
+    _Atomic uint32_t *left;  /* [n_rows][lists], by a tile's first row: 1 + its
+                              * room when it was left, else 0 */
+} tr_turns_t;
+
 /* What the whole step shares. */
 typedef struct {
     const tr_attention_isa_t *isa;
@@ -21,11 +39,9 @@ typedef struct {
     size_t ldq, ldo;
     float scale;
     uint32_t threads;
-    bool split;             /* parts of compressed rows go to threads */
-    uint32_t *starts;       /* [n_seqs + 1], first piece of each sequence */
-    _Atomic uint32_t *turn; /* [n_seqs][lists], tiles that have been scored */
-    uint8_t *kept;          /* of scored tiles: a thread's lse, weights */
-    size_t kept_size;       /* bytes */
+    bool split;       /* parts of compressed rows go to threads */
+    uint32_t *starts; /* [n_seqs + 1], first piece of each sequence */
+    tr_turns_t turns;
     uint8_t *rooms; /* of compressed rows: a thread's, or a head's if split */
     size_t room;    /* bytes */
     uint8_t *scratch;
@@ -97,6 +113,20 @@ void tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
                   uint32_t worker, uint8_t *scratch);
 /* The single row of a later turn sets victims, too. */
 void tr_step_victims(const tr_step_t *a, uint32_t seq);
+
+/* ---- attention_turns.c: the order in which tiles are scored ---- */
+
+size_t tr_turns_bytes(uint32_t threads, uint32_t rows, uint32_t seqs,
+                      uint32_t lists, uint32_t group, uint32_t max_len);
+void tr_turns_begin(tr_step_t *a, uint8_t *work, uint32_t max_len);
+/* The same tile in the thread's room. */
+const tr_attention_tile_t *tr_turns_tile(const tr_step_t *a,
+                                         const tr_attention_tile_t *t,
+                                         uint32_t worker);
+/* What the thread's tile adds to scores, now or in its turn; row: its first of
+ * the step. */
+void tr_turns_score(const tr_step_t *a, uint32_t seq, uint32_t list,
+                    uint32_t row, uint32_t worker, float *scratch);
 
 /* ---- attention_rows.c: rows over lists and window ---- */
 

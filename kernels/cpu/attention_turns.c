@@ -1,0 +1,181 @@
+/*
+ * Tiles of a head add to its scores one after the other, in the order of their
+ * queries (attention.c), but are computed by any thread at any time.  A thread
+ * whose tile's turn has not come does not wait for whoever holds the tile
+ * before it, and may have lost its core: it leaves the tile where it is, goes
+ * on in a spare room, and whoever scores the tile before it takes it along.
+ *
+ * A tile that is left and a turn that comes meet in this way: one side leaves,
+ * then looks at the turn; the other moves the turn on, then looks at what was
+ * left.  At least one sees the other, and what was left is taken by exchange,
+ * so by one of them.
+ */
+#include "attention_step.h"
+
+#include <immintrin.h>
+#include <sched.h>
+
+#define SPINS 3000
+
+static tr_kept_t *
+room_at(const tr_turns_t *u, uint32_t i)
+{
+    return (tr_kept_t *) (u->room + i * u->room_size);
+}
+
+/* A room for each thread's tile, and as many to spare. */
+static uint32_t
+count_rooms(uint32_t threads)
+{
+    return threads > 1 ? 2 * threads : 1;
+}
+
+static size_t
+room_bytes(uint32_t group, uint32_t max_len)
+{
+    size_t kept = tr_tile_kept(group, tr_tile_columns(max_len, 0));
+
+    return tr_pad(sizeof(tr_kept_t), 64)
+           + tr_pad((TR_TILE_ROWS + kept) * sizeof(float), 64);
+}
+
+static size_t
+words(size_t n)
+{
+    return tr_pad(n * sizeof(uint32_t), 64);
+}
+
+size_t
+tr_turns_bytes(uint32_t threads, uint32_t rows, uint32_t seqs, uint32_t lists,
+               uint32_t group, uint32_t max_len)
+{
+    uint32_t rooms = count_rooms(threads);
+
+    return words(threads) + words(rooms) + words((size_t) seqs * lists)
+           + words((size_t) rows * lists)
+           + rooms * room_bytes(group, max_len);
+}
+
+void
+tr_turns_begin(tr_step_t *a, uint8_t *work, uint32_t max_len)
+{
+    const tr_rows_t *rows = a->rows;
+    uint32_t n = count_rooms(a->threads), lists = a->kv->lists;
+    tr_turns_t *u = &a->turns;
+
+    u->rooms = n;
+    u->own = (uint32_t *) work;
+    work += words(a->threads);
+    u->spare = (_Atomic uint32_t *) work;
+    work += words(n);
+    u->turn = (_Atomic uint32_t *) work;
+    work += words((size_t) rows->n_seqs * lists);
+    u->left = (_Atomic uint32_t *) work;
+    work += words((size_t) rows->n_rows * lists);
+    u->room = work;
+    u->room_size = room_bytes(a->group, max_len);
+    for (uint32_t i = 0; i < n; i++) {
+        atomic_init(&u->spare[i], i >= a->threads);
+    }
+    for (uint32_t i = 0; i < a->threads; i++) {
+        u->own[i] = i;
+    }
+    for (uint32_t seq = 0; seq < rows->n_seqs; seq++) {
+        uint32_t first = rows->seq_row[seq] * lists;
+
+        if (!tr_step_scores(a, seq)) {
+            continue;
+        }
+        for (uint32_t i = 0; i < lists; i++) {
+            atomic_init(&u->turn[seq * lists + i], rows->seq_row[seq]);
+        }
+        for (uint32_t i = first; i < rows->seq_row[seq + 1] * lists; i++) {
+            atomic_init(&u->left[i], 0);
+        }
+    }
+}
+
+const tr_attention_tile_t *
+tr_turns_tile(const tr_step_t *a, const tr_attention_tile_t *t, uint32_t worker)
+{
+    tr_kept_t *k = room_at(&a->turns, a->turns.own[worker]);
+    float *floats = (float *) ((uint8_t *) k + tr_pad(sizeof(*k), 64));
+
+    memcpy(k->run, t->run, t->n_runs * sizeof(*t->run));
+    k->t = *t;
+    k->t.run = k->run;
+    k->t.lse = floats;
+    k->t.kept = floats + TR_TILE_ROWS;
+    return &k->t;
+}
+
+/* Scores the tile in a room, then those after it that were left. */
+static void
+score_from(const tr_step_t *a, uint32_t seq, uint32_t list, uint32_t row,
+           uint32_t room, uint32_t worker, float *scratch)
+{
+    const tr_turns_t *u = &a->turns;
+    uint32_t lists = a->kv->lists, end = a->rows->seq_row[seq + 1];
+
+    for (;;) {
+        const tr_attention_tile_t *t = &room_at(u, room)->t;
+        uint32_t next = row + t->n_pos, left;
+
+        a->isa->score(t, scratch);
+        if (room != u->own[worker]) {
+            atomic_store(&u->spare[room], 1);
+        }
+        atomic_store(&u->turn[seq * lists + list], next);
+        if (next == end) {
+            return;
+        }
+        left = atomic_exchange(&u->left[next * lists + list], 0);
+        if (left == 0) {
+            return;
+        }
+        row = next;
+        room = left - 1;
+    }
+}
+
+/* A spare room, or u->rooms. */
+static uint32_t
+take_spare(const tr_turns_t *u)
+{
+    uint32_t i = 0;
+
+    while (i < u->rooms && atomic_exchange(&u->spare[i], 0) == 0) {
+        i++;
+    }
+    return i;
+}
+
+void
+tr_turns_score(const tr_step_t *a, uint32_t seq, uint32_t list, uint32_t row,
+               uint32_t worker, float *scratch)
+{
+    const tr_turns_t *u = &a->turns;
+    _Atomic uint32_t *turn = &u->turn[seq * a->kv->lists + list];
+    _Atomic uint32_t *left = &u->left[row * a->kv->lists + list];
+    uint32_t room = u->own[worker], spare, spins = 0;
+
+    while (atomic_load(turn) != row) {
+        spare = take_spare(u);
+        if (spare < u->rooms) {
+            u->own[worker] = spare;
+            atomic_store(left, room + 1);
+            if (atomic_load(turn) != row || atomic_exchange(left, 0) == 0) {
+                return;
+            }
+            break;
+        }
+        /* Every room is left full: tiles before them are being computed in
+         * rooms of their own, so this ends. */
+        if (++spins < SPINS) {
+            _mm_pause();
+        } else {
+            sched_yield(); /* who is before us may need this core */
+        }
+    }
+    score_from(a, seq, list, row, room, worker, scratch);
+}
