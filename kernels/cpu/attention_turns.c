@@ -52,8 +52,7 @@ tr_turns_bytes(uint32_t threads, uint32_t rows, uint32_t seqs, uint32_t lists,
     uint32_t rooms = count_rooms(threads);
 
     return words(threads) + words(rooms) + words((size_t) seqs * lists)
-           + words((size_t) rows * lists)
-           + rooms * room_bytes(group, max_len);
+           + words((size_t) rows * lists) + rooms * room_bytes(group, max_len);
 }
 
 void
