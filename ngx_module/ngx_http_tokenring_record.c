@@ -2,8 +2,8 @@
  * What the engine's records do to a request.
  *
  * They only change the ctx and mark it dirty; what they mean for the client is
- * worked out when the request is flushed (_send.c).  A record that does not fit
- * where the request stands is an engine that nobody should listen to any longer.
+ * worked out when the request is flushed (_send.c).  Nobody should listen any
+ * longer to an engine whose record does not fit where the request stands.
  */
 
 #include "ngx_http_tokenring.h"
