@@ -421,9 +421,11 @@ stream_open(stream_t *s)
                  "Content-Type: application/json\r\n"
                  "Content-Length: %d\r\n\r\n%s",
                  n, body);
-    if (send(s->fd, request, (size_t) n, MSG_NOSIGNAL) != n
-        || epoll_ctl(g.epoll, EPOLL_CTL_ADD, s->fd, &ev) != 0) {
+    if (send(s->fd, request, (size_t) n, MSG_NOSIGNAL) != n) {
         die("send");
+    }
+    if (g.lazy_ms == 0 && epoll_ctl(g.epoll, EPOLL_CTL_ADD, s->fd, &ev) != 0) {
+        die("epoll_ctl");
     }
     g.open++;
 }
@@ -486,32 +488,52 @@ stream_read(stream_t *s)
     }
 }
 
+/* Reads what has come since the last look, after a while. */
+static void
+look(void)
+{
+    struct timespec pause = { 0, g.lazy_ms * 1000000l };
+    unsigned k;
+
+    nanosleep(&pause, NULL);
+    for (k = 0; k < g.n_streams; k++) {
+        if (g.streams[k].fd != -1) {
+            stream_read(&g.streams[k]);
+        }
+    }
+}
+
+static void
+wait_for_pieces(void)
+{
+    struct epoll_event ev[256];
+    int i, n = epoll_wait(g.epoll, ev, 256, 1000);
+
+    for (i = 0; i < n; i++) {
+        stream_read(ev[i].data.ptr);
+    }
+}
+
 static void
 run(void)
 {
-    struct epoll_event ev[256];
-    uint64_t heard = tr_trace_now();
-    struct timespec pause = { 0, g.lazy_ms * 1000000l };
     unsigned k;
-    int i, n = 0;
 
     g.epoll = epoll_create1(EPOLL_CLOEXEC);
     for (k = 0; k < g.n_streams; k++) {
         stream_open(&g.streams[k]);
     }
+    g.now = tr_trace_now();
     while (g.open != 0) {
-        if (g.lazy_ms != 0 && n < 256) {
-            nanosleep(&pause, NULL);
+        if (g.lazy_ms != 0) {
+            look();
+        } else {
+            wait_for_pieces();
         }
-        n = epoll_wait(g.epoll, ev, 256, g.lazy_ms != 0 ? 0 : 1000);
-        if (n == 0 && tr_trace_now() - heard > 20000000000ull) {
+        if (tr_trace_now() - g.now > 20000000000ull) {
             stream_fail(&g.streams[0], "nothing came for 20 s");
             return;
         }
-        for (i = 0; i < n; i++) {
-            stream_read(ev[i].data.ptr);
-        }
-        heard = n != 0 ? g.now : heard;
     }
 }
 
