@@ -28,7 +28,8 @@
 #include <math.h>
 
 #define REQUESTS 20u /* at least; TR_TEST_REQUESTS */
-#define FEWER 12u    /* in test_noise and test_mixed_up */
+#define FEWER 12u    /* in test_mixed_up */
+#define NOISY 40u    /* in test_noise: of few, most may be long, and part */
 #define TRIES 25u    /* threads decide what happens in one */
 #define LATEST 64u
 #define SHOWN 20u
@@ -361,8 +362,7 @@ compare_all(const ask_t *asks, uint32_t n)
         answers += t[p].answers;
         parted += t[p].near + t[p].drawn;
     }
-    /* of a few answers all may be long, and long ones part sooner or later */
-    assert_true(answers < 100 || parted * 2 <= answers);
+    assert_true(parted * 2 <= answers);
     assert_int_equal(n_wrong, 0);
 }
 
@@ -397,10 +397,11 @@ test_requests(void **state)
     free_asks(asks, n);
 }
 
-/* This program again, on a software device of that kind, with a seed; what it
- * says. */
+/* This program again, on a software device of that kind, with a seed and so many
+ * requests; what it says. */
 static int
-again(const char *environment, uint64_t with, char *said, size_t size)
+again(const char *environment, uint64_t with, uint32_t requests, char *said,
+      size_t size)
 {
     char command[1200], self[512];
     ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
@@ -410,7 +411,7 @@ again(const char *environment, uint64_t with, char *said, size_t size)
     self[n] = '\0';
     snprintf(command, sizeof(command),
              "%s TR_TEST_SEED=%llu TR_TEST_REQUESTS=%u '%s' once 2>&1",
-             environment, (unsigned long long) with, FEWER, self);
+             environment, (unsigned long long) with, requests, self);
     f = popen(command, "r");
     assert_non_null(f);
     said[fread(said, 1, size - 1, f)] = '\0';
@@ -423,7 +424,8 @@ static void
 test_noise(void **state)
 {
     (void) state;
-    if (again("TOKENRING_SOFT_NOISE=15", seed, said, sizeof(said)) != 0) {
+    if (again("TOKENRING_SOFT_NOISE=15", seed, NOISY, said, sizeof(said))
+        != 0) {
         fail_msg("%s", said);
     }
     assert_non_null(strstr(said, "logprobs within"));
@@ -444,7 +446,7 @@ test_mixed_up(void **state)
         snprintf(environment, sizeof(environment),
                  "TOKENRING_SOFT_NOISE=15 TOKENRING_SOFT_FAIL=page:%u",
                  every[i]);
-        if (again(environment, seed + i, said, sizeof(said)) != 0
+        if (again(environment, seed + i, FEWER, said, sizeof(said)) != 0
             && (strstr(said, " differ at ") != NULL
                 || strstr(said, " failed\n") != NULL)) {
             print_message("seen: every page %u, try %u\n", every[i], i + 1);
