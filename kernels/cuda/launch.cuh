@@ -16,7 +16,7 @@
 #include "cuda.h"
 #include "ptx.cuh"
 
-int tr_cuda_check(void); /* decode.cu */
+int tr_cuda_check(void); /* runtime.cu */
 
 template <typename... P, typename... A>
 static int
