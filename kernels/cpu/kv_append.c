@@ -12,6 +12,10 @@
 
 #include <string.h>
 
+/* Rows between asking for a place and writing it: a row takes some 100 ns,
+ * memory two or three times that. */
+#define AHEAD 4u
+
 typedef struct {
     const tr_kv_codec_t *codec;
     const tr_kv_view_t *kv;
@@ -187,20 +191,26 @@ prefetch_list(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
     }
 }
 
-/* Asks for the lines that the moves of a row will touch: they are in as many
- * pages as there are heads and places, and wait for each other otherwise. */
+/* Asks for the lines that a row will touch: they are in as many pages as there
+ * are heads and places, and wait for each other otherwise. */
 static void
-prefetch_row(const append_t *a, uint32_t row, int32_t slot)
+prefetch_row(const append_t *a, uint32_t row)
 {
     const tr_kv_view_t *kv = a->kv;
+    const tr_rows_t *rows = a->rows;
+    int32_t slot = rows->seq_slot[tr_seq_of(rows->seq_row, rows->n_seqs, row)];
     const tr_kv_seq_t *seq = &kv->seq[slot];
-    uint32_t pos = a->rows->row_pos[row];
+    uint32_t pos = rows->row_pos[row];
 
-    for (uint32_t l = 0; pos < seq->base && l < kv->lists; l++) {
+    for (uint32_t l = 0; l < kv->lists; l++) {
         size_t head = tr_kv_head(kv, slot, a->layer, l);
         const int32_t *table = kv->tables + head * kv->table_len;
         const tr_kv_move_t *m = &kv->move[head];
 
+        if (pos >= seq->base) {
+            tr_kv_prefetch(tr_kv_place_dense(kv, table, pos - seq->base));
+            continue;
+        }
         if (seq->window > 0) { /* of a full one, who leaves makes the place */
             tr_kv_prefetch(
                 tr_kv_place_window(kv, table, seq, pos % seq->window));
@@ -253,8 +263,9 @@ append_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     bool mine = false;
 
     (void) worker;
-    prefetch_row(a, first,
-                 rows->seq_slot[tr_seq_of(rows->seq_row, rows->n_seqs, first)]);
+    for (uint32_t r = first; r < end && r < first + AHEAD; r++) {
+        prefetch_row(a, r);
+    }
     for (uint32_t r = first; r < rows->n_rows; r++) {
         uint32_t seq = tr_seq_of(rows->seq_row, rows->n_seqs, r);
 
@@ -264,10 +275,8 @@ append_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
                 return;
             }
         }
-        if (mine && r + 1 < end) {
-            prefetch_row(
-                a, r + 1,
-                rows->seq_slot[tr_seq_of(rows->seq_row, rows->n_seqs, r + 1)]);
+        if (mine && r + AHEAD < end) {
+            prefetch_row(a, r + AHEAD);
         }
         if (mine) {
             append_row(a, r, rows->seq_slot[seq]);
@@ -395,13 +404,36 @@ rows_valid(const append_t *a, uint32_t i)
     return true;
 }
 
+/* Asks for the table entries that are looked at first: each is a line of its
+ * own that nobody has touched for a step. */
+static void
+prefetch_tables(const append_t *a)
+{
+    const tr_kv_view_t *kv = a->kv;
+    const tr_rows_t *rows = a->rows;
+
+    for (uint32_t i = 0; i < rows->n_seqs; i++) {
+        int32_t slot = rows->seq_slot[i];
+        uint32_t base = kv->seq[slot].base, pos, entry;
+
+        if (rows->seq_row[i] == rows->seq_row[i + 1]) {
+            continue;
+        }
+        pos = rows->row_pos[rows->seq_row[i]];
+        entry = pos >= base ? (pos - base) / kv->layout[0].tokens : 0;
+        for (uint32_t l = 0; l < kv->lists && entry < kv->table_len; l++) {
+            __builtin_prefetch(tr_kv_table(kv, slot, a->layer, l) + entry);
+        }
+    }
+}
+
 int
 tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
                  const tr_rows_t *rows, const float *k, const float *v,
                  size_t ld, const float *angles, const tr_kv_codec_t *codec)
 {
     uint32_t dim = kv->head_dim;
-    size_t cost = (size_t) kv->lists * dim;
+    size_t cost = 4 * (size_t) kv->lists * dim; /* pages are far */
     bool moves = false;
     append_t a = { codec, kv, layer, rows, k, v, angles, ld };
 
@@ -409,6 +441,7 @@ tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
         || layer >= kv->layers) {
         return TR_KERNEL_BADARG;
     }
+    prefetch_tables(&a);
     for (uint32_t i = 0; i < rows->n_seqs; i++) {
         if (!rows_valid(&a, i)) {
             return TR_KERNEL_BADARG;
