@@ -189,10 +189,15 @@ mlp_half(tr_model_t *m, uint32_t l, uint32_t n)
 
     rc |= k->rmsnorm(s, m->hidden, m->ld_hidden, n, 1, c->hidden, w->post_norm,
                      c->norm_eps, m->normed, m->ld_hidden);
-    rc |= k->matmul(s, &w->gate_up, m->normed, m->ld_hidden, n, m->gate_up,
-                    m->ld_gate_up, 0);
-    rc |= k->silu_mul(s, m->gate_up, m->ld_gate_up, n, c->intermediate, m->mlp,
-                      m->ld_mlp);
+    if (n <= TR_GATED_ROWS && c->intermediate % TR_COL_PAD == 0) {
+        rc |= k->gated(s, &w->gate_up, m->normed, m->ld_hidden, n, m->mlp,
+                       m->ld_mlp);
+    } else {
+        rc |= k->matmul(s, &w->gate_up, m->normed, m->ld_hidden, n, m->gate_up,
+                        m->ld_gate_up, 0);
+        rc |= k->silu_mul(s, m->gate_up, m->ld_gate_up, n, c->intermediate,
+                          m->mlp, m->ld_mlp);
+    }
     rc |= k->matmul(s, &w->down, m->mlp, m->ld_mlp, n, m->hidden, m->ld_hidden,
                     1);
     return rc;

@@ -35,6 +35,7 @@
  * from n up to that multiple are overwritten too. */
 #define TR_ROW_PAD 24u
 #define TR_COL_PAD 64u
+#define TR_GATED_ROWS 48u
 
 TR_HD size_t
 tr_pad(size_t n, size_t to)
@@ -355,6 +356,12 @@ struct tr_kernels {
     /* out[r][i] = silu(x[r][i]) * x[r][n + i], i < n. */
     int (*silu_mul)(const tr_stream_t *s, const float *x, size_t ldx,
                     uint32_t rows, uint32_t n, float *out, size_t ldo);
+
+    /* matmul by m, then silu_mul of what came, n = m->n / 2: the same bits, but
+     * what is between them stays in the core that made it.  For few rows: at
+     * most TR_GATED_ROWS; n: a multiple of TR_COL_PAD. */
+    int (*gated)(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
+                 size_t ldx, uint32_t rows, float *out, size_t ldo);
 
     /* Stores the step's keys (before RoPE) and values, [rows][lists *
      * head_dim] each, for which pages are reserved.  A row at position p:

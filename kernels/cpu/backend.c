@@ -29,6 +29,12 @@
     {                                                                          \
         return tr_cpu_silu_mul(s, x, ldx, rows, n, out, ldo, silu);            \
     }                                                                          \
+    static int gated_##isa(const tr_stream_t *s, const tr_matrix_t *m,         \
+                           const float *x, size_t ldx, uint32_t rows,          \
+                           float *out, size_t ldo)                             \
+    {                                                                          \
+        return tr_cpu_gated(s, m, x, ldx, rows, out, ldo, panel, silu);        \
+    }                                                                          \
     static int kv_append_##isa(const tr_stream_t *s, const tr_kv_view_t *kv,   \
                                uint32_t layer, const tr_rows_t *rows,          \
                                const float *k, const float *v, size_t ld,      \
@@ -62,6 +68,7 @@
         .rope_angles = tr_cpu_rope_angles,                                     \
         .rope = tr_cpu_rope,                                                   \
         .silu_mul = silu_mul_##isa,                                            \
+        .gated = gated_##isa,                                                  \
         .kv_append = kv_append_##isa,                                          \
         .kv_compress = kv_compress_##isa,                                      \
         .kv_compress_work = tr_cpu_kv_compress_work,                           \

@@ -43,6 +43,9 @@ void tr_panel_avx512(const tr_panel_t *a);
 int tr_cpu_matmul(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
                   size_t ldx, uint32_t rows, float *y, size_t ldy, int add,
                   tr_panel_f product);
+int tr_cpu_gated(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
+                 size_t ldx, uint32_t rows, float *out, size_t ldo,
+                 tr_panel_f product, tr_silu_row_f row);
 int tr_cpu_embedding(const tr_stream_t *s, const tr_matrix_t *m,
                      const int32_t *ids, uint32_t rows, float *y, size_t ldy);
 /* Address of element (row, column) of a packed matrix. */

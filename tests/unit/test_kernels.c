@@ -411,6 +411,63 @@ test_silu_mul(void **state)
     }
 }
 
+/* The same bits as a product and silu_mul, whatever rows and threads. */
+static void
+gated_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk)
+{
+    const uint32_t all = TR_GATED_ROWS;
+    size_t ldy = 2 * (size_t) n, cap = all + TR_ROW_PAD;
+    float *w = randoms(ldy * kk, 1), *x = randoms(cap * kk, 1);
+    float *y = floats(cap * ldy), *want = floats(cap * n);
+    float *got = floats(cap * n);
+    tr_matrix_t m = packed(k, w, 2 * n, kk);
+    tr_stream_t s = { 1, rig_team() };
+
+    assert_int_equal(k->matmul(&s, &m, x, kk, all, y, ldy, 0), 0);
+    assert_int_equal(k->silu_mul(&s, y, ldy, all, n, want, n), 0);
+    for (uint32_t rows = 1; rows <= all; rows++) {
+        uint32_t at = rig_below(&rng, all - rows + 1);
+
+        s.threads = 1 + (int) rig_below(&rng, 3);
+        memset(got, 0xff, cap * n * sizeof(float));
+        assert_int_equal(k->gated(&s, &m, x + (size_t) at * kk, kk, rows, got,
+                                  n),
+                         0);
+        if (memcmp(got, want + (size_t) at * n, rows * n * sizeof(float))) {
+            fail_msg("%s: gated n=%u k=%u: other bits in %u rows from %u with "
+                     "%d threads",
+                     k->name, n, kk, rows, at, s.threads);
+        }
+    }
+    assert_int_equal(k->gated(&s, &m, x, kk, all + 1, got, n),
+                     TR_KERNEL_BADARG);
+    assert_int_equal(k->gated(&s, &m, x, kk - 1, 1, got, n), TR_KERNEL_BADARG);
+    assert_int_equal(k->gated(&s, &m, x, kk, 1, got, n - 1), TR_KERNEL_BADARG);
+    m.n -= TR_COL_PAD; /* halves that do not end with a panel */
+    assert_int_equal(k->gated(&s, &m, x, kk, 1, got, n), TR_KERNEL_BADARG);
+    free(w);
+    free(x);
+    free(y);
+    free(want);
+    free(got);
+    free(m.data);
+}
+
+static void
+test_gated(void **state)
+{
+    (void) state;
+    for (int i = 0; i < N_ISAS; i++) {
+        const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
+
+        if (k != NULL) {
+            gated_shape(k, 1024, 384);
+            gated_shape(k, 64, 257);
+            gated_shape(k, 192, 7);
+        }
+    }
+}
+
 static void
 test_rope(void **state)
 {
@@ -482,6 +539,7 @@ main(void)
         cmocka_unit_test(test_rmsnorm),
         cmocka_unit_test(test_rmsnorm_bits),
         cmocka_unit_test(test_silu_mul),
+        cmocka_unit_test(test_gated),
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_add_bias),
     };
