@@ -12,9 +12,9 @@
  *     O [rows][dim] = keep * O + P * V     each element a FMA chain over p
  *
  * both by one micro-kernel of V_ROWS rows times V_VECS vectors in registers.
- * In decode, where the rows are one group, values are used once: they are
- * converted on the way into the product instead; and keys and values come from
- * memory, so those of the next tile are asked for on the way.
+ * In decode, where the rows are one group, keys and values are used once: they
+ * are converted on the way into the product instead; and they come from memory,
+ * so those of the next tile are asked for on the way.
  * Positions after the last query read as zeros and get weight zero, so stale
  * bytes of a page, NaN included, are never touched.
  *
@@ -222,6 +222,72 @@ load_values(const uint16_t *const *value, const uint16_t *const *ahead,
     }
 }
 
+/* Products of `rows` query rows with n keys, n a multiple of 16, as product()
+ * has them from load_keys, but keys that one group of rows needs are used where
+ * they were transposed: in registers.  rows is a constant wherever this is
+ * inlined. */
+static inline __attribute__((always_inline)) void
+key_products_sized(uint32_t rows, const float *q, uint32_t dim,
+                 const uint16_t *const *key, const uint16_t *const *ahead,
+                 uint32_t n, float *s, size_t lds)
+{
+    for (uint32_t i = 0; i < n; i += V_WIDTH) {
+        vec acc[V_ROWS];
+
+        for (uint32_t r = 0; r < rows; r++) {
+            acc[r] = v_set1(0);
+        }
+        for (uint32_t d = 0; d < dim; d += V_WIDTH) {
+            vec v[V_WIDTH];
+
+            for (uint32_t j = 0; j < V_WIDTH; j++) {
+                v[j] = v_from_half(key[i + j] + d);
+            }
+            if (ahead != NULL && d % LINE_HALVES == 0) {
+                for (uint32_t j = 0; j < V_WIDTH; j++) {
+                    __builtin_prefetch(ahead[i + j] + d, 0, 2);
+                }
+            }
+            v_transpose(v);
+            for (uint32_t j = 0; j < V_WIDTH; j++) {
+                for (uint32_t r = 0; r < rows; r++) {
+                    acc[r] = v_fma(v_set1(q[r * dim + d + j]), v[j], acc[r]);
+                }
+            }
+        }
+        for (uint32_t r = 0; r < rows; r++) {
+            v_store(s + r * lds + i, acc[r]);
+        }
+    }
+}
+
+static void
+key_products(uint32_t rows, const float *q, uint32_t dim,
+           const uint16_t *const *key, const uint16_t *const *ahead, uint32_t n,
+           float *s, size_t lds)
+{
+    switch (rows) {
+    case 1:
+        key_products_sized(1, q, dim, key, ahead, n, s, lds);
+        return;
+    case 2:
+        key_products_sized(2, q, dim, key, ahead, n, s, lds);
+        return;
+    case 3:
+        key_products_sized(3, q, dim, key, ahead, n, s, lds);
+        return;
+    case 4:
+        key_products_sized(4, q, dim, key, ahead, n, s, lds);
+        return;
+    case 5:
+        key_products_sized(5, q, dim, key, ahead, n, s, lds);
+        return;
+    default:
+        key_products_sized(6, q, dim, key, ahead, n, s, lds);
+        return;
+    }
+}
+
 /* Zeros up to a multiple of 16 tokens: what is there counts with weight 0. */
 static uint32_t
 pad_block(uint32_t n)
@@ -416,13 +482,18 @@ keep_block(tile_t *a, uint32_t width)
     }
 }
 
+/* Where keys and values of a block are, and those of one wanted later. */
+typedef struct {
+    const uint16_t *const *key, *const *value;
+    const uint16_t *const *next_key, *const *next_value; /* or NULL */
+} halves_t;
+
 /* Rows [r, r + n) take in a block that is `width` columns wide for them, of
- * which row r + i sees seen[i]; value: where values are, NULL when they were
- * converted; ahead: NULL, or as many values wanted later. */
+ * which row r + i sees seen[i]; from: NULL when keys and values were
+ * converted. */
 static inline __attribute__((always_inline)) void
 tile_rows(tile_t *a, uint32_t r, uint32_t n, uint32_t width,
-          const uint32_t *seen, const uint16_t *const *value,
-          const uint16_t *const *ahead)
+          const uint32_t *seen, const halves_t *from)
 {
     uint32_t dim = a->dim;
     float keep[V_ROWS], *s = a->s;
@@ -431,17 +502,23 @@ tile_rows(tile_t *a, uint32_t r, uint32_t n, uint32_t width,
     if (a->kept.weight != NULL) {
         s = a->kept.weight + r * lds;
     }
-    product(n, width, dim, a->q + r * dim, dim, a->keys, BLOCK, s, lds, NULL);
+    if (from == NULL) {
+        product(n, width, dim, a->q + r * dim, dim, a->keys, BLOCK, s, lds,
+                NULL);
+    } else {
+        key_products(n, a->q + r * dim, dim, from->key, from->next_key, width, s,
+                   lds);
+    }
     softmax_rows(s, lds, n, width, seen, a->max + r, a->sum + r, keep);
     if (a->kept.weight != NULL) {
         memcpy(a->kept.peak + r, a->max + r, n * sizeof(float));
     }
-    if (value == NULL) {
+    if (from == NULL) {
         product(n, dim, width, s, lds, a->values, dim, a->o + r * dim, dim,
                 keep);
     } else {
-        product_half(n, dim, width, s, lds, value, ahead, a->o + r * dim, dim,
-                     keep);
+        product_half(n, dim, width, s, lds, from->value, from->next_value,
+                     a->o + r * dim, dim, keep);
     }
 }
 
@@ -463,7 +540,7 @@ tile_run_block(tile_t *a, const tr_run_t *run, uint32_t i)
     }
     for (uint32_t r = 0; r < a->rows; r += V_ROWS) {
         tile_rows(a, r, a->rows - r < V_ROWS ? a->rows - r : V_ROWS, width,
-                  seen, NULL, NULL);
+                  seen, NULL);
     }
 }
 
@@ -480,6 +557,8 @@ tile_dense_block(tile_t *a, uint32_t b)
     const uint16_t *key[BLOCK] = { NULL }, *value[BLOCK] = { NULL };
     const uint16_t *next_key[BLOCK], *next_value[BLOCK];
     bool ahead = t->n_next > b;
+    const halves_t from = { key, value, ahead ? next_key : NULL,
+                            ahead ? next_value : NULL };
 
     keep_block(a, used);
     find_block(t->kv, t->table, b, used, last, key, value);
@@ -487,8 +566,8 @@ tile_dense_block(tile_t *a, uint32_t b)
         find_block(t->kv, t->next_table, b, used, t->n_next - 1, next_key,
                    next_value);
     }
-    load_keys(key, ahead ? next_key : NULL, used, a->dim, a->keys);
     if (rows > V_ROWS) {
+        load_keys(key, ahead ? next_key : NULL, used, a->dim, a->keys);
         load_values(value, ahead ? next_value : NULL, used, a->dim, a->values);
     }
     for (uint32_t r = first; r < rows; r += V_ROWS) {
@@ -500,7 +579,7 @@ tile_dense_block(tile_t *a, uint32_t b)
             seen[i] = t->pos + (r + i) / t->group - b + 1;
         }
         tile_rows(a, r, n, width < used ? width : used, seen,
-                  rows > V_ROWS ? NULL : value, ahead ? next_value : NULL);
+                  rows > V_ROWS ? NULL : &from);
     }
 }
 
