@@ -10,6 +10,7 @@
  *   attention_unpack.c   one token of a quantised page in FP32
  *   attention_c.c        all pieces in plain C, the reference
  *   attention_tile.h     vector code: rows at dense positions
+ *   attention_product.h  vector code: their products
  *   attention_score.h    vector code: what these rows add to scores; Quest
  *   attention_list.h     vector code: parts of a row over lists and window
  *   attention_key.h, attention_value.h, attention_field.h

@@ -63,18 +63,16 @@ tr_cpu_gated(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
              tr_panel_f product, tr_silu_row_f row)
 {
     uint32_t n = m->n / 2;
-    gated_t a = { .m = m,
-                  .of = { .k = m->k,
-                          .rows = rows,
-                          .x = x,
-                          .ldx = ldx,
-                          .ldy = PANEL },
-                  .product = product,
-                  .row = row,
-                  .out = out,
-                  .ldo = ldo,
-                  .pairs = n / PANEL,
-                  .threads = (uint32_t) s->threads };
+    gated_t a = {
+        .m = m,
+        .of = { .k = m->k, .rows = rows, .x = x, .ldx = ldx, .ldy = PANEL },
+        .product = product,
+        .row = row,
+        .out = out,
+        .ldo = ldo,
+        .pairs = n / PANEL,
+        .threads = (uint32_t) s->threads
+    };
 
     if (rows > TR_GATED_ROWS || m->n % (2 * PANEL) != 0 || ldx < m->k
         || ldo < n) {
