@@ -159,7 +159,10 @@ __launch_bounds__(WARPS * 32, 1)
 
 typedef void (*attend_t)(const decode_args_t);
 
-#define STAGES 4 /* of a ring */
+/* Slots of a ring: a unit is attended, one is on its way.  All warps' together
+ * are what memory needs to have under way; with more, whatever else is read, page
+ * ids, queries, waits in a longer queue. */
+#define STAGES 2
 
 static attend_t
 attend(uint32_t dim, uint32_t group)

@@ -122,7 +122,7 @@ decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out)
         bytes = o->tile
                 * (dim * (o->key_bits + o->value_bits) / 8 + (wide ? 0 : 8));
         /* instructions take their time, too: measured */
-        o->cost = bytes / 64 + (wide ? 0 : 7);
+        o->cost = bytes / 64 + (wide ? 0 : o->key_bits == 8 ? 4 : 7);
         if (l->tokens % o->tile != 0 || o->tiles == 0) {
             return TR_KERNEL_BADARG;
         }

@@ -33,7 +33,7 @@ tile_tokens(int key_bits)
 static __host__ __device__ constexpr uint32_t
 unit_tiles(int key_bits, int value_bits)
 {
-    return key_bits + value_bits <= 8 ? 2 : 1;
+    return key_bits + value_bits < 8 ? 2 : 1;
 }
 
 static __host__ __device__ constexpr uint32_t
@@ -93,11 +93,11 @@ static_assert(sizeof(run_t) == 40, "a note");
 
 #define META 64u /* bytes of a tile's {scale, zero}, of keys or of values */
 
-/* The largest units: two tiles of K4V4, or one of 16 bits, or of K8V8. */
+/* The largest unit: a tile of K8V8. */
 static __host__ __device__ constexpr uint32_t
 slot_bytes(int dim)
 {
-    return dim * 32 + 4 * META;
+    return dim * 32 + 2 * META;
 }
 
 /* Of a warp: slots, notes, barriers. */
