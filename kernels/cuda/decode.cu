@@ -11,12 +11,20 @@
  * is copied ahead may already belong to another one.
  */
 #include "decode_attend.cuh"
+#include "launch.cuh"
 
 #include <cuda_runtime.h>
 
 #define WARPS 12u /* of a block, as far as they fit */
 
-template <int D, int Q, int STAGES, int KEY, int VALUE>
+/* Slots of a ring.  With two, one of which is attended while the other is on its
+ * way, all warps together have as much under way as memory needs; with more,
+ * whatever else is read, page ids and queries, waits in a longer queue.  Where all
+ * pages are dense there is next to nothing else, and four are 1% faster. */
+#define STAGES 2
+#define STAGES_DENSE 4
+
+template <int D, int Q, int SLOTS, int KEY, int VALUE>
 static __device__ __forceinline__ void
 attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
            const bytes_t<D, Q> &bytes, state_t<D, Q> &s)
@@ -39,7 +47,7 @@ attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
         unit_t u = { run.head, run.segment(), end - rest,
                      min(n * tile_tokens(KEY), rest), n };
 
-        produce<D, STAGES>(a, c, ring);
+        produce<D, SLOTS>(a, c, ring);
         bar_wait(ring.bars + ring.at * 8, ring.parity);
         attend_unit<D, Q, KEY, VALUE>(a, query, u,
                                       ring.slots + ring.at * slot_bytes(D),
@@ -49,7 +57,7 @@ attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
             pace.turn_page();
         }
         ring.at++;
-        if (ring.at == STAGES) {
+        if (ring.at == SLOTS) {
             ring.at = 0;
             ring.parity ^= 1;
         }
@@ -99,7 +107,7 @@ open_ring(uint32_t at, uint32_t slots, uint32_t stages, ring_t &ring)
     __syncwarp();
 }
 
-template <int D, int Q, int STAGES>
+template <int D, int Q, int SLOTS>
 static __global__ void
 __launch_bounds__(WARPS * 32, 1)
     attend_kernel(const __grid_constant__ decode_args_t a)
@@ -117,12 +125,13 @@ __launch_bounds__(WARPS * 32, 1)
     run_t run;
 
     launch_next();
-    open_ring(smem_address(shared) + warp * ring_bytes(D, STAGES),
-              slot_bytes(D), STAGES, ring);
+    open_ring(smem_address(shared) + warp * ring_bytes(D, SLOTS), slot_bytes(D),
+              SLOTS, ring);
+    launch_wait();
     take_range(a, range, c, ring);
 #pragma unroll 1
-    for (int i = 0; i < STAGES - 1; i++) {
-        produce<D, STAGES>(a, c, ring);
+    for (int i = 0; i < SLOTS - 1; i++) {
+        produce<D, SLOTS>(a, c, ring);
     }
     __syncwarp();
     for (;;) {
@@ -139,14 +148,18 @@ __launch_bounds__(WARPS * 32, 1)
             any = true;
             begin_part<D, Q>(a, range, run, s);
         }
+        if constexpr (SLOTS == STAGES_DENSE) {
+            attend_run<D, Q, SLOTS, 16, 16>(a, ring, c, run, bytes, s);
+            continue;
+        }
         const decode_layout_t &l = a.layouts.of[run.layout()];
 
         if (l.key_bits != 16) {
             load_bytes(a, run, bytes);
         }
-#define ATTEND(KEY, VALUE)                                               \
-    case KEY << 8 | VALUE:                                               \
-        attend_run<D, Q, STAGES, KEY, VALUE>(a, ring, c, run, bytes, s); \
+#define ATTEND(KEY, VALUE)                                              \
+    case KEY << 8 | VALUE:                                              \
+        attend_run<D, Q, SLOTS, KEY, VALUE>(a, ring, c, run, bytes, s); \
         break;
         switch (l.key_bits << 8 | l.value_bits) {
             FOR_ALL_BITS(ATTEND)
@@ -159,20 +172,16 @@ __launch_bounds__(WARPS * 32, 1)
 
 typedef void (*attend_t)(const decode_args_t);
 
-/* Slots of a ring: a unit is attended, one is on its way.  All warps' together
- * are what memory needs to have under way; with more, whatever else is read, page
- * ids, queries, waits in a longer queue. */
-#define STAGES 2
-
+template <int SLOTS>
 static attend_t
-attend(uint32_t dim, uint32_t group)
+attend_with(uint32_t dim, uint32_t group)
 {
     if (dim == 64) {
-        return group <= QUAD ? attend_kernel<64, 1, STAGES>
-                             : attend_kernel<64, 2, STAGES>;
+        return group <= QUAD ? attend_kernel<64, 1, SLOTS>
+                             : attend_kernel<64, 2, SLOTS>;
     }
-    return group <= QUAD ? attend_kernel<128, 1, STAGES>
-                         : attend_kernel<128, 2, STAGES>;
+    return group <= QUAD ? attend_kernel<128, 1, SLOTS>
+                         : attend_kernel<128, 2, SLOTS>;
 }
 
 /* Warps of the attend kernel's blocks, of which each multiprocessor has one. */
@@ -185,9 +194,17 @@ attend_warps(const tr_cuda_device_t *d, uint32_t dim)
 }
 
 static uint32_t
-shared_bytes(const tr_cuda_device_t *d, uint32_t dim)
+shared_bytes(const tr_cuda_device_t *d, uint32_t dim, int slots)
 {
-    return attend_warps(d, dim) * ring_bytes((int) dim, STAGES);
+    return attend_warps(d, dim) * ring_bytes((int) dim, slots);
+}
+
+/* All pages are dense, and larger rings fit. */
+static bool
+all_dense(const tr_cuda_device_t *d, const tr_kv_view_t *kv)
+{
+    return kv->n_layouts == 1
+           && shared_bytes(d, kv->head_dim, STAGES_DENSE) <= d->shared;
 }
 
 uint32_t
@@ -199,13 +216,15 @@ decode_warps(const tr_cuda_device_t *d, uint32_t head_dim)
 void
 decode_open(const tr_cuda_device_t *d)
 {
-    for (uint32_t i = 0; i < 4; i++) {
-        uint32_t dim = i & 1 ? 64 : 128;
-        const void *kernel = (const void *) attend(dim, i & 2 ? 8 : 4);
+    for (uint32_t i = 0; i < 8; i++) {
+        uint32_t dim = i & 1 ? 64 : 128, group = i & 2 ? 8 : 4;
+        const void *kernel =
+            (const void *) (i & 4 ? attend_with<STAGES>(dim, group)
+                                  : attend_with<STAGES_DENSE>(dim, group));
 
         cudaFuncSetAttribute(kernel,
                              cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             (int) shared_bytes(d, dim));
+                             (int) d->shared);
         cudaFuncSetAttribute(kernel,
                              cudaFuncAttributePreferredSharedMemoryCarveout,
                              cudaSharedmemCarveoutMaxShared);
@@ -249,6 +268,8 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                const tr_cuda_decode_size_t *size, void *work)
 {
     decode_args_t a;
+    bool dense;
+    int rc;
 
     if (rows->n_seqs == 0) {
         return TR_KERNEL_OK;
@@ -266,11 +287,16 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.q_type = queries->q_type;
     a.out_type = queries->out_type;
     a.scale = queries->scale * 1.4426950408889634f;
-    attend(kv->head_dim, a.group)<<<
-        s->device->blocks, attend_warps(s->device, kv->head_dim) * 32,
-        shared_bytes(s->device, kv->head_dim), (cudaStream_t) s->stream>>>(a);
-    if (s->device->unfinished) {
-        return tr_cuda_check();
+    dense = all_dense(s->device, kv);
+    rc = launch_with(s, true,
+                     shared_bytes(s->device, kv->head_dim,
+                                  dense ? STAGES_DENSE : STAGES),
+                     dense ? attend_with<STAGES_DENSE>(kv->head_dim, a.group)
+                           : attend_with<STAGES>(kv->head_dim, a.group),
+                     dim3(s->device->blocks),
+                     attend_warps(s->device, kv->head_dim) * 32, a);
+    if (rc != TR_KERNEL_OK || s->device->unfinished) {
+        return rc;
     }
     return decode_join(s, &a, rows->n_seqs);
 }

@@ -68,8 +68,7 @@ decode_work(const tr_cuda_device_t *d, const tr_cuda_decode_size_t *size,
     w.weights = (uint32_t *) (base
                               + take(&end,
                                      tiles * group * 8 * sizeof(*w.weights)));
-    w.maxima = (float *) (base
-                          + take(&end, tiles * group * sizeof(*w.maxima)));
+    w.maxima = (float *) (base + take(&end, tiles * group * sizeof(*w.maxima)));
     w.bytes = end;
     return w;
 }
@@ -228,8 +227,9 @@ no_victims(const plan_args_t &a, const decode_head_t &h)
     for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
         if (l < h.n_lists && (h.flags & HEAD_SCORED)
             && (h.tokens[l] == 0 || !a.layouts.of[h.layout[l]].scored)) {
-            a.kv.victim[(size_t) h.head * TR_KV_LISTS_MAX + l]
-                = { __int_as_float(0x7f800000), 0 };
+            a.kv.victim[(size_t) h.head * TR_KV_LISTS_MAX + l] = {
+                __int_as_float(0x7f800000), 0
+            };
         }
     }
 }
@@ -383,8 +383,8 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
             h.tiles_before = at.tiles;
             head[at.live] = h;
             before[at.live] = at.cost;
-            *(uint4 *) (arrived + at.live * TR_KV_LISTS_MAX)
-                = make_uint4(0, 0, 0, 0);
+            *(uint4 *) (arrived + at.live * TR_KV_LISTS_MAX) = make_uint4(0, 0,
+                                                                          0, 0);
             list_jobs(a, at.live, h, job, at.jobs);
             no_victims(a, h);
         }

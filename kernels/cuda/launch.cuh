@@ -20,8 +20,8 @@ int tr_cuda_check(void); /* runtime.cu */
 
 template <typename... P, typename... A>
 static int
-launch_with(const tr_cuda_stream_t *s, bool early, void (*kernel)(P...),
-            dim3 blocks, uint32_t threads, A... args)
+launch_with(const tr_cuda_stream_t *s, bool early, uint32_t shared,
+            void (*kernel)(P...), dim3 blocks, uint32_t threads, A... args)
 {
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attribute = {};
@@ -30,6 +30,7 @@ launch_with(const tr_cuda_stream_t *s, bool early, void (*kernel)(P...),
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = blocks;
     config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
     config.stream = (cudaStream_t) s->stream;
     config.attrs = &attribute;
     config.numAttrs = early && s->device->dependent ? 1 : 0;
@@ -42,7 +43,7 @@ static int
 launch_small(const tr_cuda_stream_t *s, void (*kernel)(P...), dim3 blocks,
              uint32_t threads, A... args)
 {
-    return launch_with(s, true, kernel, blocks, threads, args...);
+    return launch_with(s, true, 0, kernel, blocks, threads, args...);
 }
 
 template <typename... P, typename... A>
@@ -50,7 +51,7 @@ static int
 launch_plain(const tr_cuda_stream_t *s, void (*kernel)(P...), dim3 blocks,
              uint32_t threads, A... args)
 {
-    return launch_with(s, false, kernel, blocks, threads, args...);
+    return launch_with(s, false, 0, kernel, blocks, threads, args...);
 }
 
 #endif
