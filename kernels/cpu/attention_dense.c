@@ -82,7 +82,9 @@ tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
     const tr_kv_seq_t *s = tr_step_seq(a, seq);
     uint32_t dim = a->kv->head_dim, lists = a->kv->lists, list = i % lists;
     uint32_t n_pos = tile_positions(a, seq);
-    uint32_t row = rows->seq_row[seq] + i / lists * n_pos;
+    uint32_t tile = s->scored ? i / lists
+                              : tr_step_tiles(a, seq) - 1 - i / lists;
+    uint32_t row = rows->seq_row[seq] + tile * n_pos;
     uint32_t left = rows->seq_row[seq + 1] - row;
     int32_t slot = rows->seq_slot[seq];
     size_t column = (size_t) list * a->group * dim;

@@ -106,9 +106,11 @@ tr_step_clear(const tr_step_t *a, uint32_t seq, uint32_t list)
 
 /* Tiles of a sequence in one head. */
 uint32_t tr_step_tiles(const tr_step_t *a, uint32_t seq);
-/* Tile i of a sequence: KV heads side by side.  next: the piece of the step
- * that the thread will probably take then.  With scores, a head's tiles before
- * this one must have been begun. */
+/* Tile i of a sequence, in the order in which they are taken: KV heads side by
+ * side, the last tiles first, which have most keys, so that none of them is what
+ * all wait for in the end.  With scores the first ones first, and a head's tiles
+ * before this one must have been begun.  next: the piece of the step that the
+ * thread will probably take then. */
 void tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
                   uint32_t worker, uint8_t *scratch);
 /* The single row of a later turn sets victims, too. */

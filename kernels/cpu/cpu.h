@@ -147,6 +147,8 @@ tr_rows_run(const tr_stream_t *s, uint32_t rows, size_t cost, tr_team_f f,
 
     if ((size_t) rows * cost <= 4096) {
         pieces = 1;
+    } else if ((size_t) rows * cost > 65536) { /* who is late holds up less */
+        pieces *= 4;
     }
     tr_team_run(s->team, s->threads, rows, (rows + pieces - 1) / pieces, f,
                 arg);
