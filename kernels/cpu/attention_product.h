@@ -123,6 +123,23 @@ product_half(uint32_t rows, uint32_t columns, uint32_t k, const float *a,
     product_columns(rows, columns, k, a, lda, &right, c, ldc, keep);
 }
 
+/* Dimensions [d, d + V_WIDTH) of as many keys, a vector each.  ahead: NULL, or
+ * keys that are wanted later. */
+static inline __attribute__((always_inline)) void
+load_square(const uint16_t *const *key, const uint16_t *const *ahead,
+            uint32_t d, vec *v)
+{
+    for (uint32_t j = 0; j < V_WIDTH; j++) {
+        v[j] = v_from_half(key[j] + d);
+    }
+    if (ahead != NULL && d % LINE_HALVES == 0) {
+        for (uint32_t j = 0; j < V_WIDTH; j++) {
+            __builtin_prefetch(ahead[j] + d, 0, 2);
+        }
+    }
+    v_transpose(v);
+}
+
 /* Products of `rows` query rows with n keys, n a multiple of 16, as product()
  * has them from load_keys, but keys that one group of rows needs are used where
  * they were transposed: in registers.  rows is a constant wherever this is
@@ -141,15 +158,7 @@ key_products_sized(uint32_t rows, const float *q, uint32_t dim,
         for (uint32_t d = 0; d < dim; d += V_WIDTH) {
             vec v[V_WIDTH];
 
-            for (uint32_t j = 0; j < V_WIDTH; j++) {
-                v[j] = v_from_half(key[i + j] + d);
-            }
-            if (ahead != NULL && d % LINE_HALVES == 0) {
-                for (uint32_t j = 0; j < V_WIDTH; j++) {
-                    __builtin_prefetch(ahead[i + j] + d, 0, 2);
-                }
-            }
-            v_transpose(v);
+            load_square(key + i, ahead == NULL ? NULL : ahead + i, d, v);
             for (uint32_t j = 0; j < V_WIDTH; j++) {
                 for (uint32_t r = 0; r < rows; r++) {
                     acc[r] = v_fma(v_set1(q[r * dim + d + j]), v[j], acc[r]);

@@ -78,15 +78,7 @@ load_keys(const uint16_t *const *key, const uint16_t *const *ahead, uint32_t n,
         for (uint32_t d = 0; d < dim; d += V_WIDTH) {
             vec v[V_WIDTH];
 
-            for (uint32_t j = 0; j < V_WIDTH; j++) {
-                v[j] = v_from_half(key[i + j] + d);
-            }
-            if (ahead != NULL && d % LINE_HALVES == 0) {
-                for (uint32_t j = 0; j < V_WIDTH; j++) {
-                    __builtin_prefetch(ahead[i + j] + d, 0, 2);
-                }
-            }
-            v_transpose(v);
+            load_square(key + i, ahead == NULL ? NULL : ahead + i, d, v);
             for (uint32_t j = 0; j < V_WIDTH; j++) {
                 v_store(keys + (size_t) (d + j) * BLOCK + i, v[j]);
             }
