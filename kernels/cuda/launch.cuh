@@ -18,6 +18,8 @@
 
 int tr_cuda_check(void); /* runtime.cu */
 
+/* early: it may begin before the kernel in front of it ends; shared: bytes of
+ * shared memory asked for at the launch. */
 template <typename... P, typename... A>
 static int
 launch_with(const tr_cuda_stream_t *s, bool early, uint32_t shared,
