@@ -119,10 +119,12 @@ attend(tr_model_cuda_t *m, const run_t *r, uint32_t layer)
                  m->cuda->decode(m->stream, &r->fast, layer, &rows, &q,
                                  &m->decode_size, m->decode_work),
                  "decode");
-        launched(m,
-                 m->cuda->decode_score(m->stream, &r->fast, layer, &rows,
-                                       &m->decode_size, m->decode_work),
-                 "decode_score");
+        if (layer + 1 == m->config.layers) {
+            launched(m,
+                     m->cuda->decode_score(m->stream, &r->fast, &rows,
+                                           &m->decode_size, m->decode_work),
+                     "decode_score");
+        }
     }
     if (ways & 1u << TR_CUDA_WAY_PROMPT) {
         rows.seq_slot = r->slots[TR_CUDA_WAY_PROMPT];

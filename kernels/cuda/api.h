@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-#define TR_CUDA_API_VERSION 4u
+#define TR_CUDA_API_VERSION 5u
 
 /* name, of every function in the table */
 /* clang-format off */

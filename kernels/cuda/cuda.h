@@ -5,8 +5,9 @@
  * sequence's tokens are, kv_layout.h what a page holds).  A step is
  *
  *   tr_cuda_decode_plan      once: shares the work of every layer out
- *   tr_cuda_decode, ..       once a layer: outputs
- *   tr_cuda_decode_score     once a layer, some time after it: scores, victims
+ *   tr_cuda_decode, ..       once a layer, in their order: outputs, and the
+ *                            scores and victims of the layer before
+ *   tr_cuda_decode_score     once: those of the last layer
  *
  * All launchers take a stream, check what they can see from the host, return 0,
  * TR_KERNEL_BADARG or TR_CUDA_FAILED, and neither allocate nor synchronise;
@@ -89,24 +90,30 @@ typedef struct {
  * sequences.  Cuts at token counts of its own would have to be about 128 tokens
  * apart to fill all multiprocessors evenly, which is ten times as many parts to
  * store and join (33 MB a layer of 64 x 4096 tokens, whose pages of K4V2 have
- * 243).  Bytes moved: codes and metadata once; q and out; of scored tokens their
- * weights, 2 bytes for each query head of the list, into the workspace. */
+ * 243).
+ *
+ * The rest of tr_kernels_t.attention, scores and victims, comes a layer later:
+ * layers are decoded in their order, each once behind a plan or behind
+ * tr_cuda_decode_score, in one stream or in ones that wait (events); decode of a
+ * layer adds to the scores of the one before what its tokens were given, and sets
+ * its victims.  Until then the pages, tables and sequences of scored sequences
+ * stay as they are in that layer; kv, rows, size and work are the same.  (In a
+ * kernel that streams pages, warps come to their ends at different times, which
+ * this fills.)
+ *
+ * Bytes moved: codes and metadata once; q and out; of scored tokens their
+ * weights, 2 bytes for each query head of the list, into the workspace and, for
+ * the layer before, out of it, with their positions and scores, which are
+ * written. */
 int tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                    uint32_t layer, const tr_rows_t *rows,
                    const tr_cuda_queries_t *queries,
                    const tr_cuda_decode_size_t *size, void *work);
 
-/* The rest of tr_kernels_t.attention: adds to the scores of scored sequences
- * what the last tr_cuda_decode with this workspace, of this layer, gave their
- * tokens, and sets the victims.  It must run once for each decode of a layer
- * that has scored sequences, behind it and before the next decode with the
- * workspace, in the same stream or in one that waits (events); until then the
- * layer's pages, tables, sequences and rows stay as they are.  Without scored
- * sequences it does nothing and may be left out.  kv, rows, size and work: as
- * they were for decode.  Bytes moved: of scored tokens score, position and what
- * decode left in the workspace read, score written. */
+/* Behind tr_cuda_decode of the last layer, kv->layers - 1: its scores and
+ * victims.  Without scored sequences it does nothing and may be left out. */
 int tr_cuda_decode_score(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
-                         uint32_t layer, const tr_rows_t *rows,
+                         const tr_rows_t *rows,
                          const tr_cuda_decode_size_t *size, void *work);
 
 /* ---- everything else: attention_generic.cu ---- */

@@ -9,13 +9,18 @@
  *
  * The code for a level is a loop of its own over the units of one segment; what
  * is copied ahead may already belong to another one.
+ *
+ * Warps have equal bytes and yet come to their ends 15 us apart.  Those that have
+ * raise scores of the layer before (decode_score.cuh) until none are left.
  */
 #include "decode_attend.cuh"
+#include "decode_score.cuh"
 #include "launch.cuh"
 
 #include <cuda_runtime.h>
 
-#define WARPS 12u /* of a block, as far as they fit */
+#define WARPS 12u  /* of a block, as far as they fit */
+#define RINGS 128u /* where they begin in shared memory */
 
 /* Slots of a ring.  With two, one of which is attended while the other is on its
  * way, all warps together have as much under way as memory needs; with more,
@@ -41,7 +46,7 @@ attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
         arrange(bytes, query);
     }
     change_units<D, Q, VALUE>(s);
-    s.tile = run.tile;
+    s.trace = run.trace;
     do {
         uint32_t n = pace.take(unit_tiles(KEY, VALUE));
         unit_t u = { run.head, run.segment(), end - rest,
@@ -107,12 +112,49 @@ open_ring(uint32_t at, uint32_t slots, uint32_t stages, ring_t &ring)
     __syncwarp();
 }
 
-template <int D, int Q, int SLOTS>
-static __global__ void
-__launch_bounds__(WARPS * 32, 1)
-    attend_kernel(const __grid_constant__ decode_args_t a)
+/* The block's share of the scores of the layer before. */
+template <int Q>
+static __device__ __forceinline__ void
+raise_scores(const decode_args_t &a, uint32_t *claimed)
 {
-    extern __shared__ __align__(128) uint8_t shared[];
+    if (a.layer == 0 || !a.scored) {
+        return;
+    }
+    if constexpr (Q == 1) {
+        switch (a.group) {
+        case 1:
+            score_share<1>(a, a.before, claimed);
+            break;
+        case 2:
+            score_share<2>(a, a.before, claimed);
+            break;
+        case 3:
+            score_share<3>(a, a.before, claimed);
+            break;
+        default:
+            score_share<4>(a, a.before, claimed);
+        }
+    } else {
+        switch (a.group) {
+        case 5:
+            score_share<5>(a, a.before, claimed);
+            break;
+        case 6:
+            score_share<6>(a, a.before, claimed);
+            break;
+        case 7:
+            score_share<7>(a, a.before, claimed);
+            break;
+        default:
+            score_share<8>(a, a.before, claimed);
+        }
+    }
+}
+
+template <int D, int Q, int SLOTS>
+static __device__ __forceinline__ void
+attend_range(const decode_args_t &a, uint8_t *shared)
+{
     /* neighbours in different blocks: few ranges use many of them */
     const uint32_t warp = threadIdx.x / 32;
     const uint32_t range = blockIdx.x + warp * gridDim.x;
@@ -124,7 +166,6 @@ __launch_bounds__(WARPS * 32, 1)
     bytes_t<D, Q> bytes;
     run_t run;
 
-    launch_next();
     open_ring(smem_address(shared) + warp * ring_bytes(D, SLOTS), slot_bytes(D),
               SLOTS, ring);
     launch_wait();
@@ -168,6 +209,25 @@ __launch_bounds__(WARPS * 32, 1)
     }
 }
 
+template <int D, int Q, int SLOTS>
+static __global__ void
+__launch_bounds__(WARPS * 32, 1)
+    attend_kernel(const __grid_constant__ decode_args_t a)
+{
+    extern __shared__ __align__(128) uint8_t shared[];
+    uint32_t *claimed = (uint32_t *) shared; /* rows of scores; then the rings */
+
+    launch_next();
+    if (threadIdx.x == 0) {
+        *claimed = 0;
+    }
+    __syncthreads();
+    attend_range<D, Q, SLOTS>(a, shared + RINGS);
+    if constexpr (SLOTS != STAGES_DENSE) {
+        raise_scores<Q>(a, claimed);
+    }
+}
+
 /* ---- launchers ---------------------------------------------------------- */
 
 typedef void (*attend_t)(const decode_args_t);
@@ -188,7 +248,7 @@ attend_with(uint32_t dim, uint32_t group)
 static uint32_t
 attend_warps(const tr_cuda_device_t *d, uint32_t dim)
 {
-    uint32_t fit = d->shared / ring_bytes((int) dim, STAGES);
+    uint32_t fit = (d->shared - RINGS) / ring_bytes((int) dim, STAGES);
 
     return fit < 1 ? 1 : fit < WARPS ? fit : WARPS;
 }
@@ -196,14 +256,14 @@ attend_warps(const tr_cuda_device_t *d, uint32_t dim)
 static uint32_t
 shared_bytes(const tr_cuda_device_t *d, uint32_t dim, int slots)
 {
-    return attend_warps(d, dim) * ring_bytes((int) dim, slots);
+    return RINGS + attend_warps(d, dim) * ring_bytes((int) dim, slots);
 }
 
-/* All pages are dense, and larger rings fit. */
+/* All pages are dense and have no scores, and larger rings fit. */
 static bool
 all_dense(const tr_cuda_device_t *d, const tr_kv_view_t *kv)
 {
-    return kv->n_layouts == 1
+    return kv->n_layouts == 1 && !kv->layout[0].level.scored
            && shared_bytes(d, kv->head_dim, STAGES_DENSE) <= d->shared;
 }
 
@@ -237,6 +297,18 @@ aligned(const void *p)
     return ((uintptr_t) p & 15) == 0;
 }
 
+static decode_left_t
+left_by(const decode_work_t *w, uint32_t layer)
+{
+    decode_left_t left = w->left[layer % 2];
+
+    left.layer = w->layer + layer;
+    left.head = w->head + (size_t) layer * w->max_heads;
+    left.job = w->job + (size_t) layer * w->max_jobs;
+    left.share = w->share + (size_t) layer * (w->blocks + 1);
+    return left;
+}
+
 bool
 decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv, uint32_t layer,
             const tr_rows_t *rows, const tr_cuda_decode_size_t *size,
@@ -251,12 +323,17 @@ decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv, uint32_t layer,
         return false;
     }
     out->kv = *kv;
+    out->layer = layer;
+    out->scored = false;
+    for (uint32_t i = 0; i < kv->n_layouts; i++) {
+        out->scored = out->scored || out->layouts.of[i].scored;
+    }
     out->work = decode_work(d, size, work);
+    out->left = left_by(&out->work, layer);
+    out->before = layer > 0 ? left_by(&out->work, layer - 1) : out->left;
     out->work.layer += layer;
     out->work.head += (size_t) layer * out->work.max_heads;
     out->work.cut += (size_t) layer * (out->work.max_ranges + 1);
-    out->work.job += (size_t) layer * out->work.max_jobs;
-    out->work.arrived += (size_t) layer * out->work.max_heads * TR_KV_LISTS_MAX;
     out->group = size->heads / kv->lists;
     return true;
 }

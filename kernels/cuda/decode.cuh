@@ -4,10 +4,10 @@
  *   plan    (decode_plan.cu, once a step) describes the heads of all layers and
  *           cuts each layer's work into ranges of equal bytes
  *   attend  (decode.cu, once a layer) one warp works off a range; nobody waits
- *           for anybody
- *   join    (decode_join.cu, right behind) makes outputs of what the warps found
- *   score   (decode_score.cu, any time before the next layer's attention)
- *           raises scores, finds victims
+ *           for anybody.  Warps that are done raise scores of the layer before
+ *   join    (decode_join.cu, right behind) makes outputs of what the warps
+ *           found, and victims of the layer before
+ *   score   (decode_score.cu, once a step) scores and victims of the last layer
  *
  * A head is one KV head of one sequence in one layer, with the query heads of
  * its group.  Those of sequences that take no part are left out, since a warp
@@ -20,10 +20,13 @@
  * workspace: on the way through the layer every step enters either a new range
  * or a new head, so places are distinct, and those of a head are neighbours.
  *
- * Between attend and score each tile leaves a trace: its weights as FP16, and
- * the maximum to which they relate, for each query head of the group.  It stays
- * in the L2 cache as far as that goes.  From the join kernel come the sums of
- * each query head, which turn weights into probabilities.
+ * For its scores each tile leaves a trace: its weights as FP16, and the maximum
+ * to which they relate, for each query head of the group.  Traces are counted in
+ * those of 8 tokens, of which a tile of 16 has two; a segment begins with an even
+ * one.  From the join kernel
+ * come the sums of each query head, which turn weights into probabilities.  So
+ * a layer's scores can only be raised behind it; that the next layer's warps do
+ * it as they come to their ends, at different times, hides most of it.
  */
 #ifndef TR_CUDA_DECODE_CUH
 #define TR_CUDA_DECODE_CUH
@@ -38,7 +41,6 @@
 #define GROUP 8u      /* query heads of a list, at most */
 #define QUAD 4u       /* query heads that a lane of attention can have one of */
 #define ROW_TILES 16u /* whose scores one warp raises at a time */
-#define JOB_ROWS 16u  /* whose scores one block raises at a time */
 
 /* Layouts as the device wants them. */
 typedef struct {
@@ -68,8 +70,8 @@ typedef struct {
     uint32_t tokens[SEGMENTS];
     uint8_t layout[SEGMENTS];
     uint8_t flags, n_lists;
-    uint32_t tiles;        /* 0: nothing to do */
-    uint32_t tiles_before; /* in the layer */
+    uint32_t tiles;         /* 0: nothing to do */
+    uint32_t traces_before; /* in the layer */
 } decode_head_t;
 
 static_assert(sizeof(decode_head_t) == 64, "16 words");
@@ -88,7 +90,7 @@ static_assert(offsetof(decode_head_t, row) == 4 * WORD_ROW
                   && offsetof(decode_head_t, layout) == 4 * WORD_LAYOUT
                   && offsetof(decode_head_t, flags) == 4 * WORD_FLAGS + 2
                   && offsetof(decode_head_t, tiles) == 4 * WORD_TILES
-                  && offsetof(decode_head_t, tiles_before) == 4 * WORD_BEFORE,
+                  && offsetof(decode_head_t, traces_before) == 4 * WORD_BEFORE,
               "words are where they are looked for");
 
 /* Where a range begins; it ends where the next one begins. */
@@ -97,28 +99,45 @@ typedef struct {
 } decode_cut_t;
 
 typedef struct {
-    uint32_t ranges, jobs;
+    uint32_t ranges, jobs, rows;
 } decode_layer_t;
 
-/* What a block of the score kernel does at a time: raises the scores of up to
- * JOB_ROWS rows of a segment, ROW_TILES tiles each. */
+/* A segment whose scores are to be raised, in rows of ROW_TILES tiles. */
 typedef struct {
     uint32_t head;   /* tr_kv_head */
     uint32_t index;  /* of the head in the layer */
     uint32_t tokens; /* of the segment */
     uint32_t n;      /* position of the query */
-    uint32_t trace;  /* the segment's first tile, in the layer */
-    uint32_t row;    /* the first, of the segment */
+    uint32_t trace;  /* the segment's first, of the layer */
+    uint32_t before; /* rows of all jobs before it */
     uint32_t what;   /* segment | layout << 8 | flags << 16 */
-    uint32_t first;  /* job of this segment */
+    uint32_t rows;
 } decode_job_t;
 
 static_assert(sizeof(decode_job_t) == 32, "8 words");
 
+/* Where a block's share of a layer's rows begins. */
+typedef struct {
+    uint32_t job, row; /* row of the layer */
+} decode_share_t;
+
+/* The least significant token of a row. */
 typedef struct {
     float significance;
     uint32_t position, index, pad;
 } decode_victim_t;
+
+/* What a layer leaves for its scores. */
+typedef struct {
+    decode_layer_t *layer;
+    decode_head_t *head;
+    decode_job_t *job;
+    decode_share_t *share; /* [blocks + 1] */
+    float *total;      /* [max_heads][GROUP] logarithms of all parts' sums */
+    uint32_t *weights; /* [traces]: of a tile of 16 [group][8], of which word g
+                        * has tokens g, g + 8; of 8 [group][4], by two */
+    float *maxima;     /* [group] each: see decode_maximum */
+} decode_left_t;
 
 /* The workspace. */
 typedef struct {
@@ -126,16 +145,14 @@ typedef struct {
     decode_head_t *head;   /* [layers][max_heads]; those with tiles first */
     uint32_t *before;  /* [layers][max_heads + 1] cost of the heads before */
     decode_cut_t *cut; /* [layers][max_ranges + 1] */
-    decode_job_t *job; /* [layers][max_jobs] */
-    uint32_t *arrived; /* [layers][max_heads][TR_KV_LISTS_MAX] */
-    uint2 *span;       /* [max_heads] first and last range */
-    float2 *part_sum;  /* [places][GROUP] max, sum */
-    float *part_out;   /* [places][group][head_dim] */
-    float *total; /* [max_heads][GROUP] logarithms of all parts' sums */
-    decode_victim_t *victim; /* [max_jobs] */
-    uint32_t *weights;       /* [tiles][group][8]: word g has tokens g, g + 8 */
-    float *maxima;           /* [tiles][group] */
-    uint32_t max_heads, max_ranges, max_jobs;
+    decode_job_t *job;     /* [layers][max_jobs] */
+    decode_share_t *share; /* [layers][blocks + 1] */
+    uint2 *span;           /* [max_heads] first and last range */
+    float2 *part_sum;      /* [places][GROUP] max, sum */
+    float *part_out;       /* [places][group][head_dim] */
+    decode_victim_t *find; /* [rows] */
+    decode_left_t left[2]; /* of layers with an even number, and an odd one */
+    uint32_t max_heads, max_ranges, max_jobs, blocks, max_traces;
     size_t bytes;
 } decode_work_t;
 
@@ -152,7 +169,11 @@ int tr_cuda_check(void);
 typedef struct {
     tr_kv_view_t kv;
     decode_layouts_t layouts;
-    decode_work_t work; /* of the layer */
+    decode_work_t work;   /* of the layer */
+    decode_left_t left;   /* by it */
+    decode_left_t before; /* by the one before, if there is one */
+    uint32_t layer;
+    bool scored; /* some layout is */
     const void *q;
     void *out;
     size_t ldq, ldo;
@@ -169,12 +190,36 @@ bool decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv,
                  decode_args_t *out);
 int decode_join(const tr_cuda_stream_t *s, const decode_args_t *a,
                 uint32_t n_seqs);
+/* Blocks of eight warps that settle a layer's victims. */
+uint32_t decode_victim_blocks(const decode_args_t *a, uint32_t n_seqs);
 
 /* Tiles of a segment. */
 static __host__ __device__ __forceinline__ uint32_t
 decode_tiles(const decode_layout_t *l, uint32_t tokens)
 {
     return l->tile == 8 ? (tokens + 7) / 8 : (tokens + 15) / 16;
+}
+
+/* Traces of a segment's first tiles. */
+static __host__ __device__ __forceinline__ uint32_t
+decode_traces(const decode_layout_t *l, uint32_t tiles)
+{
+    return tiles * (l->tile / 8);
+}
+
+/* What the traces of a segment take. */
+static __host__ __device__ __forceinline__ uint32_t
+decode_even(uint32_t traces)
+{
+    return (traces + 1) / 2 * 2;
+}
+
+/* Where the maxima are of a tile whose first trace this is.  Those of tiles of 16
+ * are neighbours. */
+static __host__ __device__ __forceinline__ size_t
+decode_maximum(const decode_work_t &w, uint32_t trace)
+{
+    return trace / 2 + (size_t) (trace % 2) * (w.max_traces / 2);
 }
 
 /* Entry of a head's table that holds page i of a segment. */

@@ -21,7 +21,7 @@ template <int D, int Q> struct state_t {
     float shrink; /* values are multiplied by this power of two */
     float per[2]; /* 1 / what o's rows g, g + 8 are counted in */
     float o[D / 16][4];
-    uint32_t tile; /* of the layer: where the next trace goes */
+    uint32_t trace; /* of the layer: the next one */
 };
 
 template <int D, int Q>
@@ -272,28 +272,33 @@ attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
     }
     if (traced) {
         const uint32_t tiles = u.tiles, group = a.group;
-        uint32_t *weights = a.work.weights
-                            + ((size_t) s.tile * group + t) * 8 + g;
-        float *maxima = a.work.maxima + ((size_t) s.tile + g) * group + t;
+        uint32_t *weights = a.left.weights + (size_t) s.trace * group * 4;
+        float *maxima = a.left.maxima
+                        + (decode_maximum(a.work, s.trace) + g) * group + t;
         const uint64_t policy = l2_policy_stay();
 
 #pragma unroll
         for (int q = 0; q < Q; q++) {
-            if (q * QUAD + t >= group) {
+            const uint32_t k = q * QUAD + t;
+
+            if (k >= group) {
                 continue;
             }
+            if (KEY == 16) {
+                ((uint16_t *) weights)[k * 8 + g] = (uint16_t)
+                    half2_bits(y[0][q][0], 0);
+            }
 #pragma unroll
-            for (int n = 0; n < U && n < (int) tiles; n++) {
-                store_hinted(weights + (n * group + q * QUAD) * 8,
-                             half2_bits(y[n][q][0], ROWS == 2 ? y[n][q][1] : 0),
-                             policy);
+            for (int n = 0; n < U && n < (int) tiles && KEY != 16; n++) {
+                store_hinted(weights + (n * group + k) * 8 + g,
+                             half2_bits(y[n][q][0], y[n][q][1]), policy);
             }
             if (g < tiles) {
                 store_hinted(maxima + q * QUAD, __float_as_uint(s.max[q]),
                              policy);
             }
         }
-        s.tile += tiles;
+        s.trace += tiles * ROWS;
     }
 }
 

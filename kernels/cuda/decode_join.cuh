@@ -7,7 +7,7 @@
 #include "decode.cuh"
 #include "ptx.cuh"
 
-#define JOIN_THREADS 256u
+#define JOIN_THREADS 256u /* where there are many query heads */
 #define JOIN_WARPS (JOIN_THREADS / 32)
 
 #define EARLY 4 /* parts that are asked for before all sums are known */
@@ -138,7 +138,7 @@ join(const decode_args_t &a, uint32_t at, uint32_t way, uint32_t ways,
     }
     to = (size_t) row * a.ldo + (size_t) (list * a.group + k) * D + lane * N;
     if (way == 0 && lane == 0) { /* for the scores */
-        a.work.total[head * GROUP + k] = total.x + __log2f(total.y);
+        a.left.total[head * GROUP + k] = total.x + __log2f(total.y);
     }
     return true;
 }
@@ -158,32 +158,35 @@ join_by_warp(const decode_args_t &a, uint32_t at)
     }
 }
 
-template <int D>
+/* WARPS: of the block. */
+template <int D, int WARPS>
 static __device__ __forceinline__ void
 join_by_block(const decode_args_t &a, uint32_t at)
 {
     constexpr int N = D / 32;
-    __shared__ float out[JOIN_WARPS][D];
+    __shared__ __align__(16) float out[WARPS][D];
+    __shared__ size_t begin;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float x[N];
+    float x[N], sum = 0;
     size_t to = 0;
-    bool any = join<D>(a, at, warp, JOIN_WARPS, x, to);
+    bool any = join<D>(a, at, warp, WARPS, x, to);
 
 #pragma unroll
     for (int i = 0; i < N; i++) {
         out[warp][lane * N + i] = x[i];
     }
+    if (threadIdx.x == 0) {
+        begin = to;
+    }
     __syncthreads();
-    if (warp > 0 || !any) {
+    if (threadIdx.x >= D || !any) {
         return;
     }
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        for (uint32_t w = 1; w < JOIN_WARPS; w++) {
-            x[i] += out[w][lane * N + i];
-        }
-        store_out(a, to + i, x[i]);
+    for (uint32_t w = 0; w < WARPS; w++) {
+        sum += out[w][threadIdx.x];
     }
+    store_out(a, begin + threadIdx.x, sum);
 }
 
 #endif

@@ -1,6 +1,7 @@
 /*
  * The plan of a decode step: describes the heads of every layer, cuts each
- * layer's tiles into ranges of equal bytes, and lists the score kernel's jobs.
+ * layer's tiles into ranges of equal bytes, lists the segments whose scores are to
+ * be raised, and cuts those into equal shares.
  *
  * One block a layer.  Sums over heads stay in shared memory, where the cuts are
  * looked up, so that a step's plan takes a few microseconds.
@@ -34,41 +35,37 @@ decode_work(const tr_cuda_device_t *d, const tr_cuda_decode_size_t *size,
     uint32_t group = size->lists == 0 ? 1 : size->heads / size->lists;
     uint32_t warps = decode_warps(d, size->head_dim);
     size_t places = heads + warps;
-    size_t tiles, jobs;
+    size_t traces, jobs = heads * SEGMENTS, rows;
     uint8_t *base = (uint8_t *) at;
     decode_work_t w;
 
     /* dense tiles have eight tokens; a segment's last may have one */
-    tiles = size->max_tokens * size->lists / 8 + heads * SEGMENTS;
-    jobs = tiles / (JOB_ROWS * ROW_TILES) + heads * SEGMENTS;
+    traces = size->max_tokens * size->lists / 8 + 2 * jobs;
+    traces += traces % 2;
+    rows = traces / ROW_TILES + jobs;
     w.max_heads = (uint32_t) heads;
     w.max_ranges = warps;
     w.max_jobs = (uint32_t) jobs;
-    w.layer = (decode_layer_t *) (base + take(&end, layers * sizeof(*w.layer)));
-    w.head = (decode_head_t *) (base + take(&end, all * sizeof(*w.head)));
-    w.before = (uint32_t *) (base
-                             + take(&end, (all + layers) * sizeof(*w.before)));
-    w.cut = (decode_cut_t *) (base
-                              + take(&end, ((size_t) w.max_ranges + 1) * layers
-                                               * sizeof(*w.cut)));
-    w.job = (decode_job_t *) (base
-                              + take(&end, jobs * layers * sizeof(*w.job)));
-    w.arrived = (uint32_t *) (base
-                              + take(&end, all * TR_KV_LISTS_MAX
-                                               * sizeof(*w.arrived)));
-    w.span = (uint2 *) (base + take(&end, heads * sizeof(*w.span)));
-    w.part_sum = (float2 *) (base
-                             + take(&end, places * GROUP * sizeof(float2)));
-    w.part_out = (float *) (base
-                            + take(&end, places * group * size->head_dim
-                                             * sizeof(float)));
-    w.total = (float *) (base + take(&end, heads * GROUP * sizeof(float)));
-    w.victim = (decode_victim_t *) (base
-                                    + take(&end, jobs * sizeof(*w.victim)));
-    w.weights = (uint32_t *) (base
-                              + take(&end,
-                                     tiles * group * 8 * sizeof(*w.weights)));
-    w.maxima = (float *) (base + take(&end, tiles * group * sizeof(*w.maxima)));
+    w.blocks = d->blocks;
+    w.max_traces = (uint32_t) traces;
+#define TAKE(field, type, n) \
+    (field) = (type *) (base + take(&end, (n) * sizeof(type)))
+    TAKE(w.layer, decode_layer_t, layers);
+    TAKE(w.head, decode_head_t, all);
+    TAKE(w.before, uint32_t, all + layers);
+    TAKE(w.cut, decode_cut_t, ((size_t) w.max_ranges + 1) * layers);
+    TAKE(w.job, decode_job_t, jobs * layers);
+    TAKE(w.share, decode_share_t, ((size_t) w.blocks + 1) * layers);
+    TAKE(w.span, uint2, heads);
+    TAKE(w.part_sum, float2, places * GROUP);
+    TAKE(w.part_out, float, places * group * size->head_dim);
+    TAKE(w.find, decode_victim_t, rows);
+    for (int i = 0; i < 2; i++) {
+        TAKE(w.left[i].total, float, heads * GROUP);
+        TAKE(w.left[i].weights, uint32_t, traces * group * 4);
+        TAKE(w.left[i].maxima, float, traces * group);
+    }
+#undef TAKE
     w.bytes = end;
     return w;
 }
@@ -141,32 +138,32 @@ typedef struct {
 
 /* What is summed over heads; live: those that have tiles. */
 typedef struct {
-    uint32_t cost, tiles, jobs, live;
+    uint32_t cost, traces, jobs, rows, live;
 } sums_t;
 
 static __device__ __forceinline__ sums_t
 plus(const sums_t &a, const sums_t &b)
 {
-    sums_t s = { a.cost + b.cost, a.tiles + b.tiles, a.jobs + b.jobs,
-                 a.live + b.live };
+    sums_t s = { a.cost + b.cost, a.traces + b.traces, a.jobs + b.jobs,
+                 a.rows + b.rows, a.live + b.live };
 
     return s;
 }
 
 static __device__ __forceinline__ uint32_t
-jobs_of(uint32_t tiles)
+rows_of(uint32_t tiles)
 {
-    return (tiles + JOB_ROWS * ROW_TILES - 1) / (JOB_ROWS * ROW_TILES);
+    return (tiles + ROW_TILES - 1) / ROW_TILES;
 }
 
-/* Fills h, all but tiles_before; returns what is summed. */
+/* Fills h, all but traces_before; returns what is summed. */
 static __device__ __forceinline__ sums_t
 describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
 {
     uint32_t seq = i / a.kv.lists, list = i - seq * a.kv.lists;
     int32_t slot = a.rows.seq_slot[seq];
     uint32_t row = a.rows.seq_row[seq];
-    sums_t sums = { 0, 0, 0, 0 };
+    sums_t sums = { 0, 0, 0, 0, 0 };
 
     h.tiles = 0;
     if (slot < 0 || a.rows.seq_row[seq + 1] - row != 1) {
@@ -208,14 +205,15 @@ describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
         const decode_layout_t &l = a.layouts.of[h.layout[k]];
         uint32_t tiles = decode_tiles(&l, h.tokens[k]);
 
-        sums.tiles += tiles;
+        h.tiles += tiles;
+        sums.traces += decode_even(decode_traces(&l, tiles));
         sums.cost += tiles * l.cost;
         if (s.scored && l.scored) {
-            sums.jobs += jobs_of(tiles);
+            sums.jobs += tiles > 0;
+            sums.rows += rows_of(tiles);
         }
     }
-    h.tiles = sums.tiles;
-    sums.live = sums.tiles > 0;
+    sums.live = h.tiles > 0;
     return sums;
 }
 
@@ -239,15 +237,16 @@ static __device__ __forceinline__ sums_t
 block_scan(sums_t x, sums_t *total)
 {
     __shared__ sums_t of_warp[THREADS / 32];
-    const sums_t none = { 0, 0, 0, 0 };
+    const sums_t none = { 0, 0, 0, 0, 0 };
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     sums_t sum = x, below;
 
 #pragma unroll
     for (uint32_t d = 1; d < 32; d *= 2) {
         sums_t y = { __shfl_up_sync(TR_ALL_LANES, sum.cost, d),
-                     __shfl_up_sync(TR_ALL_LANES, sum.tiles, d),
+                     __shfl_up_sync(TR_ALL_LANES, sum.traces, d),
                      __shfl_up_sync(TR_ALL_LANES, sum.jobs, d),
+                     __shfl_up_sync(TR_ALL_LANES, sum.rows, d),
                      __shfl_up_sync(TR_ALL_LANES, sum.live, d) };
 
         sum = lane >= d ? plus(sum, y) : sum;
@@ -261,36 +260,40 @@ block_scan(sums_t x, sums_t *total)
 #pragma unroll
     for (uint32_t d = 1; d < 32; d *= 2) {
         sums_t y = { __shfl_up_sync(TR_ALL_LANES, below.cost, d),
-                     __shfl_up_sync(TR_ALL_LANES, below.tiles, d),
+                     __shfl_up_sync(TR_ALL_LANES, below.traces, d),
                      __shfl_up_sync(TR_ALL_LANES, below.jobs, d),
+                     __shfl_up_sync(TR_ALL_LANES, below.rows, d),
                      __shfl_up_sync(TR_ALL_LANES, below.live, d) };
 
         below = lane >= d ? plus(below, y) : below;
     }
     total->cost = __shfl_sync(TR_ALL_LANES, below.cost, 31);
-    total->tiles = __shfl_sync(TR_ALL_LANES, below.tiles, 31);
+    total->traces = __shfl_sync(TR_ALL_LANES, below.traces, 31);
     total->jobs = __shfl_sync(TR_ALL_LANES, below.jobs, 31);
+    total->rows = __shfl_sync(TR_ALL_LANES, below.rows, 31);
     total->live = __shfl_sync(TR_ALL_LANES, below.live, 31);
     uint32_t from = warp > 0 ? warp - 1 : 0;
     sums_t lower = { __shfl_sync(TR_ALL_LANES, below.cost, from),
-                     __shfl_sync(TR_ALL_LANES, below.tiles, from),
+                     __shfl_sync(TR_ALL_LANES, below.traces, from),
                      __shfl_sync(TR_ALL_LANES, below.jobs, from),
+                     __shfl_sync(TR_ALL_LANES, below.rows, from),
                      __shfl_sync(TR_ALL_LANES, below.live, from) };
 
     lower = warp > 0 ? lower : none;
     sum.cost += lower.cost - x.cost;
-    sum.tiles += lower.tiles - x.tiles;
+    sum.traces += lower.traces - x.traces;
     sum.jobs += lower.jobs - x.jobs;
+    sum.rows += lower.rows - x.rows;
     sum.live += lower.live - x.live;
     return sum;
 }
 
-/* The jobs of head i, from `job` on, the first of which is number `first`. */
+/* The jobs of head i, from `job` on; rows: those of all jobs before. */
 static __device__ __forceinline__ void
 list_jobs(const plan_args_t &a, uint32_t i, const decode_head_t &h,
-          decode_job_t *job, uint32_t first)
+          decode_job_t *job, uint32_t rows)
 {
-    uint32_t before = h.tiles_before;
+    uint32_t before = h.traces_before;
 
     if (!(h.flags & HEAD_SCORED)) {
         return;
@@ -299,20 +302,46 @@ list_jobs(const plan_args_t &a, uint32_t i, const decode_head_t &h,
     for (uint32_t k = 0; k < SEGMENTS; k++) {
         const decode_layout_t &l = a.layouts.of[h.layout[k]];
         uint32_t tiles = decode_tiles(&l, h.tokens[k]);
-        uint32_t jobs = l.scored ? jobs_of(tiles) : 0;
-        uint4 x = make_uint4(h.head, i, h.tokens[k], h.n);
-        uint4 y = make_uint4(before, 0,
-                             k | h.layout[k] << 8 | (uint32_t) h.flags << 16,
-                             first);
 
-        for (uint32_t j = 0; j < jobs; j++) {
-            uint4 *to = (uint4 *) (job + first++);
+        if (tiles > 0 && l.scored) {
+            uint4 *to = (uint4 *) job++;
 
-            to[0] = x;
-            to[1] = y;
-            y.y += JOB_ROWS;
+            to[0] = make_uint4(h.head, i, h.tokens[k], h.n);
+            to[1] = make_uint4(before, rows,
+                               k | h.layout[k] << 8 | (uint32_t) h.flags << 16,
+                               rows_of(tiles));
+            rows += rows_of(tiles);
         }
-        before += tiles;
+        before += decode_even(decode_traces(&l, tiles));
+    }
+}
+
+/* Cuts the layer's rows into equal shares, one for each block. */
+static __device__ __forceinline__ void
+share_rows(const plan_args_t &a, const decode_job_t *job, const sums_t &sums,
+           decode_share_t *share)
+{
+    const uint32_t blocks = a.work.blocks;
+
+    for (uint32_t b = threadIdx.x; b <= blocks && sums.rows == 0; b += THREADS) {
+        share[b] = { 0, 0 };
+    }
+    for (uint32_t j = threadIdx.x; j < sums.jobs; j += THREADS) {
+        uint64_t from = job[j].before, to = from + job[j].rows;
+        uint32_t b = (uint32_t) ((from * blocks + sums.rows - 1) / sums.rows);
+
+        for (;; b++) {
+            decode_share_t x = { j, (uint32_t) ((uint64_t) sums.rows * b
+                                                / blocks) };
+
+            if (x.row >= to) {
+                break;
+            }
+            share[b] = x;
+        }
+    }
+    if (threadIdx.x == 0 && sums.rows > 0) {
+        share[blocks] = { sums.jobs, sums.rows };
     }
 }
 
@@ -360,18 +389,16 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
     const uint32_t layer = blockIdx.x, n_heads = a.rows.n_seqs * a.kv.lists;
     decode_head_t *head = a.work.head + (size_t) layer * a.work.max_heads;
     decode_job_t *job = a.work.job + (size_t) layer * a.work.max_jobs;
-    uint32_t *arrived = a.work.arrived
-                        + (size_t) layer * a.work.max_heads * TR_KV_LISTS_MAX;
     decode_cut_t *cut = a.work.cut + (size_t) layer * (a.work.max_ranges + 1);
     uint32_t *before = n_heads <= SHARED_HEADS
                            ? shared_before
                            : a.work.before
                                  + (size_t) layer * (a.work.max_heads + 1);
-    sums_t sums = { 0, 0, 0, 0 };
+    sums_t sums = { 0, 0, 0, 0, 0 };
 
     for (uint32_t from = 0; from < n_heads; from += THREADS) {
         uint32_t i = from + threadIdx.x;
-        sums_t mine = { 0, 0, 0, 0 }, all;
+        sums_t mine = { 0, 0, 0, 0, 0 }, all;
         decode_head_t h;
 
         if (i < n_heads) {
@@ -380,12 +407,10 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
         sums_t at = plus(sums, block_scan(mine, &all));
 
         if (mine.live) {
-            h.tiles_before = at.tiles;
+            h.traces_before = at.traces;
             head[at.live] = h;
             before[at.live] = at.cost;
-            *(uint4 *) (arrived + at.live * TR_KV_LISTS_MAX) = make_uint4(0, 0,
-                                                                          0, 0);
-            list_jobs(a, at.live, h, job, at.jobs);
+            list_jobs(a, at.live, h, job + at.jobs, at.rows);
             no_victims(a, h);
         }
         sums = plus(sums, all);
@@ -397,6 +422,8 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
         before[sums.live] = sums.cost;
     }
     __syncthreads();
+    share_rows(a, job, sums,
+               a.work.share + (size_t) layer * (a.work.blocks + 1));
 
     uint32_t ranges = max(1u, sums.cost / RANGE_COST);
 
@@ -411,7 +438,7 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
         cut[b] = c;
     }
     if (threadIdx.x == 0) {
-        decode_layer_t l = { ranges, sums.jobs };
+        decode_layer_t l = { ranges, sums.jobs, sums.rows };
 
         a.work.layer[layer] = l;
     }

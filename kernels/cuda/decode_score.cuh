@@ -1,10 +1,15 @@
 /*
- * decode_score.cuh: raises the scores of a row of tiles by the probabilities of
- * their tokens, and finds the least significant of these.
+ * decode_score.cuh: raises the scores of a layer by the probabilities of its
+ * tokens, and finds the least significant of these.
  *
- * A row is ROW_TILES tiles of a segment, which a warp does at once.  Lane
- * 2t + i has of tile t the tokens 4i .. 4i + 3, and in tiles of 16 those 8
- * further on: scores, positions and weights of four tokens are 16 bytes each.
+ * The plan gives each block a share of the layer's rows, of which its warps take
+ * the next one whenever they are done with one.  A row is ROW_TILES tiles of a
+ * segment, which a warp does at once.  Lane 2t + i has of tile t the tokens
+ * 4i .. 4i + 3, and in tiles of 16 those 8 further on: scores, positions and
+ * weights of four tokens are 16 bytes each.  What is read is asked for as soon as
+ * it is known where that is: the page ids of a warp's row after the next, and
+ * through the L2 cache all else of the next one.
+ *
  * Which token is the least significant must be found as the CPU does, by
  * rounded divisions: those are only done for what an estimate leaves.
  */
@@ -14,8 +19,6 @@
 #include "decode.cuh"
 #include "ptx.cuh"
 
-#define SCORE_WARPS 4u  /* of a block */
-#define SCORE_BLOCKS 4u /* that a multiprocessor has at once */
 #define LANE_TOKENS 8 /* the second half only in tiles of 16 */
 #define NEVER 0x7f800000u /* bits of the significance of no token: infinity */
 
@@ -51,37 +54,36 @@ least_of_warp(decode_victim_t v)
     return v;
 }
 
-/* The job of a block, as far as its warps' rows need it. */
+/* A job, as far as its rows need it, and a row of it. */
 typedef struct {
     const int32_t *table; /* entry of the segment's first page */
-    int step;             /* from there to the next page's */
     uint32_t index;       /* of the head, in the layer */
     uint32_t tokens, n, trace;
-    uint32_t last; /* tile of the segment */
-    uint32_t segment, flags, layout;
+    uint32_t find; /* the row, of the layer's */
+    uint32_t what; /* segment | layout << 8 | flags << 16 */
+    uint32_t row;  /* of the segment */
+
+    __device__ __forceinline__ uint32_t
+    segment() const
+    {
+        return what & 255;
+    }
+    __device__ __forceinline__ uint32_t
+    flags() const
+    {
+        return what >> 16;
+    }
+    __device__ __forceinline__ const decode_layout_t &
+    layout(const decode_args_t &a) const
+    {
+        return a.layouts.of[what >> 8 & 255];
+    }
+    __device__ __forceinline__ uint32_t
+    last(const decode_args_t &a) const /* tile of the segment */
+    {
+        return decode_tiles(&layout(a), tokens) - 1;
+    }
 } work_t;
-
-/* words: of the job, one a lane. */
-static __device__ __forceinline__ work_t
-unpack(const decode_args_t &a, uint32_t words)
-{
-    const uint32_t what = __shfl_sync(TR_ALL_LANES, words, 6);
-    const uint32_t head = __shfl_sync(TR_ALL_LANES, words, 0);
-    work_t w;
-
-    w.index = __shfl_sync(TR_ALL_LANES, words, 1);
-    w.tokens = __shfl_sync(TR_ALL_LANES, words, 2);
-    w.n = __shfl_sync(TR_ALL_LANES, words, 3);
-    w.trace = __shfl_sync(TR_ALL_LANES, words, 4);
-    w.segment = what & 255;
-    w.layout = what >> 8 & 255;
-    w.flags = what >> 16;
-    w.last = decode_tiles(&a.layouts.of[w.layout], w.tokens) - 1;
-    w.table = a.kv.tables + (size_t) head * a.kv.table_len
-              + decode_entry(a.kv, w.segment, 0);
-    w.step = w.segment == 1 || w.segment == 3 ? -1 : 1;
-    return w;
-}
 
 /* A lane's tokens of a row. */
 typedef struct {
@@ -96,9 +98,9 @@ typedef struct {
 /* The lane's tile of a row, of the segment; behind its end the last one, so
  * that what is read is there. */
 static __device__ __forceinline__ uint32_t
-tile_of(const work_t &w, uint32_t row)
+tile_of(const decode_args_t &a, const work_t &w)
 {
-    return min(row * ROW_TILES + threadIdx.x % 32 / 2, w.last);
+    return min(w.row * ROW_TILES + threadIdx.x % 32 / 2, w.last(a));
 }
 
 static __device__ __forceinline__ uint32_t
@@ -109,20 +111,21 @@ page_index(const decode_layout_t &l, uint32_t tile)
 
 /* Id of the page that has the lane's tile. */
 static __device__ __forceinline__ int
-page_of(const decode_args_t &a, const work_t &w, uint32_t row)
+page_of(const decode_args_t &a, const work_t &w)
 {
-    int page = (int) page_index(a.layouts.of[w.layout], tile_of(w, row));
+    int page = (int) page_index(w.layout(a), tile_of(a, w));
 
-    return __ldg(w.table + w.step * page);
+    return __ldg(w.table
+                 + (w.segment() == 1 || w.segment() == 3 ? -page : page));
 }
 
 /* The lane's first token there, as if its page began with scores.  Pages of a
  * window that never had a token have no id. */
 static __device__ __forceinline__ uint8_t *
-token_at(const decode_args_t &a, const work_t &w, uint32_t row, int page)
+token_at(const decode_args_t &a, const work_t &w, int page)
 {
-    const decode_layout_t &l = a.layouts.of[w.layout];
-    const uint32_t tile = tile_of(w, row);
+    const decode_layout_t &l = w.layout(a);
+    const uint32_t tile = tile_of(a, w);
     const uint32_t in_page = tile - page_index(l, tile) * l.tiles;
 
     return a.kv.pool + (uint64_t) max(page, 0) * a.kv.page_bytes
@@ -131,10 +134,10 @@ token_at(const decode_args_t &a, const work_t &w, uint32_t row, int page)
 
 /* Which of the lane's tokens of a row exist. */
 static __device__ __forceinline__ uint32_t
-existing(const decode_args_t &a, const work_t &w, uint32_t row)
+existing(const decode_args_t &a, const work_t &w)
 {
-    const bool wide = a.layouts.of[w.layout].tile == 16;
-    const uint32_t token = (row * ROW_TILES + threadIdx.x % 32 / 2)
+    const bool wide = w.layout(a).tile == 16;
+    const uint32_t token = (w.row * ROW_TILES + threadIdx.x % 32 / 2)
                                * (wide ? 16 : 8)
                            + threadIdx.x % 2 * 4;
     const uint32_t left = token < w.tokens ? w.tokens - token : 0;
@@ -150,19 +153,19 @@ existing(const decode_args_t &a, const work_t &w, uint32_t row)
 
 /* Where a page does not say it. */
 static __device__ __forceinline__ void
-compute_positions(const decode_args_t &a, const work_t &w, uint32_t row,
-                  tokens_t &x)
+compute_positions(const decode_args_t &a, const decode_left_t &left,
+                  const work_t &w, tokens_t &x)
 {
-    const decode_head_t *h = a.work.head + w.index;
+    const decode_head_t *h = left.head + w.index;
     const uint32_t base = h->base, window = h->window, from = h->window_from;
-    const uint32_t token = tile_of(w, row) * a.layouts.of[w.layout].tile
+    const uint32_t token = tile_of(a, w) * w.layout(a).tile
                            + threadIdx.x % 2 * 4;
 
 #pragma unroll
     for (uint32_t i = 0; i < LANE_TOKENS; i++) {
         uint32_t at = token + i / 4 * 8 + i % 4, position = base + at;
 
-        if (w.segment == SEG_WINDOW && (x.exist >> i & 1)) {
+        if (w.segment() == SEG_WINDOW && (x.exist >> i & 1)) {
             position = decode_window_position(base, window, at);
             if (position < from) {
                 x.exist &= ~(1u << i);
@@ -174,14 +177,14 @@ compute_positions(const decode_args_t &a, const work_t &w, uint32_t row,
 
 /* Asks for scores and positions; page: see page_of. */
 static __device__ __forceinline__ void
-ask(const decode_args_t &a, const work_t &w, uint32_t row, int page,
+ask(const decode_args_t &a, const decode_left_t &left, const work_t &w, int page,
     tokens_t &x)
 {
-    const decode_layout_t &l = a.layouts.of[w.layout];
-    uint8_t *at = token_at(a, w, row, page);
+    const decode_layout_t &l = w.layout(a);
+    uint8_t *at = token_at(a, w, page);
 
     x.score = (float *) (at + l.score);
-    x.exist = existing(a, w, row);
+    x.exist = existing(a, w);
 #pragma unroll
     for (int r = 0; r < 2; r++) { /* dense tiles: r = 1 is not used */
         float4 s = *(const float4 *) (at + l.score + 32 * r);
@@ -191,8 +194,8 @@ ask(const decode_args_t &a, const work_t &w, uint32_t row, int page,
         x.old[4 * r + 2] = s.z;
         x.old[4 * r + 3] = s.w;
     }
-    if (w.segment >= SEG_WINDOW) {
-        compute_positions(a, w, row, x);
+    if (w.segment() >= SEG_WINDOW) {
+        compute_positions(a, left, w, x);
         return;
     }
 #pragma unroll
@@ -208,19 +211,19 @@ ask(const decode_args_t &a, const work_t &w, uint32_t row, int page,
 
 /* What attention left of a tile. */
 template <int K> struct trace_t {
-    uint4 weights[K]; /* four words: tokens c and c + 8 */
+    uint4 weights[K]; /* the lane's four words: tokens c and c + 8 */
     float max[K];
 };
 
 template <int K>
 static __device__ __forceinline__ void
-load_trace(const decode_args_t &a, const work_t &w, uint32_t row,
+load_trace(const decode_args_t &a, const decode_left_t &left, const work_t &w,
            trace_t<K> &out)
 {
-    const uint32_t tile = w.trace + tile_of(w, row);
-    const uint4 *from = (const uint4 *) a.work.weights
-                        + (tile * (2 * K) + threadIdx.x % 2);
-    const float *max = a.work.maxima + tile * K;
+    const uint32_t half = threadIdx.x % 2;
+    const uint32_t trace = w.trace + decode_traces(&w.layout(a), tile_of(a, w));
+    const uint4 *from = (const uint4 *) left.weights + (size_t) trace * K;
+    const float *max = left.maxima + decode_maximum(a.work, trace) * K;
 
     if (K % 4 == 0) {
 #pragma unroll
@@ -238,33 +241,45 @@ load_trace(const decode_args_t &a, const work_t &w, uint32_t row,
             out.max[k] = max[k];
         }
     }
+    if (w.layout(a).tile == 16) {
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            out.weights[k] = from[2 * k + half];
+        }
+        return;
+    }
 #pragma unroll
     for (int k = 0; k < K; k++) {
-        out.weights[k] = from[2 * k];
+        uint2 two = ((const uint2 *) (from + k))[half];
+
+        out.weights[k] = make_uint4(two.x & 0xffff, two.x >> 16, two.y & 0xffff,
+                                    two.y >> 16);
     }
 }
 
 /* Brings what a row will read into the L2 cache. */
 template <int K>
 static __device__ __forceinline__ void
-ask_ahead(const decode_args_t &a, const work_t &w, uint32_t row, int page)
+ask_ahead(const decode_args_t &a, const decode_left_t &left, const work_t &w,
+          int page)
 {
-    const decode_layout_t &l = a.layouts.of[w.layout];
-    const uint32_t lane = threadIdx.x % 32, tile = row * ROW_TILES;
-    const uint32_t tiles = min(w.last + 1 - tile, ROW_TILES);
-    const size_t from = w.trace + tile;
-    const uint8_t *at = token_at(a, w, row, page);
+    const decode_layout_t &l = w.layout(a);
+    const uint32_t lane = threadIdx.x % 32, tile = w.row * ROW_TILES;
+    const uint32_t tiles = min(w.last(a) + 1 - tile, ROW_TILES);
+    const uint32_t traces = decode_traces(&l, tiles);
+    const size_t from = w.trace + decode_traces(&l, tile);
+    const uint8_t *at = token_at(a, w, page);
 
     prefetch_l2(at + l.score);
-    if (w.segment < SEG_WINDOW) {
+    if (w.segment() < SEG_WINDOW) {
         prefetch_l2(at + l.position);
     }
-    if (lane * 128 < tiles * (32 * K)) {
-        prefetch_l2((const uint8_t *) a.work.weights + from * (32 * K)
+    if (lane * 128 < traces * (16 * K)) {
+        prefetch_l2((const uint8_t *) left.weights + from * (16 * K)
                     + lane * 128);
     }
-    if (lane * 128 < tiles * (4 * K)) {
-        prefetch_l2((const uint8_t *) a.work.maxima + from * (4 * K)
+    if (lane * 128 < traces * (2 * K)) {
+        prefetch_l2((const uint8_t *) left.maxima + from / 2 * (4 * K)
                     + lane * 128);
     }
 }
@@ -301,7 +316,7 @@ pay(const work_t &w, tokens_t &x, const float (&p)[LANE_TOKENS],
         float per = later ? reciprocal((float) (w.n - x.position[i])) : 0;
 
         x.old[i] += later ? p[i] : 0;
-        about[i] = w.flags & HEAD_BY_SUM ? x.old[i] : x.old[i] * per;
+        about[i] = w.flags() & HEAD_BY_SUM ? x.old[i] : x.old[i] * per;
     }
     if (x.exist == ALL_EXIST) {
         *(float4 *) x.score = make_float4(x.old[0], x.old[1], x.old[2],
@@ -325,7 +340,7 @@ static __device__ __forceinline__ void
 pay_recent(const decode_args_t &a, const work_t &w, const tokens_t &x,
            const float (&p)[LANE_TOKENS])
 {
-    const decode_layout_t &l = a.layouts.of[w.layout];
+    const decode_layout_t &l = w.layout(a);
     float *recent = x.score + (l.recent - l.score) / 4;
 
 #pragma unroll
@@ -336,13 +351,12 @@ pay_recent(const decode_args_t &a, const work_t &w, const tokens_t &x,
     }
 }
 
-/* The least significant of those tokens that may be, as the CPU rounds; the
- * lane's so far is `least`.  bound: the warp's least estimate so far. */
-static __device__ __forceinline__ void
-choose(const work_t &w, uint32_t row, const tokens_t &x,
-       const float (&about)[LANE_TOKENS], uint32_t &bound,
-       decode_victim_t &least)
+/* The least significant of those tokens that may be, as the CPU rounds. */
+static __device__ __forceinline__ decode_victim_t
+choose(const decode_args_t &a, const work_t &w, const tokens_t &x,
+       const float (&about)[LANE_TOKENS])
 {
+    decode_victim_t least = no_victim();
     float mine = about[0], most;
     uint32_t mask = 0;
 
@@ -350,12 +364,10 @@ choose(const work_t &w, uint32_t row, const tokens_t &x,
     for (int i = 1; i < LANE_TOKENS; i++) {
         mine = fminf(mine, about[i]);
     }
-    bound = min(bound, __reduce_min_sync(TR_ALL_LANES, __float_as_uint(mine)));
     /* `about` is right to 2^-22, or to the smallest normal number */
-    most = fmaf(__uint_as_float(bound), 1 + 0x1p-20f, 0x1p-126f);
-    if (!(mine <= most)) {
-        return;
-    }
+    most = fmaf(__uint_as_float(__reduce_min_sync(TR_ALL_LANES,
+                                                  __float_as_uint(mine))),
+                1 + 0x1p-20f, 0x1p-126f);
 #pragma unroll
     for (int i = 0; i < LANE_TOKENS; i++) {
         mask |= about[i] <= most ? 1u << i : 0;
@@ -367,7 +379,7 @@ choose(const work_t &w, uint32_t row, const tokens_t &x,
         decode_victim_t v = { 0, 0, 0, 0 };
 
         mask &= mask - 1;
-        v.index = tile_of(w, row) * 16 + threadIdx.x % 2 * 4 + bit / 4 * 8
+        v.index = tile_of(a, w) * 16 + threadIdx.x % 2 * 4 + bit / 4 * 8
                   + bit % 4;
 #pragma unroll
         for (int i = 0; i < LANE_TOKENS; i++) {
@@ -376,13 +388,195 @@ choose(const work_t &w, uint32_t row, const tokens_t &x,
                 v.position = x.position[i];
             }
         }
-        if (!(w.flags & HEAD_BY_SUM)) {
+        if (!(w.flags() & HEAD_BY_SUM)) {
             v.significance = v.position < w.n
                                  ? __fdiv_rn(v.significance,
                                              (float) (w.n - v.position))
                                  : 0;
         }
         least = worse(v, least) ? v : least;
+    }
+    return least_of_warp(least);
+}
+
+/* ---- a block's share ---------------------------------------------------- */
+
+/* 32 jobs, one a lane, from one of the share's on. */
+typedef struct {
+    uint4 words[2];
+    uint32_t job; /* of the first lane */
+    uint32_t end; /* row of the layer behind the lane's job */
+} jobs_t;
+
+static __device__ __forceinline__ void
+load_jobs(const decode_left_t &left, uint32_t job, jobs_t &j)
+{
+    const uint32_t at = job + threadIdx.x % 32;
+    const uint4 *from = (const uint4 *) (left.job + at);
+
+    j.job = job;
+    j.end = 0xffffffffu;
+    if (at < left.layer->jobs) {
+        j.words[0] = __ldg(from);
+        j.words[1] = __ldg(from + 1);
+        j.end = j.words[1].y + j.words[1].w;
+    }
+}
+
+static __device__ __forceinline__ uint32_t
+word_of(uint32_t x, uint32_t lane)
+{
+    return __shfl_sync(TR_ALL_LANES, x, lane);
+}
+
+/* Row `row` of the layer, which is not before the first of j's jobs. */
+static __device__ __forceinline__ void
+find_row(const decode_args_t &a, const decode_left_t &left, uint32_t row,
+         jobs_t &j, work_t &w)
+{
+    uint32_t lane, head;
+
+    for (;;) {
+        uint32_t behind = __ballot_sync(TR_ALL_LANES, j.end > row);
+
+        if (behind != 0) {
+            lane = __ffs((int) behind) - 1;
+            break;
+        }
+        load_jobs(left, j.job + 32, j);
+    }
+    head = word_of(j.words[0].x, lane);
+    w.index = word_of(j.words[0].y, lane);
+    w.tokens = word_of(j.words[0].z, lane);
+    w.n = word_of(j.words[0].w, lane);
+    w.trace = word_of(j.words[1].x, lane);
+    w.row = row - word_of(j.words[1].y, lane);
+    w.what = word_of(j.words[1].z, lane);
+    w.find = row;
+    w.table = a.kv.tables + (size_t) head * a.kv.table_len
+              + decode_entry(a.kv, w.segment(), 0);
+}
+
+/* Logarithms of the sums of the group's query heads. */
+template <int K>
+static __device__ __forceinline__ void
+load_totals(const decode_left_t &left, const work_t &w, float (&most)[K])
+{
+    const float4 *from = (const float4 *) (left.total
+                                           + (size_t) w.index * GROUP);
+    float4 x = from[0], y = K > 4 ? from[1] : x;
+    const float all[GROUP] = { x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w };
+
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        most[k] = all[k];
+    }
+}
+
+/* A row that a warp has taken, and the lane's page of it. */
+typedef struct {
+    work_t w;
+    int page;
+    bool there; /* or there is no more */
+} row_t;
+
+/* The next row of the block's share, which ends at row `end`; claimed: how many
+ * of them warps have. */
+static __device__ __forceinline__ row_t
+take_row(const decode_args_t &a, const decode_left_t &left, uint32_t first,
+         uint32_t end, uint32_t *claimed, jobs_t &j)
+{
+    uint32_t n = threadIdx.x % 32 == 0 ? atomicAdd(claimed, 1u) : 0;
+    row_t r;
+
+    n = first + word_of(n, 0);
+    r.there = n < end;
+    if (r.there) {
+        find_row(a, left, n, j, r.w);
+        r.page = page_of(a, r.w);
+    }
+    return r;
+}
+
+/* Raises the scores of the block's share of what a layer left, and leaves what
+ * was found in each row.  claimed: in shared memory, 0 before any warp comes. */
+template <int K>
+static __device__ __forceinline__ void
+score_share(const decode_args_t &a, const decode_left_t &left,
+            uint32_t *claimed)
+{
+    const decode_share_t from = left.share[blockIdx.x];
+    const uint32_t end = left.share[blockIdx.x + 1].row;
+    jobs_t j = { {}, from.job - 32, 0 }; /* those before, which have ended */
+    row_t now = take_row(a, left, from.row, end, claimed, j), next = now, later;
+
+    if (now.there) {
+        next = take_row(a, left, from.row, end, claimed, j);
+    }
+    for (; now.there; now = next, next = later) {
+        const work_t &w = now.w;
+        float p[LANE_TOKENS], about[LANE_TOKENS], most[K];
+        trace_t<K> trace;
+        tokens_t x;
+
+        ask(a, left, w, now.page, x);
+        load_totals<K>(left, w, most);
+        load_trace<K>(a, left, w, trace);
+        later = next;
+        if (next.there) {
+            ask_ahead<K>(a, left, next.w, next.page);
+            later = take_row(a, left, from.row, end, claimed, j);
+        }
+        gain<K>(trace, most, p);
+        pay(w, x, p, about);
+        if (w.segment() < SEG_WINDOW) {
+            decode_victim_t least = choose(a, w, x, about);
+
+            if (threadIdx.x % 32 == 0) {
+                __stcg((uint4 *) (a.work.find + w.find),
+                       make_uint4(__float_as_uint(least.significance),
+                                  least.position, least.index, 0));
+            }
+        } else if (w.segment() == SEG_DENSE && (w.flags() & HEAD_RECENT)) {
+            pay_recent(a, w, x, p);
+        }
+    }
+}
+
+/* The victim of a job's list: the least of what was found in its rows. */
+static __device__ __forceinline__ void
+settle_victim(const decode_args_t &a, const decode_left_t &left, uint32_t job)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    const uint4 *from = (const uint4 *) (left.job + job);
+    const uint4 x = __ldg(from), y = __ldg(from + 1);
+    const uint32_t segment = y.z & 255;
+    decode_victim_t least = no_victim();
+
+    if (segment >= SEG_WINDOW) {
+        return;
+    }
+    for (uint32_t i = lane; i < y.w; i += 32) {
+        uint4 u = __ldcg((const uint4 *) (a.work.find + y.y + i));
+        decode_victim_t o = { __uint_as_float(u.x), u.y, u.z, 0 };
+
+        least = worse(o, least) ? o : least;
+    }
+    least = least_of_warp(least);
+    if (lane == 0) {
+        a.kv.victim[(size_t) x.x * TR_KV_LISTS_MAX + segment] = {
+            least.significance, least.index
+        };
+    }
+}
+
+/* .. of every `step`th job from `job` on. */
+static __device__ __forceinline__ void
+settle_victims(const decode_args_t &a, const decode_left_t &left, uint32_t job,
+               uint32_t step)
+{
+    for (const uint32_t jobs = left.layer->jobs; job < jobs; job += step) {
+        settle_victim(a, left, job);
     }
 }
 

@@ -74,7 +74,7 @@ struct run_t {
     uint32_t head;
     uint32_t token, rest; /* of the segment: the first, and how many */
     uint32_t row, list;   /* whose queries */
-    uint32_t tile;        /* of the layer: the first */
+    uint32_t trace;       /* of the layer: the first */
     pace_t pace;
 
     __device__ uint32_t
@@ -197,7 +197,7 @@ write_note(const ring_t &ring, const run_t &r)
         shared_store8(at, r.what, r.head);
         shared_store8(at + 8, r.token, r.rest);
         shared_store8(at + 16, r.row, r.list);
-        shared_store8(at + 24, r.tile, r.pace.left);
+        shared_store8(at + 24, r.trace, r.pace.left);
         shared_store8(at + 32, r.pace.more, r.pace.tiles);
     }
 }
@@ -274,7 +274,7 @@ ask_queries(const decode_args_t &a, const run_t &r)
 static __device__ __forceinline__ void
 next_run(const decode_args_t &a, cursor_t &c, const ring_t &ring)
 {
-    uint32_t stop, start = 0, n = 0, tokens = 0, index = 0, s;
+    uint32_t stop, start = 0, n = 0, tokens = 0, index = 0, trace = 0, s;
     run_t r;
 
     for (;;) {
@@ -304,6 +304,7 @@ next_run(const decode_args_t &a, cursor_t &c, const ring_t &ring)
             break;
         }
         start += n;
+        trace += decode_even(decode_traces(&a.layouts.of[index], n));
     }
     const decode_layout_t &l = a.layouts.of[index];
     uint32_t tile = c.next - start, end = min(n, stop - start);
@@ -321,7 +322,7 @@ next_run(const decode_args_t &a, cursor_t &c, const ring_t &ring)
     r.pace = c.pace;
     r.row = of_lane(c.words, WORD_ROW);
     r.list = of_lane(c.words, WORD_HEAD) % a.kv.lists;
-    r.tile = of_lane(c.words, WORD_BEFORE) + c.next;
+    r.trace = of_lane(c.words, WORD_BEFORE) + trace + decode_traces(&l, tile);
     r.what = c.what;
     if ((of_lane(c.words, WORD_FLAGS) >> 16 & HEAD_SCORED) && l.scored) {
         r.what |= RUN_TRACED;

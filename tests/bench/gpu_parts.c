@@ -232,12 +232,10 @@ attend_all(bed_t *b, void *arg)
     for (uint32_t layer = 0; layer < m->config.layers && rc == 0; layer++) {
         rc = m->cuda->decode(m->stream, &manager->view, layer, &rows, &q,
                              &m->decode_size, m->decode_work);
-        if (rc == 0) {
-            rc = m->cuda->decode_score(m->stream, &manager->view, layer, &rows,
-                                       &m->decode_size, m->decode_work);
-        }
     }
-    return rc;
+    return rc != 0 ? rc
+                   : m->cuda->decode_score(m->stream, &manager->view, &rows,
+                                           &m->decode_size, m->decode_work);
 }
 
 double

@@ -7,14 +7,16 @@
  *   -f   only cases whose name contains TEXT
  *   -o   also as JSON, for tests/gpu/plot_decode.py
  *
- * A case is a number of sequences of equal length, stored in one way, in four
- * layers of pages in random order that the launches take in turn, so that
- * nothing is in the L2 cache.  Medians of 40 launches, timed one by one with
- * events.  "bytes" are those of the tokens' codes and metadata, and of scores
- * and positions (12 a token: two reads and a write); "share" is bytes / time
- * over the speed of a large copy, bytes read plus bytes written, of the same
- * run.  All of it: outputs, scores and victims.  "decode": without scores,
- * tr_cuda_decode alone; "attend": without the join kernel, either.
+ * A case is a number of sequences of equal length, stored in one way, in 32
+ * layers of pages in random order, so that nothing is in the L2 cache.  A pass is
+ * a plan, all layers and what they leave to the end; launches are timed one by one
+ * with events.  The time is that of a pass but for the plan, divided by the
+ * layers, median of 5.  "bytes" are those of the tokens' codes and metadata, and
+ * of scores and positions (12 a token: two reads and a write); "share" is bytes /
+ * time over the speed of a large copy, bytes read plus bytes written, of the same
+ * run.  All of it: outputs, scores and victims.  "decode": the first layer, which
+ * has no other layer's scores to raise; "attend": without the join kernel,
+ * either; "last": scores and victims of the last layer.
  */
 #include "cache.h"
 
@@ -25,9 +27,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LAYERS 4u /* unless a case says otherwise */
-#define RUNS 40
-#define WARM 8
+#define LAYERS 32u
+#define IMAGES 8u
+#define PASSES 6 /* the first one warms up */
 
 typedef struct {
     const char *name;
@@ -37,7 +39,6 @@ typedef struct {
     double share[2];   /* of the tokens, by level */
     double must, goal; /* us; 0: none */
     uint32_t skew;     /* lengths differ by this factor */
-    uint32_t layers;
 } case_t;
 
 static int
@@ -155,16 +156,64 @@ length_of(const case_t *x, uint32_t s)
                          * (s * 7 % x->seqs) / (x->seqs > 1 ? x->seqs - 1 : 1));
 }
 
-/* Sequences, counts and tables: page ids 0 .. in a random order. */
+/* A random order of 0 .. n - 1. */
+static int32_t *
+shuffled(size_t n)
+{
+    int32_t *order = malloc((n + 1) * sizeof(*order));
+
+    for (size_t i = 0; i < n; i++) {
+        uint32_t j = random_below((uint32_t) i + 1);
+
+        order[i] = order[j];
+        order[j] = (int32_t) i;
+    }
+    return order;
+}
+
+/* The pool: pages of a layout are neighbours, each one of a few images. */
+static uint8_t *
+fill_pool(const setup_t *s, const size_t *pages)
+{
+    size_t page = s->view.page_bytes, all = 0, at = 0;
+    uint8_t *image = malloc(IMAGES * page), *pool;
+
+    for (uint32_t k = 0; k < s->plan.n; k++) {
+        all += pages[k] + IMAGES;
+    }
+    pool = device_array(NULL, all * page);
+    for (uint32_t k = 0; k < s->plan.n; k++) {
+        uint8_t *to = pool + at * page;
+
+        for (uint32_t i = 0; i < IMAGES; i++) {
+            page_image(&s->plan.layout[k], image + i * page, page);
+        }
+        cuda_ok(cudaMemcpy(to, image, IMAGES * page, cudaMemcpyHostToDevice),
+                "images");
+        for (size_t n = IMAGES; n < pages[k]; n *= 2) {
+            size_t more = pages[k] - n < n ? pages[k] - n : n;
+
+            cuda_ok(cudaMemcpy(to + n * page, to, more * page,
+                               cudaMemcpyDeviceToDevice),
+                    "pages");
+        }
+        at += pages[k];
+    }
+    free(image);
+    return pool;
+}
+
+/* Sequences, counts and tables: a layout's pages in a random order. */
 static void
 fill_tables(setup_t *s, const case_t *x)
 {
     tr_kv_view_t *v = &s->view;
-    size_t heads = (size_t) x->seqs * x->layers * x->lists, n = 0, pages = 0;
+    size_t heads = (size_t) x->seqs * LAYERS * x->lists;
+    size_t pages[TR_KV_LAYOUTS_MAX] = { 0 }, first = 0;
     tr_kv_seq_t *seq = calloc(x->seqs, sizeof(*seq));
     uint32_t *count = calloc(heads * TR_KV_LISTS_MAX, 4), longest = 0;
     uint32_t *pos = calloc(x->seqs + 1, 4), *row = calloc(x->seqs + 1, 4);
-    int32_t *slot = calloc(x->seqs, 4), *table, *order;
+    int32_t *slot = calloc(x->seqs, 4), *table;
     uint8_t *layout;
 
     v->at_window = (x->len + s->plan.layout[0].tokens)
@@ -193,8 +242,8 @@ fill_tables(setup_t *s, const case_t *x)
         for (uint32_t l = 0; l < x->n_levels; l++) {
             seq[i].list_layout[l] = (uint8_t) (l + 1);
         }
-        for (uint32_t h = 0; h < x->layers * x->lists; h++) {
-            size_t head = (size_t) i * x->layers * x->lists + h;
+        for (uint32_t h = 0; h < LAYERS * x->lists; h++) {
+            size_t head = (size_t) i * LAYERS * x->lists + h;
             uint32_t left = len, k = x->n_levels == 0 ? 0 : 1;
 
             for (; k < s->plan.n; k++) {
@@ -211,7 +260,7 @@ fill_tables(setup_t *s, const case_t *x)
                     uint32_t e = k == 0 ? p : tr_kv_list_entry(v, l, p);
 
                     layout[head * v->table_len + e] = (uint8_t) (k + 1);
-                    pages++;
+                    pages[k]++;
                 }
                 if (h < x->lists) {
                     uint32_t bytes = (s->plan.layout[k].level.key_bits
@@ -225,36 +274,19 @@ fill_tables(setup_t *s, const case_t *x)
         }
         s->max_tokens += len;
     }
-    order = malloc(pages * 4);
-    for (size_t i = 0; i < pages; i++) {
-        uint32_t j = random_below((uint32_t) i + 1);
+    for (uint32_t k = 0; k < s->plan.n; k++) {
+        int32_t *order = shuffled(pages[k]);
+        size_t n = 0;
 
-        order[i] = order[j];
-        order[j] = (int32_t) i;
-    }
-    /* the pool, page by page from a few images */
-    uint8_t *image = malloc((size_t) 8 * v->page_bytes * s->plan.n);
-    uint8_t *pool = NULL, *images;
-
-    for (uint32_t i = 0; i < 8 * s->plan.n; i++) {
-        page_image(&s->plan.layout[i / 8], image + i * v->page_bytes,
-                   v->page_bytes);
-    }
-    images = device_array(image, (size_t) 8 * v->page_bytes * s->plan.n);
-    pool = keep(s, device_array(NULL, pages * v->page_bytes));
-    for (size_t i = 0; i < heads * v->table_len; i++) {
-        if (layout[i] != 0) {
-            uint32_t from = (layout[i] - 1u) * 8 + random_below(8);
-
-            table[i] = order[n++];
-            cudaMemcpyAsync(pool + (uint64_t) table[i] * v->page_bytes,
-                            images + from * v->page_bytes, v->page_bytes,
-                            cudaMemcpyDeviceToDevice, 0);
+        for (size_t i = 0; i < heads * v->table_len; i++) {
+            if (layout[i] == k + 1) {
+                table[i] = (int32_t) first + order[n++];
+            }
         }
+        first += pages[k];
+        free(order);
     }
-    cuda_ok(cudaDeviceSynchronize(), "pages");
-    cudaFree(images);
-    v->pool = pool;
+    v->pool = keep(s, fill_pool(s, pages));
     v->tables = keep(s, device_array(table, heads * v->table_len * 4));
     v->seq = keep(s, device_array(seq, x->seqs * sizeof(*seq)));
     v->count = keep(s, device_array(count, heads * TR_KV_LISTS_MAX * 4));
@@ -271,8 +303,6 @@ fill_tables(setup_t *s, const case_t *x)
     free(slot);
     free(table);
     free(layout);
-    free(order);
-    free(image);
 }
 
 static float
@@ -290,68 +320,90 @@ typedef struct {
     tr_cuda_decode_size_t size;
 } operands_t;
 
-/* Medians of the plan of all layers, and of one layer, in us. */
+/* Medians of the passes, in us. */
+typedef struct {
+    float layer; /* its share of a pass */
+    float first, last, plan;
+} times_t;
+
+static float
+elapsed(cudaEvent_t from, cudaEvent_t to)
+{
+    float ms;
+
+    cuda_ok(cudaEventElapsedTime(&ms, from, to), "events");
+    return ms * 1e3f;
+}
+
+/* e: before and behind the plan, behind each layer, behind their rest. */
 static void
-measure(const tr_cuda_stream_t *stream, const setup_t *s, const operands_t *o,
-        bool scores, float *us, float *plan_us)
+pass(const tr_cuda_stream_t *stream, const setup_t *s, const operands_t *o,
+     void *work, cudaEvent_t *e)
 {
     uint32_t n = o->heads * o->head_dim;
     tr_cuda_queries_t queries = { o->q,   o->out, n,        n,
                                   TR_F32, TR_F32, o->heads, 0 };
-    size_t bytes = tr_cuda_decode_work(stream->device, &o->size);
-    cudaEvent_t e[WARM + RUNS][3];
-    float ms[RUNS], plan_ms[RUNS];
-    void *work = device_array(NULL, bytes);
+    int error;
 
     queries.scale = (float) (1 / sqrt(o->head_dim));
-    for (int i = 0; i < WARM + RUNS; i++) {
-        int error = 0;
+    cudaEventRecord(e[0], stream->stream);
+    error = tr_cuda_decode_plan(stream, &s->view, &s->rows, &o->size, work);
+    cudaEventRecord(e[1], stream->stream);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        error |= tr_cuda_decode(stream, &s->view, layer, &s->rows, &queries,
+                                &o->size, work);
+        cudaEventRecord(e[2 + layer], stream->stream);
+    }
+    error |= tr_cuda_decode_score(stream, &s->view, &s->rows, &o->size, work);
+    cudaEventRecord(e[2 + LAYERS], stream->stream);
+    if (error != 0) {
+        printf("launch: %s\n", tr_cuda_reason());
+        exit(1);
+    }
+}
 
-        for (int k = 0; k < 3; k++) {
-            cudaEventCreate(&e[i][k]);
-        }
-        cudaEventRecord(e[i][0], stream->stream);
-        error |= tr_cuda_decode_plan(stream, &s->view, &s->rows, &o->size,
-                                     work);
-        cudaEventRecord(e[i][1], stream->stream);
-        error |= tr_cuda_decode(stream, &s->view, (uint32_t) i % s->view.layers,
-                                &s->rows, &queries, &o->size, work);
-        if (scores) {
-            error |= tr_cuda_decode_score(stream, &s->view,
-                                          (uint32_t) i % s->view.layers,
-                                          &s->rows, &o->size, work);
-        }
-        cudaEventRecord(e[i][2], stream->stream);
-        if (error != 0) {
-            printf("launch: %s\n", tr_cuda_reason());
-            exit(1);
-        }
+static times_t
+measure(const tr_cuda_stream_t *stream, const setup_t *s, const operands_t *o)
+{
+    size_t bytes = tr_cuda_decode_work(stream->device, &o->size);
+    float all[PASSES], first[PASSES], last[PASSES], plan[PASSES];
+    cudaEvent_t e[LAYERS + 3];
+    void *work = device_array(NULL, bytes);
+    times_t t;
+
+    for (uint32_t i = 0; i < LAYERS + 3; i++) {
+        cudaEventCreate(&e[i]);
     }
-    cuda_ok(cudaStreamSynchronize(stream->stream), "decode");
-    for (int i = WARM; i < WARM + RUNS; i++) {
-        cudaEventElapsedTime(&plan_ms[i - WARM], e[i][0], e[i][1]);
-        cudaEventElapsedTime(&ms[i - WARM], e[i][1], e[i][2]);
+    for (int i = 0; i < PASSES; i++) {
+        pass(stream, s, o, work, e);
+        cuda_ok(cudaStreamSynchronize(stream->stream), "decode");
+        plan[i] = elapsed(e[0], e[1]);
+        first[i] = elapsed(e[1], e[2]);
+        last[i] = elapsed(e[1 + LAYERS], e[2 + LAYERS]);
+        all[i] = elapsed(e[1], e[2 + LAYERS]) / LAYERS;
     }
-    for (int i = 0; i < WARM + RUNS; i++) {
-        for (int k = 0; k < 3; k++) {
-            cudaEventDestroy(e[i][k]);
-        }
+    for (uint32_t i = 0; i < LAYERS + 3; i++) {
+        cudaEventDestroy(e[i]);
     }
-    *us = median(ms, RUNS) * 1e3f;
-    *plan_us = median(plan_ms, RUNS) * 1e3f;
     cudaFree(work);
+    t.layer = median(all + 1, PASSES - 1);
+    t.first = median(first + 1, PASSES - 1);
+    t.last = median(last + 1, PASSES - 1);
+    t.plan = median(plan + 1, PASSES - 1);
+    return t;
 }
 
 static void
-report(const case_t *x, const setup_t *s, float us, float plan_us,
-       float decode_us, float attend_us)
+report(const case_t *x, const setup_t *s, const times_t *t, float attend_us)
 {
+    float us = t->layer;
+
     printf("%-30s %4u x %6u  %7.1f us  %8.1f MB  %5.1f%% of copy  floor %6.1f "
-           "us  decode %5.1f  attend %5.1f  plan %4.1f us",
+           "us  decode %5.1f  attend %5.1f  last %5.1f  plan %4.1f us",
            x->name, x->seqs, x->len, (double) us, s->bytes / 1e6,
            100 * s->bytes / (double) us / 1e3 / copy_speed,
-           s->bytes / copy_speed / 1e3, (double) decode_us, (double) attend_us,
-           (double) plan_us);
+           s->bytes / copy_speed / 1e3, (double) t->first, (double) attend_us,
+           (double) t->last, (double) t->plan);
     if (x->must > 0) {
         printf("  must %3.0f: %s, goal %3.0f: %s", x->must,
                (double) us <= x->must ? "held" : "MISSED", x->goal,
@@ -361,11 +413,12 @@ report(const case_t *x, const setup_t *s, float us, float plan_us,
         fprintf(json,
                 "%s\n  {\"name\": \"%s\", \"seqs\": %u, \"tokens\": %u, "
                 "\"us\": %.2f, \"bytes\": %.0f, \"share\": %.4f, "
-                "\"decode_us\": %.2f, \"attend_us\": %.2f, \"plan_us\": %.2f}",
+                "\"decode_us\": %.2f, \"attend_us\": %.2f, \"last_us\": %.2f, "
+                "\"plan_us\": %.2f}",
                 ftell(json) > 2 ? "," : "", x->name, x->seqs, x->len,
                 (double) us, s->bytes,
-                s->bytes / (double) us / 1e3 / copy_speed, (double) decode_us,
-                (double) attend_us, (double) plan_us);
+                s->bytes / (double) us / 1e3 / copy_speed, (double) t->first,
+                (double) attend_us, (double) t->last, (double) t->plan);
     }
 }
 
@@ -381,13 +434,13 @@ run_case(const tr_cuda_stream_t *stream, const case_t *x)
     memset(&s, 0, sizeof(s));
     cuda_ok(tr_page_plan(&wish, &s.plan), "page plan");
     s.view.page_bytes = s.plan.page_bytes;
-    s.view.layers = x->layers;
+    s.view.layers = LAYERS;
     s.view.lists = x->lists;
     s.view.head_dim = x->head_dim;
     s.view.n_layouts = s.plan.n;
     s.view.layout = s.plan.layout;
     fill_tables(&s, x);
-    o.size.layers = x->layers;
+    o.size.layers = LAYERS;
     o.size.lists = x->lists;
     o.size.head_dim = x->head_dim;
     o.size.max_seqs = x->seqs;
@@ -401,13 +454,10 @@ run_case(const tr_cuda_stream_t *stream, const case_t *x)
     o.out = device_array(NULL, (size_t) x->seqs * n * 4);
     tr_cuda_device_t device = *stream->device;
     tr_cuda_stream_t part = { stream->stream, &device };
-    float us, plan_us, decode_us, attend_us;
+    times_t t = measure(stream, &s, &o);
 
     device.unfinished = true;
-    measure(stream, &s, &o, true, &us, &plan_us);
-    measure(stream, &s, &o, false, &decode_us, &plan_us);
-    measure(&part, &s, &o, false, &attend_us, &plan_us);
-    report(x, &s, us, plan_us, decode_us, attend_us);
+    report(x, &s, &t, measure(&part, &s, &o).first);
     printf("\n");
     fflush(stdout);
     for (uint32_t i = 0; i < s.n_arrays; i++) {
@@ -450,11 +500,11 @@ static const struct {
 static void
 run_store(const tr_cuda_stream_t *s, size_t store, const char *model,
           uint32_t seqs, uint32_t len, uint32_t heads, uint32_t lists,
-          uint32_t skew, uint32_t layers, const char *filter)
+          uint32_t skew, const char *filter)
 {
     char name[64];
-    case_t x = { name,      seqs,  len, heads, lists, 128,   0,
-                 { { 0 } }, { 0 }, 0,   0,     skew,  layers };
+    case_t x = { name, seqs,      len,   heads, lists, 128,
+                 0,    { { 0 } }, { 0 }, 0,     0,     skew };
 
     snprintf(name, sizeof(name), "%s %s", model, stores[store].name);
     if (strstr(name, filter) == NULL) {
@@ -520,35 +570,27 @@ main(int argc, char **argv)
     for (size_t i = 0; i < (brief ? 1 : 4); i++) {
         for (size_t k = 0; k < STORES; k++) {
             run_store(&s, k, "llama-8b", targets[i][0], targets[i][1], 32, 8, 1,
-                      LAYERS, filter);
+                      filter);
         }
     }
     for (size_t k = 1; k < STORES && !brief; k++) {
-        run_store(&s, k, "skew 8, llama-8b", 64, 8192, 32, 8, 8, LAYERS,
-                  filter);
-        run_store(&s, k, "skew 8, llama-8b", 256, 2048, 32, 8, 8, LAYERS,
-                  filter);
+        run_store(&s, k, "skew 8, llama-8b", 64, 8192, 32, 8, 8, filter);
+        run_store(&s, k, "skew 8, llama-8b", 256, 2048, 32, 8, 8, filter);
     }
     for (size_t i = 0; i < sizeof(sweep) / sizeof(sweep[0]) && !brief; i++) {
-        run_store(&s, 0, "llama-8b", sweep[i][0], sweep[i][1], 32, 8, 1, LAYERS,
+        run_store(&s, 0, "llama-8b", sweep[i][0], sweep[i][1], 32, 8, 1,
                   filter);
-        run_store(&s, 2, "llama-8b", sweep[i][0], sweep[i][1], 32, 8, 1, LAYERS,
+        run_store(&s, 2, "llama-8b", sweep[i][0], sweep[i][1], 32, 8, 1,
                   filter);
-        run_store(&s, 4, "llama-8b", sweep[i][0], sweep[i][1], 32, 8, 1, LAYERS,
+        run_store(&s, 4, "llama-8b", sweep[i][0], sweep[i][1], 32, 8, 1,
                   filter);
     }
     for (size_t k = 0; k < STORES && !brief; k++) {
-        run_store(&s, k, "qwen2.5-7b", 64, 4096, 28, 4, 1, LAYERS, filter);
-        run_store(&s, k, "qwen2.5-32b", 64, 4096, 40, 8, 1, LAYERS, filter);
+        run_store(&s, k, "qwen2.5-7b", 64, 4096, 28, 4, 1, filter);
+        run_store(&s, k, "qwen2.5-32b", 64, 4096, 40, 8, 1, filter);
     }
     /* a full batch of the engine's */
-    run_store(&s, 5, "qwen2.5-32b", 288, 2458, 40, 8, 1, LAYERS, filter);
-    for (size_t i = 0; i < 3 && !brief; i++) { /* what a plan of 32 costs */
-        static const uint32_t seqs[] = { 1, 64, 256 };
-
-        run_store(&s, 3, "32 layers, llama-8b", seqs[i], 512, 32, 8, 1, 32,
-                  filter);
-    }
+    run_store(&s, 5, "qwen2.5-32b", 288, 2458, 40, 8, 1, filter);
     if (json != NULL) {
         fprintf(json, "\n]\n");
         fclose(json);

@@ -391,8 +391,8 @@ copy_to_device(cache_t *c)
     r->seq_slot = to_device(c->rows.seq_slot, c->rows.n_seqs * 4);
     r->seq_row = to_device(c->rows.seq_row, (c->rows.n_seqs + 1) * 4);
     c->device_q = to_device(c->q, q);
-    memset(c->out, 0xff, q);
-    c->device_out = to_device(c->out, q);
+    memset(c->out, 0xff, q * v->layers);
+    c->device_out = to_device(c->out, q * v->layers);
 }
 
 void
@@ -429,7 +429,7 @@ cache_create(cache_t *c, const cache_shape_t *shape)
     c->rows.seq_slot = room(shape->seqs, 4);
     c->rows.seq_row = room(shape->seqs + 1, 4);
     c->q = room(rows * shape->heads * shape->head_dim, 4);
-    c->out = room(rows * shape->heads * shape->head_dim, 4);
+    c->out = room(rows * shape->heads * shape->head_dim * shape->layers, 4);
     c->scale = (float) (1 / sqrt(shape->head_dim));
     b.free_page = room(c->pages, 4);
     b.n_free = c->pages;

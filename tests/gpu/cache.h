@@ -31,7 +31,8 @@ typedef struct {
     tr_kv_view_t host;   /* all arrays on the host */
     tr_kv_view_t device; /* all arrays on the device, layouts on the host */
     tr_rows_t rows, device_rows;
-    float *q, *out; /* [rows][heads * head_dim]; on the host */
+    float *q, *out; /* [rows][heads * head_dim], outputs for every layer; on
+                     * the host */
     float scale;
     uint64_t pages, max_tokens;
     void *device_q, *device_out;
@@ -58,9 +59,8 @@ tr_cuda_decode_size_t cache_size(const cache_t *c);
 /* Does the launcher answer for sequence s? */
 bool cache_attends(const cache_t *c, uint32_t s);
 
-/* Compares what the device holds with what it must; prints what differs.  The
- * cache on the host then holds the device's scores. */
-bool cache_check(cache_t *c, uint32_t layer, double *worst_out,
-                 double *worst_score);
+/* Compares what the device holds when all layers were decoded with what it must;
+ * prints what differs.  The cache on the host then holds the device's scores. */
+bool cache_check(cache_t *c, double *worst_out, double *worst_score);
 
 #endif

@@ -260,12 +260,20 @@ check_victims(const cache_t *c, const tr_kv_seq_t *seq, const tokens_t *t,
     return true;
 }
 
+/* Elements of a layer's outputs. */
+static size_t
+out_len(const cache_t *c)
+{
+    return (size_t) c->rows.n_rows * c->shape.heads * c->shape.head_dim;
+}
+
 static bool
-check_out(const cache_t *c, uint32_t row, uint32_t list, const double *want,
-          double *worst)
+check_out(const cache_t *c, uint32_t layer, uint32_t row, uint32_t list,
+          const double *want, double *worst)
 {
     uint32_t dim = c->shape.head_dim, group = c->shape.heads / c->shape.lists;
-    const float *got = c->out + (size_t) row * c->shape.heads * dim
+    const float *got = c->out + layer * out_len(c)
+                       + (size_t) row * c->shape.heads * dim
                        + (size_t) list * group * dim;
 
     for (uint32_t g = 0; g < group; g++) {
@@ -290,15 +298,16 @@ check_out(const cache_t *c, uint32_t row, uint32_t list, const double *want,
 
 /* Outputs of rows that nobody asked for. */
 static bool
-check_untouched(const cache_t *c, uint32_t s)
+check_untouched(const cache_t *c, uint32_t layer, uint32_t s)
 {
     size_t n = (size_t) c->shape.heads * c->shape.head_dim;
+    const float *out = c->out + layer * out_len(c);
 
     for (size_t i = c->rows.seq_row[s] * n; i < c->rows.seq_row[s + 1] * n;
          i++) {
         uint32_t u;
 
-        memcpy(&u, &c->out[i], 4);
+        memcpy(&u, &out[i], 4);
         if (u != UINT32_MAX) {
             printf("sequence %u was not to be touched\n", s);
             return false;
@@ -307,11 +316,42 @@ check_untouched(const cache_t *c, uint32_t s)
     return true;
 }
 
-bool
-cache_check(cache_t *c, uint32_t layer, double *worst_out, double *worst_score)
+/* The layer of the sequence against double precision; victim: of all heads. */
+static bool
+check_sequence(cache_t *c, uint32_t layer, uint32_t s, const uint8_t *pool,
+               const tr_kv_victim_t *victim, tokens_t *t, double *out,
+               double *worst_out, double *worst_score)
 {
     const tr_kv_view_t *v = &c->host;
-    size_t bytes = c->pages * v->page_bytes, n_out;
+    const tr_kv_seq_t *seq;
+    uint32_t row = c->rows.seq_row[s], n = c->rows.row_pos[row];
+
+    if (!cache_attends(c, s)) {
+        return check_untouched(c, layer, s);
+    }
+    seq = &v->seq[c->rows.seq_slot[s]];
+    for (uint32_t list = 0; list < v->lists; list++) {
+        size_t head = tr_kv_head(v, c->rows.seq_slot[s], layer, list);
+
+        gather(c, s, layer, list, t);
+        attend(c, t, row, list, out);
+        if (!check_out(c, layer, row, list, out, worst_out)
+            || !check_scores(c, seq, t, n, pool, worst_score)
+            || !check_victims(c, seq, t, n, victim + head * TR_KV_LISTS_MAX)) {
+            printf("in layer %u, sequence %u, list %u, %u tokens, window %u, "
+                   "base %u, n %u\n",
+                   layer, s, list, t->n, seq->window, seq->base, n);
+            return false;
+        }
+    }
+    return true;
+}
+
+bool
+cache_check(cache_t *c, double *worst_out, double *worst_score)
+{
+    const tr_kv_view_t *v = &c->host;
+    size_t bytes = c->pages * v->page_bytes;
     size_t heads = (size_t) c->shape.seqs * v->layers * v->lists;
     uint8_t *pool = malloc(bytes);
     tr_kv_victim_t *victim = malloc(heads * TR_KV_LISTS_MAX * sizeof(*victim));
@@ -319,38 +359,18 @@ cache_check(cache_t *c, uint32_t layer, double *worst_out, double *worst_score)
     double *out = malloc(sizeof(double) * 32 * 256);
     bool ok = true;
 
-    n_out = (size_t) c->rows.n_rows * c->shape.heads * v->head_dim * 4;
     cuda_ok(cudaMemcpy(pool, c->device.pool, bytes, cudaMemcpyDeviceToHost),
             "pool");
-    cuda_ok(cudaMemcpy(c->out, c->device_out, n_out, cudaMemcpyDeviceToHost),
+    cuda_ok(cudaMemcpy(c->out, c->device_out, v->layers * out_len(c) * 4,
+                       cudaMemcpyDeviceToHost),
             "out");
     cuda_ok(cudaMemcpy(victim, c->device.victim,
                        heads * TR_KV_LISTS_MAX * sizeof(*victim),
                        cudaMemcpyDeviceToHost),
             "victims");
-    for (uint32_t s = 0; s < c->shape.seqs && ok; s++) {
-        if (!cache_attends(c, s)) {
-            ok = check_untouched(c, s);
-            continue;
-        }
-        const tr_kv_seq_t *seq = &v->seq[c->rows.seq_slot[s]];
-        uint32_t row = c->rows.seq_row[s], n = c->rows.row_pos[row];
-
-        for (uint32_t list = 0; list < v->lists && ok; list++) {
-            size_t head = tr_kv_head(v, c->rows.seq_slot[s], layer, list);
-
-            gather(c, s, layer, list, &t);
-            attend(c, &t, row, list, out);
-            ok = check_out(c, row, list, out, worst_out)
-                 && check_scores(c, seq, &t, n, pool, worst_score)
-                 && check_victims(c, seq, &t, n,
-                                  victim + head * TR_KV_LISTS_MAX);
-            if (!ok) {
-                printf("in sequence %u, list %u, %u tokens, window %u, "
-                       "base %u, n %u\n",
-                       s, list, t.n, seq->window, seq->base, n);
-            }
-        }
+    for (uint32_t i = 0; i < v->layers * c->shape.seqs && ok; i++) {
+        ok = check_sequence(c, i / c->shape.seqs, i % c->shape.seqs, pool,
+                            victim, &t, out, worst_out, worst_score);
     }
     /* scores that may change were taken over: all else is as it was */
     if (ok && memcmp(pool, v->pool, bytes) != 0) {

@@ -87,7 +87,7 @@ share_rows(const attend_t *a, share_t *out)
 }
 
 /* Decode reads all pages, whatever a sequence says, and leaves scores to the
- * next launch. */
+ * next layer's. */
 static const tr_kv_seq_t *
 read_all(const tr_kv_seq_t *seq, int32_t slots, bool scored)
 {
@@ -104,14 +104,13 @@ read_all(const tr_kv_seq_t *seq, int32_t slots, bool scored)
 /* ---- the body ----------------------------------------------------------- */
 
 #define PLANNED 0x706c616e6e656421u
-#define NO_LAYER UINT32_MAX
 
 /* Where a decode step's workspace begins.  Behind it are the queries of the
- * layer: the score launch may come when those of the step are overwritten. */
+ * layer: its scores are raised when those of the step are overwritten. */
 typedef struct {
     uint64_t mark;
-    uint32_t layer; /* that was attended last */
-    bool unscored;  /* and whose scores were not raised, as they have to be */
+    uint32_t next; /* layer to be attended */
+    bool unscored; /* the one before has scores that are to be raised */
     float scale;
     float q[];
 } soft_decode_t;
@@ -124,14 +123,9 @@ work_take(const attend_t *a)
     const soft_decode_t *d = (const soft_decode_t *) a->work;
 
     if (a->way == DECODE) {
-        return d->mark != PLANNED ? "a plan that is not there"
-               : d->unscored      ? "a layer whose scores were not raised"
-                                  : NULL;
-    }
-    if (a->way == SCORE) {
-        return d->mark != PLANNED || d->layer != a->layer
-                   ? "scores of a layer that was not attended last"
-                   : NULL;
+        return d->mark != PLANNED    ? "a plan that is not there"
+               : d->next != a->layer ? "layers that are not in their order"
+                                     : NULL;
     }
     memset(a->work, 0xff, a->work_bytes);
     return NULL;
@@ -154,7 +148,6 @@ take_queries(const attend_t *a, const share_t *mine, size_t width)
         }
     }
     if (a->way == DECODE) {
-        d->layer = a->layer;
         d->scale = q->scale;
         memcpy(d->q, in, mine->rows.n_rows * width * 4);
         for (uint32_t s = 0; s < mine->rows.n_seqs; s++) {
@@ -203,12 +196,35 @@ run_cpu(const attend_t *a, const share_t *mine, const float *in, float scale,
                           width, heads, scale, out, width, soft_scratch(bytes));
 }
 
+/* The scores of a decode step's layer: attention once more. */
+static const char *
+raise_scores(const attend_t *decode, uint32_t layer)
+{
+    size_t width = (size_t) decode->queries.heads * decode->view.kv.head_dim;
+    soft_decode_t *d = (soft_decode_t *) decode->work;
+    attend_t a = *decode;
+    share_t mine;
+
+    a.way = SCORE;
+    a.layer = layer;
+    share_rows(&a, &mine);
+    if (mine.rows.n_rows > 0
+        && run_cpu(&a, &mine, kept_queries(&a, &mine, width), d->scale,
+                   soft_scratch(mine.rows.n_rows * width * 4))
+               != 0) {
+        return "scores refused by the CPU backend";
+    }
+    d->unscored = false;
+    return NULL;
+}
+
 static void
 attend(void *args)
 {
     const attend_t *a = args;
     const tr_cuda_queries_t *q = &a->queries;
     size_t width = (size_t) q->heads * a->view.kv.head_dim;
+    soft_decode_t *d = (soft_decode_t *) a->work;
     const char *why = work_take(a);
     float *in, *out;
     share_t mine;
@@ -216,6 +232,12 @@ attend(void *args)
     share_rows(a, &mine);
     if (why == NULL && mine.len > a->max_len) {
         why = "a sequence longer than its workspace";
+    }
+    if (why == NULL && a->way == DECODE) {
+        if (d->unscored) {
+            why = raise_scores(a, a->layer - 1);
+        }
+        d->next = a->layer + 1;
     }
     if (why != NULL) {
         soft_fault("attention", why);
@@ -238,32 +260,23 @@ attend(void *args)
     }
 }
 
-/* Attention once more, for the scores' sake. */
+/* The last layer's. */
 static void
 score(void *args)
 {
     const attend_t *a = args;
-    size_t width = (size_t) a->queries.heads * a->view.kv.head_dim;
     soft_decode_t *d = (soft_decode_t *) a->work;
-    const char *why;
-    share_t mine;
+    const char *why = d->mark != PLANNED || d->next != a->layer + 1
+                          ? "scores of a layer that was not attended last"
+                          : NULL;
 
-    share_rows(a, &mine);
-    if (mine.rows.n_rows == 0) {
-        return;
-    }
-    why = work_take(a);
-    if (why == NULL
-        && run_cpu(a, &mine, kept_queries(a, &mine, width), d->scale,
-                   soft_scratch(mine.rows.n_rows * width * 4))
-               != 0) {
-        why = "refused by the CPU backend";
+    if (why == NULL) {
+        why = raise_scores(a, a->layer);
+        d->next = 0; /* the plan may be used again */
     }
     if (why != NULL) {
         soft_fault("decode_score", why);
-        return;
     }
-    d->unscored = false;
 }
 
 /* ---- launchers ---------------------------------------------------------- */
@@ -376,7 +389,7 @@ plan(void *args)
 
     memset(a->work, 0xff, a->bytes);
     d->mark = PLANNED;
-    d->layer = NO_LAYER;
+    d->next = 0;
     d->unscored = false;
 }
 
@@ -422,10 +435,10 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
 
 int
 tr_cuda_decode_score(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
-                     uint32_t layer, const tr_rows_t *rows,
-                     const tr_cuda_decode_size_t *size, void *work)
+                     const tr_rows_t *rows, const tr_cuda_decode_size_t *size,
+                     void *work)
 {
-    attend_t a = { .layer = layer,
+    attend_t a = { .layer = kv->layers - 1,
                    .rows = *rows,
                    .queries = { .heads = size->heads },
                    .way = SCORE,
@@ -434,8 +447,7 @@ tr_cuda_decode_score(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     if (rows->n_seqs == 0) {
         return TR_KERNEL_OK;
     }
-    if (layer >= kv->layers || !aligned(work, 256)
-        || !decode_allowed(kv, rows, size)) {
+    if (!aligned(work, 256) || !decode_allowed(kv, rows, size)) {
         return TR_KERNEL_BADARG;
     }
     return launch(s, &a, kv, score, "decode_score");

@@ -111,7 +111,7 @@ fault_asked(const char *name)
 
 /* ---- scratch ------------------------------------------------------------ */
 
-#define SCRATCH_MAX 16
+#define SCRATCH_MAX 32
 
 static __thread struct {
     void *p[SCRATCH_MAX];

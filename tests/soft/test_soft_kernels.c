@@ -46,7 +46,8 @@ below(uint32_t n)
 /* ---- the device as a table ---------------------------------------------- */
 
 static tr_cuda_stream_t stream;
-static uint8_t *work; /* of whatever is launched */
+static uint8_t *work;        /* of whatever is launched */
+static uint8_t *decode_work; /* of all layers of a step */
 
 #define WORK ((size_t) 8 << 20)
 
@@ -139,26 +140,30 @@ attend_by_device(const tr_kv_view_t *kv, const tr_rows_t *rows, uint32_t layer,
     tr_cuda_prompt_size_t prompt = { LISTS, DIM, HEADS,         ROWS,
                                      ROWS,  LEN, TR_PROMPT_BEST };
     tr_cuda_generic_size_t generic = { LISTS, DIM, HEADS, ROWS, ROWS, LEN };
-    uint8_t *other = work + WORK / 2;
+    static int rc; /* of the step */
     int32_t slot[SLOTS + 1];
     tr_rows_t rest = *rows;
-    int rc = cuda->decode_plan(&stream, kv, rows, &decode, work);
 
+    if (layer == 0) {
+        rc = cuda->decode_plan(&stream, kv, rows, &decode, decode_work);
+    }
     assert_true(rc == 0 || rc == TR_KERNEL_BADARG); /* levels it knows not */
     if (rc == 0) {
         assert_int_equal(cuda->decode(&stream, kv, layer, rows, &q, &decode,
-                                      work),
-                         0);
-        assert_int_equal(cuda->decode_score(&stream, kv, layer, rows, &decode,
-                                            work),
+                                      decode_work),
                          0);
     }
-    assert_int_equal(cuda->prompt(&stream, kv, layer, rows, &q, &prompt, other),
+    if (rc == 0 && layer == LAYERS - 1) {
+        assert_int_equal(cuda->decode_score(&stream, kv, rows, &decode,
+                                            decode_work),
+                         0);
+    }
+    assert_int_equal(cuda->prompt(&stream, kv, layer, rows, &q, &prompt, work),
                      0);
     rest_of(kv, rows, rc == 0, slot);
     rest.seq_slot = slot;
     assert_int_equal(cuda->attention(&stream, kv, layer, &rest, &q, &generic,
-                                     other),
+                                     work),
                      0);
     assert_int_equal(cuda->stream_wait(&stream), 0);
 }
@@ -426,6 +431,7 @@ setup(void **state)
     seed = (uint64_t) time(NULL);
     soft_load();
     work = aligned_alloc(256, WORK);
+    decode_work = aligned_alloc(256, WORK);
     return cuda->stream_open(&device, &stream);
 }
 
@@ -435,6 +441,7 @@ teardown(void **state)
     (void) state;
     cuda->stream_close(&stream);
     free(work);
+    free(decode_work);
     return 0;
 }
 
