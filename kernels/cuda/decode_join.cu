@@ -73,8 +73,15 @@ decode_join(const tr_cuda_stream_t *s, const decode_args_t *a, uint32_t n_seqs)
                             dim3(blocks + more), JOIN_THREADS, *a, heads,
                             blocks);
     }
+    if (heads > s->device->blocks) {
+        return launch_small(s,
+                            wide ? join_blocks<128, JOIN_WARPS>
+                                 : join_blocks<64, JOIN_WARPS>,
+                            dim3(heads + more), JOIN_THREADS, *a, heads);
+    }
+    more = (more * JOIN_WARPS + JOIN_MOST - 1) / JOIN_MOST;
     return launch_small(s,
-                        wide ? join_blocks<128, JOIN_WARPS>
-                             : join_blocks<64, JOIN_WARPS>,
-                        dim3(heads + more), JOIN_THREADS, *a, heads);
+                        wide ? join_blocks<128, JOIN_MOST>
+                             : join_blocks<64, JOIN_MOST>,
+                        dim3(heads + more), JOIN_MOST * 32, *a, heads);
 }

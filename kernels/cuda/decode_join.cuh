@@ -9,6 +9,7 @@
 
 #define JOIN_THREADS 256u /* where there are many query heads */
 #define JOIN_WARPS (JOIN_THREADS / 32)
+#define JOIN_MOST 32u /* warps for each of few, which have many parts */
 
 #define EARLY 4 /* parts that are asked for before all sums are known */
 
