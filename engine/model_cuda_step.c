@@ -331,15 +331,15 @@ tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
     m->failed = NULL;
     take_fast_layouts(&r);
     select_ways(m, seq_slot, &r);
-    if (step->ways & 1u << TR_CUDA_WAY_DECODE) {
+    launched(m, m->cuda->kv_moves(m->stream, kv, &r.rows, NULL), "kv_moves");
+    if (m->failed == NULL && (step->ways & 1u << TR_CUDA_WAY_DECODE)) {
         decode = r.rows;
         decode.seq_slot = r.slots[TR_CUDA_WAY_DECODE];
         launched(m,
                  m->cuda->decode_plan(m->stream, &r.fast, &decode,
-                                      &m->decode_size, m->decode_work),
+                                      &m->decode_size, true, m->decode_work),
                  "decode_plan");
     }
-    launched(m, m->cuda->kv_moves(m->stream, kv, &r.rows, NULL), "kv_moves");
     launched(m, m->cuda->embed(m->stream, &embed), "embed");
     launched(m,
              m->cuda->rope_angles(m->stream, step->row_pos, step->n_rows,

@@ -7,7 +7,7 @@
  * looked up, so that a step's plan takes a few microseconds.
  */
 #include "decode.cuh"
-#include "ptx.cuh"
+#include "launch.cuh"
 
 #include <cuda_runtime.h>
 
@@ -442,6 +442,7 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
 
         a.work.layer[layer] = l;
     }
+    launch_wait(); /* who waits for this one also waits for the one before */
 }
 
 /* ---- launchers ---------------------------------------------------------- */
@@ -456,7 +457,7 @@ tr_cuda_decode_work(const tr_cuda_device_t *d,
 extern "C" int
 tr_cuda_decode_plan(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                     const tr_rows_t *rows, const tr_cuda_decode_size_t *size,
-                    void *work)
+                    bool beside, void *work)
 {
     plan_args_t a;
     uint32_t heads, bytes;
@@ -476,6 +477,6 @@ tr_cuda_decode_plan(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.work = decode_work(s->device, size, work);
     heads = rows->n_seqs * kv->lists;
     bytes = heads <= SHARED_HEADS ? (heads + 1) * 4 : 0;
-    plan_kernel<<<kv->layers, THREADS, bytes, (cudaStream_t) s->stream>>>(a);
-    return tr_cuda_check();
+    return launch_with(s, beside, bytes, plan_kernel, dim3(kv->layers), THREADS,
+                       a);
 }

@@ -228,7 +228,7 @@ attend_all(bed_t *b, void *arg)
                         .seq_slot = manager->seq_slot,
                         .seq_row = a.seq_row };
     rc = m->cuda->decode_plan(m->stream, &manager->view, &rows, &m->decode_size,
-                              m->decode_work);
+                              false, m->decode_work);
     for (uint32_t layer = 0; layer < m->config.layers && rc == 0; layer++) {
         rc = m->cuda->decode(m->stream, &manager->view, layer, &rows, &q,
                              &m->decode_size, m->decode_work);

@@ -347,7 +347,8 @@ pass(const tr_cuda_stream_t *stream, const setup_t *s, const operands_t *o,
 
     queries.scale = (float) (1 / sqrt(o->head_dim));
     cudaEventRecord(e[0], stream->stream);
-    error = tr_cuda_decode_plan(stream, &s->view, &s->rows, &o->size, work);
+    error = tr_cuda_decode_plan(stream, &s->view, &s->rows, &o->size, false,
+                                work);
     cudaEventRecord(e[1], stream->stream);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         error |= tr_cuda_decode(stream, &s->view, layer, &s->rows, &queries,

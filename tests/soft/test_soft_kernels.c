@@ -145,7 +145,7 @@ attend_by_device(const tr_kv_view_t *kv, const tr_rows_t *rows, uint32_t layer,
     tr_rows_t rest = *rows;
 
     if (layer == 0) {
-        rc = cuda->decode_plan(&stream, kv, rows, &decode, decode_work);
+        rc = cuda->decode_plan(&stream, kv, rows, &decode, false, decode_work);
     }
     assert_true(rc == 0 || rc == TR_KERNEL_BADARG); /* levels it knows not */
     if (rc == 0) {
