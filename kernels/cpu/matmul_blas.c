@@ -6,7 +6,8 @@
  * the product itself when there are few rows (decode).  Its kernels for small
  * products (M N K <= 10^6), where it has any, do not pack; PANEL * K_BLOCK *
  * ROWS_MAX stays below that (64 * 256 * 48), and the panel stays in the
- * first-level caches while all rows pass by.  OpenBLAS itself runs one thread.
+ * first-level caches while all rows pass by.  OpenBLAS itself runs one thread;
+ * where it is built on OpenMP, every thread has to say so for itself.
  *
  * Bit-exactness.  The sum over k is cut at fixed places (K_BLOCK), each part
  * is one call with the same n and k, and nobody splits k further.  What is
@@ -21,6 +22,7 @@
 #include "cpu.h"
 
 #include <cblas.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -63,9 +65,25 @@ panel_product(const scheme_t *how, const float *panel, uint32_t k,
     }
 }
 
+/* OpenBLAS changes what all threads share when it is told. */
+static void
+one_thread(void)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static _Thread_local bool told;
+
+    if (!told) {
+        pthread_mutex_lock(&lock);
+        openblas_set_num_threads(1);
+        pthread_mutex_unlock(&lock);
+        told = true;
+    }
+}
+
 void
 tr_panel_blas(const tr_panel_t *a)
 {
+    one_thread();
     panel_product(&scheme, a->data, a->k, a->x, a->ldx, a->rows, a->y, a->ldy,
                   a->add);
 }
@@ -118,7 +136,7 @@ tr_panel_blas_probe(void)
 {
     static const uint32_t ks[] = { K_BLOCK, 232, 128, 64, 40, 16, 7 };
 
-    openblas_set_num_threads(1);
+    one_thread();
     for (size_t i = 0; i < N_SCHEMES; i++) {
         bool holds = true;
 
