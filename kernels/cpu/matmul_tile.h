@@ -6,9 +6,11 @@
  * A tile of up to ROWS rows times V_VECS vectors of the panel's columns stays
  * in registers while k passes by.  Each k needs the vectors once and a number
  * of each row: the multipliers wait for nothing as long as the panel comes from
- * the second-level cache.  So with more than one tile k is cut into blocks of
- * K_BLOCK, all tiles pass over a block, and as they do they ask for the next
- * one, evenly spread: memory and multipliers are busy at once.  With one tile
+ * the second-level cache.  So with more than one tile k is cut into equal blocks,
+ * all tiles pass over a block, and as they do they ask for the next one, evenly
+ * spread: memory and multipliers are busy at once.  With few rows, whose tiles
+ * have little time for that, a block and its part of x fit into the first-level
+ * cache, so that only the first tile waits for the second level.  With one tile
  * every weight is used once, and plain reading is as fast as memory.
  *
  * Bit-exactness.  Every element of y is one chain of fused multiply-adds in
@@ -20,6 +22,8 @@
 
 #define PANEL TR_COL_PAD
 #define K_BLOCK 192u
+#define K_BLOCK_FEW 96u
+#define FEW_ROWS 48u
 #define ROWS 6u
 #define VECS_MAX (PANEL / V_WIDTH)
 #define ASKING_MAX 16u /* so that each asks for enough */
@@ -166,15 +170,19 @@ block_product(const tr_panel_t *a, uint32_t k0, uint32_t k, const float *next)
 void
 TR_NAME(tr_panel)(const tr_panel_t *a)
 {
+    uint32_t most = a->rows <= FEW_ROWS ? K_BLOCK_FEW : K_BLOCK;
+    uint32_t blocks = (a->k + most - 1) / most, k0 = 0;
+
     if (a->rows <= V_ONCE_ROWS) {
         panel_once(a);
         return;
     }
-    for (uint32_t k0 = 0; k0 < a->k; k0 += K_BLOCK) {
-        uint32_t k = a->k - k0 < K_BLOCK ? a->k - k0 : K_BLOCK;
+    for (uint32_t i = 0; i < blocks; i++) {
+        uint32_t k = (a->k - k0 + blocks - i - 1) / (blocks - i);
 
         block_product(a, k0, k,
-                      k0 + k < a->k ? a->data + (size_t) (k0 + k) * PANEL
-                                    : a->next);
+                      i + 1 < blocks ? a->data + (size_t) (k0 + k) * PANEL
+                                     : a->next);
+        k0 += k;
     }
 }
