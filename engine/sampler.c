@@ -17,6 +17,10 @@
 
 #define IN_PROMPT 0x80000000u
 
+/* Logits are looked at four and four. */
+typedef float four_t __attribute__((vector_size(16)));
+typedef int32_t mask_t __attribute__((vector_size(16)));
+
 /* A logprob of minus infinity is said as OpenAI says it. */
 #define LOGPROB_LOWEST (-9999.0f)
 
@@ -75,23 +79,46 @@ tr_sampler_accept(tr_sampler_t *s, int32_t token)
     }
 }
 
-/* The largest logit; false for NaN, +inf, or nothing but -inf.  A new maximum is
- * rare, so the loop is one comparison that is foreseen; NaN fails it too. */
+static inline four_t
+load(const float *x)
+{
+    four_t v;
+
+    memcpy(&v, x, sizeof(v));
+    return v;
+}
+
+/* The largest logit; false for NaN, +inf, or nothing but -inf. */
 static bool
 find_max(const float *logits, uint32_t vocab, float *max)
 {
+    const four_t lowest = { -INFINITY, -INFINITY, -INFINITY, -INFINITY };
+    four_t top[4] = { lowest, lowest, lowest, lowest };
+    mask_t odd = { 0 }; /* NaN was seen */
     float m = -INFINITY;
+    bool good;
+    uint32_t i = 0;
 
-    for (uint32_t i = 0; i < vocab; i++) {
-        if (!(logits[i] <= m)) {
-            m = logits[i];
-            if (isnan(m)) {
-                return false;
-            }
+    for (; i + 16 <= vocab; i += 16) {
+#pragma GCC unroll 4
+        for (uint32_t j = 0; j < 4; j++) {
+            four_t x = load(logits + i + 4 * j);
+            mask_t more = x > top[j];
+
+            top[j] = (four_t) ((more & (mask_t) x) | (~more & (mask_t) top[j]));
+            odd |= x != x;
         }
     }
+    good = !(odd[0] | odd[1] | odd[2] | odd[3]);
+    for (uint32_t j = 0; j < 16; j++) {
+        m = fmaxf(m, top[j / 4][j % 4]);
+    }
+    for (; i < vocab; i++) {
+        m = fmaxf(m, logits[i]);
+        good = good && !isnan(logits[i]);
+    }
     *max = m;
-    return isfinite(m);
+    return good && isfinite(m);
 }
 
 static void
@@ -335,8 +362,19 @@ draw(const tr_sampler_t *s, const float *logits, float max, candidate_t *c)
 static int32_t
 find_greedy(const float *logits, uint32_t vocab, float max)
 {
+    const four_t wanted = { max, max, max, max };
     uint32_t i = 0;
 
+    for (; i + 16 <= vocab; i += 16) {
+        mask_t found = (load(logits + i) == wanted)
+                       | (load(logits + i + 4) == wanted)
+                       | (load(logits + i + 8) == wanted)
+                       | (load(logits + i + 12) == wanted);
+
+        if (found[0] | found[1] | found[2] | found[3]) {
+            break;
+        }
+    }
     while (i + 1 < vocab && logits[i] != max) {
         i++;
     }

@@ -15,7 +15,7 @@
 
 #include "sampler.h"
 
-#define VOCAB 64
+#define VOCAB 71 /* not whole vectors */
 
 typedef struct {
     tr_sampling_params_t p;
@@ -424,9 +424,9 @@ logits_that_are_no_numbers_are_an_error(void **state)
 
     (void) state;
     rig_begin(&r, 7, NULL, 0);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2 * VOCAB; i++) {
         memcpy(logits, r.logits, sizeof(logits));
-        logits[VOCAB - 1] = bad[i];
+        logits[i / 2] = bad[i % 2];
         assert_int_equal(tr_sampler_sample(&r.s, logits, r.scratch, &out),
                          TR_ERR_INTERNAL);
         assert_int_equal(tr_sampler_score(logits, VOCAB, 0, 0, r.scratch, &out),
@@ -437,9 +437,13 @@ logits_that_are_no_numbers_are_an_error(void **state)
     }
     assert_int_equal(tr_sampler_sample(&r.s, logits, r.scratch, &out),
                      TR_ERR_INTERNAL);
-    logits[17] = -80; /* one token is enough */
-    assert_int_equal(tr_sampler_sample(&r.s, logits, r.scratch, &out), TR_OK);
-    assert_int_equal(out.token, 17);
+    for (int i = 0; i < VOCAB; i++) { /* one token is enough */
+        logits[i] = -80;
+        assert_int_equal(tr_sampler_sample(&r.s, logits, r.scratch, &out),
+                         TR_OK);
+        assert_int_equal(out.token, i);
+        logits[i] = -INFINITY;
+    }
     rig_end(&r);
 }
 
