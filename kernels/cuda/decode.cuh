@@ -23,10 +23,10 @@
  * For its scores each tile leaves a trace: its weights as FP16, and the maximum
  * to which they relate, for each query head of the group.  Traces are counted in
  * those of 8 tokens, of which a tile of 16 has two; a segment begins with an even
- * one.  From the join kernel
- * come the sums of each query head, which turn weights into probabilities.  So
- * a layer's scores can only be raised behind it; that the next layer's warps do
- * it as they come to their ends, at different times, hides most of it.
+ * one.  From the join kernel come the sums of each query head, which turn weights
+ * into probabilities.  So a layer's scores can only be raised behind it; that the
+ * next layer's warps do it as they come to their ends, at different times, hides
+ * most of it.
  */
 #ifndef TR_CUDA_DECODE_CUH
 #define TR_CUDA_DECODE_CUH
