@@ -8,6 +8,7 @@
 #include "policy_bench.h"
 
 #define CROWD 20
+#define CROWDS 5 /* until somebody has made way */
 
 static void
 run_policy(const char *spec, uint64_t memory)
@@ -22,11 +23,15 @@ run_policy(const char *spec, uint64_t memory)
     }
     run_alone(spec, asks, CROWD);
     for (int late = 0; late < 2; late++) {
-        made_way_t done = run_crowd(spec, asks, CROWD, memory, 64 << 20, late);
+        made_way_t done = { 0 };
 
+        /* on a busy machine requests may come so late that all find room */
+        for (int i = 0; i < CROWDS && done.swaps == 0; i++) {
+            done = run_crowd(spec, asks, CROWD, memory, 64 << 20, late);
+            assert_int_equal(done.recomputed, 0);
+            compare(spec, asks, CROWD);
+        }
         assert_true(done.swaps > 0);
-        assert_int_equal(done.recomputed, 0);
-        compare(spec, asks, CROWD);
     }
     free(asks);
 }
