@@ -7,6 +7,7 @@
 #   scripts/deps.sh test       and what the tests use (make test)
 #   scripts/deps.sh lint       and what make lint uses
 #   scripts/deps.sh sanitize   and what the sanitizer builds of nginx use
+#   scripts/deps.sh package    and what runs another Debian's nginx here
 #   scripts/deps.sh engine     run a built engine, and no more (images)
 #   scripts/deps.sh nginx      run NGINX with a built module, and no more
 #   scripts/deps.sh cuda       compile, with what nvcc needs beside itself
@@ -97,6 +98,12 @@ patch                     applies its patches   command:patch
 LIST
 }
 
+package_packages() {
+    cat <<'LIST'
+patchelf                  lets a newer Debian's nginx run here   command:patchelf
+LIST
+}
+
 is_there() { # package, command (may be empty)
     if [ -n "$2" ] && command -v "$2" >/dev/null 2>&1; then
         return 0
@@ -113,7 +120,11 @@ case "${1:-}" in
     cuda) list=$(build_packages; cuda_packages) ;;
     images) list=$(images_packages) ;;
     sanitize) list=$(build_packages; test_packages; sanitize_packages) ;;
-    *) echo "usage: $0 build|test|lint|sanitize|engine|nginx|cuda|images" >&2; exit 2 ;;
+    package) list=$(build_packages; test_packages; package_packages) ;;
+    *)
+        echo "usage: $0 build|test|lint|sanitize|package|engine|nginx|cuda|images" >&2
+        exit 2
+        ;;
 esac
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then

@@ -5,7 +5,9 @@
 #   scripts/test-nginx.sh SOURCE [0|1]      0: static only, 1: dynamic only
 #
 # SOURCE is a directory, or debian:RELEASE.  The builds stay in
-# build/nginx-VERSION-static and build/nginx-VERSION-dynamic.
+# build/nginx-VERSION-static and build/nginx-VERSION-dynamic.  With
+# package:RELEASE it is the nginx that this release has as a package, with a
+# module built for it (package-nginx.sh).
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/lib.sh"
@@ -18,6 +20,16 @@ case "${2:-}" in
     *) fail "DYNAMIC is \"$2\", it can be 0 or 1" ;;
 esac
 case "$source" in
+    package:*)
+        here=$("$ROOT"/scripts/package-nginx.sh "${source#package:}")
+        make -s --no-print-directory -C "$ROOT" B="$BUILD" \
+            NGINX_DEV="$here/root/usr/share/nginx/src" \
+            MODULE_DIR="$here/module" module
+        step "nginx $(cat "$here/version"), the package's: end-to-end tests"
+        TR_NGINX=$here/nginx B=$BUILD \
+            TR_MODULE=$here/module/ngx_http_tokenring_module.so \
+            exec "$ROOT"/scripts/test.sh e2e
+        ;;
     debian:*) source=$("$ROOT"/scripts/fetch-nginx.sh "${source#debian:}") ;;
 esac
 version=$(sed -n 's/^#define NGINX_VERSION *"\(.*\)"/\1/p' \
