@@ -7,7 +7,7 @@
 #
 #   DIR/nginx         the binary, which finds that release's libraries
 #   DIR/version
-#   DIR/root/usr/share/nginx/src            of nginx-dev, to build a module with
+#   DIR/tree/usr/share/nginx/src            of nginx-dev, to build a module with
 #
 # So a module can be tried on a newer nginx than this system has, and on one
 # whose sources the archive no longer has.  The binary is run by the release's
@@ -36,7 +36,7 @@ fi
 [ -r "$keyring" ] || fail "no $keyring: is this a Debian system?"
 step "Fetching nginx's packages from Debian $release" >&2
 rm -rf "$here"
-mkdir -p "$here"/root "$here"/apt/{lists,cache/archives}/partial
+mkdir -p "$here"/tree "$here"/apt/{lists,cache/archives}/partial
 state=$here/apt
 echo "deb [signed-by=$keyring] $mirror $release main" >"$state/sources.list"
 apt() {
@@ -51,16 +51,16 @@ apt update
 # shellcheck disable=SC2086 # a list of names
 (cd "$state" && apt download $packages)
 for deb in "$state"/*.deb; do
-    dpkg -x "$deb" "$here/root"
+    dpkg -x "$deb" "$here/tree"
 done
 rm -rf "$state"
 
-libraries=$here/root/usr/lib/$(gcc -print-multiarch 2>/dev/null)
+libraries=$here/tree/usr/lib/$(gcc -print-multiarch 2>/dev/null)
 loader=$(find "$libraries" -maxdepth 1 -name 'ld-linux*' | head -n 1)
 [ -n "$loader" ] || fail "the packages have no dynamic loader in $libraries"
-cp "$here/root/usr/sbin/nginx" "$here/nginx"
+cp "$here/tree/usr/sbin/nginx" "$here/nginx"
 patchelf --set-interpreter "$loader" \
-    --set-rpath "$libraries:${libraries#"$here/root"}" "$here/nginx"
+    --set-rpath "$libraries:${libraries#"$here/tree"}" "$here/nginx"
 "$here/nginx" -v 2>"$here/said" || fail "the package's nginx does not run: $(
     cat "$here/said"
 )"

@@ -23,7 +23,7 @@ case "$source" in
     package:*)
         here=$("$ROOT"/scripts/package-nginx.sh "${source#package:}")
         make -s --no-print-directory -C "$ROOT" B="$BUILD" \
-            NGINX_DEV="$here/root/usr/share/nginx/src" \
+            NGINX_DEV="$here/tree/usr/share/nginx/src" \
             MODULE_DIR="$here/module" module
         step "nginx $(cat "$here/version"), the package's: end-to-end tests"
         TR_NGINX=$here/nginx B=$BUILD \
