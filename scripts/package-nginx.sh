@@ -11,45 +11,32 @@
 #
 # So a module can be tried on a newer nginx than this system has, and on one
 # whose sources the archive no longer has.  The binary is run by the release's
-# own dynamic loader (patchelf): its C library is newer, too.  The system's apt
-# configuration is neither used nor changed (fetch-nginx.sh says how).  A second
-# call is quiet and offline.
+# own dynamic loader (patchelf): its C library is newer, too.  This system stays
+# as it is, but for patchelf (debian.sh).  A second call is quiet and offline.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/lib.sh"
+# shellcheck source-path=SCRIPTDIR
+. "$(dirname "$0")/debian.sh"
 
 release=${1:?"usage: $0 RELEASE"}
-mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
-keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 here=$BUILD/nginx-package/$release
 packages="nginx nginx-dev libc6 libcrypt1 libpcre2-8-0 libssl3t64 zlib1g libzstd1"
 
-case "$release" in
-    *[!a-z0-9-]*) fail "\"$release\" is no Debian release name" ;;
-esac
+debian_check "$release"
 if [ -e "$here/version" ]; then
     echo "$here"
     exit
 fi
 
 "$ROOT"/scripts/deps.sh package >&2
-[ -r "$keyring" ] || fail "no $keyring: is this a Debian system?"
 step "Fetching nginx's packages from Debian $release" >&2
 rm -rf "$here"
-mkdir -p "$here"/tree "$here"/apt/{lists,cache/archives}/partial
+mkdir -p "$here/tree"
 state=$here/apt
-echo "deb [signed-by=$keyring] $mirror $release main" >"$state/sources.list"
-apt() {
-    apt-get -qq -o Dir::Etc::SourceList="$state/sources.list" \
-        -o Dir::Etc::SourceParts=/dev/null \
-        -o Dir::State::lists="$state/lists" \
-        -o Dir::State::status=/dev/null \
-        -o Dir::Cache="$state/cache" \
-        -o APT::Sandbox::User="$(id -un)" "$@" >&2
-}
-apt update
+debian_open deb "$release" "$state"
 # shellcheck disable=SC2086 # a list of names
-(cd "$state" && apt download $packages)
+(cd "$state" && debian_apt "$state" download $packages)
 for deb in "$state"/*.deb; do
     dpkg -x "$deb" "$here/tree"
 done

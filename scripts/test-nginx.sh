@@ -21,6 +21,8 @@ case "${2:-}" in
 esac
 case "$source" in
     package:*)
+        [ "$links" != static ] || fail "a package's nginx has no module" \
+            "built in: DYNAMIC=0 does not go with $source"
         here=$("$ROOT"/scripts/package-nginx.sh "${source#package:}")
         make -s --no-print-directory -C "$ROOT" B="$BUILD" \
             NGINX_DEV="$here/tree/usr/share/nginx/src" \
