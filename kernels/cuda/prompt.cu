@@ -8,6 +8,7 @@
  *   score    prompt_score.cu, when dense pages carry scores
  */
 #include "prompt.cuh"
+#include "tensor.cuh"
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -231,17 +232,11 @@ prompt_allowed(const tr_kv_view_t *kv, uint32_t layer, const tr_rows_t *rows,
            && work != NULL && aligned(work, 256);
 }
 
-typedef CUresult (*encode_t)(CUtensorMap *, CUtensorMapDataType, cuuint32_t,
-                             void *, const cuuint64_t *, const cuuint64_t *,
-                             const cuuint32_t *, const cuuint32_t *,
-                             CUtensorMapInterleave, CUtensorMapSwizzle,
-                             CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
 /* Pages as the copy engine sees them: [page][8 tokens][64 dimensions][token]
  * [dimension], a box being some groups of 8 tokens.  How many pages there are is
  * not said here. */
 static bool
-map_pages(encode_t encode, CUtensorMap *map, const tr_kv_view_t *kv,
+map_pages(tensor_encode_t encode, CUtensorMap *map, const tr_kv_view_t *kv,
           uint32_t part, uint32_t box_tokens)
 {
     uint32_t row = 2 * kv->head_dim, columns = kv->head_dim / 64;
@@ -261,21 +256,10 @@ map_pages(encode_t encode, CUtensorMap *map, const tr_kv_view_t *kv,
 static bool
 map_all(prompt_maps_t *maps, const tr_kv_view_t *kv, uint32_t box)
 {
-    cudaDriverEntryPointQueryResult found;
-    void *encode = NULL;
-    cudaError_t e;
+    tensor_encode_t encode = tensor_encode();
 
-#if CUDART_VERSION >= 12050
-    e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode,
-                                         12000, cudaEnableDefault, &found);
-#else
-    e = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode,
-                                cudaEnableDefault, &found);
-#endif
-    return e == cudaSuccess && encode != NULL
-           && map_pages((encode_t) encode, &maps->key, kv, 0, box)
-           && map_pages((encode_t) encode, &maps->value, kv, kv->layout->value,
-                        box);
+    return encode != NULL && map_pages(encode, &maps->key, kv, 0, box)
+           && map_pages(encode, &maps->value, kv, kv->layout->value, box);
 }
 
 static tr_prompt_way_t
