@@ -99,6 +99,8 @@ layout(tr_model_cuda_t *m, uint8_t *base)
     TAKE(normed, rows * m->ld_hidden * 2);
     TAKE(qkv, rows * m->ld_qkv * 2);
     TAKE(attn, rows * m->ld_attn * 2);
+    TAKE(meet, sizeof(uint32_t));
+    TAKE(squares, TR_CUDA_FEW_ROWS * TR_CUDA_FEW_PARTS * sizeof(float));
     TAKE(delta, rows * m->ld_hidden * 2);
     TAKE(gate_up, rows * m->ld_gate_up * 2);
     TAKE(mlp, rows * m->ld_mlp * 2);
@@ -208,6 +210,8 @@ tr_status_t
 tr_model_cuda_prepare(tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits,
                       tr_error_t *err)
 {
+    tr_status_t status;
+
     m->max_rows = limits->max_rows;
     m->max_seqs = limits->max_seqs;
     m->max_len = limits->max_len;
@@ -229,7 +233,11 @@ tr_model_cuda_prepare(tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits,
         return tr_error_set(err, TR_ERR_INTERNAL, "device", "backend cuda: %s",
                             m->cuda->reason());
     }
-    return choose(m, limits->timed, err);
+    status = choose(m, limits->timed, err);
+    if (status == TR_OK) {
+        tr_model_cuda_choose_few(m, limits->timed);
+    }
+    return status;
 }
 
 /* ---- open and free ------------------------------------------------------ */

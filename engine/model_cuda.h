@@ -46,6 +46,8 @@ typedef struct {
     size_t work_size;
     size_t ld_hidden, ld_qkv, ld_attn, ld_gate_up, ld_mlp, ld_logits;
     float *hidden, *angles, *logits;
+    float *squares; /* [TR_CUDA_FEW_ROWS][TR_CUDA_FEW_PARTS] */
+    uint32_t *meet; /* of chains of products */
     void *normed, *qkv, *attn, *delta, *gate_up, *mlp; /* of T */
     tr_cuda_history_t history;                         /* [slots][max_len] */
     int32_t *seq_slot[3]; /* [max_seqs] by way (below), where they differ */
@@ -54,6 +56,10 @@ typedef struct {
     tr_cuda_decode_size_t decode_size;
     tr_cuda_prompt_size_t prompt_size;
     tr_cuda_generic_size_t generic_size; /* max_seqs: of one launch */
+
+    uint32_t few_classes; /* bits: steps of such rows have few.h's products */
+    bool few;             /* this step has */
+    uint32_t parts;       /* of squares, of the last product */
 
     const char *failed; /* the launch that failed first, NULL: none */
     int failed_code;
@@ -177,6 +183,36 @@ tr_model_cuda_head(const tr_model_cuda_t *m)
 {
     return m->root.part[m->config.tied ? TR_PART_EMBED : TR_PART_HEAD];
 }
+
+/* ---- model_cuda_few.c: products of few rows (cuda/few.h) ---- */
+
+#define TR_CUDA_FEW_CLASSES 4u /* up to 8, 16, 32, 64 rows */
+
+/* qkv of the first layer; what is between a layer's attention and the next.
+ * Both return false when a launch has failed (m->failed). */
+bool tr_model_cuda_few_first(tr_model_cuda_t *m, uint32_t rows);
+bool tr_model_cuda_few_rest(tr_model_cuda_t *m, uint32_t layer, uint32_t rows);
+
+/* Does a step of so many rows have them? */
+static inline bool
+tr_model_cuda_is_few(const tr_model_cuda_t *m, uint32_t rows)
+{
+    uint32_t c = rows <= 8 ? 0 : rows <= 16 ? 1 : rows <= 32 ? 2 : 3;
+
+    return rows <= TR_CUDA_FEW_ROWS && (m->few_classes >> c & 1) != 0;
+}
+
+/* Sets few_classes; timed: where they are faster than cuBLASLt's with a norm and
+ * silu between, else wherever they can be done. */
+void tr_model_cuda_choose_few(tr_model_cuda_t *m, bool timed);
+
+/* ---- model_cuda_step.c ---- */
+
+/* Keeps what failed first; the rest of a step is not launched. */
+bool tr_model_cuda_launched(tr_model_cuda_t *m, int rc, const char *what);
+
+/* A layer without cache and attention, as m->few says. */
+bool tr_model_cuda_products(tr_model_cuda_t *m, uint32_t layer, uint32_t rows);
 
 /* model_cuda_weights.c: takes the memory of the weights and fills it. */
 tr_status_t tr_model_cuda_load(tr_model_cuda_t *m,

@@ -5,6 +5,8 @@
  *   layer: norm (adds what the layer before gave), product qkv, bias, norms and
  *          rotation of heads with their append to the cache, attention, product o
  *          norm (adds o), product gate_up, silu, product down
+ *          With few rows these are one kernel beside append and attention
+ *          (model_cuda_few.c).
  *   wanted rows, TR_CUDA_LOGIT_ROWS at a time: norm, product with the head,
  *          sampling
  *
@@ -18,15 +20,20 @@
 
 /* ---- launches ----------------------------------------------------------- */
 
-/* Keeps what failed first; the rest of a step is not launched. */
-static bool
-launched(tr_model_cuda_t *m, int rc, const char *what)
+bool
+tr_model_cuda_launched(tr_model_cuda_t *m, int rc, const char *what)
 {
     if (rc != 0 && m->failed == NULL) {
         m->failed = what;
         m->failed_code = rc;
     }
     return m->failed == NULL;
+}
+
+static bool
+launched(tr_model_cuda_t *m, int rc, const char *what)
+{
+    return tr_model_cuda_launched(m, rc, what);
 }
 
 static bool
@@ -64,6 +71,60 @@ norm(tr_model_cuda_t *m, uint32_t rows, const void *delta, const float *bias,
 
     return launched(m, m->cuda->norm(m->stream, &a), "norm");
 }
+
+/* ---- products of a layer, and what stands between them -------------------- */
+
+static bool
+before_attention(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
+{
+    void *const *w = m->layers[layer].part;
+
+    if (m->few && layer > 0) {
+        return true; /* the chain before has made q, k and v */
+    }
+    return norm(m, n, layer == 0 ? NULL : m->delta, NULL, w[TR_PART_INPUT_NORM])
+           && (m->few ? tr_model_cuda_few_first(m, n)
+                      : multiply(m, TR_PART_QKV, w[TR_PART_QKV], m->normed,
+                                 m->ld_hidden, n, m->qkv, m->ld_qkv));
+}
+
+static bool
+after_attention(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
+{
+    void *const *w = m->layers[layer].part;
+
+    if (m->few) {
+        return tr_model_cuda_few_rest(m, layer, n);
+    }
+    return multiply(m, TR_PART_O, w[TR_PART_O], m->attn, m->ld_attn, n,
+                    m->delta, m->ld_hidden)
+           && norm(m, n, m->delta, w[TR_PART_O_BIAS], w[TR_PART_POST_NORM])
+           && multiply(m, TR_PART_GATE_UP, w[TR_PART_GATE_UP], m->normed,
+                       m->ld_hidden, n, m->gate_up, m->ld_gate_up)
+           && launched(m,
+                       m->cuda->silu_mul(m->stream, m->gate_up, m->ld_gate_up,
+                                         n, m->config.intermediate, m->type,
+                                         m->mlp, m->ld_mlp),
+                       "silu_mul")
+           && multiply(m, TR_PART_DOWN, w[TR_PART_DOWN], m->mlp, m->ld_mlp, n,
+                       m->delta, m->ld_hidden);
+}
+
+/* Norms stand where append and attention do, and let what is behind them begin as
+ * early as these do. */
+bool
+tr_model_cuda_products(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
+{
+    bool ok = before_attention(m, layer, rows);
+
+    for (int i = 0; i < 3 && ok; i++) {
+        ok = norm(m, rows, NULL, NULL,
+                  m->layers[layer].part[TR_PART_INPUT_NORM]);
+    }
+    return ok && after_attention(m, layer, rows);
+}
+
+/* ---- launches of a step -------------------------------------------------- */
 
 /* What the launches of a step share. */
 typedef struct {
@@ -140,10 +201,10 @@ attend(tr_model_cuda_t *m, const run_t *r, uint32_t layer)
 }
 
 static bool
-attention_half(tr_model_cuda_t *m, const run_t *r, uint32_t layer)
+layer(tr_model_cuda_t *m, const run_t *r, uint32_t l)
 {
     const tr_model_config_t *c = &m->config;
-    void *const *w = m->layers[layer].part;
+    void *const *w = m->layers[l].part;
     uint32_t n = r->step->n_rows;
     size_t q = (size_t) c->query_heads * c->head_dim;
     size_t kv = (size_t) c->kv_heads * c->head_dim;
@@ -158,7 +219,8 @@ attention_half(tr_model_cuda_t *m, const run_t *r, uint32_t layer)
                             .q_norm = w[TR_PART_Q_NORM],
                             .k_norm = w[TR_PART_K_NORM],
                             .eps = c->norm_eps,
-                            .angles = m->angles };
+                            .angles = m->angles,
+                            .early = m->few };
     tr_cuda_keys_t keys = { .k = (uint8_t *) m->qkv + 2 * q,
                             .v = (uint8_t *) m->qkv + 2 * (q + kv),
                             .ld = m->ld_qkv,
@@ -167,33 +229,12 @@ attention_half(tr_model_cuda_t *m, const run_t *r, uint32_t layer)
                             .moved = true,
                             .heads = &heads };
 
-    return norm(m, n, layer == 0 ? NULL : m->delta, NULL, w[TR_PART_INPUT_NORM])
-           && multiply(m, TR_PART_QKV, w[TR_PART_QKV], m->normed, m->ld_hidden,
-                       n, m->qkv, m->ld_qkv)
+    return before_attention(m, l, n)
            && launched(m,
-                       m->cuda->kv_append(m->stream, r->kv, layer, &r->rows,
-                                          &keys, NULL),
+                       m->cuda->kv_append(m->stream, r->kv, l, &r->rows, &keys,
+                                          NULL),
                        "kv_append")
-           && attend(m, r, layer)
-           && multiply(m, TR_PART_O, w[TR_PART_O], m->attn, m->ld_attn, n,
-                       m->delta, m->ld_hidden);
-}
-
-static bool
-mlp_half(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
-{
-    void *const *w = m->layers[layer].part;
-
-    return norm(m, n, m->delta, w[TR_PART_O_BIAS], w[TR_PART_POST_NORM])
-           && multiply(m, TR_PART_GATE_UP, w[TR_PART_GATE_UP], m->normed,
-                       m->ld_hidden, n, m->gate_up, m->ld_gate_up)
-           && launched(m,
-                       m->cuda->silu_mul(m->stream, m->gate_up, m->ld_gate_up,
-                                         n, m->config.intermediate, m->type,
-                                         m->mlp, m->ld_mlp),
-                       "silu_mul")
-           && multiply(m, TR_PART_DOWN, w[TR_PART_DOWN], m->mlp, m->ld_mlp, n,
-                       m->delta, m->ld_hidden);
+           && attend(m, r, l) && after_attention(m, l, n);
 }
 
 /* Logits of the wishes, and what they ask for.  The last layer's part of the
@@ -209,7 +250,7 @@ finish(tr_model_cuda_t *m, const int32_t *seq_slot, const tr_cuda_step_t *s)
                                 .n = m->config.hidden,
                                 .hidden = m->hidden,
                                 .ldh = m->ld_hidden,
-                                .delta = m->delta,
+                                .delta = m->few ? NULL : m->delta,
                                 .ldd = m->ld_hidden,
                                 .weight = m->root.part[TR_PART_FINAL_NORM],
                                 .eps = m->config.norm_eps,
@@ -329,6 +370,7 @@ tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
     tr_rows_t decode;
 
     m->failed = NULL;
+    m->few = tr_model_cuda_is_few(m, step->n_rows);
     take_fast_layouts(&r);
     select_ways(m, seq_slot, &r);
     launched(m, m->cuda->kv_moves(m->stream, kv, &r.rows, NULL), "kv_moves");
@@ -347,7 +389,7 @@ tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
                                   m->angles),
              "rope_angles");
     for (uint32_t l = 0; l < m->config.layers && m->failed == NULL; l++) {
-        (void) (attention_half(m, &r, l) && mlp_half(m, l, step->n_rows));
+        layer(m, &r, l);
     }
     if (m->failed == NULL) {
         finish(m, seq_slot, step);

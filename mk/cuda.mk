@@ -144,14 +144,15 @@ $(CUDA_PROMPT): $B/cuda/%: $B/cuda/obj/%.o $B/cuda/obj/prompt_case.o \
 	$Q$(NVCC) -o $@ $^ -lm
 
 # The rest of the model, and sampling.
-CUDA_MODEL := $B/cuda/test_model $B/cuda/test_sample $B/cuda/bench_model
+CUDA_MODEL := $B/cuda/test_model $B/cuda/test_sample $B/cuda/test_few \
+              $B/cuda/bench_model
 CUDA_SIDE  := $(patsubst %,$B/cuda/obj/%.o,model_side model_reference \
     sample_reference emulate_model emulate)
 cuda: $(CUDA_MODEL)
 
 $(CUDA_SIDE) $(CUDA_MODEL:$B/cuda/%=$B/cuda/obj/%.o): \
     $(wildcard tests/gpu/model_*.h tests/gpu/emulate*.h) \
-    kernels/cuda/model.h kernels/cuda/sample.h
+    kernels/cuda/few.h kernels/cuda/model.h kernels/cuda/sample.h
 
 $(CUDA_MODEL): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_SIDE) $(CUDA_GPU) \
     $B/libtokenring_cuda.a

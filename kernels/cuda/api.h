@@ -14,6 +14,7 @@
 #define TR_CUDA_API_H
 
 #include "cuda.h"
+#include "few.h"
 #include "manager.h"
 #include "matmul.h"
 #include "model.h"
@@ -26,7 +27,7 @@
 extern "C" {
 #endif
 
-#define TR_CUDA_API_VERSION 5u
+#define TR_CUDA_API_VERSION 6u
 
 /* name, of every function in the table */
 /* clang-format off */
@@ -38,6 +39,7 @@ extern "C" {
     F(event_wait) F(event_time) F(event_follow)                            \
     F(graph_begin) F(graph_end) F(graph_launch) F(graph_close)             \
     F(matmul_open) F(matmul_close) F(matmul_choose) F(matmul)              \
+    F(few) F(few_fits) F(few_parts)                                        \
     F(embed) F(rope_angles) F(norm) F(silu_mul) F(fill_random)             \
     F(convert) F(select) F(sample) F(sample_work)                          \
     F(decode_work) F(decode_plan) F(decode) F(decode_score)                \

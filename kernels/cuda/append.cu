@@ -188,7 +188,7 @@ tr_cuda_kv_append(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     }
     warps = kv->lists * 2 + (a.heads.n + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE;
     /* with heads it is the product that is before it */
-    return launch_with(s, a.heads.n == 0, 0, append_kernel,
+    return launch_with(s, a.heads.n == 0 || in->heads->early, 0, append_kernel,
                        dim3(rows->n_rows, (warps + WARPS - 1) / WARPS),
                        32 * WARPS, a);
 }

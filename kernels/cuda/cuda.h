@@ -32,6 +32,8 @@ typedef struct {
     uint32_t shared; /* bytes of shared memory that a block can have */
     uint32_t code;   /* 10 times the compute capability that the code which runs
                       * was compiled for; not above the device's */
+    uint32_t pairs;  /* clusters of two blocks, each with a multiprocessor to
+                      * itself, that run at once; 0: not known */
     bool dependent;  /* a kernel can begin before the one before it ends */
     bool unfinished; /* benchmarks: leave out the end of decode attention */
 } tr_cuda_device_t;

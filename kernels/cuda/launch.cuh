@@ -19,25 +19,44 @@
 int tr_cuda_check(void); /* runtime.cu */
 
 /* early: it may begin before the kernel in front of it ends; shared: bytes of
- * shared memory asked for at the launch. */
+ * shared memory asked for at the launch; cluster: blocks of one. */
+template <typename... P, typename... A>
+static int
+launch_clusters(const tr_cuda_stream_t *s, bool early, uint32_t shared,
+                uint32_t cluster, void (*kernel)(P...), dim3 blocks,
+                uint32_t threads, A... args)
+{
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attribute[2] = {};
+    uint32_t n = 0;
+
+    if (early && s->device->dependent) {
+        attribute[n].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute[n++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+        attribute[n].id = cudaLaunchAttributeClusterDimension;
+        attribute[n].val.clusterDim.x = cluster;
+        attribute[n].val.clusterDim.y = 1;
+        attribute[n++].val.clusterDim.z = 1;
+    }
+    config.gridDim = blocks;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = (cudaStream_t) s->stream;
+    config.attrs = attribute;
+    config.numAttrs = n;
+    cudaLaunchKernelEx(&config, kernel, (P) args...);
+    return tr_cuda_check();
+}
+
 template <typename... P, typename... A>
 static int
 launch_with(const tr_cuda_stream_t *s, bool early, uint32_t shared,
             void (*kernel)(P...), dim3 blocks, uint32_t threads, A... args)
 {
-    cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute attribute = {};
-
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = blocks;
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = shared;
-    config.stream = (cudaStream_t) s->stream;
-    config.attrs = &attribute;
-    config.numAttrs = early && s->device->dependent ? 1 : 0;
-    cudaLaunchKernelEx(&config, kernel, (P) args...);
-    return tr_cuda_check();
+    return launch_clusters(s, early, shared, 1, kernel, blocks, threads,
+                           args...);
 }
 
 template <typename... P, typename... A>

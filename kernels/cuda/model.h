@@ -14,6 +14,9 @@
  *   product o
  *   norm: hidden += o; T <- rmsnorm                           product gate_up
  *   silu_mul                                                  product down
+ *
+ * With few rows there may be few.h's products instead of all these but append and
+ * attention.
  */
 #ifndef TR_CUDA_MODEL_H
 #define TR_CUDA_MODEL_H
@@ -85,6 +88,7 @@ typedef struct {
     const float *q_norm, *k_norm; /* [head_dim] or NULL, both or none */
     float eps;
     const float *angles; /* [rows][2][head_dim / 2] */
+    bool early; /* tr_cuda_kv_append: the launch before it lets it begin */
 } tr_cuda_qkv_t;
 
 /* In place: bias, then the norms, then queries are rotated, in FP32 between.

@@ -189,6 +189,7 @@ tr_cuda_open(int ordinal, tr_cuda_device_t *out)
     out->code = (uint32_t) code.ptxVersion;
     out->dependent = out->code >= 90;
     decode_open(out);
+    few_open(out);
     return tr_cuda_check();
 }
 

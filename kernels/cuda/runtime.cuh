@@ -9,4 +9,7 @@
 /* Keeps what tr_cuda_reason says.  Returns TR_CUDA_FAILED. */
 int tr_cuda_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* Fills d->pairs (few.cu). */
+void few_open(tr_cuda_device_t *d);
+
 #endif

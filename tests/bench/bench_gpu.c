@@ -24,7 +24,8 @@
  *   host_gap      what its wall time, step_ms, has beyond that
  *   roofline_ms   weights and used KV pages at the speed of a copy on the
  *                 device, of the same run
- *   products_ms   the step's matrix products alone; weights_ms: their weights at
+ *   products_ms   the step's matrix products alone (those of few rows with what
+ *                 they add, gate and normalise); weights_ms: their weights at
  *                 the speed of a copy; flop_ms: their operations at the matrix
  *                 peak, of the same run
  *   attention_ms  its attention alone; kv_ms: its pages at the speed of a copy

@@ -135,15 +135,15 @@ bed_peak(bed_t *b, uint32_t side)
     return fmax(speed, square_speed(b, side));
 }
 
-/* The products of all layers, and of the head in as many parts as a step's. */
 static int
-multiply_all(bed_t *b, void *arg)
+multiply_layers(bed_t *b, uint32_t n)
 {
-    const tr_model_cuda_t *m = b->x->model;
+    tr_model_cuda_t *m = b->x->model;
     const tr_cuda_stream_t *s = &b->x->stream;
-    uint32_t n = *(const uint32_t *) arg;
     int rc = 0;
 
+    m->few = tr_model_cuda_is_few(m, n);
+    m->failed = NULL;
     for (uint32_t l = 0; l < m->config.layers && rc == 0; l++) {
         void *const *w = m->layers[l].part;
         const tr_cuda_product_t of_layer[] = {
@@ -158,10 +158,26 @@ multiply_all(bed_t *b, void *arg)
                                   m->ld_mlp, n, m->delta, m->ld_hidden),
         };
 
+        if (m->few) {
+            rc = tr_model_cuda_products(m, l, n) ? 0 : m->failed_code;
+            continue;
+        }
         for (size_t i = 0; i < sizeof(of_layer) / sizeof(*of_layer); i++) {
             rc = rc != 0 ? rc : m->cuda->matmul(s, m->products, &of_layer[i]);
         }
     }
+    return rc;
+}
+
+/* The products of all layers, and of the head in as many parts as a step's. */
+static int
+multiply_all(bed_t *b, void *arg)
+{
+    const tr_model_cuda_t *m = b->x->model;
+    const tr_cuda_stream_t *s = &b->x->stream;
+    uint32_t n = *(const uint32_t *) arg;
+    int rc = multiply_layers(b, n);
+
     for (uint32_t at = 0; at < n && rc == 0; at += m->logit_rows) {
         uint32_t rows = n - at < m->logit_rows ? n - at : m->logit_rows;
         const tr_cuda_product_t head = tr_model_cuda_product(

@@ -4,6 +4,7 @@
 #include "model_reference.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 static bool
 is_short(tr_dtype_t type)
@@ -193,6 +194,91 @@ tr_ref_silu_mul(const void *x, size_t ldx, uint32_t rows, uint32_t n,
         }
     }
     return TR_KERNEL_OK;
+}
+
+/* ---- products of few rows ------------------------------------------------ */
+
+static float
+few_scale(const tr_cuda_few_t *a, uint32_t r)
+{
+    float sum = 0;
+
+    for (uint32_t i = 0; i < a->parts; i++) {
+        sum += a->squares[(size_t) r * a->parts + i];
+    }
+    return a->parts == 0 ? 1 : 1.0f / sqrtf(sum / (float) a->norm_n + a->eps);
+}
+
+static void
+few_residual(const tr_cuda_few_t *a, uint32_t r, const float *sums)
+{
+    float *hidden = a->hidden + r * a->ldh, squares = 0;
+
+    for (uint32_t i = 0; i < a->n; i++) {
+        hidden[i] += sums[i] + (a->bias != NULL ? a->bias[i] : 0);
+        squares += hidden[i] * hidden[i];
+        if (a->y != NULL) {
+            tr_float_store(a->y, r * a->ldy + i, TR_BF16,
+                           hidden[i] * a->weight[i]);
+        }
+    }
+    if (a->squares_out != NULL) {
+        a->squares_out[r] = squares;
+    }
+}
+
+int
+tr_ref_few_sums(const tr_cuda_few_t *a, const float *sums, size_t ld)
+{
+    bool gated = a->mode == TR_CUDA_FEW_GATED;
+    uint32_t n = gated ? a->n / 2 : a->n;
+
+    if (a->rows > TR_CUDA_FEW_ROWS || a->n % 64 != 0 || a->k % 64 != 0
+        || a->ldx < a->k || (a->y != NULL && a->ldy < n)) {
+        return TR_KERNEL_BADARG;
+    }
+    for (uint32_t r = 0; r < a->rows; r++, sums += ld) {
+        float scale = few_scale(a, r);
+
+        if (a->mode == TR_CUDA_FEW_RESIDUAL) {
+            few_residual(a, r, sums);
+            continue;
+        }
+        for (uint32_t i = 0; i < n; i++) {
+            float x = sums[i] * scale;
+
+            if (gated) {
+                x = x / (1.0f + expf(-x)) * (sums[n + i] * scale);
+            }
+            tr_float_store(a->y, r * a->ldy + i, TR_BF16, x);
+        }
+    }
+    return TR_KERNEL_OK;
+}
+
+int
+tr_ref_few(const tr_cuda_few_t *a)
+{
+    float *sums = malloc((size_t) a->rows * a->n * sizeof(float));
+    int rc;
+
+    if (sums == NULL) {
+        return TR_CUDA_FAILED;
+    }
+    for (uint32_t r = 0; r < a->rows; r++) {
+        for (uint32_t i = 0; i < a->n; i++) {
+            float sum = 0;
+
+            for (uint32_t j = 0; j < a->k; j++) {
+                sum += tr_float_load(a->x, r * a->ldx + j, TR_BF16)
+                       * tr_float_load(a->w, (size_t) i * a->k + j, TR_BF16);
+            }
+            sums[(size_t) r * a->n + i] = sum;
+        }
+    }
+    rc = tr_ref_few_sums(a, sums, a->n);
+    free(sums);
+    return rc;
 }
 
 /* ---- the rest ----------------------------------------------------------- */

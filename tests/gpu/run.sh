@@ -63,7 +63,7 @@ sanitize() { # TOOL NAME ARGUMENTS..
     name=$2
     shift 2
     set -- "$bin/test_$name" "$@"
-    # it counts barriers; decode makes 48 a block, and two layers' blocks overlap
+    # it counts barriers: 48 a block of decode, and two layers' blocks overlap
     [ "$tool" != synccheck ] || set -- --num-cuda-barriers 1024 "$@"
     check "$name, $tool" compute-sanitizer --tool "$tool" --error-exitcode 9 "$@"
 }
@@ -71,7 +71,7 @@ sanitize() { # TOOL NAME ARGUMENTS..
 say "## $(date -u +%Y-%m-%d), $(git -C "$here" rev-parse --short=12 HEAD 2>/dev/null || echo "commit ${COMMIT:-unknown}"): $parts"
 if wanted check; then
     check "runtime" "$bin/test_runtime" "$lib" "${RUNTIME_ROUNDS:-60}"
-    for name in decode store generic model sample; do
+    for name in decode store generic model sample few; do
         check "$name" "$bin/test_$name" "${ROUNDS:-200}"
     done
     check "manager" "$bin/test_manager" "${MANAGER_ROUNDS:-40}"
@@ -87,6 +87,7 @@ elif wanted sanitize; then
         done
         [ "$tool" != memcheck ] || sanitize "$tool" runtime "$lib" 3 calm
         sanitize "$tool" manager 3
+        sanitize "$tool" few "$([ "$tool" = memcheck ] && echo 6 || echo 1)"
         sanitize "$tool" prompt "$([ "$tool" = racecheck ] && echo 1 || echo 2)"
     done
     wait

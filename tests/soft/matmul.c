@@ -7,6 +7,8 @@
  */
 #include "device.h"
 
+#include "../gpu/model_reference.h"
+
 #include <math.h>
 #include <stdlib.h>
 
@@ -114,36 +116,66 @@ noise(uint32_t rows, uint32_t i)
     return ldexpf((float) (int32_t) (x >> 32) * 0x1p-31f, -(int) soft_noise());
 }
 
+/* Sums of [rows][*ldy], in scratch memory; NULL after a fault. */
+static float *
+sums(const shape_t *s, const void *w, const void *from, size_t ld,
+     uint32_t rows, uint32_t used, size_t *ldy)
+{
+    size_t ldx = s->k;
+    float *x = soft_scratch((tr_pad(rows, TR_ROW_PAD)) * ldx * 4), *y;
+    int rc;
+
+    *ldy = tr_pad(s->n, TR_COL_PAD);
+    y = soft_scratch((tr_pad(rows, TR_ROW_PAD)) * *ldy * 4);
+    for (uint32_t r = 0; r < rows; r++) {
+        for (uint32_t i = 0; i < s->k; i++) {
+            x[r * ldx + i] = tr_float_load(from, r * ld + i, s->type);
+        }
+    }
+    pthread_mutex_lock(&lock);
+    rc = soft_cpu()->matmul(&soft_cpu_stream, packed(w, s), x, ldx, used, y,
+                            *ldy, 0);
+    pthread_mutex_unlock(&lock);
+    if (rc != 0) {
+        soft_fault("matmul", "refused by the CPU backend");
+        return NULL;
+    }
+    for (uint32_t r = 0; r < used; r++) {
+        for (uint32_t i = 0; i < s->n; i++) {
+            y[r * *ldy + i] *= 1 + noise(rows, i);
+        }
+    }
+    return y;
+}
+
 static void
 product(void *args)
 {
     const tr_cuda_product_t *p = args;
     uint32_t rows = tr_cuda_matmul_rows(p->rows);
-    size_t ldx = p->k, ldy = tr_pad(p->n, TR_COL_PAD);
-    float *x = soft_scratch((tr_pad(rows, TR_ROW_PAD)) * ldx * 4);
-    float *y = soft_scratch((tr_pad(rows, TR_ROW_PAD)) * ldy * 4);
     shape_t s = { p->n, p->k, p->type, p->out };
-    int rc;
+    size_t ldy;
+    float *y = sums(&s, p->w, p->x, p->ldx, rows, p->rows, &ldy);
 
-    for (uint32_t r = 0; r < rows; r++) {
-        for (uint32_t i = 0; i < p->k; i++) {
-            x[r * ldx + i] = tr_float_load(p->x, r * p->ldx + i, p->type);
-        }
-    }
-    pthread_mutex_lock(&lock);
-    rc = soft_cpu()->matmul(&soft_cpu_stream, packed(p->w, &s), x, ldx, p->rows,
-                            y, ldy, 0);
-    pthread_mutex_unlock(&lock);
-    if (rc != 0) {
-        soft_fault("matmul", "refused by the CPU backend");
-        return;
-    }
-    for (uint32_t r = 0; r < rows; r++) {
+    for (uint32_t r = 0; y != NULL && r < rows; r++) {
         for (uint32_t i = 0; i < p->n; i++) {
             tr_float_store(p->y, r * p->ldy + i, p->out,
-                           r < p->rows ? y[r * ldy + i] * (1 + noise(rows, i))
+                           r < p->rows ? y[r * ldy + i]
                                        : tr_float_from_bits(~0u));
         }
+    }
+}
+
+static void
+few(void *args)
+{
+    const tr_cuda_few_t *a = args;
+    shape_t s = { a->n, a->k, TR_BF16, TR_F32 };
+    size_t ldy;
+    float *y = sums(&s, a->w, a->x, a->ldx, a->rows, a->rows, &ldy);
+
+    if (y != NULL && tr_ref_few_sums(a, y, ldy) != TR_KERNEL_OK) {
+        soft_fault("few", "refused by its reference");
     }
 }
 
@@ -190,6 +222,44 @@ tr_cuda_matmul(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
         return TR_KERNEL_BADARG;
     }
     return soft_launch(s, "matmul", product, p, sizeof(*p));
+}
+
+/* ---- products of few rows -------------------------------------------------- */
+
+bool
+tr_cuda_few_fits(const tr_cuda_device_t *d, uint32_t n, uint32_t k)
+{
+    (void) d;
+    return n % 64 == 0 && k % 64 == 0;
+}
+
+uint32_t
+tr_cuda_few_parts(const tr_cuda_device_t *d, uint32_t rows, uint32_t n,
+                  uint32_t k)
+{
+    (void) d;
+    (void) rows;
+    (void) n;
+    (void) k;
+    return 1;
+}
+
+int
+tr_cuda_few(const tr_cuda_stream_t *s, const tr_cuda_few_t *a, uint32_t n,
+            uint32_t *meet)
+{
+    int rc = n == 0 || n > TR_CUDA_FEW_CHAIN || meet == NULL ? TR_KERNEL_BADARG
+                                                             : TR_KERNEL_OK;
+
+    for (uint32_t i = 0; i < n && rc == TR_KERNEL_OK; i++) {
+        if (!tr_cuda_few_fits(s->device, a[i].n, a[i].k)
+            || a[i].rows > TR_CUDA_FEW_ROWS || a[i].rows != a[0].rows) {
+            rc = TR_KERNEL_BADARG;
+        } else if (a[i].rows > 0) {
+            rc = soft_launch(s, "few", few, &a[i], sizeof(a[i]));
+        }
+    }
+    return rc;
 }
 
 /* ---- choices ------------------------------------------------------------ */

@@ -168,6 +168,106 @@ a_norm_is_that_of_the_cpu(void **state)
     }
 }
 
+/* A layer's products of few rows are its products with the norms and the gate that
+ * stand between them, but for what is rounded to 16 bits in between. */
+static void
+few_rows_are_norm_product_and_gate(void **state)
+{
+    enum { ROWS = 3, N = 64, INNER = 128 };
+
+    static uint16_t w[N * N], gate_up[2 * INNER * N];
+    uint16_t x[ROWS * N], delta[ROWS * N], y[ROWS * N], normed[ROWS * N];
+    uint16_t wide[ROWS * 2 * INNER], want[ROWS * INNER], got[ROWS * INNER];
+    float hidden[ROWS * N], same[ROWS * N], bias[N], weight[N], squares[ROWS];
+    tr_cuda_norm_t norm = { .rows = ROWS,
+                            .n = N,
+                            .hidden = same,
+                            .ldh = N,
+                            .delta = delta,
+                            .ldd = N,
+                            .bias = bias,
+                            .weight = weight,
+                            .eps = 1e-5f,
+                            .out = normed,
+                            .ldo = N,
+                            .type = TR_BF16 };
+    tr_cuda_few_t plain = { .mode = TR_CUDA_FEW_PLAIN,
+                            .rows = ROWS,
+                            .n = N,
+                            .k = N,
+                            .x = x,
+                            .w = w,
+                            .y = delta,
+                            .ldx = N,
+                            .ldy = N };
+    tr_cuda_few_t residual = { .mode = TR_CUDA_FEW_RESIDUAL,
+                               .rows = ROWS,
+                               .n = N,
+                               .k = N,
+                               .x = x,
+                               .w = w,
+                               .y = y,
+                               .ldx = N,
+                               .ldy = N,
+                               .hidden = hidden,
+                               .ldh = N,
+                               .bias = bias,
+                               .weight = weight,
+                               .squares_out = squares };
+    tr_cuda_few_t gated = { .mode = TR_CUDA_FEW_GATED,
+                            .rows = ROWS,
+                            .n = 2 * INNER,
+                            .k = N,
+                            .x = y,
+                            .w = gate_up,
+                            .y = got,
+                            .ldx = N,
+                            .ldy = INNER,
+                            .squares = squares,
+                            .parts = 1,
+                            .norm_n = N,
+                            .eps = 1e-5f };
+    tr_cuda_few_t both = gated; /* gate and up, of the norm's results */
+
+    (void) state;
+    for (uint32_t i = 0; i < N; i++) {
+        bias[i] = rig_normal(&rng);
+        weight[i] = rig_normal(&rng);
+    }
+    for (uint32_t i = 0; i < ROWS * N; i++) {
+        hidden[i] = same[i] = rig_normal(&rng);
+        x[i] = tr_bf16_from_float(rig_normal(&rng));
+    }
+    for (uint32_t i = 0; i < N * N; i++) {
+        w[i] = tr_bf16_from_float(rig_normal(&rng) / 8);
+    }
+    for (uint32_t i = 0; i < 2 * INNER * N; i++) {
+        gate_up[i] = tr_bf16_from_float(rig_normal(&rng) / 8);
+    }
+    assert_int_equal(tr_ref_few(&plain), 0);
+    assert_int_equal(tr_ref_norm(&norm), 0);
+    assert_int_equal(tr_ref_few(&residual), 0);
+    for (uint32_t i = 0; i < ROWS * N; i++) { /* delta was rounded */
+        assert_true(fabsf(hidden[i] - same[i]) <= 0.02f);
+    }
+    both.mode = TR_CUDA_FEW_PLAIN;
+    both.x = normed;
+    both.y = wide;
+    both.ldy = (size_t) 2 * INNER;
+    both.parts = 0;
+    assert_int_equal(tr_ref_few(&both), 0);
+    assert_int_equal(tr_ref_silu_mul(wide, (size_t) 2 * INNER, ROWS, INNER,
+                                     TR_BF16, want, INNER),
+                     0);
+    assert_int_equal(tr_ref_few(&gated), 0);
+    for (uint32_t i = 0; i < ROWS * INNER; i++) {
+        float a = tr_float_load(got, i, TR_BF16);
+        float b = tr_float_load(want, i, TR_BF16);
+
+        assert_true(fabsf(a - b) <= 0.05f + fabsf(b) / 20);
+    }
+}
+
 /* ---- sampling ----------------------------------------------------------- */
 
 enum { VOCAB = 300, LEN = 40, LISTED = 6 };
@@ -363,6 +463,7 @@ main(void)
         cmocka_unit_test(floats_are_rounded_to_nearest_even),
         cmocka_unit_test(angles_are_those_of_the_cpu),
         cmocka_unit_test(a_norm_is_that_of_the_cpu),
+        cmocka_unit_test(few_rows_are_norm_product_and_gate),
         cmocka_unit_test(sampling_is_the_engines),
         cmocka_unit_test(a_stalled_row_gives_no_token),
     };

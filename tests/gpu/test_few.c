@@ -1,0 +1,439 @@
+/*
+ * Products of few rows (few.h) against plain C, and one behind the other, where
+ * each begins before the one in front of it has ended.
+ *
+ *   test_few [rounds [seed]]
+ *
+ * Random shapes and magnitudes, NaN wherever nothing was written; a row gives
+ * the same bits whatever the others hold; layers of products, in chains and these
+ * in a graph, launched again and again, give the bits that they give one by one.
+ */
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "model_reference.h"
+#include "model_side.h"
+
+static side_t side;
+static array_t meet;
+static unsigned long long compared;
+
+/* ---- arrays ------------------------------------------------------------- */
+
+static array_t
+numbers(size_t rows, uint32_t n, size_t ld, tr_dtype_t type, double scale)
+{
+    array_t a = array_new(&side, rows * ld, type == TR_F32 ? 4 : 2, false);
+
+    for (size_t r = 0; r < rows; r++) {
+        for (uint32_t i = 0; i < n; i++) {
+            tr_float_store(array_host(&a), r * ld + i, type,
+                           (float) (random_normal() * scale));
+        }
+    }
+    array_send(&side, &a);
+    return a;
+}
+
+static size_t
+any_distance(uint32_t n)
+{
+    return random_below(2) ? n : n + 8 * random_below(9);
+}
+
+/* Rows that may differ by the rounding to their type and by `slack` of `least`,
+ * the magnitude of what was added up. */
+static bool
+close(const array_t *a, uint32_t rows, uint32_t n, size_t ld, tr_dtype_t type,
+      double slack, const char *what)
+{
+    uint8_t *got = array_fetch(&side, a);
+    double step = type == TR_F32 ? 0x1p-20 : 0x1p-7;
+    bool ok = true;
+
+    for (size_t i = 0; i < rows * ld && ok; i++) {
+        double x = (double) tr_float_load(array_host(a), i, type);
+        double y = (double) tr_float_load(got, i, type);
+
+        ok = i % ld >= n ? isnan(y) : fabs(x - y) <= fabs(x) * step + slack;
+        if (!ok) {
+            printf("%s: row %zu, column %zu is %g, expected %g\n", what, i / ld,
+                   i % ld, y, x);
+        }
+    }
+    compared += rows * ld;
+    free(got);
+    return ok;
+}
+
+/* ---- one product -------------------------------------------------------- */
+
+typedef struct {
+    tr_cuda_few_t a;
+    array_t x, w, y, squares, hidden, bias, weight, squares_out;
+    double slack;
+    bool scaled, biased, last;
+} case_t;
+
+static void
+case_point(case_t *c, void *(*of)(const array_t *) )
+{
+    tr_cuda_few_t *a = &c->a;
+
+    a->x = of(&c->x), a->w = of(&c->w), a->y = c->last ? NULL : of(&c->y);
+    a->squares = of(&c->squares), a->hidden = of(&c->hidden);
+    a->bias = c->biased ? of(&c->bias) : NULL, a->weight = of(&c->weight);
+    a->squares_out = of(&c->squares_out);
+}
+
+static void
+case_open(case_t *c)
+{
+    static const uint32_t rows[] = { 1, 7, 8, 9, 16, 17, 32, 33, 64 };
+    tr_cuda_few_t *a = &c->a;
+    double scale = pow(10, random_unit() * 8 - 6), w = 0.02 + random_unit();
+
+    memset(c, 0, sizeof(*c));
+    a->mode = (tr_cuda_few_mode_t) random_below(3);
+    a->rows = random_below(2) ? rows[random_below(9)] : 1 + random_below(64);
+    a->n = 64 * (1 + random_below(random_below(4) ? 20 : 120));
+    a->k = 64 * (1 + random_below(random_below(4) ? 16 : 60));
+    if (a->mode == TR_CUDA_FEW_GATED) { /* silu is not linear */
+        scale = pow(10, random_unit() * 2 - 1);
+    }
+    if (a->mode == TR_CUDA_FEW_RESIDUAL
+        && tr_cuda_few_parts(&side.device, a->rows, a->n, a->k) == 0) {
+        a->rows = 32;
+    }
+    a->ldx = any_distance(a->k);
+    a->ldy = any_distance(a->mode == TR_CUDA_FEW_GATED ? a->n / 2 : a->n);
+    a->ldh = any_distance(a->n);
+    a->norm_n = a->k;
+    a->eps = 1e-6f;
+    c->scaled = a->mode != TR_CUDA_FEW_RESIDUAL && random_below(2);
+    a->parts = c->scaled ? 1 + random_below(40) : 0;
+    c->biased = random_below(2);
+    c->last = a->mode == TR_CUDA_FEW_RESIDUAL && random_below(4) == 0;
+    c->x = numbers(a->rows, a->k, a->ldx, TR_BF16, scale);
+    c->w = numbers(a->n, a->k, a->k, TR_BF16, w);
+    c->y = array_new(&side, a->rows * a->ldy, 2, false);
+    c->squares = numbers(a->rows, a->parts + 1, a->parts + 1, TR_F32, 1);
+    for (uint32_t i = 0; i < a->rows * a->parts; i++) { /* mean near 1 */
+        float *s = array_host(&c->squares);
+
+        s[i] = s[i] * s[i] * (float) a->k / (float) a->parts;
+    }
+    array_send(&side, &c->squares);
+    c->hidden = numbers(a->rows, a->n, a->ldh, TR_F32, scale);
+    c->bias = numbers(1, a->n, a->n, TR_F32, scale);
+    c->weight = numbers(1, a->n, a->n, TR_F32, 1);
+    c->squares_out = array_new(&side, (size_t) a->rows * TR_CUDA_FEW_PARTS, 4,
+                               false);
+    c->slack = 2e-5 * scale * w * sqrt(a->k);
+}
+
+static void
+case_close(case_t *c)
+{
+    array_free(&side, &c->x);
+    array_free(&side, &c->w);
+    array_free(&side, &c->y);
+    array_free(&side, &c->squares);
+    array_free(&side, &c->hidden);
+    array_free(&side, &c->bias);
+    array_free(&side, &c->weight);
+    array_free(&side, &c->squares_out);
+}
+
+static bool
+squares_close(const case_t *c)
+{
+    uint32_t parts = tr_cuda_few_parts(&side.device, c->a.rows, c->a.n, c->a.k);
+    float *got = (float *) array_fetch(&side, &c->squares_out);
+    const float *want = array_host(&c->squares_out);
+    bool ok = parts > 0 && parts <= TR_CUDA_FEW_PARTS;
+
+    for (uint32_t r = 0; r < c->a.rows && ok; r++) {
+        double sum = 0;
+
+        for (uint32_t i = 0; i < parts; i++) {
+            sum += (double) got[(size_t) r * parts + i];
+        }
+        ok = fabs(sum - (double) want[r]) <= 1e-3 * (double) want[r];
+        if (!ok) {
+            printf("squares of row %u: %g, expected %g\n", r, sum,
+                   (double) want[r]);
+        }
+    }
+    free(got);
+    return ok;
+}
+
+/* Row 0 again, between other rows. */
+static bool
+case_among_others(case_t *c)
+{
+    size_t n = c->a.mode == TR_CUDA_FEW_GATED ? c->a.n / 2 : c->a.n;
+    uint8_t *before = array_fetch(&side, &c->y), *after;
+    bool ok;
+
+    for (uint32_t i = 0; i < (c->a.rows - 1) * c->a.ldx; i++) {
+        tr_float_store(array_host(&c->x), c->a.ldx + i, TR_BF16,
+                       random_below(50) ? (float) random_normal() : NAN);
+    }
+    array_send(&side, &c->x);
+    case_point(c, array_there);
+    side_launch(&side, tr_cuda_few(&side.stream, &c->a, 1, array_there(&meet)),
+                "few");
+    after = array_fetch(&side, &c->y);
+    ok = memcmp(before, after, n * 2) == 0;
+    if (!ok) {
+        printf("a row has other bits among other rows\n");
+    }
+    free(before);
+    free(after);
+    return ok;
+}
+
+static bool
+check_one(void)
+{
+    case_t c;
+    bool ok;
+
+    case_open(&c);
+    case_point(&c, array_there);
+    side_launch(&side, tr_cuda_few(&side.stream, &c.a, 1, array_there(&meet)),
+                "few");
+    case_point(&c, array_host);
+    ok = tr_ref_few(&c.a) == TR_KERNEL_OK;
+    if (c.a.mode == TR_CUDA_FEW_RESIDUAL) {
+        ok = ok
+             && close(&c.hidden, c.a.rows, c.a.n, c.a.ldh, TR_F32, c.slack,
+                      "hidden")
+             && squares_close(&c);
+    }
+    if (!c.last) {
+        ok = ok
+             && close(&c.y, c.a.rows,
+                      c.a.mode == TR_CUDA_FEW_GATED ? c.a.n / 2 : c.a.n,
+                      c.a.ldy, TR_BF16,
+                      c.a.mode == TR_CUDA_FEW_GATED ? 100 * c.slack
+                                                    : 4 * c.slack,
+                      "y");
+    }
+    if (c.a.mode != TR_CUDA_FEW_RESIDUAL) {
+        ok = ok && case_among_others(&c);
+    }
+    if (!ok) {
+        printf("mode %d, rows %u, n %u, k %u, parts %u, bias %d\n", c.a.mode,
+               c.a.rows, c.a.n, c.a.k, c.a.parts, c.biased);
+    }
+    case_close(&c);
+    return ok;
+}
+
+/* ---- layers of them ----------------------------------------------------- */
+
+#define LAYERS 3
+#define AGAIN 40
+
+typedef struct {
+    uint32_t rows, hidden, inner, qkv;
+    array_t w[LAYERS][4], weight;
+    array_t start, residual, x, q, mlp, squares;
+} layers_t;
+
+static tr_cuda_few_t
+few(const layers_t *l, tr_cuda_few_mode_t mode, const array_t *w,
+    const array_t *x, uint32_t n, uint32_t k, const array_t *y, uint32_t parts)
+{
+    return (tr_cuda_few_t){ .mode = mode,
+                            .rows = l->rows,
+                            .n = n,
+                            .k = k,
+                            .x = array_there(x),
+                            .w = array_there(w),
+                            .y = array_there(y),
+                            .ldx = k,
+                            .ldy = mode == TR_CUDA_FEW_GATED ? n / 2 : n,
+                            .squares = array_there(&l->squares),
+                            .parts = parts,
+                            .norm_n = l->hidden,
+                            .eps = 1e-5f,
+                            .hidden = array_there(&l->residual),
+                            .ldh = l->hidden,
+                            .weight = array_there(&l->weight),
+                            .squares_out = array_there(&l->squares) };
+}
+
+/* Chains of `first` products, then of `most`.  The attention between is left out:
+ * the queries are its results. */
+static void
+layers_launch(const layers_t *l, uint32_t first, uint32_t most)
+{
+    const tr_cuda_device_t *d = &side.device;
+    tr_cuda_few_t a[4 * LAYERS];
+    uint32_t h = l->hidden, parts = 0, n = 0;
+
+    for (int i = 0; i < LAYERS; i++) {
+        a[n++] = few(l, TR_CUDA_FEW_PLAIN, &l->w[i][0], &l->x, l->qkv, h, &l->q,
+                     parts);
+        a[n++] = few(l, TR_CUDA_FEW_RESIDUAL, &l->w[i][1], &l->q, h, l->qkv,
+                     &l->x, 0);
+        parts = tr_cuda_few_parts(d, l->rows, h, l->qkv);
+        a[n++] = few(l, TR_CUDA_FEW_GATED, &l->w[i][2], &l->x, 2 * l->inner, h,
+                     &l->mlp, parts);
+        a[n++] = few(l, TR_CUDA_FEW_RESIDUAL, &l->w[i][3], &l->mlp, h, l->inner,
+                     &l->x, 0);
+        parts = tr_cuda_few_parts(d, l->rows, h, l->inner);
+    }
+    for (uint32_t at = 0, many = first; at < n; at += many) {
+        many = at == 0 ? first : most < n - at ? most : n - at;
+        if (tr_cuda_few(&side.stream, a + at, many, array_there(&meet))
+            != TR_KERNEL_OK) {
+            printf("few: %s\n", tr_cuda_reason());
+            exit(1);
+        }
+        if (most == 1) {
+            cuda_ok(cudaDeviceSynchronize(), "few");
+        }
+    }
+}
+
+static void
+layers_reset(const layers_t *l)
+{
+    cuda_ok(cudaMemcpyAsync(array_there(&l->residual), array_there(&l->start),
+                            (size_t) l->rows * l->hidden * 4,
+                            cudaMemcpyDeviceToDevice, side.stream.stream),
+            "copy");
+    /* any rows will do for the first product */
+    cuda_ok(cudaMemcpyAsync(array_there(&l->x), array_there(&l->w[0][0]),
+                            (size_t) l->rows * l->hidden * 2,
+                            cudaMemcpyDeviceToDevice, side.stream.stream),
+            "copy");
+}
+
+static uint64_t
+layers_digest(const layers_t *l)
+{
+    uint8_t *p = array_fetch(&side, &l->residual);
+    uint64_t digest = 0;
+
+    for (size_t i = 0; i < (size_t) l->rows * l->hidden * 4; i++) {
+        digest = digest * 1099511628211u + p[i];
+    }
+    free(p);
+    return digest;
+}
+
+static bool
+layers_same(const layers_t *l)
+{
+    cudaGraphExec_t exec;
+    cudaGraph_t graph;
+    uint64_t want;
+    bool ok = true;
+
+    layers_reset(l);
+    layers_launch(l, 1, 1);
+    want = layers_digest(l);
+    cuda_ok(cudaStreamBeginCapture(side.stream.stream,
+                                   cudaStreamCaptureModeThreadLocal),
+            "capture");
+    layers_launch(l, 1 + random_below(4), 2 + random_below(3));
+    cuda_ok(cudaStreamEndCapture(side.stream.stream, &graph), "capture");
+    cuda_ok(cudaGraphInstantiate(&exec, graph, 0), "graph");
+    for (int i = 0; i < AGAIN && ok; i++) {
+        layers_reset(l);
+        cuda_ok(cudaGraphLaunch(exec, side.stream.stream), "graph");
+        cuda_ok(cudaDeviceSynchronize(), "layers");
+        ok = layers_digest(l) == want;
+    }
+    if (!ok) {
+        printf("layers in a graph give other bits: rows %u, hidden %u, inner "
+               "%u, qkv %u\n",
+               l->rows, l->hidden, l->inner, l->qkv);
+    }
+    cuda_ok(cudaGraphExecDestroy(exec), "graph");
+    cuda_ok(cudaGraphDestroy(graph), "graph");
+    compared += (uint64_t) AGAIN * l->rows * l->hidden;
+    return ok;
+}
+
+static bool
+check_layers(void)
+{
+    layers_t l = { .rows = 1 + random_below(64),
+                   .hidden = 64 * (1 + random_below(24)),
+                   .inner = 64 * (1 + random_below(40)),
+                   .qkv = 64 * (1 + random_below(30)) };
+    uint32_t n[4] = { l.qkv, l.hidden, 2 * l.inner, l.hidden };
+    uint32_t k[4] = { l.hidden, l.qkv, l.hidden, l.inner };
+    bool ok;
+
+    if (l.qkv < l.rows) {
+        l.rows = l.qkv;
+    }
+    for (int i = 0; i < LAYERS; i++) {
+        for (int j = 0; j < 4; j++) {
+            l.w[i][j] = numbers(n[j], k[j], k[j], TR_BF16,
+                                1 / sqrt((double) k[j]));
+        }
+    }
+    l.weight = numbers(1, l.hidden, l.hidden, TR_F32, 1);
+    l.start = numbers(l.rows, l.hidden, l.hidden, TR_F32, 1);
+    l.residual = array_new(&side, (size_t) l.rows * l.hidden, 4, false);
+    l.x = array_new(&side, (size_t) l.rows * l.hidden, 2, false);
+    l.q = array_new(&side, (size_t) l.rows * l.qkv, 2, false);
+    l.mlp = array_new(&side, (size_t) l.rows * l.inner, 2, false);
+    l.squares = array_new(&side, (size_t) l.rows * TR_CUDA_FEW_PARTS, 4, false);
+    ok = layers_same(&l);
+    for (int i = 0; i < LAYERS; i++) {
+        for (int j = 0; j < 4; j++) {
+            array_free(&side, &l.w[i][j]);
+        }
+    }
+    array_free(&side, &l.weight);
+    array_free(&side, &l.start);
+    array_free(&side, &l.residual);
+    array_free(&side, &l.x);
+    array_free(&side, &l.q);
+    array_free(&side, &l.mlp);
+    array_free(&side, &l.squares);
+    return ok;
+}
+
+int
+main(int argc, char **argv)
+{
+    uint32_t rounds, failed = 0;
+    uint64_t seed;
+
+    side_open(&side, &argc, &argv);
+    rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 100;
+    seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t) time(NULL);
+    if (side.emulate || !tr_cuda_few_fits(&side.device, 4096, 4096)) {
+        printf("few: not on this device\n");
+        return 0;
+    }
+    meet = array_new(&side, 1, sizeof(uint32_t), false);
+    memset(array_host(&meet), 0, sizeof(uint32_t));
+    array_send(&side, &meet);
+    for (uint32_t r = 0; r < rounds; r++) {
+        random_seed(seed + r);
+        if (!check_one() || (r % 4 == 0 && !check_layers())) {
+            printf("FAILED: test_few 1 %llu\n",
+                   (unsigned long long) (seed + r));
+            failed++;
+        }
+    }
+    array_free(&side, &meet);
+    printf("few: %u rounds from seed %llu, %u failed; %llu numbers\n", rounds,
+           (unsigned long long) seed, failed, compared);
+    return failed != 0;
+}
