@@ -36,9 +36,9 @@
 
 /* How a product is shared out. */
 typedef struct {
-    uint32_t tile, tiles; /* rows of one, how many */
-    uint32_t split;       /* blocks that have one: 1 or FEW_CLUSTER */
-    uint32_t depth;       /* pieces of k in a slot */
+    uint32_t tile, tiles;  /* rows of one, how many */
+    uint32_t split;        /* blocks that have one: 1 or FEW_CLUSTER */
+    uint32_t depth;        /* pieces of k in a slot */
     uint32_t steps, slots; /* slots of a tile; of the ring */
 } few_share_t;
 
@@ -88,19 +88,18 @@ typedef struct {
 static __device__ __forceinline__ few_part_t
 few_part(const few_share_t &h)
 {
-    bool whole = h.split == 1;
+    bool whole = h.split == 1, even = blockIdx.x % FEW_CLUSTER == 0;
     uint32_t half = h.steps / 2;
     few_part_t r;
 
     r.first = whole ? blockIdx.x : blockIdx.x / FEW_CLUSTER;
     r.stride = whole ? gridDim.x : gridDim.x / FEW_CLUSTER;
-    r.tiles = 0;
+    r.tiles = 0; /* at most a few: a division takes longer */
     for (uint32_t t = r.first; t < h.tiles; t += r.stride) {
         r.tiles++;
     }
-    r.step = whole || blockIdx.x % FEW_CLUSTER == 0 ? 0 : half;
-    r.steps = whole ? h.steps : blockIdx.x % FEW_CLUSTER == 0 ? half
-                                                       : h.steps - half;
+    r.step = whole || even ? 0 : half;
+    r.steps = whole ? h.steps : even ? half : h.steps - half;
     return r;
 }
 
@@ -116,8 +115,8 @@ typedef struct {
     uint64_t empty[TR_CUDA_FEW_CHAIN][FEW_SLOTS_MAX];
     uint64_t go[TR_CUDA_FEW_CHAIN];    /* what the product reads is there */
     uint64_t asked[TR_CUDA_FEW_CHAIN]; /* for all that it reads */
-    uint64_t got;                   /* the neighbour's sums */
-    few_args_t args;                /* at hand, which constants are not */
+    uint64_t got;                      /* the neighbour's sums */
+    few_args_t args; /* constants would have to be fetched, again and again */
 } few_behind_t;
 
 static_assert(sizeof(few_behind_t) >= 6 * 1024, "what is read behind the ring");
@@ -196,14 +195,14 @@ few_begin(const few_args_t &a, uint8_t *shared)
  * some of its time each, so all is at hand. */
 typedef struct {
     const CUtensorMap *map_w, *map_x;
-    uint32_t ring, bytes, slots;  /* of slots */
-    uint32_t w;                   /* bytes of w in a slot, in front of x */
-    uint32_t early, full, empty;  /* barriers of the first */
-    uint32_t begin, steps, eights; /* of k, in pieces; of rows, between tiles */
-    uint32_t depth;
-    uint32_t k, left, eight;      /* what is asked for next */
-    uint32_t slot, parity;        /* and where that goes */
-    uint32_t uses;                /* of slots, all in all */
+    uint32_t ring, bytes, slots; /* the first slot; bytes of one; how many */
+    uint32_t w;                  /* bytes of w in a slot, in front of x */
+    uint32_t early, full, empty; /* barriers of the first slot */
+    uint32_t begin, depth;       /* pieces of k: the first, those of a slot */
+    uint32_t steps, eights;      /* slots of a tile; eights of rows to the next */
+    uint32_t k, left, eight;     /* what is asked for next */
+    uint32_t slot, parity;       /* and where that goes */
+    uint32_t uses;               /* of slots, all in all */
 } few_bring_t;
 
 static __device__ __forceinline__ few_bring_t
@@ -262,7 +261,7 @@ few_ask_weights(const few_bring_t &b, uint32_t bar, uint64_t policy)
                  bar + 8 * b.slot, policy);
 }
 
-/* Until product p, all of which has been asked for, is read as far as it stands in
+/* Until a product, all of which has been asked for, is read as far as it stands in
  * the ring below `end`; from: the first of its slots that has not been waited for.
  * (A slot's last use but one has ended when its last is asked for: a parity is
  * enough.) */
@@ -310,7 +309,7 @@ few_bring_early(const few_args_t &a, const few_maps_t &maps,
     }
 }
 
-/* One thread: x, and all other w. */
+/* One thread: x, all other w, and the news that blocks have met. */
 static __device__ __forceinline__ void
 few_bring(const few_args_t &a, const few_maps_t &maps, const few_room_t &s,
           uint32_t columns)
