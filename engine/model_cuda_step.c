@@ -110,14 +110,13 @@ after_attention(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
                        m->delta, m->ld_hidden);
 }
 
-/* Norms stand where append and attention do, and let what is behind them begin as
- * early as these do. */
 bool
-tr_model_cuda_products(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
+tr_model_cuda_products(tr_model_cuda_t *m, uint32_t layer, uint32_t rows,
+                       uint32_t norms)
 {
     bool ok = before_attention(m, layer, rows);
 
-    for (int i = 0; i < 3 && ok; i++) {
+    for (uint32_t i = 0; i < norms && ok; i++) {
         ok = norm(m, rows, NULL, NULL,
                   m->layers[layer].part[TR_PART_INPUT_NORM]);
     }

@@ -159,7 +159,7 @@ multiply_layers(bed_t *b, uint32_t n)
         };
 
         if (m->few) {
-            rc = tr_model_cuda_products(m, l, n) ? 0 : m->failed_code;
+            rc = tr_model_cuda_products(m, l, n, 0) ? 0 : m->failed_code;
             continue;
         }
         for (size_t i = 0; i < sizeof(of_layer) / sizeof(*of_layer); i++) {
