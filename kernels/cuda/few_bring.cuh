@@ -1,0 +1,170 @@
+/*
+ * few_bring.cuh: the two threads of a block of few.cuh that ask the copy engine for
+ * what its other warps multiply.
+ */
+#ifndef TR_CUDA_FEW_BRING_CUH
+#define TR_CUDA_FEW_BRING_CUH
+
+#include "few_room.cuh"
+
+/* A product, as a thread that brings operands sees it: what it asks for takes
+ * some of its time each, so all is at hand. */
+typedef struct {
+    const CUtensorMap *map_w, *map_x;
+    uint32_t ring, bytes, slots; /* the first slot; bytes of one; how many */
+    uint32_t w;                  /* bytes of w in a slot, in front of x */
+    uint32_t early, full, empty; /* barriers of the first slot */
+    uint32_t begin, depth;       /* pieces of k: the first, those of a slot */
+    uint32_t steps, eights;      /* slots of a tile; eights of rows to the next */
+    uint32_t k, left, eight;     /* what is asked for next */
+    uint32_t slot, parity;       /* and where that goes */
+    uint32_t uses;               /* of slots, all in all */
+} few_bring_t;
+
+static __device__ __forceinline__ few_bring_t
+few_bring_open(const few_args_t &a, const few_maps_t &maps,
+               const few_room_t &s, uint32_t p, uint32_t columns)
+{
+    const few_share_t &h = a.phase[p].share;
+    uint32_t eights = h.tile / 8;
+    few_part_t part = few_part(h);
+    few_bring_t b;
+
+    if (a.phase[p].p.mode == TR_CUDA_FEW_GATED) {
+        eights /= 2;
+    }
+    b.map_w = &maps.w[p];
+    b.map_x = &maps.x[p];
+    b.ring = s.ring;
+    b.bytes = few_slot(h, columns);
+    b.slots = h.slots;
+    b.w = h.depth * h.tile * FEW_PIECE * 2;
+    b.early = few_early(s, p, 0);
+    b.full = few_full(s, p, 0);
+    b.empty = few_empty(s, p, 0);
+    b.depth = h.depth;
+    b.begin = part.step * h.depth;
+    b.steps = part.steps;
+    b.eights = part.stride * eights;
+    b.k = b.begin;
+    b.left = b.steps;
+    b.eight = part.first * eights;
+    b.slot = 0;
+    b.parity = 1;
+    b.uses = part.tiles * part.steps;
+    return b;
+}
+
+static __device__ __forceinline__ void
+few_bring_next(few_bring_t &b)
+{
+    b.k += b.depth;
+    if (--b.left == 0) {
+        b.k = b.begin;
+        b.left = b.steps;
+        b.eight += b.eights;
+    }
+    if (++b.slot == b.slots) {
+        b.slot = 0;
+        b.parity ^= 1;
+    }
+}
+
+static __device__ __forceinline__ void
+few_ask_weights(const few_bring_t &b, uint32_t bar, uint64_t policy)
+{
+    copy_weights(b.ring + b.slot * b.bytes, b.map_w, b.k, b.eight,
+                 bar + 8 * b.slot, policy);
+}
+
+/* Until a product, all of which has been asked for, is read as far as it stands in
+ * the ring below `end`; from: the first of its slots that has not been waited for.
+ * (A slot's last use but one has ended when its last is asked for: a parity is
+ * enough.) */
+static __device__ __forceinline__ void
+few_free(const few_bring_t &b, uint32_t end, uint32_t &from)
+{
+    for (; from < b.slots && from < b.uses && from * b.bytes < end; from++) {
+        bar_wait(b.empty + 8 * from, (b.uses - 1 - from) / b.slots & 1);
+    }
+}
+
+/* One thread: the w that slots have first.  Few requests are on their way at once: a
+ * long queue in front of the memory would keep others waiting, for x and for the
+ * word where blocks meet. */
+static __device__ __forceinline__ void
+few_bring_early(const few_args_t &a, const few_maps_t &maps,
+                const few_room_t &s, uint32_t columns)
+{
+    uint64_t policy = l2_policy();
+    few_bring_t before = {}, b;
+
+    for (uint32_t p = 0; p < a.phases; p++) {
+        prefetch_map(&maps.w[p]);
+    }
+    for (uint32_t p = 0; p < a.phases; p++) {
+        uint32_t from = 0, most;
+
+        b = few_bring_open(a, maps, s, p, columns);
+        most = max(FEW_EARLY / b.w, 1u);
+        if (p > 0) {
+            bar_wait(FEW_AT(s, asked) + 8 * (p - 1), 0);
+        }
+        for (uint32_t i = 0; i < min(b.uses, b.slots); i++) {
+            if (p > 0) {
+                few_free(before, (i + 1) * b.bytes, from);
+            }
+            if (i >= most) {
+                bar_wait(b.early + 8 * (i - most), 0);
+            }
+            bar_expect(b.early + 8 * b.slot, b.w);
+            few_ask_weights(b, b.early, policy);
+            few_bring_next(b);
+        }
+        before = b;
+    }
+}
+
+/* One thread: x, all other w, and the news that blocks have met. */
+static __device__ __forceinline__ void
+few_bring(const few_args_t &a, const few_maps_t &maps, const few_room_t &s,
+          uint32_t columns)
+{
+    uint64_t once = l2_policy(), again = l2_policy_stay();
+    uint32_t bit;
+
+    for (uint32_t p = 0; p < a.phases; p++) {
+        prefetch_map(&maps.x[p]);
+    }
+    launch_wait();
+    bit = load_acquire(a.meet) & FEW_MET;
+    for (uint32_t p = 0; p < a.phases; p++) {
+        few_bring_t b = few_bring_open(a, maps, s, p, columns);
+
+        if (p > 0) { /* all blocks have written what is in front */
+            while ((load_acquire(a.meet) & FEW_MET) == bit) {
+            }
+            bit ^= FEW_MET;
+            fence_async_global();
+        }
+        bar_arrive(FEW_AT(s, go) + 8 * p);
+        for (uint32_t i = 0; i < b.uses; i++) {
+            uint32_t bytes = b.bytes - b.w;
+
+            if (i >= b.slots) {
+                bar_wait(b.empty + 8 * b.slot, b.parity);
+                bytes = b.bytes;
+            }
+            bar_expect(b.full + 8 * b.slot, bytes);
+            if (i >= b.slots) {
+                few_ask_weights(b, b.full, once);
+            }
+            copy_rows(b.ring + b.slot * b.bytes + b.w, b.map_x, b.k,
+                      b.full + 8 * b.slot, again);
+            few_bring_next(b);
+        }
+        bar_arrive(FEW_AT(s, asked) + 8 * p);
+    }
+}
+
+#endif

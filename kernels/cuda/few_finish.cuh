@@ -1,0 +1,309 @@
+/*
+ * few_finish.cuh: what becomes of sums in few.cuh: the blocks of a cluster add
+ * theirs, RMSNorm's scale is made and applied, then comes the gate or the residual.
+ */
+#ifndef TR_CUDA_FEW_FINISH_CUH
+#define TR_CUDA_FEW_FINISH_CUH
+
+#include <cuda_bf16.h>
+
+#include "few_room.cuh"
+
+/* What a thread's sums belong to: see few_multiply. */
+typedef struct {
+    uint32_t column; /* of the product, of r 0; GATED: of its result */
+    uint32_t row;    /* of x, of j and b 0 */
+    uint32_t mine;   /* bit b: rows of x that this block finishes */
+    bool inside;     /* the column is one */
+} few_place_t;
+
+static __device__ __forceinline__ few_place_t
+few_place(const few_phase_t &f, uint32_t tile)
+{
+    const few_share_t &h = f.share;
+    uint32_t lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
+    few_place_t l;
+
+    l.row = lane % 4 * 2;
+    l.mine = h.split == 1 ? 3 : 1u << blockIdx.x % h.split;
+    if (f.p.mode == TR_CUDA_FEW_GATED) {
+        l.column = tile * (h.tile / 2) + row / 2 + lane / 4;
+        l.inside = row < h.tile && l.column < f.p.n / 2;
+    } else {
+        l.column = tile * h.tile + row + lane / 4;
+        l.inside = row < h.tile && l.column < f.p.n; /* n, tile: by 16 */
+    }
+    return l;
+}
+
+/* Sums of the rows of x that this block finishes are those of both blocks. */
+template <int N>
+static __device__ __forceinline__ void
+few_exchange(const few_phase_t &f, const few_room_t &s, uint32_t parity,
+             float (&c)[N / 2])
+{
+    const int CHUNK = N == 8 ? 2 : 4;
+    uint32_t threads = few_groups(f.share) * 128, bar = FEW_AT(s, got);
+    uint32_t at = s.received + threadIdx.x * CHUNK * 4;
+    bool odd = blockIdx.x % 2 != 0;
+
+    if (threadIdx.x == 0) {
+        bar_expect(bar, few_received(f.share, N));
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < N / 4; i += CHUNK) {
+        float v[4];
+
+#pragma unroll
+        for (int j = 0; j < CHUNK; j++) {
+            v[j] = odd ? c[2 * (i + j)] : c[2 * (i + j) + 1];
+        }
+        cluster_store<CHUNK>(at + i * threads * 4, v, bar, blockIdx.x % 2 ^ 1);
+    }
+    bar_wait(bar, parity);
+#pragma unroll
+    for (int i = 0; i < N / 4; i += CHUNK) {
+#pragma unroll
+        for (int j = 0; j < CHUNK; j++) {
+            float v = __uint_as_float(
+                shared_load4(at + i * threads * 4 + j * 4));
+
+            if (odd) {
+                c[2 * (i + j) + 1] += v;
+            } else {
+                c[2 * (i + j)] += v;
+            }
+        }
+    }
+}
+
+static __device__ __forceinline__ float
+few_total(float x)
+{
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) {
+        x += __shfl_xor_sync(TR_ALL_LANES, x, d);
+    }
+    return x;
+}
+
+/* What comes from memory while the block multiplies. */
+template <int N>
+struct few_held_t {
+    /* RESIDUAL: hidden, as its sums are; else two parts of the squares of each of
+     * four rows */
+    float x[N < 32 ? 8 : N / 4];
+    float bias[2], weight[2];
+};
+
+/* Row of x that a warp scales as its i-th. */
+static __device__ __forceinline__ uint32_t
+few_scaled_row(const few_phase_t &f, uint32_t i)
+{
+    uint32_t at = threadIdx.x / 32 + i * few_groups(f.share) * 4;
+
+    return f.share.split == 1 ? at : at * 2 + blockIdx.x % 2;
+}
+
+/* Parts of the sums of squares of four rows of the warp, from its i-th on. */
+template <int N>
+static __device__ __forceinline__ void
+few_ask_squares(const few_phase_t &f, uint32_t i, few_held_t<N> &held)
+{
+    uint32_t lane = threadIdx.x % 32, parts = f.p.parts;
+
+#pragma unroll
+    for (uint32_t j = 0; j < 4; j++) {
+        uint32_t r = few_scaled_row(f, i + j);
+
+#pragma unroll
+        for (uint32_t b = 0; b < 2; b++) {
+            held.x[2 * j + b] = r < f.p.rows && lane + 32 * b < parts
+                                     ? __ldcg(f.p.squares + r * parts + lane
+                                              + 32 * b)
+                                     : 0;
+        }
+    }
+}
+
+/* RMSNorm's scales of the rows of x that this block finishes, by the warps that
+ * multiply; held: of the first four. */
+template <int N>
+static __device__ __forceinline__ void
+few_scales(const few_phase_t &f, const few_room_t &s, few_held_t<N> &held)
+{
+    uint32_t lane = threadIdx.x % 32, parts = f.p.parts;
+
+    for (uint32_t i = 0; few_scaled_row(f, i) < f.p.rows; i += 4) {
+        if (i > 0) {
+            few_ask_squares<N>(f, i, held);
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++) {
+            uint32_t r = few_scaled_row(f, i + j);
+            float x = held.x[2 * j] + held.x[2 * j + 1];
+
+            if (r >= f.p.rows) {
+                break;
+            }
+            for (uint32_t k = lane + 64; k < parts; k += 32) {
+                x += __ldcg(f.p.squares + r * parts + k);
+            }
+            x = few_total(x);
+            if (lane == 0) {
+                shared_store4(FEW_AT(s, scales) + r * 4,
+                              parts == 0 ? 1
+                                         : 1.0f
+                                               / sqrtf(x / (float) f.p.norm_n
+                                                       + f.p.eps));
+            }
+        }
+    }
+    __syncwarp();
+}
+
+/* Is this a row of x, and one that this block finishes? */
+static __device__ __forceinline__ bool
+few_mine(const few_phase_t &f, const few_place_t &l, uint32_t j, uint32_t b)
+{
+    return (l.mine >> b & 1) != 0 && l.row + 8 * j + b < f.p.rows;
+}
+
+template <int N>
+static __device__ __forceinline__ void
+few_ask_columns(const few_phase_t &f, const few_place_t &l,
+                few_held_t<N> &held)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        held.bias[r] = l.inside && f.p.bias != NULL
+                           ? f.p.bias[l.column + 8 * r]
+                           : 0;
+        held.weight[r] = l.inside && f.p.y != NULL
+                             ? f.p.weight[l.column + 8 * r]
+                             : 0;
+    }
+}
+
+template <int N>
+static __device__ __forceinline__ void
+few_ask_residual(const few_phase_t &f, const few_place_t &l,
+                 few_held_t<N> &held)
+{
+    uint32_t ld = (uint32_t) f.p.ldh, odd = blockIdx.x % FEW_CLUSTER;
+    const float *hidden = f.p.hidden + (l.row + odd) * ld + l.column;
+
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+        held.x[i] = l.inside && few_mine(f, l, i / 2, odd)
+                             ? __ldcg(hidden + i / 2 * 8 * ld + i % 2 * 8)
+                             : 0;
+    }
+}
+
+static __device__ __forceinline__ float
+few_silu(float x)
+{
+    return x * reciprocal(1 + exp2_fast(x * -1.4426950409f));
+}
+
+/* PLAIN, GATED. */
+template <int N, bool GATED>
+static __device__ __forceinline__ void
+few_scaled(const few_phase_t &f, const few_room_t &s, const few_place_t &l,
+           const float (&c)[N / 2])
+{
+    uint32_t ld = (uint32_t) f.p.ldy, scales = FEW_AT(s, scales) + l.row * 4;
+    __nv_bfloat16 *y = (__nv_bfloat16 *) f.p.y + l.row * ld + l.column;
+
+    if (!l.inside) {
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+#pragma unroll
+        for (int b = 0; b < 2; b++) {
+            __nv_bfloat16 *to = y + (8 * j + b) * ld;
+            float scale, u = c[4 * j + b], v = c[4 * j + 2 + b];
+
+            if (!few_mine(f, l, j, b)) {
+                continue;
+            }
+            scale = __uint_as_float(shared_load4(scales + (8 * j + b) * 4));
+            if (GATED) {
+                *to = __float2bfloat16_rn(few_silu(u * scale) * (v * scale));
+            } else {
+                to[0] = __float2bfloat16_rn(u * scale);
+                to[8] = __float2bfloat16_rn(v * scale);
+            }
+        }
+    }
+}
+
+/* Adds up what warps have of a row's squares. */
+static __device__ __forceinline__ void
+few_squares(const few_phase_t &f, const few_room_t &s, uint32_t tile,
+            const few_place_t &l)
+{
+    uint32_t warps = few_groups(f.share) * 4, r = threadIdx.x;
+
+    bar_named(1, warps * 32);
+    if (r < f.p.rows && (l.mine >> r % 2 & 1) != 0) {
+        float sum = 0;
+
+#pragma unroll 4
+        for (uint32_t w = 0; w < warps; w++) {
+            sum += __uint_as_float(shared_load4(
+                FEW_AT(s, squares) + (w * TR_CUDA_FEW_ROWS + r) * 4));
+        }
+        f.p.squares_out[r * f.share.tiles + tile] = sum;
+    }
+    __syncwarp();
+}
+
+template <int N>
+static __device__ __forceinline__ void
+few_residual(const few_phase_t &f, const few_room_t &s, uint32_t tile,
+             const few_place_t &l, const few_held_t<N> &held,
+             const float (&c)[N / 2])
+{
+    uint32_t ldh = (uint32_t) f.p.ldh, ldy = (uint32_t) f.p.ldy;
+    uint32_t odd = blockIdx.x % FEW_CLUSTER, row = l.row + odd;
+    uint32_t squares = FEW_AT(s, squares)
+                       + (threadIdx.x / 32 * TR_CUDA_FEW_ROWS + row) * 4;
+    float *hidden = f.p.hidden + row * ldh + l.column;
+    __nv_bfloat16 *y = (__nv_bfloat16 *) f.p.y + row * ldy + l.column;
+
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+        float sum = 0;
+
+        if (l.inside && few_mine(f, l, j, odd)) {
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                float h = held.x[2 * j + r] + held.bias[r]
+                          + (odd ? c[4 * j + 2 * r + 1] : c[4 * j + 2 * r]);
+
+                hidden[8 * j * ldh + 8 * r] = h;
+                if (f.p.y != NULL) {
+                    y[8 * j * ldy + 8 * r] = __float2bfloat16_rn(
+                        h * held.weight[r]);
+                }
+                sum += h * h;
+            }
+        }
+#pragma unroll
+        for (int d = 4; d < 32; d *= 2) {
+            sum += __shfl_xor_sync(TR_ALL_LANES, sum, d);
+        }
+        if (threadIdx.x % 32 < 4) {
+            shared_store4(squares + 8 * j * 4, sum);
+        }
+    }
+    if (f.p.squares_out != NULL) {
+        few_squares(f, s, tile, l);
+    }
+}
+
+#endif
