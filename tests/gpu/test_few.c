@@ -89,6 +89,14 @@ case_point(case_t *c, void *(*of)(const array_t *) )
     a->squares_out = of(&c->squares_out);
 }
 
+/* So many rows of w that blocks have tiles of their own, and more than one. */
+static void
+wide(uint32_t *n, uint32_t *k)
+{
+    *n = 64 * (230 + random_below(420));
+    *k = 64 * (1 + random_below(4));
+}
+
 static void
 case_open(case_t *c)
 {
@@ -103,6 +111,9 @@ case_open(case_t *c)
     a->k = 64 * (1 + random_below(random_below(4) ? 16 : 60));
     if (a->mode == TR_CUDA_FEW_GATED) { /* silu is not linear */
         scale = pow(10, random_unit() * 2 - 1);
+    }
+    if (a->mode != TR_CUDA_FEW_RESIDUAL && random_below(6) == 0) {
+        wide(&a->n, &a->k);
     }
     if (a->mode == TR_CUDA_FEW_RESIDUAL
         && tr_cuda_few_parts(&side.device, a->rows, a->n, a->k) == 0) {
@@ -372,10 +383,16 @@ check_layers(void)
                    .hidden = 64 * (1 + random_below(24)),
                    .inner = 64 * (1 + random_below(40)),
                    .qkv = 64 * (1 + random_below(30)) };
-    uint32_t n[4] = { l.qkv, l.hidden, 2 * l.inner, l.hidden };
-    uint32_t k[4] = { l.hidden, l.qkv, l.hidden, l.inner };
+    uint32_t n[4], k[4];
     bool ok;
 
+    if (random_below(3) == 0) {
+        wide(&l.inner, &l.hidden);
+        l.inner /= 128;
+        l.inner *= 64;
+    }
+    n[0] = l.qkv, n[1] = n[3] = l.hidden, n[2] = 2 * l.inner;
+    k[0] = k[2] = l.hidden, k[1] = l.qkv, k[3] = l.inner;
     if (l.qkv < l.rows) {
         l.rows = l.qkv;
     }
