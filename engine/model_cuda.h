@@ -211,8 +211,8 @@ void tr_model_cuda_choose_few(tr_model_cuda_t *m, bool timed);
 /* Keeps what failed first; the rest of a step is not launched. */
 bool tr_model_cuda_launched(tr_model_cuda_t *m, int rc, const char *what);
 
-/* A layer without cache and attention, as m->few says; so many norms stand where
- * they do. */
+/* What is between a layer's attention and the next, as m->few says; so many norms
+ * stand for attention. */
 bool tr_model_cuda_products(tr_model_cuda_t *m, uint32_t layer, uint32_t rows,
                             uint32_t norms);
 

@@ -114,13 +114,15 @@ bool
 tr_model_cuda_products(tr_model_cuda_t *m, uint32_t layer, uint32_t rows,
                        uint32_t norms)
 {
-    bool ok = before_attention(m, layer, rows);
+    bool ok = true;
 
     for (uint32_t i = 0; i < norms && ok; i++) {
         ok = norm(m, rows, NULL, NULL,
                   m->layers[layer].part[TR_PART_INPUT_NORM]);
     }
-    return ok && after_attention(m, layer, rows);
+    return ok && after_attention(m, layer, rows)
+           && (layer + 1 == m->config.layers
+               || before_attention(m, layer + 1, rows));
 }
 
 /* ---- launches of a step -------------------------------------------------- */

@@ -144,6 +144,9 @@ multiply_layers(bed_t *b, uint32_t n)
 
     m->few = tr_model_cuda_is_few(m, n);
     m->failed = NULL;
+    if (m->few && !tr_model_cuda_few_first(m, n)) {
+        return m->failed_code;
+    }
     for (uint32_t l = 0; l < m->config.layers && rc == 0; l++) {
         void *const *w = m->layers[l].part;
         const tr_cuda_product_t of_layer[] = {
