@@ -203,8 +203,9 @@ tr_model_cuda_is_few(const tr_model_cuda_t *m, uint32_t rows)
 }
 
 /* Sets few_classes; timed: where they are faster than cuBLASLt's with a norm and
- * silu between, else wherever they can be done. */
-void tr_model_cuda_choose_few(tr_model_cuda_t *m, bool timed);
+ * silu between, else wherever they can be done; the results must agree.  False: no
+ * memory (cuda->reason). */
+bool tr_model_cuda_choose_few(tr_model_cuda_t *m, bool timed);
 
 /* ---- model_cuda_step.c ---- */
 

@@ -303,22 +303,16 @@ left_agree(const tr_model_cuda_t *m, uint32_t rows, const left_t *x,
     return ok;
 }
 
-/* Both ways, with this model's weights: no chain runs that has not done so once. */
+/* Both ways, with this model's weights: no chain runs that has not done so once.
+ * memory: twice left_bytes. */
 static bool
-agree(tr_model_cuda_t *m, uint32_t rows, void *const graph[2])
+agree(tr_model_cuda_t *m, uint32_t rows, void *const graph[2], uint8_t *memory)
 {
-    size_t bytes = left_bytes(m, rows);
-    uint8_t *memory = m->cuda->pin(2 * bytes);
-    bool ok = memory != NULL;
+    left_t x = left_in(m, rows, memory);
+    left_t y = left_in(m, rows, memory + left_bytes(m, rows));
+    bool ok = run(m, graph[0], rows, &x) && run(m, graph[1], rows, &y)
+              && left_agree(m, rows, &x, &y);
 
-    if (ok) {
-        left_t x = left_in(m, rows, memory);
-        left_t y = left_in(m, rows, memory + bytes);
-
-        ok = run(m, graph[0], rows, &x) && run(m, graph[1], rows, &y)
-             && left_agree(m, rows, &x, &y);
-    }
-    m->cuda->unpin(memory);
     if (!ok) {
         tr_log(TR_LEVEL_WARN,
                "products of %u rows: a chain gives other results than "
@@ -352,11 +346,13 @@ faster(tr_model_cuda_t *m, uint32_t rows, void *const graph[2], void *from,
 }
 
 static bool
-chosen(tr_model_cuda_t *m, uint32_t rows, bool timed, void *from, void *to)
+chosen(tr_model_cuda_t *m, uint32_t rows, uint8_t *memory, bool timed,
+       void *from, void *to)
 {
     void *graph[2] = { products_graph(m, rows, false),
                        products_graph(m, rows, true) };
-    bool won = graph[0] != NULL && graph[1] != NULL && agree(m, rows, graph)
+    bool won = graph[0] != NULL && graph[1] != NULL
+               && agree(m, rows, graph, memory)
                && (!timed || faster(m, rows, graph, from, to));
 
     for (int way = 0; way < 2; way++) {
@@ -379,15 +375,23 @@ warm(tr_model_cuda_t *m, void *from, void *to)
     m->failed = NULL;
 }
 
-void
+bool
 tr_model_cuda_choose_few(tr_model_cuda_t *m, bool timed)
 {
     void *from = NULL, *to = NULL;
+    uint8_t *memory;
 
-    /* what plays a device in tests has no code, and times that say nothing */
-    timed = timed && m->stream->device->code != 0 && possible(m, 1)
-            && m->cuda->event_open(&from) == 0 && m->cuda->event_open(&to) == 0;
     m->few_classes = 0;
+    if (!possible(m, 1)) {
+        return true;
+    }
+    memory = m->cuda->pin(2 * left_bytes(m, TR_CUDA_FEW_ROWS));
+    if (memory == NULL) {
+        return false;
+    }
+    /* what plays a device in tests has no code, and times that say nothing */
+    timed = timed && m->stream->device->code != 0
+            && m->cuda->event_open(&from) == 0 && m->cuda->event_open(&to) == 0;
     if (timed) {
         warm(m, from, to);
     }
@@ -395,7 +399,8 @@ tr_model_cuda_choose_few(tr_model_cuda_t *m, bool timed)
         uint32_t rows = m->max_rows < 8u << c ? m->max_rows : 8u << c;
 
         m->few_classes |= (uint32_t) (possible(m, rows)
-                                      && chosen(m, rows, timed, from, to))
+                                      && chosen(m, rows, memory, timed, from,
+                                                to))
                           << c;
     }
     m->cuda->event_close(from);
@@ -403,4 +408,6 @@ tr_model_cuda_choose_few(tr_model_cuda_t *m, bool timed)
     /* it has been added to */
     m->cuda->fill(m->stream, m->hidden, 0,
                   tr_cuda_matmul_rows(m->max_rows) * m->ld_hidden * 4);
+    m->cuda->unpin(memory);
+    return true;
 }
