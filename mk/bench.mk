@@ -49,7 +49,7 @@ $B/obj/tests/bench/plain_manager.o: CFLAGS += -O3
 # runs where OpenBLAS is not.  JANSSON=-l:libjansson.a for a machine without.
 JANSSON   ?= -ljansson
 BENCH_GPU := $B/bench/bench_gpu
-$(BENCH_GPU): $(patsubst %,$B/obj/tests/bench/%.o,bench_gpu gpu_bed gpu_mix gpu_parts) \
+$(BENCH_GPU): $(patsubst %,$B/obj/tests/bench/%.o,bench_gpu gpu_bed gpu_mix gpu_parts gpu_power) \
     $B/libtokenring.a
 	@mkdir -p $(@D)
 	@echo "  LD    $@"

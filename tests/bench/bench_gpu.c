@@ -22,6 +22,10 @@
  *
  *   device_ms     a step from its first copy to its last, by the device's events
  *   host_gap      what its wall time, step_ms, has beyond that
+ *   first_ms      the same of the first 16 steps: at the power limit the clock falls
+ *                 in the course of a second
+ *   watts, token_mj  what the device draws, and for each token (millijoules),
+ *                 where that is known and steps take a second or more
  *   roofline_ms   weights and used KV pages at the speed of a copy on the
  *                 device, of the same run
  *   products_ms   the step's matrix products alone (those of few rows with what
@@ -47,6 +51,7 @@
 #include "log.h"
 
 #define WARM_STEPS 8u
+#define FIRST_STEPS 16u
 #define ROUNDS 5
 #define TRIES 6 /* of fit, to find room */
 
@@ -252,13 +257,19 @@ collect(const tr_batch_t *batch)
     }
 }
 
-/* Steps with one under way, as the step loop does them; ms of each.  False: a
- * sequence found no page, and the times mean nothing. */
+typedef struct {
+    double wall, device, first; /* ms of a step; first: of the first ones */
+    double watts;               /* 0: not known */
+} pace_t;
+
+/* Steps with one under way, as the step loop does them.  False: a sequence found no
+ * page, and the times mean nothing. */
 static bool
-decode(uint32_t n, double *wall_ms, double *device_ms)
+decode(uint32_t n, pace_t *pace)
 {
     tr_batch_t batch[TR_CUDA_TURNS];
-    double begun = 0, device = 0;
+    uint32_t first = o.steps < FIRST_STEPS ? o.steps : FIRST_STEPS;
+    double begun = 0, device = 0, joules = 0, ended;
 
     stalls = 0;
     for (uint32_t step = 0; step < WARM_STEPS + o.steps; step++) {
@@ -276,12 +287,20 @@ decode(uint32_t n, double *wall_ms, double *device_ms)
             collect(&batch[(step + 1) % 2]);
         }
         if (step == WARM_STEPS) {
+            joules = bed_joules();
             begun = bed_now_ms();
             device = bed.x->times.device_us;
+        } else if (step == WARM_STEPS + first) {
+            pace->first = (bed_now_ms() - begun) / first;
         }
     }
-    *wall_ms = (bed_now_ms() - begun) / o.steps;
-    *device_ms = (bed.x->times.device_us - device) / 1e3 / o.steps;
+    ended = bed_now_ms();
+    pace->wall = (ended - begun) / o.steps;
+    pace->first = first == o.steps ? pace->wall : pace->first;
+    pace->device = (bed.x->times.device_us - device) / 1e3 / o.steps;
+    pace->watts = ended - begun < 1e3
+                      ? 0
+                      : (bed_joules() - joules) / (ended - begun) * 1e3;
     collect(&batch[(WARM_STEPS + o.steps + 1) % 2]);
     return stalls == 0;
 }
@@ -299,7 +318,7 @@ say_run(const char *what)
 /* A step of n sequences. */
 typedef struct {
     uint32_t n;
-    double wall, device;         /* ms */
+    pace_t pace;
     double products, attention;  /* ms of these alone */
     double kv_bytes, full_bytes; /* in use; at 16 bits */
     double speed;                /* bytes a second, of a copy */
@@ -312,7 +331,7 @@ measure(uint32_t n, measured_t *r)
 {
     tr_kv_totals_t totals;
 
-    if (!decode(n, &r->wall, &r->device)) {
+    if (!decode(n, &r->pace)) {
         return false;
     }
     r->n = n;
@@ -338,7 +357,7 @@ static void
 say_parts(const measured_t *r, double peak)
 {
     double kv = r->kv_bytes / r->speed * 1e3;
-    double rest = r->device - r->products - r->attention;
+    double rest = r->pace.device - r->products - r->attention;
     bool known = r->attention > 0;
     const struct {
         const char *name;
@@ -363,18 +382,24 @@ static void
 say_step(const char *what, const measured_t *r, double peak)
 {
     double roof = (r->kv_bytes + bed_weight_bytes(&bed)) / r->speed * 1e3;
+    const pace_t *p = &r->pace;
 
     say_run(what);
-    printf(" batch=%u steps=%u step_ms=%.3f device_ms=%.3f host_gap=%.4f"
+    printf(" batch=%u steps=%u step_ms=%.3f first_ms=%.3f device_ms=%.3f"
+           " host_gap=%.4f"
            " tokens_s=%.0f kv_gib=%.3f kv_of_fp16=%.4f weights_gib=%.3f"
            " copy_gb_s=%.0f roofline_ms=%.3f over_roofline=%.3f stalls=%llu"
            " graphs=%llu of=%llu",
-           r->n, o.steps, r->wall, r->device, 1 - r->device / r->wall,
-           r->n / r->wall * 1e3, r->kv_bytes * 0x1p-30,
+           r->n, o.steps, p->wall, p->first, p->device, 1 - p->device / p->wall,
+           r->n / p->wall * 1e3, r->kv_bytes * 0x1p-30,
            r->kv_bytes / r->full_bytes, bed_weight_bytes(&bed) * 0x1p-30,
-           r->speed * 1e-9, roof, r->wall / roof,
+           r->speed * 1e-9, roof, p->wall / roof,
            (unsigned long long) r->stalls, (unsigned long long) r->graphs,
            (unsigned long long) r->steps);
+    if (p->watts > 0) {
+        printf(" watts=%.0f token_mj=%.2f", p->watts,
+               p->watts * p->wall / r->n);
+    }
     say_parts(r, peak);
 }
 
@@ -421,7 +446,7 @@ run_fit(void)
     for (int tries = 0; tries < 2; tries++) {
         next = graph_below(r.n - 1);
         if (next == 0 || drop(r.n, next) != next || !measure(next, &r)
-            || r.n / r.wall < best.n / best.wall) {
+            || r.n / r.pace.wall < best.n / best.pace.wall) {
             break;
         }
         best = r;

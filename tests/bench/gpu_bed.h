@@ -89,4 +89,9 @@ double bed_attention_ms(bed_t *b, uint32_t n);
  * reads some rows. */
 double bed_weight_bytes(const bed_t *b);
 
+/* ---- gpu_power.c -------------------------------------------------------- */
+
+/* What the device has drawn so far, to 0.1 s or so; 0: nobody knows. */
+double bed_joules(void);
+
 #endif

@@ -7,6 +7,7 @@
 #   requests  1,000 random requests, against each alone     2 minutes
 #   eval      accuracy by policy                            10 minutes
 #   decode    a step against its roofline                   1 minute
+#   power     many steps, at the power limit                1 minute
 #   fit       as many sequences as fit at 4,096 tokens      2 minutes
 #   prefill   a prompt of 8,192 tokens                      1 minute
 #   mix       prompts beside answers in a full pool         3 minutes
@@ -25,7 +26,7 @@
 set -u
 dir=${1:?the bundle}
 shift
-parts=${*:-tests requests eval decode fit prefill mix beside closed sweep}
+parts=${*:-tests requests eval decode power fit prefill mix beside closed sweep}
 out=${RESULTS:-$dir/results}
 here=$(dirname "$0")
 shapes=${SHAPES:-$here/../bench/shapes}
@@ -57,7 +58,7 @@ fail() { # NAME LOG
 
 # keys LINE: those of a run that say most
 keys() {
-    tr ' ' '\n' | grep -E '^(batch|step_ms|tokens_s|host_gap|over_roofline|limit|ttft_ms|share)=' |
+    tr ' ' '\n' | grep -E '^(batch|step_ms|first_ms|tokens_s|watts|host_gap|over_roofline|limit|ttft_ms|share)=' |
         tr '\n' ' '
 }
 
@@ -142,6 +143,14 @@ if wanted decode; then
                 --batch "$batch" --side "${SIDE:-8192}" \
                 --model "$shapes/llama-3-8b"
         done
+    done
+fi
+
+if wanted power; then # about 4,096 tokens in the mean
+    for policy in $policies; do
+        bench "power-$policy" decode --policy "$policy" --batch 64 \
+            --context 3896 --steps 400 --side "${SIDE:-8192}" \
+            --model "$shapes/llama-3-8b"
     done
 fi
 
