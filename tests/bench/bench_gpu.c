@@ -269,7 +269,7 @@ decode(uint32_t n, pace_t *pace)
 {
     tr_batch_t batch[TR_CUDA_TURNS];
     uint32_t first = o.steps < FIRST_STEPS ? o.steps : FIRST_STEPS;
-    double begun = 0, device = 0, joules = 0, ended;
+    double begun = 0, device = 0, joules = 0, asked = 0, ended;
 
     stalls = 0;
     for (uint32_t step = 0; step < WARM_STEPS + o.steps; step++) {
@@ -286,8 +286,12 @@ decode(uint32_t n, pace_t *pace)
         if (step > 0) {
             collect(&batch[(step + 1) % 2]);
         }
-        if (step == WARM_STEPS) {
+        if (step == WARM_STEPS - 2) {
+            /* it takes longer than a step: early enough for both sides' times to
+             * begin with the same one */
+            asked = bed_now_ms();
             joules = bed_joules();
+        } else if (step == WARM_STEPS) {
             begun = bed_now_ms();
             device = bed.x->times.device_us;
         } else if (step == WARM_STEPS + first) {
@@ -300,7 +304,7 @@ decode(uint32_t n, pace_t *pace)
     pace->device = (bed.x->times.device_us - device) / 1e3 / o.steps;
     pace->watts = ended - begun < 1e3
                       ? 0
-                      : (bed_joules() - joules) / (ended - begun) * 1e3;
+                      : (bed_joules() - joules) / (ended - asked) * 1e3;
     collect(&batch[(WARM_STEPS + o.steps + 1) % 2]);
     return stalls == 0;
 }
