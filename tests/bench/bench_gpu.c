@@ -177,7 +177,7 @@ fill(void)
     if (n < o.batch && strcmp(o.mode, "fit") != 0) {
         bed_die("fill", "the pool does not hold the batch");
     }
-    leave = n < o.batch ? 1 + n * (o.steps + WARM_STEPS) / o.context : 0;
+    leave = n < o.batch ? 1 + n * (WARM_STEPS + o.steps + 1) / o.context : 0;
     while (leave-- > 0 && n > 1) {
         tr_kv_close(bed.e->kv, bed.seqs[--n].slot);
     }
@@ -272,7 +272,7 @@ decode(uint32_t n, pace_t *pace)
     double begun = 0, device = 0, joules = 0, asked = 0, ended;
 
     stalls = 0;
-    for (uint32_t step = 0; step < WARM_STEPS + o.steps; step++) {
+    for (uint32_t step = 0; step <= WARM_STEPS + o.steps; step++) {
         tr_batch_t *b = &batch[step % 2];
 
         *b = (tr_batch_t){ bed.items[step % 2], n, n };
@@ -305,7 +305,7 @@ decode(uint32_t n, pace_t *pace)
     pace->watts = ended - begun < 1e3
                       ? 0
                       : (bed_joules() - joules) / (ended - asked) * 1e3;
-    collect(&batch[(WARM_STEPS + o.steps + 1) % 2]);
+    collect(&batch[(WARM_STEPS + o.steps) % 2]);
     return stalls == 0;
 }
 
@@ -539,7 +539,7 @@ longest(void)
     return o.context
            + (strcmp(o.mode, "mix") == 0
                   ? o.answer + 1
-                  : (TRIES + 2) * (WARM_STEPS + o.steps));
+                  : (TRIES + 2) * (WARM_STEPS + o.steps + 1));
 }
 
 int
