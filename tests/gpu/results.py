@@ -157,12 +157,15 @@ def decode_table(o, runs):
 
 def energy_table(o, runs):
     rows = []
-    for r in runs:
-        if r["bench"] not in ("decode", "fit", "fit_best") or "watts" not in r:
+    known = [r for r in runs if "watts" in r]
+    seen = set()
+    for r in known:
+        key = tuple(r[k] for k in ("model", "policy", "batch", "context"))
+        if key in seen: # the best of a fit can be all that fit
             continue
-        full = [f for f in runs if f["policy"] == "full" and "watts" in f
-                and all(f.get(k) == r.get(k)
-                        for k in ("bench", "model", "context"))]
+        seen.add(key)
+        full = [f for f in known if f["policy"] == "full"
+                and all(f[k] == r[k] for k in ("bench", "model", "context"))]
         rows.append((r["model"], f"{r['batch']} x {r['context']}",
                      o.policy(r), r["steps"], ms(r["step_ms"]),
                      ms(r["first_ms"]), f"{r['watts']:.0f}",
