@@ -302,7 +302,7 @@ decode(uint32_t n, pace_t *pace)
     pace->wall = (ended - begun) / o.steps;
     pace->first = first == o.steps ? pace->wall : pace->first;
     pace->device = (bed.x->times.device_us - device) / 1e3 / o.steps;
-    pace->watts = ended - begun < 1e3
+    pace->watts = ended - begun < 1e3 || joules == 0
                       ? 0
                       : (bed_joules() - joules) / (ended - asked) * 1e3;
     collect(&batch[(WARM_STEPS + o.steps) % 2]);
