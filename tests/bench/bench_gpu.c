@@ -269,7 +269,9 @@ decode(uint32_t n, pace_t *pace)
 {
     tr_batch_t batch[TR_CUDA_TURNS];
     uint32_t first = o.steps < FIRST_STEPS ? o.steps : FIRST_STEPS;
-    double begun = 0, device = 0, joules = 0, asked = 0, ended;
+    const tr_cuda_times_t *times = &bed.x->times;
+    double begun = 0, device = 0, joules = 0, asked = 0, ended, done;
+    uint64_t before = 0;
 
     stalls = 0;
     for (uint32_t step = 0; step <= WARM_STEPS + o.steps; step++) {
@@ -293,15 +295,18 @@ decode(uint32_t n, pace_t *pace)
             joules = bed_joules();
         } else if (step == WARM_STEPS) {
             begun = bed_now_ms();
-            device = bed.x->times.device_us;
+            device = times->device_us;
+            before = times->steps;
         } else if (step == WARM_STEPS + first) {
-            pace->first = (bed_now_ms() - begun) / first;
+            pace->first = (bed_now_ms() - begun)
+                          / (double) (times->steps - before);
         }
     }
     ended = bed_now_ms();
-    pace->wall = (ended - begun) / o.steps;
+    done = (double) (times->steps - before); /* as the device counts them */
+    pace->wall = (ended - begun) / done;
     pace->first = first == o.steps ? pace->wall : pace->first;
-    pace->device = (bed.x->times.device_us - device) / 1e3 / o.steps;
+    pace->device = (times->device_us - device) / 1e3 / done;
     pace->watts = ended - begun < 1e3 || joules == 0
                       ? 0
                       : (bed_joules() - joules) / (ended - asked) * 1e3;
