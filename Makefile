@@ -12,6 +12,7 @@
 #: make test-e2e    end-to-end tests only (E2E=pattern for some of the files)
 #: make bench       measure; see tests/bench/
 #: make cuda        what `backend cuda` loads, tests, benchmarks; mk/cuda.mk
+#: make test-simt   kernels for GPUs on a device in software (needs nvcc)
 #: make test-asan   unit and end-to-end tests with ASan and UBSan
 #: make test-tsan   ring tests with TSan
 #: make test-nginx  the module in an nginx source tree (NGINX_SRC=DIR)

@@ -28,7 +28,7 @@ CUDA_CPU  := $(patsubst kernels/cpu/%.c,$B/obj/kernels/cpu/%.o,\
     $(wildcard kernels/cpu/kv_*.c kernels/cpu/attention*.c) kernels/cpu/team.c)
 CUDA_BED  := $(patsubst %,$B/cuda/obj/%.o,store_bed store_append \
     store_compress store_swap store_heads \
-    generic_case emulate)
+    generic_case)
 
 # For the tests' library and for the one that the engine loads.
 NVFLAGS = -O3 -std=c++17 -Ikernels -diag-suppress 128 \
@@ -85,16 +85,9 @@ $(CUDA_TEST): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_GPU) $B/libtokenring_cuda.a
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -lm
 
-$B/cuda/obj/%.o: tests/gpu/%.cu tests/gpu/emulate.h \
-    $(wildcard kernels/cuda/*.cuh kernels/cuda/*.h) kernels/kernels.h \
-    kernels/kv_layout.h
-	@mkdir -p $(@D)
-	@echo "  NVCC  $<"
-	$Q$(NVCC) $(NVFLAGS) -Xcompiler=-ffp-contract=off -c $< -o $@
-
 $(CUDA_BED) $(CUDA_BOTH:$B/cuda/%=$B/cuda/obj/%.o): \
     $(wildcard tests/gpu/store_*.h tests/gpu/generic_case.h) \
-    tests/gpu/emulate.h kernels/cuda/store.h
+    kernels/cuda/store.h
 
 $(CUDA_BOTH): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_BED) $(CUDA_GPU) $(CUDA_CPU) \
     $B/libtokenring_cuda.a
@@ -147,11 +140,11 @@ $(CUDA_PROMPT): $B/cuda/%: $B/cuda/obj/%.o $B/cuda/obj/prompt_case.o \
 CUDA_MODEL := $B/cuda/test_model $B/cuda/test_sample $B/cuda/test_few \
               $B/cuda/bench_model
 CUDA_SIDE  := $(patsubst %,$B/cuda/obj/%.o,model_side model_reference \
-    sample_reference emulate_model emulate)
+    sample_reference)
 cuda: $(CUDA_MODEL)
 
 $(CUDA_SIDE) $(CUDA_MODEL:$B/cuda/%=$B/cuda/obj/%.o): \
-    $(wildcard tests/gpu/model_*.h tests/gpu/emulate*.h) \
+    $(wildcard tests/gpu/model_*.h) \
     kernels/cuda/few.h kernels/cuda/model.h kernels/cuda/sample.h
 
 $(CUDA_MODEL): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_SIDE) $(CUDA_GPU) \
@@ -177,12 +170,6 @@ $(CUDA_TABLE): $B/cuda/%: $B/cuda/obj/%.o
 test-gpu: cuda
 	@B="$B" tests/gpu/run.sh
 
-# The device's code that also runs on the host is one of the unit tests.
-$B/tests/test_cuda_emulated: tests/gpu/emulate.sh $B/cuda/test_store \
-    $B/cuda/test_generic $(CUDA_MODEL)
-	@mkdir -p $(@D)
-	$Qcp $< $@
-
 ifeq ($(NVCC_NEW),yes)
-TEST_CUDA = cuda $B/tests/test_cuda_emulated
+TEST_CUDA = cuda
 endif

@@ -290,7 +290,7 @@ case_open(case_t *c, const bed_side_t *side)
     memcpy(c->before, b->host.pool, b->pages * b->host.page_bytes);
     c->victim = malloc(heads * TR_KV_LISTS_MAX * sizeof(*c->victim));
     b->host.victim = malloc(heads * TR_KV_LISTS_MAX * sizeof(*c->victim));
-    b->other.victim = bed_room(b, heads * TR_KV_LISTS_MAX * sizeof(*c->victim));
+    b->other.victim = bed_room(heads * TR_KV_LISTS_MAX * sizeof(*c->victim));
     bed_sync(b);
 }
 
@@ -298,7 +298,7 @@ void
 case_close(case_t *c)
 {
     free(c->bed.host.victim);
-    bed_room_free(&c->bed, c->bed.other.victim);
+    bed_room_free(c->bed.other.victim);
     free(c->q);
     free(c->typed);
     free(c->before);

@@ -10,15 +10,9 @@
 #define ROOM 128u
 
 void
-side_open(side_t *s, int *argc, char ***argv)
+side_open(side_t *s)
 {
     memset(s, 0, sizeof(*s));
-    s->emulate = *argc > 1 && strcmp((*argv)[1], "emulate") == 0;
-    if (s->emulate) {
-        --*argc;
-        ++*argv;
-        return;
-    }
     if (tr_cuda_open(0, &s->device) != 0) {
         printf("no device: %s\n", tr_cuda_reason());
         exit(77);
@@ -74,70 +68,53 @@ room(size_t bytes)
 }
 
 array_t
-array_new(const side_t *s, size_t n, size_t size, bool odd)
+array_new(size_t n, size_t size, bool odd)
 {
     array_t a = { .bytes = n * size + 2 * ROOM, .at = ROOM };
 
     a.at += odd ? size * (1 + random_below(7)) : 0;
     a.host = room(a.bytes);
-    if (s->emulate) {
-        a.there = room(a.bytes);
-    } else {
-        cuda_ok(cudaMalloc((void **) &a.there, a.bytes), "cudaMalloc");
-        cuda_ok(cudaMemset(a.there, 0xff, a.bytes), "cudaMemset");
-    }
+    cuda_ok(cudaMalloc((void **) &a.there, a.bytes), "cudaMalloc");
+    cuda_ok(cudaMemset(a.there, 0xff, a.bytes), "cudaMemset");
     return a;
 }
 
 void
-array_free(const side_t *s, array_t *a)
+array_free(array_t *a)
 {
     free(a->host);
-    if (s->emulate) {
-        free(a->there);
-    } else {
-        cuda_ok(cudaFree(a->there), "cudaFree");
-    }
+    cuda_ok(cudaFree(a->there), "cudaFree");
 }
 
 void
-array_send(const side_t *s, const array_t *a)
+array_send(const array_t *a)
 {
-    if (s->emulate) {
-        memcpy(a->there, a->host, a->bytes);
-    } else {
-        cuda_ok(cudaMemcpy(a->there, a->host, a->bytes, cudaMemcpyHostToDevice),
-                "send");
-    }
+    cuda_ok(cudaMemcpy(a->there, a->host, a->bytes, cudaMemcpyHostToDevice),
+            "send");
 }
 
 static uint8_t *
-fetch_all(const side_t *s, const array_t *a)
+fetch_all(const array_t *a)
 {
     uint8_t *p = room(a->bytes);
 
-    if (s->emulate) {
-        memcpy(p, a->there, a->bytes);
-    } else {
-        cuda_ok(cudaMemcpy(p, a->there, a->bytes, cudaMemcpyDeviceToHost),
-                "fetch");
-    }
+    cuda_ok(cudaMemcpy(p, a->there, a->bytes, cudaMemcpyDeviceToHost), "fetch");
     return p;
 }
 
 uint8_t *
-array_fetch(const side_t *s, const array_t *a)
+array_fetch(const array_t *a)
 {
-    uint8_t *p = fetch_all(s, a);
+    uint8_t *p = fetch_all(a);
 
     memmove(p, p + a->at, a->bytes - a->at);
     return p;
 }
 
 bool
-array_same(const side_t *s, const array_t *a, const char *what)
+array_same(const array_t *a, const char *what)
 {
-    uint8_t *p = fetch_all(s, a);
+    uint8_t *p = fetch_all(a);
     bool same = memcmp(p, a->host, a->bytes) == 0;
 
     for (size_t i = 0; i < a->bytes && !same; i++) {

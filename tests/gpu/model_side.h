@@ -1,6 +1,6 @@
 /*
  * model_side.h: arrays of test_model.c, test_sample.c and test_few.c, on the host for the
- * reference and again on the side that is tested, a GPU or the emulator.
+ * reference and again on the device.
  *
  * What was not written is 0xff, NaN wherever it is read as a number; so is some
  * room before and behind every array.
@@ -13,7 +13,6 @@
 #include "cache.h"
 
 typedef struct {
-    bool emulate;
     tr_cuda_device_t device;
     tr_cuda_stream_t stream;
     bool captured;
@@ -24,17 +23,17 @@ typedef struct {
     size_t bytes, at;
 } array_t;
 
-/* Exits with 77 without a device; argv[1] may be "emulate", which is taken. */
-void side_open(side_t *s, int *argc, char ***argv);
-/* On a GPU: a launch, every other time by way of a graph, to its end. */
+/* Exits with 77 without a device. */
+void side_open(side_t *s);
+/* A launch, every other time by way of a graph, to its end. */
 #define side_launch(s, call, what) \
     (side_begin(s), side_end((s), (call), (what)))
 void side_begin(side_t *s);
 void side_end(side_t *s, int rc, const char *what);
 
 /* odd: not aligned to more than an element. */
-array_t array_new(const side_t *s, size_t n, size_t size, bool odd);
-void array_free(const side_t *s, array_t *a);
+array_t array_new(size_t n, size_t size, bool odd);
+void array_free(array_t *a);
 
 static inline void *
 array_host(const array_t *a)
@@ -50,10 +49,10 @@ array_there(const array_t *a)
 
 /* What the host has to the other side; what the other side has, to be freed,
  * beginning with the array. */
-void array_send(const side_t *s, const array_t *a);
-uint8_t *array_fetch(const side_t *s, const array_t *a);
+void array_send(const array_t *a);
+uint8_t *array_fetch(const array_t *a);
 
 /* Is the other side the same, byte for byte, around it, too? */
-bool array_same(const side_t *s, const array_t *a, const char *what);
+bool array_same(const array_t *a, const char *what);
 
 #endif

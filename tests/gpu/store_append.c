@@ -29,14 +29,6 @@ store_codec(void)
     }
 }
 
-uint32_t
-store_lanes(const bed_t *b)
-{
-    uint32_t n = random_below(2) ? 32 : 1 + random_below(8);
-
-    return b->side->emulate ? n : 32;
-}
-
 bool
 store_say(const char *what)
 {
@@ -86,40 +78,36 @@ rows_make(bed_t *b, const uint32_t *n, step_rows_t *r)
     r->slot[seqs] = -1;
     r->pos[rows] = 0;
     r->seq_row[seqs + 1] = rows + 1;
-    r->other = (tr_rows_t){ rows + more, seqs + more,
-                            bed_room(b, sizeof(r->pos)),
-                            bed_room(b, sizeof(r->slot)),
-                            bed_room(b, sizeof(r->seq_row)) };
-    bed_put(b, (void *) r->other.row_pos, r->pos, sizeof(r->pos));
-    bed_put(b, (void *) r->other.seq_slot, r->slot, sizeof(r->slot));
-    bed_put(b, (void *) r->other.seq_row, r->seq_row, sizeof(r->seq_row));
+    r->other = (tr_rows_t){ rows + more, seqs + more, bed_room(sizeof(r->pos)),
+                            bed_room(sizeof(r->slot)),
+                            bed_room(sizeof(r->seq_row)) };
+    bed_put((void *) r->other.row_pos, r->pos, sizeof(r->pos));
+    bed_put((void *) r->other.seq_slot, r->slot, sizeof(r->slot));
+    bed_put((void *) r->other.seq_row, r->seq_row, sizeof(r->seq_row));
 }
 
 static void
-rows_free(bed_t *b, step_rows_t *r)
+rows_free(step_rows_t *r)
 {
-    bed_room_free(b, (void *) r->other.row_pos);
-    bed_room_free(b, (void *) r->other.seq_slot);
-    bed_room_free(b, (void *) r->other.seq_row);
+    bed_room_free((void *) r->other.row_pos);
+    bed_room_free((void *) r->other.seq_slot);
+    bed_room_free((void *) r->other.seq_row);
 }
 
 /* The moves of all layers of the other side; how many it refused. */
 static uint32_t
 moves(bed_t *b, step_rows_t *r)
 {
-    uint32_t *count = bed_room(b, 4), refused = 0;
+    uint32_t *count = bed_room(4), refused = 0;
 
-    bed_put(b, count, &refused, 4);
+    bed_put(count, &refused, 4);
     bed_sync(b);
-    if (b->side->emulate) {
-        emulate_kv_moves(&b->other, &r->other, count, store_lanes(b));
-    } else if (tr_cuda_kv_moves(&b->side->stream, &b->other, &r->other, count)
-               != 0) {
+    if (tr_cuda_kv_moves(&b->side->stream, &b->other, &r->other, count) != 0) {
         printf("launch: %s\n", tr_cuda_reason());
         exit(1);
     }
-    bed_get(b, &refused, count, 4);
-    bed_room_free(b, count);
+    bed_get(&refused, count, 4);
+    bed_room_free(count);
     return refused;
 }
 
@@ -128,35 +116,32 @@ moves(bed_t *b, step_rows_t *r)
 static int
 append(bed_t *b, uint32_t layer, step_rows_t *r, bool moved, uint32_t *refused)
 {
-    uint32_t *count = bed_room(b, 4), zero = 0, lanes = store_lanes(b);
+    uint32_t *count = bed_room(4), zero = 0;
     bed_input_t in;
     int rc;
 
     bed_input(b, r->host.n_rows + 1, &in);
     in.other.moved = moved;
-    if (in.other.type != TR_F32 && random_below(2)
-        && (!b->side->emulate || emulate_heads(&b->other, lanes))) {
+    if (in.other.type != TR_F32 && random_below(2)) {
         bed_heads(b, r->host.n_rows + 1, &in);
         in.heads.rows = r->other.n_rows;
     }
-    bed_put(b, count, &zero, 4);
+    bed_put(count, &zero, 4);
     bed_sync(b);
     rc = tr_cpu_kv_append(&store_cpu, &b->host, layer, &r->host, in.k, in.v,
                           in.ld, in.angles, store_codec());
-    if (b->side->emulate) {
-        emulate_kv_append(&b->other, layer, &r->other, &in.other, count, lanes);
-    } else if (tr_cuda_kv_append(&b->side->stream, &b->other, layer, &r->other,
-                                 &in.other, count)
-               != 0) {
+    if (tr_cuda_kv_append(&b->side->stream, &b->other, layer, &r->other,
+                          &in.other, count)
+        != 0) {
         printf("launch: %s\n", tr_cuda_reason());
         exit(1);
     }
-    bed_get(b, refused, count, 4);
-    bed_room_free(b, count);
-    if (in.other.heads != NULL && !bed_heads_same(b, &in)) {
+    bed_get(refused, count, 4);
+    bed_room_free(count);
+    if (in.other.heads != NULL && !bed_heads_same(&in)) {
         rc = TR_KERNEL_BADARG;
     }
-    bed_input_free(b, &in);
+    bed_input_free(&in);
     return rc;
 }
 
@@ -183,7 +168,7 @@ append_layers(bed_t *b, const uint32_t *n, const char *what)
             store_checks++;
         }
     }
-    rows_free(b, r);
+    rows_free(r);
     free(r);
     return ok;
 }
@@ -385,7 +370,7 @@ refuse_append(bed_t *b, const uint32_t *n, uint32_t s)
 
     pages = malloc(length);
     memcpy(pages, row, length);
-    bed_get(b, before, b->other.pool, bytes);
+    bed_get(before, b->other.pool, bytes);
     spoil(b, s, head);
     rows_make(b, n, r);
     if (random_below(2)) {
@@ -393,7 +378,7 @@ refuse_append(bed_t *b, const uint32_t *n, uint32_t s)
     } else {
         ok = append(b, 0, r, false, &refused) == TR_KERNEL_BADARG;
     }
-    bed_get(b, pool, b->other.pool, bytes);
+    bed_get(pool, b->other.pool, bytes);
     ok = ok && refused == 1;
     for (uint32_t i = 0; i < b->host.table_len; i++) {
         size_t at = pages[i] * b->host.page_bytes;
@@ -404,8 +389,8 @@ refuse_append(bed_t *b, const uint32_t *n, uint32_t s)
     }
     memcpy(row, pages, length);
     b->move[head] = good;
-    bed_put(b, b->other.pool, b->host.pool, bytes);
-    rows_free(b, r);
+    bed_put(b->other.pool, b->host.pool, bytes);
+    rows_free(r);
     free(r);
     free(pages);
     free(pool);

@@ -22,45 +22,30 @@ room(size_t bytes)
 }
 
 void *
-bed_room(const bed_t *b, size_t bytes)
+bed_room(size_t bytes)
 {
     void *p = NULL;
 
-    if (b->side->emulate) {
-        return room(bytes);
-    }
     cuda_ok(cudaMalloc(&p, bytes + 1), "cudaMalloc");
     return p;
 }
 
 void
-bed_room_free(const bed_t *b, void *p)
+bed_room_free(void *p)
 {
-    if (b->side->emulate) {
-        free(p);
-    } else {
-        cuda_ok(cudaFree(p), "cudaFree");
-    }
+    cuda_ok(cudaFree(p), "cudaFree");
 }
 
 void
-bed_put(const bed_t *b, void *to, const void *from, size_t bytes)
+bed_put(void *to, const void *from, size_t bytes)
 {
-    if (b->side->emulate) {
-        memcpy(to, from, bytes);
-    } else {
-        cuda_ok(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "put");
-    }
+    cuda_ok(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "put");
 }
 
 void
-bed_get(const bed_t *b, void *to, const void *from, size_t bytes)
+bed_get(void *to, const void *from, size_t bytes)
 {
-    if (b->side->emulate) {
-        memcpy(to, from, bytes);
-    } else {
-        cuda_ok(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "get");
-    }
+    cuda_ok(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "get");
 }
 
 /* ---- shapes ------------------------------------------------------------- */
@@ -136,7 +121,7 @@ bed_open(bed_t *b, const bed_side_t *side)
 
     memset(b, 0, sizeof(*b));
     b->side = side;
-    b->max_len = (side->emulate ? 120 : 300) * (plain ? 2 : 1);
+    b->max_len = plain ? 600 : 300;
     do { /* until a page of 24 KiB can hold all levels */
         wish.head_dim = plain ? 128 : dims[random_below(9)];
         wish.levels = level;
@@ -173,12 +158,12 @@ bed_open(bed_t *b, const bed_side_t *side)
     v->count = b->count;
     v->move = b->move;
     b->other = *v;
-    b->other.pool = bed_room(b, b->pages * v->page_bytes);
-    b->other.tables = bed_room(b, heads * v->table_len * 4);
-    b->other.count = bed_room(b, heads * TR_KV_LISTS_MAX * 4);
-    b->other.move = bed_room(b, heads * sizeof(tr_kv_move_t));
-    b->other.seq = bed_room(b, sizeof(b->seq));
-    bed_put(b, b->other.pool, v->pool, b->pages * v->page_bytes);
+    b->other.pool = bed_room(b->pages * v->page_bytes);
+    b->other.tables = bed_room(heads * v->table_len * 4);
+    b->other.count = bed_room(heads * TR_KV_LISTS_MAX * 4);
+    b->other.move = bed_room(heads * sizeof(tr_kv_move_t));
+    b->other.seq = bed_room(sizeof(b->seq));
+    bed_put(b->other.pool, v->pool, b->pages * v->page_bytes);
 }
 
 void
@@ -190,11 +175,11 @@ bed_close(bed_t *b)
     free(b->free_page);
     free(b->layout_of);
     free(b->host.pool);
-    bed_room_free(b, b->other.pool);
-    bed_room_free(b, (void *) b->other.tables);
-    bed_room_free(b, (void *) b->other.count);
-    bed_room_free(b, (void *) b->other.move);
-    bed_room_free(b, (void *) b->other.seq);
+    bed_room_free(b->other.pool);
+    bed_room_free((void *) b->other.tables);
+    bed_room_free((void *) b->other.count);
+    bed_room_free((void *) b->other.move);
+    bed_room_free((void *) b->other.seq);
 }
 
 void
@@ -241,11 +226,10 @@ bed_sync(bed_t *b)
 {
     size_t heads = (size_t) BED_SLOTS * b->host.layers * b->host.lists;
 
-    bed_put(b, (void *) b->other.tables, b->tables,
-            heads * b->host.table_len * 4);
-    bed_put(b, (void *) b->other.count, b->count, heads * TR_KV_LISTS_MAX * 4);
-    bed_put(b, (void *) b->other.move, b->move, heads * sizeof(tr_kv_move_t));
-    bed_put(b, (void *) b->other.seq, b->seq, sizeof(b->seq));
+    bed_put((void *) b->other.tables, b->tables, heads * b->host.table_len * 4);
+    bed_put((void *) b->other.count, b->count, heads * TR_KV_LISTS_MAX * 4);
+    bed_put((void *) b->other.move, b->move, heads * sizeof(tr_kv_move_t));
+    bed_put((void *) b->other.seq, b->seq, sizeof(b->seq));
 }
 
 /* ---- comparing ---------------------------------------------------------- */
@@ -296,10 +280,8 @@ bed_same(bed_t *b, const char *after)
     uint8_t *got = room(b->pages * bytes);
     bool same = true;
 
-    if (!b->side->emulate) {
-        cuda_ok(cudaDeviceSynchronize(), after);
-    }
-    bed_get(b, got, b->other.pool, b->pages * bytes);
+    cuda_ok(cudaDeviceSynchronize(), after);
+    bed_get(got, b->other.pool, b->pages * bytes);
     for (uint32_t i = 0; i < b->pages && same; i++) {
         if (memcmp(got + i * bytes, b->host.pool + i * bytes, bytes) != 0) {
             same = page_same(b, b->host.pool + i * bytes, got + i * bytes, i,
@@ -392,14 +374,14 @@ bed_input(bed_t *b, uint32_t rows, bed_input_t *in)
         }
     }
     as = room(rows * in->ld * 4);
-    k = bed_room(b, rows * in->ld * 4);
-    v = bed_room(b, rows * in->ld * 4);
-    angles = bed_room(b, (size_t) rows * dim * 4);
+    k = bed_room(rows * in->ld * 4);
+    v = bed_room(rows * in->ld * 4);
+    angles = bed_room((size_t) rows * dim * 4);
     typed(type, in->k, rows * in->ld, as);
-    bed_put(b, k, as, rows * in->ld * 4);
+    bed_put(k, as, rows * in->ld * 4);
     typed(type, in->v, rows * in->ld, as);
-    bed_put(b, v, as, rows * in->ld * 4);
-    bed_put(b, angles, in->angles, (size_t) rows * dim * 4);
+    bed_put(v, as, rows * in->ld * 4);
+    bed_put(angles, in->angles, (size_t) rows * dim * 4);
     free(as);
     in->other = (tr_cuda_keys_t){ k, v, in->ld, type, angles, false, NULL };
     memset(&in->heads, 0, sizeof(in->heads));
@@ -407,18 +389,18 @@ bed_input(bed_t *b, uint32_t rows, bed_input_t *in)
 }
 
 void
-bed_input_free(bed_t *b, bed_input_t *in)
+bed_input_free(bed_input_t *in)
 {
     free(in->k);
     free(in->v);
     free(in->angles);
     if (in->other.heads != NULL) {
-        bed_room_free(b, in->heads.qkv);
-        bed_room_free(b, (void *) in->heads.bias);
+        bed_room_free(in->heads.qkv);
+        bed_room_free((void *) in->heads.bias);
     } else {
-        bed_room_free(b, (void *) in->other.k);
-        bed_room_free(b, (void *) in->other.v);
+        bed_room_free((void *) in->other.k);
+        bed_room_free((void *) in->other.v);
     }
-    bed_room_free(b, (void *) in->other.angles);
+    bed_room_free((void *) in->other.angles);
     free(in->want);
 }

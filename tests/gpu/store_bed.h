@@ -1,6 +1,6 @@
 /*
  * store_bed.h: two caches side by side for test_store.c.  The CPU backend works
- * on one, the CUDA backend (or its code, emulated: emulate.h) on the other; the
+ * on one, the CUDA backend on the other; the
  * tables and counts of both are the bed's, which deals out pages.  A page that
  * nobody had yet is 0xff throughout, NaN wherever it could be read as a number;
  * one that comes back keeps what it held.
@@ -15,8 +15,6 @@
 #define BED_SLOTS 4u
 
 typedef struct {
-    bool emulate;
-    uint32_t lanes; /* then */
     tr_cuda_device_t device;
     tr_cuda_stream_t stream;
 } bed_side_t;
@@ -38,10 +36,10 @@ typedef struct {
 } bed_t;
 
 /* What the other side works on: device memory, or host memory. */
-void *bed_room(const bed_t *b, size_t bytes);
-void bed_room_free(const bed_t *b, void *p);
-void bed_put(const bed_t *b, void *to, const void *from, size_t bytes);
-void bed_get(const bed_t *b, void *to, const void *from, size_t bytes);
+void *bed_room(size_t bytes);
+void bed_room_free(void *p);
+void bed_put(void *to, const void *from, size_t bytes);
+void bed_get(void *to, const void *from, size_t bytes);
 
 void bed_open(bed_t *b, const bed_side_t *side);
 void bed_close(bed_t *b);
@@ -85,7 +83,7 @@ void bed_input(bed_t *b, uint32_t rows, bed_input_t *in);
  * the biases left out. */
 void bed_heads(bed_t *b, uint32_t rows, bed_input_t *in);
 /* Are the queries of heads.rows rows rotated? */
-bool bed_heads_same(bed_t *b, const bed_input_t *in);
-void bed_input_free(bed_t *b, bed_input_t *in);
+bool bed_heads_same(const bed_input_t *in);
+void bed_input_free(bed_input_t *in);
 
 #endif

@@ -138,7 +138,7 @@ static void
 job_make(bed_t *b, uint32_t s, job_t *j)
 {
     uint32_t heads = b->host.layers * b->host.lists, len = 4 * b->max_len;
-    tr_kv_seq_t *to = bed_room(b, sizeof(*to));
+    tr_kv_seq_t *to = bed_room(sizeof(*to));
 
     choose_target(b, s, &j->to);
     j->tables = malloc((size_t) heads * b->host.table_len * 4);
@@ -163,8 +163,8 @@ job_make(bed_t *b, uint32_t s, job_t *j)
                                                  : 1 + random_below(64) };
     j->other = j->host;
     j->other.to = to;
-    j->other.to_tables = bed_room(b, (size_t) heads * b->host.table_len * 4);
-    j->other.dest = bed_room(b, (size_t) heads * len);
+    j->other.to_tables = bed_room((size_t) heads * b->host.table_len * 4);
+    j->other.dest = bed_room((size_t) heads * len);
 }
 
 static void
@@ -172,10 +172,10 @@ job_send(bed_t *b, const job_t *j)
 {
     uint32_t heads = b->host.layers * b->host.lists;
 
-    bed_put(b, (void *) j->other.to, &j->to, sizeof(j->to));
-    bed_put(b, (void *) j->other.to_tables, j->tables,
+    bed_put((void *) j->other.to, &j->to, sizeof(j->to));
+    bed_put((void *) j->other.to_tables, j->tables,
             (size_t) heads * b->host.table_len * 4);
-    bed_put(b, (void *) j->other.dest, j->dest, heads * j->host.dest_len);
+    bed_put((void *) j->other.dest, j->dest, heads * j->host.dest_len);
 }
 
 /* What the slot is afterwards; its old pages come back. */
@@ -199,43 +199,38 @@ job_install(bed_t *b, uint32_t s, job_t *j)
 }
 
 static void
-job_free(bed_t *b, job_t *j)
+job_free(job_t *j)
 {
     free(j->tables);
     free(j->dest);
     free(j->count);
-    bed_room_free(b, (void *) j->other.to);
-    bed_room_free(b, (void *) j->other.to_tables);
-    bed_room_free(b, (void *) j->other.dest);
+    bed_room_free((void *) j->other.to);
+    bed_room_free((void *) j->other.to_tables);
+    bed_room_free((void *) j->other.dest);
 }
 
 static void
 compress_other(bed_t *b, const tr_kv_compress_t *jobs, uint32_t n,
                uint32_t *refused)
 {
-    tr_kv_compress_t *there = bed_room(b, n * sizeof(*jobs));
-    uint32_t *flags = bed_room(b, n * 4ul), max_len = 4 * b->max_len;
+    tr_kv_compress_t *there = bed_room(n * sizeof(*jobs));
+    uint32_t *flags = bed_room(n * 4ul), max_len = 4 * b->max_len;
     void *work;
 
-    bed_put(b, there, jobs, n * sizeof(*jobs));
+    bed_put(there, jobs, n * sizeof(*jobs));
     bed_sync(b);
-    if (b->side->emulate) {
-        emulate_kv_compress(&b->other, there, n, max_len, flags,
-                            store_lanes(b));
-    } else {
-        work = bed_room(b, tr_cuda_kv_compress_work(&b->other, n, max_len));
-        if (tr_cuda_kv_compress(&b->side->stream, &b->other, there, n, max_len,
-                                flags, work)
-            != 0) {
-            printf("launch: %s\n", tr_cuda_reason());
-            exit(1);
-        }
-        cuda_ok(cudaDeviceSynchronize(), "compress");
-        bed_room_free(b, work);
+    work = bed_room(tr_cuda_kv_compress_work(&b->other, n, max_len));
+    if (tr_cuda_kv_compress(&b->side->stream, &b->other, there, n, max_len,
+                            flags, work)
+        != 0) {
+        printf("launch: %s\n", tr_cuda_reason());
+        exit(1);
     }
-    bed_get(b, refused, flags, n * 4ul);
-    bed_room_free(b, there);
-    bed_room_free(b, flags);
+    cuda_ok(cudaDeviceSynchronize(), "compress");
+    bed_room_free(work);
+    bed_get(refused, flags, n * 4ul);
+    bed_room_free(there);
+    bed_room_free(flags);
 }
 
 /* Spoils a job in a way that nobody may follow. */
@@ -352,7 +347,7 @@ store_compress(bed_t *b, uint32_t which)
     store_checks++;
     for (uint32_t i = 0; i < n; i++) {
         job_install(b, slot[i], &job[i]);
-        job_free(b, &job[i]);
+        job_free(&job[i]);
     }
     return ok;
 }

@@ -7,15 +7,13 @@
 
 #include <cpu/cpu.h>
 
-#include "emulate.h"
 #include "store_bed.h"
 
 extern const tr_stream_t store_cpu;
 extern uint64_t store_checks, store_moved; /* comparisons, tokens */
 
-/* Any instruction set's, any number of lanes. */
+/* Any instruction set's. */
 const tr_kv_codec_t *store_codec(void);
-uint32_t store_lanes(const bed_t *b);
 
 /* Prints; false. */
 bool store_say(const char *what);

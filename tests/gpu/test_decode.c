@@ -47,6 +47,14 @@ choose_shape(cache_shape_t *w, uint32_t round)
         w->seqs = 1 + random_below(2);
         w->max_list = 1500 + random_below(4000);
     }
+    if (random_below(8) == 0) { /* more heads than the plan has threads */
+        w->lists = 4;
+        w->heads = group * w->lists;
+        w->layers = 1 + random_below(2);
+        w->seqs = 260 + random_below(60);
+        w->max_list = w->max_dense = 1 + random_below(40);
+        w->max_window = random_below(10);
+    }
     if (random_below(4) == 0) { /* a policy without scores */
         for (uint32_t i = 0; i < w->n_levels; i++) {
             w->level[i].scored = 0;

@@ -4,8 +4,7 @@
  * dozen, lists, windows and dense pages together, scores and victims, Quest;
  * free places are NaN.  Then once more cut differently: the same bits.
  *
- *   test_generic [rounds [seed]]           on a GPU
- *   test_generic emulate [rounds [seed]]   the device's code on the host
+ *   test_generic [rounds [seed]]
  */
 #include "generic_case.h"
 
@@ -15,8 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
-
-#include "emulate.h"
 
 static const tr_stream_t cpu_stream = { 1, NULL };
 static double worst_out, worst_score;
@@ -32,8 +29,8 @@ reset_other(case_t *c)
                * TR_KV_LISTS_MAX * sizeof(*c->victim);
 
     memset(c->victim, 0xff, n);
-    bed_put(b, b->other.victim, c->victim, n);
-    bed_put(b, b->other.pool, c->before, b->pages * b->host.page_bytes);
+    bed_put(b->other.victim, c->victim, n);
+    bed_put(b->other.pool, c->before, b->pages * b->host.page_bytes);
 }
 
 /* Sequences [from, to) of them; rows of the others are left alone. */
@@ -51,13 +48,8 @@ attend(case_t *c, tr_rows_t rows, const tr_cuda_queries_t *queries,
     rows.seq_slot += from;
     rows.seq_row += from;
     rows.n_seqs = to - from;
-    if (b->side->emulate) {
-        emulate_attention(&b->other, c->layer, &rows, queries, size,
-                          1 + random_below(12));
-        return;
-    }
     n = tr_cuda_attention_work(size);
-    work = bed_room(b, n);
+    work = bed_room(n);
     cuda_ok(cudaMemset(work, 0xff, n), "workspace");
     if (tr_cuda_attention(&b->side->stream, &b->other, c->layer, &rows, queries,
                           size, work)
@@ -66,7 +58,7 @@ attend(case_t *c, tr_rows_t rows, const tr_cuda_queries_t *queries,
         exit(1);
     }
     cuda_ok(cudaDeviceSynchronize(), "attention");
-    bed_room_free(b, work);
+    bed_room_free(work);
 }
 
 /* Attends rows, whose queries begin at `first`; out: [ROWS_MAX][ldo] of four
@@ -82,30 +74,30 @@ run_other(case_t *c, const tr_rows_t *rows, uint32_t first, uint8_t *out)
         b->host.lists, b->host.head_dim, c->heads,
         rows->n_rows,  rows->n_seqs,     b->max_len
     };
-    void *q = bed_room(b, rows->n_rows * c->ldq * size_q);
-    void *o = bed_room(b, bytes);
+    void *q = bed_room(rows->n_rows * c->ldq * size_q);
+    void *o = bed_room(bytes);
     uint32_t cut = random_below(rows->n_seqs); /* two launches, or one */
     tr_cuda_queries_t queries = { q,         o,           c->ldq,   c->ldo,
                                   c->q_type, c->out_type, c->heads, c->scale };
     tr_rows_t there = { rows->n_rows, rows->n_seqs,
-                        bed_room(b, rows->n_rows * 4ul),
-                        bed_room(b, rows->n_seqs * 4ul),
-                        bed_room(b, (rows->n_seqs + 1) * 4ul) };
+                        bed_room(rows->n_rows * 4ul),
+                        bed_room(rows->n_seqs * 4ul),
+                        bed_room((rows->n_seqs + 1) * 4ul) };
 
-    bed_put(b, q, (uint8_t *) c->typed + first * c->ldq * size_q,
+    bed_put(q, (uint8_t *) c->typed + first * c->ldq * size_q,
             rows->n_rows * c->ldq * size_q);
-    bed_put(b, o, out + first * c->ldo * size_o, bytes);
-    bed_put(b, (void *) there.row_pos, rows->row_pos, rows->n_rows * 4ul);
-    bed_put(b, (void *) there.seq_slot, rows->seq_slot, rows->n_seqs * 4ul);
-    bed_put(b, (void *) there.seq_row, rows->seq_row, (rows->n_seqs + 1) * 4ul);
+    bed_put(o, out + first * c->ldo * size_o, bytes);
+    bed_put((void *) there.row_pos, rows->row_pos, rows->n_rows * 4ul);
+    bed_put((void *) there.seq_slot, rows->seq_slot, rows->n_seqs * 4ul);
+    bed_put((void *) there.seq_row, rows->seq_row, (rows->n_seqs + 1) * 4ul);
     attend(c, there, &queries, &size, 0, cut);
     attend(c, there, &queries, &size, cut, rows->n_seqs);
-    bed_get(b, out + first * c->ldo * size_o, o, bytes);
-    bed_room_free(b, q);
-    bed_room_free(b, o);
-    bed_room_free(b, (void *) there.row_pos);
-    bed_room_free(b, (void *) there.seq_slot);
-    bed_room_free(b, (void *) there.seq_row);
+    bed_get(out + first * c->ldo * size_o, o, bytes);
+    bed_room_free(q);
+    bed_room_free(o);
+    bed_room_free((void *) there.row_pos);
+    bed_room_free((void *) there.seq_slot);
+    bed_room_free((void *) there.seq_row);
 }
 
 static int
@@ -283,8 +275,8 @@ check(case_t *c, const float *want, const uint8_t *got_out)
     uint8_t *got = malloc(bytes), skipped[ROWS_MAX] = { 0 };
     bool ok = true;
 
-    bed_get(b, got, b->other.pool, bytes);
-    bed_get(b, c->victim, b->other.victim, victims);
+    bed_get(got, b->other.pool, bytes);
+    bed_get(c->victim, b->other.victim, victims);
     for (uint32_t s = 0; s < c->rows.n_seqs && ok; s++) {
         for (uint32_t list = 0; list < b->host.lists && ok; list++) {
             ok = check_victims(c, s, list, got);
@@ -309,7 +301,7 @@ check_cut(case_t *c, const uint8_t *want)
     bool ok;
 
     memset(out, 0xff, n_out);
-    bed_get(b, pool, b->other.pool, bytes);
+    bed_get(pool, b->other.pool, bytes);
     reset_other(c);
     for (uint32_t s = 0; s < c->rows.n_seqs; s++) {
         for (uint32_t r = c->seq_row[s]; r < c->seq_row[s + 1]; r++) {
@@ -328,7 +320,7 @@ check_cut(case_t *c, const uint8_t *want)
             break;
         }
     }
-    bed_get(b, again, b->other.pool, bytes);
+    bed_get(again, b->other.pool, bytes);
     ok = memcmp(pool, again, bytes) == 0 && memcmp(out, want, n_out) == 0;
     if (!ok) {
         printf("rows one by one give other bits in %s\n",
@@ -383,36 +375,28 @@ one_round(const bed_side_t *side)
 int
 main(int argc, char **argv)
 {
-    bed_side_t side = { .emulate = argc > 1
-                                   && strcmp(argv[1], "emulate") == 0 };
+    bed_side_t side = { 0 };
     uint32_t rounds, failed = 0;
     uint64_t seed;
 
-    argc -= side.emulate;
-    argv += side.emulate;
     rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 32;
     seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t) time(NULL);
-    if (!side.emulate) {
-        if (tr_cuda_open(0, &side.device) != 0) {
-            printf("no device: %s\n", tr_cuda_reason());
-            return 77;
-        }
-        side.stream.device = &side.device;
-        cuda_ok(cudaStreamCreate((cudaStream_t *) &side.stream.stream),
-                "stream");
+    if (tr_cuda_open(0, &side.device) != 0) {
+        printf("no device: %s\n", tr_cuda_reason());
+        return 77;
     }
+    side.stream.device = &side.device;
+    cuda_ok(cudaStreamCreate((cudaStream_t *) &side.stream.stream), "stream");
     for (uint32_t r = 0; r < rounds; r++) {
         random_seed(seed + r);
         if (!one_round(&side)) {
-            printf("FAILED: test_generic %s1 %llu\n",
-                   side.emulate ? "emulate " : "",
+            printf("FAILED: test_generic 1 %llu\n",
                    (unsigned long long) (seed + r));
             failed++;
         }
     }
-    printf("generic%s: %u rounds from seed %llu, %u failed; largest relative "
+    printf("generic: %u rounds from seed %llu, %u failed; largest relative "
            "error %.1e of outputs, %.1e of what scores grew by\n",
-           side.emulate ? " (emulated)" : "", rounds, (unsigned long long) seed,
-           failed, worst_out, worst_score);
+           rounds, (unsigned long long) seed, failed, worst_out, worst_score);
     return failed != 0;
 }

@@ -3,15 +3,13 @@
  * addresses, magnitudes from 1e-6 to 1e4, NaN in all padding; one row alone
  * gives the bits that it gives among others.
  *
- *   test_model [rounds [seed]]           on a GPU
- *   test_model emulate [rounds [seed]]   the device's code on the host
+ *   test_model [rounds [seed]]
  */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
-#include "emulate_model.h"
 #include "model_reference.h"
 #include "model_side.h"
 
@@ -52,7 +50,7 @@ static array_t
 numbers(uint32_t rows, uint32_t n, size_t ld, tr_dtype_t type, double scale,
         bool odd)
 {
-    array_t a = array_new(&side, rows * ld, type == TR_F32 ? 4 : 2, odd);
+    array_t a = array_new(rows * ld, type == TR_F32 ? 4 : 2, odd);
 
     for (uint32_t r = 0; r < rows; r++) {
         for (uint32_t i = 0; i < n; i++) {
@@ -60,7 +58,7 @@ numbers(uint32_t rows, uint32_t n, size_t ld, tr_dtype_t type, double scale,
                            (float) (random_normal() * scale));
         }
     }
-    array_send(&side, &a);
+    array_send(&a);
     return a;
 }
 
@@ -81,7 +79,7 @@ static bool
 rows_close(const array_t *a, uint32_t rows, size_t ld, tr_dtype_t type,
            double slack, const char *what)
 {
-    uint8_t *got = array_fetch(&side, a);
+    uint8_t *got = array_fetch(a);
     const void *want = array_host(a);
     double step = type == TR_F32 ? 0 : type == TR_F16 ? 0x1p-10 : 0x1p-7;
     double least = 0;
@@ -123,14 +121,14 @@ check_embed(void)
                           .hidden = any_width(600),
                           .type = any_type() };
     bool odd = random_below(3) == 0, known = random_below(8) > 0, ok;
-    array_t token = array_new(&side, rows, 4, false);
-    array_t slot = array_new(&side, rows, 4, false);
-    array_t pos = array_new(&side, rows, 4, false);
-    array_t history = array_new(&side, SLOTS * LEN, 4, false), table, out;
+    array_t token = array_new(rows, 4, false);
+    array_t slot = array_new(rows, 4, false);
+    array_t pos = array_new(rows, 4, false);
+    array_t history = array_new(SLOTS * LEN, 4, false), table, out;
 
     a.ldo = any_distance(a.hidden);
     table = numbers(vocab, a.hidden, a.hidden, a.type, any_scale(), odd);
-    out = array_new(&side, rows * a.ldo, 4, odd);
+    out = array_new(rows * a.ldo, 4, odd);
     for (uint32_t i = 0; i < SLOTS * LEN; i++) {
         ((int32_t *) array_host(
             &history))[i] = (int32_t) random_below(vocab + 3) - 1;
@@ -142,30 +140,25 @@ check_embed(void)
                                              - 1;
         ((uint32_t *) array_host(&pos))[r] = r * 4 + late + random_below(4);
     }
-    array_send(&side, &token);
-    array_send(&side, &slot);
-    array_send(&side, &pos);
-    array_send(&side, &history);
+    array_send(&token);
+    array_send(&slot);
+    array_send(&pos);
+    array_send(&history);
 #define EMBED(of)                                                        \
     a.token = of(&token), a.row_slot = of(&slot), a.row_pos = of(&pos),  \
     a.history = (tr_cuda_history_t){ known ? of(&history) : NULL, LEN }, \
     a.table = of(&table), a.out = of(&out)
     EMBED(array_there);
-    if (side.emulate) {
-        emulate_embed(&a);
-    } else {
-        side_launch(&side, tr_cuda_embed(&side.stream, &a), "embed");
-    }
+    side_launch(&side, tr_cuda_embed(&side.stream, &a), "embed");
     EMBED(array_host);
     tr_ref_embed(&a);
-    ok = array_same(&side, &out, "embed")
-         && array_same(&side, &history, "history");
-    array_free(&side, &token);
-    array_free(&side, &slot);
-    array_free(&side, &pos);
-    array_free(&side, &history);
-    array_free(&side, &table);
-    array_free(&side, &out);
+    ok = array_same(&out, "embed") && array_same(&history, "history");
+    array_free(&token);
+    array_free(&slot);
+    array_free(&pos);
+    array_free(&history);
+    array_free(&table);
+    array_free(&out);
     return ok;
 }
 
@@ -176,9 +169,9 @@ check_angles(void)
 {
     uint32_t rows = 1 + random_below(9), half = 8 * (1 + random_below(16));
     double base = pow(10, 2 + random_unit() * 5);
-    array_t pos = array_new(&side, rows, 4, false);
-    array_t inv = array_new(&side, half, 4, false);
-    array_t out = array_new(&side, rows * 2 * half, 4, false);
+    array_t pos = array_new(rows, 4, false);
+    array_t inv = array_new(half, 4, false);
+    array_t out = array_new(rows * 2 * half, 4, false);
     bool ok;
 
     for (uint32_t i = 0; i < half; i++) {
@@ -188,24 +181,18 @@ check_angles(void)
         ((uint32_t *) array_host(&pos))[r] = random_below(1u
                                                           << random_below(18));
     }
-    array_send(&side, &pos);
-    array_send(&side, &inv);
-    if (side.emulate) {
-        emulate_rope_angles(array_there(&pos), rows, array_there(&inv), half,
-                            array_there(&out));
-    } else {
-        side_launch(&side,
-                    tr_cuda_rope_angles(&side.stream, array_there(&pos), rows,
-                                        array_there(&inv), half,
-                                        array_there(&out)),
-                    "angles");
-    }
+    array_send(&pos);
+    array_send(&inv);
+    side_launch(&side,
+                tr_cuda_rope_angles(&side.stream, array_there(&pos), rows,
+                                    array_there(&inv), half, array_there(&out)),
+                "angles");
     tr_ref_rope_angles(array_host(&pos), rows, array_host(&inv), half,
                        array_host(&out));
     ok = rows_close(&out, rows, 2 * half, TR_F32, 1.2e-7, "angles");
-    array_free(&side, &pos);
-    array_free(&side, &inv);
-    array_free(&side, &out);
+    array_free(&pos);
+    array_free(&inv);
+    array_free(&out);
     return ok;
 }
 
@@ -216,7 +203,6 @@ typedef struct {
     uint32_t hidden_rows;
     array_t hidden, delta, bias, weight, gather, out;
     bool with_delta, with_bias, gathered;
-    uint32_t lanes; /* emulated */
 } norm_case_t;
 
 static void
@@ -227,7 +213,6 @@ norm_open(norm_case_t *c)
     uint32_t n = any_width(random_below(4) ? 300 : 20000);
 
     memset(c, 0, sizeof(*c));
-    c->lanes = 1 + random_below(40);
     c->a.rows = 1 + random_below(6);
     c->a.n = n;
     c->a.type = any_type();
@@ -243,23 +228,23 @@ norm_open(norm_case_t *c)
     c->delta = numbers(c->hidden_rows, n, c->a.ldd, c->a.type, scale, odd);
     c->bias = numbers(1, n, n, TR_F32, scale, odd);
     c->weight = numbers(1, n, n, TR_F32, 1, odd);
-    c->gather = array_new(&side, c->a.rows, 4, false);
-    c->out = array_new(&side, c->a.rows * c->a.ldo, 2, odd);
+    c->gather = array_new(c->a.rows, 4, false);
+    c->out = array_new(c->a.rows * c->a.ldo, 2, odd);
     for (uint32_t i = 0; i < c->a.rows; i++) {
         ((uint32_t *) array_host(&c->gather))[i] = random_below(c->hidden_rows);
     }
-    array_send(&side, &c->gather);
+    array_send(&c->gather);
 }
 
 static void
 norm_close(norm_case_t *c)
 {
-    array_free(&side, &c->hidden);
-    array_free(&side, &c->delta);
-    array_free(&side, &c->bias);
-    array_free(&side, &c->weight);
-    array_free(&side, &c->gather);
-    array_free(&side, &c->out);
+    array_free(&c->hidden);
+    array_free(&c->delta);
+    array_free(&c->bias);
+    array_free(&c->weight);
+    array_free(&c->gather);
+    array_free(&c->out);
 }
 
 static void
@@ -274,20 +259,16 @@ norm_point(norm_case_t *c, void *(*of)(const array_t *) )
 }
 
 static void
-norm_run(const norm_case_t *c, const tr_cuda_norm_t *a)
+norm_run(const tr_cuda_norm_t *a)
 {
-    if (side.emulate) {
-        emulate_norm(a, c->lanes);
-    } else {
-        side_launch(&side, tr_cuda_norm(&side.stream, a), "norm");
-    }
+    side_launch(&side, tr_cuda_norm(&side.stream, a), "norm");
 }
 
 /* The last row alone, from the hidden state that is already summed. */
 static bool
 norm_alone(norm_case_t *c)
 {
-    uint8_t *first = array_fetch(&side, &c->out), *again;
+    uint8_t *first = array_fetch(&c->out), *again;
     tr_cuda_norm_t a = c->a;
     size_t at = (size_t) (a.rows - 1) * a.ldo, row = a.rows - 1;
     bool same;
@@ -299,8 +280,8 @@ norm_alone(norm_case_t *c)
         a.hidden += row * a.ldh;
         a.delta = NULL;
     }
-    norm_run(c, &a);
-    again = array_fetch(&side, &c->out);
+    norm_run(&a);
+    again = array_fetch(&c->out);
     same = memcmp(first + at * 2, again + at * 2, a.n * 2ul) == 0;
     if (!same) {
         printf("norm: a row alone has other bits\n");
@@ -318,10 +299,10 @@ check_norm(void)
 
     norm_open(&c);
     norm_point(&c, array_there);
-    norm_run(&c, &c.a);
+    norm_run(&c.a);
     norm_point(&c, array_host);
     tr_ref_norm(&c.a);
-    ok = array_same(&side, &c.hidden, "hidden")
+    ok = array_same(&c.hidden, "hidden")
          && rows_close(&c.out, c.a.rows, c.a.ldo, c.a.type, 0, "norm");
     norm_point(&c, array_there);
     ok = ok && norm_alone(&c);
@@ -363,11 +344,7 @@ check_qkv(void)
     a.q_norm = norm ? of(&q) : NULL, a.k_norm = norm ? of(&k) : NULL, \
     a.angles = of(&angles)
     QKV(array_there);
-    if (side.emulate) {
-        emulate_qkv(&a, 16u << random_below(2));
-    } else {
-        side_launch(&side, tr_cuda_qkv(&side.stream, &a), "qkv");
-    }
+    side_launch(&side, tr_cuda_qkv(&side.stream, &a), "qkv");
     QKV(array_host);
     tr_ref_qkv(&a);
     ok = rows_close(&x, rows, a.ld, a.type, 1e-5, "qkv");
@@ -375,11 +352,11 @@ check_qkv(void)
         printf("heads %u, lists %u, head_dim %u, bias %d, norm %d\n", a.heads,
                a.lists, dim, bias, norm);
     }
-    array_free(&side, &x);
-    array_free(&side, &b);
-    array_free(&side, &q);
-    array_free(&side, &k);
-    array_free(&side, &angles);
+    array_free(&x);
+    array_free(&b);
+    array_free(&q);
+    array_free(&k);
+    array_free(&angles);
     return ok;
 }
 
@@ -393,23 +370,18 @@ check_silu(void)
     tr_dtype_t type = any_type();
     bool odd = random_below(4) == 0, ok;
     array_t x = numbers(rows, 2 * n, ldx, type, any_scale(), odd);
-    array_t out = array_new(&side, rows * ldo, 2, odd);
+    array_t out = array_new(rows * ldo, 2, odd);
 
-    if (side.emulate) {
-        emulate_silu_mul(array_there(&x), ldx, rows, n, type, array_there(&out),
-                         ldo);
-    } else {
-        side_launch(&side,
-                    tr_cuda_silu_mul(&side.stream, array_there(&x), ldx, rows,
-                                     n, type, array_there(&out), ldo),
-                    "silu_mul");
-    }
+    side_launch(&side,
+                tr_cuda_silu_mul(&side.stream, array_there(&x), ldx, rows, n,
+                                 type, array_there(&out), ldo),
+                "silu_mul");
     tr_ref_silu_mul(array_host(&x), ldx, rows, n, type, array_host(&out), ldo);
     /* the device divides by more than 2^126 as by infinity */
     ok = rows_close(&out, rows, ldo, type, 1e-20, "silu_mul")
-         && array_same(&side, &x, "gate and up");
-    array_free(&side, &x);
-    array_free(&side, &out);
+         && array_same(&x, "gate and up");
+    array_free(&x);
+    array_free(&out);
     return ok;
 }
 
@@ -420,21 +392,17 @@ check_random(void)
     tr_dtype_t type = (tr_dtype_t) random_below(3);
     uint64_t seed = (uint64_t) (random_unit() * 0x1p53);
     uint64_t first = (uint64_t) (random_unit() * 0x1p40);
-    array_t x = array_new(&side, n, type == TR_F32 ? 4 : 2, random_below(2));
+    array_t x = array_new(n, type == TR_F32 ? 4 : 2, random_below(2));
     bool ok;
 
-    if (side.emulate) {
-        emulate_fill_random(array_there(&x), n, type, seed, first, 0.02f);
-    } else {
-        side_launch(&side,
-                    tr_cuda_fill_random(&side.stream, array_there(&x), n, type,
-                                        seed, first, 0.02f),
-                    "fill_random");
-    }
+    side_launch(&side,
+                tr_cuda_fill_random(&side.stream, array_there(&x), n, type,
+                                    seed, first, 0.02f),
+                "fill_random");
     tr_ref_fill_random(array_host(&x), n, type, seed, first, 0.02f);
-    ok = array_same(&side, &x, "fill_random");
+    ok = array_same(&x, "fill_random");
     compared += n;
-    array_free(&side, &x);
+    array_free(&x);
     return ok;
 }
 
@@ -445,22 +413,18 @@ check_convert(void)
     tr_dtype_t from = (tr_dtype_t) random_below(3);
     tr_dtype_t to = (tr_dtype_t) random_below(3);
     array_t x = numbers(1, n, n, from, any_scale(), random_below(2));
-    array_t y = array_new(&side, n, to == TR_F32 ? 4 : 2, random_below(2));
+    array_t y = array_new(n, to == TR_F32 ? 4 : 2, random_below(2));
     bool ok;
 
-    if (side.emulate) {
-        emulate_convert(array_there(&x), from, array_there(&y), to, n);
-    } else {
-        side_launch(&side,
-                    tr_cuda_convert(&side.stream, array_there(&x), from,
-                                    array_there(&y), to, n),
-                    "convert");
-    }
+    side_launch(&side,
+                tr_cuda_convert(&side.stream, array_there(&x), from,
+                                array_there(&y), to, n),
+                "convert");
     tr_ref_convert(array_host(&x), from, array_host(&y), to, n);
-    ok = array_same(&side, &y, "convert");
+    ok = array_same(&y, "convert");
     compared += n;
-    array_free(&side, &x);
-    array_free(&side, &y);
+    array_free(&x);
+    array_free(&y);
     return ok;
 }
 
@@ -468,26 +432,26 @@ static bool
 check_select(void)
 {
     uint32_t n = 1 + random_below(3000);
-    array_t slot = array_new(&side, n, 4, false);
-    array_t kind = array_new(&side, n, 1, true);
-    array_t out = array_new(&side, n, 4, false);
+    array_t slot = array_new(n, 4, false);
+    array_t kind = array_new(n, 1, true);
+    array_t out = array_new(n, 4, false);
     bool ok;
 
     for (uint32_t i = 0; i < n; i++) {
         ((int32_t *) array_host(&slot))[i] = (int32_t) random_below(99) - 1;
         ((uint8_t *) array_host(&kind))[i] = (uint8_t) random_below(3);
     }
-    array_send(&side, &slot);
-    array_send(&side, &kind);
+    array_send(&slot);
+    array_send(&kind);
     side_launch(&side,
                 tr_cuda_select(&side.stream, array_there(&slot),
                                array_there(&kind), n, 1, array_there(&out)),
                 "select");
     tr_ref_select(array_host(&slot), array_host(&kind), n, 1, array_host(&out));
-    ok = array_same(&side, &out, "select");
-    array_free(&side, &slot);
-    array_free(&side, &kind);
-    array_free(&side, &out);
+    ok = array_same(&out, "select");
+    array_free(&slot);
+    array_free(&kind);
+    array_free(&out);
     return ok;
 }
 
@@ -496,7 +460,7 @@ one_round(void)
 {
     return check_embed() && check_angles() && check_norm() && check_qkv()
            && check_silu() && check_random() && check_convert()
-           && (side.emulate || check_select());
+           && check_select();
 }
 
 int
@@ -505,20 +469,18 @@ main(int argc, char **argv)
     uint32_t rounds, failed = 0;
     uint64_t seed;
 
-    side_open(&side, &argc, &argv);
+    side_open(&side);
     rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 100;
     seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t) time(NULL);
     for (uint32_t r = 0; r < rounds; r++) {
         random_seed(seed + r);
         if (!one_round()) {
-            printf("FAILED: test_model %s1 %llu\n",
-                   side.emulate ? "emulate " : "",
+            printf("FAILED: test_model 1 %llu\n",
                    (unsigned long long) (seed + r));
             failed++;
         }
     }
-    printf("model%s: %u rounds from seed %llu, %u failed; %llu numbers\n",
-           side.emulate ? " (emulated)" : "", rounds, (unsigned long long) seed,
-           failed, compared);
+    printf("model: %u rounds from seed %llu, %u failed; %llu numbers\n", rounds,
+           (unsigned long long) seed, failed, compared);
     return failed != 0;
 }

@@ -8,15 +8,13 @@
  * in the last bits of exp: then the token must be one whose share comes within
  * a millionth of it, and there may be few of those.
  *
- *   test_sample [rounds [seed]]           on a GPU
- *   test_sample emulate [rounds [seed]]   the device's code on the host
+ *   test_sample [rounds [seed]]
  */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
-#include "emulate_model.h"
 #include "model_reference.h"
 #include "model_side.h"
 
@@ -112,7 +110,7 @@ static uint32_t
 any_vocab(void)
 {
     static const uint32_t of_models[] = { 32000, 128256, 151936, 152064 };
-    uint32_t kind = random_below(side.emulate ? 40 : 6);
+    uint32_t kind = random_below(6);
 
     return kind == 0  ? of_models[random_below(4)]
            : kind < 3 ? 1 + random_below(20000)
@@ -132,20 +130,16 @@ case_open(case_t *c)
     c->a.vocab = vocab;
     c->a.ld = vocab + (random_below(2) ? 0 : random_below(70));
     c->a.ld = random_below(3) ? tr_pad(c->a.ld, 4) : c->a.ld;
-    c->logits = array_new(&side, rows * c->a.ld, 4, odd);
-    c->wish = array_new(&side, rows, sizeof(tr_cuda_wish_t), false);
-    c->seq_slot = array_new(&side, SLOTS, 4, false);
-    c->bias = array_new(&side, NAMED, sizeof(tr_cuda_bias_t), false);
-    c->bar = array_new(&side, NAMED, 4, false);
-    c->history = array_new(&side, SLOTS * LEN, 4, false);
-    c->out = array_new(&side, rows, sizeof(tr_cuda_sampled_t), false);
-    c->top = array_new(&side, rows * TR_CUDA_TOP_MAX, sizeof(tr_cuda_top_t),
-                       false);
-    c->work = array_new(&side,
-                        side.emulate
-                            ? emulate_sample_work(rows, vocab)
-                            : tr_cuda_sample_work(&side.device, rows, vocab),
-                        1, false);
+    c->logits = array_new(rows * c->a.ld, 4, odd);
+    c->wish = array_new(rows, sizeof(tr_cuda_wish_t), false);
+    c->seq_slot = array_new(SLOTS, 4, false);
+    c->bias = array_new(NAMED, sizeof(tr_cuda_bias_t), false);
+    c->bar = array_new(NAMED, 4, false);
+    c->history = array_new(SLOTS * LEN, 4, false);
+    c->out = array_new(rows, sizeof(tr_cuda_sampled_t), false);
+    c->top = array_new(rows * TR_CUDA_TOP_MAX, sizeof(tr_cuda_top_t), false);
+    c->work = array_new(tr_cuda_sample_work(&side.device, rows, vocab), 1,
+                        false);
     for (uint32_t r = 0; r < rows; r++) {
         invent_logits(c, r);
         invent_wish(c, r);
@@ -170,12 +164,12 @@ case_open(case_t *c)
                                                            : vocab + 2)
                                                    - 1;
     }
-    array_send(&side, &c->logits);
-    array_send(&side, &c->wish);
-    array_send(&side, &c->seq_slot);
-    array_send(&side, &c->bias);
-    array_send(&side, &c->bar);
-    array_send(&side, &c->history);
+    array_send(&c->logits);
+    array_send(&c->wish);
+    array_send(&c->seq_slot);
+    array_send(&c->bias);
+    array_send(&c->bar);
+    array_send(&c->history);
 }
 
 static void
@@ -185,7 +179,7 @@ case_close(case_t *c)
                        &c->history, &c->out,  &c->top,      &c->work };
 
     for (uint32_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
-        array_free(&side, all[i]);
+        array_free(all[i]);
     }
 }
 
@@ -209,10 +203,6 @@ case_args(const case_t *c, void *(*of)(const array_t *) )
 static void
 run_there(const tr_cuda_sample_t *a)
 {
-    if (side.emulate) {
-        emulate_sample(a, 1 + random_below(random_below(4) ? 12 : 200));
-        return;
-    }
     side_launch(&side, tr_cuda_sample(&side.stream, a), "sample");
 }
 
@@ -410,10 +400,10 @@ check_alone(case_t *c, uint32_t r, const tr_cuda_sampled_t *want,
     a.rows = 1;
     a.logits += r * a.ld;
     a.wish += r;
-    array_send(&side, &c->history);
+    array_send(&c->history);
     run_there(&a);
-    got = (tr_cuda_sampled_t *) (void *) array_fetch(&side, &c->out);
-    best = (tr_cuda_top_t *) (void *) array_fetch(&side, &c->top);
+    got = (tr_cuda_sampled_t *) (void *) array_fetch(&c->out);
+    best = (tr_cuda_top_t *) (void *) array_fetch(&c->top);
     same = memcmp(got, want + r, sizeof(*got)) == 0
            && memcmp(best, top + (size_t) r * TR_CUDA_TOP_MAX,
                      want[r].n_top * sizeof(*best))
@@ -445,16 +435,16 @@ one_round(void)
     run_there(&a);
     a = case_args(&c, array_host);
     tr_ref_sample(&a);
-    got = (tr_cuda_sampled_t *) (void *) array_fetch(&side, &c.out);
-    top = (tr_cuda_top_t *) (void *) array_fetch(&side, &c.top);
+    got = (tr_cuda_sampled_t *) (void *) array_fetch(&c.out);
+    top = (tr_cuda_top_t *) (void *) array_fetch(&c.top);
     for (uint32_t r = 0; r < c.a.rows && ok; r++) {
         ok = check_row(&c, r, got + r, top + (size_t) r * TR_CUDA_TOP_MAX);
         if (!ok) {
             describe(&c, r);
         }
     }
-    ok = ok && array_same(&side, &c.history, "history")
-         && array_same(&side, &c.logits, "logits");
+    ok = ok && array_same(&c.history, "history")
+         && array_same(&c.logits, "logits");
     memcpy(c.history.host, history, c.history.bytes);
     ok = ok && check_alone(&c, random_below(c.a.rows), got, top);
     free(history);
@@ -470,14 +460,13 @@ main(int argc, char **argv)
     uint32_t rounds, failed = 0;
     uint64_t seed;
 
-    side_open(&side, &argc, &argv);
+    side_open(&side);
     rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 100;
     seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t) time(NULL);
     for (uint32_t r = 0; r < rounds; r++) {
         random_seed(seed + r);
         if (!one_round()) {
-            printf("FAILED: test_sample %s1 %llu\n",
-                   side.emulate ? "emulate " : "",
+            printf("FAILED: test_sample 1 %llu\n",
                    (unsigned long long) (seed + r));
             failed++;
         }
@@ -486,9 +475,9 @@ main(int argc, char **argv)
         printf("FAILED: too many draws fell on edges\n");
         failed++;
     }
-    printf("sample%s: %u rounds from seed %llu, %u failed; %llu rows, %llu "
+    printf("sample: %u rounds from seed %llu, %u failed; %llu rows, %llu "
            "drawn, %llu on an edge, %llu no numbers\n",
-           side.emulate ? " (emulated)" : "", rounds, (unsigned long long) seed,
-           failed, rows_done, drawn, edges, failures);
+           rounds, (unsigned long long) seed, failed, rows_done, drawn, edges,
+           failures);
     return failed != 0;
 }

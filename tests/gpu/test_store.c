@@ -5,8 +5,7 @@
  * sizes, groups; numbers from 1e-6 to 1e4, NaN and infinities; pages that are
  * NaN throughout.
  *
- *   test_store [rounds [seed]]           on a GPU
- *   test_store emulate [rounds [seed]]   the device's code on the host
+ *   test_store [rounds [seed]]
  */
 #include "store_ops.h"
 
@@ -33,7 +32,7 @@ score_dense(bed_t *b)
             }
         }
     }
-    bed_put(b, b->other.pool, b->host.pool, b->pages * b->host.page_bytes);
+    bed_put(b->other.pool, b->host.pool, b->pages * b->host.page_bytes);
 }
 
 static bool
@@ -81,37 +80,29 @@ one_round(const bed_side_t *side)
 int
 main(int argc, char **argv)
 {
-    bed_side_t side = { .emulate = argc > 1
-                                   && strcmp(argv[1], "emulate") == 0 };
+    bed_side_t side = { 0 };
     uint32_t rounds, failed = 0;
     uint64_t seed;
 
-    argc -= side.emulate;
-    argv += side.emulate;
     rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 32;
     seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t) time(NULL);
-    if (!side.emulate) {
-        if (tr_cuda_open(0, &side.device) != 0) {
-            printf("no device: %s\n", tr_cuda_reason());
-            return 77;
-        }
-        side.stream.device = &side.device;
-        cuda_ok(cudaStreamCreate((cudaStream_t *) &side.stream.stream),
-                "stream");
+    if (tr_cuda_open(0, &side.device) != 0) {
+        printf("no device: %s\n", tr_cuda_reason());
+        return 77;
     }
+    side.stream.device = &side.device;
+    cuda_ok(cudaStreamCreate((cudaStream_t *) &side.stream.stream), "stream");
     for (uint32_t r = 0; r < rounds; r++) {
         random_seed(seed + r);
         if (!one_round(&side)) {
-            printf("FAILED: test_store %s1 %llu\n",
-                   side.emulate ? "emulate " : "",
+            printf("FAILED: test_store 1 %llu\n",
                    (unsigned long long) (seed + r));
             failed++;
         }
     }
-    printf("store%s: %u rounds from seed %llu, %u failed; %llu comparisons of "
+    printf("store: %u rounds from seed %llu, %u failed; %llu comparisons of "
            "all pages, %llu tokens compressed\n",
-           side.emulate ? " (emulated)" : "", rounds, (unsigned long long) seed,
-           failed, (unsigned long long) store_checks,
-           (unsigned long long) store_moved);
+           rounds, (unsigned long long) seed, failed,
+           (unsigned long long) store_checks, (unsigned long long) store_moved);
     return failed != 0;
 }

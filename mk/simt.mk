@@ -1,0 +1,92 @@
+# Kernels on a machine without a GPU: kernels/cuda, compiled for a device in
+# software (tests/simt/simt.h), and its tests as one unit test.  Included by the
+# Makefile.
+#
+#   make test-simt   alone (ROUNDS=)
+#
+# Needs nvcc for the headers of CUDA, and its host compiler.  Code of 9.0 with all
+# kernels, and of 8.0 where that is other code.
+
+SIMT_CODES   := 90 80
+SIMT_KERNELS := $(filter-out matmul,$(patsubst kernels/cuda/%.cu,%,$(CUDA_SRC)))
+SIMT_C       := run meet memory product cudart
+SIMT_FLAGS   := -x c++ -std=c++17 -O1 -g -Itests/simt -Ikernels
+
+# Sums are rounded as on the device, one by one; kernels have parameters whose
+# alignment gcc notes.
+SIMT_XFLAGS  := $(addprefix -Xcompiler=,-include,tests/simt/device.h \
+    -iquote,kernels/cuda -iquote,kernels -ffp-contract=off \
+    -fno-extern-tls-init -Wno-psabi)
+
+SIMT_HEADERS := $(wildcard tests/simt/*.h kernels/cuda/*.cuh kernels/cuda/*.h) \
+                kernels/kernels.h kernels/kv_layout.h kernels/kv_rule.h
+
+SIMT_TESTS_90 := decode few prompt store generic model sample manager
+SIMT_TESTS_80 := decode prompt
+
+# $(1): the code.  kernel<<<..>>>(..) is no C++.
+define simt_code
+.PRECIOUS: $B/simt/$(1)/%.cpp
+$B/simt/$(1)/%.cpp: kernels/cuda/%.cu
+	@mkdir -p $$(@D)
+	$Qsed -z -E 's/([A-Za-z_][A-Za-z_0-9]*(<[^<>;(){}]*>)?)[[:space:]]*<<<([^;]*)>>>[[:space:]]*\(/simt_launched(\1, \3)(/g' \
+	    $$< | sed '1i #line 1 "$$<"' > $$@
+
+$B/simt/$(1)/%.o: $B/simt/$(1)/%.cpp $(SIMT_HEADERS)
+	@echo "  SIMT  $$*.cu ($(1))"
+	$Q$(NVCC) $(SIMT_FLAGS) -DSIMT_CODE=$(1) -DTR_CUDA_ARCHS='"$(1)"' \
+	    $(SIMT_XFLAGS) -c $$< -o $$@
+
+$B/simt/$(1)/%.o: tests/simt/%.c $(wildcard tests/simt/*.h)
+	@mkdir -p $$(@D)
+	@echo "  CC    $$<"
+	$Q$(NVCC) -O3 -g $(NVCC_CFLAGS) -DSIMT_CODE=$(1) -c $$< -o $$@
+
+$B/simt/$(1)/libsimt.a: $(SIMT_KERNELS:%=$B/simt/$(1)/%.o) \
+    $(SIMT_C:%=$B/simt/$(1)/%.o)
+	@echo "  AR    $$@"
+	$Qrm -f $$@ && ar rcs $$@ $$^
+endef
+$(foreach c,$(SIMT_CODES),$(eval $(call simt_code,$(c))))
+
+# What each test is linked with besides, as for a GPU.
+SIMT_WITH_decode  := $(CUDA_GPU)
+SIMT_WITH_few     := $(CUDA_SIDE) $(CUDA_GPU)
+SIMT_WITH_model   := $(CUDA_SIDE) $(CUDA_GPU)
+SIMT_WITH_sample  := $(CUDA_SIDE) $(CUDA_GPU)
+SIMT_WITH_prompt  := $B/cuda/obj/prompt_case.o $(CUDA_GPU)
+SIMT_WITH_store   := $(CUDA_BED) $(CUDA_GPU) $(CUDA_CPU)
+SIMT_WITH_generic := $(CUDA_BED) $(CUDA_GPU) $(CUDA_CPU)
+SIMT_WITH_manager := $B/simt/manager_fill.o $(CUDA_GPU) $(CUDA_PLAIN) \
+                     $B/libtokenring.a
+
+$B/simt/manager_fill.o: tests/gpu/manager_fill.cu $(SIMT_HEADERS)
+	@mkdir -p $(@D)
+	@echo "  SIMT  $<"
+	$Qsed -E 's/([a-z_]+)<<<(.*)>>>\(/simt_launched(\1, \2)(/' $< > $(@:.o=.cpp)
+	$Q$(NVCC) $(SIMT_FLAGS) -DSIMT_CODE=90 $(SIMT_XFLAGS) \
+	    -Xcompiler=-iquote,tests/gpu -c $(@:.o=.cpp) -o $@
+
+define simt_test
+$B/simt/$(1)/test_$(2): $B/cuda/obj/test_$(2).o $(SIMT_WITH_$(2)) \
+    $B/simt/$(1)/libsimt.a
+	@echo "  LD    $$@"
+	$Q$(NVCC) -cudart none -o $$@ $$^ -Xcompiler=-pthread -lm
+endef
+$(foreach c,$(SIMT_CODES),$(foreach t,$(SIMT_TESTS_$(c)),\
+    $(eval $(call simt_test,$(c),$(t)))))
+
+SIMT_TESTS := $(foreach c,$(SIMT_CODES),\
+    $(SIMT_TESTS_$(c):%=$B/simt/$(c)/test_%))
+
+$B/tests/test_cuda_simt: tests/simt/run.sh $(SIMT_TESTS)
+	@mkdir -p $(@D)
+	$Qcp $< $@
+
+.PHONY: test-simt
+test-simt: $B/tests/test_cuda_simt
+	@$<
+
+ifeq ($(NVCC_NEW),yes)
+TEST_CUDA += $B/tests/test_cuda_simt
+endif

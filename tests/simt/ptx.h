@@ -1,0 +1,588 @@
+/*
+ * ptx.h: the instructions of kernels/cuda/ptx.cuh, prompt_ptx.cuh and
+ * few_ptx.cuh for the device in software; what they do is said there.
+ */
+#ifndef TR_TESTS_SIMT_PTX_H
+#define TR_TESTS_SIMT_PTX_H
+
+/* In their place. */
+#define TR_CUDA_PTX_CUH
+#define TR_CUDA_PROMPT_PTX_CUH
+#define TR_CUDA_FEW_PTX_CUH
+
+#define TR_ALL_LANES 0xffffffffu
+#define TR_WGMMA (SIMT_CODE == 90)
+
+static inline uint32_t
+smem_address(const void *p)
+{
+    return simt_address(p);
+}
+
+/* ---- products of a warp -------------------------------------------------- */
+
+static inline void
+simt_floats(float *to, uint32_t halves)
+{
+    to[0] = simt_half((uint16_t) halves);
+    to[1] = simt_half((uint16_t) (halves >> 16));
+}
+
+/* What lane 4g + t tells: A's elements of row g, then of row g + 8, B's of
+ * column g; of each 2t, 2t + 1 and, K being 16, 8 further on. */
+typedef struct {
+    float a[2][4], b[4];
+} simt_halves_t;
+
+template <int K>
+static inline void
+simt_mma(float (&c)[4], const simt_halves_t &mine)
+{
+    const simt_post_t *post = simt_meet(&mine, sizeof(mine));
+    const unsigned lane = simt_lane(), g = lane / 4, t = lane % 4;
+
+    for (int r = 0; r < 2; r++) {
+        for (unsigned n = 0; n < 2; n++) {
+            float sum = 0;
+
+            for (unsigned j = 0; j < 4; j++) {
+                const simt_halves_t *a = (const simt_halves_t *)
+                    post[4 * g + j];
+                const simt_halves_t *b = (const simt_halves_t *)
+                    post[4 * (2 * t + n) + j];
+
+                for (int i = 0; i < K / 4; i++) {
+                    sum += a->a[r][i] * b->b[i];
+                }
+            }
+            c[2 * r + (int) n] += sum;
+        }
+    }
+}
+
+static inline void
+mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    simt_halves_t h;
+
+    simt_floats(h.a[0], a[0]);
+    simt_floats(h.a[1], a[1]);
+    simt_floats(h.a[0] + 2, a[2]);
+    simt_floats(h.a[1] + 2, a[3]);
+    simt_floats(h.b, b0);
+    simt_floats(h.b + 2, b1);
+    simt_mma<16>(c, h);
+}
+
+static inline void
+mma_short(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b)
+{
+    simt_halves_t h;
+
+    simt_floats(h.a[0], a0);
+    simt_floats(h.a[1], a1);
+    simt_floats(h.b, b);
+    simt_mma<8>(c, h);
+}
+
+/* Words of four bytes: of A rows g and g + 8, of B column g. */
+typedef struct {
+    uint8_t a[2][8];
+    int8_t b[8];
+} simt_bytes_t;
+
+template <int K>
+static inline void
+simt_mma_bytes(int (&c)[4], const simt_bytes_t &mine)
+{
+    const simt_post_t *post = simt_meet(&mine, sizeof(mine));
+    const unsigned lane = simt_lane(), g = lane / 4, t = lane % 4;
+
+    for (int r = 0; r < 2; r++) {
+        for (unsigned n = 0; n < 2; n++) {
+            int sum = 0;
+
+            for (unsigned j = 0; j < 4; j++) {
+                const simt_bytes_t *a = (const simt_bytes_t *) post[4 * g + j];
+                const simt_bytes_t *b = (const simt_bytes_t *)
+                    post[4 * (2 * t + n) + j];
+
+                for (int i = 0; i < K / 4; i++) {
+                    sum += a->a[r][i] * b->b[i];
+                }
+            }
+            c[2 * r + (int) n] += sum;
+        }
+    }
+}
+
+static inline void
+mma_bytes(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+          uint32_t b0, uint32_t b1)
+{
+    simt_bytes_t w;
+
+    memcpy(w.a[0], &a0, 4);
+    memcpy(w.a[1], &a1, 4);
+    memcpy(w.a[0] + 4, &a2, 4);
+    memcpy(w.a[1] + 4, &a3, 4);
+    memcpy(w.b, &b0, 4);
+    memcpy(w.b + 4, &b1, 4);
+    simt_mma_bytes<32>(c, w);
+}
+
+static inline void
+mma_bytes_short(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t b)
+{
+    simt_bytes_t w;
+
+    memcpy(w.a[0], &a0, 4);
+    memcpy(w.a[1], &a1, 4);
+    memcpy(w.b, &b, 4);
+    simt_mma_bytes<16>(c, w);
+}
+
+static inline uint32_t
+simt_two(uint16_t lo, uint16_t hi)
+{
+    return lo | (uint32_t) hi << 16;
+}
+
+static inline uint32_t
+transpose(uint32_t x)
+{
+    const simt_post_t *post = simt_meet(&x, sizeof(x));
+    const unsigned lane = simt_lane(), g = lane / 4, t = lane % 4;
+    uint16_t two[2];
+
+    for (unsigned i = 0; i < 2; i++) {
+        memcpy(&two[i], post[4 * (2 * t + i) + g / 2] + g % 2 * 2, 2);
+    }
+    return simt_two(two[0], two[1]);
+}
+
+static inline void
+simt_aligned(uint32_t at, uint32_t bytes)
+{
+    if (at % bytes != 0) {
+        simt_die("%u bytes of shared memory at %u", bytes, at);
+    }
+}
+
+template <bool TRANSPOSED>
+static inline void
+load_matrices(uint32_t (&r)[4], uint32_t at)
+{
+    const unsigned lane = simt_lane(), g = lane / 4, t = lane % 4;
+    const simt_post_t *post;
+    uint32_t row[32];
+
+    simt_aligned(at, 16);
+    post = simt_meet(&at, sizeof(at));
+    for (unsigned i = 0; i < 32; i++) {
+        memcpy(&row[i], post[i], 4);
+    }
+    for (unsigned m = 0; m < 4; m++) {
+        const uint32_t *of = row + 8 * m;
+        uint16_t two[2];
+
+        for (unsigned i = 0; i < 2; i++) {
+            memcpy(&two[i],
+                   TRANSPOSED ? simt_pointer(of[2 * t + i]) + 2 * g
+                              : simt_pointer(of[g]) + 4 * t + 2 * i,
+                   2);
+        }
+        r[m] = simt_two(two[0], two[1]);
+    }
+}
+
+template <bool TRANSPOSED>
+static inline void
+load_four(uint32_t (&r)[4], uint32_t at)
+{
+    load_matrices<TRANSPOSED>(r, at);
+}
+
+/* ---- numbers ------------------------------------------------------------- */
+
+static inline float
+exp2_fast(float x)
+{
+    float y = exp2f(x);
+
+    return y < 0x1p-126f ? 0 : y;
+}
+
+static inline float
+reciprocal(float x)
+{
+    return 1 / x;
+}
+
+static inline uint32_t
+half2_bits(float lo, float hi)
+{
+    __half2 h = __floats2half2_rn(lo, hi);
+    uint32_t bits;
+
+    memcpy(&bits, &h, 4);
+    return bits;
+}
+
+static inline float2
+half2_floats(uint32_t bits)
+{
+    return make_float2(simt_half((uint16_t) bits),
+                       simt_half((uint16_t) (bits >> 16)));
+}
+
+/* ---- memory -------------------------------------------------------------- */
+
+static inline void
+prefetch_l2(const void *)
+{
+}
+
+static inline uint64_t
+l2_policy(void)
+{
+    return 0;
+}
+
+static inline uint64_t
+l2_policy_stay(void)
+{
+    return 0;
+}
+
+static inline void
+store_hinted(void *p, uint32_t x, uint64_t)
+{
+    *(uint32_t *) p = x;
+}
+
+template <typename T>
+static inline T
+simt_shared_load(uint32_t at)
+{
+    T x;
+
+    simt_aligned(at, sizeof(T));
+    memcpy(&x, simt_pointer(at), sizeof(T));
+    return x;
+}
+
+static inline uint4
+shared_load16(uint32_t at)
+{
+    return simt_shared_load<uint4>(at);
+}
+
+static inline uint2
+shared_load8(uint32_t at)
+{
+    return simt_shared_load<uint2>(at);
+}
+
+static inline uint32_t
+shared_load4(uint32_t at)
+{
+    return simt_shared_load<uint32_t>(at);
+}
+
+static inline float4
+load_float4(uint32_t at)
+{
+    return simt_shared_load<float4>(at);
+}
+
+static inline void
+shared_store8(uint32_t at, uint32_t x, uint32_t y)
+{
+    simt_aligned(at, 8);
+    memcpy(simt_pointer(at), &x, 4);
+    memcpy(simt_pointer(at) + 4, &y, 4);
+}
+
+static inline void
+shared_store4(uint32_t at, float x)
+{
+    simt_aligned(at, 4);
+    memcpy(simt_pointer(at), &x, 4);
+}
+
+static inline void
+zero16(uint32_t at)
+{
+    simt_aligned(at, 16);
+    memset(simt_pointer(at), 0, 16);
+}
+
+static inline uint32_t
+load_acquire(const uint32_t *p)
+{
+    simt_yield(); /* who asks again and again must not be alone */
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+
+static inline void
+add_release(uint32_t *p, uint32_t x)
+{
+    __atomic_fetch_add(p, x, __ATOMIC_RELEASE);
+}
+
+/* ---- copies -------------------------------------------------------------- */
+
+static inline void
+copy_async16(uint32_t dst, const uint8_t *src, uint64_t)
+{
+    simt_copy16(dst, src, 16);
+}
+
+static inline void
+copy_joins(uint32_t bar)
+{
+    simt_copy_joins(bar);
+}
+
+static inline void
+copy16(uint32_t dst, const void *src, uint32_t bytes)
+{
+    simt_copy16(dst, src, bytes);
+}
+
+static inline void
+copy_arrive(uint32_t bar)
+{
+    simt_copy_joins(bar);
+}
+
+static inline void
+copy_engine(uint32_t dst, const uint8_t *src, uint32_t bytes, uint32_t bar,
+            uint64_t)
+{
+    simt_copy_bulk(dst, src, bytes, bar);
+}
+
+static inline void
+copy_bulk(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
+{
+    simt_copy_bulk(dst, src, bytes, bar);
+}
+
+static inline void
+copy_box(uint32_t dst, const CUtensorMap *map, uint32_t group, int32_t page,
+         uint32_t bar)
+{
+    const uint32_t at[5] = { 0, 0, 0, group, (uint32_t) page };
+
+    simt_copy_box(dst, map, at, bar);
+}
+
+static inline void
+copy_weights(uint32_t dst, const CUtensorMap *map, uint32_t piece,
+             uint32_t eight, uint32_t bar, uint64_t)
+{
+    const uint32_t at[5] = { 0, 0, 0, eight, piece };
+
+    simt_copy_box(dst, map, at, bar);
+}
+
+static inline void
+copy_rows(uint32_t dst, const CUtensorMap *map, uint32_t piece, uint32_t bar,
+          uint64_t)
+{
+    const uint32_t at[3] = { 0, 0, piece };
+
+    simt_copy_box(dst, map, at, bar);
+}
+
+static inline void
+prefetch_map(const CUtensorMap *)
+{
+}
+
+/* ---- barriers ------------------------------------------------------------ */
+
+static inline void
+bar_init(uint32_t bar, uint32_t count)
+{
+    simt_bar_init(bar, count);
+}
+
+static inline void
+bar_arrive(uint32_t bar)
+{
+    simt_bar_arrive(bar, 1, 0);
+}
+
+static inline void
+bar_wait(uint32_t bar, uint32_t parity)
+{
+    simt_bar_wait(bar, parity);
+}
+
+static inline void
+bar_arrive_for(uint32_t bar, uint32_t count)
+{
+    simt_bar_arrive(bar, count, 0);
+}
+
+static inline void
+bar_expect(uint32_t bar, uint32_t bytes)
+{
+    simt_bar_arrive(bar, 1, bytes);
+}
+
+static inline void
+bar_named(int id, int threads)
+{
+    simt_named((uint32_t) id, (uint32_t) threads, true);
+}
+
+static inline void
+bar_named_arrive(int id, int threads)
+{
+    simt_named((uint32_t) id, (uint32_t) threads, false);
+}
+
+static inline void
+cluster_arrive(void)
+{
+    simt_cluster_arrive();
+}
+
+static inline void
+cluster_wait(void)
+{
+    simt_cluster_wait();
+}
+
+template <int N>
+static inline void
+cluster_store(uint32_t at, const float (&v)[4], uint32_t bar, uint32_t rank)
+{
+    simt_cluster_store(at, v, N * 4, bar, rank);
+}
+
+/* The host's memory and its order of events are stricter than these ask for. */
+static inline void
+fence_init(void)
+{
+}
+static inline void
+fence_async(void)
+{
+}
+static inline void
+fence_async_global(void)
+{
+}
+static inline void
+launch_next(void)
+{
+}
+static inline void
+launch_wait(void)
+{
+}
+
+/* ---- products of a warpgroup --------------------------------------------- */
+
+template <int N>
+static inline void
+registers_more(void)
+{
+}
+template <int N>
+static inline void
+registers_less(void)
+{
+}
+static inline void
+wgmma_begin(void)
+{
+}
+
+static inline void
+wgmma_end(void)
+{
+    simt_products_end();
+}
+
+template <int N>
+static inline void
+wgmma_wait(void)
+{
+    simt_products_wait(N);
+    simt_meet(NULL, 0); /* a warp waits as one: one lane may speak for all */
+}
+
+template <int N>
+static inline void
+wgmma_touch(float (&)[N])
+{
+}
+
+static inline uint64_t
+wgmma_operand(uint32_t at, uint32_t atom, uint32_t column)
+{
+    return (uint64_t) ((at & 0x3ffff) >> 4) | (uint64_t) (column >> 4) << 16
+           | (uint64_t) (atom >> 4) << 32 | (uint64_t) 1 << 62;
+}
+
+template <int N>
+static inline void
+wgmma_ss(float (&c)[N], uint64_t a, uint64_t b, int add)
+{
+    simt_product_t p = {};
+
+    p.c = c;
+    p.n = 2 * N;
+    p.a = a;
+    p.b = b;
+    p.add = add != 0;
+    simt_product(&p);
+}
+
+template <int TRANSPOSED, int N>
+static inline void
+wgmma_rs(float (&c)[N], const uint32_t (&a)[4], uint64_t b, int add)
+{
+    const unsigned lane = simt_lane(), g = lane / 4;
+    const simt_post_t *post = simt_meet(a, sizeof(a));
+    simt_product_t p = {};
+
+    for (unsigned j = 0; j < 4; j++) {
+        uint32_t w[4];
+
+        memcpy(w, post[4 * g + j], sizeof(w));
+        for (unsigned i = 0; i < 4; i++) {
+            simt_floats(&p.rows[i % 2][i / 2 * 8 + 2 * j], w[i]);
+        }
+    }
+    p.c = c;
+    p.n = 2 * N;
+    p.b = b;
+    p.add = add != 0;
+    p.transposed = TRANSPOSED;
+    p.from_regs = true;
+    simt_product(&p);
+}
+
+/* kernels/cuda/few_ptx.cuh's, in BF16. */
+template <int N>
+static inline void
+multiply(float (&c)[N], uint64_t a, uint64_t b)
+{
+    simt_product_t p = {};
+
+    p.c = c;
+    p.n = 2 * N;
+    p.a = a;
+    p.b = b;
+    p.add = p.bf16 = true;
+    simt_product(&p);
+}
+
+#endif
