@@ -111,6 +111,7 @@ typedef struct {
     uint32_t                        next;
     unsigned                        used:1;
     unsigned                        known:1;     /* the engine counts it */
+    unsigned                        coming:1;    /* its body is not whole */
 } ngx_http_tokenring_slot_t;
 
 
@@ -150,6 +151,7 @@ struct ngx_http_tokenring_peer_s {
     ngx_http_tokenring_slot_t      *slots;
     uint32_t                        free;
     ngx_uint_t                      outstanding;
+    ngx_uint_t                      coming;      /* of these, see choose() */
     uint64_t                        guessed;     /* tokens, see load() */
     uint64_t                        known;
 
@@ -231,7 +233,7 @@ typedef struct {
 
 typedef enum {
     NGX_HTTP_TOKENRING_WAIT = 0,  /* for an engine's handshake */
-    NGX_HTTP_TOKENRING_BODY,      /* the client sends, the ring takes */
+    NGX_HTTP_TOKENRING_BODY,      /* the client sends, we or the ring take */
     NGX_HTTP_TOKENRING_QUEUE,     /* all sent, not scheduled yet */
     NGX_HTTP_TOKENRING_PREFILL,   /* scheduled, no token yet */
     NGX_HTTP_TOKENRING_DECODE,
@@ -252,9 +254,10 @@ struct ngx_http_tokenring_ctx_s {
 
     unsigned                        endpoint:8;
     unsigned                        foreign_body:1;  /* read before us */
+    unsigned                        gathering:1;     /* no engine has it yet */
     unsigned                        lost_body:1;     /* not to be sent again */
     unsigned                        retried:1;       /* its engine died */
-    unsigned                        resent:1;        /* it had an engine */
+    unsigned                        begun:1;         /* its body is read */
     unsigned                        submitted:1;     /* a part is out */
     unsigned                        complete:1;      /* and so is the last */
     unsigned                        resumable:1;
@@ -352,8 +355,8 @@ void ngx_http_tokenring_break(ngx_http_tokenring_peer_t *peer,
     const char *why);
 ngx_uint_t ngx_http_tokenring_healthy(ngx_http_tokenring_peer_t *peer,
     ngx_msec_t stall, const char **why);
-tr_status_t ngx_http_tokenring_choose(ngx_http_tokenring_engine_t *engine,
-    ngx_msec_t stall, uint64_t tried, ngx_http_tokenring_peer_t **out);
+tr_status_t ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_peer_t **out);
 uint64_t ngx_http_tokenring_peer_bit(ngx_http_tokenring_peer_t *peer);
 void ngx_http_tokenring_exit(ngx_http_tokenring_peer_t *peer);
 void ngx_http_tokenring_peer_init(ngx_http_tokenring_peer_t *peer);
@@ -365,6 +368,8 @@ ngx_int_t ngx_http_tokenring_channel_open(ngx_http_tokenring_peer_t *peer,
 void ngx_http_tokenring_channel_close(ngx_http_tokenring_peer_t *peer);
 ngx_int_t ngx_http_tokenring_slot_take(ngx_http_tokenring_peer_t *peer,
     ngx_http_tokenring_ctx_t *ctx);
+void ngx_http_tokenring_slot_return(ngx_http_tokenring_ctx_t *ctx);
+void ngx_http_tokenring_slot_whole(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_slot_abandon(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_control(ngx_http_tokenring_ctx_t *ctx, uint32_t bits);
 ngx_int_t ngx_http_tokenring_drain(ngx_http_tokenring_peer_t *peer,
@@ -388,6 +393,7 @@ void ngx_http_tokenring_wait_end(ngx_http_tokenring_ctx_t *ctx);
 /* _body.c */
 
 ngx_int_t ngx_http_tokenring_body_read(ngx_http_tokenring_ctx_t *ctx);
+size_t ngx_http_tokenring_body_held(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_body_feed(ngx_http_tokenring_peer_t *peer);

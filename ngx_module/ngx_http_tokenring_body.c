@@ -1,10 +1,16 @@
 /*
- * The request body: from the client into the request ring, as it comes.
+ * The request body: from the client into the request ring.
  *
- * It is read unbuffered, so that it never becomes a temporary file, and passed
- * on in parts as large as the ring takes.  When the ring is full the request
- * waits in the peer's queue and nothing more is read from the client: TCP (or
- * the HTTP/2 window) holds it back.  The engine rings when there is space.
+ * It is read unbuffered, so that it never becomes a temporary file.  A client
+ * that has not sent all of it gives its slot back and keeps no engine waiting:
+ * the body is gathered here, until it is whole or longer than what a client may
+ * have us hold (client_body_buffer_size).  A longer one is passed on as it
+ * comes, from then on, in one of the slots for bodies that are not whole.
+ *
+ * It goes in parts as large as the ring takes.  When the ring is full the
+ * request waits in the peer's queue and nothing more is read from the client:
+ * TCP (or the HTTP/2 window) holds it back.  The engine rings when there is
+ * space.
  *
  * Another module may have read the body before us (mirror), and may still need
  * it: then we read it, from memory or from a temporary file, and leave it.
@@ -18,6 +24,9 @@
 
 static void ngx_http_tokenring_body_handler(ngx_http_request_t *r);
 static void ngx_http_tokenring_body_event(ngx_http_request_t *r);
+static void ngx_http_tokenring_body_gather(ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_body_hold(ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_body_more(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_body_take(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_body_copy(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_body_load(ngx_http_tokenring_ctx_t *ctx);
@@ -43,6 +52,7 @@ ngx_http_tokenring_body_read(ngx_http_tokenring_ctx_t *ctx)
     ctx->last_body = &ctx->body;
 
     ctx->foreign_body = (r->request_body != NULL);
+    ctx->begun = 1;
 
     ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_BODY);
 
@@ -63,18 +73,112 @@ ngx_http_tokenring_body_handler(ngx_http_request_t *r)
     r->read_event_handler = ngx_http_tokenring_body_event;
     r->write_event_handler = ngx_http_tokenring_write_handler;
 
-    if (!ctx->foreign_body) {
-        ngx_http_tokenring_body_take(ctx);
+    if (ctx->foreign_body) {
 
-    } else if (r->reading_body
-               || ngx_http_tokenring_body_copy(ctx) != NGX_OK)
-    {
-        /* of a body that is read by halves, a part is gone */
-        ngx_http_tokenring_body_fail(ctx, NGX_HTTP_INTERNAL_SERVER_ERROR);
+        if (r->reading_body || ngx_http_tokenring_body_copy(ctx) != NGX_OK) {
+            /* of a body that is read by halves, a part is gone */
+            ngx_http_tokenring_body_fail(ctx, NGX_HTTP_INTERNAL_SERVER_ERROR);
+            return;
+        }
+
+    } else if (r->reading_body) {
+
+        ngx_http_tokenring_slot_return(ctx);
+
+        ctx->gathering = 1;
+
+        ngx_http_tokenring_body_gather(ctx);
         return;
+
+    } else {
+        ngx_http_tokenring_body_take(ctx);
     }
 
     ngx_http_tokenring_body_send(ctx);
+}
+
+
+/* what a client that is slow may have us hold */
+
+size_t
+ngx_http_tokenring_body_held(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_http_core_loc_conf_t  *clcf;
+
+    clcf = ngx_http_get_module_loc_conf(ctx->request, ngx_http_core_module);
+
+    return clcf->client_body_buffer_size;
+}
+
+
+/* as far as it came; may end the request */
+
+static void
+ngx_http_tokenring_body_gather(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    for ( ;; ) {
+
+        if (ngx_http_tokenring_body_hold(ctx) != NGX_OK) {
+            ngx_http_tokenring_body_fail(ctx, NGX_HTTP_INTERNAL_SERVER_ERROR);
+            return;
+        }
+
+        if (!r->reading_body
+            || ctx->kept_size >= ngx_http_tokenring_body_held(ctx))
+        {
+            break;
+        }
+
+        if (ngx_http_tokenring_body_more(ctx) != NGX_OK) {
+            return;
+        }
+    }
+
+    ctx->gathering = 0;
+
+    if (ctx->conf->engine->peers.nelts < 2
+        || ctx->kept_size > ctx->conf->retry_buffer)
+    {
+        /* for one engine only; the bytes stay until it has them */
+        ctx->lost_body = 1;
+    }
+
+    if (ngx_http_tokenring_admit(ctx) == NGX_AGAIN) {
+        ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_WAIT);
+        return;
+    }
+
+    ngx_http_tokenring_resend(ctx);
+}
+
+
+/* copies what was read: NGINX reads on only when it has its buffer back */
+
+static ngx_int_t
+ngx_http_tokenring_body_hold(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_chain_t         *cl, *next;
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    if (ngx_http_tokenring_keep(ctx, r->request_body->bufs) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    for (cl = r->request_body->bufs; cl; cl = next) {
+        next = cl->next;
+        cl->buf->pos = cl->buf->last;
+        ngx_free_chain(r->pool, cl);
+    }
+
+    r->request_body->bufs = NULL;
+
+    return NGX_OK;
 }
 
 
@@ -140,7 +244,44 @@ ngx_http_tokenring_body_event(ngx_http_request_t *r)
         return;
     }
 
+    if (ctx->gathering) {
+        ngx_http_tokenring_body_gather(ctx);
+        return;
+    }
+
     ngx_http_tokenring_body_send(ctx);
+}
+
+
+/*
+ * NGX_OK: more was read, or it is the end; NGX_AGAIN: nothing now; NGX_ERROR:
+ * the request has ended.
+ */
+
+static ngx_int_t
+ngx_http_tokenring_body_more(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_int_t            rc;
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    rc = ngx_http_read_unbuffered_request_body(r);
+
+    if (rc >= NGX_HTTP_SPECIAL_RESPONSE) {
+
+        if (r->connection->error) {
+            ngx_http_tokenring_hang_up(ctx);
+
+        } else {
+            ngx_http_tokenring_body_fail(ctx, rc);
+        }
+
+        return NGX_ERROR;
+    }
+
+    return (r->request_body->bufs == NULL && r->reading_body) ? NGX_AGAIN
+                                                              : NGX_OK;
 }
 
 
@@ -280,10 +421,7 @@ ngx_http_tokenring_body_load(ngx_http_tokenring_ctx_t *ctx)
 void
 ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx)
 {
-    ngx_int_t            rc;
-    ngx_http_request_t  *r;
-
-    r = ctx->request;
+    ngx_int_t  rc;
 
     for ( ;; ) {
 
@@ -296,6 +434,7 @@ ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx)
 
         if (rc == NGX_DONE) {
             ctx->complete = 1;
+            ngx_http_tokenring_slot_whole(ctx);
             ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_QUEUE);
             ngx_http_tokenring_watch(ctx);
             return;
@@ -311,20 +450,7 @@ ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx)
             return;
         }
 
-        rc = ngx_http_read_unbuffered_request_body(r);
-
-        if (rc >= NGX_HTTP_SPECIAL_RESPONSE) {
-
-            if (r->connection->error) {
-                ngx_http_tokenring_hang_up(ctx);
-                return;
-            }
-
-            ngx_http_tokenring_body_fail(ctx, rc);
-            return;
-        }
-
-        if (r->request_body->bufs == NULL && r->reading_body) {
+        if (ngx_http_tokenring_body_more(ctx) != NGX_OK) {
             return;
         }
 

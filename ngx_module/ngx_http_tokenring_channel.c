@@ -121,6 +121,7 @@ ngx_http_tokenring_channel_open(ngx_http_tokenring_peer_t *peer,
     }
 
     peer->outstanding = 0;
+    peer->coming = 0;
     peer->guessed = 0;
     peer->known = 0;
     peer->again = 0;
@@ -201,6 +202,7 @@ ngx_http_tokenring_channel_close(ngx_http_tokenring_peer_t *peer)
     tr_channel_unmap(&peer->map);
 
     peer->outstanding = 0;
+    peer->coming = 0;
     peer->guessed = 0;
     peer->known = 0;
 }
@@ -535,6 +537,9 @@ ngx_http_tokenring_slot_take(ngx_http_tokenring_peer_t *peer,
     slot->known = 0;
     peer->guessed += slot->tokens;
 
+    slot->coming = ctx->request->reading_body;
+    peer->coming += slot->coming;
+
     ctx->tried |= ngx_http_tokenring_peer_bit(peer);
     ctx->peer = peer;
     ctx->id = TR_ID(n, slot->generation);
@@ -542,6 +547,35 @@ ngx_http_tokenring_slot_take(ngx_http_tokenring_peer_t *peer,
     ctx->complete = 0;
 
     return NGX_OK;
+}
+
+
+/* as if it had not been taken: nothing of the request is out */
+
+void
+ngx_http_tokenring_slot_return(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_http_tokenring_slot_free(ctx->peer, TR_ID_SLOT(ctx->id));
+
+    /* whose turn it was it is, or of two engines one would get all */
+    ctx->peer->engine->turn--;
+
+    ctx->peer = NULL;
+    ctx->tried = 0;
+}
+
+
+/* the last part of its body is out */
+
+void
+ngx_http_tokenring_slot_whole(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_http_tokenring_slot_t  *slot;
+
+    slot = &ctx->peer->slots[TR_ID_SLOT(ctx->id)];
+
+    ctx->peer->coming -= slot->coming;
+    slot->coming = 0;
 }
 
 
@@ -588,8 +622,11 @@ ngx_http_tokenring_slot_free(ngx_http_tokenring_peer_t *peer, uint32_t n)
         peer->guessed -= slot->tokens;
     }
 
+    peer->coming -= slot->coming;
+
     slot->ctx = NULL;
     slot->used = 0;
+    slot->coming = 0;
     slot->next = peer->free;
 
     peer->free = n;

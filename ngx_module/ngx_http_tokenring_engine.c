@@ -591,18 +591,22 @@ ngx_http_tokenring_peer_bit(ngx_http_tokenring_peer_t *peer)
 
 /*
  * The peer with the least to do, of those not tried yet; TR_AGAIN: a handshake
- * is under way.
+ * is under way.  Bodies that are not whole get half of the slots, and no more:
+ * clients who send slowly, or not at all, shall not shut the others out.
  */
 
 tr_status_t
-ngx_http_tokenring_choose(ngx_http_tokenring_engine_t *engine, ngx_msec_t stall,
-    uint64_t tried, ngx_http_tokenring_peer_t **out)
+ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_peer_t **out)
 {
-    uint64_t                    load, best_load;
-    ngx_uint_t                  i, n, pending;
-    const char                 *why;
-    tr_status_t                 rc;
-    ngx_http_tokenring_peer_t  *peer, *peers, *best;
+    uint64_t                      load, best_load;
+    ngx_uint_t                    i, n, pending;
+    const char                   *why;
+    tr_status_t                   rc;
+    ngx_http_tokenring_peer_t    *peer, *peers, *best;
+    ngx_http_tokenring_engine_t  *engine;
+
+    engine = ctx->conf->engine;
 
     n = engine->peers.nelts;
     peers = engine->peers.elts;
@@ -617,7 +621,7 @@ ngx_http_tokenring_choose(ngx_http_tokenring_engine_t *engine, ngx_msec_t stall,
     for (i = 0; i < n; i++) {
         peer = &peers[(engine->turn + i) % n];
 
-        if (tried & ngx_http_tokenring_peer_bit(peer)) {
+        if (ctx->tried & ngx_http_tokenring_peer_bit(peer)) {
             continue;
         }
 
@@ -636,7 +640,9 @@ ngx_http_tokenring_choose(ngx_http_tokenring_engine_t *engine, ngx_msec_t stall,
             continue;
         }
 
-        if (!ngx_http_tokenring_healthy(peer, stall, &why)) {
+        if (!ngx_http_tokenring_healthy(peer, ctx->conf->stall_timeout,
+                                        &why))
+        {
             if (peer->state == NGX_HTTP_TOKENRING_READY
                 && peer->admission.state == TR_ENGINE_DRAINING
                 && rc == TR_ERR_NO_ENGINE)
@@ -648,7 +654,9 @@ ngx_http_tokenring_choose(ngx_http_tokenring_engine_t *engine, ngx_msec_t stall,
         }
 
         if (peer->admission.queue_free == 0
-            || peer->outstanding >= peer->map.slots)
+            || peer->outstanding >= peer->map.slots
+            || (ctx->request->reading_body
+                && peer->coming >= peer->map.slots / 2))
         {
             rc = TR_ERR_QUEUE_FULL;
             continue;

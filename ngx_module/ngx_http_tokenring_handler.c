@@ -4,7 +4,7 @@
  * Paths are relative to the location: what precedes the location's "/v1" (or
  * the whole prefix of a location without one) is the administrator's, what
  * follows is OpenAI's.  A request is admitted by the status page before its
- * body is read.
+ * body is read, and once more when the body had to be waited for (_body.c).
  */
 
 #include "ngx_http_tokenring.h"
@@ -453,15 +453,11 @@ ngx_http_tokenring_name_request(ngx_http_tokenring_ctx_t *ctx)
 ngx_int_t
 ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx)
 {
-    tr_status_t                   rc;
-    const char                   *message;
-    ngx_http_tokenring_peer_t    *peer;
-    ngx_http_tokenring_engine_t  *engine;
+    tr_status_t                 rc;
+    const char                 *message;
+    ngx_http_tokenring_peer_t  *peer;
 
-    engine = ctx->conf->engine;
-
-    rc = ngx_http_tokenring_choose(engine, ctx->conf->stall_timeout,
-                                   ctx->tried, &peer);
+    rc = ngx_http_tokenring_choose(ctx, &peer);
 
     if (rc == TR_OK && ngx_http_tokenring_slot_take(peer, ctx) == NGX_OK) {
         return NGX_OK;
@@ -469,7 +465,7 @@ ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx)
 
     if (rc == TR_AGAIN) {
         ctx->is_waiting = 1;
-        ngx_queue_insert_tail(&engine->waiting, &ctx->wait);
+        ngx_queue_insert_tail(&ctx->conf->engine->waiting, &ctx->wait);
 
         /* one wait, however many handshakes begin and fail in it */
         if (!ctx->timer.timer_set) {
@@ -493,7 +489,10 @@ ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx)
 
     default:
         rc = TR_ERR_QUEUE_FULL;
-        message = "The engine's queue is full";
+        message = ctx->request->reading_body
+                  ? "The engine's queue is full, or too many large requests "
+                    "are on their way"
+                  : "The engine's queue is full";
         break;
     }
 
@@ -549,8 +548,8 @@ ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx)
         return;
     }
 
-    if (ctx->resent) {
-        /* its body is here, its reference the one of reading it */
+    if (ctx->begun) {
+        /* what it has of its body is kept, its reference is that of reading */
         ngx_http_tokenring_resend(ctx);
         ngx_http_run_posted_requests(c);
         return;

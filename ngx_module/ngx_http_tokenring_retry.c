@@ -7,7 +7,8 @@
  * was not asked).  So the body must be there to be sent again.  It is kept as
  * it is read, up to tokenring_retry_buffer, where an engine has more than one
  * socket, and until the first token of a stream has come; a body that another
- * module read is there anyway.
+ * module read is there anyway.  What is gathered before an engine gets it
+ * (_body.c) is kept in the same place, whatever of that holds.
  *
  * The request starts anew, with another completion id: in Redis the first run
  * has its own state and output, which the second must not continue.  (Where a
@@ -39,15 +40,17 @@ ngx_http_tokenring_keep(ngx_http_tokenring_ctx_t *ctx, ngx_chain_t *in)
         return NGX_OK;
     }
 
-    if (ctx->conf->engine->peers.nelts < 2) {
-        ctx->lost_body = 1;
+    if (!ctx->gathering && ctx->conf->engine->peers.nelts < 2) {
+        ngx_http_tokenring_forget(ctx);
         return NGX_OK;
     }
 
     for ( /* void */ ; in; in = in->next) {
         size = in->buf->last - in->buf->pos;
 
-        if (size > ctx->conf->retry_buffer - ctx->kept_size) {
+        if (!ctx->gathering
+            && ctx->kept_size + size > ctx->conf->retry_buffer)
+        {
             ngx_http_tokenring_forget(ctx);
             return NGX_OK;
         }
@@ -74,7 +77,7 @@ ngx_http_tokenring_keep(ngx_http_tokenring_ctx_t *ctx, ngx_chain_t *in)
 static ngx_buf_t *
 ngx_http_tokenring_kept_room(ngx_http_tokenring_ctx_t *ctx, size_t size)
 {
-    off_t                rest;
+    off_t                rest, most;
     ngx_buf_t           *b;
     ngx_chain_t         *cl;
     ngx_http_request_t  *r;
@@ -101,7 +104,9 @@ ngx_http_tokenring_kept_room(ngx_http_tokenring_ctx_t *ctx, size_t size)
         /* kept_size has these bytes already */
         rest = r->headers_in.content_length_n - (off_t) ctx->kept_size
                + (off_t) size;
-        rest = ngx_min(rest, (off_t) ctx->conf->retry_buffer);
+        most = ctx->gathering ? (off_t) ngx_http_tokenring_body_held(ctx)
+                              : (off_t) ctx->conf->retry_buffer;
+        rest = ngx_min(rest, most);
 
         size = ngx_max(size, (size_t) ngx_max(rest, 0));
     }
@@ -253,8 +258,6 @@ ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx)
         (void) ngx_atomic_fetch_add(&ngx_http_tokenring_counters->retries, 1);
     }
 
-    ctx->resent = 1;
-
     if (error == TR_ERR_CLOSED) {
         ctx->retried = 1;
     }
@@ -272,7 +275,7 @@ ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* the wait for an engine has ended, with one or without; may end the request */
+/* a body has an engine, or there is none for it; may end the request */
 
 void
 ngx_http_tokenring_resend(ngx_http_tokenring_ctx_t *ctx)

@@ -268,7 +268,7 @@ for (const [name, chunked, size, limit, status] of [
   ['with a length', false, 700 << 10, '1m', 200],
   ['chunked', true, 700 << 10, '1m', 200],
   ['larger than tokenring_retry_buffer', false, 200 << 10, '64k', 503],
-  ['and nothing is kept', false, 2 << 10, '0', 503],
+  ['and nothing is kept', false, 64 << 10, '0', 503],
 ]) {
   test(`an engine is killed in the middle of a body, ${name}`, withFleet({
     location: `tokenring_retry_buffer ${limit};`,
