@@ -518,6 +518,7 @@ ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_int_t                   rc;
     ngx_uint_t                  last;
+    ngx_event_t                *rev;
     tr_status_t                 put;
     ngx_http_tokenring_peer_t  *peer;
 
@@ -567,6 +568,13 @@ ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
     if (rc == NGX_AGAIN) {
         ctx->is_waiting = 1;
         ngx_queue_insert_tail(&peer->starving, &ctx->wait);
+
+        rev = ctx->request->connection->read;
+
+        if (rev->timer_set) {
+            /* client_body_timeout: it is not the client who is slow */
+            ngx_del_timer(rev);
+        }
 
         put = tr_ring_wait_space(&peer->requests,
                              tr_ring_max_payload(peer->map.request_capacity));

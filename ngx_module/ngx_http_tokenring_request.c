@@ -51,6 +51,11 @@ ngx_http_tokenring_watch(ngx_http_tokenring_ctx_t *ctx)
     r->read_event_handler = ngx_http_tokenring_read_handler;
     r->write_event_handler = ngx_http_tokenring_write_handler;
 
+    if (rev->timer_set) {
+        /* of a body of which nothing is read now: it waits, not the client */
+        ngx_del_timer(rev);
+    }
+
     if (rev->ready) {
         ngx_post_event(rev, &ngx_posted_events);
 

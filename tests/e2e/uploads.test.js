@@ -205,3 +205,36 @@ test('a body that is whole while its engine shakes hands', async () => {
     return status === 200;
   }, 'the request waits for the engine');
 });
+
+test('the time that an engine takes is not the client\'s', async () => {
+  const slow = await Stack.start({
+    engine: { backend: 'null', null_rate: 250, kv_memory: '64m' },
+    http: 'tokenring_engine narrow unix:DIR/main.sock ring=64k;',
+    pass: 'narrow',
+    location: 'client_body_timeout 3s;',
+  });
+  url = `${slow.url}/v1/chat/completions`;
+  try {
+    slow.engine.signal('SIGSTOP');
+    // Each is read by itself, and for the last one the ring has no room.
+    const piece = 1000;
+    const large = new Upload(1 << 20, piece);
+    await slow.active(1);
+    for (let i = 1; i < 65; i++) {
+      await taken(large.req.socket);
+      large.req.write(large.rest.slice(0, piece));
+      large.rest = large.rest.slice(piece);
+    }
+    await taken(large.req.socket);
+    // Who begins later and is late says that the time is over.
+    const late = new Upload(100, 50);
+    assert.equal((await late.answer).status, 408);
+    slow.engine.signal('SIGCONT');
+    const { status, text } = await large.finish();
+    assert.equal(status, 200, text);
+    assert.deepEqual(slow.complaints(), []);
+  } finally {
+    slow.engine.signal('SIGCONT');
+    await slow.stop();
+  }
+});
