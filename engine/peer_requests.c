@@ -2,9 +2,11 @@
  * The way in: wishes and SUBMIT parts of one peer (peer.h).
  *
  * Bodies are gathered in memory that grows with what really came, never with
- * what was announced, and all bodies of a peer together are bounded.  A request
- * that is refused in the middle of its body keeps its slot until its ERROR is
- * sent; its remaining parts are read and dropped.
+ * what was announced, and all bodies of a peer together are bounded; those that
+ * are whole, which intake will soon have read, may take as much again, so that
+ * whoever stops in the middle shuts nobody out.  A request that is refused in
+ * the middle of its body keeps its slot until its ERROR is sent; its remaining
+ * parts are read and dropped.
  *
  * A small body can ask for much (n choices, each with room for its prompt and
  * all its tokens), so what intake has laid out is bounded over all peers.
@@ -20,13 +22,15 @@
 #define BODY_FIRST 4096u
 #define LAID_OUT_MAX ((size_t) 1 << 30)
 
-/* Bytes that the bodies of one peer may hold together. */
+/* Bytes that the bodies of one peer may hold together when s, of which a part
+ * comes, is given more. */
 static size_t
-bodies_max(const tr_peer_t *p)
+bodies_max(const tr_peer_t *p, const tr_peer_slot_t *s)
 {
     size_t n = 4 * (size_t) p->env->config->max_body;
 
-    return n < BODIES_MIN ? BODIES_MIN : n;
+    n = n < BODIES_MIN ? BODIES_MIN : n;
+    return s->gathered ? 2 * n : n;
 }
 
 static void
@@ -204,7 +208,7 @@ make_room(tr_peer_t *p, tr_peer_slot_t *s, size_t need)
     if (cap > s->declared && s->declared >= need) {
         cap = (size_t) s->declared; /* exactly, when it is known */
     }
-    if (p->body_bytes - s->charged + cap > bodies_max(p)) {
+    if (p->body_bytes - s->charged + cap > bodies_max(p, s)) {
         return tr_error_set(&r->error, TR_ERR_QUEUE_FULL, "",
                             "Too many large "
                             "requests are being read at the moment; try again "

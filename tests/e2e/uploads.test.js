@@ -149,6 +149,26 @@ test('large bodies on their way take half of the places, and no more',
     assert.equal((await last.finish()).status, 200);
   });
 
+test('large bodies that stop short of their ends take no memory of others\'',
+  async () => {
+    // All that the engine reads at once, but for their last bytes.
+    const most = 16 << 20;
+    const one = new Upload(0, 0);
+    const slow = uploads(4, most - one.rest.length, most - 1);
+    assert.equal((await one.finish()).status, 200);
+    await stack.active(slow.length);
+    await Promise.all(slow.map((s) => taken(s.req.socket)));
+    const more = new Upload(1 << 20, 1 << 19);
+    assert.equal((await more.answer).status, 429, 'there is no more');
+    more.req.destroy();
+    const r = await small();
+    assert.equal(r.status, 200, r.text);
+    for (const s of slow) {
+      const { status, text } = await s.finish();
+      assert.equal(status, 200, text);
+    }
+  });
+
 test('who leaves in the middle of a large body leaves a place', async () => {
   const slow = uploads(PLACES, 1 << 20, 2 * HELD);
   await stack.active(slow.length);
