@@ -116,7 +116,8 @@ ngx_http_tokenring_variable(ngx_http_request_t *r,
     v->not_found = 1;
 
     if (ctx == NULL
-        || (ctx->follow && data >= NGX_HTTP_TOKENRING_VAR_PROMPT_TOKENS))
+        || (ctx->follow && data >= NGX_HTTP_TOKENRING_VAR_PROMPT_TOKENS
+            && data != NGX_HTTP_TOKENRING_VAR_FINISH_REASON))
     {
         /* what an answer took is counted once, not for all who read it again */
         return NGX_OK;

@@ -330,6 +330,20 @@ test('output that has expired, and output that has no end', async () => {
     /tokenring_resumable/);
 });
 
+test('what the log says of who reads an answer again', async () => {
+  const w = await written().state('done');
+  await w.put(tokens({ count: 3 }));
+  const s = await follow(w.id, { headers: { 'X-Mark': 'again' } }).finished;
+  assert.ok(s.done, s.raw);
+  const [line] = await stack.logged('again');
+  assert.equal(line.status, 200);
+  assert.equal(line.model, 'fake "model"');
+  assert.equal(line.finish_reason, 'stop');
+  // what it took is counted where it was made
+  assert.equal(line.completion_tokens, '');
+  assert.equal(line.kv_bytes, '');
+});
+
 // ---- states and owners --------------------------------------------------------
 
 test('the state as JSON', async () => {
