@@ -6,8 +6,15 @@
 #include "ngx_http_tokenring.h"
 
 
-static ngx_int_t ngx_http_tokenring_variable(ngx_http_request_t *r,
+static ngx_int_t ngx_http_tokenring_variable_text(ngx_http_request_t *r,
     ngx_http_variable_value_t *v, uintptr_t data);
+static const char *ngx_http_tokenring_ending(ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_variable_number(ngx_http_request_t *r,
+    ngx_http_variable_value_t *v, uintptr_t data);
+static u_char *ngx_http_tokenring_figure(u_char *p,
+    ngx_http_tokenring_ctx_t *ctx, uintptr_t data);
+static void ngx_http_tokenring_variable_set(ngx_http_variable_value_t *v,
+    u_char *start, u_char *last);
 static u_char *ngx_http_tokenring_kv(u_char *p, tr_wire_finish_t *totals,
     uintptr_t data);
 static u_char *ngx_http_tokenring_seconds(u_char *p, uint64_t us);
@@ -33,50 +40,60 @@ enum {
 
 static ngx_http_variable_t  ngx_http_tokenring_vars[] = {
 
-    { ngx_string("tokenring_request_id"), NULL, ngx_http_tokenring_variable,
+    { ngx_string("tokenring_request_id"), NULL,
+      ngx_http_tokenring_variable_text,
       NGX_HTTP_TOKENRING_VAR_REQUEST_ID, NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
-    { ngx_string("tokenring_model"), NULL, ngx_http_tokenring_variable,
+    { ngx_string("tokenring_model"), NULL,
+      ngx_http_tokenring_variable_text,
       NGX_HTTP_TOKENRING_VAR_MODEL, NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
     { ngx_string("tokenring_prompt_tokens"), NULL,
-      ngx_http_tokenring_variable,
+      ngx_http_tokenring_variable_number,
       NGX_HTTP_TOKENRING_VAR_PROMPT_TOKENS, NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
     { ngx_string("tokenring_completion_tokens"), NULL,
-      ngx_http_tokenring_variable,
+      ngx_http_tokenring_variable_number,
       NGX_HTTP_TOKENRING_VAR_COMPLETION_TOKENS, NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
-    { ngx_string("tokenring_ttft"), NULL, ngx_http_tokenring_variable,
+    { ngx_string("tokenring_ttft"), NULL,
+      ngx_http_tokenring_variable_number,
       NGX_HTTP_TOKENRING_VAR_TTFT, NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
-    { ngx_string("tokenring_tpot"), NULL, ngx_http_tokenring_variable,
+    { ngx_string("tokenring_tpot"), NULL,
+      ngx_http_tokenring_variable_number,
       NGX_HTTP_TOKENRING_VAR_TPOT, NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
     { ngx_string("tokenring_finish_reason"), NULL,
-      ngx_http_tokenring_variable,
+      ngx_http_tokenring_variable_text,
       NGX_HTTP_TOKENRING_VAR_FINISH_REASON, NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
-    { ngx_string("tokenring_preemptions"), NULL, ngx_http_tokenring_variable,
+    { ngx_string("tokenring_preemptions"), NULL,
+      ngx_http_tokenring_variable_number,
       NGX_HTTP_TOKENRING_VAR_PREEMPTIONS, NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
-    { ngx_string("tokenring_kv_bytes"), NULL, ngx_http_tokenring_variable,
+    { ngx_string("tokenring_kv_bytes"), NULL,
+      ngx_http_tokenring_variable_number,
       NGX_HTTP_TOKENRING_VAR_KV_BYTES, NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
     { ngx_string("tokenring_kv_fp16_bytes"), NULL,
-      ngx_http_tokenring_variable,
+      ngx_http_tokenring_variable_number,
       NGX_HTTP_TOKENRING_VAR_KV_FP16_BYTES, NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
-    { ngx_string("tokenring_kv_ratio"), NULL, ngx_http_tokenring_variable,
+    { ngx_string("tokenring_kv_ratio"), NULL,
+      ngx_http_tokenring_variable_number,
       NGX_HTTP_TOKENRING_VAR_KV_RATIO, NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
-    { ngx_string("tokenring_kv_high"), NULL, ngx_http_tokenring_variable,
+    { ngx_string("tokenring_kv_high"), NULL,
+      ngx_http_tokenring_variable_number,
       NGX_HTTP_TOKENRING_VAR_KV_HIGH, NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
-    { ngx_string("tokenring_kv_low"), NULL, ngx_http_tokenring_variable,
+    { ngx_string("tokenring_kv_low"), NULL,
+      ngx_http_tokenring_variable_number,
       NGX_HTTP_TOKENRING_VAR_KV_LOW, NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
-    { ngx_string("tokenring_kv_pruned"), NULL, ngx_http_tokenring_variable,
+    { ngx_string("tokenring_kv_pruned"), NULL,
+      ngx_http_tokenring_variable_number,
       NGX_HTTP_TOKENRING_VAR_KV_PRUNED, NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
       ngx_http_null_variable
@@ -102,24 +119,70 @@ ngx_http_tokenring_add_variables(ngx_conf_t *cf)
 }
 
 
+/* a text that is there already */
+
 static ngx_int_t
-ngx_http_tokenring_variable(ngx_http_request_t *r,
+ngx_http_tokenring_variable_text(ngx_http_request_t *r,
     ngx_http_variable_value_t *v, uintptr_t data)
 {
-    u_char                    *p, *start;
-    uint64_t                   tokens;
-    const char                *reason;
+    ngx_str_t                  value;
     ngx_http_tokenring_ctx_t  *ctx;
-
-    ctx = ngx_http_get_module_ctx(r, ngx_http_tokenring_module);
 
     v->not_found = 1;
 
-    if (ctx == NULL
-        || (ctx->follow && data >= NGX_HTTP_TOKENRING_VAR_PROMPT_TOKENS
-            && data != NGX_HTTP_TOKENRING_VAR_FINISH_REASON))
-    {
-        /* what an answer took is counted once, not for all who read it again */
+    ctx = ngx_http_get_module_ctx(r, ngx_http_tokenring_module);
+
+    if (ctx == NULL) {
+        return NGX_OK;
+    }
+
+    switch (data) {
+
+    case NGX_HTTP_TOKENRING_VAR_REQUEST_ID:
+        value = ctx->request_id;
+        break;
+
+    case NGX_HTTP_TOKENRING_VAR_MODEL:
+        value = ctx->model;
+        break;
+
+    default: /* NGX_HTTP_TOKENRING_VAR_FINISH_REASON */
+        value.data = (u_char *) ngx_http_tokenring_ending(ctx);
+        value.len = ngx_strlen(value.data);
+        break;
+    }
+
+    ngx_http_tokenring_variable_set(v, value.data, value.data + value.len);
+
+    return NGX_OK;
+}
+
+
+static const char *
+ngx_http_tokenring_ending(ngx_http_tokenring_ctx_t *ctx)
+{
+    if (ctx->gone) {
+        return (ctx->detach && ctx->complete) ? "detached" : "aborted";
+    }
+
+    return ctx->error ? "error" : ngx_http_tokenring_reason(ctx->reason);
+}
+
+
+/* what a request took: once, not for all who read its answer again */
+
+static ngx_int_t
+ngx_http_tokenring_variable_number(ngx_http_request_t *r,
+    ngx_http_variable_value_t *v, uintptr_t data)
+{
+    u_char                    *start;
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    v->not_found = 1;
+
+    ctx = ngx_http_get_module_ctx(r, ngx_http_tokenring_module);
+
+    if (ctx == NULL || ctx->follow) {
         return NGX_OK;
     }
 
@@ -128,88 +191,70 @@ ngx_http_tokenring_variable(ngx_http_request_t *r,
         return NGX_ERROR;
     }
 
-    p = start;
+    ngx_http_tokenring_variable_set(v, start,
+                               ngx_http_tokenring_figure(start, ctx, data));
+
+    return NGX_OK;
+}
+
+
+/* from p on; nothing of what is not known (yet) */
+
+static u_char *
+ngx_http_tokenring_figure(u_char *p, ngx_http_tokenring_ctx_t *ctx,
+    uintptr_t data)
+{
+    uint64_t    tokens;
+    ngx_uint_t  counted;
+
+    counted = (ctx->accepted || ctx->over);
 
     switch (data) {
 
-    case NGX_HTTP_TOKENRING_VAR_REQUEST_ID:
-        start = ctx->request_id.data;
-        p = start + ctx->request_id.len;
-        break;
-
-    case NGX_HTTP_TOKENRING_VAR_MODEL:
-        start = ctx->model.data;
-        p = start + ctx->model.len;
-        break;
-
     case NGX_HTTP_TOKENRING_VAR_PROMPT_TOKENS:
-        if (ctx->accepted || ctx->over) {
-            p = ngx_sprintf(p, "%uL", ctx->prompt_tokens);
-        }
-
-        break;
+        return counted ? ngx_sprintf(p, "%uL", ctx->prompt_tokens) : p;
 
     case NGX_HTTP_TOKENRING_VAR_COMPLETION_TOKENS:
-        if (ctx->accepted || ctx->over) {
-            p = ngx_sprintf(p, "%uL", ctx->completion_tokens);
-        }
-
-        break;
+        return counted ? ngx_sprintf(p, "%uL", ctx->completion_tokens) : p;
 
     case NGX_HTTP_TOKENRING_VAR_TTFT:
-        if (ctx->first_us) {
-            p = ngx_http_tokenring_seconds(p, ctx->first_us - ctx->start_us);
-        }
-
-        break;
+        return ctx->first_us
+               ? ngx_http_tokenring_seconds(p, ctx->first_us - ctx->start_us)
+               : p;
 
     case NGX_HTTP_TOKENRING_VAR_TPOT:
-        tokens = ctx->completion_tokens;
+        tokens = ctx->nchoices ? ctx->completion_tokens / ctx->nchoices : 0;
 
-        if (ctx->nchoices && tokens / ctx->nchoices > 1) {
-            p = ngx_http_tokenring_seconds(p, (ctx->last_us - ctx->first_us)
-                                              / (tokens / ctx->nchoices - 1));
-        }
-
-        break;
-
-    case NGX_HTTP_TOKENRING_VAR_FINISH_REASON:
-        reason = ctx->gone ? (ctx->detach && ctx->complete) ? "detached"
-                                                            : "aborted"
-                           : ctx->error
-                             ? "error"
-                             : ngx_http_tokenring_reason(ctx->reason);
-
-        start = (u_char *) reason;
-        p = start + ngx_strlen(reason);
-        break;
+        return (tokens > 1)
+               ? ngx_http_tokenring_seconds(p, (ctx->last_us - ctx->first_us)
+                                               / (tokens - 1))
+               : p;
 
     case NGX_HTTP_TOKENRING_VAR_PREEMPTIONS:
-        if (ctx->totalled) {
-            p = ngx_sprintf(p, "%uD", ctx->totals.preemptions);
-        }
-
-        break;
+        return ctx->totalled ? ngx_sprintf(p, "%uD", ctx->totals.preemptions)
+                             : p;
 
     default:
-        if (ctx->totalled && ctx->totals.kv_full_bytes) {
-            p = ngx_http_tokenring_kv(p, &ctx->totals, data);
-        }
-
-        break;
+        return (ctx->totalled && ctx->totals.kv_full_bytes)
+               ? ngx_http_tokenring_kv(p, &ctx->totals, data)
+               : p;
     }
+}
 
-    if (p == start) {
-        return NGX_OK;
+
+static void
+ngx_http_tokenring_variable_set(ngx_http_variable_value_t *v, u_char *start,
+    u_char *last)
+{
+    if (start == last) {
+        return;
     }
 
     v->data = start;
-    v->len = p - start;
+    v->len = last - start;
     v->valid = 1;
     v->no_cacheable = 0;
     v->not_found = 0;
-
-    return NGX_OK;
 }
 
 
