@@ -13,7 +13,9 @@
  * space.
  *
  * Another module may have read the body before us (mirror), and may still need
- * it: then we read it, from memory or from a temporary file, and leave it.
+ * it: then we read it, from memory or from a temporary file, and leave it.  One
+ * that has used it up leaves its length behind, which must not be believed: an
+ * engine that gets less than was announced closes the channel.
  */
 
 #include "ngx_http_tokenring.h"
@@ -29,6 +31,7 @@ static ngx_int_t ngx_http_tokenring_body_hold(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_body_more(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_body_take(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_body_copy(ngx_http_tokenring_ctx_t *ctx);
+static uint64_t ngx_http_tokenring_body_len(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_body_load(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_body_fail(ngx_http_tokenring_ctx_t *ctx,
@@ -73,10 +76,9 @@ ngx_http_tokenring_body_handler(ngx_http_request_t *r)
     r->read_event_handler = ngx_http_tokenring_body_event;
     r->write_event_handler = ngx_http_tokenring_write_handler;
 
-    if (ctx->foreign_body) {
+    if (ctx->foreign_body || r->request_body == NULL) {
 
-        if (r->reading_body || ngx_http_tokenring_body_copy(ctx) != NGX_OK) {
-            /* of a body that is read by halves, a part is gone */
+        if (ngx_http_tokenring_body_copy(ctx) != NGX_OK) {
             ngx_http_tokenring_body_fail(ctx, NGX_HTTP_INTERNAL_SERVER_ERROR);
             return;
         }
@@ -324,7 +326,9 @@ ngx_http_tokenring_body_copy(ngx_http_tokenring_ctx_t *ctx)
 
     r = ctx->request;
 
-    for (in = r->request_body->bufs; in; in = in->next) {
+    in = r->request_body ? r->request_body->bufs : NULL;
+
+    for ( /* void */ ; in; in = in->next) {
 
         b = ngx_alloc_buf(r->pool);
         if (b == NULL) {
@@ -349,7 +353,48 @@ ngx_http_tokenring_body_copy(ngx_http_tokenring_ctx_t *ctx)
         ctx->last_body = &cl->next;
     }
 
+    if (r->reading_body
+        || (r->headers_in.content_length_n > 0
+            && ngx_http_tokenring_body_len(ctx)
+               < (uint64_t) r->headers_in.content_length_n))
+    {
+        ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
+                      "tokenring: another module has used up the body of this "
+                      "request");
+        return NGX_ERROR;
+    }
+
     return NGX_OK;
+}
+
+
+/* what is told to the engine: the bytes that it gets, as far as is known */
+
+static uint64_t
+ngx_http_tokenring_body_len(ngx_http_tokenring_ctx_t *ctx)
+{
+    uint64_t             len;
+    ngx_chain_t         *cl;
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    if (r->reading_body) {
+
+        /* of a chunked body, content_length_n is what has come so far */
+
+        return (r->headers_in.chunked || r->headers_in.content_length_n < 0)
+               ? TR_BODY_UNKNOWN
+               : (uint64_t) r->headers_in.content_length_n;
+    }
+
+    len = 0;
+
+    for (cl = ctx->body; cl; cl = cl->next) {
+        len += ngx_buf_size(cl->buf);
+    }
+
+    return len;
 }
 
 
@@ -617,13 +662,7 @@ ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
         head.endpoint = (uint16_t) ctx->endpoint;
         head.request_id_len = (uint32_t) ctx->request_id.len;
 
-        /* of a chunked body, content_length_n is what has come so far */
-        head.body_len = (r->headers_in.chunked)
-                        ? TR_BODY_UNKNOWN
-                        : (r->headers_in.content_length_n >= 0)
-                        ? (uint64_t) r->headers_in.content_length_n
-                        : (r->reading_body) ? TR_BODY_UNKNOWN : 0;
-
+        head.body_len = ngx_http_tokenring_body_len(ctx);
         head.received_us = ctx->start_us;
         ngx_memcpy(head.request_id, ctx->request_id.data, ctx->request_id.len);
         ngx_memcpy(head.completion, ctx->completion.data,

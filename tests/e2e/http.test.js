@@ -9,20 +9,34 @@ const http = require('node:http');
 const http2 = require('node:http2');
 const fs = require('node:fs');
 const net = require('node:net');
-const { Stack, sleep } = require('./lib/stack');
+const { Stack, sleep, taken } = require('./lib/stack');
 const { post, stream, request, SseReader, textOf } = require('./lib/http');
 const { goldens, chat, endless } = require('./lib/prompts');
 
 let stack;
 let url;
+let elsewhere;
 
 before(async () => {
+  // Takes every request in, and serves none.
+  elsewhere = http.createServer((req, res) => {
+    req.resume();
+    req.on('end', () => { res.statusCode = 503; res.end(); });
+  });
+  await new Promise((resolve) => { elsewhere.listen(0, '127.0.0.1', resolve); });
+  const { port } = elsewhere.address();
   stack = await Stack.start({
     http2: true,
     http: 'limit_conn_zone $binary_remote_addr zone=one:1m;',
     server: `
         location /gzip/v1/ { gzip on; gzip_types *; gzip_min_length 1;
             tokenring_pass main; }
+        proxy_intercept_errors on;
+        error_page 503 = @second;
+        location /kept/v1/ { proxy_pass http://127.0.0.1:${port}; }
+        location /sent/v1/ { proxy_pass http://127.0.0.1:${port};
+            proxy_request_buffering off; }
+        location @second { tokenring_pass main; }
         location /rewritten { rewrite ^ /v1/models break;
             tokenring_pass main; }`,
     engine: { channel_ring: '64k' },
@@ -32,6 +46,7 @@ before(async () => {
 after(async () => {
   const complaints = stack.complaints();
   await stack.stop();
+  elsewhere.close();
   assert.deepEqual(complaints, []);
 });
 
@@ -300,3 +315,42 @@ test('a rewritten URI goes where it was rewritten to', async () => {
   assert.equal(r.status, 200, r.text);
   assert.equal(r.json().data[0].id, 'pocket');
 });
+
+// A POST whose body comes later than its head.
+function late(place, body) {
+  return new Promise((resolve, reject) => {
+    const req = http.request(`${stack.url}/${place}/v1/chat/completions`, {
+      method: 'POST', agent: false,
+      headers: { 'Content-Type': 'application/json',
+        'Content-Length': Buffer.byteLength(body) },
+    }, (res) => {
+      let text = '';
+      res.on('data', (part) => { text += part; });
+      res.on('end', () => resolve({ status: res.statusCode, text }));
+    });
+    req.on('error', reject);
+    req.flushHeaders();
+    req.once('socket', async (socket) => {
+      socket.once('connect', async () => {
+        await taken(socket);
+        req.end(body);
+      });
+    });
+  });
+}
+
+test('a request that failed elsewhere comes here with its body', async () => {
+  const r = await late('kept', JSON.stringify(chat('Hello!')));
+  assert.equal(r.status, 200, r.text);
+  assert.ok(JSON.parse(r.text).choices[0].message.content.length > 0);
+});
+
+test('a request whose body stayed elsewhere is nobody else\'s trouble',
+  async () => {
+    const neighbour = stream(url, endless(0, 400));
+    await neighbour.when(() => neighbour.text().length > 0);
+    const r = await late('sent', JSON.stringify(chat('Hello!')));
+    await neighbour.finished;
+    assert.ok(neighbour.done, neighbour.raw.slice(-300));
+    assert.equal(r.status, 500, r.text);
+  });
