@@ -38,6 +38,7 @@ static void ngx_http_tokenring_body_fail(ngx_http_tokenring_ctx_t *ctx,
     ngx_int_t rc);
 static tr_status_t ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t *last);
+static void ngx_http_tokenring_body_wait(ngx_http_tokenring_peer_t *peer);
 static void ngx_http_tokenring_body_used(ngx_http_tokenring_ctx_t *ctx,
     size_t n);
 
@@ -542,12 +543,28 @@ ngx_http_tokenring_body_feed(ngx_http_tokenring_peer_t *peer)
         ngx_http_run_posted_requests(c);
     }
 
-    if (!ngx_queue_empty(&peer->starving) && !peer->broken
-        && tr_ring_wait_space(&peer->requests,
-                         tr_ring_max_payload(peer->map.request_capacity))
-           == TR_OK)
-    {
+    if (!ngx_queue_empty(&peer->starving) && !peer->broken) {
+        ngx_http_tokenring_body_wait(peer);
+    }
+}
+
+
+/* for the engine to ring, unless there is space by now */
+
+static void
+ngx_http_tokenring_body_wait(ngx_http_tokenring_peer_t *peer)
+{
+    tr_status_t  rc;
+
+    rc = tr_ring_wait_space(&peer->requests,
+                            tr_ring_max_payload(peer->map.request_capacity));
+
+    if (rc == TR_OK) {
         ngx_post_event(peer->doorbell->read, &ngx_posted_next_events);
+
+    } else if (rc != TR_AGAIN) {
+        ngx_http_tokenring_break(peer, "its request ring's index is "
+                                 "impossible");
     }
 }
 
@@ -621,16 +638,7 @@ ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
             ngx_del_timer(rev);
         }
 
-        put = tr_ring_wait_space(&peer->requests,
-                             tr_ring_max_payload(peer->map.request_capacity));
-
-        if (put == TR_OK) {
-            ngx_post_event(peer->doorbell->read, &ngx_posted_events);
-
-        } else if (put != TR_AGAIN) {
-            ngx_http_tokenring_break(peer, "its request ring's index is "
-                                     "impossible");
-        }
+        ngx_http_tokenring_body_wait(peer);
     }
 
     return rc;

@@ -59,6 +59,7 @@ typedef struct {
     int sock; /* -1: free */
     bool open;
     bool wrecked; /* its rings must stay as they are */
+    bool trap;    /* but for an index, when a body waits for space */
     tr_channel_map_t map;
     tr_ring_consumer_t requests;
     tr_ring_producer_t answers;
@@ -305,6 +306,8 @@ hostile(fake_channel_t *c, fake_request_t *r, const char *how)
     } else if (strcmp(how, "head") == 0) {
         atomic_store(&c->map.request->head, UINT64_MAX - 7);
         c->wrecked = true;
+    } else if (strcmp(how, "trap") == 0) {
+        c->wrecked = c->trap = true;
     } else if (strcmp(how, "dead") == 0) { /* harmless: nobody's ids */
         put(c, TR_RECORD_DELTA, TR_ID(4000, 9), &delta, sizeof(delta), "a", 1,
             NULL, 0);
@@ -540,7 +543,7 @@ channel_hello(fake_channel_t *c)
     c->to_engine = tr_doorbell_create();
     c->to_peer = tr_doorbell_create();
     c->open = true;
-    c->wrecked = false;
+    c->wrecked = c->trap = false;
     tr_ring_consumer_init(&c->requests, c->map.request, c->map.request_data,
                           c->map.request_capacity);
     tr_ring_producer_init(&c->answers, c->map.answer, c->map.answer_data,
@@ -558,6 +561,17 @@ channel_hello(fake_channel_t *c)
     close(memfd);
 }
 
+/* Somebody waits for space: there comes more than there can be. */
+static void
+spring(fake_channel_t *c)
+{
+    if (atomic_load(&c->map.request->producer_waiting) != 0) {
+        c->trap = false;
+        atomic_store(&c->map.request->head, UINT64_MAX - 7);
+        tr_doorbell_ring(c->to_peer);
+    }
+}
+
 /* Drains the requests and advances all; true: do not sleep long. */
 static bool
 channel_run(fake_channel_t *c, uint32_t *running)
@@ -569,6 +583,9 @@ channel_run(fake_channel_t *c, uint32_t *running)
     int rung;
 
     tr_doorbell_drain(c->to_engine);
+    if (c->trap) {
+        spring(c);
+    }
     if (c->wrecked) {
         return false;
     }

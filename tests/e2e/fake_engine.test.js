@@ -243,6 +243,18 @@ test('a hostile engine: an index of the request ring', async () => {
   assert.deepEqual(stack.workers(), workers);
 });
 
+test('a hostile engine: an index, while a body waits for space', async () => {
+  const workers = stack.workers();
+  const s = stream(url, { fake: 'hostile_trap', count: 1, ms: 10,
+    stream: true });
+  await s.start;
+  const r = await post(url, `{"fake":"length","x":"${'a'.repeat(1 << 20)}"}`);
+  assert.equal(r.status, 503, r.text);
+  await s.finished;
+  await works();
+  assert.deepEqual(stack.workers(), workers);
+});
+
 test('records of dead and unknown requests are dropped', async () => {
   await stack.healthy();
   const s = await stream(url, {
