@@ -16,7 +16,7 @@
 /* ---- pages and marks ---------------------------------------------------- */
 
 /* Clears the side's part of a new page. */
-TR_HD void
+TR_DEVICE void
 page_clear(const append_t *t, place_t p)
 {
     tokens_clear(t->w, p.page, p.layout, t->side, 0, p.layout->tokens,
@@ -26,7 +26,7 @@ page_clear(const append_t *t, place_t p)
 
 /* The place that a list gives to n tokens from `index` on; its page is new when
  * they are all that it holds. */
-TR_HD place_t
+TR_DEVICE place_t
 list_enter(const append_t *t, uint32_t list, uint32_t index, uint32_t n)
 {
     place_t p = list_place(t, list, index);
@@ -38,7 +38,7 @@ list_enter(const append_t *t, uint32_t list, uint32_t index, uint32_t n)
 }
 
 /* The value's warp keeps scores and positions. */
-TR_HD void
+TR_DEVICE void
 mark(const append_t *t, place_t p, float score, uint32_t position)
 {
     if (t->side == VALUE && t->w.lane == 0) {
@@ -49,7 +49,7 @@ mark(const append_t *t, place_t p, float score, uint32_t position)
 /* ---- the row's numbers -------------------------------------------------- */
 
 /* Dimension d of the row's key, rotated, or of its value. */
-TR_HD float
+TR_DEVICE float
 row_number(const append_t *t, uint32_t row, uint32_t d)
 {
     const tr_cuda_keys_t *in = &t->a->in;
@@ -76,7 +76,7 @@ row_number(const append_t *t, uint32_t row, uint32_t d)
     return add_rn(x, d < half ? -y : y);
 }
 
-TR_HD void
+TR_DEVICE void
 row_load(const append_t *t)
 {
     uint32_t dim = t->a->kv.head_dim, lanes = t->w.lanes;
@@ -102,7 +102,7 @@ row_load(const append_t *t)
 
 /* Smallest and largest key by channel of the rows from this one on that belong
  * to the same page, in order; the page's first begins them. */
-TR_HD void
+TR_DEVICE void
 digest_make(const append_t *t, place_t p, uint32_t end)
 {
     uint32_t dim = t->a->kv.head_dim, n = p.layout->tokens - p.at;
@@ -127,7 +127,7 @@ digest_make(const append_t *t, place_t p, uint32_t end)
 }
 
 /* `first`, `end`: the rows of the sequence. */
-TR_HD void
+TR_DEVICE void
 append_dense(const append_t *t, uint32_t first, uint32_t end)
 {
     const tr_kv_layout_t *l = &t->a->layout[0];
@@ -147,7 +147,7 @@ append_dense(const append_t *t, uint32_t first, uint32_t end)
 
 /* ---- moves -------------------------------------------------------------- */
 
-TR_HD void
+TR_DEVICE void
 victim_move(const append_t *t)
 {
     const tr_kv_move_t *m = t->move;
@@ -161,7 +161,7 @@ victim_move(const append_t *t)
     lanes_sync(t->w);
 }
 
-TR_HD void
+TR_DEVICE void
 window_leave(const append_t *t)
 {
     const tr_kv_move_t *m = t->move;
@@ -189,7 +189,7 @@ window_leave(const append_t *t)
     lanes_sync(t->w);
 }
 
-TR_HD void
+TR_DEVICE void
 window_enter(const append_t *t)
 {
     uint32_t window = t->seq->window, slot = t->pos % window;
@@ -209,7 +209,7 @@ window_enter(const append_t *t)
     mark(t, p, 0, t->pos);
 }
 
-TR_HD void
+TR_DEVICE void
 append_moves(const append_t *t)
 {
     const tr_kv_move_t *m = t->move;
@@ -222,7 +222,7 @@ append_moves(const append_t *t)
     }
 }
 
-TR_HD void
+TR_DEVICE void
 append_token(const append_t *t)
 {
     const tr_kv_move_t *m = t->move;
@@ -241,7 +241,7 @@ append_token(const append_t *t)
 /* ---- a warp's row and head ---------------------------------------------- */
 
 /* The last i with starts[i] <= x, in [0, n). */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 seq_of(const uint32_t *starts, uint32_t n, uint32_t x)
 {
     uint32_t lo = 0, hi = n;
@@ -260,7 +260,7 @@ seq_of(const uint32_t *starts, uint32_t n, uint32_t x)
 
 /* Where a row's head is; false: nothing is to be done.  What this reads, and
  * fast_target after it, is older than the launch before this one. */
-TR_HD bool
+TR_DEVICE bool
 append_open(append_t *t, const append_args_t *a, uint32_t layer)
 {
     const tr_rows_t *rows = &a->rows;
@@ -295,7 +295,7 @@ append_open(append_t *t, const append_args_t *a, uint32_t layer)
 
 /* A token of a compressed sequence, the only row of it: false when it is not
  * allowed. */
-TR_HD bool
+TR_DEVICE bool
 append_compressed(const append_t *t)
 {
     append_part_t part = t->a->part;
@@ -316,7 +316,7 @@ append_compressed(const append_t *t)
 }
 
 /* All that can come, and what is refused. */
-TR_HD void
+TR_DEVICE void
 append_any(const append_t *t)
 {
     const append_args_t *a = t->a;
@@ -333,11 +333,7 @@ append_any(const append_t *t)
         }
     }
     if (!valid && t->side == KEY && t->w.lane == 0 && a->refused != NULL) {
-#ifdef __CUDA_ARCH__
         atomicAdd(a->refused, 1);
-#else
-        ++*a->refused;
-#endif
     }
 }
 

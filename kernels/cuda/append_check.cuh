@@ -50,14 +50,14 @@ typedef struct {
 /* ---- places ------------------------------------------------------------- */
 
 /* Entry i of a part of the row, in which it must be, and have a page. */
-TR_HD bool
+TR_DEVICE bool
 entry_has(const append_t *t, uint32_t at, int32_t step, uint32_t len,
           uint32_t i)
 {
     return i < len && t->table[(int64_t) at + (int64_t) i * step] >= 0;
 }
 
-TR_HD bool
+TR_DEVICE bool
 list_has(const append_t *t, uint32_t list, uint32_t index)
 {
     const tr_kv_view_t *kv = &t->a->kv;
@@ -67,7 +67,7 @@ list_has(const append_t *t, uint32_t list, uint32_t index)
                      index / t->a->layout[t->seq->list_layout[list]].tokens);
 }
 
-TR_HD bool
+TR_DEVICE bool
 window_has(const append_t *t, uint32_t slot)
 {
     const tr_kv_view_t *kv = &t->a->kv;
@@ -76,7 +76,7 @@ window_has(const append_t *t, uint32_t slot)
                      slot / t->a->layout[t->seq->window_layout].tokens);
 }
 
-TR_HD place_t
+TR_DEVICE place_t
 list_place(const append_t *t, uint32_t list, uint32_t index)
 {
     const tr_kv_view_t *kv = &t->a->kv;
@@ -87,7 +87,7 @@ list_place(const append_t *t, uint32_t list, uint32_t index)
     return p;
 }
 
-TR_HD place_t
+TR_DEVICE place_t
 window_place(const append_t *t, uint32_t slot)
 {
     const tr_kv_view_t *kv = &t->a->kv;
@@ -102,7 +102,7 @@ window_place(const append_t *t, uint32_t slot)
 
 /* Are the layouts of a sequence that has lists such that tokens can go
  * there? */
-TR_HD bool
+TR_DEVICE bool
 seq_valid(const tr_kv_layout_t *layout, uint32_t n_layouts,
           const tr_kv_seq_t *seq)
 {
@@ -123,7 +123,7 @@ seq_valid(const tr_kv_layout_t *layout, uint32_t n_layouts,
 }
 
 /* May n tokens of layout `from` (NULL: new) go to list `to`, from `index`? */
-TR_HD bool
+TR_DEVICE bool
 target_valid(const append_t *t, const tr_kv_layout_t *from, int to,
              uint32_t index, uint32_t n)
 {
@@ -152,7 +152,7 @@ target_valid(const append_t *t, const tr_kv_layout_t *from, int to,
     return true;
 }
 
-TR_HD bool
+TR_DEVICE bool
 victim_valid(const append_t *t)
 {
     const tr_kv_move_t *m = t->move;
@@ -171,7 +171,7 @@ victim_valid(const append_t *t)
 }
 
 /* Is there a place for the token itself? */
-TR_HD bool
+TR_DEVICE bool
 token_valid(const append_t *t)
 {
     const tr_kv_move_t *m = t->move;
@@ -181,7 +181,7 @@ token_valid(const append_t *t)
                : window_has(t, t->pos % t->seq->window);
 }
 
-TR_HD bool
+TR_DEVICE bool
 move_valid(const append_t *t)
 {
     const tr_kv_move_t *m = t->move;

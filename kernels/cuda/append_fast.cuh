@@ -17,7 +17,7 @@
 #include "token_fast.cuh"
 
 /* Where the row's token goes. */
-TR_HD bool
+TR_DEVICE bool
 fast_target(const append_t *t, place_t *p)
 {
     const append_args_t *a = t->a;
@@ -62,7 +62,7 @@ fast_target(const append_t *t, place_t *p)
 }
 
 /* Four neighbours of 16 bits from `at` on, with their bias of the head. */
-TR_HD void
+TR_DEVICE void
 four_load(const append_t *t, const void *src, const float *bias, uint32_t at,
           float *x)
 {
@@ -80,7 +80,7 @@ four_load(const append_t *t, const void *src, const float *bias, uint32_t at,
 }
 
 /* The lane's numbers of a key, rotated as row_number does. */
-TR_HD void
+TR_DEVICE void
 fast_key_load(const append_t *t, float *x)
 {
     const tr_cuda_keys_t *in = &t->a->in;
@@ -102,7 +102,7 @@ fast_key_load(const append_t *t, float *x)
 }
 
 /* Of a value: those of its half words. */
-TR_HD void
+TR_DEVICE void
 fast_value_load(const append_t *t, float *x)
 {
     const tr_cuda_keys_t *in = &t->a->in;
@@ -120,7 +120,7 @@ fast_value_load(const append_t *t, float *x)
 }
 
 /* The row's token to the place that fast_target found. */
-TR_HD void
+TR_DEVICE void
 fast_token(const append_t *t, place_t p)
 {
     const append_args_t *a = t->a;

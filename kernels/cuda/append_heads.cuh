@@ -16,14 +16,14 @@
 #define HEADS_AT_ONCE 4u /* queries of a row that a warp rotates */
 
 /* x + bias as 16 bits have it, which is what tr_cuda_qkv leaves. */
-TR_HD float
+TR_DEVICE float
 biased(float x, float bias, tr_dtype_t type)
 {
     return pair_open(pair_close(x + bias, 0, type), type).x;
 }
 
 /* Four neighbours of 16 bits. */
-TR_HD void
+TR_DEVICE void
 four_open(uint2 u, tr_dtype_t type, float *x)
 {
     float2 a = pair_open(u.x, type), b = pair_open(u.y, type);
@@ -31,7 +31,7 @@ four_open(uint2 u, tr_dtype_t type, float *x)
     x[0] = a.x, x[1] = a.y, x[2] = b.x, x[3] = b.y;
 }
 
-TR_HD void
+TR_DEVICE void
 four_add(float *x, const float *bias)
 {
     float4 b = *(const float4 *) bias;
@@ -40,7 +40,7 @@ four_add(float *x, const float *bias)
 }
 
 /* Where queries and biases of a product's rows are. */
-TR_HD append_heads_t
+TR_DEVICE append_heads_t
 heads_of(const tr_cuda_qkv_t *h)
 {
     const float *bias = h->bias;
@@ -57,7 +57,7 @@ heads_of(const tr_cuda_qkv_t *h)
 }
 
 /* Query heads first .. of a row, a lane four neighbours of each. */
-TR_HD void
+TR_DEVICE void
 heads_rotate(const append_args_t *a, warp_t w, uint32_t row, uint32_t first)
 {
     const append_heads_t *h = &a->heads;

@@ -47,7 +47,7 @@ typedef struct {
 } moves_place_t;
 
 /* Head h: its layer, row and list; false: nothing moves. */
-TR_HD bool
+TR_DEVICE bool
 moves_open(append_t *t, const append_args_t *a, uint32_t h)
 {
     uint32_t lists = a->kv.lists, rows = a->rows.n_rows;
@@ -58,7 +58,7 @@ moves_open(append_t *t, const append_args_t *a, uint32_t h)
 }
 
 /* Is the move one of those, as far as is known without its places? */
-TR_HD bool
+TR_DEVICE bool
 moves_common(const append_t *t)
 {
     const append_args_t *a = t->a;
@@ -74,7 +74,7 @@ moves_common(const append_t *t)
 }
 
 /* The page of the new token's slot; negative: it has none. */
-TR_HD int32_t
+TR_DEVICE int32_t
 moves_new(const append_t *t)
 {
     const tr_kv_view_t *kv = &t->a->kv;
@@ -88,7 +88,7 @@ moves_new(const append_t *t)
 }
 
 /* Place `which` of the move. */
-TR_HD moves_place_t
+TR_DEVICE moves_place_t
 moves_place(const append_t *t, uint32_t which)
 {
     const append_args_t *a = t->a;
@@ -140,7 +140,7 @@ moves_place(const append_t *t, uint32_t which)
 /* ---- metadata, scores, positions ---------------------------------------- */
 
 /* The metadata of one side, in fewer bits. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 moves_meta(uint32_t meta, uint32_t bits, const tr_kv_layout_t *to, side_t s)
 {
     uint16_t old[2] = { (uint16_t) meta, (uint16_t) (meta >> 16) }, now[2];
@@ -154,7 +154,7 @@ moves_meta(uint32_t meta, uint32_t bits, const tr_kv_layout_t *to, side_t s)
 }
 
 /* What of a move the lane of its place says to the warp. */
-TR_HD void
+TR_DEVICE void
 moves_say(const moves_place_t *f, side_t s, bool gives, code_move_t *room)
 {
     uint32_t bits = side_bits(f->at.layout, s), i = s == KEY ? 0 : 1;
@@ -174,7 +174,7 @@ moves_say(const moves_place_t *f, side_t s, bool gives, code_move_t *room)
 
 /* Hands all but codes from the even lane of a pair to the odd one, for those
  * that `go`.  All lanes come. */
-TR_HD void
+TR_DEVICE void
 moves_hand(warp_t w, const moves_place_t *f, uint32_t which, bool go)
 {
     const place_t p = f->at;
@@ -203,7 +203,7 @@ moves_hand(warp_t w, const moves_place_t *f, uint32_t which, bool go)
 /* ---- codes -------------------------------------------------------------- */
 
 /* Asks for the codes of a move. */
-TR_HD void
+TR_DEVICE void
 moves_take(warp_t w, const code_move_t *m, uint32_t *x)
 {
     if (m->there) {
@@ -215,7 +215,7 @@ moves_take(warp_t w, const code_move_t *m, uint32_t *x)
 }
 
 /* What is where a value of 2 bits goes. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 moves_was(warp_t w, const code_move_t *m)
 {
     return m->there && m->less[1] == 2
@@ -223,7 +223,7 @@ moves_was(warp_t w, const code_move_t *m)
                : 0;
 }
 
-TR_HD void
+TR_DEVICE void
 moves_give(warp_t w, const code_move_t *m, const uint32_t *x, uint32_t was)
 {
 #pragma unroll
@@ -244,7 +244,7 @@ moves_give(warp_t w, const code_move_t *m, const uint32_t *x, uint32_t was)
 }
 
 /* The codes of MOVES_AHEAD heads; loads first. */
-TR_HD void
+TR_DEVICE void
 moves_codes(warp_t w, const code_move_t *victim, const code_move_t *leaves)
 {
     uint32_t x[MOVES_AHEAD][2], y[MOVES_AHEAD][2], was[MOVES_AHEAD];
@@ -274,7 +274,7 @@ moves_codes(warp_t w, const code_move_t *victim, const code_move_t *leaves)
 
 /* The moves of heads [first, end), MOVES_HEADS at most, but those that are not
  * as common: these as bits.  w.lanes is 32. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 moves_fast(const append_args_t *a, warp_t w, moves_room_t *room, uint32_t first,
            uint32_t end)
 {

@@ -33,7 +33,7 @@ typedef struct {
     float keep[HEADS];
 } attend_room_t;
 
-TR_HD void
+TR_DEVICE void
 sum_clear(block_t b, generic_sum_t *s, uint32_t dim)
 {
     for (uint32_t e = b.lane; e < HEADS * dim; e += b.lanes) {
@@ -46,14 +46,14 @@ sum_clear(block_t b, generic_sum_t *s, uint32_t dim)
 }
 
 /* e^(x - max), 0 when nothing was there yet. */
-TR_HD float
+TR_DEVICE float
 share_of(float x, float max)
 {
     return x == -INFINITY ? 0 : expf(x - max);
 }
 
 /* What of the old sum and of the new one goes into their sum. */
-TR_HD float
+TR_DEVICE float
 merge_shares(float max, float with, float *share)
 {
     float m = with > max || with != with ? with : max;
@@ -63,14 +63,14 @@ merge_shares(float max, float with, float *share)
     return m;
 }
 
-TR_HD float
+TR_DEVICE float
 merge(float x, float y, const float *share)
 {
     return add_rn(mul_rn(x, share[0]), mul_rn(y, share[1]));
 }
 
 /* all = all and part together, in that order. */
-TR_HD void
+TR_DEVICE void
 sum_merge(block_t b, attend_room_t *room, uint32_t heads, uint32_t dim)
 {
     generic_sum_t *all = &room->all;
@@ -95,7 +95,7 @@ sum_merge(block_t b, attend_room_t *room, uint32_t heads, uint32_t dim)
 }
 
 /* Softmax of a tile's logits, room->weight; what is kept of the sum so far. */
-TR_HD void
+TR_DEVICE void
 tile_weigh(attend_room_t *room, uint32_t h)
 {
     float *w = room->weight[h], max = room->part.max[h], sum = 0;
@@ -112,7 +112,7 @@ tile_weigh(attend_room_t *room, uint32_t h)
     room->part.sum[h] = room->part.sum[h] * room->keep[h] + sum;
 }
 
-TR_HD void
+TR_DEVICE void
 tile_attend(block_t b, const generic_head_t *head, const generic_tile_t *t,
             attend_room_t *room, uint32_t heads)
 {
@@ -149,7 +149,7 @@ tile_attend(block_t b, const generic_head_t *head, const generic_tile_t *t,
 }
 
 /* The whole of a row is in room->all. */
-TR_HD void
+TR_DEVICE void
 row_finish(block_t b, const generic_args_t *a, const generic_sum_t *all,
            uint32_t row, uint32_t first, uint32_t heads)
 {
@@ -168,7 +168,7 @@ row_finish(block_t b, const generic_args_t *a, const generic_sum_t *all,
 }
 
 /* The query heads that piece i of a list has: first, how many. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 heads_of(const generic_args_t *a, uint32_t list, uint32_t i, uint32_t *first)
 {
     uint32_t left = a->group - i * HEADS;
@@ -178,7 +178,7 @@ heads_of(const generic_args_t *a, uint32_t list, uint32_t i, uint32_t *first)
 }
 
 /* A row, a list's piece of heads, and of a row that is alone a part. */
-TR_HD void
+TR_DEVICE void
 generic_attend(const generic_args_t *a, block_t b, attend_room_t *room,
                uint32_t row, uint32_t list, uint32_t piece, uint32_t part)
 {
@@ -235,7 +235,7 @@ generic_attend(const generic_args_t *a, block_t b, attend_room_t *room,
 }
 
 /* The parts of the row of sequence s, when it is alone. */
-TR_HD void
+TR_DEVICE void
 generic_merge(const generic_args_t *a, block_t b, attend_room_t *room,
               uint32_t s, uint32_t list, uint32_t piece)
 {

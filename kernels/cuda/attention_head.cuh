@@ -66,7 +66,7 @@ part_size(uint32_t tiles)
 
 /* ---- rows and types ----------------------------------------------------- */
 
-TR_HD float
+TR_DEVICE float
 query_load(const generic_args_t *a, uint32_t row, uint32_t head, uint32_t d)
 {
     return number_load(a->queries.q,
@@ -75,7 +75,7 @@ query_load(const generic_args_t *a, uint32_t row, uint32_t head, uint32_t d)
                        a->queries.q_type);
 }
 
-TR_HD void
+TR_DEVICE void
 out_store(const generic_args_t *a, uint32_t row, uint32_t head, uint32_t d,
           float x)
 {
@@ -94,7 +94,7 @@ out_store(const generic_args_t *a, uint32_t row, uint32_t head, uint32_t d,
 }
 
 /* Sequence s is attended: it has a slot, and rows where kernels.h has them. */
-TR_HD bool
+TR_DEVICE bool
 head_open(generic_head_t *h, const generic_args_t *a, uint32_t s,
           uint32_t list)
 {
@@ -119,7 +119,7 @@ head_open(generic_head_t *h, const generic_args_t *a, uint32_t s,
 }
 
 /* Does this step of Quest read some dense pages only? */
-TR_HD bool
+TR_DEVICE bool
 quest_chooses(const generic_head_t *h)
 {
     const tr_kv_seq_t *q = h->seq;
@@ -132,7 +132,7 @@ quest_chooses(const generic_head_t *h)
 }
 
 /* The query is that of `row`. */
-TR_HD void
+TR_DEVICE void
 head_query(generic_head_t *h, uint32_t s, uint32_t list, uint32_t row)
 {
     const generic_args_t *a = h->a;
@@ -151,7 +151,7 @@ head_query(generic_head_t *h, uint32_t s, uint32_t list, uint32_t row)
 /* ---- tiles -------------------------------------------------------------- */
 
 /* Slots of a run, and its layout; 0 when there is none. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 run_slots(const generic_head_t *h, uint32_t run, const tr_kv_layout_t **l)
 {
     const tr_kv_seq_t *q = h->seq;
@@ -170,14 +170,14 @@ run_slots(const generic_head_t *h, uint32_t run, const tr_kv_layout_t **l)
     return run < q->n_lists ? h->count[run] : 0;
 }
 
-TR_HD uint32_t
+TR_DEVICE uint32_t
 layout_tiles(const tr_kv_layout_t *l, uint32_t tokens)
 {
     return tokens / l->tokens * ((l->tokens + TILE_TOKENS - 1) / TILE_TOKENS)
            + (tokens % l->tokens + TILE_TOKENS - 1) / TILE_TOKENS;
 }
 
-TR_HD uint32_t
+TR_DEVICE uint32_t
 head_tiles(const generic_head_t *h)
 {
     uint32_t n = 0;
@@ -192,7 +192,7 @@ head_tiles(const generic_head_t *h)
 }
 
 /* Page `i` of a run. */
-TR_HD int32_t
+TR_DEVICE int32_t
 run_page(const generic_head_t *h, uint32_t run, uint32_t i)
 {
     const tr_kv_view_t *kv = &h->a->kv;
@@ -203,7 +203,7 @@ run_page(const generic_head_t *h, uint32_t run, uint32_t i)
 }
 
 /* Tile i of a head: false when there are fewer. */
-TR_HD bool
+TR_DEVICE bool
 head_tile(const generic_head_t *h, uint32_t i, generic_tile_t *t)
 {
     const tr_kv_seq_t *q = h->seq;
@@ -245,7 +245,7 @@ head_tile(const generic_head_t *h, uint32_t i, generic_tile_t *t)
 
 /* x[token][d]: one side of a tile, 0 where no token is; rows are dim + 1
  * apart, so that 16 of them fall on different banks. */
-TR_HD void
+TR_DEVICE void
 tile_load(block_t b, const generic_tile_t *t, side_t side, float *x)
 {
     uint32_t dim = t->at.layout->head_dim;

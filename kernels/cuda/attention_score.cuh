@@ -15,7 +15,7 @@ typedef struct {
 } score_room_t;
 
 /* Logit less logarithm of the sum, the largest of the group. */
-TR_HD float
+TR_DEVICE float
 group_best(const generic_args_t *a, const float *key, uint32_t row,
            uint32_t list)
 {
@@ -36,7 +36,7 @@ group_best(const generic_args_t *a, const float *key, uint32_t row,
 }
 
 /* Position of token k of a tile. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 tile_position(const generic_head_t *h, const generic_tile_t *t, uint32_t k)
 {
     place_t p = t->at;
@@ -47,7 +47,7 @@ tile_position(const generic_head_t *h, const generic_tile_t *t, uint32_t k)
 }
 
 /* Adds queries [row, row + n), whose probabilities are in the room. */
-TR_HD void
+TR_DEVICE void
 token_add(const generic_head_t *h, const generic_tile_t *t,
           const score_room_t *room, uint32_t k, uint32_t row, uint32_t n)
 {
@@ -74,7 +74,7 @@ token_add(const generic_head_t *h, const generic_tile_t *t,
 }
 
 /* Tile i of a list of sequence s; false: there are fewer. */
-TR_HD bool
+TR_DEVICE bool
 generic_score(const generic_args_t *a, block_t b, score_room_t *room,
               uint32_t s, uint32_t list, uint32_t i)
 {
@@ -131,7 +131,7 @@ typedef struct {
     least_t of[LANES_MAX];
 } victim_room_t;
 
-TR_HD void
+TR_DEVICE void
 least_take(least_t *best, least_t x)
 {
     if (x.significance < best->significance
@@ -141,7 +141,7 @@ least_take(least_t *best, least_t x)
     }
 }
 
-TR_HD void
+TR_DEVICE void
 generic_victims(const generic_args_t *a, block_t b, victim_room_t *room,
                 uint32_t s, uint32_t list)
 {
@@ -196,7 +196,7 @@ typedef struct {
 } choose_room_t;
 
 /* A float as an integer of the same order; NaN is largest. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 order_of(float x)
 {
     uint32_t u;
@@ -210,7 +210,7 @@ order_of(float x)
 
 /* An upper bound of the logits in a page; in the order of the CPU's plain C,
  * so that both choose the same pages. */
-TR_HD float
+TR_DEVICE float
 page_bound(const generic_args_t *a, uint32_t row, uint32_t list,
            const uint16_t *digest)
 {
@@ -232,7 +232,7 @@ page_bound(const generic_args_t *a, uint32_t row, uint32_t list,
 }
 
 /* How many of x[0, n) are at least `limit`. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 count_from(block_t b, choose_room_t *room, const uint32_t *x, uint32_t n,
            uint32_t limit)
 {
@@ -252,7 +252,7 @@ count_from(block_t b, choose_room_t *room, const uint32_t *x, uint32_t n,
 }
 
 /* The pages that promise most, in order, the last always among them. */
-TR_HD void
+TR_DEVICE void
 generic_choose(const generic_args_t *a, block_t b, choose_room_t *room,
                uint32_t s, uint32_t list)
 {

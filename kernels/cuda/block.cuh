@@ -2,9 +2,8 @@
  * block.cuh: what the threads of a block agree on, and rows of numbers in steps
  * of eight or four.
  *
- * Like lanes.cuh, for code that the host runs, too: tr_emulate_room() then has
- * room for 64 bits a lane.  `meet` is shared memory of a block, which may be
- * used again as soon as a function has returned.
+ * `meet` is shared memory of a block, which may be used again as soon as a
+ * function has returned.
  */
 #ifndef TR_CUDA_BLOCK_CUH
 #define TR_CUDA_BLOCK_CUH
@@ -14,30 +13,13 @@
 #include "lanes.cuh"
 
 #define MEET 32u /* warps of a block, at most */
-
-#ifdef __CUDA_ARCH__
 #define TR_EVERY_LANE 0xffffffffu
-#else
-/* All lanes' x, in the emulator's room, until the next meeting. */
-static inline uint64_t *
-block_tell(block_t b, uint64_t x)
-{
-    uint64_t *room = (uint64_t *) tr_emulate_room();
-
-    room[b.lane] = x;
-    tr_emulate_sync();
-    return room;
-}
-#endif
 
 /* The sum of x, in an order that depends on the number of lanes alone. */
-TR_HD float
+TR_DEVICE float
 block_sum(block_t b, float x, uint64_t *meet)
 {
-    float sum = 0;
-
-#ifdef __CUDA_ARCH__
-    float *room = (float *) meet;
+    float *room = (float *) meet, sum = 0;
 
     for (int d = 16; d > 0; d /= 2) {
         x += __shfl_xor_sync(TR_EVERY_LANE, x, d);
@@ -50,22 +32,12 @@ block_sum(block_t b, float x, uint64_t *meet)
         sum += room[i];
     }
     __syncthreads();
-#else
-    uint64_t *room = block_tell(b, tr_float_bits(x));
-
-    (void) meet;
-    for (uint32_t i = 0; i < b.lanes; i++) {
-        sum += tr_float_from_bits((uint32_t) room[i]);
-    }
-    tr_emulate_sync();
-#endif
     return sum;
 }
 
-TR_HD uint64_t
+TR_DEVICE uint64_t
 block_max(block_t b, uint64_t x, uint64_t *meet)
 {
-#ifdef __CUDA_ARCH__
     for (int d = 16; d > 0; d /= 2) {
         uint64_t y = __shfl_xor_sync(TR_EVERY_LANE, x, d);
 
@@ -79,25 +51,15 @@ block_max(block_t b, uint64_t x, uint64_t *meet)
         x = meet[i] > x ? meet[i] : x;
     }
     __syncthreads();
-#else
-    uint64_t *room = block_tell(b, x);
-
-    (void) meet;
-    for (uint32_t i = 0; i < b.lanes; i++) {
-        x = room[i] > x ? room[i] : x;
-    }
-    tr_emulate_sync();
-#endif
     return x;
 }
 
 /* The sum of all lower lanes' x; of all in *total. */
-TR_HD uint64_t
+TR_DEVICE uint64_t
 block_scan(block_t b, uint64_t x, uint64_t *meet, uint64_t *total)
 {
     uint64_t below = 0, all = 0;
 
-#ifdef __CUDA_ARCH__
     uint32_t lane = b.lane % 32, warp = b.lane / 32;
     uint64_t sum = x;
 
@@ -116,38 +78,22 @@ block_scan(block_t b, uint64_t x, uint64_t *meet, uint64_t *total)
     }
     __syncthreads();
     below += sum - x;
-#else
-    uint64_t *room = block_tell(b, x);
-
-    (void) meet;
-    for (uint32_t i = 0; i < b.lanes; i++) {
-        below += i < b.lane ? room[i] : 0;
-        all += room[i];
-    }
-    tr_emulate_sync();
-#endif
     *total = all;
     return below;
 }
 
 /* What *p was before x was added. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 lane_add(uint32_t *p, uint32_t x)
 {
-#ifdef __CUDA_ARCH__
     return atomicAdd(p, x);
-#else
-    *p += x;
-    return *p - x;
-#endif
 }
 
 /* To shared memory, which adds 32 bits at a time; whole once all lanes have
  * met. */
-TR_HD void
+TR_DEVICE void
 lane_add_long(uint64_t *p, uint64_t x)
 {
-#ifdef __CUDA_ARCH__
     uint32_t *half = (uint32_t *) p, low = (uint32_t) x;
     uint32_t high = (uint32_t) (x >> 32);
 
@@ -155,37 +101,25 @@ lane_add_long(uint64_t *p, uint64_t x)
     if (high != 0) {
         atomicAdd(&half[1], high);
     }
-#else
-    *p += x;
-#endif
 }
 
 /* *to += x of each lane; all lanes come, nobody waits.  The order has no
  * influence on whole numbers. */
-TR_HD void
+TR_DEVICE void
 block_gather(block_t b, uint64_t *to, uint64_t x)
 {
-#ifdef __CUDA_ARCH__
     for (int d = 16; d > 0; d /= 2) {
         x += __shfl_xor_sync(TR_EVERY_LANE, x, d);
     }
     if (b.lane % 32 == 0 && x != 0) {
         lane_add_long(to, x);
     }
-#else
-    (void) b;
-    *to += x;
-#endif
 }
 
-TR_HD void
+TR_DEVICE void
 lane_or(uint32_t *p, uint32_t x)
 {
-#ifdef __CUDA_ARCH__
     atomicOr(p, x);
-#else
-    *p |= x;
-#endif
 }
 
 /* ---- eight numbers ------------------------------------------------------ */
@@ -195,19 +129,19 @@ typedef struct {
 } eight_t;
 
 /* Is an address (NULL is), are n elements of a size, a multiple of 16 bytes? */
-TR_HD bool
+TR_DEVICE bool
 is_wide(const void *p)
 {
     return ((uintptr_t) p & 15) == 0;
 }
 
-TR_HD bool
+TR_DEVICE bool
 is_wide(size_t n, size_t size)
 {
     return n * size % 16 == 0;
 }
 
-TR_HD float2
+TR_DEVICE float2
 pair_open(uint32_t u, tr_dtype_t type)
 {
     float2 f;
@@ -222,10 +156,9 @@ pair_open(uint32_t u, tr_dtype_t type)
     return f;
 }
 
-TR_HD uint32_t
+TR_DEVICE uint32_t
 pair_close(float x, float y, tr_dtype_t type)
 {
-#ifdef __CUDA_ARCH__
     uint32_t u;
 
     if (type == TR_BF16) {
@@ -238,18 +171,11 @@ pair_close(float x, float y, tr_dtype_t type)
         memcpy(&u, &p, 4);
     }
     return u;
-#else
-    uint16_t p[2];
-
-    tr_float_store(p, 0, type, x);
-    tr_float_store(p, 1, type, y);
-    return p[0] | (uint32_t) p[1] << 16;
-#endif
 }
 
 /* Elements [at, at + n) of p, n up to 8, then zeros.  wide: at and p are
  * multiples of 16 bytes. */
-TR_HD eight_t
+TR_DEVICE eight_t
 eight_load(const void *p, size_t at, uint32_t n, tr_dtype_t type, bool wide)
 {
     eight_t e;
@@ -279,7 +205,7 @@ eight_load(const void *p, size_t at, uint32_t n, tr_dtype_t type, bool wide)
     return e;
 }
 
-TR_HD void
+TR_DEVICE void
 eight_store(void *p, size_t at, uint32_t n, tr_dtype_t type, bool wide,
             const eight_t *e)
 {
@@ -307,7 +233,7 @@ eight_store(void *p, size_t at, uint32_t n, tr_dtype_t type, bool wide,
 }
 
 /* How many of the eight from `at` on are there. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 eight_count(uint32_t n, uint32_t at)
 {
     return at >= n ? 0 : n - at < 8 ? n - at : 8;

@@ -54,18 +54,14 @@ typedef struct {
     uint32_t *order;
 } compress_t;
 
-TR_HD void
+TR_DEVICE void
 flag_raise(uint32_t *flag)
 {
-#ifdef __CUDA_ARCH__
     atomicOr(flag, 1u);
-#else
-    *flag |= 1;
-#endif
 }
 
 /* False when the job is not allowed, before any token is looked at. */
-TR_HD bool
+TR_DEVICE bool
 compress_open(compress_t *c, const compress_args_t *a, uint32_t j, uint32_t h)
 {
     const tr_kv_view_t *kv = &a->kv;
@@ -108,7 +104,7 @@ compress_open(compress_t *c, const compress_args_t *a, uint32_t j, uint32_t h)
 /* ---- sources ------------------------------------------------------------ */
 
 /* Place of source i, its position, and the score that goes along. */
-TR_HD place_t
+TR_DEVICE place_t
 source_place(const compress_t *c, uint32_t i, uint32_t *position, float *score)
 {
     const tr_kv_view_t *kv = &c->a->kv;
@@ -149,7 +145,7 @@ source_place(const compress_t *c, uint32_t i, uint32_t *position, float *score)
     return p;
 }
 
-TR_HD const tr_kv_layout_t *
+TR_DEVICE const tr_kv_layout_t *
 source_layout(const compress_t *c, uint32_t i)
 {
     uint32_t l = 0;

@@ -11,7 +11,7 @@
 
 /* Where source i goes, TR_KV_LISTS_MAX for the window; TARGETS: nowhere; more:
  * that is not allowed. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 source_target(const compress_t *c, uint32_t i)
 {
     const tr_kv_layout_t *l = source_layout(c, i);
@@ -42,7 +42,7 @@ source_target(const compress_t *c, uint32_t i)
 }
 
 /* Are there pages for tokens [first, end) of a part of `len` entries? */
-TR_HD bool
+TR_DEVICE bool
 part_has(block_t b, const int32_t *row, int32_t step, uint32_t len,
          uint32_t tokens, uint32_t first, uint32_t end)
 {
@@ -62,7 +62,7 @@ part_has(block_t b, const int32_t *row, int32_t step, uint32_t len,
     return ok;
 }
 
-TR_HD bool
+TR_DEVICE bool
 lists_have(block_t b, const compress_t *c, const int32_t *table,
            const tr_kv_seq_t *seq, const uint32_t *n)
 {
@@ -79,7 +79,7 @@ lists_have(block_t b, const compress_t *c, const int32_t *table,
 }
 
 /* Positions [window_from, base) of a ring. */
-TR_HD bool
+TR_DEVICE bool
 window_complete(block_t b, const compress_t *c, const int32_t *table,
                 const tr_kv_seq_t *seq)
 {
@@ -99,7 +99,7 @@ window_complete(block_t b, const compress_t *c, const int32_t *table,
 }
 
 /* Counts the lane's sources by target; false: one is not allowed. */
-TR_HD bool
+TR_DEVICE bool
 lane_count(const compress_t *c, uint32_t first, uint32_t end, uint32_t *count)
 {
     bool ok = true;
@@ -118,7 +118,7 @@ lane_count(const compress_t *c, uint32_t first, uint32_t end, uint32_t *count)
     return ok;
 }
 
-TR_HD bool
+TR_DEVICE bool
 targets_valid(block_t b, const compress_t *c, const index_room_t *room)
 {
     const tr_kv_seq_t *to = c->to;
@@ -137,7 +137,7 @@ targets_valid(block_t b, const compress_t *c, const index_room_t *room)
 }
 
 /* Head h of job j. */
-TR_HD void
+TR_DEVICE void
 compress_index(const compress_args_t *a, block_t b, index_room_t *room,
                uint32_t j, uint32_t h)
 {

@@ -10,20 +10,20 @@
 /* ---- moving ------------------------------------------------------------- */
 
 /* Tokens of a tile, and tiles of a page. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 tile_tokens(const tr_kv_layout_t *l)
 {
     return l->level.by_channel ? TR_KV_CHANNEL_TOKENS : 16;
 }
 
-TR_HD uint32_t
+TR_DEVICE uint32_t
 page_tiles(const tr_kv_layout_t *l)
 {
     return (l->tokens + tile_tokens(l) - 1) / tile_tokens(l);
 }
 
 /* Clears the part of tile i of a page; `last`: and all that follows. */
-TR_HD void
+TR_DEVICE void
 tile_clear(warp_t w, const compress_t *c, place_t p, side_t side, uint32_t i,
            bool last)
 {
@@ -38,7 +38,7 @@ tile_clear(warp_t w, const compress_t *c, place_t p, side_t side, uint32_t i,
 
 /* Moves room->token.from[0, n) to the places from `to` on; those without a page
  * are not there. */
-TR_HD void
+TR_DEVICE void
 tile_fill(warp_t w, place_t to, uint32_t n, side_t side, tile_room_t *room)
 {
     lanes_sync(w);
@@ -59,7 +59,7 @@ tile_fill(warp_t w, place_t to, uint32_t n, side_t side, tile_room_t *room)
 }
 
 /* Tile i of list l, whose sources are at c->order[first ..]. */
-TR_HD void
+TR_DEVICE void
 list_tile(const compress_t *c, warp_t w, tile_room_t *room, side_t side,
           uint32_t l, uint32_t i, uint32_t first)
 {
@@ -92,7 +92,7 @@ list_tile(const compress_t *c, warp_t w, tile_room_t *room, side_t side,
 }
 
 /* Does a page of the new ring hold tokens? */
-TR_HD bool
+TR_DEVICE bool
 ring_page_used(const tr_kv_seq_t *to, uint32_t tokens, uint32_t page)
 {
     uint32_t first = to->window_from % to->window;
@@ -106,7 +106,7 @@ ring_page_used(const tr_kv_seq_t *to, uint32_t tokens, uint32_t page)
 }
 
 /* Tile i of the ring. */
-TR_HD void
+TR_DEVICE void
 window_tile(const compress_t *c, warp_t w, tile_room_t *room, side_t side,
             uint32_t i)
 {
@@ -148,7 +148,7 @@ window_tile(const compress_t *c, warp_t w, tile_room_t *room, side_t side,
 }
 
 /* Tile i of a head, lists first; false: there are no more. */
-TR_HD bool
+TR_DEVICE bool
 head_tile_move(const compress_t *c, warp_t w, tile_room_t *room, side_t side,
                uint32_t i)
 {
@@ -181,7 +181,7 @@ head_tile_move(const compress_t *c, warp_t w, tile_room_t *room, side_t side,
 }
 
 /* Tiles i, i + step, .. of head h of job j. */
-TR_HD void
+TR_DEVICE void
 compress_tiles(const compress_args_t *a, warp_t w, tile_room_t *room,
                side_t side, uint32_t j, uint32_t h, uint32_t i, uint32_t step)
 {

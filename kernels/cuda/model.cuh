@@ -11,7 +11,7 @@
 #include "block.cuh"
 #include "model.h"
 
-TR_HD uint32_t
+TR_DEVICE uint32_t
 eights(uint32_t n)
 {
     return n / 8 + (n % 8 != 0);
@@ -19,7 +19,7 @@ eights(uint32_t n)
 
 /* ---- embedding: reads 2 bytes and writes 4 an element -------------------- */
 
-TR_HD bool
+TR_DEVICE bool
 embed_wide(const tr_cuda_embed_t *a)
 {
     return is_wide(a->table) && is_wide(a->out) && is_wide(a->hidden, 2)
@@ -28,7 +28,7 @@ embed_wide(const tr_cuda_embed_t *a)
 
 /* The token of row r, which history has when the row has not; `enter`: history
  * learns it. */
-TR_HD int32_t
+TR_DEVICE int32_t
 embed_token(const tr_cuda_embed_t *a, uint32_t r, bool enter)
 {
     int32_t token = a->token[r], slot = a->row_slot[r];
@@ -48,7 +48,7 @@ embed_token(const tr_cuda_embed_t *a, uint32_t r, bool enter)
 }
 
 /* Elements 8 i .. 8 i + 7 of row r. */
-TR_HD void
+TR_DEVICE void
 embed_eight(const tr_cuda_embed_t *a, tr_dtype_t type, bool wide, uint32_t r,
             uint32_t i)
 {
@@ -69,7 +69,7 @@ embed_eight(const tr_cuda_embed_t *a, tr_dtype_t type, bool wide, uint32_t r,
 
 /* Double precision: FP32 has other reductions of large angles on the device
  * than in the C library. */
-TR_HD void
+TR_DEVICE void
 rope_angle(const uint32_t *row_pos, const float *inv_freq, uint32_t half,
            float *angles, uint32_t r, uint32_t i)
 {
@@ -84,7 +84,7 @@ rope_angle(const uint32_t *row_pos, const float *inv_freq, uint32_t half,
 
 /* ---- norm: reads 4 + 2 bytes, writes 4 + 2 an element -------------------- */
 
-TR_HD bool
+TR_DEVICE bool
 norm_wide(const tr_cuda_norm_t *a)
 {
     return is_wide(a->hidden) && is_wide(a->ldh, 4) && is_wide(a->delta)
@@ -93,7 +93,7 @@ norm_wide(const tr_cuda_norm_t *a)
 }
 
 /* Elements of hidden with what delta and bias add; n of them. */
-TR_HD eight_t
+TR_DEVICE eight_t
 norm_load(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, size_t row,
           uint32_t i, uint32_t n)
 {
@@ -115,7 +115,7 @@ norm_load(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, size_t row,
     return h;
 }
 
-TR_HD void
+TR_DEVICE void
 norm_store(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, uint32_t r,
            uint32_t i, uint32_t n, const eight_t *weight, float scale,
            eight_t *h)
@@ -130,7 +130,7 @@ norm_store(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, uint32_t r,
  * of up to 8 x lanes are read once; the rest comes from the L1 cache again.
  * `weight`: of the first eight, which do not depend on the kernel before.
  * `once`: there is no rest, which saves a block half of its registers. */
-TR_HD void
+TR_DEVICE void
 norm_row(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, bool once,
          block_t b, uint64_t *meet, const eight_t *weight, uint32_t r)
 {
@@ -175,7 +175,7 @@ norm_row(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, bool once,
 
 /* ---- queries, keys, values: reads and writes 2 bytes an element ---------- */
 
-TR_HD bool
+TR_DEVICE bool
 qkv_wide(const tr_cuda_qkv_t *a)
 {
     return is_wide(a->qkv) && is_wide(a->ld, 2) && is_wide(a->bias)
@@ -183,7 +183,7 @@ qkv_wide(const tr_cuda_qkv_t *a)
 }
 
 /* Heads that change: values only by a bias, keys by that or a norm. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 qkv_heads(const tr_cuda_qkv_t *a)
 {
     return a->bias != NULL     ? a->heads + 2 * a->lists
@@ -192,7 +192,7 @@ qkv_heads(const tr_cuda_qkv_t *a)
 }
 
 /* Lanes of a head, each with eight pairs; a power of two. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 qkv_lanes(uint32_t head_dim)
 {
     uint32_t n = 1;
@@ -203,7 +203,7 @@ qkv_lanes(uint32_t head_dim)
     return n;
 }
 
-TR_HD void
+TR_DEVICE void
 qkv_weigh(const float *weight, uint32_t at, bool wide, float scale, eight_t *x)
 {
     eight_t w = eight_load(weight, at, 8, TR_F32, wide);
@@ -213,7 +213,7 @@ qkv_weigh(const float *weight, uint32_t at, bool wide, float scale, eight_t *x)
     }
 }
 
-TR_HD void
+TR_DEVICE void
 qkv_rotate(const eight_t *c, const eight_t *s, eight_t *lo, eight_t *hi)
 {
     for (uint32_t j = 0; j < 8; j++) {
@@ -224,7 +224,7 @@ qkv_rotate(const eight_t *c, const eight_t *s, eight_t *lo, eight_t *hi)
     }
 }
 
-TR_HD void
+TR_DEVICE void
 eight_add(eight_t *to, const eight_t *x)
 {
     for (uint32_t j = 0; j < 8; j++) {
@@ -242,7 +242,7 @@ typedef struct {
 /* Of heads [first, ..) of the flat (row, head) numbers, as many as the warp has
  * groups of lanes; `end` of them there are.  The bias is a weight, which nobody
  * writes. */
-TR_HD void
+TR_DEVICE void
 qkv_open(const tr_cuda_qkv_t *a, bool wide, warp_t w, uint32_t first,
          uint32_t end, qkv_item_t *q)
 {
@@ -262,7 +262,7 @@ qkv_open(const tr_cuda_qkv_t *a, bool wide, warp_t w, uint32_t first,
 }
 
 /* All lanes of the warp come. */
-TR_HD void
+TR_DEVICE void
 qkv_item(const tr_cuda_qkv_t *a, tr_dtype_t type, bool wide, warp_t w,
          const qkv_item_t *q)
 {
@@ -321,24 +321,20 @@ typedef struct {
     uint32_t n;
 } silu_args_t;
 
-TR_HD bool
+TR_DEVICE bool
 silu_wide(const silu_args_t *a)
 {
     return is_wide(a->x) && is_wide(a->ldx, 2) && is_wide(a->out)
            && is_wide(a->ldo, 2) && is_wide(a->n, 2);
 }
 
-TR_HD float
+TR_DEVICE float
 silu(float x)
 {
-#ifdef __CUDA_ARCH__
     return __fdividef(x, 1.0f + __expf(-x)); /* far closer than 16 bits */
-#else
-    return x / (1.0f + expf(-x));
-#endif
 }
 
-TR_HD void
+TR_DEVICE void
 silu_eight(const silu_args_t *a, tr_dtype_t type, bool wide, uint32_t r,
            uint32_t i)
 {
@@ -359,7 +355,7 @@ silu_eight(const silu_args_t *a, tr_dtype_t type, bool wide, uint32_t r,
 /* ---- weights: writes what they have ------------------------------------- */
 
 /* As engine/model_weights.c: the same numbers on every machine. */
-TR_HD uint64_t
+TR_DEVICE uint64_t
 random_mix(uint64_t x)
 {
     x += 0x9e3779b97f4a7c15u;
@@ -368,7 +364,7 @@ random_mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
-TR_HD float
+TR_DEVICE float
 random_weight(uint64_t number, float sd)
 {
     float u = (float) (random_mix(number) >> 40) * 0x1p-24f;
@@ -377,7 +373,7 @@ random_weight(uint64_t number, float sd)
 }
 
 /* Elements 8 i .. of [n]. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 eight_count_long(size_t n, size_t i)
 {
     size_t at = 8 * i;
@@ -385,7 +381,7 @@ eight_count_long(size_t n, size_t i)
     return at >= n ? 0 : n - at < 8 ? (uint32_t) (n - at) : 8;
 }
 
-TR_HD void
+TR_DEVICE void
 random_eight(void *x, size_t n, tr_dtype_t type, uint64_t seed, uint64_t first,
              float sd, bool wide, size_t i)
 {
@@ -398,7 +394,7 @@ random_eight(void *x, size_t n, tr_dtype_t type, uint64_t seed, uint64_t first,
     eight_store(x, 8 * i, count, type, wide, &e);
 }
 
-TR_HD void
+TR_DEVICE void
 convert_eight(const void *from, tr_dtype_t from_type, void *to,
               tr_dtype_t to_type, size_t n, bool wide, size_t i)
 {

@@ -58,14 +58,14 @@ typedef struct {
 /* ---- arguments ---------------------------------------------------------- */
 
 /* Rows that can be shaped at a time. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 sample_places(uint32_t rows)
 {
     return rows < SCRATCH ? rows : SCRATCH;
 }
 
 /* Lays the workspace out; its end. */
-TR_HD size_t
+TR_DEVICE size_t
 sample_divide(sample_args_t *a, uint32_t rows, uint32_t vocab, uint8_t *work)
 {
     size_t scratch = tr_pad(sample_places(rows) * tr_pad(vocab, 4) * 4, 256);
@@ -80,7 +80,7 @@ sample_divide(sample_args_t *a, uint32_t rows, uint32_t vocab, uint8_t *work)
     return end + scratch;
 }
 
-TR_HD void
+TR_DEVICE void
 sample_args(sample_args_t *a, const tr_cuda_sample_t *in)
 {
     a->a = *in;
@@ -90,7 +90,7 @@ sample_args(sample_args_t *a, const tr_cuda_sample_t *in)
 
 /* ---- order -------------------------------------------------------------- */
 
-TR_HD uint64_t
+TR_DEVICE uint64_t
 order_of(float logit, uint32_t id)
 {
     uint32_t u = tr_float_bits(logit);
@@ -101,7 +101,7 @@ order_of(float logit, uint32_t id)
     return (uint64_t) u << 32 | (uint32_t) ~id;
 }
 
-TR_HD float
+TR_DEVICE float
 order_logit(uint64_t order)
 {
     uint32_t u = (uint32_t) (order >> 32);
@@ -109,7 +109,7 @@ order_logit(uint64_t order)
     return tr_float_from_bits(u & 0x80000000u ? u & 0x7fffffffu : ~u);
 }
 
-TR_HD uint32_t
+TR_DEVICE uint32_t
 order_id(uint64_t order)
 {
     return ~(uint32_t) order;
@@ -117,7 +117,7 @@ order_id(uint64_t order)
 
 /* Is the best token one that can be taken?  Not with NaN, which is the best
  * where there is one, +inf, or nothing but -inf. */
-TR_HD bool
+TR_DEVICE bool
 order_valid(uint64_t best)
 {
     return best >> 32 > ORDER_NONE >> 32 && best < (ORDER_BAD);
@@ -128,7 +128,7 @@ order_valid(uint64_t best)
 /* f(logit, id) for all tokens in [from, end), by a block; from is a multiple of
  * 4.  Loads are asked for in fours of four. */
 template <typename F>
-TR_HD void
+TR_DEVICE void
 each_logit(block_t b, const float *x, uint32_t from, uint32_t end, bool wide,
            F f)
 {
@@ -163,7 +163,7 @@ each_logit(block_t b, const float *x, uint32_t from, uint32_t end, bool wide,
 }
 
 /* The best token of [from, end), told to all lanes. */
-TR_HD uint64_t
+TR_DEVICE uint64_t
 best_of(block_t b, uint64_t *meet, const float *x, uint32_t from, uint32_t end,
         bool wide)
 {
@@ -180,20 +180,20 @@ best_of(block_t b, uint64_t *meet, const float *x, uint32_t from, uint32_t end,
 /* ---- wishes ------------------------------------------------------------- */
 
 /* Is a token wanted of the row? */
-TR_HD bool
+TR_DEVICE bool
 is_wanted(const sample_args_t *a, const tr_cuda_wish_t *w)
 {
     return w->slot >= 0 && a->a.seq_slot[w->sequence] >= 0;
 }
 
-TR_HD bool
+TR_DEVICE bool
 has_penalties(const tr_cuda_wish_t *w)
 {
     return w->repetition != 1 || w->presence != 0 || w->frequency != 0;
 }
 
 /* Must its logits be changed first? */
-TR_HD bool
+TR_DEVICE bool
 is_shaped(const tr_cuda_wish_t *w)
 {
     return w->target < 0 && (w->n_bias > 0 || w->n_bar > 0 || has_penalties(w));
@@ -201,7 +201,7 @@ is_shaped(const tr_cuda_wish_t *w)
 
 /* ---- scan --------------------------------------------------------------- */
 
-TR_HD void
+TR_DEVICE void
 scan_piece(const sample_args_t *a, block_t b, uint64_t *meet, uint32_t row,
            uint32_t piece)
 {

@@ -12,7 +12,7 @@
 /* ---- draw --------------------------------------------------------------- */
 
 /* engine/sampler.c: 53 random bits, of seed and number alone. */
-TR_HD uint64_t
+TR_DEVICE uint64_t
 draw_mix(uint64_t x)
 {
     x ^= x >> 32;
@@ -23,7 +23,7 @@ draw_mix(uint64_t x)
     return x;
 }
 
-TR_HD uint64_t
+TR_DEVICE uint64_t
 draw_bits(uint64_t seed, uint32_t number)
 {
     uint64_t x = draw_mix(seed + 0x9e3779b97f4a7c15ull);
@@ -33,18 +33,14 @@ draw_bits(uint64_t seed, uint32_t number)
 
 /* bits * 2^-53 of the total, rounded down: the token is drawn whose share is
  * the first to bring the sum above it. */
-TR_HD uint64_t
+TR_DEVICE uint64_t
 draw_target(uint64_t bits, uint64_t total)
 {
-#ifdef __CUDA_ARCH__
     return __umul64hi(bits << 11, total);
-#else
-    return (uint64_t) ((unsigned __int128) (bits << 11) * total >> 64);
-#endif
 }
 
 /* The share that a token has in the draw. */
-TR_HD uint64_t
+TR_DEVICE uint64_t
 left_share(const field_t *f, float logit, uint64_t order)
 {
     uint64_t share;
@@ -57,7 +53,7 @@ left_share(const field_t *f, float logit, uint64_t order)
 }
 
 /* From the list. */
-TR_HD void
+TR_DEVICE void
 draw_listed(block_t b, sample_room_t *room, const field_t *f, uint64_t bits)
 {
     uint64_t sum = 0, total, target;
@@ -88,7 +84,7 @@ draw_listed(block_t b, sample_room_t *room, const field_t *f, uint64_t bits)
 
 /* The token of a segment at which the sum of shares goes beyond `target`; a
  * lane has neighbours. */
-TR_HD void
+TR_DEVICE void
 draw_in_segment(block_t b, sample_room_t *room, const field_t *f,
                 uint32_t segment, uint64_t target)
 {
@@ -119,7 +115,7 @@ draw_in_segment(block_t b, sample_room_t *room, const field_t *f,
 }
 
 /* From the whole row. */
-TR_HD void
+TR_DEVICE void
 draw_anywhere(block_t b, sample_room_t *room, const field_t *f, uint64_t bits)
 {
     uint32_t segments = (f->vocab + SEGMENT - 1) / SEGMENT;
@@ -148,7 +144,7 @@ draw_anywhere(block_t b, sample_room_t *room, const field_t *f, uint64_t bits)
 }
 
 /* What is left of the list weighs together. */
-TR_HD uint64_t
+TR_DEVICE uint64_t
 listed_share(block_t b, sample_room_t *room, uint64_t least)
 {
     uint64_t sum = 0, total;
@@ -160,7 +156,7 @@ listed_share(block_t b, sample_room_t *room, uint64_t least)
     return total;
 }
 
-TR_HD uint32_t
+TR_DEVICE uint32_t
 draw_token(block_t b, sample_room_t *room, const tr_cuda_wish_t *w,
            const float *logits, uint32_t vocab, bool wide, float max)
 {
@@ -191,7 +187,7 @@ draw_token(block_t b, sample_room_t *room, const tr_cuda_wish_t *w,
 
 /* ---- logprobs ----------------------------------------------------------- */
 
-TR_HD float
+TR_DEVICE float
 logprob_of(float logit, double log_sum)
 {
     double v = (double) logit - log_sum;
@@ -200,7 +196,7 @@ logprob_of(float logit, double log_sum)
 }
 
 /* The share of all tokens. */
-TR_HD uint64_t
+TR_DEVICE uint64_t
 row_share(block_t b, sample_room_t *room, const field_t *f)
 {
     uint64_t sum = 0, total;
@@ -212,7 +208,7 @@ row_share(block_t b, sample_room_t *room, const field_t *f)
 }
 
 /* The list's best n, in order, with their logprobs. */
-TR_HD void
+TR_DEVICE void
 write_top(block_t b, const sample_room_t *room, uint32_t n, double log_sum,
           tr_cuda_top_t *top)
 {
@@ -231,7 +227,7 @@ write_top(block_t b, const sample_room_t *room, uint32_t n, double log_sum,
 }
 
 /* Of the raw logits. */
-TR_HD void
+TR_DEVICE void
 score_token(const sample_args_t *a, block_t b, sample_room_t *room,
             uint32_t row, float max, tr_cuda_sampled_t *out)
 {
@@ -257,14 +253,14 @@ score_token(const sample_args_t *a, block_t b, sample_room_t *room,
 
 /* ---- penalties, bias, bars ---------------------------------------------- */
 
-TR_HD bool
+TR_DEVICE bool
 in_vocab(const sample_args_t *a, int32_t token)
 {
     return token >= 0 && (uint32_t) token < a->a.vocab;
 }
 
 /* How often each token came. */
-TR_HD void
+TR_DEVICE void
 count_tokens(const sample_args_t *a, block_t b, const tr_cuda_wish_t *w,
              uint32_t *counts)
 {
@@ -288,7 +284,7 @@ count_tokens(const sample_args_t *a, block_t b, const tr_cuda_wish_t *w,
     lanes_sync(b);
 }
 
-TR_HD float
+TR_DEVICE float
 penalised(const tr_cuda_wish_t *w, float x, uint32_t count)
 {
     uint32_t output = count & ~IN_PROMPT;
@@ -306,7 +302,7 @@ penalised(const tr_cuda_wish_t *w, float x, uint32_t count)
 
 /* The row with bias, penalties and bars.  A token that is named more than once
  * is always the same lane's, so that it is changed in order. */
-TR_HD void
+TR_DEVICE void
 shape_row(const sample_args_t *a, block_t b, uint32_t row, float *x,
           uint32_t *counts)
 {
@@ -350,7 +346,7 @@ shape_row(const sample_args_t *a, block_t b, uint32_t row, float *x,
 /* ---- a row -------------------------------------------------------------- */
 
 /* The best token of a row as scan left it. */
-TR_HD uint64_t
+TR_DEVICE uint64_t
 join_pieces(const sample_args_t *a, block_t b, sample_room_t *room,
             uint32_t row)
 {
@@ -364,7 +360,7 @@ join_pieces(const sample_args_t *a, block_t b, sample_room_t *room,
 }
 
 /* The row's token; best: of the raw logits; x: those with penalties or NULL. */
-TR_HD int32_t
+TR_DEVICE int32_t
 pick_token(const sample_args_t *a, block_t b, sample_room_t *room, uint32_t row,
            uint64_t best, const float *x)
 {
@@ -388,7 +384,7 @@ pick_token(const sample_args_t *a, block_t b, sample_room_t *room, uint32_t row,
 }
 
 /* Answers for a row that is_shaped (x and counts: scratch) or is not (NULL). */
-TR_HD void
+TR_DEVICE void
 choose_row(const sample_args_t *a, block_t b, sample_room_t *room, uint32_t row,
            float *x, uint32_t *counts)
 {
@@ -421,7 +417,7 @@ choose_row(const sample_args_t *a, block_t b, sample_room_t *room, uint32_t row,
 
 /* Block `block` of choose: a row that is taken as it is, or, behind those, the
  * rows that are shaped, as many at a time as there are places in scratch. */
-TR_HD void
+TR_DEVICE void
 choose_block(const sample_args_t *a, block_t b, sample_room_t *room,
              uint32_t block, uint32_t places)
 {

@@ -41,7 +41,7 @@ typedef struct {
     uint64_t total; /* share of all that were left before */
 } selection_t;
 
-TR_HD uint64_t
+TR_DEVICE uint64_t
 share_of(const field_t *f, float logit)
 {
     float w = expf(div_rn(add_rn(logit, -f->max), f->temperature));
@@ -49,7 +49,7 @@ share_of(const field_t *f, float logit)
     return (uint64_t) (w * ONE);
 }
 
-TR_HD uint32_t
+TR_DEVICE uint32_t
 bin_of(const field_t *f, float logit)
 {
     float d = mul_rn(div_rn(add_rn(f->max, -logit), f->temperature), STEPS);
@@ -58,14 +58,14 @@ bin_of(const field_t *f, float logit)
 }
 
 /* The bits of an order below the digits of a path. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 path_shift(uint32_t levels)
 {
     return 64 - DIGIT * (levels - 1);
 }
 
 /* Does a token come before what the path says (-1), is it in it, or behind? */
-TR_HD int
+TR_DEVICE int
 path_side(const field_t *f, const path_t *p, float logit, uint64_t order)
 {
     uint32_t bin;
@@ -83,7 +83,7 @@ path_side(const field_t *f, const path_t *p, float logit, uint64_t order)
 }
 
 /* The bin among those of a path, best first. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 path_digit(const field_t *f, const path_t *p, float logit, uint64_t order)
 {
     if (p->levels == 0) {
@@ -93,7 +93,7 @@ path_digit(const field_t *f, const path_t *p, float logit, uint64_t order)
            - (uint32_t) (order >> path_shift(p->levels + 1) & (BINS - 1));
 }
 
-TR_HD void
+TR_DEVICE void
 path_enter(path_t *p, uint32_t bin)
 {
     if (p->levels == 0) {
@@ -107,7 +107,7 @@ path_enter(path_t *p, uint32_t bin)
 /* Counts and shares of the bins of a path.  What is far from the best has the
  * last bin of the first histogram, and no share: most of a vocabulary, so it is
  * counted apart. */
-TR_HD void
+TR_DEVICE void
 fill_bins(block_t b, sample_room_t *room, const field_t *f, const path_t *path)
 {
     uint64_t rest = 0;
@@ -143,7 +143,7 @@ fill_bins(block_t b, sample_room_t *room, const field_t *f, const path_t *path)
 /* The bin in which the `wanted`-th is, counted by tokens or by shares, with
  * what comes before it; the number of bins where there is none.  The room says
  * it to all lanes. */
-TR_HD void
+TR_DEVICE void
 find_bin(block_t b, sample_room_t *room, uint32_t bins, bool by_share,
          uint64_t wanted)
 {
@@ -176,7 +176,7 @@ find_bin(block_t b, sample_room_t *room, uint32_t bins, bool by_share,
 }
 
 /* Lists what is left in the path, or with `whole` up to it. */
-TR_HD void
+TR_DEVICE void
 list_tokens(block_t b, sample_room_t *room, const field_t *f,
             const path_t *path, bool whole)
 {
@@ -204,7 +204,7 @@ list_tokens(block_t b, sample_room_t *room, const field_t *f,
 
 /* The order of the last token of the list that is kept: fewer than `wanted`,
  * tokens or shares, come before it in list and `base`. */
-TR_HD uint64_t
+TR_DEVICE uint64_t
 last_kept(block_t b, sample_room_t *room, uint64_t least, bool by_share,
           uint64_t base, uint64_t wanted)
 {

@@ -27,7 +27,7 @@ typedef struct __align__(8) {
 
 /* The codes of row `token` of the tile, four dimensions a lane, into `tile`. */
 template <uint32_t BITS>
-TR_HD void
+TR_DEVICE void
 fast_key(warp_t w, uint32_t x, uint32_t token, uint8_t *tile)
 {
     const uint32_t n = FAST_DIM * BITS / 16; /* bytes of a lane in a tile */
@@ -50,7 +50,7 @@ fast_key(warp_t w, uint32_t x, uint32_t token, uint8_t *tile)
 }
 
 template <uint32_t BITS>
-TR_HD void
+TR_DEVICE void
 fast_value(warp_t w, uint32_t x, uint32_t token, uint8_t *tile)
 {
     const uint32_t n = FAST_DIM * BITS / 16;
@@ -85,7 +85,7 @@ fast_value(warp_t w, uint32_t x, uint32_t token, uint8_t *tile)
 
 /* Rows [first, first + FAST_ROWS) of the tile. */
 template <uint32_t BITS>
-TR_HD void
+TR_DEVICE void
 fast_rows(warp_t w, place_t to, side_t s, tile_room_t *room, uint32_t first)
 {
     bool narrow = BITS == 2 && to.layout->level.narrow;
@@ -142,7 +142,7 @@ fast_rows(warp_t w, place_t to, side_t s, tile_room_t *room, uint32_t first)
 }
 
 template <uint32_t BITS>
-TR_HD void
+TR_DEVICE void
 fast_tile(warp_t w, place_t to, side_t s, tile_room_t *room)
 {
     uint4 *out = (uint4 *) (to.page + (s == KEY ? 0 : to.layout->value)
@@ -160,7 +160,7 @@ fast_tile(warp_t w, place_t to, side_t s, tile_room_t *room)
 
 /* Is this a tile for the functions above: room->token.from[0, n) to the places
  * from `to` on? */
-TR_HD bool
+TR_DEVICE bool
 fast_takes(warp_t w, place_t to, uint32_t n, side_t s, const tile_room_t *room)
 {
     const tr_kv_layout_t *l = to.layout;
@@ -179,7 +179,7 @@ fast_takes(warp_t w, place_t to, uint32_t n, side_t s, const tile_room_t *room)
     return lanes_min(w, yes) == 1;
 }
 
-TR_HD void
+TR_DEVICE void
 fast_fill(warp_t w, place_t to, side_t s, tile_room_t *room)
 {
     switch (side_bits(to.layout, s)) {

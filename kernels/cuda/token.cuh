@@ -22,7 +22,7 @@
 /* ---- in, and about ------------------------------------------------------ */
 
 /* Stores the numbers room->x, each lane its own; by token. */
-TR_HD void
+TR_DEVICE void
 side_put(warp_t w, place_t to, side_t s, token_room_t *room)
 {
     const tr_kv_layout_t *l = to.layout;
@@ -67,7 +67,7 @@ side_put(warp_t w, place_t to, side_t s, token_room_t *room)
 }
 
 /* Codes of a side of this shape to the room, each lane its own. */
-TR_HD void
+TR_DEVICE void
 codes_read(warp_t w, place_t p, side_t s, token_room_t *room, uint32_t dim,
            uint32_t bits)
 {
@@ -105,7 +105,7 @@ codes_read(warp_t w, place_t p, side_t s, token_room_t *room, uint32_t dim,
         codes_read(w, p, s, room, dim, bits); \
         break;
 
-TR_HD void
+TR_DEVICE void
 side_read(warp_t w, place_t p, side_t s, token_room_t *room)
 {
     uint32_t dim = p.layout->head_dim, bits = side_bits(p.layout, s);
@@ -123,7 +123,7 @@ side_read(warp_t w, place_t p, side_t s, token_room_t *room)
 }
 
 /* Equal grouping: codes stay, or are divided. */
-TR_HD void
+TR_DEVICE void
 side_keep(warp_t w, place_t from, place_t to, side_t s, token_room_t *room)
 {
     const tr_kv_layout_t *a = from.layout, *b = to.layout;
@@ -154,7 +154,7 @@ side_keep(warp_t w, place_t from, place_t to, side_t s, token_room_t *room)
 }
 
 /* Moves one side of a token; to a place by token. */
-TR_HD void
+TR_DEVICE void
 side_move(warp_t w, place_t from, place_t to, side_t s, token_room_t *room)
 {
     const tr_kv_layout_t *a = from.layout, *b = to.layout;
@@ -192,7 +192,7 @@ side_move(warp_t w, place_t from, place_t to, side_t s, token_room_t *room)
 /* ---- keys by channel ---------------------------------------------------- */
 
 /* Are these a whole tile by channel, in order? */
-TR_HD bool
+TR_DEVICE bool
 tile_whole(const place_t *from)
 {
     if (!from[0].layout->level.by_channel
@@ -208,7 +208,7 @@ tile_whole(const place_t *from)
 }
 
 /* A channel's pair: as it was when the tile is whole, else from its numbers. */
-TR_HD void
+TR_DEVICE void
 channel_meta(const place_t *from, place_t to, uint32_t d, bool whole)
 {
     uint32_t bits = from[0].layout->level.key_bits;
@@ -238,7 +238,7 @@ channel_meta(const place_t *from, place_t to, uint32_t d, bool whole)
 
 /* Moves the keys of the TR_KV_CHANNEL_TOKENS tokens room->from to the places
  * from `to` on, which are by channel. */
-TR_HD void
+TR_DEVICE void
 tile_move(warp_t w, place_t to, token_room_t *room)
 {
     const place_t *from = room->from;
@@ -270,7 +270,7 @@ tile_move(warp_t w, place_t to, token_room_t *room)
 }
 
 /* May a token go from one layout to the other?  Bits never go up. */
-TR_HD bool
+TR_DEVICE bool
 token_goes(const tr_kv_layout_t *from, const tr_kv_layout_t *to)
 {
     return from->level.key_bits >= to->level.key_bits

@@ -11,7 +11,7 @@
 
 /* {scale, zero} of a group with these ends; lo > hi: nothing but NaN
  * (cpu/kv_quant.h). */
-TR_HD void
+TR_DEVICE void
 group_meta(float lo, float hi, uint32_t bits, bool narrow, uint16_t *meta)
 {
     float steps = narrow ? 5 : (float) ((1u << bits) - 1), step;
@@ -31,7 +31,7 @@ group_meta(float lo, float hi, uint32_t bits, bool narrow, uint16_t *meta)
     meta[1] = half_of(narrow ? add_rn(lo, step) : lo);
 }
 
-TR_HD uint8_t
+TR_DEVICE uint8_t
 code_of(float x, uint16_t scale, uint16_t zero, uint32_t bits)
 {
     float top = (float) ((1u << bits) - 1), q;
@@ -49,7 +49,7 @@ code_of(float x, uint16_t scale, uint16_t zero, uint32_t bits)
 }
 
 /* Fewer bits; see kernels.h. */
-TR_HD uint8_t
+TR_DEVICE uint8_t
 code_downgrade(uint32_t q, uint32_t from, uint32_t to, bool narrow)
 {
     if (from == 8) {
@@ -64,7 +64,7 @@ code_downgrade(uint32_t q, uint32_t from, uint32_t to, bool narrow)
     return (uint8_t) q;
 }
 
-TR_HD void
+TR_DEVICE void
 meta_downgrade(const uint16_t *meta, uint16_t *out, uint32_t from, uint32_t to,
                bool narrow)
 {
@@ -87,7 +87,7 @@ meta_downgrade(const uint16_t *meta, uint16_t *out, uint32_t from, uint32_t to,
 
 /* Four codes of a word: those of even dimensions together, odd ones `far`
  * bits on (kv_layout.h, tr_kv_key_code). */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 codes_join(uint32_t x, uint32_t bits, uint32_t far)
 {
     uint32_t m = (1u << bits) - 1, y = x >> 8;
@@ -97,7 +97,7 @@ codes_join(uint32_t x, uint32_t bits, uint32_t far)
 }
 
 /* Stores the codes of a key, word by word. */
-TR_HD void
+TR_DEVICE void
 key_pack(warp_t w, place_t p, const uint8_t *codes, uint32_t dim, uint32_t bits)
 {
     uint32_t quarter = dim / 4, unit = 32 / bits, n = dim * bits / 16;
@@ -129,7 +129,7 @@ key_pack(warp_t w, place_t p, const uint8_t *codes, uint32_t dim, uint32_t bits)
 
 /* Stores the codes of a value: half words, which at 2 bits are shared with the
  * token 8 places off.  No other warp may be at that tile of 16 tokens. */
-TR_HD void
+TR_DEVICE void
 value_pack(warp_t w, place_t p, const uint8_t *codes, uint32_t dim,
            uint32_t bits)
 {
@@ -176,7 +176,7 @@ value_pack(warp_t w, place_t p, const uint8_t *codes, uint32_t dim,
     }
 
 /* Stores what is in the room; the warp has met before and meets after. */
-TR_HD void
+TR_DEVICE void
 side_pack(warp_t w, place_t p, side_t s, const token_room_t *room)
 {
     uint32_t dim = p.layout->head_dim, bits = side_bits(p.layout, s);

@@ -21,7 +21,7 @@
 #define FAST_DIM 128u
 
 /* Is a layout one of those? */
-TR_HD bool
+TR_DEVICE bool
 fast_layout(const tr_kv_layout_t *l)
 {
     const tr_kv_level_t *v = &l->level;
@@ -31,7 +31,7 @@ fast_layout(const tr_kv_layout_t *l)
 }
 
 /* The token's {scale, zero}, as one word. */
-TR_HD uint32_t *
+TR_DEVICE uint32_t *
 fast_meta(place_t p, side_t s)
 {
     uint32_t at = s == KEY ? p.layout->key_meta : p.layout->value_meta;
@@ -42,7 +42,7 @@ fast_meta(place_t p, side_t s)
 /* ---- numbers to codes --------------------------------------------------- */
 
 /* A number that is not NaN, as an integer of the same order. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 ordered(float x)
 {
     uint32_t u = tr_float_bits(x);
@@ -50,14 +50,14 @@ ordered(float x)
     return u >> 31 ? ~u : u | 0x80000000u;
 }
 
-TR_HD float
+TR_DEVICE float
 of_ordered(uint32_t u)
 {
     return tr_float_from_bits(u >> 31 ? u & 0x7fffffffu : ~u);
 }
 
 /* The ends of a warp's numbers, four a lane; lo > hi: nothing but NaN. */
-TR_HD void
+TR_DEVICE void
 fast_ends(warp_t w, const float *x, float *lo, float *hi)
 {
     float a = INFINITY, b = -INFINITY;
@@ -73,7 +73,7 @@ fast_ends(warp_t w, const float *x, float *lo, float *hi)
 
 /* The codes of four numbers: code_of for a scale with the reciprocal `turn`,
  * which are both 0 for scale 0. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 fast_codes(const float *x, float zero, float scale, float turn, uint32_t bits)
 {
     const float top = (float) ((1u << bits) - 1), magic = 12582912.0f;
@@ -100,7 +100,7 @@ fast_codes(const float *x, float zero, float scale, float turn, uint32_t bits)
 }
 
 /* code_downgrade of four codes. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 fast_downgrade(uint32_t x, uint32_t from, uint32_t to, bool narrow)
 {
     if (from == 8) { /* (q + 8) / 17, two codes at a time: 241 / 4096 */
@@ -129,7 +129,7 @@ fast_downgrade(uint32_t x, uint32_t from, uint32_t to, bool narrow)
 /* Where a token's codes begin, and how far on the lane's are: a word of a key,
  * which lanes share below 8 bits; a half word of a value, at 8 bits also the one
  * after the next. */
-TR_HD uint8_t *
+TR_DEVICE uint8_t *
 fast_base(place_t p, side_t s, uint32_t bits)
 {
     uint32_t half = 4 * bits; /* bytes of a place of a tile, of one token */
@@ -143,7 +143,7 @@ fast_base(place_t p, side_t s, uint32_t bits)
            + place * 16;
 }
 
-TR_HD uint32_t
+TR_DEVICE uint32_t
 fast_lane(warp_t w, side_t s, uint32_t bits)
 {
     uint32_t j = s == KEY ? w.lane % 8 * bits / 8 * 4
@@ -153,7 +153,7 @@ fast_lane(warp_t w, side_t s, uint32_t bits)
 }
 
 /* What is there. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 fast_load(const uint8_t *at, side_t s, uint32_t bits)
 {
     uint32_t u;
@@ -166,7 +166,7 @@ fast_load(const uint8_t *at, side_t s, uint32_t bits)
 }
 
 /* The lane's codes out of it. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 fast_open(warp_t w, uint32_t u, uint32_t token, side_t s, uint32_t bits)
 {
     uint32_t m = (1u << bits) - 1;
@@ -186,7 +186,7 @@ fast_open(warp_t w, uint32_t u, uint32_t token, side_t s, uint32_t bits)
 
 /* Stores the lane's codes x; `was`: what fast_load found at `at`, of a value of
  * 2 bits, whose half words two tokens share. */
-TR_HD void
+TR_DEVICE void
 fast_store(warp_t w, uint8_t *at, uint32_t token, side_t s, uint32_t bits,
            uint32_t x, uint32_t was)
 {
@@ -221,7 +221,7 @@ fast_store(warp_t w, uint8_t *at, uint32_t token, side_t s, uint32_t bits,
 /* ---- in ----------------------------------------------------------------- */
 
 /* side_put of the lane's four numbers. */
-TR_HD void
+TR_DEVICE void
 fast_put(warp_t w, place_t to, side_t s, const float *x)
 {
     uint32_t bits = side_bits(to.layout, s), was = 0, codes;

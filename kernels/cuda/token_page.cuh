@@ -23,20 +23,20 @@ typedef struct {
 
 typedef enum { KEY, VALUE } side_t;
 
-TR_HD uint32_t
+TR_DEVICE uint32_t
 side_bits(const tr_kv_layout_t *l, side_t s)
 {
     return s == KEY ? l->level.key_bits : l->level.value_bits;
 }
 
-TR_HD uint32_t
+TR_DEVICE uint32_t
 side_groups(const tr_kv_layout_t *l, side_t s)
 {
     return s == KEY ? l->level.key_groups : l->level.value_groups;
 }
 
 /* The metadata group of a dimension; by token. */
-TR_HD uint32_t
+TR_DEVICE uint32_t
 side_group(const tr_kv_layout_t *l, side_t s, uint32_t d)
 {
     uint32_t m = side_groups(l, s), quarter = l->head_dim / 4;
@@ -48,7 +48,7 @@ side_group(const tr_kv_layout_t *l, side_t s, uint32_t d)
 }
 
 /* The row of a 16-bit side. */
-TR_HD uint16_t *
+TR_DEVICE uint16_t *
 side_row(place_t p, side_t s)
 {
     return (uint16_t *) (p.page + (s == KEY ? 0 : p.layout->value))
@@ -56,7 +56,7 @@ side_row(place_t p, side_t s)
 }
 
 /* The pair {scale, zero} that a dimension uses. */
-TR_HD uint16_t *
+TR_DEVICE uint16_t *
 side_meta(place_t p, side_t s, uint32_t d)
 {
     return (uint16_t *) (p.page
@@ -64,7 +64,7 @@ side_meta(place_t p, side_t s, uint32_t d)
                                      : tr_kv_value_meta(p.layout, p.at, d)));
 }
 
-TR_HD uint32_t
+TR_DEVICE uint32_t
 side_code(place_t p, side_t s, uint32_t d)
 {
     tr_kv_code_t at = s == KEY ? tr_kv_key_code(p.layout, p.at, d)
@@ -73,7 +73,7 @@ side_code(place_t p, side_t s, uint32_t d)
     return tr_kv_code_get(p.page, at, side_bits(p.layout, s));
 }
 
-TR_HD float
+TR_DEVICE float
 side_number(place_t p, side_t s, uint32_t d)
 {
     const uint16_t *meta;
@@ -88,7 +88,7 @@ side_number(place_t p, side_t s, uint32_t d)
 
 /* ---- score and position ------------------------------------------------- */
 
-TR_HD float
+TR_DEVICE float
 token_score(place_t p)
 {
     return p.layout->level.scored
@@ -96,7 +96,7 @@ token_score(place_t p)
                : 0;
 }
 
-TR_HD uint32_t
+TR_DEVICE uint32_t
 token_position(place_t p)
 {
     return p.layout->position
@@ -105,7 +105,7 @@ token_position(place_t p)
 }
 
 /* By one lane. */
-TR_HD void
+TR_DEVICE void
 token_mark(place_t p, float score, uint32_t position)
 {
     if (p.layout->level.scored) {
@@ -118,7 +118,7 @@ token_mark(place_t p, float score, uint32_t position)
 
 /* ---- a page that is given out ------------------------------------------- */
 
-TR_HD void
+TR_DEVICE void
 words_clear(warp_t w, uint8_t *page, uint32_t first, uint32_t end)
 {
     for (uint32_t i = first + 4 * w.lane; i < end; i += 4 * w.lanes) {
@@ -129,7 +129,7 @@ words_clear(warp_t w, uint8_t *page, uint32_t first, uint32_t end)
 /* Zeroes what a side has beside codes, of tokens [first, end); with the page's
  * last token, to the page's end (cpu/kv_place.c, tr_kv_page_clear).  By channel
  * first and end are multiples of TR_KV_CHANNEL_TOKENS. */
-TR_HD void
+TR_DEVICE void
 tokens_clear(warp_t w, uint8_t *page, const tr_kv_layout_t *l, side_t s,
              uint32_t first, uint32_t end, uint64_t page_bytes)
 {
