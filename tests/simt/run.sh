@@ -22,15 +22,15 @@ try() { # PROGRAM ROUNDS
     fi
 }
 
-try 90/test_decode 12
-try 80/test_decode 8
-try 90/test_few 6
+try 90/test_decode 10
+try 80/test_decode 5
+try 90/test_few 5
 try 90/test_prompt 1
 try 80/test_prompt 1
-try 90/test_store 20
-try 90/test_generic 15
-try 90/test_manager 15
-try 90/test_model 60
-try 90/test_sample 25
+try 90/test_store 12
+try 90/test_generic 10
+try 90/test_manager 10
+try 90/test_model 40
+try 90/test_sample 15
 echo "1..$n"
 exit $failed
