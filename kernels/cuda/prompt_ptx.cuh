@@ -130,8 +130,10 @@ load_four(uint32_t (&r)[4], uint32_t at)
 
 /* ---- matrices of a warpgroup: Hopper alone ------------------------------- */
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define TR_WGMMA 1
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 10 == 90
+#error "CUDA_ARCH has 90: only 90a has the products of a warpgroup"
 #else
 #define TR_WGMMA 0
 #endif
