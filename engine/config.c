@@ -93,6 +93,11 @@ static const setting_t settings[] = {
       "become "
       "f16" },
 
+    { "cuda_fused_products", KIND_BOOL, AT(cuda_fused_products), "yes", 0, 0,
+      NULL,
+      "backend cuda: products of few rows as one kernel, where it is faster; "
+      "its blocks wait for each other, so all must have the GPU at once" },
+
     { "threads", KIND_NUMBER, AT(threads), "0", 0, 1024, NULL,
       "compute threads; 0: one for each core" },
     { "tokenizer_threads", KIND_NUMBER, AT(tokenizer_threads), "1", 1, 64, NULL,

@@ -33,6 +33,7 @@ typedef struct {
     uint32_t device;                   /* ordinal of the GPU */
     double gpu_memory_utilization;     /* share of its memory that we may use */
     char dtype[8];                     /* auto | bf16 | f16 */
+    bool cuda_fused_products;          /* of few rows, default yes */
 
     uint32_t threads;           /* compute threads, 0: all cores */
     uint32_t tokenizer_threads; /* default 1 */

@@ -131,6 +131,7 @@ prepare_model(tr_executor_cuda_t *x, const tr_kv_config_t *kv,
         .slots = kv->slots,
         .max_tokens = max_tokens(x, config),
         .timed = true,
+        .fused = config->cuda_fused_products,
     };
 
     return tr_model_cuda_prepare(x->model, &limits, err);

@@ -234,7 +234,8 @@ tr_model_cuda_prepare(tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits,
                             m->cuda->reason());
     }
     status = choose(m, limits->timed, err);
-    if (status == TR_OK && !tr_model_cuda_choose_few(m, limits->timed)) {
+    if (status == TR_OK && limits->fused
+        && !tr_model_cuda_choose_few(m, limits->timed)) {
         status = tr_error_set(err, TR_ERR_INTERNAL, "device",
                               "backend cuda: %s", m->cuda->reason());
     }

@@ -87,6 +87,7 @@ typedef struct {
     uint64_t max_tokens;         /* that all of a step cache in one layer and
                                   * list; 0: max_seqs * max_len */
     bool timed;                  /* measure which algorithms are best */
+    bool fused;                  /* few.h's products may be taken */
 } tr_model_cuda_limits_t;
 
 /* The buffers, and the algorithms of the products. */

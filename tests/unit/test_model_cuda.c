@@ -83,7 +83,7 @@ open_manager(bed_t *b)
 }
 
 static void
-open_bed(bed_t *b, const char *dtype)
+open_bed(bed_t *b, const char *dtype, bool fused)
 {
     tr_model_cuda_options_t options = { .dir = POCKET,
                                         .load_format = "auto",
@@ -92,7 +92,8 @@ open_bed(bed_t *b, const char *dtype)
     tr_model_cuda_limits_t limits = { .max_rows = MAX_ROWS,
                                       .max_seqs = SLOTS,
                                       .max_len = MAX_LEN,
-                                      .slots = SLOTS };
+                                      .slots = SLOTS,
+                                      .fused = fused };
     tr_cuda_about_t about;
     tr_error_t err;
 
@@ -285,8 +286,8 @@ golden(bed_t *b, json_t *g, tr_cuda_way_t decode, tr_cuda_way_t prompt,
 }
 
 static void
-goldens(const char *dtype, tr_cuda_way_t decode, tr_cuda_way_t prompt,
-        double tolerance, double share)
+goldens(const char *dtype, bool fused, tr_cuda_way_t decode,
+        tr_cuda_way_t prompt, double tolerance, double share)
 {
     json_t *root = json_load_file(POCKET "/golden.json", 0, NULL), *g;
     uint32_t same = 0, all = 0;
@@ -295,12 +296,15 @@ goldens(const char *dtype, tr_cuda_way_t decode, tr_cuda_way_t prompt,
     bed_t b;
 
     assert_non_null(root);
-    open_bed(&b, dtype);
+    open_bed(&b, dtype, fused);
+    assert_true((b.model->few_classes != 0)
+                == (fused && b.model->type == TR_BF16
+                    && b.cuda->few_fits(&b.device, 512, 512)));
     json_array_foreach (json_object_get(root, "prompts"), i, g) {
         worst = fmax(worst, golden(&b, g, decode, prompt, &same, &all));
     }
-    print_message("%s: worst %.2g of the reach, %u of %u greedy tokens\n",
-                  dtype, worst, same, all);
+    print_message("%s%s: worst %.2g of the reach, %u of %u greedy tokens\n",
+                  dtype, fused ? ", fused" : "", worst, same, all);
     assert_true(worst <= tolerance);
     assert_true(same >= share * all && all > 100);
     close_bed(&b);
@@ -311,21 +315,29 @@ static void
 test_golden_f16(void **state)
 {
     (void) state;
-    goldens("f16", TR_CUDA_WAY_DECODE, TR_CUDA_WAY_PROMPT, 1e-3, 0.98);
+    goldens("f16", true, TR_CUDA_WAY_DECODE, TR_CUDA_WAY_PROMPT, 1e-3, 0.98);
 }
 
 static void
 test_golden_bf16(void **state)
 {
     (void) state;
-    goldens("auto", TR_CUDA_WAY_DECODE, TR_CUDA_WAY_PROMPT, 1.5e-2, 0.95);
+    goldens("auto", true, TR_CUDA_WAY_DECODE, TR_CUDA_WAY_PROMPT, 1.5e-2, 0.95);
+}
+
+static void
+test_golden_unfused(void **state)
+{
+    (void) state;
+    goldens("auto", false, TR_CUDA_WAY_DECODE, TR_CUDA_WAY_PROMPT, 1.5e-2,
+            0.95);
 }
 
 static void
 test_golden_generic(void **state)
 {
     (void) state;
-    goldens("f16", TR_CUDA_WAY_GENERIC, TR_CUDA_WAY_GENERIC, 1e-3, 0.98);
+    goldens("f16", true, TR_CUDA_WAY_GENERIC, TR_CUDA_WAY_GENERIC, 1e-3, 0.98);
 }
 
 /* ---- ways --------------------------------------------------------------- */
@@ -386,6 +398,7 @@ main(void)
         cmocka_unit_test(test_ways),
         cmocka_unit_test(test_golden_f16),
         cmocka_unit_test(test_golden_bf16),
+        cmocka_unit_test(test_golden_unfused),
         cmocka_unit_test(test_golden_generic),
     };
 
