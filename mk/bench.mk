@@ -13,6 +13,7 @@
 #   make bench-redis-faults   what clients notice of a Redis in trouble
 #   make bench-resume     answers read again from Redis, many followers
 #   make bench-footprint  start, memory, idle CPU
+#   make bench-soak       everything for MINUTES=60, not part of `make bench`
 #   make bench-gpu        compiles bench_gpu; tests/gpu/engine.sh runs it
 #
 # RESULTS=DIR stores JSON and tables there, as tests/bench/results has them.
@@ -59,7 +60,7 @@ $(BENCH_GPU): $(patsubst %,$B/obj/tests/bench/%.o,bench_gpu gpu_bed gpu_mix gpu_
 bench-gpu: $(BENCH_GPU)
 
 .PHONY: bench bench-tools bench-dashboard bench-redis bench-resume \
-        bench-redis-faults \
+        bench-redis-faults bench-soak \
         bench-capacity \
         bench-gateway bench-engine bench-footprint bench-manager \
         bench-attention bench-kv-store bench-policy
@@ -98,6 +99,11 @@ bench-redis: engine module $B/bench/sse_load
 
 bench-redis-faults: engine module
 	@B="$B" node tests/bench/redis_faults.js $(call bench_json,redis_faults)
+
+MINUTES ?= 60
+bench-soak: engine module
+	@B="$B" node tests/bench/soak.js --minutes $(MINUTES) \
+	    $(call bench_json,soak)
 
 bench-resume: module
 	@B="$B" node tests/bench/resume.js $(call bench_json,resume)

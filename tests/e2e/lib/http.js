@@ -94,7 +94,8 @@ class SseReader {
 
 // An open stream.  `start` resolves with the response's head; `finished` when
 // it is over: {status, headers, raw, events, done, cut}.
-// Without a value it is a GET.
+// Without a value it is a GET, or options.method; options.send(req, body) writes
+// the body in its own way.
 function stream(url, value, options = {}) {
   const body = value === undefined ? ''
     : typeof value === 'string' ? value : JSON.stringify(value);
@@ -128,7 +129,7 @@ function stream(url, value, options = {}) {
       resolve(out);
     };
     req = http.request(url, {
-      method: value === undefined ? 'GET' : 'POST',
+      method: options.method || (value === undefined ? 'GET' : 'POST'),
       agent: options.agent || false,
       headers: value === undefined ? options.headers : {
         'Content-Type': 'application/json',
@@ -164,7 +165,8 @@ function stream(url, value, options = {}) {
       res.on('error', () => settle(true));
     });
     req.on('error', () => settle(true));
-    req.end(body);
+    if (options.send) options.send(req, body);
+    else req.end(body);
   });
   out.hangUp = () => req.destroy();
   // Resolves when test() holds; rejects when the stream is over before.
