@@ -232,6 +232,7 @@ tr_kv_cache_fill(tr_kv_cache_t *kv, tr_error_t *err)
     n = n < TR_KV_HOST ? n : TR_KV_HOST - 1;
     if (rc == TR_OK && n != 0) {
         rc = tr_kv_pages_init(&kv->swap, (uint32_t) n, bytes, err);
+        kv->swap.recent = true;
     }
     if (rc == TR_OK) {
         tr_kv_lay_tables(kv);

@@ -106,6 +106,10 @@ tr_kv_pages_clear(tr_kv_pages_t *p, uint64_t n)
     if (n > p->n - (p->end - p->start)) {
         tr_kv_pages_fault("more free pages than pages", -1, 0, TR_KV_NOBODY);
     }
+    if (p->recent) {
+        p->start -= n;
+        return p->start;
+    }
     p->end += n;
     return first;
 }

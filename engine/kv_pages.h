@@ -10,6 +10,10 @@
  * pages since the beginning of time and are reduced on use only: full (end -
  * start = n) and empty (end = start) are different numbers.
  *
+ * A ring goes round all of its pages, however few are in use.  Where untouched
+ * memory is to stay so (swap), `recent` has them come back at the start, before
+ * it: then only as many were ever touched as were in use at once.
+ *
  * Each page knows its owner.  To give back a page that its giver does not own,
  * or more pages than there are, ends the process: it is memory corruption
  * already.  Builds with TR_DEBUG or a sanitizer also poison pages.
@@ -30,6 +34,7 @@
 #define TR_KV_NOBODY UINT32_MAX
 
 typedef struct {
+    bool recent;     /* pages come back at the start; set before any is taken */
     uint32_t n;      /* pages */
     uint64_t bytes;  /* of one page */
     uint64_t start;  /* next to take; end - start pages are free */

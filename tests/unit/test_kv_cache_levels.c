@@ -420,6 +420,32 @@ swap_is_exact(void **state)
     tr_kv_cache_free(kv);
 }
 
+/* Swap memory is the system's until it is used: however often somebody goes out
+ * and comes back, as much is touched as was out at once. */
+static void
+swap_takes_the_same_pages_again(void **state)
+{
+    const tr_kv_policy_t *const policies[] = { &tens };
+    tr_kv_cache_t *kv = make(policies, 1, 3, 1000, 200, 40);
+
+    (void) state;
+    for (uint32_t round = 0; round < 4; round++) {
+        int32_t a = compressed(kv, NULL, 510);
+        uint64_t pages = kv->slot[a].pages;
+
+        assert_int_equal(tr_kv_swap_out(kv, a), TR_OK);
+        for (uint32_t i = 0; i < kv->swap.n; i++) {
+            assert_true((kv->swap.owner[i] == TR_KV_NOBODY) == (i >= pages));
+        }
+        if (round % 2 == 0) {
+            assert_int_equal(tr_kv_swap_in(kv, a), TR_OK);
+        }
+        tr_kv_close(kv, a);
+        assert_true(tr_kv_sound(kv));
+    }
+    tr_kv_cache_free(kv);
+}
+
 static void
 without_swap_memory(void **state)
 {
@@ -558,6 +584,7 @@ main(void)
         cmocka_unit_test(compress_waits_for_pages),
         cmocka_unit_test(longest_sequence_is_never_refused),
         cmocka_unit_test(swap_is_exact),
+        cmocka_unit_test(swap_takes_the_same_pages_again),
         cmocka_unit_test(without_swap_memory),
         cmocka_unit_test(candidate_against_victim),
         cmocka_unit_test(window_fills_first),
