@@ -43,9 +43,10 @@ const WARM = Math.min(300000, TOTAL / 8);
 // Small enough that requests queue, make way for each other, and are refused.
 // Requests leave Redis soon, so that a quiet moment can see them gone; its other
 // keys are bounded by a few minutes, so that they are full early.
+const DRAIN = 20;
 const ENGINE = { kv_policy: 'diffkv', kv_policies: 'full', kv_memory: '3m',
   swap_memory: '64m', max_model_len: 600, max_num_seqs: 16, max_queue: 12,
-  threads: 1, channel_ring: '64k', drain_timeout: '20s', log_level: 'notice',
+  threads: 1, channel_ring: '64k', drain_timeout: `${DRAIN}s`, log_level: 'notice',
   redis_request_ttl: '15s', redis_output_ttl: '10s', redis_samples: 60,
   redis_recent: 50 };
 
@@ -218,7 +219,7 @@ function tabulate({ load, weather, watch }, loads) {
 async function main() {
   const before = os.loadavg()[0];
   const { stack, redis, slowPort } = await startStack();
-  const calendar = new Calendar();
+  const calendar = new Calendar({ drain: DRAIN * 1000 });
   const bed = { stack, redis, slowPort, calendar, broken, log: say,
     seed: options.seed, ports: [stack.port, slowPort] };
   const load = new Load(bed);

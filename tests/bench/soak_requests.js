@@ -197,15 +197,18 @@ class Load {
       assert.ok(last && last.error, `a stream ends with [DONE] or an error: `
         + s.raw.slice(-300));
       assert.ok(s.events.slice(0, -1).every((e) => !e.error));
-      return excuse(`error event ${last.error.code}`, blame('engine')
-        || (redis && (blame('redis') || blame('worker'))));
+      return excuse(`error event ${last.error.code}`,
+        this.calendar.engineGone(began, now)
+        || (redis && (blame('redis') || blame('worker') || blame('engine'))));
     }
     if (s.status < 400) return null;
     const { error } = JSON.parse(s.raw);
     if (s.status === 429 || s.status === 503) {
       assert.ok(Number(s.headers['retry-after']) >= 1, 'Retry-After');
     }
-    if (s.status === 429) return excuse('429', error.code === 'queue_full');
+    if (s.status === 429) {
+      return excuse('429', error.code === 'queue_full' && blame('burst'));
+    }
     if (s.status === 503) {
       return excuse(`503 ${error.code}`, error.code === 'redis_unavailable'
         ? redis && (blame('redis') || blame('engine'))
@@ -433,9 +436,11 @@ class Load {
   }
 
   // More at once than the queues take.
-  burst(roll, n) {
-    return Promise.all(Array.from({ length: n }, () =>
+  async burst(roll, n) {
+    const entry = this.calendar.begin('burst');
+    await Promise.all(Array.from({ length: n }, () =>
       this.once(roll(2) ? 'stream' : 'whole', roll)));
+    this.calendar.end(entry);
   }
 }
 

@@ -20,7 +20,11 @@ function dice(seed) {
 }
 
 class Calendar {
-  constructor() { this.entries = []; }
+  // drain: ms that an engine waits for what it runs when it is to stop
+  constructor({ drain }) {
+    this.drain = drain;
+    this.entries = [];
+  }
 
   begin(what, more = {}) {
     const entry = { what, from: Date.now(), to: Infinity, ...more };
@@ -34,6 +38,13 @@ class Calendar {
   during(what, from, to) {
     return this.entries.filter((e) => e.what === what && e.from <= to
       && e.to >= from);
+  }
+
+  // Whether a stream of that time may have lost its engine: one was killed, or
+  // stopped and has waited for as long as it may.
+  engineGone(from, to) {
+    return this.during('engine', from, to).some((e) => e.signal === 'SIGKILL'
+      || to - e.from >= this.drain);
   }
 
   // Whether a request of that time may find no engine: all were away at once,
