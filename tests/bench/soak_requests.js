@@ -9,6 +9,7 @@
 // (soak_weather.js).
 
 const assert = require('node:assert/strict');
+const { isDeepStrictEqual } = require('node:util');
 const { setTimeout: sleep } = require('node:timers/promises');
 const { stream, SseReader } = require('../e2e/lib/http.js');
 const { chat, endless, story, goldens } = require('../e2e/lib/prompts.js');
@@ -126,9 +127,15 @@ function checkBeginning(said, right) {
   });
 }
 
-function checkWhole(said, right) {
-  assert.deepEqual(said.choices, right.choices);
-  if (said.usage) assert.deepEqual(said.usage, right.usage);
+function same(said, right, what) {
+  if (isDeepStrictEqual(said, right)) return;
+  const cut = (value) => JSON.stringify(value).slice(0, 1500);
+  assert.fail(`${what}: ${cut(said)}\nalone: ${cut(right)}`);
+}
+
+function checkWhole(said, right, name) {
+  same(said.choices, right.choices, name);
+  if (said.usage) same(said.usage, right.usage, `${name}, usage`);
 }
 
 function upTo(raw, id) {
@@ -169,7 +176,7 @@ class Load {
           stream_options: { include_usage: true } };
         const s = await stream(this.url(where(body), kept), asked).finished;
         assert.ok(s.done, s.raw);
-        checkWhole(ofStream(s.events, asked, true), right);
+        checkWhole(ofStream(s.events, asked, true), right, name);
       }
     }
   }
@@ -232,7 +239,7 @@ class Load {
     assert.equal(s.status, 200, s.raw.slice(0, 300));
     const said = body.stream ? ofStream(s.events, body, true)
       : ofWhole(JSON.parse(s.raw));
-    checkWhole(said, right);
+    checkWhole(said, right, name);
     return 'right';
   }
 
@@ -351,7 +358,7 @@ class Load {
     const failed = this.failure(f, began, { redis: true });
     if (failed) return failed;
     const joined = parse(upTo(s.raw, last) + f.raw);
-    checkWhole(ofStream(joined.events, body, true), this.right[name]);
+    checkWhole(ofStream(joined.events, body, true), this.right[name], name);
     return 'right';
   }
 

@@ -56,7 +56,7 @@ class Watch {
     this.samples = [];
     this.quiets = [];
     this.peak = {};
-    this.totals = {}; // counters of an engine, which die with it
+    this.totals = {}; // by counter and engine
     this.free = null;
   }
 
@@ -93,28 +93,37 @@ class Watch {
       held: v('redis_held_bytes') };
   }
 
-  // Counters of engines, over all their lives.
+  // Counters, over all lives of their engines: one that is smaller than before
+  // began anew.
   remember(m) {
-    this.engines.forEach((e, i) => {
+    const note = (name, key, labels) => {
+      let now;
+      try {
+        now = m.value(key, labels);
+      } catch {
+        return; // it is away, or nothing was counted yet
+      }
+      const of = this.totals[name] ||= {};
+      const c = of[labels.replica || 0] ||= { before: 0, last: 0 };
+      if (now < c.last) c.before += c.last;
+      c.last = now;
+    };
+    for (const i of this.engines.keys()) {
       for (const name of ['preemptions', 'kv_swaps', 'kv_recomputations',
         'generation_tokens', 'prompt_tokens', 'channel_errors']) {
-        const key = `tokenring_${name}_total`;
-        try {
-          const now = m.value(key, { replica: String(i) });
-          (this.totals[name] ||= {})[`${i} ${e.pid}`] = now;
-        } catch { /* it is away */ }
+        note(name, `tokenring_${name}_total`, { replica: String(i) });
       }
-    });
+    }
     for (const name of ['pauses', 'retries', 'protocol_errors', 'requests',
       'engine_losses']) {
-      try {
-        (this.totals[name] ||= {}).all
-          = m.value(`tokenring_gateway_${name}_total`);
-      } catch { /* never counted yet */ }
+      note(name, `tokenring_gateway_${name}_total`, {});
     }
   }
 
-  total(name) { return lib.sum(this.totals[name] || {}); }
+  total(name) {
+    return lib.sum(Object.values(this.totals[name] || {})
+      .map((c) => c.before + c.last));
+  }
 
   async sample() {
     const t = Date.now();
