@@ -40,7 +40,7 @@ four_add(float *x, const float *bias)
 }
 
 /* Where queries and biases of a product's rows are. */
-TR_DEVICE append_heads_t
+TR_HD append_heads_t
 heads_of(const tr_cuda_qkv_t *h)
 {
     const float *bias = h->bias;

@@ -168,7 +168,7 @@ row_finish(block_t b, const generic_args_t *a, const generic_sum_t *all,
 }
 
 /* The query heads that piece i of a list has: first, how many. */
-TR_DEVICE uint32_t
+TR_HD uint32_t
 heads_of(const generic_args_t *a, uint32_t list, uint32_t i, uint32_t *first)
 {
     uint32_t left = a->group - i * HEADS;

@@ -129,13 +129,13 @@ typedef struct {
 } eight_t;
 
 /* Is an address (NULL is), are n elements of a size, a multiple of 16 bytes? */
-TR_DEVICE bool
+TR_HD bool
 is_wide(const void *p)
 {
     return ((uintptr_t) p & 15) == 0;
 }
 
-TR_DEVICE bool
+TR_HD bool
 is_wide(size_t n, size_t size)
 {
     return n * size % 16 == 0;

@@ -11,7 +11,7 @@
 #include "block.cuh"
 #include "model.h"
 
-TR_DEVICE uint32_t
+TR_HD uint32_t
 eights(uint32_t n)
 {
     return n / 8 + (n % 8 != 0);
@@ -19,7 +19,7 @@ eights(uint32_t n)
 
 /* ---- embedding: reads 2 bytes and writes 4 an element -------------------- */
 
-TR_DEVICE bool
+TR_HD bool
 embed_wide(const tr_cuda_embed_t *a)
 {
     return is_wide(a->table) && is_wide(a->out) && is_wide(a->hidden, 2)
@@ -84,7 +84,7 @@ rope_angle(const uint32_t *row_pos, const float *inv_freq, uint32_t half,
 
 /* ---- norm: reads 4 + 2 bytes, writes 4 + 2 an element -------------------- */
 
-TR_DEVICE bool
+TR_HD bool
 norm_wide(const tr_cuda_norm_t *a)
 {
     return is_wide(a->hidden) && is_wide(a->ldh, 4) && is_wide(a->delta)
@@ -175,7 +175,7 @@ norm_row(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, bool once,
 
 /* ---- queries, keys, values: reads and writes 2 bytes an element ---------- */
 
-TR_DEVICE bool
+TR_HD bool
 qkv_wide(const tr_cuda_qkv_t *a)
 {
     return is_wide(a->qkv) && is_wide(a->ld, 2) && is_wide(a->bias)
@@ -183,7 +183,7 @@ qkv_wide(const tr_cuda_qkv_t *a)
 }
 
 /* Heads that change: values only by a bias, keys by that or a norm. */
-TR_DEVICE uint32_t
+TR_HD uint32_t
 qkv_heads(const tr_cuda_qkv_t *a)
 {
     return a->bias != NULL     ? a->heads + 2 * a->lists
@@ -192,7 +192,7 @@ qkv_heads(const tr_cuda_qkv_t *a)
 }
 
 /* Lanes of a head, each with eight pairs; a power of two. */
-TR_DEVICE uint32_t
+TR_HD uint32_t
 qkv_lanes(uint32_t head_dim)
 {
     uint32_t n = 1;
@@ -321,7 +321,7 @@ typedef struct {
     uint32_t n;
 } silu_args_t;
 
-TR_DEVICE bool
+TR_HD bool
 silu_wide(const silu_args_t *a)
 {
     return is_wide(a->x) && is_wide(a->ldx, 2) && is_wide(a->out)

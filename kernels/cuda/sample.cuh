@@ -58,14 +58,14 @@ typedef struct {
 /* ---- arguments ---------------------------------------------------------- */
 
 /* Rows that can be shaped at a time. */
-TR_DEVICE uint32_t
+TR_HD uint32_t
 sample_places(uint32_t rows)
 {
     return rows < SCRATCH ? rows : SCRATCH;
 }
 
 /* Lays the workspace out; its end. */
-TR_DEVICE size_t
+TR_HD size_t
 sample_divide(sample_args_t *a, uint32_t rows, uint32_t vocab, uint8_t *work)
 {
     size_t scratch = tr_pad(sample_places(rows) * tr_pad(vocab, 4) * 4, 256);
@@ -80,7 +80,7 @@ sample_divide(sample_args_t *a, uint32_t rows, uint32_t vocab, uint8_t *work)
     return end + scratch;
 }
 
-TR_DEVICE void
+TR_HD void
 sample_args(sample_args_t *a, const tr_cuda_sample_t *in)
 {
     a->a = *in;

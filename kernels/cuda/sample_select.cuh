@@ -230,7 +230,7 @@ last_kept(block_t b, sample_room_t *room, uint64_t least, bool by_share,
 
 /* Keeps, of what is left of the field, the best `wanted` tokens; by_share: the
  * fewest that reach the share p.  far: those without share count, too. */
-static __host__ __device__ __noinline__ selection_t
+static __device__ __noinline__ selection_t
 select_tokens(block_t b, sample_room_t *room, field_t *f, bool by_share,
               uint32_t k, float p, bool far)
 {
