@@ -2,15 +2,16 @@
 # software (tests/simt/simt.h), and its tests as one unit test.  Included by the
 # Makefile.
 #
-#   make test-simt   alone (ROUNDS=)
+#   make test-simt   alone (ROUNDS=), and models/pocket as a whole, by the engine's
+#                    own code, against its goldens: ten minutes
 #
 # Needs nvcc for the headers of CUDA, and its host compiler.  Code of 9.0 with all
 # kernels, and of 8.0 where that is other code.
 
 SIMT_CODES   := 90 80
 SIMT_KERNELS := $(filter-out matmul,$(patsubst kernels/cuda/%.cu,%,$(CUDA_SRC)))
-SIMT_C       := run meet memory product cudart
-SIMT_FLAGS   := -x c++ -std=c++17 -O1 -g -Itests/simt -Ikernels
+SIMT_C       := run meet memory product matmul cudart
+SIMT_FLAGS   := -x c++ -std=c++17 -O1 -g -Itests/simt -Ikernels -Xcompiler=-fPIC
 
 # Sums are rounded as on the device, one by one; kernels have parameters whose
 # alignment gcc notes.
@@ -40,7 +41,8 @@ $B/simt/$(1)/%.o: $B/simt/$(1)/%.cpp $(SIMT_HEADERS)
 $B/simt/$(1)/%.o: tests/simt/%.c $(wildcard tests/simt/*.h)
 	@mkdir -p $$(@D)
 	@echo "  CC    $$<"
-	$Q$(NVCC) -O3 -g $(NVCC_CFLAGS) -DSIMT_CODE=$(1) -c $$< -o $$@
+	$Q$(NVCC) -O3 -g $(NVCC_CFLAGS) -Itests/simt -Xcompiler=-fPIC \
+	    -DSIMT_CODE=$(1) -c $$< -o $$@
 
 $B/simt/$(1)/libsimt.a: $(SIMT_KERNELS:%=$B/simt/$(1)/%.o) \
     $(SIMT_C:%=$B/simt/$(1)/%.o)
@@ -67,6 +69,15 @@ $B/simt/manager_fill.o: tests/gpu/manager_fill.cu $(SIMT_HEADERS)
 	$Q$(NVCC) $(SIMT_FLAGS) -DSIMT_CODE=90 $(SIMT_XFLAGS) \
 	    -Xcompiler=-iquote,tests/gpu -c $(@:.o=.cpp) -o $@
 
+# What the engine loads.
+SIMT_LIB := $B/tests/libtokenring_simt.so
+$(SIMT_LIB): $(SIMT_KERNELS:%=$B/simt/90/%.o) $(SIMT_C:%=$B/simt/90/%.o) \
+    $B/obj/kernels/kv_layout.o
+	@mkdir -p $(@D)
+	@echo "  LD    $@"
+	$Q$(NVCC) -cudart none -shared -o $@ $^ -Xcompiler=-pthread \
+	    -Xlinker=--no-undefined,-Bsymbolic -lm
+
 define simt_test
 $B/simt/$(1)/test_$(2): $B/cuda/obj/test_$(2).o $(SIMT_WITH_$(2)) \
     $B/simt/$(1)/libsimt.a
@@ -84,8 +95,9 @@ $B/tests/test_cuda_simt: tests/simt/run.sh $(SIMT_TESTS)
 	$Qcp $< $@
 
 .PHONY: test-simt
-test-simt: $B/tests/test_cuda_simt
+test-simt: $B/tests/test_cuda_simt $B/tests/test_model_cuda $(SIMT_LIB)
 	@$<
+	@TR_CUDA_LIBRARY=$(abspath $(SIMT_LIB)) $B/tests/test_model_cuda
 
 ifeq ($(NVCC_NEW),yes)
 TEST_CUDA += $B/tests/test_cuda_simt

@@ -18,9 +18,10 @@
  * brings out, missing fences, what the memory model allows beyond the host's,
  * kernels of a stream that overlap, and time.
  *
- * run.c has fibers, blocks and shared memory, cudart.c the runtime's functions,
- * device.h what CUDA C++ has and C++ has not, ptx.h the instructions of
- * kernels/cuda/ *ptx.cuh.
+ * run.c has fibers and blocks, meet.c where they meet, memory.c shared memory and
+ * copies to it, product.c tensor cores' products of a warpgroup, matmul.c
+ * cuBLASLt's part, cudart.c the runtime's functions; device.h what CUDA C++ has
+ * and C++ has not, ptx.h the instructions of kernels/cuda/ *ptx.cuh.
  */
 #ifndef TR_TESTS_SIMT_H
 #define TR_TESTS_SIMT_H
