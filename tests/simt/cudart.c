@@ -568,13 +568,9 @@ map_encode(CUtensorMap *out, CUtensorMapDataType type, cuuint32_t rank,
     return CUDA_SUCCESS;
 }
 
-cudaError_t
-cudaGetDriverEntryPointByVersion(const char *name, void **out, unsigned version,
-                                 unsigned long long flags,
-                                 enum cudaDriverEntryPointQueryResult *found)
+static cudaError_t
+entry(const char *name, void **out, enum cudaDriverEntryPointQueryResult *found)
 {
-    (void) version;
-    (void) flags;
     *out = NULL;
     *found = cudaDriverEntryPointSymbolNotFound;
     if (strcmp(name, "cuTensorMapEncodeTiled") == 0) {
@@ -583,3 +579,23 @@ cudaGetDriverEntryPointByVersion(const char *name, void **out, unsigned version,
     }
     return cudaSuccess;
 }
+
+#if CUDART_VERSION >= 12050 /* as in kernels/cuda/tensor.cuh */
+cudaError_t
+cudaGetDriverEntryPointByVersion(const char *name, void **out, unsigned version,
+                                 unsigned long long flags,
+                                 enum cudaDriverEntryPointQueryResult *found)
+{
+    (void) version;
+    (void) flags;
+    return entry(name, out, found);
+}
+#else
+cudaError_t
+cudaGetDriverEntryPoint(const char *name, void **out, unsigned long long flags,
+                        enum cudaDriverEntryPointQueryResult *found)
+{
+    (void) flags;
+    return entry(name, out, found);
+}
+#endif

@@ -21,6 +21,7 @@
 
 #undef __shared__
 #define __shared__ thread_local
+#undef __noinline__
 #define __noinline__ __attribute__((noinline))
 #undef __launch_bounds__
 #define __launch_bounds__(...)

@@ -54,8 +54,7 @@ sum(const tr_cuda_product_t *p, const float *w, uint32_t r)
 
     for (uint32_t i = 0; i < p->k; i += 4) {
         for (uint32_t j = 0; j < 4; j++) {
-            x[j] += w[i + j]
-                    * tr_float_load(p->x, r * p->ldx + i + j, p->type);
+            x[j] += w[i + j] * tr_float_load(p->x, r * p->ldx + i + j, p->type);
         }
     }
     return (x[0] + x[1]) + (x[2] + x[3]);
