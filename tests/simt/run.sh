@@ -9,14 +9,14 @@ bin=$(dirname "$0")/../simt
 n=0
 failed=0
 
-try() { # PROGRAM ROUNDS
+try() { # PROGRAM ROUNDS [SEED]
     n=$((n + 1))
     rounds=$((($2 * ${ROUNDS:-100} + 99) / 100))
-    if said=$("$bin/$1" "$rounds" 2>&1); then
+    if said=$("$bin/$1" "$rounds" ${3:+"$3"} 2>&1); then
         echo "ok $n - $1: ${said##*
 }"
     else
-        echo "not ok $n - $1 $rounds"
+        echo "not ok $n - $1 $rounds${3:+ $3}"
         echo "$said" | tail -n 40
         failed=1
     fi
@@ -26,7 +26,8 @@ try 90/test_decode 10
 try 80/test_decode 5
 try 90/test_few 5
 try 90/test_prompt 1
-try 80/test_prompt 1
+try 90/test_prompt 3 "$(date +%s)"
+try 80/test_prompt 2 "$(date +%s)"
 try 90/test_store 12
 try 90/test_generic 10
 try 90/test_manager 10
