@@ -9,14 +9,14 @@
  *
  * A case is a number of sequences of equal length, stored in one way, in 32
  * layers of pages in random order, so that nothing is in the L2 cache.  A pass is
- * a plan, all layers and what they leave to the end; launches are timed one by one
- * with events.  The time is that of a pass but for the plan, divided by the
- * layers, median of 5.  "bytes" are those of the tokens' codes and metadata, and
+ * all layers and what they leave to the end, in a graph, as the engine has it.  The
+ * time is that of a pass divided by the layers, median of 5.  "bytes" are those of the tokens' codes and metadata, and
  * of scores and positions (12 a token: two reads and a write); "share" is bytes /
  * time over the speed of a large copy, bytes read plus bytes written, of the same
- * run.  All of it: outputs, scores and victims.  "decode": the first layer, which
- * has no other layer's scores to raise; "attend": without the join kernel,
- * either; "last": scores and victims of the last layer.
+ * run.  All of it: outputs, scores and victims.  Then launches by themselves:
+ * "decode": the first layer, which has no other layer's scores to raise; "attend":
+ * without the join kernel, either; "last": scores and victims of the last layer;
+ * "plan": that of a step.
  */
 #include "cache.h"
 
@@ -335,62 +335,114 @@ elapsed(cudaEvent_t from, cudaEvent_t to)
     return ms * 1e3f;
 }
 
-/* e: before and behind the plan, behind each layer, behind their rest. */
 static void
-pass(const tr_cuda_stream_t *stream, const setup_t *s, const operands_t *o,
-     void *work, cudaEvent_t *e)
+launched(int error)
 {
-    uint32_t n = o->heads * o->head_dim;
-    tr_cuda_queries_t queries = { o->q,   o->out, n,        n,
-                                  TR_F32, TR_F32, o->heads, 0 };
-    int error;
-
-    queries.scale = (float) (1 / sqrt(o->head_dim));
-    cudaEventRecord(e[0], stream->stream);
-    error = tr_cuda_decode_plan(stream, &s->view, &s->rows, &o->size, false,
-                                work);
-    cudaEventRecord(e[1], stream->stream);
-    for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        error |= tr_cuda_decode(stream, &s->view, layer, &s->rows, &queries,
-                                &o->size, work);
-        cudaEventRecord(e[2 + layer], stream->stream);
-    }
-    error |= tr_cuda_decode_score(stream, &s->view, &s->rows, &o->size, work);
-    cudaEventRecord(e[2 + LAYERS], stream->stream);
     if (error != 0) {
         printf("launch: %s\n", tr_cuda_reason());
         exit(1);
     }
 }
 
+static void
+decode(const tr_cuda_stream_t *stream, const setup_t *s, const operands_t *o,
+       uint32_t from, uint32_t to, void *work)
+{
+    uint32_t n = o->heads * o->head_dim;
+    tr_cuda_queries_t queries = { o->q,   o->out, n,        n,
+                                  TR_F32, TR_F32, o->heads, 0 };
+
+    queries.scale = (float) (1 / sqrt(o->head_dim));
+    for (uint32_t layer = from; layer < to; layer++) {
+        launched(tr_cuda_decode(stream, &s->view, layer, &s->rows, &queries,
+                                &o->size, work));
+    }
+}
+
+static void
+plan(const tr_cuda_stream_t *stream, const setup_t *s, const operands_t *o,
+     void *work)
+{
+    launched(
+        tr_cuda_decode_plan(stream, &s->view, &s->rows, &o->size, false, work));
+}
+
+static void
+score(const tr_cuda_stream_t *stream, const setup_t *s, const operands_t *o,
+      void *work)
+{
+    launched(tr_cuda_decode_score(stream, &s->view, &s->rows, &o->size, work));
+}
+
+/* Launches by themselves; e: before and behind each. */
+static void
+pieces(const tr_cuda_stream_t *stream, const setup_t *s, const operands_t *o,
+       void *work, cudaEvent_t *e)
+{
+    cudaEventRecord(e[0], stream->stream);
+    plan(stream, s, o, work);
+    cudaEventRecord(e[1], stream->stream);
+    decode(stream, s, o, 0, 1, work);
+    cudaEventRecord(e[2], stream->stream);
+    decode(stream, s, o, 1, LAYERS, work);
+    cudaEventRecord(e[3], stream->stream);
+    score(stream, s, o, work);
+    cudaEventRecord(e[4], stream->stream);
+}
+
+static cudaGraphExec_t
+whole_pass(const tr_cuda_stream_t *stream, const setup_t *s,
+           const operands_t *o, void *work)
+{
+    cudaGraphExec_t pass;
+    cudaGraph_t graph;
+
+    cuda_ok(cudaStreamBeginCapture(stream->stream,
+                                   cudaStreamCaptureModeThreadLocal),
+            "capture");
+    decode(stream, s, o, 0, LAYERS, work);
+    score(stream, s, o, work);
+    cuda_ok(cudaStreamEndCapture(stream->stream, &graph), "capture");
+    cuda_ok(cudaGraphInstantiate(&pass, graph, 0), "graph");
+    cudaGraphDestroy(graph);
+    return pass;
+}
+
 static times_t
 measure(const tr_cuda_stream_t *stream, const setup_t *s, const operands_t *o)
 {
     size_t bytes = tr_cuda_decode_work(stream->device, &o->size);
-    float all[PASSES], first[PASSES], last[PASSES], plan[PASSES];
-    cudaEvent_t e[LAYERS + 3];
+    float all[PASSES], first[PASSES], last[PASSES], plans[PASSES];
+    cudaEvent_t e[5];
     void *work = device_array(NULL, bytes);
+    cudaGraphExec_t pass = whole_pass(stream, s, o, work);
     times_t t;
 
-    for (uint32_t i = 0; i < LAYERS + 3; i++) {
+    for (uint32_t i = 0; i < 5; i++) {
         cudaEventCreate(&e[i]);
     }
     for (int i = 0; i < PASSES; i++) {
-        pass(stream, s, o, work, e);
+        pieces(stream, s, o, work, e);
         cuda_ok(cudaStreamSynchronize(stream->stream), "decode");
-        plan[i] = elapsed(e[0], e[1]);
+        plans[i] = elapsed(e[0], e[1]);
         first[i] = elapsed(e[1], e[2]);
-        last[i] = elapsed(e[1 + LAYERS], e[2 + LAYERS]);
-        all[i] = elapsed(e[1], e[2 + LAYERS]) / LAYERS;
+        last[i] = elapsed(e[3], e[4]);
+        plan(stream, s, o, work);
+        cudaEventRecord(e[0], stream->stream);
+        cuda_ok(cudaGraphLaunch(pass, stream->stream), "pass");
+        cudaEventRecord(e[1], stream->stream);
+        cuda_ok(cudaStreamSynchronize(stream->stream), "pass");
+        all[i] = elapsed(e[0], e[1]) / LAYERS;
     }
-    for (uint32_t i = 0; i < LAYERS + 3; i++) {
+    for (uint32_t i = 0; i < 5; i++) {
         cudaEventDestroy(e[i]);
     }
+    cudaGraphExecDestroy(pass);
     cudaFree(work);
     t.layer = median(all + 1, PASSES - 1);
     t.first = median(first + 1, PASSES - 1);
     t.last = median(last + 1, PASSES - 1);
-    t.plan = median(plan + 1, PASSES - 1);
+    t.plan = median(plans + 1, PASSES - 1);
     return t;
 }
 
