@@ -19,8 +19,7 @@
 
 #include <cuda_runtime.h>
 
-#define WARPS 12u  /* of a block, as far as they fit */
-#define RINGS 128u /* where they begin in shared memory */
+#define WARPS 12u /* of a block, as far as they fit */
 
 /* Slots of a ring.  With two, one of which is attended while the other is on its
  * way, all warps together have as much under way as memory needs; with more,
@@ -112,10 +111,10 @@ open_ring(uint32_t at, uint32_t slots, uint32_t stages, ring_t &ring)
     __syncwarp();
 }
 
-/* The block's share of the scores of the layer before. */
+/* What is left of the scores of the layer before. */
 template <int Q>
 static __device__ __forceinline__ void
-raise_scores(const decode_args_t &a, uint32_t *claimed)
+raise_scores(const decode_args_t &a)
 {
     if (a.layer == 0 || !a.scored) {
         return;
@@ -123,30 +122,30 @@ raise_scores(const decode_args_t &a, uint32_t *claimed)
     if constexpr (Q == 1) {
         switch (a.group) {
         case 1:
-            score_share<1>(a, a.before, claimed);
+            score_rows<1>(a, a.before);
             break;
         case 2:
-            score_share<2>(a, a.before, claimed);
+            score_rows<2>(a, a.before);
             break;
         case 3:
-            score_share<3>(a, a.before, claimed);
+            score_rows<3>(a, a.before);
             break;
         default:
-            score_share<4>(a, a.before, claimed);
+            score_rows<4>(a, a.before);
         }
     } else {
         switch (a.group) {
         case 5:
-            score_share<5>(a, a.before, claimed);
+            score_rows<5>(a, a.before);
             break;
         case 6:
-            score_share<6>(a, a.before, claimed);
+            score_rows<6>(a, a.before);
             break;
         case 7:
-            score_share<7>(a, a.before, claimed);
+            score_rows<7>(a, a.before);
             break;
         default:
-            score_share<8>(a, a.before, claimed);
+            score_rows<8>(a, a.before);
         }
     }
 }
@@ -215,16 +214,11 @@ __launch_bounds__(WARPS * 32, 1)
     attend_kernel(const __grid_constant__ decode_args_t a)
 {
     extern __shared__ __align__(128) uint8_t shared[];
-    uint32_t *claimed = (uint32_t *) shared; /* rows of scores; then the rings */
 
     launch_next();
-    if (threadIdx.x == 0) {
-        *claimed = 0;
-    }
-    __syncthreads();
-    attend_range<D, Q, SLOTS>(a, shared + RINGS);
+    attend_range<D, Q, SLOTS>(a, shared);
     if constexpr (SLOTS != STAGES_DENSE) {
-        raise_scores<Q>(a, claimed);
+        raise_scores<Q>(a);
     }
 }
 
@@ -248,7 +242,7 @@ attend_with(uint32_t dim, uint32_t group)
 static uint32_t
 attend_warps(const tr_cuda_device_t *d, uint32_t dim)
 {
-    uint32_t fit = (d->shared - RINGS) / ring_bytes((int) dim, STAGES);
+    uint32_t fit = d->shared / ring_bytes((int) dim, STAGES);
 
     return fit < 1 ? 1 : fit < WARPS ? fit : WARPS;
 }
@@ -256,7 +250,7 @@ attend_warps(const tr_cuda_device_t *d, uint32_t dim)
 static uint32_t
 shared_bytes(const tr_cuda_device_t *d, uint32_t dim, int slots)
 {
-    return RINGS + attend_warps(d, dim) * ring_bytes((int) dim, slots);
+    return attend_warps(d, dim) * ring_bytes((int) dim, slots);
 }
 
 /* All pages are dense and have no scores, and larger rings fit. */
@@ -305,7 +299,8 @@ left_by(const decode_work_t *w, uint32_t layer)
     left.layer = w->layer + layer;
     left.head = w->head + (size_t) layer * w->max_heads;
     left.job = w->job + (size_t) layer * w->max_jobs;
-    left.share = w->share + (size_t) layer * (w->blocks + 1);
+    left.index = w->index + (size_t) layer * w->max_index;
+    left.claimed = w->claimed + (size_t) layer * PILES * CLAIM_WORDS;
     return left;
 }
 

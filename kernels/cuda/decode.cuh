@@ -41,6 +41,9 @@
 #define GROUP 8u      /* query heads of a list, at most */
 #define QUAD 4u       /* query heads that a lane of attention can have one of */
 #define ROW_TILES 16u /* whose scores one warp raises at a time */
+#define INDEX_ROWS 32u
+#define PILES 11u       /* of rows */
+#define CLAIM_WORDS 32u /* from one counter to the next */
 
 /* Layouts as the device wants them. */
 typedef struct {
@@ -116,11 +119,6 @@ typedef struct {
 
 static_assert(sizeof(decode_job_t) == 32, "8 words");
 
-/* Where a block's share of a layer's rows begins. */
-typedef struct {
-    uint32_t job, row; /* row of the layer */
-} decode_share_t;
-
 /* The least significant token of a row. */
 typedef struct {
     float significance;
@@ -132,7 +130,9 @@ typedef struct {
     decode_layer_t *layer;
     decode_head_t *head;
     decode_job_t *job;
-    decode_share_t *share; /* [blocks + 1] */
+    uint32_t *index;   /* job of each row that INDEX_ROWS divides */
+    uint32_t *claimed; /* [PILES][CLAIM_WORDS] rows; 0 when no kernel raises
+                        * scores */
     float *total;      /* [max_heads][GROUP] logarithms of all parts' sums */
     uint32_t *weights; /* [traces]: of a tile of 16 [group][8], of which word g
                         * has tokens g, g + 8; of 8 [group][4], by two */
@@ -146,13 +146,14 @@ typedef struct {
     uint32_t *before;  /* [layers][max_heads + 1] cost of the heads before */
     decode_cut_t *cut; /* [layers][max_ranges + 1] */
     decode_job_t *job;     /* [layers][max_jobs] */
-    decode_share_t *share; /* [layers][blocks + 1] */
+    uint32_t *index;       /* [layers][max_index] */
+    uint32_t *claimed;     /* [layers][PILES][CLAIM_WORDS] */
     uint2 *span;           /* [max_heads] first and last range */
     float2 *part_sum;      /* [places][GROUP] max, sum */
     float *part_out;       /* [places][group][head_dim] */
     decode_victim_t *find; /* [rows] */
     decode_left_t left[2]; /* of layers with an even number, and an odd one */
-    uint32_t max_heads, max_ranges, max_jobs, blocks, max_traces;
+    uint32_t max_heads, max_ranges, max_jobs, max_index, max_traces;
     size_t bytes;
 } decode_work_t;
 

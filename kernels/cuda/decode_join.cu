@@ -17,6 +17,9 @@ static __device__ __forceinline__ void
 settle_block(const decode_args_t &a, uint32_t i, uint32_t blocks)
 {
     settle_victims(a, a.before, i * WARPS + threadIdx.x / 32, blocks * WARPS);
+    if (i == 0 && threadIdx.x < PILES) {
+        a.before.claimed[threadIdx.x * CLAIM_WORDS] = 0;
+    }
 }
 
 template <int D>

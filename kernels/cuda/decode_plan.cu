@@ -1,7 +1,7 @@
 /*
  * The plan of a decode step: describes the heads of every layer, cuts each
- * layer's tiles into ranges of equal bytes, lists the segments whose scores are to
- * be raised, and cuts those into equal shares.
+ * layer's tiles into ranges of equal bytes, and lists the segments whose scores are
+ * to be raised, with an index of their rows.
  *
  * One block a layer.  Sums over heads stay in shared memory, where the cuts are
  * looked up, so that a step's plan takes a few microseconds.
@@ -46,7 +46,7 @@ decode_work(const tr_cuda_device_t *d, const tr_cuda_decode_size_t *size,
     w.max_heads = (uint32_t) heads;
     w.max_ranges = warps;
     w.max_jobs = (uint32_t) jobs;
-    w.blocks = d->blocks;
+    w.max_index = (uint32_t) (rows / INDEX_ROWS + 1);
     w.max_traces = (uint32_t) traces;
 #define TAKE(field, type, n) \
     (field) = (type *) (base + take(&end, (n) * sizeof(type)))
@@ -55,7 +55,8 @@ decode_work(const tr_cuda_device_t *d, const tr_cuda_decode_size_t *size,
     TAKE(w.before, uint32_t, all + layers);
     TAKE(w.cut, decode_cut_t, ((size_t) w.max_ranges + 1) * layers);
     TAKE(w.job, decode_job_t, jobs * layers);
-    TAKE(w.share, decode_share_t, ((size_t) w.blocks + 1) * layers);
+    TAKE(w.index, uint32_t, w.max_index * layers);
+    TAKE(w.claimed, uint32_t, PILES * CLAIM_WORDS * layers);
     TAKE(w.span, uint2, heads);
     TAKE(w.part_sum, float2, places * GROUP);
     TAKE(w.part_out, float, places * group * size->head_dim);
@@ -316,32 +317,17 @@ list_jobs(const plan_args_t &a, uint32_t i, const decode_head_t &h,
     }
 }
 
-/* Cuts the layer's rows into equal shares, one for each block. */
+/* The job of each row that INDEX_ROWS divides. */
 static __device__ __forceinline__ void
-share_rows(const plan_args_t &a, const decode_job_t *job, const sums_t &sums,
-           decode_share_t *share)
+index_rows(const decode_job_t *job, uint32_t jobs, uint32_t *index)
 {
-    const uint32_t blocks = a.work.blocks;
+    for (uint32_t j = threadIdx.x; j < jobs; j += THREADS) {
+        uint32_t from = job[j].before, to = from + job[j].rows;
 
-    for (uint32_t b = threadIdx.x; b <= blocks && sums.rows == 0; b += THREADS) {
-        share[b] = { 0, 0 };
-    }
-    for (uint32_t j = threadIdx.x; j < sums.jobs; j += THREADS) {
-        uint64_t from = job[j].before, to = from + job[j].rows;
-        uint32_t b = (uint32_t) ((from * blocks + sums.rows - 1) / sums.rows);
-
-        for (;; b++) {
-            decode_share_t x = { j, (uint32_t) ((uint64_t) sums.rows * b
-                                                / blocks) };
-
-            if (x.row >= to) {
-                break;
-            }
-            share[b] = x;
+        for (uint32_t i = (from + INDEX_ROWS - 1) / INDEX_ROWS;
+             i * INDEX_ROWS < to; i++) {
+            index[i] = j;
         }
-    }
-    if (threadIdx.x == 0 && sums.rows > 0) {
-        share[blocks] = { sums.jobs, sums.rows };
     }
 }
 
@@ -422,8 +408,11 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
         before[sums.live] = sums.cost;
     }
     __syncthreads();
-    share_rows(a, job, sums,
-               a.work.share + (size_t) layer * (a.work.blocks + 1));
+    if (threadIdx.x < PILES) {
+        a.work.claimed[(layer * PILES + threadIdx.x) * CLAIM_WORDS] = 0;
+    }
+    index_rows(job, sums.jobs,
+               a.work.index + (size_t) layer * a.work.max_index);
 
     uint32_t ranges = max(1u, sums.cost / RANGE_COST);
 

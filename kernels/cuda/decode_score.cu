@@ -13,15 +13,9 @@ static __global__ void
 __launch_bounds__(THREADS, 1)
     score_kernel(const __grid_constant__ decode_args_t a)
 {
-    __shared__ uint32_t claimed;
-
-    if (threadIdx.x == 0) {
-        claimed = 0;
-    }
-    __syncthreads();
     launch_next();
     launch_wait();
-    score_share<K>(a, a.left, &claimed);
+    score_rows<K>(a, a.left);
 }
 
 static __global__ void
@@ -32,6 +26,9 @@ __launch_bounds__(VICTIM_THREADS)
     settle_victims(a, a.left,
                    (blockIdx.x * VICTIM_THREADS + threadIdx.x) / 32,
                    gridDim.x * (VICTIM_THREADS / 32));
+    if (blockIdx.x == 0 && threadIdx.x < PILES) {
+        a.left.claimed[threadIdx.x * CLAIM_WORDS] = 0;
+    }
 }
 
 /* ---- launcher ----------------------------------------------------------- */

@@ -2,13 +2,13 @@
  * decode_score.cuh: raises the scores of a layer by the probabilities of its
  * tokens, and finds the least significant of these.
  *
- * The plan gives each block a share of the layer's rows, of which its warps take
- * the next one whenever they are done with one.  A row is ROW_TILES tiles of a
- * segment, which a warp does at once.  Lane 2t + i has of tile t the tokens
+ * Each few blocks have a pile of the layer's rows, of which their warps take the
+ * next one whenever they are done with one: who comes late leaves it to the others.
+ * (A pile for all: taking 8,000 rows takes 18 us.)  A row is ROW_TILES tiles
+ * of a segment, which a warp does at once.  Lane 2t + i has of tile t the tokens
  * 4i .. 4i + 3, and in tiles of 16 those 8 further on: scores, positions and
- * weights of four tokens are 16 bytes each.  What is read is asked for as soon as
- * it is known where that is: the page ids of a warp's row after the next, and
- * through the L2 cache all else of the next one.
+ * weights of four tokens are 16 bytes each.  While a warp does a row, the next one
+ * is claimed, and asked for through the L2 cache.
  *
  * Which token is the least significant must be found as the CPU does, by
  * rounded divisions: those are only done for what an estimate leaves.
@@ -399,12 +399,11 @@ choose(const decode_args_t &a, const work_t &w, const tokens_t &x,
     return least_of_warp(least);
 }
 
-/* ---- a block's share ---------------------------------------------------- */
+/* ---- rows of a layer ----------------------------------------------------- */
 
-/* 32 jobs, one a lane, from one of the share's on. */
+/* 32 jobs, one a lane. */
 typedef struct {
     uint4 words[2];
-    uint32_t job; /* of the first lane */
     uint32_t end; /* row of the layer behind the lane's job */
 } jobs_t;
 
@@ -414,7 +413,6 @@ load_jobs(const decode_left_t &left, uint32_t job, jobs_t &j)
     const uint32_t at = job + threadIdx.x % 32;
     const uint4 *from = (const uint4 *) (left.job + at);
 
-    j.job = job;
     j.end = 0xffffffffu;
     if (at < left.layer->jobs) {
         j.words[0] = __ldg(from);
@@ -434,17 +432,13 @@ static __device__ __forceinline__ void
 find_row(const decode_args_t &a, const decode_left_t &left, uint32_t row,
          jobs_t &j, work_t &w)
 {
-    uint32_t lane, head;
+    uint32_t behind = __ballot_sync(TR_ALL_LANES, j.end > row), lane, head;
 
-    for (;;) {
-        uint32_t behind = __ballot_sync(TR_ALL_LANES, j.end > row);
-
-        if (behind != 0) {
-            lane = __ffs((int) behind) - 1;
-            break;
-        }
-        load_jobs(left, j.job + 32, j);
+    if (behind == 0) { /* a job has a row at least, so one of 32 has this one */
+        load_jobs(left, __ldg(left.index + row / INDEX_ROWS), j);
+        behind = __ballot_sync(TR_ALL_LANES, j.end > row);
     }
+    lane = __ffs((int) behind) - 1;
     head = word_of(j.words[0].x, lane);
     w.index = word_of(j.words[0].y, lane);
     w.tokens = word_of(j.words[0].z, lane);
@@ -480,17 +474,44 @@ typedef struct {
     bool there; /* or there is no more */
 } row_t;
 
-/* The next row of the block's share, which ends at row `end`; claimed: how many
- * of them warps have. */
-static __device__ __forceinline__ row_t
-take_row(const decode_args_t &a, const decode_left_t &left, uint32_t first,
-         uint32_t end, uint32_t *claimed, jobs_t &j)
+/* Rows that the warps of some blocks have to themselves. */
+typedef struct {
+    uint32_t *claimed; /* how many of them warps have */
+    uint32_t first, end;
+} pile_t;
+
+/* Every PILESth block has the same pile, so that blocks of all parts of the
+ * device do: neighbours may be equally fast. */
+static __device__ __forceinline__ pile_t
+find_pile(const decode_left_t &left)
 {
-    uint32_t n = threadIdx.x % 32 == 0 ? atomicAdd(claimed, 1u) : 0;
+    const uint32_t blocks = gridDim.x, i = blockIdx.x % PILES;
+    const uint32_t few = blocks / PILES, more = blocks % PILES;
+    const uint32_t from = i * few + min(i, more); /* blocks of lower piles */
+    const uint64_t rows = __ldg(&left.layer->rows);
+    pile_t p = { left.claimed + i * CLAIM_WORDS,
+                 (uint32_t) (rows * from / blocks),
+                 (uint32_t) (rows * (from + few + (i < more)) / blocks) };
+
+    return p;
+}
+
+/* Takes a row, the number of which lane 0 is told when it comes. */
+static __device__ __forceinline__ uint32_t
+claim(const pile_t &p)
+{
+    return threadIdx.x % 32 == 0 ? atomicAdd(p.claimed, 1u) : 0;
+}
+
+/* The row of a claim. */
+static __device__ __forceinline__ row_t
+take_row(const decode_args_t &a, const decode_left_t &left, const pile_t &p,
+         uint32_t claimed, jobs_t &j)
+{
+    uint32_t n = p.first + word_of(claimed, 0);
     row_t r;
 
-    n = first + word_of(n, 0);
-    r.there = n < end;
+    r.there = n < p.end;
     if (r.there) {
         find_row(a, left, n, j, r.w);
         r.page = page_of(a, r.w);
@@ -498,22 +519,18 @@ take_row(const decode_args_t &a, const decode_left_t &left, uint32_t first,
     return r;
 }
 
-/* Raises the scores of the block's share of what a layer left, and leaves what
- * was found in each row.  claimed: in shared memory, 0 before any warp comes. */
+/* Raises the scores of what a layer left, as long as no other warp has, and
+ * leaves what was found in each row. */
 template <int K>
 static __device__ __forceinline__ void
-score_share(const decode_args_t &a, const decode_left_t &left,
-            uint32_t *claimed)
+score_rows(const decode_args_t &a, const decode_left_t &left)
 {
-    const decode_share_t from = left.share[blockIdx.x];
-    const uint32_t end = left.share[blockIdx.x + 1].row;
-    jobs_t j = { {}, from.job - 32, 0 }; /* those before, which have ended */
-    row_t now = take_row(a, left, from.row, end, claimed, j), next = now, later;
+    const pile_t pile = find_pile(left);
+    jobs_t j = { {}, 0 };
+    row_t now = take_row(a, left, pile, claim(pile), j), next;
+    uint32_t claimed = now.there ? claim(pile) : 0;
 
-    if (now.there) {
-        next = take_row(a, left, from.row, end, claimed, j);
-    }
-    for (; now.there; now = next, next = later) {
+    for (; now.there; now = next) {
         const work_t &w = now.w;
         float p[LANE_TOKENS], about[LANE_TOKENS], most[K];
         trace_t<K> trace;
@@ -522,10 +539,10 @@ score_share(const decode_args_t &a, const decode_left_t &left,
         ask(a, left, w, now.page, x);
         load_totals<K>(left, w, most);
         load_trace<K>(a, left, w, trace);
-        later = next;
+        next = take_row(a, left, pile, claimed, j);
         if (next.there) {
+            claimed = claim(pile);
             ask_ahead<K>(a, left, next.w, next.page);
-            later = take_row(a, left, from.row, end, claimed, j);
         }
         gain<K>(trace, most, p);
         pay(w, x, p, about);
