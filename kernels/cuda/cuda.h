@@ -103,7 +103,8 @@ typedef struct {
  * its victims.  Until then the pages, tables and sequences of scored sequences
  * stay as they are in that layer; kv, rows, size and work are the same.  (In a
  * kernel that streams pages, warps come to their ends at different times, which
- * this fills.)
+ * this fills.)  Of layers but the first, tables and what the plan left are read
+ * while a kernel in front that lets others begin early (launch.cuh) still runs.
  *
  * Bytes moved: codes and metadata once; q and out; of scored tokens their
  * weights, 2 bytes for each query head of the list, into the workspace and, for

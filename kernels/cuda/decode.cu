@@ -12,6 +12,9 @@
  *
  * Warps have equal bytes and yet come to their ends 15 us apart.  Those that have
  * raise scores of the layer before (decode_score.cuh) until none are left.
+ *
+ * Where a range's pages are is looked up while the kernel in front still runs: that
+ * one may write pages, but no tables, nor what the plan left.
  */
 #include "decode_attend.cuh"
 #include "decode_score.cuh"
@@ -78,23 +81,6 @@ attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
     CASE(4, 4)             \
     CASE(2, 2)             \
     CASE(16, 16)
-
-/* The first run of part (range, head). */
-template <int D, int Q>
-static __device__ __forceinline__ void
-begin_part(const decode_args_t &a, uint32_t range, const run_t &run,
-           state_t<D, Q> &s)
-{
-    state_init<D, Q>(s);
-    if (threadIdx.x % 32 == 0) {
-        if (run.what & RUN_FIRST) {
-            a.work.span[run.head].x = range;
-        }
-        if (run.what & RUN_LAST) {
-            a.work.span[run.head].y = range;
-        }
-    }
-}
 
 static __device__ __forceinline__ void
 open_ring(uint32_t at, uint32_t slots, uint32_t stages, ring_t &ring)
@@ -167,8 +153,12 @@ attend_range(const decode_args_t &a, uint8_t *shared)
 
     open_ring(smem_address(shared) + warp * ring_bytes(D, SLOTS), slot_bytes(D),
               SLOTS, ring);
-    launch_wait();
+    if (a.layer == 0) { /* the plan may be right in front */
+        launch_wait();
+    }
     take_range(a, range, c, ring);
+    launch_wait();
+    launch_next(); /* so that what comes next finds the plan, too */
 #pragma unroll 1
     for (int i = 0; i < SLOTS - 1; i++) {
         produce<D, SLOTS>(a, c, ring);
@@ -186,7 +176,7 @@ attend_range(const decode_args_t &a, uint8_t *shared)
         if (!any) {
             head = run.head;
             any = true;
-            begin_part<D, Q>(a, range, run, s);
+            state_init<D, Q>(s);
         }
         if constexpr (SLOTS == STAGES_DENSE) {
             attend_run<D, Q, SLOTS, 16, 16>(a, ring, c, run, bytes, s);
@@ -215,7 +205,6 @@ __launch_bounds__(WARPS * 32, 1)
 {
     extern __shared__ __align__(128) uint8_t shared[];
 
-    launch_next();
     attend_range<D, Q, SLOTS>(a, shared);
     if constexpr (SLOTS != STAGES_DENSE) {
         raise_scores<Q>(a);
@@ -329,6 +318,7 @@ decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv, uint32_t layer,
     out->work.layer += layer;
     out->work.head += (size_t) layer * out->work.max_heads;
     out->work.cut += (size_t) layer * (out->work.max_ranges + 1);
+    out->work.span += (size_t) layer * out->work.max_heads;
     out->group = size->heads / kv->lists;
     return true;
 }

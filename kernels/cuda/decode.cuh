@@ -2,7 +2,8 @@
  * decode.cuh: what the kernels of decode attention share.
  *
  *   plan    (decode_plan.cu, once a step) describes the heads of all layers and
- *           cuts each layer's work into ranges of equal bytes
+ *           cuts each layer's work into ranges of equal bytes.  What it leaves is
+ *           read by a kernel while the one in front of it still runs
  *   attend  (decode.cu, once a layer) one warp works off a range; nobody waits
  *           for anybody.  Warps that are done raise scores of the layer before
  *   join    (decode_join.cu, right behind) makes outputs of what the warps
@@ -148,7 +149,7 @@ typedef struct {
     decode_job_t *job;     /* [layers][max_jobs] */
     uint32_t *index;       /* [layers][max_index] */
     uint32_t *claimed;     /* [layers][PILES][CLAIM_WORDS] */
-    uint2 *span;           /* [max_heads] first and last range */
+    uint2 *span;           /* [layers][max_heads] first and last range */
     float2 *part_sum;      /* [places][GROUP] max, sum */
     float *part_out;       /* [places][group][head_dim] */
     decode_victim_t *find; /* [rows] */

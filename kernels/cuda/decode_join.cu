@@ -31,11 +31,12 @@ __launch_bounds__(JOIN_THREADS)
     uint32_t i = blockIdx.x * JOIN_WARPS + threadIdx.x / 32;
 
     launch_next();
-    launch_wait();
     if (blockIdx.x >= blocks) {
         settle_block<JOIN_WARPS>(a, blockIdx.x - blocks, gridDim.x - blocks);
     } else if (i < heads) {
         join_by_warp<D>(a, i);
+    } else {
+        launch_wait();
     }
 }
 
@@ -45,7 +46,6 @@ __launch_bounds__(WARPS * 32)
     join_blocks(const __grid_constant__ decode_args_t a, uint32_t heads)
 {
     launch_next();
-    launch_wait();
     if (blockIdx.x >= heads) {
         settle_block<WARPS>(a, blockIdx.x - heads, gridDim.x - heads);
     } else {

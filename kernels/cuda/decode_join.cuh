@@ -78,7 +78,8 @@ load_part(const float *from, float (&y)[D / 32])
 
 /* Parts way, way + ways, .. of query head `at` of the step, over the sum of
  * all; false: it has none.  to: where the lane's elements belong.  Where the
- * parts are is all that must be read before them. */
+ * parts are is all that must be read before them, and that the plan left: it is
+ * read while attention still runs. */
 template <int D>
 static __device__ __forceinline__ bool
 join(const decode_args_t &a, uint32_t at, uint32_t way, uint32_t ways,
@@ -96,6 +97,7 @@ join(const decode_args_t &a, uint32_t at, uint32_t way, uint32_t ways,
     const size_t step = (size_t) a.group * D;
     float max[EARLY], y[EARLY][N];
 
+    launch_wait();
 #pragma unroll
     for (int i = 0; i < N; i++) {
         x[i] = 0;

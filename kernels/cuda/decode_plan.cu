@@ -57,7 +57,7 @@ decode_work(const tr_cuda_device_t *d, const tr_cuda_decode_size_t *size,
     TAKE(w.job, decode_job_t, jobs * layers);
     TAKE(w.index, uint32_t, w.max_index * layers);
     TAKE(w.claimed, uint32_t, PILES * CLAIM_WORDS * layers);
-    TAKE(w.span, uint2, heads);
+    TAKE(w.span, uint2, all);
     TAKE(w.part_sum, float2, places * GROUP);
     TAKE(w.part_out, float, places * group * size->head_dim);
     TAKE(w.find, decode_victim_t, rows);
@@ -368,6 +368,21 @@ cut_at(const plan_args_t &a, const decode_head_t *heads, const uint32_t *before,
     return c;
 }
 
+/* Of each head, the range that has its first tile, and the one that has its last:
+ * what range b has from one cut to the next. */
+static __device__ __forceinline__ void
+note_spans(uint2 *span, uint32_t b, const decode_cut_t &from,
+           const decode_cut_t &to)
+{
+    for (uint32_t h = from.head + (from.tile > 0); h < to.head + (to.tile > 0);
+         h++) {
+        span[h].x = b;
+    }
+    for (uint32_t h = from.head; h < to.head; h++) {
+        span[h].y = b;
+    }
+}
+
 static __global__ void
 __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
 {
@@ -425,6 +440,11 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
                        (uint32_t) ((uint64_t) sums.cost * b / ranges));
         }
         cut[b] = c;
+    }
+    __syncthreads();
+    for (uint32_t b = threadIdx.x; b < ranges; b += THREADS) {
+        note_spans(a.work.span + (size_t) layer * a.work.max_heads, b, cut[b],
+                   cut[b + 1]);
     }
     if (threadIdx.x == 0) {
         decode_layer_t l = { ranges, sums.jobs, sums.rows };

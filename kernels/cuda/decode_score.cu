@@ -22,7 +22,6 @@ static __global__ void
 __launch_bounds__(VICTIM_THREADS)
     victim_kernel(const __grid_constant__ decode_args_t a)
 {
-    launch_wait();
     settle_victims(a, a.left,
                    (blockIdx.x * VICTIM_THREADS + threadIdx.x) / 32,
                    gridDim.x * (VICTIM_THREADS / 32));

@@ -560,40 +560,64 @@ score_rows(const decode_args_t &a, const decode_left_t &left)
     }
 }
 
-/* The victim of a job's list: the least of what was found in its rows. */
-static __device__ __forceinline__ void
-settle_victim(const decode_args_t &a, const decode_left_t &left, uint32_t job)
+/* A job, as its victim needs it. */
+typedef struct {
+    uint32_t head, rows, before, segment;
+} sought_t;
+
+static __device__ __forceinline__ sought_t
+load_sought(const decode_left_t &left, uint32_t job)
 {
-    const uint32_t lane = threadIdx.x % 32;
     const uint4 *from = (const uint4 *) (left.job + job);
     const uint4 x = __ldg(from), y = __ldg(from + 1);
-    const uint32_t segment = y.z & 255;
+    sought_t s = { x.x, y.w, y.y, y.z & 255 };
+
+    return s;
+}
+
+/* The victim of a job's list: the least of what was found in its rows. */
+static __device__ __forceinline__ void
+settle_victim(const decode_args_t &a, const sought_t &s)
+{
+    const uint32_t lane = threadIdx.x % 32;
     decode_victim_t least = no_victim();
 
-    if (segment >= SEG_WINDOW) {
+    if (s.segment >= SEG_WINDOW) {
         return;
     }
-    for (uint32_t i = lane; i < y.w; i += 32) {
-        uint4 u = __ldcg((const uint4 *) (a.work.find + y.y + i));
+    for (uint32_t i = lane; i < s.rows; i += 32) {
+        uint4 u = __ldcg((const uint4 *) (a.work.find + s.before + i));
         decode_victim_t o = { __uint_as_float(u.x), u.y, u.z, 0 };
 
         least = worse(o, least) ? o : least;
     }
     least = least_of_warp(least);
     if (lane == 0) {
-        a.kv.victim[(size_t) x.x * TR_KV_LISTS_MAX + segment] = {
+        a.kv.victim[(size_t) s.head * TR_KV_LISTS_MAX + s.segment] = {
             least.significance, least.index
         };
     }
 }
 
-/* .. of every `step`th job from `job` on. */
+/* .. of every `step`th job from `job` on.  Only what the plan left is read while
+ * the kernel in front still runs. */
 static __device__ __forceinline__ void
 settle_victims(const decode_args_t &a, const decode_left_t &left, uint32_t job,
                uint32_t step)
 {
-    for (const uint32_t jobs = left.layer->jobs; job < jobs; job += step) {
-        settle_victim(a, left, job);
+    const uint32_t jobs = left.layer->jobs;
+    sought_t s = {};
+
+    if (job < jobs) {
+        s = load_sought(left, job);
+    }
+    launch_wait();
+    while (job < jobs) {
+        settle_victim(a, s);
+        job += step;
+        if (job < jobs) {
+            s = load_sought(left, job);
+        }
     }
 }
 

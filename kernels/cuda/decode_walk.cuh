@@ -65,8 +65,6 @@ struct pace_t {
 };
 
 #define RUN_TRACED 16u /* its tiles leave traces */
-#define RUN_FIRST 32u  /* begins with the head's first tile */
-#define RUN_LAST 64u   /* the range has the head's last tile */
 
 /* A run: what a range has of one segment of one head. */
 struct run_t {
@@ -308,7 +306,7 @@ next_run(const decode_args_t &a, cursor_t &c, const ring_t &ring)
     }
     const decode_layout_t &l = a.layouts.of[index];
     uint32_t tile = c.next - start, end = min(n, stop - start);
-    uint32_t in_page, later, tiles = of_lane(c.words, WORD_TILES);
+    uint32_t in_page, later;
 
     c.what = s | index << 8;
     r.head = c.head;
@@ -326,12 +324,6 @@ next_run(const decode_args_t &a, cursor_t &c, const ring_t &ring)
     r.what = c.what;
     if ((of_lane(c.words, WORD_FLAGS) >> 16 & HEAD_SCORED) && l.scored) {
         r.what |= RUN_TRACED;
-    }
-    if (c.next == 0) {
-        r.what |= RUN_FIRST;
-    }
-    if (c.head != c.last_head || c.last_tile == tiles) {
-        r.what |= RUN_LAST;
     }
     write_note(ring, r);
     c.next = start + end;
