@@ -2,7 +2,8 @@
  * Common parameters (openai_params.h).  Ranges and defaults are OpenAI's;
  * top_k, min_p, repetition_penalty, min_tokens, ignore_eos, stop_token_ids and
  * include_stop_str_in_output are vLLM's.  The temperature of a request that
- * names none is 1, also when generation_config.json says `do_sample: false`.
+ * names none is 1, also when generation_config.json says `do_sample: false`; a
+ * top_p of 0 leaves the best token alone.
  */
 #include "openai_params.h"
 
@@ -139,7 +140,7 @@ typedef struct {
 
 static const number_t numbers[] = {
     { "temperature", AT(temperature), 0, false, 2 },
-    { "top_p", AT(top_p), 0, true, 1 },
+    { "top_p", AT(top_p), 0, false, 1 },
     { "min_p", AT(min_p), 0, false, 1 },
     { "presence_penalty", AT(presence_penalty), -2, false, 2 },
     { "frequency_penalty", AT(frequency_penalty), -2, false, 2 },
@@ -169,8 +170,9 @@ read_numbers(const json_t *root, tr_sampling_params_t *p, tr_error_t *err)
     if (rc == TR_OK) {
         rc = tr_json_integer(root, "seed", INT64_MIN, INT64_MAX, &seed, err);
     }
-    if (p->temperature < TEMPERATURE_GREEDY) {
+    if (p->temperature < TEMPERATURE_GREEDY || p->top_p == 0) {
         p->temperature = 0;
+        p->top_p = p->top_p == 0 ? 1 : p->top_p;
     }
     p->top_k = top_k < 0 ? 0 : (int32_t) top_k;
     p->has_seed = tr_json_field(root, "seed") != NULL;

@@ -83,7 +83,7 @@ const chatTable = [
   ['temperature: negative', with_({ temperature: -0.1 }), 'temperature', /0/],
   ['temperature: a string', with_({ temperature: '1' }), 'temperature',
     /number/],
-  ['top_p: 0', with_({ top_p: 0 }), 'top_p', /top_p/],
+  ['top_p: below 0', with_({ top_p: -0.01 }), 'top_p', /top_p/],
   ['top_p: above 1', with_({ top_p: 1.01 }), 'top_p', /top_p/],
   ['top_k: -2', with_({ top_k: -2 }), 'top_k', /top_k/],
   ['top_k: a fraction', with_({ top_k: 1.5 }), 'top_k', /integer/],

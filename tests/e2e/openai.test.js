@@ -147,6 +147,15 @@ test('chat: another seed, another story', async () => {
   assert.ok(new Set(texts).size > 1);
 });
 
+test('chat: a top_p of 0 leaves the best token alone', async () => {
+  const [best, left] = await Promise.all([
+    client.chat.completions.create(ask({})),
+    client.chat.completions.create(ask({ temperature: 1.5, top_p: 0 })),
+  ]);
+  assert.equal(left.choices[0].message.content,
+    best.choices[0].message.content);
+});
+
 test('chat: a stop string ends the text before it', async () => {
   const whole = goldens[0].continuation;
   const stop = 'Pocket';

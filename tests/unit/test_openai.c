@@ -236,6 +236,25 @@ test_all_parameters(void **state)
     tr_request_free(r);
 }
 
+/* OpenAI's least top_p is 0, which leaves the best token alone. */
+static void
+test_top_p_0(void **state)
+{
+    static const char *const least[] = { "0", "0.0", "1e-60" };
+
+    (void) state;
+    for (size_t i = 0; i < 3; i++) {
+        char body[128];
+        tr_request_t *r;
+
+        snprintf(body, sizeof(body), "{" HI ",\"top_p\":%s}", least[i]);
+        r = good(CHAT, body);
+        assert_true(r->params.temperature == 0.0f);
+        assert_true(r->params.top_p == 1.0f);
+        tr_request_free(r);
+    }
+}
+
 /* null is the same as absent, everywhere. */
 static void
 test_null(void **state)
@@ -515,8 +534,7 @@ static const bad_t bad[] = {
       "decimal above maximum value. Expected a value <= 2, but got 2.1" },
     { CHAT, C("\"temperature\":true"), INVALID, "temperature",
       "but got a boolean" },
-    { CHAT, C("\"top_p\":0"), INVALID, "top_p", "Expected a value > 0" },
-    { CHAT, C("\"top_p\":1e-60"), INVALID, "top_p", "Expected a value > 0" },
+    { CHAT, C("\"top_p\":-0.01"), INVALID, "top_p", "Expected a value >= 0" },
     { CHAT, C("\"top_p\":1.01"), INVALID, "top_p", "Expected a value <= 1" },
     { CHAT, C("\"min_p\":-1"), INVALID, "min_p", "Expected a value >= 0" },
     { CHAT, C("\"top_k\":-2"), INVALID, "top_k", "Expected a value >= -1" },
@@ -774,6 +792,7 @@ main(void)
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_all_parameters),
         cmocka_unit_test(test_policies),
+        cmocka_unit_test(test_top_p_0),
         cmocka_unit_test(test_null),
         cmocka_unit_test(test_content_parts),
         cmocka_unit_test(test_prompts),
