@@ -170,9 +170,12 @@ read_numbers(const json_t *root, tr_sampling_params_t *p, tr_error_t *err)
     if (rc == TR_OK) {
         rc = tr_json_integer(root, "seed", INT64_MIN, INT64_MAX, &seed, err);
     }
-    if (p->temperature < TEMPERATURE_GREEDY || p->top_p == 0) {
+    if (p->top_p == 0) {
+        p->top_p = 1;
         p->temperature = 0;
-        p->top_p = p->top_p == 0 ? 1 : p->top_p;
+    }
+    if (p->temperature < TEMPERATURE_GREEDY) {
+        p->temperature = 0;
     }
     p->top_k = top_k < 0 ? 0 : (int32_t) top_k;
     p->has_seed = tr_json_field(root, "seed") != NULL;
