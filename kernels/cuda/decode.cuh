@@ -42,9 +42,9 @@
 #define GROUP 8u      /* query heads of a list, at most */
 #define QUAD 4u       /* query heads that a lane of attention can have one of */
 #define ROW_TILES 16u /* whose scores one warp raises at a time */
-#define INDEX_ROWS 32u
-#define PILES 11u       /* of rows */
-#define CLAIM_WORDS 32u /* from one counter to the next */
+#define INDEX_ROWS 32u /* of a layer, from one whose job is known to the next */
+#define PILES 11u      /* of rows, which blocks share */
+#define CLAIM_WORDS 32u /* from the counter of one to that of the next */
 
 /* Layouts as the device wants them. */
 typedef struct {
