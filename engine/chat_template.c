@@ -328,10 +328,11 @@ last_query(const tr_chat_message_t *m, uint32_t n)
     return n - 1;
 }
 
-/* An assistant's message, which may hold its reasoning. */
+/* An assistant's message, which may hold its reasoning.  query: where the last
+ * question stands. */
 static void
 put_answer(render_t *r, const tr_chat_template_t *c, const tr_chat_message_t *m,
-           uint32_t i, uint32_t n)
+           uint32_t i, uint32_t n, uint32_t query)
 {
     static const char open[] = "<think>", close[] = "</think>";
     const char *text = m[i].content, *reasoning = "", *at;
@@ -353,7 +354,7 @@ put_answer(render_t *r, const tr_chat_template_t *c, const tr_chat_message_t *m,
     if (at != NULL || (!keep && c->think != TR_THINK_DROP_BEFORE_QUERY)) {
         strip_newlines(&text, &len, false);
     }
-    if (c->think == TR_THINK_DROP_BEFORE_QUERY && i > last_query(m, n)
+    if (c->think == TR_THINK_DROP_BEFORE_QUERY && i > query
         && (i == n - 1 || reasoning_len > 0)) {
         strip_newlines(&text, &len, false);
         put_mark(r, open);
@@ -370,6 +371,8 @@ static void
 render_chatml(render_t *r, const tr_chat_template_t *c,
               const tr_chat_message_t *m, uint32_t n)
 {
+    uint32_t query = last_query(m, n);
+
     if (c->bos[0] != '\0') {
         put_mark(r, c->bos);
     }
@@ -381,7 +384,7 @@ render_chatml(render_t *r, const tr_chat_template_t *c,
     for (uint32_t i = 0; i < n; i++) {
         begin_turn(r, role_name(&m[i]));
         if (c->think != TR_THINK_KEEP && has_role(&m[i], "assistant")) {
-            put_answer(r, c, m, i, n);
+            put_answer(r, c, m, i, n, query);
         } else {
             put_content(r, &m[i], c->trim);
         }

@@ -527,6 +527,32 @@ invalid_utf8_in_a_message_is_refused(void **state)
     free(ids.data);
 }
 
+/* It would take minutes if each answer looked for the last question anew. */
+static void
+many_answers_end(void **state)
+{
+    enum { N = 400000 };
+    tr_chat_template_t c = load_text(CHATML);
+    tr_tokenizer_scratch_t *s = tr_tokenizer_scratch_new(tokenizer);
+    tr_chat_message_t *m = malloc(N * sizeof(*m));
+    tr_ids_t ids = { 0 };
+    tr_error_t err;
+
+    (void) state;
+    assert_non_null(m);
+    c.think = TR_THINK_DROP_BEFORE_QUERY;
+    for (uint32_t i = 0; i < N; i++) {
+        m[i] = (tr_chat_message_t){ "assistant", 9, "", 0 };
+    }
+    assert_int_equal(tr_chat_template_encode(&c, tokenizer, s, m, N, &ids,
+                                             &err),
+                     TR_OK);
+    assert_true(ids.len > N);
+    free(ids.data);
+    free(m);
+    tr_tokenizer_scratch_free(s);
+}
+
 /* The goldens that came with the shipped model. */
 static void
 pocket_prompts_equal_the_goldens(void **state)
@@ -596,6 +622,7 @@ main(void)
         cmocka_unit_test(what_a_template_cannot_express_is_refused),
         cmocka_unit_test(messages_cannot_forge_marks),
         cmocka_unit_test(invalid_utf8_in_a_message_is_refused),
+        cmocka_unit_test(many_answers_end),
         cmocka_unit_test(pocket_prompts_equal_the_goldens),
     };
 
