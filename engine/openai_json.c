@@ -281,8 +281,8 @@ tr_json_integer(const json_t *object, const char *name, int64_t min,
 }
 
 tr_status_t
-tr_json_number(const json_t *object, const char *name, double min,
-               bool above_min, double max, float *out, tr_error_t *err)
+tr_json_number(const json_t *object, const char *name, double min, double max,
+               float *out, tr_error_t *err)
 {
     json_t *value = tr_json_field(object, name);
     double v;
@@ -294,12 +294,12 @@ tr_json_number(const json_t *object, const char *name, double min,
         return tr_json_wrong_type(err, name, "a decimal number", value);
     }
     v = json_number_value(value);
-    if (!(v >= min) || (above_min && (float) v <= (float) min)) {
+    if (!(v >= min)) {
         return tr_error_set(err, TR_ERR_INVALID, name,
                             "Invalid '%s': decimal "
-                            "below minimum value. Expected a value %s %g, but "
+                            "below minimum value. Expected a value >= %g, but "
                             "got %g instead.",
-                            name, above_min ? ">" : ">=", min, v);
+                            name, min, v);
     }
     if (!(v <= max)) {
         return tr_error_set(err, TR_ERR_INVALID, name,

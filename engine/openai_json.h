@@ -39,9 +39,7 @@ tr_status_t tr_json_bool(const json_t *object, const char *name, bool *out,
                          tr_error_t *err);
 tr_status_t tr_json_integer(const json_t *object, const char *name, int64_t min,
                             int64_t max, int64_t *out, tr_error_t *err);
-/* [min, max], or (min, max] when above_min. */
 tr_status_t tr_json_number(const json_t *object, const char *name, double min,
-                           bool above_min, double max, float *out,
-                           tr_error_t *err);
+                           double max, float *out, tr_error_t *err);
 
 #endif

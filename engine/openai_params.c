@@ -128,23 +128,25 @@ check_refused(const json_t *root, tr_error_t *err)
 
 /* ---- numbers ------------------------------------------------------------ */
 
+/* Logits are divided by it: below this they may overflow. */
+#define REPETITION_PENALTY_MIN 1e-6
+
 typedef struct {
     const char *name;
     size_t offset;
-    double min;
-    bool above_min;
-    double max;
+    double min, max;
 } number_t;
 
 #define AT(field) offsetof(tr_sampling_params_t, field)
 
 static const number_t numbers[] = {
-    { "temperature", AT(temperature), 0, false, 2 },
-    { "top_p", AT(top_p), 0, false, 1 },
-    { "min_p", AT(min_p), 0, false, 1 },
-    { "presence_penalty", AT(presence_penalty), -2, false, 2 },
-    { "frequency_penalty", AT(frequency_penalty), -2, false, 2 },
-    { "repetition_penalty", AT(repetition_penalty), 0, true, 10 },
+    { "temperature", AT(temperature), 0, 2 },
+    { "top_p", AT(top_p), 0, 1 },
+    { "min_p", AT(min_p), 0, 1 },
+    { "presence_penalty", AT(presence_penalty), -2, 2 },
+    { "frequency_penalty", AT(frequency_penalty), -2, 2 },
+    { "repetition_penalty", AT(repetition_penalty), REPETITION_PENALTY_MIN,
+      10 },
 };
 
 static tr_status_t
@@ -160,7 +162,7 @@ read_numbers(const json_t *root, tr_sampling_params_t *p, tr_error_t *err)
     for (i = 0; rc == TR_OK && i < sizeof(numbers) / sizeof(numbers[0]); i++) {
         const number_t *n = &numbers[i];
 
-        rc = tr_json_number(root, n->name, n->min, n->above_min, n->max,
+        rc = tr_json_number(root, n->name, n->min, n->max,
                             (float *) (void *) ((char *) p + n->offset), err);
     }
     if (rc == TR_OK) {

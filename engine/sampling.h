@@ -33,7 +33,7 @@ typedef struct {
     int32_t top_k;            /* 0: off */
     float presence_penalty;   /* [-2, 2], over output tokens */
     float frequency_penalty;  /* [-2, 2], over output tokens */
-    float repetition_penalty; /* (0, 10], over prompt and output, 1: off */
+    float repetition_penalty; /* [1e-6, 10], over prompt and output, 1: off */
     bool has_seed;            /* else the engine draws one */
     uint64_t seed;
     uint32_t max_tokens; /* of one choice; 0 only with echo */

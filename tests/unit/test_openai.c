@@ -549,7 +549,10 @@ static const bad_t bad[] = {
     { CHAT, C("\"frequency_penalty\":-3"), INVALID, "frequency_penalty",
       "Expected a value >= -2, but got -3" },
     { CHAT, C("\"repetition_penalty\":0"), INVALID, "repetition_penalty",
-      "Expected a value > 0" },
+      "Expected a value >= 1e-06, but got 0" },
+    /* what it makes of a logit would be infinite */
+    { CHAT, C("\"repetition_penalty\":1e-38"), INVALID, "repetition_penalty",
+      "Expected a value >= 1e-06, but got 1e-38" },
     { CHAT, C("\"seed\":1.5"), INVALID, "seed", "expected an integer" },
     { CHAT, C("\"seed\":\"1\""), INVALID, "seed", "but got a string" },
     { CHAT, C("\"n\":0"), INVALID, "n", "Expected a value >= 1, but got 0" },
