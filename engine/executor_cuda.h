@@ -23,8 +23,9 @@
 #define TR_CUDA_TURNS 2
 #define TR_CUDA_BUCKETS_MAX 64
 
-/* Tokens of one sequence that may be barred: stop tokens, the model's ends. */
-#define TR_CUDA_BAR_MAX (TR_STOP_TOKENS_MAX + TR_EOS_MAX)
+/* Tokens of one sequence that may be barred: stop tokens, the model's ends, and
+ * the end of a chat's turn. */
+#define TR_CUDA_BAR_MAX (TR_STOP_TOKENS_MAX + TR_EOS_MAX + 1)
 
 /* Offsets in an upload of so many rows, sequences and wishes. */
 typedef struct {

@@ -311,6 +311,57 @@ test_bad_token(void **state)
     e->free(e);
 }
 
+/* The token that follows `words` with these tokens barred. */
+static int32_t
+next_token(tr_executor_t *e, const int32_t *eos, uint32_t n_eos,
+           const int32_t *stop, uint32_t n_stop)
+{
+    tr_sampling_params_t params = gen_greedy();
+    tr_sampler_t sampler;
+    tr_sampled_t out;
+    tr_batch_item_t item = { .kv_slot = tr_kv_open(e->kv, NULL),
+                             .n = 14,
+                             .tokens = words,
+                             .sample = true,
+                             .sampler = &sampler,
+                             .out = &out };
+    tr_batch_t batch = { &item, 1, 14 };
+
+    params.min_tokens = 1;
+    params.stop_tokens = stop;
+    params.n_stop_tokens = n_stop;
+    tr_sampler_init(&sampler, &params, 1, e->vocab, NULL, eos, n_eos, NULL, 0);
+    tr_kv_prompt(e->kv, item.kv_slot, item.n);
+    assert_int_equal(tr_kv_reserve(e->kv, item.kv_slot, item.n), TR_OK);
+    assert_int_equal(tr_executor_run(e, &batch), TR_OK);
+    assert_int_equal(item.status, TR_OK);
+    tr_kv_close(e->kv, item.kv_slot);
+    return out.token;
+}
+
+/* As many as the model's configuration and a request may name, and the end of a
+ * chat's turn, which stands last. */
+static void
+test_all_barred(void **state)
+{
+    tr_executor_t *e = open_executor("cuda", "full");
+    int32_t eos[TR_EOS_MAX + 1], stop[TR_STOP_TOKENS_MAX], best;
+
+    (void) state;
+    for (int32_t i = 0; i < TR_EOS_MAX; i++) {
+        eos[i] = 4000 + i;
+    }
+    for (int32_t i = 0; i < TR_STOP_TOKENS_MAX; i++) {
+        stop[i] = 3700 + i;
+    }
+    best = next_token(e, eos, TR_EOS_MAX, stop, TR_STOP_TOKENS_MAX);
+    eos[TR_EOS_MAX] = best;
+    assert_int_not_equal(next_token(e, eos, TR_EOS_MAX + 1, stop,
+                                    TR_STOP_TOKENS_MAX),
+                         best);
+    e->free(e);
+}
+
 /* Batches larger than the buffers are refused before anything is launched, and
  * an empty one is fine. */
 static void
@@ -420,8 +471,9 @@ main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_card),      cmocka_unit_test(test_like_cpu),
         cmocka_unit_test(test_graphs),    cmocka_unit_test(test_policies),
-        cmocka_unit_test(test_bad_token), cmocka_unit_test(test_contract),
-        cmocka_unit_test(test_refused),   cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_bad_token), cmocka_unit_test(test_all_barred),
+        cmocka_unit_test(test_contract),  cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_memory),
     };
 
     if (argc > 1) {
