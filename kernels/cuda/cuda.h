@@ -5,9 +5,10 @@
  * sequence's tokens are, kv_layout.h what a page holds).  A step is
  *
  *   tr_cuda_decode_plan      once: shares the work of every layer out
- *   tr_cuda_decode, ..       once a layer, in their order: outputs, and the
- *                            scores and victims of the layer before
- *   tr_cuda_decode_score     once: those of the last layer
+ *   tr_cuda_decode, ..       once a layer, in their order: outputs, the scores
+ *                            of the layer before, and victims of the one before
+ *                            that
+ *   tr_cuda_decode_score     once: what is left of the last layers
  *
  * All launchers take a stream, check what they can see from the host, return 0,
  * TR_KERNEL_BADARG or TR_CUDA_FAILED, and neither allocate nor synchronise;
@@ -100,7 +101,7 @@ typedef struct {
  * layers are decoded in their order, each once behind a plan or behind
  * tr_cuda_decode_score, in one stream or in ones that wait (events); decode of a
  * layer adds to the scores of the one before what its tokens were given, and sets
- * its victims.  Until then the pages, tables and sequences of scored sequences
+ * the victims of the one before that.  Until then the pages, tables and sequences of scored sequences
  * stay as they are in that layer; kv, rows, size and work are the same.  (In a
  * kernel that streams pages, warps come to their ends at different times, which
  * this fills.)  Of layers but the first, tables and what the plan left are read
@@ -115,8 +116,8 @@ int tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                    const tr_cuda_queries_t *queries,
                    const tr_cuda_decode_size_t *size, void *work);
 
-/* Behind tr_cuda_decode of the last layer, kv->layers - 1: its scores and
- * victims.  Without scored sequences it does nothing and may be left out. */
+/* Behind tr_cuda_decode of the last layer, kv->layers - 1: its scores, its
+ * victims, and those of the layer before.  Without scored sequences it does nothing and may be left out. */
 int tr_cuda_decode_score(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                          const tr_rows_t *rows,
                          const tr_cuda_decode_size_t *size, void *work);

@@ -30,6 +30,7 @@
  * pages are dense there is next to nothing else, and four are 1% faster. */
 #define STAGES 2
 #define STAGES_DENSE 4
+#define ENDED 16u /* bytes behind the rings: how many warps left their parts */
 
 template <int D, int Q, int SLOTS, int KEY, int VALUE>
 static __device__ __forceinline__ void
@@ -97,6 +98,20 @@ open_ring(uint32_t at, uint32_t slots, uint32_t stages, ring_t &ring)
     __syncwarp();
 }
 
+/* The warp has left its parts.  ended: warps of the block that have. */
+static __device__ __forceinline__ void
+tell_ended(const decode_args_t &a, uint32_t *ended)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        __threadfence_block();
+        if (atomicAdd(ended, 1u) == blockDim.x / 32 - 1) {
+            __threadfence_block();
+            add_release(a.ended, 1);
+        }
+    }
+}
+
 /* What is left of the scores of the layer before. */
 template <int Q>
 static __device__ __forceinline__ void
@@ -159,6 +174,9 @@ attend_range(const decode_args_t &a, uint8_t *shared)
     take_range(a, range, c, ring);
     launch_wait();
     launch_next(); /* so that what comes next finds the plan, too */
+    if (a.ended != NULL && blockIdx.x == 0 && threadIdx.x == 0) {
+        *a.ended_old = 0; /* nobody looks at it any more */
+    }
 #pragma unroll 1
     for (int i = 0; i < SLOTS - 1; i++) {
         produce<D, SLOTS>(a, c, ring);
@@ -204,8 +222,17 @@ __launch_bounds__(WARPS * 32, 1)
     attend_kernel(const __grid_constant__ decode_args_t a)
 {
     extern __shared__ __align__(128) uint8_t shared[];
+    uint32_t *ended =
+        (uint32_t *) (shared + blockDim.x / 32 * ring_bytes(D, SLOTS));
 
+    if (threadIdx.x == 0) {
+        *ended = 0;
+    }
+    __syncthreads();
     attend_range<D, Q, SLOTS>(a, shared);
+    if (a.ended != NULL) {
+        tell_ended(a, ended);
+    }
     if constexpr (SLOTS != STAGES_DENSE) {
         raise_scores<Q>(a);
     }
@@ -231,7 +258,7 @@ attend_with(uint32_t dim, uint32_t group)
 static uint32_t
 attend_warps(const tr_cuda_device_t *d, uint32_t dim)
 {
-    uint32_t fit = d->shared / ring_bytes((int) dim, STAGES);
+    uint32_t fit = (d->shared - ENDED) / ring_bytes((int) dim, STAGES);
 
     return fit < 1 ? 1 : fit < WARPS ? fit : WARPS;
 }
@@ -239,7 +266,7 @@ attend_warps(const tr_cuda_device_t *d, uint32_t dim)
 static uint32_t
 shared_bytes(const tr_cuda_device_t *d, uint32_t dim, int slots)
 {
-    return attend_warps(d, dim) * ring_bytes((int) dim, slots);
+    return attend_warps(d, dim) * ring_bytes((int) dim, slots) + ENDED;
 }
 
 /* All pages are dense and have no scores, and larger rings fit. */
@@ -315,6 +342,14 @@ decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv, uint32_t layer,
     out->work = decode_work(d, size, work);
     out->left = left_by(&out->work, layer);
     out->before = layer > 0 ? left_by(&out->work, layer - 1) : out->left;
+    out->raised = layer > 1 ? left_by(&out->work, layer - 2) : out->left;
+    out->blocks = d->blocks;
+    out->ended = NULL;
+    if (kv->layers > 1) {
+        out->ended = out->work.ended + layer;
+        out->ended_old = out->work.ended
+                         + (layer > 0 ? layer : kv->layers) - 1;
+    }
     out->work.layer += layer;
     out->work.head += (size_t) layer * out->work.max_heads;
     out->work.cut += (size_t) layer * (out->work.max_ranges + 1);

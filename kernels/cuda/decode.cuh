@@ -7,8 +7,9 @@
  *   attend  (decode.cu, once a layer) one warp works off a range; nobody waits
  *           for anybody.  Warps that are done raise scores of the layer before
  *   join    (decode_join.cu, right behind) makes outputs of what the warps
- *           found, and victims of the layer before
- *   score   (decode_score.cu, once a step) scores and victims of the last layer
+ *           found, and victims of two layers before
+ *   score   (decode_score.cu, once a step) scores of the last layer, victims of
+ *           the last two
  *
  * A head is one KV head of one sequence in one layer, with the query heads of
  * its group.  Those of sequences that take no part are left out, since a warp
@@ -138,6 +139,7 @@ typedef struct {
     uint32_t *weights; /* [traces]: of a tile of 16 [group][8], of which word g
                         * has tokens g, g + 8; of 8 [group][4], by two */
     float *maxima;     /* [group] each: see decode_maximum */
+    decode_victim_t *find; /* [rows] by whoever raises its scores */
 } decode_left_t;
 
 /* The workspace. */
@@ -152,7 +154,8 @@ typedef struct {
     uint2 *span;           /* [layers][max_heads] first and last range */
     float2 *part_sum;      /* [places][GROUP] max, sum */
     float *part_out;       /* [places][group][head_dim] */
-    decode_victim_t *find; /* [rows] */
+    uint32_t *ended; /* [layers] blocks of attention that left all their parts;
+                      * 0 when no kernel attends */
     decode_left_t left[2]; /* of layers with an even number, and an odd one */
     uint32_t max_heads, max_ranges, max_jobs, max_index, max_traces;
     size_t bytes;
@@ -174,6 +177,11 @@ typedef struct {
     decode_work_t work;   /* of the layer */
     decode_left_t left;   /* by it */
     decode_left_t before; /* by the one before, if there is one */
+    decode_left_t raised; /* by the one before that, if there is one */
+    uint32_t *ended; /* of the layer; NULL, where there is but one: who wants its
+                      * parts waits until attention has ended */
+    uint32_t *ended_old; /* of the layer before, to be 0 again */
+    uint32_t blocks;     /* of attention */
     uint32_t layer;
     bool scored; /* some layout is */
     const void *q;

@@ -1,11 +1,13 @@
 /*
  * The outputs of decode attention, from the parts of each query head: many
  * query heads, a warp each; few, which have many parts, a block.  Behind these
- * come blocks for the victims of the layer before, whose scores attention has
- * raised on its way.
+ * come blocks for victims of two layers before: attention of the layer before has
+ * raised the last of those scores.
  *
  * The kernel starts while the attend kernel still runs, where the device can do
- * that.
+ * that: then that one's blocks all run, and each will say when its warps have left
+ * their parts, long before the last of them is done with scores.  So outputs are
+ * made while other multiprocessors still raise scores.
  */
 #include "decode_join.cuh"
 #include "decode_score.cuh"
@@ -16,9 +18,19 @@ template <int WARPS>
 static __device__ __forceinline__ void
 settle_block(const decode_args_t &a, uint32_t i, uint32_t blocks)
 {
-    settle_victims(a, a.before, i * WARPS + threadIdx.x / 32, blocks * WARPS);
+    settle_victims(a, a.raised, i * WARPS + threadIdx.x / 32, blocks * WARPS);
     if (i == 0 && threadIdx.x < PILES) {
-        a.before.claimed[threadIdx.x * CLAIM_WORDS] = 0;
+        a.raised.claimed[threadIdx.x * CLAIM_WORDS] = 0;
+    }
+}
+
+/* One block waits for the end of attention, so that who waits for this kernel also
+ * waits for that one. */
+static __device__ __forceinline__ void
+end_join(void)
+{
+    if (blockIdx.x == gridDim.x - 1) {
+        launch_wait();
     }
 }
 
@@ -28,16 +40,17 @@ __launch_bounds__(JOIN_THREADS)
     join_warps(const __grid_constant__ decode_args_t a, uint32_t heads,
                uint32_t blocks)
 {
-    uint32_t i = blockIdx.x * JOIN_WARPS + threadIdx.x / 32;
+    uint32_t i = (blockIdx.x * JOIN_THREADS + threadIdx.x) / 32;
 
     launch_next();
     if (blockIdx.x >= blocks) {
-        settle_block<JOIN_WARPS>(a, blockIdx.x - blocks, gridDim.x - blocks);
+        settle_block<JOIN_THREADS / 32>(a, blockIdx.x - blocks, gridDim.x - blocks);
     } else if (i < heads) {
         join_by_warp<D>(a, i);
     } else {
-        launch_wait();
+        await_parts(a);
     }
+    end_join();
 }
 
 template <int D, int WARPS>
@@ -51,6 +64,7 @@ __launch_bounds__(WARPS * 32)
     } else {
         join_by_block<D, WARPS>(a, blockIdx.x);
     }
+    end_join();
 }
 
 /* ---- launcher ----------------------------------------------------------- */
@@ -67,11 +81,14 @@ int
 decode_join(const tr_cuda_stream_t *s, const decode_args_t *a, uint32_t n_seqs)
 {
     uint32_t heads = n_seqs * a->kv.lists * a->group;
-    uint32_t blocks = (heads + JOIN_WARPS - 1) / JOIN_WARPS;
-    uint32_t more = a->layer > 0 ? decode_victim_blocks(a, n_seqs) : 0;
+    uint32_t more = a->layer > 1 ? decode_victim_blocks(a, n_seqs) : 0;
     bool wide = a->kv.head_dim == 128;
 
     if (heads >= s->device->blocks * JOIN_WARPS) {
+        uint32_t warps = JOIN_THREADS / 32;
+        uint32_t blocks = (heads + warps - 1) / warps;
+
+        more = more * JOIN_WARPS / warps;
         return launch_small(s, wide ? join_warps<128> : join_warps<64>,
                             dim3(blocks + more), JOIN_THREADS, *a, heads,
                             blocks);
@@ -80,7 +97,7 @@ decode_join(const tr_cuda_stream_t *s, const decode_args_t *a, uint32_t n_seqs)
         return launch_small(s,
                             wide ? join_blocks<128, JOIN_WARPS>
                                  : join_blocks<64, JOIN_WARPS>,
-                            dim3(heads + more), JOIN_THREADS, *a, heads);
+                            dim3(heads + more), JOIN_WARPS * 32, *a, heads);
     }
     more = (more * JOIN_WARPS + JOIN_MOST - 1) / JOIN_MOST;
     return launch_small(s,

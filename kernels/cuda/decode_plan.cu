@@ -60,11 +60,12 @@ decode_work(const tr_cuda_device_t *d, const tr_cuda_decode_size_t *size,
     TAKE(w.span, uint2, all);
     TAKE(w.part_sum, float2, places * GROUP);
     TAKE(w.part_out, float, places * group * size->head_dim);
-    TAKE(w.find, decode_victim_t, rows);
+    TAKE(w.ended, uint32_t, layers);
     for (int i = 0; i < 2; i++) {
         TAKE(w.left[i].total, float, heads * GROUP);
         TAKE(w.left[i].weights, uint32_t, traces * group * 4);
         TAKE(w.left[i].maxima, float, traces * group);
+        TAKE(w.left[i].find, decode_victim_t, rows);
     }
 #undef TAKE
     w.bytes = end;
@@ -450,6 +451,7 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
         decode_layer_t l = { ranges, sums.jobs, sums.rows };
 
         a.work.layer[layer] = l;
+        a.work.ended[layer] = 0;
     }
     launch_wait(); /* who waits for this one also waits for the one before */
 }

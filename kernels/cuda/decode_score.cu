@@ -1,6 +1,6 @@
 /*
- * Scores and victims of the last layer of a step, which no other layer's
- * attention raises on the way (decode.cuh).
+ * What no later layer does on its way (decode.cuh): scores of a step's last layer,
+ * and victims of its last two.
  */
 #include "decode_score.cuh"
 #include "launch.cuh"
@@ -22,10 +22,16 @@ static __global__ void
 __launch_bounds__(VICTIM_THREADS)
     victim_kernel(const __grid_constant__ decode_args_t a)
 {
-    settle_victims(a, a.left,
-                   (blockIdx.x * VICTIM_THREADS + threadIdx.x) / 32,
-                   gridDim.x * (VICTIM_THREADS / 32));
+    const uint32_t warp = (blockIdx.x * VICTIM_THREADS + threadIdx.x) / 32;
+    const uint32_t warps = gridDim.x * (VICTIM_THREADS / 32);
+
+    launch_wait();
+    if (a.layer > 0) { /* the join kernel of the last layer came too early */
+        settle_victims(a, a.before, warp, warps);
+    }
+    settle_victims(a, a.left, warp, warps);
     if (blockIdx.x == 0 && threadIdx.x < PILES) {
+        a.before.claimed[threadIdx.x * CLAIM_WORDS] = 0;
         a.left.claimed[threadIdx.x * CLAIM_WORDS] = 0;
     }
 }

@@ -550,7 +550,7 @@ score_rows(const decode_args_t &a, const decode_left_t &left)
             decode_victim_t least = choose(a, w, x, about);
 
             if (threadIdx.x % 32 == 0) {
-                __stcg((uint4 *) (a.work.find + w.find),
+                __stcg((uint4 *) (left.find + w.find),
                        make_uint4(__float_as_uint(least.significance),
                                   least.position, least.index, 0));
             }
@@ -577,7 +577,8 @@ load_sought(const decode_left_t &left, uint32_t job)
 
 /* The victim of a job's list: the least of what was found in its rows. */
 static __device__ __forceinline__ void
-settle_victim(const decode_args_t &a, const sought_t &s)
+settle_victim(const decode_args_t &a, const decode_left_t &left,
+              const sought_t &s)
 {
     const uint32_t lane = threadIdx.x % 32;
     decode_victim_t least = no_victim();
@@ -586,7 +587,7 @@ settle_victim(const decode_args_t &a, const sought_t &s)
         return;
     }
     for (uint32_t i = lane; i < s.rows; i += 32) {
-        uint4 u = __ldcg((const uint4 *) (a.work.find + s.before + i));
+        uint4 u = __ldcg((const uint4 *) (left.find + s.before + i));
         decode_victim_t o = { __uint_as_float(u.x), u.y, u.z, 0 };
 
         least = worse(o, least) ? o : least;
@@ -599,25 +600,13 @@ settle_victim(const decode_args_t &a, const sought_t &s)
     }
 }
 
-/* .. of every `step`th job from `job` on.  Only what the plan left is read while
- * the kernel in front still runs. */
+/* .. of every `step`th job from `job` on. */
 static __device__ __forceinline__ void
 settle_victims(const decode_args_t &a, const decode_left_t &left, uint32_t job,
                uint32_t step)
 {
-    const uint32_t jobs = left.layer->jobs;
-    sought_t s = {};
-
-    if (job < jobs) {
-        s = load_sought(left, job);
-    }
-    launch_wait();
-    while (job < jobs) {
-        settle_victim(a, s);
-        job += step;
-        if (job < jobs) {
-            s = load_sought(left, job);
-        }
+    for (; job < left.layer->jobs; job += step) {
+        settle_victim(a, left, load_sought(left, job));
     }
 }
 

@@ -167,26 +167,6 @@ fence_async_global(void)
 
 /* ---- memory --------------------------------------------------------------- */
 
-static __device__ __forceinline__ uint32_t
-load_acquire(const uint32_t *p)
-{
-    uint32_t x;
-
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                 : "=r"(x)
-                 : "l"(p)
-                 : "memory");
-    return x;
-}
-
-/* What this thread knows to be written, others see that see the sum. */
-static __device__ __forceinline__ void
-add_release(uint32_t *p, uint32_t x)
-{
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(x)
-                 : "memory");
-}
-
 static __device__ __forceinline__ void
 shared_store4(uint32_t at, float x)
 {

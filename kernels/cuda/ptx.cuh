@@ -313,6 +313,39 @@ fence_init(void)
 #endif
 }
 
+/* ---- what blocks tell each other ----------------------------------------- */
+
+static __device__ __forceinline__ uint32_t
+load_acquire(const uint32_t *p)
+{
+    uint32_t x;
+
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                 : "=r"(x)
+                 : "l"(p)
+                 : "memory");
+    return x;
+}
+
+/* The same without a promise of what else is seen; the L1 cache keeps what it
+ * has. */
+static __device__ __forceinline__ uint32_t
+load_relaxed(const uint32_t *p)
+{
+    uint32_t x;
+
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p));
+    return x;
+}
+
+/* What this thread knows to be written, others see that see the sum. */
+static __device__ __forceinline__ void
+add_release(uint32_t *p, uint32_t x)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(x)
+                 : "memory");
+}
+
 /* ---- dependent launches -------------------------------------------------- */
 
 /* The next kernel of the stream may begin; it must call launch_wait before it

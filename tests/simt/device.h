@@ -271,6 +271,16 @@ __threadfence(void)
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
+static inline void
+__nanosleep(unsigned)
+{
+}
+
+static inline void
+__threadfence_block(void)
+{
+}
+
 template <typename T, typename U>
 static inline T
 atomicAdd(T *p, U x)
