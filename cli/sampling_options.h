@@ -64,8 +64,8 @@ typedef struct {
           "temperature",                                                        \
           false },                                                              \
         { "top-p",    0,   TR_OPTION_NUMBER,                                    \
-          &(s).top_p, "X", "smallest set of this probability, above 0, 1: off", \
-          1e-6,       1,   "top_p",                                             \
+          &(s).top_p, "X", "smallest set of this probability (0: one, 1: off)", \
+          0,          1,   "top_p",                                             \
           false },                                                              \
         { "top-k",    0,       TR_OPTION_INT,                                   \
           &(s).top_k, "N",     "the N most likely tokens, 0: off",              \

@@ -55,6 +55,14 @@ for (const name of ['ring', 'HTTP', 'an engine of its own']) {
   });
 }
 
+test('generate: --top-p 0 leaves the best token alone', async () => {
+  const golden = goldens[3];
+  const r = await cli(['generate', ...targets().ring, '-p',
+    golden.messages[0].content, '--temperature', '1.5', '--top-p', '0']);
+  assert.equal(r.status, 0, r.err);
+  assert.equal(r.out.trimEnd(), golden.continuation);
+});
+
 test('generate: an engine that is not there', async () => {
   const r = await cli(['generate', '--engine', '/nonexistent.sock', '-p', 'x']);
   assert.notEqual(r.status, 0);
