@@ -214,11 +214,19 @@ tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
 void
 tr_executor_fit_cache(tr_executor_t *e)
 {
+    uint32_t i;
+
     if (tr_kv_max_len(e->kv, NULL) < e->max_model_len) {
         e->max_model_len = tr_kv_max_len(e->kv, NULL);
         tr_log(TR_LEVEL_NOTICE,
                "max_model_len is bounded by kv_memory max_model_len=%u",
                e->max_model_len);
+    }
+    for (i = 0; i < e->n_policies; i++) {
+        uint32_t most = tr_kv_max_len(e->kv, e->policies[i].policy);
+
+        e->policies[i].max_len = most < e->max_model_len ? most
+                                                         : e->max_model_len;
     }
 }
 

@@ -57,6 +57,7 @@ typedef struct {
 typedef struct {
     tr_kv_policy_t *policy;
     char given[TR_KV_SPEC_MAX + 1];
+    uint32_t max_len; /* of a sequence with it, at most max_model_len */
 } tr_executor_policy_t;
 
 typedef struct tr_executor tr_executor_t;
@@ -128,7 +129,8 @@ void tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
                               uint32_t max_len, tr_kv_config_t *out);
 void tr_executor_describe_cache(const tr_executor_t *e,
                                 const tr_config_t *config);
-/* One sequence must always be able to run to its end: max_model_len. */
+/* One sequence must always be able to run to its end: max_model_len, for the
+ * default policy, and max_len of each. */
 void tr_executor_fit_cache(tr_executor_t *e);
 /* Both, as far as they were opened. */
 void tr_executor_close_cache(tr_executor_t *e);

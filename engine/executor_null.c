@@ -124,6 +124,8 @@ tr_executor_null_open(const tr_config_t *config, uint32_t vocab,
 {
     tr_stream_t none = { 1, NULL };
     tr_config_t plain = *config;
+    uint32_t len = config->max_model_len != 0 ? config->max_model_len
+                                              : TR_NULL_MODEL_LEN;
     tr_executor_null_t *n;
     tr_executor_t *e;
     tr_status_t rc;
@@ -145,18 +147,15 @@ tr_executor_null_open(const tr_config_t *config, uint32_t vocab,
     snprintf(plain.kv_policy, sizeof(plain.kv_policy), "full");
     plain.kv_policies[0] = '\0';
     plain.swap_memory = 0;
-    rc = tr_executor_open_cache(e, &plain,
-                                config->max_model_len != 0
-                                    ? config->max_model_len
-                                    : TR_NULL_MODEL_LEN,
-                                NULL, none, err);
+    rc = tr_executor_open_cache(e, &plain, len, NULL, none, err);
     if (rc != TR_OK) {
         tr_null_free(e);
         return rc;
     }
     e->backend = "null";
     e->vocab = vocab;
-    e->max_model_len = tr_kv_max_len(e->kv, NULL);
+    e->max_model_len = len;
+    tr_executor_fit_cache(e);
     e->submit = tr_null_submit;
     e->collect = tr_executor_collect_computed;
     e->due = tr_null_due;

@@ -57,7 +57,7 @@ too_long(call_t *c, const char *at_least, uint64_t tokens)
                         "maximum context length is %u tokens. However, your "
                         "%s resulted in %s%llu tokens. Please reduce the "
                         "length of the %s.",
-                        c->api->max_model_len, field, at_least,
+                        c->r->max_len, field, at_least,
                         (unsigned long long) tokens, field);
 }
 
@@ -68,8 +68,7 @@ check_bytes(call_t *c, uint64_t bytes)
     uint64_t longest = tr_tokenizer_max_token_bytes(c->api->tokenizer);
     uint64_t least = bytes / ((longest ? longest : 1) * NORMALISATION_FACTOR);
 
-    return least > c->api->max_model_len ? too_long(c, "at least ", least)
-                                         : TR_OK;
+    return least > c->r->max_len ? too_long(c, "at least ", least) : TR_OK;
 }
 
 /* A tokenizer may know tokens that the model has no embedding for. */
@@ -107,18 +106,18 @@ check_lengths(call_t *c)
             longest = c->prompts[i].len;
         }
     }
-    if (longest > c->api->max_model_len
-        || (longest == c->api->max_model_len && c->max_tokens != 0)) {
+    if (longest > c->r->max_len
+        || (longest == c->r->max_len && c->max_tokens != 0)) {
         return too_long(c, "", longest);
     }
-    room = c->api->max_model_len - longest;
+    room = c->r->max_len - longest;
     if (c->max_tokens > room) {
         return tr_error_set(c->err, TR_ERR_CONTEXT_LENGTH, source_field(c),
                             "This model's maximum context length is %u tokens. "
                             "However, you requested %llu tokens (%u in the %s, "
                             "%lld in the completion). Please reduce the length "
                             "of the %s or completion.",
-                            c->api->max_model_len,
+                            c->r->max_len,
                             (unsigned long long) longest
                                 + (unsigned long long) c->max_tokens,
                             longest, source_field(c), (long long) c->max_tokens,
@@ -363,7 +362,7 @@ read_ids(call_t *c, json_t *array, int64_t at, tr_ids_t *out)
     json_t *value;
 
     prompt_param(param, sizeof(param), at);
-    if (n > c->api->max_model_len) {
+    if (n > c->r->max_len) {
         return too_long(c, "", n);
     }
     out->data = malloc((n ? n : 1) * sizeof(*out->data));

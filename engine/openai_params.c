@@ -474,8 +474,10 @@ read_policy(const tr_openai_t *api, const json_t *root, tr_request_t *r,
     size_t used = 0;
     uint32_t i;
 
+    r->max_len = api->max_model_len;
     if (api->n_policies != 0) {
         r->kv_policy = api->policies[0].policy;
+        r->max_len = api->policies[0].max_len;
     }
     if (value == NULL) {
         return TR_OK;
@@ -491,6 +493,7 @@ read_policy(const tr_openai_t *api, const json_t *root, tr_request_t *r,
         if (strcmp(text, p->policy->name) == 0 || strcmp(text, p->given) == 0
             || strcmp(text, p->policy->spec) == 0) {
             r->kv_policy = p->policy;
+            r->max_len = p->max_len;
             return TR_OK;
         }
         if (used < sizeof(allowed)) {

@@ -9,8 +9,8 @@
 #include "openai.h"
 #include "openai_json.h"
 
-/* Fills r->stream, include_usage, echo, n, kv_policy and params, all but
- * max_tokens; that comes out as *max_tokens, -1 when the client left it open. */
+/* Fills r->stream, include_usage, echo, n, kv_policy, max_len and params, all
+ * but max_tokens; that comes out as *max_tokens, -1 when the client left it open. */
 tr_status_t tr_openai_params(const tr_openai_t *api, const json_t *root,
                              tr_request_t *r, int64_t *max_tokens,
                              tr_error_t *err);

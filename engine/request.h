@@ -102,6 +102,7 @@ struct tr_request {
     tr_sampling_params_t params;
     const tr_kv_policy_t *kv_policy; /* NULL: the engine's; in the arena when
                                       * its thresholds are this request's */
+    uint32_t max_len;                /* of a sequence, with that policy */
     tr_sequence_t *sequences; /* [n_sequences], choice = prompt * n + k */
     uint32_t n_sequences;
     uint32_t prompt_tokens; /* of all prompts, each counted once */

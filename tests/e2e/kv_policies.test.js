@@ -258,6 +258,24 @@ test('refused: thresholds where requests may not set them', async () => {
   }
 });
 
+// A prompt and its compressed copy stand side by side, so that a policy's
+// longest request is shorter than the engine's where the pool is small.
+test('max_tokens left open: what the policy of the request has room for',
+  async () => {
+    const small = await Stack.start({
+      engine: { kv_policies: 'uniform:levels=4/4', kv_memory: '5m' },
+    });
+    try {
+      for (const kv_policy of ['full', 'uniform']) {
+        const r = await post(`${small.url}/v1/chat/completions`,
+          chat(long(3, 2), { max_tokens: undefined, kv_policy }));
+        assert.equal(r.status, 200, `${kv_policy}: ${r.text}`);
+      }
+    } finally {
+      await small.stop();
+    }
+  });
+
 test('/metrics and stats: pages by level while it runs, sums after', async () => {
   await stack.idle();
   const first = await stack.metrics();

@@ -19,6 +19,7 @@
 
 #define MODEL "models/pocket"
 #define CONTEXT 64
+#define SHORTER 40 /* of the last policy */
 #define VOCAB 4096
 
 static tr_tokenizer_t *tokenizer;
@@ -51,6 +52,7 @@ setup(void **state)
         assert_int_equal(tr_kv_policy_create(policies[i].given, 8, 2, 64,
                                              &policies[i].policy, &err),
                          TR_OK);
+        policies[i].max_len = i < 2 ? CONTEXT : SHORTER;
     }
     api = (tr_openai_t){
         .model = "pocket",
@@ -185,6 +187,25 @@ test_policies(void **state)
     tr_request_free(r);
     r = good(TEXT, "{" P ",\"kv_policy\":null,\"kv_alpha_low\":null}");
     assert_ptr_equal(r->kv_policy, policies[0].policy);
+    tr_request_free(r);
+}
+
+/* What is left open, and what is too long, hangs on the policy. */
+static void
+test_length_of_policy(void **state)
+{
+    tr_request_t *r = good(CHAT, "{" HI "}"), *s;
+
+    (void) state;
+    s = good(CHAT, "{" HI ",\"kv_policy\":\"diffkv:alpha_low=0.25\"}");
+    assert_int_equal(r->sequences[0].cap, CONTEXT);
+    assert_int_equal(s->sequences[0].cap, SHORTER);
+    tr_request_free(s);
+    tr_request_free(r);
+    r = parse(TEXT, "{" P ",\"kv_policy\":\"diffkv:alpha_low=0.25\","
+                    "\"max_tokens\":40}");
+    assert_int_equal(r->error.status, TR_ERR_CONTEXT_LENGTH);
+    assert_non_null(strstr(r->error.text, "context length is 40 tokens"));
     tr_request_free(r);
 }
 
@@ -795,6 +816,7 @@ main(void)
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_all_parameters),
         cmocka_unit_test(test_policies),
+        cmocka_unit_test(test_length_of_policy),
         cmocka_unit_test(test_top_p_0),
         cmocka_unit_test(test_null),
         cmocka_unit_test(test_content_parts),
