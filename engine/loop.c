@@ -231,13 +231,11 @@ tr_loop_turn(tr_loop_t *l)
     if (l->n_quiet != 0) {
         busy |= tr_loop_echo(l, now);
     }
-    if (s->changes != changes) {
-        tr_loop_count(&l->counters->preemptions, s->preemptions - preemptions);
-        tr_loop_count(&l->counters->kv_swaps, s->swaps - swaps);
-        tr_loop_count(&l->counters->kv_recomputations,
-                      s->recomputations - recomputations);
-        busy = true;
-    }
+    busy |= s->changes != changes;
+    tr_loop_count(&l->counters->preemptions, s->preemptions - preemptions);
+    tr_loop_count(&l->counters->kv_swaps, s->swaps - swaps);
+    tr_loop_count(&l->counters->kv_recomputations,
+                  s->recomputations - recomputations);
     tr_loop_show(l);
     l->last_step_us = tr_loop_now(); /* also of a turn without a batch */
     tr_loop_publish_snapshot(l);

@@ -27,7 +27,7 @@
 
 #define REQUESTS 40 /* at most */
 #define CHOICES 3
-#define TEXT 2048
+#define TEXT 4096
 
 static tr_tokenizer_t *tokenizer;
 static uint64_t seed;
@@ -85,13 +85,12 @@ settings(const char *spec, uint64_t memory, uint64_t swap)
 }
 
 static void
-start(rig_loop_t *l, const char *spec, uint64_t memory, uint64_t swap,
-      bool late)
+start_with(rig_loop_t *l, const tr_config_t *config, bool late)
 {
     tr_error_t err;
 
     memset(l, 0, sizeof(*l));
-    l->config = settings(spec, memory, swap);
+    l->config = *config;
     l->fd = eventfd(0, EFD_CLOEXEC);
     if (tr_executor_model_open(&l->config, &l->executor, &err) != TR_OK) {
         fail_msg("%s", err.text);
@@ -108,6 +107,15 @@ start(rig_loop_t *l, const char *spec, uint64_t memory, uint64_t swap,
                                    tokenizer, &l->counters, l->fd, &l->loop,
                                    &err),
                      TR_OK);
+}
+
+static void
+start(rig_loop_t *l, const char *spec, uint64_t memory, uint64_t swap,
+      bool late)
+{
+    tr_config_t c = settings(spec, memory, swap);
+
+    start_with(l, &c, late);
 }
 
 static void
