@@ -20,6 +20,7 @@
 #include "log.h"
 
 #define SIZE_MAX_ALLOWED (1u << 24) /* of any dimension but the vocabulary */
+#define SHOWN 65                    /* bytes of a value in a message */
 
 typedef struct {
     json_t *root;
@@ -43,6 +44,16 @@ fail(reader_t *r, tr_status_t status, const char *key, const char *text)
     }
 }
 
+/* What a field holds, for messages. */
+static void
+show(json_t *v, char text[SHOWN])
+{
+    char *all = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
+
+    snprintf(text, SHOWN, "%s", all ? all : "?");
+    free(all);
+}
+
 /* An integer in [min, max]; absent: `otherwise`, or an error when that is
  * negative. */
 static uint32_t
@@ -64,13 +75,13 @@ read_uint(reader_t *r, json_t *object, const char *key, int64_t otherwise,
         return (uint32_t) otherwise;
     }
     if (!json_is_integer(v) || n < (json_int_t) min || n > (json_int_t) max) {
-        char *shown = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
+        char shown[SHOWN];
 
+        show(v, shown);
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, key,
-                             "config.json: %s is %.64s, expected an integer "
+                             "config.json: %s is %s, expected an integer "
                              "from %u to %u",
-                             key, shown ? shown : "?", min, max);
-        free(shown);
+                             key, shown, min, max);
         return 0;
     }
     return (uint32_t) n;
@@ -86,11 +97,17 @@ read_number(reader_t *r, json_t *object, const char *key, double otherwise)
     if (r->rc != TR_OK || (v == NULL && otherwise >= 0)) {
         return otherwise;
     }
-    if (!json_is_number(v) || !(x > 0) || isinf(x)) {
+    if (v == NULL) {
+        r->rc = tr_error_set(r->err, TR_ERR_FORMAT, key,
+                             "config.json: %s is missing", key);
+    } else if (!json_is_number(v) || !(x > 0) || isinf(x)) {
+        char shown[SHOWN];
+
+        show(v, shown);
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, key,
                              "config.json: %s is %s, expected a positive "
                              "number",
-                             key, v == NULL ? "missing" : "something else");
+                             key, shown);
     }
     return x;
 }
@@ -101,8 +118,12 @@ read_bool(reader_t *r, const char *key, bool otherwise)
     json_t *v = field(r->root, key);
 
     if (v != NULL && !json_is_boolean(v) && r->rc == TR_OK) {
+        char shown[SHOWN];
+
+        show(v, shown);
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, key,
-                             "config.json: %s is neither true nor false", key);
+                             "config.json: %s is %s, expected true or false",
+                             key, shown);
     }
     return v == NULL ? otherwise : json_is_true(v);
 }
@@ -221,17 +242,37 @@ read_positions(reader_t *r, tr_model_config_t *c)
 }
 
 static void
+read_llama3(reader_t *r, json_t *rope, tr_model_config_t *c)
+{
+    c->rope = TR_ROPE_LLAMA3;
+    c->rope_factor = read_number(r, rope, "factor", -1);
+    c->rope_low = read_number(r, rope, "low_freq_factor", -1);
+    c->rope_high = read_number(r, rope, "high_freq_factor", -1);
+    c->rope_original = read_uint(r, rope, "original_max_position_embeddings",
+                                 -1, 1, 1u << 30);
+    if (r->rc == TR_OK && !(c->rope_high > c->rope_low)) {
+        r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "high_freq_factor",
+                             "config.json: high_freq_factor is %g, expected "
+                             "more than the low_freq_factor %g",
+                             c->rope_high, c->rope_low);
+    }
+}
+
+static void
 read_rope(reader_t *r, tr_model_config_t *c)
 {
     json_t *rope = field(r->root, "rope_parameters"), *name;
-    const char *type = "default";
+    char shown[SHOWN];
 
     if (rope == NULL) {
         rope = field(r->root, "rope_scaling");
     }
-    if (rope != NULL && !json_is_object(rope)) {
-        fail(r, TR_ERR_FORMAT, "rope_scaling",
-             "rope_scaling is neither null nor an object");
+    if (r->rc == TR_OK && rope != NULL && !json_is_object(rope)) {
+        show(rope, shown);
+        r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "rope_scaling",
+                             "config.json: rope_scaling is %s, expected an "
+                             "object or null",
+                             shown);
         return;
     }
     c->rope_theta = read_number(r, r->root, "rope_theta", 10000.0);
@@ -241,34 +282,20 @@ read_rope(reader_t *r, tr_model_config_t *c)
     c->rope_theta = read_number(r, rope, "rope_theta", c->rope_theta);
     name = field(rope, "rope_type");
     name = name ? name : field(rope, "type");
-    if (name != NULL) {
-        type = json_is_string(name) ? json_string_value(name) : "";
-    }
-    if (strcmp(type, "default") == 0) {
+    show(name, shown);
+    if (name == NULL || strcmp(shown, "\"default\"") == 0) {
         return;
     }
-    if (strcmp(type, "linear") == 0) {
+    if (strcmp(shown, "\"linear\"") == 0) {
         c->rope = TR_ROPE_LINEAR;
         c->rope_factor = read_number(r, rope, "factor", -1);
-        return;
-    }
-    if (strcmp(type, "llama3") != 0) {
+    } else if (strcmp(shown, "\"llama3\"") == 0) {
+        read_llama3(r, rope, c);
+    } else if (r->rc == TR_OK) {
         r->rc = tr_error_set(r->err, TR_ERR_UNSUPPORTED, "rope_scaling",
-                             "config.json: rope type \"%.64s\" is not "
-                             "supported, expected "
-                             "default, linear or llama3",
-                             type);
-        return;
-    }
-    c->rope = TR_ROPE_LLAMA3;
-    c->rope_factor = read_number(r, rope, "factor", -1);
-    c->rope_low = read_number(r, rope, "low_freq_factor", -1);
-    c->rope_high = read_number(r, rope, "high_freq_factor", -1);
-    c->rope_original = read_uint(r, rope, "original_max_position_embeddings",
-                                 -1, 1, 1u << 30);
-    if (r->rc == TR_OK && !(c->rope_high > c->rope_low)) {
-        fail(r, TR_ERR_FORMAT, "high_freq_factor",
-             "high_freq_factor must be greater than low_freq_factor");
+                             "config.json: rope type %s is not supported, "
+                             "expected default, linear or llama3",
+                             shown);
     }
 }
 
@@ -281,10 +308,13 @@ add_eos(reader_t *r, tr_model_config_t *c, const char *file, json_t *v)
         return;
     }
     if (!json_is_integer(v) || id < 0 || id >= (json_int_t) c->vocab) {
+        char shown[SHOWN];
+
+        show(v, shown);
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "eos_token_id",
-                             "%s: eos_token_id holds %lld, expected a token id "
+                             "%s: eos_token_id holds %s, expected a token id "
                              "below %u",
-                             file, (long long) id, c->vocab);
+                             file, shown, c->vocab);
         return;
     }
     for (uint32_t i = 0; i < c->n_eos; i++) {
