@@ -282,8 +282,20 @@ read_rope(reader_t *r, tr_model_config_t *c)
     c->rope_theta = read_number(r, rope, "rope_theta", c->rope_theta);
     name = field(rope, "rope_type");
     name = name ? name : field(rope, "type");
+    if (name == NULL) {
+        /* it scales, and does not say how */
+        if (r->rc == TR_OK && field(rope, "factor") != NULL) {
+            show(field(rope, "factor"), shown);
+            r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "rope_type",
+                                 "config.json: rope_type is missing beside "
+                                 "factor %s, expected default, linear or "
+                                 "llama3",
+                                 shown);
+        }
+        return;
+    }
     show(name, shown);
-    if (name == NULL || strcmp(shown, "\"default\"") == 0) {
+    if (strcmp(shown, "\"default\"") == 0) {
         return;
     }
     if (strcmp(shown, "\"linear\"") == 0) {
