@@ -28,6 +28,7 @@
 #define TR_NULL_TOKENS 21u
 #define TR_NULL_MODEL_LEN 32768u
 #define TR_NULL_HEAD_DIM 16u
+#define TR_NULL_INTERVAL_MAX UINT64_C(1000000000000000) /* ns */
 
 typedef struct {
     tr_executor_t base;
@@ -98,9 +99,10 @@ tr_null_due(tr_executor_t *e, int32_t kv_slot, uint64_t now)
 
     if (n->stagger) {
         /* multiples of the golden ratio: even however many there are */
-        phase = (uint64_t) (uint32_t) ((uint32_t) kv_slot * 2654435769u)
-                    * n->interval_ns
-                >> 32;
+        uint64_t share = (uint32_t) kv_slot * 2654435769u; /* of 2^32 */
+
+        phase = share * (n->interval_ns >> 32)
+                + (share * (n->interval_ns & UINT32_MAX) >> 32);
     }
     since = now * 1000 - n->origin_ns + n->interval_ns - phase;
     since = (since / n->interval_ns) * n->interval_ns;
@@ -160,7 +162,10 @@ tr_executor_null_open(const tr_config_t *config, uint32_t vocab,
     e->collect = tr_executor_collect_computed;
     e->due = tr_null_due;
     e->free = tr_null_free;
-    n->interval_ns = (uint64_t) (1e9 / config->null_rate);
+    /* slower than a token in eleven days is as good as never */
+    n->interval_ns = config->null_rate < 1e-6
+                         ? TR_NULL_INTERVAL_MAX
+                         : (uint64_t) (1e9 / config->null_rate);
     n->origin_ns = tr_trace_now() / 1000 * 1000;
     n->stagger = config->null_stagger;
     if (config->null_trace[0] != '\0') {

@@ -113,28 +113,47 @@ compare(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
+/* However many streams there are, and however slow they are. */
 static void
 even_phases(void **state)
 {
-    tr_executor_t *e = make(50, true, "");
-    uint64_t now = tr_trace_now() / 1000, due[201], gap = 0;
-    uint32_t n, i;
+    static const uint64_t periods[] = { 20000, 10000000 }; /* us */
+    uint64_t due[201], gap = 0;
+    uint32_t n, i, k;
 
     (void) state;
-    for (n = 2; n <= 200; n++) { /* however many there are */
-        for (i = 0; i < n; i++) {
-            due[i] = e->due(e, (int32_t) i, now);
-            assert_true(due[i] > now && due[i] <= now + 20000 + 1);
-            assert_in_range(e->due(e, (int32_t) i, due[i]) - due[i], 20000,
-                            20001);
+    for (k = 0; k < 2; k++) {
+        const uint64_t period = periods[k];
+        tr_executor_t *e = make(1e6 / (double) period, true, "");
+        uint64_t now = tr_trace_now() / 1000;
+
+        for (n = 2; n <= 200; n++) {
+            for (i = 0; i < n; i++) {
+                due[i] = e->due(e, (int32_t) i, now);
+                assert_true(due[i] > now && due[i] <= now + period + 1);
+                assert_in_range(e->due(e, (int32_t) i, due[i]) - due[i], period,
+                                period + 1);
+            }
+            qsort(due, n, sizeof(due[0]), compare);
+            due[n] = due[0] + period;
+            for (i = 0, gap = 0; i < n; i++) {
+                gap = due[i + 1] - due[i] > gap ? due[i + 1] - due[i] : gap;
+            }
+            assert_true(gap * n <= period * 2);
         }
-        qsort(due, n, sizeof(due[0]), compare);
-        due[n] = due[0] + 20000;
-        for (i = 0, gap = 0; i < n; i++) {
-            gap = due[i + 1] - due[i] > gap ? due[i + 1] - due[i] : gap;
-        }
-        assert_true(gap * n <= 20000 * 2);
+        e->free(e);
     }
+}
+
+/* A rate that the configuration allows, whose interval no counter holds. */
+static void
+almost_never(void **state)
+{
+    tr_executor_t *e = make(1e-11, true, "");
+    uint64_t now = tr_trace_now() / 1000;
+
+    (void) state;
+    assert_true(e->due(e, 3, now) > now);
     e->free(e);
 }
 
@@ -279,6 +298,7 @@ main(void)
         cmocka_unit_test(tokens_depend_on_position),
         cmocka_unit_test(one_clock),
         cmocka_unit_test(even_phases),
+        cmocka_unit_test(almost_never),
         cmocka_unit_test(trace_is_kept),
         cmocka_unit_test(refused),
         cmocka_unit_test(exactly_max_tokens),
