@@ -259,7 +259,8 @@ map_shard(int dir, const char *name, shard_t *s, tr_error_t *err)
     struct stat sb;
     uint64_t length;
     void *map;
-    int e, fd = openat(dir, name, O_RDONLY | O_CLOEXEC);
+    /* or a pipe would be waited for */
+    int e, fd = openat(dir, name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 
     if (fd < 0 || fstat(fd, &sb) != 0) {
         e = errno;
@@ -269,7 +270,13 @@ map_shard(int dir, const char *name, shard_t *s, tr_error_t *err)
         return tr_error_set(err, e == ENOENT ? TR_ERR_NOT_FOUND : TR_ERR_IO, "",
                             "%s: cannot open: %s", name, strerror(e));
     }
-    if (!S_ISREG(sb.st_mode) || sb.st_size < 8) {
+    if (!S_ISREG(sb.st_mode)) {
+        close(fd);
+        return tr_error_set(err, TR_ERR_FORMAT, "",
+                            "%s: not a regular file, expected safetensors",
+                            name);
+    }
+    if (sb.st_size < 8) {
         close(fd);
         return tr_error_set(err, TR_ERR_FORMAT, "",
                             "%s: %" PRId64

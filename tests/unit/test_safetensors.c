@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -36,7 +37,7 @@ remove_files(void)
 
     for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
         snprintf(path, sizeof(path), "%s/%s", dir, files[i]);
-        unlink(path);
+        remove(path);
     }
 }
 
@@ -59,6 +60,16 @@ write_file(const char *name, const void *data, size_t n)
     assert_non_null(f);
     assert_int_equal(fwrite(data, 1, n, f), n);
     fclose(f);
+}
+
+/* model.safetensors, but as a directory or a pipe. */
+static void
+make_other(int (*make)(const char *, mode_t))
+{
+    char path[128];
+
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    assert_int_equal(make(path, 0700), 0);
 }
 
 /* A file with this header and `n` bytes of data, 0, 1, 2, ...; the length
@@ -245,6 +256,10 @@ test_broken_files(void **state)
     write_file("model.safetensors", "", 0);
     expect_error("empty file", TR_ERR_FORMAT, "0 bytes, expected");
     expect_error("no file", TR_ERR_NOT_FOUND, "neither model.safetensors nor");
+    make_other(mkdir);
+    expect_error("a directory", TR_ERR_FORMAT, "not a regular file");
+    make_other(mkfifo);
+    expect_error("a pipe without writer", TR_ERR_FORMAT, "not a regular file");
 }
 
 static void
