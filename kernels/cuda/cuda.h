@@ -101,10 +101,10 @@ typedef struct {
  * layers are decoded in their order, each once behind a plan or behind
  * tr_cuda_decode_score, in one stream or in ones that wait (events); decode of a
  * layer adds to the scores of the one before what its tokens were given, and sets
- * the victims of the one before that.  Until then the pages, tables and sequences of scored sequences
- * stay as they are in that layer; kv, rows, size and work are the same.  (In a
- * kernel that streams pages, warps come to their ends at different times, which
- * this fills.)  Of layers but the first, tables and what the plan left are read
+ * the victims of the one before that.  Until then the pages, tables and sequences
+ * of scored sequences stay as they are in that layer; kv, rows, size and work are
+ * the same.  (In a kernel that streams pages, warps come to their ends at different
+ * times, which this fills.)  Of layers but the first, tables and what the plan left are read
  * while a kernel in front that lets others begin early (launch.cuh) still runs.
  *
  * Bytes moved: codes and metadata once; q and out; of scored tokens their
@@ -117,7 +117,8 @@ int tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                    const tr_cuda_decode_size_t *size, void *work);
 
 /* Behind tr_cuda_decode of the last layer, kv->layers - 1: its scores, its
- * victims, and those of the layer before.  Without scored sequences it does nothing and may be left out. */
+ * victims, and those of the layer before.  Without scored sequences it does nothing
+ * and may be left out. */
 int tr_cuda_decode_score(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                          const tr_rows_t *rows,
                          const tr_cuda_decode_size_t *size, void *work);

@@ -44,7 +44,8 @@ __launch_bounds__(JOIN_THREADS)
 
     launch_next();
     if (blockIdx.x >= blocks) {
-        settle_block<JOIN_THREADS / 32>(a, blockIdx.x - blocks, gridDim.x - blocks);
+        settle_block<JOIN_THREADS / 32>(a, blockIdx.x - blocks,
+                                        gridDim.x - blocks);
     } else if (i < heads) {
         join_by_warp<D>(a, i);
     } else {
