@@ -311,7 +311,10 @@ ngx_http_tokenring_doorbell(ngx_event_t *ev)
 }
 
 
-/* NGX_OK: empty; NGX_AGAIN: the budget is spent; NGX_ERROR: broken */
+/*
+ * NGX_OK: empty; NGX_AGAIN: the budget is spent; NGX_ERROR: broken.  It is once
+ * round the rings at most, whatever the budget.
+ */
 
 ngx_int_t
 ngx_http_tokenring_drain(ngx_http_tokenring_peer_t *peer, ngx_uint_t budget)

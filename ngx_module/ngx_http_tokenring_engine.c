@@ -251,12 +251,13 @@ ngx_http_tokenring_socket_read(ngx_event_t *rev)
             peer->broken = "it spoke on the socket after the handshake";
 
         } else {
-            /* what it said before it left still counts */
-            while (ngx_http_tokenring_drain(peer, NGX_HTTP_TOKENRING_BUDGET)
-                   == NGX_AGAIN)
-            {
-                /* void */
-            }
+            /*
+             * What it said before it left still counts.  In one go: space is
+             * returned at the end of a drain, so that who goes on writing has
+             * us read what fits in the rings, and no more.
+             */
+
+            (void) ngx_http_tokenring_drain(peer, NGX_MAX_INT_T_VALUE);
 
             ngx_http_tokenring_flush_dirty(peer);
         }

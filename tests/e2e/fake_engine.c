@@ -19,7 +19,8 @@
  *     late_error   count tokens, then ERROR
  *     abort        count tokens, then FINISH(aborted) that nobody asked for
  *     escapes      one token with everything that JSON must escape
- *     hostile_X    ACCEPTED, one token, then what X in hostile() says
+ *     hostile_X    ACCEPTED, one token, then what X in hostile() says;
+ *                  hostile_flood also ends the process, 20 s later at most
  *
  * On the command line: --refuse answers every HELLO with another version,
  * --mute never answers, the others show that state on the status page.
@@ -254,6 +255,32 @@ put_error(fake_channel_t *c, fake_request_t *r, tr_status_t status)
                sizeof(param) - 1, message, sizeof(message) - 1);
 }
 
+/* Hangs up and goes on: its ring, full of the smallest records, is full again
+ * at no cost as soon as some of them were taken. */
+static void
+flood(fake_channel_t *c, fake_request_t *r)
+{
+    const tr_record_t started = { 0, TR_RECORD_STARTED, 0, r->id };
+    tr_ring_shared_t *ring = c->map.response;
+    uint64_t end = now_us() + 20000000, at;
+
+    /* they begin at a multiple of their size, in a ring that is empty */
+    put_text(c, r, 0, "12345678", c->responses.tail & 8);
+    tr_ring_publish(&c->responses);
+    tr_doorbell_ring(c->to_peer);
+    while (atomic_load(&ring->head) != c->responses.tail && now_us() < end) {
+    }
+    for (at = 0; at < c->map.response_capacity; at += sizeof(started)) {
+        memcpy(c->map.response_data + at, &started, sizeof(started));
+    }
+    atomic_store(&ring->tail, c->responses.tail + at);
+    close(c->sock);
+    while (!stopping && now_us() < end) {
+        atomic_store(&ring->tail, atomic_load(&ring->head) + at);
+    }
+    exit(0);
+}
+
 /* What no engine may send.  Each must cost us the channel, and nothing more. */
 static void
 hostile(fake_channel_t *c, fake_request_t *r, const char *how)
@@ -308,6 +335,8 @@ hostile(fake_channel_t *c, fake_request_t *r, const char *how)
         c->wrecked = true;
     } else if (strcmp(how, "trap") == 0) {
         c->wrecked = c->trap = true;
+    } else if (strcmp(how, "flood") == 0) {
+        flood(c, r);
     } else if (strcmp(how, "dead") == 0) { /* harmless: nobody's ids */
         put(c, TR_RECORD_DELTA, TR_ID(4000, 9), &delta, sizeof(delta), "a", 1,
             NULL, 0);

@@ -20,7 +20,7 @@ const { post, stream } = require('./lib/http');
 
 const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-fake-'));
 const socket = path.join(dir, 'fake.sock');
-let stack, url, hasty, small, engine, shadow;
+let stack, url, hasty, wide, small, engine, shadow;
 const shadowed = [];
 
 async function startEngine(...args) {
@@ -64,7 +64,8 @@ before(async () => {
   stack = await Stack.start({
     engine: null,
     main: 'worker_shutdown_timeout 200ms;',
-    http: `tokenring_engine fake unix:${socket} ring=64k;`,
+    http: `tokenring_engine fake unix:${socket} ring=64k;
+      tokenring_engine wide unix:${socket} ring=16m;`,
     pass: 'fake',
     server: `
       listen 127.0.0.1:${small} sndbuf=16k;
@@ -78,6 +79,7 @@ before(async () => {
         tokenring_idle_timeout 400ms;
         tokenring_pass fake;
       }
+      location /wide/v1/ { tokenring_pass wide; }
       location /mirrored/v1/ { mirror /shadow; tokenring_pass fake; }
       location = /shadow {
         internal;
@@ -87,6 +89,7 @@ before(async () => {
   });
   await stack.healthy();
   url = `${stack.url}/v1/chat/completions`;
+  wide = `${stack.url}/wide/v1/chat/completions`;
   hasty = `${stack.url}/hasty/v1/chat/completions`;
 });
 
@@ -251,6 +254,17 @@ test('a hostile engine: an index, while a body waits for space', async () => {
   const r = await post(url, `{"fake":"length","x":"${'a'.repeat(1 << 20)}"}`);
   assert.equal(r.status, 503, r.text);
   await s.finished;
+  await works();
+  assert.deepEqual(stack.workers(), workers);
+});
+
+test('a hostile engine: it hangs up and goes on filling its ring', async () => {
+  const workers = stack.workers();
+  const s = await stream(wide, { fake: 'hostile_flood', count: 1, ms: 10,
+    stream: true }).finished;
+  assert.equal(s.events.at(-1).error.code, 'engine_unavailable');
+  assert.equal(engine.exitCode, null, 'the worker drained until the end');
+  await restartEngine();
   await works();
   assert.deepEqual(stack.workers(), workers);
 });
