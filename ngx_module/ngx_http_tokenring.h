@@ -11,6 +11,7 @@
  *     _module.c     directives, configuration, life of the process
  *     _engine.c     connecting, handshake, loss, reconnecting, choosing a peer
  *     _channel.c    slots, doorbells, draining what the engine says
+ *     _bell.c       ringing the engine's, which may be hostile
  *     _handler.c    the content handler: routes, admission, waiting
  *     _body.c       the request body, from the client into the request ring
  *     _record.c     what the engine's records do to a request
@@ -378,6 +379,11 @@ void ngx_http_tokenring_flush_dirty(ngx_http_tokenring_peer_t *peer);
 void ngx_http_tokenring_dirty(ngx_http_tokenring_peer_t *peer,
     ngx_http_tokenring_ctx_t *ctx);
 uint64_t ngx_http_tokenring_clock(void);
+
+/* _bell.c */
+
+void ngx_http_tokenring_bell_init(void);
+void ngx_http_tokenring_ring(ngx_http_tokenring_peer_t *peer);
 
 /* _handler.c */
 

@@ -624,7 +624,7 @@ ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
     /* first show, then wait: or both sides would wait for each other */
 
     if (tr_ring_publish(&peer->requests)) {
-        tr_doorbell_ring(peer->to_engine);
+        ngx_http_tokenring_ring(peer);
     }
 
     if (rc == NGX_AGAIN) {

@@ -80,6 +80,8 @@ ngx_http_tokenring_channel_open(ngx_http_tokenring_peer_t *peer,
     u_char   *p;
     uint32_t  i;
 
+    ngx_http_tokenring_bell_init();
+
     peer->to_engine = fds[TR_FD_TO_ENGINE];
     peer->slots = NULL;
     peer->page = NULL;
@@ -388,7 +390,7 @@ ngx_http_tokenring_drain(ngx_http_tokenring_peer_t *peer, ngx_uint_t budget)
     }
 
     if (tr_inbox_release(&peer->inbox)) {
-        tr_doorbell_ring(peer->to_engine);
+        ngx_http_tokenring_ring(peer);
     }
 
     return rc;
@@ -678,6 +680,6 @@ ngx_http_tokenring_control(ngx_http_tokenring_ctx_t *ctx, uint32_t bits)
     peer = ctx->peer;
 
     if (peer && tr_control_set(&peer->map, ctx->id, bits)) {
-        tr_doorbell_ring(peer->to_engine);
+        ngx_http_tokenring_ring(peer);
     }
 }

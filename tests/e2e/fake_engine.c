@@ -59,7 +59,7 @@ typedef struct {
 typedef struct {
     int sock; /* -1: free */
     bool open;
-    bool wrecked; /* its rings must stay as they are */
+    bool wrecked; /* its rings and its doorbell must stay as they are */
     bool trap;    /* but for an index, when a body waits for space */
     tr_channel_map_t map;
     tr_ring_consumer_t requests;
@@ -335,6 +335,20 @@ hostile(fake_channel_t *c, fake_request_t *r, const char *how)
         c->wrecked = true;
     } else if (strcmp(how, "trap") == 0) {
         c->wrecked = c->trap = true;
+    } else if (strcmp(how, "bell") == 0) { /* whoever rings waits for ever */
+        const uint64_t full = UINT64_MAX - 1;
+        int flags = fcntl(c->to_engine, F_GETFL);
+
+        tr_doorbell_drain(c->to_engine);
+        if (fcntl(c->to_engine, F_SETFL, flags & ~O_NONBLOCK) != 0
+            || write(c->to_engine, &full, sizeof(full)) != sizeof(full)) {
+            die("doorbell");
+        }
+        atomic_store(&c->map.request->consumer_asleep, 1);
+        put_text(c, r, 0, "!", 1); /* says that it is done */
+        tr_ring_publish(&c->responses);
+        tr_doorbell_ring(c->to_peer);
+        c->wrecked = true;
     } else if (strcmp(how, "flood") == 0) {
         flood(c, r);
     } else if (strcmp(how, "dead") == 0) { /* harmless: nobody's ids */
@@ -611,13 +625,13 @@ channel_run(fake_channel_t *c, uint32_t *running)
     uint32_t w, i;
     int rung;
 
-    tr_doorbell_drain(c->to_engine);
     if (c->trap) {
         spring(c);
     }
     if (c->wrecked) {
         return false;
     }
+    tr_doorbell_drain(c->to_engine);
     while (tr_ring_get(&c->requests, &rec, scratch, RING_PAYLOAD_MAX)
            == TR_OK) {
         if (rec.type == TR_RECORD_SUBMIT) {
@@ -693,8 +707,9 @@ serve(int listener, uint32_t state, bool full, bool stalled)
             fake_channel_t *c = &channels[i];
 
             p[1 + 2 * i] = (struct pollfd){ c->sock, POLLIN, 0 };
-            p[2 + 2 * i] = (struct pollfd){ c->open ? c->to_engine : -1, POLLIN,
-                                            0 };
+            p[2 + 2 * i] = (struct pollfd){
+                c->open && !c->wrecked ? c->to_engine : -1, POLLIN, 0
+            };
         }
         if (poll(p, 1 + 2 * CHANNELS, busy ? 1 : 50) == -1 && errno != EINTR) {
             die("poll");

@@ -14,7 +14,7 @@ const net = require('node:net');
 const os = require('node:os');
 const path = require('node:path');
 const {
-  ROOT, BUILD, Stack, sleep, until, freePort, taken,
+  ROOT, BUILD, PATIENCE, Stack, sleep, until, freePort, taken,
 } = require('./lib/stack');
 const { post, stream } = require('./lib/http');
 
@@ -257,6 +257,20 @@ test('a hostile engine: an index, while a body waits for space', async () => {
   await works();
   assert.deepEqual(stack.workers(), workers);
 });
+
+test('a hostile engine: a doorbell that waits', { timeout: 60000 * PATIENCE },
+  async () => {
+    const workers = stack.workers();
+    const s = stream(url, { fake: 'hostile_bell', count: 1, ms: 10,
+      stream: true });
+    await s.when(() => s.text().includes('!'));
+    const r = await post(url, { fake: 'tokens' });
+    assert.equal(r.status, 503, r.text);
+    assert.equal((await s.finished).events.at(-1).error.code,
+      'engine_unavailable');
+    await works();
+    assert.deepEqual(stack.workers(), workers);
+  });
 
 test('a hostile engine: it hangs up and goes on filling its ring', async () => {
   const workers = stack.workers();
