@@ -68,6 +68,9 @@ ngx_http_tokenring_redis_command(ngx_http_tokenring_redis_t *redis,
     ngx_queue_insert_tail(&conn->calls, &call->queue);
     conn->pending++;
 
+    /* an exiting worker waits for the answer, since somebody else does */
+    conn->timer.cancelable = 0;
+
     ngx_http_tokenring_redis_arm(conn, call->deadline);
 
     return call;
@@ -118,6 +121,10 @@ ngx_http_tokenring_redis_answered(redisAsyncContext *ac, void *reply,
 
     ngx_queue_remove(&call->queue);
     conn->pending--;
+
+    if (conn->pending == 0) {
+        conn->timer.cancelable = 1;
+    }
 
     if (reply == NULL) {
 

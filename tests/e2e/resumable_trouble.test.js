@@ -7,11 +7,12 @@
 const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
 const { randomBytes } = require('node:crypto');
+const { once } = require('node:events');
 const fs = require('node:fs');
 const http2 = require('node:http2');
 const net = require('node:net');
 const path = require('node:path');
-const { ROOT, Stack, alive, sleep, until, read } = require('./lib/stack');
+const { ROOT, Stack, alive, sleep, until, read, taken } = require('./lib/stack');
 const { post, request, stream } = require('./lib/http');
 const { Redis } = require('./lib/redis');
 const R = require('./lib/records');
@@ -419,6 +420,46 @@ test('reloads with followers: they go on, and nothing is left open',
       () => `${descriptors()} descriptors, ${before} before`);
     assert.deepEqual(stack.complaints(), []);
   });
+
+test('a reload while Redis is slow: who has asked is answered', async () => {
+  const slow = await Redis.start();
+  const s = await gateway({
+    http: `tokenring_engine fake unix:${socket};
+      tokenring_redis ${slow.address} timeout=60s;`,
+    server: `location /dashboard/ {
+      tokenring_dashboard ${path.join(ROOT, 'dashboard')}; }`,
+  });
+  const ask = (what) => {
+    const c = net.connect({ port: s.port, host: '127.0.0.1' });
+    c.text = '';
+    c.setEncoding('latin1');
+    c.on('data', (d) => { c.text += d; });
+    c.gone = new Promise((resolve) => { c.on('close', resolve); });
+    c.write(`GET ${what}/${'a'.repeat(32)} HTTP/1.1\r\nHost: x\r\n\r\n`);
+    return c;
+  };
+  try {
+    // connected, so that there is nothing but the answer to wait for
+    assert.equal((await request(url('a'.repeat(32), s))).status, 404);
+    const [old] = s.workers();
+    process.kill(slow.pid, 'SIGSTOP');
+    const all = [ask('/v1/requests'), ask('/dashboard/requests')];
+    await Promise.all(all.map((c) => once(c, 'connect')));
+    for (const c of all) await taken(c);
+    await s.reload();
+    process.kill(slow.pid, 'SIGCONT');
+    for (const c of all) {
+      await c.gone;
+      assert.match(c.text, /^HTTP\/1\.1 404 /);
+    }
+    await until(() => !alive(old), 'it waits for nothing else');
+    assert.deepEqual(s.complaints(), []);
+  } finally {
+    process.kill(slow.pid, 'SIGCONT');
+    await s.stop();
+    await slow.stop();
+  }
+});
 
 test('an exiting worker does not wait for a silent request', async () => {
   const hasty = await gateway({
