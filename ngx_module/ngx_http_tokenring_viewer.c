@@ -518,7 +518,9 @@ ngx_http_tokenring_viewer_writer(ngx_http_request_t *r)
         return;
     }
 
-    if (wev->timer_set) {
+    /* limit_rate may have set one of its own: who would wake us then? */
+
+    if (wev->timer_set && !wev->delayed) {
         ngx_del_timer(wev);
     }
 

@@ -361,6 +361,16 @@ test('a viewer that does not read holds nobody up, and misses nothing', async ()
   })();
 });
 
+test('a viewer goes on under limit_rate', with_fleet({ feed: { past: 400 },
+  server: location('limit_rate 200k;') }, async ({ url }) => {
+  const v = watch(url);
+  // what was before is more than a second's worth; ticks are less
+  await until(() => v.of('history').length >= 12, 'all that was before');
+  const now = v.of('tick').length;
+  await until(() => v.of('tick').length >= now + 3, 'ticks after it');
+  v.close();
+}));
+
 test('a viewer that never reads is let go after send_timeout', async () => {
   const port = await freePort();
   await with_fleet({ feed: { past: 400 }, server: `${location('send_timeout 1s;')}
