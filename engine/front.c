@@ -374,7 +374,7 @@ front_run(void *arg)
     bool more;
 
     pthread_setname_np(pthread_self(), "tr-front");
-    tr_bell_open(&f->env.bell);
+    tr_outlet_open_bell(&f->env.bell);
     for (;;) {
         more = turn(f);
         publish_when_due(f);

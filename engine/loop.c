@@ -324,7 +324,7 @@ tr_loop_main(void *arg)
 
     pthread_setname_np(pthread_self(), "tr-loop");
     prctl(PR_SET_TIMERSLACK, 1ul, 0, 0, 0); /* due times are meant exactly */
-    tr_bell_open(&l->emit.bell);
+    tr_outlet_open_bell(&l->emit.bell);
     while (atomic_load_explicit(&l->stop, memory_order_acquire) == 0) {
         if (!tr_loop_turn(l)) {
             tr_loop_sleep(l);

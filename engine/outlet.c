@@ -8,6 +8,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "log.h"
+
+#define BELL_PERIOD_NS 100000000L
+
 _Static_assert(TR_OUTLET_MIN / 4 - sizeof(tr_record_t)
                    >= sizeof(tr_wire_delta_t) + TR_OUTLET_TEXT_MAX
                           + TR_OUTLET_LOGPROB_MAX,
@@ -198,6 +202,17 @@ tr_outlet_publish(tr_outlet_t *o, tr_bell_t *bell)
     }
     /* from here on the front thread may free it */
     atomic_store_explicit(&o->held, 0, memory_order_release);
+}
+
+void
+tr_outlet_open_bell(tr_bell_t *bell)
+{
+    int err = tr_bell_open(bell, BELL_PERIOD_NS);
+
+    if (err != 0) {
+        tr_log(TR_LEVEL_WARN, "no timer to guard doorbells error=\"%s\"",
+               strerror(err));
+    }
 }
 
 uint32_t

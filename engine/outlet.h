@@ -15,9 +15,9 @@
 #ifndef TR_OUTLET_H
 #define TR_OUTLET_H
 
-#include "bell.h"
 #include "sampling.h"
 #include "tokenizer.h"
+#include <tokenring/bell.h>
 #include <tokenring/wire.h>
 
 /* What one sequence may add to an outlet in one step, in bytes; a tokenizer
@@ -108,6 +108,10 @@ tr_status_t tr_outlet_error(tr_outlet_t *o, uint64_t id, const tr_error_t *err,
 
 /* Step loop: shows what is staged, rings the peer if it sleeps, lets go. */
 void tr_outlet_publish(tr_outlet_t *o, tr_bell_t *bell);
+
+/* The bell of the calling thread, one that rings peers; the log says it when
+ * there is no timer for it. */
+void tr_outlet_open_bell(tr_bell_t *bell);
 
 /* Encodes one token's logprob entry (wire.h) at out; bytes written, 0 when it
  * does not fit.  TR_OUTLET_LOGPROB_MAX always suffices. */

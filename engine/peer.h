@@ -20,10 +20,10 @@
 #ifndef TR_PEER_H
 #define TR_PEER_H
 
+#include <tokenring/bell.h>
 #include <tokenring/channel.h>
 #include <tokenring/status.h>
 
-#include "bell.h"
 #include "config.h"
 #include "intake.h"
 #include "listener.h"

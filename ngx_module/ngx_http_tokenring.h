@@ -11,7 +11,6 @@
  *     _module.c     directives, configuration, life of the process
  *     _engine.c     connecting, handshake, loss, reconnecting, choosing a peer
  *     _channel.c    slots, doorbells, draining what the engine says
- *     _bell.c       ringing the engine's, which may be hostile
  *     _handler.c    the content handler: routes, admission, waiting
  *     _body.c       the request body, from the client into the request ring
  *     _record.c     what the engine's records do to a request
@@ -44,6 +43,7 @@
 #include <ngx_event.h>
 #include <ngx_http.h>
 
+#include <tokenring/bell.h>
 #include <tokenring/channel.h>
 #include <tokenring/error.h>
 #include <tokenring/ring.h>
@@ -378,12 +378,8 @@ ngx_int_t ngx_http_tokenring_drain(ngx_http_tokenring_peer_t *peer,
 void ngx_http_tokenring_flush_dirty(ngx_http_tokenring_peer_t *peer);
 void ngx_http_tokenring_dirty(ngx_http_tokenring_peer_t *peer,
     ngx_http_tokenring_ctx_t *ctx);
-uint64_t ngx_http_tokenring_clock(void);
-
-/* _bell.c */
-
-void ngx_http_tokenring_bell_init(void);
 void ngx_http_tokenring_ring(ngx_http_tokenring_peer_t *peer);
+uint64_t ngx_http_tokenring_clock(void);
 
 /* _handler.c */
 

@@ -18,6 +18,7 @@
 extern ngx_module_t  ngx_http_write_filter_module;
 
 
+static void ngx_http_tokenring_bell_open(void);
 static ngx_int_t ngx_http_tokenring_doorbell_add(
     ngx_http_tokenring_peer_t *peer, int fd);
 static void ngx_http_tokenring_doorbell(ngx_event_t *ev);
@@ -29,6 +30,9 @@ static void ngx_http_tokenring_slot_free(ngx_http_tokenring_peer_t *peer,
 
 #define NGX_HTTP_TOKENRING_NO_SLOT  0xffffffff
 #define NGX_HTTP_TOKENRING_LINE     64
+
+/* no write that need not wait sees it, however busy the machine is */
+#define NGX_HTTP_TOKENRING_BELL_NS  10000000
 
 
 /*
@@ -58,6 +62,8 @@ static void ngx_http_tokenring_slot_free(ngx_http_tokenring_peer_t *peer,
 static u_char  *ngx_http_tokenring_scratch;
 static size_t   ngx_http_tokenring_scratch_size;
 
+static tr_bell_t  ngx_http_tokenring_bell;
+
 
 uint64_t
 ngx_http_tokenring_clock(void)
@@ -67,6 +73,46 @@ ngx_http_tokenring_clock(void)
     clock_gettime(CLOCK_MONOTONIC, &ts);
 
     return (uint64_t) ts.tv_sec * 1000000 + ts.tv_nsec / 1000;
+}
+
+
+/* once a process, whose only thread it is that rings */
+
+static void
+ngx_http_tokenring_bell_open(void)
+{
+    int  err;
+
+    static ngx_uint_t  opened;
+
+    if (opened) {
+        return;
+    }
+
+    opened = 1;
+
+    err = tr_bell_open(&ngx_http_tokenring_bell, NGX_HTTP_TOKENRING_BELL_NS);
+
+    if (err) {
+        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, err,
+                      "tokenring: no timer to guard doorbells");
+    }
+}
+
+
+void
+ngx_http_tokenring_ring(ngx_http_tokenring_peer_t *peer)
+{
+    if (peer->broken) {
+        return;
+    }
+
+    if (!tr_bell_ring(&ngx_http_tokenring_bell, peer->to_engine)) {
+        ngx_http_tokenring_break(peer, "its doorbell keeps who rings");
+    }
+
+    /* no other call of the worker may be interrupted */
+    tr_bell_rest(&ngx_http_tokenring_bell);
 }
 
 
@@ -80,7 +126,7 @@ ngx_http_tokenring_channel_open(ngx_http_tokenring_peer_t *peer,
     u_char   *p;
     uint32_t  i;
 
-    ngx_http_tokenring_bell_init();
+    ngx_http_tokenring_bell_open();
 
     peer->to_engine = fds[TR_FD_TO_ENGINE];
     peer->slots = NULL;
