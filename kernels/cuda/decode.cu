@@ -24,15 +24,14 @@
 
 #define WARPS 12u /* of a block, as far as they fit */
 
-/* Slots of a ring.  With two, one of which is attended while the other is on its
- * way, all warps together have as much under way as memory needs; with more,
- * whatever else is read, page ids and queries, waits in a longer queue.  Where all
- * pages are dense there is next to nothing else, and four are 1% faster. */
-#define STAGES 2
-#define STAGES_DENSE 4
+/* Slots of a ring, as far as they fit: one of them is attended while the others
+ * are on their way.  With two, all warps together have nearly as much under way as
+ * memory needs; with four, whatever else is read waits in a longer queue. */
+#define SLOTS 3u
+#define SLOTS_LEAST 2u
 #define ENDED 16u /* bytes behind the rings: how many warps left their parts */
 
-template <int D, int Q, int SLOTS, int KEY, int VALUE>
+template <int D, int Q, int KEY, int VALUE>
 static __device__ __forceinline__ void
 attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
            const bytes_t<D, Q> &bytes, state_t<D, Q> &s)
@@ -55,7 +54,7 @@ attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
         unit_t u = { run.head, run.segment(), end - rest,
                      min(n * tile_tokens(KEY), rest), n };
 
-        produce<D, SLOTS>(a, c, ring);
+        produce<D>(a, c, ring);
         bar_wait(ring.bars + ring.at * 8, ring.parity);
         attend_unit<D, Q, KEY, VALUE>(a, query, u,
                                       ring.slots + ring.at * slot_bytes(D),
@@ -65,7 +64,7 @@ attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
             pace.turn_page();
         }
         ring.at++;
-        if (ring.at == SLOTS) {
+        if (ring.at == a.slots) {
             ring.at = 0;
             ring.parity ^= 1;
         }
@@ -84,14 +83,14 @@ attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
     CASE(16, 16)
 
 static __device__ __forceinline__ void
-open_ring(uint32_t at, uint32_t slots, uint32_t stages, ring_t &ring)
+open_ring(uint32_t at, uint32_t bytes, uint32_t slots, ring_t &ring)
 {
     ring.slots = at;
-    ring.notes = ring.slots + stages * slots;
-    ring.bars = ring.notes + stages * (uint32_t) sizeof(run_t);
+    ring.notes = ring.slots + slots * bytes;
+    ring.bars = ring.notes + slots * (uint32_t) sizeof(run_t);
     ring.at = ring.free = ring.parity = 0;
     ring.policy = l2_policy();
-    if (threadIdx.x % 32 < stages) {
+    if (threadIdx.x % 32 < slots) {
         bar_init(ring.bars + threadIdx.x % 32 * 8, ARRIVALS);
     }
     fence_init();
@@ -151,7 +150,7 @@ raise_scores(const decode_args_t &a)
     }
 }
 
-template <int D, int Q, int SLOTS>
+template <int D, int Q, bool DENSE>
 static __device__ __forceinline__ void
 attend_range(const decode_args_t &a, uint8_t *shared)
 {
@@ -166,8 +165,8 @@ attend_range(const decode_args_t &a, uint8_t *shared)
     bytes_t<D, Q> bytes;
     run_t run;
 
-    open_ring(smem_address(shared) + warp * ring_bytes(D, SLOTS), slot_bytes(D),
-              SLOTS, ring);
+    open_ring(smem_address(shared) + warp * ring_bytes(D, a.slots),
+              slot_bytes(D), a.slots, ring);
     if (a.layer == 0) { /* the plan may be right in front */
         launch_wait();
     }
@@ -178,8 +177,8 @@ attend_range(const decode_args_t &a, uint8_t *shared)
         *a.ended_old = 0; /* nobody looks at it any more */
     }
 #pragma unroll 1
-    for (int i = 0; i < SLOTS - 1; i++) {
-        produce<D, SLOTS>(a, c, ring);
+    for (uint32_t i = 0; i < a.slots - 1; i++) {
+        produce<D>(a, c, ring);
     }
     __syncwarp();
     for (;;) {
@@ -196,8 +195,8 @@ attend_range(const decode_args_t &a, uint8_t *shared)
             any = true;
             state_init<D, Q>(s);
         }
-        if constexpr (SLOTS == STAGES_DENSE) {
-            attend_run<D, Q, SLOTS, 16, 16>(a, ring, c, run, bytes, s);
+        if constexpr (DENSE) {
+            attend_run<D, Q, 16, 16>(a, ring, c, run, bytes, s);
             continue;
         }
         const decode_layout_t &l = a.layouts.of[run.layout()];
@@ -205,9 +204,9 @@ attend_range(const decode_args_t &a, uint8_t *shared)
         if (l.key_bits != 16) {
             load_bytes(a, run, bytes);
         }
-#define ATTEND(KEY, VALUE)                                              \
-    case KEY << 8 | VALUE:                                              \
-        attend_run<D, Q, SLOTS, KEY, VALUE>(a, ring, c, run, bytes, s); \
+#define ATTEND(KEY, VALUE)                                       \
+    case KEY << 8 | VALUE:                                       \
+        attend_run<D, Q, KEY, VALUE>(a, ring, c, run, bytes, s); \
         break;
         switch (l.key_bits << 8 | l.value_bits) {
             FOR_ALL_BITS(ATTEND)
@@ -216,24 +215,24 @@ attend_range(const decode_args_t &a, uint8_t *shared)
     }
 }
 
-template <int D, int Q, int SLOTS>
+template <int D, int Q, bool DENSE>
 static __global__ void
 __launch_bounds__(WARPS * 32, 1)
     attend_kernel(const __grid_constant__ decode_args_t a)
 {
     extern __shared__ __align__(128) uint8_t shared[];
     uint32_t *ended =
-        (uint32_t *) (shared + blockDim.x / 32 * ring_bytes(D, SLOTS));
+        (uint32_t *) (shared + blockDim.x / 32 * ring_bytes(D, a.slots));
 
     if (threadIdx.x == 0) {
         *ended = 0;
     }
     __syncthreads();
-    attend_range<D, Q, SLOTS>(a, shared);
+    attend_range<D, Q, DENSE>(a, shared);
     if (a.ended != NULL) {
         tell_ended(a, ended);
     }
-    if constexpr (SLOTS != STAGES_DENSE) {
+    if constexpr (!DENSE) {
         raise_scores<Q>(a);
     }
 }
@@ -242,39 +241,34 @@ __launch_bounds__(WARPS * 32, 1)
 
 typedef void (*attend_t)(const decode_args_t);
 
-template <int SLOTS>
+template <bool DENSE>
 static attend_t
 attend_with(uint32_t dim, uint32_t group)
 {
     if (dim == 64) {
-        return group <= QUAD ? attend_kernel<64, 1, SLOTS>
-                             : attend_kernel<64, 2, SLOTS>;
+        return group <= QUAD ? attend_kernel<64, 1, DENSE>
+                             : attend_kernel<64, 2, DENSE>;
     }
-    return group <= QUAD ? attend_kernel<128, 1, SLOTS>
-                         : attend_kernel<128, 2, SLOTS>;
+    return group <= QUAD ? attend_kernel<128, 1, DENSE>
+                         : attend_kernel<128, 2, DENSE>;
+}
+
+/* Of a ring: as many as all warps can have. */
+static uint32_t
+attend_slots(const tr_cuda_device_t *d, uint32_t dim)
+{
+    return WARPS * ring_bytes(dim, SLOTS) + ENDED <= d->shared ? SLOTS
+                                                               : SLOTS_LEAST;
 }
 
 /* Warps of the attend kernel's blocks, of which each multiprocessor has one. */
 static uint32_t
 attend_warps(const tr_cuda_device_t *d, uint32_t dim)
 {
-    uint32_t fit = (d->shared - ENDED) / ring_bytes((int) dim, STAGES);
+    uint32_t fit =
+        (d->shared - ENDED) / ring_bytes(dim, attend_slots(d, dim));
 
     return fit < 1 ? 1 : fit < WARPS ? fit : WARPS;
-}
-
-static uint32_t
-shared_bytes(const tr_cuda_device_t *d, uint32_t dim, int slots)
-{
-    return attend_warps(d, dim) * ring_bytes((int) dim, slots) + ENDED;
-}
-
-/* All pages are dense and have no scores, and larger rings fit. */
-static bool
-all_dense(const tr_cuda_device_t *d, const tr_kv_view_t *kv)
-{
-    return kv->n_layouts == 1 && !kv->layout[0].level.scored
-           && shared_bytes(d, kv->head_dim, STAGES_DENSE) <= d->shared;
 }
 
 uint32_t
@@ -289,8 +283,8 @@ decode_open(const tr_cuda_device_t *d)
     for (uint32_t i = 0; i < 8; i++) {
         uint32_t dim = i & 1 ? 64 : 128, group = i & 2 ? 8 : 4;
         const void *kernel =
-            (const void *) (i & 4 ? attend_with<STAGES>(dim, group)
-                                  : attend_with<STAGES_DENSE>(dim, group));
+            (const void *) (i & 4 ? attend_with<false>(dim, group)
+                                  : attend_with<true>(dim, group));
 
         cudaFuncSetAttribute(kernel,
                              cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -344,6 +338,7 @@ decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv, uint32_t layer,
     out->before = layer > 0 ? left_by(&out->work, layer - 1) : out->left;
     out->raised = layer > 1 ? left_by(&out->work, layer - 2) : out->left;
     out->blocks = d->blocks;
+    out->slots = attend_slots(d, kv->head_dim);
     out->ended = NULL;
     if (kv->layers > 1) {
         out->ended = out->work.ended + layer;
@@ -364,6 +359,7 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                const tr_cuda_queries_t *queries,
                const tr_cuda_decode_size_t *size, void *work)
 {
+    uint32_t warps;
     decode_args_t a;
     bool dense;
     int rc;
@@ -384,14 +380,12 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.q_type = queries->q_type;
     a.out_type = queries->out_type;
     a.scale = queries->scale * 1.4426950408889634f;
-    dense = all_dense(s->device, kv);
-    rc = launch_with(s, true,
-                     shared_bytes(s->device, kv->head_dim,
-                                  dense ? STAGES_DENSE : STAGES),
-                     dense ? attend_with<STAGES_DENSE>(kv->head_dim, a.group)
-                           : attend_with<STAGES>(kv->head_dim, a.group),
-                     dim3(s->device->blocks),
-                     attend_warps(s->device, kv->head_dim) * 32, a);
+    dense = kv->n_layouts == 1 && !kv->layout[0].level.scored;
+    warps = attend_warps(s->device, kv->head_dim);
+    rc = launch_with(s, true, warps * ring_bytes(kv->head_dim, a.slots) + ENDED,
+                     dense ? attend_with<true>(kv->head_dim, a.group)
+                           : attend_with<false>(kv->head_dim, a.group),
+                     dim3(s->device->blocks), warps * 32, a);
     if (rc != TR_KERNEL_OK || s->device->unfinished) {
         return rc;
     }

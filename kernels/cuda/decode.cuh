@@ -182,6 +182,7 @@ typedef struct {
                       * parts waits until attention has ended */
     uint32_t *ended_old; /* of the layer before, to be 0 again */
     uint32_t blocks;     /* of attention */
+    uint32_t slots;      /* of a warp's ring */
     uint32_t layer;
     bool scored; /* some layout is */
     const void *q;

@@ -3,7 +3,7 @@
  * and its ring of copies under way.
  *
  * A unit is one tile or two of a page: what a warp attends at once.  Each warp
- * has a ring of STAGES slots of shared memory to itself, into which it has
+ * has a ring of slots of shared memory to itself, into which it has
  * units brought ahead of their turn, also over the end of pages and heads: by
  * the copy engine (one lane asks for a unit's four pieces), or where there is
  * none, and for dense tiles, by all lanes.  A barrier for each slot says when
@@ -98,11 +98,14 @@ slot_bytes(int dim)
     return dim * 32 + 2 * META;
 }
 
-/* Of a warp: slots, notes, barriers. */
-static __host__ __device__ constexpr uint32_t
-ring_bytes(int dim, int stages)
+/* Of a warp: slots, notes, barriers.  The copy engine wants slots at multiples of
+ * 128 bytes: it takes longer elsewhere. */
+static __host__ __device__ __forceinline__ uint32_t
+ring_bytes(uint32_t dim, uint32_t slots)
 {
-    return (stages * (slot_bytes(dim) + sizeof(run_t) + 8) + 15) / 16 * 16;
+    uint32_t n = slots * (slot_bytes((int) dim) + (uint32_t) sizeof(run_t) + 8);
+
+    return (n + 127) / 128 * 128;
 }
 
 /* Lanes 0 to 3 copy a level's key codes, value codes, and metadata of keys and
@@ -435,7 +438,7 @@ copy_tiles(const cursor_t &c, uint32_t n, uint32_t slot, uint32_t bar,
 }
 
 /* Asks for the next unit, for slot ring.free. */
-template <int D, int STAGES>
+template <int D>
 static __device__ __forceinline__ void
 produce(const decode_args_t &a, cursor_t &c, ring_t &ring)
 {
@@ -453,7 +456,7 @@ produce(const decode_args_t &a, cursor_t &c, ring_t &ring)
         copy_tiles(c, n, slot, bar, ring.policy);
     }
     c.from += n * c.step;
-    ring.free = ring.free + 1 == STAGES ? 0 : ring.free + 1;
+    ring.free = ring.free + 1 == a.slots ? 0 : ring.free + 1;
     if (c.pace.left == 0) {
         if (c.pace.more > 0) {
             next_page(a, c);
