@@ -50,26 +50,31 @@ segment(uint32_t *end, uint32_t n)
     return at;
 }
 
-/* Lays out `tokens` tokens; returns the bytes used. */
+/* Lays out `tokens` tokens, a valid number of them; returns the bytes used. */
 static uint32_t
 lay_out(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
         bool dense, uint32_t tokens)
 {
-    uint32_t dim = w->head_dim, end = 0;
+    const bool wide = v->key_bits == 16 && v->value_bits == 16;
+    const uint32_t dim = w->head_dim, n = wide ? tokens : TR_KV_TILE;
+    uint32_t end = 0;
 
     memset(l, 0, sizeof(*l));
     l->level = *v;
     l->head_dim = dim;
     l->tokens = tokens;
-    segment(&end, tokens * dim * v->key_bits / 8);
+    segment(&end, n * dim * v->key_bits / 8);
+    l->value = segment(&end, n * dim * v->value_bits / 8);
+    if (v->key_bits < 16 && !v->by_channel) {
+        l->key_meta = segment(&end, n * v->key_groups * 4);
+    }
+    if (v->value_bits < 16) {
+        l->value_meta = segment(&end, n * v->value_groups * 4);
+    }
+    l->tile = wide ? TR_KV_TILE * dim * 2 : end;
+    end = tr_kv_tiles_end(l);
     if (v->by_channel) {
         l->key_meta = segment(&end, tokens / TR_KV_CHANNEL_TOKENS * dim * 4);
-    } else if (v->key_bits < 16) {
-        l->key_meta = segment(&end, tokens * v->key_groups * 4);
-    }
-    l->value = segment(&end, tokens * dim * v->value_bits / 8);
-    if (v->value_bits < 16) {
-        l->value_meta = segment(&end, tokens * v->value_groups * 4);
     }
     if (v->scored) {
         l->score = segment(&end, tokens * 4);

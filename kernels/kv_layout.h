@@ -3,20 +3,23 @@
  *
  * All pages of an engine have one size.  When a page is given out it is
  * configured for one level: how many bits a key and a value have, and what
- * metadata goes with them.  A level has one layout, the segments in this order
- * (DiffKV, SOSP 2025, section 5.2, "Unified Pages"):
+ * metadata goes with them.  A level has one layout (DiffKV, SOSP 2025, section
+ * 5.2, "Unified Pages"): tiles of 16 tokens, of which a kernel takes one in a
+ * single copy, and behind them segments of the whole page:
  *
- *   key codes | key metadata | value codes | value metadata
- *             | scores, FP32 sums | positions, u32 | digest
+ *   tile       key codes | value codes | key metadata | value metadata
+ *   page       tiles | key metadata by channel | scores, FP32 sums
+ *                    | positions, u32
+ *   dense      keys | values | scores | recent scores | digest
  *
  * Metadata is FP16 {scale, zero}: x = code * scale + zero.  It is kept by token
  * (one pair for each group of a token's dimensions) or, for keys, by channel
  * (one pair for each dimension of TR_KV_CHANNEL_TOKENS tokens).  16-bit codes
- * are FP16 rows [tokens][head_dim] and have none.
+ * are FP16 rows [tokens][head_dim] and have none; where keys and values both are
+ * (`dense` above), all keys stand in front of all values.
  *
- * Codes of 8, 4 and 2 bits stand where a tensor core wants them: tiles of 16
- * tokens, in each tile the words of lane 0, 1, .. 31 as m16n8k16 takes its A
- * operand, in chunks of up to 16 bytes a lane.  tr_kv_key_code and
+ * Codes of 8, 4 and 2 bits stand where a tensor core wants them: in each tile
+ * the words of lane 0, 1, .. 31 as m16n8k16 takes its A operand, in chunks of up to 16 bytes a lane.  tr_kv_key_code and
  * tr_kv_value_code are the definition; fast code is tested against them.
  *
  *   keys    A = K[token, dim]: lane 4g + t has tokens g, g + 8 of the tile and
@@ -52,12 +55,16 @@ typedef struct {
                                    * of a group (kernels.h); by token alone */
 } tr_kv_level_t;
 
-/* Offsets in bytes from the start of the page; 0 for a segment that the level
- * does not have (key codes are always first). */
+#define TR_KV_TILE 16u /* tokens */
+
+/* Offsets in bytes from the start of the page, of the first tile where there are
+ * tiles; 0 for what the level does not have (key codes are always first). */
 typedef struct {
     tr_kv_level_t level;
     uint32_t head_dim;
     uint32_t tokens; /* in a page */
+    uint32_t tile; /* from the codes and metadata of TR_KV_TILE tokens to those
+                      * of the next */
     uint32_t key_meta;
     uint32_t value;
     uint32_t value_meta;
@@ -114,14 +121,43 @@ typedef struct {
     uint32_t shift;
 } tr_kv_code_t;
 
+/* The tile of a token of the page begins so many bytes behind the first. */
+TR_HD uint32_t
+tr_kv_tile_byte(const tr_kv_layout_t *l, uint32_t token)
+{
+    return token / TR_KV_TILE * l->tile;
+}
+
+/* Byte of the row of a 16-bit key. */
+TR_HD uint32_t
+tr_kv_key_row(const tr_kv_layout_t *l, uint32_t token)
+{
+    return tr_kv_tile_byte(l, token) + token % TR_KV_TILE * l->head_dim * 2;
+}
+
+TR_HD uint32_t
+tr_kv_value_row(const tr_kv_layout_t *l, uint32_t token)
+{
+    return l->value + tr_kv_key_row(l, token);
+}
+
+/* Where tiles end, or dense values. */
+TR_HD uint32_t
+tr_kv_tiles_end(const tr_kv_layout_t *l)
+{
+    return l->level.key_bits == 16 && l->level.value_bits == 16
+               ? l->value + l->tokens * l->head_dim * 2
+               : l->tokens / TR_KV_TILE * l->tile;
+}
+
 /* Byte j of a lane's `n` bytes of a tile, in chunks of a power of two. */
 TR_HD uint32_t
-tr_kv_lane_byte(uint32_t tile, uint32_t lane, uint32_t n, uint32_t j)
+tr_kv_lane_byte(uint32_t lane, uint32_t n, uint32_t j)
 {
     uint32_t chunk = n & (0u - n);
 
     chunk = chunk > 16 ? 16 : chunk;
-    return tile * 32 * n + j / chunk * (32 * chunk) + lane * chunk + j % chunk;
+    return j / chunk * (32 * chunk) + lane * chunk + j % chunk;
 }
 
 /* Key code of (token of the page, dimension); not for 16 bits. */
@@ -146,8 +182,9 @@ tr_kv_key_code(const tr_kv_layout_t *l, uint32_t token, uint32_t dim)
               + (i % 4 >> 1) * bits;
     }
     j = r * (n / 2) + d / unit * (unit * bits / 8) + bit / 8;
-    return (tr_kv_code_t){ tr_kv_lane_byte(token / 16, g * 4 + t, n, j),
-                           bit % 8 };
+    return (tr_kv_code_t){
+        tr_kv_tile_byte(l, token) + tr_kv_lane_byte(g * 4 + t, n, j), bit % 8
+    };
 }
 
 /* Value code of (token of the page, dimension); not for 16 bits. */
@@ -171,9 +208,9 @@ tr_kv_value_code(const tr_kv_layout_t *l, uint32_t token, uint32_t dim)
         j = i / 2 * 4;
     }
     j += bit / 8;
-    return (tr_kv_code_t){
-        l->value + tr_kv_lane_byte(token / 16, t * 8 + g, n, j), bit % 8
-    };
+    return (tr_kv_code_t){ l->value + tr_kv_tile_byte(l, token)
+                               + tr_kv_lane_byte(t * 8 + g, n, j),
+                           bit % 8 };
 }
 
 TR_HD uint32_t
@@ -201,7 +238,8 @@ tr_kv_key_meta(const tr_kv_layout_t *l, uint32_t token, uint32_t dim)
         return l->key_meta
                + (token / TR_KV_CHANNEL_TOKENS * l->head_dim + dim) * 4;
     }
-    return l->key_meta + (token * m + dim % quarter / (quarter / m)) * 4;
+    return l->key_meta + tr_kv_tile_byte(l, token)
+           + (token % TR_KV_TILE * m + dim % quarter / (quarter / m)) * 4;
 }
 
 /* Group j of M of a value = the dimensions [j D/M, (j + 1) D/M). */
@@ -210,7 +248,8 @@ tr_kv_value_meta(const tr_kv_layout_t *l, uint32_t token, uint32_t dim)
 {
     uint32_t m = l->level.value_groups;
 
-    return l->value_meta + (token * m + dim / (l->head_dim / m)) * 4;
+    return l->value_meta + tr_kv_tile_byte(l, token)
+           + (token % TR_KV_TILE * m + dim / (l->head_dim / m)) * 4;
 }
 
 #endif

@@ -89,17 +89,17 @@ ask(ask_t *a)
     }
 }
 
-/* q . codes of the tokens of whole tiles: out[h][token], when a token has
- * `lines` lines of its own. */
+/* q . codes of the tokens of whole tiles, `far` bytes from one to the next:
+ * out[h][token], when a token has `lines` lines of its own. */
 static inline __attribute__((always_inline)) void
 key_lines(uint32_t bits, uint32_t heads, uint32_t lines, const uint8_t *codes,
-          uint32_t tiles, const float *q, float *out, size_t stride,
+          size_t far, uint32_t tiles, const float *q, float *out, size_t stride,
           ask_t ahead)
 {
     const uint32_t step = 32 / bits * heads;
 
     for (uint32_t i = 0; i < tiles * 16; i += V_WIDTH) {
-        const uint8_t *tile = codes + (size_t) (i / 16) * 1024 * lines;
+        const uint8_t *tile = codes + i / 16 * far;
         vec acc[2][V_HEADS];
 
         for (uint32_t h = 0; h < heads; h++) {
@@ -140,8 +140,8 @@ key_lines(uint32_t bits, uint32_t heads, uint32_t lines, const uint8_t *codes,
  * many tiles at once as a vector has eights. */
 static inline __attribute__((always_inline)) void
 key_shared_lines(uint32_t bits, uint32_t heads, const uint8_t *codes,
-                 uint32_t tiles, const float *q, float *out, size_t stride,
-                 ask_t ahead)
+                 size_t far, uint32_t tiles, const float *q, float *out,
+                 size_t stride, ask_t ahead)
 {
     const uint32_t step = 32 / bits * heads;
     float nowhere[8] = { 0 };
@@ -158,8 +158,8 @@ key_shared_lines(uint32_t bits, uint32_t heads, const uint8_t *codes,
             for (uint32_t j = 0; j < V_WIDTH; j++) {
                 uint32_t tile = i + j / 8 < tiles ? i + j / 8 : i;
 
-                v[j] = v_load((const float *) (codes + (size_t) tile * 512
-                                               + j % 8 * 64 + w * 4));
+                v[j] = v_load(
+                    (const float *) (codes + tile * far + j % 8 * 64 + w * 4));
             }
             v_transpose(v);
 #pragma GCC unroll 16

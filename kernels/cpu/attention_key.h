@@ -7,8 +7,8 @@ static void
 keys_8(const strip_t *a, const uint8_t *page, uint32_t tiles, float *out,
        ask_t ahead)
 {
-#define CALL(n)                                              \
-    key_lines(8, n, a->dim / 64, page, tiles, a->query, out, \
+#define CALL(n)                                                          \
+    key_lines(8, n, a->dim / 64, page, a->l->tile, tiles, a->query, out, \
               TR_PART_SLOTS_MAX, ahead)
     FOR_HEADS(a->heads, CALL)
 #undef CALL
@@ -18,8 +18,8 @@ static void
 keys_4(const strip_t *a, const uint8_t *page, uint32_t tiles, float *out,
        ask_t ahead)
 {
-#define CALL(n)                                               \
-    key_lines(4, n, a->dim / 128, page, tiles, a->query, out, \
+#define CALL(n)                                                           \
+    key_lines(4, n, a->dim / 128, page, a->l->tile, tiles, a->query, out, \
               TR_PART_SLOTS_MAX, ahead)
     FOR_HEADS(a->heads, CALL)
 #undef CALL
@@ -29,8 +29,9 @@ static void
 keys_4_shared(const strip_t *a, const uint8_t *page, uint32_t tiles, float *out,
               ask_t ahead)
 {
-#define CALL(n) \
-    key_shared_lines(4, n, page, tiles, a->query, out, TR_PART_SLOTS_MAX, ahead)
+#define CALL(n)                                                    \
+    key_shared_lines(4, n, page, a->l->tile, tiles, a->query, out, \
+                     TR_PART_SLOTS_MAX, ahead)
     FOR_HEADS(a->heads, CALL)
 #undef CALL
 }
@@ -39,8 +40,8 @@ static void
 keys_2(const strip_t *a, const uint8_t *page, uint32_t tiles, float *out,
        ask_t ahead)
 {
-#define CALL(n)                                               \
-    key_lines(2, n, a->dim / 256, page, tiles, a->query, out, \
+#define CALL(n)                                                           \
+    key_lines(2, n, a->dim / 256, page, a->l->tile, tiles, a->query, out, \
               TR_PART_SLOTS_MAX, ahead)
     FOR_HEADS(a->heads, CALL)
 #undef CALL
@@ -50,8 +51,9 @@ static void
 keys_2_shared(const strip_t *a, const uint8_t *page, uint32_t tiles, float *out,
               ask_t ahead)
 {
-#define CALL(n) \
-    key_shared_lines(2, n, page, tiles, a->query, out, TR_PART_SLOTS_MAX, ahead)
+#define CALL(n)                                                    \
+    key_shared_lines(2, n, page, a->l->tile, tiles, a->query, out, \
+                     TR_PART_SLOTS_MAX, ahead)
     FOR_HEADS(a->heads, CALL)
 #undef CALL
 }
@@ -101,7 +103,7 @@ fold_heads(uint32_t heads, strip_t *a, uint32_t group)
             vmask m = vm_bits(at.mask >> s);
             vec scale, zero;
 
-            load_meta(at.page + a->l->key_meta, at.first + s,
+            load_meta(at.page + tr_kv_key_meta(a->l, at.first, 0), s,
                       a->l->level.key_groups, group, m, &scale, &zero);
             for (uint32_t h = 0; h < heads; h++) {
                 const float *in = a->weights + h * TR_PART_SLOTS_MAX + tile + s;
@@ -185,10 +187,11 @@ load_half_keys(const strip_t *a, const tr_spot_t *at)
         const uint16_t *row[V_WIDTH];
 
         for (uint32_t j = 0; j < V_WIDTH; j++) {
-            row[j] = at->mask >> (i + j) & 1
-                         ? (const uint16_t *) at->page
-                               + (size_t) (at->first + i + j) * dim
-                         : zero_row;
+            row[j] = at->mask >> (i + j) & 1 ? (
+                         const uint16_t *) (at->page
+                                            + tr_kv_key_row(a->l,
+                                                            at->first + i + j))
+                                             : zero_row;
         }
         for (uint32_t d = 0; d < dim; d += V_WIDTH) {
             vec v[V_WIDTH];

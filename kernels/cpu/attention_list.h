@@ -42,7 +42,7 @@ has_fields(const tr_kv_layout_t *l, bool value)
     return value || (!l->level.by_channel && l->head_dim * bits >= 256);
 }
 
-/* Pair `group` of `groups` of the tokens of a page from `token` on. */
+/* Pair `group` of `groups` of the tokens of a tile from `token` on. */
 static inline void
 load_meta(const uint8_t *meta, uint32_t token, uint32_t groups, uint32_t group,
           vmask m, vec *scale, vec *zero)

@@ -116,9 +116,9 @@ load_run_keys(const tr_kv_layout_t *l, const tr_block_t *b, float *keys)
     float key[TR_HEAD_DIM_MAX];
 
     for (uint32_t i = 0; i < n; i++) {
-        row[i] = i < b->n
-                     ? (const uint16_t *) b->page + (size_t) b->token[i] * dim
-                     : zero_row;
+        row[i] = i < b->n ? (const uint16_t *) (b->page
+                                                + tr_kv_key_row(l, b->token[i]))
+                          : zero_row;
     }
     if (l->level.key_bits == 16) {
         load_keys(row, NULL, n, dim, keys);
@@ -142,8 +142,8 @@ load_run_values(const tr_kv_layout_t *l, const tr_block_t *b, float *values)
 {
     for (uint32_t i = 0; i < pad_block(b->n); i++) {
         if (i < b->n && l->level.value_bits == 16) {
-            const uint16_t *row = (const uint16_t *) (b->page + l->value)
-                                  + (size_t) b->token[i] * l->head_dim;
+            const uint16_t *row =
+                (const uint16_t *) (b->page + tr_kv_value_row(l, b->token[i]));
 
             load_values(&row, NULL, 1, l->head_dim,
                         values + (size_t) i * l->head_dim);

@@ -93,7 +93,7 @@ tr_unpack_key_codes(const tr_kv_layout_t *l, const uint8_t *page,
 {
     uint32_t dim = l->head_dim, bits = l->level.key_bits;
 
-    unpack(page + (size_t) (token / 16) * (2 * dim * bits),
+    unpack(page + tr_kv_tile_byte(l, token),
            tr_code_map(false, bits, dim) + token % 16 * dim, bits, dim, out);
 }
 
@@ -105,7 +105,7 @@ tr_unpack_key(const tr_kv_layout_t *l, const uint8_t *page, uint32_t token,
     uint32_t step = l->level.by_channel ? 1 : dim / 4 / l->level.key_groups;
 
     if (bits == 16) {
-        unpack_half(page + (size_t) token * dim * 2, dim, out);
+        unpack_half(page + tr_kv_key_row(l, token), dim, out);
         return;
     }
     tr_unpack_key_codes(l, page, token, out);
@@ -122,10 +122,10 @@ tr_unpack_value(const tr_kv_layout_t *l, const uint8_t *page, uint32_t token,
     uint32_t step = dim / l->level.value_groups;
 
     if (bits == 16) {
-        unpack_half(page + l->value + (size_t) token * dim * 2, dim, out);
+        unpack_half(page + tr_kv_value_row(l, token), dim, out);
         return;
     }
-    unpack(page + l->value + (size_t) (token / 16) * (2 * dim * bits),
+    unpack(page + l->value + tr_kv_tile_byte(l, token),
            tr_code_map(true, bits, dim) + token % 16 * dim, bits, dim, out);
     for (uint32_t d = 0; d < dim; d += step) {
         apply(page + tr_kv_value_meta(l, token, d), out + d, step);

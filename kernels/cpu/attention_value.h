@@ -14,7 +14,7 @@ value_meta(const strip_t *a, const tr_spot_t *at, uint32_t s, uint32_t group,
     if (!a->value_fields) {
         return;
     }
-    load_meta(at->page + a->l->value_meta, at->first + s,
+    load_meta(at->page + tr_kv_value_meta(a->l, at->first, 0), s,
               a->l->level.value_groups, group, vm_bits(at->mask >> s), scale,
               zero);
     if (a->l->level.value_bits == 2) { /* fields of later tokens */
@@ -102,7 +102,7 @@ part_codes(uint32_t bits, uint32_t heads, const strip_t *a,
             for (uint32_t k = 0; k < used; k += 16, weight += 16) {
                 value_tile(bits, heads, v, codes, weight, TR_PART_SLOTS_MAX,
                            acc);
-                codes += 2 * v->dim * bits;
+                codes += a->l->tile;
             }
         }
         value_store(bits, heads, v, line, w, acc, a->from, a->to, a->out,
@@ -188,8 +188,9 @@ unpacked_values(const strip_t *a)
                 continue;
             }
             if (a->l->level.value_bits == 16) {
-                const uint16_t *row = (const uint16_t *) (at.page + a->l->value)
-                                      + (size_t) (at.first + i) * a->dim;
+                const uint16_t *row =
+                    (const uint16_t *) (at.page
+                                        + tr_kv_value_row(a->l, at.first + i));
 
                 for (uint32_t d = 0; d < a->dim; d += V_WIDTH) {
                     v_store(a->tile + i * a->dim + d, v_from_half(row + d));

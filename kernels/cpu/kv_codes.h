@@ -145,9 +145,9 @@ piece_of(uint32_t n)
     return n > 16 ? 16 : n;
 }
 
-/* Copies the stripe of a token's key to its page, or back. */
+/* Copies the stripe of a token's key to the codes of its tile, or back. */
 TR_INLINE void
-key_stripe(uint32_t dim, uint32_t bits, uint8_t *page, uint32_t token,
+key_stripe(uint32_t dim, uint32_t bits, uint8_t *codes, uint32_t token,
            uint8_t *stripe, bool store)
 {
     uint32_t n = dim * bits / 16; /* bytes of a lane in a tile */
@@ -156,8 +156,7 @@ key_stripe(uint32_t dim, uint32_t bits, uint8_t *page, uint32_t token,
 
     for (uint32_t t = 0; t < 4; t++) {
         for (uint32_t j = 0; j < n / 2; j += piece) {
-            uint8_t *at = page
-                          + tr_kv_lane_byte(token / 16, lane + t, n, first + j);
+            uint8_t *at = codes + tr_kv_lane_byte(lane + t, n, first + j);
 
             if (store) {
                 memcpy(at, stripe + t * (n / 2) + j, piece);
@@ -243,7 +242,7 @@ value_unpack(uint32_t dim, uint32_t bits, const uint16_t *stripe,
 }
 
 /* Where the half words of a token's value are that go with word k: that of lane
- * g is g chunks on.  `codes` is where the page's value codes begin. */
+ * g is g chunks on.  `codes` is where the value codes of its tile begin. */
 TR_INLINE uint8_t *
 value_at(uint32_t dim, uint32_t bits, uint8_t *codes, uint32_t token,
          uint32_t k)
@@ -251,11 +250,10 @@ value_at(uint32_t dim, uint32_t bits, uint8_t *codes, uint32_t token,
     uint32_t n = dim * bits / 16, r = token % 16 / 8, lane = token % 8 / 2 * 8;
     uint32_t first = bits == 2 ? 0 : r * (n / 2);
 
-    return codes + tr_kv_lane_byte(token / 16, lane, n, first + 4 * k)
-           + token % 2 * 2;
+    return codes + tr_kv_lane_byte(lane, n, first + 4 * k) + token % 2 * 2;
 }
 
-/* Copies the stripe of a token's value to its page. */
+/* Copies the stripe of a token's value to the codes of its tile. */
 TR_INLINE void
 value_store(uint32_t dim, uint32_t bits, uint8_t *codes, uint32_t token,
             const uint16_t *stripe)

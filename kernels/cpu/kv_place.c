@@ -130,10 +130,12 @@ tr_kv_seq_valid(const tr_kv_view_t *kv, const tr_kv_seq_t *seq)
 void
 tr_kv_page_clear(uint8_t *page, const tr_kv_layout_t *l, uint64_t page_bytes)
 {
-    uint32_t end = l->value + l->tokens * l->head_dim * l->level.value_bits / 8;
+    uint32_t end = tr_kv_tiles_end(l);
+    uint32_t codes = l->head_dim * (l->level.key_bits + l->level.value_bits) / 8
+                     * TR_KV_TILE;
 
-    if (l->key_meta) {
-        memset(page + l->key_meta, 0, l->value - l->key_meta);
+    for (uint32_t at = 0; at < end && l->tile > codes; at += l->tile) {
+        memset(page + at + codes, 0, l->tile - codes);
     }
     memset(page + end, 0, page_bytes - end);
 }

@@ -33,32 +33,39 @@
 static uint16_t *
 key_row(tr_kv_place_t p)
 {
-    return (uint16_t *) p.page + (size_t) p.at * p.layout->head_dim;
+    return (uint16_t *) (p.page + tr_kv_key_row(p.layout, p.at));
 }
 
 static uint16_t *
 value_row(tr_kv_place_t p)
 {
-    return (uint16_t *) (p.page + p.layout->value)
-           + (size_t) p.at * p.layout->head_dim;
+    return (uint16_t *) (p.page + tr_kv_value_row(p.layout, p.at));
 }
 
 /* A token's pairs {scale, zero}. */
 static uint16_t *
 key_meta(tr_kv_place_t p)
 {
-    uint32_t first = p.layout->level.by_channel
-                         ? p.at / TR_KV_CHANNEL_TOKENS * p.layout->head_dim
-                         : p.at * p.layout->level.key_groups;
-
-    return (uint16_t *) (p.page + p.layout->key_meta) + 2 * (size_t) first;
+    return (uint16_t *) (p.page + tr_kv_key_meta(p.layout, p.at, 0));
 }
 
 static uint16_t *
 value_meta(tr_kv_place_t p)
 {
-    return (uint16_t *) (p.page + p.layout->value_meta)
-           + 2 * (size_t) p.at * p.layout->level.value_groups;
+    return (uint16_t *) (p.page + tr_kv_value_meta(p.layout, p.at, 0));
+}
+
+/* Of a token's tile. */
+static uint8_t *
+key_codes(tr_kv_place_t p)
+{
+    return p.page + tr_kv_tile_byte(p.layout, p.at);
+}
+
+static uint8_t *
+value_codes(tr_kv_place_t p)
+{
+    return key_codes(p) + p.layout->value;
 }
 
 TR_INLINE void
@@ -67,7 +74,7 @@ key_write_n(uint32_t dim, uint32_t bits, tr_kv_place_t p, const uint8_t *codes)
     uint8_t stripe[TR_CODES_MAX];
 
     key_pack(dim, bits, codes, stripe);
-    key_stripe(dim, bits, p.page, p.at, stripe, true);
+    key_stripe(dim, bits, key_codes(p), p.at, stripe, true);
 }
 
 TR_INLINE void
@@ -75,7 +82,7 @@ key_read_n(uint32_t dim, uint32_t bits, tr_kv_place_t p, uint8_t *codes)
 {
     uint8_t stripe[TR_CODES_MAX];
 
-    key_stripe(dim, bits, p.page, p.at, stripe, false);
+    key_stripe(dim, bits, key_codes(p), p.at, stripe, false);
     key_unpack(dim, bits, stripe, codes);
 }
 
@@ -84,8 +91,8 @@ key_copy_n(uint32_t dim, uint32_t bits, tr_kv_place_t from, tr_kv_place_t to)
 {
     uint8_t stripe[TR_CODES_MAX];
 
-    key_stripe(dim, bits, from.page, from.at, stripe, false);
-    key_stripe(dim, bits, to.page, to.at, stripe, true);
+    key_stripe(dim, bits, key_codes(from), from.at, stripe, false);
+    key_stripe(dim, bits, key_codes(to), to.at, stripe, true);
 }
 
 TR_INLINE void
@@ -95,7 +102,7 @@ value_write_n(uint32_t dim, uint32_t bits, tr_kv_place_t p,
     uint16_t stripe[TR_CODES_MAX / 2];
 
     value_pack(dim, bits, codes, stripe);
-    value_store(dim, bits, p.page + p.layout->value, p.at, stripe);
+    value_store(dim, bits, value_codes(p), p.at, stripe);
 }
 
 TR_INLINE void
@@ -103,7 +110,7 @@ value_read_n(uint32_t dim, uint32_t bits, tr_kv_place_t p, uint8_t *codes)
 {
     uint16_t stripe[TR_CODES_MAX / 2];
 
-    value_load(dim, bits, p.page + p.layout->value, p.at, stripe);
+    value_load(dim, bits, value_codes(p), p.at, stripe);
     value_unpack(dim, bits, stripe, codes);
 }
 
@@ -112,8 +119,8 @@ value_copy_n(uint32_t dim, uint32_t bits, tr_kv_place_t from, tr_kv_place_t to)
 {
     uint16_t stripe[TR_CODES_MAX / 2];
 
-    value_load(dim, bits, from.page + from.layout->value, from.at, stripe);
-    value_store(dim, bits, to.page + to.layout->value, to.at, stripe);
+    value_load(dim, bits, value_codes(from), from.at, stripe);
+    value_store(dim, bits, value_codes(to), to.at, stripe);
 }
 
 static void

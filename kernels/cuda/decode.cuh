@@ -53,8 +53,9 @@ typedef struct {
     uint32_t tiles;                /* of a page */
     uint32_t inverse;              /* 2^32 / tiles, rounded up; 0: one tile */
     uint32_t cost;                 /* of a tile: that of 64 bytes is 1 */
-    uint32_t key_tile, value_tile; /* bytes of a tile's codes */
-    uint32_t key_meta, value, value_meta, score, position, recent;
+    uint32_t bytes; /* of a tile: of a level, all of it; dense, its keys */
+    uint32_t value; /* dense: where values begin */
+    uint32_t score, position, recent;
     uint8_t key_bits, value_bits, scored, tile; /* tile: tokens of one */
 } decode_layout_t;
 

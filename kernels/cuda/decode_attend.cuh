@@ -159,7 +159,9 @@ attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
             const unit_t &u, uint32_t slot, bool traced, state_t<D, Q> &s)
 {
     constexpr int U = unit_tiles(KEY, VALUE), ROWS = KEY == 16 ? 1 : 2;
-    constexpr uint32_t KT = tile_bytes(D, KEY), VT = tile_bytes(D, VALUE);
+    constexpr uint32_t TILE = unit_step(D, KEY, VALUE);
+    constexpr uint32_t TO_VALUE = tile_bytes(D, KEY);
+    constexpr uint32_t TO_META = TO_VALUE + tile_bytes(D, VALUE);
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float y[U][Q][2], vs[U][2], vz[U][2], most[Q], scale = 0;
     uint4 values[U][value_words(D, VALUE)];
@@ -170,20 +172,20 @@ attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
     /* what is read from shared memory is asked for early */
 #pragma unroll
     for (int n = 0; n < U && KEY != 16; n++) {
-        uint32_t at = slot + U * (KT + VT) + n * META + g * 4;
+        uint32_t at = slot + n * TILE + TO_META + g * 4;
 
         km[n][0] = shared_load4(at);
         km[n][1] = shared_load4(at + 32);
-        vm[n][0] = shared_load4(at + U * META);
-        vm[n][1] = shared_load4(at + U * META + 32);
+        vm[n][0] = shared_load4(at + META);
+        vm[n][1] = shared_load4(at + META + 32);
     }
 #pragma unroll
     for (int n = 0; n < U; n++) {
-        products(query, slot + n * KT, y[n]);
+        products(query, slot + n * TILE, y[n]);
     }
 #pragma unroll
     for (int n = 0; n < U; n++) {
-        load_values<D, VALUE>(values[n], slot + U * KT + n * VT);
+        load_values<D, VALUE>(values[n], slot + n * TILE + TO_VALUE);
     }
 #pragma unroll
     for (int n = 0; n < U; n++) {
@@ -265,7 +267,7 @@ attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
                 half2_bits(y[n][0][r] * v, Q == 2 ? y[n][Q - 1][r] * v : 0));
         }
         if (VALUE == 16) {
-            add_values16<D>(s.o, slot + U * KT + n * VT, keep, w[0]);
+            add_values16<D>(s.o, slot + n * TILE + TO_VALUE, keep, w[0]);
         } else {
             add_values<D, VALUE>(s.o, values[n], w[0], w[1]);
         }

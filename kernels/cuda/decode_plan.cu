@@ -107,12 +107,9 @@ decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out)
         o->value_bits = l->level.value_bits;
         o->tile = wide ? 8 : 16;
         o->tokens = l->tokens;
-        o->key_tile = o->tile * dim * o->key_bits / 8;
-        o->value_tile = o->tile * dim * o->value_bits / 8;
         o->tiles = l->tokens / o->tile;
-        o->key_meta = l->key_meta;
+        o->bytes = wide ? o->tile * dim * 2 : l->tile;
         o->value = l->value;
-        o->value_meta = l->value_meta;
         o->score = l->score;
         o->position = l->position;
         o->recent = l->recent;
@@ -121,7 +118,8 @@ decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out)
                 * (dim * (o->key_bits + o->value_bits) / 8 + (wide ? 0 : 8));
         /* instructions take their time, too: measured */
         o->cost = bytes / 64 + (wide ? 0 : o->key_bits == 8 ? 4 : 7);
-        if (l->tokens % o->tile != 0 || o->tiles == 0) {
+        if (l->tokens % o->tile != 0 || o->tiles == 0
+            || (!wide && l->tile != bytes)) { /* see unit_step */
             return TR_KERNEL_BADARG;
         }
         o->inverse = o->tiles == 1 ? 0 : UINT32_MAX / o->tiles + 1;

@@ -5,14 +5,13 @@
  * A unit is one tile or two of a page: what a warp attends at once.  Each warp
  * has a ring of slots of shared memory to itself, into which it has
  * units brought ahead of their turn, also over the end of pages and heads: by
- * the copy engine (one lane asks for a unit's four pieces), or where there is
- * none, and for dense tiles, by all lanes.  A barrier for each slot says when
+ * the copy engine (a unit is one piece), or where there is none, and for dense
+ * tiles, by all lanes.  A barrier for each slot says when
  * its unit is there.  Which units follow in which order is known to the warp's
  * work as well as to its cursor, so that only the beginning of a run, units of
  * one segment, needs a note.
  *
- * In a slot: key codes of the tiles, value codes, and the metadata of keys and
- * of values, each as in the page.  Rows of dense tiles are permuted in chunks
+ * In a slot: tiles as in the page (kv_layout.h).  Rows of dense tiles are permuted in chunks
  * of 16 bytes so that reads hit all banks.
  */
 #ifndef TR_CUDA_DECODE_WALK_CUH
@@ -23,7 +22,7 @@
 
 #define NO_RUN 0xffffffffu /* there is no more */
 
-/* Tokens of a tile, tiles of a unit, bytes of a tile's codes. */
+/* Tokens of a tile, tiles of a unit, bytes of a tile's codes, and of all of it. */
 static __host__ __device__ constexpr uint32_t
 tile_tokens(int key_bits)
 {
@@ -40,6 +39,14 @@ static __host__ __device__ constexpr uint32_t
 tile_bytes(int dim, int bits)
 {
     return bits == 16 ? dim * 16 : dim * bits * 2;
+}
+
+#define META 64u /* bytes of a tile's {scale, zero}, of keys or of values */
+
+static __host__ __device__ constexpr uint32_t
+unit_step(int dim, int key_bits, int value_bits)
+{
+    return tile_bytes(dim, key_bits) + tile_bytes(dim, value_bits) + 2 * META;
 }
 
 /* Tiles of a run: those left in the page, those in later pages, and how many a
@@ -89,13 +96,11 @@ struct run_t {
 
 static_assert(sizeof(run_t) == 40, "a note");
 
-#define META 64u /* bytes of a tile's {scale, zero}, of keys or of values */
-
 /* The largest unit: a tile of K8V8. */
 static __host__ __device__ constexpr uint32_t
 slot_bytes(int dim)
 {
-    return dim * 32 + 2 * META;
+    return unit_step(dim, 8, 8);
 }
 
 /* Of a warp: slots, notes, barriers.  The copy engine wants slots at multiples of
@@ -108,15 +113,11 @@ ring_bytes(uint32_t dim, uint32_t slots)
     return (n + 127) / 128 * 128;
 }
 
-/* Lanes 0 to 3 copy a level's key codes, value codes, and metadata of keys and
- * of values; each lane has what it needs for its piece.  Dense tiles are copied
- * by all lanes. */
 struct cursor_t {
-    const uint8_t *from; /* the lane's piece of the next unit */
-    uint32_t offset;     /* of the first tile's piece in a page */
-    uint32_t step;       /* bytes of a tile's piece */
-    uint32_t to;         /* place in a slot; dense: from keys to values */
-    uint32_t bytes;      /* of a tile, all pieces; 0: dense */
+    const uint8_t *from; /* the next unit; dense: the lane's piece of its keys */
+    uint32_t offset;     /* of the lane's piece */
+    uint32_t step;       /* bytes of a tile; dense: of its keys */
+    uint32_t values;     /* dense: from keys to values; 0: of a level */
     uint32_t most;       /* tiles of a unit */
     pace_t pace;
     uint32_t what;                      /* as in run_t */
@@ -229,33 +230,16 @@ pages(const decode_layout_t &l, uint32_t tiles)
     return l.inverse == 0 ? tiles : __umulhi(tiles, l.inverse);
 }
 
-/* What the lane copies of tiles of a layout. */
+/* What is copied of tiles of a layout. */
 static __device__ __forceinline__ void
 aim(const decode_layout_t &l, cursor_t &c)
 {
-    const uint32_t lane = threadIdx.x % 32, keys = l.key_tile;
-    const uint32_t codes = keys + l.value_tile;
+    const bool dense = l.key_bits == 16;
 
-    if (l.key_bits == 16) {
-        c.most = 1;
-        c.bytes = 0;
-        c.step = keys;
-        c.offset = lane * 16;
-        c.to = l.value;
-        return;
-    }
-    c.most = unit_tiles(l.key_bits, l.value_bits);
-    c.bytes = codes + 2 * META;
-    c.step = lane == 0 ? keys : lane == 1 ? l.value_tile : META;
-    c.offset = lane == 0   ? 0
-               : lane == 1 ? l.value
-               : lane == 2 ? l.key_meta
-                           : l.value_meta;
-    c.to = c.most
-           * (lane == 0   ? 0
-              : lane == 1 ? keys
-              : lane == 2 ? codes
-                          : codes + META);
+    c.most = dense ? 1 : unit_tiles(l.key_bits, l.value_bits);
+    c.step = l.bytes;
+    c.offset = dense ? threadIdx.x % 32 * 16 : 0;
+    c.values = dense ? l.value : 0;
 }
 
 /* The run's queries, which are needed when its units are. */
@@ -404,7 +388,7 @@ static __device__ __forceinline__ void
 copy_dense(const cursor_t &c, uint32_t slot, uint32_t bar, uint64_t policy)
 {
     copy_rows<D>(c.from, slot, policy);
-    copy_rows<D>(c.from + c.to, slot + D * 16, policy);
+    copy_rows<D>(c.from + c.values, slot + D * 16, policy);
     end_copies(bar);
 }
 
@@ -413,25 +397,17 @@ static __device__ __forceinline__ void
 copy_tiles(const cursor_t &c, uint32_t n, uint32_t slot, uint32_t bar,
            uint64_t policy)
 {
-    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t lane = threadIdx.x % 32, bytes = n * c.step;
 
 #if __CUDA_ARCH__ >= 900
-    if (lane < 4) {
-        if (lane == 0) {
-            bar_arrive_for(bar, ARRIVALS - 1);
-            bar_expect(bar, n * c.bytes);
-        }
-        copy_engine(slot + c.to, c.from, n * c.step, bar, policy);
+    if (lane == 0) {
+        bar_arrive_for(bar, ARRIVALS - 1);
+        bar_expect(bar, bytes);
+        copy_engine(slot, c.from, bytes, bar, policy);
     }
 #else
-    for (uint32_t i = 0; i < 4; i++) {
-        const uint8_t *from = (const uint8_t *)
-            __shfl_sync(TR_ALL_LANES, (unsigned long long) c.from, i);
-        uint32_t to = slot + of_lane(c.to, i), bytes = n * of_lane(c.step, i);
-
-        for (uint32_t o = lane * 16; o < bytes; o += 512) {
-            copy_async16(to + o, from + o, policy);
-        }
+    for (uint32_t o = lane * 16; o < bytes; o += 512) {
+        copy_async16(slot + o, c.from + o, policy);
     }
     end_copies(bar);
 #endif
@@ -450,7 +426,7 @@ produce(const decode_args_t &a, cursor_t &c, ring_t &ring)
         return;
     }
     n = c.pace.take(c.most);
-    if (c.bytes == 0) {
+    if (c.values != 0) {
         copy_dense<D>(c, slot, bar, ring.policy);
     } else {
         copy_tiles(c, n, slot, bar, ring.policy);

@@ -44,7 +44,7 @@ fast_key(warp_t w, uint32_t x, uint32_t token, uint8_t *tile)
         uint32_t j = token / 8 * (n / 2) + in / share * 4;
 
         *(uint32_t *) (tile
-                       + tr_kv_lane_byte(0, token % 8 * 4 + w.lane / 8, n, j))
+                       + tr_kv_lane_byte(token % 8 * 4 + w.lane / 8, n, j))
             = x;
     }
 }
@@ -72,7 +72,7 @@ fast_value(warp_t w, uint32_t x, uint32_t token, uint8_t *tile)
     }
     for (uint32_t i = first; i < end; i++) {
         uint32_t g = w.lane % 2 * 4 + i, code = x >> (8 * i) & 0xff;
-        uint8_t *at = tile + tr_kv_lane_byte(0, token % 8 / 2 * 8 + g, n, j)
+        uint8_t *at = tile + tr_kv_lane_byte(token % 8 / 2 * 8 + g, n, j)
                       + byte;
 
         if (BITS == 2 && r == 1) { /* the lane's own of token - 8 */
@@ -146,7 +146,7 @@ TR_DEVICE void
 fast_tile(warp_t w, place_t to, side_t s, tile_room_t *room)
 {
     uint4 *out = (uint4 *) (to.page + (s == KEY ? 0 : to.layout->value)
-                            + to.at / 16 * (2 * FAST_DIM * BITS));
+                            + tr_kv_tile_byte(to.layout, to.at));
 
     for (uint32_t i = 0; i < 16; i += FAST_ROWS) {
         fast_rows<BITS>(w, to, s, room, i);

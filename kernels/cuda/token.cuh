@@ -54,10 +54,7 @@ side_put(warp_t w, place_t to, side_t s, token_room_t *room)
             }
         }
         if (w.lane == 0) {
-            uint16_t *at = (uint16_t *) (to.page
-                                         + (s == KEY ? l->key_meta
-                                                     : l->value_meta))
-                           + 2 * (to.at * side_groups(l, s) + j);
+            uint16_t *at = side_meta(to, s, 0) + 2 * j;
 
             at[0] = meta[0];
             at[1] = meta[1];
@@ -75,6 +72,7 @@ codes_read(warp_t w, place_t p, side_t s, token_room_t *room, uint32_t dim,
 
     l.head_dim = dim;
     l.level.key_bits = l.level.value_bits = (uint8_t) bits;
+    l.tile = p.layout->tile;
     l.value = p.layout->value;
     for (uint32_t d = w.lane; d < dim; d += AT_ONCE * w.lanes) {
         uint32_t q[AT_ONCE];
@@ -129,12 +127,7 @@ side_keep(warp_t w, place_t from, place_t to, side_t s, token_room_t *room)
     const tr_kv_layout_t *a = from.layout, *b = to.layout;
     uint32_t bits = side_bits(a, s), less = side_bits(b, s);
     uint32_t groups = side_groups(b, s);
-    uint16_t *old = (uint16_t *) (from.page
-                                  + (s == KEY ? a->key_meta : a->value_meta))
-                    + 2 * from.at * groups;
-    uint16_t *now = (uint16_t *) (to.page
-                                  + (s == KEY ? b->key_meta : b->value_meta))
-                    + 2 * to.at * groups;
+    uint16_t *old = side_meta(from, s, 0), *now = side_meta(to, s, 0);
 
     side_read(w, from, s, room);
     for (uint32_t d = w.lane; d < b->head_dim && bits != less; d += w.lanes) {

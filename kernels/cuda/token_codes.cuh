@@ -117,8 +117,8 @@ key_pack(warp_t w, place_t p, const uint8_t *codes, uint32_t dim, uint32_t bits)
             }
         }
         j = p.at % 16 / 8 * (n / 2) + d % quarter / unit * (unit * bits / 8);
-        at = p.page
-             + tr_kv_lane_byte(p.at / 16, p.at % 8 * 4 + d / quarter, n, j);
+        at = p.page + tr_kv_tile_byte(p.layout, p.at)
+             + tr_kv_lane_byte(p.at % 8 * 4 + d / quarter, n, j);
         if (half) {
             *(uint16_t *) at = (uint16_t) word;
         } else {
@@ -140,8 +140,8 @@ value_pack(warp_t w, place_t p, const uint8_t *codes, uint32_t dim,
         uint32_t k = i / 8, g = i % 8, x;
         uint32_t j = (bits == 2 ? 0 : r * (n / 2)) + 4 * k;
         uint16_t *at = (uint16_t *) (p.page + p.layout->value
-                                     + tr_kv_lane_byte(p.at / 16,
-                                                       p.at % 8 / 2 * 8 + g, n,
+                                     + tr_kv_tile_byte(p.layout, p.at)
+                                     + tr_kv_lane_byte(p.at % 8 / 2 * 8 + g, n,
                                                        j)
                                      + p.at % 2 * 2);
 

@@ -36,7 +36,8 @@ fast_meta(place_t p, side_t s)
 {
     uint32_t at = s == KEY ? p.layout->key_meta : p.layout->value_meta;
 
-    return (uint32_t *) (p.page + at) + p.at;
+    return (uint32_t *) (p.page + at + tr_kv_tile_byte(p.layout, p.at))
+           + p.at % TR_KV_TILE;
 }
 
 /* ---- numbers to codes --------------------------------------------------- */
@@ -139,7 +140,7 @@ fast_base(place_t p, side_t s, uint32_t bits)
     if (s == VALUE) {
         p.page += p.layout->value + p.at % 2 * 2;
     }
-    return p.page + p.at / 16 * (64 * half) + j / 16 * 512 + j % 16
+    return p.page + tr_kv_tile_byte(p.layout, p.at) + j / 16 * 512 + j % 16
            + place * 16;
 }
 

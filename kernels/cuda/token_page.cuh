@@ -51,8 +51,9 @@ side_group(const tr_kv_layout_t *l, side_t s, uint32_t d)
 TR_DEVICE uint16_t *
 side_row(place_t p, side_t s)
 {
-    return (uint16_t *) (p.page + (s == KEY ? 0 : p.layout->value))
-           + (size_t) p.at * p.layout->head_dim;
+    return (uint16_t *) (p.page
+                         + (s == KEY ? tr_kv_key_row(p.layout, p.at)
+                                     : tr_kv_value_row(p.layout, p.at)));
 }
 
 /* The pair {scale, zero} that a dimension uses. */
@@ -126,6 +127,19 @@ words_clear(warp_t w, uint8_t *page, uint32_t first, uint32_t end)
     }
 }
 
+/* Pairs {scale, zero} by token, of tokens [first, end). */
+TR_DEVICE void
+pairs_clear(warp_t w, uint8_t *page, const tr_kv_layout_t *l, side_t s,
+            uint32_t first, uint32_t end)
+{
+    const uint32_t m = side_groups(l, s), some = TR_KV_TILE * m;
+
+    page += s == KEY ? l->key_meta : l->value_meta;
+    for (uint32_t i = first * m + w.lane; i < end * m; i += w.lanes) {
+        *(uint32_t *) (page + i / some * l->tile + i % some * 4) = 0;
+    }
+}
+
 /* Zeroes what a side has beside codes, of tokens [first, end); with the page's
  * last token, to the page's end (cpu/kv_place.c, tr_kv_page_clear).  By channel
  * first and end are multiples of TR_KV_CHANNEL_TOKENS. */
@@ -133,23 +147,23 @@ TR_DEVICE void
 tokens_clear(warp_t w, uint8_t *page, const tr_kv_layout_t *l, side_t s,
              uint32_t first, uint32_t end, uint64_t page_bytes)
 {
-    uint32_t pair = 4 * side_groups(l, s), after;
+    const uint32_t channels = 4 * l->head_dim / TR_KV_CHANNEL_TOKENS;
+    uint32_t after = tr_kv_tiles_end(l);
 
     if (s == KEY) {
         if (l->level.by_channel) {
-            pair = 4 * l->head_dim / TR_KV_CHANNEL_TOKENS;
-        }
-        if (l->key_meta) {
-            words_clear(w, page, l->key_meta + first * pair,
-                        l->key_meta + end * pair);
+            words_clear(w, page, l->key_meta + first * channels,
+                        l->key_meta + end * channels);
+        } else if (l->key_meta) {
+            pairs_clear(w, page, l, s, first, end);
         }
         return;
     }
-    after = l->value + l->tokens * l->head_dim * l->level.value_bits / 8;
     if (l->value_meta) {
-        words_clear(w, page, l->value_meta + first * pair,
-                    l->value_meta + end * pair);
-        after += l->tokens * pair;
+        pairs_clear(w, page, l, s, first, end);
+    }
+    if (l->level.by_channel) {
+        after += l->tokens * channels;
     }
     if (l->level.scored) {
         words_clear(w, page, l->score + 4 * first, l->score + 4 * end);

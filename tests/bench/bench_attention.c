@@ -114,11 +114,8 @@ put_half(uint8_t *p, float x)
 static void
 fill_page(const tr_kv_layout_t *l, uint8_t *page, uint32_t first)
 {
-    uint32_t end = l->key_meta ? l->key_meta : l->value;
-
-    for (uint32_t i = 0; i < end; i++) {
+    for (uint32_t i = 0; i < tr_kv_tiles_end(l); i++) {
         page[i] = (uint8_t) next();
-        page[l->value + i % (end / 2)] = (uint8_t) next();
     }
     for (uint32_t i = 0; i < l->tokens * l->head_dim; i++) {
         if (l->level.key_bits == 16) {
@@ -129,12 +126,13 @@ fill_page(const tr_kv_layout_t *l, uint8_t *page, uint32_t first)
         }
     }
     for (uint32_t i = 0; i < l->tokens && l->key_meta != 0; i++) {
-        put_half(page + l->key_meta + i * 4,
-                 2.0f / (float) ((1 << l->level.key_bits) - 1));
-        put_half(page + l->key_meta + i * 4 + 2, -1);
-        put_half(page + l->value_meta + i * 4,
-                 2.0f / (float) ((1 << l->level.value_bits) - 1));
-        put_half(page + l->value_meta + i * 4 + 2, -1);
+        uint8_t *key = page + tr_kv_key_meta(l, i, 0);
+        uint8_t *value = page + tr_kv_value_meta(l, i, 0);
+
+        put_half(key, 2.0f / (float) ((1 << l->level.key_bits) - 1));
+        put_half(key + 2, -1);
+        put_half(value, 2.0f / (float) ((1 << l->level.value_bits) - 1));
+        put_half(value + 2, -1);
     }
     for (uint32_t i = 0; i < l->tokens && l->score != 0; i++) {
         memset(page + l->score + i * 4, 0, 4);

@@ -116,8 +116,8 @@ put_token(const tr_kv_layout_t *l, uint8_t *page, uint32_t t, uint32_t position,
             uint16_t h[2] = { half_from(random_normal() * m.key),
                               half_from(random_normal() * m.value) };
 
-            memcpy(page + (t * l->head_dim + d) * 2, &h[0], 2);
-            memcpy(page + l->value + (t * l->head_dim + d) * 2, &h[1], 2);
+            memcpy(page + tr_kv_key_row(l, t) + 2 * d, &h[0], 2);
+            memcpy(page + tr_kv_value_row(l, t) + 2 * d, &h[1], 2);
         } else {
             tr_kv_code_set(page, tr_kv_key_code(l, t, d), kb,
                            random_below(1u << kb));

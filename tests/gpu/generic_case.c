@@ -26,12 +26,11 @@ put_token(const tr_kv_layout_t *l, uint8_t *page, uint32_t t, double key,
     uint32_t kb = l->level.key_bits, vb = l->level.value_bits;
 
     for (uint32_t d = 0; d < l->head_dim; d++) {
-        uint32_t at = (t * l->head_dim + d) * 2;
         uint16_t h;
 
         if (kb == 16) {
             h = half_from(random_normal() * key);
-            memcpy(page + at, &h, 2);
+            memcpy(page + tr_kv_key_row(l, t) + 2 * d, &h, 2);
         } else {
             tr_kv_code_set(page, tr_kv_key_code(l, t, d), kb,
                            random_below(1u << kb));
@@ -41,7 +40,7 @@ put_token(const tr_kv_layout_t *l, uint8_t *page, uint32_t t, double key,
         }
         if (vb == 16) {
             h = half_from(random_normal() * value);
-            memcpy(page + l->value + at, &h, 2);
+            memcpy(page + tr_kv_value_row(l, t) + 2 * d, &h, 2);
         } else {
             tr_kv_code_set(page, tr_kv_value_code(l, t, d), vb,
                            random_below(1u << vb));

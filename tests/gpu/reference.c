@@ -96,7 +96,7 @@ key_of(const token_t *x, uint32_t d)
     const tr_kv_layout_t *l = x->layout;
 
     if (l->level.key_bits == 16) {
-        return half_at(x->page + (x->index * l->head_dim + d) * 2);
+        return half_at(x->page + tr_kv_key_row(l, x->index) + 2 * d);
     }
     const uint8_t *meta = x->page + tr_kv_key_meta(l, x->index, d);
 
@@ -112,7 +112,7 @@ value_of(const token_t *x, uint32_t d)
     const tr_kv_layout_t *l = x->layout;
 
     if (l->level.value_bits == 16) {
-        return half_at(x->page + l->value + (x->index * l->head_dim + d) * 2);
+        return half_at(x->page + tr_kv_value_row(l, x->index) + 2 * d);
     }
     const uint8_t *meta = x->page + tr_kv_value_meta(l, x->index, d);
 

@@ -244,10 +244,14 @@ is_nan(const uint8_t *p)
 static bool
 is_half(const tr_kv_layout_t *l, uint32_t at)
 {
-    if (at < l->value) {
-        return l->level.key_bits == 16;
+    const uint32_t end = tr_kv_tiles_end(l);
+    const bool wide = l->level.key_bits == 16 && l->level.value_bits == 16;
+
+    if (at >= end) { /* a dense page's digest is one, too */
+        return wide;
     }
-    return l->level.value_bits == 16;
+    at = wide ? at : at % l->tile;
+    return at < l->value ? l->level.key_bits == 16 : l->level.value_bits == 16;
 }
 
 static bool

@@ -194,17 +194,17 @@ bed_fill(bed_t *b, const tr_kv_layout_t *l, uint8_t *page, uint32_t token,
     float score = (float) rig_below(b->rng, 1000) / 100;
 
     for (uint32_t d = 0; d < l->head_dim; d++) {
-        size_t row = ((size_t) token * l->head_dim + d) * 2;
-
         if (kb == 16) {
-            bed_put_half(page + row, rig_normal(b->rng) * b->scale);
+            bed_put_half(page + tr_kv_key_row(l, token) + 2 * d,
+                         rig_normal(b->rng) * b->scale);
         } else {
             bed_meta(b, page + tr_kv_key_meta(l, token, d), kb);
             tr_kv_code_set(page, tr_kv_key_code(l, token, d), kb,
                            rig_below(b->rng, 1u << kb));
         }
         if (vb == 16) {
-            bed_put_half(page + l->value + row, rig_normal(b->rng) * b->scale);
+            bed_put_half(page + tr_kv_value_row(l, token) + 2 * d,
+                         rig_normal(b->rng) * b->scale);
         } else {
             bed_meta(b, page + tr_kv_value_meta(l, token, d), vb);
             tr_kv_code_set(page, tr_kv_value_code(l, token, d), vb,
@@ -315,7 +315,7 @@ bed_key(const bed_t *b, const bed_token_t *t, uint32_t d, double *size)
     double x, scale, zero;
 
     if (bits == 16) {
-        x = bed_half(page + ((size_t) t->token * t->l->head_dim + d) * 2);
+        x = bed_half(page + tr_kv_key_row(t->l, t->token) + 2 * d);
         *size = fabs(x);
         return x;
     }
@@ -334,8 +334,7 @@ bed_value(const bed_t *b, const bed_token_t *t, uint32_t d, double *size)
     double x, scale, zero;
 
     if (bits == 16) {
-        x = bed_half(page + t->l->value
-                     + ((size_t) t->token * t->l->head_dim + d) * 2);
+        x = bed_half(page + tr_kv_value_row(t->l, t->token) + 2 * d);
         *size = fabs(x);
         return x;
     }

@@ -216,18 +216,19 @@ part_room(bed_t *b, int32_t *row, uint32_t at, uint32_t layout, uint32_t n)
 static void
 metadata_finite(const bed_t *b, const uint8_t *p, const tr_kv_layout_t *l)
 {
-    uint32_t end = l->score ? l->score : b->plan.page_bytes;
-    uint32_t parts[2][2] = { { l->key_meta, l->value },
-                             { l->value_meta, end } };
+    for (uint32_t i = 0; i < 2 * l->tokens * b->c->dim; i++) {
+        uint32_t token = i / 2 / b->c->dim, d = i / 2 % b->c->dim;
+        uint32_t at = i % 2 ? tr_kv_value_meta(l, token, d)
+                            : tr_kv_key_meta(l, token, d);
+        uint16_t pair[2];
 
-    for (int k = 0; k < 2; k++) {
-        for (uint32_t i = parts[k][0]; i != 0 && i < parts[k][1]; i += 2) {
-            uint16_t h;
-
-            memcpy(&h, p + i, 2);
-            if ((h & 0x7c00) == 0x7c00) {
-                fail_msg("metadata at byte %u of a page is 0x%04x", i, h);
-            }
+        if ((i % 2 ? l->value_meta : l->key_meta) == 0) {
+            continue;
+        }
+        memcpy(pair, p + at, 4);
+        if ((pair[0] & 0x7c00) == 0x7c00 || (pair[1] & 0x7c00) == 0x7c00) {
+            fail_msg("metadata at byte %u of a page is 0x%04x, 0x%04x", at,
+                     pair[0], pair[1]);
         }
     }
     for (uint32_t i = 0; l->score && i < 2 * l->tokens; i++) {

@@ -209,7 +209,11 @@ model_read(const uint8_t *page, const tr_kv_layout_t *l, uint32_t i,
         for (uint32_t d = 0; d < dim; d++) {
             if (s->bits == 16) {
                 memcpy(&s->half[d],
-                       page + (value ? l->value : 0) + 2 * (i * dim + d), 2);
+                       page
+                           + (value ? tr_kv_value_row(l, i)
+                                    : tr_kv_key_row(l, i))
+                           + 2 * d,
+                       2);
                 continue;
             }
             s->code[d] = (uint8_t) tr_kv_code_get(

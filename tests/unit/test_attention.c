@@ -55,6 +55,7 @@ dense_layout(uint32_t dim, uint32_t tokens)
     return (tr_kv_layout_t){ .level = { 16, 16, 1, 1, 0, 0 },
                              .head_dim = dim,
                              .tokens = tokens,
+                             .tile = 32 * dim,
                              .value = tokens * dim * 2 };
 }
 

@@ -1,6 +1,6 @@
 /*
  * The page plan and the places of codes (kv_layout.h): sizes that the design
- * promises, every bit of a segment used exactly once, and the same places as
+ * promises, every bit of a tile used exactly once, and the same places as
  * the words that a tensor core takes.
  */
 #include "model_rig.h"
@@ -104,72 +104,82 @@ take(uint8_t *used, uint32_t byte, uint32_t shift, uint32_t n)
     used[byte] = (uint8_t) (used[byte] | mask);
 }
 
-static void
-all_used(const uint8_t *used, uint32_t from, uint32_t to, const char *what,
-         const tr_kv_layout_t *l)
-{
-    for (uint32_t i = from; i < to; i++) {
-        if (used[i] != 0xff) {
-            fail_msg("%s, head size %u, %u/%u bits: byte %u of [%u, %u) has "
-                     "bits 0x%02x in use",
-                     what, l->head_dim, l->level.key_bits, l->level.value_bits,
-                     i, from, to, used[i]);
-        }
-    }
-}
-
-/* Every code has bits of its own, inside its segment, and leaves none over. */
+/* Every code and pair of metadata has bytes of its own, those of 16 tokens side by
+ * side in the order that kv_layout.h says, and none are left over. */
 static void
 one_layout(const tr_kv_layout_t *l, uint32_t page_bytes)
 {
     uint8_t *used = calloc(1, page_bytes);
-    uint32_t kb = l->level.key_bits, vb = l->level.value_bits;
-    uint32_t keys = l->tokens * l->head_dim * kb / 8;
-    uint32_t values = l->tokens * l->head_dim * vb / 8, end;
+    const tr_kv_level_t *v = &l->level;
+    uint32_t kb = v->key_bits, vb = v->value_bits, dim = l->head_dim, end;
+    bool wide = kb == 16 && vb == 16, channel = v->by_channel;
 
     assert_non_null(used);
     for (uint32_t i = 0; i < l->tokens; i++) {
-        for (uint32_t d = 0; d < l->head_dim; d++) {
-            tr_kv_code_t at;
-
+        for (uint32_t d = 0; d < dim; d++) {
             if (kb < 16) {
-                at = tr_kv_key_code(l, i, d);
-                assert_true(at.byte < keys);
+                tr_kv_code_t at = tr_kv_key_code(l, i, d);
+
                 take(used, at.byte, at.shift, kb);
-                assert_true(tr_kv_key_meta(l, i, d) >= keys
-                            && tr_kv_key_meta(l, i, d) + 4 <= l->value);
+            } else {
+                take(used, tr_kv_key_row(l, i) + 2 * d, 0, 8);
+                take(used, tr_kv_key_row(l, i) + 2 * d + 1, 0, 8);
             }
             if (vb < 16) {
-                at = tr_kv_value_code(l, i, d);
-                assert_true(at.byte >= l->value && at.byte < l->value + values);
+                tr_kv_code_t at = tr_kv_value_code(l, i, d);
+
                 take(used, at.byte, at.shift, vb);
-                assert_true(tr_kv_value_meta(l, i, d) >= l->value + values);
+            } else {
+                take(used, tr_kv_value_row(l, i) + 2 * d, 0, 8);
+                take(used, tr_kv_value_row(l, i) + 2 * d + 1, 0, 8);
             }
         }
     }
-    if (kb < 16) {
-        all_used(used, 0, keys, "keys", l);
+    for (uint32_t i = 0; i < l->tokens; i++) {
+        uint32_t step = dim / 4 / v->key_groups, wait = TR_KV_CHANNEL_TOKENS;
+
+        for (uint32_t d = 0; kb < 16 && d < dim / 4; d += step) {
+            for (uint32_t k = 0; !channel && k < 4; k++) {
+                take(used, tr_kv_key_meta(l, i, d) + k, 0, 8);
+            }
+        }
+        for (uint32_t d = 0; channel && i % wait == 0 && d < dim; d++) {
+            for (uint32_t k = 0; k < 4; k++) {
+                take(used, tr_kv_key_meta(l, i, d) + k, 0, 8);
+            }
+        }
+        for (uint32_t d = 0; vb < 16 && d < dim; d += dim / v->value_groups) {
+            for (uint32_t k = 0; k < 4; k++) {
+                take(used, tr_kv_value_meta(l, i, d) + k, 0, 8);
+            }
+        }
     }
-    if (vb < 16) {
-        all_used(used, l->value, l->value + values, "values", l);
+    end = tr_kv_tiles_end(l);
+    if (!wide) { /* the parts of a tile, in order */
+        assert_int_equal(l->value, 2 * dim * kb);
+        assert_int_equal(l->key_meta, kb == 16  ? 0
+                                      : channel ? end
+                                                : 2 * dim * (kb + vb));
+        if (vb < 16) {
+            assert_int_equal(l->value_meta,
+                             2 * dim * (kb + vb)
+                                 + (kb == 16 || channel ? 0
+                                                        : 64 * v->key_groups));
+        }
     }
-    /* segments in order, without holes, inside the page */
-    end = keys;
-    if (kb < 16) {
-        assert_int_equal(l->key_meta, end);
-        end += l->level.by_channel
-                   ? l->tokens / TR_KV_CHANNEL_TOKENS * l->head_dim * 4
-                   : l->tokens * l->level.key_groups * 4;
-    }
-    assert_int_equal(l->value, end);
-    end += values;
-    if (vb < 16) {
-        assert_int_equal(l->value_meta, end);
-        end += l->tokens * l->level.value_groups * 4;
-    }
-    if (l->level.scored) {
+    end += channel ? l->tokens / TR_KV_CHANNEL_TOKENS * dim * 4 : 0;
+    if (v->scored) {
         assert_int_equal(l->score, end);
         assert_int_equal(l->position, end + 4 * l->tokens);
+    }
+    for (uint32_t i = 0; i < page_bytes; i++) { /* all of it, and no more */
+        if (used[i] != (i < end ? 0xff : 0)) {
+            fail_msg("head size %u, %u/%u bits: byte %u of %u has bits 0x%02x "
+                     "in use",
+                     dim, kb, vb, i, end, used[i]);
+        }
+    }
+    if (v->scored) {
         end += 8 * l->tokens;
     }
     assert_true(end <= page_bytes);
@@ -218,29 +228,27 @@ test_every_bit(void **state)
 static uint32_t
 prototype_key_bit(uint32_t key_bits, uint32_t token, uint32_t dim)
 {
-    uint32_t tile = token / 16, r = token % 16 / 8, g = token % 8;
+    uint32_t r = token / 8, g = token % 8;
     uint32_t t = dim / 32, dd = dim % 32, lane = g * 4 + t;
 
     if (key_bits == 8) {
         uint32_t k = dd / 4, i = dd % 4;
 
-        return ((tile * 4 + r * 2 + (k >> 2)) * 512 + lane * 16 + (k & 3) * 4
-                + i)
-               * 8;
+        return ((r * 2 + (k >> 2)) * 512 + lane * 16 + (k & 3) * 4 + i) * 8;
     }
     uint32_t k = dd / 8, half = dd % 8 / 4, i = dd % 4;
 
-    return ((tile * 2 + r) * 512 + lane * 16 + k * 4) * 8 + (i & 1) * 16
-           + half * 8 + (i >> 1) * 4;
+    return (r * 512 + lane * 16 + k * 4) * 8 + (i & 1) * 16 + half * 8
+           + (i >> 1) * 4;
 }
 
 /* Values of head size 128, whose places count 8t + g instead of 4g + t. */
 static uint32_t
 prototype_value_bit(uint32_t value_bits, uint32_t token, uint32_t dim)
 {
-    uint32_t i = dim / 16, row = dim % 16 / 8, g = dim % 8, tile = token / 16;
-    uint32_t r = token % 16 / 8, t = token % 8 / 2, x = token & 1;
-    uint32_t chunk = value_bits == 4 ? tile * 2 + r : tile;
+    uint32_t i = dim / 16, row = dim % 16 / 8, g = dim % 8;
+    uint32_t r = token / 8, t = token % 8 / 2, x = token & 1;
+    uint32_t chunk = value_bits == 4 ? r : 0;
 
     return (chunk * 512 + (8 * t + g) * 16 + (i >> 1) * 4) * 8
            + (value_bits == 4 ? x * 16 + (i & 1) * 8 + row * 4
@@ -262,12 +270,14 @@ test_tensor_core_words(void **state)
                 tr_kv_code_t k = tr_kv_key_code(l, token, d);
                 tr_kv_code_t c = tr_kv_value_code(l, token, d);
 
+                k.byte -= token / 16 * l->tile;
+                c.byte -= token / 16 * l->tile + l->value;
                 assert_int_equal(k.byte * 8 + k.shift,
-                                 prototype_key_bit(l->level.key_bits, token,
-                                                   d));
-                assert_int_equal((c.byte - l->value) * 8 + c.shift,
-                                 prototype_value_bit(l->level.value_bits, token,
-                                                     d));
+                                 prototype_key_bit(l->level.key_bits,
+                                                   token % 16, d));
+                assert_int_equal(c.byte * 8 + c.shift,
+                                 prototype_value_bit(l->level.value_bits,
+                                                     token % 16, d));
             }
         }
     }
