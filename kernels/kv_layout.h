@@ -15,12 +15,13 @@
  * Metadata is FP16 {scale, zero}: x = code * scale + zero.  It is kept by token
  * (one pair for each group of a token's dimensions) or, for keys, by channel
  * (one pair for each dimension of TR_KV_CHANNEL_TOKENS tokens).  16-bit codes
- * are FP16 rows [tokens][head_dim] and have none; where keys and values both are
- * (`dense` above), all keys stand in front of all values.
+ * are FP16 rows [tokens][head_dim] and have none; where keys and values both
+ * are (`dense` above), all keys stand in front of all values.
  *
  * Codes of 8, 4 and 2 bits stand where a tensor core wants them: in each tile
- * the words of lane 0, 1, .. 31 as m16n8k16 takes its A operand, in chunks of up to 16 bytes a lane.  tr_kv_key_code and
- * tr_kv_value_code are the definition; fast code is tested against them.
+ * the words of lane 0, 1, .. 31 as m16n8k16 takes its A operand, in chunks of
+ * up to 16 bytes a lane.  tr_kv_key_code and tr_kv_value_code are the
+ * definition; fast code is tested against them.
  *
  *   keys    A = K[token, dim]: lane 4g + t has tokens g, g + 8 of the tile and
  *           dimensions [t D/4, (t + 1) D/4)
@@ -57,14 +58,13 @@ typedef struct {
 
 #define TR_KV_TILE 16u /* tokens */
 
-/* Offsets in bytes from the start of the page, of the first tile where there are
- * tiles; 0 for what the level does not have (key codes are always first). */
+/* Offsets in bytes from the start of the page, of the first tile where there
+ * are tiles; 0 for what the level does not have (key codes are always first). */
 typedef struct {
     tr_kv_level_t level;
     uint32_t head_dim;
     uint32_t tokens; /* in a page */
-    uint32_t tile; /* from the codes and metadata of TR_KV_TILE tokens to those
-                      * of the next */
+    uint32_t tile;   /* bytes from one tile of TR_KV_TILE tokens to the next */
     uint32_t key_meta;
     uint32_t value;
     uint32_t value_meta;

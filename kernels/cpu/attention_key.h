@@ -187,10 +187,10 @@ load_half_keys(const strip_t *a, const tr_spot_t *at)
         const uint16_t *row[V_WIDTH];
 
         for (uint32_t j = 0; j < V_WIDTH; j++) {
-            row[j] = at->mask >> (i + j) & 1 ? (
-                         const uint16_t *) (at->page
-                                            + tr_kv_key_row(a->l,
-                                                            at->first + i + j))
+            const uint8_t *key = at->page
+                                 + tr_kv_key_row(a->l, at->first + i + j);
+
+            row[j] = at->mask >> (i + j) & 1 ? (const uint16_t *) key
                                              : zero_row;
         }
         for (uint32_t d = 0; d < dim; d += V_WIDTH) {

@@ -251,7 +251,11 @@ is_half(const tr_kv_layout_t *l, uint32_t at)
         return wide;
     }
     at = wide ? at : at % l->tile;
-    return at < l->value ? l->level.key_bits == 16 : l->level.value_bits == 16;
+    if (at < l->value) {
+        return l->level.key_bits == 16;
+    }
+    return l->level.value_bits == 16
+           && (wide || at < l->value + 2 * TR_KV_TILE * l->head_dim);
 }
 
 static bool

@@ -216,6 +216,17 @@ part_room(bed_t *b, int32_t *row, uint32_t at, uint32_t layout, uint32_t n)
 static void
 metadata_finite(const bed_t *b, const uint8_t *p, const tr_kv_layout_t *l)
 {
+    const bool wide = l->level.key_bits == 16 && l->level.value_bits == 16;
+    const uint32_t end = l->score ? l->score : b->plan.page_bytes;
+
+    for (uint32_t i = tr_kv_tiles_end(l); !wide && i < end; i += 2) {
+        uint16_t h;
+
+        memcpy(&h, p + i, 2);
+        if ((h & 0x7c00) == 0x7c00) {
+            fail_msg("behind the tiles of a page, byte %u is 0x%04x", i, h);
+        }
+    }
     for (uint32_t i = 0; i < 2 * l->tokens * b->c->dim; i++) {
         uint32_t token = i / 2 / b->c->dim, d = i / 2 % b->c->dim;
         uint32_t at = i % 2 ? tr_kv_value_meta(l, token, d)

@@ -104,8 +104,8 @@ take(uint8_t *used, uint32_t byte, uint32_t shift, uint32_t n)
     used[byte] = (uint8_t) (used[byte] | mask);
 }
 
-/* Every code and pair of metadata has bytes of its own, those of 16 tokens side by
- * side in the order that kv_layout.h says, and none are left over. */
+/* Every code and pair of metadata has bits of its own, those of 16 tokens side
+ * by side in the order that kv_layout.h says, and none are left over. */
 static void
 one_layout(const tr_kv_layout_t *l, uint32_t page_bytes)
 {
