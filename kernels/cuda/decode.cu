@@ -171,6 +171,7 @@ attend_range(const decode_args_t &a, uint8_t *shared)
         launch_wait();
     }
     take_range(a, range, c, ring);
+    ask_units(a, c);
     launch_wait();
     launch_next(); /* so that what comes next finds the plan, too */
     if (a.ended != NULL && blockIdx.x == 0 && threadIdx.x == 0) {

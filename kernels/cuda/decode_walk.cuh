@@ -340,6 +340,21 @@ take_range(const decode_args_t &a, uint32_t range, cursor_t &c,
     next_run(a, c, ring);
 }
 
+/* The range's first units, into the L2 cache, while the kernel in front still
+ * runs: it may write to them, but not behind that cache. */
+static __device__ __forceinline__ void
+ask_units(const decode_args_t &a, const cursor_t &c)
+{
+    const uint32_t bytes = min(a.slots * c.most, c.pace.left) * c.step;
+
+    if (threadIdx.x % 32 == 0 && bytes > 0) {
+        prefetch_l2_bytes(c.from, bytes);
+        if (c.values != 0) {
+            prefetch_l2_bytes(c.from + c.values, bytes);
+        }
+    }
+}
+
 /* ---- copies ------------------------------------------------------------- */
 
 /* Chunk c of row g of a dense tile. */

@@ -147,6 +147,17 @@ prefetch_l2(const void *p)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
+/* The same for contiguous bytes, a multiple of 16, at a multiple of 16. */
+static __device__ __forceinline__ void
+prefetch_l2_bytes(const void *p, uint32_t bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p),
+                 "r"(bytes)
+                 : "memory");
+#endif
+}
+
 /* What streams through the L2 cache leaves it first. */
 static __device__ __forceinline__ uint64_t
 l2_policy(void)

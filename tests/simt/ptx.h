@@ -239,6 +239,14 @@ half2_floats(uint32_t bits)
 /* ---- memory -------------------------------------------------------------- */
 
 static inline void
+prefetch_l2_bytes(const void *p, uint32_t bytes)
+{
+    if (((uintptr_t) p | bytes) % 16 != 0) {
+        simt_die("a prefetch of %u bytes at %p", bytes, p);
+    }
+}
+
+static inline void
 prefetch_l2(const void *)
 {
 }
