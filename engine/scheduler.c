@@ -59,15 +59,10 @@ tr_scheduler_free(tr_scheduler_t *s)
 
 /* ---- lists -------------------------------------------------------------- */
 
-/* Sorted by order.  From the end: what comes is mostly the youngest. */
-void
-tr_scheduler_insert(tr_sequence_list_t *l, tr_sequence_t *q)
+/* Behind `before`, NULL: in front of all. */
+static void
+tr_list_link(tr_sequence_list_t *l, tr_sequence_t *before, tr_sequence_t *q)
 {
-    tr_sequence_t *before = l->last;
-
-    while (before != NULL && before->order > q->order) {
-        before = before->prev;
-    }
     q->prev = before;
     q->next = before != NULL ? before->next : l->first;
     if (q->next != NULL) {
@@ -80,6 +75,28 @@ tr_scheduler_insert(tr_sequence_list_t *l, tr_sequence_t *q)
     } else {
         l->first = q;
     }
+}
+
+void
+tr_scheduler_insert(tr_sequence_list_t *l, tr_sequence_t *q)
+{
+    tr_sequence_t *before = l->last;
+
+    while (before != NULL && before->order > q->order) {
+        before = before->prev;
+    }
+    tr_list_link(l, before, q);
+}
+
+void
+tr_scheduler_insert_old(tr_sequence_list_t *l, tr_sequence_t *q)
+{
+    tr_sequence_t *after = l->first;
+
+    while (after != NULL && after->order < q->order) {
+        after = after->next;
+    }
+    tr_list_link(l, after != NULL ? after->prev : l->last, q);
 }
 
 void
@@ -129,7 +146,7 @@ tr_scheduler_remove(tr_scheduler_t *s, tr_sequence_t *q)
     if (q->state == TR_SEQ_RUNNING) {
         tr_scheduler_leave(s, q);
     } else if (q->state == TR_SEQ_WAITING) {
-        tr_scheduler_unlink(&s->waiting, q);
+        tr_scheduler_unlink(tr_scheduler_line(s, q), q);
         if (q->kv_slot >= 0) { /* swapped out */
             tr_kv_close(s->kv, q->kv_slot);
             q->kv_slot = -1;
@@ -441,7 +458,7 @@ tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
 
 static bool
 tr_list_sound(const tr_scheduler_t *s, const tr_sequence_list_t *l,
-              enum tr_sequence_state state, uint32_t *n)
+              enum tr_sequence_state state, bool slot, uint32_t *n)
 {
     const tr_sequence_t *q, *before = NULL;
 
@@ -449,8 +466,8 @@ tr_list_sound(const tr_scheduler_t *s, const tr_sequence_list_t *l,
     for (q = l->first; q != NULL; before = q, q = q->next) {
         if (q->state != state || q->prev != before
             || (before != NULL && before->order >= q->order)
-            || (q->kv_slot >= 0)
-                   != (state == TR_SEQ_RUNNING || q->computed != 0)
+            || (q->kv_slot >= 0) != slot || (!slot && q->computed != 0)
+            || (slot && state == TR_SEQ_WAITING && q->computed == 0)
             || (state == TR_SEQ_WAITING && q->charge != 0)
             || !tr_scheduler_flights_sound(s, q)) {
             return false;
@@ -463,12 +480,13 @@ tr_list_sound(const tr_scheduler_t *s, const tr_sequence_list_t *l,
 bool
 tr_scheduler_sound(const tr_scheduler_t *s)
 {
-    uint32_t waiting, running, requests = 0, i;
+    uint32_t waiting, swapped, running, requests = 0, i;
     uint64_t charge = 0, copy = 0;
     const tr_sequence_t *q;
 
-    if (!tr_list_sound(s, &s->waiting, TR_SEQ_WAITING, &waiting)
-        || !tr_list_sound(s, &s->running, TR_SEQ_RUNNING, &running)
+    if (!tr_list_sound(s, &s->waiting, TR_SEQ_WAITING, false, &waiting)
+        || !tr_list_sound(s, &s->swapped, TR_SEQ_WAITING, true, &swapped)
+        || !tr_list_sound(s, &s->running, TR_SEQ_RUNNING, true, &running)
         || running != s->n_running || running > s->max_num_seqs
         || s->n_tokens > s->max_batch_tokens) {
         return false;

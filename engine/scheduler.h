@@ -7,9 +7,10 @@
  *      ^                  |
  *      +----preempt-------+
  *
- * Both lists are sorted by age (the order of arrival over all channels), and a
+ * Lists are sorted by age (the order of arrival over all channels), and a
  * preempted sequence keeps its age, so that it waits in front of those that
- * came later.
+ * came later.  Who is swapped out waits in a list of its own: a step asks each of
+ * these, but of the others only as many as it admits, and the next.
  *
  * Admission: first come first served, when there are pages for the prompt (they
  * are reserved at once, so that it never stalls half way) and for the copy that
@@ -89,6 +90,7 @@ typedef struct {
     uint64_t promised;     /* of these, for their copies: not taken yet */
 
     tr_sequence_list_t waiting, running;
+    tr_sequence_list_t swapped;  /* they wait, too, and have a slot */
     uint32_t n_running;          /* sequences */
     uint32_t n_running_requests; /* requests with any of them */
     uint64_t next_order;

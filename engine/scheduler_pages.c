@@ -8,8 +8,8 @@
  *      +------ no room in the swap memory -----+    v  |
  *                                                 swapped
  *
- * Policies that keep all at 16 bits stay dense.  A swapped sequence stands among
- * those that wait, with its slot.
+ * Policies that keep all at 16 bits stay dense.  A swapped sequence waits, too,
+ * with its slot, in a list of its own.
  */
 #include "scheduler_parts.h"
 
@@ -84,7 +84,8 @@ tr_scheduler_preempt(tr_scheduler_t *s, tr_sequence_t *q)
         tr_scheduler_leave(s, q);
     }
     q->state = TR_SEQ_WAITING;
-    tr_scheduler_insert(&s->waiting, q);
+    /* mostly older than all that wait */
+    tr_scheduler_insert_old(tr_scheduler_line(s, q), q);
     q->request->preemptions++;
     s->preemptions++;
     s->changes++;
@@ -289,27 +290,28 @@ static int32_t
 tr_scheduler_open(tr_scheduler_t *s, const tr_sequence_t *q)
 {
     int32_t slot = tr_kv_open(s->kv, q->request->kv_policy);
-    tr_sequence_t *other = s->waiting.last;
+    tr_sequence_t *other = s->swapped.last;
 
     if (slot >= 0) {
         return slot;
     }
-    while (other != NULL
-           && (other->kv_slot < 0 || !tr_scheduler_blocked(s, other))) {
+    while (other != NULL && !tr_scheduler_blocked(s, other)) {
         other = other->prev;
     }
     if (other == NULL) {
         return -1;
     }
+    tr_scheduler_unlink(&s->swapped, other);
     tr_scheduler_forget(s, other);
     tr_scheduler_lose(s, other);
+    tr_scheduler_insert_old(&s->waiting, other);
     return tr_kv_open(s->kv, q->request->kv_policy);
 }
 
+/* q, out of the list that it waited in. */
 static void
 tr_scheduler_run(tr_scheduler_t *s, tr_sequence_t *q)
 {
-    tr_scheduler_unlink(&s->waiting, q);
     tr_scheduler_insert(&s->running, q);
     q->state = TR_SEQ_RUNNING;
     s->n_running++;
@@ -351,6 +353,7 @@ tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
         tr_kv_close(s->kv, slot);
         return rc;
     }
+    tr_scheduler_unlink(&s->waiting, q);
     q->kv_slot = slot;
     q->computed = shared;
     tr_scheduler_run(s, q);
@@ -418,12 +421,11 @@ tr_scheduler_return(tr_scheduler_t *s)
 {
     tr_sequence_t *q, *next;
 
-    for (q = s->waiting.first; q != NULL; q = next) {
+    for (q = s->swapped.first; q != NULL; q = next) {
         uint64_t keep = tr_kv_pages(s->kv) / 100;
 
         next = q->next;
-        if (q->kv_slot < 0 || tr_sequence_paused(q)
-            || tr_scheduler_full(s, q)) {
+        if (tr_sequence_paused(q) || tr_scheduler_full(s, q)) {
             continue;
         }
         /* or it would be swapped out at once again */
@@ -433,6 +435,7 @@ tr_scheduler_return(tr_scheduler_t *s)
             || tr_kv_swap_in(s->kv, q->kv_slot) != TR_OK) {
             return false;
         }
+        tr_scheduler_unlink(&s->swapped, q);
         tr_scheduler_run(s, q);
         s->changes++;
         if (s->n_tokens < s->max_batch_tokens && tr_sequence_decodes(q)
@@ -440,7 +443,7 @@ tr_scheduler_return(tr_scheduler_t *s)
                    == TR_OK) {
             tr_scheduler_step(s, q, s->max_batch_tokens);
         }
-        next = s->waiting.first; /* idlers went there */
+        next = s->swapped.first; /* idlers went there */
     }
     return true;
 }
@@ -451,13 +454,12 @@ tr_scheduler_admit(tr_scheduler_t *s)
     tr_sequence_t *q, *next, *sibling;
     uint32_t n = 0;
 
-    if (s->waiting.first == NULL || !tr_scheduler_return(s)) {
+    if (!tr_scheduler_return(s)) {
         return 0;
     }
     for (q = s->waiting.first; q != NULL; q = next) {
         next = q->next;
-        if (q->kv_slot >= 0 || q->ahead != 0 || tr_sequence_paused(q)
-            || tr_scheduler_full(s, q)) {
+        if (q->ahead != 0 || tr_sequence_paused(q) || tr_scheduler_full(s, q)) {
             continue;
         }
         sibling = tr_scheduler_sibling(q);

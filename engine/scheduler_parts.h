@@ -8,9 +8,18 @@
 
 #include "scheduler.h"
 
-/* Lists, sorted by age. */
+/* Lists, sorted by age.  insert looks for q's place from the youngest on, insert_old
+ * from the oldest. */
 void tr_scheduler_insert(tr_sequence_list_t *l, tr_sequence_t *q);
+void tr_scheduler_insert_old(tr_sequence_list_t *l, tr_sequence_t *q);
 void tr_scheduler_unlink(tr_sequence_list_t *l, tr_sequence_t *q);
+
+/* The list that q, which is TR_SEQ_WAITING, stands in. */
+static inline tr_sequence_list_t *
+tr_scheduler_line(tr_scheduler_t *s, const tr_sequence_t *q)
+{
+    return q->kv_slot >= 0 ? &s->swapped : &s->waiting;
+}
 
 /* Nothing of q is to be computed now, whatever pages it has. */
 static inline bool

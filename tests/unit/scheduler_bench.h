@@ -100,6 +100,7 @@ bench_free(bench_t *b)
 {
     assert_null(b->s.running.first);
     assert_null(b->s.waiting.first);
+    assert_null(b->s.swapped.first);
     assert_int_equal(tr_kv_free_pages(b->kv), tr_kv_pages(b->kv));
     assert_true(tr_scheduler_sound(&b->s));
     tr_scheduler_free(&b->s);

@@ -5,6 +5,9 @@
  */
 #include "scheduler_bench.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 /* ---- batches ------------------------------------------------------------ */
 
 static void
@@ -302,6 +305,51 @@ admission_in_order(void **state)
     bench_free(&b);
 }
 
+/* A step of those that run looks at who is next, and at nobody behind: their
+ * memory is out of reach meanwhile. */
+static void
+who_waits_is_left_alone(void **state)
+{
+    const size_t page = (size_t) sysconf(_SC_PAGESIZE);
+    bench_t b;
+    tr_request_t *old[2], *next, *hidden;
+    tr_sequence_t *own;
+    uint32_t i;
+
+    (void) state;
+    bench_init(&b, 100, 2, 64);
+    for (i = 0; i < 2; i++) {
+        old[i] = add(&b, 4, 50);
+    }
+    step(&b);
+    next = add(&b, 4, 50);
+    hidden = make_request(&b, 4, 50, 1);
+    own = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+               -1, 0);
+    assert_ptr_not_equal(own, MAP_FAILED);
+    memcpy(own, hidden->sequences, sizeof(*own));
+    hidden->sequences = own;
+    tr_scheduler_add(&b.s, hidden);
+    for (i = 0; i < 3; i++) {
+        assert_int_equal(mprotect(own, page, PROT_NONE), 0);
+        tr_scheduler_compose(&b.s, b.now++);
+        assert_int_equal(b.s.n_rows, 2);
+        assert_int_equal(mprotect(own, page, PROT_READ | PROT_WRITE), 0);
+        assert_true(tr_scheduler_sound(&b.s));
+        apply(&b);
+    }
+    assert_int_equal(next->sequences[0].state, TR_SEQ_WAITING);
+    for (i = 0; i < 2; i++) {
+        drop(&b, old[i]);
+    }
+    step(&b);
+    assert_int_equal(own->state, TR_SEQ_RUNNING);
+    drop(&b, next);
+    drop(&b, hidden);
+    munmap(own, page);
+    bench_free(&b);
+}
+
 static void
 never_fits(void **state)
 {
@@ -461,6 +509,7 @@ main(void)
         cmocka_unit_test(due_times),
         cmocka_unit_test(echo_goes_first),
         cmocka_unit_test(admission_in_order),
+        cmocka_unit_test(who_waits_is_left_alone),
         cmocka_unit_test(never_fits),
         cmocka_unit_test(choices_copy_the_prompt),
         cmocka_unit_test(full_outlet_stops_its_own),
