@@ -8,6 +8,7 @@
 #include "model_config.h"
 
 #include <errno.h>
+#include <float.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -19,8 +20,21 @@
 
 #include "log.h"
 
-#define SIZE_MAX_ALLOWED (1u << 24) /* of any dimension but the vocabulary */
-#define SHOWN 65                    /* bytes of a value in a message */
+/* Several times what the largest models have, and small enough that no product
+ * of sizes overflows, nor is a row of the workspace gigabytes.  Positions: as
+ * many as max_model_len may say. */
+#define VOCAB_MAX (1u << 22)
+#define HIDDEN_MAX (1u << 18)
+#define INTERMEDIATE_MAX (1u << 20)
+#define LAYERS_MAX 1024u
+#define HEADS_MAX 1024u
+#define POSITIONS_MAX (1u << 24)
+
+/* Of what frequencies are made from; they are floats in the end. */
+#define ROPE_MIN 1e-6
+#define ROPE_MAX 1e15
+
+#define SHOWN 65 /* bytes of a value in a message */
 
 typedef struct {
     json_t *root;
@@ -48,7 +62,8 @@ fail(reader_t *r, tr_status_t status, const char *key, const char *text)
 static void
 show(json_t *v, char text[SHOWN])
 {
-    char *all = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
+    char *all = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT
+                                  | JSON_REAL_PRECISION(15));
 
     snprintf(text, SHOWN, "%s", all ? all : "?");
     free(all);
@@ -87,9 +102,11 @@ read_uint(reader_t *r, json_t *object, const char *key, int64_t otherwise,
     return (uint32_t) n;
 }
 
-/* A positive number; absent: `otherwise`, or an error when that is negative. */
+/* A number in [min, max]; absent: `otherwise`, or an error when that is
+ * negative. */
 static double
-read_number(reader_t *r, json_t *object, const char *key, double otherwise)
+read_number(reader_t *r, json_t *object, const char *key, double otherwise,
+            double min, double max)
 {
     json_t *v = field(object, key);
     double x = json_number_value(v);
@@ -100,14 +117,14 @@ read_number(reader_t *r, json_t *object, const char *key, double otherwise)
     if (v == NULL) {
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, key,
                              "config.json: %s is missing", key);
-    } else if (!json_is_number(v) || !(x > 0) || isinf(x)) {
+    } else if (!json_is_number(v) || !(x >= min && x <= max)) {
         char shown[SHOWN];
 
         show(v, shown);
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, key,
                              "config.json: %s is %s, expected a positive "
-                             "number",
-                             key, shown);
+                             "number, from %g to %g",
+                             key, shown, min, max);
     }
     return x;
 }
@@ -181,18 +198,21 @@ read_shape(reader_t *r, tr_model_config_t *c)
 {
     uint32_t derived;
 
-    c->vocab = read_uint(r, r->root, "vocab_size", -1, 2, 1u << 28);
-    c->hidden = read_uint(r, r->root, "hidden_size", -1, 1, SIZE_MAX_ALLOWED);
+    c->vocab = read_uint(r, r->root, "vocab_size", -1, 2, VOCAB_MAX);
+    c->hidden = read_uint(r, r->root, "hidden_size", -1, 1, HIDDEN_MAX);
     c->intermediate = read_uint(r, r->root, "intermediate_size", -1, 1,
-                                SIZE_MAX_ALLOWED);
-    c->layers = read_uint(r, r->root, "num_hidden_layers", -1, 1, 4096);
-    c->query_heads = read_uint(r, r->root, "num_attention_heads", -1, 1, 4096);
+                                INTERMEDIATE_MAX);
+    c->layers = read_uint(r, r->root, "num_hidden_layers", -1, 1, LAYERS_MAX);
+    c->query_heads = read_uint(r, r->root, "num_attention_heads", -1, 1,
+                               HEADS_MAX);
     c->kv_heads = read_uint(r, r->root, "num_key_value_heads", c->query_heads,
-                            1, 4096);
+                            1, HEADS_MAX);
     derived = c->query_heads ? c->hidden / c->query_heads : 0;
     c->head_dim = read_uint(r, r->root, "head_dim", derived, 1, 65536);
-    c->norm_eps = (float) read_number(r, r->root, "rms_norm_eps", 1e-6);
-    c->init_range = (float) read_number(r, r->root, "initializer_range", 0.02);
+    c->norm_eps = (float) read_number(r, r->root, "rms_norm_eps", 1e-6, FLT_MIN,
+                                      1);
+    c->init_range = (float) read_number(r, r->root, "initializer_range", 0.02,
+                                        FLT_MIN, 1e3);
     if (r->rc != TR_OK) {
         return;
     }
@@ -226,8 +246,8 @@ read_positions(reader_t *r, tr_model_config_t *c)
     uint32_t window;
 
     c->max_positions = read_uint(r, r->root, "max_position_embeddings", 2048, 1,
-                                 1u << 30);
-    window = read_uint(r, r->root, "sliding_window", 0, 0, 1u << 30);
+                                 POSITIONS_MAX);
+    window = read_uint(r, r->root, "sliding_window", 0, 0, UINT32_MAX);
     /* Qwen carries a window and a switch that is off; Mistral has no switch */
     if (window == 0
         || !read_bool(r, "use_sliding_window",
@@ -245,11 +265,13 @@ static void
 read_llama3(reader_t *r, json_t *rope, tr_model_config_t *c)
 {
     c->rope = TR_ROPE_LLAMA3;
-    c->rope_factor = read_number(r, rope, "factor", -1);
-    c->rope_low = read_number(r, rope, "low_freq_factor", -1);
-    c->rope_high = read_number(r, rope, "high_freq_factor", -1);
+    c->rope_factor = read_number(r, rope, "factor", -1, ROPE_MIN, ROPE_MAX);
+    c->rope_low = read_number(r, rope, "low_freq_factor", -1, ROPE_MIN,
+                              ROPE_MAX);
+    c->rope_high = read_number(r, rope, "high_freq_factor", -1, ROPE_MIN,
+                               ROPE_MAX);
     c->rope_original = read_uint(r, rope, "original_max_position_embeddings",
-                                 -1, 1, 1u << 30);
+                                 -1, 1, POSITIONS_MAX);
     if (r->rc == TR_OK && !(c->rope_high > c->rope_low)) {
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "high_freq_factor",
                              "config.json: high_freq_factor is %g, expected "
@@ -275,11 +297,13 @@ read_rope(reader_t *r, tr_model_config_t *c)
                              shown);
         return;
     }
-    c->rope_theta = read_number(r, r->root, "rope_theta", 10000.0);
+    c->rope_theta = read_number(r, r->root, "rope_theta", 10000.0, ROPE_MIN,
+                                ROPE_MAX);
     if (rope == NULL) {
         return;
     }
-    c->rope_theta = read_number(r, rope, "rope_theta", c->rope_theta);
+    c->rope_theta = read_number(r, rope, "rope_theta", c->rope_theta, ROPE_MIN,
+                                ROPE_MAX);
     name = field(rope, "rope_type");
     name = name ? name : field(rope, "type");
     if (name == NULL) {
@@ -300,7 +324,7 @@ read_rope(reader_t *r, tr_model_config_t *c)
     }
     if (strcmp(shown, "\"linear\"") == 0) {
         c->rope = TR_ROPE_LINEAR;
-        c->rope_factor = read_number(r, rope, "factor", -1);
+        c->rope_factor = read_number(r, rope, "factor", -1, ROPE_MIN, ROPE_MAX);
     } else if (strcmp(shown, "\"llama3\"") == 0) {
         read_llama3(r, rope, c);
     } else if (r->rc == TR_OK) {

@@ -191,6 +191,11 @@ test_pocket(void **state)
     "\"hidden_size\":256,\"intermediate_size\":512,\"num_hidden_layers\":2" h \
     "}"
 
+#define SIZES(vocab, hidden, intermediate, layers, heads)             \
+    "{\"model_type\":\"llama\",\"vocab_size\":" vocab                 \
+    ",\"hidden_size\":" hidden ",\"intermediate_size\":" intermediate \
+    ",\"num_hidden_layers\":" layers ",\"num_attention_heads\":" heads "}"
+
 static const struct {
     const char *config, *generation;
     tr_status_t status;
@@ -256,6 +261,34 @@ static const struct {
       "high_freq_factor is 4, expected more than the low_freq_factor 4" },
     { LLAMA(",\"max_position_embeddings\":0"), NULL, TR_ERR_FORMAT,
       "max_position_embeddings", "is 0" },
+    /* promises that nobody could keep */
+    { LLAMA(",\"max_position_embeddings\":16777217"), NULL, TR_ERR_FORMAT,
+      "max_position_embeddings",
+      "config.json: max_position_embeddings is 16777217, expected an integer "
+      "from 1 to 16777216" },
+    { LLAMA(",\"max_position_embeddings\":9223372036854775807"), NULL,
+      TR_ERR_FORMAT, "max_position_embeddings", "is 9223372036854775807" },
+    { LLAMA(",\"max_position_embeddings\":9223372036854775808"), NULL,
+      TR_ERR_FORMAT, "", "too big integer near '9223372036854775808'" },
+    { SIZES("4194305", "256", "512", "2", "4"), NULL, TR_ERR_FORMAT,
+      "vocab_size", "is 4194305, expected an integer from 2 to 4194304" },
+    { SIZES("1000", "262145", "512", "2", "4"), NULL, TR_ERR_FORMAT,
+      "hidden_size", "is 262145, expected an integer from 1 to 262144" },
+    { SIZES("1000", "256", "1048577", "2", "4"), NULL, TR_ERR_FORMAT,
+      "intermediate_size", "is 1048577, expected an integer from 1 to" },
+    { SIZES("1000", "256", "512", "1025", "4"), NULL, TR_ERR_FORMAT,
+      "num_hidden_layers", "is 1025, expected an integer from 1 to 1024" },
+    { SIZES("1000", "256", "512", "2", "1025"), NULL, TR_ERR_FORMAT,
+      "num_attention_heads", "is 1025, expected an integer from 1 to 1024" },
+    { LLAMA(",\"num_key_value_heads\":1025"), NULL, TR_ERR_FORMAT,
+      "num_key_value_heads", "is 1025, expected an integer from 1 to 1024" },
+    /* nothing, and infinity, as a float */
+    { LLAMA(",\"rms_norm_eps\":1e-300"), NULL, TR_ERR_FORMAT, "rms_norm_eps",
+      "rms_norm_eps is 1e-300, expected a positive number" },
+    { LLAMA(",\"initializer_range\":1e300"), NULL, TR_ERR_FORMAT,
+      "initializer_range", "initializer_range is 1e300, expected a positive" },
+    { LLAMA(",\"rope_theta\":1e300"), NULL, TR_ERR_FORMAT, "rope_theta",
+      "rope_theta is 1e300, expected a positive number, from" },
     { LLAMA(",\"eos_token_id\":1000"), NULL, TR_ERR_FORMAT, "eos_token_id",
       "config.json: eos_token_id holds 1000" },
     { LLAMA(",\"eos_token_id\":[1,\"x\"]"), NULL, TR_ERR_FORMAT, "eos_token_id",
