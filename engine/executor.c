@@ -32,9 +32,9 @@ tr_executor_collect_computed(tr_executor_t *e, const tr_batch_t *batch)
 
 static tr_status_t
 bound_length(tr_executor_t *e, const tr_model_config_t *c,
-             const tr_config_t *config, tr_error_t *err)
+             const tr_config_t *config, uint64_t kv_memory, tr_error_t *err)
 {
-    e->max_model_len = c->max_positions;
+    e->max_model_len = tr_model_config_len(c, config->max_model_len, kv_memory);
     if (config->max_model_len > c->max_positions) {
         return tr_error_set(err, TR_ERR_INVALID, "max_model_len",
                             "max_model_len is %u, expected at most the model's "
@@ -42,9 +42,7 @@ bound_length(tr_executor_t *e, const tr_model_config_t *c,
                             config->max_model_len, c->max_positions,
                             c->sliding_window ? " (its sliding window)" : "");
     }
-    if (config->max_model_len != 0) {
-        e->max_model_len = config->max_model_len;
-    } else if (c->sliding_window != 0) {
+    if (config->max_model_len == 0 && c->sliding_window != 0) {
         tr_log(TR_LEVEL_NOTICE,
                "max_model_len is bounded by the sliding window "
                "max_model_len=%u",
@@ -56,7 +54,7 @@ bound_length(tr_executor_t *e, const tr_model_config_t *c,
 tr_status_t
 tr_executor_describe(tr_executor_t *e, const char *backend,
                      const tr_model_config_t *model, const tr_config_t *config,
-                     tr_error_t *err)
+                     uint64_t kv_memory, tr_error_t *err)
 {
     e->backend = backend;
     e->vocab = model->vocab;
@@ -67,7 +65,7 @@ tr_executor_describe(tr_executor_t *e, const char *backend,
     e->parameters = tr_model_config_parameters(model);
     memcpy(e->eos, model->eos, sizeof(e->eos));
     e->n_eos = model->n_eos;
-    return bound_length(e, model, config, err);
+    return bound_length(e, model, config, kv_memory, err);
 }
 
 /* ---- policies ----------------------------------------------------------- */

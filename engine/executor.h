@@ -107,10 +107,12 @@ tr_status_t tr_executor_collect_computed(tr_executor_t *e,
                                          const tr_batch_t *batch);
 
 /* The model's card, and how long its sequences may be: the model's bound, or the
- * configured one when that is lower. */
+ * configured one when that is lower, or what about fits kv_memory bytes, before
+ * tr_executor_fit_cache knows it exactly. */
 tr_status_t tr_executor_describe(tr_executor_t *e, const char *backend,
                                  const tr_model_config_t *model,
-                                 const tr_config_t *config, tr_error_t *err);
+                                 const tr_config_t *config, uint64_t kv_memory,
+                                 tr_error_t *err);
 
 /* What executors share (executor.c): the policies and the cache that the
  * configuration asks for, with the shape in *e.  kernels: NULL for an executor

@@ -101,23 +101,28 @@ budget(const tr_executor_cuda_t *x, const tr_config_t *config)
     return config->gpu_memory_utilization * (double) x->about.memory;
 }
 
+/* What the KV cache may take at most. */
+static uint64_t
+cache_memory(const tr_executor_cuda_t *x, const tr_config_t *config)
+{
+    return config->kv_memory != 0 ? config->kv_memory
+                                  : (uint64_t) budget(x, config);
+}
+
 /* With dense pages alone, every layer has its share of the pool; what may be
  * compressed can be anywhere. */
 static uint64_t
 max_tokens(const tr_executor_cuda_t *x, const tr_config_t *config)
 {
-    double bytes = config->kv_memory != 0 ? (double) config->kv_memory
-                                          : budget(x, config);
+    uint64_t token = (uint64_t) x->base.layers * x->base.kv_heads
+                     * x->base.head_dim * 4;
 
     for (uint32_t i = 0; i < x->base.n_policies; i++) {
         if (x->base.policies[i].policy->n_levels != 0) {
             return 0;
         }
     }
-    return (uint64_t) (bytes
-                       / ((double) x->base.layers * x->base.kv_heads
-                          * x->base.head_dim * 4))
-           + 1;
+    return cache_memory(x, config) / token + 1;
 }
 
 static tr_status_t
@@ -440,7 +445,7 @@ open_parts(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
     }
     if (rc == TR_OK) {
         rc = tr_executor_describe(&x->base, "cuda", &x->model->config, config,
-                                  err);
+                                  cache_memory(x, config), err);
     }
     if (rc == TR_OK) {
         rc = tr_executor_open_policies(&x->base, config, err);

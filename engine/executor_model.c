@@ -227,6 +227,7 @@ open_model(executor_t *x, const tr_config_t *config, int threads,
         .max_rows = config->max_batch_tokens,
         .max_seqs = config->max_num_seqs,
         .max_len = config->max_model_len,
+        .kv_memory = config->kv_memory,
     };
     struct timespec a, b;
     tr_status_t rc;
@@ -281,7 +282,7 @@ tr_executor_model_open(const tr_config_t *config, tr_executor_t **out,
         x->base.collect = tr_executor_collect_computed;
         x->base.free = executor_free;
         rc = tr_executor_describe(&x->base, "cpu", &x->model->config, config,
-                                  err);
+                                  config->kv_memory, err);
     }
     if (rc == TR_OK) {
         rc = open_cache(x, config, err);

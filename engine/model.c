@@ -101,8 +101,8 @@ tr_model_open(const tr_model_options_t *options, tr_model_t **out,
         tr_model_free(m);
         return rc;
     }
-    m->max_len = options->max_len != 0 ? options->max_len
-                                       : m->config.max_positions;
+    m->max_len = tr_model_config_len(&m->config, options->max_len,
+                                     options->kv_memory);
     m->logit_rows = LOGITS_BYTES / sizeof(float) / m->config.vocab;
     m->logit_rows = m->logit_rows < 1 ? 1 : m->logit_rows;
     m->logit_rows = m->logit_rows < 96 ? m->logit_rows : 96;

@@ -51,6 +51,7 @@ typedef struct {
     int threads;
     uint32_t max_rows, max_seqs; /* of a step */
     uint32_t max_len; /* tokens of one sequence; 0: all that the model takes */
+    uint64_t kv_memory; /* bounds it, too (model_config.h) */
 } tr_model_options_t;
 
 tr_status_t tr_model_open(const tr_model_options_t *options, tr_model_t **out,

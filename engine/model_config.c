@@ -493,6 +493,18 @@ tr_model_config_rope(const tr_model_config_t *c, float *inv_freq)
     }
 }
 
+uint32_t
+tr_model_config_len(const tr_model_config_t *c, uint32_t asked,
+                    uint64_t kv_memory)
+{
+    uint64_t token = (uint64_t) c->layers * c->kv_heads * c->head_dim * 4;
+    uint32_t len = asked != 0 ? asked : c->max_positions;
+
+    return kv_memory == 0 || kv_memory / token >= len
+               ? len
+               : (uint32_t) (kv_memory / token) + 1;
+}
+
 uint64_t
 tr_model_config_parameters(const tr_model_config_t *c)
 {

@@ -44,6 +44,13 @@ tr_status_t tr_model_config_load(const char *dir, tr_model_config_t *out,
 /* inv_freq[head_dim / 2], with the scaling applied. */
 void tr_model_config_rope(const tr_model_config_t *c, float *inv_freq);
 
+/* Tokens of the longest sequence that is to be provided for: `asked`, or with 0
+ * all positions; where keys and values have `kv_memory` bytes (0: nobody knows),
+ * one more than can be there at 16 bits, as every prompt is at first, so that the
+ * KV cache has the last word. */
+uint32_t tr_model_config_len(const tr_model_config_t *c, uint32_t asked,
+                             uint64_t kv_memory);
+
 /* Weights, embeddings counted once when tied. */
 uint64_t tr_model_config_parameters(const tr_model_config_t *c);
 

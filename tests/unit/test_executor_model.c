@@ -9,12 +9,15 @@
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "executor.h"
 #include "log.h"
+#include "model.h"
 
 #define POCKET "models/pocket"
 
@@ -238,13 +241,61 @@ test_refused(void **state)
     assert_null(e);
 }
 
+/* A model that promises more positions than kv_memory will ever hold: the
+ * workspaces are made for what it holds. */
+static void
+test_promises(void **state)
+{
+    static const char config[] =
+        "{\"model_type\":\"llama\",\"vocab_size\":256,\"hidden_size\":64,"
+        "\"intermediate_size\":64,\"num_hidden_layers\":2,"
+        "\"num_attention_heads\":4,\"num_key_value_heads\":1,"
+        "\"max_position_embeddings\":16777216}";
+    char dir[] = "/tmp/tr-promises-XXXXXX", path[64];
+    tr_config_t c = settings();
+    tr_model_options_t o = { .dir = dir,
+                             .load_format = "dummy",
+                             .kernels = tr_kernels_cpu(NULL),
+                             .threads = 1,
+                             .max_rows = 64,
+                             .max_seqs = 8,
+                             .kv_memory = 1u << 20 };
+    tr_executor_t *e;
+    tr_model_t *m;
+    tr_error_t err;
+    FILE *f;
+
+    (void) state;
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof(path), "%s/config.json", dir);
+    f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(config, 1, strlen(config), f), strlen(config));
+    fclose(f);
+    assert_int_equal(tr_model_open(&o, &m, &err), TR_OK);
+    /* 2 layers, a head of 16: 128 bytes a token */
+    assert_int_equal(m->max_len, 8193);
+    assert_true(m->work_size < 16u << 20);
+    tr_model_free(m);
+    snprintf(c.model, sizeof(c.model), "%s", dir);
+    snprintf(c.load_format, sizeof(c.load_format), "dummy");
+    c.kv_memory = 1u << 20;
+    c.max_model_len = 0;
+    assert_int_equal(tr_executor_model_open(&c, &e, &err), TR_OK);
+    assert_int_equal(e->max_model_len, tr_kv_max_len(e->kv, NULL));
+    assert_in_range(e->max_model_len, 4096, 8192);
+    e->free(e);
+    unlink(path);
+    rmdir(dir);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_card),      cmocka_unit_test(test_step),
         cmocka_unit_test(test_bad_token), cmocka_unit_test(test_contract),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_refused),   cmocka_unit_test(test_promises),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

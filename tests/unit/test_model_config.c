@@ -186,6 +186,23 @@ test_pocket(void **state)
     assert_int_equal(tr_model_config_parameters(&c), 28324608 / 2);
 }
 
+/* Two layers, four heads of 64: 2048 bytes of keys and values a token. */
+static void
+test_len(void **state)
+{
+    tr_model_config_t c = load(LLAMA(""), NULL);
+
+    (void) state;
+    assert_int_equal(tr_model_config_len(&c, 0, 0), 2048);
+    assert_int_equal(tr_model_config_len(&c, 100, 0), 100);
+    assert_int_equal(tr_model_config_len(&c, 0, 2048 * 2048), 2048);
+    assert_int_equal(tr_model_config_len(&c, 0, 2048 * 2048 - 1), 2048);
+    assert_int_equal(tr_model_config_len(&c, 0, 2048 * 2047 - 1), 2047);
+    assert_int_equal(tr_model_config_len(&c, 100, 2048 * 50), 51);
+    assert_int_equal(tr_model_config_len(&c, 0, 1), 1);
+    assert_int_equal(tr_model_config_len(&c, 0, UINT64_MAX), 2048);
+}
+
 #define HEADS(h)                                                              \
     "{\"model_type\":\"llama\",\"vocab_size\":1000,"                          \
     "\"hidden_size\":256,\"intermediate_size\":512,\"num_hidden_layers\":2" h \
@@ -334,7 +351,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_llama),   cmocka_unit_test(test_families),
         cmocka_unit_test(test_rope),    cmocka_unit_test(test_pocket),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_len),
     };
 
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
