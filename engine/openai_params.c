@@ -263,13 +263,17 @@ read_logprobs(const json_t *root, tr_request_t *r, tr_error_t *err)
 
 /* ---- logit_bias, stop --------------------------------------------------- */
 
-/* "1234" to a token of the vocabulary; -1 when it is none. */
+/* "1234" to a token of the vocabulary; -1 when it is none.  There is one key for
+ * each: "05" beside "5" would be the same token twice. */
 static int64_t
 token_of_key(const char *key, uint32_t vocab)
 {
     int64_t v = 0;
     size_t i;
 
+    if (key[0] == '0' && key[1] != '\0') {
+        return -1;
+    }
     for (i = 0; key[i] >= '0' && key[i] <= '9' && i < 10; i++) {
         v = v * 10 + (key[i] - '0');
     }
@@ -308,7 +312,7 @@ read_logit_bias(const tr_openai_t *api, const json_t *root, tr_request_t *r,
             return tr_error_set(err, TR_ERR_INVALID, "logit_bias",
                                 "Invalid "
                                 "key in 'logit_bias': \"%.32s\". Expected a "
-                                "token id from 0 to %u.",
+                                "token id from 0 to %u, in plain decimal.",
                                 key, api->vocab - 1);
         }
         if (!json_is_number(value)) {

@@ -96,7 +96,8 @@ test_all_parameters(void **state)
         "\"include_obfuscation\":false},\"n\":2,\"best_of\":2,"
         "\"temperature\":0,\"top_p\":0.5,\"top_k\":40,\"min_p\":0.1,"
         "\"presence_penalty\":-2,\"frequency_penalty\":2,"
-        "\"repetition_penalty\":1.5,\"logit_bias\":{\"5\":-100,\"4095\":1.5},"
+        "\"repetition_penalty\":1.5,"
+        "\"logit_bias\":{\"0\":1,\"5\":-100,\"4095\":1.5},"
         "\"seed\":-9223372036854775808,\"stop\":[\"a\",\"\\u00e9\"],"
         "\"stop_token_ids\":[7,4095],\"max_completion_tokens\":10,"
         "\"min_tokens\":3,\"ignore_eos\":true,\"logprobs\":true,"
@@ -118,8 +119,9 @@ test_all_parameters(void **state)
     assert_true(p->presence_penalty == -2.0f);
     assert_true(p->frequency_penalty == 2.0f);
     assert_true(p->repetition_penalty == 1.5f);
-    assert_int_equal(p->n_bias, 2);
-    assert_int_equal(p->bias[0].token + p->bias[1].token, 4100);
+    assert_int_equal(p->n_bias, 3);
+    assert_int_equal(p->bias[0].token + p->bias[1].token + p->bias[2].token,
+                     4100);
     assert_true(p->has_seed);
     assert_true(p->seed == (uint64_t) INT64_MIN);
     assert_int_equal(p->n_stop, 2);
