@@ -375,7 +375,7 @@ read_ids(call_t *c, json_t *array, int64_t at, tr_ids_t *out)
 
         snprintf(item, sizeof(item), "%s[%zu]", param, i);
         if (!json_is_integer(value)) {
-            return tr_json_wrong_type(c->err, item, "an integer", value);
+            return tr_json_not_integer(c->err, item, value);
         }
         if (id < 0 || id >= (int64_t) c->api->vocab) {
             return tr_error_set(c->err, TR_ERR_INVALID, item,

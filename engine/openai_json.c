@@ -16,6 +16,8 @@
 #define BUDGET_BASE ((size_t) 16 << 20)
 #define BUDGET_FACTOR 16
 
+#define NUMBER_SHOWN 40 /* digits in a message */
+
 /* Memory of the parse that this thread is in; 0: no parse, no limit. */
 static _Thread_local size_t budget_limit, budget_used;
 static _Thread_local bool budget_hit;
@@ -125,8 +127,64 @@ tr_utf8_check(const char *text, size_t len)
     return len;
 }
 
+/* The field of the outermost object whose value begins at `at`, into name; ""
+ * where there is none.  The parser has passed all that stands before. */
+static void
+field_at(const char *body, size_t at, char name[TR_ERROR_PARAM])
+{
+    size_t key = 0, len = 0, i;
+    bool string = false, value = false;
+    unsigned depth = 0;
+
+    for (i = 0; i < at; i++) {
+        if (string) {
+            string = body[i] != '"';
+            len = i - key;
+            i += body[i] == '\\';
+        } else if (body[i] == '"') {
+            string = true;
+            key = i + 1;
+        } else if (strchr(" \t\r\n", body[i]) == NULL) {
+            value = body[i] == ':';
+            depth += body[i] == '{' || body[i] == '[';
+            depth -= body[i] == '}' || body[i] == ']';
+        }
+    }
+    value = value && depth == 1 && len < TR_ERROR_PARAM;
+    snprintf(name, TR_ERROR_PARAM, "%.*s", value ? (int) len : 0, body + key);
+}
+
+/* JSON has numbers of any size, which jansson calls errors where they end. */
 static tr_status_t
-parse_failed(const json_error_t *e, size_t len, tr_error_t *err)
+too_large_number(const json_error_t *e, const char *body, tr_error_t *err)
+{
+    size_t end = (size_t) e->position, begin;
+    char name[TR_ERROR_PARAM];
+    bool real = false;
+    int len;
+
+    for (begin = end; begin > 0 && strchr("0123456789+-.eE", body[begin - 1]);
+         begin--) {
+        real = real || strchr(".eE", body[begin - 1]) != NULL;
+    }
+    len = end - begin < NUMBER_SHOWN ? (int) (end - begin) : NUMBER_SHOWN;
+    field_at(body, begin, name);
+    return tr_error_set(err, TR_ERR_INVALID, name,
+                        "Invalid %s%s%s: number out of range. Expected a 64-bit"
+                        " %s, but got %.*s%s instead (line %d column %d, byte"
+                        " %d).",
+                        name[0] != '\0' ? "'"
+                                        : "number in the JSON body of your"
+                                          " request",
+                        name, name[0] != '\0' ? "'" : "",
+                        real ? "decimal number" : "integer", len, body + begin,
+                        end - begin > NUMBER_SHOWN ? "..." : "", e->line,
+                        e->column, e->position);
+}
+
+static tr_status_t
+parse_failed(const json_error_t *e, const char *body, size_t len,
+             tr_error_t *err)
 {
     if (budget_hit) {
         return tr_error_set(err, TR_ERR_TOO_LARGE, "",
@@ -141,6 +199,10 @@ parse_failed(const json_error_t *e, size_t len, tr_error_t *err)
                             "JSON body of your request: it is nested too "
                             "deeply (byte %d)",
                             e->position);
+    }
+    if (json_error_code(e) == json_error_numeric_overflow && e->position >= 0
+        && (size_t) e->position <= len) {
+        return too_large_number(e, body, err);
     }
     return tr_error_set(err, TR_ERR_INVALID, "",
                         "We could not parse the JSON "
@@ -176,7 +238,7 @@ tr_json_parse(const char *body, size_t len, json_t **root, tr_error_t *err)
     budget_hit = false;
     *root = json_loadb(body, len, 0, &e);
     if (*root == NULL) {
-        rc = parse_failed(&e, len, err);
+        rc = parse_failed(&e, body, len, err);
     }
     budget_limit = 0;
     if (rc == TR_OK && !json_is_object(*root)) {
@@ -234,6 +296,18 @@ tr_json_wrong_type(tr_error_t *err, const char *param, const char *expected,
 }
 
 tr_status_t
+tr_json_not_integer(tr_error_t *err, const char *param, const json_t *got)
+{
+    if (!json_is_real(got)) {
+        return tr_json_wrong_type(err, param, "an integer", got);
+    }
+    return tr_error_set(err, TR_ERR_INVALID, param,
+                        "Invalid type for '%s': expected an integer, but got a "
+                        "decimal number instead: %.15g.",
+                        param, json_real_value(got));
+}
+
+tr_status_t
 tr_json_bool(const json_t *object, const char *name, bool *out, tr_error_t *err)
 {
     json_t *value = tr_json_field(object, name);
@@ -259,7 +333,7 @@ tr_json_integer(const json_t *object, const char *name, int64_t min,
         return TR_OK;
     }
     if (!json_is_integer(value)) {
-        return tr_json_wrong_type(err, name, "an integer", value);
+        return tr_json_not_integer(err, name, value);
     }
     v = json_integer_value(value);
     if (v < min) {

@@ -35,6 +35,10 @@ const char *tr_json_type(const json_t *value);
 tr_status_t tr_json_wrong_type(tr_error_t *err, const char *param,
                                const char *expected, const json_t *got);
 
+/* The same where an integer was expected; says the value of a decimal number. */
+tr_status_t tr_json_not_integer(tr_error_t *err, const char *param,
+                                const json_t *got);
+
 tr_status_t tr_json_bool(const json_t *object, const char *name, bool *out,
                          tr_error_t *err);
 tr_status_t tr_json_integer(const json_t *object, const char *name, int64_t min,

@@ -448,7 +448,7 @@ read_stop_tokens(const tr_openai_t *api, const json_t *root, tr_request_t *r,
 
         snprintf(param, sizeof(param), "stop_token_ids[%zu]", i);
         if (!json_is_integer(value)) {
-            return tr_json_wrong_type(err, param, "an integer", value);
+            return tr_json_not_integer(err, param, value);
         }
         if (json_integer_value(value) < 0
             || json_integer_value(value) >= (int64_t) api->vocab) {

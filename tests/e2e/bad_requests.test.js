@@ -106,7 +106,10 @@ const chatTable = [
   ['min_tokens above max_tokens', with_({ min_tokens: 50, max_tokens: 5 }),
     'min_tokens', /min_tokens/],
   ['seed: beyond 64 bits', '{"model":"pocket","messages":[{"role":"user",'
-    + '"content":"x"}],"seed":99999999999999999999}', null, /JSON|seed|big/i],
+    + '"content":"x"}],"seed":99999999999999999999}', 'seed',
+    /64-bit integer, but got 99999999999999999999/],
+  ['max_tokens: 1e300', '{"model":"pocket","messages":[{"role":"user",'
+    + '"content":"x"}],"max_tokens":1e300}', 'max_tokens', /1e\+300/],
   ['seed: a string', with_({ seed: 'x' }), 'seed', /integer/],
   ['stop: a number', with_({ stop: 7 }), 'stop', /stop/],
   ['stop: seventeen', with_({ stop: Array(17).fill('x') }), 'stop', /16/],
