@@ -64,8 +64,11 @@ struct tr_outlet {
     uint64_t full_since_us;         /* 0, or when it filled up */
     uint64_t turn;                  /* the step that the next two belong to */
     uint32_t batch, batch_logprobs; /* sequences that joined its batch */
-    uint32_t owed, owed_logprobs;   /* of batches under way */
-    tr_outlet_t *next_staged;       /* outlets with unpublished records */
+    /* the last step in which one more, without and with logprobs, found no room:
+     * even alone; beside that batch */
+    uint64_t full[2], spent[2];
+    uint32_t owed, owed_logprobs; /* of batches under way */
+    tr_outlet_t *next_staged;     /* outlets with unpublished records */
 
     int bell_fd;             /* borrowed: the peer's doorbell */
     int front_fd;            /* borrowed: wakes the front thread */

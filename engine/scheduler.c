@@ -198,6 +198,26 @@ tr_sequence_prefills(const tr_sequence_t *q)
            && q->computed + 1 != tr_sequence_known(q) && !tr_sequence_paused(q);
 }
 
+/* Room in o for n, `logprobs` of them with logprobs, the last of them q?  Asked
+ * once a step: who was refused asks for no less the next time (and who has
+ * logprobs for more), and each question to a full ring is memory that the peer
+ * has to fetch again.  refused: o->full or o->spent. */
+static bool
+tr_scheduler_ask(const tr_scheduler_t *s, const tr_sequence_t *q,
+                 uint64_t refused[2], uint32_t n, uint32_t logprobs)
+{
+    uint64_t *last = &refused[q->request->params.logprobs >= 0];
+
+    if (refused[0] == s->turn || *last == s->turn) {
+        return false;
+    }
+    if (tr_outlet_has_room(q->request->outlet, n, logprobs)) {
+        return true;
+    }
+    *last = s->turn;
+    return false;
+}
+
 bool
 tr_scheduler_full(tr_scheduler_t *s, tr_sequence_t *q)
 {
@@ -208,7 +228,8 @@ tr_scheduler_full(tr_scheduler_t *s, tr_sequence_t *q)
     }
     /* what is kept for batches under way is not the peer's fault */
     if (o->owed != 0
-        || tr_outlet_has_room(o, 1, q->request->params.logprobs >= 0)) {
+        || tr_scheduler_ask(s, q, o->full, 1,
+                            q->request->params.logprobs >= 0)) {
         o->full_since_us = 0;
         return false;
     }
@@ -232,7 +253,8 @@ tr_scheduler_room(tr_scheduler_t *s, tr_sequence_t *q)
         o->turn = s->turn;
         o->batch = o->batch_logprobs = 0;
     }
-    return tr_outlet_has_room(o, o->batch + 1, o->batch_logprobs + logprobs);
+    return tr_scheduler_ask(s, q, o->spent, o->batch + 1,
+                            o->batch_logprobs + logprobs);
 }
 
 /* The caller has asked for room. */

@@ -403,6 +403,19 @@ choices_copy_the_prompt(void **state)
 
 /* ---- outlets ------------------------------------------------------------ */
 
+/* The linker (Makefile) sends the scheduler's questions here. */
+bool __real_tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs);
+bool __wrap_tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs);
+
+static uint32_t asked;
+
+bool
+__wrap_tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs)
+{
+    asked++;
+    return __real_tr_outlet_has_room(o, n, logprobs);
+}
+
 static void
 fill(tr_outlet_t *o)
 {
@@ -496,6 +509,44 @@ small_outlet_rotates(void **state)
     bench_free(&b);
 }
 
+/* Of many that wait for one outlet, one asks; and once a batch has taken what
+ * there was, nobody else does. */
+static void
+full_outlet_is_asked_once(void **state)
+{
+    bench_t b;
+    tr_request_t *r[60];
+    uint32_t i;
+
+    (void) state;
+    bench_init(&b, 600, 64, 512);
+    for (i = 0; i < 60; i++) {
+        r[i] = make_request(&b, 1, 5000, 1);
+        r[i]->outlet = &b.outlet[1];
+        r[i]->params.logprobs = i < 50 ? -1 : 0;
+        tr_scheduler_add(&b.s, r[i]);
+    }
+    fill(&b.outlet[1]);
+    asked = 0;
+    compose(&b); /* all wait, those without logprobs first */
+    assert_int_equal(b.s.n_rows, 0);
+    assert_int_equal(asked, 1);
+    drain(&b.peer[1]);
+    step(&b); /* all are admitted, and as many run as there is room for */
+    assert_in_range(b.s.n_rows, 10, 40);
+    assert_int_equal(b.s.n_running, 60);
+    asked = 0;
+    compose(&b);
+    assert_in_range(b.s.n_rows, 10, 40);
+    /* each whether it is full, and for its row; one of each kind in vain */
+    assert_in_range(asked, 60 + b.s.n_rows, 60 + b.s.n_rows + 2);
+    apply(&b);
+    for (i = 0; i < 60; i++) {
+        drop(&b, r[i]);
+    }
+    bench_free(&b);
+}
+
 int
 main(void)
 {
@@ -514,6 +565,7 @@ main(void)
         cmocka_unit_test(choices_copy_the_prompt),
         cmocka_unit_test(full_outlet_stops_its_own),
         cmocka_unit_test(small_outlet_rotates),
+        cmocka_unit_test(full_outlet_is_asked_once),
     };
 
     return cmocka_run_group_tests(tests, make_policies, free_policies);
