@@ -464,6 +464,23 @@ render_mistral(render_t *r, const tr_chat_template_t *c,
     }
 }
 
+const tr_chat_template_t *
+tr_chat_template_thinking(const tr_chat_template_t *c, bool enabled,
+                          tr_chat_template_t *own)
+{
+    _Static_assert(sizeof(c->generation) == sizeof(c->no_thinking), "a copy");
+
+    if (c->thinking == TR_SWITCH_UNKNOWN) {
+        return NULL;
+    }
+    if (enabled || c->thinking == TR_SWITCH_NONE) {
+        return c;
+    }
+    *own = *c;
+    memcpy(own->generation, c->no_thinking, sizeof(own->generation));
+    return own;
+}
+
 tr_status_t
 tr_chat_template_encode(const tr_chat_template_t *c, const tr_tokenizer_t *t,
                         tr_tokenizer_scratch_t *s,

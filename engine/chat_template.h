@@ -33,6 +33,13 @@ typedef enum {
     TR_THINK_DROP_BEFORE_QUERY /* Qwen3: kept after the last user message */
 } tr_think_t;
 
+/* Whether a template can be told not to think, by `enable_thinking`. */
+typedef enum {
+    TR_SWITCH_NONE,   /* it does not look at it */
+    TR_SWITCH_OFF,    /* false: no_thinking instead of generation (Qwen3) */
+    TR_SWITCH_UNKNOWN /* it looks at it in a way that we do not know */
+} tr_switch_t;
+
 typedef struct {
     tr_template_kind_t kind;
     bool trim;                /* the template trims message contents */
@@ -45,6 +52,8 @@ typedef struct {
     char date[32];       /* "26 Jul 2024"; "": the day of the request */
     tr_think_t think;    /* ChatML */
     char generation[32]; /* ChatML: follows "assistant\n" at the end */
+    tr_switch_t thinking;
+    char no_thinking[32]; /* ChatML */
     /* Mistral: spaces around the marks */
     char user_before[4], user_after[4]; /* " [INST]", "[INST] " */
     char user_last[4];                  /* " [/INST]" */
@@ -67,6 +76,13 @@ tr_status_t tr_chat_template_load(const char *dir, const char *name,
                                   tr_chat_template_t *out, tr_error_t *err);
 
 const char *tr_chat_template_name(tr_template_kind_t kind);
+
+/* enable_thinking of a request: c as it is then, which may be *own, filled for it.
+ * As in Jinja, a template that does not look at it takes any value.  NULL: this
+ * one does, and we do not know what it would do. */
+const tr_chat_template_t *tr_chat_template_thinking(const tr_chat_template_t *c,
+                                                    bool enabled,
+                                                    tr_chat_template_t *own);
 
 /* Ids of the whole conversation with the generation prompt appended.  Special
  * tokens come from the template only: marks inside a message are plain text.

@@ -193,6 +193,31 @@ find_default_system(tr_chat_template_t *c, const char *q, tr_error_t *err)
     return TR_OK;
 }
 
+/* What a ChatML template does with enable_thinking: Qwen3's puts thoughts that
+ * are empty, whatever it puts otherwise. */
+static void
+find_switch(tr_chat_template_t *c, const char *q)
+{
+    static const char mark[] = "ifenable_thinkingisdefinedandenable_"
+                               "thinkingisfalse%}";
+    const char *at = strstr(q, mark), *end;
+
+    if (at == NULL || strstr(q, "enable_thinking") < at) {
+        return;
+    }
+    at += sizeof(mark) - 1;
+    at += strspn(at, " \t\r\n");
+    if (strncmp(at, "{{'", 3) != 0 || strstr(at, "enable_thinking") != NULL) {
+        return;
+    }
+    at += 3;
+    end = strchr(at, '\'');
+    if (end != NULL && strncmp(end, "'}}", 3) == 0
+        && copy_literal(at, end, c->no_thinking, sizeof(c->no_thinking))) {
+        c->thinking = TR_SWITCH_OFF;
+    }
+}
+
 static tr_status_t
 recognise_chatml(tr_chat_template_t *c, const char *q, tr_error_t *err)
 {
@@ -216,6 +241,7 @@ recognise_chatml(tr_chat_template_t *c, const char *q, tr_error_t *err)
     if (strstr(q, "'<|im_start|>assistant\\n<think>\\n'")) {
         strcpy(c->generation, "<think>\n");
     }
+    find_switch(c, q);
     return find_default_system(c, q, err);
 }
 
@@ -285,6 +311,9 @@ recognise(tr_chat_template_t *c, const char *q, tr_error_t *err)
 {
     if (strstr(q, "bos_token") == NULL) {
         c->bos[0] = '\0';
+    }
+    if (strstr(q, "enable_thinking") != NULL) {
+        c->thinking = TR_SWITCH_UNKNOWN;
     }
     if (strstr(q, "<|start_header_id|>")) {
         c->kind = TR_TEMPLATE_LLAMA3;

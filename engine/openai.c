@@ -281,9 +281,43 @@ read_message(call_t *c, json_t *message, size_t i, tr_arena_t *arena,
     return TR_OK;
 }
 
+/* The template as chat_template_kwargs wants it.  enable_thinking is what clients
+ * of vLLM send; other names stand for nothing in the templates that we know, and
+ * are let pass like a variable that a template does not use. */
+static tr_status_t
+choose_template(call_t *c, tr_chat_template_t *own,
+                const tr_chat_template_t **out)
+{
+    static const char kwargs[] = "chat_template_kwargs";
+    static const char name[] = "chat_template_kwargs.enable_thinking";
+    const json_t *object = tr_json_field(c->root, kwargs), *value;
+
+    *out = c->api->chat_template;
+    if (object != NULL && !json_is_object(object)) {
+        return tr_json_wrong_type(c->err, kwargs, "an object", object);
+    }
+    value = tr_json_field(object, "enable_thinking");
+    if (value == NULL) {
+        return TR_OK;
+    }
+    if (!json_is_boolean(value)) {
+        return tr_json_wrong_type(c->err, name, "a boolean", value);
+    }
+    *out = tr_chat_template_thinking(*out, json_is_true(value), own);
+    return *out != NULL
+               ? TR_OK
+               : tr_error_set(c->err, TR_ERR_INVALID, name,
+                              "'%s' is %s, and this server does not know what "
+                              "the model's chat template does with it; leave "
+                              "it out.",
+                              name, json_is_true(value) ? "true" : "false");
+}
+
 static tr_status_t
 read_messages(call_t *c, json_t *array, tr_arena_t *arena)
 {
+    const tr_chat_template_t *template;
+    tr_chat_template_t own;
     size_t n = json_array_size(array), i;
     tr_chat_message_t *messages;
     uint64_t bytes = 0;
@@ -305,9 +339,12 @@ read_messages(call_t *c, json_t *array, tr_arena_t *arena)
     if (rc != TR_OK) {
         return rc;
     }
-    return tr_chat_template_encode(c->api->chat_template, c->api->tokenizer,
-                                   c->scratch, messages, (uint32_t) n,
-                                   &c->prompts[0], c->err);
+    rc = choose_template(c, &own, &template);
+    return rc != TR_OK
+               ? rc
+               : tr_chat_template_encode(template, c->api->tokenizer,
+                                         c->scratch, messages, (uint32_t) n,
+                                         &c->prompts[0], c->err);
 }
 
 static tr_status_t

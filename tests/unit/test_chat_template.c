@@ -527,6 +527,44 @@ invalid_utf8_in_a_message_is_refused(void **state)
     free(ids.data);
 }
 
+#define THINKING(condition, text)                                           \
+    CHATML "{%- if add_generation_prompt %}\\n  {%- if " condition " %}\\n" \
+           "        {{- '" text "' }}\\n    {%- endif %}\\n{%- endif %}"
+#define QWEN3                                                 \
+    THINKING("enable_thinking is defined and enable_thinking" \
+             " is false",                                     \
+             "<think>\\\\n\\\\n</think>\\\\n\\\\n")
+
+static void
+thinking_is_turned_off_where_the_template_can(void **state)
+{
+    tr_chat_template_t c = load_text(QWEN3), own, other;
+    const char *plain = strdup(render(&c, "user:Hi"));
+
+    (void) state;
+    assert_ptr_equal(tr_chat_template_thinking(&c, true, &own), &c);
+    assert_ptr_equal(tr_chat_template_thinking(&c, false, &own), &own);
+    assert_string_equal(render(&c, "user:Hi"), plain);
+    assert_string_equal(render(&own, "user:Hi"),
+                        "<|im_start|>user\nHi<|im_end|>\n"
+                        "<|im_start|>assistant\n<think>\n\n</think>\n\n");
+    free((char *) plain);
+    /* no switch: as before, whatever is asked */
+    c = load_text(CHATML);
+    assert_ptr_equal(tr_chat_template_thinking(&c, false, &own), &c);
+    assert_ptr_equal(tr_chat_template_thinking(&c, true, &own), &c);
+    c = load_named("llama3");
+    assert_ptr_equal(tr_chat_template_thinking(&c, false, &own), &c);
+    /* another switch than Qwen3's */
+    other = load_text(THINKING("enable_thinking", "<think>"));
+    assert_null(tr_chat_template_thinking(&other, false, &own));
+    assert_null(tr_chat_template_thinking(&other, true, &own));
+    other = load_text("{%- if enable_thinking %}{%- endif %}" QWEN3);
+    assert_null(tr_chat_template_thinking(&other, false, &own));
+    other = load_text(QWEN3 "{%- if enable_thinking %}{%- endif %}");
+    assert_null(tr_chat_template_thinking(&other, false, &own));
+}
+
 /* 370,000 took three minutes when each answer looked for the last question anew. */
 static void
 many_answers_end(void **state)
@@ -611,6 +649,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(llama3_lays_out_headers),
         cmocka_unit_test(llama31_puts_dates_on_top),
+        cmocka_unit_test(thinking_is_turned_off_where_the_template_can),
         cmocka_unit_test(chatml_with_and_without_a_default_system_message),
         cmocka_unit_test(llama2_puts_the_system_message_into_the_first_turn),
         cmocka_unit_test(mistral_in_its_variants),

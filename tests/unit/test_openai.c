@@ -33,6 +33,43 @@ test_defaults(void **state)
     tr_request_free(r);
 }
 
+/* What vLLM's clients send for Qwen3; a template without that switch takes it as
+ * Jinja takes a variable that it does not use. */
+static void
+test_thinking(void **state)
+{
+    static const char off[] = "{" HI ",\"chat_template_kwargs\":"
+                              "{\"enable_thinking\":false,\"other\":[1]}}";
+    static const char on[] = "{" HI ",\"chat_template_kwargs\":"
+                             "{\"enable_thinking\":true}}";
+    tr_chat_template_t template = chat_template;
+    tr_request_t *plain = good(CHAT, "{" HI "}"), *r = good(CHAT, off);
+    tr_openai_t own = api;
+
+    (void) state;
+    assert_int_equal(r->prompt_tokens, plain->prompt_tokens);
+    tr_request_free(r);
+    tr_request_free(plain);
+    template = (tr_chat_template_t){ .kind = TR_TEMPLATE_CHATML,
+                                     .thinking = TR_SWITCH_OFF,
+                                     .no_thinking = "<think>" };
+    own.chat_template = &template;
+    plain = parse_bytes(&own, CHAT, on, strlen(on));
+    assert_int_equal(plain->error.status, TR_OK);
+    r = parse_bytes(&own, CHAT, off, strlen(off));
+    assert_int_equal(r->error.status, TR_OK);
+    assert_true(r->prompt_tokens > plain->prompt_tokens);
+    tr_request_free(r);
+    template.thinking = TR_SWITCH_UNKNOWN;
+    r = parse_bytes(&own, CHAT, off, strlen(off));
+    assert_int_equal(r->error.status, TR_ERR_INVALID);
+    assert_string_equal(r->error.param, "chat_template_kwargs.enable_thinking");
+    assert_non_null(
+        strstr(r->error.text, "is false, and this server does not"));
+    tr_request_free(r);
+    tr_request_free(plain);
+}
+
 /* By name, as configured, as the log has it; thresholds in a copy. */
 static void
 test_policies(void **state)
@@ -288,6 +325,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_all_parameters),
+        cmocka_unit_test(test_thinking),
         cmocka_unit_test(test_policies),
         cmocka_unit_test(test_length_of_policy),
         cmocka_unit_test(test_top_p_0),

@@ -37,6 +37,12 @@ static const bad_t bad[] = {
       "kv_alpha_high", "from 0 to 1000" },
     { TEXT, T("\"kv_policy\":\"diffkv\",\"kv_alpha_high\":0.1"), INVALID,
       "kv_alpha_high", "above" },
+    /* chat_template_kwargs */
+    { CHAT, C("\"chat_template_kwargs\":[]"), INVALID, "chat_template_kwargs",
+      "expected an object, but got an array" },
+    { CHAT, C("\"chat_template_kwargs\":{\"enable_thinking\":\"no\"}"), INVALID,
+      "chat_template_kwargs.enable_thinking",
+      "expected a boolean, but got a string" },
     /* the body */
     { CHAT, "", INVALID, "", "is empty; expected a JSON object" },
     { CHAT, "[]", INVALID, "", "is an array; expected an object" },

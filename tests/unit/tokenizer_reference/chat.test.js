@@ -178,12 +178,15 @@ for (const [name, model, template, rules] of CASES) {
 
     for (let i = 0; i < CONVERSATIONS; i++) {
       const messages = conversation(r, contents, rules);
+      // left out, or a switch that some templates have and others pass over
+      const asked = [{}, { enable_thinking: false },
+                     { enable_thinking: true }][i % 3];
       const text = jinja.render({
         messages, add_generation_prompt: true, bos_token: config.bos_token,
-        eos_token: config.eos_token,
+        eos_token: config.eos_token, ...asked,
       });
 
-      questions.push({ messages });
+      questions.push({ messages, ...asked });
       expected.push({ text, ids: tokenizer.encode(text, {
         add_special_tokens: false }).ids });
     }

@@ -96,7 +96,10 @@ static json_t *
 encode_chat(driver_t *d, const json_t *q)
 {
     const json_t *list = json_object_get(q, "messages");
+    const json_t *thinking = json_object_get(q, "enable_thinking");
+    const tr_chat_template_t *chat = &d->chat;
     tr_chat_message_t messages[MESSAGES_MAX];
+    tr_chat_template_t own;
     uint32_t n = 0;
     tr_ids_t ids = { 0 };
     tr_error_t err;
@@ -116,9 +119,14 @@ encode_chat(driver_t *d, const json_t *q)
             json_string_value(content), json_string_length(content)
         };
     }
-    if (tr_chat_template_encode(&d->chat, d->tokenizer, d->scratch, messages, n,
-                                &ids, &err)
-        == TR_OK) {
+    if (thinking != NULL) {
+        chat = tr_chat_template_thinking(chat, json_is_true(thinking), &own);
+    }
+    if (chat == NULL) {
+        out = json_pack("{s:s}", "error", "enable_thinking is not known");
+    } else if (tr_chat_template_encode(chat, d->tokenizer, d->scratch, messages,
+                                       n, &ids, &err)
+               == TR_OK) {
         out = answer_ids(&ids);
     } else {
         out = answer_error(&err);
