@@ -123,6 +123,10 @@ const chatTable = [
     /100/],
   ['logit_bias: no token', with_({ logit_bias: { five: 1 } }), /logit_bias/,
     /five|token/],
+  ['logit_bias: a token twice', with_({ logit_bias: { 5: 60, '05': 60 } }),
+    /logit_bias/, /"05"/],
+  ['chat_template_kwargs: thinking', with_({ chat_template_kwargs: {
+    enable_thinking: 1 } }), 'chat_template_kwargs.enable_thinking', /boolean/],
   ['logprobs: a number', with_({ logprobs: 3 }), 'logprobs', /boolean/],
   ['top_logprobs without logprobs', with_({ top_logprobs: 2 }), 'top_logprobs',
     /logprobs/],
