@@ -39,7 +39,7 @@ choose_shape(cache_shape_t *w, uint32_t round)
     w->max_window = random_below(100);
     w->wild = random_below(2) == 0;
     for (uint32_t i = 0; i < w->n_levels; i++) { /* distinct */
-        w->level[i] = levels[(round + i * (1 + round % 2)) % n];
+        w->level[i] = levels[(round + i * (round % 2 == 0 ? 1 : n - 1)) % n];
     }
     if (random_below(8) == 0) { /* lists of several jobs and many pages */
         w->lists = 1;
