@@ -132,8 +132,8 @@ value_of(const token_t *x, uint32_t d)
            + half_at(meta + 2);
 }
 
-/* What a value is stored as, of both signs, times its part of WEIGHT_ERROR; scale:
- * what 1 is worth. */
+/* The size of what a value is stored as, in units of WEIGHT_ERROR; scale: what 1
+ * is worth. */
 static double
 code_of(const token_t *x, uint32_t d, double *scale)
 {
