@@ -156,7 +156,8 @@ read_policies(tr_eval_engine_t *e, const char *const *specs, uint32_t n,
                                  &e->policy[i], err);
         if (rc == TR_OK) {
             e->label[e->n_policies++] = specs[i];
-            rc = tr_kv_policy_plan(e->policy[i], m.head_dim, &e->plan[i]);
+            rc = tr_kv_policy_plan(e->policy[i], m.head_dim, e->max_len,
+                                   &e->plan[i]);
             if (rc != TR_OK) {
                 tr_error_set(err, rc, "policy",
                              "%.200s: no page fits its levels", specs[i]);

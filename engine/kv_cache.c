@@ -60,7 +60,9 @@ tr_kv_plan_pages(tr_kv_cache_t *kv, tr_error_t *err)
 {
     const tr_kv_config_t *c = &kv->config;
     tr_kv_level_t level[TR_KV_LAYOUTS_MAX - 1];
-    tr_page_wish_t wish = { .head_dim = c->head_dim, .levels = level };
+    tr_page_wish_t wish = { .head_dim = c->head_dim,
+                            .levels = level,
+                            .short_positions = c->max_len <= TR_KV_SHORT };
     uint32_t i;
 
     for (i = 0; i < c->n_policies; i++) {

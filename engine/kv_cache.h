@@ -142,9 +142,10 @@ void tr_kv_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out);
  * engine that has only its policy's levels (tr_kv_policy_plan). */
 void tr_kv_usage_in(const tr_kv_cache_t *kv, int32_t slot,
                     const tr_page_plan_t *plan, tr_kv_usage_t *out);
-/* The plan of an engine with this policy alone. */
+/* The plan of an engine with this policy alone, for sequences of up to max_len
+ * tokens. */
 tr_status_t tr_kv_policy_plan(const tr_kv_policy_t *policy, uint32_t head_dim,
-                              tr_page_plan_t *out);
+                              uint32_t max_len, tr_page_plan_t *out);
 
 /* Of all open slots: pages by layout (index as in tr_kv_plan), and FP16 bytes
  * of the tokens that they cache. */

@@ -128,7 +128,9 @@ tr_kv_collect_list(const tr_kv_prompt_job_t *job, uint32_t head, uint32_t l,
             m->recent[m->n + j] = -1;
         }
         if (layout->score != 0) {
-            memcpy(m->position + m->n, page + layout->position, n * 4);
+            for (j = 0; j < n; j++) {
+                m->position[m->n + j] = tr_kv_position_at(layout, page, j);
+            }
             memcpy(m->score + m->n, page + layout->score, n * 4);
             continue;
         }

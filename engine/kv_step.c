@@ -168,7 +168,7 @@ tr_kv_plan_fetch(const tr_kv_view_t *v, const tr_kv_ask_t *a, uint32_t head,
                                                h->entry);
 
         __builtin_prefetch(page + l->score + h->at * 4);
-        __builtin_prefetch(page + l->position + h->at * 4);
+        __builtin_prefetch(page + l->position + h->at * l->position_bytes);
     }
 }
 
@@ -208,7 +208,7 @@ tr_kv_plan_downgrade(const tr_kv_view_t *v, const tr_kv_policy_t *p,
                                                h->entry);
 
         memcpy(&mark.score, page + layout->score + h->at * 4, 4);
-        memcpy(&mark.position, page + layout->position + h->at * 4, 4);
+        mark.position = tr_kv_position_at(layout, page, h->at);
     }
     memcpy(after, count, sizeof(after));
     after[h->to]++;

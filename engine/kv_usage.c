@@ -197,13 +197,14 @@ tr_kv_host_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
 
 tr_status_t
 tr_kv_policy_plan(const tr_kv_policy_t *policy, uint32_t head_dim,
-                  tr_page_plan_t *out)
+                  uint32_t max_len, tr_page_plan_t *out)
 {
     tr_kv_level_t level[TR_KV_LISTS_MAX + 1];
     tr_page_wish_t wish = { .head_dim = head_dim,
                             .levels = level,
                             .dense_scored = policy->scored,
-                            .dense_digest = policy->digest };
+                            .dense_digest = policy->digest,
+                            .short_positions = max_len <= TR_KV_SHORT };
 
     tr_kv_levels_of(policy, level, &wish.n_levels, TR_KV_LISTS_MAX + 1);
     return tr_page_plan(&wish, out) == 0 ? TR_OK : TR_ERR_INVALID;

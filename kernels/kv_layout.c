@@ -3,9 +3,13 @@
  */
 #include "kv_layout.h"
 
-#define PAGE_MIN 6144u
+/* A GPU reads pages of 12 KiB and more 1% faster than those of half as much;
+ * with small heads they would have too many tokens. */
+#define PAGE_MIN(head_dim) \
+    ((head_dim) <= 64 ? 6144u : (head_dim) >= 128 ? 12288u : (head_dim) *96)
 #define PAGE_MAX 24576u
 #define PAGE_STEP 128u
+#define LIST 4096u /* tokens of a list whose last page is half empty */
 
 static bool
 bits_known(uint32_t bits)
@@ -78,7 +82,12 @@ lay_out(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
     }
     if (v->scored) {
         l->score = segment(&end, tokens * 4);
-        *(dense ? &l->recent : &l->position) = segment(&end, tokens * 4);
+        if (dense) {
+            l->recent = segment(&end, tokens * 4);
+        } else {
+            l->position_bytes = w->short_positions ? 2 : 4;
+            l->position = segment(&end, tokens * l->position_bytes);
+        }
     }
     if (dense && w->dense_digest) {
         l->digest = segment(&end, dim * 4);
@@ -86,21 +95,24 @@ lay_out(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
     return end;
 }
 
-/* As many tokens as fit into `bytes`; how many bytes are left over, or `bytes`
- * when not even one quantum fits. */
-static uint32_t
+/* As many tokens as fit into `bytes`; the share of a list's bytes that is lost:
+ * what is left over in each page, and half of the last one.  1: not even one
+ * quantum fits. */
+static double
 fill(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
      bool dense, uint32_t bytes)
 {
     uint32_t quantum = level_quantum(v), tokens = quantum;
+    double used;
 
     if (lay_out(l, w, v, dense, quantum) > bytes) {
-        return bytes;
+        return 1;
     }
     while (lay_out(l, w, v, dense, tokens + quantum) <= bytes) {
         tokens += quantum;
     }
-    return bytes - lay_out(l, w, v, dense, tokens);
+    used = lay_out(l, w, v, dense, tokens);
+    return (bytes - used) / bytes + bytes / used * tokens / (2.0 * LIST);
 }
 
 int
@@ -124,20 +136,17 @@ tr_page_plan(const tr_page_wish_t *wish, tr_page_plan_t *out)
     }
     memset(out, 0, sizeof(*out));
     out->n = wish->n_levels + 1;
-    for (uint32_t bytes = PAGE_MIN; bytes <= PAGE_MAX; bytes += PAGE_STEP) {
+    for (uint32_t bytes = PAGE_MIN(wish->head_dim); bytes <= PAGE_MAX;
+         bytes += PAGE_STEP) {
         tr_kv_layout_t layout[TR_KV_LAYOUTS_MAX];
-        double waste = 0;
-        bool fits;
-        uint32_t left = fill(&layout[0], wish, &dense, true, bytes);
+        double lost = fill(&layout[0], wish, &dense, true, bytes);
+        double waste = wish->n_levels == 0 ? lost : 0;
+        bool fits = lost < 1;
 
-        fits = left < bytes;
-        if (wish->n_levels == 0) {
-            waste = (double) left / bytes;
-        }
         for (uint32_t i = 0; i < wish->n_levels; i++) {
-            left = fill(&layout[i + 1], wish, &wish->levels[i], false, bytes);
-            fits = fits && left < bytes;
-            waste += (double) left / bytes;
+            lost = fill(&layout[i + 1], wish, &wish->levels[i], false, bytes);
+            fits = fits && lost < 1;
+            waste += lost;
         }
         if (fits && (out->page_bytes == 0 || waste < best - 1e-12)) {
             best = waste;

@@ -9,7 +9,7 @@
  *
  *   tile       key codes | value codes | key metadata | value metadata
  *   page       tiles | key metadata by channel | scores, FP32 sums
- *                    | positions, u32
+ *                    | positions, u32 or, below TR_KV_SHORT, u16
  *   dense      keys | values | scores | recent scores | digest
  *
  * Metadata is FP16 {scale, zero}: x = code * scale + zero.  It is kept by token
@@ -44,6 +44,7 @@
 
 #define TR_KV_LAYOUTS_MAX 12     /* levels of one engine, dense included */
 #define TR_KV_CHANNEL_TOKENS 32u /* tokens that share a channel's metadata */
+#define TR_KV_SHORT 65536u       /* positions below have 2 bytes, not 4 */
 
 /* How a token is stored.  Two levels are the same when all fields are. */
 typedef struct {
@@ -69,9 +70,10 @@ typedef struct {
     uint32_t value;
     uint32_t value_meta;
     uint32_t score;    /* float [tokens] */
-    uint32_t position; /* uint32_t [tokens]; not in dense pages */
-    uint32_t recent;   /* float [tokens]; dense pages only (kernels.h) */
-    uint32_t digest;   /* FP16 [2][head_dim], smallest and largest key of the
+    uint32_t position; /* [tokens], see tr_kv_position_at; not in dense pages */
+    uint32_t position_bytes; /* of one: 2 or 4 */
+    uint32_t recent;         /* float [tokens]; dense pages only (kernels.h) */
+    uint32_t digest; /* FP16 [2][head_dim], smallest and largest key of the
                         * page by channel; dense pages only */
 } tr_kv_layout_t;
 
@@ -89,13 +91,15 @@ typedef struct {
     uint32_t n_levels;           /* 0: all is dense */
     bool dense_scored;           /* dense pages carry score and recent */
     bool dense_digest;
+    bool short_positions; /* all are below TR_KV_SHORT */
 } tr_page_wish_t;
 
-/* Chooses the page size: a multiple of 128 between 6 and 24 KiB that wastes
- * least, summed over `levels` (over the dense layout when there are none); the
- * smallest of equals.  Tokens a page are multiples of 16 (8 with 16-bit keys
- * and values, 32 by channel).  0, or -1: a level or head size outside what is
- * said above. */
+/* Chooses the page size: a multiple of 128 between 6 KiB (head sizes from 128 on:
+ * 12 KiB) and 24 KiB that wastes least, summed over `levels` (over the dense
+ * layout when there are none); the smallest of equals.  Wasted is what is left
+ * over in each page, and half of the last page of a list of 4,096 tokens.  Tokens
+ * a page are multiples of 16 (8 with 16-bit keys and values, 32 by channel).  0,
+ * or -1: a level or head size outside what is said above. */
 int tr_page_plan(const tr_page_wish_t *wish, tr_page_plan_t *out);
 
 /* Bytes a token, everything included: page_bytes / tokens. */
@@ -158,6 +162,34 @@ tr_kv_lane_byte(uint32_t lane, uint32_t n, uint32_t j)
 
     chunk = chunk > 16 ? 16 : chunk;
     return j / chunk * (32 * chunk) + lane * chunk + j % chunk;
+}
+
+/* One of a page's positions, of 2 or 4 bytes, aligned. */
+TR_HD uint32_t
+tr_kv_position_load(const uint8_t *at, uint32_t bytes)
+{
+    return bytes == 2 ? *(const uint16_t *) (const void *) at
+                      : *(const uint32_t *) (const void *) at;
+}
+
+/* The position of a token of the page, in layouts that have them. */
+TR_HD uint32_t
+tr_kv_position_at(const tr_kv_layout_t *l, const uint8_t *page, uint32_t token)
+{
+    return tr_kv_position_load(page + l->position + token * l->position_bytes,
+                               l->position_bytes);
+}
+
+TR_HD void
+tr_kv_position_put(const tr_kv_layout_t *l, uint8_t *page, uint32_t token,
+                   uint32_t position)
+{
+    page += l->position + token * l->position_bytes;
+    if (l->position_bytes == 2) {
+        *(uint16_t *) (void *) page = (uint16_t) position;
+    } else {
+        *(uint32_t *) (void *) page = position;
+    }
 }
 
 /* Key code of (token of the page, dimension); not for 16 bits. */

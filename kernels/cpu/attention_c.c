@@ -222,7 +222,7 @@ score_token(const tr_attention_row_t *t, const tr_kv_layout_t *l,
     uint32_t token = at->first + i, position, later;
     float *score = (float *) (at->page + l->score) + token, significance;
 
-    position = ((const uint32_t *) (at->page + l->position))[token];
+    position = tr_kv_position_at(l, at->page, token);
     later = t->position - position;
     *score += later == 0 ? 0 : p; /* the query's own token */
     significance = t->by_sum ? *score : later == 0 ? 0 : *score / (float) later;

@@ -136,7 +136,7 @@ find_victims(const tr_kv_view_t *kv, const tr_kv_seq_t *seq,
                 break;
             }
             x = ((const float *) (page + l->score))[token];
-            position = ((const uint32_t *) (page + l->position))[token];
+            position = tr_kv_position_at(l, page, token);
             x = seq->by_sum     ? x
                 : n == position ? 0
                                 : x / (float) (n - position);

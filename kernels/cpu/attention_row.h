@@ -17,11 +17,12 @@ score_lanes(const tr_attention_row_t *t, const tr_kv_layout_t *l,
 {
     vmask m = vm_bits(at->mask >> s), better, own;
     float *scores = (float *) (at->page + l->score) + at->first + s;
-    const uint32_t *positions = (const uint32_t *) (at->page + l->position)
-                                + at->first + s;
+    const uint8_t *positions = at->page + l->position
+                               + (at->first + s) * l->position_bytes;
     const float *logits = t->logits + (size_t) at->tile * 16 + s;
     vec best = v_sub(v_load(logits), v_set1(lse[0])), score, x;
-    veci position = vi_load_some(m, positions);
+    veci position = l->position_bytes == 2 ? vi_load_short(m, positions)
+                                           : vi_load_some(m, positions);
     veci later = vi_sub(vi_set1(t->position), position);
 
     for (uint32_t h = 1; h < t->group; h++) {

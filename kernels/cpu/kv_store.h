@@ -146,12 +146,7 @@ tr_kv_score(tr_kv_place_t p)
 static inline uint32_t
 tr_kv_position(tr_kv_place_t p)
 {
-    uint32_t position = 0;
-
-    if (p.layout->position) {
-        memcpy(&position, p.page + p.layout->position + 4 * p.at, 4);
-    }
-    return position;
+    return p.layout->position ? tr_kv_position_at(p.layout, p.page, p.at) : 0;
 }
 
 static inline void
@@ -161,7 +156,7 @@ tr_kv_mark(tr_kv_place_t p, float score, uint32_t position)
         memcpy(p.page + p.layout->score + 4 * p.at, &score, 4);
     }
     if (p.layout->position) {
-        memcpy(p.page + p.layout->position + 4 * p.at, &position, 4);
+        tr_kv_position_put(p.layout, p.page, p.at, position);
     }
 }
 

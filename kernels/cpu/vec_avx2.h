@@ -62,6 +62,15 @@ vm_bits(uint32_t bits)
 #define vi_load_some(m, p) _mm256_maskload_epi32((const int *) (p), vi_of(m))
 #define v_store_some(m, p, v) _mm256_maskstore_ps(p, vi_of(m), v)
 
+/* Of 2 bytes each; all 8 or none are there. */
+static inline veci
+vi_load_short(vmask m, const void *p)
+{
+    return _mm256_movemask_ps(m) == 0
+               ? _mm256_setzero_si256()
+               : _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *) p));
+}
+
 /* In every four lanes two of a, then two of b. */
 #define v_pairs(a, b) _mm256_blend_ps(a, b, 0xcc)
 

@@ -54,6 +54,8 @@ typedef __mmask16 vmask;
 /* Lanes of the mask; the others are not read or written. */
 #define v_load_some(m, p) _mm512_maskz_loadu_ps(m, p)
 #define vi_load_some(m, p) _mm512_maskz_loadu_epi32(m, p)
+#define vi_load_short(m, p) /* of 2 bytes each */ \
+    _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(m, p))
 #define v_store_some(m, p, v) _mm512_mask_storeu_ps(p, m, v)
 
 /* In every four lanes two of a, then two of b. */

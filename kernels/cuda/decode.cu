@@ -330,9 +330,10 @@ decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv, uint32_t layer,
     }
     out->kv = *kv;
     out->layer = layer;
-    out->scored = false;
+    out->scored = out->short_positions = false;
     for (uint32_t i = 0; i < kv->n_layouts; i++) {
         out->scored = out->scored || out->layouts.of[i].scored;
+        out->short_positions |= kv->layout[i].position_bytes == 2;
     }
     out->work = decode_work(d, size, work);
     out->left = left_by(&out->work, layer);

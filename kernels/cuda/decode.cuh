@@ -186,6 +186,7 @@ typedef struct {
     uint32_t slots;      /* of a warp's ring */
     uint32_t layer;
     bool scored; /* some layout is */
+    bool short_positions; /* of 2 bytes, in all layouts */
     const void *q;
     void *out;
     size_t ldq, ldo;

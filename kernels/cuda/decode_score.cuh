@@ -91,6 +91,8 @@ typedef struct {
     uint32_t exist; /* bits: which there are */
     float old[LANE_TOKENS];
     uint32_t position[LANE_TOKENS];
+    uint4 pairs; /* as they stand in the page, of two bytes each: of eight tokens
+                  * of the tile, the first ones in the even lane */
 } tokens_t;
 
 #define ALL_EXIST 255u
@@ -119,17 +121,34 @@ page_of(const decode_args_t &a, const work_t &w)
                  + (w.segment() == 1 || w.segment() == 3 ? -page : page));
 }
 
-/* The lane's first token there, as if its page began with scores.  Pages of a
- * window that never had a token have no id. */
+/* Pages of a window that never had a token have no id. */
 static __device__ __forceinline__ uint8_t *
-token_at(const decode_args_t &a, const work_t &w, int page)
+page_at(const decode_args_t &a, int page)
+{
+    return a.kv.pool + (uint64_t) max(page, 0) * a.kv.page_bytes;
+}
+
+/* Of the page, the lane's first token there. */
+static __device__ __forceinline__ uint32_t
+token_of(const decode_args_t &a, const work_t &w)
 {
     const decode_layout_t &l = w.layout(a);
     const uint32_t tile = tile_of(a, w);
-    const uint32_t in_page = tile - page_index(l, tile) * l.tiles;
 
-    return a.kv.pool + (uint64_t) max(page, 0) * a.kv.page_bytes
-           + in_page * l.tile * 4 + threadIdx.x % 2 * 16;
+    return (tile - page_index(l, tile) * l.tiles) * l.tile
+           + threadIdx.x % 2 * 4;
+}
+
+/* Where the page has the positions that the lane reads. */
+template <bool SHORT>
+static __device__ __forceinline__ uint32_t
+position_byte(const decode_layout_t &l, uint32_t token)
+{
+    const uint32_t half = threadIdx.x % 2;
+
+    return l.position
+           + (SHORT ? (token - half * 4) * 2 + (l.tile == 16 ? half * 16 : 0)
+                    : token * 4);
 }
 
 /* Which of the lane's tokens of a row exist. */
@@ -176,18 +195,20 @@ compute_positions(const decode_args_t &a, const decode_left_t &left,
 }
 
 /* Asks for scores and positions; page: see page_of. */
+template <bool SHORT>
 static __device__ __forceinline__ void
 ask(const decode_args_t &a, const decode_left_t &left, const work_t &w, int page,
     tokens_t &x)
 {
     const decode_layout_t &l = w.layout(a);
-    uint8_t *at = token_at(a, w, page);
+    const uint32_t token = token_of(a, w);
+    uint8_t *at = page_at(a, page);
 
-    x.score = (float *) (at + l.score);
+    x.score = (float *) (at + l.score) + token;
     x.exist = existing(a, w);
 #pragma unroll
     for (int r = 0; r < 2; r++) { /* dense tiles: r = 1 is not used */
-        float4 s = *(const float4 *) (at + l.score + 32 * r);
+        float4 s = *(const float4 *) (x.score + 8 * r);
 
         x.old[4 * r] = s.x;
         x.old[4 * r + 1] = s.y;
@@ -198,14 +219,43 @@ ask(const decode_args_t &a, const decode_left_t &left, const work_t &w, int page
         compute_positions(a, left, w, x);
         return;
     }
+    at += position_byte<SHORT>(l, token);
+    if (SHORT) {
+        x.pairs = __ldg((const uint4 *) at);
+        return;
+    }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        uint4 p = __ldg((const uint4 *) (at + l.position + 32 * r));
+        uint4 p = __ldg((const uint4 *) (at + 32 * r));
 
         x.position[4 * r] = p.x;
         x.position[4 * r + 1] = p.y;
         x.position[4 * r + 2] = p.z;
         x.position[4 * r + 3] = p.w;
+    }
+}
+
+/* Positions of two bytes to the lanes whose tokens have them. */
+static __device__ __forceinline__ void
+unpack_positions(const work_t &w, tokens_t &x)
+{
+    const bool odd = threadIdx.x % 2;
+    const uint4 p = x.pairs;
+    uint2 own = odd ? make_uint2(p.z, p.w) : make_uint2(p.x, p.y);
+    uint2 other = odd ? make_uint2(p.x, p.y) : make_uint2(p.z, p.w);
+
+    if (w.segment() >= SEG_WINDOW) {
+        return;
+    }
+    other.x = __shfl_xor_sync(TR_ALL_LANES, other.x, 1);
+    other.y = __shfl_xor_sync(TR_ALL_LANES, other.y, 1);
+
+    const uint32_t of[4] = { odd ? other.x : own.x, odd ? other.y : own.y,
+                             odd ? own.x : other.x, odd ? own.y : other.y };
+
+#pragma unroll
+    for (int i = 0; i < LANE_TOKENS; i++) {
+        x.position[i] = i % 2 ? of[i / 2] >> 16 : of[i / 2] & 0xffff;
     }
 }
 
@@ -258,7 +308,7 @@ load_trace(const decode_args_t &a, const decode_left_t &left, const work_t &w,
 }
 
 /* Brings what a row will read into the L2 cache. */
-template <int K>
+template <int K, bool SHORT>
 static __device__ __forceinline__ void
 ask_ahead(const decode_args_t &a, const decode_left_t &left, const work_t &w,
           int page)
@@ -268,11 +318,12 @@ ask_ahead(const decode_args_t &a, const decode_left_t &left, const work_t &w,
     const uint32_t tiles = min(w.last(a) + 1 - tile, ROW_TILES);
     const uint32_t traces = decode_traces(&l, tiles);
     const size_t from = w.trace + decode_traces(&l, tile);
-    const uint8_t *at = token_at(a, w, page);
+    const uint32_t token = token_of(a, w);
+    const uint8_t *at = page_at(a, page);
 
-    prefetch_l2(at + l.score);
+    prefetch_l2(at + l.score + token * 4);
     if (w.segment() < SEG_WINDOW) {
-        prefetch_l2(at + l.position);
+        prefetch_l2(at + position_byte<SHORT>(l, token));
     }
     if (lane * 128 < traces * (16 * K)) {
         prefetch_l2((const uint8_t *) left.weights + from * (16 * K)
@@ -521,9 +572,9 @@ take_row(const decode_args_t &a, const decode_left_t &left, const pile_t &p,
 
 /* Raises the scores of what a layer left, as long as no other warp has, and
  * leaves what was found in each row. */
-template <int K>
+template <int K, bool SHORT>
 static __device__ __forceinline__ void
-score_rows(const decode_args_t &a, const decode_left_t &left)
+score_rows_of(const decode_args_t &a, const decode_left_t &left)
 {
     const pile_t pile = find_pile(left);
     jobs_t j = { {}, 0 };
@@ -536,13 +587,16 @@ score_rows(const decode_args_t &a, const decode_left_t &left)
         trace_t<K> trace;
         tokens_t x;
 
-        ask(a, left, w, now.page, x);
+        ask<SHORT>(a, left, w, now.page, x);
         load_totals<K>(left, w, most);
         load_trace<K>(a, left, w, trace);
         next = take_row(a, left, pile, claimed, j);
         if (next.there) {
             claimed = claim(pile);
-            ask_ahead<K>(a, left, next.w, next.page);
+            ask_ahead<K, SHORT>(a, left, next.w, next.page);
+        }
+        if (SHORT) {
+            unpack_positions(w, x);
         }
         gain<K>(trace, most, p);
         pay(w, x, p, about);
@@ -557,6 +611,17 @@ score_rows(const decode_args_t &a, const decode_left_t &left)
         } else if (w.segment() == SEG_DENSE && (w.flags() & HEAD_RECENT)) {
             pay_recent(a, w, x, p);
         }
+    }
+}
+
+template <int K>
+static __device__ __forceinline__ void
+score_rows(const decode_args_t &a, const decode_left_t &left)
+{
+    if (a.short_positions) {
+        score_rows_of<K, true>(a, left);
+    } else {
+        score_rows_of<K, false>(a, left);
     }
 }
 

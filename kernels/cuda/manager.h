@@ -142,6 +142,7 @@ typedef struct {
 /* Segments of a layout that the manager reads. */
 typedef struct {
     uint32_t tokens, score, position, recent;
+    uint32_t position_bytes;
 } tr_cuda_place_t;
 
 struct tr_cuda_slot;

@@ -155,6 +155,7 @@ manager_lay(const tr_kv_view_t *shape, const tr_cuda_manager_size_t *size,
         m->place[i].tokens = l->tokens;
         m->place[i].score = l->score;
         m->place[i].position = l->position;
+        m->place[i].position_bytes = l->position_bytes;
         m->place[i].recent = l->recent;
     }
     rows = heads * size->slots;
@@ -218,6 +219,16 @@ manager_reset(const tr_cuda_manager_t *m, size_t t, size_t n)
             m->ticket[i] = 0;
         }
     }
+}
+
+/* Of a token of a list's page. */
+TR_HD uint32_t
+manager_position(const tr_cuda_manager_t *m, const tr_cuda_place_t *place,
+                 int32_t page, uint32_t token)
+{
+    return tr_kv_position_load(tr_kv_page_at(&m->view, page) + place->position
+                                   + token * place->position_bytes,
+                               place->position_bytes);
 }
 
 /* ---- the free ring ------------------------------------------------------ */

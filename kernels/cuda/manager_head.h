@@ -117,12 +117,10 @@ manager_look(const tr_cuda_manager_t *m, const tr_kv_seq_t *q,
     const tr_cuda_place_t *place = &m->place[q->list_layout[h->to]];
     int32_t page = row[tr_kv_list_entry(&m->view, (uint32_t) h->to,
                                         h->index / place->tokens)];
-    uint32_t at = h->index % place->tokens * 4;
+    uint32_t at = h->index % place->tokens;
 
-    h->mark.score = manager_float(m, page, place->score + at);
-    h->mark.position = *(
-        const uint32_t *) (const void *) (tr_kv_page_at(&m->view, page)
-                                          + place->position + at);
+    h->mark.score = manager_float(m, page, place->score + at * 4);
+    h->mark.position = manager_position(m, place, page, at);
 }
 
 /* Where the leaving token goes, and who is the least significant of that list:

@@ -139,7 +139,7 @@ manager_mark_listed(const tr_cuda_manager_t *m, const manager_prompt_t *s,
                     tr_kv_mark_t *mark)
 {
     const tr_cuda_place_t *place = &m->place[s->job.from.list_layout[l]];
-    uint32_t at = i % place->tokens * 4;
+    uint32_t at = i % place->tokens;
     int32_t page = row[tr_kv_list_entry(&m->view, l, i / place->tokens)];
 
     if (place->score == 0) { /* in order from the first one on */
@@ -147,8 +147,8 @@ manager_mark_listed(const tr_cuda_manager_t *m, const manager_prompt_t *s,
         mark->score = 0;
         return;
     }
-    mark->position = manager_word(m, page, place->position + at);
-    mark->score = manager_real(m, page, place->score + at);
+    mark->position = manager_position(m, place, page, at);
+    mark->score = manager_real(m, page, place->score + at * 4);
 }
 
 TR_HD void

@@ -101,7 +101,7 @@ TR_DEVICE uint32_t
 token_position(place_t p)
 {
     return p.layout->position
-               ? ((const uint32_t *) (p.page + p.layout->position))[p.at]
+               ? tr_kv_position_at(p.layout, p.page, p.at)
                : 0;
 }
 
@@ -113,7 +113,7 @@ token_mark(place_t p, float score, uint32_t position)
         ((float *) (p.page + p.layout->score))[p.at] = score;
     }
     if (p.layout->position) {
-        ((uint32_t *) (p.page + p.layout->position))[p.at] = position;
+        tr_kv_position_put(p.layout, p.page, p.at, position);
     }
 }
 
@@ -167,8 +167,9 @@ tokens_clear(warp_t w, uint8_t *page, const tr_kv_layout_t *l, side_t s,
     }
     if (l->level.scored) {
         words_clear(w, page, l->score + 4 * first, l->score + 4 * end);
-        words_clear(w, page, l->position + 4 * first, l->position + 4 * end);
-        after += 8 * l->tokens;
+        words_clear(w, page, l->position + l->position_bytes * first,
+                    l->position + l->position_bytes * end);
+        after += (4 + l->position_bytes) * l->tokens;
     }
     if (end == l->tokens) {
         words_clear(w, page, after, (uint32_t) page_bytes);

@@ -139,7 +139,7 @@ fill_page(const tr_kv_layout_t *l, uint8_t *page, uint32_t first)
         if (l->position != 0) {
             uint32_t at = first + i;
 
-            memcpy(page + l->position + i * 4, &at, 4);
+            tr_kv_position_put(l, page, i, at);
         } else {
             memset(page + l->recent + i * 4, 0, 4);
         }
@@ -175,7 +175,9 @@ cache_open(cache_t *c, const shape_t *s, uint32_t n, const double *shares,
 {
     static const tr_kv_level_t levels[2] = { { 8, 4, 1, 1, 0, 1, 0 },
                                              { 4, 2, 1, 1, 0, 1, 0 } };
-    tr_page_wish_t wish = { s->dim, levels, shares ? 2 : 0, scored, false };
+    tr_page_wish_t wish = {
+        s->dim, levels, shares ? 2 : 0, scored, false, true
+    };
     uint32_t rows = s->layers * s->lists, high, low, total, used = 0;
     const tr_kv_layout_t *l = c->plan.layout;
     int32_t *order;

@@ -149,7 +149,7 @@ bed_open(const shape_t *shape, const tr_kernels_t *kernels, tr_stream_t stream)
     bed_t b = { .shape = shape, .kernels = kernels, .stream = stream };
     bool own = !tr_kv_level_equal(&shape->window, &shape->list[0]);
     tr_kv_level_t levels[3] = { shape->list[0], shape->list[1], shape->window };
-    tr_page_wish_t wish = { shape->dim, levels, 2 + own, true, false };
+    tr_page_wish_t wish = { shape->dim, levels, 2 + own, true, false, true };
     uint32_t heads = shape->layers * shape->lists;
     size_t row = (size_t) shape->lists * shape->dim;
 

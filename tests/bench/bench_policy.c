@@ -267,7 +267,8 @@ side_open(bench_t *b, int which, const char *spec)
     must(tr_kv_policy_create(spec, kc.layers, kc.lists, kc.head_dim, &s->policy,
                              &err),
          &err, spec);
-    must(tr_kv_policy_plan(s->policy, kc.head_dim, &plan), NULL, spec);
+    must(tr_kv_policy_plan(s->policy, kc.head_dim, kc.max_len, &plan), NULL,
+         spec);
     kc.memory = (uint64_t) (kc.slots + 4) * kc.layers * kc.lists
                 * (kc.max_len / plan.layout[0].tokens + 1) * plan.page_bytes;
     must(tr_kv_cache_create(&kc, &s->kv, &err), &err, spec);

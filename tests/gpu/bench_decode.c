@@ -11,7 +11,8 @@
  * layers of pages in random order, so that nothing is in the L2 cache.  A pass is
  * all layers and what they leave to the end, in a graph, as the engine has it.  The
  * time is that of a pass divided by the layers, median of 5.  "bytes" are those of the tokens' codes and metadata, and
- * of scores and positions (12 a token: two reads and a write); "share" is bytes /
+ * of scores and positions (a token's score is read and written, its position
+ * read); "share" is bytes /
  * time over the speed of a large copy, bytes read plus bytes written, of the same
  * run.  All of it: outputs, scores and victims.  Then launches by themselves:
  * "decode": the first layer, which has no other layer's scores to raise; "attend":
@@ -123,7 +124,7 @@ page_image(const tr_kv_layout_t *l, uint8_t *page, size_t bytes)
             memcpy(page + l->score + t * 4, &score, 4);
         }
         if (l->position != 0) {
-            memcpy(page + l->position + t * 4, &t, 4);
+            tr_kv_position_put(l, page, t, t);
         }
     }
 }
@@ -263,12 +264,13 @@ fill_tables(setup_t *s, const case_t *x)
                     pages[k]++;
                 }
                 if (h < x->lists) {
-                    uint32_t bytes = (s->plan.layout[k].level.key_bits
-                                      + s->plan.layout[k].level.value_bits)
+                    const tr_kv_layout_t *at = &s->plan.layout[k];
+                    uint32_t bytes = (at->level.key_bits + at->level.value_bits)
                                      * x->head_dim / 8;
 
                     s->bytes += (double) tokens
-                                * (bytes + (k > 0 ? 8 + 12 : 0));
+                                * (bytes
+                                   + (k > 0 ? 8 + 8 + at->position_bytes : 0));
                 }
             }
         }
@@ -478,7 +480,8 @@ report(const case_t *x, const setup_t *s, const times_t *t, float attend_us)
 static void
 run_case(const tr_cuda_stream_t *stream, const case_t *x)
 {
-    tr_page_wish_t wish = { x->head_dim, x->level, x->n_levels, false, false };
+    tr_page_wish_t wish = { x->head_dim, x->level, x->n_levels,
+                            false,       false,    x->len <= TR_KV_SHORT };
     uint32_t n = x->heads * x->head_dim;
     float *q = malloc((size_t) x->seqs * n * 4);
     operands_t o = { NULL, NULL, x->heads, x->head_dim, x->lists, { 0 } };

@@ -129,7 +129,7 @@ no_refusal(const uint32_t *refused, const char *what)
 static void
 view_make(bench_t *b, uint32_t slots, uint32_t dense, uint32_t per_list)
 {
-    tr_page_wish_t wish = { DIM, levels, 2, true, false };
+    tr_page_wish_t wish = { DIM, levels, 2, true, false, true };
     tr_kv_view_t *v = &b->view;
     size_t rows = (size_t) slots * b->layers * LISTS, pages, done;
     int32_t *tables;

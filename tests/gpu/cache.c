@@ -132,7 +132,7 @@ put_token(const tr_kv_layout_t *l, uint8_t *page, uint32_t t, uint32_t position,
     if (l->level.scored) {
         memcpy(page + l->score + t * 4, &score, 4);
         if (l->position != 0) {
-            memcpy(page + l->position + t * 4, &position, 4);
+            tr_kv_position_put(l, page, t, position);
         }
         if (l->recent != 0) {
             score /= 2;
@@ -187,7 +187,7 @@ gcd(uint32_t a, uint32_t b)
  * dense pages up to n. */
 static void
 build_head(build_t *b, const tr_kv_seq_t *s, int32_t *table, uint32_t *count,
-           uint32_t n, uint32_t listed)
+           uint32_t n, uint32_t first, uint32_t listed)
 {
     cache_t *c = b->c;
     uint32_t stride = 1 + random_below(listed ? listed : 1), used = 0;
@@ -203,7 +203,8 @@ build_head(build_t *b, const tr_kv_seq_t *s, int32_t *table, uint32_t *count,
         tokens = random_below(4) == 0 ? random_below(20) : tokens;
         tokens = tokens > most ? most : tokens;
         for (uint32_t i = 0; i < tokens; i++) {
-            position[i] = (uint32_t) ((uint64_t) used++ * stride % listed);
+            position[i] = first
+                          + (uint32_t) ((uint64_t) used++ * stride % listed);
         }
         if (own) { /* the query's token is in the list, somewhere */
             position[tokens] = n;
@@ -231,9 +232,11 @@ build_head(build_t *b, const tr_kv_seq_t *s, int32_t *table, uint32_t *count,
     free(position);
 }
 
-/* Decides where a sequence's tokens are; returns its query's position. */
+/* Decides where a sequence's tokens are, positions from `first` on; returns its
+ * query's position. */
 static uint32_t
-choose_sequence(const cache_t *c, tr_kv_seq_t *s, uint32_t *listed)
+choose_sequence(const cache_t *c, tr_kv_seq_t *s, uint32_t first,
+                uint32_t *listed)
 {
     const cache_shape_t *w = &c->shape;
     uint32_t dense = 0, kind = w->n_levels == 0 ? 0 : random_below(4);
@@ -250,12 +253,12 @@ choose_sequence(const cache_t *c, tr_kv_seq_t *s, uint32_t *listed)
         for (uint32_t l = 0; l < w->n_levels; l++) {
             s->list_layout[l] = (uint8_t) (l + 1);
         }
-        s->base = *listed + 1;
+        s->base = first + *listed + 1;
         if (kind != 1 && w->max_window > 0) {
             s->window = 1 + random_below(w->max_window);
             s->window_layout = (uint8_t) (1 + random_below(w->n_levels));
-            s->window_from = *listed;
-            s->base = *listed + 1 + random_below(s->window);
+            s->window_from = first + *listed;
+            s->base = s->window_from + 1 + random_below(s->window);
         } else {
             s->window_from = s->base;
         }
@@ -310,7 +313,12 @@ build(build_t *b)
     for (uint32_t s = 0; s < c->shape.seqs; s++) {
         bool two = c->shape.seqs > 2 && random_below(8) == 0;
         tr_kv_seq_t *seq = (tr_kv_seq_t *) &v->seq[s];
-        uint32_t listed, n = choose_sequence(c, seq, &listed);
+        uint32_t most = c->shape.n_levels * c->shape.max_list
+                        + c->shape.max_window + c->shape.max_dense + 2;
+        uint32_t end = c->plan.layout[1].position_bytes == 2 ? TR_KV_SHORT
+                                                             : 1u << 20;
+        uint32_t first = random_below(2) ? end - most : 0, listed;
+        uint32_t n = choose_sequence(c, seq, first, &listed);
 
         ((int32_t *) c->rows.seq_slot)[s] = c->shape.seqs > 2
                                                     && random_below(8) == 0
@@ -322,7 +330,7 @@ build(build_t *b)
             size_t head = (size_t) s * v->layers * v->lists + h;
 
             build_head(b, seq, (int32_t *) v->tables + head * v->table_len,
-                       (uint32_t *) v->count + head * TR_KV_LISTS_MAX, n,
+                       (uint32_t *) v->count + head * TR_KV_LISTS_MAX, n, first,
                        listed);
         }
         for (int i = 0; i < (two ? 2 : 1); i++) {
@@ -398,8 +406,9 @@ copy_to_device(cache_t *c)
 void
 cache_create(cache_t *c, const cache_shape_t *shape)
 {
-    tr_page_wish_t wish = { shape->head_dim, shape->level, shape->n_levels,
-                            shape->dense_scored, false };
+    tr_page_wish_t wish = { shape->head_dim, shape->level,
+                            shape->n_levels, shape->dense_scored,
+                            false,           random_below(2) == 0 };
     tr_kv_view_t *v = &c->host;
     build_t b = { c, NULL, 0, { { 0, 0 } } };
     size_t heads = (size_t) shape->seqs * shape->layers * shape->lists;

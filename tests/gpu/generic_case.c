@@ -58,7 +58,7 @@ put_marks(const tr_kv_layout_t *l, uint8_t *page, uint32_t t, uint32_t position)
         memcpy(page + l->score + t * 4, &score[0], 4);
     }
     if (l->position) {
-        memcpy(page + l->position + t * 4, &position, 4);
+        tr_kv_position_put(l, page, t, position);
     }
     if (l->recent) {
         memcpy(page + l->recent + t * 4, &score[1], 4);

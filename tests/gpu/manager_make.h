@@ -69,7 +69,8 @@ world_create(world_t *w, const world_device_t *device)
         .lists = lists,
         .head_dim = head_dim,
         .slots = 2 + world_random(WORLD_SLOTS - 1),
-        .max_len = 60 + world_random(300),
+        .max_len = 60 + world_random(300)
+                   + (world_random(4) == 0 ? TR_KV_SHORT : 0), /* long ones */
         .swap_memory = 8u << 20,
         .kernels = &world_kernels,
         .policies = (const tr_kv_policy_t *const *) w->policy

@@ -30,7 +30,7 @@ world_open(world_t *w)
         open[n].slot = begin[n].slot = slot;
         open[n].seq = w->kv->seq[slot];
         open[n].rule = world_rule(w, &w->kv->slot[slot].policy, policy);
-        begin[n].len = 1 + world_random(w->kv->config.max_len);
+        begin[n].len = 1 + world_random(w->kv->config.max_len % TR_KV_SHORT);
         w->slot[slot].open = w->slot[slot].prompt = true;
         w->slot[slot].out = false;
         w->slot[slot].policy = policy;

@@ -116,6 +116,7 @@ typedef struct {
 
 typedef struct {
     uint8_t *score, *position, *recent; /* NULL: the level has none */
+    uint32_t position_bytes;
 } world_place_t;
 
 static world_place_t
@@ -125,9 +126,11 @@ world_place(const tr_kv_view_t *v, const int32_t *row, uint32_t layout,
     const tr_kv_layout_t *l = &v->layout[layout];
     uint8_t *page = tr_kv_page_at(v, row[entry]);
 
-    return (world_place_t){ l->score ? page + l->score + at * 4 : NULL,
-                            l->position ? page + l->position + at * 4 : NULL,
-                            l->recent ? page + l->recent + at * 4 : NULL };
+    return (world_place_t){
+        l->score ? page + l->score + at * 4 : NULL,
+        l->position ? page + l->position + at * l->position_bytes : NULL,
+        l->recent ? page + l->recent + at * 4 : NULL, l->position_bytes
+    };
 }
 
 static world_place_t
@@ -164,10 +167,9 @@ world_score(world_place_t p)
 static uint32_t
 world_position(world_place_t p, uint32_t otherwise)
 {
-    if (p.position != NULL) {
-        memcpy(&otherwise, p.position, 4);
-    }
-    return otherwise;
+    return p.position != NULL
+               ? tr_kv_position_load(p.position, p.position_bytes)
+               : otherwise;
 }
 
 static void
@@ -177,7 +179,7 @@ world_put(world_place_t p, float score, uint32_t position)
         memcpy(p.score, &score, 4);
     }
     if (p.position != NULL) {
-        memcpy(p.position, &position, 4);
+        memcpy(p.position, &position, p.position_bytes);
     }
 }
 

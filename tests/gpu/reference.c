@@ -69,10 +69,8 @@ gather(const cache_t *c, uint32_t s, uint32_t layer, uint32_t list, tokens_t *t)
             add(t, v, seq->list_layout[l],
                 table[tr_kv_list_entry(v, l, i / per)], i % per, 0, l, i);
             if (t->of[t->n - 1].layout->level.scored) {
-                memcpy(&t->of[t->n - 1].position,
-                       t->of[t->n - 1].page + t->of[t->n - 1].layout->position
-                           + i % per * 4,
-                       4);
+                t->of[t->n - 1].position = tr_kv_position_at(
+                    t->of[t->n - 1].layout, t->of[t->n - 1].page, i % per);
             }
         }
     }

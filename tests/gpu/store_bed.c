@@ -128,6 +128,7 @@ bed_open(bed_t *b, const bed_side_t *side)
         wish.n_levels = choose_levels(wish.head_dim, plain, level);
         wish.dense_scored = random_below(4) > 0;
         wish.dense_digest = random_below(2) == 0;
+        wish.short_positions = random_below(2) == 0;
     } while (tr_page_plan(&wish, &b->plan) != 0);
     *v = (tr_kv_view_t){ .page_bytes = b->plan.page_bytes,
                          .layers = 1 + random_below(2),

@@ -243,7 +243,7 @@ check_victims(case_t *c, uint32_t s, uint32_t list, const uint8_t *pool)
             float x;
 
             memcpy(&x, page + at->score + i % at->tokens * 4, 4);
-            memcpy(&position, page + at->position + i % at->tokens * 4, 4);
+            position = tr_kv_position_at(at, page, i % at->tokens);
             if (!q->by_sum) {
                 x = position == n ? 0 : x / (float) (n - position);
             }

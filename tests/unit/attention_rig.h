@@ -28,6 +28,7 @@ typedef struct {
     tr_page_plan_t plan;
     tr_kv_seq_t seq[BED_SLOTS];
     uint32_t group, heads, max_len;
+    uint32_t first; /* position of a slot's first token, for bed_fill_head */
     float scale, softmax_scale;
     size_t pool_bytes;
     uint8_t *before; /* the pool as it was filled */
@@ -119,7 +120,8 @@ bed_tables(bed_t *b)
 static inline void
 bed_open(bed_t *b, const bed_wish_t *w, uint64_t *rng)
 {
-    tr_page_wish_t wish = { w->dim, w->levels, w->n_levels, true, true };
+    tr_page_wish_t wish = { w->dim, w->levels, w->n_levels,
+                            true,   true,      rig_below(rng, 2) };
     tr_kv_view_t *v = &b->kv;
     uint32_t pages = 1;
     size_t heads = (size_t) BED_SLOTS * BED_LAYERS * w->lists;
@@ -215,7 +217,7 @@ bed_fill(bed_t *b, const tr_kv_layout_t *l, uint8_t *page, uint32_t token,
         memcpy(page + l->score + token * 4, &score, 4);
     }
     if (l->position != 0) {
-        memcpy(page + l->position + token * 4, &position, 4);
+        tr_kv_position_put(l, page, token, position);
     }
     if (l->recent != 0) {
         score = 0;
@@ -246,9 +248,8 @@ bed_tokens(const bed_t *b, int32_t slot, uint32_t list, uint32_t len,
                 i % y->tokens, i, UINT32_MAX
             };
             if (y->position != 0) {
-                memcpy(&out[n].position,
-                       v->pool + out[n].page + y->position + out[n].token * 4,
-                       4);
+                out[n].position = tr_kv_position_at(y, v->pool + out[n].page,
+                                                    out[n].token);
             }
             n++;
         }
@@ -278,8 +279,8 @@ bed_tokens(const bed_t *b, int32_t slot, uint32_t list, uint32_t len,
     return n;
 }
 
-/* Fills a head: every token of its lists with a position of its own below
- * `below`, in random order. */
+/* Fills a head: every token of its lists with a position of its own, one of the
+ * first `below`, in random order. */
 static inline void
 bed_fill_head(bed_t *b, int32_t slot, uint32_t list, uint32_t below,
               uint32_t len)
@@ -295,7 +296,8 @@ bed_fill_head(bed_t *b, int32_t slot, uint32_t list, uint32_t below,
         order[j] = i;
     }
     for (uint32_t i = 0, listed = 0; i < n; i++) {
-        uint32_t position = t[i].run >= 0 ? order[listed++] : t[i].position;
+        uint32_t position = t[i].run >= 0 ? b->first + order[listed++]
+                                          : t[i].position;
 
         assert_true(listed <= below);
         bed_fill(b, t[i].l, b->kv.pool + t[i].page, t[i].token, position);
@@ -486,8 +488,8 @@ bed_run(bed_t *b, const tr_kernels_t *k, int threads, const bed_part_t *parts,
         seq_row[i + 1] = rows.n_rows;
     }
     rows.row_pos = pos;
-    bytes = k->attention_work(&s, n, n_parts, b->max_len, b->heads, b->kv.lists,
-                              b->kv.head_dim);
+    bytes = k->attention_work(&s, n, n_parts, b->first + b->max_len, b->heads,
+                              b->kv.lists, b->kv.head_dim);
     work = bed_alloc(bytes + 64);
     memset(work, 0xff, bytes + 64);
     assert_int_equal(k->attention(&s, &b->kv, BED_LAYER, &rows, q, ld, b->heads,

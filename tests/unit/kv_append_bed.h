@@ -89,7 +89,7 @@ bed_open(const case_t *c)
 {
     bed_t *b = some(sizeof(*b));
     tr_kv_level_t levels[4];
-    tr_page_wish_t wish = { c->dim, levels, 0, true, true };
+    tr_page_wish_t wish = { c->dim, levels, 0, true, true, rig_below(&rng, 2) };
     tr_kv_view_t *v = &b->kv;
     bool known = c->window == 0;
     size_t rows;
@@ -242,7 +242,9 @@ metadata_finite(const bed_t *b, const uint8_t *p, const tr_kv_layout_t *l)
                      pair[0], pair[1]);
         }
     }
-    for (uint32_t i = 0; l->score && i < 2 * l->tokens; i++) {
+    const uint32_t each = 4 + (l->recent ? 4 : l->position_bytes);
+
+    for (uint32_t i = 0; l->score && i < each * l->tokens / 4; i++) {
         float x;
 
         memcpy(&x, p + l->score + 4 * i, 4);

@@ -237,7 +237,7 @@ model_read(const uint8_t *page, const tr_kv_layout_t *l, uint32_t i,
         memcpy(&out->score, page + l->score + 4 * i, 4);
     }
     if (l->position) {
-        memcpy(&out->position, page + l->position + 4 * i, 4);
+        out->position = tr_kv_position_at(l, page, i);
     }
 }
 

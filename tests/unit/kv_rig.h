@@ -199,6 +199,7 @@ static const tr_kv_policy_t rig_policies[] = {
 /* Where a token's score and position are; NULL for a level without. */
 typedef struct {
     uint8_t *score, *position, *recent;
+    uint32_t position_bytes;
 } rig_place_t;
 
 static rig_place_t
@@ -210,9 +211,11 @@ rig_place(const tr_kv_view_t *v, const int32_t *row, uint32_t layout,
 
     REQUIRE(entry < v->table_len && row[entry] >= 0);
     page = tr_kv_page_at(v, row[entry]);
-    return (rig_place_t){ l->score ? page + l->score + at * 4 : NULL,
-                          l->position ? page + l->position + at * 4 : NULL,
-                          l->recent ? page + l->recent + at * 4 : NULL };
+    return (rig_place_t){
+        l->score ? page + l->score + at * 4 : NULL,
+        l->position ? page + l->position + at * l->position_bytes : NULL,
+        l->recent ? page + l->recent + at * 4 : NULL, l->position_bytes
+    };
 }
 
 static rig_place_t
@@ -259,10 +262,7 @@ rig_score(rig_place_t at)
 static uint32_t
 rig_position(rig_place_t at)
 {
-    uint32_t p;
-
-    memcpy(&p, at.position, 4);
-    return p;
+    return tr_kv_position_load(at.position, at.position_bytes);
 }
 
 static void
@@ -272,7 +272,7 @@ rig_put(rig_place_t at, float score, uint32_t position)
         memcpy(at.score, &score, 4);
     }
     if (at.position != NULL) {
-        memcpy(at.position, &position, 4);
+        memcpy(at.position, &position, at.position_bytes);
     }
 }
 

@@ -59,7 +59,8 @@ make_kv(int policy, uint32_t pages, uint32_t swap_pages, uint32_t slots)
     tr_kv_cache_t *kv;
     tr_error_t err;
 
-    assert_int_equal(tr_kv_policy_plan(policies[policy], c.head_dim, &plan),
+    assert_int_equal(tr_kv_policy_plan(policies[policy], c.head_dim, c.max_len,
+                                       &plan),
                      TR_OK);
     assert_true(policy != FULL || plan.layout[0].tokens == 32);
     c.memory = (uint64_t) pages * plan.page_bytes;

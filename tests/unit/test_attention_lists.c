@@ -60,8 +60,8 @@ fill_slot(bed_t *b, int32_t slot, uint32_t n_levels, uint32_t len)
     if (window > 40 && slot == 1) {
         from += rig_below(&rng, (len - from) / 2 + 1);
     }
-    *s = (tr_kv_seq_t){ .base = len,
-                        .window_from = from,
+    *s = (tr_kv_seq_t){ .base = b->first + len,
+                        .window_from = b->first + from,
                         .window = window,
                         .n_lists = (uint8_t) n_levels,
                         .window_layout = 1,
@@ -160,11 +160,12 @@ one_bed(const tr_kernels_t *k, const bed_wish_t *w)
     tr_kv_victim_t *victim;
 
     bed_open(&b, w, &rng);
+    b.first = rig_below(&rng, 2) ? TR_KV_SHORT - w->max_len : 0;
     for (int32_t i = 0; i < BED_SLOTS; i++) {
         uint32_t len = i == 0 ? w->max_len : 1 + rig_below(&rng, w->max_len);
 
         fill_slot(&b, i, w->n_levels, len);
-        part[i] = (bed_part_t){ i, len - 1, 1 };
+        part[i] = (bed_part_t){ i, b.first + len - 1, 1 };
     }
     memcpy(b.before, b.kv.pool, b.pool_bytes);
     q = queries(&b, BED_SLOTS);

@@ -193,7 +193,7 @@ usage_in_another_plan(void **state)
     tr_kv_usage_t u, own;
 
     (void) state;
-    assert_int_equal(tr_kv_policy_plan(&tens, 64, &plan), TR_OK);
+    assert_int_equal(tr_kv_policy_plan(&tens, 64, 100000, &plan), TR_OK);
     assert_int_equal(plan.n, 3);
     /* the published page of head size 64 */
     assert_int_equal(plan.page_bytes, 7168);

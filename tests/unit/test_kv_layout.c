@@ -19,9 +19,9 @@ level(uint8_t key, uint8_t value, bool scored)
 }
 
 static tr_page_plan_t
-plan_of(uint32_t dim, const tr_kv_level_t *levels, uint32_t n)
+plan_of(uint32_t dim, const tr_kv_level_t *levels, uint32_t n, bool brief)
 {
-    tr_page_wish_t wish = { dim, levels, n, true, false };
+    tr_page_wish_t wish = { dim, levels, n, true, false, brief };
     tr_page_plan_t plan;
 
     assert_int_equal(tr_page_plan(&wish, &plan), 0);
@@ -36,7 +36,7 @@ test_examples(void **state)
 {
     tr_kv_level_t v[3] = { level(8, 4, true), level(4, 2, true),
                            level(16, 16, true) };
-    tr_page_plan_t p = plan_of(128, v, 2);
+    tr_page_plan_t p = plan_of(128, v, 2, false);
 
     (void) state;
     assert_int_equal(p.page_bytes, 23296);
@@ -45,16 +45,28 @@ test_examples(void **state)
     assert_true(tr_kv_layout_token_bytes(&p, 1) <= 208);
     assert_true(tr_kv_layout_token_bytes(&p, 2) <= 112);
 
-    p = plan_of(64, v, 2);
+    p = plan_of(64, v, 2, false);
     assert_int_equal(p.page_bytes, 7168);
     assert_true(tr_kv_layout_token_bytes(&p, 1) <= 112);
     assert_true(tr_kv_layout_token_bytes(&p, 2) <= 64);
 
-    p = plan_of(128, v, 3);
+    p = plan_of(128, v, 3, false);
     assert_int_equal(p.page_bytes, 16640);
     assert_int_equal(p.layout[1].tokens, 80);
     assert_int_equal(p.layout[2].tokens, 144);
     assert_int_equal(p.layout[3].tokens, 32);
+
+    p = plan_of(128, v, 2, true);
+    assert_int_equal(p.page_bytes, 23168);
+    assert_int_equal(p.layout[1].tokens, 112);
+    assert_int_equal(p.layout[2].tokens, 208);
+
+    /* 64 tokens of 206 bytes; small heads do not have as large pages */
+    p = plan_of(128, v, 1, true);
+    assert_int_equal(p.page_bytes, 13184);
+    assert_int_equal(p.layout[1].tokens, 64);
+    p = plan_of(64, v, 2, true);
+    assert_int_equal(p.page_bytes, 7040);
 }
 
 static void
@@ -67,7 +79,7 @@ test_refused(void **state)
         { 8, 4, 2, 1, 1, 0, 0 }, { 16, 4, 1, 1, 1, 0, 0 },
     };
     tr_kv_level_t many[TR_KV_LAYOUTS_MAX];
-    tr_page_wish_t wish = { 64, bad, 1, true, false };
+    tr_page_wish_t wish = { 64, bad, 1, true, false, false };
     tr_page_plan_t p;
 
     (void) state;
@@ -171,6 +183,7 @@ one_layout(const tr_kv_layout_t *l, uint32_t page_bytes)
     if (v->scored) {
         assert_int_equal(l->score, end);
         assert_int_equal(l->position, end + 4 * l->tokens);
+        assert_true(l->position_bytes == 2 || l->position_bytes == 4);
     }
     for (uint32_t i = 0; i < page_bytes; i++) { /* all of it, and no more */
         if (used[i] != (i < end ? 0xff : 0)) {
@@ -180,7 +193,7 @@ one_layout(const tr_kv_layout_t *l, uint32_t page_bytes)
         }
     }
     if (v->scored) {
-        end += 8 * l->tokens;
+        end += (4 + l->position_bytes) * l->tokens;
     }
     assert_true(end <= page_bytes);
     free(used);
@@ -210,7 +223,7 @@ test_every_bit(void **state)
                     && v.key_bits == 8) {
                     continue; /* 32 tokens are more than the largest page */
                 }
-                p = plan_of(dims[d], &v, 1);
+                p = plan_of(dims[d], &v, 1, rig_below(&rng, 2));
                 assert_int_equal(p.layout[1].tokens
                                      % (v.by_channel ? 32
                                         : v.key_bits == 16 && v.value_bits == 16
@@ -259,7 +272,7 @@ static void
 test_tensor_core_words(void **state)
 {
     tr_kv_level_t v[2] = { level(8, 4, true), level(4, 2, true) };
-    tr_page_plan_t p = plan_of(128, v, 2);
+    tr_page_plan_t p = plan_of(128, v, 2, false);
 
     (void) state;
     for (uint32_t i = 1; i <= 2; i++) {

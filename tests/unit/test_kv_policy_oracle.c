@@ -169,10 +169,7 @@ pay(const rig_t *r, uint8_t *page, uint32_t score, uint32_t at, uint32_t head,
 static uint32_t
 position_of(const uint8_t *page, const tr_kv_layout_t *layout, uint32_t at)
 {
-    uint32_t position;
-
-    memcpy(&position, page + layout->position + at * 4, 4);
-    return position;
+    return tr_kv_position_at(layout, page, at);
 }
 
 /* The lists of one head: pays their tokens and finds their victims. */

@@ -74,7 +74,7 @@ level_of(uint32_t dim, uint32_t pair, uint32_t groups, bool channel)
 static sheet_t
 sheet(uint32_t dim, tr_kv_level_t v)
 {
-    tr_page_wish_t wish = { dim, &v, 1, true, false };
+    tr_page_wish_t wish = { dim, &v, 1, true, false, rig_below(&rng, 2) };
     sheet_t s;
 
     assert_int_equal(tr_page_plan(&wish, &s.plan), 0);
@@ -111,7 +111,8 @@ put_layout(const tr_kv_codec_t *codec, uint32_t dim, tr_kv_level_t v)
         model_quantise(l, false, key, &want[i].k);
         model_quantise(l, true, value, &want[i].v);
         want[i].score = rig_normal(&rng);
-        want[i].position = rig_below(&rng, 1u << 30);
+        want[i].position = rig_below(&rng, l->position_bytes == 2 ? TR_KV_SHORT
+                                                                  : 1u << 30);
         tr_kv_mark(place(&s, i), want[i].score, want[i].position);
         there[i] = true;
         if (v.scored) {

@@ -127,7 +127,8 @@ test_lost_slots_are_counted(void **state)
     (void) state;
     assert_int_equal(tr_kv_policy_create(c.kv_policy, 8, 2, 64, &quest, &err),
                      TR_OK);
-    assert_int_equal(tr_kv_policy_plan(quest, 64, &plan), TR_OK);
+    assert_int_equal(tr_kv_policy_plan(quest, 64, c.max_model_len, &plan),
+                     TR_OK);
     tr_kv_policy_free(quest);
     page = plan.layout[0].tokens;
     assert_true(POOL * page <= c.max_model_len);
