@@ -587,12 +587,14 @@ score_rows_of(const decode_args_t &a, const decode_left_t &left)
         trace_t<K> trace;
         tokens_t x;
 
-        ask<SHORT>(a, left, w, now.page, x);
-        load_totals<K>(left, w, most);
-        load_trace<K>(a, left, w, trace);
         next = take_row(a, left, pile, claimed, j);
         if (next.there) {
             claimed = claim(pile);
+        }
+        ask<SHORT>(a, left, w, now.page, x);
+        load_totals<K>(left, w, most);
+        load_trace<K>(a, left, w, trace);
+        if (next.there) {
             ask_ahead<K, SHORT>(a, left, next.w, next.page);
         }
         if (SHORT) {
