@@ -58,7 +58,7 @@ attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
         bar_wait(ring.bars + ring.at * 8, ring.parity);
         attend_unit<D, Q, KEY, VALUE>(a, query, u,
                                       ring.slots + ring.at * slot_bytes(D),
-                                      traced, s);
+                                      traced, ring.stay, s);
         rest -= u.exist;
         if (pace.left == 0) {
             pace.turn_page();
@@ -170,6 +170,7 @@ attend_range(const decode_args_t &a, uint8_t *shared)
     if (a.layer == 0) { /* the plan may be right in front */
         launch_wait();
     }
+    ring.stay = l2_policy_stay(__ldg(&a.work.layer->stay));
     take_range(a, range, c, ring);
     ask_units(a, c);
     launch_wait();

@@ -29,6 +29,10 @@
  * into probabilities.  So a layer's scores can only be raised behind it; that the
  * next layer's warps do it as they come to their ends, at different times, hides
  * most of it.
+ *
+ * Until then the L2 cache has seen a layer's pages.  Asked to keep all traces
+ * (evict_last) it keeps none, as those of two layers are more than it holds; asked
+ * for as many as fit beside the parts (L2_KEEPS), it spares memory these twice.
  */
 #ifndef TR_CUDA_DECODE_CUH
 #define TR_CUDA_DECODE_CUH
@@ -106,6 +110,7 @@ typedef struct {
 
 typedef struct {
     uint32_t ranges, jobs, rows;
+    float stay; /* share of the traces that the L2 cache is to keep for a layer */
 } decode_layer_t;
 
 /* A segment whose scores are to be raised, in rows of ROW_TILES tiles. */

@@ -156,7 +156,8 @@ existing(const decode_args_t &a, uint32_t head, uint32_t segment,
 template <int D, int Q, int KEY, int VALUE>
 static __device__ __forceinline__ void
 attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
-            const unit_t &u, uint32_t slot, bool traced, state_t<D, Q> &s)
+            const unit_t &u, uint32_t slot, bool traced, uint64_t stay,
+            state_t<D, Q> &s)
 {
     constexpr int U = unit_tiles(KEY, VALUE), ROWS = KEY == 16 ? 1 : 2;
     constexpr uint32_t TILE = unit_step(D, KEY, VALUE);
@@ -277,8 +278,6 @@ attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
         uint32_t *weights = a.left.weights + (size_t) s.trace * group * 4;
         float *maxima = a.left.maxima
                         + (decode_maximum(a.work, s.trace) + g) * group + t;
-        const uint64_t policy = l2_policy_stay();
-
 #pragma unroll
         for (int q = 0; q < Q; q++) {
             const uint32_t k = q * QUAD + t;
@@ -293,11 +292,11 @@ attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
 #pragma unroll
             for (int n = 0; n < U && n < (int) tiles && KEY != 16; n++) {
                 store_hinted(weights + (n * group + k) * 8 + g,
-                             half2_bits(y[n][q][0], y[n][q][1]), policy);
+                             half2_bits(y[n][q][0], y[n][q][1]), stay);
             }
             if (g < tiles) {
                 store_hinted(maxima + q * QUAD, __float_as_uint(s.max[q]),
-                             policy);
+                             stay);
             }
         }
         s.trace += tiles * ROWS;
@@ -311,6 +310,7 @@ store_part(const decode_args_t &a, uint32_t head, uint32_t range,
            state_t<D, Q> &s)
 {
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const uint64_t policy = l2_policy_stay();
     size_t place = (size_t) range + head;
     float by0 = s.per[0] * inverse(s.shrink),
           by1 = s.per[1] * inverse(s.shrink);
@@ -326,8 +326,11 @@ store_part(const decode_args_t &a, uint32_t head, uint32_t range,
         }
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
-            to[16 * i] = fmaf(s.o[i][q], by0, zero);
-            to[16 * i + 8] = fmaf(s.o[i][2 + q], by1, zero);
+            store_hinted(to + 16 * i,
+                         __float_as_uint(fmaf(s.o[i][q], by0, zero)), policy);
+            store_hinted(to + 16 * i + 8,
+                         __float_as_uint(fmaf(s.o[i][2 + q], by1, zero)),
+                         policy);
         }
         if (g == 0) {
             a.work.part_sum[place * GROUP + k] = make_float2(s.max[q], sum);

@@ -14,6 +14,8 @@
 #define THREADS 1024u
 #define RANGE_COST 192u     /* of a range, at least: 12 KiB */
 #define SHARED_HEADS 10000u /* whose sums fit into 48 KiB with the rest */
+#define L2_KEEPS 10e6f /* bytes of parts and traces; with more, less stays */
+#define STAY_LEAST 0.0625f
 
 /* ---- workspace ---------------------------------------------------------- */
 
@@ -134,6 +136,7 @@ typedef struct {
     tr_rows_t rows;
     decode_layouts_t layouts;
     decode_work_t work;
+    uint32_t group;
 } plan_args_t;
 
 /* What is summed over heads; live: those that have tiles. */
@@ -382,6 +385,16 @@ note_spans(uint2 *span, uint32_t b, const decode_cut_t &from,
     }
 }
 
+/* The share of the traces that stays in the L2 cache. */
+static __device__ __forceinline__ float
+share_to_stay(const plan_args_t &a, uint32_t ranges, const sums_t &sums)
+{
+    float parts = (float) (ranges + sums.live) * a.group * a.kv.head_dim * 4;
+    float traces = (float) sums.traces * a.group * 18; /* of 8 tokens each */
+
+    return fminf(fmaxf((L2_KEEPS - parts) / (2 * traces + 1), STAY_LEAST), 1);
+}
+
 static __global__ void
 __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
 {
@@ -446,7 +459,8 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
                    cut[b + 1]);
     }
     if (threadIdx.x == 0) {
-        decode_layer_t l = { ranges, sums.jobs, sums.rows };
+        decode_layer_t l = { ranges, sums.jobs, sums.rows,
+                             share_to_stay(a, ranges, sums) };
 
         a.work.layer[layer] = l;
         a.work.ended[layer] = 0;
@@ -484,6 +498,7 @@ tr_cuda_decode_plan(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.kv = *kv;
     a.rows = *rows;
     a.work = decode_work(s->device, size, work);
+    a.group = size->heads / size->lists;
     heads = rows->n_seqs * kv->lists;
     bytes = heads <= SHARED_HEADS ? (heads + 1) * 4 : 0;
     return launch_with(s, beside, bytes, plan_kernel, dim3(kv->layers), THREADS,

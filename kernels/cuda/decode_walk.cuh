@@ -188,6 +188,7 @@ struct ring_t {
     uint32_t at, free;           /* slot in work, slot to be filled */
     uint32_t parity;             /* of the phase that `at` waits for */
     uint64_t policy;
+    uint64_t stay; /* of traces */
 };
 
 static __device__ __forceinline__ void

@@ -178,6 +178,18 @@ l2_policy_stay(void)
     return p;
 }
 
+/* .. as far as there is room: of all that is written with it, a share. */
+static __device__ __forceinline__ uint64_t
+l2_policy_stay(float share)
+{
+    uint64_t p;
+
+    asm("createpolicy.fractional.L2::evict_last.L2::evict_first.b64 %0, %1;"
+        : "=l"(p)
+        : "f"(share));
+    return p;
+}
+
 static __device__ __forceinline__ void
 store_hinted(void *p, uint32_t x, uint64_t policy)
 {

@@ -258,6 +258,15 @@ l2_policy(void)
 }
 
 static inline uint64_t
+l2_policy_stay(float share)
+{
+    if (!(share > 0 && share <= 1)) {
+        simt_die("a share of %g", (double) share);
+    }
+    return 0;
+}
+
+static inline uint64_t
 l2_policy_stay(void)
 {
     return 0;
