@@ -9,7 +9,8 @@
     ((head_dim) <= 64 ? 6144u : (head_dim) >= 128 ? 12288u : (head_dim) *96)
 #define PAGE_MAX 24576u
 #define PAGE_STEP 128u
-#define LIST 4096u /* tokens of a list whose last page is half empty */
+#define LIST 2048u /* tokens of a list whose last page is half empty */
+#define DENSE 0.02 /* the weight of dense pages, where prompts stand a while */
 
 static bool
 bits_known(uint32_t bits)
@@ -140,7 +141,7 @@ tr_page_plan(const tr_page_wish_t *wish, tr_page_plan_t *out)
          bytes += PAGE_STEP) {
         tr_kv_layout_t layout[TR_KV_LAYOUTS_MAX];
         double lost = fill(&layout[0], wish, &dense, true, bytes);
-        double waste = wish->n_levels == 0 ? lost : 0;
+        double waste = wish->n_levels == 0 ? lost : DENSE * lost;
         bool fits = lost < 1;
 
         for (uint32_t i = 0; i < wish->n_levels; i++) {
