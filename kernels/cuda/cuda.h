@@ -31,6 +31,7 @@ typedef struct {
     int ordinal;
     uint32_t blocks; /* multiprocessors */
     uint32_t shared; /* bytes of shared memory that a block can have */
+    uint32_t l2;     /* bytes of the L2 cache */
     uint32_t code;   /* 10 times the compute capability that the code which runs
                       * was compiled for; not above the device's */
     uint32_t pairs;  /* clusters of two blocks, each with a multiprocessor to

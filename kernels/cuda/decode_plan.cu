@@ -14,7 +14,10 @@
 #define THREADS 1024u
 #define RANGE_COST 192u     /* of a range, at least: 12 KiB */
 #define SHARED_HEADS 10000u /* whose sums fit into 48 KiB with the rest */
-#define L2_KEEPS 10e6f /* bytes of parts and traces; with more, less stays */
+/* Bytes of parts and traces that the L2 cache is asked to keep, of an H200's 50 MB:
+ * with more, less stays. */
+#define L2_KEEPS 10e6f
+#define L2_SHARE 0.2f
 #define STAY_LEAST 0.0625f
 
 /* ---- workspace ---------------------------------------------------------- */
@@ -137,6 +140,7 @@ typedef struct {
     decode_layouts_t layouts;
     decode_work_t work;
     uint32_t group;
+    float keeps; /* bytes, the L2 cache */
 } plan_args_t;
 
 /* What is summed over heads; live: those that have tiles. */
@@ -390,9 +394,10 @@ static __device__ __forceinline__ float
 share_to_stay(const plan_args_t &a, uint32_t ranges, const sums_t &sums)
 {
     float parts = (float) (ranges + sums.live) * a.group * a.kv.head_dim * 4;
-    float traces = (float) sums.traces * a.group * 18; /* of 8 tokens each */
+    /* of scored tiles, nearly all of 16 tokens */
+    float traces = (float) sums.rows * ROW_TILES * a.group * 36;
 
-    return fminf(fmaxf((L2_KEEPS - parts) / (2 * traces + 1), STAY_LEAST), 1);
+    return fminf(fmaxf((a.keeps - parts) / (2 * traces + 1), STAY_LEAST), 1);
 }
 
 static __global__ void
@@ -499,6 +504,7 @@ tr_cuda_decode_plan(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.rows = *rows;
     a.work = decode_work(s->device, size, work);
     a.group = size->heads / size->lists;
+    a.keeps = fminf(L2_KEEPS, (float) s->device->l2 * L2_SHARE);
     heads = rows->n_seqs * kv->lists;
     bytes = heads <= SHARED_HEADS ? (heads + 1) * 4 : 0;
     return launch_with(s, beside, bytes, plan_kernel, dim3(kv->layers), THREADS,

@@ -170,7 +170,7 @@ empty_kernel(void)
 extern "C" int
 tr_cuda_open(int ordinal, tr_cuda_device_t *out)
 {
-    int blocks = 0, shared = 0;
+    int blocks = 0, shared = 0, l2 = 0;
     cudaFuncAttributes code = {};
     tr_cuda_about_t about;
 
@@ -181,11 +181,13 @@ tr_cuda_open(int ordinal, tr_cuda_device_t *out)
     cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, ordinal);
     cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin,
                            ordinal);
+    cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, ordinal);
     cudaFuncGetAttributes(&code, empty_kernel);
     opened = ordinal;
     out->ordinal = ordinal;
     out->blocks = (uint32_t) blocks;
     out->shared = (uint32_t) shared;
+    out->l2 = (uint32_t) l2;
     out->code = (uint32_t) code.ptxVersion;
     out->dependent = out->code >= 90;
     decode_open(out);

@@ -479,6 +479,9 @@ cudaDeviceGetAttribute(int *out, enum cudaDeviceAttr what, int ordinal)
                : SIMT_CODE == 80 ? 163 << 10
                                  : 99 << 10;
         break;
+    case cudaDevAttrL2CacheSize:
+        *out = 50 << 20;
+        break;
     case cudaDevAttrComputeCapabilityMajor:
         *out = SIMT_CODE / 10;
         break;

@@ -162,9 +162,11 @@ tr_cuda_open(int ordinal, tr_cuda_device_t *out)
 {
     tr_cuda_about_t about;
 
-    *out = (tr_cuda_device_t){
-        .ordinal = ordinal, .blocks = 8, .shared = 227u << 10, .dependent = true
-    };
+    *out = (tr_cuda_device_t){ .ordinal = ordinal,
+                               .blocks = 8,
+                               .shared = 227u << 10,
+                               .l2 = 50u << 20,
+                               .dependent = true };
     return tr_cuda_about(ordinal, &about);
 }
 
