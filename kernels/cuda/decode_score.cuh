@@ -6,8 +6,9 @@
  * next one whenever they are done with one: who comes late leaves it to the others.
  * (A pile for all: taking 8,000 rows takes 18 us.)  A row is ROW_TILES tiles
  * of a segment, which a warp does at once.  Lane 2t + i has of tile t the tokens
- * 4i .. 4i + 3, and in tiles of 16 those 8 further on: scores, positions and
- * weights of four tokens are 16 bytes each.  While a warp does a row, the next one
+ * 4i .. 4i + 3, and in tiles of 16 those 8 further on: scores, positions of four
+ * bytes and weights of four tokens are 16 bytes each; positions of two bytes come
+ * eight at a time and change lanes.  While a warp does a row, the next one
  * is claimed, and asked for through the L2 cache.
  *
  * Which token is the least significant must be found as the CPU does, by
@@ -226,7 +227,8 @@ ask(const decode_args_t &a, const decode_left_t &left, const work_t &w, int page
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        uint4 p = __ldg((const uint4 *) (at + 32 * r));
+        /* tiles of 8 have no second half: it may be behind the page */
+        uint4 p = __ldg((const uint4 *) (at + (l.tile == 16 ? 32 * r : 0)));
 
         x.position[4 * r] = p.x;
         x.position[4 * r + 1] = p.y;

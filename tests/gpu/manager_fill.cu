@@ -29,13 +29,16 @@ fill_run(const tr_cuda_manager_t &m, const int32_t *row, uint32_t layout,
          i += blockDim.x) {
         int32_t page =
             row[(int32_t) entry + (int32_t) (i / place->tokens) * step];
-        uint8_t *at = tr_kv_page_at(&m.view, page) + i % place->tokens * 4;
+        uint8_t *at = tr_kv_page_at(&m.view, page);
+        uint32_t token = i % place->tokens;
 
-        *(float *) (at + place->score) = random_score(salt, i);
+        ((float *) (at + place->score))[token] = random_score(salt, i);
         if (layout == 0) {
-            *(float *) (at + place->recent) = random_score(salt, i) / 8;
+            ((float *) (at + place->recent))[token] = random_score(salt, i) / 8;
+        } else if (place->position_bytes == 2) {
+            ((uint16_t *) (at + place->position))[token] = (uint16_t) i;
         } else {
-            *(uint32_t *) (at + place->position) = i;
+            ((uint32_t *) (at + place->position))[token] = i;
         }
     }
 }

@@ -160,7 +160,11 @@ one_bed(const tr_kernels_t *k, const bed_wish_t *w)
     tr_kv_victim_t *victim;
 
     bed_open(&b, w, &rng);
-    b.first = rig_below(&rng, 2) ? TR_KV_SHORT - w->max_len : 0;
+    if (rig_below(&rng,
+                  2)) { /* as high as positions of two bytes go, or higher */
+        b.first = TR_KV_SHORT - w->max_len
+                  + (b.plan.layout[1].position_bytes == 2 ? 0 : 1000);
+    }
     for (int32_t i = 0; i < BED_SLOTS; i++) {
         uint32_t len = i == 0 ? w->max_len : 1 + rig_below(&rng, w->max_len);
 

@@ -276,7 +276,9 @@ make_world(world_t *w, uint32_t n_kv, uint32_t layers, uint32_t lists,
                          .lists = lists,
                          .head_dim = 32,
                          .slots = n,
-                         .max_len = LEN_MAX,
+                         /* at times with positions of four bytes */
+                         .max_len = LEN_MAX
+                                    + (rig_random(3) == 0 ? TR_KV_SHORT : 0),
                          .memory = 1u << 30,
                          .policies = rig_policy_list,
                          .n_policies = RIG_POLICIES,

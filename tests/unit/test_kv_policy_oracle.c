@@ -395,13 +395,16 @@ open_rig(rig_t *r, const char *levels, uint32_t window, pattern_t pattern)
     static oracle_t oracle;
     tr_error_t err = { 0 };
     const tr_kv_policy_t *p;
-    tr_kv_config_t config = { .layers = LAYERS,
-                              .lists = LISTS,
-                              .head_dim = DIM,
-                              .slots = 2,
-                              .max_len = TOKENS_MAX,
-                              .memory = 8 << 20,
-                              .n_policies = 1 };
+    tr_kv_config_t config = {
+        .layers = LAYERS,
+        .lists = LISTS,
+        .head_dim = DIM,
+        .slots = 2,
+        /* or with positions of four bytes */
+        .max_len = TOKENS_MAX + (hash(pattern, window, 1) % 2 * TR_KV_SHORT),
+        .memory = 8 << 20,
+        .n_policies = 1
+    };
 
     memset(r, 0, sizeof(*r));
     memset(&oracle, 0, sizeof(oracle));
