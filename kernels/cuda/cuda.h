@@ -87,7 +87,8 @@ typedef struct {
 
 /* tr_kernels_t.attention for sequences of one row, as far as `out` goes.
  * Head sizes 64 and 128, up to 8 query heads a list, levels with one metadata
- * group by token (all bits); anything else is TR_KERNEL_BADARG.  All pages are
+ * group by token (all bits), positions of one width; anything else is
+ * TR_KERNEL_BADARG.  All pages are
  * read (read_pages is not looked at).  Queries are rounded to 15 bits, relative
  * to a head's largest; their products with codes are exact, all other sums
  * FP32.  q and out are 16-byte aligned.  The same step gives the same bits.

@@ -321,6 +321,8 @@ decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv, uint32_t layer,
             const tr_rows_t *rows, const tr_cuda_decode_size_t *size,
             void *work, decode_args_t *out)
 {
+    bool long_positions = false;
+
     if (layer >= kv->layers || rows->n_seqs > size->max_seqs
         || kv->lists != size->lists || kv->lists == 0
         || size->heads % kv->lists != 0 || size->heads / kv->lists > GROUP
@@ -333,8 +335,14 @@ decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv, uint32_t layer,
     out->layer = layer;
     out->scored = out->short_positions = false;
     for (uint32_t i = 0; i < kv->n_layouts; i++) {
+        const uint32_t bytes = kv->layout[i].position_bytes;
+
         out->scored = out->scored || out->layouts.of[i].scored;
-        out->short_positions |= kv->layout[i].position_bytes == 2;
+        out->short_positions = out->short_positions || bytes == 2;
+        long_positions = long_positions || bytes == 4;
+    }
+    if (out->short_positions && long_positions) {
+        return false;
     }
     out->work = decode_work(d, size, work);
     out->left = left_by(&out->work, layer);

@@ -18,7 +18,7 @@
  * with more, less stays. */
 #define L2_KEEPS 10e6f
 #define L2_SHARE 0.2f
-#define STAY_LEAST 0.0625f
+#define STAY_LEAST 0.0625f /* a share cannot be 0 */
 
 /* ---- workspace ---------------------------------------------------------- */
 
@@ -140,7 +140,7 @@ typedef struct {
     decode_layouts_t layouts;
     decode_work_t work;
     uint32_t group;
-    float keeps; /* bytes, the L2 cache */
+    float keeps; /* bytes that the L2 cache is asked to keep */
 } plan_args_t;
 
 /* What is summed over heads; live: those that have tiles. */

@@ -91,6 +91,32 @@ launch(cache_t *c, const tr_cuda_stream_t *s, bool plan, void *work)
     }
 }
 
+/* Positions of two bytes in one layout and of four in another are refused. */
+static bool
+refused_widths(const cache_t *c, const tr_cuda_stream_t *s, void *work)
+{
+    uint32_t n = c->shape.heads * c->shape.head_dim;
+    tr_cuda_decode_size_t size = cache_size(c);
+    tr_cuda_queries_t q = { c->device_q, c->device_out,  n,       n, TR_F32,
+                            TR_F32,      c->shape.heads, c->scale };
+    tr_kv_layout_t layout[TR_KV_LAYOUTS_MAX];
+    tr_kv_view_t v = c->device;
+    int rc;
+
+    if (v.n_layouts < 3) {
+        return true;
+    }
+    memcpy(layout, v.layout, v.n_layouts * sizeof(*layout));
+    layout[1].position_bytes = 2;
+    layout[2].position_bytes = 4;
+    v.layout = layout;
+    rc = tr_cuda_decode(s, &v, 0, &c->device_rows, &q, &size, work);
+    if (rc != TR_KERNEL_BADARG) {
+        printf("positions of two widths: %d, expected a refusal\n", rc);
+    }
+    return rc == TR_KERNEL_BADARG;
+}
+
 /* The same through a graph, which is what the engine will do. */
 static void
 launch_graph(cache_t *c, tr_cuda_stream_t *s, bool plan, void *work)
@@ -134,6 +160,7 @@ one_round(const tr_cuda_device_t *device, cudaStream_t stream, uint32_t round,
 
     cuda_ok(cudaMalloc(&work, bytes), "workspace");
     cuda_ok(cudaMemset(work, 0xff, bytes), "workspace");
+    ok = refused_widths(&c, &s, work);
     for (uint32_t i = 0; i < STEPS && ok; i++) { /* also with an old plan */
         bool plan = i == 0 || random_below(2) == 0;
 

@@ -160,8 +160,8 @@ one_bed(const tr_kernels_t *k, const bed_wish_t *w)
     tr_kv_victim_t *victim;
 
     bed_open(&b, w, &rng);
-    if (rig_below(&rng,
-                  2)) { /* as high as positions of two bytes go, or higher */
+    /* as high as positions of two bytes go, or higher */
+    if (rig_below(&rng, 2)) {
         b.first = TR_KV_SHORT - w->max_len
                   + (b.plan.layout[1].position_bytes == 2 ? 0 : 1000);
     }
