@@ -20,6 +20,9 @@ typedef struct {
     pthread_mutex_t lock;
     list_t list[KINDS];
     uint32_t count[TR_KV_LISTS_MAX];
+    /* of a scored policy */
+    float *score;                  /* by position */
+    list_t token[TR_KV_LISTS_MAX]; /* positions */
 } head_t;
 
 typedef struct {
@@ -32,10 +35,10 @@ typedef struct {
     float *score, *recent, *work;
 } worker_t;
 
-typedef enum { NOTHING, PROMPT, STEP, CLOSE, END } task_t;
+typedef enum { NOTHING, SCORE, PROMPT, STEP, CLOSE, END } task_t;
 
 struct plain {
-    uint32_t heads, lists, max_len;
+    uint32_t heads, lists, seqs, max_len;
     const tr_kv_policy_t *policy;
     uint32_t tokens[KINDS]; /* a page */
     uint32_t *len;          /* [seqs] */
@@ -58,10 +61,8 @@ struct plain {
 /* ---- pages -------------------------------------------------------------- */
 
 static bool
-take(plain_t *p, list_t *l)
+add(list_t *l, int32_t what)
 {
-    int32_t page = -1;
-
     if (l->n == l->room) {
         uint32_t room = l->room == 0 ? 4 : l->room * 2;
         int32_t *more = realloc(l->page, room * sizeof(*more));
@@ -72,16 +73,21 @@ take(plain_t *p, list_t *l)
         l->page = more;
         l->room = room;
     }
+    l->page[l->n++] = what;
+    return true;
+}
+
+static bool
+take(plain_t *p, list_t *l)
+{
+    int32_t page = -1;
+
     pthread_mutex_lock(&p->free_lock);
     if (p->n_free > 0) {
         page = p->free_page[--p->n_free];
     }
     pthread_mutex_unlock(&p->free_lock);
-    if (page < 0) {
-        return false;
-    }
-    l->page[l->n++] = page;
-    return true;
+    return page >= 0 && add(l, page);
 }
 
 static void
@@ -123,7 +129,8 @@ prompt_head(worker_t *w, head_t *h, uint32_t head, uint32_t len)
     for (uint32_t i = 0; i < n; i++) {
         w->position[i] = i;
         w->from[i] = TR_KV_NOWHERE;
-        w->score[i] = w->recent[i] = 0;
+        w->score[i] = h->score != NULL ? h->score[i] : 0;
+        w->recent[i] = w->score[i] / 8;
     }
     p->policy->prompt(p->policy,
                       &(tr_kv_prompt_t){ .layer = head / p->lists,
@@ -145,6 +152,10 @@ prompt_head(worker_t *w, head_t *h, uint32_t head, uint32_t len)
         }
         h->count[l] = count;
     }
+    for (uint32_t i = 0; i < n && h->score != NULL; i++) {
+        ok = ok
+             && (w->to[i] < 0 || add(&h->token[(int) w->to[i]], (int32_t) i));
+    }
     ok = ok && grow(p, h, WINDOW, window);
     for (l = 0; l < p->policy->n_levels; l++) {
         ok = ok && grow(p, h, l, h->count[l]);
@@ -152,6 +163,38 @@ prompt_head(worker_t *w, head_t *h, uint32_t head, uint32_t len)
     give_all(p, &h->list[DENSE]);
     pthread_mutex_unlock(&h->lock);
     return ok;
+}
+
+/* The token was added to a list: its least significant one may go down. */
+static bool
+downgrade(plain_t *p, head_t *h, tr_kv_mark_t *mark, int list)
+{
+    list_t *token = &h->token[list];
+    float least = __builtin_inff();
+    uint32_t at = 0;
+    int down;
+
+    for (uint32_t i = 0; i < token->n; i++) {
+        uint32_t position = (uint32_t) token->page[i];
+        float own = tr_kv_significance(h->score[position], position,
+                                       mark->length);
+
+        if (own < least) {
+            least = own;
+            at = i;
+        }
+    }
+    mark->position = (uint32_t) token->page[at];
+    mark->score = h->score[mark->position];
+    down = p->policy->downgrade(p->policy, (uint32_t) list, mark, h->count);
+    if (down == TR_KV_STAYS) {
+        return true;
+    }
+    token->page[at] = token->page[--token->n];
+    h->count[list]--;
+    return down < 0
+           || (add(&h->token[down], (int32_t) mark->position)
+               && grow(p, h, (uint32_t) down, ++h->count[down]));
 }
 
 static bool
@@ -169,10 +212,19 @@ step_head(worker_t *w, head_t *h, uint32_t head, uint32_t len)
                               .list = head % p->lists,
                               .position = len - window,
                               .length = len };
-        int to = p->policy->leave(p->policy, &mark, h->count);
+        int to;
 
+        if (h->score != NULL) {
+            mark.score = h->score[mark.position];
+        }
+        to = p->policy->leave(p->policy, &mark, h->count);
         if (to >= 0) {
-            ok = grow(p, h, (uint32_t) to, ++h->count[to]);
+            h->count[to]++;
+            if (h->score != NULL) {
+                ok = add(&h->token[to], (int32_t) mark.position)
+                     && downgrade(p, h, &mark, to);
+            }
+            ok = ok && grow(p, h, (uint32_t) to, h->count[to]);
         }
     }
     pthread_mutex_unlock(&h->lock);
@@ -188,8 +240,30 @@ close_head(plain_t *p, head_t *h)
         free(h->list[kind].page);
         h->list[kind] = (list_t){ 0 };
     }
+    for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+        free(h->token[l].page);
+        h->token[l] = (list_t){ 0 };
+    }
     memset(h->count, 0, sizeof(h->count));
     pthread_mutex_unlock(&h->lock);
+}
+
+/* As tests/gpu/manager_fill.cu has them. */
+static bool
+score_head(head_t *h, uint32_t head, uint32_t len)
+{
+    uint32_t seed = head;
+
+    free(h->score);
+    h->score = malloc((size_t) (len + 64) * sizeof(*h->score));
+    for (uint32_t i = 0; h->score != NULL && i < len + 64; i++) {
+        float x;
+
+        seed = seed * 1664525u + 1013904223u;
+        x = (float) (seed >> 8) / 0x1p24f;
+        h->score[i] = x * x * x * x * x * x * x * x * 4;
+    }
+    return h->score != NULL;
 }
 
 /* ---- workers ------------------------------------------------------------ */
@@ -208,7 +282,9 @@ work(worker_t *w)
         head_t *h = &p->head[i];
         uint32_t head = (uint32_t) (i % p->heads);
 
-        if (p->task == PROMPT) {
+        if (p->task == SCORE) {
+            ok = score_head(h, (uint32_t) i, p->task_len) && ok;
+        } else if (p->task == PROMPT) {
             ok = prompt_head(w, h, head, p->task_len) && ok;
         } else if (p->task == STEP) {
             ok = step_head(w, h, head, p->len[i / p->heads]) && ok;
@@ -272,6 +348,14 @@ share(plain_t *p, task_t task, uint32_t n, uint32_t len)
     }
     pthread_mutex_unlock(&p->lock);
     return !p->failed;
+}
+
+void
+plain_score(plain_t *p, uint32_t n, uint32_t len)
+{
+    if (!share(p, SCORE, n, len)) {
+        abort(); /* out of memory ends a benchmark */
+    }
 }
 
 bool
@@ -360,6 +444,7 @@ plain_new(uint32_t heads, uint32_t lists, uint32_t seqs, uint32_t pages,
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->begin, NULL);
     pthread_cond_init(&p->done, NULL);
+    p->seqs = seqs;
     p->worker = need((size_t) threads, sizeof(*p->worker));
     for (int i = 0; i < threads; i++) {
         worker_t *w = &p->worker[i];
@@ -398,6 +483,9 @@ plain_free(plain_t *p)
     }
     free(p->worker);
     free(p->free_page);
+    for (size_t i = 0; i < (size_t) p->seqs * p->heads; i++) {
+        free(p->head[i].score);
+    }
     free(p->head);
     free(p->len);
     free(p);

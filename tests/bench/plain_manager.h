@@ -3,7 +3,10 @@
  * free list under a lock, page lists of each head that grow by realloc under a
  * lock of their own, and worker threads that share out the heads and wait for
  * each other at the end of a step.  Decides and books what engine/kv_cache.h
- * does for an unscored policy; keeps no tokens.
+ * does; keeps no tokens.  For a scored policy a head also has a score for every
+ * position, in the memory of the host, and each of its lists the positions of
+ * its tokens; the least significant of them is searched for when it is asked
+ * for.
  */
 #ifndef PLAIN_MANAGER_H
 #define PLAIN_MANAGER_H
@@ -21,6 +24,9 @@ plain_t *plain_new(uint32_t heads, uint32_t lists, uint32_t seqs,
                    const tr_kv_policy_t *policy, const uint32_t *tokens);
 void plain_free(plain_t *p);
 
+/* For a scored policy, before a prompt of len tokens and 64 more: random scores
+ * of the first n sequences, of which most are small. */
+void plain_score(plain_t *p, uint32_t n, uint32_t len);
 /* The first n sequences: a prompt of len tokens, dense and then compressed. */
 bool plain_prompt(plain_t *p, uint32_t n, uint32_t len);
 /* One token more for each of the first n. */

@@ -8,7 +8,10 @@
  * heads): a prompt step (1,024 tokens a request: dense pages, what each token
  * becomes, pages of the lists, recycling; without moving tokens) and a
  * generation step, over batches of 1 to 256.  The device runs diffkv over
- * random scores; the plain manager decides for nothing (cheap_policy.h).
+ * random scores; so does the plain manager ("policy"), which searches a list
+ * for its least significant token, where the device has attention's, or it
+ * decides for nothing ("books", cheap_policy.h).  Neither pays for bringing
+ * scores to the host and page tables back.
  *
  * Device times are between events, of 16 steps in one graph, or of the three
  * launches of a prompt step; medians.
@@ -32,6 +35,7 @@
 #define HEADS (LAYERS * LISTS)
 #define BATCH_MAX 256u
 #define PROMPT 1024u
+#define MIDDLE 4096u /* the batch of 64 whose decode step is measured */
 #define LONG_PROMPT 8192u
 #define MAX_LEN 9216u
 #define GROUP 32u /* prompts of one launch */
@@ -292,12 +296,15 @@ typedef struct {
 } cost_t;
 
 static cost_t
-plain_cost(plain_t *p, uint32_t n, uint32_t len, uint32_t rounds)
+plain_cost(plain_t *p, bool scored, uint32_t n, uint32_t len, uint32_t rounds)
 {
     double prompt[ROUNDS], step[2 * STEPS], close[ROUNDS], t;
     cost_t c = { 0 };
 
     for (uint32_t r = 0; r < rounds; r++) {
+        if (scored) {
+            plain_score(p, n, len);
+        }
         t = now();
         must(plain_prompt(p, n, len), "the plain pool is too small");
         prompt[r] = now() - t;
@@ -337,16 +344,23 @@ device_cost(bench_t *b, uint32_t n, uint32_t len)
     return c;
 }
 
+/* The plain managers: one that decides for nothing, one that runs diffkv. */
+typedef struct {
+    plain_t *books, *policy;
+} plains_t;
+
 static void
-line(bench_t *b, plain_t *p, uint32_t n, uint32_t len)
+line(bench_t *b, const plains_t *p, uint32_t n, uint32_t len)
 {
     cost_t d = device_cost(b, n, len);
-    cost_t c = plain_cost(p, n, len, n > 64 ? 1 : 3);
+    cost_t c = plain_cost(p->books, false, n, len, n > 64 ? 1 : 3);
+    cost_t o = plain_cost(p->policy, true, n, len, n > 64 ? 1 : 3);
 
-    printf("  %5u x %4u %9.0f %8.1f %7.0fx %8.0f %7.1f %7.0fx %8.0f %7.1f %9llu"
-           " %9llu\n",
-           n, len, c.prompt, d.prompt, c.prompt / d.prompt, c.step, d.step,
-           c.step / d.step, c.close, d.close, (unsigned long long) c.pages,
+    printf("  %5u x %4u %9.0f %9.0f %8.1f %6.0fx %6.0fx %7.0f %7.0f %7.1f"
+           " %6.1fx %6.0fx %8.0f %7.1f %9llu %9llu\n",
+           n, len, c.prompt, o.prompt, d.prompt, c.prompt / d.prompt,
+           o.prompt / d.prompt, c.step, o.step, d.step, c.step / d.step,
+           o.step / d.step, c.close, d.close, (unsigned long long) o.pages,
            (unsigned long long) d.pages);
     fflush(stdout);
 }
@@ -357,7 +371,7 @@ main(int argc, char **argv)
     static bench_t b;
     int threads = argc > 1 ? atoi(argv[1]) : tr_team_cores();
     const tr_page_plan_t *plan;
-    plain_t *p;
+    plains_t p;
 
     bench_create(&b);
     plan = tr_kv_plan(b.kv);
@@ -366,20 +380,25 @@ main(int argc, char **argv)
         plan->layout[1].tokens, plan->layout[0].tokens
     };
 
-    p = plain_new(HEADS, LISTS, BATCH_MAX, b.m.size.pages * 4, MAX_LEN, threads,
-                  &cheap, tokens);
+    p.books = plain_new(HEADS, LISTS, BATCH_MAX, b.m.size.pages * 4, MAX_LEN,
+                        threads, &cheap, tokens);
+    p.policy = plain_new(HEADS, LISTS, BATCH_MAX, b.m.size.pages * 4, MAX_LEN,
+                         threads, b.policy, tokens);
     printf("memory management, %u layers x %u KV heads, microseconds; plain: %d"
-           " threads; device: diffkv\n"
-           "                     prompt step              generation step      "
-           "       close          pages\n"
-           "    requests     plain   device    ratio    plain  device    ratio"
-           "    plain  device     plain    device\n",
+           " threads, books alone and with the policy; device: diffkv\n"
+           "                         prompt step                          "
+           "   generation step                    close           pages\n"
+           "    requests     books    policy   device      ratios      "
+           "books  policy  device      ratios         plain  device"
+           "    policy    device\n",
            LAYERS, LISTS, threads);
     for (uint32_t n = 1; n <= BATCH_MAX; n *= 2) {
-        line(&b, p, n, PROMPT);
+        line(&b, &p, n, PROMPT);
     }
-    line(&b, p, 1, LONG_PROMPT);
-    line(&b, p, 4, LONG_PROMPT);
-    plain_free(p);
+    line(&b, &p, 64, MIDDLE);
+    line(&b, &p, 1, LONG_PROMPT);
+    line(&b, &p, 4, LONG_PROMPT);
+    plain_free(p.books);
+    plain_free(p.policy);
     return 0;
 }

@@ -2,7 +2,7 @@
  * Products of few rows (few.h) against plain C, and one behind the other, where
  * each begins before the one in front of it has ended.
  *
- *   test_few [rounds [seed]]
+ *   test_few [rounds [seed [launches of the same layers]]]
  *
  * Random shapes and magnitudes, NaN wherever nothing was written; a row gives
  * the same bits whatever the others hold; layers of products, in chains and these
@@ -264,6 +264,8 @@ check_one(void)
 #define AGAIN 40
 #define AGAIN_SLOW 5 /* where multiprocessors are few, they are in software */
 
+static int launches; /* of a graph of layers */
+
 typedef struct {
     uint32_t rows, hidden, inner, qkv;
     array_t w[LAYERS][4], weight;
@@ -359,7 +361,6 @@ layers_same(const layers_t *l)
 {
     cudaGraphExec_t exec;
     cudaGraph_t graph;
-    int again = side.device.blocks < 32 ? AGAIN_SLOW : AGAIN;
     uint64_t want;
     bool ok = true;
 
@@ -372,7 +373,7 @@ layers_same(const layers_t *l)
     layers_launch(l, 1 + random_below(4), 2 + random_below(3));
     cuda_ok(cudaStreamEndCapture(side.stream.stream, &graph), "capture");
     cuda_ok(cudaGraphInstantiate(&exec, graph, 0), "graph");
-    for (int i = 0; i < again && ok; i++) {
+    for (int i = 0; i < launches && ok; i++) {
         layers_reset(l);
         cuda_ok(cudaGraphLaunch(exec, side.stream.stream), "graph");
         cuda_ok(cudaDeviceSynchronize(), "layers");
@@ -385,7 +386,7 @@ layers_same(const layers_t *l)
     }
     cuda_ok(cudaGraphExecDestroy(exec), "graph");
     cuda_ok(cudaGraphDestroy(graph), "graph");
-    compared += (uint64_t) again * l->rows * l->hidden;
+    compared += (uint64_t) launches * l->rows * l->hidden;
     return ok;
 }
 
@@ -449,6 +450,9 @@ main(int argc, char **argv)
     side_open(&side);
     rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 100;
     seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t) time(NULL);
+    launches = argc > 3                  ? atoi(argv[3])
+               : side.device.blocks < 32 ? AGAIN_SLOW
+                                         : AGAIN;
     if (!tr_cuda_few_fits(&side.device, 4096, 4096)) {
         printf("few: not on this device\n");
         return 0;
