@@ -87,9 +87,11 @@ elif wanted sanitize; then
         done
         [ "$tool" != memcheck ] || sanitize "$tool" runtime "$lib" 3 calm
         sanitize "$tool" manager 3
-        # blocks that wait for each other are slow under racecheck
-        sanitize "$tool" few "$([ "$tool" = memcheck ] && echo 6 || echo 1)" \
-            "$(date +%s)" 3
+        if [ "$tool" = racecheck ]; then
+            sanitize "$tool" few 2 "$(date +%s)" small
+        else
+            sanitize "$tool" few "$([ "$tool" = memcheck ] && echo 6 || echo 1)"
+        fi
         sanitize "$tool" prompt "$([ "$tool" = racecheck ] && echo 1 || echo 2)"
     done
     wait
