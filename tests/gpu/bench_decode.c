@@ -78,8 +78,8 @@ measure_copy(cudaStream_t stream)
     cudaFree(b);
 }
 
-/* Memory of the device for all cases.  What a driver is given back it wipes, for
- * some 50 ms, beside what runs then: K8V8 took 161 us instead of 152. */
+/* Memory of the device for all cases.  When one has given back its pool, what runs
+ * in the next 50 ms is slower, as if the driver wiped it: 161 us instead of 152. */
 static struct {
     uint8_t *at;
     size_t bytes, taken;
