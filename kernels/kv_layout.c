@@ -9,7 +9,7 @@
     ((head_dim) <= 64 ? 6144u : (head_dim) >= 128 ? 12288u : (head_dim) *96)
 #define PAGE_MAX 24576u
 #define PAGE_STEP 128u
-#define LIST 2048u /* tokens of a list whose last page is half empty */
+#define TOKENS 2048u /* of a head, in one list or, mostly, two */
 #define DENSE 0.02 /* the weight of dense pages, where prompts stand a while */
 
 static bool
@@ -104,6 +104,7 @@ fill(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
      bool dense, uint32_t bytes)
 {
     uint32_t quantum = level_quantum(v), tokens = quantum;
+    uint32_t list = w->n_levels > 1 ? TOKENS / 2 : TOKENS;
     double used;
 
     if (lay_out(l, w, v, dense, quantum) > bytes) {
@@ -113,7 +114,7 @@ fill(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
         tokens += quantum;
     }
     used = lay_out(l, w, v, dense, tokens);
-    return (bytes - used) / bytes + bytes / used * tokens / (2.0 * LIST);
+    return (bytes - used) / bytes + bytes / used * tokens / (2.0 * list);
 }
 
 int

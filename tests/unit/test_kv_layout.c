@@ -39,11 +39,11 @@ test_examples(void **state)
     tr_page_plan_t p = plan_of(128, v, 2, false);
 
     (void) state;
-    assert_int_equal(p.page_bytes, 23296);
-    assert_int_equal(p.layout[1].tokens, 112);
-    assert_int_equal(p.layout[2].tokens, 208);
+    assert_int_equal(p.page_bytes, 16640);
+    assert_int_equal(p.layout[1].tokens, 80);
+    assert_int_equal(p.layout[2].tokens, 144);
     assert_true(tr_kv_layout_token_bytes(&p, 1) <= 208);
-    assert_true(tr_kv_layout_token_bytes(&p, 2) <= 112);
+    assert_true(tr_kv_layout_token_bytes(&p, 2) <= 116);
 
     p = plan_of(64, v, 2, false);
     assert_int_equal(p.page_bytes, 7168);
@@ -57,9 +57,9 @@ test_examples(void **state)
     assert_int_equal(p.layout[3].tokens, 32);
 
     p = plan_of(128, v, 2, true);
-    assert_int_equal(p.page_bytes, 23168);
-    assert_int_equal(p.layout[1].tokens, 112);
-    assert_int_equal(p.layout[2].tokens, 208);
+    assert_int_equal(p.page_bytes, 13184);
+    assert_int_equal(p.layout[1].tokens, 64);
+    assert_int_equal(p.layout[2].tokens, 112);
 
     /* 64 tokens of 206 bytes; small heads do not have as large pages */
     p = plan_of(128, v, 1, true);
