@@ -9,7 +9,7 @@
     ((head_dim) <= 64 ? 6144u : (head_dim) >= 128 ? 12288u : (head_dim) *96)
 #define PAGE_MAX 24576u
 #define PAGE_STEP 128u
-#define TOKENS 2048u /* of a head, in one list or, mostly, two */
+#define TOKENS 2048u /* of a head, in one list, or two with more levels */
 #define DENSE 0.02 /* the weight of dense pages, where prompts stand a while */
 
 static bool

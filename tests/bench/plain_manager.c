@@ -248,7 +248,7 @@ close_head(plain_t *p, head_t *h)
     pthread_mutex_unlock(&h->lock);
 }
 
-/* As tests/gpu/manager_fill.cu has them. */
+/* Distributed as in tests/gpu/manager_fill.cu. */
 static bool
 score_head(head_t *h, uint32_t head, uint32_t len)
 {
