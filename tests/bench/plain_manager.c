@@ -12,7 +12,7 @@
 #define KINDS (TR_KV_LISTS_MAX + 2)
 
 typedef struct {
-    int32_t *page;
+    int32_t *item; /* pages, or positions of tokens */
     uint32_t n, room;
 } list_t;
 
@@ -65,15 +65,15 @@ add(list_t *l, int32_t what)
 {
     if (l->n == l->room) {
         uint32_t room = l->room == 0 ? 4 : l->room * 2;
-        int32_t *more = realloc(l->page, room * sizeof(*more));
+        int32_t *more = realloc(l->item, room * sizeof(*more));
 
         if (more == NULL) {
             return false;
         }
-        l->page = more;
+        l->item = more;
         l->room = room;
     }
-    l->page[l->n++] = what;
+    l->item[l->n++] = what;
     return true;
 }
 
@@ -94,7 +94,7 @@ static void
 give_all(plain_t *p, list_t *l)
 {
     while (l->n > 0) {
-        int32_t page = l->page[--l->n];
+        int32_t page = l->item[--l->n];
 
         pthread_mutex_lock(&p->free_lock);
         p->free_page[p->n_free++] = page;
@@ -175,7 +175,7 @@ downgrade(plain_t *p, head_t *h, tr_kv_mark_t *mark, int list)
     int down;
 
     for (uint32_t i = 0; i < token->n; i++) {
-        uint32_t position = (uint32_t) token->page[i];
+        uint32_t position = (uint32_t) token->item[i];
         float own = tr_kv_significance(h->score[position], position,
                                        mark->length);
 
@@ -184,13 +184,13 @@ downgrade(plain_t *p, head_t *h, tr_kv_mark_t *mark, int list)
             at = i;
         }
     }
-    mark->position = (uint32_t) token->page[at];
+    mark->position = (uint32_t) token->item[at];
     mark->score = h->score[mark->position];
     down = p->policy->downgrade(p->policy, (uint32_t) list, mark, h->count);
     if (down == TR_KV_STAYS) {
         return true;
     }
-    token->page[at] = token->page[--token->n];
+    token->item[at] = token->item[--token->n];
     h->count[list]--;
     return down < 0
            || (add(&h->token[down], (int32_t) mark->position)
@@ -237,11 +237,11 @@ close_head(plain_t *p, head_t *h)
     pthread_mutex_lock(&h->lock);
     for (uint32_t kind = 0; kind < KINDS; kind++) {
         give_all(p, &h->list[kind]);
-        free(h->list[kind].page);
+        free(h->list[kind].item);
         h->list[kind] = (list_t){ 0 };
     }
     for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
-        free(h->token[l].page);
+        free(h->token[l].item);
         h->token[l] = (list_t){ 0 };
     }
     memset(h->count, 0, sizeof(h->count));

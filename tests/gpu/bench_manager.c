@@ -389,7 +389,7 @@ main(int argc, char **argv)
            "                         prompt step                          "
            "   generation step                    close           pages\n"
            "    requests     books    policy   device      ratios      "
-           "books  policy  device      ratios         plain  device"
+           "books  policy  device      ratios         books  device"
            "    policy    device\n",
            LAYERS, LISTS, threads);
     for (uint32_t n = 1; n <= BATCH_MAX; n *= 2) {
