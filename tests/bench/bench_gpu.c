@@ -61,7 +61,6 @@ static struct {
 } o = { .answer = 2048, .side = 8192 };
 
 static bed_t bed;
-static bool stalled[BED_SEQS_MAX];
 static uint64_t stalls;
 
 /* ---- options ------------------------------------------------------------ */
@@ -159,9 +158,9 @@ read_options(int argc, char **argv)
 
 /* ---- sequences ---------------------------------------------------------- */
 
-/* As many as asked for, or as fit with room for the tokens to come; how many. */
+/* So many, or as many as fit with room for the tokens to come; how many. */
 static uint32_t
-fill(void)
+fill(uint32_t most)
 {
     int32_t base = tr_kv_open(bed.e->kv, NULL);
     uint32_t n = 0, leave;
@@ -170,14 +169,14 @@ fill(void)
     if (!bed_compute(&bed, base, 0, o.context, NULL)) {
         bed_die("fill", "the pool does not hold one prompt");
     }
-    while (n < o.batch && bed_add(&bed, &bed.seqs[n], base, o.context)) {
+    while (n < most && bed_add(&bed, &bed.seqs[n], base, o.context)) {
         n++;
     }
     tr_kv_close(bed.e->kv, base);
-    if (n < o.batch && strcmp(o.mode, "fit") != 0) {
+    if (n < most && strcmp(o.mode, "fit") != 0) {
         bed_die("fill", "the pool does not hold the batch");
     }
-    leave = n < o.batch ? 1 + n * (WARM_STEPS + o.steps + 1) / o.context : 0;
+    leave = n < most ? 1 + n * (WARM_STEPS + o.steps + 1) / o.context : 0;
     while (leave-- > 0 && n > 1) {
         tr_kv_close(bed.e->kv, bed.seqs[--n].slot);
     }
@@ -185,26 +184,27 @@ fill(void)
     return n;
 }
 
-/* Those that stalled go, and of the others all beyond so many; how many are
- * left. */
-static uint32_t
-drop(uint32_t n, uint32_t leave)
+/* Of n sequences the first ones stay. */
+static void
+keep(uint32_t n, uint32_t stay)
 {
-    uint32_t kept = 0;
-
-    for (uint32_t i = 0; i < n; i++) {
-        if (stalled[i] || kept == leave) {
-            tr_kv_close(bed.e->kv, bed.seqs[i].slot);
-        } else {
-            bed.seqs[kept++] = bed.seqs[i];
-        }
-        stalled[i] = false;
-    }
-    if (kept == 0) {
-        bed_die("fit", "the pool does not hold one sequence");
+    while (n > stay) {
+        tr_kv_close(bed.e->kv, bed.seqs[--n].slot);
     }
     bed_settle(&bed);
-    return kept;
+}
+
+/* As many sequences as have the pages that were not there when some stalled: one a
+ * head, at most. */
+static uint32_t
+missing(void)
+{
+    const tr_model_config_t *c = &bed.x->model->config;
+    uint64_t pages = stalls * c->layers * c->kv_heads;
+    tr_kv_usage_t one;
+
+    tr_kv_usage(bed.e->kv, bed.seqs[0].slot, &one);
+    return 1 + (uint32_t) (pages * tr_kv_page_bytes(bed.e->kv) / one.bytes);
 }
 
 /* ---- decode ------------------------------------------------------------- */
@@ -249,7 +249,6 @@ collect(const tr_batch_t *batch)
     bed_must(bed.e->collect(bed.e, batch), "a decode step");
     for (uint32_t i = 0; i < batch->n_items; i++) {
         if (batch->items[i].status == TR_AGAIN) {
-            stalled[i] = true;
             stalls++;
         } else {
             bed_must(batch->items[i].status, "a row");
@@ -429,7 +428,7 @@ run_decode(void)
 {
     measured_t r;
 
-    if (!measure(fill(), &r)) {
+    if (!measure(fill(o.batch), &r)) {
         bed_die("decode", "the pool is full: fewer --steps");
     }
     say_step(o.mode, &r, bed_peak(&bed, o.side));
@@ -440,7 +439,7 @@ run_decode(void)
 static void
 run_fit(void)
 {
-    uint32_t n = fill(), next;
+    uint32_t n = fill(o.batch), next;
     double peak = bed_peak(&bed, o.side);
     measured_t r, best;
 
@@ -448,14 +447,19 @@ run_fit(void)
         if (tries == TRIES) {
             bed_die("fit", "the pool is full: fewer --steps");
         }
-        n = drop(n, n - n / 100 - 1);
+        next = missing();
+        keep(n, 0);
+        n = fill(n > next ? n - next : 1);
     }
     say_step("fit", &r, peak);
     best = r;
     for (int tries = 0; tries < 2; tries++) {
         next = graph_below(r.n - 1);
-        if (next == 0 || drop(r.n, next) != next || !measure(next, &r)
-            || r.n / r.pace.wall < best.n / best.pace.wall) {
+        if (next == 0) {
+            break;
+        }
+        keep(r.n, next);
+        if (!measure(next, &r) || r.n / r.pace.wall < best.n / best.pace.wall) {
             break;
         }
         best = r;
