@@ -344,6 +344,8 @@ decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv, uint32_t layer,
     if (out->short_positions && long_positions) {
         return false;
     }
+    out->jobs = out->scored ? rows->n_seqs * kv->lists * (kv->n_layouts + 1) : 0;
+    out->few_jobs = out->jobs <= d->blocks;
     out->work = decode_work(d, size, work);
     out->left = left_by(&out->work, layer);
     out->before = layer > 0 ? left_by(&out->work, layer - 1) : out->left;

@@ -191,6 +191,8 @@ typedef struct {
     uint32_t slots;      /* of a warp's ring */
     uint32_t layer;
     bool scored; /* some layout is */
+    uint32_t jobs; /* of a layer with scores, at most */
+    bool few_jobs; /* so that a block settles the victim of each */
     bool short_positions; /* of 2 bytes, in all layouts */
     const void *q;
     void *out;
@@ -208,8 +210,8 @@ bool decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv,
                  decode_args_t *out);
 int decode_join(const tr_cuda_stream_t *s, const decode_args_t *a,
                 uint32_t n_seqs);
-/* Blocks of eight warps that settle a layer's victims. */
-uint32_t decode_victim_blocks(const decode_args_t *a, uint32_t n_seqs);
+/* Blocks of so many warps that settle a layer's victims. */
+uint32_t decode_victim_blocks(const decode_args_t *a, uint32_t warps);
 
 /* Tiles of a segment. */
 static __host__ __device__ __forceinline__ uint32_t

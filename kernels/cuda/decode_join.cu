@@ -1,8 +1,9 @@
 /*
- * The outputs of decode attention, from the parts of each query head: many
- * query heads, a warp each; few, which have many parts, a block.  Behind these
- * come blocks for victims of two layers before: attention of the layer before has
- * raised the last of those scores.
+ * The outputs of decode attention, from the parts of each query head: a warp each
+ * where there are many; a block each; or, where there are few, which have hundreds
+ * of parts, a block for each 32 elements.  Behind these come blocks for victims of
+ * two layers before: attention of the layer before has raised the last of those
+ * scores.
  *
  * The kernel starts while the attend kernel still runs, where the device can do
  * that: then that one's blocks all run, and each will say when its warps have left
@@ -13,12 +14,11 @@
 #include "decode_score.cuh"
 #include "launch.cuh"
 
-/* Block i of those for victims. */
-template <int WARPS>
+/* Nobody raises scores of the layer any more, whose victims block i of a kernel
+ * settles. */
 static __device__ __forceinline__ void
-settle_block(const decode_args_t &a, uint32_t i, uint32_t blocks)
+end_scores(const decode_args_t &a, uint32_t i)
 {
-    settle_victims(a, a.raised, i * WARPS + threadIdx.x / 32, blocks * WARPS);
     if (i == 0 && threadIdx.x < PILES) {
         a.raised.claimed[threadIdx.x * CLAIM_WORDS] = 0;
     }
@@ -36,16 +36,19 @@ end_join(void)
 
 template <int D>
 static __global__ void
-__launch_bounds__(JOIN_THREADS)
+__launch_bounds__(MANY_THREADS)
     join_warps(const __grid_constant__ decode_args_t a, uint32_t heads,
                uint32_t blocks)
 {
-    uint32_t i = (blockIdx.x * JOIN_THREADS + threadIdx.x) / 32;
+    uint32_t i = (blockIdx.x * MANY_THREADS + threadIdx.x) / 32;
 
     launch_next();
     if (blockIdx.x >= blocks) {
-        settle_block<JOIN_THREADS / 32>(a, blockIdx.x - blocks,
-                                        gridDim.x - blocks);
+        const uint32_t at = blockIdx.x - blocks, warps = MANY_THREADS / 32;
+
+        settle_by_warp(a, a.raised, at * warps + threadIdx.x / 32,
+                       (gridDim.x - blocks) * warps);
+        end_scores(a, at);
     } else if (i < heads) {
         join_by_warp<D>(a, i);
     } else {
@@ -54,16 +57,18 @@ __launch_bounds__(JOIN_THREADS)
     end_join();
 }
 
-template <int D, int WARPS>
+/* Each block E elements of a query head. */
+template <int D, int E>
 static __global__ void
-__launch_bounds__(WARPS * 32)
-    join_blocks(const __grid_constant__ decode_args_t a, uint32_t heads)
+__launch_bounds__(JOIN_THREADS, 4)
+    join_blocks(const __grid_constant__ decode_args_t a, uint32_t blocks)
 {
     launch_next();
-    if (blockIdx.x >= heads) {
-        settle_block<WARPS>(a, blockIdx.x - heads, gridDim.x - heads);
+    if (blockIdx.x >= blocks) {
+        settle_share(a, a.raised, blockIdx.x - blocks, gridDim.x - blocks);
+        end_scores(a, blockIdx.x - blocks);
     } else {
-        join_by_block<D, WARPS>(a, blockIdx.x);
+        join_by_block<D, E>(a, blockIdx.x);
     }
     end_join();
 }
@@ -71,38 +76,34 @@ __launch_bounds__(WARPS * 32)
 /* ---- launcher ----------------------------------------------------------- */
 
 uint32_t
-decode_victim_blocks(const decode_args_t *a, uint32_t n_seqs)
+decode_victim_blocks(const decode_args_t *a, uint32_t warps)
 {
-    uint32_t jobs = n_seqs * a->kv.lists * (a->kv.n_layouts + 1);
-
-    return a->scored ? (jobs + JOIN_WARPS - 1) / JOIN_WARPS : 0;
+    return a->few_jobs ? a->jobs : (a->jobs + warps - 1) / warps;
 }
 
 int
 decode_join(const tr_cuda_stream_t *s, const decode_args_t *a, uint32_t n_seqs)
 {
-    uint32_t heads = n_seqs * a->kv.lists * a->group;
-    uint32_t more = a->layer > 1 ? decode_victim_blocks(a, n_seqs) : 0;
+    const uint32_t heads = n_seqs * a->kv.lists * a->group;
+    const uint32_t many = s->device->blocks * JOIN_WARPS;
+    const uint32_t warps = (heads >= many ? MANY_THREADS : JOIN_THREADS) / 32;
+    uint32_t more = a->layer > 1 ? decode_victim_blocks(a, warps) : 0;
     bool wide = a->kv.head_dim == 128;
+    uint32_t blocks;
 
-    if (heads >= s->device->blocks * JOIN_WARPS) {
-        uint32_t warps = JOIN_THREADS / 32;
-        uint32_t blocks = (heads + warps - 1) / warps;
-
-        more = more * JOIN_WARPS / warps;
+    if (heads >= many) {
+        blocks = (heads + warps - 1) / warps;
         return launch_small(s, wide ? join_warps<128> : join_warps<64>,
-                            dim3(blocks + more), JOIN_THREADS, *a, heads,
+                            dim3(blocks + more), MANY_THREADS, *a, heads,
                             blocks);
     }
     if (heads > s->device->blocks) {
-        return launch_small(s,
-                            wide ? join_blocks<128, JOIN_WARPS>
-                                 : join_blocks<64, JOIN_WARPS>,
-                            dim3(heads + more), JOIN_WARPS * 32, *a, heads);
+        return launch_small(s, wide ? join_blocks<128, 128> : join_blocks<64, 64>,
+                            dim3(heads + more), JOIN_THREADS, *a, heads);
     }
-    more = (more * JOIN_WARPS + JOIN_MOST - 1) / JOIN_MOST;
+    blocks = heads * (a->kv.head_dim / JOIN_SHARE);
     return launch_small(s,
-                        wide ? join_blocks<128, JOIN_MOST>
-                             : join_blocks<64, JOIN_MOST>,
-                        dim3(heads + more), JOIN_MOST * 32, *a, heads);
+                        wide ? join_blocks<128, JOIN_SHARE>
+                             : join_blocks<64, JOIN_SHARE>,
+                        dim3(blocks + more), JOIN_THREADS, *a, blocks);
 }

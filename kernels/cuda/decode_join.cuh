@@ -1,5 +1,8 @@
 /*
- * decode_join.cuh: the parts of a query head, joined.
+ * decode_join.cuh: the parts of a query head, joined: their outputs, each by the sum
+ * of its weights, over the sum of all (split-K attention, as in flash decoding).
+ * All that a warp needs of so many parts is asked for at once, since what it takes is
+ * one way to memory behind the other; warps of a block join what each has found.
  */
 #ifndef TR_CUDA_DECODE_JOIN_CUH
 #define TR_CUDA_DECODE_JOIN_CUH
@@ -7,11 +10,16 @@
 #include "decode.cuh"
 #include "ptx.cuh"
 
-#define JOIN_THREADS 128u /* where there are many query heads */
-#define JOIN_WARPS 8u     /* for each of some */
-#define JOIN_MOST 32u     /* for each of few, which have many parts */
+#define MANY_THREADS 128u /* of blocks whose warps have a query head each */
+#define JOIN_THREADS 256u /* of those that join one, or a share of its elements */
+#define JOIN_WARPS (JOIN_THREADS / 32)
+#define JOIN_SHARE 32 /* elements */
 
-#define EARLY 6 /* parts that are asked for before their sums are known */
+/* Parts of a warp at once, by their number in all; see join_some. */
+#define SOME_PARTS 6
+#define MANY_PARTS 8
+
+#define NO_PART (-1e30f) /* the logarithm of no weight */
 #define POLL 100 /* ns */
 
 /* All parts of the layer are there.  Of the block, all threads come. */
@@ -23,10 +31,9 @@ await_parts(const decode_args_t &a)
         return;
     }
     if (threadIdx.x == 0) {
-        while (load_relaxed(a.ended) < a.blocks) {
+        while (load_acquire(a.ended) < a.blocks) {
             __nanosleep(POLL);
         }
-        (void) load_acquire(a.ended);
     }
     __syncthreads();
 }
@@ -46,30 +53,7 @@ store_out(const decode_args_t &a, size_t at, float x)
     }
 }
 
-/* The lane's elements of a part. */
-template <int D>
-static __device__ __forceinline__ void
-load_part(const float *from, float (&y)[D / 32])
-{
-    constexpr int N = D / 32;
-
-    if (D == 128) {
-        float4 v = *(const float4 *) from;
-
-        y[0] = v.x;
-        y[1] = v.y;
-        y[N - 2] = v.z;
-        y[N - 1] = v.w;
-    } else {
-        float2 v = *(const float2 *) from;
-
-        y[0] = v.x;
-        y[1] = v.y;
-    }
-}
-
-/* Where the parts of a query head are, and where its output belongs; of outputs
- * the lane's elements. */
+/* Where the parts of a query head are, and where its output belongs. */
 typedef struct {
     const float2 *sums; /* of the first part */
     const float *outs;
@@ -79,13 +63,12 @@ typedef struct {
     float *total;  /* for the scores */
 } joined_t;
 
-/* Query head `at` of the step, by what the plan left: it is read while attention
- * still runs. */
+/* Query head `at` of the step, from element `first` on, by what the plan left: it is
+ * read while attention still runs. */
 template <int D>
 static __device__ __forceinline__ joined_t
-find_parts(const decode_args_t &a, uint32_t at)
+find_parts(const decode_args_t &a, uint32_t at, uint32_t first)
 {
-    const uint32_t lane = threadIdx.x % 32;
     const uint32_t head = at / a.group, k = at - head * a.group;
     const decode_head_t *h = a.work.head + head;
     const uint2 span = a.work.span[head];
@@ -96,10 +79,9 @@ find_parts(const decode_args_t &a, uint32_t at)
     j.n = tiles > 0 ? span.y - span.x + 1 : 0;
     j.sums = a.work.part_sum + place * GROUP + k;
     j.step = a.group * D;
-    j.outs = a.work.part_out + place * j.step + k * D + lane * (D / 32);
-    j.to = (size_t) row * a.ldo + (size_t) (list * a.group + k) * D
-           + lane * (D / 32);
-    j.total = a.left.total + (size_t) head * GROUP + k;
+    j.outs = a.work.part_out + place * j.step + k * D + first;
+    j.to = (size_t) row * a.ldo + (size_t) (list * a.group + k) * D + first;
+    j.total = first == 0 ? a.left.total + (size_t) head * GROUP + k : NULL;
     return j;
 }
 
@@ -123,126 +105,162 @@ warp_max(float x)
     return x;
 }
 
-/* Parts way, way + ways, .. over the sum of all; those of the first 32 have their
- * weights from the lane that read their sums. */
-template <int D>
+/* What was found of a query head: the sum of parts, weighted by 2 to their logarithm
+ * less `most`, and the sum of the weights. */
+typedef struct {
+    float x[4]; /* of a lane's elements */
+    float most, weights;
+} found_t;
+
 static __device__ __forceinline__ void
-join(const joined_t &j, uint32_t way, uint32_t ways, float (&x)[D / 32])
+add_found(found_t &f, const found_t &more)
 {
-    constexpr int N = D / 32; /* elements of a lane */
-    const uint32_t n = j.n;
+    const float most = fmaxf(f.most, more.most);
+    const float by = exp2_fast(f.most - most);
+    const float more_by = exp2_fast(more.most - most);
+
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        f.x[c] = fmaf(f.x[c], by, more.x[c] * more_by);
+    }
+    f.weights = fmaf(f.weights, by, more.weights * more_by);
+    f.most = most;
+}
+
+/* N times as many parts as a warp reads at once, of E elements each: those from part
+ * `from` on, then those a STEP further, .. */
+template <int E, uint32_t N, uint32_t STEP>
+static __device__ __forceinline__ found_t
+join_some(const joined_t &j, uint32_t from)
+{
+    constexpr uint32_t LANES = E / 4, AT_ONCE = 32 / LANES;
     const uint32_t lane = threadIdx.x % 32;
-    const float2 none = make_float2(-1e30f, 0);
-    float2 mine = lane < n ? j.sums[(size_t) lane * GROUP] : none, all;
-    float y[EARLY][N], most, by, weight;
+    const uint32_t part = from + lane / LANES; /* the lane's first */
+    const uint32_t own = from + lane / AT_ONCE * STEP + lane % AT_ONCE;
+    const float *outs = j.outs + lane % LANES * 4;
+    float2 sum = make_float2(NO_PART, 0); /* of the part that is the lane's own */
+    float4 y[N];
+    found_t f = { { 0, 0, 0, 0 }, 0, 0 };
 
+    static_assert(N * AT_ONCE <= 32, "each part is the own one of a lane");
+    if (lane < N * AT_ONCE && own < j.n) {
+        sum = j.sums[(size_t) own * GROUP];
+    }
 #pragma unroll
-    for (uint32_t i = 0; i < EARLY; i++) {
-        uint32_t b = way + i * ways;
-
-        if (b < n) {
-            load_part<D>(j.outs + (size_t) b * j.step, y[i]);
-        } else {
-#pragma unroll
-            for (int c = 0; c < N; c++) {
-                y[i][c] = 0;
-            }
+    for (uint32_t i = 0; i < N; i++) {
+        y[i] = make_float4(0, 0, 0, 0);
+        if (part + i * STEP < j.n) {
+            y[i] = *(const float4 *) (outs + (size_t) (part + i * STEP) * j.step);
         }
     }
-    all = mine;
-#pragma unroll 4
-    for (uint32_t b = lane + 32; b < n; b += 32) {
-        float2 s = j.sums[(size_t) b * GROUP];
+    f.most = warp_max(sum.x);
+    sum.x = exp2_fast(sum.x - f.most);
+    f.weights = warp_sum(sum.y * sum.x);
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++) {
+        float w = __shfl_sync(TR_ALL_LANES, sum.x, i * AT_ONCE + lane / LANES);
 
-        most = fmaxf(all.x, s.x);
-        all.y = all.y * exp2_fast(all.x - most) + s.y * exp2_fast(s.x - most);
-        all.x = most;
+        f.x[0] = fmaf(y[i].x, w, f.x[0]);
+        f.x[1] = fmaf(y[i].y, w, f.x[1]);
+        f.x[2] = fmaf(y[i].z, w, f.x[2]);
+        f.x[3] = fmaf(y[i].w, w, f.x[3]);
     }
-    most = warp_max(all.x);
-    all.y = warp_sum(all.y * exp2_fast(all.x - most));
-    by = 1 / all.y;
-    weight = exp2_fast(mine.x - most) * by;
-#pragma unroll
-    for (int c = 0; c < N; c++) {
-        x[c] = 0;
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < EARLY; i++) {
-        uint32_t b = way + i * ways;
-        float w = __shfl_sync(TR_ALL_LANES, weight, b % 32);
+    return f;
+}
 
-        if (b >= n) {
-            w = 0;
-        } else if (ways > 1 && b >= 32) {
-            w = exp2_fast(j.sums[(size_t) b * GROUP].x - most) * by;
-        }
-#pragma unroll
-        for (int c = 0; c < N; c++) {
-            x[c] = fmaf(y[i][c], w, x[c]);
-        }
-    }
-#pragma unroll 4
-    for (uint32_t b = way + EARLY * ways; b < n; b += ways) {
-        float w = exp2_fast(j.sums[(size_t) b * GROUP].x - most) * by;
+/* All parts that are the warp's, of WARPS that share a query head. */
+template <int E, uint32_t N, uint32_t WARPS>
+static __device__ __forceinline__ found_t
+join(const joined_t &j, uint32_t warp)
+{
+    constexpr uint32_t LANES = E / 4, AT_ONCE = 32 / LANES;
+    constexpr uint32_t STEP = AT_ONCE * WARPS;
+    uint32_t from = warp * AT_ONCE;
+    found_t f = join_some<E, N, STEP>(j, from);
 
-        load_part<D>(j.outs + (size_t) b * j.step, y[0]);
+#pragma unroll 1
+    for (from += N * STEP; from < j.n; from += N * STEP) {
+        add_found(f, join_some<E, N, STEP>(j, from));
+    }
 #pragma unroll
-        for (int c = 0; c < N; c++) {
-            x[c] = fmaf(y[0][c], w, x[c]);
+    for (uint32_t d = LANES; d < 32; d *= 2) {
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            f.x[c] += __shfl_xor_sync(TR_ALL_LANES, f.x[c], d);
         }
     }
-    if (way == 0 && lane == 0) {
-        *j.total = most + __log2f(all.y);
-    }
+    return f;
 }
 
 template <int D>
 static __device__ __forceinline__ void
 join_by_warp(const decode_args_t &a, uint32_t at)
 {
-    const joined_t j = find_parts<D>(a, at);
-    float x[D / 32];
+    const uint32_t lane = threadIdx.x % 32;
+    const joined_t j = find_parts<D>(a, at, 0);
+    found_t f;
+    float by;
 
     await_parts(a);
     if (j.n == 0) {
         return;
     }
-    join<D>(j, 0, 1, x);
+    f = join<D, SOME_PARTS, 1>(j, 0);
+    by = 1 / f.weights;
 #pragma unroll
-    for (int c = 0; c < D / 32; c++) {
-        store_out(a, j.to + c, x[c]);
+    for (uint32_t c = 0; c < 4; c++) {
+        if (lane < D / 4) {
+            store_out(a, j.to + lane * 4 + c, f.x[c] * by);
+        }
+    }
+    if (lane == 0) {
+        *j.total = f.most + __log2f(f.weights);
     }
 }
 
-/* WARPS: of the block. */
-template <int D, int WARPS>
+/* E elements of a query head: share `at` of all. */
+template <int D, int E>
 static __device__ __forceinline__ void
 join_by_block(const decode_args_t &a, uint32_t at)
 {
-    constexpr int N = D / 32;
-    __shared__ __align__(16) float out[WARPS][D];
+    __shared__ __align__(16) float out[JOIN_WARPS][E];
+    __shared__ float2 sums[JOIN_WARPS];
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const joined_t j = find_parts<D>(a, at);
-    float x[N], sum = 0;
+    const joined_t j = find_parts<D>(a, at / (D / E), at % (D / E) * E);
+    float most = NO_PART, weights = 0, sum = 0;
+    found_t f;
 
     await_parts(a);
     if (j.n == 0) {
         return;
     }
-    join<D>(j, warp, WARPS, x);
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        out[warp][lane * N + i] = x[i];
+    f = join<E, E == D ? SOME_PARTS : MANY_PARTS, JOIN_WARPS>(j, warp);
+    if (lane < E / 4) {
+        *(float4 *) (out[warp] + lane * 4) =
+            make_float4(f.x[0], f.x[1], f.x[2], f.x[3]);
+    }
+    if (lane == 0) {
+        sums[warp] = make_float2(f.most, f.weights);
     }
     __syncthreads();
-    if (threadIdx.x >= D) {
+    if (threadIdx.x >= E) {
         return;
     }
 #pragma unroll
-    for (uint32_t w = 0; w < WARPS; w++) {
-        sum += out[w][threadIdx.x];
+    for (uint32_t w = 0; w < JOIN_WARPS; w++) {
+        most = fmaxf(most, sums[w].x);
     }
-    store_out(a, j.to - lane * N + threadIdx.x, sum);
+#pragma unroll
+    for (uint32_t w = 0; w < JOIN_WARPS; w++) {
+        float by = exp2_fast(sums[w].x - most);
+
+        weights = fmaf(sums[w].y, by, weights);
+        sum = fmaf(out[w][threadIdx.x], by, sum);
+    }
+    store_out(a, j.to + threadIdx.x, sum / weights);
+    if (threadIdx.x == 0 && j.total != NULL) {
+        *j.total = most + __log2f(weights);
+    }
 }
 
 #endif

@@ -22,14 +22,11 @@ static __global__ void
 __launch_bounds__(VICTIM_THREADS)
     victim_kernel(const __grid_constant__ decode_args_t a)
 {
-    const uint32_t warp = (blockIdx.x * VICTIM_THREADS + threadIdx.x) / 32;
-    const uint32_t warps = gridDim.x * (VICTIM_THREADS / 32);
-
     launch_wait();
     if (a.layer > 0) { /* the join kernel of the last layer came too early */
-        settle_victims(a, a.before, warp, warps);
+        settle_share(a, a.before, blockIdx.x, gridDim.x);
     }
-    settle_victims(a, a.left, warp, warps);
+    settle_share(a, a.left, blockIdx.x, gridDim.x);
     if (blockIdx.x == 0 && threadIdx.x < PILES) {
         a.before.claimed[threadIdx.x * CLAIM_WORDS] = 0;
         a.left.claimed[threadIdx.x * CLAIM_WORDS] = 0;
@@ -68,6 +65,6 @@ tr_cuda_decode_score(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
         return rc;
     }
     return launch_small(s, victim_kernel,
-                        dim3(decode_victim_blocks(&a, rows->n_seqs)),
+                        dim3(decode_victim_blocks(&a, VICTIM_THREADS / 32)),
                         VICTIM_THREADS, a);
 }

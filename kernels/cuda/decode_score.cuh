@@ -21,6 +21,8 @@
 #include "ptx.cuh"
 
 #define LANE_TOKENS 8 /* the second half only in tiles of 16 */
+#define SETTLE_WARPS 8u /* of a block that settles victims, at most */
+#define SETTLE_ROWS 32u /* of a list, for each of them: one a lane */
 #define NEVER 0x7f800000u /* bits of the significance of no token: infinity */
 
 static __device__ __forceinline__ bool
@@ -644,38 +646,97 @@ load_sought(const decode_left_t &left, uint32_t job)
     return s;
 }
 
-/* The victim of a job's list: the least of what was found in its rows. */
-static __device__ __forceinline__ void
-settle_victim(const decode_args_t &a, const decode_left_t &left,
-              const sought_t &s)
+/* The least of what was found in rows from, from + step, .. of a list, of the warp. */
+static __device__ __forceinline__ decode_victim_t
+least_found(const decode_left_t &left, const sought_t &s, uint32_t from,
+            uint32_t step)
 {
-    const uint32_t lane = threadIdx.x % 32;
     decode_victim_t least = no_victim();
 
-    if (s.segment >= SEG_WINDOW) {
-        return;
-    }
-    for (uint32_t i = lane; i < s.rows; i += 32) {
+    for (uint32_t i = from; i < s.rows; i += step) {
         uint4 u = __ldcg((const uint4 *) (left.find + s.before + i));
         decode_victim_t o = { __uint_as_float(u.x), u.y, u.z, 0 };
 
         least = worse(o, least) ? o : least;
     }
-    least = least_of_warp(least);
-    if (lane == 0) {
-        a.kv.victim[(size_t) s.head * TR_KV_LISTS_MAX + s.segment] = {
-            least.significance, least.index
-        };
+    return least_of_warp(least);
+}
+
+static __device__ __forceinline__ void
+put_victim(const decode_args_t &a, const sought_t &s, const decode_victim_t &v)
+{
+    a.kv.victim[(size_t) s.head * TR_KV_LISTS_MAX + s.segment] = {
+        v.significance, v.index
+    };
+}
+
+/* The victims of a layer's lists: job `at` and every step'th from there, of the
+ * warp. */
+static __device__ __forceinline__ void
+settle_by_warp(const decode_args_t &a, const decode_left_t &left, uint32_t at,
+               uint32_t step)
+{
+    const uint32_t lane = threadIdx.x % 32;
+
+    for (uint32_t i = at; i < left.layer->jobs; i += step) {
+        const sought_t s = load_sought(left, i);
+
+        if (s.segment < SEG_WINDOW) {
+            decode_victim_t v = least_found(left, s, lane, 32);
+
+            if (lane == 0) {
+                put_victim(a, s, v);
+            }
+        }
     }
 }
 
-/* .. of every `step`th job from `job` on. */
+/* .. of the block, whose first warp is enough for a short one. */
 static __device__ __forceinline__ void
-settle_victims(const decode_args_t &a, const decode_left_t &left, uint32_t job,
-               uint32_t step)
+settle_by_block(const decode_args_t &a, const decode_left_t &left, uint32_t at,
+                uint32_t step)
 {
-    for (; job < left.layer->jobs; job += step) {
-        settle_victim(a, left, load_sought(left, job));
+    __shared__ decode_victim_t found[SETTLE_WARPS];
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+    for (uint32_t i = at; i < left.layer->jobs; i += step) {
+        const sought_t s = load_sought(left, i);
+        const uint32_t warps =
+            min((s.rows + SETTLE_ROWS - 1) / SETTLE_ROWS, blockDim.x / 32);
+        decode_victim_t v = no_victim();
+
+        if (s.segment >= SEG_WINDOW) {
+            continue;
+        }
+        if (warp < warps) {
+            v = least_found(left, s, threadIdx.x, warps * 32);
+        }
+        if (warps > 1) {
+            if (lane == 0) {
+                found[warp] = v;
+            }
+            __syncthreads();
+            v = lane < warps ? found[lane] : no_victim();
+            v = least_of_warp(v);
+            __syncthreads(); /* it is written again */
+        }
+        if (threadIdx.x == 0) {
+            put_victim(a, s, v);
+        }
+    }
+}
+
+/* .. of a block of as many as are launched for it (decode_victim_blocks). */
+static __device__ __forceinline__ void
+settle_share(const decode_args_t &a, const decode_left_t &left, uint32_t block,
+             uint32_t blocks)
+{
+    const uint32_t warps = blockDim.x / 32;
+
+    if (a.few_jobs) {
+        settle_by_block(a, left, block, blocks);
+    } else {
+        settle_by_warp(a, left, block * warps + threadIdx.x / 32, blocks * warps);
     }
 }
 

@@ -4,7 +4,7 @@
  *   bench_decode [-b] [-f TEXT] [-o FILE]
  *
  *   -b   only the shapes that have targets, not the sweep
- *   -f   only cases whose name contains TEXT
+ *   -f   only cases whose name, as in "llama-8b K4V2 1x131072", contains TEXT
  *   -o   also as JSON, for tests/gpu/plot_decode.py
  *
  * A case is a number of sequences of equal length, stored in one way, in 32
@@ -569,12 +569,13 @@ run_store(const tr_cuda_stream_t *s, size_t store, const char *model,
           uint32_t seqs, uint32_t len, uint32_t heads, uint32_t lists,
           uint32_t skew, const char *filter)
 {
-    char name[64];
+    char name[64], whole[96];
     case_t x = { name, seqs,      len,   heads, lists, 128,
                  0,    { { 0 } }, { 0 }, 0,     0,     skew };
 
     snprintf(name, sizeof(name), "%s %s", model, stores[store].name);
-    if (strstr(name, filter) == NULL) {
+    snprintf(whole, sizeof(whole), "%s %ux%u", name, seqs, len);
+    if (strstr(whole, filter) == NULL) {
         return;
     }
     x.n_levels = stores[store].n_levels;
