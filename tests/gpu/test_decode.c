@@ -38,6 +38,14 @@ choose_shape(cache_shape_t *w, uint32_t round)
     w->max_dense = 1 + random_below(random_below(3) == 0 ? 1500 : 200);
     w->max_window = random_below(100);
     w->wild = random_below(2) == 0;
+    if (random_below(12) == 0) { /* a head of hundreds of parts and of rows */
+        w->lists = 1;
+        w->heads = group;
+        w->seqs = 1;
+        w->layers = 1 + random_below(3);
+        w->n_levels = 1 + random_below(2);
+        w->max_list = 9000 + random_below(12000);
+    }
     for (uint32_t i = 0; i < w->n_levels; i++) { /* distinct */
         w->level[i] = levels[(round + i * (round % 2 == 0 ? 1 : n - 1)) % n];
     }
@@ -46,14 +54,6 @@ choose_shape(cache_shape_t *w, uint32_t round)
         w->heads = group;
         w->seqs = 1 + random_below(2);
         w->max_list = 1500 + random_below(4000);
-    }
-    if (random_below(12) == 0) { /* a head of hundreds of parts and of rows */
-        w->lists = 1;
-        w->heads = group;
-        w->seqs = 1;
-        w->layers = 1 + random_below(3);
-        w->n_levels = 1 + random_below(2);
-        w->max_list = 9000 + random_below(12000);
     }
     if (random_below(8) == 0) { /* more heads than the plan has threads */
         w->lists = 4;
