@@ -60,7 +60,7 @@ __launch_bounds__(MANY_THREADS)
 /* Each block E elements of a query head. */
 template <int D, int E>
 static __global__ void
-__launch_bounds__(JOIN_THREADS, 4)
+__launch_bounds__(JOIN_THREADS, E == D ? HEAD_BLOCKS : SHARE_BLOCKS)
     join_blocks(const __grid_constant__ decode_args_t a, uint32_t blocks)
 {
     launch_next();
@@ -81,29 +81,37 @@ decode_victim_blocks(const decode_args_t *a, uint32_t warps)
     return a->few_jobs ? a->jobs : (a->jobs + warps - 1) / warps;
 }
 
+/* Of a layer, behind those that join. */
+static uint32_t
+victim_blocks(const decode_args_t *a, uint32_t warps)
+{
+    return a->layer > 1 ? decode_victim_blocks(a, warps) : 0;
+}
+
+/* The most blocks for a query head with which all of them run at once. */
 int
 decode_join(const tr_cuda_stream_t *s, const decode_args_t *a, uint32_t n_seqs)
 {
     const uint32_t heads = n_seqs * a->kv.lists * a->group;
-    const uint32_t many = s->device->blocks * JOIN_WARPS;
-    const uint32_t warps = (heads >= many ? MANY_THREADS : JOIN_THREADS) / 32;
-    uint32_t more = a->layer > 1 ? decode_victim_blocks(a, warps) : 0;
-    bool wide = a->kv.head_dim == 128;
-    uint32_t blocks;
+    const uint32_t shares = heads * (a->kv.head_dim / JOIN_SHARE);
+    const uint32_t more = victim_blocks(a, JOIN_WARPS);
+    const bool wide = a->kv.head_dim == 128;
 
-    if (heads >= many) {
-        blocks = (heads + warps - 1) / warps;
-        return launch_small(s, wide ? join_warps<128> : join_warps<64>,
-                            dim3(blocks + more), MANY_THREADS, *a, heads,
-                            blocks);
+    if (shares + more <= s->device->blocks * SHARE_BLOCKS) {
+        return launch_small(s,
+                            wide ? join_blocks<128, JOIN_SHARE>
+                                 : join_blocks<64, JOIN_SHARE>,
+                            dim3(shares + more), JOIN_THREADS, *a, shares);
     }
-    if (heads > s->device->blocks) {
+    if (heads + more <= s->device->blocks * HEAD_BLOCKS) {
         return launch_small(s, wide ? join_blocks<128, 128> : join_blocks<64, 64>,
                             dim3(heads + more), JOIN_THREADS, *a, heads);
     }
-    blocks = heads * (a->kv.head_dim / JOIN_SHARE);
-    return launch_small(s,
-                        wide ? join_blocks<128, JOIN_SHARE>
-                             : join_blocks<64, JOIN_SHARE>,
-                        dim3(blocks + more), JOIN_THREADS, *a, blocks);
+
+    const uint32_t warps = MANY_THREADS / 32;
+    const uint32_t blocks = (heads + warps - 1) / warps;
+
+    return launch_small(s, wide ? join_warps<128> : join_warps<64>,
+                        dim3(blocks + victim_blocks(a, warps)), MANY_THREADS,
+                        *a, heads, blocks);
 }

@@ -15,9 +15,15 @@
 #define JOIN_WARPS (JOIN_THREADS / 32)
 #define JOIN_SHARE 32 /* elements */
 
-/* Parts of a warp at once, by their number in all; see join_some. */
-#define SOME_PARTS 6
-#define MANY_PARTS 8
+/* Parts at once (join_some): of a warp that has a query head; of one of eight that
+ * share a head, or a share of it. */
+#define WARP_PARTS 6
+#define HEAD_PARTS 4
+#define SHARE_PARTS 8
+
+/* Blocks that a multiprocessor has at a time, at least: of a head each, or of a share. */
+#define HEAD_BLOCKS 5
+#define SHARE_BLOCKS 4
 
 #define NO_PART (-1e30f) /* the logarithm of no weight */
 #define POLL 100 /* ns */
@@ -205,7 +211,7 @@ join_by_warp(const decode_args_t &a, uint32_t at)
     if (j.n == 0) {
         return;
     }
-    f = join<D, SOME_PARTS, 1>(j, 0);
+    f = join<D, WARP_PARTS, 1>(j, 0);
     by = 1 / f.weights;
 #pragma unroll
     for (uint32_t c = 0; c < 4; c++) {
@@ -234,7 +240,7 @@ join_by_block(const decode_args_t &a, uint32_t at)
     if (j.n == 0) {
         return;
     }
-    f = join<E, E == D ? SOME_PARTS : MANY_PARTS, JOIN_WARPS>(j, warp);
+    f = join<E, E == D ? HEAD_PARTS : SHARE_PARTS, JOIN_WARPS>(j, warp);
     if (lane < E / 4) {
         *(float4 *) (out[warp] + lane * 4) =
             make_float4(f.x[0], f.x[1], f.x[2], f.x[3]);
