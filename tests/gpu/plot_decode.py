@@ -18,7 +18,7 @@ COLOURS = {
     "K4V2": "#d62728",
     "30% K8V4 70% K4V2": "#9467bd",
 }
-WIDTH, LEFT, RIGHT, HEIGHT = 900, 70, 20, 300
+WIDTH, LEFT, RIGHT, HEIGHT = 1200, 70, 20, 300
 PREFIX = "llama-8b "
 
 
