@@ -173,6 +173,9 @@ fill(uint32_t most)
         n++;
     }
     tr_kv_close(bed.e->kv, base);
+    if (n == 0) {
+        bed_die("fill", "the pool does not hold one sequence beside its prompt");
+    }
     if (n < most && strcmp(o.mode, "fit") != 0) {
         bed_die("fill", "the pool does not hold the batch");
     }

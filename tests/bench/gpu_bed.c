@@ -68,6 +68,7 @@ bed_open(bed_t *b, uint32_t max_len)
     }
     tr_sampler_init(&b->sampler, &params, 1, b->e->vocab, NULL, NULL, 0, NULL,
                     0);
+    bed_copy_speed(b);
 }
 
 void

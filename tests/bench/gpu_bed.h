@@ -30,6 +30,7 @@ typedef struct {
     uint32_t prompt_len;
     bed_seq_t seqs[BED_SEQS_MAX];
     tr_batch_item_t items[TR_CUDA_TURNS][BED_SEQS_MAX];
+    double copy_speed; /* the best seen */
 } bed_t;
 
 double bed_now_ms(void);
@@ -68,7 +69,8 @@ void bed_mix(bed_t *b, const bed_mix_t *a);
 
 /* ---- gpu_parts.c: what the device can ----------------------------------- */
 
-/* Bytes read and written a second by a copy. */
+/* Bytes read and written a second by a copy: the best that was seen since bed_open
+ * had a first look, since a device that comes from work copies up to 2% slower. */
 double bed_copy_speed(bed_t *b);
 
 /* Operations a second of the largest of the model's products, and of one of

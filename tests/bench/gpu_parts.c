@@ -48,7 +48,7 @@ double
 bed_copy_speed(bed_t *b)
 {
     copying_t c = { NULL, COPY_BYTES };
-    double us;
+    double speed;
 
     while ((c.memory = b->x->cuda->alloc(2 * c.bytes)) == NULL) {
         c.bytes /= 2;
@@ -56,9 +56,10 @@ bed_copy_speed(bed_t *b)
             bed_die("copy", b->x->cuda->reason());
         }
     }
-    us = timed(b, copy_once, &c);
+    speed = 2.0 * (double) c.bytes / timed(b, copy_once, &c) * 1e6;
     b->x->cuda->release(c.memory);
-    return 2.0 * (double) c.bytes / us * 1e6;
+    b->copy_speed = speed > b->copy_speed ? speed : b->copy_speed;
+    return b->copy_speed;
 }
 
 /* ---- products ----------------------------------------------------------- */
