@@ -210,7 +210,8 @@ bool decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv,
                  decode_args_t *out);
 int decode_join(const tr_cuda_stream_t *s, const decode_args_t *a,
                 uint32_t n_seqs);
-/* Blocks of so many warps that settle a layer's victims. */
+/* Blocks that settle a layer's victims: one a list where there are few, else of so many
+ * warps that have one each. */
 uint32_t decode_victim_blocks(const decode_args_t *a, uint32_t warps);
 
 /* Tiles of a segment. */

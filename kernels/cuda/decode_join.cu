@@ -14,8 +14,10 @@
 #include "decode_score.cuh"
 #include "launch.cuh"
 
-/* Nobody raises scores of the layer any more, whose victims block i of a kernel
- * settles. */
+static_assert(JOIN_WARPS <= SETTLE_WARPS, "settle_by_block has room for all");
+
+/* Nobody raises scores any more of the layer whose victims were settled: its piles are
+ * full again. i: of the blocks that settle them. */
 static __device__ __forceinline__ void
 end_scores(const decode_args_t &a, uint32_t i)
 {
@@ -88,7 +90,8 @@ victim_blocks(const decode_args_t *a, uint32_t warps)
     return a->layer > 1 ? decode_victim_blocks(a, warps) : 0;
 }
 
-/* The most blocks for a query head with which all of them run at once. */
+/* As many blocks for a query head as leave room for all at once on an idle device:
+ * those of a second wave begin 2 us later. Else a warp a head. */
 int
 decode_join(const tr_cuda_stream_t *s, const decode_args_t *a, uint32_t n_seqs)
 {

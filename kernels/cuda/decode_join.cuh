@@ -1,8 +1,8 @@
 /*
  * decode_join.cuh: the parts of a query head, joined: their outputs, each by the sum
  * of its weights, over the sum of all (split-K attention, as in flash decoding).
- * All that a warp needs of so many parts is asked for at once, since what it takes is
- * one way to memory behind the other; warps of a block join what each has found.
+ * A warp asks for its parts and their sums all together, to wait for memory once and
+ * not once for each; then the warps of a block join what they have found.
  */
 #ifndef TR_CUDA_DECODE_JOIN_CUH
 #define TR_CUDA_DECODE_JOIN_CUH

@@ -8,6 +8,9 @@
 #define THREADS 384u
 #define VICTIM_THREADS 256u
 
+static_assert(VICTIM_THREADS / 32 <= SETTLE_WARPS,
+              "settle_by_block has room for all");
+
 template <int K>
 static __global__ void
 __launch_bounds__(THREADS, 1)

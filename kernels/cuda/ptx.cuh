@@ -350,17 +350,6 @@ load_acquire(const uint32_t *p)
     return x;
 }
 
-/* The same without a promise of what else is seen; the L1 cache keeps what it
- * has. */
-static __device__ __forceinline__ uint32_t
-load_relaxed(const uint32_t *p)
-{
-    uint32_t x;
-
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p));
-    return x;
-}
-
 /* What this thread knows to be written, others see that see the sum. */
 static __device__ __forceinline__ void
 add_release(uint32_t *p, uint32_t x)

@@ -53,7 +53,8 @@
 #define WARM_STEPS 8u
 #define FIRST_STEPS 16u
 #define ROUNDS 5
-#define TRIES 6 /* of fit, to find room */
+#define TRIES 6    /* of fit, to find room */
+#define FIT_RUNS 3 /* of the same sequences */
 
 static struct {
     const char *mode;
@@ -174,7 +175,8 @@ fill(uint32_t most)
     }
     tr_kv_close(bed.e->kv, base);
     if (n == 0) {
-        bed_die("fill", "the pool does not hold one sequence beside its prompt");
+        bed_die("fill",
+                "the pool does not hold one sequence beside its prompt");
     }
     if (n < most && strcmp(o.mode, "fit") != 0) {
         bed_die("fill", "the pool does not hold the batch");
@@ -197,15 +199,18 @@ keep(uint32_t n, uint32_t stay)
     bed_settle(&bed);
 }
 
-/* As many sequences as have the pages that were not there when some stalled: one a
- * head, at most. */
+/* Of n sequences, as many as have the pages that were not there when some stalled: one
+ * a head, at most. */
 static uint32_t
-missing(void)
+missing(uint32_t n)
 {
     const tr_model_config_t *c = &bed.x->model->config;
     uint64_t pages = stalls * c->layers * c->kv_heads;
     tr_kv_usage_t one;
 
+    if (stalls == 0) { /* the host knew */
+        return 1 + n / 100;
+    }
     tr_kv_usage(bed.e->kv, bed.seqs[0].slot, &one);
     return 1 + (uint32_t) (pages * tr_kv_page_bytes(bed.e->kv) / one.bytes);
 }
@@ -281,9 +286,12 @@ decode(uint32_t n, pace_t *pace)
 
         *b = (tr_batch_t){ bed.items[step % 2], n, n };
         if (!compose(n, step, b->items)) {
+            const uint64_t seen = stalls;
+
             if (step > 0) {
                 collect(&batch[(step + 1) % 2]);
             }
+            stalls = seen > 0 ? seen : stalls; /* it has the same ones again */
             return false;
         }
         bed_must(bed.e->submit(bed.e, b), "submit");
@@ -450,7 +458,7 @@ run_fit(void)
         if (tries == TRIES) {
             bed_die("fit", "the pool is full: fewer --steps");
         }
-        next = missing();
+        next = missing(n);
         keep(n, 0);
         n = fill(n > next ? n - next : 1);
     }
@@ -551,7 +559,7 @@ longest(void)
     return o.context
            + (strcmp(o.mode, "mix") == 0
                   ? o.answer + 1
-                  : (TRIES + 2) * (WARM_STEPS + o.steps + 1));
+                  : FIT_RUNS * (WARM_STEPS + o.steps + 1));
 }
 
 int

@@ -342,13 +342,6 @@ load_acquire(const uint32_t *p)
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
 
-static inline uint32_t
-load_relaxed(const uint32_t *p)
-{
-    simt_yield();
-    return __atomic_load_n(p, __ATOMIC_RELAXED);
-}
-
 static inline void
 add_release(uint32_t *p, uint32_t x)
 {
