@@ -11,7 +11,7 @@
  * made while other multiprocessors still raise scores.
  */
 #include "decode_join.cuh"
-#include "decode_score.cuh"
+#include "decode_victim.cuh"
 #include "launch.cuh"
 
 static_assert(JOIN_WARPS <= SETTLE_WARPS, "settle_by_block has room for all");
