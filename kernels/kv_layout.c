@@ -11,6 +11,7 @@
 #define PAGE_STEP 128u
 #define TOKENS 2048u /* of a head, in one list, or two with more levels */
 #define DENSE 0.02 /* the weight of dense pages, where prompts stand a while */
+#define ODD 0.1    /* the weight of a tile that decode attention reads alone */
 
 static bool
 bits_known(uint32_t bits)
@@ -96,6 +97,16 @@ lay_out(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
     return end;
 }
 
+/* The share of a page's tiles that decode attention on a GPU has to take alone: of few
+ * bits it takes two at a time (unit_tiles, decode_walk.cuh). */
+static double
+lone_tiles(const tr_kv_level_t *v, uint32_t tokens)
+{
+    uint32_t tiles = tokens / TR_KV_TILE;
+
+    return v->key_bits + v->value_bits < 8 ? tiles % 2 / (double) tiles : 0;
+}
+
 /* As many tokens as fit into `bytes`; the share of a list's bytes that is lost:
  * what is left over in each page, and half of the last one.  1: not even one
  * quantum fits. */
@@ -114,7 +125,8 @@ fill(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
         tokens += quantum;
     }
     used = lay_out(l, w, v, dense, tokens);
-    return (bytes - used) / bytes + bytes / used * tokens / (2.0 * list);
+    return (bytes - used) / bytes + bytes / used * tokens / (2.0 * list)
+           + ODD * lone_tiles(v, tokens);
 }
 
 int

@@ -57,9 +57,9 @@ test_examples(void **state)
     assert_int_equal(p.layout[3].tokens, 32);
 
     p = plan_of(128, v, 2, true);
-    assert_int_equal(p.page_bytes, 13184);
+    assert_int_equal(p.page_bytes, 14080);
     assert_int_equal(p.layout[1].tokens, 64);
-    assert_int_equal(p.layout[2].tokens, 112);
+    assert_int_equal(p.layout[2].tokens, 128);
 
     /* 64 tokens of 206 bytes; small heads do not have as large pages */
     p = plan_of(128, v, 1, true);
