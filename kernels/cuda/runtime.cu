@@ -20,6 +20,7 @@
 
 /* Before a thread sleeps for an event. */
 #define SPIN_NS 5000
+#define FETCH 128 /* bytes that the L2 cache fetches at once, if it can be told */
 
 static __thread char reason[512];
 static volatile bool broken;
@@ -190,6 +191,8 @@ tr_cuda_open(int ordinal, tr_cuda_device_t *out)
     out->l2 = (uint32_t) l2;
     out->code = (uint32_t) code.ptxVersion;
     out->dependent = out->code >= 90;
+    cudaDeviceSetLimit(cudaLimitMaxL2FetchGranularity, FETCH);
+    cudaGetLastError(); /* it is a wish */
     decode_open(out);
     few_open(out);
     return tr_cuda_check();

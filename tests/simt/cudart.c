@@ -515,6 +515,14 @@ cudaFuncSetAttribute(const void *f, enum cudaFuncAttribute what, int value)
 }
 
 cudaError_t
+cudaDeviceSetLimit(enum cudaLimit limit, size_t value)
+{
+    (void) limit;
+    (void) value;
+    return cudaSuccess;
+}
+
+cudaError_t
 cudaFuncGetAttributes(struct cudaFuncAttributes *out, const void *f)
 {
     (void) f;
