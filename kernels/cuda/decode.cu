@@ -363,6 +363,7 @@ decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv, uint32_t layer,
     out->work.cut += (size_t) layer * (out->work.max_ranges + 1);
     out->work.span += (size_t) layer * out->work.max_heads;
     out->group = size->heads / kv->lists;
+    out->group_inverse = out->group == 1 ? 0 : UINT32_MAX / out->group + 1;
     return true;
 }
 

@@ -80,7 +80,7 @@ typedef struct {
     uint32_t tokens[SEGMENTS];
     uint8_t layout[SEGMENTS];
     uint8_t flags, n_lists;
-    uint32_t tiles;         /* 0: nothing to do */
+    uint32_t tiles;
     uint32_t traces_before; /* in the layer */
 } decode_head_t;
 
@@ -133,6 +133,14 @@ typedef struct {
     uint32_t position, index, pad;
 } decode_victim_t;
 
+/* The parts of a head, which ranges first .. last leave: none, if last is less. */
+typedef struct {
+    uint32_t first, last;
+    uint32_t row, list; /* of the output */
+} decode_span_t;
+
+static_assert(sizeof(decode_span_t) == 16, "read at once");
+
 /* What a layer leaves for its scores. */
 typedef struct {
     decode_layer_t *layer;
@@ -157,7 +165,7 @@ typedef struct {
     decode_job_t *job;     /* [layers][max_jobs] */
     uint32_t *index;       /* [layers][max_index] */
     uint32_t *claimed;     /* [layers][PILES][CLAIM_WORDS] */
-    uint2 *span;           /* [layers][max_heads] first and last range */
+    decode_span_t *span;   /* [layers][max_heads] */
     float2 *part_sum;      /* [places][GROUP] max, sum */
     float *part_out;       /* [places][group][head_dim] */
     uint32_t *ended; /* [layers] blocks of attention that left all their parts;
@@ -199,7 +207,8 @@ typedef struct {
     size_t ldq, ldo;
     uint32_t q_type, out_type;
     uint32_t group;
-    float scale; /* times log2(e) */
+    uint32_t group_inverse; /* 2^32 / group, rounded up; 0: one */
+    float scale;            /* times log2(e) */
 } decode_args_t;
 
 /* Fills in what all launches of a layer share, not the queries; false: the

@@ -62,7 +62,7 @@ decode_work(const tr_cuda_device_t *d, const tr_cuda_decode_size_t *size,
     TAKE(w.job, decode_job_t, jobs * layers);
     TAKE(w.index, uint32_t, w.max_index * layers);
     TAKE(w.claimed, uint32_t, PILES * CLAIM_WORDS * layers);
-    TAKE(w.span, uint2, all);
+    TAKE(w.span, decode_span_t, all);
     TAKE(w.part_sum, float2, places * GROUP);
     TAKE(w.part_out, float, places * group * size->head_dim);
     TAKE(w.ended, uint32_t, layers);
@@ -377,15 +377,15 @@ cut_at(const plan_args_t &a, const decode_head_t *heads, const uint32_t *before,
 /* Of each head, the range that has its first tile, and the one that has its last:
  * what range b has from one cut to the next. */
 static __device__ __forceinline__ void
-note_spans(uint2 *span, uint32_t b, const decode_cut_t &from,
+note_spans(decode_span_t *span, uint32_t b, const decode_cut_t &from,
            const decode_cut_t &to)
 {
     for (uint32_t h = from.head + (from.tile > 0); h < to.head + (to.tile > 0);
          h++) {
-        span[h].x = b;
+        span[h].first = b;
     }
     for (uint32_t h = from.head; h < to.head; h++) {
-        span[h].y = b;
+        span[h].last = b;
     }
 }
 
@@ -408,6 +408,7 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
     decode_head_t *head = a.work.head + (size_t) layer * a.work.max_heads;
     decode_job_t *job = a.work.job + (size_t) layer * a.work.max_jobs;
     decode_cut_t *cut = a.work.cut + (size_t) layer * (a.work.max_ranges + 1);
+    decode_span_t *span = a.work.span + (size_t) layer * a.work.max_heads;
     uint32_t *before = n_heads <= SHARED_HEADS
                            ? shared_before
                            : a.work.before
@@ -427,6 +428,8 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
         if (mine.live) {
             h.traces_before = at.traces;
             head[at.live] = h;
+            span[at.live].row = h.row;
+            span[at.live].list = i % a.kv.lists;
             before[at.live] = at.cost;
             list_jobs(a, at.live, h, job + at.jobs, at.rows);
             no_victims(a, h);
@@ -434,7 +437,7 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
         sums = plus(sums, all);
     }
     for (uint32_t i = sums.live + threadIdx.x; i < n_heads; i += THREADS) {
-        head[i].tiles = 0;
+        span[i] = { 1, 0, 0, 0 };
     }
     if (threadIdx.x == 0) {
         before[sums.live] = sums.cost;
@@ -460,8 +463,7 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
     }
     __syncthreads();
     for (uint32_t b = threadIdx.x; b < ranges; b += THREADS) {
-        note_spans(a.work.span + (size_t) layer * a.work.max_heads, b, cut[b],
-                   cut[b + 1]);
+        note_spans(span, b, cut[b], cut[b + 1]);
     }
     if (threadIdx.x == 0) {
         decode_layer_t l = { ranges, sums.jobs, sums.rows,
