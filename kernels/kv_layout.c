@@ -11,7 +11,7 @@
 #define PAGE_STEP 128u
 #define TOKENS 2048u /* of a head, in one list, or two with more levels */
 #define DENSE 0.02 /* the weight of dense pages, where prompts stand a while */
-#define ODD 0.1    /* the weight of a tile that decode attention reads alone */
+#define LONE 0.1 /* the weight of a tile that is attended to alone: measured */
 
 static bool
 bits_known(uint32_t bits)
@@ -97,8 +97,8 @@ lay_out(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
     return end;
 }
 
-/* The share of a page's tiles that decode attention on a GPU has to take alone: of few
- * bits it takes two at a time (unit_tiles, decode_walk.cuh). */
+/* The share of a page's tiles that a GPU attends to alone, in the time of two: of few
+ * bits it takes two at once (unit_tiles, cuda/decode_walk.cuh), none across pages. */
 static double
 lone_tiles(const tr_kv_level_t *v, uint32_t tokens)
 {
@@ -126,7 +126,7 @@ fill(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
     }
     used = lay_out(l, w, v, dense, tokens);
     return (bytes - used) / bytes + bytes / used * tokens / (2.0 * list)
-           + ODD * lone_tiles(v, tokens);
+           + LONE * lone_tiles(v, tokens);
 }
 
 int

@@ -97,9 +97,11 @@ typedef struct {
 /* Chooses the page size: a multiple of 128 between 96 head sizes (6 KiB at least,
  * 12 at most) and 24 KiB that wastes least, summed over `levels` and a little of
  * the dense layout; the smallest of equals.  Wasted is what is left over in each
- * page, and half of the last page of a list of 2,048 tokens, or 1,024 where there
- * are two levels or more.  Tokens a page are multiples of 16 (8 with 16-bit keys and values, 32 by channel).  0,
- * or -1: a level or head size outside what is said above. */
+ * page, half of the last page of a list of 2,048 tokens, or 1,024 where there
+ * are two levels or more, and a tenth of those tiles that a GPU attends to alone
+ * (kv_layout.c).  Tokens a page are multiples of 16 (8 with 16-bit keys and
+ * values, 32 by channel).  0, or -1: a level or head size outside what is said
+ * above. */
 int tr_page_plan(const tr_page_wish_t *wish, tr_page_plan_t *out);
 
 /* Bytes a token, everything included: page_bytes / tokens. */

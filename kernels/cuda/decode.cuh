@@ -133,13 +133,15 @@ typedef struct {
     uint32_t position, index, pad;
 } decode_victim_t;
 
-/* The parts of a head, which ranges first .. last leave: none, if last is less. */
-typedef struct {
+/* The parts of a head, which ranges first .. last leave; of one that has none,
+ * last + 1 is first. */
+typedef struct __align__(16) {
     uint32_t first, last;
     uint32_t row, list; /* of the output */
 } decode_span_t;
 
-static_assert(sizeof(decode_span_t) == 16, "read at once");
+static_assert(sizeof(decode_span_t) == 16 && alignof(decode_span_t) == 16,
+              "read at once");
 
 /* What a layer leaves for its scores. */
 typedef struct {
@@ -159,7 +161,7 @@ typedef struct {
 /* The workspace. */
 typedef struct {
     decode_layer_t *layer; /* [layers] */
-    decode_head_t *head;   /* [layers][max_heads]; those with tiles first */
+    decode_head_t *head;   /* [layers][max_heads]; those with tiles, in front */
     uint32_t *before;  /* [layers][max_heads + 1] cost of the heads before */
     decode_cut_t *cut; /* [layers][max_ranges + 1] */
     decode_job_t *job;     /* [layers][max_jobs] */

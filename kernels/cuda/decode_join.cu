@@ -51,10 +51,8 @@ __launch_bounds__(MANY_THREADS)
         settle_by_warp(a, a.raised, at * warps + threadIdx.x / 32,
                        (gridDim.x - blocks) * warps);
         end_scores(a, at);
-    } else if (i < heads) {
-        join_by_warp<D>(a, i);
     } else {
-        await_parts(a);
+        join_by_warp<D>(a, i, heads);
     }
     end_join();
 }

@@ -16,12 +16,19 @@
 #define JOIN_WARPS (JOIN_THREADS / 32)
 #define JOIN_SHARE 32 /* elements */
 
-/* Parts of a lane at once: of a warp that has a query head; of one of eight that
- * share a head, or a share of it; there, where a head has few. */
+/* Parts of a lane at once: of a warp that has a query head; of warps that share one;
+ * of warps that share some elements of one; of these, where so many are all. */
+#ifdef TR_SMALL_PARTS /* of a test, which then has more of them */
+#define WARP_PARTS 1
+#define HEAD_PARTS 1
+#define SHARE_PARTS 2
+#define SHARE_FEW 1
+#else
 #define WARP_PARTS 6
 #define HEAD_PARTS 4
 #define SHARE_PARTS 8
-#define FEW_PARTS 3
+#define SHARE_FEW 3
+#endif
 
 /* Blocks that a multiprocessor has at a time, at least: of a head each, or of a share. */
 #define HEAD_BLOCKS 5
@@ -129,7 +136,7 @@ add_found(found_t &f, found_t more)
     f.weights += more.weights;
 }
 
-/* The lane's first N of parts from, from + step, .. */
+/* The lane's first N of parts from, from + STEP, .. */
 template <uint32_t N, uint32_t STEP>
 static __device__ __forceinline__ found_t
 join_some(const joined_t &j, uint32_t from)
@@ -166,9 +173,10 @@ join_some(const joined_t &j, uint32_t from)
     return f;
 }
 
-/* All parts that are the warp's, of WARPS that share E elements of a query head.
- * Neighbouring lanes have these elements, four each; when there are fewer than 128,
- * other lanes have other parts. */
+/* All parts that are the warp's, of WARPS that share E elements of a query head: N of
+ * a lane at once, or FEW, if these are all.  Neighbouring lanes have these elements,
+ * four each; when there are fewer than 128, other lanes have other parts.  In the end
+ * every lane has what the warp found of its elements. */
 template <int E, uint32_t FEW, uint32_t N, uint32_t WARPS>
 static __device__ __forceinline__ found_t
 join(const joined_t &j, uint32_t warp)
@@ -212,23 +220,25 @@ join(const joined_t &j, uint32_t warp)
 
 static __device__ __forceinline__ void
 put_joined(const decode_args_t &a, const joined_t &j, const found_t &f,
-           bool first)
+           bool leads)
 {
     store_out(a, j.to, f.x, __fdividef(1, f.weights));
-    if (first) {
+    if (leads) { /* has the head's first element */
         *j.total = f.most + __log2f(f.weights);
     }
 }
 
+/* Query head `at`, if there is one; all warps of the block wait in one place. */
 template <int D>
 static __device__ __forceinline__ void
-join_by_warp(const decode_args_t &a, uint32_t at)
+join_by_warp(const decode_args_t &a, uint32_t at, uint32_t heads)
 {
     const uint32_t lane = threadIdx.x % 32;
-    const joined_t j = find_parts<D>(a, at, lane % (D / 4) * 4);
+    const joined_t j =
+        find_parts<D>(a, min(at, heads - 1), lane % (D / 4) * 4);
 
     await_parts(a);
-    if (j.n > 0) {
+    if (at < heads && j.n > 0) {
         const found_t f = join<D, WARP_PARTS, WARP_PARTS, 1>(j, 0);
 
         if (lane < D / 4) {
@@ -255,7 +265,7 @@ join_by_block(const decode_args_t &a, uint32_t at)
         return;
     }
     f = E == D ? join<E, HEAD_PARTS, HEAD_PARTS, JOIN_WARPS>(j, warp)
-               : join<E, FEW_PARTS, SHARE_PARTS, JOIN_WARPS>(j, warp);
+               : join<E, SHARE_FEW, SHARE_PARTS, JOIN_WARPS>(j, warp);
     if (lane < E / 4) {
         out[warp][lane] = make_float4(f.x[0], f.x[1], f.x[2], f.x[3]);
     }

@@ -437,7 +437,7 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
         sums = plus(sums, all);
     }
     for (uint32_t i = sums.live + threadIdx.x; i < n_heads; i += THREADS) {
-        span[i] = { 1, 0, 0, 0 };
+        span[i] = { 1, 0, 0, 0 }; /* heads with nothing to do have no parts */
     }
     if (threadIdx.x == 0) {
         before[sums.live] = sums.cost;

@@ -22,7 +22,8 @@
 
 #define NO_RUN 0xffffffffu /* there is no more */
 
-/* Tokens of a tile, tiles of a unit, bytes of a tile's codes, and of all of it. */
+/* Tokens of a tile, tiles of a unit (kv_layout.c knows it, too), bytes of a tile's codes,
+ * and of all of it. */
 static __host__ __device__ constexpr uint32_t
 tile_tokens(int key_bits)
 {

@@ -191,8 +191,10 @@ tr_cuda_open(int ordinal, tr_cuda_device_t *out)
     out->l2 = (uint32_t) l2;
     out->code = (uint32_t) code.ptxVersion;
     out->dependent = out->code >= 90;
-    cudaDeviceSetLimit(cudaLimitMaxL2FetchGranularity, FETCH);
-    cudaGetLastError(); /* it is a wish */
+    if (cudaDeviceSetLimit(cudaLimitMaxL2FetchGranularity, FETCH)
+        != cudaSuccess) {
+        cudaGetLastError(); /* it is a wish */
+    }
     decode_open(out);
     few_open(out);
     return tr_cuda_check();

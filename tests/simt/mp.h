@@ -17,7 +17,7 @@
 #define NAMED 16u
 #define COPIES_MAX 65536u /* of a block, on their way */
 #define PRODUCTS_MAX 48u  /* of a thread, on their way */
-#define MULTIPROCESSORS_MAX 16u
+#define MULTIPROCESSORS_MAX 32u
 
 typedef enum {
     READY, /* runs, or asks again and again */

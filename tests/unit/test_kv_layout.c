@@ -67,6 +67,7 @@ test_examples(void **state)
     assert_int_equal(p.layout[1].tokens, 64);
     p = plan_of(64, v, 2, true);
     assert_int_equal(p.page_bytes, 7040);
+    assert_int_equal(p.layout[2].tokens, 112); /* an even number costs more */
 }
 
 static void
