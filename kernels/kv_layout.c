@@ -107,9 +107,9 @@ lone_tiles(const tr_kv_level_t *v, uint32_t tokens)
     return v->key_bits + v->value_bits < 8 ? tiles % 2 / (double) tiles : 0;
 }
 
-/* As many tokens as fit into `bytes`; the share of a list's bytes that is lost:
- * what is left over in each page, and half of the last one.  1: not even one
- * quantum fits. */
+/* As many tokens as fit into `bytes`; the share of a list's bytes that is lost,
+ * what is left over in each page and half of the last one, and what lone tiles count
+ * besides.  1: not even one quantum fits. */
 static double
 fill(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
      bool dense, uint32_t bytes)

@@ -31,9 +31,10 @@
 #define LAYERS 32u
 #define IMAGES 8u
 #define PASSES 6 /* the first one warms up */
-#define COPIES \
-    200 /* 0.2 s: copies are 10% slower while the driver, it seems, wipes what a
-                    * process before has left */
+
+/* 0.2 s: copies are 10% slower while the driver, it seems, wipes what a process
+ * before has left. */
+#define COPIES 200
 
 typedef struct {
     const char *name;
