@@ -56,14 +56,15 @@ static int
 upload(tr_executor_cuda_t *x, const tr_cuda_turn_t *t, size_t size)
 {
     const tr_cuda_api_t *cuda = x->cuda;
-    int rc = cuda->copy(&x->stream, x->upload, t->upload, size);
+    int rc = cuda->fetch(&x->stream, x->upload, t->upload, size);
 
     if (rc == 0 && t->n_bias != 0) {
-        rc = cuda->copy(&x->stream, x->bias, t->bias,
-                        t->n_bias * sizeof(*t->bias));
+        rc = cuda->fetch(&x->stream, x->bias, t->bias,
+                         t->n_bias * sizeof(*t->bias));
     }
     if (rc == 0 && t->n_bar != 0) {
-        rc = cuda->copy(&x->stream, x->bar, t->bar, t->n_bar * sizeof(*t->bar));
+        rc = cuda->fetch(&x->stream, x->bar, t->bar,
+                         t->n_bar * sizeof(*t->bar));
     }
     return rc;
 }
@@ -75,11 +76,11 @@ download(tr_executor_cuda_t *x, const tr_cuda_turn_t *t)
     int rc = 0;
 
     if (n != 0) {
-        rc = x->cuda->copy(&x->stream, t->sampled, x->sampled,
+        rc = x->cuda->send(&x->stream, t->sampled, x->sampled,
                            n * sizeof(*t->sampled));
     }
     if (rc == 0 && t->top_wanted) {
-        rc = x->cuda->copy(&x->stream, t->top, x->top,
+        rc = x->cuda->send(&x->stream, t->top, x->top,
                            n * TR_CUDA_TOP_MAX * sizeof(*t->top));
     }
     return rc;

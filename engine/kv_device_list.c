@@ -247,7 +247,7 @@ tr_kv_launch(tr_kv_gpu_t *g, const tr_kv_turn_t *turn)
     size_t first = g->device.max_seqs * sizeof(tr_cuda_ask_t), at;
     size_t bytes = write_list(g, turn->in, first);
     uint32_t i;
-    int rc = cuda->copy(s, g->input, turn->in, bytes);
+    int rc = cuda->fetch(s, g->input, turn->in, bytes);
 
     if (rc == 0 && l->n_ids != 0) {
         memcpy(turn->ids, l->ids, l->n_ids * sizeof(*l->ids));

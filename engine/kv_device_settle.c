@@ -161,7 +161,7 @@ tr_kv_device_end(tr_kv_cache_t *kv)
 
     rc = cuda->manager_tally(s, &g->m, b->n_slots);
     if (rc == 0) {
-        rc = cuda->copy(s, turn->out, g->m.report, bytes);
+        rc = cuda->send(s, turn->out, g->m.report, bytes);
     }
     if (rc == 0 && b->n_refused != 0) {
         rc = cuda->copy(s, turn->refused, g->refused,

@@ -27,7 +27,7 @@
 extern "C" {
 #endif
 
-#define TR_CUDA_API_VERSION 6u
+#define TR_CUDA_API_VERSION 7u
 
 /* name, of every function in the table */
 /* clang-format off */
@@ -35,6 +35,7 @@ extern "C" {
     F(open) F(reason) F(about) F(alive)                                    \
     F(alloc) F(release) F(pin) F(unpin)                                    \
     F(stream_open) F(stream_close) F(stream_wait) F(copy) F(fill)          \
+    F(fetch) F(send)                                                       \
     F(event_open) F(event_close) F(event_record) F(event_passed)           \
     F(event_wait) F(event_time) F(event_follow)                            \
     F(graph_begin) F(graph_end) F(graph_launch) F(graph_close)             \

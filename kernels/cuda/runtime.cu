@@ -200,9 +200,7 @@ tr_cuda_open(int ordinal, tr_cuda_device_t *out)
     return tr_cuda_check();
 }
 
-/* A thread's device is 0 until it says otherwise: whoever comes from another
- * thread than the one that opened means the same device. */
-static void
+void
 use_device(void)
 {
     static __thread int current = -1;
@@ -335,6 +333,7 @@ tr_cuda_event_close(void *event)
 extern "C" int
 tr_cuda_event_record(const tr_cuda_stream_t *s, void *event)
 {
+    use_device(); /* it may come first */
     return checked(cudaEventRecord(event_of(event), stream_of(s)), "event");
 }
 

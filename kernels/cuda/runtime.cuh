@@ -9,6 +9,10 @@
 /* Keeps what tr_cuda_reason says.  Returns TR_CUDA_FAILED. */
 int tr_cuda_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* A thread's device is 0 until it says otherwise: whoever comes from another
+ * thread than the one that opened means the same device. */
+void use_device(void);
+
 /* Fills d->pairs (few.cu). */
 void few_open(tr_cuda_device_t *d);
 

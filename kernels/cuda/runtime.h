@@ -55,6 +55,14 @@ int tr_cuda_stream_wait(const tr_cuda_stream_t *s);
 int tr_cuda_copy(const tr_cuda_stream_t *s, void *to, const void *from,
                  size_t bytes);
 int tr_cuda_fill(const tr_cuda_stream_t *s, void *to, int byte, size_t bytes);
+/* As tr_cuda_copy, for little that stands between two kernels: from pinned memory
+ * to the device's, and back.  Both at multiples of 16 bytes, bytes a multiple of 4,
+ * else TR_KERNEL_BADARG.  fetch: what is read is there when this is called; what is
+ * in front may still run when it is read, so nothing on the device writes it. */
+int tr_cuda_fetch(const tr_cuda_stream_t *s, void *to, const void *from,
+                  size_t bytes);
+int tr_cuda_send(const tr_cuda_stream_t *s, void *to, const void *from,
+                 size_t bytes);
 
 /* A point in a stream. */
 int tr_cuda_event_open(void **event);
@@ -70,7 +78,9 @@ int tr_cuda_event_time(void *from, void *to, double *us);
 int tr_cuda_event_follow(const tr_cuda_stream_t *s, void *event);
 
 /* What is launched between begin and end becomes a graph instead of running.
- * Pointers and shapes are those of the capture.  end: host. */
+ * Pointers and shapes are those of the capture.  A stream that follows an event of
+ * the graph becomes a branch of it, until the first stream has followed it back.
+ * end: host. */
 int tr_cuda_graph_begin(const tr_cuda_stream_t *s);
 int tr_cuda_graph_end(const tr_cuda_stream_t *s, void **graph);
 int tr_cuda_graph_launch(const tr_cuda_stream_t *s, void *graph);

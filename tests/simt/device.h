@@ -259,6 +259,13 @@ __ldcg(const T *p)
 }
 
 template <typename T>
+static inline T
+__ldcv(const T *p)
+{
+    return __ldg(p);
+}
+
+template <typename T>
 static inline void
 __stcg(T *p, T x)
 {

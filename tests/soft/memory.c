@@ -221,6 +221,30 @@ tr_cuda_copy(const tr_cuda_stream_t *s, void *to, const void *from,
     return soft_launch(s, "copy", copy, &a, sizeof(a));
 }
 
+/* A kernel: aligned, and of words. */
+static int
+post(const tr_cuda_stream_t *s, void *to, const void *from, size_t bytes)
+{
+    return bytes % 4 != 0 || (uintptr_t) to % 16 != 0
+                   || (uintptr_t) from % 16 != 0
+               ? TR_KERNEL_BADARG
+               : tr_cuda_copy(s, to, from, bytes);
+}
+
+int
+tr_cuda_fetch(const tr_cuda_stream_t *s, void *to, const void *from,
+              size_t bytes)
+{
+    return post(s, to, from, bytes);
+}
+
+int
+tr_cuda_send(const tr_cuda_stream_t *s, void *to, const void *from,
+             size_t bytes)
+{
+    return post(s, to, from, bytes);
+}
+
 int
 tr_cuda_fill(const tr_cuda_stream_t *s, void *to, int byte, size_t bytes)
 {
