@@ -19,9 +19,10 @@ launch_step(tr_executor_cuda_t *x, const tr_cuda_upload_t *l,
 {
     const tr_cuda_manager_t *m = tr_kv_device_manager(x->base.kv);
     tr_cuda_arrays_t a = tr_cuda_arrays(x->upload, l);
-    int rc = tr_kv_device_step(x->base.kv, step->n_seqs);
 
-    if (rc != 0 || step->n_rows == 0) { /* an empty batch has commands alone */
+    if (step->n_rows == 0) { /* an empty batch has commands alone */
+        int rc = tr_kv_device_step(x->base.kv, step->n_seqs);
+
         x->model->failed = rc != 0 ? "manager_step" : NULL;
         return rc;
     }
@@ -36,6 +37,10 @@ launch_step(tr_executor_cuda_t *x, const tr_cuda_upload_t *l,
     step->bar = x->bar;
     step->sampled = x->sampled;
     step->top = x->top;
+    tr_model_cuda_begin(x->model, step);
+    tr_model_cuda_launched(x->model,
+                           tr_kv_device_step(x->base.kv, step->n_seqs),
+                           "manager_step");
     return tr_model_cuda_step(x->model, &m->view, m->seq_slot, step);
 }
 

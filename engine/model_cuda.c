@@ -206,6 +206,26 @@ choose(tr_model_cuda_t *m, bool timed, tr_error_t *err)
                                                          : cuda->reason());
 }
 
+static bool
+open_side(tr_model_cuda_t *m)
+{
+    tr_cuda_side_t *s = &m->side;
+
+    s->device = *m->stream->device;
+    s->device.pairs = (s->device.pairs + 1) / 2;
+    return m->cuda->stream_open(&s->device, &s->stream) == 0
+           && m->cuda->event_open(&s->begun) == 0
+           && m->cuda->event_open(&s->ended) == 0;
+}
+
+static void
+close_side(tr_model_cuda_t *m)
+{
+    m->cuda->event_close(m->side.begun);
+    m->cuda->event_close(m->side.ended);
+    m->cuda->stream_close(&m->side.stream);
+}
+
 tr_status_t
 tr_model_cuda_prepare(tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits,
                       tr_error_t *err)
@@ -229,7 +249,8 @@ tr_model_cuda_prepare(tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits,
     }
     layout(m, m->work);
     /* padding rows are read before anything was written there */
-    if (m->cuda->fill(m->stream, m->work, 0, m->work_size) != 0) {
+    if (m->cuda->fill(m->stream, m->work, 0, m->work_size) != 0
+        || !open_side(m)) {
         return tr_error_set(err, TR_ERR_INTERNAL, "device", "backend cuda: %s",
                             m->cuda->reason());
     }
@@ -307,6 +328,7 @@ tr_model_cuda_free(tr_model_cuda_t *m)
     if (m == NULL) {
         return;
     }
+    close_side(m);
     if (m->products != NULL) {
         m->cuda->matmul_close(m->products);
     }

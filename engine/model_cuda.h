@@ -2,10 +2,11 @@
  * A model on a GPU: its weights, the buffers of a step, and the launches that
  * take a batch from tokens to sampled tokens.
  *
- * Everything here is asynchronous and runs in one stream, in order.  Nothing is
- * allocated after open.  Launches depend on pointers and counts alone, so that a
- * step of a given size can be captured into a graph and be replayed with other
- * contents (executor_cuda.c).
+ * Everything here is asynchronous and runs in one stream, in order, but for what
+ * of a step may as well run beside it, in another that leaves it and comes back.
+ * Nothing is allocated after open.  Launches depend on pointers and counts alone,
+ * so that a step of a given size can be captured into a graph and be replayed with
+ * other contents (executor_cuda.c).
  *
  * The residual stream is FP32, everything between products is of the weights'
  * 16-bit type T, sums are FP32.  Keys enter the cache before RoPE.
@@ -30,9 +31,19 @@ typedef struct {
     void *part[TR_PARTS];
 } tr_cuda_parts_t;
 
+/* What of a step runs beside its stream: from tokens to the first product, and the
+ * last layer's scores. */
+typedef struct {
+    tr_cuda_stream_t stream;
+    tr_cuda_device_t device; /* with half of its pairs: others run beside it */
+    void *begun, *ended;     /* events */
+    bool open;               /* the step's stream has not waited for it yet */
+} tr_cuda_side_t;
+
 typedef struct {
     const tr_cuda_api_t *cuda;      /* borrowed */
     const tr_cuda_stream_t *stream; /* borrowed, as is its device */
+    tr_cuda_side_t side;
     tr_model_config_t config;
     tr_dtype_t type; /* T */
 
@@ -123,7 +134,13 @@ typedef struct {
     tr_cuda_top_t *top;         /* [n_wishes][TR_CUDA_TOP_MAX] */
 } tr_cuda_step_t;
 
-/* Launches all layers and the sampling of a step, after the manager's step.  kv:
+/* Launches what of a step comes before its first product: the manager's step,
+ * which is launched next, runs beside it.  What fails is told by
+ * tr_model_cuda_step, which must follow in any case. */
+void tr_model_cuda_begin(tr_model_cuda_t *m, const tr_cuda_step_t *step);
+
+/* Launches all layers and the sampling of the step that tr_model_cuda_begin was
+ * told of, after the manager's step.  kv:
  * the manager's view; seq_slot: as the manager left it.  0, or not: m->failed
  * and m->failed_code say which launch failed and how. */
 int tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
@@ -191,7 +208,8 @@ tr_model_cuda_head(const tr_model_cuda_t *m)
 
 /* qkv of the first layer; what is between a layer's attention and the next.
  * Both return false when a launch has failed (m->failed). */
-bool tr_model_cuda_few_first(tr_model_cuda_t *m, uint32_t rows);
+bool tr_model_cuda_few_first(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
+                             uint32_t rows);
 bool tr_model_cuda_few_rest(tr_model_cuda_t *m, uint32_t layer, uint32_t rows);
 
 /* Does a step of so many rows have them? */
@@ -210,7 +228,8 @@ bool tr_model_cuda_choose_few(tr_model_cuda_t *m, bool timed);
 
 /* ---- model_cuda_step.c ---- */
 
-/* Keeps what failed first; the rest of a step is not launched. */
+/* Keeps what failed first; the rest of a step is not launched.  Between
+ * tr_model_cuda_begin and tr_model_cuda_step also for what others launch. */
 bool tr_model_cuda_launched(tr_model_cuda_t *m, int rc, const char *what);
 
 /* What is between a layer's attention and the next, as m->few says; so many norms

@@ -2,13 +2,15 @@
  * model_cuda.h: the launches of a step.
  *
  *   embed: token (or what history has) -> hidden       angles of all rows
+ *          norm of the first layer, beside the manager's step; product qkv, beside
+ *          the plan of attention and the cache's moves
  *   layer: norm (adds what the layer before gave), product qkv, bias, norms and
  *          rotation of heads with their append to the cache, attention, product o
  *          norm (adds o), product gate_up, silu, product down
  *          With few rows these are one kernel beside append and attention
  *          (model_cuda_few.c).
  *   wanted rows, TR_CUDA_LOGIT_ROWS at a time: norm, product with the head,
- *          sampling
+ *          sampling, beside the scores of the last layer
  *
  * Which attention a sequence goes to is known on the host, whether it takes
  * part at all only on the device: the manager may have stalled it.  Where more
@@ -37,14 +39,15 @@ launched(tr_model_cuda_t *m, int rc, const char *what)
 }
 
 static bool
-multiply(tr_model_cuda_t *m, tr_part_t part, const void *w, const void *x,
-         size_t ldx, uint32_t rows, void *y, size_t ldy)
+multiply(tr_model_cuda_t *m, const tr_cuda_stream_t *stream, tr_part_t part,
+         const void *w, const void *x, size_t ldx, uint32_t rows, void *y,
+         size_t ldy)
 {
     tr_cuda_product_t p = tr_model_cuda_product(m, part, w, x, ldx, rows, y,
                                                 ldy);
 
     return launched(m,
-                    m->cuda->matmul(m->stream,
+                    m->cuda->matmul(stream,
                                     part == TR_PART_EMBED ? m->head_products
                                                           : m->products,
                                     &p),
@@ -53,8 +56,8 @@ multiply(tr_model_cuda_t *m, tr_part_t part, const void *w, const void *x,
 
 /* hidden += delta (and bias), normed = norm(hidden). */
 static bool
-norm(tr_model_cuda_t *m, uint32_t rows, const void *delta, const float *bias,
-     const void *weight)
+norm(tr_model_cuda_t *m, const tr_cuda_stream_t *stream, uint32_t rows,
+     const void *delta, const float *bias, const void *weight)
 {
     tr_cuda_norm_t a = { .rows = rows,
                          .n = m->config.hidden,
@@ -69,23 +72,59 @@ norm(tr_model_cuda_t *m, uint32_t rows, const void *delta, const float *bias,
                          .ldo = m->ld_hidden,
                          .type = m->type };
 
-    return launched(m, m->cuda->norm(m->stream, &a), "norm");
+    return launched(m, m->cuda->norm(stream, &a), "norm");
+}
+
+/* ---- beside the stream --------------------------------------------------- */
+
+/* What is launched in its stream from now on waits for what the step's stream has
+ * up to here, and for nothing later. */
+static bool
+side_begin(tr_model_cuda_t *m)
+{
+    tr_cuda_side_t *s = &m->side;
+    bool good = launched(m, m->cuda->event_record(m->stream, s->begun), "event")
+                && launched(m, m->cuda->event_follow(&s->stream, s->begun),
+                            "event");
+
+    s->open = s->open || good;
+    return good;
+}
+
+/* The step's stream waits for it: whatever has failed, nothing later may run
+ * beside it. */
+static void
+side_end(tr_model_cuda_t *m)
+{
+    tr_cuda_side_t *s = &m->side;
+    int rc;
+
+    if (s->open) {
+        rc = m->cuda->event_record(&s->stream, s->ended);
+        rc = rc != 0 ? rc : m->cuda->event_follow(m->stream, s->ended);
+        launched(m, rc, "event");
+    }
+    s->open = false;
 }
 
 /* ---- products of a layer, and what stands between them -------------------- */
 
 static bool
+multiply_qkv(tr_model_cuda_t *m, const tr_cuda_stream_t *stream, uint32_t layer,
+             uint32_t n)
+{
+    return multiply(m, stream, TR_PART_QKV, m->layers[layer].part[TR_PART_QKV],
+                    m->normed, m->ld_hidden, n, m->qkv, m->ld_qkv);
+}
+
+/* Of all layers but the first (tr_model_cuda_begin, prepare). */
+static bool
 before_attention(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
 {
-    void *const *w = m->layers[layer].part;
-
-    if (m->few && layer > 0) {
-        return true; /* the chain before has made q, k and v */
-    }
-    return norm(m, n, layer == 0 ? NULL : m->delta, NULL, w[TR_PART_INPUT_NORM])
-           && (m->few ? tr_model_cuda_few_first(m, n)
-                      : multiply(m, TR_PART_QKV, w[TR_PART_QKV], m->normed,
-                                 m->ld_hidden, n, m->qkv, m->ld_qkv));
+    return m->few /* the chain before has made q, k and v */
+           || (norm(m, m->stream, n, m->delta, NULL,
+                    m->layers[layer].part[TR_PART_INPUT_NORM])
+               && multiply_qkv(m, m->stream, layer, n));
 }
 
 static bool
@@ -96,18 +135,19 @@ after_attention(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
     if (m->few) {
         return tr_model_cuda_few_rest(m, layer, n);
     }
-    return multiply(m, TR_PART_O, w[TR_PART_O], m->attn, m->ld_attn, n,
-                    m->delta, m->ld_hidden)
-           && norm(m, n, m->delta, w[TR_PART_O_BIAS], w[TR_PART_POST_NORM])
-           && multiply(m, TR_PART_GATE_UP, w[TR_PART_GATE_UP], m->normed,
-                       m->ld_hidden, n, m->gate_up, m->ld_gate_up)
+    return multiply(m, m->stream, TR_PART_O, w[TR_PART_O], m->attn, m->ld_attn,
+                    n, m->delta, m->ld_hidden)
+           && norm(m, m->stream, n, m->delta, w[TR_PART_O_BIAS],
+                   w[TR_PART_POST_NORM])
+           && multiply(m, m->stream, TR_PART_GATE_UP, w[TR_PART_GATE_UP],
+                       m->normed, m->ld_hidden, n, m->gate_up, m->ld_gate_up)
            && launched(m,
                        m->cuda->silu_mul(m->stream, m->gate_up, m->ld_gate_up,
                                          n, m->config.intermediate, m->type,
                                          m->mlp, m->ld_mlp),
                        "silu_mul")
-           && multiply(m, TR_PART_DOWN, w[TR_PART_DOWN], m->mlp, m->ld_mlp, n,
-                       m->delta, m->ld_hidden);
+           && multiply(m, m->stream, TR_PART_DOWN, w[TR_PART_DOWN], m->mlp,
+                       m->ld_mlp, n, m->delta, m->ld_hidden);
 }
 
 bool
@@ -117,7 +157,7 @@ tr_model_cuda_products(tr_model_cuda_t *m, uint32_t layer, uint32_t rows,
     bool ok = true;
 
     for (uint32_t i = 0; i < norms && ok; i++) {
-        ok = norm(m, rows, NULL, NULL,
+        ok = norm(m, m->stream, rows, NULL, NULL,
                   m->layers[layer].part[TR_PART_INPUT_NORM]);
     }
     return ok && after_attention(m, layer, rows)
@@ -181,12 +221,6 @@ attend(tr_model_cuda_t *m, const run_t *r, uint32_t layer)
                  m->cuda->decode(m->stream, &r->fast, layer, &rows, &q,
                                  &m->decode_size, m->decode_work),
                  "decode");
-        if (layer + 1 == m->config.layers) {
-            launched(m,
-                     m->cuda->decode_score(m->stream, &r->fast, &rows,
-                                           &m->decode_size, m->decode_work),
-                     "decode_score");
-        }
     }
     if (ways & 1u << TR_CUDA_WAY_PROMPT) {
         rows.seq_slot = r->slots[TR_CUDA_WAY_PROMPT];
@@ -221,7 +255,7 @@ layer(tr_model_cuda_t *m, const run_t *r, uint32_t l)
                             .k_norm = w[TR_PART_K_NORM],
                             .eps = c->norm_eps,
                             .angles = m->angles,
-                            .early = m->few };
+                            .early = m->few && l > 0 };
     tr_cuda_keys_t keys = { .k = (uint8_t *) m->qkv + 2 * q,
                             .v = (uint8_t *) m->qkv + 2 * (q + kv),
                             .ld = m->ld_qkv,
@@ -230,7 +264,7 @@ layer(tr_model_cuda_t *m, const run_t *r, uint32_t l)
                             .moved = true,
                             .heads = &heads };
 
-    return before_attention(m, l, n)
+    return (l == 0 || before_attention(m, l, n))
            && launched(m,
                        m->cuda->kv_append(m->stream, r->kv, l, &r->rows, &keys,
                                           NULL),
@@ -238,11 +272,29 @@ layer(tr_model_cuda_t *m, const run_t *r, uint32_t l)
            && attend(m, r, l) && after_attention(m, l, n);
 }
 
+/* What no later layer does on its way. */
+static void
+score(tr_model_cuda_t *m, const run_t *r)
+{
+    tr_rows_t rows = r->rows;
+
+    rows.seq_slot = r->slots[TR_CUDA_WAY_DECODE];
+    if (side_begin(m)) {
+        launched(m,
+                 m->cuda->decode_score(&m->side.stream, &r->fast, &rows,
+                                       &m->decode_size, m->decode_work),
+                 "decode_score");
+    }
+}
+
 /* Logits of the wishes, and what they ask for.  The last layer's part of the
  * residual is added on the way. */
 static bool
-finish(tr_model_cuda_t *m, const int32_t *seq_slot, const tr_cuda_step_t *s)
+finish(tr_model_cuda_t *m, const int32_t *seq_slot, const run_t *r)
 {
+    const tr_cuda_step_t *s = r->step;
+    bool scored = (s->ways & 1u << TR_CUDA_WAY_DECODE) == 0;
+
     for (uint32_t at = 0; at < s->n_wishes && m->failed == NULL;
          at += m->logit_rows) {
         uint32_t left = s->n_wishes - at;
@@ -273,10 +325,18 @@ finish(tr_model_cuda_t *m, const int32_t *seq_slot, const tr_cuda_step_t *s)
                                            + (size_t) at * TR_CUDA_TOP_MAX,
                                     .work = m->sample_work };
 
-        (void) (launched(m, m->cuda->norm(m->stream, &last), "norm")
-                && multiply(m, TR_PART_EMBED, tr_model_cuda_head(m), m->normed,
-                            m->ld_hidden, n, m->logits, m->ld_logits)
-                && launched(m, m->cuda->sample(m->stream, &sample), "sample"));
+        if (launched(m, m->cuda->norm(m->stream, &last), "norm")
+            && multiply(m, m->stream, TR_PART_EMBED, tr_model_cuda_head(m),
+                        m->normed, m->ld_hidden, n, m->logits, m->ld_logits)) {
+            if (!scored) {
+                score(m, r);
+                scored = true;
+            }
+            launched(m, m->cuda->sample(m->stream, &sample), "sample");
+        }
+    }
+    if (!scored && m->failed == NULL) {
+        score(m, r);
     }
     return m->failed == NULL;
 }
@@ -346,9 +406,8 @@ select_ways(tr_model_cuda_t *m, const int32_t *seq_slot, run_t *r)
     return m->failed == NULL;
 }
 
-int
-tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
-                   const int32_t *seq_slot, const tr_cuda_step_t *step)
+void
+tr_model_cuda_begin(tr_model_cuda_t *m, const tr_cuda_step_t *step)
 {
     tr_cuda_embed_t embed = { .rows = step->n_rows,
                               .vocab = m->config.vocab,
@@ -361,6 +420,49 @@ tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
                               .type = m->type,
                               .out = m->hidden,
                               .ldo = m->ld_hidden };
+
+    m->failed = NULL;
+    m->few = tr_model_cuda_is_few(m, step->n_rows);
+    if (side_begin(m)
+        && launched(m, m->cuda->embed(&m->side.stream, &embed), "embed")
+        && launched(m,
+                    m->cuda->rope_angles(&m->side.stream, step->row_pos,
+                                         step->n_rows, m->inv_freq,
+                                         m->config.head_dim / 2, m->angles),
+                    "rope_angles")) {
+        norm(m, &m->side.stream, step->n_rows, NULL, NULL,
+             m->layers[0].part[TR_PART_INPUT_NORM]);
+    }
+}
+
+/* The first product, and what attention needs beside it.  It comes behind the
+ * manager's step: one streams weights, the other waits for its memory. */
+static bool
+prepare(tr_model_cuda_t *m, const run_t *r)
+{
+    bool planned = (r->step->ways & 1u << TR_CUDA_WAY_DECODE) != 0;
+    tr_rows_t rows = r->rows;
+
+    rows.seq_slot = r->slots[TR_CUDA_WAY_DECODE];
+    return side_begin(m)
+           && (m->few ? tr_model_cuda_few_first(m, &m->side.stream, rows.n_rows)
+                      : multiply_qkv(m, &m->side.stream, 0, rows.n_rows))
+           && (!planned
+               || launched(m,
+                           m->cuda->decode_plan(m->stream, &r->fast, &rows,
+                                                &m->decode_size,
+                                                m->decode_work),
+                           "decode_plan"))
+           && launched(m,
+                       m->cuda->kv_moves(m->stream, r->kv, &r->rows, planned,
+                                         NULL),
+                       "kv_moves");
+}
+
+int
+tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
+                   const int32_t *seq_slot, const tr_cuda_step_t *step)
+{
     run_t r = { .kv = kv,
                 .rows = { .n_rows = step->n_rows,
                           .n_seqs = step->n_seqs,
@@ -368,32 +470,20 @@ tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
                           .seq_slot = seq_slot,
                           .seq_row = step->seq_row },
                 .step = step };
-    tr_rows_t decode;
 
-    m->failed = NULL;
-    m->few = tr_model_cuda_is_few(m, step->n_rows);
-    take_fast_layouts(&r);
-    select_ways(m, seq_slot, &r);
-    launched(m, m->cuda->kv_moves(m->stream, kv, &r.rows, NULL), "kv_moves");
-    if (m->failed == NULL && (step->ways & 1u << TR_CUDA_WAY_DECODE)) {
-        decode = r.rows;
-        decode.seq_slot = r.slots[TR_CUDA_WAY_DECODE];
-        launched(m,
-                 m->cuda->decode_plan(m->stream, &r.fast, &decode,
-                                      &m->decode_size, true, m->decode_work),
-                 "decode_plan");
+    if (m->failed == NULL) {
+        take_fast_layouts(&r);
+        if (select_ways(m, seq_slot, &r)) {
+            prepare(m, &r);
+        }
     }
-    launched(m, m->cuda->embed(m->stream, &embed), "embed");
-    launched(m,
-             m->cuda->rope_angles(m->stream, step->row_pos, step->n_rows,
-                                  m->inv_freq, m->config.head_dim / 2,
-                                  m->angles),
-             "rope_angles");
+    side_end(m);
     for (uint32_t l = 0; l < m->config.layers && m->failed == NULL; l++) {
         layer(m, &r, l);
     }
     if (m->failed == NULL) {
-        finish(m, seq_slot, step);
+        finish(m, seq_slot, &r);
     }
+    side_end(m);
     return m->failed == NULL ? 0 : m->failed_code;
 }

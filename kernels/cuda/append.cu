@@ -26,7 +26,7 @@ append_rest(append_t t, token_room_t *room)
 static __global__ void
 __launch_bounds__(32 * WARPS, MOVES_BLOCKS)
     moves_kernel(const __grid_constant__ append_args_t a, uint32_t heads,
-                 uint32_t each)
+                 uint32_t each, bool beside)
 {
     __shared__ moves_room_t rooms[WARPS];
     moves_room_t *room = &rooms[threadIdx.x / 32];
@@ -35,7 +35,9 @@ __launch_bounds__(32 * WARPS, MOVES_BLOCKS)
     warp_t w = { threadIdx.x % 32, 32 };
     uint32_t rest;
 
-    launch_wait();
+    if (!beside) {
+        launch_wait();
+    }
     launch_next();
     rest = moves_fast(&a, w, room, first, end);
     for (; rest != 0; rest &= rest - 1) {
@@ -47,6 +49,9 @@ __launch_bounds__(32 * WARPS, MOVES_BLOCKS)
             t.side = side == 0 ? KEY : VALUE;
             append_rest(t, &room->token);
         }
+    }
+    if (beside) {
+        launch_wait(); /* who waits for this one also waits for that */
     }
 }
 
@@ -141,7 +146,7 @@ args_make(append_args_t *a, const tr_kv_view_t *kv, const tr_rows_t *rows,
 
 extern "C" int
 tr_cuda_kv_moves(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
-                 const tr_rows_t *rows, uint32_t *refused)
+                 const tr_rows_t *rows, bool beside, uint32_t *refused)
 {
     append_args_t a = {};
     uint64_t heads = (uint64_t) kv->layers * rows->n_rows * kv->lists;
@@ -159,7 +164,7 @@ tr_cuda_kv_moves(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     return launch_small(s, moves_kernel,
                         dim3((uint32_t) ((heads + each * WARPS - 1)
                                          / (each * WARPS))),
-                        32 * WARPS, a, (uint32_t) heads, each);
+                        32 * WARPS, a, (uint32_t) heads, each, beside);
 }
 
 extern "C" int

@@ -68,12 +68,12 @@ size_t tr_cuda_decode_work(const tr_cuda_device_t *d,
 /* Reads counts and sequences of all layers and shares their pages out over the
  * multiprocessors, by bytes; sets the victims of lists that have none.
  * Sequences with more than one row, or with seq_slot < 0, are left out: their
- * outputs and scores are not touched.  beside: the launch just before it is this
- * step's tr_cuda_kv_moves, which it has nothing to do with: both run at once. */
+ * outputs and scores are not touched.  What is launched behind it with leave to
+ * begin early (launch.cuh) may do so at once; when it begins, all in front of the
+ * plan has ended. */
 int tr_cuda_decode_plan(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                         const tr_rows_t *rows,
-                        const tr_cuda_decode_size_t *size, bool beside,
-                        void *work);
+                        const tr_cuda_decode_size_t *size, void *work);
 
 /* Queries and results of a step's rows, [n_rows][heads * head_dim]. */
 typedef struct {

@@ -415,6 +415,7 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
                                  + (size_t) layer * (a.work.max_heads + 1);
     sums_t sums = { 0, 0, 0, 0, 0 };
 
+    launch_next();
     for (uint32_t from = 0; from < n_heads; from += THREADS) {
         uint32_t i = from + threadIdx.x;
         sums_t mine = { 0, 0, 0, 0, 0 }, all;
@@ -472,7 +473,6 @@ __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
         a.work.layer[layer] = l;
         a.work.ended[layer] = 0;
     }
-    launch_wait(); /* who waits for this one also waits for the one before */
 }
 
 /* ---- launchers ---------------------------------------------------------- */
@@ -487,7 +487,7 @@ tr_cuda_decode_work(const tr_cuda_device_t *d,
 extern "C" int
 tr_cuda_decode_plan(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                     const tr_rows_t *rows, const tr_cuda_decode_size_t *size,
-                    bool beside, void *work)
+                    void *work)
 {
     plan_args_t a;
     uint32_t heads, bytes;
@@ -509,6 +509,7 @@ tr_cuda_decode_plan(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.keeps = fminf(L2_KEEPS, (float) s->device->l2 * L2_SHARE);
     heads = rows->n_seqs * kv->lists;
     bytes = heads <= SHARED_HEADS ? (heads + 1) * 4 : 0;
-    return launch_with(s, beside, bytes, plan_kernel, dim3(kv->layers), THREADS,
+    /* plainly: moves begin with it, and what they need is in front */
+    return launch_with(s, false, bytes, plan_kernel, dim3(kv->layers), THREADS,
                        a);
 }

@@ -51,7 +51,8 @@ tr_cuda_embed(const tr_cuda_stream_t *s, const tr_cuda_embed_t *a)
     if (a->rows == 0) {
         return TR_KERNEL_OK;
     }
-    return launch_small(s,
+    /* plainly: the first of a graph's branch would come late otherwise */
+    return launch_plain(s,
                         a->type == TR_F16 ? embed_kernel<TR_F16>
                                           : embed_kernel<TR_BF16>,
                         blocks, THREADS, *a, wide);

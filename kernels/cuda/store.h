@@ -58,9 +58,11 @@ size_t tr_cuda_kv_compress_work(const tr_kv_view_t *kv, uint32_t n,
 /* The moves of a step's rows in all layers at once, before the first layer's
  * kv_append: victims, and who leaves a window.  They depend on no token of the
  * step, and one launch hides what 32 would wait for.  Appends with `moved` then
- * store the tokens alone; what is refused here loses its move, not its token. */
+ * store the tokens alone; what is refused here loses its move, not its token.
+ * beside: the launch just before it is this step's tr_cuda_decode_plan, which it has
+ * nothing to do with: both run at once. */
 int tr_cuda_kv_moves(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
-                     const tr_rows_t *rows, uint32_t *refused);
+                     const tr_rows_t *rows, bool beside, uint32_t *refused);
 
 /* One slot's pages on their way to another pool.  They go in the order of
  * heads; of a head, its dense pages, its window's (of min(base, window) slots),

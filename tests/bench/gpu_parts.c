@@ -145,7 +145,7 @@ multiply_layers(bed_t *b, uint32_t n)
 
     m->few = tr_model_cuda_is_few(m, n);
     m->failed = NULL;
-    if (m->few && !tr_model_cuda_few_first(m, n)) {
+    if (m->few && !tr_model_cuda_few_first(m, m->stream, n)) {
         return m->failed_code;
     }
     for (uint32_t l = 0; l < m->config.layers && rc == 0; l++) {
@@ -248,7 +248,7 @@ attend_all(bed_t *b, void *arg)
                         .seq_slot = manager->seq_slot,
                         .seq_row = a.seq_row };
     rc = m->cuda->decode_plan(m->stream, &manager->view, &rows, &m->decode_size,
-                              false, m->decode_work);
+                              m->decode_work);
     for (uint32_t layer = 0; layer < m->config.layers && rc == 0; layer++) {
         rc = m->cuda->decode(m->stream, &manager->view, layer, &rows, &q,
                              &m->decode_size, m->decode_work);

@@ -383,8 +383,7 @@ static void
 plan(const tr_cuda_stream_t *stream, const setup_t *s, const operands_t *o,
      void *work)
 {
-    launched(
-        tr_cuda_decode_plan(stream, &s->view, &s->rows, &o->size, false, work));
+    launched(tr_cuda_decode_plan(stream, &s->view, &s->rows, &o->size, work));
 }
 
 static void

@@ -210,7 +210,8 @@ append_run(bench_t *b, void *arg)
     append_t *a = arg;
 
     if (a->in.moved) {
-        must(tr_cuda_kv_moves(&b->launch, &b->view, &a->rows, a->refused),
+        must(tr_cuda_kv_moves(&b->launch, &b->view, &a->rows, false,
+                              a->refused),
              "moves");
     }
     for (uint32_t layer = 0; layer < a->layers; layer++) {

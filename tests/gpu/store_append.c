@@ -102,7 +102,8 @@ moves(bed_t *b, step_rows_t *r)
 
     bed_put(count, &refused, 4);
     bed_sync(b);
-    if (tr_cuda_kv_moves(&b->side->stream, &b->other, &r->other, count) != 0) {
+    if (tr_cuda_kv_moves(&b->side->stream, &b->other, &r->other, false, count)
+        != 0) {
         printf("launch: %s\n", tr_cuda_reason());
         exit(1);
     }

@@ -82,8 +82,7 @@ launch(cache_t *c, const tr_cuda_stream_t *s, bool plan, void *work)
     int rc = 0;
 
     if (plan) {
-        rc = tr_cuda_decode_plan(s, &c->device, &c->device_rows, &size, false,
-                                 work);
+        rc = tr_cuda_decode_plan(s, &c->device, &c->device_rows, &size, work);
     }
     for (uint32_t layer = 0; layer < c->shape.layers && rc == 0; layer++) {
         rc = tr_cuda_decode(s, &c->device, layer, &c->device_rows, &q, &size,

@@ -173,6 +173,92 @@ streams_follow(void)
     return true;
 }
 
+#define POSTED 70000u /* bytes: several blocks' */
+
+/* Small copies by a kernel, both ways, of any number of words; what is beside
+ * stays. */
+static bool
+posts(void)
+{
+    uint8_t *p = cuda->alloc(POSTED), *in = cuda->pin(POSTED);
+    uint8_t *out = cuda->pin(POSTED);
+
+    HOLDS(p != NULL && in != NULL && out != NULL);
+    HOLDS(cuda->fetch(&stream, p, in, 6) == TR_KERNEL_BADARG);
+    HOLDS(cuda->fetch(&stream, p + 4, in, 8) == TR_KERNEL_BADARG);
+    HOLDS(cuda->send(&stream, out, p + 8, 8) == TR_KERNEL_BADARG);
+    HOLDS(cuda->send(&stream, out + 4, p, 8) == TR_KERNEL_BADARG);
+    HOLDS(cuda->fetch(&stream, p, in, 0) == 0);
+    for (uint32_t i = 0; i < STEPS / 3; i++) {
+        uint32_t n = (uint32_t) rand() % (POSTED / 4) * 4;
+
+        n = i % 3 == 0 ? n % 64 : n;
+        for (uint32_t k = 0; k < POSTED; k++) {
+            in[k] = (uint8_t) rand();
+        }
+        memset(out, 0x5a, POSTED);
+        HOLDS(cuda->fill(&stream, p, 0xa5, POSTED) == 0);
+        HOLDS(cuda->fetch(&stream, p, in, n) == 0);
+        HOLDS(cuda->send(&stream, out, p, POSTED - 32) == 0);
+        HOLDS(cuda->stream_wait(&stream) == 0);
+        for (uint32_t k = 0; k < POSTED; k++) {
+            HOLDS(out[k]
+                  == (k < n && k < POSTED - 32 ? in[k]
+                      : k < POSTED - 32        ? 0xa5
+                                               : 0x5a));
+        }
+    }
+    cuda->release(p);
+    cuda->unpin(in);
+    cuda->unpin(out);
+    return true;
+}
+
+/* A stream that leaves a graph's and comes back: each sees what was before, and
+ * the one that waits what the other did. */
+static bool
+graphs_branch(void)
+{
+    uint8_t *p = cuda->alloc(32), *out = cuda->pin(4), *in = cuda->pin(4);
+    tr_cuda_stream_t other;
+    void *event, *graph;
+
+    HOLDS(p != NULL && out != NULL && in != NULL
+          && cuda->event_open(&event) == 0
+          && cuda->stream_open(&device, &other) == 0);
+    HOLDS(cuda->graph_begin(&stream) == 0);
+    HOLDS(cuda->fill(&stream, p, 7, 4) == 0);
+    HOLDS(cuda->event_record(&stream, event) == 0);
+    HOLDS(cuda->event_follow(&other, event) == 0);
+    HOLDS(cuda->fill(&stream, p + 1, 8, 1) == 0);
+    /* kernels that may begin early, behind the leave and the return */
+    HOLDS(cuda->fetch(&other, p + 16, in, 4) == 0);
+    HOLDS(cuda->copy(&other, p + 2, p, 1) == 0);
+    HOLDS(cuda->fetch(&other, p + 16, in, 4) == 0);
+    HOLDS(cuda->event_record(&other, event) == 0);
+    HOLDS(cuda->event_follow(&stream, event) == 0);
+    HOLDS(cuda->send(&stream, out, p + 16, 4) == 0);
+    HOLDS(cuda->copy(&stream, p + 3, p + 2, 1) == 0);
+    HOLDS(cuda->graph_end(&stream, &graph) == 0);
+    for (int i = 0; i < STEPS; i++) {
+        memset(in, i & 0xff, 4);
+        HOLDS(cuda->fill(&stream, p, 0, 32) == 0);
+        HOLDS(cuda->graph_launch(&stream, graph) == 0);
+        HOLDS(cuda->stream_wait(&stream) == 0);
+        HOLDS(memcmp(out, in, 4) == 0);
+        HOLDS(cuda->copy(&stream, out, p, 4) == 0);
+        HOLDS(cuda->stream_wait(&stream) == 0);
+        HOLDS(memcmp(out, "\7\10\7\7", 4) == 0);
+    }
+    cuda->graph_close(graph);
+    cuda->event_close(event);
+    cuda->stream_close(&other);
+    cuda->release(p);
+    cuda->unpin(in);
+    cuda->unpin(out);
+    return true;
+}
+
 /* What a graph reads when it runs is what is there then. */
 static bool
 graphs_repeat(void)
@@ -484,7 +570,9 @@ main(int argc, char **argv)
     TRY(runs_in_order());
     TRY(events_tell_when());
     TRY(streams_follow());
+    TRY(posts());
     TRY(graphs_repeat());
+    TRY(graphs_branch());
     if (!calm) {
         TRY(runs_out_of_memory());
         TRY(hears_of_faults(argv[0]));

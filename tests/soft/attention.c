@@ -396,11 +396,10 @@ plan(void *args)
 int
 tr_cuda_decode_plan(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                     const tr_rows_t *rows, const tr_cuda_decode_size_t *size,
-                    bool beside, void *work)
+                    void *work)
 {
     plan_t a = { work, tr_cuda_decode_work(s->device, size) };
 
-    (void) beside;
     if (rows->n_seqs == 0) {
         return TR_KERNEL_OK;
     }

@@ -189,10 +189,11 @@ launch(const tr_cuda_stream_t *s, append_t *a, const tr_kv_view_t *kv,
 
 int
 tr_cuda_kv_moves(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
-                 const tr_rows_t *rows, uint32_t *refused)
+                 const tr_rows_t *rows, bool beside, uint32_t *refused)
 {
     append_t a = { .rows = *rows, .refused = refused };
 
+    (void) beside;
     return launch(s, &a, kv, "kv_moves", moves);
 }
 

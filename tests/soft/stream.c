@@ -4,6 +4,10 @@
  * The thread pauses before launches, now and then for long, but no longer than
  * the host keeps away: as soon as somebody waits for the device, nothing that
  * comes too early could be seen any more, and the work goes on.
+ *
+ * A graph has a branch for each stream that was captured with it.  Its launches run
+ * one after the other, the branches' mixed as chance has it, as far as nothing
+ * waits for an event: what is not waited for does come too late.
  */
 #include "device.h"
 
@@ -20,19 +24,27 @@ typedef struct launch {
     soft_body_f body;
     graph_t *graph; /* instead of a body: all of its launches */
     bool point;     /* an event's: no kernel */
+    uint32_t record,
+        follow; /* of a graph, instead of a body: its points, from 1 */
     _Alignas(64) uint8_t args[];
 } launch_t;
 
+#define BRANCHES_MAX 4u
+#define POINTS_MAX 32u
+
 struct graph {
-    launch_t *first, **end;
-    unsigned users; /* the owner, and replays under way */
+    launch_t *first[BRANCHES_MAX], **end[BRANCHES_MAX];
+    uint32_t branches, points;
+    uint64_t number; /* of the capture */
+    unsigned users;  /* the owner, and replays under way */
 };
 
 typedef struct queue {
     struct queue *next; /* of all streams */
     pthread_t thread;
     launch_t *first, **end;
-    graph_t *capture; /* launches go there */
+    graph_t *capture; /* launches go there, */
+    uint32_t branch;  /* to this one */
     bool busy, closing;
     bool awake; /* may touch the device's memory */
     uint64_t random;
@@ -41,6 +53,8 @@ typedef struct queue {
 typedef struct {
     uint64_t recorded, passed; /* how often */
     double us;                 /* when, last */
+    uint64_t capture;          /* in which it was recorded last; 0: in none, */
+    uint32_t point;            /* as this one */
 } event_t;
 
 pthread_mutex_t soft_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -48,9 +62,10 @@ pthread_cond_t soft_changed = PTHREAD_COND_INITIALIZER;
 const tr_stream_t soft_cpu_stream = { .threads = 1 };
 
 static queue_t *queues;
-static unsigned waiting; /* host threads that wait for the device */
-static unsigned awake;   /* streams */
-static uint64_t opened;  /* streams so far */
+static unsigned waiting;  /* host threads that wait for the device */
+static unsigned awake;    /* streams */
+static uint64_t opened;   /* streams so far */
+static uint64_t captures; /* so far */
 static char fault[256];
 static bool lost;
 
@@ -218,11 +233,44 @@ graph_leave(graph_t *g)
     if (--g->users > 0) {
         return;
     }
-    for (l = g->first; l != NULL; l = next) {
-        next = l->next;
-        free(l);
+    for (uint32_t b = 0; b < g->branches; b++) {
+        for (l = g->first[b]; l != NULL; l = next) {
+            next = l->next;
+            free(l);
+        }
     }
     free(g);
+}
+
+/* With the lock: the launches of a graph. */
+static void
+replay(queue_t *q, const graph_t *g)
+{
+    const launch_t *at[BRANCHES_MAX];
+    bool passed[POINTS_MAX + 1] = { true };
+
+    memcpy(at, g->first, sizeof(at));
+    for (;;) {
+        uint64_t from = soft_seed() == 0 ? 0 : random_next(q);
+        const launch_t *l = NULL;
+
+        for (uint32_t i = 0; i < g->branches && l == NULL; i++) {
+            uint32_t b = (uint32_t) ((from + i) % g->branches);
+
+            if (at[b] != NULL && passed[at[b]->follow]) {
+                l = at[b];
+                at[b] = l->next;
+            }
+        }
+        if (l == NULL) {
+            return; /* graph_end has seen to it that nothing is left */
+        }
+        if (l->record != 0) {
+            passed[l->record] = true;
+        } else if (l->follow == 0) {
+            run(q, l);
+        }
+    }
 }
 
 /* With the lock: while nothing runs, nobody may touch the device's memory.  This
@@ -269,9 +317,7 @@ thread_main(void *arg)
         if (l->graph == NULL) {
             run(q, l);
         } else {
-            for (const launch_t *i = l->graph->first; i != NULL; i = i->next) {
-                run(q, i);
-            }
+            replay(q, l->graph);
             graph_leave(l->graph);
         }
         free(l);
@@ -287,6 +333,15 @@ thread_main(void *arg)
 }
 
 /* ---- streams ------------------------------------------------------------ */
+
+/* With the lock: no stream is captured for it any more. */
+static void
+capture_leave(const graph_t *g)
+{
+    for (queue_t *q = queues; q != NULL; q = q->next) {
+        q->capture = q->capture == g ? NULL : q->capture;
+    }
+}
 
 int
 tr_cuda_stream_open(const tr_cuda_device_t *device, tr_cuda_stream_t *out)
@@ -328,7 +383,10 @@ tr_cuda_stream_close(tr_cuda_stream_t *s)
     pthread_cond_broadcast(&soft_changed);
     pthread_mutex_unlock(&soft_lock);
     pthread_join(q->thread, NULL);
-    if (q->capture != NULL) {
+    if (q->capture != NULL && q->branch == 0) {
+        pthread_mutex_lock(&soft_lock);
+        capture_leave(q->capture);
+        pthread_mutex_unlock(&soft_lock);
         graph_leave(q->capture);
     }
     free(q);
@@ -411,7 +469,8 @@ launch_new(const char *name, soft_body_f body, const void *args, size_t bytes)
 static void
 enqueue(queue_t *q, launch_t *l)
 {
-    launch_t ***end = q->capture != NULL ? &q->capture->end : &q->end;
+    launch_t ***end = q->capture != NULL ? &q->capture->end[q->branch]
+                                         : &q->end;
 
     **end = l;
     *end = &l->next;
@@ -487,6 +546,53 @@ follow(void *args)
     pthread_mutex_unlock(&soft_lock);
 }
 
+/* With the lock: the graph that is being captured, if it still is. */
+static graph_t *
+captured(uint64_t number)
+{
+    for (const queue_t *q = queues; q != NULL && number != 0; q = q->next) {
+        if (q->capture != NULL && q->capture->number == number) {
+            return q->capture;
+        }
+    }
+    return NULL;
+}
+
+static void
+branch_open(queue_t *q, graph_t *g)
+{
+    q->capture = g;
+    q->branch = g->branches++;
+    g->end[q->branch] = &g->first[q->branch];
+}
+
+/* With the lock: a point of a graph.  A stream that follows one becomes a branch. */
+static const char *
+point_captured(queue_t *q, event_t *event, bool record)
+{
+    graph_t *g = record ? q->capture : captured(event->capture);
+    launch_t *l;
+
+    if (g == NULL || (q->capture != NULL && q->capture != g)) {
+        return "an event from outside does not go into a graph";
+    }
+    if (g->branches == BRANCHES_MAX || g->points == POINTS_MAX) {
+        return "too many branches or events in a graph";
+    }
+    if (q->capture == NULL) {
+        branch_open(q, g);
+    }
+    l = launch_new("event", NULL, NULL, 0);
+    if (record) {
+        event->capture = g->number;
+        l->record = event->point = ++g->points;
+    } else {
+        l->follow = event->point;
+    }
+    enqueue(q, l);
+    return NULL;
+}
+
 /* Body in s, at the event's present count. */
 static int
 point(const tr_cuda_stream_t *s, void *event, soft_body_f body, bool record)
@@ -499,10 +605,13 @@ point(const tr_cuda_stream_t *s, void *event, soft_body_f body, bool record)
         return TR_CUDA_FAILED;
     }
     pthread_mutex_lock(&soft_lock);
-    if (q->capture != NULL) {
+    if (q->capture != NULL || (!record && captured(p.event->capture) != NULL)) {
+        const char *why = point_captured(q, event, record);
+
         pthread_mutex_unlock(&soft_lock);
-        return soft_failed("events do not go into a graph");
+        return why == NULL ? TR_KERNEL_OK : soft_failed("%s", why);
     }
+    p.event->capture = record ? 0 : p.event->capture;
     p.which = p.event->recorded += record;
     l = launch_new("event", body, &p, sizeof(p));
     l->point = true;
@@ -579,7 +688,6 @@ tr_cuda_graph_begin(const tr_cuda_stream_t *s)
         free(g);
         return TR_CUDA_FAILED;
     }
-    g->end = &g->first;
     g->users = 1;
     pthread_mutex_lock(&soft_lock);
     if (q->capture != NULL) {
@@ -587,21 +695,52 @@ tr_cuda_graph_begin(const tr_cuda_stream_t *s)
         free(g);
         return soft_failed("the stream is already being captured");
     }
-    q->capture = g;
+    g->number = ++captures;
+    branch_open(q, g);
     pthread_mutex_unlock(&soft_lock);
     return TR_KERNEL_OK;
+}
+
+/* With the lock: has a branch something that nobody waits for? */
+static bool
+branch_left(const graph_t *g, uint32_t branch)
+{
+    uint32_t last = 0;
+
+    for (const launch_t *l = g->first[branch]; l != NULL; l = l->next) {
+        last = l->record;
+    }
+    for (uint32_t b = 0; b < g->branches && last != 0; b++) {
+        for (const launch_t *l = g->first[b]; l != NULL; l = l->next) {
+            if (b != branch && l->follow == last) {
+                return false;
+            }
+        }
+    }
+    return true;
 }
 
 int
 tr_cuda_graph_end(const tr_cuda_stream_t *s, void **graph)
 {
-    queue_t *q = s->stream;
+    const queue_t *q = s->stream;
+    graph_t *g;
+    bool left = false;
 
     pthread_mutex_lock(&soft_lock);
-    *graph = q->capture;
-    q->capture = NULL;
+    *graph = g = q->capture;
+    for (uint32_t b = 1; g != NULL && b < g->branches; b++) {
+        left = left || branch_left(g, b);
+    }
+    capture_leave(g);
+    if (left) {
+        graph_leave(g);
+        *graph = NULL;
+    }
     pthread_mutex_unlock(&soft_lock);
-    return *graph != NULL ? soft_check() : soft_failed("nothing was captured");
+    return left ? soft_failed("a stream was not waited for in a graph")
+           : *graph != NULL ? soft_check()
+                            : soft_failed("nothing was captured");
 }
 
 int

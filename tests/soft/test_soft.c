@@ -176,20 +176,18 @@ graphs_repeat(void **state)
 {
     tr_cuda_stream_t s = stream_open();
     uint8_t *p = cuda->alloc(6), *out = cuda->pin(3), *in = cuda->pin(1);
-    void *graph, *event;
+    void *graph;
 
     (void) state;
     *in = 0;
     memset(out, 0, 3);
     assert_int_equal(cuda->fill(&s, p, 7, 3), 0);
-    assert_int_equal(cuda->event_open(&event), 0);
     assert_int_equal(cuda->graph_begin(&s), 0);
     assert_int_equal(cuda->copy(&s, p + 3, p, 3), 0); /* shifts by one */
     assert_int_equal(cuda->copy(&s, p + 1, p + 3, 2), 0);
     assert_int_equal(cuda->copy(&s, p, in, 1), 0);
     assert_null(cuda->alloc(1));
     assert_int_equal(cuda->stream_wait(&s), TR_CUDA_FAILED);
-    assert_int_equal(cuda->event_record(&s, event), TR_CUDA_FAILED);
     assert_int_equal(cuda->graph_end(&s, &graph), 0);
     assert_int_equal(cuda->copy(&s, out, p, 3), 0);
     assert_int_equal(cuda->stream_wait(&s), 0);
@@ -204,11 +202,68 @@ graphs_repeat(void **state)
     assert_int_equal(cuda->copy(&s, out, p, 3), 0);
     assert_int_equal(cuda->stream_wait(&s), 0);
     assert_memory_equal(out, "\3\3\2", 3);
-    cuda->event_close(event);
     cuda->release(p);
     cuda->unpin(out);
     cuda->unpin(in);
     cuda->stream_close(&s);
+}
+
+/* A graph in which b leaves a and, if it says so, comes back; what a does between,
+ * into p[1], is there or not when b looks. */
+static void *
+graph_of_two(tr_cuda_stream_t *a, tr_cuda_stream_t *b, uint8_t *p, void *event,
+             bool back)
+{
+    void *graph;
+
+    assert_int_equal(cuda->graph_begin(a), 0);
+    assert_int_equal(cuda->fill(a, p, 1, 4), 0);
+    assert_int_equal(cuda->event_record(a, event), 0);
+    assert_int_equal(cuda->event_follow(b, event), 0);
+    assert_int_equal(cuda->fill(a, p + 1, 2, 1), 0);
+    assert_int_equal(cuda->copy(b, p + 2, p, 2), 0);
+    if (back) {
+        assert_int_equal(cuda->event_record(b, event), 0);
+        assert_int_equal(cuda->event_follow(a, event), 0);
+        assert_int_equal(cuda->copy(a, p + 1, p + 2, 1), 0);
+    }
+    assert_int_equal(cuda->graph_end(a, &graph), back ? 0 : TR_CUDA_FAILED);
+    return graph;
+}
+
+static void
+graphs_have_branches(void **state)
+{
+    tr_cuda_stream_t a = stream_open(), b = stream_open();
+    uint8_t *p = cuda->alloc(4), *out = cuda->pin(4);
+    uint32_t seen[3] = { 0 };
+    void *graph, *event, *outside;
+
+    (void) state;
+    assert_int_equal(cuda->event_open(&event), 0);
+    assert_int_equal(cuda->event_open(&outside), 0);
+    assert_int_equal(cuda->event_record(&b, outside), 0);
+    assert_null(graph_of_two(&a, &b, p, event, false));
+    graph = graph_of_two(&a, &b, p, event, true);
+    for (int i = 0; i < STEPS; i++) {
+        assert_int_equal(cuda->graph_launch(&a, graph), 0);
+        assert_int_equal(cuda->copy(&a, out, p, 4), 0);
+        assert_int_equal(cuda->stream_wait(&a), 0);
+        assert_true(out[0] == 1 && out[1] == 1 && out[2] == 1);
+        assert_true(out[3] == 1 || out[3] == 2);
+        seen[out[3]]++;
+    }
+    assert_true(seen[1] > 0 && seen[2] > 0);
+    assert_int_equal(cuda->graph_begin(&a), 0);
+    assert_int_equal(cuda->event_follow(&a, outside), TR_CUDA_FAILED);
+    assert_int_equal(cuda->graph_end(&a, &graph), 0);
+    cuda->graph_close(graph);
+    cuda->event_close(event);
+    cuda->event_close(outside);
+    cuda->release(p);
+    cuda->unpin(out);
+    cuda->stream_close(&a);
+    cuda->stream_close(&b);
 }
 
 /* ---- memory ------------------------------------------------------------- */
@@ -451,6 +506,7 @@ main(int argc, char **argv)
         cmocka_unit_test(events_tell_when),
         cmocka_unit_test(streams_follow_each_other),
         cmocka_unit_test(graphs_repeat),
+        cmocka_unit_test(graphs_have_branches),
         cmocka_unit_test(memory_is_held_to_its_size),
         cmocka_unit_test(memory_is_not_the_hosts),
         cmocka_unit_test(products_are_those_of_the_weights),

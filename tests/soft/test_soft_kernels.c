@@ -145,7 +145,7 @@ attend_by_device(const tr_kv_view_t *kv, const tr_rows_t *rows, uint32_t layer,
     tr_rows_t rest = *rows;
 
     if (layer == 0) {
-        rc = cuda->decode_plan(&stream, kv, rows, &decode, false, decode_work);
+        rc = cuda->decode_plan(&stream, kv, rows, &decode, decode_work);
     }
     assert_true(rc == 0 || rc == TR_KERNEL_BADARG); /* levels it knows not */
     if (rc == 0) {
@@ -190,7 +190,7 @@ step_by_device(const tr_kv_view_t *kv, step_t *t, uint32_t layer,
     rows.n_rows++;
     rows.n_seqs++;
     if (layer == 0) {
-        assert_int_equal(cuda->kv_moves(&stream, kv, &rows, refused), 0);
+        assert_int_equal(cuda->kv_moves(&stream, kv, &rows, false, refused), 0);
     }
     assert_int_equal(cuda->kv_append(&stream, kv, layer, &rows, &in, refused),
                      0);

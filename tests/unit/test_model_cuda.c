@@ -201,8 +201,6 @@ run(bed_t *b, int32_t slot, uint32_t pos, uint32_t n, const int32_t *tokens,
         row_slot[i] = slot;
         row_pos[i] = pos + i;
     }
-    ok(b, b->cuda->manager_step(&b->stream, &b->manager,
-                                put(b, &at, &ask, sizeof(ask)), 1));
     step.token = put(b, &at, tokens, n * sizeof(*tokens));
     step.row_slot = put(b, &at, row_slot, n * sizeof(*row_slot));
     step.row_pos = put(b, &at, row_pos, n * sizeof(*row_pos));
@@ -213,6 +211,9 @@ run(bed_t *b, int32_t slot, uint32_t pos, uint32_t n, const int32_t *tokens,
     step.gather = put(b, &at, &last, sizeof(last));
     step.wish = put(b, &at, &wish, sizeof(wish));
     step.sampled = b->sampled;
+    tr_model_cuda_begin(b->model, &step);
+    ok(b, b->cuda->manager_step(&b->stream, &b->manager,
+                                put(b, &at, &ask, sizeof(ask)), 1));
     ok(b, tr_model_cuda_step(b->model, &b->manager.view, b->manager.seq_slot,
                              &step));
     ok(b, b->cuda->copy(&b->stream, b->logits, b->model->logits, VOCAB * 4));
