@@ -211,9 +211,7 @@ open_side(tr_model_cuda_t *m)
 {
     tr_cuda_side_t *s = &m->side;
 
-    s->device = *m->stream->device;
-    s->device.pairs = (s->device.pairs + 1) / 2;
-    return m->cuda->stream_open(&s->device, &s->stream) == 0
+    return m->cuda->stream_open(m->stream->device, &s->stream) == 0
            && m->cuda->event_open(&s->begun) == 0
            && m->cuda->event_open(&s->ended) == 0;
 }

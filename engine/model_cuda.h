@@ -35,9 +35,8 @@ typedef struct {
  * last layer's scores. */
 typedef struct {
     tr_cuda_stream_t stream;
-    tr_cuda_device_t device; /* with half of its pairs: others run beside it */
-    void *begun, *ended;     /* events */
-    bool open;               /* the step's stream has not waited for it yet */
+    void *begun, *ended; /* events */
+    bool open;           /* the step's stream has not waited for it yet */
 } tr_cuda_side_t;
 
 typedef struct {
@@ -206,10 +205,8 @@ tr_model_cuda_head(const tr_model_cuda_t *m)
 
 #define TR_CUDA_FEW_CLASSES 4u /* up to 8, 16, 32, 64 rows */
 
-/* qkv of the first layer; what is between a layer's attention and the next.
- * Both return false when a launch has failed (m->failed). */
-bool tr_model_cuda_few_first(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
-                             uint32_t rows);
+/* What is between a layer's attention and the next.  False: a launch has failed
+ * (m->failed). */
 bool tr_model_cuda_few_rest(tr_model_cuda_t *m, uint32_t layer, uint32_t rows);
 
 /* Does a step of so many rows have them? */

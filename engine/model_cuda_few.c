@@ -1,7 +1,6 @@
 /*
  * model_cuda.h: products of few rows, chains of which are one kernel.
  *
- *   product qkv of the first layer
  *   of each layer: append, attention, and a chain: product o (adds to hidden),
  *   product gate_up (scales its rows, gates), product down (adds to hidden,
  *   weighs it), product qkv of the next layer (scales its rows)
@@ -63,7 +62,7 @@ few_residual(tr_model_cuda_t *m, tr_part_t part, uint32_t layer, uint32_t rows,
     return a;
 }
 
-/* Of what a norm left, or of what scales it. */
+/* Of a layer behind another: of what that one left, and what scales it. */
 static tr_cuda_few_t
 few_qkv(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
 {
@@ -73,7 +72,7 @@ few_qkv(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
     a.ldx = m->ld_hidden;
     a.y = m->qkv;
     a.ldy = m->ld_qkv;
-    a.parts = layer == 0 ? 0 : m->parts;
+    a.parts = m->parts;
     return a;
 }
 
@@ -89,16 +88,6 @@ few_gate_up(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
     a.ldy = m->ld_mlp;
     a.parts = m->parts;
     return a;
-}
-
-bool
-tr_model_cuda_few_first(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
-                        uint32_t rows)
-{
-    tr_cuda_few_t a = few_qkv(m, 0, rows);
-
-    return tr_model_cuda_launched(m, m->cuda->few(stream, &a, 1, m->meet),
-                                  "few");
 }
 
 bool
@@ -266,22 +255,6 @@ columns_agree(const float *x, const float *y, uint32_t rows, size_t n)
     return worst <= APART * APART * all * GROUP / (double) n;
 }
 
-/* q, k, v; a, b: room for both. */
-static bool
-qkv_agrees(const tr_model_cuda_t *m, uint32_t rows, const left_t *x,
-           const left_t *y, float *a, float *b)
-{
-    size_t n = tr_part_shape(&m->config, TR_PART_QKV).rows;
-
-    for (size_t i = 0; i < rows * n; i++) {
-        size_t at = i / n * m->ld_qkv + i % n;
-
-        a[i] = tr_float_load(x->qkv, at, TR_BF16);
-        b[i] = tr_float_load(y->qkv, at, TR_BF16);
-    }
-    return columns_agree(a, b, rows, n);
-}
-
 /* hidden, and q, k, v of the layer behind; there is none behind a model's last, and
  * then nobody has added what cuBLASLt left in delta. */
 static bool
@@ -304,37 +277,13 @@ left_agree(const tr_model_cuda_t *m, uint32_t rows, const left_t *x,
         b[i] = y->hidden[at];
     }
     ok = ok && columns_agree(a, b, rows, n);
-    ok = ok && qkv_agrees(m, rows, x, y, a, b);
-    free(a);
-    return ok;
-}
+    for (size_t i = 0; i < rows * qkv && ok; i++) {
+        size_t at = i / qkv * m->ld_qkv + i % qkv;
 
-/* The first product, which is shared out otherwise than those of chains. */
-static bool
-first_agrees(tr_model_cuda_t *m, uint32_t rows, const left_t *x,
-             const left_t *y)
-{
-    const tr_cuda_api_t *cuda = m->cuda;
-    const tr_cuda_stream_t *s = m->stream, *beside = &m->side.stream;
-    size_t bytes = rows * m->ld_qkv * 2;
-    float *a = malloc(2 * rows * m->ld_qkv * sizeof(*a));
-    tr_cuda_product_t p = tr_model_cuda_product(m, TR_PART_QKV,
-                                                m->layers[0].part[TR_PART_QKV],
-                                                m->normed, m->ld_hidden, rows,
-                                                m->qkv, m->ld_qkv);
-    bool ok = a != NULL
-              && cuda->fill_random(s, m->normed, rows * m->ld_hidden, m->type,
-                                   2, 0, 1)
-                     == 0
-              && cuda->matmul(s, m->products, &p) == 0
-              && cuda->copy(s, x->qkv, m->qkv, bytes) == 0
-              && cuda->fill(s, m->qkv, 0, bytes) == 0
-              && cuda->stream_wait(s) == 0
-              && tr_model_cuda_few_first(m, beside, rows)
-              && cuda->copy(beside, y->qkv, m->qkv, bytes) == 0
-              && cuda->stream_wait(beside) == 0
-              && qkv_agrees(m, rows, x, y, a, a + rows * m->ld_qkv);
-
+        a[i] = tr_float_load(x->qkv, at, TR_BF16);
+        b[i] = tr_float_load(y->qkv, at, TR_BF16);
+    }
+    ok = ok && columns_agree(a, b, rows, qkv);
     free(a);
     return ok;
 }
@@ -347,7 +296,7 @@ agree(tr_model_cuda_t *m, uint32_t rows, void *const graph[2], uint8_t *memory)
     left_t x = left_in(m, rows, memory);
     left_t y = left_in(m, rows, memory + left_bytes(m, rows));
     bool ok = run(m, graph[0], rows, &x) && run(m, graph[1], rows, &y)
-              && left_agree(m, rows, &x, &y) && first_agrees(m, rows, &x, &y);
+              && left_agree(m, rows, &x, &y);
 
     if (!ok) {
         tr_log(TR_LEVEL_WARN,

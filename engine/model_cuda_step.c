@@ -444,9 +444,7 @@ prepare(tr_model_cuda_t *m, const run_t *r)
     tr_rows_t rows = r->rows;
 
     rows.seq_slot = r->slots[TR_CUDA_WAY_DECODE];
-    return side_begin(m)
-           && (m->few ? tr_model_cuda_few_first(m, &m->side.stream, rows.n_rows)
-                      : multiply_qkv(m, &m->side.stream, 0, rows.n_rows))
+    return side_begin(m) && multiply_qkv(m, &m->side.stream, 0, rows.n_rows)
            && (!planned
                || launched(m,
                            m->cuda->decode_plan(m->stream, &r->fast, &rows,

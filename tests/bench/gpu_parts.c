@@ -145,9 +145,6 @@ multiply_layers(bed_t *b, uint32_t n)
 
     m->few = tr_model_cuda_is_few(m, n);
     m->failed = NULL;
-    if (m->few && !tr_model_cuda_few_first(m, m->stream, n)) {
-        return m->failed_code;
-    }
     for (uint32_t l = 0; l < m->config.layers && rc == 0; l++) {
         void *const *w = m->layers[l].part;
         const tr_cuda_product_t of_layer[] = {
@@ -162,7 +159,10 @@ multiply_layers(bed_t *b, uint32_t n)
                                   m->ld_mlp, n, m->delta, m->ld_hidden),
         };
 
-        if (m->few) {
+        if (m->few && l == 0) {
+            rc = m->cuda->matmul(s, m->products, &of_layer[0]);
+        }
+        if (m->few && rc == 0) {
             rc = tr_model_cuda_products(m, l, n, 0) ? 0 : m->failed_code;
             continue;
         }

@@ -454,7 +454,7 @@ check_layers(void)
 int
 main(int argc, char **argv)
 {
-    uint32_t rounds, pairs, failed = 0;
+    uint32_t rounds, failed = 0;
     uint64_t seed;
 
     side_open(&side);
@@ -468,11 +468,8 @@ main(int argc, char **argv)
     meet = array_new(1, sizeof(uint32_t), false);
     memset(array_host(&meet), 0, sizeof(uint32_t));
     array_send(&meet);
-    pairs = side.device.pairs;
     for (uint32_t r = 0; r < rounds; r++) {
         random_seed(seed + r);
-        /* a step's first product leaves others half of them */
-        side.device.pairs = random_below(4) == 0 ? (pairs + 1) / 2 : pairs;
         if (!check_one() || (r % 4 == 0 && !small && !check_layers())) {
             printf("FAILED: test_few 1 %llu%s\n",
                    (unsigned long long) (seed + r), small ? " small" : "");
