@@ -139,9 +139,9 @@ typedef struct {
 void tr_model_cuda_begin(tr_model_cuda_t *m, const tr_cuda_step_t *step);
 
 /* Launches all layers and the sampling of the step that tr_model_cuda_begin was
- * told of, after the manager's step.  kv:
- * the manager's view; seq_slot: as the manager left it.  0, or not: m->failed
- * and m->failed_code say which launch failed and how. */
+ * told of, after the manager's step.  kv: the manager's view; seq_slot: as the
+ * manager left it.  0, or not: m->failed and m->failed_code say which launch failed
+ * and how. */
 int tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
                        const int32_t *seq_slot, const tr_cuda_step_t *step);
 
