@@ -6,7 +6,7 @@
 
 MODULE_DIR := $B/module
 MODULE_OUT := $(MODULE_DIR)/ngx_http_tokenring_module.so
-MODULE_SRC := $(wildcard ngx_module/*.c ngx_module/*.h include/tokenring/*.h)
+MODULE_SRC := $(wildcard ngx_module/*/*.[ch] include/tokenring/*.h)
 NGINX_DEV  ?= /usr/share/nginx/src
 MODULE_FLAGS = $(CFLAGS) -Wall -Wextra -Wno-unused-parameter \
                -Wno-unused-function -Werror -fPIC
