@@ -7,7 +7,7 @@
  * the next one when the client has taken the last: a slow client costs a page
  * of memory, however long the answer is.
  *
- * Who has read all there is listens to the request's channel (_subject.c).
+ * Who has read all there is listens to the request's channel (_stream_sub.c).
  * From the time when the subscription holds, the stream is read once more; what
  * the channel brings then goes on exactly where the stream ended, or is known
  * already, or shows that we must read again.  A client too slow for the channel
@@ -205,7 +205,7 @@ ngx_http_tokenring_follow_ask(ngx_http_tokenring_follow_t *f)
     argv[5].data = count;
     argv[5].len = ngx_sprintf(count, "%d", NGX_HTTP_TOKENRING_PAGE) - count;
 
-    f->epoch = ngx_http_tokenring_subject_epoch(f);
+    f->epoch = ngx_http_tokenring_stream_sub_epoch(f);
     f->fresh = 0;
 
     f->reading = ngx_http_tokenring_redis_command(f->redis,
@@ -299,10 +299,10 @@ ngx_http_tokenring_follow_page(void *data, redisReply *reply)
                                ngx_http_tokenring_send_away(ctx->request));
 
         } else {
-            /* the subject sees when Redis is back */
+            /* the stream subscription sees when Redis is back */
             f->more = 1;
 
-            if (ngx_http_tokenring_subject_join(f) != NGX_OK) {
+            if (ngx_http_tokenring_stream_sub_join(f) != NGX_OK) {
                 ngx_http_tokenring_finalize(ctx, NGX_ERROR);
             }
         }
@@ -461,16 +461,16 @@ ngx_http_tokenring_follow_settle(ngx_http_tokenring_follow_t *f,
         return;
     }
 
-    if (ngx_http_tokenring_subject_join(f) != NGX_OK) {
+    if (ngx_http_tokenring_stream_sub_join(f) != NGX_OK) {
         ngx_http_tokenring_fail(ctx, TR_ERR_NOMEM,
                                 "The gateway ran out of memory");
         return;
     }
 
-    epoch = ngx_http_tokenring_subject_epoch(f);
+    epoch = ngx_http_tokenring_stream_sub_epoch(f);
 
     if (epoch == 0) {
-        /* the subject tells when the subscription holds */
+        /* the stream subscription tells when the subscription holds */
         return;
     }
 
@@ -499,8 +499,8 @@ ngx_http_tokenring_follow_more(ngx_http_tokenring_ctx_t *ctx)
     }
 
     if (ngx_http_tokenring_follow_ask(f) != NGX_OK) {
-        /* the subject sees when Redis is back */
-        (void) ngx_http_tokenring_subject_join(f);
+        /* the stream subscription sees when Redis is back */
+        (void) ngx_http_tokenring_stream_sub_join(f);
     }
 }
 
@@ -638,5 +638,5 @@ ngx_http_tokenring_follow_end(ngx_http_tokenring_ctx_t *ctx)
     f->reading = NULL;
     f->more = 0;
 
-    ngx_http_tokenring_subject_leave(f);
+    ngx_http_tokenring_stream_sub_leave(f);
 }

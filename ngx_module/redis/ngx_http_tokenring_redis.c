@@ -60,7 +60,7 @@ ngx_http_tokenring_redis_start(ngx_http_tokenring_redis_t *redis)
 
     ngx_rbtree_init(&redis->subscriptions, &redis->sentinel,
                     ngx_str_rbtree_insert_value);
-    ngx_rbtree_init(&redis->subjects, &redis->subjects_sentinel,
+    ngx_rbtree_init(&redis->stream_subs, &redis->stream_subs_sentinel,
                     ngx_str_rbtree_insert_value);
 }
 

@@ -127,8 +127,8 @@ struct ngx_http_tokenring_redis_s {
     ngx_rbtree_t                      subscriptions;
     ngx_rbtree_node_t                 sentinel;
     ngx_uint_t                        nsubscriptions;
-    ngx_rbtree_t                      subjects;   /* of _subject.c */
-    ngx_rbtree_node_t                 subjects_sentinel;
+    ngx_rbtree_t                      stream_subs; /* of _stream_sub.c */
+    ngx_rbtree_node_t                 stream_subs_sentinel;
     unsigned                          ready:1;    /* for use */
 };
 

@@ -1,11 +1,11 @@
 /*
  * A request as Redis has it: tr:req:{ID} of docs/redis.md, read and checked.
  *
- *     _state.c      reading it, and whether its engine lives; as JSON
- *     _find.c       looking one up for a client, who may be early
- *     _requests.c   GET and DELETE of /v1/requests/ID
- *     _follow.c     GET of /v1/requests/ID/stream
- *     _subject.c    what those who follow the same request share
+ *     _state.c       reading it, and whether its engine lives; as JSON
+ *     _find.c        looking one up for a client, who may be early
+ *     _requests.c    GET and DELETE of /v1/requests/ID
+ *     _follow.c      GET of /v1/requests/ID/stream
+ *     _stream_sub.c  what those who follow the same request share
  */
 
 #ifndef _NGX_HTTP_TOKENRING_REQUESTS_H_INCLUDED_
@@ -15,7 +15,7 @@
 #include "ngx_http_tokenring_redis.h"
 
 
-typedef struct ngx_http_tokenring_subject_s  ngx_http_tokenring_subject_t;
+typedef struct ngx_http_tokenring_stream_sub_s  ngx_http_tokenring_stream_sub_t;
 
 
 /* texts are copies, of the pool that was given; a number that is not there, or
@@ -113,13 +113,13 @@ ngx_int_t ngx_http_tokenring_find(ngx_http_tokenring_find_t *find);
 void ngx_http_tokenring_find_end(ngx_http_tokenring_find_t *find);
 
 
-/* _follow.c: what a follow gets from its subject; c's request may end */
+/* _follow.c: called by its stream subscription; f's request may end */
 
 struct ngx_http_tokenring_follow_s {
     ngx_http_tokenring_ctx_t     *ctx;
     ngx_http_tokenring_redis_t   *redis;
-    ngx_queue_t                   queue;         /* in the subject */
-    ngx_http_tokenring_subject_t *subject;       /* NULL: not yet */
+    ngx_queue_t                   queue;         /* in sub->followers */
+    ngx_http_tokenring_stream_sub_t *sub;        /* NULL: not yet */
     ngx_http_tokenring_find_t     find;          /* the record */
     ngx_http_tokenring_call_t    *reading;       /* a page of output */
     ngx_str_t                     output;        /* its key */
@@ -142,14 +142,14 @@ void ngx_http_tokenring_follow_fail(ngx_http_tokenring_follow_t *f,
     tr_status_t status, const char *message);
 
 
-/* _subject.c */
+/* _stream_sub.c */
 
 /* NGX_OK: f is one of those who follow its request */
-ngx_int_t ngx_http_tokenring_subject_join(ngx_http_tokenring_follow_t *f);
-void ngx_http_tokenring_subject_leave(ngx_http_tokenring_follow_t *f);
+ngx_int_t ngx_http_tokenring_stream_sub_join(ngx_http_tokenring_follow_t *f);
+void ngx_http_tokenring_stream_sub_leave(ngx_http_tokenring_follow_t *f);
 
 /* 0: no messages come now; else a number that changes when some were lost */
-ngx_uint_t ngx_http_tokenring_subject_epoch(ngx_http_tokenring_follow_t *f);
+ngx_uint_t ngx_http_tokenring_stream_sub_epoch(ngx_http_tokenring_follow_t *f);
 
 
 #endif /* _NGX_HTTP_TOKENRING_REQUESTS_H_INCLUDED_ */

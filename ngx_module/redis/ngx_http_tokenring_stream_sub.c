@@ -1,6 +1,7 @@
 /*
- * A request that somebody follows: one subscription and one look at the state
- * a second, however many follow.
+ * Stream subscriptions: what all clients that follow one request's stream
+ * share, which is one Redis subscription and one look at the request's state a
+ * second, however many follow.
  *
  * The look finds out what no message tells: that the engine has died, that the
  * state is final but the output has no end, that messages were lost.  It also
@@ -14,34 +15,37 @@
 #include "ngx_http_tokenring_requests.h"
 
 
-static ngx_http_tokenring_subject_t *ngx_http_tokenring_subject_get(
+static ngx_http_tokenring_stream_sub_t *ngx_http_tokenring_stream_sub_get(
     ngx_http_tokenring_follow_t *f);
-static void ngx_http_tokenring_subject_free(ngx_http_tokenring_subject_t *s);
-static void ngx_http_tokenring_subject_event(void *data,
+static void ngx_http_tokenring_stream_sub_free(
+    ngx_http_tokenring_stream_sub_t *s);
+static void ngx_http_tokenring_stream_sub_event(void *data,
     ngx_http_tokenring_channel_e what, ngx_str_t *message);
-static void ngx_http_tokenring_subject_message(ngx_http_tokenring_subject_t *s,
-    ngx_str_t *message);
-static void ngx_http_tokenring_subject_read(ngx_http_tokenring_subject_t *s,
-    ngx_uint_t all);
-static ngx_http_tokenring_follow_t *ngx_http_tokenring_subject_next(
-    ngx_http_tokenring_subject_t *s, ngx_queue_t *left);
-static void ngx_http_tokenring_subject_check(ngx_event_t *ev);
-static void ngx_http_tokenring_subject_record(void *data, redisReply *reply);
-static void ngx_http_tokenring_subject_last(void *data, redisReply *reply);
-static uint64_t ngx_http_tokenring_subject_number(redisReply *reply);
-static void ngx_http_tokenring_subject_engine(void *data, redisReply *reply);
-static void ngx_http_tokenring_subject_silent(ngx_http_tokenring_subject_t *s,
-    tr_status_t status, const char *message);
-static void ngx_http_tokenring_subject_alive(ngx_http_tokenring_subject_t *s);
-static void ngx_http_tokenring_subject_checked(
-    ngx_http_tokenring_subject_t *s);
+static void ngx_http_tokenring_stream_sub_message(
+    ngx_http_tokenring_stream_sub_t *s, ngx_str_t *message);
+static void ngx_http_tokenring_stream_sub_read(
+    ngx_http_tokenring_stream_sub_t *s, ngx_uint_t all);
+static ngx_http_tokenring_follow_t *ngx_http_tokenring_stream_sub_next(
+    ngx_http_tokenring_stream_sub_t *s, ngx_queue_t *left);
+static void ngx_http_tokenring_stream_sub_check(ngx_event_t *ev);
+static void ngx_http_tokenring_stream_sub_record(void *data, redisReply *reply);
+static void ngx_http_tokenring_stream_sub_last(void *data, redisReply *reply);
+static uint64_t ngx_http_tokenring_stream_sub_number(redisReply *reply);
+static void ngx_http_tokenring_stream_sub_engine(void *data, redisReply *reply);
+static void ngx_http_tokenring_stream_sub_silent(
+    ngx_http_tokenring_stream_sub_t *s, tr_status_t status,
+    const char *message);
+static void ngx_http_tokenring_stream_sub_alive(
+    ngx_http_tokenring_stream_sub_t *s);
+static void ngx_http_tokenring_stream_sub_checked(
+    ngx_http_tokenring_stream_sub_t *s);
 
 
 #define NGX_HTTP_TOKENRING_LOOK     1000
 #define NGX_HTTP_TOKENRING_SILENCE  3
 
 
-struct ngx_http_tokenring_subject_s {
+struct ngx_http_tokenring_stream_sub_s {
     ngx_str_node_t                      sn;        /* the request's id */
     ngx_http_tokenring_redis_t         *redis;
     ngx_http_tokenring_subscription_t  *subscription;
@@ -63,41 +67,41 @@ struct ngx_http_tokenring_subject_s {
 
 
 ngx_int_t
-ngx_http_tokenring_subject_join(ngx_http_tokenring_follow_t *f)
+ngx_http_tokenring_stream_sub_join(ngx_http_tokenring_follow_t *f)
 {
-    ngx_http_tokenring_subject_t  *s;
+    ngx_http_tokenring_stream_sub_t  *s;
 
-    if (f->subject) {
+    if (f->sub) {
         return NGX_OK;
     }
 
-    s = ngx_http_tokenring_subject_get(f);
+    s = ngx_http_tokenring_stream_sub_get(f);
     if (s == NULL) {
         return NGX_ERROR;
     }
 
-    f->subject = s;
+    f->sub = s;
     ngx_queue_insert_tail(&s->followers, &f->queue);
 
     return NGX_OK;
 }
 
 
-static ngx_http_tokenring_subject_t *
-ngx_http_tokenring_subject_get(ngx_http_tokenring_follow_t *f)
+static ngx_http_tokenring_stream_sub_t *
+ngx_http_tokenring_stream_sub_get(ngx_http_tokenring_follow_t *f)
 {
-    uint32_t                       hash;
-    ngx_str_t                     *id, channel;
-    ngx_http_tokenring_redis_t    *redis;
-    ngx_http_tokenring_subject_t  *s;
+    uint32_t                          hash;
+    ngx_str_t                        *id, channel;
+    ngx_http_tokenring_redis_t       *redis;
+    ngx_http_tokenring_stream_sub_t  *s;
 
     redis = f->redis;
     id = &f->ctx->completion;
 
     hash = ngx_crc32_short(id->data, id->len);
 
-    s = (ngx_http_tokenring_subject_t *)
-            ngx_str_rbtree_lookup(&redis->subjects, id, hash);
+    s = (ngx_http_tokenring_stream_sub_t *)
+            ngx_str_rbtree_lookup(&redis->stream_subs, id, hash);
 
     if (s) {
         return s;
@@ -109,7 +113,7 @@ ngx_http_tokenring_subject_get(ngx_http_tokenring_follow_t *f)
         return NULL;
     }
 
-    s = ngx_calloc(sizeof(ngx_http_tokenring_subject_t), ngx_cycle->log);
+    s = ngx_calloc(sizeof(ngx_http_tokenring_stream_sub_t), ngx_cycle->log);
     if (s == NULL) {
         return NULL;
     }
@@ -119,7 +123,7 @@ ngx_http_tokenring_subject_get(ngx_http_tokenring_follow_t *f)
     s->redis = redis;
     s->heard = ngx_current_msec;
 
-    s->timer.handler = ngx_http_tokenring_subject_check;
+    s->timer.handler = ngx_http_tokenring_stream_sub_check;
     s->timer.data = s;
     s->timer.log = ngx_cycle->log;
     s->timer.cancelable = 1;
@@ -130,12 +134,12 @@ ngx_http_tokenring_subject_get(ngx_http_tokenring_follow_t *f)
     s->sn.str.len = TR_COMPLETION_LEN;
     s->sn.node.key = hash;
 
-    ngx_rbtree_insert(&redis->subjects, &s->sn.node);
+    ngx_rbtree_insert(&redis->stream_subs, &s->sn.node);
 
     s->subscription = ngx_http_tokenring_subscribe(redis, &channel,
-                                        ngx_http_tokenring_subject_event, s);
+                                        ngx_http_tokenring_stream_sub_event, s);
     if (s->subscription == NULL) {
-        ngx_http_tokenring_subject_free(s);
+        ngx_http_tokenring_stream_sub_free(s);
         return NULL;
     }
 
@@ -147,29 +151,29 @@ ngx_http_tokenring_subject_get(ngx_http_tokenring_follow_t *f)
 
 
 void
-ngx_http_tokenring_subject_leave(ngx_http_tokenring_follow_t *f)
+ngx_http_tokenring_stream_sub_leave(ngx_http_tokenring_follow_t *f)
 {
-    ngx_http_tokenring_subject_t  *s;
+    ngx_http_tokenring_stream_sub_t  *s;
 
-    s = f->subject;
+    s = f->sub;
 
     if (s == NULL) {
         return;
     }
 
-    f->subject = NULL;
+    f->sub = NULL;
     ngx_queue_remove(&f->queue);
 
     if (ngx_queue_empty(&s->followers) && !s->busy) {
-        ngx_http_tokenring_subject_free(s);
+        ngx_http_tokenring_stream_sub_free(s);
     }
 }
 
 
 static void
-ngx_http_tokenring_subject_free(ngx_http_tokenring_subject_t *s)
+ngx_http_tokenring_stream_sub_free(ngx_http_tokenring_stream_sub_t *s)
 {
-    ngx_http_tokenring_subject_checked(s);
+    ngx_http_tokenring_stream_sub_checked(s);
 
     if (s->subscription) {
         ngx_http_tokenring_unsubscribe(s->subscription);
@@ -179,31 +183,31 @@ ngx_http_tokenring_subject_free(ngx_http_tokenring_subject_t *s)
         ngx_del_timer(&s->timer);
     }
 
-    ngx_rbtree_delete(&s->redis->subjects, &s->sn.node);
+    ngx_rbtree_delete(&s->redis->stream_subs, &s->sn.node);
 
     ngx_free(s);
 }
 
 
 ngx_uint_t
-ngx_http_tokenring_subject_epoch(ngx_http_tokenring_follow_t *f)
+ngx_http_tokenring_stream_sub_epoch(ngx_http_tokenring_follow_t *f)
 {
-    return (f->subject && (f->subject->epoch & 1)) ? f->subject->epoch : 0;
+    return (f->sub && (f->sub->epoch & 1)) ? f->sub->epoch : 0;
 }
 
 
 static void
-ngx_http_tokenring_subject_event(void *data,
+ngx_http_tokenring_stream_sub_event(void *data,
     ngx_http_tokenring_channel_e what, ngx_str_t *message)
 {
-    ngx_http_tokenring_subject_t *s = data;
+    ngx_http_tokenring_stream_sub_t *s = data;
 
     switch (what) {
 
     case NGX_HTTP_TOKENRING_CHANNEL_UP:
         s->epoch |= 1;
         s->heard = ngx_current_msec;
-        ngx_http_tokenring_subject_read(s, 1);
+        ngx_http_tokenring_stream_sub_read(s, 1);
         break;
 
     case NGX_HTTP_TOKENRING_CHANNEL_DOWN:
@@ -211,7 +215,7 @@ ngx_http_tokenring_subject_event(void *data,
         break;
 
     case NGX_HTTP_TOKENRING_CHANNEL_MESSAGE:
-        ngx_http_tokenring_subject_message(s, message);
+        ngx_http_tokenring_stream_sub_message(s, message);
         break;
     }
 }
@@ -220,7 +224,7 @@ ngx_http_tokenring_subject_event(void *data,
 /* "FIRST LAST\n" and the records */
 
 static void
-ngx_http_tokenring_subject_message(ngx_http_tokenring_subject_t *s,
+ngx_http_tokenring_stream_sub_message(ngx_http_tokenring_stream_sub_t *s,
     ngx_str_t *message)
 {
     u_char                       *p, *end;
@@ -259,14 +263,14 @@ ngx_http_tokenring_subject_message(ngx_http_tokenring_subject_t *s,
 
     s->busy++;
 
-    while ((f = ngx_http_tokenring_subject_next(s, &left)) != NULL) {
+    while ((f = ngx_http_tokenring_stream_sub_next(s, &left)) != NULL) {
         ngx_http_tokenring_follow_records(f, number[0], number[1], &records);
     }
 
     s->busy--;
 
     if (ngx_queue_empty(&s->followers) && !s->busy) {
-        ngx_http_tokenring_subject_free(s);
+        ngx_http_tokenring_stream_sub_free(s);
     }
 }
 
@@ -274,7 +278,7 @@ ngx_http_tokenring_subject_message(ngx_http_tokenring_subject_t *s,
 /* all followers read again, or those that are behind */
 
 static void
-ngx_http_tokenring_subject_read(ngx_http_tokenring_subject_t *s,
+ngx_http_tokenring_stream_sub_read(ngx_http_tokenring_stream_sub_t *s,
     ngx_uint_t all)
 {
     ngx_queue_t                  *q;
@@ -296,7 +300,7 @@ ngx_http_tokenring_subject_read(ngx_http_tokenring_subject_t *s,
 /* the next of those that are left, back in its place; it may end then */
 
 static ngx_http_tokenring_follow_t *
-ngx_http_tokenring_subject_next(ngx_http_tokenring_subject_t *s,
+ngx_http_tokenring_stream_sub_next(ngx_http_tokenring_stream_sub_t *s,
     ngx_queue_t *left)
 {
     ngx_queue_t  *q;
@@ -314,10 +318,10 @@ ngx_http_tokenring_subject_next(ngx_http_tokenring_subject_t *s,
 
 
 static void
-ngx_http_tokenring_subject_check(ngx_event_t *ev)
+ngx_http_tokenring_stream_sub_check(ngx_event_t *ev)
 {
-    ngx_str_t                      id, argv[6];
-    ngx_http_tokenring_subject_t  *s;
+    ngx_str_t                         id, argv[6];
+    ngx_http_tokenring_stream_sub_t  *s;
 
     s = ev->data;
 
@@ -350,18 +354,18 @@ ngx_http_tokenring_subject_check(ngx_event_t *ev)
     ngx_str_set(&argv[5], "1");
 
     s->call = ngx_http_tokenring_record_ask(s->redis, s->pool, &id,
-                                            ngx_http_tokenring_subject_record,
-                                            s);
+                                          ngx_http_tokenring_stream_sub_record,
+                                          s);
     if (s->call == NULL || argv[1].data == NULL) {
-        ngx_http_tokenring_subject_checked(s);
+        ngx_http_tokenring_stream_sub_checked(s);
         return;
     }
 
     s->last = ngx_http_tokenring_redis_command(s->redis,
-                                               ngx_http_tokenring_subject_last,
-                                               s, 6, argv);
+                                            ngx_http_tokenring_stream_sub_last,
+                                            s, 6, argv);
     if (s->last == NULL) {
-        ngx_http_tokenring_subject_checked(s);
+        ngx_http_tokenring_stream_sub_checked(s);
     }
 }
 
@@ -369,7 +373,7 @@ ngx_http_tokenring_subject_check(ngx_event_t *ev)
 /* the look is over, or given up */
 
 static void
-ngx_http_tokenring_subject_checked(ngx_http_tokenring_subject_t *s)
+ngx_http_tokenring_stream_sub_checked(ngx_http_tokenring_stream_sub_t *s)
 {
     ngx_http_tokenring_redis_forget(s->call);
     ngx_http_tokenring_redis_forget(s->last);
@@ -385,9 +389,9 @@ ngx_http_tokenring_subject_checked(ngx_http_tokenring_subject_t *s)
 
 
 static void
-ngx_http_tokenring_subject_record(void *data, redisReply *reply)
+ngx_http_tokenring_stream_sub_record(void *data, redisReply *reply)
 {
-    ngx_http_tokenring_subject_t *s = data;
+    ngx_http_tokenring_stream_sub_t *s = data;
 
     s->call = NULL;
     s->known = ngx_http_tokenring_record_take(s->redis, s->pool, reply,
@@ -396,9 +400,9 @@ ngx_http_tokenring_subject_record(void *data, redisReply *reply)
 
 
 static void
-ngx_http_tokenring_subject_last(void *data, redisReply *reply)
+ngx_http_tokenring_stream_sub_last(void *data, redisReply *reply)
 {
-    ngx_http_tokenring_subject_t *s = data;
+    ngx_http_tokenring_stream_sub_t *s = data;
 
     uint64_t  newest;
 
@@ -407,11 +411,11 @@ ngx_http_tokenring_subject_last(void *data, redisReply *reply)
     if (reply == NULL || reply->type != REDIS_REPLY_ARRAY
         || s->known == NGX_ERROR)
     {
-        ngx_http_tokenring_subject_checked(s);
+        ngx_http_tokenring_stream_sub_checked(s);
         return;
     }
 
-    newest = ngx_http_tokenring_subject_number(reply);
+    newest = ngx_http_tokenring_stream_sub_number(reply);
 
     if (newest > s->newest) {
 
@@ -429,25 +433,25 @@ ngx_http_tokenring_subject_last(void *data, redisReply *reply)
         s->silent = 0;
     }
 
-    ngx_http_tokenring_subject_read(s, 0);
+    ngx_http_tokenring_stream_sub_read(s, 0);
 
     if (s->known == NGX_DECLINED) {
-        ngx_http_tokenring_subject_silent(s, TR_ERR_NOT_FOUND,
+        ngx_http_tokenring_stream_sub_silent(s, TR_ERR_NOT_FOUND,
                                "This request is not known any longer");
         return;
     }
 
     if (s->rec.final) {
-        ngx_http_tokenring_subject_silent(s, TR_ERR_CLOSED,
+        ngx_http_tokenring_stream_sub_silent(s, TR_ERR_CLOSED,
                                "The end of this answer was not kept");
         return;
     }
 
     s->call = ngx_http_tokenring_heartbeat_ask(s->redis, s->pool, &s->rec,
-                                            ngx_http_tokenring_subject_engine,
-                                            s);
+                                          ngx_http_tokenring_stream_sub_engine,
+                                          s);
     if (s->call == NULL) {
-        ngx_http_tokenring_subject_checked(s);
+        ngx_http_tokenring_stream_sub_checked(s);
     }
 }
 
@@ -455,7 +459,7 @@ ngx_http_tokenring_subject_last(void *data, redisReply *reply)
 /* the number in the id of the last entry; 0: there is none */
 
 static uint64_t
-ngx_http_tokenring_subject_number(redisReply *reply)
+ngx_http_tokenring_stream_sub_number(redisReply *reply)
 {
     u_char    *p, *end;
     uint64_t   n;
@@ -483,9 +487,9 @@ ngx_http_tokenring_subject_number(redisReply *reply)
 
 
 static void
-ngx_http_tokenring_subject_engine(void *data, redisReply *reply)
+ngx_http_tokenring_stream_sub_engine(void *data, redisReply *reply)
 {
-    ngx_http_tokenring_subject_t *s = data;
+    ngx_http_tokenring_stream_sub_t *s = data;
 
     ngx_int_t  rc;
 
@@ -494,15 +498,15 @@ ngx_http_tokenring_subject_engine(void *data, redisReply *reply)
     rc = ngx_http_tokenring_heartbeat_take(s->redis, reply, &s->rec);
 
     if (rc == NGX_DECLINED) {
-        ngx_http_tokenring_subject_silent(s, TR_ERR_CLOSED,
+        ngx_http_tokenring_stream_sub_silent(s, TR_ERR_CLOSED,
                                           NGX_HTTP_TOKENRING_LOST);
         return;
     }
 
-    ngx_http_tokenring_subject_checked(s);
+    ngx_http_tokenring_stream_sub_checked(s);
 
     if (rc == NGX_OK) {
-        ngx_http_tokenring_subject_alive(s);
+        ngx_http_tokenring_stream_sub_alive(s);
     }
 }
 
@@ -513,13 +517,13 @@ ngx_http_tokenring_subject_engine(void *data, redisReply *reply)
  */
 
 static void
-ngx_http_tokenring_subject_silent(ngx_http_tokenring_subject_t *s,
+ngx_http_tokenring_stream_sub_silent(ngx_http_tokenring_stream_sub_t *s,
     tr_status_t status, const char *message)
 {
     ngx_queue_t                   left;
     ngx_http_tokenring_follow_t  *f;
 
-    ngx_http_tokenring_subject_checked(s);
+    ngx_http_tokenring_stream_sub_checked(s);
 
     if (++s->silent < NGX_HTTP_TOKENRING_SILENCE) {
         return;
@@ -531,7 +535,7 @@ ngx_http_tokenring_subject_silent(ngx_http_tokenring_subject_t *s,
 
     s->busy++;
 
-    while ((f = ngx_http_tokenring_subject_next(s, &left)) != NULL) {
+    while ((f = ngx_http_tokenring_stream_sub_next(s, &left)) != NULL) {
         if (f->ctx->number >= s->newest && !f->ctx->over) {
             ngx_http_tokenring_follow_fail(f, status, message);
         }
@@ -540,7 +544,7 @@ ngx_http_tokenring_subject_silent(ngx_http_tokenring_subject_t *s,
     s->busy--;
 
     if (ngx_queue_empty(&s->followers) && !s->busy) {
-        ngx_http_tokenring_subject_free(s);
+        ngx_http_tokenring_stream_sub_free(s);
     }
 }
 
@@ -548,7 +552,7 @@ ngx_http_tokenring_subject_silent(ngx_http_tokenring_subject_t *s,
 /* it goes on, however long it is silent; an exiting worker does not wait */
 
 static void
-ngx_http_tokenring_subject_alive(ngx_http_tokenring_subject_t *s)
+ngx_http_tokenring_stream_sub_alive(ngx_http_tokenring_stream_sub_t *s)
 {
     ngx_queue_t                  *q;
     ngx_http_tokenring_follow_t  *f;
