@@ -83,7 +83,7 @@ typedef struct ngx_http_tokenring_peer_s    ngx_http_tokenring_peer_t;
 typedef struct ngx_http_tokenring_engine_s  ngx_http_tokenring_engine_t;
 typedef struct ngx_http_tokenring_ctx_s     ngx_http_tokenring_ctx_t;
 typedef struct ngx_http_tokenring_redis_s   ngx_http_tokenring_redis_t;
-typedef struct ngx_http_tokenring_board_s   ngx_http_tokenring_board_t;
+typedef struct ngx_http_tokenring_cache_s   ngx_http_tokenring_cache_t;
 typedef struct ngx_http_tokenring_follow_s  ngx_http_tokenring_follow_t;
 
 
@@ -218,7 +218,7 @@ typedef struct {
     ngx_http_tokenring_redis_t     *redis;   /* NULL: none */
     ngx_flag_t                      resumable;
     ngx_http_complex_value_t       *key;     /* whose a request is */
-    ngx_http_tokenring_board_t     *board;   /* of a dashboard */
+    ngx_http_tokenring_cache_t     *dashboard; /* NULL: none */
 } ngx_http_tokenring_loc_conf_t;
 
 

@@ -307,7 +307,7 @@ ngx_http_tokenring_create_loc_conf(ngx_conf_t *cf)
      *     conf->shown = NULL;
      *     conf->errors = 0;
      *     conf->key = NULL;
-     *     conf->board = NULL;
+     *     conf->dashboard = NULL;
      */
 
     conf->buffer_size = NGX_CONF_UNSET_SIZE;
@@ -360,12 +360,12 @@ ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
         conf->engine = prev->engine;
         conf->shown = prev->shown;
         conf->errors = prev->errors;
-        conf->board = prev->board;
+        conf->dashboard = prev->dashboard;
 
         if (conf->engine) {
             clcf->handler = ngx_http_tokenring_handler;
 
-        } else if (conf->board) {
+        } else if (conf->dashboard) {
             clcf->handler = ngx_http_tokenring_dashboard_handler;
         }
     }

@@ -29,11 +29,11 @@ typedef struct {
 
 
 static ngx_int_t ngx_http_tokenring_dashboard_file(ngx_http_request_t *r,
-    ngx_http_tokenring_board_t *board, ngx_http_tokenring_file_t *file);
+    ngx_http_tokenring_cache_t *cache, ngx_http_tokenring_file_t *file);
 static ngx_int_t ngx_http_tokenring_dashboard_send_file(ngx_http_request_t *r,
     ngx_str_t *path, ngx_open_file_info_t *of);
 static ngx_int_t ngx_http_tokenring_dashboard_request(ngx_http_request_t *r,
-    ngx_http_tokenring_board_t *board, u_char *id);
+    ngx_http_tokenring_cache_t *cache, u_char *id);
 static void ngx_http_tokenring_dashboard_cleanup(void *data);
 static void ngx_http_tokenring_dashboard_got(void *data, redisReply *reply);
 static void ngx_http_tokenring_dashboard_unset(void *data);
@@ -91,7 +91,7 @@ ngx_http_tokenring_dashboard_handler(ngx_http_request_t *r)
     ngx_int_t                       rc;
     ngx_str_t                       rest;
     ngx_http_tokenring_file_t      *file;
-    ngx_http_tokenring_board_t     *board;
+    ngx_http_tokenring_cache_t     *cache;
     ngx_http_tokenring_loc_conf_t  *tlcf;
 
     static ngx_str_t  requests = ngx_string("requests/");
@@ -112,27 +112,27 @@ ngx_http_tokenring_dashboard_handler(ngx_http_request_t *r)
 
     tlcf = ngx_http_get_module_loc_conf(r, ngx_http_tokenring_module);
 
-    board = tlcf->board;
-    board->redis = tlcf->redis;
+    cache = tlcf->dashboard;
+    cache->redis = tlcf->redis;
 
-    if (r->uri.len < board->location.len
-        || ngx_strncmp(r->uri.data, board->location.data, board->location.len)
+    if (r->uri.len < cache->location.len
+        || ngx_strncmp(r->uri.data, cache->location.data, cache->location.len)
            != 0)
     {
         return NGX_HTTP_NOT_FOUND;
     }
 
-    rest.data = r->uri.data + board->location.len;
-    rest.len = r->uri.len - board->location.len;
+    rest.data = r->uri.data + cache->location.len;
+    rest.len = r->uri.len - cache->location.len;
 
     if (rest.len == 6 && ngx_strncmp(rest.data, "events", 6) == 0) {
-        return ngx_http_tokenring_viewer_open(r, board);
+        return ngx_http_tokenring_viewer_open(r, cache);
     }
 
     if (rest.len == requests.len + NGX_HTTP_TOKENRING_ID_LEN
         && ngx_strncmp(rest.data, requests.data, requests.len) == 0)
     {
-        return ngx_http_tokenring_dashboard_request(r, board,
+        return ngx_http_tokenring_dashboard_request(r, cache,
                                                     rest.data + requests.len);
     }
 
@@ -141,7 +141,7 @@ ngx_http_tokenring_dashboard_handler(ngx_http_request_t *r)
             || (rest.len == file->name.len
                 && ngx_memcmp(rest.data, file->name.data, rest.len) == 0))
         {
-            return ngx_http_tokenring_dashboard_file(r, board, file);
+            return ngx_http_tokenring_dashboard_file(r, cache, file);
         }
     }
 
@@ -153,20 +153,20 @@ ngx_http_tokenring_dashboard_handler(ngx_http_request_t *r)
 
 static ngx_int_t
 ngx_http_tokenring_dashboard_file(ngx_http_request_t *r,
-    ngx_http_tokenring_board_t *board, ngx_http_tokenring_file_t *file)
+    ngx_http_tokenring_cache_t *cache, ngx_http_tokenring_file_t *file)
 {
     ngx_str_t                  path;
     ngx_uint_t                 i;
     ngx_open_file_info_t       of;
     ngx_http_core_loc_conf_t  *clcf;
 
-    path.len = board->path.len + 1 + file->name.len;
+    path.len = cache->path.len + 1 + file->name.len;
     path.data = ngx_pnalloc(r->pool, path.len + 1);
     if (path.data == NULL) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    *ngx_sprintf(path.data, "%V/%V", &board->path, &file->name) = '\0';
+    *ngx_sprintf(path.data, "%V/%V", &cache->path, &file->name) = '\0';
 
     clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
 
@@ -267,7 +267,7 @@ ngx_http_tokenring_dashboard_send_file(ngx_http_request_t *r, ngx_str_t *path,
 
 static ngx_int_t
 ngx_http_tokenring_dashboard_request(ngx_http_request_t *r,
-    ngx_http_tokenring_board_t *board, u_char *id)
+    ngx_http_tokenring_cache_t *cache, u_char *id)
 {
     ngx_http_cleanup_t         *cln;
     ngx_http_tokenring_look_t  *look;
@@ -278,7 +278,7 @@ ngx_http_tokenring_dashboard_request(ngx_http_request_t *r,
         return NGX_HTTP_NOT_FOUND;
     }
 
-    if (board->redis == NULL) {
+    if (cache->redis == NULL) {
         return NGX_HTTP_SERVICE_UNAVAILABLE;
     }
 
@@ -291,7 +291,7 @@ ngx_http_tokenring_dashboard_request(ngx_http_request_t *r,
 
     look->request = r;
     look->id = id;
-    look->call = ngx_http_tokenring_board_fetch(board->redis, id,
+    look->call = ngx_http_tokenring_cache_fetch(cache->redis, id,
                      ngx_http_tokenring_dashboard_got, look);
 
     if (look->call == NULL) {
@@ -342,7 +342,7 @@ ngx_http_tokenring_dashboard_got(void *data, redisReply *reply)
         rc = NGX_HTTP_INTERNAL_SERVER_ERROR;
 
     } else if (reply && reply->type != REDIS_REPLY_ERROR) {
-        rc = ngx_http_tokenring_board_request(t, look->id, reply, &final);
+        rc = ngx_http_tokenring_cache_request(t, look->id, reply, &final);
 
         if (rc == NGX_DECLINED) {
             rc = NGX_HTTP_NOT_FOUND;
@@ -379,9 +379,9 @@ ngx_http_tokenring_set_dashboard(ngx_conf_t *cf, ngx_command_t *cmd,
     ngx_file_info_t              fi;
     ngx_pool_cleanup_t          *cln;
     ngx_http_core_loc_conf_t    *clcf;
-    ngx_http_tokenring_board_t  *board;
+    ngx_http_tokenring_cache_t  *cache;
 
-    if (tlcf->board) {
+    if (tlcf->dashboard) {
         return "is duplicate";
     }
 
@@ -396,41 +396,41 @@ ngx_http_tokenring_set_dashboard(ngx_conf_t *cf, ngx_command_t *cmd,
         return "needs a prefix location that ends with \"/\"";
     }
 
-    board = ngx_pcalloc(cf->pool, sizeof(ngx_http_tokenring_board_t));
+    cache = ngx_pcalloc(cf->pool, sizeof(ngx_http_tokenring_cache_t));
     cln = ngx_pool_cleanup_add(cf->pool, 0);
 
-    if (board == NULL || cln == NULL) {
+    if (cache == NULL || cln == NULL) {
         return NGX_CONF_ERROR;
     }
 
-    board->location = clcf->name;
+    cache->location = clcf->name;
 
     value = cf->args->elts;
 
     if (cf->args->nelts == 2) {
-        board->path = value[1];
+        cache->path = value[1];
 
-        while (board->path.len > 1
-               && board->path.data[board->path.len - 1] == '/')
+        while (cache->path.len > 1
+               && cache->path.data[cache->path.len - 1] == '/')
         {
-            board->path.len--;
+            cache->path.len--;
         }
 
     } else {
-        ngx_str_set(&board->path, NGX_HTTP_TOKENRING_DASHBOARD_PATH);
+        ngx_str_set(&cache->path, NGX_HTTP_TOKENRING_DASHBOARD_PATH);
     }
 
-    if (ngx_conf_full_name(cf->cycle, &board->path, 0) != NGX_OK) {
+    if (ngx_conf_full_name(cf->cycle, &cache->path, 0) != NGX_OK) {
         return NGX_CONF_ERROR;
     }
 
-    index.len = board->path.len + sizeof("/index.html") - 1;
+    index.len = cache->path.len + sizeof("/index.html") - 1;
     index.data = ngx_pnalloc(cf->pool, index.len + 1);
     if (index.data == NULL) {
         return NGX_CONF_ERROR;
     }
 
-    *ngx_sprintf(index.data, "%V/index.html", &board->path) = '\0';
+    *ngx_sprintf(index.data, "%V/index.html", &cache->path) = '\0';
 
     if (ngx_file_info(index.data, &fi) == NGX_FILE_ERROR) {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, ngx_errno,
@@ -442,9 +442,9 @@ ngx_http_tokenring_set_dashboard(ngx_conf_t *cf, ngx_command_t *cmd,
     /* a process that reloads itself must not keep the timer */
 
     cln->handler = ngx_http_tokenring_dashboard_unset;
-    cln->data = board;
+    cln->data = cache;
 
-    tlcf->board = board;
+    tlcf->dashboard = cache;
 
     clcf->handler = ngx_http_tokenring_dashboard_handler;
     clcf->auto_redirect = 1;
@@ -456,9 +456,9 @@ ngx_http_tokenring_set_dashboard(ngx_conf_t *cf, ngx_command_t *cmd,
 static void
 ngx_http_tokenring_dashboard_unset(void *data)
 {
-    ngx_http_tokenring_board_t *board = data;
+    ngx_http_tokenring_cache_t *cache = data;
 
-    if (board->timer.timer_set) {
-        ngx_del_timer(&board->timer);
+    if (cache->timer.timer_set) {
+        ngx_del_timer(&cache->timer);
     }
 }

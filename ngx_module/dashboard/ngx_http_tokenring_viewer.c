@@ -1,7 +1,7 @@
 /*
  * Viewers of the dashboard: streams of server-sent events.
  *
- * A viewer is greeted with the requests that the board knows and gets every
+ * A viewer is greeted with the requests that the cache knows and gets every
  * tick of it from then on; meanwhile the samples of the last minutes are read
  * for it alone, a slice at a time, and only as fast as it takes them.  A viewer
  * that is slow misses ticks and then gets the missing samples in the same way.
@@ -32,7 +32,7 @@ static void ngx_http_tokenring_viewer_writer(ngx_http_request_t *r);
 
 ngx_int_t
 ngx_http_tokenring_viewer_open(ngx_http_request_t *r,
-    ngx_http_tokenring_board_t *board)
+    ngx_http_tokenring_cache_t *cache)
 {
     ngx_int_t                     rc;
     ngx_uint_t                    i;
@@ -69,10 +69,10 @@ ngx_http_tokenring_viewer_open(ngx_http_request_t *r,
     pcln->data = viewer;
 
     viewer->request = r;
-    viewer->board = board;
+    viewer->cache = cache;
 
-    ngx_http_tokenring_board_start(board);
-    ngx_queue_insert_tail(&board->viewers, &viewer->queue);
+    ngx_http_tokenring_cache_start(cache);
+    ngx_queue_insert_tail(&cache->viewers, &viewer->queue);
 
     cln->handler = ngx_http_tokenring_viewer_cleanup;
     cln->data = viewer;
@@ -178,17 +178,17 @@ ngx_http_tokenring_viewer_of(ngx_http_request_t *r)
 }
 
 
-/* a round of the board is over */
+/* a round of the cache is over */
 
 void
-ngx_http_tokenring_viewer_tick(ngx_http_tokenring_board_t *board)
+ngx_http_tokenring_viewer_tick(ngx_http_tokenring_cache_t *cache)
 {
     ngx_queue_t                  *q, *next;
     ngx_connection_t             *c;
     ngx_http_tokenring_viewer_t  *viewer;
 
-    for (q = ngx_queue_head(&board->viewers);
-         q != ngx_queue_sentinel(&board->viewers);
+    for (q = ngx_queue_head(&cache->viewers);
+         q != ngx_queue_sentinel(&cache->viewers);
          q = next)
     {
         /* the viewer may leave, nobody else does */
@@ -203,10 +203,10 @@ ngx_http_tokenring_viewer_tick(ngx_http_tokenring_board_t *board)
 
         c = viewer->request->connection;
 
-        if ((!viewer->greeted && !board->failed && board->redis
+        if ((!viewer->greeted && !cache->failed && cache->redis
              && ngx_http_tokenring_viewer_greet(viewer) != NGX_OK)
-            || ngx_http_tokenring_append(&viewer->out, board->tick.pos,
-                   ngx_http_tokenring_text_len(&board->tick))
+            || ngx_http_tokenring_append(&viewer->out, cache->tick.pos,
+                   ngx_http_tokenring_text_len(&cache->tick))
                != NGX_OK)
         {
             ngx_http_finalize_request(viewer->request, NGX_ERROR);
@@ -232,7 +232,7 @@ ngx_http_tokenring_viewer_greet(ngx_http_tokenring_viewer_t *viewer)
     if (ngx_http_tokenring_printf(t, 64,
                                   "data: {\"type\":\"requests\",\"requests\":")
         != NGX_OK
-        || ngx_http_tokenring_board_requests(viewer->board, t, 1) != NGX_OK
+        || ngx_http_tokenring_cache_requests(viewer->cache, t, 1) != NGX_OK
         || ngx_http_tokenring_append(t, "}\n\n", 3) != NGX_OK)
     {
         return NGX_ERROR;
@@ -243,7 +243,7 @@ ngx_http_tokenring_viewer_greet(ngx_http_tokenring_viewer_t *viewer)
 
     viewer->greeted = 1;
     viewer->engine = 0;
-    viewer->left = NGX_HTTP_TOKENRING_BOARD_HISTORY;
+    viewer->left = NGX_HTTP_TOKENRING_CACHE_HISTORY;
     viewer->before.len = 0;
     viewer->before.data = viewer->before_buf;
     viewer->catching_up = 1;
@@ -259,27 +259,27 @@ ngx_http_tokenring_viewer_more(ngx_http_tokenring_viewer_t *viewer)
 {
     u_char                              key[256], count[NGX_INT_T_LEN];
     ngx_str_t                           argv[6];
-    ngx_http_tokenring_board_t         *board;
-    ngx_http_tokenring_board_engine_t  *engine;
+    ngx_http_tokenring_cache_t         *cache;
+    ngx_http_tokenring_cache_engine_t  *engine;
 
-    board = viewer->board;
+    cache = viewer->cache;
 
-    while (viewer->engine < board->nengines && viewer->left == 0) {
+    while (viewer->engine < cache->nengines && viewer->left == 0) {
         viewer->engine++;
-        viewer->left = NGX_HTTP_TOKENRING_BOARD_HISTORY;
+        viewer->left = NGX_HTTP_TOKENRING_CACHE_HISTORY;
         viewer->before.len = 0;
     }
 
-    if (viewer->engine >= board->nengines || board->redis == NULL) {
+    if (viewer->engine >= cache->nengines || cache->redis == NULL) {
         viewer->catching_up = 0;
         return;
     }
 
-    engine = &board->engines[viewer->engine];
+    engine = &cache->engines[viewer->engine];
 
     ngx_str_set(&argv[0], "XREVRANGE");
     argv[1].data = key;
-    argv[1].len = ngx_sprintf(key, "%Vmetrics:{%V}", &board->redis->prefix,
+    argv[1].len = ngx_sprintf(key, "%Vmetrics:{%V}", &cache->redis->prefix,
                               &engine->name)
                   - key;
 
@@ -293,10 +293,10 @@ ngx_http_tokenring_viewer_more(ngx_http_tokenring_viewer_t *viewer)
     ngx_str_set(&argv[3], "-");
     ngx_str_set(&argv[4], "COUNT");
     argv[5].data = count;
-    argv[5].len = ngx_sprintf(count, "%d", NGX_HTTP_TOKENRING_BOARD_SLICE)
+    argv[5].len = ngx_sprintf(count, "%d", NGX_HTTP_TOKENRING_CACHE_SLICE)
                   - count;
 
-    viewer->call = ngx_http_tokenring_redis_command(board->redis,
+    viewer->call = ngx_http_tokenring_redis_command(cache->redis,
                        ngx_http_tokenring_viewer_slice, viewer, 6, argv);
 
     if (viewer->call == NULL) {
@@ -317,7 +317,7 @@ ngx_http_tokenring_viewer_slice(void *data, redisReply *reply)
     ngx_str_t                           id;
     ngx_connection_t                   *c;
     ngx_http_tokenring_text_t           samples, *t;
-    ngx_http_tokenring_board_engine_t  *engine;
+    ngx_http_tokenring_cache_engine_t  *engine;
 
     viewer->call = NULL;
 
@@ -335,14 +335,14 @@ ngx_http_tokenring_viewer_slice(void *data, redisReply *reply)
     c = viewer->request->connection;
     t = &viewer->out;
     from = ngx_http_tokenring_text_len(t);
-    engine = &viewer->board->engines[viewer->engine];
+    engine = &viewer->cache->engines[viewer->engine];
 
     ngx_memzero(&samples, sizeof(ngx_http_tokenring_text_t));
     ngx_str_null(&id);
     rc = NGX_OK;
 
     for (i = 0; reply->type == REDIS_REPLY_ARRAY && i < reply->elements; i++) {
-        rc = ngx_http_tokenring_board_sample(&samples, reply->element[i], &id);
+        rc = ngx_http_tokenring_cache_sample(&samples, reply->element[i], &id);
 
         if (rc == NGX_ERROR) {
             break;
@@ -370,11 +370,11 @@ ngx_http_tokenring_viewer_slice(void *data, redisReply *reply)
         t->last = t->pos + from;
         viewer->left = 0;
 
-    } else if (i < NGX_HTTP_TOKENRING_BOARD_SLICE || id.len == 0) {
+    } else if (i < NGX_HTTP_TOKENRING_CACHE_SLICE || id.len == 0) {
         viewer->left = 0;
 
     } else {
-        viewer->left -= ngx_min(viewer->left, NGX_HTTP_TOKENRING_BOARD_SLICE);
+        viewer->left -= ngx_min(viewer->left, NGX_HTTP_TOKENRING_CACHE_SLICE);
         viewer->before.len = ngx_sprintf(viewer->before_buf, "(%V", &id)
                              - viewer->before_buf;
     }
@@ -534,16 +534,16 @@ ngx_http_tokenring_viewer_writer(ngx_http_request_t *r)
 /* the worker exits: nobody keeps it */
 
 void
-ngx_http_tokenring_viewer_end(ngx_http_tokenring_board_t *board)
+ngx_http_tokenring_viewer_end(ngx_http_tokenring_cache_t *cache)
 {
     ngx_queue_t                  *q;
     ngx_connection_t             *c;
     ngx_http_request_t           *r;
     ngx_http_tokenring_viewer_t  *viewer;
 
-    while (!ngx_queue_empty(&board->viewers)) {
+    while (!ngx_queue_empty(&cache->viewers)) {
 
-        q = ngx_queue_head(&board->viewers);
+        q = ngx_queue_head(&cache->viewers);
         viewer = ngx_queue_data(q, ngx_http_tokenring_viewer_t, queue);
         r = viewer->request;
         c = r->connection;
@@ -569,8 +569,8 @@ ngx_http_tokenring_viewer_end(ngx_http_tokenring_board_t *board)
 
         ngx_http_run_posted_requests(c);
 
-        if (!ngx_queue_empty(&board->viewers)
-            && ngx_queue_head(&board->viewers) == q)
+        if (!ngx_queue_empty(&cache->viewers)
+            && ngx_queue_head(&cache->viewers) == q)
         {
             /* its last bytes are on their way: it is no viewer any more */
             ngx_queue_remove(q);

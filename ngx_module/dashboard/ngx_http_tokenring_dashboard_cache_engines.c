@@ -1,5 +1,5 @@
 /*
- * The board's engines: who is listed, heartbeats, samples.
+ * The engines in the dashboard cache: who is listed, heartbeats, samples.
  *
  * An engine keeps its place while it is listed, for viewers go through them by
  * number; the samples of a round are those after the last one that was told.
@@ -8,12 +8,12 @@
 #include "ngx_http_tokenring_dashboard.h"
 
 
-static void ngx_http_tokenring_board_name(ngx_http_tokenring_board_t *board,
+static void ngx_http_tokenring_cache_name(ngx_http_tokenring_cache_t *cache,
     ngx_str_t *name, uint64_t seen);
-static void ngx_http_tokenring_board_ask(
-    ngx_http_tokenring_board_engine_t *engine);
-static void ngx_http_tokenring_board_heart(void *data, redisReply *reply);
-static void ngx_http_tokenring_board_samples(void *data, redisReply *reply);
+static void ngx_http_tokenring_cache_ask(
+    ngx_http_tokenring_cache_engine_t *engine);
+static void ngx_http_tokenring_cache_heart(void *data, redisReply *reply);
+static void ngx_http_tokenring_cache_samples(void *data, redisReply *reply);
 
 
 static ngx_str_t  ngx_http_tokenring_heart_fields[] = {
@@ -37,21 +37,21 @@ static ngx_str_t  ngx_http_tokenring_sample_fields[] = {
 
 
 void
-ngx_http_tokenring_board_names(void *data, redisReply *reply)
+ngx_http_tokenring_cache_names(void *data, redisReply *reply)
 {
-    ngx_http_tokenring_board_t *board = data;
+    ngx_http_tokenring_cache_t *cache = data;
 
     size_t      i;
     uint64_t    seen;
     ngx_str_t   name;
     ngx_uint_t  n;
 
-    if (!ngx_http_tokenring_board_usable(board, reply, REDIS_REPLY_ARRAY)) {
+    if (!ngx_http_tokenring_cache_usable(cache, reply, REDIS_REPLY_ARRAY)) {
         goto done;
     }
 
-    for (n = 0; n < board->nengines; n++) {
-        board->engines[n].listed = 0;
+    for (n = 0; n < cache->nengines; n++) {
+        cache->engines[n].listed = 0;
     }
 
     for (i = 0; i + 1 < reply->elements; i += 2) {
@@ -59,37 +59,37 @@ ngx_http_tokenring_board_names(void *data, redisReply *reply)
             == NGX_OK
             && ngx_http_tokenring_redis_number(reply->element[i + 1], &seen)
                == NGX_OK
-            && name.len && name.len <= NGX_HTTP_TOKENRING_BOARD_NAME)
+            && name.len && name.len <= NGX_HTTP_TOKENRING_CACHE_NAME)
         {
-            ngx_http_tokenring_board_name(board, &name, seen);
+            ngx_http_tokenring_cache_name(cache, &name, seen);
         }
     }
 
-    for (n = 0; n < board->nengines; n++) {
-        if (board->engines[n].listed) {
-            ngx_http_tokenring_board_ask(&board->engines[n]);
+    for (n = 0; n < cache->nengines; n++) {
+        if (cache->engines[n].listed) {
+            ngx_http_tokenring_cache_ask(&cache->engines[n]);
         }
     }
 
 done:
 
-    ngx_http_tokenring_board_next(board);
+    ngx_http_tokenring_cache_next(cache);
 }
 
 
 /* an engine is listed: in its old place, else where nobody is */
 
 static void
-ngx_http_tokenring_board_name(ngx_http_tokenring_board_t *board,
+ngx_http_tokenring_cache_name(ngx_http_tokenring_cache_t *cache,
     ngx_str_t *name, uint64_t seen)
 {
     ngx_uint_t                          n;
-    ngx_http_tokenring_board_engine_t  *engine, *room;
+    ngx_http_tokenring_cache_engine_t  *engine, *room;
 
     room = NULL;
 
-    for (n = 0; n < board->nengines; n++) {
-        engine = &board->engines[n];
+    for (n = 0; n < cache->nengines; n++) {
+        engine = &cache->engines[n];
 
         if (engine->name.len == name->len
             && ngx_memcmp(engine->name.data, name->data, name->len) == 0)
@@ -102,9 +102,9 @@ ngx_http_tokenring_board_name(ngx_http_tokenring_board_t *board,
         }
     }
 
-    if (board->nengines < NGX_HTTP_TOKENRING_BOARD_ENGINES) {
-        engine = &board->engines[board->nengines++];
-        ngx_memzero(engine, sizeof(ngx_http_tokenring_board_engine_t));
+    if (cache->nengines < NGX_HTTP_TOKENRING_CACHE_ENGINES) {
+        engine = &cache->engines[cache->nengines++];
+        ngx_memzero(engine, sizeof(ngx_http_tokenring_cache_engine_t));
 
     } else if (room) {
         engine = room;
@@ -113,7 +113,7 @@ ngx_http_tokenring_board_name(ngx_http_tokenring_board_t *board,
         return;
     }
 
-    engine->board = board;
+    engine->cache = cache;
     engine->name.data = engine->name_buf;
     engine->name.len = name->len;
     engine->last.data = engine->last_buf;
@@ -129,29 +129,29 @@ found:
 
 
 static void
-ngx_http_tokenring_board_ask(ngx_http_tokenring_board_engine_t *engine)
+ngx_http_tokenring_cache_ask(ngx_http_tokenring_cache_engine_t *engine)
 {
-    u_char                       key[256], id[NGX_HTTP_TOKENRING_BOARD_ID + 1];
+    u_char                       key[256], id[NGX_HTTP_TOKENRING_CACHE_ID + 1];
     ngx_str_t                    argv[NGX_HTTP_TOKENRING_REDIS_ARGS];
     ngx_uint_t                   i, n;
     ngx_http_tokenring_redis_t  *redis;
 
-    redis = engine->board->redis;
+    redis = engine->cache->redis;
     n = ngx_http_tokenring_nelts(ngx_http_tokenring_heart_fields);
 
     ngx_str_set(&argv[0], "HMGET");
-    argv[1] = ngx_http_tokenring_board_key(redis, key, "engine",
+    argv[1] = ngx_http_tokenring_cache_key(redis, key, "engine",
                                            &engine->name);
 
     for (i = 0; i < n; i++) {
         argv[2 + i] = ngx_http_tokenring_heart_fields[i];
     }
 
-    ngx_http_tokenring_board_command(engine->board,
-                                     ngx_http_tokenring_board_heart, engine,
+    ngx_http_tokenring_cache_command(engine->cache,
+                                     ngx_http_tokenring_cache_heart, engine,
                                      2 + n, argv);
 
-    argv[1] = ngx_http_tokenring_board_key(redis, key, "metrics",
+    argv[1] = ngx_http_tokenring_cache_key(redis, key, "metrics",
                                            &engine->name);
 
     if (engine->last.len) {
@@ -170,21 +170,21 @@ ngx_http_tokenring_board_ask(ngx_http_tokenring_board_engine_t *engine)
 
     ngx_str_set(&argv[4], "COUNT");
 
-    ngx_http_tokenring_board_command(engine->board,
-                                     ngx_http_tokenring_board_samples, engine,
+    ngx_http_tokenring_cache_command(engine->cache,
+                                     ngx_http_tokenring_cache_samples, engine,
                                      6, argv);
 
     ngx_str_set(&argv[0], "ZREVRANGE");
-    argv[1] = ngx_http_tokenring_board_key(redis, key, "requests",
+    argv[1] = ngx_http_tokenring_cache_key(redis, key, "requests",
                                            &engine->name);
     ngx_str_set(&argv[2], "0");
     argv[3].data = id;
-    argv[3].len = ngx_sprintf(id, "%d", NGX_HTTP_TOKENRING_BOARD_REQUESTS - 1)
+    argv[3].len = ngx_sprintf(id, "%d", NGX_HTTP_TOKENRING_CACHE_REQUESTS - 1)
                   - id;
     ngx_str_set(&argv[4], "WITHSCORES");
 
-    ngx_http_tokenring_board_command(engine->board,
-                                     ngx_http_tokenring_board_latest, engine,
+    ngx_http_tokenring_cache_command(engine->cache,
+                                     ngx_http_tokenring_cache_latest, engine,
                                      5, argv);
 }
 
@@ -192,21 +192,21 @@ ngx_http_tokenring_board_ask(ngx_http_tokenring_board_engine_t *engine)
 /* without a heartbeat, which expires, there is none of the fields */
 
 static void
-ngx_http_tokenring_board_heart(void *data, redisReply *reply)
+ngx_http_tokenring_cache_heart(void *data, redisReply *reply)
 {
-    ngx_http_tokenring_board_engine_t *engine = data;
+    ngx_http_tokenring_cache_engine_t *engine = data;
 
     ngx_int_t                   n;
     ngx_http_tokenring_text_t  *t;
 
     t = &engine->heart;
 
-    if (ngx_http_tokenring_board_usable(engine->board, reply,
+    if (ngx_http_tokenring_cache_usable(engine->cache, reply,
                                         REDIS_REPLY_ARRAY))
     {
         (void) ngx_http_tokenring_append(t, "{", 1);
 
-        n = ngx_http_tokenring_board_fields(t, ngx_http_tokenring_heart_fields,
+        n = ngx_http_tokenring_cache_fields(t, ngx_http_tokenring_heart_fields,
                 ngx_http_tokenring_nelts(ngx_http_tokenring_heart_fields),
                 reply);
 
@@ -215,14 +215,14 @@ ngx_http_tokenring_board_heart(void *data, redisReply *reply)
         }
     }
 
-    ngx_http_tokenring_board_next(engine->board);
+    ngx_http_tokenring_cache_next(engine->cache);
 }
 
 
 static void
-ngx_http_tokenring_board_samples(void *data, redisReply *reply)
+ngx_http_tokenring_cache_samples(void *data, redisReply *reply)
 {
-    ngx_http_tokenring_board_engine_t *engine = data;
+    ngx_http_tokenring_cache_engine_t *engine = data;
 
     size_t                      i;
     ngx_int_t                   rc;
@@ -231,7 +231,7 @@ ngx_http_tokenring_board_samples(void *data, redisReply *reply)
 
     t = &engine->samples;
 
-    if (!ngx_http_tokenring_board_usable(engine->board, reply,
+    if (!ngx_http_tokenring_cache_usable(engine->cache, reply,
                                          REDIS_REPLY_ARRAY))
     {
         goto done;
@@ -239,7 +239,7 @@ ngx_http_tokenring_board_samples(void *data, redisReply *reply)
 
     for (i = 0; i < reply->elements; i++) {
 
-        rc = ngx_http_tokenring_board_sample(t, reply->element[i], &id);
+        rc = ngx_http_tokenring_cache_sample(t, reply->element[i], &id);
 
         if (rc == NGX_ERROR) {
             ngx_http_tokenring_text_reset(t);
@@ -254,12 +254,12 @@ ngx_http_tokenring_board_samples(void *data, redisReply *reply)
 
 done:
 
-    ngx_http_tokenring_board_next(engine->board);
+    ngx_http_tokenring_cache_next(engine->cache);
 }
 
 
 ngx_int_t
-ngx_http_tokenring_board_sample(ngx_http_tokenring_text_t *t,
+ngx_http_tokenring_cache_sample(ngx_http_tokenring_text_t *t,
     redisReply *entry, ngx_str_t *id)
 {
     size_t       i, j;
@@ -268,7 +268,7 @@ ngx_http_tokenring_board_sample(ngx_http_tokenring_text_t *t,
 
     if (entry->type != REDIS_REPLY_ARRAY || entry->elements != 2
         || ngx_http_tokenring_redis_string(entry->element[0], id) != NGX_OK
-        || id->len == 0 || id->len > NGX_HTTP_TOKENRING_BOARD_ID
+        || id->len == 0 || id->len > NGX_HTTP_TOKENRING_CACHE_ID
         || entry->element[1]->type != REDIS_REPLY_ARRAY)
     {
         return NGX_DECLINED;
@@ -291,7 +291,7 @@ ngx_http_tokenring_board_sample(ngx_http_tokenring_text_t *t,
             != NGX_OK
             || ngx_http_tokenring_redis_string(fields->element[i + 1], &value)
                != NGX_OK
-            || value.len > NGX_HTTP_TOKENRING_BOARD_VALUE)
+            || value.len > NGX_HTTP_TOKENRING_CACHE_VALUE)
         {
             continue;
         }

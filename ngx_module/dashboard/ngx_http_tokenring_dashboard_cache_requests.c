@@ -1,5 +1,6 @@
 /*
- * The board's requests: the latest of all engines, read until they are over.
+ * The requests in the dashboard cache: the latest of all engines, read until
+ * they are over.
  *
  * Every engine lists its own latest ones by arrival; the newest of all of them
  * are shown.  Each is read in every round until its state is final, and told to
@@ -9,9 +10,9 @@
 #include "ngx_http_tokenring_dashboard.h"
 
 
-static ngx_http_tokenring_board_request_t *ngx_http_tokenring_board_take(
-    ngx_http_tokenring_board_t *board, u_char *id);
-static void ngx_http_tokenring_board_got(void *data, redisReply *reply);
+static ngx_http_tokenring_cache_request_t *ngx_http_tokenring_cache_take(
+    ngx_http_tokenring_cache_t *cache, u_char *id);
+static void ngx_http_tokenring_cache_got(void *data, redisReply *reply);
 
 
 /* neither the owner nor anything of prompt or output */
@@ -34,21 +35,21 @@ static ngx_str_t  ngx_http_tokenring_request_fields[] = {
 /* ids and times of one engine's latest, put into their places among all */
 
 void
-ngx_http_tokenring_board_latest(void *data, redisReply *reply)
+ngx_http_tokenring_cache_latest(void *data, redisReply *reply)
 {
-    ngx_http_tokenring_board_engine_t *engine = data;
+    ngx_http_tokenring_cache_engine_t *engine = data;
 
     size_t                              i;
     uint64_t                            created;
     ngx_str_t                           id;
     ngx_uint_t                          n, last;
-    ngx_http_tokenring_board_t         *board;
-    ngx_http_tokenring_board_latest_t  *latest;
+    ngx_http_tokenring_cache_t         *cache;
+    ngx_http_tokenring_cache_latest_t  *latest;
 
-    board = engine->board;
-    latest = board->latest;
+    cache = engine->cache;
+    latest = cache->latest;
 
-    if (!ngx_http_tokenring_board_usable(board, reply, REDIS_REPLY_ARRAY)) {
+    if (!ngx_http_tokenring_cache_usable(cache, reply, REDIS_REPLY_ARRAY)) {
         goto done;
     }
 
@@ -64,53 +65,53 @@ ngx_http_tokenring_board_latest(void *data, redisReply *reply)
             continue;
         }
 
-        for (n = board->nlatest; n && latest[n - 1].created < created; n--) {
+        for (n = cache->nlatest; n && latest[n - 1].created < created; n--) {
             /* void */
         }
 
-        if (n == NGX_HTTP_TOKENRING_BOARD_REQUESTS) {
+        if (n == NGX_HTTP_TOKENRING_CACHE_REQUESTS) {
             continue;
         }
 
-        last = ngx_min(board->nlatest, NGX_HTTP_TOKENRING_BOARD_REQUESTS - 1);
+        last = ngx_min(cache->nlatest, NGX_HTTP_TOKENRING_CACHE_REQUESTS - 1);
 
         ngx_memmove(&latest[n + 1], &latest[n],
-                    (last - n) * sizeof(ngx_http_tokenring_board_latest_t));
+                    (last - n) * sizeof(ngx_http_tokenring_cache_latest_t));
 
         ngx_memcpy(latest[n].id, id.data, NGX_HTTP_TOKENRING_ID_LEN);
         latest[n].created = created;
-        board->nlatest = last + 1;
+        cache->nlatest = last + 1;
     }
 
 done:
 
-    ngx_http_tokenring_board_next(board);
+    ngx_http_tokenring_cache_next(cache);
 }
 
 
 /* the request of this id, taken out of where it was, or a new one */
 
-static ngx_http_tokenring_board_request_t *
-ngx_http_tokenring_board_take(ngx_http_tokenring_board_t *board, u_char *id)
+static ngx_http_tokenring_cache_request_t *
+ngx_http_tokenring_cache_take(ngx_http_tokenring_cache_t *cache, u_char *id)
 {
     ngx_uint_t                           i;
-    ngx_http_tokenring_board_request_t  *request;
+    ngx_http_tokenring_cache_request_t  *request;
 
-    for (i = 0; i < board->nrequests; i++) {
-        request = board->requests[i];
+    for (i = 0; i < cache->nrequests; i++) {
+        request = cache->requests[i];
 
         if (request
             && ngx_memcmp(request->id, id, NGX_HTTP_TOKENRING_ID_LEN) == 0)
         {
-            board->requests[i] = NULL;
+            cache->requests[i] = NULL;
             return request;
         }
     }
 
-    request = ngx_calloc(sizeof(ngx_http_tokenring_board_request_t),
+    request = ngx_calloc(sizeof(ngx_http_tokenring_cache_request_t),
                          ngx_cycle->log);
     if (request) {
-        request->board = board;
+        request->cache = cache;
         ngx_memcpy(request->id, id, NGX_HTTP_TOKENRING_ID_LEN);
     }
 
@@ -121,54 +122,54 @@ ngx_http_tokenring_board_take(ngx_http_tokenring_board_t *board, u_char *id)
 /* the latest of all engines become those that are shown */
 
 void
-ngx_http_tokenring_board_gather(ngx_http_tokenring_board_t *board)
+ngx_http_tokenring_cache_gather(ngx_http_tokenring_cache_t *cache)
 {
     ngx_uint_t                           i, n;
-    ngx_http_tokenring_board_request_t  *request;
-    ngx_http_tokenring_board_request_t
-        *next[NGX_HTTP_TOKENRING_BOARD_REQUESTS];
+    ngx_http_tokenring_cache_request_t  *request;
+    ngx_http_tokenring_cache_request_t
+        *next[NGX_HTTP_TOKENRING_CACHE_REQUESTS];
 
     n = 0;
 
-    for (i = 0; i < board->nlatest; i++) {
-        request = ngx_http_tokenring_board_take(board, board->latest[i].id);
+    for (i = 0; i < cache->nlatest; i++) {
+        request = ngx_http_tokenring_cache_take(cache, cache->latest[i].id);
 
         if (request) {
-            request->created = board->latest[i].created;
+            request->created = cache->latest[i].created;
             next[n++] = request;
         }
     }
 
-    for (i = 0; i < board->nrequests; i++) {
-        if (board->requests[i]) {
-            ngx_http_tokenring_text_free(&board->requests[i]->json);
-            ngx_free(board->requests[i]);
+    for (i = 0; i < cache->nrequests; i++) {
+        if (cache->requests[i]) {
+            ngx_http_tokenring_text_free(&cache->requests[i]->json);
+            ngx_free(cache->requests[i]);
         }
     }
 
-    ngx_memcpy(board->requests, next, n * sizeof(next[0]));
-    board->nrequests = n;
+    ngx_memcpy(cache->requests, next, n * sizeof(next[0]));
+    cache->nrequests = n;
 
     for (i = 0; i < n; i++) {
         if (next[i]->final) {
             continue;
         }
 
-        if (ngx_http_tokenring_board_fetch(board->redis, next[i]->id,
-                                           ngx_http_tokenring_board_got,
+        if (ngx_http_tokenring_cache_fetch(cache->redis, next[i]->id,
+                                           ngx_http_tokenring_cache_got,
                                            next[i]))
         {
-            board->pending++;
+            cache->pending++;
 
         } else {
-            board->failed = 1;
+            cache->failed = 1;
         }
     }
 }
 
 
 ngx_http_tokenring_call_t *
-ngx_http_tokenring_board_fetch(ngx_http_tokenring_redis_t *redis, u_char *id,
+ngx_http_tokenring_cache_fetch(ngx_http_tokenring_redis_t *redis, u_char *id,
     ngx_http_tokenring_reply_pt handler, void *data)
 {
     u_char      key[256];
@@ -181,7 +182,7 @@ ngx_http_tokenring_board_fetch(ngx_http_tokenring_redis_t *redis, u_char *id,
     name.len = NGX_HTTP_TOKENRING_ID_LEN;
 
     ngx_str_set(&argv[0], "HMGET");
-    argv[1] = ngx_http_tokenring_board_key(redis, key, "req", &name);
+    argv[1] = ngx_http_tokenring_cache_key(redis, key, "req", &name);
 
     for (i = 0; i < n; i++) {
         argv[2 + i] = ngx_http_tokenring_request_fields[i];
@@ -192,7 +193,7 @@ ngx_http_tokenring_board_fetch(ngx_http_tokenring_redis_t *redis, u_char *id,
 
 
 ngx_int_t
-ngx_http_tokenring_board_request(ngx_http_tokenring_text_t *t, u_char *id,
+ngx_http_tokenring_cache_request(ngx_http_tokenring_text_t *t, u_char *id,
     redisReply *reply, ngx_uint_t *final)
 {
     ngx_int_t  n;
@@ -211,7 +212,7 @@ ngx_http_tokenring_board_request(ngx_http_tokenring_text_t *t, u_char *id,
         return NGX_ERROR;
     }
 
-    n = ngx_http_tokenring_board_fields(t, ngx_http_tokenring_request_fields,
+    n = ngx_http_tokenring_cache_fields(t, ngx_http_tokenring_request_fields,
             ngx_http_tokenring_nelts(ngx_http_tokenring_request_fields),
             reply);
 
@@ -236,9 +237,9 @@ ngx_http_tokenring_board_request(ngx_http_tokenring_text_t *t, u_char *id,
 
 
 static void
-ngx_http_tokenring_board_got(void *data, redisReply *reply)
+ngx_http_tokenring_cache_got(void *data, redisReply *reply)
 {
-    ngx_http_tokenring_board_request_t *request = data;
+    ngx_http_tokenring_cache_request_t *request = data;
 
     uint32_t                    crc;
     ngx_int_t                   rc;
@@ -247,7 +248,7 @@ ngx_http_tokenring_board_got(void *data, redisReply *reply)
 
     t = &request->json;
 
-    if (!ngx_http_tokenring_board_usable(request->board, reply,
+    if (!ngx_http_tokenring_cache_usable(request->cache, reply,
                                          REDIS_REPLY_ARRAY))
     {
         goto done;
@@ -255,7 +256,7 @@ ngx_http_tokenring_board_got(void *data, redisReply *reply)
 
     ngx_http_tokenring_text_reset(t);
 
-    rc = ngx_http_tokenring_board_request(t, request->id, reply, &final);
+    rc = ngx_http_tokenring_cache_request(t, request->id, reply, &final);
 
     if (rc != NGX_OK) {
         ngx_http_tokenring_text_reset(t);
@@ -274,23 +275,23 @@ ngx_http_tokenring_board_got(void *data, redisReply *reply)
 
 done:
 
-    ngx_http_tokenring_board_next(request->board);
+    ngx_http_tokenring_cache_next(request->cache);
 }
 
 
 ngx_int_t
-ngx_http_tokenring_board_requests(ngx_http_tokenring_board_t *board,
+ngx_http_tokenring_cache_requests(ngx_http_tokenring_cache_t *cache,
     ngx_http_tokenring_text_t *t, ngx_uint_t all)
 {
     ngx_uint_t                           i;
-    ngx_http_tokenring_board_request_t  *request;
+    ngx_http_tokenring_cache_request_t  *request;
 
     if (ngx_http_tokenring_append(t, "[", 1) != NGX_OK) {
         return NGX_ERROR;
     }
 
-    for (i = 0; i < board->nrequests; i++) {
-        request = board->requests[i];
+    for (i = 0; i < cache->nrequests; i++) {
+        request = cache->requests[i];
 
         if (ngx_http_tokenring_text_len(&request->json) == 0
             || (!all && !request->changed))

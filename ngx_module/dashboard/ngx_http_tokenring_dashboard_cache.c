@@ -1,5 +1,5 @@
 /*
- * The board: what viewers of the dashboard see of Redis (docs/redis.md).
+ * The dashboard cache: what viewers see of Redis (docs/redis.md).
  *
  * A round is three turns to Redis, once a second and only while somebody looks:
  * the names of the engines; of each its heartbeat, the samples since the last
@@ -15,124 +15,124 @@
 #include "ngx_http_tokenring_dashboard.h"
 
 
-static void ngx_http_tokenring_board_timer(ngx_event_t *ev);
-static void ngx_http_tokenring_board_round(ngx_http_tokenring_board_t *board);
-static void ngx_http_tokenring_board_end(ngx_http_tokenring_board_t *board);
-static void ngx_http_tokenring_board_free(ngx_http_tokenring_board_t *board);
-static ngx_int_t ngx_http_tokenring_board_engine(ngx_http_tokenring_text_t *t,
-    ngx_http_tokenring_board_engine_t *engine);
-static ngx_int_t ngx_http_tokenring_board_render(
-    ngx_http_tokenring_board_t *board);
+static void ngx_http_tokenring_cache_timer(ngx_event_t *ev);
+static void ngx_http_tokenring_cache_round(ngx_http_tokenring_cache_t *cache);
+static void ngx_http_tokenring_cache_end(ngx_http_tokenring_cache_t *cache);
+static void ngx_http_tokenring_cache_free(ngx_http_tokenring_cache_t *cache);
+static ngx_int_t ngx_http_tokenring_cache_engine(ngx_http_tokenring_text_t *t,
+    ngx_http_tokenring_cache_engine_t *engine);
+static ngx_int_t ngx_http_tokenring_cache_render(
+    ngx_http_tokenring_cache_t *cache);
 
 
 /* the first viewer came */
 
 void
-ngx_http_tokenring_board_start(ngx_http_tokenring_board_t *board)
+ngx_http_tokenring_cache_start(ngx_http_tokenring_cache_t *cache)
 {
-    if (!board->ready) {
-        board->ready = 1;
+    if (!cache->ready) {
+        cache->ready = 1;
 
-        ngx_queue_init(&board->viewers);
+        ngx_queue_init(&cache->viewers);
 
-        board->timer.handler = ngx_http_tokenring_board_timer;
-        board->timer.data = board;
-        board->timer.log = ngx_cycle->log;
+        cache->timer.handler = ngx_http_tokenring_cache_timer;
+        cache->timer.data = cache;
+        cache->timer.log = ngx_cycle->log;
     }
 
-    if (!board->timer.timer_set) {
-        ngx_add_timer(&board->timer, 1);
+    if (!cache->timer.timer_set) {
+        ngx_add_timer(&cache->timer, 1);
     }
 }
 
 
 static void
-ngx_http_tokenring_board_timer(ngx_event_t *ev)
+ngx_http_tokenring_cache_timer(ngx_event_t *ev)
 {
-    ngx_http_tokenring_board_t  *board;
+    ngx_http_tokenring_cache_t  *cache;
 
-    board = ev->data;
+    cache = ev->data;
 
     if (ngx_exiting) {
         /* this timer is what the worker waits for */
-        ngx_http_tokenring_viewer_end(board);
+        ngx_http_tokenring_viewer_end(cache);
         return;
     }
 
-    if (ngx_queue_empty(&board->viewers)) {
-        if (board->pending == 0) {
-            ngx_http_tokenring_board_free(board);
+    if (ngx_queue_empty(&cache->viewers)) {
+        if (cache->pending == 0) {
+            ngx_http_tokenring_cache_free(cache);
             return;
         }
 
-    } else if (board->pending == 0) {
-        ngx_http_tokenring_board_round(board);
+    } else if (cache->pending == 0) {
+        ngx_http_tokenring_cache_round(cache);
     }
 
-    ngx_add_timer(&board->timer, NGX_HTTP_TOKENRING_BOARD_TICK);
+    ngx_add_timer(&cache->timer, NGX_HTTP_TOKENRING_CACHE_TICK);
 }
 
 
 static void
-ngx_http_tokenring_board_round(ngx_http_tokenring_board_t *board)
+ngx_http_tokenring_cache_round(ngx_http_tokenring_cache_t *cache)
 {
     u_char      key[128];
     ngx_str_t   argv[5];
     ngx_uint_t  i;
 
-    board->failed = 0;
-    board->gathering = 0;
-    board->nlatest = 0;
+    cache->failed = 0;
+    cache->gathering = 0;
+    cache->nlatest = 0;
 
-    ngx_http_tokenring_text_reset(&board->reason);
+    ngx_http_tokenring_text_reset(&cache->reason);
 
-    for (i = 0; i < board->nrequests; i++) {
-        board->requests[i]->changed = 0;
+    for (i = 0; i < cache->nrequests; i++) {
+        cache->requests[i]->changed = 0;
     }
 
-    for (i = 0; i < board->nengines; i++) {
-        ngx_http_tokenring_text_reset(&board->engines[i].heart);
-        ngx_http_tokenring_text_reset(&board->engines[i].samples);
+    for (i = 0; i < cache->nengines; i++) {
+        ngx_http_tokenring_text_reset(&cache->engines[i].heart);
+        ngx_http_tokenring_text_reset(&cache->engines[i].samples);
     }
 
     /* the end comes when this is taken off again */
 
-    board->pending++;
+    cache->pending++;
 
-    if (board->redis) {
-        ngx_http_tokenring_redis_start(board->redis);
+    if (cache->redis) {
+        ngx_http_tokenring_redis_start(cache->redis);
 
         ngx_str_set(&argv[0], "ZREVRANGE");
         argv[1].data = key;
-        argv[1].len = ngx_sprintf(key, "%Vengines", &board->redis->prefix)
+        argv[1].len = ngx_sprintf(key, "%Vengines", &cache->redis->prefix)
                       - key;
         ngx_str_set(&argv[2], "0");
         argv[3].data = key + argv[1].len;
         argv[3].len = ngx_sprintf(argv[3].data, "%d",
-                                  NGX_HTTP_TOKENRING_BOARD_ENGINES - 1)
+                                  NGX_HTTP_TOKENRING_CACHE_ENGINES - 1)
                       - argv[3].data;
         ngx_str_set(&argv[4], "WITHSCORES");
 
-        ngx_http_tokenring_board_command(board, ngx_http_tokenring_board_names,
-                                         board, 5, argv);
+        ngx_http_tokenring_cache_command(cache, ngx_http_tokenring_cache_names,
+                                         cache, 5, argv);
     }
 
-    ngx_http_tokenring_board_next(board);
+    ngx_http_tokenring_cache_next(cache);
 }
 
 
 void
-ngx_http_tokenring_board_command(ngx_http_tokenring_board_t *board,
+ngx_http_tokenring_cache_command(ngx_http_tokenring_cache_t *cache,
     ngx_http_tokenring_reply_pt handler, void *data, ngx_uint_t argc,
     ngx_str_t *argv)
 {
-    if (ngx_http_tokenring_redis_command(board->redis, handler, data, argc,
+    if (ngx_http_tokenring_redis_command(cache->redis, handler, data, argc,
                                          argv))
     {
-        board->pending++;
+        cache->pending++;
 
     } else {
-        board->failed = 1;
+        cache->failed = 1;
     }
 }
 
@@ -140,86 +140,86 @@ ngx_http_tokenring_board_command(ngx_http_tokenring_board_t *board,
 /* one reply less to wait for; the last one leads on */
 
 void
-ngx_http_tokenring_board_next(ngx_http_tokenring_board_t *board)
+ngx_http_tokenring_cache_next(ngx_http_tokenring_cache_t *cache)
 {
-    if (--board->pending) {
+    if (--cache->pending) {
         return;
     }
 
-    if (!board->failed && !board->gathering && board->redis) {
-        board->gathering = 1;
-        board->pending = 1;
+    if (!cache->failed && !cache->gathering && cache->redis) {
+        cache->gathering = 1;
+        cache->pending = 1;
 
-        ngx_http_tokenring_board_gather(board);
+        ngx_http_tokenring_cache_gather(cache);
 
-        if (--board->pending) {
+        if (--cache->pending) {
             return;
         }
     }
 
-    ngx_http_tokenring_board_end(board);
+    ngx_http_tokenring_cache_end(cache);
 }
 
 
 static void
-ngx_http_tokenring_board_end(ngx_http_tokenring_board_t *board)
+ngx_http_tokenring_cache_end(ngx_http_tokenring_cache_t *cache)
 {
-    if (ngx_exiting || ngx_queue_empty(&board->viewers)) {
+    if (ngx_exiting || ngx_queue_empty(&cache->viewers)) {
         return;
     }
 
-    ngx_http_tokenring_text_reset(&board->tick);
+    ngx_http_tokenring_text_reset(&cache->tick);
 
-    if (ngx_http_tokenring_board_render(board) == NGX_OK) {
-        ngx_http_tokenring_viewer_tick(board);
+    if (ngx_http_tokenring_cache_render(cache) == NGX_OK) {
+        ngx_http_tokenring_viewer_tick(cache);
     }
 }
 
 
 static void
-ngx_http_tokenring_board_free(ngx_http_tokenring_board_t *board)
+ngx_http_tokenring_cache_free(ngx_http_tokenring_cache_t *cache)
 {
     ngx_uint_t  i;
 
-    for (i = 0; i < board->nengines; i++) {
-        ngx_http_tokenring_text_free(&board->engines[i].heart);
-        ngx_http_tokenring_text_free(&board->engines[i].samples);
+    for (i = 0; i < cache->nengines; i++) {
+        ngx_http_tokenring_text_free(&cache->engines[i].heart);
+        ngx_http_tokenring_text_free(&cache->engines[i].samples);
     }
 
-    for (i = 0; i < board->nrequests; i++) {
-        ngx_http_tokenring_text_free(&board->requests[i]->json);
-        ngx_free(board->requests[i]);
+    for (i = 0; i < cache->nrequests; i++) {
+        ngx_http_tokenring_text_free(&cache->requests[i]->json);
+        ngx_free(cache->requests[i]);
     }
 
-    ngx_http_tokenring_text_free(&board->tick);
-    ngx_http_tokenring_text_free(&board->reason);
+    ngx_http_tokenring_text_free(&cache->tick);
+    ngx_http_tokenring_text_free(&cache->reason);
 
-    board->nengines = 0;
-    board->nrequests = 0;
+    cache->nengines = 0;
+    cache->nrequests = 0;
 }
 
 
 ngx_uint_t
-ngx_http_tokenring_board_usable(ngx_http_tokenring_board_t *board,
+ngx_http_tokenring_cache_usable(ngx_http_tokenring_cache_t *cache,
     redisReply *reply, int type)
 {
     if (reply == NULL) {
-        board->failed = 1;
+        cache->failed = 1;
         return 0;
     }
 
     if (reply->type == REDIS_REPLY_ERROR) {
-        ngx_http_tokenring_redis_complain(board->redis, reply);
+        ngx_http_tokenring_redis_complain(cache->redis, reply);
 
         if (ngx_strncmp(reply->str, "WRONGTYPE", 9) == 0) {
             /* somebody else's key: it goes without */
             return 0;
         }
 
-        board->failed = 1;
+        cache->failed = 1;
 
-        ngx_http_tokenring_text_reset(&board->reason);
-        (void) ngx_http_tokenring_json(&board->reason, (u_char *) reply->str,
+        ngx_http_tokenring_text_reset(&cache->reason);
+        (void) ngx_http_tokenring_json(&cache->reason, (u_char *) reply->str,
                                        ngx_min((size_t) reply->len, 200));
         return 0;
     }
@@ -229,7 +229,7 @@ ngx_http_tokenring_board_usable(ngx_http_tokenring_board_t *board,
 
 
 ngx_str_t
-ngx_http_tokenring_board_key(ngx_http_tokenring_redis_t *redis, u_char *buf,
+ngx_http_tokenring_cache_key(ngx_http_tokenring_redis_t *redis, u_char *buf,
     const char *kind, ngx_str_t *name)
 {
     ngx_str_t  key;
@@ -242,7 +242,7 @@ ngx_http_tokenring_board_key(ngx_http_tokenring_redis_t *redis, u_char *buf,
 
 
 ngx_int_t
-ngx_http_tokenring_board_fields(ngx_http_tokenring_text_t *t, ngx_str_t *names,
+ngx_http_tokenring_cache_fields(ngx_http_tokenring_text_t *t, ngx_str_t *names,
     ngx_uint_t n, redisReply *reply)
 {
     ngx_int_t   found;
@@ -260,7 +260,7 @@ ngx_http_tokenring_board_fields(ngx_http_tokenring_text_t *t, ngx_str_t *names,
         }
 
         value.len = ngx_http_tokenring_cut(value.data, value.len,
-                                           NGX_HTTP_TOKENRING_BOARD_VALUE);
+                                           NGX_HTTP_TOKENRING_CACHE_VALUE);
 
         if (ngx_http_tokenring_printf(t, 64, "%s\"%V\":\"",
                                       t->last[-1] == '{' ? "" : ",", &names[i])
@@ -281,8 +281,8 @@ ngx_http_tokenring_board_fields(ngx_http_tokenring_text_t *t, ngx_str_t *names,
 /* ---- what viewers get --------------------------------------------------- */
 
 static ngx_int_t
-ngx_http_tokenring_board_engine(ngx_http_tokenring_text_t *t,
-    ngx_http_tokenring_board_engine_t *engine)
+ngx_http_tokenring_cache_engine(ngx_http_tokenring_text_t *t,
+    ngx_http_tokenring_cache_engine_t *engine)
 {
     size_t  heart;
 
@@ -311,21 +311,21 @@ ngx_http_tokenring_board_engine(ngx_http_tokenring_text_t *t,
 
 
 static ngx_int_t
-ngx_http_tokenring_board_render(ngx_http_tokenring_board_t *board)
+ngx_http_tokenring_cache_render(ngx_http_tokenring_cache_t *cache)
 {
     uint64_t                    now;
     ngx_uint_t                  i, up;
     ngx_time_t                 *tp;
     ngx_http_tokenring_text_t  *t;
 
-    t = &board->tick;
+    t = &cache->tick;
     tp = ngx_timeofday();
     now = (uint64_t) tp->sec * 1000 + tp->msec;
-    up = board->redis && !board->failed;
+    up = cache->redis && !cache->failed;
 
     if (ngx_http_tokenring_printf(t, 128,
             "data: {\"type\":\"tick\",\"now\":%uL,\"redis\":\"%s\",",
-            now, up ? "up" : board->redis ? "away" : "none")
+            now, up ? "up" : cache->redis ? "away" : "none")
         != NGX_OK)
     {
         return NGX_ERROR;
@@ -336,17 +336,17 @@ ngx_http_tokenring_board_render(ngx_http_tokenring_board_t *board)
             return NGX_ERROR;
         }
 
-        if (ngx_http_tokenring_text_len(&board->reason)) {
-            if (ngx_http_tokenring_append(t, board->reason.pos,
-                    ngx_http_tokenring_text_len(&board->reason))
+        if (ngx_http_tokenring_text_len(&cache->reason)) {
+            if (ngx_http_tokenring_append(t, cache->reason.pos,
+                    ngx_http_tokenring_text_len(&cache->reason))
                 != NGX_OK)
             {
                 return NGX_ERROR;
             }
 
-        } else if (board->redis
-                   && ngx_http_tokenring_json(t, board->redis->name.data,
-                                              board->redis->name.len)
+        } else if (cache->redis
+                   && ngx_http_tokenring_json(t, cache->redis->name.data,
+                                              cache->redis->name.len)
                       != NGX_OK)
         {
             return NGX_ERROR;
@@ -359,14 +359,14 @@ ngx_http_tokenring_board_render(ngx_http_tokenring_board_t *board)
         return NGX_ERROR;
     }
 
-    for (i = 0; i < board->nengines; i++) {
-        if (!board->engines[i].listed) {
+    for (i = 0; i < cache->nengines; i++) {
+        if (!cache->engines[i].listed) {
             continue;
         }
 
         if ((t->last[-1] != '['
              && ngx_http_tokenring_append(t, ",", 1) != NGX_OK)
-            || ngx_http_tokenring_board_engine(t, &board->engines[i])
+            || ngx_http_tokenring_cache_engine(t, &cache->engines[i])
                != NGX_OK)
         {
             return NGX_ERROR;
@@ -374,7 +374,7 @@ ngx_http_tokenring_board_render(ngx_http_tokenring_board_t *board)
     }
 
     if (ngx_http_tokenring_put(t, "],\"requests\":") != NGX_OK
-        || ngx_http_tokenring_board_requests(board, t, 0) != NGX_OK)
+        || ngx_http_tokenring_cache_requests(cache, t, 0) != NGX_OK)
     {
         return NGX_ERROR;
     }
