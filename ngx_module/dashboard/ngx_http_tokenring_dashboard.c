@@ -2,7 +2,7 @@
  * tokenring_dashboard: the fleet's page.
  *
  * Three things below the location: the page's files, a fixed list, from disk;
- * /events, one stream of everything that the page shows (_viewer.c); and
+ * /events, one stream of everything that the page shows (_sse_client.c); and
  * /requests/ID, the state of one request.  All of it is the administrator's:
  * it is not asked whose a request is, and neither prompts nor answers are read.
  *
@@ -126,7 +126,7 @@ ngx_http_tokenring_dashboard_handler(ngx_http_request_t *r)
     rest.len = r->uri.len - cache->location.len;
 
     if (rest.len == 6 && ngx_strncmp(rest.data, "events", 6) == 0) {
-        return ngx_http_tokenring_viewer_open(r, cache);
+        return ngx_http_tokenring_sse_client_open(r, cache);
     }
 
     if (rest.len == requests.len + NGX_HTTP_TOKENRING_ID_LEN

@@ -1,10 +1,10 @@
 /*
  * The dashboard: one page that shows the whole fleet, as Redis has it.
  *
- * The dashboard cache (ngx_http_tokenring_cache_t) is what the viewers of one
- * worker share: while somebody looks, it reads the fleet from Redis once a
- * second and gives everybody the same event.  A viewer is an open stream of
- * events.
+ * The dashboard cache (ngx_http_tokenring_cache_t) is what the SSE clients of
+ * one worker share: while somebody looks, it reads the fleet from Redis once a
+ * second and gives everybody the same event.  An SSE client is an open stream
+ * of events.
  *
  *     _dashboard.c                 the directive, the page's files, one
  *                                  request's state
@@ -12,7 +12,7 @@
  *                                  a round makes
  *     _dashboard_cache_engines.c   heartbeats and samples
  *     _dashboard_cache_requests.c  the latest requests
- *     _viewer.c                    streams of events, and the history that
+ *     _sse_client.c                streams of events, and the history that
  *                                  each begins with
  */
 
@@ -31,8 +31,8 @@
 #define NGX_HTTP_TOKENRING_CACHE_NAME      128
 #define NGX_HTTP_TOKENRING_CACHE_VALUE     1024
 
-/* samples of one engine before a viewer came, read a slice at a time, so that
- * the worker does not stop for them */
+/* samples of one engine before an SSE client came, read a slice at a time, so
+ * that the worker does not stop for them */
 #define NGX_HTTP_TOKENRING_CACHE_HISTORY   660
 #define NGX_HTTP_TOKENRING_CACHE_SLICE     60
 
@@ -83,7 +83,7 @@ struct ngx_http_tokenring_cache_s {
 
     /* below: of one worker */
 
-    ngx_queue_t                     viewers;
+    ngx_queue_t                     clients;
     ngx_event_t                     timer;
     ngx_uint_t                      pending; /* replies of this round */
     ngx_http_tokenring_text_t       tick;
@@ -127,7 +127,7 @@ typedef struct {
     unsigned                        greeted:1;
     unsigned                        blocked:1;
     unsigned                        catching_up:1;
-} ngx_http_tokenring_viewer_t;
+} ngx_http_tokenring_sse_client_t;
 
 
 /* _dashboard_cache.c */
@@ -179,12 +179,12 @@ ngx_int_t ngx_http_tokenring_cache_request(ngx_http_tokenring_text_t *t,
 ngx_int_t ngx_http_tokenring_cache_requests(ngx_http_tokenring_cache_t *cache,
     ngx_http_tokenring_text_t *t, ngx_uint_t all);
 
-/* _viewer.c */
+/* _sse_client.c */
 
-ngx_int_t ngx_http_tokenring_viewer_open(ngx_http_request_t *r,
+ngx_int_t ngx_http_tokenring_sse_client_open(ngx_http_request_t *r,
     ngx_http_tokenring_cache_t *cache);
-void ngx_http_tokenring_viewer_tick(ngx_http_tokenring_cache_t *cache);
-void ngx_http_tokenring_viewer_end(ngx_http_tokenring_cache_t *cache);
+void ngx_http_tokenring_sse_client_tick(ngx_http_tokenring_cache_t *cache);
+void ngx_http_tokenring_sse_client_end(ngx_http_tokenring_cache_t *cache);
 
 
 #endif /* _NGX_HTTP_TOKENRING_DASHBOARD_H_INCLUDED_ */

@@ -1,10 +1,10 @@
 /*
- * The dashboard cache: what viewers see of Redis (docs/redis.md).
+ * The dashboard cache: what clients see of Redis (docs/redis.md).
  *
  * A round is three turns to Redis, once a second and only while somebody looks:
  * the names of the engines; of each its heartbeat, the samples since the last
  * round and its latest requests; the requests that are new or not over.  The
- * end of a round is one event for all viewers.  A round ends whatever happens:
+ * end of a round is one event for all clients.  A round ends whatever happens:
  * every command is answered, with a reply or without one.
  *
  * What Redis holds was written by others.  Names and values are bounded, fields
@@ -25,7 +25,7 @@ static ngx_int_t ngx_http_tokenring_cache_render(
     ngx_http_tokenring_cache_t *cache);
 
 
-/* the first viewer came */
+/* the first client came */
 
 void
 ngx_http_tokenring_cache_start(ngx_http_tokenring_cache_t *cache)
@@ -33,7 +33,7 @@ ngx_http_tokenring_cache_start(ngx_http_tokenring_cache_t *cache)
     if (!cache->ready) {
         cache->ready = 1;
 
-        ngx_queue_init(&cache->viewers);
+        ngx_queue_init(&cache->clients);
 
         cache->timer.handler = ngx_http_tokenring_cache_timer;
         cache->timer.data = cache;
@@ -55,11 +55,11 @@ ngx_http_tokenring_cache_timer(ngx_event_t *ev)
 
     if (ngx_exiting) {
         /* this timer is what the worker waits for */
-        ngx_http_tokenring_viewer_end(cache);
+        ngx_http_tokenring_sse_client_end(cache);
         return;
     }
 
-    if (ngx_queue_empty(&cache->viewers)) {
+    if (ngx_queue_empty(&cache->clients)) {
         if (cache->pending == 0) {
             ngx_http_tokenring_cache_free(cache);
             return;
@@ -164,14 +164,14 @@ ngx_http_tokenring_cache_next(ngx_http_tokenring_cache_t *cache)
 static void
 ngx_http_tokenring_cache_end(ngx_http_tokenring_cache_t *cache)
 {
-    if (ngx_exiting || ngx_queue_empty(&cache->viewers)) {
+    if (ngx_exiting || ngx_queue_empty(&cache->clients)) {
         return;
     }
 
     ngx_http_tokenring_text_reset(&cache->tick);
 
     if (ngx_http_tokenring_cache_render(cache) == NGX_OK) {
-        ngx_http_tokenring_viewer_tick(cache);
+        ngx_http_tokenring_sse_client_tick(cache);
     }
 }
 
@@ -278,7 +278,7 @@ ngx_http_tokenring_cache_fields(ngx_http_tokenring_text_t *t, ngx_str_t *names,
 }
 
 
-/* ---- what viewers get --------------------------------------------------- */
+/* ---- what clients get --------------------------------------------------- */
 
 static ngx_int_t
 ngx_http_tokenring_cache_engine(ngx_http_tokenring_text_t *t,

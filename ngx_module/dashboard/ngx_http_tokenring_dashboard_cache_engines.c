@@ -1,7 +1,7 @@
 /*
  * The engines in the dashboard cache: who is listed, heartbeats, samples.
  *
- * An engine keeps its place while it is listed, for viewers go through them by
+ * An engine keeps its place while it is listed, for clients go through them by
  * number; the samples of a round are those after the last one that was told.
  */
 

@@ -4,7 +4,7 @@
  *
  * Every engine lists its own latest ones by arrival; the newest of all of them
  * are shown.  Each is read in every round until its state is final, and told to
- * viewers when it has changed.
+ * clients when it has changed.
  */
 
 #include "ngx_http_tokenring_dashboard.h"

@@ -1,0 +1,581 @@
+/*
+ * SSE clients of the dashboard: streams of server-sent events.
+ *
+ * A client is greeted with the requests that the dashboard cache knows and gets
+ * every tick of it from then on; meanwhile the samples of the last minutes are
+ * read for it alone, a slice at a time, and only as fast as it takes them.  A
+ * client that is slow misses ticks and then gets the missing samples in the
+ * same way.
+ *
+ * When the worker exits, the streams end with the next tick: the page comes
+ * back, to a new worker.
+ */
+
+#include "ngx_http_tokenring_dashboard.h"
+
+
+static ngx_int_t ngx_http_tokenring_sse_client_header(ngx_http_request_t *r);
+static void ngx_http_tokenring_sse_client_cleanup(void *data);
+static void ngx_http_tokenring_sse_client_free(void *data);
+static ngx_http_tokenring_sse_client_t *ngx_http_tokenring_sse_client_of(
+    ngx_http_request_t *r);
+static ngx_int_t ngx_http_tokenring_sse_client_greet(
+    ngx_http_tokenring_sse_client_t *client);
+static void ngx_http_tokenring_sse_client_more(
+    ngx_http_tokenring_sse_client_t *client);
+static void ngx_http_tokenring_sse_client_slice(void *data, redisReply *reply);
+static void ngx_http_tokenring_sse_client_send(
+    ngx_http_tokenring_sse_client_t *client, ngx_uint_t last);
+static ngx_int_t ngx_http_tokenring_sse_client_block(
+    ngx_http_tokenring_sse_client_t *client);
+static void ngx_http_tokenring_sse_client_writer(ngx_http_request_t *r);
+
+
+ngx_int_t
+ngx_http_tokenring_sse_client_open(ngx_http_request_t *r,
+    ngx_http_tokenring_cache_t *cache)
+{
+    ngx_int_t                         rc;
+    ngx_uint_t                        i;
+    ngx_pool_cleanup_t               *pcln;
+    ngx_http_cleanup_t               *cln;
+    ngx_http_tokenring_sse_client_t  *client;
+
+    static uint32_t  bounds[TR_STATUS_BUCKETS] = TR_STATUS_BOUNDS_US;
+
+    rc = ngx_http_tokenring_sse_client_header(r);
+
+    if (rc == NGX_ERROR || rc > NGX_OK || r->header_only) {
+        return rc;
+    }
+
+    client = ngx_pcalloc(r->pool, sizeof(ngx_http_tokenring_sse_client_t));
+    if (client == NULL) {
+        return NGX_ERROR;
+    }
+
+    cln = ngx_http_cleanup_add(r, 0);
+    if (cln == NULL) {
+        return NGX_ERROR;
+    }
+
+    /* HTTP/2 may still hold a part of a frame when the request is over */
+
+    pcln = ngx_pool_cleanup_add(r->pool, 0);
+    if (pcln == NULL) {
+        return NGX_ERROR;
+    }
+
+    pcln->handler = ngx_http_tokenring_sse_client_free;
+    pcln->data = client;
+
+    client->request = r;
+    client->cache = cache;
+
+    ngx_http_tokenring_cache_start(cache);
+    ngx_queue_insert_tail(&cache->clients, &client->queue);
+
+    cln->handler = ngx_http_tokenring_sse_client_cleanup;
+    cln->data = client;
+
+    if (ngx_http_tokenring_printf(&client->out, 512,
+            "retry: 1000\n\ndata: {\"type\":\"hello\",\"bounds\":[")
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < TR_STATUS_BUCKETS; i++) {
+        if (ngx_http_tokenring_printf(&client->out, 16, "%s%uD",
+                                      i ? "," : "", bounds[i])
+            != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    if (ngx_http_tokenring_append(&client->out, "]}\n\n", 4) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    r->read_event_handler = ngx_http_test_reading;
+    r->write_event_handler = ngx_http_tokenring_sse_client_writer;
+    r->main->count++;
+
+    ngx_http_tokenring_sse_client_send(client, 0);
+
+    return NGX_DONE;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_sse_client_header(ngx_http_request_t *r)
+{
+    static ngx_str_t  no_store = ngx_string("no-store");
+    static ngx_str_t  no = ngx_string("no");
+
+    r->headers_out.status = NGX_HTTP_OK;
+    r->headers_out.content_length_n = -1;
+
+    ngx_str_set(&r->headers_out.content_type,
+                "text/event-stream; charset=utf-8");
+    r->headers_out.content_type_len = sizeof("text/event-stream") - 1;
+    r->headers_out.content_type_lowcase = NULL;
+    ngx_str_set(&r->headers_out.charset, "utf-8");
+
+    ngx_http_clear_accept_ranges(r);
+
+    if (ngx_http_tokenring_add_header(r, "Cache-Control", &no_store) != NGX_OK
+        || ngx_http_tokenring_add_header(r, "X-Accel-Buffering", &no)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+#if (NGX_HTTP_GZIP)
+    /* compressed, events would wait for each other */
+    r->gzip_tested = 1;
+    r->gzip_ok = 0;
+#endif
+
+    return ngx_http_send_header(r);
+}
+
+
+static void
+ngx_http_tokenring_sse_client_cleanup(void *data)
+{
+    ngx_http_tokenring_sse_client_t *client = data;
+
+    ngx_queue_remove(&client->queue);
+    ngx_http_tokenring_redis_forget(client->call);
+    client->call = NULL;
+}
+
+
+static void
+ngx_http_tokenring_sse_client_free(void *data)
+{
+    ngx_http_tokenring_sse_client_t *client = data;
+
+    ngx_http_tokenring_text_free(&client->out);
+}
+
+
+/* the module's ctx is that of an API request: a client is found otherwise */
+
+static ngx_http_tokenring_sse_client_t *
+ngx_http_tokenring_sse_client_of(ngx_http_request_t *r)
+{
+    ngx_http_cleanup_t  *cln;
+
+    for (cln = r->main->cleanup; cln; cln = cln->next) {
+        if (cln->handler == ngx_http_tokenring_sse_client_cleanup) {
+            return cln->data;
+        }
+    }
+
+    return NULL;
+}
+
+
+/* a round of the cache is over */
+
+void
+ngx_http_tokenring_sse_client_tick(ngx_http_tokenring_cache_t *cache)
+{
+    ngx_queue_t                      *q, *next;
+    ngx_connection_t                 *c;
+    ngx_http_tokenring_sse_client_t  *client;
+
+    for (q = ngx_queue_head(&cache->clients);
+         q != ngx_queue_sentinel(&cache->clients);
+         q = next)
+    {
+        /* the client may leave, nobody else does */
+        next = ngx_queue_next(q);
+
+        client = ngx_queue_data(q, ngx_http_tokenring_sse_client_t, queue);
+
+        if (client->blocked) {
+            client->greeted = 0;
+            continue;
+        }
+
+        c = client->request->connection;
+
+        if ((!client->greeted && !cache->failed && cache->redis
+             && ngx_http_tokenring_sse_client_greet(client) != NGX_OK)
+            || ngx_http_tokenring_append(&client->out, cache->tick.pos,
+                   ngx_http_tokenring_text_len(&cache->tick))
+               != NGX_OK)
+        {
+            ngx_http_finalize_request(client->request, NGX_ERROR);
+            ngx_http_run_posted_requests(c);
+            continue;
+        }
+
+        ngx_http_tokenring_sse_client_send(client, 0);
+        ngx_http_run_posted_requests(c);
+    }
+}
+
+
+/* what was before: all requests now, samples bit by bit */
+
+static ngx_int_t
+ngx_http_tokenring_sse_client_greet(ngx_http_tokenring_sse_client_t *client)
+{
+    ngx_http_tokenring_text_t  *t;
+
+    t = &client->out;
+
+    if (ngx_http_tokenring_printf(t, 64,
+                                  "data: {\"type\":\"requests\",\"requests\":")
+        != NGX_OK
+        || ngx_http_tokenring_cache_requests(client->cache, t, 1) != NGX_OK
+        || ngx_http_tokenring_append(t, "}\n\n", 3) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    ngx_http_tokenring_redis_forget(client->call);
+    client->call = NULL;
+
+    client->greeted = 1;
+    client->engine = 0;
+    client->left = NGX_HTTP_TOKENRING_CACHE_HISTORY;
+    client->before.len = 0;
+    client->before.data = client->before_buf;
+    client->catching_up = 1;
+
+    return NGX_OK;
+}
+
+
+/* asks for the next slice */
+
+static void
+ngx_http_tokenring_sse_client_more(ngx_http_tokenring_sse_client_t *client)
+{
+    u_char                              key[256], count[NGX_INT_T_LEN];
+    ngx_str_t                           argv[6];
+    ngx_http_tokenring_cache_t         *cache;
+    ngx_http_tokenring_cache_engine_t  *engine;
+
+    cache = client->cache;
+
+    while (client->engine < cache->nengines && client->left == 0) {
+        client->engine++;
+        client->left = NGX_HTTP_TOKENRING_CACHE_HISTORY;
+        client->before.len = 0;
+    }
+
+    if (client->engine >= cache->nengines || cache->redis == NULL) {
+        client->catching_up = 0;
+        return;
+    }
+
+    engine = &cache->engines[client->engine];
+
+    ngx_str_set(&argv[0], "XREVRANGE");
+    argv[1].data = key;
+    argv[1].len = ngx_sprintf(key, "%Vmetrics:{%V}", &cache->redis->prefix,
+                              &engine->name)
+                  - key;
+
+    if (client->before.len) {
+        argv[2] = client->before;
+
+    } else {
+        ngx_str_set(&argv[2], "+");
+    }
+
+    ngx_str_set(&argv[3], "-");
+    ngx_str_set(&argv[4], "COUNT");
+    argv[5].data = count;
+    argv[5].len = ngx_sprintf(count, "%d", NGX_HTTP_TOKENRING_CACHE_SLICE)
+                  - count;
+
+    client->call = ngx_http_tokenring_redis_command(cache->redis,
+                       ngx_http_tokenring_sse_client_slice, client, 6, argv);
+
+    if (client->call == NULL) {
+        /* from the beginning, when Redis is there */
+        client->catching_up = 0;
+        client->greeted = 0;
+    }
+}
+
+
+static void
+ngx_http_tokenring_sse_client_slice(void *data, redisReply *reply)
+{
+    ngx_http_tokenring_sse_client_t *client = data;
+
+    size_t                              i, from;
+    ngx_int_t                           rc;
+    ngx_str_t                           id;
+    ngx_connection_t                   *c;
+    ngx_http_tokenring_text_t           samples, *t;
+    ngx_http_tokenring_cache_engine_t  *engine;
+
+    client->call = NULL;
+
+    if (client->blocked) {
+        /* the buffer is on its way: this slice is asked for again then */
+        return;
+    }
+
+    if (reply == NULL) {
+        client->catching_up = 0;
+        client->greeted = 0;
+        return;
+    }
+
+    c = client->request->connection;
+    t = &client->out;
+    from = ngx_http_tokenring_text_len(t);
+    engine = &client->cache->engines[client->engine];
+
+    ngx_memzero(&samples, sizeof(ngx_http_tokenring_text_t));
+    ngx_str_null(&id);
+    rc = NGX_OK;
+
+    for (i = 0; reply->type == REDIS_REPLY_ARRAY && i < reply->elements; i++) {
+        rc = ngx_http_tokenring_cache_sample(&samples, reply->element[i], &id);
+
+        if (rc == NGX_ERROR) {
+            break;
+        }
+
+        if (rc == NGX_DECLINED) {
+            /* no sample, so that its id may be anything */
+            ngx_str_null(&id);
+        }
+    }
+
+    if (rc == NGX_ERROR
+        || ngx_http_tokenring_put(t,
+               "data: {\"type\":\"history\",\"engine\":\"")
+           != NGX_OK
+        || ngx_http_tokenring_json(t, engine->name.data, engine->name.len)
+           != NGX_OK
+        || ngx_http_tokenring_printf(t, 32, "\",\"samples\":[") != NGX_OK
+        || ngx_http_tokenring_append(t, samples.pos,
+                                     ngx_http_tokenring_text_len(&samples))
+           != NGX_OK
+        || ngx_http_tokenring_append(t, "]}\n\n", 4) != NGX_OK)
+    {
+        /* it goes without */
+        t->last = t->pos + from;
+        client->left = 0;
+
+    } else if (i < NGX_HTTP_TOKENRING_CACHE_SLICE || id.len == 0) {
+        client->left = 0;
+
+    } else {
+        client->left -= ngx_min(client->left, NGX_HTTP_TOKENRING_CACHE_SLICE);
+        client->before.len = ngx_sprintf(client->before_buf, "(%V", &id)
+                             - client->before_buf;
+    }
+
+    ngx_http_tokenring_text_free(&samples);
+
+    ngx_http_tokenring_sse_client_send(client, 0);
+    ngx_http_run_posted_requests(c);
+}
+
+
+/* the request may be gone when this returns */
+
+static void
+ngx_http_tokenring_sse_client_send(ngx_http_tokenring_sse_client_t *client,
+    ngx_uint_t last)
+{
+    ngx_int_t            rc;
+    ngx_buf_t           *b;
+    ngx_http_request_t  *r;
+
+    if (client->blocked) {
+        return;
+    }
+
+    r = client->request;
+    b = &client->buf;
+
+    if (last || ngx_http_tokenring_text_len(&client->out)) {
+        b->start = client->out.start;
+        b->pos = client->out.pos;
+        b->last = client->out.last;
+        b->end = client->out.end;
+        b->temporary = (b->last > b->pos);
+        b->flush = 1;
+        b->last_buf = last;
+        b->last_in_chain = 1;
+        b->tag = (ngx_buf_tag_t) &ngx_http_tokenring_module;
+
+        client->link.buf = b;
+        client->link.next = NULL;
+
+        rc = ngx_http_output_filter(r, &client->link);
+
+        if (last || rc == NGX_ERROR) {
+            ngx_http_finalize_request(r, rc);
+            return;
+        }
+
+        if (rc == NGX_AGAIN || ngx_buf_size(b) || r->buffered) {
+            if (ngx_http_tokenring_sse_client_block(client) != NGX_OK) {
+                ngx_http_finalize_request(r, NGX_ERROR);
+            }
+
+            return;
+        }
+
+        ngx_http_tokenring_text_reset(&client->out);
+    }
+
+    if (client->catching_up && client->call == NULL) {
+        ngx_http_tokenring_sse_client_more(client);
+    }
+}
+
+
+/* wait until the client takes more */
+
+static ngx_int_t
+ngx_http_tokenring_sse_client_block(ngx_http_tokenring_sse_client_t *client)
+{
+    ngx_event_t               *wev;
+    ngx_http_request_t        *r;
+    ngx_http_core_loc_conf_t  *clcf;
+
+    r = client->request;
+    wev = r->connection->write;
+    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    client->blocked = 1;
+
+    if (!wev->delayed) {
+        ngx_add_timer(wev, clcf->send_timeout);
+    }
+
+    return ngx_handle_write_event(wev, clcf->send_lowat);
+}
+
+
+static void
+ngx_http_tokenring_sse_client_writer(ngx_http_request_t *r)
+{
+    ngx_int_t                         rc;
+    ngx_event_t                      *wev;
+    ngx_connection_t                 *c;
+    ngx_http_core_loc_conf_t         *clcf;
+    ngx_http_tokenring_sse_client_t  *client;
+
+    c = r->connection;
+    wev = c->write;
+    client = ngx_http_tokenring_sse_client_of(r);
+
+    if (client == NULL) {
+        return;
+    }
+
+    if (wev->timedout) {
+        wev->timedout = 0;
+        c->timedout = 1;
+        ngx_log_error(NGX_LOG_INFO, c->log, NGX_ETIMEDOUT,
+                      "tokenring: dashboard client timed out");
+        ngx_http_finalize_request(r, NGX_HTTP_REQUEST_TIME_OUT);
+        return;
+    }
+
+    if (c->error || (wev->error && r->http_version >= NGX_HTTP_VERSION_20)) {
+        ngx_http_finalize_request(r, NGX_ERROR);
+        return;
+    }
+
+    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    if (!client->blocked || wev->delayed) {
+        (void) ngx_handle_write_event(wev, client->blocked ? clcf->send_lowat
+                                                           : 0);
+        return;
+    }
+
+    rc = ngx_http_output_filter(r, NULL);
+
+    if (rc == NGX_ERROR) {
+        ngx_http_finalize_request(r, NGX_ERROR);
+        return;
+    }
+
+    if (rc == NGX_AGAIN || ngx_buf_size(&client->buf) || r->buffered) {
+        if (ngx_http_tokenring_sse_client_block(client) != NGX_OK) {
+            ngx_http_finalize_request(r, NGX_ERROR);
+        }
+
+        return;
+    }
+
+    /* limit_rate may have set one of its own: who would wake us then? */
+
+    if (wev->timer_set && !wev->delayed) {
+        ngx_del_timer(wev);
+    }
+
+    client->blocked = 0;
+
+    ngx_http_tokenring_text_reset(&client->out);
+    ngx_http_tokenring_sse_client_send(client, 0);
+}
+
+
+/* the worker exits: nobody keeps it */
+
+void
+ngx_http_tokenring_sse_client_end(ngx_http_tokenring_cache_t *cache)
+{
+    ngx_queue_t                      *q;
+    ngx_connection_t                 *c;
+    ngx_http_request_t               *r;
+    ngx_http_tokenring_sse_client_t  *client;
+
+    while (!ngx_queue_empty(&cache->clients)) {
+
+        q = ngx_queue_head(&cache->clients);
+        client = ngx_queue_data(q, ngx_http_tokenring_sse_client_t, queue);
+        r = client->request;
+        c = r->connection;
+
+        ngx_http_tokenring_redis_forget(client->call);
+        client->call = NULL;
+        client->catching_up = 0;
+
+        r->keepalive = 0;
+
+        if (client->blocked) {
+            ngx_http_finalize_request(r, NGX_ERROR);
+
+        } else if (ngx_http_tokenring_printf(&client->out, 32,
+                                             "retry: 200\n\n")
+                   != NGX_OK)
+        {
+            ngx_http_finalize_request(r, NGX_ERROR);
+
+        } else {
+            ngx_http_tokenring_sse_client_send(client, 1);
+        }
+
+        ngx_http_run_posted_requests(c);
+
+        if (!ngx_queue_empty(&cache->clients)
+            && ngx_queue_head(&cache->clients) == q)
+        {
+        /* its last bytes are on their way: it is no client of ours any more */
+        ngx_queue_remove(q);
+        ngx_queue_init(q);
+        }
+    }
+}
