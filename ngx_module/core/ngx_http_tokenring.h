@@ -1,15 +1,15 @@
 /*
  * The Tokenring module: LLM requests from an NGINX location to an engine.
  *
- * Three objects carry everything.  A peer is one engine socket as this worker
- * sees it: the connection, the channel in shared memory, the slots of the
- * requests in flight.  An engine is what the configuration names: one or more
- * peers.  A ctx is one API request on its way; it lives in r->pool, while its
- * slot lives in the peer, since the engine may speak of a request for longer
- * than the client stays.
+ * Three objects carry everything.  An engine connection (conn) is one engine
+ * socket as this worker sees it: the socket, the channel in shared memory, the
+ * slots of the requests in flight.  An engine is what the configuration names:
+ * one or more connections.  A ctx is one API request on its way; it lives in
+ * r->pool, while its slot lives in the connection, since the engine may speak
+ * of a request for longer than the client stays.
  *
  *     _module.c     directives, configuration, life of the process
- *     _engine.c     connecting, handshake, loss, reconnecting, choosing a peer
+ *     _engine.c     connecting, handshake, loss, reconnecting, choosing one
  *     _channel.c    slots, doorbells, draining what the engine says
  *     _handler.c    the content handler: routes, admission, waiting
  *     _body.c       the request body, from the client into the request ring
@@ -79,7 +79,7 @@
     "The engine went away while it worked on this request"
 
 
-typedef struct ngx_http_tokenring_peer_s    ngx_http_tokenring_peer_t;
+typedef struct ngx_http_tokenring_conn_s    ngx_http_tokenring_conn_t;
 typedef struct ngx_http_tokenring_engine_s  ngx_http_tokenring_engine_t;
 typedef struct ngx_http_tokenring_ctx_s     ngx_http_tokenring_ctx_t;
 typedef struct ngx_http_tokenring_redis_s   ngx_http_tokenring_redis_t;
@@ -107,7 +107,7 @@ typedef struct {
 
 typedef struct {
     ngx_http_tokenring_ctx_t       *ctx;
-    uint64_t                        tokens;      /* counted in the peer's */
+    uint64_t                        tokens;      /* counted in conn's */
     uint32_t                        generation;
     uint32_t                        next;
     unsigned                        used:1;
@@ -124,10 +124,10 @@ typedef enum {
 } ngx_http_tokenring_state_e;
 
 
-struct ngx_http_tokenring_peer_s {
+struct ngx_http_tokenring_conn_s {
     ngx_http_tokenring_engine_t    *engine;
     ngx_addr_t                      addr;
-    ngx_uint_t                      number;      /* among all peers */
+    ngx_uint_t                      number;      /* among all connections */
     ngx_uint_t                      replica;     /* within the engine */
     ngx_uint_t                      weight;
     uint32_t                        nslots;      /* wanted, 0: default */
@@ -168,7 +168,7 @@ struct ngx_http_tokenring_peer_s {
 
 struct ngx_http_tokenring_engine_s {
     ngx_str_t                       name;
-    ngx_array_t                     peers;   /* ngx_http_tokenring_peer_t */
+    ngx_array_t                     conns;   /* ngx_http_tokenring_conn_t */
     ngx_queue_t                     waiting; /* for a handshake to end */
     ngx_uint_t                      turn;
     u_char                         *file;    /* where it was first named */
@@ -181,7 +181,7 @@ struct ngx_http_tokenring_engine_s {
 typedef struct {
     ngx_atomic_t                    pid;
     ngx_atomic_t                    active;
-    ngx_atomic_t                    connected;   /* bit: peer number */
+    ngx_atomic_t                    connected;   /* bit: conn->number */
 } ngx_http_tokenring_process_t;
 
 #define NGX_HTTP_TOKENRING_STATUSES  16
@@ -198,7 +198,7 @@ typedef struct {
 
 typedef struct {
     ngx_array_t                     engines; /* ngx_http_tokenring_engine_t * */
-    ngx_uint_t                      npeers;
+    ngx_uint_t                      nconns;
     ngx_array_t                     redises; /* ngx_http_tokenring_redis_t * */
     ngx_shm_zone_t                 *zone;
 } ngx_http_tokenring_main_conf_t;
@@ -248,10 +248,10 @@ typedef enum {
 struct ngx_http_tokenring_ctx_s {
     ngx_http_request_t             *request;
     ngx_http_tokenring_loc_conf_t  *conf;
-    ngx_http_tokenring_peer_t      *peer;    /* NULL without a slot */
+    ngx_http_tokenring_conn_t      *conn;    /* NULL without a slot */
     uint64_t                        id;
 
-    ngx_queue_t                     dirty;   /* in peer->dirty */
+    ngx_queue_t                     dirty;   /* in conn->dirty */
 
     unsigned                        endpoint:8;
     unsigned                        foreign_body:1;  /* read before us */
@@ -350,35 +350,35 @@ struct ngx_http_tokenring_ctx_s {
 
 /* _engine.c */
 
-void ngx_http_tokenring_connect(ngx_http_tokenring_peer_t *peer);
-void ngx_http_tokenring_close(ngx_http_tokenring_peer_t *peer);
-void ngx_http_tokenring_break(ngx_http_tokenring_peer_t *peer,
+void ngx_http_tokenring_connect(ngx_http_tokenring_conn_t *conn);
+void ngx_http_tokenring_close(ngx_http_tokenring_conn_t *conn);
+void ngx_http_tokenring_break(ngx_http_tokenring_conn_t *conn,
     const char *why);
-ngx_uint_t ngx_http_tokenring_healthy(ngx_http_tokenring_peer_t *peer,
+ngx_uint_t ngx_http_tokenring_healthy(ngx_http_tokenring_conn_t *conn,
     ngx_msec_t stall, const char **why);
 tr_status_t ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
-    ngx_http_tokenring_peer_t **out);
-uint64_t ngx_http_tokenring_peer_bit(ngx_http_tokenring_peer_t *peer);
-void ngx_http_tokenring_exit(ngx_http_tokenring_peer_t *peer);
-void ngx_http_tokenring_peer_init(ngx_http_tokenring_peer_t *peer);
+    ngx_http_tokenring_conn_t **out);
+uint64_t ngx_http_tokenring_conn_bit(ngx_http_tokenring_conn_t *conn);
+void ngx_http_tokenring_exit(ngx_http_tokenring_conn_t *conn);
+void ngx_http_tokenring_conn_init(ngx_http_tokenring_conn_t *conn);
 
 /* _channel.c */
 
-ngx_int_t ngx_http_tokenring_channel_open(ngx_http_tokenring_peer_t *peer,
+ngx_int_t ngx_http_tokenring_channel_open(ngx_http_tokenring_conn_t *conn,
     int fds[TR_CHANNEL_FDS]);
-void ngx_http_tokenring_channel_close(ngx_http_tokenring_peer_t *peer);
-ngx_int_t ngx_http_tokenring_slot_take(ngx_http_tokenring_peer_t *peer,
+void ngx_http_tokenring_channel_close(ngx_http_tokenring_conn_t *conn);
+ngx_int_t ngx_http_tokenring_slot_take(ngx_http_tokenring_conn_t *conn,
     ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_slot_return(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_slot_whole(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_slot_abandon(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_control(ngx_http_tokenring_ctx_t *ctx, uint32_t bits);
-ngx_int_t ngx_http_tokenring_drain(ngx_http_tokenring_peer_t *peer,
+ngx_int_t ngx_http_tokenring_drain(ngx_http_tokenring_conn_t *conn,
     ngx_uint_t budget);
-void ngx_http_tokenring_flush_dirty(ngx_http_tokenring_peer_t *peer);
-void ngx_http_tokenring_dirty(ngx_http_tokenring_peer_t *peer,
+void ngx_http_tokenring_flush_dirty(ngx_http_tokenring_conn_t *conn);
+void ngx_http_tokenring_dirty(ngx_http_tokenring_conn_t *conn,
     ngx_http_tokenring_ctx_t *ctx);
-void ngx_http_tokenring_ring(ngx_http_tokenring_peer_t *peer);
+void ngx_http_tokenring_ring(ngx_http_tokenring_conn_t *conn);
 uint64_t ngx_http_tokenring_clock(void);
 
 /* _handler.c */
@@ -398,7 +398,7 @@ ngx_int_t ngx_http_tokenring_body_read(ngx_http_tokenring_ctx_t *ctx);
 size_t ngx_http_tokenring_body_held(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx);
-void ngx_http_tokenring_body_feed(ngx_http_tokenring_peer_t *peer);
+void ngx_http_tokenring_body_feed(ngx_http_tokenring_conn_t *conn);
 
 /* _record.c */
 
@@ -523,9 +523,9 @@ ngx_int_t ngx_http_tokenring_metrics_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_tokenring_zone_init(ngx_shm_zone_t *zone, void *data);
 ngx_int_t ngx_http_tokenring_log_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out);
-ngx_uint_t ngx_http_tokenring_workers(ngx_http_tokenring_peer_t *peer);
+ngx_uint_t ngx_http_tokenring_workers(ngx_http_tokenring_conn_t *conn);
 void ngx_http_tokenring_process_reset(ngx_http_tokenring_shared_t *shared);
-void ngx_http_tokenring_process_connected(ngx_http_tokenring_peer_t *peer,
+void ngx_http_tokenring_process_connected(ngx_http_tokenring_conn_t *conn,
     ngx_uint_t on);
 
 /* _redis_conf.c */

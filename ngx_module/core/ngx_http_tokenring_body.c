@@ -8,9 +8,9 @@
  * comes, from then on, in one of the slots for bodies that are not whole.
  *
  * It goes in parts as large as the ring takes.  When the ring is full the
- * request waits in the peer's queue and nothing more is read from the client:
- * TCP (or the HTTP/2 window) holds it back.  The engine rings when there is
- * space.
+ * request waits in the connection's queue and nothing more is read from the
+ * client: TCP (or the HTTP/2 window) holds it back.  The engine rings when
+ * there is space.
  *
  * Another module may have read the body before us (mirror), and may still need
  * it: then we read it, from memory or from a temporary file, and leave it.  One
@@ -38,12 +38,12 @@ static void ngx_http_tokenring_body_fail(ngx_http_tokenring_ctx_t *ctx,
     ngx_int_t rc);
 static tr_status_t ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t *last);
-static void ngx_http_tokenring_body_wait(ngx_http_tokenring_peer_t *peer);
+static void ngx_http_tokenring_body_wait(ngx_http_tokenring_conn_t *conn);
 static void ngx_http_tokenring_body_used(ngx_http_tokenring_ctx_t *ctx,
     size_t n);
 
 
-/* a peer is chosen and has given us a slot */
+/* a connection is chosen and has given us a slot */
 
 ngx_int_t
 ngx_http_tokenring_body_read(ngx_http_tokenring_ctx_t *ctx)
@@ -143,7 +143,7 @@ ngx_http_tokenring_body_gather(ngx_http_tokenring_ctx_t *ctx)
 
     ctx->gathering = 0;
 
-    if (ctx->conf->engine->peers.nelts < 2
+    if (ctx->conf->engine->conns.nelts < 2
         || ctx->kept_size > ctx->conf->retry_buffer)
     {
         /* for one engine only; the bytes stay until it has them */
@@ -185,7 +185,7 @@ ngx_http_tokenring_body_hold(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* the request has another peer, which has seen nothing of it */
+/* the request has another connection, which has seen nothing of it */
 
 void
 ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx)
@@ -471,7 +471,7 @@ ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx)
 
     for ( ;; ) {
 
-        if (ctx->peer == NULL) {
+        if (ctx->conn == NULL) {
             /* lost, or refused by the engine: an error is on its way */
             return;
         }
@@ -516,20 +516,20 @@ ngx_http_tokenring_body_fail(ngx_http_tokenring_ctx_t *ctx, ngx_int_t rc)
 }
 
 
-/* the peer has space again, maybe: first come, first served */
+/* the connection has space again, maybe: first come, first served */
 
 void
-ngx_http_tokenring_body_feed(ngx_http_tokenring_peer_t *peer)
+ngx_http_tokenring_body_feed(ngx_http_tokenring_conn_t *conn)
 {
     ngx_queue_t               *q;
     ngx_connection_t          *c;
     ngx_http_tokenring_ctx_t  *ctx;
 
-    while (!ngx_queue_empty(&peer->starving) && !peer->broken
-           && tr_ring_space(&peer->requests)
-              >= tr_ring_max_payload(peer->map.request_capacity))
+    while (!ngx_queue_empty(&conn->starving) && !conn->broken
+           && tr_ring_space(&conn->requests)
+              >= tr_ring_max_payload(conn->map.request_capacity))
     {
-        q = ngx_queue_head(&peer->starving);
+        q = ngx_queue_head(&conn->starving);
         ctx = ngx_queue_data(q, ngx_http_tokenring_ctx_t, wait);
         c = ctx->request->connection;
 
@@ -543,8 +543,8 @@ ngx_http_tokenring_body_feed(ngx_http_tokenring_peer_t *peer)
         ngx_http_run_posted_requests(c);
     }
 
-    if (!ngx_queue_empty(&peer->starving) && !peer->broken) {
-        ngx_http_tokenring_body_wait(peer);
+    if (!ngx_queue_empty(&conn->starving) && !conn->broken) {
+        ngx_http_tokenring_body_wait(conn);
     }
 }
 
@@ -552,18 +552,18 @@ ngx_http_tokenring_body_feed(ngx_http_tokenring_peer_t *peer)
 /* for the engine to ring, unless there is space by now */
 
 static void
-ngx_http_tokenring_body_wait(ngx_http_tokenring_peer_t *peer)
+ngx_http_tokenring_body_wait(ngx_http_tokenring_conn_t *conn)
 {
     tr_status_t  rc;
 
-    rc = tr_ring_wait_space(&peer->requests,
-                            tr_ring_max_payload(peer->map.request_capacity));
+    rc = tr_ring_wait_space(&conn->requests,
+                            tr_ring_max_payload(conn->map.request_capacity));
 
     if (rc == TR_OK) {
-        ngx_post_event(peer->doorbell->read, &ngx_posted_next_events);
+        ngx_post_event(conn->doorbell->read, &ngx_posted_next_events);
 
     } else if (rc != TR_AGAIN) {
-        ngx_http_tokenring_break(peer, "its request ring's index is "
+        ngx_http_tokenring_break(conn, "its request ring's index is "
                                  "impossible");
     }
 }
@@ -582,9 +582,9 @@ ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
     ngx_uint_t                  last;
     ngx_event_t                *rev;
     tr_status_t                 put;
-    ngx_http_tokenring_peer_t  *peer;
+    ngx_http_tokenring_conn_t  *conn;
 
-    peer = ctx->peer;
+    conn = ctx->conn;
     last = 0;
     rc = NGX_OK;
 
@@ -611,7 +611,7 @@ ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
         }
 
         if (put != TR_AGAIN) {
-            ngx_http_tokenring_break(peer, "its request ring's index is "
+            ngx_http_tokenring_break(conn, "its request ring's index is "
                                      "impossible");
             rc = NGX_ERROR;
             break;
@@ -623,13 +623,13 @@ ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
 
     /* first show, then wait: or both sides would wait for each other */
 
-    if (tr_ring_publish(&peer->requests)) {
-        ngx_http_tokenring_ring(peer);
+    if (tr_ring_publish(&conn->requests)) {
+        ngx_http_tokenring_ring(conn);
     }
 
     if (rc == NGX_AGAIN) {
         ctx->is_waiting = 1;
-        ngx_queue_insert_tail(&peer->starving, &ctx->wait);
+        ngx_queue_insert_tail(&conn->starving, &ctx->wait);
 
         rev = ctx->request->connection->read;
 
@@ -638,7 +638,7 @@ ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
             ngx_del_timer(rev);
         }
 
-        ngx_http_tokenring_body_wait(peer);
+        ngx_http_tokenring_body_wait(conn);
     }
 
     return rc;
@@ -662,7 +662,7 @@ ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
     r = ctx->request;
 
     n = 0;
-    room = tr_ring_max_payload(ctx->peer->map.request_capacity);
+    room = tr_ring_max_payload(ctx->conn->map.request_capacity);
 
     if (!ctx->submitted) {
         ngx_memzero(&head, sizeof(tr_wire_submit_t));
@@ -704,7 +704,7 @@ ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
     *last = (cl == NULL && !r->reading_body);
     flags = *last ? 0 : TR_FLAG_MORE;
 
-    rc = tr_ring_put(&ctx->peer->requests, TR_RECORD_SUBMIT, flags, ctx->id,
+    rc = tr_ring_put(&ctx->conn->requests, TR_RECORD_SUBMIT, flags, ctx->id,
                      pieces, n);
 
     if (rc == TR_OK) {

@@ -20,11 +20,11 @@ extern ngx_module_t  ngx_http_write_filter_module;
 
 static void ngx_http_tokenring_bell_open(void);
 static ngx_int_t ngx_http_tokenring_doorbell_add(
-    ngx_http_tokenring_peer_t *peer, int fd);
+    ngx_http_tokenring_conn_t *conn, int fd);
 static void ngx_http_tokenring_doorbell(ngx_event_t *ev);
-static void ngx_http_tokenring_slot_known(ngx_http_tokenring_peer_t *peer,
+static void ngx_http_tokenring_slot_known(ngx_http_tokenring_conn_t *conn,
     uint32_t n, tr_record_t *rec);
-static void ngx_http_tokenring_slot_free(ngx_http_tokenring_peer_t *peer,
+static void ngx_http_tokenring_slot_free(ngx_http_tokenring_conn_t *conn,
     uint32_t n);
 
 
@@ -101,14 +101,14 @@ ngx_http_tokenring_bell_open(void)
 
 
 void
-ngx_http_tokenring_ring(ngx_http_tokenring_peer_t *peer)
+ngx_http_tokenring_ring(ngx_http_tokenring_conn_t *conn)
 {
-    if (peer->broken) {
+    if (conn->broken) {
         return;
     }
 
-    if (!tr_bell_ring(&ngx_http_tokenring_bell, peer->to_engine)) {
-        ngx_http_tokenring_break(peer, "its doorbell keeps who rings");
+    if (!tr_bell_ring(&ngx_http_tokenring_bell, conn->to_engine)) {
+        ngx_http_tokenring_break(conn, "its doorbell keeps who rings");
     }
 
     /* no other call of the worker may be interrupted */
@@ -119,7 +119,7 @@ ngx_http_tokenring_ring(ngx_http_tokenring_peer_t *peer)
 /* takes the descriptors, also when it fails */
 
 ngx_int_t
-ngx_http_tokenring_channel_open(ngx_http_tokenring_peer_t *peer,
+ngx_http_tokenring_channel_open(ngx_http_tokenring_conn_t *conn,
     int fds[TR_CHANNEL_FDS])
 {
     size_t    size;
@@ -128,17 +128,17 @@ ngx_http_tokenring_channel_open(ngx_http_tokenring_peer_t *peer,
 
     ngx_http_tokenring_bell_open();
 
-    peer->to_engine = fds[TR_FD_TO_ENGINE];
-    peer->slots = NULL;
-    peer->page = NULL;
+    conn->to_engine = fds[TR_FD_TO_ENGINE];
+    conn->slots = NULL;
+    conn->page = NULL;
 
-    if (tr_channel_attach(fds[TR_FD_CHANNEL], &peer->map) != TR_OK
-        || tr_status_attach(fds[TR_FD_STATUS], &peer->page) != TR_OK)
+    if (tr_channel_attach(fds[TR_FD_CHANNEL], &conn->map) != TR_OK
+        || tr_status_attach(fds[TR_FD_STATUS], &conn->page) != TR_OK)
     {
         goto failed;
     }
 
-    size = tr_inbox_max_payload(&peer->map);
+    size = tr_inbox_max_payload(&conn->map);
 
     if (size > ngx_http_tokenring_scratch_size) {
         p = ngx_alloc(size, ngx_cycle->log);
@@ -154,45 +154,45 @@ ngx_http_tokenring_channel_open(ngx_http_tokenring_peer_t *peer,
         ngx_http_tokenring_scratch_size = size;
     }
 
-    peer->slots = ngx_calloc(sizeof(ngx_http_tokenring_slot_t)
-                             * peer->map.slots, ngx_cycle->log);
-    if (peer->slots == NULL) {
+    conn->slots = ngx_calloc(sizeof(ngx_http_tokenring_slot_t)
+                             * conn->map.slots, ngx_cycle->log);
+    if (conn->slots == NULL) {
         goto failed;
     }
 
-    peer->free = NGX_HTTP_TOKENRING_NO_SLOT;
+    conn->free = NGX_HTTP_TOKENRING_NO_SLOT;
 
-    for (i = peer->map.slots; i > 0; i--) {
-        peer->slots[i - 1].generation = 0;
-        peer->slots[i - 1].next = peer->free;
-        peer->free = i - 1;
+    for (i = conn->map.slots; i > 0; i--) {
+        conn->slots[i - 1].generation = 0;
+        conn->slots[i - 1].next = conn->free;
+        conn->free = i - 1;
     }
 
-    peer->outstanding = 0;
-    peer->coming = 0;
-    peer->guessed = 0;
-    peer->known = 0;
-    peer->again = 0;
+    conn->outstanding = 0;
+    conn->coming = 0;
+    conn->guessed = 0;
+    conn->known = 0;
+    conn->again = 0;
 
-    tr_ring_producer_init(&peer->requests, peer->map.request,
-                          peer->map.request_data, peer->map.request_capacity);
-    tr_inbox_init(&peer->inbox, &peer->map);
+    tr_ring_producer_init(&conn->requests, conn->map.request,
+                          conn->map.request_data, conn->map.request_capacity);
+    tr_inbox_init(&conn->inbox, &conn->map);
 
-    ngx_memcpy(&peer->card, &peer->page->card, sizeof(tr_status_card_t));
-    peer->card.model[TR_NAME_MAX - 1] = '\0';
-    peer->card.engine[TR_NAME_MAX - 1] = '\0';
-    peer->card.backend[sizeof(peer->card.backend) - 1] = '\0';
-    peer->card.kv_policy[sizeof(peer->card.kv_policy) - 1] = '\0';
+    ngx_memcpy(&conn->card, &conn->page->card, sizeof(tr_status_card_t));
+    conn->card.model[TR_NAME_MAX - 1] = '\0';
+    conn->card.engine[TR_NAME_MAX - 1] = '\0';
+    conn->card.backend[sizeof(conn->card.backend) - 1] = '\0';
+    conn->card.kv_policy[sizeof(conn->card.kv_policy) - 1] = '\0';
 
     for (i = 0; i < TR_STATUS_LEVELS; i++) {
-        peer->card.level_name[i][sizeof(peer->card.level_name[i]) - 1] = '\0';
+        conn->card.level_name[i][sizeof(conn->card.level_name[i]) - 1] = '\0';
     }
 
-    peer->card.kv_levels = ngx_min(peer->card.kv_levels, TR_STATUS_LEVELS);
+    conn->card.kv_levels = ngx_min(conn->card.kv_levels, TR_STATUS_LEVELS);
 
-    ngx_memzero(&peer->admission, sizeof(tr_status_admission_t));
+    ngx_memzero(&conn->admission, sizeof(tr_status_admission_t));
 
-    if (ngx_http_tokenring_doorbell_add(peer, fds[TR_FD_TO_PEER]) != NGX_OK) {
+    if (ngx_http_tokenring_doorbell_add(conn, fds[TR_FD_TO_PEER]) != NGX_OK) {
         goto failed;
     }
 
@@ -203,7 +203,7 @@ ngx_http_tokenring_channel_open(ngx_http_tokenring_peer_t *peer,
 
 failed:
 
-    ngx_http_tokenring_channel_close(peer);
+    ngx_http_tokenring_channel_close(conn);
 
     close(fds[TR_FD_CHANNEL]);
     close(fds[TR_FD_STATUS]);
@@ -214,9 +214,9 @@ failed:
 
 
 void
-ngx_http_tokenring_channel_close(ngx_http_tokenring_peer_t *peer)
+ngx_http_tokenring_channel_close(ngx_http_tokenring_conn_t *conn)
 {
-    if (peer->doorbell) {
+    if (conn->doorbell) {
 
         /*
          * The engine holds the same eventfd open: closing ours would not take
@@ -224,35 +224,35 @@ ngx_http_tokenring_channel_close(ngx_http_tokenring_peer_t *peer)
          */
 
         if (ngx_del_conn) {
-            (void) ngx_del_conn(peer->doorbell, 0);
+            (void) ngx_del_conn(conn->doorbell, 0);
 
         } else {
-            (void) ngx_del_event(peer->doorbell->read, NGX_READ_EVENT, 0);
+            (void) ngx_del_event(conn->doorbell->read, NGX_READ_EVENT, 0);
         }
 
-        ngx_close_connection(peer->doorbell);
-        peer->doorbell = NULL;
+        ngx_close_connection(conn->doorbell);
+        conn->doorbell = NULL;
     }
 
-    if (peer->to_engine != -1) {
-        close(peer->to_engine);
-        peer->to_engine = -1;
+    if (conn->to_engine != -1) {
+        close(conn->to_engine);
+        conn->to_engine = -1;
     }
 
-    if (peer->slots) {
-        ngx_free(peer->slots);
-        peer->slots = NULL;
+    if (conn->slots) {
+        ngx_free(conn->slots);
+        conn->slots = NULL;
     }
 
-    tr_status_unmap(peer->page);
-    peer->page = NULL;
+    tr_status_unmap(conn->page);
+    conn->page = NULL;
 
-    tr_channel_unmap(&peer->map);
+    tr_channel_unmap(&conn->map);
 
-    peer->outstanding = 0;
-    peer->coming = 0;
-    peer->guessed = 0;
-    peer->known = 0;
+    conn->outstanding = 0;
+    conn->coming = 0;
+    conn->guessed = 0;
+    conn->known = 0;
 }
 
 
@@ -264,11 +264,11 @@ ngx_http_tokenring_channel_close(ngx_http_tokenring_peer_t *peer)
  */
 
 static ngx_int_t
-ngx_http_tokenring_doorbell_add(ngx_http_tokenring_peer_t *peer, int fd)
+ngx_http_tokenring_doorbell_add(ngx_http_tokenring_conn_t *conn, int fd)
 {
     ngx_connection_t  *c;
 
-    if (ngx_nonblocking(fd) == -1 || ngx_nonblocking(peer->to_engine) == -1) {
+    if (ngx_nonblocking(fd) == -1 || ngx_nonblocking(conn->to_engine) == -1) {
         return NGX_ERROR;
     }
 
@@ -277,7 +277,7 @@ ngx_http_tokenring_doorbell_add(ngx_http_tokenring_peer_t *peer, int fd)
         return NGX_ERROR;
     }
 
-    c->data = peer;
+    c->data = conn;
     c->log = ngx_cycle->log;
     c->read->log = ngx_cycle->log;
     c->write->log = ngx_cycle->log;
@@ -295,7 +295,7 @@ ngx_http_tokenring_doorbell_add(ngx_http_tokenring_peer_t *peer, int fd)
         return NGX_ERROR;
     }
 
-    peer->doorbell = c;
+    conn->doorbell = c;
 
     /* both sides start awake: look once */
     ngx_post_event(c->read, &ngx_posted_events);
@@ -309,37 +309,37 @@ ngx_http_tokenring_doorbell(ngx_event_t *ev)
 {
     ngx_int_t                   rc;
     ngx_connection_t           *c;
-    ngx_http_tokenring_peer_t  *peer;
+    ngx_http_tokenring_conn_t  *conn;
 
     c = ev->data;
-    peer = c->data;
+    conn = c->data;
 
-    if (peer->again) {
+    if (conn->again) {
         /* posted by ourselves: nobody rang, or epoll will say so */
-        peer->again = 0;
+        conn->again = 0;
 
     } else if (!(ngx_event_flags & NGX_USE_CLEAR_EVENT)) {
         tr_doorbell_drain(c->fd);
     }
 
-    if (peer->state != NGX_HTTP_TOKENRING_READY || peer->broken) {
+    if (conn->state != NGX_HTTP_TOKENRING_READY || conn->broken) {
         return;
     }
 
-    tr_inbox_awake(&peer->inbox);
+    tr_inbox_awake(&conn->inbox);
 
-    rc = ngx_http_tokenring_drain(peer, NGX_HTTP_TOKENRING_BUDGET);
+    rc = ngx_http_tokenring_drain(conn, NGX_HTTP_TOKENRING_BUDGET);
 
-    ngx_http_tokenring_body_feed(peer);
+    ngx_http_tokenring_body_feed(conn);
 
-    ngx_http_tokenring_flush_dirty(peer);
+    ngx_http_tokenring_flush_dirty(conn);
 
     if (rc == NGX_ERROR) {
         return;
     }
 
     if (rc == NGX_OK) {
-        switch (tr_inbox_sleep(&peer->inbox)) {
+        switch (tr_inbox_sleep(&conn->inbox)) {
 
         case TR_AGAIN:
             return;
@@ -348,13 +348,13 @@ ngx_http_tokenring_doorbell(ngx_event_t *ev)
             break;
 
         default:
-            ngx_http_tokenring_break(peer, "the index of a ring of its is "
+            ngx_http_tokenring_break(conn, "the index of a ring of its is "
                                      "impossible");
             return;
         }
     }
 
-    peer->again = 1;
+    conn->again = 1;
     ngx_post_event(ev, &ngx_posted_next_events);
 }
 
@@ -365,7 +365,7 @@ ngx_http_tokenring_doorbell(ngx_event_t *ev)
  */
 
 ngx_int_t
-ngx_http_tokenring_drain(ngx_http_tokenring_peer_t *peer, ngx_uint_t budget)
+ngx_http_tokenring_drain(ngx_http_tokenring_conn_t *conn, ngx_uint_t budget)
 {
     uint32_t                    n;
     ngx_int_t                   rc;
@@ -375,16 +375,16 @@ ngx_http_tokenring_drain(ngx_http_tokenring_peer_t *peer, ngx_uint_t budget)
     ngx_http_tokenring_ctx_t   *ctx;
     ngx_http_tokenring_slot_t  *slot;
 
-    if (peer->broken) {
+    if (conn->broken) {
         return NGX_ERROR;
     }
 
-    peer->now = ngx_http_tokenring_clock();
+    conn->now = ngx_http_tokenring_clock();
     rc = NGX_AGAIN;
 
     for (i = 0; i < budget; i++) {
 
-        got = tr_inbox_get(&peer->inbox, &rec, ngx_http_tokenring_scratch,
+        got = tr_inbox_get(&conn->inbox, &rec, ngx_http_tokenring_scratch,
                            ngx_http_tokenring_scratch_size);
 
         if (got == TR_AGAIN) {
@@ -393,19 +393,19 @@ ngx_http_tokenring_drain(ngx_http_tokenring_peer_t *peer, ngx_uint_t budget)
         }
 
         if (got != TR_OK) {
-            ngx_http_tokenring_break(peer, "a ring of its is malformed");
+            ngx_http_tokenring_break(conn, "a ring of its is malformed");
             return NGX_ERROR;
         }
 
         n = TR_ID_SLOT(rec.id);
 
-        if (n >= peer->map.slots || !peer->slots[n].used
-            || peer->slots[n].generation != TR_ID_GENERATION(rec.id))
+        if (n >= conn->map.slots || !conn->slots[n].used
+            || conn->slots[n].generation != TR_ID_GENERATION(rec.id))
         {
             continue;
         }
 
-        slot = &peer->slots[n];
+        slot = &conn->slots[n];
         ctx = slot->ctx;
 
         if (ctx && ngx_http_tokenring_record(ctx, &rec,
@@ -416,7 +416,7 @@ ngx_http_tokenring_drain(ngx_http_tokenring_peer_t *peer, ngx_uint_t budget)
         }
 
         if (rec.type == TR_RECORD_ACCEPTED) {
-            ngx_http_tokenring_slot_known(peer, n, &rec);
+            ngx_http_tokenring_slot_known(conn, n, &rec);
         }
 
         /* an abandoned request still ends once, which frees its slot */
@@ -428,15 +428,15 @@ ngx_http_tokenring_drain(ngx_http_tokenring_peer_t *peer, ngx_uint_t budget)
                    & TR_FINISH_LAST))
         {
             if (slot->ctx) {
-                slot->ctx->peer = NULL;
+                slot->ctx->conn = NULL;
             }
 
-            ngx_http_tokenring_slot_free(peer, n);
+            ngx_http_tokenring_slot_free(conn, n);
         }
     }
 
-    if (tr_inbox_release(&peer->inbox)) {
-        ngx_http_tokenring_ring(peer);
+    if (tr_inbox_release(&conn->inbox)) {
+        ngx_http_tokenring_ring(conn);
     }
 
     return rc;
@@ -444,12 +444,12 @@ ngx_http_tokenring_drain(ngx_http_tokenring_peer_t *peer, ngx_uint_t budget)
 
 
 void
-ngx_http_tokenring_dirty(ngx_http_tokenring_peer_t *peer,
+ngx_http_tokenring_dirty(ngx_http_tokenring_conn_t *conn,
     ngx_http_tokenring_ctx_t *ctx)
 {
-    if (!ctx->is_dirty && peer) {
+    if (!ctx->is_dirty && conn) {
         ctx->is_dirty = 1;
-        ngx_queue_insert_tail(&peer->dirty, &ctx->dirty);
+        ngx_queue_insert_tail(&conn->dirty, &ctx->dirty);
     }
 }
 
@@ -462,7 +462,7 @@ ngx_http_tokenring_dirty(ngx_http_tokenring_peer_t *peer,
  */
 
 static void
-ngx_http_tokenring_approach(ngx_http_tokenring_peer_t *peer, ngx_queue_t *q)
+ngx_http_tokenring_approach(ngx_http_tokenring_conn_t *conn, ngx_queue_t *q)
 {
     ngx_uint_t                 first, step;
     ngx_connection_t          *c;
@@ -476,7 +476,7 @@ ngx_http_tokenring_approach(ngx_http_tokenring_peer_t *peer, ngx_queue_t *q)
 
         q = ngx_queue_next(q);
 
-        if (q == ngx_queue_sentinel(&peer->dirty)) {
+        if (q == ngx_queue_sentinel(&conn->dirty)) {
             return;
         }
 
@@ -527,16 +527,16 @@ ngx_http_tokenring_approach(ngx_http_tokenring_peer_t *peer, ngx_queue_t *q)
 /* flushing one request may end others, which leave the queue by themselves */
 
 void
-ngx_http_tokenring_flush_dirty(ngx_http_tokenring_peer_t *peer)
+ngx_http_tokenring_flush_dirty(ngx_http_tokenring_conn_t *conn)
 {
     ngx_queue_t               *q;
     ngx_connection_t          *c;
     ngx_http_tokenring_ctx_t  *ctx;
 
-    while (!ngx_queue_empty(&peer->dirty)) {
+    while (!ngx_queue_empty(&conn->dirty)) {
 
-        q = ngx_queue_head(&peer->dirty);
-        ngx_http_tokenring_approach(peer, q);
+        q = ngx_queue_head(&conn->dirty);
+        ngx_http_tokenring_approach(conn, q);
         ngx_queue_remove(q);
 
         ctx = ngx_queue_data(q, ngx_http_tokenring_ctx_t, dirty);
@@ -554,23 +554,23 @@ ngx_http_tokenring_flush_dirty(ngx_http_tokenring_peer_t *peer)
 
 
 ngx_int_t
-ngx_http_tokenring_slot_take(ngx_http_tokenring_peer_t *peer,
+ngx_http_tokenring_slot_take(ngx_http_tokenring_conn_t *conn,
     ngx_http_tokenring_ctx_t *ctx)
 {
     off_t                       len;
     uint32_t                    n;
     ngx_http_tokenring_slot_t  *slot;
 
-    n = peer->free;
+    n = conn->free;
 
     if (n == NGX_HTTP_TOKENRING_NO_SLOT) {
         return NGX_DECLINED;
     }
 
-    slot = &peer->slots[n];
+    slot = &conn->slots[n];
 
-    peer->free = slot->next;
-    peer->outstanding++;
+    conn->free = slot->next;
+    conn->outstanding++;
 
     slot->ctx = ctx;
     slot->used = 1;
@@ -586,13 +586,13 @@ ngx_http_tokenring_slot_take(ngx_http_tokenring_peer_t *peer,
 
     slot->tokens = (uint64_t) len / 4 + NGX_HTTP_TOKENRING_ANSWER;
     slot->known = 0;
-    peer->guessed += slot->tokens;
+    conn->guessed += slot->tokens;
 
     slot->coming = ctx->request->reading_body;
-    peer->coming += slot->coming;
+    conn->coming += slot->coming;
 
-    ctx->tried |= ngx_http_tokenring_peer_bit(peer);
-    ctx->peer = peer;
+    ctx->tried |= ngx_http_tokenring_conn_bit(conn);
+    ctx->conn = conn;
     ctx->id = TR_ID(n, slot->generation);
     ctx->number = 0;
     ctx->complete = 0;
@@ -606,12 +606,12 @@ ngx_http_tokenring_slot_take(ngx_http_tokenring_peer_t *peer,
 void
 ngx_http_tokenring_slot_return(ngx_http_tokenring_ctx_t *ctx)
 {
-    ngx_http_tokenring_slot_free(ctx->peer, TR_ID_SLOT(ctx->id));
+    ngx_http_tokenring_slot_free(ctx->conn, TR_ID_SLOT(ctx->id));
 
     /* whose turn it was it is, or of two engines one would get all */
-    ctx->peer->engine->turn--;
+    ctx->conn->engine->turn--;
 
-    ctx->peer = NULL;
+    ctx->conn = NULL;
     ctx->tried = 0;
 }
 
@@ -623,9 +623,9 @@ ngx_http_tokenring_slot_whole(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_http_tokenring_slot_t  *slot;
 
-    slot = &ctx->peer->slots[TR_ID_SLOT(ctx->id)];
+    slot = &ctx->conn->slots[TR_ID_SLOT(ctx->id)];
 
-    ctx->peer->coming -= slot->coming;
+    ctx->conn->coming -= slot->coming;
     slot->coming = 0;
 }
 
@@ -633,14 +633,14 @@ ngx_http_tokenring_slot_whole(ngx_http_tokenring_ctx_t *ctx)
 /* from now on the status page has it, with its answer; the prompt is sure */
 
 static void
-ngx_http_tokenring_slot_known(ngx_http_tokenring_peer_t *peer, uint32_t n,
+ngx_http_tokenring_slot_known(ngx_http_tokenring_conn_t *conn, uint32_t n,
     tr_record_t *rec)
 {
     tr_wire_bytes_t             model;
     tr_wire_accepted_t          head;
     ngx_http_tokenring_slot_t  *slot;
 
-    slot = &peer->slots[n];
+    slot = &conn->slots[n];
 
     if (slot->known
         || tr_wire_accepted_parse(ngx_http_tokenring_scratch, rec->length,
@@ -650,38 +650,38 @@ ngx_http_tokenring_slot_known(ngx_http_tokenring_peer_t *peer, uint32_t n,
         return;
     }
 
-    peer->guessed -= slot->tokens;
+    conn->guessed -= slot->tokens;
 
     slot->tokens = head.prompt_tokens;
     slot->known = 1;
 
-    peer->known += slot->tokens;
+    conn->known += slot->tokens;
 }
 
 
 static void
-ngx_http_tokenring_slot_free(ngx_http_tokenring_peer_t *peer, uint32_t n)
+ngx_http_tokenring_slot_free(ngx_http_tokenring_conn_t *conn, uint32_t n)
 {
     ngx_http_tokenring_slot_t  *slot;
 
-    slot = &peer->slots[n];
+    slot = &conn->slots[n];
 
     if (slot->known) {
-        peer->known -= slot->tokens;
+        conn->known -= slot->tokens;
 
     } else {
-        peer->guessed -= slot->tokens;
+        conn->guessed -= slot->tokens;
     }
 
-    peer->coming -= slot->coming;
+    conn->coming -= slot->coming;
 
     slot->ctx = NULL;
     slot->used = 0;
     slot->coming = 0;
-    slot->next = peer->free;
+    slot->next = conn->free;
 
-    peer->free = n;
-    peer->outstanding--;
+    conn->free = n;
+    conn->outstanding--;
 }
 
 
@@ -691,11 +691,11 @@ void
 ngx_http_tokenring_slot_abandon(ngx_http_tokenring_ctx_t *ctx)
 {
     uint32_t                    n;
-    ngx_http_tokenring_peer_t  *peer;
+    ngx_http_tokenring_conn_t  *conn;
 
-    peer = ctx->peer;
+    conn = ctx->conn;
 
-    if (peer == NULL) {
+    if (conn == NULL) {
         return;
     }
 
@@ -706,13 +706,13 @@ ngx_http_tokenring_slot_abandon(ngx_http_tokenring_ctx_t *ctx)
                                          && ctx->complete)
                                         ? TR_CONTROL_DETACH
                                         : TR_CONTROL_ABORT);
-        peer->slots[n].ctx = NULL;
+        conn->slots[n].ctx = NULL;
 
     } else {
-        ngx_http_tokenring_slot_free(peer, n);
+        ngx_http_tokenring_slot_free(conn, n);
     }
 
-    ctx->peer = NULL;
+    ctx->conn = NULL;
 }
 
 
@@ -721,11 +721,11 @@ ngx_http_tokenring_slot_abandon(ngx_http_tokenring_ctx_t *ctx)
 void
 ngx_http_tokenring_control(ngx_http_tokenring_ctx_t *ctx, uint32_t bits)
 {
-    ngx_http_tokenring_peer_t  *peer;
+    ngx_http_tokenring_conn_t  *conn;
 
-    peer = ctx->peer;
+    conn = ctx->conn;
 
-    if (peer && tr_control_set(&peer->map, ctx->id, bits)) {
-        ngx_http_tokenring_ring(peer);
+    if (conn && tr_control_set(&conn->map, ctx->id, bits)) {
+        ngx_http_tokenring_ring(conn);
     }
 }

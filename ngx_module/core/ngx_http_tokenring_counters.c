@@ -36,7 +36,7 @@ ngx_http_tokenring_alive(ngx_http_tokenring_process_t *p)
 /* workers that are connected to this socket */
 
 ngx_uint_t
-ngx_http_tokenring_workers(ngx_http_tokenring_peer_t *peer)
+ngx_http_tokenring_workers(ngx_http_tokenring_conn_t *conn)
 {
     ngx_uint_t                     i, n;
     ngx_http_tokenring_process_t  *p;
@@ -46,7 +46,7 @@ ngx_http_tokenring_workers(ngx_http_tokenring_peer_t *peer)
     for (i = 0; ngx_http_tokenring_counters && i < NGX_MAX_PROCESSES; i++) {
         p = &ngx_http_tokenring_counters->processes[i];
 
-        if (p->connected & ((ngx_atomic_uint_t) 1 << (peer->number % 64))
+        if (p->connected & ((ngx_atomic_uint_t) 1 << (conn->number % 64))
             && ngx_http_tokenring_alive(p))
         {
             n++;
@@ -187,7 +187,7 @@ ngx_http_tokenring_process_reset(ngx_http_tokenring_shared_t *shared)
 
 
 void
-ngx_http_tokenring_process_connected(ngx_http_tokenring_peer_t *peer,
+ngx_http_tokenring_process_connected(ngx_http_tokenring_conn_t *conn,
     ngx_uint_t on)
 {
     ngx_atomic_uint_t              bit;
@@ -198,7 +198,7 @@ ngx_http_tokenring_process_connected(ngx_http_tokenring_peer_t *peer,
     }
 
     p = &ngx_http_tokenring_counters->processes[ngx_process_slot];
-    bit = (ngx_atomic_uint_t) 1 << (peer->number % 64);
+    bit = (ngx_atomic_uint_t) 1 << (conn->number % 64);
 
     /* this process alone writes it */
     p->connected = on ? (p->connected | bit) : (p->connected & ~bit);

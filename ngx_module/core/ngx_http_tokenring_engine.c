@@ -15,72 +15,72 @@
 #include "ngx_http_tokenring.h"
 
 
-static ngx_int_t ngx_http_tokenring_socket(ngx_http_tokenring_peer_t *peer);
+static ngx_int_t ngx_http_tokenring_socket(ngx_http_tokenring_conn_t *conn);
 static void ngx_http_tokenring_connected(ngx_event_t *wev);
 static void ngx_http_tokenring_socket_read(ngx_event_t *rev);
-static void ngx_http_tokenring_welcome(ngx_http_tokenring_peer_t *peer);
-static void ngx_http_tokenring_complain(ngx_http_tokenring_peer_t *peer,
+static void ngx_http_tokenring_welcome(ngx_http_tokenring_conn_t *conn);
+static void ngx_http_tokenring_complain(ngx_http_tokenring_conn_t *conn,
     ngx_err_t err, const char *what);
-static void ngx_http_tokenring_redial(ngx_http_tokenring_peer_t *peer);
+static void ngx_http_tokenring_redial(ngx_http_tokenring_conn_t *conn);
 static void ngx_http_tokenring_reconnect(ngx_event_t *ev);
-static void ngx_http_tokenring_lose_requests(ngx_http_tokenring_peer_t *peer);
-static uint64_t ngx_http_tokenring_load(ngx_http_tokenring_peer_t *peer);
+static void ngx_http_tokenring_lose_requests(ngx_http_tokenring_conn_t *conn);
+static uint64_t ngx_http_tokenring_load(ngx_http_tokenring_conn_t *conn);
 
 
-/* once a process, before anything else happens to the peer */
+/* once a process, before anything else happens to the connection */
 
 void
-ngx_http_tokenring_peer_init(ngx_http_tokenring_peer_t *peer)
+ngx_http_tokenring_conn_init(ngx_http_tokenring_conn_t *conn)
 {
-    peer->state = NGX_HTTP_TOKENRING_IDLE;
-    peer->to_engine = -1;
+    conn->state = NGX_HTTP_TOKENRING_IDLE;
+    conn->to_engine = -1;
 
-    ngx_queue_init(&peer->dirty);
-    ngx_queue_init(&peer->starving);
+    ngx_queue_init(&conn->dirty);
+    ngx_queue_init(&conn->starving);
 
-    peer->reconnect.handler = ngx_http_tokenring_reconnect;
-    peer->reconnect.data = peer;
-    peer->reconnect.log = ngx_cycle->log;
-    peer->reconnect.cancelable = 1;
+    conn->reconnect.handler = ngx_http_tokenring_reconnect;
+    conn->reconnect.data = conn;
+    conn->reconnect.log = ngx_cycle->log;
+    conn->reconnect.cancelable = 1;
 }
 
 
 void
-ngx_http_tokenring_connect(ngx_http_tokenring_peer_t *peer)
+ngx_http_tokenring_connect(ngx_http_tokenring_conn_t *conn)
 {
     int                rc;
     ngx_err_t          err;
     ngx_connection_t  *c;
 
-    if (peer->reconnect.handler == NULL) {
+    if (conn->reconnect.handler == NULL) {
         /* a process that reloads itself does not call init_process again */
-        ngx_http_tokenring_peer_init(peer);
+        ngx_http_tokenring_conn_init(conn);
     }
 
-    peer->attempted = ngx_current_msec;
+    conn->attempted = ngx_current_msec;
 
-    if (peer->reconnect.timer_set) {
-        ngx_del_timer(&peer->reconnect);
+    if (conn->reconnect.timer_set) {
+        ngx_del_timer(&conn->reconnect);
     }
 
-    if (ngx_http_tokenring_socket(peer) != NGX_OK) {
-        ngx_http_tokenring_redial(peer);
+    if (ngx_http_tokenring_socket(conn) != NGX_OK) {
+        ngx_http_tokenring_redial(conn);
         return;
     }
 
-    c = peer->sock;
+    c = conn->sock;
 
-    rc = connect(c->fd, peer->addr.sockaddr, peer->addr.socklen);
+    rc = connect(c->fd, conn->addr.sockaddr, conn->addr.socklen);
 
     if (rc == -1 && ngx_socket_errno != NGX_EINPROGRESS) {
         err = ngx_socket_errno;
 
-        ngx_http_tokenring_complain(peer, err, "connect() failed");
-        ngx_http_tokenring_close(peer);
+        ngx_http_tokenring_complain(conn, err, "connect() failed");
+        ngx_http_tokenring_close(conn);
         return;
     }
 
-    peer->state = NGX_HTTP_TOKENRING_CONNECTING;
+    conn->state = NGX_HTTP_TOKENRING_CONNECTING;
 
     c->write->cancelable = 1;
     ngx_add_timer(c->write, NGX_HTTP_TOKENRING_HANDSHAKE);
@@ -93,7 +93,7 @@ ngx_http_tokenring_connect(ngx_http_tokenring_peer_t *peer)
 
 
 static ngx_int_t
-ngx_http_tokenring_socket(ngx_http_tokenring_peer_t *peer)
+ngx_http_tokenring_socket(ngx_http_tokenring_conn_t *conn)
 {
     ngx_int_t          event;
     ngx_socket_t       s;
@@ -109,7 +109,7 @@ ngx_http_tokenring_socket(ngx_http_tokenring_peer_t *peer)
 
     if (ngx_nonblocking(s) == -1 || fcntl(s, F_SETFD, FD_CLOEXEC) == -1) {
         ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, ngx_socket_errno,
-                      "setting up the socket of %V failed", &peer->addr.name);
+                      "setting up the socket of %V failed", &conn->addr.name);
         goto failed;
     }
 
@@ -118,7 +118,7 @@ ngx_http_tokenring_socket(ngx_http_tokenring_peer_t *peer)
         goto failed;
     }
 
-    c->data = peer;
+    c->data = conn;
     c->log = ngx_cycle->log;
     c->read->log = ngx_cycle->log;
     c->write->log = ngx_cycle->log;
@@ -127,7 +127,7 @@ ngx_http_tokenring_socket(ngx_http_tokenring_peer_t *peer)
     c->number = ngx_atomic_fetch_add(ngx_connection_counter, 1);
     c->start_time = ngx_current_msec;
 
-    peer->sock = c;
+    conn->sock = c;
 
     if (ngx_add_conn) {
         if (ngx_add_conn(c) == NGX_OK) {
@@ -146,7 +146,7 @@ ngx_http_tokenring_socket(ngx_http_tokenring_peer_t *peer)
     }
 
     ngx_close_connection(c);
-    peer->sock = NULL;
+    conn->sock = NULL;
 
     return NGX_ERROR;
 
@@ -170,19 +170,19 @@ ngx_http_tokenring_connected(ngx_event_t *wev)
     socklen_t                   len;
     tr_hello_t                  hello;
     ngx_connection_t           *c;
-    ngx_http_tokenring_peer_t  *peer;
+    ngx_http_tokenring_conn_t  *conn;
 
     c = wev->data;
-    peer = c->data;
+    conn = c->data;
 
     if (wev->timedout) {
-        ngx_http_tokenring_complain(peer, NGX_ETIMEDOUT,
+        ngx_http_tokenring_complain(conn, NGX_ETIMEDOUT,
                                     "the engine did not answer the handshake");
-        ngx_http_tokenring_close(peer);
+        ngx_http_tokenring_close(conn);
         return;
     }
 
-    if (peer->state != NGX_HTTP_TOKENRING_CONNECTING) {
+    if (conn->state != NGX_HTTP_TOKENRING_CONNECTING) {
         if (!(ngx_event_flags & NGX_USE_CLEAR_EVENT)) {
             (void) ngx_del_event(wev, NGX_WRITE_EVENT, 0);
         }
@@ -198,24 +198,24 @@ ngx_http_tokenring_connected(ngx_event_t *wev)
     }
 
     if (err) {
-        ngx_http_tokenring_complain(peer, err, "connect() failed");
-        ngx_http_tokenring_close(peer);
+        ngx_http_tokenring_complain(conn, err, "connect() failed");
+        ngx_http_tokenring_close(conn);
         return;
     }
 
     tr_hello_init(&hello, TR_ROLE_WORKER);
-    hello.slots = peer->nslots;
-    hello.request_ring = peer->ring;
-    hello.response_ring = peer->ring;
+    hello.slots = conn->nslots;
+    hello.request_ring = conn->ring;
+    hello.response_ring = conn->ring;
 
     if (tr_fds_send(c->fd, &hello, sizeof(tr_hello_t), NULL, 0) == -1) {
-        ngx_http_tokenring_complain(peer, ngx_socket_errno,
+        ngx_http_tokenring_complain(conn, ngx_socket_errno,
                                     "sending HELLO failed");
-        ngx_http_tokenring_close(peer);
+        ngx_http_tokenring_close(conn);
         return;
     }
 
-    peer->state = NGX_HTTP_TOKENRING_HANDSHAKING;
+    conn->state = NGX_HTTP_TOKENRING_HANDSHAKING;
 }
 
 
@@ -225,22 +225,22 @@ ngx_http_tokenring_socket_read(ngx_event_t *rev)
     char                        byte;
     ssize_t                     n;
     ngx_connection_t           *c;
-    ngx_http_tokenring_peer_t  *peer;
+    ngx_http_tokenring_conn_t  *conn;
 
     c = rev->data;
-    peer = c->data;
+    conn = c->data;
 
-    if (peer->state == NGX_HTTP_TOKENRING_HANDSHAKING) {
-        ngx_http_tokenring_welcome(peer);
+    if (conn->state == NGX_HTTP_TOKENRING_HANDSHAKING) {
+        ngx_http_tokenring_welcome(conn);
         return;
     }
 
-    if (peer->state == NGX_HTTP_TOKENRING_CONNECTING) {
+    if (conn->state == NGX_HTTP_TOKENRING_CONNECTING) {
         /* the write event tells how it went */
         return;
     }
 
-    if (peer->broken == NULL) {
+    if (conn->broken == NULL) {
         n = recv(c->fd, &byte, 1, 0);
 
         if (n == -1 && ngx_socket_errno == NGX_EAGAIN) {
@@ -248,7 +248,7 @@ ngx_http_tokenring_socket_read(ngx_event_t *rev)
         }
 
         if (n == 1) {
-            peer->broken = "it spoke on the socket after the handshake";
+            conn->broken = "it spoke on the socket after the handshake";
 
         } else {
             /*
@@ -257,16 +257,16 @@ ngx_http_tokenring_socket_read(ngx_event_t *rev)
              * us read what fits in the rings, and no more.
              */
 
-            (void) ngx_http_tokenring_drain(peer, NGX_MAX_INT_T_VALUE);
+            (void) ngx_http_tokenring_drain(conn, NGX_MAX_INT_T_VALUE);
 
-            ngx_http_tokenring_flush_dirty(peer);
+            ngx_http_tokenring_flush_dirty(conn);
         }
     }
 
-    if (peer->broken) {
+    if (conn->broken) {
         ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
                       "tokenring: channel closed, engine=%V socket=%V: %s",
-                      &peer->engine->name, &peer->addr.name, peer->broken);
+                      &conn->engine->name, &conn->addr.name, conn->broken);
 
         if (ngx_http_tokenring_counters) {
             (void) ngx_atomic_fetch_add(
@@ -276,8 +276,8 @@ ngx_http_tokenring_socket_read(ngx_event_t *rev)
     } else {
         ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
                       "tokenring: engine lost, engine=%V socket=%V "
-                      "requests=%ui", &peer->engine->name, &peer->addr.name,
-                      peer->outstanding);
+                      "requests=%ui", &conn->engine->name, &conn->addr.name,
+                      conn->outstanding);
     }
 
     if (ngx_http_tokenring_counters) {
@@ -285,12 +285,12 @@ ngx_http_tokenring_socket_read(ngx_event_t *rev)
                    &ngx_http_tokenring_counters->engine_losses, 1);
     }
 
-    ngx_http_tokenring_close(peer);
+    ngx_http_tokenring_close(conn);
 }
 
 
 static void
-ngx_http_tokenring_welcome(ngx_http_tokenring_peer_t *peer)
+ngx_http_tokenring_welcome(ngx_http_tokenring_conn_t *conn)
 {
     int           fds[TR_CHANNEL_FDS];
     char          why[TR_WELCOME_MESSAGE], text[256];
@@ -299,7 +299,7 @@ ngx_http_tokenring_welcome(ngx_http_tokenring_peer_t *peer)
     tr_status_t   rc;
     tr_welcome_t  welcome;
 
-    n = tr_fds_receive(peer->sock->fd, &welcome, sizeof(tr_welcome_t), fds,
+    n = tr_fds_receive(conn->sock->fd, &welcome, sizeof(tr_welcome_t), fds,
                        TR_CHANNEL_FDS, &got);
 
     if (n == -1 && ngx_socket_errno == NGX_EAGAIN) {
@@ -307,7 +307,7 @@ ngx_http_tokenring_welcome(ngx_http_tokenring_peer_t *peer)
     }
 
     if (n != sizeof(tr_welcome_t)) {
-        ngx_http_tokenring_complain(peer, (n == -1) ? ngx_socket_errno : 0,
+        ngx_http_tokenring_complain(conn, (n == -1) ? ngx_socket_errno : 0,
                                     "no WELCOME came");
         goto failed;
     }
@@ -318,41 +318,41 @@ ngx_http_tokenring_welcome(ngx_http_tokenring_peer_t *peer)
         snprintf(text, sizeof(text), "the engine speaks versions %u to %u of "
                  "the channel, this module %u to %u", welcome.version_min,
                  welcome.version_max, TR_ABI_VERSION_MIN, TR_ABI_VERSION);
-        ngx_http_tokenring_complain(peer, 0, text);
+        ngx_http_tokenring_complain(conn, 0, text);
         goto failed;
     }
 
     if (rc != TR_OK) {
         snprintf(text, sizeof(text), "refused: \"%s\"", why);
-        ngx_http_tokenring_complain(peer, 0, text);
+        ngx_http_tokenring_complain(conn, 0, text);
         goto failed;
     }
 
     if (got != TR_CHANNEL_FDS) {
-        ngx_http_tokenring_complain(peer, 0, "WELCOME without descriptors");
+        ngx_http_tokenring_complain(conn, 0, "WELCOME without descriptors");
         goto failed;
     }
 
     got = 0;
 
-    if (ngx_http_tokenring_channel_open(peer, fds) != NGX_OK) {
-        ngx_http_tokenring_complain(peer, 0, "its channel is not acceptable");
+    if (ngx_http_tokenring_channel_open(conn, fds) != NGX_OK) {
+        ngx_http_tokenring_complain(conn, 0, "its channel is not acceptable");
         goto failed;
     }
 
-    peer->state = NGX_HTTP_TOKENRING_READY;
-    peer->complaint = 0;
+    conn->state = NGX_HTTP_TOKENRING_READY;
+    conn->complaint = 0;
 
-    ngx_del_timer(peer->sock->write);
+    ngx_del_timer(conn->sock->write);
 
     ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
                   "tokenring: connected, engine=%V socket=%V version=%uD "
-                  "slots=%uD", &peer->engine->name, &peer->addr.name,
-                  welcome.version, peer->map.slots);
+                  "slots=%uD", &conn->engine->name, &conn->addr.name,
+                  welcome.version, conn->map.slots);
 
-    ngx_http_tokenring_process_connected(peer, 1);
+    ngx_http_tokenring_process_connected(conn, 1);
 
-    ngx_http_tokenring_wake(peer->engine);
+    ngx_http_tokenring_wake(conn->engine);
 
     return;
 
@@ -362,14 +362,14 @@ failed:
         close(fds[--got]);
     }
 
-    ngx_http_tokenring_close(peer);
+    ngx_http_tokenring_close(conn);
 }
 
 
 /* one line for each thing that is wrong, however often we try */
 
 static void
-ngx_http_tokenring_complain(ngx_http_tokenring_peer_t *peer, ngx_err_t err,
+ngx_http_tokenring_complain(ngx_http_tokenring_conn_t *conn, ngx_err_t err,
     const char *what)
 {
     uint32_t    complaint;
@@ -377,24 +377,24 @@ ngx_http_tokenring_complain(ngx_http_tokenring_peer_t *peer, ngx_err_t err,
 
     complaint = ngx_crc32_short((u_char *) what, ngx_strlen(what)) + err;
 
-    level = (complaint == peer->complaint) ? NGX_LOG_DEBUG : NGX_LOG_ERR;
+    level = (complaint == conn->complaint) ? NGX_LOG_DEBUG : NGX_LOG_ERR;
 
     ngx_log_error(level, ngx_cycle->log, err,
                   "tokenring: no engine, engine=%V socket=%V: %s",
-                  &peer->engine->name, &peer->addr.name, what);
+                  &conn->engine->name, &conn->addr.name, what);
 
-    peer->complaint = complaint;
+    conn->complaint = complaint;
 }
 
 
 /* to be called where closing at once would pull memory from under the caller */
 
 void
-ngx_http_tokenring_break(ngx_http_tokenring_peer_t *peer, const char *why)
+ngx_http_tokenring_break(ngx_http_tokenring_conn_t *conn, const char *why)
 {
-    if (peer->broken == NULL && peer->state == NGX_HTTP_TOKENRING_READY) {
-        peer->broken = why;
-        ngx_post_event(peer->sock->read, &ngx_posted_events);
+    if (conn->broken == NULL && conn->state == NGX_HTTP_TOKENRING_READY) {
+        conn->broken = why;
+        ngx_post_event(conn->sock->read, &ngx_posted_events);
     }
 }
 
@@ -402,72 +402,72 @@ ngx_http_tokenring_break(ngx_http_tokenring_peer_t *peer, const char *why)
 /* whatever the state was: nothing is open afterwards, nobody waits for us */
 
 void
-ngx_http_tokenring_close(ngx_http_tokenring_peer_t *peer)
+ngx_http_tokenring_close(ngx_http_tokenring_conn_t *conn)
 {
     ngx_uint_t  ready;
 
-    ready = (peer->state == NGX_HTTP_TOKENRING_READY);
+    ready = (conn->state == NGX_HTTP_TOKENRING_READY);
 
-    peer->state = NGX_HTTP_TOKENRING_IDLE;
-    peer->broken = NULL;
+    conn->state = NGX_HTTP_TOKENRING_IDLE;
+    conn->broken = NULL;
 
-    if (peer->sock) {
-        ngx_close_connection(peer->sock);
-        peer->sock = NULL;
+    if (conn->sock) {
+        ngx_close_connection(conn->sock);
+        conn->sock = NULL;
     }
 
     if (ready) {
-        ngx_http_tokenring_process_connected(peer, 0);
-        ngx_http_tokenring_lose_requests(peer);
-        ngx_http_tokenring_channel_close(peer);
+        ngx_http_tokenring_process_connected(conn, 0);
+        ngx_http_tokenring_lose_requests(conn);
+        ngx_http_tokenring_channel_close(conn);
 
         /* some go to another engine, which may be this one, back again */
-        ngx_http_tokenring_flush_dirty(peer);
+        ngx_http_tokenring_flush_dirty(conn);
     }
 
-    ngx_http_tokenring_wake(peer->engine);
-    ngx_http_tokenring_redial(peer);
+    ngx_http_tokenring_wake(conn->engine);
+    ngx_http_tokenring_redial(conn);
 }
 
 
 /* the process ends: the engine reads the hang-up as the end of our requests */
 
 void
-ngx_http_tokenring_exit(ngx_http_tokenring_peer_t *peer)
+ngx_http_tokenring_exit(ngx_http_tokenring_conn_t *conn)
 {
-    if (peer->reconnect.timer_set) {
-        ngx_del_timer(&peer->reconnect);
+    if (conn->reconnect.timer_set) {
+        ngx_del_timer(&conn->reconnect);
     }
 
-    if (peer->sock) {
-        ngx_close_connection(peer->sock);
-        peer->sock = NULL;
+    if (conn->sock) {
+        ngx_close_connection(conn->sock);
+        conn->sock = NULL;
     }
 
-    if (peer->state == NGX_HTTP_TOKENRING_READY) {
-        ngx_http_tokenring_process_connected(peer, 0);
-        ngx_http_tokenring_channel_close(peer);
+    if (conn->state == NGX_HTTP_TOKENRING_READY) {
+        ngx_http_tokenring_process_connected(conn, 0);
+        ngx_http_tokenring_channel_close(conn);
     }
 
-    peer->state = NGX_HTTP_TOKENRING_IDLE;
+    conn->state = NGX_HTTP_TOKENRING_IDLE;
 }
 
 
 static void
-ngx_http_tokenring_lose_requests(ngx_http_tokenring_peer_t *peer)
+ngx_http_tokenring_lose_requests(ngx_http_tokenring_conn_t *conn)
 {
     uint32_t                   i;
     ngx_http_tokenring_ctx_t  *ctx;
 
-    for (i = 0; i < peer->map.slots; i++) {
-        ctx = peer->slots[i].ctx;
+    for (i = 0; i < conn->map.slots; i++) {
+        ctx = conn->slots[i].ctx;
 
         if (ctx == NULL) {
             continue;
         }
 
-        peer->slots[i].ctx = NULL;
-        ctx->peer = NULL;
+        conn->slots[i].ctx = NULL;
+        ctx->conn = NULL;
 
         if (ctx->is_waiting) {
             ngx_http_tokenring_wait_end(ctx);
@@ -475,39 +475,39 @@ ngx_http_tokenring_lose_requests(ngx_http_tokenring_peer_t *peer)
 
         ngx_http_tokenring_fail(ctx, TR_ERR_CLOSED,
                                 NGX_HTTP_TOKENRING_LOST);
-        ngx_http_tokenring_dirty(peer, ctx);
+        ngx_http_tokenring_dirty(conn, ctx);
     }
 }
 
 
 static void
-ngx_http_tokenring_redial(ngx_http_tokenring_peer_t *peer)
+ngx_http_tokenring_redial(ngx_http_tokenring_conn_t *conn)
 {
     ngx_msec_t  delay;
 
-    if (ngx_exiting || ngx_terminate || ngx_quit || peer->reconnect.timer_set) {
+    if (ngx_exiting || ngx_terminate || ngx_quit || conn->reconnect.timer_set) {
         return;
     }
 
     delay = NGX_HTTP_TOKENRING_RECONNECT / 2
             + ngx_random() % (NGX_HTTP_TOKENRING_RECONNECT / 2);
 
-    ngx_add_timer(&peer->reconnect, delay);
+    ngx_add_timer(&conn->reconnect, delay);
 }
 
 
 static void
 ngx_http_tokenring_reconnect(ngx_event_t *ev)
 {
-    ngx_http_tokenring_peer_t  *peer;
+    ngx_http_tokenring_conn_t  *conn;
 
-    peer = ev->data;
+    conn = ev->data;
 
-    if (ngx_exiting || peer->state != NGX_HTTP_TOKENRING_IDLE) {
+    if (ngx_exiting || conn->state != NGX_HTTP_TOKENRING_IDLE) {
         return;
     }
 
-    ngx_http_tokenring_connect(peer);
+    ngx_http_tokenring_connect(conn);
 }
 
 
@@ -517,19 +517,19 @@ ngx_http_tokenring_reconnect(ngx_event_t *ev)
  */
 
 ngx_uint_t
-ngx_http_tokenring_healthy(ngx_http_tokenring_peer_t *peer, ngx_msec_t stall,
+ngx_http_tokenring_healthy(ngx_http_tokenring_conn_t *conn, ngx_msec_t stall,
     const char **why)
 {
     uint64_t                now;
     tr_status_admission_t  *a;
 
-    if (peer->state != NGX_HTTP_TOKENRING_READY || peer->broken) {
+    if (conn->state != NGX_HTTP_TOKENRING_READY || conn->broken) {
         *why = "not connected";
         return 0;
     }
 
-    a = &peer->admission;
-    (void) tr_status_read(peer->page, a);
+    a = &conn->admission;
+    (void) tr_status_read(conn->page, a);
 
     if (a->state == TR_ENGINE_LOADING) {
         *why = "loading";
@@ -569,48 +569,49 @@ ngx_http_tokenring_healthy(ngx_http_tokenring_peer_t *peer, ngx_msec_t stall,
  */
 
 static uint64_t
-ngx_http_tokenring_load(ngx_http_tokenring_peer_t *peer)
+ngx_http_tokenring_load(ngx_http_tokenring_conn_t *conn)
 {
     uint64_t  tokens;
 
     /* the engine's memory: nothing that it writes may overflow below */
-    tokens = ngx_min(peer->admission.outstanding_tokens,
+    tokens = ngx_min(conn->admission.outstanding_tokens,
                      (uint64_t) 1 << 40);
 
-    return ngx_max(tokens, peer->known) + peer->guessed + 1;
+    return ngx_max(tokens, conn->known) + conn->guessed + 1;
 }
 
 
 /* a replica in a mask; of very many, some share a bit */
 
 uint64_t
-ngx_http_tokenring_peer_bit(ngx_http_tokenring_peer_t *peer)
+ngx_http_tokenring_conn_bit(ngx_http_tokenring_conn_t *conn)
 {
-    return (uint64_t) 1 << (peer->replica % 64);
+    return (uint64_t) 1 << (conn->replica % 64);
 }
 
 
 /*
- * The peer with the least to do, of those not tried yet; TR_AGAIN: a handshake
- * is under way.  Bodies that are not whole get half of the slots, and no more:
- * clients who send slowly, or not at all, shall not shut the others out.
+ * The connection with the least to do, of those not tried yet; TR_AGAIN: a
+ * handshake is under way.  Bodies that are not whole get half of the slots, and
+ * no more: clients who send slowly, or not at all, shall not shut the others
+ * out.
  */
 
 tr_status_t
 ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
-    ngx_http_tokenring_peer_t **out)
+    ngx_http_tokenring_conn_t **out)
 {
     uint64_t                      load, best_load;
     ngx_uint_t                    i, n, pending;
     const char                   *why;
     tr_status_t                   rc;
-    ngx_http_tokenring_peer_t    *peer, *peers, *best;
+    ngx_http_tokenring_conn_t    *conn, *conns, *best;
     ngx_http_tokenring_engine_t  *engine;
 
     engine = ctx->conf->engine;
 
-    n = engine->peers.nelts;
-    peers = engine->peers.elts;
+    n = engine->conns.nelts;
+    conns = engine->conns.elts;
 
     best = NULL;
     best_load = 0;
@@ -620,32 +621,32 @@ ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
     engine->turn++;
 
     for (i = 0; i < n; i++) {
-        peer = &peers[(engine->turn + i) % n];
+        conn = &conns[(engine->turn + i) % n];
 
-        if (ctx->tried & ngx_http_tokenring_peer_bit(peer)) {
+        if (ctx->tried & ngx_http_tokenring_conn_bit(conn)) {
             continue;
         }
 
-        if (peer->state == NGX_HTTP_TOKENRING_IDLE
+        if (conn->state == NGX_HTTP_TOKENRING_IDLE
             && !ngx_exiting
-            && ngx_current_msec - peer->attempted
+            && ngx_current_msec - conn->attempted
                >= NGX_HTTP_TOKENRING_RETRY)
         {
-            ngx_http_tokenring_connect(peer);
+            ngx_http_tokenring_connect(conn);
         }
 
-        if (peer->state == NGX_HTTP_TOKENRING_CONNECTING
-            || peer->state == NGX_HTTP_TOKENRING_HANDSHAKING)
+        if (conn->state == NGX_HTTP_TOKENRING_CONNECTING
+            || conn->state == NGX_HTTP_TOKENRING_HANDSHAKING)
         {
             pending = 1;
             continue;
         }
 
-        if (!ngx_http_tokenring_healthy(peer, ctx->conf->stall_timeout,
+        if (!ngx_http_tokenring_healthy(conn, ctx->conf->stall_timeout,
                                         &why))
         {
-            if (peer->state == NGX_HTTP_TOKENRING_READY
-                && peer->admission.state == TR_ENGINE_DRAINING
+            if (conn->state == NGX_HTTP_TOKENRING_READY
+                && conn->admission.state == TR_ENGINE_DRAINING
                 && rc == TR_ERR_NO_ENGINE)
             {
                 rc = TR_ERR_DRAINING;
@@ -654,19 +655,19 @@ ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
             continue;
         }
 
-        if (peer->admission.queue_free == 0
-            || peer->outstanding >= peer->map.slots
+        if (conn->admission.queue_free == 0
+            || conn->outstanding >= conn->map.slots
             || (ctx->request->reading_body
-                && peer->coming >= peer->map.slots / 2))
+                && conn->coming >= conn->map.slots / 2))
         {
             rc = TR_ERR_QUEUE_FULL;
             continue;
         }
 
-        load = ngx_http_tokenring_load(peer);
+        load = ngx_http_tokenring_load(conn);
 
-        if (best == NULL || load * best->weight < best_load * peer->weight) {
-            best = peer;
+        if (best == NULL || load * best->weight < best_load * conn->weight) {
+            best = conn;
             best_load = load;
         }
     }

@@ -446,7 +446,7 @@ ngx_http_tokenring_name_request(ngx_http_tokenring_ctx_t *ctx)
 
 
 /*
- * NGX_OK: the request has a peer and a slot; NGX_AGAIN: it waits for one;
+ * NGX_OK: the request has a connection and a slot; NGX_AGAIN: it waits for one;
  * NGX_DECLINED: it is refused, the failure stands in ctx.
  */
 
@@ -455,11 +455,11 @@ ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx)
 {
     tr_status_t                 rc;
     const char                 *message;
-    ngx_http_tokenring_peer_t  *peer;
+    ngx_http_tokenring_conn_t  *conn;
 
-    rc = ngx_http_tokenring_choose(ctx, &peer);
+    rc = ngx_http_tokenring_choose(ctx, &conn);
 
-    if (rc == TR_OK && ngx_http_tokenring_slot_take(peer, ctx) == NGX_OK) {
+    if (rc == TR_OK && ngx_http_tokenring_slot_take(conn, ctx) == NGX_OK) {
         return NGX_OK;
     }
 

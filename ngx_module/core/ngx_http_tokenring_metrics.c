@@ -16,7 +16,7 @@ typedef struct {
 
 
 typedef ngx_int_t (*ngx_http_tokenring_sample_pt)(
-    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
     const char *name, size_t offset);
 
 
@@ -30,42 +30,42 @@ typedef struct {
 
 
 static ngx_int_t ngx_http_tokenring_labels(ngx_http_tokenring_page_t *page,
-    ngx_http_tokenring_peer_t *peer, const char *name, const char *suffix);
+    ngx_http_tokenring_conn_t *conn, const char *name, const char *suffix);
 static ngx_int_t ngx_http_tokenring_sample_up(
-    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
     const char *name, size_t offset);
 static ngx_int_t ngx_http_tokenring_sample_u32(
-    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
     const char *name, size_t offset);
 static ngx_int_t ngx_http_tokenring_sample_u64(
-    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
     const char *name, size_t offset);
 static ngx_int_t ngx_http_tokenring_sample_counter(
-    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
     const char *name, size_t offset);
 static ngx_int_t ngx_http_tokenring_sample_reasons(
-    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
     const char *name, size_t offset);
 static ngx_int_t ngx_http_tokenring_sample_usage(
-    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
     const char *name, size_t offset);
 static ngx_int_t ngx_http_tokenring_sample_pages(
-    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
     const char *name, size_t offset);
 static ngx_int_t ngx_http_tokenring_sample_page_bytes(
-    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
     const char *name, size_t offset);
 static ngx_int_t ngx_http_tokenring_sample_kept(
-    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
     const char *name, size_t offset);
 static ngx_int_t ngx_http_tokenring_sample_ratios(
-    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
     const char *name, size_t offset);
 static ngx_int_t ngx_http_tokenring_sample_workers(
-    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
     const char *name, size_t offset);
 static ngx_int_t ngx_http_tokenring_sample_histogram(
-    ngx_http_tokenring_page_t *page, ngx_http_tokenring_peer_t *peer,
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
     const char *name, size_t offset);
 
 
@@ -251,7 +251,7 @@ ngx_http_tokenring_metrics_handler(ngx_http_request_t *r)
     ngx_int_t                        rc;
     ngx_uint_t                       i, j;
     ngx_http_tokenring_page_t        page;
-    ngx_http_tokenring_peer_t       *peers;
+    ngx_http_tokenring_conn_t       *conns;
     ngx_http_tokenring_engine_t    **engines;
     ngx_http_tokenring_family_t     *family;
     ngx_http_tokenring_loc_conf_t   *tlcf;
@@ -289,22 +289,22 @@ ngx_http_tokenring_metrics_handler(ngx_http_request_t *r)
         }
 
         for (i = 0; i < page.engines->nelts; i++) {
-            peers = engines[i]->peers.elts;
+            conns = engines[i]->conns.elts;
 
-            for (j = 0; j < engines[i]->peers.nelts; j++) {
+            for (j = 0; j < engines[i]->conns.nelts; j++) {
 
-                if (peers[j].state != NGX_HTTP_TOKENRING_READY
+                if (conns[j].state != NGX_HTTP_TOKENRING_READY
                     && family->sample != ngx_http_tokenring_sample_up
                     && family->sample != ngx_http_tokenring_sample_workers)
                 {
                     continue;
                 }
 
-                if (peers[j].state == NGX_HTTP_TOKENRING_READY) {
-                    (void) tr_status_read(peers[j].page, &peers[j].admission);
+                if (conns[j].state == NGX_HTTP_TOKENRING_READY) {
+                    (void) tr_status_read(conns[j].page, &conns[j].admission);
                 }
 
-                if (family->sample(&page, &peers[j], family->name,
+                if (family->sample(&page, &conns[j], family->name,
                                    family->offset)
                     != NGX_OK)
                 {
@@ -328,23 +328,23 @@ ngx_http_tokenring_metrics_handler(ngx_http_request_t *r)
 
 static ngx_int_t
 ngx_http_tokenring_labels(ngx_http_tokenring_page_t *page,
-    ngx_http_tokenring_peer_t *peer, const char *name, const char *suffix)
+    ngx_http_tokenring_conn_t *conn, const char *name, const char *suffix)
 {
-    if (ngx_http_tokenring_printf(page->out, 256 + peer->engine->name.len,
+    if (ngx_http_tokenring_printf(page->out, 256 + conn->engine->name.len,
                                   "%s%s{engine=\"%V\",replica=\"%ui\"",
-                                  name, suffix, &peer->engine->name,
-                                  peer->replica)
+                                  name, suffix, &conn->engine->name,
+                                  conn->replica)
         != NGX_OK)
     {
         return NGX_ERROR;
     }
 
-    if (peer->state != NGX_HTTP_TOKENRING_READY) {
+    if (conn->state != NGX_HTTP_TOKENRING_READY) {
         return NGX_OK;
     }
 
     if (ngx_http_tokenring_printf(page->out, 32, ",model_name=\"") != NGX_OK
-        || ngx_http_tokenring_label(page->out, peer->card.model) != NGX_OK)
+        || ngx_http_tokenring_label(page->out, conn->card.model) != NGX_OK)
     {
         return NGX_ERROR;
     }
@@ -355,16 +355,16 @@ ngx_http_tokenring_labels(ngx_http_tokenring_page_t *page,
 
 static ngx_int_t
 ngx_http_tokenring_sample_up(ngx_http_tokenring_page_t *page,
-    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+    ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
 {
     const char  *why;
 
-    if (ngx_http_tokenring_labels(page, peer, name, "") != NGX_OK) {
+    if (ngx_http_tokenring_labels(page, conn, name, "") != NGX_OK) {
         return NGX_ERROR;
     }
 
     return ngx_http_tokenring_printf(page->out, 32, "} %d\n",
-                                     ngx_http_tokenring_healthy(peer,
+                                     ngx_http_tokenring_healthy(conn,
                                                      page->stall, &why)
                                      ? 1 : 0);
 }
@@ -372,9 +372,9 @@ ngx_http_tokenring_sample_up(ngx_http_tokenring_page_t *page,
 
 static ngx_int_t
 ngx_http_tokenring_value(ngx_http_tokenring_page_t *page,
-    ngx_http_tokenring_peer_t *peer, const char *name, uint64_t value)
+    ngx_http_tokenring_conn_t *conn, const char *name, uint64_t value)
 {
-    if (ngx_http_tokenring_labels(page, peer, name, "") != NGX_OK) {
+    if (ngx_http_tokenring_labels(page, conn, name, "") != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -384,34 +384,34 @@ ngx_http_tokenring_value(ngx_http_tokenring_page_t *page,
 
 static ngx_int_t
 ngx_http_tokenring_sample_u32(ngx_http_tokenring_page_t *page,
-    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+    ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
 {
     uint32_t  value;
 
-    ngx_memcpy(&value, (u_char *) &peer->admission + offset, sizeof(uint32_t));
+    ngx_memcpy(&value, (u_char *) &conn->admission + offset, sizeof(uint32_t));
 
-    return ngx_http_tokenring_value(page, peer, name, value);
+    return ngx_http_tokenring_value(page, conn, name, value);
 }
 
 
 static ngx_int_t
 ngx_http_tokenring_sample_u64(ngx_http_tokenring_page_t *page,
-    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+    ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
 {
     uint64_t  value;
 
-    ngx_memcpy(&value, (u_char *) &peer->admission + offset, sizeof(uint64_t));
+    ngx_memcpy(&value, (u_char *) &conn->admission + offset, sizeof(uint64_t));
 
-    return ngx_http_tokenring_value(page, peer, name, value);
+    return ngx_http_tokenring_value(page, conn, name, value);
 }
 
 
 static uint64_t
-ngx_http_tokenring_load(ngx_http_tokenring_peer_t *peer, size_t offset)
+ngx_http_tokenring_load(ngx_http_tokenring_conn_t *conn, size_t offset)
 {
     uintptr_t  p;
 
-    p = (uintptr_t) &peer->page->counters + offset;
+    p = (uintptr_t) &conn->page->counters + offset;
 
     return atomic_load_explicit((_Atomic uint64_t *) p, memory_order_relaxed);
 }
@@ -419,16 +419,16 @@ ngx_http_tokenring_load(ngx_http_tokenring_peer_t *peer, size_t offset)
 
 static ngx_int_t
 ngx_http_tokenring_sample_counter(ngx_http_tokenring_page_t *page,
-    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+    ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
 {
-    return ngx_http_tokenring_value(page, peer, name,
-                                    ngx_http_tokenring_load(peer, offset));
+    return ngx_http_tokenring_value(page, conn, name,
+                                    ngx_http_tokenring_load(conn, offset));
 }
 
 
 static ngx_int_t
 ngx_http_tokenring_sample_reasons(ngx_http_tokenring_page_t *page,
-    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+    ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
 {
     ngx_uint_t  i;
 
@@ -442,11 +442,11 @@ ngx_http_tokenring_sample_reasons(ngx_http_tokenring_page_t *page,
     };
 
     for (i = 0; i < sizeof(reasons) / sizeof(reasons[0]); i++) {
-        if (ngx_http_tokenring_labels(page, peer, name, "") != NGX_OK
+        if (ngx_http_tokenring_labels(page, conn, name, "") != NGX_OK
             || ngx_http_tokenring_printf(page->out, 96,
                                    ",finished_reason=\"%s\"} %uL\n",
                                    reasons[i].reason,
-                                   ngx_http_tokenring_load(peer,
+                                   ngx_http_tokenring_load(conn,
                                                        reasons[i].offset))
                != NGX_OK)
         {
@@ -460,20 +460,20 @@ ngx_http_tokenring_sample_reasons(ngx_http_tokenring_page_t *page,
 
 static ngx_int_t
 ngx_http_tokenring_sample_usage(ngx_http_tokenring_page_t *page,
-    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+    ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
 {
     double  usage;
 
     usage = 0;
 
-    if (peer->card.kv_pages
-        && peer->admission.kv_free_pages <= peer->card.kv_pages)
+    if (conn->card.kv_pages
+        && conn->admission.kv_free_pages <= conn->card.kv_pages)
     {
-        usage = 1.0 - (double) peer->admission.kv_free_pages
-                      / (double) peer->card.kv_pages;
+        usage = 1.0 - (double) conn->admission.kv_free_pages
+                      / (double) conn->card.kv_pages;
     }
 
-    if (ngx_http_tokenring_labels(page, peer, name, "") != NGX_OK) {
+    if (ngx_http_tokenring_labels(page, conn, name, "") != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -483,44 +483,44 @@ ngx_http_tokenring_sample_usage(ngx_http_tokenring_page_t *page,
 
 static ngx_int_t
 ngx_http_tokenring_sample_pages(ngx_http_tokenring_page_t *page,
-    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+    ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
 {
     ngx_uint_t  i;
 
-    for (i = 0; i < peer->card.kv_levels; i++) {
-        if (ngx_http_tokenring_labels(page, peer, name, "") != NGX_OK
+    for (i = 0; i < conn->card.kv_levels; i++) {
+        if (ngx_http_tokenring_labels(page, conn, name, "") != NGX_OK
             || ngx_http_tokenring_printf(page->out, 16, ",level=\"") != NGX_OK
-            || ngx_http_tokenring_label(page->out, peer->card.level_name[i])
+            || ngx_http_tokenring_label(page->out, conn->card.level_name[i])
                != NGX_OK
             || ngx_http_tokenring_printf(page->out, 32, "\"} %uL\n",
-                                         peer->admission.kv_used_pages[i])
+                                         conn->admission.kv_used_pages[i])
                != NGX_OK)
         {
             return NGX_ERROR;
         }
     }
 
-    if (ngx_http_tokenring_labels(page, peer, name, "") != NGX_OK) {
+    if (ngx_http_tokenring_labels(page, conn, name, "") != NGX_OK) {
         return NGX_ERROR;
     }
 
     return ngx_http_tokenring_printf(page->out, 64, ",level=\"free\"} %uL\n",
-                                     peer->admission.kv_free_pages);
+                                     conn->admission.kv_free_pages);
 }
 
 
 static ngx_int_t
 ngx_http_tokenring_sample_page_bytes(ngx_http_tokenring_page_t *page,
-    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+    ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
 {
-    return ngx_http_tokenring_value(page, peer, name,
-                                    peer->card.kv_page_bytes);
+    return ngx_http_tokenring_value(page, conn, name,
+                                    conn->card.kv_page_bytes);
 }
 
 
 static ngx_int_t
 ngx_http_tokenring_sample_kept(ngx_http_tokenring_page_t *page,
-    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+    ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
 {
     ngx_uint_t  i;
 
@@ -534,10 +534,10 @@ ngx_http_tokenring_sample_kept(ngx_http_tokenring_page_t *page,
     };
 
     for (i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
-        if (ngx_http_tokenring_labels(page, peer, name, "") != NGX_OK
+        if (ngx_http_tokenring_labels(page, conn, name, "") != NGX_OK
             || ngx_http_tokenring_printf(page->out, 96,
                                    ",kept=\"%s\"} %uL\n", shares[i].kept,
-                                   ngx_http_tokenring_load(peer,
+                                   ngx_http_tokenring_load(conn,
                                                        shares[i].offset))
                != NGX_OK)
         {
@@ -551,7 +551,7 @@ ngx_http_tokenring_sample_kept(ngx_http_tokenring_page_t *page,
 
 static ngx_int_t
 ngx_http_tokenring_sample_ratios(ngx_http_tokenring_page_t *page,
-    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+    ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
 {
     char        bound[32];
     size_t      at;
@@ -564,7 +564,7 @@ ngx_http_tokenring_sample_ratios(ngx_http_tokenring_page_t *page,
     total = 0;
 
     for (i = 0; i <= TR_STATUS_RATIOS; i++) {
-        total += ngx_http_tokenring_load(peer,
+        total += ngx_http_tokenring_load(conn,
                      at + offsetof(tr_status_ratios_t, count)
                      + i * sizeof(uint64_t));
 
@@ -575,7 +575,7 @@ ngx_http_tokenring_sample_ratios(ngx_http_tokenring_page_t *page,
             ngx_memcpy(bound, "+Inf", sizeof("+Inf"));
         }
 
-        if (ngx_http_tokenring_labels(page, peer, name, "_bucket") != NGX_OK
+        if (ngx_http_tokenring_labels(page, conn, name, "_bucket") != NGX_OK
             || ngx_http_tokenring_printf(page->out, 96, ",le=\"%s\"} %uL\n",
                                          bound, total)
                != NGX_OK)
@@ -584,14 +584,14 @@ ngx_http_tokenring_sample_ratios(ngx_http_tokenring_page_t *page,
         }
     }
 
-    sum = ngx_http_tokenring_load(peer,
+    sum = ngx_http_tokenring_load(conn,
               at + offsetof(tr_status_ratios_t, sum_millionths));
 
-    if (ngx_http_tokenring_labels(page, peer, name, "_sum") != NGX_OK
+    if (ngx_http_tokenring_labels(page, conn, name, "_sum") != NGX_OK
         || ngx_http_tokenring_printf(page->out, 64, "} %uL.%06uL\n",
                                      sum / 1000000, sum % 1000000)
            != NGX_OK
-        || ngx_http_tokenring_labels(page, peer, name, "_count") != NGX_OK)
+        || ngx_http_tokenring_labels(page, conn, name, "_count") != NGX_OK)
     {
         return NGX_ERROR;
     }
@@ -602,7 +602,7 @@ ngx_http_tokenring_sample_ratios(ngx_http_tokenring_page_t *page,
 
 static ngx_int_t
 ngx_http_tokenring_sample_histogram(ngx_http_tokenring_page_t *page,
-    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+    ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
 {
     char        bound[32];
     size_t      n;
@@ -614,7 +614,7 @@ ngx_http_tokenring_sample_histogram(ngx_http_tokenring_page_t *page,
     total = 0;
 
     for (i = 0; i <= TR_STATUS_BUCKETS; i++) {
-        total += ngx_http_tokenring_load(peer,
+        total += ngx_http_tokenring_load(conn,
                      offset + offsetof(tr_status_histogram_t, count)
                      + i * sizeof(uint64_t));
 
@@ -632,7 +632,7 @@ ngx_http_tokenring_sample_histogram(ngx_http_tokenring_page_t *page,
             ngx_memcpy(bound, "+Inf", sizeof("+Inf"));
         }
 
-        if (ngx_http_tokenring_labels(page, peer, name, "_bucket") != NGX_OK
+        if (ngx_http_tokenring_labels(page, conn, name, "_bucket") != NGX_OK
             || ngx_http_tokenring_printf(page->out, 96, ",le=\"%s\"} %uL\n",
                                          bound, total)
                != NGX_OK)
@@ -641,14 +641,14 @@ ngx_http_tokenring_sample_histogram(ngx_http_tokenring_page_t *page,
         }
     }
 
-    sum = ngx_http_tokenring_load(peer,
+    sum = ngx_http_tokenring_load(conn,
               offset + offsetof(tr_status_histogram_t, sum_us));
 
-    if (ngx_http_tokenring_labels(page, peer, name, "_sum") != NGX_OK
+    if (ngx_http_tokenring_labels(page, conn, name, "_sum") != NGX_OK
         || ngx_http_tokenring_printf(page->out, 64, "} %uL.%06uL\n",
                                      sum / 1000000, sum % 1000000)
            != NGX_OK
-        || ngx_http_tokenring_labels(page, peer, name, "_count") != NGX_OK)
+        || ngx_http_tokenring_labels(page, conn, name, "_count") != NGX_OK)
     {
         return NGX_ERROR;
     }
@@ -659,8 +659,8 @@ ngx_http_tokenring_sample_histogram(ngx_http_tokenring_page_t *page,
 
 static ngx_int_t
 ngx_http_tokenring_sample_workers(ngx_http_tokenring_page_t *page,
-    ngx_http_tokenring_peer_t *peer, const char *name, size_t offset)
+    ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
 {
-    return ngx_http_tokenring_value(page, peer, name,
-                                    ngx_http_tokenring_workers(peer));
+    return ngx_http_tokenring_value(page, conn, name,
+                                    ngx_http_tokenring_workers(conn));
 }

@@ -22,11 +22,11 @@ static ngx_http_tokenring_engine_t *ngx_http_tokenring_find_engine(
     ngx_conf_t *cf, ngx_str_t *name);
 static char *ngx_http_tokenring_set_engine(ngx_conf_t *cf,
     ngx_command_t *cmd, void *conf);
-static ngx_int_t ngx_http_tokenring_add_peer(ngx_conf_t *cf,
+static ngx_int_t ngx_http_tokenring_add_conn(ngx_conf_t *cf,
     ngx_http_tokenring_main_conf_t *tmcf, ngx_http_tokenring_engine_t *engine,
     ngx_str_t *url);
-static ngx_int_t ngx_http_tokenring_set_peers(
-    ngx_http_tokenring_peer_t *peers, ngx_uint_t n, ngx_str_t *param);
+static ngx_int_t ngx_http_tokenring_set_conns(
+    ngx_http_tokenring_conn_t *conns, ngx_uint_t n, ngx_str_t *param);
 static char *ngx_http_tokenring_set_pass(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 static char *ngx_http_tokenring_set_page(ngx_conf_t *cf, ngx_command_t *cmd,
@@ -229,7 +229,7 @@ ngx_http_tokenring_postconfiguration(ngx_conf_t *cf)
     }
 
     for (i = 0; i < tmcf->engines.nelts; i++) {
-        if (engines[i]->peers.nelts == 0) {
+        if (engines[i]->conns.nelts == 0) {
             ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
                           "no tokenring_engine \"%V\" is defined, "
                           "it is named in %s:%ui",
@@ -407,8 +407,8 @@ ngx_http_tokenring_find_engine(ngx_conf_t *cf, ngx_str_t *name)
 
     engine = ngx_pcalloc(cf->pool, sizeof(ngx_http_tokenring_engine_t));
     if (engine == NULL
-        || ngx_array_init(&engine->peers, cf->pool, 2,
-                          sizeof(ngx_http_tokenring_peer_t))
+        || ngx_array_init(&engine->conns, cf->pool, 2,
+                          sizeof(ngx_http_tokenring_conn_t))
            != NGX_OK)
     {
         return NULL;
@@ -440,7 +440,7 @@ ngx_http_tokenring_set_engine(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     ngx_str_t                    *value;
     ngx_uint_t                    i, first;
-    ngx_http_tokenring_peer_t    *peers;
+    ngx_http_tokenring_conn_t    *conns;
     ngx_http_tokenring_engine_t  *engine;
 
     value = cf->args->elts;
@@ -450,25 +450,25 @@ ngx_http_tokenring_set_engine(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         return NGX_CONF_ERROR;
     }
 
-    first = engine->peers.nelts;
+    first = engine->conns.nelts;
 
     for (i = 2; i < cf->args->nelts; i++) {
 
         if (ngx_strncmp(value[i].data, "unix:", 5) == 0
-            && ngx_http_tokenring_add_peer(cf, tmcf, engine, &value[i])
+            && ngx_http_tokenring_add_conn(cf, tmcf, engine, &value[i])
                != NGX_OK)
         {
             return NGX_CONF_ERROR;
         }
     }
 
-    if (engine->peers.nelts == first) {
+    if (engine->conns.nelts == first) {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
                            "no socket (unix:PATH) in \"%V\"", &cmd->name);
         return NGX_CONF_ERROR;
     }
 
-    peers = engine->peers.elts;
+    conns = engine->conns.elts;
 
     for (i = 2; i < cf->args->nelts; i++) {
 
@@ -476,8 +476,8 @@ ngx_http_tokenring_set_engine(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
             continue;
         }
 
-        if (ngx_http_tokenring_set_peers(&peers[first],
-                                         engine->peers.nelts - first,
+        if (ngx_http_tokenring_set_conns(&conns[first],
+                                         engine->conns.nelts - first,
                                          &value[i])
             != NGX_OK)
         {
@@ -492,12 +492,12 @@ ngx_http_tokenring_set_engine(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
 
 static ngx_int_t
-ngx_http_tokenring_add_peer(ngx_conf_t *cf,
+ngx_http_tokenring_add_conn(ngx_conf_t *cf,
     ngx_http_tokenring_main_conf_t *tmcf, ngx_http_tokenring_engine_t *engine,
     ngx_str_t *url)
 {
     ngx_url_t                   u;
-    ngx_http_tokenring_peer_t  *peer;
+    ngx_http_tokenring_conn_t  *conn;
 
     ngx_memzero(&u, sizeof(ngx_url_t));
 
@@ -509,19 +509,19 @@ ngx_http_tokenring_add_peer(ngx_conf_t *cf,
         return NGX_ERROR;
     }
 
-    peer = ngx_array_push(&engine->peers);
-    if (peer == NULL) {
+    conn = ngx_array_push(&engine->conns);
+    if (conn == NULL) {
         return NGX_ERROR;
     }
 
-    ngx_memzero(peer, sizeof(ngx_http_tokenring_peer_t));
+    ngx_memzero(conn, sizeof(ngx_http_tokenring_conn_t));
 
-    peer->engine = engine;
-    peer->addr = u.addrs[0];
-    peer->addr.name = *url;
-    peer->number = tmcf->npeers++;
-    peer->replica = engine->peers.nelts - 1;
-    peer->weight = 1;
+    conn->engine = engine;
+    conn->addr = u.addrs[0];
+    conn->addr.name = *url;
+    conn->number = tmcf->nconns++;
+    conn->replica = engine->conns.nelts - 1;
+    conn->weight = 1;
 
     return NGX_OK;
 }
@@ -530,7 +530,7 @@ ngx_http_tokenring_add_peer(ngx_conf_t *cf,
 /* a parameter of one directive, for the n sockets that it names */
 
 static ngx_int_t
-ngx_http_tokenring_set_peers(ngx_http_tokenring_peer_t *peers, ngx_uint_t n,
+ngx_http_tokenring_set_conns(ngx_http_tokenring_conn_t *conns, ngx_uint_t n,
     ngx_str_t *param)
 {
     ssize_t     size;
@@ -546,7 +546,7 @@ ngx_http_tokenring_set_peers(ngx_http_tokenring_peer_t *peers, ngx_uint_t n,
         }
 
         for (i = 0; i < n; i++) {
-            peers[i].weight = number;
+            conns[i].weight = number;
         }
 
         return NGX_OK;
@@ -560,7 +560,7 @@ ngx_http_tokenring_set_peers(ngx_http_tokenring_peer_t *peers, ngx_uint_t n,
         }
 
         for (i = 0; i < n; i++) {
-            peers[i].nslots = (uint32_t) number;
+            conns[i].nslots = (uint32_t) number;
         }
 
         return NGX_OK;
@@ -576,7 +576,7 @@ ngx_http_tokenring_set_peers(ngx_http_tokenring_peer_t *peers, ngx_uint_t n,
         }
 
         for (i = 0; i < n; i++) {
-            peers[i].ring = (uint32_t) size;
+            conns[i].ring = (uint32_t) size;
         }
 
         return NGX_OK;
@@ -685,7 +685,7 @@ static ngx_int_t
 ngx_http_tokenring_init_process(ngx_cycle_t *cycle)
 {
     ngx_uint_t                        i, j;
-    ngx_http_tokenring_peer_t        *peers;
+    ngx_http_tokenring_conn_t        *conns;
     ngx_http_tokenring_redis_t      **redises;
     ngx_http_tokenring_engine_t     **engines;
     ngx_http_tokenring_main_conf_t   *tmcf;
@@ -719,10 +719,10 @@ ngx_http_tokenring_init_process(ngx_cycle_t *cycle)
     engines = tmcf->engines.elts;
 
     for (i = 0; i < tmcf->engines.nelts; i++) {
-        peers = engines[i]->peers.elts;
+        conns = engines[i]->conns.elts;
 
-        for (j = 0; j < engines[i]->peers.nelts; j++) {
-            ngx_http_tokenring_connect(&peers[j]);
+        for (j = 0; j < engines[i]->conns.nelts; j++) {
+            ngx_http_tokenring_connect(&conns[j]);
         }
     }
 
@@ -734,7 +734,7 @@ static void
 ngx_http_tokenring_exit_process(ngx_cycle_t *cycle)
 {
     ngx_uint_t                        i, j;
-    ngx_http_tokenring_peer_t        *peers;
+    ngx_http_tokenring_conn_t        *conns;
     ngx_http_tokenring_redis_t      **redises;
     ngx_http_tokenring_engine_t     **engines;
     ngx_http_tokenring_main_conf_t   *tmcf;
@@ -758,10 +758,10 @@ ngx_http_tokenring_exit_process(ngx_cycle_t *cycle)
     engines = tmcf->engines.elts;
 
     for (i = 0; i < tmcf->engines.nelts; i++) {
-        peers = engines[i]->peers.elts;
+        conns = engines[i]->conns.elts;
 
-        for (j = 0; j < engines[i]->peers.nelts; j++) {
-            ngx_http_tokenring_exit(&peers[j]);
+        for (j = 0; j < engines[i]->conns.nelts; j++) {
+            ngx_http_tokenring_exit(&conns[j]);
         }
     }
 }

@@ -28,9 +28,9 @@ ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
     u_char *payload)
 {
     ngx_int_t                   rc;
-    ngx_http_tokenring_peer_t  *peer;
+    ngx_http_tokenring_conn_t  *conn;
 
-    peer = ctx->peer;
+    conn = ctx->conn;
 
     if (rec->type != TR_RECORD_STARTED) {
         /* as the engine counts them for Redis */
@@ -69,8 +69,8 @@ ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
                       "tokenring: bad record, type=%ud length=%uD request=%V",
                       (u_int) rec->type, rec->length, &ctx->request_id);
 
-        if (peer) {
-            ngx_http_tokenring_break(peer, "it sent a record that is "
+        if (conn) {
+            ngx_http_tokenring_break(conn, "it sent a record that is "
                                      "malformed or out of order");
         }
 
@@ -80,7 +80,7 @@ ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
     if (rc == NGX_ERROR) {
         ngx_http_tokenring_fail(ctx, TR_ERR_NOMEM,
                                 "The gateway ran out of memory");
-        ngx_http_tokenring_dirty(peer, ctx);
+        ngx_http_tokenring_dirty(conn, ctx);
     }
 
     return NGX_OK;
@@ -142,7 +142,7 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
 
     if (ctx->detach) {
         /* its headers go now */
-        ngx_http_tokenring_dirty(ctx->peer, ctx);
+        ngx_http_tokenring_dirty(ctx->conn, ctx);
     }
 
     return ngx_http_tokenring_render_heads(ctx);
@@ -185,7 +185,7 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     }
 
     ctx->completion_tokens += head.tokens;
-    ctx->last_us = ctx->peer ? ctx->peer->now : ngx_http_tokenring_clock();
+    ctx->last_us = ctx->conn ? ctx->conn->now : ngx_http_tokenring_clock();
 
     if (ctx->first_us == 0) {
         ctx->first_us = ctx->last_us;
@@ -210,9 +210,9 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
 
     /* past what a pause may leave in the rings, an engine that goes on */
 
-    limit = (ctx->stream && ctx->peer)
+    limit = (ctx->stream && ctx->conn)
             ? ctx->conf->buffer_size
-              + 2 * (size_t) ctx->peer->map.response_capacity
+              + 2 * (size_t) ctx->conn->map.response_capacity
               + NGX_HTTP_TOKENRING_RESPONSE_MAX / 64
             : NGX_HTTP_TOKENRING_RESPONSE_MAX;
 
@@ -220,7 +220,7 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         ngx_http_tokenring_control(ctx, TR_CONTROL_ABORT);
         ngx_http_tokenring_fail(ctx, TR_ERR_INTERNAL,
                                 "The response is too large for the gateway");
-        ngx_http_tokenring_dirty(ctx->peer, ctx);
+        ngx_http_tokenring_dirty(ctx->conn, ctx);
         return NGX_OK;
     }
 
@@ -253,9 +253,9 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
 
 queued:
 
-    ngx_http_tokenring_dirty(ctx->peer, ctx);
+    ngx_http_tokenring_dirty(ctx->conn, ctx);
 
-    if (ctx->pending > ctx->conf->buffer_size && !ctx->paused && ctx->peer) {
+    if (ctx->pending > ctx->conf->buffer_size && !ctx->paused && ctx->conn) {
         ctx->paused = 1;
         ngx_http_tokenring_control(ctx, TR_CONTROL_PAUSE);
 
@@ -338,7 +338,7 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     }
 
     if (ctx->stream || last || ctx->error) {
-        ngx_http_tokenring_dirty(ctx->peer, ctx);
+        ngx_http_tokenring_dirty(ctx->conn, ctx);
     }
 
     return NGX_OK;
@@ -385,7 +385,7 @@ ngx_http_tokenring_error(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         ctx->message.len = message.len;
     }
 
-    ngx_http_tokenring_dirty(ctx->peer, ctx);
+    ngx_http_tokenring_dirty(ctx->conn, ctx);
 
     return NGX_OK;
 }

@@ -178,7 +178,7 @@ ngx_http_tokenring_hang_up(ngx_http_tokenring_ctx_t *ctx)
     ctx->gone = 1;
     r->connection->error = 1;
 
-    if (ctx->peer == NULL || ctx->phase < NGX_HTTP_TOKENRING_QUEUE
+    if (ctx->conn == NULL || ctx->phase < NGX_HTTP_TOKENRING_QUEUE
         || ctx->detach)
     {
         ngx_http_tokenring_finalize(ctx, NGX_HTTP_CLIENT_CLOSED_REQUEST);
@@ -410,7 +410,7 @@ ngx_http_tokenring_cleanup(void *data)
         ngx_http_tokenring_wait_end(ctx);
     }
 
-    if (ctx->peer && ctx->submitted && !ctx->error) {
+    if (ctx->conn && ctx->submitted && !ctx->error) {
         /* ended by nginx itself: an HTTP/3 connection, a shutdown's limit */
         ctx->gone = 1;
     }

@@ -40,7 +40,7 @@ ngx_http_tokenring_keep(ngx_http_tokenring_ctx_t *ctx, ngx_chain_t *in)
         return NGX_OK;
     }
 
-    if (!ctx->gathering && ctx->conf->engine->peers.nelts < 2) {
+    if (!ctx->gathering && ctx->conf->engine->conns.nelts < 2) {
         ngx_http_tokenring_forget(ctx);
         return NGX_OK;
     }
@@ -186,7 +186,7 @@ ngx_http_tokenring_may_retry(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_uint_t  i;
 
-    if (ctx->gone || ctx->ended || ctx->peer || ctx->lost_body || ctx->follow
+    if (ctx->gone || ctx->ended || ctx->conn || ctx->lost_body || ctx->follow
         || ctx->phase == NGX_HTTP_TOKENRING_DONE)
     {
         return 0;
@@ -280,7 +280,7 @@ ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx)
 void
 ngx_http_tokenring_resend(ngx_http_tokenring_ctx_t *ctx)
 {
-    if (ctx->peer) {
+    if (ctx->conn) {
         ngx_http_tokenring_body_again(ctx);
 
     } else {

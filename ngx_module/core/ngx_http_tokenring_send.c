@@ -47,7 +47,7 @@ ngx_http_tokenring_flush(ngx_http_tokenring_ctx_t *ctx)
     }
 
     if (ctx->gone) {
-        if (ctx->over || ctx->peer == NULL) {
+        if (ctx->over || ctx->conn == NULL) {
             ngx_http_tokenring_finalize(ctx, NGX_HTTP_CLIENT_CLOSED_REQUEST);
         }
 

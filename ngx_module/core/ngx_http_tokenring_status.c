@@ -7,7 +7,7 @@
 
 
 static ngx_int_t ngx_http_tokenring_model(ngx_http_tokenring_text_t *t,
-    ngx_http_tokenring_peer_t *peer);
+    ngx_http_tokenring_conn_t *conn);
 static ngx_uint_t ngx_http_tokenring_seen(
     ngx_http_tokenring_engine_t *engine, ngx_uint_t n);
 static ngx_int_t ngx_http_tokenring_health_engine(
@@ -25,14 +25,14 @@ ngx_int_t
 ngx_http_tokenring_models(ngx_http_request_t *r, ngx_str_t *id)
 {
     ngx_uint_t                       i, n, ready;
-    ngx_http_tokenring_peer_t       *peers;
+    ngx_http_tokenring_conn_t       *conns;
     ngx_http_tokenring_text_t       *t;
     ngx_http_tokenring_engine_t     *engine;
     ngx_http_tokenring_loc_conf_t   *tlcf;
 
     tlcf = ngx_http_get_module_loc_conf(r, ngx_http_tokenring_module);
     engine = tlcf->engine;
-    peers = engine->peers.elts;
+    conns = engine->conns.elts;
 
     t = ngx_http_tokenring_text_create(r->pool);
     if (t == NULL) {
@@ -49,17 +49,17 @@ ngx_http_tokenring_models(ngx_http_request_t *r, ngx_str_t *id)
     ready = 0;
     n = 0;
 
-    for (i = 0; i < engine->peers.nelts; i++) {
+    for (i = 0; i < engine->conns.nelts; i++) {
 
-        if (peers[i].state != NGX_HTTP_TOKENRING_READY) {
+        if (conns[i].state != NGX_HTTP_TOKENRING_READY) {
             continue;
         }
 
         ready = 1;
 
         if (id) {
-            if (id->len != ngx_strlen(peers[i].card.model)
-                || ngx_strncmp(id->data, peers[i].card.model, id->len) != 0)
+            if (id->len != ngx_strlen(conns[i].card.model)
+                || ngx_strncmp(id->data, conns[i].card.model, id->len) != 0)
             {
                 continue;
             }
@@ -69,7 +69,7 @@ ngx_http_tokenring_models(ngx_http_request_t *r, ngx_str_t *id)
         }
 
         if ((n++ && ngx_http_tokenring_put(t, ",") != NGX_OK)
-            || ngx_http_tokenring_model(t, &peers[i]) != NGX_OK)
+            || ngx_http_tokenring_model(t, &conns[i]) != NGX_OK)
         {
             return NGX_HTTP_INTERNAL_SERVER_ERROR;
         }
@@ -103,13 +103,13 @@ static ngx_uint_t
 ngx_http_tokenring_seen(ngx_http_tokenring_engine_t *engine, ngx_uint_t n)
 {
     ngx_uint_t                  i;
-    ngx_http_tokenring_peer_t  *peers;
+    ngx_http_tokenring_conn_t  *conns;
 
-    peers = engine->peers.elts;
+    conns = engine->conns.elts;
 
     for (i = 0; i < n; i++) {
-        if (peers[i].state == NGX_HTTP_TOKENRING_READY
-            && ngx_strcmp(peers[i].card.model, peers[n].card.model) == 0)
+        if (conns[i].state == NGX_HTTP_TOKENRING_READY
+            && ngx_strcmp(conns[i].card.model, conns[n].card.model) == 0)
         {
             return 1;
         }
@@ -121,11 +121,11 @@ ngx_http_tokenring_seen(ngx_http_tokenring_engine_t *engine, ngx_uint_t n)
 
 static ngx_int_t
 ngx_http_tokenring_model(ngx_http_tokenring_text_t *t,
-    ngx_http_tokenring_peer_t *peer)
+    ngx_http_tokenring_conn_t *conn)
 {
     if (ngx_http_tokenring_put(t, "{\"id\":\"") != NGX_OK
-        || ngx_http_tokenring_json(t, (u_char *) peer->card.model,
-                                   ngx_strlen(peer->card.model))
+        || ngx_http_tokenring_json(t, (u_char *) conn->card.model,
+                                   ngx_strlen(conn->card.model))
            != NGX_OK)
     {
         return NGX_ERROR;
@@ -134,7 +134,7 @@ ngx_http_tokenring_model(ngx_http_tokenring_text_t *t,
     return ngx_http_tokenring_printf(t, 192, "\",\"object\":\"model\","
                "\"created\":%L,\"owned_by\":\"tokenring\","
                "\"max_model_len\":%uD}",
-               peer->card.created, peer->card.max_model_len);
+               conn->card.created, conn->card.max_model_len);
 }
 
 
@@ -219,17 +219,17 @@ ngx_http_tokenring_health_engine(ngx_http_tokenring_text_t *t,
 {
     ngx_uint_t                  i, ready;
     const char                 *why, *reason;
-    ngx_http_tokenring_peer_t  *peers;
+    ngx_http_tokenring_conn_t  *conns;
 
-    peers = engine->peers.elts;
+    conns = engine->conns.elts;
     ready = 0;
     reason = "not connected";
 
-    for (i = 0; i < engine->peers.nelts; i++) {
-        if (ngx_http_tokenring_healthy(&peers[i], stall, &why)) {
+    for (i = 0; i < engine->conns.nelts; i++) {
+        if (ngx_http_tokenring_healthy(&conns[i], stall, &why)) {
             ready++;
 
-        } else if (peers[i].state == NGX_HTTP_TOKENRING_READY) {
+        } else if (conns[i].state == NGX_HTTP_TOKENRING_READY) {
             reason = why;
         }
     }
@@ -238,7 +238,7 @@ ngx_http_tokenring_health_engine(ngx_http_tokenring_text_t *t,
         return ngx_http_tokenring_printf(t, engine->name.len + 128,
                    "{\"name\":\"%V\",\"status\":\"ok\",\"sockets\":%ui,"
                    "\"ready\":%ui}",
-                   &engine->name, engine->peers.nelts, ready);
+                   &engine->name, engine->conns.nelts, ready);
     }
 
     *ok = 0;
@@ -246,5 +246,5 @@ ngx_http_tokenring_health_engine(ngx_http_tokenring_text_t *t,
     return ngx_http_tokenring_printf(t, engine->name.len + 192,
                "{\"name\":\"%V\",\"status\":\"unavailable\","
                "\"reason\":\"%s\",\"sockets\":%ui,\"ready\":0}",
-               &engine->name, reason, engine->peers.nelts);
+               &engine->name, reason, engine->conns.nelts);
 }

@@ -3,9 +3,9 @@
  *
  * The engine's records stand in a Redis stream, many to an entry.  They are put
  * through the very code that renders them when they come from a ring, in a ctx
- * without a peer, so that the bytes are the same.  The stream is read in pages,
- * the next one when the client has taken the last: a slow client costs a page
- * of memory, however long the answer is.
+ * without a connection, so that the bytes are the same.  The stream is read in
+ * pages, the next one when the client has taken the last: a slow client costs
+ * a page of memory, however long the answer is.
  *
  * Who has read all there is listens to the request's channel (_stream_sub.c).
  * From the time when the subscription holds, the stream is read once more; what
