@@ -23,7 +23,7 @@
 #define WARM 100 /* runs of some graph, before any is timed */
 /* What a chain may take more here and yet be faster in a step: it asks for its
  * weights while attention ends, which takes longer than what stands for it here
- * (as fast here was 2% faster there, tests/bench/results/gpu.md). */
+ * (as fast here was 2% faster there). */
 #define BEHIND 1.02
 
 /* ---- launches ----------------------------------------------------------- */

@@ -16,7 +16,8 @@
 #   make bench-soak       everything for MINUTES=60, not part of `make bench`
 #   make bench-gpu        compiles bench_gpu; tests/gpu/engine.sh runs it
 #
-# RESULTS=DIR stores JSON and tables there, as tests/bench/results has them.
+# RESULTS=DIR stores JSON and a table of each there.  docs/benchmarks.md has the
+# figures that the project publishes.
 
 RESULTS      ?=
 BENCH_PROG   := $B/bench/upstream $B/bench/sse_load

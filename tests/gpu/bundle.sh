@@ -21,6 +21,6 @@ git rev-parse --short=12 HEAD >"$out/commit"
 strip "$out"/bin/* "$out"/tests/*
 libraries "$out" "$out"/bin/* "$out"/tests/*
 # cases of known answers, so that Python is not needed there: 1,000 a family; the
-# first 75 of each difficulty are those of tests/eval/results/final.json
+# first 75 of each difficulty are the 300 cases a task of docs/benchmarks.md
 tests/eval/cases.sh test "${CASES:-250}" 2 "$out/cases.jsonl" >/dev/null
 pack "$out.tar.xz" "$out"

@@ -119,7 +119,7 @@ evaluate() {
     sed -n '/^all families/,/^$/p' "$out/$name.txt" | cut -c 1-100
 }
 
-# The policies of tests/eval/results: a slow one holds up the batch that it is
+# The policies of docs/benchmarks.md: a slow one holds up the batch that it is
 # in, so they come one after another, and at the end all that is there.
 if wanted eval; then
     eval_begun=$(date +%s)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes tables and a picture of what engine.sh has measured.
 
-    results.py DIR [-o tests/bench/results]
+    results.py DIR [-o OUT]
 
 Reads bench.txt (a line of key=value a run; the last of its kind counts),
 closed-*.json and poisson-*.json (`tokenring bench`) of DIR, whatever is there of
