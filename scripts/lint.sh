@@ -61,6 +61,8 @@ awk 'length($0) > 80 { print FILENAME ":" FNR ": " length($0) " columns" }' \
 grep -InP '\t' "${c11[@]}" "${nginx_c[@]}" /dev/null | complain "tabs in C"
 grep -InP '[ \t]+$' "${text[@]}" /dev/null | complain "trailing blanks"
 
+node scripts/check-links.js 2>&1 | complain "links in the documentation"
+
 # Nothing of the machine that a change was made on.
 grep -InP '(?<![\w.$}@])/(home|root|work|Users)/\w' "${text[@]}" /dev/null \
     | grep -v '^scripts/lint.sh:' | complain "paths of one machine"
