@@ -18,7 +18,13 @@
  * engine that gets less than was announced closes the channel.
  */
 
-#include "ngx_http_tokenring.h"
+#include "ngx_http_tokenring_body.h"
+#include "ngx_http_tokenring_channel.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_error.h"
+#include "ngx_http_tokenring_request.h"
+#include "ngx_http_tokenring_resumable.h"
+#include "ngx_http_tokenring_send.h"
 
 
 #define NGX_HTTP_TOKENRING_PIECES  16

@@ -12,7 +12,12 @@
  * is set last: while the worker writes, the engine need not ring.
  */
 
-#include "ngx_http_tokenring.h"
+#include "ngx_http_tokenring_body.h"
+#include "ngx_http_tokenring_channel.h"
+#include "ngx_http_tokenring_request.h"
+#include "ngx_http_tokenring_send.h"
+
+#include <tokenring/bell.h>
 
 
 extern ngx_module_t  ngx_http_write_filter_module;
@@ -27,6 +32,12 @@ static void ngx_http_tokenring_slot_known(ngx_http_tokenring_conn_t *conn,
 static void ngx_http_tokenring_slot_free(ngx_http_tokenring_conn_t *conn,
     uint32_t n);
 
+
+/* records taken in one turn of the event loop */
+#define NGX_HTTP_TOKENRING_BUDGET   256
+
+/* tokens of an answer, until the engine has counted the request itself */
+#define NGX_HTTP_TOKENRING_ANSWER   128
 
 #define NGX_HTTP_TOKENRING_NO_SLOT  0xffffffff
 #define NGX_HTTP_TOKENRING_LINE     64

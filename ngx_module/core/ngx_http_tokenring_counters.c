@@ -6,7 +6,9 @@
  * takes its numbers with it.
  */
 
-#include "ngx_http_tokenring.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_engine.h"
+#include "ngx_http_tokenring_metrics.h"
 
 #include <signal.h>
 

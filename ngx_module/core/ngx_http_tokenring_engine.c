@@ -12,7 +12,17 @@
  * keeps it going, and one when it ends.
  */
 
-#include "ngx_http_tokenring.h"
+#include "ngx_http_tokenring_channel.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_error.h"
+#include "ngx_http_tokenring_metrics.h"
+#include "ngx_http_tokenring_request.h"
+
+#include <tokenring/handshake.h>
+
+
+/* between two attempts, ms; the pause has a random part */
+#define NGX_HTTP_TOKENRING_RECONNECT  1000
 
 
 static ngx_int_t ngx_http_tokenring_socket(ngx_http_tokenring_conn_t *conn);
@@ -268,10 +278,7 @@ ngx_http_tokenring_socket_read(ngx_event_t *rev)
                       "tokenring: channel closed, engine=%V socket=%V: %s",
                       &conn->engine->name, &conn->addr.name, conn->broken);
 
-        if (ngx_http_tokenring_counters) {
-            (void) ngx_atomic_fetch_add(
-                       &ngx_http_tokenring_counters->protocol_errors, 1);
-        }
+        ngx_http_tokenring_count(protocol_errors);
 
     } else {
         ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
@@ -280,10 +287,7 @@ ngx_http_tokenring_socket_read(ngx_event_t *rev)
                       conn->outstanding);
     }
 
-    if (ngx_http_tokenring_counters) {
-        (void) ngx_atomic_fetch_add(
-                   &ngx_http_tokenring_counters->engine_losses, 1);
-    }
+    ngx_http_tokenring_count(engine_losses);
 
     ngx_http_tokenring_close(conn);
 }

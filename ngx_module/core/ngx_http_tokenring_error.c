@@ -7,7 +7,9 @@
  * handler of a named location for error_page, gives it the same shape.
  */
 
-#include "ngx_http_tokenring.h"
+#include "ngx_http_tokenring_error.h"
+#include "ngx_http_tokenring_request.h"
+#include "ngx_http_tokenring_send.h"
 
 
 static ngx_int_t ngx_http_tokenring_send_error_body(ngx_http_request_t *r,

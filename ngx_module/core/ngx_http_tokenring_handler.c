@@ -7,7 +7,17 @@
  * body is read, and once more when the body had to be waited for (_body.c).
  */
 
-#include "ngx_http_tokenring.h"
+#include "ngx_http_tokenring_body.h"
+#include "ngx_http_tokenring_channel.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_error.h"
+#include "ngx_http_tokenring_metrics.h"
+#include "ngx_http_tokenring_request.h"
+#include "ngx_http_tokenring_resumable.h"
+#include "ngx_http_tokenring_send.h"
+#include "ngx_http_tokenring_status.h"
+#include "ngx_http_tokenring_follow.h"
+#include "ngx_http_tokenring_requests.h"
 
 #include <sys/random.h>
 

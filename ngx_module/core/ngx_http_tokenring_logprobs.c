@@ -6,7 +6,7 @@
  * character: its text then has U+FFFD, its bytes are exact.
  */
 
-#include "ngx_http_tokenring.h"
+#include "ngx_http_tokenring_render.h"
 
 
 #define NGX_HTTP_TOKENRING_MIN_LOGPROB  -9999.0
@@ -16,10 +16,6 @@ static ngx_int_t ngx_http_tokenring_number(ngx_http_tokenring_text_t *out,
     float value);
 static ngx_int_t ngx_http_tokenring_token(ngx_http_tokenring_text_t *out,
     tr_wire_bytes_t *bytes, float logprob);
-
-
-#define ngx_http_tokenring_put(t, s)                                          \
-    ngx_http_tokenring_append(t, s, sizeof(s) - 1)
 
 
 ngx_int_t

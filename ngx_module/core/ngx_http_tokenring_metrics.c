@@ -5,7 +5,10 @@
  * the inner one over the sockets of the engines.
  */
 
-#include "ngx_http_tokenring.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_engine.h"
+#include "ngx_http_tokenring_metrics.h"
+#include "ngx_http_tokenring_send.h"
 
 
 typedef struct {

@@ -7,7 +7,14 @@
  * not.
  */
 
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_engine.h"
+#include "ngx_http_tokenring_error.h"
+#include "ngx_http_tokenring_metrics.h"
+#include "ngx_http_tokenring_request.h"
+#include "ngx_http_tokenring_status.h"
 #include "ngx_http_tokenring_redis.h"
+#include "ngx_http_tokenring_dashboard.h"
 
 
 static ngx_int_t ngx_http_tokenring_preconfiguration(ngx_conf_t *cf);
@@ -704,8 +711,7 @@ ngx_http_tokenring_init_process(ngx_cycle_t *cycle)
     redises = tmcf->redises.elts;
 
     for (i = 0; i < tmcf->redises.nelts; i++) {
-        ngx_http_tokenring_redis_start(redises[i]);
-        (void) ngx_http_tokenring_redis_connect(&redises[i]->commands);
+        ngx_http_tokenring_redis_open(redises[i]);
     }
 
     if (tmcf->engines.nelts == 0) {

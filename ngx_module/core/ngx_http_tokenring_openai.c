@@ -8,7 +8,12 @@
  * id (_resumable.c); others have no ids, and texts that wait are one event.
  */
 
-#include "ngx_http_tokenring.h"
+#include "ngx_http_tokenring_error.h"
+#include "ngx_http_tokenring_render.h"
+
+
+/* text in one streamed event, bytes */
+#define NGX_HTTP_TOKENRING_EVENT  4096
 
 
 static ngx_int_t ngx_http_tokenring_render_choices(
@@ -26,10 +31,6 @@ static ngx_int_t ngx_http_tokenring_id(ngx_http_tokenring_ctx_t *ctx,
 static ngx_int_t ngx_http_tokenring_end(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_logprobs(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_choice_t *choice);
-
-
-#define ngx_http_tokenring_put(t, s)                                          \
-    ngx_http_tokenring_append(t, s, sizeof(s) - 1)
 
 
 const char *

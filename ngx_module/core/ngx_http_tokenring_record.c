@@ -6,7 +6,16 @@
  * longer to an engine whose record does not fit where the request stands.
  */
 
-#include "ngx_http_tokenring.h"
+#include "ngx_http_tokenring_body.h"
+#include "ngx_http_tokenring_channel.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_metrics.h"
+#include "ngx_http_tokenring_render.h"
+
+
+/* what a correct engine never exceeds */
+#define NGX_HTTP_TOKENRING_CHOICES_MAX   4096
+#define NGX_HTTP_TOKENRING_RESPONSE_MAX  (64 * 1024 * 1024)
 
 
 static ngx_int_t ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx,
@@ -258,11 +267,7 @@ queued:
     if (ctx->pending > ctx->conf->buffer_size && !ctx->paused && ctx->conn) {
         ctx->paused = 1;
         ngx_http_tokenring_control(ctx, TR_CONTROL_PAUSE);
-
-        if (ngx_http_tokenring_counters) {
-            (void) ngx_atomic_fetch_add(&ngx_http_tokenring_counters->pauses,
-                                        1);
-        }
+        ngx_http_tokenring_count(pauses);
     }
 
     return NGX_OK;

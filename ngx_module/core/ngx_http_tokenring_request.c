@@ -7,7 +7,17 @@
  * log.
  */
 
-#include "ngx_http_tokenring.h"
+#include "ngx_http_tokenring_channel.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_error.h"
+#include "ngx_http_tokenring_metrics.h"
+#include "ngx_http_tokenring_request.h"
+#include "ngx_http_tokenring_send.h"
+#include "ngx_http_tokenring_follow.h"
+
+
+/* a client that left: time for the engine to say its last word, ms */
+#define NGX_HTTP_TOKENRING_HOLD  1000
 
 
 static void ngx_http_tokenring_read_handler(ngx_http_request_t *r);

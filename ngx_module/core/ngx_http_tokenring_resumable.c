@@ -13,7 +13,9 @@
  * (ctx->after) is rendered, too, and dropped: choices and offsets need it.
  */
 
-#include "ngx_http_tokenring.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_render.h"
+#include "ngx_http_tokenring_resumable.h"
 
 #include <ngx_sha1.h>
 

@@ -15,7 +15,12 @@
  * client has been told the id, a request that leaves output there stays.)
  */
 
-#include "ngx_http_tokenring.h"
+#include "ngx_http_tokenring_body.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_engine.h"
+#include "ngx_http_tokenring_metrics.h"
+#include "ngx_http_tokenring_request.h"
+#include "ngx_http_tokenring_send.h"
 
 
 static ngx_buf_t *ngx_http_tokenring_kept_room(ngx_http_tokenring_ctx_t *ctx,
@@ -254,9 +259,7 @@ ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx)
                   "tokenring: sent again to another engine, request=%V "
                   "status=%s", &ctx->request_id, tr_status_info(error).name);
 
-    if (ngx_http_tokenring_counters) {
-        (void) ngx_atomic_fetch_add(&ngx_http_tokenring_counters->retries, 1);
-    }
+    ngx_http_tokenring_count(retries);
 
     if (error == TR_ERR_CLOSED) {
         ctx->retried = 1;

@@ -12,7 +12,13 @@
  * own status; the exception is a due keep-alive comment.
  */
 
-#include "ngx_http_tokenring.h"
+#include "ngx_http_tokenring_body.h"
+#include "ngx_http_tokenring_channel.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_error.h"
+#include "ngx_http_tokenring_render.h"
+#include "ngx_http_tokenring_send.h"
+#include "ngx_http_tokenring_follow.h"
 
 
 #define NGX_HTTP_TOKENRING_KEPT   1024

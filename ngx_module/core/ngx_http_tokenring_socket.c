@@ -13,7 +13,7 @@
  * lies in a file, goes NGINX's way.
  */
 
-#include "ngx_http_tokenring.h"
+#include "ngx_http_tokenring_send.h"
 
 
 #define NGX_HTTP_TOKENRING_GATHER  2048

@@ -3,7 +3,11 @@
  * the list of models, and health.
  */
 
-#include "ngx_http_tokenring.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_engine.h"
+#include "ngx_http_tokenring_error.h"
+#include "ngx_http_tokenring_send.h"
+#include "ngx_http_tokenring_status.h"
 
 
 static ngx_int_t ngx_http_tokenring_model(ngx_http_tokenring_text_t *t,
@@ -13,10 +17,6 @@ static ngx_uint_t ngx_http_tokenring_seen(
 static ngx_int_t ngx_http_tokenring_health_engine(
     ngx_http_tokenring_text_t *t, ngx_http_tokenring_engine_t *engine,
     ngx_msec_t stall, ngx_uint_t *ok);
-
-
-#define ngx_http_tokenring_put(t, s)                                          \
-    ngx_http_tokenring_append(t, s, sizeof(s) - 1)
 
 
 /* /v1/models, or the one model of this id */

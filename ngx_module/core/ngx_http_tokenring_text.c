@@ -6,7 +6,7 @@
  * r->pool does not grow with the length of the answer.
  */
 
-#include "ngx_http_tokenring.h"
+#include "ngx_http_tokenring_text.h"
 
 
 static void ngx_http_tokenring_text_cleanup(void *data);

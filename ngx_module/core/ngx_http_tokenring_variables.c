@@ -3,7 +3,8 @@
  * found, which a log shows as "-".
  */
 
-#include "ngx_http_tokenring.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_render.h"
 
 
 static ngx_int_t ngx_http_tokenring_variable_text(ngx_http_request_t *r,

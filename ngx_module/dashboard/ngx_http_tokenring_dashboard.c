@@ -10,7 +10,10 @@
  * origin, and nothing else; what Redis holds is text to it, never markup.
  */
 
+#include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_dashboard.h"
+#include "ngx_http_tokenring_dashboard_cache.h"
+#include "ngx_http_tokenring_send.h"
 
 
 typedef struct {

@@ -12,7 +12,7 @@
  * makes of it what it can.
  */
 
-#include "ngx_http_tokenring_dashboard.h"
+#include "ngx_http_tokenring_dashboard_cache.h"
 
 
 static void ngx_http_tokenring_cache_timer(ngx_event_t *ev);

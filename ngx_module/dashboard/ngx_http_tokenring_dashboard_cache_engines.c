@@ -5,7 +5,7 @@
  * number; the samples of a round are those after the last one that was told.
  */
 
-#include "ngx_http_tokenring_dashboard.h"
+#include "ngx_http_tokenring_dashboard_cache.h"
 
 
 static void ngx_http_tokenring_cache_name(ngx_http_tokenring_cache_t *cache,

@@ -7,7 +7,7 @@
  * clients when it has changed.
  */
 
-#include "ngx_http_tokenring_dashboard.h"
+#include "ngx_http_tokenring_dashboard_cache.h"
 
 
 static ngx_http_tokenring_cache_request_t *ngx_http_tokenring_cache_take(

@@ -11,7 +11,10 @@
  * back, to a new worker.
  */
 
-#include "ngx_http_tokenring_dashboard.h"
+#include "ngx_http_tokenring_dashboard_cache.h"
+#include "ngx_http_tokenring_send.h"
+
+#include <tokenring/status.h>
 
 
 static ngx_int_t ngx_http_tokenring_sse_client_header(ngx_http_request_t *r);

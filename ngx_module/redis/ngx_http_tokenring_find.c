@@ -8,7 +8,7 @@
  * must look the same, to a clock, too.
  */
 
-#include "ngx_http_tokenring_requests.h"
+#include "ngx_http_tokenring_find.h"
 
 
 static ngx_int_t ngx_http_tokenring_find_ask(ngx_http_tokenring_find_t *find);

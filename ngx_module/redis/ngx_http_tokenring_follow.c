@@ -17,7 +17,14 @@
  * have begun, and where, is in them.  What the client has is not sent.
  */
 
-#include "ngx_http_tokenring_requests.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_error.h"
+#include "ngx_http_tokenring_follow.h"
+#include "ngx_http_tokenring_request.h"
+#include "ngx_http_tokenring_resumable.h"
+#include "ngx_http_tokenring_send.h"
+
+#include <tokenring/handshake.h>
 
 
 static ngx_int_t ngx_http_tokenring_follow_after(ngx_http_request_t *r,

@@ -13,7 +13,7 @@
  * An outage is a line in the error log for each reason, and one when it ends.
  */
 
-#include "ngx_http_tokenring_redis.h"
+#include "ngx_http_tokenring_redis_conn.h"
 
 
 #define NGX_HTTP_TOKENRING_REDIS_BACKOFF  8000
@@ -62,6 +62,14 @@ ngx_http_tokenring_redis_start(ngx_http_tokenring_redis_t *redis)
                     ngx_str_rbtree_insert_value);
     ngx_rbtree_init(&redis->stream_subs, &redis->stream_subs_sentinel,
                     ngx_str_rbtree_insert_value);
+}
+
+
+void
+ngx_http_tokenring_redis_open(ngx_http_tokenring_redis_t *redis)
+{
+    ngx_http_tokenring_redis_start(redis);
+    (void) ngx_http_tokenring_redis_connect(&redis->commands);
 }
 
 
@@ -430,7 +438,7 @@ ngx_http_tokenring_redis_retry(ngx_http_tokenring_redis_conn_t *conn)
         return;
     }
 
-    delay = NGX_HTTP_TOKENRING_RETRY << ngx_min(conn->failures, 7);
+    delay = NGX_HTTP_TOKENRING_REDIS_RETRY << ngx_min(conn->failures, 7);
     delay = ngx_min(delay, NGX_HTTP_TOKENRING_REDIS_BACKOFF);
 
     ngx_add_timer(&conn->reconnect, delay / 2 + ngx_random() % (delay / 2));

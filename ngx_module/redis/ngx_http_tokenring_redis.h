@@ -20,6 +20,9 @@
  * A reply is hiredis's and gone when the handler returns.  What it holds was
  * written by others: types, numbers and lengths are to be checked.
  *
+ * The connections themselves are in ngx_http_tokenring_redis_conn.h.  A redis
+ * lives in the cycle's pool, one for all locations that name the same.
+ *
  *     _redis.c            connections: made, greeted, lost, made again
  *     _redis_events.c     hiredis on NGINX's event loop
  *     _redis_tls.c        TLS
@@ -35,12 +38,13 @@
 
 #include "ngx_http_tokenring.h"
 
+#include <ngx_event.h>
+
 #include <hiredis/hiredis.h>
 #include <hiredis/async.h>
 
+#include <tokenring/wire.h>
 
-/* commands that may wait for their replies on one connection */
-#define NGX_HTTP_TOKENRING_REDIS_PENDING  16384
 
 /* words of one command */
 #define NGX_HTTP_TOKENRING_REDIS_ARGS     32
@@ -142,63 +146,24 @@ struct ngx_http_tokenring_call_s {
 };
 
 
+/* _redis_conf.c */
+
+/* the directive tokenring_redis */
+char *ngx_http_tokenring_set_redis(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+
+
 /* _redis.c */
 
 /* ahead of the first use; to be called again does no harm */
 void ngx_http_tokenring_redis_start(ngx_http_tokenring_redis_t *redis);
 
+/* the same, and connects for commands, so that the first need not wait */
+void ngx_http_tokenring_redis_open(ngx_http_tokenring_redis_t *redis);
+
 /* the process ends: nobody is called any more */
 void ngx_http_tokenring_redis_exit(ngx_http_tokenring_redis_t *redis);
 
-/* for the files of Redis: */
-
-/* NGX_OK: under way */
-ngx_int_t ngx_http_tokenring_redis_connect(
-    ngx_http_tokenring_redis_conn_t *conn);
-
-/* it is of use */
-void ngx_http_tokenring_redis_works(ngx_http_tokenring_redis_conn_t *conn);
-
-/* we give up; also from within a handler of hiredis's */
-void ngx_http_tokenring_redis_close(ngx_http_tokenring_redis_conn_t *conn,
-    const char *why);
-
-/* hiredis has given up (data is the connection) */
-void ngx_http_tokenring_redis_gone(void *data);
-
-void ngx_http_tokenring_redis_log(ngx_http_tokenring_redis_conn_t *conn,
-    const char *what, size_t len);
-
-/* _redis_events.c */
-
-/* events for conn->ac, from now until they are taken off again */
-ngx_int_t ngx_http_tokenring_redis_attach(
-    ngx_http_tokenring_redis_conn_t *conn);
-void ngx_http_tokenring_redis_detach(ngx_http_tokenring_redis_conn_t *conn);
-
-/* _redis_tls.c */
-
-/* NGX_DECLINED: not one of TLS; NGX_ERROR was logged */
-ngx_int_t ngx_http_tokenring_redis_tls_parameter(ngx_conf_t *cf,
-    ngx_http_tokenring_redis_t *redis, ngx_str_t *value);
-
-/* host: of the address, without its port; what was given is fit to be used */
-ngx_int_t ngx_http_tokenring_redis_tls_check(ngx_conf_t *cf,
-    ngx_http_tokenring_redis_t *redis, ngx_str_t *host);
-
-ngx_int_t ngx_http_tokenring_redis_tls_init(ngx_conf_t *cf,
-    ngx_http_tokenring_redis_t *redis);
-void ngx_http_tokenring_redis_tls_free(ngx_http_tokenring_redis_t *redis);
-
-/* ahead of each event: NGX_ERROR closed the connection */
-ngx_int_t ngx_http_tokenring_redis_tls(ngx_http_tokenring_redis_conn_t *conn);
-
-/* after it: errors of OpenSSL are kept for the process, not for a connection */
-void ngx_http_tokenring_redis_tls_clear(ngx_http_tokenring_redis_conn_t *conn);
-
-/* what went wrong, if it went wrong there; else NULL */
-const char *ngx_http_tokenring_redis_tls_why(
-    ngx_http_tokenring_redis_conn_t *conn);
 
 /* _redis_commands.c */
 
@@ -217,13 +182,6 @@ void ngx_http_tokenring_redis_forget(ngx_http_tokenring_call_t *call);
 void ngx_http_tokenring_redis_complain(ngx_http_tokenring_redis_t *redis,
     redisReply *reply);
 
-/* for the files of Redis: the timer runs, no later than this */
-void ngx_http_tokenring_redis_arm(ngx_http_tokenring_redis_conn_t *conn,
-    ngx_msec_t deadline);
-void ngx_http_tokenring_redis_timer(ngx_event_t *ev);
-
-/* tells those who wait for a reply that will not come */
-void ngx_http_tokenring_redis_lost(ngx_event_t *ev);
 
 /* _redis_channels.c */
 
@@ -263,10 +221,9 @@ ngx_http_tokenring_subscription_t *ngx_http_tokenring_subscribe(
     ngx_http_tokenring_channel_pt handler, void *data);
 void ngx_http_tokenring_unsubscribe(ngx_http_tokenring_subscription_t *s);
 
-/* for _redis.c: the connection is there, or is not any more */
-void ngx_http_tokenring_channels_up(ngx_http_tokenring_redis_t *redis);
-void ngx_http_tokenring_channels_down(ngx_http_tokenring_redis_t *redis);
-void ngx_http_tokenring_channels_free(ngx_http_tokenring_redis_t *redis);
+/* messages were lost: all subscriptions go down and, on a new connection, up */
+void ngx_http_tokenring_channels_reset(ngx_http_tokenring_redis_t *redis);
+
 
 /* _redis_values.c */
 

@@ -10,7 +10,7 @@
  * channel, and what it drops with the confirmation must not be the new one.
  */
 
-#include "ngx_http_tokenring_redis.h"
+#include "ngx_http_tokenring_redis_conn.h"
 
 
 static void ngx_http_tokenring_channel_send(
@@ -89,7 +89,7 @@ ngx_http_tokenring_subscribe(ngx_http_tokenring_redis_t *redis,
 
     } else if (conn->state == NGX_HTTP_TOKENRING_REDIS_IDLE
                && (!conn->tried || ngx_current_msec - conn->attempted
-                                   >= NGX_HTTP_TOKENRING_RETRY))
+                                   >= NGX_HTTP_TOKENRING_REDIS_RETRY))
     {
         (void) ngx_http_tokenring_redis_connect(conn);
     }
@@ -271,6 +271,13 @@ ngx_http_tokenring_channel_left(ngx_http_tokenring_subscription_t *s)
     }
 
     ngx_http_tokenring_channel_free(s);
+}
+
+
+void
+ngx_http_tokenring_channels_reset(ngx_http_tokenring_redis_t *redis)
+{
+    ngx_http_tokenring_redis_close(&redis->channels, "messages were lost");
 }
 
 

@@ -7,7 +7,11 @@
  * are told so from an event of its own, never from within their own calls.
  */
 
-#include "ngx_http_tokenring_redis.h"
+#include "ngx_http_tokenring_redis_conn.h"
+
+
+/* commands that may wait for their replies on one connection */
+#define NGX_HTTP_TOKENRING_REDIS_PENDING  16384
 
 
 static ngx_int_t ngx_http_tokenring_redis_reach(
@@ -87,7 +91,7 @@ ngx_http_tokenring_redis_reach(ngx_http_tokenring_redis_conn_t *conn)
     }
 
     if (conn->tried
-        && ngx_current_msec - conn->attempted < NGX_HTTP_TOKENRING_RETRY)
+        && ngx_current_msec - conn->attempted < NGX_HTTP_TOKENRING_REDIS_RETRY)
     {
         return NGX_ERROR;
     }

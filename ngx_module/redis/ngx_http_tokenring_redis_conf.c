@@ -7,7 +7,8 @@
  * configuration and on no command line, and goes to no log.
  */
 
-#include "ngx_http_tokenring_redis.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_redis_conn.h"
 
 
 static ngx_int_t ngx_http_tokenring_redis_address(ngx_conf_t *cf,

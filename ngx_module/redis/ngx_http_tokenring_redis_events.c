@@ -14,7 +14,7 @@
  * handshake needs as for any other.
  */
 
-#include "ngx_http_tokenring_redis.h"
+#include "ngx_http_tokenring_redis_conn.h"
 
 
 static void ngx_http_tokenring_redis_unwatch(ngx_connection_t *c);

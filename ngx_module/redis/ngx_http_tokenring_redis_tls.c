@@ -13,7 +13,7 @@
  * cleared before and after each event of a connection to Redis.
  */
 
-#include "ngx_http_tokenring_redis.h"
+#include "ngx_http_tokenring_redis_conn.h"
 
 #if (NGX_HTTP_TOKENRING_REDIS_TLS)
 

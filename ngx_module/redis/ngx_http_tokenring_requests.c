@@ -10,7 +10,11 @@
  * Whose request it is not gets the very answer of an id that is unknown.
  */
 
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_error.h"
+#include "ngx_http_tokenring_find.h"
 #include "ngx_http_tokenring_requests.h"
+#include "ngx_http_tokenring_send.h"
 
 
 typedef struct {

@@ -9,7 +9,13 @@
  * not final has failed if its engine has no heartbeat of the same run.
  */
 
-#include "ngx_http_tokenring_requests.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_error.h"
+#include "ngx_http_tokenring_render.h"
+#include "ngx_http_tokenring_resumable.h"
+#include "ngx_http_tokenring_state.h"
+
+#include <tokenring/status.h>
 
 
 static ngx_str_t *ngx_http_tokenring_record_text(redisReply *reply, size_t max,
@@ -31,10 +37,6 @@ static ngx_int_t ngx_http_tokenring_json_span(ngx_http_tokenring_text_t *t,
     const char *key, uint64_t from, uint64_t to);
 static ngx_int_t ngx_http_tokenring_json_error(ngx_http_tokenring_text_t *t,
     ngx_http_tokenring_record_t *rec);
-
-
-#define ngx_http_tokenring_put(t, s)                                          \
-    ngx_http_tokenring_append(t, s, sizeof(s) - 1)
 
 
 enum {

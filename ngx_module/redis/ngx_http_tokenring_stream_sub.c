@@ -12,7 +12,10 @@
  * Redis for a moment has not died.
  */
 
-#include "ngx_http_tokenring_requests.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_error.h"
+#include "ngx_http_tokenring_follow.h"
+#include "ngx_http_tokenring_request.h"
 
 
 static ngx_http_tokenring_stream_sub_t *ngx_http_tokenring_stream_sub_get(
@@ -425,8 +428,7 @@ ngx_http_tokenring_stream_sub_last(void *data, redisReply *reply)
             && ++s->missed >= NGX_HTTP_TOKENRING_SILENCE)
         {
             s->missed = 0;
-            ngx_http_tokenring_redis_close(&s->redis->channels,
-                                           "messages were lost");
+            ngx_http_tokenring_channels_reset(s->redis);
         }
 
         s->newest = newest;

@@ -1,0 +1,50 @@
+/*
+ * The request body: from the client into the request ring (_body.c), and what
+ * is kept of it for another engine (_retry.c).
+ *
+ * What is kept lies in r->pool.  Most of these functions may end the request,
+ * which each says: then ctx must not be touched any more.
+ */
+
+#ifndef _NGX_HTTP_TOKENRING_BODY_H_INCLUDED_
+#define _NGX_HTTP_TOKENRING_BODY_H_INCLUDED_
+
+
+#include "ngx_http_tokenring.h"
+
+
+/* begins; ctx has a slot.  As ngx_http_read_client_request_body() returns */
+ngx_int_t ngx_http_tokenring_body_read(ngx_http_tokenring_ctx_t *ctx);
+
+/* sends what is there, and reads more if the ring takes it; may end it */
+void ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx);
+
+/* the same from the beginning, to another engine; may end it */
+void ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx);
+
+/* the ring may have space for those that wait for it; may end them */
+void ngx_http_tokenring_body_feed(ngx_http_tokenring_conn_t *conn);
+
+/* bytes that a slow client may have us hold (client_body_buffer_size) */
+size_t ngx_http_tokenring_body_held(ngx_http_tokenring_ctx_t *ctx);
+
+
+/* copies what was read, if it could be sent again; NGX_ERROR: no memory */
+ngx_int_t ngx_http_tokenring_keep(ngx_http_tokenring_ctx_t *ctx,
+    ngx_chain_t *in);
+
+/* gives up what is kept: the request stays with its engine */
+void ngx_http_tokenring_forget(ngx_http_tokenring_ctx_t *ctx);
+
+/* puts what is kept into ctx->body again; NGX_ERROR: no memory */
+ngx_int_t ngx_http_tokenring_rewind(ngx_http_tokenring_ctx_t *ctx);
+
+/* a request with an error that was not told.  NGX_OK: it goes on at another
+ * engine, or has ended; NGX_DECLINED: nobody takes it, the error stands */
+ngx_int_t ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx);
+
+/* a body that was held has an engine, or there is none for it; may end it */
+void ngx_http_tokenring_resend(ngx_http_tokenring_ctx_t *ctx);
+
+
+#endif /* _NGX_HTTP_TOKENRING_BODY_H_INCLUDED_ */

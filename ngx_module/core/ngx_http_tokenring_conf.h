@@ -1,0 +1,46 @@
+/*
+ * What the configuration says: the module's main and location configurations.
+ *
+ * Both live in the cycle's pool.  A location borrows the engine, the Redis and
+ * the dashboard cache that it names.  What workers add to them, such as
+ * connections, is their own: nothing of it survives a reload.
+ */
+
+#ifndef _NGX_HTTP_TOKENRING_CONF_H_INCLUDED_
+#define _NGX_HTTP_TOKENRING_CONF_H_INCLUDED_
+
+
+#include "ngx_http_tokenring.h"
+
+
+typedef struct {
+    ngx_array_t                     engines; /* ngx_http_tokenring_engine_t * */
+    ngx_uint_t                      nconns;
+    ngx_array_t                     redises; /* ngx_http_tokenring_redis_t * */
+    ngx_shm_zone_t                 *zone;
+} ngx_http_tokenring_main_conf_t;
+
+
+struct ngx_http_tokenring_loc_conf_s {
+    ngx_http_tokenring_engine_t    *engine;
+    size_t                          buffer_size;
+    size_t                          retry_buffer;
+    ngx_msec_t                      queue_timeout;
+    ngx_msec_t                      first_token_timeout;
+    ngx_msec_t                      idle_timeout;
+    ngx_msec_t                      stall_timeout;
+    ngx_msec_t                      keepalive_comment;
+    ngx_array_t                    *shown;   /* by metrics and health */
+    ngx_flag_t                      errors;
+    ngx_http_tokenring_redis_t     *redis;   /* NULL: none */
+    ngx_flag_t                      resumable;
+    ngx_http_complex_value_t       *key;     /* whose a request is */
+    ngx_http_tokenring_cache_t     *dashboard; /* NULL: none */
+};
+
+
+/* $tokenring_*; NGX_ERROR without memory */
+ngx_int_t ngx_http_tokenring_add_variables(ngx_conf_t *cf);
+
+
+#endif /* _NGX_HTTP_TOKENRING_CONF_H_INCLUDED_ */

@@ -1,0 +1,70 @@
+/*
+ * /metrics, and the gateway's own counters.
+ *
+ * The counters lie in a shared memory zone that survives reloads: fields are
+ * only ever added at the end.  They are NULL in a process that has none, before
+ * init_process and where no engine is configured.
+ */
+
+#ifndef _NGX_HTTP_TOKENRING_METRICS_H_INCLUDED_
+#define _NGX_HTTP_TOKENRING_METRICS_H_INCLUDED_
+
+
+#include "ngx_http_tokenring_text.h"
+
+
+#define NGX_HTTP_TOKENRING_STATUSES  16
+
+
+/* of one worker, written by it alone */
+
+typedef struct {
+    ngx_atomic_t                    pid;
+    ngx_atomic_t                    active;
+    ngx_atomic_t                    connected;   /* bit: conn->number */
+} ngx_http_tokenring_process_t;
+
+
+struct ngx_http_tokenring_shared_s {
+    ngx_atomic_t                    requests[NGX_HTTP_TOKENRING_STATUSES];
+    ngx_atomic_t                    engine_losses;
+    ngx_atomic_t                    protocol_errors;
+    ngx_atomic_t                    pauses;
+    ngx_http_tokenring_process_t    processes[NGX_MAX_PROCESSES];
+    ngx_atomic_t                    retries;
+};
+
+
+extern ngx_http_tokenring_shared_t  *ngx_http_tokenring_counters;
+
+
+/* one more of a field of the counters, if there are any */
+
+#define ngx_http_tokenring_count(field)                                       \
+    do {                                                                      \
+        if (ngx_http_tokenring_counters) {                                    \
+            (void) ngx_atomic_fetch_add(&ngx_http_tokenring_counters->field,  \
+                                        1);                                   \
+        }                                                                     \
+    } while (0)
+
+
+/* handler of tokenring_metrics */
+ngx_int_t ngx_http_tokenring_metrics_handler(ngx_http_request_t *r);
+
+/* the gateway's own; NGX_ERROR without memory */
+ngx_int_t ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out);
+
+/* workers that are connected to this socket */
+ngx_uint_t ngx_http_tokenring_workers(ngx_http_tokenring_conn_t *conn);
+
+ngx_int_t ngx_http_tokenring_zone_init(ngx_shm_zone_t *zone, void *data);
+ngx_int_t ngx_http_tokenring_log_handler(ngx_http_request_t *r);
+
+/* this worker begins, with nothing active or connected */
+void ngx_http_tokenring_process_reset(ngx_http_tokenring_shared_t *shared);
+void ngx_http_tokenring_process_connected(ngx_http_tokenring_conn_t *conn,
+    ngx_uint_t on);
+
+
+#endif /* _NGX_HTTP_TOKENRING_METRICS_H_INCLUDED_ */

@@ -1,0 +1,66 @@
+/*
+ * What responses look like (_openai.c), log probabilities in them
+ * (_logprobs.c), and events that carry numbers (_resumable.c).
+ *
+ * All that render write to ctx->out, or to the text that they are given, and
+ * return NGX_ERROR without memory.
+ */
+
+#ifndef _NGX_HTTP_TOKENRING_RENDER_H_INCLUDED_
+#define _NGX_HTTP_TOKENRING_RENDER_H_INCLUDED_
+
+
+#include "ngx_http_tokenring_request.h"
+
+
+/* events rendered before they are sent, bytes */
+#define NGX_HTTP_TOKENRING_OUTPUT       16384
+
+/* a share that an engine told: 0 for what is none, NaN too */
+#define ngx_http_tokenring_share(f)                                           \
+    ((f) >= 0 && (f) <= 1 ? (double) (f) : 0.0)
+
+
+/* what all chunks of a stream begin and end with, once it was accepted */
+ngx_int_t ngx_http_tokenring_render_heads(ngx_http_tokenring_ctx_t *ctx);
+
+/* as much of a stream as should be sent in one go: its bytes, or 0 */
+ngx_int_t ngx_http_tokenring_render_chunks(ngx_http_tokenring_ctx_t *ctx);
+
+/* a response that is not streamed */
+ngx_int_t ngx_http_tokenring_render_whole(ngx_http_tokenring_ctx_t *ctx);
+
+/* finish_reason: a literal, "" for none */
+const char *ngx_http_tokenring_reason(ngx_uint_t reason);
+
+/* "usage":{...} */
+ngx_int_t ngx_http_tokenring_render_usage(ngx_http_tokenring_text_t *t,
+    uint64_t prompt_tokens, uint64_t completion_tokens,
+    tr_wire_finish_t *totals);
+
+/* the events of one record of a resumable stream; number: its SSE id */
+ngx_int_t ngx_http_tokenring_render_delta(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t number);
+ngx_int_t ngx_http_tokenring_render_finish(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t number);
+
+
+/* entries as the wire has them: NGX_ERROR if they are malformed */
+ngx_int_t ngx_http_tokenring_logprobs_check(tr_wire_bytes_t *logprobs);
+ngx_int_t ngx_http_tokenring_logprobs_chat(ngx_http_tokenring_text_t *out,
+    ngx_http_tokenring_choice_t *choice);
+ngx_int_t ngx_http_tokenring_logprobs_completion(
+    ngx_http_tokenring_text_t *out, ngx_http_tokenring_choice_t *choice);
+
+
+/* a record of a resumable stream, copied into ctx->queue */
+ngx_int_t ngx_http_tokenring_queue_delta(ngx_http_tokenring_ctx_t *ctx,
+    uint32_t index, tr_wire_bytes_t *text, tr_wire_bytes_t *logprobs);
+ngx_int_t ngx_http_tokenring_queue_finish(ngx_http_tokenring_ctx_t *ctx,
+    uint32_t index);
+
+/* the queue into ctx->out.  NGX_OK: all of it, NGX_AGAIN: enough for once */
+ngx_int_t ngx_http_tokenring_render_records(ngx_http_tokenring_ctx_t *ctx);
+
+
+#endif /* _NGX_HTTP_TOKENRING_RENDER_H_INCLUDED_ */

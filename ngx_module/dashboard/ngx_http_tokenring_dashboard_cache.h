@@ -1,0 +1,179 @@
+/*
+ * The dashboard cache: what Redis holds of the fleet, for all SSE clients of
+ * one worker.
+ *
+ * A cache belongs to a location and lives in the cycle's pool; what it holds of
+ * Redis is allocated while somebody looks.  An SSE client lives in its
+ * request's pool and is linked into the cache.
+ */
+
+#ifndef _NGX_HTTP_TOKENRING_DASHBOARD_CACHE_H_INCLUDED_
+#define _NGX_HTTP_TOKENRING_DASHBOARD_CACHE_H_INCLUDED_
+
+
+#include "ngx_http_tokenring_redis.h"
+#include "ngx_http_tokenring_text.h"
+
+
+#define NGX_HTTP_TOKENRING_CACHE_TICK      1000
+
+/* what one page can show; longer names and values are cut or left out */
+#define NGX_HTTP_TOKENRING_CACHE_ENGINES   64
+#define NGX_HTTP_TOKENRING_CACHE_REQUESTS  40
+#define NGX_HTTP_TOKENRING_CACHE_NAME      128
+#define NGX_HTTP_TOKENRING_CACHE_VALUE     1024
+
+/* samples of one engine before an SSE client came, read a slice at a time, so
+ * that the worker does not stop for them */
+#define NGX_HTTP_TOKENRING_CACHE_HISTORY   660
+#define NGX_HTTP_TOKENRING_CACHE_SLICE     60
+
+/* an id of a stream's entry: two numbers of 64 bits */
+#define NGX_HTTP_TOKENRING_CACHE_ID        41
+
+
+#define ngx_http_tokenring_nelts(a)  (sizeof(a) / sizeof(a[0]))
+
+
+typedef struct {
+    ngx_http_tokenring_cache_t  *cache;
+    ngx_str_t                    name;
+    u_char                       name_buf[NGX_HTTP_TOKENRING_CACHE_NAME];
+    ngx_str_t                    last;    /* sample that was told */
+    u_char                       last_buf[NGX_HTTP_TOKENRING_CACHE_ID];
+    uint64_t                     seen;    /* last heartbeat, Unix ms */
+    ngx_http_tokenring_text_t    heart;   /* JSON */
+    ngx_http_tokenring_text_t    samples; /* JSON, of this round */
+    unsigned                     listed:1;
+} ngx_http_tokenring_cache_engine_t;
+
+
+typedef struct {
+    ngx_http_tokenring_cache_t  *cache;
+    u_char                       id[NGX_HTTP_TOKENRING_ID_LEN];
+    uint64_t                     created;
+    ngx_http_tokenring_text_t    json;
+    uint32_t                     crc;
+    unsigned                     final:1;
+    unsigned                     changed:1;
+} ngx_http_tokenring_cache_request_t;
+
+
+typedef struct {
+    u_char                          id[NGX_HTTP_TOKENRING_ID_LEN];
+    uint64_t                        created;
+} ngx_http_tokenring_cache_latest_t;
+
+
+struct ngx_http_tokenring_cache_s {
+    ngx_http_tokenring_redis_t     *redis;   /* NULL: there is none */
+    ngx_str_t                       location;
+    ngx_str_t                       path;    /* of the page's files */
+
+    /* below: of one worker */
+
+    ngx_queue_t                     clients;
+    ngx_event_t                     timer;
+    ngx_uint_t                      pending; /* replies of this round */
+    ngx_http_tokenring_text_t       tick;
+    ngx_http_tokenring_text_t       reason;  /* why it failed, JSON */
+
+    ngx_uint_t                      nengines;
+    ngx_http_tokenring_cache_engine_t
+                              engines[NGX_HTTP_TOKENRING_CACHE_ENGINES];
+
+    ngx_uint_t                      nrequests;
+    ngx_http_tokenring_cache_request_t
+                              *requests[NGX_HTTP_TOKENRING_CACHE_REQUESTS];
+
+    /* the latest of all engines, being gathered */
+    ngx_uint_t                      nlatest;
+    ngx_http_tokenring_cache_latest_t
+                              latest[NGX_HTTP_TOKENRING_CACHE_REQUESTS];
+
+    unsigned                        ready:1;
+    unsigned                        failed:1;
+    unsigned                        gathering:1;
+};
+
+
+typedef struct {
+    ngx_queue_t                  queue;
+    ngx_http_request_t          *request;
+    ngx_http_tokenring_cache_t  *cache;
+    ngx_http_tokenring_text_t    out;
+    ngx_buf_t                    buf;
+    ngx_chain_t                  link;
+
+    /* reading what was before, engine after engine */
+    ngx_http_tokenring_call_t      *call;
+    ngx_uint_t                      engine;
+    ngx_uint_t                      left;    /* of this engine */
+    ngx_str_t                       before;
+    u_char                          before_buf[
+                                        NGX_HTTP_TOKENRING_CACHE_ID + 1];
+
+    unsigned                        greeted:1;
+    unsigned                        blocked:1;
+    unsigned                        catching_up:1;
+} ngx_http_tokenring_sse_client_t;
+
+
+/* _dashboard_cache.c */
+
+void ngx_http_tokenring_cache_start(ngx_http_tokenring_cache_t *cache);
+
+/* one command of a round; its handler ends with _next, which leads on */
+void ngx_http_tokenring_cache_command(ngx_http_tokenring_cache_t *cache,
+    ngx_http_tokenring_reply_pt handler, void *data, ngx_uint_t argc,
+    ngx_str_t *argv);
+void ngx_http_tokenring_cache_next(ngx_http_tokenring_cache_t *cache);
+
+/* a reply of this type?  None, or an error, fails the round */
+ngx_uint_t ngx_http_tokenring_cache_usable(ngx_http_tokenring_cache_t *cache,
+    redisReply *reply, int type);
+
+/* "PREFIXkind:{NAME}" of a name that is bounded, in 256 bytes of buf */
+ngx_str_t ngx_http_tokenring_cache_key(ngx_http_tokenring_redis_t *redis,
+    u_char *buf, const char *kind, ngx_str_t *name);
+
+/* ,"name":"value" of each that HMGET found; how many, or NGX_ERROR */
+ngx_int_t ngx_http_tokenring_cache_fields(ngx_http_tokenring_text_t *t,
+    ngx_str_t *names, ngx_uint_t n, redisReply *reply);
+
+/* _dashboard_cache_engines.c */
+
+void ngx_http_tokenring_cache_names(void *data, redisReply *reply);
+
+/*
+ * One entry of a stream of samples, with a comma before it if it is not the
+ * first; NGX_DECLINED if it is none.
+ */
+ngx_int_t ngx_http_tokenring_cache_sample(ngx_http_tokenring_text_t *t,
+    redisReply *entry, ngx_str_t *id);
+
+/* _dashboard_cache_requests.c */
+
+void ngx_http_tokenring_cache_latest(void *data, redisReply *reply);
+void ngx_http_tokenring_cache_gather(ngx_http_tokenring_cache_t *cache);
+ngx_http_tokenring_call_t *ngx_http_tokenring_cache_fetch(
+    ngx_http_tokenring_redis_t *redis, u_char *id,
+    ngx_http_tokenring_reply_pt handler, void *data);
+
+/* one request as JSON; NGX_DECLINED: it is not in Redis (any more) */
+ngx_int_t ngx_http_tokenring_cache_request(ngx_http_tokenring_text_t *t,
+    u_char *id, redisReply *reply, ngx_uint_t *final);
+
+/* a list of the requests, all or what changed in this round */
+ngx_int_t ngx_http_tokenring_cache_requests(ngx_http_tokenring_cache_t *cache,
+    ngx_http_tokenring_text_t *t, ngx_uint_t all);
+
+/* _sse_client.c */
+
+ngx_int_t ngx_http_tokenring_sse_client_open(ngx_http_request_t *r,
+    ngx_http_tokenring_cache_t *cache);
+void ngx_http_tokenring_sse_client_tick(ngx_http_tokenring_cache_t *cache);
+void ngx_http_tokenring_sse_client_end(ngx_http_tokenring_cache_t *cache);
+
+
+#endif /* _NGX_HTTP_TOKENRING_DASHBOARD_CACHE_H_INCLUDED_ */

@@ -1,0 +1,82 @@
+/*
+ * The state of a request, as Redis has it: tr:req:{ID} of docs/redis.md, read
+ * and checked (_state.c).
+ */
+
+#ifndef _NGX_HTTP_TOKENRING_STATE_H_INCLUDED_
+#define _NGX_HTTP_TOKENRING_STATE_H_INCLUDED_
+
+
+#include "ngx_http_tokenring_redis.h"
+#include "ngx_http_tokenring_text.h"
+
+#include <tokenring/error.h>
+
+
+/* texts are copies, of the pool that was given; a number that is not there, or
+ * is none, is 0 */
+
+typedef struct {
+    ngx_str_t                     state;
+    ngx_str_t                     engine;
+    ngx_str_t                     run;
+    ngx_str_t                     model;
+    ngx_str_t                     request_id;
+    ngx_str_t                     owner;
+    ngx_str_t                     finish_reason;
+    ngx_str_t                     error;
+    tr_status_t                   error_status;
+    ngx_uint_t                    endpoint;      /* TR_ENDPOINT_* */
+    uint64_t                      wire;
+    uint64_t                      created;       /* Unix ms */
+    uint64_t                      started;
+    uint64_t                      first_token;
+    uint64_t                      finished;
+    uint64_t                      choices;
+    uint64_t                      prompt_tokens;
+    uint64_t                      completion_tokens;
+    tr_wire_finish_t              totals;
+    unsigned                      final:1;       /* done, failed, cancelled */
+    unsigned                      lost:1;        /* its engine is gone */
+    unsigned                      resumable:1;
+    unsigned                      detach:1;
+    unsigned                      stream:1;
+    unsigned                      gap:1;
+} ngx_http_tokenring_record_t;
+
+
+/* "chatcmpl-ID", "cmpl-ID" or "ID" to ID: NGX_OK, or NGX_DECLINED */
+ngx_int_t ngx_http_tokenring_request_id(ngx_str_t *name, ngx_str_t *id);
+
+/* the question; NULL as ngx_http_tokenring_redis_command gives it */
+ngx_http_tokenring_call_t *ngx_http_tokenring_record_ask(
+    ngx_http_tokenring_redis_t *redis, ngx_pool_t *pool, ngx_str_t *id,
+    ngx_http_tokenring_reply_pt handler, void *data);
+
+/* the answer: NGX_OK, NGX_DECLINED: there is no such request (or it makes no
+ * sense), NGX_ERROR: Redis is away or refuses, or no memory */
+ngx_int_t ngx_http_tokenring_record_take(ngx_http_tokenring_redis_t *redis,
+    ngx_pool_t *pool, redisReply *reply, ngx_http_tokenring_record_t *rec);
+
+/* the same about the engine: NGX_OK: that run lives, NGX_DECLINED: it does
+ * not, NGX_ERROR: nobody knows */
+ngx_http_tokenring_call_t *ngx_http_tokenring_heartbeat_ask(
+    ngx_http_tokenring_redis_t *redis, ngx_pool_t *pool,
+    ngx_http_tokenring_record_t *rec, ngx_http_tokenring_reply_pt handler,
+    void *data);
+ngx_int_t ngx_http_tokenring_heartbeat_take(ngx_http_tokenring_redis_t *redis,
+    redisReply *reply, ngx_http_tokenring_record_t *rec);
+
+/* may r know of it?  An answer of NGX_DECLINED must look as if it were not. */
+ngx_int_t ngx_http_tokenring_record_allowed(ngx_http_request_t *r,
+    ngx_str_t *id, ngx_http_tokenring_record_t *rec);
+
+ngx_int_t ngx_http_tokenring_record_json(ngx_http_tokenring_text_t *t,
+    ngx_str_t *id, ngx_http_tokenring_record_t *rec, ngx_uint_t cancelling);
+
+/* the two answers of one wording each */
+ngx_int_t ngx_http_tokenring_send_unknown(ngx_http_request_t *r);
+ngx_int_t ngx_http_tokenring_send_away(ngx_http_request_t *r);
+
+
+#endif /* _NGX_HTTP_TOKENRING_STATE_H_INCLUDED_ */
