@@ -36,17 +36,19 @@ DESTDIR  ?=
 
 TR_CFLAGS := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -Wshadow \
              -Wmissing-prototypes -Wno-unused-function -fno-math-errno \
-             -pthread -Iinclude -Iengine -Ikernels -Icli -MMD -MP
+             -pthread -Iinclude -iquote. -MMD -MP
 LIBS      = -lopenblas -lpcre2-8 -lutf8proc -ljansson $(REDIS_LIBS) -lm
 
-ENGINE_SRC := $(filter-out engine/main.c,$(wildcard engine/*.c))
-KERNEL_SRC := $(wildcard kernels/*.c kernels/cpu/*.c)
-CLI_SRC    := $(wildcard cli/*.c)
-UNIT_SRC   := $(wildcard tests/unit/test_*.c)
+ENGINE_SRC := $(filter-out engine/main.c,$(wildcard engine/*.c engine/*/*.c \
+                                             engine/*/*/*.c))
+KERNEL_SRC := $(wildcard kernels/*.c kernels/kv_manager/*.c kernels/cpu/*.c \
+                         kernels/cpu/*/*.c)
+CLI_SRC    := $(wildcard cli/*.c cli/*/*.c)
+UNIT_SRC   := $(wildcard tests/unit/*/test_*.c)
 
 ENGINE_OBJ := $(ENGINE_SRC:%.c=$B/obj/%.o) $(KERNEL_SRC:%.c=$B/obj/%.o)
 CLI_OBJ    := $(filter-out $B/obj/cli/main.o,$(CLI_SRC:%.c=$B/obj/%.o))
-UNIT_BIN   := $(UNIT_SRC:tests/unit/%.c=$B/tests/%)
+UNIT_BIN   := $(patsubst %.c,$B/tests/%,$(notdir $(UNIT_SRC)))
 
 Q := $(if $(V),,@)
 
@@ -63,7 +65,7 @@ cli: $B/bin/tokenring
 %_avx512.o: ISA = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c
 $B/obj/kernels/%.o: CFLAGS += -O3
 # Passes over all tokens of a prompt, for every head.
-$B/obj/engine/kv_compress.o: CFLAGS += -O3
+$B/obj/engine/kv/kv_compress.o: CFLAGS += -O3
 
 $B/obj/%.o: %.c
 	@mkdir -p $(@D)
@@ -88,12 +90,15 @@ $B/bin/tokenring: $B/obj/cli/main.o $B/libcli.a $B/libtokenring.a
 	@echo "  LD    $@"
 	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(LIBS) -lcurl $(LDFLAGS)
 
-# A unit test is one file, linked with what it needs of the libraries.
-$B/tests/%: $B/obj/tests/unit/%.o $B/libcli.a $B/libtokenring.a
+# A unit test is one file, linked with what it needs of the libraries; programs
+# stand in one folder, whichever folder of tests/unit a test is in.
+$(foreach t,$(UNIT_SRC),$(eval \
+    $B/tests/$(basename $(notdir $t)): $B/obj/$(t:.c=.o)))
+$(UNIT_BIN): $B/libcli.a $B/libtokenring.a
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
-	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ -lcmocka $(LIBS) -lcurl $(WRAP) \
-	    $(LDFLAGS)
+	$Q$(CC) $(CFLAGS) -pthread -o $@ $(filter %.o,$^) $(filter %.a,$^) \
+	    -lcmocka $(LIBS) -lcurl $(WRAP) $(LDFLAGS)
 
 # Counts what the scheduler asks of outlets.
 $B/tests/test_scheduler: WRAP = -Wl,--wrap=tr_outlet_has_room

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <log.h>
+#include "engine/config/log.h"
 
 #include "terminal.h"
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <log.h>
+#include "engine/config/log.h"
 
 int
 tr_target_check(const tr_target_t *t, const tr_command_t *command)

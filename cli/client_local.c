@@ -11,9 +11,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <config.h>
-#include <engine.h>
-#include <log.h>
+#include "engine/config/config.h"
+#include "engine/engine.h"
+#include "engine/config/log.h"
 
 #include "client.h"
 

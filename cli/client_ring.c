@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <log.h>
+#include "engine/config/log.h"
 
 #include "client.h"
 #include "ring_client.h"

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <log.h>
-#include <tokenizer.h>
+#include "engine/config/log.h"
+#include "engine/tokenizer/tokenizer.h"
 
 #include "cli.h"
 #include "options.h"

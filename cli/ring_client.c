@@ -19,7 +19,7 @@
 #include <sys/un.h>
 #include <time.h>
 
-#include "log.h"
+#include "engine/config/log.h"
 
 enum { SLOT_FREE, SLOT_LIVE, SLOT_ABANDONED };
 

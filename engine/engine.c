@@ -19,19 +19,19 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "chat_template.h"
-#include "cuda_library.h"
-#include "executor.h"
-#include "front.h"
-#include "intake.h"
-#include "listener.h"
-#include "log.h"
-#include "loop.h"
-#include "model_config.h"
-#include "openai.h"
-#include "reporter.h"
-#include "safetensors.h"
-#include "tokenizer.h"
+#include "engine/template/chat_template.h"
+#include "engine/executor/cuda_library.h"
+#include "engine/executor/executor.h"
+#include "engine/transport/front.h"
+#include "engine/api/intake.h"
+#include "engine/transport/listener.h"
+#include "engine/config/log.h"
+#include "engine/scheduler/loop.h"
+#include "engine/model/model_config.h"
+#include "engine/api/openai.h"
+#include "engine/redis/reporter.h"
+#include "engine/model/safetensors.h"
+#include "engine/tokenizer/tokenizer.h"
 
 /* n * prompts of one request. */
 #define CHOICES_MAX 128

@@ -7,7 +7,7 @@
 #ifndef TR_ENGINE_H
 #define TR_ENGINE_H
 
-#include "config.h"
+#include "engine/config/config.h"
 
 #define TR_ENGINE_VERSION "0.1.0"
 

@@ -20,9 +20,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "config.h"
+#include "engine/config/config.h"
 #include "engine.h"
-#include "log.h"
+#include "engine/config/log.h"
 
 #define EXIT_USAGE 2
 

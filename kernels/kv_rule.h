@@ -1,7 +1,7 @@
 /*
  * kv_rule.h: what KV policies decide about a token, as inline functions that
- * the engine's policies (engine/kv_policy_NAME.c) and a GPU's page manager
- * (cuda/manager.h) both call, so that a decision is written once.
+ * the engine's policies (engine/kv/policy/kv_policy_NAME.c) and a GPU's page manager
+ * (kv_manager/manager.h) both call, so that a decision is written once.
  *
  * A rule is what a decision depends on besides the token: the settings of a
  * policy, without names, levels and functions.  It can be copied to a device;
@@ -32,7 +32,7 @@ typedef enum {
     TR_KV_RULE_RECENT     /* snapkv: by what the last queries looked at */
 } tr_kv_rule_kind_t;
 
-/* The fields of a rule; a policy (engine/kv_policy.h) has them, too. */
+/* The fields of a rule; a policy (engine/kv/policy/kv_policy.h) has them, too. */
 #define TR_KV_RULE_FIELDS                                                      \
     tr_kv_rule_kind_t kind;                                                    \
     uint32_t n_levels;  /* 0: all stays dense */                               \

@@ -28,7 +28,7 @@ BENCH_STORE  := $B/bench/bench_kv_store
 BENCH_POLICY := $B/bench/bench_policy
 bench_json    = $(if $(RESULTS),--json $(RESULTS)/$(1).json)
 
-$(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/null_trace.h
+$(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/executor/null_trace.h
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
 	$Q$(CC) $(TR_CFLAGS) $(CFLAGS) -o $@ $<

@@ -16,7 +16,9 @@ NVCC_NEW  := $(if $(NVCC),$(shell $(NVCC) --version \
     | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1 \2/p' \
     | { read -r a b; [ $$((a * 100 + b)) -ge 1204 ] && echo yes; }))
 CUDA_ARCH ?= 90a 80 89
-CUDA_SRC  := $(wildcard kernels/cuda/*.cu)
+CUDA_SRC  := $(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)
+CUDA_HEAD := $(wildcard kernels/*.h kernels/kv_manager/*.h \
+    $(foreach d,kernels/cuda kernels/cuda/*,$d/*.cuh $d/*.h))
 CUDA_OBJ  := $(CUDA_SRC:%.cu=$B/cuda/%.o)
 CUDA_TEST := $B/cuda/test_decode $B/cuda/bench_decode
 CUDA_GPU  := $B/cuda/obj/cache.o $B/cuda/obj/reference.o $B/cuda/obj/kv_layout.o
@@ -24,14 +26,14 @@ CUDA_GPU  := $B/cuda/obj/cache.o $B/cuda/obj/reference.o $B/cuda/obj/kv_layout.o
 # What is compared with the CPU backend: its cache and attention, without the
 # matrices, which would need OpenBLAS where the tests run.
 CUDA_BOTH := $B/cuda/test_store $B/cuda/test_generic $B/cuda/bench_store
-CUDA_CPU  := $(patsubst kernels/cpu/%.c,$B/obj/kernels/cpu/%.o,\
-    $(wildcard kernels/cpu/kv_*.c kernels/cpu/attention*.c) kernels/cpu/team.c)
+CUDA_CPU  := $(patsubst %.c,$B/obj/%.o,\
+    $(wildcard kernels/cpu/kv/*.c kernels/cpu/attention/*.c) kernels/team.c)
 CUDA_BED  := $(patsubst %,$B/cuda/obj/%.o,store_bed store_append \
     store_compress store_swap store_heads \
     generic_case)
 
 # For the tests' library and for the one that the engine loads.
-NVFLAGS = -O3 -std=c++17 -Ikernels -diag-suppress 128 \
+NVFLAGS = -O3 -std=c++17 -I. -diag-suppress 128 \
           -Xcompiler=-fPIC,-fvisibility=hidden \
           $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a:+=),code=$(if \
               $(filter %+,$a),compute,sm)_$(a:+=))
@@ -48,14 +50,13 @@ cuda-found:
 	@[ "$(NVCC_NEW)" = yes ] || { echo "make cuda: $(NVCC) is older" \
 	    "than CUDA 12.4" >&2; exit 1; }
 
-$B/cuda/%.o: %.cu $(wildcard kernels/cuda/*.cuh kernels/cuda/*.h) \
-    kernels/kernels.h kernels/kv_layout.h
+$B/cuda/%.o: %.cu $(CUDA_HEAD)
 	@mkdir -p $(@D)
 	@echo "  NVCC  $<"
 	$Q$(NVCC) $(NVFLAGS) -c $< -o $@
 
 # Says what it was compiled for.
-$B/cuda/kernels/cuda/runtime.o: NVFLAGS += -DTR_CUDA_ARCHS='"$(CUDA_ARCH)"'
+$B/cuda/kernels/cuda/runtime/runtime.o: NVFLAGS += -DTR_CUDA_ARCHS='"$(CUDA_ARCH)"'
 
 $B/libtokenring_cuda.a: $(CUDA_OBJ)
 	@echo "  AR    $@"
@@ -87,7 +88,7 @@ $(CUDA_TEST): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_GPU) $B/libtokenring_cuda.a
 
 $(CUDA_BED) $(CUDA_BOTH:$B/cuda/%=$B/cuda/obj/%.o): \
     $(wildcard tests/gpu/store_*.h tests/gpu/generic_case.h) \
-    kernels/cuda/store.h
+    kernels/cuda/kv/store.h
 
 $(CUDA_BOTH): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_BED) $(CUDA_GPU) $(CUDA_CPU) \
     $B/libtokenring_cuda.a
@@ -101,14 +102,14 @@ CUDA_PLAIN   := $B/obj/tests/bench/plain_manager.o
 cuda: $(CUDA_MANAGER)
 
 # Decisions are those of the CPU, bit by bit.
-$B/cuda/kernels/cuda/manager.o: NVFLAGS += -fmad=false
-$B/cuda/kernels/cuda/manager.o $B/cuda/obj/manager_fill.o: kernels/kv_rule.h
+$B/cuda/kernels/cuda/kv/manager.o: NVFLAGS += -fmad=false
+$B/cuda/obj/manager_fill.o: kernels/kv_rule.h
 $B/cuda/obj/test_manager.o: $(wildcard tests/gpu/manager_*.h)
 $B/cuda/obj/test_manager.o $B/cuda/obj/bench_manager.o: kernels/kv_rule.h \
-    $(wildcard kernels/cuda/manager*.h engine/kv_*.h)
+    $(wildcard kernels/kv_manager/*.h engine/kv/*.h)
 
 $B/cuda/obj/manager_fill.o: tests/gpu/manager_fill.cu \
-    $(wildcard kernels/cuda/manager*.h)
+    $(wildcard kernels/kv_manager/*.h)
 	@mkdir -p $(@D)
 	@echo "  NVCC  $<"
 	$Q$(NVCC) $(NVFLAGS) -c $< -o $@
@@ -123,10 +124,10 @@ CUDA_PROMPT := $B/cuda/test_prompt $B/cuda/bench_prompt
 cuda: $(CUDA_PROMPT)
 
 $B/cuda/obj/test_prompt.o $B/cuda/obj/prompt_case.o $B/cuda/obj/bench_prompt.o: \
-    $(wildcard tests/gpu/prompt_*.h) kernels/cuda/prompt.h
+    $(wildcard tests/gpu/prompt_*.h) kernels/cuda/attention/prompt.h
 
 $B/cuda/obj/prompt_peak.o: tests/gpu/prompt_peak.cu tests/gpu/prompt_peak.h \
-    kernels/cuda/prompt_gemm.cuh kernels/cuda/prompt_ptx.cuh
+    kernels/cuda/attention/prompt_gemm.cuh kernels/cuda/attention/prompt_ptx.cuh
 	@mkdir -p $(@D)
 	@echo "  NVCC  $<"
 	$Q$(NVCC) $(NVFLAGS) -c $< -o $@
@@ -145,7 +146,7 @@ cuda: $(CUDA_MODEL)
 
 $(CUDA_SIDE) $(CUDA_MODEL:$B/cuda/%=$B/cuda/obj/%.o): \
     $(wildcard tests/gpu/model_*.h) \
-    kernels/cuda/few.h kernels/cuda/model.h kernels/cuda/sample.h
+    $(wildcard kernels/cuda/*/*.h)
 
 $(CUDA_MODEL): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_SIDE) $(CUDA_GPU) \
     $B/libtokenring_cuda.a
@@ -161,7 +162,8 @@ $B/tests/test_model_reference: $(MODEL_REF:%=$B/obj/tests/gpu/%.o)
 CUDA_TABLE := $B/cuda/test_runtime $B/cuda/bench_matmul
 cuda: $(CUDA_TABLE)
 
-$(CUDA_TABLE:$B/cuda/%=$B/cuda/obj/%.o): $(wildcard kernels/cuda/*.h)
+$(CUDA_TABLE:$B/cuda/%=$B/cuda/obj/%.o): $(wildcard kernels/cuda/*.h \
+    kernels/cuda/*/*.h)
 
 $(CUDA_TABLE): $B/cuda/%: $B/cuda/obj/%.o
 	@echo "  LD    $@"

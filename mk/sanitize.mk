@@ -32,13 +32,14 @@ test-asan-e2e: $(STAMP)/sanitize $(NODE)
 	    CFLAGS="$(ASAN_FLAGS)" engine cli build-asan/tests/libtokenring_soft.so
 	@CC="$(CC)" JOBS="$(JOBS)" E2E="$(E2E)" scripts/test-asan.sh e2e
 
-build-tsan/test_%: tests/unit/test_%.c $(wildcard tests/unit/*.h) \
-    cli/ring_client.c cli/ring_client.h engine/log.c \
-    $(wildcard include/tokenring/*.h)
+$(foreach t,$(TSAN_TESTS),$(eval \
+    build-tsan/test_$t: $(wildcard tests/unit/*/test_$t.c)))
+$(TSAN_BIN): cli/ring_client.c engine/config/log.c cli/ring_client.h \
+    $(wildcard tests/unit/fixtures/*.h include/tokenring/*.h)
 	@mkdir -p $(@D)
-	@echo "  CC    $< (TSan)"
+	@echo "  CC    $@ (TSan)"
 	$Q$(CC) $(filter-out -MMD -MP,$(TR_CFLAGS)) $(TSAN_FLAGS) \
-	    -o $@ $< cli/ring_client.c engine/log.c -lcmocka
+	    -o $@ $(filter %.c,$^) -lcmocka
 
 test-tsan: $(STAMP)/test $(TSAN_BIN)
 	@$(MAKE) -s --no-print-directory -j$(JOBS) B=build-tsan \

@@ -9,9 +9,9 @@
 # kernels, and of 8.0 where that is other code.
 
 SIMT_CODES   := 90 80
-SIMT_KERNELS := $(filter-out matmul,$(patsubst kernels/cuda/%.cu,%,$(CUDA_SRC)))
+SIMT_KERNELS := $(filter-out gemm/matmul,$(patsubst kernels/cuda/%.cu,%,$(CUDA_SRC)))
 SIMT_C       := run meet memory product matmul cudart
-SIMT_FLAGS   := -x c++ -std=c++17 -O1 -g -Itests/simt -Ikernels -Xcompiler=-fPIC
+SIMT_FLAGS   := -x c++ -std=c++17 -O1 -g -Itests/simt -I. -Xcompiler=-fPIC
 
 # A head has few parts on so small a device: that of 8.0 reads them in more rounds.
 SIMT_FLAGS_80 := -DTR_SMALL_PARTS
@@ -19,11 +19,10 @@ SIMT_FLAGS_80 := -DTR_SMALL_PARTS
 # Sums are rounded as on the device, one by one; kernels have parameters whose
 # alignment gcc notes.
 SIMT_XFLAGS  := $(addprefix -Xcompiler=,-include,tests/simt/device.h \
-    -iquote,kernels/cuda -iquote,kernels -ffp-contract=off \
+    -ffp-contract=off \
     -fno-extern-tls-init -Wno-psabi)
 
-SIMT_HEADERS := $(wildcard tests/simt/*.h kernels/cuda/*.cuh kernels/cuda/*.h) \
-                kernels/kernels.h kernels/kv_layout.h kernels/kv_rule.h
+SIMT_HEADERS := $(wildcard tests/simt/*.h) $(CUDA_HEAD)
 
 SIMT_TESTS_90 := decode few prompt store generic model sample manager
 SIMT_TESTS_80 := decode prompt

@@ -8,7 +8,7 @@ SOFT_SRC := $(filter-out tests/soft/test_%,$(wildcard tests/soft/*.c)) \
 SOFT_TEST := $B/tests/test_soft $B/tests/test_soft_kernels
 SOFT_OBJ := $(SOFT_SRC:%.c=$B/obj/%.o)
 # The backend is in the engine, too, from the same objects.
-SOFT_CPU := $(patsubst %.c,$B/obj/%.o,$(wildcard kernels/*.c kernels/cpu/*.c))
+SOFT_CPU := $(patsubst %.c,$B/obj/%.o,$(KERNEL_SRC))
 
 $(SOFT_OBJ) $(SOFT_CPU): PIC = -fPIC -fvisibility=hidden
 
@@ -32,5 +32,5 @@ $B/tests/test_runtime: $B/obj/tests/gpu/test_runtime.o | $(SOFT_LIB)
 	$Q$(CC) $(CFLAGS) -pthread -o $@ $< -lm $(LDFLAGS)
 
 # Unit tests that load it; not linked, but of the same sources.
-$(patsubst tests/unit/%.c,$B/tests/%,$(wildcard tests/unit/test_*cuda*.c \
-    tests/unit/test_kv_device*.c)): | $(SOFT_LIB)
+$(patsubst %.c,$B/tests/%,$(notdir $(wildcard tests/unit/*/test_*cuda*.c \
+    tests/unit/kv/test_kv_device*.c))): | $(SOFT_LIB)

@@ -44,7 +44,7 @@ cppcheck --quiet --std=c11 --enable=warning,portability --inline-suppr \
     --suppress=missingInclude --suppress=unknownMacro \
     --suppress=invalidPointerCast --suppress=invalidPrintfArgType_uint \
     --error-exitcode=0 --template='{file}:{line}: {severity}: {message} [{id}]' \
-    -j "$(nproc)" -Iinclude -Iengine -Ikernels -Icli -D_GNU_SOURCE \
+    -j "$(nproc)" -Iinclude -I. -D_GNU_SOURCE \
     "${product[@]}" 2>&1 | complain "cppcheck"
 
 shellcheck -x "${shell[@]}" | complain "shellcheck"

@@ -174,7 +174,7 @@ node_suite() { # name, directory, file...
 }
 
 reference() {
-    node_suite tokenizer-reference tests/unit/tokenizer_reference
+    node_suite tokenizer-reference tests/unit/tokenizer/reference
 }
 
 e2e() {

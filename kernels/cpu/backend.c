@@ -2,7 +2,7 @@
  * The CPU backend's tables, one for each instruction set, and the choice among
  * them.
  */
-#include "attention.h"
+#include "kernels/cpu/attention/attention.h"
 
 #include <pthread.h>
 #include <string.h>

@@ -5,12 +5,12 @@
 #ifndef TR_KERNELS_CPU_H
 #define TR_KERNELS_CPU_H
 
-#include <kernels.h>
+#include "kernels/kernels.h"
 
 #include <math.h>
 
-#include "kv_store.h"
-#include "team.h"
+#include "kernels/cpu/kv/kv_store.h"
+#include "kernels/team.h"
 
 /* silu(gate) * up of one row. */
 typedef void (*tr_silu_row_f)(const float *gate, const float *up, float *out,

@@ -5,7 +5,7 @@
 #ifndef TR_CUDA_ABOUT_H
 #define TR_CUDA_ABOUT_H
 
-#include "runtime.h"
+#include "kernels/cuda/runtime/runtime.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -14,14 +14,14 @@
 #define TR_CUDA_API_H
 
 #include "cuda.h"
-#include "few.h"
-#include "manager.h"
-#include "matmul.h"
-#include "model.h"
-#include "prompt.h"
-#include "runtime.h"
-#include "sample.h"
-#include "store.h"
+#include "kernels/cuda/gemm/few.h"
+#include "kernels/kv_manager/manager.h"
+#include "kernels/cuda/gemm/matmul.h"
+#include "kernels/cuda/layers/model.h"
+#include "kernels/cuda/attention/prompt.h"
+#include "kernels/cuda/runtime/runtime.h"
+#include "kernels/cuda/sampling/sample.h"
+#include "kernels/cuda/kv/store.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -18,7 +18,7 @@
 #ifndef TR_CUDA_H
 #define TR_CUDA_H
 
-#include "../kernels.h"
+#include "kernels/kernels.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -15,7 +15,7 @@
 
 #include <cuda_fp16.h>
 
-#include "../kernels.h"
+#include "kernels/kernels.h"
 
 #define TR_DEVICE static __device__ inline
 

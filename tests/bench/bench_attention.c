@@ -23,8 +23,8 @@
 #include <string.h>
 #include <time.h>
 
-#include <cpu/team.h>
-#include <kernels.h>
+#include "kernels/team.h"
+#include "kernels/kernels.h"
 
 #define ROUNDS_MAX 101
 #define LEN_MAX 32000u

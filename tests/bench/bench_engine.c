@@ -24,12 +24,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "config.h"
-#include "executor.h"
-#include "kv_cache.h"
-#include "log.h"
-#include "model.h"
-#include <cpu/team.h>
+#include "engine/config/config.h"
+#include "engine/executor/executor.h"
+#include "engine/kv/kv_cache.h"
+#include "engine/config/log.h"
+#include "engine/model/cpu/model.h"
+#include "kernels/team.h"
 
 #define ROUNDS_MAX 101
 #define STREAMS_MAX 32

@@ -48,7 +48,7 @@
 #include <string.h>
 
 #include "gpu_bed.h"
-#include "log.h"
+#include "engine/config/log.h"
 
 #define WARM_STEPS 8u
 #define FIRST_STEPS 16u

@@ -7,7 +7,7 @@
  * step (1,024 tokens a sequence: dense pages, then the plan, pages of the
  * lists, recycling) and for a generation step, over batches of 1 to 128, for
  * the heads of Llama-3-8B (32 layers, 8 KV heads).  The engine's manager
- * (engine/kv_cache.h, one plan and one prefix sum for all heads) against a
+ * (engine/kv/kv_cache.h, one plan and one prefix sum for all heads) against a
  * plain multi-threaded one (plain_manager.h), with the same threads and the
  * same decisions, both without copying tokens.  Rounds of the two take turns;
  * medians are printed, and the ratio of the medians.
@@ -23,10 +23,10 @@
 #include <time.h>
 
 #include "cheap_policy.h"
-#include "kv_cache.h"
-#include "kv_internal.h"
+#include "engine/kv/kv_cache.h"
+#include "engine/kv/kv_internal.h"
 #include "plain_manager.h"
-#include <cpu/team.h>
+#include "kernels/team.h"
 
 #define LAYERS 32u
 #define LISTS 8u

@@ -30,12 +30,12 @@
 #include <string.h>
 #include <time.h>
 
-#include <cpu/team.h>
+#include "kernels/team.h"
 
-#include "kv_cache.h"
-#include "log.h"
-#include "model.h"
-#include "tokenizer.h"
+#include "engine/kv/kv_cache.h"
+#include "engine/config/log.h"
+#include "engine/model/cpu/model.h"
+#include "engine/tokenizer/tokenizer.h"
 
 #define ROUNDS_MAX 101
 #define CHUNK 512u

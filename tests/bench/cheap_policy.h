@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#include "kv_policy.h"
+#include "engine/kv/policy/kv_policy.h"
 
 /* A head keeps its own shares of the tokens: from an eighth to a half at the
  * high level, as many at the low one. */

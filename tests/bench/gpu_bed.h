@@ -7,7 +7,7 @@
 #ifndef TR_BENCH_GPU_BED_H
 #define TR_BENCH_GPU_BED_H
 
-#include "executor_cuda.h"
+#include "engine/executor/executor_cuda.h"
 
 #define BED_SEQS_MAX 4096u
 

@@ -2,7 +2,7 @@
  * A page manager in the usual style, as what the engine's is compared with: a
  * free list under a lock, page lists of each head that grow by realloc under a
  * lock of their own, and worker threads that share out the heads and wait for
- * each other at the end of a step.  Decides and books what engine/kv_cache.h
+ * each other at the end of a step.  Decides and books what engine/kv/kv_cache.h
  * does; keeps no tokens.  For a scored policy a head also has a score for every
  * position, in the memory of the host, and each of its lists the positions of
  * its tokens; the least significant of them is searched for when it is asked
@@ -14,7 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kv_policy.h"
+#include "engine/kv/policy/kv_policy.h"
 
 typedef struct plain plain_t;
 

@@ -10,7 +10,7 @@
  * before the first stream does.  CPU time of the watched processes is read at
  * both borders (/proc/PID/task/TID/schedstat, nanoseconds), so that both sides
  * of a comparison are charged for a known number of tokens.  With --trace
- * (engine/null_trace.h) every arrival is paired with its emission.  Nothing
+ * (engine/executor/null_trace.h) every arrival is paired with its emission.  Nothing
  * else may use the gateway meanwhile.
  *
  * The answer on standard output is one JSON object.  Exit status 1: a stream
@@ -38,7 +38,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
-#include <null_trace.h>
+#include "engine/executor/null_trace.h"
 
 /* these need <time.h>, which null_trace.h includes */
 #include <linux/errqueue.h>

@@ -22,7 +22,7 @@
 #include <sys/socket.h>
 #include <sys/timerfd.h>
 
-#include <null_trace.h>
+#include "engine/executor/null_trace.h"
 
 #define MAX_CONN 4096
 #define MAX_REQUEST 65536

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "openai.h"
+#include "engine/api/openai.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerInitialize(int *argc, char ***argv);

@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #include "fuzz_file.h"
-#include "safetensors.h"
+#include "engine/model/safetensors.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

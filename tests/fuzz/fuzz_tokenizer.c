@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "fuzz_file.h"
-#include "tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -16,19 +16,19 @@
  * Device times are between events, of 16 steps in one graph, or of the three
  * launches of a prompt step; medians.
  */
-#include <cuda/manager.h>
+#include "kernels/kv_manager/manager.h"
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "../bench/cheap_policy.h"
-#include "../bench/plain_manager.h"
+#include "tests/bench/cheap_policy.h"
+#include "tests/bench/plain_manager.h"
 #include "cache.h"
-#include "kv_cache.h"
+#include "engine/kv/kv_cache.h"
 #include "manager_fill.h"
-#include <cpu/team.h>
+#include "kernels/team.h"
 
 #define LAYERS 32u
 #define LISTS 8u

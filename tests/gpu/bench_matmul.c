@@ -8,7 +8,7 @@
  * Weights are used in turn out of several copies, more than a cache holds, as
  * the layers of a model are.
  */
-#include <cuda/api.h>
+#include "kernels/cuda/api.h"
 
 #include <dlfcn.h>
 #include <stdio.h>

@@ -9,8 +9,8 @@
  * those that must be read and written once; of few rows they are in the L2
  * cache.  Sampling is launched once a graph, every row alike.
  */
-#include <cuda/model.h>
-#include <cuda/sample.h>
+#include "kernels/cuda/layers/model.h"
+#include "kernels/cuda/sampling/sample.h"
 
 #include <cuda_runtime_api.h>
 #include <stdio.h>

@@ -8,7 +8,7 @@
  * peak is that of products from shared memory alone on random FP16 data,
  * measured in the same run.  Medians; Markdown rows.
  */
-#include <cuda/prompt.h>
+#include "kernels/cuda/attention/prompt.h"
 
 #include <cuda_runtime_api.h>
 #include <stdio.h>

@@ -13,7 +13,7 @@
  * downgraded, a token leaves the window for its place, the new one enters.
  * "bytes" are those of the numbers that go in and of the codes that come out.
  */
-#include <cuda/store.h>
+#include "kernels/cuda/kv/store.h"
 
 #include <cuda_runtime_api.h>
 #include <math.h>

@@ -9,8 +9,8 @@
 #ifndef TR_TESTS_GPU_CACHE_H
 #define TR_TESTS_GPU_CACHE_H
 
-#include <cuda/cuda.h>
-#include <kernels.h>
+#include "kernels/cuda/cuda.h"
+#include "kernels/kernels.h"
 
 #define CACHE_LEVELS 4u
 

@@ -2,7 +2,7 @@
  * Scores and positions as attention leaves them, for bench_manager: most tokens
  * get little, a few much.
  */
-#include <cuda/manager_core.h>
+#include "kernels/kv_manager/manager_core.h"
 #include <cuda_runtime.h>
 
 #include "manager_fill.h"

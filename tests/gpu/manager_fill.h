@@ -4,7 +4,7 @@
 #ifndef MANAGER_FILL_H
 #define MANAGER_FILL_H
 
-#include <cuda/manager.h>
+#include "kernels/kv_manager/manager.h"
 
 #ifdef __cplusplus
 extern "C" {

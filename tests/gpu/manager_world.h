@@ -1,11 +1,11 @@
 /*
- * manager_world.h: the CPU's page manager (engine/kv_cache.h) and a device's
- * (kernels/cuda/manager.h) under the same random operations, compared after
+ * manager_world.h: the CPU's page manager (engine/kv/kv_cache.h) and a device's
+ * (kernels/kv_manager/manager.h) under the same random operations, compared after
  * each: tables, counts, victims, moves, sequences, the free ring, the owners.
  *
  * The device is behind one function, so that the same world drives a GPU
  * (test_manager.c) and the manager's programs run as plain C
- * (tests/unit/test_kv_device.c).  Tokens are moved on the CPU, scores and
+ * (tests/unit/kv/test_kv_device.c).  Tokens are moved on the CPU, scores and
  * positions alone; the device reads them from a copy of the pool.
  */
 #ifndef MANAGER_WORLD_H
@@ -15,10 +15,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cuda/manager_core.h>
+#include "kernels/kv_manager/manager_core.h"
 
-#include "kv_cache.h"
-#include "kv_internal.h"
+#include "engine/kv/kv_cache.h"
+#include "engine/kv/kv_internal.h"
 
 /* ---- the device --------------------------------------------------------- */
 

@@ -293,7 +293,7 @@ tr_ref_select(const int32_t *slot, const uint8_t *kind, uint32_t n,
     return TR_KERNEL_OK;
 }
 
-/* As in engine/model_weights.c. */
+/* As in engine/model/cpu/model_weights.c. */
 static uint64_t
 mix(uint64_t x)
 {

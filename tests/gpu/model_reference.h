@@ -10,9 +10,9 @@
 #ifndef TR_TESTS_GPU_MODEL_REFERENCE_H
 #define TR_TESTS_GPU_MODEL_REFERENCE_H
 
-#include <cuda/few.h>
-#include <cuda/model.h>
-#include <cuda/sample.h>
+#include "kernels/cuda/gemm/few.h"
+#include "kernels/cuda/layers/model.h"
+#include "kernels/cuda/sampling/sample.h"
 
 #ifdef __cplusplus
 extern "C" {

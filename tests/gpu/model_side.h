@@ -8,7 +8,7 @@
 #ifndef TR_TESTS_GPU_MODEL_SIDE_H
 #define TR_TESTS_GPU_MODEL_SIDE_H
 
-#include <cuda/cuda.h>
+#include "kernels/cuda/cuda.h"
 
 #include "cache.h"
 

@@ -5,7 +5,7 @@
 #ifndef TR_TESTS_GPU_PROMPT_CASE_H
 #define TR_TESTS_GPU_PROMPT_CASE_H
 
-#include <cuda/prompt.h>
+#include "kernels/cuda/attention/prompt.h"
 
 #define SEQS_MAX 4u
 #ifndef LEN_MAX

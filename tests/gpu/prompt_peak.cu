@@ -6,7 +6,7 @@
  */
 #include "prompt_peak.h"
 
-#include <cuda/prompt_gemm.cuh>
+#include "kernels/cuda/attention/prompt_gemm.cuh"
 
 #define LOOPS 4000
 

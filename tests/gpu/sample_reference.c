@@ -1,6 +1,6 @@
 /*
  * What tr_cuda_sample does, by sorting and the definitions, in the order of
- * engine/sampler.h: bias, penalties, bars; greedy, or temperature, top-k,
+ * engine/sampling/sampler.h: bias, penalties, bars; greedy, or temperature, top-k,
  * top-p, min-p and a draw that goes through what is left by ascending id.
  */
 #include "model_reference.h"
@@ -110,7 +110,7 @@ shape(const row_t *w)
 
 /* ---- drawing ------------------------------------------------------------ */
 
-/* In [0, 1), of seed and number alone: engine/sampler.c. */
+/* In [0, 1), of seed and number alone: engine/sampling/sampler.c. */
 static uint64_t
 mix(uint64_t x)
 {

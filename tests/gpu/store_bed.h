@@ -8,7 +8,7 @@
 #ifndef TR_TESTS_GPU_STORE_BED_H
 #define TR_TESTS_GPU_STORE_BED_H
 
-#include <cuda/store.h>
+#include "kernels/cuda/kv/store.h"
 
 #include "cache.h"
 

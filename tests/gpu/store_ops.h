@@ -5,7 +5,7 @@
 #ifndef TR_TESTS_GPU_STORE_OPS_H
 #define TR_TESTS_GPU_STORE_OPS_H
 
-#include <cpu/cpu.h>
+#include "kernels/cpu/cpu.h"
 
 #include "store_bed.h"
 

@@ -8,7 +8,7 @@
  */
 #include "generic_case.h"
 
-#include <cpu/attention.h>
+#include "kernels/cpu/attention/attention.h"
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /*
- * The page manager on a GPU (kernels/cuda/manager.h) beside the CPU's, under
+ * The page manager on a GPU (kernels/kv_manager/manager.h) beside the CPU's, under
  * the same random operations: chunks, prompts, steps, later turns, release,
  * pools that run out, rings that wrap.  After each operation tables, counts,
  * victims, moves, the free ring and the owners are equal (manager_play.h).

@@ -9,7 +9,7 @@
  * software device and this program to each other where there is no GPU.
  * Reports in TAP; the last line sums up.
  */
-#include <cuda/api.h>
+#include "kernels/cuda/api.h"
 
 #include <dlfcn.h>
 #include <libgen.h>

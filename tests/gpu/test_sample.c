@@ -279,7 +279,7 @@ near_edge(const tr_cuda_wish_t *w, const float *x, uint32_t vocab,
     return near;
 }
 
-/* The random number of a row: engine/sampler.c. */
+/* The random number of a row: engine/sampling/sampler.c. */
 static uint64_t
 mix(uint64_t x)
 {

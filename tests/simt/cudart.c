@@ -6,7 +6,7 @@
  * streams and events allow; while a stream is captured, it becomes a graph's
  * instead.  Device memory ends where an unmapped page begins, and is full of NaN.
  */
-#include <cuda.h>
+#include "kernels/cuda/cuda.h"
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -591,7 +591,7 @@ entry(const char *name, void **out, enum cudaDriverEntryPointQueryResult *found)
     return cudaSuccess;
 }
 
-#if CUDART_VERSION >= 12050 /* as in kernels/cuda/tensor.cuh */
+#if CUDART_VERSION >= 12050 /* as in kernels/cuda/gemm/tensor.cuh */
 cudaError_t
 cudaGetDriverEntryPointByVersion(const char *name, void **out, unsigned version,
                                  unsigned long long flags,

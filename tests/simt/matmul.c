@@ -1,8 +1,8 @@
 /*
- * Matrix products (kernels/cuda/matmul.h) of the device in software: cuBLASLt's
+ * Matrix products (kernels/cuda/gemm/matmul.h) of the device in software: cuBLASLt's
  * part, in plain C.  A block has some columns, of all rows.
  */
-#include <cuda/matmul.h>
+#include "kernels/cuda/gemm/matmul.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -587,7 +587,7 @@ wgmma_rs(float (&c)[N], const uint32_t (&a)[4], uint64_t b, int add)
     simt_product(&p);
 }
 
-/* kernels/cuda/few_ptx.cuh's, in BF16. */
+/* kernels/cuda/gemm/few_ptx.cuh's, in BF16. */
 template <int N>
 static inline void
 multiply(float (&c)[N], uint64_t a, uint64_t b)

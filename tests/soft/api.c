@@ -1,2 +1,2 @@
 /* The table, as the real library has it. */
-#include <cuda/api.cu>
+#include "kernels/cuda/api.cu"

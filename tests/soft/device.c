@@ -3,7 +3,7 @@
  */
 #include "device.h"
 
-#include <cuda/about.h>
+#include "kernels/cuda/about.h"
 
 #include <stdarg.h>
 #include <stdatomic.h>

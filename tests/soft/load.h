@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include <cuda/api.h>
+#include "kernels/cuda/api.h"
 
 static const tr_cuda_api_t *cuda;
 static tr_cuda_device_t device;

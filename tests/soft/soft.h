@@ -50,7 +50,7 @@
 #ifndef TR_TESTS_SOFT_H
 #define TR_TESTS_SOFT_H
 
-#include <cuda/api.h>
+#include "kernels/cuda/api.h"
 
 /* Runs on the stream's thread, and again whenever a graph with it is launched.
  * args: the launch's own copy, which must not be changed in a way that a second

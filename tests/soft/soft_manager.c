@@ -8,9 +8,9 @@
  */
 #include <stdlib.h>
 
-#include <cuda/manager_prompt.h>
-#include <cuda/manager_step.h>
-#include <cuda/manager_tally.h>
+#include "kernels/kv_manager/manager_prompt.h"
+#include "kernels/kv_manager/manager_step.h"
+#include "kernels/kv_manager/manager_tally.h"
 
 #include "device.h"
 

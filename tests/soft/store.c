@@ -7,7 +7,7 @@
  */
 #include "device.h"
 
-#include <cpu/kv_store.h>
+#include "kernels/cpu/kv/kv_store.h"
 
 typedef struct {
     soft_view_t view;

@@ -18,8 +18,8 @@
 
 #include "load.h"
 
-#include "kv_cache.h"
-#include "kv_policy.h"
+#include "engine/kv/kv_cache.h"
+#include "engine/kv/policy/kv_policy.h"
 
 #define LAYERS 3u
 #define LISTS 2u

@@ -1,0 +1,297 @@
+/*
+ * tokenring calibrate: a policy's settings, from cases of the dev split.
+ *
+ * As DiffKV section 7.2: one setting after another.  While alpha_high is
+ * searched, alpha_low is 0 (nothing is forgotten); then alpha_low is searched
+ * with the alpha_high that was chosen.  Chosen is, of the values that lose no
+ * more than the tolerance against full in any family, the one that takes least
+ * memory.  Any setting of any policy is searched in the same way (a baseline's
+ * budget), so that all are calibrated with equal effort.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "eval_report.h"
+#include "eval_session.h"
+#include "cli/terminal.h"
+
+#define SPEC_MAX 512u
+#define VALUES_MAX 32u
+#define REFERENCE "full"
+
+static struct {
+    tr_eval_options_t eval;
+    tr_option_list_t search;
+    const char *policy, *out;
+    double tolerance;
+} g = { .eval = TR_EVAL_DEFAULTS, .policy = "diffkv", .tolerance = 1 };
+
+static tr_option_t options[] = {
+    TR_EVAL_OPTIONS(g.eval),
+    TR_EVAL_ROW("The search", 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0),
+    TR_EVAL_ROW("policy", 'p', TR_OPTION_TEXT, &g.policy, "SPEC",
+                "the policy, with settings that stay (default diffkv)", 0, 0),
+    TR_EVAL_ROW("search", 's', TR_OPTION_LIST, &g.search, "KEY=V,V,..",
+                "values to try, may be repeated: one setting after another, "
+                "those still to come have their first value (diffkv: "
+                "alpha_high, then alpha_low)",
+                0, 0),
+    TR_EVAL_ROW("tolerance", 0, TR_OPTION_NUMBER, &g.tolerance, "POINTS",
+                "most that may be lost in a family, in percentage points "
+                "(default 1)",
+                0, 100),
+    TR_EVAL_ROW("out", 0, TR_OPTION_TEXT, &g.out, "FILE",
+                "write the configuration line there, too", 0, 0),
+    { NULL, 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0, NULL, false }
+};
+
+static const tr_command_t command = {
+    "tokenring calibrate [options] -m DIR -c DEV.jsonl",
+    "Searches the settings of a KV policy on cases (of the dev split): of "
+    "those\n"
+    "that lose no more than a tolerance against full in any family, the ones\n"
+    "that take least memory.  Prints the line for the engine's configuration.",
+    "  tokenring calibrate -m models/pocket -c dev.jsonl --resume cal.jsonl\n"
+    "  tokenring calibrate -m models/pocket -c dev.jsonl -p snapkv "
+    "-s budget=0.5,0.4,0.3,0.2",
+    options
+};
+
+/* One --search: its key and values. */
+typedef struct {
+    char text[SPEC_MAX];
+    const char *key;
+    const char *value[VALUES_MAX];
+    uint32_t n;
+    uint32_t chosen; /* of value */
+} search_t;
+
+static search_t searches[TR_OPTION_LIST_MAX];
+static uint32_t n_searches;
+
+/* ---- what to search ----------------------------------------------------- */
+
+static int
+read_search(const char *text)
+{
+    search_t *s = &searches[n_searches];
+    char *equals, *save = NULL, *value;
+
+    if (strlen(text) >= sizeof(s->text)) {
+        return tr_usage_error(&command, "--search: longer than %zu bytes",
+                              sizeof(s->text) - 1);
+    }
+    snprintf(s->text, sizeof(s->text), "%s", text);
+    equals = strchr(s->text, '=');
+    if (equals == NULL || equals == s->text || equals[1] == '\0') {
+        return tr_usage_error(&command,
+                              "--search %s: expected KEY=VALUE,VALUE,..", text);
+    }
+    *equals = '\0';
+    s->key = s->text;
+    for (value = strtok_r(equals + 1, ",", &save); value != NULL;
+         value = strtok_r(NULL, ",", &save)) {
+        if (s->n == VALUES_MAX) {
+            return tr_usage_error(&command, "--search %s: more than %u values",
+                                  s->key, VALUES_MAX);
+        }
+        s->value[s->n++] = value;
+    }
+    n_searches++;
+    return 0;
+}
+
+static int
+check_options(void)
+{
+    size_t name = strcspn(g.policy, ":");
+    int rc = 0;
+
+    if (g.eval.dir == NULL) {
+        return tr_usage_error(&command, "give the model: -m DIR");
+    }
+    if (g.eval.cases.n == 0) {
+        return tr_usage_error(&command, "give cases: -c FILE");
+    }
+    if (g.search.n == 0 && name == strlen("diffkv")
+        && memcmp(g.policy, "diffkv", name) == 0) {
+        g.search.item[g.search.n++] = "alpha_high=1,2,3,5,8,12,20,30";
+        g.search.item[g.search.n++] = "alpha_low=0,0.0002,0.001,0.005,0.02,0."
+                                      "04,0.06,0.08,0.1";
+    }
+    if (g.search.n == 0) {
+        return tr_usage_error(&command,
+                              "say what to search for %.*s: "
+                              "--search KEY=VALUE,VALUE,..",
+                              (int) name, g.policy);
+    }
+    for (unsigned i = 0; i < g.search.n && rc == 0; i++) {
+        rc = read_search(g.search.item[i]);
+    }
+    return rc;
+}
+
+/* The policy while search `stage` has its value `index`. */
+static void
+write_spec(uint32_t stage, uint32_t index, char *out)
+{
+    size_t n = (size_t) snprintf(out, SPEC_MAX, "%s", g.policy);
+
+    for (uint32_t i = 0; i < n_searches; i++) {
+        const search_t *s = &searches[i];
+        uint32_t value = i < stage ? s->chosen : i == stage ? index : 0;
+
+        if (n < SPEC_MAX) {
+            n += (size_t) snprintf(out + n, SPEC_MAX - n, "%c%s=%s",
+                                   i == 0 && strchr(g.policy, ':') == NULL
+                                       ? ':'
+                                       : ',',
+                                   s->key, s->value[value]);
+        }
+    }
+}
+
+/* ---- a stage ------------------------------------------------------------ */
+
+/* The most that this policy loses in a family against policy 0, in points;
+ * NaN when a family has no answers. */
+static double
+worst_loss(const tr_eval_results_t *r, uint32_t policy, const char **where)
+{
+    tr_eval_family_t families[TR_EVAL_FAMILIES];
+    uint32_t n = tr_eval_families(r, families);
+    double worst = -INFINITY;
+
+    for (uint32_t i = 0; i < n; i++) {
+        tr_eval_cell_t c;
+        double loss;
+
+        tr_eval_summary(r, policy, families[i].name, 0, &c);
+        if (c.n == 0 && c.skipped != 0) {
+            continue;
+        }
+        loss = 0 - c.diff.diff * 100;
+        if (!(loss <= worst)) { /* NaN is worst of all */
+            worst = loss;
+            *where = families[i].name;
+        }
+        if (isnan(loss)) {
+            break;
+        }
+    }
+    return worst;
+}
+
+/* Of the values within the tolerance, the one of least memory; when there is
+ * none, the one that loses least. */
+static void
+choose(const tr_eval_session_t *s, search_t *search)
+{
+    double least = INFINITY, mildest = INFINITY;
+    bool found = false;
+
+    printf("\n%-14s %8s %8s  %-24s %s\n", search->key, "right %", "kv_ratio",
+           "most lost, points", "");
+    for (uint32_t i = 0; i < search->n; i++) {
+        const char *where = "-";
+        double loss = worst_loss(&s->results, i + 1, &where);
+        bool good = loss <= g.tolerance + 1e-9;
+        tr_eval_cell_t c;
+
+        tr_eval_overall(&s->results, i + 1, &c);
+        printf("%-14s %8.2f %8.3f  %+.2f in %-14s %s\n", search->value[i],
+               c.accuracy * 100, c.kv_ratio, loss, where,
+               good ? "within the tolerance" : "");
+        if (good && c.kv_ratio < least) {
+            least = c.kv_ratio;
+            search->chosen = i;
+            found = true;
+        } else if (!found && loss < mildest) {
+            search->chosen = i;
+        }
+        mildest = fmin(mildest, loss);
+    }
+    printf("chosen: %s=%s%s\n", search->key, search->value[search->chosen],
+           found ? "" : ", although it loses more than the tolerance");
+}
+
+/* 0, or the exit status. */
+static int
+run_stage(uint32_t stage)
+{
+    static char specs[VALUES_MAX][SPEC_MAX];
+    const char *list[VALUES_MAX + 1] = { REFERENCE };
+    search_t *search = &searches[stage];
+    tr_eval_session_t s = { 0 };
+    tr_error_t err = { 0 };
+    tr_status_t rc;
+
+    for (uint32_t i = 0; i < search->n; i++) {
+        write_spec(stage, i, specs[i]);
+        list[i + 1] = specs[i];
+    }
+    rc = tr_eval_session_run(&s, &g.eval, list, search->n + 1, &err);
+    if (rc == TR_OK) {
+        choose(&s, search);
+        fflush(stdout);
+    } else {
+        fprintf(stderr, "tokenring calibrate: %s\n", err.text);
+    }
+    tr_eval_session_close(&s);
+    return rc == TR_OK ? 0 : rc == TR_ERR_CLOSED ? 130 : 1;
+}
+
+static int
+write_line(void)
+{
+    char spec[SPEC_MAX];
+    FILE *f;
+
+    write_spec(n_searches, 0, spec);
+    printf("\nkv_policy %s\n", spec);
+    if (g.out == NULL) {
+        return 0;
+    }
+    f = fopen(g.out, "we");
+    if (f == NULL || fprintf(f, "kv_policy %s\n", spec) < 0 || fclose(f) != 0) {
+        fprintf(stderr, "tokenring calibrate: cannot write %s: %s\n", g.out,
+                strerror(errno));
+        return 1;
+    }
+    return 0;
+}
+
+int
+tr_cmd_calibrate(int argc, char **argv)
+{
+    char own[64] = "/tmp/tokenring-calibrate.XXXXXX";
+    int status, fd = -1;
+
+    if (tr_options_only(&command, argc, argv, &status) != 0
+        || (status = check_options()) != 0) {
+        return status;
+    }
+    tr_interrupt_catch();
+    if (g.eval.resume == NULL) { /* stages share what they have in common */
+        fd = mkstemp(own);
+        if (fd < 0) {
+            fprintf(stderr, "tokenring calibrate: cannot make %s: %s\n", own,
+                    strerror(errno));
+            return 1;
+        }
+        close(fd);
+        g.eval.resume = own;
+    }
+    for (uint32_t i = 0; i < n_searches && status == 0; i++) {
+        status = run_stage(i);
+    }
+    if (fd >= 0) {
+        unlink(own);
+    }
+    return status != 0 ? status : write_line();
+}

@@ -1,0 +1,38 @@
+/*
+ * The OpenAI request body: JSON to a checked tr_request_t.
+ *
+ * Unknown fields are ignored; a known field of a wrong type or value is refused
+ * with TR_ERR_INVALID, r->error.param naming it the way OpenAI does
+ * ("messages[1].content", "temperature") and a message that says what was
+ * given and what is right.  Runs on the intake threads (jansson: strict UTF-8,
+ * 64-bit integers, \u0000 refused).
+ */
+#ifndef TR_OPENAI_H
+#define TR_OPENAI_H
+
+#include "engine/template/chat_template.h"
+#include "engine/executor/executor.h"
+#include "engine/scheduler/request.h"
+#include "engine/tokenizer/tokenizer.h"
+
+typedef struct {
+    const char *model; /* served name: another one is TR_ERR_MODEL_NOT_FOUND */
+    const tr_tokenizer_t *tokenizer;
+    const tr_chat_template_t *chat_template;
+    uint32_t max_model_len;
+    uint32_t vocab;
+    const int32_t *eos;
+    uint32_t n_eos;
+    uint32_t max_choices; /* n * prompts */
+    /* what may be chosen with kv_policy, the default first; borrowed */
+    const tr_executor_policy_t *policies;
+    uint32_t n_policies;
+    bool request_alpha; /* kv_alpha_high and kv_alpha_low are allowed */
+} tr_openai_t;
+
+/* Parses r->body, fills the request (params, sequences) and frees the body.
+ * The result stands in r->error.status too. */
+tr_status_t tr_openai_parse(const tr_openai_t *api, tr_tokenizer_scratch_t *s,
+                            tr_request_t *r);
+
+#endif

@@ -1,0 +1,209 @@
+/*
+ * What can only be said when all settings are there (config.h): defaults that
+ * hang on other settings, the password's file, and settings that contradict each
+ * other.
+ */
+#include "config_parts.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/un.h>
+
+#include "log.h"
+#include "engine/redis/redis_link.h"
+
+/* "models/pocket/" -> "pocket" */
+static void
+last_part(const char *path, char *out, size_t size)
+{
+    size_t end = strlen(path), start;
+
+    while (end > 1 && path[end - 1] == '/') {
+        end--;
+    }
+    start = end;
+    while (start > 0 && path[start - 1] != '/') {
+        start--;
+    }
+    snprintf(out, size, "%.*s", (int) (end - start), path + start);
+}
+
+static tr_status_t
+finish_names(tr_config_t *c, tr_error_t *err)
+{
+    const char *bad = "/\"\\{}";
+
+    if (strpbrk(c->name, bad) != NULL) {
+        return tr_error_set(err, TR_ERR_INVALID, "name",
+                            "name \"%s\" must "
+                            "not contain any of %s",
+                            c->name, bad);
+    }
+    if (c->model[0] == '\0') {
+        return tr_error_set(err, TR_ERR_INVALID, "model",
+                            "no model: give a "
+                            "Hugging Face directory with --model DIR or "
+                            "`model DIR` in the configuration");
+    }
+    if (c->served_model_name[0] == '\0') {
+        char name[TR_CONFIG_PATH];
+
+        last_part(c->model, name, sizeof(name));
+        if (strlen(name) >= sizeof(c->served_model_name) || name[0] == '\0'
+            || strcmp(name, ".") == 0 || strcmp(name, "..") == 0) {
+            return tr_error_set(err, TR_ERR_INVALID, "served_model_name",
+                                "cannot make a model name of \"%.128s\": set "
+                                "served_model_name (1 to %zu bytes)",
+                                name, sizeof(c->served_model_name) - 1);
+        }
+        memcpy(c->served_model_name, name, strlen(name) + 1);
+    }
+    return TR_OK;
+}
+
+/* The first line of the file, without its end. */
+static tr_status_t
+read_password(tr_config_t *c, tr_error_t *err)
+{
+    char line[sizeof(c->redis_password) + 1];
+    FILE *f = fopen(c->redis_password_file, "re");
+    bool read;
+
+    if (f == NULL) {
+        return tr_error_set(err, TR_ERR_IO, "redis_password_file",
+                            "cannot open redis_password_file %s: %s",
+                            c->redis_password_file, strerror(errno));
+    }
+    read = fgets(line, sizeof(line), f) != NULL;
+    fclose(f);
+    if (read) {
+        line[strcspn(line, "\r\n")] = '\0';
+    }
+    if (!read || line[0] == '\0' || strlen(line) >= sizeof(c->redis_password)) {
+        return tr_error_set(err, TR_ERR_INVALID, "redis_password_file",
+                            "redis_password_file %s: expected a password of 1 "
+                            "to %zu bytes in its first line",
+                            c->redis_password_file,
+                            sizeof(c->redis_password) - 1);
+    }
+    memcpy(c->redis_password, line, strlen(line) + 1);
+    explicit_bzero(line, sizeof(line));
+    return TR_OK;
+}
+
+static tr_status_t
+finish_redis_tls(const tr_config_t *c, const tr_redis_address_t *address,
+                 tr_error_t *err)
+{
+    if (!c->redis_tls) {
+        return c->redis_tls_ca[0] == '\0' && c->redis_tls_cert[0] == '\0'
+                       && c->redis_tls_key[0] == '\0'
+                       && c->redis_tls_name[0] == '\0'
+                   ? TR_OK
+                   : tr_error_set(err, TR_ERR_INVALID, "redis_tls",
+                                  "redis_tls_ca, _cert, _key or _name without "
+                                  "`redis_tls yes`");
+    }
+    if (!tr_redis_has_tls()) {
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "redis_tls",
+                            "redis_tls yes: this engine was built without "
+                            "hiredis_ssl (hiredis 1.0 or later)");
+    }
+    if (address->port == 0) {
+        return tr_error_set(err, TR_ERR_INVALID, "redis_tls",
+                            "redis_tls yes: Redis speaks none on a Unix "
+                            "socket");
+    }
+    if ((c->redis_tls_cert[0] == '\0') != (c->redis_tls_key[0] == '\0')) {
+        return tr_error_set(err, TR_ERR_INVALID, "redis_tls_cert",
+                            "redis_tls_cert and redis_tls_key are needed "
+                            "together");
+    }
+    return TR_OK;
+}
+
+static tr_status_t
+finish_redis(tr_config_t *c, tr_error_t *err)
+{
+    const unsigned char *p = (const unsigned char *) c->redis_prefix;
+    tr_redis_address_t address;
+    tr_status_t rc;
+
+    if (c->redis[0] == '\0') {
+        return TR_OK;
+    }
+    if (!tr_redis_parse_address(c->redis, &address)) {
+        return tr_error_set(err, TR_ERR_INVALID, "redis",
+                            "redis \"%.128s\": expected HOST, HOST:PORT, "
+                            "[ADDRESS]:PORT or unix:PATH",
+                            c->redis);
+    }
+    for (; *p != '\0'; p++) {
+        if (*p <= ' ' || *p == 0x7f || *p == '{' || *p == '}') {
+            return tr_error_set(err, TR_ERR_INVALID, "redis_prefix",
+                                "redis_prefix \"%s\": expected no blanks and "
+                                "no braces",
+                                c->redis_prefix);
+        }
+    }
+    rc = finish_redis_tls(c, &address, err);
+    if (rc != TR_OK) {
+        return rc;
+    }
+    if (c->redis_user[0] != '\0' && c->redis_password[0] == '\0'
+        && c->redis_password_file[0] == '\0') {
+        return tr_error_set(err, TR_ERR_INVALID, "redis_user",
+                            "redis_user \"%s\" has no redis_password_file",
+                            c->redis_user);
+    }
+    return c->redis_password_file[0] != '\0' ? read_password(c, err) : TR_OK;
+}
+
+/* A GPU's pool is known only when its weights are there. */
+static void
+finish_memory(tr_config_t *c)
+{
+    bool gpu = strcmp(c->backend, "cuda") == 0;
+
+    if (c->kv_memory == TR_CONFIG_AS_OTHER) {
+        c->kv_memory = gpu ? 0 : 256u << 20;
+    }
+    if (c->swap_memory == TR_CONFIG_AS_OTHER) {
+        c->swap_memory = c->kv_memory == 0 ? UINT64_C(4) << 30 : c->kv_memory;
+    }
+}
+
+tr_status_t
+tr_config_finish(tr_config_t *c, tr_error_t *err)
+{
+    size_t room = sizeof(((struct sockaddr_un *) 0)->sun_path) - 1;
+    tr_status_t rc = finish_names(c, err);
+
+    if (rc != TR_OK) {
+        return rc;
+    }
+    rc = finish_redis(c, err);
+    if (rc != TR_OK) {
+        return rc;
+    }
+    finish_memory(c);
+    if (c->socket[0] == '\0') {
+        snprintf(c->socket, sizeof(c->socket), "/run/tokenring/%s.sock",
+                 c->name);
+    }
+    if (strlen(c->socket) > room) {
+        return tr_error_set(err, TR_ERR_INVALID, "socket",
+                            "socket \"%s\" has "
+                            "%zu bytes; a Unix socket path can have %zu",
+                            c->socket, strlen(c->socket), room);
+    }
+    if (c->max_batch_tokens < c->max_num_seqs) {
+        return tr_error_set(err, TR_ERR_INVALID, "max_batch_tokens",
+                            "max_batch_tokens %u is below max_num_seqs %u: "
+                            "every running sequence needs one token of a "
+                            "step",
+                            c->max_batch_tokens, c->max_num_seqs);
+    }
+    return TR_OK;
+}

@@ -1,0 +1,261 @@
+/*
+ * What executors share (executor.h): steps, the card, the KV policies and the
+ * cache.
+ */
+#include "executor.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/config/log.h"
+
+/* ---- steps -------------------------------------------------------------- */
+
+tr_status_t
+tr_executor_run(tr_executor_t *e, const tr_batch_t *batch)
+{
+    tr_status_t rc = e->submit(e, batch);
+
+    return rc == TR_OK ? e->collect(e, batch) : rc;
+}
+
+tr_status_t
+tr_executor_collect_computed(tr_executor_t *e, const tr_batch_t *batch)
+{
+    (void) e;
+    (void) batch;
+    return TR_OK;
+}
+
+/* ---- the card ----------------------------------------------------------- */
+
+static tr_status_t
+bound_length(tr_executor_t *e, const tr_model_config_t *c,
+             const tr_config_t *config, uint64_t kv_memory, tr_error_t *err)
+{
+    e->max_model_len = tr_model_config_len(c, config->max_model_len, kv_memory);
+    if (config->max_model_len > c->max_positions) {
+        return tr_error_set(err, TR_ERR_INVALID, "max_model_len",
+                            "max_model_len is %u, expected at most the model's "
+                            "%u%s",
+                            config->max_model_len, c->max_positions,
+                            c->sliding_window ? " (its sliding window)" : "");
+    }
+    if (config->max_model_len == 0 && c->sliding_window != 0) {
+        tr_log(TR_LEVEL_NOTICE,
+               "max_model_len is bounded by the sliding window "
+               "max_model_len=%u",
+               c->max_positions);
+    }
+    return TR_OK;
+}
+
+tr_status_t
+tr_executor_describe(tr_executor_t *e, const char *backend,
+                     const tr_model_config_t *model, const tr_config_t *config,
+                     uint64_t kv_memory, tr_error_t *err)
+{
+    e->backend = backend;
+    e->vocab = model->vocab;
+    e->layers = model->layers;
+    e->kv_heads = model->kv_heads;
+    e->query_heads = model->query_heads;
+    e->head_dim = model->head_dim;
+    e->parameters = tr_model_config_parameters(model);
+    memcpy(e->eos, model->eos, sizeof(e->eos));
+    e->n_eos = model->n_eos;
+    return bound_length(e, model, config, kv_memory, err);
+}
+
+/* ---- policies ----------------------------------------------------------- */
+
+static tr_status_t
+add_policy(tr_executor_t *e, const char *key, const char *spec, size_t n,
+           tr_error_t *err)
+{
+    tr_executor_policy_t *p = &e->policies[e->n_policies];
+    tr_status_t rc;
+
+    if (e->n_policies == TR_EXECUTOR_POLICIES || n >= sizeof(p->given)) {
+        return tr_error_set(err, TR_ERR_INVALID, key,
+                            "%s \"%.*s\": expected at most %d policies of %zu"
+                            " bytes each",
+                            key, n > 64 ? 64 : (int) n, spec,
+                            TR_EXECUTOR_POLICIES, sizeof(p->given) - 1);
+    }
+    memcpy(p->given, spec, n);
+    p->given[n] = '\0';
+    rc = tr_kv_policy_create(p->given, e->layers, e->kv_heads, e->head_dim,
+                             &p->policy, err);
+    if (rc == TR_OK) {
+        e->kv_policies[e->n_policies++] = p->policy;
+    } else {
+        tr_error_t story = *err;
+
+        tr_error_set(err, rc, key, "%s: %s", key, story.text);
+    }
+    return rc;
+}
+
+tr_status_t
+tr_executor_open_policies(tr_executor_t *e, const tr_config_t *config,
+                          tr_error_t *err)
+{
+    const char *at = config->kv_policies;
+    tr_status_t rc = add_policy(e, "kv_policy", config->kv_policy,
+                                strlen(config->kv_policy), err);
+
+    while (rc == TR_OK && *(at += strspn(at, " \t")) != '\0') {
+        size_t n = strcspn(at, " \t");
+
+        rc = add_policy(e, "kv_policies", at, n, err);
+        at += n;
+    }
+    return rc;
+}
+
+/* ---- levels ------------------------------------------------------------- */
+
+uint32_t
+tr_executor_levels(const tr_executor_t *e, uint8_t level_of[TR_KV_LAYOUTS_MAX],
+                   char name[TR_STATUS_LEVELS][16],
+                   uint64_t token_bytes[TR_STATUS_LEVELS])
+{
+    const tr_page_plan_t *plan = tr_kv_plan(e->kv);
+    uint32_t n = 0, i, k;
+
+    _Static_assert(TR_STATUS_LEVELS >= TR_KV_LAYOUTS_MAX, "a name for each");
+    for (i = 0; i < plan->n; i++) {
+        const tr_kv_level_t *l = &plan->layout[i].level;
+        uint64_t bytes = (uint64_t) (tr_kv_layout_token_bytes(plan, i)
+                                         * e->layers * e->kv_heads
+                                     + 0.5);
+        char text[16];
+
+        snprintf(text, sizeof(text), "%u/%u", l->key_bits, l->value_bits);
+        for (k = 0; k < n && strcmp(name[k], text) != 0; k++) {
+        }
+        if (k == n) {
+            memcpy(name[n], text, sizeof(text));
+            token_bytes[n++] = 0;
+        }
+        token_bytes[k] = bytes > token_bytes[k] ? bytes : token_bytes[k];
+        level_of[i] = (uint8_t) k;
+    }
+    return n;
+}
+
+/* ---- the cache ---------------------------------------------------------- */
+
+void
+tr_executor_describe_cache(const tr_executor_t *e, const tr_config_t *config)
+{
+    const tr_page_plan_t *plan = tr_kv_plan(e->kv);
+    uint32_t i;
+
+    tr_log(TR_LEVEL_NOTICE,
+           "kv cache page_bytes=%u pages=%llu memory_mib=%llu swap_mib=%llu "
+           "fp16_token_bytes=%llu",
+           plan->page_bytes, (unsigned long long) tr_kv_pages(e->kv),
+           (unsigned long long) (tr_kv_pages(e->kv) * plan->page_bytes) >> 20,
+           (unsigned long long) config->swap_memory >> 20,
+           (unsigned long long) tr_kv_token_bytes(e->kv));
+    for (i = 0; i < plan->n; i++) {
+        const tr_kv_layout_t *l = &plan->layout[i];
+
+        tr_log(TR_LEVEL_NOTICE,
+               "kv level k%uv%u%s page_tokens=%u head_token_bytes=%g",
+               l->level.key_bits, l->level.value_bits,
+               i == 0                ? " dense"
+               : l->level.by_channel ? " by_channel"
+                                     : "",
+               l->tokens, tr_kv_layout_token_bytes(plan, i));
+    }
+    for (i = 0; i < e->n_policies; i++) {
+        tr_log(TR_LEVEL_NOTICE, "kv policy %s%s", e->policies[i].policy->spec,
+               i == 0 ? " (default)" : "");
+    }
+}
+
+/* Sequences that are swapped out keep their slots. */
+static uint32_t
+slots(const tr_executor_t *e, const tr_config_t *config)
+{
+    uint32_t i;
+
+    for (i = 0; i < e->n_policies; i++) {
+        if (config->swap_memory != 0
+            && (e->policies[i].policy->n_levels != 0
+                || e->policies[i].policy->digest)) {
+            return 2 * config->max_num_seqs;
+        }
+    }
+    return config->max_num_seqs;
+}
+
+void
+tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
+                         uint32_t max_len, tr_kv_config_t *out)
+{
+    *out = (tr_kv_config_t){ .layers = e->layers,
+                             .lists = e->kv_heads,
+                             .head_dim = e->head_dim,
+                             .slots = slots(e, config),
+                             .max_len = max_len,
+                             .memory = config->kv_memory,
+                             .swap_memory = config->swap_memory,
+                             .policies = e->kv_policies,
+                             .n_policies = e->n_policies };
+}
+
+void
+tr_executor_fit_cache(tr_executor_t *e)
+{
+    uint32_t i;
+
+    if (tr_kv_max_len(e->kv, NULL) < e->max_model_len) {
+        e->max_model_len = tr_kv_max_len(e->kv, NULL);
+        tr_log(TR_LEVEL_NOTICE,
+               "max_model_len is bounded by kv_memory max_model_len=%u",
+               e->max_model_len);
+    }
+    for (i = 0; i < e->n_policies; i++) {
+        uint32_t most = tr_kv_max_len(e->kv, e->policies[i].policy);
+
+        e->policies[i].max_len = most < e->max_model_len ? most
+                                                         : e->max_model_len;
+    }
+}
+
+tr_status_t
+tr_executor_open_cache(tr_executor_t *e, const tr_config_t *config,
+                       uint32_t max_len, const tr_kernels_t *kernels,
+                       tr_stream_t stream, tr_error_t *err)
+{
+    tr_kv_config_t kv;
+    tr_status_t rc = tr_executor_open_policies(e, config, err);
+
+    if (rc != TR_OK) {
+        return rc;
+    }
+    tr_executor_cache_config(e, config, max_len, &kv);
+    kv.kernels = kernels;
+    kv.stream = stream;
+    rc = tr_kv_cache_create(&kv, &e->kv, err);
+    if (rc == TR_OK) {
+        tr_executor_describe_cache(e, config);
+    }
+    return rc;
+}
+
+void
+tr_executor_close_cache(tr_executor_t *e)
+{
+    if (e->kv != NULL) {
+        tr_kv_cache_free(e->kv);
+    }
+    while (e->n_policies != 0) {
+        tr_kv_policy_free(e->policies[--e->n_policies].policy);
+    }
+}

@@ -1,0 +1,159 @@
+/*
+ * The executor: runs one batch through a model and samples.
+ *
+ * The step loop knows models only through this interface.  executor_model.c
+ * runs a model on the CPU, executor_cuda.c on a GPU; executor_null.c emits
+ * tokens at a set rate, to measure everything else.
+ *
+ * The result for a sequence depends on that sequence alone: not on the other
+ * rows of the batch, not on how its prompt was cut into chunks.  Tests hold
+ * this bit for bit on the CPU; on a GPU sums are formed in an order that depends
+ * on the size of the batch.
+ */
+#ifndef TR_EXECUTOR_H
+#define TR_EXECUTOR_H
+
+#include "engine/config/config.h"
+#include "engine/kv/kv_cache.h"
+#include "engine/model/model_config.h"
+#include "engine/sampling/sampler.h"
+#include "engine/tokenizer/tokenizer.h"
+#include <tokenring/status.h>
+
+/* One sequence's share of a step: tokens at positions [pos, pos + n).  What it
+ * points to is read by submit alone, and may be gone by collect.  The places of
+ * results are written by collect (by submit, where that computes). */
+typedef struct {
+    int32_t kv_slot; /* room for pos + n tokens is reserved */
+    uint32_t pos, n;
+    /* [n]; NULL, n = 1: the token that the slot's row in the batch before
+     * samples, which nobody knows yet */
+    const int32_t *tokens;
+    bool sample;                 /* the last position's logits give a token */
+    const tr_sampler_t *sampler; /* with sample */
+    uint32_t number;             /* of that token in its output; what sampler
+                                  * counts may be behind */
+    tr_sampled_t *out;           /* with sample; NULL by collect: not wanted any
+                                  * more */
+    /* NULL, or [n]: score of the token that follows each position, i.e.
+     * scores[i] is for tokens[i + 1]; the caller gives n tokens + 1 known */
+    tr_sampled_t *scores;
+    int32_t top; /* alternatives wanted in scores */
+    /* by collect: TR_OK; TR_AGAIN: no page was left for its one token, behind a
+     * prompt, and nothing of it was stored; or this item alone failed.  When a
+     * row is TR_AGAIN, so is that of its slot in the batch behind. */
+    tr_status_t status;
+} tr_batch_item_t;
+
+typedef struct {
+    tr_batch_item_t *items;
+    uint32_t n_items;
+    uint32_t n_tokens; /* sum of n, at most the executor's max_batch_tokens */
+} tr_batch_t;
+
+#define TR_EXECUTOR_POLICIES 16
+
+/* A policy that requests may run with, as the configuration names it. */
+typedef struct {
+    tr_kv_policy_t *policy;
+    char given[TR_KV_SPEC_MAX + 1];
+    uint32_t max_len; /* of a sequence with it, at most max_model_len */
+} tr_executor_policy_t;
+
+typedef struct tr_executor tr_executor_t;
+
+struct tr_executor {
+    const char *backend; /* "cpu", "cuda", "null" */
+    uint32_t vocab;
+    uint32_t max_model_len; /* after the configuration's bound */
+    uint32_t layers, kv_heads, query_heads, head_dim;
+    uint64_t parameters;
+    int32_t eos[8]; /* config.json, generation_config.json */
+    uint32_t n_eos;
+    tr_kv_cache_t *kv; /* owned by the executor, as are its policies */
+    tr_executor_policy_t policies[TR_EXECUTOR_POLICIES];     /* default first */
+    const tr_kv_policy_t *kv_policies[TR_EXECUTOR_POLICIES]; /* the same */
+    uint32_t n_policies;
+    /* How many batches may be under way when the next is submitted: 0 where
+     * submit computes (CPU), 1 where it only starts the work (GPU).  What was
+     * asked of `kv` takes effect before the next batch and after those under
+     * way. */
+    uint32_t ahead;
+    /* Starts a batch, which may be empty where the cache is not settled
+     * (tr_kv_settled): its answers come with collect.  A failure of the whole step is returned here, and then it
+     * is not collected, or by its collect. */
+    tr_status_t (*submit)(tr_executor_t *e, const tr_batch_t *batch);
+    /* Waits for the oldest batch under way, which is `batch`, and writes its
+     * results.  Both are called by the step loop only. */
+    tr_status_t (*collect)(tr_executor_t *e, const tr_batch_t *batch);
+    /* NULL: always at once.  Else asked after each token (now: CLOCK_MONOTONIC,
+     * us): when may the sequence in kv_slot be in a batch again?  The loop
+     * sleeps until the earliest of these times, or until something happens,
+     * so an executor that paces never waits. */
+    uint64_t (*due)(tr_executor_t *e, int32_t kv_slot, uint64_t now);
+    /* Set by who opened it, NULL: nobody.  Called once, by the step loop's
+     * thread, when the device is gone for good: every batch fails from now on,
+     * and the process should end. */
+    void (*lost)(void *arg, const char *why);
+    void *lost_arg;
+    void (*free)(tr_executor_t *e);
+};
+
+/* Submits and collects, for those who have nothing to do in between. */
+tr_status_t tr_executor_run(tr_executor_t *e, const tr_batch_t *batch);
+
+/* The collect of an executor whose submit computes (ahead 0). */
+tr_status_t tr_executor_collect_computed(tr_executor_t *e,
+                                         const tr_batch_t *batch);
+
+/* The model's card, and how long its sequences may be: the model's bound, or the
+ * configured one when that is lower, or what about fits kv_memory bytes, before
+ * tr_executor_fit_cache knows it exactly. */
+tr_status_t tr_executor_describe(tr_executor_t *e, const char *backend,
+                                 const tr_model_config_t *model,
+                                 const tr_config_t *config, uint64_t kv_memory,
+                                 tr_error_t *err);
+
+/* What executors share (executor.c): the policies and the cache that the
+ * configuration asks for, with the shape in *e.  kernels: NULL for an executor
+ * that stores nothing and keeps all dense. */
+tr_status_t tr_executor_open_policies(tr_executor_t *e,
+                                      const tr_config_t *config,
+                                      tr_error_t *err);
+tr_status_t tr_executor_open_cache(tr_executor_t *e, const tr_config_t *config,
+                                   uint32_t max_len,
+                                   const tr_kernels_t *kernels,
+                                   tr_stream_t stream, tr_error_t *err);
+/* The parts of that for an executor with a cache of its own kind: what it is to
+ * be (after the policies; kernels and stream are left out), and, when e->kv is
+ * there, a line in the log. */
+void tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
+                              uint32_t max_len, tr_kv_config_t *out);
+void tr_executor_describe_cache(const tr_executor_t *e,
+                                const tr_config_t *config);
+/* One sequence must always be able to run to its end: max_model_len, for the
+ * default policy, and max_len of each. */
+void tr_executor_fit_cache(tr_executor_t *e);
+/* Both, as far as they were opened. */
+void tr_executor_close_cache(tr_executor_t *e);
+
+/* Levels as users see them, by bits of keys and values: what the layouts of a
+ * plan share.  level_of[layout] is an index into name, bytes a token of all
+ * heads (of the largest that share it).  Returns how many there are. */
+uint32_t tr_executor_levels(const tr_executor_t *e,
+                            uint8_t level_of[TR_KV_LAYOUTS_MAX],
+                            char name[TR_STATUS_LEVELS][16],
+                            uint64_t token_bytes[TR_STATUS_LEVELS]);
+
+/* Opens config->model with the backend named there, cpu or cuda.  Says what it
+ * does through log.h (progress on long work). */
+tr_status_t tr_executor_open(const tr_config_t *config, tr_executor_t **out,
+                             tr_error_t *err);
+tr_status_t tr_executor_model_open(const tr_config_t *config,
+                                   tr_executor_t **out, tr_error_t *err);
+tr_status_t tr_executor_cuda_open(const tr_config_t *config,
+                                  tr_executor_t **out, tr_error_t *err);
+tr_status_t tr_executor_null_open(const tr_config_t *config, uint32_t vocab,
+                                  tr_executor_t **out, tr_error_t *err);
+
+#endif

@@ -1,0 +1,129 @@
+/*
+ * What the files of the executor on a GPU share: executor_cuda.c (opening,
+ * memory, graphs), executor_cuda_batch.c (what a batch uploads) and
+ * executor_cuda_step.c (launches and results).  Nobody else includes this but
+ * tests and benchmarks.
+ *
+ * A step of pure decode has the size of its bucket: what is missing are
+ * sequences of slot -1.  So all that differs between two steps of a bucket is
+ * the contents of one block of memory, the upload, and the launches are a graph
+ * that was captured at start.  Other steps are launched one by one.
+ *
+ * Two batches may be under way.  Each has a turn: pinned memory for its upload
+ * and its results, and an event behind it; the device has one of each, which
+ * the stream's order protects.
+ */
+#ifndef TR_EXECUTOR_CUDA_H
+#define TR_EXECUTOR_CUDA_H
+
+#include "executor.h"
+#include "engine/kv/kv_device.h"
+#include "engine/model/cuda/model_cuda.h"
+
+#define TR_CUDA_TURNS 2
+#define TR_CUDA_BUCKETS_MAX 64
+
+/* Tokens of one sequence that may be barred: stop tokens, the model's ends, and
+ * the end of a chat's turn. */
+#define TR_CUDA_BAR_MAX (TR_STOP_TOKENS_MAX + TR_EOS_MAX + 1)
+
+/* Offsets in an upload of so many rows, sequences and wishes. */
+typedef struct {
+    size_t token, row_slot, row_pos, seq_row, way, gather, wish, size;
+} tr_cuda_upload_t;
+
+#define TR_CUDA_NOBODY UINT32_MAX
+
+/* Where the result of a wish goes. */
+typedef struct {
+    uint32_t item;  /* TR_CUDA_NOBODY: it is padding */
+    uint32_t index; /* of the token within the item */
+    bool score;     /* else it samples */
+} tr_cuda_want_t;
+
+typedef struct {
+    uint8_t *upload; /* pinned, as are the next four */
+    tr_cuda_bias_t *bias;
+    int32_t *bar;
+    tr_cuda_sampled_t *sampled; /* [max_rows] */
+    tr_cuda_top_t *top;         /* [max_rows][TR_CUDA_TOP_MAX] */
+    void *begun, *done;         /* events */
+    tr_cuda_want_t *wants;      /* [max_rows] */
+    tr_status_t *status;        /* [max_seqs] what submit says of an item */
+    bool *stalled;              /* [max_seqs] */
+    uint32_t n_wants, n_bias, n_bar;
+    bool top_wanted, graph, failed;
+} tr_cuda_turn_t;
+
+typedef struct {
+    uint64_t steps, graphs; /* collected; of these, replayed */
+    double device_us;       /* from the first copy to the last, on the device */
+} tr_cuda_times_t;
+
+typedef struct {
+    tr_executor_t base;
+    const tr_cuda_api_t *cuda;
+    tr_cuda_about_t about;
+    tr_cuda_device_t device;
+    tr_cuda_stream_t stream;
+    tr_model_cuda_t *model;
+    uint32_t max_rows, max_seqs;
+
+    uint8_t *memory; /* of the device, behind the next five */
+    uint8_t *upload;
+    tr_cuda_bias_t *bias;
+    int32_t *bar;
+    tr_cuda_sampled_t *sampled;
+    tr_cuda_top_t *top;
+
+    tr_cuda_turn_t turn[TR_CUDA_TURNS];
+    uint32_t oldest, under_way;
+    tr_kv_device_row_t *rows; /* [max_seqs] of the batch being submitted */
+
+    uint32_t bucket[TR_CUDA_BUCKETS_MAX], n_buckets;
+    void *graph[TR_CUDA_BUCKETS_MAX];
+    uint32_t decode_ways; /* ways that a decode step may need */
+    bool direct;          /* tests: launch what would be replayed */
+    bool gone;            /* the device is */
+    tr_cuda_times_t times;
+} tr_executor_cuda_t;
+
+/* executor_cuda_batch.c */
+
+/* An upload's arrays, here or on the device. */
+typedef struct {
+    int32_t *token, *row_slot;
+    uint32_t *row_pos, *seq_row;
+    uint8_t *way;
+    uint32_t *gather;
+    tr_cuda_wish_t *wish;
+} tr_cuda_arrays_t;
+
+void tr_cuda_lay_upload(uint32_t rows, uint32_t seqs, uint32_t wishes,
+                        tr_cuda_upload_t *out);
+tr_cuda_arrays_t tr_cuda_arrays(uint8_t *base, const tr_cuda_upload_t *l);
+
+/* A batch that breaks the contract would overrun the buffers. */
+bool tr_cuda_batch_fits(const tr_executor_cuda_t *x, const tr_batch_t *batch);
+/* The bucket of a batch of pure decode, -1: it is another. */
+int tr_cuda_bucket(const tr_executor_cuda_t *x, const tr_batch_t *batch);
+/* Rows whose logits are wanted. */
+uint32_t tr_cuda_wishes(const tr_batch_t *batch);
+/* Fills the turn's pinned memory and x->rows, with padding up to so many
+ * sequences and wishes; returns which ways of attention there are. */
+uint32_t tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_turn_t *t,
+                         const tr_batch_t *batch, const tr_cuda_upload_t *l,
+                         uint32_t n_seqs, uint32_t n_wishes);
+
+/* executor_cuda_step.c */
+
+tr_status_t tr_executor_cuda_submit(tr_executor_t *e, const tr_batch_t *batch);
+tr_status_t tr_executor_cuda_collect(tr_executor_t *e, const tr_batch_t *batch);
+
+/* A step of a bucket, all of it padding: loads what launches need. */
+tr_status_t tr_executor_cuda_idle(tr_executor_cuda_t *x, uint32_t bucket);
+
+/* The launches of a decode step of this size, as they are captured. */
+int tr_executor_cuda_launch(tr_executor_cuda_t *x, uint32_t bucket);
+
+#endif

@@ -1,0 +1,323 @@
+/*
+ * Batches on a GPU (executor_cuda.h): launches, and what comes of them.
+ *
+ * Nothing here waits but collect, and nothing allocates.  Once kv_device.h was
+ * told of a batch, it is collected, whatever fails: only so its books and the
+ * device's agree.
+ */
+#include "executor_cuda.h"
+
+#include <string.h>
+
+#include "engine/config/log.h"
+
+/* ---- launches ----------------------------------------------------------- */
+
+static int
+launch_step(tr_executor_cuda_t *x, const tr_cuda_upload_t *l,
+            tr_cuda_step_t *step)
+{
+    const tr_cuda_manager_t *m = tr_kv_device_manager(x->base.kv);
+    tr_cuda_arrays_t a = tr_cuda_arrays(x->upload, l);
+
+    if (step->n_rows == 0) { /* an empty batch has commands alone */
+        int rc = tr_kv_device_step(x->base.kv, step->n_seqs);
+
+        x->model->failed = rc != 0 ? "manager_step" : NULL;
+        return rc;
+    }
+    step->token = a.token;
+    step->row_slot = a.row_slot;
+    step->row_pos = a.row_pos;
+    step->seq_row = a.seq_row;
+    step->way = a.way;
+    step->gather = a.gather;
+    step->wish = a.wish;
+    step->bias = x->bias;
+    step->bar = x->bar;
+    step->sampled = x->sampled;
+    step->top = x->top;
+    tr_model_cuda_begin(x->model, step);
+    tr_model_cuda_launched(x->model,
+                           tr_kv_device_step(x->base.kv, step->n_seqs),
+                           "manager_step");
+    return tr_model_cuda_step(x->model, &m->view, m->seq_slot, step);
+}
+
+int
+tr_executor_cuda_launch(tr_executor_cuda_t *x, uint32_t bucket)
+{
+    tr_cuda_step_t step = { .n_rows = bucket,
+                            .n_seqs = bucket,
+                            .n_wishes = bucket,
+                            .ways = x->decode_ways };
+    tr_cuda_upload_t l;
+
+    tr_cuda_lay_upload(bucket, bucket, bucket, &l);
+    return launch_step(x, &l, &step);
+}
+
+static int
+upload(tr_executor_cuda_t *x, const tr_cuda_turn_t *t, size_t size)
+{
+    const tr_cuda_api_t *cuda = x->cuda;
+    int rc = cuda->fetch(&x->stream, x->upload, t->upload, size);
+
+    if (rc == 0 && t->n_bias != 0) {
+        rc = cuda->fetch(&x->stream, x->bias, t->bias,
+                         t->n_bias * sizeof(*t->bias));
+    }
+    if (rc == 0 && t->n_bar != 0) {
+        rc = cuda->fetch(&x->stream, x->bar, t->bar,
+                         t->n_bar * sizeof(*t->bar));
+    }
+    return rc;
+}
+
+static int
+download(tr_executor_cuda_t *x, const tr_cuda_turn_t *t)
+{
+    size_t n = t->n_wants;
+    int rc = 0;
+
+    if (n != 0) {
+        rc = x->cuda->send(&x->stream, t->sampled, x->sampled,
+                           n * sizeof(*t->sampled));
+    }
+    if (rc == 0 && t->top_wanted) {
+        rc = x->cuda->send(&x->stream, t->top, x->top,
+                           n * TR_CUDA_TOP_MAX * sizeof(*t->top));
+    }
+    return rc;
+}
+
+/* Nothing can be computed any more. */
+static tr_status_t
+lose(tr_executor_cuda_t *x, const char *what)
+{
+    if (!x->gone) {
+        x->gone = true;
+        tr_log(TR_LEVEL_ERROR,
+               "the GPU is lost: every request fails, the engine must be "
+               "started again device=%u what=%s reason=\"%s\"",
+               (uint32_t) x->device.ordinal, what, x->cuda->reason());
+        if (x->base.lost != NULL) {
+            x->base.lost(x->base.lost_arg, what);
+        }
+    }
+    return TR_ERR_INTERNAL;
+}
+
+/* A launch failed: this batch's requests fail, and all if the device is gone. */
+static void
+note_failure(tr_executor_cuda_t *x, tr_cuda_turn_t *t, int rc)
+{
+    t->failed = true;
+    tr_log(TR_LEVEL_ERROR, "a launch failed launch=%s code=%d reason=\"%s\"",
+           x->model->failed != NULL ? x->model->failed : "copy", rc,
+           rc == TR_KERNEL_BADARG ? "arguments" : x->cuda->reason());
+    if (!x->cuda->alive()) {
+        lose(x, "a launch");
+    }
+}
+
+/* Between kv_device's begin and end. */
+static int
+launch_batch(tr_executor_cuda_t *x, tr_cuda_turn_t *t, int b,
+             const tr_cuda_upload_t *l, tr_cuda_step_t *step)
+{
+    int rc = upload(x, t, l->size);
+
+    x->model->failed = NULL;
+    if (rc != 0) {
+        return rc;
+    }
+    if (b < 0) {
+        rc = launch_step(x, l, step);
+    } else if (x->direct || x->graph[b] == NULL) {
+        rc = tr_executor_cuda_launch(x, x->bucket[b]);
+    } else {
+        rc = x->cuda->graph_launch(&x->stream, x->graph[b]);
+        t->graph = true;
+    }
+    return rc != 0 ? rc : download(x, t);
+}
+
+/* What was filled in goes to the device; rows: of kv_device. */
+static tr_status_t
+start(tr_executor_cuda_t *x, tr_cuda_turn_t *t, int b,
+      const tr_cuda_upload_t *l, tr_cuda_step_t *step)
+{
+    int rc, end;
+
+    t->failed = t->graph = false;
+    x->cuda->event_record(&x->stream, t->begun);
+    if (tr_kv_device_begin(x->base.kv, x->rows, step->n_seqs) != 0) {
+        return lose(x, "the cache");
+    }
+    x->under_way++;
+    rc = launch_batch(x, t, b, l, step);
+    end = tr_kv_device_end(x->base.kv);
+    rc = rc != 0 ? rc : end;
+    end = x->cuda->event_record(&x->stream, t->done);
+    rc = rc != 0 ? rc : end;
+    if (rc != 0) {
+        note_failure(x, t, rc);
+    }
+    return TR_OK; /* collect says how it went */
+}
+
+static tr_cuda_turn_t *
+next_turn(tr_executor_cuda_t *x)
+{
+    return &x->turn[(x->oldest + x->under_way) % TR_CUDA_TURNS];
+}
+
+tr_status_t
+tr_executor_cuda_submit(tr_executor_t *e, const tr_batch_t *batch)
+{
+    tr_executor_cuda_t *x = (tr_executor_cuda_t *) e;
+    tr_cuda_turn_t *t = next_turn(x);
+    tr_cuda_step_t step = { .n_seqs = batch->n_items };
+    tr_cuda_upload_t l;
+    int b;
+
+    if (x->gone) {
+        return TR_ERR_INTERNAL;
+    }
+    if (!tr_cuda_batch_fits(x, batch)) {
+        tr_log(TR_LEVEL_ERROR,
+               "a batch exceeds the executor items=%u tokens=%u max_items=%u "
+               "max_tokens=%u under_way=%u",
+               batch->n_items, batch->n_tokens, x->max_seqs, x->max_rows,
+               x->under_way);
+        return TR_ERR_INTERNAL;
+    }
+    b = tr_cuda_bucket(x, batch);
+    if (b >= 0) {
+        step.n_rows = step.n_seqs = step.n_wishes = x->bucket[b];
+    } else {
+        for (uint32_t i = 0; i < batch->n_items; i++) {
+            step.n_rows += batch->items[i].n;
+        }
+        step.n_wishes = tr_cuda_wishes(batch);
+    }
+    tr_cuda_lay_upload(step.n_rows, step.n_seqs, step.n_wishes, &l);
+    step.ways = tr_cuda_flatten(x, t, batch, &l, step.n_seqs, step.n_wishes);
+    step.host_way = tr_cuda_arrays(t->upload, &l).way;
+    return start(x, t, b, &l, &step);
+}
+
+/* ---- results ------------------------------------------------------------ */
+
+static tr_status_t
+take_result(const tr_cuda_turn_t *t, uint32_t k, tr_sampled_t *out)
+{
+    const tr_cuda_sampled_t *s = &t->sampled[k];
+    const tr_cuda_top_t *top = t->top + (size_t) k * TR_CUDA_TOP_MAX;
+
+    if (s->token < 0 || s->n_top > TR_TOP_LOGPROBS_MAX) {
+        return TR_ERR_INTERNAL;
+    }
+    out->token = s->token;
+    out->logprob = s->logprob;
+    out->n_top = t->top_wanted ? s->n_top : 0;
+    for (uint32_t i = 0; i < out->n_top; i++) {
+        out->top[i] = (tr_top_t){ top[i].token, top[i].logprob };
+    }
+    return TR_OK;
+}
+
+static void
+take_results(const tr_cuda_turn_t *t, const tr_batch_t *batch)
+{
+    for (uint32_t i = 0; i < batch->n_items; i++) {
+        batch->items[i].status = t->status[i] == TR_OK && t->stalled[i]
+                                     ? TR_AGAIN
+                                     : t->status[i];
+    }
+    for (uint32_t k = 0; k < t->n_wants; k++) {
+        const tr_cuda_want_t *w = &t->wants[k];
+        tr_batch_item_t *item = w->item != TR_CUDA_NOBODY
+                                    ? &batch->items[w->item]
+                                    : NULL;
+        tr_sampled_t *out;
+        tr_status_t rc;
+
+        if (item == NULL || item->status != TR_OK) {
+            continue;
+        }
+        out = !w->score              ? item->out
+              : item->scores != NULL ? &item->scores[w->index]
+                                     : NULL;
+        if (out != NULL) {
+            rc = take_result(t, k, out);
+            item->status = rc;
+        }
+    }
+}
+
+static void
+count_time(tr_executor_cuda_t *x, const tr_cuda_turn_t *t)
+{
+    double us = 0;
+
+    x->times.steps++;
+    x->times.graphs += t->graph;
+    if (x->cuda->event_time(t->begun, t->done, &us) == 0) {
+        x->times.device_us += us;
+    }
+}
+
+tr_status_t
+tr_executor_cuda_collect(tr_executor_t *e, const tr_batch_t *batch)
+{
+    tr_executor_cuda_t *x = (tr_executor_cuda_t *) e;
+    tr_cuda_turn_t *t = &x->turn[x->oldest];
+    tr_status_t rc;
+
+    if (x->under_way == 0) {
+        return TR_ERR_INTERNAL;
+    }
+    x->under_way--;
+    x->oldest = (x->oldest + 1) % TR_CUDA_TURNS;
+    if (x->gone) {
+        return TR_ERR_INTERNAL;
+    }
+    if (x->cuda->event_wait(t->done) != 0) {
+        return lose(x, "a step");
+    }
+    rc = tr_kv_device_settle(e->kv, t->stalled);
+    if (rc != TR_OK) { /* whatever else it would store might be anybody's */
+        return lose(x, "the page tables");
+    }
+    if (t->failed) {
+        return TR_ERR_INTERNAL;
+    }
+    count_time(x, t);
+    take_results(t, batch);
+    return TR_OK;
+}
+
+tr_status_t
+tr_executor_cuda_idle(tr_executor_cuda_t *x, uint32_t bucket)
+{
+    tr_cuda_turn_t *t = next_turn(x);
+    tr_cuda_step_t step = { .n_rows = bucket,
+                            .n_seqs = bucket,
+                            .n_wishes = bucket };
+    const tr_batch_t none = { NULL, 0, 0 };
+    tr_cuda_upload_t l;
+    bool direct = x->direct;
+    int b = 0;
+
+    while (x->bucket[b] != bucket) {
+        b++;
+    }
+    tr_cuda_lay_upload(bucket, bucket, bucket, &l);
+    tr_cuda_flatten(x, t, &none, &l, bucket, bucket);
+    x->direct = true;
+    start(x, t, b, &l, &step);
+    x->direct = direct;
+    return tr_executor_cuda_collect(&x->base, &none);
+}

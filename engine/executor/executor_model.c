@@ -1,0 +1,299 @@
+/*
+ * The executor that runs a real model: executor.h over model.h, the KV cache
+ * and the sampler.
+ *
+ * A step flattens the batch into rows, runs them through the model, then takes
+ * logits for the rows that are sampled or scored, as many at a time as the
+ * logits buffer holds.  All memory is taken at open.
+ */
+#include "executor.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "kernels/team.h"
+
+#include "engine/config/log.h"
+#include "engine/model/cpu/model.h"
+
+/* A row whose logits are needed. */
+typedef struct {
+    tr_batch_item_t *item;
+    uint32_t index; /* of the token within the item */
+    bool score, sample;
+} want_t;
+
+typedef struct {
+    tr_executor_t base;
+    tr_model_t *model;
+    uint32_t max_rows, max_items;
+    tr_rows_t rows; /* arrays of max_rows, max_items, max_items + 1 */
+    int32_t *tokens;
+    want_t *wants;       /* [max_rows] */
+    uint32_t *want_rows; /* [max_rows] */
+    uint32_t n_wants;
+    uint8_t *scratch; /* [threads][scratch_size] of the sampler */
+    size_t scratch_size;
+} executor_t;
+
+/* A batch that breaks the contract would overrun the workspaces. */
+static bool
+batch_fits(const executor_t *x, const tr_batch_t *batch)
+{
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < batch->n_items; i++) {
+        const tr_batch_item_t *item = &batch->items[i];
+
+        if (item->n == 0 || item->kv_slot < 0 || item->tokens == NULL
+            || (uint64_t) item->pos + item->n > x->base.max_model_len) {
+            return false;
+        }
+        n += item->n;
+    }
+    return batch->n_items <= x->max_items && n <= x->max_rows;
+}
+
+/* Copies an item's tokens; one outside the vocabulary fails the item, and its
+ * row runs with token 0 so that the others need not care. */
+static void
+add_rows(executor_t *x, tr_batch_item_t *item, uint32_t row)
+{
+    for (uint32_t i = 0; i < item->n; i++) {
+        int32_t token = item->tokens[i];
+        bool last = i + 1 == item->n;
+        bool sample = item->sample && last;
+        bool score = item->scores != NULL && !sample;
+
+        if (token < 0 || (uint32_t) token >= x->base.vocab) {
+            item->status = TR_ERR_INVALID;
+            token = 0;
+        }
+        x->tokens[row + i] = token;
+        ((uint32_t *) x->rows.row_pos)[row + i] = item->pos + i;
+        if (sample || score) {
+            x->wants[x->n_wants] = (want_t){ item, i, score, sample };
+            x->want_rows[x->n_wants++] = row + i;
+        }
+    }
+}
+
+static void
+flatten(executor_t *x, const tr_batch_t *batch)
+{
+    uint32_t row = 0;
+
+    x->n_wants = 0;
+    for (uint32_t i = 0; i < batch->n_items; i++) {
+        tr_batch_item_t *item = &batch->items[i];
+
+        item->status = TR_OK;
+        ((int32_t *) x->rows.seq_slot)[i] = item->kv_slot;
+        ((uint32_t *) x->rows.seq_row)[i] = row;
+        add_rows(x, item, row);
+        row += item->n;
+    }
+    ((uint32_t *) x->rows.seq_row)[batch->n_items] = row;
+    x->rows.n_rows = row;
+    x->rows.n_seqs = batch->n_items;
+}
+
+/* Samples or scores one row. */
+static tr_status_t
+finish_row(executor_t *x, const want_t *w, float *logits, void *scratch)
+{
+    tr_batch_item_t *item = w->item;
+
+    if (w->score) {
+        return tr_sampler_score(logits, x->base.vocab,
+                                item->tokens[w->index + 1], item->top, scratch,
+                                &item->scores[w->index]);
+    }
+    return tr_sampler_sample(item->sampler, logits, scratch, item->out);
+}
+
+typedef struct {
+    executor_t *x;
+    uint32_t first; /* of the wants, in row 0 of the logits */
+} finish_t;
+
+static void
+finish_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const finish_t *a = arg;
+    executor_t *x = a->x;
+    tr_model_t *m = x->model;
+
+    for (uint32_t i = first; i < end; i++) {
+        const want_t *w = &x->wants[a->first + i];
+        tr_status_t rc = finish_row(x, w, m->logits + i * m->ld_logits,
+                                    x->scratch + worker * x->scratch_size);
+
+        if (rc != TR_OK) { /* several rows may fail alike */
+            __atomic_store_n(&w->item->status, rc, __ATOMIC_RELAXED);
+        }
+    }
+}
+
+static tr_status_t
+finish(executor_t *x)
+{
+    tr_model_t *m = x->model;
+    finish_t a = { x, 0 };
+
+    for (uint32_t first = 0; first < x->n_wants; first += m->logit_rows) {
+        uint32_t n = x->n_wants - first;
+
+        n = n < m->logit_rows ? n : m->logit_rows;
+        if (tr_model_logits(m, x->want_rows + first, n) != TR_OK) {
+            return TR_ERR_INTERNAL;
+        }
+        a.first = first;
+        tr_team_run(m->stream.team, m->stream.threads, n, 1, finish_rows, &a);
+    }
+    return TR_OK;
+}
+
+static tr_status_t
+submit(tr_executor_t *e, const tr_batch_t *batch)
+{
+    executor_t *x = (executor_t *) e;
+    tr_kv_view_t view;
+    tr_status_t rc;
+
+    if (!batch_fits(x, batch)) {
+        tr_log(TR_LEVEL_ERROR,
+               "a batch exceeds the executor items=%u tokens=%u max_items=%u "
+               "max_tokens=%u",
+               batch->n_items, batch->n_tokens, x->max_items, x->max_rows);
+        return TR_ERR_INTERNAL;
+    }
+    flatten(x, batch);
+    tr_kv_view(e->kv, &view);
+    rc = tr_model_forward(x->model, &view, &x->rows, x->tokens);
+    return rc == TR_OK ? finish(x) : rc;
+}
+
+static void
+executor_free(tr_executor_t *e)
+{
+    executor_t *x = (executor_t *) e;
+
+    tr_executor_close_cache(e);
+    tr_model_free(x->model);
+    free(x->tokens);
+    free((void *) x->rows.row_pos);
+    free((void *) x->rows.seq_slot);
+    free((void *) x->rows.seq_row);
+    free(x->wants);
+    free(x->want_rows);
+    free(x->scratch);
+    free(x);
+}
+
+static tr_status_t
+take_arrays(executor_t *x, int threads, tr_error_t *err)
+{
+    size_t rows = x->max_rows, items = x->max_items;
+
+    x->scratch_size = tr_pad(tr_sampler_scratch_size(x->base.vocab), 64);
+    x->tokens = calloc(rows, sizeof(int32_t));
+    x->rows.row_pos = calloc(rows, sizeof(uint32_t));
+    x->rows.seq_slot = calloc(items, sizeof(int32_t));
+    x->rows.seq_row = calloc(items + 1, sizeof(uint32_t));
+    x->wants = calloc(rows, sizeof(want_t));
+    x->want_rows = calloc(rows, sizeof(uint32_t));
+    x->scratch = aligned_alloc(64, (size_t) threads * x->scratch_size);
+    if (!x->tokens || !x->rows.row_pos || !x->rows.seq_slot || !x->rows.seq_row
+        || !x->wants || !x->want_rows || !x->scratch) {
+        return tr_error_set(err, TR_ERR_NOMEM, "max_batch_tokens",
+                            "out of memory: tables for %zu rows", rows);
+    }
+    return TR_OK;
+}
+
+static tr_status_t
+open_model(executor_t *x, const tr_config_t *config, int threads,
+           tr_error_t *err)
+{
+    tr_model_options_t options = {
+        .dir = config->model,
+        .load_format = config->load_format,
+        .dummy_seed = config->dummy_seed,
+        .kernels = tr_kernels_cpu(NULL),
+        .threads = threads,
+        .max_rows = config->max_batch_tokens,
+        .max_seqs = config->max_num_seqs,
+        .max_len = config->max_model_len,
+        .kv_memory = config->kv_memory,
+    };
+    struct timespec a, b;
+    tr_status_t rc;
+
+    clock_gettime(CLOCK_MONOTONIC, &a);
+    rc = tr_model_open(&options, &x->model, err);
+    if (rc != TR_OK) {
+        return rc;
+    }
+    clock_gettime(CLOCK_MONOTONIC, &b);
+    tr_log(TR_LEVEL_NOTICE,
+           "model loaded type=%s parameters=%" PRIu64
+           " weights_mib=%zu kernels=%s threads=%d ms=%.0f",
+           x->model->config.model_type,
+           tr_model_config_parameters(&x->model->config),
+           x->model->weights_size >> 20, options.kernels->name, threads,
+           (double) (b.tv_sec - a.tv_sec) * 1e3
+               + (double) (b.tv_nsec - a.tv_nsec) * 1e-6);
+    return TR_OK;
+}
+
+static tr_status_t
+open_cache(executor_t *x, const tr_config_t *config, tr_error_t *err)
+{
+    const tr_model_t *m = x->model;
+    tr_status_t rc = tr_executor_open_cache(&x->base, config,
+                                            x->base.max_model_len, m->kernels,
+                                            m->stream, err);
+
+    if (rc == TR_OK) {
+        tr_executor_fit_cache(&x->base);
+    }
+    return rc;
+}
+
+tr_status_t
+tr_executor_model_open(const tr_config_t *config, tr_executor_t **out,
+                       tr_error_t *err)
+{
+    int threads = config->threads ? (int) config->threads : tr_team_cores();
+    executor_t *x = calloc(1, sizeof(*x));
+    tr_status_t rc;
+
+    if (x == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "", "out of memory");
+    }
+    x->max_rows = config->max_batch_tokens;
+    x->max_items = config->max_num_seqs;
+    rc = open_model(x, config, threads, err);
+    if (rc == TR_OK) {
+        x->base.submit = submit;
+        x->base.collect = tr_executor_collect_computed;
+        x->base.free = executor_free;
+        rc = tr_executor_describe(&x->base, "cpu", &x->model->config, config,
+                                  config->kv_memory, err);
+    }
+    if (rc == TR_OK) {
+        rc = open_cache(x, config, err);
+    }
+    if (rc == TR_OK) {
+        rc = take_arrays(x, threads, err);
+    }
+    if (rc != TR_OK) {
+        executor_free(&x->base);
+        return rc;
+    }
+    *out = &x->base;
+    return TR_OK;
+}

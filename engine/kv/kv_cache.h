@@ -1,0 +1,165 @@
+/*
+ * The KV cache: one pool of equal pages, and for every (sequence slot, layer,
+ * list) a row of the page table; lists a layer = KV heads.
+ *
+ * What a page holds is in kernels/kv_layout.h, where a token is in kernels.h
+ * (dense, window, lists), what becomes of it is a policy's choice
+ * (kv_policy.h), how pages are given out is in kv_pages.h.  This file plans and
+ * grants (DiffKV, SOSP 2025, section 5.2): every head plans alone, one prefix
+ * sum over (sequence, layer, list) in that order gives each its range of the
+ * free page ring, all or nothing for a sequence.
+ *
+ *   open -> reserve, reserve ..      prompt: dense pages, chunk by chunk
+ *        -> compress                 all layers planned, moved, recycled
+ *        -> reserve (len + 1), ..    generation: one token a step
+ *        -> close
+ *
+ * The step loop is the only caller.  Nothing here allocates after create.
+ */
+#ifndef TR_KV_CACHE_H
+#define TR_KV_CACHE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+#include <tokenring/error.h>
+
+#include "engine/kv/policy/kv_policy.h"
+
+typedef struct tr_kv_cache tr_kv_cache_t;
+
+typedef struct {
+    uint32_t layers, lists, head_dim; /* lists = KV heads */
+    uint32_t slots;                   /* sequences that hold pages at once */
+    uint32_t max_len;                 /* tokens of one sequence */
+    uint64_t memory;                  /* bytes of the pool */
+    uint64_t swap_memory;             /* bytes for preempted sequences */
+    /* Which policies slots may be opened with; the first is the default.  Their
+     * levels together are the engine's.  Borrowed: the array for the call, the
+     * policies for the cache's lifetime. */
+    const tr_kv_policy_t *const *policies; /* [n_policies] */
+    uint32_t n_policies;
+    const tr_kernels_t *kernels; /* NULL: pages are managed, but compress copies
+                                  * no tokens into them (tests) */
+    tr_stream_t stream;          /* plans steps of many heads, and prompts */
+} tr_kv_config_t;
+
+tr_status_t tr_kv_cache_create(const tr_kv_config_t *config,
+                               tr_kv_cache_t **out, tr_error_t *err);
+void tr_kv_cache_free(tr_kv_cache_t *kv);
+
+/* Page geometry, for the status page and for admission. */
+const tr_page_plan_t *tr_kv_plan(const tr_kv_cache_t *kv);
+uint64_t tr_kv_page_bytes(const tr_kv_cache_t *kv);
+uint64_t tr_kv_pages(const tr_kv_cache_t *kv);
+uint64_t tr_kv_free_pages(const tr_kv_cache_t *kv);
+/* FP16 bytes of a token: all layers and lists, keys and values alone. */
+uint64_t tr_kv_token_bytes(const tr_kv_cache_t *kv);
+/* Pages to have before a prompt of n tokens is begun: its dense pages and the
+ * compressed copy that its policy is charged for (NULL: the default). */
+uint64_t tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
+                         uint32_t n);
+/* The most tokens of one sequence; at most the configured max_len.  Alone in
+ * the pool, such a sequence is never refused a page, at whatever length its
+ * prompts end and whatever its policy decides: dense pages and the largest
+ * compressed copy, old and new, fit. */
+uint32_t tr_kv_max_len(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
+
+/* Is all known that was asked (kv_device.h)?  Always true on the CPU.  When it
+ * is not, TR_AGAIN below may only mean that an answer has not come yet. */
+bool tr_kv_settled(const tr_kv_cache_t *kv);
+
+/* What kernels need; valid for the cache's lifetime, its contents change with
+ * every call below. */
+void tr_kv_view(const tr_kv_cache_t *kv, tr_kv_view_t *out);
+
+/* Takes a free slot without pages; -1 when all are taken.  policy: NULL for the
+ * default, else one whose levels are in the engine's table and whose window is
+ * not larger than that of all policies at create (it is copied, so that a
+ * request may override thresholds). */
+int32_t tr_kv_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
+/* Returns all pages (or swapped pages) and the slot. */
+void tr_kv_close(tr_kv_cache_t *kv, int32_t slot);
+const tr_kv_policy_t *tr_kv_slot_policy(const tr_kv_cache_t *kv, int32_t slot);
+
+/* Says that the prompt that is being computed ends at `len` tokens, so that its
+ * last queries can be counted apart.  Before its first chunk. */
+void tr_kv_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
+
+/* Makes room so that positions [0, len) can be stored.  Dense slots: pages
+ * for all of them.  Compressed slots, len = stored + 1: decides and records
+ * every head's move for the coming token, and grants the pages that these
+ * need; asking again for the same len changes nothing.  TR_AGAIN: the pool is
+ * short, nothing was changed. */
+tr_status_t tr_kv_reserve(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
+
+/* The same for n slots, all different, at once: result[i] is what the i-th of
+ * n calls in this order would have returned, and the tables are the same. */
+void tr_kv_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
+                         const uint32_t *lens, uint32_t n, tr_status_t *result);
+
+/* A prompt is complete, positions [0, len) are stored: the policy classifies,
+ * all layers move to their lists and windows, the dense pages come back.  With
+ * tokens already in lists (a later turn of a conversation) these are
+ * downgraded by the prompt rule, too.  Nothing to do for policies that stay
+ * dense.  TR_AGAIN: the pool is short for the copy, nothing was changed. */
+tr_status_t tr_kv_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
+/* Does the slot have dense tokens that its policy would compress? */
+bool tr_kv_uncompressed(const tr_kv_cache_t *kv, int32_t slot);
+/* Was it tried, and what became of it will be known when the batches under way,
+ * and the next, have arrived (kv_device.h)?  Never on the CPU. */
+bool tr_kv_compressing(const tr_kv_cache_t *kv, int32_t slot);
+/* The next tokens of a compressed slot are a prompt again (a later turn): they
+ * become dense until tr_kv_compress.  tr_kv_prompt does this. */
+
+/* Copies the dense cache of positions [0, len) of one slot into another, empty
+ * one, of any policy (n > 1 shares the prompt's prefill; eval forks a prompt
+ * over policies).  Both uncompressed.  Scores come along as they are, and from
+ * where `recent` was counted: nothing beyond `len` should have been computed,
+ * by a policy that is scored if the other is.  TR_AGAIN as above. */
+tr_status_t tr_kv_fork(tr_kv_cache_t *kv, int32_t from, int32_t to,
+                       uint32_t len);
+
+/* Preemption of a compressed slot: its pages go to host memory and back,
+ * exactly, with tables, counts, scores and a move not yet done.  TR_AGAIN: no
+ * room there, nothing was changed.  A slot that is out can only come in or be
+ * closed. */
+tr_status_t tr_kv_swap_out(tr_kv_cache_t *kv, int32_t slot);
+tr_status_t tr_kv_swap_in(tr_kv_cache_t *kv, int32_t slot);
+/* Pages that it would take to bring it in. */
+uint64_t tr_kv_swapped_pages(const tr_kv_cache_t *kv, int32_t slot);
+
+typedef struct {
+    uint64_t bytes;      /* pages held, whole */
+    uint64_t full_bytes; /* the same tokens at 16 bits, keys and values alone */
+    uint32_t tokens;
+    float share_high, share_low, share_pruned; /* high: window, list 0, dense */
+} tr_kv_usage_t;
+
+void tr_kv_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out);
+/* As above, but with the pages of another plan: what the slot would take in an
+ * engine that has only its policy's levels (tr_kv_policy_plan). */
+void tr_kv_usage_in(const tr_kv_cache_t *kv, int32_t slot,
+                    const tr_page_plan_t *plan, tr_kv_usage_t *out);
+/* The plan of an engine with this policy alone, for sequences of up to max_len
+ * tokens. */
+tr_status_t tr_kv_policy_plan(const tr_kv_policy_t *policy, uint32_t head_dim,
+                              uint32_t max_len, tr_page_plan_t *out);
+
+/* Of all open slots: pages by layout (index as in tr_kv_plan), and FP16 bytes
+ * of the tokens that they cache. */
+typedef struct {
+    uint64_t tokens;
+    uint64_t full_bytes;
+    uint64_t pages[TR_KV_LAYOUTS_MAX];
+    uint64_t swapped_pages;
+} tr_kv_totals_t;
+
+void tr_kv_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out);
+
+/* Looks at everything: every page free once or in one table once, no page lost,
+ * counts and pages agree.  Linear; for tests and for the end of a run. */
+bool tr_kv_sound(const tr_kv_cache_t *kv);
+
+#endif

@@ -1,0 +1,295 @@
+/*
+ * The list of commands (kv_device_parts.h), and how it is launched.
+ *
+ * The manager takes many requests of a kind at once, while the step loop asks
+ * for one sequence after the other: open, prompt, reserve; open, prompt,
+ * reserve.  So a command joins an earlier group of its kind where that changes
+ * nothing: behind all that concerns its slot, and, when pages are taken or given
+ * back, not before another group that does so.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "kv_device_parts.h"
+#include "engine/config/log.h"
+
+/* Groups begin at multiples of this. */
+#define TR_KV_RECORD 16u
+
+static const size_t record_size[] = {
+    [TR_KV_DO_OPEN] = sizeof(tr_cuda_open_t),
+    [TR_KV_DO_BEGIN] = sizeof(tr_cuda_begin_t),
+    [TR_KV_DO_FORK] = sizeof(tr_cuda_fork_t),
+    [TR_KV_DO_ASK] = sizeof(tr_cuda_ask_t),
+    [TR_KV_DO_COMPLETE] = sizeof(tr_cuda_complete_t),
+    [TR_KV_DO_OUT] = 0,
+    [TR_KV_DO_IN] = 0,
+    [TR_KV_DO_CLOSE] = sizeof(int32_t),
+};
+
+size_t
+tr_kv_list_bytes(uint32_t room)
+{
+    return room * (sizeof(tr_kv_command_t) + TR_KV_RECORD);
+}
+
+/* ---- groups ------------------------------------------------------------- */
+
+/* Where the slot's last command of this list is; -1: it has none. */
+static int64_t
+last_group(const tr_kv_gpu_t *g, int32_t slot)
+{
+    if (slot < 0 || g->mirror[slot].list != g->list.number) {
+        return -1;
+    }
+    return g->mirror[slot].group;
+}
+
+/* The group that a command of this kind joins; TR_KV_NO_GROUP: a new one.  It
+ * must stand behind group `after`. */
+static uint32_t
+find_group(const tr_kv_gpu_t *g, tr_kv_do_t kind, int64_t after)
+{
+    const tr_kv_list_t *l = &g->list;
+    uint32_t i = l->n_groups;
+
+    if (kind >= TR_KV_DO_ASK && l->ring != TR_KV_NO_GROUP
+        && (int64_t) l->ring > after + 1) {
+        after = (int64_t) l->ring - 1; /* nor before what changed the ring */
+    }
+    while (i > 0 && (int64_t) i - 1 > after) {
+        const tr_kv_group_t *group = &l->group[--i];
+
+        if (group->kind == kind
+            && (kind != TR_KV_DO_COMPLETE
+                || group->n < g->device.max_prompts)) {
+            return i;
+        }
+    }
+    return TR_KV_NO_GROUP;
+}
+
+tr_kv_command_t *
+tr_kv_command(tr_kv_gpu_t *g, tr_kv_do_t kind, int32_t slot, int32_t other)
+{
+    tr_kv_list_t *l = &g->list;
+    int64_t after, more;
+    tr_kv_command_t *c;
+    uint32_t i;
+
+    if (l->n == l->room) {
+        tr_kv_flush(g);
+    }
+    after = last_group(g, slot);
+    more = last_group(g, other);
+    i = find_group(g, kind, after > more ? after : more);
+    if (i == TR_KV_NO_GROUP) {
+        i = l->n_groups++;
+        l->group[i] = (tr_kv_group_t){ .kind = kind, .first = l->n };
+        if (kind >= TR_KV_DO_ASK) {
+            l->ring = i;
+        }
+    } else {
+        l->command[l->group[i].last].next = l->n;
+    }
+    l->group[i].last = l->n;
+    l->group[i].n++;
+    g->mirror[slot].list = l->number;
+    g->mirror[slot].group = i;
+    if (other >= 0) {
+        g->mirror[other].list = l->number;
+        g->mirror[other].group = i;
+    }
+    c = &l->command[l->n++];
+    memset(c, 0, sizeof(*c));
+    return c;
+}
+
+/* ---- launches ----------------------------------------------------------- */
+
+/* Writes the groups' records behind the asks; returns where they end. */
+static size_t
+write_list(const tr_kv_gpu_t *g, uint8_t *in, size_t at)
+{
+    const tr_kv_list_t *l = &g->list;
+    uint32_t i, j, k;
+
+    for (i = 0; i < l->n_groups; i++) {
+        size_t size = record_size[l->group[i].kind];
+
+        at = tr_pad(at, TR_KV_RECORD);
+        for (j = l->group[i].first, k = 0; k < l->group[i].n; k++) {
+            memcpy(in + at, &l->command[j], size);
+            at += size;
+            j = l->command[j].next;
+        }
+    }
+    return at;
+}
+
+/* A prompt's end: planned, moved, and the new pages in place of the old. */
+static int
+launch_complete(tr_kv_gpu_t *g, const tr_kv_group_t *group, const void *in)
+{
+    const tr_cuda_api_t *cuda = g->device.cuda;
+    const tr_cuda_stream_t *s = g->device.stream;
+    tr_kv_batch_t *b = tr_kv_batch(g, g->next);
+    uint32_t longest = 0, i, at = group->first;
+    int rc;
+
+    for (i = 0; i < group->n; i++, at = g->list.command[at].next) {
+        uint32_t len = g->list.command[at].complete.len;
+
+        longest = len > longest ? len : longest;
+    }
+    rc = cuda->manager_plan_prompts(s, &g->m, in, group->n);
+    if (rc == 0) {
+        rc = cuda->kv_compress(s, &g->m.view, g->m.compress, group->n, longest,
+                               g->refused + b->n_refused, g->compress_work);
+    }
+    b->n_refused += group->n;
+    return rc != 0 ? rc : cuda->manager_install_prompts(s, &g->m, group->n);
+}
+
+static int
+launch_out(tr_kv_gpu_t *g, const tr_kv_move_out_t *c)
+{
+    const tr_cuda_api_t *cuda = g->device.cuda;
+    const tr_cuda_stream_t *s = g->device.stream;
+    tr_cuda_swap_t swap = { .slot = c->slot,
+                            .dense_pages = c->dense_pages,
+                            .max_pages = c->pages,
+                            .taken = g->ids + c->at,
+                            .given = g->moved[1],
+                            .from = g->pool,
+                            .to = g->kv.swap.memory,
+                            .mark = TR_KV_HOST };
+    int rc = cuda->kv_swap(s, &g->m.view, g->m.tables, &swap, &g->n_moved[0],
+                           g->swap_work);
+
+    return rc != 0 ? rc
+                   : cuda->manager_give(s, &g->m, c->slot, g->moved[1],
+                                        &g->n_moved[0]);
+}
+
+static int
+launch_in(tr_kv_gpu_t *g, const tr_kv_move_out_t *c)
+{
+    const tr_cuda_api_t *cuda = g->device.cuda;
+    const tr_cuda_stream_t *s = g->device.stream;
+    tr_cuda_swap_t swap = { .slot = c->slot,
+                            .dense_pages = c->dense_pages,
+                            .max_pages = c->pages,
+                            .taken = g->moved[1],
+                            .given = g->moved[0],
+                            .from = g->kv.swap.memory,
+                            .to = g->pool,
+                            .unmark = TR_KV_HOST,
+                            .go = &g->n_moved[1] };
+    int rc = cuda->manager_take(s, &g->m, c->slot, g->moved[1], &g->n_moved[1],
+                                c->pages);
+
+    return rc != 0 ? rc
+                   : cuda->kv_swap(s, &g->m.view, g->m.tables, &swap,
+                                   &g->n_moved[0], g->swap_work);
+}
+
+/* Slots one after the other. */
+static int
+launch_moves(tr_kv_gpu_t *g, const tr_kv_group_t *group)
+{
+    uint32_t i, at = group->first;
+    int rc = 0;
+
+    for (i = 0; i < group->n && rc == 0; i++) {
+        const tr_kv_command_t *c = &g->list.command[at];
+
+        rc = group->kind == TR_KV_DO_OUT ? launch_out(g, &c->out)
+                                         : launch_in(g, &c->out);
+        at = c->next;
+    }
+    return rc;
+}
+
+static int
+launch_group(tr_kv_gpu_t *g, const tr_kv_group_t *group, const void *in)
+{
+    const tr_cuda_api_t *cuda = g->device.cuda;
+    const tr_cuda_stream_t *s = g->device.stream;
+    const tr_cuda_history_t *history = &g->device.history;
+
+    switch (group->kind) {
+    case TR_KV_DO_OPEN:
+        return cuda->manager_open(s, &g->m, in, group->n);
+    case TR_KV_DO_BEGIN:
+        return cuda->manager_prompt(s, &g->m, in, group->n);
+    case TR_KV_DO_FORK:
+        return cuda->manager_fork(s, &g->m,
+                                  history->token != NULL ? history : NULL, in,
+                                  group->n);
+    case TR_KV_DO_ASK:
+        return cuda->manager_step(s, &g->m, in, group->n);
+    case TR_KV_DO_COMPLETE:
+        return launch_complete(g, group, in);
+    case TR_KV_DO_CLOSE:
+        return cuda->manager_close(s, &g->m, in, group->n);
+    default:
+        return launch_moves(g, group);
+    }
+}
+
+bool
+tr_kv_launch(tr_kv_gpu_t *g, const tr_kv_turn_t *turn)
+{
+    const tr_cuda_api_t *cuda = g->device.cuda;
+    const tr_cuda_stream_t *s = g->device.stream;
+    tr_kv_list_t *l = &g->list;
+    size_t first = g->device.max_seqs * sizeof(tr_cuda_ask_t), at;
+    size_t bytes = write_list(g, turn->in, first);
+    uint32_t i;
+    int rc = cuda->fetch(s, g->input, turn->in, bytes);
+
+    if (rc == 0 && l->n_ids != 0) {
+        memcpy(turn->ids, l->ids, l->n_ids * sizeof(*l->ids));
+        rc = cuda->copy(s, g->ids, turn->ids, l->n_ids * sizeof(*l->ids));
+    }
+    for (i = 0, at = first; i < l->n_groups && rc == 0; i++) {
+        at = tr_pad(at, TR_KV_RECORD);
+        rc = launch_group(g, &l->group[i], g->input + at);
+        at += l->group[i].n * record_size[l->group[i].kind];
+    }
+    l->n = l->n_groups = l->n_ids = 0;
+    l->ring = TR_KV_NO_GROUP;
+    l->number++;
+    if (rc != 0) {
+        g->failed = true;
+        tr_log(TR_LEVEL_ERROR, "kv commands failed reason=\"%s\"",
+               rc == TR_CUDA_FAILED ? cuda->reason() : "arguments");
+    }
+    return rc == 0;
+}
+
+bool
+tr_kv_flush(tr_kv_gpu_t *g)
+{
+    const tr_cuda_api_t *cuda = g->device.cuda;
+    tr_kv_turn_t *turn = tr_kv_turn(g, g->next);
+    size_t asks = g->device.max_seqs * sizeof(tr_cuda_ask_t);
+
+    /* what was copied from there is there */
+    if (g->failed || cuda->stream_wait(g->device.stream) != 0) {
+        g->failed = true;
+    } else {
+        memset(turn->in, 0xff, asks);
+        tr_kv_launch(g, turn);
+    }
+    if (!g->failed && cuda->stream_wait(g->device.stream) != 0) {
+        g->failed = true;
+    }
+    if (g->failed) { /* nobody will run them */
+        g->list.n = g->list.n_groups = g->list.n_ids = 0;
+        g->list.ring = TR_KV_NO_GROUP;
+        g->list.number++;
+    }
+    return !g->failed;
+}

@@ -1,0 +1,150 @@
+/*
+ * diffkv: the KV compression policy of DiffKV (SOSP 2025, section 4).
+ *
+ * A token's significance is the mean attention that later queries paid to it.
+ * It is compared with thresholds alpha / N, N being the number of tokens so far:
+ * the average token has 1 / N, so that alpha = 1 means "at least average".  What
+ * reaches alpha_high / N is kept at the first level, what reaches alpha_low / N
+ * at the second, the rest is forgotten.  Every head decides for itself, so that
+ * each takes the memory that its attention needs.
+ *
+ * With alpha_low = 0 nothing is forgotten, and since nobody is promoted, what
+ * reached the last level stays there: its scores would never be read, so that
+ * level keeps none (8 bytes a token less).
+ *
+ * Levels may be one to three.  One: kept from alpha_low on.  Three: alpha_top,
+ * alpha_high, alpha_low.  A significance equal to a threshold keeps the better
+ * level.  Thresholds are rounded to single precision once and compared in it
+ * (kv_rule.h), so that a GPU decides the same.
+ */
+#include "kv_policy_parts.h"
+
+#include "engine/config/log.h"
+
+/* "Prompt Phase"; a token of an earlier turn is not promoted. */
+static void
+diffkv_prompt(const tr_kv_policy_t *p, const tr_kv_prompt_t *head, int8_t *to)
+{
+    float t[TR_KV_LISTS_MAX];
+
+    for (uint32_t i = 0; i < head->n; i++) {
+        int level;
+
+        if (i == 0 || p->base_position) {
+            tr_kv_thresholds(&p->rule, head->layer, head->list,
+                             head->position[i], head->length, t);
+        }
+        level = tr_kv_threshold_level(&p->rule,
+                                      tr_kv_prompt_significance(head, i), t);
+        if (level >= 0 && level < head->from[i]) {
+            level = head->from[i];
+        }
+        to[i] = (int8_t) level;
+    }
+}
+
+/* Algorithm 1, lines 5, 6, 13 and 14. */
+static int
+diffkv_leave(const tr_kv_policy_t *p, const tr_kv_mark_t *token,
+             const uint32_t *count)
+{
+    (void) count;
+    return tr_kv_mark_level(&p->rule, token);
+}
+
+/* Algorithm 1, lines 8 to 12 and 16 to 18. */
+static int
+diffkv_downgrade(const tr_kv_policy_t *p, uint32_t list,
+                 const tr_kv_mark_t *victim, const uint32_t *count)
+{
+    (void) count;
+    return tr_kv_threshold_downgrade(&p->rule, list, victim);
+}
+
+/* How much reaches a threshold depends on the text.  For the model in
+ * models/pocket (groups of three query heads) 0.85 of all tokens reach alpha 1,
+ * and about 1.4 / alpha larger ones; we charge a little more.  No bound: who is
+ * wrong waits for pages later. */
+static void
+diffkv_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
+              uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX])
+{
+    float t[TR_KV_LISTS_MAX];
+    uint32_t outside = tr_kv_outside(p, n), given = 0;
+
+    /* base 1: the alphas themselves */
+    tr_kv_thresholds(&p->rule, layer, list, 0, 1, t);
+    for (uint32_t i = 0; i < p->n_levels; i++) {
+        double share = t[i] > 1.5f ? 1.5 / t[i] : 1;
+        uint32_t upto;
+
+        upto = (uint32_t) (share * outside + 0.5);
+        upto = upto < given ? given : upto;
+        tokens[i] = upto - given;
+        given = upto;
+    }
+}
+
+static void
+diffkv_init(tr_kv_policy_t *p, uint32_t head_dim)
+{
+    (void) head_dim;
+    p->kind = TR_KV_RULE_THRESHOLD;
+    p->n_levels = 2;
+    p->level[0] = (tr_kv_level_t){ .key_bits = 8, .value_bits = 4 };
+    p->level[1] = (tr_kv_level_t){ .key_bits = 4, .value_bits = 2 };
+    p->window = 64;
+    p->scored = true;
+    p->alpha_top = 4;
+    p->alpha_high = 1;
+    p->alpha_low = 0.02;
+    p->prompt = diffkv_prompt;
+    p->leave = diffkv_leave;
+    p->downgrade = diffkv_downgrade;
+    p->charge = diffkv_charge;
+    p->read = tr_kv_read_all;
+}
+
+/* Does any head forget tokens? */
+static bool
+forgets(const tr_kv_policy_t *p)
+{
+    if (p->alpha_of == NULL) {
+        return p->alpha_low > 0;
+    }
+    for (uint32_t i = 0; i < p->layers_of * p->lists_of; i++) {
+        if (p->alpha_of[2 * i + 1] > 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static tr_status_t
+diffkv_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
+{
+    char text[TR_KV_ALPHA_TEXT];
+    tr_status_t rc;
+
+    if (!tr_kv_alpha_fit(p, p->alpha_high, p->alpha_low, text)) {
+        return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
+                            "KV policy diffkv: %s", text);
+    }
+    rc = tr_kv_levels_check(p, head_dim, err);
+    if (rc == TR_OK && p->alpha_file[0] != '\0') {
+        rc = tr_kv_alpha_read(p, err);
+    }
+    if (rc == TR_OK && p->n_levels > 1 && !forgets(p)) {
+        p->level[p->n_levels - 1].scored = 0;
+    }
+    return rc;
+}
+
+const tr_kv_policy_kind_t tr_kv_policy_diffkv = {
+    .name = "diffkv",
+    .settings = "levels window window_level groups alpha_top alpha_high"
+                " alpha_low alpha_file base observe",
+    .levels_max = 3,
+    .init = diffkv_init,
+    .check = diffkv_check
+};

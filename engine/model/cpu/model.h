@@ -1,0 +1,78 @@
+/*
+ * A model of the Llama family: its weights, and the forward pass of one step.
+ *
+ * The step's rows are prefill chunks and decode tokens of many sequences side
+ * by side.  forward() leaves every row's last hidden state in the workspace;
+ * logits() turns chosen rows of it into logits, since only few rows need them.
+ * One step at a time: the workspace belongs to the model.  Nothing is allocated
+ * after open.
+ */
+#ifndef TR_MODEL_H
+#define TR_MODEL_H
+
+#include "kernels/kernels.h"
+#include <tokenring/error.h>
+
+#include "engine/model/model_config.h"
+
+typedef struct {
+    float *input_norm, *post_norm; /* [hidden] */
+    float *q_norm, *k_norm;        /* [head_dim], NULL without QK norm */
+    float *qkv_bias;               /* [(heads + 2 kv) * head_dim] or NULL */
+    float *o_bias;                 /* [hidden] or NULL */
+    tr_matrix_t qkv;               /* query, key, value rows, one product */
+    tr_matrix_t o, gate_up, down;
+} tr_layer_t;
+
+typedef struct {
+    tr_model_config_t config;
+    const tr_kernels_t *kernels; /* borrowed */
+    tr_stream_t stream;
+    tr_matrix_t embed, head; /* one and the same when tied */
+    tr_layer_t *layers;
+    float *final_norm, *inv_freq;
+    uint8_t *weights; /* the arena behind all of the above */
+    size_t weights_size;
+
+    uint32_t max_rows, max_seqs, max_len, logit_rows;
+    uint8_t *work; /* the arena behind what follows */
+    size_t work_size;
+    size_t ld_hidden, ld_qkv, ld_attn, ld_mlp, ld_gate_up;
+    float *hidden, *normed, *qkv, *attn, *gate_up, *mlp, *angles, *logits;
+    size_t ld_logits;
+    void *attention_work;
+} tr_model_t;
+
+typedef struct {
+    const char *dir;         /* borrowed during open */
+    const char *load_format; /* "auto" or "dummy" */
+    uint64_t dummy_seed;
+    const tr_kernels_t *kernels; /* outlives the model */
+    int threads;
+    uint32_t max_rows, max_seqs; /* of a step */
+    uint32_t max_len; /* tokens of one sequence; 0: all that the model takes */
+    uint64_t kv_memory; /* bounds it, too (model_config.h) */
+} tr_model_options_t;
+
+tr_status_t tr_model_open(const tr_model_options_t *options, tr_model_t **out,
+                          tr_error_t *err);
+void tr_model_free(tr_model_t *m);
+
+/* Runs the rows through all layers; their keys and values enter the cache,
+ * where room is reserved.  tokens: [n_rows], below the vocabulary. */
+tr_status_t tr_model_forward(tr_model_t *m, const tr_kv_view_t *kv,
+                             const tr_rows_t *rows, const int32_t *tokens);
+
+/* Logits of n rows (at most m->logit_rows) of the last forward, into
+ * m->logits, [n] rows m->ld_logits apart.  `rows` are row indices. */
+tr_status_t tr_model_logits(tr_model_t *m, const uint32_t *rows, uint32_t n);
+
+/* model_weights.c: sizes and fills the weights arena. */
+tr_status_t tr_model_weights_load(tr_model_t *m,
+                                  const tr_model_options_t *options,
+                                  tr_error_t *err);
+
+/* Anonymous memory, zeroed, 64-byte aligned, in large pages where possible. */
+void *tr_arena_map(size_t size);
+
+#endif

@@ -1,0 +1,299 @@
+/*
+ * Fills a model's weights, from safetensors or, for `load_format dummy`, from
+ * a seed.
+ *
+ * All weights live in one arena, FP32, in the backend's layout.  Query, key and
+ * value rows form one matrix, gate and up rows another, so that a step has four
+ * products a layer.  Tensors are expanded in blocks of rows by all threads, and
+ * a file's pages are given back as soon as they were read, so that no more than
+ * the arena stays resident.
+ */
+#include "model.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "kernels/team.h"
+
+#include "engine/config/log.h"
+#include "engine/model/model_tensors.h"
+
+#define BLOCK_ROWS 64u
+
+typedef struct {
+    tr_model_t *m;
+    tr_safetensors_t *st; /* NULL: dummy */
+    uint64_t seed;
+    size_t at;            /* next free byte of the arena, or the count */
+    uint64_t done;        /* bytes expanded, for the log */
+    struct timespec said; /* when progress was last logged */
+    tr_error_t *err;
+} loader_t;
+
+static float *
+take(loader_t *l, size_t floats)
+{
+    float *p = l->m->weights ? (float *) (l->m->weights + l->at) : NULL;
+
+    l->at += tr_pad(floats * sizeof(float), 64);
+    return p;
+}
+
+static void
+take_matrix(loader_t *l, tr_matrix_t *w, size_t n, size_t k)
+{
+    w->n = (uint32_t) n;
+    w->k = (uint32_t) k;
+    w->data = take(l, l->m->kernels->matrix_floats(w->n, w->k));
+}
+
+/* Gives every weight its place in the arena; without one, only counts. */
+static size_t
+layout(loader_t *l)
+{
+    tr_model_t *m = l->m;
+    const tr_model_config_t *c = &m->config;
+    size_t q = (size_t) c->query_heads * c->head_dim;
+    size_t kv = (size_t) c->kv_heads * c->head_dim;
+
+    l->at = 0;
+    take_matrix(l, &m->embed, c->vocab, c->hidden);
+    m->head = m->embed;
+    if (!c->tied) {
+        take_matrix(l, &m->head, c->vocab, c->hidden);
+    }
+    m->final_norm = take(l, c->hidden);
+    m->inv_freq = take(l, c->head_dim / 2);
+    for (uint32_t i = 0; i < c->layers; i++) {
+        tr_layer_t *w = &m->layers[i];
+
+        w->input_norm = take(l, c->hidden);
+        w->post_norm = take(l, c->hidden);
+        w->q_norm = c->qk_norm ? take(l, c->head_dim) : NULL;
+        w->k_norm = c->qk_norm ? take(l, c->head_dim) : NULL;
+        w->qkv_bias = c->qkv_bias ? take(l, q + 2 * kv) : NULL;
+        w->o_bias = c->o_bias ? take(l, c->hidden) : NULL;
+        take_matrix(l, &w->qkv, q + 2 * kv, c->hidden);
+        take_matrix(l, &w->o, c->hidden, q);
+        take_matrix(l, &w->gate_up, 2 * (size_t) c->intermediate, c->hidden);
+        take_matrix(l, &w->down, c->hidden, c->intermediate);
+    }
+    return l->at;
+}
+
+static void
+say_progress(loader_t *l, uint64_t bytes)
+{
+    struct timespec now;
+
+    l->done += bytes;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (now.tv_sec - l->said.tv_sec >= 2) {
+        l->said = now;
+        tr_log(TR_LEVEL_NOTICE, "loading weights percent=%.0f",
+               100.0 * (double) l->done
+                   / (4.0
+                      * (double) tr_model_config_parameters(&l->m->config)));
+    }
+}
+
+/* A matrix that is being filled, block by block, by the team. */
+typedef struct {
+    const tr_kernels_t *kernels;
+    const tr_matrix_t *w;
+    uint32_t row; /* of the matrix, where the tensor begins */
+    const tr_tensor_t *tensor;
+    uint64_t seed; /* dummy */
+    float sd;
+    atomic_int failed;
+} fill_t;
+
+static void
+dummy_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    fill_t *a = arg;
+    size_t k = a->w->k;
+    float *block = malloc(BLOCK_ROWS * k * sizeof(float));
+
+    (void) worker;
+    if (block == NULL) {
+        atomic_store(&a->failed, 1);
+        return;
+    }
+    for (uint32_t r = first; r < end; r += BLOCK_ROWS) {
+        uint32_t n = end - r < BLOCK_ROWS ? end - r : BLOCK_ROWS;
+
+        tr_model_fill_random(block, n * k, a->seed, r * k, a->sd);
+        a->kernels->matrix_pack(a->w, a->row + r, n, block, TR_F32);
+    }
+    free(block);
+}
+
+static void
+tensor_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    fill_t *a = arg;
+    const tr_tensor_t *t = a->tensor;
+    size_t bytes = (size_t) a->w->k * (t->dtype == TR_F32 ? 4 : 2);
+
+    (void) worker;
+    a->kernels->matrix_pack(a->w, a->row + first, end - first,
+                            (const uint8_t *) t->data + first * bytes,
+                            t->dtype);
+}
+
+static tr_status_t
+dummy_matrix(loader_t *l, const tr_matrix_t *w, const tr_model_tensor_t *t)
+{
+    fill_t a = { .kernels = l->m->kernels,
+                 .w = w,
+                 .row = t->row,
+                 .seed = tr_model_tensor_seed(l->seed, t->name),
+                 .sd = l->m->config.init_range };
+
+    tr_team_run(l->m->stream.team, l->m->stream.threads, t->rows, BLOCK_ROWS,
+                dummy_rows, &a);
+    return a.failed ? tr_error_set(l->err, TR_ERR_NOMEM, "", "out of memory")
+                    : TR_OK;
+}
+
+static tr_status_t
+load_matrix(loader_t *l, const tr_matrix_t *w, const tr_model_tensor_t *t)
+{
+    fill_t a = { .kernels = l->m->kernels, .w = w, .row = t->row };
+    tr_status_t rc;
+
+    say_progress(l, (uint64_t) t->rows * w->k * sizeof(float));
+    if (l->st == NULL) {
+        return dummy_matrix(l, w, t);
+    }
+    rc = tr_model_tensor_find(l->st, t, &a.tensor, l->err);
+    if (rc != TR_OK) {
+        return rc;
+    }
+    tr_team_run(l->m->stream.team, l->m->stream.threads, t->rows, BLOCK_ROWS,
+                tensor_rows, &a);
+    tr_safetensors_release(a.tensor);
+    return TR_OK;
+}
+
+/* A norm (dummy: ones) or a bias. */
+static tr_status_t
+load_vector(loader_t *l, float *x, const tr_model_tensor_t *t)
+{
+    bool norm = t->part < TR_PART_QKV_BIAS;
+    const tr_tensor_t *tensor;
+    tr_status_t rc;
+
+    x += t->row;
+    if (l->st == NULL) {
+        tr_model_fill_random(x, t->rows, tr_model_tensor_seed(l->seed, t->name),
+                             0, l->m->config.init_range);
+        for (uint32_t i = 0; norm && i < t->rows; i++) {
+            x[i] = 1;
+        }
+        return TR_OK;
+    }
+    rc = tr_model_tensor_find(l->st, t, &tensor, l->err);
+    if (rc != TR_OK) {
+        return rc;
+    }
+    tr_tensor_expand(tensor, x);
+    tr_safetensors_release(tensor);
+    return TR_OK;
+}
+
+static const tr_matrix_t *
+matrix_of(const tr_model_t *m, const tr_model_tensor_t *t)
+{
+    const tr_layer_t *w = &m->layers[t->layer];
+
+    switch (t->part) {
+    case TR_PART_EMBED:
+        return &m->embed;
+    case TR_PART_HEAD:
+        return &m->head;
+    case TR_PART_QKV:
+        return &w->qkv;
+    case TR_PART_O:
+        return &w->o;
+    case TR_PART_GATE_UP:
+        return &w->gate_up;
+    default:
+        return &w->down;
+    }
+}
+
+static float *
+vector_of(const tr_model_t *m, const tr_model_tensor_t *t)
+{
+    const tr_layer_t *w = &m->layers[t->layer];
+
+    switch (t->part) {
+    case TR_PART_FINAL_NORM:
+        return m->final_norm;
+    case TR_PART_INPUT_NORM:
+        return w->input_norm;
+    case TR_PART_POST_NORM:
+        return w->post_norm;
+    case TR_PART_Q_NORM:
+        return w->q_norm;
+    case TR_PART_K_NORM:
+        return w->k_norm;
+    case TR_PART_QKV_BIAS:
+        return w->qkv_bias;
+    default:
+        return w->o_bias;
+    }
+}
+
+static tr_status_t
+load_all(loader_t *l)
+{
+    tr_model_tensor_t t;
+    tr_status_t rc = TR_OK;
+
+    for (uint32_t i = 0; rc == TR_OK && tr_model_tensor(&l->m->config, i, &t);
+         i++) {
+        rc = t.part < TR_PART_MATRICES
+                 ? load_matrix(l, matrix_of(l->m, &t), &t)
+                 : load_vector(l, vector_of(l->m, &t), &t);
+    }
+    return rc;
+}
+
+tr_status_t
+tr_model_weights_load(tr_model_t *m, const tr_model_options_t *options,
+                      tr_error_t *err)
+{
+    loader_t l = { .m = m, .seed = options->dummy_seed, .err = err };
+    tr_status_t rc;
+
+    clock_gettime(CLOCK_MONOTONIC, &l.said);
+    m->layers = calloc(m->config.layers, sizeof(m->layers[0]));
+    if (m->layers != NULL) {
+        m->weights_size = layout(&l);
+        m->weights = tr_arena_map(m->weights_size);
+    }
+    if (m->layers == NULL || m->weights == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "model",
+                            "out of memory: the weights need %zu bytes in FP32",
+                            m->weights_size);
+    }
+    layout(&l);
+    tr_model_config_rope(&m->config, m->inv_freq);
+    if (strcmp(options->load_format, "dummy") != 0) {
+        rc = tr_safetensors_open(options->dir, &l.st, err);
+        if (rc != TR_OK) {
+            return rc;
+        }
+    }
+    rc = load_all(&l);
+    tr_safetensors_close(l.st);
+    return rc;
+}

@@ -1,0 +1,344 @@
+/*
+ * model_cuda.h: opening a model, the buffers of a step, and the choice of its
+ * products' algorithms.
+ */
+#include "model_cuda.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/config/log.h"
+
+/* The generic kernel's workspace is for so many sequences that it stays below
+ * this, at least for one. */
+#define GENERIC_BYTES (128u << 20)
+#define GENERIC_SEQS 64u
+/* Whose weights products are timed with: together more than a cache holds. */
+#define TIMED_LAYERS 16u
+
+/* ---- buffers ------------------------------------------------------------ */
+
+static size_t
+room(size_t *at, size_t bytes)
+{
+    size_t here = *at;
+
+    *at += tr_pad(bytes, 256);
+    return here;
+}
+
+static size_t
+generic_bytes(const tr_model_cuda_t *m, uint32_t seqs)
+{
+    tr_cuda_generic_size_t size = m->generic_size;
+
+    size.max_seqs = seqs;
+    return m->cuda->attention_work(&size);
+}
+
+/* Sizes of the attention's workspaces, in counting order. */
+static void
+size_attention(tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits)
+{
+    const tr_model_config_t *c = &m->config;
+    uint64_t tokens = (uint64_t) limits->max_seqs * limits->max_len;
+    uint32_t seqs = limits->max_seqs < GENERIC_SEQS ? limits->max_seqs
+                                                    : GENERIC_SEQS;
+
+    if (limits->max_tokens != 0 && limits->max_tokens < tokens) {
+        tokens = limits->max_tokens;
+    }
+    m->decode_size = (tr_cuda_decode_size_t){ .layers = c->layers,
+                                              .lists = c->kv_heads,
+                                              .head_dim = c->head_dim,
+                                              .max_seqs = limits->max_seqs,
+                                              .heads = c->query_heads,
+                                              .max_tokens = tokens,
+                                              .page_tokens = 8 };
+    m->prompt_size = (tr_cuda_prompt_size_t){ .lists = c->kv_heads,
+                                              .head_dim = c->head_dim,
+                                              .heads = c->query_heads,
+                                              .max_rows = limits->max_rows,
+                                              .max_seqs = limits->max_seqs,
+                                              .max_len = limits->max_len,
+                                              .way = TR_PROMPT_BEST };
+    m->generic_size = (tr_cuda_generic_size_t){ .lists = c->kv_heads,
+                                                .head_dim = c->head_dim,
+                                                .heads = c->query_heads,
+                                                .max_rows = limits->max_rows,
+                                                .max_len = limits->max_len };
+    while (seqs > 1 && generic_bytes(m, seqs) > GENERIC_BYTES) {
+        seqs /= 2;
+    }
+    m->generic_size.max_seqs = seqs;
+}
+
+/* Lays out the workspace; with base NULL only counts. */
+static size_t
+layout(tr_model_cuda_t *m, uint8_t *base)
+{
+    const tr_model_config_t *c = &m->config;
+    size_t rows = tr_cuda_matmul_rows(m->max_rows), at = 0;
+    size_t logit_rows = tr_cuda_matmul_rows(m->logit_rows);
+    size_t q = (size_t) c->query_heads * c->head_dim;
+    bool fast = tr_model_cuda_fast(c);
+
+#define TAKE(field, bytes)                               \
+    do {                                                 \
+        size_t here = room(&at, bytes);                  \
+        m->field = base ? (void *) (base + here) : NULL; \
+    } while (0)
+    m->ld_hidden = tr_pad(c->hidden, 8);
+    m->ld_qkv = tr_pad(tr_part_shape(c, TR_PART_QKV).rows, 8);
+    m->ld_attn = tr_pad(q, 8);
+    m->ld_gate_up = tr_pad(2 * (size_t) c->intermediate, 8);
+    m->ld_mlp = tr_pad(c->intermediate, 8);
+    m->ld_logits = tr_pad(c->vocab, 8);
+    TAKE(hidden, rows * m->ld_hidden * 4);
+    TAKE(angles, rows * c->head_dim * 4);
+    TAKE(normed, rows * m->ld_hidden * 2);
+    TAKE(qkv, rows * m->ld_qkv * 2);
+    TAKE(attn, rows * m->ld_attn * 2);
+    TAKE(meet, sizeof(uint32_t));
+    TAKE(squares, TR_CUDA_FEW_ROWS * TR_CUDA_FEW_PARTS * sizeof(float));
+    TAKE(delta, rows * m->ld_hidden * 2);
+    TAKE(gate_up, rows * m->ld_gate_up * 2);
+    TAKE(mlp, rows * m->ld_mlp * 2);
+    TAKE(logits, logit_rows * m->ld_logits * 4);
+    TAKE(history.token, (size_t) m->slots * m->max_len * sizeof(int32_t));
+    m->history.len = m->max_len;
+    for (int way = 0; way < TR_CUDA_WAYS; way++) {
+        TAKE(seq_slot[way], m->max_seqs * sizeof(int32_t));
+    }
+    TAKE(decode_work,
+         fast ? m->cuda->decode_work(m->stream->device, &m->decode_size) : 0);
+    TAKE(prompt_work, fast ? m->cuda->prompt_work(&m->prompt_size) : 0);
+    TAKE(generic_work, m->cuda->attention_work(&m->generic_size));
+    TAKE(sample_work,
+         m->cuda->sample_work(m->stream->device, m->logit_rows, c->vocab));
+#undef TAKE
+    return at;
+}
+
+tr_status_t
+tr_model_cuda_no_memory(const tr_model_cuda_t *m, const char *what,
+                        size_t bytes, tr_error_t *err)
+{
+    tr_cuda_about_t about = { .name = "" };
+
+    m->cuda->about(m->stream->device->ordinal, &about);
+    return tr_error_set(err, TR_ERR_NOMEM, "device",
+                        "backend cuda: out of memory: %s need %.2f GiB, device "
+                        "%d has %.2f GiB free of %.2f GiB",
+                        what, (double) bytes * 0x1p-30,
+                        m->stream->device->ordinal,
+                        (double) about.free_memory * 0x1p-30,
+                        (double) about.memory * 0x1p-30);
+}
+
+/* ---- products ----------------------------------------------------------- */
+
+/* Chooses algorithms of a part's products: y = x w^T, w that of any layer. */
+static int
+choose_part(tr_model_cuda_t *m, tr_part_t part, const void *x, size_t ldx,
+            void *y, size_t ldy, bool timed)
+{
+    const void *w[TIMED_LAYERS];
+    uint32_t n = m->config.layers < TIMED_LAYERS ? m->config.layers
+                                                 : TIMED_LAYERS;
+    tr_cuda_product_t p;
+
+    for (uint32_t l = 0; l < n; l++) {
+        w[l] = m->layers[l].part[part];
+    }
+    p = tr_model_cuda_product(m, part, w[0], x, ldx, m->max_rows, y, ldy);
+    return m->cuda->matmul_choose(m->products, m->stream, &p, w, timed ? n : 0);
+}
+
+static int
+choose_head(tr_model_cuda_t *m, bool timed)
+{
+    tr_cuda_product_t p = tr_model_cuda_product(m, TR_PART_EMBED,
+                                                tr_model_cuda_head(m),
+                                                m->normed, m->ld_hidden,
+                                                m->logit_rows, m->logits,
+                                                m->ld_logits);
+
+    return m->cuda->matmul_choose(m->head_products, m->stream, &p, &p.w,
+                                  timed ? 1 : 0);
+}
+
+static tr_status_t
+choose(tr_model_cuda_t *m, bool timed, tr_error_t *err)
+{
+    const tr_cuda_api_t *cuda = m->cuda;
+    const struct {
+        tr_part_t part;
+        const void *x;
+        size_t ldx;
+        void *y;
+        size_t ldy;
+    } of_layers[] = {
+        { TR_PART_QKV, m->normed, m->ld_hidden, m->qkv, m->ld_qkv },
+        { TR_PART_O, m->attn, m->ld_attn, m->delta, m->ld_hidden },
+        { TR_PART_GATE_UP, m->normed, m->ld_hidden, m->gate_up, m->ld_gate_up },
+        { TR_PART_DOWN, m->mlp, m->ld_mlp, m->delta, m->ld_hidden },
+    };
+    int rc = cuda->matmul_open(m->stream->device, m->max_rows, &m->products);
+
+    for (size_t i = 0; rc == 0 && i < sizeof(of_layers) / sizeof(*of_layers);
+         i++) {
+        rc = choose_part(m, of_layers[i].part, of_layers[i].x, of_layers[i].ldx,
+                         of_layers[i].y, of_layers[i].ldy, timed);
+    }
+    if (rc == 0) {
+        rc = cuda->matmul_open(m->stream->device, m->logit_rows,
+                               &m->head_products);
+    }
+    if (rc == 0) {
+        rc = choose_head(m, timed);
+    }
+    return rc == 0 ? TR_OK
+                   : tr_error_set(err, TR_ERR_INTERNAL, "model",
+                                  "backend cuda: no matrix product of this "
+                                  "model's shapes: %s",
+                                  rc == TR_KERNEL_BADARG ? "not supported"
+                                                         : cuda->reason());
+}
+
+static bool
+open_side(tr_model_cuda_t *m)
+{
+    tr_cuda_side_t *s = &m->side;
+
+    return m->cuda->stream_open(m->stream->device, &s->stream) == 0
+           && m->cuda->event_open(&s->begun) == 0
+           && m->cuda->event_open(&s->ended) == 0;
+}
+
+static void
+close_side(tr_model_cuda_t *m)
+{
+    m->cuda->event_close(m->side.begun);
+    m->cuda->event_close(m->side.ended);
+    m->cuda->stream_close(&m->side.stream);
+}
+
+tr_status_t
+tr_model_cuda_prepare(tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits,
+                      tr_error_t *err)
+{
+    tr_status_t status;
+
+    m->max_rows = limits->max_rows;
+    m->max_seqs = limits->max_seqs;
+    m->max_len = limits->max_len;
+    m->slots = limits->slots;
+    m->logit_rows = m->max_rows < TR_CUDA_LOGIT_ROWS ? m->max_rows
+                                                     : TR_CUDA_LOGIT_ROWS;
+    size_attention(m, limits);
+    m->work_size = layout(m, NULL);
+    m->work = m->cuda->alloc(m->work_size);
+    if (m->work == NULL) {
+        return tr_model_cuda_no_memory(m,
+                                       "workspaces (max_batch_tokens, "
+                                       "max_num_seqs * max_model_len)",
+                                       m->work_size, err);
+    }
+    layout(m, m->work);
+    /* padding rows are read before anything was written there */
+    if (m->cuda->fill(m->stream, m->work, 0, m->work_size) != 0
+        || !open_side(m)) {
+        return tr_error_set(err, TR_ERR_INTERNAL, "device", "backend cuda: %s",
+                            m->cuda->reason());
+    }
+    status = choose(m, limits->timed, err);
+    if (status == TR_OK && limits->fused
+        && !tr_model_cuda_choose_few(m, limits->timed)) {
+        status = tr_error_set(err, TR_ERR_INTERNAL, "device",
+                              "backend cuda: %s", m->cuda->reason());
+    }
+    return status;
+}
+
+/* ---- open and free ------------------------------------------------------ */
+
+/* What the kernels rely on. */
+static tr_status_t
+check_shape(const tr_model_config_t *c, tr_error_t *err)
+{
+    if (c->head_dim % 16 != 0 || c->head_dim > TR_HEAD_DIM_MAX
+        || c->query_heads % c->kv_heads != 0
+        || c->query_heads / c->kv_heads > TR_GROUP_MAX) {
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "model",
+                            "backend cuda: head size %u with %u query heads on "
+                            "%u KV heads: expected a multiple of 16 up to %u, "
+                            "and at most %u query heads on one",
+                            c->head_dim, c->query_heads, c->kv_heads,
+                            TR_HEAD_DIM_MAX, TR_GROUP_MAX);
+    }
+    if (c->hidden % 8 != 0 || c->intermediate % 8 != 0) {
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "model",
+                            "backend cuda: hidden_size %u, intermediate_size "
+                            "%u: expected multiples of 8",
+                            c->hidden, c->intermediate);
+    }
+    if (!tr_model_cuda_fast(c)) {
+        tr_log(TR_LEVEL_WARN,
+               "attention of this model is slow on a GPU: the fast kernels "
+               "have head sizes 64 and 128 and up to 8 query heads on a KV "
+               "head head_dim=%u group=%u",
+               c->head_dim, c->query_heads / c->kv_heads);
+    }
+    return TR_OK;
+}
+
+tr_status_t
+tr_model_cuda_open(const tr_model_cuda_options_t *options,
+                   tr_model_cuda_t **out, tr_error_t *err)
+{
+    tr_model_cuda_t *m = calloc(1, sizeof(*m));
+    tr_status_t rc;
+
+    if (m == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "", "out of memory");
+    }
+    m->cuda = options->cuda;
+    m->stream = options->stream;
+    rc = tr_model_config_load(options->dir, &m->config, err);
+    if (rc == TR_OK) {
+        rc = check_shape(&m->config, err);
+    }
+    if (rc == TR_OK) {
+        rc = tr_model_cuda_load(m, options, err);
+    }
+    if (rc != TR_OK) {
+        tr_model_cuda_free(m);
+        return rc;
+    }
+    *out = m;
+    return TR_OK;
+}
+
+void
+tr_model_cuda_free(tr_model_cuda_t *m)
+{
+    if (m == NULL) {
+        return;
+    }
+    close_side(m);
+    if (m->products != NULL) {
+        m->cuda->matmul_close(m->products);
+    }
+    if (m->head_products != NULL) {
+        m->cuda->matmul_close(m->head_products);
+    }
+    if (m->work != NULL) {
+        m->cuda->release(m->work);
+    }
+    if (m->weights != NULL) {
+        m->cuda->release(m->weights);
+    }
+    free(m->layers);
+    free(m);
+}

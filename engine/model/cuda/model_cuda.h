@@ -1,0 +1,246 @@
+/*
+ * A model on a GPU: its weights, the buffers of a step, and the launches that
+ * take a batch from tokens to sampled tokens.
+ *
+ * Everything here is asynchronous and runs in one stream, in order, but for what
+ * of a step may as well run beside it, in another that leaves it and comes back.
+ * Nothing is allocated after open.  Launches depend on pointers and counts alone,
+ * so that a step of a given size can be captured into a graph and be replayed with
+ * other contents (executor_cuda.c).
+ *
+ * The residual stream is FP32, everything between products is of the weights'
+ * 16-bit type T, sums are FP32.  Keys enter the cache before RoPE.
+ */
+#ifndef TR_MODEL_CUDA_H
+#define TR_MODEL_CUDA_H
+
+#include "kernels/cuda/api.h"
+#include <math.h>
+#include <tokenring/error.h>
+
+#include "engine/kv/policy/kv_policy.h"
+#include "engine/model/model_config.h"
+#include "engine/model/model_tensors.h"
+
+/* Rows of logits that exist at once. */
+#define TR_CUDA_LOGIT_ROWS 256u
+
+/* Device memory by part; NULL where the model has none.  Matrices [rows][columns]
+ * of T, vectors FP32. */
+typedef struct {
+    void *part[TR_PARTS];
+} tr_cuda_parts_t;
+
+/* What of a step runs beside its stream: from tokens to the first product, and the
+ * last layer's scores. */
+typedef struct {
+    tr_cuda_stream_t stream;
+    void *begun, *ended; /* events */
+    bool open;           /* the step's stream has not waited for it yet */
+} tr_cuda_side_t;
+
+typedef struct {
+    const tr_cuda_api_t *cuda;      /* borrowed */
+    const tr_cuda_stream_t *stream; /* borrowed, as is its device */
+    tr_cuda_side_t side;
+    tr_model_config_t config;
+    tr_dtype_t type; /* T */
+
+    tr_cuda_parts_t root, *layers; /* parts of the model, and of each layer */
+    float *inv_freq;               /* [head_dim / 2] */
+    uint8_t *weights;              /* the memory behind all of these */
+    size_t weights_size;
+
+    uint32_t max_rows, max_seqs, max_len, slots, logit_rows;
+    uint8_t *work; /* the memory behind what follows */
+    size_t work_size;
+    size_t ld_hidden, ld_qkv, ld_attn, ld_gate_up, ld_mlp, ld_logits;
+    float *hidden, *angles, *logits;
+    float *squares; /* [TR_CUDA_FEW_ROWS][TR_CUDA_FEW_PARTS] */
+    uint32_t *meet; /* of chains of products */
+    void *normed, *qkv, *attn, *delta, *gate_up, *mlp; /* of T */
+    tr_cuda_history_t history;                         /* [slots][max_len] */
+    int32_t *seq_slot[3]; /* [max_seqs] by way (below), where they differ */
+    tr_cuda_matmul_t *products, *head_products;
+    void *decode_work, *prompt_work, *generic_work, *sample_work;
+    tr_cuda_decode_size_t decode_size;
+    tr_cuda_prompt_size_t prompt_size;
+    tr_cuda_generic_size_t generic_size; /* max_seqs: of one launch */
+
+    uint32_t few_classes; /* bits: steps of such rows have few.h's products */
+    bool few;             /* this step has */
+    uint32_t parts;       /* of squares, of the last product */
+
+    const char *failed; /* the launch that failed first, NULL: none */
+    int failed_code;
+} tr_model_cuda_t;
+
+typedef struct {
+    const char *dir;         /* borrowed during open */
+    const char *load_format; /* "auto" or "dummy" */
+    const char *dtype;       /* "auto", "bf16" or "f16" */
+    uint64_t dummy_seed;
+    const tr_cuda_api_t *cuda;
+    const tr_cuda_stream_t *stream;
+} tr_model_cuda_options_t;
+
+/* Reads config.json and loads the weights, with progress in the log.  Errors
+ * say how much memory was needed and how much there is. */
+tr_status_t tr_model_cuda_open(const tr_model_cuda_options_t *options,
+                               tr_model_cuda_t **out, tr_error_t *err);
+void tr_model_cuda_free(tr_model_cuda_t *m);
+
+typedef struct {
+    uint32_t max_rows, max_seqs; /* of a step */
+    uint32_t max_len;            /* of one sequence */
+    uint32_t slots;              /* sequences that the cache holds */
+    uint64_t max_tokens;         /* that all of a step cache in one layer and
+                                  * list; 0: max_seqs * max_len */
+    bool timed;                  /* measure which algorithms are best */
+    bool fused;                  /* few.h's products may be taken */
+} tr_model_cuda_limits_t;
+
+/* The buffers, and the algorithms of the products. */
+tr_status_t tr_model_cuda_prepare(tr_model_cuda_t *m,
+                                  const tr_model_cuda_limits_t *limits,
+                                  tr_error_t *err);
+
+/* Which attention a sequence of a step goes to. */
+typedef enum {
+    TR_CUDA_WAY_DECODE,  /* one row */
+    TR_CUDA_WAY_PROMPT,  /* more rows over a cache that is all dense */
+    TR_CUDA_WAY_GENERIC, /* everything else */
+    TR_CUDA_WAYS
+} tr_cuda_way_t;
+
+/* A step's arrays, device memory unless said otherwise. */
+typedef struct {
+    uint32_t n_rows, n_seqs;
+    const int32_t *token;    /* [n_rows]; -1: known to the history alone */
+    const int32_t *row_slot; /* [n_rows]; -1: padding */
+    const uint32_t *row_pos; /* [n_rows] */
+    const uint32_t *seq_row; /* [n_seqs + 1] */
+    const uint8_t *way;      /* [n_seqs] tr_cuda_way_t */
+    uint32_t ways;           /* bits: which ways occur */
+    const uint8_t *host_way; /* host: the same as way; NULL: any may be any */
+
+    uint32_t n_wishes;
+    const uint32_t *gather;     /* [n_wishes] rows whose logits are wanted */
+    const tr_cuda_wish_t *wish; /* [n_wishes] */
+    const tr_cuda_bias_t *bias;
+    const int32_t *bar;
+    tr_cuda_sampled_t *sampled; /* [n_wishes] */
+    tr_cuda_top_t *top;         /* [n_wishes][TR_CUDA_TOP_MAX] */
+} tr_cuda_step_t;
+
+/* Launches what of a step comes before its first product: the manager's step,
+ * which is launched next, runs beside it.  What fails is told by
+ * tr_model_cuda_step, which must follow in any case. */
+void tr_model_cuda_begin(tr_model_cuda_t *m, const tr_cuda_step_t *step);
+
+/* Launches all layers and the sampling of the step that tr_model_cuda_begin was
+ * told of, after the manager's step.  kv: the manager's view; seq_slot: as the
+ * manager left it.  0, or not: m->failed and m->failed_code say which launch failed
+ * and how. */
+int tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
+                       const int32_t *seq_slot, const tr_cuda_step_t *step);
+
+/* Which way a sequence with this policy goes: its rows in the step, and where
+ * its dense positions begin. */
+tr_cuda_way_t tr_model_cuda_way(const tr_model_cuda_t *m,
+                                const tr_kv_policy_t *policy, uint32_t base,
+                                uint32_t n_rows);
+
+/* Do the fast kernels of attention have its head size and groups? */
+static inline bool
+tr_model_cuda_fast(const tr_model_config_t *c)
+{
+    return (c->head_dim == 64 || c->head_dim == 128)
+           && c->query_heads / c->kv_heads <= 8;
+}
+
+/* y = x * w^T, w of a part's shape; that of the embedding is that of the head,
+ * whose results are FP32. */
+static inline tr_cuda_product_t
+tr_model_cuda_product(const tr_model_cuda_t *m, tr_part_t part, const void *w,
+                      const void *x, size_t ldx, uint32_t rows, void *y,
+                      size_t ldy)
+{
+    tr_part_shape_t shape = tr_part_shape(&m->config, part);
+
+    return (tr_cuda_product_t){ .rows = rows,
+                                .n = shape.rows,
+                                .k = shape.columns,
+                                .type = m->type,
+                                .out = part == TR_PART_EMBED ? TR_F32 : m->type,
+                                .x = x,
+                                .w = w,
+                                .y = y,
+                                .ldx = ldx,
+                                .ldy = ldy };
+}
+
+/* What attention of every layer reads and writes. */
+static inline tr_cuda_queries_t
+tr_model_cuda_queries(const tr_model_cuda_t *m)
+{
+    return (tr_cuda_queries_t){ .q = m->qkv,
+                                .out = m->attn,
+                                .ldq = m->ld_qkv,
+                                .ldo = m->ld_attn,
+                                .q_type = m->type,
+                                .out_type = m->type,
+                                .heads = m->config.query_heads,
+                                .scale = 1.0f
+                                         / sqrtf((float) m->config.head_dim) };
+}
+
+static inline const void *
+tr_model_cuda_head(const tr_model_cuda_t *m)
+{
+    return m->root.part[m->config.tied ? TR_PART_EMBED : TR_PART_HEAD];
+}
+
+/* ---- model_cuda_few.c: products of few rows (cuda/few.h) ---- */
+
+#define TR_CUDA_FEW_CLASSES 4u /* up to 8, 16, 32, 64 rows */
+
+/* What is between a layer's attention and the next.  False: a launch has failed
+ * (m->failed). */
+bool tr_model_cuda_few_rest(tr_model_cuda_t *m, uint32_t layer, uint32_t rows);
+
+/* Does a step of so many rows have them? */
+static inline bool
+tr_model_cuda_is_few(const tr_model_cuda_t *m, uint32_t rows)
+{
+    uint32_t c = rows <= 8 ? 0 : rows <= 16 ? 1 : rows <= 32 ? 2 : 3;
+
+    return rows <= TR_CUDA_FEW_ROWS && (m->few_classes >> c & 1) != 0;
+}
+
+/* Sets few_classes; timed: where they are faster than cuBLASLt's with a norm and
+ * silu between, else wherever they can be done; the results must agree.  False: no
+ * memory (cuda->reason). */
+bool tr_model_cuda_choose_few(tr_model_cuda_t *m, bool timed);
+
+/* ---- model_cuda_step.c ---- */
+
+/* Keeps what failed first; the rest of a step is not launched.  Between
+ * tr_model_cuda_begin and tr_model_cuda_step also for what others launch. */
+bool tr_model_cuda_launched(tr_model_cuda_t *m, int rc, const char *what);
+
+/* What is between a layer's attention and the next, as m->few says; so many norms
+ * stand for attention. */
+bool tr_model_cuda_products(tr_model_cuda_t *m, uint32_t layer, uint32_t rows,
+                            uint32_t norms);
+
+/* model_cuda_weights.c: takes the memory of the weights and fills it. */
+tr_status_t tr_model_cuda_load(tr_model_cuda_t *m,
+                               const tr_model_cuda_options_t *options,
+                               tr_error_t *err);
+
+/* "12.3 GiB of memory are needed for WHAT, the GPU has 4.0 GiB free": err. */
+tr_status_t tr_model_cuda_no_memory(const tr_model_cuda_t *m, const char *what,
+                                    size_t bytes, tr_error_t *err);
+
+#endif

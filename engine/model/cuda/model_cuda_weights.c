@@ -1,0 +1,365 @@
+/*
+ * Fills a model's weights on a device, from safetensors or, for `load_format
+ * dummy`, from a seed (model_cuda.h).
+ *
+ * All weights live in one block of device memory.  A tensor goes there in
+ * pieces: mapped file -> pinned staging, by a few threads, -> device.  There are
+ * two staging buffers, so that the disk is read while the piece before is on its
+ * way; where types differ, a piece is converted on the device.
+ */
+#include "model_cuda.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "kernels/team.h"
+
+#include "engine/config/log.h"
+
+#define STAGE_BYTES (32u << 20)
+#define COPY_GRAIN (1u << 20)
+#define COPY_THREADS 4
+
+typedef struct {
+    tr_model_cuda_t *m;
+    tr_safetensors_t *st; /* NULL: dummy */
+    uint64_t seed;
+    tr_team_t *team;
+    uint8_t *staging[2]; /* pinned */
+    uint8_t *bounce[2];  /* device: pieces of another type */
+    void *passed[2];     /* events: what was staged is on the device */
+    bool used[2];
+    uint32_t turn;
+    uint64_t done;        /* bytes of parameters, at 16 bits */
+    struct timespec said; /* when progress was last logged */
+    tr_error_t *err;
+} loader_t;
+
+/* ---- memory ------------------------------------------------------------- */
+
+static size_t
+part_bytes(const tr_model_config_t *c, tr_part_t part)
+{
+    tr_part_shape_t s = tr_part_shape(c, part);
+
+    return (size_t) s.rows * s.columns * (part < TR_PART_MATRICES ? 2 : 4);
+}
+
+static void
+take(uint8_t *base, size_t *at, size_t bytes, void **out)
+{
+    *out = base != NULL && bytes != 0 ? base + *at : NULL;
+    *at += tr_pad(bytes, 256);
+}
+
+/* Gives every part its place; without a base only counts. */
+static size_t
+layout(tr_model_cuda_t *m, uint8_t *base)
+{
+    size_t at = 0;
+
+    for (int part = 0; part < TR_PARTS; part++) {
+        if (!tr_part_layered((tr_part_t) part)) {
+            take(base, &at, part_bytes(&m->config, (tr_part_t) part),
+                 &m->root.part[part]);
+        }
+    }
+    take(base, &at, m->config.head_dim / 2 * sizeof(float),
+         (void **) &m->inv_freq);
+    for (uint32_t l = 0; l < m->config.layers; l++) {
+        for (int part = 0; part < TR_PARTS; part++) {
+            if (tr_part_layered((tr_part_t) part)) {
+                take(base, &at, part_bytes(&m->config, (tr_part_t) part),
+                     &m->layers[l].part[part]);
+            }
+        }
+    }
+    return at;
+}
+
+static tr_status_t
+failed(loader_t *l)
+{
+    return tr_error_set(l->err, TR_ERR_INTERNAL, "device",
+                        "backend cuda: loading weights failed: %s",
+                        l->m->cuda->reason());
+}
+
+/* ---- staging ------------------------------------------------------------ */
+
+typedef struct {
+    uint8_t *to;
+    const uint8_t *from;
+} copy_t;
+
+static void
+copy_bytes(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const copy_t *a = arg;
+
+    (void) worker;
+    memcpy(a->to + first, a->from + first, end - first);
+}
+
+/* A staging buffer that the device has read. */
+static uint8_t *
+next_stage(loader_t *l)
+{
+    uint32_t i = l->turn ^= 1;
+
+    if (l->used[i] && l->m->cuda->event_wait(l->passed[i]) != 0) {
+        return NULL;
+    }
+    return l->staging[i];
+}
+
+/* What the current staging buffer holds goes on its way, n elements. */
+static tr_status_t
+send(loader_t *l, void *to, tr_dtype_t to_type, tr_dtype_t type, size_t n)
+{
+    const tr_cuda_api_t *cuda = l->m->cuda;
+    const tr_cuda_stream_t *s = l->m->stream;
+    uint32_t i = l->turn;
+    size_t bytes = n * (type == TR_F32 ? 4 : 2);
+    int rc;
+
+    if (type == to_type) {
+        rc = cuda->copy(s, to, l->staging[i], bytes);
+    } else {
+        rc = cuda->copy(s, l->bounce[i], l->staging[i], bytes);
+        rc = rc != 0 ? rc
+                     : cuda->convert(s, l->bounce[i], type, to, to_type, n);
+    }
+    rc = rc != 0 ? rc : cuda->event_record(s, l->passed[i]);
+    l->used[i] = true;
+    return rc == 0 ? TR_OK : failed(l);
+}
+
+static void
+say_progress(loader_t *l, uint64_t elements)
+{
+    struct timespec now;
+
+    l->done += elements;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (now.tv_sec - l->said.tv_sec >= 2) {
+        l->said = now;
+        tr_log(TR_LEVEL_NOTICE, "loading weights percent=%.0f",
+               100.0 * (double) l->done
+                   / (double) tr_model_config_parameters(&l->m->config));
+    }
+}
+
+/* ---- tensors ------------------------------------------------------------ */
+
+static uint8_t *
+place_of(loader_t *l, const tr_model_tensor_t *t)
+{
+    tr_cuda_parts_t *of = tr_part_layered(t->part) ? &l->m->layers[t->layer]
+                                                   : &l->m->root;
+
+    return (uint8_t *) of->part[t->part]
+           + (size_t) t->row * t->columns
+                 * (t->part < TR_PART_MATRICES ? 2 : 4);
+}
+
+static tr_status_t
+load_matrix(loader_t *l, const tr_model_tensor_t *t)
+{
+    size_t n = (size_t) t->rows * t->columns, at, piece;
+    uint8_t *to = place_of(l, t);
+    const tr_tensor_t *tensor;
+    size_t size;
+    tr_status_t rc;
+
+    if (l->st == NULL) {
+        return l->m->cuda->fill_random(l->m->stream, to, n, l->m->type,
+                                       tr_model_tensor_seed(l->seed, t->name),
+                                       0, l->m->config.init_range)
+                       == 0
+                   ? TR_OK
+                   : failed(l);
+    }
+    rc = tr_model_tensor_find(l->st, t, &tensor, l->err);
+    if (rc != TR_OK) {
+        return rc;
+    }
+    size = tensor->dtype == TR_F32 ? 4 : 2;
+    for (at = 0; rc == TR_OK && at < n; at += piece) {
+        copy_t a = { next_stage(l),
+                     (const uint8_t *) tensor->data + at * size };
+
+        piece = n - at < STAGE_BYTES / size ? n - at : STAGE_BYTES / size;
+        if (a.to == NULL) {
+            return failed(l);
+        }
+        tr_team_run(l->team, COPY_THREADS, (uint32_t) (piece * size),
+                    COPY_GRAIN, copy_bytes, &a);
+        rc = send(l, to + 2 * at, l->m->type, tensor->dtype, piece);
+        say_progress(l, piece);
+    }
+    tr_safetensors_release(tensor);
+    return rc;
+}
+
+/* Vectors are FP32 on the device. */
+static tr_status_t
+load_vector(loader_t *l, const tr_model_tensor_t *t)
+{
+    bool norm = t->part < TR_PART_QKV_BIAS;
+    const tr_tensor_t *tensor = NULL;
+    tr_status_t rc = TR_OK;
+    float *x;
+
+    if (l->st != NULL) {
+        rc = tr_model_tensor_find(l->st, t, &tensor, l->err);
+    }
+    if (rc != TR_OK) {
+        return rc;
+    }
+    x = (float *) next_stage(l);
+    if (x == NULL) {
+        return failed(l);
+    }
+    if (tensor != NULL) {
+        tr_tensor_expand(tensor, x);
+        tr_safetensors_release(tensor);
+    } else {
+        tr_model_fill_random(x, t->rows, tr_model_tensor_seed(l->seed, t->name),
+                             0, l->m->config.init_range);
+        for (uint32_t i = 0; norm && i < t->rows; i++) {
+            x[i] = 1;
+        }
+    }
+    say_progress(l, t->rows);
+    return send(l, place_of(l, t), TR_F32, TR_F32, t->rows);
+}
+
+/* The type of the weights: as wished, or as in the files. */
+static tr_status_t
+choose_type(loader_t *l, const char *wish)
+{
+    tr_model_tensor_t first;
+    const tr_tensor_t *tensor;
+    tr_status_t rc;
+
+    l->m->type = strcmp(wish, "f16") == 0 ? TR_F16 : TR_BF16;
+    if (strcmp(wish, "auto") != 0 || l->st == NULL) {
+        return TR_OK;
+    }
+    tr_model_tensor(&l->m->config, 0, &first);
+    rc = tr_model_tensor_find(l->st, &first, &tensor, l->err);
+    if (rc == TR_OK && tensor->dtype != TR_BF16) {
+        l->m->type = TR_F16;
+    }
+    return rc;
+}
+
+static tr_status_t
+load_all(loader_t *l)
+{
+    const tr_model_config_t *c = &l->m->config;
+    tr_model_tensor_t t;
+    tr_status_t rc = TR_OK;
+    float *angles = (float *) next_stage(l);
+
+    tr_model_config_rope(c, angles);
+    rc = send(l, l->m->inv_freq, TR_F32, TR_F32, c->head_dim / 2);
+    for (uint32_t i = 0; rc == TR_OK && tr_model_tensor(c, i, &t); i++) {
+        rc = t.part < TR_PART_MATRICES ? load_matrix(l, &t)
+                                       : load_vector(l, &t);
+    }
+    if (rc == TR_OK && l->m->cuda->stream_wait(l->m->stream) != 0) {
+        rc = failed(l);
+    }
+    return rc;
+}
+
+/* ---- open --------------------------------------------------------------- */
+
+static tr_status_t
+open_loader(loader_t *l)
+{
+    const tr_cuda_api_t *cuda = l->m->cuda;
+
+    l->team = tr_team_new(COPY_THREADS);
+    if (l->team == NULL) {
+        return tr_error_set(l->err, TR_ERR_NOMEM, "threads",
+                            "cannot start %d threads", COPY_THREADS);
+    }
+    for (int i = 0; i < 2; i++) {
+        l->staging[i] = cuda->pin(STAGE_BYTES);
+        l->bounce[i] = cuda->alloc(STAGE_BYTES);
+        if (l->staging[i] == NULL || l->bounce[i] == NULL
+            || cuda->event_open(&l->passed[i]) != 0) {
+            return tr_model_cuda_no_memory(l->m, "buffers for loading weights",
+                                           2 * (size_t) STAGE_BYTES, l->err);
+        }
+    }
+    return TR_OK;
+}
+
+static void
+close_loader(loader_t *l)
+{
+    const tr_cuda_api_t *cuda = l->m->cuda;
+
+    cuda->stream_wait(l->m->stream); /* nothing is on its way any more */
+    for (int i = 0; i < 2; i++) {
+        if (l->passed[i] != NULL) {
+            cuda->event_close(l->passed[i]);
+        }
+        if (l->bounce[i] != NULL) {
+            cuda->release(l->bounce[i]);
+        }
+        if (l->staging[i] != NULL) {
+            cuda->unpin(l->staging[i]);
+        }
+    }
+    tr_team_free(l->team);
+    tr_safetensors_close(l->st);
+}
+
+static tr_status_t
+take_weights(tr_model_cuda_t *m, tr_error_t *err)
+{
+    m->layers = calloc(m->config.layers, sizeof(m->layers[0]));
+    if (m->layers == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "model", "out of memory");
+    }
+    m->weights_size = layout(m, NULL);
+    m->weights = m->cuda->alloc(m->weights_size);
+    if (m->weights == NULL) {
+        return tr_model_cuda_no_memory(m, "the weights", m->weights_size, err);
+    }
+    layout(m, m->weights);
+    return TR_OK;
+}
+
+tr_status_t
+tr_model_cuda_load(tr_model_cuda_t *m, const tr_model_cuda_options_t *options,
+                   tr_error_t *err)
+{
+    loader_t l = { .m = m, .seed = options->dummy_seed, .err = err };
+    tr_status_t rc = TR_OK;
+
+    clock_gettime(CLOCK_MONOTONIC, &l.said);
+    if (strcmp(options->load_format, "dummy") != 0) {
+        rc = tr_safetensors_open(options->dir, &l.st, err);
+    }
+    if (rc == TR_OK) {
+        rc = choose_type(&l, options->dtype);
+    }
+    if (rc == TR_OK) {
+        rc = take_weights(m, err);
+    }
+    if (rc == TR_OK) {
+        rc = open_loader(&l);
+    }
+    if (rc == TR_OK) {
+        rc = load_all(&l);
+    }
+    close_loader(&l);
+    return rc;
+}

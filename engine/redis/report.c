@@ -1,0 +1,314 @@
+/*
+ * Telling the reporter (report.h): the rings and who writes what.
+ */
+#include "report.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <tokenring/channel.h>
+
+#include "engine/config/log.h"
+#include "engine/scheduler/request.h"
+
+/* Bytes that an END takes in a ring, and a DETACHED with it. */
+#define END_BYTES \
+    (2 * sizeof(tr_record_t) + ((sizeof(tr_report_end_t) + 7) & ~(size_t) 7))
+
+static tr_status_t
+make_ring(uint32_t capacity, tr_ring_producer_t *p, tr_ring_consumer_t *c,
+          void **memory)
+{
+    uint8_t *at;
+
+    *memory = aligned_alloc(TR_CACHE_LINE, sizeof(tr_ring_shared_t) + capacity);
+    if (*memory == NULL) {
+        return TR_ERR_NOMEM;
+    }
+    memset(*memory, 0, sizeof(tr_ring_shared_t)); /* the rest when it is used */
+    at = *memory;
+    at += sizeof(tr_ring_shared_t);
+    tr_ring_producer_init(p, *memory, at, capacity);
+    tr_ring_consumer_init(c, *memory, at, capacity);
+    return TR_OK;
+}
+
+tr_status_t
+tr_report_init(tr_report_t *t, int reporter_fd, int front_fd)
+{
+    memset(t, 0, sizeof(*t));
+    t->reporter_fd = reporter_fd;
+    t->front_fd = front_fd;
+    if (make_ring(TR_REPORT_FRONT_RING, &t->front, &t->from_front,
+                  &t->front_memory)
+            != TR_OK
+        || make_ring(TR_REPORT_LOOP_RING, &t->loop, &t->from_loop,
+                     &t->loop_memory)
+               != TR_OK) {
+        tr_report_free(t);
+        return TR_ERR_NOMEM;
+    }
+    return TR_OK;
+}
+
+void
+tr_report_free(tr_report_t *t)
+{
+    free(t->front_memory);
+    free(t->loop_memory);
+    t->front_memory = t->loop_memory = NULL;
+}
+
+/* ---- front thread ------------------------------------------------------- */
+
+/* Room for n bytes of payload beside the ends that must still be told.  One
+ * record may be pushed to the start of the ring by a PAD of its size. */
+static bool
+front_has_room(tr_report_t *t, size_t n)
+{
+    uint64_t need = 2 * (sizeof(tr_record_t) + n + 8)
+                    + (uint64_t) (t->inside + 2) * END_BYTES;
+
+    if (need <= t->front.capacity - (t->front.tail - t->front.head)) {
+        return true;
+    }
+    return tr_ring_refresh_head(&t->front, memory_order_acquire) == TR_OK
+           && need <= t->front.capacity - (t->front.tail - t->front.head);
+}
+
+void
+tr_report_arrived(tr_report_t *t, tr_request_t *r, const tr_wire_submit_t *head)
+{
+    tr_report_arrived_t note = { .endpoint = head->endpoint,
+                                 .flags = head->flags,
+                                 .arrival_us = r->arrival_us };
+    tr_ring_piece_t piece = { &note, sizeof(note) };
+
+    if (t == NULL || head->completion[0] == '\0') {
+        return;
+    }
+    memcpy(note.completion, head->completion, sizeof(note.completion));
+    memcpy(note.owner, head->owner, sizeof(note.owner));
+    memcpy(note.request_id, head->request_id, head->request_id_len);
+    if (!front_has_room(t, sizeof(note))
+        || tr_ring_put(&t->front, TR_REPORT_ARRIVED, 0, t->next_id + 1, &piece,
+                       1)
+               != TR_OK) {
+        atomic_fetch_add_explicit(&t->lost, 1, memory_order_relaxed);
+        return;
+    }
+    t->inside++;
+    r->report = t;
+    r->report_id = ++t->next_id;
+}
+
+void
+tr_report_answer(tr_request_t *r, uint16_t type, const tr_ring_piece_t *pieces,
+                 unsigned n)
+{
+    size_t len = 0;
+    unsigned i;
+
+    if (r->report == NULL
+        || (type != TR_RECORD_ACCEPTED
+            && !(r->submit_flags & TR_SUBMIT_RESUMABLE))) {
+        return;
+    }
+    for (i = 0; i < n; i++) {
+        len += pieces[i].len;
+    }
+    if (r->report_lost || !front_has_room(r->report, len)
+        || tr_ring_put(&r->report->front, type, 0, r->report_id, pieces, n)
+               != TR_OK) {
+        r->report_lost = true;
+    }
+}
+
+void
+tr_report_detached(tr_request_t *r)
+{
+    if (r->report != NULL) {
+        /* its room was kept with that of the end */
+        (void) tr_ring_put(&r->report->front, TR_REPORT_DETACHED, 0,
+                           r->report_id, NULL, 0);
+    }
+}
+
+/* As much of text as fits, in whole characters. */
+static void
+copy_message(char *out, size_t size, const char *text)
+{
+    size_t n = strnlen(text, size);
+
+    if (n == size) {
+        for (n = size - 1; n != 0 && ((uint8_t) text[n] & 0xc0) == 0x80; n--) {
+        }
+    }
+    memcpy(out, text, n);
+    out[n] = '\0';
+}
+
+static void
+describe_end(const tr_request_t *r, uint64_t now_us, tr_report_end_t *end)
+{
+    double full = (double) r->kv_full_bytes;
+
+    *end = (tr_report_end_t){
+        .lost = r->report_lost,
+        .status = r->error.status,
+        .finish_reason = r->finish_reason,
+        .prompt_tokens = r->prompt_tokens,
+        .completion_tokens = r->completion_tokens,
+        .preemptions = r->preemptions,
+        .choices = r->n_sequences,
+        .scheduled_us = r->scheduled_us,
+        .first_token_us = r->first_token_us,
+        .ended_us = now_us,
+        .kv_bytes = r->kv_bytes,
+        .kv_full_bytes = r->kv_full_bytes,
+    };
+    if (r->kv_full_bytes != 0) {
+        end->share_high = (float) (r->kv_high / full);
+        end->share_low = (float) (r->kv_low / full);
+        end->share_pruned = (float) (r->kv_pruned / full);
+    }
+    if (r->error.status != TR_OK) {
+        end->state = r->error.status == TR_ERR_CANCELLED ? TR_REPORT_CANCELLED
+                                                         : TR_REPORT_FAILED;
+        copy_message(end->message, sizeof(end->message), r->error.text);
+    } else if (r->n_sequences != 0 && r->open_sequences == 0) {
+        end->state = TR_REPORT_DONE;
+    } else {
+        end->state = TR_REPORT_CANCELLED;
+        copy_message(end->message, sizeof(end->message), "The client has left");
+    }
+}
+
+void
+tr_report_end(tr_request_t *r, uint64_t now_us)
+{
+    tr_report_end_t end;
+    tr_ring_piece_t piece = { &end, sizeof(end) };
+    tr_report_t *t = r->report;
+
+    if (t == NULL) {
+        return;
+    }
+    describe_end(r, now_us, &end);
+    (void) tr_ring_put(&t->front, TR_REPORT_END, 0, r->report_id, &piece, 1);
+    t->inside--;
+    r->report = NULL;
+}
+
+void
+tr_report_show(tr_report_t *t)
+{
+    if (t != NULL && tr_ring_publish(&t->front)) {
+        tr_doorbell_ring(t->reporter_fd);
+    }
+}
+
+uint64_t
+tr_report_cancelled(tr_report_t *t)
+{
+    uint32_t head;
+    uint64_t id;
+
+    if (t == NULL) {
+        return 0;
+    }
+    head = atomic_load_explicit(&t->cancels_head, memory_order_relaxed);
+    if (head == atomic_load_explicit(&t->cancels_tail, memory_order_acquire)) {
+        return 0;
+    }
+    id = t->cancels[head % TR_REPORT_CANCELS];
+    atomic_store_explicit(&t->cancels_head, head + 1, memory_order_release);
+    return id;
+}
+
+bool
+tr_report_cancel(tr_report_t *t, uint64_t id)
+{
+    uint32_t tail = atomic_load_explicit(&t->cancels_tail,
+                                         memory_order_relaxed);
+
+    if (tail - atomic_load_explicit(&t->cancels_head, memory_order_acquire)
+        == TR_REPORT_CANCELS) {
+        return false;
+    }
+    t->cancels[tail % TR_REPORT_CANCELS] = id;
+    atomic_store_explicit(&t->cancels_tail, tail + 1, memory_order_release);
+    tr_doorbell_ring(t->front_fd);
+    return true;
+}
+
+/* ---- step loop ---------------------------------------------------------- */
+
+static void
+tell_time(tr_request_t *r, uint16_t type, uint64_t now_us)
+{
+    tr_ring_piece_t piece = { &now_us, sizeof(now_us) };
+
+    if (r->report != NULL) {
+        /* when it is lost, the end says it, too */
+        (void) tr_ring_put(&r->report->loop, type, 0, r->report_id, &piece, 1);
+    }
+}
+
+void
+tr_report_started(tr_request_t *r, uint64_t now_us)
+{
+    tell_time(r, TR_REPORT_STARTED, now_us);
+}
+
+void
+tr_report_first_token(tr_request_t *r, uint64_t now_us)
+{
+    tell_time(r, TR_REPORT_FIRST, now_us);
+    r->report_progress_us = now_us;
+}
+
+bool
+tr_report_progress(tr_request_t *r, uint64_t now_us)
+{
+    tr_ring_piece_t piece = { &r->completion_tokens,
+                              sizeof(r->completion_tokens) };
+
+    if (r->report == NULL
+        || now_us - r->report_progress_us < TR_REPORT_PROGRESS_US) {
+        return false;
+    }
+    r->report_progress_us = now_us;
+    /* lost in a full ring, the next one says it */
+    return tr_ring_put(&r->report->loop, TR_REPORT_PROGRESS, 0, r->report_id,
+                       &piece, 1)
+           == TR_OK;
+}
+
+void
+tr_report_record(tr_request_t *r, uint16_t type, const tr_ring_piece_t *pieces,
+                 unsigned n)
+{
+    tr_report_t *t = r->report;
+
+    if (t == NULL || !(r->submit_flags & TR_SUBMIT_RESUMABLE)) {
+        return;
+    }
+    if (!r->report_lost
+        && tr_ring_put(&t->loop, type, 0, r->report_id, pieces, n) == TR_OK) {
+        return;
+    }
+    r->report_lost = true;
+    if (!r->report_lost_told
+        && tr_ring_put(&t->loop, TR_REPORT_LOST, 0, r->report_id, NULL, 0)
+               == TR_OK) {
+        r->report_lost_told = true;
+    }
+}
+
+void
+tr_report_publish(tr_report_t *t)
+{
+    /* the reporter looks by itself while requests are inside: nobody is rung */
+    (void) tr_ring_publish(&t->loop);
+}

@@ -1,0 +1,475 @@
+/*
+ * The ledger of the reporter (report_ledger.h).
+ */
+#include "report_ledger_parts.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/config/log.h"
+
+static const char LEFT_MESSAGE[] = "The request ended before its output did";
+
+void
+tr_ledger_init(tr_ledger_t *l, size_t limit)
+{
+    memset(l, 0, sizeof(*l));
+    l->limit = limit;
+}
+
+/* ---- lists -------------------------------------------------------------- */
+
+/* A peer could choose its digits: all of them count. */
+static uint32_t
+completion_bucket(const char *completion)
+{
+    uint32_t h = 2166136261u;
+    unsigned i;
+
+    for (i = 0; i < TR_COMPLETION_LEN; i++) {
+        h = (h ^ (uint8_t) completion[i]) * 16777619u;
+    }
+    return h % TR_LEDGER_BUCKETS;
+}
+
+tr_ledger_request_t *
+tr_ledger_find(tr_ledger_t *l, uint64_t id)
+{
+    tr_ledger_request_t *q = l->by_id[id % TR_LEDGER_BUCKETS];
+
+    while (q != NULL && q->id != id) {
+        q = q->chain;
+    }
+    return q;
+}
+
+tr_ledger_request_t *
+tr_ledger_find_completion(tr_ledger_t *l,
+                          const char completion[TR_COMPLETION_LEN])
+{
+    tr_ledger_request_t *q = l->by_completion[completion_bucket(completion)];
+
+    while (q != NULL
+           && (q->ended
+               || memcmp(q->completion, completion, TR_COMPLETION_LEN) != 0)) {
+        q = q->chain_completion;
+    }
+    return q;
+}
+
+static void
+link_request(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    tr_ledger_request_t **at = &l->by_id[q->id % TR_LEDGER_BUCKETS];
+
+    q->chain = *at;
+    *at = q;
+    at = &l->by_completion[completion_bucket(q->completion)];
+    q->chain_completion = *at;
+    *at = q;
+    q->prev = l->last;
+    if (l->last != NULL) {
+        l->last->next = q;
+    } else {
+        l->first = q;
+    }
+    l->last = q;
+    l->n++;
+    l->live++;
+    l->bytes += sizeof(*q);
+}
+
+static void
+unlink_due(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    if (!q->due) {
+        return;
+    }
+    *(q->due_prev != NULL ? &q->due_prev->due_next
+                          : &l->due_first) = q->due_next;
+    *(q->due_next != NULL ? &q->due_next->due_prev
+                          : &l->due_last) = q->due_prev;
+    q->due_prev = q->due_next = NULL;
+    q->due = false;
+}
+
+void
+tr_ledger_due(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    if (q->due) {
+        return;
+    }
+    q->due = true;
+    q->due_next = NULL;
+    q->due_prev = l->due_last;
+    *(l->due_last != NULL ? &l->due_last->due_next : &l->due_first) = q;
+    l->due_last = q;
+}
+
+tr_ledger_request_t *
+tr_ledger_next(tr_ledger_t *l)
+{
+    tr_ledger_request_t *q = l->due_first;
+
+    if (q != NULL) {
+        unlink_due(l, q);
+    }
+    return q;
+}
+
+static void
+unlink_request(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    tr_ledger_request_t **at = &l->by_id[q->id % TR_LEDGER_BUCKETS];
+
+    while (*at != q) {
+        at = &(*at)->chain;
+    }
+    *at = q->chain;
+    at = &l->by_completion[completion_bucket(q->completion)];
+    while (*at != q) {
+        at = &(*at)->chain_completion;
+    }
+    *at = q->chain_completion;
+    *(q->prev != NULL ? &q->prev->next : &l->first) = q->next;
+    *(q->next != NULL ? &q->next->prev : &l->last) = q->prev;
+    unlink_due(l, q);
+    l->n--;
+    l->live -= !q->ended;
+    l->bytes -= sizeof(*q);
+}
+
+static void
+free_request(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    tr_output_drop_spares(l, q);
+    tr_output_drop_unacked(l, q, NULL);
+    unlink_request(l, q);
+    free(q);
+}
+
+void
+tr_ledger_free(tr_ledger_t *l)
+{
+    while (l->first != NULL) {
+        free_request(l, l->first);
+    }
+}
+
+void
+tr_ledger_count_lost(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    l->lost += !q->counted;
+    q->counted = true;
+    q->dirty |= TR_LEDGER_STATE;
+    tr_ledger_due(l, q);
+}
+
+/* ---- what is told ------------------------------------------------------- */
+
+static int64_t
+unix_ms(const tr_ledger_t *l, uint64_t us)
+{
+    return us == 0 ? 0 : ((int64_t) us + l->realtime_us) / 1000;
+}
+
+/* Room for one more request: the oldest that ended makes way. */
+static bool
+room_for_request(tr_ledger_t *l)
+{
+    tr_ledger_request_t *q = l->first, *next;
+
+    for (; !tr_output_has_room(l, sizeof(*q)) && q != NULL; q = next) {
+        next = q->next;
+        if (q->ended && !q->sending && q->writing == 0) {
+            l->lost += !q->counted;
+            free_request(l, q);
+        }
+    }
+    return tr_output_has_room(l, sizeof(*q));
+}
+
+static void
+take_arrived(tr_ledger_t *l, uint64_t id, const uint8_t *payload)
+{
+    tr_report_arrived_t note;
+    tr_ledger_request_t *q;
+
+    memcpy(&note, payload, sizeof(note));
+    if (tr_ledger_find_completion(l, note.completion) != NULL) {
+        l->lost++; /* a worker that gives an id twice must not mix them up */
+        return;
+    }
+    q = room_for_request(l) ? calloc(1, sizeof(*q)) : NULL;
+    if (q == NULL) {
+        l->lost++;
+        return;
+    }
+    q->id = id;
+    memcpy(q->completion, note.completion, TR_COMPLETION_LEN);
+    memcpy(q->owner, note.owner, TR_OWNER_LEN);
+    memcpy(q->request_id, note.request_id, TR_REQUEST_ID_MAX);
+    q->endpoint = note.endpoint;
+    q->flags = note.flags;
+    q->created_ms = unix_ms(l, note.arrival_us);
+    q->output = (note.flags & TR_SUBMIT_RESUMABLE) != 0;
+    q->dirty = TR_LEDGER_IDENTITY | TR_LEDGER_STATE;
+    link_request(l, q);
+    tr_ledger_due(l, q);
+}
+
+static void
+take_accepted(tr_ledger_t *l, tr_ledger_request_t *q, const uint8_t *payload,
+              size_t len)
+{
+    tr_wire_accepted_t head;
+    tr_wire_bytes_t model;
+
+    if (tr_wire_accepted_parse(payload, len, &head, &model) == TR_OK) {
+        q->stream = (head.flags & TR_ACCEPTED_STREAM) != 0;
+        q->end.choices = head.choices;
+        q->end.prompt_tokens = head.prompt_tokens;
+        q->dirty |= TR_LEDGER_ACCEPTED;
+        tr_ledger_due(l, q);
+    }
+}
+
+static bool
+is_last(uint16_t type, const uint8_t *payload, size_t len)
+{
+    tr_wire_finish_t finish;
+
+    return type == TR_RECORD_ERROR
+           || (type == TR_RECORD_FINISH
+               && tr_wire_finish_parse(payload, len, &finish) == TR_OK
+               && (finish.flags & TR_FINISH_LAST) != 0);
+}
+
+static void
+take_record(tr_ledger_t *l, tr_ledger_request_t *q, uint16_t type,
+            const uint8_t *payload, size_t len)
+{
+    tr_ring_piece_t piece = { payload, len };
+
+    if (type == TR_RECORD_ACCEPTED) {
+        take_accepted(l, q, payload, len);
+    }
+    if (!q->output || q->closed) {
+        return;
+    }
+    /* an entry at most doubles */
+    if (!tr_output_has_room(l, sizeof(tr_ledger_entry_t) + 2 * (len + 256)
+                                   + (tr_output_open(q) != NULL ? q->tail->cap
+                                                                : 0))
+        || !tr_output_append(l, q, type, &piece, 1)) {
+        tr_output_lose(l, q);
+        return;
+    }
+    q->closed = is_last(type, payload, len);
+}
+
+static void
+take_state(tr_ledger_t *l, tr_ledger_request_t *q, uint8_t state,
+           int64_t *at_ms, const uint8_t *payload)
+{
+    uint64_t us;
+
+    memcpy(&us, payload, sizeof(us));
+    *at_ms = unix_ms(l, us);
+    if (q->state < state) {
+        q->state = state;
+        q->dirty |= TR_LEDGER_STATE;
+        tr_ledger_due(l, q);
+    }
+}
+
+static void
+apply_end(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    const tr_report_end_t *end = &q->end;
+
+    q->ended = true;
+    l->live--;
+    q->state = end->state;
+    q->dirty |= TR_LEDGER_STATE | TR_LEDGER_ACCEPTED | TR_LEDGER_FINAL;
+    if (end->scheduled_us != 0) {
+        q->started_ms = unix_ms(l, end->scheduled_us);
+    }
+    if (end->first_token_us != 0) {
+        q->first_token_ms = unix_ms(l, end->first_token_us);
+    }
+    q->finished_ms = unix_ms(l, end->ended_us);
+    if (q->output && !q->closed) {
+        if (end->lost) {
+            tr_output_lose(l, q);
+        } else {
+            tr_output_append_error(
+                l, q, end->status != TR_OK ? end->status : TR_ERR_CANCELLED,
+                end->message[0] != '\0' ? end->message : LEFT_MESSAGE);
+        }
+    }
+    tr_ledger_due(l, q);
+}
+
+/* Its records may still be in the other ring: applied in the next round. */
+static void
+take_end(tr_ledger_t *l, tr_ledger_request_t *q, const uint8_t *payload)
+{
+    memcpy(&q->end, payload, sizeof(q->end));
+    q->end.message[sizeof(q->end.message) - 1] = '\0';
+    q->chain_ending = l->ending;
+    l->ending = q;
+}
+
+void
+tr_ledger_take(tr_ledger_t *l, const tr_record_t *rec, const uint8_t *payload)
+{
+    tr_ledger_request_t *q;
+
+    if (rec->type == TR_REPORT_ARRIVED) {
+        take_arrived(l, rec->id, payload);
+        return;
+    }
+    q = tr_ledger_find(l, rec->id);
+    if (q == NULL || q->ended) {
+        return; /* there was no memory for it */
+    }
+    switch (rec->type) {
+    case TR_REPORT_STARTED:
+        take_state(l, q, TR_REPORT_PREFILL, &q->started_ms, payload);
+        break;
+    case TR_REPORT_FIRST:
+        take_state(l, q, TR_REPORT_DECODE, &q->first_token_ms, payload);
+        break;
+    case TR_REPORT_PROGRESS:
+        memcpy(&q->tokens, payload, sizeof(q->tokens));
+        q->dirty |= TR_LEDGER_PROGRESS;
+        tr_ledger_due(l, q);
+        break;
+    case TR_REPORT_DETACHED:
+        q->detached = true;
+        q->dirty |= TR_LEDGER_STATE;
+        tr_ledger_due(l, q);
+        break;
+    case TR_REPORT_LOST:
+        if (!q->closed) {
+            tr_output_lose(l, q);
+        }
+        break;
+    case TR_REPORT_END:
+        take_end(l, q, payload);
+        break;
+    default:
+        take_record(l, q, rec->type, payload, rec->length);
+    }
+}
+
+void
+tr_ledger_apply_ends(tr_ledger_t *l)
+{
+    tr_ledger_request_t *q, *next;
+
+    for (q = l->ended_before; q != NULL; q = next) {
+        next = q->chain_ending;
+        apply_end(l, q);
+    }
+    l->ended_before = l->ending;
+    l->ending = NULL;
+}
+
+void
+tr_ledger_end_all(tr_ledger_t *l)
+{
+    tr_ledger_request_t *q;
+
+    tr_ledger_apply_ends(l);
+    tr_ledger_apply_ends(l);
+    for (q = l->first; q != NULL; q = q->next) {
+        if (!q->ended) {
+            q->end.state = TR_REPORT_FAILED;
+            q->end.status = TR_ERR_DRAINING;
+            snprintf(q->end.message, sizeof(q->end.message),
+                     "The engine has stopped");
+            apply_end(l, q);
+        }
+    }
+}
+
+/* ---- answers of Redis --------------------------------------------------- */
+
+bool
+tr_ledger_can_write(const tr_ledger_request_t *q)
+{
+    return (q->dirty != 0 && q->writing == 0)
+           || (q->unacked != NULL && !q->sending) || (q->unsure && !q->asking);
+}
+
+void
+tr_ledger_settled(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    if (tr_ledger_can_write(q)) {
+        tr_ledger_due(l, q);
+    } else {
+        tr_ledger_settle(l, q);
+    }
+}
+
+void
+tr_ledger_settle(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    if (q->ended && q->dirty == 0 && q->writing == 0 && q->unacked == NULL
+        && !q->sending && !q->unsure) {
+        free_request(l, q);
+    }
+}
+
+/* All that Redis should have of q. */
+static uint8_t
+all_fields(const tr_ledger_request_t *q)
+{
+    return TR_LEDGER_IDENTITY | TR_LEDGER_STATE | TR_LEDGER_ACCEPTED
+           | (q->ended         ? TR_LEDGER_FINAL
+              : q->tokens != 0 ? TR_LEDGER_PROGRESS
+                               : 0);
+}
+
+void
+tr_ledger_fields_gone(tr_ledger_request_t *q)
+{
+    q->dirty |= all_fields(q) & (uint8_t) ~q->writing;
+}
+
+void
+tr_ledger_fields_done(tr_ledger_t *l, tr_ledger_request_t *q, bool ok)
+{
+    if (!ok) {
+        q->dirty |= q->writing;
+    }
+    q->writing = 0;
+    tr_ledger_settled(l, q);
+}
+
+void
+tr_ledger_give_up_fields(tr_ledger_t *l, tr_ledger_request_t *q)
+{
+    q->writing = 0;
+    tr_ledger_count_lost(l, q);
+    q->dirty = 0;
+    tr_ledger_settled(l, q);
+}
+
+void
+tr_ledger_reset(tr_ledger_t *l)
+{
+    tr_ledger_request_t *q;
+
+    for (q = l->first; q != NULL; q = q->next) {
+        q->sending = q->asking = false;
+        q->writing = 0;
+        q->dirty = all_fields(q);
+        q->expires_ms = q->output_expires_ms = 0;
+        q->unsure = q->output && q->began;
+        tr_ledger_due(l, q);
+    }
+}

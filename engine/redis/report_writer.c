@@ -1,0 +1,352 @@
+/*
+ * The reporter's commands (report_writer.h).
+ */
+#include "report_writer.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <tokenring/channel.h>
+
+#include "engine/engine.h"
+
+static const char *const state_names[] = { "queued", "prefill", "decode",
+                                           "done",   "failed",  "cancelled" };
+
+static const char *const engine_states[] = { "loading", "ready", "draining",
+                                             "failed" };
+
+void
+tr_report_writer_init(tr_report_writer_t *w, const tr_config_t *config,
+                      const tr_status_page_t *status, int64_t now_ms)
+{
+    memset(w, 0, sizeof(*w));
+    w->config = config;
+    w->status = status;
+    w->pid = (long) getpid();
+    w->started_ms = now_ms;
+    snprintf(w->run, sizeof(w->run), "%016" PRIx64, status->generation);
+    if (gethostname(w->host, sizeof(w->host) - 1) != 0) {
+        w->host[0] = '\0';
+    }
+}
+
+void
+tr_report_key(const tr_report_writer_t *w, tr_redis_command_t *c,
+              const char *kind, const char *name)
+{
+    tr_redis_format(c, "%s%s:{%s}", w->config->redis_prefix, kind, name);
+}
+
+/* ---- fields ------------------------------------------------------------- */
+
+static void
+field_text(tr_redis_command_t *c, const char *name, const char *value)
+{
+    if (value[0] != '\0') {
+        tr_redis_text(c, name);
+        tr_redis_text(c, value);
+    }
+}
+
+static void
+field_number(tr_redis_command_t *c, const char *name, uint64_t value)
+{
+    tr_redis_text(c, name);
+    tr_redis_format(c, "%" PRIu64, value);
+}
+
+/* Times: absent while it has not happened. */
+static void
+field_time(tr_redis_command_t *c, const char *name, int64_t ms)
+{
+    if (ms != 0) {
+        tr_redis_text(c, name);
+        tr_redis_format(c, "%" PRId64, ms);
+    }
+}
+
+static void
+field_share(tr_redis_command_t *c, const char *name, double value)
+{
+    tr_redis_text(c, name);
+    tr_redis_format(c, "%.6f", value);
+}
+
+static void
+field_flag(tr_redis_command_t *c, const char *name, bool set)
+{
+    if (set) {
+        field_text(c, name, "1");
+    }
+}
+
+/* ---- a request ---------------------------------------------------------- */
+
+static const char *
+state_name(const tr_ledger_request_t *q)
+{
+    return q->detached && q->state < TR_REPORT_DONE ? "detached"
+                                                    : state_names[q->state];
+}
+
+static void
+identity_fields(const tr_report_writer_t *w, tr_redis_command_t *c,
+                const tr_ledger_request_t *q)
+{
+    field_text(c, "model", w->config->served_model_name);
+    field_text(c, "endpoint",
+               q->endpoint == TR_ENDPOINT_CHAT ? "chat" : "completions");
+    field_text(c, "request_id", q->request_id);
+    field_text(c, "owner", q->owner);
+    field_flag(c, "resumable", (q->flags & TR_SUBMIT_RESUMABLE) != 0);
+    field_flag(c, "detach", (q->flags & TR_SUBMIT_DETACH) != 0);
+    field_number(c, "wire", TR_ABI_VERSION);
+    field_time(c, "created", q->created_ms);
+}
+
+static void
+final_fields(tr_redis_command_t *c, const tr_ledger_request_t *q)
+{
+    const tr_report_end_t *end = &q->end;
+
+    field_time(c, "finished", q->finished_ms);
+    field_number(c, "completion_tokens", end->completion_tokens);
+    field_number(c, "cached_tokens", 0);
+    field_number(c, "preemptions", end->preemptions);
+    if (end->state == TR_REPORT_DONE) {
+        field_text(c, "finish_reason",
+                   end->finish_reason == TR_FINISH_STOP ? "stop" : "length");
+    }
+    if (end->kv_full_bytes != 0) {
+        field_number(c, "kv_bytes", end->kv_bytes);
+        field_number(c, "kv_full_bytes", end->kv_full_bytes);
+        field_share(c, "share_high", end->share_high);
+        field_share(c, "share_low", end->share_low);
+        field_share(c, "share_pruned", end->share_pruned);
+    }
+    if (end->status != TR_OK) {
+        field_text(c, "error_status", tr_status_info(end->status).name);
+    }
+    field_text(c, "error", end->message);
+}
+
+void
+tr_report_fields(const tr_report_writer_t *w, tr_redis_command_t *c,
+                 const tr_ledger_request_t *q, unsigned groups)
+{
+    tr_redis_begin(c, "HSET");
+    tr_report_key(w, c, "req", q->completion);
+    field_text(c, "state", state_name(q));
+    field_text(c, "engine", w->config->name);
+    field_text(c, "run", w->run);
+    if (groups & TR_LEDGER_IDENTITY) {
+        identity_fields(w, c, q);
+    } else {
+        /* evicted or flushed meanwhile, it must not become anybody's */
+        field_text(c, "owner", q->owner);
+    }
+    if (groups & TR_LEDGER_STATE) {
+        field_time(c, "started", q->started_ms);
+        field_time(c, "first_token", q->first_token_ms);
+        field_flag(c, "gap", q->gap);
+    }
+    if ((groups & TR_LEDGER_ACCEPTED) && q->end.choices != 0) {
+        field_flag(c, "stream", q->stream);
+        field_number(c, "choices", q->end.choices);
+        field_number(c, "prompt_tokens", q->end.prompt_tokens);
+    }
+    if (groups & TR_LEDGER_FINAL) {
+        final_fields(c, q);
+    } else if (groups & TR_LEDGER_PROGRESS) {
+        field_number(c, "completion_tokens", q->tokens);
+    }
+}
+
+void
+tr_report_expire(const tr_report_writer_t *w, tr_redis_command_t *c,
+                 const char *kind, const char *name, uint64_t ttl_us)
+{
+    tr_redis_begin(c, "PEXPIRE");
+    tr_report_key(w, c, kind, name);
+    tr_redis_format(c, "%" PRIu64, ttl_us / 1000);
+}
+
+/* A stream that has begun must be there: it is not made anew without its
+ * beginning (which would be a hole). */
+void
+tr_report_entry(const tr_report_writer_t *w, tr_redis_command_t *c,
+                const tr_ledger_request_t *q)
+{
+    const tr_ledger_entry_t *e = q->unacked;
+
+    tr_redis_begin(c, "XADD");
+    tr_report_key(w, c, "out", q->completion);
+    if (e->first != 1) {
+        tr_redis_text(c, "NOMKSTREAM");
+    }
+    tr_redis_format(c, "%u-0", e->last);
+    tr_redis_text(c, "r");
+    tr_redis_bytes(c, e->bytes, e->len);
+}
+
+void
+tr_report_live(const tr_report_writer_t *w, tr_redis_command_t *c,
+               const tr_ledger_request_t *q, char *scratch)
+{
+    const tr_ledger_entry_t *e = q->unacked;
+    int n = sprintf(scratch, "%u %u\n", e->first, e->last);
+
+    memcpy(scratch + n, e->bytes, e->len);
+    tr_redis_begin(c, "PUBLISH");
+    tr_report_key(w, c, "live", q->completion);
+    tr_redis_bytes(c, scratch, (size_t) n + e->len);
+}
+
+void
+tr_report_latest(const tr_report_writer_t *w, tr_redis_command_t *c,
+                 const tr_ledger_request_t *q)
+{
+    tr_redis_begin(c, "ZADD");
+    tr_report_key(w, c, "requests", w->config->name);
+    tr_redis_format(c, "%" PRId64, q->created_ms);
+    tr_redis_text(c, q->completion);
+}
+
+/* ---- the engine --------------------------------------------------------- */
+
+/* Reads what the status page says; what cannot be read is as before. */
+static void
+read_admission(const tr_report_writer_t *w, tr_status_admission_t *a)
+{
+    memset(a, 0, sizeof(*a));
+    while (tr_status_read(w->status, a) != TR_OK) {
+        /* the writer is a thread of this process: it goes on */
+    }
+}
+
+static void
+level_fields(tr_redis_command_t *c, const tr_status_card_t *card)
+{
+    char names[TR_STATUS_LEVELS * 17], bytes[TR_STATUS_LEVELS * 21];
+    size_t n = 0, b = 0;
+    uint32_t i;
+
+    names[0] = bytes[0] = '\0';
+    for (i = 0; i < card->kv_levels && i < TR_STATUS_LEVELS; i++) {
+        const char *blank = i != 0 ? " " : "";
+
+        n += (size_t) snprintf(names + n, sizeof(names) - n, "%s%s", blank,
+                               card->level_name[i]);
+        b += (size_t) snprintf(bytes + b, sizeof(bytes) - b, "%s%" PRIu64,
+                               blank, card->level_token_bytes[i]);
+    }
+    tr_redis_text(c, "levels");
+    tr_redis_format(c, "%s", names);
+    tr_redis_text(c, "level_bytes");
+    tr_redis_format(c, "%s", bytes);
+}
+
+void
+tr_report_heartbeat(const tr_report_writer_t *w, tr_redis_command_t *c,
+                    int64_t now_ms)
+{
+    const tr_status_card_t *card = &w->status->card;
+    tr_status_admission_t a;
+
+    read_admission(w, &a);
+    tr_redis_begin(c, "HSET");
+    tr_report_key(w, c, "engine", w->config->name);
+    field_text(c, "run", w->run);
+    field_text(c, "state", engine_states[a.state % 4]);
+    field_text(c, "model", card->model);
+    field_text(c, "backend", card->backend);
+    field_text(c, "kv_policy", card->kv_policy);
+    field_time(c, "started", w->started_ms);
+    field_time(c, "heartbeat", now_ms);
+    field_text(c, "host", w->host);
+    field_number(c, "pid", (uint64_t) w->pid);
+    field_text(c, "version", TR_ENGINE_VERSION);
+    field_number(c, "max_model_len", card->max_model_len);
+    field_number(c, "page_bytes", card->kv_page_bytes);
+    field_number(c, "pages", card->kv_pages);
+    level_fields(c, card);
+    field_number(c, "full_token_bytes", card->kv_full_token_bytes);
+}
+
+static uint64_t
+counter(const _Atomic uint64_t *c)
+{
+    /* C11 forgot the const in atomic_load */
+    return atomic_load_explicit((_Atomic uint64_t *) (uintptr_t) c,
+                                memory_order_relaxed);
+}
+
+static void
+histogram(tr_redis_command_t *c, const char *name,
+          const tr_status_histogram_t *h)
+{
+    char text[(TR_STATUS_BUCKETS + 1) * 21];
+    size_t n = 0;
+    unsigned i;
+
+    for (i = 0; i <= TR_STATUS_BUCKETS; i++) {
+        n += (size_t) snprintf(text + n, sizeof(text) - n, "%s%" PRIu64,
+                               i != 0 ? " " : "", counter(&h->count[i]));
+    }
+    tr_redis_text(c, name);
+    tr_redis_format(c, "%s", text);
+}
+
+static void
+page_fields(tr_redis_command_t *c, const tr_status_card_t *card,
+            const tr_status_admission_t *a)
+{
+    char used[TR_STATUS_LEVELS * 21];
+    size_t n = 0;
+    uint32_t i;
+
+    used[0] = '\0';
+    for (i = 0; i < card->kv_levels && i < TR_STATUS_LEVELS; i++) {
+        n += (size_t) snprintf(used + n, sizeof(used) - n, "%s%" PRIu64,
+                               i != 0 ? " " : "", a->kv_used_pages[i]);
+    }
+    field_number(c, "kv_free", a->kv_free_pages);
+    tr_redis_text(c, "kv_used");
+    tr_redis_format(c, "%s", used);
+    field_number(c, "kv_swapped", a->kv_swapped_pages);
+    field_number(c, "kv_tokens", a->kv_tokens);
+    field_number(c, "kv_full_bytes", a->kv_full_bytes);
+}
+
+void
+tr_report_sample(const tr_report_writer_t *w, tr_redis_command_t *c,
+                 int64_t now_ms)
+{
+    const tr_status_counters_t *s = &w->status->counters;
+    tr_status_admission_t a;
+
+    read_admission(w, &a);
+    tr_redis_begin(c, "XADD");
+    tr_report_key(w, c, "metrics", w->config->name);
+    tr_redis_text(c, "MAXLEN");
+    tr_redis_format(c, "%u", w->config->redis_samples);
+    tr_redis_format(c, "%" PRId64 "-0", now_ms);
+    field_text(c, "run", w->run);
+    field_number(c, "running", a.running);
+    field_number(c, "waiting", a.waiting);
+    field_number(c, "prompt_tokens", counter(&s->prompt_tokens));
+    field_number(c, "generation_tokens", counter(&s->generation_tokens));
+    field_number(c, "stop", counter(&s->requests_stop));
+    field_number(c, "length", counter(&s->requests_length));
+    field_number(c, "aborted", counter(&s->requests_aborted));
+    field_number(c, "error", counter(&s->requests_error));
+    page_fields(c, &w->status->card, &a);
+    histogram(c, "ttft", &s->ttft);
+    histogram(c, "inter_token", &s->inter_token);
+    histogram(c, "e2e", &s->e2e);
+    histogram(c, "queue", &s->queue_time);
+    histogram(c, "step", &s->step_time);
+}

@@ -1,0 +1,131 @@
+/*
+ * What the files of the step loop share: loop.c is the thread, its turns and
+ * what others call; loop_step.c submits batches and collects them; loop_end.c
+ * ends requests.
+ *
+ * What other threads may touch: two lock-free stacks of requests, each emptied
+ * at once (the intake, which the loop turns round, and those that are over), the
+ * wake flag with its eventfd, three counters, and the snapshot under a mutex
+ * that is held for a copy.  Everything else belongs to the loop's thread.
+ */
+#ifndef TR_LOOP_PARTS_H
+#define TR_LOOP_PARTS_H
+
+#include "loop.h"
+
+#include <pthread.h>
+
+#include "emit.h"
+#include "engine/config/log.h"
+#include "scheduler.h"
+
+typedef struct {
+    tr_request_t *first, *last;
+} tr_request_list_t;
+
+/* What the executor is given for a flight of the scheduler's: items and places
+ * of results row by row.  They are the loop's, so that a request can go while
+ * rows of it are under way. */
+typedef struct {
+    tr_batch_t batch;
+    tr_batch_item_t *items; /* [max_num_seqs] */
+    tr_sampled_t *sampled;  /* [max_num_seqs] */
+    uint64_t begun_us;
+} tr_loop_flight_t;
+
+struct tr_loop {
+    tr_executor_t *executor;
+    tr_status_counters_t *counters;
+    int front_fd;
+    uint32_t max_queue, ahead;
+    uint64_t stall_timeout_us, paused_timeout_us, check_us;
+
+    /* shared with other threads */
+    tr_request_t *_Atomic intake; /* linked by next, newest first */
+    tr_request_t *_Atomic over;   /* the same */
+    _Atomic uint32_t woken, asleep, stop;
+    _Atomic uint32_t draining;    /* nobody is scheduled for the first time */
+    _Atomic uint32_t outstanding; /* requests inside */
+    _Atomic uint32_t queued;      /* of these, never scheduled */
+    int wake_fd;
+    pthread_mutex_t snapshot_lock;
+    tr_status_admission_t snapshot;
+
+    /* the loop's own */
+    pthread_t thread;
+    tr_scheduler_t scheduler;
+    tr_emit_t emit;
+    tr_request_list_t requests, ending;
+    tr_request_t *leaving; /* forgotten in this turn, linked by next */
+    bool news;             /* for the front thread */
+    bool lost; /* the cache does not settle: an empty batch failed */
+    uint32_t n_requests;
+    uint32_t n_quiet;       /* requests inside that tr_loop_echo looks after */
+    uint64_t next_check_us; /* of pauses and full outlets */
+    uint64_t step, last_step_us;
+    uint64_t collected_us; /* when the newest batch had arrived */
+    tr_loop_flight_t flight[TR_SEQ_FLIGHTS];
+    uint8_t level_of[TR_KV_LAYOUTS_MAX]; /* row of the status page */
+};
+
+static inline void
+tr_loop_count(_Atomic uint64_t *counter, uint64_t n)
+{
+    atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+
+/* A turn's time is taken before its requests are: they may be younger. */
+static inline uint64_t
+tr_loop_since(uint64_t from, uint64_t now)
+{
+    return now > from ? now - from : 0;
+}
+
+/* Requests for which more is to do than to sample tokens. */
+static inline bool
+tr_loop_quiet(const tr_request_t *r)
+{
+    return r->echo || r->params.max_tokens == 0;
+}
+
+uint64_t tr_loop_now(void); /* CLOCK_MONOTONIC, us */
+
+/* ---- loop_end.c */
+
+void tr_request_append(tr_request_list_t *l, tr_request_t *r);
+void tr_request_unlink(tr_request_list_t *l, tr_request_t *r);
+
+/* From here on the front thread owns r, as soon as the step is shown. */
+void tr_loop_forget(tr_loop_t *l, tr_request_t *r);
+
+/* One choice reached its end. */
+void tr_loop_finish(tr_loop_t *l, tr_sequence_t *q, uint16_t reason,
+                    uint64_t now);
+
+/* Ends r before its time: r->error says why, TR_OK: it was aborted.  fail: sets
+ * that and logs it. */
+void tr_loop_end(tr_loop_t *l, tr_request_t *r);
+void tr_loop_fail(tr_loop_t *l, tr_request_t *r, tr_status_t status,
+                  const char *text);
+
+/* Those whose last record found no room try again. */
+void tr_loop_retry(tr_loop_t *l);
+
+/* ---- loop_step.c */
+
+/* Submits what the scheduler composed in the turn that began at `now`, which may
+ * be nothing (executor.h). */
+void tr_loop_depart(tr_loop_t *l, uint64_t now);
+
+/* Waits for the oldest batch under way and applies what came of it. */
+void tr_loop_collect(tr_loop_t *l);
+
+/* Echoed prompts, and requests that want nothing else.  Returns whether there
+ * was something to do. */
+bool tr_loop_echo(tr_loop_t *l, uint64_t now);
+
+/* What is staged, to the peers; who is over, to the front thread. */
+void tr_loop_show(tr_loop_t *l);
+void tr_loop_tell_front(tr_loop_t *l);
+
+#endif

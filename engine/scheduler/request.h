@@ -1,0 +1,164 @@
+/*
+ * A request: one API call on its way through the engine.
+ *
+ *   front (allocates it with the first SUBMIT part, gathers the body)
+ *     -> intake (parses, validates, tokenises, lays out the sequences)
+ *       -> front (answers ERROR, or ACCEPTED and passes it on)
+ *         -> step loop (owns it, and writes its output, to the end)
+ *           -> front (frees it)
+ *
+ * Everything a request needs while it runs is allocated by intake, in its
+ * arena: the step loop allocates nothing.
+ */
+#ifndef TR_REQUEST_H
+#define TR_REQUEST_H
+
+#include <stdatomic.h>
+
+#include "engine/kv/kv_cache.h"
+#include "engine/transport/outlet.h"
+#include "engine/redis/report.h"
+#include "engine/sampling/sampler.h"
+#include "engine/sampling/sampling.h"
+#include "engine/sampling/text_stream.h"
+#include <tokenring/channel.h>
+#include <tokenring/wire.h>
+
+/* Bump allocator: blocks are freed together.  NULL when memory is out. */
+typedef struct tr_arena_block tr_arena_block_t;
+typedef struct {
+    tr_arena_block_t *blocks;
+    size_t used, size; /* of the first block */
+    size_t total;      /* of all blocks */
+} tr_arena_t;
+
+void *tr_arena_alloc(tr_arena_t *a, size_t n); /* 16-byte aligned, zeroed */
+void tr_arena_free(tr_arena_t *a);
+
+enum tr_sequence_state {
+    TR_SEQ_WAITING, /* no KV pages; new or preempted (then perhaps swapped) */
+    TR_SEQ_RUNNING, /* has a KV slot with pages */
+    TR_SEQ_DONE
+};
+
+/* Batches that may be under way at a time. */
+#define TR_SEQ_FLIGHTS 2
+
+/* One choice of a request.  Written by the step loop only. */
+typedef struct tr_sequence {
+    tr_request_t *request;
+    uint32_t choice;
+    enum tr_sequence_state state;
+    int32_t *tokens; /* [cap] prompt, then output */
+    uint32_t prompt_len;
+    uint32_t len, cap; /* known tokens; prompt_len + max_tokens */
+    /* Tokens whose keys and values are cached, with those that batches under
+     * way compute (scheduler.h), which are in rows row[] of these. */
+    uint32_t computed, under_way;
+    uint32_t ahead; /* tokens that they sample, which nobody knows yet */
+    uint32_t row[TR_SEQ_FLIGHTS];
+    tr_kv_usage_t left; /* when it lost its pages with a token under way */
+    int32_t kv_slot;    /* in the KV cache, -1 when none */
+    /* Tokens that are computed at 16 bits, then compressed: the prompt, or what
+     * was lost when it had to be computed again.  0: never compressed. */
+    uint32_t dense_len;
+    bool exact;            /* a copy must stop where its source stands */
+    uint64_t offered;      /* scheduler turn in which siblings could copy it */
+    uint64_t charge, copy; /* pages (scheduler.h: prompt_pages, promised) */
+    tr_sampler_t sampler;
+    tr_text_stream_t text;
+    uint32_t unsent; /* tokens that no DELTA told of yet */
+    tr_detok_t echo_detok;
+    uint32_t echoed;             /* prompt tokens given out, with echo */
+    tr_sampled_t *prompt_scores; /* [prompt_len] with echo and logprobs, by
+                                  * token; one for all choices of a prompt */
+    uint64_t last_token_us;
+    uint64_t due_us; /* not to be scheduled before (executor.h), 0: at once */
+    uint64_t order;  /* age: smaller is older; kept through preemption */
+    struct tr_sequence *prev, *next; /* scheduler lists */
+} tr_sequence_t;
+
+/* A wish of the reporter's, beside those of the worker (TR_CONTROL_*). */
+#define TR_CONTROL_CANCEL 0x100u
+#define TR_CANCELLED "The request was cancelled"
+
+struct tr_request {
+    uint64_t id; /* slot and generation in its channel */
+    char request_id[TR_REQUEST_ID_MAX + 1];
+    uint16_t endpoint; /* enum tr_endpoint */
+    uint16_t submit_flags;
+    tr_outlet_t *outlet; /* borrowed: outlives the request */
+    void *owner;         /* the front thread's own */
+    tr_arena_t arena;
+
+    /* body, gathered by the front thread, freed by intake after parsing */
+    char *body;
+    size_t body_len, body_cap;
+
+    /* filled by intake */
+    bool stream, include_usage, echo;
+    uint32_t n; /* choices a prompt */
+    uint32_t n_prompts;
+    tr_sampling_params_t params;
+    const tr_kv_policy_t *kv_policy; /* NULL: the engine's; in the arena when
+                                      * its thresholds are this request's */
+    uint32_t max_len;                /* of a sequence, with that policy */
+    tr_sequence_t *sequences; /* [n_sequences], choice = prompt * n + k */
+    uint32_t n_sequences;
+    uint32_t prompt_tokens; /* of all prompts, each counted once */
+    tr_error_t error;       /* status != TR_OK: refused */
+
+    /* wishes: TR_CONTROL_*; set by the front thread, read by the step loop at
+     * every step.  ABORT, CANCEL and DETACH are never taken back; DETACH is
+     * there only with TR_SUBMIT_DETACH, and then PAUSE is not. */
+    _Atomic uint32_t control;
+
+    /* whom it is reported to (report.h), NULL: nobody; told by who owns it */
+    tr_report_t *report;
+    uint64_t report_id;
+    bool report_lost, report_lost_told; /* a record of it did not fit */
+    bool report_closed;                 /* its last record was told */
+
+    uint64_t arrival_us;       /* CLOCK_MONOTONIC, first SUBMIT part */
+    tr_request_t *prev, *next; /* list of whoever owns it now */
+
+    /* step loop only, from here on */
+    uint32_t wishes;          /* `control` as this step sees it */
+    uint64_t paused_since_us; /* 0: not paused */
+    uint64_t scheduled_us;    /* first time in a batch, 0 before */
+    uint64_t first_token_us, last_token_us; /* of all choices */
+    uint64_t prefill_turn;       /* last step in which a prompt chunk ran */
+    uint32_t completion_tokens;  /* all choices */
+    uint64_t report_progress_us; /* when the reporter was told of them */
+    uint32_t open_sequences;     /* not yet finished */
+    uint32_t running_sequences;  /* of these, with a KV slot */
+    uint32_t preemptions;
+    uint32_t aborted_choice; /* the first one that an abort cut short */
+    uint32_t last_choice;    /* the last one that reached its end, and how */
+    uint16_t finish_reason;
+    uint64_t kv_bytes, kv_full_bytes;  /* summed over finished choices */
+    double kv_high, kv_low, kv_pruned; /* shares, weighted with full bytes */
+};
+
+/* Its client has left, and it goes on: nothing but its end is sent, and nothing
+ * waits for room or for the end of a pause. */
+static inline bool
+tr_request_detached(const tr_request_t *r)
+{
+    return (r->wishes & TR_CONTROL_DETACH) != 0;
+}
+
+/* Lays out n_prompts * n sequences in the arena from the prompts' ids (copied):
+ * tokens, sampler state, text stream, prompt scores.  Needs params, n, echo.
+ * TR_ERR_NOMEM, or TR_ERR_INVALID when the sizes overflow.  Choice k of every
+ * prompt draws from its own random sequence; k = 0 from params.seed itself,
+ * so that n = 1 gives the same first choice. */
+tr_status_t tr_request_layout(tr_request_t *r, const tr_ids_t *prompts,
+                              uint32_t n_prompts, uint32_t vocab,
+                              const int32_t *eos, uint32_t n_eos,
+                              const tr_tokenizer_t *t);
+
+/* Frees the arena, the body and the request (which malloc gave). */
+void tr_request_free(tr_request_t *r);
+
+#endif

@@ -1,0 +1,496 @@
+/*
+ * The front thread (front.h): the event loop, the status page and the end.
+ * What one peer does is in peer.c.
+ */
+#include "front.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <time.h>
+
+#include "engine/config/log.h"
+#include "peer.h"
+
+#define PEERS_MAX 512
+#define EVENTS_A_TURN 64
+#define ACCEPT_A_TURN 16
+#define ACCEPT_PAUSE_US 1000000u /* when descriptors have run out */
+#define PUBLISH_LEAST_US 2000u   /* between two publications */
+#define PUBLISH_MOST_US 100000u  /* while requests are running */
+#define FLUSH_US 500000u         /* for the last answers, at the end */
+
+enum { RUN, DRAIN, HURRY };
+
+struct tr_front {
+    tr_peer_env_t env;
+    tr_listener_t *listener;
+    tr_event_t on_listener, on_wake;
+    pthread_t thread;
+    int wake_fd;
+    _Atomic int wanted; /* RUN, DRAIN, HURRY */
+    _Atomic uint64_t drain_us;
+
+    tr_peer_t *peers;
+    uint32_t n_peers, next_number;
+    uint64_t accept_again_us; /* 0: accepting */
+
+    uint64_t published_us;
+    uint64_t running_since_us; /* 0: nothing runs */
+    bool busy;                 /* publish while nothing happens */
+    bool stale;                /* something did, too soon after the last time */
+    uint64_t drain_deadline_us;
+};
+
+static uint64_t
+now_us(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t) ts.tv_sec * 1000000 + (uint64_t) ts.tv_nsec / 1000;
+}
+
+/* ---- the status page ---------------------------------------------------- */
+
+static void
+publish(tr_front_t *f)
+{
+    tr_peer_env_t *env = &f->env;
+    tr_status_admission_t a;
+
+    memset(&a, 0, sizeof(a));
+    if (env->loop != NULL) {
+        tr_loop_snapshot(env->loop, &a);
+    }
+    a.state = env->draining || env->refusing ? TR_ENGINE_DRAINING
+                                             : TR_ENGINE_READY;
+    if (a.state == TR_ENGINE_DRAINING) {
+        a.queue_free = 0;
+    }
+    a.inside = env->inside;
+    env->kv_tokens = a.kv_tokens;
+    a.outstanding_tokens = tr_peer_outstanding(env);
+    env->wished = false;
+    /* the first step after idling ends later than the last one of before: a
+     * reader must not take the time in between for a stall */
+    if (a.running == 0) {
+        f->running_since_us = 0;
+    } else if (f->running_since_us == 0) {
+        f->running_since_us = env->now_us;
+    }
+    if (a.last_step_us < f->running_since_us) {
+        a.last_step_us = f->running_since_us;
+    }
+    tr_status_publish(env->status, &a);
+    f->published_us = env->now_us;
+    f->stale = false;
+    /* what was just handed to the loop is in no snapshot of it yet, and of pages
+     * that came back a GPU tells a step later */
+    f->busy = a.running != 0 || a.waiting != 0 || env->inside != 0
+              || (env->loop != NULL
+                  && (tr_loop_outstanding(env->loop) != 0
+                      || a.kv_free_pages < env->status->card.kv_pages));
+}
+
+static void
+publish_when_due(tr_front_t *f)
+{
+    bool busy = f->busy || f->env.inside != 0
+                || (f->env.loop != NULL
+                    && tr_loop_outstanding(f->env.loop) != 0);
+
+    if (f->env.wished
+        || (busy && f->env.now_us - f->published_us >= PUBLISH_LEAST_US)) {
+        publish(f);
+    } else if (busy) {
+        f->busy = f->stale = true;
+    }
+}
+
+/* ---- events ------------------------------------------------------------- */
+
+static void
+watch_listener(tr_front_t *f, bool on)
+{
+    struct epoll_event ev = { .events = on ? EPOLLIN : 0,
+                              .data.ptr = &f->on_listener };
+
+    epoll_ctl(f->env.epoll, EPOLL_CTL_MOD, f->listener->fd, &ev);
+    f->accept_again_us = on ? 0 : f->env.now_us + ACCEPT_PAUSE_US;
+}
+
+static void
+accept_peers(tr_front_t *f)
+{
+    tr_peer_credentials_t who;
+    tr_welcome_t no;
+    tr_peer_t *p;
+    int fd, i;
+
+    for (i = 0; i < ACCEPT_A_TURN; i++) {
+        fd = tr_listener_accept(f->listener, &who);
+        if (fd == -1) {
+            if (errno != EAGAIN && errno != ECONNABORTED) {
+                /* EMFILE and the like: the connection stays in the backlog and
+                 * would wake us for ever */
+                tr_log(TR_LEVEL_ERROR,
+                       "cannot accept connections for a "
+                       "second error=\"%s\"",
+                       strerror(errno));
+                watch_listener(f, false);
+            }
+            return;
+        }
+        if (f->n_peers >= PEERS_MAX) {
+            tr_log(TR_LEVEL_WARN,
+                   "connection refused pid=%ld uid=%u "
+                   "reason=\"%u channels are open\"",
+                   (long) who.pid, who.uid, f->n_peers);
+            tr_welcome_refuse(&no, "too many channels are open");
+            tr_fds_send(fd, &no, sizeof(no), NULL, 0);
+            close(fd);
+            continue;
+        }
+        p = tr_peer_new(&f->env, fd, &who, ++f->next_number);
+        if (p != NULL) {
+            p->next = f->peers;
+            f->peers = p;
+            f->n_peers++;
+        }
+    }
+}
+
+/* Somebody rang: requests were parsed, are over, or are to be cancelled. */
+static void
+on_wake(tr_front_t *f)
+{
+    tr_request_t *r;
+    tr_peer_t *p;
+    uint64_t id;
+
+    while ((r = tr_intake_take(f->env.intake)) != NULL) {
+        tr_peer_parsed(r->owner, r);
+    }
+    if (f->env.loop != NULL) {
+        tr_peer_reap(tr_loop_over(f->env.loop));
+    }
+    while ((id = tr_report_cancelled(f->env.report)) != 0) {
+        for (p = f->peers; p != NULL && !tr_peer_cancel(p, id); p = p->next) {
+        }
+    }
+}
+
+static void
+on_event(tr_front_t *f, const struct epoll_event *ev)
+{
+    tr_event_t *on = ev->data.ptr;
+
+    switch (on->kind) {
+    case TR_EVENT_LISTENER:
+        accept_peers(f);
+        break;
+    case TR_EVENT_WAKE:
+        on_wake(f);
+        break;
+    case TR_EVENT_SOCKET:
+        tr_peer_on_socket(on->peer);
+        break;
+    case TR_EVENT_BELL:
+        tr_peer_on_bell(on->peer);
+        break;
+    }
+}
+
+/* A turn for everybody; true when somebody has more. */
+static bool
+turn(tr_front_t *f)
+{
+    tr_peer_t **at = &f->peers, *p;
+    bool more = false;
+
+    while ((p = *at) != NULL) {
+        more |= tr_peer_turn(p);
+        if (p->state == TR_PEER_CLOSING && p->n_requests == 0) {
+            *at = p->next;
+            f->n_peers--;
+            tr_peer_free(p);
+            continue;
+        }
+        at = &p->next;
+    }
+    tr_report_show(f->env.report);
+    if (f->env.wake_loop) {
+        f->env.wake_loop = false;
+        if (f->env.loop != NULL) {
+            tr_loop_wake(f->env.loop);
+        }
+    }
+    return more;
+}
+
+/* ---- time --------------------------------------------------------------- */
+
+static uint64_t
+next_deadline(const tr_front_t *f)
+{
+    uint64_t next = UINT64_MAX, at;
+    const tr_peer_t *p;
+
+    if (f->busy) {
+        next = f->published_us
+               + (f->stale ? PUBLISH_LEAST_US : PUBLISH_MOST_US);
+    }
+    if (f->accept_again_us != 0 && f->accept_again_us < next) {
+        next = f->accept_again_us;
+    }
+    if (f->env.draining && f->drain_deadline_us < next) {
+        next = f->drain_deadline_us;
+    }
+    for (p = f->peers; p != NULL; p = p->next) {
+        at = tr_peer_deadline(p);
+        if (at < next) {
+            next = at;
+        }
+    }
+    return next;
+}
+
+static void
+on_time(tr_front_t *f)
+{
+    tr_peer_t *p;
+
+    if (f->accept_again_us != 0 && f->env.now_us >= f->accept_again_us) {
+        watch_listener(f, true);
+    }
+    for (p = f->peers; p != NULL; p = p->next) {
+        if (f->env.now_us >= tr_peer_deadline(p)) {
+            tr_peer_on_deadline(p);
+        }
+    }
+}
+
+/* Sleeps until an event or the deadline, and handles what came. */
+static void
+wait_events(tr_front_t *f, uint64_t deadline)
+{
+    struct epoll_event events[EVENTS_A_TURN];
+    uint64_t now = now_us(), left;
+    int timeout = -1, n, i;
+
+    if (deadline != UINT64_MAX) {
+        left = deadline > now ? (deadline - now + 999) / 1000 : 0;
+        timeout = left > 60000 ? 60000 : (int) left;
+    }
+    n = epoll_wait(f->env.epoll, events, EVENTS_A_TURN, timeout);
+    if (n == -1) {
+        tr_bell_interrupted(&f->env.bell);
+    }
+    f->env.now_us = now_us();
+    for (i = 0; i < n; i++) {
+        on_event(f, &events[i]);
+    }
+    on_time(f);
+}
+
+/* ---- the end ------------------------------------------------------------ */
+
+static void
+begin_drain(tr_front_t *f)
+{
+    tr_peer_t *p;
+
+    f->env.draining = true;
+    f->drain_deadline_us = f->env.now_us + atomic_load(&f->drain_us);
+    for (p = f->peers; p != NULL; p = p->next) {
+        tr_peer_drain(p);
+    }
+    tr_loop_drain(f->env.loop);
+    publish(f);
+}
+
+/* Nothing of any request is left anywhere. */
+static bool
+drained(const tr_front_t *f)
+{
+    const tr_peer_t *p;
+
+    for (p = f->peers; p != NULL; p = p->next) {
+        if (p->n_requests != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* `tokenring drain --exit`: like anybody else's SIGTERM, once. */
+static void
+leave_when_empty(tr_front_t *f)
+{
+    if (f->env.leaving && f->env.inside == 0) {
+        f->env.leaving = false;
+        tr_log(TR_LEVEL_NOTICE, "drained, leaving");
+        kill(getpid(), SIGTERM);
+    }
+}
+
+/* The loop ends what it still has; answers are sent if their peers take
+ * them. */
+static void
+end_all(tr_front_t *f)
+{
+    uint64_t deadline;
+    tr_peer_t *p;
+
+    tr_peer_reap(tr_loop_stop(f->env.loop));
+    f->env.loop = NULL;
+    publish(f);
+    f->env.now_us = now_us();
+    deadline = f->env.now_us + FLUSH_US;
+    while (!drained(f) && f->env.now_us < deadline) {
+        on_wake(f);
+        if (!turn(f)) {
+            wait_events(f, f->env.now_us + 1000);
+        } else {
+            f->env.now_us = now_us();
+        }
+    }
+    tr_intake_stop(f->env.intake);
+    while ((p = f->peers) != NULL) {
+        f->peers = p->next;
+        tr_peer_free(p);
+    }
+    tr_report_show(f->env.report);
+}
+
+static void *
+front_run(void *arg)
+{
+    tr_front_t *f = arg;
+    bool more;
+
+    pthread_setname_np(pthread_self(), "tr-front");
+    tr_outlet_open_bell(&f->env.bell);
+    for (;;) {
+        more = turn(f);
+        publish_when_due(f);
+        leave_when_empty(f);
+        if (atomic_load(&f->wanted) != RUN && !f->env.draining) {
+            begin_drain(f);
+            continue;
+        }
+        if (f->env.draining
+            && (drained(f) || f->env.now_us >= f->drain_deadline_us
+                || atomic_load(&f->wanted) == HURRY)) {
+            break;
+        }
+        wait_events(f, more ? 0 : next_deadline(f));
+    }
+    end_all(f);
+    tr_bell_close(&f->env.bell);
+    return NULL;
+}
+
+/* ---- start and stop ----------------------------------------------------- */
+
+void
+tr_front_free(tr_front_t *f)
+{
+    if (f->env.epoll != -1) {
+        close(f->env.epoll);
+    }
+    free(f->env.buf);
+    free(f);
+}
+
+static tr_status_t
+prepare(tr_front_t *f, tr_error_t *err)
+{
+    struct epoll_event listener = { .events = EPOLLIN,
+                                    .data.ptr = &f->on_listener };
+    struct epoll_event wake = { .events = EPOLLIN | EPOLLET,
+                                .data.ptr = &f->on_wake };
+
+    f->env.buf_size = tr_ring_max_payload(f->env.config->channel_ring);
+    f->env.buf = malloc(f->env.buf_size);
+    if (f->env.buf == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "",
+                            "no memory for the front "
+                            "thread");
+    }
+    f->on_listener.kind = TR_EVENT_LISTENER;
+    f->on_wake.kind = TR_EVENT_WAKE;
+    f->env.epoll = epoll_create1(EPOLL_CLOEXEC);
+    if (f->env.epoll == -1
+        || epoll_ctl(f->env.epoll, EPOLL_CTL_ADD, f->listener->fd, &listener)
+        || epoll_ctl(f->env.epoll, EPOLL_CTL_ADD, f->wake_fd, &wake)) {
+        return tr_error_set(err, TR_ERR_IO, "", "epoll: %s", strerror(errno));
+    }
+    return TR_OK;
+}
+
+tr_status_t
+tr_front_start(const tr_front_options_t *options, tr_front_t **out,
+               tr_error_t *err)
+{
+    tr_front_t *f = calloc(1, sizeof(*f));
+    tr_status_t rc;
+    int e;
+
+    *out = NULL;
+    if (f == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "",
+                            "no memory for the front "
+                            "thread");
+    }
+    f->env.config = options->config;
+    f->env.intake = options->intake;
+    f->env.loop = options->loop;
+    f->env.status = options->status;
+    f->env.report = options->report;
+    f->env.status_fd = options->status_fd;
+    f->env.wake_fd = options->wake_fd;
+    f->env.epoll = -1;
+    f->env.now_us = now_us();
+    f->listener = options->listener;
+    f->wake_fd = options->wake_fd;
+    rc = prepare(f, err);
+    if (rc == TR_OK) {
+        publish(f);
+        e = pthread_create(&f->thread, NULL, front_run, f);
+        if (e != 0) {
+            rc = tr_error_set(err, TR_ERR_IO, "",
+                              "cannot start the front "
+                              "thread: %s",
+                              strerror(e));
+        }
+    }
+    if (rc != TR_OK) {
+        tr_front_free(f);
+        return rc;
+    }
+    *out = f;
+    return TR_OK;
+}
+
+void
+tr_front_end(tr_front_t *f, uint64_t drain_us)
+{
+    int expected = RUN;
+
+    atomic_store(&f->drain_us, drain_us);
+    atomic_compare_exchange_strong(&f->wanted, &expected, DRAIN);
+    tr_doorbell_ring(f->wake_fd);
+    pthread_join(f->thread, NULL);
+}
+
+void
+tr_front_hurry(tr_front_t *f)
+{
+    atomic_store(&f->wanted, HURRY);
+    tr_doorbell_ring(f->wake_fd);
+}

@@ -1,0 +1,42 @@
+/*
+ * The engine's Unix socket: locked, bound, guarded, and gone at exit.
+ *
+ * PATH.lock is held by flock for the life of the engine, so that two engines
+ * never fight for one path, and a socket left by a killed one can be replaced
+ * without a guess.  At exit only our own inodes are removed.
+ */
+#ifndef TR_LISTENER_H
+#define TR_LISTENER_H
+
+#include <sys/types.h>
+
+#include "engine/config/config.h"
+
+typedef struct {
+    int fd;      /* listening socket, -1 before tr_listener_open */
+    int lock_fd; /* -1 when not locked */
+    char path[TR_CONFIG_PATH];
+    dev_t dev; /* of the socket file that we made */
+    ino_t ino;
+} tr_listener_t;
+
+/* Who is at the other end of a connection. */
+typedef struct {
+    pid_t pid;
+    uid_t uid;
+    gid_t gid;
+} tr_peer_credentials_t;
+
+/* Takes the lock, before anything long: a second engine fails at once. */
+tr_status_t tr_listener_lock(tr_listener_t *l, const char *path,
+                             tr_error_t *err);
+/* Binds with this file mode and listens. */
+tr_status_t tr_listener_open(tr_listener_t *l, uint32_t mode, tr_error_t *err);
+/* Removes what is ours; safe after any failure. */
+void tr_listener_close(tr_listener_t *l);
+
+/* Next connection (non-blocking, close-on-exec) and its owner; -1 with errno
+ * EAGAIN when there is none. */
+int tr_listener_accept(tr_listener_t *l, tr_peer_credentials_t *who);
+
+#endif

@@ -1,0 +1,255 @@
+/*
+ * Outlets (outlet.h).  What is in here runs in the step loop's thread, but for
+ * making, closing and freeing.
+ */
+#include "outlet.h"
+
+#include <sched.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/config/log.h"
+
+#define BELL_PERIOD_NS 100000000L
+
+_Static_assert(TR_OUTLET_MIN / 4 - sizeof(tr_record_t)
+                   >= sizeof(tr_wire_delta_t) + TR_OUTLET_TEXT_MAX
+                          + TR_OUTLET_LOGPROB_MAX,
+               "one step of one sequence fits a record of the least outlet");
+
+/* Bytes in the ring: records are aligned, headers included. */
+#define TR_OUTLET_RECORD(payload) \
+    (sizeof(tr_record_t) + (((payload) + 7) & ~(uint64_t) 7))
+
+tr_status_t
+tr_outlet_init(tr_outlet_t *o, tr_ring_shared_t *shared, void *data,
+               uint32_t capacity, int bell_fd, int front_fd)
+{
+    memset(o, 0, sizeof(*o));
+    if (capacity < TR_OUTLET_MIN || capacity > TR_RING_MAX
+        || (capacity & (capacity - 1)) != 0) {
+        return TR_ERR_INVALID;
+    }
+    tr_ring_producer_init(&o->ring, shared, data, capacity);
+    o->bell_fd = bell_fd;
+    o->front_fd = front_fd;
+    return TR_OK;
+}
+
+void
+tr_outlet_close(tr_outlet_t *o)
+{
+    atomic_store(&o->closed, 1);
+}
+
+void
+tr_outlet_free(tr_outlet_t *o)
+{
+    while (atomic_load_explicit(&o->held, memory_order_acquire) != 0) {
+        sched_yield();
+    }
+    memset(o, 0, sizeof(*o));
+}
+
+/* ---- room --------------------------------------------------------------- */
+
+static void
+tr_outlet_tell_front(const tr_outlet_t *o)
+{
+    const uint64_t one = 1;
+
+    (void) !write(o->front_fd, &one, sizeof(one));
+}
+
+static void
+tr_outlet_break(tr_outlet_t *o, enum tr_outlet_fault fault)
+{
+    atomic_store(&o->broken, fault);
+    tr_outlet_tell_front(o);
+}
+
+static bool
+tr_outlet_dead(const tr_outlet_t *o)
+{
+    return atomic_load_explicit(&o->closed, memory_order_relaxed) != 0
+           || atomic_load_explicit(&o->broken, memory_order_relaxed) != 0;
+}
+
+/* True also when the peer's index is impossible: the outlet is dead then. */
+static bool
+tr_outlet_fits(tr_outlet_t *o, uint64_t need, bool look)
+{
+    tr_ring_producer_t *p = &o->ring;
+
+    if (look && tr_ring_refresh_head(p, memory_order_seq_cst) != TR_OK) {
+        tr_outlet_break(o, TR_OUTLET_BAD_INDEX);
+        return true;
+    }
+    return need <= p->capacity - (p->tail - p->head);
+}
+
+bool
+tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs)
+{
+    const uint64_t text = TR_OUTLET_RECORD(0) /* STARTED */
+                          + TR_OUTLET_RECORD(sizeof(tr_wire_delta_t)
+                                             + TR_OUTLET_TEXT_MAX)
+                          + TR_OUTLET_RECORD(sizeof(tr_wire_finish_t));
+    uint64_t need;
+
+    n += o->owed;
+    logprobs += o->owed_logprobs;
+    /* one record may be pushed to the start of the ring by a PAD of its size */
+    need = n * text + logprobs * (uint64_t) TR_OUTLET_LOGPROB_MAX + text
+           + (logprobs != 0 ? TR_OUTLET_LOGPROB_MAX : 0);
+    if (tr_outlet_fits(o, need, false) || tr_outlet_dead(o)
+        || tr_outlet_fits(o, need, true)) {
+        return true;
+    }
+    /* `waits` first: when the peer rings, the front thread must find it */
+    if (atomic_exchange(&o->waits, 1) == 0) {
+        tr_outlet_tell_front(o);
+    }
+    atomic_store_explicit(&o->ring.shared->producer_waiting, 1,
+                          memory_order_seq_cst);
+    if (tr_outlet_fits(o, need, true)) {
+        atomic_store_explicit(&o->ring.shared->producer_waiting, 0,
+                              memory_order_seq_cst);
+        return true;
+    }
+    return false;
+}
+
+/* ---- records ------------------------------------------------------------ */
+
+static tr_status_t
+tr_outlet_put(tr_outlet_t *o, uint16_t type, uint64_t id,
+              const tr_ring_piece_t *pieces, unsigned n)
+{
+    tr_status_t rc;
+
+    if (tr_outlet_dead(o)) {
+        return TR_OK;
+    }
+    rc = tr_ring_put(&o->ring, type, 0, id, pieces, n);
+    if (rc == TR_ERR_PROTOCOL) {
+        tr_outlet_break(o, TR_OUTLET_BAD_INDEX);
+        return TR_OK;
+    }
+    return rc;
+}
+
+tr_status_t
+tr_outlet_started(tr_outlet_t *o, uint64_t id)
+{
+    return tr_outlet_put(o, TR_RECORD_STARTED, id, NULL, 0);
+}
+
+tr_status_t
+tr_outlet_delta(tr_outlet_t *o, uint64_t id, uint32_t choice, uint32_t tokens,
+                const char *text, uint32_t text_len, const void *logprobs,
+                uint32_t logprobs_len)
+{
+    tr_wire_delta_t head = { choice, tokens, text_len, logprobs_len };
+    tr_ring_piece_t pieces[] = { { &head, sizeof(head) },
+                                 { text, text_len },
+                                 { logprobs, logprobs_len } };
+
+    return tr_outlet_put(o, TR_RECORD_DELTA, id, pieces, 3);
+}
+
+tr_status_t
+tr_outlet_finish(tr_outlet_t *o, uint64_t id, const tr_wire_finish_t *finish)
+{
+    tr_ring_piece_t piece = { finish, sizeof(*finish) };
+
+    return tr_outlet_put(o, TR_RECORD_FINISH, id, &piece, 1);
+}
+
+void
+tr_outlet_describe_error(const tr_error_t *err, uint32_t prompt_tokens,
+                         uint32_t completion_tokens, tr_error_record_t *out)
+{
+    out->head = (tr_wire_error_t){
+        .status = err->status,
+        .retry_after_s = tr_retry_after(err->status),
+        .param_len = (uint32_t) strnlen(err->param, sizeof(err->param)),
+        .message_len = (uint32_t) strnlen(err->text, sizeof(err->text)),
+        .prompt_tokens = prompt_tokens,
+        .completion_tokens = completion_tokens
+    };
+    out->pieces[0] = (tr_ring_piece_t){ &out->head, sizeof(out->head) };
+    out->pieces[1] = (tr_ring_piece_t){ err->param, out->head.param_len };
+    out->pieces[2] = (tr_ring_piece_t){ err->text, out->head.message_len };
+}
+
+tr_status_t
+tr_outlet_error(tr_outlet_t *o, uint64_t id, const tr_error_t *err,
+                uint32_t prompt_tokens, uint32_t completion_tokens)
+{
+    tr_error_record_t record;
+
+    tr_outlet_describe_error(err, prompt_tokens, completion_tokens, &record);
+    return tr_outlet_put(o, TR_RECORD_ERROR, id, record.pieces, 3);
+}
+
+void
+tr_outlet_publish(tr_outlet_t *o, tr_bell_t *bell)
+{
+    if (!tr_outlet_dead(o) && tr_ring_publish(&o->ring)
+        && !tr_bell_ring(bell, o->bell_fd)) {
+        tr_outlet_break(o, TR_OUTLET_BAD_BELL);
+    }
+    /* from here on the front thread may free it */
+    atomic_store_explicit(&o->held, 0, memory_order_release);
+}
+
+void
+tr_outlet_open_bell(tr_bell_t *bell)
+{
+    int err = tr_bell_open(bell, BELL_PERIOD_NS);
+
+    if (err != 0) {
+        tr_log(TR_LEVEL_WARN, "no timer to guard doorbells error=\"%s\"",
+               strerror(err));
+    }
+}
+
+uint32_t
+tr_outlet_encode_logprob(const tr_tokenizer_t *t, const tr_sampled_t *sampled,
+                         void *out, uint32_t cap)
+{
+    tr_wire_logprob_t head = { sampled->token, sampled->logprob, 0,
+                               (uint16_t) sampled->n_top };
+    uint8_t *at = out;
+    uint32_t len, i;
+    const char *bytes;
+
+    bytes = tr_tokenizer_token_bytes(t, sampled->token, &len);
+    if (len > UINT16_MAX || sizeof(head) + len > cap) {
+        return 0;
+    }
+    head.bytes_len = (uint16_t) len;
+    memcpy(at, &head, sizeof(head));
+    if (len != 0) {
+        memcpy(at + sizeof(head), bytes, len);
+    }
+    at += sizeof(head) + len;
+    for (i = 0; i < sampled->n_top; i++) {
+        tr_wire_top_t top = { sampled->top[i].token, sampled->top[i].logprob, 0,
+                              0 };
+
+        bytes = tr_tokenizer_token_bytes(t, top.token, &len);
+        if (len > UINT16_MAX
+            || sizeof(top) + len > cap - (size_t) (at - (uint8_t *) out)) {
+            return 0;
+        }
+        top.bytes_len = (uint16_t) len;
+        memcpy(at, &top, sizeof(top));
+        if (len != 0) {
+            memcpy(at + sizeof(top), bytes, len);
+        }
+        at += sizeof(top) + len;
+    }
+    return (uint32_t) (at - (uint8_t *) out);
+}

@@ -1,0 +1,210 @@
+/*
+ * A peer: one connected worker (or command line) as the front thread sees it.
+ *
+ *   HELLO    connected, has not said what it speaks; short timeout
+ *   OPEN     has its channel; requests come, records go
+ *   CLOSING  gone or thrown out: its requests are being ended by who owns them
+ *            now; the memory that it shares stays until the step loop, which
+ *            writes there, has given back the last of them
+ *
+ * Everything here belongs to the front thread.  What a peer writes is hostile:
+ * memory, numbers and time spent for it are bounded, and a violated check
+ * closes this peer and nobody else.
+ *
+ * A request is in its slot from the first SUBMIT part that is read to the
+ * record that ends it: gathered here, parsed by intake, waiting to be answered,
+ * then run by the step loop, which sends its output itself (outlet.h).
+ * peer_requests.c is the way in, peer_replies.c answers; peer_wish.c is
+ * `tokenring drain`.
+ */
+#ifndef TR_PEER_H
+#define TR_PEER_H
+
+#include <tokenring/bell.h>
+#include <tokenring/channel.h>
+#include <tokenring/status.h>
+
+#include "engine/config/config.h"
+#include "engine/api/intake.h"
+#include "listener.h"
+#include "engine/scheduler/loop.h"
+#include "outlet.h"
+#include "engine/scheduler/request.h"
+
+/* One turn of a peer moves at most so many bytes each way. */
+#define TR_PEER_TURN_BYTES (64u << 10)
+
+enum tr_peer_state { TR_PEER_HELLO, TR_PEER_OPEN, TR_PEER_CLOSING };
+
+enum tr_slot_state {
+    TR_SLOT_FREE,
+    TR_SLOT_GATHERING, /* parts are coming */
+    TR_SLOT_INTAKE,    /* intake's */
+    TR_SLOT_REPLY,     /* in the peer's list of answers */
+    TR_SLOT_RUNNING    /* the step loop's */
+};
+
+typedef struct {
+    tr_request_t *request; /* NULL when free */
+    size_t charged;        /* bytes of its body, counted in body_bytes */
+    size_t laid_out;       /* bytes of its arena, counted in the env's */
+    uint64_t tokens;       /* what it will hold, counted in the env's */
+    uint64_t declared;     /* body_len of its SUBMIT */
+    uint32_t generation;   /* last one seen */
+    uint8_t state;
+    bool gathered; /* the last part of this generation was seen */
+} tr_peer_slot_t;
+
+/* What all peers share. */
+typedef struct {
+    const tr_config_t *config;
+    tr_intake_t *intake;
+    tr_loop_t *loop; /* NULL once it was stopped */
+    tr_status_page_t *status;
+    tr_report_t *report; /* NULL: nothing is reported */
+    int status_fd;
+    int wake_fd; /* ours: who has news for the front thread rings it */
+    int epoll;
+    tr_bell_t bell;
+    uint8_t *buf; /* one payload of the largest request ring */
+    size_t buf_size;
+    uint64_t now_us;
+    size_t laid_out;        /* bytes of arenas, of all requests behind intake */
+    uint64_t outstanding;   /* tokens (tr_status_admission_t) */
+    uint64_t kv_tokens;     /* as last published */
+    uint64_t answer_tokens; /* of a choice, average of late, times 16 */
+    uint32_t inside;        /* requests of all peers, in any state */
+    bool draining;          /* the process ends */
+    bool refusing;          /* `tokenring drain`: nothing new, no hurry */
+    bool leaving;           /* refusing, and then the process ends */
+    bool wished;            /* one of these changed: to be published */
+    bool wake_loop;         /* wishes changed or space came free in this turn */
+} tr_peer_env_t;
+
+typedef struct tr_peer tr_peer_t;
+
+enum tr_event_kind {
+    TR_EVENT_LISTENER,
+    TR_EVENT_WAKE,
+    TR_EVENT_SOCKET,
+    TR_EVENT_BELL
+};
+
+/* What epoll hands back. */
+typedef struct {
+    enum tr_event_kind kind;
+    tr_peer_t *peer;
+} tr_event_t;
+
+struct tr_peer {
+    tr_peer_env_t *env;
+    tr_peer_t *next;
+    enum tr_peer_state state;
+    uint32_t number; /* in logs */
+    tr_peer_credentials_t who;
+    uint64_t connected_us;
+
+    int sock;
+    int bell_in;  /* the peer rings */
+    int bell_out; /* we ring */
+    tr_event_t on_sock, on_bell;
+    tr_hello_t hello;
+    size_t hello_len;
+
+    tr_channel_map_t map;
+    tr_ring_consumer_t requests;
+    tr_ring_producer_t answers;
+    tr_outlet_t outlet;    /* the ring of responses: the step loop's */
+    tr_peer_slot_t *slots; /* [map.slots] */
+    uint32_t n_slots;
+    uint32_t n_requests; /* slots not free */
+    size_t body_bytes;   /* held by bodies of its requests */
+    tr_request_t *replies, *replies_tail;
+
+    bool in_ready;             /* there may be records or wishes */
+    bool blocked;              /* its ring of answers is full */
+    bool ring;                 /* it must be rung */
+    uint64_t blocked_since_us; /* 0: not; no answer was taken since */
+    uint64_t full_since_us;    /* 0, or: the step loop wants room in the ring
+                                * of responses, and nothing was taken since */
+    uint64_t full_head;        /* what it had taken then */
+    char reason[192];          /* why the last check failed */
+};
+
+/* ---- peer.c ------------------------------------------------------------- */
+
+/* Takes a connection; NULL (and the connection closed) when it is refused. */
+tr_peer_t *tr_peer_new(tr_peer_env_t *env, int sock,
+                       const tr_peer_credentials_t *who, uint32_t number);
+
+/* The socket has news: the hello, or the end. */
+void tr_peer_on_socket(tr_peer_t *p);
+/* The peer rang. */
+void tr_peer_on_bell(tr_peer_t *p);
+
+/* Does what can be done now, within one turn's bytes; true when there is more
+ * to do at once. */
+bool tr_peer_turn(tr_peer_t *p);
+
+/* When something must be decided about this peer though nothing happens;
+ * UINT64_MAX: never. */
+uint64_t tr_peer_deadline(const tr_peer_t *p);
+void tr_peer_on_deadline(tr_peer_t *p);
+
+/* Ends the connection and asks for the end of its requests. */
+void tr_peer_close(tr_peer_t *p, int level, const char *why);
+/* Frees a CLOSING peer without requests, or any when nothing else runs. */
+void tr_peer_free(tr_peer_t *p);
+
+/* Notes why and returns TR_ERR_PROTOCOL. */
+tr_status_t tr_peer_violation(tr_peer_t *p, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* ---- peer_requests.c ---------------------------------------------------- */
+
+tr_status_t tr_peer_take_wishes(tr_peer_t *p);
+tr_status_t tr_peer_take_requests(tr_peer_t *p);
+/* Intake is done with r. */
+void tr_peer_parsed(tr_peer_t *p, tr_request_t *r);
+/* Refuses what is still being gathered. */
+void tr_peer_drain(tr_peer_t *p);
+/* Requests that the step loop gave back, of any peer; linked by next. */
+void tr_peer_reap(tr_request_t *over);
+/* The request of this slot is over. */
+void tr_peer_end(tr_peer_t *p, tr_peer_slot_t *s);
+/* The client of this slot's request, which goes on without, has left. */
+void tr_peer_detach(tr_peer_t *p, tr_peer_slot_t *s);
+/* Cancels the request with this report_id; false: it is not of this peer. */
+bool tr_peer_cancel(tr_peer_t *p, uint64_t report_id);
+
+/* ---- peer_wish.c -------------------------------------------------------- */
+
+/* What its hello wishes of the engine; TR_ERR_CLOSED: it may not, and welcome
+ * says so. */
+tr_status_t tr_peer_wish(tr_peer_t *p, tr_welcome_t *welcome);
+/* Counts what r, which the step loop takes, will hold at its end. */
+void tr_peer_charge_tokens(tr_peer_t *p, tr_peer_slot_t *s);
+/* r is over. */
+void tr_peer_uncharge_tokens(tr_peer_t *p, tr_peer_slot_t *s);
+/* What the page says: answers may be longer than expected, but it is never less
+ * than what is cached. */
+static inline uint64_t
+tr_peer_outstanding(const tr_peer_env_t *env)
+{
+    return env->outstanding > env->kv_tokens ? env->outstanding
+                                             : env->kv_tokens;
+}
+
+/* ---- peer_replies.c ----------------------------------------------------- */
+
+/* Queues r for its answer: ERROR if r->error says so, FINISH if it was
+ * aborted, else ACCEPTED and on to the step loop.  A detached one waits for
+ * nothing: it is on its way to the loop, or over, when this returns, unless its
+ * peer is still to hear an ERROR. */
+void tr_peer_reply(tr_peer_t *p, tr_request_t *r);
+/* Takes r out of the answers that wait. */
+void tr_peer_unqueue(tr_peer_t *p, tr_request_t *r);
+/* Answers, as far as they fit. */
+tr_status_t tr_peer_send(tr_peer_t *p);
+
+#endif

@@ -1,0 +1,103 @@
+/*
+ * The engine in a fleet: what a command line may wish of it (`tokenring
+ * drain`), and how much it has to do, in tokens.
+ *
+ * A drained engine refuses what is new with TR_ERR_DRAINING and says so on its
+ * status page, which makes the workers turn to other engines; what is inside,
+ * queued or half read, goes on to its end without a time limit.  That is milder
+ * than SIGTERM, which sends away what waits and ends the rest after
+ * drain_timeout.
+ *
+ * The load is the tokens that all requests inside will have in the cache when
+ * they end.  Nobody knows how long an answer will be; the average of those of
+ * late is the best guess, also for one that has gone on for a while (lengths
+ * are spread so widely that the past of an answer says little about its rest).
+ * Nothing is subtracted for what was computed already: it stays in the cache,
+ * and every step reads it, until the request is over.
+ */
+#include "peer.h"
+
+#include <unistd.h>
+
+#include "engine/config/log.h"
+
+/* before the first answer has ended */
+#define ANSWER_TOKENS 128u
+
+static uint64_t
+answer_tokens(const tr_peer_env_t *env)
+{
+    return env->answer_tokens != 0 ? env->answer_tokens / 16 : ANSWER_TOKENS;
+}
+
+void
+tr_peer_charge_tokens(tr_peer_t *p, tr_peer_slot_t *s)
+{
+    const tr_request_t *r = s->request;
+    uint64_t expected = answer_tokens(p->env), most;
+    uint32_t i;
+
+    s->tokens = 0;
+    for (i = 0; i < r->n_sequences; i++) {
+        most = r->sequences[i].cap - r->sequences[i].prompt_len;
+        s->tokens += r->sequences[i].prompt_len
+                     + (most < expected ? most : expected);
+    }
+    p->env->outstanding += s->tokens;
+    tr_status_outstanding(p->env->status, tr_peer_outstanding(p->env));
+}
+
+void
+tr_peer_uncharge_tokens(tr_peer_t *p, tr_peer_slot_t *s)
+{
+    const tr_request_t *r = s->request;
+    tr_peer_env_t *env = p->env;
+
+    env->outstanding -= s->tokens;
+    if (s->tokens == 0 || r->completion_tokens == 0
+        || (atomic_load(&r->control)
+            & (TR_CONTROL_ABORT | TR_CONTROL_CANCEL))) {
+        s->tokens = 0;
+        return; /* an answer that was cut short says nothing */
+    }
+    s->tokens = 0;
+    if (env->answer_tokens == 0) {
+        env->answer_tokens = 16 * ANSWER_TOKENS;
+    }
+    env->answer_tokens += (r->completion_tokens + r->n_sequences - 1)
+                          / r->n_sequences;
+    env->answer_tokens -= env->answer_tokens / 16;
+}
+
+static bool
+may_wish(const tr_peer_t *p)
+{
+    return p->who.uid == 0 || p->who.uid == geteuid();
+}
+
+tr_status_t
+tr_peer_wish(tr_peer_t *p, tr_welcome_t *welcome)
+{
+    static const char *const names[] = { "none", "drain", "drain and exit",
+                                         "undo" };
+    tr_peer_env_t *env = p->env;
+    char why[TR_WELCOME_MESSAGE];
+
+    if (p->hello.wish == TR_WISH_NONE) {
+        return TR_OK;
+    }
+    if (!may_wish(p)) {
+        snprintf(why, sizeof(why),
+                 "user %u may not drain this engine, only user %u (its own) "
+                 "and root may",
+                 (unsigned) p->who.uid, (unsigned) geteuid());
+        tr_welcome_refuse(welcome, why);
+        return TR_ERR_CLOSED;
+    }
+    env->refusing = p->hello.wish != TR_WISH_UNDRAIN;
+    env->leaving = p->hello.wish == TR_WISH_LEAVE;
+    env->wished = true;
+    tr_log(TR_LEVEL_NOTICE, "drain wish=\"%s\" pid=%ld uid=%u requests=%u",
+           names[p->hello.wish], (long) p->who.pid, p->who.uid, env->inside);
+    return TR_OK;
+}

@@ -1,0 +1,21 @@
+/* The pieces of attention (attention.h) in AVX2 with FMA and F16C. */
+#include "kernels/cpu/vec_avx2.h"
+
+/* Rows and vectors of the micro-kernel, and query heads that share the
+ * conversion of a code: as many as registers hold. */
+#define V_ROWS 6u
+#define V_VECS 2u
+#define V_HEADS 3
+
+#include "attention_tile.h"
+
+#include "attention_score.h"
+
+#include "attention_list.h"
+
+#include "attention_row.h"
+
+const tr_attention_isa_t tr_attention_avx2 = { attention_tile, attention_score,
+                                               attention_part,
+                                               attention_row_score,
+                                               attention_bound };

@@ -1,0 +1,116 @@
+/*
+ * Matrix products: y = x W^T over packed panels.
+ *
+ * Layout.  W [n][k] is cut into panels of PANEL outputs; a panel is stored
+ * [k][PANEL], so that its product with some rows is a row-major C = A * B and
+ * nothing has to be transposed or packed in a step.  The last panel is filled
+ * up with zeros: all have the same width.  Threads of the team take whole
+ * panels, one after the other.
+ *
+ * What multiplies a panel is matmul_tile.h with AVX2 or AVX-512, and OpenBLAS
+ * (matmul_blas.c) on a processor that has neither.  A library's product is as
+ * fast as ours when the weights are in the cache, but there they are only in
+ * long prompts.  A decode step reads every weight from memory once and uses it
+ * for 2 to some 50 rows; a library computes when it has read, while ours reads
+ * the next block of a panel as it computes with this one.
+ *
+ * Reference: test_kernels.c, plain loops in double for the value, and one chain
+ * of fused multiply-adds for the bits.
+ */
+#include "kernels/cpu/cpu.h"
+
+#define PANEL TR_COL_PAD
+
+size_t
+tr_cpu_matrix_floats(uint32_t n, uint32_t k)
+{
+    return tr_pad(n, PANEL) * k;
+}
+
+const float *
+tr_cpu_matrix_row(const tr_matrix_t *m, uint32_t row, uint32_t *stride)
+{
+    *stride = PANEL;
+    return m->data + (size_t) (row / PANEL) * m->k * PANEL + row % PANEL;
+}
+
+int
+tr_cpu_matrix_pack(const tr_matrix_t *m, uint32_t row, uint32_t rows,
+                   const void *src, tr_dtype_t dtype)
+{
+    size_t width = dtype == TR_F32 ? 4 : 2;
+
+    if (rows > m->n || row > m->n - rows) {
+        return TR_KERNEL_BADARG;
+    }
+    for (uint32_t r = 0; r < rows; r++) {
+        const uint8_t *in = (const uint8_t *) src + (size_t) r * m->k * width;
+        uint32_t stride;
+        float *out = (float *) tr_cpu_matrix_row(m, row + r, &stride);
+
+        for (uint32_t k = 0; k < m->k; k++) {
+            out[(size_t) k * stride] = tr_float_load(in, k, dtype);
+        }
+    }
+    if (row + rows == m->n) { /* the zeros that fill the last panel */
+        for (size_t n = m->n; n < tr_pad(m->n, PANEL); n++) {
+            uint32_t stride;
+            float *out = (float *) tr_cpu_matrix_row(m, (uint32_t) n, &stride);
+
+            for (uint32_t k = 0; k < m->k; k++) {
+                out[(size_t) k * stride] = 0;
+            }
+        }
+    }
+    return TR_KERNEL_OK;
+}
+
+typedef struct {
+    const tr_matrix_t *m;
+    tr_panel_t of; /* as they are in panel 0 */
+    tr_panel_f product;
+    uint32_t panels, threads;
+} product_t;
+
+static void
+panels_run(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const product_t *a = arg;
+    size_t size = (size_t) a->m->k * PANEL;
+
+    (void) worker;
+    for (uint32_t p = first; p < end; p++) {
+        tr_panel_t panel = a->of;
+        /* who works alone takes them in turn; others take theirs between */
+        uint32_t next = p + 1 < end ? p + 1 : p + a->threads;
+
+        panel.data = a->m->data + p * size;
+        panel.next = next < a->panels ? a->m->data + next * size : NULL;
+        panel.y += (size_t) p * PANEL;
+        a->product(&panel);
+    }
+}
+
+int
+tr_cpu_matmul(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
+              size_t ldx, uint32_t rows, float *y, size_t ldy, int add,
+              tr_panel_f product)
+{
+    product_t a = { .m = m,
+                    .of = { .k = m->k,
+                            .rows = rows,
+                            .x = x,
+                            .ldx = ldx,
+                            .y = y,
+                            .ldy = ldy,
+                            .add = add != 0 },
+                    .product = product,
+                    .panels = (uint32_t) (tr_pad(m->n, PANEL) / PANEL),
+                    .threads = (uint32_t) s->threads };
+
+    if (ldx < m->k || ldy < tr_pad(m->n, PANEL)) {
+        return TR_KERNEL_BADARG;
+    }
+    tr_team_run(s->team, s->threads, a.panels, 1, panels_run, &a);
+    return TR_KERNEL_OK;
+}

@@ -1,0 +1,188 @@
+/*
+ * The product of a panel (matmul.c) in vectors, written once over the few
+ * operations that an instruction set brings; matmul_avx2.c and matmul_avx512.c
+ * define V_* and TR_NAME and include this.
+ *
+ * A tile of up to ROWS rows times V_VECS vectors of the panel's columns stays
+ * in registers while k passes by.  Each k needs the vectors once and a number
+ * of each row: the multipliers wait for nothing as long as the panel comes from
+ * the second-level cache.  So with more than one tile k is cut into equal blocks,
+ * all tiles pass over a block, and as they do they ask for the next one, evenly
+ * spread: memory and multipliers are busy at once.  With few rows, whose tiles
+ * have little time for that, a block and its part of x fit into the first-level
+ * cache, so that only the first tile waits for the second level.  With one tile
+ * every weight is used once, and plain reading is as fast as memory.
+ *
+ * Bit-exactness.  Every element of y is one chain of fused multiply-adds in
+ * ascending k, from 0 or from what y held.  Between blocks the chain waits in
+ * y, which changes nothing.  So tiles, blocks, threads and the width of vectors
+ * have no influence: AVX2 and AVX-512 give the same bits.
+ */
+#include "kernels/cpu/cpu.h"
+
+#define PANEL TR_COL_PAD
+#define K_BLOCK 192u
+#define K_BLOCK_FEW 96u
+#define FEW_ROWS 48u
+#define ROWS 6u
+#define VECS_MAX (PANEL / V_WIDTH)
+#define ASKING_MAX 16u /* so that each asks for enough */
+
+/* A tile: y (+)= x[rows][k] * b[k][vecs].  While it runs it asks for what is at
+ * `ahead`, `step` bytes each k, at most two cache lines. */
+typedef struct {
+    uint32_t k;
+    const float *x, *b;
+    float *y;
+    size_t ldx, ldy;
+    bool add;
+    const char *ahead;
+    size_t step;
+} tile_t;
+
+/* rows, vecs and asks are constants wherever this is inlined. */
+static inline __attribute__((always_inline)) void
+tile_sized(const tile_t *t, uint32_t rows, uint32_t vecs, bool asks)
+{
+    const float *x = t->x, *b = t->b, *end = b + (size_t) t->k * PANEL;
+    const char *ahead = t->ahead;
+    size_t ldx = t->ldx, step = t->step;
+    vec acc[ROWS][VECS_MAX];
+
+#pragma GCC unroll 24
+    for (uint32_t i = 0; i < rows * vecs; i++) {
+        acc[i / vecs][i % vecs] = v_set1(0);
+    }
+    if (t->add) {
+#pragma GCC unroll 24
+        for (uint32_t i = 0; i < rows * vecs; i++) {
+            acc[i / vecs][i % vecs] = v_load(t->y + i / vecs * t->ldy
+                                             + i % vecs * V_WIDTH);
+        }
+    }
+    for (; b != end; b += PANEL, x++) {
+        vec bv[VECS_MAX];
+
+#pragma GCC unroll 8
+        for (uint32_t v = 0; v < vecs; v++) {
+            bv[v] = v_load(b + v * V_WIDTH);
+            V_KEEP(bv[v]);
+        }
+        if (asks) {
+            __builtin_prefetch(ahead, 0, 2);
+            __builtin_prefetch(ahead + 64, 0, 2);
+            ahead += step;
+        }
+#pragma GCC unroll 8
+        for (uint32_t r = 0; r < rows; r++) {
+            vec a = v_set1(x[r * ldx]);
+
+#pragma GCC unroll 8
+            for (uint32_t v = 0; v < vecs; v++) {
+                acc[r][v] = v_fma(a, bv[v], acc[r][v]);
+            }
+        }
+    }
+#pragma GCC unroll 24
+    for (uint32_t i = 0; i < rows * vecs; i++) {
+        v_store(t->y + i / vecs * t->ldy + i % vecs * V_WIDTH,
+                acc[i / vecs][i % vecs]);
+    }
+}
+
+static inline __attribute__((always_inline)) void
+tile_rows(const tile_t *t, uint32_t rows, uint32_t vecs, bool asks)
+{
+    switch (rows) {
+    case 1:
+        tile_sized(t, 1, vecs, asks);
+        return;
+    case 2:
+        tile_sized(t, 2, vecs, asks);
+        return;
+    case 3:
+        tile_sized(t, 3, vecs, asks);
+        return;
+    case 4:
+        tile_sized(t, 4, vecs, asks);
+        return;
+    case 5:
+        tile_sized(t, 5, vecs, asks);
+        return;
+    default:
+        tile_sized(t, 6, vecs, asks);
+        return;
+    }
+}
+
+/* One tile of rows over the whole panel. */
+static void
+panel_once(const tr_panel_t *a)
+{
+    const tile_t t = { .k = a->k,
+                       .x = a->x,
+                       .b = a->data,
+                       .y = a->y,
+                       .ldx = a->ldx,
+                       .ldy = a->ldy,
+                       .add = a->add };
+
+    if (V_ONCE_ROWS == 1) {
+        tile_sized(&t, 1, VECS_MAX, false);
+    } else {
+        tile_rows(&t, a->rows, VECS_MAX, false);
+    }
+}
+
+/* All tiles of inputs [k0, k0 + k); next: what comes then, or NULL. */
+static void
+block_product(const tr_panel_t *a, uint32_t k0, uint32_t k, const float *next)
+{
+    uint32_t tiles = (a->rows + ROWS - 1) / ROWS, row = 0;
+    uint32_t asking = tiles * (VECS_MAX / V_VECS); /* passes that do */
+    tile_t t = { .k = k,
+                 .ldx = a->ldx,
+                 .ldy = a->ldy,
+                 .add = a->add || k0 > 0,
+                 .ahead = (const char *) next };
+
+    asking = next == NULL ? 0 : asking < ASKING_MAX ? asking : ASKING_MAX;
+    t.step = asking > 0 ? PANEL * sizeof(float) / asking : 0;
+    for (uint32_t i = 0; i < tiles; i++) {
+        uint32_t n = (a->rows - row + tiles - i - 1) / (tiles - i);
+
+        t.x = a->x + row * a->ldx + k0;
+        for (uint32_t c = 0; c < PANEL; c += V_VECS * V_WIDTH) {
+            t.b = a->data + (size_t) k0 * PANEL + c;
+            t.y = a->y + row * a->ldy + c;
+            if (asking > 0) {
+                asking--;
+                tile_rows(&t, n, V_VECS, true);
+                t.ahead += k * t.step;
+            } else {
+                tile_rows(&t, n, V_VECS, false);
+            }
+        }
+        row += n;
+    }
+}
+
+void
+TR_NAME(tr_panel)(const tr_panel_t *a)
+{
+    uint32_t most = a->rows <= FEW_ROWS ? K_BLOCK_FEW : K_BLOCK;
+    uint32_t blocks = (a->k + most - 1) / most, k0 = 0;
+
+    if (a->rows <= V_ONCE_ROWS) {
+        panel_once(a);
+        return;
+    }
+    for (uint32_t i = 0; i < blocks; i++) {
+        uint32_t k = (a->k - k0 + blocks - i - 1) / (blocks - i);
+
+        block_product(a, k0, k,
+                      i + 1 < blocks ? a->data + (size_t) (k0 + k) * PANEL
+                                     : a->next);
+        k0 += k;
+    }
+}

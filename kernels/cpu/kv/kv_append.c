@@ -1,0 +1,458 @@
+/*
+ * Stores a step's keys and values in the cache.  Keys arrive before RoPE, with
+ * the angles of their positions, because what is cached may one day be
+ * something else than the rotated key.  Reference: test_kv_store.c.
+ *
+ * Rows are shared out among threads by dense page: whoever has a row that
+ * begins a page, or a sequence, takes the rows after it that belong to the same
+ * page, too.  So a page's digest has one writer.
+ */
+#include "kernels/cpu/cpu.h"
+#include "kv_store.h"
+
+#include <string.h>
+
+/* Rows between asking for a place and writing it: a row takes some 100 ns,
+ * memory two or three times that. */
+#define AHEAD 4u
+
+typedef struct {
+    const tr_kv_codec_t *codec;
+    const tr_kv_view_t *kv;
+    uint32_t layer;
+    const tr_rows_t *rows;
+    const float *k, *v, *angles;
+    size_t ld;
+} append_t;
+
+/* A token on its way in. */
+typedef struct {
+    _Alignas(64) float key[TR_HEAD_DIM_MAX]; /* rotated */
+    const float *value;
+    uint32_t pos;
+} token_t;
+
+static void
+rotate(const float *k, const float *cosine, uint32_t half, float *out)
+{
+    const float *sine = cosine + half;
+
+    for (uint32_t i = 0; i < half; i++) {
+        out[i] = k[i] * cosine[i] - k[half + i] * sine[i];
+        out[half + i] = k[half + i] * cosine[i] + k[i] * sine[i];
+    }
+}
+
+/* Smallest and largest key by channel; `first` begins them. */
+static void
+digest_update(uint16_t *digest, const uint16_t *key, uint32_t dim, bool first)
+{
+    if (first) {
+        memcpy(digest, key, 2ul * dim);
+        memcpy(digest + dim, key, 2ul * dim);
+        return;
+    }
+    for (uint32_t d = 0; d < dim; d++) {
+        float x = tr_float_from_half(key[d]);
+
+        if (x < tr_float_from_half(digest[d])) {
+            digest[d] = key[d];
+        }
+        if (x > tr_float_from_half(digest[dim + d])) {
+            digest[dim + d] = key[d];
+        }
+    }
+}
+
+static void
+append_dense(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+             const token_t *t)
+{
+    tr_kv_place_t to = tr_kv_place_dense(a->kv, table, t->pos - seq->base);
+    const tr_kv_layout_t *l = to.layout;
+    uint32_t dim = a->kv->head_dim;
+
+    tr_kv_put(a->codec, to, t->key, t->value);
+    tr_kv_mark(to, 0, t->pos);
+    if (l->recent) {
+        memset(to.page + l->recent + 4 * to.at, 0, 4);
+    }
+    if (l->digest) {
+        digest_update((uint16_t *) (to.page + l->digest),
+                      (uint16_t *) to.page + (size_t) to.at * dim, dim,
+                      to.at == 0);
+    }
+}
+
+/* The place that list `to` gives to n tokens from `index` on; its page is new
+ * when they are all that it holds. */
+static tr_kv_place_t
+list_place(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+           const uint32_t *count, uint32_t to, uint32_t index, uint32_t n)
+{
+    tr_kv_place_t p = tr_kv_place_list(a->kv, table, seq, to, index);
+
+    if (p.at == 0 && index + n == count[to]) {
+        tr_kv_page_clear(p.page, p.layout, a->kv->page_bytes);
+    }
+    return p;
+}
+
+/* Tokens leave the window for list `to`. */
+static void
+window_leave(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+             const uint32_t *count, const tr_kv_move_t *m)
+{
+    uint32_t to = (uint32_t) m->to;
+    tr_kv_place_t from[TR_KV_CHANNEL_TOKENS];
+
+    for (uint32_t i = 0; i < m->leaves; i++) {
+        from[i] = tr_kv_place_window(a->kv, table, seq,
+                                     (m->leave_pos + i) % seq->window);
+    }
+    for (uint32_t i = 0; i < m->leaves; i++) {
+        tr_kv_place_t p = i == 0 ? list_place(a, table, seq, count, to,
+                                              m->index, m->leaves)
+                                 : tr_kv_place_list(a->kv, table, seq, to,
+                                                    m->index + i);
+
+        if (!p.layout->level.by_channel) {
+            tr_kv_move(a->codec, from[i], p);
+        } else if (i == 0) {
+            tr_kv_move_tile(a->codec, from, p);
+        }
+        tr_kv_mark(p, tr_kv_score(from[i]), m->leave_pos + i);
+    }
+}
+
+static void
+window_enter(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+             const token_t *t)
+{
+    tr_kv_place_t p = tr_kv_place_window(a->kv, table, seq,
+                                         t->pos % seq->window);
+    uint32_t slot = t->pos % seq->window;
+    /* where the page's slots end, and how long ago the last was written: when
+     * that has left the window, the page is new or as good as new */
+    uint32_t end = slot - p.at + p.layout->tokens;
+    uint32_t ago;
+
+    end = end < seq->window ? end : seq->window;
+    ago = slot + 1 + seq->window - end;
+    if (p.at == 0 && t->pos - seq->window_from < ago) {
+        tr_kv_page_clear(p.page, p.layout, a->kv->page_bytes);
+    }
+    tr_kv_put(a->codec, p, t->key, t->value);
+    tr_kv_mark(p, 0, t->pos);
+}
+
+/* Does the head's move, then stores the token. */
+static void
+append_moved(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+             size_t head, const token_t *t)
+{
+    const uint32_t *count = a->kv->count + head * TR_KV_LISTS_MAX;
+    const tr_kv_move_t *m = &a->kv->move[head];
+
+    if (m->victim_from >= 0 && m->victim_to >= 0) {
+        tr_kv_place_t from = tr_kv_place_list(a->kv, table, seq,
+                                              (uint32_t) m->victim_from,
+                                              m->victim_index);
+        tr_kv_place_t to = list_place(a, table, seq, count,
+                                      (uint32_t) m->victim_to, m->victim_target,
+                                      1);
+
+        tr_kv_move(a->codec, from, to);
+        tr_kv_mark(to, tr_kv_score(from), tr_kv_position(from));
+    }
+    if (m->to >= 0 && seq->window == 0) {
+        tr_kv_place_t p = list_place(a, table, seq, count, (uint32_t) m->to,
+                                     m->index, 1);
+
+        tr_kv_put(a->codec, p, t->key, t->value);
+        tr_kv_mark(p, 0, t->pos);
+    } else if (m->to >= 0) {
+        window_leave(a, table, seq, count, m);
+    }
+    if (seq->window != 0) {
+        window_enter(a, table, seq, t);
+    }
+}
+
+/* ---- rows ---- */
+
+static void
+prefetch_list(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+              int list, uint32_t index)
+{
+    if (list >= 0) {
+        tr_kv_prefetch(
+            tr_kv_place_list(a->kv, table, seq, (uint32_t) list, index));
+    }
+}
+
+/* Asks for the lines that a row will touch: they are in as many pages as there
+ * are heads and places, and wait for each other otherwise. */
+static void
+prefetch_row(const append_t *a, uint32_t row)
+{
+    const tr_kv_view_t *kv = a->kv;
+    const tr_rows_t *rows = a->rows;
+    int32_t slot = rows->seq_slot[tr_seq_of(rows->seq_row, rows->n_seqs, row)];
+    const tr_kv_seq_t *seq = &kv->seq[slot];
+    uint32_t pos = rows->row_pos[row];
+
+    for (uint32_t l = 0; l < kv->lists; l++) {
+        size_t head = tr_kv_head(kv, slot, a->layer, l);
+        const int32_t *table = kv->tables + head * kv->table_len;
+        const tr_kv_move_t *m = &kv->move[head];
+
+        if (pos >= seq->base) {
+            tr_kv_prefetch(tr_kv_place_dense(kv, table, pos - seq->base));
+            continue;
+        }
+        if (seq->window > 0) { /* of a full one, who leaves makes the place */
+            tr_kv_prefetch(
+                tr_kv_place_window(kv, table, seq, pos % seq->window));
+        }
+        prefetch_list(a, table, seq, m->to, m->index);
+        if (m->victim_from >= 0) { /* its place is that of who comes */
+            prefetch_list(a, table, seq, m->victim_to, m->victim_target);
+        }
+    }
+}
+
+/* Rows that one worker must take in one go begin here. */
+static bool
+piece_begins(const append_t *a, uint32_t row, uint32_t seq)
+{
+    const tr_rows_t *rows = a->rows;
+    uint32_t base = a->kv->seq[rows->seq_slot[seq]].base;
+
+    return row == rows->seq_row[seq]
+           || (rows->row_pos[row] - base) % a->kv->layout[0].tokens == 0;
+}
+
+static void
+append_row(const append_t *a, uint32_t row, int32_t slot)
+{
+    const tr_kv_view_t *kv = a->kv;
+    const tr_kv_seq_t *seq = &kv->seq[slot];
+    uint32_t dim = kv->head_dim;
+    token_t t = { .pos = a->rows->row_pos[row] };
+
+    for (uint32_t l = 0; l < kv->lists; l++) {
+        const int32_t *table = tr_kv_table(kv, slot, a->layer, l);
+
+        rotate(a->k + row * a->ld + l * dim, a->angles + (size_t) row * dim,
+               dim / 2, t.key);
+        t.value = a->v + row * a->ld + l * dim;
+        if (t.pos >= seq->base) {
+            append_dense(a, table, seq, &t);
+        } else {
+            append_moved(a, table, seq, tr_kv_head(kv, slot, a->layer, l), &t);
+        }
+    }
+}
+
+static void
+append_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const append_t *a = arg;
+    const tr_rows_t *rows = a->rows;
+    bool mine = false;
+
+    (void) worker;
+    for (uint32_t r = first; r < end && r < first + AHEAD; r++) {
+        prefetch_row(a, r);
+    }
+    for (uint32_t r = first; r < rows->n_rows; r++) {
+        uint32_t seq = tr_seq_of(rows->seq_row, rows->n_seqs, r);
+
+        if (piece_begins(a, r, seq)) {
+            mine = r < end;
+            if (!mine) {
+                return;
+            }
+        }
+        if (mine && r + AHEAD < end) {
+            prefetch_row(a, r + AHEAD);
+        }
+        if (mine) {
+            append_row(a, r, rows->seq_slot[seq]);
+        }
+    }
+}
+
+/* ---- what is refused ---- */
+
+/* May n tokens of layout `from` (NULL: new) go to list `to`, from `index`? */
+static bool
+target_valid(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+             const uint32_t *count, const tr_kv_layout_t *from, int to,
+             uint32_t index, uint32_t n)
+{
+    const tr_kv_layout_t *l;
+
+    if (to == TR_KV_NOWHERE) {
+        return true;
+    }
+    if (to < 0 || to >= seq->n_lists) {
+        return false;
+    }
+    l = &a->kv->layout[seq->list_layout[to]];
+    if (l->level.by_channel
+        && (n != TR_KV_CHANNEL_TOKENS || index % TR_KV_CHANNEL_TOKENS != 0)) {
+        return false;
+    }
+    return (from == NULL || tr_kv_goes(from, l)) && n <= count[to]
+           && index <= count[to] - n
+           && tr_kv_has_list(a->kv, table, seq, (uint32_t) to, index,
+                             index + n);
+}
+
+static bool
+victim_valid(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+             const uint32_t *count, const tr_kv_move_t *m)
+{
+    const tr_kv_layout_t *l;
+
+    if (m->victim_from == TR_KV_STAYS) {
+        return true;
+    }
+    if (m->victim_from < 0 || m->victim_from >= seq->n_lists) {
+        return false;
+    }
+    l = &a->kv->layout[seq->list_layout[m->victim_from]];
+    return !l->level.by_channel && m->victim_index < UINT32_MAX
+           && tr_kv_has_list(a->kv, table, seq, (uint32_t) m->victim_from,
+                             m->victim_index, m->victim_index + 1)
+           && target_valid(a, table, seq, count, l, m->victim_to,
+                           m->victim_target, 1);
+}
+
+static bool
+move_valid(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+           size_t head, uint32_t pos)
+{
+    const uint32_t *count = a->kv->count + head * TR_KV_LISTS_MAX;
+    const tr_kv_move_t *m = &a->kv->move[head];
+    uint32_t window = seq->window, slot;
+
+    if (!victim_valid(a, table, seq, count, m)) {
+        return false;
+    }
+    if (window == 0) {
+        return m->leaves == 1
+               && target_valid(a, table, seq, count, NULL, m->to, m->index, 1);
+    }
+    slot = pos % window;
+    if (!tr_kv_has_window(a->kv, table, seq, slot, slot + 1)) {
+        return false;
+    }
+    if (m->to == TR_KV_STAYS || m->to == TR_KV_NOWHERE) {
+        return true;
+    }
+    /* who leaves was in the ring before this step */
+    if (m->leaves == 0 || m->leaves > TR_KV_CHANNEL_TOKENS || m->leaves > window
+        || m->leave_pos >= pos || pos - m->leave_pos < m->leaves
+        || pos - m->leave_pos > window) {
+        return false;
+    }
+    for (uint32_t i = 0; i < m->leaves; i++) {
+        slot = (m->leave_pos + i) % window;
+        if (!tr_kv_has_window(a->kv, table, seq, slot, slot + 1)) {
+            return false;
+        }
+    }
+    return target_valid(a, table, seq, count,
+                        &a->kv->layout[seq->window_layout], m->to, m->index,
+                        m->leaves);
+}
+
+/* Is there a place for all that a sequence brings? */
+static bool
+rows_valid(const append_t *a, uint32_t i)
+{
+    const tr_kv_view_t *kv = a->kv;
+    const tr_rows_t *rows = a->rows;
+    int32_t slot = rows->seq_slot[i];
+    const tr_kv_seq_t *seq = &kv->seq[slot];
+    uint32_t n = rows->seq_row[i + 1] - rows->seq_row[i], first;
+    bool dense;
+
+    if (n == 0) {
+        return true;
+    }
+    first = rows->row_pos[rows->seq_row[i]];
+    dense = first >= seq->base;
+    if (!dense
+        && (n != 1 || first + 1 != seq->base || seq->n_lists == 0
+            || !tr_kv_seq_valid(kv, seq))) {
+        return false;
+    }
+    for (uint32_t l = 0; l < kv->lists; l++) {
+        const int32_t *table = tr_kv_table(kv, slot, a->layer, l);
+
+        if (dense ? !tr_kv_has_dense(kv, table, first - seq->base,
+                                     first - seq->base + n)
+                  : !move_valid(a, table, seq,
+                                tr_kv_head(kv, slot, a->layer, l), first)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Asks for the table entries that are looked at first: each is a line of its
+ * own that nobody has touched for a step. */
+static void
+prefetch_tables(const append_t *a)
+{
+    const tr_kv_view_t *kv = a->kv;
+    const tr_rows_t *rows = a->rows;
+
+    for (uint32_t i = 0; i < rows->n_seqs; i++) {
+        int32_t slot = rows->seq_slot[i];
+        uint32_t base = kv->seq[slot].base, pos, entry;
+
+        if (rows->seq_row[i] == rows->seq_row[i + 1]) {
+            continue;
+        }
+        pos = rows->row_pos[rows->seq_row[i]];
+        entry = pos >= base ? (pos - base) / kv->layout[0].tokens : 0;
+        for (uint32_t l = 0; l < kv->lists && entry < kv->table_len; l++) {
+            __builtin_prefetch(tr_kv_table(kv, slot, a->layer, l) + entry);
+        }
+    }
+}
+
+int
+tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
+                 const tr_rows_t *rows, const float *k, const float *v,
+                 size_t ld, const float *angles, const tr_kv_codec_t *codec)
+{
+    uint32_t dim = kv->head_dim;
+    size_t cost = 4 * (size_t) kv->lists * dim; /* pages are far */
+    bool moves = false;
+    append_t a = { codec, kv, layer, rows, k, v, angles, ld };
+
+    if (dim > TR_HEAD_DIM_MAX || dim % 16 || ld < (size_t) kv->lists * dim
+        || layer >= kv->layers) {
+        return TR_KERNEL_BADARG;
+    }
+    prefetch_tables(&a);
+    for (uint32_t i = 0; i < rows->n_seqs; i++) {
+        if (!rows_valid(&a, i)) {
+            return TR_KERNEL_BADARG;
+        }
+        moves |= rows->seq_row[i] < rows->seq_row[i + 1]
+                 && rows->row_pos[rows->seq_row[i]]
+                        < kv->seq[rows->seq_slot[i]].base;
+    }
+    if (moves) { /* dearer than a dense row */
+        cost *= 4;
+    }
+    tr_rows_run(s, rows->n_rows, cost, append_rows, &a);
+    return TR_KERNEL_OK;
+}

@@ -1,0 +1,334 @@
+/*
+ * Moves everything that a slot caches to the places that its policy chose
+ * (kernels.h, tr_kv_compress_t): one task a head.  Reference: test_kv_store.c.
+ *
+ * All heads are looked through before the first is moved: a choice that cannot
+ * be followed leaves everything as it was.  Tokens that go to a list by channel
+ * wait until TR_KV_CHANNEL_TOKENS of them are there.
+ */
+#include "kernels/cpu/cpu.h"
+#include "kv_store.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+typedef struct {
+    const tr_kv_codec_t *codec;
+    const tr_kv_view_t *kv;
+    const tr_kv_compress_t *c;
+    const tr_kv_seq_t *from;
+    tr_kv_view_t to; /* the same with the slot's new tables, as slot 0 */
+    atomic_bool bad;
+} compress_t;
+
+/* A head on its way. */
+typedef struct {
+    const compress_t *c;
+    const int32_t *table, *to_table;
+    const int8_t *dest; /* of the next source */
+    tr_kv_walk_t to[TR_KV_LISTS_MAX];
+    /* those that wait for the rest of their tile */
+    tr_kv_place_t wait[TR_KV_LISTS_MAX][TR_KV_CHANNEL_TOKENS];
+} head_t;
+
+/* ---- looking ---- */
+
+/* Counts the next n choices, which tokens of layout `l` have: false when one
+ * of them is not allowed.  count: by list, then the window. */
+static bool
+dest_count(const compress_t *c, const int8_t *dest, uint32_t n,
+           const tr_kv_layout_t *l, uint32_t *count)
+{
+    const tr_kv_seq_t *to = c->c->to;
+    uint32_t seen[256] = { 0 }, allowed;
+
+    for (uint32_t i = 0; i < n; i++) {
+        seen[(uint8_t) dest[i]]++;
+    }
+    allowed = seen[(uint8_t) TR_KV_NOWHERE];
+    for (uint32_t i = 0; i < to->n_lists; i++) {
+        if (seen[i] > 0 && !tr_kv_goes(l, &c->kv->layout[to->list_layout[i]])) {
+            return false;
+        }
+        allowed += seen[i];
+        count[i] += seen[i];
+    }
+    if (seen[(uint8_t) TR_KV_WINDOW] > 0) {
+        if (to->window == 0
+            || !tr_kv_goes(l, &c->kv->layout[to->window_layout])) {
+            return false;
+        }
+        allowed += seen[(uint8_t) TR_KV_WINDOW];
+        count[TR_KV_LISTS_MAX] += seen[(uint8_t) TR_KV_WINDOW];
+    }
+    return allowed == n;
+}
+
+/* The window takes exactly its positions: of n sources, in order from position
+ * `pos` on, those from window_from on. */
+static bool
+window_chosen(const compress_t *c, const int8_t *dest, uint32_t n, uint32_t pos)
+{
+    if (c->c->to->window == 0) {
+        return true;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if ((dest[i] == TR_KV_WINDOW) != (pos + i >= c->c->to->window_from)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Are all the sources of a head there?  Then how many tokens go where. */
+static bool
+sources_valid(const compress_t *c, size_t head, const int8_t *dest,
+              uint32_t *count)
+{
+    const tr_kv_view_t *kv = c->kv;
+    const tr_kv_seq_t *from = c->from;
+    const int32_t *table = kv->tables + head * kv->table_len;
+    const uint32_t *have = kv->count + head * TR_KV_LISTS_MAX;
+    uint32_t pos = from->base, n, left, window = 0;
+    size_t all = c->c->n_dense;
+
+    for (uint32_t l = 0; l < from->n_lists; l++) {
+        all += have[l];
+    }
+    if (from->window > 0) {
+        window = from->base - from->window_from;
+        pos = from->window_from;
+    }
+    if (all + window > c->c->dest_len) {
+        return false;
+    }
+    for (uint32_t l = 0; l < from->n_lists; l++, dest += n) {
+        n = have[l];
+        if (!tr_kv_has_list(kv, table, from, l, 0, n)
+            || !dest_count(c, dest, n, &kv->layout[from->list_layout[l]], count)
+            || count[TR_KV_LISTS_MAX] > 0) {
+            return false;
+        }
+    }
+    for (left = window; left > 0; left -= n, pos += n, dest += n) {
+        uint32_t slot = pos % from->window;
+
+        n = from->window - slot < left ? from->window - slot : left;
+        if (!tr_kv_has_window(kv, table, from, slot, slot + n)
+            || !dest_count(c, dest, n, &kv->layout[from->window_layout], count)
+            || !window_chosen(c, dest, n, pos)) {
+            return false;
+        }
+    }
+    return tr_kv_has_dense(kv, table, 0, c->c->n_dense)
+           && dest_count(c, dest, c->c->n_dense, &kv->layout[0], count)
+           && window_chosen(c, dest, c->c->n_dense, pos);
+}
+
+/* Is there room for so many tokens, and their window? */
+static bool
+targets_valid(const compress_t *c, const int32_t *table, const uint32_t *count)
+{
+    const tr_kv_seq_t *to = c->c->to;
+    uint32_t n = count[TR_KV_LISTS_MAX], first, turn;
+
+    for (uint32_t i = 0; i < to->n_lists; i++) {
+        if (!tr_kv_has_list(&c->to, table, to, i, 0, count[i])
+            || (c->kv->layout[to->list_layout[i]].level.by_channel
+                && count[i] % TR_KV_CHANNEL_TOKENS != 0)) {
+            return false;
+        }
+    }
+    if (to->window == 0) {
+        return true;
+    }
+    if (n != to->base - to->window_from) {
+        return false;
+    }
+    first = to->window_from % to->window;
+    turn = first + n > to->window ? first + n - to->window : 0;
+    return tr_kv_has_window(&c->to, table, to, first, first + n - turn)
+           && tr_kv_has_window(&c->to, table, to, 0, turn);
+}
+
+static void
+heads_look(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    compress_t *c = arg;
+    size_t heads = (size_t) c->kv->layers * c->kv->lists;
+
+    (void) worker;
+    for (uint32_t h = first; h < end; h++) {
+        uint32_t count[TR_KV_LISTS_MAX + 1] = { 0 };
+
+        if (!sources_valid(c, (size_t) c->c->slot * heads + h,
+                           c->c->dest + h * c->c->dest_len, count)
+            || !targets_valid(c, c->to.tables + (size_t) h * c->kv->table_len,
+                              count)) {
+            atomic_store_explicit(&c->bad, true, memory_order_relaxed);
+        }
+    }
+}
+
+/* ---- moving ---- */
+
+static void
+move_to_list(head_t *h, uint32_t list, tr_kv_place_t from, float score,
+             uint32_t pos)
+{
+    tr_kv_place_t p = tr_kv_walk(&h->to[list]);
+    uint32_t i = p.at % TR_KV_CHANNEL_TOKENS;
+
+    if (p.at == 0) {
+        tr_kv_page_clear(p.page, p.layout, h->c->to.page_bytes);
+    }
+    if (!p.layout->level.by_channel) {
+        tr_kv_move(h->c->codec, from, p);
+    } else {
+        h->wait[list][i] = from;
+        if (i == TR_KV_CHANNEL_TOKENS - 1) {
+            tr_kv_place_t tile = { p.page, p.layout, p.at - i };
+
+            tr_kv_move_tile(h->c->codec, h->wait[list], tile);
+        }
+    }
+    tr_kv_mark(p, score, pos);
+}
+
+/* Takes the next token to where its choice says. */
+static void
+source_move(head_t *h, tr_kv_place_t from, float score, uint32_t pos)
+{
+    const tr_kv_seq_t *to = h->c->c->to;
+    int8_t dest = *h->dest++;
+
+    if (dest >= 0) {
+        move_to_list(h, (uint32_t) dest, from, score, pos);
+    } else if (dest == TR_KV_WINDOW) {
+        tr_kv_place_t p = tr_kv_place_window(&h->c->to, h->to_table, to,
+                                             pos % to->window);
+
+        tr_kv_move(h->c->codec, from, p);
+        tr_kv_mark(p, score, pos);
+    }
+}
+
+/* What a dense token's score is when its prompt has `later` queries after it:
+ * with an observation window, what the last of them paid, as if all had. */
+static float
+dense_score(const compress_t *c, tr_kv_place_t p, uint32_t later)
+{
+    float recent;
+
+    if (c->c->observe == 0) {
+        return tr_kv_score(p);
+    }
+    if (!p.layout->recent) {
+        return 0;
+    }
+    memcpy(&recent, p.page + p.layout->recent + 4 * p.at, 4);
+    return tr_kv_observed(recent, later, c->c->observe);
+}
+
+/* The window's pages are new, too. */
+static void
+window_clear(const head_t *h)
+{
+    const tr_kv_seq_t *to = h->c->c->to;
+    uint32_t n = to->window == 0 ? 0 : to->base - to->window_from;
+
+    for (uint32_t i = 0; i < n; i++) {
+        tr_kv_place_t p = tr_kv_place_window(&h->c->to, h->to_table, to,
+                                             (to->window_from + i)
+                                                 % to->window);
+
+        if (i == 0 || p.at == 0) {
+            tr_kv_page_clear(p.page, p.layout, h->c->to.page_bytes);
+        }
+    }
+}
+
+static void
+head_move(head_t *h, const uint32_t *have)
+{
+    const compress_t *c = h->c;
+    const tr_kv_view_t *kv = c->kv;
+    const tr_kv_seq_t *from = c->from;
+    tr_kv_walk_t walk;
+
+    window_clear(h);
+    for (uint32_t l = 0; l < c->c->to->n_lists; l++) {
+        h->to[l] = tr_kv_walk_list(&c->to, h->to_table, c->c->to, l);
+    }
+    for (uint32_t l = 0; l < from->n_lists; l++) {
+        walk = tr_kv_walk_list(kv, h->table, from, l);
+        for (uint32_t i = 0; i < have[l]; i++) {
+            tr_kv_place_t p = tr_kv_walk(&walk);
+
+            source_move(h, p, tr_kv_score(p), tr_kv_position(p));
+        }
+    }
+    for (uint32_t pos = from->window_from; from->window && pos < from->base;
+         pos++) {
+        tr_kv_place_t p = tr_kv_place_window(kv, h->table, from,
+                                             pos % from->window);
+
+        source_move(h, p, tr_kv_score(p), pos);
+    }
+    walk = tr_kv_walk_dense(kv, h->table);
+    for (uint32_t i = 0; i < c->c->n_dense; i++) {
+        tr_kv_place_t p = tr_kv_walk(&walk);
+
+        source_move(h, p, dense_score(c, p, c->c->n_dense - 1 - i),
+                    from->base + i);
+    }
+}
+
+static void
+heads_move(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const compress_t *c = arg;
+    const tr_kv_view_t *kv = c->kv;
+    size_t heads = (size_t) kv->layers * kv->lists;
+
+    (void) worker;
+    for (uint32_t i = first; i < end; i++) {
+        size_t head = (size_t) c->c->slot * heads + i;
+        head_t h = { .c = c };
+
+        h.table = kv->tables + head * kv->table_len;
+        h.to_table = c->to.tables + (size_t) i * kv->table_len;
+        h.dest = c->c->dest + i * c->c->dest_len;
+        head_move(&h, kv->count + head * TR_KV_LISTS_MAX);
+    }
+}
+
+int
+tr_cpu_kv_compress(const tr_stream_t *s, const tr_kv_view_t *kv,
+                   const tr_kv_compress_t *c, const tr_kv_codec_t *codec)
+{
+    uint32_t heads = kv->layers * kv->lists;
+    compress_t all = { codec, kv, c, &kv->seq[c->slot], *kv, false };
+
+    all.to.tables = c->to_tables;
+    if (kv->head_dim > TR_HEAD_DIM_MAX || kv->head_dim % 16
+        || !tr_kv_seq_valid(kv, all.from) || !tr_kv_seq_valid(kv, c->to)
+        || c->to->n_lists == 0 || all.from->base > UINT32_MAX - c->n_dense
+        || c->to->base != all.from->base + c->n_dense) {
+        return TR_KERNEL_BADARG;
+    }
+    tr_team_run(s->team, s->threads, heads, 1, heads_look, &all);
+    if (atomic_load_explicit(&all.bad, memory_order_relaxed)) {
+        return TR_KERNEL_BADARG;
+    }
+    tr_team_run(s->team, s->threads, heads, 1, heads_move, &all);
+    return TR_KERNEL_OK;
+}
+
+size_t
+tr_cpu_kv_compress_work(const tr_stream_t *s, uint32_t head_dim)
+{
+    (void) s;
+    (void) head_dim;
+    return 64; /* a worker's tile is on its stack */
+}

@@ -1,0 +1,46 @@
+/*
+ * The token embedding: rows of a packed matrix, gathered.  The matrix is kept
+ * in the layout of matmul.c so that tied embeddings are stored once; reading a
+ * row with a stride costs nothing beside the step's products.
+ */
+#include "kernels/cpu/cpu.h"
+
+typedef struct {
+    const tr_matrix_t *m;
+    const int32_t *ids;
+    float *y;
+    size_t ldy;
+} gather_t;
+
+static void
+gather_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const gather_t *a = arg;
+
+    (void) worker;
+    for (uint32_t r = first; r < end; r++) {
+        uint32_t stride;
+        const float *in = tr_cpu_matrix_row(a->m, (uint32_t) a->ids[r],
+                                            &stride);
+        float *out = a->y + r * a->ldy;
+
+        for (uint32_t k = 0; k < a->m->k; k++) {
+            out[k] = in[(size_t) k * stride];
+        }
+    }
+}
+
+int
+tr_cpu_embedding(const tr_stream_t *s, const tr_matrix_t *m, const int32_t *ids,
+                 uint32_t rows, float *y, size_t ldy)
+{
+    gather_t a = { m, ids, y, ldy };
+
+    for (uint32_t r = 0; r < rows; r++) {
+        if (ids[r] < 0 || (uint32_t) ids[r] >= m->n) {
+            return TR_KERNEL_BADARG;
+        }
+    }
+    tr_rows_run(s, rows, m->k, gather_rows, &a);
+    return TR_KERNEL_OK;
+}

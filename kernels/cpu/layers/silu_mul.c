@@ -1,0 +1,49 @@
+/*
+ * The gate of the Llama MLP: out = silu(gate) * up, gate and up being the two
+ * halves of one product's row.  Reference: test_kernels.c.
+ */
+#include "kernels/cpu/cpu.h"
+
+#include <math.h>
+
+void
+tr_silu_row_c(const float *gate, const float *up, float *out, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        out[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+    }
+}
+
+typedef struct {
+    const float *x;
+    float *out;
+    size_t ldx, ldo;
+    uint32_t n;
+    tr_silu_row_f row;
+} gate_t;
+
+static void
+gate_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const gate_t *a = arg;
+
+    (void) worker;
+    for (uint32_t r = first; r < end; r++) {
+        const float *x = a->x + r * a->ldx;
+
+        a->row(x, x + a->n, a->out + r * a->ldo, a->n);
+    }
+}
+
+int
+tr_cpu_silu_mul(const tr_stream_t *s, const float *x, size_t ldx, uint32_t rows,
+                uint32_t n, float *out, size_t ldo, tr_silu_row_f row)
+{
+    gate_t a = { x, out, ldx, ldo, n, row };
+
+    if (ldx < 2 * (size_t) n || ldo < n) {
+        return TR_KERNEL_BADARG;
+    }
+    tr_rows_run(s, rows, n, gate_rows, &a);
+    return TR_KERNEL_OK;
+}

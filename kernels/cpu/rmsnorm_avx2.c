@@ -1,6 +1,0 @@
-/* One row of rmsnorm (rmsnorm.c) in AVX2 with FMA. */
-#include "vec_avx2.h"
-
-#define TR_NAME(name) name##_avx2
-
-#include "rmsnorm_vec.h"

@@ -1,0 +1,262 @@
+/*
+ * attention_head.cuh: what the generic kernel is given, and where a head's
+ * tokens are: its runs (lists, window, dense pages), tile by tile.
+ */
+#ifndef TR_CUDA_ATTENTION_HEAD_CUH
+#define TR_CUDA_ATTENTION_HEAD_CUH
+
+#include "kernels/cuda/kv/append.cuh"
+
+#define TILE_TOKENS 16u
+#define PARTS 32u           /* of a row, about, */
+#define PART_TILES_MIN 16u  /* but of no fewer tiles, */
+#define PART_TILES_MAX 256u /* nor of more */
+#define HEADS 8u      /* query heads of a block */
+#define ROWS 8u       /* queries that are scored together */
+#define LANES 128u    /* of a block */
+#define LANES_MAX 128u
+#define RUN_WINDOW TR_KV_LISTS_MAX
+#define RUN_DENSE (TR_KV_LISTS_MAX + 1u)
+#define RUNS (TR_KV_LISTS_MAX + 2u)
+
+typedef struct {
+    tr_kv_view_t kv; /* its layouts are below */
+    tr_kv_layout_t layout[TR_KV_LAYOUTS_MAX];
+    tr_rows_t rows;
+    tr_cuda_queries_t queries;
+    uint32_t layer, group;
+    /* of a sequence, at most; tiles of each; of Quest's choice */
+    uint32_t parts, part_tiles, pages;
+    float *partial;  /* [n_seqs][parts][heads][head_dim + 2]: of rows that are
+                      * alone in their sequence; sum of p * value, largest
+                      * logit, sum of p */
+    float *lse;      /* [n_rows][heads] logarithms of the sums of e^logit */
+    uint32_t *bound; /* [n_seqs][lists][pages] */
+    int32_t *chosen; /* the same */
+} generic_args_t;
+
+/* A head of a sequence, for a query at position n. */
+typedef struct {
+    const generic_args_t *a;
+    const tr_kv_seq_t *seq;
+    const int32_t *table, *dense; /* dense: its pages, or those chosen */
+    const uint32_t *count;
+    uint32_t first, end; /* rows of the sequence */
+    uint32_t n, n_dense;
+} generic_head_t;
+
+/* 16 tokens of a page, or fewer. */
+typedef struct {
+    place_t at;
+    uint32_t used; /* bit i: token at.at + i is there */
+    uint32_t run, index; /* of the first, in its run */
+} generic_tile_t;
+
+/* Blocks work on the parts of a row side by side, but every part takes memory:
+ * tiles of each, where a row has at most so many. */
+static inline uint32_t
+part_size(uint32_t tiles)
+{
+    uint32_t n = tiles / PARTS;
+
+    return n < PART_TILES_MIN   ? PART_TILES_MIN
+           : n < PART_TILES_MAX ? n
+                                : PART_TILES_MAX;
+}
+
+/* ---- rows and types ----------------------------------------------------- */
+
+TR_DEVICE float
+query_load(const generic_args_t *a, uint32_t row, uint32_t head, uint32_t d)
+{
+    return number_load(a->queries.q,
+                       row * a->queries.ldq + (size_t) head * a->kv.head_dim
+                           + d,
+                       a->queries.q_type);
+}
+
+TR_DEVICE void
+out_store(const generic_args_t *a, uint32_t row, uint32_t head, uint32_t d,
+          float x)
+{
+    size_t i = row * a->queries.ldo + (size_t) head * a->kv.head_dim + d;
+    uint32_t u;
+
+    memcpy(&u, &x, 4);
+    if (a->queries.out_type == TR_F32) {
+        ((float *) a->queries.out)[i] = x;
+    } else if (a->queries.out_type == TR_F16) {
+        ((uint16_t *) a->queries.out)[i] = half_of(x);
+    } else {
+        u = x != x ? u | 0x400000 : u + 0x7fff + (u >> 16 & 1);
+        ((uint16_t *) a->queries.out)[i] = (uint16_t) (u >> 16);
+    }
+}
+
+/* Sequence s is attended: it has a slot, and rows where kernels.h has them. */
+TR_DEVICE bool
+head_open(generic_head_t *h, const generic_args_t *a, uint32_t s,
+          uint32_t list)
+{
+    int32_t slot = a->rows.seq_slot[s];
+    size_t head;
+
+    h->a = a;
+    h->first = a->rows.seq_row[s];
+    h->end = a->rows.seq_row[s + 1];
+    if (slot < 0 || h->first >= h->end) {
+        return false;
+    }
+    h->seq = &a->kv.seq[slot];
+    head = tr_kv_head(&a->kv, slot, a->layer, list);
+    h->table = a->kv.tables + head * a->kv.table_len;
+    h->dense = h->table;
+    h->count = a->kv.count + head * TR_KV_LISTS_MAX;
+    h->n = a->rows.row_pos[h->first];
+    h->n_dense = 0;
+    return h->n >= h->seq->base
+           || (h->end - h->first == 1 && h->n + 1 == h->seq->base);
+}
+
+/* Does this step of Quest read some dense pages only? */
+TR_DEVICE bool
+quest_chooses(const generic_head_t *h)
+{
+    const tr_kv_seq_t *q = h->seq;
+    const tr_kv_layout_t *l = &h->a->layout[0];
+
+    return h->end - h->first == 1 && h->n >= q->base && q->read_pages > 0
+           && (h->n - q->base) / l->tokens + 1 > q->read_pages
+           && (h->n - q->base) / l->tokens + 1 <= h->a->pages
+           && h->a->layer >= q->read_layer && !q->scored && l->digest != 0;
+}
+
+/* The query is that of `row`. */
+TR_DEVICE void
+head_query(generic_head_t *h, uint32_t s, uint32_t list, uint32_t row)
+{
+    const generic_args_t *a = h->a;
+    uint32_t per = a->layout[0].tokens;
+
+    h->n = a->rows.row_pos[row];
+    h->n_dense = h->n >= h->seq->base ? h->n - h->seq->base + 1 : 0;
+    h->dense = h->table;
+    if (quest_chooses(h)) {
+        h->dense = a->chosen + ((size_t) s * a->kv.lists + list) * a->pages;
+        h->n_dense = (h->seq->read_pages - 1) * per + (h->n_dense - 1) % per
+                     + 1;
+    }
+}
+
+/* ---- tiles -------------------------------------------------------------- */
+
+/* Slots of a run, and its layout; 0 when there is none. */
+TR_DEVICE uint32_t
+run_slots(const generic_head_t *h, uint32_t run, const tr_kv_layout_t **l)
+{
+    const tr_kv_seq_t *q = h->seq;
+
+    *l = &h->a->layout[0];
+    if (run == RUN_DENSE) {
+        return h->n_dense;
+    }
+    if (run == RUN_WINDOW) {
+        *l = &h->a->layout[q->window_layout];
+        return q->window == 0 || q->base <= q->window_from ? 0
+               : q->base < q->window                       ? q->base
+                                                           : q->window;
+    }
+    *l = &h->a->layout[run < q->n_lists ? q->list_layout[run] : 0];
+    return run < q->n_lists ? h->count[run] : 0;
+}
+
+TR_DEVICE uint32_t
+layout_tiles(const tr_kv_layout_t *l, uint32_t tokens)
+{
+    return tokens / l->tokens * ((l->tokens + TILE_TOKENS - 1) / TILE_TOKENS)
+           + (tokens % l->tokens + TILE_TOKENS - 1) / TILE_TOKENS;
+}
+
+TR_DEVICE uint32_t
+head_tiles(const generic_head_t *h)
+{
+    uint32_t n = 0;
+
+    for (uint32_t r = 0; r < RUNS; r++) {
+        const tr_kv_layout_t *l;
+        uint32_t slots = run_slots(h, r, &l);
+
+        n += layout_tiles(l, slots);
+    }
+    return n;
+}
+
+/* Page `i` of a run. */
+TR_DEVICE int32_t
+run_page(const generic_head_t *h, uint32_t run, uint32_t i)
+{
+    const tr_kv_view_t *kv = &h->a->kv;
+
+    return run == RUN_DENSE    ? h->dense[i]
+           : run == RUN_WINDOW ? h->table[kv->at_window + i]
+                               : h->table[tr_kv_list_entry(kv, run, i)];
+}
+
+/* Tile i of a head: false when there are fewer. */
+TR_DEVICE bool
+head_tile(const generic_head_t *h, uint32_t i, generic_tile_t *t)
+{
+    const tr_kv_seq_t *q = h->seq;
+    uint32_t run = 0, slots, per, page, n;
+    const tr_kv_layout_t *l;
+
+    for (;; run++) {
+        if (run == RUNS) {
+            return false;
+        }
+        slots = run_slots(h, run, &l);
+        n = layout_tiles(l, slots);
+        if (i < n) {
+            break;
+        }
+        i -= n;
+    }
+    per = (l->tokens + TILE_TOKENS - 1) / TILE_TOKENS;
+    page = i / per;
+    t->run = run;
+    t->at.layout = l;
+    t->at.at = i % per * TILE_TOKENS;
+    t->at.page = tr_kv_page_at(&h->a->kv, run_page(h, run, page));
+    t->index = page * l->tokens + t->at.at;
+    n = (page + 1) * l->tokens;
+    n = (n < slots ? n : slots) - t->index;
+    n = n < TILE_TOKENS ? n : TILE_TOKENS;
+    t->used = (1u << n) - 1;
+    for (uint32_t k = 0; run == RUN_WINDOW && k < n; k++) {
+        uint32_t age = (t->index + k + q->window - q->window_from % q->window)
+                       % q->window;
+
+        if (age >= q->base - q->window_from) { /* a free slot of the ring */
+            t->used &= ~(1u << k);
+        }
+    }
+    return true;
+}
+
+/* x[token][d]: one side of a tile, 0 where no token is; rows are dim + 1
+ * apart, so that 16 of them fall on different banks. */
+TR_DEVICE void
+tile_load(block_t b, const generic_tile_t *t, side_t side, float *x)
+{
+    uint32_t dim = t->at.layout->head_dim;
+
+    for (uint32_t e = b.lane; e < TILE_TOKENS * dim; e += b.lanes) {
+        place_t p = t->at;
+        uint32_t k = e / dim, d = e % dim;
+
+        p.at += k;
+        x[k * (dim + 1) + d] = t->used >> k & 1 ? side_number(p, side, d) : 0;
+    }
+}
+
+#endif

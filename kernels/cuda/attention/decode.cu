@@ -1,0 +1,407 @@
+/*
+ * Decode attention: one query a sequence over pages of all levels.
+ *
+ * Every warp is on its own: it takes a range of the layer's tiles (decode.cuh),
+ * streams them through its ring (decode_walk.cuh), attends them unit by unit
+ * (decode_attend.cuh) and leaves each head's part in the workspace, which
+ * the join kernel makes outputs of.  What a part holds depends on the plan alone, so
+ * results repeat bit by bit.
+ *
+ * The code for a level is a loop of its own over the units of one segment; what
+ * is copied ahead may already belong to another one.
+ *
+ * Warps have equal bytes and yet come to their ends 15 us apart.  Those that have
+ * raise scores of the layer before (decode_score.cuh) until none are left.
+ *
+ * Where a range's pages are is looked up while the kernel in front still runs: that
+ * one may write pages, but no tables, nor what the plan left.
+ */
+#include "decode_attend.cuh"
+#include "decode_score.cuh"
+#include "kernels/cuda/launch.cuh"
+
+#include <cuda_runtime.h>
+
+#define WARPS 12u /* of a block, as far as they fit */
+
+/* Slots of a ring, as far as they fit: one of them is attended while the others
+ * are on their way.  With two, all warps together have nearly as much under way as
+ * memory needs; with four, whatever else is read waits in a longer queue. */
+#define SLOTS 3u
+#define SLOTS_LEAST 2u
+#define ENDED 16u /* bytes behind the rings: how many warps left their parts */
+
+template <int D, int Q, int KEY, int VALUE>
+static __device__ __forceinline__ void
+attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
+           const bytes_t<D, Q> &bytes, state_t<D, Q> &s)
+{
+    const uint32_t end = run.token + run.rest;
+    const bool traced = run.what & RUN_TRACED;
+    query_t<D, Q, KEY> query;
+    pace_t pace = run.pace;
+    uint32_t rest = run.rest;
+
+    if constexpr (KEY == 16) {
+        load_dense(a, run, query);
+    } else {
+        arrange(bytes, query);
+    }
+    change_units<D, Q, VALUE>(s);
+    s.trace = run.trace;
+    do {
+        uint32_t n = pace.take(unit_tiles(KEY, VALUE));
+        unit_t u = { run.head, run.segment(), end - rest,
+                     min(n * tile_tokens(KEY), rest), n };
+
+        produce<D>(a, c, ring);
+        bar_wait(ring.bars + ring.at * 8, ring.parity);
+        attend_unit<D, Q, KEY, VALUE>(a, query, u,
+                                      ring.slots + ring.at * slot_bytes(D),
+                                      traced, ring.stay, s);
+        rest -= u.exist;
+        if (pace.left == 0) {
+            pace.turn_page();
+        }
+        ring.at++;
+        if (ring.at == a.slots) {
+            ring.at = 0;
+            ring.parity ^= 1;
+        }
+        __syncwarp(); /* before the slot is filled again */
+    } while (rest > 0);
+}
+
+/* CASE(key bits, value bits) for which there is code; see bits_listed. */
+#define FOR_ALL_BITS(CASE) \
+    CASE(8, 8)             \
+    CASE(8, 4)             \
+    CASE(4, 2)             \
+    CASE(8, 2)             \
+    CASE(4, 4)             \
+    CASE(2, 2)             \
+    CASE(16, 16)
+
+static __device__ __forceinline__ void
+open_ring(uint32_t at, uint32_t bytes, uint32_t slots, ring_t &ring)
+{
+    ring.slots = at;
+    ring.notes = ring.slots + slots * bytes;
+    ring.bars = ring.notes + slots * (uint32_t) sizeof(run_t);
+    ring.at = ring.free = ring.parity = 0;
+    ring.policy = l2_policy();
+    if (threadIdx.x % 32 < slots) {
+        bar_init(ring.bars + threadIdx.x % 32 * 8, ARRIVALS);
+    }
+    fence_init();
+    __syncwarp();
+}
+
+/* The warp has left its parts.  ended: warps of the block that have. */
+static __device__ __forceinline__ void
+tell_ended(const decode_args_t &a, uint32_t *ended)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        __threadfence_block();
+        if (atomicAdd(ended, 1u) == blockDim.x / 32 - 1) {
+            __threadfence_block();
+            add_release(a.ended, 1);
+        }
+    }
+}
+
+/* What is left of the scores of the layer before. */
+template <int Q>
+static __device__ __forceinline__ void
+raise_scores(const decode_args_t &a)
+{
+    if (a.layer == 0 || !a.scored) {
+        return;
+    }
+    if constexpr (Q == 1) {
+        switch (a.group) {
+        case 1:
+            score_rows<1>(a, a.before);
+            break;
+        case 2:
+            score_rows<2>(a, a.before);
+            break;
+        case 3:
+            score_rows<3>(a, a.before);
+            break;
+        default:
+            score_rows<4>(a, a.before);
+        }
+    } else {
+        switch (a.group) {
+        case 5:
+            score_rows<5>(a, a.before);
+            break;
+        case 6:
+            score_rows<6>(a, a.before);
+            break;
+        case 7:
+            score_rows<7>(a, a.before);
+            break;
+        default:
+            score_rows<8>(a, a.before);
+        }
+    }
+}
+
+template <int D, int Q, bool DENSE>
+static __device__ __forceinline__ void
+attend_range(const decode_args_t &a, uint8_t *shared)
+{
+    /* neighbours in different blocks: few ranges use many of them */
+    const uint32_t warp = threadIdx.x / 32;
+    const uint32_t range = blockIdx.x + warp * gridDim.x;
+    uint32_t head = 0;
+    bool any = false;
+    state_t<D, Q> s;
+    cursor_t c;
+    ring_t ring;
+    bytes_t<D, Q> bytes;
+    run_t run;
+
+    open_ring(smem_address(shared) + warp * ring_bytes(D, a.slots),
+              slot_bytes(D), a.slots, ring);
+    if (a.layer == 0) { /* the plan may be right in front */
+        launch_wait();
+    }
+    ring.stay = l2_policy_stay(__ldg(&a.work.layer->stay));
+    take_range(a, range, c, ring);
+    ask_units(a, c);
+    launch_wait();
+    launch_next(); /* so that what comes next finds the plan, too */
+    if (a.ended != NULL && blockIdx.x == 0 && threadIdx.x == 0) {
+        *a.ended_old = 0; /* nobody looks at it any more */
+    }
+#pragma unroll 1
+    for (uint32_t i = 0; i < a.slots - 1; i++) {
+        produce<D>(a, c, ring);
+    }
+    __syncwarp();
+    for (;;) {
+        run = read_note(ring);
+        if (any && (run.what == NO_RUN || run.head != head)) {
+            store_part<D, Q>(a, head, range, s);
+            any = false;
+        }
+        if (run.what == NO_RUN) {
+            return;
+        }
+        if (!any) {
+            head = run.head;
+            any = true;
+            state_init<D, Q>(s);
+        }
+        if constexpr (DENSE) {
+            attend_run<D, Q, 16, 16>(a, ring, c, run, bytes, s);
+            continue;
+        }
+        const decode_layout_t &l = a.layouts.of[run.layout()];
+
+        if (l.key_bits != 16) {
+            load_bytes(a, run, bytes);
+        }
+#define ATTEND(KEY, VALUE)                                       \
+    case KEY << 8 | VALUE:                                       \
+        attend_run<D, Q, KEY, VALUE>(a, ring, c, run, bytes, s); \
+        break;
+        switch (l.key_bits << 8 | l.value_bits) {
+            FOR_ALL_BITS(ATTEND)
+        }
+#undef ATTEND
+    }
+}
+
+template <int D, int Q, bool DENSE>
+static __global__ void
+__launch_bounds__(WARPS * 32, 1)
+    attend_kernel(const __grid_constant__ decode_args_t a)
+{
+    extern __shared__ __align__(128) uint8_t shared[];
+    uint32_t *ended =
+        (uint32_t *) (shared + blockDim.x / 32 * ring_bytes(D, a.slots));
+
+    if (threadIdx.x == 0) {
+        *ended = 0;
+    }
+    __syncthreads();
+    attend_range<D, Q, DENSE>(a, shared);
+    if (a.ended != NULL) {
+        tell_ended(a, ended);
+    }
+    if constexpr (!DENSE) {
+        raise_scores<Q>(a);
+    }
+}
+
+/* ---- launchers ---------------------------------------------------------- */
+
+typedef void (*attend_t)(const decode_args_t);
+
+template <bool DENSE>
+static attend_t
+attend_with(uint32_t dim, uint32_t group)
+{
+    if (dim == 64) {
+        return group <= QUAD ? attend_kernel<64, 1, DENSE>
+                             : attend_kernel<64, 2, DENSE>;
+    }
+    return group <= QUAD ? attend_kernel<128, 1, DENSE>
+                         : attend_kernel<128, 2, DENSE>;
+}
+
+/* Of a ring: as many as all warps can have. */
+static uint32_t
+attend_slots(const tr_cuda_device_t *d, uint32_t dim)
+{
+    return WARPS * ring_bytes(dim, SLOTS) + ENDED <= d->shared ? SLOTS
+                                                               : SLOTS_LEAST;
+}
+
+/* Warps of the attend kernel's blocks, of which each multiprocessor has one. */
+static uint32_t
+attend_warps(const tr_cuda_device_t *d, uint32_t dim)
+{
+    uint32_t fit =
+        (d->shared - ENDED) / ring_bytes(dim, attend_slots(d, dim));
+
+    return fit < 1 ? 1 : fit < WARPS ? fit : WARPS;
+}
+
+uint32_t
+decode_warps(const tr_cuda_device_t *d, uint32_t head_dim)
+{
+    return d->blocks * attend_warps(d, head_dim);
+}
+
+void
+decode_open(const tr_cuda_device_t *d)
+{
+    for (uint32_t i = 0; i < 8; i++) {
+        uint32_t dim = i & 1 ? 64 : 128, group = i & 2 ? 8 : 4;
+        const void *kernel =
+            (const void *) (i & 4 ? attend_with<false>(dim, group)
+                                  : attend_with<true>(dim, group));
+
+        cudaFuncSetAttribute(kernel,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             (int) d->shared);
+        cudaFuncSetAttribute(kernel,
+                             cudaFuncAttributePreferredSharedMemoryCarveout,
+                             cudaSharedmemCarveoutMaxShared);
+    }
+}
+
+static bool
+aligned(const void *p)
+{
+    return ((uintptr_t) p & 15) == 0;
+}
+
+static decode_left_t
+left_by(const decode_work_t *w, uint32_t layer)
+{
+    decode_left_t left = w->left[layer % 2];
+
+    left.layer = w->layer + layer;
+    left.head = w->head + (size_t) layer * w->max_heads;
+    left.job = w->job + (size_t) layer * w->max_jobs;
+    left.index = w->index + (size_t) layer * w->max_index;
+    left.claimed = w->claimed + (size_t) layer * PILES * CLAIM_WORDS;
+    return left;
+}
+
+bool
+decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv, uint32_t layer,
+            const tr_rows_t *rows, const tr_cuda_decode_size_t *size,
+            void *work, decode_args_t *out)
+{
+    bool long_positions = false;
+
+    if (layer >= kv->layers || rows->n_seqs > size->max_seqs
+        || kv->lists != size->lists || kv->lists == 0
+        || size->heads % kv->lists != 0 || size->heads / kv->lists > GROUP
+        || size->heads == 0 || (kv->head_dim != 64 && kv->head_dim != 128)
+        || kv->head_dim != size->head_dim
+        || decode_layouts(kv, &out->layouts) != TR_KERNEL_OK) {
+        return false;
+    }
+    out->kv = *kv;
+    out->layer = layer;
+    out->scored = out->short_positions = false;
+    for (uint32_t i = 0; i < kv->n_layouts; i++) {
+        const uint32_t bytes = kv->layout[i].position_bytes;
+
+        out->scored = out->scored || out->layouts.of[i].scored;
+        out->short_positions = out->short_positions || bytes == 2;
+        long_positions = long_positions || bytes == 4;
+    }
+    if (out->short_positions && long_positions) {
+        return false;
+    }
+    out->jobs = out->scored ? rows->n_seqs * kv->lists * (kv->n_layouts + 1) : 0;
+    out->few_jobs = out->jobs <= d->blocks;
+    out->work = decode_work(d, size, work);
+    out->left = left_by(&out->work, layer);
+    out->before = layer > 0 ? left_by(&out->work, layer - 1) : out->left;
+    out->raised = layer > 1 ? left_by(&out->work, layer - 2) : out->left;
+    out->blocks = d->blocks;
+    out->slots = attend_slots(d, kv->head_dim);
+    out->ended = NULL;
+    if (kv->layers > 1) {
+        out->ended = out->work.ended + layer;
+        out->ended_old = out->work.ended
+                         + (layer > 0 ? layer : kv->layers) - 1;
+    }
+    out->work.layer += layer;
+    out->work.head += (size_t) layer * out->work.max_heads;
+    out->work.cut += (size_t) layer * (out->work.max_ranges + 1);
+    out->work.span += (size_t) layer * out->work.max_heads;
+    out->group = size->heads / kv->lists;
+    out->group_inverse = out->group == 1 ? 0 : UINT32_MAX / out->group + 1;
+    return true;
+}
+
+extern "C" int
+tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+               uint32_t layer, const tr_rows_t *rows,
+               const tr_cuda_queries_t *queries,
+               const tr_cuda_decode_size_t *size, void *work)
+{
+    uint32_t warps;
+    decode_args_t a;
+    bool dense;
+    int rc;
+
+    if (rows->n_seqs == 0) {
+        return TR_KERNEL_OK;
+    }
+    if (!decode_args(s->device, kv, layer, rows, size, work, &a)
+        || queries->heads != size->heads || queries->ldq % 8 != 0
+        || queries->ldo % 8 != 0 || !aligned(queries->q)
+        || !aligned(queries->out)) {
+        return TR_KERNEL_BADARG;
+    }
+    a.q = queries->q;
+    a.out = queries->out;
+    a.ldq = queries->ldq;
+    a.ldo = queries->ldo;
+    a.q_type = queries->q_type;
+    a.out_type = queries->out_type;
+    a.scale = queries->scale * 1.4426950408889634f;
+    dense = kv->n_layouts == 1 && !kv->layout[0].level.scored;
+    warps = attend_warps(s->device, kv->head_dim);
+    rc = launch_with(s, true, warps * ring_bytes(kv->head_dim, a.slots) + ENDED,
+                     dense ? attend_with<true>(kv->head_dim, a.group)
+                           : attend_with<false>(kv->head_dim, a.group),
+                     dim3(s->device->blocks), warps * 32, a);
+    if (rc != TR_KERNEL_OK || s->device->unfinished) {
+        return rc;
+    }
+    return decode_join(s, &a, rows->n_seqs);
+}

@@ -1,0 +1,281 @@
+/*
+ * decode.cuh: what the kernels of decode attention share.
+ *
+ *   plan    (decode_plan.cu, once a step) describes the heads of all layers and
+ *           cuts each layer's work into ranges of equal bytes.  What it leaves is
+ *           read by a kernel while the one in front of it still runs
+ *   attend  (decode.cu, once a layer) one warp works off a range; nobody waits
+ *           for anybody.  Warps that are done raise scores of the layer before
+ *   join    (decode_join.cu, right behind) makes outputs of what the warps
+ *           found, and victims of two layers before
+ *   score   (decode_score.cu, once a step) scores of the last layer, victims of
+ *           the last two
+ *
+ * A head is one KV head of one sequence in one layer, with the query heads of
+ * its group.  Those of sequences that take no part are left out, since a warp
+ * would have to walk over them one by one.  A head's cached tokens are six
+ * segments: lists 0 to 3, the window, the dense pages.  A segment's tokens come
+ * in tiles, 16 tokens of a level or 8 of a dense page, and the tiles of a head
+ * are numbered through its segments, those of a layer through its heads.  A
+ * range is a run of tiles of the layer, wherever the cuts fall; of each head in
+ * it, the range has a part.  Part (range b, head h) has the place b + h in the
+ * workspace: on the way through the layer every step enters either a new range
+ * or a new head, so places are distinct, and those of a head are neighbours.
+ *
+ * For its scores each tile leaves a trace: its weights as FP16, and the maximum
+ * to which they relate, for each query head of the group.  Traces are counted in
+ * those of 8 tokens, of which a tile of 16 has two; a segment begins with an even
+ * one.  From the join kernel come the sums of each query head, which turn weights
+ * into probabilities.  So a layer's scores can only be raised behind it; that the
+ * next layer's warps do it as they come to their ends, at different times, hides
+ * most of it.
+ *
+ * Until then the L2 cache has seen a layer's pages.  Asked to keep all traces
+ * (evict_last) it keeps none, as those of two layers are more than it holds; asked
+ * for as many as fit beside the parts (L2_KEEPS), it spares memory these twice.
+ */
+#ifndef TR_CUDA_DECODE_CUH
+#define TR_CUDA_DECODE_CUH
+
+#include <stddef.h>
+
+#include "kernels/cuda/cuda.h"
+
+#define SEGMENTS 6u
+#define SEG_WINDOW 4u
+#define SEG_DENSE 5u
+#define GROUP 8u      /* query heads of a list, at most */
+#define QUAD 4u       /* query heads that a lane of attention can have one of */
+#define ROW_TILES 16u /* whose scores one warp raises at a time */
+#define INDEX_ROWS 32u /* of a layer, from one whose job is known to the next */
+#define PILES 11u      /* of rows, which blocks share */
+#define CLAIM_WORDS 32u /* from the counter of one to that of the next */
+
+/* Layouts as the device wants them. */
+typedef struct {
+    uint32_t tokens;               /* of a page */
+    uint32_t tiles;                /* of a page */
+    uint32_t inverse;              /* 2^32 / tiles, rounded up; 0: one tile */
+    uint32_t cost;                 /* of a tile: that of 64 bytes is 1 */
+    uint32_t bytes; /* of a tile: of a level, all of it; dense, its keys */
+    uint32_t value; /* dense: where values begin */
+    uint32_t score, position, recent;
+    uint8_t key_bits, value_bits, scored, tile; /* tile: tokens of one */
+} decode_layout_t;
+
+typedef struct {
+    decode_layout_t of[TR_KV_LAYOUTS_MAX];
+} decode_layouts_t;
+
+#define HEAD_SCORED 1u
+#define HEAD_BY_SUM 2u
+#define HEAD_RECENT 4u /* dense tokens' `recent` grows, too */
+
+/* One head of a step; 16 words. */
+typedef struct {
+    uint32_t head; /* tr_kv_head: row of tables, counts and victims */
+    uint32_t row;  /* of q and out */
+    uint32_t n;    /* position of the query */
+    uint32_t base, window, window_from;
+    uint32_t tokens[SEGMENTS];
+    uint8_t layout[SEGMENTS];
+    uint8_t flags, n_lists;
+    uint32_t tiles;
+    uint32_t traces_before; /* in the layer */
+} decode_head_t;
+
+static_assert(sizeof(decode_head_t) == 64, "16 words");
+
+/* Words of it. */
+#define WORD_HEAD 0
+#define WORD_ROW 1
+#define WORD_TOKENS 6
+#define WORD_LAYOUT 12
+#define WORD_FLAGS 13 /* from bit 16 on */
+#define WORD_TILES 14
+#define WORD_BEFORE 15
+
+static_assert(offsetof(decode_head_t, row) == 4 * WORD_ROW
+                  && offsetof(decode_head_t, tokens) == 4 * WORD_TOKENS
+                  && offsetof(decode_head_t, layout) == 4 * WORD_LAYOUT
+                  && offsetof(decode_head_t, flags) == 4 * WORD_FLAGS + 2
+                  && offsetof(decode_head_t, tiles) == 4 * WORD_TILES
+                  && offsetof(decode_head_t, traces_before) == 4 * WORD_BEFORE,
+              "words are where they are looked for");
+
+/* Where a range begins; it ends where the next one begins. */
+typedef struct {
+    uint32_t head, tile; /* tile of the head */
+} decode_cut_t;
+
+typedef struct {
+    uint32_t ranges, jobs, rows;
+    float stay; /* share of the traces that the L2 cache is to keep for a layer */
+} decode_layer_t;
+
+/* A segment whose scores are to be raised, in rows of ROW_TILES tiles. */
+typedef struct {
+    uint32_t head;   /* tr_kv_head */
+    uint32_t index;  /* of the head in the layer */
+    uint32_t tokens; /* of the segment */
+    uint32_t n;      /* position of the query */
+    uint32_t trace;  /* the segment's first, of the layer */
+    uint32_t before; /* rows of all jobs before it */
+    uint32_t what;   /* segment | layout << 8 | flags << 16 */
+    uint32_t rows;
+} decode_job_t;
+
+static_assert(sizeof(decode_job_t) == 32, "8 words");
+
+/* The least significant token of a row. */
+typedef struct {
+    float significance;
+    uint32_t position, index, pad;
+} decode_victim_t;
+
+/* The parts of a head, which ranges first .. last leave; of one that has none,
+ * last + 1 is first. */
+typedef struct __align__(16) {
+    uint32_t first, last;
+    uint32_t row, list; /* of the output */
+} decode_span_t;
+
+static_assert(sizeof(decode_span_t) == 16 && alignof(decode_span_t) == 16,
+              "read at once");
+
+/* What a layer leaves for its scores. */
+typedef struct {
+    decode_layer_t *layer;
+    decode_head_t *head;
+    decode_job_t *job;
+    uint32_t *index;   /* job of each row that INDEX_ROWS divides */
+    uint32_t *claimed; /* [PILES][CLAIM_WORDS] rows; 0 when no kernel raises
+                        * scores */
+    float *total;      /* [max_heads][GROUP] logarithms of all parts' sums */
+    uint32_t *weights; /* [traces]: of a tile of 16 [group][8], of which word g
+                        * has tokens g, g + 8; of 8 [group][4], by two */
+    float *maxima;     /* [group] each: see decode_maximum */
+    decode_victim_t *find; /* [rows] by whoever raises its scores */
+} decode_left_t;
+
+/* The workspace. */
+typedef struct {
+    decode_layer_t *layer; /* [layers] */
+    decode_head_t *head;   /* [layers][max_heads]; those with tiles, in front */
+    uint32_t *before;  /* [layers][max_heads + 1] cost of the heads before */
+    decode_cut_t *cut; /* [layers][max_ranges + 1] */
+    decode_job_t *job;     /* [layers][max_jobs] */
+    uint32_t *index;       /* [layers][max_index] */
+    uint32_t *claimed;     /* [layers][PILES][CLAIM_WORDS] */
+    decode_span_t *span;   /* [layers][max_heads] */
+    float2 *part_sum;      /* [places][GROUP] max, sum */
+    float *part_out;       /* [places][group][head_dim] */
+    uint32_t *ended; /* [layers] blocks of attention that left all their parts;
+                      * 0 when no kernel attends */
+    decode_left_t left[2]; /* of layers with an even number, and an odd one */
+    uint32_t max_heads, max_ranges, max_jobs, max_index, max_traces;
+    size_t bytes;
+} decode_work_t;
+
+/* Warps of the attend kernel: as many ranges there are at most. */
+uint32_t decode_warps(const tr_cuda_device_t *d, uint32_t head_dim);
+decode_work_t decode_work(const tr_cuda_device_t *d,
+                          const tr_cuda_decode_size_t *size, void *at);
+int decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out);
+/* Gives the attend kernels their shared memory. */
+void decode_open(const tr_cuda_device_t *d);
+/* The runtime's last error as a launcher's result (runtime.cu). */
+int tr_cuda_check(void);
+
+typedef struct {
+    tr_kv_view_t kv;
+    decode_layouts_t layouts;
+    decode_work_t work;   /* of the layer */
+    decode_left_t left;   /* by it */
+    decode_left_t before; /* by the one before, if there is one */
+    decode_left_t raised; /* by the one before that, if there is one */
+    uint32_t *ended; /* of the layer; NULL, where there is but one: who wants its
+                      * parts waits until attention has ended */
+    uint32_t *ended_old; /* of the layer before, to be 0 again */
+    uint32_t blocks;     /* of attention */
+    uint32_t slots;      /* of a warp's ring */
+    uint32_t layer;
+    bool scored; /* some layout is */
+    uint32_t jobs; /* of a layer with scores, at most */
+    bool few_jobs; /* so that a block settles the victim of each */
+    bool short_positions; /* of 2 bytes, in all layouts */
+    const void *q;
+    void *out;
+    size_t ldq, ldo;
+    uint32_t q_type, out_type;
+    uint32_t group;
+    uint32_t group_inverse; /* 2^32 / group, rounded up; 0: one */
+    float scale;            /* times log2(e) */
+} decode_args_t;
+
+/* Fills in what all launches of a layer share, not the queries; false: the
+ * arguments are not allowed. */
+bool decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv,
+                 uint32_t layer, const tr_rows_t *rows,
+                 const tr_cuda_decode_size_t *size, void *work,
+                 decode_args_t *out);
+int decode_join(const tr_cuda_stream_t *s, const decode_args_t *a,
+                uint32_t n_seqs);
+/* Blocks that settle a layer's victims: one a list where there are few, else of so many
+ * warps that have one each. */
+uint32_t decode_victim_blocks(const decode_args_t *a, uint32_t warps);
+
+/* Tiles of a segment. */
+static __host__ __device__ __forceinline__ uint32_t
+decode_tiles(const decode_layout_t *l, uint32_t tokens)
+{
+    return l->tile == 8 ? (tokens + 7) / 8 : (tokens + 15) / 16;
+}
+
+/* Traces of a segment's first tiles. */
+static __host__ __device__ __forceinline__ uint32_t
+decode_traces(const decode_layout_t *l, uint32_t tiles)
+{
+    return tiles * (l->tile / 8);
+}
+
+/* What the traces of a segment take. */
+static __host__ __device__ __forceinline__ uint32_t
+decode_even(uint32_t traces)
+{
+    return (traces + 1) / 2 * 2;
+}
+
+/* Where the maxima are of a tile whose first trace this is.  Those of tiles of 16
+ * are neighbours. */
+static __host__ __device__ __forceinline__ size_t
+decode_maximum(const decode_work_t &w, uint32_t trace)
+{
+    return trace / 2 + (size_t) (trace % 2) * (w.max_traces / 2);
+}
+
+/* Entry of a head's table that holds page i of a segment. */
+static __device__ __forceinline__ uint32_t
+decode_entry(const tr_kv_view_t &kv, uint32_t segment, uint32_t i)
+{
+    if (segment == SEG_DENSE) {
+        return i;
+    }
+    if (segment == SEG_WINDOW) {
+        return kv.at_window + i;
+    }
+    uint32_t at = segment < 2 ? kv.at_pair[0] : kv.at_pair[1];
+    uint32_t len = segment < 2 ? kv.pair_len[0] : kv.pair_len[1];
+
+    return segment % 2 == 0 ? at + i : at + len - 1 - i;
+}
+
+/* Position of the token in ring slot i of the window: the last one below base
+ * that is i modulo the ring. */
+static __device__ __forceinline__ uint32_t
+decode_window_position(uint32_t base, uint32_t window, uint32_t i)
+{
+    return base - 1 - (base - 1 + window - i) % window;
+}
+
+#endif

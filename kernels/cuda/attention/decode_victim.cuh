@@ -1,0 +1,158 @@
+/*
+ * decode_victim.cuh: the least significant token of each list, which the next token
+ * puts to fewer bits or out (DiffKV, SOSP 2025, section 4).  Who raises a row of
+ * scores leaves the least of it (decode_score.cuh); here is how two are compared, and
+ * how the least of a list is found once all its rows are raised.
+ */
+#ifndef TR_CUDA_DECODE_VICTIM_CUH
+#define TR_CUDA_DECODE_VICTIM_CUH
+
+#include "decode.cuh"
+#include "kernels/cuda/ptx.cuh"
+
+#define SETTLE_WARPS 8u /* of a block that settles victims, at most */
+#define SETTLE_ROWS 32u /* of a list, for each of them: one a lane */
+#define NEVER 0x7f800000u /* bits of the significance of no token: infinity */
+
+static __device__ __forceinline__ bool
+worse(const decode_victim_t &a, const decode_victim_t &b)
+{
+    return a.significance < b.significance
+           || (a.significance == b.significance && a.position < b.position);
+}
+
+static __device__ __forceinline__ decode_victim_t
+no_victim(void)
+{
+    decode_victim_t v = { __uint_as_float(NEVER), 0xffffffffu, 0, 0 };
+
+    return v;
+}
+
+/* Significances are not negative, so their bits are in order, too. */
+static __device__ __forceinline__ decode_victim_t
+least_of_warp(decode_victim_t v)
+{
+    uint32_t bits = __float_as_uint(v.significance);
+    uint32_t least = __reduce_min_sync(TR_ALL_LANES, bits);
+    uint32_t position = __reduce_min_sync(
+        TR_ALL_LANES, bits == least ? v.position : 0xffffffffu);
+    uint32_t who = __ballot_sync(TR_ALL_LANES,
+                                 bits == least && v.position == position);
+
+    v.significance = __uint_as_float(least);
+    v.position = position;
+    v.index = __shfl_sync(TR_ALL_LANES, v.index, __ffs((int) who) - 1);
+    return v;
+}
+
+/* A job, as its victim needs it. */
+typedef struct {
+    uint32_t head, rows, before, segment;
+} sought_t;
+
+static __device__ __forceinline__ sought_t
+load_sought(const decode_left_t &left, uint32_t job)
+{
+    const uint4 *from = (const uint4 *) (left.job + job);
+    const uint4 x = __ldg(from), y = __ldg(from + 1);
+    sought_t s = { x.x, y.w, y.y, y.z & 255 };
+
+    return s;
+}
+
+/* The least of what was found in rows from, from + step, .. of a list, of the warp. */
+static __device__ __forceinline__ decode_victim_t
+least_found(const decode_left_t &left, const sought_t &s, uint32_t from,
+            uint32_t step)
+{
+    decode_victim_t least = no_victim();
+
+    for (uint32_t i = from; i < s.rows; i += step) {
+        uint4 u = __ldcg((const uint4 *) (left.find + s.before + i));
+        decode_victim_t o = { __uint_as_float(u.x), u.y, u.z, 0 };
+
+        least = worse(o, least) ? o : least;
+    }
+    return least_of_warp(least);
+}
+
+static __device__ __forceinline__ void
+put_victim(const decode_args_t &a, const sought_t &s, const decode_victim_t &v)
+{
+    a.kv.victim[(size_t) s.head * TR_KV_LISTS_MAX + s.segment] = {
+        v.significance, v.index
+    };
+}
+
+/* The victims of a layer's lists: job `at` and every step'th from there, of the
+ * warp. */
+static __device__ __forceinline__ void
+settle_by_warp(const decode_args_t &a, const decode_left_t &left, uint32_t at,
+               uint32_t step)
+{
+    const uint32_t lane = threadIdx.x % 32;
+
+    for (uint32_t i = at; i < left.layer->jobs; i += step) {
+        const sought_t s = load_sought(left, i);
+
+        if (s.segment < SEG_WINDOW) {
+            decode_victim_t v = least_found(left, s, lane, 32);
+
+            if (lane == 0) {
+                put_victim(a, s, v);
+            }
+        }
+    }
+}
+
+/* .. of the block, whose first warp is enough for a short one. */
+static __device__ __forceinline__ void
+settle_by_block(const decode_args_t &a, const decode_left_t &left, uint32_t at,
+                uint32_t step)
+{
+    __shared__ decode_victim_t found[SETTLE_WARPS];
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+    for (uint32_t i = at; i < left.layer->jobs; i += step) {
+        const sought_t s = load_sought(left, i);
+        const uint32_t warps =
+            min((s.rows + SETTLE_ROWS - 1) / SETTLE_ROWS, blockDim.x / 32);
+        decode_victim_t v = no_victim();
+
+        if (s.segment >= SEG_WINDOW) {
+            continue;
+        }
+        if (warp < warps) {
+            v = least_found(left, s, threadIdx.x, warps * 32);
+        }
+        if (warps > 1) {
+            if (lane == 0) {
+                found[warp] = v;
+            }
+            __syncthreads();
+            v = lane < warps ? found[lane] : no_victim();
+            v = least_of_warp(v);
+            __syncthreads(); /* it is written again */
+        }
+        if (threadIdx.x == 0) {
+            put_victim(a, s, v);
+        }
+    }
+}
+
+/* .. of a block of as many as are launched for it (decode_victim_blocks). */
+static __device__ __forceinline__ void
+settle_share(const decode_args_t &a, const decode_left_t &left, uint32_t block,
+             uint32_t blocks)
+{
+    const uint32_t warps = blockDim.x / 32;
+
+    if (a.few_jobs) {
+        settle_by_block(a, left, block, blocks);
+    } else {
+        settle_by_warp(a, left, block * warps + threadIdx.x / 32, blocks * warps);
+    }
+}
+
+#endif

@@ -1,0 +1,331 @@
+/*
+ * prompt.cu: launchers of prompt attention, and what runs before its passes.
+ *
+ *   plan     one block: which sequences, and their tiles of rows
+ *   images   queries to FP16, each head's row scaled by a power of two so that
+ *            its largest is between 1024 and 2048, in the order of prompt.cuh
+ *   attend   prompt_attend.cu
+ *   score    prompt_score.cu, when dense pages carry scores
+ */
+#include "prompt.cuh"
+#include "kernels/cuda/gemm/tensor.cuh"
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <math.h>
+
+#define PLANNERS 1024
+#define IMAGE_THREADS 256
+
+/* ---- plan --------------------------------------------------------------- */
+
+/* Tiles of sequence s; 0 for one that is left out. */
+static __device__ uint32_t
+plan_tiles(const prompt_args_t &a, uint32_t s)
+{
+    uint32_t rows = a.rows.seq_row[s + 1] - a.rows.seq_row[s];
+    int32_t slot = a.rows.seq_slot[s];
+
+    if (slot < 0 || rows < 2 || a.kv.seq[slot].base != 0) {
+        return 0;
+    }
+    return (rows + ROWS - 1) / ROWS;
+}
+
+static __global__ void
+__launch_bounds__(PLANNERS) plan_kernel(const __grid_constant__ prompt_args_t a)
+{
+    __shared__ uint32_t sum[PLANNERS];
+    uint32_t before = 0, me = threadIdx.x;
+
+    for (uint32_t from = 0; from < a.rows.n_seqs; from += PLANNERS) {
+        uint32_t s = from + me;
+        uint32_t tiles = s < a.rows.n_seqs ? plan_tiles(a, s) : 0, at;
+
+        sum[me] = tiles;
+        __syncthreads();
+        for (uint32_t d = 1; d < PLANNERS; d *= 2) {
+            uint32_t add = me >= d ? sum[me - d] : 0;
+
+            __syncthreads();
+            sum[me] += add;
+            __syncthreads();
+        }
+        at = before + sum[me] - tiles;
+        before += sum[PLANNERS - 1];
+        if (s < a.rows.n_seqs) {
+            uint32_t row = a.rows.seq_row[s], end = a.rows.seq_row[s + 1];
+
+            a.seq_tile[s] = tiles > 0 ? at : ~0u;
+            for (uint32_t i = 0; i < tiles; i++) {
+                uint32_t first = row + i * ROWS, left = end - first;
+
+                a.tile[at + i] = { s, first, left < ROWS ? left : ROWS,
+                                   a.rows.row_pos[row] + i * ROWS };
+            }
+        }
+        __syncthreads();
+    }
+    if (me == 0) {
+        *a.n_tiles = before;
+    }
+}
+
+/* ---- images ------------------------------------------------------------- */
+
+/* Four elements from `i` on, a multiple of 4. */
+static __device__ __forceinline__ float4
+load_queries(const tr_cuda_queries_t &q, size_t i)
+{
+    if (q.q_type == TR_F32) {
+        return *(const float4 *) ((const float *) q.q + i);
+    }
+    uint2 u = *(const uint2 *) ((const uint16_t *) q.q + i);
+    float2 x, y;
+
+    if (q.q_type == TR_F16) {
+        x = half2_floats(u.x);
+        y = half2_floats(u.y);
+    } else {
+        x = make_float2(__uint_as_float(u.x << 16),
+                        __uint_as_float(u.x & 0xffff0000u));
+        y = make_float2(__uint_as_float(u.y << 16),
+                        __uint_as_float(u.y & 0xffff0000u));
+    }
+    return make_float4(x.x, x.y, y.x, y.y);
+}
+
+/* The exponent that takes `most` to [1024, 2048). */
+static __device__ __forceinline__ int
+image_exponent(float most)
+{
+    int e = 0;
+
+    if (most > 0 && most < INFINITY) {
+        frexpf(most, &e);
+        e = 11 - e;
+    }
+    return e < -120 ? -120 : e > 120 ? 120 : e;
+}
+
+/* One image: a block; D / 4 lanes a row. */
+template <int D>
+static __global__ void
+__launch_bounds__(IMAGE_THREADS)
+    image_kernel(const __grid_constant__ prompt_args_t a)
+{
+    const uint32_t LANES = D / 4, STEP = IMAGE_THREADS / LANES;
+    uint32_t head = blockIdx.x, half = blockIdx.y;
+    uint32_t lane = threadIdx.x % LANES;
+
+    if (half >= 2 * *a.n_tiles) {
+        return;
+    }
+    prompt_tile_t t = a.tile[half / 2];
+    uint8_t *image = (uint8_t *) image_at(a, half, head);
+    prompt_row_t *info = image_info(a, half, head);
+
+    float4 x[HALF / STEP];
+
+#pragma unroll
+    for (uint32_t i = 0; i < HALF / STEP; i++) {
+        uint32_t row = half % 2 * HALF
+                       + image_query(threadIdx.x / LANES + i * STEP);
+
+        x[i] = make_float4(0, 0, 0, 0);
+        if (row < t.rows) {
+            x[i] = load_queries(a.queries,
+                                (size_t) (t.row + row) * a.queries.ldq
+                                    + head * D + lane * 4);
+        }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < HALF / STEP; i++) {
+        uint32_t place = threadIdx.x / LANES + i * STEP;
+        uint32_t row = half % 2 * HALF + image_query(place);
+        float most = fmaxf(fmaxf(fabsf(x[i].x), fabsf(x[i].y)),
+                           fmaxf(fabsf(x[i].z), fabsf(x[i].w)));
+        float up;
+        int e;
+
+        for (uint32_t d = 1; d < LANES; d *= 2) {
+            most = fmaxf(most, __shfl_xor_sync(TR_ALL_LANES, most, d));
+        }
+        e = image_exponent(most);
+        up = ldexpf(1, e);
+        *(uint2 *) (image + image_place(D / 64, place, lane / 2)
+                    + lane % 2 * 8) = make_uint2(half2_bits(x[i].x * up,
+                                                            x[i].y * up),
+                                                 half2_bits(x[i].z * up,
+                                                            x[i].w * up));
+        if (lane == 0) {
+            info[place].factor = row < t.rows ? a.queries.scale * 1.44269504f
+                                                    * ldexpf(1, -e)
+                                              : 0;
+            info[place].minus = -INFINITY; /* pass 1 writes those there */
+        }
+    }
+}
+
+/* ---- launchers ---------------------------------------------------------- */
+
+static size_t
+room(size_t *at, size_t bytes)
+{
+    size_t here = *at;
+
+    *at = tr_pad(here + bytes, 256);
+    return here;
+}
+
+/* Places of the workspace's parts; returns its bytes. */
+static size_t
+lay_out(const tr_cuda_prompt_size_t *size, uint8_t *work, prompt_args_t *a)
+{
+    size_t tiles = size->max_rows / ROWS + size->max_seqs, at = 0;
+    size_t images = 2 * tiles * size->heads;
+
+    a->n_tiles = (uint32_t *) (work + room(&at, 4));
+    a->seq_tile = (uint32_t *) (work + room(&at, 4 * (size_t) size->max_seqs));
+    a->tile = (prompt_tile_t *) (work + room(&at, tiles * sizeof(*a->tile)));
+    a->info = (prompt_row_t *) (work
+                                + room(&at, images * HALF * sizeof(*a->info)));
+    a->image = work + room(&at, images * HALF * 2 * size->head_dim);
+    return at;
+}
+
+extern "C" size_t
+tr_cuda_prompt_work(const tr_cuda_prompt_size_t *size)
+{
+    prompt_args_t a;
+
+    return lay_out(size, NULL, &a);
+}
+
+static bool
+aligned(const void *p, size_t to)
+{
+    return (uintptr_t) p % to == 0;
+}
+
+static bool
+prompt_allowed(const tr_kv_view_t *kv, uint32_t layer, const tr_rows_t *rows,
+               const tr_cuda_queries_t *q, const tr_cuda_prompt_size_t *size,
+               const void *work)
+{
+    const tr_kv_layout_t *dense = kv->layout;
+    uint32_t group = kv->lists ? q->heads / kv->lists : 0;
+
+    return (kv->head_dim == 64 || kv->head_dim == 128) && layer < kv->layers
+           && group >= 1 && group <= 8 && group * kv->lists == q->heads
+           && dense->level.key_bits == 16 && dense->level.value_bits == 16
+           && dense->head_dim == kv->head_dim && dense->tokens > 0
+           && dense->tokens % 8 == 0 && dense->value % 16 == 0
+           && kv->page_bytes % 16 == 0 && aligned(kv->pool, 16)
+           && size->lists == kv->lists && size->head_dim == kv->head_dim
+           && size->heads == q->heads && rows->n_rows <= size->max_rows
+           && rows->n_seqs <= size->max_seqs && size->max_len > 0
+           && size->way < TR_PROMPT_WAYS && q->ldq % 4 == 0 && q->ldo % 2 == 0
+           && q->ldq >= (size_t) q->heads * kv->head_dim
+           && q->ldo >= (size_t) q->heads * kv->head_dim && aligned(q->q, 16)
+           && aligned(q->out, 8) && q->scale > 0 && q->scale < INFINITY
+           && work != NULL && aligned(work, 256);
+}
+
+/* Pages as the copy engine sees them: [page][8 tokens][64 dimensions][token]
+ * [dimension], a box being some groups of 8 tokens.  How many pages there are is
+ * not said here. */
+static bool
+map_pages(tensor_encode_t encode, CUtensorMap *map, const tr_kv_view_t *kv,
+          uint32_t part, uint32_t box_tokens)
+{
+    uint32_t row = 2 * kv->head_dim, columns = kv->head_dim / 64;
+    cuuint64_t dims[5] = { 64, 8, columns, kv->layout->tokens / 8, 1u << 30 };
+    cuuint64_t strides[4] = { row, 128, 8 * row, kv->page_bytes };
+    cuuint32_t box[5] = { 64, 8, columns, box_tokens / 8, 1 };
+    cuuint32_t step[5] = { 1, 1, 1, 1, 1 };
+
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 5, kv->pool + part,
+                  dims, strides, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+           == CUDA_SUCCESS;
+}
+
+static bool
+map_all(prompt_maps_t *maps, const tr_kv_view_t *kv, uint32_t box)
+{
+    tensor_encode_t encode = tensor_encode();
+
+    return encode != NULL && map_pages(encode, &maps->key, kv, 0, box)
+           && map_pages(encode, &maps->value, kv, kv->layout->value, box);
+}
+
+static tr_prompt_way_t
+prompt_way(const tr_cuda_stream_t *s, tr_prompt_way_t way)
+{
+    return s->device->code / 10 != 9 ? TR_PROMPT_WARPS : way;
+}
+
+extern "C" int
+tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+               uint32_t layer, const tr_rows_t *rows,
+               const tr_cuda_queries_t *queries,
+               const tr_cuda_prompt_size_t *size, void *work)
+{
+    cudaStream_t stream = (cudaStream_t) s->stream;
+    tr_prompt_way_t way;
+    prompt_maps_t maps;
+    prompt_args_t a;
+    uint32_t tiles;
+    int rc;
+
+    if (!prompt_allowed(kv, layer, rows, queries, size, work)) {
+        return TR_KERNEL_BADARG;
+    }
+    if (rows->n_rows == 0 || rows->n_seqs == 0) {
+        return TR_KERNEL_OK;
+    }
+    memset(&maps, 0, sizeof(maps));
+    lay_out(size, (uint8_t *) work, &a);
+    a.kv = *kv;
+    a.rows = *rows;
+    a.queries = *queries;
+    a.layer = layer;
+    a.group = queries->heads / kv->lists;
+    a.dim = kv->head_dim;
+    a.page_tokens = kv->layout->tokens;
+    a.value = kv->layout->value;
+    a.box = 8; /* boxes are powers of two, and of one page */
+    while (a.box < 64 && a.page_tokens % (2 * a.box) == 0) {
+        a.box *= 2;
+    }
+    a.score = kv->layout->score;
+    a.recent = kv->layout->recent;
+    way = prompt_way(s, size->way);
+    if (way != TR_PROMPT_WARPS && !map_all(&maps, kv, a.box)) {
+        return TR_KERNEL_BADARG;
+    }
+    tiles = rows->n_rows / ROWS + rows->n_seqs;
+    plan_kernel<<<1, PLANNERS, 0, stream>>>(a);
+    if (a.dim == 128) {
+        image_kernel<128>
+            <<<dim3(queries->heads, 2 * tiles), IMAGE_THREADS, 0, stream>>>(a);
+    } else {
+        image_kernel<64>
+            <<<dim3(queries->heads, 2 * tiles), IMAGE_THREADS, 0, stream>>>(a);
+    }
+    /* taking turns costs more than it gives where products are short */
+    rc = prompt_attend(stream, &a, &maps,
+                       way != TR_PROMPT_BEST ? way
+                       : a.dim == 128        ? TR_PROMPT_ALTERNATING
+                                             : TR_PROMPT_GROUPS,
+                       tiles);
+    if (rc == TR_KERNEL_OK && a.score) {
+        rc = prompt_score(stream, &a,
+                          way != TR_PROMPT_BEST ? way : TR_PROMPT_ALTERNATING,
+                          size->max_len, s->device->blocks);
+    }
+    return rc;
+}

@@ -1,0 +1,333 @@
+/*
+ * prompt_ptx.cuh: the instructions of prompt attention that CUDA C++ has no
+ * name for.
+ *
+ * Tiles stand in shared memory in the form that a tensor core of Hopper reads
+ * and the copy engine writes: rows of 128 bytes (64 dimensions), eight rows an
+ * atom of 1024 bytes aligned to that, and in row r the 16-byte chunk c at place
+ * c ^ (r % 8).  A head of 128 dimensions has two atoms for eight tokens, one
+ * after the other; then come those of the next eight.  Addresses here are those of shared memory (smem_address).
+ */
+#ifndef TR_CUDA_PROMPT_PTX_CUH
+#define TR_CUDA_PROMPT_PTX_CUH
+
+#include <cuda.h>
+
+#include "kernels/cuda/ptx.cuh"
+
+/* ---- barriers ----------------------------------------------------------- */
+
+/* Barrier `id` (1 .. 15) of `threads` threads of a block. */
+static __device__ __forceinline__ void
+bar_named(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* Comes to that barrier without waiting. */
+static __device__ __forceinline__ void
+bar_named_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* What ordinary instructions wrote to shared memory, the copy engine and the
+ * tensor cores see. */
+static __device__ __forceinline__ void
+fence_async(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+/* ---- copies into shared memory ------------------------------------------ */
+
+/* 16 bytes, of which `bytes` (16 or 0) come from src and the others are 0. */
+static __device__ __forceinline__ void
+copy16(uint32_t dst, const void *src, uint32_t bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst),
+                 "l"(src), "r"(bytes)
+                 : "memory");
+}
+
+/* Arrives when all copies of this thread so far are complete. */
+static __device__ __forceinline__ void
+copy_arrive(uint32_t bar)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar)
+                 : "memory");
+}
+
+/* Contiguous bytes by the copy engine; a multiple of 16. */
+static __device__ __forceinline__ void
+copy_bulk(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::"
+                 "bytes [%0], [%1], %2, [%3];" ::"r"(dst),
+                 "l"(src), "r"(bytes), "r"(bar)
+                 : "memory");
+#endif
+}
+
+/* Some groups of eight tokens from `group` of a page on, in the order above, by
+ * the copy engine. */
+static __device__ __forceinline__ void
+copy_box(uint32_t dst, const CUtensorMap *map, uint32_t group, int32_t page,
+         uint32_t bar)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile."
+                 "mbarrier::complete_tx::bytes [%0], "
+                 "[%1, {%3, %3, %3, %4, %5}], [%2];" ::"r"(dst),
+                 "l"(map), "r"(bar), "r"(0), "r"(group), "r"(page)
+                 : "memory");
+#endif
+}
+
+static __device__ __forceinline__ void
+zero16(uint32_t dst)
+{
+    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(dst), "r"(0)
+                 : "memory");
+}
+
+static __device__ __forceinline__ float4
+load_float4(uint32_t at)
+{
+    float4 r;
+
+    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(r.x), "=f"(r.y), "=f"(r.z), "=f"(r.w)
+                 : "r"(at)
+                 : "memory");
+    return r;
+}
+
+/* ---- matrices of a warp ------------------------------------------------- */
+
+/* Four 8 x 8 matrices; lane 8m + r gives the address of row r of matrix m. */
+template <bool TRANSPOSED>
+static __device__ __forceinline__ void
+load_four(uint32_t (&r)[4], uint32_t at)
+{
+    if (TRANSPOSED) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 "
+                     "{%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(at)
+                     : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 "
+                     "{%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(at)
+                     : "memory");
+    }
+}
+
+/* ---- matrices of a warpgroup: Hopper alone ------------------------------- */
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define TR_WGMMA 1
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 10 == 90
+#error "CUDA_ARCH has 90: only 90a has the products of a warpgroup"
+#else
+#define TR_WGMMA 0
+#endif
+
+/* Registers of a warpgroup's threads, taken from or given to the others. */
+template <int N>
+static __device__ __forceinline__ void
+registers_more(void)
+{
+#if TR_WGMMA
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+#endif
+}
+
+template <int N>
+static __device__ __forceinline__ void
+registers_less(void)
+{
+#if TR_WGMMA
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+#endif
+}
+
+static __device__ __forceinline__ void
+wgmma_begin(void)
+{
+#if TR_WGMMA
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void
+wgmma_end(void)
+{
+#if TR_WGMMA
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+
+/* Until at most N groups of products are on their way. */
+template <int N>
+static __device__ __forceinline__ void
+wgmma_wait(void)
+{
+#if TR_WGMMA
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+#endif
+}
+
+/* The compiler must not move what reads or writes these over this line. */
+template <int N>
+static __device__ __forceinline__ void
+wgmma_touch(float (&c)[N])
+{
+#if TR_WGMMA
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        asm volatile("" : "+f"(c[i])::"memory");
+    }
+#endif
+}
+
+/* Descriptor of an operand as the head of this file says: where its 16
+ * dimensions or tokens are; the next eight rows are `atom` bytes on, the next 64
+ * dimensions `column` bytes (used where a row is of the sum, that is by values). */
+static __device__ __forceinline__ uint64_t
+wgmma_operand(uint32_t at, uint32_t atom, uint32_t column)
+{
+    return (uint64_t) ((at & 0x3ffff) >> 4) | (uint64_t) (column >> 4) << 16
+           | (uint64_t) (atom >> 4) << 32 | (uint64_t) 1 << 62;
+}
+
+/* c = a b (+ c when `add`), 64 x N x 16, a from shared memory; the
+ * accumulator is that of mma(), warp w having rows 16 w .. 16 w + 15. */
+static __device__ __forceinline__ void
+wgmma_ss(float (&c)[32], uint64_t a, uint64_t b, int add)
+{
+#if TR_WGMMA
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+                 "%0,%1,%2,%3,%4,%5,%6,%7,"
+                 "%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,"
+                 "%24,%25,%26,%27,%28,%29,%30,%31"
+                 "}, %32, %33, p, 1, 1, 0, 0; }"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]),
+                   "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]),
+                   "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+                   "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]),
+                   "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]),
+                   "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]),
+                   "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
+                   "+f"(c[30]), "+f"(c[31])
+                 : "l"(a), "l"(b), "r"(add));
+#endif
+}
+
+static __device__ __forceinline__ void
+wgmma_ss(float (&c)[64], uint64_t a, uint64_t b, int add)
+{
+#if TR_WGMMA
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+                 "%0,%1,%2,%3,%4,%5,%6,%7,"
+                 "%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,"
+                 "%24,%25,%26,%27,%28,%29,%30,%31,"
+                 "%32,%33,%34,%35,%36,%37,%38,%39,"
+                 "%40,%41,%42,%43,%44,%45,%46,%47,"
+                 "%48,%49,%50,%51,%52,%53,%54,%55,"
+                 "%56,%57,%58,%59,%60,%61,%62,%63"
+                 "}, %64, %65, p, 1, 1, 0, 0; }"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]),
+                   "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]),
+                   "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+                   "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]),
+                   "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]),
+                   "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]),
+                   "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
+                   "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]),
+                   "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]),
+                   "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]),
+                   "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]),
+                   "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]),
+                   "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]),
+                   "+f"(c[54]), "+f"(c[55]), "+f"(c[56]), "+f"(c[57]),
+                   "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]),
+                   "+f"(c[62]), "+f"(c[63])
+                 : "l"(a), "l"(b), "r"(add));
+#endif
+}
+
+/* The same, a from registers as mma() has it; TRANSPOSED: b's rows are of its
+ * 16 tokens, else of its N. */
+template <int TRANSPOSED>
+static __device__ __forceinline__ void
+wgmma_rs(float (&c)[32], const uint32_t (&a)[4], uint64_t b, int add)
+{
+#if TR_WGMMA
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+                 "%0,%1,%2,%3,%4,%5,%6,%7,"
+                 "%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,"
+                 "%24,%25,%26,%27,%28,%29,%30,%31"
+                 "}, {%32,%33,%34,%35}, %36, p, 1, 1, %38; }"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]),
+                   "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]),
+                   "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+                   "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]),
+                   "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]),
+                   "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]),
+                   "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
+                   "+f"(c[30]), "+f"(c[31])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add),
+                   "n"(TRANSPOSED));
+#endif
+}
+
+template <int TRANSPOSED>
+static __device__ __forceinline__ void
+wgmma_rs(float (&c)[64], const uint32_t (&a)[4], uint64_t b, int add)
+{
+#if TR_WGMMA
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+                 "%0,%1,%2,%3,%4,%5,%6,%7,"
+                 "%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,"
+                 "%24,%25,%26,%27,%28,%29,%30,%31,"
+                 "%32,%33,%34,%35,%36,%37,%38,%39,"
+                 "%40,%41,%42,%43,%44,%45,%46,%47,"
+                 "%48,%49,%50,%51,%52,%53,%54,%55,"
+                 "%56,%57,%58,%59,%60,%61,%62,%63"
+                 "}, {%64,%65,%66,%67}, %68, p, 1, 1, %70; }"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]),
+                   "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]),
+                   "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+                   "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]),
+                   "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]),
+                   "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]),
+                   "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
+                   "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]),
+                   "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]),
+                   "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]),
+                   "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]),
+                   "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]),
+                   "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]),
+                   "+f"(c[54]), "+f"(c[55]), "+f"(c[56]), "+f"(c[57]),
+                   "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]),
+                   "+f"(c[62]), "+f"(c[63])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add),
+                   "n"(TRANSPOSED));
+#endif
+}
+
+#endif

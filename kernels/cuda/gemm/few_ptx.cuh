@@ -1,0 +1,176 @@
+/*
+ * few_ptx.cuh: the instructions of few.cuh that CUDA C++ has no name for, beside
+ * those of prompt_ptx.cuh.  Tiles stand in shared memory as described there.
+ */
+#ifndef TR_CUDA_FEW_PTX_CUH
+#define TR_CUDA_FEW_PTX_CUH
+
+#include "kernels/cuda/attention/prompt_ptx.cuh"
+
+/* ---- c += a b: 64 x N x 16, BF16, both from shared memory ----------------- */
+
+static __device__ __forceinline__ void
+multiply(float (&c)[4], uint64_t a, uint64_t b)
+{
+#if TR_WGMMA
+    asm volatile("{ .reg .pred p; setp.eq.u32 p, 1, 1;\n"
+                 "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
+                 "{%0,%1,%2,%3}, %4, %5, p, 1, 1, 0, 0; }"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "l"(a), "l"(b));
+#endif
+}
+
+static __device__ __forceinline__ void
+multiply(float (&c)[8], uint64_t a, uint64_t b)
+{
+#if TR_WGMMA
+    asm volatile("{ .reg .pred p; setp.eq.u32 p, 1, 1;\n"
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, p, 1, 1, 0, 0; }"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]),
+                   "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
+                 : "l"(a), "l"(b));
+#endif
+}
+
+static __device__ __forceinline__ void
+multiply(float (&c)[16], uint64_t a, uint64_t b)
+{
+#if TR_WGMMA
+    asm volatile("{ .reg .pred p; setp.eq.u32 p, 1, 1;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
+                 "%16, %17, p, 1, 1, 0, 0; }"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]),
+                   "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]),
+                   "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+                   "+f"(c[14]), "+f"(c[15])
+                 : "l"(a), "l"(b));
+#endif
+}
+
+static __device__ __forceinline__ void
+multiply(float (&c)[32], uint64_t a, uint64_t b)
+{
+#if TR_WGMMA
+    asm volatile("{ .reg .pred p; setp.eq.u32 p, 1, 1;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,"
+                 "%31}, %32, %33, p, 1, 1, 0, 0; }"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]),
+                   "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]),
+                   "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+                   "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]),
+                   "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]),
+                   "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]),
+                   "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
+                   "+f"(c[30]), "+f"(c[31])
+                 : "l"(a), "l"(b));
+#endif
+}
+
+/* ---- clusters ------------------------------------------------------------ */
+
+/* All threads of all blocks of the cluster come; each waits once, later. */
+static __device__ __forceinline__ void
+cluster_arrive(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void
+cluster_wait(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+/* N numbers, to where block `rank` of the cluster has what is `at` here; there
+ * the bytes count for its barrier. */
+template <int N>
+static __device__ __forceinline__ void
+cluster_store(uint32_t at, const float (&v)[4], uint32_t bar, uint32_t rank)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;"
+                 : "+r"(bar)
+                 : "r"(rank));
+    if (N == 4) {
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::"
+                     "bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(at),
+                     "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(bar)
+                     : "memory");
+    } else {
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::"
+                     "bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(at),
+                     "f"(v[0]), "f"(v[1]), "r"(bar)
+                     : "memory");
+    }
+#endif
+}
+
+/* ---- the copy engine ------------------------------------------------------ */
+
+/* Brings a map to where the copy engine looks for it. */
+static __device__ __forceinline__ void
+prefetch_map(const CUtensorMap *map)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+#endif
+}
+
+/* Some eights of rows of w, of them some pieces of k; policy: see l2_policy. */
+static __device__ __forceinline__ void
+copy_weights(uint32_t dst, const CUtensorMap *map, uint32_t piece,
+             uint32_t eight, uint32_t bar, uint64_t policy)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile."
+                 "mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+                 "[%1, {%4, %4, %4, %5, %3}], [%2], %6;" ::"r"(dst),
+                 "l"(map), "r"(bar), "r"(piece), "r"(0), "r"(eight),
+                 "l"(policy)
+                 : "memory");
+#endif
+}
+
+/* All rows of x, of them some pieces of k. */
+static __device__ __forceinline__ void
+copy_rows(uint32_t dst, const CUtensorMap *map, uint32_t piece, uint32_t bar,
+          uint64_t policy)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile."
+                 "mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+                 "[%1, {%4, %4, %3}], [%2], %5;" ::"r"(dst),
+                 "l"(map), "r"(bar), "r"(piece), "r"(0), "l"(policy)
+                 : "memory");
+#endif
+}
+
+/* What ordinary instructions wrote to device memory, the copy engine reads; on
+ * both sides of what tells that it was written. */
+static __device__ __forceinline__ void
+fence_async_global(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+#endif
+}
+
+/* ---- memory --------------------------------------------------------------- */
+
+static __device__ __forceinline__ void
+shared_store4(uint32_t at, float x)
+{
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory");
+}
+
+#endif

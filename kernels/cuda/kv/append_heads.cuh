@@ -1,0 +1,102 @@
+/*
+ * append_heads.cuh: what a layer's product left of queries, keys and values,
+ * as a step's append takes it: biases on the way in, and queries rotated in
+ * place by warps of their own.
+ *
+ * So one launch does what tr_cuda_qkv and an append after it do, bit for bit:
+ * both are short, and each would wait for the one before it.
+ */
+#ifndef TR_CUDA_APPEND_HEADS_CUH
+#define TR_CUDA_APPEND_HEADS_CUH
+
+#include "append_check.cuh"
+#include "kernels/cuda/block.cuh"
+#include "token_fast.cuh"
+
+#define HEADS_AT_ONCE 4u /* queries of a row that a warp rotates */
+
+/* x + bias as 16 bits have it, which is what tr_cuda_qkv leaves. */
+TR_DEVICE float
+biased(float x, float bias, tr_dtype_t type)
+{
+    return pair_open(pair_close(x + bias, 0, type), type).x;
+}
+
+/* Four neighbours of 16 bits. */
+TR_DEVICE void
+four_open(uint2 u, tr_dtype_t type, float *x)
+{
+    float2 a = pair_open(u.x, type), b = pair_open(u.y, type);
+
+    x[0] = a.x, x[1] = a.y, x[2] = b.x, x[3] = b.y;
+}
+
+TR_DEVICE void
+four_add(float *x, const float *bias)
+{
+    float4 b = *(const float4 *) bias;
+
+    x[0] += b.x, x[1] += b.y, x[2] += b.z, x[3] += b.w;
+}
+
+/* Where queries and biases of a product's rows are. */
+TR_HD append_heads_t
+heads_of(const tr_cuda_qkv_t *h)
+{
+    const float *bias = h->bias;
+    size_t q = (size_t) h->heads * h->head_dim;
+    size_t kv = (size_t) h->lists * h->head_dim;
+    append_heads_t out = { h->qkv, NULL, NULL, NULL, h->heads };
+
+    if (bias != NULL) {
+        out.q_bias = bias;
+        out.k_bias = bias + q;
+        out.v_bias = bias + q + kv;
+    }
+    return out;
+}
+
+/* Query heads first .. of a row, a lane four neighbours of each. */
+TR_DEVICE void
+heads_rotate(const append_args_t *a, warp_t w, uint32_t row, uint32_t first)
+{
+    const append_heads_t *h = &a->heads;
+    uint32_t pair = w.lane * 4 % (FAST_DIM / 2);
+    const float *angles = a->in.angles + (size_t) row * FAST_DIM + pair;
+    uint2 *at = (uint2 *) ((uint16_t *) h->q + row * a->in.ld) + w.lane
+                + (size_t) first * (FAST_DIM / 4);
+    uint32_t n = h->n - first < HEADS_AT_ONCE ? h->n - first : HEADS_AT_ONCE;
+    float4 c = *(const float4 *) angles;
+    float4 s = *(const float4 *) (angles + FAST_DIM / 2);
+    float cosine[4] = { c.x, c.y, c.z, c.w }, sine[4] = { s.x, s.y, s.z, s.w };
+    uint2 u[HEADS_AT_ONCE];
+
+#pragma unroll
+    for (uint32_t i = 0; i < HEADS_AT_ONCE; i++) {
+        u[i] = i < n ? at[i * (FAST_DIM / 4)] : make_uint2(0, 0);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < HEADS_AT_ONCE; i++) {
+        float x[4];
+
+        four_open(u[i], a->in.type, x);
+        if (h->q_bias != NULL && i < n) {
+            four_add(x, h->q_bias + (first + i) * FAST_DIM + w.lane * 4);
+        }
+#pragma unroll
+        for (uint32_t e = 0; e < 4; e++) {
+            float y = tr_float_from_bits(
+                lanes_xor(w, tr_float_bits(x[e]), 16));
+            float v = mul_rn(y, sine[e]);
+
+            x[e] = add_rn(mul_rn(x[e], cosine[e]), w.lane < 16 ? -v : v);
+        }
+        if (i < n) {
+            at[i * (FAST_DIM / 4)] = make_uint2(
+                pair_close(x[0], x[1], a->in.type),
+                pair_close(x[2], x[3], a->in.type));
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,99 @@
+/*
+ * kv_compress on the device, for any number of slots (compress.cuh).
+ */
+#include "compress_index.cuh"
+#include "compress_tile.cuh"
+#include "kernels/cuda/attention/decode.cuh"
+
+#include <cuda_runtime.h>
+
+#define WARPS 4u
+#define MOVE_BLOCKS 8      /* on a multiprocessor: 64 registers a thread */
+#define WARP_TILES 2u      /* that a warp takes, where there are many */
+#define BLOCKS_LEAST 4096u /* of a launch, if there is work for them */
+
+static __global__ void
+__launch_bounds__(INDEX_LANES)
+    index_kernel(const __grid_constant__ compress_args_t a)
+{
+    __shared__ index_room_t room;
+    block_t b = { threadIdx.x, INDEX_LANES };
+
+    compress_index(&a, b, &room, blockIdx.y, blockIdx.x);
+}
+
+static __global__ void
+__launch_bounds__(32 * WARPS, MOVE_BLOCKS)
+    move_kernel(const __grid_constant__ compress_args_t a)
+{
+    __shared__ tile_room_t room[WARPS];
+    uint32_t warp = threadIdx.x / 32, i = blockIdx.x * WARPS + warp;
+    side_t side = blockIdx.y % 2 == 0 ? KEY : VALUE;
+    warp_t w = { threadIdx.x % 32, 32 };
+
+    compress_tiles(&a, w, &room[warp], side, blockIdx.z, blockIdx.y / 2, i,
+                   gridDim.x * WARPS);
+}
+
+/* The workspace; its end. */
+static size_t
+divide(compress_args_t *a, const tr_kv_view_t *kv, uint32_t n, uint32_t max_len,
+       uint8_t *work)
+{
+    size_t heads = (size_t) n * kv->layers * kv->lists;
+    size_t order = tr_pad(heads * sizeof(compress_head_t), 256);
+
+    a->head = (compress_head_t *) work;
+    a->order = (uint32_t *) (work + order);
+    return order + tr_pad(heads * max_len * sizeof(uint32_t), 256);
+}
+
+extern "C" size_t
+tr_cuda_kv_compress_work(const tr_kv_view_t *kv, uint32_t n, uint32_t max_len)
+{
+    compress_args_t a;
+
+    return divide(&a, kv, n, max_len, NULL);
+}
+
+/* Blocks that share the tiles of a head's side. */
+static uint32_t
+blocks_of(uint32_t max_len, uint32_t sides)
+{
+    uint32_t most = max_len / (16 * WARPS) + 1, few = most / WARP_TILES + 1;
+    uint32_t want = BLOCKS_LEAST / sides + 1;
+
+    want = want > few ? want : few;
+    return want < most ? want : most;
+}
+
+extern "C" int
+tr_cuda_kv_compress(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+                    const tr_kv_compress_t *jobs, uint32_t n, uint32_t max_len,
+                    uint32_t *refused, void *work)
+{
+    uint32_t heads = kv->layers * kv->lists, blocks;
+    cudaStream_t stream = (cudaStream_t) s->stream;
+    compress_args_t a;
+
+    if (kv->head_dim == 0 || kv->head_dim > TR_HEAD_DIM_MAX || kv->head_dim % 16
+        || kv->n_layouts == 0 || kv->n_layouts > TR_KV_LAYOUTS_MAX || heads == 0
+        || heads > 32767 || n > 65535 || refused == NULL) {
+        return TR_KERNEL_BADARG;
+    }
+    if (n == 0) {
+        return TR_KERNEL_OK;
+    }
+    a.kv = *kv;
+    a.kv.layout = NULL;
+    memcpy(a.layout, kv->layout, kv->n_layouts * sizeof(*kv->layout));
+    a.jobs = jobs;
+    a.max_len = max_len;
+    a.refused = refused;
+    divide(&a, kv, n, max_len, (uint8_t *) work);
+    blocks = blocks_of(max_len, heads * 2 * n);
+    cudaMemsetAsync(refused, 0, n * sizeof(*refused), stream);
+    index_kernel<<<dim3(heads, n), INDEX_LANES, 0, stream>>>(a);
+    move_kernel<<<dim3(blocks, heads * 2, n), 32 * WARPS, 0, stream>>>(a);
+    return tr_cuda_check();
+}

@@ -1,0 +1,167 @@
+/*
+ * Preemption on the device (engine/kv/kv_swap.c): a slot's pages to pinned host
+ * memory and back, straight through the bus: a kernel reads and writes host
+ * memory in whole lines, so that pages anywhere need no staging.
+ *
+ * The first kernel counts the pages before each head, the second copies.  Order
+ * of heads and parts: store.h.
+ */
+#include "kernels/cuda/attention/decode.cuh"
+#include "store.h"
+
+#include <cuda_runtime.h>
+
+#define THREADS 256u
+#define PARTS (TR_KV_LISTS_MAX + 2u)
+#define BLOCKS_HEAD 4u /* that share a head's pages */
+
+typedef struct {
+    tr_kv_view_t kv;
+    uint32_t tokens[TR_KV_LAYOUTS_MAX]; /* of a page */
+    tr_cuda_swap_t swap;
+    int32_t *tables;
+    uint32_t *before; /* [layers * lists] pages of the heads before */
+    uint32_t *pages;
+} swap_args_t;
+
+/* Pages of a part of head h, and its first entry and step. */
+static __device__ uint32_t
+part_pages(const swap_args_t &a, uint32_t h, uint32_t part, uint32_t *entry,
+           int32_t *step)
+{
+    const tr_kv_view_t *kv = &a.kv;
+    const tr_kv_seq_t *seq = &kv->seq[a.swap.slot];
+    uint32_t heads = kv->layers * kv->lists, n = 0, tokens = 1;
+
+    *step = 1;
+    *entry = 0;
+    if (part == 0) {
+        return a.swap.dense_pages;
+    }
+    if (part == 1) {
+        *entry = kv->at_window;
+        if (seq->window > 0) {
+            tokens = a.tokens[seq->window_layout];
+            n = min(seq->base, seq->window);
+        }
+    } else if (part - 2 < seq->n_lists) {
+        uint32_t l = part - 2;
+
+        *entry = tr_kv_list_entry(kv, l, 0);
+        *step = l % 2 == 0 ? 1 : -1;
+        tokens = a.tokens[seq->list_layout[l]];
+        n = kv->count[((size_t) a.swap.slot * heads + h) * TR_KV_LISTS_MAX + l];
+    }
+    return (n + tokens - 1) / tokens;
+}
+
+static __global__ void
+__launch_bounds__(THREADS) count_kernel(const __grid_constant__ swap_args_t a)
+{
+    uint32_t heads = a.kv.layers * a.kv.lists, sum = 0;
+    uint32_t per = (heads + THREADS - 1) / THREADS;
+    uint32_t first = min(threadIdx.x * per, heads);
+    uint32_t end = min(first + per, heads);
+    __shared__ uint32_t below[THREADS + 1];
+
+    for (uint32_t h = first; h < end; h++) {
+        a.before[h] = sum;
+        for (uint32_t p = 0; p < PARTS; p++) {
+            uint32_t entry;
+            int32_t step;
+
+            sum += part_pages(a, h, p, &entry, &step);
+        }
+    }
+    below[threadIdx.x + 1] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        below[0] = 0;
+        for (uint32_t i = 0; i < THREADS; i++) {
+            below[i + 1] += below[i];
+        }
+        *a.pages = below[THREADS] > a.swap.max_pages
+                           || (a.swap.go != NULL && *a.swap.go == 0)
+                       ? 0
+                       : below[THREADS];
+    }
+    __syncthreads();
+    for (uint32_t h = first; h < end; h++) {
+        a.before[h] += below[threadIdx.x];
+    }
+}
+
+static __device__ void
+page_copy(const swap_args_t &a, int32_t from, int32_t to)
+{
+    const uint4 *in = (const uint4 *) (a.swap.from + from * a.kv.page_bytes);
+    uint4 *out = (uint4 *) (a.swap.to + to * a.kv.page_bytes);
+
+    for (uint32_t i = threadIdx.x; i < a.kv.page_bytes / 16; i += THREADS) {
+        out[i] = in[i];
+    }
+}
+
+static __global__ void
+__launch_bounds__(THREADS) swap_kernel(const __grid_constant__ swap_args_t a)
+{
+    uint32_t h = blockIdx.y, heads = a.kv.layers * a.kv.lists;
+    uint32_t at = a.before[h];
+    int32_t *row = a.tables
+                   + ((size_t) a.swap.slot * heads + h) * a.kv.table_len;
+
+    if (*a.pages == 0) {
+        return;
+    }
+    for (uint32_t p = 0; p < PARTS; p++) {
+        uint32_t entry, n;
+        int32_t step;
+
+        n = part_pages(a, h, p, &entry, &step);
+        for (uint32_t i = blockIdx.x; i < n; i += BLOCKS_HEAD) {
+            int32_t *e = row + entry + (int64_t) i * step;
+            int32_t from = *e & ~a.swap.unmark, to = a.swap.taken[at + i];
+
+            __syncthreads(); /* all have read the entry */
+            page_copy(a, from, to);
+            if (threadIdx.x == 0) {
+                a.swap.given[at + i] = from;
+                *e = to | a.swap.mark;
+            }
+        }
+        at += n;
+    }
+}
+
+extern "C" size_t
+tr_cuda_kv_swap_work(const tr_kv_view_t *kv)
+{
+    return (size_t) kv->layers * kv->lists * sizeof(uint32_t);
+}
+
+extern "C" int
+tr_cuda_kv_swap(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+                int32_t *tables, const tr_cuda_swap_t *swap, uint32_t *pages,
+                void *work)
+{
+    uint32_t heads = kv->layers * kv->lists;
+    cudaStream_t stream = (cudaStream_t) s->stream;
+    swap_args_t a;
+
+    if (swap->slot < 0 || heads == 0 || heads > 65535 || kv->page_bytes % 16
+        || kv->n_layouts == 0 || kv->n_layouts > TR_KV_LAYOUTS_MAX
+        || swap->dense_pages > kv->at_window) {
+        return TR_KERNEL_BADARG;
+    }
+    a.kv = *kv;
+    for (uint32_t i = 0; i < kv->n_layouts; i++) {
+        a.tokens[i] = kv->layout[i].tokens;
+    }
+    a.swap = *swap;
+    a.tables = tables;
+    a.before = (uint32_t *) work;
+    a.pages = pages;
+    count_kernel<<<1, THREADS, 0, stream>>>(a);
+    swap_kernel<<<dim3(BLOCKS_HEAD, heads), THREADS, 0, stream>>>(a);
+    return tr_cuda_check();
+}

@@ -1,0 +1,300 @@
+/*
+ * The launchers of model.h (model.cuh has what the threads do).
+ *
+ * Work is cut so that a batch of one and a prompt of thousands of rows are both
+ * spread over the device: rows times pieces of a row, a block a row for the
+ * norm, groups of lanes for heads.
+ */
+#include "kernels/cuda/launch.cuh"
+#include "model.cuh"
+
+#define THREADS 128u
+#define NORM_THREADS_MAX 1024u
+#define NORM_THREADS 640u /* of rows up to 5,120 */
+#define NORM_BLOCKS 3u    /* of which a multiprocessor then has this many */
+
+static bool
+is_short(tr_dtype_t type)
+{
+    return type == TR_F16 || type == TR_BF16;
+}
+
+/* Of threads that each take eight. */
+static uint32_t
+blocks_of(uint64_t eights)
+{
+    return (uint32_t) ((eights + THREADS - 1) / THREADS);
+}
+
+/* ---- embedding ---------------------------------------------------------- */
+
+template <tr_dtype_t T>
+static __global__ void
+__launch_bounds__(THREADS)
+    embed_kernel(const __grid_constant__ tr_cuda_embed_t a, bool wide)
+{
+    launch_wait();
+    launch_next();
+    embed_eight(&a, T, wide, blockIdx.x, blockIdx.y * THREADS + threadIdx.x);
+}
+
+extern "C" int
+tr_cuda_embed(const tr_cuda_stream_t *s, const tr_cuda_embed_t *a)
+{
+    dim3 blocks(a->rows, blocks_of(eights(a->hidden)));
+    bool wide = embed_wide(a);
+
+    if (a->vocab == 0 || a->hidden == 0 || a->ldo < a->hidden
+        || !is_short(a->type) || blocks.y > 65535) {
+        return TR_KERNEL_BADARG;
+    }
+    if (a->rows == 0) {
+        return TR_KERNEL_OK;
+    }
+    /* plainly: the first of a graph's branch would come late otherwise */
+    return launch_plain(s,
+                        a->type == TR_F16 ? embed_kernel<TR_F16>
+                                          : embed_kernel<TR_BF16>,
+                        blocks, THREADS, *a, wide);
+}
+
+/* ---- RoPE's angles ------------------------------------------------------ */
+
+static __global__ void
+__launch_bounds__(THREADS)
+    angles_kernel(const uint32_t *row_pos, const float *inv_freq, uint32_t half,
+                  float *angles, uint64_t n)
+{
+    uint64_t i = (uint64_t) blockIdx.x * THREADS + threadIdx.x;
+
+    launch_wait();
+    launch_next();
+    if (i < n) {
+        rope_angle(row_pos, inv_freq, half, angles, (uint32_t) (i / half),
+                   (uint32_t) (i % half));
+    }
+}
+
+extern "C" int
+tr_cuda_rope_angles(const tr_cuda_stream_t *s, const uint32_t *row_pos,
+                    uint32_t rows, const float *inv_freq, uint32_t half,
+                    float *angles)
+{
+    uint64_t n = (uint64_t) rows * half;
+
+    if (half == 0 || n > INT32_MAX) {
+        return TR_KERNEL_BADARG;
+    }
+    if (n == 0) {
+        return TR_KERNEL_OK;
+    }
+    return launch_small(s, angles_kernel, dim3(blocks_of(n)), THREADS, row_pos,
+                        inv_freq, half, angles, n);
+}
+
+/* ---- norm --------------------------------------------------------------- */
+
+/* MOST: threads of a block; ONCE: a thread for each eight numbers of a row. */
+template <tr_dtype_t T, uint32_t MOST, bool ONCE>
+static __global__ void
+__launch_bounds__(MOST, MOST == NORM_THREADS ? NORM_BLOCKS : 1)
+    norm_kernel(const __grid_constant__ tr_cuda_norm_t a, bool wide)
+{
+    __shared__ uint64_t meet[MEET];
+    block_t b = { threadIdx.x, blockDim.x };
+    uint32_t first = threadIdx.x * 8;
+    /* a weight: nobody writes it */
+    eight_t weight = eight_load(a.weight, first, eight_count(a.n, first),
+                                TR_F32, wide);
+
+    launch_wait();
+    launch_next();
+    norm_row(&a, T, wide, ONCE, b, meet, &weight, blockIdx.x);
+}
+
+template <tr_dtype_t T>
+static int
+norm_launch(const tr_cuda_stream_t *s, const tr_cuda_norm_t *a)
+{
+    uint32_t threads = (eights(a->n) + 31) / 32 * 32;
+    bool wide = norm_wide(a);
+
+    if (threads > NORM_THREADS_MAX) {
+        return launch_plain(s, norm_kernel<T, NORM_THREADS_MAX, false>,
+                            dim3(a->rows), NORM_THREADS_MAX, *a, wide);
+    }
+    return launch_plain(s,
+                        threads <= NORM_THREADS
+                            ? norm_kernel<T, NORM_THREADS, true>
+                            : norm_kernel<T, NORM_THREADS_MAX, true>,
+                        dim3(a->rows), threads, *a, wide);
+}
+
+extern "C" int
+tr_cuda_norm(const tr_cuda_stream_t *s, const tr_cuda_norm_t *a)
+{
+    if (a->n == 0 || a->ldh < a->n || a->ldo < a->n || !is_short(a->type)
+        || (a->delta != NULL && a->ldd < a->n)) {
+        return TR_KERNEL_BADARG;
+    }
+    if (a->rows == 0) {
+        return TR_KERNEL_OK;
+    }
+    return a->type == TR_F16 ? norm_launch<TR_F16>(s, a)
+                             : norm_launch<TR_BF16>(s, a);
+}
+
+/* ---- queries, keys, values ---------------------------------------------- */
+
+template <tr_dtype_t T>
+static __global__ void
+__launch_bounds__(THREADS)
+    qkv_kernel(const __grid_constant__ tr_cuda_qkv_t a, bool wide, uint32_t end)
+{
+    uint32_t groups = 32 / qkv_lanes(a.head_dim);
+    uint32_t warp = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    warp_t w = { threadIdx.x % 32, 32 };
+    qkv_item_t q;
+
+    qkv_open(&a, wide, w, warp * groups, end, &q);
+    launch_wait();
+    launch_next();
+    qkv_item(&a, T, wide, w, &q);
+}
+
+extern "C" int
+tr_cuda_qkv(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a)
+{
+    uint64_t end = (uint64_t) a->rows * qkv_heads(a);
+    bool wide = qkv_wide(a);
+
+    if (a->head_dim == 0 || a->head_dim > TR_HEAD_DIM_MAX || a->head_dim % 16
+        || a->heads == 0
+        || a->ld < ((size_t) a->heads + 2 * (size_t) a->lists) * a->head_dim
+        || !is_short(a->type) || (a->q_norm == NULL) != (a->k_norm == NULL)
+        || end > INT32_MAX) {
+        return TR_KERNEL_BADARG;
+    }
+    if (end == 0) {
+        return TR_KERNEL_OK;
+    }
+    return launch_plain(s,
+                        a->type == TR_F16 ? qkv_kernel<TR_F16>
+                                          : qkv_kernel<TR_BF16>,
+                        dim3(blocks_of(end * qkv_lanes(a->head_dim))), THREADS,
+                        *a, wide, (uint32_t) end);
+}
+
+/* ---- the MLP's gate ----------------------------------------------------- */
+
+template <tr_dtype_t T>
+static __global__ void
+__launch_bounds__(THREADS)
+    silu_kernel(const __grid_constant__ silu_args_t a, bool wide)
+{
+    launch_wait();
+    launch_next();
+    silu_eight(&a, T, wide, blockIdx.x, blockIdx.y * THREADS + threadIdx.x);
+}
+
+extern "C" int
+tr_cuda_silu_mul(const tr_cuda_stream_t *s, const void *x, size_t ldx,
+                 uint32_t rows, uint32_t n, tr_dtype_t type, void *out,
+                 size_t ldo)
+{
+    silu_args_t a = { x, out, ldx, ldo, n };
+    dim3 blocks(rows, blocks_of(eights(n)));
+    bool wide = silu_wide(&a);
+
+    if (ldx < 2 * (size_t) n || ldo < n || !is_short(type)
+        || blocks.y > 65535) {
+        return TR_KERNEL_BADARG;
+    }
+    if (rows == 0 || n == 0) {
+        return TR_KERNEL_OK;
+    }
+    return launch_plain(s,
+                        type == TR_F16 ? silu_kernel<TR_F16>
+                                       : silu_kernel<TR_BF16>,
+                        blocks, THREADS, a, wide);
+}
+
+/* ---- the rest ----------------------------------------------------------- */
+
+static __global__ void
+__launch_bounds__(THREADS)
+    select_kernel(const int32_t *slot, const uint8_t *kind, uint32_t n,
+                  uint8_t wanted, int32_t *out)
+{
+    uint32_t i = blockIdx.x * THREADS + threadIdx.x;
+
+    launch_wait();
+    launch_next();
+    if (i < n) {
+        out[i] = kind[i] == wanted ? slot[i] : -1;
+    }
+}
+
+extern "C" int
+tr_cuda_select(const tr_cuda_stream_t *s, const int32_t *slot,
+               const uint8_t *kind, uint32_t n, uint8_t wanted, int32_t *out)
+{
+    if (n == 0) {
+        return TR_KERNEL_OK;
+    }
+    return launch_small(s, select_kernel, dim3(blocks_of(n)), THREADS, slot,
+                        kind, n, wanted, out);
+}
+
+static __global__ void
+__launch_bounds__(THREADS)
+    random_kernel(void *x, size_t n, tr_dtype_t type, uint64_t seed,
+                  uint64_t first, float sd, bool wide)
+{
+    size_t i = (size_t) blockIdx.x * THREADS + threadIdx.x;
+
+    launch_wait();
+    launch_next();
+    random_eight(x, n, type, seed, first, sd, wide, i);
+}
+
+extern "C" int
+tr_cuda_fill_random(const tr_cuda_stream_t *s, void *x, size_t n,
+                    tr_dtype_t type, uint64_t seed, uint64_t first, float sd)
+{
+    if (n > (size_t) INT32_MAX * 8 * THREADS) {
+        return TR_KERNEL_BADARG;
+    }
+    if (n == 0) {
+        return TR_KERNEL_OK;
+    }
+    return launch_small(s, random_kernel, dim3(blocks_of(n / 8 + 1)), THREADS,
+                        x, n, type, seed, first, sd, is_wide(x));
+}
+
+static __global__ void
+__launch_bounds__(THREADS)
+    convert_kernel(const void *from, tr_dtype_t from_type, void *to,
+                   tr_dtype_t to_type, size_t n, bool wide)
+{
+    size_t i = (size_t) blockIdx.x * THREADS + threadIdx.x;
+
+    launch_wait();
+    launch_next();
+    convert_eight(from, from_type, to, to_type, n, wide, i);
+}
+
+extern "C" int
+tr_cuda_convert(const tr_cuda_stream_t *s, const void *from,
+                tr_dtype_t from_type, void *to, tr_dtype_t to_type, size_t n)
+{
+    if (n > (size_t) INT32_MAX * 8 * THREADS) {
+        return TR_KERNEL_BADARG;
+    }
+    if (n == 0) {
+        return TR_KERNEL_OK;
+    }
+    return launch_small(s, convert_kernel, dim3(blocks_of(n / 8 + 1)), THREADS,
+                        from, from_type, to, to_type, n,
+                        is_wide(from) && is_wide(to));
+}

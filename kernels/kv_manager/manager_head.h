@@ -1,0 +1,248 @@
+/*
+ * manager_head.h: what one request wants of a step, and what one head of it
+ * decides (Algorithm 1 of DiffKV): one thread each, reading what the last step
+ * left.  The same decisions as engine/kv/kv_step.c.
+ */
+#ifndef TR_CUDA_MANAGER_HEAD_H
+#define TR_CUDA_MANAGER_HEAD_H
+
+#include "manager_core.h"
+
+/* ---- what a request wants ----------------------------------------------- */
+
+TR_HD void
+manager_wish_dense(const tr_cuda_manager_t *m, manager_wish_t *w)
+{
+    const tr_cuda_slot_t *s = &m->slot[w->slot];
+    uint32_t want = manager_ceil(w->len - m->seq[w->slot].base,
+                                 m->place[0].tokens);
+    uint64_t pages;
+
+    w->kind = WISH_DENSE;
+    w->dense_pages = s->dense_pages;
+    w->more = want > s->dense_pages ? want - s->dense_pages : 0;
+    pages = (uint64_t) w->more * m->heads;
+    /* no pool has as many as do not fit the table */
+    w->pages = want > m->view.at_window || pages >= MANAGER_NEVER
+                   ? MANAGER_NEVER
+                   : (uint32_t) pages;
+}
+
+/* Who leaves, and where its score is. */
+TR_HD void
+manager_wish_step(const tr_cuda_manager_t *m, manager_wish_t *w)
+{
+    const tr_kv_seq_t *q = &m->seq[w->slot];
+    const tr_cuda_place_t *place = &m->place[q->window_layout];
+    uint32_t n = q->base, at;
+
+    w->kind = WISH_STEP;
+    w->n = n;
+    if (q->window == 0) { /* the new token itself, which has no score yet */
+        w->leaves = 1;
+        w->leave_pos = n;
+        return;
+    }
+    if (n - q->window_from == q->window) {
+        w->leaves = m->slot[w->slot].rule.leaves == TR_KV_CHANNEL_TOKENS
+                        ? TR_KV_CHANNEL_TOKENS
+                        : 1;
+        w->leave_pos = q->window_from;
+        at = q->window_from % q->window;
+        w->scored = place->score != 0;
+        w->entry = m->view.at_window + at / place->tokens;
+        w->offset = place->score + at % place->tokens * 4;
+    }
+    w->window_page = n < q->window && n % place->tokens == 0;
+}
+
+/* pages: not yet those of a step's heads. */
+TR_HD void
+manager_wish(const tr_cuda_manager_t *m, const tr_cuda_ask_t *ask,
+             manager_wish_t *w)
+{
+    const tr_cuda_slot_t *s;
+
+    memset(w, 0, sizeof(*w));
+    w->slot = ask->slot;
+    w->kind = WISH_IDLE;
+    if (ask->slot < 0) {
+        return;
+    }
+    w->kind = WISH_REFUSED;
+    if ((uint32_t) ask->slot >= m->size.slots || !m->slot[ask->slot].open
+        || m->slot[ask->slot].out) {
+        return;
+    }
+    s = &m->slot[ask->slot];
+    w->kind = WISH_NOTHING;
+    w->len = ask->len == TR_CUDA_NEXT ? s->tokens + 1 : ask->len;
+    w->n = s->tokens;
+    if (w->len <= s->tokens) {
+        return;
+    }
+    if (w->len > m->size.max_len
+        || (ask->from != TR_CUDA_ANY && ask->from != s->tokens)
+        || (!s->dense && w->len != s->tokens + 1)) {
+        w->pages = MANAGER_NEVER;
+    } else if (s->dense) {
+        manager_wish_dense(m, w);
+    } else {
+        manager_wish_step(m, w);
+    }
+}
+
+/* ---- one head's plan ---------------------------------------------------- */
+
+/* What one head has found out. */
+typedef struct {
+    tr_kv_mark_t mark; /* of the least significant token of list `to` */
+    int to;            /* where the leaving token goes */
+    bool look;      /* that token is the list's victim, not the leaving one */
+    uint32_t index; /* then its place in the list */
+} manager_half_t;
+
+TR_HD float
+manager_float(const tr_cuda_manager_t *m, int32_t page, uint32_t offset)
+{
+    return *(const float *) (const void *) (tr_kv_page_at(&m->view, page)
+                                            + offset);
+}
+
+/* The list's victim in place of the leaving token's mark. */
+TR_HD void
+manager_look(const tr_cuda_manager_t *m, const tr_kv_seq_t *q,
+             const int32_t *row, manager_half_t *h)
+{
+    const tr_cuda_place_t *place = &m->place[q->list_layout[h->to]];
+    int32_t page = row[tr_kv_list_entry(&m->view, (uint32_t) h->to,
+                                        h->index / place->tokens)];
+    uint32_t at = h->index % place->tokens;
+
+    h->mark.score = manager_float(m, page, place->score + at * 4);
+    h->mark.position = manager_position(m, place, page, at);
+}
+
+/* Where the leaving token goes, and who is the least significant of that list:
+ * it, or one that is already there. */
+TR_HD void
+manager_leave(const tr_cuda_manager_t *m, const manager_wish_t *w,
+              uint32_t head, const uint32_t *count, manager_half_t *h)
+{
+    const tr_kv_seq_t *q = &m->seq[w->slot];
+    const int32_t *row = manager_row(m, w->slot, head);
+    const tr_kv_victim_t *victim = m->victim
+                                   + manager_head(m, w->slot, head)
+                                         * TR_KV_LISTS_MAX;
+    float own;
+
+    h->mark.layer = head / m->view.lists;
+    h->mark.list = head % m->view.lists;
+    h->mark.position = w->leave_pos;
+    h->mark.length = w->n;
+    h->mark.score = w->scored ? manager_float(m, row[w->entry], w->offset) : 0;
+    h->to = tr_kv_rule_leave(&m->slot[w->slot].rule, &h->mark, count);
+    h->look = false;
+    h->index = 0;
+    if (h->to < 0 || m->place[q->list_layout[h->to]].score == 0) {
+        return;
+    }
+    victim += h->to;
+    own = q->by_sum ? h->mark.score
+                    : tr_kv_significance(h->mark.score, w->leave_pos, w->n);
+    /* of equals the lowest position: those in the list came before */
+    if (!(own < victim->significance) && count[h->to] != 0) {
+        h->look = true;
+        h->index = victim->index;
+        manager_look(m, q, row, h);
+    }
+}
+
+/* Counts as they are after a move. */
+TR_HD void
+manager_apply(const tr_kv_move_t *move, uint32_t *count)
+{
+    if (move->to >= 0) {
+        count[move->to] += move->leaves;
+    }
+    if (move->victim_from >= 0) {
+        count[move->victim_from]--;
+        if (move->victim_to >= 0) {
+            count[move->victim_to]++;
+        }
+    }
+}
+
+/* The head's move; returns the list that needs a page, or TR_KV_NOWHERE. */
+TR_HD int8_t
+manager_move(const tr_cuda_manager_t *m, const manager_wish_t *w,
+             const uint32_t *count, const manager_half_t *h, tr_kv_move_t *move)
+{
+    const tr_kv_seq_t *q = &m->seq[w->slot];
+    int grows = h->to, down = TR_KV_STAYS;
+
+    move->to = (int8_t) h->to;
+    move->leaves = (uint8_t) w->leaves;
+    move->leave_pos = w->leave_pos;
+    if (h->to < 0) {
+        return TR_KV_NOWHERE;
+    }
+    move->index = count[h->to];
+    if (w->leaves == 1 && m->place[q->list_layout[h->to]].score != 0) {
+        uint32_t after[TR_KV_LISTS_MAX];
+
+        for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+            after[l] = count[l] + (l == (uint32_t) h->to);
+        }
+        down = tr_kv_rule_downgrade(&m->slot[w->slot].rule, (uint32_t) h->to,
+                                    &h->mark, after);
+    }
+    if (down != TR_KV_STAYS) {
+        grows = down;
+        if (h->look) { /* it makes room for the one that comes */
+            move->victim_from = (int8_t) h->to;
+            move->victim_to = (int8_t) down;
+            move->victim_index = h->index;
+            move->victim_target = down >= 0 ? count[down] : 0;
+            move->index = h->index;
+        } else { /* it is the one that comes */
+            move->to = (int8_t) down;
+            move->index = down >= 0 ? count[down] : 0;
+        }
+    }
+    return grows >= 0
+                   && count[grows] % m->place[q->list_layout[grows]].tokens == 0
+               ? (int8_t) grows
+               : TR_KV_NOWHERE;
+}
+
+/* Plans a head of a step: its move, and for what it wants a page. */
+TR_HD int8_t
+manager_plan_head(const tr_cuda_manager_t *m, const manager_wish_t *w,
+                  uint32_t head)
+{
+    const uint32_t *in = manager_counts(m, w->slot, head);
+    tr_kv_move_t move;
+    manager_half_t half;
+    int8_t want = TR_KV_NOWHERE;
+
+    memset(&move, 0, sizeof(move));
+    move.to = TR_KV_STAYS;
+    move.victim_from = TR_KV_STAYS;
+    move.victim_to = TR_KV_NOWHERE;
+    if (w->leaves != 0) {
+        uint32_t count[TR_KV_LISTS_MAX];
+
+        for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+            count[l] = in[l];
+        }
+        manager_leave(m, w, head, count, &half);
+        want = manager_move(m, w, count, &half, &move);
+    } else if (w->window_page) { /* the window fills */
+        want = TR_KV_WINDOW;
+    }
+    m->move[manager_head(m, w->slot, head)] = move;
+    return want;
+}
+
+#endif

@@ -1,0 +1,486 @@
+/*
+ * manager_prompt.h: the end of prompts, for all layers of several requests at
+ * once (manager.h, plan_prompts and install_prompts).
+ *
+ *   classify block (request, head): what each token becomes (dest), tokens and
+ *            victims by list, pages before and after
+ *   total    one block a request, the last of its classify: pages of all heads,
+ *            and of the heads before each
+ *   admit    one block, the last of total: which requests get their pages
+ *   fill     block (request, some heads, a warp each): new pages into to_tables
+ *   install  the same: old pages come back, the new table takes their place
+ *   settle   one block, the last of install: the ring's end
+ *
+ * The same decisions in the same order as engine/kv/kv_compress.c.
+ */
+#ifndef TR_CUDA_MANAGER_PROMPT_H
+#define TR_CUDA_MANAGER_PROMPT_H
+
+#include "manager_marks.h"
+#include "manager_slot.h"
+
+/* ---- classify ----------------------------------------------------------- */
+
+TR_HD void
+manager_prompt_head(const tr_cuda_manager_t *m, uint32_t head,
+                    manager_prompt_t *s)
+{
+    const tr_cuda_job_t *j = &s->job;
+    uint32_t window = j->to.window_from, base = j->from.base;
+    uint32_t end = window < base ? window : base;
+
+    s->listed = 0;
+    for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+        s->count[l] = l < j->from.n_lists ? manager_counts(m, j->slot, head)[l]
+                                          : 0;
+        s->listed += s->count[l];
+    }
+    s->windowed = end > j->from.window_from ? end - j->from.window_from : 0;
+    s->dense = window > base ? window - base : 0;
+    s->n = s->listed + s->windowed + s->dense;
+    s->counting = 0;
+}
+
+/* Is a less significant than b?  Of equals the lowest position, then the first
+ * in order. */
+TR_HD bool
+manager_less(const manager_prompt_t *s, uint32_t l, uint32_t a, uint32_t b)
+{
+    if (s->least[l][a] != s->least[l][b]) {
+        return s->least[l][a] < s->least[l][b];
+    }
+    if (s->least_position[l][a] != s->least_position[l][b]) {
+        return s->least_position[l][a] < s->least_position[l][b];
+    }
+    return s->least_at[l][a] < s->least_at[l][b];
+}
+
+/* Thread b's tokens of list l join those of a. */
+TR_HD void
+manager_merge(manager_prompt_t *s, uint32_t l, uint32_t a, uint32_t b)
+{
+    s->tokens[l][a] += s->tokens[l][b];
+    if (manager_less(s, l, b, a)) {
+        s->least[l][a] = s->least[l][b];
+        s->least_position[l][a] = s->least_position[l][b];
+        s->least_at[l][a] = s->least_at[l][b];
+    }
+}
+
+/* One thread's tokens: their dest, and its own sums. */
+TR_HD void
+manager_classify_some(const tr_cuda_manager_t *m, uint32_t head, int8_t *dest,
+                      uint32_t tid, manager_prompt_t *s)
+{
+    const tr_cuda_job_t *j = &s->job;
+    float t[TR_KV_LISTS_MAX];
+    uint32_t end = s->n + j->len - j->to.window_from;
+
+    for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+        s->tokens[l][tid] = 0;
+        s->least[l][tid] = manager_infinity();
+        s->least_position[l][tid] = UINT32_MAX;
+        s->least_at[l][tid] = 0;
+    }
+    for (uint32_t i = tid; i < s->n; i += MANAGER_THREADS) {
+        tr_kv_mark_t mark;
+        int from = manager_mark(m, s, head, i, &mark), to;
+        uint64_t key = 0;
+        float own;
+
+        if (j->rule.kind == TR_KV_RULE_THRESHOLD
+            && (i == tid || j->rule.base_position)) {
+            tr_kv_thresholds(&j->rule, mark.layer, mark.list, mark.position,
+                             mark.length, t);
+        }
+        if (s->ranks != 0) {
+            key = manager_key(m, s, head, i, &mark, from);
+        }
+        to = tr_kv_rule_place(&j->rule, &mark, from, t, key, s->cut);
+        dest[i] = (int8_t) to;
+        if (to < 0) {
+            continue;
+        }
+        s->tokens[to][tid]++;
+        own = j->to.by_sum
+                  ? mark.score
+                  : tr_kv_significance(mark.score, mark.position, j->len);
+        if (own < s->least[to][tid]
+            || (own == s->least[to][tid]
+                && mark.position < s->least_position[to][tid]
+                && own < manager_infinity())) {
+            s->least[to][tid] = own;
+            s->least_position[to][tid] = mark.position;
+            s->least_at[to][tid] = i;
+        }
+    }
+    for (uint32_t i = s->n + tid; i < end; i += MANAGER_THREADS) {
+        dest[i] = TR_KV_WINDOW;
+    }
+}
+
+/* Thread 0: the head's plan. */
+TR_HD void
+manager_plan_lists(const tr_cuda_manager_t *m, uint32_t head,
+                   const manager_prompt_t *s, tr_cuda_head_plan_t *h)
+{
+    const tr_cuda_job_t *j = &s->job;
+    manager_run_t run[MANAGER_RUNS];
+    uint32_t n, l;
+
+    memset(h, 0, sizeof(*h));
+    for (l = 0; l < TR_KV_LISTS_MAX; l++) {
+        h->victim[l].significance = manager_infinity();
+        if (l >= j->to.n_lists) {
+            continue;
+        }
+        h->count[l] = s->tokens[l][0];
+        if (j->to.scored && m->place[j->to.list_layout[l]].score != 0) {
+            h->victim[l].significance = s->least[l][0];
+            h->victim[l].index = s->index[l];
+        }
+    }
+    n = manager_runs(m, &j->to, h->count, 0, run);
+    for (uint32_t r = 0; r < n; r++) {
+        h->pages += run[r].n;
+    }
+    n = manager_runs(m, &j->from, manager_counts(m, j->slot, head),
+                     j->dense_pages, run);
+    for (uint32_t r = 0; r < n; r++) {
+        h->old_pages += run[r].n;
+    }
+}
+
+/* Block (request i, head). */
+TR_HD void
+manager_classify(const tr_cuda_manager_t *m, const tr_cuda_complete_t *c,
+                 uint32_t i, uint32_t head, manager_prompt_t *s)
+{
+    int8_t *dest = m->dest + ((size_t) i * m->heads + head) * m->dest_len;
+
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid == 0) {
+            manager_job(m, &c[i], &s->job);
+            if (s->job.move) {
+                manager_prompt_head(m, head, s);
+            }
+            if (head == 0) {
+                m->job[i] = s->job;
+            }
+        }
+    }
+    if (!s->job.move) {
+        return;
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        for (uint32_t k = tid;
+             k < s->n && s->job.rule.kind == TR_KV_RULE_RECENT;
+             k += MANAGER_THREADS) {
+            if (manager_recent(m, s, head, k) >= 0) {
+                MANAGER_ADD(&s->counting, 1);
+            }
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid == 0) {
+            s->ranks = s->n == 0 ? 0
+                                 : tr_kv_rule_ranks(&s->job.rule, s->job.len,
+                                                    s->n, s->counting, s->rank);
+        }
+    }
+    for (uint32_t l = 0; l < s->ranks; l++) {
+        manager_cut(m, head, l, s);
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        manager_classify_some(m, head, dest, tid, s);
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        uint32_t l = tid / MANAGER_GROUPS, group = tid % MANAGER_GROUPS;
+
+        for (uint32_t k = 1; k < MANAGER_GROUP && l < TR_KV_LISTS_MAX; k++) {
+            manager_merge(s, l, group * MANAGER_GROUP,
+                          group * MANAGER_GROUP + k);
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid < TR_KV_LISTS_MAX) {
+            for (uint32_t k = 1; k < MANAGER_GROUPS; k++) {
+                manager_merge(s, tid, 0, k * MANAGER_GROUP);
+            }
+            s->index[tid] = 0;
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) { /* the victims' places */
+        for (uint32_t k = tid; k < s->n && s->job.to.scored;
+             k += MANAGER_THREADS) {
+            if (dest[k] >= 0 && k < s->least_at[dest[k]][0]) {
+                MANAGER_ADD(&s->index[dest[k]], 1);
+            }
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid == 0) {
+            manager_plan_lists(m, head, s,
+                               &m->head[(size_t) i * m->heads + head]);
+        }
+    }
+}
+
+/* ---- total, admit ------------------------------------------------------- */
+
+typedef struct {
+    manager_sum_t fresh, old;
+} manager_total_t;
+
+/* Block (request i). */
+TR_HD void
+manager_total_job(const tr_cuda_manager_t *m, uint32_t i, manager_total_t *s)
+{
+    tr_cuda_head_plan_t *head = m->head + (size_t) i * m->heads;
+    uint32_t each = manager_ceil(m->heads, MANAGER_THREADS);
+
+    if (!m->job[i].move) {
+        return;
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        uint32_t h = tid * each,
+                 end = h + each < m->heads ? h + each : m->heads;
+        uint32_t fresh = 0, old = 0;
+
+        for (; h < end; h++) {
+            head[h].before = fresh;
+            head[h].old_before = old;
+            fresh += head[h].pages;
+            old += head[h].old_pages;
+        }
+        s->fresh.part[tid] = fresh;
+        s->old.part[tid] = old;
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        manager_groups(&s->fresh, tid);
+        manager_groups(&s->old, tid);
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        uint32_t h = tid * each,
+                 end = h + each < m->heads ? h + each : m->heads;
+        uint32_t fresh = manager_below(&s->fresh, tid);
+        uint32_t old = manager_below(&s->old, tid);
+
+        for (; h < end; h++) {
+            head[h].before += fresh;
+            head[h].old_before += old;
+        }
+        if (tid == 0) {
+            m->job[i].pages = manager_total(&s->fresh);
+            m->job[i].old_pages = manager_total(&s->old);
+        }
+    }
+}
+
+/* What the kernel that moves the tokens is told. */
+TR_HD void
+manager_compress(const tr_cuda_manager_t *m, uint32_t i, tr_kv_compress_t *c)
+{
+    const tr_cuda_job_t *j = &m->job[i];
+    size_t head = (size_t) i * m->heads;
+
+    c->slot = -1;
+    c->n_dense = j->n_dense;
+    c->to = &j->to;
+    c->to_tables = m->to_tables + head * m->view.table_len;
+    c->dest = m->dest + head * m->dest_len;
+    c->dest_len = m->dest_len;
+    c->observe = j->observe;
+}
+
+/* One after the other. */
+TR_HD void
+manager_admit(const tr_cuda_manager_t *m, uint32_t n)
+{
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        uint64_t start = m->report->start;
+        uint32_t left = (uint32_t) (m->report->end - start), given = 0;
+
+        for (uint32_t i = 0; i < n && tid == 0; i++) {
+            tr_cuda_job_t *j = &m->job[i];
+            tr_kv_compress_t *c = &m->compress[i];
+
+            manager_compress(m, i, c);
+            m->result[i] = j->granted ? TR_CUDA_GRANTED : TR_CUDA_REFUSED;
+            m->report->n_refused += !j->granted;
+            if (!j->move) {
+                continue;
+            }
+            if (j->pages > left) {
+                m->result[i] = TR_CUDA_STALLED;
+                j->granted = j->move = false;
+                c->slot = j->slot = -1;
+                continue;
+            }
+            c->slot = j->slot;
+            j->first = start;
+            start += j->pages;
+            left -= j->pages;
+            j->given = given;
+            given += j->old_pages;
+        }
+        if (tid == 0) {
+            m->report->start = start;
+        }
+    }
+}
+
+/* ---- fill, install ------------------------------------------------------ */
+
+/* Block (request i, heads from warps * block on). */
+TR_HD void
+manager_fill(const tr_cuda_manager_t *m, uint32_t i, uint32_t block)
+{
+    const tr_cuda_job_t *j = &m->job[i];
+
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        uint32_t head = block * MANAGER_WARPS + tid / MANAGER_WARP;
+
+        if (head < m->heads && j->move) {
+            const tr_cuda_head_plan_t *h = m->head + (size_t) i * m->heads
+                                           + head;
+            int32_t *row = m->to_tables
+                           + ((size_t) i * m->heads + head) * m->view.table_len;
+            manager_run_t run[MANAGER_RUNS];
+            uint32_t n = manager_runs(m, &j->to, h->count, 0, run);
+            uint64_t at = j->first + h->before;
+
+            for (uint32_t r = 0; r < n; at += run[r++].n) {
+                for (uint32_t k = tid % MANAGER_WARP; k < run[r].n;
+                     k += MANAGER_WARP) {
+                    manager_fetch(m, at + k, j->slot,
+                                  row + run[r].entry
+                                      + (int32_t) k * run[r].step);
+                }
+            }
+        }
+    }
+}
+
+typedef struct {
+    uint32_t pages[TR_KV_LAYOUTS_MAX]; /* more in use */
+} manager_install_t;
+
+TR_HD void
+manager_count_runs(const manager_run_t *run, uint32_t n, uint32_t lane,
+                   bool more, manager_install_t *s)
+{
+    for (uint32_t r = 0; r < n && lane == 0; r++) {
+        MANAGER_ADD(&s->pages[run[r].layout], more ? run[r].n : 0u - run[r].n);
+    }
+}
+
+/* A warp's head: the new table in place of the old one. */
+TR_HD void
+manager_install_head(const tr_cuda_manager_t *m, uint32_t i, uint32_t head,
+                     uint32_t lane, manager_install_t *s)
+{
+    const tr_cuda_job_t *j = &m->job[i];
+    const tr_cuda_head_plan_t *h = m->head + (size_t) i * m->heads + head;
+    const int32_t *source = m->to_tables
+                            + ((size_t) i * m->heads + head)
+                                  * m->view.table_len;
+    int32_t *row = manager_row(m, j->slot, head);
+    manager_run_t run[MANAGER_RUNS];
+    uint32_t n = manager_runs(m, &j->to, h->count, 0, run);
+
+    for (uint32_t r = 0; r < n; r++) {
+        for (uint32_t k = lane; k < run[r].n; k += MANAGER_WARP) {
+            int32_t at = (int32_t) run[r].entry + (int32_t) k * run[r].step;
+
+            row[at] = source[at];
+        }
+    }
+    manager_count_runs(run, n, lane, true, s);
+    if (lane < TR_KV_LISTS_MAX) {
+        manager_counts(m, j->slot, head)[lane] = h->count[lane];
+        m->victim[manager_head(m, j->slot, head) * TR_KV_LISTS_MAX + lane] =
+            h->victim[lane];
+    }
+}
+
+/* Block (request i, heads from warps * block on). */
+TR_HD void
+manager_install(const tr_cuda_manager_t *m, uint32_t i, uint32_t block,
+                manager_install_t *s)
+{
+    const tr_cuda_job_t *j = &m->job[i];
+
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid < TR_KV_LAYOUTS_MAX) {
+            s->pages[tid] = 0;
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        uint32_t head = block * MANAGER_WARPS + tid / MANAGER_WARP;
+
+        if (head < m->heads && j->move) {
+            manager_run_t run[MANAGER_RUNS];
+            uint32_t n = manager_runs(m, &j->from,
+                                      manager_counts(m, j->slot, head),
+                                      j->dense_pages, run);
+            uint32_t before = m->head[(size_t) i * m->heads + head].old_before;
+
+            manager_count_runs(run, n, tid % MANAGER_WARP, false, s);
+            manager_give_back(m, j->slot, head, run, n,
+                              m->report->end + j->given + before,
+                              tid % MANAGER_WARP);
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        uint32_t head = block * MANAGER_WARPS + tid / MANAGER_WARP;
+
+        if (head < m->heads && j->move) {
+            manager_install_head(m, i, head, tid % MANAGER_WARP, s);
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid < TR_KV_LAYOUTS_MAX && s->pages[tid] != 0) {
+            MANAGER_ADD(&m->report->pages[tid], s->pages[tid]);
+        }
+    }
+}
+
+/* The last block of install. */
+TR_HD void
+manager_settle_prompts(const tr_cuda_manager_t *m, uint32_t n)
+{
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        for (uint32_t i = tid; i < n; i += MANAGER_THREADS) {
+            const tr_cuda_job_t *j = &m->job[i];
+
+            if (j->slot >= 0 && j->from.n_lists != 0) {
+                tr_cuda_slot_t *slot = &m->slot[j->slot];
+
+                slot->dense = false;
+                if (j->move) {
+                    m->seq[j->slot] = j->to;
+                    slot->rule = j->rule;
+                    slot->tokens = j->len;
+                    slot->pages = j->pages;
+                    slot->dense_pages = 0;
+                }
+            }
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        uint64_t end = m->report->end;
+
+        for (uint32_t i = 0; i < n && tid == 0; i++) {
+            end += m->job[i].move ? m->job[i].old_pages : 0;
+        }
+        if (tid == 0) {
+            m->report->end = end;
+            if (end - m->report->start > m->size.pages) {
+                m->report->faults++; /* more free pages than pages */
+            }
+        }
+    }
+}
+
+#endif

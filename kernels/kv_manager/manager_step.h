@@ -1,0 +1,375 @@
+/*
+ * manager_step.h: a step of the page manager, in three programs.
+ *
+ *   plan    block (request, chunk of heads): who leaves the window and where
+ *           to, who is downgraded for it, whether that takes a page.  Writes
+ *           moves and wants; counts and tables stay.
+ *   sum     one block: pages by request; those that fit get their range of the
+ *           ring in the order of the requests, and their sequence goes on.
+ *   grant   block (request, chunk of heads): pages into the tables, counts.
+ *
+ * The same decisions in the same order as engine/kv/kv_step.c, which says why.
+ */
+#ifndef TR_CUDA_MANAGER_STEP_H
+#define TR_CUDA_MANAGER_STEP_H
+
+#include "manager_head.h"
+
+/* ---- plan --------------------------------------------------------------- */
+
+typedef struct {
+    uint32_t wants[MANAGER_THREADS / 32]; /* bit by thread */
+} manager_plan_t;
+
+/* Block (request i, chunk). */
+TR_HD void
+manager_plan(const tr_cuda_manager_t *m, const tr_cuda_ask_t *ask, uint32_t i,
+             uint32_t chunk, manager_plan_t *s)
+{
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid < MANAGER_THREADS / 32) {
+            s->wants[tid] = 0;
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        uint32_t head = chunk * MANAGER_THREADS + tid;
+        manager_wish_t w;
+
+        manager_wish(m, &ask[i], &w);
+        if (w.kind == WISH_STEP && head < m->heads) {
+            int8_t want = manager_plan_head(m, &w, head);
+
+            m->want[(size_t) i * m->heads + head] = want;
+            if (want != TR_KV_NOWHERE) {
+                MANAGER_OR(&s->wants[tid / 32], 1u << tid % 32);
+            }
+        }
+        if (tid == 0 && chunk == 0) {
+            m->wish[i] = w;
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid == 0) {
+            uint32_t n = 0;
+
+            for (uint32_t j = 0; j < MANAGER_THREADS / 32; j++) {
+                n += MANAGER_POPC(s->wants[j]);
+            }
+            m->part[(size_t) i * m->chunks + chunk] = n;
+        }
+    }
+}
+
+/* ---- sum ---------------------------------------------------------------- */
+
+typedef struct {
+    uint32_t pages[TR_CUDA_SLOTS_MAX];
+    bool granted[TR_CUDA_SLOTS_MAX];
+    uint32_t stalled[TR_CUDA_SLOTS_MAX / 32];
+    uint32_t n_stalled, n_refused, fits;
+    manager_sum_t sum;
+} manager_grants_t;
+
+/* One after the other: who does not fit is passed over. */
+TR_HD void
+manager_sum_short(const tr_cuda_manager_t *m, uint32_t n, uint32_t left,
+                  manager_grants_t *s)
+{
+    uint32_t taken = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        s->granted[i] = s->pages[i] <= left - taken;
+        if (s->granted[i]) {
+            m->wish[i].first = m->report->start + taken;
+            taken += s->pages[i];
+        }
+    }
+    s->sum.group[0] = taken;
+}
+
+TR_HD void
+manager_advance(const tr_cuda_manager_t *m, const manager_wish_t *w)
+{
+    tr_cuda_slot_t *s = &m->slot[w->slot];
+    tr_kv_seq_t *q = &m->seq[w->slot];
+
+    s->tokens = w->len;
+    s->pages += w->pages;
+    if (w->kind == WISH_STEP) {
+        q->base = w->n + 1;
+        q->window_from += w->leaves; /* without a window the new token */
+        if (w->window_page) {
+            MANAGER_ADD(&m->report->pages[q->window_layout], w->pages);
+        }
+        return;
+    }
+    s->dense_pages += w->more;
+    MANAGER_ADD(&m->report->pages[0], w->pages);
+    q->read_pages = s->tokens > s->prompt
+                        ? tr_kv_rule_read(&s->rule,
+                                          manager_ceil(s->tokens - q->base,
+                                                       m->place[0].tokens),
+                                          m->place[0].tokens)
+                        : 0;
+}
+
+/* What became of request i. */
+TR_HD void
+manager_settle(const tr_cuda_manager_t *m, uint32_t i, manager_grants_t *s)
+{
+    manager_wish_t *w = &m->wish[i];
+    uint8_t result = TR_CUDA_GRANTED;
+
+    w->granted = s->granted[i]
+                 && (w->kind == WISH_DENSE || w->kind == WISH_STEP);
+    if (w->kind == WISH_IDLE || w->kind == WISH_REFUSED) {
+        result = TR_CUDA_REFUSED;
+    } else if (!s->granted[i]) {
+        result = TR_CUDA_STALLED;
+        MANAGER_OR(&s->stalled[w->slot / 32], 1u << w->slot % 32);
+        MANAGER_ADD(&s->n_stalled, 1);
+    }
+    if (w->kind == WISH_REFUSED) {
+        MANAGER_ADD(&s->n_refused, 1);
+    }
+    m->result[i] = result;
+    m->seq_slot[i] = result == TR_CUDA_GRANTED ? w->slot : -1;
+    m->position[i] = w->n;
+    if (w->granted) {
+        w->pages = s->pages[i];
+        manager_advance(m, w);
+    }
+}
+
+/* The last block of plan. */
+TR_HD void
+manager_sum(const tr_cuda_manager_t *m, uint32_t n, manager_grants_t *s)
+{
+    uint32_t each = manager_ceil(n, MANAGER_THREADS);
+    uint32_t left = (uint32_t) (m->report->end - m->report->start);
+
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        uint32_t i = tid * each, end = i + each < n ? i + each : n;
+        uint64_t sum = 0;
+
+        for (uint32_t j = tid; j < TR_CUDA_SLOTS_MAX / 32;
+             j += MANAGER_THREADS) {
+            s->stalled[j] = 0;
+        }
+        for (; i < end; i++) {
+            uint32_t pages = m->wish[i].pages;
+
+            if (m->wish[i].kind == WISH_STEP) {
+                for (uint32_t c = 0; c < m->chunks; c++) {
+                    pages += m->part[(size_t) i * m->chunks + c];
+                }
+            }
+            s->pages[i] = pages;
+            s->granted[i] = true;
+            sum += pages;
+        }
+        /* too much alone is too much together, without running over */
+        s->sum.part[tid] = sum > left ? left + 1 : (uint32_t) sum;
+        if (tid == 0) {
+            s->n_stalled = s->n_refused = 0;
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid == 0) {
+            uint64_t sum = 0;
+
+            for (uint32_t i = 0; i < MANAGER_THREADS; i++) {
+                sum += s->sum.part[i];
+            }
+            s->fits = sum <= left;
+        }
+    }
+    if (s->fits) {
+        EACH_THREAD (tid, MANAGER_THREADS) {
+            manager_groups(&s->sum, tid);
+        }
+        EACH_THREAD (tid, MANAGER_THREADS) {
+            uint32_t i = tid * each, end = i + each < n ? i + each : n;
+            uint64_t at = m->report->start + manager_below(&s->sum, tid);
+
+            for (; i < end; i++) {
+                m->wish[i].first = at;
+                at += s->pages[i];
+            }
+        }
+    } else {
+        EACH_THREAD (tid, MANAGER_THREADS) {
+            if (tid < MANAGER_GROUPS) {
+                s->sum.group[tid] = 0;
+            }
+        }
+        EACH_THREAD (tid, MANAGER_THREADS) {
+            if (tid == 0) {
+                manager_sum_short(m, n, left, s);
+            }
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        for (uint32_t i = tid; i < n; i += MANAGER_THREADS) {
+            manager_settle(m, i, s);
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        for (uint32_t j = tid; j < TR_CUDA_SLOTS_MAX / 32;
+             j += MANAGER_THREADS) {
+            m->report->stalled[j] = s->stalled[j];
+        }
+        if (tid == 0) {
+            m->report->start += manager_total(&s->sum);
+            m->report->steps++;
+            m->report->n_stalled = s->n_stalled;
+            m->report->n_refused += s->n_refused;
+        }
+    }
+}
+
+/* ---- grant -------------------------------------------------------------- */
+
+typedef struct {
+    uint32_t wants[MANAGER_THREADS / 32];
+    uint32_t pages[TR_KV_LISTS_MAX]; /* taken, by list */
+    uint32_t before;                 /* wants of the chunks before */
+} manager_grant_t;
+
+/* Pages of a request taken side by side by one thread, so that what it reads
+ * for each comes from memory together. */
+#define MANAGER_TOGETHER 4u
+
+/* Dense pages of all heads, shared out over `blocks` blocks. */
+TR_HD void
+manager_grant_dense(const tr_cuda_manager_t *m, const manager_wish_t *w,
+                    uint32_t block, uint32_t blocks)
+{
+    uint32_t stride = blocks * MANAGER_THREADS, n = m->heads * w->more;
+
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        for (uint32_t i = block * MANAGER_THREADS + tid; i < n;
+             i += MANAGER_TOGETHER * stride) {
+            int32_t page[MANAGER_TOGETHER];
+            bool good[MANAGER_TOGETHER];
+            uint32_t k, j;
+
+            for (k = 0, j = i; k < MANAGER_TOGETHER; k++, j += stride) {
+                page[k] = j < n ? m->ring[(w->first + j) % m->size.pages] : -1;
+            }
+            for (k = 0; k < MANAGER_TOGETHER; k++) {
+                good[k] = page[k] >= 0 && m->owner[page[k]] == MANAGER_NOBODY;
+            }
+            for (k = 0, j = i; k < MANAGER_TOGETHER && j < n;
+                 k++, j += stride) {
+                if (good[k]) {
+                    m->owner[page[k]] = (uint32_t) w->slot;
+                } else {
+                    MANAGER_ADD(&m->report->faults, 1);
+                }
+                manager_row(
+                    m, w->slot,
+                    j / w->more)[w->dense_pages + j % w->more] = page[k];
+            }
+        }
+    }
+}
+
+/* The page that a head of a step wants. */
+TR_HD void
+manager_grant_page(const tr_cuda_manager_t *m, const manager_wish_t *w,
+                   uint32_t head, int8_t want, const uint32_t *count,
+                   uint64_t at)
+{
+    const tr_kv_seq_t *q = &m->seq[w->slot];
+    uint32_t entry;
+
+    if (want == TR_KV_WINDOW) {
+        entry = m->view.at_window + w->n / m->place[q->window_layout].tokens;
+    } else {
+        entry = tr_kv_list_entry(&m->view, (uint32_t) want,
+                                 (count[want] - 1)
+                                     / m->place[q->list_layout[want]].tokens);
+    }
+    manager_fetch(m, at, w->slot, manager_row(m, w->slot, head) + entry);
+}
+
+/* How many wants there are below thread tid of the block. */
+TR_HD uint32_t
+manager_rank(const manager_grant_t *s, uint32_t tid)
+{
+    uint32_t n = s->before;
+
+    for (uint32_t j = 0; j < tid / 32; j++) {
+        n += MANAGER_POPC(s->wants[j]);
+    }
+    return n + MANAGER_POPC(s->wants[tid / 32] & ((1u << tid % 32) - 1));
+}
+
+/* Block (request i, chunk) of `blocks` for each request: those beyond the
+ * chunks are for dense pages, of which a chunk of a prompt takes many. */
+TR_HD void
+manager_grant(const tr_cuda_manager_t *m, uint32_t i, uint32_t chunk,
+              uint32_t blocks, manager_grant_t *s)
+{
+    const manager_wish_t *w = &m->wish[i];
+    const int8_t *want = m->want + (size_t) i * m->heads;
+
+    if (!w->granted) {
+        return;
+    }
+    if (w->kind == WISH_DENSE) {
+        if (w->more != 0) {
+            manager_grant_dense(m, w, chunk, blocks);
+        }
+        return;
+    }
+    if (chunk >= m->chunks) {
+        return;
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        if (tid < MANAGER_THREADS / 32) {
+            s->wants[tid] = 0;
+        }
+        if (tid < TR_KV_LISTS_MAX) {
+            s->pages[tid] = 0;
+        }
+        if (tid == 0) {
+            s->before = 0;
+            for (uint32_t c = 0; c < chunk; c++) {
+                s->before += m->part[(size_t) i * m->chunks + c];
+            }
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        uint32_t head = chunk * MANAGER_THREADS + tid;
+
+        if (head < m->heads && want[head] != TR_KV_NOWHERE) {
+            MANAGER_OR(&s->wants[tid / 32], 1u << tid % 32);
+            if (want[head] >= 0) {
+                MANAGER_ADD(&s->pages[want[head]], 1);
+            }
+        }
+    }
+    EACH_THREAD (tid, MANAGER_THREADS) {
+        uint32_t head = chunk * MANAGER_THREADS + tid;
+
+        if (head < m->heads) {
+            uint32_t *count = manager_counts(m, w->slot, head);
+
+            if (w->leaves != 0) {
+                manager_apply(&m->move[manager_head(m, w->slot, head)], count);
+            }
+            if (want[head] != TR_KV_NOWHERE) {
+                manager_grant_page(m, w, head, want[head], count,
+                                   w->first + manager_rank(s, tid));
+            }
+        }
+        if (tid < TR_KV_LISTS_MAX && s->pages[tid] != 0) {
+            MANAGER_ADD(&m->report->pages[m->seq[w->slot].list_layout[tid]],
+                        s->pages[tid]);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,340 @@
+/*
+ * What clients send, and what is made of it; what is refused has a test of its own
+ * (test_openai_refused.c).
+ */
+#include "tests/unit/fixtures/openai_bench.h"
+
+static void
+test_defaults(void **state)
+{
+    tr_request_t *r = good(CHAT, "{\"model\":\"pocket\"," HI "}");
+
+    (void) state;
+    assert_false(r->stream);
+    assert_false(r->include_usage);
+    assert_int_equal(r->n, 1);
+    assert_int_equal(r->n_sequences, 1);
+    assert_true(r->params.temperature == 1.0f);
+    assert_true(r->params.top_p == 1.0f);
+    assert_true(r->params.min_p == 0.0f);
+    assert_true(r->params.repetition_penalty == 1.0f);
+    assert_int_equal(r->params.top_k, 0);
+    assert_int_equal(r->params.logprobs, -1);
+    assert_false(r->params.has_seed);
+    /* a chat may go on to the end of the context */
+    assert_int_equal(r->params.max_tokens, CONTEXT - r->prompt_tokens);
+    assert_int_equal(r->sequences[0].prompt_len, r->prompt_tokens);
+    assert_int_equal(r->sequences[0].tokens[0], 0); /* begin_of_text */
+    tr_request_free(r);
+
+    r = good(TEXT, "{" P "}");
+    assert_int_equal(r->params.max_tokens, 16);
+    assert_int_equal(r->sequences[0].tokens[0], 0);
+    tr_request_free(r);
+}
+
+/* What vLLM's clients send for Qwen3; a template without that switch takes it as
+ * Jinja takes a variable that it does not use. */
+static void
+test_thinking(void **state)
+{
+    static const char off[] = "{" HI ",\"chat_template_kwargs\":"
+                              "{\"enable_thinking\":false,\"other\":[1]}}";
+    static const char on[] = "{" HI ",\"chat_template_kwargs\":"
+                             "{\"enable_thinking\":true}}";
+    tr_chat_template_t template = chat_template;
+    tr_request_t *plain = good(CHAT, "{" HI "}"), *r = good(CHAT, off);
+    tr_openai_t own = api;
+
+    (void) state;
+    assert_int_equal(r->prompt_tokens, plain->prompt_tokens);
+    tr_request_free(r);
+    tr_request_free(plain);
+    template = (tr_chat_template_t){ .kind = TR_TEMPLATE_CHATML,
+                                     .thinking = TR_SWITCH_OFF,
+                                     .no_thinking = "<think>" };
+    own.chat_template = &template;
+    plain = parse_bytes(&own, CHAT, on, strlen(on));
+    assert_int_equal(plain->error.status, TR_OK);
+    r = parse_bytes(&own, CHAT, off, strlen(off));
+    assert_int_equal(r->error.status, TR_OK);
+    assert_true(r->prompt_tokens > plain->prompt_tokens);
+    tr_request_free(r);
+    template.thinking = TR_SWITCH_UNKNOWN;
+    r = parse_bytes(&own, CHAT, off, strlen(off));
+    assert_int_equal(r->error.status, TR_ERR_INVALID);
+    assert_string_equal(r->error.param, "chat_template_kwargs.enable_thinking");
+    assert_non_null(
+        strstr(r->error.text, "is false, and this server does not"));
+    tr_request_free(r);
+    tr_request_free(plain);
+}
+
+/* By name, as configured, as the log has it; thresholds in a copy. */
+static void
+test_policies(void **state)
+{
+    const tr_kv_policy_t *second = policies[2].policy;
+    char body[512];
+    tr_request_t *r;
+
+    (void) state;
+    r = good(TEXT, "{" P "}");
+    assert_ptr_equal(r->kv_policy, policies[0].policy);
+    tr_request_free(r);
+    r = good(TEXT, "{" P ",\"kv_policy\":\"diffkv\"}");
+    assert_ptr_equal(r->kv_policy, policies[1].policy);
+    tr_request_free(r);
+    r = good(TEXT, "{" P ",\"kv_policy\":\"diffkv:alpha_low=0.25\"}");
+    assert_ptr_equal(r->kv_policy, second);
+    tr_request_free(r);
+    snprintf(body, sizeof(body), "{" P ",\"kv_policy\":\"%s\"}", second->spec);
+    r = good(TEXT, body);
+    assert_ptr_equal(r->kv_policy, second);
+    tr_request_free(r);
+    r = good(TEXT, "{" P ",\"kv_policy\":\"diffkv:alpha_low=0.25\","
+                   "\"kv_alpha_high\":0.3}");
+    assert_ptr_not_equal(r->kv_policy, second);
+    /* doubles all the way: thresholds are as those of a configuration */
+    assert_true(r->kv_policy->alpha_high == 0.3);
+    assert_true(r->kv_policy->alpha_low == 0.25);
+    assert_true(second->alpha_high != 0.3);
+    tr_request_free(r);
+    r = good(TEXT, "{" P ",\"kv_policy\":null,\"kv_alpha_low\":null}");
+    assert_ptr_equal(r->kv_policy, policies[0].policy);
+    tr_request_free(r);
+}
+
+/* What is left open, and what is too long, hangs on the policy. */
+static void
+test_length_of_policy(void **state)
+{
+    tr_request_t *r = good(CHAT, "{" HI "}"), *s;
+
+    (void) state;
+    s = good(CHAT, "{" HI ",\"kv_policy\":\"diffkv:alpha_low=0.25\"}");
+    assert_int_equal(r->sequences[0].cap, CONTEXT);
+    assert_int_equal(s->sequences[0].cap, SHORTER);
+    tr_request_free(s);
+    tr_request_free(r);
+    r = parse(TEXT, "{" P ",\"kv_policy\":\"diffkv:alpha_low=0.25\","
+                    "\"max_tokens\":40}");
+    assert_int_equal(r->error.status, TR_ERR_CONTEXT_LENGTH);
+    assert_non_null(strstr(r->error.text, "context length is 40 tokens"));
+    tr_request_free(r);
+}
+
+static void
+test_all_parameters(void **state)
+{
+    tr_request_t *r = good(
+        CHAT,
+        "{" HI ",\"stream\":true,\"stream_options\":{\"include_usage\":true,"
+        "\"include_obfuscation\":false},\"n\":2,\"best_of\":2,"
+        "\"temperature\":0,\"top_p\":0.5,\"top_k\":40,\"min_p\":0.1,"
+        "\"presence_penalty\":-2,\"frequency_penalty\":2,"
+        "\"repetition_penalty\":1.5,"
+        "\"logit_bias\":{\"0\":1,\"5\":-100,\"4095\":1.5},"
+        "\"seed\":-9223372036854775808,\"stop\":[\"a\",\"\\u00e9\"],"
+        "\"stop_token_ids\":[7,4095],\"max_completion_tokens\":10,"
+        "\"min_tokens\":3,\"ignore_eos\":true,\"logprobs\":true,"
+        "\"top_logprobs\":20,\"include_stop_str_in_output\":true,"
+        "\"user\":\"u\",\"store\":false,\"metadata\":{},\"tools\":[],"
+        "\"tool_choice\":\"auto\",\"response_format\":{\"type\":\"text\"},"
+        "\"parallel_tool_calls\":true,\"something_new\":[1,2,3]}");
+    const tr_sampling_params_t *p = &r->params;
+
+    (void) state;
+    assert_true(r->stream);
+    assert_true(r->include_usage);
+    assert_int_equal(r->n, 2);
+    assert_int_equal(r->n_sequences, 2);
+    assert_true(p->temperature == 0.0f);
+    assert_true(p->top_p == 0.5f);
+    assert_int_equal(p->top_k, 40);
+    assert_true(p->min_p == 0.1f);
+    assert_true(p->presence_penalty == -2.0f);
+    assert_true(p->frequency_penalty == 2.0f);
+    assert_true(p->repetition_penalty == 1.5f);
+    assert_int_equal(p->n_bias, 3);
+    assert_int_equal(p->bias[0].token + p->bias[1].token + p->bias[2].token,
+                     4100);
+    assert_true(p->has_seed);
+    assert_true(p->seed == (uint64_t) INT64_MIN);
+    assert_int_equal(p->n_stop, 2);
+    assert_int_equal(p->stop[1].len, 2);
+    assert_memory_equal(p->stop[1].text, "\xc3\xa9", 2);
+    assert_int_equal(p->n_stop_tokens, 2);
+    assert_int_equal(p->stop_tokens[1], 4095);
+    assert_int_equal(p->max_tokens, 10);
+    assert_int_equal(p->min_tokens, 3);
+    assert_true(p->ignore_eos);
+    assert_true(p->include_stop);
+    assert_int_equal(p->logprobs, 20);
+    tr_request_free(r);
+}
+
+/* OpenAI's least top_p is 0, which leaves the best token alone. */
+static void
+test_top_p_0(void **state)
+{
+    static const char *const least[] = { "0", "0.0", "1e-60" };
+
+    (void) state;
+    for (size_t i = 0; i < 3; i++) {
+        char body[128];
+        tr_request_t *r;
+
+        snprintf(body, sizeof(body), "{" HI ",\"top_p\":%s}", least[i]);
+        r = good(CHAT, body);
+        assert_true(r->params.temperature == 0.0f);
+        assert_true(r->params.top_p == 1.0f);
+        tr_request_free(r);
+    }
+}
+
+/* null is the same as absent, everywhere. */
+static void
+test_null(void **state)
+{
+    tr_request_t *r = good(
+        CHAT, "{" HI ",\"model\":null,\"stream\":null,\"stream_options\":null,"
+              "\"n\":null,\"best_of\":null,\"temperature\":null,\"top_p\":null,"
+              "\"top_k\":null,\"min_p\":null,\"presence_penalty\":null,"
+              "\"frequency_penalty\":null,\"repetition_penalty\":null,"
+              "\"logit_bias\":null,\"seed\":null,\"stop\":null,"
+              "\"stop_token_ids\":null,\"max_tokens\":null,"
+              "\"max_completion_tokens\":null,\"min_tokens\":null,"
+              "\"ignore_eos\":null,\"logprobs\":null,\"top_logprobs\":null,"
+              "\"tools\":null,\"tool_choice\":null,\"response_format\":null,"
+              "\"suffix\":null,\"echo\":null}");
+
+    (void) state;
+    assert_true(r->params.temperature == 1.0f);
+    assert_false(r->params.has_seed);
+    assert_int_equal(r->params.n_stop, 0);
+    tr_request_free(r);
+}
+
+static void
+test_content_parts(void **state)
+{
+    tr_request_t *a = good(CHAT,
+                           "{\"messages\":[{\"role\":\"user\","
+                           "\"content\":[{\"type\":\"text\",\"text\":\"one\"},"
+                           "{\"type\":\"text\",\"text\":\"two\"}]}]}");
+    tr_request_t *b = good(CHAT, "{\"messages\":[{\"role\":\"user\","
+                                 "\"content\":\"one\\ntwo\"}]}");
+    tr_request_t *c = good(CHAT, "{\"messages\":["
+                                 "{\"role\":\"developer\",\"content\":\"x\"},"
+                                 "{\"role\":\"user\",\"content\":\"y\"}]}");
+    tr_request_t *d = good(CHAT, "{\"messages\":["
+                                 "{\"role\":\"system\",\"content\":\"x\"},"
+                                 "{\"role\":\"user\",\"content\":\"y\"}]}");
+
+    (void) state;
+    assert_int_equal(a->prompt_tokens, b->prompt_tokens);
+    assert_memory_equal(a->sequences[0].tokens, b->sequences[0].tokens,
+                        a->prompt_tokens * sizeof(int32_t));
+    assert_int_equal(c->prompt_tokens, d->prompt_tokens);
+    assert_memory_equal(c->sequences[0].tokens, d->sequences[0].tokens,
+                        c->prompt_tokens * sizeof(int32_t));
+    tr_request_free(a);
+    tr_request_free(b);
+    tr_request_free(c);
+    tr_request_free(d);
+}
+
+static void
+test_prompts(void **state)
+{
+    tr_request_t *r;
+
+    (void) state;
+    r = good(TEXT, "{\"prompt\":[5,6,7],\"max_tokens\":61}");
+    assert_int_equal(r->n_prompts, 1);
+    assert_int_equal(r->prompt_tokens, 3); /* ids are taken as they are */
+    assert_int_equal(r->sequences[0].tokens[2], 7);
+    assert_int_equal(r->sequences[0].cap, 64);
+    tr_request_free(r);
+
+    r = good(TEXT, "{\"prompt\":[[5,6],[7]],\"n\":2}");
+    assert_int_equal(r->n_prompts, 2);
+    assert_int_equal(r->n_sequences, 4);
+    assert_int_equal(r->prompt_tokens, 3);
+    assert_int_equal(r->sequences[2].tokens[0], 7);
+    tr_request_free(r);
+
+    r = good(TEXT, "{\"prompt\":[\"Hi\",\"there\",[5]]}");
+    assert_int_equal(r->n_prompts, 3);
+    tr_request_free(r);
+
+    r = good(TEXT, "{\"prompt\":\"\"}"); /* begin_of_text alone */
+    assert_int_equal(r->prompt_tokens, 1);
+    tr_request_free(r);
+
+    /* special tokens in a raw prompt count */
+    r = good(TEXT, "{\"prompt\":\"<|eot_id|>\"}");
+    assert_int_equal(r->prompt_tokens, 2);
+    assert_int_equal(r->sequences[0].tokens[1], 4);
+    tr_request_free(r);
+
+    r = good(TEXT, "{" P ",\"echo\":true,\"logprobs\":0,\"max_tokens\":0}");
+    assert_true(r->echo);
+    assert_int_equal(r->params.logprobs, 0);
+    assert_int_equal(r->params.max_tokens, 0);
+    tr_request_free(r);
+
+    /* the default gives way to the end of the context */
+    r = good(TEXT,
+             "{\"prompt\":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,"
+             "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,"
+             "1,1,1,1,1,1]}");
+    assert_int_equal(r->params.max_tokens, 4);
+    tr_request_free(r);
+}
+
+static void
+test_last_key_wins(void **state)
+{
+    tr_request_t *r = good(TEXT, "{" P ",\"max_tokens\":3,\"max_tokens\":4}");
+
+    (void) state;
+    assert_int_equal(r->params.max_tokens, 4);
+    tr_request_free(r);
+}
+
+static void
+test_no_chat_template(void **state)
+{
+    tr_openai_t a = api;
+    const char *body = "{" HI "}";
+    tr_request_t *r;
+
+    (void) state;
+    a.chat_template = &no_template;
+    r = parse_bytes(&a, CHAT, body, strlen(body));
+    assert_int_equal(r->error.status, TR_ERR_INVALID);
+    assert_non_null(strstr(r->error.text, "no chat template"));
+    tr_request_free(r);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_all_parameters),
+        cmocka_unit_test(test_thinking),
+        cmocka_unit_test(test_policies),
+        cmocka_unit_test(test_length_of_policy),
+        cmocka_unit_test(test_top_p_0),
+        cmocka_unit_test(test_null),
+        cmocka_unit_test(test_content_parts),
+        cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_last_key_wins),
+        cmocka_unit_test(test_no_chat_template),
+    };
+
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

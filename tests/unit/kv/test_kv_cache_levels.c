@@ -1,0 +1,598 @@
+/*
+ * The KV cache with levels, by hand-made cases: what a slot holds and is said
+ * to hold, that swapping is exact, that a sequence as long as tr_kv_max_len
+ * says is never refused while it is alone, and the moves of single tokens.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <time.h>
+
+#include "tests/unit/fixtures/kv_rig.h"
+
+#define HIGH                \
+    {                       \
+        8, 4, 1, 1, 0, 1, 0 \
+    }
+#define LOW                 \
+    {                       \
+        4, 2, 1, 1, 0, 1, 0 \
+    }
+
+/* By position: of every ten tokens five high, three low, two forgotten. */
+static int
+by_position(uint32_t position)
+{
+    return position % 10 < 5 ? 0 : position % 10 < 8 ? 1 : TR_KV_NOWHERE;
+}
+
+static int
+position_leave(const tr_kv_policy_t *p, const tr_kv_mark_t *t,
+               const uint32_t *count)
+{
+    (void) p;
+    (void) count;
+    return by_position(t->position);
+}
+
+static int
+nobody_down(const tr_kv_policy_t *p, uint32_t list, const tr_kv_mark_t *t,
+            const uint32_t *count)
+{
+    (void) p;
+    (void) list;
+    (void) t;
+    (void) count;
+    return TR_KV_STAYS;
+}
+
+static void
+position_prompt(const tr_kv_policy_t *p, const tr_kv_prompt_t *h, int8_t *to)
+{
+    (void) p;
+    for (uint32_t i = 0; i < h->n; i++) {
+        int level = by_position(h->position[i]);
+
+        to[i] = (int8_t) (level >= 0 && level < h->from[i] ? h->from[i]
+                                                           : level);
+    }
+}
+
+static void
+half_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list, uint32_t n,
+            uint32_t tokens[TR_KV_LISTS_MAX])
+{
+    (void) p;
+    (void) layer;
+    (void) list;
+    tokens[0] = n / 2;
+    tokens[1] = n / 4;
+}
+
+static const tr_kv_policy_t tens = { .name = "tens",
+                                     .n_levels = 2,
+                                     .level = { HIGH, LOW },
+                                     .window = 10,
+                                     .window_level = HIGH,
+                                     .scored = true,
+                                     .leaves = 1,
+                                     .prompt = position_prompt,
+                                     .leave = position_leave,
+                                     .downgrade = nobody_down,
+                                     .charge = half_charge };
+
+static tr_kv_cache_t *
+make(const tr_kv_policy_t *const *policies, uint32_t n, uint32_t heads,
+     uint32_t max_len, uint64_t pages, uint64_t swap)
+{
+    tr_kv_config_t c = { .layers = heads,
+                         .lists = 1,
+                         .head_dim = 64,
+                         .slots = 4,
+                         .max_len = max_len,
+                         .memory = 1u << 30,
+                         .policies = policies,
+                         .n_policies = n,
+                         .kernels = &rig_kernels };
+    tr_kv_cache_t *kv;
+    tr_error_t err;
+
+    assert_int_equal(tr_kv_cache_create(&c, &kv, &err), TR_OK);
+    c.memory = pages * tr_kv_page_bytes(kv);
+    c.swap_memory = swap * tr_kv_page_bytes(kv);
+    tr_kv_cache_free(kv);
+    assert_int_equal(tr_kv_cache_create(&c, &kv, &err), TR_OK);
+    return kv;
+}
+
+/* A slot with a compressed prompt of n tokens. */
+static int32_t
+compressed(tr_kv_cache_t *kv, const tr_kv_policy_t *policy, uint32_t n)
+{
+    int32_t slot = tr_kv_open(kv, policy);
+
+    tr_kv_prompt(kv, slot, n);
+    assert_int_equal(tr_kv_reserve(kv, slot, n), TR_OK);
+    assert_true(tr_kv_uncompressed(kv, slot));
+    assert_int_equal(tr_kv_compress(kv, slot, n), TR_OK);
+    assert_false(tr_kv_uncompressed(kv, slot));
+    return slot;
+}
+
+static uint64_t
+ceil_of(uint64_t n, uint32_t by)
+{
+    return (n + by - 1) / by;
+}
+
+/* ---- what is held, and said to be held ---------------------------------- */
+
+static void
+usage_counts_whole_pages(void **state)
+{
+    static const tr_kv_policy_t full = { .name = "full" };
+    const tr_kv_policy_t *const policies[] = { &tens, &full };
+    tr_kv_cache_t *kv = make(policies, 2, 3, 2000, 2000, 0);
+    const tr_page_plan_t *plan = tr_kv_plan(kv);
+    uint32_t high = plan->layout[1].tokens, low = plan->layout[2].tokens;
+    int32_t a = compressed(kv, NULL, 1010);
+    int32_t b = tr_kv_open(kv, &full);
+    tr_kv_totals_t t;
+    tr_kv_usage_t u;
+    uint64_t pages;
+
+    (void) state;
+    assert_int_equal(plan->n, 3);
+    assert_string_equal(tr_kv_slot_policy(kv, a)->name, "tens");
+    /* 1,000 tokens outside the window: 500 high, 300 low, 200 forgotten */
+    pages = 3 * (1 + ceil_of(500, high) + ceil_of(300, low));
+    tr_kv_usage(kv, a, &u);
+    assert_int_equal(u.tokens, 1010);
+    assert_int_equal(u.bytes, pages * plan->page_bytes);
+    assert_int_equal(u.full_bytes, 1010 * 3 * 256);
+    assert_true(u.share_high == (float) (510.0 / 1010));
+    assert_true(u.share_low == (float) (300.0 / 1010));
+    assert_true(u.share_pruned == (float) (200.0 / 1010));
+
+    assert_int_equal(tr_kv_reserve(kv, b, 100), TR_OK);
+    tr_kv_totals(kv, &t);
+    assert_int_equal(t.tokens, 1110);
+    assert_int_equal(t.full_bytes, 1110 * 3 * 256);
+    assert_int_equal(t.pages[0], 3 * ceil_of(100, plan->layout[0].tokens));
+    assert_int_equal(t.pages[1], 3 * (1 + ceil_of(500, high)));
+    assert_int_equal(t.pages[2], 3 * ceil_of(300, low));
+    assert_int_equal(t.swapped_pages, 0);
+    assert_int_equal(tr_kv_free_pages(kv),
+                     2000 - t.pages[0] - t.pages[1] - t.pages[2]);
+    tr_kv_close(kv, a);
+    tr_kv_close(kv, b);
+    tr_kv_cache_free(kv);
+}
+
+/* A slot is counted in the pages of an engine with its policy alone. */
+static void
+usage_in_another_plan(void **state)
+{
+    static const tr_kv_policy_t other = { .name = "other",
+                                          .n_levels = 4,
+                                          .level = RIG_LEVELS,
+                                          .window = 3,
+                                          .window_level = { 16, 16, 1, 1, 0,
+                                                            1 },
+                                          .leaves = 1,
+                                          .prompt = rig_prompt,
+                                          .leave = rig_leave,
+                                          .downgrade = rig_downgrade,
+                                          .charge = half_charge };
+    const tr_kv_policy_t *const policies[] = { &other, &tens };
+    tr_kv_cache_t *kv = make(policies, 2, 2, 2000, 2000, 0);
+    int32_t a = compressed(kv, &tens, 1010);
+    tr_page_plan_t plan;
+    tr_kv_usage_t u, own;
+
+    (void) state;
+    assert_int_equal(tr_kv_policy_plan(&tens, 64, 100000, &plan), TR_OK);
+    assert_int_equal(plan.n, 3);
+    /* the published page of head size 64 */
+    assert_int_equal(plan.page_bytes, 7168);
+    assert_int_equal(plan.layout[1].tokens, 64);
+    assert_int_equal(plan.layout[2].tokens, 112);
+    tr_kv_usage(kv, a, &own);
+    tr_kv_usage_in(kv, a, &plan, &u);
+    assert_int_equal(u.bytes,
+                     2ull * 7168 * (1 + ceil_of(500, 64) + ceil_of(300, 112)));
+    assert_int_equal(u.full_bytes, own.full_bytes);
+    assert_true(u.share_high == own.share_high);
+    tr_kv_usage_in(kv, a, tr_kv_plan(kv), &u);
+    assert_int_equal(u.bytes, own.bytes);
+    tr_kv_close(kv, a);
+    tr_kv_cache_free(kv);
+}
+
+static void
+charge_for_admission(void **state)
+{
+    static const tr_kv_policy_t full = { .name = "full" };
+    const tr_kv_policy_t *const policies[] = { &tens, &full };
+    tr_kv_cache_t *kv = make(policies, 2, 3, 2000, 2000, 0);
+    const tr_page_plan_t *plan = tr_kv_plan(kv);
+    uint64_t dense = ceil_of(1010, plan->layout[0].tokens);
+
+    (void) state;
+    assert_int_equal(tr_kv_pages_for(kv, &full, 1010), 3 * dense);
+    assert_int_equal(tr_kv_pages_for(kv, NULL, 1010),
+                     3
+                         * (dense + 1 + ceil_of(505, plan->layout[1].tokens)
+                            + ceil_of(252, plan->layout[2].tokens)));
+    assert_int_equal(tr_kv_pages_for(kv, NULL, 0), 0);
+    assert_true(tr_kv_max_len(kv, NULL) <= tr_kv_max_len(kv, &full));
+    tr_kv_cache_free(kv);
+}
+
+/* ---- refused and granted ------------------------------------------------ */
+
+static void
+compress_waits_for_pages(void **state)
+{
+    const tr_kv_policy_t *const policies[] = { &tens };
+    tr_kv_cache_t *kv = make(policies, 1, 2, 1000, 80, 0);
+    uint32_t tokens = tr_kv_plan(kv)->layout[0].tokens;
+    int32_t a = tr_kv_open(kv, NULL), b = tr_kv_open(kv, NULL);
+    uint64_t left;
+
+    (void) state;
+    assert_int_equal(tr_kv_reserve(kv, a, 300), TR_OK);
+    left = tr_kv_free_pages(kv);
+    assert_int_equal(tr_kv_reserve(kv, b, (uint32_t) (left / 2 * tokens)),
+                     TR_OK);
+    left = tr_kv_free_pages(kv);
+    assert_true(left < 2);
+    assert_int_equal(tr_kv_compress(kv, a, 300), TR_AGAIN);
+    assert_int_equal(tr_kv_free_pages(kv), left);
+    assert_true(tr_kv_uncompressed(kv, a));
+    assert_true(tr_kv_sound(kv));
+    tr_kv_close(kv, b);
+    assert_int_equal(tr_kv_compress(kv, a, 300), TR_OK);
+    /* fewer stored than reserved: the rest was never there */
+    b = tr_kv_open(kv, NULL);
+    assert_int_equal(tr_kv_reserve(kv, b, 200), TR_OK);
+    assert_int_equal(tr_kv_compress(kv, b, 123), TR_OK);
+    assert_int_equal(tr_kv_reserve(kv, b, 124), TR_OK);
+    assert_true(tr_kv_sound(kv));
+    tr_kv_close(kv, a);
+    tr_kv_close(kv, b);
+    assert_int_equal(tr_kv_free_pages(kv), 80);
+    tr_kv_cache_free(kv);
+}
+
+/* Everything to the dearest list. */
+static void
+all_high(const tr_kv_policy_t *p, const tr_kv_prompt_t *h, int8_t *to)
+{
+    (void) p;
+    for (uint32_t i = 0; i < h->n; i++) {
+        to[i] = h->from[i] > 0 ? h->from[i] : 0;
+    }
+}
+
+static int
+leave_high(const tr_kv_policy_t *p, const tr_kv_mark_t *t,
+           const uint32_t *count)
+{
+    (void) p;
+    (void) t;
+    (void) count;
+    return 0;
+}
+
+/* Alone in the pool, with the worst policy, in turns of any length, up to
+ * tr_kv_max_len: never refused. */
+static void
+longest_sequence_is_never_refused(void **state)
+{
+    tr_kv_policy_t worst = tens;
+    const tr_kv_policy_t *const policies[] = { &worst };
+
+    (void) state;
+    worst.prompt = all_high;
+    worst.leave = leave_high;
+    for (uint32_t round = 0; round < 300; round++) {
+        uint32_t pages = 30 + rig_random(300), len = 0, max;
+        tr_kv_cache_t *kv;
+        int32_t slot;
+
+        worst.level[0] = round % 2 == 0
+                             ? (tr_kv_level_t) HIGH
+                             : (tr_kv_level_t){ 16, 16, 1, 1, 0, 1, 0 };
+        worst.window_level = worst.level[0];
+        worst.window = rig_random(40);
+        kv = make(policies, 1, 1 + rig_random(3), 4000, pages, 0);
+        max = tr_kv_max_len(kv, NULL);
+        assert_in_range(max, 1, 4000);
+        slot = tr_kv_open(kv, NULL);
+        while (len < max) {
+            uint32_t turn = 1 + rig_random(max - len), steps;
+
+            turn = rig_random(3) == 0 ? 1 : turn;
+            len += turn;
+            tr_kv_prompt(kv, slot, len);
+            assert_int_equal(tr_kv_reserve(kv, slot, len), TR_OK);
+            assert_int_equal(tr_kv_compress(kv, slot, len), TR_OK);
+            for (steps = rig_random(30); steps > 0 && len < max; steps--) {
+                assert_int_equal(tr_kv_reserve(kv, slot, ++len), TR_OK);
+            }
+        }
+        assert_true(tr_kv_sound(kv));
+        tr_kv_close(kv, slot);
+        tr_kv_cache_free(kv);
+    }
+}
+
+/* ---- swap --------------------------------------------------------------- */
+
+/* All bytes of a slot, page by page in the order of its runs; bytes == NULL:
+ * fills them with `seed`'s. */
+static uint64_t
+slot_bytes(tr_kv_cache_t *kv, int32_t slot, const uint8_t *fill, uint8_t *out)
+{
+    uint64_t n = 0, size = kv->pages.bytes;
+
+    for (uint32_t head = 0; head < kv->heads; head++) {
+        tr_kv_run_t run[TR_KV_RUNS];
+        uint32_t runs = tr_kv_runs(kv, &kv->seq[slot],
+                                   tr_kv_counts(kv, slot, head),
+                                   kv->slot[slot].dense_pages, run);
+
+        for (uint32_t i = 0; i < runs; i++) {
+            const int32_t *entry = tr_kv_row(kv, slot, head) + run[i].entry;
+
+            for (uint32_t j = 0; j < run[i].n; j++, n++) {
+                uint8_t *page = tr_kv_page(&kv->pages, *entry);
+
+                if (fill != NULL) {
+                    memcpy(page, fill + n * size, size);
+                } else {
+                    memcpy(out + n * size, page, size);
+                }
+                entry += run[i].step;
+            }
+        }
+    }
+    return n;
+}
+
+static void
+swap_is_exact(void **state)
+{
+    const tr_kv_policy_t *const policies[] = { &tens };
+    tr_kv_cache_t *kv = make(policies, 1, 3, 1000, 200, 40);
+    int32_t a = compressed(kv, NULL, 510), b;
+    uint64_t pages = kv->slot[a].pages, size = pages * kv->pages.bytes;
+    uint8_t *before = malloc(size), *after = malloc(size);
+    tr_kv_move_t move[3];
+    tr_kv_totals_t t;
+    uint32_t left;
+
+    (void) state;
+    assert_true(before != NULL && after != NULL);
+    for (uint64_t i = 0; i < size; i++) {
+        before[i] = (uint8_t) rig_random(256);
+    }
+    assert_int_equal(slot_bytes(kv, a, before, NULL), pages);
+    assert_int_equal(tr_kv_reserve(kv, a, 511), TR_OK); /* not executed */
+    assert_int_equal(kv->slot[a].pages, pages);
+    memcpy(move, &kv->move[tr_kv_head_at(kv, a, 0)], sizeof(move));
+
+    assert_int_equal(tr_kv_swapped_pages(kv, a), 0);
+    assert_int_equal(tr_kv_swap_out(kv, a), TR_OK);
+    assert_int_equal(tr_kv_free_pages(kv), 200);
+    assert_int_equal(tr_kv_swapped_pages(kv, a), pages);
+    tr_kv_totals(kv, &t);
+    assert_int_equal(t.swapped_pages, pages);
+    assert_int_equal(t.pages[1] + t.pages[2], 0);
+    assert_true(tr_kv_sound(kv));
+
+    /* others use the pages meanwhile, and no other fits beside it */
+    b = compressed(kv, NULL, 900);
+    assert_int_equal(tr_kv_swap_out(kv, b), TR_AGAIN);
+    left = (uint32_t) tr_kv_free_pages(kv);
+    memset(kv->pages.memory, 0x5a, kv->pages.n * kv->pages.bytes);
+    assert_true(left >= pages);
+    assert_int_equal(tr_kv_swap_in(kv, a), TR_OK);
+    assert_int_equal(tr_kv_swapped_pages(kv, a), 0);
+    assert_int_equal(slot_bytes(kv, a, NULL, after), pages);
+    assert_memory_equal(before, after, size);
+    assert_memory_equal(move, &kv->move[tr_kv_head_at(kv, a, 0)], sizeof(move));
+    assert_int_equal(tr_kv_reserve(kv, a, 511), TR_OK);
+    assert_int_equal(tr_kv_reserve(kv, a, 512), TR_OK);
+
+    /* closed while out */
+    assert_int_equal(tr_kv_swap_out(kv, a), TR_OK);
+    tr_kv_close(kv, a);
+    tr_kv_close(kv, b);
+    assert_int_equal(tr_kv_free_pages(kv), 200);
+    assert_int_equal(tr_kv_pages_left(&kv->swap), 40);
+    assert_true(tr_kv_sound(kv));
+    free(before);
+    free(after);
+    tr_kv_cache_free(kv);
+}
+
+/* Swap memory is the system's until it is used: however often somebody goes out
+ * and comes back, as much is touched as was out at once. */
+static void
+swap_takes_the_same_pages_again(void **state)
+{
+    const tr_kv_policy_t *const policies[] = { &tens };
+    tr_kv_cache_t *kv = make(policies, 1, 3, 1000, 200, 40);
+
+    (void) state;
+    for (uint32_t round = 0; round < 4; round++) {
+        int32_t a = compressed(kv, NULL, 510);
+        uint64_t pages = kv->slot[a].pages;
+
+        assert_int_equal(tr_kv_swap_out(kv, a), TR_OK);
+        for (uint32_t i = 0; i < kv->swap.n; i++) {
+            assert_true((kv->swap.owner[i] == TR_KV_NOBODY) == (i >= pages));
+        }
+        if (round % 2 == 0) {
+            assert_int_equal(tr_kv_swap_in(kv, a), TR_OK);
+        }
+        tr_kv_close(kv, a);
+        assert_true(tr_kv_sound(kv));
+    }
+    tr_kv_cache_free(kv);
+}
+
+static void
+without_swap_memory(void **state)
+{
+    const tr_kv_policy_t *const policies[] = { &tens };
+    tr_kv_cache_t *kv = make(policies, 1, 1, 100, 50, 0);
+    int32_t a = compressed(kv, NULL, 50);
+
+    (void) state;
+    assert_int_equal(tr_kv_swap_out(kv, a), TR_AGAIN);
+    tr_kv_close(kv, a);
+    tr_kv_cache_free(kv);
+}
+
+/* ---- one token's move --------------------------------------------------- */
+
+/* The victim goes down one level, whatever it is. */
+static int
+always_down(const tr_kv_policy_t *p, uint32_t list, const tr_kv_mark_t *t,
+            const uint32_t *count)
+{
+    (void) t;
+    (void) count;
+    return list + 1 < p->n_levels ? (int) list + 1 : TR_KV_NOWHERE;
+}
+
+static void
+set_score(tr_kv_cache_t *kv, int32_t slot, uint32_t pos, float score)
+{
+    tr_kv_view_t v;
+
+    tr_kv_view(kv, &v);
+    memcpy(rig_windowed(&v, &v.seq[slot], tr_kv_row(kv, slot, 0), pos).score,
+           &score, 4);
+}
+
+static void
+candidate_against_victim(void **state)
+{
+    tr_kv_policy_t p = tens;
+    const tr_kv_policy_t *const policies[] = { &p };
+    tr_kv_cache_t *kv;
+    tr_kv_move_t *m;
+    tr_kv_victim_t *v;
+    int32_t a;
+
+    (void) state;
+    p.prompt = all_high;
+    p.leave = leave_high;
+    p.downgrade = always_down;
+    kv = make(policies, 1, 1, 100, 50, 0);
+    a = compressed(kv, NULL, 20); /* 0..9 high, 10..19 in the window */
+    m = &kv->move[tr_kv_head_at(kv, a, 0)];
+    v = &kv->victim[tr_kv_head_at(kv, a, 0) * TR_KV_LISTS_MAX];
+
+    /* 10 leaves; token 3 is less significant: it makes room */
+    v[0] = (tr_kv_victim_t){ 0.25f, 3 };
+    set_score(kv, a, 10, 9 * 0.5f);
+    assert_int_equal(tr_kv_reserve(kv, a, 21), TR_OK);
+    assert_int_equal(m->to, 0);
+    assert_int_equal(m->leave_pos, 10);
+    assert_int_equal(m->leaves, 1);
+    assert_int_equal(m->index, 3);
+    assert_int_equal(m->victim_from, 0);
+    assert_int_equal(m->victim_index, 3);
+    assert_int_equal(m->victim_to, 1);
+    assert_int_equal(m->victim_target, 0);
+    assert_int_equal(tr_kv_counts(kv, a, 0)[0], 10);
+    assert_int_equal(tr_kv_counts(kv, a, 0)[1], 1);
+
+    /* 11 leaves and is the least: straight to where the victim would go */
+    v[0] = (tr_kv_victim_t){ 0.25f, 3 };
+    set_score(kv, a, 11, 9 * 0.125f);
+    assert_int_equal(tr_kv_reserve(kv, a, 22), TR_OK);
+    assert_int_equal(m->to, 1);
+    assert_int_equal(m->index, 1);
+    assert_int_equal(m->victim_from, TR_KV_STAYS);
+    assert_int_equal(tr_kv_counts(kv, a, 0)[0], 10);
+    assert_int_equal(tr_kv_counts(kv, a, 0)[1], 2);
+
+    /* equally significant: the lower position goes */
+    v[0] = (tr_kv_victim_t){ 0.25f, 3 };
+    set_score(kv, a, 12, 9 * 0.25f);
+    assert_int_equal(tr_kv_reserve(kv, a, 23), TR_OK);
+    assert_int_equal(m->to, 0);
+    assert_int_equal(m->index, 3);
+    assert_int_equal(m->victim_from, 0);
+    assert_int_equal(m->victim_target, 2);
+
+    /* an empty list: who comes is its own victim */
+    tr_kv_counts(kv, a, 0)[0] = 0;
+    v[0] = (tr_kv_victim_t){ INFINITY, 0 };
+    set_score(kv, a, 13, 100);
+    assert_int_equal(tr_kv_reserve(kv, a, 24), TR_OK);
+    assert_int_equal(m->to, 1);
+    tr_kv_counts(kv, a, 0)[0] = 10;
+    tr_kv_close(kv, a);
+    tr_kv_cache_free(kv);
+}
+
+/* Until the window is full nobody leaves, and its pages come one by one. */
+static void
+window_fills_first(void **state)
+{
+    tr_kv_policy_t p = tens;
+    const tr_kv_policy_t *const policies[] = { &p };
+    tr_kv_cache_t *kv;
+    uint32_t tokens;
+    int32_t a;
+
+    (void) state;
+    p.window = 150;
+    kv = make(policies, 1, 2, 400, 100, 0);
+    tokens = tr_kv_plan(kv)->layout[1].tokens;
+    a = compressed(kv, NULL, 1);
+    for (uint32_t n = 1; n < 150; n++) {
+        assert_int_equal(kv->slot[a].pages, 2 * ceil_of(n, tokens));
+        assert_int_equal(tr_kv_reserve(kv, a, n + 1), TR_OK);
+        assert_int_equal(kv->move[tr_kv_head_at(kv, a, 0)].to, TR_KV_STAYS);
+        assert_int_equal(kv->seq[a].window_from, 0);
+    }
+    assert_int_equal(tr_kv_reserve(kv, a, 151), TR_OK);
+    assert_int_equal(kv->move[tr_kv_head_at(kv, a, 1)].to, 0);
+    assert_int_equal(kv->move[tr_kv_head_at(kv, a, 1)].leave_pos, 0);
+    assert_int_equal(kv->seq[a].window_from, 1);
+    tr_kv_close(kv, a);
+    tr_kv_cache_free(kv);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(usage_counts_whole_pages),
+        cmocka_unit_test(usage_in_another_plan),
+        cmocka_unit_test(charge_for_admission),
+        cmocka_unit_test(compress_waits_for_pages),
+        cmocka_unit_test(longest_sequence_is_never_refused),
+        cmocka_unit_test(swap_is_exact),
+        cmocka_unit_test(swap_takes_the_same_pages_again),
+        cmocka_unit_test(without_swap_memory),
+        cmocka_unit_test(candidate_against_victim),
+        cmocka_unit_test(window_fills_first),
+    };
+    const char *seed = getenv("TR_KV_SEED");
+
+    rig_random_state = seed != NULL ? strtoull(seed, NULL, 0)
+                                    : (uint64_t) time(NULL) << 16 | 1;
+    printf("TR_KV_SEED=%llu\n", (unsigned long long) rig_random_state);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

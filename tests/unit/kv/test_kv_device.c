@@ -1,0 +1,313 @@
+/*
+ * The page manager of a device (kernels/kv_manager/manager.h), its programs compiled
+ * as plain C and run one thread after the other, beside the CPU's manager: the
+ * same pages, counts, moves and decisions after every operation.  Blocks and
+ * threads run in other orders from time to time, since no phase may depend on
+ * them.  tests/gpu/test_manager.c does the same on a GPU.
+ *
+ *   TR_KV_ROUNDS=N  rounds (default 60)
+ *   TR_KV_SEED=N    the seed that a failure printed, for one round
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+/* Odd multiples and shifts permute what a power of two has; n = 256. */
+static unsigned order_times = 1, order_plus;
+#define MANAGER_ORDER(i, n) (((uint32_t) (i) *order_times + order_plus) % (n))
+
+#include "kernels/kv_manager/manager_prompt.h"
+#include "kernels/kv_manager/manager_step.h"
+#include "kernels/kv_manager/manager_tally.h"
+
+#include "tests/gpu/manager_play.h"
+
+#define OPERATIONS 150u
+
+typedef struct {
+    tr_cuda_manager_t m;
+    void *memory;
+    double *copy[WORLD_POLICIES];
+    uint32_t copies;
+} host_t;
+
+static bool
+host_create(void *arg, const tr_kv_view_t *shape,
+            const tr_cuda_manager_size_t *size, const uint8_t *pool,
+            uint64_t pool_bytes, tr_cuda_manager_t *mirror)
+{
+    host_t *h = arg;
+    size_t bytes = manager_lay(shape, size, NULL, &h->m);
+
+    (void) pool_bytes;
+    assert_true(bytes != 0);
+    h->memory = aligned_alloc(256, bytes);
+    assert_non_null(h->memory);
+    memset(h->memory, 0xa5, bytes);
+    manager_lay(shape, size, h->memory, &h->m);
+    h->m.view.pool = (uint8_t *) (uintptr_t) pool;
+    for (uint32_t t = 0; t < 5; t++) {
+        manager_reset(&h->m, t, 5);
+    }
+    *mirror = h->m;
+    return true;
+}
+
+static void
+host_destroy(void *arg)
+{
+    host_t *h = arg;
+
+    free(h->memory);
+    while (h->copies > 0) {
+        free(h->copy[--h->copies]);
+    }
+    h->memory = NULL;
+}
+
+static const double *
+host_copy(void *arg, const double *from, size_t n)
+{
+    host_t *h = arg;
+    double *to = malloc(n * sizeof(*to));
+
+    assert_non_null(to);
+    memcpy(to, from, n * sizeof(*to));
+    return h->copy[h->copies++] = to;
+}
+
+/* The pool is the CPU's own, and so is the mirror. */
+static void
+host_nothing(void *arg)
+{
+    (void) arg;
+}
+
+static void
+host_step(const tr_cuda_manager_t *m, const tr_cuda_ask_t *ask, uint32_t n)
+{
+    union {
+        manager_plan_t plan;
+        manager_grants_t grants;
+        manager_grant_t grant;
+    } s;
+    uint32_t blocks = m->chunks * n;
+
+    for (uint32_t b = 0; b < blocks; b++) {
+        memset(&s, 0x5a, sizeof(s));
+        manager_plan(m, ask, (blocks - 1 - b) / m->chunks,
+                     (blocks - 1 - b) % m->chunks, &s.plan);
+    }
+    manager_sum(m, n, &s.grants);
+    for (uint32_t b = 0; b < (m->chunks + 3) * n; b++) {
+        memset(&s, 0x5a, sizeof(s));
+        manager_grant(m, b / (m->chunks + 3), b % (m->chunks + 3),
+                      m->chunks + 3, &s.grant);
+    }
+}
+
+static void
+host_close(const tr_cuda_manager_t *m, const int32_t *slots, uint32_t n)
+{
+    manager_release_t s;
+    uint32_t each = manager_ceil(m->heads, MANAGER_WARPS);
+
+    for (uint32_t i = n; i > 0; i--) {
+        memset(&s, 0x5a, sizeof(s));
+        manager_release(m, slots, i - 1, &s);
+    }
+    manager_ends(m, n);
+    for (uint32_t b = n * each; b > 0; b--) {
+        manager_recycle(m, (b - 1) / each, (b - 1) % each);
+    }
+}
+
+static void
+host_plan(const tr_cuda_manager_t *m, const tr_cuda_complete_t *c, uint32_t n)
+{
+    static manager_prompt_t s;
+    static manager_total_t total;
+    uint32_t each = manager_ceil(m->heads, MANAGER_WARPS);
+
+    for (uint32_t b = m->heads * n; b > 0; b--) {
+        memset(&s, 0x5a, sizeof(s));
+        manager_classify(m, c, (b - 1) / m->heads, (b - 1) % m->heads, &s);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        memset(&total, 0x5a, sizeof(total));
+        manager_total_job(m, i, &total);
+    }
+    manager_admit(m, n);
+    for (uint32_t b = 0; b < n * each; b++) {
+        manager_fill(m, b / each, b % each);
+    }
+}
+
+static void
+host_install(const tr_cuda_manager_t *m, uint32_t n)
+{
+    uint32_t each = manager_ceil(m->heads, MANAGER_WARPS);
+    manager_install_t s;
+
+    for (uint32_t b = n * each; b > 0; b--) {
+        manager_install(m, (b - 1) / each, (b - 1) % each, &s);
+    }
+    manager_settle_prompts(m, n);
+}
+
+static bool
+host_same_pages(void *arg, const int32_t *a, const int32_t *b, uint32_t n)
+{
+    const tr_kv_view_t *v = &((host_t *) arg)->m.view;
+
+    for (uint32_t i = 0; i < n; i++) {
+        if (memcmp(tr_kv_page_at(v, a[i]), tr_kv_page_at(v, b[i]),
+                   v->page_bytes)
+            != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Blocks share a head's pages. */
+static void
+host_fork(const tr_cuda_manager_t *m, const tr_cuda_fork_t *fork, uint32_t n)
+{
+    tr_cuda_history_t history = { NULL, 0 };
+
+    for (uint32_t b = n * m->heads * 3; b > 0; b--) {
+        uint32_t i = (b - 1) / 3;
+
+        manager_fork(m, &history, &fork[i / m->heads], i % m->heads,
+                     (b - 1) % 3, 3);
+    }
+}
+
+static void
+host_tally(const tr_cuda_manager_t *m, uint32_t n)
+{
+    manager_tally_t s;
+
+    for (uint32_t i = n; i > 0; i--) {
+        memset(&s, 0x5a, sizeof(s));
+        manager_tally(m, (int32_t) i - 1, &s);
+    }
+}
+
+static bool
+host_run(void *arg, world_op_t op, void *in, size_t each, uint32_t n)
+{
+    const tr_cuda_manager_t *m = &((host_t *) arg)->m;
+    int32_t *list = in;
+    manager_swap_t s;
+
+    (void) each;
+    order_times = world_random(2) ? 1 : 2 * world_random(128) + 1;
+    order_plus = world_random(2) ? 0 : world_random(256);
+    for (uint32_t i = 0; i < n && op == WORLD_OPEN; i++) {
+        manager_open(m, (const tr_cuda_open_t *) in + i);
+    }
+    for (uint32_t i = 0; i < n && op == WORLD_BEGIN; i++) {
+        manager_begin(m, (const tr_cuda_begin_t *) in + i);
+    }
+    if (op == WORLD_STEP) {
+        host_step(m, in, n);
+    } else if (op == WORLD_CLOSE) {
+        host_close(m, in, n);
+    } else if (op == WORLD_PLAN) {
+        host_plan(m, in, n);
+    } else if (op == WORLD_INSTALL) {
+        host_install(m, n);
+    } else if (op == WORLD_FORK) {
+        host_fork(m, in, n);
+    } else if (op == WORLD_TALLY) {
+        host_tally(m, n);
+    } else if (op == WORLD_GIVE) {
+        manager_give(m, list[0], list + 2, (uint32_t) list[1], &s);
+    } else if (op == WORLD_TAKE) {
+        manager_take(m, list[0], list + 2, (uint32_t *) &list[1], n - 2, &s);
+    }
+    return true;
+}
+
+static void
+test_same_as_cpu(void **state)
+{
+    static host_t host;
+    static world_t w;
+    world_device_t device = { .arg = &host,
+                              .create = host_create,
+                              .destroy = host_destroy,
+                              .pool = host_nothing,
+                              .arrays = host_nothing,
+                              .run = host_run,
+                              .fetch = host_nothing,
+                              .same_pages = host_same_pages,
+                              .copy = host_copy };
+    const char *given = getenv("TR_KV_SEED"), *some = getenv("TR_KV_ROUNDS");
+    uint64_t seed = given != NULL ? strtoull(given, NULL, 10)
+                                  : (uint64_t) time(NULL);
+    uint32_t rounds = some != NULL ? (uint32_t) atoi(some) : 60;
+    uint64_t steps = 0, stalls = 0, prompts = 0, forks = 0;
+
+    (void) state;
+    rounds = given != NULL ? 1 : rounds;
+    for (uint32_t i = 0; i < rounds; i++) {
+        if (!world_play(&device, seed + i, OPERATIONS, &w)) {
+            fail_msg("TR_KV_SEED=%llu", (unsigned long long) (seed + i));
+        }
+        steps += w.steps;
+        stalls += w.stalls;
+        prompts += w.compressed;
+        forks += w.forks;
+    }
+    printf("%u rounds from seed %llu: %llu steps, %llu prompts, %llu stalls\n",
+           rounds, (unsigned long long) seed, (unsigned long long) steps,
+           (unsigned long long) prompts, (unsigned long long) stalls);
+    assert_true(steps > 0 && prompts > 0
+                && ((stalls > 0 && forks > 0) || rounds < 10));
+}
+
+/* Sizes that cannot be are refused. */
+static void
+test_sizes(void **state)
+{
+    tr_kv_layout_t layout = { .tokens = 16 };
+    tr_kv_view_t shape = { .layers = 2,
+                           .lists = 2,
+                           .n_layouts = 1,
+                           .layout = &layout,
+                           .table_len = 10 };
+    tr_cuda_manager_size_t size = { 4, 100, 64, 2 };
+    tr_cuda_manager_t m;
+
+    (void) state;
+    assert_true(manager_lay(&shape, &size, NULL, &m) > 0);
+    size.slots = TR_CUDA_SLOTS_MAX + 1;
+    assert_int_equal(manager_lay(&shape, &size, NULL, &m), 0);
+    size.slots = 4;
+    size.max_prompts = 5;
+    assert_int_equal(manager_lay(&shape, &size, NULL, &m), 0);
+    size.max_prompts = 2;
+    size.pages = 1u << 30;
+    assert_int_equal(manager_lay(&shape, &size, NULL, &m), 0);
+    size.pages = 100;
+    shape.table_len = 0;
+    assert_int_equal(manager_lay(&shape, &size, NULL, &m), 0);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_as_cpu),
+        cmocka_unit_test(test_sizes),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

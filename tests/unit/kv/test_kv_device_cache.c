@@ -1,0 +1,607 @@
+/*
+ * A device's KV cache under a step loop that is ahead of it: random sequences
+ * come, compute prompts, are compressed, generate, fork, go out and come in, are
+ * closed while rows of theirs are under way, on a software device that runs late
+ * (tests/soft), beside the CPU's cache.  See kv_device_rig.h for what is held.
+ *
+ *   TR_KV_ROUNDS=N  rounds (default 12; more until all that is rare was seen)
+ *   TR_KV_SEED=N    the seed that a failure printed, for one round
+ */
+#include "tests/unit/fixtures/kv_device_follow.h"
+
+#include <time.h>
+
+#define TURNS 220u
+
+typedef enum { FREE, PROMPT, COMPLETE, DECODE, OUT } state_t;
+
+typedef struct {
+    state_t state;
+    int32_t slot;
+    uint32_t policy, computed, goal, under_way;
+    uint64_t seed, life;
+    bool first; /* turn */
+    bool stuck; /* its last row found no page, when rig_given was: */
+    uint64_t given;
+} who_t;
+
+typedef struct {
+    rig_t r;
+    who_t who[RIG_SEQS];
+    uint64_t lives;
+    bool pressed; /* somebody finds no page */
+    uint64_t evictions, tokens, turns;
+} play_t;
+
+static const tr_kv_policy_t *
+policy_of(const play_t *p, const who_t *w)
+{
+    return p->r.policy[w->policy];
+}
+
+/* ---- collect ------------------------------------------------------------ */
+
+static uint32_t
+under_way(const play_t *p)
+{
+    return (uint32_t) (p->r.g->next - p->r.g->oldest);
+}
+
+static void
+collect(play_t *p)
+{
+    const rig_batch_t *b = rig_collect(&p->r);
+
+    for (uint32_t i = 0; i < b->n; i++) {
+        who_t *w = &p->who[b->item[i].who];
+
+        if (w->life != b->item[i].life) {
+            continue;
+        }
+        w->under_way--;
+        w->stuck = b->short_of[i];
+        w->given = b->given;
+        if (!b->stalled[i]) {
+            p->tokens += b->item[i].row.n;
+        } else if (b->item[i].row.pos < w->computed) {
+            w->computed = b->item[i].row.pos;
+        }
+    }
+}
+
+static void
+submit_rows(play_t *p, rig_batch_t *b)
+{
+    uint64_t seed[RIG_SEQS];
+
+    for (uint32_t i = 0; i < b->n; i++) {
+        who_t *w = &p->who[b->item[i].who];
+
+        seed[i] = w->seed;
+        w->under_way++;
+    }
+    rig_submit(&p->r, b, seed);
+}
+
+static rig_batch_t *
+coming(play_t *p)
+{
+    rig_batch_t *b = &p->r.batch[p->r.g->next % TR_KV_DEVICE_TURNS];
+
+    b->n = b->rows = 0;
+    return b;
+}
+
+/* Until nothing is asked or under way. */
+static void
+drain(play_t *p)
+{
+    while (under_way(p) > 0) {
+        collect(p);
+    }
+    if (!tr_kv_settled(p->r.kv)) {
+        submit_rows(p, coming(p));
+        collect(p);
+    }
+    assert_true(tr_kv_settled(p->r.kv));
+}
+
+/* ---- sequences come and go ---------------------------------------------- */
+
+static void
+finish(play_t *p, who_t *w)
+{
+    rig_log(&p->r, RIG_CLOSE, w->slot, 0);
+    p->r.closes++;
+    tr_kv_close(p->r.kv, w->slot);
+    memset(w, 0, sizeof(*w));
+}
+
+/* A slot for w with the beginning of its prompt. */
+static bool
+take_slot(play_t *p, who_t *w, uint32_t goal)
+{
+    uint32_t policy = rig_random(p->r.n_policies);
+    bool usual = policy == 0 && rig_random(2);
+    int32_t slot = tr_kv_open(p->r.kv, usual ? NULL : p->r.policy[policy]);
+
+    if (slot < 0) {
+        return false;
+    }
+    *w = (who_t){ .state = PROMPT,
+                  .slot = slot,
+                  .policy = policy,
+                  .goal = goal,
+                  .seed = rig_random(1u << 30),
+                  .life = ++p->lives,
+                  .first = true };
+    rig_log(&p->r, RIG_OPEN, slot, 0)->policy = policy;
+    rig_log(&p->r, RIG_PROMPT, slot, goal);
+    tr_kv_prompt(p->r.kv, slot, goal);
+    return true;
+}
+
+static void
+arrive(play_t *p, who_t *w)
+{
+    const tr_kv_policy_t *policy;
+    uint32_t most;
+
+    if (!take_slot(p, w, 1 + rig_random(p->r.max_len / 2))) {
+        return;
+    }
+    policy = policy_of(p, w);
+    most = tr_kv_max_len(p->r.kv, policy);
+    if (w->goal > most
+        || (rig_random(2) && rig_reserve(&p->r, w->slot, w->goal) != TR_OK)) {
+        finish(p, w);
+    }
+}
+
+/* w becomes another's prompt as far as it was computed. */
+static void
+split(play_t *p, who_t *w, const who_t *from)
+{
+    const tr_kv_policy_t *a = policy_of(p, from), *b;
+    uint32_t len = from->computed;
+    rig_entry_t *e;
+    uint64_t bound;
+    tr_status_t rc;
+    bool exact;
+
+    if (!from->first || len == 0 || from->state != PROMPT
+        || !take_slot(p, w, from->goal)) {
+        return;
+    }
+    b = policy_of(p, w);
+    bound = tr_kv_bound(p->r.g);
+    exact = tr_kv_settled(p->r.kv);
+    if (w->goal > tr_kv_max_len(p->r.kv, b) || (b->scored && !a->scored)
+        || (b->digest && !a->digest)) {
+        finish(p, w);
+        return;
+    }
+    rc = tr_kv_fork(p->r.kv, from->slot, w->slot, len);
+    if (rc != TR_OK) {
+        assert_int_equal(rc, TR_AGAIN);
+        e = rig_log(&p->r, RIG_REFUSED, w->slot, len);
+        e->bound = bound;
+        e->exact = exact;
+        finish(p, w);
+        return;
+    }
+    rig_log(&p->r, RIG_FORK, w->slot, len)->other = from->slot;
+    w->computed = len;
+    p->r.forks++;
+}
+
+static void
+swap(play_t *p, who_t *w)
+{
+    bool out = w->state == OUT;
+    tr_status_t rc = out ? tr_kv_swap_in(p->r.kv, w->slot)
+                         : tr_kv_swap_out(p->r.kv, w->slot);
+
+    assert_true(rc == TR_OK || rc == TR_AGAIN);
+    if (rc == TR_OK) {
+        rig_log(&p->r, out ? RIG_IN : RIG_OUT, w->slot, 0);
+        w->state = out ? DECODE : OUT;
+        p->r.swaps++;
+    }
+}
+
+/* A compressed sequence gets a further prompt. */
+static void
+turn(play_t *p, who_t *w)
+{
+    uint32_t most = tr_kv_max_len(p->r.kv, policy_of(p, w));
+
+    if (w->under_way != 0 || w->computed + 2 > most) {
+        return;
+    }
+    w->goal = w->computed + 1 + rig_random(most - w->computed);
+    w->state = PROMPT;
+    w->first = false;
+    rig_log(&p->r, RIG_PROMPT, w->slot, w->goal);
+    tr_kv_prompt(p->r.kv, w->slot, w->goal);
+}
+
+/* Somebody makes way. */
+static void
+evict(play_t *p)
+{
+    uint32_t first = rig_random(RIG_SEQS);
+
+    for (uint32_t i = 0; i < RIG_SEQS; i++) {
+        who_t *w = &p->who[(first + i) % RIG_SEQS];
+
+        if (w->state == FREE || w->state == OUT) {
+            continue;
+        }
+        if (w->state == DECODE && rig_random(2)) {
+            swap(p, w);
+        }
+        if (w->state != OUT) {
+            finish(p, w);
+        }
+        p->evictions++;
+        return;
+    }
+}
+
+static void
+happen(play_t *p)
+{
+    who_t *w = &p->who[rig_random(RIG_SEQS)];
+    const who_t *from = w;
+    uint32_t dice = rig_random(24);
+
+    if (w->state == FREE) {
+        if (dice < 12) {
+            for (uint32_t i = 0; i < RIG_SEQS; i++) {
+                from = p->who[i].state == PROMPT ? &p->who[i] : from;
+            }
+            split(p, w, from);
+        } else if (dice < 20) {
+            arrive(p, w);
+        }
+    } else if (dice == 0) {
+        finish(p, w);
+    } else if (w->state == OUT ? dice < 10 : w->state == DECODE && dice < 3) {
+        swap(p, w);
+    } else if (w->state == DECODE && dice == 3) {
+        turn(p, w);
+    }
+}
+
+/* ---- batches ------------------------------------------------------------ */
+
+static void
+add_row(rig_batch_t *b, const play_t *p, who_t *w, uint32_t n)
+{
+    rig_item_t *item = &b->item[b->n++];
+
+    item->row = (tr_kv_device_row_t){ w->slot, w->computed, n };
+    item->who = (uint32_t) (w - p->who);
+    item->life = w->life;
+    b->rows += n;
+    w->computed += n;
+}
+
+static bool
+asked(play_t *p, tr_status_t rc)
+{
+    p->pressed = p->pressed || (rc != TR_OK && tr_kv_settled(p->r.kv));
+    return rc == TR_OK;
+}
+
+static void
+compose_prompt(play_t *p, rig_batch_t *b, who_t *w)
+{
+    uint32_t n = 1 + rig_random(25), left = RIG_ROWS - b->rows;
+
+    n = n < w->goal - w->computed ? n : w->goal - w->computed;
+    n = n < left ? n : left;
+    if (n != 0 && asked(p, rig_reserve(&p->r, w->slot, w->computed + n))) {
+        add_row(b, p, w, n);
+    }
+}
+
+static void
+compose_next(play_t *p, rig_batch_t *b, who_t *w)
+{
+    tr_status_t rc = rig_reserve(&p->r, w->slot, w->computed + 1);
+
+    /* as long as nothing was given back it would stall again */
+    assert_true(!w->stuck || w->given != rig_given(&p->r) || rc == TR_AGAIN);
+    if (asked(p, rc) && rig_random(12) != 0) {
+        add_row(b, p, w, 1);
+    }
+}
+
+static void
+compose_one(play_t *p, rig_batch_t *b, who_t *w)
+{
+    const tr_kv_policy_t *policy;
+
+    if (w->state == FREE || w->state == OUT || rig_random(10) == 0) {
+        return;
+    }
+    policy = policy_of(p, w);
+    if (w->state == PROMPT && w->computed == w->goal) {
+        w->state = policy->n_levels != 0 ? COMPLETE : DECODE;
+    }
+    if (w->state == COMPLETE
+        && asked(p, rig_compress(&p->r, w->slot, w->computed))) {
+        w->state = DECODE;
+    }
+    if (w->state == PROMPT) {
+        compose_prompt(p, b, w);
+    } else if (w->state == DECODE) {
+        if (w->computed >= tr_kv_max_len(p->r.kv, policy)) {
+            finish(p, w);
+        } else if (b->rows < RIG_ROWS) {
+            compose_next(p, b, w);
+        }
+    }
+}
+
+/* Some of those whose compression is under way are closed: nobody knows then
+ * what they hold. */
+static void
+close_tried(play_t *p)
+{
+    for (uint32_t i = 0; i < RIG_SEQS; i++) {
+        who_t *w = &p->who[i];
+
+        if (w->state == COMPLETE && rig_random(4) == 0
+            && p->r.g->mirror[w->slot].trial == TR_KV_TRIED) {
+            finish(p, w);
+        }
+    }
+}
+
+static void
+one_turn(play_t *p)
+{
+    uint32_t first = rig_random(RIG_SEQS), n = rig_random(4);
+    rig_batch_t *b;
+
+    while (n-- > 0) {
+        happen(p);
+    }
+    b = coming(p);
+    p->pressed = false;
+    for (uint32_t i = 0; i < RIG_SEQS; i++) {
+        compose_one(p, b, &p->who[(first + i) % RIG_SEQS]);
+    }
+    if (b->n != 0 || !tr_kv_settled(p->r.kv)) {
+        submit_rows(p, b);
+    }
+    close_tried(p);
+    while (under_way(p) > rig_random(2) || under_way(p) == TR_KV_DEVICE_TURNS) {
+        collect(p);
+    }
+    if (p->pressed) {
+        evict(p);
+    }
+    p->turns++;
+}
+
+static void
+round_of(play_t *p, uint64_t seed)
+{
+    memset(p, 0, sizeof(*p));
+    rig_state = seed * 0x9e3779b97f4a7c15u + 88172645463325252u;
+    for (uint32_t i = 0; i < 8; i++) {
+        rig_random(2);
+    }
+    rig_create(&p->r, 4 * (12 + rig_random(40)));
+    for (uint32_t i = 0; i < TURNS; i++) {
+        one_turn(p);
+        if (rig_random(12) == 0) {
+            drain(p);
+            rig_compare(&p->r);
+        }
+    }
+    for (uint32_t i = 0; i < RIG_SEQS; i++) {
+        if (p->who[i].state != FREE) {
+            finish(p, &p->who[i]);
+        }
+    }
+    drain(p);
+    rig_compare(&p->r);
+    assert_int_equal(tr_kv_free_pages(p->r.kv), tr_kv_pages(p->r.kv));
+    assert_int_equal(p->r.g->n_free_ids, p->r.kv->swap.n);
+    rig_destroy(&p->r);
+}
+
+/* What all rounds together have seen. */
+typedef struct {
+    uint64_t tokens, stalls, compressed, denied, swaps, forks, refused;
+} seen_t;
+
+static void
+count_round(seen_t *seen, const play_t *p)
+{
+    seen->tokens += p->tokens;
+    seen->stalls += p->r.stalls;
+    seen->compressed += p->r.compressed;
+    seen->denied += p->r.denied;
+    seen->swaps += p->r.swaps;
+    seen->forks += p->r.forks;
+    seen->refused += p->r.refused;
+}
+
+static bool
+saw_all(const seen_t *s)
+{
+    return s->tokens > 0 && s->compressed > 0 && s->swaps > 0 && s->forks > 0
+           && s->stalls > 0 && s->denied > 0 && s->refused > 0;
+}
+
+static void
+test_same_as_cpu(void **state)
+{
+    static play_t p;
+    const char *given = getenv("TR_KV_SEED"), *some = getenv("TR_KV_ROUNDS");
+    uint64_t seed = given != NULL ? strtoull(given, NULL, 10)
+                                  : (uint64_t) time(NULL);
+    uint32_t rounds = given != NULL  ? 1
+                      : some != NULL ? (uint32_t) atoi(some)
+                                     : 12;
+    /* what is rare may take more of them */
+    uint32_t most = rounds < 8 ? rounds : 8 * rounds;
+    seen_t seen = { 0 };
+
+    (void) state;
+    for (uint32_t i = 0; i < rounds || (i < most && !saw_all(&seen)); i++) {
+        print_message("TR_KV_SEED=%llu\n", (unsigned long long) (seed + i));
+        round_of(&p, seed + i);
+        count_round(&seen, &p);
+    }
+    print_message("%llu tokens, %llu stalls, %llu prompts compressed and %llu"
+                  " denied, %llu swaps, %llu forks, %llu refused\n",
+                  (unsigned long long) seen.tokens,
+                  (unsigned long long) seen.stalls,
+                  (unsigned long long) seen.compressed,
+                  (unsigned long long) seen.denied,
+                  (unsigned long long) seen.swaps,
+                  (unsigned long long) seen.forks,
+                  (unsigned long long) seen.refused);
+    assert_true(seen.tokens > 0);
+    assert_true(rounds < 8 || saw_all(&seen));
+}
+
+/* ---- one at a time ------------------------------------------------------ */
+
+/* One batch of these rows, from beginning to end. */
+static void
+batch_of(rig_t *r, const tr_kv_device_row_t *rows, uint32_t n, bool *stalled)
+{
+    assert_int_equal(tr_kv_device_begin(r->kv, rows, n), 0);
+    assert_int_equal(tr_kv_device_step(r->kv, n), 0);
+    assert_int_equal(tr_kv_device_end(r->kv), 0);
+    assert_int_equal(cuda->stream_wait(&r->stream), 0);
+    assert_int_equal(tr_kv_device_settle(r->kv, stalled), TR_OK);
+}
+
+static void
+test_fork_history(void **state)
+{
+    static rig_t r;
+    int32_t *text, a, b;
+    uint32_t len;
+
+    (void) state;
+    rig_state = 88172645463325252u;
+    rig_create(&r, 400);
+    text = cuda->pin(2ul * r.max_len * sizeof(*text));
+    for (uint32_t i = 0; i < r.max_len; i++) {
+        text[i] = (int32_t) i * 7 + 1;
+    }
+    len = r.max_len / 2;
+    a = tr_kv_open(r.kv, NULL);
+    tr_kv_prompt(r.kv, a, len);
+    assert_int_equal(tr_kv_reserve(r.kv, a, len), TR_OK);
+    b = tr_kv_open(r.kv, NULL);
+    tr_kv_prompt(r.kv, b, len);
+    assert_int_equal(cuda->copy(&r.stream, r.history + (size_t) a * r.max_len,
+                                text, r.max_len * sizeof(*text)),
+                     0);
+    assert_int_equal(tr_kv_fork(r.kv, a, b, len), TR_OK);
+    assert_false(tr_kv_settled(r.kv));
+    batch_of(&r, NULL, 0, NULL);
+    assert_true(tr_kv_settled(r.kv));
+    assert_int_equal(cuda->copy(&r.stream, text + r.max_len,
+                                r.history + (size_t) b * r.max_len,
+                                r.max_len * sizeof(*text)),
+                     0);
+    assert_int_equal(cuda->stream_wait(&r.stream), 0);
+    assert_memory_equal(text, text + r.max_len, len * sizeof(*text));
+    assert_int_not_equal(text[r.max_len + len], text[len]); /* not beyond */
+    tr_kv_close(r.kv, a);
+    tr_kv_close(r.kv, b);
+    cuda->unpin(text);
+    rig_destroy(&r);
+}
+
+/* A batch whose report never came, because a launch failed, is no success. */
+static void
+test_no_report(void **state)
+{
+    static rig_t r;
+    bool stalled[RIG_SEQS];
+
+    (void) state;
+    rig_state = 88172645463325252u;
+    rig_create(&r, 400);
+    batch_of(&r, NULL, 0, NULL);
+    batch_of(&r, NULL, 0, NULL);
+    assert_int_equal(tr_kv_device_begin(r.kv, NULL, 0), 0);
+    assert_int_equal(tr_kv_device_settle(r.kv, stalled), TR_ERR_INTERNAL);
+    assert_false(tr_kv_sound(r.kv));
+    assert_int_equal(tr_kv_device_begin(r.kv, NULL, 0), TR_CUDA_FAILED);
+    rig_destroy(&r);
+}
+
+/* What does not fit is refused, with numbers. */
+static void
+test_sizes(void **state)
+{
+    static rig_t r;
+    tr_kv_device_t d = { .cuda = cuda, .max_seqs = 4, .max_prompts = 2 };
+    tr_kv_rule_kind_t kind;
+    tr_kv_config_t c;
+    tr_kv_cache_t *kv;
+    tr_error_t err;
+
+    (void) state;
+    rig_state = 88172645463325252u;
+    rig_create(&r, 400);
+    c = rig_config(&r);
+    d.stream = &r.stream;
+    c.memory = 100000;
+    assert_int_equal(tr_kv_device_create(&c, &d, &kv, &err), TR_ERR_INVALID);
+    assert_non_null(strstr(err.text, "pages of"));
+    assert_string_equal(err.param, "kv_memory");
+    c.memory = 1ull << 40; /* more than there is */
+    assert_int_equal(tr_kv_device_create(&c, &d, &kv, &err), TR_ERR_NOMEM);
+    assert_non_null(strstr(err.text, "MiB"));
+    c.memory = 1u << 30;
+    c.slots = TR_CUDA_SLOTS_MAX + 1;
+    assert_int_equal(tr_kv_device_create(&c, &d, &kv, &err), TR_ERR_INVALID);
+    assert_non_null(strstr(err.text, "4097"));
+    c.slots = 4;
+    d.max_prompts = 0;
+    assert_int_equal(tr_kv_device_create(&c, &d, &kv, &err), TR_ERR_INVALID);
+    d.max_prompts = 2;
+    kind = r.policy[0]->kind;
+    r.policy[0]->kind = TR_KV_RULE_OWN;
+    assert_int_equal(tr_kv_device_create(&c, &d, &kv, &err), TR_ERR_INVALID);
+    assert_non_null(strstr(err.text, "functions of its own"));
+    r.policy[0]->kind = kind;
+    assert_null(kv);
+    rig_destroy(&r);
+}
+
+static int
+setup(void **state)
+{
+    (void) state;
+    soft_load();
+    return 0;
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_as_cpu),
+        cmocka_unit_test(test_fork_history),
+        cmocka_unit_test(test_no_report),
+        cmocka_unit_test(test_sizes),
+    };
+
+    return cmocka_run_group_tests(tests, setup, NULL);
+}

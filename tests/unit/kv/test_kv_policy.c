@@ -1,0 +1,433 @@
+/*
+ * Each policy's decisions, on small cases made by hand.  What diffkv decides
+ * within the cache, token by token, is in test_kv_policy_oracle.c; how policies
+ * are read from specs in test_kv_policy_spec.c.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "engine/kv/kv_cache.h"
+#include "engine/kv/policy/kv_policy.h"
+#include "engine/kv/policy/kv_policy_parts.h"
+
+#define HEAD_DIM 128
+#define N_MAX 256
+
+static tr_kv_policy_t *
+make(const char *spec)
+{
+    tr_kv_policy_t *p;
+    tr_error_t err = { 0 };
+
+    if (tr_kv_policy_create(spec, 4, 2, HEAD_DIM, &p, &err) != TR_OK) {
+        fail_msg("%s: %s", spec, err.text);
+    }
+    return p;
+}
+
+/* ---- decisions ---------------------------------------------------------- */
+
+/* Head 0 of a prompt of `length` whose first n tokens are outside the window;
+ * scores are given as significances. */
+typedef struct {
+    tr_kv_prompt_t head;
+    uint32_t position[N_MAX];
+    int8_t from[N_MAX], to[N_MAX];
+    float score[N_MAX], recent[N_MAX], work[2 * N_MAX];
+} prompt_t;
+
+static prompt_t *
+prompt_of(uint32_t n, uint32_t length, float significance)
+{
+    static prompt_t c;
+
+    memset(&c, 0, sizeof(c));
+    c.head = (tr_kv_prompt_t){ .length = length,
+                               .n = n,
+                               .position = c.position,
+                               .from = c.from,
+                               .score = c.score,
+                               .recent = c.recent,
+                               .work = c.work };
+    for (uint32_t i = 0; i < n; i++) {
+        c.position[i] = i;
+        c.from[i] = TR_KV_NOWHERE;
+        c.score[i] = significance * (float) (length - 1 - i);
+    }
+    memset(c.to, 77, sizeof(c.to));
+    return &c;
+}
+
+static void
+signify(prompt_t *c, uint32_t i, float significance)
+{
+    c->score[i] = significance * (float) (c->head.length - 1 - c->position[i]);
+}
+
+static tr_kv_mark_t
+mark(uint32_t position, uint32_t length, float significance)
+{
+    return (tr_kv_mark_t){ .position = position,
+                           .length = length,
+                           .score = significance
+                                    * (float) (length - 1 - position) };
+}
+
+/* Powers of two, so that significances and thresholds are exact. */
+static void
+test_diffkv_prompt(void **state)
+{
+    tr_kv_policy_t *p = make("diffkv:alpha_high=1,alpha_low=0.25,window=4");
+    prompt_t *c = prompt_of(60, 64, 0x1p-8f);
+
+    (void) state;
+    signify(c, 0, 0x1p-6f); /* exactly 1 / N */
+    signify(c, 1, 0x1p-6f);
+    c->score[1] = nextafterf(c->score[1], 0);
+    c->score[2] = nextafterf(c->score[2], 0); /* below 0.25 / N */
+    signify(c, 3, 0);
+    signify(c, 4, 1);
+    c->from[5] = 1; /* of an earlier turn: not promoted */
+    signify(c, 5, 1);
+    c->from[6] = 0;
+    c->from[7] = 0;
+    signify(c, 7, 0);
+    c->score[8] = NAN;
+    p->prompt(p, &c->head, c->to);
+    assert_int_equal(c->to[0], 0);
+    assert_int_equal(c->to[1], 1);
+    assert_int_equal(c->to[2], TR_KV_NOWHERE);
+    assert_int_equal(c->to[3], TR_KV_NOWHERE);
+    assert_int_equal(c->to[4], 0);
+    assert_int_equal(c->to[5], 1);
+    assert_int_equal(c->to[6], 1);
+    assert_int_equal(c->to[7], TR_KV_NOWHERE);
+    assert_int_equal(c->to[8], TR_KV_NOWHERE);
+    for (uint32_t i = 9; i < 60; i++) {
+        assert_int_equal(c->to[i], 1); /* exactly 0.25 / N */
+    }
+    assert_int_equal(c->to[60], 77);
+    tr_kv_policy_free(p);
+}
+
+/* Base i: the threshold of token i is alpha / (i + 1). */
+static void
+test_diffkv_base(void **state)
+{
+    tr_kv_policy_t *p = make(
+        "diffkv:alpha_high=1,alpha_low=0.25,window=1,base=i");
+    prompt_t *c = prompt_of(64, 65, 0x1p-4f);
+    tr_kv_mark_t m = mark(14, 65, 0x1p-4f);
+
+    (void) state;
+    p->prompt(p, &c->head, c->to);
+    for (uint32_t i = 0; i < 64; i++) {
+        assert_int_equal(c->to[i],
+                         i + 1 >= 16 ? 0 : (i + 1 >= 4 ? 1 : TR_KV_NOWHERE));
+    }
+    assert_int_equal(p->leave(p, &m, NULL), 1);
+    m = mark(15, 65, 0x1p-4f);
+    assert_int_equal(p->leave(p, &m, NULL), 0);
+    tr_kv_policy_free(p);
+}
+
+static void
+test_diffkv_step(void **state)
+{
+    tr_kv_policy_t *p = make("diffkv:alpha_high=1,alpha_low=0.25");
+    tr_kv_mark_t high = mark(10, 128, 0x1p-7f), low = mark(10, 128, 0x1p-8f),
+                 none = mark(10, 128, 0x1p-10f), fresh = mark(127, 128, 1);
+
+    (void) state;
+    assert_int_equal(p->leave(p, &high, NULL), 0);
+    assert_int_equal(p->leave(p, &low, NULL), 1);
+    assert_int_equal(p->leave(p, &none, NULL), TR_KV_NOWHERE);
+    assert_int_equal(p->leave(p, &fresh, NULL), TR_KV_NOWHERE);
+    assert_int_equal(p->downgrade(p, 0, &high, NULL), TR_KV_STAYS);
+    assert_int_equal(p->downgrade(p, 0, &low, NULL), 1);
+    assert_int_equal(p->downgrade(p, 0, &none, NULL), TR_KV_NOWHERE);
+    assert_int_equal(p->downgrade(p, 1, &high, NULL), TR_KV_STAYS);
+    assert_int_equal(p->downgrade(p, 1, &low, NULL), TR_KV_STAYS);
+    assert_int_equal(p->downgrade(p, 1, &none, NULL), TR_KV_NOWHERE);
+    tr_kv_policy_free(p);
+
+    p = make("diffkv:alpha_low=0"); /* nobody is forgotten */
+    assert_int_equal(p->leave(p, &fresh, NULL), 1);
+    assert_int_equal(p->downgrade(p, 1, &fresh, NULL), TR_KV_STAYS);
+    tr_kv_policy_free(p);
+}
+
+static void
+test_diffkv_levels(void **state)
+{
+    tr_kv_policy_t *p = make("diffkv:levels=16/16+8/4+4/2,alpha_top=4,"
+                             "alpha_high=1,alpha_low=0.25");
+    tr_kv_mark_t top = mark(10, 128, 0x1p-5f), high = mark(10, 128, 0x1p-6f),
+                 low = mark(10, 128, 0x1p-8f), none = mark(10, 128, 0x1p-10f);
+
+    (void) state;
+    assert_int_equal(p->leave(p, &top, NULL), 0);
+    assert_int_equal(p->leave(p, &high, NULL), 1);
+    assert_int_equal(p->leave(p, &low, NULL), 2);
+    assert_int_equal(p->leave(p, &none, NULL), TR_KV_NOWHERE);
+    assert_int_equal(p->downgrade(p, 0, &high, NULL), 1);
+    assert_int_equal(p->downgrade(p, 0, &low, NULL), 2);
+    assert_int_equal(p->downgrade(p, 1, &top, NULL), TR_KV_STAYS);
+    assert_int_equal(p->downgrade(p, 2, &low, NULL), TR_KV_STAYS);
+    assert_int_equal(p->downgrade(p, 2, &none, NULL), TR_KV_NOWHERE);
+    tr_kv_policy_free(p);
+
+    p = make("diffkv:levels=8/4,alpha_low=1"); /* alpha_high has no say */
+    assert_int_equal(p->leave(p, &high, NULL), 0);
+    assert_int_equal(p->leave(p, &low, NULL), TR_KV_NOWHERE);
+    assert_int_equal(p->downgrade(p, 0, &low, NULL), TR_KV_NOWHERE);
+    tr_kv_policy_free(p);
+}
+
+static void
+test_charge(void **state)
+{
+    static const char *const some[] = { "uniform",
+                                        "diffkv",
+                                        "diffkv:alpha_high=3,alpha_low=1",
+                                        "static",
+                                        "int4",
+                                        "kivi",
+                                        "snapkv",
+                                        "h2o",
+                                        "streamingllm:recent=0.25",
+                                        "h2o:budget=64",
+                                        "diffkv:levels=8/4,alpha_low=0",
+                                        "diffkv:levels=16/16+8/4+4/2" };
+
+    (void) state;
+    for (size_t i = 0; i < sizeof(some) / sizeof(some[0]); i++) {
+        tr_kv_policy_t *p = make(some[i]), at;
+
+        for (uint32_t n = 1; n < 100000; n = n * 3 / 2 + 1) {
+            uint32_t tokens[TR_KV_LISTS_MAX] = { 0 }, sum = 0;
+
+            tr_kv_policy_for(p, n, &at);
+            at.charge(&at, 1, 1, n, tokens);
+            for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+                assert_true(l < p->n_levels || tokens[l] == 0);
+                sum += tokens[l];
+            }
+            assert_true(sum <= (n > at.window ? n - at.window : 0));
+        }
+        tr_kv_policy_free(p);
+    }
+}
+
+static void
+test_static(void **state)
+{
+    tr_kv_policy_t *p = make("static:high=0.1,low=0.2,window=1");
+    prompt_t *c = prompt_of(40, 40, 0.5f); /* 4 high, 8 low */
+    uint32_t count[TR_KV_LISTS_MAX] = { 3, 8 };
+    tr_kv_mark_t m = mark(39, 40, 0);
+
+    (void) state;
+    signify(c, 5, 0.9f);
+    signify(c, 6, 0.8f);
+    c->from[6] = 1;
+    signify(c, 7, 0.1f);
+    p->prompt(p, &c->head, c->to);
+    assert_int_equal(c->to[5], 0);
+    assert_int_equal(c->to[6], 1); /* ranks high, but nobody goes up */
+    for (uint32_t i = 0; i < 40; i++) {
+        /* of equals the lowest positions go; token 39 has had no query */
+        if (i != 5 && i != 6) {
+            assert_int_equal(c->to[i],
+                             i == 37 || i == 38
+                                 ? 0
+                                 : (i >= 29 && i < 37 ? 1 : TR_KV_NOWHERE));
+        }
+    }
+    /* 11 of 12: there is room, the list's least goes down when it is over 4 */
+    assert_int_equal(p->leave(p, &m, count), 0);
+    count[0]++;
+    assert_int_equal(p->downgrade(p, 0, &m, count), TR_KV_STAYS);
+    count[0]++;
+    assert_int_equal(p->downgrade(p, 0, &m, count), 1);
+    /* 12 of 12: to the last level, whose least goes */
+    count[0] = 4;
+    assert_int_equal(p->leave(p, &m, count), 1);
+    count[1]++;
+    assert_int_equal(p->downgrade(p, 1, &m, count), TR_KV_NOWHERE);
+    count[1]--;
+    assert_int_equal(p->downgrade(p, 1, &m, count), TR_KV_STAYS);
+    tr_kv_policy_free(p);
+}
+
+/* The cut against sorting. */
+static int
+by_key(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *) a, y = *(const uint64_t *) b;
+
+    return x < y ? 1 : (x > y ? -1 : 0);
+}
+
+static void
+test_rank(void **state)
+{
+    const char *given = getenv("TR_TEST_SEED"); /* repeats a run */
+    unsigned seed = given != NULL ? (unsigned) strtoul(given, NULL, 0)
+                                  : (unsigned) time(NULL);
+
+    (void) state;
+    print_message("TR_TEST_SEED=%u\n", seed);
+    srand(seed);
+    for (int round = 0; round < 2000; round++) {
+        float value[64];
+        uint32_t position[64], n = (uint32_t) rand() % 64 + 1;
+        uint32_t k = (uint32_t) rand() % (n + 2);
+        uint64_t keys[64], cut;
+
+        for (uint32_t i = 0; i < n; i++) {
+            value[i] = rand() % 4 == 0 ? 0 : (float) (rand() % 8) * 1e-3f;
+            if (rand() % 16 == 0) {
+                value[i] = NAN;
+            }
+            position[i] = i * 977 % 64; /* distinct, not in order */
+            keys[i] = tr_kv_rank_key(value[i], position[i]);
+        }
+        cut = tr_kv_rank_cut(value, position, n, k);
+        qsort(keys, n, sizeof(keys[0]), by_key);
+        for (uint32_t i = 0; i < n; i++) {
+            assert_int_equal(keys[i] >= cut, i < k);
+        }
+    }
+}
+
+static void
+test_snapkv(void **state)
+{
+    tr_kv_policy_t *p = make("snapkv:budget=7");
+    prompt_t *c = prompt_of(100, 132, 0);
+
+    (void) state;
+    c->recent[50] = 1; /* and its three neighbours on both sides */
+    c->from[0] = 0;    /* kept in an earlier turn */
+    c->recent[0] = -1;
+    c->recent[1] = -1; /* leaves the window: was generated */
+    p->prompt(p, &c->head, c->to);
+    for (uint32_t i = 0; i < 100; i++) {
+        assert_int_equal(c->to[i],
+                         i < 2 || (i >= 47 && i <= 53) ? 0 : TR_KV_NOWHERE);
+    }
+    tr_kv_policy_free(p);
+
+    p = make("snapkv:budget=0.1,pool=1");
+    c = prompt_of(100, 132, 0);
+    for (uint32_t i = 0; i < 100; i++) {
+        c->recent[i] = (float) (i * 37 % 100);
+    }
+    p->prompt(p, &c->head, c->to);
+    for (uint32_t i = 0; i < 100; i++) {
+        assert_int_equal(c->to[i], i * 37 % 100 >= 90 ? 0 : TR_KV_NOWHERE);
+    }
+    assert_int_equal(p->leave(p, NULL, NULL), 0);
+    assert_int_equal(p->downgrade(p, 0, NULL, NULL), TR_KV_STAYS);
+    tr_kv_policy_free(p);
+}
+
+static void
+test_h2o(void **state)
+{
+    tr_kv_policy_t *p = make("h2o:budget=0.2"), at;
+    prompt_t *c = prompt_of(90, 100, 0);
+    uint32_t count[TR_KV_LISTS_MAX] = { 10 };
+
+    (void) state;
+    tr_kv_policy_for(p, 100, &at);
+    assert_int_equal(at.window, 10);
+    for (uint32_t i = 0; i < 90; i++) {
+        c->score[i] = (float) (i * 7 % 90); /* sums, not means */
+    }
+    at.prompt(&at, &c->head, c->to);
+    for (uint32_t i = 0; i < 90; i++) {
+        assert_int_equal(c->to[i], i * 7 % 90 >= 80 ? 0 : TR_KV_NOWHERE);
+    }
+    assert_int_equal(at.leave(&at, NULL, count), 0);
+    assert_int_equal(at.downgrade(&at, 0, NULL, count), TR_KV_STAYS);
+    count[0]++;
+    assert_int_equal(at.downgrade(&at, 0, NULL, count), TR_KV_NOWHERE);
+    tr_kv_policy_free(p);
+
+    p = make("h2o:budget=33");
+    tr_kv_policy_for(p, 1000, &at);
+    assert_int_equal(at.window, 16);
+    assert_int_equal(at.budget[1], 17);
+    tr_kv_policy_free(p);
+}
+
+static void
+test_streamingllm(void **state)
+{
+    tr_kv_policy_t *p = make("streamingllm:sinks=4,recent=0.25"), at;
+    prompt_t *c = prompt_of(48, 64, 1);
+    tr_kv_mark_t sink = mark(3, 64, 0), other = mark(4, 64, 1);
+
+    (void) state;
+    tr_kv_policy_for(p, 64, &at);
+    assert_int_equal(at.window, 16);
+    at.prompt(&at, &c->head, c->to);
+    for (uint32_t i = 0; i < 48; i++) {
+        assert_int_equal(c->to[i], i < 4 ? 0 : TR_KV_NOWHERE);
+    }
+    assert_int_equal(at.leave(&at, &sink, NULL), 0);
+    assert_int_equal(at.leave(&at, &other, NULL), TR_KV_NOWHERE);
+    tr_kv_policy_free(p);
+}
+
+static void
+test_quest(void **state)
+{
+    tr_kv_policy_t *p = make("quest:budget=100,from=2");
+
+    (void) state;
+    assert_true(p->n_levels == 0 && p->digest && p->read_from == 2);
+    assert_int_equal(p->read(p, 50, 32), 4); /* 128 tokens hold 100 */
+    assert_int_equal(p->read(p, 5, 32), 4);
+    assert_int_equal(p->read(p, 4, 32), 0); /* all */
+    assert_int_equal(p->read(p, 0, 32), 0);
+    tr_kv_policy_free(p);
+    p = make("quest:budget=0.25");
+    assert_int_equal(p->read(p, 100, 32), 25);
+    assert_int_equal(p->read(p, 101, 32), 26);
+    assert_int_equal(p->read(p, 2, 32), 1);
+    tr_kv_policy_free(p);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_diffkv_prompt),
+        cmocka_unit_test(test_diffkv_base),
+        cmocka_unit_test(test_diffkv_step),
+        cmocka_unit_test(test_diffkv_levels),
+        cmocka_unit_test(test_charge),
+        cmocka_unit_test(test_static),
+        cmocka_unit_test(test_rank),
+        cmocka_unit_test(test_snapkv),
+        cmocka_unit_test(test_h2o),
+        cmocka_unit_test(test_streamingllm),
+        cmocka_unit_test(test_quest),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

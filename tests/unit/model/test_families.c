@@ -1,0 +1,629 @@
+/*
+ * The families: small models with random weights, written as safetensors, run
+ * by the engine and by a second forward pass that is deliberately naive: double
+ * precision, one token at a time, plain loops from the published formulas.
+ * Also load_format dummy.
+ */
+#include "tests/unit/fixtures/model_rig.h"
+
+#include <math.h>
+#include <unistd.h>
+
+#define HIDDEN 96
+#define INTER 100
+#define VOCAB 131
+#define LAYERS 3
+#define HEADS 6
+#define DIM_MAX 64
+#define LEN 70
+
+typedef struct {
+    const char *name, *config; /* more of config.json */
+    tr_dtype_t dtype;
+    uint32_t kv_heads, dim;
+    bool tied, qkv_bias, o_bias, qk_norm;
+    double theta, linear; /* linear: rope factor, 0 without */
+    bool llama3;
+} family_t;
+
+static char dir[64];
+static uint64_t rng;
+
+/* ---- the weights: a list of named tensors ---- */
+
+typedef struct {
+    char name[80];
+    uint32_t rows, columns; /* columns 0: a vector */
+    double *x;
+} weight_t;
+
+static weight_t weights[256];
+static uint32_t n_weights;
+
+/* Values with few significant bits: exact in every dtype. */
+static void
+add_weight(uint32_t rows, uint32_t columns, double around, const char *format,
+           uint32_t layer)
+{
+    weight_t *w = &weights[n_weights++];
+    size_t n = (size_t) rows * (columns ? columns : 1);
+
+    snprintf(w->name, sizeof(w->name), format, layer);
+    w->rows = rows;
+    w->columns = columns;
+    w->x = malloc(n * sizeof(double));
+    assert_non_null(w->x);
+    for (size_t i = 0; i < n; i++) {
+        w->x[i] = around == 0
+                      ? ((int) rig_below(&rng, 127) - 63) / 512.0
+                      : around + ((int) rig_below(&rng, 63) - 31) / 128.0;
+    }
+}
+
+static const double *
+weight(const char *format, uint32_t layer)
+{
+    char name[80];
+
+    snprintf(name, sizeof(name), format, layer);
+    for (uint32_t i = 0; i < n_weights; i++) {
+        if (strcmp(weights[i].name, name) == 0) {
+            return weights[i].x;
+        }
+    }
+    fail_msg("no weight %s", name);
+    return NULL;
+}
+
+static void
+make_weights(const family_t *f)
+{
+    uint32_t q = HEADS * f->dim, kv = f->kv_heads * f->dim;
+    const struct {
+        bool there;
+        uint32_t rows, columns;
+        double around;
+        const char *name;
+    } parts[] = {
+        { true, HIDDEN, 0, 1, "input_layernorm.weight" },
+        { true, HIDDEN, 0, 1, "post_attention_layernorm.weight" },
+        { true, q, HIDDEN, 0, "self_attn.q_proj.weight" },
+        { true, kv, HIDDEN, 0, "self_attn.k_proj.weight" },
+        { true, kv, HIDDEN, 0, "self_attn.v_proj.weight" },
+        { true, HIDDEN, q, 0, "self_attn.o_proj.weight" },
+        { f->qkv_bias, q, 0, 0, "self_attn.q_proj.bias" },
+        { f->qkv_bias, kv, 0, 0, "self_attn.k_proj.bias" },
+        { f->qkv_bias, kv, 0, 0, "self_attn.v_proj.bias" },
+        { f->o_bias, HIDDEN, 0, 0, "self_attn.o_proj.bias" },
+        { f->qk_norm, f->dim, 0, 1, "self_attn.q_norm.weight" },
+        { f->qk_norm, f->dim, 0, 1, "self_attn.k_norm.weight" },
+        { true, INTER, HIDDEN, 0, "mlp.gate_proj.weight" },
+        { true, INTER, HIDDEN, 0, "mlp.up_proj.weight" },
+        { true, HIDDEN, INTER, 0, "mlp.down_proj.weight" },
+    };
+    char format[80];
+
+    add_weight(VOCAB, HIDDEN, 0, "model.embed_tokens.weight", 0);
+    add_weight(HIDDEN, 0, 1, "model.norm.weight", 0);
+    if (!f->tied) {
+        add_weight(VOCAB, HIDDEN, 0, "lm_head.weight", 0);
+    }
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+            snprintf(format, sizeof(format), "model.layers.%%u.%s",
+                     parts[i].name);
+            if (parts[i].there) {
+                add_weight(parts[i].rows, parts[i].columns, parts[i].around,
+                           format, l);
+            }
+        }
+    }
+}
+
+static void
+free_weights(void)
+{
+    while (n_weights > 0) {
+        free(weights[--n_weights].x);
+    }
+}
+
+static FILE *
+create(const char *name)
+{
+    char path[128];
+    FILE *f;
+
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    f = fopen(path, "w");
+    assert_non_null(f);
+    return f;
+}
+
+static void
+write_value(FILE *f, double x, tr_dtype_t dtype)
+{
+    float v = (float) x;
+    _Float16 h = (_Float16) v;
+    uint32_t u;
+
+    memcpy(&u, &v, 4);
+    u >>= 16;
+    if (dtype == TR_F32) {
+        fwrite(&v, 4, 1, f);
+    } else if (dtype == TR_F16) {
+        fwrite(&h, 2, 1, f);
+    } else {
+        fwrite(&u, 2, 1, f);
+    }
+}
+
+static void
+write_weights(tr_dtype_t dtype)
+{
+    static const char *const names[] = { "F32", "F16", "BF16" };
+    static char header[65536];
+    uint64_t at = 0, n, length;
+    size_t used = 0;
+    FILE *f = create("model.safetensors");
+
+    for (uint32_t i = 0; i < n_weights; i++) {
+        const weight_t *w = &weights[i];
+        char shape[32];
+
+        n = (uint64_t) w->rows * (w->columns ? w->columns : 1)
+            * (dtype == TR_F32 ? 4 : 2);
+        snprintf(shape, sizeof(shape), w->columns ? "%u,%u" : "%u", w->rows,
+                 w->columns);
+        used += (size_t) snprintf(header + used, sizeof(header) - used,
+                                  "%c\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],"
+                                  "\"data_offsets\":"
+                                  "[%llu,%llu]}",
+                                  i ? ',' : '{', w->name, names[dtype], shape,
+                                  (unsigned long long) at,
+                                  (unsigned long long) (at + n));
+        at += n;
+    }
+    header[used++] = '}';
+    length = used;
+    fwrite(&length, 8, 1, f);
+    fwrite(header, 1, used, f);
+    for (uint32_t i = 0; i < n_weights; i++) {
+        const weight_t *w = &weights[i];
+
+        for (size_t j = 0; j < (size_t) w->rows * (w->columns ? w->columns : 1);
+             j++) {
+            write_value(f, w->x[j], dtype);
+        }
+    }
+    assert_int_equal(fclose(f), 0);
+}
+
+static void
+write_config(const family_t *t)
+{
+    FILE *f = create("config.json");
+
+    fprintf(f,
+            "{\"model_type\":\"%s\",\"vocab_size\":%d,\"hidden_size\":%d,"
+            "\"intermediate_size\":%d,\"num_hidden_layers\":%d,"
+            "\"num_attention_heads\":%d,\"num_key_value_heads\":%u,"
+            "\"head_dim\":%u,\"rms_norm_eps\":1e-5,\"tie_word_embeddings\":%s%"
+            "s}",
+            t->name, VOCAB, HIDDEN, INTER, LAYERS, HEADS, t->kv_heads, t->dim,
+            t->tied ? "true" : "false", t->config);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* ---- the naive forward pass ---- */
+
+static void
+naive_product(const double *w, uint32_t n, uint32_t k, const double *x,
+              const double *bias, double *y)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        y[i] = bias ? bias[i] : 0;
+        for (uint32_t j = 0; j < k; j++) {
+            y[i] += w[i * k + j] * x[j];
+        }
+    }
+}
+
+static void
+naive_norm(const double *x, const double *w, uint32_t n, double *y)
+{
+    double sum = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        sum += x[i] * x[i];
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        y[i] = x[i] / sqrt(sum / n + 1e-5) * w[i];
+    }
+}
+
+/* Frequencies with scaling, from the papers and Meta's reference code. */
+static double
+naive_frequency(const family_t *f, uint32_t i)
+{
+    double freq = 1.0 / pow(f->theta, 2.0 * i / f->dim);
+    double wavelength = 2 * M_PI / freq, smooth;
+
+    if (f->linear > 0) {
+        return freq / f->linear;
+    }
+    if (!f->llama3 || wavelength < 64.0 / 4) {
+        return freq;
+    }
+    if (wavelength > 64.0 / 1) {
+        return freq / 8;
+    }
+    smooth = (64.0 / wavelength - 1) / (4 - 1);
+    return (1 - smooth) * freq / 8 + smooth * freq;
+}
+
+static void
+naive_rope(const family_t *f, double *x, uint32_t pos)
+{
+    for (uint32_t i = 0; i < f->dim / 2; i++) {
+        double a = pos * naive_frequency(f, i);
+        double u = x[i], v = x[i + f->dim / 2];
+
+        x[i] = u * cos(a) - v * sin(a);
+        x[i + f->dim / 2] = v * cos(a) + u * sin(a);
+    }
+}
+
+static double cache_k[LAYERS][HEADS][LEN][DIM_MAX];
+static double cache_v[LAYERS][HEADS][LEN][DIM_MAX];
+
+static void
+naive_attention(const family_t *f, uint32_t l, uint32_t pos, const double *x,
+                double *out)
+{
+    double q[HEADS * DIM_MAX], k[HEADS * DIM_MAX], v[HEADS * DIM_MAX];
+    uint32_t dim = f->dim;
+
+    naive_product(weight("model.layers.%u.self_attn.q_proj.weight", l),
+                  HEADS * dim, HIDDEN, x,
+                  f->qkv_bias
+                      ? weight("model.layers.%u.self_attn.q_proj.bias", l)
+                      : NULL,
+                  q);
+    naive_product(weight("model.layers.%u.self_attn.k_proj.weight", l),
+                  f->kv_heads * dim, HIDDEN, x,
+                  f->qkv_bias
+                      ? weight("model.layers.%u.self_attn.k_proj.bias", l)
+                      : NULL,
+                  k);
+    naive_product(weight("model.layers.%u.self_attn.v_proj.weight", l),
+                  f->kv_heads * dim, HIDDEN, x,
+                  f->qkv_bias
+                      ? weight("model.layers.%u.self_attn.v_proj.bias", l)
+                      : NULL,
+                  v);
+    for (uint32_t h = 0; h < f->kv_heads; h++) {
+        if (f->qk_norm) {
+            naive_norm(k + h * dim,
+                       weight("model.layers.%u.self_attn.k_norm.weight", l),
+                       dim, k + h * dim);
+        }
+        naive_rope(f, k + h * dim, pos);
+        for (uint32_t d = 0; d < dim; d++) { /* as the cache keeps them */
+            cache_k[l][h][pos][d] = (double) (_Float16) (float) k[h * dim + d];
+            cache_v[l][h][pos][d] = (double) (_Float16) (float) v[h * dim + d];
+        }
+    }
+    for (uint32_t h = 0; h < HEADS; h++) {
+        uint32_t kh = h / (HEADS / f->kv_heads);
+        double score[LEN], sum = 0;
+
+        if (f->qk_norm) {
+            naive_norm(q + h * dim,
+                       weight("model.layers.%u.self_attn.q_norm.weight", l),
+                       dim, q + h * dim);
+        }
+        naive_rope(f, q + h * dim, pos);
+        for (uint32_t p = 0; p <= pos; p++) {
+            score[p] = 0;
+            for (uint32_t d = 0; d < dim; d++) {
+                score[p] += q[h * dim + d] * cache_k[l][kh][p][d];
+            }
+            score[p] = exp(score[p] / sqrt(dim));
+            sum += score[p];
+        }
+        for (uint32_t d = 0; d < dim; d++) {
+            out[h * dim + d] = 0;
+            for (uint32_t p = 0; p <= pos; p++) {
+                out[h * dim + d] += score[p] / sum * cache_v[l][kh][p][d];
+            }
+        }
+    }
+}
+
+static void
+naive_token(const family_t *f, int32_t token, uint32_t pos, double *logits)
+{
+    double x[HIDDEN], n[HIDDEN], y[HIDDEN], a[HEADS * DIM_MAX];
+    double gate[INTER], up[INTER];
+
+    memcpy(x, weight("model.embed_tokens.weight", 0) + token * HIDDEN,
+           sizeof(x));
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        naive_norm(x, weight("model.layers.%u.input_layernorm.weight", l),
+                   HIDDEN, n);
+        naive_attention(f, l, pos, n, a);
+        naive_product(weight("model.layers.%u.self_attn.o_proj.weight", l),
+                      HIDDEN, HEADS * f->dim, a,
+                      f->o_bias
+                          ? weight("model.layers.%u.self_attn.o_proj.bias", l)
+                          : NULL,
+                      y);
+        for (uint32_t i = 0; i < HIDDEN; i++) {
+            x[i] += y[i];
+        }
+        naive_norm(x,
+                   weight("model.layers.%u.post_attention_layernorm.weight", l),
+                   HIDDEN, n);
+        naive_product(weight("model.layers.%u.mlp.gate_proj.weight", l), INTER,
+                      HIDDEN, n, NULL, gate);
+        naive_product(weight("model.layers.%u.mlp.up_proj.weight", l), INTER,
+                      HIDDEN, n, NULL, up);
+        for (uint32_t i = 0; i < INTER; i++) {
+            gate[i] = gate[i] / (1 + exp(-gate[i])) * up[i];
+        }
+        naive_product(weight("model.layers.%u.mlp.down_proj.weight", l), HIDDEN,
+                      INTER, gate, NULL, y);
+        for (uint32_t i = 0; i < HIDDEN; i++) {
+            x[i] += y[i];
+        }
+    }
+    naive_norm(x, weight("model.norm.weight", 0), HIDDEN, n);
+    naive_product(weight(f->tied ? "model.embed_tokens.weight"
+                                 : "lm_head.weight",
+                         0),
+                  VOCAB, HIDDEN, n, NULL, logits);
+}
+
+/* ---- the comparison ---- */
+
+static void
+compare_family(const family_t *f, const char *isa)
+{
+    static float logits[VOCAB];
+    double want[VOCAB], size, worst = 0;
+    int32_t tokens[LEN], slot;
+    rig_t rig;
+
+    rig_open(&rig, dir, "auto", isa, 2, LEN);
+    slot = tr_kv_open(rig.kv, NULL);
+    for (uint32_t i = 0; i < LEN; i++) {
+        tokens[i] = (int32_t) rig_below(&rng, VOCAB);
+    }
+    for (uint32_t i = 0; i < LEN; i++) {
+        naive_token(f, tokens[i], i, want);
+        if (i < 20) { /* the rest token by token */
+            continue;
+        }
+        rig_step(&rig,
+                 i == 20 ? &(rig_item_t){ slot, 0, 21, tokens }
+                         : &(rig_item_t){ slot, i, 1, tokens + i },
+                 1, logits);
+        size = 0;
+        for (uint32_t j = 0; j < VOCAB; j++) {
+            size = fmax(size, fabs(want[j]));
+        }
+        for (uint32_t j = 0; j < VOCAB; j++) {
+            double e = fabs(logits[j] - want[j]) / size;
+
+            if (!(e <= 2e-3)) {
+                fail_msg("%s%s, %s: position %u token %u: %g, expected %g",
+                         f->name, f->config, isa, i, j, logits[j], want[j]);
+            }
+            worst = fmax(worst, e);
+        }
+    }
+    print_message("%s%s %s: worst %.2g\n", f->name, f->config, isa, worst);
+    rig_close(&rig);
+}
+
+#define LLAMA3                                                          \
+    "\"rope_theta\":10000.0,\"factor\":8.0,\"low_freq_factor\":1.0,"    \
+    "\"high_freq_factor\":4.0,\"original_max_position_embeddings\":64," \
+    "\"rope_type\":\"llama3\"}"
+
+static void
+test_families(void **state)
+{
+    static const family_t families[] = {
+        { .name = "llama",
+          .config = "",
+          .dtype = TR_F32,
+          .kv_heads = 2,
+          .dim = 32,
+          .theta = 10000 },
+        { .name = "llama",
+          .config = ",\"rope_parameters\":{" LLAMA3,
+          .dtype = TR_BF16,
+          .kv_heads = 3,
+          .dim = 64,
+          .theta = 10000,
+          .llama3 = true,
+          .tied = true },
+        { .name = "llama",
+          .config = ",\"attention_bias\":true,"
+                    "\"rope_scaling\":{\"type\":\"linear\","
+                    "\"factor\":2.5}",
+          .dtype = TR_F32,
+          .kv_heads = 6,
+          .dim = 16,
+          .theta = 10000,
+          .linear = 2.5,
+          .qkv_bias = true,
+          .o_bias = true },
+        { .name = "qwen2",
+          .config = ",\"rope_theta\":1000000.0",
+          .dtype = TR_F16,
+          .kv_heads = 1,
+          .dim = 48,
+          .theta = 1e6,
+          .tied = true,
+          .qkv_bias = true },
+        { .name = "qwen3",
+          .config = ",\"rope_theta\":1000000.0",
+          .dtype = TR_BF16,
+          .kv_heads = 2,
+          .dim = 64,
+          .theta = 1e6,
+          .qk_norm = true },
+        { .name = "mistral",
+          .config = ",\"sliding_window\":null",
+          .dtype = TR_F32,
+          .kv_heads = 2,
+          .dim = 16,
+          .theta = 10000 },
+    };
+
+    (void) state;
+    for (size_t i = 0; i < sizeof(families) / sizeof(families[0]); i++) {
+        make_weights(&families[i]);
+        write_config(&families[i]);
+        write_weights(families[i].dtype);
+        compare_family(&families[i], "c");
+        if (tr_kernels_cpu("avx2") != NULL) {
+            compare_family(&families[i], "avx2");
+        }
+        if (tr_kernels_cpu("avx512") != NULL) {
+            compare_family(&families[i], "avx512");
+        }
+        free_weights();
+    }
+}
+
+/* What the files hold and what config.json asks for must agree. */
+static void
+test_mismatch(void **state)
+{
+    family_t f = { .name = "llama",
+                   .config = "",
+                   .dtype = TR_F32,
+                   .kv_heads = 2,
+                   .dim = 32,
+                   .theta = 10000 };
+    tr_model_options_t o = { .dir = dir,
+                             .load_format = "auto",
+                             .kernels = tr_kernels_cpu(NULL),
+                             .threads = 1,
+                             .max_rows = 8,
+                             .max_seqs = 1 };
+    tr_model_t *m = NULL;
+    tr_error_t err;
+
+    (void) state;
+    make_weights(&f);
+    write_weights(TR_F32);
+    f.name = "qwen2"; /* which needs biases */
+    write_config(&f);
+    assert_int_equal(tr_model_open(&o, &m, &err), TR_ERR_FORMAT);
+    assert_non_null(strstr(err.text, "q_proj.bias\" is missing"));
+    f.name = "llama";
+    f.kv_heads = 3;
+    write_config(&f);
+    assert_int_equal(tr_model_open(&o, &m, &err), TR_ERR_FORMAT);
+    assert_non_null(strstr(err.text, "k_proj.weight\" has shape [64, 96], "
+                                     "config.json says [96, 96]"));
+    assert_null(m);
+    free_weights();
+}
+
+static void
+dummy_logits(uint64_t seed, float *logits)
+{
+    rig_t rig;
+    tr_model_options_t o = { .dir = dir,
+                             .load_format = "dummy",
+                             .dummy_seed = seed,
+                             .kernels = tr_kernels_cpu(NULL),
+                             .threads = 2,
+                             .max_rows = 512,
+                             .max_seqs = 64 };
+    tr_kv_config_t kc = {
+        .layers = LAYERS,
+        .lists = 2,
+        .head_dim = 32,
+        .slots = 1,
+        .max_len = LEN,
+        .memory = 8u << 20,
+        .policies = (const tr_kv_policy_t *const *) &rig.policy,
+        .n_policies = 1
+    };
+    int32_t tokens[9] = { 1, 5, 9, 13, 17, 21, 25, 29, 33 };
+    tr_error_t err;
+
+    assert_int_equal(tr_model_open(&o, &rig.model, &err), TR_OK);
+    assert_int_equal(tr_kv_policy_create("full", LAYERS, 2, 32, &rig.policy,
+                                         &err),
+                     TR_OK);
+    assert_int_equal(tr_kv_cache_create(&kc, &rig.kv, &err), TR_OK);
+    rig_step(&rig, &(rig_item_t){ tr_kv_open(rig.kv, NULL), 0, 9, tokens }, 1,
+             logits);
+    rig_close(&rig);
+}
+
+/* No weight file is needed; the seed decides. */
+static void
+test_dummy(void **state)
+{
+    family_t f = { .name = "llama", .config = "", .kv_heads = 2, .dim = 32 };
+    float a[VOCAB], b[VOCAB], c[VOCAB];
+    char path[128];
+    double sum = 0;
+
+    (void) state;
+    write_config(&f);
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    unlink(path);
+    dummy_logits(3, a);
+    dummy_logits(3, b);
+    dummy_logits(4, c);
+    assert_memory_equal(a, b, sizeof(a));
+    assert_memory_not_equal(a, c, sizeof(a));
+    for (uint32_t i = 0; i < VOCAB; i++) {
+        sum += (double) a[i] * a[i];
+    }
+    assert_true(sum > 1e-6 && sum < 1e6);
+}
+
+static int
+make_dir(void **state)
+{
+    (void) state;
+    snprintf(dir, sizeof(dir), "/tmp/tr-families-XXXXXX");
+    return mkdtemp(dir) == NULL;
+}
+
+static int
+remove_dir(void **state)
+{
+    char path[128];
+
+    (void) state;
+    snprintf(path, sizeof(path), "%s/config.json", dir);
+    unlink(path);
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    unlink(path);
+    return rmdir(dir);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_families),
+        cmocka_unit_test(test_mismatch),
+        cmocka_unit_test(test_dummy),
+    };
+
+    rng = rig_seed();
+    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+}

@@ -1,0 +1,290 @@
+/*
+ * The shipped model: golden logits and continuations, and the promise that a
+ * sequence's logits are bit-identical whatever else runs, however its prompt is
+ * cut, and when it is computed again after preemption.
+ */
+#include "tests/unit/fixtures/model_rig.h"
+
+#include <jansson.h>
+#include <math.h>
+
+#define POCKET "models/pocket"
+#define VOCAB 4096
+#define MAX_LEN 4096
+
+static float logits[64 * VOCAB];
+
+/* One golden prompt: the ids, what followed, and where its figures are. */
+typedef struct {
+    int32_t ids[1024];
+    uint32_t n_prompt, n_all;
+    json_t *first, *last;
+} golden_t;
+
+static json_t *golden_root;
+static golden_t goldens[16];
+static uint32_t n_goldens;
+
+static int
+load_goldens(void **state)
+{
+    json_error_t je;
+    json_t *prompts, *p;
+    size_t i;
+
+    (void) state;
+    golden_root = json_load_file(POCKET "/golden.json", 0, &je);
+    assert_non_null(golden_root);
+    prompts = json_object_get(golden_root, "prompts");
+    json_array_foreach (prompts, i, p) {
+        golden_t *g = &goldens[n_goldens++];
+        json_t *ids = json_object_get(p, "ids");
+        json_t *more = json_object_get(p, "continuation_ids");
+
+        g->n_prompt = (uint32_t) json_array_size(ids);
+        for (size_t j = 0; j < json_array_size(ids); j++) {
+            g->ids[g->n_all++] = (int32_t) json_integer_value(
+                json_array_get(ids, j));
+        }
+        for (size_t j = 0; j < json_array_size(more); j++) {
+            g->ids[g->n_all++] = (int32_t) json_integer_value(
+                json_array_get(more, j));
+        }
+        g->first = json_object_get(p, "top5_first_positions");
+        g->last = json_object_get(p, "top5_last_position");
+    }
+    assert_true(n_goldens >= 6);
+    return 0;
+}
+
+static int
+free_goldens(void **state)
+{
+    (void) state;
+    json_decref(golden_root);
+    return 0;
+}
+
+/* Five logits of one position, within 2e-3 relative; returns the worst. */
+static double
+check_top5(const float *x, json_t *top5)
+{
+    double worst = 0;
+
+    assert_int_equal(json_array_size(top5), 5);
+    for (size_t i = 0; i < 5; i++) {
+        json_t *pair = json_array_get(top5, i);
+        json_int_t id = json_integer_value(json_array_get(pair, 0));
+        double want = json_number_value(json_array_get(pair, 1));
+        double error = fabs(x[id] - want) / fabs(want);
+
+        if (!(error <= 2e-3)) {
+            fail_msg("token %lld: logit %.6f, golden %.6f", (long long) id,
+                     x[id], want);
+        }
+        worst = error > worst ? error : worst;
+    }
+    assert_int_equal(rig_argmax(x, VOCAB),
+                     json_integer_value(
+                         json_array_get(json_array_get(top5, 0), 0)));
+    return worst;
+}
+
+static void
+golden_with(const char *isa)
+{
+    rig_t rig;
+    double worst = 0;
+
+    rig_open(&rig, POCKET, "auto", isa, 2, MAX_LEN);
+    for (uint32_t i = 0; i < n_goldens; i++) {
+        const golden_t *g = &goldens[i];
+        int32_t slot = tr_kv_open(rig.kv, NULL);
+        uint32_t at = 0;
+
+        /* the first positions one by one, the rest of the prompt at once */
+        for (; at < json_array_size(g->first); at++) {
+            rig_item_t item = { slot, at, 1, g->ids + at };
+
+            rig_step(&rig, &item, 1, logits);
+            worst = fmax(worst,
+                         check_top5(logits, json_array_get(g->first, at)));
+        }
+        rig_step(&rig, &(rig_item_t){ slot, at, g->n_prompt - at, g->ids + at },
+                 1, logits);
+        worst = fmax(worst, check_top5(logits, g->last));
+        for (at = g->n_prompt; at < g->n_all; at++) {
+            assert_int_equal(rig_argmax(logits, VOCAB), g->ids[at]);
+            rig_step(&rig, &(rig_item_t){ slot, at, 1, g->ids + at }, 1,
+                     logits);
+        }
+        tr_kv_close(rig.kv, slot);
+    }
+    print_message("%s: worst relative error %.2g\n", rig.model->kernels->name,
+                  worst);
+    rig_close(&rig);
+}
+
+static void
+test_golden(void **state)
+{
+    static const char *const isas[] = { "c", "avx2", "avx512" };
+
+    (void) state;
+    for (size_t i = 0; i < 3; i++) {
+        if (tr_kernels_cpu(isas[i]) != NULL) {
+            golden_with(isas[i]);
+        }
+    }
+}
+
+/* Batch invariance: SEQS sequences of random tokens, whose logits at every
+ * position are first computed alone and in one piece. */
+#define SEQS 8
+#define SEQ_LEN 200u
+
+typedef struct {
+    int32_t tokens[SEQ_LEN];
+    float *want; /* [SEQ_LEN][VOCAB] */
+    int32_t slot;
+    uint32_t at;
+} sequence_t;
+
+static void
+fill_nan(tr_kv_cache_t *kv)
+{
+    tr_kv_view_t view;
+
+    tr_kv_view(kv, &view);
+    memset(view.pool, 0xff, tr_kv_pages(kv) * tr_kv_page_bytes(kv));
+}
+
+/* All logits of one sequence, alone, prefilled at once. */
+static void
+compute_alone(rig_t *rig, sequence_t *q)
+{
+    uint32_t rows[SEQ_LEN];
+    tr_model_t *m = rig->model;
+
+    q->slot = tr_kv_open(rig->kv, NULL);
+    rig_step(rig, &(rig_item_t){ q->slot, 0, SEQ_LEN, q->tokens }, 1, logits);
+    for (uint32_t i = 0; i < SEQ_LEN; i++) {
+        rows[i] = i;
+    }
+    for (uint32_t i = 0; i < SEQ_LEN; i += m->logit_rows) {
+        uint32_t n = SEQ_LEN - i < m->logit_rows ? SEQ_LEN - i : m->logit_rows;
+
+        assert_int_equal(tr_model_logits(m, rows + i, n), TR_OK);
+        for (uint32_t j = 0; j < n; j++) {
+            memcpy(q->want + (size_t) (i + j) * VOCAB,
+                   m->logits + j * m->ld_logits, VOCAB * sizeof(float));
+        }
+    }
+    tr_kv_close(rig->kv, q->slot);
+    q->slot = -1;
+}
+
+/* One step of a random mixture; some sequences are preempted and start over.
+ * Returns the number of rows compared. */
+static uint32_t
+mixed_step(rig_t *rig, sequence_t *seqs, uint64_t *rng)
+{
+    rig_item_t items[SEQS];
+    sequence_t *who[SEQS];
+    uint32_t n = 0, budget = 512;
+
+    for (uint32_t i = 0; i < SEQS; i++) {
+        sequence_t *q = &seqs[i];
+        uint32_t left, take;
+
+        if (q->slot >= 0 && (q->at == SEQ_LEN || rig_below(rng, 12) == 0)) {
+            tr_kv_close(rig->kv, q->slot);
+            q->slot = -1;
+        }
+        if (rig_below(rng, 4) == 0) {
+            continue;
+        }
+        if (q->slot < 0) {
+            q->slot = tr_kv_open(rig->kv, NULL);
+            q->at = 0;
+        }
+        left = SEQ_LEN - q->at;
+        take = rig_below(rng, 2) ? 1 : 1 + rig_below(rng, left);
+        take = take < budget ? take : budget;
+        if (take > 0) {
+            who[n] = q;
+            items[n++] = (rig_item_t){ q->slot, q->at, take,
+                                       q->tokens + q->at };
+            budget -= take;
+        }
+    }
+    if (n == 0) {
+        return 0;
+    }
+    rig_step(rig, items, n, logits);
+    for (uint32_t i = 0; i < n; i++) {
+        who[i]->at += items[i].n;
+        if (memcmp(logits + i * VOCAB,
+                   who[i]->want + (size_t) (who[i]->at - 1) * VOCAB,
+                   VOCAB * sizeof(float))) {
+            fail_msg("%s, %d threads: position %u, chunk of %u, row %u of %u: "
+                     "other bits than alone",
+                     rig->model->kernels->name, rig->model->stream.threads,
+                     who[i]->at - 1, items[i].n, i, n);
+        }
+    }
+    return n;
+}
+
+static void
+invariant_with(const char *isa, int steps, uint64_t *rng)
+{
+    static sequence_t seqs[SEQS];
+    rig_t rig;
+    uint32_t compared = 0;
+
+    rig_open(&rig, POCKET, "auto", isa, 3, MAX_LEN);
+    fill_nan(rig.kv);
+    for (uint32_t i = 0; i < SEQS; i++) {
+        seqs[i].want = malloc((size_t) SEQ_LEN * VOCAB * sizeof(float));
+        assert_non_null(seqs[i].want);
+        for (uint32_t j = 0; j < SEQ_LEN; j++) {
+            seqs[i].tokens[j] = (int32_t) rig_below(rng, VOCAB);
+        }
+        compute_alone(&rig, &seqs[i]);
+        assert_false(isnan(seqs[i].want[(size_t) SEQ_LEN * VOCAB - 1]));
+    }
+    for (int i = 0; i < steps; i++) {
+        rig.model->stream.threads = 1 + i % 3;
+        compared += mixed_step(&rig, seqs, rng);
+    }
+    assert_true(compared > (uint32_t) steps);
+    for (uint32_t i = 0; i < SEQS; i++) {
+        free(seqs[i].want);
+    }
+    rig_close(&rig);
+}
+
+static void
+test_batch_invariance(void **state)
+{
+    uint64_t rng = rig_seed();
+
+    (void) state;
+    invariant_with(NULL, 60, &rng);
+    if (tr_kernels_cpu("avx2") != NULL) {
+        invariant_with("avx2", 20, &rng);
+    }
+    invariant_with("c", 8, &rng);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_batch_invariance),
+    };
+
+    return cmocka_run_group_tests(tests, load_goldens, free_goldens);
+}

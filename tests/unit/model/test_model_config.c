@@ -1,0 +1,358 @@
+/*
+ * config.json and generation_config.json: what published models write, in both
+ * spellings, and a table of configurations that must be refused, with the words
+ * of the error.
+ */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "engine/model/model_config.h"
+
+static char dir[64];
+
+static int
+make_dir(void **state)
+{
+    (void) state;
+    snprintf(dir, sizeof(dir), "/tmp/tr-config-XXXXXX");
+    return mkdtemp(dir) == NULL;
+}
+
+static void
+write_file(const char *name, const char *text)
+{
+    char path[128];
+    FILE *f;
+
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    if (text == NULL) {
+        unlink(path);
+        return;
+    }
+    f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, strlen(text), f), strlen(text));
+    fclose(f);
+}
+
+static int
+remove_dir(void **state)
+{
+    (void) state;
+    write_file("config.json", NULL);
+    write_file("generation_config.json", NULL);
+    return rmdir(dir);
+}
+
+static tr_model_config_t
+load(const char *config, const char *generation)
+{
+    tr_model_config_t c;
+    tr_error_t err = { 0 };
+
+    write_file("config.json", config);
+    write_file("generation_config.json", generation);
+    if (tr_model_config_load(dir, &c, &err) != TR_OK) {
+        fail_msg("%s: %s", config, err.text);
+    }
+    return c;
+}
+
+#define SHAPE                                                            \
+    "\"vocab_size\":1000,\"hidden_size\":256,\"intermediate_size\":512," \
+    "\"num_hidden_layers\":2,\"num_attention_heads\":4"
+#define LLAMA(more) "{\"model_type\":\"llama\"," SHAPE more "}"
+
+static void
+test_llama(void **state)
+{
+    tr_model_config_t c = load(LLAMA(""), NULL);
+
+    (void) state;
+    assert_string_equal(c.model_type, "llama");
+    assert_true(c.vocab == 1000 && c.hidden == 256 && c.intermediate == 512);
+    assert_true(c.layers == 2 && c.query_heads == 4 && c.kv_heads == 4);
+    assert_true(c.head_dim == 64 && c.max_positions == 2048);
+    assert_true(!c.tied && !c.qkv_bias && !c.o_bias && !c.qk_norm);
+    assert_true(c.rope == TR_ROPE_DEFAULT && c.rope_theta == 10000);
+    assert_true(c.n_eos == 0 && c.bos == -1);
+    c = load(LLAMA(",\"attention_bias\":true,\"tie_word_embeddings\":true,"
+                   "\"num_key_value_heads\":2,\"rope_scaling\":null,"
+                   "\"head_dim\":128,\"rms_norm_eps\":1e-5,"
+                   "\"bos_token_id\":7,\"eos_token_id\":[5,6,5]"),
+             "{\"eos_token_id\":[6,9]}");
+    assert_true(c.qkv_bias && c.o_bias && c.tied && c.kv_heads == 2);
+    assert_true(c.head_dim == 128 && c.norm_eps == 1e-5f && c.bos == 7);
+    assert_true(c.n_eos == 3 && c.eos[0] == 5 && c.eos[1] == 6
+                && c.eos[2] == 9);
+}
+
+static void
+test_families(void **state)
+{
+    tr_model_config_t c;
+
+    (void) state;
+    c = load("{\"model_type\":\"qwen2\"," SHAPE ",\"sliding_window\":100,"
+             "\"use_sliding_window\":false,\"rope_theta\":1000000.0,"
+             "\"max_position_embeddings\":32768}",
+             NULL);
+    assert_true(c.qkv_bias && !c.o_bias && !c.qk_norm);
+    assert_true(c.sliding_window == 0 && c.max_positions == 32768);
+    assert_true(c.rope_theta == 1e6);
+    c = load("{\"model_type\":\"qwen3\"," SHAPE ",\"head_dim\":128}", NULL);
+    assert_true(!c.qkv_bias && c.qk_norm && c.head_dim == 128);
+    c = load("{\"model_type\":\"mistral\"," SHAPE ",\"sliding_window\":null,"
+             "\"max_position_embeddings\":32768}",
+             NULL);
+    assert_true(c.sliding_window == 0 && c.max_positions == 32768);
+    c = load("{\"model_type\":\"mistral\"," SHAPE ",\"sliding_window\":4096,"
+             "\"max_position_embeddings\":32768}",
+             NULL);
+    assert_true(c.sliding_window == 4096 && c.max_positions == 4096);
+    c = load("{\"model_type\":\"mistral\"," SHAPE ",\"sliding_window\":32768,"
+             "\"max_position_embeddings\":32768}",
+             NULL);
+    assert_true(c.sliding_window == 0 && c.max_positions == 32768);
+}
+
+/* Llama 3.1's values in both spellings, and its published frequencies. */
+static void
+test_rope(void **state)
+{
+    static const char *const spellings[] = {
+        LLAMA(",\"head_dim\":128,\"rope_theta\":500000.0,\"rope_scaling\":{"
+              "\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,"
+              "\"original_max_position_embeddings\":8192,"
+              "\"rope_type\":\"llama3\"}"),
+        LLAMA(",\"head_dim\":128,\"rope_parameters\":{\"rope_theta\":500000.0,"
+              "\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,"
+              "\"original_max_position_embeddings\":8192,"
+              "\"rope_type\":\"llama3\"}"),
+    };
+    tr_model_config_t c;
+    float f[64];
+
+    (void) state;
+    for (int i = 0; i < 2; i++) {
+        c = load(spellings[i], NULL);
+        assert_true(c.rope == TR_ROPE_LLAMA3 && c.rope_theta == 500000
+                    && c.rope_factor == 8 && c.rope_low == 1 && c.rope_high == 4
+                    && c.rope_original == 8192);
+        tr_model_config_rope(&c, f);
+        assert_true(f[0] == 1);
+        /* wavelengths 2048 and 8192 divide the three ranges: 28 is kept
+         * (1963), 29 blended (2410), 35 stretched (8236) */
+        assert_true(fabsf(f[28] / powf(500000, -56 / 128.0f) - 1) < 1e-5f);
+        assert_true(fabsf(f[35] / powf(500000, -70 / 128.0f) - 0.125f) < 1e-5f);
+        assert_true(fabsf(f[63] / powf(500000, -126 / 128.0f) - 0.125f)
+                    < 1e-5f);
+        {
+            double plain = pow(500000, -58 / 128.0);
+            double s = (8192 * plain / (2 * M_PI) - 1) / 3;
+
+            assert_true(fabs(f[29] - plain * ((1 - s) / 8 + s)) < 1e-9);
+        }
+    }
+    c = load(LLAMA(",\"rope_scaling\":{\"type\":\"linear\",\"factor\":4}"),
+             NULL);
+    tr_model_config_rope(&c, f);
+    assert_true(c.rope == TR_ROPE_LINEAR && f[0] == 0.25f);
+    c = load(LLAMA(",\"rope_parameters\":{\"rope_type\":\"default\","
+                   "\"rope_theta\":5e5}"),
+             NULL);
+    assert_true(c.rope == TR_ROPE_DEFAULT && c.rope_theta == 5e5);
+}
+
+static void
+test_pocket(void **state)
+{
+    tr_model_config_t c;
+    tr_error_t err;
+
+    (void) state;
+    assert_int_equal(tr_model_config_load("models/pocket", &c, &err), TR_OK);
+    assert_true(c.n_eos == 2 && c.eos[0] == 4 && c.eos[1] == 1);
+    /* two bytes each, by the index file */
+    assert_int_equal(tr_model_config_parameters(&c), 28324608 / 2);
+}
+
+/* Two layers, four heads of 64: 2048 bytes of keys and values a token. */
+static void
+test_len(void **state)
+{
+    tr_model_config_t c = load(LLAMA(""), NULL);
+
+    (void) state;
+    assert_int_equal(tr_model_config_len(&c, 0, 0), 2048);
+    assert_int_equal(tr_model_config_len(&c, 100, 0), 100);
+    assert_int_equal(tr_model_config_len(&c, 0, 2048 * 2048), 2048);
+    assert_int_equal(tr_model_config_len(&c, 0, 2048 * 2048 - 1), 2048);
+    assert_int_equal(tr_model_config_len(&c, 0, 2048 * 2047 - 1), 2047);
+    assert_int_equal(tr_model_config_len(&c, 100, 2048 * 50), 51);
+    assert_int_equal(tr_model_config_len(&c, 0, 1), 1);
+    assert_int_equal(tr_model_config_len(&c, 0, UINT64_MAX), 2048);
+}
+
+#define HEADS(h)                                                              \
+    "{\"model_type\":\"llama\",\"vocab_size\":1000,"                          \
+    "\"hidden_size\":256,\"intermediate_size\":512,\"num_hidden_layers\":2" h \
+    "}"
+
+#define SIZES(vocab, hidden, intermediate, layers, heads)             \
+    "{\"model_type\":\"llama\",\"vocab_size\":" vocab                 \
+    ",\"hidden_size\":" hidden ",\"intermediate_size\":" intermediate \
+    ",\"num_hidden_layers\":" layers ",\"num_attention_heads\":" heads "}"
+
+static const struct {
+    const char *config, *generation;
+    tr_status_t status;
+    const char *param, *words;
+} refused[] = {
+    { NULL, NULL, TR_ERR_NOT_FOUND, "model", "cannot read" },
+    { "{", NULL, TR_ERR_FORMAT, "", "config.json: line 1" },
+    { "[]", NULL, TR_ERR_FORMAT, "", "not a JSON object" },
+    { "{}", NULL, TR_ERR_UNSUPPORTED, "model_type", "model_type is \"\"" },
+    { "{\"model_type\":\"gemma\"}", NULL, TR_ERR_UNSUPPORTED, "model_type",
+      "\"gemma\", expected llama" },
+    { "{\"model_type\":\"llama\"}", NULL, TR_ERR_FORMAT, "vocab_size",
+      "vocab_size is missing" },
+    { LLAMA(",\"hidden_act\":\"gelu\""), NULL, TR_ERR_UNSUPPORTED, "hidden_act",
+      "\"gelu\", expected silu" },
+    { LLAMA(",\"mlp_bias\":true"), NULL, TR_ERR_UNSUPPORTED, "mlp_bias",
+      "mlp_bias is true" },
+    { LLAMA(",\"mlp_bias\":1"), NULL, TR_ERR_FORMAT, "mlp_bias",
+      "mlp_bias is 1, expected true or false" },
+    { LLAMA(",\"quantization_config\":{}"), NULL, TR_ERR_UNSUPPORTED,
+      "quantization_config", "unquantised" },
+    { HEADS(",\"num_attention_heads\":0"), NULL, TR_ERR_FORMAT,
+      "num_attention_heads", "is 0, expected an integer from 1" },
+    { HEADS(",\"num_attention_heads\":\"4\""), NULL, TR_ERR_FORMAT,
+      "num_attention_heads", "is \"4\", expected an integer" },
+    { HEADS(",\"num_attention_heads\":7"), NULL, TR_ERR_FORMAT, "hidden_size",
+      "256 is no multiple of" },
+    { HEADS(",\"num_attention_heads\":32"), NULL, TR_ERR_UNSUPPORTED,
+      "head_dim", "head_dim is 8, expected a multiple of 16" },
+    { LLAMA(",\"head_dim\":512"), NULL, TR_ERR_UNSUPPORTED, "head_dim",
+      "head_dim is 512" },
+    { LLAMA(",\"num_key_value_heads\":3"), NULL, TR_ERR_FORMAT,
+      "num_key_value_heads", "4 query heads on 3" },
+    { LLAMA(",\"num_key_value_heads\":-1"), NULL, TR_ERR_FORMAT,
+      "num_key_value_heads", "is -1" },
+    { HEADS(",\"num_attention_heads\":64,\"head_dim\":16,"
+            "\"num_key_value_heads\":1"),
+      NULL, TR_ERR_FORMAT, "num_key_value_heads", "64 query heads on 1" },
+    { LLAMA(",\"rms_norm_eps\":0"), NULL, TR_ERR_FORMAT, "rms_norm_eps",
+      "rms_norm_eps is 0, expected a positive number" },
+    { LLAMA(",\"rope_theta\":\"x\""), NULL, TR_ERR_FORMAT, "rope_theta",
+      "rope_theta is \"x\", expected a positive number" },
+    { LLAMA(",\"rope_scaling\":[]"), NULL, TR_ERR_FORMAT, "rope_scaling",
+      "rope_scaling is [], expected an object or null" },
+    { LLAMA(",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}"), NULL,
+      TR_ERR_UNSUPPORTED, "rope_scaling", "\"dynamic\" is not" },
+    { LLAMA(",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4}"), NULL,
+      TR_ERR_UNSUPPORTED, "rope_scaling", "\"yarn\" is not" },
+    { LLAMA(",\"rope_scaling\":{\"rope_type\":7}"), NULL, TR_ERR_UNSUPPORTED,
+      "rope_scaling", "type 7 is not supported" },
+    { LLAMA(",\"rope_scaling\":{\"factor\":4}"), NULL, TR_ERR_FORMAT,
+      "rope_type", "rope_type is missing beside factor 4" },
+    { LLAMA(",\"rope_parameters\":{\"rope_type\":null,\"factor\":4}"), NULL,
+      TR_ERR_FORMAT, "rope_type", "rope_type is missing" },
+    { LLAMA(",\"rope_scaling\":{\"type\":\"linear\"}"), NULL, TR_ERR_FORMAT,
+      "factor", "config.json: factor is missing" },
+    { LLAMA(",\"rope_scaling\":{\"type\":\"linear\",\"factor\":-1}"), NULL,
+      TR_ERR_FORMAT, "factor", "factor is -1, expected a positive" },
+    { LLAMA(",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,"
+            "\"low_freq_factor\":4,\"high_freq_factor\":4,"
+            "\"original_max_position_embeddings\":8192}"),
+      NULL, TR_ERR_FORMAT, "high_freq_factor",
+      "high_freq_factor is 4, expected more than the low_freq_factor 4" },
+    { LLAMA(",\"max_position_embeddings\":0"), NULL, TR_ERR_FORMAT,
+      "max_position_embeddings", "is 0" },
+    /* promises that nobody could keep */
+    { LLAMA(",\"max_position_embeddings\":16777217"), NULL, TR_ERR_FORMAT,
+      "max_position_embeddings",
+      "config.json: max_position_embeddings is 16777217, expected an integer "
+      "from 1 to 16777216" },
+    { LLAMA(",\"max_position_embeddings\":9223372036854775807"), NULL,
+      TR_ERR_FORMAT, "max_position_embeddings", "is 9223372036854775807" },
+    { LLAMA(",\"max_position_embeddings\":9223372036854775808"), NULL,
+      TR_ERR_FORMAT, "", "too big integer near '9223372036854775808'" },
+    { SIZES("4194305", "256", "512", "2", "4"), NULL, TR_ERR_FORMAT,
+      "vocab_size", "is 4194305, expected an integer from 2 to 4194304" },
+    { SIZES("1000", "262145", "512", "2", "4"), NULL, TR_ERR_FORMAT,
+      "hidden_size", "is 262145, expected an integer from 1 to 262144" },
+    { SIZES("1000", "256", "1048577", "2", "4"), NULL, TR_ERR_FORMAT,
+      "intermediate_size", "is 1048577, expected an integer from 1 to" },
+    { SIZES("1000", "256", "512", "1025", "4"), NULL, TR_ERR_FORMAT,
+      "num_hidden_layers", "is 1025, expected an integer from 1 to 1024" },
+    { SIZES("1000", "256", "512", "2", "1025"), NULL, TR_ERR_FORMAT,
+      "num_attention_heads", "is 1025, expected an integer from 1 to 1024" },
+    { LLAMA(",\"num_key_value_heads\":1025"), NULL, TR_ERR_FORMAT,
+      "num_key_value_heads", "is 1025, expected an integer from 1 to 1024" },
+    /* nothing, and infinity, as a float */
+    { LLAMA(",\"rms_norm_eps\":1e-300"), NULL, TR_ERR_FORMAT, "rms_norm_eps",
+      "rms_norm_eps is 1e-300, expected a positive number" },
+    { LLAMA(",\"initializer_range\":1e300"), NULL, TR_ERR_FORMAT,
+      "initializer_range", "initializer_range is 1e300, expected a positive" },
+    { LLAMA(",\"rope_theta\":1e300"), NULL, TR_ERR_FORMAT, "rope_theta",
+      "rope_theta is 1e300, expected a positive number, from" },
+    { LLAMA(",\"eos_token_id\":1000"), NULL, TR_ERR_FORMAT, "eos_token_id",
+      "config.json: eos_token_id holds 1000" },
+    { LLAMA(",\"eos_token_id\":[1,\"x\"]"), NULL, TR_ERR_FORMAT, "eos_token_id",
+      "holds \"x\", expected a token id below 1000" },
+    { LLAMA(",\"eos_token_id\":1.5"), NULL, TR_ERR_FORMAT, "eos_token_id",
+      "config.json: eos_token_id holds 1.5" },
+    { LLAMA(""), "{\"eos_token_id\":\"</s>\"}", TR_ERR_FORMAT, "eos_token_id",
+      "generation_config.json: eos_token_id holds \"</s>\"" },
+    { LLAMA(",\"eos_token_id\":[1,2,3,4,5,6,7,8,9]"), NULL, TR_ERR_FORMAT,
+      "eos_token_id", "more than 8" },
+    { LLAMA(""), "{\"eos_token_id\":-1}", TR_ERR_FORMAT, "eos_token_id",
+      "generation_config.json: eos_token_id holds -1" },
+    { LLAMA(""), "{,}", TR_ERR_FORMAT, "", "generation_config.json: line" },
+    { LLAMA(",\"vocab_size\":1000"), NULL, TR_ERR_FORMAT, "", "duplicate" },
+};
+
+static void
+test_refused(void **state)
+{
+    (void) state;
+    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
+        tr_model_config_t c;
+        tr_error_t err = { 0 };
+        tr_status_t rc;
+
+        write_file("config.json", refused[i].config);
+        write_file("generation_config.json", refused[i].generation);
+        rc = tr_model_config_load(dir, &c, &err);
+        if (rc != refused[i].status || err.status != rc
+            || strcmp(err.param, refused[i].param)
+            || strstr(err.text, refused[i].words) == NULL) {
+            fail_msg("%s: status %d param \"%s\" \"%s\", expected %d \"%s\" "
+                     "\"%s\"",
+                     refused[i].config, rc, err.param, err.text,
+                     refused[i].status, refused[i].param, refused[i].words);
+        }
+    }
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_llama),   cmocka_unit_test(test_families),
+        cmocka_unit_test(test_rope),    cmocka_unit_test(test_pocket),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_len),
+    };
+
+    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+}

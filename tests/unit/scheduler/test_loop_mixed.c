@@ -1,0 +1,122 @@
+/*
+ * The step loop with everything at once: every policy, requests with all that a
+ * sampler can be asked for, stops, echoes and several choices, in pools so tiny
+ * that somebody always makes way, late and with rows that find no page.  Each
+ * gets bit for bit, logprobs and ends included, what it gets alone.
+ */
+#include "tests/unit/fixtures/policy_bench.h"
+
+#define CROWD 20
+#define MOST_PROMPT 120u
+#define MOST_TOKENS 150u
+
+static const tr_stop_string_t stops[] = { { "e", 1 },
+                                          { "th", 2 },
+                                          { " a", 2 } };
+
+/* A request of any kind. */
+static void
+random_ask(ask_t *ask, uint32_t i, uint64_t *state)
+{
+    tr_sampling_params_t *p = &ask->params;
+
+    ask->prompt_len = 1 + rig_below(state, i % 6 == 0 ? MOST_PROMPT : 60);
+    ask->n = i % 4 == 0 ? 1 + rig_below(state, CHOICES) : 1;
+    ask->echo = rig_below(state, 6) == 0;
+    *p = plain(i, 1 + rig_below(state, i % 3 != 0 ? MOST_TOKENS : 30));
+    p->temperature = rig_below(state, 3) == 0 ? 0 : 1.2f;
+    p->top_k = rig_below(state, 3) == 0 ? 20 : 0;
+    p->top_p = rig_below(state, 3) == 0 ? 0.9f : 1;
+    if (rig_below(state, 3) == 0) { /* counts of what was said */
+        p->presence_penalty = 0.7f;
+        p->frequency_penalty = 0.4f;
+        p->repetition_penalty = 1.3f;
+    }
+    p->ignore_eos = rig_below(state, 3) != 0;
+    p->min_tokens = rig_below(state, 3) == 0 ? p->max_tokens / 2 : 0;
+    p->stop = stops;
+    p->n_stop = rig_below(state, 3) == 0 ? 1 + rig_below(state, 3) : 0;
+    if (rig_below(state, 4) == 0) {
+        p->logprobs = (int32_t) rig_below(state, 4);
+    }
+}
+
+/* The smallest pool that takes the longest of them, alone. */
+static uint64_t
+least_memory(const char *spec)
+{
+    uint64_t memory = 512 << 10;
+
+    for (;; memory += 128 << 10) {
+        tr_config_t c = settings(spec, memory, 0);
+        tr_executor_t *e = NULL;
+        tr_error_t err;
+
+        if (tr_executor_model_open(&c, &e, &err) == TR_OK) {
+            uint32_t len = e->max_model_len;
+
+            e->free(e);
+            if (len >= MOST_PROMPT + MOST_TOKENS) {
+                return memory;
+            }
+        }
+    }
+}
+
+static uint32_t preemptions, swaps; /* of all */
+
+static void
+run_mixed(void **state)
+{
+    const char *spec = *state;
+    ask_t *asks = calloc(CROWD, sizeof(*asks));
+    uint64_t random = seed;
+    uint32_t stopped = 0;
+    made_way_t done;
+
+    for (uint32_t i = 0; i < CROWD; i++) {
+        random_ask(&asks[i], i, &random);
+    }
+    run_alone(spec, asks, CROWD);
+    for (uint32_t i = 0; i < CROWD; i++) {
+        stopped += asks[i].last.reason == TR_FINISH_STOP;
+    }
+    assert_in_range(stopped, 1, CROWD - 1);
+    done = run_crowd(spec, asks, CROWD, least_memory(spec), 64 << 20, true);
+    assert_int_equal(done.recomputed, 0);
+    preemptions += done.preemptions;
+    swaps += done.swaps;
+    compare(spec, asks, CROWD);
+    free(asks);
+}
+
+static void
+somebody_made_way(void **state)
+{
+    (void) state;
+    assert_true(preemptions > 0 && swaps > 0);
+}
+
+#define MIXED(spec)                       \
+    {                                     \
+        spec, run_mixed, NULL, NULL, spec \
+    }
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        MIXED("full"),
+        MIXED("int4"),
+        MIXED("uniform:levels=8/4"),
+        MIXED("kivi:window=32"),
+        MIXED("snapkv:budget=64"),
+        MIXED("h2o:budget=0.3"),
+        MIXED("streamingllm:recent=48"),
+        MIXED("diffkv"),
+        MIXED("quest:budget=64,from=0"),
+        cmocka_unit_test(somebody_made_way),
+    };
+
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

@@ -1,0 +1,218 @@
+/*
+ * Requests: the arena's alignment and zeroes, the layout of prompts and
+ * choices, seeds, and sizes that must be refused.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/scheduler/request.h"
+
+static tr_tokenizer_t *tokenizer;
+
+static void
+arena(void **state)
+{
+    static const size_t sizes[] = { 1, 16, 0, 100, 4096, 4097, 30000, 5, 17 };
+    tr_arena_t a = { 0 };
+    uint8_t *got[300];
+    size_t size[300], i, k;
+
+    (void) state;
+    for (i = 0; i < 300; i++) {
+        size[i] = sizes[i % 9];
+        got[i] = tr_arena_alloc(&a, size[i]);
+        assert_non_null(got[i]);
+        assert_int_equal((uintptr_t) got[i] % 16, 0);
+        for (k = 0; k < size[i]; k++) {
+            assert_int_equal(got[i][k], 0);
+        }
+        memset(got[i], (int) (i | 1), size[i]);
+    }
+    for (i = 0; i < 300; i++) { /* nobody wrote over another */
+        for (k = 0; k < size[i]; k++) {
+            assert_int_equal(got[i][k], (uint8_t) (i | 1));
+        }
+    }
+    assert_null(tr_arena_alloc(&a, SIZE_MAX));
+    assert_null(tr_arena_alloc(&a, SIZE_MAX - 20));
+    tr_arena_free(&a);
+    assert_null(a.blocks);
+    /* usable again */
+    assert_non_null(tr_arena_alloc(&a, 8));
+    tr_arena_free(&a);
+}
+
+static tr_request_t *
+make(uint32_t n, uint32_t max_tokens)
+{
+    tr_request_t *r = calloc(1, sizeof(*r));
+
+    r->n = n;
+    r->params = (tr_sampling_params_t){ .temperature = 1.0f,
+                                        .top_p = 1.0f,
+                                        .repetition_penalty = 1.0f,
+                                        .has_seed = true,
+                                        .seed = 42,
+                                        .max_tokens = max_tokens,
+                                        .logprobs = -1 };
+    return r;
+}
+
+static tr_status_t
+layout(tr_request_t *r, const tr_ids_t *prompts, uint32_t n)
+{
+    static const int32_t eos = 4;
+
+    return tr_request_layout(r, prompts, n, 4096, &eos, 1, tokenizer);
+}
+
+static void
+layout_prompts_and_choices(void **state)
+{
+    int32_t ids[] = { 10, 11, 12, 13, 14 };
+    tr_ids_t prompts[] = { { ids, 5, 5 }, { ids + 2, 2, 2 } };
+    tr_request_t *r = make(3, 7);
+    uint32_t i, k;
+
+    (void) state;
+    r->params.presence_penalty = 1.0f;
+    assert_int_equal(layout(r, prompts, 2), TR_OK);
+    assert_int_equal(r->n_prompts, 2);
+    assert_int_equal(r->n_sequences, 6);
+    assert_int_equal(r->open_sequences, 6);
+    assert_int_equal(r->prompt_tokens, 7);
+    for (i = 0; i < 6; i++) {
+        const tr_sequence_t *s = &r->sequences[i];
+        const tr_ids_t *p = &prompts[i / 3];
+
+        assert_ptr_equal(s->request, r);
+        assert_int_equal(s->choice, i);
+        assert_int_equal(s->state, TR_SEQ_WAITING);
+        assert_int_equal(s->kv_slot, -1);
+        assert_int_equal(s->prompt_len, p->len);
+        assert_int_equal(s->len, p->len);
+        assert_int_equal(s->cap, p->len + 7);
+        assert_memory_equal(s->tokens, p->data, p->len * sizeof(int32_t));
+        assert_null(s->prompt_scores);
+        assert_non_null(s->sampler.counts);
+        for (k = 0; k < i; k++) {
+            assert_ptr_not_equal(s->tokens, r->sequences[k].tokens);
+            assert_ptr_not_equal(s->sampler.counts,
+                                 r->sequences[k].sampler.counts);
+        }
+    }
+    tr_request_free(r);
+}
+
+static void
+layout_seeds(void **state)
+{
+    int32_t id = 10;
+    tr_ids_t prompts[] = { { &id, 1, 1 }, { &id, 1, 1 } };
+    tr_request_t *one = make(1, 1), *four = make(4, 1), *drawn = make(2, 1);
+    uint32_t i, k;
+
+    (void) state;
+    assert_int_equal(layout(one, prompts, 1), TR_OK);
+    assert_int_equal(layout(four, prompts, 2), TR_OK);
+    drawn->params.has_seed = false;
+    assert_int_equal(layout(drawn, prompts, 1), TR_OK);
+    /* the first choice is the only one of n = 1; prompts do not differ */
+    assert_int_equal(one->sequences[0].sampler.seed, 42);
+    assert_int_equal(four->sequences[0].sampler.seed, 42);
+    for (i = 0; i < 4; i++) {
+        assert_int_equal(four->sequences[i].sampler.seed,
+                         four->sequences[4 + i].sampler.seed);
+        for (k = 0; k < i; k++) {
+            assert_true(four->sequences[i].sampler.seed
+                        != four->sequences[k].sampler.seed);
+        }
+    }
+    assert_true(drawn->sequences[0].sampler.seed != 42);
+    assert_true(drawn->sequences[0].sampler.seed
+                != drawn->sequences[1].sampler.seed);
+    tr_request_free(one);
+    tr_request_free(four);
+    tr_request_free(drawn);
+}
+
+static void
+layout_echo_scores(void **state)
+{
+    int32_t ids[] = { 10, 11, 12 };
+    tr_ids_t prompts[] = { { ids, 3, 3 }, { ids, 2, 2 } };
+    tr_request_t *r = make(2, 0);
+
+    (void) state;
+    r->echo = true;
+    r->params.logprobs = 2;
+    assert_int_equal(layout(r, prompts, 2), TR_OK);
+    assert_non_null(r->sequences[0].prompt_scores);
+    assert_ptr_equal(r->sequences[0].prompt_scores,
+                     r->sequences[1].prompt_scores);
+    assert_ptr_not_equal(r->sequences[0].prompt_scores,
+                         r->sequences[2].prompt_scores);
+    assert_ptr_equal(r->sequences[2].prompt_scores,
+                     r->sequences[3].prompt_scores);
+    tr_request_free(r);
+}
+
+static void
+layout_refuses(void **state)
+{
+    int32_t id = 10;
+    tr_ids_t one = { &id, 1, 1 }, none = { &id, 0, 0 };
+    tr_request_t *r = make(1, UINT32_MAX);
+
+    (void) state;
+    assert_int_equal(layout(r, &one, 1), TR_ERR_INVALID);
+    tr_request_free(r);
+    r = make(1, 5);
+    assert_int_equal(layout(r, &none, 1), TR_ERR_INVALID);
+    tr_request_free(r);
+    r = make(UINT32_MAX, 5);
+    assert_int_equal(layout(r, &one, UINT32_MAX), TR_ERR_INVALID);
+    tr_request_free(r);
+    r = make(0, 5);
+    assert_int_equal(layout(r, &one, 1), TR_ERR_INVALID);
+    tr_request_free(r);
+    tr_request_free(NULL);
+}
+
+static int
+setup(void **state)
+{
+    tr_error_t err;
+
+    (void) state;
+    return tr_tokenizer_load("models/pocket", &tokenizer, &err);
+}
+
+static int
+teardown(void **state)
+{
+    (void) state;
+    tr_tokenizer_free(tokenizer);
+    return 0;
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(arena),
+        cmocka_unit_test(layout_prompts_and_choices),
+        cmocka_unit_test(layout_seeds),
+        cmocka_unit_test(layout_echo_scores),
+        cmocka_unit_test(layout_refuses),
+    };
+
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

@@ -1,0 +1,572 @@
+/*
+ * The scheduler alone: who is admitted, what a batch holds, what a full outlet
+ * stops.  Requests are made by hand and "run" by counting.  Who has to make way
+ * for whom is test_scheduler_pages.c; test_scheduler_storm.c plays at random.
+ */
+#include "tests/unit/fixtures/scheduler_bench.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* ---- batches ------------------------------------------------------------ */
+
+static void
+one_request(void **state)
+{
+    bench_t b;
+    tr_request_t *r;
+    uint32_t i;
+
+    (void) state;
+    bench_init(&b, 100, 4, 64);
+    compose(&b);
+    assert_int_equal(b.s.n_rows, 0);
+    r = add(&b, 100, 3);
+    compose(&b);
+    assert_int_equal(b.s.n_rows, 1);
+    assert_int_equal(b.s.rows[0].pos, 0);
+    assert_int_equal(b.s.rows[0].n, 64);
+    assert_false(b.s.rows[0].sample);
+    apply(&b);
+    compose(&b);
+    assert_int_equal(b.s.rows[0].pos, 64);
+    assert_int_equal(b.s.rows[0].n, 36);
+    assert_true(b.s.rows[0].sample);
+    apply(&b);
+    for (i = 0; i < 2; i++) {
+        compose(&b);
+        assert_int_equal(b.s.rows[0].pos, 100 + i);
+        assert_int_equal(b.s.rows[0].n, 1);
+        assert_true(b.s.rows[0].sample);
+        apply(&b);
+    }
+    assert_int_equal(r->sequences[0].state, TR_SEQ_DONE);
+    tr_request_free(r);
+    bench_free(&b);
+}
+
+static void
+decode_before_prompts(void **state)
+{
+    bench_t b;
+    tr_request_t *old[3], *prompt;
+    uint32_t i;
+
+    (void) state;
+    bench_init(&b, 100, 8, 32);
+    for (i = 0; i < 3; i++) {
+        old[i] = add(&b, 4, 50);
+    }
+    step(&b);
+    prompt = add(&b, 200, 1);
+    compose(&b);
+    assert_int_equal(b.s.n_rows, 4);
+    assert_int_equal(b.s.n_tokens, 32);
+    for (i = 0; i < 3; i++) {
+        assert_ptr_equal(b.s.rows[i].sequence->request, old[i]);
+        assert_int_equal(b.s.rows[i].n, 1);
+    }
+    assert_ptr_equal(b.s.rows[3].sequence->request, prompt);
+    assert_int_equal(b.s.rows[3].n, 29);
+    apply(&b);
+    for (i = 0; i < 3; i++) {
+        drop(&b, old[i]);
+    }
+    drop(&b, prompt);
+    bench_free(&b);
+}
+
+/* More decoding sequences than a batch takes: all advance alike, and a prompt
+ * is not starved. */
+static void
+decode_more_than_a_batch(void **state)
+{
+    bench_t b;
+    tr_request_t *r[20], *prompt;
+    uint32_t i;
+
+    (void) state;
+    bench_init(&b, 200, 32, 8);
+    for (i = 0; i < 20; i++) {
+        r[i] = add(&b, 1, 1000);
+    }
+    for (i = 0; i < 100; i++) {
+        step(&b);
+        assert_in_range(b.s.n_tokens, 1, 8);
+    }
+    for (i = 0; i < 20; i++) {
+        assert_in_range(r[i]->sequences[0].len, 1 + 38, 1 + 42);
+    }
+    prompt = add(&b, 50, 1);
+    for (i = 0; prompt->sequences[0].state != TR_SEQ_DONE; i++) {
+        assert_true(i < 60);
+        step(&b);
+    }
+    for (i = 0; i < 20; i++) {
+        drop(&b, r[i]);
+    }
+    tr_request_free(prompt);
+    bench_free(&b);
+}
+
+static void
+prompts_alternate(void **state)
+{
+    bench_t b;
+    tr_request_t *a, *c, *late;
+    uint32_t i;
+
+    (void) state;
+    bench_init(&b, 500, 8, 64);
+    a = add(&b, 1000, 1);
+    c = add(&b, 1000, 1);
+    for (i = 0; i < 6; i++) {
+        compose(&b);
+        assert_int_equal(b.s.n_rows, 1);
+        assert_ptr_equal(b.s.rows[0].sequence->request, i % 2 == 0 ? a : c);
+        apply(&b);
+    }
+    /* a short one that comes later has its turn at once */
+    late = add(&b, 10, 1);
+    compose(&b);
+    assert_ptr_equal(b.s.rows[0].sequence->request, late);
+    assert_int_equal(b.s.rows[0].n, 10);
+    assert_ptr_equal(b.s.rows[1].sequence->request, a);
+    assert_int_equal(b.s.rows[1].n, 54);
+    apply(&b);
+    drop(&b, a);
+    drop(&b, c);
+    tr_request_free(late);
+    bench_free(&b);
+}
+
+/* Turns are between requests: many prompts in one do not get more. */
+static void
+prompts_alternate_by_request(void **state)
+{
+    bench_t b;
+    tr_request_t *many, *one;
+    uint32_t i, of_one = 0, of_many = 0;
+
+    (void) state;
+    bench_init(&b, 2000, 16, 64);
+    many = make_request(&b, 1000, 1, 8);
+    many->n = 1; /* eight prompts, not eight choices */
+    tr_scheduler_add(&b.s, many);
+    one = add(&b, 1000, 1);
+    for (i = 0; i < 20; i++) {
+        compose(&b);
+        of_one += row_of(&b, one) != NULL;
+        of_many += row_of(&b, many) != NULL;
+        apply(&b);
+    }
+    assert_int_equal(of_one, 10);
+    assert_int_equal(of_many, 10);
+    drop(&b, many);
+    drop(&b, one);
+    bench_free(&b);
+}
+
+static void
+paused_are_left_out(void **state)
+{
+    bench_t b;
+    tr_request_t *a, *c;
+
+    (void) state;
+    bench_init(&b, 100, 8, 64);
+    a = add(&b, 10, 100);
+    a->wishes = TR_CONTROL_PAUSE;
+    c = add(&b, 100, 100);
+    compose(&b);
+    assert_null(row_of(&b, a)); /* paused before it started */
+    apply(&b);
+    a->wishes = 0;
+    step(&b);
+    step(&b);
+    a->wishes = c->wishes = TR_CONTROL_PAUSE;
+    compose(&b);
+    assert_int_equal(b.s.n_rows, 0);
+    a->wishes = 0;
+    compose(&b);
+    assert_non_null(row_of(&b, a));
+    assert_null(row_of(&b, c));
+    drop(&b, a);
+    drop(&b, c);
+    bench_free(&b);
+}
+
+static void
+due_times(void **state)
+{
+    bench_t b;
+    tr_request_t *a, *c;
+
+    (void) state;
+    bench_init(&b, 100, 8, 64);
+    a = add(&b, 1, 100);
+    c = add(&b, 1, 100);
+    step(&b);
+    b.now = 1000;
+    a->sequences[0].due_us = 1500;
+    c->sequences[0].due_us = 1200;
+    compose(&b);
+    assert_int_equal(b.s.n_rows, 0);
+    assert_int_equal(b.s.next_due_us, 1200);
+    b.now = 1200;
+    compose(&b);
+    assert_null(row_of(&b, a));
+    assert_non_null(row_of(&b, c));
+    assert_int_equal(b.s.next_due_us, 1500);
+    drop(&b, a);
+    drop(&b, c);
+    bench_free(&b);
+}
+
+/* An echoed prompt's last position waits until its text is out; with scores
+ * the positions before it are scored. */
+static void
+echo_goes_first(void **state)
+{
+    bench_t b;
+    tr_request_t *r;
+    tr_sampled_t scores[10];
+
+    (void) state;
+    bench_init(&b, 100, 8, 64);
+    r = make_request(&b, 10, 5, 1);
+    r->echo = true;
+    r->sequences[0].prompt_scores = scores;
+    tr_scheduler_add(&b.s, r);
+    compose(&b);
+    assert_int_equal(b.s.rows[0].n, 9);
+    assert_false(b.s.rows[0].sample);
+    assert_true(b.s.rows[0].score);
+    apply(&b);
+    compose(&b);
+    assert_int_equal(b.s.n_rows, 0);
+    r->sequences[0].echoed = 10;
+    compose(&b);
+    assert_int_equal(b.s.rows[0].pos, 9);
+    assert_true(b.s.rows[0].sample);
+    assert_false(b.s.rows[0].score);
+    drop(&b, r);
+
+    r = make_request(&b, 10, 0, 1); /* nothing to sample, nothing to score */
+    r->echo = true;
+    tr_scheduler_add(&b.s, r);
+    compose(&b);
+    assert_int_equal(b.s.n_rows, 0);
+    assert_int_equal(r->sequences[0].state, TR_SEQ_RUNNING);
+    drop(&b, r);
+    bench_free(&b);
+}
+
+/* ---- admission ---------------------------------------------------------- */
+
+static void
+admission_in_order(void **state)
+{
+    bench_t b;
+    tr_request_t *r[5], *big, *small;
+    uint32_t i;
+
+    (void) state;
+    bench_init(&b, 100, 3, 64);
+    for (i = 0; i < 5; i++) {
+        r[i] = add(&b, 4, 2 + i);
+    }
+    compose(&b);
+    assert_int_equal(b.s.n_running, 3); /* max_num_seqs */
+    assert_int_equal(b.s.n_running_requests, 3);
+    assert_int_equal(r[2]->sequences[0].state, TR_SEQ_RUNNING);
+    assert_int_equal(r[3]->sequences[0].state, TR_SEQ_WAITING);
+    apply(&b);
+    step(&b); /* r[0] is done */
+    compose(&b);
+    assert_int_equal(r[3]->sequences[0].state, TR_SEQ_RUNNING);
+    for (i = 0; i < 5; i++) {
+        drop(&b, r[i]);
+    }
+    /* a small one does not overtake a big one that waits for pages */
+    r[0] = add(&b, 60 * 32, 2);
+    step(&b);
+    big = add(&b, 60 * 32, 2);
+    small = add(&b, 1, 2);
+    step(&b);
+    assert_int_equal(big->sequences[0].state, TR_SEQ_WAITING);
+    assert_int_equal(small->sequences[0].state, TR_SEQ_WAITING);
+    drop(&b, r[0]);
+    step(&b);
+    assert_int_equal(big->sequences[0].state, TR_SEQ_RUNNING);
+    assert_int_equal(small->sequences[0].state, TR_SEQ_RUNNING);
+    drop(&b, big);
+    drop(&b, small);
+    bench_free(&b);
+}
+
+/* A step of those that run looks at who is next, and at nobody behind: their
+ * memory is out of reach meanwhile. */
+static void
+who_waits_is_left_alone(void **state)
+{
+    const size_t page = (size_t) sysconf(_SC_PAGESIZE);
+    bench_t b;
+    tr_request_t *old[2], *next, *hidden;
+    tr_sequence_t *own;
+    uint32_t i;
+
+    (void) state;
+    bench_init(&b, 100, 2, 64);
+    for (i = 0; i < 2; i++) {
+        old[i] = add(&b, 4, 50);
+    }
+    step(&b);
+    next = add(&b, 4, 50);
+    hidden = make_request(&b, 4, 50, 1);
+    own = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+               -1, 0);
+    assert_ptr_not_equal(own, MAP_FAILED);
+    memcpy(own, hidden->sequences, sizeof(*own));
+    hidden->sequences = own;
+    tr_scheduler_add(&b.s, hidden);
+    for (i = 0; i < 3; i++) {
+        assert_int_equal(mprotect(own, page, PROT_NONE), 0);
+        tr_scheduler_compose(&b.s, b.now++);
+        assert_int_equal(b.s.n_rows, 2);
+        assert_int_equal(mprotect(own, page, PROT_READ | PROT_WRITE), 0);
+        assert_true(tr_scheduler_sound(&b.s));
+        apply(&b);
+    }
+    assert_int_equal(next->sequences[0].state, TR_SEQ_WAITING);
+    for (i = 0; i < 2; i++) {
+        drop(&b, old[i]);
+    }
+    step(&b);
+    assert_int_equal(own->state, TR_SEQ_RUNNING);
+    drop(&b, next);
+    drop(&b, hidden);
+    munmap(own, page);
+    bench_free(&b);
+}
+
+static void
+never_fits(void **state)
+{
+    bench_t b;
+    tr_request_t *r;
+
+    (void) state;
+    bench_init(&b, 10, 3, 64);
+    r = make_request(&b, 300, 20, 1);
+    assert_true(tr_scheduler_fits(b.kv, r)); /* 320 tokens, 10 pages */
+    tr_scheduler_add(&b.s, r);
+    while (r->sequences[0].state != TR_SEQ_DONE) {
+        step(&b);
+        assert_true(b.s.n_rows != 0);
+    }
+    tr_request_free(r);
+    r = make_request(&b, 300, 21, 1);
+    assert_false(tr_scheduler_fits(b.kv, r));
+    tr_request_free(r);
+    bench_free(&b);
+}
+
+static void
+choices_copy_the_prompt(void **state)
+{
+    bench_t b;
+    tr_request_t *r;
+    uint32_t i, computed = 0;
+
+    (void) state;
+    bench_init(&b, 200, 8, 64);
+    r = make_request(&b, 100, 3, 4);
+    tr_scheduler_add(&b.s, r);
+    while (r->open_sequences != 0) {
+        compose(&b);
+        for (i = 0; i < b.s.n_rows; i++) {
+            const tr_row_t *row = &b.s.rows[i];
+
+            computed += row->n;
+            if (row->sequence->choice != 0) {
+                assert_true(row->pos >= 99);
+            }
+        }
+        apply(&b);
+    }
+    /* one prompt, and for each choice the last position and two tokens */
+    assert_int_equal(computed, 99 + 4 * 3);
+    tr_request_free(r);
+    bench_free(&b);
+}
+
+/* ---- outlets ------------------------------------------------------------ */
+
+/* The linker (Makefile) sends the scheduler's questions here. */
+bool __real_tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs);
+bool __wrap_tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs);
+
+static uint32_t asked;
+
+bool
+__wrap_tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs)
+{
+    asked++;
+    return __real_tr_outlet_has_room(o, n, logprobs);
+}
+
+static void
+fill(tr_outlet_t *o)
+{
+    static const char text[1000];
+
+    while (tr_outlet_delta(o, 1, 0, 1, text, sizeof(text), NULL, 0) == TR_OK) {
+    }
+    outlet_show(o);
+}
+
+static void
+drain(tr_ring_consumer_t *peer)
+{
+    static uint8_t buf[1 << 18];
+    tr_record_t rec;
+
+    while (tr_ring_get(peer, &rec, buf, sizeof(buf)) == TR_OK) {
+    }
+    tr_ring_release(peer);
+}
+
+static void
+full_outlet_stops_its_own(void **state)
+{
+    bench_t b;
+    tr_request_t *a, *c, *d;
+
+    (void) state;
+    bench_init(&b, 10, 2, 1000);
+    a = make_request(&b, 32 * 4, 100, 1);
+    a->outlet = &b.outlet[1];
+    tr_scheduler_add(&b.s, a);
+    c = add(&b, 10, 1000);
+    step(&b);
+    step(&b);
+    fill(&b.outlet[1]);
+    b.now = 5000;
+    compose(&b);
+    assert_null(row_of(&b, a));
+    assert_non_null(row_of(&b, c));
+    assert_int_equal(b.outlet[1].full_since_us, 5000);
+    apply(&b);
+    step(&b);
+    assert_int_equal(b.outlet[1].full_since_us, 5000);
+    /* not at once, but after a while it gives up its slot and pages */
+    d = add(&b, 32 * 4, 10);
+    step(&b);
+    assert_int_equal(d->sequences[0].state, TR_SEQ_WAITING);
+    b.now = 5000 + TR_SCHEDULER_FULL_US;
+    step(&b);
+    assert_int_equal(d->sequences[0].state, TR_SEQ_RUNNING);
+    assert_int_equal(a->sequences[0].state, TR_SEQ_WAITING);
+    drop(&b, d);
+    drain(&b.peer[1]);
+    compose(&b);
+    assert_non_null(row_of(&b, a));
+    assert_int_equal(b.outlet[1].full_since_us, 0);
+    drop(&b, a);
+    drop(&b, c);
+    bench_free(&b);
+}
+
+/* An outlet that takes a few sequences a step serves all of them alike. */
+static void
+small_outlet_rotates(void **state)
+{
+    bench_t b;
+    tr_request_t *r[60];
+    uint32_t i, least = UINT32_MAX, most = 0;
+
+    (void) state;
+    bench_init(&b, 600, 64, 512);
+    for (i = 0; i < 60; i++) {
+        r[i] = make_request(&b, 1, 5000, 1);
+        r[i]->outlet = &b.outlet[1];
+        tr_scheduler_add(&b.s, r[i]);
+    }
+    for (i = 0; i < 300; i++) {
+        step(&b);
+        assert_in_range(b.s.n_rows, 10, 40);
+        assert_int_equal(b.outlet[1].full_since_us, 0);
+    }
+    for (i = 0; i < 60; i++) {
+        uint32_t len = r[i]->sequences[0].len;
+
+        least = len < least ? len : least;
+        most = len > most ? len : most;
+        drop(&b, r[i]);
+    }
+    assert_true(most - least <= 4);
+    bench_free(&b);
+}
+
+/* Of many that wait for one outlet, one asks; and once a batch has taken what
+ * there was, nobody else does. */
+static void
+full_outlet_is_asked_once(void **state)
+{
+    bench_t b;
+    tr_request_t *r[60];
+    uint32_t i;
+
+    (void) state;
+    bench_init(&b, 600, 64, 512);
+    for (i = 0; i < 60; i++) {
+        r[i] = make_request(&b, 1, 5000, 1);
+        r[i]->outlet = &b.outlet[1];
+        r[i]->params.logprobs = i < 50 ? -1 : 0;
+        tr_scheduler_add(&b.s, r[i]);
+    }
+    fill(&b.outlet[1]);
+    asked = 0;
+    compose(&b); /* all wait, those without logprobs first */
+    assert_int_equal(b.s.n_rows, 0);
+    assert_int_equal(asked, 1);
+    drain(&b.peer[1]);
+    step(&b); /* all are admitted, and as many run as there is room for */
+    assert_in_range(b.s.n_rows, 10, 40);
+    assert_int_equal(b.s.n_running, 60);
+    asked = 0;
+    compose(&b);
+    assert_in_range(b.s.n_rows, 10, 40);
+    /* each whether it is full, and for its row; one of each kind in vain */
+    assert_in_range(asked, 60 + b.s.n_rows, 60 + b.s.n_rows + 2);
+    apply(&b);
+    for (i = 0; i < 60; i++) {
+        drop(&b, r[i]);
+    }
+    bench_free(&b);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_request),
+        cmocka_unit_test(decode_before_prompts),
+        cmocka_unit_test(decode_more_than_a_batch),
+        cmocka_unit_test(prompts_alternate),
+        cmocka_unit_test(prompts_alternate_by_request),
+        cmocka_unit_test(paused_are_left_out),
+        cmocka_unit_test(due_times),
+        cmocka_unit_test(echo_goes_first),
+        cmocka_unit_test(admission_in_order),
+        cmocka_unit_test(who_waits_is_left_alone),
+        cmocka_unit_test(never_fits),
+        cmocka_unit_test(choices_copy_the_prompt),
+        cmocka_unit_test(full_outlet_stops_its_own),
+        cmocka_unit_test(small_outlet_rotates),
+        cmocka_unit_test(full_outlet_is_asked_once),
+    };
+
+    return cmocka_run_group_tests(tests, make_policies, free_policies);
+}

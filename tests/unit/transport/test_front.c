@@ -1,0 +1,786 @@
+/*
+ * The front thread at its work: bodies of every size, wishes that overtake
+ * them, limits, refusals, the status page, start and end of an engine.
+ */
+#include "tests/unit/fixtures/front_rig.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+/* ---- requests ----------------------------------------------------------- */
+
+static void
+test_accepted(void **state)
+{
+    tr_ring_client_t *c;
+    tr_ring_event_t e;
+    rig_t rig;
+
+    (void) state;
+    rig_start(&rig, "served_model_name", "org/pocket", NULL);
+    c = rig_client(&rig, 0);
+    rig_submit(c,
+               "{\"prompt\":[5,6],\"n\":2,\"stream\":true,\"logprobs\":0,"
+               "\"stream_options\":{\"include_usage\":true},\"max_tokens\":2}",
+               strlen("{\"prompt\":[5,6],\"n\":2,\"stream\":true,\"logprobs\""
+                      ":0,\"stream_options\":{\"include_usage\":true},"
+                      "\"max_tokens\":2}"));
+    e = rig_event(c);
+    assert_int_equal(e.type, TR_RECORD_ACCEPTED);
+    assert_int_equal(e.head.accepted.endpoint, TR_ENDPOINT_COMPLETIONS);
+    assert_int_equal(e.head.accepted.flags, TR_ACCEPTED_STREAM
+                                                | TR_ACCEPTED_INCLUDE_USAGE
+                                                | TR_ACCEPTED_LOGPROBS);
+    assert_int_equal(e.head.accepted.choices, 2);
+    assert_int_equal(e.head.accepted.prompt_tokens, 2);
+    assert_int_equal(e.text.len, strlen("org/pocket"));
+    assert_memory_equal(e.text.data, "org/pocket", e.text.len);
+    assert_int_equal(rig_event(c).type, TR_RECORD_STARTED);
+    do {
+        e = rig_event(c);
+    } while (!e.last);
+    assert_int_equal(e.type, TR_RECORD_FINISH);
+    assert_int_equal(e.head.finish.completion_tokens, 4);
+    tr_ring_client_close(c);
+    rig_stop(&rig);
+}
+
+static void
+test_refused(void **state)
+{
+    tr_ring_client_t *c;
+    tr_ring_event_t e;
+    rig_t rig;
+
+    (void) state;
+    rig_start(&rig, NULL);
+    c = rig_client(&rig, 0);
+    e = rig_run(c, "{\"prompt\":[5],\"temperature\":9}");
+    assert_int_equal(e.type, TR_RECORD_ERROR);
+    assert_int_equal(e.head.error.status, TR_ERR_INVALID);
+    assert_int_equal(e.param.len, strlen("temperature"));
+    assert_memory_equal(e.param.data, "temperature", e.param.len);
+    assert_int_equal(e.head.error.retry_after_s, 0);
+    e = rig_run(c, "");
+    assert_int_equal(e.head.error.status, TR_ERR_INVALID);
+    e = rig_run(c, HELLO_BODY);
+    assert_int_equal(e.type, TR_RECORD_FINISH);
+    tr_ring_client_close(c);
+    rig_stop(&rig);
+}
+
+/* A body far larger than the ring, and one that is interleaved with it. */
+static void
+test_large_bodies(void **state)
+{
+    const char *tail = "\",\"prompt\":[5,6,7],\"max_tokens\":3}";
+    const char *head = "{\"unknown\":\"";
+    size_t fill = 8u << 20, len = strlen(head) + fill + strlen(tail);
+    char *body = malloc(len);
+    tr_ring_client_t *c;
+    tr_ring_event_t e;
+    rig_t rig;
+    raw_t r;
+
+    (void) state;
+    assert_non_null(body);
+    memcpy(body, head, strlen(head));
+    memset(body + strlen(head), 'x', fill);
+    memcpy(body + strlen(head) + fill, tail, strlen(tail));
+    rig_start(&rig, NULL);
+    c = rig_client(&rig, 65536);
+    rig_submit(c, body, len);
+    do {
+        e = rig_event(c);
+    } while (!e.last);
+    assert_int_equal(e.type, TR_RECORD_FINISH);
+    assert_int_equal(e.head.finish.completion_tokens, 3);
+    tr_ring_client_close(c);
+    free(body);
+
+    raw_open(&r, &rig, 65536);
+    raw_submit(&r, TR_ID(0, 1), "{\"prompt\":[1,", TR_BODY_UNKNOWN, true);
+    raw_submit(&r, TR_ID(1, 1), "{\"prompt\":[2", 29, true);
+    raw_part(&r, TR_ID(0, 1), "2,3,4],", true);
+    raw_part(&r, TR_ID(1, 1), "],\"max_tokens\":2", true);
+    raw_part(&r, TR_ID(0, 1), "\"max_tokens\":1}", false);
+    assert_int_equal(raw_end(&r, TR_ID(0, 1)), TR_FINISH_LENGTH);
+    raw_part(&r, TR_ID(1, 1), "", true);
+    raw_part(&r, TR_ID(1, 1), "}", false);
+    raw_next(&r); /* ACCEPTED */
+    assert_int_equal(raw_end(&r, TR_ID(1, 1)), TR_FINISH_LENGTH);
+    raw_close(&r);
+    rig_stop(&rig);
+}
+
+/* ---- wishes ------------------------------------------------------------- */
+
+/* The next record is the end of `id`, which was aborted. */
+static void
+expect_aborted(raw_t *r, uint64_t id)
+{
+    tr_wire_finish_t head = { 0 };
+    tr_record_t rec = raw_next(r);
+
+    assert_true(rec.id == id);
+    assert_int_equal(rec.type, TR_RECORD_FINISH);
+    assert_int_equal(tr_wire_finish_parse(r->buf, rec.length, &head), TR_OK);
+    assert_int_equal(head.reason, TR_FINISH_ABORTED);
+    assert_int_equal(head.flags, TR_FINISH_LAST);
+}
+
+static void
+test_abort(void **state)
+{
+    rig_t rig;
+    raw_t r;
+
+    (void) state;
+    rig_start(&rig, "null_rate", "1", NULL);
+    raw_open(&r, &rig, 65536);
+
+    /* the wish is there before the body */
+    raw_wish(&r, TR_ID(0, 1), TR_CONTROL_ABORT);
+    raw_submit(&r, TR_ID(0, 1), LONG_BODY, TR_BODY_UNKNOWN, false);
+    expect_aborted(&r, TR_ID(0, 1));
+
+    /* in the middle of the body, whose rest still comes */
+    raw_submit(&r, TR_ID(0, 2), "{\"prompt\":", 100, true);
+    raw_wish(&r, TR_ID(0, 2), TR_CONTROL_ABORT);
+    expect_aborted(&r, TR_ID(0, 2));
+    raw_part(&r, TR_ID(0, 2), "\"rest", true);
+    raw_part(&r, TR_ID(0, 2), "\"", false);
+
+    /* while it runs: one token a second, so it is not over by itself */
+    raw_submit(&r, TR_ID(0, 3), LONG_BODY, TR_BODY_UNKNOWN, false);
+    assert_int_equal(raw_next(&r).type, TR_RECORD_ACCEPTED);
+    raw_wish(&r, TR_ID(0, 3), TR_CONTROL_PAUSE);
+    raw_wish(&r, TR_ID(0, 3), 0);
+    raw_wish(&r, TR_ID(0, 3), TR_CONTROL_ABORT);
+    assert_int_equal(raw_end(&r, TR_ID(0, 3)), TR_FINISH_ABORTED);
+
+    /* an old wish does not touch the next request in the slot */
+    raw_submit(&r, TR_ID(0, 4), "{\"prompt\":[5],\"max_tokens\":1}",
+               TR_BODY_UNKNOWN, false);
+    raw_next(&r);
+    assert_int_equal(raw_end(&r, TR_ID(0, 4)), TR_FINISH_LENGTH);
+    raw_close(&r);
+    rig_stop(&rig);
+}
+
+/* ---- limits ------------------------------------------------------------- */
+
+static void
+test_queue_full(void **state)
+{
+    tr_wire_error_t head;
+    tr_wire_bytes_t param, message;
+    tr_record_t rec;
+    uint32_t slot, accepted = 0, refused = 0;
+    rig_t rig;
+    raw_t r;
+
+    (void) state;
+    rig_start(&rig, "null_rate", "1", "max_num_seqs", "1", "max_queue", "2",
+              NULL);
+    raw_open(&r, &rig, 65536);
+    for (slot = 0; slot < 20; slot++) {
+        raw_submit(&r, TR_ID(slot, 1), LONG_BODY, TR_BODY_UNKNOWN, false);
+    }
+    while (accepted + refused < 20) {
+        rec = raw_next(&r);
+        if (rec.type == TR_RECORD_ACCEPTED) {
+            accepted++;
+        } else if (rec.type == TR_RECORD_ERROR) {
+            assert_int_equal(tr_wire_error_parse(r.buf, rec.length, &head,
+                                                 &param, &message),
+                             TR_OK);
+            assert_int_equal(head.status, TR_ERR_QUEUE_FULL);
+            assert_int_equal(head.retry_after_s, 1);
+            refused++;
+        }
+    }
+    /* one runs, two wait; what the loop took in between may vary by one */
+    assert_true(accepted >= 2 && accepted <= 4);
+    raw_close(&r);
+    rig_stop(&rig);
+}
+
+/* Of 100 requests of 64 bytes that ask for 16 MiB each, as many are let in as
+ * a GiB holds; all of it comes back when their peer goes. */
+static void
+test_layout_bounded(void **state)
+{
+    const char *body = "{\"prompt\":[5],\"n\":128,\"max_tokens\":32000}";
+    tr_ring_client_options_t options = { 128, 0, 0 };
+    uint32_t round, i, accepted, refused;
+    tr_ring_client_t *c;
+    tr_error_t err;
+    rig_t rig;
+    int fds;
+
+    (void) state;
+    rig_start(&rig, "null_rate", "0.01", "max_num_seqs", "1", NULL);
+    fds = rig_fds();
+    for (round = 0; round < 2; round++) {
+        assert_int_equal(tr_ring_client_connect(rig.config.socket, &options,
+                                                PATIENCE_MS, &c, &err),
+                         TR_OK);
+        for (i = 0; i < 100; i++) {
+            rig_submit(c, body, strlen(body));
+        }
+        accepted = refused = 0;
+        while (accepted + refused < 100) {
+            tr_ring_event_t e = rig_event(c);
+
+            if (e.type == TR_RECORD_ERROR) {
+                assert_int_equal(e.head.error.status, TR_ERR_QUEUE_FULL);
+                refused++;
+            }
+            accepted += e.type == TR_RECORD_ACCEPTED;
+        }
+        assert_in_range(accepted, 60, 65);
+        tr_ring_client_close(c);
+        for (i = 0; i < PATIENCE_MS && rig_fds() != fds; i++) {
+            usleep(1000);
+        }
+        assert_int_equal(rig_fds(), fds);
+    }
+    rig_stop(&rig);
+}
+
+static void
+test_allow_uids(void **state)
+{
+    tr_welcome_t welcome;
+    int sock, fds[TR_CHANNEL_FDS];
+    char why[80], me[32];
+    unsigned got;
+    rig_t rig;
+
+    (void) state;
+    rig_start(&rig, "allow_uids", "4000000000", NULL);
+    sock = raw_connect(rig.config.socket);
+    assert_true(raw_welcome(sock, &welcome, fds, &got));
+    assert_int_equal(welcome.refused, 1);
+    snprintf(why, sizeof(why), "user %u is not in allow_uids", getuid());
+    assert_string_equal(welcome.message, why);
+    raw_expect_hangup(sock);
+    close(sock);
+    rig_stop(&rig);
+
+    snprintf(me, sizeof(me), "4000000000,%u", getuid());
+    rig_start(&rig, "allow_uids", me, NULL);
+    rig_check_alive(&rig);
+    rig_stop(&rig);
+}
+
+/* ---- the status page ---------------------------------------------------- */
+
+static void
+wait_running(tr_ring_client_t *c, uint32_t running)
+{
+    tr_status_admission_t a;
+    int i;
+
+    for (i = 0; i < PATIENCE_MS; i++) {
+        tr_ring_client_admission(c, &a);
+        if (a.running == running) {
+            return;
+        }
+        usleep(1000);
+    }
+    fail_msg("running is %u, expected %u", a.running, running);
+}
+
+static void
+test_status_page(void **state)
+{
+    tr_status_admission_t a, b;
+    tr_status_card_t card;
+    tr_ring_client_t *c;
+    uint64_t id;
+    rig_t rig;
+
+    (void) state;
+    rig_start(&rig, "null_rate", "200", NULL);
+    c = rig_client(&rig, 0);
+    tr_status_card_copy(tr_ring_client_status(c), &card);
+    assert_string_equal(card.model, "pocket");
+    assert_string_equal(card.backend, "null");
+    assert_string_equal(card.level_name[0], "16/16");
+    assert_int_equal(card.vocab_size, 4096);
+    assert_true(card.kv_pages > 0);
+    tr_ring_client_admission(c, &a);
+    assert_int_equal(a.state, TR_ENGINE_READY);
+    assert_int_equal(a.running, 0);
+    assert_true(a.queue_free > 0);
+
+    id = rig_submit(c, LONG_BODY, strlen(LONG_BODY));
+    wait_running(c, 1);
+    tr_ring_client_admission(c, &a);
+    assert_true(a.last_step_us > 0);
+    do { /* the page moves while it runs, without our doing anything */
+        usleep(1000);
+        tr_ring_client_admission(c, &b);
+    } while (b.step <= a.step || b.last_step_us <= a.last_step_us);
+    tr_ring_client_abort(c, id);
+    wait_running(c, 0);
+    assert_int_equal(atomic_load(
+                         &tr_ring_client_status(c)->counters.channels_opened),
+                     1);
+    tr_ring_client_close(c);
+    rig_stop(&rig);
+}
+
+/* ---- start and end ------------------------------------------------------ */
+
+static void
+expect_start_error(rig_t *rig, const char *message)
+{
+    tr_engine_t *other;
+    tr_error_t err;
+
+    assert_true(tr_engine_start(&rig->config, &other, &err) != TR_OK);
+    if (strstr(err.text, message) == NULL) {
+        fail_msg("got \"%s\", expected \"%s\"", err.text, message);
+    }
+}
+
+static void
+test_socket_path(void **state)
+{
+    struct stat st;
+    char text[64];
+    rig_t rig;
+    FILE *f;
+    int sock;
+
+    (void) state;
+    rig_start(&rig, "socket_mode", "0620", NULL);
+    assert_int_equal(lstat(rig.config.socket, &st), 0);
+    assert_true(S_ISSOCK(st.st_mode));
+    assert_int_equal(st.st_mode & 07777, 0620);
+    snprintf(text, sizeof(text), "another engine (pid %ld)", (long) getpid());
+    expect_start_error(&rig, text);
+    rig_check_alive(&rig); /* it has lost nothing by that */
+    rig_stop(&rig);
+
+    /* a dead engine's socket is replaced */
+    sock = socket(AF_UNIX, SOCK_STREAM, 0);
+    {
+        struct sockaddr_un addr = raw_address(rig.config.socket);
+
+        assert_int_equal(bind(sock, (struct sockaddr *) &addr, sizeof(addr)),
+                         0);
+    }
+    close(sock);
+    {
+        tr_error_t err; /* rig_start would take another path */
+
+        assert_int_equal(tr_engine_start(&rig.config, &rig.engine, &err),
+                         TR_OK);
+    }
+    rig_check_alive(&rig);
+
+    /* a socket that is not ours any more is left alone */
+    assert_int_equal(unlink(rig.config.socket), 0);
+    f = fopen(rig.config.socket, "w");
+    assert_non_null(f);
+    fclose(f);
+    tr_engine_stop(rig.engine);
+    assert_int_equal(access(rig.config.socket, F_OK), 0);
+    expect_start_error(&rig, "exists and is not a socket");
+    assert_int_equal(unlink(rig.config.socket), 0);
+
+    snprintf(rig.config.socket, sizeof(rig.config.socket),
+             "/nonexistent/dir/e.sock");
+    expect_start_error(&rig, "cannot open /nonexistent/dir/e.sock.lock: No "
+                             "such file or directory");
+}
+
+static void
+test_bad_starts(void **state)
+{
+    rig_t rig;
+    char path[TR_CONFIG_PATH];
+
+    (void) state;
+    rig_start(&rig, NULL);
+    rig_stop(&rig);
+    memcpy(path, rig.config.model, sizeof(path));
+    snprintf(rig.config.model, sizeof(rig.config.model), "/nonexistent");
+    expect_start_error(&rig, "/nonexistent");
+    memcpy(rig.config.model, path, sizeof(path));
+    snprintf(rig.config.chat_template, sizeof(rig.config.chat_template),
+             "chatml");
+    expect_start_error(&rig, "<|im_start|>");
+    assert_int_equal(access(rig.config.socket, F_OK), -1);
+}
+
+/* An engine that is killed leaves a lock file and a socket, and the next one
+ * starts all the same. */
+static void
+test_killed(void **state)
+{
+    int ready[2], status;
+    pid_t pid;
+    char byte;
+    rig_t rig;
+
+    (void) state;
+    assert_int_equal(pipe(ready), 0);
+    pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        rig.config.socket[0] = '\0';
+        rig_start(&rig, NULL);
+        /* the child's own path: made of its process id */
+        if (write(ready[1], rig.config.socket, sizeof(rig.config.socket)) < 0) {
+            _exit(1);
+        }
+        pause();
+        _exit(0);
+    }
+    close(ready[1]);
+    rig_start(&rig, NULL);
+    rig_stop(&rig);
+    assert_int_equal(read(ready[0], rig.config.socket,
+                          sizeof(rig.config.socket)),
+                     sizeof(rig.config.socket));
+    kill(pid, SIGKILL);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(read(ready[0], &byte, 1), 0);
+    close(ready[0]);
+    assert_int_equal(access(rig.config.socket, F_OK), 0);
+    {
+        tr_error_t err;
+
+        assert_int_equal(tr_engine_start(&rig.config, &rig.engine, &err),
+                         TR_OK);
+    }
+    rig_check_alive(&rig);
+    rig_stop(&rig);
+}
+
+static void *
+drain_run(void *arg)
+{
+    tr_engine_drain(arg);
+    return NULL;
+}
+
+static void
+wait_draining(tr_ring_client_t *c)
+{
+    tr_status_admission_t a;
+
+    do {
+        usleep(1000);
+        tr_ring_client_admission(c, &a);
+    } while (a.state != TR_ENGINE_DRAINING);
+    assert_int_equal(a.queue_free, 0);
+}
+
+/* What runs may finish; what is new is refused. */
+static void
+test_drain(void **state)
+{
+    const char *body = "{\"prompt\":[5],\"max_tokens\":60}";
+    uint32_t tokens = 0;
+    bool finished = false;
+    tr_ring_client_t *c;
+    pthread_t thread;
+    uint64_t id, late;
+    tr_error_t err;
+    rig_t rig;
+
+    (void) state;
+    rig_start(&rig, "null_rate", "20", NULL);
+    c = rig_client(&rig, 0);
+    id = rig_submit(c, body, strlen(body));
+    assert_int_equal(rig_event(c).type, TR_RECORD_ACCEPTED);
+    assert_int_equal(rig_event(c).type, TR_RECORD_STARTED);
+    assert_int_equal(pthread_create(&thread, NULL, drain_run, rig.engine), 0);
+    wait_draining(c);
+    late = rig_submit(c, HELLO_BODY, strlen(HELLO_BODY));
+    while (tr_ring_client_in_flight(c) != 0) {
+        tr_ring_event_t e = rig_event(c);
+
+        if (e.id == late) {
+            assert_int_equal(e.type, TR_RECORD_ERROR);
+            assert_int_equal(e.head.error.status, TR_ERR_DRAINING);
+        } else if (e.type == TR_RECORD_DELTA) {
+            assert_true(e.id == id);
+            tokens += e.head.delta.tokens;
+        } else {
+            assert_int_equal(e.type, TR_RECORD_FINISH);
+            finished = true;
+        }
+    }
+    assert_true(finished);
+    assert_int_equal(tokens, 60);
+    pthread_join(thread, NULL);
+    {
+        tr_ring_event_t e;
+
+        assert_int_equal(tr_ring_client_poll(c, PATIENCE_MS, &e, &err),
+                         TR_ERR_CLOSED);
+    }
+    tr_ring_client_close(c);
+    rig_stop(&rig);
+}
+
+/* ---- `tokenring drain` -------------------------------------------------- */
+
+static tr_ring_client_t *
+wish(const rig_t *rig, uint32_t what)
+{
+    tr_ring_client_t *c;
+    tr_error_t err;
+
+    if (tr_ring_client_wish(rig->config.socket, what, PATIENCE_MS, &c, &err)
+        != TR_OK) {
+        fail_msg("%s", err.text);
+    }
+    return c;
+}
+
+/* What is inside, run, queued or half sent, goes on to its end; what is new is
+ * refused, until the wish is taken back. */
+static void
+test_drain_wish(void **state)
+{
+    const char *sixty = "{\"prompt\":[5],\"max_tokens\":60}";
+    tr_ring_client_t *c, *admin, *undo;
+    tr_status_admission_t a;
+    tr_ring_event_t end;
+    uint64_t ids[2];
+    unsigned left = 2;
+    rig_t rig;
+    raw_t raw;
+
+    (void) state;
+    rig_start(&rig, "null_rate", "20", "max_num_seqs", "1", NULL);
+    c = rig_client(&rig, 0);
+    ids[0] = rig_submit(c, sixty, strlen(sixty));
+    while (rig_event(c).type != TR_RECORD_STARTED) {
+    }
+    ids[1] = rig_submit(c, HELLO_BODY, strlen(HELLO_BODY));
+    while (rig_event(c).id != ids[1]) {
+    }
+    raw_open(&raw, &rig, 0);
+    raw_submit(&raw, TR_ID(0, 1), "{\"prompt\":[5],", TR_BODY_UNKNOWN, true);
+    do {
+        tr_ring_client_admission(c, &a);
+    } while (a.inside != 3);
+
+    admin = wish(&rig, TR_WISH_DRAIN);
+    wait_draining(admin);
+    end = rig_run(admin, HELLO_BODY);
+    assert_int_equal(end.type, TR_RECORD_ERROR);
+    assert_int_equal(end.head.error.status, TR_ERR_DRAINING);
+
+    while (left != 0) {
+        end = rig_event(c);
+        if (end.last && (end.id == ids[0] || end.id == ids[1])) {
+            assert_int_equal(end.type, TR_RECORD_FINISH);
+            assert_int_equal(end.head.finish.reason, TR_FINISH_LENGTH);
+            left--;
+        }
+    }
+    raw_part(&raw, TR_ID(0, 1), "\"max_tokens\":3}", false);
+    assert_int_equal(raw_end(&raw, TR_ID(0, 1)), TR_FINISH_LENGTH);
+    do {
+        tr_ring_client_admission(admin, &a);
+    } while (a.inside != 0);
+    assert_int_equal(a.state, TR_ENGINE_DRAINING);
+
+    undo = wish(&rig, TR_WISH_UNDRAIN);
+    do {
+        tr_ring_client_admission(undo, &a);
+    } while (a.state != TR_ENGINE_READY);
+    rig_check_alive(&rig);
+    tr_ring_client_close(undo);
+    tr_ring_client_close(admin);
+    tr_ring_client_close(c);
+    raw_close(&raw);
+    rig_stop(&rig);
+}
+
+/* Prompts and answers of all choices; an answer is as long as the last ones
+ * were, at most as long as it may be.  Nobody gets a second token here: a cache
+ * that holds more than was expected counts as what it holds. */
+static void
+test_outstanding_tokens(void **state)
+{
+    const char *two = "{\"prompt\":[5,6,7],\"n\":2,\"max_tokens\":3000}";
+    const char *one = "{\"prompt\":[5,6,7],\"max_tokens\":1}";
+    tr_status_admission_t a;
+    tr_ring_client_t *c;
+    uint64_t id;
+    rig_t rig;
+    int i;
+
+    (void) state;
+    rig_start(&rig, "null_rate", "0.01", NULL);
+    c = rig_client(&rig, 0);
+    id = rig_submit(c, two, strlen(two));
+    wait_running(c, 1);
+    tr_ring_client_admission(c, &a);
+    assert_int_equal(a.inside, 1);
+    assert_int_equal(a.outstanding_tokens, 2 * (3 + 128));
+    tr_ring_client_abort(c, id);
+    wait_running(c, 0);
+    do {
+        tr_ring_client_admission(c, &a);
+    } while (a.inside != 0);
+    assert_int_equal(a.outstanding_tokens, 0);
+
+    /* an abort has taught nothing, a hundred answers of one token have */
+    for (i = 0; i < 100; i++) {
+        while (!rig_event(c).last) {
+        }
+        id = rig_submit(c, one, strlen(one));
+    }
+    while (!rig_event(c).last) {
+    }
+    do {
+        tr_ring_client_admission(c, &a);
+    } while (a.inside != 0);
+    id = rig_submit(c, two, strlen(two));
+    wait_running(c, 1);
+    tr_ring_client_admission(c, &a);
+    assert_in_range(a.outstanding_tokens, 2 * (3 + 1), 2 * (3 + 3));
+    tr_ring_client_close(c);
+    rig_stop(&rig);
+}
+
+/* What runs goes on to its end, what waits for it is refused at once. */
+static void
+test_drain_queue(void **state)
+{
+    const char *body = "{\"prompt\":[5],\"max_tokens\":60}";
+    bool running = true, waiting = true;
+    tr_ring_client_t *c;
+    pthread_t thread;
+    uint64_t id, queued;
+    rig_t rig;
+
+    (void) state;
+    rig_start(&rig, "null_rate", "20", "max_num_seqs", "1", NULL);
+    c = rig_client(&rig, 0);
+    id = rig_submit(c, body, strlen(body));
+    while (rig_event(c).type != TR_RECORD_STARTED) {
+    }
+    queued = rig_submit(c, body, strlen(body));
+    while (rig_event(c).id != queued) {
+    }
+    assert_int_equal(pthread_create(&thread, NULL, drain_run, rig.engine), 0);
+    while (running || waiting) {
+        tr_ring_event_t e = rig_event(c);
+
+        if (e.id == queued) {
+            assert_int_equal(e.type, TR_RECORD_ERROR);
+            assert_int_equal(e.head.error.status, TR_ERR_DRAINING);
+            assert_int_equal(e.head.error.retry_after_s, 1);
+            assert_true(running);
+            waiting = false;
+        } else if (e.last) {
+            assert_true(e.id == id);
+            assert_int_equal(e.type, TR_RECORD_FINISH);
+            assert_int_equal(e.head.finish.completion_tokens, 60);
+            running = false;
+        }
+    }
+    pthread_join(thread, NULL);
+    tr_ring_client_close(c);
+    rig_stop(&rig);
+}
+
+/* Time is up, or somebody is in a hurry: an error ends what still runs. */
+static void
+drain_short(const char *timeout, bool hurry)
+{
+    tr_ring_client_t *c;
+    tr_ring_event_t e;
+    pthread_t thread;
+    rig_t rig;
+
+    rig_start(&rig, "null_rate", "1", "drain_timeout", timeout, NULL);
+    c = rig_client(&rig, 0);
+    rig_submit(c, LONG_BODY, strlen(LONG_BODY));
+    assert_int_equal(rig_event(c).type, TR_RECORD_ACCEPTED);
+    assert_int_equal(rig_event(c).type, TR_RECORD_STARTED);
+    assert_int_equal(pthread_create(&thread, NULL, drain_run, rig.engine), 0);
+    if (hurry) {
+        wait_draining(c);
+        tr_engine_hurry(rig.engine);
+    }
+    do {
+        e = rig_event(c);
+    } while (!e.last);
+    assert_int_equal(e.type, TR_RECORD_ERROR);
+    assert_int_equal(e.head.error.status, TR_ERR_DRAINING);
+    pthread_join(thread, NULL);
+    tr_ring_client_close(c);
+    rig_stop(&rig);
+}
+
+static void
+test_drain_timeout(void **state)
+{
+    (void) state;
+    drain_short("200ms", false);
+    drain_short("1h", true);
+}
+
+/* Requests in every stage when the engine stops at once. */
+static void
+test_stop(void **state)
+{
+    int fds = rig_fds();
+    uint32_t slot;
+    rig_t rig;
+    raw_t r;
+
+    (void) state;
+    rig_start(&rig, "null_rate", "1", "max_num_seqs", "2", NULL);
+    raw_open(&r, &rig, 65536);
+    for (slot = 0; slot < 64; slot++) {
+        raw_submit(&r, TR_ID(slot, 1), LONG_BODY, TR_BODY_UNKNOWN,
+                   slot % 3 == 0);
+    }
+    rig_stop(&rig);
+    raw_expect_hangup(r.sock);
+    raw_close(&r);
+    assert_int_equal(rig_fds(), fds);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_accepted),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_large_bodies),
+        cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_queue_full),
+        cmocka_unit_test(test_layout_bounded),
+        cmocka_unit_test(test_allow_uids),
+        cmocka_unit_test(test_status_page),
+        cmocka_unit_test(test_socket_path),
+        cmocka_unit_test(test_bad_starts),
+        cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_drain),
+        cmocka_unit_test(test_drain_queue),
+        cmocka_unit_test(test_drain_wish),
+        cmocka_unit_test(test_outstanding_tokens),
+        cmocka_unit_test(test_drain_timeout),
+        cmocka_unit_test(test_stop),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
