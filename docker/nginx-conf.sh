@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 #
-# The shipped NGINX configuration, for a container: no user to change to, logs
-# where the container engine collects them, nothing written but to /tmp and
+# Changes the shipped NGINX configuration for a container: no user to change to,
+# logs where the container engine collects them, writes only to /tmp and
 # /var/lib/nginx, and the port open to the container's network.
 #
 #   docker/nginx-conf.sh DIR    rewrites DIR/nginx.conf and DIR/tokenring.conf
@@ -9,8 +9,8 @@ set -euo pipefail
 
 dir=$1
 
-# An expression that no longer finds its line would leave a default behind that
-# fails only when the container runs.
+# An expression that no longer matches would leave a default behind that fails
+# only when the container runs.
 change() { # file, sed expression, what must be there then
     sed -i -e "$2" "$dir/$1"
     grep -q -- "$3" "$dir/$1" || {
@@ -28,7 +28,7 @@ change tokenring.conf 's|access_log /var/log/nginx/[^ ]* tokenring;|access_log /
 change tokenring.conf 's|listen 127\.0\.0\.1:8080;|listen 8080;|' \
     'listen 8080;'
 
-# Who looks at the dashboard comes through the bridge.
+# Viewers of the dashboard come through the bridge.
 change tokenring.conf \
     's|^\( *\)allow ::1;|&\n\1allow 10.0.0.0/8;\n\1allow 172.16.0.0/12;\n\1allow 192.168.0.0/16;|' \
     'allow 172.16.0.0/12;'

@@ -60,33 +60,32 @@ static const setting_t settings[] = {
     { "model", KIND_TEXT, AT(model), "", 0, 0, NULL,
       "Hugging Face model directory; required" },
     { "served_model_name", KIND_TEXT, AT(served_model_name), "", 0, 0, NULL,
-      "model name in the API; empty: last part of model" },
+      "model name in the API; empty: the last part of model" },
     { "load_format", KIND_CHOICE, AT(load_format), "auto", 0, 0, "auto dummy",
       "auto reads the weights, dummy makes random ones for benchmarks" },
     { "backend", KIND_CHOICE, AT(backend), "cpu", 0, 0, "cpu cuda null",
-      "cpu and cuda (a GPU) compute; null emits tokens at null_rate, to "
-      "measure the rest" },
+      "cpu, cuda (a GPU), or null, which computes nothing and emits tokens at "
+      "null_rate" },
     { "chat_template", KIND_CHOICE, AT(chat_template), "auto", 0, 0,
       "auto llama3 chatml llama2 mistral none",
-      "layout of chat prompts; auto recognises the model's own" },
+      "chat template; auto recognises the model's own" },
     { "socket", KIND_TEXT, AT(socket), "", 0, 0, NULL,
       "Unix socket for NGINX; empty: /run/tokenring/NAME.sock" },
     { "socket_mode", KIND_MODE, AT(socket_mode), "0660", 0, 0777, NULL,
       "file mode of the socket, octal" },
     { "allow_uids", KIND_UIDS, AT(allow_uids), "", 0, 0, NULL,
-      "users (numbers) that may connect; empty: all whom the mode lets in" },
+      "users (numeric ids) that may connect; empty: all that socket_mode "
+      "allows" },
 
     { "cuda_library", KIND_TEXT, AT(cuda_library), "", 0, 0, NULL,
-      "backend cuda: file of libtokenring_cuda.so; empty: beside the engine, "
-      "in "
-      "../lib/tokenring, or where the system looks" },
+      "backend cuda: path of libtokenring_cuda.so; empty: beside the engine, "
+      "in ../lib/tokenring, or where the system looks" },
     { "device", KIND_NUMBER, AT(device), "0", 0, 1023, NULL,
       "backend cuda: which GPU, as CUDA counts them" },
     { "gpu_memory_utilization", KIND_SHARE, AT(gpu_memory_utilization), "0.9",
       0, 0, NULL,
       "backend cuda: share of the GPU's memory that may be in use; what "
-      "weights "
-      "and workspaces leave of it is the KV page pool, unless kv_memory is "
+      "weights and workspaces leave is the KV page pool, unless kv_memory is "
       "given" },
     { "dtype", KIND_CHOICE, AT(dtype), "auto", 0, 0, "auto bf16 f16",
       "backend cuda: type of the weights; auto: as in the files, 32 bits "
@@ -95,58 +94,59 @@ static const setting_t settings[] = {
 
     { "cuda_fused_products", KIND_BOOL, AT(cuda_fused_products), "yes", 0, 0,
       NULL,
-      "backend cuda: products of few rows as one kernel, where it is faster; "
-      "its blocks wait for each other, so all must have the GPU at once" },
+      "backend cuda: small-batch products as one kernel, where it is faster; "
+      "no on a GPU that others use at the same time, since its blocks wait for "
+      "each other" },
 
     { "threads", KIND_NUMBER, AT(threads), "0", 0, 1024, NULL,
-      "compute threads; 0: one for each core" },
+      "compute threads; 0: one a core" },
     { "tokenizer_threads", KIND_NUMBER, AT(tokenizer_threads), "1", 1, 64, NULL,
       "threads that parse and tokenise requests" },
     { "kv_memory", KIND_SIZE, AT(kv_memory), "auto", M(1), G(16384), "auto",
-      "memory of the KV page pool, taken at start; auto: 256m, with backend "
-      "cuda "
-      "by gpu_memory_utilization" },
+      "memory of the KV page pool, allocated at start; auto: 256m, or with "
+      "backend cuda what gpu_memory_utilization leaves" },
     { "swap_memory", KIND_SIZE, AT(swap_memory), "kv_memory", 0, G(16384),
       "kv_memory",
-      "memory for compressed sequences that make way for others; touched only "
-      "when used; 0: none" },
+      "memory for compressed sequences that are preempted, taken only as far "
+      "as used; 0: none, they are recomputed" },
     { "prefill_kv_fraction", KIND_SHARE, AT(prefill_kv_fraction), "0.5", 0, 0,
       NULL,
       "share of the KV page pool that prompts may take until they are "
-      "compressed; one alone may take all" },
+      "compressed; one prompt alone may take all" },
     { "kv_policy", KIND_TEXT, AT(kv_policy), "full", 1, 0, NULL,
-      "what the KV cache keeps at which precision, as "
-      "NAME:SETTING=VALUE,SETTING=VALUE; full: all at 16 bits" },
+      "what the KV cache keeps, and how exactly, as "
+      "NAME:SETTING=VALUE,SETTING=VALUE; full: everything at 16 bits" },
     { "kv_policies", KIND_TEXT, AT(kv_policies), "", 0, 0, NULL,
-      "further policies that requests may choose with kv_policy, separated by "
+      "other policies that requests may choose with kv_policy, separated by "
       "blanks; empty: none" },
     { "kv_request_alpha", KIND_BOOL, AT(kv_request_alpha), "no", 0, 0, NULL,
       "whether requests may set thresholds with kv_alpha_high, kv_alpha_low" },
     { "max_model_len", KIND_NUMBER, AT(max_model_len), "0", 0, 1u << 24, NULL,
       "longest prompt plus output in tokens; 0: the model's" },
     { "max_num_seqs", KIND_NUMBER, AT(max_num_seqs), "256", 1, 4096, NULL,
-      "sequences that run at once" },
+      "sequences that run at the same time" },
     { "max_batch_tokens", KIND_NUMBER, AT(max_batch_tokens), "512", 1, 65536,
       NULL, "tokens of one step; at least max_num_seqs" },
     { "max_queue", KIND_NUMBER, AT(max_queue), "1024", 1, 1u << 20, NULL,
       "requests that may wait; more are refused with 429" },
     { "max_body", KIND_SIZE, AT(max_body), "16m", K(1), G(1), NULL,
-      "bytes of one request body" },
+      "largest request body" },
     { "channel_ring", KIND_POWER, AT(channel_ring), "4m", K(64), TR_RING_MAX,
-      NULL, "bytes of each ring shared with a worker, at most" },
+      NULL, "largest size of each ring shared with a worker" },
     { "channel_stall_timeout", KIND_DURATION, AT(channel_stall_timeout_us),
       "30s", MS(100), S(86400), NULL,
-      "requests of a worker that takes no output for so long end" },
+      "requests of a worker that has taken no output for this long are ended" },
     { "paused_timeout", KIND_DURATION, AT(paused_timeout_us), "5m", MS(100),
-      S(86400), NULL, "a request that its worker paused for so long ends" },
+      S(86400), NULL,
+      "a request that its worker has paused for this long is ended" },
     { "drain_timeout", KIND_DURATION, AT(drain_timeout_us), "30s", 0, S(86400),
-      NULL, "time that running requests have to finish after SIGTERM" },
+      NULL, "time for running requests to finish after SIGTERM" },
 
     { "redis", KIND_TEXT, AT(redis), "", 0, 0, NULL,
-      "Redis that is told of requests and figures, as HOST, HOST:PORT or "
-      "unix:PATH; empty: none" },
+      "Redis that gets the state of requests and the engine's figures, as "
+      "HOST, HOST:PORT or unix:PATH; empty: none" },
     { "redis_user", KIND_TEXT, AT(redis_user), "", 0, 0, NULL,
-      "user of an ACL; empty: default" },
+      "user of Redis; empty: default" },
     { "redis_password", KIND_TEXT, AT(redis_password), "", 0, 0, NULL,
       "its password; empty: none" },
     { "redis_password_file", KIND_TEXT, AT(redis_password_file), "", 0, 0, NULL,
@@ -154,51 +154,51 @@ static const setting_t settings[] = {
     { "redis_db", KIND_NUMBER, AT(redis_db), "0", 0, 1u << 20, NULL,
       "number of the database" },
     { "redis_prefix", KIND_TEXT, AT(redis_prefix), "tr:", 0, 0, NULL,
-      "what the names of all keys begin with" },
+      "prefix of all keys" },
     { "redis_tls", KIND_BOOL, AT(redis_tls), "no", 0, 0, NULL,
-      "whether to speak TLS" },
+      "whether to use TLS" },
     { "redis_tls_ca", KIND_TEXT, AT(redis_tls_ca), "", 0, 0, NULL,
-      "file of certificates that are trusted; empty: the system's" },
+      "file of trusted certificates; empty: the system's" },
     { "redis_tls_cert", KIND_TEXT, AT(redis_tls_cert), "", 0, 0, NULL,
       "our certificate; empty: none" },
     { "redis_tls_key", KIND_TEXT, AT(redis_tls_key), "", 0, 0, NULL,
       "its key" },
     { "redis_tls_name", KIND_TEXT, AT(redis_tls_name), "", 0, 0, NULL,
-      "name that its certificate must be good for; empty: the host of redis" },
+      "name that its certificate must be valid for; empty: the host of redis" },
     { "redis_tls_verify", KIND_BOOL, AT(redis_tls_verify), "yes", 0, 0, NULL,
-      "whether its certificate and name are verified" },
+      "whether its certificate and name are verified; no is for testing only" },
     { "redis_request_ttl", KIND_DURATION, AT(redis_request_ttl_us), "24h",
       S(10), S(31536000), NULL,
       "how long the state of a request is kept after its last change" },
     { "redis_output_ttl", KIND_DURATION, AT(redis_output_ttl_us), "1h", S(10),
       S(31536000), NULL, "how long the output of a resumable request is kept" },
     { "redis_recent", KIND_NUMBER, AT(redis_recent), "1000", 1, 1u << 20, NULL,
-      "latest requests that are listed" },
+      "number of latest requests that are listed" },
     { "redis_samples", KIND_NUMBER, AT(redis_samples), "3600", 1, 1u << 20,
-      NULL, "samples of the figures that are kept, one a second" },
+      NULL, "samples of the engine's figures that are kept, one a second" },
     { "redis_buffer", KIND_SIZE, AT(redis_buffer), "32m", M(1), G(64), NULL,
       "memory for what waits while Redis is slow or away" },
     { "redis_flush", KIND_DURATION, AT(redis_flush_us), "50ms", MS(1), S(1),
       NULL, "time between two pipelines of commands" },
     { "redis_timeout", KIND_DURATION, AT(redis_timeout_us), "2s", MS(50),
-      S(600), NULL, "without an answer for so long, Redis counts as away" },
+      S(600), NULL, "without a reply for this long, Redis counts as away" },
 
     { "null_rate", KIND_RATE, AT(null_rate), "50", 0, 0, NULL,
-      "backend null: tokens per second of one stream" },
+      "backend null: tokens per second of each stream" },
     { "null_stagger", KIND_BOOL, AT(null_stagger), "no", 0, 0, NULL,
       "backend null: spread the streams over the interval" },
     { "null_trace", KIND_TEXT, AT(null_trace), "", 0, 0, NULL,
-      "backend null: file that gets the time of every emission, for "
+      "backend null: file that receives the time of every emission, for "
       "benchmarks; empty: none" },
     { "dummy_seed", KIND_SEED, AT(dummy_seed), "0", 0, 0, NULL,
       "load_format dummy: seed of the random weights" },
 
     { "log", KIND_TEXT, AT(log), "stderr", 1, 0, NULL,
-      "log file, reopened on SIGUSR1; or stderr" },
+      "log file, reopened on SIGUSR1, or stderr" },
     { "log_level", KIND_LEVEL, AT(log_level), "notice", 0, 0,
-      "error warn notice info debug", "what is logged, and all above it" },
+      "error warn notice info debug", "lowest level that is logged" },
     { "pid", KIND_TEXT, AT(pid), "", 0, 0, NULL,
-      "file that the process id is written to; empty: none" },
+      "file for the process id; empty: none" },
 };
 
 #define N_SETTINGS (sizeof(settings) / sizeof(settings[0]))
