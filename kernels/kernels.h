@@ -303,12 +303,12 @@ typedef struct {
     float *data; /* matrix_floats(n, k) floats, 64-byte aligned */
 } tr_matrix_t;
 
-/* Where launchers run.  CPU: a team of threads (cpu/team.h), borrowed, and how
- * many of them to use; without a team everything runs in the caller. */
-struct tr_team;
+/* Where launchers run: a thread pool (thread_pool.h), borrowed, and how many of
+ * its threads to use; without a pool everything runs in the caller. */
+struct tr_thread_pool;
 typedef struct {
     int threads;
-    struct tr_team *team;
+    struct tr_thread_pool *thread_pool;
 } tr_stream_t;
 
 typedef struct tr_kernels tr_kernels_t;

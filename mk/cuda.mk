@@ -27,7 +27,8 @@ CUDA_GPU  := $B/cuda/obj/cache.o $B/cuda/obj/reference.o $B/cuda/obj/kv_layout.o
 # matrices, which would need OpenBLAS where the tests run.
 CUDA_BOTH := $B/cuda/test_store $B/cuda/test_generic $B/cuda/bench_store
 CUDA_CPU  := $(patsubst %.c,$B/obj/%.o,\
-    $(wildcard kernels/cpu/kv/*.c kernels/cpu/attention/*.c) kernels/team.c)
+    $(wildcard kernels/cpu/kv/*.c kernels/cpu/attention/*.c) \
+    kernels/thread_pool.c)
 CUDA_BED  := $(patsubst %,$B/cuda/obj/%.o,store_bed store_append \
     store_compress store_swap store_heads \
     generic_case)

@@ -12,7 +12,7 @@ FUZZ_ALL     := $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_RUN     := $(if $(FUZZ),$(FUZZ),$(FUZZ_ALL))
 FUZZ_FLAGS   := -O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all
 # Readers need no kernels.
-FUZZ_SRC      = $(shell grep -L '"kernels/team.h"' $(ENGINE_SRC))
+FUZZ_SRC      = $(shell grep -L '"kernels/thread_pool.h"' $(ENGINE_SRC))
 FUZZ_CFLAGS   = $(filter-out -Werror,$(TR_CFLAGS)) $(FUZZ_FLAGS) \
                 -Wno-unknown-pragmas
 

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "kernels/team.h"
+#include "kernels/thread_pool.h"
 
 #include "engine/config/log.h"
 #include "engine/model/cpu/model.h"
@@ -151,7 +151,8 @@ finish(executor_t *x)
             return TR_ERR_INTERNAL;
         }
         a.first = first;
-        tr_team_run(m->stream.team, m->stream.threads, n, 1, finish_rows, &a);
+        tr_thread_pool_run(m->stream.thread_pool, m->stream.threads, n, 1,
+                           finish_rows, &a);
     }
     return TR_OK;
 }
@@ -267,7 +268,8 @@ tr_status_t
 tr_executor_model_open(const tr_config_t *config, tr_executor_t **out,
                        tr_error_t *err)
 {
-    int threads = config->threads ? (int) config->threads : tr_team_cores();
+    int threads = config->threads ? (int) config->threads
+                                  : tr_thread_pool_cores();
     executor_t *x = calloc(1, sizeof(*x));
     tr_status_t rc;
 

@@ -17,7 +17,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "kernels/team.h"
+#include "kernels/thread_pool.h"
 
 #include "kv_internal.h"
 
@@ -471,8 +471,8 @@ tr_kv_host_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     job.n_dense = len - base;
     job.observe = s->policy.observe != 0 && recent < len ? len - recent : 0;
     tr_kv_prompt_target(kv, slot, len, &job.policy, &job.to);
-    tr_team_run(t->team, t->threads, kv->heads, TR_KV_PROMPT_GRAIN,
-                tr_kv_plan_prompts, &job);
+    tr_thread_pool_run(t->thread_pool, t->threads, kv->heads,
+                       TR_KV_PROMPT_GRAIN, tr_kv_plan_prompts, &job);
     for (head = 0; head < kv->heads; head++) {
         pages += kv->head[head].pages;
     }

@@ -24,7 +24,7 @@
 
 /* Heads planned by one thread at a time: some microseconds of work. */
 #define TR_KV_GRAIN 256u
-/* From so many heads on, a step is planned by the stream's team. */
+/* From so many heads on, a step is planned on the stream's thread pool. */
 #define TR_KV_PARALLEL 2048u
 
 typedef struct {

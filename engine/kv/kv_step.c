@@ -14,7 +14,7 @@
  */
 #include <string.h>
 
-#include "kernels/team.h"
+#include "kernels/thread_pool.h"
 
 #include "kv_internal.h"
 
@@ -487,8 +487,8 @@ tr_kv_host_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
     }
     pages *= kv->heads;
     if (heads >= TR_KV_PARALLEL) {
-        tr_team_run(t->team, t->threads, n * kv->heads, TR_KV_GRAIN,
-                    tr_kv_plan_range, kv);
+        tr_thread_pool_run(t->thread_pool, t->threads, n * kv->heads,
+                           TR_KV_GRAIN, tr_kv_plan_range, kv);
     } else if (heads != 0) {
         tr_kv_plan_range(kv, 0, n * kv->heads, 0);
     }
@@ -496,7 +496,8 @@ tr_kv_host_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
         return;
     }
     if (heads + pages >= TR_KV_PARALLEL) {
-        tr_team_run(t->team, t->threads, n, 1, tr_kv_grant_range, kv);
+        tr_thread_pool_run(t->thread_pool, t->threads, n, 1, tr_kv_grant_range,
+                           kv);
     } else {
         tr_kv_grant_range(kv, 0, n, 0);
     }

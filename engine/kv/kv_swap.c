@@ -6,7 +6,7 @@
  */
 #include <string.h>
 
-#include "kernels/team.h"
+#include "kernels/thread_pool.h"
 
 #include "kv_internal.h"
 
@@ -102,8 +102,8 @@ tr_kv_swap(tr_kv_cache_t *kv, int32_t slot, bool out)
     tr_kv_swap_sum(kv, slot, out);
     job.taken = tr_kv_pages_claim(job.to, s->pages);
     job.given = tr_kv_pages_clear(job.from, s->pages);
-    tr_team_run(t->team, t->threads, kv->heads, TR_KV_SWAP_GRAIN,
-                tr_kv_swap_heads, &job);
+    tr_thread_pool_run(t->thread_pool, t->threads, kv->heads, TR_KV_SWAP_GRAIN,
+                       tr_kv_swap_heads, &job);
     kv->totals.swapped_pages += out ? s->pages : -s->pages;
     s->out = out;
     return TR_OK;

@@ -10,7 +10,7 @@
 #include <math.h>
 
 #include "kernels/cpu/kv/kv_store.h"
-#include "kernels/team.h"
+#include "kernels/thread_pool.h"
 
 /* silu(gate) * up of one row. */
 typedef void (*tr_silu_row_f)(const float *gate, const float *up, float *out,
@@ -137,11 +137,11 @@ tr_seq_of(const uint32_t *starts, uint32_t n, uint32_t x)
     return lo;
 }
 
-/* Runs f over `rows` rows, on the stream's team when that is worth telling
+/* Runs f over `rows` rows, on the stream's pool when that is worth telling
  * others; cost: elements touched a row. */
 static inline void
-tr_rows_run(const tr_stream_t *s, uint32_t rows, size_t cost, tr_team_f f,
-            void *arg)
+tr_rows_run(const tr_stream_t *s, uint32_t rows, size_t cost,
+            tr_thread_pool_f f, void *arg)
 {
     uint32_t pieces = 2 * (uint32_t) s->threads;
 
@@ -150,8 +150,8 @@ tr_rows_run(const tr_stream_t *s, uint32_t rows, size_t cost, tr_team_f f,
     } else if ((size_t) rows * cost > 65536) { /* who is late holds up less */
         pieces *= 4;
     }
-    tr_team_run(s->team, s->threads, rows, (rows + pieces - 1) / pieces, f,
-                arg);
+    tr_thread_pool_run(s->thread_pool, s->threads, rows,
+                       (rows + pieces - 1) / pieces, f, arg);
 }
 
 #endif

@@ -23,7 +23,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "kernels/team.h"
+#include "kernels/thread_pool.h"
 #include "kernels/kernels.h"
 
 #define ROUNDS_MAX 101
@@ -387,7 +387,7 @@ main(int argc, char **argv)
     bench_t b = { .rounds = 15 };
     uint32_t max = LEN_MAX;
 
-    b.stream.threads = tr_team_cores();
+    b.stream.threads = tr_thread_pool_cores();
     for (int i = 1; i < argc; i += 2) {
         if (i + 1 == argc) {
             usage();
@@ -410,7 +410,7 @@ main(int argc, char **argv)
         || b.stream.threads < 1) {
         usage();
     }
-    b.stream.team = tr_team_new(b.stream.threads);
+    b.stream.thread_pool = tr_thread_pool_new(b.stream.threads);
     b.result = json_pack("{s:s,s:i,s:i,s:[],s:[]}", "kernels", b.k->name,
                          "threads", b.stream.threads, "rounds", b.rounds,
                          "decode", "prompt");
@@ -439,6 +439,6 @@ main(int argc, char **argv)
         return 1;
     }
     json_decref(b.result);
-    tr_team_free(b.stream.team);
+    tr_thread_pool_free(b.stream.thread_pool);
     return 0;
 }

@@ -29,7 +29,7 @@
 #include "engine/kv/kv_cache.h"
 #include "engine/config/log.h"
 #include "engine/model/cpu/model.h"
-#include "kernels/team.h"
+#include "kernels/thread_pool.h"
 
 #define ROUNDS_MAX 101
 #define STREAMS_MAX 32
@@ -356,7 +356,7 @@ parse(int argc, char **argv)
                 ROUNDS_MAX);
         exit(2);
     }
-    o.threads = o.threads ? o.threads : tr_team_cores();
+    o.threads = o.threads ? o.threads : tr_thread_pool_cores();
     return o;
 }
 

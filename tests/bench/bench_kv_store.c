@@ -19,7 +19,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "kernels/team.h"
+#include "kernels/thread_pool.h"
 #include "kernels/kernels.h"
 
 #define ROUNDS_MAX 101
@@ -353,7 +353,7 @@ main(int argc, char **argv)
                 ROUNDS_MAX);
         return 2;
     }
-    stream = (tr_stream_t){ threads, tr_team_new(threads) };
+    stream = (tr_stream_t){ threads, tr_thread_pool_new(threads) };
     printf("%s, %d threads, medians of %d rounds\n\n"
            "  %-34s %8s %8s %10s %10s\n  %-34s %8s %8s %10s %10s\n",
            kernels->name, threads, rounds, "", "dense", "move", "prompt",
@@ -361,6 +361,6 @@ main(int argc, char **argv)
     for (size_t i = 0; i < N_SHAPES; i++) {
         bench_shape(&shapes[i], kernels, stream, rounds);
     }
-    tr_team_free(stream.team);
+    tr_thread_pool_free(stream.thread_pool);
     return 0;
 }

@@ -26,7 +26,7 @@
 #include "engine/kv/kv_cache.h"
 #include "engine/kv/kv_internal.h"
 #include "plain_manager.h"
-#include "kernels/team.h"
+#include "kernels/thread_pool.h"
 
 #define LAYERS 32u
 #define LISTS 8u
@@ -300,8 +300,8 @@ parse(int argc, char **argv)
                 ROUNDS_MAX);
         exit(2);
     }
-    o.threads = o.threads ? o.threads : tr_team_cores();
-    o.stream = (tr_stream_t){ o.threads, tr_team_new(o.threads) };
+    o.threads = o.threads ? o.threads : tr_thread_pool_cores();
+    o.stream = (tr_stream_t){ o.threads, tr_thread_pool_new(o.threads) };
     return o;
 }
 
@@ -330,6 +330,6 @@ main(int argc, char **argv)
         rows = all;
     }
     json_decref(rows);
-    tr_team_free(o.stream.team);
+    tr_thread_pool_free(o.stream.thread_pool);
     return 0;
 }

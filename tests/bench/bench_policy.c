@@ -30,7 +30,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "kernels/team.h"
+#include "kernels/thread_pool.h"
 
 #include "engine/kv/kv_cache.h"
 #include "engine/config/log.h"
@@ -619,7 +619,7 @@ parse(int argc, char **argv)
                 ROUNDS_MAX);
         exit(2);
     }
-    o.threads = o.threads ? o.threads : tr_team_cores();
+    o.threads = o.threads ? o.threads : tr_thread_pool_cores();
     return o;
 }
 

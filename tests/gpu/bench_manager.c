@@ -28,7 +28,7 @@
 #include "cache.h"
 #include "engine/kv/kv_cache.h"
 #include "manager_fill.h"
-#include "kernels/team.h"
+#include "kernels/thread_pool.h"
 
 #define LAYERS 32u
 #define LISTS 8u
@@ -369,7 +369,7 @@ int
 main(int argc, char **argv)
 {
     static bench_t b;
-    int threads = argc > 1 ? atoi(argv[1]) : tr_team_cores();
+    int threads = argc > 1 ? atoi(argv[1]) : tr_thread_pool_cores();
     const tr_page_plan_t *plan;
     plains_t p;
 

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "kernels/team.h"
+#include "kernels/thread_pool.h"
 
 #include "engine/config/log.h"
 
@@ -84,10 +84,10 @@ tr_model_open(const tr_model_options_t *options, tr_model_t **out,
     }
     m->kernels = options->kernels;
     m->stream.threads = options->threads;
-    m->stream.team = tr_team_new(options->threads);
+    m->stream.thread_pool = tr_thread_pool_new(options->threads);
     m->max_rows = options->max_rows;
     m->max_seqs = options->max_seqs;
-    if (m->stream.team == NULL) {
+    if (m->stream.thread_pool == NULL) {
         tr_model_free(m);
         return tr_error_set(err, TR_ERR_NOMEM, "threads",
                             "cannot start %d compute threads",
@@ -132,7 +132,7 @@ tr_model_free(tr_model_t *m)
     if (m->work != NULL) {
         munmap(m->work, m->work_size);
     }
-    tr_team_free(m->stream.team);
+    tr_thread_pool_free(m->stream.thread_pool);
     free(m->layers);
     free(m);
 }

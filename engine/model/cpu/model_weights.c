@@ -18,7 +18,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "kernels/team.h"
+#include "kernels/thread_pool.h"
 
 #include "engine/config/log.h"
 #include "engine/model/model_tensors.h"
@@ -102,7 +102,7 @@ say_progress(loader_t *l, uint64_t bytes)
     }
 }
 
-/* A matrix that is being filled, block by block, by the team. */
+/* A matrix that is being filled, block by block, by the pool. */
 typedef struct {
     const tr_kernels_t *kernels;
     const tr_matrix_t *w;
@@ -156,8 +156,8 @@ dummy_matrix(loader_t *l, const tr_matrix_t *w, const tr_model_tensor_t *t)
                  .seed = tr_model_tensor_seed(l->seed, t->name),
                  .sd = l->m->config.init_range };
 
-    tr_team_run(l->m->stream.team, l->m->stream.threads, t->rows, BLOCK_ROWS,
-                dummy_rows, &a);
+    tr_thread_pool_run(l->m->stream.thread_pool, l->m->stream.threads, t->rows,
+                       BLOCK_ROWS, dummy_rows, &a);
     return a.failed ? tr_error_set(l->err, TR_ERR_NOMEM, "", "out of memory")
                     : TR_OK;
 }
@@ -176,8 +176,8 @@ load_matrix(loader_t *l, const tr_matrix_t *w, const tr_model_tensor_t *t)
     if (rc != TR_OK) {
         return rc;
     }
-    tr_team_run(l->m->stream.team, l->m->stream.threads, t->rows, BLOCK_ROWS,
-                tensor_rows, &a);
+    tr_thread_pool_run(l->m->stream.thread_pool, l->m->stream.threads, t->rows,
+                       BLOCK_ROWS, tensor_rows, &a);
     tr_safetensors_release(a.tensor);
     return TR_OK;
 }

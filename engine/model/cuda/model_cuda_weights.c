@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "kernels/team.h"
+#include "kernels/thread_pool.h"
 
 #include "engine/config/log.h"
 
@@ -25,7 +25,7 @@ typedef struct {
     tr_model_cuda_t *m;
     tr_safetensors_t *st; /* NULL: dummy */
     uint64_t seed;
-    tr_team_t *team;
+    tr_thread_pool_t *thread_pool;
     uint8_t *staging[2]; /* pinned */
     uint8_t *bounce[2];  /* device: pieces of another type */
     void *passed[2];     /* events: what was staged is on the device */
@@ -194,8 +194,9 @@ load_matrix(loader_t *l, const tr_model_tensor_t *t)
         if (a.to == NULL) {
             return failed(l);
         }
-        tr_team_run(l->team, COPY_THREADS, (uint32_t) (piece * size),
-                    COPY_GRAIN, copy_bytes, &a);
+        tr_thread_pool_run(l->thread_pool, COPY_THREADS,
+                           (uint32_t) (piece * size), COPY_GRAIN, copy_bytes,
+                           &a);
         rc = send(l, to + 2 * at, l->m->type, tensor->dtype, piece);
         say_progress(l, piece);
     }
@@ -283,8 +284,8 @@ open_loader(loader_t *l)
 {
     const tr_cuda_api_t *cuda = l->m->cuda;
 
-    l->team = tr_team_new(COPY_THREADS);
-    if (l->team == NULL) {
+    l->thread_pool = tr_thread_pool_new(COPY_THREADS);
+    if (l->thread_pool == NULL) {
         return tr_error_set(l->err, TR_ERR_NOMEM, "threads",
                             "cannot start %d threads", COPY_THREADS);
     }
@@ -317,7 +318,7 @@ close_loader(loader_t *l)
             cuda->unpin(l->staging[i]);
         }
     }
-    tr_team_free(l->team);
+    tr_thread_pool_free(l->thread_pool);
     tr_safetensors_close(l->st);
 }
 

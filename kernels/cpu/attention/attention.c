@@ -134,7 +134,7 @@ second_pieces(const tr_step_t *a, uint32_t seq)
 }
 
 static void
-run_phase(tr_step_t *a, const tr_stream_t *s, tr_team_f f,
+run_phase(tr_step_t *a, const tr_stream_t *s, tr_thread_pool_f f,
           uint32_t (*pieces)(const tr_step_t *a, uint32_t seq))
 {
     uint32_t n = a->rows->n_seqs;
@@ -143,7 +143,7 @@ run_phase(tr_step_t *a, const tr_stream_t *s, tr_team_f f,
     for (uint32_t i = 0; i < n; i++) {
         a->starts[i + 1] = a->starts[i] + pieces(a, i);
     }
-    tr_team_run(s->team, s->threads, a->starts[n], 1, f, a);
+    tr_thread_pool_run(s->thread_pool, s->threads, a->starts[n], 1, f, a);
 }
 
 /* A sequence has consecutive rows at dense positions, or one row at the last

@@ -78,6 +78,6 @@ tr_cpu_gated(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
         || ldo < n) {
         return TR_KERNEL_BADARG;
     }
-    tr_team_run(s->team, s->threads, a.pairs, 1, pairs_run, &a);
+    tr_thread_pool_run(s->thread_pool, s->threads, a.pairs, 1, pairs_run, &a);
     return TR_KERNEL_OK;
 }

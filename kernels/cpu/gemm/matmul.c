@@ -4,7 +4,7 @@
  * Layout.  W [n][k] is cut into panels of PANEL outputs; a panel is stored
  * [k][PANEL], so that its product with some rows is a row-major C = A * B and
  * nothing has to be transposed or packed in a step.  The last panel is filled
- * up with zeros: all have the same width.  Threads of the team take whole
+ * up with zeros: all have the same width.  Threads of the pool take whole
  * panels, one after the other.
  *
  * What multiplies a panel is matmul_tile.h with AVX2 or AVX-512, and OpenBLAS
@@ -111,6 +111,6 @@ tr_cpu_matmul(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
     if (ldx < m->k || ldy < tr_pad(m->n, PANEL)) {
         return TR_KERNEL_BADARG;
     }
-    tr_team_run(s->team, s->threads, a.panels, 1, panels_run, &a);
+    tr_thread_pool_run(s->thread_pool, s->threads, a.panels, 1, panels_run, &a);
     return TR_KERNEL_OK;
 }

@@ -317,11 +317,11 @@ tr_cpu_kv_compress(const tr_stream_t *s, const tr_kv_view_t *kv,
         || c->to->base != all.from->base + c->n_dense) {
         return TR_KERNEL_BADARG;
     }
-    tr_team_run(s->team, s->threads, heads, 1, heads_look, &all);
+    tr_thread_pool_run(s->thread_pool, s->threads, heads, 1, heads_look, &all);
     if (atomic_load_explicit(&all.bad, memory_order_relaxed)) {
         return TR_KERNEL_BADARG;
     }
-    tr_team_run(s->team, s->threads, heads, 1, heads_move, &all);
+    tr_thread_pool_run(s->thread_pool, s->threads, heads, 1, heads_move, &all);
     return TR_KERNEL_OK;
 }
 

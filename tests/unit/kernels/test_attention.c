@@ -145,7 +145,7 @@ run(bed_t *b, const tr_kernels_t *k, int threads, const part_t *parts,
     static int32_t slot[SLOTS];
     size_t dim = b->kv.head_dim, kv_ld = b->kv.lists * dim;
     size_t q_ld = b->heads * dim;
-    tr_stream_t s = { threads, rig_team() };
+    tr_stream_t s = { threads, rig_thread_pool() };
     tr_rows_t rows = { 0, n_parts, pos, slot, seq_row };
     float *kk, *vv, *qq, *angles;
     size_t bytes = k->attention_work(&s, SLOTS * LEN_MAX, SLOTS, LEN_MAX,
@@ -440,8 +440,8 @@ test_half(void **state)
         if (k == NULL) {
             continue;
         }
-        assert_int_equal(k->kv_append(&(tr_stream_t){ 1, rig_team() }, &v, 0,
-                                      &rows, zero, x, 16, angles),
+        assert_int_equal(k->kv_append(&(tr_stream_t){ 1, rig_thread_pool() },
+                                      &v, 0, &rows, zero, x, 16, angles),
                          0);
         for (int j = 0; j < 16; j++) {
             if (page[16 + j] != want[j] && !(j == 9 && page[25] > 0x7c00)) {
@@ -456,7 +456,7 @@ static void
 test_bad_shapes(void **state)
 {
     const tr_kernels_t *k = tr_kernels_cpu(NULL);
-    tr_stream_t s = { 1, rig_team() };
+    tr_stream_t s = { 1, rig_thread_pool() };
     uint32_t pos = 0, seq_row[2] = { 0, 1 };
     int32_t slot = 0, table = 0;
     tr_rows_t rows = { 1, 1, &pos, &slot, seq_row };

@@ -73,7 +73,7 @@ static void
 matmul_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk, uint32_t rows,
              float scale)
 {
-    tr_stream_t s = { 2, rig_team() };
+    tr_stream_t s = { 2, rig_thread_pool() };
     size_t ldx = kk + 3, ldy = tr_pad(n, TR_COL_PAD), cap = tr_pad(rows, 24);
     float *w = randoms((size_t) n * kk, scale), *x = randoms(cap * ldx, 1);
     float *y = floats(cap * ldy), *base = randoms(cap * ldy, scale);
@@ -139,7 +139,7 @@ test_matmul(void **state)
 static void
 matmul_chain(const tr_kernels_t *k, uint32_t n, uint32_t kk, uint32_t rows)
 {
-    tr_stream_t s = { 1 + (int) rig_below(&rng, 3), rig_team() };
+    tr_stream_t s = { 1 + (int) rig_below(&rng, 3), rig_thread_pool() };
     size_t ldx = kk + rig_below(&rng, 5), ldy = tr_pad(n, TR_COL_PAD) + 64;
     int add = (int) rig_below(&rng, 2);
     float *w = randoms((size_t) n * kk, 1), *x = randoms(rows * ldx, 1);
@@ -205,12 +205,12 @@ invariant_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk)
     float *whole = floats(cap * ldy), *part = floats(cap * ldy);
     tr_matrix_t m = packed(k, w, n, kk);
 
-    assert_int_equal(k->matmul(&(tr_stream_t){ 1, rig_team() }, &m, x, kk, all,
-                               whole, ldy, 0),
+    assert_int_equal(k->matmul(&(tr_stream_t){ 1, rig_thread_pool() }, &m, x,
+                               kk, all, whole, ldy, 0),
                      0);
     for (uint32_t rows = 1; rows <= all; rows += rows < 52 ? 1 : 23) {
         uint32_t at = rig_below(&rng, all - rows + 1);
-        tr_stream_t s = { 1 + (int) rig_below(&rng, 3), rig_team() };
+        tr_stream_t s = { 1 + (int) rig_below(&rng, 3), rig_thread_pool() };
 
         assert_int_equal(k->matmul(&s, &m, x + (size_t) at * kk, kk, rows, part,
                                    ldy, 0),
@@ -272,7 +272,7 @@ test_pack(void **state)
     }
     memcpy(bytes + 1, halves, 20); /* unaligned, as in a file */
     assert_int_equal(k->matrix_pack(&m, 0, 1, bytes + 1, TR_F16), 0);
-    k->embedding(&(tr_stream_t){ 1, rig_team() }, &m, &id, 1, y, 10);
+    k->embedding(&(tr_stream_t){ 1, rig_thread_pool() }, &m, &id, 1, y, 10);
     assert_memory_equal(y, values, 9 * sizeof(float));
     assert_true(isnan(y[9]));
     for (size_t i = 0; i < 10; i++) {
@@ -283,17 +283,17 @@ test_pack(void **state)
         bytes[2 * i + 1] = (uint8_t) (u >> 24);
     }
     assert_int_equal(k->matrix_pack(&m, 0, 1, bytes, TR_BF16), 0);
-    k->embedding(&(tr_stream_t){ 1, rig_team() }, &m, &id, 1, y, 10);
+    k->embedding(&(tr_stream_t){ 1, rig_thread_pool() }, &m, &id, 1, y, 10);
     assert_true(y[5] == 1 && y[6] == -2 && signbit(y[1]) && isnan(y[9]));
     assert_int_equal(k->matrix_pack(&m, 1, 1, bytes, TR_BF16),
                      TR_KERNEL_BADARG);
     id = 1;
-    assert_int_equal(k->embedding(&(tr_stream_t){ 1, rig_team() }, &m, &id, 1,
-                                  y, 10),
+    assert_int_equal(k->embedding(&(tr_stream_t){ 1, rig_thread_pool() }, &m,
+                                  &id, 1, y, 10),
                      TR_KERNEL_BADARG);
     id = -1;
-    assert_int_equal(k->embedding(&(tr_stream_t){ 1, rig_team() }, &m, &id, 1,
-                                  y, 10),
+    assert_int_equal(k->embedding(&(tr_stream_t){ 1, rig_thread_pool() }, &m,
+                                  &id, 1, y, 10),
                      TR_KERNEL_BADARG);
     free(m.data);
 }
@@ -313,8 +313,8 @@ rmsnorm_rows(const tr_kernels_t *k)
         float *x = randoms(rows * ld, powf(10, (float) i - 2));
         float *w = randoms(n, 1), *y = floats(rows * ld);
 
-        assert_int_equal(k->rmsnorm(&(tr_stream_t){ 2, rig_team() }, x, ld,
-                                    rows, heads, n, w, 1e-5f, y, ld),
+        assert_int_equal(k->rmsnorm(&(tr_stream_t){ 2, rig_thread_pool() }, x,
+                                    ld, rows, heads, n, w, 1e-5f, y, ld),
                          0);
         for (uint32_t r = 0; r < rows * heads; r++) {
             const float *in = x + r / heads * ld + r % heads * n;
@@ -362,8 +362,9 @@ test_rmsnorm_bits(void **state)
 
         for (int j = 0; j < 2; j++) {
             y[j] = floats(n);
-            assert_int_equal(k[j]->rmsnorm(&(tr_stream_t){ 1, rig_team() }, x,
-                                           n, 1, 1, n, w, 1e-5f, y[j], n),
+            assert_int_equal(k[j]->rmsnorm(&(tr_stream_t){ 1,
+                                                           rig_thread_pool() },
+                                           x, n, 1, 1, n, w, 1e-5f, y[j], n),
                              0);
         }
         assert_memory_equal(y[0], y[1], n * sizeof(float));
@@ -388,8 +389,8 @@ test_silu_mul(void **state)
             x[1] = 1000;
             x[2] = 0;
             x[3] = NAN;
-            assert_int_equal(k->silu_mul(&(tr_stream_t){ 2, rig_team() }, x,
-                                         2 * n, rows, n, y, n),
+            assert_int_equal(k->silu_mul(&(tr_stream_t){ 2, rig_thread_pool() },
+                                         x, 2 * n, rows, n, y, n),
                              0);
             assert_true(isnan(y[3]));
             for (uint32_t r = 0; r < rows; r++) {
@@ -421,7 +422,7 @@ gated_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk)
     float *y = floats(cap * ldy), *want = floats(cap * n);
     float *got = floats(cap * n);
     tr_matrix_t m = packed(k, w, 2 * n, kk);
-    tr_stream_t s = { 1, rig_team() };
+    tr_stream_t s = { 1, rig_thread_pool() };
 
     assert_int_equal(k->matmul(&s, &m, x, kk, all, y, ldy, 0), 0);
     assert_int_equal(k->silu_mul(&s, y, ldy, all, n, want, n), 0);
@@ -485,11 +486,11 @@ test_rope(void **state)
         pos[r] = rig_below(&rng, 4096);
     }
     memcpy(y, x, rows * heads * dim * sizeof(float));
-    assert_int_equal(k->rope_angles(&(tr_stream_t){ 2, rig_team() }, pos, rows,
-                                    inv, half, angles),
+    assert_int_equal(k->rope_angles(&(tr_stream_t){ 2, rig_thread_pool() }, pos,
+                                    rows, inv, half, angles),
                      0);
-    assert_int_equal(k->rope(&(tr_stream_t){ 2, rig_team() }, y, heads * dim,
-                             rows, heads, dim, angles),
+    assert_int_equal(k->rope(&(tr_stream_t){ 2, rig_thread_pool() }, y,
+                             heads * dim, rows, heads, dim, angles),
                      0);
     for (uint32_t i = 0; i < rows * heads; i++) {
         const float *in = x + i * dim, *out = y + i * dim;
@@ -517,8 +518,8 @@ test_add_bias(void **state)
 
     (void) state;
     memcpy(y, x, 37 * 70 * sizeof(float));
-    assert_int_equal(k->add_bias(&(tr_stream_t){ 2, rig_team() }, y, 70, 37, b,
-                                 67),
+    assert_int_equal(k->add_bias(&(tr_stream_t){ 2, rig_thread_pool() }, y, 70,
+                                 37, b, 67),
                      0);
     for (uint32_t i = 0; i < 37 * 70; i++) {
         assert_true(y[i] == (i % 70 < 67 ? x[i] + b[i % 70] : x[i]));

@@ -10,7 +10,7 @@
 
 #include <time.h>
 
-#include "kernels/team.h"
+#include "kernels/thread_pool.h"
 
 /* Of the long test; where pages are poisoned each one takes longer. */
 #ifdef TR_KV_POISON
@@ -382,19 +382,19 @@ batches_equal_single_calls(void **state)
     end_world(&w);
 }
 
-/* So many heads that the team plans and grants them. */
+/* So many heads that the pool plans and grants them. */
 static void
-batches_on_a_team(void **state)
+batches_on_a_thread_pool(void **state)
 {
-    tr_stream_t stream = { 3, tr_team_new(3) };
+    tr_stream_t stream = { 3, tr_thread_pool_new(3) };
     world_t w;
 
     (void) state;
-    assert_non_null(stream.team);
+    assert_non_null(stream.thread_pool);
     make_world(&w, 2, 16, 12, 40, 5000, &stream);
     play(&w, 6000, 500);
     end_world(&w);
-    tr_team_free(stream.team);
+    tr_thread_pool_free(stream.thread_pool);
 }
 
 int
@@ -403,7 +403,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_operations),
         cmocka_unit_test(batches_equal_single_calls),
-        cmocka_unit_test(batches_on_a_team),
+        cmocka_unit_test(batches_on_a_thread_pool),
     };
     const char *seed = getenv("TR_KV_SEED");
     struct timespec t;

@@ -12,7 +12,7 @@
 
 #include <unistd.h>
 
-#include "kernels/team.h"
+#include "kernels/thread_pool.h"
 
 #include "engine/config/log.h"
 
@@ -91,8 +91,9 @@ open_host(run_t *r, uint32_t pages, uint64_t page, uint32_t swap)
     c.memory = pages * page;
     c.swap_memory = swap * page;
     c.kernels = r->kernels;
-    r->team = r->threads > 1 ? tr_team_new(r->threads) : NULL;
-    c.stream = (tr_stream_t){ .threads = r->threads, .team = r->team };
+    r->thread_pool = r->threads > 1 ? tr_thread_pool_new(r->threads) : NULL;
+    c.stream = (tr_stream_t){ .threads = r->threads,
+                              .thread_pool = r->thread_pool };
     if (tr_kv_cache_create(&c, &r->kv, &err) != TR_OK) {
         fail_msg("%s", err.text);
     }
@@ -200,7 +201,7 @@ run_close(run_t *r)
         tr_kv_policy_free(r->policy[i]);
     }
     if (!r->on_device) {
-        tr_team_free(r->team);
+        tr_thread_pool_free(r->thread_pool);
         free(r->numbers);
         free(r->angles);
         return;

@@ -1,5 +1,5 @@
 /*
- * The compute team: every index of every loop is visited exactly once, by a
+ * The thread pool: every index of every loop is visited exactly once, by a
  * worker below the loop's thread count, before the loop returns; also when
  * loops follow each other at once, when helpers slept, and when there are more
  * threads than cores.
@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#include "kernels/team.h"
+#include "kernels/thread_pool.h"
 
 #define N_MAX 700
 #define THREADS_MAX 7
@@ -41,13 +41,14 @@ visit(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 }
 
 static void
-run_once(tr_team_t *t, loop_t *l, uint32_t n, uint32_t grain, uint32_t threads)
+run_once(tr_thread_pool_t *t, loop_t *l, uint32_t n, uint32_t grain,
+         uint32_t threads)
 {
     memset(l, 0, sizeof(*l));
     l->n = n;
     l->grain = grain;
     l->threads = threads;
-    tr_team_run(t, (int) threads, n, grain, visit, l);
+    tr_thread_pool_run(t, (int) threads, n, grain, visit, l);
     assert_int_equal(l->bad, 0);
     for (uint32_t i = 0; i < N_MAX; i++) {
         assert_int_equal(l->visits[i], i < n);
@@ -62,7 +63,7 @@ test_each_index_once(void **state)
 
     (void) state;
     for (int threads = 1; threads <= THREADS_MAX; threads += 2) {
-        tr_team_t *t = tr_team_new(threads);
+        tr_thread_pool_t *t = tr_thread_pool_new(threads);
 
         assert_non_null(t);
         for (int i = 0; i < 3000; i++) {
@@ -77,20 +78,20 @@ test_each_index_once(void **state)
                 nanosleep(&(struct timespec){ 0, 3000000 }, NULL);
             }
         }
-        tr_team_free(t);
+        tr_thread_pool_free(t);
     }
 }
 
 static void
-test_without_a_team(void **state)
+test_without_a_pool(void **state)
 {
     static loop_t loop;
 
     (void) state;
     run_once(NULL, &loop, 100, 7, 1);
     run_once(NULL, &loop, 0, 1, 1);
-    tr_team_free(NULL);
-    assert_true(tr_team_cores() >= 1);
+    tr_thread_pool_free(NULL);
+    assert_true(tr_thread_pool_cores() >= 1);
 }
 
 /* Results written by helpers are visible to the caller without more ado. */
@@ -109,16 +110,16 @@ static void
 test_writes_are_seen(void **state)
 {
     static uint32_t got[N_MAX], want[N_MAX];
-    tr_team_t *t = tr_team_new(4);
+    tr_thread_pool_t *t = tr_thread_pool_new(4);
 
     (void) state;
     assert_non_null(t);
     for (int i = 0; i < 2000; i++) {
-        tr_team_run(t, 4, N_MAX, 9, fill, got);
+        tr_thread_pool_run(t, 4, N_MAX, 9, fill, got);
         fill(want, 0, N_MAX, 0);
         assert_memory_equal(got, want, sizeof(got));
     }
-    tr_team_free(t);
+    tr_thread_pool_free(t);
 }
 
 int
@@ -126,7 +127,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_index_once),
-        cmocka_unit_test(test_without_a_team),
+        cmocka_unit_test(test_without_a_pool),
         cmocka_unit_test(test_writes_are_seen),
     };
 

@@ -1,5 +1,5 @@
 /*
- * The team (team.h).
+ * The thread pool (thread_pool.h).
  *
  * A loop is published as a ticket: its number in the upper half, the next
  * unclaimed piece in the lower half.  Who increments the lower half owns that
@@ -7,7 +7,7 @@
  * closed under the new number, so that a helper that has read half of a new
  * description cannot claim with an old ticket: its exchange fails.
  */
-#include "team.h"
+#include "thread_pool.h"
 
 #include <errno.h>
 #include <immintrin.h>
@@ -24,16 +24,16 @@
 #define SPINS 3000 /* of some 50 ns each: longer than a step pauses */
 
 typedef struct {
-    tr_team_t *team;
+    tr_thread_pool_t *pool;
     uint32_t worker;
     pthread_t thread;
 } helper_t;
 
-struct tr_team {
+struct tr_thread_pool {
     _Alignas(64) _Atomic uint64_t ticket; /* loop << 32 | next piece */
     _Alignas(64) _Atomic uint32_t done;   /* pieces of this loop finished */
     /* what the loop is; read by helpers before they claim */
-    _Alignas(64) _Atomic(tr_team_f) f;
+    _Alignas(64) _Atomic(tr_thread_pool_f) f;
     _Atomic(void *) arg;
     _Atomic uint32_t n, grain, pieces, workers;
     _Alignas(64) _Atomic uint32_t bell; /* futex */
@@ -51,7 +51,7 @@ futex(_Atomic uint32_t *word, int op, uint32_t value)
 
 /* Claims and does pieces of loop number `loop` until there are none. */
 static void
-team_work(tr_team_t *t, uint32_t loop, uint32_t worker)
+pool_work(tr_thread_pool_t *t, uint32_t loop, uint32_t worker)
 {
     uint64_t ticket = atomic_load_explicit(&t->ticket, memory_order_acquire);
 
@@ -61,7 +61,7 @@ team_work(tr_team_t *t, uint32_t loop, uint32_t worker)
                                                memory_order_relaxed);
         uint32_t n = atomic_load_explicit(&t->n, memory_order_relaxed);
         uint32_t grain = atomic_load_explicit(&t->grain, memory_order_relaxed);
-        tr_team_f f = atomic_load_explicit(&t->f, memory_order_relaxed);
+        tr_thread_pool_f f = atomic_load_explicit(&t->f, memory_order_relaxed);
         void *arg = atomic_load_explicit(&t->arg, memory_order_relaxed);
         uint32_t workers = atomic_load_explicit(&t->workers,
                                                 memory_order_relaxed);
@@ -86,7 +86,7 @@ team_work(tr_team_t *t, uint32_t loop, uint32_t worker)
 
 /* The number of a loop that is not `seen`, looked for and slept for. */
 static uint32_t
-team_await(tr_team_t *t, uint32_t seen)
+pool_await(tr_thread_pool_t *t, uint32_t seen)
 {
     for (;;) {
         uint32_t bell;
@@ -113,21 +113,21 @@ team_await(tr_team_t *t, uint32_t seen)
 }
 
 static void *
-team_helper(void *arg)
+pool_helper(void *arg)
 {
     helper_t *h = arg;
     uint32_t seen = 0;
 
     prctl(PR_SET_NAME, "tr-compute");
-    while (!atomic_load_explicit(&h->team->stop, memory_order_acquire)) {
-        seen = team_await(h->team, seen);
-        team_work(h->team, seen, h->worker);
+    while (!atomic_load_explicit(&h->pool->stop, memory_order_acquire)) {
+        seen = pool_await(h->pool, seen);
+        pool_work(h->pool, seen, h->worker);
     }
     return NULL;
 }
 
 int
-tr_team_cores(void)
+tr_thread_pool_cores(void)
 {
     cpu_set_t set;
     int n = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
@@ -135,24 +135,24 @@ tr_team_cores(void)
     return n > 0 ? n : 1;
 }
 
-tr_team_t *
-tr_team_new(int threads)
+tr_thread_pool_t *
+tr_thread_pool_new(int threads)
 {
     size_t helpers = threads > 1 ? (size_t) threads - 1 : 0;
-    size_t size = sizeof(tr_team_t) + helpers * sizeof(helper_t);
-    tr_team_t *t = aligned_alloc(64, (size + 63) & ~(size_t) 63);
+    size_t size = sizeof(tr_thread_pool_t) + helpers * sizeof(helper_t);
+    tr_thread_pool_t *t = aligned_alloc(64, (size + 63) & ~(size_t) 63);
 
     if (t == NULL) {
         return NULL;
     }
-    *t = (tr_team_t){ .ticket = CLOSED };
+    *t = (tr_thread_pool_t){ .ticket = CLOSED };
     for (size_t i = 0; i < helpers; i++) {
         helper_t *h = &t->helpers[i];
 
-        h->team = t;
+        h->pool = t;
         h->worker = (uint32_t) i + 1;
-        if (pthread_create(&h->thread, NULL, team_helper, h) != 0) {
-            tr_team_free(t);
+        if (pthread_create(&h->thread, NULL, pool_helper, h) != 0) {
+            tr_thread_pool_free(t);
             return NULL;
         }
         t->n_helpers++;
@@ -161,7 +161,7 @@ tr_team_new(int threads)
 }
 
 static void
-team_ring(tr_team_t *t, uint32_t helpers)
+pool_ring(tr_thread_pool_t *t, uint32_t helpers)
 {
     if (atomic_load(&t->sleepers) != 0) {
         atomic_fetch_add(&t->bell, 1);
@@ -170,7 +170,7 @@ team_ring(tr_team_t *t, uint32_t helpers)
 }
 
 void
-tr_team_free(tr_team_t *t)
+tr_thread_pool_free(tr_thread_pool_t *t)
 {
     if (t == NULL) {
         return;
@@ -185,8 +185,8 @@ tr_team_free(tr_team_t *t)
 }
 
 void
-tr_team_run(tr_team_t *t, int threads, uint32_t n, uint32_t grain, tr_team_f f,
-            void *arg)
+tr_thread_pool_run(tr_thread_pool_t *t, int threads, uint32_t n, uint32_t grain,
+                   tr_thread_pool_f f, void *arg)
 {
     uint32_t pieces, loop, spins = 0;
 
@@ -212,8 +212,8 @@ tr_team_run(tr_team_t *t, int threads, uint32_t n, uint32_t grain, tr_team_f f,
                           memory_order_relaxed);
     atomic_store_explicit(&t->done, 0, memory_order_relaxed);
     atomic_store(&t->ticket, (uint64_t) loop << 32);
-    team_ring(t, pieces - 1 < t->n_helpers ? pieces - 1 : t->n_helpers);
-    team_work(t, loop, 0);
+    pool_ring(t, pieces - 1 < t->n_helpers ? pieces - 1 : t->n_helpers);
+    pool_work(t, loop, 0);
     while (atomic_load_explicit(&t->done, memory_order_acquire) != pieces) {
         if (++spins < SPINS) {
             _mm_pause();
