@@ -3,7 +3,8 @@
 // Checks the documentation: each link in a tracked .md file leads to a file
 // that is there, each #anchor to a heading of that file, and each path that the
 // text names (tests/e2e/lib/stack.js, engine/kv/*) to something in the tree.
-// Prints what does not; addresses on the web are not looked at.
+// A function that the text names (`tr_loop_submit`) is somewhere in the sources.
+// Prints what does not hold; addresses on the web are not looked at.
 
 const fs = require('fs');
 const path = require('path');
@@ -19,6 +20,11 @@ const named = new RegExp(
   `(?<![\\w./:~-])(?:${tops.join('|')})/[\\w./*-]*[\\w/*]`, 'g');
 // What the CHANGELOG tells of was there at its time.
 const history = ['CHANGELOG.md'];
+const known = new Set();
+for (const file of tracked.filter((f) => /\.(c|h|cu|cuh)$/.test(f))) {
+  for (const [word] of fs.readFileSync(path.join(root, file), 'utf8')
+    .matchAll(/\b(?:tr|ngx_http_tokenring)_\w+/g)) known.add(word);
+}
 
 // Whether the tree has PATH, a file or a folder; * stands for any characters.
 function exists(name) {
@@ -66,6 +72,10 @@ function check(file) {
       if (!/[A-Z]{3}/.test(path.basename(name, '.md')) && !exists(name)) {
         say(`no ${name}`);
       }
+    }
+    for (const [, name] of line.matchAll(
+      /`((?:tr|ngx_http_tokenring)_\w+)`/g)) {
+      if (!known.has(name)) say(`no ${name} in the sources`);
     }
   });
 }
