@@ -22,7 +22,7 @@
 #include "engine/template/chat_template.h"
 #include "engine/executor/cuda_library.h"
 #include "engine/executor/executor.h"
-#include "engine/transport/front.h"
+#include "engine/frontend/front.h"
 #include "engine/api/intake.h"
 #include "engine/transport/listener.h"
 #include "engine/config/log.h"

@@ -26,9 +26,9 @@
 
 #include "engine/config/config.h"
 #include "engine/api/intake.h"
-#include "listener.h"
+#include "engine/transport/listener.h"
 #include "engine/scheduler/loop.h"
-#include "outlet.h"
+#include "engine/transport/outlet.h"
 #include "engine/scheduler/request.h"
 
 /* One turn of a peer moves at most so many bytes each way. */

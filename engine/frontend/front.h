@@ -15,7 +15,7 @@
 
 #include "engine/config/config.h"
 #include "engine/api/intake.h"
-#include "listener.h"
+#include "engine/transport/listener.h"
 #include "engine/scheduler/loop.h"
 
 typedef struct tr_front tr_front_t;
