@@ -24,7 +24,7 @@
 
 #include <stddef.h>
 
-#include "report.h"
+#include "engine/scheduler/request_events.h"
 
 #define TR_LEDGER_BUCKETS 4096
 #define TR_LEDGER_ENTRY \
@@ -100,7 +100,7 @@ typedef struct {
 void tr_ledger_init(tr_ledger_t *l, size_t limit);
 void tr_ledger_free(tr_ledger_t *l);
 
-/* Takes one thing that was told (report.h); the payload is borrowed. */
+/* Takes one thing that was told (request_events.h); the payload is borrowed. */
 void tr_ledger_take(tr_ledger_t *l, const tr_record_t *rec,
                     const uint8_t *payload);
 /* Applies the ends that were told before this round. */

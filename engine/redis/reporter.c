@@ -97,7 +97,7 @@ tr_reporter_outage_ends(tr_reporter_t *r)
 
 /* ---- what was told ------------------------------------------------------ */
 
-/* One round (report.h tells why in this order). */
+/* One round (request_events.h tells why in this order). */
 static void
 take_round(tr_reporter_t *r)
 {

@@ -2,7 +2,7 @@
  * The reporter: a thread that tells Redis what the engine does, as docs/redis.md
  * says, and hears from Redis which requests are to be cancelled.
  *
- *   rings (report.h) --> ledger (report_ledger.h) --> commands
+ *   rings (request_events.h) --> ledger (report_ledger.h) --> commands
  *     (report_writer.h) --> connection (redis_link.h)
  *   a second connection is subscribed to PREFIXctl:{NAME}
  *
@@ -21,7 +21,7 @@
 #include <tokenring/status.h>
 
 #include "engine/config/config.h"
-#include "report.h"
+#include "engine/scheduler/request_events.h"
 
 typedef struct tr_reporter tr_reporter_t;
 

@@ -17,7 +17,7 @@
 
 #include "engine/kv/kv_cache.h"
 #include "engine/transport/outlet.h"
-#include "engine/redis/report.h"
+#include "request_events.h"
 #include "engine/sampling/sampler.h"
 #include "engine/sampling/sampling.h"
 #include "engine/sampling/text_stream.h"
@@ -113,7 +113,7 @@ struct tr_request {
      * there only with TR_SUBMIT_DETACH, and then PAUSE is not. */
     _Atomic uint32_t control;
 
-    /* whom it is reported to (report.h), NULL: nobody; told by who owns it */
+    /* whom it is reported to (request_events.h), NULL: nobody; told by who owns it */
     tr_report_t *report;
     uint64_t report_id;
     bool report_lost, report_lost_told; /* a record of it did not fit */

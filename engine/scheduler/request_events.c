@@ -1,7 +1,7 @@
 /*
- * Telling the reporter (report.h): the rings and who writes what.
+ * Telling the reporter (request_events.h): the rings and who writes what.
  */
-#include "report.h"
+#include "request_events.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include <tokenring/channel.h>
 
 #include "engine/config/log.h"
-#include "engine/scheduler/request.h"
+#include "request.h"
 
 /* Bytes that an END takes in a ring, and a DETACHED with it. */
 #define END_BYTES \

@@ -22,8 +22,8 @@
  * A request without report (NULL) is not reported: no Redis is configured, or
  * it has no completion id.
  */
-#ifndef TR_REPORT_H
-#define TR_REPORT_H
+#ifndef TR_REQUEST_EVENTS_H
+#define TR_REQUEST_EVENTS_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
