@@ -9,8 +9,6 @@
 
 #include "engine/config/config.h"
 
-#define TR_ENGINE_VERSION "0.1.0"
-
 typedef struct tr_engine tr_engine_t;
 
 /* Loads the model, opens the socket, starts the threads; returns when ready. */

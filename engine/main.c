@@ -23,6 +23,7 @@
 #include "engine/config/config.h"
 #include "engine.h"
 #include "engine/config/log.h"
+#include "engine/config/version.h"
 
 #define EXIT_USAGE 2
 

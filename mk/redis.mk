@@ -7,5 +7,6 @@ REDIS_TLS  ?= $(shell printf '\043include <hiredis/hiredis_ssl.h>\n\043include <
 REDIS_LIBS := $(if $(REDIS_TLS),-lhiredis_ssl) -lhiredis $(if $(REDIS_TLS),-lssl -lcrypto)
 
 ifneq ($(REDIS_TLS),)
-$B/obj/engine/redis/redis_tls.o: TR_CFLAGS += -DTR_REDIS_TLS
+$B/obj/engine/redis/redis_tls.o $B/obj/engine/config/config_finish.o: \
+    TR_CFLAGS += -DTR_REDIS_TLS
 endif

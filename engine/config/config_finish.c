@@ -11,7 +11,13 @@
 #include <sys/un.h>
 
 #include "log.h"
-#include "engine/redis/redis_link.h"
+#include "redis_address.h"
+
+#ifdef TR_REDIS_TLS /* mk/redis.mk: hiredis_ssl was found */
+#define TR_CONFIG_HAS_REDIS_TLS true
+#else
+#define TR_CONFIG_HAS_REDIS_TLS false
+#endif
 
 /* "models/pocket/" -> "pocket" */
 static void
@@ -105,7 +111,7 @@ finish_redis_tls(const tr_config_t *c, const tr_redis_address_t *address,
                                   "redis_tls_ca, _cert, _key or _name without "
                                   "`redis_tls yes`");
     }
-    if (!tr_redis_has_tls()) {
+    if (!TR_CONFIG_HAS_REDIS_TLS) {
         return tr_error_set(err, TR_ERR_UNSUPPORTED, "redis_tls",
                             "redis_tls yes: this engine was built without "
                             "hiredis_ssl (hiredis 1.0 or later)");

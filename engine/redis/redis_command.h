@@ -1,5 +1,5 @@
 /*
- * Commands for Redis, error replies and addresses: what needs no connection.
+ * Commands for Redis and its error replies: what needs no connection.
  */
 #ifndef TR_REDIS_COMMAND_H
 #define TR_REDIS_COMMAND_H
@@ -28,13 +28,5 @@ void tr_redis_format(tr_redis_command_t *c, const char *format, ...)
 
 /* The first word of an error reply: WRONGPASS, OOM, .. */
 void tr_redis_error_word(const redisReply *reply, char *out, size_t size);
-
-/* `redis` of the configuration: "unix:PATH", "HOST", "HOST:PORT", "[V6]:PORT".
- * False when it is none of these. */
-typedef struct {
-    char host[256]; /* or the path of a socket */
-    int port;       /* 0: a Unix socket */
-} tr_redis_address_t;
-bool tr_redis_parse_address(const char *text, tr_redis_address_t *out);
 
 #endif

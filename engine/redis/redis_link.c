@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "engine/config/log.h"
+#include "engine/config/redis_address.h"
 
 #define BACKOFF_LEAST_US 100000u
 #define BACKOFF_MOST_US 2000000u

@@ -14,13 +14,8 @@
 #include <openssl/x509v3.h>
 
 #include "engine/config/log.h"
+#include "engine/config/redis_address.h"
 #include "redis_command.h"
-
-bool
-tr_redis_has_tls(void)
-{
-    return true;
-}
 
 /* The first error is the cause; those that follow say who passed it on. */
 static const char *
@@ -213,12 +208,6 @@ tr_redis_tls_end(tr_redis_tls_t *t)
 }
 
 #else /* without hiredis_ssl, which the configuration refuses to ask for */
-
-bool
-tr_redis_has_tls(void)
-{
-    return false;
-}
 
 tr_status_t
 tr_redis_tls_open(tr_redis_tls_t *t, const tr_config_t *config, tr_error_t *err)

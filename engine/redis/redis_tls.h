@@ -6,7 +6,8 @@
  * name or the address that Redis was named by (redis_tls_name, or the host of
  * redis), which hiredis_ssl by itself does not ask for.
  *
- * Without hiredis_ssl tr_redis_has_tls is false, and nothing else is called.
+ * Without hiredis_ssl the configuration refuses `redis_tls yes`, and these
+ * functions do nothing.
  */
 #ifndef TR_REDIS_TLS_H
 #define TR_REDIS_TLS_H
@@ -22,9 +23,6 @@ typedef struct {
     char name[256]; /* that the certificate must be good for */
     bool insecure;  /* nothing is verified */
 } tr_redis_tls_t;
-
-/* Whether this build has TLS. */
-bool tr_redis_has_tls(void);
 
 /* Reads the files that config names.  Without redis_tls it does nothing. */
 tr_status_t tr_redis_tls_open(tr_redis_tls_t *t, const tr_config_t *config,

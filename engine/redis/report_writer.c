@@ -10,7 +10,7 @@
 
 #include <tokenring/channel.h>
 
-#include "engine/engine.h"
+#include "engine/config/version.h"
 
 static const char *const state_names[] = { "queued", "prefill", "decode",
                                            "done",   "failed",  "cancelled" };

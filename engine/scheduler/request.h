@@ -113,7 +113,8 @@ struct tr_request {
      * there only with TR_SUBMIT_DETACH, and then PAUSE is not. */
     _Atomic uint32_t control;
 
-    /* whom it is reported to (request_events.h), NULL: nobody; told by who owns it */
+    /* where its events go (request_events.h), NULL: nowhere; written by whoever
+     * owns it */
     tr_report_t *report;
     uint64_t report_id;
     bool report_lost, report_lost_told; /* a record of it did not fit */

@@ -15,7 +15,7 @@
 #include <cmocka.h>
 
 #include "engine/config/config.h"
-#include "engine/redis/redis_link.h"
+#include "engine/config/redis_address.h"
 #include "engine/config/log.h"
 
 /* Writes text (len bytes) to a file and reads it as a configuration. */
