@@ -62,6 +62,8 @@ grep -InP '\t' "${c11[@]}" "${nginx_c[@]}" /dev/null | complain "tabs in C"
 grep -InP '[ \t]+$' "${text[@]}" /dev/null | complain "trailing blanks"
 
 node scripts/check-links.js 2>&1 | complain "links in the documentation"
+node scripts/check-includes.js 2>&1 \
+    | complain "includes that run up (floors: scripts/check-includes.js)"
 
 # Nothing of the machine that a change was made on.
 grep -InP '(?<![\w.$}@])/(home|root|work|Users)/\w' "${text[@]}" /dev/null \

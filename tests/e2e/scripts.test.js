@@ -190,3 +190,44 @@ test('install: everything in its place, and NGINX accepts it', { skip }, place(
     assert.equal(check.status, 0, check.stderr);
     assert.doesNotMatch(check.stderr, /\[warn\]/);
   }));
+
+// Each planted file, and what make lint must say of it (undefined: nothing).
+const INCLUDES = {
+  'engine/scheduler/down.c': ['"engine/kv/kv_cache.h"'],
+  'engine/scheduler/own.c': ['"own.h"'],
+  'ngx_module/redis/own.c': ['"ngx_http_tokenring_x.h"'],
+  'ngx_module/redis/contract.c': ['<tokenring/wire.h>'],
+  'engine/kv/up.c': ['"engine/scheduler/loop.h"',
+    'engine/kv is below engine/scheduler'],
+  'engine/model/cpu/beside.c': ['"engine/model/cuda/model_cuda.h"',
+    'engine/model/cpu and engine/model/cuda are on one floor'],
+  'kernels/up.c': ['"engine/config/log.h"', 'kernels is below engine/config'],
+  'ngx_module/core/engine.c': ['"engine/config/log.h"',
+    'ngx_module may use only include/tokenring'],
+  'engine/attic/new.c': ['<tokenring/wire.h>', undefined],
+  'cli/test.c': ['"tests/unit/fixtures/x.h"',
+    'tests/unit/fixtures has no floor'],
+};
+
+test('includes that run up are found', (t) => {
+  const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-e2e-'));
+  t.after(() => fs.rmSync(dir, { recursive: true, force: true }));
+  const plant = (name, text) => {
+    fs.mkdirSync(path.dirname(path.join(dir, name)), { recursive: true });
+    fs.writeFileSync(path.join(dir, name), text);
+  };
+  plant('engine/scheduler/own.h', '');
+  plant('ngx_module/core/ngx_http_tokenring_x.h', '');
+  for (const [name, [include]] of Object.entries(INCLUDES)) {
+    plant(name, `\n#include ${include}\n`);
+  }
+  const out = spawnSync('node', [
+    path.join(ROOT, 'scripts', 'check-includes.js'), dir],
+  { encoding: 'utf8' });
+  const expected = Object.entries(INCLUDES).filter(([, [, why]]) => why)
+    .map(([name, [include, why]]) => `${name}:2: includes ${
+      include.slice(1, -1)}: ${why}`);
+  assert.equal(out.stderr, '');
+  assert.deepEqual(out.stdout.trim().split('\n').sort(), expected.sort());
+  assert.equal(out.status, 1);
+});
