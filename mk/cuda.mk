@@ -139,7 +139,7 @@ $(CUDA_PROMPT): $B/cuda/%: $B/cuda/obj/%.o $B/cuda/obj/prompt_case.o \
 	$Q$(NVCC) -o $@ $^ -lm
 
 # The rest of the model, and sampling.
-CUDA_MODEL := $B/cuda/test_model $B/cuda/test_sample $B/cuda/test_few \
+CUDA_MODEL := $B/cuda/test_model $B/cuda/test_sample $B/cuda/test_small_gemm \
               $B/cuda/bench_model
 CUDA_SIDE  := $(patsubst %,$B/cuda/obj/%.o,model_side model_reference \
     sample_reference)

@@ -24,7 +24,7 @@ SIMT_XFLAGS  := $(addprefix -Xcompiler=,-include,tests/simt/device.h \
 
 SIMT_HEADERS := $(wildcard tests/simt/*.h) $(CUDA_HEAD)
 
-SIMT_TESTS_90 := decode few prompt store generic model sample manager
+SIMT_TESTS_90 := decode small_gemm prompt store generic model sample manager
 SIMT_TESTS_80 := decode prompt
 
 # $(1): the code.  kernel<<<..>>>(..) is no C++.
@@ -55,7 +55,7 @@ $(foreach c,$(SIMT_CODES),$(eval $(call simt_code,$(c))))
 
 # What each test is linked with besides, as for a GPU.
 SIMT_WITH_decode  := $(CUDA_GPU)
-SIMT_WITH_few     := $(CUDA_SIDE) $(CUDA_GPU)
+SIMT_WITH_small_gemm := $(CUDA_SIDE) $(CUDA_GPU)
 SIMT_WITH_model   := $(CUDA_SIDE) $(CUDA_GPU)
 SIMT_WITH_sample  := $(CUDA_SIDE) $(CUDA_GPU)
 SIMT_WITH_prompt  := $B/cuda/obj/prompt_case.o $(CUDA_GPU)

@@ -14,7 +14,7 @@
 #define TR_CUDA_API_H
 
 #include "cuda.h"
-#include "kernels/cuda/gemm/few.h"
+#include "kernels/cuda/gemm/small_gemm.h"
 #include "kernels/kv_manager/manager.h"
 #include "kernels/cuda/gemm/matmul.h"
 #include "kernels/cuda/layers/model.h"
@@ -40,7 +40,7 @@ extern "C" {
     F(event_wait) F(event_time) F(event_follow)                            \
     F(graph_begin) F(graph_end) F(graph_launch) F(graph_close)             \
     F(matmul_open) F(matmul_close) F(matmul_choose) F(matmul)              \
-    F(few) F(few_fits) F(few_parts)                                        \
+    F(small_gemm) F(small_gemm_fits) F(small_gemm_parts)             \
     F(embed) F(rope_angles) F(norm) F(silu_mul) F(fill_random)             \
     F(convert) F(select) F(sample) F(sample_work)                          \
     F(decode_work) F(decode_plan) F(decode) F(decode_score)                \

@@ -143,7 +143,7 @@ multiply_layers(bed_t *b, uint32_t n)
     const tr_cuda_stream_t *s = &b->x->stream;
     int rc = 0;
 
-    m->few = tr_model_cuda_is_few(m, n);
+    m->small_gemm = tr_model_cuda_is_small(m, n);
     m->failed = NULL;
     for (uint32_t l = 0; l < m->config.layers && rc == 0; l++) {
         void *const *w = m->layers[l].part;
@@ -159,10 +159,10 @@ multiply_layers(bed_t *b, uint32_t n)
                                   m->ld_mlp, n, m->delta, m->ld_hidden),
         };
 
-        if (m->few && l == 0) {
+        if (m->small_gemm && l == 0) {
             rc = m->cuda->matmul(s, m->products, &of_layer[0]);
         }
-        if (m->few && rc == 0) {
+        if (m->small_gemm && rc == 0) {
             rc = tr_model_cuda_products(m, l, n, 0) ? 0 : m->failed_code;
             continue;
         }

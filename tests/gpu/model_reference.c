@@ -199,7 +199,7 @@ tr_ref_silu_mul(const void *x, size_t ldx, uint32_t rows, uint32_t n,
 /* ---- products of few rows ------------------------------------------------ */
 
 static float
-few_scale(const tr_cuda_few_t *a, uint32_t r)
+few_scale(const tr_cuda_small_gemm_t *a, uint32_t r)
 {
     float sum = 0;
 
@@ -210,7 +210,7 @@ few_scale(const tr_cuda_few_t *a, uint32_t r)
 }
 
 static void
-few_residual(const tr_cuda_few_t *a, uint32_t r, const float *sums)
+gemm_residual(const tr_cuda_small_gemm_t *a, uint32_t r, const float *sums)
 {
     float *hidden = a->hidden + r * a->ldh, squares = 0;
 
@@ -228,20 +228,21 @@ few_residual(const tr_cuda_few_t *a, uint32_t r, const float *sums)
 }
 
 int
-tr_ref_few_sums(const tr_cuda_few_t *a, const float *sums, size_t ld)
+tr_ref_small_gemm_sums(const tr_cuda_small_gemm_t *a, const float *sums,
+                       size_t ld)
 {
-    bool gated = a->mode == TR_CUDA_FEW_GATED;
+    bool gated = a->mode == TR_CUDA_SMALL_GEMM_GATED;
     uint32_t n = gated ? a->n / 2 : a->n;
 
-    if (a->rows > TR_CUDA_FEW_ROWS || a->n % 64 != 0 || a->k % 64 != 0
+    if (a->rows > TR_CUDA_SMALL_GEMM_ROWS || a->n % 64 != 0 || a->k % 64 != 0
         || a->ldx < a->k || (a->y != NULL && a->ldy < n)) {
         return TR_KERNEL_BADARG;
     }
     for (uint32_t r = 0; r < a->rows; r++, sums += ld) {
         float scale = few_scale(a, r);
 
-        if (a->mode == TR_CUDA_FEW_RESIDUAL) {
-            few_residual(a, r, sums);
+        if (a->mode == TR_CUDA_SMALL_GEMM_RESIDUAL) {
+            gemm_residual(a, r, sums);
             continue;
         }
         for (uint32_t i = 0; i < n; i++) {
@@ -257,7 +258,7 @@ tr_ref_few_sums(const tr_cuda_few_t *a, const float *sums, size_t ld)
 }
 
 int
-tr_ref_few(const tr_cuda_few_t *a)
+tr_ref_small_gemm(const tr_cuda_small_gemm_t *a)
 {
     float *sums = malloc((size_t) a->rows * a->n * sizeof(float));
     int rc;
@@ -276,7 +277,7 @@ tr_ref_few(const tr_cuda_few_t *a)
             sums[(size_t) r * a->n + i] = sum;
         }
     }
-    rc = tr_ref_few_sums(a, sums, a->n);
+    rc = tr_ref_small_gemm_sums(a, sums, a->n);
     free(sums);
     return rc;
 }

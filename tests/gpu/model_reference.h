@@ -1,5 +1,5 @@
 /*
- * model_reference.h: every launcher of cuda/model.h, cuda/few.h and
+ * model_reference.h: every launcher of cuda/model.h, cuda/small_gemm.h and
  * cuda/sample.h as plain C over host memory.
  *
  * The same arguments, but for the stream and, of sampling, the workspace, which
@@ -10,7 +10,7 @@
 #ifndef TR_TESTS_GPU_MODEL_REFERENCE_H
 #define TR_TESTS_GPU_MODEL_REFERENCE_H
 
-#include "kernels/cuda/gemm/few.h"
+#include "kernels/cuda/gemm/small_gemm.h"
 #include "kernels/cuda/layers/model.h"
 #include "kernels/cuda/sampling/sample.h"
 
@@ -26,8 +26,9 @@ int tr_ref_qkv(const tr_cuda_qkv_t *a);
 int tr_ref_silu_mul(const void *x, size_t ldx, uint32_t rows, uint32_t n,
                     tr_dtype_t type, void *out, size_t ldo);
 /* A row's squares are one part.  _sums: x w^T is known, [rows][ld]. */
-int tr_ref_few(const tr_cuda_few_t *a);
-int tr_ref_few_sums(const tr_cuda_few_t *a, const float *sums, size_t ld);
+int tr_ref_small_gemm(const tr_cuda_small_gemm_t *a);
+int tr_ref_small_gemm_sums(const tr_cuda_small_gemm_t *a, const float *sums,
+                           size_t ld);
 int tr_ref_select(const int32_t *slot, const uint8_t *kind, uint32_t n,
                   uint8_t wanted, int32_t *out);
 int tr_ref_fill_random(void *x, size_t n, tr_dtype_t type, uint64_t seed,

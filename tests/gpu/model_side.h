@@ -1,5 +1,5 @@
 /*
- * model_side.h: arrays of test_model.c, test_sample.c and test_few.c, on the host for the
+ * model_side.h: arrays of test_model.c, test_sample.c and test_small_gemm.c, on the host for the
  * reference and again on the device.
  *
  * What was not written is 0xff, NaN wherever it is read as a number; so is some

@@ -71,7 +71,7 @@ sanitize() { # TOOL NAME ARGUMENTS..
 say "## $(date -u +%Y-%m-%d), $(git -C "$here" rev-parse --short=12 HEAD 2>/dev/null || echo "commit ${COMMIT:-unknown}"): $parts"
 if wanted check; then
     check "runtime" "$bin/test_runtime" "$lib" "${RUNTIME_ROUNDS:-60}"
-    for name in decode store generic model sample few; do
+    for name in decode store generic model sample small_gemm; do
         check "$name" "$bin/test_$name" "${ROUNDS:-200}"
     done
     check "manager" "$bin/test_manager" "${MANAGER_ROUNDS:-40}"
@@ -88,9 +88,10 @@ elif wanted sanitize; then
         [ "$tool" != memcheck ] || sanitize "$tool" runtime "$lib" 3 calm
         sanitize "$tool" manager 3
         if [ "$tool" = racecheck ]; then
-            sanitize "$tool" few 2 "$(date +%s)" small
+            sanitize "$tool" small_gemm 2 "$(date +%s)" small
         else
-            sanitize "$tool" few "$([ "$tool" = memcheck ] && echo 6 || echo 1)"
+            sanitize "$tool" small_gemm \
+                "$([ "$tool" = memcheck ] && echo 6 || echo 1)"
         fi
         sanitize "$tool" prompt "$([ "$tool" = racecheck ] && echo 1 || echo 2)"
     done

@@ -1,6 +1,6 @@
 /*
  * ptx.h: the instructions of kernels/cuda/ptx.cuh, prompt_ptx.cuh and
- * few_ptx.cuh for the device in software; what they do is said there.
+ * small_gemm_ptx.cuh for the device in software; what they do is said there.
  */
 #ifndef TR_TESTS_SIMT_PTX_H
 #define TR_TESTS_SIMT_PTX_H
@@ -8,7 +8,7 @@
 /* In their place. */
 #define TR_CUDA_PTX_CUH
 #define TR_CUDA_PROMPT_PTX_CUH
-#define TR_CUDA_FEW_PTX_CUH
+#define TR_CUDA_SMALL_GEMM_PTX_CUH
 
 #define TR_ALL_LANES 0xffffffffu
 #define TR_WGMMA (SIMT_CODE == 90)
@@ -587,7 +587,7 @@ wgmma_rs(float (&c)[N], const uint32_t (&a)[4], uint64_t b, int add)
     simt_product(&p);
 }
 
-/* kernels/cuda/gemm/few_ptx.cuh's, in BF16. */
+/* kernels/cuda/gemm/small_gemm_ptx.cuh's, in BF16. */
 template <int N>
 static inline void
 multiply(float (&c)[N], uint64_t a, uint64_t b)

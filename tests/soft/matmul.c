@@ -167,15 +167,15 @@ product(void *args)
 }
 
 static void
-few(void *args)
+small_gemm(void *args)
 {
-    const tr_cuda_few_t *a = args;
+    const tr_cuda_small_gemm_t *a = args;
     shape_t s = { a->n, a->k, TR_BF16, TR_F32 };
     size_t ldy;
     float *y = sums(&s, a->w, a->x, a->ldx, a->rows, a->rows, &ldy);
 
-    if (y != NULL && tr_ref_few_sums(a, y, ldy) != TR_KERNEL_OK) {
-        soft_fault("few", "refused by its reference");
+    if (y != NULL && tr_ref_small_gemm_sums(a, y, ldy) != TR_KERNEL_OK) {
+        soft_fault("small_gemm", "refused by its reference");
     }
 }
 
@@ -227,15 +227,15 @@ tr_cuda_matmul(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
 /* ---- products of few rows -------------------------------------------------- */
 
 bool
-tr_cuda_few_fits(const tr_cuda_device_t *d, uint32_t n, uint32_t k)
+tr_cuda_small_gemm_fits(const tr_cuda_device_t *d, uint32_t n, uint32_t k)
 {
     (void) d;
     return n % 64 == 0 && k % 64 == 0;
 }
 
 uint32_t
-tr_cuda_few_parts(const tr_cuda_device_t *d, uint32_t rows, uint32_t n,
-                  uint32_t k)
+tr_cuda_small_gemm_parts(const tr_cuda_device_t *d, uint32_t rows, uint32_t n,
+                         uint32_t k)
 {
     (void) d;
     (void) rows;
@@ -245,18 +245,19 @@ tr_cuda_few_parts(const tr_cuda_device_t *d, uint32_t rows, uint32_t n,
 }
 
 int
-tr_cuda_few(const tr_cuda_stream_t *s, const tr_cuda_few_t *a, uint32_t n,
-            uint32_t *meet)
+tr_cuda_small_gemm(const tr_cuda_stream_t *s, const tr_cuda_small_gemm_t *a,
+                   uint32_t n, uint32_t *meet)
 {
-    int rc = n == 0 || n > TR_CUDA_FEW_CHAIN || meet == NULL ? TR_KERNEL_BADARG
-                                                             : TR_KERNEL_OK;
+    int rc = n == 0 || n > TR_CUDA_SMALL_GEMM_CHAIN || meet == NULL
+                 ? TR_KERNEL_BADARG
+                 : TR_KERNEL_OK;
 
     for (uint32_t i = 0; i < n && rc == TR_KERNEL_OK; i++) {
-        if (!tr_cuda_few_fits(s->device, a[i].n, a[i].k)
-            || a[i].rows > TR_CUDA_FEW_ROWS || a[i].rows != a[0].rows) {
+        if (!tr_cuda_small_gemm_fits(s->device, a[i].n, a[i].k)
+            || a[i].rows > TR_CUDA_SMALL_GEMM_ROWS || a[i].rows != a[0].rows) {
             rc = TR_KERNEL_BADARG;
         } else if (a[i].rows > 0) {
-            rc = soft_launch(s, "few", few, &a[i], sizeof(a[i]));
+            rc = soft_launch(s, "small_gemm", small_gemm, &a[i], sizeof(a[i]));
         }
     }
     return rc;

@@ -100,7 +100,8 @@ layout(tr_model_cuda_t *m, uint8_t *base)
     TAKE(qkv, rows * m->ld_qkv * 2);
     TAKE(attn, rows * m->ld_attn * 2);
     TAKE(meet, sizeof(uint32_t));
-    TAKE(squares, TR_CUDA_FEW_ROWS * TR_CUDA_FEW_PARTS * sizeof(float));
+    TAKE(squares,
+         TR_CUDA_SMALL_GEMM_ROWS * TR_CUDA_SMALL_GEMM_PARTS * sizeof(float));
     TAKE(delta, rows * m->ld_hidden * 2);
     TAKE(gate_up, rows * m->ld_gate_up * 2);
     TAKE(mlp, rows * m->ld_mlp * 2);
@@ -254,7 +255,7 @@ tr_model_cuda_prepare(tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits,
     }
     status = choose(m, limits->timed, err);
     if (status == TR_OK && limits->fused
-        && !tr_model_cuda_choose_few(m, limits->timed)) {
+        && !tr_model_cuda_choose_small_gemm(m, limits->timed)) {
         status = tr_error_set(err, TR_ERR_INTERNAL, "device",
                               "backend cuda: %s", m->cuda->reason());
     }

@@ -2,11 +2,11 @@
  * A model on a GPU: its weights, the buffers of a step, and the launches that
  * take a batch from tokens to sampled tokens.
  *
- * Everything here is asynchronous and runs in one stream, in order, but for what
- * of a step may as well run beside it, in another that leaves it and comes back.
- * Nothing is allocated after open.  Launches depend on pointers and counts alone,
- * so that a step of a given size can be captured into a graph and be replayed with
- * other contents (executor_cuda.c).
+ * Everything here is asynchronous and runs in one stream, in order, but for
+ * what of a step may as well run beside it, in another that leaves it and comes
+ * back. Nothing is allocated after open.  Launches depend on pointers and
+ * counts alone, so that a step of a given size can be captured into a graph and
+ * be replayed with other contents (executor_cuda.c).
  *
  * The residual stream is FP32, everything between products is of the weights'
  * 16-bit type T, sums are FP32.  Keys enter the cache before RoPE.
@@ -25,14 +25,14 @@
 /* Rows of logits that exist at once. */
 #define TR_CUDA_LOGIT_ROWS 256u
 
-/* Device memory by part; NULL where the model has none.  Matrices [rows][columns]
- * of T, vectors FP32. */
+/* Device memory by part; NULL where the model has none.  Matrices
+ * [rows][columns] of T, vectors FP32. */
 typedef struct {
     void *part[TR_PARTS];
 } tr_cuda_parts_t;
 
-/* What of a step runs beside its stream: from tokens to the first product, and the
- * last layer's scores. */
+/* What of a step runs beside its stream: from tokens to the first product, and
+ * the last layer's scores. */
 typedef struct {
     tr_cuda_stream_t stream;
     void *begun, *ended; /* events */
@@ -56,7 +56,7 @@ typedef struct {
     size_t work_size;
     size_t ld_hidden, ld_qkv, ld_attn, ld_gate_up, ld_mlp, ld_logits;
     float *hidden, *angles, *logits;
-    float *squares; /* [TR_CUDA_FEW_ROWS][TR_CUDA_FEW_PARTS] */
+    float *squares; /* [TR_CUDA_SMALL_GEMM_ROWS][TR_CUDA_SMALL_GEMM_PARTS] */
     uint32_t *meet; /* of chains of products */
     void *normed, *qkv, *attn, *delta, *gate_up, *mlp; /* of T */
     tr_cuda_history_t history;                         /* [slots][max_len] */
@@ -67,9 +67,10 @@ typedef struct {
     tr_cuda_prompt_size_t prompt_size;
     tr_cuda_generic_size_t generic_size; /* max_seqs: of one launch */
 
-    uint32_t few_classes; /* bits: steps of such rows have few.h's products */
-    bool few;             /* this step has */
-    uint32_t parts;       /* of squares, of the last product */
+    uint32_t small_gemm_classes; /* bits: steps of such rows have small_gemm.h's
+                                  * products */
+    bool small_gemm;             /* this step has */
+    uint32_t parts;              /* of squares, of the last product */
 
     const char *failed; /* the launch that failed first, NULL: none */
     int failed_code;
@@ -97,7 +98,7 @@ typedef struct {
     uint64_t max_tokens;         /* that all of a step cache in one layer and
                                   * list; 0: max_seqs * max_len */
     bool timed;                  /* measure which algorithms are best */
-    bool fused;                  /* few.h's products may be taken */
+    bool fused;                  /* small_gemm.h's products may be taken */
 } tr_model_cuda_limits_t;
 
 /* The buffers, and the algorithms of the products. */
@@ -140,8 +141,8 @@ void tr_model_cuda_begin(tr_model_cuda_t *m, const tr_cuda_step_t *step);
 
 /* Launches all layers and the sampling of the step that tr_model_cuda_begin was
  * told of, after the manager's step.  kv: the manager's view; seq_slot: as the
- * manager left it.  0, or not: m->failed and m->failed_code say which launch failed
- * and how. */
+ * manager left it.  0, or not: m->failed and m->failed_code say which launch
+ * failed and how. */
 int tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
                        const int32_t *seq_slot, const tr_cuda_step_t *step);
 
@@ -201,27 +202,29 @@ tr_model_cuda_head(const tr_model_cuda_t *m)
     return m->root.part[m->config.tied ? TR_PART_EMBED : TR_PART_HEAD];
 }
 
-/* ---- model_cuda_few.c: products of few rows (cuda/few.h) ---- */
+/* ---- model_cuda_small_gemm.c: small-batch products (small_gemm.h) ---- */
 
-#define TR_CUDA_FEW_CLASSES 4u /* up to 8, 16, 32, 64 rows */
+#define TR_CUDA_SMALL_GEMM_CLASSES 4u /* up to 8, 16, 32, 64 rows */
 
 /* What is between a layer's attention and the next.  False: a launch has failed
  * (m->failed). */
-bool tr_model_cuda_few_rest(tr_model_cuda_t *m, uint32_t layer, uint32_t rows);
+bool tr_model_cuda_small_gemm_rest(tr_model_cuda_t *m, uint32_t layer,
+                                   uint32_t rows);
 
 /* Does a step of so many rows have them? */
 static inline bool
-tr_model_cuda_is_few(const tr_model_cuda_t *m, uint32_t rows)
+tr_model_cuda_is_small(const tr_model_cuda_t *m, uint32_t rows)
 {
     uint32_t c = rows <= 8 ? 0 : rows <= 16 ? 1 : rows <= 32 ? 2 : 3;
 
-    return rows <= TR_CUDA_FEW_ROWS && (m->few_classes >> c & 1) != 0;
+    return rows <= TR_CUDA_SMALL_GEMM_ROWS
+           && (m->small_gemm_classes >> c & 1) != 0;
 }
 
-/* Sets few_classes; timed: where they are faster than cuBLASLt's with a norm and
- * silu between, else wherever they can be done; the results must agree.  False: no
- * memory (cuda->reason). */
-bool tr_model_cuda_choose_few(tr_model_cuda_t *m, bool timed);
+/* Sets small_gemm_classes; timed: where they are faster than cuBLASLt's with a
+ * norm and silu between, else wherever they can be done; the results must
+ * agree.  False: no memory (cuda->reason). */
+bool tr_model_cuda_choose_small_gemm(tr_model_cuda_t *m, bool timed);
 
 /* ---- model_cuda_step.c ---- */
 
@@ -229,8 +232,8 @@ bool tr_model_cuda_choose_few(tr_model_cuda_t *m, bool timed);
  * tr_model_cuda_begin and tr_model_cuda_step also for what others launch. */
 bool tr_model_cuda_launched(tr_model_cuda_t *m, int rc, const char *what);
 
-/* What is between a layer's attention and the next, as m->few says; so many norms
- * stand for attention. */
+/* What is between a layer's attention and the next, as m->small_gemm says; so
+ * many norms stand for attention. */
 bool tr_model_cuda_products(tr_model_cuda_t *m, uint32_t layer, uint32_t rows,
                             uint32_t norms);
 

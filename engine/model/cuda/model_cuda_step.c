@@ -8,7 +8,7 @@
  *          rotation of heads with their append to the cache, attention, product o
  *          norm (adds o), product gate_up, silu, product down
  *          With few rows these are one kernel beside append and attention
- *          (model_cuda_few.c).
+ *          (model_cuda_small_gemm.c).
  *   wanted rows, TR_CUDA_LOGIT_ROWS at a time: norm, product with the head,
  *          sampling, beside the scores of the last layer
  *
@@ -121,7 +121,7 @@ multiply_qkv(tr_model_cuda_t *m, const tr_cuda_stream_t *stream, uint32_t layer,
 static bool
 before_attention(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
 {
-    return m->few /* the chain before has made q, k and v */
+    return m->small_gemm /* the chain before has made q, k and v */
            || (norm(m, m->stream, n, m->delta, NULL,
                     m->layers[layer].part[TR_PART_INPUT_NORM])
                && multiply_qkv(m, m->stream, layer, n));
@@ -132,8 +132,8 @@ after_attention(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
 {
     void *const *w = m->layers[layer].part;
 
-    if (m->few) {
-        return tr_model_cuda_few_rest(m, layer, n);
+    if (m->small_gemm) {
+        return tr_model_cuda_small_gemm_rest(m, layer, n);
     }
     return multiply(m, m->stream, TR_PART_O, w[TR_PART_O], m->attn, m->ld_attn,
                     n, m->delta, m->ld_hidden)
@@ -255,7 +255,7 @@ layer(tr_model_cuda_t *m, const run_t *r, uint32_t l)
                             .k_norm = w[TR_PART_K_NORM],
                             .eps = c->norm_eps,
                             .angles = m->angles,
-                            .early = m->few && l > 0 };
+                            .early = m->small_gemm && l > 0 };
     tr_cuda_keys_t keys = { .k = (uint8_t *) m->qkv + 2 * q,
                             .v = (uint8_t *) m->qkv + 2 * (q + kv),
                             .ld = m->ld_qkv,
@@ -303,7 +303,7 @@ finish(tr_model_cuda_t *m, const int32_t *seq_slot, const run_t *r)
                                 .n = m->config.hidden,
                                 .hidden = m->hidden,
                                 .ldh = m->ld_hidden,
-                                .delta = m->few ? NULL : m->delta,
+                                .delta = m->small_gemm ? NULL : m->delta,
                                 .ldd = m->ld_hidden,
                                 .weight = m->root.part[TR_PART_FINAL_NORM],
                                 .eps = m->config.norm_eps,
@@ -422,7 +422,7 @@ tr_model_cuda_begin(tr_model_cuda_t *m, const tr_cuda_step_t *step)
                               .ldo = m->ld_hidden };
 
     m->failed = NULL;
-    m->few = tr_model_cuda_is_few(m, step->n_rows);
+    m->small_gemm = tr_model_cuda_is_small(m, step->n_rows);
     if (side_begin(m)
         && launched(m, m->cuda->embed(&m->side.stream, &embed), "embed")
         && launched(m,

@@ -1,5 +1,5 @@
 /*
- * matmul.h: matrix products, by cuBLASLt (those of few rows: few.h).
+ * matmul.h: matrix products, by cuBLASLt (those of few rows: small_gemm.h).
  *
  * y[rows][n] = x[rows][k] * w[n][k]^T, all row-major, x and w of one 16-bit
  * type, FP32 sums.  Weights are kept as the model's files have them: rows of k.

@@ -15,7 +15,7 @@
  *   norm: hidden += o; T <- rmsnorm                           product gate_up
  *   silu_mul                                                  product down
  *
- * With few rows there may be few.h's products instead of all these but append and
+ * With few rows there may be small_gemm.h's products instead of all these but append and
  * attention.
  */
 #ifndef TR_CUDA_MODEL_H

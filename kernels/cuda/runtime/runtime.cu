@@ -196,7 +196,7 @@ tr_cuda_open(int ordinal, tr_cuda_device_t *out)
         cudaGetLastError(); /* it is a wish */
     }
     decode_open(out);
-    few_open(out);
+    small_gemm_open(out);
     return tr_cuda_check();
 }
 

@@ -13,7 +13,7 @@ int tr_cuda_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
  * thread than the one that opened means the same device. */
 void use_device(void);
 
-/* Fills d->pairs (few.cu). */
-void few_open(tr_cuda_device_t *d);
+/* Fills d->pairs (small_gemm.cu). */
+void small_gemm_open(tr_cuda_device_t *d);
 
 #endif

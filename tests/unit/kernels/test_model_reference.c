@@ -191,43 +191,43 @@ few_rows_are_norm_product_and_gate(void **state)
                             .out = normed,
                             .ldo = N,
                             .type = TR_BF16 };
-    tr_cuda_few_t plain = { .mode = TR_CUDA_FEW_PLAIN,
-                            .rows = ROWS,
-                            .n = N,
-                            .k = N,
-                            .x = x,
-                            .w = w,
-                            .y = delta,
-                            .ldx = N,
-                            .ldy = N };
-    tr_cuda_few_t residual = { .mode = TR_CUDA_FEW_RESIDUAL,
-                               .rows = ROWS,
-                               .n = N,
-                               .k = N,
-                               .x = x,
-                               .w = w,
-                               .y = y,
-                               .ldx = N,
-                               .ldy = N,
-                               .hidden = hidden,
-                               .ldh = N,
-                               .bias = bias,
-                               .weight = weight,
-                               .squares_out = squares };
-    tr_cuda_few_t gated = { .mode = TR_CUDA_FEW_GATED,
-                            .rows = ROWS,
-                            .n = 2 * INNER,
-                            .k = N,
-                            .x = y,
-                            .w = gate_up,
-                            .y = got,
-                            .ldx = N,
-                            .ldy = INNER,
-                            .squares = squares,
-                            .parts = 1,
-                            .norm_n = N,
-                            .eps = 1e-5f };
-    tr_cuda_few_t both = gated; /* gate and up, of the norm's results */
+    tr_cuda_small_gemm_t plain = { .mode = TR_CUDA_SMALL_GEMM_PLAIN,
+                                   .rows = ROWS,
+                                   .n = N,
+                                   .k = N,
+                                   .x = x,
+                                   .w = w,
+                                   .y = delta,
+                                   .ldx = N,
+                                   .ldy = N };
+    tr_cuda_small_gemm_t residual = { .mode = TR_CUDA_SMALL_GEMM_RESIDUAL,
+                                      .rows = ROWS,
+                                      .n = N,
+                                      .k = N,
+                                      .x = x,
+                                      .w = w,
+                                      .y = y,
+                                      .ldx = N,
+                                      .ldy = N,
+                                      .hidden = hidden,
+                                      .ldh = N,
+                                      .bias = bias,
+                                      .weight = weight,
+                                      .squares_out = squares };
+    tr_cuda_small_gemm_t gated = { .mode = TR_CUDA_SMALL_GEMM_GATED,
+                                   .rows = ROWS,
+                                   .n = 2 * INNER,
+                                   .k = N,
+                                   .x = y,
+                                   .w = gate_up,
+                                   .y = got,
+                                   .ldx = N,
+                                   .ldy = INNER,
+                                   .squares = squares,
+                                   .parts = 1,
+                                   .norm_n = N,
+                                   .eps = 1e-5f };
+    tr_cuda_small_gemm_t both = gated; /* gate and up, of the norm's results */
 
     (void) state;
     for (uint32_t i = 0; i < N; i++) {
@@ -244,22 +244,22 @@ few_rows_are_norm_product_and_gate(void **state)
     for (uint32_t i = 0; i < 2 * INNER * N; i++) {
         gate_up[i] = tr_bf16_from_float(rig_normal(&rng) / 8);
     }
-    assert_int_equal(tr_ref_few(&plain), 0);
+    assert_int_equal(tr_ref_small_gemm(&plain), 0);
     assert_int_equal(tr_ref_norm(&norm), 0);
-    assert_int_equal(tr_ref_few(&residual), 0);
+    assert_int_equal(tr_ref_small_gemm(&residual), 0);
     for (uint32_t i = 0; i < ROWS * N; i++) { /* delta was rounded */
         assert_true(fabsf(hidden[i] - same[i]) <= 0.02f);
     }
-    both.mode = TR_CUDA_FEW_PLAIN;
+    both.mode = TR_CUDA_SMALL_GEMM_PLAIN;
     both.x = normed;
     both.y = wide;
     both.ldy = (size_t) 2 * INNER;
     both.parts = 0;
-    assert_int_equal(tr_ref_few(&both), 0);
+    assert_int_equal(tr_ref_small_gemm(&both), 0);
     assert_int_equal(tr_ref_silu_mul(wide, (size_t) 2 * INNER, ROWS, INNER,
                                      TR_BF16, want, INNER),
                      0);
-    assert_int_equal(tr_ref_few(&gated), 0);
+    assert_int_equal(tr_ref_small_gemm(&gated), 0);
     for (uint32_t i = 0; i < ROWS * INNER; i++) {
         float a = tr_float_load(got, i, TR_BF16);
         float b = tr_float_load(want, i, TR_BF16);

@@ -298,9 +298,9 @@ goldens(const char *dtype, bool fused, tr_cuda_way_t decode,
 
     assert_non_null(root);
     open_bed(&b, dtype, fused);
-    assert_true((b.model->few_classes != 0)
+    assert_true((b.model->small_gemm_classes != 0)
                 == (fused && b.model->type == TR_BF16
-                    && b.cuda->few_fits(&b.device, 512, 512)));
+                    && b.cuda->small_gemm_fits(&b.device, 512, 512)));
     json_array_foreach (json_object_get(root, "prompts"), i, g) {
         worst = fmax(worst, golden(&b, g, decode, prompt, &same, &all));
     }

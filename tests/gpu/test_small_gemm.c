@@ -1,8 +1,8 @@
 /*
- * Products of few rows (few.h) against plain C, and one behind the other, where
+ * Products of few rows (small_gemm.h) against plain C, and one behind the other, where
  * each begins before the one in front of it has ended.
  *
- *   test_few [rounds [seed [small]]]
+ *   test_small_gemm [rounds [seed [small]]]
  *
  * small: products of few numbers alone, for racecheck, under which chains, whose
  * blocks wait for each other, do not end.
@@ -76,7 +76,7 @@ close(const array_t *a, uint32_t rows, uint32_t n, size_t ld, tr_dtype_t type,
 /* ---- one product -------------------------------------------------------- */
 
 typedef struct {
-    tr_cuda_few_t a;
+    tr_cuda_small_gemm_t a;
     array_t x, w, y, squares, hidden, bias, weight, squares_out;
     double slack;
     bool scaled, biased, last;
@@ -85,7 +85,7 @@ typedef struct {
 static void
 case_point(case_t *c, void *(*of)(const array_t *) )
 {
-    tr_cuda_few_t *a = &c->a;
+    tr_cuda_small_gemm_t *a = &c->a;
 
     a->x = of(&c->x), a->w = of(&c->w), a->y = c->last ? NULL : of(&c->y);
     a->squares = of(&c->squares), a->hidden = of(&c->hidden);
@@ -113,10 +113,10 @@ wide(uint32_t *n, uint32_t *k)
 static void
 with_residual(uint32_t *rows, uint32_t *n, uint32_t k)
 {
-    if (tr_cuda_few_parts(&side.device, *rows, *n, k) == 0) {
+    if (tr_cuda_small_gemm_parts(&side.device, *rows, *n, k) == 0) {
         *rows = *rows < 32 ? *rows : 32;
     }
-    while (tr_cuda_few_parts(&side.device, *rows, *n, k) == 0) {
+    while (tr_cuda_small_gemm_parts(&side.device, *rows, *n, k) == 0) {
         *n = *n / 128 * 64;
     }
 }
@@ -125,32 +125,34 @@ static void
 case_open(case_t *c)
 {
     static const uint32_t rows[] = { 1, 7, 8, 9, 16, 17, 32, 33, 64 };
-    tr_cuda_few_t *a = &c->a;
+    tr_cuda_small_gemm_t *a = &c->a;
     double scale = pow(10, random_unit() * 8 - 6), w = 0.02 + random_unit();
 
     memset(c, 0, sizeof(*c));
-    a->mode = (tr_cuda_few_mode_t) random_below(3);
+    a->mode = (tr_cuda_small_gemm_mode_t) random_below(3);
     a->rows = random_below(2) ? rows[random_below(9)] : 1 + random_below(64);
     a->n = many(random_below(4) ? 20 : 120);
     a->k = many(random_below(4) ? 16 : 60);
-    if (a->mode == TR_CUDA_FEW_GATED) { /* silu is not linear */
+    if (a->mode == TR_CUDA_SMALL_GEMM_GATED) { /* silu is not linear */
         scale = pow(10, random_unit() * 2 - 1);
     }
-    if (a->mode != TR_CUDA_FEW_RESIDUAL && !small && random_below(6) == 0) {
+    if (a->mode != TR_CUDA_SMALL_GEMM_RESIDUAL && !small
+        && random_below(6) == 0) {
         wide(&a->n, &a->k);
     }
-    if (a->mode == TR_CUDA_FEW_RESIDUAL) {
+    if (a->mode == TR_CUDA_SMALL_GEMM_RESIDUAL) {
         with_residual(&a->rows, &a->n, a->k);
     }
     a->ldx = any_distance(a->k);
-    a->ldy = any_distance(a->mode == TR_CUDA_FEW_GATED ? a->n / 2 : a->n);
+    a->ldy = any_distance(a->mode == TR_CUDA_SMALL_GEMM_GATED ? a->n / 2
+                                                              : a->n);
     a->ldh = any_distance(a->n);
     a->norm_n = a->k;
     a->eps = 1e-6f;
-    c->scaled = a->mode != TR_CUDA_FEW_RESIDUAL && random_below(2);
+    c->scaled = a->mode != TR_CUDA_SMALL_GEMM_RESIDUAL && random_below(2);
     a->parts = c->scaled ? 1 + random_below(40) : 0;
     c->biased = random_below(2);
-    c->last = a->mode == TR_CUDA_FEW_RESIDUAL && random_below(4) == 0;
+    c->last = a->mode == TR_CUDA_SMALL_GEMM_RESIDUAL && random_below(4) == 0;
     c->x = numbers(a->rows, a->k, a->ldx, TR_BF16, scale);
     c->w = numbers(a->n, a->k, a->k, TR_BF16, w);
     c->y = array_new(a->rows * a->ldy, 2, false);
@@ -164,7 +166,8 @@ case_open(case_t *c)
     c->hidden = numbers(a->rows, a->n, a->ldh, TR_F32, scale);
     c->bias = numbers(1, a->n, a->n, TR_F32, scale);
     c->weight = numbers(1, a->n, a->n, TR_F32, 1);
-    c->squares_out = array_new((size_t) a->rows * TR_CUDA_FEW_PARTS, 4, false);
+    c->squares_out = array_new((size_t) a->rows * TR_CUDA_SMALL_GEMM_PARTS, 4,
+                               false);
     c->slack = 2e-5 * scale * w * sqrt(a->k);
 }
 
@@ -184,10 +187,11 @@ case_close(case_t *c)
 static bool
 squares_close(const case_t *c)
 {
-    uint32_t parts = tr_cuda_few_parts(&side.device, c->a.rows, c->a.n, c->a.k);
+    uint32_t parts = tr_cuda_small_gemm_parts(&side.device, c->a.rows, c->a.n,
+                                              c->a.k);
     float *got = (float *) array_fetch(&c->squares_out);
     const float *want = array_host(&c->squares_out);
-    bool ok = parts > 0 && parts <= TR_CUDA_FEW_PARTS;
+    bool ok = parts > 0 && parts <= TR_CUDA_SMALL_GEMM_PARTS;
 
     for (uint32_t r = 0; r < c->a.rows && ok; r++) {
         double sum = 0;
@@ -209,7 +213,7 @@ squares_close(const case_t *c)
 static bool
 case_among_others(case_t *c)
 {
-    size_t n = c->a.mode == TR_CUDA_FEW_GATED ? c->a.n / 2 : c->a.n;
+    size_t n = c->a.mode == TR_CUDA_SMALL_GEMM_GATED ? c->a.n / 2 : c->a.n;
     uint8_t *before = array_fetch(&c->y), *after;
     bool ok;
 
@@ -219,8 +223,9 @@ case_among_others(case_t *c)
     }
     array_send(&c->x);
     case_point(c, array_there);
-    side_launch(&side, tr_cuda_few(&side.stream, &c->a, 1, array_there(&meet)),
-                "few");
+    side_launch(&side,
+                tr_cuda_small_gemm(&side.stream, &c->a, 1, array_there(&meet)),
+                "small_gemm");
     after = array_fetch(&c->y);
     ok = memcmp(before, after, n * 2) == 0;
     if (!ok) {
@@ -239,11 +244,12 @@ check_one(void)
 
     case_open(&c);
     case_point(&c, array_there);
-    side_launch(&side, tr_cuda_few(&side.stream, &c.a, 1, array_there(&meet)),
-                "few");
+    side_launch(&side,
+                tr_cuda_small_gemm(&side.stream, &c.a, 1, array_there(&meet)),
+                "small_gemm");
     case_point(&c, array_host);
-    ok = tr_ref_few(&c.a) == TR_KERNEL_OK;
-    if (c.a.mode == TR_CUDA_FEW_RESIDUAL) {
+    ok = tr_ref_small_gemm(&c.a) == TR_KERNEL_OK;
+    if (c.a.mode == TR_CUDA_SMALL_GEMM_RESIDUAL) {
         ok = ok
              && close(&c.hidden, c.a.rows, c.a.n, c.a.ldh, TR_F32, c.slack,
                       "hidden")
@@ -252,13 +258,13 @@ check_one(void)
     if (!c.last) {
         ok = ok
              && close(&c.y, c.a.rows,
-                      c.a.mode == TR_CUDA_FEW_GATED ? c.a.n / 2 : c.a.n,
+                      c.a.mode == TR_CUDA_SMALL_GEMM_GATED ? c.a.n / 2 : c.a.n,
                       c.a.ldy, TR_BF16,
-                      c.a.mode == TR_CUDA_FEW_GATED ? 100 * c.slack
-                                                    : 4 * c.slack,
+                      c.a.mode == TR_CUDA_SMALL_GEMM_GATED ? 100 * c.slack
+                                                           : 4 * c.slack,
                       "y");
     }
-    if (c.a.mode != TR_CUDA_FEW_RESIDUAL) {
+    if (c.a.mode != TR_CUDA_SMALL_GEMM_RESIDUAL) {
         ok = ok && case_among_others(&c);
     }
     if (!ok) {
@@ -281,27 +287,30 @@ typedef struct {
     array_t start, residual, x, q, mlp, squares;
 } layers_t;
 
-static tr_cuda_few_t
-few(const layers_t *l, tr_cuda_few_mode_t mode, const array_t *w,
-    const array_t *x, uint32_t n, uint32_t k, const array_t *y, uint32_t parts)
+static tr_cuda_small_gemm_t
+product_of(const layers_t *l, tr_cuda_small_gemm_mode_t mode, const array_t *w,
+           const array_t *x, uint32_t n, uint32_t k, const array_t *y,
+           uint32_t parts)
 {
-    return (tr_cuda_few_t){ .mode = mode,
-                            .rows = l->rows,
-                            .n = n,
-                            .k = k,
-                            .x = array_there(x),
-                            .w = array_there(w),
-                            .y = array_there(y),
-                            .ldx = k,
-                            .ldy = mode == TR_CUDA_FEW_GATED ? n / 2 : n,
-                            .squares = array_there(&l->squares),
-                            .parts = parts,
-                            .norm_n = l->hidden,
-                            .eps = 1e-5f,
-                            .hidden = array_there(&l->residual),
-                            .ldh = l->hidden,
-                            .weight = array_there(&l->weight),
-                            .squares_out = array_there(&l->squares) };
+    return (tr_cuda_small_gemm_t){ .mode = mode,
+                                   .rows = l->rows,
+                                   .n = n,
+                                   .k = k,
+                                   .x = array_there(x),
+                                   .w = array_there(w),
+                                   .y = array_there(y),
+                                   .ldx = k,
+                                   .ldy = mode == TR_CUDA_SMALL_GEMM_GATED
+                                              ? n / 2
+                                              : n,
+                                   .squares = array_there(&l->squares),
+                                   .parts = parts,
+                                   .norm_n = l->hidden,
+                                   .eps = 1e-5f,
+                                   .hidden = array_there(&l->residual),
+                                   .ldh = l->hidden,
+                                   .weight = array_there(&l->weight),
+                                   .squares_out = array_there(&l->squares) };
 }
 
 /* Chains of `first` products, then of `most`.  The attention between is left out:
@@ -310,30 +319,30 @@ static void
 layers_launch(const layers_t *l, uint32_t first, uint32_t most)
 {
     const tr_cuda_device_t *d = &side.device;
-    tr_cuda_few_t a[4 * LAYERS];
+    tr_cuda_small_gemm_t a[4 * LAYERS];
     uint32_t h = l->hidden, parts = 0, n = 0;
 
     for (int i = 0; i < LAYERS; i++) {
-        a[n++] = few(l, TR_CUDA_FEW_PLAIN, &l->w[i][0], &l->x, l->qkv, h, &l->q,
-                     parts);
-        a[n++] = few(l, TR_CUDA_FEW_RESIDUAL, &l->w[i][1], &l->q, h, l->qkv,
-                     &l->x, 0);
-        parts = tr_cuda_few_parts(d, l->rows, h, l->qkv);
-        a[n++] = few(l, TR_CUDA_FEW_GATED, &l->w[i][2], &l->x, 2 * l->inner, h,
-                     &l->mlp, parts);
-        a[n++] = few(l, TR_CUDA_FEW_RESIDUAL, &l->w[i][3], &l->mlp, h, l->inner,
-                     &l->x, 0);
-        parts = tr_cuda_few_parts(d, l->rows, h, l->inner);
+        a[n++] = product_of(l, TR_CUDA_SMALL_GEMM_PLAIN, &l->w[i][0], &l->x,
+                            l->qkv, h, &l->q, parts);
+        a[n++] = product_of(l, TR_CUDA_SMALL_GEMM_RESIDUAL, &l->w[i][1], &l->q,
+                            h, l->qkv, &l->x, 0);
+        parts = tr_cuda_small_gemm_parts(d, l->rows, h, l->qkv);
+        a[n++] = product_of(l, TR_CUDA_SMALL_GEMM_GATED, &l->w[i][2], &l->x,
+                            2 * l->inner, h, &l->mlp, parts);
+        a[n++] = product_of(l, TR_CUDA_SMALL_GEMM_RESIDUAL, &l->w[i][3],
+                            &l->mlp, h, l->inner, &l->x, 0);
+        parts = tr_cuda_small_gemm_parts(d, l->rows, h, l->inner);
     }
     for (uint32_t at = 0, many = first; at < n; at += many) {
         many = at == 0 ? first : most < n - at ? most : n - at;
-        if (tr_cuda_few(&side.stream, a + at, many, array_there(&meet))
+        if (tr_cuda_small_gemm(&side.stream, a + at, many, array_there(&meet))
             != TR_KERNEL_OK) {
-            printf("few: %s\n", tr_cuda_reason());
+            printf("small_gemm: %s\n", tr_cuda_reason());
             exit(1);
         }
         if (most == 1) {
-            cuda_ok(cudaDeviceSynchronize(), "few");
+            cuda_ok(cudaDeviceSynchronize(), "small_gemm");
         }
     }
 }
@@ -434,7 +443,7 @@ check_layers(void)
     l.x = array_new((size_t) l.rows * l.hidden, 2, false);
     l.q = array_new((size_t) l.rows * l.qkv, 2, false);
     l.mlp = array_new((size_t) l.rows * l.inner, 2, false);
-    l.squares = array_new((size_t) l.rows * TR_CUDA_FEW_PARTS, 4, false);
+    l.squares = array_new((size_t) l.rows * TR_CUDA_SMALL_GEMM_PARTS, 4, false);
     ok = layers_same(&l);
     for (int i = 0; i < LAYERS; i++) {
         for (int j = 0; j < 4; j++) {
@@ -461,8 +470,8 @@ main(int argc, char **argv)
     rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 100;
     seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t) time(NULL);
     small = argc > 3;
-    if (!tr_cuda_few_fits(&side.device, 4096, 4096)) {
-        printf("few: not on this device\n");
+    if (!tr_cuda_small_gemm_fits(&side.device, 4096, 4096)) {
+        printf("small_gemm: not on this device\n");
         return 0;
     }
     meet = array_new(1, sizeof(uint32_t), false);
@@ -471,13 +480,13 @@ main(int argc, char **argv)
     for (uint32_t r = 0; r < rounds; r++) {
         random_seed(seed + r);
         if (!check_one() || (r % 4 == 0 && !small && !check_layers())) {
-            printf("FAILED: test_few 1 %llu%s\n",
+            printf("FAILED: test_small_gemm 1 %llu%s\n",
                    (unsigned long long) (seed + r), small ? " small" : "");
             failed++;
         }
     }
     array_free(&meet);
-    printf("few: %u rounds from seed %llu, %u failed; %llu numbers\n", rounds,
-           (unsigned long long) seed, failed, compared);
+    printf("small_gemm: %u rounds from seed %llu, %u failed; %llu numbers\n",
+           rounds, (unsigned long long) seed, failed, compared);
     return failed != 0;
 }

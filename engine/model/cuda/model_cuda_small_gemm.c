@@ -5,10 +5,10 @@
  *   product gate_up (scales its rows, gates), product down (adds to hidden,
  *   weighs it), product qkv of the next layer (scales its rows)
  *
- * Whether they are faster than cuBLASLt's with a norm and silu between depends on
- * the shapes and on the device: when the model is opened, layers of both kinds
- * run in turn, for each class of rows, in graphs as a step's are, norms standing for
- * append and attention; what they give must be the same first.
+ * Whether they are faster than cuBLASLt's with a norm and silu between depends
+ * on the shapes and on the device: when the model is opened, layers of both
+ * kinds run in turn, for each class of rows, in graphs as a step's are, norms
+ * standing for append and attention; what they give must be the same first.
  */
 #include "model_cuda.h"
 
@@ -28,45 +28,47 @@
 
 /* ---- launches ----------------------------------------------------------- */
 
-static tr_cuda_few_t
-few_of(const tr_model_cuda_t *m, tr_cuda_few_mode_t mode, tr_part_t part,
-       uint32_t layer, uint32_t rows)
+static tr_cuda_small_gemm_t
+gemm_of(const tr_model_cuda_t *m, tr_cuda_small_gemm_mode_t mode,
+        tr_part_t part, uint32_t layer, uint32_t rows)
 {
     tr_part_shape_t shape = tr_part_shape(&m->config, part);
 
-    return (tr_cuda_few_t){ .mode = mode,
-                            .rows = rows,
-                            .n = shape.rows,
-                            .k = shape.columns,
-                            .w = m->layers[layer].part[part],
-                            .squares = m->squares,
-                            .norm_n = m->config.hidden,
-                            .eps = m->config.norm_eps,
-                            .hidden = m->hidden,
-                            .ldh = m->ld_hidden,
-                            .squares_out = m->squares };
+    return (tr_cuda_small_gemm_t){ .mode = mode,
+                                   .rows = rows,
+                                   .n = shape.rows,
+                                   .k = shape.columns,
+                                   .w = m->layers[layer].part[part],
+                                   .squares = m->squares,
+                                   .norm_n = m->config.hidden,
+                                   .eps = m->config.norm_eps,
+                                   .hidden = m->hidden,
+                                   .ldh = m->ld_hidden,
+                                   .squares_out = m->squares };
 }
 
 /* Adds to hidden; weight: of the norm that comes next, NULL: none does. */
-static tr_cuda_few_t
-few_residual(tr_model_cuda_t *m, tr_part_t part, uint32_t layer, uint32_t rows,
-             const float *bias, const float *weight)
+static tr_cuda_small_gemm_t
+gemm_residual(tr_model_cuda_t *m, tr_part_t part, uint32_t layer, uint32_t rows,
+              const float *bias, const float *weight)
 {
-    tr_cuda_few_t a = few_of(m, TR_CUDA_FEW_RESIDUAL, part, layer, rows);
+    tr_cuda_small_gemm_t a = gemm_of(m, TR_CUDA_SMALL_GEMM_RESIDUAL, part,
+                                     layer, rows);
 
     a.y = weight == NULL ? NULL : m->normed;
     a.ldy = m->ld_hidden;
     a.bias = bias;
     a.weight = weight;
-    m->parts = m->cuda->few_parts(m->stream->device, rows, a.n, a.k);
+    m->parts = m->cuda->small_gemm_parts(m->stream->device, rows, a.n, a.k);
     return a;
 }
 
 /* Of a layer behind another: of what that one left, and what scales it. */
-static tr_cuda_few_t
-few_qkv(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
+static tr_cuda_small_gemm_t
+gemm_qkv(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
 {
-    tr_cuda_few_t a = few_of(m, TR_CUDA_FEW_PLAIN, TR_PART_QKV, layer, rows);
+    tr_cuda_small_gemm_t a = gemm_of(m, TR_CUDA_SMALL_GEMM_PLAIN, TR_PART_QKV,
+                                     layer, rows);
 
     a.x = m->normed;
     a.ldx = m->ld_hidden;
@@ -76,11 +78,11 @@ few_qkv(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
     return a;
 }
 
-static tr_cuda_few_t
-few_gate_up(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
+static tr_cuda_small_gemm_t
+gemm_gate_up(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
 {
-    tr_cuda_few_t a = few_of(m, TR_CUDA_FEW_GATED, TR_PART_GATE_UP, layer,
-                             rows);
+    tr_cuda_small_gemm_t a = gemm_of(m, TR_CUDA_SMALL_GEMM_GATED,
+                                     TR_PART_GATE_UP, layer, rows);
 
     a.x = m->normed;
     a.ldx = m->ld_hidden;
@@ -91,28 +93,29 @@ few_gate_up(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
 }
 
 bool
-tr_model_cuda_few_rest(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
+tr_model_cuda_small_gemm_rest(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
 {
     void *const *w = m->layers[layer].part;
     bool last = layer + 1 == m->config.layers;
-    tr_cuda_few_t a[TR_CUDA_FEW_CHAIN];
+    tr_cuda_small_gemm_t a[TR_CUDA_SMALL_GEMM_CHAIN];
     uint32_t n = 0;
 
-    a[n] = few_residual(m, TR_PART_O, layer, rows, w[TR_PART_O_BIAS],
-                        w[TR_PART_POST_NORM]);
+    a[n] = gemm_residual(m, TR_PART_O, layer, rows, w[TR_PART_O_BIAS],
+                         w[TR_PART_POST_NORM]);
     a[n].x = m->attn;
     a[n++].ldx = m->ld_attn;
-    a[n++] = few_gate_up(m, layer, rows);
-    a[n] = few_residual(m, TR_PART_DOWN, layer, rows, NULL,
-                        last ? NULL
-                             : m->layers[layer + 1].part[TR_PART_INPUT_NORM]);
+    a[n++] = gemm_gate_up(m, layer, rows);
+    a[n] = gemm_residual(m, TR_PART_DOWN, layer, rows, NULL,
+                         last ? NULL
+                              : m->layers[layer + 1].part[TR_PART_INPUT_NORM]);
     a[n].x = m->mlp;
     a[n++].ldx = m->ld_mlp;
     if (!last) {
-        a[n++] = few_qkv(m, layer + 1, rows);
+        a[n++] = gemm_qkv(m, layer + 1, rows);
     }
-    return tr_model_cuda_launched(m, m->cuda->few(m->stream, a, n, m->meet),
-                                  "few");
+    return tr_model_cuda_launched(m,
+                                  m->cuda->small_gemm(m->stream, a, n, m->meet),
+                                  "small_gemm");
 }
 
 /* ---- which rows --------------------------------------------------------- */
@@ -127,10 +130,11 @@ possible(const tr_model_cuda_t *m, uint32_t rows)
     for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
         tr_part_shape_t s = tr_part_shape(&m->config, parts[i]);
 
-        fits = fits && m->cuda->few_fits(m->stream->device, s.rows, s.columns)
+        fits = fits
+               && m->cuda->small_gemm_fits(m->stream->device, s.rows, s.columns)
                && ((parts[i] != TR_PART_O && parts[i] != TR_PART_DOWN)
-                   || m->cuda->few_parts(m->stream->device, rows, s.rows,
-                                         s.columns)
+                   || m->cuda->small_gemm_parts(m->stream->device, rows, s.rows,
+                                                s.columns)
                           > 0);
     }
     return fits;
@@ -138,13 +142,13 @@ possible(const tr_model_cuda_t *m, uint32_t rows)
 
 /* The products of some layers as a graph; NULL: not to be had. */
 static void *
-products_graph(tr_model_cuda_t *m, uint32_t rows, bool few)
+products_graph(tr_model_cuda_t *m, uint32_t rows, bool small_gemm)
 {
     uint32_t layers = m->config.layers < LAYERS ? m->config.layers : LAYERS;
     void *graph = NULL;
 
     m->failed = NULL;
-    m->few = few;
+    m->small_gemm = small_gemm;
     if (m->cuda->graph_begin(m->stream) != 0) {
         return NULL;
     }
@@ -187,8 +191,9 @@ compare(const void *a, const void *b)
 
 /* ---- are they right? ---------------------------------------------------- */
 
-/* A group of columns may differ by so much of what all have in the mean (roots of
- * mean squares): rounding to 16 bits is a tenth of it, a wrong tile many times. */
+/* A group of columns may differ by so much of what all have in the mean (roots
+ * of mean squares): rounding to 16 bits is a tenth of it, a wrong tile many
+ * times. */
 #define APART 0.05
 #define GROUP 16u
 
@@ -255,8 +260,8 @@ columns_agree(const float *x, const float *y, uint32_t rows, size_t n)
     return worst <= APART * APART * all * GROUP / (double) n;
 }
 
-/* hidden, and q, k, v of the layer behind; there is none behind a model's last, and
- * then nobody has added what cuBLASLt left in delta. */
+/* hidden, and q, k, v of the layer behind; there is none behind a model's last,
+ * and then nobody has added what cuBLASLt left in delta. */
 static bool
 left_agree(const tr_model_cuda_t *m, uint32_t rows, const left_t *x,
            const left_t *y)
@@ -288,8 +293,8 @@ left_agree(const tr_model_cuda_t *m, uint32_t rows, const left_t *x,
     return ok;
 }
 
-/* Both ways, with this model's weights: no chain runs that has not done so once.
- * memory: twice left_bytes. */
+/* Both ways, with this model's weights: no chain runs that has not done so
+ * once. memory: twice left_bytes. */
 static bool
 agree(tr_model_cuda_t *m, uint32_t rows, void *const graph[2], uint8_t *memory)
 {
@@ -361,16 +366,16 @@ warm(tr_model_cuda_t *m, void *from, void *to)
 }
 
 bool
-tr_model_cuda_choose_few(tr_model_cuda_t *m, bool timed)
+tr_model_cuda_choose_small_gemm(tr_model_cuda_t *m, bool timed)
 {
     void *from = NULL, *to = NULL;
     uint8_t *memory;
 
-    m->few_classes = 0;
+    m->small_gemm_classes = 0;
     if (!possible(m, 1)) {
         return true;
     }
-    memory = m->cuda->pin(2 * left_bytes(m, TR_CUDA_FEW_ROWS));
+    memory = m->cuda->pin(2 * left_bytes(m, TR_CUDA_SMALL_GEMM_ROWS));
     if (memory == NULL) {
         return false;
     }
@@ -380,13 +385,13 @@ tr_model_cuda_choose_few(tr_model_cuda_t *m, bool timed)
     if (timed) {
         warm(m, from, to);
     }
-    for (uint32_t c = 0; c < TR_CUDA_FEW_CLASSES; c++) {
+    for (uint32_t c = 0; c < TR_CUDA_SMALL_GEMM_CLASSES; c++) {
         uint32_t rows = m->max_rows < 8u << c ? m->max_rows : 8u << c;
 
-        m->few_classes |= (uint32_t) (possible(m, rows)
-                                      && chosen(m, rows, memory, timed, from,
-                                                to))
-                          << c;
+        m->small_gemm_classes |= (uint32_t) (possible(m, rows)
+                                             && chosen(m, rows, memory, timed,
+                                                       from, to))
+                                 << c;
     }
     m->cuda->event_close(from);
     m->cuda->event_close(to);

@@ -1,10 +1,10 @@
 /*
- * The launcher of few.h (few.cuh has what the threads do).
+ * The launcher of small_gemm.h (small_gemm.cuh has what the threads do).
  */
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "few.cuh"
+#include "small_gemm.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/runtime/runtime.cuh"
 #include "tensor.cuh"
@@ -24,45 +24,45 @@ columns_of(uint32_t rows)
 static uint32_t
 tile_of(uint32_t n, uint32_t units)
 {
-    uint32_t all = (n + FEW_TILE_MAX - 1) / FEW_TILE_MAX;
+    uint32_t all = (n + GEMM_TILE_MAX - 1) / GEMM_TILE_MAX;
     uint32_t parts = (all + units - 1) / units * units;
     uint32_t tile = (n + parts - 1) / parts;
 
     return tile <= 32 ? 32 : (tile + 15) / 16 * 16;
 }
 
-static few_share_t
-share_out(const tr_cuda_device_t *d, uint32_t n, uint32_t k)
+static gemm_tiling_t
+tiling_of(const tr_cuda_device_t *d, uint32_t n, uint32_t k)
 {
-    few_share_t h = {};
+    gemm_tiling_t h = {};
 
     h.split = 1;
-    h.tile = tile_of(n, d->pairs * FEW_CLUSTER);
+    h.tile = tile_of(n, d->pairs * GEMM_CLUSTER);
     if (h.tile < TILE_WHOLE) {
-        h.split = FEW_CLUSTER;
+        h.split = GEMM_CLUSTER;
         h.tile = tile_of(n, d->pairs);
     }
     h.tiles = (n + h.tile - 1) / h.tile;
     /* few rows of w: more of k, since each slot costs time, too */
-    h.depth = h.tile <= 64 && k % (2 * FEW_PIECE * h.split) == 0 ? 2 : 1;
-    h.steps = k / (FEW_PIECE * h.depth);
+    h.depth = h.tile <= 64 && k % (2 * GEMM_K_BLOCK * h.split) == 0 ? 2 : 1;
+    h.steps = k / (GEMM_K_BLOCK * h.depth);
     return h;
 }
 
 extern "C" bool
-tr_cuda_few_fits(const tr_cuda_device_t *d, uint32_t n, uint32_t k)
+tr_cuda_small_gemm_fits(const tr_cuda_device_t *d, uint32_t n, uint32_t k)
 {
     return d->code == 90 && d->dependent && d->pairs > 0 && n % 64 == 0
            && k % 64 == 0 && n > 0 && k > 0;
 }
 
 extern "C" uint32_t
-tr_cuda_few_parts(const tr_cuda_device_t *d, uint32_t rows, uint32_t n,
+tr_cuda_small_gemm_parts(const tr_cuda_device_t *d, uint32_t rows, uint32_t n,
                   uint32_t k)
 {
-    few_share_t h = share_out(d, n, k);
+    gemm_tiling_t h = tiling_of(d, n, k);
 
-    if (h.split == 1 || h.tiles > TR_CUDA_FEW_PARTS) {
+    if (h.split == 1 || h.tiles > TR_CUDA_SMALL_GEMM_PARTS) {
         return 0; /* the kernel has no other */
     }
     return rows > 32 && h.tile > 64 ? 0 : h.tiles;
@@ -70,19 +70,19 @@ tr_cuda_few_parts(const tr_cuda_device_t *d, uint32_t rows, uint32_t n,
 
 /* What a block has of shared memory, for all products of the chain. */
 static bool
-share_room(const tr_cuda_device_t *d, uint32_t columns, few_args_t *a)
+smem_plan(const tr_cuda_device_t *d, uint32_t columns, gemm_args_t *a)
 {
     for (uint32_t p = 0; p < a->phases; p++) {
-        uint32_t received = few_received(a->phase[p].share, columns);
+        uint32_t received = gemm_received(a->phase[p].tiling, columns);
 
         a->received = received > a->received ? received : a->received;
     }
-    a->ring = (d->shared - few_shared(0, a->received)) / 1024 * 1024;
+    a->ring = (d->shared - gemm_shared(0, a->received)) / 1024 * 1024;
     for (uint32_t p = 0; p < a->phases; p++) {
-        few_share_t *h = &a->phase[p].share;
+        gemm_tiling_t *h = &a->phase[p].tiling;
 
-        h->slots = a->ring / few_slot(*h, columns);
-        h->slots = h->slots < FEW_SLOTS_MAX ? h->slots : FEW_SLOTS_MAX;
+        h->slots = a->ring / gemm_slot(*h, columns);
+        h->slots = h->slots < GEMM_SLOTS_MAX ? h->slots : GEMM_SLOTS_MAX;
         if (h->slots < 2) {
             return false;
         }
@@ -94,7 +94,7 @@ template <int N>
 static cudaError_t
 prepare(const tr_cuda_device_t *d)
 {
-    return cudaFuncSetAttribute(few_kernel<N>,
+    return cudaFuncSetAttribute(small_gemm_kernel<N>,
                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 (int) d->shared);
 }
@@ -109,7 +109,7 @@ shared_with_others(void)
 }
 
 void
-few_open(tr_cuda_device_t *d)
+small_gemm_open(tr_cuda_device_t *d)
 {
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attribute = {};
@@ -118,17 +118,17 @@ few_open(tr_cuda_device_t *d)
     if (d->code != 90 || shared_with_others()) {
         return;
     }
-    config.blockDim = dim3(FEW_THREADS);
-    config.gridDim = dim3(FEW_CLUSTER * d->blocks);
+    config.blockDim = dim3(GEMM_THREADS);
+    config.gridDim = dim3(GEMM_CLUSTER * d->blocks);
     config.dynamicSmemBytes = d->shared; /* one a multiprocessor */
     config.attrs = &attribute;
     config.numAttrs = 1;
     attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = FEW_CLUSTER;
+    attribute.val.clusterDim.x = GEMM_CLUSTER;
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     if (prepare<8>(d) == cudaSuccess && prepare<16>(d) == cudaSuccess
         && prepare<32>(d) == cudaSuccess && prepare<64>(d) == cudaSuccess
-        && cudaOccupancyMaxActiveClusters(&n, few_kernel<64>, &config)
+        && cudaOccupancyMaxActiveClusters(&n, small_gemm_kernel<64>, &config)
                == cudaSuccess) {
         d->pairs = (uint32_t) n;
     }
@@ -156,37 +156,37 @@ map_encode(CUtensorMap *map, const void *at, uint32_t rank,
 /* w as eights of rows, of gate and up in turn: then a thread that multiplies has
  * sums of both. */
 static bool
-map_weights(CUtensorMap *map, const few_phase_t *f)
+map_weights(CUtensorMap *map, const gemm_phase_t *f)
 {
-    uint32_t both = f->p.mode == TR_CUDA_FEW_GATED ? 2 : 1;
+    uint32_t both = f->p.mode == TR_CUDA_SMALL_GEMM_GATED ? 2 : 1;
     cuuint64_t row = (cuuint64_t) f->p.k * 2;
-    cuuint64_t dims[5] = { FEW_PIECE, 8, both, f->p.n / 8 / both,
-                           f->p.k / FEW_PIECE };
+    cuuint64_t dims[5] = { GEMM_K_BLOCK, 8, both, f->p.n / 8 / both,
+                           f->p.k / GEMM_K_BLOCK };
     cuuint64_t strides[4] = { row, row * f->p.n / both, row * 8,
-                              FEW_PIECE * 2 };
-    cuuint32_t box[5] = { FEW_PIECE, 8, both, f->share.tile / 8 / both,
-                          f->share.depth };
+                              GEMM_K_BLOCK * 2 };
+    cuuint32_t box[5] = { GEMM_K_BLOCK, 8, both, f->tiling.tile / 8 / both,
+                          f->tiling.depth };
 
     return map_encode(map, f->p.w, 5, dims, strides, box);
 }
 
 static bool
-map_rows(CUtensorMap *map, const few_phase_t *f, uint32_t columns)
+map_rows(CUtensorMap *map, const gemm_phase_t *f, uint32_t columns)
 {
-    cuuint64_t dims[3] = { FEW_PIECE, f->p.rows, f->p.k / FEW_PIECE };
-    cuuint64_t strides[2] = { f->p.ldx * 2, FEW_PIECE * 2 };
-    cuuint32_t box[3] = { FEW_PIECE, columns, f->share.depth };
+    cuuint64_t dims[3] = { GEMM_K_BLOCK, f->p.rows, f->p.k / GEMM_K_BLOCK };
+    cuuint64_t strides[2] = { f->p.ldx * 2, GEMM_K_BLOCK * 2 };
+    cuuint32_t box[3] = { GEMM_K_BLOCK, columns, f->tiling.depth };
 
     return map_encode(map, f->p.x, 3, dims, strides, box);
 }
 
 template <int N>
 static int
-launch(const tr_cuda_stream_t *s, few_args_t *a)
+launch(const tr_cuda_stream_t *s, gemm_args_t *a)
 {
-    few_maps_t maps = {};
+    gemm_maps_t maps = {};
 
-    if (tensor_encode() == NULL || !share_room(s->device, N, a)) {
+    if (tensor_encode() == NULL || !smem_plan(s->device, N, a)) {
         return TR_KERNEL_BADARG;
     }
     for (uint32_t p = 0; p < a->phases; p++) {
@@ -195,9 +195,9 @@ launch(const tr_cuda_stream_t *s, few_args_t *a)
             return TR_KERNEL_BADARG;
         }
     }
-    return launch_clusters(s, true, few_shared(a->ring, a->received),
-                           FEW_CLUSTER, few_kernel<N>,
-                           dim3(s->device->pairs * FEW_CLUSTER), FEW_THREADS,
+    return launch_clusters(s, true, gemm_shared(a->ring, a->received),
+                           GEMM_CLUSTER, small_gemm_kernel<N>,
+                           dim3(s->device->pairs * GEMM_CLUSTER), GEMM_THREADS,
                            *a, maps);
 }
 
@@ -208,12 +208,12 @@ aligned(const void *p)
 }
 
 static bool
-few_valid(const tr_cuda_few_t *p)
+gemm_valid(const tr_cuda_small_gemm_t *p)
 {
-    bool residual = p->mode == TR_CUDA_FEW_RESIDUAL;
-    uint32_t n = p->mode == TR_CUDA_FEW_GATED ? p->n / 2 : p->n;
+    bool residual = p->mode == TR_CUDA_SMALL_GEMM_RESIDUAL;
+    uint32_t n = p->mode == TR_CUDA_SMALL_GEMM_GATED ? p->n / 2 : p->n;
 
-    return p->mode <= TR_CUDA_FEW_RESIDUAL && p->rows <= TR_CUDA_FEW_ROWS
+    return p->mode <= TR_CUDA_SMALL_GEMM_RESIDUAL && p->rows <= TR_CUDA_SMALL_GEMM_ROWS
            && p->ldx >= p->k && p->ldx % 8 == 0 && p->x != NULL && p->w != NULL
            && aligned(p->x) && aligned(p->w) && aligned(p->y)
            && aligned(p->hidden) && aligned(p->bias) && aligned(p->weight)
@@ -227,30 +227,30 @@ few_valid(const tr_cuda_few_t *p)
 }
 
 extern "C" int
-tr_cuda_few(const tr_cuda_stream_t *s, const tr_cuda_few_t *of, uint32_t n,
-            uint32_t *meet)
+tr_cuda_small_gemm(const tr_cuda_stream_t *s, const tr_cuda_small_gemm_t *of, uint32_t n,
+            uint32_t *barrier)
 {
-    few_args_t a = {};
+    gemm_args_t a = {};
 
-    if (n == 0 || n > TR_CUDA_FEW_CHAIN || meet == NULL) {
+    if (n == 0 || n > TR_CUDA_SMALL_GEMM_CHAIN || barrier == NULL) {
         return TR_KERNEL_BADARG;
     }
     for (uint32_t p = 0; p < n; p++) {
-        if (!tr_cuda_few_fits(s->device, of[p].n, of[p].k)
-            || !few_valid(&of[p]) || of[p].rows != of[0].rows
-            || (of[p].mode == TR_CUDA_FEW_RESIDUAL
-                && tr_cuda_few_parts(s->device, of[p].rows, of[p].n, of[p].k)
+        if (!tr_cuda_small_gemm_fits(s->device, of[p].n, of[p].k)
+            || !gemm_valid(&of[p]) || of[p].rows != of[0].rows
+            || (of[p].mode == TR_CUDA_SMALL_GEMM_RESIDUAL
+                && tr_cuda_small_gemm_parts(s->device, of[p].rows, of[p].n, of[p].k)
                        == 0)) {
             return TR_KERNEL_BADARG;
         }
         a.phase[p].p = of[p];
-        a.phase[p].share = share_out(s->device, of[p].n, of[p].k);
+        a.phase[p].tiling = tiling_of(s->device, of[p].n, of[p].k);
     }
     if (of[0].rows == 0) {
         return TR_KERNEL_OK;
     }
     a.phases = n;
-    a.meet = meet;
+    a.barrier = barrier;
     switch (columns_of(of[0].rows)) {
     case 8:
         return launch<8>(s, &a);

@@ -1,11 +1,11 @@
 /*
- * few_bring.cuh: the two threads of a block of few.cuh that ask the copy engine for
+ * small_gemm_producer.cuh: the two threads of a block of small_gemm.cuh that ask the copy engine for
  * what its other warps multiply.
  */
-#ifndef TR_CUDA_FEW_BRING_CUH
-#define TR_CUDA_FEW_BRING_CUH
+#ifndef TR_CUDA_SMALL_GEMM_PRODUCER_CUH
+#define TR_CUDA_SMALL_GEMM_PRODUCER_CUH
 
-#include "few_room.cuh"
+#include "small_gemm_smem.cuh"
 
 /* A product, as a thread that brings operands sees it: what it asks for takes
  * some of its time each, so all is at hand. */
@@ -19,29 +19,29 @@ typedef struct {
     uint32_t k, left, eight;     /* what is asked for next */
     uint32_t slot, parity;       /* and where that goes */
     uint32_t uses;               /* of slots, all in all */
-} few_bring_t;
+} gemm_producer_t;
 
-static __device__ __forceinline__ few_bring_t
-few_bring_open(const few_args_t &a, const few_maps_t &maps,
-               const few_room_t &s, uint32_t p, uint32_t columns)
+static __device__ __forceinline__ gemm_producer_t
+gemm_producer_open(const gemm_args_t &a, const gemm_maps_t &maps,
+               const gemm_smem_t &s, uint32_t p, uint32_t columns)
 {
-    const few_share_t &h = a.phase[p].share;
+    const gemm_tiling_t &h = a.phase[p].tiling;
     uint32_t eights = h.tile / 8;
-    few_part_t part = few_part(h);
-    few_bring_t b;
+    gemm_block_tiles_t part = gemm_block_tiles(h);
+    gemm_producer_t b;
 
-    if (a.phase[p].p.mode == TR_CUDA_FEW_GATED) {
+    if (a.phase[p].p.mode == TR_CUDA_SMALL_GEMM_GATED) {
         eights /= 2;
     }
     b.map_w = &maps.w[p];
     b.map_x = &maps.x[p];
     b.ring = s.ring;
-    b.bytes = few_slot(h, columns);
+    b.bytes = gemm_slot(h, columns);
     b.slots = h.slots;
-    b.w = h.depth * h.tile * FEW_PIECE * 2;
-    b.early = few_early(s, p, 0);
-    b.full = few_full(s, p, 0);
-    b.empty = few_empty(s, p, 0);
+    b.w = h.depth * h.tile * GEMM_K_BLOCK * 2;
+    b.early = gemm_early(s, p, 0);
+    b.full = gemm_full(s, p, 0);
+    b.empty = gemm_empty(s, p, 0);
     b.depth = h.depth;
     b.begin = part.step * h.depth;
     b.steps = part.steps;
@@ -56,7 +56,7 @@ few_bring_open(const few_args_t &a, const few_maps_t &maps,
 }
 
 static __device__ __forceinline__ void
-few_bring_next(few_bring_t &b)
+gemm_producer_next(gemm_producer_t &b)
 {
     b.k += b.depth;
     if (--b.left == 0) {
@@ -71,7 +71,7 @@ few_bring_next(few_bring_t &b)
 }
 
 static __device__ __forceinline__ void
-few_ask_weights(const few_bring_t &b, uint32_t bar, uint64_t policy)
+gemm_load_weights(const gemm_producer_t &b, uint32_t bar, uint64_t policy)
 {
     copy_weights(b.ring + b.slot * b.bytes, b.map_w, b.k, b.eight,
                  bar + 8 * b.slot, policy);
@@ -82,7 +82,7 @@ few_ask_weights(const few_bring_t &b, uint32_t bar, uint64_t policy)
  * (A slot's last use but one has ended when its last is asked for: a parity is
  * enough.) */
 static __device__ __forceinline__ void
-few_free(const few_bring_t &b, uint32_t end, uint32_t &from)
+gemm_wait_slots(const gemm_producer_t &b, uint32_t end, uint32_t &from)
 {
     for (; from < b.slots && from < b.uses && from * b.bytes < end; from++) {
         bar_wait(b.empty + 8 * from, (b.uses - 1 - from) / b.slots & 1);
@@ -91,13 +91,13 @@ few_free(const few_bring_t &b, uint32_t end, uint32_t &from)
 
 /* One thread: the w that slots have first.  Few requests are on their way at once: a
  * long queue in front of the memory would keep others waiting, for x and for the
- * word where blocks meet. */
+ * word where blocks barrier. */
 static __device__ __forceinline__ void
-few_bring_early(const few_args_t &a, const few_maps_t &maps,
-                const few_room_t &s, uint32_t columns)
+gemm_produce_early(const gemm_args_t &a, const gemm_maps_t &maps,
+                const gemm_smem_t &s, uint32_t columns)
 {
     uint64_t policy = l2_policy();
-    few_bring_t before = {}, b;
+    gemm_producer_t before = {}, b;
 
     for (uint32_t p = 0; p < a.phases; p++) {
         prefetch_map(&maps.w[p]);
@@ -105,21 +105,21 @@ few_bring_early(const few_args_t &a, const few_maps_t &maps,
     for (uint32_t p = 0; p < a.phases; p++) {
         uint32_t from = 0, most;
 
-        b = few_bring_open(a, maps, s, p, columns);
-        most = max(FEW_EARLY / b.w, 1u);
+        b = gemm_producer_open(a, maps, s, p, columns);
+        most = max(GEMM_EARLY / b.w, 1u);
         if (p > 0) {
-            bar_wait(FEW_AT(s, asked) + 8 * (p - 1), 0);
+            bar_wait(GEMM_SMEM(s, asked) + 8 * (p - 1), 0);
         }
         for (uint32_t i = 0; i < min(b.uses, b.slots); i++) {
             if (p > 0) {
-                few_free(before, (i + 1) * b.bytes, from);
+                gemm_wait_slots(before, (i + 1) * b.bytes, from);
             }
             if (i >= most) {
                 bar_wait(b.early + 8 * (i - most), 0);
             }
             bar_expect(b.early + 8 * b.slot, b.w);
-            few_ask_weights(b, b.early, policy);
-            few_bring_next(b);
+            gemm_load_weights(b, b.early, policy);
+            gemm_producer_next(b);
         }
         before = b;
     }
@@ -127,7 +127,7 @@ few_bring_early(const few_args_t &a, const few_maps_t &maps,
 
 /* One thread: x, all other w, and the news that blocks have met. */
 static __device__ __forceinline__ void
-few_bring(const few_args_t &a, const few_maps_t &maps, const few_room_t &s,
+gemm_produce(const gemm_args_t &a, const gemm_maps_t &maps, const gemm_smem_t &s,
           uint32_t columns)
 {
     uint64_t once = l2_policy(), again = l2_policy_stay();
@@ -137,17 +137,17 @@ few_bring(const few_args_t &a, const few_maps_t &maps, const few_room_t &s,
         prefetch_map(&maps.x[p]);
     }
     launch_wait();
-    bit = load_acquire(a.meet) & FEW_MET;
+    bit = load_acquire(a.barrier) & GEMM_GRID_PHASE;
     for (uint32_t p = 0; p < a.phases; p++) {
-        few_bring_t b = few_bring_open(a, maps, s, p, columns);
+        gemm_producer_t b = gemm_producer_open(a, maps, s, p, columns);
 
         if (p > 0) { /* all blocks have written what is in front */
-            while ((load_acquire(a.meet) & FEW_MET) == bit) {
+            while ((load_acquire(a.barrier) & GEMM_GRID_PHASE) == bit) {
             }
-            bit ^= FEW_MET;
+            bit ^= GEMM_GRID_PHASE;
             fence_async_global();
         }
-        bar_arrive(FEW_AT(s, go) + 8 * p);
+        bar_arrive(GEMM_SMEM(s, go) + 8 * p);
         for (uint32_t i = 0; i < b.uses; i++) {
             uint32_t bytes = b.bytes - b.w;
 
@@ -157,13 +157,13 @@ few_bring(const few_args_t &a, const few_maps_t &maps, const few_room_t &s,
             }
             bar_expect(b.full + 8 * b.slot, bytes);
             if (i >= b.slots) {
-                few_ask_weights(b, b.full, once);
+                gemm_load_weights(b, b.full, once);
             }
             copy_rows(b.ring + b.slot * b.bytes + b.w, b.map_x, b.k,
                       b.full + 8 * b.slot, again);
-            few_bring_next(b);
+            gemm_producer_next(b);
         }
-        bar_arrive(FEW_AT(s, asked) + 8 * p);
+        bar_arrive(GEMM_SMEM(s, asked) + 8 * p);
     }
 }
 

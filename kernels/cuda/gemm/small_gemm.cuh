@@ -1,5 +1,5 @@
 /*
- * few.cuh: the kernel of few.h.
+ * small_gemm.cuh: the kernel of small_gemm.h.
  *
  * Every multiprocessor has a block, from the first product of the chain to the
  * last; blocks are clusters of two.  A block has, of each product, a tile of rows
@@ -16,11 +16,11 @@
  *
  * Groups that a tile has no rows for leave a product out.
  */
-#ifndef TR_CUDA_FEW_CUH
-#define TR_CUDA_FEW_CUH
+#ifndef TR_CUDA_SMALL_GEMM_CUH
+#define TR_CUDA_SMALL_GEMM_CUH
 
-#include "few_bring.cuh"
-#include "few_finish.cuh"
+#include "small_gemm_producer.cuh"
+#include "small_gemm_epilogue.cuh"
 
 /* ---- multiplying ---------------------------------------------------------- */
 
@@ -28,21 +28,21 @@
 typedef struct {
     uint32_t slot, parity;
     bool later; /* than a slot's first use */
-} few_turn_t;
+} gemm_pipeline_t;
 
 /* c[4j + 2r + b]: row 16 w + 8r + g of the group's 64, row 8j + 2t + b of x, in
  * lane 4g + t of the group's warp w. */
 template <int N, int DEPTH>
 static __device__ __forceinline__ void
-few_multiply(const few_args_t &a, const few_room_t &s, uint32_t p,
-             uint32_t steps, few_turn_t &t, float (&c)[N / 2])
+gemm_multiply(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
+             uint32_t steps, gemm_pipeline_t &t, float (&c)[N / 2])
 {
-    const few_share_t &h = a.phase[p].share;
-    uint32_t rows = s.ring + threadIdx.x / 128 * 64 * FEW_PIECE * 2;
-    uint32_t piece = h.tile * FEW_PIECE * 2, bytes = few_slot(h, N);
+    const gemm_tiling_t &h = a.phase[p].tiling;
+    uint32_t rows = s.ring + threadIdx.x / 128 * 64 * GEMM_K_BLOCK * 2;
+    uint32_t piece = h.tile * GEMM_K_BLOCK * 2, bytes = gemm_slot(h, N);
     uint32_t x = s.ring + DEPTH * piece;
-    uint32_t full = few_full(s, p, 0), early = few_early(s, p, 0);
-    uint32_t empty = few_empty(s, p, 0), slots = h.slots, left = 0;
+    uint32_t full = gemm_full(s, p, 0), early = gemm_early(s, p, 0);
+    uint32_t empty = gemm_empty(s, p, 0), slots = h.slots, left = 0;
 
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
@@ -66,7 +66,7 @@ few_multiply(const few_args_t &a, const few_room_t &s, uint32_t p,
             multiply(c,
                      wgmma_operand(rows + at + d * piece + k % 4 * 32, 1024,
                                    16),
-                     wgmma_operand(x + at + d * (N * FEW_PIECE * 2)
+                     wgmma_operand(x + at + d * (N * GEMM_K_BLOCK * 2)
                                        + k % 4 * 32,
                                    1024, 16));
         }
@@ -94,73 +94,73 @@ few_multiply(const few_args_t &a, const few_room_t &s, uint32_t p,
 /* ---- a product ------------------------------------------------------------ */
 
 static __device__ __forceinline__ void
-few_go(const few_room_t &s, uint32_t p)
+gemm_wait_input(const gemm_smem_t &s, uint32_t p)
 {
-    bar_wait(FEW_AT(s, go) + 8 * p, 0);
+    bar_wait(GEMM_SMEM(s, go) + 8 * p, 0);
     __syncwarp();
 }
 
 /* By the warps of groups that have rows.  got: parity of that barrier. */
 template <int N>
 static __device__ __forceinline__ void
-few_product(const few_args_t &a, const few_room_t &s, uint32_t p,
+gemm_product(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
             uint32_t &got)
 {
-    const few_phase_t &f = a.phase[p];
-    const bool residual = f.p.mode == TR_CUDA_FEW_RESIDUAL;
-    uint32_t threads = few_groups(f.share) * 128;
-    few_part_t part = few_part(f.share);
-    few_turn_t t = { 0, 0, false };
-    few_held_t<N> held;
+    const gemm_phase_t &f = a.phase[p];
+    const bool residual = f.p.mode == TR_CUDA_SMALL_GEMM_RESIDUAL;
+    uint32_t threads = gemm_groups(f.tiling) * 128;
+    gemm_block_tiles_t part = gemm_block_tiles(f.tiling);
+    gemm_pipeline_t t = { 0, 0, false };
+    gemm_prefetched_t<N> prefetched;
 
     for (uint32_t i = 0; i < part.tiles; i++) {
         uint32_t tile = part.first + i * part.stride;
-        few_place_t l = few_place(f, tile);
+        gemm_fragment_t l = gemm_fragment(f, tile);
         float c[N / 2];
 
         if (residual) {
-            few_ask_columns<N>(f, l, held);
+            gemm_prefetch_columns<N>(f, l, prefetched);
         }
         if (i == 0) {
-            few_go(s, p);
+            gemm_wait_input(s, p);
         }
         if (residual) {
-            few_ask_residual<N>(f, l, held);
+            gemm_prefetch_residual<N>(f, l, prefetched);
         } else if (i == 0) {
-            few_ask_squares<N>(f, 0, held);
+            gemm_prefetch_squares<N>(f, 0, prefetched);
         }
-        if (f.share.depth == 2) {
-            few_multiply<N, 2>(a, s, p, part.steps, t, c);
+        if (f.tiling.depth == 2) {
+            gemm_multiply<N, 2>(a, s, p, part.steps, t, c);
         } else {
-            few_multiply<N, 1>(a, s, p, part.steps, t, c);
+            gemm_multiply<N, 1>(a, s, p, part.steps, t, c);
         }
         if (!residual && i == 0) {
-            few_scales<N>(f, s, held);
+            gemm_scales<N>(f, s, prefetched);
         }
         /* scales are there; nobody reads the squares of the tile before */
         bar_named(1, threads);
-        if (f.share.split > 1) {
-            few_exchange<N>(f, s, got, c);
+        if (f.tiling.split > 1) {
+            gemm_cluster_reduce<N>(f, s, got, c);
             got ^= 1;
         }
         if (residual) {
-            few_residual<N>(f, s, tile, l, held, c);
-        } else if (f.p.mode == TR_CUDA_FEW_GATED) {
-            few_scaled<N, true>(f, s, l, c);
+            gemm_store_residual<N>(f, s, tile, l, prefetched, c);
+        } else if (f.p.mode == TR_CUDA_SMALL_GEMM_GATED) {
+            gemm_store_scaled<N, true>(f, s, l, c);
         } else {
-            few_scaled<N, false>(f, s, l, c);
+            gemm_store_scaled<N, false>(f, s, l, c);
         }
     }
     if (part.tiles == 0) {
-        few_go(s, p); /* blocks meet once at a time */
+        gemm_wait_input(s, p); /* blocks barrier once at a time */
     }
     if (p + 1 < a.phases) {
         fence_async_global(); /* the copy engine reads what has been written */
         bar_named(1, threads);
         if (threadIdx.x == 0) {
-            /* together they add FEW_MET */
-            add_release(a.meet,
-                        blockIdx.x == 0 ? FEW_MET - (gridDim.x - 1) : 1);
+            /* together they add GEMM_GRID_PHASE */
+            add_release(a.barrier,
+                        blockIdx.x == 0 ? GEMM_GRID_PHASE - (gridDim.x - 1) : 1);
         }
         __syncwarp();
     }
@@ -168,23 +168,23 @@ few_product(const few_args_t &a, const few_room_t &s, uint32_t p,
 
 template <int N>
 static __global__ void
-__launch_bounds__(FEW_THREADS)
-    few_kernel(const __grid_constant__ few_args_t args,
-               const __grid_constant__ few_maps_t maps)
+__launch_bounds__(GEMM_THREADS)
+    small_gemm_kernel(const __grid_constant__ gemm_args_t args,
+               const __grid_constant__ gemm_maps_t maps)
 {
     extern __shared__ uint8_t shared[];
-    few_room_t s = few_begin(args, shared);
-    const few_args_t &a = ((const few_behind_t *) (shared + s.behind
+    gemm_smem_t s = gemm_smem_open(args, shared);
+    const gemm_args_t &a = ((const gemm_smem_tail_t *) (shared + s.tail
                                                    - smem_address(shared)))
                               ->args;
     uint32_t warp = threadIdx.x / 32, got = 0;
 
     launch_next();
-    if (warp >= FEW_WARPS) {
-        if (threadIdx.x == 32 * FEW_WARPS) {
-            few_bring_early(a, maps, s, N);
-        } else if (threadIdx.x == 32 * FEW_WARPS + 32) {
-            few_bring(a, maps, s, N);
+    if (warp >= GEMM_WARPS) {
+        if (threadIdx.x == 32 * GEMM_WARPS) {
+            gemm_produce_early(a, maps, s, N);
+        } else if (threadIdx.x == 32 * GEMM_WARPS + 32) {
+            gemm_produce(a, maps, s, N);
         }
         __syncwarp();
         cluster_wait();
@@ -194,11 +194,11 @@ __launch_bounds__(FEW_THREADS)
     cluster_wait();
     launch_wait();
     for (uint32_t p = 0; p < a.phases; p++) {
-        const few_share_t &h = a.phase[p].share;
+        const gemm_tiling_t &h = a.phase[p].tiling;
 
-        if (warp / 4 < few_groups(h)) {
-            few_product<N>(a, s, p, got);
-        } else if (h.split > 1 && few_part(h).tiles > 0) {
+        if (warp / 4 < gemm_groups(h)) {
+            gemm_product<N>(a, s, p, got);
+        } else if (h.split > 1 && gemm_block_tiles(h).tiles > 0) {
             got ^= 1;
         }
     }

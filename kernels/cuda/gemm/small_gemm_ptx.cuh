@@ -1,9 +1,9 @@
 /*
- * few_ptx.cuh: the instructions of few.cuh that CUDA C++ has no name for, beside
+ * small_gemm_ptx.cuh: the instructions of small_gemm.cuh that CUDA C++ has no name for, beside
  * those of prompt_ptx.cuh.  Tiles stand in shared memory as described there.
  */
-#ifndef TR_CUDA_FEW_PTX_CUH
-#define TR_CUDA_FEW_PTX_CUH
+#ifndef TR_CUDA_SMALL_GEMM_PTX_CUH
+#define TR_CUDA_SMALL_GEMM_PTX_CUH
 
 #include "kernels/cuda/attention/prompt_ptx.cuh"
 
