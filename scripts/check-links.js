@@ -5,6 +5,8 @@
 // text names (tests/e2e/lib/stack.js, engine/kv/*) to something in the tree.
 // A function that the text names (`tr_loop_submit`) is somewhere in the sources.
 // Prints what does not hold; addresses on the web are not looked at.
+//
+//   node scripts/check-links.js [FILE...]    all .md files, or these
 
 const fs = require('fs');
 const path = require('path');
@@ -80,4 +82,5 @@ function check(file) {
   });
 }
 
-tracked.filter((f) => f.endsWith('.md')).forEach(check);
+const files = process.argv.length > 2 ? process.argv.slice(2) : tracked;
+files.filter((f) => f.endsWith('.md')).forEach(check);

@@ -3,6 +3,8 @@
 # Style and static analysis; prints what is wrong and fails when something is.
 #
 #   scripts/lint.sh          checks
+#   scripts/lint.sh --staged checks what differs from HEAD in the index
+#                            (scripts/pre-commit.sh)
 #   scripts/lint.sh --fix    lets clang-format repair the C style
 #
 # The module speaks nginx's dialect, which clang-format cannot be taught, so it
@@ -13,14 +15,26 @@ shopt -s lastpipe # complain remembers what it was told
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT" || exit 1
 
+# Tracked files; with --staged only those that the next commit changes.
+files() { # pattern...
+    if [ -n "$staged" ]; then
+        git diff --cached --name-only --diff-filter=ACMR -- "$@"
+    else
+        git ls-files "$@"
+    fi
+}
+
 bad=0
-mapfile -t c11 < <(git ls-files 'engine/*.[ch]' 'kernels/*.[ch]' 'cli/*.[ch]' \
+staged=
+[ "${1:-}" != --staged ] || staged=1
+mapfile -t c11 < <(files 'engine/*.[ch]' 'kernels/*.[ch]' 'cli/*.[ch]' \
     'tests/*.[ch]' 'include/*.h')
-mapfile -t product < <(git ls-files 'engine/*.c' 'kernels/*.c' 'cli/*.c')
-mapfile -t nginx_c < <(git ls-files 'ngx_module/*.[ch]')
-mapfile -t shell < <(git ls-files '*.sh' .ci/run)
-mapfile -t js < <(git ls-files '*.js' '*.mjs')
-mapfile -t text < <(git ls-files | grep -vE \
+mapfile -t product < <(files 'engine/*.c' 'kernels/*.c' 'cli/*.c')
+mapfile -t nginx_c < <(files 'ngx_module/*.[ch]')
+mapfile -t shell < <(files '*.sh' .ci/run)
+mapfile -t js < <(files '*.js' '*.mjs')
+mapfile -t docs < <(files '*.md')
+mapfile -t text < <(files | grep -vE \
     '^(models/|LICENSE$|tests/fuzz/corpus/|dashboard/vendor/uPlot|.*(package-lock\.json|\.png)$|tests/.*\.(json|txt)$)')
 
 if [ "${1:-}" = --fix ]; then
@@ -37,17 +51,20 @@ complain() { # title; what is wrong comes on stdin
     bad=1
 }
 
-clang-format --dry-run --ferror-limit=40 "${c11[@]}" 2>&1 \
+# A tool that is called with no file would read its input, or complain.
+[ ${#c11[@]} -eq 0 ] \
+    || clang-format --dry-run --ferror-limit=40 "${c11[@]}" 2>&1 \
     | grep -E 'warning|error' | complain "C style (make format repairs it)"
 
-cppcheck --quiet --std=c11 --enable=warning,portability --inline-suppr \
+[ ${#product[@]} -eq 0 ] \
+    || cppcheck --quiet --std=c11 --enable=warning,portability --inline-suppr \
     --suppress=missingInclude --suppress=unknownMacro \
     --suppress=invalidPointerCast --suppress=invalidPrintfArgType_uint \
     --error-exitcode=0 --template='{file}:{line}: {severity}: {message} [{id}]' \
     -j "$(nproc)" -Iinclude -I. -D_GNU_SOURCE \
     "${product[@]}" 2>&1 | complain "cppcheck"
 
-shellcheck -x "${shell[@]}" | complain "shellcheck"
+[ ${#shell[@]} -eq 0 ] || shellcheck -x "${shell[@]}" | complain "shellcheck"
 # Sourced by nginx's configure, whose variables it uses.
 shellcheck -s sh -e SC2034,SC2154,SC1091 config | complain "shellcheck config"
 
@@ -61,7 +78,8 @@ awk 'length($0) > 80 { print FILENAME ":" FNR ": " length($0) " columns" }' \
 grep -InP '\t' "${c11[@]}" "${nginx_c[@]}" /dev/null | complain "tabs in C"
 grep -InP '[ \t]+$' "${text[@]}" /dev/null | complain "trailing blanks"
 
-node scripts/check-links.js 2>&1 | complain "links in the documentation"
+[ ${#docs[@]} -eq 0 ] || node scripts/check-links.js "${docs[@]}" 2>&1 \
+    | complain "links in the documentation"
 node scripts/check-includes.js 2>&1 \
     | complain "includes that run up (floors: scripts/check-includes.js)"
 
