@@ -5,28 +5,45 @@
 #:                  logs and state are in build/run (PREFIX=); with
 #:                  REDIS=127.0.0.1:6379, /dashboard/ shows them
 #: make down        stop them
-#: make test        set up, build, and run every test that needs no GPU
 #: make             build engine, command line and module into build/ (B=)
-#: make deps        install what is missing (Debian packages, npm for tests)
-#: make test-unit   unit tests only
-#: make test-e2e    end-to-end tests only (E2E=pattern for some of the files)
-#: make bench       measure; see tests/bench/
+#: make engine      one part: engine, cli, module, unit (the unit tests)
 #: make cuda        what `backend cuda` loads, tests, benchmarks; mk/cuda.mk
-#: make test-simt   kernels for GPUs on a device in software (needs nvcc)
-#: make test-asan   unit and end-to-end tests with ASan and UBSan
-#: make test-tsan   ring tests with TSan
-#: make test-nginx  the module in an nginx source tree (NGINX_SRC=DIR)
-#: make test-images the images of docker/, built and run in Debian roots
-#: make lint        style and static analysis (make format repairs style)
+#: make deps        install what is missing (Debian packages, npm for tests)
 #: make install     into DESTDIR= PREFIX= (default /usr/local)
 #: make clean       remove what was built
+#:
+#: make test        set up, build, and run every test that needs no GPU
+#: make test-unit   unit tests only (T=ring for one of them)
+#: make test-e2e    end-to-end tests only (E2E=pattern for some of the files)
+#: make test-gpu    kernels on a GPU
+#: make test-simt   kernels for GPUs on a device in software (needs nvcc)
+#: make test-asan   unit and end-to-end tests with ASan and UBSan; one half
+#:                  with test-asan-unit, test-asan-e2e
+#: make test-tsan   rings and threads with TSan
+#: make test-nginx  the module in an nginx source tree (NGINX_SRC=DIR)
+#: make test-images the images of docker/, built and run in Debian roots
+#: make test-tokenizer-reference
+#:                  tokenizer and chat templates against the reference
+#: make fuzz        readers of hostile bytes (FUZZ_SECONDS=10, FUZZ=name)
+#: make bench       measure; bench-NAME for one, listed in mk/bench.mk
+#:
+#: make lint        style and static analysis (make format repairs style)
+#: make hooks       have git check what is staged before each commit
+#: make compile_commands.json
+#:                  for clangd and other tools that need the compiler's flags
 #
 # Everything built lands in build/ (B=DIR for another place; the sanitizer
 # targets use their own).  Compiling never needs the network; `make deps`
 # installs what is missing.
 
 B        ?= build
-CC       ?= gcc
+# Through ccache where there is one (CCACHE= for none), unless CC was given.
+ifeq ($(origin CCACHE),undefined)
+CCACHE   := $(if $(shell command -v ccache 2>/dev/null),ccache)
+endif
+ifeq ($(origin CC),default)
+CC       := $(strip $(CCACHE) gcc)
+endif
 CFLAGS   ?= -O2 -g
 # A PREFIX that was given is also where up and down keep their state.
 RUN_DIR  := $(if $(filter undefined default,$(origin PREFIX)),,$(abspath $(PREFIX)))
@@ -53,7 +70,7 @@ UNIT_BIN   := $(patsubst %.c,$B/tests/%,$(notdir $(UNIT_SRC)))
 Q := $(if $(V),,@)
 
 .PHONY: all engine cli module unit clean help deps deps-build demo up down \
-        test test-unit test-e2e install lint format
+        test test-unit test-e2e install lint format hooks compile_commands.json
 all: engine cli module
 
 engine: $B/bin/tokenring-engine
@@ -151,9 +168,15 @@ test: deps
 	@$(MAKE) -s --no-print-directory -j$(JOBS) all unit $(TEST_CUDA)
 	@B="$B" scripts/test.sh all
 
+# T=NAME is tests/unit/*/test_NAME.c.
+UNIT_NAMES = $(sort $(patsubst test_%,%,$(notdir $(UNIT_BIN) $(UNIT_MORE))))
+
 test-unit: $(STAMP)/test
-	@$(MAKE) -s --no-print-directory -j$(JOBS) unit
-	@B="$B" scripts/test.sh unit
+	@$(if $(filter $(UNIT_NAMES),$(T))$(if $(T),,all),,echo "there is no unit \
+	    test \"$(T)\"; T= is one of:" >&2; echo $(UNIT_NAMES) | fmt >&2; exit 2)
+	@$(MAKE) -s --no-print-directory -j$(JOBS) \
+	    $(if $(T),$B/tests/test_$(T),unit)
+	@B="$B" T="$(T)" scripts/test.sh unit
 
 test-e2e: deps
 	@$(MAKE) -s --no-print-directory -j$(JOBS) all $(SOFT_LIB)
@@ -165,6 +188,15 @@ lint: $(STAMP)/lint
 
 format: $(STAMP)/lint
 	@scripts/lint.sh --fix
+
+# git runs it in the tree that is committed from; a hook of somebody's own stays.
+hooks: $(STAMP)/lint
+	@scripts/pre-commit.sh --install
+
+COMPILED := engine cli unit fake-engine bench-tools bench-gpu fuzz
+compile_commands.json: $(if $(wildcard $(NGINX_DEV)/conf_flags),$(MODULE_DIR)/Makefile)
+	@CC="$(CC)" NGINX_DEV="$(NGINX_DEV)" B="$B" scripts/compile-commands.sh \
+	    "$(MAKE)" $(COMPILED) $(if $(TEST_CUDA),cuda test-simt)
 
 # ---- install ----------------------------------------------------------------
 

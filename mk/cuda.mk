@@ -10,8 +10,11 @@
 # compiles it where nvcc is found.  The C files go through nvcc too: it alone
 # knows where its headers are (a link or a wrapper may stand in the PATH).
 
-NVCC      ?= $(firstword $(shell command -v nvcc 2>/dev/null) \
+ifeq ($(origin NVCC),undefined)
+NVCC      := $(firstword $(shell command -v nvcc 2>/dev/null) \
                          $(wildcard /usr/local/cuda/bin/nvcc))
+NVCC      := $(if $(NVCC),$(strip $(CCACHE) $(NVCC)))
+endif
 NVCC_NEW  := $(if $(NVCC),$(shell $(NVCC) --version \
     | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1 \2/p' \
     | { read -r a b; [ $$((a * 100 + b)) -ge 1204 ] && echo yes; }))

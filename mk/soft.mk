@@ -12,6 +12,7 @@ SOFT_CPU := $(patsubst %.c,$B/obj/%.o,$(KERNEL_SRC))
 
 $(SOFT_OBJ) $(SOFT_CPU): PIC = -fPIC -fvisibility=hidden
 
+UNIT_MORE := $(SOFT_TEST) $B/tests/test_runtime
 unit: $(SOFT_LIB) $(SOFT_TEST) $B/tests/test_runtime
 
 $(SOFT_LIB): $(SOFT_OBJ) $(SOFT_CPU)

@@ -78,7 +78,8 @@ __lsan_default_suppressions(void)
            "leak:ngx_event_process_init\\n";
 }
 OPTIONS
-    "$cc" -O1 -c "$out/options.c" -o "$out/options.o"
+    # shellcheck disable=SC2086 # it may be "ccache gcc"
+    $cc -O1 -c "$out/options.c" -o "$out/options.o"
     cat >"$out/cc" <<WRAPPER
 #!/bin/sh
 # Written by scripts/build-nginx.sh: our sources get one sanitizer more.

@@ -6,6 +6,8 @@
 #
 #   scripts/test.sh all|unit|e2e
 #
+# T=NAME runs one unit test, E2E=PATTERN some files of tests/e2e.
+#
 # Unit tests are the programs build/tests/test_*, one process each, which
 # report in TAP.  Then the npm-based suites: the tokenizer's comparison with its
 # reference implementation, and tests/e2e.  Logs stay in build/test-logs.  Every
@@ -64,7 +66,7 @@ unit() {
     local program name log start rc ok bad skip
 
     step "Unit tests"
-    for program in "$BUILD"/tests/test_*; do
+    for program in "$BUILD"/tests/test_${T:-*}; do
         case "$program" in *.d | *.o) continue ;; esac
         [ -x "$program" ] || continue
         name=$(basename "$program")
