@@ -6,8 +6,6 @@
 #ifndef TR_CLI_H
 #define TR_CLI_H
 
-#define TR_CLI_VERSION "0.1.0"
-
 int tr_cmd_generate(int argc, char **argv);
 int tr_cmd_chat(int argc, char **argv);
 int tr_cmd_tokenize(int argc, char **argv);

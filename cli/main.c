@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <tokenring/version.h>
+
 #include "cli.h"
 
 static const struct {
@@ -54,7 +56,7 @@ main(int argc, char **argv)
         return 0;
     }
     if (strcmp(argv[1], "--version") == 0) {
-        printf("tokenring %s\n", TR_CLI_VERSION);
+        printf("tokenring %s\n", TR_VERSION);
         return 0;
     }
     for (i = 0; i < N_COMMANDS; i++) {

@@ -19,6 +19,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <tokenring/version.h>
+
 #include "engine/template/chat_template.h"
 #include "engine/executor/cuda_library.h"
 #include "engine/executor/executor.h"
@@ -262,11 +264,11 @@ tr_engine_start(const tr_config_t *config, tr_engine_t **out, tr_error_t *err)
         return rc;
     }
     tr_log(TR_LEVEL_NOTICE,
-           "engine ready name=%s model=%s backend=%s "
+           "engine ready version=%s name=%s model=%s backend=%s "
            "parameters=%llu max_model_len=%u kv_pages=%llu socket=%s "
            "start_ms=%llu",
-           config->name, config->served_model_name, e->executor->backend,
-           (unsigned long long) e->executor->parameters,
+           TR_VERSION, config->name, config->served_model_name,
+           e->executor->backend, (unsigned long long) e->executor->parameters,
            e->executor->max_model_len,
            (unsigned long long) tr_kv_pages(e->executor->kv), config->socket,
            (unsigned long long) (now_ms() - begun));

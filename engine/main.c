@@ -20,10 +20,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <tokenring/version.h>
+
 #include "engine/config/config.h"
 #include "engine.h"
 #include "engine/config/log.h"
-#include "engine/config/version.h"
 
 #define EXIT_USAGE 2
 
@@ -300,7 +301,7 @@ main(int argc, char **argv)
         return EXIT_SUCCESS;
     }
     if (rc == TR_OK && wishes.version) {
-        printf("tokenring-engine %s\n", TR_ENGINE_VERSION);
+        printf("tokenring-engine %s\n", TR_VERSION);
         return EXIT_SUCCESS;
     }
     if (rc == TR_OK) {

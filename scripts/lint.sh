@@ -80,6 +80,7 @@ grep -InP '[ \t]+$' "${text[@]}" /dev/null | complain "trailing blanks"
 
 [ ${#docs[@]} -eq 0 ] || node scripts/check-links.js "${docs[@]}" 2>&1 \
     | complain "links in the documentation"
+scripts/check-version.sh 2>&1 | complain "versions that differ"
 node scripts/check-includes.js 2>&1 \
     | complain "includes that run up (floors: scripts/check-includes.js)"
 

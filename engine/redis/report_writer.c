@@ -9,8 +9,7 @@
 #include <unistd.h>
 
 #include <tokenring/channel.h>
-
-#include "engine/config/version.h"
+#include <tokenring/version.h>
 
 static const char *const state_names[] = { "queued", "prefill", "decode",
                                            "done",   "failed",  "cancelled" };
@@ -268,7 +267,7 @@ tr_report_heartbeat(const tr_report_writer_t *w, tr_redis_command_t *c,
     field_time(c, "heartbeat", now_ms);
     field_text(c, "host", w->host);
     field_number(c, "pid", (uint64_t) w->pid);
-    field_text(c, "version", TR_ENGINE_VERSION);
+    field_text(c, "version", TR_VERSION);
     field_number(c, "max_model_len", card->max_model_len);
     field_number(c, "page_bytes", card->kv_page_bytes);
     field_number(c, "pages", card->kv_pages);

@@ -10,6 +10,8 @@
 #include "ngx_http_tokenring_engine.h"
 #include "ngx_http_tokenring_metrics.h"
 
+#include <tokenring/version.h>
+
 #include <signal.h>
 
 
@@ -74,7 +76,11 @@ ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out)
         return NGX_OK;
     }
 
-    if (ngx_http_tokenring_printf(out, 256,
+    if (ngx_http_tokenring_printf(out, 512,
+            "# HELP tokenring_gateway_build_info "
+            "The version of the module.\n"
+            "# TYPE tokenring_gateway_build_info gauge\n"
+            "tokenring_gateway_build_info{version=\"" TR_VERSION "\"} 1\n"
             "# HELP tokenring_gateway_requests_total "
             "Requests to tokenring_pass locations by status.\n"
             "# TYPE tokenring_gateway_requests_total counter\n")

@@ -16,6 +16,8 @@
 #include "ngx_http_tokenring_redis.h"
 #include "ngx_http_tokenring_dashboard.h"
 
+#include <tokenring/version.h>
+
 
 static ngx_int_t ngx_http_tokenring_preconfiguration(ngx_conf_t *cf);
 static ngx_int_t ngx_http_tokenring_postconfiguration(ngx_conf_t *cf);
@@ -706,6 +708,11 @@ ngx_http_tokenring_init_process(ngx_cycle_t *cycle)
                                                ngx_http_tokenring_module);
     if (tmcf == NULL) {
         return NGX_OK;
+    }
+
+    if (ngx_worker == 0) {
+        ngx_log_error(NGX_LOG_NOTICE, cycle->log, 0,
+                      "tokenring " TR_VERSION);
     }
 
     redises = tmcf->redises.elts;

@@ -6,7 +6,8 @@
 const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
 const { spawnSync } = require('node:child_process');
-const { Stack, until } = require('./lib/stack');
+const path = require('node:path');
+const { Stack, until, read, BUILD, VERSION } = require('./lib/stack');
 const { post, stream, request } = require('./lib/http');
 const { chat, endless, goldens } = require('./lib/prompts');
 
@@ -32,6 +33,21 @@ test('/health: 200, JSON, and says what runs', async () => {
   assert.equal(r.status, 200);
   assert.match(r.headers['content-type'], /^application\/json/);
   assert.equal(r.json().status, 'ok');
+});
+
+test('one version: --version, logs, /metrics', async () => {
+  const version = VERSION;
+  for (const name of ['tokenring-engine', 'tokenring']) {
+    const out = spawnSync(path.join(BUILD, 'bin', name), ['--version'],
+      { encoding: 'utf8' });
+    assert.equal(out.stdout, `${name} ${version}\n`);
+  }
+  assert.equal((await stack.metrics())
+    .value('tokenring_gateway_build_info', { version }), 1);
+  const said = stack.errorLog().match(/\[notice\] .*: tokenring .*/g);
+  assert.equal(said.length, 1, 'one worker says it');
+  assert.ok(said[0].endsWith(`: tokenring ${version}`), said[0]);
+  assert.ok(read(stack.engine.log).includes(`engine ready version=${version} `));
 });
 
 test('/metrics: promtool accepts it', async (t) => {

@@ -7,7 +7,7 @@ const { test } = require('node:test');
 const assert = require('node:assert/strict');
 const fs = require('node:fs');
 const path = require('node:path');
-const { until, read, ROOT } = require('./lib/stack');
+const { until, read, ROOT, VERSION } = require('./lib/stack');
 const { post, stream } = require('./lib/http');
 const { output } = require('./lib/redis');
 const { withStack, completion, idOf, state, states, FAST, SLOW }
@@ -167,6 +167,7 @@ test('heartbeat, samples, times to live', async () => {
     const beat = await until(() => redis.hash(key), 'a heartbeat');
     assert.match(beat.run, /^[0-9a-f]{16}$/);
     assert.equal(beat.backend, 'null');
+    assert.equal(beat.version, VERSION);
     assert.equal(Number(beat.pid), stack.engine.pid);
     assert.equal(beat.levels.split(' ').length,
       beat.level_bytes.split(' ').length);

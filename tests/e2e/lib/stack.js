@@ -27,6 +27,9 @@ const { ready } = require('./ready');
 
 const ROOT = path.resolve(__dirname, '../../..');
 const BUILD = path.resolve(ROOT, process.env.TR_BUILD || process.env.B || 'build');
+// Of what was built from here.
+const VERSION = /^#define TR_VERSION "(\d+\.\d+\.\d+)"$/m.exec(fs.readFileSync(
+  path.join(ROOT, 'include/tokenring/version.h'), 'utf8'))[1];
 const POCKET = path.join(ROOT, 'models/pocket');
 const ENGINE = path.join(BUILD, 'bin/tokenring-engine');
 const MODULE = process.env.TR_MODULE
@@ -498,5 +501,5 @@ function parseMetrics(text) {
 
 module.exports = {
   Stack, Engine, until, sleep, alive, leaves, taken, read, freePort, parseMetrics, workerUser,
-  ROOT, BUILD, POCKET, ENGINE, MODULE, NGINX, PATIENCE,
+  ROOT, BUILD, VERSION, POCKET, ENGINE, MODULE, NGINX, PATIENCE,
 };
