@@ -10,8 +10,8 @@
 
 #define SCORE_BLOCKS 256u /* that share the tiles of a list */
 
-static __global__ void
-__launch_bounds__(LANES) choose_kernel(const __grid_constant__ generic_args_t a)
+static __global__ void __launch_bounds__(LANES)
+    choose_kernel(const __grid_constant__ generic_args_t a)
 {
     __shared__ choose_room_t room;
     block_t b = { threadIdx.x, LANES };
@@ -19,8 +19,8 @@ __launch_bounds__(LANES) choose_kernel(const __grid_constant__ generic_args_t a)
     generic_choose(&a, b, &room, blockIdx.x, blockIdx.y);
 }
 
-static __global__ void
-__launch_bounds__(LANES) attend_kernel(const __grid_constant__ generic_args_t a)
+static __global__ void __launch_bounds__(LANES)
+    attend_kernel(const __grid_constant__ generic_args_t a)
 {
     __shared__ attend_room_t room;
     uint32_t pieces = (a.group + HEADS - 1) / HEADS;
@@ -30,8 +30,8 @@ __launch_bounds__(LANES) attend_kernel(const __grid_constant__ generic_args_t a)
                    blockIdx.y % pieces, blockIdx.z);
 }
 
-static __global__ void
-__launch_bounds__(LANES) merge_kernel(const __grid_constant__ generic_args_t a)
+static __global__ void __launch_bounds__(LANES)
+    merge_kernel(const __grid_constant__ generic_args_t a)
 {
     __shared__ attend_room_t room;
     uint32_t pieces = (a.group + HEADS - 1) / HEADS;
@@ -41,8 +41,8 @@ __launch_bounds__(LANES) merge_kernel(const __grid_constant__ generic_args_t a)
                   blockIdx.y % pieces);
 }
 
-static __global__ void
-__launch_bounds__(LANES) score_kernel(const __grid_constant__ generic_args_t a)
+static __global__ void __launch_bounds__(LANES)
+    score_kernel(const __grid_constant__ generic_args_t a)
 {
     __shared__ score_room_t room;
     uint32_t i = blockIdx.z;
@@ -53,8 +53,7 @@ __launch_bounds__(LANES) score_kernel(const __grid_constant__ generic_args_t a)
     }
 }
 
-static __global__ void
-__launch_bounds__(LANES)
+static __global__ void __launch_bounds__(LANES)
     victims_kernel(const __grid_constant__ generic_args_t a)
 {
     __shared__ victim_room_t room;

@@ -162,8 +162,9 @@ row_finish(block_t b, const generic_args_t *a, const generic_sum_t *all,
                   all->sum[h] == 0 ? 0 : div_rn(all->out[h][d], all->sum[h]));
     }
     for (uint32_t h = b.lane; h < heads; h += b.lanes) {
-        a->lse[(size_t) row * a->queries.heads + first + h]
-            = all->max[h] + logf(all->sum[h]);
+        a->lse[(size_t) row * a->queries.heads + first + h] = all->max[h]
+                                                              + logf(
+                                                                  all->sum[h]);
     }
 }
 
@@ -259,8 +260,7 @@ generic_merge(const generic_args_t *a, block_t b, attend_room_t *room,
 
             *(d < dim    ? &room->part.out[h][d]
               : d == dim ? &room->part.max[h]
-                         : &room->part.sum[h])
-                = x;
+                         : &room->part.sum[h]) = x;
         }
         sum_merge(b, room, heads, dim);
     }

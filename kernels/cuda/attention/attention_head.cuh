@@ -11,9 +11,9 @@
 #define PARTS 32u           /* of a row, about, */
 #define PART_TILES_MIN 16u  /* but of no fewer tiles, */
 #define PART_TILES_MAX 256u /* nor of more */
-#define HEADS 8u      /* query heads of a block */
-#define ROWS 8u       /* queries that are scored together */
-#define LANES 128u    /* of a block */
+#define HEADS 8u            /* query heads of a block */
+#define ROWS 8u             /* queries that are scored together */
+#define LANES 128u          /* of a block */
 #define LANES_MAX 128u
 #define RUN_WINDOW TR_KV_LISTS_MAX
 #define RUN_DENSE (TR_KV_LISTS_MAX + 1u)
@@ -48,7 +48,7 @@ typedef struct {
 /* 16 tokens of a page, or fewer. */
 typedef struct {
     place_t at;
-    uint32_t used; /* bit i: token at.at + i is there */
+    uint32_t used;       /* bit i: token at.at + i is there */
     uint32_t run, index; /* of the first, in its run */
 } generic_tile_t;
 
@@ -95,8 +95,7 @@ out_store(const generic_args_t *a, uint32_t row, uint32_t head, uint32_t d,
 
 /* Sequence s is attended: it has a slot, and rows where kernels.h has them. */
 TR_DEVICE bool
-head_open(generic_head_t *h, const generic_args_t *a, uint32_t s,
-          uint32_t list)
+head_open(generic_head_t *h, const generic_args_t *a, uint32_t s, uint32_t list)
 {
     int32_t slot = a->rows.seq_slot[s];
     size_t head;

@@ -105,8 +105,8 @@ generic_score(const generic_args_t *a, block_t b, score_room_t *room,
                 && (t.run != RUN_DENSE
                     || a->rows.row_pos[row + r]
                            > tile_position(&head, &t, k))) {
-                room->best[r][k] = expf(group_best(a, room->x + k * (dim + 1),
-                                                   row + r, list));
+                room->best[r][k] = expf(
+                    group_best(a, room->x + k * (dim + 1), row + r, list));
             }
         }
         lanes_sync(b);
@@ -163,8 +163,8 @@ generic_victims(const generic_args_t *a, block_t b, victim_room_t *room,
         least_t best = none;
 
         for (uint32_t i = b.lane; i < n && layout->score != 0; i += b.lanes) {
-            place_t p = { tr_kv_page_at(&a->kv, run_page(&head, l,
-                                                         i / layout->tokens)),
+            place_t p = { tr_kv_page_at(&a->kv,
+                                        run_page(&head, l, i / layout->tokens)),
                           layout, i % layout->tokens };
             least_t x = { token_score(p), i, token_position(p) };
 
@@ -271,9 +271,9 @@ generic_choose(const generic_args_t *a, block_t b, choose_room_t *room,
     for (uint32_t i = b.lane; i < n; i += b.lanes) {
         const uint8_t *page = tr_kv_page_at(&a->kv, head.table[i]);
 
-        bound[i] = order_of(page_bound(
-            a, head.first, list,
-            (const uint16_t *) (page + a->layout[0].digest)));
+        bound[i] = order_of(
+            page_bound(a, head.first, list,
+                       (const uint16_t *) (page + a->layout[0].digest)));
     }
     lanes_sync(b);
     for (uint32_t bit = 1u << 31; bit > 0; bit >>= 1) { /* the k-th largest */

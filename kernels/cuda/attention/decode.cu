@@ -3,18 +3,18 @@
  *
  * Every warp is on its own: it takes a range of the layer's tiles (decode.cuh),
  * streams them through its ring (decode_walk.cuh), attends them unit by unit
- * (decode_attend.cuh) and leaves each head's part in the workspace, which
- * the join kernel makes outputs of.  What a part holds depends on the plan alone, so
- * results repeat bit by bit.
+ * (decode_attend.cuh) and leaves each head's part in the workspace, which the
+ * join kernel makes outputs of.  What a part holds depends on the plan alone,
+ * so results repeat bit by bit.
  *
  * The code for a level is a loop of its own over the units of one segment; what
  * is copied ahead may already belong to another one.
  *
- * Warps have equal bytes and yet come to their ends 15 us apart.  Those that have
- * raise scores of the layer before (decode_score.cuh) until none are left.
+ * Warps have equal bytes and yet come to their ends 15 us apart.  Those that
+ * have raise scores of the layer before (decode_score.cuh) until none are left.
  *
- * Where a range's pages are is looked up while the kernel in front still runs: that
- * one may write pages, but no tables, nor what the plan left.
+ * Where a range's pages are is looked up while the kernel in front still runs:
+ * that one may write pages, but no tables, nor what the plan left.
  */
 #include "decode_attend.cuh"
 #include "decode_score.cuh"
@@ -25,8 +25,8 @@
 #define WARPS 12u /* of a block, as far as they fit */
 
 /* Slots of a ring, as far as they fit: one of them is attended while the others
- * are on their way.  With two, all warps together have nearly as much under way as
- * memory needs; with four, whatever else is read waits in a longer queue. */
+ * are on their way.  With two, all warps together have nearly as much under way
+ * as memory needs; with four, whatever else is read waits in a longer queue. */
 #define SLOTS 3u
 #define SLOTS_LEAST 2u
 #define ENDED 16u /* bytes behind the rings: how many warps left their parts */
@@ -218,13 +218,12 @@ attend_range(const decode_args_t &a, uint8_t *shared)
 }
 
 template <int D, int Q, bool DENSE>
-static __global__ void
-__launch_bounds__(WARPS * 32, 1)
+static __global__ void __launch_bounds__(WARPS * 32, 1)
     attend_kernel(const __grid_constant__ decode_args_t a)
 {
     extern __shared__ __align__(128) uint8_t shared[];
-    uint32_t *ended =
-        (uint32_t *) (shared + blockDim.x / 32 * ring_bytes(D, a.slots));
+    uint32_t *ended = (uint32_t *) (shared
+                                    + blockDim.x / 32 * ring_bytes(D, a.slots));
 
     if (threadIdx.x == 0) {
         *ended = 0;
@@ -267,8 +266,7 @@ attend_slots(const tr_cuda_device_t *d, uint32_t dim)
 static uint32_t
 attend_warps(const tr_cuda_device_t *d, uint32_t dim)
 {
-    uint32_t fit =
-        (d->shared - ENDED) / ring_bytes(dim, attend_slots(d, dim));
+    uint32_t fit = (d->shared - ENDED) / ring_bytes(dim, attend_slots(d, dim));
 
     return fit < 1 ? 1 : fit < WARPS ? fit : WARPS;
 }
@@ -284,9 +282,10 @@ decode_open(const tr_cuda_device_t *d)
 {
     for (uint32_t i = 0; i < 8; i++) {
         uint32_t dim = i & 1 ? 64 : 128, group = i & 2 ? 8 : 4;
-        const void *kernel =
-            (const void *) (i & 4 ? attend_with<false>(dim, group)
-                                  : attend_with<true>(dim, group));
+        const void *kernel = (const void *) (i & 4 ? attend_with<false>(dim,
+                                                                        group)
+                                                   : attend_with<true>(dim,
+                                                                       group));
 
         cudaFuncSetAttribute(kernel,
                              cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -344,7 +343,8 @@ decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv, uint32_t layer,
     if (out->short_positions && long_positions) {
         return false;
     }
-    out->jobs = out->scored ? rows->n_seqs * kv->lists * (kv->n_layouts + 1) : 0;
+    out->jobs = out->scored ? rows->n_seqs * kv->lists * (kv->n_layouts + 1)
+                            : 0;
     out->few_jobs = out->jobs <= d->blocks;
     out->work = decode_work(d, size, work);
     out->left = left_by(&out->work, layer);
@@ -355,8 +355,7 @@ decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv, uint32_t layer,
     out->ended = NULL;
     if (kv->layers > 1) {
         out->ended = out->work.ended + layer;
-        out->ended_old = out->work.ended
-                         + (layer > 0 ? layer : kv->layers) - 1;
+        out->ended_old = out->work.ended + (layer > 0 ? layer : kv->layers) - 1;
     }
     out->work.layer += layer;
     out->work.head += (size_t) layer * out->work.max_heads;

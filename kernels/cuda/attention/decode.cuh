@@ -23,16 +23,17 @@
  * or a new head, so places are distinct, and those of a head are neighbours.
  *
  * For its scores each tile leaves a trace: its weights as FP16, and the maximum
- * to which they relate, for each query head of the group.  Traces are counted in
- * those of 8 tokens, of which a tile of 16 has two; a segment begins with an even
- * one.  From the join kernel come the sums of each query head, which turn weights
- * into probabilities.  So a layer's scores can only be raised behind it; that the
- * next layer's warps do it as they come to their ends, at different times, hides
- * most of it.
+ * to which they relate, for each query head of the group.  Traces are counted
+ * in those of 8 tokens, of which a tile of 16 has two; a segment begins with an
+ * even one.  From the join kernel come the sums of each query head, which turn
+ * weights into probabilities.  So a layer's scores can only be raised behind
+ * it; that the next layer's warps do it as they come to their ends, at
+ * different times, hides most of it.
  *
  * Until then the L2 cache has seen a layer's pages.  Asked to keep all traces
- * (evict_last) it keeps none, as those of two layers are more than it holds; asked
- * for as many as fit beside the parts (L2_KEEPS), it spares memory these twice.
+ * (evict_last) it keeps none, as those of two layers are more than it holds;
+ * asked for as many as fit beside the parts (L2_KEEPS), it spares memory these
+ * twice.
  */
 #ifndef TR_CUDA_DECODE_CUH
 #define TR_CUDA_DECODE_CUH
@@ -53,12 +54,12 @@
 
 /* Layouts as the device wants them. */
 typedef struct {
-    uint32_t tokens;               /* of a page */
-    uint32_t tiles;                /* of a page */
-    uint32_t inverse;              /* 2^32 / tiles, rounded up; 0: one tile */
-    uint32_t cost;                 /* of a tile: that of 64 bytes is 1 */
-    uint32_t bytes; /* of a tile: of a level, all of it; dense, its keys */
-    uint32_t value; /* dense: where values begin */
+    uint32_t tokens;  /* of a page */
+    uint32_t tiles;   /* of a page */
+    uint32_t inverse; /* 2^32 / tiles, rounded up; 0: one tile */
+    uint32_t cost;    /* of a tile: that of 64 bytes is 1 */
+    uint32_t bytes;   /* of a tile: of a level, all of it; dense, its keys */
+    uint32_t value;   /* dense: where values begin */
     uint32_t score, position, recent;
     uint8_t key_bits, value_bits, scored, tile; /* tile: tokens of one */
 } decode_layout_t;
@@ -110,7 +111,8 @@ typedef struct {
 
 typedef struct {
     uint32_t ranges, jobs, rows;
-    float stay; /* share of the traces that the L2 cache is to keep for a layer */
+    float stay; /* share of the traces that the L2 cache is to keep for a
+                 * layer */
 } decode_layer_t;
 
 /* A segment whose scores are to be raised, in rows of ROW_TILES tiles. */
@@ -135,10 +137,10 @@ typedef struct {
 
 /* The parts of a head, which ranges first .. last leave; of one that has none,
  * last + 1 is first. */
-typedef struct __align__(16) {
+typedef struct {
     uint32_t first, last;
     uint32_t row, list; /* of the output */
-} decode_span_t;
+} __align__(16) decode_span_t;
 
 static_assert(sizeof(decode_span_t) == 16 && alignof(decode_span_t) == 16,
               "read at once");
@@ -162,14 +164,14 @@ typedef struct {
 typedef struct {
     decode_layer_t *layer; /* [layers] */
     decode_head_t *head;   /* [layers][max_heads]; those with tiles, in front */
-    uint32_t *before;  /* [layers][max_heads + 1] cost of the heads before */
-    decode_cut_t *cut; /* [layers][max_ranges + 1] */
-    decode_job_t *job;     /* [layers][max_jobs] */
-    uint32_t *index;       /* [layers][max_index] */
-    uint32_t *claimed;     /* [layers][PILES][CLAIM_WORDS] */
-    decode_span_t *span;   /* [layers][max_heads] */
-    float2 *part_sum;      /* [places][GROUP] max, sum */
-    float *part_out;       /* [places][group][head_dim] */
+    uint32_t *before;    /* [layers][max_heads + 1] cost of the heads before */
+    decode_cut_t *cut;   /* [layers][max_ranges + 1] */
+    decode_job_t *job;   /* [layers][max_jobs] */
+    uint32_t *index;     /* [layers][max_index] */
+    uint32_t *claimed;   /* [layers][PILES][CLAIM_WORDS] */
+    decode_span_t *span; /* [layers][max_heads] */
+    float2 *part_sum;    /* [places][GROUP] max, sum */
+    float *part_out;     /* [places][group][head_dim] */
     uint32_t *ended; /* [layers] blocks of attention that left all their parts;
                       * 0 when no kernel attends */
     decode_left_t left[2]; /* of layers with an even number, and an odd one */
@@ -194,15 +196,15 @@ typedef struct {
     decode_left_t left;   /* by it */
     decode_left_t before; /* by the one before, if there is one */
     decode_left_t raised; /* by the one before that, if there is one */
-    uint32_t *ended; /* of the layer; NULL, where there is but one: who wants its
-                      * parts waits until attention has ended */
+    uint32_t *ended; /* of the layer; NULL, where there is but one: who wants
+                      * its parts waits until attention has ended */
     uint32_t *ended_old; /* of the layer before, to be 0 again */
     uint32_t blocks;     /* of attention */
     uint32_t slots;      /* of a warp's ring */
     uint32_t layer;
-    bool scored; /* some layout is */
-    uint32_t jobs; /* of a layer with scores, at most */
-    bool few_jobs; /* so that a block settles the victim of each */
+    bool scored;          /* some layout is */
+    uint32_t jobs;        /* of a layer with scores, at most */
+    bool few_jobs;        /* so that a block settles the victim of each */
     bool short_positions; /* of 2 bytes, in all layouts */
     const void *q;
     void *out;
@@ -221,8 +223,8 @@ bool decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv,
                  decode_args_t *out);
 int decode_join(const tr_cuda_stream_t *s, const decode_args_t *a,
                 uint32_t n_seqs);
-/* Blocks that settle a layer's victims: one a list where there are few, else of so many
- * warps that have one each. */
+/* Blocks that settle a layer's victims: one a list where there are few, else of
+ * so many warps that have one each. */
 uint32_t decode_victim_blocks(const decode_args_t *a, uint32_t warps);
 
 /* Tiles of a segment. */
@@ -246,8 +248,8 @@ decode_even(uint32_t traces)
     return (traces + 1) / 2 * 2;
 }
 
-/* Where the maxima are of a tile whose first trace this is.  Those of tiles of 16
- * are neighbours. */
+/* Where the maxima are of a tile whose first trace this is.  Those of tiles of
+ * 16 are neighbours. */
 static __host__ __device__ __forceinline__ size_t
 decode_maximum(const decode_work_t &w, uint32_t trace)
 {

@@ -1,14 +1,14 @@
 /*
- * The outputs of decode attention, from the parts of each query head: a warp each
- * where there are many; a block each; or, where there are few, which have hundreds
- * of parts, a block for each 32 elements.  Behind these come blocks for victims of
- * two layers before: attention of the layer before has raised the last of those
- * scores.
+ * The outputs of decode attention, from the parts of each query head: a warp
+ * each where there are many; a block each; or, where there are few, which have
+ * hundreds of parts, a block for each 32 elements.  Behind these come blocks
+ * for victims of two layers before: attention of the layer before has raised
+ * the last of those scores.
  *
  * The kernel starts while the attend kernel still runs, where the device can do
- * that: then that one's blocks all run, and each will say when its warps have left
- * their parts, long before the last of them is done with scores.  So outputs are
- * made while other multiprocessors still raise scores.
+ * that: then that one's blocks all run, and each will say when its warps have
+ * left their parts, long before the last of them is done with scores.  So
+ * outputs are made while other multiprocessors still raise scores.
  */
 #include "decode_join.cuh"
 #include "decode_victim.cuh"
@@ -16,8 +16,8 @@
 
 static_assert(JOIN_WARPS <= SETTLE_WARPS, "settle_by_block has room for all");
 
-/* Nobody raises scores any more of the layer whose victims were settled: its piles are
- * full again. i: of the blocks that settle them. */
+/* Nobody raises scores any more of the layer whose victims were settled: its
+ * piles are full again. i: of the blocks that settle them. */
 static __device__ __forceinline__ void
 end_scores(const decode_args_t &a, uint32_t i)
 {
@@ -26,8 +26,8 @@ end_scores(const decode_args_t &a, uint32_t i)
     }
 }
 
-/* One block waits for the end of attention, so that who waits for this kernel also
- * waits for that one. */
+/* One block waits for the end of attention, so that who waits for this kernel
+ * also waits for that one. */
 static __device__ __forceinline__ void
 end_join(void)
 {
@@ -37,8 +37,7 @@ end_join(void)
 }
 
 template <int D>
-static __global__ void
-__launch_bounds__(MANY_THREADS)
+static __global__ void __launch_bounds__(MANY_THREADS)
     join_warps(const __grid_constant__ decode_args_t a, uint32_t heads,
                uint32_t blocks)
 {
@@ -59,8 +58,8 @@ __launch_bounds__(MANY_THREADS)
 
 /* Each block E elements of a query head. */
 template <int D, int E>
-static __global__ void
-__launch_bounds__(JOIN_THREADS, E == D ? HEAD_BLOCKS : SHARE_BLOCKS)
+static __global__ void __launch_bounds__(JOIN_THREADS,
+                                         E == D ? HEAD_BLOCKS : SHARE_BLOCKS)
     join_blocks(const __grid_constant__ decode_args_t a, uint32_t blocks)
 {
     launch_next();
@@ -88,8 +87,8 @@ victim_blocks(const decode_args_t *a, uint32_t warps)
     return a->layer > 1 ? decode_victim_blocks(a, warps) : 0;
 }
 
-/* As many blocks for a query head as leave room for all at once on an idle device:
- * those of a second wave begin 2 us later. Else a warp a head. */
+/* As many blocks for a query head as leave room for all at once on an idle
+ * device: those of a second wave begin 2 us later. Else a warp a head. */
 int
 decode_join(const tr_cuda_stream_t *s, const decode_args_t *a, uint32_t n_seqs)
 {
@@ -105,7 +104,8 @@ decode_join(const tr_cuda_stream_t *s, const decode_args_t *a, uint32_t n_seqs)
                             dim3(shares + more), JOIN_THREADS, *a, shares);
     }
     if (heads + more <= s->device->blocks * HEAD_BLOCKS) {
-        return launch_small(s, wide ? join_blocks<128, 128> : join_blocks<64, 64>,
+        return launch_small(s,
+                            wide ? join_blocks<128, 128> : join_blocks<64, 64>,
                             dim3(heads + more), JOIN_THREADS, *a, heads);
     }
 

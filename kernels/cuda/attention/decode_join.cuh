@@ -1,8 +1,9 @@
 /*
- * decode_join.cuh: the parts of a query head, joined: their outputs, each by the sum
- * of its weights, over the sum of all (split-K attention, as in flash decoding).
- * A warp asks for its parts and their sums all together, to wait for memory once and
- * not once for each; then the warps of a block join what they have found.
+ * decode_join.cuh: the parts of a query head, joined: their outputs, each by
+ * the sum of its weights, over the sum of all (split-K attention, as in flash
+ * decoding). A warp asks for its parts and their sums all together, to wait for
+ * memory once and not once for each; then the warps of a block join what they
+ * have found.
  */
 #ifndef TR_CUDA_DECODE_JOIN_CUH
 #define TR_CUDA_DECODE_JOIN_CUH
@@ -12,12 +13,15 @@
 #include "kernels/cuda/ptx.cuh"
 
 #define MANY_THREADS 128u /* of blocks whose warps have a query head each */
-#define JOIN_THREADS 256u /* of those that join one, or a share of its elements */
+#define JOIN_THREADS \
+    256u /* of those that join one, or a share of its
+                           * elements */
 #define JOIN_WARPS (JOIN_THREADS / 32)
 #define JOIN_SHARE 32 /* elements */
 
-/* Parts of a lane at once: of a warp that has a query head; of warps that share one;
- * of warps that share some elements of one; of these, where so many are all. */
+/* Parts of a lane at once: of a warp that has a query head; of warps that share
+ * one; of warps that share some elements of one; of these, where so many are
+ * all. */
 #ifdef TR_SMALL_PARTS /* of a test, which then has more of them */
 #define WARP_PARTS 1
 #define HEAD_PARTS 1
@@ -30,12 +34,13 @@
 #define SHARE_FEW 3
 #endif
 
-/* Blocks that a multiprocessor has at a time, at least: of a head each, or of a share. */
+/* Blocks that a multiprocessor has at a time, at least: of a head each, or of a
+ * share. */
 #define HEAD_BLOCKS 5
 #define SHARE_BLOCKS 4
 
 #define NO_PART (-1e30f) /* the logarithm of no weight */
-#define POLL 100 /* ns */
+#define POLL 100         /* ns */
 
 /* All parts of the layer are there.  Of the block, all threads come. */
 static __device__ __forceinline__ void
@@ -60,16 +65,19 @@ store_out(const decode_args_t &a, size_t at, const float (&x)[4], float by)
     const float y[4] = { x[0] * by, x[1] * by, x[2] * by, x[3] * by };
 
     if (a.out_type == TR_F32) {
-        *(float4 *) ((float *) a.out + at) = make_float4(y[0], y[1], y[2], y[3]);
+        *(float4 *) ((float *) a.out + at) = make_float4(y[0], y[1], y[2],
+                                                         y[3]);
     } else {
         const tr_dtype_t type = (tr_dtype_t) a.out_type;
 
-        *(uint2 *) ((uint16_t *) a.out + at) = make_uint2(
-            pair_close(y[0], y[1], type), pair_close(y[2], y[3], type));
+        *(uint2 *) ((uint16_t *) a.out
+                    + at) = make_uint2(pair_close(y[0], y[1], type),
+                                       pair_close(y[2], y[3], type));
     }
 }
 
-/* Where the parts of a query head are, for the lane, and where its elements belong. */
+/* Where the parts of a query head are, for the lane, and where its elements
+ * belong. */
 typedef struct {
     const float2 *sums; /* of the first part */
     const float *outs;  /* of it, the lane's first element */
@@ -79,14 +87,14 @@ typedef struct {
     float *total;  /* for the scores */
 } joined_t;
 
-/* Query head `at` of the step, the lane's elements from `first` on: by what the plan
- * left, which is read while attention still runs. */
+/* Query head `at` of the step, the lane's elements from `first` on: by what the
+ * plan left, which is read while attention still runs. */
 template <int D>
 static __device__ __forceinline__ joined_t
 find_parts(const decode_args_t &a, uint32_t at, uint32_t first)
 {
-    const uint32_t head =
-        a.group_inverse == 0 ? at : __umulhi(at, a.group_inverse);
+    const uint32_t head = a.group_inverse == 0 ? at
+                                               : __umulhi(at, a.group_inverse);
     const uint32_t k = at - head * a.group;
     const decode_span_t s = a.work.span[head];
     const uint32_t place = s.first + head;
@@ -101,8 +109,8 @@ find_parts(const decode_args_t &a, uint32_t at, uint32_t first)
     return j;
 }
 
-/* What was found of a query head: the sum of parts, weighted by 2 to their logarithm
- * less `most`, and the sum of the weights. */
+/* What was found of a query head: the sum of parts, weighted by 2 to their
+ * logarithm less `most`, and the sum of the weights. */
 typedef struct {
     float x[4]; /* of a lane's elements */
     float most, weights;
@@ -173,10 +181,11 @@ join_some(const joined_t &j, uint32_t from)
     return f;
 }
 
-/* All parts that are the warp's, of WARPS that share E elements of a query head: N of
- * a lane at once, or FEW, if these are all.  Neighbouring lanes have these elements,
- * four each; when there are fewer than 128, other lanes have other parts.  In the end
- * every lane has what the warp found of its elements. */
+/* All parts that are the warp's, of WARPS that share E elements of a query
+ * head: N of a lane at once, or FEW, if these are all.  Neighbouring lanes have
+ * these elements, four each; when there are fewer than 128, other lanes have
+ * other parts.  In the end every lane has what the warp found of its
+ * elements. */
 template <int E, uint32_t FEW, uint32_t N, uint32_t WARPS>
 static __device__ __forceinline__ found_t
 join(const joined_t &j, uint32_t warp)
@@ -228,14 +237,14 @@ put_joined(const decode_args_t &a, const joined_t &j, const found_t &f,
     }
 }
 
-/* Query head `at`, if there is one; all warps of the block wait in one place. */
+/* Query head `at`, if there is one; all warps of the block wait in one
+ * place. */
 template <int D>
 static __device__ __forceinline__ void
 join_by_warp(const decode_args_t &a, uint32_t at, uint32_t heads)
 {
     const uint32_t lane = threadIdx.x % 32;
-    const joined_t j =
-        find_parts<D>(a, min(at, heads - 1), lane % (D / 4) * 4);
+    const joined_t j = find_parts<D>(a, min(at, heads - 1), lane % (D / 4) * 4);
 
     await_parts(a);
     if (at < heads && j.n > 0) {
@@ -256,8 +265,8 @@ join_by_block(const decode_args_t &a, uint32_t at)
     __shared__ float2 sums[JOIN_WARPS];
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t first = at % (D / E) * E;
-    const joined_t j =
-        find_parts<D>(a, at / (D / E), first + lane % (E / 4) * 4);
+    const joined_t j = find_parts<D>(a, at / (D / E),
+                                     first + lane % (E / 4) * 4);
     found_t f;
 
     await_parts(a);

@@ -1,7 +1,7 @@
 /*
  * The plan of a decode step: describes the heads of every layer, cuts each
- * layer's tiles into ranges of equal bytes, and lists the segments whose scores are
- * to be raised, with an index of their rows.
+ * layer's tiles into ranges of equal bytes, and lists the segments whose scores
+ * are to be raised, with an index of their rows.
  *
  * One block a layer.  Sums over heads stay in shared memory, where the cuts are
  * looked up, so that a step's plan takes a few microseconds.
@@ -14,8 +14,8 @@
 #define THREADS 1024u
 #define RANGE_COST 192u     /* of a range, at least: 12 KiB */
 #define SHARED_HEADS 10000u /* whose sums fit into 48 KiB with the rest */
-/* Bytes of parts and traces that the L2 cache is asked to keep, of an H200's 50 MB:
- * with more, less stays. */
+/* Bytes of parts and traces that the L2 cache is asked to keep, of an H200's 50
+ * MB: with more, less stays. */
 #define L2_KEEPS 10e6f
 #define L2_SHARE 0.2f
 #define STAY_LEAST 0.0625f /* a share cannot be 0 */
@@ -64,12 +64,12 @@ decode_work(const tr_cuda_device_t *d, const tr_cuda_decode_size_t *size,
     TAKE(w.claimed, uint32_t, PILES * CLAIM_WORDS * layers);
     TAKE(w.span, decode_span_t, all);
     TAKE(w.part_sum, float2, places * GROUP);
-    TAKE(w.part_out, float, places * group * size->head_dim);
+    TAKE(w.part_out, float, (places * group * size->head_dim));
     TAKE(w.ended, uint32_t, layers);
     for (int i = 0; i < 2; i++) {
-        TAKE(w.left[i].total, float, heads * GROUP);
+        TAKE(w.left[i].total, float, (heads * GROUP));
         TAKE(w.left[i].weights, uint32_t, traces * group * 4);
-        TAKE(w.left[i].maxima, float, traces * group);
+        TAKE(w.left[i].maxima, float, (traces * group));
         TAKE(w.left[i].find, decode_victim_t, rows);
     }
 #undef TAKE
@@ -374,8 +374,8 @@ cut_at(const plan_args_t &a, const decode_head_t *heads, const uint32_t *before,
     return c;
 }
 
-/* Of each head, the range that has its first tile, and the one that has its last:
- * what range b has from one cut to the next. */
+/* Of each head, the range that has its first tile, and the one that has its
+ * last: what range b has from one cut to the next. */
 static __device__ __forceinline__ void
 note_spans(decode_span_t *span, uint32_t b, const decode_cut_t &from,
            const decode_cut_t &to)
@@ -400,8 +400,8 @@ share_to_stay(const plan_args_t &a, uint32_t ranges, const sums_t &sums)
     return fminf(fmaxf((a.keeps - parts) / (2 * traces + 1), STAY_LEAST), 1);
 }
 
-static __global__ void
-__launch_bounds__(THREADS) plan_kernel(const __grid_constant__ plan_args_t a)
+static __global__ void __launch_bounds__(THREADS)
+    plan_kernel(const __grid_constant__ plan_args_t a)
 {
     extern __shared__ uint32_t shared_before[];
     const uint32_t layer = blockIdx.x, n_heads = a.rows.n_seqs * a.kv.lists;

@@ -1,6 +1,6 @@
 /*
- * What no later layer does on its way (decode.cuh): scores of a step's last layer,
- * and victims of its last two.
+ * What no later layer does on its way (decode.cuh): scores of a step's last
+ * layer, and victims of its last two.
  */
 #include "decode_score.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -12,8 +12,7 @@ static_assert(VICTIM_THREADS / 32 <= SETTLE_WARPS,
               "settle_by_block has room for all");
 
 template <int K>
-static __global__ void
-__launch_bounds__(THREADS, 1)
+static __global__ void __launch_bounds__(THREADS, 1)
     score_kernel(const __grid_constant__ decode_args_t a)
 {
     launch_next();
@@ -21,8 +20,7 @@ __launch_bounds__(THREADS, 1)
     score_rows<K>(a, a.left);
 }
 
-static __global__ void
-__launch_bounds__(VICTIM_THREADS)
+static __global__ void __launch_bounds__(VICTIM_THREADS)
     victim_kernel(const __grid_constant__ decode_args_t a)
 {
     launch_wait();

@@ -2,14 +2,14 @@
  * decode_score.cuh: raises the scores of a layer by the probabilities of its
  * tokens, and finds the least significant of these.
  *
- * Each few blocks have a pile of the layer's rows, of which their warps take the
- * next one whenever they are done with one: who comes late leaves it to the others.
- * (A pile for all: taking 8,000 rows takes 18 us.)  A row is ROW_TILES tiles
- * of a segment, which a warp does at once.  Lane 2t + i has of tile t the tokens
- * 4i .. 4i + 3, and in tiles of 16 those 8 further on: scores, positions of four
- * bytes and weights of four tokens are 16 bytes each; positions of two bytes come
- * eight at a time and change lanes.  While a warp does a row, the next one
- * is claimed, and asked for through the L2 cache.
+ * Each few blocks have a pile of the layer's rows, of which their warps take
+ * the next one whenever they are done with one: who comes late leaves it to the
+ * others. (A pile for all: taking 8,000 rows takes 18 us.)  A row is ROW_TILES
+ * tiles of a segment, which a warp does at once.  Lane 2t + i has of tile t the
+ * tokens 4i .. 4i + 3, and in tiles of 16 those 8 further on: scores, positions
+ * of four bytes and weights of four tokens are 16 bytes each; positions of two
+ * bytes come eight at a time and change lanes.  While a warp does a row, the
+ * next one is claimed, and asked for through the L2 cache.
  *
  * Which token is the least significant must be found as the CPU does, by
  * rounded divisions: those are only done for what an estimate leaves.
@@ -60,8 +60,8 @@ typedef struct {
     uint32_t exist; /* bits: which there are */
     float old[LANE_TOKENS];
     uint32_t position[LANE_TOKENS];
-    uint4 pairs; /* as they stand in the page, of two bytes each: of eight tokens
-                  * of the tile, the first ones in the even lane */
+    uint4 pairs; /* as they stand in the page, of two bytes each: of eight
+                  * tokens of the tile, the first ones in the even lane */
 } tokens_t;
 
 #define ALL_EXIST 255u
@@ -166,8 +166,8 @@ compute_positions(const decode_args_t &a, const decode_left_t &left,
 /* Asks for scores and positions; page: see page_of. */
 template <bool SHORT>
 static __device__ __forceinline__ void
-ask(const decode_args_t &a, const decode_left_t &left, const work_t &w, int page,
-    tokens_t &x)
+ask(const decode_args_t &a, const decode_left_t &left, const work_t &w,
+    int page, tokens_t &x)
 {
     const decode_layout_t &l = w.layout(a);
     const uint32_t token = token_of(a, w);
@@ -386,8 +386,8 @@ choose(const decode_args_t &a, const work_t &w, const tokens_t &x,
         mine = fminf(mine, about[i]);
     }
     /* `about` is right to 2^-22, or to the smallest normal number */
-    most = fmaf(__uint_as_float(__reduce_min_sync(TR_ALL_LANES,
-                                                  __float_as_uint(mine))),
+    most = fmaf(__uint_as_float(
+                    __reduce_min_sync(TR_ALL_LANES, __float_as_uint(mine))),
                 1 + 0x1p-20f, 0x1p-126f);
 #pragma unroll
     for (int i = 0; i < LANE_TOKENS; i++) {

@@ -1,8 +1,8 @@
 /*
- * decode_victim.cuh: the least significant token of each list, which the next token
- * puts to fewer bits or out (DiffKV, SOSP 2025, section 4).  Who raises a row of
- * scores leaves the least of it (decode_score.cuh); here is how two are compared, and
- * how the least of a list is found once all its rows are raised.
+ * decode_victim.cuh: the least significant token of each list, which the next
+ * token puts to fewer bits or out (DiffKV, SOSP 2025, section 4).  Who raises a
+ * row of scores leaves the least of it (decode_score.cuh); here is how two are
+ * compared, and how the least of a list is found once all its rows are raised.
  */
 #ifndef TR_CUDA_DECODE_VICTIM_CUH
 #define TR_CUDA_DECODE_VICTIM_CUH
@@ -10,8 +10,8 @@
 #include "decode.cuh"
 #include "kernels/cuda/ptx.cuh"
 
-#define SETTLE_WARPS 8u /* of a block that settles victims, at most */
-#define SETTLE_ROWS 32u /* of a list, for each of them: one a lane */
+#define SETTLE_WARPS 8u   /* of a block that settles victims, at most */
+#define SETTLE_ROWS 32u   /* of a list, for each of them: one a lane */
 #define NEVER 0x7f800000u /* bits of the significance of no token: infinity */
 
 static __device__ __forceinline__ bool
@@ -35,8 +35,9 @@ least_of_warp(decode_victim_t v)
 {
     uint32_t bits = __float_as_uint(v.significance);
     uint32_t least = __reduce_min_sync(TR_ALL_LANES, bits);
-    uint32_t position = __reduce_min_sync(
-        TR_ALL_LANES, bits == least ? v.position : 0xffffffffu);
+    uint32_t position = __reduce_min_sync(TR_ALL_LANES, bits == least
+                                                            ? v.position
+                                                            : 0xffffffffu);
     uint32_t who = __ballot_sync(TR_ALL_LANES,
                                  bits == least && v.position == position);
 
@@ -61,7 +62,8 @@ load_sought(const decode_left_t &left, uint32_t job)
     return s;
 }
 
-/* The least of what was found in rows from, from + step, .. of a list, of the warp. */
+/* The least of what was found in rows from, from + step, .. of a list, of the
+ * warp. */
 static __device__ __forceinline__ decode_victim_t
 least_found(const decode_left_t &left, const sought_t &s, uint32_t from,
             uint32_t step)
@@ -116,8 +118,8 @@ settle_by_block(const decode_args_t &a, const decode_left_t &left, uint32_t at,
 
     for (uint32_t i = at; i < left.layer->jobs; i += step) {
         const sought_t s = load_sought(left, i);
-        const uint32_t warps =
-            min((s.rows + SETTLE_ROWS - 1) / SETTLE_ROWS, blockDim.x / 32);
+        const uint32_t warps = min((s.rows + SETTLE_ROWS - 1) / SETTLE_ROWS,
+                                   blockDim.x / 32);
         decode_victim_t v = no_victim();
 
         if (s.segment >= SEG_WINDOW) {
@@ -151,7 +153,8 @@ settle_share(const decode_args_t &a, const decode_left_t &left, uint32_t block,
     if (a.few_jobs) {
         settle_by_block(a, left, block, blocks);
     } else {
-        settle_by_warp(a, left, block * warps + threadIdx.x / 32, blocks * warps);
+        settle_by_warp(a, left, block * warps + threadIdx.x / 32,
+                       blocks * warps);
     }
 }
 

@@ -3,16 +3,16 @@
  * and its ring of copies under way.
  *
  * A unit is one tile or two of a page: what a warp attends at once.  Each warp
- * has a ring of slots of shared memory to itself, into which it has
- * units brought ahead of their turn, also over the end of pages and heads: by
- * the copy engine (a unit is one piece), or where there is none, and for dense
- * tiles, by all lanes.  A barrier for each slot says when
- * its unit is there.  Which units follow in which order is known to the warp's
- * work as well as to its cursor, so that only the beginning of a run, units of
- * one segment, needs a note.
+ * has a ring of slots of shared memory to itself, into which it has units
+ * brought ahead of their turn, also over the end of pages and heads: by the
+ * copy engine (a unit is one piece), or where there is none, and for dense
+ * tiles, by all lanes.  A barrier for each slot says when its unit is there.
+ * Which units follow in which order is known to the warp's work as well as to
+ * its cursor, so that only the beginning of a run, units of one segment, needs
+ * a note.
  *
- * In a slot: tiles as in the page (kv_layout.h).  Rows of dense tiles are permuted in chunks
- * of 16 bytes so that reads hit all banks.
+ * In a slot: tiles as in the page (kv_layout.h).  Rows of dense tiles are
+ * permuted in chunks of 16 bytes so that reads hit all banks.
  */
 #ifndef TR_CUDA_DECODE_WALK_CUH
 #define TR_CUDA_DECODE_WALK_CUH
@@ -22,8 +22,8 @@
 
 #define NO_RUN 0xffffffffu /* there is no more */
 
-/* Tokens of a tile, tiles of a unit (kv_layout.c knows it, too), bytes of a tile's codes,
- * and of all of it. */
+/* Tokens of a tile, tiles of a unit (kv_layout.c knows it, too), bytes of a
+ * tile's codes, and of all of it. */
 static __host__ __device__ constexpr uint32_t
 tile_tokens(int key_bits)
 {
@@ -104,8 +104,8 @@ slot_bytes(int dim)
     return unit_step(dim, 8, 8);
 }
 
-/* Of a warp: slots, notes, barriers.  The copy engine wants slots at multiples of
- * 128 bytes: it takes longer elsewhere. */
+/* Of a warp: slots, notes, barriers.  The copy engine wants slots at multiples
+ * of 128 bytes: it takes longer elsewhere. */
 static __host__ __device__ __forceinline__ uint32_t
 ring_bytes(uint32_t dim, uint32_t slots)
 {
@@ -115,7 +115,8 @@ ring_bytes(uint32_t dim, uint32_t slots)
 }
 
 struct cursor_t {
-    const uint8_t *from; /* the next unit; dense: the lane's piece of its keys */
+    const uint8_t *from; /* the next unit; dense: the lane's piece of its
+                          * keys */
     uint32_t offset;     /* of the lane's piece */
     uint32_t step;       /* bytes of a tile; dense: of its keys */
     uint32_t values;     /* dense: from keys to values; 0: of a level */

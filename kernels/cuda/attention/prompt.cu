@@ -32,8 +32,8 @@ plan_tiles(const prompt_args_t &a, uint32_t s)
     return (rows + ROWS - 1) / ROWS;
 }
 
-static __global__ void
-__launch_bounds__(PLANNERS) plan_kernel(const __grid_constant__ prompt_args_t a)
+static __global__ void __launch_bounds__(PLANNERS)
+    plan_kernel(const __grid_constant__ prompt_args_t a)
 {
     __shared__ uint32_t sum[PLANNERS];
     uint32_t before = 0, me = threadIdx.x;
@@ -110,8 +110,7 @@ image_exponent(float most)
 
 /* One image: a block; D / 4 lanes a row. */
 template <int D>
-static __global__ void
-__launch_bounds__(IMAGE_THREADS)
+static __global__ void __launch_bounds__(IMAGE_THREADS)
     image_kernel(const __grid_constant__ prompt_args_t a)
 {
     const uint32_t LANES = D / 4, STEP = IMAGE_THREADS / LANES;
@@ -233,8 +232,8 @@ prompt_allowed(const tr_kv_view_t *kv, uint32_t layer, const tr_rows_t *rows,
 }
 
 /* Pages as the copy engine sees them: [page][8 tokens][64 dimensions][token]
- * [dimension], a box being some groups of 8 tokens.  How many pages there are is
- * not said here. */
+ * [dimension], a box being some groups of 8 tokens.  How many pages there are
+ * is not said here. */
 static bool
 map_pages(tensor_encode_t encode, CUtensorMap *map, const tr_kv_view_t *kv,
           uint32_t part, uint32_t box_tokens)

@@ -55,8 +55,8 @@ typedef struct {
     CUtensorMap key, value;
 } prompt_maps_t;
 
-/* Place in an image of row r, 16-byte chunk c of its dimensions, `columns` times
- * 64. */
+/* Place in an image of row r, 16-byte chunk c of its dimensions, `columns`
+ * times 64. */
 static __host__ __device__ __forceinline__ uint32_t
 image_place(uint32_t columns, uint32_t r, uint32_t c)
 {

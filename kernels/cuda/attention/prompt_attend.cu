@@ -298,8 +298,7 @@ attend_compute(const prompt_args_t &a, const attend_room_t<D, N, STAGES> &room,
 }
 
 template <int D, int N, int STAGES, class E, bool BOXES, bool ALTERNATE>
-static __global__ void
-__launch_bounds__(THREADS, 1)
+static __global__ void __launch_bounds__(THREADS, 1)
     attend_kernel(const __grid_constant__ prompt_args_t a,
                   const __grid_constant__ prompt_maps_t maps)
 {

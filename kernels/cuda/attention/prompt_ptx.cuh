@@ -6,7 +6,8 @@
  * and the copy engine writes: rows of 128 bytes (64 dimensions), eight rows an
  * atom of 1024 bytes aligned to that, and in row r the 16-byte chunk c at place
  * c ^ (r % 8).  A head of 128 dimensions has two atoms for eight tokens, one
- * after the other; then come those of the next eight.  Addresses here are those of shared memory (smem_address).
+ * after the other; then come those of the next eight.  Addresses here are those
+ * of shared memory (smem_address).
  */
 #ifndef TR_CUDA_PROMPT_PTX_CUH
 #define TR_CUDA_PROMPT_PTX_CUH
@@ -197,8 +198,9 @@ wgmma_touch(float (&c)[N])
 }
 
 /* Descriptor of an operand as the head of this file says: where its 16
- * dimensions or tokens are; the next eight rows are `atom` bytes on, the next 64
- * dimensions `column` bytes (used where a row is of the sum, that is by values). */
+ * dimensions or tokens are; the next eight rows are `atom` bytes on, the next
+ * 64 dimensions `column` bytes (used where a row is of the sum, that is by
+ * values). */
 static __device__ __forceinline__ uint64_t
 wgmma_operand(uint32_t at, uint32_t atom, uint32_t column)
 {

@@ -329,8 +329,7 @@ score_job(const prompt_args_t &a, uint32_t keys, score_job_t &job)
 }
 
 template <int D, class E, bool ENGINE, int HALVES>
-static __global__ void
-__launch_bounds__(THREADS, 1)
+static __global__ void __launch_bounds__(THREADS, 1)
     score_kernel(const __grid_constant__ prompt_args_t a)
 {
     extern __shared__ __align__(1024) uint8_t shared[];

@@ -20,9 +20,9 @@
 
 #define WORKSPACE ((size_t) 32 << 20)
 #define SHAPES_MAX 64u
-#define SUGGESTED 8       /* at most, for each wish */
+#define SUGGESTED 8 /* at most, for each wish */
 #define CANDIDATES (2 * SUGGESTED)
-#define TIMED_ROWS 512u   /* above, suggestions are as good as measurements */
+#define TIMED_ROWS 512u /* above, suggestions are as good as measurements */
 
 /* ---- shapes and classes ------------------------------------------------- */
 
@@ -38,9 +38,9 @@ typedef struct {
     choice_t *choice; /* [classes] */
 } shape_t;
 
-/* It is asked twice.  Where it may have a workspace it prefers to split k, and to
- * deal tiles out by a counter that a launch of its own must clear; with few rows
- * or many that costs more than it brings. */
+/* It is asked twice.  Where it may have a workspace it prefers to split k, and
+ * to deal tiles out by a counter that a launch of its own must clear; with few
+ * rows or many that costs more than it brings. */
 static const size_t workspaces[] = { WORKSPACE, 0 };
 #define WISHES (sizeof(workspaces) / sizeof(workspaces[0]))
 
@@ -241,14 +241,12 @@ tr_cuda_matmul_close(tr_cuda_matmul_t *m)
 
 static cublasStatus_t
 multiply(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
-         const tr_cuda_product_t *p, const layouts_t *l,
-         const choice_t *c)
+         const tr_cuda_product_t *p, const layouts_t *l, const choice_t *c)
 {
     static const float one = 1, zero = 0;
 
-    return lt.Matmul(m->lt, m->desc, &one, p->w,
-                     (cublasLtMatrixLayout_t) &l->a, p->x,
-                     (cublasLtMatrixLayout_t) &l->b, &zero, p->y,
+    return lt.Matmul(m->lt, m->desc, &one, p->w, (cublasLtMatrixLayout_t) &l->a,
+                     p->x, (cublasLtMatrixLayout_t) &l->b, &zero, p->y,
                      (cublasLtMatrixLayout_t) &l->d, p->y,
                      (cublasLtMatrixLayout_t) &l->d, &c->algo,
                      c->work != 0 ? m->work : NULL, c->work,
@@ -300,11 +298,10 @@ suggest(const tr_cuda_matmul_t *m, const layouts_t *l, uint32_t wish,
     cublasLtMatmulHeuristicResult_t found[SUGGESTED];
     int n = 0, old;
 
-    if (lt.MatmulAlgoGetHeuristic(m->lt, m->desc, (cublasLtMatrixLayout_t) &l->a,
-                                  (cublasLtMatrixLayout_t) &l->b,
-                                  (cublasLtMatrixLayout_t) &l->d,
-                                  (cublasLtMatrixLayout_t) &l->d, m->wish[wish],
-                                  SUGGESTED, found, &n)
+    if (lt.MatmulAlgoGetHeuristic(
+            m->lt, m->desc, (cublasLtMatrixLayout_t) &l->a,
+            (cublasLtMatrixLayout_t) &l->b, (cublasLtMatrixLayout_t) &l->d,
+            (cublasLtMatrixLayout_t) &l->d, m->wish[wish], SUGGESTED, found, &n)
         != CUBLAS_STATUS_SUCCESS) {
         return good;
     }
@@ -345,8 +342,7 @@ suggestions(const tr_cuda_matmul_t *m, const tr_cuda_product_t *p,
 
 static int
 chain_launch(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
-             const tr_cuda_product_t *p, const choice_t *choice,
-             stopwatch_t *c)
+             const tr_cuda_product_t *p, const choice_t *choice, stopwatch_t *c)
 {
     tr_cuda_product_t q = *p;
     int rc = TR_KERNEL_OK;
@@ -462,9 +458,9 @@ tr_cuda_matmul_choose(tr_cuda_matmul_t *m, const tr_cuda_stream_t *s,
     c.weights = weights;
     c.n = n_weights;
     rc = n_weights != 0 ? watch_open(&c, s, p, timed_rows(m)) : TR_KERNEL_OK;
-    rc = rc == TR_KERNEL_OK ? choose_all(s, m, p, n_weights != 0 ? &c : NULL,
-                                         shape.choice)
-                            : rc;
+    rc = rc == TR_KERNEL_OK
+             ? choose_all(s, m, p, n_weights != 0 ? &c : NULL, shape.choice)
+             : rc;
     watch_close(&c);
     if (rc != TR_KERNEL_OK) {
         free(shape.choice);

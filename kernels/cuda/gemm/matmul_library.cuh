@@ -13,12 +13,14 @@
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 
+/* clang-format off */
 #define LT_FUNCTIONS(F)                                                  \
     F(Create) F(Destroy) F(GetVersion) F(GetStatusString) F(Matmul)      \
     F(MatmulDescCreate) F(MatmulDescDestroy) F(MatmulDescSetAttribute)   \
     F(MatrixLayoutInit_internal) F(MatmulPreferenceCreate)               \
     F(MatmulPreferenceDestroy) F(MatmulPreferenceSetAttribute)           \
     F(MatmulAlgoGetHeuristic) F(MatmulAlgoConfigGetAttribute)
+/* clang-format on */
 
 static struct {
     void *handle;
@@ -63,10 +65,10 @@ lt_load(void)
                            "let LD_LIBRARY_PATH name its folder",
                            LT_NAME, CUBLAS_VER_MAJOR);
     }
-#define LT_LOAD(name)                                                   \
-    *(void **) &lt.name = dlsym(handle, "cublasLt" #name);              \
-    if (lt.name == NULL) {                                              \
-        dlclose(handle);                                                \
+#define LT_LOAD(name)                                                     \
+    *(void **) &lt.name = dlsym(handle, "cublasLt" #name);                \
+    if (lt.name == NULL) {                                                \
+        dlclose(handle);                                                  \
         return tr_cuda_say("%s has no function cublasLt" #name, LT_NAME); \
     }
     LT_FUNCTIONS(LT_LOAD)

@@ -4,9 +4,10 @@
  *
  * What a product takes alone says little: between two fetches of weights there
  * is an end, a small kernel and a beginning, which one algorithm overlaps and
- * the other does not, and a second launch costs what nothing hides.  So products
- * are timed as a step has them: in a graph, each behind a norm that writes its
- * rows, with the weights of several layers in turn, which no cache holds.
+ * the other does not, and a second launch costs what nothing hides.  So
+ * products are timed as a step has them: in a graph, each behind a norm that
+ * writes its rows, with the weights of several layers in turn, which no cache
+ * holds.
  */
 #ifndef TR_CUDA_MATMUL_WATCH_CUH
 #define TR_CUDA_MATMUL_WATCH_CUH
@@ -18,16 +19,16 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define WATCH_CHAIN 4u /* products of a graph */
-#define WATCH_ROWS 64u /* that the norm writes at most */
-#define WATCH_RUNS 5   /* of those that are still in a race */
+#define WATCH_CHAIN 4u   /* products of a graph */
+#define WATCH_ROWS 64u   /* that the norm writes at most */
+#define WATCH_RUNS 5     /* of those that are still in a race */
 #define WATCH_WORSE 1.15 /* than the best at first sight: out of it */
 
 typedef struct {
     void *from, *to; /* events */
     float *hidden;   /* [WATCH_ROWS][k]; its first row is the norm's weight */
     const void *const *weights; /* borrowed */
-    uint32_t n, turn; /* of weights; the next */
+    uint32_t n, turn;           /* of weights; the next */
 } stopwatch_t;
 
 /* What writes x. */
@@ -79,11 +80,10 @@ watch_open(stopwatch_t *c, const tr_cuda_stream_t *s,
     rc = rc == TR_KERNEL_OK
              ? tr_cuda_fill_random(s, c->hidden, hidden, TR_F32, 1, 0, 1)
              : rc;
-    return rc == TR_KERNEL_OK
-               ? tr_cuda_fill_random(s, (void *) p->x,
-                                     (rows - 1) * p->ldx + p->k, p->type, 2, 0,
-                                     1)
-               : rc;
+    return rc == TR_KERNEL_OK ? tr_cuda_fill_random(s, (void *) p->x,
+                                                    (rows - 1) * p->ldx + p->k,
+                                                    p->type, 2, 0, 1)
+                              : rc;
 }
 
 /* Microseconds of a graph; infinite: it does not run. */
@@ -111,7 +111,8 @@ watch_compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* A candidate, and what it took.  The first of these is known before the race. */
+/* A candidate, and what it took.  The first of these is known before the
+ * race. */
 typedef struct {
     void *graph;
     double us[WATCH_RUNS];

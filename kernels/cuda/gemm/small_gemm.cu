@@ -18,7 +18,9 @@ columns_of(uint32_t rows)
     return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
 }
 
-#define TILE_WHOLE 128u /* fewer rows of w, and all of k: too much of x is read */
+#define TILE_WHOLE \
+    128u /* fewer rows of w, and all of k: too much of x is
+                         * read */
 
 /* Rows of w for each of so many, in as few rounds as tiles allow. */
 static uint32_t
@@ -58,7 +60,7 @@ tr_cuda_small_gemm_fits(const tr_cuda_device_t *d, uint32_t n, uint32_t k)
 
 extern "C" uint32_t
 tr_cuda_small_gemm_parts(const tr_cuda_device_t *d, uint32_t rows, uint32_t n,
-                  uint32_t k)
+                         uint32_t k)
 {
     gemm_tiling_t h = tiling_of(d, n, k);
 
@@ -99,8 +101,9 @@ prepare(const tr_cuda_device_t *d)
                                 (int) d->shared);
 }
 
-/* Blocks wait for each other, so all must run at once.  Under MPS another process
- * may have some multiprocessors, and wait for those that this one has. */
+/* Blocks wait for each other, so all must run at once.  Under MPS another
+ * process may have some multiprocessors, and wait for those that this one
+ * has. */
 static bool
 shared_with_others(void)
 {
@@ -153,8 +156,8 @@ map_encode(CUtensorMap *map, const void *at, uint32_t rank,
            == CUDA_SUCCESS;
 }
 
-/* w as eights of rows, of gate and up in turn: then a thread that multiplies has
- * sums of both. */
+/* w as eights of rows, of gate and up in turn: then a thread that multiplies
+ * has sums of both. */
 static bool
 map_weights(CUtensorMap *map, const gemm_phase_t *f)
 {
@@ -213,10 +216,11 @@ gemm_valid(const tr_cuda_small_gemm_t *p)
     bool residual = p->mode == TR_CUDA_SMALL_GEMM_RESIDUAL;
     uint32_t n = p->mode == TR_CUDA_SMALL_GEMM_GATED ? p->n / 2 : p->n;
 
-    return p->mode <= TR_CUDA_SMALL_GEMM_RESIDUAL && p->rows <= TR_CUDA_SMALL_GEMM_ROWS
-           && p->ldx >= p->k && p->ldx % 8 == 0 && p->x != NULL && p->w != NULL
-           && aligned(p->x) && aligned(p->w) && aligned(p->y)
-           && aligned(p->hidden) && aligned(p->bias) && aligned(p->weight)
+    return p->mode <= TR_CUDA_SMALL_GEMM_RESIDUAL
+           && p->rows <= TR_CUDA_SMALL_GEMM_ROWS && p->ldx >= p->k
+           && p->ldx % 8 == 0 && p->x != NULL && p->w != NULL && aligned(p->x)
+           && aligned(p->w) && aligned(p->y) && aligned(p->hidden)
+           && aligned(p->bias) && aligned(p->weight)
            && (residual || p->y != NULL)
            && (p->y == NULL || (p->ldy >= n && p->ldy % 4 == 0))
            && (!residual
@@ -227,8 +231,8 @@ gemm_valid(const tr_cuda_small_gemm_t *p)
 }
 
 extern "C" int
-tr_cuda_small_gemm(const tr_cuda_stream_t *s, const tr_cuda_small_gemm_t *of, uint32_t n,
-            uint32_t *barrier)
+tr_cuda_small_gemm(const tr_cuda_stream_t *s, const tr_cuda_small_gemm_t *of,
+                   uint32_t n, uint32_t *barrier)
 {
     gemm_args_t a = {};
 
@@ -239,7 +243,8 @@ tr_cuda_small_gemm(const tr_cuda_stream_t *s, const tr_cuda_small_gemm_t *of, ui
         if (!tr_cuda_small_gemm_fits(s->device, of[p].n, of[p].k)
             || !gemm_valid(&of[p]) || of[p].rows != of[0].rows
             || (of[p].mode == TR_CUDA_SMALL_GEMM_RESIDUAL
-                && tr_cuda_small_gemm_parts(s->device, of[p].rows, of[p].n, of[p].k)
+                && tr_cuda_small_gemm_parts(s->device, of[p].rows, of[p].n,
+                                            of[p].k)
                        == 0)) {
             return TR_KERNEL_BADARG;
         }

@@ -2,9 +2,10 @@
  * small_gemm.cuh: the kernel of small_gemm.h.
  *
  * Every multiprocessor has a block, from the first product of the chain to the
- * last; blocks are clusters of two.  A block has, of each product, a tile of rows
- * of w; where there are not enough rows for all blocks, a cluster has a tile and
- * its blocks half of k each.  x has few rows, which are the columns of D = W X^T:
+ * last; blocks are clusters of two.  A block has, of each product, a tile of
+ * rows of w; where there are not enough rows for all blocks, a cluster has a
+ * tile and its blocks half of k each.  x has few rows, which are the columns of
+ * D = W X^T:
  *
  *   one thread asks the copy engine for pieces of 64 of k, of the tile's rows of w
  *   and of x, into a ring of slots.  Before all blocks have met behind a product,
@@ -35,7 +36,7 @@ typedef struct {
 template <int N, int DEPTH>
 static __device__ __forceinline__ void
 gemm_multiply(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
-             uint32_t steps, gemm_pipeline_t &t, float (&c)[N / 2])
+              uint32_t steps, gemm_pipeline_t &t, float (&c)[N / 2])
 {
     const gemm_tiling_t &h = a.phase[p].tiling;
     uint32_t rows = s.ring + threadIdx.x / 128 * 64 * GEMM_K_BLOCK * 2;
@@ -63,12 +64,10 @@ gemm_multiply(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
         for (int k = 0; k < 4 * DEPTH; k++) {
             uint32_t d = k / 4;
 
-            multiply(c,
-                     wgmma_operand(rows + at + d * piece + k % 4 * 32, 1024,
-                                   16),
-                     wgmma_operand(x + at + d * (N * GEMM_K_BLOCK * 2)
-                                       + k % 4 * 32,
-                                   1024, 16));
+            multiply(
+                c, wgmma_operand(rows + at + d * piece + k % 4 * 32, 1024, 16),
+                wgmma_operand(x + at + d * (N * GEMM_K_BLOCK * 2) + k % 4 * 32,
+                              1024, 16));
         }
         wgmma_end();
         wgmma_wait<1>(); /* the step before has been read */
@@ -104,7 +103,7 @@ gemm_wait_input(const gemm_smem_t &s, uint32_t p)
 template <int N>
 static __device__ __forceinline__ void
 gemm_product(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
-            uint32_t &got)
+             uint32_t &got)
 {
     const gemm_phase_t &f = a.phase[p];
     const bool residual = f.p.mode == TR_CUDA_SMALL_GEMM_RESIDUAL;
@@ -159,24 +158,24 @@ gemm_product(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
         bar_named(1, threads);
         if (threadIdx.x == 0) {
             /* together they add GEMM_GRID_PHASE */
-            add_release(a.barrier,
-                        blockIdx.x == 0 ? GEMM_GRID_PHASE - (gridDim.x - 1) : 1);
+            add_release(a.barrier, blockIdx.x == 0
+                                       ? GEMM_GRID_PHASE - (gridDim.x - 1)
+                                       : 1);
         }
         __syncwarp();
     }
 }
 
 template <int N>
-static __global__ void
-__launch_bounds__(GEMM_THREADS)
+static __global__ void __launch_bounds__(GEMM_THREADS)
     small_gemm_kernel(const __grid_constant__ gemm_args_t args,
-               const __grid_constant__ gemm_maps_t maps)
+                      const __grid_constant__ gemm_maps_t maps)
 {
     extern __shared__ uint8_t shared[];
     gemm_smem_t s = gemm_smem_open(args, shared);
     const gemm_args_t &a = ((const gemm_smem_tail_t *) (shared + s.tail
-                                                   - smem_address(shared)))
-                              ->args;
+                                                        - smem_address(shared)))
+                               ->args;
     uint32_t warp = threadIdx.x / 32, got = 0;
 
     launch_next();

@@ -1,6 +1,7 @@
 /*
- * small_gemm_epilogue.cuh: what becomes of sums in small_gemm.cuh: the blocks of a cluster add
- * theirs, RMSNorm's scale is made and applied, then comes the gate or the residual.
+ * small_gemm_epilogue.cuh: what becomes of sums in small_gemm.cuh: the blocks
+ * of a cluster add theirs, RMSNorm's scale is made and applied, then comes the
+ * gate or the residual.
  */
 #ifndef TR_CUDA_SMALL_GEMM_EPILOGUE_CUH
 #define TR_CUDA_SMALL_GEMM_EPILOGUE_CUH
@@ -39,8 +40,8 @@ gemm_fragment(const gemm_phase_t &f, uint32_t tile)
 /* Sums of the rows of x that this block finishes are those of both blocks. */
 template <int N>
 static __device__ __forceinline__ void
-gemm_cluster_reduce(const gemm_phase_t &f, const gemm_smem_t &s, uint32_t parity,
-             float (&c)[N / 2])
+gemm_cluster_reduce(const gemm_phase_t &f, const gemm_smem_t &s,
+                    uint32_t parity, float (&c)[N / 2])
 {
     const int CHUNK = N == 8 ? 2 : 4;
     uint32_t threads = gemm_groups(f.tiling) * 128, bar = GEMM_SMEM(s, got);
@@ -89,10 +90,9 @@ gemm_warp_sum(float x)
 }
 
 /* What comes from memory while the block multiplies. */
-template <int N>
-struct gemm_prefetched_t {
-    /* RESIDUAL: hidden, as its sums are; else two parts of the squares of each of
-     * four rows */
+template <int N> struct gemm_prefetched_t {
+    /* RESIDUAL: hidden, as its sums are; else two parts of the squares of each
+     * of four rows */
     float x[N < 32 ? 8 : N / 4];
     float bias[2], weight[2];
 };
@@ -109,7 +109,8 @@ gemm_scaled_row(const gemm_phase_t &f, uint32_t i)
 /* Parts of the sums of squares of four rows of the warp, from its i-th on. */
 template <int N>
 static __device__ __forceinline__ void
-gemm_prefetch_squares(const gemm_phase_t &f, uint32_t i, gemm_prefetched_t<N> &prefetched)
+gemm_prefetch_squares(const gemm_phase_t &f, uint32_t i,
+                      gemm_prefetched_t<N> &prefetched)
 {
     uint32_t lane = threadIdx.x % 32, parts = f.p.parts;
 
@@ -120,9 +121,9 @@ gemm_prefetch_squares(const gemm_phase_t &f, uint32_t i, gemm_prefetched_t<N> &p
 #pragma unroll
         for (uint32_t b = 0; b < 2; b++) {
             prefetched.x[2 * j + b] = r < f.p.rows && lane + 32 * b < parts
-                                     ? __ldcg(f.p.squares + r * parts + lane
-                                              + 32 * b)
-                                     : 0;
+                                          ? __ldcg(f.p.squares + r * parts
+                                                   + lane + 32 * b)
+                                          : 0;
         }
     }
 }
@@ -131,7 +132,8 @@ gemm_prefetch_squares(const gemm_phase_t &f, uint32_t i, gemm_prefetched_t<N> &p
  * multiply; prefetched: of the first four. */
 template <int N>
 static __device__ __forceinline__ void
-gemm_scales(const gemm_phase_t &f, const gemm_smem_t &s, gemm_prefetched_t<N> &prefetched)
+gemm_scales(const gemm_phase_t &f, const gemm_smem_t &s,
+            gemm_prefetched_t<N> &prefetched)
 {
     uint32_t lane = threadIdx.x % 32, parts = f.p.parts;
 
@@ -165,7 +167,8 @@ gemm_scales(const gemm_phase_t &f, const gemm_smem_t &s, gemm_prefetched_t<N> &p
 
 /* Is this a row of x, and one that this block finishes? */
 static __device__ __forceinline__ bool
-gemm_owns(const gemm_phase_t &f, const gemm_fragment_t &l, uint32_t j, uint32_t b)
+gemm_owns(const gemm_phase_t &f, const gemm_fragment_t &l, uint32_t j,
+          uint32_t b)
 {
     return (l.mine >> b & 1) != 0 && l.row + 8 * j + b < f.p.rows;
 }
@@ -173,23 +176,23 @@ gemm_owns(const gemm_phase_t &f, const gemm_fragment_t &l, uint32_t j, uint32_t 
 template <int N>
 static __device__ __forceinline__ void
 gemm_prefetch_columns(const gemm_phase_t &f, const gemm_fragment_t &l,
-                gemm_prefetched_t<N> &prefetched)
+                      gemm_prefetched_t<N> &prefetched)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         prefetched.bias[r] = l.inside && f.p.bias != NULL
-                           ? f.p.bias[l.column + 8 * r]
-                           : 0;
+                                 ? f.p.bias[l.column + 8 * r]
+                                 : 0;
         prefetched.weight[r] = l.inside && f.p.y != NULL
-                             ? f.p.weight[l.column + 8 * r]
-                             : 0;
+                                   ? f.p.weight[l.column + 8 * r]
+                                   : 0;
     }
 }
 
 template <int N>
 static __device__ __forceinline__ void
 gemm_prefetch_residual(const gemm_phase_t &f, const gemm_fragment_t &l,
-                 gemm_prefetched_t<N> &prefetched)
+                       gemm_prefetched_t<N> &prefetched)
 {
     uint32_t ld = (uint32_t) f.p.ldh, odd = blockIdx.x % GEMM_CLUSTER;
     const float *hidden = f.p.hidden + (l.row + odd) * ld + l.column;
@@ -197,8 +200,8 @@ gemm_prefetch_residual(const gemm_phase_t &f, const gemm_fragment_t &l,
 #pragma unroll
     for (int i = 0; i < N / 4; i++) {
         prefetched.x[i] = l.inside && gemm_owns(f, l, i / 2, odd)
-                             ? __ldcg(hidden + i / 2 * 8 * ld + i % 2 * 8)
-                             : 0;
+                              ? __ldcg(hidden + i / 2 * 8 * ld + i % 2 * 8)
+                              : 0;
     }
 }
 
@@ -211,8 +214,8 @@ gemm_silu(float x)
 /* PLAIN, GATED. */
 template <int N, bool GATED>
 static __device__ __forceinline__ void
-gemm_store_scaled(const gemm_phase_t &f, const gemm_smem_t &s, const gemm_fragment_t &l,
-           const float (&c)[N / 2])
+gemm_store_scaled(const gemm_phase_t &f, const gemm_smem_t &s,
+                  const gemm_fragment_t &l, const float (&c)[N / 2])
 {
     uint32_t ld = (uint32_t) f.p.ldy, scales = GEMM_SMEM(s, scales) + l.row * 4;
     __nv_bfloat16 *y = (__nv_bfloat16 *) f.p.y + l.row * ld + l.column;
@@ -244,7 +247,7 @@ gemm_store_scaled(const gemm_phase_t &f, const gemm_smem_t &s, const gemm_fragme
 /* Adds up what warps have of a row's squares. */
 static __device__ __forceinline__ void
 gemm_store_squares(const gemm_phase_t &f, const gemm_smem_t &s, uint32_t tile,
-            const gemm_fragment_t &l)
+                   const gemm_fragment_t &l)
 {
     uint32_t warps = gemm_groups(f.tiling) * 4, r = threadIdx.x;
 
@@ -265,8 +268,9 @@ gemm_store_squares(const gemm_phase_t &f, const gemm_smem_t &s, uint32_t tile,
 template <int N>
 static __device__ __forceinline__ void
 gemm_store_residual(const gemm_phase_t &f, const gemm_smem_t &s, uint32_t tile,
-             const gemm_fragment_t &l, const gemm_prefetched_t<N> &prefetched,
-             const float (&c)[N / 2])
+                    const gemm_fragment_t &l,
+                    const gemm_prefetched_t<N> &prefetched,
+                    const float (&c)[N / 2])
 {
     uint32_t ldh = (uint32_t) f.p.ldh, ldy = (uint32_t) f.p.ldy;
     uint32_t odd = blockIdx.x % GEMM_CLUSTER, row = l.row + odd;

@@ -1,6 +1,6 @@
 /*
- * small_gemm_producer.cuh: the two threads of a block of small_gemm.cuh that ask the copy engine for
- * what its other warps multiply.
+ * small_gemm_producer.cuh: the two threads of a block of small_gemm.cuh that
+ * ask the copy engine for what its other warps multiply.
  */
 #ifndef TR_CUDA_SMALL_GEMM_PRODUCER_CUH
 #define TR_CUDA_SMALL_GEMM_PRODUCER_CUH
@@ -15,7 +15,8 @@ typedef struct {
     uint32_t w;                  /* bytes of w in a slot, in front of x */
     uint32_t early, full, empty; /* barriers of the first slot */
     uint32_t begin, depth;       /* pieces of k: the first, those of a slot */
-    uint32_t steps, eights;      /* slots of a tile; eights of rows to the next */
+    uint32_t steps, eights;      /* slots of a tile; eights of rows to the
+                                  * next */
     uint32_t k, left, eight;     /* what is asked for next */
     uint32_t slot, parity;       /* and where that goes */
     uint32_t uses;               /* of slots, all in all */
@@ -23,7 +24,7 @@ typedef struct {
 
 static __device__ __forceinline__ gemm_producer_t
 gemm_producer_open(const gemm_args_t &a, const gemm_maps_t &maps,
-               const gemm_smem_t &s, uint32_t p, uint32_t columns)
+                   const gemm_smem_t &s, uint32_t p, uint32_t columns)
 {
     const gemm_tiling_t &h = a.phase[p].tiling;
     uint32_t eights = h.tile / 8;
@@ -77,10 +78,10 @@ gemm_load_weights(const gemm_producer_t &b, uint32_t bar, uint64_t policy)
                  bar + 8 * b.slot, policy);
 }
 
-/* Until a product, all of which has been asked for, is read as far as it stands in
- * the ring below `end`; from: the first of its slots that has not been waited for.
- * (A slot's last use but one has ended when its last is asked for: a parity is
- * enough.) */
+/* Until a product, all of which has been asked for, is read as far as it stands
+ * in the ring below `end`; from: the first of its slots that has not been
+ * waited for. (A slot's last use but one has ended when its last is asked for:
+ * a parity is enough.) */
 static __device__ __forceinline__ void
 gemm_wait_slots(const gemm_producer_t &b, uint32_t end, uint32_t &from)
 {
@@ -89,12 +90,12 @@ gemm_wait_slots(const gemm_producer_t &b, uint32_t end, uint32_t &from)
     }
 }
 
-/* One thread: the w that slots have first.  Few requests are on their way at once: a
- * long queue in front of the memory would keep others waiting, for x and for the
- * word where blocks barrier. */
+/* One thread: the w that slots have first.  Few requests are on their way at
+ * once: a long queue in front of the memory would keep others waiting, for x
+ * and for the word where blocks barrier. */
 static __device__ __forceinline__ void
 gemm_produce_early(const gemm_args_t &a, const gemm_maps_t &maps,
-                const gemm_smem_t &s, uint32_t columns)
+                   const gemm_smem_t &s, uint32_t columns)
 {
     uint64_t policy = l2_policy();
     gemm_producer_t before = {}, b;
@@ -127,8 +128,8 @@ gemm_produce_early(const gemm_args_t &a, const gemm_maps_t &maps,
 
 /* One thread: x, all other w, and the news that blocks have met. */
 static __device__ __forceinline__ void
-gemm_produce(const gemm_args_t &a, const gemm_maps_t &maps, const gemm_smem_t &s,
-          uint32_t columns)
+gemm_produce(const gemm_args_t &a, const gemm_maps_t &maps,
+             const gemm_smem_t &s, uint32_t columns)
 {
     uint64_t once = l2_policy(), again = l2_policy_stay();
     uint32_t bit;

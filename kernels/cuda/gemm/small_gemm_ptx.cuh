@@ -1,6 +1,7 @@
 /*
- * small_gemm_ptx.cuh: the instructions of small_gemm.cuh that CUDA C++ has no name for, beside
- * those of prompt_ptx.cuh.  Tiles stand in shared memory as described there.
+ * small_gemm_ptx.cuh: the instructions of small_gemm.cuh that CUDA C++ has no
+ * name for, beside those of prompt_ptx.cuh.  Tiles stand in shared memory as
+ * described there.
  */
 #ifndef TR_CUDA_SMALL_GEMM_PTX_CUH
 #define TR_CUDA_SMALL_GEMM_PTX_CUH
@@ -135,8 +136,7 @@ copy_weights(uint32_t dst, const CUtensorMap *map, uint32_t piece,
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile."
                  "mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
                  "[%1, {%4, %4, %4, %5, %3}], [%2], %6;" ::"r"(dst),
-                 "l"(map), "r"(bar), "r"(piece), "r"(0), "r"(eight),
-                 "l"(policy)
+                 "l"(map), "r"(bar), "r"(piece), "r"(0), "r"(eight), "l"(policy)
                  : "memory");
 #endif
 }

@@ -1,7 +1,7 @@
 /*
- * small_gemm_smem.cuh: how small_gemm.cuh's products are shared out to blocks, and what stands
- * where in a block's shared memory: the ring of slots, the neighbour's sums, and
- * behind them barriers and what warps tell each other.
+ * small_gemm_smem.cuh: how small_gemm.cuh's products are shared out to blocks,
+ * and what stands where in a block's shared memory: the ring of slots, the
+ * neighbour's sums, and behind them barriers and what warps tell each other.
  */
 #ifndef TR_CUDA_SMALL_GEMM_SMEM_CUH
 #define TR_CUDA_SMALL_GEMM_SMEM_CUH
@@ -11,12 +11,12 @@
 
 #define GEMM_WARPS 16u /* that multiply */
 #define GEMM_THREADS (32 * (GEMM_WARPS + 2))
-#define GEMM_K_BLOCK 64u     /* of k: 128 bytes a row */
+#define GEMM_K_BLOCK 64u   /* of k: 128 bytes a row */
 #define GEMM_TILE_MAX 256u /* rows of w: 64 a group */
 #define GEMM_SLOTS_MAX 24u
 #define GEMM_CLUSTER 2u
 #define GEMM_EARLY (64u << 10) /* bytes of w on their way before x is there */
-#define GEMM_GRID_PHASE 0x80000000u   /* see barrier */
+#define GEMM_GRID_PHASE 0x80000000u /* see barrier */
 
 /* How a product is shared out. */
 typedef struct {
@@ -35,7 +35,8 @@ typedef struct {
     gemm_phase_t phase[TR_CUDA_SMALL_GEMM_CHAIN];
     uint32_t phases;
     uint32_t ring, received; /* bytes */
-    uint32_t *barrier;          /* its highest bit changes when all blocks have come */
+    uint32_t *barrier;       /* its highest bit changes when all blocks
+                                 * have come */
 } gemm_args_t;
 
 typedef struct {
@@ -89,21 +90,25 @@ gemm_block_tiles(const gemm_tiling_t &h)
 
 /* ---- shared memory -------------------------------------------------------- */
 
-/* Behind the ring.  The last group multiplies 64 rows of any slot, and so may read
- * up to 6 KB of this, for sums that nobody wants. */
+/* Behind the ring.  The last group multiplies 64 rows of any slot, and so may
+ * read up to 6 KB of this, for sums that nobody wants. */
 typedef struct {
     float squares[GEMM_WARPS][TR_CUDA_SMALL_GEMM_ROWS];
     float scales[TR_CUDA_SMALL_GEMM_ROWS];
-    uint64_t early[TR_CUDA_SMALL_GEMM_CHAIN][GEMM_SLOTS_MAX]; /* a slot's first w */
-    uint64_t full[TR_CUDA_SMALL_GEMM_CHAIN][GEMM_SLOTS_MAX];  /* its x, and other w */
+    /* a slot's first w */
+    uint64_t early[TR_CUDA_SMALL_GEMM_CHAIN][GEMM_SLOTS_MAX];
+    /* its x, and other w */
+    uint64_t full[TR_CUDA_SMALL_GEMM_CHAIN][GEMM_SLOTS_MAX];
     uint64_t empty[TR_CUDA_SMALL_GEMM_CHAIN][GEMM_SLOTS_MAX];
-    uint64_t go[TR_CUDA_SMALL_GEMM_CHAIN];    /* what the product reads is there */
+    uint64_t go[TR_CUDA_SMALL_GEMM_CHAIN];    /* what the product reads is
+                                               * there */
     uint64_t asked[TR_CUDA_SMALL_GEMM_CHAIN]; /* for all that it reads */
-    uint64_t got;                      /* the neighbour's sums */
+    uint64_t got;                             /* the neighbour's sums */
     gemm_args_t args; /* constants would have to be fetched, again and again */
 } gemm_smem_tail_t;
 
-static_assert(sizeof(gemm_smem_tail_t) >= 6 * 1024, "what is read behind the ring");
+static_assert(sizeof(gemm_smem_tail_t) >= 6 * 1024,
+              "what is read behind the ring");
 
 /* With what aligns the ring. */
 TR_HD uint32_t
@@ -117,7 +122,8 @@ typedef struct {
     uint32_t ring, received, tail;
 } gemm_smem_t;
 
-#define GEMM_SMEM(s, member) ((s).tail + (uint32_t) offsetof(gemm_smem_tail_t, member))
+#define GEMM_SMEM(s, member) \
+    ((s).tail + (uint32_t) offsetof(gemm_smem_tail_t, member))
 
 static __device__ __forceinline__ uint32_t
 gemm_full(const gemm_smem_t &s, uint32_t phase, uint32_t slot)
@@ -146,8 +152,8 @@ gemm_smem_open(const gemm_args_t &a, uint8_t *shared)
     s.ring = (smem_address(shared) + 1023) / 1024 * 1024;
     s.received = s.ring + a.ring;
     s.tail = s.received + a.received;
-    to = (uint32_t *) &((gemm_smem_tail_t *) (shared + s.tail
-                                          - smem_address(shared)))
+    to = (uint32_t *) &(
+             (gemm_smem_tail_t *) (shared + s.tail - smem_address(shared)))
              ->args;
     for (uint32_t i = threadIdx.x; i < sizeof(a) / 4; i += GEMM_THREADS) {
         to[i] = ((const uint32_t *) &a)[i];

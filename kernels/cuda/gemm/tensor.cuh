@@ -1,6 +1,6 @@
 /*
- * tensor.cuh: what describes a matrix to the copy engine (CUtensorMap), which the
- * driver makes; nothing is linked with the driver.
+ * tensor.cuh: what describes a matrix to the copy engine (CUtensorMap), which
+ * the driver makes; nothing is linked with the driver.
  */
 #ifndef TR_CUDA_TENSOR_CUH
 #define TR_CUDA_TENSOR_CUH

@@ -1,8 +1,8 @@
 /*
- * kv_append on the device: a warp for each row, head and side, and for some of a
- * row's queries; for the moves of a step, one for eight heads.  What is common
- * is done by append_fast.cuh, append_heads.cuh and append_moves.cuh, the rest
- * out of line by append.cuh.
+ * kv_append on the device: a warp for each row, head and side, and for some of
+ * a row's queries; for the moves of a step, one for eight heads.  What is
+ * common is done by append_fast.cuh, append_heads.cuh and append_moves.cuh, the
+ * rest out of line by append.cuh.
  */
 #include "append.cuh"
 #include "append_fast.cuh"
@@ -23,8 +23,7 @@ append_rest(append_t t, token_room_t *room)
 }
 
 /* `each` heads of all layers a warp. */
-static __global__ void
-__launch_bounds__(32 * WARPS, MOVES_BLOCKS)
+static __global__ void __launch_bounds__(32 * WARPS, MOVES_BLOCKS)
     moves_kernel(const __grid_constant__ append_args_t a, uint32_t heads,
                  uint32_t each, bool beside)
 {
@@ -55,8 +54,7 @@ __launch_bounds__(32 * WARPS, MOVES_BLOCKS)
     }
 }
 
-static __global__ void
-__launch_bounds__(32 * WARPS, 10)
+static __global__ void __launch_bounds__(32 * WARPS, 10)
     append_kernel(const __grid_constant__ append_args_t a)
 {
     __shared__ token_room_t room[WARPS];

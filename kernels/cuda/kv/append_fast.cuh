@@ -7,8 +7,8 @@
  *
  * A launch in front of every layer's attention costs what its chain of loads
  * does.  So they are asked for together: a row's sequence, then its head's
- * entries, then numbers; and the first two belong to launches long done, and are
- * asked for before the launch before this one has ended.
+ * entries, then numbers; and the first two belong to launches long done, and
+ * are asked for before the launch before this one has ended.
  */
 #ifndef TR_CUDA_APPEND_FAST_CUH
 #define TR_CUDA_APPEND_FAST_CUH
@@ -69,7 +69,8 @@ four_load(const append_t *t, const void *src, const float *bias, uint32_t at,
     const tr_cuda_keys_t *in = &t->a->in;
     size_t row = t->row * in->ld + t->list * FAST_DIM;
 
-    four_open(*(const uint2 *) ((const uint16_t *) src + row + at), in->type, x);
+    four_open(*(const uint2 *) ((const uint16_t *) src + row + at), in->type,
+              x);
     if (bias != NULL) {
         four_add(x, bias + t->list * FAST_DIM + at);
 #pragma unroll

@@ -85,16 +85,16 @@ heads_rotate(const append_args_t *a, warp_t w, uint32_t row, uint32_t first)
         }
 #pragma unroll
         for (uint32_t e = 0; e < 4; e++) {
-            float y = tr_float_from_bits(
-                lanes_xor(w, tr_float_bits(x[e]), 16));
+            float y = tr_float_from_bits(lanes_xor(w, tr_float_bits(x[e]), 16));
             float v = mul_rn(y, sine[e]);
 
             x[e] = add_rn(mul_rn(x[e], cosine[e]), w.lane < 16 ? -v : v);
         }
         if (i < n) {
-            at[i * (FAST_DIM / 4)] = make_uint2(
-                pair_close(x[0], x[1], a->in.type),
-                pair_close(x[2], x[3], a->in.type));
+            at[i * (FAST_DIM / 4)] = make_uint2(pair_close(x[0], x[1],
+                                                           a->in.type),
+                                                pair_close(x[2], x[3],
+                                                           a->in.type));
         }
     }
 }

@@ -67,8 +67,8 @@ moves_common(const append_t *t)
 
     return a->fast && t->pos + 1 == seq->base && t->end - t->first == 1
            && seq->n_lists != 0 && seq->window != 0
-           && seq_valid(a->layout, a->kv.n_layouts, seq)
-           && m->to >= TR_KV_STAYS && (m->to < 0 || m->leaves == 1)
+           && seq_valid(a->layout, a->kv.n_layouts, seq) && m->to >= TR_KV_STAYS
+           && (m->to < 0 || m->leaves == 1)
            && (m->victim_from >= 0 || m->victim_from == TR_KV_STAYS)
            && (m->victim_from < 0 || m->victim_to >= TR_KV_NOWHERE);
 }
@@ -111,10 +111,10 @@ moves_place(const append_t *t, uint32_t which)
     /* no more than that is known of one that is not used */
     l = &a->layout[window || !f.used || !f.ok ? seq->window_layout
                                               : seq->list_layout[in]];
-    from = &a->layout[which == VICTIM_TO && f.used
-                              && m->victim_from < seq->n_lists
-                          ? seq->list_layout[m->victim_from]
-                          : seq->window_layout];
+    from =
+        &a->layout[which == VICTIM_TO && f.used && m->victim_from < seq->n_lists
+                       ? seq->list_layout[m->victim_from]
+                       : seq->window_layout];
     slot = window ? f.index % seq->window : f.index;
     page = slot / l->tokens;
     f.at.layout = l;

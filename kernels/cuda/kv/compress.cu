@@ -12,8 +12,7 @@
 #define WARP_TILES 2u      /* that a warp takes, where there are many */
 #define BLOCKS_LEAST 4096u /* of a launch, if there is work for them */
 
-static __global__ void
-__launch_bounds__(INDEX_LANES)
+static __global__ void __launch_bounds__(INDEX_LANES)
     index_kernel(const __grid_constant__ compress_args_t a)
 {
     __shared__ index_room_t room;
@@ -22,8 +21,7 @@ __launch_bounds__(INDEX_LANES)
     compress_index(&a, b, &room, blockIdx.y, blockIdx.x);
 }
 
-static __global__ void
-__launch_bounds__(32 * WARPS, MOVE_BLOCKS)
+static __global__ void __launch_bounds__(32 * WARPS, MOVE_BLOCKS)
     move_kernel(const __grid_constant__ compress_args_t a)
 {
     __shared__ tile_room_t room[WARPS];

@@ -136,11 +136,10 @@ source_place(const compress_t *c, uint32_t i, uint32_t *position, float *score)
         *position = token_position(p);
     } else if (i >= c->listed + c->windowed && c->job->observe > 0) {
         /* the last queries paid it, as if all had */
-        *score = p.layout->recent
-                     ? tr_kv_observed(
-                           ((const float *) (p.page + p.layout->recent))[p.at],
-                           later, c->job->observe)
-                     : 0;
+        *score = p.layout->recent ? tr_kv_observed(
+                     ((const float *) (p.page + p.layout->recent))[p.at], later,
+                     c->job->observe)
+                                  : 0;
     }
     return p;
 }

@@ -101,8 +101,7 @@ ring_page_used(const tr_kv_seq_t *to, uint32_t tokens, uint32_t page)
     end = at + tokens < to->window ? at + tokens : to->window;
     /* slots [first, first + n), and what of them is beyond the ring's end */
     return n > 0
-           && ((at < first + n && end > first)
-               || at + to->window < first + n);
+           && ((at < first + n && end > first) || at + to->window < first + n);
 }
 
 /* Tile i of the ring. */

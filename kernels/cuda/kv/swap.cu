@@ -55,8 +55,8 @@ part_pages(const swap_args_t &a, uint32_t h, uint32_t part, uint32_t *entry,
     return (n + tokens - 1) / tokens;
 }
 
-static __global__ void
-__launch_bounds__(THREADS) count_kernel(const __grid_constant__ swap_args_t a)
+static __global__ void __launch_bounds__(THREADS)
+    count_kernel(const __grid_constant__ swap_args_t a)
 {
     uint32_t heads = a.kv.layers * a.kv.lists, sum = 0;
     uint32_t per = (heads + THREADS - 1) / THREADS;
@@ -102,8 +102,8 @@ page_copy(const swap_args_t &a, int32_t from, int32_t to)
     }
 }
 
-static __global__ void
-__launch_bounds__(THREADS) swap_kernel(const __grid_constant__ swap_args_t a)
+static __global__ void __launch_bounds__(THREADS)
+    swap_kernel(const __grid_constant__ swap_args_t a)
 {
     uint32_t h = blockIdx.y, heads = a.kv.layers * a.kv.lists;
     uint32_t at = a.before[h];

@@ -21,16 +21,16 @@ typedef struct {
     uint4 tile[128]; /* 16 tokens of 128 dimensions at 8 bits */
 } tile_room_t;
 
-typedef struct __align__(8) {
+typedef struct {
     uint16_t h[4];
-} row4_t;
+} __align__(8) row4_t;
 
 /* The codes of row `token` of the tile, four dimensions a lane, into `tile`. */
 template <uint32_t BITS>
 TR_DEVICE void
 fast_key(warp_t w, uint32_t x, uint32_t token, uint8_t *tile)
 {
-    const uint32_t n = FAST_DIM * BITS / 16; /* bytes of a lane in a tile */
+    const uint32_t n = FAST_DIM * BITS / 16;    /* bytes of a lane in a tile */
     uint32_t in = w.lane % 8, share = 8 / BITS; /* lanes of a word */
 
     if (BITS < 8) {
@@ -44,8 +44,7 @@ fast_key(warp_t w, uint32_t x, uint32_t token, uint8_t *tile)
         uint32_t j = token / 8 * (n / 2) + in / share * 4;
 
         *(uint32_t *) (tile
-                       + tr_kv_lane_byte(token % 8 * 4 + w.lane / 8, n, j))
-            = x;
+                       + tr_kv_lane_byte(token % 8 * 4 + w.lane / 8, n, j)) = x;
     }
 }
 

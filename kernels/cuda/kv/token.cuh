@@ -98,8 +98,8 @@ codes_read(warp_t w, place_t p, side_t s, token_room_t *room, uint32_t dim,
     }
 }
 
-#define READ_CASE(dim, bits)                 \
-    case (dim) << 4 | (bits):                \
+#define READ_CASE(dim, bits)                  \
+    case (dim) << 4 | (bits):                 \
         codes_read(w, p, s, room, dim, bits); \
         break;
 

@@ -128,8 +128,8 @@ fast_downgrade(uint32_t x, uint32_t from, uint32_t to, bool narrow)
 /* ---- codes in a page ---------------------------------------------------- */
 
 /* Where a token's codes begin, and how far on the lane's are: a word of a key,
- * which lanes share below 8 bits; a half word of a value, at 8 bits also the one
- * after the next. */
+ * which lanes share below 8 bits; a half word of a value, at 8 bits also the
+ * one after the next. */
 TR_DEVICE uint8_t *
 fast_base(place_t p, side_t s, uint32_t bits)
 {

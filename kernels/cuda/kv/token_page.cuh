@@ -100,9 +100,7 @@ token_score(place_t p)
 TR_DEVICE uint32_t
 token_position(place_t p)
 {
-    return p.layout->position
-               ? tr_kv_position_at(p.layout, p.page, p.at)
-               : 0;
+    return p.layout->position ? tr_kv_position_at(p.layout, p.page, p.at) : 0;
 }
 
 /* By one lane. */

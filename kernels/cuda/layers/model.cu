@@ -29,8 +29,7 @@ blocks_of(uint64_t eights)
 /* ---- embedding ---------------------------------------------------------- */
 
 template <tr_dtype_t T>
-static __global__ void
-__launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS)
     embed_kernel(const __grid_constant__ tr_cuda_embed_t a, bool wide)
 {
     launch_wait();
@@ -60,8 +59,7 @@ tr_cuda_embed(const tr_cuda_stream_t *s, const tr_cuda_embed_t *a)
 
 /* ---- RoPE's angles ------------------------------------------------------ */
 
-static __global__ void
-__launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS)
     angles_kernel(const uint32_t *row_pos, const float *inv_freq, uint32_t half,
                   float *angles, uint64_t n)
 {
@@ -96,8 +94,8 @@ tr_cuda_rope_angles(const tr_cuda_stream_t *s, const uint32_t *row_pos,
 
 /* MOST: threads of a block; ONCE: a thread for each eight numbers of a row. */
 template <tr_dtype_t T, uint32_t MOST, bool ONCE>
-static __global__ void
-__launch_bounds__(MOST, MOST == NORM_THREADS ? NORM_BLOCKS : 1)
+static __global__ void __launch_bounds__(MOST,
+                                         MOST == NORM_THREADS ? NORM_BLOCKS : 1)
     norm_kernel(const __grid_constant__ tr_cuda_norm_t a, bool wide)
 {
     __shared__ uint64_t meet[MEET];
@@ -147,8 +145,7 @@ tr_cuda_norm(const tr_cuda_stream_t *s, const tr_cuda_norm_t *a)
 /* ---- queries, keys, values ---------------------------------------------- */
 
 template <tr_dtype_t T>
-static __global__ void
-__launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS)
     qkv_kernel(const __grid_constant__ tr_cuda_qkv_t a, bool wide, uint32_t end)
 {
     uint32_t groups = 32 / qkv_lanes(a.head_dim);
@@ -188,8 +185,7 @@ tr_cuda_qkv(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a)
 /* ---- the MLP's gate ----------------------------------------------------- */
 
 template <tr_dtype_t T>
-static __global__ void
-__launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS)
     silu_kernel(const __grid_constant__ silu_args_t a, bool wide)
 {
     launch_wait();
@@ -221,8 +217,7 @@ tr_cuda_silu_mul(const tr_cuda_stream_t *s, const void *x, size_t ldx,
 
 /* ---- the rest ----------------------------------------------------------- */
 
-static __global__ void
-__launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS)
     select_kernel(const int32_t *slot, const uint8_t *kind, uint32_t n,
                   uint8_t wanted, int32_t *out)
 {
@@ -246,8 +241,7 @@ tr_cuda_select(const tr_cuda_stream_t *s, const int32_t *slot,
                         kind, n, wanted, out);
 }
 
-static __global__ void
-__launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS)
     random_kernel(void *x, size_t n, tr_dtype_t type, uint64_t seed,
                   uint64_t first, float sd, bool wide)
 {
@@ -272,8 +266,7 @@ tr_cuda_fill_random(const tr_cuda_stream_t *s, void *x, size_t n,
                         x, n, type, seed, first, sd, is_wide(x));
 }
 
-static __global__ void
-__launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS)
     convert_kernel(const void *from, tr_dtype_t from_type, void *to,
                    tr_dtype_t to_type, size_t n, bool wide)
 {

@@ -1,6 +1,6 @@
 /*
- * Small copies between pinned and device memory (runtime.h), by a kernel: between
- * two kernels the copy engine costs 7 us, however little it copies.
+ * Small copies between pinned and device memory (runtime.h), by a kernel:
+ * between two kernels the copy engine costs 7 us, however little it copies.
  */
 #include "kernels/cuda/launch.cuh"
 #include "runtime.cuh"
@@ -49,11 +49,11 @@ store_pieces(const post_args_t &a, const uint4 (&v)[PIECES], uint32_t rest)
     }
 }
 
-/* FETCH: nobody on the device writes what is read, so that it is asked for while
- * what is in front still runs. */
+/* FETCH: nobody on the device writes what is read, so that it is asked for
+ * while what is in front still runs. */
 template <bool FETCH>
-static __global__ void
-__launch_bounds__(THREADS) post_kernel(const __grid_constant__ post_args_t a)
+static __global__ void __launch_bounds__(THREADS)
+    post_kernel(const __grid_constant__ post_args_t a)
 {
     uint4 v[PIECES];
     uint32_t rest;
@@ -77,14 +77,14 @@ post(const tr_cuda_stream_t *s, void (*kernel)(post_args_t), void *to,
     size_t blocks = (bytes + PIECES * THREADS * 16 - 1)
                     / (PIECES * THREADS * 16);
 
-    if (bytes % 4 != 0 || (uintptr_t) to % 16 != 0
-        || (uintptr_t) from % 16 != 0 || blocks > INT32_MAX) {
+    if (bytes % 4 != 0 || (uintptr_t) to % 16 != 0 || (uintptr_t) from % 16 != 0
+        || blocks > INT32_MAX) {
         return TR_KERNEL_BADARG;
     }
     use_device();
-    return bytes == 0 ? TR_KERNEL_OK
-                      : launch_small(s, kernel, dim3((uint32_t) blocks),
-                                     THREADS, a);
+    return bytes == 0
+               ? TR_KERNEL_OK
+               : launch_small(s, kernel, dim3((uint32_t) blocks), THREADS, a);
 }
 
 extern "C" int

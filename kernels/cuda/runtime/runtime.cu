@@ -20,7 +20,9 @@
 
 /* Before a thread sleeps for an event. */
 #define SPIN_NS 5000
-#define FETCH 128 /* bytes that the L2 cache fetches at once, if it can be told */
+#define FETCH \
+    128 /* bytes that the L2 cache fetches at once, if it can be
+                   * told */
 
 static __thread char reason[512];
 static volatile bool broken;

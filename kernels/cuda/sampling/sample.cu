@@ -11,8 +11,7 @@
 #define SCAN_THREADS 256u
 #define CHOOSE_THREADS 1024u
 
-static __global__ void
-__launch_bounds__(SCAN_THREADS)
+static __global__ void __launch_bounds__(SCAN_THREADS)
     scan_kernel(const __grid_constant__ sample_args_t a)
 {
     __shared__ uint64_t meet[MEET];
@@ -23,8 +22,7 @@ __launch_bounds__(SCAN_THREADS)
     scan_piece(&a, b, meet, blockIdx.y, blockIdx.x);
 }
 
-static __global__ void
-__launch_bounds__(CHOOSE_THREADS)
+static __global__ void __launch_bounds__(CHOOSE_THREADS)
     choose_kernel(const __grid_constant__ sample_args_t a, uint32_t places)
 {
     __shared__ sample_room_t room;
