@@ -360,12 +360,11 @@ static tr_status_t
 check_device(const tr_config_t *config, tr_error_t *err)
 {
     const tr_cuda_api_t *cuda;
-    tr_cuda_about_t about;
+    tr_cuda_device_info_t info;
     tr_status_t rc = tr_cuda_library_open(config->cuda_library, &cuda, err);
 
-    return rc == TR_OK
-               ? tr_cuda_library_check(cuda, config->device, &about, err)
-               : rc;
+    return rc == TR_OK ? tr_cuda_library_check(cuda, config->device, &info, err)
+                       : rc;
 }
 
 tr_status_t

@@ -111,10 +111,10 @@ tr_cuda_library_open(const char *path, const tr_cuda_api_t **out,
 
 tr_status_t
 tr_cuda_library_check(const tr_cuda_api_t *cuda, uint32_t ordinal,
-                      tr_cuda_about_t *out, tr_error_t *err)
+                      tr_cuda_device_info_t *out, tr_error_t *err)
 {
     memset(out, 0, sizeof(*out));
-    if (cuda->about((int) ordinal, out) != 0) {
+    if (cuda->device_info((int) ordinal, out) != 0) {
         return tr_error_set(err, TR_ERR_UNSUPPORTED, "device",
                             "backend cuda: device %u cannot be used: %s",
                             ordinal, cuda->reason());

@@ -19,6 +19,6 @@ tr_status_t tr_cuda_library_open(const char *path, const tr_cuda_api_t **out,
 
 /* Is device `ordinal` one that we can use?  *out as far as it is known. */
 tr_status_t tr_cuda_library_check(const tr_cuda_api_t *cuda, uint32_t ordinal,
-                                  tr_cuda_about_t *out, tr_error_t *err);
+                                  tr_cuda_device_info_t *out, tr_error_t *err);
 
 #endif

@@ -48,7 +48,7 @@ open_device(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
     tr_status_t rc = tr_cuda_library_open(config->cuda_library, &x->cuda, err);
 
     if (rc == TR_OK) {
-        rc = tr_cuda_library_check(x->cuda, config->device, &x->about, err);
+        rc = tr_cuda_library_check(x->cuda, config->device, &x->info, err);
     }
     if (rc != TR_OK) {
         return rc;
@@ -60,9 +60,9 @@ open_device(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
     tr_log(TR_LEVEL_NOTICE,
            "gpu device=%u name=\"%s\" compute=%u.%u memory_mib=%" PRIu64
            " free_mib=%" PRIu64 " driver=%u.%u",
-           config->device, x->about.name, x->about.major, x->about.minor,
-           x->about.memory >> 20, x->about.free_memory >> 20,
-           x->about.driver / 1000, x->about.driver % 1000 / 10);
+           config->device, x->info.name, x->info.major, x->info.minor,
+           x->info.memory >> 20, x->info.free_memory >> 20,
+           x->info.driver / 1000, x->info.driver % 1000 / 10);
     return TR_OK;
 }
 
@@ -98,7 +98,7 @@ open_model(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
 static double
 budget(const tr_executor_cuda_t *x, const tr_config_t *config)
 {
-    return config->gpu_memory_utilization * (double) x->about.memory;
+    return config->gpu_memory_utilization * (double) x->info.memory;
 }
 
 /* What the KV cache may take at most. */
@@ -240,13 +240,13 @@ find_memory(tr_executor_cuda_t *x, const tr_config_t *config,
 {
     double used, left;
 
-    if (x->cuda->about(x->device.ordinal, &x->about) != 0) {
+    if (x->cuda->device_info(x->device.ordinal, &x->info) != 0) {
         return device_error(x, "asking for free memory", err);
     }
-    used = (double) (x->about.memory - x->about.free_memory);
+    used = (double) (x->info.memory - x->info.free_memory);
     left = budget(x, config) - used;
     if (config->kv_memory != 0) {
-        return config->kv_memory <= x->about.free_memory
+        return config->kv_memory <= x->info.free_memory
                    ? TR_OK
                    : tr_model_cuda_no_memory(x->model, "kv_memory",
                                              config->kv_memory, err);
@@ -258,7 +258,7 @@ find_memory(tr_executor_cuda_t *x, const tr_config_t *config,
                             "nothing for the KV cache: %.2f GiB are in use "
                             "(weights %.2f, workspaces %.2f)",
                             config->gpu_memory_utilization,
-                            (double) x->about.memory * 0x1p-30, used * 0x1p-30,
+                            (double) x->info.memory * 0x1p-30, used * 0x1p-30,
                             (double) x->model->weights_size * 0x1p-30,
                             (double) x->model->work_size * 0x1p-30);
     }

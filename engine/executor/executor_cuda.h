@@ -63,7 +63,7 @@ typedef struct {
 typedef struct {
     tr_executor_t base;
     const tr_cuda_api_t *cuda;
-    tr_cuda_about_t about;
+    tr_cuda_device_info_t info;
     tr_cuda_device_t device;
     tr_cuda_stream_t stream;
     tr_model_cuda_t *model;

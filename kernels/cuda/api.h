@@ -32,7 +32,7 @@ extern "C" {
 /* name, of every function in the table */
 /* clang-format off */
 #define TR_CUDA_FUNCTIONS(F)                                               \
-    F(open) F(reason) F(about) F(alive)                                    \
+    F(open) F(reason) F(device_info) F(alive)                              \
     F(alloc) F(release) F(pin) F(unpin)                                    \
     F(stream_open) F(stream_close) F(stream_wait) F(copy) F(fill)          \
     F(fetch) F(send)                                                       \
@@ -40,7 +40,7 @@ extern "C" {
     F(event_wait) F(event_time) F(event_follow)                            \
     F(graph_begin) F(graph_end) F(graph_launch) F(graph_close)             \
     F(matmul_open) F(matmul_close) F(matmul_choose) F(matmul)              \
-    F(small_gemm) F(small_gemm_fits) F(small_gemm_parts)             \
+    F(small_gemm) F(small_gemm_fits) F(small_gemm_parts)                   \
     F(embed) F(rope_angles) F(norm) F(silu_mul) F(fill_random)             \
     F(convert) F(select) F(sample) F(sample_work)                          \
     F(decode_work) F(decode_plan) F(decode) F(decode_score)                \

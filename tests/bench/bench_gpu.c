@@ -331,7 +331,7 @@ say_run(const char *what)
 {
     printf("bench=%s model=%s policy=\"%s\" gpu=\"%s\" context=%u", what,
            bed.config.served_model_name, bed.e->policies[0].policy->spec,
-           bed.x->about.name, o.context);
+           bed.x->info.name, o.context);
 }
 
 /* A step of n sequences. */

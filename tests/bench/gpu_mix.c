@@ -310,7 +310,7 @@ report(const counts_t *c, double seconds)
            " prompt_tokens_s=%.0f step_ms=%.3f mixed_steps=%.3f stalls=%llu"
            " kv_gib=%.3f kv_of_fp16=%.4f pool_used=%.3f",
            b->config.served_model_name, b->e->policies[0].policy->spec,
-           b->x->about.name, m.prompt, m.answer, m.n, steps, seconds,
+           b->x->info.name, m.prompt, m.answer, m.n, steps, seconds,
            (double) c->tokens / seconds, (double) c->prompts / seconds,
            (double) c->prompt_tokens / seconds, seconds * 1e3 / steps,
            (double) c->n_mixed / steps, (unsigned long long) c->stalls,

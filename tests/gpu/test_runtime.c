@@ -77,18 +77,17 @@ load(void)
 static bool
 says(void)
 {
-    tr_cuda_about_t about;
+    tr_cuda_device_info_t info;
 
-    HOLDS(cuda->about(0, &about) == 0);
+    HOLDS(cuda->device_info(0, &info) == 0);
     printf("# %s, compute capability %u.%u, %.1f of %.1f GB free, driver %u, "
            "runtime %u\n",
-           about.name, about.major, about.minor,
-           (double) about.free_memory * 1e-9, (double) about.memory * 1e-9,
-           about.driver, about.runtime);
-    HOLDS(about.memory > 0 && about.free_memory <= about.memory);
-    HOLDS(cuda->about(99, &about) == TR_CUDA_FAILED);
+           info.name, info.major, info.minor, (double) info.free_memory * 1e-9,
+           (double) info.memory * 1e-9, info.driver, info.runtime);
+    HOLDS(info.memory > 0 && info.free_memory <= info.memory);
+    HOLDS(cuda->device_info(99, &info) == TR_CUDA_FAILED);
     HOLDS(strstr(cuda->reason(), "no GPU 99") != NULL);
-    HOLDS(cuda->about(-1, &about) == TR_CUDA_FAILED);
+    HOLDS(cuda->device_info(-1, &info) == TR_CUDA_FAILED);
     return true;
 }
 

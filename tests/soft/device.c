@@ -3,7 +3,7 @@
  */
 #include "device.h"
 
-#include "kernels/cuda/about.h"
+#include "kernels/cuda/device_check.h"
 
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -135,7 +135,7 @@ tr_cuda_alive(void)
 }
 
 int
-tr_cuda_about(int ordinal, tr_cuda_about_t *out)
+tr_cuda_device_info(int ordinal, tr_cuda_device_info_t *out)
 {
     bool gone;
     size_t used = soft_memory_used();
@@ -143,7 +143,7 @@ tr_cuda_about(int ordinal, tr_cuda_about_t *out)
     pthread_mutex_lock(&soft_lock);
     gone = soft_device_lost();
     pthread_mutex_unlock(&soft_lock);
-    *out = (tr_cuda_about_t){
+    *out = (tr_cuda_device_info_t){
         .name = "software",
         .memory = memory,
         .free_memory = used < memory ? memory - used : 0,
@@ -153,21 +153,21 @@ tr_cuda_about(int ordinal, tr_cuda_about_t *out)
                                           : 13000,
         .runtime = 13000,
     };
-    return tr_cuda_about_judge(out, gone || soft_fails(SOFT_DEVICE) ? 0 : 1,
-                               ordinal, "90a", reason, sizeof(reason));
+    return tr_cuda_device_check(out, gone || soft_fails(SOFT_DEVICE) ? 0 : 1,
+                                ordinal, "90a", reason, sizeof(reason));
 }
 
 int
 tr_cuda_open(int ordinal, tr_cuda_device_t *out)
 {
-    tr_cuda_about_t about;
+    tr_cuda_device_info_t info;
 
     *out = (tr_cuda_device_t){ .ordinal = ordinal,
                                .blocks = 8,
                                .shared = 227u << 10,
                                .l2 = 50u << 20,
                                .dependent = true };
-    return tr_cuda_about(ordinal, &about);
+    return tr_cuda_device_info(ordinal, &info);
 }
 
 const tr_kernels_t *

@@ -273,7 +273,7 @@ memory_is_held_to_its_size(void **state)
 {
     tr_cuda_stream_t s = stream_open();
     uint8_t *p = cuda->alloc(1000), *out = cuda->pin(1000), here[16];
-    tr_cuda_about_t before, about;
+    tr_cuda_device_info_t before, info;
 
     (void) state;
     assert_int_equal((uintptr_t) p % 256, 0);
@@ -289,12 +289,12 @@ memory_is_held_to_its_size(void **state)
     assert_int_equal(cuda->fill(&s, here, 0, 16), TR_CUDA_FAILED);
     assert_true(cuda->alive());
 
-    assert_int_equal(cuda->about(0, &before), 0);
+    assert_int_equal(cuda->device_info(0, &before), 0);
     assert_null(cuda->alloc(before.free_memory + 1));
     assert_non_null(strstr(cuda->reason(), "out of memory"));
     cuda->release(p);
-    assert_int_equal(cuda->about(0, &about), 0);
-    assert_int_equal(about.free_memory, before.free_memory + 1000);
+    assert_int_equal(cuda->device_info(0, &info), 0);
+    assert_int_equal(info.free_memory, before.free_memory + 1000);
     cuda->unpin(out);
     cuda->stream_close(&s);
 }
@@ -457,7 +457,7 @@ memory_is_not_the_hosts(void **state)
 static int
 failing(const char *asked)
 {
-    tr_cuda_about_t about;
+    tr_cuda_device_info_t info;
     bool ok = false;
     tr_cuda_stream_t s;
 
@@ -467,7 +467,7 @@ failing(const char *asked)
     } else if (strcmp(asked, "lost:5") == 0) {
         soft_load();
         ok = fault_ends_all("fallen off the bus")
-             && cuda->about(0, &about) == TR_CUDA_FAILED;
+             && cuda->device_info(0, &info) == TR_CUDA_FAILED;
     } else if (strcmp(asked, "alloc:3") == 0) {
         soft_load();
         ok = cuda->alloc(1) != NULL && cuda->pin(1) != NULL

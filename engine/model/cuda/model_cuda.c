@@ -125,16 +125,16 @@ tr_status_t
 tr_model_cuda_no_memory(const tr_model_cuda_t *m, const char *what,
                         size_t bytes, tr_error_t *err)
 {
-    tr_cuda_about_t about = { .name = "" };
+    tr_cuda_device_info_t info = { .name = "" };
 
-    m->cuda->about(m->stream->device->ordinal, &about);
+    m->cuda->device_info(m->stream->device->ordinal, &info);
     return tr_error_set(err, TR_ERR_NOMEM, "device",
                         "backend cuda: out of memory: %s need %.2f GiB, device "
                         "%d has %.2f GiB free of %.2f GiB",
                         what, (double) bytes * 0x1p-30,
                         m->stream->device->ordinal,
-                        (double) about.free_memory * 0x1p-30,
-                        (double) about.memory * 0x1p-30);
+                        (double) info.free_memory * 0x1p-30,
+                        (double) info.memory * 0x1p-30);
 }
 
 /* ---- products ----------------------------------------------------------- */

@@ -5,7 +5,7 @@
  * The runtime is linked statically and the driver is looked for when the first
  * of these functions is called: this library loads on a machine without one.
  */
-#include "kernels/cuda/about.h"
+#include "kernels/cuda/device_check.h"
 #include "kernels/cuda/attention/decode.cuh"
 #include "runtime.cuh"
 
@@ -114,7 +114,7 @@ tr_cuda_alive(void)
 /* ---- the device --------------------------------------------------------- */
 
 static void
-describe(int ordinal, tr_cuda_about_t *out)
+describe(int ordinal, tr_cuda_device_info_t *out)
 {
     int major = 0, minor = 0;
     cudaDeviceProp *p = (cudaDeviceProp *) calloc(1, sizeof(*p));
@@ -131,7 +131,7 @@ describe(int ordinal, tr_cuda_about_t *out)
 }
 
 extern "C" int
-tr_cuda_about(int ordinal, tr_cuda_about_t *out)
+tr_cuda_device_info(int ordinal, tr_cuda_device_info_t *out)
 {
     int driver = 0, runtime = 0, devices = 0, rc;
     size_t free_bytes = 0, bytes = 0;
@@ -147,8 +147,8 @@ tr_cuda_about(int ordinal, tr_cuda_about_t *out)
     if (e == cudaSuccess && ordinal >= 0 && ordinal < devices) {
         describe(ordinal, out);
     }
-    rc = tr_cuda_about_judge(out, devices, ordinal, TR_CUDA_ARCHS, reason,
-                             sizeof(reason));
+    rc = tr_cuda_device_check(out, devices, ordinal, TR_CUDA_ARCHS, reason,
+                              sizeof(reason));
     if (e != cudaSuccess && e != cudaErrorNoDevice
         && e != cudaErrorInsufficientDriver) {
         return checked(e, "looking for GPUs");
@@ -175,10 +175,10 @@ tr_cuda_open(int ordinal, tr_cuda_device_t *out)
 {
     int blocks = 0, shared = 0, l2 = 0;
     cudaFuncAttributes code = {};
-    tr_cuda_about_t about;
+    tr_cuda_device_info_t info;
 
     memset(out, 0, sizeof(*out));
-    if (tr_cuda_about(ordinal, &about) != TR_KERNEL_OK) {
+    if (tr_cuda_device_info(ordinal, &info) != TR_KERNEL_OK) {
         return TR_CUDA_FAILED;
     }
     cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, ordinal);

@@ -25,11 +25,11 @@ typedef struct {
     uint64_t memory, free_memory; /* bytes */
     uint32_t major, minor;        /* compute capability */
     uint32_t driver, runtime; /* 1000 * major + 10 * minor; driver 0: none */
-} tr_cuda_about_t;
+} tr_cuda_device_info_t;
 
 /* Also answers for a machine without a driver, a device, or such an ordinal:
  * TR_CUDA_FAILED, a reason that a user understands, and *out as far as known. */
-int tr_cuda_about(int ordinal, tr_cuda_about_t *out);
+int tr_cuda_device_info(int ordinal, tr_cuda_device_info_t *out);
 
 /* Can anything still run after a failure?  False after a kernel's fault or when
  * the device has gone: the process must end. */

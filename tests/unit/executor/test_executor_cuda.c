@@ -451,15 +451,15 @@ test_memory(void **state)
 {
     tr_config_t c = settings("cuda");
     tr_executor_cuda_t *x;
-    tr_cuda_about_t about;
+    tr_cuda_device_info_t info;
     double used;
 
     (void) state;
     c.kv_memory = 0;
     c.gpu_memory_utilization = 0.75;
     x = (tr_executor_cuda_t *) open_with(&c);
-    assert_int_equal(x->cuda->about(0, &about), 0);
-    used = (double) (about.memory - about.free_memory) / (double) about.memory;
+    assert_int_equal(x->cuda->device_info(0, &info), 0);
+    used = (double) (info.memory - info.free_memory) / (double) info.memory;
     print_message("%.3f of %g in use\n", used, c.gpu_memory_utilization);
     assert_true(used > 0.70 && used <= 0.76);
     x->base.free(&x->base);

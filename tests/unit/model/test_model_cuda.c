@@ -94,12 +94,12 @@ open_bed(bed_t *b, const char *dtype, bool fused)
                                       .max_len = MAX_LEN,
                                       .slots = SLOTS,
                                       .fused = fused };
-    tr_cuda_about_t about;
+    tr_cuda_device_info_t info;
     tr_error_t err;
 
     memset(b, 0, sizeof(*b));
     if (tr_cuda_library_open(device_library(), &b->cuda, &err) != TR_OK
-        || tr_cuda_library_check(b->cuda, 0, &about, &err) != TR_OK) {
+        || tr_cuda_library_check(b->cuda, 0, &info, &err) != TR_OK) {
         fail_msg("%s", err.text);
     }
     ok(b, b->cuda->open(0, &b->device));

@@ -1,5 +1,5 @@
 /*
- * What a user is told when the CUDA backend cannot run (kernels/cuda/about.h).
+ * What a user is told when the CUDA backend cannot run (device_check.h).
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "kernels/cuda/about.h"
+#include "kernels/cuda/device_check.h"
 
 /* A machine with two of NVIDIA's H200, and what is wrong with it. */
 typedef struct {
@@ -39,14 +39,14 @@ users_are_told(void **state)
     (void) state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const case_t *c = &cases[i];
-        tr_cuda_about_t about = { .name = "NVIDIA H200",
-                                  .driver = c->driver,
-                                  .runtime = 13000,
-                                  .major = c->major,
-                                  .minor = c->minor };
+        tr_cuda_device_info_t info = { .name = "NVIDIA H200",
+                                       .driver = c->driver,
+                                       .runtime = 13000,
+                                       .major = c->major,
+                                       .minor = c->minor };
         char reason[512] = "";
-        int rc = tr_cuda_about_judge(&about, c->devices, c->ordinal, c->archs,
-                                     reason, sizeof(reason));
+        int rc = tr_cuda_device_check(&info, c->devices, c->ordinal, c->archs,
+                                      reason, sizeof(reason));
 
         assert_int_equal(rc, c->says == NULL ? 0 : TR_CUDA_FAILED);
         if (c->says != NULL && strstr(reason, c->says) == NULL) {

@@ -1,9 +1,9 @@
 /*
- * about.h: can this library run on that GPU, and if not, what does one tell the
- * user?  Plain C, so that the answers are tested where there is no GPU.
+ * device_check.h: can this library run on that GPU, and if not, what is the user
+ * told?  Plain C, so that the answers are tested where there is no GPU.
  */
-#ifndef TR_CUDA_ABOUT_H
-#define TR_CUDA_ABOUT_H
+#ifndef TR_CUDA_DEVICE_CHECK_H
+#define TR_CUDA_DEVICE_CHECK_H
 
 #include "kernels/cuda/runtime/runtime.h"
 
@@ -35,13 +35,13 @@ tr_cuda_arch_runs(const char *archs, uint32_t major, uint32_t minor)
     return false;
 }
 
-/* 0, or TR_CUDA_FAILED and why.  devices: how many there are; about->driver 0:
+/* 0, or TR_CUDA_FAILED and why.  devices: how many there are; info->driver 0:
  * none.  name and capability are looked at when the ordinal is one of them. */
 static inline int
-tr_cuda_about_judge(const tr_cuda_about_t *about, int devices, int ordinal,
-                    const char *archs, char *reason, size_t size)
+tr_cuda_device_check(const tr_cuda_device_info_t *info, int devices,
+                     int ordinal, const char *archs, char *reason, size_t size)
 {
-    uint32_t driver = about->driver, runtime = about->runtime;
+    uint32_t driver = info->driver, runtime = info->runtime;
 
     if (driver == 0) {
         snprintf(reason, size,
@@ -58,11 +58,11 @@ tr_cuda_about_judge(const tr_cuda_about_t *about, int devices, int ordinal,
         snprintf(reason, size, "there is no GPU %d: this machine has %d, %s",
                  ordinal, devices,
                  devices == 1 ? "whose number is 0" : "counted from 0");
-    } else if (!tr_cuda_arch_runs(archs, about->major, about->minor)) {
+    } else if (!tr_cuda_arch_runs(archs, info->major, info->minor)) {
         snprintf(reason, size,
                  "GPU %d (%s) has compute capability %u.%u, and this library "
                  "was built for %s (make cuda CUDA_ARCH=..)",
-                 ordinal, about->name, about->major, about->minor, archs);
+                 ordinal, info->name, info->major, info->minor, archs);
     } else {
         return TR_KERNEL_OK;
     }
