@@ -223,7 +223,7 @@ tr_cuda_copy(const tr_cuda_stream_t *s, void *to, const void *from,
 
 /* A kernel: aligned, and of words. */
 static int
-post(const tr_cuda_stream_t *s, void *to, const void *from, size_t bytes)
+small_copy(const tr_cuda_stream_t *s, void *to, const void *from, size_t bytes)
 {
     return bytes % 4 != 0 || (uintptr_t) to % 16 != 0
                    || (uintptr_t) from % 16 != 0
@@ -235,14 +235,14 @@ int
 tr_cuda_fetch(const tr_cuda_stream_t *s, void *to, const void *from,
               size_t bytes)
 {
-    return post(s, to, from, bytes);
+    return small_copy(s, to, from, bytes);
 }
 
 int
 tr_cuda_send(const tr_cuda_stream_t *s, void *to, const void *from,
              size_t bytes)
 {
-    return post(s, to, from, bytes);
+    return small_copy(s, to, from, bytes);
 }
 
 int

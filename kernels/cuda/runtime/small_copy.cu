@@ -12,11 +12,11 @@ typedef struct {
     uint8_t *to;
     const uint8_t *from;
     size_t bytes;
-} post_args_t;
+} small_copy_args_t;
 
 /* Past what is there: nothing. */
 static __device__ __forceinline__ void
-load_pieces(const post_args_t &a, uint4 (&v)[PIECES], uint32_t &rest)
+load_pieces(const small_copy_args_t &a, uint4 (&v)[PIECES], uint32_t &rest)
 {
     size_t at = ((size_t) blockIdx.x * PIECES * THREADS + threadIdx.x) * 16;
 
@@ -33,7 +33,8 @@ load_pieces(const post_args_t &a, uint4 (&v)[PIECES], uint32_t &rest)
 }
 
 static __device__ __forceinline__ void
-store_pieces(const post_args_t &a, const uint4 (&v)[PIECES], uint32_t rest)
+store_pieces(const small_copy_args_t &a, const uint4 (&v)[PIECES],
+             uint32_t rest)
 {
     size_t at = ((size_t) blockIdx.x * PIECES * THREADS + threadIdx.x) * 16;
 
@@ -53,7 +54,7 @@ store_pieces(const post_args_t &a, const uint4 (&v)[PIECES], uint32_t rest)
  * while what is in front still runs. */
 template <bool FETCH>
 static __global__ void __launch_bounds__(THREADS)
-    post_kernel(const __grid_constant__ post_args_t a)
+    small_copy_kernel(const __grid_constant__ small_copy_args_t a)
 {
     uint4 v[PIECES];
     uint32_t rest;
@@ -70,10 +71,10 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 static int
-post(const tr_cuda_stream_t *s, void (*kernel)(post_args_t), void *to,
-     const void *from, size_t bytes)
+small_copy(const tr_cuda_stream_t *s, void (*kernel)(small_copy_args_t),
+           void *to, const void *from, size_t bytes)
 {
-    post_args_t a = { (uint8_t *) to, (const uint8_t *) from, bytes };
+    small_copy_args_t a = { (uint8_t *) to, (const uint8_t *) from, bytes };
     size_t blocks = (bytes + PIECES * THREADS * 16 - 1)
                     / (PIECES * THREADS * 16);
 
@@ -91,12 +92,12 @@ extern "C" int
 tr_cuda_fetch(const tr_cuda_stream_t *s, void *to, const void *from,
               size_t bytes)
 {
-    return post(s, post_kernel<true>, to, from, bytes);
+    return small_copy(s, small_copy_kernel<true>, to, from, bytes);
 }
 
 extern "C" int
 tr_cuda_send(const tr_cuda_stream_t *s, void *to, const void *from,
              size_t bytes)
 {
-    return post(s, post_kernel<false>, to, from, bytes);
+    return small_copy(s, small_copy_kernel<false>, to, from, bytes);
 }
