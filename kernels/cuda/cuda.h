@@ -69,8 +69,8 @@ size_t tr_cuda_decode_work(const tr_cuda_device_t *d,
  * multiprocessors, by bytes; sets the victims of lists that have none.
  * Sequences with more than one row, or with seq_slot < 0, are left out: their
  * outputs and scores are not touched.  What is launched behind it with leave to
- * begin early (launch.cuh) may do so at once; when it begins, all in front of the
- * plan has ended. */
+ * begin early (launch.cuh) may do so at once; when it begins, all in front of
+ * the plan has ended. */
 int tr_cuda_decode_plan(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                         const tr_rows_t *rows,
                         const tr_cuda_decode_size_t *size, void *work);
@@ -85,29 +85,29 @@ typedef struct {
     float scale;
 } tr_cuda_queries_t;
 
-/* tr_kernels_t.attention for sequences of one row, as far as `out` goes.
- * Head sizes 64 and 128, up to 8 query heads a list, levels with one metadata
- * group by token (all bits), positions of one width; anything else is
- * TR_KERNEL_BADARG.  All pages are
- * read (read_pages is not looked at).  Queries are rounded to 15 bits, relative
- * to a head's largest; their products with codes are exact, all other sums
- * FP32.  q and out are 16-byte aligned.  The same step gives the same bits.
- * Unlike kernels.h promises, another batch may not: the plan cuts a layer into
- * ranges of equal bytes, and where a head is cut depends on the other
- * sequences.  Cuts at token counts of its own would have to be about 128 tokens
- * apart to fill all multiprocessors evenly, which is ten times as many parts to
- * store and join (33 MB a layer of 64 x 4096 tokens, whose pages of K4V2 have
- * 243).
+/* tr_kernels_t.attention for sequences of one row, as far as `out` goes. Head
+ * sizes 64 and 128, up to 8 query heads a list, levels with one metadata group
+ * by token (all bits), positions of one width; anything else is
+ * TR_KERNEL_BADARG.  All pages are read (read_pages is not looked at).  Queries
+ * are rounded to 15 bits, relative to a head's largest; their products with
+ * codes are exact, all other sums FP32.  q and out are 16-byte aligned.  The
+ * same step gives the same bits. Unlike kernels.h promises, another batch may
+ * not: the plan cuts a layer into ranges of equal bytes, and where a head is
+ * cut depends on the other sequences.  Cuts at token counts of its own would
+ * have to be about 128 tokens apart to fill all multiprocessors evenly, which
+ * is ten times as many parts to store and reduce (33 MB a layer of 64 x 4096
+ * tokens, whose pages of K4V2 have 243).
  *
  * The rest of tr_kernels_t.attention, scores and victims, comes a layer later:
  * layers are decoded in their order, each once behind a plan or behind
- * tr_cuda_decode_score, in one stream or in ones that wait (events); decode of a
- * layer adds to the scores of the one before what its tokens were given, and sets
- * the victims of the one before that.  Until then the pages, tables and sequences
- * of scored sequences stay as they are in that layer; kv, rows, size and work are
- * the same.  (In a kernel that streams pages, warps come to their ends at different
- * times, which this fills.)  Of layers but the first, tables and what the plan left are read
- * while a kernel in front that lets others begin early (launch.cuh) still runs.
+ * tr_cuda_decode_score, in one stream or in ones that wait (events); decode of
+ * a layer adds to the scores of the one before what its tokens were given, and
+ * sets the victims of the one before that.  Until then the pages, tables and
+ * sequences of scored sequences stay as they are in that layer; kv, rows, size
+ * and work are the same.  (In a kernel that streams pages, warps come to their
+ * ends at different times, which this fills.)  Of layers but the first, tables
+ * and what the plan left are read while a kernel in front that lets others
+ * begin early (launch.cuh) still runs.
  *
  * Bytes moved: codes and metadata once; q and out; of scored tokens their
  * weights, 2 bytes for each query head of the list, into the workspace and, for
@@ -119,8 +119,8 @@ int tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                    const tr_cuda_decode_size_t *size, void *work);
 
 /* Behind tr_cuda_decode of the last layer, kv->layers - 1: its scores, its
- * victims, and those of the layer before.  Without scored sequences it does nothing
- * and may be left out. */
+ * victims, and those of the layer before.  Without scored sequences it does
+ * nothing and may be left out. */
 int tr_cuda_decode_score(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                          const tr_rows_t *rows,
                          const tr_cuda_decode_size_t *size, void *work);

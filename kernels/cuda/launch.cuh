@@ -6,10 +6,10 @@
  *
  * Such a kernel calls launch_wait (ptx.cuh) in every thread before it reads or
  * writes what others may write or read, whether it then has work or not: only
- * so does its end mean that those before it have ended, too.  (The join kernel
- * of decode attention is told by other means, and one block of it waits for the
- * end. A step's moves may run beside the plan in front, and wait at their end;
- * what is fetched from the host is read before.)
+ * so does its end mean that those before it have ended, too.  (The reduction
+ * kernel of decode attention is told by other means, and one block of it waits
+ * for the end. A step's moves may run beside the plan in front, and wait at
+ * their end; what is fetched from the host is read before.)
  */
 #ifndef TR_CUDA_LAUNCH_CUH
 #define TR_CUDA_LAUNCH_CUH

@@ -121,7 +121,7 @@ copy_async16(uint32_t dst, const uint8_t *src, uint64_t policy)
 
 /* This thread arrives at a barrier when its copies so far are there. */
 static __device__ __forceinline__ void
-copy_joins(uint32_t bar)
+copy_arrive(uint32_t bar)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar)
                  : "memory");

@@ -8,16 +8,16 @@
  *   -o   also as JSON, for tests/gpu/plot_decode.py
  *
  * A case is a number of sequences of equal length, stored in one way, in 32
- * layers of pages in random order, so that nothing is in the L2 cache.  A pass is
- * all layers and what they leave to the end, in a graph, as the engine has it.  The
- * time is that of a pass divided by the layers, median of 5.  "bytes" are those of the tokens' codes and metadata, and
- * of scores and positions (a token's score is read and written, its position
- * read); "share" is bytes /
- * time over the speed of a large copy, bytes read plus bytes written, of the same
- * run.  All of it: outputs, scores and victims.  Then launches by themselves:
- * "decode": the first layer, which has no other layer's scores to raise; "attend":
- * without the join kernel, either; "last": scores and victims of the last layer;
- * "plan": that of a step.
+ * layers of pages in random order, so that nothing is in the L2 cache.  A pass
+ * is all layers and what they leave to the end, in a graph, as the engine has
+ * it.  The time is that of a pass divided by the layers, median of 5.  "bytes"
+ * are those of the tokens' codes and metadata, and of scores and positions (a
+ * token's score is read and written, its position read); "share" is bytes /
+ * time over the speed of a large copy, bytes read plus bytes written, of the
+ * same run.  All of it: outputs, scores and victims.  Then launches by
+ * themselves: "decode": the first layer, which has no other layer's scores to
+ * raise; "attend": without the reduction kernel, either; "last": scores and
+ * victims of the last layer; "plan": that of a step.
  */
 #include "cache.h"
 
@@ -82,8 +82,9 @@ measure_copy(cudaStream_t stream)
     cudaFree(b);
 }
 
-/* Memory of the device for all cases.  When one has given back its pool, what runs
- * in the next 50 ms is slower, as if the driver wiped it: 161 us instead of 152. */
+/* Memory of the device for all cases.  When one has given back its pool, what
+ * runs in the next 50 ms is slower, as if the driver wiped it: 161 us instead
+ * of 152. */
 static struct {
     uint8_t *at;
     size_t bytes, taken;

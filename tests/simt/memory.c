@@ -10,7 +10,7 @@
 _Thread_local _Alignas(1024) uint8_t shared[SIMT_SHARED];
 _Thread_local _Alignas(1024) uint32_t shared_before[SIMT_SHARED / 4];
 
-typedef enum { COPY16, JOIN, BULK, BOX } copy_kind_t;
+typedef enum { COPY16, ARRIVE, BULK, BOX } copy_kind_t;
 
 struct copy {
     copy_kind_t kind;
@@ -169,9 +169,9 @@ simt_copy16(uint32_t dst, const void *src, uint32_t bytes)
 }
 
 void
-simt_copy_joins(uint32_t bar)
+simt_copy_arrive(uint32_t bar)
 {
-    copy_new(JOIN, 0, NULL, 0)->bar = bar_at(bar);
+    copy_new(ARRIVE, 0, NULL, 0)->bar = bar_at(bar);
 }
 
 void
@@ -242,7 +242,7 @@ copy_arrives(const copy_t *c)
         memset(c->dst, 0, 16);
         memcpy(c->dst, c->src, c->bytes);
         return;
-    case JOIN:
+    case ARRIVE:
         bar_change(c->bar, 1, 0, 0);
         return;
     case BULK:
@@ -264,7 +264,7 @@ simt_copies_arrive(mp_t *m, bool all)
     memset(held, 0, m->threads * sizeof(held[0]));
     for (uint32_t i = 0; i < m->copies; i++) {
         copy_t *c = &m->copy[i];
-        bool own = c->kind == COPY16 || c->kind == JOIN;
+        bool own = c->kind == COPY16 || c->kind == ARRIVE;
 
         if ((!all && simt_random(m, 4) != 0) || (own && held[c->thread])) {
             held[c->thread] = held[c->thread] || own;

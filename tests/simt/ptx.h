@@ -357,9 +357,9 @@ copy_async16(uint32_t dst, const uint8_t *src, uint64_t)
 }
 
 static inline void
-copy_joins(uint32_t bar)
+copy_arrive(uint32_t bar)
 {
-    simt_copy_joins(bar);
+    simt_copy_arrive(bar);
 }
 
 static inline void
@@ -371,7 +371,7 @@ copy16(uint32_t dst, const void *src, uint32_t bytes)
 static inline void
 copy_arrive(uint32_t bar)
 {
-    simt_copy_joins(bar);
+    simt_copy_arrive(bar);
 }
 
 static inline void

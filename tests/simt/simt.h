@@ -102,7 +102,7 @@ void simt_bar_wait(uint32_t bar, uint32_t parity);
 /* This thread's copies, in their order; `bytes` of 16 come from src, the others
  * are 0. */
 void simt_copy16(uint32_t dst, const void *src, uint32_t bytes);
-void simt_copy_joins(uint32_t bar);
+void simt_copy_arrive(uint32_t bar);
 /* The copy engine. */
 void simt_copy_bulk(uint32_t dst, const void *src, uint32_t bytes,
                     uint32_t bar);

@@ -4,8 +4,8 @@
  * Every warp is on its own: it takes a range of the layer's tiles (decode.cuh),
  * streams them through its ring (decode_walk.cuh), attends them unit by unit
  * (decode_attend.cuh) and leaves each head's part in the workspace, which the
- * join kernel makes outputs of.  What a part holds depends on the plan alone,
- * so results repeat bit by bit.
+ * reduction kernel makes outputs of.  What a part holds depends on the plan
+ * alone, so results repeat bit by bit.
  *
  * The code for a level is a loop of its own over the units of one segment; what
  * is copied ahead may already belong to another one.
@@ -402,5 +402,5 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     if (rc != TR_KERNEL_OK || s->device->unfinished) {
         return rc;
     }
-    return decode_join(s, &a, rows->n_seqs);
+    return decode_reduce(s, &a, rows->n_seqs);
 }

@@ -6,7 +6,7 @@
  *           read by a kernel while the one in front of it still runs
  *   attend  (decode.cu, once a layer) one warp works off a range; nobody waits
  *           for anybody.  Warps that are done raise scores of the layer before
- *   join    (decode_join.cu, right behind) makes outputs of what the warps
+ *   reduce  (decode_reduce.cu, right behind) makes outputs of what the warps
  *           found, and victims of two layers before
  *   score   (decode_score.cu, once a step) scores of the last layer, victims of
  *           the last two
@@ -25,9 +25,9 @@
  * For its scores each tile leaves a trace: its weights as FP16, and the maximum
  * to which they relate, for each query head of the group.  Traces are counted
  * in those of 8 tokens, of which a tile of 16 has two; a segment begins with an
- * even one.  From the join kernel come the sums of each query head, which turn
- * weights into probabilities.  So a layer's scores can only be raised behind
- * it; that the next layer's warps do it as they come to their ends, at
+ * even one.  From the reduction kernel come the sums of each query head, which
+ * turn weights into probabilities.  So a layer's scores can only be raised
+ * behind it; that the next layer's warps do it as they come to their ends, at
  * different times, hides most of it.
  *
  * Until then the L2 cache has seen a layer's pages.  Asked to keep all traces
@@ -221,8 +221,8 @@ bool decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv,
                  uint32_t layer, const tr_rows_t *rows,
                  const tr_cuda_decode_size_t *size, void *work,
                  decode_args_t *out);
-int decode_join(const tr_cuda_stream_t *s, const decode_args_t *a,
-                uint32_t n_seqs);
+int decode_reduce(const tr_cuda_stream_t *s, const decode_args_t *a,
+                  uint32_t n_seqs);
 /* Blocks that settle a layer's victims: one a list where there are few, else of
  * so many warps that have one each. */
 uint32_t decode_victim_blocks(const decode_args_t *a, uint32_t warps);

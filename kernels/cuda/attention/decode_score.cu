@@ -24,7 +24,8 @@ static __global__ void __launch_bounds__(VICTIM_THREADS)
     victim_kernel(const __grid_constant__ decode_args_t a)
 {
     launch_wait();
-    if (a.layer > 0) { /* the join kernel of the last layer came too early */
+    if (a.layer
+        > 0) { /* the reduction kernel of the last layer came too early */
         settle_share(a, a.before, blockIdx.x, gridDim.x);
     }
     settle_share(a, a.left, blockIdx.x, gridDim.x);

@@ -393,7 +393,7 @@ copy_rows(const uint8_t *src, uint32_t dst, uint64_t policy)
 static __device__ __forceinline__ void
 end_copies(uint32_t bar)
 {
-    copy_joins(bar);
+    copy_arrive(bar);
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
         bar_arrive(bar);

@@ -34,7 +34,7 @@ fast_key(warp_t w, uint32_t x, uint32_t token, uint8_t *tile)
     uint32_t in = w.lane % 8, share = 8 / BITS; /* lanes of a word */
 
     if (BITS < 8) {
-        x = codes_join(x, BITS, 16) << (2 * BITS * (w.lane % share));
+        x = codes_pack(x, BITS, 16) << (2 * BITS * (w.lane % share));
         x |= lanes_xor(w, x, 1);
     }
     if (BITS == 2) {

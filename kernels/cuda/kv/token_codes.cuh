@@ -88,7 +88,7 @@ meta_downgrade(const uint16_t *meta, uint16_t *out, uint32_t from, uint32_t to,
 /* Four codes of a word: those of even dimensions together, odd ones `far`
  * bits on (kv_layout.h, tr_kv_key_code). */
 TR_DEVICE uint32_t
-codes_join(uint32_t x, uint32_t bits, uint32_t far)
+codes_pack(uint32_t x, uint32_t bits, uint32_t far)
 {
     uint32_t m = (1u << bits) - 1, y = x >> 8;
 
@@ -112,7 +112,7 @@ key_pack(warp_t w, place_t p, const uint8_t *codes, uint32_t dim, uint32_t bits)
         if (bits < 8) {
             word = 0;
             for (uint32_t i = 0; i < unit / 4; i++) {
-                word |= codes_join(x[i], bits, unit * bits / 2)
+                word |= codes_pack(x[i], bits, unit * bits / 2)
                         << (2 * bits * i);
             }
         }

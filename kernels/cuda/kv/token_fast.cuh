@@ -195,7 +195,7 @@ fast_store(warp_t w, uint8_t *at, uint32_t token, side_t s, uint32_t bits,
 
     if (s == KEY) {
         if (bits < 8) {
-            x = codes_join(x, bits, 16) << (2 * bits * (w.lane & (share - 1)));
+            x = codes_pack(x, bits, 16) << (2 * bits * (w.lane & (share - 1)));
             x |= lanes_xor(w, x, 1);
         }
         if (bits == 2) {

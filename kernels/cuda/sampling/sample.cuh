@@ -3,7 +3,7 @@
  *
  *   scan    (rows x pieces of the vocabulary) finds the best token of a piece;
  *           that is all a greedy row needs of the logits, read once
- *   choose  (a block a row) joins the pieces' best, and for rows that ask for
+ *   choose  (a block a row) reduces the pieces' best, and for rows that ask for
  *           more reads the row again: two times for most draws
  *
  * The total order of tokens, larger logit first, then lower id, is one number

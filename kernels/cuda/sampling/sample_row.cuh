@@ -347,8 +347,8 @@ shape_row(const sample_args_t *a, block_t b, uint32_t row, float *x,
 
 /* The best token of a row as scan left it. */
 TR_DEVICE uint64_t
-join_pieces(const sample_args_t *a, block_t b, sample_room_t *room,
-            uint32_t row)
+reduce_pieces(const sample_args_t *a, block_t b, sample_room_t *room,
+              uint32_t row)
 {
     const uint64_t *piece = a->best + (size_t) row * a->pieces;
     uint64_t best = 0;
@@ -394,7 +394,7 @@ choose_row(const sample_args_t *a, block_t b, sample_room_t *room, uint32_t row,
     uint64_t best;
 
     if (is_wanted(a, w)) {
-        best = join_pieces(a, b, room, row);
+        best = reduce_pieces(a, b, room, row);
         out.token = TR_CUDA_BAD_LOGITS;
         if (order_valid(best)) {
             if (x != NULL) {

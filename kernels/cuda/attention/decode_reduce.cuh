@@ -1,23 +1,23 @@
 /*
- * decode_join.cuh: the parts of a query head, joined: their outputs, each by
- * the sum of its weights, over the sum of all (split-K attention, as in flash
- * decoding). A warp asks for its parts and their sums all together, to wait for
- * memory once and not once for each; then the warps of a block join what they
- * have found.
+ * decode_reduce.cuh: the split-KV reduction (flash decoding's second pass). The
+ * attention kernel leaves, of each query head, one partial output for each
+ * range of the cache that a warp read; the output is their sum, each weighted
+ * by its sum of weights, over the sum of all weights.  A warp loads its parts
+ * and their sums all together, to wait for memory once and not once for each;
+ * then the warps of a block add up what they have.
  */
-#ifndef TR_CUDA_DECODE_JOIN_CUH
-#define TR_CUDA_DECODE_JOIN_CUH
+#ifndef TR_CUDA_DECODE_REDUCE_CUH
+#define TR_CUDA_DECODE_REDUCE_CUH
 
 #include "kernels/cuda/block.cuh"
 #include "decode.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 #define MANY_THREADS 128u /* of blocks whose warps have a query head each */
-#define JOIN_THREADS \
-    256u /* of those that join one, or a share of its
-                           * elements */
-#define JOIN_WARPS (JOIN_THREADS / 32)
-#define JOIN_SHARE 32 /* elements */
+/* Threads of a block that reduces one query head, or some of its elements. */
+#define REDUCE_THREADS 256u
+#define REDUCE_WARPS (REDUCE_THREADS / 32)
+#define REDUCE_SHARE 32 /* elements */
 
 /* Parts of a lane at once: of a warp that has a query head; of warps that share
  * one; of warps that share some elements of one; of these, where so many are
@@ -85,12 +85,12 @@ typedef struct {
     uint32_t step; /* floats from a part's output to the next one's */
     uint32_t n;    /* parts; 0: the head has none */
     float *total;  /* for the scores */
-} joined_t;
+} parts_t;
 
 /* Query head `at` of the step, the lane's elements from `first` on: by what the
  * plan left, which is read while attention still runs. */
 template <int D>
-static __device__ __forceinline__ joined_t
+static __device__ __forceinline__ parts_t
 find_parts(const decode_args_t &a, uint32_t at, uint32_t first)
 {
     const uint32_t head = a.group_inverse == 0 ? at
@@ -98,7 +98,7 @@ find_parts(const decode_args_t &a, uint32_t at, uint32_t first)
     const uint32_t k = at - head * a.group;
     const decode_span_t s = a.work.span[head];
     const uint32_t place = s.first + head;
-    joined_t j;
+    parts_t j;
 
     j.n = s.last - s.first + 1;
     j.step = a.group * D;
@@ -147,7 +147,7 @@ add_found(found_t &f, found_t more)
 /* The lane's first N of parts from, from + STEP, .. */
 template <uint32_t N, uint32_t STEP>
 static __device__ __forceinline__ found_t
-join_some(const joined_t &j, uint32_t from)
+reduce_some(const parts_t &j, uint32_t from)
 {
     float2 sum[N];
     float4 y[N];
@@ -188,7 +188,7 @@ join_some(const joined_t &j, uint32_t from)
  * elements. */
 template <int E, uint32_t FEW, uint32_t N, uint32_t WARPS>
 static __device__ __forceinline__ found_t
-join(const joined_t &j, uint32_t warp)
+reduce_parts(const parts_t &j, uint32_t warp)
 {
     constexpr uint32_t LANES = E / 4, AT_ONCE = 32 / LANES;
     constexpr uint32_t STEP = AT_ONCE * WARPS;
@@ -197,12 +197,12 @@ join(const joined_t &j, uint32_t warp)
     found_t f;
 
     if (FEW < N && j.n <= FEW * STEP) {
-        f = join_some<FEW, STEP>(j, from);
+        f = reduce_some<FEW, STEP>(j, from);
     } else {
-        f = join_some<N, STEP>(j, from);
+        f = reduce_some<N, STEP>(j, from);
 #pragma unroll 1
         for (from += N * STEP; from < j.n; from += N * STEP) {
-            add_found(f, join_some<N, STEP>(j, from));
+            add_found(f, reduce_some<N, STEP>(j, from));
         }
     }
     if constexpr (LANES == 32) {
@@ -228,8 +228,8 @@ join(const joined_t &j, uint32_t warp)
 }
 
 static __device__ __forceinline__ void
-put_joined(const decode_args_t &a, const joined_t &j, const found_t &f,
-           bool leads)
+store_reduced(const decode_args_t &a, const parts_t &j, const found_t &f,
+              bool leads)
 {
     store_out(a, j.to, f.x, __fdividef(1, f.weights));
     if (leads) { /* has the head's first element */
@@ -241,17 +241,17 @@ put_joined(const decode_args_t &a, const joined_t &j, const found_t &f,
  * place. */
 template <int D>
 static __device__ __forceinline__ void
-join_by_warp(const decode_args_t &a, uint32_t at, uint32_t heads)
+reduce_by_warp(const decode_args_t &a, uint32_t at, uint32_t heads)
 {
     const uint32_t lane = threadIdx.x % 32;
-    const joined_t j = find_parts<D>(a, min(at, heads - 1), lane % (D / 4) * 4);
+    const parts_t j = find_parts<D>(a, min(at, heads - 1), lane % (D / 4) * 4);
 
     await_parts(a);
     if (at < heads && j.n > 0) {
-        const found_t f = join<D, WARP_PARTS, WARP_PARTS, 1>(j, 0);
+        const found_t f = reduce_parts<D, WARP_PARTS, WARP_PARTS, 1>(j, 0);
 
         if (lane < D / 4) {
-            put_joined(a, j, f, lane == 0);
+            store_reduced(a, j, f, lane == 0);
         }
     }
 }
@@ -259,22 +259,22 @@ join_by_warp(const decode_args_t &a, uint32_t at, uint32_t heads)
 /* E elements of a query head: share `at` of all. */
 template <int D, int E>
 static __device__ __forceinline__ void
-join_by_block(const decode_args_t &a, uint32_t at)
+reduce_by_block(const decode_args_t &a, uint32_t at)
 {
-    __shared__ float4 out[JOIN_WARPS][E / 4];
-    __shared__ float2 sums[JOIN_WARPS];
+    __shared__ float4 out[REDUCE_WARPS][E / 4];
+    __shared__ float2 sums[REDUCE_WARPS];
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t first = at % (D / E) * E;
-    const joined_t j = find_parts<D>(a, at / (D / E),
-                                     first + lane % (E / 4) * 4);
+    const parts_t j = find_parts<D>(a, at / (D / E),
+                                    first + lane % (E / 4) * 4);
     found_t f;
 
     await_parts(a);
     if (j.n == 0) {
         return;
     }
-    f = E == D ? join<E, HEAD_PARTS, HEAD_PARTS, JOIN_WARPS>(j, warp)
-               : join<E, SHARE_FEW, SHARE_PARTS, JOIN_WARPS>(j, warp);
+    f = E == D ? reduce_parts<E, HEAD_PARTS, HEAD_PARTS, REDUCE_WARPS>(j, warp)
+               : reduce_parts<E, SHARE_FEW, SHARE_PARTS, REDUCE_WARPS>(j, warp);
     if (lane < E / 4) {
         out[warp][lane] = make_float4(f.x[0], f.x[1], f.x[2], f.x[3]);
     }
@@ -287,11 +287,11 @@ join_by_block(const decode_args_t &a, uint32_t at)
     }
     f = { { 0, 0, 0, 0 }, NO_PART, 0 };
 #pragma unroll
-    for (uint32_t w = 0; w < JOIN_WARPS; w++) {
+    for (uint32_t w = 0; w < REDUCE_WARPS; w++) {
         f.most = fmaxf(f.most, sums[w].x);
     }
 #pragma unroll
-    for (uint32_t w = 0; w < JOIN_WARPS; w++) {
+    for (uint32_t w = 0; w < REDUCE_WARPS; w++) {
         const float by = exp2_fast(sums[w].x - f.most);
         const float4 o = out[w][lane];
 
@@ -301,7 +301,7 @@ join_by_block(const decode_args_t &a, uint32_t at)
         f.x[2] = fmaf(o.z, by, f.x[2]);
         f.x[3] = fmaf(o.w, by, f.x[3]);
     }
-    put_joined(a, j, f, first == 0 && lane == 0);
+    store_reduced(a, j, f, first == 0 && lane == 0);
 }
 
 #endif

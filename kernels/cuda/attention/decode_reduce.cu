@@ -1,20 +1,20 @@
 /*
- * The outputs of decode attention, from the parts of each query head: a warp
- * each where there are many; a block each; or, where there are few, which have
- * hundreds of parts, a block for each 32 elements.  Behind these come blocks
- * for victims of two layers before: attention of the layer before has raised
- * the last of those scores.
+ * Split-KV reduction: the outputs of decode attention, from the parts of each
+ * query head.  A warp reduces a head where there are many heads; else a block;
+ * else, where few heads have hundreds of parts, a block each 32 elements.
+ * Behind these come blocks for victims of two layers before: attention of the
+ * layer before has raised the last of those scores.
  *
  * The kernel starts while the attend kernel still runs, where the device can do
  * that: then that one's blocks all run, and each will say when its warps have
  * left their parts, long before the last of them is done with scores.  So
  * outputs are made while other multiprocessors still raise scores.
  */
-#include "decode_join.cuh"
+#include "decode_reduce.cuh"
 #include "decode_victim.cuh"
 #include "kernels/cuda/launch.cuh"
 
-static_assert(JOIN_WARPS <= SETTLE_WARPS, "settle_by_block has room for all");
+static_assert(REDUCE_WARPS <= SETTLE_WARPS, "settle_by_block has room for all");
 
 /* Nobody raises scores any more of the layer whose victims were settled: its
  * piles are full again. i: of the blocks that settle them. */
@@ -29,7 +29,7 @@ end_scores(const decode_args_t &a, uint32_t i)
 /* One block waits for the end of attention, so that who waits for this kernel
  * also waits for that one. */
 static __device__ __forceinline__ void
-end_join(void)
+end_reduce(void)
 {
     if (blockIdx.x == gridDim.x - 1) {
         launch_wait();
@@ -38,8 +38,8 @@ end_join(void)
 
 template <int D>
 static __global__ void __launch_bounds__(MANY_THREADS)
-    join_warps(const __grid_constant__ decode_args_t a, uint32_t heads,
-               uint32_t blocks)
+    reduce_warps(const __grid_constant__ decode_args_t a, uint32_t heads,
+                 uint32_t blocks)
 {
     uint32_t i = (blockIdx.x * MANY_THREADS + threadIdx.x) / 32;
 
@@ -51,25 +51,25 @@ static __global__ void __launch_bounds__(MANY_THREADS)
                        (gridDim.x - blocks) * warps);
         end_scores(a, at);
     } else {
-        join_by_warp<D>(a, i, heads);
+        reduce_by_warp<D>(a, i, heads);
     }
-    end_join();
+    end_reduce();
 }
 
 /* Each block E elements of a query head. */
 template <int D, int E>
-static __global__ void __launch_bounds__(JOIN_THREADS,
+static __global__ void __launch_bounds__(REDUCE_THREADS,
                                          E == D ? HEAD_BLOCKS : SHARE_BLOCKS)
-    join_blocks(const __grid_constant__ decode_args_t a, uint32_t blocks)
+    reduce_blocks(const __grid_constant__ decode_args_t a, uint32_t blocks)
 {
     launch_next();
     if (blockIdx.x >= blocks) {
         settle_share(a, a.raised, blockIdx.x - blocks, gridDim.x - blocks);
         end_scores(a, blockIdx.x - blocks);
     } else {
-        join_by_block<D, E>(a, blockIdx.x);
+        reduce_by_block<D, E>(a, blockIdx.x);
     }
-    end_join();
+    end_reduce();
 }
 
 /* ---- launcher ----------------------------------------------------------- */
@@ -80,7 +80,7 @@ decode_victim_blocks(const decode_args_t *a, uint32_t warps)
     return a->few_jobs ? a->jobs : (a->jobs + warps - 1) / warps;
 }
 
-/* Of a layer, behind those that join. */
+/* Of a layer, behind those that reduce. */
 static uint32_t
 victim_blocks(const decode_args_t *a, uint32_t warps)
 {
@@ -90,29 +90,31 @@ victim_blocks(const decode_args_t *a, uint32_t warps)
 /* As many blocks for a query head as leave room for all at once on an idle
  * device: those of a second wave begin 2 us later. Else a warp a head. */
 int
-decode_join(const tr_cuda_stream_t *s, const decode_args_t *a, uint32_t n_seqs)
+decode_reduce(const tr_cuda_stream_t *s, const decode_args_t *a,
+              uint32_t n_seqs)
 {
     const uint32_t heads = n_seqs * a->kv.lists * a->group;
-    const uint32_t shares = heads * (a->kv.head_dim / JOIN_SHARE);
-    const uint32_t more = victim_blocks(a, JOIN_WARPS);
+    const uint32_t shares = heads * (a->kv.head_dim / REDUCE_SHARE);
+    const uint32_t more = victim_blocks(a, REDUCE_WARPS);
     const bool wide = a->kv.head_dim == 128;
 
     if (shares + more <= s->device->blocks * SHARE_BLOCKS) {
         return launch_small(s,
-                            wide ? join_blocks<128, JOIN_SHARE>
-                                 : join_blocks<64, JOIN_SHARE>,
-                            dim3(shares + more), JOIN_THREADS, *a, shares);
+                            wide ? reduce_blocks<128, REDUCE_SHARE>
+                                 : reduce_blocks<64, REDUCE_SHARE>,
+                            dim3(shares + more), REDUCE_THREADS, *a, shares);
     }
     if (heads + more <= s->device->blocks * HEAD_BLOCKS) {
         return launch_small(s,
-                            wide ? join_blocks<128, 128> : join_blocks<64, 64>,
-                            dim3(heads + more), JOIN_THREADS, *a, heads);
+                            wide ? reduce_blocks<128, 128>
+                                 : reduce_blocks<64, 64>,
+                            dim3(heads + more), REDUCE_THREADS, *a, heads);
     }
 
     const uint32_t warps = MANY_THREADS / 32;
     const uint32_t blocks = (heads + warps - 1) / warps;
 
-    return launch_small(s, wide ? join_warps<128> : join_warps<64>,
+    return launch_small(s, wide ? reduce_warps<128> : reduce_warps<64>,
                         dim3(blocks + victim_blocks(a, warps)), MANY_THREADS,
                         *a, heads, blocks);
 }
