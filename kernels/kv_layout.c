@@ -97,8 +97,9 @@ lay_out(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
     return end;
 }
 
-/* The share of a page's tiles that a GPU attends to alone, in the time of two: of few
- * bits it takes two at once (unit_tiles, cuda/decode_walk.cuh), none across pages. */
+/* The share of a page's tiles that a GPU attends to alone, in the time of two:
+ * of few bits it takes two at once (unit_tiles, cuda/decode_iterator.cuh), none
+ * across pages. */
 static double
 lone_tiles(const tr_kv_level_t *v, uint32_t tokens)
 {
@@ -108,8 +109,8 @@ lone_tiles(const tr_kv_level_t *v, uint32_t tokens)
 }
 
 /* As many tokens as fit into `bytes`; the share of a list's bytes that is lost,
- * what is left over in each page and half of the last one, and what lone tiles count
- * besides.  1: not even one quantum fits. */
+ * what is left over in each page and half of the last one, and what lone tiles
+ * count besides.  1: not even one quantum fits. */
 static double
 fill(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
      bool dense, uint32_t bytes)

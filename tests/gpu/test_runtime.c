@@ -172,15 +172,15 @@ streams_follow(void)
     return true;
 }
 
-#define POSTED 70000u /* bytes: several blocks' */
+#define COPIED 70000u /* bytes: several blocks' */
 
 /* Small copies by a kernel, both ways, of any number of words; what is beside
  * stays. */
 static bool
-posts(void)
+small_copies(void)
 {
-    uint8_t *p = cuda->alloc(POSTED), *in = cuda->pin(POSTED);
-    uint8_t *out = cuda->pin(POSTED);
+    uint8_t *p = cuda->alloc(COPIED), *in = cuda->pin(COPIED);
+    uint8_t *out = cuda->pin(COPIED);
 
     HOLDS(p != NULL && in != NULL && out != NULL);
     HOLDS(cuda->fetch(&stream, p, in, 6) == TR_KERNEL_BADARG);
@@ -189,21 +189,21 @@ posts(void)
     HOLDS(cuda->send(&stream, out + 4, p, 8) == TR_KERNEL_BADARG);
     HOLDS(cuda->fetch(&stream, p, in, 0) == 0);
     for (uint32_t i = 0; i < STEPS / 3; i++) {
-        uint32_t n = (uint32_t) rand() % (POSTED / 4) * 4;
+        uint32_t n = (uint32_t) rand() % (COPIED / 4) * 4;
 
         n = i % 3 == 0 ? n % 64 : n;
-        for (uint32_t k = 0; k < POSTED; k++) {
+        for (uint32_t k = 0; k < COPIED; k++) {
             in[k] = (uint8_t) rand();
         }
-        memset(out, 0x5a, POSTED);
-        HOLDS(cuda->fill(&stream, p, 0xa5, POSTED) == 0);
+        memset(out, 0x5a, COPIED);
+        HOLDS(cuda->fill(&stream, p, 0xa5, COPIED) == 0);
         HOLDS(cuda->fetch(&stream, p, in, n) == 0);
-        HOLDS(cuda->send(&stream, out, p, POSTED - 32) == 0);
+        HOLDS(cuda->send(&stream, out, p, COPIED - 32) == 0);
         HOLDS(cuda->stream_wait(&stream) == 0);
-        for (uint32_t k = 0; k < POSTED; k++) {
+        for (uint32_t k = 0; k < COPIED; k++) {
             HOLDS(out[k]
-                  == (k < n && k < POSTED - 32 ? in[k]
-                      : k < POSTED - 32        ? 0xa5
+                  == (k < n && k < COPIED - 32 ? in[k]
+                      : k < COPIED - 32        ? 0xa5
                                                : 0x5a));
         }
     }
@@ -569,7 +569,7 @@ main(int argc, char **argv)
     TRY(runs_in_order());
     TRY(events_tell_when());
     TRY(streams_follow());
-    TRY(posts());
+    TRY(small_copies());
     TRY(graphs_repeat());
     TRY(graphs_branch());
     if (!calm) {

@@ -6,7 +6,7 @@
  *   attention_dense.c    pieces of rows at dense positions
  *   attention_turns.c    the order in which their tiles add to scores
  *   attention_rows.c     pieces of rows over lists and window
- *   attention_walk.c     runs and parts of a head, Quest's choice of pages
+ *   attention_parts.c runs and parts of a head, Quest's choice of pages
  *   attention_unpack.c   one token of a quantised page in FP32
  *   attention_c.c        all pieces in plain C, the reference
  *   attention_tile.h     vector code: rows at dense positions
@@ -226,7 +226,7 @@ tr_page_tiles(const tr_kv_layout_t *l)
     return (l->tokens + 15) / 16;
 }
 
-/* A walk over the tiles of a part, begun with all zero. */
+/* Iterates over the tiles of a part; begun with all zero. */
 typedef struct {
     const uint8_t *page;
     uint32_t i;     /* pages before this one */
@@ -234,10 +234,11 @@ typedef struct {
     uint32_t slot;  /* the same token, of the run */
     uint32_t tile;
     uint32_t mask; /* bit j: token first + j is in use */
-} tr_spot_t;
+} tr_tile_iterator_t;
 
 static inline bool
-tr_part_next(const tr_attention_row_t *t, const tr_part_t *p, tr_spot_t *s)
+tr_part_next(const tr_attention_row_t *t, const tr_part_t *p,
+             tr_tile_iterator_t *s)
 {
     if (s->page == NULL) {
         s->tile = p->tile;

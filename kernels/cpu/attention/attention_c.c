@@ -163,7 +163,7 @@ part_logits(const tr_attention_row_t *t, const tr_part_t *part, uint32_t h)
 {
     uint32_t dim = t->kv->head_dim;
     float key[TR_HEAD_DIM_MAX];
-    tr_spot_t at = { 0 };
+    tr_tile_iterator_t at = { 0 };
 
     while (tr_part_next(t, part, &at)) {
         float *logits = t->logits + h * t->stride + at.tile * 16;
@@ -188,7 +188,7 @@ part_c(const tr_attention_row_t *t, uint32_t i, float *scratch)
     for (uint32_t h = 0; h < t->group; h++) {
         float *out = t->partial + ((size_t) i * t->group + h) * (dim + 2);
         online_t o = { -INFINITY, 0, out, dim };
-        tr_spot_t at = { 0 };
+        tr_tile_iterator_t at = { 0 };
 
         memset(out, 0, dim * sizeof(float));
         part_logits(t, &part, h);
@@ -217,7 +217,7 @@ typedef struct {
 /* Token first + i of a tile had the probability p. */
 static void
 score_token(const tr_attention_row_t *t, const tr_kv_layout_t *l,
-            const tr_spot_t *at, uint32_t i, float p, least_t *least)
+            const tr_tile_iterator_t *at, uint32_t i, float p, least_t *least)
 {
     uint32_t token = at->first + i, position, later;
     float *score = (float *) (at->page + l->score) + token, significance;
@@ -238,7 +238,7 @@ static void
 part_score(const tr_attention_row_t *t, const tr_part_t *part, const float *lse,
            least_t *least)
 {
-    tr_spot_t at = { 0 };
+    tr_tile_iterator_t at = { 0 };
 
     while (tr_part_next(t, part, &at)) {
         for (uint32_t i = 0; i < 16; i++) {

@@ -90,7 +90,7 @@ page_codes(const strip_t *a, const uint8_t *page, uint32_t tiles, float *out,
 static inline __attribute__((always_inline)) void
 fold_heads(uint32_t heads, strip_t *a, uint32_t group)
 {
-    tr_spot_t at = { 0 };
+    tr_tile_iterator_t at = { 0 };
     vec max[V_HEADS];
 
     for (uint32_t h = 0; h < heads; h++) {
@@ -179,7 +179,7 @@ code_logits(strip_t *a)
 
 /* A tile of FP16 keys, [dim][16]. */
 static void
-load_half_keys(const strip_t *a, const tr_spot_t *at)
+load_half_keys(const strip_t *a, const tr_tile_iterator_t *at)
 {
     uint32_t dim = a->dim;
 
@@ -209,7 +209,7 @@ load_half_keys(const strip_t *a, const tr_spot_t *at)
 
 /* Metadata by channel, for a tile of codes [dim][16]. */
 static void
-apply_channels(const strip_t *a, const tr_spot_t *at)
+apply_channels(const strip_t *a, const tr_tile_iterator_t *at)
 {
     const uint8_t *meta = at->page + tr_kv_key_meta(a->l, at->first, 0);
 
@@ -232,7 +232,7 @@ apply_channels(const strip_t *a, const tr_spot_t *at)
 
 /* A tile of keys in FP32, [dim][16]. */
 static void
-load_tile_keys(const strip_t *a, const tr_spot_t *at)
+load_tile_keys(const strip_t *a, const tr_tile_iterator_t *at)
 {
     uint32_t dim = a->dim;
     float key[TR_HEAD_DIM_MAX];
@@ -264,7 +264,7 @@ load_tile_keys(const strip_t *a, const tr_spot_t *at)
 static void
 unpacked_logits(strip_t *a)
 {
-    tr_spot_t at = { 0 };
+    tr_tile_iterator_t at = { 0 };
     vec max[V_HEADS];
 
     for (uint32_t h = 0; h < a->heads; h++) {

@@ -13,7 +13,8 @@ typedef struct {
 /* Lanes s on of a tile. */
 static inline void
 score_lanes(const tr_attention_row_t *t, const tr_kv_layout_t *l,
-            const tr_spot_t *at, uint32_t s, const float *lse, least_t *least)
+            const tr_tile_iterator_t *at, uint32_t s, const float *lse,
+            least_t *least)
 {
     vmask m = vm_bits(at->mask >> s), better, own;
     float *scores = (float *) (at->page + l->score) + at->first + s;
@@ -75,7 +76,7 @@ attention_row_score(const tr_attention_row_t *t, const float *lse)
     least_t least = none;
 
     for (uint32_t i = 0; i < parts; i++) {
-        tr_spot_t at = { 0 };
+        tr_tile_iterator_t at = { 0 };
         tr_part_t part;
 
         tr_row_part(t, i, &part);

@@ -6,8 +6,8 @@
 /* Scale and zero of a tile's values in a metadata group; 1 and 0 where codes
  * are not used as they are. */
 static inline void
-value_meta(const strip_t *a, const tr_spot_t *at, uint32_t s, uint32_t group,
-           vec *scale, vec *zero)
+value_meta(const strip_t *a, const tr_tile_iterator_t *at, uint32_t s,
+           uint32_t group, vec *scale, vec *zero)
 {
     *scale = v_set1(1);
     *zero = v_set1(0);
@@ -30,7 +30,7 @@ value_meta(const strip_t *a, const tr_spot_t *at, uint32_t s, uint32_t group,
 static inline __attribute__((always_inline)) void
 weigh_heads(uint32_t heads, strip_t *a, uint32_t group)
 {
-    tr_spot_t at = { 0 };
+    tr_tile_iterator_t at = { 0 };
     vec sum[V_HEADS], zeros[V_HEADS];
 
     for (uint32_t h = 0; h < heads; h++) {
@@ -177,7 +177,7 @@ values_2(const strip_t *a)
 static void
 unpacked_values(const strip_t *a)
 {
-    tr_spot_t at = { 0 };
+    tr_tile_iterator_t at = { 0 };
 
     while (tr_part_next(a->t, a->part, &at)) {
         const float *weight = a->weights

@@ -26,7 +26,7 @@ typedef struct {
     const compress_t *c;
     const int32_t *table, *to_table;
     const int8_t *dest; /* of the next source */
-    tr_kv_walk_t to[TR_KV_LISTS_MAX];
+    tr_kv_iterator_t to[TR_KV_LISTS_MAX];
     /* those that wait for the rest of their tile */
     tr_kv_place_t wait[TR_KV_LISTS_MAX][TR_KV_CHANNEL_TOKENS];
 } head_t;
@@ -176,7 +176,7 @@ static void
 move_to_list(head_t *h, uint32_t list, tr_kv_place_t from, float score,
              uint32_t pos)
 {
-    tr_kv_place_t p = tr_kv_walk(&h->to[list]);
+    tr_kv_place_t p = tr_kv_iterator_next(&h->to[list]);
     uint32_t i = p.at % TR_KV_CHANNEL_TOKENS;
 
     if (p.at == 0) {
@@ -254,16 +254,16 @@ head_move(head_t *h, const uint32_t *have)
     const compress_t *c = h->c;
     const tr_kv_view_t *kv = c->kv;
     const tr_kv_seq_t *from = c->from;
-    tr_kv_walk_t walk;
+    tr_kv_iterator_t it;
 
     window_clear(h);
     for (uint32_t l = 0; l < c->c->to->n_lists; l++) {
-        h->to[l] = tr_kv_walk_list(&c->to, h->to_table, c->c->to, l);
+        h->to[l] = tr_kv_iterator_list(&c->to, h->to_table, c->c->to, l);
     }
     for (uint32_t l = 0; l < from->n_lists; l++) {
-        walk = tr_kv_walk_list(kv, h->table, from, l);
+        it = tr_kv_iterator_list(kv, h->table, from, l);
         for (uint32_t i = 0; i < have[l]; i++) {
-            tr_kv_place_t p = tr_kv_walk(&walk);
+            tr_kv_place_t p = tr_kv_iterator_next(&it);
 
             source_move(h, p, tr_kv_score(p), tr_kv_position(p));
         }
@@ -275,9 +275,9 @@ head_move(head_t *h, const uint32_t *have)
 
         source_move(h, p, tr_kv_score(p), pos);
     }
-    walk = tr_kv_walk_dense(kv, h->table);
+    it = tr_kv_iterator_dense(kv, h->table);
     for (uint32_t i = 0; i < c->c->n_dense; i++) {
-        tr_kv_place_t p = tr_kv_walk(&walk);
+        tr_kv_place_t p = tr_kv_iterator_next(&it);
 
         source_move(h, p, dense_score(c, p, c->c->n_dense - 1 - i),
                     from->base + i);

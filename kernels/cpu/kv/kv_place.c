@@ -1,5 +1,6 @@
 /*
- * Where a token of a head is, and whether a slot's tables have room for it.  Reference: test_kv_store.c.
+ * Where a token of a head is, and whether a slot's tables have room for it.
+ * Reference: test_kv_store.c.
  */
 #include "kernels/cpu/cpu.h"
 #include "kv_store.h"
@@ -40,17 +41,18 @@ tr_kv_place_list(const tr_kv_view_t *kv, const int32_t *table,
     return (tr_kv_place_t){ page_of(kv, table, entry), l, index % l->tokens };
 }
 
-tr_kv_walk_t
-tr_kv_walk_dense(const tr_kv_view_t *kv, const int32_t *table)
+tr_kv_iterator_t
+tr_kv_iterator_dense(const tr_kv_view_t *kv, const int32_t *table)
 {
-    return (tr_kv_walk_t){ kv, table, 1, { NULL, &kv->layout[0], 0 } };
+    return (tr_kv_iterator_t){ kv, table, 1, { NULL, &kv->layout[0], 0 } };
 }
 
-tr_kv_walk_t
-tr_kv_walk_list(const tr_kv_view_t *kv, const int32_t *table,
-                const tr_kv_seq_t *seq, uint32_t list)
+tr_kv_iterator_t
+tr_kv_iterator_list(const tr_kv_view_t *kv, const int32_t *table,
+                    const tr_kv_seq_t *seq, uint32_t list)
 {
-    return (tr_kv_walk_t){ kv,
+    return (
+        tr_kv_iterator_t){ kv,
                            table + tr_kv_list_entry(kv, list, 0),
                            list % 2 == 0 ? 1 : -1,
                            { NULL, &kv->layout[seq->list_layout[list]], 0 } };

@@ -70,23 +70,25 @@ typedef struct {
     const int32_t *entry; /* of the next page */
     int32_t step;
     tr_kv_place_t next; /* its page is looked up when it is begun */
-} tr_kv_walk_t;
+} tr_kv_iterator_t;
 
-tr_kv_walk_t tr_kv_walk_dense(const tr_kv_view_t *kv, const int32_t *table);
-tr_kv_walk_t tr_kv_walk_list(const tr_kv_view_t *kv, const int32_t *table,
-                             const tr_kv_seq_t *seq, uint32_t list);
+tr_kv_iterator_t tr_kv_iterator_dense(const tr_kv_view_t *kv,
+                                      const int32_t *table);
+tr_kv_iterator_t tr_kv_iterator_list(const tr_kv_view_t *kv,
+                                     const int32_t *table,
+                                     const tr_kv_seq_t *seq, uint32_t list);
 
 static inline tr_kv_place_t
-tr_kv_walk(tr_kv_walk_t *w)
+tr_kv_iterator_next(tr_kv_iterator_t *it)
 {
     tr_kv_place_t p;
 
-    if (w->next.at == 0) {
-        w->next.page = tr_kv_page_at(w->kv, *w->entry);
-        w->entry += w->step;
+    if (it->next.at == 0) {
+        it->next.page = tr_kv_page_at(it->kv, *it->entry);
+        it->entry += it->step;
     }
-    p = w->next;
-    w->next.at = p.at + 1 == p.layout->tokens ? 0 : p.at + 1;
+    p = it->next;
+    it->next.at = p.at + 1 == p.layout->tokens ? 0 : p.at + 1;
     return p;
 }
 

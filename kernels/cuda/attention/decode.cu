@@ -2,9 +2,9 @@
  * Decode attention: one query a sequence over pages of all levels.
  *
  * Every warp is on its own: it takes a range of the layer's tiles (decode.cuh),
- * streams them through its ring (decode_walk.cuh), attends them unit by unit
- * (decode_attend.cuh) and leaves each head's part in the workspace, which the
- * reduction kernel makes outputs of.  What a part holds depends on the plan
+ * streams them through its ring (decode_iterator.cuh), attends them unit by
+ * unit (decode_attend.cuh) and leaves each head's part in the workspace, which
+ * the reduction kernel makes outputs of.  What a part holds depends on the plan
  * alone, so results repeat bit by bit.
  *
  * The code for a level is a loop of its own over the units of one segment; what

@@ -21,7 +21,7 @@
 #ifndef TR_CUDA_DECODE_TILE_CUH
 #define TR_CUDA_DECODE_TILE_CUH
 
-#include "decode_walk.cuh"
+#include "decode_iterator.cuh"
 
 #define QUERY_MOST 16256.0f /* 127 * 128 */
 

@@ -1,21 +1,21 @@
 /*
- * decode_walk.cuh: a warp's way through its range, one unit after the other,
- * and its ring of copies under way.
+ * decode_iterator.cuh: the tile iterator of a warp of decode attention, and its
+ * ring of copies in flight.
  *
- * A unit is one tile or two of a page: what a warp attends at once.  Each warp
- * has a ring of slots of shared memory to itself, into which it has units
- * brought ahead of their turn, also over the end of pages and heads: by the
- * copy engine (a unit is one piece), or where there is none, and for dense
- * tiles, by all lanes.  A barrier for each slot says when its unit is there.
- * Which units follow in which order is known to the warp's work as well as to
- * its cursor, so that only the beginning of a run, units of one segment, needs
- * a note.
+ * A warp visits the units of its range in order.  A unit is one tile or two of
+ * a page: what a warp attends at once.  Each warp has a ring of slots of shared
+ * memory to itself, into which units are copied ahead of their turn, also
+ * across the end of pages and heads: by TMA (a unit is one bulk copy), or where
+ * there is none, and for dense tiles, by all lanes (cp.async).  Each slot has
+ * an mbarrier that says when its unit has arrived.  The producing cursor and
+ * the consuming work know the order of units alike, so that only the beginning
+ * of a run, the units of one segment, needs a note.
  *
  * In a slot: tiles as in the page (kv_layout.h).  Rows of dense tiles are
  * permuted in chunks of 16 bytes so that reads hit all banks.
  */
-#ifndef TR_CUDA_DECODE_WALK_CUH
-#define TR_CUDA_DECODE_WALK_CUH
+#ifndef TR_CUDA_DECODE_ITERATOR_CUH
+#define TR_CUDA_DECODE_ITERATOR_CUH
 
 #include "decode.cuh"
 #include "kernels/cuda/ptx.cuh"
