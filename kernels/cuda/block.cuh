@@ -19,17 +19,17 @@
 TR_DEVICE float
 block_sum(block_t b, float x, uint64_t *meet)
 {
-    float *room = (float *) meet, sum = 0;
+    float *smem = (float *) meet, sum = 0;
 
     for (int d = 16; d > 0; d /= 2) {
         x += __shfl_xor_sync(TR_EVERY_LANE, x, d);
     }
     if (b.lane % 32 == 0) {
-        room[b.lane / 32] = x;
+        smem[b.lane / 32] = x;
     }
     __syncthreads();
     for (uint32_t i = 0; i < b.lanes / 32; i++) {
-        sum += room[i];
+        sum += smem[i];
     }
     __syncthreads();
     return sum;

@@ -53,7 +53,7 @@ must(int rc, const char *what)
 }
 
 static void *
-room(size_t bytes)
+device_memory(size_t bytes)
 {
     void *p = NULL;
 
@@ -259,17 +259,17 @@ open_arrays(bench_t *b)
     int32_t *token = malloc(ROWS_MAX * 4);
     size_t table = (size_t) VOCAB * HIDDEN;
 
-    b->hidden = room((size_t) ROWS_MAX * HIDDEN * 4);
-    b->weight = room((size_t) WIDE * 4);
-    b->angles = room((size_t) ROWS_MAX * DIM * 4);
-    b->inv = room(DIM * 4);
-    b->table = room(table * 2);
-    b->a = room((size_t) ROWS_MAX * 2 * WIDE * 2);
-    b->b = room((size_t) ROWS_MAX * WIDE * 2);
-    b->token = room(ROWS_MAX * 4);
-    b->slot = room(ROWS_MAX * 4);
-    b->pos = room(ROWS_MAX * 4);
-    b->history = room((size_t) SAMPLED_MAX * LEN * 4);
+    b->hidden = device_memory((size_t) ROWS_MAX * HIDDEN * 4);
+    b->weight = device_memory((size_t) WIDE * 4);
+    b->angles = device_memory((size_t) ROWS_MAX * DIM * 4);
+    b->inv = device_memory(DIM * 4);
+    b->table = device_memory(table * 2);
+    b->a = device_memory((size_t) ROWS_MAX * 2 * WIDE * 2);
+    b->b = device_memory((size_t) ROWS_MAX * WIDE * 2);
+    b->token = device_memory(ROWS_MAX * 4);
+    b->slot = device_memory(ROWS_MAX * 4);
+    b->pos = device_memory(ROWS_MAX * 4);
+    b->history = device_memory((size_t) SAMPLED_MAX * LEN * 4);
     for (uint32_t r = 0; r < ROWS_MAX; r++) {
         pos[r] = r % LEN;
         token[r] = (int32_t) random_below(VOCAB);
@@ -300,22 +300,23 @@ open_sample(bench_t *b)
     for (size_t i = 0; i < n; i++) {
         x[i] = (float) (random_normal() * 3);
     }
-    b->logits = room(n * 4);
+    b->logits = device_memory(n * 4);
     cuda_ok(cudaMemcpy(b->logits, x, n * 4, cudaMemcpyHostToDevice), "logits");
     free(x);
     b->sample = (tr_cuda_sample_t){
         .vocab = VOCAB,
         .logits = b->logits,
         .ld = VOCAB,
-        .wish = room(SAMPLED_MAX * sizeof(tr_cuda_wish_t)),
-        .seq_slot = room(4),
-        .bias = room(sizeof(tr_cuda_bias_t)),
-        .bar = room(4),
+        .wish = device_memory(SAMPLED_MAX * sizeof(tr_cuda_wish_t)),
+        .seq_slot = device_memory(4),
+        .bias = device_memory(sizeof(tr_cuda_bias_t)),
+        .bar = device_memory(4),
         .history = { b->history, LEN },
-        .out = room(SAMPLED_MAX * sizeof(tr_cuda_sampled_t)),
-        .top = room((size_t) SAMPLED_MAX * TR_CUDA_TOP_MAX
-                    * sizeof(tr_cuda_top_t)),
-        .work = room(tr_cuda_sample_work(&b->device, SAMPLED_MAX, VOCAB))
+        .out = device_memory(SAMPLED_MAX * sizeof(tr_cuda_sampled_t)),
+        .top = device_memory((size_t) SAMPLED_MAX * TR_CUDA_TOP_MAX
+                             * sizeof(tr_cuda_top_t)),
+        .work = device_memory(
+            tr_cuda_sample_work(&b->device, SAMPLED_MAX, VOCAB))
     };
     cuda_ok(cudaMemcpy((void *) b->sample.seq_slot, &slot, 4,
                        cudaMemcpyHostToDevice),

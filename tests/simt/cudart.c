@@ -32,7 +32,7 @@ typedef struct {
 
 struct CUgraph_st {
     node_t *node;
-    size_t n, room;
+    size_t n, capacity;
     uint32_t users; /* the graph, and its executable ones */
 };
 
@@ -163,9 +163,9 @@ submit(cudaStream_t s, const node_t *n)
         }
         return cudaSuccess;
     }
-    if (g->n == g->room) {
-        g->room = g->room * 2 + 64;
-        g->node = realloc(g->node, g->room * sizeof(*g->node));
+    if (g->n == g->capacity) {
+        g->capacity = g->capacity * 2 + 64;
+        g->node = realloc(g->node, g->capacity * sizeof(*g->node));
         if (g->node == NULL) {
             simt_die("no memory");
         }
@@ -551,7 +551,7 @@ map_encode(CUtensorMap *out, CUtensorMapDataType type, cuuint32_t rank,
 {
     simt_map_t m = { .at = at, .rank = rank, .element = 2 };
 
-    _Static_assert(sizeof(m) <= sizeof(*out), "room in a map");
+    _Static_assert(sizeof(m) <= sizeof(*out), "a map holds it");
     (void) steps;
     (void) promotion;
     if ((type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16

@@ -290,5 +290,5 @@ simt_cluster_store(uint32_t at, const void *x, uint32_t bytes, uint32_t bar,
 void
 simt_copies_open(mp_t *m)
 {
-    m->copy = simt_room(COPIES_MAX * sizeof(*m->copy));
+    m->copy = simt_alloc(COPIES_MAX * sizeof(*m->copy));
 }

@@ -86,7 +86,7 @@ void simt_hold_warps(mp_t *m);
 void simt_leave(state_t state);
 
 /* Zeroed memory for good. */
-void *simt_room(size_t bytes);
+void *simt_alloc(size_t bytes);
 
 /* Shared memory of block `rank` of the cluster. */
 uint8_t *simt_shared_of(uint32_t rank);

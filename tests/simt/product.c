@@ -119,7 +119,7 @@ static const float (*operand_b(mp_t *m, const simt_product_t *p,
     operand_t o = operand_of(p->b);
 
     if (*at == NULL) {
-        *at = simt_room(sizeof(**at));
+        *at = simt_alloc(sizeof(**at));
     }
     if ((*at)->of[made % KEPT].made != made) {
         float(*b)[16] = (*at)->of[made % KEPT].b;

@@ -313,7 +313,7 @@ mp_main(void *arg)
 }
 
 void *
-simt_room(size_t bytes)
+simt_alloc(size_t bytes)
 {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -340,11 +340,11 @@ device_open(void)
     simt_halves_open();
     device.seed = setting("SIMT_SEED", 1, 1, INT32_MAX);
     for (uint32_t i = 0; i < device.n; i++) {
-        mp_t *m = simt_room(sizeof(*m));
+        mp_t *m = simt_alloc(sizeof(*m));
 
         device.mp[i] = m;
         m->index = i;
-        m->stacks = simt_room((size_t) SIMT_THREADS_MAX * STACK);
+        m->stacks = simt_alloc((size_t) SIMT_THREADS_MAX * STACK);
         simt_copies_open(m);
     }
     for (uint32_t i = 0; i < device.n; i++) {

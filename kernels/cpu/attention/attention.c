@@ -78,8 +78,8 @@ lay_out(tr_step_t *a, const tr_stream_t *s, uint8_t *work, uint32_t max_len)
     a->scratch_size = scratch_bytes(dim, max_len);
     a->scratch = work;
     work += (size_t) s->threads * a->scratch_size;
-    a->room = row_bytes(a->group, max_len, dim);
-    a->rooms = work;
+    a->row_work_bytes = row_bytes(a->group, max_len, dim);
+    a->row_work = work;
 }
 
 static void

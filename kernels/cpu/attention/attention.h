@@ -6,7 +6,7 @@
  *   attention_dense.c    pieces of rows at dense positions
  *   attention_turns.c    the order in which their tiles add to scores
  *   attention_rows.c     pieces of rows over lists and window
- *   attention_parts.c runs and parts of a head, Quest's choice of pages
+ *   attention_parts.c    runs and parts of a head, Quest's choice of pages
  *   attention_unpack.c   one token of a quantised page in FP32
  *   attention_c.c        all pieces in plain C, the reference
  *   attention_tile.h     vector code: rows at dense positions

@@ -4,7 +4,7 @@
 #include "attention_step.h"
 
 static void
-make_row(const tr_step_t *a, uint32_t seq, uint32_t list, uint8_t *room,
+make_row(const tr_step_t *a, uint32_t seq, uint32_t list, uint8_t *work,
          tr_attention_row_t *t)
 {
     const tr_kv_seq_t *s = tr_step_seq(a, seq);
@@ -25,8 +25,8 @@ make_row(const tr_step_t *a, uint32_t seq, uint32_t list, uint8_t *room,
     t->victim = NULL;
     t->next = NULL;
     t->stride = stride;
-    t->logits = (float *) room;
-    t->partial = (float *) (room
+    t->logits = (float *) work;
+    t->partial = (float *) (work
                             + tr_pad(a->group * stride * sizeof(float), 64));
 }
 
@@ -95,14 +95,15 @@ tr_step_parts(const tr_step_t *a, uint32_t seq)
 
 /* Where a head keeps its logits when others work on it, too. */
 static uint8_t *
-split_room(const tr_step_t *a, uint32_t seq, uint32_t list)
+split_row_work(const tr_step_t *a, uint32_t seq, uint32_t list)
 {
     uint32_t before = 0;
 
     for (uint32_t i = 0; i < seq; i++) {
         before += !tr_step_dense(a, i);
     }
-    return a->rooms + ((size_t) before * a->kv->lists + list) * a->room;
+    return a->row_work
+           + ((size_t) before * a->kv->lists + list) * a->row_work_bytes;
 }
 
 /* The first page of a piece of the step, NULL when that is no whole head. */
@@ -133,13 +134,13 @@ tr_step_row(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
     tr_attention_row_t t;
 
     if (a->split) {
-        make_row(a, seq, list, split_room(a, seq, list), &t);
+        make_row(a, seq, list, split_row_work(a, seq, list), &t);
         if (part < tr_row_parts(&t)) {
             a->isa->part(&t, part, (float *) scratch);
         }
         return;
     }
-    make_row(a, seq, list, a->rooms + worker * a->room, &t);
+    make_row(a, seq, list, a->row_work + worker * a->row_work_bytes, &t);
     t.next = first_page(a, next);
     for (uint32_t p = 0; p < tr_row_parts(&t); p++) {
         a->isa->part(&t, p, (float *) scratch);
@@ -152,6 +153,6 @@ tr_step_finish(const tr_step_t *a, uint32_t seq, uint32_t list)
 {
     tr_attention_row_t t;
 
-    make_row(a, seq, list, split_room(a, seq, list), &t);
+    make_row(a, seq, list, split_row_work(a, seq, list), &t);
     finish_row(a, seq, list, &t);
 }

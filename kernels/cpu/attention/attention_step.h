@@ -18,14 +18,14 @@ typedef struct {
 
 /* Scored tiles of a step (attention_turns.c). */
 typedef struct {
-    uint32_t rooms;
-    uint8_t *room; /* tr_kept_t, room_size bytes each */
-    size_t room_size;
-    uint32_t *own;           /* [threads], the room of each one's tile */
-    _Atomic uint32_t *spare; /* [rooms], is it free? */
+    uint32_t n_buffers;
+    uint8_t *buffer; /* tr_kept_t, buffer_bytes each */
+    size_t buffer_bytes;
+    uint32_t *own;           /* [threads], the buffer of each one's tile */
+    _Atomic uint32_t *spare; /* [n_buffers], is it free? */
     _Atomic uint32_t *turn;  /* [n_seqs][lists], first row of the next tile */
     _Atomic uint32_t *left;  /* [n_rows][lists], by a tile's first row: 1 + its
-                              * room when it was left, else 0 */
+                              * buffer when it was left, else 0 */
 } tr_turns_t;
 
 /* What the whole step shares. */
@@ -42,8 +42,9 @@ typedef struct {
     bool split;       /* parts of compressed rows go to threads */
     uint32_t *starts; /* [n_seqs + 1], first piece of each sequence */
     tr_turns_t turns;
-    uint8_t *rooms; /* of compressed rows: a thread's, or a head's if split */
-    size_t room;    /* bytes */
+    uint8_t
+        *row_work; /* of compressed rows: a thread's, or a head's if split */
+    size_t row_work_bytes; /* bytes */
     uint8_t *scratch;
     size_t scratch_size; /* bytes of a thread */
 } tr_step_t;
@@ -121,7 +122,7 @@ void tr_step_victims(const tr_step_t *a, uint32_t seq);
 size_t tr_turns_bytes(uint32_t threads, uint32_t rows, uint32_t seqs,
                       uint32_t lists, uint32_t group, uint32_t max_len);
 void tr_turns_begin(tr_step_t *a, uint8_t *work, uint32_t max_len);
-/* The same tile in the thread's room. */
+/* The same tile in the thread's buffer. */
 const tr_attention_tile_t *tr_turns_tile(const tr_step_t *a,
                                          const tr_attention_tile_t *t,
                                          uint32_t worker);

@@ -3,7 +3,7 @@
  * queries (attention.c), but are computed by any thread at any time.  A thread
  * whose tile's turn has not come does not wait for whoever holds the tile
  * before it, and may have lost its core: it leaves the tile where it is, goes
- * on in a spare room, and whoever scores the tile before it takes it along.
+ * on in a spare buffer, and whoever scores the tile before it takes it along.
  *
  * A tile that is left and a turn that comes meet in this way: one side leaves,
  * then looks at the turn; the other moves the turn on, then looks at what was
@@ -18,20 +18,20 @@
 #define SPINS 3000
 
 static tr_kept_t *
-room_at(const tr_turns_t *u, uint32_t i)
+buffer_at(const tr_turns_t *u, uint32_t i)
 {
-    return (tr_kept_t *) (u->room + i * u->room_size);
+    return (tr_kept_t *) (u->buffer + i * u->buffer_bytes);
 }
 
-/* A room for each thread's tile, and as many to spare. */
+/* A buffer for each thread's tile, and as many to spare. */
 static uint32_t
-count_rooms(uint32_t threads)
+count_buffers(uint32_t threads)
 {
     return threads > 1 ? 2 * threads : 1;
 }
 
 static size_t
-room_bytes(uint32_t group, uint32_t max_len)
+bytes_of_buffer(uint32_t group, uint32_t max_len)
 {
     size_t kept = tr_tile_kept(group, tr_tile_columns(max_len, 0));
 
@@ -49,20 +49,21 @@ size_t
 tr_turns_bytes(uint32_t threads, uint32_t rows, uint32_t seqs, uint32_t lists,
                uint32_t group, uint32_t max_len)
 {
-    uint32_t rooms = count_rooms(threads);
+    uint32_t buffers = count_buffers(threads);
 
-    return words(threads) + words(rooms) + words((size_t) seqs * lists)
-           + words((size_t) rows * lists) + rooms * room_bytes(group, max_len);
+    return words(threads) + words(buffers) + words((size_t) seqs * lists)
+           + words((size_t) rows * lists)
+           + buffers * bytes_of_buffer(group, max_len);
 }
 
 void
 tr_turns_begin(tr_step_t *a, uint8_t *work, uint32_t max_len)
 {
     const tr_rows_t *rows = a->rows;
-    uint32_t n = count_rooms(a->threads), lists = a->kv->lists;
+    uint32_t n = count_buffers(a->threads), lists = a->kv->lists;
     tr_turns_t *u = &a->turns;
 
-    u->rooms = n;
+    u->n_buffers = n;
     u->own = (uint32_t *) work;
     work += words(a->threads);
     u->spare = (_Atomic uint32_t *) work;
@@ -71,8 +72,8 @@ tr_turns_begin(tr_step_t *a, uint8_t *work, uint32_t max_len)
     work += words((size_t) rows->n_seqs * lists);
     u->left = (_Atomic uint32_t *) work;
     work += words((size_t) rows->n_rows * lists);
-    u->room = work;
-    u->room_size = room_bytes(a->group, max_len);
+    u->buffer = work;
+    u->buffer_bytes = bytes_of_buffer(a->group, max_len);
     for (uint32_t i = 0; i < n; i++) {
         atomic_init(&u->spare[i], i >= a->threads);
     }
@@ -97,7 +98,7 @@ tr_turns_begin(tr_step_t *a, uint8_t *work, uint32_t max_len)
 const tr_attention_tile_t *
 tr_turns_tile(const tr_step_t *a, const tr_attention_tile_t *t, uint32_t worker)
 {
-    tr_kept_t *k = room_at(&a->turns, a->turns.own[worker]);
+    tr_kept_t *k = buffer_at(&a->turns, a->turns.own[worker]);
     float *floats = (float *) ((uint8_t *) k + tr_pad(sizeof(*k), 64));
 
     memcpy(k->run, t->run, t->n_runs * sizeof(*t->run));
@@ -108,21 +109,21 @@ tr_turns_tile(const tr_step_t *a, const tr_attention_tile_t *t, uint32_t worker)
     return &k->t;
 }
 
-/* Scores the tile in a room, then those after it that were left. */
+/* Scores the tile in a buffer, then those after it that were left. */
 static void
 score_from(const tr_step_t *a, uint32_t seq, uint32_t list, uint32_t row,
-           uint32_t room, uint32_t worker, float *scratch)
+           uint32_t buffer, uint32_t worker, float *scratch)
 {
     const tr_turns_t *u = &a->turns;
     uint32_t lists = a->kv->lists, end = a->rows->seq_row[seq + 1];
 
     for (;;) {
-        const tr_attention_tile_t *t = &room_at(u, room)->t;
+        const tr_attention_tile_t *t = &buffer_at(u, buffer)->t;
         uint32_t next = row + t->n_pos, left;
 
         a->isa->score(t, scratch);
-        if (room != u->own[worker]) {
-            atomic_store(&u->spare[room], 1);
+        if (buffer != u->own[worker]) {
+            atomic_store(&u->spare[buffer], 1);
         }
         atomic_store(&u->turn[seq * lists + list], next);
         if (next == end) {
@@ -133,17 +134,17 @@ score_from(const tr_step_t *a, uint32_t seq, uint32_t list, uint32_t row,
             return;
         }
         row = next;
-        room = left - 1;
+        buffer = left - 1;
     }
 }
 
-/* A spare room, or u->rooms. */
+/* A spare buffer, or u->n_buffers. */
 static uint32_t
 take_spare(const tr_turns_t *u)
 {
     uint32_t i = 0;
 
-    while (i < u->rooms && atomic_exchange(&u->spare[i], 0) == 0) {
+    while (i < u->n_buffers && atomic_exchange(&u->spare[i], 0) == 0) {
         i++;
     }
     return i;
@@ -156,25 +157,25 @@ tr_turns_score(const tr_step_t *a, uint32_t seq, uint32_t list, uint32_t row,
     const tr_turns_t *u = &a->turns;
     _Atomic uint32_t *turn = &u->turn[seq * a->kv->lists + list];
     _Atomic uint32_t *left = &u->left[row * a->kv->lists + list];
-    uint32_t room = u->own[worker], spare, spins = 0;
+    uint32_t buffer = u->own[worker], spare, spins = 0;
 
     while (atomic_load(turn) != row) {
         spare = take_spare(u);
-        if (spare < u->rooms) {
+        if (spare < u->n_buffers) {
             u->own[worker] = spare;
-            atomic_store(left, room + 1);
+            atomic_store(left, buffer + 1);
             if (atomic_load(turn) != row || atomic_exchange(left, 0) == 0) {
                 return;
             }
             break;
         }
-        /* Every room is left full: tiles before them are being computed in
-         * rooms of their own, so this ends. */
+        /* Every buffer is left full: tiles before them are being computed in
+         * buffers of their own, so this ends. */
         if (++spins < SPINS) {
             _mm_pause();
         } else {
             sched_yield(); /* who is before us may need this core */
         }
     }
-    score_from(a, seq, list, row, room, worker, scratch);
+    score_from(a, seq, list, row, buffer, worker, scratch);
 }

@@ -13,42 +13,42 @@
 static __global__ void __launch_bounds__(LANES)
     choose_kernel(const __grid_constant__ generic_args_t a)
 {
-    __shared__ choose_room_t room;
+    __shared__ choose_smem_t smem;
     block_t b = { threadIdx.x, LANES };
 
-    generic_choose(&a, b, &room, blockIdx.x, blockIdx.y);
+    generic_choose(&a, b, &smem, blockIdx.x, blockIdx.y);
 }
 
 static __global__ void __launch_bounds__(LANES)
     attend_kernel(const __grid_constant__ generic_args_t a)
 {
-    __shared__ attend_room_t room;
+    __shared__ attend_smem_t smem;
     uint32_t pieces = (a.group + HEADS - 1) / HEADS;
     block_t b = { threadIdx.x, LANES };
 
-    generic_attend(&a, b, &room, blockIdx.x, blockIdx.y / pieces,
+    generic_attend(&a, b, &smem, blockIdx.x, blockIdx.y / pieces,
                    blockIdx.y % pieces, blockIdx.z);
 }
 
 static __global__ void __launch_bounds__(LANES)
     merge_kernel(const __grid_constant__ generic_args_t a)
 {
-    __shared__ attend_room_t room;
+    __shared__ attend_smem_t smem;
     uint32_t pieces = (a.group + HEADS - 1) / HEADS;
     block_t b = { threadIdx.x, LANES };
 
-    generic_merge(&a, b, &room, blockIdx.x, blockIdx.y / pieces,
+    generic_merge(&a, b, &smem, blockIdx.x, blockIdx.y / pieces,
                   blockIdx.y % pieces);
 }
 
 static __global__ void __launch_bounds__(LANES)
     score_kernel(const __grid_constant__ generic_args_t a)
 {
-    __shared__ score_room_t room;
+    __shared__ score_smem_t smem;
     uint32_t i = blockIdx.z;
     block_t b = { threadIdx.x, LANES };
 
-    while (generic_score(&a, b, &room, blockIdx.x, blockIdx.y, i)) {
+    while (generic_score(&a, b, &smem, blockIdx.x, blockIdx.y, i)) {
         i += gridDim.z;
     }
 }
@@ -56,10 +56,10 @@ static __global__ void __launch_bounds__(LANES)
 static __global__ void __launch_bounds__(LANES)
     victims_kernel(const __grid_constant__ generic_args_t a)
 {
-    __shared__ victim_room_t room;
+    __shared__ victim_smem_t smem;
     block_t b = { threadIdx.x, LANES };
 
-    generic_victims(&a, b, &room, blockIdx.x, blockIdx.y);
+    generic_victims(&a, b, &smem, blockIdx.x, blockIdx.y);
 }
 
 /* Tiles of a head, at most: pages of 8 tokens are half tiles, and lists and

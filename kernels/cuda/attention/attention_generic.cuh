@@ -31,7 +31,7 @@ typedef struct {
     float x[TILE_TOKENS * (TR_HEAD_DIM_MAX + 1)];
     float weight[HEADS][TILE_TOKENS];
     float keep[HEADS];
-} attend_room_t;
+} attend_smem_t;
 
 TR_DEVICE void
 sum_clear(block_t b, generic_sum_t *s, uint32_t dim)
@@ -71,10 +71,10 @@ merge(float x, float y, const float *share)
 
 /* all = all and part together, in that order. */
 TR_DEVICE void
-sum_merge(block_t b, attend_room_t *room, uint32_t heads, uint32_t dim)
+sum_merge(block_t b, attend_smem_t *smem, uint32_t heads, uint32_t dim)
 {
-    generic_sum_t *all = &room->all;
-    const generic_sum_t *part = &room->part;
+    generic_sum_t *all = &smem->all;
+    const generic_sum_t *part = &smem->part;
     float share[2];
 
     lanes_sync(b);
@@ -94,61 +94,61 @@ sum_merge(block_t b, attend_room_t *room, uint32_t heads, uint32_t dim)
     lanes_sync(b);
 }
 
-/* Softmax of a tile's logits, room->weight; what is kept of the sum so far. */
+/* Softmax of a tile's logits, smem->weight; what is kept of the sum so far. */
 TR_DEVICE void
-tile_weigh(attend_room_t *room, uint32_t h)
+tile_weigh(attend_smem_t *smem, uint32_t h)
 {
-    float *w = room->weight[h], max = room->part.max[h], sum = 0;
+    float *w = smem->weight[h], max = smem->part.max[h], sum = 0;
 
     for (uint32_t k = 0; k < TILE_TOKENS; k++) {
         max = w[k] > max || w[k] != w[k] ? w[k] : max;
     }
-    room->keep[h] = share_of(room->part.max[h], max);
+    smem->keep[h] = share_of(smem->part.max[h], max);
     for (uint32_t k = 0; k < TILE_TOKENS; k++) {
         w[k] = share_of(w[k], max);
         sum += w[k];
     }
-    room->part.max[h] = max;
-    room->part.sum[h] = room->part.sum[h] * room->keep[h] + sum;
+    smem->part.max[h] = max;
+    smem->part.sum[h] = smem->part.sum[h] * smem->keep[h] + sum;
 }
 
 TR_DEVICE void
 tile_attend(block_t b, const generic_head_t *head, const generic_tile_t *t,
-            attend_room_t *room, uint32_t heads)
+            attend_smem_t *smem, uint32_t heads)
 {
     uint32_t dim = head->a->kv.head_dim;
 
-    tile_load(b, t, KEY, room->x);
+    tile_load(b, t, KEY, smem->x);
     lanes_sync(b);
     for (uint32_t e = b.lane; e < heads * TILE_TOKENS; e += b.lanes) {
         uint32_t h = e / TILE_TOKENS, k = e % TILE_TOKENS;
         float sum = 0;
 
         for (uint32_t d = 0; d < dim; d++) {
-            sum += room->q[h][d] * room->x[k * (dim + 1) + d];
+            sum += smem->q[h][d] * smem->x[k * (dim + 1) + d];
         }
-        room->weight[h][k] = t->used >> k & 1 ? sum * head->a->queries.scale
+        smem->weight[h][k] = t->used >> k & 1 ? sum * head->a->queries.scale
                                               : -INFINITY;
     }
     lanes_sync(b);
     for (uint32_t h = b.lane; h < heads; h += b.lanes) {
-        tile_weigh(room, h);
+        tile_weigh(smem, h);
     }
-    tile_load(b, t, VALUE, room->x);
+    tile_load(b, t, VALUE, smem->x);
     lanes_sync(b);
     for (uint32_t e = b.lane; e < heads * dim; e += b.lanes) {
         uint32_t h = e / dim, d = e % dim;
-        float sum = room->part.out[h][d] * room->keep[h];
+        float sum = smem->part.out[h][d] * smem->keep[h];
 
         for (uint32_t k = 0; k < TILE_TOKENS; k++) {
-            sum += room->weight[h][k] * room->x[k * (dim + 1) + d];
+            sum += smem->weight[h][k] * smem->x[k * (dim + 1) + d];
         }
-        room->part.out[h][d] = sum;
+        smem->part.out[h][d] = sum;
     }
     lanes_sync(b);
 }
 
-/* The whole of a row is in room->all. */
+/* The whole of a row is in smem->all. */
 TR_DEVICE void
 row_finish(block_t b, const generic_args_t *a, const generic_sum_t *all,
            uint32_t row, uint32_t first, uint32_t heads)
@@ -180,7 +180,7 @@ heads_of(const generic_args_t *a, uint32_t list, uint32_t i, uint32_t *first)
 
 /* A row, a list's piece of heads, and of a row that is alone a part. */
 TR_DEVICE void
-generic_attend(const generic_args_t *a, block_t b, attend_room_t *room,
+generic_attend(const generic_args_t *a, block_t b, attend_smem_t *smem,
                uint32_t row, uint32_t list, uint32_t piece, uint32_t part)
 {
     uint32_t s = seq_of(a->rows.seq_row, a->rows.n_seqs, row);
@@ -199,29 +199,29 @@ generic_attend(const generic_args_t *a, block_t b, attend_room_t *room,
     }
     heads = heads_of(a, list, piece, &first);
     for (uint32_t e = b.lane; e < heads * dim; e += b.lanes) {
-        room->q[e / dim][e % dim] = query_load(a, row, first + e / dim,
+        smem->q[e / dim][e % dim] = query_load(a, row, first + e / dim,
                                                e % dim);
     }
-    sum_clear(b, &room->all, dim);
+    sum_clear(b, &smem->all, dim);
     for (uint32_t p = part; p == part || p * size < tiles; p++) {
         uint32_t end = (p + 1) * size < tiles ? (p + 1) * size : tiles;
 
-        sum_clear(b, &room->part, dim);
+        sum_clear(b, &smem->part, dim);
         lanes_sync(b);
         for (uint32_t i = p * size; i < end; i++) {
             generic_tile_t t;
 
             if (head_tile(&head, i, &t)) {
-                tile_attend(b, &head, &t, room, heads);
+                tile_attend(b, &head, &t, smem, heads);
             }
         }
         if (alone) {
             break;
         }
-        sum_merge(b, room, heads, dim);
+        sum_merge(b, smem, heads, dim);
     }
     if (!alone) {
-        row_finish(b, a, &room->all, row, first, heads);
+        row_finish(b, a, &smem->all, row, first, heads);
         return;
     }
     for (uint32_t e = b.lane; e < heads * (dim + 2); e += b.lanes) {
@@ -229,15 +229,15 @@ generic_attend(const generic_args_t *a, block_t b, attend_room_t *room,
         size_t at = ((size_t) s * a->parts + part) * a->queries.heads + first
                     + h;
 
-        a->partial[at * (dim + 2) + d] = d < dim    ? room->part.out[h][d]
-                                         : d == dim ? room->part.max[h]
-                                                    : room->part.sum[h];
+        a->partial[at * (dim + 2) + d] = d < dim    ? smem->part.out[h][d]
+                                         : d == dim ? smem->part.max[h]
+                                                    : smem->part.sum[h];
     }
 }
 
 /* The parts of the row of sequence s, when it is alone. */
 TR_DEVICE void
-generic_merge(const generic_args_t *a, block_t b, attend_room_t *room,
+generic_merge(const generic_args_t *a, block_t b, attend_smem_t *smem,
               uint32_t s, uint32_t list, uint32_t piece)
 {
     uint32_t dim = a->kv.head_dim, first, heads, tiles;
@@ -249,7 +249,7 @@ generic_merge(const generic_args_t *a, block_t b, attend_room_t *room,
     head_query(&head, s, list, head.first);
     tiles = head_tiles(&head);
     heads = heads_of(a, list, piece, &first);
-    sum_clear(b, &room->all, dim);
+    sum_clear(b, &smem->all, dim);
     for (uint32_t p = 0; p == 0 || (p < a->parts && p * a->part_tiles < tiles);
          p++) {
         for (uint32_t e = b.lane; e < heads * (dim + 2); e += b.lanes) {
@@ -258,13 +258,13 @@ generic_merge(const generic_args_t *a, block_t b, attend_room_t *room,
                         + h;
             float x = a->partial[at * (dim + 2) + d];
 
-            *(d < dim    ? &room->part.out[h][d]
-              : d == dim ? &room->part.max[h]
-                         : &room->part.sum[h]) = x;
+            *(d < dim    ? &smem->part.out[h][d]
+              : d == dim ? &smem->part.max[h]
+                         : &smem->part.sum[h]) = x;
         }
-        sum_merge(b, room, heads, dim);
+        sum_merge(b, smem, heads, dim);
     }
-    row_finish(b, a, &room->all, head.first, first, heads);
+    row_finish(b, a, &smem->all, head.first, first, heads);
 }
 
 #endif

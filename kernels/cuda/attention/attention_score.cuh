@@ -12,7 +12,7 @@
 typedef struct {
     float x[TILE_TOKENS * (TR_HEAD_DIM_MAX + 1)];
     float best[ROWS][TILE_TOKENS];
-} score_room_t;
+} score_smem_t;
 
 /* Logit less logarithm of the sum, the largest of the group. */
 TR_DEVICE float
@@ -46,10 +46,10 @@ tile_position(const generic_head_t *h, const generic_tile_t *t, uint32_t k)
                                : token_position(p);
 }
 
-/* Adds queries [row, row + n), whose probabilities are in the room. */
+/* Adds queries [row, row + n), whose probabilities are in shared memory. */
 TR_DEVICE void
 token_add(const generic_head_t *h, const generic_tile_t *t,
-          const score_room_t *room, uint32_t k, uint32_t row, uint32_t n)
+          const score_smem_t *smem, uint32_t k, uint32_t row, uint32_t n)
 {
     place_t p = t->at;
     uint32_t position = tile_position(h, t, k);
@@ -66,16 +66,16 @@ token_add(const generic_head_t *h, const generic_tile_t *t,
         if (query <= position) { /* its own token adds nothing */
             continue;
         }
-        *score += room->best[r][k];
+        *score += smem->best[r][k];
         if (recent != NULL && query >= h->seq->recent_from) {
-            *recent += room->best[r][k];
+            *recent += smem->best[r][k];
         }
     }
 }
 
 /* Tile i of a list of sequence s; false: there are fewer. */
 TR_DEVICE bool
-generic_score(const generic_args_t *a, block_t b, score_room_t *room,
+generic_score(const generic_args_t *a, block_t b, score_smem_t *smem,
               uint32_t s, uint32_t list, uint32_t i)
 {
     uint32_t dim = a->kv.head_dim;
@@ -92,7 +92,7 @@ generic_score(const generic_args_t *a, block_t b, score_room_t *room,
     if (t.at.layout->score == 0) {
         return true;
     }
-    tile_load(b, &t, KEY, room->x);
+    tile_load(b, &t, KEY, smem->x);
     lanes_sync(b);
     for (uint32_t row = head.first; row < head.end; row += ROWS) {
         uint32_t n = head.end - row < ROWS ? head.end - row : ROWS;
@@ -105,14 +105,14 @@ generic_score(const generic_args_t *a, block_t b, score_room_t *room,
                 && (t.run != RUN_DENSE
                     || a->rows.row_pos[row + r]
                            > tile_position(&head, &t, k))) {
-                room->best[r][k] = expf(
-                    group_best(a, room->x + k * (dim + 1), row + r, list));
+                smem->best[r][k] = expf(
+                    group_best(a, smem->x + k * (dim + 1), row + r, list));
             }
         }
         lanes_sync(b);
         for (uint32_t k = b.lane; k < TILE_TOKENS; k += b.lanes) {
             if (t.used >> k & 1) {
-                token_add(&head, &t, room, k, row, n);
+                token_add(&head, &t, smem, k, row, n);
             }
         }
         lanes_sync(b);
@@ -129,7 +129,7 @@ typedef struct {
 
 typedef struct {
     least_t of[LANES_MAX];
-} victim_room_t;
+} victim_smem_t;
 
 TR_DEVICE void
 least_take(least_t *best, least_t x)
@@ -142,7 +142,7 @@ least_take(least_t *best, least_t x)
 }
 
 TR_DEVICE void
-generic_victims(const generic_args_t *a, block_t b, victim_room_t *room,
+generic_victims(const generic_args_t *a, block_t b, victim_smem_t *smem,
                 uint32_t s, uint32_t list)
 {
     const least_t none = { INFINITY, 0, UINT32_MAX };
@@ -176,11 +176,11 @@ generic_victims(const generic_args_t *a, block_t b, victim_room_t *room,
             }
             least_take(&best, x);
         }
-        room->of[b.lane] = best;
+        smem->of[b.lane] = best;
         lanes_sync(b);
         if (b.lane == 0) {
             for (uint32_t i = 1; i < b.lanes; i++) {
-                least_take(&best, room->of[i]);
+                least_take(&best, smem->of[i]);
             }
             victim[l].significance = best.significance;
             victim[l].index = best.index;
@@ -193,7 +193,7 @@ generic_victims(const generic_args_t *a, block_t b, victim_room_t *room,
 
 typedef struct {
     uint32_t count[LANES_MAX];
-} choose_room_t;
+} choose_smem_t;
 
 /* A float as an integer of the same order; NaN is largest. */
 TR_DEVICE uint32_t
@@ -233,7 +233,7 @@ page_bound(const generic_args_t *a, uint32_t row, uint32_t list,
 
 /* How many of x[0, n) are at least `limit`. */
 TR_DEVICE uint32_t
-count_from(block_t b, choose_room_t *room, const uint32_t *x, uint32_t n,
+count_from(block_t b, choose_smem_t *smem, const uint32_t *x, uint32_t n,
            uint32_t limit)
 {
     uint32_t sum = 0;
@@ -241,11 +241,11 @@ count_from(block_t b, choose_room_t *room, const uint32_t *x, uint32_t n,
     for (uint32_t i = b.lane; i < n; i += b.lanes) {
         sum += x[i] >= limit;
     }
-    room->count[b.lane] = sum;
+    smem->count[b.lane] = sum;
     lanes_sync(b);
     sum = 0;
     for (uint32_t i = 0; i < b.lanes; i++) {
-        sum += room->count[i];
+        sum += smem->count[i];
     }
     lanes_sync(b);
     return sum;
@@ -253,7 +253,7 @@ count_from(block_t b, choose_room_t *room, const uint32_t *x, uint32_t n,
 
 /* The pages that promise most, in order, the last always among them. */
 TR_DEVICE void
-generic_choose(const generic_args_t *a, block_t b, choose_room_t *room,
+generic_choose(const generic_args_t *a, block_t b, choose_smem_t *smem,
                uint32_t s, uint32_t list)
 {
     uint32_t n, k, limit = 0, more, at = 0;
@@ -277,11 +277,11 @@ generic_choose(const generic_args_t *a, block_t b, choose_room_t *room,
     }
     lanes_sync(b);
     for (uint32_t bit = 1u << 31; bit > 0; bit >>= 1) { /* the k-th largest */
-        if (k > 0 && count_from(b, room, bound, n, limit | bit) >= k) {
+        if (k > 0 && count_from(b, smem, bound, n, limit | bit) >= k) {
             limit |= bit;
         }
     }
-    more = limit == UINT32_MAX ? 0 : count_from(b, room, bound, n, limit + 1);
+    more = limit == UINT32_MAX ? 0 : count_from(b, smem, bound, n, limit + 1);
     if (b.lane == 0) {
         uint32_t equal = k - more; /* the first of equals */
 

@@ -169,7 +169,7 @@ static __global__ void __launch_bounds__(IMAGE_THREADS)
 /* ---- launchers ---------------------------------------------------------- */
 
 static size_t
-room(size_t *at, size_t bytes)
+take(size_t *at, size_t bytes)
 {
     size_t here = *at;
 
@@ -184,12 +184,12 @@ lay_out(const tr_cuda_prompt_size_t *size, uint8_t *work, prompt_args_t *a)
     size_t tiles = size->max_rows / ROWS + size->max_seqs, at = 0;
     size_t images = 2 * tiles * size->heads;
 
-    a->n_tiles = (uint32_t *) (work + room(&at, 4));
-    a->seq_tile = (uint32_t *) (work + room(&at, 4 * (size_t) size->max_seqs));
-    a->tile = (prompt_tile_t *) (work + room(&at, tiles * sizeof(*a->tile)));
+    a->n_tiles = (uint32_t *) (work + take(&at, 4));
+    a->seq_tile = (uint32_t *) (work + take(&at, 4 * (size_t) size->max_seqs));
+    a->tile = (prompt_tile_t *) (work + take(&at, tiles * sizeof(*a->tile)));
     a->info = (prompt_row_t *) (work
-                                + room(&at, images * HALF * sizeof(*a->info)));
-    a->image = work + room(&at, images * HALF * 2 * size->head_dim);
+                                + take(&at, images * HALF * sizeof(*a->info)));
+    a->image = work + take(&at, images * HALF * 2 * size->head_dim);
     return at;
 }
 

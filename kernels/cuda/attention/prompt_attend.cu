@@ -224,13 +224,13 @@ turn_pass(uint32_t group)
 
 template <int D, int N, int STAGES, class E, bool BOXES, bool ALTERNATE>
 static __device__ __forceinline__ void
-attend_compute(const prompt_args_t &a, const attend_room_t<D, N, STAGES> &room,
+attend_compute(const prompt_args_t &a, const attend_smem_t<D, N, STAGES> &smem,
                const prompt_tile_t &t, uint32_t half, uint32_t head)
 {
-    const uint32_t TILE = attend_room_t<D, N, STAGES>::TILE;
+    const uint32_t TILE = attend_smem_t<D, N, STAGES>::TILE;
     uint32_t group = threadIdx.x / GROUP - 1, keys = t.pos + t.rows;
     uint32_t tiles = (keys + N - 1) / N, lowest = t.pos + group * HALF;
-    uint32_t q = room.q + group * attend_room_t<D, N, STAGES>::IMAGE, last, n;
+    uint32_t q = smem.q + group * attend_smem_t<D, N, STAGES>::IMAGE, last, n;
     attend_rows_t rows = attend_rows(a, t, half, head);
     float o[D / 2], s[N / 2], fall[2];
     uint32_t p[N / 16][4];
@@ -240,43 +240,43 @@ attend_compute(const prompt_args_t &a, const attend_room_t<D, N, STAGES> &room,
         o[j] = 0;
     }
     if (BOXES) {
-        bar_wait(room.q_full, 0);
+        bar_wait(smem.q_full, 0);
     }
-    bar_wait(room.key_full, 0);
+    bar_wait(smem.key_full, 0);
     E::begin();
-    E::template logits<D, N>(s, q, room.key);
+    E::template logits<D, N>(s, q, smem.key);
     E::end();
     if (ALTERNATE && group == 1) {
         turn_pass<true>(1);
     }
     E::template wait<0>();
     wgmma_touch(s);
-    ring_release(room.key_empty);
+    ring_release(smem.key_empty);
     attend_weigh<N>(s, rows, fall, N - 1 > lowest, 0);
     attend_pack<N>(p, s);
     for (uint32_t i = 1; i < tiles; i++) {
         uint32_t v = ring_stage<STAGES>(i - 1);
 
         n = ring_stage<STAGES>(i);
-        bar_wait(room.key_full + 8 * n, ring_phase<STAGES>(i));
+        bar_wait(smem.key_full + 8 * n, ring_phase<STAGES>(i));
         turn_wait<ALTERNATE>(group);
         E::begin();
-        E::template logits<D, N>(s, q, room.key + n * TILE);
+        E::template logits<D, N>(s, q, smem.key + n * TILE);
         E::end();
-        bar_wait(room.value_full + 8 * v, ring_phase<STAGES>(i - 1));
+        bar_wait(smem.value_full + 8 * v, ring_phase<STAGES>(i - 1));
         E::begin();
-        E::template values<D, N>(o, p, room.value + v * TILE);
+        E::template values<D, N>(o, p, smem.value + v * TILE);
         E::end();
         if (group == 0 || i + 1 < tiles) {
             turn_pass<ALTERNATE>(group);
         }
         E::template wait<1>();
         wgmma_touch(s);
-        ring_release(room.key_empty + 8 * n);
+        ring_release(smem.key_empty + 8 * n);
         attend_weigh<N>(s, rows, fall, i * N + N - 1 > lowest, i * N);
         E::template wait<0>();
         wgmma_touch(o);
-        ring_release(room.value_empty + 8 * v);
+        ring_release(smem.value_empty + 8 * v);
         attend_pack<N>(p, s);
 #pragma unroll
         for (int j = 0; j < D / 2; j++) {
@@ -285,12 +285,12 @@ attend_compute(const prompt_args_t &a, const attend_room_t<D, N, STAGES> &room,
     }
     last = tiles - 1;
     n = ring_stage<STAGES>(last);
-    bar_wait(room.value_full + 8 * n, ring_phase<STAGES>(last));
+    bar_wait(smem.value_full + 8 * n, ring_phase<STAGES>(last));
     if (BOXES && keys % N != 0) {
-        attend_clear<D, N>(room.value + n * TILE, keys % N);
+        attend_clear<D, N>(smem.value + n * TILE, keys % N);
     }
     E::begin();
-    E::template values<D, N>(o, p, room.value + n * TILE);
+    E::template values<D, N>(o, p, smem.value + n * TILE);
     E::end();
     E::template wait<0>();
     wgmma_touch(o);
@@ -303,7 +303,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                   const __grid_constant__ prompt_maps_t maps)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
-    attend_room_t<D, N, STAGES> room(shared);
+    attend_smem_t<D, N, STAGES> smem(shared);
     uint32_t head = blockIdx.x, tiles = *a.n_tiles, i;
 
     if (blockIdx.y >= tiles || (E::GROUPS && !TR_WGMMA)) {
@@ -315,22 +315,22 @@ static __global__ void __launch_bounds__(THREADS, 1)
                                        head / a.group);
 
     if (threadIdx.x == 0) {
-        bar_init(room.q_full, 1);
+        bar_init(smem.q_full, 1);
         for (int n = 0; n < STAGES; n++) {
-            bar_init(room.key_full + 8 * n, BOXES ? 1 : FEED);
-            bar_init(room.value_full + 8 * n, BOXES ? 1 : FEED);
-            bar_init(room.key_empty + 8 * n, RELEASES);
-            bar_init(room.value_empty + 8 * n, RELEASES);
+            bar_init(smem.key_full + 8 * n, BOXES ? 1 : FEED);
+            bar_init(smem.value_full + 8 * n, BOXES ? 1 : FEED);
+            bar_init(smem.key_empty + 8 * n, RELEASES);
+            bar_init(smem.value_empty + 8 * n, RELEASES);
         }
         fence_init();
     }
     __syncthreads();
     if (threadIdx.x < FEED) {
         registers_less<40>();
-        attend_fetch<D, N, STAGES, BOXES>(a, maps, room, t, pages, 2 * i, head);
+        attend_fetch<D, N, STAGES, BOXES>(a, maps, smem, t, pages, 2 * i, head);
     } else {
         registers_more<232>();
-        attend_compute<D, N, STAGES, E, BOXES, ALTERNATE>(a, room, t, 2 * i,
+        attend_compute<D, N, STAGES, E, BOXES, ALTERNATE>(a, smem, t, 2 * i,
                                                           head);
     }
 }
@@ -343,7 +343,7 @@ launch(cudaStream_t stream, const prompt_args_t *a, const prompt_maps_t *maps,
        uint32_t tiles)
 {
     auto kernel = attend_kernel<D, N, STAGES, E, BOXES, ALTERNATE>;
-    uint32_t bytes = attend_room_t<D, N, STAGES>::BYTES;
+    uint32_t bytes = attend_smem_t<D, N, STAGES>::BYTES;
 
     cudaFuncSetAttribute((const void *) kernel,
                          cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -13,7 +13,7 @@
 #include "prompt.cuh"
 #include "prompt_gemm.cuh"
 
-template <int D, int N, int STAGES> struct attend_room_t {
+template <int D, int N, int STAGES> struct attend_smem_t {
     uint32_t q, key, value; /* addresses */
     uint32_t q_full, key_full, value_full, key_empty,
         value_empty; /* barriers */
@@ -21,7 +21,7 @@ template <int D, int N, int STAGES> struct attend_room_t {
     static const uint32_t TILE = N * D * 2, IMAGE = HALF * D * 2;
     static const uint32_t BYTES = 2 * IMAGE + 2 * STAGES * TILE + 128 + 1024;
 
-    __device__ __forceinline__ explicit attend_room_t(const uint8_t *shared)
+    __device__ __forceinline__ explicit attend_smem_t(const uint8_t *shared)
     {
         q = (smem_address(shared) + 1023) / 1024 * 1024;
         key = q + 2 * IMAGE;
@@ -102,19 +102,19 @@ fetch_rows(const prompt_args_t &a, uint32_t part, const int32_t *pages,
 template <int D, int N, int S, bool BOXES>
 static __device__ __forceinline__ void
 attend_fetch(const prompt_args_t &a, const prompt_maps_t &maps,
-             const attend_room_t<D, N, S> &s, const prompt_tile_t &t,
+             const attend_smem_t<D, N, S> &s, const prompt_tile_t &t,
              const int32_t *pages, uint32_t half, uint32_t head)
 {
-    typedef attend_room_t<D, N, S> room;
+    typedef attend_smem_t<D, N, S> smem;
     uint32_t keys = t.pos + t.rows, i = 0, warp = threadIdx.x / 32;
 
     /* two images of a head are not neighbours */
     if (BOXES) {
         if (threadIdx.x == 0) {
-            bar_expect(s.q_full, 2 * room::IMAGE);
-            copy_bulk(s.q, image_at(a, half, head), room::IMAGE, s.q_full);
-            copy_bulk(s.q + room::IMAGE, image_at(a, half + 1, head),
-                      room::IMAGE, s.q_full);
+            bar_expect(s.q_full, 2 * smem::IMAGE);
+            copy_bulk(s.q, image_at(a, half, head), smem::IMAGE, s.q_full);
+            copy_bulk(s.q + smem::IMAGE, image_at(a, half + 1, head),
+                      smem::IMAGE, s.q_full);
         }
         __syncwarp();
         if (warp == 0) {
@@ -126,19 +126,19 @@ attend_fetch(const prompt_args_t &a, const prompt_maps_t &maps,
         }
         return;
     }
-    for (uint32_t j = threadIdx.x * 16; j < room::IMAGE; j += FEED * 16) {
+    for (uint32_t j = threadIdx.x * 16; j < smem::IMAGE; j += FEED * 16) {
         copy16(s.q + j, image_at(a, half, head) + j, 16);
-        copy16(s.q + room::IMAGE + j, image_at(a, half + 1, head) + j, 16);
+        copy16(s.q + smem::IMAGE + j, image_at(a, half + 1, head) + j, 16);
     }
     /* the first keys' barrier waits for these copies, too */
     for (uint32_t first = 0; first < keys; first += N, i++) {
         uint32_t n = ring_stage<S>(i), free = ring_phase<S>(i) ^ 1;
 
         bar_wait(s.key_empty + 8 * n, free);
-        fetch_rows<D, N>(a, 0, pages, s.key + n * room::TILE,
+        fetch_rows<D, N>(a, 0, pages, s.key + n * smem::TILE,
                          s.key_full + 8 * n, first, keys);
         bar_wait(s.value_empty + 8 * n, free);
-        fetch_rows<D, N>(a, a.value, pages, s.value + n * room::TILE,
+        fetch_rows<D, N>(a, a.value, pages, s.value + n * smem::TILE,
                          s.value_full + 8 * n, first, keys);
     }
 }

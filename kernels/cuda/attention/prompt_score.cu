@@ -21,13 +21,13 @@
 
 #define STAGES 5
 
-template <int D> struct score_room_t {
+template <int D> struct score_smem_t {
     uint32_t image, info, full, empty;
 
     static const uint32_t IMAGE = HALF * D * 2, INFO = HALF * 8;
     static const uint32_t BYTES = STAGES * (IMAGE + INFO + 16) + 1024;
 
-    __device__ __forceinline__ explicit score_room_t(const uint8_t *shared)
+    __device__ __forceinline__ explicit score_smem_t(const uint8_t *shared)
     {
         image = (smem_address(shared) + 1023) / 1024 * 1024;
         info = image + STAGES * IMAGE;
@@ -64,10 +64,10 @@ fetch_run(uint32_t at, const void *from, uint32_t bytes, uint32_t bar)
 
 template <int D, bool ENGINE>
 static __device__ __forceinline__ void
-score_fetch(const prompt_args_t &a, const score_room_t<D> &s,
+score_fetch(const prompt_args_t &a, const score_smem_t<D> &s,
             const score_job_t &job)
 {
-    typedef score_room_t<D> room;
+    typedef score_smem_t<D> smem;
     uint32_t i = 0;
 
     for (uint32_t half = job.half; half < job.halves; half++) {
@@ -78,12 +78,12 @@ score_fetch(const prompt_args_t &a, const score_room_t<D> &s,
 
             bar_wait(s.empty + 8 * n, ring_phase<STAGES>(i) ^ 1);
             if (ENGINE) {
-                bar_expect(bar, room::IMAGE + room::INFO);
+                bar_expect(bar, smem::IMAGE + smem::INFO);
             }
-            fetch_run<ENGINE>(s.image + n * room::IMAGE,
-                              image_at(a, image, head), room::IMAGE, bar);
-            fetch_run<ENGINE>(s.info + n * room::INFO,
-                              image_info(a, image, head), room::INFO, bar);
+            fetch_run<ENGINE>(s.image + n * smem::IMAGE,
+                              image_at(a, image, head), smem::IMAGE, bar);
+            fetch_run<ENGINE>(s.info + n * smem::INFO,
+                              image_info(a, image, head), smem::INFO, bar);
             if (!ENGINE) {
                 copy_arrive(bar);
             }
@@ -249,10 +249,10 @@ score_store(const prompt_args_t &a, const score_job_t &job,
 
 template <int D, class E, int HALVES>
 static __device__ __forceinline__ void
-score_compute(const prompt_args_t &a, const score_room_t<D> &s,
+score_compute(const prompt_args_t &a, const score_smem_t<D> &s,
               const score_job_t &job)
 {
-    typedef score_room_t<D> room;
+    typedef score_smem_t<D> smem;
     uint32_t group = threadIdx.x / GROUP - 1;
     uint32_t first = job.first + group * (HALVES * HALF);
     uint32_t n_images = (job.halves - job.half) * a.group;
@@ -265,14 +265,14 @@ score_compute(const prompt_args_t &a, const score_room_t<D> &s,
         score_load(a, job, first + x * HALF, k[x]);
     }
     for (uint32_t i = 0; i < n_images; i++) {
-        uint32_t n = ring_stage<STAGES>(i), info = s.info + n * room::INFO;
+        uint32_t n = ring_stage<STAGES>(i), info = s.info + n * smem::INFO;
         bool last = head + 1 == a.group;
 
         bar_wait(s.full + 8 * n, ring_phase<STAGES>(i));
         E::begin();
 #pragma unroll
         for (int x = 0; x < HALVES; x++) {
-            E::template columns<D>(c[x], k[x].a, s.image + n * room::IMAGE);
+            E::template columns<D>(c[x], k[x].a, s.image + n * smem::IMAGE);
             E::end();
         }
 #pragma unroll
@@ -333,7 +333,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     score_kernel(const __grid_constant__ prompt_args_t a)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
-    score_room_t<D> room(shared);
+    score_smem_t<D> smem(shared);
     score_job_t job;
 
     if ((E::GROUPS && !TR_WGMMA) || !score_job(a, 2 * HALVES * HALF, job)) {
@@ -341,8 +341,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     if (threadIdx.x == 0) {
         for (int n = 0; n < STAGES; n++) {
-            bar_init(room.full + 8 * n, ENGINE ? 1 : FEED);
-            bar_init(room.empty + 8 * n, RELEASES);
+            bar_init(smem.full + 8 * n, ENGINE ? 1 : FEED);
+            bar_init(smem.empty + 8 * n, RELEASES);
         }
         fence_init();
     }
@@ -350,11 +350,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x < FEED) {
         registers_less<40>();
         if (!ENGINE || threadIdx.x == 0) {
-            score_fetch<D, ENGINE>(a, room, job);
+            score_fetch<D, ENGINE>(a, smem, job);
         }
     } else {
         registers_more<232>();
-        score_compute<D, E, HALVES>(a, room, job);
+        score_compute<D, E, HALVES>(a, smem, job);
     }
 }
 
@@ -365,7 +365,7 @@ static int
 launch(cudaStream_t stream, const prompt_args_t *a, uint32_t max_len)
 {
     auto kernel = score_kernel<D, E, ENGINE, HALVES>;
-    uint32_t keys = 2 * HALVES * HALF, bytes = score_room_t<D>::BYTES;
+    uint32_t keys = 2 * HALVES * HALF, bytes = score_smem_t<D>::BYTES;
     uint32_t blocks = (max_len + keys - 1) / keys * a->rows.n_seqs;
 
     cudaFuncSetAttribute((const void *) kernel,

@@ -16,9 +16,9 @@
 /* Kept small: a kernel that comes once a layer finds no instruction in a
  * cache. */
 static __device__ __noinline__ void
-append_rest(append_t t, token_room_t *room)
+append_rest(append_t t, token_smem_t *smem)
 {
-    t.room = room;
+    t.smem = smem;
     append_any(&t);
 }
 
@@ -27,8 +27,8 @@ static __global__ void __launch_bounds__(32 * WARPS, MOVES_BLOCKS)
     moves_kernel(const __grid_constant__ append_args_t a, uint32_t heads,
                  uint32_t each, bool beside)
 {
-    __shared__ moves_room_t rooms[WARPS];
-    moves_room_t *room = &rooms[threadIdx.x / 32];
+    __shared__ moves_smem_t rooms[WARPS];
+    moves_smem_t *smem = &rooms[threadIdx.x / 32];
     uint32_t first = (blockIdx.x * WARPS + threadIdx.x / 32) * each;
     uint32_t end = first + each < heads ? first + each : heads;
     warp_t w = { threadIdx.x % 32, 32 };
@@ -38,7 +38,7 @@ static __global__ void __launch_bounds__(32 * WARPS, MOVES_BLOCKS)
         launch_wait();
     }
     launch_next();
-    rest = moves_fast(&a, w, room, first, end);
+    rest = moves_fast(&a, w, smem, first, end);
     for (; rest != 0; rest &= rest - 1) {
         append_t t = {};
 
@@ -46,7 +46,7 @@ static __global__ void __launch_bounds__(32 * WARPS, MOVES_BLOCKS)
         moves_open(&t, &a, first + __ffs((int) rest) - 1);
         for (uint32_t side = 0; side < 2; side++) {
             t.side = side == 0 ? KEY : VALUE;
-            append_rest(t, &room->token);
+            append_rest(t, &smem->token);
         }
     }
     if (beside) {
@@ -57,7 +57,7 @@ static __global__ void __launch_bounds__(32 * WARPS, MOVES_BLOCKS)
 static __global__ void __launch_bounds__(32 * WARPS, 10)
     append_kernel(const __grid_constant__ append_args_t a)
 {
-    __shared__ token_room_t room[WARPS];
+    __shared__ token_smem_t smem[WARPS];
     uint32_t i = blockIdx.y * WARPS + threadIdx.x / 32;
     uint32_t sides = a.kv.lists * 2, query = (i - sides) * HEADS_AT_ONCE;
     append_t t;
@@ -79,7 +79,7 @@ static __global__ void __launch_bounds__(32 * WARPS, 10)
     } else if (fast) {
         fast_token(&t, p);
     } else if (there) {
-        append_rest(t, &room[threadIdx.x / 32]);
+        append_rest(t, &smem[threadIdx.x / 32]);
     }
 }
 

@@ -92,7 +92,7 @@ row_load(const append_t *t)
 #pragma unroll
         for (uint32_t k = 0; k < AT_ONCE; k++) {
             if (d + k * lanes < dim) {
-                t->room->x[d + k * lanes] = x[k];
+                t->smem->x[d + k * lanes] = x[k];
             }
         }
     }
@@ -135,7 +135,7 @@ append_dense(const append_t *t, uint32_t first, uint32_t end)
     place_t p = { NULL, l, index % l->tokens };
 
     p.page = tr_kv_page_at(&t->a->kv, t->table[index / l->tokens]);
-    side_put(t->w, p, t->side, t->room);
+    side_put(t->w, p, t->side, t->smem);
     mark(t, p, 0, t->pos);
     if (t->side == VALUE && l->recent && t->w.lane == 0) {
         ((float *) (p.page + l->recent))[p.at] = 0;
@@ -156,7 +156,7 @@ victim_move(const append_t *t)
     uint32_t position = token_position(from);
     place_t to = list_enter(t, (uint32_t) m->victim_to, m->victim_target, 1);
 
-    side_move(t->w, from, to, t->side, t->room);
+    side_move(t->w, from, to, t->side, t->smem);
     mark(t, to, score, position);
     lanes_sync(t->w);
 }
@@ -171,18 +171,18 @@ window_leave(const append_t *t)
 
     if (tile) {
         for (uint32_t i = t->w.lane; i < m->leaves; i += t->w.lanes) {
-            t->room->from[i] = window_place(t, (m->leave_pos + i)
+            t->smem->from[i] = window_place(t, (m->leave_pos + i)
                                                    % t->seq->window);
         }
         lanes_sync(t->w);
-        tile_move(t->w, to, t->room);
+        tile_move(t->w, to, t->smem);
     }
     for (uint32_t i = 0; i < m->leaves; i++) {
         place_t from = window_place(t, (m->leave_pos + i) % t->seq->window);
 
         to = list_place(t, list, m->index + i);
         if (!tile) {
-            side_move(t->w, from, to, t->side, t->room);
+            side_move(t->w, from, to, t->side, t->smem);
         }
         mark(t, to, token_score(from), m->leave_pos + i);
     }
@@ -205,7 +205,7 @@ window_enter(const append_t *t)
         page_clear(t, p);
     }
     row_load(t);
-    side_put(t->w, p, t->side, t->room);
+    side_put(t->w, p, t->side, t->smem);
     mark(t, p, 0, t->pos);
 }
 
@@ -233,7 +233,7 @@ append_token(const append_t *t)
         place_t p = list_enter(t, (uint32_t) m->to, m->index, 1);
 
         row_load(t);
-        side_put(t->w, p, t->side, t->room);
+        side_put(t->w, p, t->side, t->smem);
         mark(t, p, 0, t->pos);
     }
 }

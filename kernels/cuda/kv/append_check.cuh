@@ -44,7 +44,7 @@ typedef struct {
     const int32_t *table;
     const uint32_t *count;
     const tr_kv_move_t *move;
-    token_room_t *room; /* not of append_fast.cuh */
+    token_smem_t *smem; /* not of append_fast.cuh */
 } append_t;
 
 /* ---- places ------------------------------------------------------------- */

@@ -27,8 +27,8 @@ typedef struct {
 
 typedef struct {
     code_move_t of[2][MOVES_HEADS]; /* who leaves, victims */
-    token_room_t token;             /* for what is not so common */
-} moves_room_t;
+    token_smem_t token;             /* for what is not so common */
+} moves_smem_t;
 
 /* The places of a head's move, in the order of its fields. */
 enum { LEAVES, TO, VICTIM, VICTIM_TO };
@@ -155,20 +155,20 @@ moves_meta(uint32_t meta, uint32_t bits, const tr_kv_layout_t *to, side_t s)
 
 /* What of a move the lane of its place says to the warp. */
 TR_DEVICE void
-moves_say(const moves_place_t *f, side_t s, bool gives, code_move_t *room)
+moves_say(const moves_place_t *f, side_t s, bool gives, code_move_t *smem)
 {
     uint32_t bits = side_bits(f->at.layout, s), i = s == KEY ? 0 : 1;
     uint8_t *base = fast_base(f->at, s, bits);
 
     if (gives) {
-        room->from[i] = base;
-        room->bits[i] = (uint8_t) bits;
-        room->at_from = (uint8_t) (f->at.at % 16);
+        smem->from[i] = base;
+        smem->bits[i] = (uint8_t) bits;
+        smem->at_from = (uint8_t) (f->at.at % 16);
     } else {
-        room->to[i] = base;
-        room->less[i] = (uint8_t) bits;
-        room->at_to = (uint8_t) (f->at.at % 16);
-        room->narrow = f->at.layout->level.narrow;
+        smem->to[i] = base;
+        smem->less[i] = (uint8_t) bits;
+        smem->at_to = (uint8_t) (f->at.at % 16);
+        smem->narrow = f->at.layout->level.narrow;
     }
 }
 
@@ -275,11 +275,11 @@ moves_codes(warp_t w, const code_move_t *victim, const code_move_t *leaves)
 /* The moves of heads [first, end), MOVES_HEADS at most, but those that are not
  * as common: these as bits.  w.lanes is 32. */
 TR_DEVICE uint32_t
-moves_fast(const append_args_t *a, warp_t w, moves_room_t *room, uint32_t first,
+moves_fast(const append_args_t *a, warp_t w, moves_smem_t *smem, uint32_t first,
            uint32_t end)
 {
     uint32_t which = w.lane % 4, h = first + w.lane / 4, bad = 0;
-    code_move_t *mine = &room->of[which / 2][w.lane / 4];
+    code_move_t *mine = &smem->of[which / 2][w.lane / 4];
     append_t t = {};
     moves_place_t f = {};
     bool there, go;
@@ -307,7 +307,7 @@ moves_fast(const append_args_t *a, warp_t w, moves_room_t *room, uint32_t first,
     lanes_sync(w);
 #pragma unroll 1
     for (uint32_t i = 0; first + i < end; i += MOVES_AHEAD) {
-        moves_codes(w, &room->of[1][i], &room->of[0][i]);
+        moves_codes(w, &smem->of[1][i], &smem->of[0][i]);
     }
     bad <<= w.lane / 4;
     bad |= lanes_xor(w, bad, 4);

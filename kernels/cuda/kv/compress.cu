@@ -15,21 +15,21 @@
 static __global__ void __launch_bounds__(INDEX_LANES)
     index_kernel(const __grid_constant__ compress_args_t a)
 {
-    __shared__ index_room_t room;
+    __shared__ index_smem_t smem;
     block_t b = { threadIdx.x, INDEX_LANES };
 
-    compress_index(&a, b, &room, blockIdx.y, blockIdx.x);
+    compress_index(&a, b, &smem, blockIdx.y, blockIdx.x);
 }
 
 static __global__ void __launch_bounds__(32 * WARPS, MOVE_BLOCKS)
     move_kernel(const __grid_constant__ compress_args_t a)
 {
-    __shared__ tile_room_t room[WARPS];
+    __shared__ tile_smem_t smem[WARPS];
     uint32_t warp = threadIdx.x / 32, i = blockIdx.x * WARPS + warp;
     side_t side = blockIdx.y % 2 == 0 ? KEY : VALUE;
     warp_t w = { threadIdx.x % 32, 32 };
 
-    compress_tiles(&a, w, &room[warp], side, blockIdx.z, blockIdx.y / 2, i,
+    compress_tiles(&a, w, &smem[warp], side, blockIdx.z, blockIdx.y / 2, i,
                    gridDim.x * WARPS);
 }
 

@@ -39,7 +39,7 @@ typedef struct {
     uint32_t count[INDEX_LANES][TARGETS]; /* then: of all lanes before */
     uint32_t total[TARGETS];
     uint32_t bad;
-} index_room_t;
+} index_smem_t;
 
 /* A head of a job. */
 typedef struct {

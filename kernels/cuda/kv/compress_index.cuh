@@ -119,29 +119,29 @@ lane_count(const compress_t *c, uint32_t first, uint32_t end, uint32_t *count)
 }
 
 TR_DEVICE bool
-targets_valid(block_t b, const compress_t *c, const index_room_t *room)
+targets_valid(block_t b, const compress_t *c, const index_smem_t *smem)
 {
     const tr_kv_seq_t *to = c->to;
-    bool ok = lists_have(b, c, c->to_table, to, room->total)
+    bool ok = lists_have(b, c, c->to_table, to, smem->total)
               & window_complete(b, c, c->to_table, to);
 
     for (uint32_t l = 0; l < to->n_lists; l++) {
         if (c->a->layout[to->list_layout[l]].level.by_channel
-            && room->total[l] % TR_KV_CHANNEL_TOKENS != 0) {
+            && smem->total[l] % TR_KV_CHANNEL_TOKENS != 0) {
             ok = false;
         }
     }
     return ok
            && (to->window == 0
-               || room->total[TR_KV_LISTS_MAX] == to->base - to->window_from);
+               || smem->total[TR_KV_LISTS_MAX] == to->base - to->window_from);
 }
 
 /* Head h of job j. */
 TR_DEVICE void
-compress_index(const compress_args_t *a, block_t b, index_room_t *room,
+compress_index(const compress_args_t *a, block_t b, index_smem_t *smem,
                uint32_t j, uint32_t h)
 {
-    uint32_t per, first, end, *count = room->count[b.lane];
+    uint32_t per, first, end, *count = smem->count[b.lane];
     compress_t c;
 
     if (a->jobs[j].slot < 0) {
@@ -154,7 +154,7 @@ compress_index(const compress_args_t *a, block_t b, index_room_t *room,
         return;
     }
     if (b.lane == 0) {
-        room->bad = 0;
+        smem->bad = 0;
     }
     lanes_sync(b);
     per = (c.all + b.lanes - 1) / b.lanes;
@@ -165,26 +165,26 @@ compress_index(const compress_args_t *a, block_t b, index_room_t *room,
                      c.job->n_dense)
         || !lists_have(b, &c, c.table, c.from, c.have)
         || !window_complete(b, &c, c.table, c.from)) {
-        flag_raise(&room->bad);
+        flag_raise(&smem->bad);
     }
     lanes_sync(b);
     for (uint32_t t = b.lane; t < TARGETS; t += b.lanes) {
         uint32_t sum = 0;
 
         for (uint32_t i = 0; i < b.lanes; i++) {
-            uint32_t n = room->count[i][t];
+            uint32_t n = smem->count[i][t];
 
-            room->count[i][t] = sum;
+            smem->count[i][t] = sum;
             sum += n;
         }
-        room->total[t] = sum;
+        smem->total[t] = sum;
     }
     lanes_sync(b);
-    if (!targets_valid(b, &c, room)) {
-        flag_raise(&room->bad);
+    if (!targets_valid(b, &c, smem)) {
+        flag_raise(&smem->bad);
     }
     lanes_sync(b);
-    if (room->bad) {
+    if (smem->bad) {
         if (b.lane == 0) {
             flag_raise(&a->refused[j]);
         }
@@ -192,7 +192,7 @@ compress_index(const compress_args_t *a, block_t b, index_room_t *room,
     }
     for (uint32_t t = 1; t < TR_KV_LISTS_MAX; t++) {
         for (uint32_t u = 0; u < t; u++) { /* lists before it */
-            count[t] += room->total[u];
+            count[t] += smem->total[u];
         }
     }
     for (uint32_t i = first; i < end; i++) {
@@ -201,7 +201,7 @@ compress_index(const compress_args_t *a, block_t b, index_room_t *room,
         }
     }
     for (uint32_t t = b.lane; t < TR_KV_LISTS_MAX; t += b.lanes) {
-        c.head->total[t] = room->total[t];
+        c.head->total[t] = smem->total[t];
     }
 }
 

@@ -36,23 +36,23 @@ tile_clear(warp_t w, const compress_t *c, place_t p, side_t side, uint32_t i,
     lanes_sync(w);
 }
 
-/* Moves room->token.from[0, n) to the places from `to` on; those without a page
+/* Moves smem->token.from[0, n) to the places from `to` on; those without a page
  * are not there. */
 TR_DEVICE void
-tile_fill(warp_t w, place_t to, uint32_t n, side_t side, tile_room_t *room)
+tile_fill(warp_t w, place_t to, uint32_t n, side_t side, tile_smem_t *smem)
 {
     lanes_sync(w);
     if (side == KEY && to.layout->level.by_channel) {
-        tile_move(w, to, &room->token);
+        tile_move(w, to, &smem->token);
         return;
     }
-    if (fast_takes(w, to, n, side, room)) {
-        fast_fill(w, to, side, room);
+    if (fast_takes(w, to, n, side, smem)) {
+        fast_fill(w, to, side, smem);
         return;
     }
     for (uint32_t i = 0; i < n; i++, to.at++) {
-        if (room->token.from[i].page != NULL) {
-            side_move(w, room->token.from[i], to, side, &room->token);
+        if (smem->token.from[i].page != NULL) {
+            side_move(w, smem->token.from[i], to, side, &smem->token);
         }
     }
     lanes_sync(w);
@@ -60,7 +60,7 @@ tile_fill(warp_t w, place_t to, uint32_t n, side_t side, tile_room_t *room)
 
 /* Tile i of list l, whose sources are at c->order[first ..]. */
 TR_DEVICE void
-list_tile(const compress_t *c, warp_t w, tile_room_t *room, side_t side,
+list_tile(const compress_t *c, warp_t w, tile_smem_t *smem, side_t side,
           uint32_t l, uint32_t i, uint32_t first)
 {
     const tr_kv_layout_t *layout = &c->a->layout[c->to->list_layout[l]];
@@ -81,14 +81,14 @@ list_tile(const compress_t *c, warp_t w, tile_room_t *room, side_t side,
         uint32_t position;
         float score;
 
-        room->token.from[k] = source_place(c, c->order[first + at + k],
+        smem->token.from[k] = source_place(c, c->order[first + at + k],
                                            &position, &score);
         p.at += k;
         if (side == VALUE) {
             token_mark(p, score, position);
         }
     }
-    tile_fill(w, to, n, side, room);
+    tile_fill(w, to, n, side, smem);
 }
 
 /* Does a page of the new ring hold tokens? */
@@ -106,7 +106,7 @@ ring_page_used(const tr_kv_seq_t *to, uint32_t tokens, uint32_t page)
 
 /* Tile i of the ring. */
 TR_DEVICE void
-window_tile(const compress_t *c, warp_t w, tile_room_t *room, side_t side,
+window_tile(const compress_t *c, warp_t w, tile_smem_t *smem, side_t side,
             uint32_t i)
 {
     const tr_kv_seq_t *to = c->to;
@@ -133,22 +133,22 @@ window_tile(const compress_t *c, warp_t w, tile_room_t *room, side_t side,
         float score;
 
         p.at += k;
-        room->token.from[k].page = NULL;
+        smem->token.from[k].page = NULL;
         if (at + k >= to->window || age >= used) {
             continue;
         }
-        room->token.from[k] = source_place(c, c->listed + (position - first),
+        smem->token.from[k] = source_place(c, c->listed + (position - first),
                                            &position, &score);
         if (side == VALUE) {
             token_mark(p, score, position);
         }
     }
-    tile_fill(w, dest, n, side, room);
+    tile_fill(w, dest, n, side, smem);
 }
 
 /* Tile i of a head, lists first; false: there are no more. */
 TR_DEVICE bool
-head_tile_move(const compress_t *c, warp_t w, tile_room_t *room, side_t side,
+head_tile_move(const compress_t *c, warp_t w, tile_smem_t *smem, side_t side,
                uint32_t i)
 {
     const tr_kv_layout_t *l;
@@ -161,7 +161,7 @@ head_tile_move(const compress_t *c, warp_t w, tile_room_t *room, side_t side,
         tiles = n / l->tokens * page_tiles(l)
                 + (n % l->tokens + tile_tokens(l) - 1) / tile_tokens(l);
         if (i < tiles) {
-            list_tile(c, w, room, side, t, i, first);
+            list_tile(c, w, smem, side, t, i, first);
             return true;
         }
         i -= tiles;
@@ -175,13 +175,13 @@ head_tile_move(const compress_t *c, warp_t w, tile_room_t *room, side_t side,
     if (i >= tiles) {
         return false;
     }
-    window_tile(c, w, room, side, i);
+    window_tile(c, w, smem, side, i);
     return true;
 }
 
 /* Tiles i, i + step, .. of head h of job j. */
 TR_DEVICE void
-compress_tiles(const compress_args_t *a, warp_t w, tile_room_t *room,
+compress_tiles(const compress_args_t *a, warp_t w, tile_smem_t *smem,
                side_t side, uint32_t j, uint32_t h, uint32_t i, uint32_t step)
 {
     compress_t c;
@@ -189,7 +189,7 @@ compress_tiles(const compress_args_t *a, warp_t w, tile_room_t *room,
     if (a->jobs[j].slot < 0 || a->refused[j] || !compress_open(&c, a, j, h)) {
         return;
     }
-    while (head_tile_move(&c, w, room, side, i)) {
+    while (head_tile_move(&c, w, smem, side, i)) {
         i += step;
     }
 }

@@ -17,9 +17,9 @@
 
 /* What a warp works in that fills tiles. */
 typedef struct {
-    token_room_t token;
+    token_smem_t token;
     uint4 tile[128]; /* 16 tokens of 128 dimensions at 8 bits */
-} tile_room_t;
+} tile_smem_t;
 
 typedef struct {
     uint16_t h[4];
@@ -85,17 +85,17 @@ fast_value(warp_t w, uint32_t x, uint32_t token, uint8_t *tile)
 /* Rows [first, first + FAST_ROWS) of the tile. */
 template <uint32_t BITS>
 TR_DEVICE void
-fast_rows(warp_t w, place_t to, side_t s, tile_room_t *room, uint32_t first)
+fast_rows(warp_t w, place_t to, side_t s, tile_smem_t *smem, uint32_t first)
 {
     bool narrow = BITS == 2 && to.layout->level.narrow;
     float lo = 0, hi = 0, scale, zero, turn;
-    uint8_t *tile = (uint8_t *) room->tile;
+    uint8_t *tile = (uint8_t *) smem->tile;
     row4_t row[FAST_ROWS];
     uint16_t meta[2];
 
 #pragma unroll
     for (uint32_t i = 0; i < FAST_ROWS; i++) {
-        const uint16_t *x = side_row(room->token.from[first + i], s);
+        const uint16_t *x = side_row(smem->token.from[first + i], s);
 
         row[i] = ((const row4_t *) x)[w.lane];
     }
@@ -142,25 +142,25 @@ fast_rows(warp_t w, place_t to, side_t s, tile_room_t *room, uint32_t first)
 
 template <uint32_t BITS>
 TR_DEVICE void
-fast_tile(warp_t w, place_t to, side_t s, tile_room_t *room)
+fast_tile(warp_t w, place_t to, side_t s, tile_smem_t *smem)
 {
     uint4 *out = (uint4 *) (to.page + (s == KEY ? 0 : to.layout->value)
                             + tr_kv_tile_byte(to.layout, to.at));
 
     for (uint32_t i = 0; i < 16; i += FAST_ROWS) {
-        fast_rows<BITS>(w, to, s, room, i);
+        fast_rows<BITS>(w, to, s, smem, i);
     }
     lanes_sync(w);
     for (uint32_t i = w.lane; i < FAST_DIM * BITS / 8; i += w.lanes) {
-        out[i] = room->tile[i];
+        out[i] = smem->tile[i];
     }
     lanes_sync(w);
 }
 
-/* Is this a tile for the functions above: room->token.from[0, n) to the places
+/* Is this a tile for the functions above: smem->token.from[0, n) to the places
  * from `to` on? */
 TR_DEVICE bool
-fast_takes(warp_t w, place_t to, uint32_t n, side_t s, const tile_room_t *room)
+fast_takes(warp_t w, place_t to, uint32_t n, side_t s, const tile_smem_t *smem)
 {
     const tr_kv_layout_t *l = to.layout;
     uint32_t yes = 1;
@@ -171,7 +171,7 @@ fast_takes(warp_t w, place_t to, uint32_t n, side_t s, const tile_room_t *room)
         return false;
     }
     if (w.lane < n) {
-        place_t p = room->token.from[w.lane];
+        place_t p = smem->token.from[w.lane];
 
         yes = p.page != NULL && side_bits(p.layout, s) == 16;
     }
@@ -179,17 +179,17 @@ fast_takes(warp_t w, place_t to, uint32_t n, side_t s, const tile_room_t *room)
 }
 
 TR_DEVICE void
-fast_fill(warp_t w, place_t to, side_t s, tile_room_t *room)
+fast_fill(warp_t w, place_t to, side_t s, tile_smem_t *smem)
 {
     switch (side_bits(to.layout, s)) {
     case 8:
-        fast_tile<8>(w, to, s, room);
+        fast_tile<8>(w, to, s, smem);
         break;
     case 4:
-        fast_tile<4>(w, to, s, room);
+        fast_tile<4>(w, to, s, smem);
         break;
     default:
-        fast_tile<2>(w, to, s, room);
+        fast_tile<2>(w, to, s, smem);
     }
 }
 

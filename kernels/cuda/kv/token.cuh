@@ -8,22 +8,22 @@
  * all that follows the value codes: their metadata, scores, positions.
  *
  * Numbers come from registers or a page, d by lane; codes meet in the warp's
- * room and are packed from there word by word.
+ * shared memory and are packed from there word by word.
  */
 #ifndef TR_CUDA_TOKEN_CUH
 #define TR_CUDA_TOKEN_CUH
 
 #include "token_codes.cuh"
 
-/* Loads that a lane has under way together: a store to a room may be to what
+/* Loads that a lane has under way together: a store to shared memory may be to what
  * is loaded next, for all that the compiler knows. */
 #define AT_ONCE 4u
 
 /* ---- in, and about ------------------------------------------------------ */
 
-/* Stores the numbers room->x, each lane its own; by token. */
+/* Stores the numbers smem->x, each lane its own; by token. */
 TR_DEVICE void
-side_put(warp_t w, place_t to, side_t s, token_room_t *room)
+side_put(warp_t w, place_t to, side_t s, token_smem_t *smem)
 {
     const tr_kv_layout_t *l = to.layout;
     uint32_t dim = l->head_dim, bits = side_bits(l, s);
@@ -31,7 +31,7 @@ side_put(warp_t w, place_t to, side_t s, token_room_t *room)
 
     if (bits == 16) {
         for (uint32_t d = w.lane; d < dim; d += w.lanes) {
-            side_row(to, s)[d] = half_of(room->x[d]);
+            side_row(to, s)[d] = half_of(smem->x[d]);
         }
         lanes_sync(w);
         return;
@@ -42,15 +42,15 @@ side_put(warp_t w, place_t to, side_t s, token_room_t *room)
 
         for (uint32_t d = w.lane; d < dim; d += w.lanes) {
             if (side_group(l, s, d) == j) {
-                lo = fminf(lo, room->x[d]);
-                less = fminf(less, -room->x[d]);
+                lo = fminf(lo, smem->x[d]);
+                less = fminf(less, -smem->x[d]);
             }
         }
         group_meta(lanes_least(w, lo), -lanes_least(w, less), bits, narrow,
                    meta);
         for (uint32_t d = w.lane; d < dim; d += w.lanes) {
             if (side_group(l, s, d) == j) {
-                room->codes[d] = code_of(room->x[d], meta[0], meta[1], bits);
+                smem->codes[d] = code_of(smem->x[d], meta[0], meta[1], bits);
             }
         }
         if (w.lane == 0) {
@@ -60,12 +60,12 @@ side_put(warp_t w, place_t to, side_t s, token_room_t *room)
             at[1] = meta[1];
         }
     }
-    side_pack(w, to, s, room);
+    side_pack(w, to, s, smem);
 }
 
-/* Codes of a side of this shape to the room, each lane its own. */
+/* Codes of a side of this shape to shared memory, each lane its own. */
 TR_DEVICE void
-codes_read(warp_t w, place_t p, side_t s, token_room_t *room, uint32_t dim,
+codes_read(warp_t w, place_t p, side_t s, token_smem_t *smem, uint32_t dim,
            uint32_t bits)
 {
     tr_kv_layout_t l = {}; /* what says where codes are, with constants */
@@ -92,7 +92,7 @@ codes_read(warp_t w, place_t p, side_t s, token_room_t *room, uint32_t dim,
 #pragma unroll
         for (uint32_t k = 0; k < AT_ONCE; k++) {
             if (d + k * w.lanes < dim) {
-                room->codes[d + k * w.lanes] = (uint8_t) q[k];
+                smem->codes[d + k * w.lanes] = (uint8_t) q[k];
             }
         }
     }
@@ -100,11 +100,11 @@ codes_read(warp_t w, place_t p, side_t s, token_room_t *room, uint32_t dim,
 
 #define READ_CASE(dim, bits)                  \
     case (dim) << 4 | (bits):                 \
-        codes_read(w, p, s, room, dim, bits); \
+        codes_read(w, p, s, smem, dim, bits); \
         break;
 
 TR_DEVICE void
-side_read(warp_t w, place_t p, side_t s, token_room_t *room)
+side_read(warp_t w, place_t p, side_t s, token_smem_t *smem)
 {
     uint32_t dim = p.layout->head_dim, bits = side_bits(p.layout, s);
 
@@ -116,22 +116,22 @@ side_read(warp_t w, place_t p, side_t s, token_room_t *room)
         READ_CASE(128u, 4)
         READ_CASE(128u, 2)
     default:
-        codes_read(w, p, s, room, dim, bits);
+        codes_read(w, p, s, smem, dim, bits);
     }
 }
 
 /* Equal grouping: codes stay, or are divided. */
 TR_DEVICE void
-side_keep(warp_t w, place_t from, place_t to, side_t s, token_room_t *room)
+side_keep(warp_t w, place_t from, place_t to, side_t s, token_smem_t *smem)
 {
     const tr_kv_layout_t *a = from.layout, *b = to.layout;
     uint32_t bits = side_bits(a, s), less = side_bits(b, s);
     uint32_t groups = side_groups(b, s);
     uint16_t *old = side_meta(from, s, 0), *now = side_meta(to, s, 0);
 
-    side_read(w, from, s, room);
+    side_read(w, from, s, smem);
     for (uint32_t d = w.lane; d < b->head_dim && bits != less; d += w.lanes) {
-        room->codes[d] = code_downgrade(room->codes[d], bits, less,
+        smem->codes[d] = code_downgrade(smem->codes[d], bits, less,
                                         b->level.narrow);
     }
     for (uint32_t j = w.lane; j < groups; j += w.lanes) {
@@ -143,12 +143,12 @@ side_keep(warp_t w, place_t from, place_t to, side_t s, token_room_t *room)
                            b->level.narrow);
         }
     }
-    side_pack(w, to, s, room);
+    side_pack(w, to, s, smem);
 }
 
 /* Moves one side of a token; to a place by token. */
 TR_DEVICE void
-side_move(warp_t w, place_t from, place_t to, side_t s, token_room_t *room)
+side_move(warp_t w, place_t from, place_t to, side_t s, token_smem_t *smem)
 {
     const tr_kv_layout_t *a = from.layout, *b = to.layout;
     bool same = side_groups(a, s) == side_groups(b, s)
@@ -172,13 +172,13 @@ side_move(warp_t w, place_t from, place_t to, side_t s, token_room_t *room)
 #pragma unroll
             for (uint32_t k = 0; k < AT_ONCE; k++) {
                 if (d + k * w.lanes < b->head_dim) {
-                    room->x[d + k * w.lanes] = x[k];
+                    smem->x[d + k * w.lanes] = x[k];
                 }
             }
         }
-        side_put(w, to, s, room);
+        side_put(w, to, s, smem);
     } else {
-        side_keep(w, from, to, s, room);
+        side_keep(w, from, to, s, smem);
     }
 }
 
@@ -229,12 +229,12 @@ channel_meta(const place_t *from, place_t to, uint32_t d, bool whole)
     group_meta(lo, hi, less, false, now);
 }
 
-/* Moves the keys of the TR_KV_CHANNEL_TOKENS tokens room->from to the places
+/* Moves the keys of the TR_KV_CHANNEL_TOKENS tokens smem->from to the places
  * from `to` on, which are by channel. */
 TR_DEVICE void
-tile_move(warp_t w, place_t to, token_room_t *room)
+tile_move(warp_t w, place_t to, token_smem_t *smem)
 {
-    const place_t *from = room->from;
+    const place_t *from = smem->from;
     uint32_t dim = to.layout->head_dim, less = to.layout->level.key_bits;
     bool whole = tile_whole(from);
 
@@ -248,17 +248,17 @@ tile_move(warp_t w, place_t to, token_room_t *room)
             const uint16_t *meta = side_meta(to, KEY, d); /* the lane's own */
 
             if (!whole) {
-                room->codes[d] = code_of(side_number(from[i], KEY, d), meta[0],
+                smem->codes[d] = code_of(side_number(from[i], KEY, d), meta[0],
                                          meta[1], less);
                 continue;
             }
-            room->codes[d] = (uint8_t) side_code(from[i], KEY, d);
+            smem->codes[d] = (uint8_t) side_code(from[i], KEY, d);
             if (bits != less) {
-                room->codes[d] = code_downgrade(room->codes[d], bits, less,
+                smem->codes[d] = code_downgrade(smem->codes[d], bits, less,
                                                 false);
             }
         }
-        side_pack(w, to, KEY, room);
+        side_pack(w, to, KEY, smem);
     }
 }
 

@@ -163,7 +163,7 @@ value_pack(warp_t w, place_t p, const uint8_t *codes, uint32_t dim,
 /* Calls f with head size and bits as constants where they are common. */
 #define PACK_CASE(f, dim, bits)          \
     case (dim) << 4 | (bits):            \
-        f(w, p, room->codes, dim, bits); \
+        f(w, p, smem->codes, dim, bits); \
         break;
 #define PACK_CASES(f, dim) \
     PACK_CASE(f, dim, 8) PACK_CASE(f, dim, 4) PACK_CASE(f, dim, 2)
@@ -172,12 +172,12 @@ value_pack(warp_t w, place_t p, const uint8_t *codes, uint32_t dim,
         PACK_CASES(f, 64u)               \
         PACK_CASES(f, 128u)              \
     default:                             \
-        f(w, p, room->codes, dim, bits); \
+        f(w, p, smem->codes, dim, bits); \
     }
 
-/* Stores what is in the room; the warp has met before and meets after. */
+/* Stores what is in shared memory; the warp has met before and meets after. */
 TR_DEVICE void
-side_pack(warp_t w, place_t p, side_t s, const token_room_t *room)
+side_pack(warp_t w, place_t p, side_t s, const token_smem_t *smem)
 {
     uint32_t dim = p.layout->head_dim, bits = side_bits(p.layout, s);
 

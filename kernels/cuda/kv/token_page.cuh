@@ -19,7 +19,7 @@ typedef struct {
     float x[TR_HEAD_DIM_MAX];
     place_t from[TR_KV_CHANNEL_TOKENS];
     uint8_t codes[TR_HEAD_DIM_MAX];
-} token_room_t;
+} token_smem_t;
 
 typedef enum { KEY, VALUE } side_t;
 

@@ -25,12 +25,12 @@ static __global__ void __launch_bounds__(SCAN_THREADS)
 static __global__ void __launch_bounds__(CHOOSE_THREADS)
     choose_kernel(const __grid_constant__ sample_args_t a, uint32_t places)
 {
-    __shared__ sample_room_t room;
+    __shared__ sample_smem_t smem;
     block_t b = { threadIdx.x, CHOOSE_THREADS };
 
     launch_wait();
     launch_next();
-    choose_block(&a, b, &room, blockIdx.x, places);
+    choose_block(&a, b, &smem, blockIdx.x, places);
 }
 
 extern "C" size_t

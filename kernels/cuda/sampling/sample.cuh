@@ -53,7 +53,7 @@ typedef struct {
     uint32_t bin;    /* what was found */
     uint64_t count_before, share_before;
     int32_t answer;
-} sample_room_t;
+} sample_smem_t;
 
 /* ---- arguments ---------------------------------------------------------- */
 

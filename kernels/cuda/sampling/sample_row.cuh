@@ -54,29 +54,29 @@ left_share(const field_t *f, float logit, uint64_t order)
 
 /* From the list. */
 TR_DEVICE void
-draw_listed(block_t b, sample_room_t *room, const field_t *f, uint64_t bits)
+draw_listed(block_t b, sample_smem_t *smem, const field_t *f, uint64_t bits)
 {
     uint64_t sum = 0, total, target;
 
-    for (uint32_t i = b.lane; i < room->listed; i += b.lanes) {
-        if (room->order[i] < f->least || room->weight[i] < f->least_share) {
-            room->weight[i] = 0;
+    for (uint32_t i = b.lane; i < smem->listed; i += b.lanes) {
+        if (smem->order[i] < f->least || smem->weight[i] < f->least_share) {
+            smem->weight[i] = 0;
         }
-        sum += room->weight[i];
+        sum += smem->weight[i];
     }
-    block_scan(b, sum, room->meet, &total); /* and all have come */
+    block_scan(b, sum, smem->meet, &total); /* and all have come */
     target = draw_target(bits, total);
-    for (uint32_t i = b.lane; i < room->listed; i += b.lanes) {
-        uint32_t id = order_id(room->order[i]);
+    for (uint32_t i = b.lane; i < smem->listed; i += b.lanes) {
+        uint32_t id = order_id(smem->order[i]);
 
         sum = 0;
-        for (uint32_t j = 0; j < room->listed; j++) {
-            if (order_id(room->order[j]) < id) {
-                sum += room->weight[j];
+        for (uint32_t j = 0; j < smem->listed; j++) {
+            if (order_id(smem->order[j]) < id) {
+                sum += smem->weight[j];
             }
         }
-        if (sum <= target && target - sum < room->weight[i]) {
-            room->answer = (int32_t) id;
+        if (sum <= target && target - sum < smem->weight[i]) {
+            smem->answer = (int32_t) id;
         }
     }
     lanes_sync(b);
@@ -85,7 +85,7 @@ draw_listed(block_t b, sample_room_t *room, const field_t *f, uint64_t bits)
 /* The token of a segment at which the sum of shares goes beyond `target`; a
  * lane has neighbours. */
 TR_DEVICE void
-draw_in_segment(block_t b, sample_room_t *room, const field_t *f,
+draw_in_segment(block_t b, sample_smem_t *smem, const field_t *f,
                 uint32_t segment, uint64_t target)
 {
     uint32_t per = (SEGMENT + b.lanes - 1) / b.lanes;
@@ -101,13 +101,13 @@ draw_in_segment(block_t b, sample_room_t *room, const field_t *f,
 
         sum += left_share(f, x, order_of(x, i));
     }
-    sum = block_scan(b, sum, room->meet, &total);
+    sum = block_scan(b, sum, smem->meet, &total);
     for (uint32_t i = from; i < end; i++) {
         float x = f->logits[i];
 
         share = left_share(f, x, order_of(x, i));
         if (sum <= target && target - sum < share) {
-            room->answer = (int32_t) i;
+            smem->answer = (int32_t) i;
         }
         sum += share;
     }
@@ -116,14 +116,14 @@ draw_in_segment(block_t b, sample_room_t *room, const field_t *f,
 
 /* From the whole row. */
 TR_DEVICE void
-draw_anywhere(block_t b, sample_room_t *room, const field_t *f, uint64_t bits)
+draw_anywhere(block_t b, sample_smem_t *smem, const field_t *f, uint64_t bits)
 {
     uint32_t segments = (f->vocab + SEGMENT - 1) / SEGMENT;
     uint64_t sum = 0, total, target;
 
     for (uint32_t i = b.lane; i < segments; i += b.lanes) {
-        room->count[i] = 0;
-        room->share[i] = 0;
+        smem->count[i] = 0;
+        smem->share[i] = 0;
     }
     lanes_sync(b);
     for (uint32_t i = 0; i < segments; i++) {
@@ -134,30 +134,30 @@ draw_anywhere(block_t b, sample_room_t *room, const field_t *f, uint64_t bits)
         each_logit(b, f->logits, from, end, f->wide, [&](float x, uint32_t id) {
             part += left_share(f, x, order_of(x, id));
         });
-        block_gather(b, &room->share[i], part);
+        block_gather(b, &smem->share[i], part);
         sum += part;
     }
-    block_scan(b, sum, room->meet, &total); /* and all have come */
+    block_scan(b, sum, smem->meet, &total); /* and all have come */
     target = draw_target(bits, total);
-    find_bin(b, room, segments, true, target + 1);
-    draw_in_segment(b, room, f, room->bin, target - room->share_before);
+    find_bin(b, smem, segments, true, target + 1);
+    draw_in_segment(b, smem, f, smem->bin, target - smem->share_before);
 }
 
 /* What is left of the list weighs together. */
 TR_DEVICE uint64_t
-listed_share(block_t b, sample_room_t *room, uint64_t least)
+listed_share(block_t b, sample_smem_t *smem, uint64_t least)
 {
     uint64_t sum = 0, total;
 
-    for (uint32_t i = b.lane; i < room->listed; i += b.lanes) {
-        sum += room->order[i] >= least ? room->weight[i] : 0;
+    for (uint32_t i = b.lane; i < smem->listed; i += b.lanes) {
+        sum += smem->order[i] >= least ? smem->weight[i] : 0;
     }
-    block_scan(b, sum, room->meet, &total);
+    block_scan(b, sum, smem->meet, &total);
     return total;
 }
 
 TR_DEVICE uint32_t
-draw_token(block_t b, sample_room_t *room, const tr_cuda_wish_t *w,
+draw_token(block_t b, sample_smem_t *smem, const tr_cuda_wish_t *w,
            const float *logits, uint32_t vocab, bool wide, float max)
 {
     field_t f = { logits, vocab, wide, max, w->temperature, 0, 0 };
@@ -165,24 +165,24 @@ draw_token(block_t b, sample_room_t *room, const tr_cuda_wish_t *w,
     selection_t s = {};
 
     if (w->top_k > 0 && (uint32_t) w->top_k < vocab) {
-        s = select_tokens(b, room, &f, false, (uint32_t) w->top_k, 0, false);
+        s = select_tokens(b, smem, &f, false, (uint32_t) w->top_k, 0, false);
     }
     if (w->top_p < 1 && s.whole) {
         wanted = (uint64_t) ceil((double) w->top_p
-                                 * (double) listed_share(b, room, f.least));
-        f.least = last_kept(b, room, f.least, true, 0, wanted);
+                                 * (double) listed_share(b, smem, f.least));
+        f.least = last_kept(b, smem, f.least, true, 0, wanted);
     } else if (w->top_p < 1) {
-        s = select_tokens(b, room, &f, true, 0, w->top_p, false);
+        s = select_tokens(b, smem, &f, true, 0, w->top_p, false);
     }
     if (w->min_p > 0) {
         f.least_share = (uint64_t) ceil((double) w->min_p * (double) ONE);
     }
     if (s.whole) {
-        draw_listed(b, room, &f, bits);
+        draw_listed(b, smem, &f, bits);
     } else {
-        draw_anywhere(b, room, &f, bits);
+        draw_anywhere(b, smem, &f, bits);
     }
-    return (uint32_t) room->answer;
+    return (uint32_t) smem->answer;
 }
 
 /* ---- logprobs ----------------------------------------------------------- */
@@ -197,27 +197,27 @@ logprob_of(float logit, double log_sum)
 
 /* The share of all tokens. */
 TR_DEVICE uint64_t
-row_share(block_t b, sample_room_t *room, const field_t *f)
+row_share(block_t b, sample_smem_t *smem, const field_t *f)
 {
     uint64_t sum = 0, total;
 
     each_logit(b, f->logits, 0, f->vocab, f->wide,
                [&](float x, uint32_t) { sum += share_of(f, x); });
-    block_scan(b, sum, room->meet, &total);
+    block_scan(b, sum, smem->meet, &total);
     return total;
 }
 
 /* The list's best n, in order, with their logprobs. */
 TR_DEVICE void
-write_top(block_t b, const sample_room_t *room, uint32_t n, double log_sum,
+write_top(block_t b, const sample_smem_t *smem, uint32_t n, double log_sum,
           tr_cuda_top_t *top)
 {
-    for (uint32_t i = b.lane; i < room->listed; i += b.lanes) {
-        uint64_t order = room->order[i];
+    for (uint32_t i = b.lane; i < smem->listed; i += b.lanes) {
+        uint64_t order = smem->order[i];
         uint32_t rank = 0;
 
-        for (uint32_t j = 0; j < room->listed; j++) {
-            rank += room->order[j] > order;
+        for (uint32_t j = 0; j < smem->listed; j++) {
+            rank += smem->order[j] > order;
         }
         if (rank < n) {
             top[rank].token = (int32_t) order_id(order);
@@ -228,7 +228,7 @@ write_top(block_t b, const sample_room_t *room, uint32_t n, double log_sum,
 
 /* Of the raw logits. */
 TR_DEVICE void
-score_token(const sample_args_t *a, block_t b, sample_room_t *room,
+score_token(const sample_args_t *a, block_t b, sample_smem_t *smem,
             uint32_t row, float max, tr_cuda_sampled_t *out)
 {
     const float *logits = a->a.logits + row * a->a.ld;
@@ -240,13 +240,13 @@ score_token(const sample_args_t *a, block_t b, sample_room_t *room,
 
     n = n < TR_CUDA_TOP_MAX ? n : TR_CUDA_TOP_MAX;
     n = n < a->a.vocab ? n : a->a.vocab;
-    total = n > 0 ? select_tokens(b, room, &f, false, n, 0, true).total
-                  : row_share(b, room, &f);
+    total = n > 0 ? select_tokens(b, smem, &f, false, n, 0, true).total
+                  : row_share(b, smem, &f);
     log_sum = (double) max + log((double) total / (double) ONE);
     out->logprob = logprob_of(logits[out->token], log_sum);
     out->n_top = n;
     if (n > 0) {
-        write_top(b, room, n, log_sum,
+        write_top(b, smem, n, log_sum,
                   a->a.top + (size_t) row * TR_CUDA_TOP_MAX);
     }
 }
@@ -347,7 +347,7 @@ shape_row(const sample_args_t *a, block_t b, uint32_t row, float *x,
 
 /* The best token of a row as scan left it. */
 TR_DEVICE uint64_t
-reduce_pieces(const sample_args_t *a, block_t b, sample_room_t *room,
+reduce_pieces(const sample_args_t *a, block_t b, sample_smem_t *smem,
               uint32_t row)
 {
     const uint64_t *piece = a->best + (size_t) row * a->pieces;
@@ -356,12 +356,12 @@ reduce_pieces(const sample_args_t *a, block_t b, sample_room_t *room,
     for (uint32_t i = b.lane; i < a->pieces; i += b.lanes) {
         best = piece[i] > best ? piece[i] : best;
     }
-    return block_max(b, best, room->meet);
+    return block_max(b, best, smem->meet);
 }
 
 /* The row's token; best: of the raw logits; x: those with penalties or NULL. */
 TR_DEVICE int32_t
-pick_token(const sample_args_t *a, block_t b, sample_room_t *room, uint32_t row,
+pick_token(const sample_args_t *a, block_t b, sample_smem_t *smem, uint32_t row,
            uint64_t best, const float *x)
 {
     const tr_cuda_wish_t *w = &a->a.wish[row];
@@ -370,7 +370,7 @@ pick_token(const sample_args_t *a, block_t b, sample_room_t *room, uint32_t row,
         return in_vocab(a, w->target) ? w->target : TR_CUDA_BAD_LOGITS;
     }
     if (x != NULL) {
-        best = best_of(b, room->meet, x, 0, a->a.vocab, true);
+        best = best_of(b, smem->meet, x, 0, a->a.vocab, true);
         if (!order_valid(best)) {
             return TR_CUDA_BAD_LOGITS;
         }
@@ -378,14 +378,14 @@ pick_token(const sample_args_t *a, block_t b, sample_room_t *room, uint32_t row,
     if (w->temperature == 0) {
         return (int32_t) order_id(best);
     }
-    return (int32_t) draw_token(b, room, w, x ? x : a->a.logits + row * a->a.ld,
+    return (int32_t) draw_token(b, smem, w, x ? x : a->a.logits + row * a->a.ld,
                                 a->a.vocab, x != NULL || a->wide,
                                 order_logit(best));
 }
 
 /* Answers for a row that is_shaped (x and counts: scratch) or is not (NULL). */
 TR_DEVICE void
-choose_row(const sample_args_t *a, block_t b, sample_room_t *room, uint32_t row,
+choose_row(const sample_args_t *a, block_t b, sample_smem_t *smem, uint32_t row,
            float *x, uint32_t *counts)
 {
     const tr_cuda_wish_t *w = &a->a.wish[row];
@@ -394,16 +394,16 @@ choose_row(const sample_args_t *a, block_t b, sample_room_t *room, uint32_t row,
     uint64_t best;
 
     if (is_wanted(a, w)) {
-        best = reduce_pieces(a, b, room, row);
+        best = reduce_pieces(a, b, smem, row);
         out.token = TR_CUDA_BAD_LOGITS;
         if (order_valid(best)) {
             if (x != NULL) {
                 shape_row(a, b, row, x, counts);
             }
-            out.token = pick_token(a, b, room, row, best, x);
+            out.token = pick_token(a, b, smem, row, best, x);
         }
         if (out.token >= 0 && (w->target >= 0 || w->logprobs >= 0)) {
-            score_token(a, b, room, row, order_logit(best), &out);
+            score_token(a, b, smem, row, order_logit(best), &out);
         }
     }
     if (b.lane == 0) {
@@ -418,14 +418,14 @@ choose_row(const sample_args_t *a, block_t b, sample_room_t *room, uint32_t row,
 /* Block `block` of choose: a row that is taken as it is, or, behind those, the
  * rows that are shaped, as many at a time as there are places in scratch. */
 TR_DEVICE void
-choose_block(const sample_args_t *a, block_t b, sample_room_t *room,
+choose_block(const sample_args_t *a, block_t b, sample_smem_t *smem,
              uint32_t block, uint32_t places)
 {
     size_t vocab = tr_pad(a->a.vocab, 4);
 
     if (block < a->a.rows) {
         if (!is_wanted(a, &a->a.wish[block]) || !is_shaped(&a->a.wish[block])) {
-            choose_row(a, b, room, block, NULL, NULL);
+            choose_row(a, b, smem, block, NULL, NULL);
         }
         return;
     }
@@ -433,7 +433,7 @@ choose_block(const sample_args_t *a, block_t b, sample_room_t *room,
     for (uint32_t row = block; row < a->a.rows; row += places) {
         if (is_wanted(a, &a->a.wish[row]) && is_shaped(&a->a.wish[row])) {
             lanes_sync(b);
-            choose_row(a, b, room, row, a->shaped + block * vocab,
+            choose_row(a, b, smem, row, a->shaped + block * vocab,
                        a->counts + block * vocab);
         }
     }

@@ -108,14 +108,14 @@ path_enter(path_t *p, uint32_t bin)
  * last bin of the first histogram, and no share: most of a vocabulary, so it is
  * counted apart. */
 TR_DEVICE void
-fill_bins(block_t b, sample_room_t *room, const field_t *f, const path_t *path)
+fill_bins(block_t b, sample_smem_t *smem, const field_t *f, const path_t *path)
 {
     uint64_t rest = 0;
     uint64_t all = 0;
 
     for (uint32_t i = b.lane; i < BINS + 1; i += b.lanes) {
-        room->count[i] = 0;
-        room->share[i] = 0;
+        smem->count[i] = 0;
+        smem->share[i] = 0;
     }
     lanes_sync(b);
     each_logit(b, f->logits, 0, f->vocab, f->wide, [&](float x, uint32_t id) {
@@ -130,21 +130,21 @@ fill_bins(block_t b, sample_room_t *room, const field_t *f, const path_t *path)
             rest++;
             return;
         }
-        lane_add(&room->count[bin], 1);
-        lane_add_long(&room->share[bin], share_of(f, x));
+        lane_add(&smem->count[bin], 1);
+        lane_add_long(&smem->share[bin], share_of(f, x));
     });
-    block_scan(b, rest, room->meet, &all); /* and all have come */
+    block_scan(b, rest, smem->meet, &all); /* and all have come */
     if (b.lane == 0) {
-        room->count[BINS] += (uint32_t) all;
+        smem->count[BINS] += (uint32_t) all;
     }
     lanes_sync(b);
 }
 
 /* The bin in which the `wanted`-th is, counted by tokens or by shares, with
- * what comes before it; the number of bins where there is none.  The room says
+ * what comes before it; the number of bins where there is none.  Shared memory says
  * it to all lanes. */
 TR_DEVICE void
-find_bin(block_t b, sample_room_t *room, uint32_t bins, bool by_share,
+find_bin(block_t b, sample_smem_t *smem, uint32_t bins, bool by_share,
          uint64_t wanted)
 {
     uint32_t per = (bins + b.lanes - 1) / b.lanes, from = b.lane * per;
@@ -152,36 +152,36 @@ find_bin(block_t b, sample_room_t *room, uint32_t bins, bool by_share,
     uint64_t count = 0, share = 0, total, before;
 
     for (uint32_t i = from; i < end; i++) {
-        count += room->count[i];
-        share += room->share[i];
+        count += smem->count[i];
+        share += smem->share[i];
     }
     if (b.lane == 0) {
-        room->bin = bins;
+        smem->bin = bins;
     }
-    count = block_scan(b, count, room->meet, &total);
-    share = block_scan(b, share, room->meet, &total);
+    count = block_scan(b, count, smem->meet, &total);
+    share = block_scan(b, share, smem->meet, &total);
     for (uint32_t i = from; i < end; i++) {
         before = by_share ? share : count;
         if (before < wanted
             && wanted - before
-                   <= (by_share ? room->share[i] : room->count[i])) {
-            room->bin = i;
-            room->count_before = count;
-            room->share_before = share;
+                   <= (by_share ? smem->share[i] : smem->count[i])) {
+            smem->bin = i;
+            smem->count_before = count;
+            smem->share_before = share;
         }
-        count += room->count[i];
-        share += room->share[i];
+        count += smem->count[i];
+        share += smem->share[i];
     }
     lanes_sync(b);
 }
 
 /* Lists what is left in the path, or with `whole` up to it. */
 TR_DEVICE void
-list_tokens(block_t b, sample_room_t *room, const field_t *f,
+list_tokens(block_t b, sample_smem_t *smem, const field_t *f,
             const path_t *path, bool whole)
 {
     if (b.lane == 0) {
-        room->listed = 0;
+        smem->listed = 0;
     }
     lanes_sync(b);
     each_logit(b, f->logits, 0, f->vocab, f->wide, [&](float x, uint32_t id) {
@@ -193,10 +193,10 @@ list_tokens(block_t b, sample_room_t *room, const field_t *f,
         }
         side = path_side(f, path, x, order);
         if (side == 0 || (whole && side < 0)) {
-            uint32_t i = lane_add(&room->listed, 1);
+            uint32_t i = lane_add(&smem->listed, 1);
 
-            room->order[i] = order;
-            room->weight[i] = share_of(f, x);
+            smem->order[i] = order;
+            smem->weight[i] = share_of(f, x);
         }
     });
     lanes_sync(b);
@@ -205,33 +205,33 @@ list_tokens(block_t b, sample_room_t *room, const field_t *f,
 /* The order of the last token of the list that is kept: fewer than `wanted`,
  * tokens or shares, come before it in list and `base`. */
 TR_DEVICE uint64_t
-last_kept(block_t b, sample_room_t *room, uint64_t least, bool by_share,
+last_kept(block_t b, sample_smem_t *smem, uint64_t least, bool by_share,
           uint64_t base, uint64_t wanted)
 {
     uint64_t last = 0; /* complement: the smallest is looked for */
 
-    for (uint32_t i = b.lane; i < room->listed; i += b.lanes) {
-        uint64_t order = room->order[i], before = base;
+    for (uint32_t i = b.lane; i < smem->listed; i += b.lanes) {
+        uint64_t order = smem->order[i], before = base;
 
         if (order < least) {
             continue;
         }
-        for (uint32_t j = 0; j < room->listed; j++) {
-            if (room->order[j] > order) {
-                before += by_share ? room->weight[j] : 1;
+        for (uint32_t j = 0; j < smem->listed; j++) {
+            if (smem->order[j] > order) {
+                before += by_share ? smem->weight[j] : 1;
             }
         }
         if (before < wanted && ~order > last) {
             last = ~order;
         }
     }
-    return ~block_max(b, last, room->meet);
+    return ~block_max(b, last, smem->meet);
 }
 
 /* Keeps, of what is left of the field, the best `wanted` tokens; by_share: the
  * fewest that reach the share p.  far: those without share count, too. */
 static __device__ __noinline__ selection_t
-select_tokens(block_t b, sample_room_t *room, field_t *f, bool by_share,
+select_tokens(block_t b, sample_smem_t *smem, field_t *f, bool by_share,
               uint32_t k, float p, bool far)
 {
     path_t path = {};
@@ -242,32 +242,32 @@ select_tokens(block_t b, sample_room_t *room, field_t *f, bool by_share,
     do {
         uint64_t sum = 0;
 
-        fill_bins(b, room, f, &path);
+        fill_bins(b, smem, f, &path);
         if (path.levels == 0) {
             for (uint32_t i = b.lane; i < BINS; i += b.lanes) {
-                sum += room->share[i];
+                sum += smem->share[i];
             }
-            block_scan(b, sum, room->meet, &s.total);
+            block_scan(b, sum, smem->meet, &s.total);
             if (by_share) {
                 wanted = (uint64_t) ceil((double) p * (double) s.total);
             }
         }
         before = by_share ? share : count;
-        find_bin(b, room, BINS + 1, by_share, wanted - before);
-        if (room->bin > (far ? BINS : BINS - 1)) {
+        find_bin(b, smem, BINS + 1, by_share, wanted - before);
+        if (smem->bin > (far ? BINS : BINS - 1)) {
             return s;
         }
-        count += room->count_before;
-        share += room->share_before;
-        inside = room->count[room->bin];
-        path_enter(&path, room->bin);
+        count += smem->count_before;
+        share += smem->share_before;
+        inside = smem->count[smem->bin];
+        path_enter(&path, smem->bin);
         lanes_sync(b);
     } while (inside > FEW && path.levels < 6);
     s.found = true;
     s.whole = count + inside <= LIST;
-    list_tokens(b, room, f, &path, s.whole);
+    list_tokens(b, smem, f, &path, s.whole);
     before = s.whole ? 0 : by_share ? share : count;
-    f->least = last_kept(b, room, f->least, by_share, before, wanted);
+    f->least = last_kept(b, smem, f->least, by_share, before, wanted);
     return s;
 }
 
