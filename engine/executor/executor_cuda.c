@@ -317,17 +317,17 @@ list_buckets(tr_executor_cuda_t *x)
 /* Ways of attention that a decode step of these policies may need, before and
  * after compression. */
 static uint32_t
-decode_ways(const tr_executor_cuda_t *x)
+decode_paths(const tr_executor_cuda_t *x)
 {
-    uint32_t ways = 0;
+    uint32_t paths = 0;
 
     for (uint32_t i = 0; i < x->base.n_policies; i++) {
         const tr_kv_policy_t *p = x->base.policies[i].policy;
 
-        ways |= 1u << tr_model_cuda_way(x->model, p, 0, 1);
-        ways |= 1u << tr_model_cuda_way(x->model, p, 1, 1);
+        paths |= 1u << tr_model_cuda_path(x->model, p, 0, 1);
+        paths |= 1u << tr_model_cuda_path(x->model, p, 1, 1);
     }
-    return ways;
+    return paths;
 }
 
 static tr_status_t
@@ -359,7 +359,7 @@ open_graphs(tr_executor_cuda_t *x, tr_error_t *err)
     tr_status_t rc;
 
     list_buckets(x);
-    x->decode_ways = decode_ways(x);
+    x->decode_paths = decode_paths(x);
     rc = tr_executor_cuda_idle(x, 1);
     if (rc == TR_OK) {
         rc = tr_executor_cuda_idle(x, x->max_seqs);

@@ -29,7 +29,7 @@
 
 /* Offsets in an upload of so many rows, sequences and wishes. */
 typedef struct {
-    size_t token, row_slot, row_pos, seq_row, way, gather, wish, size;
+    size_t token, row_slot, row_pos, seq_row, path, gather, wish, size;
 } tr_cuda_upload_t;
 
 #define TR_CUDA_NOBODY UINT32_MAX
@@ -82,9 +82,9 @@ typedef struct {
 
     uint32_t bucket[TR_CUDA_BUCKETS_MAX], n_buckets;
     void *graph[TR_CUDA_BUCKETS_MAX];
-    uint32_t decode_ways; /* ways that a decode step may need */
-    bool direct;          /* tests: launch what would be replayed */
-    bool gone;            /* the device is */
+    uint32_t decode_paths; /* attention paths that a decode step may need */
+    bool direct;           /* tests: launch what would be replayed */
+    bool gone;             /* the device is */
     tr_cuda_times_t times;
 } tr_executor_cuda_t;
 
@@ -94,7 +94,7 @@ typedef struct {
 typedef struct {
     int32_t *token, *row_slot;
     uint32_t *row_pos, *seq_row;
-    uint8_t *way;
+    uint8_t *path;
     uint32_t *gather;
     tr_cuda_wish_t *wish;
 } tr_cuda_arrays_t;
@@ -110,7 +110,7 @@ int tr_cuda_bucket(const tr_executor_cuda_t *x, const tr_batch_t *batch);
 /* Rows whose logits are wanted. */
 uint32_t tr_cuda_wishes(const tr_batch_t *batch);
 /* Fills the turn's pinned memory and x->rows, with padding up to so many
- * sequences and wishes; returns which ways of attention there are. */
+ * sequences and wishes; returns which paths of attention there are. */
 uint32_t tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_turn_t *t,
                          const tr_batch_t *batch, const tr_cuda_upload_t *l,
                          uint32_t n_seqs, uint32_t n_wishes);

@@ -22,7 +22,7 @@ tr_cuda_lay_upload(uint32_t rows, uint32_t seqs, uint32_t wishes,
     TAKE(row_slot, rows * sizeof(int32_t));
     TAKE(row_pos, rows * sizeof(uint32_t));
     TAKE(seq_row, (seqs + (size_t) 1) * sizeof(uint32_t));
-    TAKE(way, seqs);
+    TAKE(path, seqs);
     TAKE(gather, wishes * sizeof(uint32_t));
     TAKE(wish, wishes * sizeof(tr_cuda_wish_t));
 #undef TAKE
@@ -36,7 +36,7 @@ tr_cuda_arrays(uint8_t *base, const tr_cuda_upload_t *l)
                                .row_slot = (int32_t *) (base + l->row_slot),
                                .row_pos = (uint32_t *) (base + l->row_pos),
                                .seq_row = (uint32_t *) (base + l->seq_row),
-                               .way = base + l->way,
+                               .path = base + l->path,
                                .gather = (uint32_t *) (base + l->gather),
                                .wish = (tr_cuda_wish_t *) (base + l->wish) };
 }
@@ -178,7 +178,7 @@ add_padding(tr_executor_cuda_t *x, tr_cuda_arrays_t *a, uint32_t i,
             uint32_t row)
 {
     x->rows[i] = (tr_kv_device_row_t){ -1, 0, 1 };
-    a->way[i] = TR_CUDA_WAY_DECODE;
+    a->path[i] = TR_ATTENTION_DECODE;
     a->token[row] = 0;
     a->row_slot[row] = -1;
     a->row_pos[row] = 0;
@@ -218,7 +218,7 @@ tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_turn_t *t,
                 uint32_t n_seqs, uint32_t n_wishes)
 {
     tr_cuda_arrays_t a = tr_cuda_arrays(t->upload, l);
-    uint32_t row = 0, ways = 0, i;
+    uint32_t row = 0, paths = 0, i;
 
     t->n_wants = t->n_bias = t->n_bar = 0;
     t->top_wanted = false;
@@ -229,11 +229,10 @@ tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_turn_t *t,
         t->status[i] = TR_OK;
         x->rows[i] = (tr_kv_device_row_t){ item->kv_slot, item->pos, item->n };
         a.seq_row[i] = row;
-        a.way[i] = (uint8_t) tr_model_cuda_way(x->model,
-                                               tr_kv_slot_policy(x->base.kv,
-                                                                 item->kv_slot),
-                                               base, item->n);
-        ways |= 1u << a.way[i];
+        a.path[i] = (uint8_t) tr_model_cuda_path(
+            x->model, tr_kv_slot_policy(x->base.kv, item->kv_slot), base,
+            item->n);
+        paths |= 1u << a.path[i];
         for (uint32_t k = 0; k < item->n; k++) {
             add_row(x, t, &a, item, i, k, row++);
         }
@@ -243,5 +242,5 @@ tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_turn_t *t,
     }
     a.seq_row[n_seqs] = row;
     pad_wishes(t, &a, n_wishes);
-    return ways;
+    return paths;
 }

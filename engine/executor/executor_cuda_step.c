@@ -30,7 +30,7 @@ launch_step(tr_executor_cuda_t *x, const tr_cuda_upload_t *l,
     step->row_slot = a.row_slot;
     step->row_pos = a.row_pos;
     step->seq_row = a.seq_row;
-    step->way = a.way;
+    step->path = a.path;
     step->gather = a.gather;
     step->wish = a.wish;
     step->bias = x->bias;
@@ -50,7 +50,7 @@ tr_executor_cuda_launch(tr_executor_cuda_t *x, uint32_t bucket)
     tr_cuda_step_t step = { .n_rows = bucket,
                             .n_seqs = bucket,
                             .n_wishes = bucket,
-                            .ways = x->decode_ways };
+                            .paths = x->decode_paths };
     tr_cuda_upload_t l;
 
     tr_cuda_lay_upload(bucket, bucket, bucket, &l);
@@ -203,8 +203,8 @@ tr_executor_cuda_submit(tr_executor_t *e, const tr_batch_t *batch)
         step.n_wishes = tr_cuda_wishes(batch);
     }
     tr_cuda_lay_upload(step.n_rows, step.n_seqs, step.n_wishes, &l);
-    step.ways = tr_cuda_flatten(x, t, batch, &l, step.n_seqs, step.n_wishes);
-    step.host_way = tr_cuda_arrays(t->upload, &l).way;
+    step.paths = tr_cuda_flatten(x, t, batch, &l, step.n_seqs, step.n_wishes);
+    step.host_path = tr_cuda_arrays(t->upload, &l).path;
     return start(x, t, b, &l, &step);
 }
 

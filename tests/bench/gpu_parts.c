@@ -263,7 +263,7 @@ bed_attention_ms(bed_t *b, uint32_t n)
 {
     uint32_t bucket = 0;
 
-    if (b->x->decode_ways != 1u << TR_CUDA_WAY_DECODE) {
+    if (b->x->decode_paths != 1u << TR_ATTENTION_DECODE) {
         return 0;
     }
     while (bucket < b->x->n_buckets && b->x->bucket[bucket] < n) {

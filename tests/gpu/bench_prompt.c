@@ -29,8 +29,8 @@ static const shape_t shapes[] = {
     { 1, 8192, 0, 40, 8, 128 },  { 1, 8192, 0, 32, 8, 64 },
 };
 
-static const char *const way_name[] = { "best", "warps", "boxes", "groups",
-                                        "alternating" };
+static const char *const path_name[] = { "best", "warps", "boxes", "groups",
+                                         "alternating" };
 
 static tr_cuda_device_t device;
 static uint16_t *noise;
@@ -180,7 +180,7 @@ bench_close(bench_t *b)
 
 /* Median milliseconds; below 0: refused. */
 static float
-measure(bench_t *b, tr_prompt_way_t way, int repeats)
+measure(bench_t *b, tr_prompt_path_t path, int repeats)
 {
     tr_cuda_stream_t stream = { NULL, &device };
     float ms[64];
@@ -188,7 +188,7 @@ measure(bench_t *b, tr_prompt_way_t way, int repeats)
 
     cudaEventCreate(&from);
     cudaEventCreate(&to);
-    b->size.way = way;
+    b->size.path = path;
     for (int i = -2; i < repeats; i++) {
         cudaEventRecord(from, NULL);
         if (tr_cuda_prompt(&stream, &b->kv, 0, &b->rows, &b->queries, &b->size,
@@ -197,7 +197,7 @@ measure(bench_t *b, tr_prompt_way_t way, int repeats)
             return -1;
         }
         cudaEventRecord(to, NULL);
-        cuda_ok(cudaEventSynchronize(to), way_name[way]);
+        cuda_ok(cudaEventSynchronize(to), path_name[path]);
         if (i >= 0) {
             cudaEventElapsedTime(&ms[i], from, to);
         }
@@ -223,7 +223,7 @@ main(int argc, char **argv)
     }
     peak = prompt_peak(device.blocks);
     printf("products of FP16 from shared memory: %.0f TFLOP/s\n\n", peak);
-    printf("| sequences | rows | cached | heads | size | way | scores | ms | "
+    printf("| sequences | rows | cached | heads | size | path | scores | ms | "
            "TFLOP/s | of 800 | of peak "
            "|\n|---|---|---|---|---|---|---|---|---|---|---|\n");
     for (uint32_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++) {
@@ -238,14 +238,14 @@ main(int argc, char **argv)
 
             bench_open(&b, s, scored);
             for (int w = i == 0 ? TR_PROMPT_WARPS : TR_PROMPT_GROUPS;
-                 w < TR_PROMPT_WAYS; w++) {
-                float ms = measure(&b, (tr_prompt_way_t) w, repeats);
+                 w < TR_PROMPT_PATHS; w++) {
+                float ms = measure(&b, (tr_prompt_path_t) w, repeats);
                 double rate = flop / ms * 1e-9;
 
                 printf("| %u | %u | %u | %u/%u | %u | %s | %s | %.3f | %.0f | "
                        "%.0f%% | %.0f%% |\n",
                        s->seqs, s->rows, s->cached, s->heads, s->lists, s->dim,
-                       way_name[w], scored ? "yes" : "no", ms, rate, rate / 8,
+                       path_name[w], scored ? "yes" : "no", ms, rate, rate / 8,
                        100 * rate / peak);
                 fflush(stdout);
             }

@@ -18,8 +18,8 @@
 #include "prompt_case.h"
 
 static tr_cuda_device_t device;
-static const char *const way_name[] = { "best", "warps", "boxes", "groups",
-                                        "alternating" };
+static const char *const path_name[] = { "best", "warps", "boxes", "groups",
+                                         "alternating" };
 
 static bool
 check_out(case_t *c, uint32_t s, uint32_t list, const want_t *w)
@@ -208,7 +208,7 @@ try_cut(case_t *c)
 }
 
 static bool
-try_way(case_t *c, tr_prompt_way_t way)
+try_path(case_t *c, tr_prompt_path_t path)
 {
     tr_cuda_stream_t stream = { NULL, &device };
     size_t bytes = (size_t) c->pages * c->plan.page_bytes;
@@ -216,7 +216,7 @@ try_way(case_t *c, tr_prompt_way_t way)
     int rc;
 
     reset_device(c);
-    c->size.way = way;
+    c->size.path = path;
     rc = tr_cuda_prompt(&stream, &c->device, c->layer, &c->device_rows,
                         &c->queries, &c->size, c->device_mem[8]);
     if (rc != TR_KERNEL_OK) {
@@ -245,7 +245,7 @@ main(int argc, char **argv)
     uint32_t rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 20;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     uint32_t only = argc > 3 ? (uint32_t) atoi(argv[3]) : 0;
-    uint32_t failed[TR_PROMPT_WAYS] = { 0 }, all = 0, rows = 0;
+    uint32_t failed[TR_PROMPT_PATHS] = { 0 }, all = 0, rows = 0;
     double worst[2] = { 0, 0 };
 
     cuda_ok(tr_cuda_open(0, &device) ? cudaErrorUnknown : cudaSuccess,
@@ -256,14 +256,14 @@ main(int argc, char **argv)
         random_seed(seed + i);
         case_open(&c);
         rows += c.rows.n_rows;
-        for (uint32_t w = TR_PROMPT_BEST; w < TR_PROMPT_WAYS; w++) {
+        for (uint32_t w = TR_PROMPT_BEST; w < TR_PROMPT_PATHS; w++) {
             if ((only != 0 && w != only) || failed[w] > 2) {
                 continue;
             }
-            if (!try_way(&c, (tr_prompt_way_t) w)) {
+            if (!try_path(&c, (tr_prompt_path_t) w)) {
                 printf("FAILED: test_prompt 1 %llu %u (%s; head size %u, group "
                        "%u, pages of %u)\n",
-                       (unsigned long long) (seed + i), w, way_name[w], c.dim,
+                       (unsigned long long) (seed + i), w, path_name[w], c.dim,
                        c.group, c.plan.layout->tokens);
                 failed[w]++;
                 all++;
@@ -273,8 +273,8 @@ main(int argc, char **argv)
         worst[1] = fmax(worst[1], c.score_error);
         case_close(&c);
     }
-    for (uint32_t w = TR_PROMPT_BEST; w < TR_PROMPT_WAYS; w++) {
-        printf("%s: %s\n", way_name[w], failed[w] ? "FAILED" : "ok");
+    for (uint32_t w = TR_PROMPT_BEST; w < TR_PROMPT_PATHS; w++) {
+        printf("%s: %s\n", path_name[w], failed[w] ? "FAILED" : "ok");
     }
     printf("%u rounds from seed %llu, %u rows: %s; largest error %.2f of what "
            "is allowed, scores %.2f\n",

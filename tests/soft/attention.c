@@ -5,14 +5,14 @@
  */
 #include "device.h"
 
-typedef enum { DECODE, SCORE, PROMPT, GENERIC } way_t;
+typedef enum { DECODE, SCORE, PROMPT, GENERIC } path_t;
 
 typedef struct {
     soft_view_t view;
     uint32_t layer;
     tr_rows_t rows;
     tr_cuda_queries_t queries;
-    way_t way;
+    path_t path;
     uint32_t max_len;
     uint8_t *work;
     size_t work_bytes;
@@ -32,7 +32,7 @@ is_mine(const attend_t *a, uint32_t s)
     }
     base = a->view.kv.seq[slot].base;
     first = rows->row_pos[rows->seq_row[s]];
-    switch (a->way) {
+    switch (a->path) {
     case DECODE:
         return n == 1;
     case SCORE:
@@ -122,7 +122,7 @@ work_take(const attend_t *a)
 {
     const soft_decode_t *d = (const soft_decode_t *) a->work;
 
-    if (a->way == DECODE) {
+    if (a->path == DECODE) {
         return d->mark != PLANNED    ? "a plan that is not there"
                : d->next != a->layer ? "layers that are not in their order"
                                      : NULL;
@@ -147,7 +147,7 @@ take_queries(const attend_t *a, const share_t *mine, size_t width)
                                               q->q_type);
         }
     }
-    if (a->way == DECODE) {
+    if (a->path == DECODE) {
         d->scale = q->scale;
         memcpy(d->q, in, mine->rows.n_rows * width * 4);
         for (uint32_t s = 0; s < mine->rows.n_seqs; s++) {
@@ -166,7 +166,7 @@ kept_queries(const attend_t *a, const share_t *mine, size_t width)
     attend_t all = *a;
     share_t decoded;
 
-    all.way = DECODE;
+    all.path = DECODE;
     share_rows(&all, &decoded);
     for (uint32_t r = 0, i = 0; r < mine->rows.n_rows; r++, i++) {
         while (decoded.from[i] != mine->from[r]) {
@@ -189,8 +189,8 @@ run_cpu(const attend_t *a, const share_t *mine, const float *in, float scale,
                                        mine->rows.n_seqs, mine->len, heads,
                                        kv.lists, kv.head_dim);
 
-    if (a->way == DECODE || a->way == SCORE) {
-        kv.seq = read_all(kv.seq, mine->slots, a->way == SCORE);
+    if (a->path == DECODE || a->path == SCORE) {
+        kv.seq = read_all(kv.seq, mine->slots, a->path == SCORE);
     }
     return cpu->attention(&soft_cpu_stream, &kv, a->layer, &mine->rows, in,
                           width, heads, scale, out, width, soft_scratch(bytes));
@@ -205,7 +205,7 @@ raise_scores(const attend_t *decode, uint32_t layer)
     attend_t a = *decode;
     share_t mine;
 
-    a.way = SCORE;
+    a.path = SCORE;
     a.layer = layer;
     share_rows(&a, &mine);
     if (mine.rows.n_rows > 0
@@ -233,7 +233,7 @@ attend(void *args)
     if (why == NULL && mine.len > a->max_len) {
         why = "a sequence longer than its workspace";
     }
-    if (why == NULL && a->way == DECODE) {
+    if (why == NULL && a->path == DECODE) {
         if (d->unscored) {
             why = raise_scores(a, a->layer - 1);
         }
@@ -418,7 +418,7 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     attend_t a = { .layer = layer,
                    .rows = *rows,
                    .queries = *queries,
-                   .way = DECODE,
+                   .path = DECODE,
                    .max_len = (uint32_t) size->max_tokens,
                    .work = work,
                    .work_bytes = tr_cuda_decode_work(s->device, size) };
@@ -441,7 +441,7 @@ tr_cuda_decode_score(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     attend_t a = { .layer = kv->layers - 1,
                    .rows = *rows,
                    .queries = { .heads = size->heads },
-                   .way = SCORE,
+                   .path = SCORE,
                    .work = work };
 
     if (rows->n_seqs == 0) {
@@ -468,7 +468,7 @@ tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     attend_t a = { .layer = layer,
                    .rows = *rows,
                    .queries = *queries,
-                   .way = PROMPT,
+                   .path = PROMPT,
                    .max_len = size->max_len,
                    .work = work,
                    .work_bytes = tr_cuda_prompt_work(size) };
@@ -477,7 +477,7 @@ tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
         || kv->lists != size->lists || kv->head_dim != size->head_dim
         || queries->heads != size->heads || rows->n_rows > size->max_rows
         || rows->n_seqs > size->max_seqs || size->max_len == 0
-        || size->way >= TR_PROMPT_WAYS || !(queries->scale > 0)
+        || size->path >= TR_PROMPT_PATHS || !(queries->scale > 0)
         || kv->layout[0].tokens % 8 != 0) {
         return TR_KERNEL_BADARG;
     }
@@ -499,7 +499,7 @@ tr_cuda_attention(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     attend_t a = { .layer = layer,
                    .rows = *rows,
                    .queries = *queries,
-                   .way = GENERIC,
+                   .path = GENERIC,
                    .max_len = size->max_len,
                    .work = work,
                    .work_bytes = tr_cuda_attention_work(size) };

@@ -61,7 +61,7 @@ size_attention(tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits)
                                               .max_rows = limits->max_rows,
                                               .max_seqs = limits->max_seqs,
                                               .max_len = limits->max_len,
-                                              .way = TR_PROMPT_BEST };
+                                              .path = TR_PROMPT_BEST };
     m->generic_size = (tr_cuda_generic_size_t){ .lists = c->kv_heads,
                                                 .head_dim = c->head_dim,
                                                 .heads = c->query_heads,
@@ -108,8 +108,8 @@ layout(tr_model_cuda_t *m, uint8_t *base)
     TAKE(logits, logit_rows * m->ld_logits * 4);
     TAKE(history.token, (size_t) m->slots * m->max_len * sizeof(int32_t));
     m->history.len = m->max_len;
-    for (int way = 0; way < TR_CUDA_WAYS; way++) {
-        TAKE(seq_slot[way], m->max_seqs * sizeof(int32_t));
+    for (int path = 0; path < TR_ATTENTION_PATHS; path++) {
+        TAKE(seq_slot[path], m->max_seqs * sizeof(int32_t));
     }
     TAKE(decode_work,
          fast ? m->cuda->decode_work(m->stream->device, &m->decode_size) : 0);

@@ -60,7 +60,7 @@ typedef struct {
     uint32_t *meet; /* of chains of products */
     void *normed, *qkv, *attn, *delta, *gate_up, *mlp; /* of T */
     tr_cuda_history_t history;                         /* [slots][max_len] */
-    int32_t *seq_slot[3]; /* [max_seqs] by way (below), where they differ */
+    int32_t *seq_slot[3]; /* [max_seqs] by path (below), where they differ */
     tr_cuda_matmul_t *products, *head_products;
     void *decode_work, *prompt_work, *generic_work, *sample_work;
     tr_cuda_decode_size_t decode_size;
@@ -108,22 +108,22 @@ tr_status_t tr_model_cuda_prepare(tr_model_cuda_t *m,
 
 /* Which attention a sequence of a step goes to. */
 typedef enum {
-    TR_CUDA_WAY_DECODE,  /* one row */
-    TR_CUDA_WAY_PROMPT,  /* more rows over a cache that is all dense */
-    TR_CUDA_WAY_GENERIC, /* everything else */
-    TR_CUDA_WAYS
-} tr_cuda_way_t;
+    TR_ATTENTION_DECODE,  /* one row */
+    TR_ATTENTION_PROMPT,  /* more rows over a cache that is all dense */
+    TR_ATTENTION_GENERIC, /* everything else */
+    TR_ATTENTION_PATHS
+} tr_attention_path_t;
 
 /* A step's arrays, device memory unless said otherwise. */
 typedef struct {
     uint32_t n_rows, n_seqs;
-    const int32_t *token;    /* [n_rows]; -1: known to the history alone */
-    const int32_t *row_slot; /* [n_rows]; -1: padding */
-    const uint32_t *row_pos; /* [n_rows] */
-    const uint32_t *seq_row; /* [n_seqs + 1] */
-    const uint8_t *way;      /* [n_seqs] tr_cuda_way_t */
-    uint32_t ways;           /* bits: which ways occur */
-    const uint8_t *host_way; /* host: the same as way; NULL: any may be any */
+    const int32_t *token;     /* [n_rows]; -1: known to the history alone */
+    const int32_t *row_slot;  /* [n_rows]; -1: padding */
+    const uint32_t *row_pos;  /* [n_rows] */
+    const uint32_t *seq_row;  /* [n_seqs + 1] */
+    const uint8_t *path;      /* [n_seqs] tr_attention_path_t */
+    uint32_t paths;           /* bits: which paths occur */
+    const uint8_t *host_path; /* host: the same as path; NULL: any may be any */
 
     uint32_t n_wishes;
     const uint32_t *gather;     /* [n_wishes] rows whose logits are wanted */
@@ -146,11 +146,11 @@ void tr_model_cuda_begin(tr_model_cuda_t *m, const tr_cuda_step_t *step);
 int tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
                        const int32_t *seq_slot, const tr_cuda_step_t *step);
 
-/* Which way a sequence with this policy goes: its rows in the step, and where
+/* Which path a sequence with this policy goes: its rows in the step, and where
  * its dense positions begin. */
-tr_cuda_way_t tr_model_cuda_way(const tr_model_cuda_t *m,
-                                const tr_kv_policy_t *policy, uint32_t base,
-                                uint32_t n_rows);
+tr_attention_path_t tr_model_cuda_path(const tr_model_cuda_t *m,
+                                       const tr_kv_policy_t *policy,
+                                       uint32_t base, uint32_t n_rows);
 
 /* Do the fast kernels of attention have its head size and groups? */
 static inline bool

@@ -14,7 +14,7 @@
  *
  * Which attention a sequence goes to is known on the host, whether it takes
  * part at all only on the device: the manager may have stalled it.  Where more
- * than one way occurs, tr_cuda_select makes each way's list of slots.
+ * than one path occurs, tr_cuda_select makes each path's list of slots.
  */
 #include "model_cuda.h"
 
@@ -173,7 +173,7 @@ typedef struct {
     tr_kv_view_t fast; /* with the layouts that the fast kernels know */
     tr_kv_layout_t layout[TR_KV_LAYOUTS_MAX];
     tr_rows_t rows; /* all sequences, for the cache */
-    const int32_t *slots[TR_CUDA_WAYS];
+    const int32_t *slots[TR_ATTENTION_PATHS];
     const tr_cuda_step_t *step;
 } run_t;
 
@@ -190,14 +190,14 @@ attend_generic(tr_model_cuda_t *m, const run_t *r, uint32_t layer,
         uint32_t left = s->n_seqs - i;
         tr_rows_t rows = r->rows;
 
-        if (s->host_way != NULL && s->host_way[i] != TR_CUDA_WAY_GENERIC) {
+        if (s->host_path != NULL && s->host_path[i] != TR_ATTENTION_GENERIC) {
             i++;
             continue;
         }
         rows.n_seqs = left < m->generic_size.max_seqs
                           ? left
                           : m->generic_size.max_seqs;
-        rows.seq_slot = r->slots[TR_CUDA_WAY_GENERIC] + i;
+        rows.seq_slot = r->slots[TR_ATTENTION_GENERIC] + i;
         rows.seq_row += i;
         launched(m,
                  m->cuda->attention(m->stream, r->kv, layer, &rows, q,
@@ -211,25 +211,25 @@ attend_generic(tr_model_cuda_t *m, const run_t *r, uint32_t layer,
 static bool
 attend(tr_model_cuda_t *m, const run_t *r, uint32_t layer)
 {
-    uint32_t ways = r->step->ways;
+    uint32_t paths = r->step->paths;
     tr_cuda_queries_t q = tr_model_cuda_queries(m);
     tr_rows_t rows = r->rows;
 
-    if (ways & 1u << TR_CUDA_WAY_DECODE) {
-        rows.seq_slot = r->slots[TR_CUDA_WAY_DECODE];
+    if (paths & 1u << TR_ATTENTION_DECODE) {
+        rows.seq_slot = r->slots[TR_ATTENTION_DECODE];
         launched(m,
                  m->cuda->decode(m->stream, &r->fast, layer, &rows, &q,
                                  &m->decode_size, m->decode_work),
                  "decode");
     }
-    if (ways & 1u << TR_CUDA_WAY_PROMPT) {
-        rows.seq_slot = r->slots[TR_CUDA_WAY_PROMPT];
+    if (paths & 1u << TR_ATTENTION_PROMPT) {
+        rows.seq_slot = r->slots[TR_ATTENTION_PROMPT];
         launched(m,
                  m->cuda->prompt(m->stream, &r->fast, layer, &rows, &q,
                                  &m->prompt_size, m->prompt_work),
                  "prompt");
     }
-    if (ways & 1u << TR_CUDA_WAY_GENERIC) {
+    if (paths & 1u << TR_ATTENTION_GENERIC) {
         attend_generic(m, r, layer, &q);
     }
     return m->failed == NULL;
@@ -278,7 +278,7 @@ score(tr_model_cuda_t *m, const run_t *r)
 {
     tr_rows_t rows = r->rows;
 
-    rows.seq_slot = r->slots[TR_CUDA_WAY_DECODE];
+    rows.seq_slot = r->slots[TR_ATTENTION_DECODE];
     if (side_begin(m)) {
         launched(m,
                  m->cuda->decode_score(&m->side.stream, &r->fast, &rows,
@@ -293,7 +293,7 @@ static bool
 finish(tr_model_cuda_t *m, const int32_t *seq_slot, const run_t *r)
 {
     const tr_cuda_step_t *s = r->step;
-    bool scored = (s->ways & 1u << TR_CUDA_WAY_DECODE) == 0;
+    bool scored = (s->paths & 1u << TR_ATTENTION_DECODE) == 0;
 
     for (uint32_t at = 0; at < s->n_wishes && m->failed == NULL;
          at += m->logit_rows) {
@@ -341,7 +341,7 @@ finish(tr_model_cuda_t *m, const int32_t *seq_slot, const run_t *r)
     return m->failed == NULL;
 }
 
-/* ---- ways --------------------------------------------------------------- */
+/* ---- attention paths ---------------------------------------------------- */
 
 /* Levels that tr_cuda_decode has (cuda.h). */
 static bool
@@ -353,14 +353,14 @@ level_is_fast(const tr_kv_level_t *l)
                      && l->value_bits <= l->key_bits;
 }
 
-tr_cuda_way_t
-tr_model_cuda_way(const tr_model_cuda_t *m, const tr_kv_policy_t *policy,
-                  uint32_t base, uint32_t n_rows)
+tr_attention_path_t
+tr_model_cuda_path(const tr_model_cuda_t *m, const tr_kv_policy_t *policy,
+                   uint32_t base, uint32_t n_rows)
 {
     bool fast = tr_model_cuda_fast(&m->config);
 
     if (n_rows > 1) {
-        return fast && base == 0 ? TR_CUDA_WAY_PROMPT : TR_CUDA_WAY_GENERIC;
+        return fast && base == 0 ? TR_ATTENTION_PROMPT : TR_ATTENTION_GENERIC;
     }
     fast = fast && !policy->digest;
     for (uint32_t i = 0; i < policy->n_levels && base != 0; i++) {
@@ -369,7 +369,7 @@ tr_model_cuda_way(const tr_model_cuda_t *m, const tr_kv_policy_t *policy,
     if (base != 0 && policy->n_levels != 0 && policy->window != 0) {
         fast = fast && level_is_fast(&policy->window_level);
     }
-    return fast ? TR_CUDA_WAY_DECODE : TR_CUDA_WAY_GENERIC;
+    return fast ? TR_ATTENTION_DECODE : TR_ATTENTION_GENERIC;
 }
 
 /* Layouts that the fast kernels do not have stand for nothing in the sequences
@@ -391,15 +391,15 @@ select_ways(tr_model_cuda_t *m, const int32_t *seq_slot, run_t *r)
 {
     const tr_cuda_step_t *s = r->step;
 
-    for (int way = 0; way < TR_CUDA_WAYS; way++) {
-        r->slots[way] = seq_slot;
+    for (int path = 0; path < TR_ATTENTION_PATHS; path++) {
+        r->slots[path] = seq_slot;
         /* the fast kernels look at the number of rows themselves */
-        if ((s->ways & 1u << TR_CUDA_WAY_GENERIC) != 0
-            && (s->ways & 1u << way) != 0 && s->ways != 1u << way) {
-            r->slots[way] = m->seq_slot[way];
+        if ((s->paths & 1u << TR_ATTENTION_GENERIC) != 0
+            && (s->paths & 1u << path) != 0 && s->paths != 1u << path) {
+            r->slots[path] = m->seq_slot[path];
             launched(m,
-                     m->cuda->select(m->stream, seq_slot, s->way, s->n_seqs,
-                                     (uint8_t) way, m->seq_slot[way]),
+                     m->cuda->select(m->stream, seq_slot, s->path, s->n_seqs,
+                                     (uint8_t) path, m->seq_slot[path]),
                      "select");
         }
     }
@@ -440,10 +440,10 @@ tr_model_cuda_begin(tr_model_cuda_t *m, const tr_cuda_step_t *step)
 static bool
 prepare(tr_model_cuda_t *m, const run_t *r)
 {
-    bool planned = (r->step->ways & 1u << TR_CUDA_WAY_DECODE) != 0;
+    bool planned = (r->step->paths & 1u << TR_ATTENTION_DECODE) != 0;
     tr_rows_t rows = r->rows;
 
-    rows.seq_slot = r->slots[TR_CUDA_WAY_DECODE];
+    rows.seq_slot = r->slots[TR_ATTENTION_DECODE];
     return side_begin(m) && multiply_qkv(m, &m->side.stream, 0, rows.n_rows)
            && (!planned
                || launched(m,

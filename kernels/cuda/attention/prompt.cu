@@ -224,7 +224,7 @@ prompt_allowed(const tr_kv_view_t *kv, uint32_t layer, const tr_rows_t *rows,
            && size->lists == kv->lists && size->head_dim == kv->head_dim
            && size->heads == q->heads && rows->n_rows <= size->max_rows
            && rows->n_seqs <= size->max_seqs && size->max_len > 0
-           && size->way < TR_PROMPT_WAYS && q->ldq % 4 == 0 && q->ldo % 2 == 0
+           && size->path < TR_PROMPT_PATHS && q->ldq % 4 == 0 && q->ldo % 2 == 0
            && q->ldq >= (size_t) q->heads * kv->head_dim
            && q->ldo >= (size_t) q->heads * kv->head_dim && aligned(q->q, 16)
            && aligned(q->out, 8) && q->scale > 0 && q->scale < INFINITY
@@ -261,10 +261,10 @@ map_all(prompt_maps_t *maps, const tr_kv_view_t *kv, uint32_t box)
            && map_pages(encode, &maps->value, kv, kv->layout->value, box);
 }
 
-static tr_prompt_way_t
-prompt_way(const tr_cuda_stream_t *s, tr_prompt_way_t way)
+static tr_prompt_path_t
+prompt_path(const tr_cuda_stream_t *s, tr_prompt_path_t path)
 {
-    return s->device->code / 10 != 9 ? TR_PROMPT_WARPS : way;
+    return s->device->code / 10 != 9 ? TR_PROMPT_WARPS : path;
 }
 
 extern "C" int
@@ -274,7 +274,7 @@ tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                const tr_cuda_prompt_size_t *size, void *work)
 {
     cudaStream_t stream = (cudaStream_t) s->stream;
-    tr_prompt_way_t way;
+    tr_prompt_path_t path;
     prompt_maps_t maps;
     prompt_args_t a;
     uint32_t tiles;
@@ -302,8 +302,8 @@ tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     }
     a.score = kv->layout->score;
     a.recent = kv->layout->recent;
-    way = prompt_way(s, size->way);
-    if (way != TR_PROMPT_WARPS && !map_all(&maps, kv, a.box)) {
+    path = prompt_path(s, size->path);
+    if (path != TR_PROMPT_WARPS && !map_all(&maps, kv, a.box)) {
         return TR_KERNEL_BADARG;
     }
     tiles = rows->n_rows / ROWS + rows->n_seqs;
@@ -317,13 +317,13 @@ tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     }
     /* taking turns costs more than it gives where products are short */
     rc = prompt_attend(stream, &a, &maps,
-                       way != TR_PROMPT_BEST ? way
-                       : a.dim == 128        ? TR_PROMPT_ALTERNATING
-                                             : TR_PROMPT_GROUPS,
+                       path != TR_PROMPT_BEST ? path
+                       : a.dim == 128         ? TR_PROMPT_ALTERNATING
+                                              : TR_PROMPT_GROUPS,
                        tiles);
     if (rc == TR_KERNEL_OK && a.score) {
         rc = prompt_score(stream, &a,
-                          way != TR_PROMPT_BEST ? way : TR_PROMPT_ALTERNATING,
+                          path != TR_PROMPT_BEST ? path : TR_PROMPT_ALTERNATING,
                           size->max_len, s->device->blocks);
     }
     return rc;

@@ -122,11 +122,11 @@ int tr_cuda_check(void);
 
 /* Pass 1: grid of (heads, tiles). */
 int prompt_attend(cudaStream_t stream, const prompt_args_t *a,
-                  const prompt_maps_t *maps, tr_prompt_way_t way,
+                  const prompt_maps_t *maps, tr_prompt_path_t path,
                   uint32_t tiles);
 
 /* Pass 2, spread over so many multiprocessors. */
 int prompt_score(cudaStream_t stream, const prompt_args_t *a,
-                 tr_prompt_way_t way, uint32_t max_len, uint32_t processors);
+                 tr_prompt_path_t path, uint32_t max_len, uint32_t processors);
 
 #endif

@@ -29,15 +29,15 @@ typedef enum {
     TR_PROMPT_GROUPS,      /* products of four warps, copy engine */
     TR_PROMPT_ALTERNATING, /* the same; two groups take turns to multiply and
                             * to compute exponentials */
-    TR_PROMPT_WAYS
-} tr_prompt_way_t;
+    TR_PROMPT_PATHS
+} tr_prompt_path_t;
 
 /* How much a workspace must hold. */
 typedef struct {
     uint32_t lists, head_dim, heads;
     uint32_t max_rows, max_seqs;
     uint32_t max_len; /* positions of one sequence */
-    tr_prompt_way_t way;
+    tr_prompt_path_t path;
 } tr_cuda_prompt_size_t;
 
 /* Bytes of the workspace, which is 256-byte aligned and needs no clearing:

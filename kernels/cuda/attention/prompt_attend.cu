@@ -356,9 +356,9 @@ launch(cudaStream_t stream, const prompt_args_t *a, const prompt_maps_t *maps,
 template <int D>
 static int
 choose(cudaStream_t stream, const prompt_args_t *a, const prompt_maps_t *maps,
-       tr_prompt_way_t way, uint32_t tiles)
+       tr_prompt_path_t path, uint32_t tiles)
 {
-    switch (way) {
+    switch (path) {
     case TR_PROMPT_BOXES:
         return launch<D, 64, 2, warps_t, true, false>(stream, a, maps, tiles);
     case TR_PROMPT_GROUPS:
@@ -372,8 +372,8 @@ choose(cudaStream_t stream, const prompt_args_t *a, const prompt_maps_t *maps,
 
 int
 prompt_attend(cudaStream_t stream, const prompt_args_t *a,
-              const prompt_maps_t *maps, tr_prompt_way_t way, uint32_t tiles)
+              const prompt_maps_t *maps, tr_prompt_path_t path, uint32_t tiles)
 {
-    return a->dim == 128 ? choose<128>(stream, a, maps, way, tiles)
-                         : choose<64>(stream, a, maps, way, tiles);
+    return a->dim == 128 ? choose<128>(stream, a, maps, path, tiles)
+                         : choose<64>(stream, a, maps, path, tiles);
 }

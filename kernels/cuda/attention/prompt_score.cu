@@ -377,17 +377,17 @@ launch(cudaStream_t stream, const prompt_args_t *a, uint32_t max_len)
 
 template <int D>
 static int
-choose(cudaStream_t stream, const prompt_args_t *a, tr_prompt_way_t way,
+choose(cudaStream_t stream, const prompt_args_t *a, tr_prompt_path_t path,
        uint32_t max_len, uint32_t processors)
 {
     /* fewer keys a block when there would not be work for all */
     uint32_t pairs = (max_len + 4 * HALF - 1) / (4 * HALF) * a->kv.lists
                      * a->rows.n_seqs;
 
-    if (way == TR_PROMPT_ALTERNATING && 2 * pairs < 3 * processors) {
-        way = TR_PROMPT_GROUPS;
+    if (path == TR_PROMPT_ALTERNATING && 2 * pairs < 3 * processors) {
+        path = TR_PROMPT_GROUPS;
     }
-    switch (way) {
+    switch (path) {
     case TR_PROMPT_BOXES:
         return launch<D, warps_t, true, 1>(stream, a, max_len);
     case TR_PROMPT_GROUPS:
@@ -400,9 +400,9 @@ choose(cudaStream_t stream, const prompt_args_t *a, tr_prompt_way_t way,
 }
 
 int
-prompt_score(cudaStream_t stream, const prompt_args_t *a, tr_prompt_way_t way,
+prompt_score(cudaStream_t stream, const prompt_args_t *a, tr_prompt_path_t path,
              uint32_t max_len, uint32_t processors)
 {
-    return a->dim == 128 ? choose<128>(stream, a, way, max_len, processors)
-                         : choose<64>(stream, a, way, max_len, processors);
+    return a->dim == 128 ? choose<128>(stream, a, path, max_len, processors)
+                         : choose<64>(stream, a, path, max_len, processors);
 }

@@ -146,7 +146,7 @@ test_card(void **state)
     assert_int_equal(e->ahead, 1);
     assert_int_equal(x->n_buckets, 5); /* 1, 2, 4, 8, 16 */
     assert_int_equal(x->bucket[4], 16);
-    assert_int_equal(x->decode_ways, 1u << TR_CUDA_WAY_DECODE);
+    assert_int_equal(x->decode_paths, 1u << TR_ATTENTION_DECODE);
     e->free(e);
 }
 
@@ -245,8 +245,9 @@ test_policies(void **state)
     snprintf(c.backend, sizeof(c.backend), "cuda");
     b = open_with(&c);
     if (chosen == NULL) {
-        assert_int_equal(((tr_executor_cuda_t *) b)->decode_ways,
-                         1u << TR_CUDA_WAY_DECODE | 1u << TR_CUDA_WAY_GENERIC);
+        assert_int_equal(((tr_executor_cuda_t *) b)->decode_paths,
+                         1u << TR_ATTENTION_DECODE
+                             | 1u << TR_ATTENTION_GENERIC);
     }
     make_gens(cpu, SEQS, &rng);
     for (uint32_t i = 0; i < SEQS; i++) {

@@ -176,16 +176,16 @@ close_slot(bed_t *b, int32_t slot)
     ok(b, b->cuda->stream_wait(&b->stream));
 }
 
-/* Positions [pos, pos + n) of a slot, by this way; b->logits has the last
+/* Positions [pos, pos + n) of a slot, by this path; b->logits has the last
  * position's, and its greedy token is returned. */
 static int32_t
 run(bed_t *b, int32_t slot, uint32_t pos, uint32_t n, const int32_t *tokens,
-    tr_cuda_way_t way)
+    tr_attention_path_t path)
 {
     static int32_t row_slot[MAX_ROWS];
     static uint32_t row_pos[MAX_ROWS];
     const uint32_t seq_row[] = { 0, n }, last = n - 1;
-    const uint8_t ways[] = { (uint8_t) way };
+    const uint8_t paths[] = { (uint8_t) path };
     tr_cuda_ask_t ask = { slot, pos, pos + n };
     tr_cuda_wish_t wish = { .slot = slot,
                             .pos = pos + n - 1,
@@ -205,9 +205,9 @@ run(bed_t *b, int32_t slot, uint32_t pos, uint32_t n, const int32_t *tokens,
     step.row_slot = put(b, &at, row_slot, n * sizeof(*row_slot));
     step.row_pos = put(b, &at, row_pos, n * sizeof(*row_pos));
     step.seq_row = put(b, &at, seq_row, sizeof(seq_row));
-    step.way = put(b, &at, ways, 1);
-    step.host_way = ways;
-    step.ways = 1u << way;
+    step.path = put(b, &at, paths, 1);
+    step.host_path = paths;
+    step.paths = 1u << path;
     step.gather = put(b, &at, &last, sizeof(last));
     step.wish = put(b, &at, &wish, sizeof(wish));
     step.sampled = b->sampled;
@@ -251,8 +251,8 @@ worst_of(const float *x, json_t *top5)
 /* One golden prompt: its first positions one by one, its rest at once, then its
  * continuation as far as the greedy token is the same. */
 static double
-golden(bed_t *b, json_t *g, tr_cuda_way_t decode, tr_cuda_way_t prompt,
-       uint32_t *same, uint32_t *all)
+golden(bed_t *b, json_t *g, tr_attention_path_t decode,
+       tr_attention_path_t prompt, uint32_t *same, uint32_t *all)
 {
     static int32_t ids[MAX_LEN];
     json_t *first = json_object_get(g, "top5_first_positions"), *value;
@@ -287,8 +287,8 @@ golden(bed_t *b, json_t *g, tr_cuda_way_t decode, tr_cuda_way_t prompt,
 }
 
 static void
-goldens(const char *dtype, bool fused, tr_cuda_way_t decode,
-        tr_cuda_way_t prompt, double tolerance, double share)
+goldens(const char *dtype, bool fused, tr_attention_path_t decode,
+        tr_attention_path_t prompt, double tolerance, double share)
 {
     json_t *root = json_load_file(POCKET "/golden.json", 0, NULL), *g;
     uint32_t same = 0, all = 0;
@@ -316,21 +316,22 @@ static void
 test_golden_f16(void **state)
 {
     (void) state;
-    goldens("f16", true, TR_CUDA_WAY_DECODE, TR_CUDA_WAY_PROMPT, 1e-3, 0.98);
+    goldens("f16", true, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT, 1e-3, 0.98);
 }
 
 static void
 test_golden_bf16(void **state)
 {
     (void) state;
-    goldens("auto", true, TR_CUDA_WAY_DECODE, TR_CUDA_WAY_PROMPT, 1.5e-2, 0.95);
+    goldens("auto", true, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT, 1.5e-2,
+            0.95);
 }
 
 static void
 test_golden_unfused(void **state)
 {
     (void) state;
-    goldens("auto", false, TR_CUDA_WAY_DECODE, TR_CUDA_WAY_PROMPT, 1.5e-2,
+    goldens("auto", false, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT, 1.5e-2,
             0.95);
 }
 
@@ -338,10 +339,11 @@ static void
 test_golden_generic(void **state)
 {
     (void) state;
-    goldens("f16", true, TR_CUDA_WAY_GENERIC, TR_CUDA_WAY_GENERIC, 1e-3, 0.98);
+    goldens("f16", true, TR_ATTENTION_GENERIC, TR_ATTENTION_GENERIC, 1e-3,
+            0.98);
 }
 
-/* ---- ways --------------------------------------------------------------- */
+/* ---- attention paths ---------------------------------------------------- */
 
 static void
 test_ways(void **state)
@@ -349,25 +351,25 @@ test_ways(void **state)
     static const struct {
         uint32_t dim, heads, lists;
         const char *spec;
-        tr_cuda_way_t dense, compressed; /* of one row */
-        tr_cuda_way_t prompt;            /* of many, from position 0 */
+        tr_attention_path_t dense, compressed; /* of one row */
+        tr_attention_path_t prompt;            /* of many, from position 0 */
     } cases[] = {
-        { 128, 32, 8, "full", TR_CUDA_WAY_DECODE, TR_CUDA_WAY_DECODE,
-          TR_CUDA_WAY_PROMPT },
-        { 64, 6, 2, "diffkv", TR_CUDA_WAY_DECODE, TR_CUDA_WAY_DECODE,
-          TR_CUDA_WAY_PROMPT },
-        { 128, 28, 4, "static", TR_CUDA_WAY_DECODE, TR_CUDA_WAY_DECODE,
-          TR_CUDA_WAY_PROMPT },
-        { 128, 32, 8, "kivi", TR_CUDA_WAY_DECODE, TR_CUDA_WAY_GENERIC,
-          TR_CUDA_WAY_PROMPT },
-        { 128, 32, 8, "int4:group=32", TR_CUDA_WAY_DECODE, TR_CUDA_WAY_GENERIC,
-          TR_CUDA_WAY_PROMPT },
-        { 128, 32, 8, "quest", TR_CUDA_WAY_GENERIC, TR_CUDA_WAY_GENERIC,
-          TR_CUDA_WAY_PROMPT },
-        { 96, 32, 8, "full", TR_CUDA_WAY_GENERIC, TR_CUDA_WAY_GENERIC,
-          TR_CUDA_WAY_GENERIC },
-        { 128, 32, 2, "full", TR_CUDA_WAY_GENERIC, TR_CUDA_WAY_GENERIC,
-          TR_CUDA_WAY_GENERIC },
+        { 128, 32, 8, "full", TR_ATTENTION_DECODE, TR_ATTENTION_DECODE,
+          TR_ATTENTION_PROMPT },
+        { 64, 6, 2, "diffkv", TR_ATTENTION_DECODE, TR_ATTENTION_DECODE,
+          TR_ATTENTION_PROMPT },
+        { 128, 28, 4, "static", TR_ATTENTION_DECODE, TR_ATTENTION_DECODE,
+          TR_ATTENTION_PROMPT },
+        { 128, 32, 8, "kivi", TR_ATTENTION_DECODE, TR_ATTENTION_GENERIC,
+          TR_ATTENTION_PROMPT },
+        { 128, 32, 8, "int4:group=32", TR_ATTENTION_DECODE,
+          TR_ATTENTION_GENERIC, TR_ATTENTION_PROMPT },
+        { 128, 32, 8, "quest", TR_ATTENTION_GENERIC, TR_ATTENTION_GENERIC,
+          TR_ATTENTION_PROMPT },
+        { 96, 32, 8, "full", TR_ATTENTION_GENERIC, TR_ATTENTION_GENERIC,
+          TR_ATTENTION_GENERIC },
+        { 128, 32, 2, "full", TR_ATTENTION_GENERIC, TR_ATTENTION_GENERIC,
+          TR_ATTENTION_GENERIC },
     };
 
     (void) state;
@@ -383,11 +385,11 @@ test_ways(void **state)
             != TR_OK) {
             fail_msg("%s", err.text);
         }
-        assert_int_equal(tr_model_cuda_way(&m, p, 0, 1), cases[i].dense);
-        assert_int_equal(tr_model_cuda_way(&m, p, 9, 1), cases[i].compressed);
-        assert_int_equal(tr_model_cuda_way(&m, p, 0, 2), cases[i].prompt);
+        assert_int_equal(tr_model_cuda_path(&m, p, 0, 1), cases[i].dense);
+        assert_int_equal(tr_model_cuda_path(&m, p, 9, 1), cases[i].compressed);
+        assert_int_equal(tr_model_cuda_path(&m, p, 0, 2), cases[i].prompt);
         /* a later turn stands behind what was compressed */
-        assert_int_equal(tr_model_cuda_way(&m, p, 9, 2), TR_CUDA_WAY_GENERIC);
+        assert_int_equal(tr_model_cuda_path(&m, p, 9, 2), TR_ATTENTION_GENERIC);
         tr_kv_policy_free(p);
     }
 }
