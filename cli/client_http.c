@@ -4,6 +4,7 @@
  * an event stream, parsable chunks, a finish_reason, [DONE], and an HTTP body
  * that ended as HTTP says it should.
  */
+#include <assert.h>
 #include <curl/curl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -212,9 +213,11 @@ http_submit(tr_client_t *base, tr_call_t *call, uint16_t endpoint,
             const char *body, size_t len, tr_error_t *err)
 {
     http_t *c = (http_t *) base;
+    const tr_endpoint_info_t *info = tr_endpoint_info(endpoint);
     transfer_t *t = calloc(1, sizeof(*t));
     char url[700];
 
+    assert(info != NULL);
     if (t == NULL) {
         return out_of_memory(err);
     }
@@ -228,8 +231,7 @@ http_submit(tr_client_t *base, tr_call_t *call, uint16_t endpoint,
     }
     memcpy(t->body, body, len);
     tr_sse_init(&t->sse, on_event, t);
-    snprintf(url, sizeof(url), "%s/v1/%s", c->root,
-             endpoint == TR_ENDPOINT_CHAT ? "chat/completions" : "completions");
+    snprintf(url, sizeof(url), "%s/v1/%s", c->root, info->path);
     curl_easy_setopt(t->curl, CURLOPT_URL, url);
     curl_easy_setopt(t->curl, CURLOPT_HTTPHEADER, c->headers);
     curl_easy_setopt(t->curl, CURLOPT_POSTFIELDS, t->body);

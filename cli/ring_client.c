@@ -544,7 +544,7 @@ client_head(tr_wire_submit_t *head, uint16_t endpoint, const char *request_id,
 {
     size_t i, n = request_id != NULL ? strlen(request_id) : 0;
 
-    if (endpoint != TR_ENDPOINT_CHAT && endpoint != TR_ENDPOINT_COMPLETIONS) {
+    if (tr_endpoint_info(endpoint) == NULL) {
         return tr_error_set(err, TR_ERR_INVALID, "", "unknown endpoint %u",
                             endpoint);
     }

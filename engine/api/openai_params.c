@@ -5,6 +5,7 @@
  * names none is 1, also when generation_config.json says `do_sample: false`; a
  * top_p of 0 leaves the best token alone.
  */
+#include "openai_internal.h"
 #include "openai_params.h"
 
 #include <math.h>
@@ -209,17 +210,16 @@ read_n(const tr_openai_t *api, const json_t *root, tr_request_t *r,
 }
 
 static tr_status_t
-read_max_tokens(const json_t *root, const tr_request_t *r, int64_t *out,
-                tr_error_t *err)
+read_max_tokens(const tr_endpoint_t *endpoint, const json_t *root,
+                const tr_request_t *r, int64_t *out, tr_error_t *err)
 {
-    bool chat = r->endpoint == TR_ENDPOINT_CHAT;
     tr_status_t rc;
 
     *out = -1;
     /* nothing to generate makes sense only for the logprobs of the prompt */
     rc = tr_json_integer(root, "max_tokens", r->echo ? 0 : 1, UINT32_MAX, out,
                          err);
-    if (rc != TR_OK || !chat
+    if (rc != TR_OK || !endpoint->max_completion_tokens
         || tr_json_field(root, "max_completion_tokens") == NULL) {
         return rc;
     }
@@ -235,20 +235,25 @@ read_max_tokens(const json_t *root, const tr_request_t *r, int64_t *out,
 
 /* ---- logprobs ----------------------------------------------------------- */
 
-static tr_status_t
-read_logprobs(const json_t *root, tr_request_t *r, tr_error_t *err)
+tr_status_t
+tr_openai_logprobs_completions(const json_t *root, tr_request_t *r,
+                               tr_error_t *err)
+{
+    int64_t top = -1;
+    tr_status_t rc = tr_json_integer(root, "logprobs", 0, TR_TOP_LOGPROBS_MAX,
+                                     &top, err);
+
+    r->params.logprobs = (int32_t) top;
+    return rc;
+}
+
+tr_status_t
+tr_openai_logprobs_chat(const json_t *root, tr_request_t *r, tr_error_t *err)
 {
     int64_t top = -1;
     bool wanted = false;
-    tr_status_t rc;
+    tr_status_t rc = tr_json_bool(root, "logprobs", &wanted, err);
 
-    if (r->endpoint == TR_ENDPOINT_COMPLETIONS) {
-        rc = tr_json_integer(root, "logprobs", 0, TR_TOP_LOGPROBS_MAX, &top,
-                             err);
-        r->params.logprobs = (int32_t) top;
-        return rc;
-    }
-    rc = tr_json_bool(root, "logprobs", &wanted, err);
     if (rc == TR_OK) {
         rc = tr_json_integer(root, "top_logprobs", 0, TR_TOP_LOGPROBS_MAX, &top,
                              err);
@@ -598,13 +603,14 @@ read_stream(const json_t *root, tr_request_t *r, tr_error_t *err)
 }
 
 static tr_status_t
-read_flags(const json_t *root, tr_request_t *r, tr_error_t *err)
+read_flags(const tr_endpoint_t *endpoint, const json_t *root, tr_request_t *r,
+           tr_error_t *err)
 {
     int64_t min_tokens = 0;
     tr_status_t rc;
 
     rc = tr_json_bool(root, "echo", &r->echo, err);
-    if (rc == TR_OK && r->echo && r->endpoint == TR_ENDPOINT_CHAT) {
+    if (rc == TR_OK && r->echo && !endpoint->echo) {
         rc = tr_error_set(err, TR_ERR_INVALID, "echo",
                           "'echo' is supported "
                           "on /v1/completions only.");
@@ -625,8 +631,9 @@ read_flags(const json_t *root, tr_request_t *r, tr_error_t *err)
 }
 
 tr_status_t
-tr_openai_params(const tr_openai_t *api, const json_t *root, tr_request_t *r,
-                 int64_t *max_tokens, tr_error_t *err)
+tr_openai_params(const tr_openai_t *api, const tr_endpoint_t *endpoint,
+                 const json_t *root, tr_request_t *r, int64_t *max_tokens,
+                 tr_error_t *err)
 {
     tr_status_t rc;
 
@@ -641,16 +648,16 @@ tr_openai_params(const tr_openai_t *api, const json_t *root, tr_request_t *r,
         rc = read_n(api, root, r, err);
     }
     if (rc == TR_OK) {
-        rc = read_flags(root, r, err);
+        rc = read_flags(endpoint, root, r, err);
     }
     if (rc == TR_OK) {
-        rc = read_max_tokens(root, r, max_tokens, err);
+        rc = read_max_tokens(endpoint, root, r, max_tokens, err);
     }
     if (rc == TR_OK) {
         rc = read_cache(api, root, r, err);
     }
     if (rc == TR_OK) {
-        rc = read_logprobs(root, r, err);
+        rc = endpoint->read_logprobs(root, r, err);
     }
     if (rc == TR_OK) {
         rc = read_logit_bias(api, root, r, err);

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "engine/api/endpoint.h"
 #include "engine/config/log.h"
 
 /* Room in the ring of answers for one record of `need` payload bytes.  TR_AGAIN:
@@ -175,8 +176,7 @@ reserve(tr_peer_t *p, tr_request_t *r)
                             p->env->config->max_queue);
     case TR_ERR_CONTEXT_LENGTH:
         return tr_error_set(&r->error, rc,
-                            r->endpoint == TR_ENDPOINT_CHAT ? "messages"
-                                                            : "prompt",
+                            tr_endpoint(r->endpoint)->prompt_field,
                             "This request needs more KV cache than this "
                             "engine has (kv_memory). Please reduce the length "
                             "of the prompt, the completion or 'n'.");

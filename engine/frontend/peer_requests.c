@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/api/endpoint.h"
 #include "engine/config/log.h"
 
 #define BODIES_MIN ((size_t) 64 << 20)
@@ -283,11 +284,17 @@ static tr_status_t
 first_part(tr_peer_t *p, const tr_record_t *rec, const uint8_t *payload)
 {
     tr_peer_slot_t *s = &p->slots[TR_ID_SLOT(rec->id)];
-    tr_wire_submit_t head;
+    tr_wire_submit_t head = { .endpoint = TR_ENDPOINT_CHAT };
     tr_wire_bytes_t body;
     tr_request_t *r;
 
     if (tr_wire_submit_parse(payload, rec->length, &head, &body) != TR_OK) {
+        if (tr_endpoint(head.endpoint) == NULL) {
+            return tr_peer_violation(p,
+                                     "SUBMIT to endpoint %u, which this engine "
+                                     "does not serve",
+                                     head.endpoint);
+        }
         return tr_peer_violation(p, "bad SUBMIT of %u bytes", rec->length);
     }
     r = calloc(1, sizeof(*r));

@@ -96,8 +96,7 @@ identity_fields(const tr_report_writer_t *w, tr_redis_command_t *c,
                 const tr_ledger_request_t *q)
 {
     field_text(c, "model", w->config->served_model_name);
-    field_text(c, "endpoint",
-               q->endpoint == TR_ENDPOINT_CHAT ? "chat" : "completions");
+    field_text(c, "endpoint", tr_endpoint_info(q->endpoint)->name);
     field_text(c, "request_id", q->request_id);
     field_text(c, "owner", q->owner);
     field_flag(c, "resumable", (q->flags & TR_SUBMIT_RESUMABLE) != 0);

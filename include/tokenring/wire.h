@@ -34,6 +34,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <tokenring/endpoint.h>
 #include <tokenring/error.h>
 #include <tokenring/ring.h>
 
@@ -52,11 +53,6 @@ enum tr_record_type {
     ((uint64_t) (slot) | (uint64_t) (generation) << 32)
 
 /* ---- SUBMIT ------------------------------------------------------------- */
-
-enum tr_endpoint {
-    TR_ENDPOINT_CHAT = 1,       /* POST /v1/chat/completions */
-    TR_ENDPOINT_COMPLETIONS = 2 /* POST /v1/completions */
-};
 
 #define TR_REQUEST_ID_MAX 64
 #define TR_BODY_UNKNOWN UINT64_MAX
@@ -247,8 +243,7 @@ tr_wire_submit_parse(const void *payload, size_t len, tr_wire_submit_t *head,
 
     if (tr_wire_take(&at, &len, head, sizeof(*head)) != TR_OK
         || head->request_id_len > TR_REQUEST_ID_MAX
-        || (head->endpoint != TR_ENDPOINT_CHAT
-            && head->endpoint != TR_ENDPOINT_COMPLETIONS)
+        || tr_endpoint_info(head->endpoint) == NULL
         || (head->body_len != TR_BODY_UNKNOWN && len > head->body_len)
         || !tr_wire_is_hex(head->completion, TR_COMPLETION_LEN)
         || !tr_wire_is_hex(head->owner, TR_OWNER_LEN) || len > UINT32_MAX) {

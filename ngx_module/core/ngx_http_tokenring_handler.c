@@ -23,8 +23,7 @@
 
 
 typedef enum {
-    NGX_HTTP_TOKENRING_CHAT = 0,
-    NGX_HTTP_TOKENRING_COMPLETIONS,
+    NGX_HTTP_TOKENRING_PROMPT = 0,
     NGX_HTTP_TOKENRING_MODELS,
     NGX_HTTP_TOKENRING_MODEL,
     NGX_HTTP_TOKENRING_REQUEST,
@@ -34,7 +33,7 @@ typedef enum {
 
 
 static ngx_http_tokenring_route_e ngx_http_tokenring_route(
-    ngx_http_request_t *r, ngx_str_t *id);
+    ngx_http_request_t *r, ngx_str_t *id, ngx_uint_t *endpoint);
 static ngx_http_tokenring_route_e ngx_http_tokenring_route_request(
     ngx_http_request_t *r, ngx_str_t *id);
 static size_t ngx_http_tokenring_version_at(u_char *p, size_t len);
@@ -42,6 +41,7 @@ static ngx_int_t ngx_http_tokenring_list(ngx_http_request_t *r,
     ngx_str_t *id);
 static ngx_int_t ngx_http_tokenring_complete(ngx_http_request_t *r,
     ngx_uint_t endpoint);
+static ngx_int_t ngx_http_tokenring_nowhere(ngx_http_request_t *r);
 static ngx_int_t ngx_http_tokenring_refuse_method(ngx_http_request_t *r,
     ngx_str_t *allow, const char *message);
 static ngx_int_t ngx_http_tokenring_name_request(
@@ -53,6 +53,7 @@ ngx_int_t
 ngx_http_tokenring_handler(ngx_http_request_t *r)
 {
     ngx_str_t                   id;
+    ngx_uint_t                  endpoint;
     ngx_http_tokenring_route_e  route;
 
     static ngx_str_t  get = ngx_string("GET, HEAD");
@@ -66,7 +67,7 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    route = ngx_http_tokenring_route(r, &id);
+    route = ngx_http_tokenring_route(r, &id, &endpoint);
 
     switch (route) {
 
@@ -104,9 +105,7 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
         return ngx_http_tokenring_follow(r, &id);
 
     case NGX_HTTP_TOKENRING_NOWHERE:
-        return ngx_http_tokenring_send_error(r, TR_ERR_NOT_FOUND,
-                   "There is nothing here; known are /v1/chat/completions, "
-                   "/v1/completions and /v1/models");
+        return ngx_http_tokenring_nowhere(r);
 
     default:
         break;
@@ -117,9 +116,7 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
                                                 "This URL takes POST only");
     }
 
-    return ngx_http_tokenring_complete(r,
-              (route == NGX_HTTP_TOKENRING_CHAT) ? TR_ENDPOINT_CHAT
-                                                 : TR_ENDPOINT_COMPLETIONS);
+    return ngx_http_tokenring_complete(r, endpoint);
 }
 
 
@@ -186,8 +183,11 @@ ngx_http_tokenring_complete(ngx_http_request_t *r, ngx_uint_t endpoint)
 }
 
 
+/* endpoint: of a PROMPT; id: of a MODEL, a REQUEST or a REQUEST_STREAM */
+
 static ngx_http_tokenring_route_e
-ngx_http_tokenring_route(ngx_http_request_t *r, ngx_str_t *id)
+ngx_http_tokenring_route(ngx_http_request_t *r, ngx_str_t *id,
+    ngx_uint_t *endpoint)
 {
     size_t                     n;
     ngx_str_t                  path;
@@ -228,16 +228,10 @@ ngx_http_tokenring_route(ngx_http_request_t *r, ngx_str_t *id)
     path.data += sizeof("/v1/") - 1;
     path.len -= sizeof("/v1/") - 1;
 
-    if (path.len == sizeof("chat/completions") - 1
-        && ngx_strncmp(path.data, "chat/completions", path.len) == 0)
-    {
-        return NGX_HTTP_TOKENRING_CHAT;
-    }
+    *endpoint = tr_endpoint_by_path((const char *) path.data, path.len);
 
-    if (path.len == sizeof("completions") - 1
-        && ngx_strncmp(path.data, "completions", path.len) == 0)
-    {
-        return NGX_HTTP_TOKENRING_COMPLETIONS;
+    if (*endpoint) {
+        return NGX_HTTP_TOKENRING_PROMPT;
     }
 
     if (path.len > sizeof("requests/") - 1
@@ -315,6 +309,29 @@ ngx_http_tokenring_version_at(u_char *p, size_t len)
     }
 
     return len;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_nowhere(ngx_http_request_t *r)
+{
+    u_char      *p, *last, text[256];
+    ngx_uint_t   i;
+
+    p = text;
+    last = text + sizeof(text) - 1;
+
+    p = ngx_slprintf(p, last, "There is nothing here; known are ");
+
+    for (i = 1; i < TR_ENDPOINTS; i++) {
+        p = ngx_slprintf(p, last, "%s/v1/%s", (i > 1) ? ", " : "",
+                         tr_endpoint_info(i)->path);
+    }
+
+    p = ngx_slprintf(p, last, " and /v1/models");
+    *p = '\0';
+
+    return ngx_http_tokenring_send_error(r, TR_ERR_NOT_FOUND, (char *) text);
 }
 
 

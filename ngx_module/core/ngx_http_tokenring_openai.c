@@ -1,6 +1,7 @@
 /*
  * What responses look like: the chunks of a stream and whole responses, for
- * chat and for completions, as OpenAI's API gives them.
+ * chat and for completions, as OpenAI's API gives them.  In what the two
+ * differ is in their rows of the table of endpoints (_endpoint.c).
  *
  * A stream's chunks differ in an index and a text: what precedes and what
  * follows is rendered once, when the request is accepted.  Of a resumable
@@ -8,6 +9,7 @@
  * id (_resumable.c); others have no ids, and texts that wait are one event.
  */
 
+#include "ngx_http_tokenring_endpoint.h"
 #include "ngx_http_tokenring_error.h"
 #include "ngx_http_tokenring_render.h"
 
@@ -59,21 +61,16 @@ static ngx_int_t
 ngx_http_tokenring_object(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_text_t *t)
 {
-    const char  *prefix, *object;
+    const ngx_http_tokenring_endpoint_t  *endpoint;
 
-    if (ctx->endpoint == TR_ENDPOINT_CHAT) {
-        prefix = "chatcmpl";
-        object = ctx->stream ? "chat.completion.chunk" : "chat.completion";
-
-    } else {
-        prefix = "cmpl";
-        object = "text_completion";
-    }
+    endpoint = ngx_http_tokenring_endpoint(ctx->endpoint);
 
     if (ngx_http_tokenring_printf(t, 256,
                                   "{\"id\":\"%s-%V\",\"object\":\"%s\","
                                   "\"created\":%L,\"model\":\"",
-                                  prefix, &ctx->completion, object,
+                                  endpoint->id_prefix, &ctx->completion,
+                                  ctx->stream ? endpoint->chunk_object
+                                              : endpoint->object,
                                   ctx->created)
         != NGX_OK
         || ngx_http_tokenring_json(t, ctx->model.data, ctx->model.len)
@@ -87,7 +84,7 @@ ngx_http_tokenring_object(ngx_http_tokenring_ctx_t *ctx,
 
 
 ngx_int_t
-ngx_http_tokenring_render_heads(ngx_http_tokenring_ctx_t *ctx)
+ngx_http_tokenring_openai_heads(ngx_http_tokenring_ctx_t *ctx)
 {
     if (ctx->include_usage) {
         ngx_str_set(&ctx->tail,
@@ -111,7 +108,7 @@ ngx_http_tokenring_render_heads(ngx_http_tokenring_ctx_t *ctx)
  */
 
 ngx_int_t
-ngx_http_tokenring_render_chunks(ngx_http_tokenring_ctx_t *ctx)
+ngx_http_tokenring_openai_chunks(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_int_t                   rc;
     ngx_http_tokenring_text_t  *out;
@@ -196,7 +193,7 @@ ngx_http_tokenring_render_choices(ngx_http_tokenring_ctx_t *ctx)
  * had none */
 
 ngx_int_t
-ngx_http_tokenring_render_delta(ngx_http_tokenring_ctx_t *ctx,
+ngx_http_tokenring_openai_delta(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t index, uint64_t number)
 {
     if (!ctx->choices[index].begun
@@ -210,7 +207,7 @@ ngx_http_tokenring_render_delta(ngx_http_tokenring_ctx_t *ctx,
 
 
 ngx_int_t
-ngx_http_tokenring_render_finish(ngx_http_tokenring_ctx_t *ctx,
+ngx_http_tokenring_openai_finish(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t index, uint64_t number)
 {
     if (!ctx->choices[index].begun
@@ -268,24 +265,26 @@ ngx_http_tokenring_chunk_open(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index,
 }
 
 
-/* the first chunk of a choice of a chat; completions have none */
+/* the first chunk of a choice, where the endpoint has one */
 
 static ngx_int_t
 ngx_http_tokenring_role_chunk(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index)
 {
-    ngx_http_tokenring_text_t  *out;
+    ngx_http_tokenring_text_t            *out;
+    const ngx_http_tokenring_endpoint_t  *endpoint;
 
     out = &ctx->out;
+    endpoint = ngx_http_tokenring_endpoint(ctx->endpoint);
 
     ctx->choices[index].begun = 1;
 
-    if (ctx->endpoint != TR_ENDPOINT_CHAT) {
+    if (endpoint->role.len == 0) {
         return NGX_OK;
     }
 
     if (ngx_http_tokenring_chunk_open(ctx, index, 0) != NGX_OK
-        || ngx_http_tokenring_put(out, ",\"delta\":{\"role\":\"assistant\","
-                                  "\"content\":\"\"},\"logprobs\":null")
+        || ngx_http_tokenring_append(out, endpoint->role.data,
+                                     endpoint->role.len)
            != NGX_OK)
     {
         return NGX_ERROR;
@@ -299,13 +298,14 @@ static ngx_int_t
 ngx_http_tokenring_text_chunk(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index,
     uint64_t number)
 {
-    size_t                        len, before;
-    ngx_int_t                     rc;
-    ngx_http_tokenring_text_t    *out;
-    ngx_http_tokenring_choice_t  *choice;
+    size_t                                len, before;
+    ngx_http_tokenring_text_t            *out;
+    ngx_http_tokenring_choice_t          *choice;
+    const ngx_http_tokenring_endpoint_t  *endpoint;
 
     out = &ctx->out;
     choice = &ctx->choices[index];
+    endpoint = ngx_http_tokenring_endpoint(ctx->endpoint);
 
     len = ngx_http_tokenring_text_len(&choice->text);
     before = len + ngx_http_tokenring_text_len(&choice->logprobs);
@@ -317,25 +317,16 @@ ngx_http_tokenring_text_chunk(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index,
                                      NGX_HTTP_TOKENRING_EVENT);
     }
 
-    if (ngx_http_tokenring_chunk_open(ctx, index, number) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    rc = (ctx->endpoint == TR_ENDPOINT_CHAT)
-         ? ngx_http_tokenring_put(out, ",\"delta\":{\"content\":\"")
-         : ngx_http_tokenring_put(out, ",\"text\":\"");
-
-    if (rc != NGX_OK
-        || ngx_http_tokenring_json(out, choice->text.pos, len) != NGX_OK)
+    if (ngx_http_tokenring_chunk_open(ctx, index, number) != NGX_OK
+        || ngx_http_tokenring_append(out, endpoint->text.data,
+                                     endpoint->text.len)
+           != NGX_OK
+        || ngx_http_tokenring_json(out, choice->text.pos, len) != NGX_OK
+        || ngx_http_tokenring_append(out, endpoint->text_end.data,
+                                     endpoint->text_end.len)
+           != NGX_OK
+        || ngx_http_tokenring_logprobs(ctx, choice) != NGX_OK)
     {
-        return NGX_ERROR;
-    }
-
-    rc = (ctx->endpoint == TR_ENDPOINT_CHAT)
-         ? ngx_http_tokenring_put(out, "\"},\"logprobs\":")
-         : ngx_http_tokenring_put(out, "\",\"logprobs\":");
-
-    if (rc != NGX_OK || ngx_http_tokenring_logprobs(ctx, choice) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -368,8 +359,7 @@ ngx_http_tokenring_finish_chunk(ngx_http_tokenring_ctx_t *ctx,
 
     return ngx_http_tokenring_printf(&ctx->out, 128,
                "%s\"logprobs\":null,\"finish_reason\":\"%s\"}]%s}\n\n",
-               (ctx->endpoint == TR_ENDPOINT_CHAT) ? ",\"delta\":{},"
-                                                   : ",\"text\":\"\",",
+               ngx_http_tokenring_endpoint(ctx->endpoint)->last,
                ngx_http_tokenring_reason(choice->reason),
                ctx->include_usage ? ",\"usage\":null" : "");
 }
@@ -472,24 +462,24 @@ ngx_http_tokenring_logprobs(ngx_http_tokenring_ctx_t *ctx,
         return ngx_http_tokenring_put(&ctx->out, "null");
     }
 
-    return (ctx->endpoint == TR_ENDPOINT_CHAT)
-           ? ngx_http_tokenring_logprobs_chat(&ctx->out, choice)
-           : ngx_http_tokenring_logprobs_completion(&ctx->out, choice);
+    return ngx_http_tokenring_endpoint(ctx->endpoint)->logprobs(&ctx->out,
+                                                                choice);
 }
 
 
 /* a response that was not streamed */
 
 ngx_int_t
-ngx_http_tokenring_render_whole(ngx_http_tokenring_ctx_t *ctx)
+ngx_http_tokenring_openai_whole(ngx_http_tokenring_ctx_t *ctx)
 {
-    ngx_int_t                     rc;
-    ngx_uint_t                    i, chat;
-    ngx_http_tokenring_text_t    *out;
-    ngx_http_tokenring_choice_t  *choice;
+    ngx_int_t                             rc;
+    ngx_uint_t                            i;
+    ngx_http_tokenring_text_t            *out;
+    ngx_http_tokenring_choice_t          *choice;
+    const ngx_http_tokenring_endpoint_t  *endpoint;
 
     out = &ctx->out;
-    chat = (ctx->endpoint == TR_ENDPOINT_CHAT);
+    endpoint = ngx_http_tokenring_endpoint(ctx->endpoint);
 
     if (ngx_http_tokenring_object(ctx, out) != NGX_OK) {
         return NGX_ERROR;
@@ -499,16 +489,14 @@ ngx_http_tokenring_render_whole(ngx_http_tokenring_ctx_t *ctx)
         choice = &ctx->choices[i];
 
         rc = ngx_http_tokenring_printf(out, 128, "%s{\"index\":%ui,%s",
-                 i ? "," : "", i,
-                 chat ? "\"message\":{\"role\":\"assistant\",\"content\":\""
-                      : "\"text\":\"");
+                 i ? "," : "", i, endpoint->message);
 
         if (rc != NGX_OK
             || ngx_http_tokenring_json(out, choice->text.pos,
                                ngx_http_tokenring_text_len(&choice->text))
                != NGX_OK
             || ngx_http_tokenring_printf(out, 64, "\"%s,\"logprobs\":",
-                                         chat ? ",\"refusal\":null}" : "")
+                                         endpoint->message_end)
                != NGX_OK
             || ngx_http_tokenring_logprobs(ctx, choice) != NGX_OK
             || ngx_http_tokenring_printf(out, 64,

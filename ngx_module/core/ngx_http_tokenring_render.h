@@ -1,6 +1,7 @@
 /*
- * What responses look like (_openai.c), log probabilities in them
- * (_logprobs.c), and events that carry numbers (_resumable.c).
+ * What responses look like: by endpoint (_endpoint.c), in OpenAI's format
+ * (_openai.c), log probabilities in them (_logprobs.c), and events that carry
+ * numbers (_resumable.c).
  *
  * All that render write to ctx->out, or to the text that they are given, and
  * return NGX_ERROR without memory.
@@ -43,6 +44,16 @@ ngx_int_t ngx_http_tokenring_render_delta(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t index, uint64_t number);
 ngx_int_t ngx_http_tokenring_render_finish(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t index, uint64_t number);
+
+
+/* the same for chat and completions, as OpenAI's API gives them */
+ngx_int_t ngx_http_tokenring_openai_heads(ngx_http_tokenring_ctx_t *ctx);
+ngx_int_t ngx_http_tokenring_openai_chunks(ngx_http_tokenring_ctx_t *ctx);
+ngx_int_t ngx_http_tokenring_openai_delta(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t number);
+ngx_int_t ngx_http_tokenring_openai_finish(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t number);
+ngx_int_t ngx_http_tokenring_openai_whole(ngx_http_tokenring_ctx_t *ctx);
 
 
 /* entries as the wire has them: NGX_ERROR if they are malformed */

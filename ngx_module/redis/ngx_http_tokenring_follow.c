@@ -87,7 +87,7 @@ ngx_http_tokenring_follow(ngx_http_request_t *r, ngx_str_t *name)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    ctx = ngx_http_tokenring_create_ctx(r, TR_ENDPOINT_CHAT);
+    ctx = ngx_http_tokenring_create_ctx(r, 0); /* its record says it */
     if (ctx == NULL) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }

@@ -10,6 +10,7 @@
  */
 
 #include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_endpoint.h"
 #include "ngx_http_tokenring_error.h"
 #include "ngx_http_tokenring_render.h"
 #include "ngx_http_tokenring_resumable.h"
@@ -148,6 +149,8 @@ ngx_int_t
 ngx_http_tokenring_record_take(ngx_http_tokenring_redis_t *redis,
     ngx_pool_t *pool, redisReply *reply, ngx_http_tokenring_record_t *rec)
 {
+    ngx_int_t  rc;
+
     ngx_memzero(rec, sizeof(ngx_http_tokenring_record_t));
 
     if (reply == NULL) {
@@ -173,10 +176,9 @@ ngx_http_tokenring_record_take(ngx_http_tokenring_redis_t *redis,
         return NGX_DECLINED;
     }
 
-    if (ngx_http_tokenring_record_strings(reply->element, pool, rec)
-        != NGX_OK)
-    {
-        return NGX_ERROR;
+    rc = ngx_http_tokenring_record_strings(reply->element, pool, rec);
+    if (rc != NGX_OK) {
+        return rc;
     }
 
     ngx_http_tokenring_record_numbers(reply->element, rec);
@@ -224,14 +226,21 @@ ngx_http_tokenring_record_strings(redisReply **field, ngx_pool_t *pool,
         return NGX_ERROR;
     }
 
-    rec->endpoint = TR_ENDPOINT_COMPLETIONS;
-
     if (ngx_http_tokenring_redis_string(field[NGX_HTTP_TOKENRING_ENDPOINT],
                                         &endpoint)
-        == NGX_OK
-        && endpoint.len == 4 && ngx_strncmp(endpoint.data, "chat", 4) == 0)
+        != NGX_OK)
     {
-        rec->endpoint = TR_ENDPOINT_CHAT;
+        ngx_str_null(&endpoint);
+    }
+
+    rec->endpoint = tr_endpoint_by_name((const char *) endpoint.data,
+                                        endpoint.len);
+
+    if (rec->endpoint == 0) {
+        ngx_log_error(NGX_LOG_WARN, pool->log, 0,
+                      "tokenring: a request in Redis is of the unknown "
+                      "endpoint \"%V\"", &endpoint);
+        return NGX_DECLINED;
     }
 
     rec->error_status =
@@ -477,8 +486,8 @@ ngx_http_tokenring_record_json(ngx_http_tokenring_text_t *t, ngx_str_t *id,
 
     if (ngx_http_tokenring_printf(t, 128 + id->len,
                                   "{\"id\":\"%s-%V\",\"object\":\"request\"",
-                                  (rec->endpoint == TR_ENDPOINT_CHAT)
-                                  ? "chatcmpl" : "cmpl", id)
+                                  ngx_http_tokenring_endpoint(rec->endpoint)
+                                      ->id_prefix, id)
         != NGX_OK
         || ngx_http_tokenring_json_text(t, "state", rec->lost ? &failed
                                                               : &rec->state)

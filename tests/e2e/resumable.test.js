@@ -389,6 +389,20 @@ test('the state as JSON', async () => {
   assert.equal(put.headers.allow, 'GET, HEAD, DELETE');
 });
 
+test('an endpoint that this gateway does not know is not taken for another',
+  async () => {
+    const w = await written();
+    await w.put(tokens({ count: 2 }));
+    for (const tail of ['', '/stream']) {
+      await w.state('done', { endpoint: 'responses' });
+      const r = await request(`${url(w.id)}${tail}`);
+      assert.equal(r.status, 404, r.text);
+      await w.state('done', { endpoint: 'chat' });
+      assert.equal((await request(`${url(w.id)}${tail}`)).status, 200);
+    }
+    assert.match(stack.errorLog(), /unknown endpoint "responses"/);
+  });
+
 test('another owner gets the answer of an id that nobody has', async () => {
   const w = await written();
   const owner = createHash('sha1').update(`${w.id}:Bearer mine`).digest('hex');

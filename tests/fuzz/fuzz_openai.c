@@ -103,7 +103,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     r = calloc(1, sizeof(*r));
-    r->endpoint = data[0] & 1 ? TR_ENDPOINT_CHAT : TR_ENDPOINT_COMPLETIONS;
+    r->endpoint = 1 + (data[0] + 1) % (TR_ENDPOINTS - 1); /* "1": a chat */
     r->body_len = r->body_cap = size - 1;
     r->body = malloc(size);
     memcpy(r->body, data + 1, size - 1);

@@ -467,12 +467,31 @@ test_bad_large(void **state)
     assert_int_equal(n_bad, 0);
 }
 
+static void
+test_unknown_endpoint(void **state)
+{
+    static const uint16_t unknown[] = { 0, TR_ENDPOINTS, UINT16_MAX };
+    char text[64];
+    size_t i;
+
+    (void) state;
+    for (i = 0; i < sizeof(unknown) / sizeof(unknown[0]); i++) {
+        tr_request_t *r = parse(unknown[i], "{" P "," HI "}");
+
+        snprintf(text, sizeof(text), "does not serve endpoint %u", unknown[i]);
+        assert_int_equal(r->error.status, TR_ERR_NOT_FOUND);
+        assert_non_null(strstr(r->error.text, text));
+        tr_request_free(r);
+    }
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bad),
         cmocka_unit_test(test_bad_large),
+        cmocka_unit_test(test_unknown_endpoint),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);

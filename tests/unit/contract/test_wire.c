@@ -445,7 +445,7 @@ test_senseless_values(void **state)
     } while (0)
     SUBMIT_WITH(submit.endpoint = 0, TR_ERR_PROTOCOL);
     SUBMIT_WITH(submit.endpoint = TR_ENDPOINT_COMPLETIONS, TR_OK);
-    SUBMIT_WITH(submit.endpoint = 3, TR_ERR_PROTOCOL);
+    SUBMIT_WITH(submit.endpoint = TR_ENDPOINTS, TR_ERR_PROTOCOL);
     SUBMIT_WITH(submit.body_len = 10, TR_OK);
     SUBMIT_WITH(submit.body_len = 9, TR_ERR_PROTOCOL);
     SUBMIT_WITH(submit.body_len = TR_BODY_UNKNOWN, TR_OK);
@@ -549,10 +549,44 @@ test_ids(void **state)
     assert_int_equal(TR_ID_GENERATION(id), 0x80000001);
 }
 
+static void
+test_endpoints(void **state)
+{
+    const tr_endpoint_info_t *info;
+    unsigned i;
+
+    (void) state;
+    /* what was released stays */
+    assert_int_equal(TR_ENDPOINT_CHAT, 1);
+    assert_string_equal(tr_endpoint_info(1)->name, "chat");
+    assert_string_equal(tr_endpoint_info(1)->path, "chat/completions");
+    assert_int_equal(TR_ENDPOINT_COMPLETIONS, 2);
+    assert_string_equal(tr_endpoint_info(2)->name, "completions");
+    assert_string_equal(tr_endpoint_info(2)->path, "completions");
+    for (i = 1; i < TR_ENDPOINTS; i++) {
+        info = tr_endpoint_info(i);
+        assert_non_null(info);
+        assert_int_equal(tr_endpoint_by_name(info->name, strlen(info->name)),
+                         i);
+        assert_int_equal(tr_endpoint_by_path(info->path, strlen(info->path)),
+                         i);
+    }
+    /* what is none is not taken for another */
+    assert_null(tr_endpoint_info(0));
+    assert_null(tr_endpoint_info(TR_ENDPOINTS));
+    assert_null(tr_endpoint_info(UINT16_MAX));
+    assert_int_equal(tr_endpoint_by_name("", 0), 0);
+    assert_int_equal(tr_endpoint_by_name("chat", 3), 0);
+    assert_int_equal(tr_endpoint_by_name("chats", 5), 0);
+    assert_int_equal(tr_endpoint_by_path("Completions", 11), 0);
+    assert_int_equal(tr_endpoint_by_path("completions/", 12), 0);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_endpoints),
         cmocka_unit_test(test_every_truncation),
         cmocka_unit_test(test_every_wild_length),
         cmocka_unit_test(test_lengths_whose_sum_wraps),

@@ -1,0 +1,31 @@
+/*
+ * The table of endpoints (endpoint.h).
+ */
+#include "endpoint.h"
+
+#include "openai_internal.h"
+
+static const tr_endpoint_t table[] = {
+    [TR_ENDPOINT_CHAT] = { .prompt_field = "messages",
+                           .read_prompts = tr_openai_read_chat,
+                           .read_logprobs = tr_openai_logprobs_chat,
+                           .max_completion_tokens = true,
+                           .ends_turn = true },
+    [TR_ENDPOINT_COMPLETIONS] = { .prompt_field = "prompt",
+                                  .read_prompts = tr_openai_read_completions,
+                                  .read_logprobs =
+                                      tr_openai_logprobs_completions,
+                                  .max_tokens = 16,
+                                  .echo = true },
+};
+
+_Static_assert(sizeof(table) / sizeof(table[0]) == TR_ENDPOINTS,
+               "each endpoint has its row");
+
+const tr_endpoint_t *
+tr_endpoint(unsigned endpoint)
+{
+    return endpoint < TR_ENDPOINTS && table[endpoint].read_prompts != NULL
+               ? &table[endpoint]
+               : NULL;
+}

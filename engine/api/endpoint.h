@@ -1,0 +1,34 @@
+/*
+ * How the engine reads the body of each endpoint: the engine's half of
+ * <tokenring/endpoint.h>.  A new endpoint is a row of the table in endpoint.c
+ * and the functions that it names.
+ */
+#ifndef TR_ENDPOINT_H
+#define TR_ENDPOINT_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <tokenring/endpoint.h>
+
+#include "engine/scheduler/request.h"
+
+typedef struct tr_openai_call tr_openai_call_t;
+
+typedef struct {
+    const char *prompt_field; /* where the prompt stands, for errors */
+    /* prompts of the body to token ids (openai_internal.h) */
+    tr_status_t (*read_prompts)(tr_openai_call_t *c);
+    tr_status_t (*read_logprobs)(const json_t *root, tr_request_t *r,
+                                 tr_error_t *err);
+    uint32_t max_tokens;        /* if the client names none; 0: what fits */
+    bool max_completion_tokens; /* the newer name of max_tokens is known */
+    bool echo;                  /* the prompt may be part of the answer */
+    bool ends_turn;             /* the template's end of turn ends it, too */
+} tr_endpoint_t;
+
+/* The row of an enum tr_endpoint; NULL: this engine does not serve it. */
+const tr_endpoint_t *tr_endpoint(unsigned endpoint);
+
+#endif

@@ -1,0 +1,47 @@
+/*
+ * What the files that read an OpenAI body share: openai.c is the order of things
+ * and the checks of lengths, openai_params.c the parameters, openai_chat.c and
+ * openai_completions.c the prompts, endpoint.c the table of endpoints.
+ */
+#ifndef TR_OPENAI_INTERNAL_H
+#define TR_OPENAI_INTERNAL_H
+
+#include "endpoint.h"
+#include "engine/config/log.h"
+#include "openai.h"
+#include "openai_json.h"
+
+/* One parse: what it needs, and what is freed at its end. */
+struct tr_openai_call {
+    const tr_openai_t *api;
+    const tr_endpoint_t *endpoint;
+    tr_tokenizer_scratch_t *scratch;
+    tr_request_t *r;
+    tr_error_t *err;
+    json_t *root;
+    int64_t max_tokens; /* asked for, -1: open */
+    const int32_t *eos;
+    uint32_t n_eos;
+    tr_ids_t *prompts; /* [r->n_prompts], malloc'ed as their data is */
+};
+
+tr_status_t tr_openai_no_memory(tr_openai_call_t *c);
+
+/* The prompt has `tokens` tokens, more than fit; at_least: "" or "at least ". */
+tr_status_t tr_openai_too_long(tr_openai_call_t *c, const char *at_least,
+                               uint64_t tokens);
+
+/* Refuses a text of so many bytes that cannot fit in whatever tokens. */
+tr_status_t tr_openai_check_bytes(tr_openai_call_t *c, uint64_t bytes);
+
+/* The prompts of an endpoint: c->prompts and r->n_prompts. */
+tr_status_t tr_openai_read_chat(tr_openai_call_t *c);
+tr_status_t tr_openai_read_completions(tr_openai_call_t *c);
+
+/* How an endpoint asks for logprobs: r->params.logprobs. */
+tr_status_t tr_openai_logprobs_chat(const json_t *root, tr_request_t *r,
+                                    tr_error_t *err);
+tr_status_t tr_openai_logprobs_completions(const json_t *root, tr_request_t *r,
+                                           tr_error_t *err);
+
+#endif

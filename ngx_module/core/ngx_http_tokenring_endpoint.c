@@ -1,0 +1,108 @@
+/*
+ * The table of endpoints (ngx_http_tokenring_endpoint.h), and the functions of
+ * ngx_http_tokenring_render.h that look into it.
+ */
+
+#include "ngx_http_tokenring_endpoint.h"
+#include "ngx_http_tokenring_render.h"
+
+
+static const ngx_http_tokenring_endpoint_t  ngx_http_tokenring_endpoints[] = {
+
+    { NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, ngx_null_string,
+      ngx_null_string, ngx_null_string, NULL, NULL, NULL, NULL },
+
+    /* TR_ENDPOINT_CHAT */
+
+    { "chatcmpl",
+      ngx_http_tokenring_openai_heads,
+      ngx_http_tokenring_openai_chunks,
+      ngx_http_tokenring_openai_delta,
+      ngx_http_tokenring_openai_finish,
+      ngx_http_tokenring_openai_whole,
+      "chat.completion",
+      "chat.completion.chunk",
+      ngx_string(",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},"
+                 "\"logprobs\":null"),
+      ngx_string(",\"delta\":{\"content\":\""),
+      ngx_string("\"},\"logprobs\":"),
+      ",\"delta\":{},",
+      "\"message\":{\"role\":\"assistant\",\"content\":\"",
+      ",\"refusal\":null}",
+      ngx_http_tokenring_logprobs_chat },
+
+    /* TR_ENDPOINT_COMPLETIONS */
+
+    { "cmpl",
+      ngx_http_tokenring_openai_heads,
+      ngx_http_tokenring_openai_chunks,
+      ngx_http_tokenring_openai_delta,
+      ngx_http_tokenring_openai_finish,
+      ngx_http_tokenring_openai_whole,
+      "text_completion",
+      "text_completion",
+      ngx_null_string,
+      ngx_string(",\"text\":\""),
+      ngx_string("\",\"logprobs\":"),
+      ",\"text\":\"\",",
+      "\"text\":\"",
+      "",
+      ngx_http_tokenring_logprobs_completion }
+};
+
+
+_Static_assert(sizeof(ngx_http_tokenring_endpoints)
+               / sizeof(ngx_http_tokenring_endpoints[0]) == TR_ENDPOINTS,
+               "each endpoint has its row");
+
+
+const ngx_http_tokenring_endpoint_t *
+ngx_http_tokenring_endpoint(ngx_uint_t endpoint)
+{
+    if (endpoint >= TR_ENDPOINTS
+        || ngx_http_tokenring_endpoints[endpoint].id_prefix == NULL)
+    {
+        return NULL;
+    }
+
+    return &ngx_http_tokenring_endpoints[endpoint];
+}
+
+
+ngx_int_t
+ngx_http_tokenring_render_heads(ngx_http_tokenring_ctx_t *ctx)
+{
+    return ngx_http_tokenring_endpoint(ctx->endpoint)->heads(ctx);
+}
+
+
+ngx_int_t
+ngx_http_tokenring_render_chunks(ngx_http_tokenring_ctx_t *ctx)
+{
+    return ngx_http_tokenring_endpoint(ctx->endpoint)->chunks(ctx);
+}
+
+
+ngx_int_t
+ngx_http_tokenring_render_delta(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t number)
+{
+    return ngx_http_tokenring_endpoint(ctx->endpoint)->delta(ctx, index,
+                                                             number);
+}
+
+
+ngx_int_t
+ngx_http_tokenring_render_finish(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t number)
+{
+    return ngx_http_tokenring_endpoint(ctx->endpoint)->finish(ctx, index,
+                                                              number);
+}
+
+
+ngx_int_t
+ngx_http_tokenring_render_whole(ngx_http_tokenring_ctx_t *ctx)
+{
+    return ngx_http_tokenring_endpoint(ctx->endpoint)->whole(ctx);
+}

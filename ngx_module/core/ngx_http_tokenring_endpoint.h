@@ -1,0 +1,58 @@
+/*
+ * What the module knows of each endpoint that takes a prompt: the module's
+ * half of <tokenring/endpoint.h>.
+ *
+ * A new endpoint is a row of the table in _endpoint.c, and the functions that
+ * write its responses.  Those of OpenAI's endpoints are in _openai.c; they are
+ * shared, and differ in the literals of the row.
+ */
+
+#ifndef _NGX_HTTP_TOKENRING_ENDPOINT_H_INCLUDED_
+#define _NGX_HTTP_TOKENRING_ENDPOINT_H_INCLUDED_
+
+
+#include "ngx_http_tokenring_request.h"
+
+
+typedef ngx_int_t (*ngx_http_tokenring_render_pt)(
+    ngx_http_tokenring_ctx_t *ctx);
+typedef ngx_int_t (*ngx_http_tokenring_render_record_pt)(
+    ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index, uint64_t number);
+
+
+typedef struct {
+    const char                           *id_prefix;  /* "chatcmpl" */
+
+    /* as ngx_http_tokenring_render.h describes them */
+    ngx_http_tokenring_render_pt          heads;
+    ngx_http_tokenring_render_pt          chunks;
+    ngx_http_tokenring_render_record_pt   delta;
+    ngx_http_tokenring_render_record_pt   finish;
+    ngx_http_tokenring_render_pt          whole;
+
+    /* for _openai.c: "object" of a response and of a stream's chunk */
+    const char                           *object;
+    const char                           *chunk_object;
+
+    /* a choice in a chunk: the first one (none if empty), text, the end */
+    ngx_str_t                             role;
+    ngx_str_t                             text;
+    ngx_str_t                             text_end;
+    const char                           *last;
+
+    /* a choice in a whole response: round its text */
+    const char                           *message;
+    const char                           *message_end;
+
+    ngx_int_t                           (*logprobs)(
+                                            ngx_http_tokenring_text_t *out,
+                                            ngx_http_tokenring_choice_t *choice);
+} ngx_http_tokenring_endpoint_t;
+
+
+/* the row of an enum tr_endpoint; NULL: there is none */
+const ngx_http_tokenring_endpoint_t *ngx_http_tokenring_endpoint(
+    ngx_uint_t endpoint);
+
+
+#endif /* _NGX_HTTP_TOKENRING_ENDPOINT_H_INCLUDED_ */
