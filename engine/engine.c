@@ -346,9 +346,9 @@ static tr_status_t
 check_policies(const tr_config_t *config, const tr_model_config_t *model,
                tr_error_t *err)
 {
-    tr_executor_t shape = { .layers = model->layers,
-                            .kv_heads = model->kv_heads,
-                            .head_dim = model->head_dim };
+    tr_executor_t shape = { .layers = model->recipe.layers,
+                            .kv_heads = model->recipe.kv_heads,
+                            .head_dim = model->recipe.head_dim };
     tr_status_t rc = tr_executor_open_policies(&shape, config, err);
 
     tr_executor_close_cache(&shape);

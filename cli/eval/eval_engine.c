@@ -147,16 +147,16 @@ read_policies(tr_eval_engine_t *e, const char *const *specs, uint32_t n,
     }
     if (rc == TR_OK) {
         e->max_len = e->config.max_model_len != 0
-                             && e->config.max_model_len < m.max_positions
+                             && e->config.max_model_len < m.recipe.max_positions
                          ? e->config.max_model_len
-                         : m.max_positions;
+                         : m.recipe.max_positions;
     }
     for (uint32_t i = 0; i < n && rc == TR_OK; i++) {
-        rc = tr_kv_policy_create(specs[i], m.layers, m.kv_heads, m.head_dim,
-                                 &e->policy[i], err);
+        rc = tr_kv_policy_create(specs[i], m.recipe.layers, m.recipe.kv_heads,
+                                 m.recipe.head_dim, &e->policy[i], err);
         if (rc == TR_OK) {
             e->label[e->n_policies++] = specs[i];
-            rc = tr_kv_policy_plan(e->policy[i], m.head_dim, e->max_len,
+            rc = tr_kv_policy_plan(e->policy[i], m.recipe.head_dim, e->max_len,
                                    &e->plan[i]);
             if (rc != TR_OK) {
                 tr_error_set(err, rc, "policy",

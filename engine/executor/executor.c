@@ -31,22 +31,24 @@ tr_executor_collect_computed(tr_executor_t *e, const tr_batch_t *batch)
 /* ---- the card ----------------------------------------------------------- */
 
 static tr_status_t
-bound_length(tr_executor_t *e, const tr_model_config_t *c,
-             const tr_config_t *config, uint64_t kv_memory, tr_error_t *err)
+bound_length(tr_executor_t *e, const tr_recipe_t *r, const tr_config_t *config,
+             uint64_t kv_memory, tr_error_t *err)
 {
-    e->max_model_len = tr_model_config_len(c, config->max_model_len, kv_memory);
-    if (config->max_model_len > c->max_positions) {
+    bool slides = tr_recipe_reach(r) != 0;
+
+    e->max_model_len = tr_recipe_len(r, config->max_model_len, kv_memory);
+    if (config->max_model_len > r->max_positions) {
         return tr_error_set(err, TR_ERR_INVALID, "max_model_len",
                             "max_model_len is %u, expected at most the model's "
                             "%u%s",
-                            config->max_model_len, c->max_positions,
-                            c->sliding_window ? " (its sliding window)" : "");
+                            config->max_model_len, r->max_positions,
+                            slides ? " (its sliding window)" : "");
     }
-    if (config->max_model_len == 0 && c->sliding_window != 0) {
+    if (config->max_model_len == 0 && slides) {
         tr_log(TR_LEVEL_NOTICE,
                "max_model_len is bounded by the sliding window "
                "max_model_len=%u",
-               c->max_positions);
+               r->max_positions);
     }
     return TR_OK;
 }
@@ -56,16 +58,18 @@ tr_executor_describe(tr_executor_t *e, const char *backend,
                      const tr_model_config_t *model, const tr_config_t *config,
                      uint64_t kv_memory, tr_error_t *err)
 {
+    const tr_recipe_t *r = &model->recipe;
+
     e->backend = backend;
-    e->vocab = model->vocab;
-    e->layers = model->layers;
-    e->kv_heads = model->kv_heads;
-    e->query_heads = model->query_heads;
-    e->head_dim = model->head_dim;
-    e->parameters = tr_model_config_parameters(model);
+    e->vocab = r->vocab;
+    e->layers = r->layers;
+    e->kv_heads = r->kv_heads;
+    e->query_heads = r->query_heads;
+    e->head_dim = r->head_dim;
+    e->parameters = tr_recipe_parameters(r);
     memcpy(e->eos, model->eos, sizeof(e->eos));
     e->n_eos = model->n_eos;
-    return bound_length(e, model, config, kv_memory, err);
+    return bound_length(e, r, config, kv_memory, err);
 }
 
 /* ---- policies ----------------------------------------------------------- */

@@ -243,7 +243,7 @@ open_model(executor_t *x, const tr_config_t *config, int threads,
            "model loaded type=%s parameters=%" PRIu64
            " weights_mib=%zu kernels=%s threads=%d ms=%.0f",
            x->model->config.model_type,
-           tr_model_config_parameters(&x->model->config),
+           tr_recipe_parameters(&x->model->config.recipe),
            x->model->weights_size >> 20, options.kernels->name, threads,
            (double) (b.tv_sec - a.tv_sec) * 1e3
                + (double) (b.tv_nsec - a.tv_nsec) * 1e-6);

@@ -1,5 +1,8 @@
 /*
- * model_config.h: reading, checking and the rotary frequencies.
+ * model_config.h: reading and checking.
+ *
+ * What keys there are, and where each goes, stands in the family's table
+ * (model_families.c); here is what a row cannot say.
  *
  * Spellings.  transformers 4 writes rope_theta and rope_scaling { rope_type or
  * type, factor, ... }; transformers 5 writes rope_parameters with both inside.
@@ -8,7 +11,6 @@
 #include "model_config.h"
 
 #include <errno.h>
-#include <float.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -20,15 +22,7 @@
 
 #include "engine/config/log.h"
 
-/* Several times what the largest models have, and small enough that no product
- * of sizes overflows, nor is a row of the workspace gigabytes.  Positions: as
- * many as max_model_len may say. */
-#define VOCAB_MAX (1u << 22)
-#define HIDDEN_MAX (1u << 18)
-#define INTERMEDIATE_MAX (1u << 20)
-#define LAYERS_MAX 1024u
-#define HEADS_MAX 1024u
-#define POSITIONS_MAX (1u << 24)
+#include "model_families.h"
 
 /* Of what frequencies are made from; they are floats in the end. */
 #define ROPE_MIN 1e-6
@@ -145,84 +139,111 @@ read_bool(reader_t *r, const char *key, bool otherwise)
     return v == NULL ? otherwise : json_is_true(v);
 }
 
+/* ---- by the family's row -------------------------------------------------- */
+
 static void
 read_family(reader_t *r, tr_model_config_t *c)
 {
-    static const char *const families[] = { "llama", "mistral", "qwen2",
-                                            "qwen3" };
     const char *type = json_string_value(field(r->root, "model_type"));
-    const char *act = json_string_value(field(r->root, "hidden_act"));
+    char names[TR_FAMILY_NAMES];
 
-    for (size_t i = 0; type && i < sizeof(families) / sizeof(families[0]);
-         i++) {
-        if (strcmp(type, families[i]) == 0) {
-            snprintf(c->model_type, sizeof(c->model_type), "%s", type);
-        }
-    }
-    if (c->model_type[0] == '\0') {
+    c->family = tr_family_find(type ? type : "");
+    if (c->family == NULL) {
+        tr_family_names(names);
         r->rc = tr_error_set(r->err, TR_ERR_UNSUPPORTED, "model_type",
                              "config.json: model_type is \"%.64s\", expected "
-                             "llama, mistral, "
-                             "qwen2 or qwen3",
-                             type ? type : "");
+                             "%s",
+                             type ? type : "", names);
         return;
     }
-    if (act != NULL && strcmp(act, "silu") != 0) {
-        r->rc = tr_error_set(r->err, TR_ERR_UNSUPPORTED, "hidden_act",
-                             "config.json: hidden_act is \"%.64s\", expected "
-                             "silu",
-                             act);
-    }
-    if (json_object_get(r->root, "quantization_config") != NULL
-        && field(r->root, "quantization_config") != NULL) {
-        fail(r, TR_ERR_UNSUPPORTED, "quantization_config",
-             "quantization_config is set, expected unquantised weights "
-             "(F32, F16 or BF16)");
-    }
-    if (read_bool(r, "mlp_bias", false)) {
-        fail(r, TR_ERR_UNSUPPORTED, "mlp_bias",
-             "mlp_bias is true, expected false");
-    }
-    /* Llama's switch covers the output projection, Qwen2 has always had a bias
-     * on query, key and value alone */
-    c->o_bias = read_bool(r, "attention_bias", false);
-    c->qkv_bias = c->o_bias || strcmp(c->model_type, "qwen2") == 0;
-    if (strcmp(c->model_type, "qwen2") == 0) {
-        c->o_bias = false;
-    }
-    c->qk_norm = strcmp(c->model_type, "qwen3") == 0;
+    c->model_type = c->family->model_type;
 }
 
 static void
-read_shape(reader_t *r, tr_model_config_t *c)
+check_act(reader_t *r, const char *key, tr_act_t expected)
 {
-    uint32_t derived;
+    const char *act = json_string_value(field(r->root, key));
 
-    c->vocab = read_uint(r, r->root, "vocab_size", -1, 2, VOCAB_MAX);
-    c->hidden = read_uint(r, r->root, "hidden_size", -1, 1, HIDDEN_MAX);
-    c->intermediate = read_uint(r, r->root, "intermediate_size", -1, 1,
-                                INTERMEDIATE_MAX);
-    c->layers = read_uint(r, r->root, "num_hidden_layers", -1, 1, LAYERS_MAX);
-    c->query_heads = read_uint(r, r->root, "num_attention_heads", -1, 1,
-                               HEADS_MAX);
-    c->kv_heads = read_uint(r, r->root, "num_key_value_heads", c->query_heads,
-                            1, HEADS_MAX);
-    derived = c->query_heads ? c->hidden / c->query_heads : 0;
-    c->head_dim = read_uint(r, r->root, "head_dim", derived, 1, 65536);
-    c->norm_eps = (float) read_number(r, r->root, "rms_norm_eps", 1e-6, FLT_MIN,
-                                      1);
-    c->init_range = (float) read_number(r, r->root, "initializer_range", 0.02,
-                                        FLT_MIN, 1e3);
-    if (r->rc != TR_OK) {
-        return;
+    if (act != NULL && strcmp(act, tr_act_name(expected)) != 0
+        && r->rc == TR_OK) {
+        r->rc = tr_error_set(r->err, TR_ERR_UNSUPPORTED, key,
+                             "config.json: %s is \"%.64s\", expected %s", key,
+                             act, tr_act_name(expected));
     }
-    if (field(r->root, "head_dim") == NULL && c->hidden % c->query_heads) {
+}
+
+static void
+check_false(reader_t *r, const char *key)
+{
+    if (read_bool(r, key, false) && r->rc == TR_OK) {
+        r->rc = tr_error_set(r->err, TR_ERR_UNSUPPORTED, key,
+                             "config.json: %s is true, expected false", key);
+    }
+}
+
+static void
+read_key(reader_t *r, const tr_config_key_t *k, tr_model_config_t *c)
+{
+    void *to = (uint8_t *) c + k->at;
+
+    switch (k->kind) {
+    case TR_KEY_UINT:
+        *(uint32_t *) to = read_uint(r, r->root, k->name,
+                                     (int64_t) k->otherwise, (uint32_t) k->min,
+                                     (uint32_t) k->max);
+        break;
+    case TR_KEY_FLOAT:
+        *(float *) to = (float) read_number(r, r->root, k->name, k->otherwise,
+                                            k->min, k->max);
+        break;
+    case TR_KEY_BOOL:
+        *(bool *) to = read_bool(r, k->name, false);
+        break;
+    case TR_KEY_TOKEN:
+        *(int32_t *) to = (int32_t) read_uint(r, r->root, k->name, UINT32_MAX,
+                                              0, INT32_MAX);
+        break;
+    case TR_KEY_ACT:
+        check_act(r, k->name, c->family->layer.act);
+        break;
+    case TR_KEY_FALSE:
+        check_false(r, k->name);
+        break;
+    case TR_KEY_ABSENT:
+        if (field(r->root, k->name) != NULL) {
+            fail(r, TR_ERR_UNSUPPORTED, k->name, k->reason);
+        }
+        break;
+    }
+}
+
+/* All layers as the row has them, and what follows from the keys. */
+static void
+fill_layers(tr_model_config_t *c)
+{
+    for (uint32_t l = 0; l < c->recipe.layers; l++) {
+        c->recipe.layer[l] = c->family->layer;
+    }
+    if (c->family->fold != NULL) {
+        c->family->fold(c);
+    }
+}
+
+/* ---- heads and positions -------------------------------------------------- */
+
+/* Sizes that were left out, and whether all fit together. */
+static void
+complete_heads(reader_t *r, tr_recipe_t *c)
+{
+    c->kv_heads = c->kv_heads != 0 ? c->kv_heads : c->query_heads;
+    if (c->head_dim == 0 && c->hidden % c->query_heads) {
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "hidden_size",
                              "config.json: hidden_size %u is no multiple of "
                              "num_attention_heads %u, and head_dim is missing",
                              c->hidden, c->query_heads);
         return;
     }
+    c->head_dim = c->head_dim != 0 ? c->head_dim : c->hidden / c->query_heads;
     if (c->head_dim % 16 || c->head_dim > TR_HEAD_DIM_MAX) {
         r->rc = tr_error_set(r->err, TR_ERR_UNSUPPORTED, "head_dim",
                              "config.json: head_dim is %u, expected a multiple "
@@ -238,52 +259,84 @@ read_shape(reader_t *r, tr_model_config_t *c)
                              "whole number of at most %u for each",
                              c->query_heads, c->kv_heads, TR_GROUP_MAX);
     }
+    c->attn_scale = 1.0f / sqrtf((float) c->head_dim);
 }
 
 static void
-read_positions(reader_t *r, tr_model_config_t *c)
+read_window(reader_t *r, tr_model_config_t *c)
 {
-    uint32_t window;
+    tr_recipe_t *recipe = &c->recipe;
+    uint32_t window = read_uint(r, r->root, "sliding_window", 0, 0, UINT32_MAX);
 
-    c->max_positions = read_uint(r, r->root, "max_position_embeddings", 2048, 1,
-                                 POSITIONS_MAX);
-    window = read_uint(r, r->root, "sliding_window", 0, 0, UINT32_MAX);
-    /* Qwen carries a window and a switch that is off; Mistral has no switch */
     if (window == 0
-        || !read_bool(r, "use_sliding_window",
-                      strcmp(c->model_type, "mistral") == 0)) {
+        || !read_bool(r, "use_sliding_window", c->family->always_slides)
+        || window >= recipe->max_positions) {
         return;
     }
     /* up to the window's length, sliding attention is plain attention */
-    if (window < c->max_positions) {
-        c->sliding_window = window;
-        c->max_positions = window;
+    recipe->max_positions = window;
+    for (uint32_t l = 0; l < recipe->layers; l++) {
+        recipe->layer[l].reach = window;
     }
 }
 
+/* ---- rope ----------------------------------------------------------------- */
+
 static void
-read_llama3(reader_t *r, json_t *rope, tr_model_config_t *c)
+read_llama3(reader_t *r, json_t *rope, tr_rope_t *t)
 {
-    c->rope = TR_ROPE_LLAMA3;
-    c->rope_factor = read_number(r, rope, "factor", -1, ROPE_MIN, ROPE_MAX);
-    c->rope_low = read_number(r, rope, "low_freq_factor", -1, ROPE_MIN,
-                              ROPE_MAX);
-    c->rope_high = read_number(r, rope, "high_freq_factor", -1, ROPE_MIN,
-                               ROPE_MAX);
-    c->rope_original = read_uint(r, rope, "original_max_position_embeddings",
-                                 -1, 1, POSITIONS_MAX);
-    if (r->rc == TR_OK && !(c->rope_high > c->rope_low)) {
+    t->type = TR_ROPE_LLAMA3;
+    t->factor = read_number(r, rope, "factor", -1, ROPE_MIN, ROPE_MAX);
+    t->low = read_number(r, rope, "low_freq_factor", -1, ROPE_MIN, ROPE_MAX);
+    t->high = read_number(r, rope, "high_freq_factor", -1, ROPE_MIN, ROPE_MAX);
+    t->original = read_uint(r, rope, "original_max_position_embeddings", -1, 1,
+                            TR_POSITIONS_MAX);
+    if (r->rc == TR_OK && !(t->high > t->low)) {
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "high_freq_factor",
                              "config.json: high_freq_factor is %g, expected "
                              "more than the low_freq_factor %g",
-                             c->rope_high, c->rope_low);
+                             t->high, t->low);
+    }
+}
+
+/* rope_type and what it needs; without one nothing is scaled. */
+static void
+read_rope_type(reader_t *r, json_t *rope, tr_rope_t *t)
+{
+    json_t *name = field(rope, "rope_type"), *factor = field(rope, "factor");
+    char shown[SHOWN];
+
+    name = name ? name : field(rope, "type");
+    if (name == NULL && factor != NULL && r->rc == TR_OK) {
+        /* it scales, and does not say how */
+        show(factor, shown);
+        r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "rope_type",
+                             "config.json: rope_type is missing beside "
+                             "factor %s, expected default, linear or "
+                             "llama3",
+                             shown);
+    }
+    if (name == NULL) {
+        return;
+    }
+    show(name, shown);
+    if (strcmp(shown, "\"linear\"") == 0) {
+        t->type = TR_ROPE_LINEAR;
+        t->factor = read_number(r, rope, "factor", -1, ROPE_MIN, ROPE_MAX);
+    } else if (strcmp(shown, "\"llama3\"") == 0) {
+        read_llama3(r, rope, t);
+    } else if (strcmp(shown, "\"default\"") != 0 && r->rc == TR_OK) {
+        r->rc = tr_error_set(r->err, TR_ERR_UNSUPPORTED, "rope_scaling",
+                             "config.json: rope type %s is not supported, "
+                             "expected default, linear or llama3",
+                             shown);
     }
 }
 
 static void
-read_rope(reader_t *r, tr_model_config_t *c)
+read_rope(reader_t *r, tr_rope_t *t)
 {
-    json_t *rope = field(r->root, "rope_parameters"), *name;
+    json_t *rope = field(r->root, "rope_parameters");
     char shown[SHOWN];
 
     if (rope == NULL) {
@@ -297,43 +350,16 @@ read_rope(reader_t *r, tr_model_config_t *c)
                              shown);
         return;
     }
-    c->rope_theta = read_number(r, r->root, "rope_theta", 10000.0, ROPE_MIN,
-                                ROPE_MAX);
-    if (rope == NULL) {
-        return;
-    }
-    c->rope_theta = read_number(r, rope, "rope_theta", c->rope_theta, ROPE_MIN,
-                                ROPE_MAX);
-    name = field(rope, "rope_type");
-    name = name ? name : field(rope, "type");
-    if (name == NULL) {
-        /* it scales, and does not say how */
-        if (r->rc == TR_OK && field(rope, "factor") != NULL) {
-            show(field(rope, "factor"), shown);
-            r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "rope_type",
-                                 "config.json: rope_type is missing beside "
-                                 "factor %s, expected default, linear or "
-                                 "llama3",
-                                 shown);
-        }
-        return;
-    }
-    show(name, shown);
-    if (strcmp(shown, "\"default\"") == 0) {
-        return;
-    }
-    if (strcmp(shown, "\"linear\"") == 0) {
-        c->rope = TR_ROPE_LINEAR;
-        c->rope_factor = read_number(r, rope, "factor", -1, ROPE_MIN, ROPE_MAX);
-    } else if (strcmp(shown, "\"llama3\"") == 0) {
-        read_llama3(r, rope, c);
-    } else if (r->rc == TR_OK) {
-        r->rc = tr_error_set(r->err, TR_ERR_UNSUPPORTED, "rope_scaling",
-                             "config.json: rope type %s is not supported, "
-                             "expected default, linear or llama3",
-                             shown);
+    t->theta = read_number(r, r->root, "rope_theta", 10000.0, ROPE_MIN,
+                           ROPE_MAX);
+    if (rope != NULL) {
+        t->theta = read_number(r, rope, "rope_theta", t->theta, ROPE_MIN,
+                               ROPE_MAX);
+        read_rope_type(r, rope, t);
     }
 }
+
+/* ---- end tokens ----------------------------------------------------------- */
 
 static void
 add_eos(reader_t *r, tr_model_config_t *c, const char *file, json_t *v)
@@ -343,14 +369,14 @@ add_eos(reader_t *r, tr_model_config_t *c, const char *file, json_t *v)
     if (r->rc != TR_OK) {
         return;
     }
-    if (!json_is_integer(v) || id < 0 || id >= (json_int_t) c->vocab) {
+    if (!json_is_integer(v) || id < 0 || id >= (json_int_t) c->recipe.vocab) {
         char shown[SHOWN];
 
         show(v, shown);
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "eos_token_id",
                              "%s: eos_token_id holds %s, expected a token id "
                              "below %u",
-                             file, shown, c->vocab);
+                             file, shown, c->recipe.vocab);
         return;
     }
     for (uint32_t i = 0; i < c->n_eos; i++) {
@@ -434,6 +460,23 @@ read_generation(reader_t *r, const char *dir, tr_model_config_t *c)
     json_decref(root);
 }
 
+static void
+read_recipe(reader_t *r, tr_model_config_t *c)
+{
+    for (const tr_config_key_t *k = c->family->keys; k->name != NULL; k++) {
+        read_key(r, k, c);
+    }
+    if (r->rc == TR_OK) {
+        complete_heads(r, &c->recipe);
+    }
+    if (r->rc == TR_OK) {
+        fill_layers(c);
+        read_window(r, c);
+        c->recipe.n_ropes = 1;
+        read_rope(r, &c->recipe.rope[0]);
+    }
+}
+
 tr_status_t
 tr_model_config_load(const char *dir, tr_model_config_t *c, tr_error_t *err)
 {
@@ -445,75 +488,13 @@ tr_model_config_load(const char *dir, tr_model_config_t *c, tr_error_t *err)
         return r.rc;
     }
     read_family(&r, c);
-    read_shape(&r, c);
-    read_positions(&r, c);
-    read_rope(&r, c);
-    c->tied = read_bool(&r, "tie_word_embeddings", false);
-    c->bos = (int32_t) read_uint(&r, r.root, "bos_token_id", UINT32_MAX, 0,
-                                 INT32_MAX);
+    if (r.rc == TR_OK) {
+        read_recipe(&r, c);
+    }
     read_eos(&r, c, "config.json", r.root);
     if (r.rc == TR_OK) {
         read_generation(&r, dir, c);
     }
     json_decref(r.root);
     return r.rc;
-}
-
-/* Llama 3.1: long wavelengths are stretched by `factor`, short ones kept,
- * those between are blended. */
-static double
-llama3_frequency(const tr_model_config_t *c, double f)
-{
-    double wavelength = 2 * M_PI / f;
-    double smooth;
-
-    if (wavelength < c->rope_original / c->rope_high) {
-        return f;
-    }
-    if (wavelength > c->rope_original / c->rope_low) {
-        return f / c->rope_factor;
-    }
-    smooth = (c->rope_original / wavelength - c->rope_low)
-             / (c->rope_high - c->rope_low);
-    return (1 - smooth) * f / c->rope_factor + smooth * f;
-}
-
-void
-tr_model_config_rope(const tr_model_config_t *c, float *inv_freq)
-{
-    for (uint32_t i = 0; i < c->head_dim / 2; i++) {
-        double f = pow(c->rope_theta, -2.0 * i / c->head_dim);
-
-        if (c->rope == TR_ROPE_LINEAR) {
-            f /= c->rope_factor;
-        } else if (c->rope == TR_ROPE_LLAMA3) {
-            f = llama3_frequency(c, f);
-        }
-        inv_freq[i] = (float) f;
-    }
-}
-
-uint32_t
-tr_model_config_len(const tr_model_config_t *c, uint32_t asked,
-                    uint64_t kv_memory)
-{
-    uint64_t token = (uint64_t) c->layers * c->kv_heads * c->head_dim * 4;
-    uint32_t len = asked != 0 ? asked : c->max_positions;
-
-    return kv_memory == 0 || kv_memory / token >= len
-               ? len
-               : (uint32_t) (kv_memory / token) + 1;
-}
-
-uint64_t
-tr_model_config_parameters(const tr_model_config_t *c)
-{
-    uint64_t h = c->hidden, q = (uint64_t) c->query_heads * c->head_dim;
-    uint64_t kv = (uint64_t) c->kv_heads * c->head_dim;
-    uint64_t layer = h * (q + 2 * kv) + q * h + 3 * h * c->intermediate + 2 * h;
-
-    layer += c->qkv_bias ? q + 2 * kv : 0;
-    layer += c->o_bias ? h : 0;
-    layer += c->qk_norm ? 2 * c->head_dim : 0;
-    return c->layers * layer + h + (c->tied ? 1 : 2) * h * c->vocab;
 }

@@ -124,9 +124,9 @@ bench_prefill(const char *dir, int threads, uint32_t n, int rounds)
     timed = *real_kernels;
     timed.matmul = timed_matmul;
     must(tr_model_open(&o, &m, &err), &err, dir);
-    kc.layers = m->config.layers;
-    kc.lists = m->config.kv_heads;
-    kc.head_dim = m->config.head_dim;
+    kc.layers = m->config.recipe.layers;
+    kc.lists = m->config.recipe.kv_heads;
+    kc.head_dim = m->config.recipe.head_dim;
     must(tr_kv_policy_create("full", kc.layers, kc.lists, kc.head_dim, &full,
                              &err),
          &err, "kv");
@@ -135,7 +135,7 @@ bench_prefill(const char *dir, int threads, uint32_t n, int rounds)
     seq_row[1] = n;
     for (uint32_t i = 0; i < n; i++) {
         pos[i] = i;
-        tokens[i] = (int32_t) (i * 7919 % m->config.vocab);
+        tokens[i] = (int32_t) (i * 7919 % m->config.recipe.vocab);
     }
     must(tr_kv_reserve(kv, slot[0], n), NULL, "kv");
     tr_kv_view(kv, &view);

@@ -204,7 +204,7 @@ keep(uint32_t n, uint32_t stay)
 static uint32_t
 missing(uint32_t n)
 {
-    const tr_model_config_t *c = &bed.x->model->config;
+    const tr_recipe_t *c = &bed.x->model->config.recipe;
     uint64_t pages = stalls * c->layers * c->kv_heads;
     tr_kv_usage_t one;
 
@@ -482,8 +482,8 @@ run_fit(void)
 static double
 prompt_work(void)
 {
-    const tr_model_config_t *c = &bed.x->model->config;
-    tr_part_shape_t s = tr_part_shape(c, TR_PART_EMBED);
+    const tr_recipe_t *c = &bed.x->model->config.recipe;
+    tr_part_shape_t s = tr_part_shape(c, TR_PART_EMBED, 0);
     double head = 2.0 * s.rows * s.columns;
     double pairs = 0.5 * o.context * (o.context + 1.0) * c->query_heads
                    * c->layers;

@@ -247,7 +247,7 @@ write_texts(bench_t *b)
 static void
 side_open(bench_t *b, int which, const char *spec)
 {
-    const tr_model_config_t *c = &b->model->config;
+    const tr_recipe_t *c = &b->model->config.recipe;
     side_t *s = &b->side[which];
     tr_kv_config_t kc = {
         .layers = c->layers,
@@ -294,7 +294,7 @@ bench_open(bench_t *b)
     timed.kv_compress = timed_compress;
     timed.attention = timed_attention;
     must(tr_model_open(&o, &b->model, &err), &err, b->options.model);
-    must(b->model->config.max_positions < LEN_MAX + WARM + STEPS
+    must(b->model->config.recipe.max_positions < LEN_MAX + WARM + STEPS
                  || b->model->logit_rows < STREAMS_MAX
              ? TR_ERR_INVALID
              : TR_OK,

@@ -145,7 +145,7 @@ multiply_layers(bed_t *b, uint32_t n)
 
     m->small_gemm = tr_model_cuda_is_small(m, n);
     m->failed = NULL;
-    for (uint32_t l = 0; l < m->config.layers && rc == 0; l++) {
+    for (uint32_t l = 0; l < m->config.recipe.layers && rc == 0; l++) {
         void *const *w = m->layers[l].part;
         const tr_cuda_product_t of_layer[] = {
             tr_model_cuda_product(m, TR_PART_QKV, w[TR_PART_QKV], m->normed,
@@ -202,12 +202,12 @@ bed_products_ms(bed_t *b, uint32_t rows)
 double
 bed_products_work(const bed_t *b, uint32_t rows)
 {
-    const tr_model_config_t *c = &b->x->model->config;
-    tr_part_shape_t head = tr_part_shape(c, TR_PART_EMBED);
+    const tr_recipe_t *c = &b->x->model->config.recipe;
+    tr_part_shape_t head = tr_part_shape(c, TR_PART_EMBED, 0);
     double parameters = 0;
 
     for (int part = TR_PART_QKV; part < (int) TR_PART_MATRICES; part++) {
-        tr_part_shape_t s = tr_part_shape(c, (tr_part_t) part);
+        tr_part_shape_t s = tr_part_shape(c, (tr_part_t) part, 0);
 
         parameters += (double) s.rows * s.columns * c->layers;
     }
@@ -218,10 +218,10 @@ double
 bed_weight_bytes(const bed_t *b)
 {
     const tr_model_cuda_t *m = b->x->model;
-    tr_part_shape_t s = tr_part_shape(&m->config, TR_PART_EMBED);
+    tr_part_shape_t s = tr_part_shape(&m->config.recipe, TR_PART_EMBED, 0);
 
     return (double) m->weights_size
-           - (m->config.tied ? 0 : 2.0 * s.rows * s.columns);
+           - (m->config.recipe.tied ? 0 : 2.0 * s.rows * s.columns);
 }
 
 /* ---- attention ---------------------------------------------------------- */
@@ -249,7 +249,8 @@ attend_all(bed_t *b, void *arg)
                         .seq_row = a.seq_row };
     rc = m->cuda->decode_plan(m->stream, &manager->view, &rows, &m->decode_size,
                               m->decode_work);
-    for (uint32_t layer = 0; layer < m->config.layers && rc == 0; layer++) {
+    for (uint32_t layer = 0; layer < m->config.recipe.layers && rc == 0;
+         layer++) {
         rc = m->cuda->decode(m->stream, &manager->view, layer, &rows, &q,
                              &m->decode_size, m->decode_work);
     }

@@ -1,18 +1,10 @@
 /*
- * model.h: the workspace and the forward pass.
- *
- * One layer, with x the residual stream:
- *
- *     qkv = norm(x) Wqkv^T (+ bias) (+ norm of each q and k head)
- *     cache <- rope(k), v;  a = attention(rope(q), cache)
- *     x += a Wo^T
- *     x += (silu(g) * u) Wdown^T   with [g | u] = norm(x) Wgate_up^T
+ * model.h: the workspace, and the forward pass, layer by layer as the recipe
+ * says (model_recipe.h).
  */
 #include "model.h"
 
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #include "kernels/thread_pool.h"
@@ -39,7 +31,7 @@ tr_arena_map(size_t size)
 static size_t
 layout(tr_model_t *m, uint8_t *base)
 {
-    const tr_model_config_t *c = &m->config;
+    const tr_recipe_t *c = &m->config.recipe;
     size_t rows = tr_pad(m->max_rows, TR_ROW_PAD) + TR_ROW_PAD;
     size_t logit_rows = tr_pad(m->logit_rows, TR_ROW_PAD) + TR_ROW_PAD;
     size_t q = (size_t) c->query_heads * c->head_dim;
@@ -73,6 +65,20 @@ layout(tr_model_t *m, uint8_t *base)
 }
 
 tr_status_t
+tr_model_check(const tr_recipe_t *r, tr_error_t *err)
+{
+    static const tr_recipe_support_t support = {
+        .name = "cpu",
+        .norms = TR_NORM_PRE_ATTN | TR_NORM_PRE_MLP,
+        .biases = TR_BIAS_QKV | TR_BIAS_O,
+        .qk_norms = 1u << TR_QK_NORM_NONE | 1u << TR_QK_NORM_HEAD,
+        .acts = 1u << TR_ACT_SILU,
+    };
+
+    return tr_recipe_check(r, &support, err);
+}
+
+tr_status_t
 tr_model_open(const tr_model_options_t *options, tr_model_t **out,
               tr_error_t *err)
 {
@@ -95,15 +101,18 @@ tr_model_open(const tr_model_options_t *options, tr_model_t **out,
     }
     rc = tr_model_config_load(options->dir, &m->config, err);
     if (rc == TR_OK) {
+        rc = tr_model_check(&m->config.recipe, err);
+    }
+    if (rc == TR_OK) {
         rc = tr_model_weights_load(m, options, err);
     }
     if (rc != TR_OK) {
         tr_model_free(m);
         return rc;
     }
-    m->max_len = tr_model_config_len(&m->config, options->max_len,
-                                     options->kv_memory);
-    m->logit_rows = LOGITS_BYTES / sizeof(float) / m->config.vocab;
+    m->max_len = tr_recipe_len(&m->config.recipe, options->max_len,
+                               options->kv_memory);
+    m->logit_rows = LOGITS_BYTES / sizeof(float) / m->config.recipe.vocab;
     m->logit_rows = m->logit_rows < 1 ? 1 : m->logit_rows;
     m->logit_rows = m->logit_rows < 96 ? m->logit_rows : 96;
     m->work_size = layout(m, NULL);
@@ -137,69 +146,94 @@ tr_model_free(tr_model_t *m)
     free(m);
 }
 
-/* The attention half of layer l; errors are summed up by the caller. */
+/* What a launch of a layer needs to know; errors are summed up. */
+typedef struct {
+    tr_model_t *m;
+    const tr_recipe_t *recipe;
+    const tr_layer_recipe_t *layer;
+    const tr_weights_t *w;
+    uint32_t l, n; /* layer and rows */
+} step_t;
+
+/* x -> normed */
 static int
-attention_half(tr_model_t *m, const tr_kv_view_t *kv, uint32_t l,
-               const tr_rows_t *rows)
+norm(const step_t *t, const float *weight)
 {
-    const tr_model_config_t *c = &m->config;
+    tr_model_t *m = t->m;
+
+    return m->kernels->rmsnorm(&m->stream, m->hidden, m->ld_hidden, t->n, 1,
+                               t->recipe->hidden, weight, t->recipe->norm_eps,
+                               m->normed, m->ld_hidden);
+}
+
+static int
+norm_heads(const step_t *t, float *x, uint32_t heads, const float *weight)
+{
+    tr_model_t *m = t->m;
+
+    return m->kernels->rmsnorm(&m->stream, x, m->ld_qkv, t->n, heads,
+                               t->recipe->head_dim, weight, t->recipe->norm_eps,
+                               x, m->ld_qkv);
+}
+
+static int
+attention_half(const step_t *t, const tr_kv_view_t *kv, const tr_rows_t *rows)
+{
+    tr_model_t *m = t->m;
+    const tr_recipe_t *c = t->recipe;
     const tr_kernels_t *k = m->kernels;
     const tr_stream_t *s = &m->stream;
-    const tr_layer_t *w = &m->layers[l];
-    size_t dim = c->head_dim, q = c->query_heads * dim;
-    uint32_t n = rows->n_rows;
-    float *keys = m->qkv + q, *values = keys + c->kv_heads * dim;
-    int rc = 0;
+    const tr_matrix_t *qkv = &t->w->matrix[TR_PART_QKV];
+    float *const *v = t->w->vector;
+    float *keys = m->qkv + (size_t) c->query_heads * c->head_dim;
+    float *values = keys + (size_t) c->kv_heads * c->head_dim;
+    int rc = norm(t, v[TR_PART_ATTN_NORM]);
 
-    rc |= k->rmsnorm(s, m->hidden, m->ld_hidden, n, 1, c->hidden, w->input_norm,
-                     c->norm_eps, m->normed, m->ld_hidden);
-    rc |= k->matmul(s, &w->qkv, m->normed, m->ld_hidden, n, m->qkv, m->ld_qkv,
+    rc |= k->matmul(s, qkv, m->normed, m->ld_hidden, t->n, m->qkv, m->ld_qkv,
                     0);
-    if (w->qkv_bias != NULL) {
-        rc |= k->add_bias(s, m->qkv, m->ld_qkv, n, w->qkv_bias, w->qkv.n);
+    if (t->layer->biases & TR_BIAS_QKV) {
+        rc |= k->add_bias(s, m->qkv, m->ld_qkv, t->n, v[TR_PART_QKV_BIAS],
+                          qkv->n);
     }
-    if (w->q_norm != NULL) {
-        rc |= k->rmsnorm(s, m->qkv, m->ld_qkv, n, c->query_heads, c->head_dim,
-                         w->q_norm, c->norm_eps, m->qkv, m->ld_qkv);
-        rc |= k->rmsnorm(s, keys, m->ld_qkv, n, c->kv_heads, c->head_dim,
-                         w->k_norm, c->norm_eps, keys, m->ld_qkv);
+    if (t->layer->qk_norm == TR_QK_NORM_HEAD) {
+        rc |= norm_heads(t, m->qkv, c->query_heads, v[TR_PART_Q_NORM]);
+        rc |= norm_heads(t, keys, c->kv_heads, v[TR_PART_K_NORM]);
     }
-    rc |= k->kv_append(s, kv, l, rows, keys, values, m->ld_qkv, m->angles);
-    rc |= k->rope(s, m->qkv, m->ld_qkv, n, c->query_heads, c->head_dim,
+    rc |= k->kv_append(s, kv, t->l, rows, keys, values, m->ld_qkv, m->angles);
+    rc |= k->rope(s, m->qkv, m->ld_qkv, t->n, c->query_heads, c->head_dim,
                   m->angles);
-    rc |= k->attention(s, kv, l, rows, m->qkv, m->ld_qkv, c->query_heads,
-                       1.0f / sqrtf((float) dim), m->attn, m->ld_attn,
-                       m->attention_work);
-    rc |= k->matmul(s, &w->o, m->attn, m->ld_attn, n, m->hidden, m->ld_hidden,
-                    1);
-    if (w->o_bias != NULL) {
-        rc |= k->add_bias(s, m->hidden, m->ld_hidden, n, w->o_bias, c->hidden);
+    rc |= k->attention(s, kv, t->l, rows, m->qkv, m->ld_qkv, c->query_heads,
+                       c->attn_scale, m->attn, m->ld_attn, m->attention_work);
+    rc |= k->matmul(s, &t->w->matrix[TR_PART_O], m->attn, m->ld_attn, t->n,
+                    m->hidden, m->ld_hidden, 1);
+    if (t->layer->biases & TR_BIAS_O) {
+        rc |= k->add_bias(s, m->hidden, m->ld_hidden, t->n, v[TR_PART_O_BIAS],
+                          c->hidden);
     }
     return rc;
 }
 
 static int
-mlp_half(tr_model_t *m, uint32_t l, uint32_t n)
+mlp_half(const step_t *t)
 {
-    const tr_model_config_t *c = &m->config;
+    tr_model_t *m = t->m;
     const tr_kernels_t *k = m->kernels;
     const tr_stream_t *s = &m->stream;
-    const tr_layer_t *w = &m->layers[l];
-    int rc = 0;
+    const tr_matrix_t *gate_up = &t->w->matrix[TR_PART_GATE_UP];
+    uint32_t n = t->n, width = t->recipe->intermediate;
+    int rc = norm(t, t->w->vector[TR_PART_MLP_NORM]);
 
-    rc |= k->rmsnorm(s, m->hidden, m->ld_hidden, n, 1, c->hidden, w->post_norm,
-                     c->norm_eps, m->normed, m->ld_hidden);
-    if (n <= TR_GATED_ROWS && c->intermediate % TR_COL_PAD == 0) {
-        rc |= k->gated(s, &w->gate_up, m->normed, m->ld_hidden, n, m->mlp,
+    if (n <= TR_GATED_ROWS && width % TR_COL_PAD == 0) {
+        rc |= k->gated(s, gate_up, m->normed, m->ld_hidden, n, m->mlp,
                        m->ld_mlp);
     } else {
-        rc |= k->matmul(s, &w->gate_up, m->normed, m->ld_hidden, n, m->gate_up,
+        rc |= k->matmul(s, gate_up, m->normed, m->ld_hidden, n, m->gate_up,
                         m->ld_gate_up, 0);
-        rc |= k->silu_mul(s, m->gate_up, m->ld_gate_up, n, c->intermediate,
-                          m->mlp, m->ld_mlp);
+        rc |= k->silu_mul(s, m->gate_up, m->ld_gate_up, n, width, m->mlp,
+                          m->ld_mlp);
     }
-    rc |= k->matmul(s, &w->down, m->mlp, m->ld_mlp, n, m->hidden, m->ld_hidden,
-                    1);
+    rc |= k->matmul(s, &t->w->matrix[TR_PART_DOWN], m->mlp, m->ld_mlp, n,
+                    m->hidden, m->ld_hidden, 1);
     return rc;
 }
 
@@ -207,6 +241,7 @@ tr_status_t
 tr_model_forward(tr_model_t *m, const tr_kv_view_t *kv, const tr_rows_t *rows,
                  const int32_t *tokens)
 {
+    const tr_recipe_t *c = &m->config.recipe;
     const tr_kernels_t *k = m->kernels;
     const tr_stream_t *s = &m->stream;
     uint32_t n = rows->n_rows;
@@ -215,12 +250,15 @@ tr_model_forward(tr_model_t *m, const tr_kv_view_t *kv, const tr_rows_t *rows,
     if (n > m->max_rows || rows->n_seqs > m->max_seqs) {
         return TR_ERR_INTERNAL;
     }
-    rc |= k->embedding(s, &m->embed, tokens, n, m->hidden, m->ld_hidden);
-    rc |= k->rope_angles(s, rows->row_pos, n, m->inv_freq,
-                         m->config.head_dim / 2, m->angles);
-    for (uint32_t l = 0; l < m->config.layers && rc == 0; l++) {
-        rc |= attention_half(m, kv, l, rows);
-        rc |= mlp_half(m, l, n);
+    rc |= k->embedding(s, &m->root.matrix[TR_PART_EMBED], tokens, n, m->hidden,
+                       m->ld_hidden);
+    rc |= k->rope_angles(s, rows->row_pos, n, m->inv_freq, c->head_dim / 2,
+                         m->angles);
+    for (uint32_t l = 0; l < c->layers && rc == 0; l++) {
+        step_t t = { m, c, &c->layer[l], &m->layers[l], l, n };
+
+        rc |= attention_half(&t, kv, rows);
+        rc |= mlp_half(&t);
     }
     return rc == 0 ? TR_OK : TR_ERR_INTERNAL;
 }
@@ -228,6 +266,7 @@ tr_model_forward(tr_model_t *m, const tr_kv_view_t *kv, const tr_rows_t *rows,
 tr_status_t
 tr_model_logits(tr_model_t *m, const uint32_t *rows, uint32_t n)
 {
+    const tr_recipe_t *c = &m->config.recipe;
     const tr_kernels_t *k = m->kernels;
     const tr_stream_t *s = &m->stream;
     int rc = 0;
@@ -238,10 +277,11 @@ tr_model_logits(tr_model_t *m, const uint32_t *rows, uint32_t n)
     /* the rows side by side in `normed`, which the layers no longer need */
     for (uint32_t i = 0; i < n; i++) {
         rc |= k->rmsnorm(s, m->hidden + rows[i] * m->ld_hidden, m->ld_hidden, 1,
-                         1, m->config.hidden, m->final_norm, m->config.norm_eps,
-                         m->normed + i * m->ld_hidden, m->ld_hidden);
+                         1, c->hidden, m->root.vector[TR_PART_FINAL_NORM],
+                         c->norm_eps, m->normed + i * m->ld_hidden,
+                         m->ld_hidden);
     }
-    rc |= k->matmul(s, &m->head, m->normed, m->ld_hidden, n, m->logits,
-                    m->ld_logits, 0);
+    rc |= k->matmul(s, &m->root.matrix[c->tied ? TR_PART_EMBED : TR_PART_HEAD],
+                    m->normed, m->ld_hidden, n, m->logits, m->ld_logits, 0);
     return rc == 0 ? TR_OK : TR_ERR_INTERNAL;
 }

@@ -1,5 +1,6 @@
 /*
- * A model of the Llama family: its weights, and the forward pass of one step.
+ * A model on the CPU: its weights, and the forward pass of one step, which
+ * follows the recipe (model_recipe.h).
  *
  * The step's rows are prefill chunks and decode tokens of many sequences side
  * by side.  forward() leaves every row's last hidden state in the workspace;
@@ -15,23 +16,19 @@
 
 #include "engine/model/model_config.h"
 
+/* Weights by part, of those that the recipe has: matrices, and vectors in FP32. */
 typedef struct {
-    float *input_norm, *post_norm; /* [hidden] */
-    float *q_norm, *k_norm;        /* [head_dim], NULL without QK norm */
-    float *qkv_bias;               /* [(heads + 2 kv) * head_dim] or NULL */
-    float *o_bias;                 /* [hidden] or NULL */
-    tr_matrix_t qkv;               /* query, key, value rows, one product */
-    tr_matrix_t o, gate_up, down;
-} tr_layer_t;
+    tr_matrix_t matrix[TR_PART_MATRICES];
+    float *vector[TR_PARTS];
+} tr_weights_t;
 
 typedef struct {
     tr_model_config_t config;
     const tr_kernels_t *kernels; /* borrowed */
     tr_stream_t stream;
-    tr_matrix_t embed, head; /* one and the same when tied */
-    tr_layer_t *layers;
-    float *final_norm, *inv_freq;
-    uint8_t *weights; /* the arena behind all of the above */
+    tr_weights_t root, *layers; /* of the model, and of each layer */
+    float *inv_freq;            /* [head_dim / 2] */
+    uint8_t *weights;           /* the arena behind all of the above */
     size_t weights_size;
 
     uint32_t max_rows, max_seqs, max_len, logit_rows;
@@ -51,7 +48,7 @@ typedef struct {
     int threads;
     uint32_t max_rows, max_seqs; /* of a step */
     uint32_t max_len; /* tokens of one sequence; 0: all that the model takes */
-    uint64_t kv_memory; /* bounds it, too (model_config.h) */
+    uint64_t kv_memory; /* bounds it, too (tr_recipe_len) */
 } tr_model_options_t;
 
 tr_status_t tr_model_open(const tr_model_options_t *options, tr_model_t **out,
@@ -66,6 +63,9 @@ tr_status_t tr_model_forward(tr_model_t *m, const tr_kv_view_t *kv,
 /* Logits of n rows (at most m->logit_rows) of the last forward, into
  * m->logits, [n] rows m->ld_logits apart.  `rows` are row indices. */
 tr_status_t tr_model_logits(tr_model_t *m, const uint32_t *rows, uint32_t n);
+
+/* Refuses by name what this backend cannot run of a recipe. */
+tr_status_t tr_model_check(const tr_recipe_t *r, tr_error_t *err);
 
 /* model_weights.c: sizes and fills the weights arena. */
 tr_status_t tr_model_weights_load(tr_model_t *m,

@@ -35,21 +35,35 @@ typedef struct {
     tr_error_t *err;
 } loader_t;
 
-static float *
+static void *
 take(loader_t *l, size_t floats)
 {
-    float *p = l->m->weights ? (float *) (l->m->weights + l->at) : NULL;
+    void *p = l->m->weights ? l->m->weights + l->at : NULL;
 
     l->at += tr_pad(floats * sizeof(float), 64);
     return p;
 }
 
+/* The parts of the model, or of a layer. */
 static void
-take_matrix(loader_t *l, tr_matrix_t *w, size_t n, size_t k)
+take_parts(loader_t *l, tr_weights_t *w, bool layered, uint32_t layer)
 {
-    w->n = (uint32_t) n;
-    w->k = (uint32_t) k;
-    w->data = take(l, l->m->kernels->matrix_floats(w->n, w->k));
+    for (tr_part_t part = 0; part < TR_PARTS; part++) {
+        tr_part_shape_t s = tr_part_shape(&l->m->config.recipe, part, layer);
+
+        if (tr_part_layered(part) != layered || s.rows == 0) {
+            continue;
+        }
+        if (part < TR_PART_MATRICES) {
+            w->matrix[part] = (tr_matrix_t){
+                .n = s.rows,
+                .k = s.columns,
+                .data = take(l, l->m->kernels->matrix_floats(s.rows, s.columns))
+            };
+        } else {
+            w->vector[part] = take(l, s.rows);
+        }
+    }
 }
 
 /* Gives every weight its place in the arena; without one, only counts. */
@@ -57,31 +71,12 @@ static size_t
 layout(loader_t *l)
 {
     tr_model_t *m = l->m;
-    const tr_model_config_t *c = &m->config;
-    size_t q = (size_t) c->query_heads * c->head_dim;
-    size_t kv = (size_t) c->kv_heads * c->head_dim;
 
     l->at = 0;
-    take_matrix(l, &m->embed, c->vocab, c->hidden);
-    m->head = m->embed;
-    if (!c->tied) {
-        take_matrix(l, &m->head, c->vocab, c->hidden);
-    }
-    m->final_norm = take(l, c->hidden);
-    m->inv_freq = take(l, c->head_dim / 2);
-    for (uint32_t i = 0; i < c->layers; i++) {
-        tr_layer_t *w = &m->layers[i];
-
-        w->input_norm = take(l, c->hidden);
-        w->post_norm = take(l, c->hidden);
-        w->q_norm = c->qk_norm ? take(l, c->head_dim) : NULL;
-        w->k_norm = c->qk_norm ? take(l, c->head_dim) : NULL;
-        w->qkv_bias = c->qkv_bias ? take(l, q + 2 * kv) : NULL;
-        w->o_bias = c->o_bias ? take(l, c->hidden) : NULL;
-        take_matrix(l, &w->qkv, q + 2 * kv, c->hidden);
-        take_matrix(l, &w->o, c->hidden, q);
-        take_matrix(l, &w->gate_up, 2 * (size_t) c->intermediate, c->hidden);
-        take_matrix(l, &w->down, c->hidden, c->intermediate);
+    take_parts(l, &m->root, false, 0);
+    m->inv_freq = take(l, m->config.recipe.head_dim / 2);
+    for (uint32_t i = 0; i < m->config.recipe.layers; i++) {
+        take_parts(l, &m->layers[i], true, i);
     }
     return l->at;
 }
@@ -98,7 +93,7 @@ say_progress(loader_t *l, uint64_t bytes)
         tr_log(TR_LEVEL_NOTICE, "loading weights percent=%.0f",
                100.0 * (double) l->done
                    / (4.0
-                      * (double) tr_model_config_parameters(&l->m->config)));
+                      * (double) tr_recipe_parameters(&l->m->config.recipe)));
     }
 }
 
@@ -208,61 +203,20 @@ load_vector(loader_t *l, float *x, const tr_model_tensor_t *t)
     return TR_OK;
 }
 
-static const tr_matrix_t *
-matrix_of(const tr_model_t *m, const tr_model_tensor_t *t)
-{
-    const tr_layer_t *w = &m->layers[t->layer];
-
-    switch (t->part) {
-    case TR_PART_EMBED:
-        return &m->embed;
-    case TR_PART_HEAD:
-        return &m->head;
-    case TR_PART_QKV:
-        return &w->qkv;
-    case TR_PART_O:
-        return &w->o;
-    case TR_PART_GATE_UP:
-        return &w->gate_up;
-    default:
-        return &w->down;
-    }
-}
-
-static float *
-vector_of(const tr_model_t *m, const tr_model_tensor_t *t)
-{
-    const tr_layer_t *w = &m->layers[t->layer];
-
-    switch (t->part) {
-    case TR_PART_FINAL_NORM:
-        return m->final_norm;
-    case TR_PART_INPUT_NORM:
-        return w->input_norm;
-    case TR_PART_POST_NORM:
-        return w->post_norm;
-    case TR_PART_Q_NORM:
-        return w->q_norm;
-    case TR_PART_K_NORM:
-        return w->k_norm;
-    case TR_PART_QKV_BIAS:
-        return w->qkv_bias;
-    default:
-        return w->o_bias;
-    }
-}
-
 static tr_status_t
 load_all(loader_t *l)
 {
+    tr_model_t *m = l->m;
     tr_model_tensor_t t;
     tr_status_t rc = TR_OK;
+    uint32_t at = 0;
 
-    for (uint32_t i = 0; rc == TR_OK && tr_model_tensor(&l->m->config, i, &t);
-         i++) {
-        rc = t.part < TR_PART_MATRICES
-                 ? load_matrix(l, matrix_of(l->m, &t), &t)
-                 : load_vector(l, vector_of(l->m, &t), &t);
+    while (rc == TR_OK && tr_model_tensor_next(&m->config, &at, &t)) {
+        tr_weights_t *w = tr_part_layered(t.part) ? &m->layers[t.layer]
+                                                  : &m->root;
+
+        rc = t.part < TR_PART_MATRICES ? load_matrix(l, &w->matrix[t.part], &t)
+                                       : load_vector(l, w->vector[t.part], &t);
     }
     return rc;
 }
@@ -275,7 +229,7 @@ tr_model_weights_load(tr_model_t *m, const tr_model_options_t *options,
     tr_status_t rc;
 
     clock_gettime(CLOCK_MONOTONIC, &l.said);
-    m->layers = calloc(m->config.layers, sizeof(m->layers[0]));
+    m->layers = calloc(m->config.recipe.layers, sizeof(m->layers[0]));
     if (m->layers != NULL) {
         m->weights_size = layout(&l);
         m->weights = tr_arena_map(m->weights_size);
@@ -286,7 +240,7 @@ tr_model_weights_load(tr_model_t *m, const tr_model_options_t *options,
                             m->weights_size);
     }
     layout(&l);
-    tr_model_config_rope(&m->config, m->inv_freq);
+    tr_recipe_rope(&m->config.recipe, 0, m->inv_freq);
     if (strcmp(options->load_format, "dummy") != 0) {
         rc = tr_safetensors_open(options->dir, &l.st, err);
         if (rc != TR_OK) {

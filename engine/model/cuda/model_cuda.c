@@ -40,7 +40,7 @@ generic_bytes(const tr_model_cuda_t *m, uint32_t seqs)
 static void
 size_attention(tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits)
 {
-    const tr_model_config_t *c = &m->config;
+    const tr_recipe_t *c = &m->config.recipe;
     uint64_t tokens = (uint64_t) limits->max_seqs * limits->max_len;
     uint32_t seqs = limits->max_seqs < GENERIC_SEQS ? limits->max_seqs
                                                     : GENERIC_SEQS;
@@ -77,7 +77,7 @@ size_attention(tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits)
 static size_t
 layout(tr_model_cuda_t *m, uint8_t *base)
 {
-    const tr_model_config_t *c = &m->config;
+    const tr_recipe_t *c = &m->config.recipe;
     size_t rows = tr_cuda_matmul_rows(m->max_rows), at = 0;
     size_t logit_rows = tr_cuda_matmul_rows(m->logit_rows);
     size_t q = (size_t) c->query_heads * c->head_dim;
@@ -89,7 +89,7 @@ layout(tr_model_cuda_t *m, uint8_t *base)
         m->field = base ? (void *) (base + here) : NULL; \
     } while (0)
     m->ld_hidden = tr_pad(c->hidden, 8);
-    m->ld_qkv = tr_pad(tr_part_shape(c, TR_PART_QKV).rows, 8);
+    m->ld_qkv = tr_pad(tr_part_shape(c, TR_PART_QKV, 0).rows, 8);
     m->ld_attn = tr_pad(q, 8);
     m->ld_gate_up = tr_pad(2 * (size_t) c->intermediate, 8);
     m->ld_mlp = tr_pad(c->intermediate, 8);
@@ -145,8 +145,9 @@ choose_part(tr_model_cuda_t *m, tr_part_t part, const void *x, size_t ldx,
             void *y, size_t ldy, bool timed)
 {
     const void *w[TIMED_LAYERS];
-    uint32_t n = m->config.layers < TIMED_LAYERS ? m->config.layers
-                                                 : TIMED_LAYERS;
+    uint32_t n = m->config.recipe.layers < TIMED_LAYERS
+                     ? m->config.recipe.layers
+                     : TIMED_LAYERS;
     tr_cuda_product_t p;
 
     for (uint32_t l = 0; l < n; l++) {
@@ -266,7 +267,7 @@ tr_model_cuda_prepare(tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits,
 
 /* What the kernels rely on. */
 static tr_status_t
-check_shape(const tr_model_config_t *c, tr_error_t *err)
+check_shape(const tr_recipe_t *c, tr_error_t *err)
 {
     if (c->head_dim % 16 != 0 || c->head_dim > TR_HEAD_DIM_MAX
         || c->query_heads % c->kv_heads != 0
@@ -284,14 +285,34 @@ check_shape(const tr_model_config_t *c, tr_error_t *err)
                             "%u: expected multiples of 8",
                             c->hidden, c->intermediate);
     }
-    if (!tr_model_cuda_fast(c)) {
+    return TR_OK;
+}
+
+tr_status_t
+tr_model_cuda_check(const tr_recipe_t *r, tr_error_t *err)
+{
+    static const tr_recipe_support_t support = {
+        .name = "cuda",
+        .norms = TR_NORM_PRE_ATTN | TR_NORM_PRE_MLP,
+        .biases = TR_BIAS_QKV | TR_BIAS_O,
+        .qk_norms = 1u << TR_QK_NORM_NONE | 1u << TR_QK_NORM_HEAD,
+        .acts = 1u << TR_ACT_SILU,
+    };
+    tr_status_t rc = tr_recipe_check(r, &support, err);
+
+    return rc == TR_OK ? check_shape(r, err) : rc;
+}
+
+static void
+warn_if_slow(const tr_recipe_t *r)
+{
+    if (!tr_model_cuda_fast(r)) {
         tr_log(TR_LEVEL_WARN,
                "attention of this model is slow on a GPU: the fast kernels "
                "have head sizes 64 and 128 and up to 8 query heads on a KV "
                "head head_dim=%u group=%u",
-               c->head_dim, c->query_heads / c->kv_heads);
+               r->head_dim, r->query_heads / r->kv_heads);
     }
-    return TR_OK;
 }
 
 tr_status_t
@@ -308,9 +329,10 @@ tr_model_cuda_open(const tr_model_cuda_options_t *options,
     m->stream = options->stream;
     rc = tr_model_config_load(options->dir, &m->config, err);
     if (rc == TR_OK) {
-        rc = check_shape(&m->config, err);
+        rc = tr_model_cuda_check(&m->config.recipe, err);
     }
     if (rc == TR_OK) {
+        warn_if_slow(&m->config.recipe);
         rc = tr_model_cuda_load(m, options, err);
     }
     if (rc != TR_OK) {

@@ -15,7 +15,6 @@
 #define TR_MODEL_CUDA_H
 
 #include "kernels/cuda/api.h"
-#include <math.h>
 #include <tokenring/error.h>
 
 #include "engine/kv/policy/kv_policy.h"
@@ -101,6 +100,9 @@ typedef struct {
     bool fused;                  /* small_gemm.h's products may be taken */
 } tr_model_cuda_limits_t;
 
+/* Refuses by name what this backend cannot run of a recipe. */
+tr_status_t tr_model_cuda_check(const tr_recipe_t *r, tr_error_t *err);
+
 /* The buffers, and the algorithms of the products. */
 tr_status_t tr_model_cuda_prepare(tr_model_cuda_t *m,
                                   const tr_model_cuda_limits_t *limits,
@@ -154,20 +156,20 @@ tr_attention_path_t tr_model_cuda_path(const tr_model_cuda_t *m,
 
 /* Do the fast kernels of attention have its head size and groups? */
 static inline bool
-tr_model_cuda_fast(const tr_model_config_t *c)
+tr_model_cuda_fast(const tr_recipe_t *c)
 {
     return (c->head_dim == 64 || c->head_dim == 128)
            && c->query_heads / c->kv_heads <= 8;
 }
 
-/* y = x * w^T, w of a part's shape; that of the embedding is that of the head,
+/* y = x * w^T, w of a part's shape (in any layer); that of the embedding is that of the head,
  * whose results are FP32. */
 static inline tr_cuda_product_t
 tr_model_cuda_product(const tr_model_cuda_t *m, tr_part_t part, const void *w,
                       const void *x, size_t ldx, uint32_t rows, void *y,
                       size_t ldy)
 {
-    tr_part_shape_t shape = tr_part_shape(&m->config, part);
+    tr_part_shape_t shape = tr_part_shape(&m->config.recipe, part, 0);
 
     return (tr_cuda_product_t){ .rows = rows,
                                 .n = shape.rows,
@@ -191,15 +193,14 @@ tr_model_cuda_queries(const tr_model_cuda_t *m)
                                 .ldo = m->ld_attn,
                                 .q_type = m->type,
                                 .out_type = m->type,
-                                .heads = m->config.query_heads,
-                                .scale = 1.0f
-                                         / sqrtf((float) m->config.head_dim) };
+                                .heads = m->config.recipe.query_heads,
+                                .scale = m->config.recipe.attn_scale };
 }
 
 static inline const void *
 tr_model_cuda_head(const tr_model_cuda_t *m)
 {
-    return m->root.part[m->config.tied ? TR_PART_EMBED : TR_PART_HEAD];
+    return m->root.part[m->config.recipe.tied ? TR_PART_EMBED : TR_PART_HEAD];
 }
 
 /* ---- model_cuda_small_gemm.c: small-batch products (small_gemm.h) ---- */

@@ -12,6 +12,7 @@
  */
 #include "model_cuda.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "engine/config/log.h"
@@ -32,7 +33,7 @@ static tr_cuda_small_gemm_t
 gemm_of(const tr_model_cuda_t *m, tr_cuda_small_gemm_mode_t mode,
         tr_part_t part, uint32_t layer, uint32_t rows)
 {
-    tr_part_shape_t shape = tr_part_shape(&m->config, part);
+    tr_part_shape_t shape = tr_part_shape(&m->config.recipe, part, layer);
 
     return (tr_cuda_small_gemm_t){ .mode = mode,
                                    .rows = rows,
@@ -40,8 +41,8 @@ gemm_of(const tr_model_cuda_t *m, tr_cuda_small_gemm_mode_t mode,
                                    .k = shape.columns,
                                    .w = m->layers[layer].part[part],
                                    .squares = m->squares,
-                                   .norm_n = m->config.hidden,
-                                   .eps = m->config.norm_eps,
+                                   .norm_n = m->config.recipe.hidden,
+                                   .eps = m->config.recipe.norm_eps,
                                    .hidden = m->hidden,
                                    .ldh = m->ld_hidden,
                                    .squares_out = m->squares };
@@ -96,18 +97,18 @@ bool
 tr_model_cuda_small_gemm_rest(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
 {
     void *const *w = m->layers[layer].part;
-    bool last = layer + 1 == m->config.layers;
+    bool last = layer + 1 == m->config.recipe.layers;
     tr_cuda_small_gemm_t a[TR_CUDA_SMALL_GEMM_CHAIN];
     uint32_t n = 0;
 
     a[n] = gemm_residual(m, TR_PART_O, layer, rows, w[TR_PART_O_BIAS],
-                         w[TR_PART_POST_NORM]);
+                         w[TR_PART_MLP_NORM]);
     a[n].x = m->attn;
     a[n++].ldx = m->ld_attn;
     a[n++] = gemm_gate_up(m, layer, rows);
     a[n] = gemm_residual(m, TR_PART_DOWN, layer, rows, NULL,
                          last ? NULL
-                              : m->layers[layer + 1].part[TR_PART_INPUT_NORM]);
+                              : m->layers[layer + 1].part[TR_PART_ATTN_NORM]);
     a[n].x = m->mlp;
     a[n++].ldx = m->ld_mlp;
     if (!last) {
@@ -128,7 +129,7 @@ possible(const tr_model_cuda_t *m, uint32_t rows)
     bool fits = m->type == TR_BF16;
 
     for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
-        tr_part_shape_t s = tr_part_shape(&m->config, parts[i]);
+        tr_part_shape_t s = tr_part_shape(&m->config.recipe, parts[i], 0);
 
         fits = fits
                && m->cuda->small_gemm_fits(m->stream->device, s.rows, s.columns)
@@ -144,7 +145,8 @@ possible(const tr_model_cuda_t *m, uint32_t rows)
 static void *
 products_graph(tr_model_cuda_t *m, uint32_t rows, bool small_gemm)
 {
-    uint32_t layers = m->config.layers < LAYERS ? m->config.layers : LAYERS;
+    uint32_t layers = m->config.recipe.layers < LAYERS ? m->config.recipe.layers
+                                                       : LAYERS;
     void *graph = NULL;
 
     m->failed = NULL;
@@ -266,8 +268,8 @@ static bool
 left_agree(const tr_model_cuda_t *m, uint32_t rows, const left_t *x,
            const left_t *y)
 {
-    size_t n = m->config.hidden,
-           qkv = tr_part_shape(&m->config, TR_PART_QKV).rows;
+    size_t n = m->config.recipe.hidden,
+           qkv = tr_part_shape(&m->config.recipe, TR_PART_QKV, 0).rows;
     float *a = malloc(2 * rows * (n > qkv ? n : qkv) * sizeof(*a)), *b;
     bool ok = a != NULL;
 
@@ -276,7 +278,7 @@ left_agree(const tr_model_cuda_t *m, uint32_t rows, const left_t *x,
         size_t at = i / n * m->ld_hidden + i % n;
 
         a[i] = x->hidden[at];
-        a[i] += m->config.layers > LAYERS
+        a[i] += m->config.recipe.layers > LAYERS
                     ? 0
                     : tr_float_load(x->delta, at, TR_BF16);
         b[i] = y->hidden[at];

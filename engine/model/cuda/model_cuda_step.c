@@ -60,14 +60,14 @@ norm(tr_model_cuda_t *m, const tr_cuda_stream_t *stream, uint32_t rows,
      const void *delta, const float *bias, const void *weight)
 {
     tr_cuda_norm_t a = { .rows = rows,
-                         .n = m->config.hidden,
+                         .n = m->config.recipe.hidden,
                          .hidden = m->hidden,
                          .ldh = m->ld_hidden,
                          .delta = delta,
                          .ldd = m->ld_hidden,
                          .bias = bias,
                          .weight = weight,
-                         .eps = m->config.norm_eps,
+                         .eps = m->config.recipe.norm_eps,
                          .out = m->normed,
                          .ldo = m->ld_hidden,
                          .type = m->type };
@@ -123,7 +123,7 @@ before_attention(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
 {
     return m->small_gemm /* the chain before has made q, k and v */
            || (norm(m, m->stream, n, m->delta, NULL,
-                    m->layers[layer].part[TR_PART_INPUT_NORM])
+                    m->layers[layer].part[TR_PART_ATTN_NORM])
                && multiply_qkv(m, m->stream, layer, n));
 }
 
@@ -138,13 +138,13 @@ after_attention(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
     return multiply(m, m->stream, TR_PART_O, w[TR_PART_O], m->attn, m->ld_attn,
                     n, m->delta, m->ld_hidden)
            && norm(m, m->stream, n, m->delta, w[TR_PART_O_BIAS],
-                   w[TR_PART_POST_NORM])
+                   w[TR_PART_MLP_NORM])
            && multiply(m, m->stream, TR_PART_GATE_UP, w[TR_PART_GATE_UP],
                        m->normed, m->ld_hidden, n, m->gate_up, m->ld_gate_up)
            && launched(m,
                        m->cuda->silu_mul(m->stream, m->gate_up, m->ld_gate_up,
-                                         n, m->config.intermediate, m->type,
-                                         m->mlp, m->ld_mlp),
+                                         n, m->config.recipe.intermediate,
+                                         m->type, m->mlp, m->ld_mlp),
                        "silu_mul")
            && multiply(m, m->stream, TR_PART_DOWN, w[TR_PART_DOWN], m->mlp,
                        m->ld_mlp, n, m->delta, m->ld_hidden);
@@ -158,10 +158,10 @@ tr_model_cuda_products(tr_model_cuda_t *m, uint32_t layer, uint32_t rows,
 
     for (uint32_t i = 0; i < norms && ok; i++) {
         ok = norm(m, m->stream, rows, NULL, NULL,
-                  m->layers[layer].part[TR_PART_INPUT_NORM]);
+                  m->layers[layer].part[TR_PART_ATTN_NORM]);
     }
     return ok && after_attention(m, layer, rows)
-           && (layer + 1 == m->config.layers
+           && (layer + 1 == m->config.recipe.layers
                || before_attention(m, layer + 1, rows));
 }
 
@@ -238,7 +238,7 @@ attend(tr_model_cuda_t *m, const run_t *r, uint32_t layer)
 static bool
 layer(tr_model_cuda_t *m, const run_t *r, uint32_t l)
 {
-    const tr_model_config_t *c = &m->config;
+    const tr_recipe_t *c = &m->config.recipe;
     void *const *w = m->layers[l].part;
     uint32_t n = r->step->n_rows;
     size_t q = (size_t) c->query_heads * c->head_dim;
@@ -300,19 +300,19 @@ finish(tr_model_cuda_t *m, const int32_t *seq_slot, const run_t *r)
         uint32_t left = s->n_wishes - at;
         uint32_t n = left < m->logit_rows ? left : m->logit_rows;
         tr_cuda_norm_t last = { .rows = n,
-                                .n = m->config.hidden,
+                                .n = m->config.recipe.hidden,
                                 .hidden = m->hidden,
                                 .ldh = m->ld_hidden,
                                 .delta = m->small_gemm ? NULL : m->delta,
                                 .ldd = m->ld_hidden,
                                 .weight = m->root.part[TR_PART_FINAL_NORM],
-                                .eps = m->config.norm_eps,
+                                .eps = m->config.recipe.norm_eps,
                                 .gather = s->gather + at,
                                 .out = m->normed,
                                 .ldo = m->ld_hidden,
                                 .type = m->type };
         tr_cuda_sample_t sample = { .rows = n,
-                                    .vocab = m->config.vocab,
+                                    .vocab = m->config.recipe.vocab,
                                     .logits = m->logits,
                                     .ld = m->ld_logits,
                                     .wish = s->wish + at,
@@ -357,7 +357,7 @@ tr_attention_path_t
 tr_model_cuda_path(const tr_model_cuda_t *m, const tr_kv_policy_t *policy,
                    uint32_t base, uint32_t n_rows)
 {
-    bool fast = tr_model_cuda_fast(&m->config);
+    bool fast = tr_model_cuda_fast(&m->config.recipe);
 
     if (n_rows > 1) {
         return fast && base == 0 ? TR_ATTENTION_PROMPT : TR_ATTENTION_GENERIC;
@@ -410,8 +410,8 @@ void
 tr_model_cuda_begin(tr_model_cuda_t *m, const tr_cuda_step_t *step)
 {
     tr_cuda_embed_t embed = { .rows = step->n_rows,
-                              .vocab = m->config.vocab,
-                              .hidden = m->config.hidden,
+                              .vocab = m->config.recipe.vocab,
+                              .hidden = m->config.recipe.hidden,
                               .token = step->token,
                               .row_slot = step->row_slot,
                               .row_pos = step->row_pos,
@@ -428,10 +428,11 @@ tr_model_cuda_begin(tr_model_cuda_t *m, const tr_cuda_step_t *step)
         && launched(m,
                     m->cuda->rope_angles(&m->side.stream, step->row_pos,
                                          step->n_rows, m->inv_freq,
-                                         m->config.head_dim / 2, m->angles),
+                                         m->config.recipe.head_dim / 2,
+                                         m->angles),
                     "rope_angles")) {
         norm(m, &m->side.stream, step->n_rows, NULL, NULL,
-             m->layers[0].part[TR_PART_INPUT_NORM]);
+             m->layers[0].part[TR_PART_ATTN_NORM]);
     }
 }
 
@@ -476,7 +477,8 @@ tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
         }
     }
     side_end(m);
-    for (uint32_t l = 0; l < m->config.layers && m->failed == NULL; l++) {
+    for (uint32_t l = 0; l < m->config.recipe.layers && m->failed == NULL;
+         l++) {
         layer(m, &r, l);
     }
     if (m->failed == NULL) {

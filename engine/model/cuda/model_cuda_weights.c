@@ -39,9 +39,9 @@ typedef struct {
 /* ---- memory ------------------------------------------------------------- */
 
 static size_t
-part_bytes(const tr_model_config_t *c, tr_part_t part)
+part_bytes(const tr_recipe_t *r, tr_part_t part, uint32_t layer)
 {
-    tr_part_shape_t s = tr_part_shape(c, part);
+    tr_part_shape_t s = tr_part_shape(r, part, layer);
 
     return (size_t) s.rows * s.columns * (part < TR_PART_MATRICES ? 2 : 4);
 }
@@ -53,27 +53,29 @@ take(uint8_t *base, size_t *at, size_t bytes, void **out)
     *at += tr_pad(bytes, 256);
 }
 
+/* The parts of the model, or of a layer. */
+static void
+take_parts(const tr_recipe_t *r, uint8_t *base, size_t *at,
+           tr_cuda_parts_t *parts, bool layered, uint32_t layer)
+{
+    for (tr_part_t part = 0; part < TR_PARTS; part++) {
+        if (tr_part_layered(part) == layered) {
+            take(base, at, part_bytes(r, part, layer), &parts->part[part]);
+        }
+    }
+}
+
 /* Gives every part its place; without a base only counts. */
 static size_t
 layout(tr_model_cuda_t *m, uint8_t *base)
 {
+    const tr_recipe_t *r = &m->config.recipe;
     size_t at = 0;
 
-    for (int part = 0; part < TR_PARTS; part++) {
-        if (!tr_part_layered((tr_part_t) part)) {
-            take(base, &at, part_bytes(&m->config, (tr_part_t) part),
-                 &m->root.part[part]);
-        }
-    }
-    take(base, &at, m->config.head_dim / 2 * sizeof(float),
-         (void **) &m->inv_freq);
-    for (uint32_t l = 0; l < m->config.layers; l++) {
-        for (int part = 0; part < TR_PARTS; part++) {
-            if (tr_part_layered((tr_part_t) part)) {
-                take(base, &at, part_bytes(&m->config, (tr_part_t) part),
-                     &m->layers[l].part[part]);
-            }
-        }
+    take_parts(r, base, &at, &m->root, false, 0);
+    take(base, &at, r->head_dim / 2 * sizeof(float), (void **) &m->inv_freq);
+    for (uint32_t l = 0; l < r->layers; l++) {
+        take_parts(r, base, &at, &m->layers[l], true, l);
     }
     return at;
 }
@@ -147,7 +149,7 @@ say_progress(loader_t *l, uint64_t elements)
         l->said = now;
         tr_log(TR_LEVEL_NOTICE, "loading weights percent=%.0f",
                100.0 * (double) l->done
-                   / (double) tr_model_config_parameters(&l->m->config));
+                   / (double) tr_recipe_parameters(&l->m->config.recipe));
     }
 }
 
@@ -242,6 +244,7 @@ static tr_status_t
 choose_type(loader_t *l, const char *wish)
 {
     tr_model_tensor_t first;
+    uint32_t at = 0;
     const tr_tensor_t *tensor;
     tr_status_t rc;
 
@@ -249,7 +252,7 @@ choose_type(loader_t *l, const char *wish)
     if (strcmp(wish, "auto") != 0 || l->st == NULL) {
         return TR_OK;
     }
-    tr_model_tensor(&l->m->config, 0, &first);
+    tr_model_tensor_next(&l->m->config, &at, &first);
     rc = tr_model_tensor_find(l->st, &first, &tensor, l->err);
     if (rc == TR_OK && tensor->dtype != TR_BF16) {
         l->m->type = TR_F16;
@@ -260,14 +263,15 @@ choose_type(loader_t *l, const char *wish)
 static tr_status_t
 load_all(loader_t *l)
 {
-    const tr_model_config_t *c = &l->m->config;
+    const tr_recipe_t *c = &l->m->config.recipe;
     tr_model_tensor_t t;
     tr_status_t rc = TR_OK;
+    uint32_t at = 0;
     float *angles = (float *) next_stage(l);
 
-    tr_model_config_rope(c, angles);
+    tr_recipe_rope(c, 0, angles);
     rc = send(l, l->m->inv_freq, TR_F32, TR_F32, c->head_dim / 2);
-    for (uint32_t i = 0; rc == TR_OK && tr_model_tensor(c, i, &t); i++) {
+    while (rc == TR_OK && tr_model_tensor_next(&l->m->config, &at, &t)) {
         rc = t.part < TR_PART_MATRICES ? load_matrix(l, &t)
                                        : load_vector(l, &t);
     }
@@ -325,7 +329,7 @@ close_loader(loader_t *l)
 static tr_status_t
 take_weights(tr_model_cuda_t *m, tr_error_t *err)
 {
-    m->layers = calloc(m->config.layers, sizeof(m->layers[0]));
+    m->layers = calloc(m->config.recipe.layers, sizeof(m->layers[0]));
     if (m->layers == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "model", "out of memory");
     }

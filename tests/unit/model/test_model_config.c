@@ -72,6 +72,23 @@ load(const char *config, const char *generation)
     "\"num_hidden_layers\":2,\"num_attention_heads\":4"
 #define LLAMA(more) "{\"model_type\":\"llama\"," SHAPE more "}"
 
+/* All layers are alike. */
+static void
+check_layers(const tr_model_config_t *c, uint32_t biases, tr_qk_norm_t qk_norm,
+             uint32_t reach)
+{
+    for (uint32_t l = 0; l < c->recipe.layers; l++) {
+        const tr_layer_recipe_t *r = &c->recipe.layer[l];
+
+        assert_int_equal(r->norms, TR_NORM_PRE_ATTN | TR_NORM_PRE_MLP);
+        assert_int_equal(r->biases, biases);
+        assert_int_equal(r->qk_norm, qk_norm);
+        assert_int_equal(r->act, TR_ACT_SILU);
+        assert_int_equal(r->rope, 0);
+        assert_int_equal(r->reach, reach);
+    }
+}
+
 static void
 test_llama(void **state)
 {
@@ -79,19 +96,26 @@ test_llama(void **state)
 
     (void) state;
     assert_string_equal(c.model_type, "llama");
-    assert_true(c.vocab == 1000 && c.hidden == 256 && c.intermediate == 512);
-    assert_true(c.layers == 2 && c.query_heads == 4 && c.kv_heads == 4);
-    assert_true(c.head_dim == 64 && c.max_positions == 2048);
-    assert_true(!c.tied && !c.qkv_bias && !c.o_bias && !c.qk_norm);
-    assert_true(c.rope == TR_ROPE_DEFAULT && c.rope_theta == 10000);
+    assert_true(c.recipe.vocab == 1000 && c.recipe.hidden == 256
+                && c.recipe.intermediate == 512);
+    assert_true(c.recipe.layers == 2 && c.recipe.query_heads == 4
+                && c.recipe.kv_heads == 4);
+    assert_true(c.recipe.head_dim == 64 && c.recipe.max_positions == 2048);
+    assert_true(!c.recipe.tied && c.recipe.attn_scale == 0.125f);
+    check_layers(&c, 0, TR_QK_NORM_NONE, 0);
+    assert_true(c.recipe.n_ropes == 1);
+    assert_true(c.recipe.rope[0].type == TR_ROPE_DEFAULT
+                && c.recipe.rope[0].theta == 10000);
     assert_true(c.n_eos == 0 && c.bos == -1);
     c = load(LLAMA(",\"attention_bias\":true,\"tie_word_embeddings\":true,"
                    "\"num_key_value_heads\":2,\"rope_scaling\":null,"
                    "\"head_dim\":128,\"rms_norm_eps\":1e-5,"
                    "\"bos_token_id\":7,\"eos_token_id\":[5,6,5]"),
              "{\"eos_token_id\":[6,9]}");
-    assert_true(c.qkv_bias && c.o_bias && c.tied && c.kv_heads == 2);
-    assert_true(c.head_dim == 128 && c.norm_eps == 1e-5f && c.bos == 7);
+    check_layers(&c, TR_BIAS_QKV | TR_BIAS_O, TR_QK_NORM_NONE, 0);
+    assert_true(c.recipe.tied && c.recipe.kv_heads == 2);
+    assert_true(c.recipe.head_dim == 128 && c.recipe.norm_eps == 1e-5f
+                && c.bos == 7);
     assert_true(c.n_eos == 3 && c.eos[0] == 5 && c.eos[1] == 6
                 && c.eos[2] == 9);
 }
@@ -106,23 +130,31 @@ test_families(void **state)
              "\"use_sliding_window\":false,\"rope_theta\":1000000.0,"
              "\"max_position_embeddings\":32768}",
              NULL);
-    assert_true(c.qkv_bias && !c.o_bias && !c.qk_norm);
-    assert_true(c.sliding_window == 0 && c.max_positions == 32768);
-    assert_true(c.rope_theta == 1e6);
+    check_layers(&c, TR_BIAS_QKV, TR_QK_NORM_NONE, 0);
+    assert_true(c.recipe.max_positions == 32768);
+    assert_true(c.recipe.rope[0].theta == 1e6);
+    /* its biases are not switched */
+    c = load("{\"model_type\":\"qwen2\"," SHAPE ",\"attention_bias\":true}",
+             NULL);
+    check_layers(&c, TR_BIAS_QKV, TR_QK_NORM_NONE, 0);
     c = load("{\"model_type\":\"qwen3\"," SHAPE ",\"head_dim\":128}", NULL);
-    assert_true(!c.qkv_bias && c.qk_norm && c.head_dim == 128);
+    check_layers(&c, 0, TR_QK_NORM_HEAD, 0);
+    assert_true(c.recipe.head_dim == 128);
     c = load("{\"model_type\":\"mistral\"," SHAPE ",\"sliding_window\":null,"
              "\"max_position_embeddings\":32768}",
              NULL);
-    assert_true(c.sliding_window == 0 && c.max_positions == 32768);
+    check_layers(&c, 0, TR_QK_NORM_NONE, 0);
+    assert_true(c.recipe.max_positions == 32768);
     c = load("{\"model_type\":\"mistral\"," SHAPE ",\"sliding_window\":4096,"
              "\"max_position_embeddings\":32768}",
              NULL);
-    assert_true(c.sliding_window == 4096 && c.max_positions == 4096);
+    check_layers(&c, 0, TR_QK_NORM_NONE, 4096);
+    assert_true(c.recipe.max_positions == 4096);
     c = load("{\"model_type\":\"mistral\"," SHAPE ",\"sliding_window\":32768,"
              "\"max_position_embeddings\":32768}",
              NULL);
-    assert_true(c.sliding_window == 0 && c.max_positions == 32768);
+    check_layers(&c, 0, TR_QK_NORM_NONE, 0);
+    assert_true(c.recipe.max_positions == 32768);
 }
 
 /* Llama 3.1's values in both spellings, and its published frequencies. */
@@ -140,15 +172,17 @@ test_rope(void **state)
               "\"rope_type\":\"llama3\"}"),
     };
     tr_model_config_t c;
+    const tr_rope_t *t;
     float f[64];
 
     (void) state;
     for (int i = 0; i < 2; i++) {
         c = load(spellings[i], NULL);
-        assert_true(c.rope == TR_ROPE_LLAMA3 && c.rope_theta == 500000
-                    && c.rope_factor == 8 && c.rope_low == 1 && c.rope_high == 4
-                    && c.rope_original == 8192);
-        tr_model_config_rope(&c, f);
+        t = &c.recipe.rope[0];
+        assert_true(t->type == TR_ROPE_LLAMA3 && t->theta == 500000
+                    && t->factor == 8 && t->low == 1 && t->high == 4
+                    && t->original == 8192);
+        tr_recipe_rope(&c.recipe, 0, f);
         assert_true(f[0] == 1);
         /* wavelengths 2048 and 8192 divide the three ranges: 28 is kept
          * (1963), 29 blended (2410), 35 stretched (8236) */
@@ -165,12 +199,12 @@ test_rope(void **state)
     }
     c = load(LLAMA(",\"rope_scaling\":{\"type\":\"linear\",\"factor\":4}"),
              NULL);
-    tr_model_config_rope(&c, f);
-    assert_true(c.rope == TR_ROPE_LINEAR && f[0] == 0.25f);
+    tr_recipe_rope(&c.recipe, 0, f);
+    assert_true(t->type == TR_ROPE_LINEAR && f[0] == 0.25f);
     c = load(LLAMA(",\"rope_parameters\":{\"rope_type\":\"default\","
                    "\"rope_theta\":5e5}"),
              NULL);
-    assert_true(c.rope == TR_ROPE_DEFAULT && c.rope_theta == 5e5);
+    assert_true(t->type == TR_ROPE_DEFAULT && t->theta == 5e5);
 }
 
 static void
@@ -183,7 +217,7 @@ test_pocket(void **state)
     assert_int_equal(tr_model_config_load("models/pocket", &c, &err), TR_OK);
     assert_true(c.n_eos == 2 && c.eos[0] == 4 && c.eos[1] == 1);
     /* two bytes each, by the index file */
-    assert_int_equal(tr_model_config_parameters(&c), 28324608 / 2);
+    assert_int_equal(tr_recipe_parameters(&c.recipe), 28324608 / 2);
 }
 
 /* Two layers, four heads of 64: 2048 bytes of keys and values a token. */
@@ -193,14 +227,14 @@ test_len(void **state)
     tr_model_config_t c = load(LLAMA(""), NULL);
 
     (void) state;
-    assert_int_equal(tr_model_config_len(&c, 0, 0), 2048);
-    assert_int_equal(tr_model_config_len(&c, 100, 0), 100);
-    assert_int_equal(tr_model_config_len(&c, 0, 2048 * 2048), 2048);
-    assert_int_equal(tr_model_config_len(&c, 0, 2048 * 2048 - 1), 2048);
-    assert_int_equal(tr_model_config_len(&c, 0, 2048 * 2047 - 1), 2047);
-    assert_int_equal(tr_model_config_len(&c, 100, 2048 * 50), 51);
-    assert_int_equal(tr_model_config_len(&c, 0, 1), 1);
-    assert_int_equal(tr_model_config_len(&c, 0, UINT64_MAX), 2048);
+    assert_int_equal(tr_recipe_len(&c.recipe, 0, 0), 2048);
+    assert_int_equal(tr_recipe_len(&c.recipe, 100, 0), 100);
+    assert_int_equal(tr_recipe_len(&c.recipe, 0, 2048 * 2048), 2048);
+    assert_int_equal(tr_recipe_len(&c.recipe, 0, 2048 * 2048 - 1), 2048);
+    assert_int_equal(tr_recipe_len(&c.recipe, 0, 2048 * 2047 - 1), 2047);
+    assert_int_equal(tr_recipe_len(&c.recipe, 100, 2048 * 50), 51);
+    assert_int_equal(tr_recipe_len(&c.recipe, 0, 1), 1);
+    assert_int_equal(tr_recipe_len(&c.recipe, 0, UINT64_MAX), 2048);
 }
 
 #define HEADS(h)                                                              \

@@ -52,7 +52,7 @@ ok(const bed_t *b, int rc)
 static void
 open_manager(bed_t *b)
 {
-    const tr_model_config_t *c = &b->model->config;
+    const tr_recipe_t *c = &b->model->config.recipe;
     tr_kv_config_t kv = {
         .layers = c->layers,
         .lists = c->kv_heads,
@@ -374,9 +374,9 @@ test_ways(void **state)
 
     (void) state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        tr_model_cuda_t m = { .config = { .head_dim = cases[i].dim,
-                                          .query_heads = cases[i].heads,
-                                          .kv_heads = cases[i].lists } };
+        tr_model_cuda_t m = { .config.recipe = { .head_dim = cases[i].dim,
+                                                 .query_heads = cases[i].heads,
+                                                 .kv_heads = cases[i].lists } };
         tr_kv_policy_t *p;
         tr_error_t err;
 

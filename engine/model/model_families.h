@@ -1,0 +1,67 @@
+/*
+ * What is peculiar to a family of models: one row of a table each.
+ *
+ * The only readers are model_config.c (keys, layers) and model_tensors.c (names
+ * of tensors).  How to add a family: model_families.c.
+ */
+#ifndef TR_MODEL_FAMILIES_H
+#define TR_MODEL_FAMILIES_H
+
+#include "model_config.h"
+
+/* What a key of config.json may hold; null counts as absent. */
+typedef enum {
+    TR_KEY_UINT,  /* an integer from min to max */
+    TR_KEY_FLOAT, /* a number from min to max */
+    TR_KEY_BOOL,  /* true or false */
+    TR_KEY_TOKEN, /* a token id, -1 when absent */
+    TR_KEY_ACT,   /* the name of the activation in the family's row, no other */
+    TR_KEY_FALSE, /* false: we have nothing for true */
+    TR_KEY_ABSENT, /* nothing at all */
+} tr_config_kind_t;
+
+typedef struct {
+    const char *name;
+    tr_config_kind_t kind;
+    uint32_t at; /* UINT, FLOAT, BOOL, TOKEN: offset in tr_model_config_t */
+    double otherwise;   /* UINT, FLOAT: when absent; < 0: it must be there */
+    double min, max;    /* UINT, FLOAT */
+    const char *reason; /* ABSENT: what is wrong and what was expected */
+} tr_config_key_t;
+
+/* Which rows of its part a tensor is. */
+typedef enum {
+    TR_ROWS_ALL,
+    TR_ROWS_FIRST_HALF,
+    TR_ROWS_SECOND_HALF,
+    TR_ROWS_QUERIES,
+    TR_ROWS_KEYS,
+    TR_ROWS_VALUES
+} tr_tensor_rows_t;
+
+typedef struct {
+    tr_part_t part;
+    const char *name; /* of a layer's part: behind "model.layers.N." */
+    tr_tensor_rows_t rows;
+} tr_tensor_name_t;
+
+typedef struct tr_family {
+    const char *model_type;
+    tr_layer_recipe_t layer; /* every layer, before fold */
+    bool always_slides;      /* sliding_window counts unless use_sliding_window
+                              * is false; else only where that is true */
+    const tr_config_key_t *keys; /* up to a name NULL */
+    /* of the model, then of a layer, in the order of loading; up to a name NULL */
+    const tr_tensor_name_t *tensors;
+    /* NULL, or what no row can say: called when keys are read, layers filled */
+    void (*fold)(tr_model_config_t *c);
+} tr_family_t;
+
+/* NULL: there is none of that name. */
+const tr_family_t *tr_family_find(const char *model_type);
+
+/* "a, b or c" of all there are. */
+#define TR_FAMILY_NAMES 256
+void tr_family_names(char text[TR_FAMILY_NAMES]);
+
+#endif

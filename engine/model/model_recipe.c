@@ -1,0 +1,348 @@
+/*
+ * model_recipe.h: what follows from a recipe, its words for people, and what a
+ * backend cannot run of it.
+ */
+#include "model_recipe.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/config/log.h"
+
+/* ---- names, by bit or by value ------------------------------------------- */
+
+#define NAMES_MAX 4
+
+static const char *const norm_names[NAMES_MAX] = { "pre_attn", "post_attn",
+                                                   "pre_mlp", "post_mlp" };
+static const char *const bias_names[NAMES_MAX] = { "qkv", "o", "mlp" };
+static const char *const qk_norm_names[NAMES_MAX] = { "none", "head", "row" };
+static const char *const act_names[NAMES_MAX] = { "silu", "gelu_pytorch_tanh" };
+static const char *const rope_names[NAMES_MAX] = { "default", "linear",
+                                                   "llama3" };
+
+#define NAMED 64 /* bytes of all names of a set */
+
+/* The names of a set of bits, commas between; "none" of no bits. */
+static void
+name_set(const char *const names[NAMES_MAX], uint32_t bits, char text[NAMED])
+{
+    size_t n = 0;
+
+    for (uint32_t i = 0; i < NAMES_MAX; i++) {
+        if (bits >> i & 1) {
+            n += (size_t) snprintf(text + n, NAMED - n, "%s%s", n ? ", " : "",
+                                   names[i]);
+        }
+    }
+    if (n == 0) {
+        snprintf(text, NAMED, "none");
+    }
+}
+
+const char *
+tr_act_name(tr_act_t act)
+{
+    return act_names[act];
+}
+
+/* ---- parts --------------------------------------------------------------- */
+
+tr_part_shape_t
+tr_part_shape(const tr_recipe_t *r, tr_part_t part, uint32_t layer)
+{
+    const tr_layer_recipe_t *l = &r->layer[layer];
+    const tr_part_shape_t none = { 0, 0 };
+    uint32_t q = r->query_heads * r->head_dim, kv = r->kv_heads * r->head_dim;
+
+    switch (part) {
+    case TR_PART_EMBED:
+        return (tr_part_shape_t){ r->vocab, r->hidden };
+    case TR_PART_HEAD:
+        return r->tied ? none : (tr_part_shape_t){ r->vocab, r->hidden };
+    case TR_PART_QKV:
+        return (tr_part_shape_t){ q + 2 * kv, r->hidden };
+    case TR_PART_O:
+        return (tr_part_shape_t){ r->hidden, q };
+    case TR_PART_GATE_UP:
+        return (tr_part_shape_t){ 2 * r->intermediate, r->hidden };
+    case TR_PART_DOWN:
+        return (tr_part_shape_t){ r->hidden, r->intermediate };
+    case TR_PART_FINAL_NORM:
+    case TR_PART_ATTN_NORM:
+    case TR_PART_MLP_NORM:
+        return (tr_part_shape_t){ r->hidden, 1 };
+    case TR_PART_Q_NORM:
+    case TR_PART_K_NORM:
+        return l->qk_norm == TR_QK_NORM_HEAD
+                   ? (tr_part_shape_t){ r->head_dim, 1 }
+                   : none;
+    case TR_PART_QKV_BIAS:
+        return l->biases & TR_BIAS_QKV ? (tr_part_shape_t){ q + 2 * kv, 1 }
+                                       : none;
+    case TR_PART_O_BIAS:
+        return l->biases & TR_BIAS_O ? (tr_part_shape_t){ r->hidden, 1 } : none;
+    case TR_PARTS:
+        break;
+    }
+    return none;
+}
+
+uint64_t
+tr_recipe_parameters(const tr_recipe_t *r)
+{
+    uint64_t sum = 0;
+
+    for (tr_part_t part = 0; part < TR_PARTS; part++) {
+        uint32_t n = tr_part_layered(part) ? r->layers : 1;
+
+        for (uint32_t l = 0; l < n; l++) {
+            tr_part_shape_t s = tr_part_shape(r, part, l);
+
+            sum += (uint64_t) s.rows * s.columns;
+        }
+    }
+    return sum;
+}
+
+/* ---- lengths ------------------------------------------------------------- */
+
+uint32_t
+tr_recipe_reach(const tr_recipe_t *r)
+{
+    uint32_t shortest = 0;
+
+    for (uint32_t l = 0; l < r->layers; l++) {
+        uint32_t reach = r->layer[l].reach;
+
+        if (reach != 0 && (shortest == 0 || reach < shortest)) {
+            shortest = reach;
+        }
+    }
+    return shortest;
+}
+
+uint32_t
+tr_recipe_len(const tr_recipe_t *r, uint32_t asked, uint64_t kv_memory)
+{
+    uint64_t token = (uint64_t) r->layers * r->kv_heads * r->head_dim * 4;
+    uint32_t len = asked != 0 ? asked : r->max_positions;
+
+    return kv_memory == 0 || kv_memory / token >= len
+               ? len
+               : (uint32_t) (kv_memory / token) + 1;
+}
+
+/* ---- rotary frequencies -------------------------------------------------- */
+
+/* Llama 3.1: long wavelengths are stretched by `factor`, short ones kept,
+ * those between are blended. */
+static double
+llama3_frequency(const tr_rope_t *t, double f)
+{
+    double wavelength = 2 * M_PI / f;
+    double smooth;
+
+    if (wavelength < t->original / t->high) {
+        return f;
+    }
+    if (wavelength > t->original / t->low) {
+        return f / t->factor;
+    }
+    smooth = (t->original / wavelength - t->low) / (t->high - t->low);
+    return (1 - smooth) * f / t->factor + smooth * f;
+}
+
+void
+tr_recipe_rope(const tr_recipe_t *r, uint32_t table, float *inv_freq)
+{
+    const tr_rope_t *t = &r->rope[table];
+
+    for (uint32_t i = 0; i < r->head_dim / 2; i++) {
+        double f = pow(t->theta, -2.0 * i / r->head_dim);
+
+        if (t->type == TR_ROPE_LINEAR) {
+            f /= t->factor;
+        } else if (t->type == TR_ROPE_LLAMA3) {
+            f = llama3_frequency(t, f);
+        }
+        inv_freq[i] = (float) f;
+    }
+}
+
+/* ---- for people ---------------------------------------------------------- */
+
+typedef struct {
+    char *text;
+    size_t n;
+} page_t;
+
+/* What does not fit is left out. */
+__attribute__((format(printf, 2, 3))) static void
+print(page_t *p, const char *format, ...)
+{
+    size_t room = TR_RECIPE_TEXT - p->n;
+    va_list args;
+    int n;
+
+    va_start(args, format);
+    n = vsnprintf(p->text + p->n, room, format, args);
+    va_end(args);
+    p->n += n < 0 ? 0 : (size_t) n < room ? (size_t) n : room - 1;
+}
+
+static bool
+layers_alike(const tr_layer_recipe_t *a, const tr_layer_recipe_t *b)
+{
+    return a->norms == b->norms && a->biases == b->biases
+           && a->qk_norm == b->qk_norm && a->act == b->act && a->rope == b->rope
+           && a->reach == b->reach;
+}
+
+static void
+print_layers(page_t *p, const tr_recipe_t *r, uint32_t first, uint32_t last)
+{
+    const tr_layer_recipe_t *l = &r->layer[first];
+    char norms[NAMED], biases[NAMED];
+
+    name_set(norm_names, l->norms, norms);
+    name_set(bias_names, l->biases, biases);
+    print(p, first == last ? "layer %u" : "layers %u to %u", first, last);
+    print(p, ": norms %s; qk_norm %s; biases %s; act %s", norms,
+          qk_norm_names[l->qk_norm], biases, act_names[l->act]);
+    if (l->rope == TR_ROPE_NONE) {
+        print(p, "; no rope");
+    } else {
+        print(p, "; rope %u", l->rope);
+    }
+    if (l->reach != 0) {
+        print(p, "; reach %u", l->reach);
+    }
+    print(p, "\n");
+}
+
+static void
+print_rope(page_t *p, const tr_recipe_t *r, uint32_t i)
+{
+    const tr_rope_t *t = &r->rope[i];
+
+    print(p, "rope %u: %s, theta %g", i, rope_names[t->type], t->theta);
+    if (t->type != TR_ROPE_DEFAULT) {
+        print(p, ", factor %g", t->factor);
+    }
+    if (t->type == TR_ROPE_LLAMA3) {
+        print(p, ", low %g, high %g, original %u", t->low, t->high,
+              t->original);
+    }
+    print(p, "\n");
+}
+
+void
+tr_recipe_describe(const tr_recipe_t *r, char text[TR_RECIPE_TEXT])
+{
+    page_t p = { text, 0 };
+    uint32_t first = 0;
+
+    print(&p,
+          "model: %u layers, hidden %u, mlp %u, %u query heads on %u KV heads "
+          "of %u, vocabulary %u, %s head, %u positions, %" PRIu64
+          " parameters\n",
+          r->layers, r->hidden, r->intermediate, r->query_heads, r->kv_heads,
+          r->head_dim, r->vocab, r->tied ? "tied" : "own", r->max_positions,
+          tr_recipe_parameters(r));
+    for (uint32_t l = 0; l < r->layers; l++) {
+        if (l + 1 == r->layers
+            || !layers_alike(&r->layer[first], &r->layer[l + 1])) {
+            print_layers(&p, r, first, l);
+            first = l + 1;
+        }
+    }
+    for (uint32_t i = 0; i < r->n_ropes; i++) {
+        print_rope(&p, r, i);
+    }
+}
+
+/* ---- what a backend cannot run ------------------------------------------- */
+
+static tr_status_t
+refuse(const tr_recipe_support_t *can, uint32_t layer, const char *what,
+       const char *has, const char *expected, tr_error_t *err)
+{
+    return tr_error_set(err, TR_ERR_UNSUPPORTED, "model",
+                        "backend %s: layer %u of the model has %s %s, expected "
+                        "%s",
+                        can->name, layer, what, has, expected);
+}
+
+static tr_status_t
+check_choices(const tr_layer_recipe_t *l, uint32_t layer,
+              const tr_recipe_support_t *can, tr_error_t *err)
+{
+    const struct {
+        const char *what;
+        const char *const *names;
+        uint32_t has, may;
+        bool right;
+    } choices[] = {
+        { "norms", norm_names, l->norms, can->norms, l->norms == can->norms },
+        { "biases", bias_names, l->biases, can->biases,
+          (l->biases & ~can->biases) == 0 },
+        { "qk_norm", qk_norm_names, 1u << l->qk_norm, can->qk_norms,
+          can->qk_norms >> l->qk_norm & 1 },
+        { "act", act_names, 1u << l->act, can->acts, can->acts >> l->act & 1 },
+    };
+
+    for (size_t i = 0; i < sizeof(choices) / sizeof(choices[0]); i++) {
+        char has[NAMED], may[NAMED];
+
+        if (!choices[i].right) {
+            name_set(choices[i].names, choices[i].has, has);
+            name_set(choices[i].names, choices[i].may, may);
+            return refuse(can, layer, choices[i].what, has, may, err);
+        }
+    }
+    return TR_OK;
+}
+
+static tr_status_t
+check_layer(const tr_recipe_t *r, uint32_t layer,
+            const tr_recipe_support_t *can, tr_error_t *err)
+{
+    const tr_layer_recipe_t *l = &r->layer[layer];
+    tr_status_t rc = check_choices(l, layer, can, err);
+    char has[NAMED], may[NAMED];
+
+    if (rc == TR_OK && l->rope != 0) {
+        snprintf(has, sizeof(has), l->rope == TR_ROPE_NONE ? "none" : "%u",
+                 l->rope);
+        rc = refuse(can, layer, "rope", has, "0", err);
+    }
+    if (rc == TR_OK && l->reach != 0 && l->reach < r->max_positions) {
+        snprintf(has, sizeof(has), "%u", l->reach);
+        snprintf(may, sizeof(may), "at least the %u positions of a sequence",
+                 r->max_positions);
+        rc = refuse(can, layer, "reach", has, may, err);
+    }
+    return rc;
+}
+
+tr_status_t
+tr_recipe_check(const tr_recipe_t *r, const tr_recipe_support_t *can,
+                tr_error_t *err)
+{
+    tr_status_t rc = TR_OK;
+
+    if (r->n_ropes != 1) {
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "model",
+                            "backend %s: the model has %u tables of rotary "
+                            "frequencies, expected 1",
+                            can->name, r->n_ropes);
+    }
+    for (uint32_t l = 0; rc == TR_OK && l < r->layers; l++) {
+        rc = check_layer(r, l, can, err);
+    }
+    return rc;
+}
