@@ -29,6 +29,8 @@
 #include "engine/transport/listener.h"
 #include "engine/config/log.h"
 #include "engine/scheduler/loop.h"
+#include "engine/model/cpu/model.h"
+#include "engine/model/cuda/model_cuda.h"
 #include "engine/model/model_config.h"
 #include "engine/api/openai.h"
 #include "engine/redis/reporter.h"
@@ -367,8 +369,22 @@ check_device(const tr_config_t *config, tr_error_t *err)
                        : rc;
 }
 
+/* What the model is, for people, and whether the backend can run it. */
+static tr_status_t
+check_recipe(const tr_config_t *config, const tr_recipe_t *recipe, FILE *out,
+             tr_error_t *err)
+{
+    char text[TR_RECIPE_TEXT];
+
+    tr_recipe_describe(recipe, text);
+    fputs(text, out);
+    return strcmp(config->backend, "cuda") == 0
+               ? tr_model_cuda_check(recipe, err)
+               : tr_model_check(recipe, err);
+}
+
 tr_status_t
-tr_engine_check(const tr_config_t *config, tr_error_t *err)
+tr_engine_check(const tr_config_t *config, FILE *out, tr_error_t *err)
 {
     tr_chat_template_t chat_template;
     tr_tokenizer_t *tokenizer = NULL;
@@ -384,6 +400,9 @@ tr_engine_check(const tr_config_t *config, tr_error_t *err)
         return rc;
     }
     rc = tr_model_config_load(config->model, &model, err);
+    if (rc == TR_OK) {
+        rc = check_recipe(config, &model.recipe, out, err);
+    }
     if (rc == TR_OK) {
         rc = check_policies(config, &model, err);
     }

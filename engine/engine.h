@@ -7,6 +7,8 @@
 #ifndef TR_ENGINE_H
 #define TR_ENGINE_H
 
+#include <stdio.h>
+
 #include "engine/config/config.h"
 
 typedef struct tr_engine tr_engine_t;
@@ -27,7 +29,9 @@ void tr_engine_stop(tr_engine_t *e);
  * is to end it as any other does, but not with success. */
 bool tr_engine_lost(const tr_engine_t *e);
 
-/* Reads what a start would read, headers only, and says what is wrong. */
-tr_status_t tr_engine_check(const tr_config_t *config, tr_error_t *err);
+/* Reads what a start would read, headers only, and says what is wrong; what the
+ * model is goes to out. */
+tr_status_t tr_engine_check(const tr_config_t *config, FILE *out,
+                            tr_error_t *err);
 
 #endif

@@ -315,7 +315,7 @@ main(int argc, char **argv)
         return EXIT_USAGE;
     }
     if (wishes.check) {
-        rc = tr_engine_check(&config, &err);
+        rc = tr_engine_check(&config, stdout, &err);
         if (rc == TR_OK) {
             printf("configuration and model %s are fine\n", config.model);
         }
