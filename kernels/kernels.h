@@ -24,6 +24,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "act.h"
 #include "kv_layout.h"
 
 #define TR_KERNEL_OK 0
@@ -353,15 +354,20 @@ struct tr_kernels {
     int (*rope)(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
                 uint32_t heads, uint32_t head_dim, const float *angles);
 
-    /* out[r][i] = silu(x[r][i]) * x[r][n + i], i < n. */
-    int (*silu_mul)(const tr_stream_t *s, const float *x, size_t ldx,
-                    uint32_t rows, uint32_t n, float *out, size_t ldo);
+    /* Bits 1 << tr_act_t: what act_mul and gated know. */
+    uint32_t acts;
 
-    /* matmul by m, then silu_mul of what came, n = m->n / 2: the same bits, but
+    /* out[r][i] = act(x[r][i]) * x[r][n + i], i < n. */
+    int (*act_mul)(const tr_stream_t *s, tr_act_t act, const float *x,
+                   size_t ldx, uint32_t rows, uint32_t n, float *out,
+                   size_t ldo);
+
+    /* matmul by m, then act_mul of what came, n = m->n / 2: the same bits, but
      * what is between them stays in the core that made it.  For few rows: at
      * most TR_GATED_ROWS; n: a multiple of TR_COL_PAD. */
-    int (*gated)(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
-                 size_t ldx, uint32_t rows, float *out, size_t ldo);
+    int (*gated)(const tr_stream_t *s, tr_act_t act, const tr_matrix_t *m,
+                 const float *x, size_t ldx, uint32_t rows, float *out,
+                 size_t ldo);
 
     /* Stores the step's keys (before RoPE) and values, [rows][lists *
      * head_dim] each, for which pages are reserved.  A row at position p:

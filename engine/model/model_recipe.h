@@ -28,6 +28,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/act.h"
 #include <tokenring/error.h>
 
 #define TR_LAYERS_MAX 1024u
@@ -50,13 +51,10 @@
  * [head_dim], or all heads of a row at once, weight [heads * head_dim]. */
 typedef enum { TR_QK_NORM_NONE, TR_QK_NORM_HEAD, TR_QK_NORM_ROW } tr_qk_norm_t;
 
-/* Of the MLP's gate; GELU by its approximation with tanh. */
-typedef enum { TR_ACT_SILU, TR_ACT_GELU_TANH } tr_act_t;
-
 typedef struct {
     uint8_t norms, biases; /* bits */
     uint8_t qk_norm;       /* tr_qk_norm_t */
-    uint8_t act;           /* tr_act_t */
+    uint8_t act;           /* tr_act_t, of the MLP's gate */
     uint8_t rope;          /* index of a table, or TR_ROPE_NONE */
     uint32_t reach;        /* positions that a query sees, its own included;
                             * 0: all */

@@ -7,6 +7,12 @@
 #include <pthread.h>
 #include <string.h>
 
+static tr_act_row_f
+act_row(const tr_act_row_f rows[TR_ACTS], tr_act_t act)
+{
+    return (unsigned) act < TR_ACTS ? rows[act] : NULL;
+}
+
 /* Launchers that differ only in the inner function they are given. */
 #define BACKEND(isa, panel, silu, codec, tile)                                 \
     static int matmul_##isa(const tr_stream_t *s, const tr_matrix_t *m,        \
@@ -23,17 +29,22 @@
         return tr_cpu_rmsnorm(s, x, ldx, rows, heads, n, weight, eps, y, ldy,  \
                               tr_norm_row_##isa);                              \
     }                                                                          \
-    static int silu_mul_##isa(const tr_stream_t *s, const float *x,            \
-                              size_t ldx, uint32_t rows, uint32_t n,           \
-                              float *out, size_t ldo)                          \
+    static const tr_act_row_f act_rows_##isa[TR_ACTS] = {                      \
+        [TR_ACT_SILU] = silu                                                   \
+    };                                                                         \
+    static int act_mul_##isa(const tr_stream_t *s, tr_act_t act,               \
+                             const float *x, size_t ldx, uint32_t rows,        \
+                             uint32_t n, float *out, size_t ldo)               \
     {                                                                          \
-        return tr_cpu_silu_mul(s, x, ldx, rows, n, out, ldo, silu);            \
+        return tr_cpu_act_mul(s, x, ldx, rows, n, out, ldo,                    \
+                              act_row(act_rows_##isa, act));                   \
     }                                                                          \
-    static int gated_##isa(const tr_stream_t *s, const tr_matrix_t *m,         \
-                           const float *x, size_t ldx, uint32_t rows,          \
-                           float *out, size_t ldo)                             \
+    static int gated_##isa(const tr_stream_t *s, tr_act_t act,                 \
+                           const tr_matrix_t *m, const float *x, size_t ldx,   \
+                           uint32_t rows, float *out, size_t ldo)              \
     {                                                                          \
-        return tr_cpu_gated(s, m, x, ldx, rows, out, ldo, panel, silu);        \
+        return tr_cpu_gated(s, m, x, ldx, rows, out, ldo, panel,               \
+                            act_row(act_rows_##isa, act));                     \
     }                                                                          \
     static int kv_append_##isa(const tr_stream_t *s, const tr_kv_view_t *kv,   \
                                uint32_t layer, const tr_rows_t *rows,          \
@@ -67,7 +78,8 @@
         .rmsnorm = rmsnorm_##isa,                                              \
         .rope_angles = tr_cpu_rope_angles,                                     \
         .rope = tr_cpu_rope,                                                   \
-        .silu_mul = silu_mul_##isa,                                            \
+        .acts = 1u << TR_ACT_SILU,                                             \
+        .act_mul = act_mul_##isa,                                              \
         .gated = gated_##isa,                                                  \
         .kv_append = kv_append_##isa,                                          \
         .kv_compress = kv_compress_##isa,                                      \

@@ -12,9 +12,9 @@
 #include "kernels/cpu/kv/kv_store.h"
 #include "kernels/thread_pool.h"
 
-/* silu(gate) * up of one row. */
-typedef void (*tr_silu_row_f)(const float *gate, const float *up, float *out,
-                              uint32_t n);
+/* act(gate) * up of one row. */
+typedef void (*tr_act_row_f)(const float *gate, const float *up, float *out,
+                             uint32_t n);
 void tr_silu_row_c(const float *gate, const float *up, float *out, uint32_t n);
 void tr_silu_row_avx2(const float *gate, const float *up, float *out,
                       uint32_t n);
@@ -45,7 +45,7 @@ int tr_cpu_matmul(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
                   tr_panel_f product);
 int tr_cpu_gated(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
                  size_t ldx, uint32_t rows, float *out, size_t ldo,
-                 tr_panel_f product, tr_silu_row_f row);
+                 tr_panel_f product, tr_act_row_f row);
 int tr_cpu_embedding(const tr_stream_t *s, const tr_matrix_t *m,
                      const int32_t *ids, uint32_t rows, float *y, size_t ldy);
 /* Address of element (row, column) of a packed matrix. */
@@ -98,9 +98,10 @@ int tr_cpu_rope_angles(const tr_stream_t *s, const uint32_t *row_pos,
 int tr_cpu_rope(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
                 uint32_t heads, uint32_t head_dim, const float *angles);
 
-int tr_cpu_silu_mul(const tr_stream_t *s, const float *x, size_t ldx,
-                    uint32_t rows, uint32_t n, float *out, size_t ldo,
-                    tr_silu_row_f row);
+/* row, here and in tr_cpu_gated: NULL: there is no such activation. */
+int tr_cpu_act_mul(const tr_stream_t *s, const float *x, size_t ldx,
+                   uint32_t rows, uint32_t n, float *out, size_t ldo,
+                   tr_act_row_f row);
 int tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv,
                      uint32_t layer, const tr_rows_t *rows, const float *k,
                      const float *v, size_t ld, const float *angles,

@@ -1,6 +1,6 @@
 /*
  * The vector operations of AVX2 with FMA and F16C, under the names that
- * vec_exp.h, silu_mul and attention_tile.h are written in.
+ * vec_exp.h, act_mul and attention_tile.h are written in.
  */
 #ifndef TR_VEC_AVX2_H
 #define TR_VEC_AVX2_H

@@ -1,6 +1,6 @@
 /*
  * The vector operations of AVX-512, under the names that vec_exp.h,
- * silu_mul and attention_tile.h are written in.
+ * act_mul and attention_tile.h are written in.
  */
 #ifndef TR_VEC_AVX512_H
 #define TR_VEC_AVX512_H

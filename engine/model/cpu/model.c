@@ -67,12 +67,12 @@ layout(tr_model_t *m, uint8_t *base)
 tr_status_t
 tr_model_check(const tr_recipe_t *r, tr_error_t *err)
 {
-    static const tr_recipe_support_t support = {
+    const tr_recipe_support_t support = {
         .name = "cpu",
         .norms = TR_NORM_PRE_ATTN | TR_NORM_PRE_MLP,
         .biases = TR_BIAS_QKV | TR_BIAS_O,
         .qk_norms = 1u << TR_QK_NORM_NONE | 1u << TR_QK_NORM_HEAD,
-        .acts = 1u << TR_ACT_SILU,
+        .acts = tr_kernels_cpu(NULL)->acts,
     };
 
     return tr_recipe_check(r, &support, err);
@@ -224,13 +224,13 @@ mlp_half(const step_t *t)
     int rc = norm(t, t->w->vector[TR_PART_MLP_NORM]);
 
     if (n <= TR_GATED_ROWS && width % TR_COL_PAD == 0) {
-        rc |= k->gated(s, gate_up, m->normed, m->ld_hidden, n, m->mlp,
-                       m->ld_mlp);
+        rc |= k->gated(s, t->layer->act, gate_up, m->normed, m->ld_hidden, n,
+                       m->mlp, m->ld_mlp);
     } else {
         rc |= k->matmul(s, gate_up, m->normed, m->ld_hidden, n, m->gate_up,
                         m->ld_gate_up, 0);
-        rc |= k->silu_mul(s, m->gate_up, m->ld_gate_up, n, width, m->mlp,
-                          m->ld_mlp);
+        rc |= k->act_mul(s, t->layer->act, m->gate_up, m->ld_gate_up, n, width,
+                         m->mlp, m->ld_mlp);
     }
     rc |= k->matmul(s, &t->w->matrix[TR_PART_DOWN], m->mlp, m->ld_mlp, n,
                     m->hidden, m->ld_hidden, 1);

@@ -1,12 +1,12 @@
 /*
- * The two products of the Llama MLP's first half and what joins them, in one:
- * out = silu(x Wg^T) * (x Wu^T).  A thread takes a panel of the gate and the
+ * The two products of an MLP's first half and what joins them, in one:
+ * out = act(x Wg^T) * (x Wu^T).  A thread takes a panel of the gate and the
  * same columns of the other half; both products stay in its first-level cache.
  * In a decode step of many streams the other way costs more than it looks: what
  * one core wrote by columns, others read by rows and write again in the next
  * layer, so every line moves between cores twice.
  *
- * Same bits as matmul.c and silu_mul.c one after the other.  Reference:
+ * Same bits as matmul.c and act_mul.c one after the other.  Reference:
  * test_kernels.c.
  */
 #include "kernels/cpu/cpu.h"
@@ -17,7 +17,7 @@ typedef struct {
     const tr_matrix_t *m;
     tr_panel_t of; /* without a place */
     tr_panel_f product;
-    tr_silu_row_f row;
+    tr_act_row_f row;
     float *out;
     size_t ldo;
     uint32_t pairs, threads;
@@ -60,7 +60,7 @@ pairs_run(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 int
 tr_cpu_gated(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
              size_t ldx, uint32_t rows, float *out, size_t ldo,
-             tr_panel_f product, tr_silu_row_f row)
+             tr_panel_f product, tr_act_row_f row)
 {
     uint32_t n = m->n / 2;
     gated_t a = {
@@ -74,8 +74,8 @@ tr_cpu_gated(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
         .threads = (uint32_t) s->threads
     };
 
-    if (rows > TR_GATED_ROWS || m->n % (2 * PANEL) != 0 || ldx < m->k
-        || ldo < n) {
+    if (row == NULL || rows > TR_GATED_ROWS || m->n % (2 * PANEL) != 0
+        || ldx < m->k || ldo < n) {
         return TR_KERNEL_BADARG;
     }
     tr_thread_pool_run(s->thread_pool, s->threads, a.pairs, 1, pairs_run, &a);

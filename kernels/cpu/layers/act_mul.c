@@ -1,6 +1,6 @@
 /*
- * The gate of the Llama MLP: out = silu(gate) * up, gate and up being the two
- * halves of one product's row.  Reference: test_kernels.c.
+ * The gate of an MLP: out = act(gate) * up, gate and up being the two halves of
+ * one product's row; and the activations, one row at a time.  Reference: test_kernels.c.
  */
 #include "kernels/cpu/cpu.h"
 
@@ -19,7 +19,7 @@ typedef struct {
     float *out;
     size_t ldx, ldo;
     uint32_t n;
-    tr_silu_row_f row;
+    tr_act_row_f row;
 } gate_t;
 
 static void
@@ -36,12 +36,12 @@ gate_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 }
 
 int
-tr_cpu_silu_mul(const tr_stream_t *s, const float *x, size_t ldx, uint32_t rows,
-                uint32_t n, float *out, size_t ldo, tr_silu_row_f row)
+tr_cpu_act_mul(const tr_stream_t *s, const float *x, size_t ldx, uint32_t rows,
+               uint32_t n, float *out, size_t ldo, tr_act_row_f row)
 {
     gate_t a = { x, out, ldx, ldo, n, row };
 
-    if (ldx < 2 * (size_t) n || ldo < n) {
+    if (row == NULL || ldx < 2 * (size_t) n || ldo < n) {
         return TR_KERNEL_BADARG;
     }
     tr_rows_run(s, rows, n, gate_rows, &a);

@@ -1,4 +1,4 @@
-/* One row of silu_mul (silu_mul.c) in AVX2 with FMA and F16C. */
+/* The rows of act_mul.c in AVX2 with FMA and F16C. */
 #include "kernels/cpu/vec_avx2.h"
 
 #include "kernels/cpu/vec_exp.h"

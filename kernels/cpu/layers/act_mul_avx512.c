@@ -1,4 +1,4 @@
-/* One row of silu_mul (silu_mul.c) in AVX-512. */
+/* The rows of act_mul.c in AVX-512. */
 #include "kernels/cpu/vec_avx512.h"
 
 #include "kernels/cpu/vec_exp.h"

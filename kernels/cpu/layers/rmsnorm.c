@@ -1,6 +1,6 @@
 /*
- * RMS normalisation of hidden states and of heads (Qwen3), and the bias of a
- * projection (Qwen2).  The sum of squares runs in LANES partial sums, however
+ * RMS normalisation of hidden states and of heads, and the bias of a
+ * projection.  The sum of squares runs in LANES partial sums, however
  * wide vectors are: AVX2 and AVX-512 (rmsnorm_vec.h) give the same bits.
  * Reference: test_kernels.c.
  */

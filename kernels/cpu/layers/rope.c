@@ -1,5 +1,5 @@
 /*
- * Rotary position embedding, the half-split form of Llama: pairs are
+ * Rotary position embedding, the half-split form: pairs are
  * (i, i + head_dim / 2).  The angles of a step's positions are computed once
  * and serve all layers and heads; as in the published models the angle is the
  * FP32 product of position and frequency.  Reference: test_kernels.c.

@@ -376,7 +376,7 @@ test_rmsnorm_bits(void **state)
 }
 
 static void
-test_silu_mul(void **state)
+test_act_mul(void **state)
 {
     (void) state;
     for (int i = 0; i < N_ISAS; i++) {
@@ -389,8 +389,8 @@ test_silu_mul(void **state)
             x[1] = 1000;
             x[2] = 0;
             x[3] = NAN;
-            assert_int_equal(k->silu_mul(&(tr_stream_t){ 2, rig_thread_pool() },
-                                         x, 2 * n, rows, n, y, n),
+            assert_int_equal(k->act_mul(&(tr_stream_t){ 2, rig_thread_pool() },
+                                        TR_ACT_SILU, x, 2 * n, rows, n, y, n),
                              0);
             assert_true(isnan(y[3]));
             for (uint32_t r = 0; r < rows; r++) {
@@ -406,13 +406,19 @@ test_silu_mul(void **state)
             close_to(y[1], 1000.0 * x[n + 1], fabs(1000.0 * x[n + 1]), 2e-6,
                      "%s: silu of 1000", k->name);
             assert_true(y[2] == 0);
+            /* what it does not list, it refuses */
+            assert_int_equal(k->acts, 1u << TR_ACT_SILU);
+            assert_int_equal(k->act_mul(&(tr_stream_t){ 2, rig_thread_pool() },
+                                        TR_ACT_GELU_TANH, x, 2 * n, rows, n, y,
+                                        n),
+                             TR_KERNEL_BADARG);
         }
         free(x);
         free(y);
     }
 }
 
-/* The same bits as a product and silu_mul, whatever rows and threads. */
+/* The same bits as a product and act_mul, whatever rows and threads. */
 static void
 gated_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk)
 {
@@ -425,14 +431,14 @@ gated_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk)
     tr_stream_t s = { 1, rig_thread_pool() };
 
     assert_int_equal(k->matmul(&s, &m, x, kk, all, y, ldy, 0), 0);
-    assert_int_equal(k->silu_mul(&s, y, ldy, all, n, want, n), 0);
+    assert_int_equal(k->act_mul(&s, TR_ACT_SILU, y, ldy, all, n, want, n), 0);
     for (uint32_t rows = 1; rows <= all; rows++) {
         uint32_t at = rig_below(&rng, all - rows + 1);
 
         s.threads = 1 + (int) rig_below(&rng, 3);
         memset(got, 0xff, cap * n * sizeof(float));
-        assert_int_equal(k->gated(&s, &m, x + (size_t) at * kk, kk, rows, got,
-                                  n),
+        assert_int_equal(k->gated(&s, TR_ACT_SILU, &m, x + (size_t) at * kk, kk,
+                                  rows, got, n),
                          0);
         if (memcmp(got, want + (size_t) at * n, rows * n * sizeof(float))) {
             fail_msg("%s: gated n=%u k=%u: other bits in %u rows from %u with "
@@ -440,12 +446,17 @@ gated_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk)
                      k->name, n, kk, rows, at, s.threads);
         }
     }
-    assert_int_equal(k->gated(&s, &m, x, kk, all + 1, got, n),
+    assert_int_equal(k->gated(&s, TR_ACT_SILU, &m, x, kk, all + 1, got, n),
                      TR_KERNEL_BADARG);
-    assert_int_equal(k->gated(&s, &m, x, kk - 1, 1, got, n), TR_KERNEL_BADARG);
-    assert_int_equal(k->gated(&s, &m, x, kk, 1, got, n - 1), TR_KERNEL_BADARG);
+    assert_int_equal(k->gated(&s, TR_ACT_SILU, &m, x, kk - 1, 1, got, n),
+                     TR_KERNEL_BADARG);
+    assert_int_equal(k->gated(&s, TR_ACT_SILU, &m, x, kk, 1, got, n - 1),
+                     TR_KERNEL_BADARG);
+    assert_int_equal(k->gated(&s, TR_ACT_GELU_TANH, &m, x, kk, 1, got, n),
+                     TR_KERNEL_BADARG);
     m.n -= TR_COL_PAD; /* halves that do not end with a panel */
-    assert_int_equal(k->gated(&s, &m, x, kk, 1, got, n), TR_KERNEL_BADARG);
+    assert_int_equal(k->gated(&s, TR_ACT_SILU, &m, x, kk, 1, got, n),
+                     TR_KERNEL_BADARG);
     free(w);
     free(x);
     free(y);
@@ -539,7 +550,7 @@ main(void)
         cmocka_unit_test(test_pack),
         cmocka_unit_test(test_rmsnorm),
         cmocka_unit_test(test_rmsnorm_bits),
-        cmocka_unit_test(test_silu_mul),
+        cmocka_unit_test(test_act_mul),
         cmocka_unit_test(test_gated),
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_add_bias),
