@@ -81,8 +81,6 @@ cli: $B/bin/tokenring
 %_avx2.o: ISA = -mavx2 -mfma -mf16c
 %_avx512.o: ISA = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c
 $B/obj/kernels/%.o: CFLAGS += -O3
-# Passes over all tokens of a prompt, for every head.
-$B/obj/engine/kv/kv_compress.o: CFLAGS += -O3
 
 $B/obj/%.o: %.c
 	@mkdir -p $(@D)

@@ -18,10 +18,8 @@
 
 #include "kernels.h"
 
-/* How a policy decides.  TR_KV_RULE_OWN: by functions of its own, which no
- * device can call. */
+/* How a policy decides. */
 typedef enum {
-    TR_KV_RULE_OWN,
     TR_KV_RULE_DENSE,     /* full: nothing ever leaves */
     TR_KV_RULE_PAGES,     /* quest: nor here, but not all is read */
     TR_KV_RULE_ALL,       /* all go to list 0 and stay */
@@ -120,8 +118,8 @@ tr_kv_thresholds(const tr_kv_rule_t *r, uint32_t layer, uint32_t list,
         high = of[0];
         low = of[1];
     }
-    if (n > 2) {
-        t[0] = (float) (r->alpha_top / base);
+    for (uint32_t i = 0; i + 2 < n; i++) {
+        t[i] = (float) (r->alpha_top / base);
     }
     if (n > 1) {
         t[n - 2] = (float) (high / base);

@@ -102,7 +102,6 @@ $(CUDA_BOTH): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_BED) $(CUDA_GPU) $(CUDA_CPU) \
 # The page manager beside the CPU's, which is the engine's: of the library only
 # what that needs is linked, nothing that is not there where the tests run.
 CUDA_MANAGER := $B/cuda/test_manager $B/cuda/bench_manager
-CUDA_PLAIN   := $B/obj/tests/bench/plain_manager.o
 cuda: $(CUDA_MANAGER)
 
 # Decisions are those of the CPU, bit by bit.
@@ -119,7 +118,7 @@ $B/cuda/obj/manager_fill.o: tests/gpu/manager_fill.cu \
 	$Q$(NVCC) $(NVFLAGS) -c $< -o $@
 
 $(CUDA_MANAGER): $B/cuda/%: $B/cuda/obj/%.o $B/cuda/obj/manager_fill.o \
-    $(CUDA_GPU) $(CUDA_PLAIN) $B/libtokenring_cuda.a $B/libtokenring.a
+    $(CUDA_GPU) $B/libtokenring_cuda.a $B/libtokenring.a
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -Xcompiler=-pthread -lm
 

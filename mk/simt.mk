@@ -61,7 +61,7 @@ SIMT_WITH_sample  := $(CUDA_SIDE) $(CUDA_GPU)
 SIMT_WITH_prompt  := $B/cuda/obj/prompt_case.o $(CUDA_GPU)
 SIMT_WITH_store   := $(CUDA_BED) $(CUDA_GPU) $(CUDA_CPU)
 SIMT_WITH_generic := $(CUDA_BED) $(CUDA_GPU) $(CUDA_CPU)
-SIMT_WITH_manager := $B/simt/manager_fill.o $(CUDA_GPU) $(CUDA_PLAIN) \
+SIMT_WITH_manager := $B/simt/manager_fill.o $(CUDA_GPU) \
                      $B/libtokenring.a
 
 $B/simt/manager_fill.o: tests/gpu/manager_fill.cu $(SIMT_HEADERS)

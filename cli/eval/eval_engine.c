@@ -240,7 +240,8 @@ static bool
 covers(const tr_kv_policy_t *a, const tr_kv_policy_t *b)
 {
     if (a->n_levels != b->n_levels || a->window < b->window
-        || a->scored < b->scored || a->digest < b->digest || b->begin != NULL) {
+        || a->scored < b->scored || a->digest < b->digest
+        || b->row->begin != NULL) {
         return false;
     }
     for (uint32_t i = 0; i < a->n_levels; i++) {

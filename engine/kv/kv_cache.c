@@ -1,20 +1,13 @@
 /*
- * The KV cache (kv_cache.h): sequence slots, page tables, and the dense pages
- * in which prompts and `full` stand.
- *
- * Owner of a page = its sequence slot.  An entry of the table whose page went
- * back is -1, so that who reads too far does not meet another's page.  A slot's
- * heads all have the same number of dense pages, so that the common step of
- * `full` (most tokens start no page) costs one comparison.
+ * What KV caches (kv_cache.h) of both kinds are made of: pages for the levels of
+ * all policies, the parts of a table's row, and sequence slots.
  */
 #include "kv_cache.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "kv_internal.h"
-#include "kv_pages.h"
 #include "engine/config/log.h"
 
 /* ---- create ------------------------------------------------------------- */
@@ -112,15 +105,15 @@ tr_kv_shape(tr_kv_cache_t *kv, const tr_kv_config_t *config, tr_error_t *err)
 /* Which part of a row is whose, for the longest sequence of any policy; no part
  * is longer than the pool. */
 void
-tr_kv_lay_tables(tr_kv_cache_t *kv)
+tr_kv_lay_tables(tr_kv_cache_t *kv, uint32_t pages)
 {
     const tr_kv_config_t *c = &kv->config;
     tr_kv_view_t *v = &kv->view;
-    uint32_t window = 0, n, i, pair, l, each = kv->pages.n / kv->heads;
+    uint32_t window = 0, dense, n, i, pair, l, each = pages / kv->heads;
 
     v->pair_len[0] = v->pair_len[1] = 0;
-    kv->dense_len = tr_kv_ceil(c->max_len, kv->plan.layout[0].tokens);
-    kv->dense_len = kv->dense_len < each ? kv->dense_len : each;
+    dense = manager_ceil(c->max_len, kv->plan.layout[0].tokens);
+    dense = dense < each ? dense : each;
     for (i = 0; i < c->n_policies; i++) {
         const tr_kv_policy_t *p = c->policies[i];
 
@@ -135,27 +128,18 @@ tr_kv_lay_tables(tr_kv_cache_t *kv)
                 least = tokens < least ? tokens : least;
             }
             /* both lists end with a page that is not full */
-            len = tr_kv_ceil(c->max_len, least) + n - 1;
-            len = len < kv->pages.n ? len : kv->pages.n;
+            len = manager_ceil(c->max_len, least) + n - 1;
+            len = len < pages ? len : pages;
             v->pair_len[pair] = len > v->pair_len[pair] ? len
                                                         : v->pair_len[pair];
         }
         n = tr_kv_policy_window(&kv->plan, p, c->max_len);
         window = n > window ? n : window;
     }
-    v->at_window = kv->dense_len;
+    v->at_window = dense;
     v->at_pair[0] = v->at_window + window;
     v->at_pair[1] = v->at_pair[0] + v->pair_len[0];
     v->table_len = v->at_pair[1] + v->pair_len[1];
-}
-
-static void *
-tr_kv_map(size_t size)
-{
-    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-    return at == MAP_FAILED ? NULL : at;
 }
 
 bool
@@ -163,10 +147,9 @@ tr_kv_slots_memory(tr_kv_cache_t *kv)
 {
     uint32_t slots = kv->config.slots, i;
 
-    kv->seq = calloc(slots, sizeof(*kv->seq));
-    kv->slot = calloc(slots, sizeof(*kv->slot));
+    kv->policy = calloc(slots, sizeof(*kv->policy));
     kv->free_slots = calloc(slots, sizeof(*kv->free_slots));
-    if (kv->seq == NULL || kv->slot == NULL || kv->free_slots == NULL) {
+    if (kv->policy == NULL || kv->free_slots == NULL) {
         return false;
     }
     kv->n_free_slots = slots;
@@ -174,136 +157,6 @@ tr_kv_slots_memory(tr_kv_cache_t *kv)
         kv->free_slots[i] = (int32_t) (slots - 1 - i);
     }
     return true;
-}
-
-static tr_status_t
-tr_kv_cache_tables(tr_kv_cache_t *kv, tr_error_t *err)
-{
-    uint32_t slots = kv->config.slots;
-    size_t rows = (size_t) slots * kv->heads;
-
-    kv->tables_size = rows * kv->view.table_len * sizeof(int32_t);
-    kv->tables = tr_kv_map(kv->tables_size);
-    kv->count = calloc(rows * TR_KV_LISTS_MAX, sizeof(*kv->count));
-    kv->move = calloc(rows, sizeof(*kv->move));
-    kv->victim = calloc(rows * TR_KV_LISTS_MAX, sizeof(*kv->victim));
-    kv->ask = calloc(slots, sizeof(*kv->ask));
-    kv->want = calloc(rows, sizeof(*kv->want));
-    if (kv->tables == NULL || kv->count == NULL || kv->move == NULL
-        || kv->victim == NULL || kv->ask == NULL || kv->want == NULL
-        || !tr_kv_slots_memory(kv) || !tr_kv_prompt_memory(kv)) {
-        return tr_error_set(err, TR_ERR_NOMEM, "max_num_seqs",
-                            "no memory for the page tables of %u sequences"
-                            " (%zu bytes)",
-                            slots, kv->tables_size);
-    }
-    return TR_OK;
-}
-
-static void
-tr_kv_fill_view(tr_kv_cache_t *kv)
-{
-    tr_kv_view_t *v = &kv->view;
-
-    v->pool = kv->pages.memory;
-    v->tables = kv->tables;
-    v->seq = kv->seq;
-    v->count = kv->count;
-    v->move = kv->move;
-    v->victim = kv->victim;
-}
-
-static tr_status_t
-tr_kv_cache_fill(tr_kv_cache_t *kv, tr_error_t *err)
-{
-    const tr_kv_config_t *c = &kv->config;
-    uint64_t bytes = kv->plan.page_bytes, n = c->memory / bytes;
-    tr_status_t rc;
-
-    n = n < TR_KV_HOST ? n : TR_KV_HOST - 1;
-    if (n < kv->heads) {
-        return tr_error_set(err, TR_ERR_INVALID, "kv_memory",
-                            "kv_memory %llu holds %llu pages of %llu bytes: %u"
-                            " heads need a page each",
-                            (unsigned long long) c->memory,
-                            (unsigned long long) n, (unsigned long long) bytes,
-                            kv->heads);
-    }
-    rc = tr_kv_pages_init(&kv->pages, (uint32_t) n, bytes, err);
-    n = c->swap_memory / bytes;
-    n = n < TR_KV_HOST ? n : TR_KV_HOST - 1;
-    if (rc == TR_OK && n != 0) {
-        rc = tr_kv_pages_init(&kv->swap, (uint32_t) n, bytes, err);
-        kv->swap.recent = true;
-    }
-    if (rc == TR_OK) {
-        tr_kv_lay_tables(kv);
-        rc = tr_kv_cache_tables(kv, err);
-    }
-    if (rc == TR_OK) {
-        tr_kv_fill_view(kv);
-    }
-    if (rc == TR_OK && tr_kv_max_len(kv, NULL) == 0) {
-        rc = tr_error_set(err, TR_ERR_INVALID, "kv_memory",
-                          "kv_memory %llu holds %llu pages of %llu bytes: too"
-                          " few for a prompt and its compressed copy in %u"
-                          " heads",
-                          (unsigned long long) c->memory,
-                          (unsigned long long) kv->pages.n,
-                          (unsigned long long) bytes, kv->heads);
-    }
-    return rc;
-}
-
-tr_status_t
-tr_kv_cache_create(const tr_kv_config_t *config, tr_kv_cache_t **out,
-                   tr_error_t *err)
-{
-    tr_kv_cache_t *kv = calloc(1, sizeof(*kv));
-    tr_status_t rc;
-
-    *out = NULL;
-    if (kv == NULL) {
-        return tr_error_set(err, TR_ERR_NOMEM, "", "no memory");
-    }
-    kv->ops = &tr_kv_host_ops;
-    rc = tr_kv_shape(kv, config, err);
-    if (rc == TR_OK) {
-        rc = tr_kv_cache_fill(kv, err);
-    }
-    if (rc != TR_OK) {
-        tr_kv_host_free(kv);
-        return rc;
-    }
-    kv->config.policies = NULL;
-    *out = kv;
-    return TR_OK;
-}
-
-void
-tr_kv_host_free(tr_kv_cache_t *kv)
-{
-#ifdef TR_KV_POISON
-    assert(kv->view.tables == NULL
-           || tr_kv_host_sound(kv)); /* nothing leaked */
-#endif
-    tr_kv_pages_free(&kv->pages);
-    tr_kv_pages_free(&kv->swap);
-    if (kv->prompt_memory != NULL) {
-        munmap(kv->prompt_memory, kv->prompt_size);
-    }
-    if (kv->tables != NULL) {
-        munmap(kv->tables, kv->tables_size);
-    }
-    free(kv->seq);
-    free(kv->count);
-    free(kv->move);
-    free(kv->victim);
-    free(kv->slot);
-    free(kv->ask);
-    free(kv->want);
-    free(kv->free_slots);
-    free(kv);
 }
 
 /* ---- slots -------------------------------------------------------------- */
@@ -344,149 +197,29 @@ tr_kv_seq_start(const tr_kv_cache_t *kv, const tr_kv_policy_t *p,
     }
 }
 
-int32_t
-tr_kv_take_slot(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
+bool
+tr_kv_take_slot(tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
+                tr_cuda_open_t *open)
 {
-    tr_kv_slot_t *s;
+    const tr_kv_policy_t *p = policy != NULL ? policy : kv->usual;
     int32_t slot;
 
     if (kv->n_free_slots == 0) {
-        return -1;
+        return false;
     }
     slot = kv->free_slots[--kv->n_free_slots];
-    s = &kv->slot[slot];
-    assert(!s->open && s->pages == 0);
-    s->open = s->dense = true;
-    s->origin = policy != NULL ? *policy : *kv->usual;
-    s->policy = s->origin;
-    assert(tr_kv_fits_tables(kv, &s->origin));
-    tr_kv_seq_start(kv, &s->policy, &kv->seq[slot]);
-    return slot;
+    assert(!kv->m.slot[slot].open && kv->m.slot[slot].pages == 0);
+    assert(tr_kv_fits_tables(kv, p));
+    kv->policy[slot].origin = kv->policy[slot].begun = *p;
+    memset(open, 0, sizeof(*open));
+    open->slot = slot;
+    open->rule = p->rule;
+    tr_kv_seq_start(kv, p, &open->seq);
+    return true;
 }
 
 void
 tr_kv_drop_slot(tr_kv_cache_t *kv, int32_t slot)
 {
-    kv->totals.tokens -= kv->slot[slot].tokens;
-    memset(&kv->slot[slot], 0, sizeof(kv->slot[slot]));
     kv->free_slots[kv->n_free_slots++] = slot;
-}
-
-int32_t
-tr_kv_host_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
-{
-    int32_t slot = tr_kv_take_slot(kv, policy);
-    size_t i;
-
-    for (i = 0; slot >= 0 && i < (size_t) kv->heads * TR_KV_LISTS_MAX; i++) {
-        tr_kv_counts(kv, slot, 0)[i] = 0;
-        kv->victim[tr_kv_head_at(kv, slot, 0) * TR_KV_LISTS_MAX + i] =
-            (tr_kv_victim_t){ __builtin_inff(), 0 };
-    }
-    return slot;
-}
-
-/* Gives back what the head's row holds, in the order of its runs; how many
- * pages. */
-uint32_t
-tr_kv_release_row(tr_kv_cache_t *kv, int32_t slot, uint32_t head)
-{
-    const tr_kv_slot_t *s = &kv->slot[slot];
-    tr_kv_pages_t *pool = s->out ? &kv->swap : &kv->pages;
-    tr_kv_run_t run[TR_KV_RUNS];
-    uint32_t n, i, j, pages = 0;
-
-    n = tr_kv_runs(kv, &kv->seq[slot], tr_kv_counts(kv, slot, head),
-                   s->dense_pages, run);
-    for (i = 0; i < n; i++) {
-        int32_t *entry = tr_kv_row(kv, slot, head) + run[i].entry;
-
-        pages += run[i].n;
-        if (s->out) {
-            for (j = 0; j < run[i].n; j++) {
-                entry[(int32_t) j * run[i].step] &= ~TR_KV_HOST;
-            }
-            kv->totals.swapped_pages -= run[i].n;
-        } else {
-            kv->totals.pages[run[i].layout] -= run[i].n;
-        }
-        tr_kv_pages_store(pool, tr_kv_pages_clear(pool, run[i].n), run[i].n,
-                          (uint32_t) slot, entry, run[i].step);
-    }
-    return pages;
-}
-
-void
-tr_kv_host_close(tr_kv_cache_t *kv, int32_t slot)
-{
-    tr_kv_slot_t *s = tr_kv_slot(kv, slot);
-    uint32_t head;
-
-    for (head = 0; head < kv->heads; head++) {
-        s->pages -= tr_kv_release_row(kv, slot, head);
-    }
-    assert(s->pages == 0); /* all that it took came back */
-    tr_kv_drop_slot(kv, slot);
-}
-
-/* ---- dense pages -------------------------------------------------------- */
-
-void
-tr_kv_host_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
-{
-    tr_kv_slot_t *s = tr_kv_slot(kv, slot);
-    tr_kv_seq_t *q = &kv->seq[slot];
-    uint32_t last = s->policy.observe != 0 ? s->policy.observe
-                                           : TR_KV_OBSERVATION_WINDOW;
-
-    assert(!s->out && len >= s->tokens);
-    s->dense = true;
-    s->prompt = len;
-    q->scored = s->policy.scored;
-    q->read_pages = 0;
-    q->recent_from = len > last ? len - last : 0;
-    if (q->recent_from < q->base) { /* what came before was not counted */
-        q->recent_from = q->base;
-    }
-}
-
-/* Quest: how much a step at this length reads. */
-void
-tr_kv_set_reading(tr_kv_cache_t *kv, int32_t slot)
-{
-    const tr_kv_slot_t *s = &kv->slot[slot];
-    tr_kv_seq_t *q = &kv->seq[slot];
-    uint32_t tokens = kv->plan.layout[0].tokens;
-    uint32_t n = tr_kv_ceil(s->tokens - q->base, tokens);
-
-    q->read_pages = s->tokens > s->prompt && s->policy.read != NULL
-                        ? s->policy.read(&s->policy, n, tokens)
-                        : 0;
-}
-
-tr_status_t
-tr_kv_host_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
-{
-    uint32_t head, i, n;
-    tr_status_t rc;
-
-    assert(from != to && tr_kv_slot(kv, from)->tokens >= len);
-    assert(kv->seq[from].base == 0 && !kv->slot[from].out);
-    assert(tr_kv_slot(kv, to)->pages == 0);
-    tr_kv_host_reserve_batch(kv, &to, &len, 1, &rc);
-    if (rc != TR_OK) {
-        return rc;
-    }
-    kv->seq[to].recent_from = kv->seq[from].recent_from;
-    n = kv->slot[to].dense_pages;
-    for (head = 0; head < kv->heads; head++) {
-        const int32_t *source = tr_kv_row(kv, from, head);
-        const int32_t *target = tr_kv_row(kv, to, head);
-
-        for (i = 0; i < n; i++) {
-            memcpy(tr_kv_page(&kv->pages, target[i]),
-                   tr_kv_page(&kv->pages, source[i]), kv->pages.bytes);
-        }
-    }
-    return TR_OK;
 }

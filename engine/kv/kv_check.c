@@ -8,18 +8,19 @@
 /* The pages of one head: how many, by layout; false when one is not the
  * slot's.  Each is marked in `seen`, so that it is met once. */
 static bool
-tr_kv_row_sound(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
-                uint8_t *seen, uint64_t *pages)
+row_sound(const tr_kv_cache_t *kv, int32_t slot, uint32_t head, uint8_t *seen,
+          uint64_t *pages)
 {
-    const tr_kv_slot_t *s = &kv->slot[slot];
-    const tr_kv_pages_t *pool = s->out ? &kv->swap : &kv->pages;
-    tr_kv_run_t run[TR_KV_RUNS];
-    uint32_t n, i, j;
+    const tr_cuda_manager_t *m = &kv->m;
+    const tr_cuda_slot_t *s = &m->slot[slot];
+    const uint32_t *owner = s->out ? kv->swap.owner : m->owner;
+    uint32_t pool = s->out ? kv->swap.n : m->size.pages, n, i, j;
+    manager_run_t run[MANAGER_RUNS];
 
-    n = tr_kv_runs(kv, &kv->seq[slot], tr_kv_counts(kv, slot, head),
-                   s->dense_pages, run);
+    n = manager_runs(m, &m->seq[slot], manager_counts(m, slot, head),
+                     s->dense_pages, run);
     for (i = 0; i < n; i++) {
-        const int32_t *entry = tr_kv_row(kv, slot, head) + run[i].entry;
+        const int32_t *entry = manager_row(m, slot, head) + run[i].entry;
 
         for (j = 0; j < run[i].n; j++, entry += run[i].step) {
             int32_t page = *entry;
@@ -28,8 +29,8 @@ tr_kv_row_sound(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
                 return false;
             }
             page &= ~TR_KV_HOST;
-            if ((uint32_t) page >= pool->n || seen[page]
-                || pool->owner[page] != (uint32_t) slot) {
+            if ((uint32_t) page >= pool || seen[page]
+                || owner[page] != (uint32_t) slot) {
                 return false;
             }
             seen[page] = 1;
@@ -41,21 +42,21 @@ tr_kv_row_sound(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
 
 /* No head has more tokens than the sequence, and they are where they can be. */
 static bool
-tr_kv_counts_sound(const tr_kv_cache_t *kv, int32_t slot)
+counts_sound(const tr_cuda_manager_t *m, int32_t slot)
 {
-    const tr_kv_slot_t *s = &kv->slot[slot];
-    const tr_kv_seq_t *q = &kv->seq[slot];
+    const tr_cuda_slot_t *s = &m->slot[slot];
+    const tr_kv_seq_t *q = &m->seq[slot];
     uint32_t head, l;
 
     if (q->base > s->tokens || q->window_from > q->base
         || q->base - q->window_from > q->window
         || (q->n_lists == 0 && q->base != 0)
-        || tr_kv_ceil(s->tokens - q->base, kv->plan.layout[0].tokens)
+        || manager_ceil(s->tokens - q->base, m->place[0].tokens)
                > s->dense_pages) {
         return false;
     }
-    for (head = 0; head < kv->heads; head++) {
-        const uint32_t *count = tr_kv_counts(kv, slot, head);
+    for (head = 0; head < m->heads; head++) {
+        const uint32_t *count = manager_counts(m, slot, head);
         uint64_t sum = 0;
 
         for (l = 0; l < TR_KV_LISTS_MAX; l++) {
@@ -69,21 +70,21 @@ tr_kv_counts_sound(const tr_kv_cache_t *kv, int32_t slot)
 }
 
 static bool
-tr_kv_slot_sound(const tr_kv_cache_t *kv, int32_t slot, uint8_t *seen,
-                 uint8_t *seen_out, tr_kv_totals_t *sum)
+slot_sound(const tr_kv_cache_t *kv, int32_t slot, uint8_t *seen,
+           uint8_t *seen_out, tr_kv_totals_t *sum)
 {
-    const tr_kv_slot_t *s = &kv->slot[slot];
+    const tr_cuda_slot_t *s = &kv->m.slot[slot];
     uint64_t pages[TR_KV_LAYOUTS_MAX] = { 0 }, all = 0;
     uint32_t head, i;
 
     if (!s->open) {
         return s->pages == 0 && s->tokens == 0;
     }
-    if (!tr_kv_counts_sound(kv, slot)) {
+    if (!counts_sound(&kv->m, slot)) {
         return false;
     }
     for (head = 0; head < kv->heads; head++) {
-        if (!tr_kv_row_sound(kv, slot, head, s->out ? seen_out : seen, pages)) {
+        if (!row_sound(kv, slot, head, s->out ? seen_out : seen, pages)) {
             return false;
         }
     }
@@ -96,30 +97,57 @@ tr_kv_slot_sound(const tr_kv_cache_t *kv, int32_t slot, uint8_t *seen,
     return all == s->pages;
 }
 
+/* Each page of the ring's free part is there once, and nobody's; all others have
+ * an owner.  `seen` has those in tables. */
+static bool
+ring_sound(const tr_cuda_manager_t *m, uint8_t *seen)
+{
+    uint64_t start = m->report->start, end = m->report->end, i;
+    uint32_t unowned = 0;
+
+    if (end - start > m->size.pages || m->report->faults != 0
+        || m->report->n_refused != 0) {
+        return false;
+    }
+    for (i = start; i != end; i++) {
+        int32_t page = m->ring[i % m->size.pages];
+
+        if (page < 0 || (uint32_t) page >= m->size.pages || seen[page]
+            || m->owner[page] != MANAGER_NOBODY) {
+            return false;
+        }
+        seen[page] = 1;
+    }
+    for (i = 0; i < m->size.pages; i++) {
+        unowned += m->owner[i] == MANAGER_NOBODY;
+    }
+    return unowned == end - start;
+}
+
 bool
 tr_kv_host_sound(const tr_kv_cache_t *kv)
 {
     tr_kv_totals_t sum = { 0 };
-    uint8_t *seen = calloc(kv->pages.n, 1);
+    uint8_t *seen = calloc(kv->m.size.pages, 1);
     uint8_t *seen_out = calloc(kv->swap.n + 1, 1);
     bool sound = seen != NULL && seen_out != NULL;
     uint64_t pages = 0;
     uint32_t i;
 
     for (i = 0; i < kv->config.slots && sound; i++) {
-        sound = tr_kv_slot_sound(kv, (int32_t) i, seen, seen_out, &sum);
+        sound = slot_sound(kv, (int32_t) i, seen, seen_out, &sum);
     }
+    sound = sound && ring_sound(&kv->m, seen);
     free(seen);
     free(seen_out);
     for (i = 0; i < TR_KV_LAYOUTS_MAX && sound; i++) {
         pages += sum.pages[i];
-        sound = sum.pages[i] == kv->totals.pages[i];
+        sound = sum.pages[i] == kv->m.report->pages[i];
     }
     /* as many pages in tables as have an owner */
     return sound && sum.tokens == kv->totals.tokens
            && sum.swapped_pages == kv->totals.swapped_pages
-           && pages + tr_kv_pages_left(&kv->pages) == kv->pages.n
-           && sum.swapped_pages + tr_kv_pages_left(&kv->swap) == kv->swap.n
-           && tr_kv_pages_sound(&kv->pages)
+           && pages + tr_kv_free_pages(kv) == kv->m.size.pages
+           && sum.swapped_pages == kv->swap.used
            && (kv->swap.n == 0 || tr_kv_pages_sound(&kv->swap));
 }

@@ -21,13 +21,13 @@
 /* ---- sizes -------------------------------------------------------------- */
 
 static tr_cuda_manager_size_t
-manager_size(const tr_kv_gpu_t *g)
+manager_size(const tr_kv_gpu_t *g, uint32_t pages)
 {
     uint32_t slots = g->kv.config.slots;
 
     slots = slots > g->device.max_seqs ? slots : g->device.max_seqs;
     return (tr_cuda_manager_size_t){ .slots = slots,
-                                     .pages = g->kv.pages.n,
+                                     .pages = pages,
                                      .max_len = g->kv.config.max_len,
                                      .max_prompts = g->device.max_prompts };
 }
@@ -45,10 +45,10 @@ carve(uint8_t *base, size_t *at, size_t bytes)
 /* Fills pointers into g->memory (NULL: none yet); returns the bytes of it, 0: no
  * manager is so large.  *manager: where its part is. */
 static size_t
-lay_memory(tr_kv_gpu_t *g, void **manager)
+lay_memory(tr_kv_gpu_t *g, uint32_t pages, void **manager)
 {
     const tr_cuda_api_t *cuda = g->device.cuda;
-    tr_cuda_manager_size_t size = manager_size(g);
+    tr_cuda_manager_size_t size = manager_size(g, pages);
     size_t bytes = cuda->manager_memory(&g->kv.view, &size), at = 0;
 
     if (bytes == 0) {
@@ -63,7 +63,7 @@ lay_memory(tr_kv_gpu_t *g, void **manager)
     g->input = carve(g->memory, &at, g->input_size);
     g->refused = carve(g->memory, &at,
                        g->kv.config.slots * sizeof(*g->refused));
-    g->swap_max = g->kv.swap.n < g->kv.pages.n ? g->kv.swap.n : g->kv.pages.n;
+    g->swap_max = g->kv.swap.n < pages ? g->kv.swap.n : pages;
     g->ids = carve(g->memory, &at, g->kv.swap.n * sizeof(int32_t));
     g->moved[0] = carve(g->memory, &at, g->swap_max * sizeof(int32_t));
     g->moved[1] = carve(g->memory, &at, g->swap_max * sizeof(int32_t));
@@ -93,6 +93,7 @@ size_pool(tr_kv_gpu_t *g, size_t *rest, tr_error_t *err)
 {
     uint64_t memory = g->kv.config.memory, bytes = g->kv.plan.page_bytes;
     uint64_t n = memory / bytes, fit;
+    tr_cuda_manager_size_t size;
     void *manager;
 
     n = n < TR_KV_HOST ? n : TR_KV_HOST - 1;
@@ -100,21 +101,22 @@ size_pool(tr_kv_gpu_t *g, size_t *rest, tr_error_t *err)
         if (n < g->kv.heads) {
             return too_small(g, n, *rest, err);
         }
-        g->kv.pages.n = (uint32_t) n;
-        tr_kv_lay_tables(&g->kv);
-        *rest = lay_memory(g, &manager);
+        tr_kv_lay_tables(&g->kv, (uint32_t) n);
+        *rest = lay_memory(g, (uint32_t) n, &manager);
         if (*rest == 0) {
             return tr_error_set(err, TR_ERR_INVALID, "max_num_seqs",
                                 "no page manager on the device for %u sequences"
                                 " (at most %u), %u prompts at once",
-                                manager_size(g).slots, TR_CUDA_SLOTS_MAX,
-                                g->device.max_prompts);
+                                manager_size(g, (uint32_t) n).slots,
+                                TR_CUDA_SLOTS_MAX, g->device.max_prompts);
         }
         if (*rest + n * bytes <= memory) {
             break;
         }
         fit = memory > *rest ? (memory - *rest) / bytes : 0;
     }
+    size = manager_size(g, (uint32_t) n);
+    manager_shape(&g->kv.view, &size, &g->kv.m);
     if (tr_kv_max_len(&g->kv, NULL) == 0) {
         return too_small(g, n, *rest, err);
     }
@@ -137,8 +139,9 @@ static tr_status_t
 open_device(tr_kv_gpu_t *g, size_t rest, tr_error_t *err)
 {
     const tr_cuda_api_t *cuda = g->device.cuda;
-    uint64_t bytes = (uint64_t) g->kv.pages.n * g->kv.plan.page_bytes;
-    tr_cuda_manager_size_t size = manager_size(g);
+    uint32_t pages = g->kv.m.size.pages;
+    uint64_t bytes = (uint64_t) pages * g->kv.plan.page_bytes;
+    tr_cuda_manager_size_t size = manager_size(g, pages);
     void *manager;
 
     g->pool = cuda->alloc(bytes);
@@ -149,9 +152,8 @@ open_device(tr_kv_gpu_t *g, size_t rest, tr_error_t *err)
     if (g->memory == NULL) {
         return no_memory(g, "device memory", rest, err);
     }
-    lay_memory(g, &manager);
-    g->kv.pages.memory = g->kv.view.pool = g->pool;
-    g->kv.pages.bytes = g->kv.plan.page_bytes;
+    lay_memory(g, pages, &manager);
+    g->kv.view.pool = g->pool;
     if (cuda->manager_create(g->device.stream, &g->kv.view, &size, manager,
                              &g->m)
         != 0) {
@@ -230,7 +232,12 @@ open_host(tr_kv_gpu_t *g, tr_error_t *err)
     l->command = calloc(l->room, sizeof(*l->command));
     l->group = calloc(l->room, sizeof(*l->group));
     g->mirror = calloc(g->kv.config.slots, sizeof(*g->mirror));
-    good = l->command != NULL && l->group != NULL && g->mirror != NULL;
+    g->kv.m.slot = calloc(g->kv.config.slots, sizeof(*g->kv.m.slot));
+    g->kv.m.seq = calloc(g->kv.config.slots, sizeof(*g->kv.m.seq));
+    g->kv.m.report = calloc(1, sizeof(*g->kv.m.report));
+    good = l->command != NULL && l->group != NULL && g->mirror != NULL
+           && g->kv.m.slot != NULL && g->kv.m.seq != NULL
+           && g->kv.m.report != NULL;
     for (i = 0; i < TR_KV_BATCHES; i++) {
         g->batch[i].rows = calloc(g->device.max_seqs,
                                   sizeof(*g->batch[i].rows));
@@ -254,14 +261,11 @@ list_alpha(tr_kv_gpu_t *g, const tr_kv_config_t *c, tr_error_t *err)
     for (i = 0; i < c->n_policies; i++) {
         const tr_kv_policy_t *p = c->policies[i];
 
-        if (p->kind == TR_KV_RULE_OWN
-            || (p->alpha_of != NULL && g->n_alpha == room)) {
+        if (p->alpha_of != NULL && g->n_alpha == room) {
             return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
-                                "KV policy %s cannot run on a device%s",
-                                p->spec,
-                                p->kind == TR_KV_RULE_OWN
-                                    ? ": it decides by functions of its own"
-                                    : ": too many have thresholds by head");
+                                "KV policy %s cannot run on a device: too many"
+                                " have thresholds by head",
+                                p->spec);
         }
         if (p->alpha_of != NULL) {
             g->alpha_host[g->n_alpha++] = p->alpha_of;
@@ -332,8 +336,10 @@ gpu_free(tr_kv_cache_t *kv)
     free(g->list.ids);
     free(g->id_next);
     free(g->mirror);
-    free(kv->seq);
-    free(kv->slot);
+    free(kv->m.seq);
+    free(kv->m.slot);
+    free(kv->m.report);
+    free(kv->policy);
     free(kv->free_slots);
     free(g);
 }
@@ -413,12 +419,13 @@ gpu_fill(tr_kv_gpu_t *g, const tr_kv_config_t *config, tr_error_t *err)
     rc = rc != TR_OK ? rc : send_alpha(g, err);
     if (rc == TR_OK) {
         g->kv.config.policies = NULL;
-        g->free = g->kv.pages.n;
-        g->report.end = g->kv.pages.n;
+        g->free = g->kv.m.size.pages;
+        g->report.end = g->kv.m.size.pages;
         g->next = g->oldest = g->wishes = 1;
         tr_log(TR_LEVEL_NOTICE,
                "kv device pool_mib=%llu manager_mib=%zu slots=%u",
-               (unsigned long long) g->kv.pages.n * g->kv.plan.page_bytes >> 20,
+               (unsigned long long) g->kv.m.size.pages * g->kv.plan.page_bytes
+                   >> 20,
                rest >> 20, g->kv.config.slots);
     }
     return rc;
@@ -464,5 +471,5 @@ uint32_t
 tr_kv_device_base(const tr_kv_cache_t *kv, int32_t slot)
 {
     tr_kv_slot(kv, slot);
-    return kv->seq[slot].base;
+    return kv->m.seq[slot].base;
 }

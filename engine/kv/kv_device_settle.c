@@ -52,7 +52,7 @@ expect_rows(tr_kv_gpu_t *g, const tr_kv_device_row_t *rows, uint32_t n)
 
     for (i = 0; i < n; i++) {
         int32_t slot = rows[i].slot;
-        const tr_kv_slot_t *s = &g->kv.slot[slot < 0 ? 0 : slot];
+        const tr_cuda_slot_t *s = &g->kv.m.slot[slot < 0 ? 0 : slot];
         tr_kv_mirror_t *x = &g->mirror[slot < 0 ? 0 : slot];
         uint32_t end = rows[i].pos + rows[i].n;
 
@@ -80,7 +80,7 @@ slots_used(const tr_kv_gpu_t *g)
 {
     uint32_t n = g->kv.config.slots;
 
-    while (n > 0 && !g->kv.slot[n - 1].open) {
+    while (n > 0 && !g->kv.m.slot[n - 1].open) {
         n--;
     }
     return n;
@@ -185,9 +185,9 @@ fault(const char *what, int64_t slot)
 static void
 replay(tr_kv_gpu_t *g, int32_t slot, const tr_cuda_tally_t *t, uint64_t serial)
 {
-    tr_kv_slot_t *s = &g->kv.slot[slot];
+    tr_cuda_slot_t *s = &g->kv.m.slot[slot];
     tr_kv_mirror_t *x = &g->mirror[slot];
-    tr_kv_seq_t *q = &g->kv.seq[slot];
+    tr_kv_seq_t *q = &g->kv.m.seq[slot];
     uint64_t i;
 
     g->kv.totals.tokens -= s->tokens - t->tokens;
@@ -229,7 +229,7 @@ static bool
 learn_slot(tr_kv_gpu_t *g, int32_t slot, const tr_cuda_tally_t *t,
            uint64_t serial)
 {
-    tr_kv_slot_t *s = &g->kv.slot[slot];
+    tr_cuda_slot_t *s = &g->kv.m.slot[slot];
     tr_kv_mirror_t *x = &g->mirror[slot];
 
     if (!s->open || x->opened > serial) {
@@ -279,12 +279,12 @@ learn_rows(tr_kv_gpu_t *g, const tr_kv_batch_t *b, uint64_t serial,
         tr_kv_mirror_t *x = &g->mirror[slot < 0 ? 0 : slot];
 
         stalled[i] = slot >= 0 && result[i] != TR_CUDA_GRANTED;
-        if (slot < 0 || !g->kv.slot[slot].open || x->opened > serial) {
+        if (slot < 0 || !g->kv.m.slot[slot].open || x->opened > serial) {
             continue;
         }
         if (!stalled[i]) {
             x->stalled = TR_KV_NEVER;
-        } else if (g->kv.slot[slot].dense && x->trial == TR_KV_NO_TRIAL
+        } else if (g->kv.m.slot[slot].dense && x->trial == TR_KV_NO_TRIAL
                    && x->touched <= serial) {
             return fault("no pages for a token that was granted", slot);
         } else if (tally[slot].tokens == b->rows[i].pos) {
@@ -306,11 +306,11 @@ learn_report(tr_kv_gpu_t *g, const tr_cuda_report_t *r, const tr_kv_batch_t *b,
     }
     g->report = *r;
     if (r->faults != 0 || r->n_refused != 0 || r->end < r->start
-        || r->end - r->start > g->kv.pages.n) {
+        || r->end - r->start > g->kv.m.size.pages) {
         tr_log(TR_LEVEL_ERROR,
                "kv device corrupt faults=%u refused=%u free=%lld pages=%u",
                r->faults, r->n_refused, (long long) (r->end - r->start),
-               g->kv.pages.n);
+               g->kv.m.size.pages);
         return false;
     }
     for (i = 0; i < b->n_refused; i++) {

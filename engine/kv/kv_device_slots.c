@@ -34,37 +34,42 @@ coming(tr_kv_gpu_t *g)
     return tr_kv_batch(g, g->next);
 }
 
+/* What the mirror's next token asks for. */
+static manager_wish_t
+next_wish(const tr_kv_gpu_t *g, int32_t slot)
+{
+    const tr_cuda_ask_t ask = { slot, TR_CUDA_ANY, TR_CUDA_NEXT };
+    manager_wish_t w;
+
+    manager_wish(&g->kv.m, &ask, &w);
+    return w;
+}
+
 uint64_t
 tr_kv_step_pages(const tr_kv_gpu_t *g, int32_t slot)
 {
     const tr_kv_mirror_t *x = &g->mirror[slot];
-    tr_kv_ask_t a;
+    manager_wish_t w = next_wish(g, slot);
 
-    tr_kv_ask(&g->kv, slot, g->kv.slot[slot].tokens + 1, &a);
-    if (a.kind != TR_KV_ASK_STEP) {
+    if (w.kind != WISH_STEP) {
         return 0;
     }
-    if (a.leaves != 0 && x->steps < TR_CUDA_EDGES) {
+    if (w.leaves != 0 && x->steps < TR_CUDA_EDGES) {
         return x->last.edge[x->steps];
     }
     /* a head takes one page: for a list, or for the window */
-    return a.leaves != 0 || a.window_page ? g->kv.heads : 0;
+    return w.leaves != 0 || w.window_page ? g->kv.heads : 0;
 }
 
 void
 tr_kv_step_mirror(tr_kv_gpu_t *g, int32_t slot)
 {
-    tr_kv_slot_t *s = &g->kv.slot[slot];
-    tr_kv_seq_t *q = &g->kv.seq[slot];
-    tr_kv_ask_t a;
+    manager_wish_t w = next_wish(g, slot);
 
-    tr_kv_ask(&g->kv, slot, s->tokens + 1, &a);
-    if (a.kind == TR_KV_ASK_STEP) {
-        s->pages += tr_kv_step_pages(g, slot);
+    if (w.kind == WISH_STEP) {
+        g->kv.m.slot[slot].pages += (uint32_t) tr_kv_step_pages(g, slot);
         g->mirror[slot].steps++;
-        q->base = a.n + 1;
-        q->window_from += a.leaves;
-        s->tokens++;
+        manager_next(&g->kv.m, &w);
         g->kv.totals.tokens++;
     }
 }
@@ -110,16 +115,16 @@ int32_t
 tr_kv_gpu_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    int32_t slot = tr_kv_take_slot(kv, policy);
+    tr_cuda_open_t open;
     tr_kv_mirror_t *x;
-    tr_kv_command_t *c;
     uint64_t list;
     uint32_t group;
 
-    if (slot < 0) {
+    if (!tr_kv_take_slot(kv, policy, &open)) {
         return -1;
     }
-    x = &g->mirror[slot];
+    manager_open_slot(&kv->m, &open);
+    x = &g->mirror[open.slot];
     list = x->list;
     group = x->group;
     *x = (tr_kv_mirror_t){ .opened = g->next,
@@ -130,12 +135,9 @@ tr_kv_gpu_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
                            .list = list,
                            .group = group,
                            .ids = -1 };
-    c = tr_kv_command(g, TR_KV_DO_OPEN, slot, -1);
-    c->open.slot = slot;
-    c->open.seq = kv->seq[slot];
-    c->open.rule = kv->slot[slot].policy.rule;
-    c->open.rule.alpha_of = device_alpha(g, c->open.rule.alpha_of);
-    return slot;
+    open.rule.alpha_of = device_alpha(g, open.rule.alpha_of);
+    tr_kv_command(g, TR_KV_DO_OPEN, open.slot, -1)->open = open;
+    return open.slot;
 }
 
 /* The first n of a slot's pages in host memory stay its own. */
@@ -167,7 +169,7 @@ void
 tr_kv_gpu_close(tr_kv_cache_t *kv, int32_t slot)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+    const tr_cuda_slot_t *s = tr_kv_slot(kv, slot);
 
     tr_kv_command(g, TR_KV_DO_CLOSE, slot, -1)->close = slot;
     if (!s->out) {
@@ -176,6 +178,8 @@ tr_kv_gpu_close(tr_kv_cache_t *kv, int32_t slot)
     }
     wish_no_more(g, slot);
     tr_kv_trim_ids(g, slot, 0);
+    kv->totals.tokens -= s->tokens;
+    memset(&kv->m.slot[slot], 0, sizeof(kv->m.slot[slot]));
     tr_kv_drop_slot(kv, slot);
 }
 
@@ -183,12 +187,12 @@ void
 tr_kv_gpu_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    tr_kv_command_t *c = tr_kv_command(g, TR_KV_DO_BEGIN, slot, -1);
+    const tr_cuda_begin_t begin = { slot, len };
 
-    c->begin.slot = slot;
-    c->begin.len = len;
+    assert(!tr_kv_slot(kv, slot)->out && len >= kv->m.slot[slot].tokens);
+    tr_kv_command(g, TR_KV_DO_BEGIN, slot, -1)->begin = begin;
     g->mirror[slot].touched = g->next;
-    tr_kv_host_prompt(kv, slot, len);
+    manager_begin(&kv->m, &begin);
 }
 
 /* ---- reserve ------------------------------------------------------------ */
@@ -209,26 +213,27 @@ tell(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
 static tr_status_t
 reserve_dense(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
 {
-    tr_kv_slot_t *s = &g->kv.slot[slot];
-    tr_kv_ask_t a;
+    const tr_cuda_ask_t ask = { slot, TR_CUDA_ANY, len };
+    tr_cuda_slot_t *s = &g->kv.m.slot[slot];
+    manager_wish_t w;
 
-    tr_kv_ask(&g->kv, slot, len, &a);
-    if (a.kind == TR_KV_ASK_NOTHING) {
-        return TR_OK;
-    }
-    if (a.pages > tr_kv_bound(g)) {
+    manager_wish(&g->kv.m, &ask, &w);
+    if (w.pages > tr_kv_bound(g)) {
         return TR_AGAIN;
+    }
+    if (w.kind == WISH_NOTHING) {
+        return TR_OK;
     }
     g->kv.totals.tokens += len - s->tokens;
     s->tokens = len;
-    if (a.more != 0) { /* else the batch's step does it */
-        s->dense_pages += a.more;
-        s->pages += a.pages;
-        g->mirror[slot].low += a.pages;
-        coming(g)->claimed += a.pages;
+    if (w.more != 0) { /* else the batch's step does it */
+        s->dense_pages += w.more;
+        s->pages += w.pages;
+        g->mirror[slot].low += w.pages;
+        coming(g)->claimed += w.pages;
         tell(g, slot, len);
     }
-    tr_kv_set_reading(&g->kv, slot);
+    manager_read(&g->kv.m, slot);
     return TR_OK;
 }
 
@@ -237,7 +242,7 @@ static tr_status_t
 reserve_next(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
 {
     tr_kv_mirror_t *x = &g->mirror[slot];
-    uint32_t tokens = g->kv.slot[slot].tokens;
+    uint32_t tokens = g->kv.m.slot[slot].tokens;
 
     if (len <= tokens) {
         return TR_OK;
@@ -265,7 +270,7 @@ tr_kv_gpu_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
         tr_kv_forget_wishes(g);
     }
     for (i = 0; i < n; i++) {
-        const tr_kv_slot_t *s = tr_kv_slot(kv, slots[i]);
+        const tr_cuda_slot_t *s = tr_kv_slot(kv, slots[i]);
 
         assert(!s->out);
         result[i] = s->dense ? reserve_dense(g, slots[i], lens[i])
@@ -289,9 +294,9 @@ worst_copy(const tr_kv_gpu_t *g, const tr_kv_seq_t *to)
     }
     each = to->window_from == 0
                ? 0
-               : tr_kv_ceil(to->window_from, few) + to->n_lists - 1;
+               : manager_ceil(to->window_from, few) + to->n_lists - 1;
     if (to->window != 0) {
-        each += tr_kv_window_pages(&g->kv.plan, to, to->base);
+        each += manager_window_pages(&g->kv.m, to, to->base);
     }
     return (uint64_t) each * g->kv.heads;
 }
@@ -300,68 +305,63 @@ worst_copy(const tr_kv_gpu_t *g, const tr_kv_seq_t *to)
 static uint64_t
 least_copy(const tr_kv_gpu_t *g, const tr_kv_seq_t *to)
 {
-    return to->window == 0
-               ? 0
-               : (uint64_t) g->kv.heads
-                     * tr_kv_window_pages(&g->kv.plan, to, to->base);
+    return to->window == 0 ? 0
+                           : (uint64_t) g->kv.heads
+                                 * manager_window_pages(&g->kv.m, to, to->base);
 }
 
 static void
-send_complete(tr_kv_gpu_t *g, int32_t slot, uint32_t len,
-              const tr_kv_policy_t *policy)
+send_complete(tr_kv_gpu_t *g, tr_cuda_complete_t complete)
 {
+    int32_t slot = complete.slot;
     tr_kv_mirror_t *x = &g->mirror[slot];
-    tr_kv_command_t *c;
 
-    if (x->told < len) {
-        tell(g, slot, len);
+    if (x->told < complete.len) {
+        tell(g, slot, complete.len);
     }
-    c = tr_kv_command(g, TR_KV_DO_COMPLETE, slot, -1);
-    c->complete.slot = slot;
-    c->complete.len = len;
-    c->complete.rule = policy->rule;
-    c->complete.rule.alpha_of = device_alpha(g, policy->alpha_of);
+    complete.rule.alpha_of = device_alpha(g, complete.rule.alpha_of);
+    tr_kv_command(g, TR_KV_DO_COMPLETE, slot, -1)->complete = complete;
     coming(g)->n_completed++;
     x->touched = x->trial_of = g->next;
-    x->trial_len = len;
+    x->trial_len = complete.len;
     x->trial_returns = g->returns;
 }
 
-/* The mirror of a slot whose prompt was compressed. */
+/* The mirror of a slot whose prompt was compressed, on so many pages. */
 static void
-become(tr_kv_gpu_t *g, int32_t slot, uint32_t len, const tr_kv_policy_t *policy,
-       const tr_kv_seq_t *to)
+become(tr_kv_gpu_t *g, tr_cuda_job_t *job, uint64_t pages,
+       const tr_kv_policy_t *policy)
 {
-    tr_kv_slot_t *s = &g->kv.slot[slot];
+    tr_kv_mirror_t *x = &g->mirror[job->slot];
 
-    g->kv.seq[slot] = *to;
-    g->kv.totals.tokens -= s->tokens - len;
-    s->policy = *policy;
-    s->tokens = len;
-    s->dense_pages = 0;
-    s->dense = false;
-    g->mirror[slot].told = len;
-    g->mirror[slot].steps = TR_CUDA_EDGES; /* counts are not known */
+    g->kv.totals.tokens -= g->kv.m.slot[job->slot].tokens - job->len;
+    g->kv.policy[job->slot].begun = *policy;
+    job->pages = (uint32_t) pages;
+    manager_become(&g->kv.m, job);
+    x->told = job->len;
+    x->steps = TR_CUDA_EDGES; /* counts are not known */
 }
 
 tr_status_t
 tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+    tr_cuda_slot_t *s = tr_kv_slot(kv, slot);
     tr_kv_mirror_t *x = &g->mirror[slot];
+    tr_cuda_complete_t complete = { .slot = slot, .len = len };
     tr_kv_policy_t policy;
-    tr_kv_seq_t to;
+    tr_cuda_job_t job;
     uint64_t worst, bound;
 
-    assert(!s->out && len >= kv->seq[slot].base && len <= s->tokens);
-    if (s->policy.n_levels == 0) {
+    assert(!s->out && len >= kv->m.seq[slot].base && len <= s->tokens);
+    if (s->rule.n_levels == 0) {
         return TR_OK;
     }
-    tr_kv_prompt_target(kv, slot, len, &policy, &to);
+    tr_kv_policy_for(&kv->policy[slot].origin, len, &policy);
+    complete.rule = policy.rule;
+    manager_job(&kv->m, &complete, &job);
     if (x->trial == TR_KV_DONE && len == x->trial_len) {
-        s->pages = x->low; /* as reported */
-        become(g, slot, len, &policy, &to);
+        become(g, &job, x->low, &policy); /* as reported */
         x->steps = 0;
         x->trial = TR_KV_NO_TRIAL;
         return TR_OK;
@@ -372,23 +372,23 @@ tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
         return TR_AGAIN;
     }
     if (s->dense_pages == 0) { /* nothing moves */
-        send_complete(g, slot, len, &s->policy);
+        complete.rule = s->rule;
+        send_complete(g, complete);
         s->dense = false;
         return TR_OK;
     }
-    worst = worst_copy(g, &to);
+    worst = worst_copy(g, &job.to);
     bound = tr_kv_bound(g);
-    send_complete(g, slot, len, &policy);
+    send_complete(g, complete);
     coming(g)->claimed += worst; /* more than the bound: it may be better */
     if (worst > bound) {
-        x->low = least(x->low, least_copy(g, &to));
+        x->low = least(x->low, least_copy(g, &job.to));
         x->trial = TR_KV_TRIED;
         return TR_AGAIN;
     }
-    x->low = least_copy(g, &to);
+    x->low = least_copy(g, &job.to);
     x->trial = TR_KV_SURE;
-    s->pages = worst;
-    become(g, slot, len, &policy, &to);
+    become(g, &job, worst, &policy);
     return TR_OK;
 }
 
@@ -402,7 +402,7 @@ tr_kv_gpu_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
     tr_status_t rc;
 
     assert(from != to && tr_kv_slot(kv, from)->tokens >= len);
-    assert(kv->seq[from].base == 0 && !kv->slot[from].out);
+    assert(kv->m.seq[from].base == 0 && !kv->m.slot[from].out);
     assert(tr_kv_slot(kv, to)->pages == 0);
     rc = reserve_dense(g, to, len);
     if (rc != TR_OK) {
@@ -411,7 +411,7 @@ tr_kv_gpu_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
     if (g->mirror[from].told < len) {
         tell(g, from, len);
     }
-    kv->seq[to].recent_from = kv->seq[from].recent_from;
+    kv->m.seq[to].recent_from = kv->m.seq[from].recent_from;
     c = tr_kv_command(g, TR_KV_DO_FORK, to, from);
     c->fork.from = from;
     c->fork.to = to;
@@ -446,7 +446,7 @@ tr_status_t
 tr_kv_gpu_swap_out(tr_kv_cache_t *kv, int32_t slot)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+    tr_cuda_slot_t *s = tr_kv_slot(kv, slot);
     tr_kv_mirror_t *x = &g->mirror[slot];
     tr_kv_command_t *c;
 
@@ -476,7 +476,7 @@ tr_status_t
 tr_kv_gpu_swap_in(tr_kv_cache_t *kv, int32_t slot)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+    tr_cuda_slot_t *s = tr_kv_slot(kv, slot);
     tr_kv_mirror_t *x = &g->mirror[slot];
     tr_kv_command_t *c;
 

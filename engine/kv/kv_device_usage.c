@@ -28,14 +28,14 @@ fill_usage(const tr_kv_cache_t *kv, uint32_t tokens, uint64_t pages,
 void
 tr_kv_gpu_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
 {
-    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+    const tr_cuda_slot_t *s = tr_kv_slot(kv, slot);
     const tr_kv_mirror_t *x = &tr_kv_gpu(kv)->mirror[slot];
     const tr_cuda_tally_t *t = &x->last;
     uint64_t high, low = 0;
     uint32_t l;
 
     /* dense pages are exact here; so is a slot that no report knows, nearly */
-    if ((s->dense && kv->seq[slot].base == 0 && x->trial == TR_KV_NO_TRIAL)
+    if ((s->dense && kv->m.seq[slot].base == 0 && x->trial == TR_KV_NO_TRIAL)
         || !x->counted) {
         fill_usage(kv, s->tokens, s->pages, (uint64_t) s->tokens * kv->heads, 0,
                    out);
@@ -76,7 +76,7 @@ tr_kv_gpu_usage_in(const tr_kv_cache_t *kv, int32_t slot,
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
     bool asked = g->list.n != 0 && g->mirror[slot].list == g->list.number;
 
-    if (kv->seq[slot].n_lists == 0) { /* nothing is counted */
+    if (kv->m.seq[slot].n_lists == 0) { /* nothing is counted */
         tr_kv_usage_of(kv, slot, NULL, plan, out);
         return;
     }
@@ -123,13 +123,13 @@ ids_sound(const tr_kv_gpu_t *g)
     for (i = 0; i < g->kv.config.slots; i++) {
         const tr_kv_mirror_t *x = &g->mirror[i];
 
-        if (!g->kv.slot[i].open) {
+        if (!g->kv.m.slot[i].open) {
             continue;
         }
         for (at = x->ids, n = 0; at >= 0 && n <= x->n_ids; n++) {
             at = g->id_next[at];
         }
-        if (n != x->n_ids || (n != 0 && !g->kv.slot[i].out)) {
+        if (n != x->n_ids || (n != 0 && !g->kv.m.slot[i].out)) {
             return false;
         }
         sum += n;
@@ -146,7 +146,7 @@ tr_kv_gpu_sound(const tr_kv_cache_t *kv)
     uint32_t i;
 
     for (i = 0; i < kv->config.slots; i++) {
-        const tr_kv_slot_t *s = &kv->slot[i];
+        const tr_cuda_slot_t *s = &kv->m.slot[i];
 
         if (!s->open) {
             continue;
@@ -161,7 +161,7 @@ tr_kv_gpu_sound(const tr_kv_cache_t *kv)
     for (i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
         used += g->report.pages[i];
     }
-    if (tokens != kv->totals.tokens || low > kv->pages.n || !ids_sound(g)
+    if (tokens != kv->totals.tokens || low > kv->m.size.pages || !ids_sound(g)
         || g->failed) {
         return false;
     }
@@ -169,5 +169,5 @@ tr_kv_gpu_sound(const tr_kv_cache_t *kv)
         return true;
     }
     (void) exact;
-    return used + g->free == kv->pages.n && low == used;
+    return used + g->free == kv->m.size.pages && low == used;
 }

@@ -5,40 +5,6 @@
  */
 #include "kv_internal.h"
 
-static bool
-always(const tr_kv_cache_t *kv)
-{
-    (void) kv;
-    return true;
-}
-
-static bool
-never(const tr_kv_cache_t *kv, int32_t slot)
-{
-    (void) kv;
-    (void) slot;
-    return false;
-}
-
-const tr_kv_ops_t tr_kv_host_ops = {
-    .free = tr_kv_host_free,
-    .settled = always,
-    .free_pages = tr_kv_host_free_pages,
-    .open = tr_kv_host_open,
-    .close = tr_kv_host_close,
-    .prompt = tr_kv_host_prompt,
-    .reserve_batch = tr_kv_host_reserve_batch,
-    .compress = tr_kv_host_compress,
-    .compressing = never,
-    .fork = tr_kv_host_fork,
-    .swap_out = tr_kv_host_swap_out,
-    .swap_in = tr_kv_host_swap_in,
-    .usage = tr_kv_host_usage,
-    .usage_in = tr_kv_host_usage_in,
-    .totals = tr_kv_host_totals,
-    .sound = tr_kv_host_sound,
-};
-
 /* ---- of any kind -------------------------------------------------------- */
 
 const tr_page_plan_t *
@@ -56,7 +22,7 @@ tr_kv_page_bytes(const tr_kv_cache_t *kv)
 uint64_t
 tr_kv_pages(const tr_kv_cache_t *kv)
 {
-    return kv->pages.n;
+    return kv->m.size.pages;
 }
 
 uint64_t
@@ -74,21 +40,22 @@ tr_kv_view(const tr_kv_cache_t *kv, tr_kv_view_t *out)
 const tr_kv_policy_t *
 tr_kv_slot_policy(const tr_kv_cache_t *kv, int32_t slot)
 {
-    return &tr_kv_slot(kv, slot)->policy;
+    tr_kv_slot(kv, slot);
+    return &kv->policy[slot].begun;
 }
 
 bool
 tr_kv_uncompressed(const tr_kv_cache_t *kv, int32_t slot)
 {
-    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+    const tr_cuda_slot_t *s = tr_kv_slot(kv, slot);
 
-    return s->policy.n_levels != 0 && s->tokens > kv->seq[slot].base;
+    return s->rule.n_levels != 0 && s->tokens > kv->m.seq[slot].base;
 }
 
 uint64_t
 tr_kv_swapped_pages(const tr_kv_cache_t *kv, int32_t slot)
 {
-    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+    const tr_cuda_slot_t *s = tr_kv_slot(kv, slot);
 
     return s->out ? s->pages : 0;
 }

@@ -29,12 +29,6 @@ tr_kv_level_tokens(const tr_page_plan_t *plan, const tr_kv_level_t *level)
     return plan->layout[i].tokens;
 }
 
-uint64_t
-tr_kv_host_free_pages(const tr_kv_cache_t *kv)
-{
-    return tr_kv_pages_left(&kv->pages);
-}
-
 /* Tokens in the window of a slot whose last prompt had n. */
 static uint32_t
 tr_kv_window_tokens(const tr_kv_policy_t *p, uint32_t n)
@@ -44,7 +38,7 @@ tr_kv_window_tokens(const tr_kv_policy_t *p, uint32_t n)
     if (p->n_levels == 0) {
         return 0;
     }
-    if (p->begin != NULL) {
+    if (p->row->begin != NULL) {
         tr_kv_policy_for(p, n, &begun);
         p = &begun;
     }
@@ -59,7 +53,8 @@ tr_kv_policy_window(const tr_page_plan_t *plan, const tr_kv_policy_t *p,
 
     return tokens == 0
                ? 0
-               : tr_kv_ceil(tokens, tr_kv_level_tokens(plan, &p->window_level));
+               : manager_ceil(tokens,
+                              tr_kv_level_tokens(plan, &p->window_level));
 }
 
 uint64_t
@@ -72,16 +67,16 @@ tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
     uint64_t sum;
 
     tr_kv_policy_for(p, n, &begun);
-    each = tr_kv_ceil(n, kv->plan.layout[0].tokens)
+    each = manager_ceil(n, kv->plan.layout[0].tokens)
            + tr_kv_policy_window(&kv->plan, p, n);
     sum = (uint64_t) each * kv->heads;
     for (head = 0; head < kv->heads && p->n_levels != 0; head++) {
         uint32_t tokens[TR_KV_LISTS_MAX] = { 0 };
 
-        begun.charge(&begun, head / lists, head % lists, n, tokens);
+        p->row->charge(&begun, head / lists, head % lists, n, tokens);
         for (l = 0; l < p->n_levels; l++) {
-            sum += tr_kv_ceil(tokens[l],
-                              tr_kv_level_tokens(&kv->plan, &p->level[l]));
+            sum += manager_ceil(tokens[l],
+                                tr_kv_level_tokens(&kv->plan, &p->level[l]));
         }
     }
     return sum;
@@ -101,7 +96,7 @@ tr_kv_worst_copy(const tr_page_plan_t *plan, const tr_kv_policy_t *p,
 
         least = tokens < least ? tokens : least;
     }
-    return tr_kv_ceil(n - tr_kv_window_tokens(p, n), least) + p->n_levels - 1
+    return manager_ceil(n - tr_kv_window_tokens(p, n), least) + p->n_levels - 1
            + tr_kv_policy_window(plan, p, n);
 }
 
@@ -111,13 +106,13 @@ tr_kv_worst_copy(const tr_page_plan_t *plan, const tr_kv_policy_t *p,
 static bool
 tr_kv_len_fits(const tr_kv_cache_t *kv, const tr_kv_policy_t *p, uint32_t n)
 {
-    uint64_t each = tr_kv_ceil(n, kv->plan.layout[0].tokens);
+    uint64_t each = manager_ceil(n, kv->plan.layout[0].tokens);
 
     if (p->n_levels != 0) {
         each += (uint64_t) tr_kv_worst_copy(&kv->plan, p, n) + p->n_levels + 1
                 + tr_kv_policy_window(&kv->plan, p, n);
     }
-    return each <= kv->pages.n / kv->heads;
+    return each <= kv->m.size.pages / kv->heads;
 }
 
 uint32_t
@@ -143,17 +138,17 @@ void
 tr_kv_usage_of(const tr_kv_cache_t *kv, int32_t slot, const uint32_t *counts,
                const tr_page_plan_t *plan, tr_kv_usage_t *out)
 {
-    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
-    const tr_kv_seq_t *q = &kv->seq[slot];
-    const tr_kv_policy_t *p = &s->policy;
+    const tr_cuda_slot_t *s = tr_kv_slot(kv, slot);
+    const tr_kv_seq_t *q = &kv->m.seq[slot];
+    const tr_kv_policy_t *p = &kv->policy[slot].begun;
     uint32_t dense = s->tokens - q->base, each, head, l;
     uint64_t pages, all = (uint64_t) s->tokens * kv->heads;
     uint64_t sum[TR_KV_LISTS_MAX] = { 0 }, high, low = 0;
 
-    each = tr_kv_ceil(dense, plan->layout[0].tokens);
+    each = manager_ceil(dense, plan->layout[0].tokens);
     if (q->base != 0 && q->window != 0) {
-        each += tr_kv_ceil(q->base < q->window ? q->base : q->window,
-                           tr_kv_level_tokens(plan, &p->window_level));
+        each += manager_ceil(q->base < q->window ? q->base : q->window,
+                             tr_kv_level_tokens(plan, &p->window_level));
     }
     pages = (uint64_t) each * kv->heads;
     for (l = 0; l < q->n_lists; l++) {
@@ -162,7 +157,7 @@ tr_kv_usage_of(const tr_kv_cache_t *kv, int32_t slot, const uint32_t *counts,
 
         for (head = 0; head < kv->heads; head++) {
             sum[l] += count[head * TR_KV_LISTS_MAX];
-            pages += tr_kv_ceil(count[head * TR_KV_LISTS_MAX], tokens);
+            pages += manager_ceil(count[head * TR_KV_LISTS_MAX], tokens);
         }
         low += l > 0 ? sum[l] : 0;
     }
@@ -184,7 +179,7 @@ void
 tr_kv_host_usage_in(const tr_kv_cache_t *kv, int32_t slot,
                     const tr_page_plan_t *plan, tr_kv_usage_t *out)
 {
-    tr_kv_usage_of(kv, slot, tr_kv_counts(kv, slot, 0), plan, out);
+    tr_kv_usage_of(kv, slot, manager_counts(&kv->m, slot, 0), plan, out);
 }
 
 void
@@ -192,7 +187,7 @@ tr_kv_host_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
 {
     tr_kv_host_usage_in(kv, slot, &kv->plan, out);
     /* dense pages may be there for tokens to come */
-    out->bytes = kv->slot[slot].pages * kv->pages.bytes;
+    out->bytes = (uint64_t) kv->m.slot[slot].pages * kv->plan.page_bytes;
 }
 
 tr_status_t
@@ -238,6 +233,11 @@ tr_kv_levels_of(const tr_kv_policy_t *p, tr_kv_level_t *level, uint32_t *n,
 void
 tr_kv_host_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out)
 {
+    uint32_t i;
+
     *out = kv->totals;
     out->full_bytes = out->tokens * tr_kv_token_bytes(kv);
+    for (i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
+        out->pages[i] = kv->m.report->pages[i];
+    }
 }

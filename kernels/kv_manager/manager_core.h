@@ -1,30 +1,62 @@
 /*
  * manager_core.h: how the page manager works (manager.h), in programs of one
- * block of threads.  They compile as device code and, for tests without a GPU,
- * as plain C: EACH_THREAD is a phase that every thread of the block goes
- * through before any goes on, on the host a loop.  What lives longer than a
- * phase is in `shared` or the same for all threads.
+ * block of threads that compile for a device and, as plain C, for the host.
  *
- * A program is named after what it does; which blocks run it, and that its
- * last block runs the next one, is said in manager.cu.
+ * A program is a sequence of phases.  EACH (i, n) is a phase over n items, in
+ * any order: the threads of a block share them, and all are done before the next
+ * phase begins.  EACH_THREAD is a phase with a sum or the like of every thread's
+ * own.  What lives longer than a phase is in the block's shared memory, or the
+ * same for all threads.  On the host a block is one thread, so that a phase is a
+ * loop.
+ *
+ * A program is named after what it does.  Which blocks run it, and that the last
+ * block of one goes on with the next, is said by the two drivers: manager.cu and
+ * manager_host.c.
  */
 #ifndef TR_CUDA_MANAGER_CORE_H
 #define TR_CUDA_MANAGER_CORE_H
 
 #include "manager.h"
 
+/* Threads of a block, partial sums added by one of them, and threads that share
+ * a head's pages.  Tests of the host's code have more than one thread, too. */
+#if defined(__CUDACC__) || defined(__CUDA_ARCH__)
 #define MANAGER_THREADS 256u
-#define MANAGER_GROUP 16u /* partial sums added by one thread */
+#endif
+#ifndef MANAGER_THREADS
+#define MANAGER_THREADS 1u
+#define MANAGER_KEEPS_KEYS /* of ranks; others form them anew */
+#endif
+#if MANAGER_THREADS > 1
+#define MANAGER_GROUP 16u
+#define MANAGER_WARP 32u
+#else
+#define MANAGER_GROUP 1u
+#define MANAGER_WARP 1u
+#endif
 #define MANAGER_GROUPS (MANAGER_THREADS / MANAGER_GROUP)
+#define MANAGER_WARPS (MANAGER_THREADS / MANAGER_WARP)
+#define MANAGER_CHUNK 256u /* heads of a step that a block plans */
 #define MANAGER_NOBODY UINT32_MAX
 #define MANAGER_NEVER UINT32_MAX /* pages that no pool has */
-#define MANAGER_WARP 32u
 
 #ifdef __CUDA_ARCH__
-#define EACH_THREAD(tid, n)                                 \
+#define EACH_THREAD(tid)                                    \
     for (uint32_t tid = threadIdx.x, once_ = 1; once_ != 0; \
          once_ = 0, __syncthreads())
+/* Heads of a chunk go through some steps of a phase side by side: on a device in
+ * a thread each, on the host so many at a time, so that what they read, each in
+ * another page, comes from memory together.  EACH_AHEAD is such a step, without a
+ * wait; MINE is what a head keeps from one to the next. */
+#define MANAGER_AHEAD MANAGER_CHUNK
+#define EACH_AHEAD(i, n) \
+    for (uint32_t i = threadIdx.x, once_ = i < (n); once_ != 0; once_ = 0)
+#define MANAGER_OWN(type, name) type name
+#define MINE(name, i) name
+#define MANAGER_PREFETCH(at) ((void) (at))
+#define MANAGER_WAIT() __syncthreads()
 #define MANAGER_ADD(at, n) ((void) atomicAdd(at, n))
+#define MANAGER_ADD_ALL(at, n) ((void) atomicAdd(at, n))
 #define MANAGER_OR(at, bits) ((void) atomicOr(at, bits))
 #define MANAGER_POPC(x) ((uint32_t) __popc(x))
 #else
@@ -32,13 +64,32 @@
 #ifndef MANAGER_ORDER
 #define MANAGER_ORDER(i, n) (i)
 #endif
-#define EACH_THREAD(tid, n)                                          \
-    for (uint32_t each_ = 0, tid = MANAGER_ORDER(0, n); each_ < (n); \
-         each_++, tid = MANAGER_ORDER(each_, n))
+#define EACH_THREAD(tid)                                              \
+    for (uint32_t each_ = 0, tid = MANAGER_ORDER(0, MANAGER_THREADS); \
+         each_ < MANAGER_THREADS;                                     \
+         each_++, tid = MANAGER_ORDER(each_, MANAGER_THREADS))
+#define MANAGER_AHEAD 32u
+#define EACH_AHEAD(i, n) for (uint32_t i = 0; i < (n); i++)
+#define MANAGER_OWN(type, name) type name[MANAGER_AHEAD]
+#define MINE(name, i) name[i]
+#define MANAGER_PREFETCH(at) __builtin_prefetch(at)
+#define MANAGER_WAIT() ((void) 0)
 #define MANAGER_ADD(at, n) ((void) (*(at) += (n)))
+/* Blocks run side by side. */
+#define MANAGER_ADD_ALL(at, n) \
+    ((void) __atomic_fetch_add(at, n, __ATOMIC_RELAXED))
 #define MANAGER_OR(at, bits) ((void) (*(at) |= (bits)))
 #define MANAGER_POPC(x) ((uint32_t) __builtin_popcount(x))
 #endif
+
+/* A page was given out, or came back. */
+#ifndef MANAGER_POISON
+#define MANAGER_POISON(m, page) ((void) 0)
+#endif
+
+#define EACH(i, n)     \
+    EACH_THREAD (tid_) \
+        for (uint32_t i = tid_; i < (n); i += MANAGER_THREADS)
 
 /* A slot, beyond what kernels see of it. */
 typedef struct tr_cuda_slot {
@@ -126,14 +177,12 @@ manager_take_area(uint8_t *base, size_t *at, size_t bytes)
     return base == NULL ? NULL : base + begin;
 }
 
-/* Fills m for this memory (NULL: none yet); returns its bytes, 0: refused. */
-static inline size_t
-manager_lay(const tr_kv_view_t *shape, const tr_cuda_manager_size_t *size,
-            void *memory, tr_cuda_manager_t *m)
+/* Fills m but for its arrays; false: refused. */
+static inline bool
+manager_shape(const tr_kv_view_t *shape, const tr_cuda_manager_size_t *size,
+              tr_cuda_manager_t *m)
 {
-    uint64_t heads = (uint64_t) shape->layers * shape->lists, rows;
-    uint8_t *base = (uint8_t *) memory;
-    size_t at = 0;
+    uint64_t heads = (uint64_t) shape->layers * shape->lists;
 
     if (heads == 0 || heads > UINT32_MAX / TR_CUDA_SLOTS_MAX || size->slots == 0
         || size->slots > TR_CUDA_SLOTS_MAX || size->pages == 0
@@ -141,13 +190,13 @@ manager_lay(const tr_kv_view_t *shape, const tr_cuda_manager_size_t *size,
         || size->max_prompts == 0 || size->max_prompts > size->slots
         || shape->n_layouts == 0 || shape->n_layouts > TR_KV_LAYOUTS_MAX
         || shape->table_len == 0) {
-        return 0;
+        return false;
     }
     memset(m, 0, sizeof(*m));
     m->view = *shape;
     m->size = *size;
     m->heads = (uint32_t) heads;
-    m->chunks = manager_ceil(m->heads, MANAGER_THREADS);
+    m->chunks = manager_ceil(m->heads, MANAGER_CHUNK);
     m->dest_len = (size->max_len + 15) / 16 * 16;
     for (uint32_t i = 0; i < shape->n_layouts; i++) {
         const tr_kv_layout_t *l = &shape->layout[i];
@@ -158,6 +207,21 @@ manager_lay(const tr_kv_view_t *shape, const tr_cuda_manager_size_t *size,
         m->place[i].position_bytes = l->position_bytes;
         m->place[i].recent = l->recent;
     }
+    return true;
+}
+
+/* Fills m for this memory (NULL: none yet); returns its bytes, 0: refused. */
+static inline size_t
+manager_lay(const tr_kv_view_t *shape, const tr_cuda_manager_size_t *size,
+            void *memory, tr_cuda_manager_t *m)
+{
+    uint8_t *base = (uint8_t *) memory;
+    size_t at = 0, heads, rows;
+
+    if (!manager_shape(shape, size, m)) {
+        return 0;
+    }
+    heads = m->heads;
     rows = heads * size->slots;
 #define TAKE(field, type, n) \
     m->field = (type *) manager_take_area(base, &at, (n) * sizeof(type))
@@ -194,16 +258,12 @@ manager_lay(const tr_kv_view_t *shape, const tr_cuda_manager_size_t *size,
     return at;
 }
 
-/* Thread t of n: everything as it is before the first slot is opened. */
+/* Thread t of n: pages and slots as they are before the first slot is opened. */
 TR_HD void
-manager_reset(const tr_cuda_manager_t *m, size_t t, size_t n)
+manager_reset_pages(const tr_cuda_manager_t *m, size_t t, size_t n)
 {
-    size_t tables = (size_t) m->size.slots * m->heads * m->view.table_len;
     uint32_t i;
 
-    for (size_t j = t; j < tables; j += n) {
-        m->tables[j] = -1;
-    }
     for (size_t j = t; j < m->size.pages; j += n) {
         m->ring[j] = (int32_t) j;
         m->owner[j] = MANAGER_NOBODY;
@@ -219,6 +279,18 @@ manager_reset(const tr_cuda_manager_t *m, size_t t, size_t n)
             m->ticket[i] = 0;
         }
     }
+}
+
+/* And their tables. */
+TR_HD void
+manager_reset(const tr_cuda_manager_t *m, size_t t, size_t n)
+{
+    size_t tables = (size_t) m->size.slots * m->heads * m->view.table_len;
+
+    for (size_t j = t; j < tables; j += n) {
+        m->tables[j] = -1;
+    }
+    manager_reset_pages(m, t, n);
 }
 
 /* Of a token of a list's page. */
@@ -240,9 +312,10 @@ manager_fetch(const tr_cuda_manager_t *m, uint64_t at, int32_t slot,
     int32_t page = m->ring[at % m->size.pages];
 
     if (page < 0 || m->owner[page] != MANAGER_NOBODY) {
-        MANAGER_ADD(&m->report->faults, 1);
+        MANAGER_ADD_ALL(&m->report->faults, 1);
     } else {
         m->owner[page] = (uint32_t) slot;
+        MANAGER_POISON(m, page);
     }
     *entry = page;
 }
@@ -255,10 +328,11 @@ manager_store(const tr_cuda_manager_t *m, uint64_t at, int32_t slot,
 
     if (page < 0 || (uint32_t) page >= m->size.pages
         || m->owner[page] != (uint32_t) slot) {
-        MANAGER_ADD(&m->report->faults, 1);
+        MANAGER_ADD_ALL(&m->report->faults, 1);
         page = -1;
     } else {
         m->owner[page] = MANAGER_NOBODY;
+        MANAGER_POISON(m, page);
     }
     m->ring[at % m->size.pages] = page;
     *entry = -1;
@@ -315,21 +389,19 @@ manager_runs(const tr_cuda_manager_t *m, const tr_kv_seq_t *q,
 
 /* ---- sums of a block ---------------------------------------------------- */
 
-/* Each thread's value is in part[]; after manager_groups and a phase's end the
- * sum of all lower threads is manager_below. */
+/* Each thread's value is in part[]; when manager_group has been there for each
+ * group the sum of all lower threads is manager_below. */
 typedef struct {
     uint32_t part[MANAGER_THREADS];
     uint32_t group[MANAGER_GROUPS];
 } manager_sum_t;
 
 TR_HD void
-manager_groups(manager_sum_t *s, uint32_t tid)
+manager_group(manager_sum_t *s, uint32_t group)
 {
-    if (tid < MANAGER_GROUPS) {
-        s->group[tid] = 0;
-        for (uint32_t i = 0; i < MANAGER_GROUP; i++) {
-            s->group[tid] += s->part[tid * MANAGER_GROUP + i];
-        }
+    s->group[group] = 0;
+    for (uint32_t i = 0; i < MANAGER_GROUP; i++) {
+        s->group[group] += s->part[group * MANAGER_GROUP + i];
     }
 }
 

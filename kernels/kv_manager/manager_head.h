@@ -1,7 +1,6 @@
 /*
  * manager_head.h: what one request wants of a step, and what one head of it
- * decides (Algorithm 1 of DiffKV): one thread each, reading what the last step
- * left.  The same decisions as engine/kv/kv_step.c.
+ * decides (Algorithm 1 of DiffKV), reading what the last step left.
  */
 #ifndef TR_CUDA_MANAGER_HEAD_H
 #define TR_CUDA_MANAGER_HEAD_H
@@ -98,8 +97,9 @@ manager_wish(const tr_cuda_manager_t *m, const tr_cuda_ask_t *ask,
 typedef struct {
     tr_kv_mark_t mark; /* of the least significant token of list `to` */
     int to;            /* where the leaving token goes */
-    bool look;      /* that token is the list's victim, not the leaving one */
-    uint32_t index; /* then its place in the list */
+    bool look;      /* that token is the list's victim, not the leaving one: */
+    uint32_t index; /* its place in the list, */
+    uint32_t entry; /* and the page's in the table */
 } manager_half_t;
 
 TR_HD float
@@ -109,28 +109,15 @@ manager_float(const tr_cuda_manager_t *m, int32_t page, uint32_t offset)
                                             + offset);
 }
 
-/* The list's victim in place of the leaving token's mark. */
-TR_HD void
-manager_look(const tr_cuda_manager_t *m, const tr_kv_seq_t *q,
-             const int32_t *row, manager_half_t *h)
-{
-    const tr_cuda_place_t *place = &m->place[q->list_layout[h->to]];
-    int32_t page = row[tr_kv_list_entry(&m->view, (uint32_t) h->to,
-                                        h->index / place->tokens)];
-    uint32_t at = h->index % place->tokens;
-
-    h->mark.score = manager_float(m, page, place->score + at * 4);
-    h->mark.position = manager_position(m, place, page, at);
-}
-
 /* Where the leaving token goes, and who is the least significant of that list:
- * it, or one that is already there. */
+ * it, or one that is already there, which manager_look reads. */
 TR_HD void
 manager_leave(const tr_cuda_manager_t *m, const manager_wish_t *w,
-              uint32_t head, const uint32_t *count, manager_half_t *h)
+              uint32_t head, manager_half_t *h)
 {
     const tr_kv_seq_t *q = &m->seq[w->slot];
     const int32_t *row = manager_row(m, w->slot, head);
+    const uint32_t *count = manager_counts(m, w->slot, head);
     const tr_kv_victim_t *victim = m->victim
                                    + manager_head(m, w->slot, head)
                                          * TR_KV_LISTS_MAX;
@@ -154,7 +141,44 @@ manager_leave(const tr_cuda_manager_t *m, const manager_wish_t *w,
     if (!(own < victim->significance) && count[h->to] != 0) {
         h->look = true;
         h->index = victim->index;
-        manager_look(m, q, row, h);
+        h->entry = tr_kv_list_entry(
+            &m->view, (uint32_t) h->to,
+            h->index / m->place[q->list_layout[h->to]].tokens);
+        MANAGER_PREFETCH(row + h->entry);
+    }
+}
+
+/* What manager_look reads comes from memory. */
+TR_HD void
+manager_look_ahead(const tr_cuda_manager_t *m, const manager_wish_t *w,
+                   uint32_t head, const manager_half_t *h)
+{
+    if (h->look) {
+        const tr_cuda_place_t
+            *place = &m->place[m->seq[w->slot].list_layout[h->to]];
+        const uint8_t *page = tr_kv_page_at(&m->view,
+                                            manager_row(m, w->slot,
+                                                        head)[h->entry]);
+        uint32_t at = h->index % place->tokens;
+
+        MANAGER_PREFETCH(page + place->score + at * 4);
+        MANAGER_PREFETCH(page + place->position + at * place->position_bytes);
+    }
+}
+
+/* The list's victim in place of the leaving token's mark. */
+TR_HD void
+manager_look(const tr_cuda_manager_t *m, const manager_wish_t *w, uint32_t head,
+             manager_half_t *h)
+{
+    if (h->look) {
+        const tr_cuda_place_t
+            *place = &m->place[m->seq[w->slot].list_layout[h->to]];
+        int32_t page = manager_row(m, w->slot, head)[h->entry];
+        uint32_t at = h->index % place->tokens;
+
+        h->mark.score = manager_float(m, page, place->score + at * 4);
+        h->mark.position = manager_position(m, place, page, at);
     }
 }
 
@@ -216,33 +240,17 @@ manager_move(const tr_cuda_manager_t *m, const manager_wish_t *w,
                : TR_KV_NOWHERE;
 }
 
-/* Plans a head of a step: its move, and for what it wants a page. */
-TR_HD int8_t
-manager_plan_head(const tr_cuda_manager_t *m, const manager_wish_t *w,
-                  uint32_t head)
+/* A head's move when nobody leaves: the window fills. */
+TR_HD tr_kv_move_t
+manager_no_move(void)
 {
-    const uint32_t *in = manager_counts(m, w->slot, head);
     tr_kv_move_t move;
-    manager_half_t half;
-    int8_t want = TR_KV_NOWHERE;
 
     memset(&move, 0, sizeof(move));
     move.to = TR_KV_STAYS;
     move.victim_from = TR_KV_STAYS;
     move.victim_to = TR_KV_NOWHERE;
-    if (w->leaves != 0) {
-        uint32_t count[TR_KV_LISTS_MAX];
-
-        for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
-            count[l] = in[l];
-        }
-        manager_leave(m, w, head, count, &half);
-        want = manager_move(m, w, count, &half, &move);
-    } else if (w->window_page) { /* the window fills */
-        want = TR_KV_WINDOW;
-    }
-    m->move[manager_head(m, w->slot, head)] = move;
-    return want;
+    return move;
 }
 
 #endif

@@ -74,8 +74,7 @@ manager_job(const tr_cuda_manager_t *m, const tr_cuda_complete_t *c,
     s = &m->slot[c->slot];
     j->from = m->seq[c->slot];
     if (c->len < j->from.base || c->len > s->tokens
-        || c->rule.n_levels != j->from.n_lists
-        || c->rule.kind == TR_KV_RULE_OWN) {
+        || c->rule.n_levels != j->from.n_lists) {
         return;
     }
     j->slot = c->slot;
@@ -117,6 +116,10 @@ typedef struct {
     uint32_t least_at[TR_KV_LISTS_MAX][MANAGER_THREADS];
     uint32_t least_position[TR_KV_LISTS_MAX][MANAGER_THREADS];
     uint32_t index[TR_KV_LISTS_MAX];
+#ifdef MANAGER_KEEPS_KEYS
+    uint64_t
+        *key; /* [max_len], the host's: of each token, when there are ranks */
+#endif
 } manager_prompt_t;
 
 TR_HD uint32_t
@@ -260,46 +263,74 @@ manager_key(const tr_cuda_manager_t *m, const manager_prompt_t *s,
 
 /* ---- ranks -------------------------------------------------------------- */
 
+/* The same for one whose mark is not at hand.  A device forms it anew whenever
+ * it is wanted; the host once (manager_keys). */
+TR_HD uint64_t
+manager_key_of(const tr_cuda_manager_t *m, const manager_prompt_t *s,
+               uint32_t head, uint32_t i)
+{
+#ifdef MANAGER_KEEPS_KEYS
+    (void) m;
+    (void) head;
+    return s->key[i];
+#else
+    tr_kv_mark_t mark;
+    int from = manager_mark(m, s, head, i, &mark);
+
+    return manager_key(m, s, head, i, &mark, from);
+#endif
+}
+
+/* The keys of all tokens, where they are kept. */
+TR_HD void
+manager_keys(const tr_cuda_manager_t *m, uint32_t head, manager_prompt_t *s)
+{
+#ifdef MANAGER_KEEPS_KEYS
+    EACH (i, s->n) {
+        tr_kv_mark_t mark;
+        int from = manager_mark(m, s, head, i, &mark);
+
+        s->key[i] = manager_key(m, s, head, i, &mark, from);
+    }
+#else
+    (void) m;
+    (void) head;
+    (void) s;
+#endif
+}
+
 /* cut[l]: the smallest key among the rank[l] best (tr_kv_rank_cut), by radix
  * selection from the highest digit down. */
 TR_HD void
 manager_cut(const tr_cuda_manager_t *m, uint32_t head, uint32_t l,
             manager_prompt_t *s)
 {
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid == 0) {
-            s->cut[l] = s->rank[l] == 0 ? UINT64_MAX : 0;
-            s->more = s->rank[l];
-        }
+    EACH (j, 1) {
+        s->cut[l] = s->rank[l] == 0 ? UINT64_MAX : 0;
+        s->more = s->rank[l];
     }
     if (s->rank[l] == 0 || s->rank[l] >= s->n) {
         return;
     }
     for (int shift = 56; shift >= 0; shift -= 8) {
-        EACH_THREAD (tid, MANAGER_THREADS) {
-            s->digits[tid] = 0;
+        EACH (j, 256) {
+            s->digits[j] = 0;
         }
-        EACH_THREAD (tid, MANAGER_THREADS) {
-            for (uint32_t i = tid; i < s->n; i += MANAGER_THREADS) {
-                tr_kv_mark_t mark;
-                int from = manager_mark(m, s, head, i, &mark);
-                uint64_t key = manager_key(m, s, head, i, &mark, from);
+        EACH (i, s->n) {
+            uint64_t key = manager_key_of(m, s, head, i);
 
-                /* two shifts, since one by 64 is undefined */
-                if (((key ^ s->cut[l]) >> shift) >> 8 == 0) {
-                    MANAGER_ADD(&s->digits[key >> shift & 255], 1);
-                }
+            /* two shifts, since one by 64 is undefined */
+            if (((key ^ s->cut[l]) >> shift) >> 8 == 0) {
+                MANAGER_ADD(&s->digits[key >> shift & 255], 1);
             }
         }
-        EACH_THREAD (tid, MANAGER_THREADS) {
-            if (tid == 0) {
-                uint32_t digit = 255;
+        EACH (j, 1) {
+            uint32_t digit = 255;
 
-                while (s->digits[digit] < s->more) {
-                    s->more -= s->digits[digit--];
-                }
-                s->cut[l] |= (uint64_t) digit << shift;
+            while (s->digits[digit] < s->more) {
+                s->more -= s->digits[digit--];
             }
+            s->cut[l] |= (uint64_t) digit << shift;
         }
     }
 }

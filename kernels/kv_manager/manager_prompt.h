@@ -11,7 +11,9 @@
  *   install  the same: old pages come back, the new table takes their place
  *   settle   one block, the last of install: the ring's end
  *
- * The same decisions in the same order as engine/kv/kv_compress.c.
+ * Tokens of a head stand in one order throughout: lists, window, dense.  Those
+ * that stay in the window are the last of them, so that the others, which a rule
+ * decides about, are a prefix.
  */
 #ifndef TR_CUDA_MANAGER_PROMPT_H
 #define TR_CUDA_MANAGER_PROMPT_H
@@ -94,7 +96,7 @@ manager_classify_some(const tr_cuda_manager_t *m, uint32_t head, int8_t *dest,
                              mark.length, t);
         }
         if (s->ranks != 0) {
-            key = manager_key(m, s, head, i, &mark, from);
+            key = manager_key_of(m, s, head, i);
         }
         to = tr_kv_rule_place(&j->rule, &mark, from, t, key, s->cut);
         dest[i] = (int8_t) to;
@@ -158,71 +160,58 @@ manager_classify(const tr_cuda_manager_t *m, const tr_cuda_complete_t *c,
 {
     int8_t *dest = m->dest + ((size_t) i * m->heads + head) * m->dest_len;
 
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid == 0) {
-            manager_job(m, &c[i], &s->job);
-            if (s->job.move) {
-                manager_prompt_head(m, head, s);
-            }
-            if (head == 0) {
-                m->job[i] = s->job;
-            }
+    EACH (j, 1) {
+        manager_job(m, &c[i], &s->job);
+        if (s->job.move) {
+            manager_prompt_head(m, head, s);
+        }
+        if (head == 0) {
+            m->job[i] = s->job;
         }
     }
     if (!s->job.move) {
         return;
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        for (uint32_t k = tid;
-             k < s->n && s->job.rule.kind == TR_KV_RULE_RECENT;
-             k += MANAGER_THREADS) {
-            if (manager_recent(m, s, head, k) >= 0) {
-                MANAGER_ADD(&s->counting, 1);
-            }
+    EACH (k, s->job.rule.kind == TR_KV_RULE_RECENT ? s->n : 0) {
+        if (manager_recent(m, s, head, k) >= 0) {
+            MANAGER_ADD(&s->counting, 1);
         }
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid == 0) {
-            s->ranks = s->n == 0 ? 0
-                                 : tr_kv_rule_ranks(&s->job.rule, s->job.len,
-                                                    s->n, s->counting, s->rank);
-        }
+    EACH (j, 1) {
+        s->ranks = s->n == 0 ? 0
+                             : tr_kv_rule_ranks(&s->job.rule, s->job.len, s->n,
+                                                s->counting, s->rank);
+    }
+    if (s->ranks != 0) {
+        manager_keys(m, head, s);
     }
     for (uint32_t l = 0; l < s->ranks; l++) {
         manager_cut(m, head, l, s);
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
+    EACH_THREAD (tid) {
         manager_classify_some(m, head, dest, tid, s);
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        uint32_t l = tid / MANAGER_GROUPS, group = tid % MANAGER_GROUPS;
+    EACH (j, TR_KV_LISTS_MAX * MANAGER_GROUPS) {
+        uint32_t l = j / MANAGER_GROUPS, group = j % MANAGER_GROUPS;
 
-        for (uint32_t k = 1; k < MANAGER_GROUP && l < TR_KV_LISTS_MAX; k++) {
+        for (uint32_t k = 1; k < MANAGER_GROUP; k++) {
             manager_merge(s, l, group * MANAGER_GROUP,
                           group * MANAGER_GROUP + k);
         }
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid < TR_KV_LISTS_MAX) {
-            for (uint32_t k = 1; k < MANAGER_GROUPS; k++) {
-                manager_merge(s, tid, 0, k * MANAGER_GROUP);
-            }
-            s->index[tid] = 0;
+    EACH (l, TR_KV_LISTS_MAX) {
+        for (uint32_t k = 1; k < MANAGER_GROUPS; k++) {
+            manager_merge(s, l, 0, k * MANAGER_GROUP);
+        }
+        s->index[l] = 0;
+    }
+    EACH (k, s->job.to.scored ? s->n : 0) { /* the victims' places */
+        if (dest[k] >= 0 && s->least_at[dest[k]][0] > k) {
+            MANAGER_ADD(&s->index[dest[k]], 1);
         }
     }
-    EACH_THREAD (tid, MANAGER_THREADS) { /* the victims' places */
-        for (uint32_t k = tid; k < s->n && s->job.to.scored;
-             k += MANAGER_THREADS) {
-            if (dest[k] >= 0 && k < s->least_at[dest[k]][0]) {
-                MANAGER_ADD(&s->index[dest[k]], 1);
-            }
-        }
-    }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid == 0) {
-            manager_plan_lists(m, head, s,
-                               &m->head[(size_t) i * m->heads + head]);
-        }
+    EACH (j, 1) {
+        manager_plan_lists(m, head, s, &m->head[(size_t) i * m->heads + head]);
     }
 }
 
@@ -242,7 +231,7 @@ manager_total_job(const tr_cuda_manager_t *m, uint32_t i, manager_total_t *s)
     if (!m->job[i].move) {
         return;
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
+    EACH_THREAD (tid) {
         uint32_t h = tid * each,
                  end = h + each < m->heads ? h + each : m->heads;
         uint32_t fresh = 0, old = 0;
@@ -256,11 +245,11 @@ manager_total_job(const tr_cuda_manager_t *m, uint32_t i, manager_total_t *s)
         s->fresh.part[tid] = fresh;
         s->old.part[tid] = old;
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        manager_groups(&s->fresh, tid);
-        manager_groups(&s->old, tid);
+    EACH (group, MANAGER_GROUPS) {
+        manager_group(&s->fresh, group);
+        manager_group(&s->old, group);
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
+    EACH_THREAD (tid) {
         uint32_t h = tid * each,
                  end = h + each < m->heads ? h + each : m->heads;
         uint32_t fresh = manager_below(&s->fresh, tid);
@@ -297,11 +286,11 @@ manager_compress(const tr_cuda_manager_t *m, uint32_t i, tr_kv_compress_t *c)
 TR_HD void
 manager_admit(const tr_cuda_manager_t *m, uint32_t n)
 {
-    EACH_THREAD (tid, MANAGER_THREADS) {
+    EACH (k, 1) {
         uint64_t start = m->report->start;
         uint32_t left = (uint32_t) (m->report->end - start), given = 0;
 
-        for (uint32_t i = 0; i < n && tid == 0; i++) {
+        for (uint32_t i = 0; i < n; i++) {
             tr_cuda_job_t *j = &m->job[i];
             tr_kv_compress_t *c = &m->compress[i];
 
@@ -324,9 +313,7 @@ manager_admit(const tr_cuda_manager_t *m, uint32_t n)
             j->given = given;
             given += j->old_pages;
         }
-        if (tid == 0) {
-            m->report->start = start;
-        }
+        m->report->start = start;
     }
 }
 
@@ -338,7 +325,7 @@ manager_fill(const tr_cuda_manager_t *m, uint32_t i, uint32_t block)
 {
     const tr_cuda_job_t *j = &m->job[i];
 
-    EACH_THREAD (tid, MANAGER_THREADS) {
+    EACH_THREAD (tid) {
         uint32_t head = block * MANAGER_WARPS + tid / MANAGER_WARP;
 
         if (head < m->heads && j->move) {
@@ -397,10 +384,10 @@ manager_install_head(const tr_cuda_manager_t *m, uint32_t i, uint32_t head,
         }
     }
     manager_count_runs(run, n, lane, true, s);
-    if (lane < TR_KV_LISTS_MAX) {
-        manager_counts(m, j->slot, head)[lane] = h->count[lane];
-        m->victim[manager_head(m, j->slot, head) * TR_KV_LISTS_MAX + lane] =
-            h->victim[lane];
+    for (uint32_t l = lane; l < TR_KV_LISTS_MAX; l += MANAGER_WARP) {
+        manager_counts(m, j->slot, head)[l] = h->count[l];
+        m->victim[manager_head(m, j->slot, head) * TR_KV_LISTS_MAX + l] =
+            h->victim[l];
     }
 }
 
@@ -411,12 +398,10 @@ manager_install(const tr_cuda_manager_t *m, uint32_t i, uint32_t block,
 {
     const tr_cuda_job_t *j = &m->job[i];
 
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid < TR_KV_LAYOUTS_MAX) {
-            s->pages[tid] = 0;
-        }
+    EACH (l, TR_KV_LAYOUTS_MAX) {
+        s->pages[l] = 0;
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
+    EACH_THREAD (tid) {
         uint32_t head = block * MANAGER_WARPS + tid / MANAGER_WARP;
 
         if (head < m->heads && j->move) {
@@ -432,53 +417,57 @@ manager_install(const tr_cuda_manager_t *m, uint32_t i, uint32_t block,
                               tid % MANAGER_WARP);
         }
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
+    EACH_THREAD (tid) {
         uint32_t head = block * MANAGER_WARPS + tid / MANAGER_WARP;
 
         if (head < m->heads && j->move) {
             manager_install_head(m, i, head, tid % MANAGER_WARP, s);
         }
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid < TR_KV_LAYOUTS_MAX && s->pages[tid] != 0) {
-            MANAGER_ADD(&m->report->pages[tid], s->pages[tid]);
+    EACH (l, TR_KV_LAYOUTS_MAX) {
+        if (s->pages[l] != 0) {
+            MANAGER_ADD_ALL(&m->report->pages[l], s->pages[l]);
         }
     }
+}
+
+/* The slot of a prompt that was compressed. */
+TR_HD void
+manager_become(const tr_cuda_manager_t *m, const tr_cuda_job_t *j)
+{
+    tr_cuda_slot_t *s = &m->slot[j->slot];
+
+    m->seq[j->slot] = j->to;
+    s->rule = j->rule;
+    s->tokens = j->len;
+    s->pages = j->pages;
+    s->dense_pages = 0;
+    s->dense = false;
 }
 
 /* The last block of install. */
 TR_HD void
 manager_settle_prompts(const tr_cuda_manager_t *m, uint32_t n)
 {
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        for (uint32_t i = tid; i < n; i += MANAGER_THREADS) {
-            const tr_cuda_job_t *j = &m->job[i];
+    EACH (i, n) {
+        const tr_cuda_job_t *j = &m->job[i];
 
-            if (j->slot >= 0 && j->from.n_lists != 0) {
-                tr_cuda_slot_t *slot = &m->slot[j->slot];
-
-                slot->dense = false;
-                if (j->move) {
-                    m->seq[j->slot] = j->to;
-                    slot->rule = j->rule;
-                    slot->tokens = j->len;
-                    slot->pages = j->pages;
-                    slot->dense_pages = 0;
-                }
+        if (j->slot >= 0 && j->from.n_lists != 0) {
+            if (j->move) {
+                manager_become(m, j);
             }
+            m->slot[j->slot].dense = false;
         }
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
+    EACH (k, 1) {
         uint64_t end = m->report->end;
 
-        for (uint32_t i = 0; i < n && tid == 0; i++) {
+        for (uint32_t i = 0; i < n; i++) {
             end += m->job[i].move ? m->job[i].old_pages : 0;
         }
-        if (tid == 0) {
-            m->report->end = end;
-            if (end - m->report->start > m->size.pages) {
-                m->report->faults++; /* more free pages than pages */
-            }
+        m->report->end = end;
+        if (end - m->report->start > m->size.pages) {
+            m->report->faults++; /* more free pages than pages */
         }
     }
 }

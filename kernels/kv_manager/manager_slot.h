@@ -14,8 +14,6 @@
 
 #include "manager_core.h"
 
-#define MANAGER_WARPS (MANAGER_THREADS / MANAGER_WARP)
-
 /* ---- open, begin -------------------------------------------------------- */
 
 TR_HD float
@@ -25,37 +23,37 @@ manager_infinity(void)
 }
 
 TR_HD void
+manager_open_slot(const tr_cuda_manager_t *m, const tr_cuda_open_t *open)
+{
+    tr_cuda_slot_t *s = &m->slot[open->slot];
+
+    memset(s, 0, sizeof(*s));
+    s->open = s->dense = true;
+    s->rule = open->rule;
+    m->seq[open->slot] = open->seq;
+}
+
+TR_HD void
 manager_open(const tr_cuda_manager_t *m, const tr_cuda_open_t *open)
 {
     int32_t slot = open->slot;
     bool good = slot >= 0 && (uint32_t) slot < m->size.slots
                 && !m->slot[slot].open && open->seq.n_lists <= TR_KV_LISTS_MAX
-                && open->rule.n_levels == open->seq.n_lists
-                && open->rule.kind != TR_KV_RULE_OWN;
+                && open->rule.n_levels == open->seq.n_lists;
 
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        for (uint32_t i = tid; good && i < m->heads * TR_KV_LISTS_MAX;
-             i += MANAGER_THREADS) {
-            tr_kv_victim_t *v = m->victim
-                                + manager_head(m, slot, 0) * TR_KV_LISTS_MAX
-                                + i;
+    EACH (i, good ? m->heads * TR_KV_LISTS_MAX : 0) {
+        tr_kv_victim_t *v = m->victim
+                            + manager_head(m, slot, 0) * TR_KV_LISTS_MAX + i;
 
-            manager_counts(m, slot, 0)[i] = 0;
-            v->significance = manager_infinity();
-            v->index = 0;
-        }
+        manager_counts(m, slot, 0)[i] = 0;
+        v->significance = manager_infinity();
+        v->index = 0;
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid == 0 && good) {
-            tr_cuda_slot_t *s = &m->slot[slot];
-
-            memset(s, 0, sizeof(*s));
-            s->open = s->dense = true;
-            s->rule = open->rule;
-            m->seq[slot] = open->seq;
-        }
-        if (tid == 0 && !good) {
-            MANAGER_ADD(&m->report->n_refused, 1);
+    EACH (j, 1) {
+        if (good) {
+            manager_open_slot(m, open);
+        } else {
+            MANAGER_ADD_ALL(&m->report->n_refused, 1);
         }
     }
 }
@@ -70,7 +68,7 @@ manager_begin(const tr_cuda_manager_t *m, const tr_cuda_begin_t *begin)
 
     if (slot < 0 || (uint32_t) slot >= m->size.slots || !s->open || s->out
         || begin->len < s->tokens) {
-        MANAGER_ADD(&m->report->n_refused, 1);
+        MANAGER_ADD_ALL(&m->report->n_refused, 1);
         return;
     }
     last = s->rule.observe != 0 ? s->rule.observe : TR_KV_OBSERVATION_WINDOW;
@@ -104,9 +102,9 @@ manager_release(const tr_cuda_manager_t *m, const int32_t *slots, uint32_t i,
                 && m->slot[slot].open;
     bool out = good && m->slot[slot].out;
 
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid < TR_KV_LAYOUTS_MAX) {
-            s->pages[tid] = 0;
+    EACH_THREAD (tid) {
+        for (uint32_t l = tid; l < TR_KV_LAYOUTS_MAX; l += MANAGER_THREADS) {
+            s->pages[l] = 0;
         }
         if (tid == 0) {
             memset(&s->wish, 0, sizeof(s->wish));
@@ -120,7 +118,7 @@ manager_release(const tr_cuda_manager_t *m, const int32_t *slots, uint32_t i,
             }
         }
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
+    EACH_THREAD (tid) {
         uint32_t h = tid * each,
                  end = h + each < m->heads ? h + each : m->heads;
         uint32_t sum = 0;
@@ -139,10 +137,10 @@ manager_release(const tr_cuda_manager_t *m, const int32_t *slots, uint32_t i,
         }
         s->sum.part[tid] = sum;
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        manager_groups(&s->sum, tid);
+    EACH (group, MANAGER_GROUPS) {
+        manager_group(&s->sum, group);
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
+    EACH_THREAD (tid) {
         uint32_t h = tid * each,
                  end = h + each < m->heads ? h + each : m->heads;
         uint32_t below = manager_below(&s->sum, tid);
@@ -150,8 +148,10 @@ manager_release(const tr_cuda_manager_t *m, const int32_t *slots, uint32_t i,
         for (; h < end && good && !out; h++) {
             before[h] += below;
         }
-        if (tid < TR_KV_LAYOUTS_MAX && s->pages[tid] != 0) {
-            MANAGER_ADD(&m->report->pages[tid], 0u - s->pages[tid]);
+        for (uint32_t l = tid; l < TR_KV_LAYOUTS_MAX; l += MANAGER_THREADS) {
+            if (s->pages[l] != 0) {
+                MANAGER_ADD_ALL(&m->report->pages[l], 0u - s->pages[l]);
+            }
         }
         if (tid == 0) {
             s->wish.pages = manager_total(&s->sum);
@@ -167,16 +167,14 @@ manager_release(const tr_cuda_manager_t *m, const int32_t *slots, uint32_t i,
 TR_HD void
 manager_ends(const tr_cuda_manager_t *m, uint32_t n)
 {
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid == 0) {
-            for (uint32_t i = 0; i < n; i++) {
-                m->wish[i].first = m->report->end;
-                m->report->end += m->wish[i].pages;
-                m->report->n_refused += m->wish[i].kind == WISH_REFUSED;
-            }
-            if (m->report->end - m->report->start > m->size.pages) {
-                m->report->faults++; /* more free pages than pages */
-            }
+    EACH (j, 1) {
+        for (uint32_t i = 0; i < n; i++) {
+            m->wish[i].first = m->report->end;
+            m->report->end += m->wish[i].pages;
+            m->report->n_refused += m->wish[i].kind == WISH_REFUSED;
+        }
+        if (m->report->end - m->report->start > m->size.pages) {
+            m->report->faults++; /* more free pages than pages */
         }
     }
 }
@@ -203,7 +201,7 @@ manager_recycle(const tr_cuda_manager_t *m, uint32_t i, uint32_t block)
 {
     const manager_wish_t *w = &m->wish[i];
 
-    EACH_THREAD (tid, MANAGER_THREADS) {
+    EACH_THREAD (tid) {
         uint32_t head = block * MANAGER_WARPS + tid / MANAGER_WARP;
 
         if (head < m->heads && w->kind == WISH_CLOSE) {
@@ -238,27 +236,22 @@ TR_HD void
 manager_swap_pages(const tr_cuda_manager_t *m, int32_t slot, bool in,
                    manager_swap_t *s)
 {
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid < TR_KV_LAYOUTS_MAX) {
-            s->pages[tid] = 0;
-        }
+    EACH (l, TR_KV_LAYOUTS_MAX) {
+        s->pages[l] = 0;
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        for (uint32_t h = tid; h < m->heads; h += MANAGER_THREADS) {
-            manager_run_t run[MANAGER_RUNS];
-            uint32_t n = manager_runs(m, &m->seq[slot],
-                                      manager_counts(m, slot, h),
-                                      m->slot[slot].dense_pages, run);
+    EACH (h, m->heads) {
+        manager_run_t run[MANAGER_RUNS];
+        uint32_t n = manager_runs(m, &m->seq[slot], manager_counts(m, slot, h),
+                                  m->slot[slot].dense_pages, run);
 
-            for (uint32_t r = 0; r < n; r++) {
-                MANAGER_ADD(&s->pages[run[r].layout], run[r].n);
-            }
+        for (uint32_t r = 0; r < n; r++) {
+            MANAGER_ADD(&s->pages[run[r].layout], run[r].n);
         }
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid < TR_KV_LAYOUTS_MAX && s->pages[tid] != 0) {
-            MANAGER_ADD(&m->report->pages[tid],
-                        in ? s->pages[tid] : 0u - s->pages[tid]);
+    EACH (l, TR_KV_LAYOUTS_MAX) {
+        if (s->pages[l] != 0) {
+            MANAGER_ADD_ALL(&m->report->pages[l],
+                            in ? s->pages[l] : 0u - s->pages[l]);
         }
     }
 }
@@ -268,26 +261,20 @@ manager_give(const tr_cuda_manager_t *m, int32_t slot, const int32_t *pages,
              uint32_t n, manager_swap_t *s)
 {
     if (!m->slot[slot].open || m->slot[slot].out || n != m->slot[slot].pages) {
-        EACH_THREAD (tid, MANAGER_THREADS) {
-            if (tid == 0) {
-                MANAGER_ADD(&m->report->n_refused, 1);
-            }
+        EACH (j, 1) {
+            MANAGER_ADD_ALL(&m->report->n_refused, 1);
         }
         return;
     }
     manager_swap_pages(m, slot, false, s);
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        for (uint32_t i = tid; i < n; i += MANAGER_THREADS) {
-            int32_t page = pages[i];
+    EACH (i, n) {
+        int32_t page = pages[i];
 
-            manager_store(m, m->report->end + i, slot, &page);
-        }
+        manager_store(m, m->report->end + i, slot, &page);
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid == 0) {
-            m->report->end += n;
-            m->slot[slot].out = true;
-        }
+    EACH (j, 1) {
+        m->report->end += n;
+        m->slot[slot].out = true;
     }
 }
 
@@ -299,25 +286,19 @@ manager_take(const tr_cuda_manager_t *m, int32_t slot, int32_t *pages,
 
     if (!m->slot[slot].open || !m->slot[slot].out || n > max
         || n > m->report->end - m->report->start) {
-        EACH_THREAD (tid, MANAGER_THREADS) {
-            if (tid == 0) {
-                *got = 0;
-            }
+        EACH (j, 1) {
+            *got = 0;
         }
         return;
     }
     manager_swap_pages(m, slot, true, s);
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        for (uint32_t i = tid; i < n; i += MANAGER_THREADS) {
-            manager_fetch(m, m->report->start + i, slot, &pages[i]);
-        }
+    EACH (i, n) {
+        manager_fetch(m, m->report->start + i, slot, &pages[i]);
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid == 0) {
-            *got = n;
-            m->report->start += n;
-            m->slot[slot].out = false;
-        }
+    EACH (j, 1) {
+        *got = n;
+        m->report->start += n;
+        m->slot[slot].out = false;
     }
 }
 

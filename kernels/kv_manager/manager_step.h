@@ -8,7 +8,8 @@
  *           ring in the order of the requests, and their sequence goes on.
  *   grant   block (request, chunk of heads): pages into the tables, counts.
  *
- * The same decisions in the same order as engine/kv/kv_step.c, which says why.
+ * A move is only looked at when its request was granted the step; that of a
+ * stalled one is planned again.
  */
 #ifndef TR_CUDA_MANAGER_STEP_H
 #define TR_CUDA_MANAGER_STEP_H
@@ -18,44 +19,106 @@
 /* ---- plan --------------------------------------------------------------- */
 
 typedef struct {
-    uint32_t wants[MANAGER_THREADS / 32]; /* bit by thread */
+    uint32_t wants[MANAGER_CHUNK / 32]; /* bit by head */
 } manager_plan_t;
+
+/* A head wants a page. */
+TR_HD void
+manager_want(const tr_cuda_manager_t *m, uint32_t i, uint32_t head, int8_t want,
+             manager_plan_t *s)
+{
+    m->want[(size_t) i * m->heads + head] = want;
+    if (want != TR_KV_NOWHERE) {
+        MANAGER_OR(&s->wants[head % MANAGER_CHUNK / 32], 1u << head % 32);
+    }
+}
+
+/* The heads [first, first + n), at most MANAGER_AHEAD, of request i, from whose
+ * windows tokens leave. */
+TR_HD void
+manager_plan_some(const tr_cuda_manager_t *m, const manager_wish_t *w,
+                  uint32_t i, uint32_t first, uint32_t n, manager_plan_t *s)
+{
+    MANAGER_OWN(manager_half_t, half);
+
+    EACH_AHEAD (k, n) {
+        MANAGER_PREFETCH(manager_row(m, w->slot, first + k) + w->entry);
+        MANAGER_PREFETCH(manager_counts(m, w->slot, first + k));
+    }
+    EACH_AHEAD (k, w->scored ? n : 0) {
+        MANAGER_PREFETCH(
+            tr_kv_page_at(&m->view,
+                          manager_row(m, w->slot, first + k)[w->entry])
+            + w->offset);
+    }
+    EACH_AHEAD (k, n) {
+        manager_leave(m, w, first + k, &MINE(half, k));
+    }
+    EACH_AHEAD (k, n) {
+        manager_look_ahead(m, w, first + k, &MINE(half, k));
+    }
+    EACH_AHEAD (k, n) {
+        tr_kv_move_t move = manager_no_move();
+        int8_t want;
+
+        manager_look(m, w, first + k, &MINE(half, k));
+        want = manager_move(m, w, manager_counts(m, w->slot, first + k),
+                            &MINE(half, k), &move);
+        m->move[manager_head(m, w->slot, first + k)] = move;
+        manager_want(m, i, first + k, want, s);
+    }
+}
+
+/* Block (request i, chunk of heads) of a step. */
+TR_HD void
+manager_plan_heads(const tr_cuda_manager_t *m, const manager_wish_t *w,
+                   uint32_t i, uint32_t chunk, manager_plan_t *s)
+{
+    uint32_t first = chunk * MANAGER_CHUNK, n = m->heads - first, k;
+
+    n = n < MANAGER_CHUNK ? n : MANAGER_CHUNK;
+    EACH (j, MANAGER_CHUNK / 32) {
+        s->wants[j] = 0;
+    }
+    if (w->leaves != 0) {
+        for (k = 0; k < MANAGER_CHUNK && k < n; k += MANAGER_AHEAD) {
+            uint32_t some = n - k;
+
+            manager_plan_some(m, w, i, first + k,
+                              some < MANAGER_AHEAD ? some : MANAGER_AHEAD, s);
+        }
+    } else {
+        EACH_AHEAD (j, n) {
+            m->move[manager_head(m, w->slot, first + j)] = manager_no_move();
+            manager_want(m, i, first + j,
+                         w->window_page ? TR_KV_WINDOW : TR_KV_NOWHERE, s);
+        }
+    }
+    MANAGER_WAIT();
+    EACH (j, 1) {
+        uint32_t pages = 0;
+
+        for (uint32_t b = 0; b < MANAGER_CHUNK / 32; b++) {
+            pages += MANAGER_POPC(s->wants[b]);
+        }
+        m->part[(size_t) i * m->chunks + chunk] = pages;
+    }
+}
 
 /* Block (request i, chunk). */
 TR_HD void
 manager_plan(const tr_cuda_manager_t *m, const tr_cuda_ask_t *ask, uint32_t i,
              uint32_t chunk, manager_plan_t *s)
 {
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid < MANAGER_THREADS / 32) {
-            s->wants[tid] = 0;
-        }
+    manager_wish_t w;
+
+    manager_wish(m, &ask[i], &w);
+    if (w.kind == WISH_STEP) {
+        manager_plan_heads(m, &w, i, chunk, s);
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        uint32_t head = chunk * MANAGER_THREADS + tid;
-        manager_wish_t w;
-
-        manager_wish(m, &ask[i], &w);
-        if (w.kind == WISH_STEP && head < m->heads) {
-            int8_t want = manager_plan_head(m, &w, head);
-
-            m->want[(size_t) i * m->heads + head] = want;
-            if (want != TR_KV_NOWHERE) {
-                MANAGER_OR(&s->wants[tid / 32], 1u << tid % 32);
-            }
-        }
-        if (tid == 0 && chunk == 0) {
+    if (chunk == 0) {
+        EACH (j, 1) {
             m->wish[i] = w;
-        }
-    }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid == 0) {
-            uint32_t n = 0;
-
-            for (uint32_t j = 0; j < MANAGER_THREADS / 32; j++) {
-                n += MANAGER_POPC(s->wants[j]);
-            }
-            m->part[(size_t) i * m->chunks + chunk] = n;
         }
     }
 }
@@ -87,30 +150,52 @@ manager_sum_short(const tr_cuda_manager_t *m, uint32_t n, uint32_t left,
     s->sum.group[0] = taken;
 }
 
+/* The next token of a compressed slot is there. */
+TR_HD void
+manager_next(const tr_cuda_manager_t *m, const manager_wish_t *w)
+{
+    tr_kv_seq_t *q = &m->seq[w->slot];
+
+    m->slot[w->slot].tokens = w->len;
+    q->base = w->n + 1;
+    q->window_from += w->leaves; /* without a window the new token */
+}
+
+/* How much of its dense pages a step of this slot reads. */
+TR_HD void
+manager_read(const tr_cuda_manager_t *m, int32_t slot)
+{
+    const tr_cuda_slot_t *s = &m->slot[slot];
+    tr_kv_seq_t *q = &m->seq[slot];
+    uint32_t tokens = m->place[0].tokens;
+
+    q->read_pages = s->tokens > s->prompt
+                        ? tr_kv_rule_read(&s->rule,
+                                          manager_ceil(s->tokens - q->base,
+                                                       tokens),
+                                          tokens)
+                        : 0;
+}
+
 TR_HD void
 manager_advance(const tr_cuda_manager_t *m, const manager_wish_t *w)
 {
     tr_cuda_slot_t *s = &m->slot[w->slot];
-    tr_kv_seq_t *q = &m->seq[w->slot];
 
-    s->tokens = w->len;
     s->pages += w->pages;
     if (w->kind == WISH_STEP) {
-        q->base = w->n + 1;
-        q->window_from += w->leaves; /* without a window the new token */
+        const tr_kv_seq_t *q = &m->seq[w->slot];
+
+        manager_next(m, w);
         if (w->window_page) {
-            MANAGER_ADD(&m->report->pages[q->window_layout], w->pages);
+            MANAGER_ADD_ALL(&m->report->pages[q->window_layout], w->pages);
         }
         return;
     }
+    s->tokens = w->len;
     s->dense_pages += w->more;
-    MANAGER_ADD(&m->report->pages[0], w->pages);
-    q->read_pages = s->tokens > s->prompt
-                        ? tr_kv_rule_read(&s->rule,
-                                          manager_ceil(s->tokens - q->base,
-                                                       m->place[0].tokens),
-                                          m->place[0].tokens)
-                        : 0;
+    MANAGER_ADD_ALL(&m->report->pages[0], w->pages);
+    manager_read(m, w->slot);
 }
 
 /* What became of request i. */
@@ -147,13 +232,13 @@ manager_sum(const tr_cuda_manager_t *m, uint32_t n, manager_grants_t *s)
 {
     uint32_t each = manager_ceil(n, MANAGER_THREADS);
     uint32_t left = (uint32_t) (m->report->end - m->report->start);
+    uint32_t words = manager_ceil(m->size.slots, 32);
 
-    EACH_THREAD (tid, MANAGER_THREADS) {
+    EACH_THREAD (tid) {
         uint32_t i = tid * each, end = i + each < n ? i + each : n;
         uint64_t sum = 0;
 
-        for (uint32_t j = tid; j < TR_CUDA_SLOTS_MAX / 32;
-             j += MANAGER_THREADS) {
+        for (uint32_t j = tid; j < words; j += MANAGER_THREADS) {
             s->stalled[j] = 0;
         }
         for (; i < end; i++) {
@@ -174,21 +259,19 @@ manager_sum(const tr_cuda_manager_t *m, uint32_t n, manager_grants_t *s)
             s->n_stalled = s->n_refused = 0;
         }
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid == 0) {
-            uint64_t sum = 0;
+    EACH (j, 1) {
+        uint64_t sum = 0;
 
-            for (uint32_t i = 0; i < MANAGER_THREADS; i++) {
-                sum += s->sum.part[i];
-            }
-            s->fits = sum <= left;
+        for (uint32_t i = 0; i < MANAGER_THREADS; i++) {
+            sum += s->sum.part[i];
         }
+        s->fits = sum <= left;
     }
     if (s->fits) {
-        EACH_THREAD (tid, MANAGER_THREADS) {
-            manager_groups(&s->sum, tid);
+        EACH (group, MANAGER_GROUPS) {
+            manager_group(&s->sum, group);
         }
-        EACH_THREAD (tid, MANAGER_THREADS) {
+        EACH_THREAD (tid) {
             uint32_t i = tid * each, end = i + each < n ? i + each : n;
             uint64_t at = m->report->start + manager_below(&s->sum, tid);
 
@@ -198,25 +281,18 @@ manager_sum(const tr_cuda_manager_t *m, uint32_t n, manager_grants_t *s)
             }
         }
     } else {
-        EACH_THREAD (tid, MANAGER_THREADS) {
-            if (tid < MANAGER_GROUPS) {
-                s->sum.group[tid] = 0;
-            }
+        EACH (group, MANAGER_GROUPS) {
+            s->sum.group[group] = 0;
         }
-        EACH_THREAD (tid, MANAGER_THREADS) {
-            if (tid == 0) {
-                manager_sum_short(m, n, left, s);
-            }
+        EACH (j, 1) {
+            manager_sum_short(m, n, left, s);
         }
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        for (uint32_t i = tid; i < n; i += MANAGER_THREADS) {
-            manager_settle(m, i, s);
-        }
+    EACH (i, n) {
+        manager_settle(m, i, s);
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        for (uint32_t j = tid; j < TR_CUDA_SLOTS_MAX / 32;
-             j += MANAGER_THREADS) {
+    EACH_THREAD (tid) {
+        for (uint32_t j = tid; j < words; j += MANAGER_THREADS) {
             m->report->stalled[j] = s->stalled[j];
         }
         if (tid == 0) {
@@ -231,9 +307,9 @@ manager_sum(const tr_cuda_manager_t *m, uint32_t n, manager_grants_t *s)
 /* ---- grant -------------------------------------------------------------- */
 
 typedef struct {
-    uint32_t wants[MANAGER_THREADS / 32];
-    uint32_t pages[TR_KV_LISTS_MAX]; /* taken, by list */
-    uint32_t before;                 /* wants of the chunks before */
+    uint32_t wants[MANAGER_CHUNK / 32]; /* bit by head */
+    uint32_t pages[TR_KV_LISTS_MAX];    /* taken, by list */
+    uint32_t before;                    /* wants of the chunks before */
 } manager_grant_t;
 
 /* Pages of a request taken side by side by one thread, so that what it reads
@@ -247,7 +323,7 @@ manager_grant_dense(const tr_cuda_manager_t *m, const manager_wish_t *w,
 {
     uint32_t stride = blocks * MANAGER_THREADS, n = m->heads * w->more;
 
-    EACH_THREAD (tid, MANAGER_THREADS) {
+    EACH_THREAD (tid) {
         for (uint32_t i = block * MANAGER_THREADS + tid; i < n;
              i += MANAGER_TOGETHER * stride) {
             int32_t page[MANAGER_TOGETHER];
@@ -264,8 +340,9 @@ manager_grant_dense(const tr_cuda_manager_t *m, const manager_wish_t *w,
                  k++, j += stride) {
                 if (good[k]) {
                     m->owner[page[k]] = (uint32_t) w->slot;
+                    MANAGER_POISON(m, page[k]);
                 } else {
-                    MANAGER_ADD(&m->report->faults, 1);
+                    MANAGER_ADD_ALL(&m->report->faults, 1);
                 }
                 manager_row(
                     m, w->slot,
@@ -294,16 +371,16 @@ manager_grant_page(const tr_cuda_manager_t *m, const manager_wish_t *w,
     manager_fetch(m, at, w->slot, manager_row(m, w->slot, head) + entry);
 }
 
-/* How many wants there are below thread tid of the block. */
+/* How many wants there are below head k of the chunk. */
 TR_HD uint32_t
-manager_rank(const manager_grant_t *s, uint32_t tid)
+manager_rank(const manager_grant_t *s, uint32_t k)
 {
     uint32_t n = s->before;
 
-    for (uint32_t j = 0; j < tid / 32; j++) {
+    for (uint32_t j = 0; j < k / 32; j++) {
         n += MANAGER_POPC(s->wants[j]);
     }
-    return n + MANAGER_POPC(s->wants[tid / 32] & ((1u << tid % 32) - 1));
+    return n + MANAGER_POPC(s->wants[k / 32] & ((1u << k % 32) - 1));
 }
 
 /* Block (request i, chunk) of `blocks` for each request: those beyond the
@@ -314,6 +391,7 @@ manager_grant(const tr_cuda_manager_t *m, uint32_t i, uint32_t chunk,
 {
     const manager_wish_t *w = &m->wish[i];
     const int8_t *want = m->want + (size_t) i * m->heads;
+    uint32_t first = chunk * MANAGER_CHUNK, n;
 
     if (!w->granted) {
         return;
@@ -327,12 +405,13 @@ manager_grant(const tr_cuda_manager_t *m, uint32_t i, uint32_t chunk,
     if (chunk >= m->chunks) {
         return;
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid < MANAGER_THREADS / 32) {
-            s->wants[tid] = 0;
+    n = m->heads - first < MANAGER_CHUNK ? m->heads - first : MANAGER_CHUNK;
+    EACH_THREAD (tid) {
+        for (uint32_t j = tid; j < MANAGER_CHUNK / 32; j += MANAGER_THREADS) {
+            s->wants[j] = 0;
         }
-        if (tid < TR_KV_LISTS_MAX) {
-            s->pages[tid] = 0;
+        for (uint32_t l = tid; l < TR_KV_LISTS_MAX; l += MANAGER_THREADS) {
+            s->pages[l] = 0;
         }
         if (tid == 0) {
             s->before = 0;
@@ -341,33 +420,29 @@ manager_grant(const tr_cuda_manager_t *m, uint32_t i, uint32_t chunk,
             }
         }
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        uint32_t head = chunk * MANAGER_THREADS + tid;
-
-        if (head < m->heads && want[head] != TR_KV_NOWHERE) {
-            MANAGER_OR(&s->wants[tid / 32], 1u << tid % 32);
-            if (want[head] >= 0) {
-                MANAGER_ADD(&s->pages[want[head]], 1);
+    EACH (k, n) {
+        if (want[first + k] != TR_KV_NOWHERE) {
+            MANAGER_OR(&s->wants[k / 32], 1u << k % 32);
+            if (want[first + k] >= 0) {
+                MANAGER_ADD(&s->pages[want[first + k]], 1);
             }
         }
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        uint32_t head = chunk * MANAGER_THREADS + tid;
+    EACH (k, n) {
+        uint32_t *count = manager_counts(m, w->slot, first + k);
 
-        if (head < m->heads) {
-            uint32_t *count = manager_counts(m, w->slot, head);
-
-            if (w->leaves != 0) {
-                manager_apply(&m->move[manager_head(m, w->slot, head)], count);
-            }
-            if (want[head] != TR_KV_NOWHERE) {
-                manager_grant_page(m, w, head, want[head], count,
-                                   w->first + manager_rank(s, tid));
-            }
+        if (w->leaves != 0) {
+            manager_apply(&m->move[manager_head(m, w->slot, first + k)], count);
         }
-        if (tid < TR_KV_LISTS_MAX && s->pages[tid] != 0) {
-            MANAGER_ADD(&m->report->pages[m->seq[w->slot].list_layout[tid]],
-                        s->pages[tid]);
+        if (want[first + k] != TR_KV_NOWHERE) {
+            manager_grant_page(m, w, first + k, want[first + k], count,
+                               w->first + manager_rank(s, k));
+        }
+    }
+    EACH (l, TR_KV_LISTS_MAX) {
+        if (s->pages[l] != 0) {
+            MANAGER_ADD_ALL(&m->report->pages[m->seq[w->slot].list_layout[l]],
+                            s->pages[l]);
         }
     }
 }

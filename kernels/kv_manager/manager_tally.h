@@ -50,7 +50,7 @@ manager_fork(const tr_cuda_manager_t *m, const tr_cuda_history_t *history,
     size_t words = m->view.page_bytes / sizeof(manager_words_t);
     bool good = manager_can_fork(m, f), once = head == 0 && block == 0;
 
-    EACH_THREAD (tid, MANAGER_THREADS) {
+    EACH_THREAD (tid) {
         for (uint32_t p = block; p < pages && good; p += blocks) {
             const manager_words_t
                 *from = (const manager_words_t *) (const void *)
@@ -72,7 +72,7 @@ manager_fork(const tr_cuda_manager_t *m, const tr_cuda_history_t *history,
             m->seq[f->to].recent_from = m->seq[f->from].recent_from;
         }
         if (tid == 0 && once && !good) {
-            MANAGER_ADD(&m->report->n_refused, 1);
+            MANAGER_ADD_ALL(&m->report->n_refused, 1);
         }
     }
 }
@@ -112,15 +112,13 @@ manager_tally(const tr_cuda_manager_t *m, int32_t slot, manager_tally_t *s)
     const tr_cuda_slot_t *t = &m->slot[slot];
     const tr_kv_seq_t *q = &m->seq[slot];
 
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid < TR_KV_LISTS_MAX) {
-            s->listed[tid] = 0;
-        }
-        if (tid < TR_CUDA_EDGES) {
-            s->edge[tid] = 0;
+    EACH (l, TR_KV_LISTS_MAX) {
+        s->listed[l] = 0;
+        if (l < TR_CUDA_EDGES) {
+            s->edge[l] = 0;
         }
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
+    EACH_THREAD (tid) {
         uint32_t sum[TR_KV_LISTS_MAX] = { 0 }, edge[TR_CUDA_EDGES] = { 0 };
 
         for (uint32_t h = tid; h < m->heads && t->open; h += MANAGER_THREADS) {
@@ -137,24 +135,22 @@ manager_tally(const tr_cuda_manager_t *m, int32_t slot, manager_tally_t *s)
             }
         }
     }
-    EACH_THREAD (tid, MANAGER_THREADS) {
-        if (tid == 0) {
-            tr_cuda_tally_t *out = &m->tally[slot];
+    EACH (j, 1) {
+        tr_cuda_tally_t *out = &m->tally[slot];
 
-            out->open = t->open;
-            out->dense = t->dense;
-            out->out = t->out;
-            out->tokens = t->tokens;
-            out->dense_pages = t->dense_pages;
-            out->pages = t->pages;
-            out->base = t->open ? q->base : 0;
-            out->window_from = t->open ? q->window_from : 0;
-            for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
-                out->listed[l] = s->listed[l];
-            }
-            for (uint32_t i = 0; i < TR_CUDA_EDGES; i++) {
-                out->edge[i] = s->edge[i];
-            }
+        out->open = t->open;
+        out->dense = t->dense;
+        out->out = t->out;
+        out->tokens = t->tokens;
+        out->dense_pages = t->dense_pages;
+        out->pages = t->pages;
+        out->base = t->open ? q->base : 0;
+        out->window_from = t->open ? q->window_from : 0;
+        for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+            out->listed[l] = s->listed[l];
+        }
+        for (uint32_t i = 0; i < TR_CUDA_EDGES; i++) {
+            out->edge[i] = s->edge[i];
         }
     }
 }

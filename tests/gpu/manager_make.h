@@ -103,15 +103,16 @@ world_create(world_t *w, const world_device_t *device)
         c.memory *= 2; /* large pages: too few for the shortest prompt */
     }
     size.slots = w->slots;
-    size.pages = w->kv->pages.n;
+    size.pages = w->kv->m.size.pages;
     size.max_len = c.max_len;
     if (size.max_prompts > size.slots) {
         size.max_prompts = size.slots;
     }
     /* what nobody has written is not a number */
-    memset(w->kv->pages.memory, 0xff, w->kv->pages.n * w->kv->pages.bytes);
-    return device->create(device->arg, &w->kv->view, &size, w->kv->pages.memory,
-                          w->kv->pages.n * w->kv->pages.bytes, &w->mirror);
+    memset(w->kv->pool, 0xff, w->kv->m.size.pages * w->kv->plan.page_bytes);
+    return device->create(device->arg, &w->kv->view, &size, w->kv->pool,
+                          w->kv->m.size.pages * w->kv->plan.page_bytes,
+                          &w->mirror);
 }
 
 static void

@@ -28,8 +28,8 @@ world_open(world_t *w)
             break;
         }
         open[n].slot = begin[n].slot = slot;
-        open[n].seq = w->kv->seq[slot];
-        open[n].rule = world_rule(w, &w->kv->slot[slot].policy, policy);
+        open[n].seq = w->kv->m.seq[slot];
+        open[n].rule = world_rule(w, &w->kv->policy[slot].begun, policy);
         begin[n].len = 1 + world_random(w->kv->config.max_len % TR_KV_SHORT);
         w->slot[slot].open = w->slot[slot].prompt = true;
         w->slot[slot].out = false;
@@ -47,7 +47,7 @@ world_turn(world_t *w)
 {
     uint32_t i = world_random(w->slots);
     tr_cuda_begin_t begin = { .slot = (int32_t) i };
-    uint32_t have = w->kv->slot[i].tokens, room;
+    uint32_t have = w->kv->m.slot[i].tokens, room;
 
     if (!w->slot[i].open || w->slot[i].out || w->slot[i].prompt
         || have >= w->kv->config.max_len) {
@@ -106,11 +106,11 @@ world_check_step(world_t *w, const tr_cuda_ask_t *ask, uint32_t n,
         WORLD_SAME(w,
                    (m->report->stalled[slot / 32] >> slot % 32 & 1) == !granted,
                    "slot %d", slot);
-        if (granted && w->kv->seq[slot].base > before[i]) {
-            size_t at = tr_kv_head_at(w->kv, slot, 0);
+        if (granted && w->kv->m.seq[slot].base > before[i]) {
+            size_t at = manager_head(&w->kv->m, slot, 0);
 
             WORLD_SAME(w,
-                       memcmp(&m->move[at], &w->kv->move[at],
+                       memcmp(&m->move[at], &w->kv->m.move[at],
                               w->kv->heads * sizeof(tr_kv_move_t))
                            == 0,
                        "slot %d: moves", slot);
@@ -128,7 +128,7 @@ world_check_step(world_t *w, const tr_cuda_ask_t *ask, uint32_t n,
 static uint32_t
 world_len(const world_t *w, uint32_t i)
 {
-    uint32_t have = w->kv->slot[i].tokens, goal = w->slot[i].goal;
+    uint32_t have = w->kv->m.slot[i].tokens, goal = w->slot[i].goal;
 
     if (w->slot[i].prompt && have < goal) {
         uint32_t chunk = 1 + world_random(90);
@@ -149,7 +149,7 @@ world_step(world_t *w)
 
     for (uint32_t k = 0; k < w->slots; k++) {
         uint32_t i = (first + k) % w->slots, len;
-        const tr_kv_slot_t *s = &w->kv->slot[i];
+        const tr_cuda_slot_t *s = &w->kv->m.slot[i];
         bool complete = w->slot[i].prompt && s->tokens >= w->slot[i].goal;
 
         if (n < w->slots && world_random(8) == 0) { /* no request */
@@ -165,7 +165,7 @@ world_step(world_t *w)
             break;
         }
         if (!w->slot[i].open || w->slot[i].out || world_random(10) == 0
-            || (complete && s->policy.n_levels != 0)) {
+            || (complete && s->rule.n_levels != 0)) {
             continue;
         }
         len = world_len(w, i);
@@ -200,7 +200,7 @@ world_step(world_t *w)
             world_attend(w, ask[i].slot, before[i], lens[index[i]]);
         }
     }
-    memcpy(w->mirror.victim, w->kv->victim,
+    memcpy(w->mirror.victim, w->kv->m.victim,
            (size_t) w->slots * w->kv->heads * TR_KV_LISTS_MAX
                * sizeof(tr_kv_victim_t));
     w->device->arrays(w->device->arg);
@@ -231,8 +231,8 @@ world_complete(world_t *w)
     memset(c, 0, sizeof(c));
     for (uint32_t k = 0; k < w->slots && n < most; k++) {
         uint32_t i = (first + k) % w->slots;
-        const tr_kv_slot_t *s = &w->kv->slot[i];
-        const tr_kv_seq_t *q = &w->kv->seq[i];
+        const tr_cuda_slot_t *s = &w->kv->m.slot[i];
+        const tr_kv_seq_t *q = &w->kv->m.seq[i];
         tr_kv_policy_t begun;
 
         if (!w->slot[i].open || w->slot[i].out || !w->slot[i].prompt
@@ -243,7 +243,7 @@ world_complete(world_t *w)
         c[n].len = world_random(6)
                        ? s->tokens
                        : q->base + world_random(s->tokens - q->base + 1);
-        tr_kv_policy_for(&s->origin, c[n].len, &begun);
+        tr_kv_policy_for(&w->kv->policy[i].origin, c[n].len, &begun);
         c[n].rule = world_rule(w, &begun, w->slot[i].policy);
         n++;
     }
@@ -277,7 +277,7 @@ world_complete(world_t *w)
         for (uint32_t h = 0; h < w->kv->heads && j->move; h++) {
             WORLD_SAME(w,
                        memcmp(w->mirror.dest + dest + h * w->mirror.dest_len,
-                              w->kv->dest + (size_t) h * w->kv->config.max_len,
+                              w->kv->m.dest + (size_t) h * w->kv->m.dest_len,
                               world_sources(w, j, h))
                            == 0,
                        "prompt %u head %u: dest", i, h);
@@ -302,11 +302,11 @@ world_list(const world_t *w, int32_t slot, int32_t *out)
     uint32_t n = 0;
 
     for (uint32_t head = 0; head < kv->heads; head++) {
-        const int32_t *row = tr_kv_row(kv, slot, head);
-        tr_kv_run_t run[TR_KV_RUNS];
-        uint32_t runs = tr_kv_runs(kv, &kv->seq[slot],
-                                   tr_kv_counts(kv, slot, head),
-                                   kv->slot[slot].dense_pages, run);
+        const int32_t *row = manager_row(&kv->m, slot, head);
+        manager_run_t run[MANAGER_RUNS];
+        uint32_t runs = manager_runs(&kv->m, &kv->m.seq[slot],
+                                     manager_counts(&kv->m, slot, head),
+                                     kv->m.slot[slot].dense_pages, run);
 
         for (uint32_t r = 0; r < runs; r++) {
             for (uint32_t j = 0; j < run[r].n; j++) {
@@ -323,7 +323,7 @@ static void
 world_rewrite(world_t *w, int32_t slot)
 {
     for (uint32_t head = 0; head < w->kv->heads; head++) {
-        const int32_t *from = tr_kv_row(w->kv, slot, head);
+        const int32_t *from = manager_row(&w->kv->m, slot, head);
         int32_t *to = manager_row(&w->mirror, slot, head);
 
         for (uint32_t i = 0; i < w->kv->view.table_len; i++) {
@@ -341,8 +341,8 @@ world_swap(world_t *w)
     int32_t i = (int32_t) world_random(w->slots);
     uint32_t n;
 
-    if (!w->slot[i].open || w->kv->slot[i].pages + 2 > WORLD_LIST
-        || w->kv->slot[i].pages == 0) {
+    if (!w->slot[i].open || w->kv->m.slot[i].pages + 2 > WORLD_LIST
+        || w->kv->m.slot[i].pages == 0) {
         return;
     }
     w->device->fetch(w->device->arg);
@@ -400,19 +400,19 @@ world_fork(world_t *w)
     tr_cuda_fork_t fork;
     tr_status_t rc;
 
-    if (!w->slot[i].open || w->slot[i].out || w->kv->seq[i].base != 0
-        || w->kv->slot[i].tokens == 0) {
+    if (!w->slot[i].open || w->slot[i].out || w->kv->m.seq[i].base != 0
+        || w->kv->m.slot[i].tokens == 0) {
         return;
     }
     to = tr_kv_open(w->kv, w->policy[w->slot[i].policy]);
     if (to < 0) {
         return;
     }
-    len = 1 + world_random(w->kv->slot[i].tokens);
+    len = 1 + world_random(w->kv->m.slot[i].tokens);
     w->slot[to] = w->slot[i];
     open.slot = to;
-    open.seq = w->kv->seq[to];
-    open.rule = world_rule(w, &w->kv->slot[to].policy, w->slot[i].policy);
+    open.seq = w->kv->m.seq[to];
+    open.rule = world_rule(w, &w->kv->policy[to].begun, w->slot[i].policy);
     ask = (tr_cuda_ask_t){ to, TR_CUDA_ANY, len };
     fork = (tr_cuda_fork_t){ from, to, len };
     w->device->pool(w->device->arg);
@@ -447,10 +447,10 @@ world_tally(world_t *w)
     w->device->fetch(w->device->arg);
     for (uint32_t i = 0; i < n; i++) {
         const tr_cuda_tally_t *t = &w->mirror.tally[i];
-        const tr_kv_slot_t *s = &w->kv->slot[i];
-        const tr_kv_seq_t *q = &w->kv->seq[i];
+        const tr_cuda_slot_t *s = &w->kv->m.slot[i];
+        const tr_kv_seq_t *q = &w->kv->m.seq[i];
         uint32_t listed[TR_KV_LISTS_MAX] = { 0 }, edge[TR_CUDA_EDGES] = { 0 };
-        uint32_t grows = s->policy.leaves > 1 ? s->policy.leaves : 1;
+        uint32_t grows = s->rule.leaves > 1 ? s->rule.leaves : 1;
 
         WORLD_SAME(w, t->open == s->open, "slot %u", i);
         if (!s->open) {
@@ -458,19 +458,19 @@ world_tally(world_t *w)
         }
         for (uint32_t h = 0; h < w->kv->heads; h++) {
             for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
-                listed[l] += tr_kv_counts(w->kv, (int32_t) i, h)[l];
+                listed[l] += manager_counts(&w->kv->m, (int32_t) i, h)[l];
             }
             for (uint32_t k = 0; k < TR_CUDA_EDGES; k++) {
                 bool on = false;
 
                 for (uint32_t l = 0; l < q->n_lists; l++) {
-                    uint32_t each = w->kv->plan.layout[q->list_layout[l]]
-                                        .tokens,
-                             have = tr_kv_counts(w->kv, (int32_t) i, h)[l];
+                    uint32_t
+                        each = w->kv->plan.layout[q->list_layout[l]].tokens,
+                        have = manager_counts(&w->kv->m, (int32_t) i, h)[l];
 
                     on = on
-                         || tr_kv_ceil(have, each)
-                                != tr_kv_ceil(have + (k + 1) * grows, each);
+                         || manager_ceil(have, each)
+                                != manager_ceil(have + (k + 1) * grows, each);
                 }
                 edge[k] += on;
             }
@@ -521,7 +521,7 @@ world_play(const world_device_t *device, uint64_t seed, uint32_t operations,
             world_compare(w);
         }
     }
-    w->pages = w->kv->pages.start;
+    w->pages = w->kv->m.report->start;
     world_destroy(w);
     return !w->failed;
 }

@@ -326,9 +326,9 @@ world_attend_head(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
 {
     const tr_kv_view_t *v = &kv->view;
     const tr_kv_seq_t *q = &v->seq[slot];
-    const int32_t *row = tr_kv_row(kv, slot, head);
-    const uint32_t *count = tr_kv_counts(kv, slot, head);
-    uint32_t dense = kv->slot[slot].tokens - q->base;
+    const int32_t *row = manager_row(&kv->m, slot, head);
+    const uint32_t *count = manager_counts(&kv->m, slot, head);
+    uint32_t dense = kv->m.slot[slot].tokens - q->base;
 
     for (uint32_t l = 0; l < q->n_lists; l++) {
         tr_kv_victim_t best = { __builtin_inff(), 0 };
@@ -351,7 +351,8 @@ world_attend_head(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
                 least = pos;
             }
         }
-        v->victim[tr_kv_head_at(kv, slot, head) * TR_KV_LISTS_MAX + l] = best;
+        v->victim[manager_head(&kv->m, slot, head) * TR_KV_LISTS_MAX + l] =
+            best;
     }
     for (uint32_t i = q->window_from; i < q->base && q->window != 0; i++) {
         world_add(world_windowed(v, q, row, i).score, world_more());
@@ -370,7 +371,7 @@ static void
 world_attend(world_t *w, int32_t slot, uint32_t before, uint32_t len)
 {
     const tr_kv_cache_t *kv = w->kv;
-    const tr_kv_seq_t *q = &kv->seq[slot];
+    const tr_kv_seq_t *q = &kv->m.seq[slot];
     bool step = len <= q->base;
 
     for (uint32_t head = 0; head < kv->heads; head++) {
@@ -379,8 +380,9 @@ world_attend(world_t *w, int32_t slot, uint32_t before, uint32_t len)
         }
         for (uint32_t i = before; i < len && !step; i++) {
             uint32_t tokens = kv->plan.layout[0].tokens, at = i - q->base;
-            world_place_t p = world_place(&kv->view, tr_kv_row(kv, slot, head),
-                                          0, at / tokens, at % tokens);
+            world_place_t p = world_place(&kv->view,
+                                          manager_row(&kv->m, slot, head), 0,
+                                          at / tokens, at % tokens);
 
             world_put(p, 0, i);
             if (p.recent != NULL) {
@@ -397,14 +399,15 @@ static void
 world_compare_head(world_t *w, int32_t slot, uint32_t head)
 {
     const tr_kv_cache_t *kv = w->kv;
-    const int32_t *mine = tr_kv_row(kv, slot, head);
+    const int32_t *mine = manager_row(&kv->m, slot, head);
     const int32_t *theirs = manager_row(&w->mirror, slot, head);
-    size_t at = tr_kv_head_at(kv, slot, head) * TR_KV_LISTS_MAX;
-    tr_kv_run_t run[TR_KV_RUNS];
+    size_t at = manager_head(&kv->m, slot, head) * TR_KV_LISTS_MAX;
+    manager_run_t run[MANAGER_RUNS];
     uint32_t n, i, j, held = 0, entries = 0;
 
-    n = tr_kv_runs(kv, &kv->seq[slot], tr_kv_counts(kv, slot, head),
-                   kv->slot[slot].dense_pages, run);
+    n = manager_runs(&kv->m, &kv->m.seq[slot],
+                     manager_counts(&kv->m, slot, head),
+                     kv->m.slot[slot].dense_pages, run);
     for (i = 0; i < n; i++) {
         for (j = 0; j < run[i].n; j++, held++) {
             int32_t e = (int32_t) run[i].entry + (int32_t) j * run[i].step;
@@ -420,13 +423,13 @@ world_compare_head(world_t *w, int32_t slot, uint32_t head)
     WORLD_SAME(w, entries == held, "slot %d head %u: %u pages, device %u", slot,
                head, held, entries);
     WORLD_SAME(w,
-               memcmp(tr_kv_counts(kv, slot, head),
+               memcmp(manager_counts(&kv->m, slot, head),
                       manager_counts(&w->mirror, slot, head),
                       TR_KV_LISTS_MAX * 4)
                    == 0,
                "slot %d head %u", slot, head);
     WORLD_SAME(w,
-               memcmp(kv->victim + at, w->mirror.victim + at,
+               memcmp(kv->m.victim + at, w->mirror.victim + at,
                       TR_KV_LISTS_MAX * sizeof(tr_kv_victim_t))
                    == 0,
                "slot %d head %u", slot, head);
@@ -441,23 +444,23 @@ world_compare(world_t *w)
     w->device->fetch(w->device->arg);
     WORLD_SAME(w, m->report->faults == 0, "%u faults", m->report->faults);
     WORLD_SAME(w,
-               m->report->start == kv->pages.start
-                   && m->report->end == kv->pages.end,
+               m->report->start == kv->m.report->start
+                   && m->report->end == kv->m.report->end,
                "ring [%llu, %llu), device [%llu, %llu)",
-               (unsigned long long) kv->pages.start,
-               (unsigned long long) kv->pages.end,
+               (unsigned long long) kv->m.report->start,
+               (unsigned long long) kv->m.report->end,
                (unsigned long long) m->report->start,
                (unsigned long long) m->report->end);
-    WORLD_SAME(w, memcmp(m->ring, kv->pages.ring, kv->pages.n * 4) == 0, " ");
-    WORLD_SAME(w, memcmp(m->owner, kv->pages.owner, kv->pages.n * 4) == 0, " ");
+    WORLD_SAME(w, memcmp(m->ring, kv->m.ring, kv->m.size.pages * 4) == 0, " ");
+    WORLD_SAME(w, memcmp(m->owner, kv->m.owner, kv->m.size.pages * 4) == 0,
+               " ");
     for (uint32_t i = 0; i < kv->plan.n; i++) {
-        WORLD_SAME(w, m->report->pages[i] == kv->totals.pages[i],
-                   "layout %u: %llu pages, device %u", i,
-                   (unsigned long long) kv->totals.pages[i],
+        WORLD_SAME(w, m->report->pages[i] == kv->m.report->pages[i],
+                   "layout %u: %u pages, device %u", i, kv->m.report->pages[i],
                    m->report->pages[i]);
     }
     for (uint32_t i = 0; i < w->slots && !w->failed; i++) {
-        const tr_kv_slot_t *s = &kv->slot[i];
+        const tr_cuda_slot_t *s = &kv->m.slot[i];
         const tr_cuda_slot_t *t = &m->slot[i];
 
         WORLD_SAME(w, t->open == s->open, "slot %u", i);
@@ -477,7 +480,8 @@ world_compare(world_t *w)
                    " pages %llu %u",
                    i, s->tokens, t->tokens, s->dense, t->dense, s->dense_pages,
                    t->dense_pages, (unsigned long long) s->pages, t->pages);
-        WORLD_SAME(w, memcmp(&m->seq[i], &kv->seq[i], sizeof(tr_kv_seq_t)) == 0,
+        WORLD_SAME(w,
+                   memcmp(&m->seq[i], &kv->m.seq[i], sizeof(tr_kv_seq_t)) == 0,
                    "slot %u", i);
         for (uint32_t head = 0; head < kv->heads && !w->failed; head++) {
             world_compare_head(w, (int32_t) i, head);

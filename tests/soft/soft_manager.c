@@ -1,18 +1,15 @@
 /*
- * The page manager of the software device: the manager's own programs
- * (kernels/cuda/manager_*.h), which compile as plain C, block after block and
- * thread after thread; and swaps, which do not.
- *
- * Blocks of a launch run from the last to the first: on a device they run in any
- * order, but for those that a last block waits for.
+ * The page manager of the software device, which is the host's
+ * (kernels/kv_manager/host.h), and swaps.
  */
 #include <stdlib.h>
 
-#include "kernels/kv_manager/manager_prompt.h"
-#include "kernels/kv_manager/manager_step.h"
-#include "kernels/kv_manager/manager_tally.h"
+#include "kernels/kv_manager/host.h"
+#include "kernels/kv_manager/manager_core.h"
 
 #include "device.h"
+
+static const tr_stream_t here = { .threads = 1 };
 
 /* A launch of n requests, which are on the device. */
 typedef struct {
@@ -51,9 +48,7 @@ reset_body(void *args)
 {
     some_t *a = args;
 
-    for (uint32_t t = 0; t < 3; t++) {
-        manager_reset(&a->m, t, 3);
-    }
+    manager_reset(&a->m, 0, 1);
 }
 
 int
@@ -75,9 +70,7 @@ open_body(void *args)
 {
     some_t *a = args;
 
-    for (uint32_t i = a->n; i > 0; i--) {
-        manager_open(&a->m, (const tr_cuda_open_t *) a->in + i - 1);
-    }
+    tr_kv_host_open(&a->m, a->in, a->n);
 }
 
 int
@@ -92,9 +85,7 @@ begin_body(void *args)
 {
     some_t *a = args;
 
-    for (uint32_t i = a->n; i > 0; i--) {
-        manager_begin(&a->m, (const tr_cuda_begin_t *) a->in + i - 1);
-    }
+    tr_kv_host_prompt(&a->m, a->in, a->n);
 }
 
 int
@@ -108,16 +99,8 @@ static void
 close_body(void *args)
 {
     some_t *a = args;
-    uint32_t each = manager_ceil(a->m.heads, MANAGER_WARPS);
-    manager_release_t *s = soft_scratch(sizeof(*s));
 
-    for (uint32_t i = a->n; i > 0; i--) {
-        manager_release(&a->m, a->in, i - 1, s);
-    }
-    manager_ends(&a->m, a->n);
-    for (uint32_t b = a->n * each; b > 0; b--) {
-        manager_recycle(&a->m, (b - 1) / each, (b - 1) % each);
-    }
+    tr_kv_host_close(&here, &a->m, a->in, a->n);
 }
 
 int
@@ -132,11 +115,7 @@ fork_body(void *args)
 {
     some_t *a = args;
 
-    for (uint32_t b = a->n * a->m.heads; b > 0; b--) {
-        manager_fork(&a->m, &a->history,
-                     (const tr_cuda_fork_t *) a->in + (b - 1) / a->m.heads,
-                     (b - 1) % a->m.heads, 0, 1);
-    }
+    tr_kv_host_fork(&here, &a->m, a->history, a->in, a->n);
 }
 
 int
@@ -162,11 +141,8 @@ static void
 tally_body(void *args)
 {
     some_t *a = args;
-    manager_tally_t s;
 
-    for (uint32_t i = a->n; i > 0; i--) {
-        manager_tally(&a->m, (int32_t) i - 1, &s);
-    }
+    tr_kv_host_tally(&a->m, a->n);
 }
 
 int
@@ -179,28 +155,12 @@ tr_cuda_manager_tally(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
 
 /* ---- steps -------------------------------------------------------------- */
 
-typedef union {
-    manager_plan_t plan;
-    manager_grants_t grants;
-    manager_grant_t grant;
-} step_shared_t;
-
 static void
 step_body(void *args)
 {
     some_t *a = args;
-    step_shared_t *s = soft_scratch(sizeof(*s));
-    uint32_t chunks = a->m.chunks;
 
-    for (uint32_t b = a->n * chunks; b > 0; b--) {
-        manager_plan(&a->m, a->in, (b - 1) / chunks, (b - 1) % chunks,
-                     &s->plan);
-    }
-    manager_sum(&a->m, a->n, &s->grants);
-    for (uint32_t b = a->n * chunks; b > 0; b--) {
-        manager_grant(&a->m, (b - 1) / chunks, (b - 1) % chunks, chunks,
-                      &s->grant);
-    }
+    tr_kv_host_step(&here, &a->m, a->in, a->n);
 }
 
 int
@@ -216,20 +176,9 @@ static void
 plan_body(void *args)
 {
     some_t *a = args;
-    uint32_t heads = a->m.heads, each = manager_ceil(heads, MANAGER_WARPS);
-    manager_prompt_t *s = soft_scratch(sizeof(*s));
-    manager_total_t *total = soft_scratch(sizeof(*total));
 
-    for (uint32_t b = heads * a->n; b > 0; b--) {
-        manager_classify(&a->m, a->in, (b - 1) / heads, (b - 1) % heads, s);
-    }
-    for (uint32_t i = 0; i < a->n; i++) {
-        manager_total_job(&a->m, i, total);
-    }
-    manager_admit(&a->m, a->n);
-    for (uint32_t b = a->n * each; b > 0; b--) {
-        manager_fill(&a->m, (b - 1) / each, (b - 1) % each);
-    }
+    tr_kv_host_plan_prompts(&here, &a->m, a->in, a->n,
+                            soft_scratch(tr_kv_host_prompt_work(&here, &a->m)));
 }
 
 int
@@ -245,13 +194,8 @@ static void
 install_body(void *args)
 {
     some_t *a = args;
-    uint32_t each = manager_ceil(a->m.heads, MANAGER_WARPS);
-    manager_install_t s;
 
-    for (uint32_t b = a->n * each; b > 0; b--) {
-        manager_install(&a->m, (b - 1) / each, (b - 1) % each, &s);
-    }
-    manager_settle_prompts(&a->m, a->n);
+    tr_kv_host_install_prompts(&here, &a->m, a->n);
 }
 
 int
@@ -277,10 +221,9 @@ static void
 give_body(void *args)
 {
     move_t *a = args;
-    manager_swap_t s;
 
     if (*a->n != 0) {
-        manager_give(&a->m, a->slot, a->given, *a->n, &s);
+        tr_kv_host_give(&a->m, a->slot, a->given, *a->n);
     }
 }
 
@@ -302,9 +245,8 @@ static void
 take_body(void *args)
 {
     move_t *a = args;
-    manager_swap_t s;
 
-    manager_take(&a->m, a->slot, a->taken, a->got, a->max, &s);
+    tr_kv_host_take(&a->m, a->slot, a->taken, a->got, a->max);
 }
 
 int

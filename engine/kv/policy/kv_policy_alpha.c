@@ -56,8 +56,6 @@ tr_status_t
 tr_kv_policy_override(tr_kv_policy_t *copy, double alpha_high, double alpha_low,
                       tr_error_t *err)
 {
-    const tr_kv_policy_kind_t *kind = tr_kv_policy_kind(copy->name,
-                                                        strlen(copy->name));
     bool set_high = !isnan(alpha_high), set_low = !isnan(alpha_low);
     const char *param = set_low ? "kv_alpha_low" : "kv_alpha_high";
     double high = set_high ? alpha_high : copy->alpha_high;
@@ -67,7 +65,7 @@ tr_kv_policy_override(tr_kv_policy_t *copy, double alpha_high, double alpha_low,
     if (!set_high && !set_low) {
         return TR_OK;
     }
-    if (kind == NULL || strstr(kind->settings, "alpha_low") == NULL) {
+    if (strstr(copy->row->settings, "alpha_low") == NULL) {
         return tr_error_set(err, TR_ERR_INVALID, param,
                             "%s=%g: KV policy %s has no thresholds", param,
                             set_low ? low : high, copy->name);
@@ -95,7 +93,7 @@ tr_kv_policy_override(tr_kv_policy_t *copy, double alpha_high, double alpha_low,
     copy->alpha_low = low;
     copy->alpha_of = NULL; /* the original's; by head no more */
     copy->alpha_file[0] = '\0';
-    return tr_kv_settings_print(kind, copy, err);
+    return tr_kv_settings_print(copy->row, copy, err);
 }
 
 /* ---- by head ------------------------------------------------------------ */

@@ -21,46 +21,6 @@
 
 #include "engine/config/log.h"
 
-/* "Prompt Phase"; a token of an earlier turn is not promoted. */
-static void
-diffkv_prompt(const tr_kv_policy_t *p, const tr_kv_prompt_t *head, int8_t *to)
-{
-    float t[TR_KV_LISTS_MAX];
-
-    for (uint32_t i = 0; i < head->n; i++) {
-        int level;
-
-        if (i == 0 || p->base_position) {
-            tr_kv_thresholds(&p->rule, head->layer, head->list,
-                             head->position[i], head->length, t);
-        }
-        level = tr_kv_threshold_level(&p->rule,
-                                      tr_kv_prompt_significance(head, i), t);
-        if (level >= 0 && level < head->from[i]) {
-            level = head->from[i];
-        }
-        to[i] = (int8_t) level;
-    }
-}
-
-/* Algorithm 1, lines 5, 6, 13 and 14. */
-static int
-diffkv_leave(const tr_kv_policy_t *p, const tr_kv_mark_t *token,
-             const uint32_t *count)
-{
-    (void) count;
-    return tr_kv_mark_level(&p->rule, token);
-}
-
-/* Algorithm 1, lines 8 to 12 and 16 to 18. */
-static int
-diffkv_downgrade(const tr_kv_policy_t *p, uint32_t list,
-                 const tr_kv_mark_t *victim, const uint32_t *count)
-{
-    (void) count;
-    return tr_kv_threshold_downgrade(&p->rule, list, victim);
-}
-
 /* How much reaches a threshold depends on the text.  For the model in
  * models/pocket (groups of three query heads) 0.85 of all tokens reach alpha 1,
  * and about 1.4 / alpha larger ones; we charge a little more.  No bound: who is
@@ -98,11 +58,6 @@ diffkv_init(tr_kv_policy_t *p, uint32_t head_dim)
     p->alpha_top = 4;
     p->alpha_high = 1;
     p->alpha_low = 0.02;
-    p->prompt = diffkv_prompt;
-    p->leave = diffkv_leave;
-    p->downgrade = diffkv_downgrade;
-    p->charge = diffkv_charge;
-    p->read = tr_kv_read_all;
 }
 
 /* Does any head forget tokens? */
@@ -140,11 +95,12 @@ diffkv_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
     return rc;
 }
 
-const tr_kv_policy_kind_t tr_kv_policy_diffkv = {
+const tr_kv_policy_row_t tr_kv_policy_diffkv = {
     .name = "diffkv",
     .settings = "levels window window_level groups alpha_top alpha_high"
                 " alpha_low alpha_file base observe",
     .levels_max = 3,
     .init = diffkv_init,
-    .check = diffkv_check
+    .check = diffkv_check,
+    .charge = diffkv_charge
 };

@@ -19,26 +19,6 @@ h2o_begin(tr_kv_policy_t *copy, uint32_t n)
 }
 
 static void
-h2o_prompt(const tr_kv_policy_t *p, const tr_kv_prompt_t *head, int8_t *to)
-{
-    uint64_t cut = tr_kv_rank_cut(head->score, head->position, head->n,
-                                  p->budget[1]);
-
-    for (uint32_t i = 0; i < head->n; i++) {
-        uint64_t key = tr_kv_rank_key(head->score[i], head->position[i]);
-
-        to[i] = (int8_t) tr_kv_rank_level(&p->rule, key, &cut, head->from[i]);
-    }
-}
-
-static int
-h2o_downgrade(const tr_kv_policy_t *p, uint32_t list,
-              const tr_kv_mark_t *victim, const uint32_t *count)
-{
-    return tr_kv_rule_downgrade(&p->rule, list, victim, count);
-}
-
-static void
 h2o_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list, uint32_t n,
            uint32_t tokens[TR_KV_LISTS_MAX])
 {
@@ -60,12 +40,6 @@ h2o_init(tr_kv_policy_t *p, uint32_t head_dim)
     p->scored = true;
     p->by_sum = true;
     p->fraction[0] = 0.2;
-    p->begin = h2o_begin;
-    p->prompt = h2o_prompt;
-    p->leave = tr_kv_leave_all;
-    p->downgrade = h2o_downgrade;
-    p->charge = h2o_charge;
-    p->read = tr_kv_read_all;
 }
 
 static tr_status_t
@@ -80,6 +54,9 @@ h2o_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
     return tr_kv_levels_check(p, head_dim, err);
 }
 
-const tr_kv_policy_kind_t tr_kv_policy_h2o = {
-    .name = "h2o", .settings = "budget", .init = h2o_init, .check = h2o_check
-};
+const tr_kv_policy_row_t tr_kv_policy_h2o = { .name = "h2o",
+                                              .settings = "budget",
+                                              .init = h2o_init,
+                                              .check = h2o_check,
+                                              .begin = h2o_begin,
+                                              .charge = h2o_charge };

@@ -14,11 +14,6 @@ int4_init(tr_kv_policy_t *p, uint32_t head_dim)
     p->kind = TR_KV_RULE_ALL;
     p->n_levels = 1;
     p->level[0] = (tr_kv_level_t){ .key_bits = 4, .value_bits = 4 };
-    p->prompt = tr_kv_prompt_all;
-    p->leave = tr_kv_leave_all;
-    p->downgrade = tr_kv_downgrade_none;
-    p->charge = tr_kv_charge_all;
-    p->read = tr_kv_read_all;
 }
 
 static tr_status_t
@@ -38,6 +33,8 @@ int4_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
     return tr_kv_levels_check(p, head_dim, err);
 }
 
-const tr_kv_policy_kind_t tr_kv_policy_int4 = {
-    .name = "int4", .settings = "group", .init = int4_init, .check = int4_check
-};
+const tr_kv_policy_row_t tr_kv_policy_int4 = { .name = "int4",
+                                               .settings = "group",
+                                               .init = int4_init,
+                                               .check = int4_check,
+                                               .charge = tr_kv_charge_all };

@@ -25,11 +25,6 @@ kivi_init(tr_kv_policy_t *p, uint32_t head_dim)
         .key_bits = 16, .value_bits = 16, .key_groups = 1, .value_groups = 1
     };
     p->leaves = TR_KV_CHANNEL_TOKENS;
-    p->prompt = tr_kv_prompt_all;
-    p->leave = tr_kv_leave_all;
-    p->downgrade = tr_kv_downgrade_none;
-    p->charge = tr_kv_charge_all;
-    p->read = tr_kv_read_all;
 }
 
 static tr_status_t
@@ -55,7 +50,8 @@ kivi_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
     return rc;
 }
 
-const tr_kv_policy_kind_t tr_kv_policy_kivi = { .name = "kivi",
-                                                .settings = "bits window",
-                                                .init = kivi_init,
-                                                .check = kivi_check };
+const tr_kv_policy_row_t tr_kv_policy_kivi = { .name = "kivi",
+                                               .settings = "bits window",
+                                               .init = kivi_init,
+                                               .check = kivi_check,
+                                               .charge = tr_kv_charge_all };

@@ -1,9 +1,7 @@
 /*
- * Decisions and checks that several policies share (kv_policy_parts.h).
+ * Checks and charges that several policies share (kv_policy_parts.h).
  */
 #include "kv_policy_parts.h"
-
-#include <string.h>
 
 #include "engine/config/log.h"
 
@@ -81,36 +79,7 @@ tr_kv_levels_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
                        : rc;
 }
 
-/* ---- decisions ---------------------------------------------------------- */
-
-void
-tr_kv_prompt_all(const tr_kv_policy_t *p, const tr_kv_prompt_t *head,
-                 int8_t *to)
-{
-    (void) p;
-    memset(to, 0, head->n);
-}
-
-int
-tr_kv_leave_all(const tr_kv_policy_t *p, const tr_kv_mark_t *token,
-                const uint32_t *count)
-{
-    (void) p;
-    (void) token;
-    (void) count;
-    return 0;
-}
-
-int
-tr_kv_downgrade_none(const tr_kv_policy_t *p, uint32_t list,
-                     const tr_kv_mark_t *victim, const uint32_t *count)
-{
-    (void) p;
-    (void) list;
-    (void) victim;
-    (void) count;
-    return TR_KV_STAYS;
-}
+/* ---- charges ------------------------------------------------------------ */
 
 void
 tr_kv_charge_all(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
@@ -119,49 +88,4 @@ tr_kv_charge_all(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
     (void) layer;
     (void) list;
     tokens[0] = tr_kv_outside(p, n);
-}
-
-uint32_t
-tr_kv_read_all(const tr_kv_policy_t *p, uint32_t n, uint32_t page_tokens)
-{
-    (void) p;
-    (void) n;
-    (void) page_tokens;
-    return 0;
-}
-
-/* ---- ranks -------------------------------------------------------------- */
-
-/* Radix selection from the highest digit down: each pass counts the tokens that
- * agree with the cut so far by their next digit. */
-uint64_t
-tr_kv_rank_cut(const float *value, const uint32_t *position, uint32_t n,
-               uint32_t k)
-{
-    uint64_t cut = 0;
-
-    if (k == 0) {
-        return UINT64_MAX;
-    }
-    if (k >= n) {
-        return 0;
-    }
-    for (int shift = 56; shift >= 0; shift -= 8) {
-        uint32_t count[256] = { 0 };
-        uint32_t digit = 255;
-
-        for (uint32_t i = 0; i < n; i++) {
-            uint64_t key = tr_kv_rank_key(value[i], position[i]);
-
-            /* two shifts, since one by 64 is undefined */
-            if (((key ^ cut) >> shift) >> 8 == 0) {
-                count[key >> shift & 255]++;
-            }
-        }
-        while (count[digit] < k) {
-            k -= count[digit--];
-        }
-        cut |= (uint64_t) digit << shift;
-    }
-    return cut;
 }

@@ -7,18 +7,14 @@
 
 #include "kv_policy.h"
 
-/* NULL: no such policy. */
-const tr_kv_policy_kind_t *tr_kv_policy_kind(const char *name, size_t n);
-
 /* ---- settings (kv_policy_settings.c) ------------------------------------ */
 
 /* Applies "KEY=VALUE,KEY=VALUE" (may be empty) to p. */
-tr_status_t tr_kv_settings_read(const tr_kv_policy_kind_t *kind,
-                                const char *text, tr_kv_policy_t *p,
-                                tr_error_t *err);
+tr_status_t tr_kv_settings_read(const tr_kv_policy_row_t *row, const char *text,
+                                tr_kv_policy_t *p, tr_error_t *err);
 
 /* Writes p->spec: the name and every setting of the kind, as it is now. */
-tr_status_t tr_kv_settings_print(const tr_kv_policy_kind_t *kind,
+tr_status_t tr_kv_settings_print(const tr_kv_policy_row_t *row,
                                  tr_kv_policy_t *p, tr_error_t *err);
 
 /* Thresholds (kv_policy_alpha.c): do they fit the policy and each other?  If
@@ -45,19 +41,11 @@ tr_status_t tr_kv_level_check(const tr_kv_policy_t *p, tr_kv_level_t *level,
                               uint32_t groups, uint32_t head_dim,
                               tr_error_t *err);
 
-/* ---- decisions ---------------------------------------------------------- */
+/* ---- charges ------------------------------------------------------------ */
 
-/* Everything goes to list 0 and stays there; all pages are read. */
-void tr_kv_prompt_all(const tr_kv_policy_t *p, const tr_kv_prompt_t *head,
-                      int8_t *to);
-int tr_kv_leave_all(const tr_kv_policy_t *p, const tr_kv_mark_t *token,
-                    const uint32_t *count);
-int tr_kv_downgrade_none(const tr_kv_policy_t *p, uint32_t list,
-                         const tr_kv_mark_t *victim, const uint32_t *count);
+/* Everything goes to list 0. */
 void tr_kv_charge_all(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
                       uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX]);
-uint32_t tr_kv_read_all(const tr_kv_policy_t *p, uint32_t n,
-                        uint32_t page_tokens);
 
 /* Budget `index` for n tokens: in tokens, or the share of them. */
 static inline uint32_t
@@ -72,19 +60,5 @@ tr_kv_outside(const tr_kv_policy_t *p, uint32_t n)
 {
     return n > p->window ? n - p->window : 0;
 }
-
-/* Significance of prompt token i. */
-static inline float
-tr_kv_prompt_significance(const tr_kv_prompt_t *head, uint32_t i)
-{
-    return tr_kv_significance(head->score[i], head->position[i], head->length);
-}
-
-/* ---- ranks -------------------------------------------------------------- */
-
-/* The smallest key among the k best of n tokens (positions distinct): a token
- * is one of them when its key is at least that.  k = 0: UINT64_MAX. */
-uint64_t tr_kv_rank_cut(const float *value, const uint32_t *position,
-                        uint32_t n, uint32_t k);
 
 #endif

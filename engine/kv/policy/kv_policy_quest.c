@@ -9,23 +9,6 @@
 #include "kv_policy_parts.h"
 
 static void
-quest_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list, uint32_t n,
-             uint32_t tokens[TR_KV_LISTS_MAX])
-{
-    (void) p;
-    (void) layer;
-    (void) list;
-    (void) n;
-    (void) tokens; /* there are no lists */
-}
-
-static uint32_t
-quest_read(const tr_kv_policy_t *p, uint32_t n, uint32_t page_tokens)
-{
-    return tr_kv_rule_read(&p->rule, n, page_tokens);
-}
-
-static void
 quest_init(tr_kv_policy_t *p, uint32_t head_dim)
 {
     (void) head_dim;
@@ -33,10 +16,8 @@ quest_init(tr_kv_policy_t *p, uint32_t head_dim)
     p->digest = true;
     p->budget[0] = 1024;
     p->read_from = 2;
-    p->charge = quest_charge;
-    p->read = quest_read;
 }
 
-const tr_kv_policy_kind_t tr_kv_policy_quest = { .name = "quest",
-                                                 .settings = "budget from",
-                                                 .init = quest_init };
+const tr_kv_policy_row_t tr_kv_policy_quest = { .name = "quest",
+                                                .settings = "budget from",
+                                                .init = quest_init };

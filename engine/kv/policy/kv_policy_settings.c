@@ -83,12 +83,12 @@ listed(const char *list, const char *word, size_t n)
 }
 
 static const setting_t *
-find(const tr_kv_policy_kind_t *kind, const char *key, size_t n)
+find(const tr_kv_policy_row_t *row, const char *key, size_t n)
 {
     for (size_t i = 0; i < N_SETTINGS; i++) {
         if (strlen(settings[i].key) == n
             && memcmp(settings[i].key, key, n) == 0) {
-            return listed(kind->settings, key, n) ? &settings[i] : NULL;
+            return listed(row->settings, key, n) ? &settings[i] : NULL;
         }
     }
     return NULL;
@@ -189,8 +189,8 @@ read_levels(const char *text, tr_kv_policy_t *p, uint32_t max)
 }
 
 static bool
-read_value(const setting_t *s, const tr_kv_policy_kind_t *kind,
-           const char *value, tr_kv_policy_t *p)
+read_value(const setting_t *s, const tr_kv_policy_row_t *row, const char *value,
+           tr_kv_policy_t *p)
 {
     void *field = (char *) p + s->offset;
     double real = 0;
@@ -212,7 +212,7 @@ read_value(const setting_t *s, const tr_kv_policy_kind_t *kind,
     case KIND_SHARE:
         return read_share(value, p, s->offset);
     case KIND_LEVELS:
-        return read_levels(value, p, kind->levels_max);
+        return read_levels(value, p, row->levels_max);
     case KIND_LEVEL:
         return read_level(&value, field, '\0');
     case KIND_BASE:
@@ -229,24 +229,24 @@ read_value(const setting_t *s, const tr_kv_policy_kind_t *kind,
 }
 
 static tr_status_t
-unknown(const tr_kv_policy_kind_t *kind, const char *key, size_t n,
+unknown(const tr_kv_policy_row_t *row, const char *key, size_t n,
         tr_error_t *err)
 {
     int shown = n > 64 ? 64 : (int) n;
 
-    if (kind->settings[0] == '\0') {
+    if (row->settings[0] == '\0') {
         return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
                             "KV policy %s has no setting \"%.*s\": it has none",
-                            kind->name, shown, key);
+                            row->name, shown, key);
     }
     return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
                         "KV policy %s has no setting \"%.*s\": known are %s",
-                        kind->name, shown, key, kind->settings);
+                        row->name, shown, key, row->settings);
 }
 
 static tr_status_t
-bad_value(const tr_kv_policy_kind_t *kind, const setting_t *s,
-          const char *value, tr_error_t *err)
+bad_value(const tr_kv_policy_row_t *row, const setting_t *s, const char *value,
+          tr_error_t *err)
 {
     char levels[160];
     const char *expected = s->expected;
@@ -255,16 +255,16 @@ bad_value(const tr_kv_policy_kind_t *kind, const setting_t *s,
         snprintf(levels, sizeof(levels),
                  "1 to %u levels of key bits/value bits from 16, 8, 4, 2, best"
                  " first, as in %s",
-                 kind->levels_max, kind->levels_max > 1 ? "8/4+4/2" : "8/4");
+                 row->levels_max, row->levels_max > 1 ? "8/4+4/2" : "8/4");
         expected = levels;
     }
     return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
-                        "KV policy %s: %s=%.64s: expected %s", kind->name,
+                        "KV policy %s: %s=%.64s: expected %s", row->name,
                         s->key, value, expected);
 }
 
 tr_status_t
-tr_kv_settings_read(const tr_kv_policy_kind_t *kind, const char *text,
+tr_kv_settings_read(const tr_kv_policy_row_t *row, const char *text,
                     tr_kv_policy_t *p, tr_error_t *err)
 {
     bool given[N_SETTINGS] = { false };
@@ -272,29 +272,29 @@ tr_kv_settings_read(const tr_kv_policy_kind_t *kind, const char *text,
 
     while (*text != '\0') {
         size_t n = strcspn(text, ","), key = strcspn(text, "=,");
-        const setting_t *s = find(kind, text, key);
+        const setting_t *s = find(row, text, key);
 
         if (s == NULL) {
-            return unknown(kind, text, key, err);
+            return unknown(row, text, key, err);
         }
         if (key == n || n - key > TR_KV_SPEC_MAX) {
-            return bad_value(kind, s, key == n ? "" : "(too long)", err);
+            return bad_value(row, s, key == n ? "" : "(too long)", err);
         }
         if (given[s - settings]) {
             return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
                                 "KV policy %s: %s is given twice: once is"
                                 " enough",
-                                kind->name, s->key);
+                                row->name, s->key);
         }
         given[s - settings] = true;
         snprintf(value, sizeof(value), "%.*s", (int) (n - key - 1),
                  text + key + 1);
-        if (!read_value(s, kind, value, p)) {
-            return bad_value(kind, s, value, err);
+        if (!read_value(s, row, value, p)) {
+            return bad_value(row, s, value, err);
         }
         text += n;
         if (*text == ',' && *++text == '\0') {
-            return unknown(kind, "", 0, err);
+            return unknown(row, "", 0, err);
         }
     }
     return TR_OK;
@@ -365,22 +365,22 @@ print_value(const setting_t *s, const tr_kv_policy_t *p, char *out, size_t size)
 }
 
 tr_status_t
-tr_kv_settings_print(const tr_kv_policy_kind_t *kind, tr_kv_policy_t *p,
+tr_kv_settings_print(const tr_kv_policy_row_t *row, tr_kv_policy_t *p,
                      tr_error_t *err)
 {
     size_t used = (size_t) snprintf(p->spec, sizeof(p->spec), "%s", p->name);
     char value[160];
     char next = ':';
 
-    for (const char *at = kind->settings; *at != '\0';) {
+    for (const char *at = row->settings; *at != '\0';) {
         size_t n = strcspn(at, " ");
-        const setting_t *s = find(kind, at, n);
+        const setting_t *s = find(row, at, n);
 
         at += n + (at[n] == ' ');
         if (s == NULL) { /* a misspelt table */
             return tr_error_set(err, TR_ERR_INTERNAL, "kv_policy",
                                 "KV policy %s: unknown setting in its table",
-                                kind->name);
+                                row->name);
         }
         print_value(s, p, value, sizeof(value));
         if (value[0] == '\0') { /* no file */
@@ -396,7 +396,7 @@ tr_kv_settings_print(const tr_kv_policy_kind_t *kind, tr_kv_policy_t *p,
         return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
                             "KV policy %s: its settings take %zu bytes: up to"
                             " %u are possible",
-                            kind->name, used, TR_KV_SPEC_MAX);
+                            row->name, used, TR_KV_SPEC_MAX);
     }
     return TR_OK;
 }

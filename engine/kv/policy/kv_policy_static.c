@@ -15,39 +15,6 @@
 #include "engine/config/log.h"
 
 static void
-static_prompt(const tr_kv_policy_t *p, const tr_kv_prompt_t *head, int8_t *to)
-{
-    uint64_t cut[2];
-
-    for (uint32_t i = 0; i < head->n; i++) {
-        head->work[i] = tr_kv_prompt_significance(head, i);
-    }
-    for (uint32_t l = 0; l < p->n_levels; l++) {
-        cut[l] = tr_kv_rank_cut(head->work, head->position, head->n,
-                                tr_kv_share_upto(&p->rule, l, head->length));
-    }
-    for (uint32_t i = 0; i < head->n; i++) {
-        uint64_t key = tr_kv_rank_key(head->work[i], head->position[i]);
-
-        to[i] = (int8_t) tr_kv_rank_level(&p->rule, key, cut, head->from[i]);
-    }
-}
-
-static int
-static_leave(const tr_kv_policy_t *p, const tr_kv_mark_t *token,
-             const uint32_t *count)
-{
-    return tr_kv_share_leave(&p->rule, token, count);
-}
-
-static int
-static_downgrade(const tr_kv_policy_t *p, uint32_t list,
-                 const tr_kv_mark_t *victim, const uint32_t *count)
-{
-    return tr_kv_share_downgrade(&p->rule, list, victim, count);
-}
-
-static void
 static_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
               uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX])
 {
@@ -76,11 +43,6 @@ static_init(tr_kv_policy_t *p, uint32_t head_dim)
     p->scored = true;
     p->fraction[0] = 0.25;
     p->fraction[1] = 0.35;
-    p->prompt = static_prompt;
-    p->leave = static_leave;
-    p->downgrade = static_downgrade;
-    p->charge = static_charge;
-    p->read = tr_kv_read_all;
 }
 
 static tr_status_t
@@ -94,10 +56,11 @@ static_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
     return tr_kv_levels_check(p, head_dim, err);
 }
 
-const tr_kv_policy_kind_t tr_kv_policy_static = {
+const tr_kv_policy_row_t tr_kv_policy_static = {
     .name = "static",
     .settings = "levels window window_level groups high low observe",
     .levels_max = 2,
     .init = static_init,
-    .check = static_check
+    .check = static_check,
+    .charge = static_charge
 };

@@ -17,22 +17,6 @@ streaming_begin(tr_kv_policy_t *copy, uint32_t n)
 }
 
 static void
-streaming_prompt(const tr_kv_policy_t *p, const tr_kv_prompt_t *head,
-                 int8_t *to)
-{
-    for (uint32_t i = 0; i < head->n; i++) {
-        to[i] = head->position[i] < p->sinks ? 0 : TR_KV_NOWHERE;
-    }
-}
-
-static int
-streaming_leave(const tr_kv_policy_t *p, const tr_kv_mark_t *token,
-                const uint32_t *count)
-{
-    return tr_kv_rule_leave(&p->rule, token, count);
-}
-
-static void
 streaming_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
                  uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX])
 {
@@ -53,17 +37,13 @@ streaming_init(tr_kv_policy_t *p, uint32_t head_dim)
     p->window = 1;
     p->sinks = 4;
     p->budget[1] = 1020;
-    p->begin = streaming_begin;
-    p->prompt = streaming_prompt;
-    p->leave = streaming_leave;
-    p->downgrade = tr_kv_downgrade_none;
-    p->charge = streaming_charge;
-    p->read = tr_kv_read_all;
 }
 
-const tr_kv_policy_kind_t tr_kv_policy_streamingllm = {
+const tr_kv_policy_row_t tr_kv_policy_streamingllm = {
     .name = "streamingllm",
     .settings = "sinks recent",
     .init = streaming_init,
-    .check = tr_kv_levels_check
+    .check = tr_kv_levels_check,
+    .begin = streaming_begin,
+    .charge = streaming_charge
 };

@@ -12,17 +12,13 @@ uniform_init(tr_kv_policy_t *p, uint32_t head_dim)
     p->kind = TR_KV_RULE_ALL;
     p->n_levels = 1;
     p->level[0] = (tr_kv_level_t){ .key_bits = 8, .value_bits = 4 };
-    p->prompt = tr_kv_prompt_all;
-    p->leave = tr_kv_leave_all;
-    p->downgrade = tr_kv_downgrade_none;
-    p->charge = tr_kv_charge_all;
-    p->read = tr_kv_read_all;
 }
 
-const tr_kv_policy_kind_t tr_kv_policy_uniform = {
+const tr_kv_policy_row_t tr_kv_policy_uniform = {
     .name = "uniform",
     .settings = "levels window window_level groups",
     .levels_max = 1,
     .init = uniform_init,
-    .check = tr_kv_levels_check
+    .check = tr_kv_levels_check,
+    .charge = tr_kv_charge_all
 };

@@ -1,5 +1,5 @@
 /*
- * Preemption on the device (engine/kv/kv_swap.c): a slot's pages to pinned host
+ * Preemption on the device (engine/kv/kv_host.c): a slot's pages to pinned host
  * memory and back, straight through the bus: a kernel reads and writes host
  * memory in whole lines, so that pages anywhere need no staging.
  *

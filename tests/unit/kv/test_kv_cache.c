@@ -19,7 +19,9 @@
 #include <unistd.h>
 
 #include "engine/kv/kv_cache.h"
+#include "engine/kv/kv_internal.h"
 #include "engine/kv/kv_pages.h"
+#include "kernels/kv_manager/host.h"
 
 static uint64_t random_state = 88172645463325252ull;
 
@@ -55,132 +57,221 @@ must_abort(void (*f)(void *), void *arg)
 
 /* ---- the ring of pages -------------------------------------------------- */
 
+/* A manager of one head, for its ring. */
+static tr_cuda_manager_t
+ring_of(uint32_t pages)
+{
+    tr_kv_layout_t layout = { .tokens = 16 };
+    tr_kv_view_t shape = { .layers = 1,
+                           .lists = 1,
+                           .n_layouts = 1,
+                           .layout = &layout,
+                           .page_bytes = 64,
+                           .table_len = 8 };
+    tr_cuda_manager_size_t size = { 2, pages, 64, 1 };
+    size_t bytes = tr_kv_host_memory(&shape, &size);
+    tr_cuda_manager_t m;
+    void *memory = aligned_alloc(256, bytes + pages * 64);
+
+    assert_non_null(memory);
+    memset(memory, 0, bytes + pages * 64);
+    shape.pool = (uint8_t *) memory + bytes;
+    assert_int_equal(tr_kv_host_create(&shape, &size, memory, &m), 0);
+    return m;
+}
+
+/* Moves the ring's start, as a grant does, and takes the page there. */
+static int32_t
+take(const tr_cuda_manager_t *m, int32_t owner)
+{
+    int32_t page = -1;
+
+    manager_fetch(m, m->report->start++, owner, &page);
+    return page;
+}
+
+static void
+give(const tr_cuda_manager_t *m, int32_t page, int32_t owner)
+{
+    manager_store(m, m->report->end++, owner, &page);
+    assert_int_equal(page, -1);
+}
+
+/* Every page is free once, or has an owner. */
+static void
+ring_is_whole(const tr_cuda_manager_t *m)
+{
+    uint64_t left = m->report->end - m->report->start, unowned = 0;
+    bool seen[16] = { false };
+
+    assert_int_equal(m->report->faults, 0);
+    for (uint64_t i = m->report->start; i != m->report->end; i++) {
+        int32_t page = m->ring[i % m->size.pages];
+
+        assert_in_range(page, 0, m->size.pages - 1);
+        assert_false(seen[page]);
+        assert_int_equal(m->owner[page], MANAGER_NOBODY);
+        seen[page] = true;
+    }
+    for (uint32_t i = 0; i < m->size.pages; i++) {
+        unowned += m->owner[i] == MANAGER_NOBODY;
+    }
+    assert_int_equal(unowned, left);
+}
+
 static void
 pages_wrap_around(void **state)
 {
-    tr_kv_pages_t p;
-    tr_error_t err;
+    tr_cuda_manager_t m = ring_of(7);
     int32_t held[7];
     uint32_t round, i;
 
     (void) state;
-    assert_int_equal(tr_kv_pages_init(&p, 7, 64, &err), TR_OK);
     /* 5 of 7 at a time: the indices pass the end in every position */
     for (round = 0; round < 1000; round++) {
         for (i = 0; i < 5; i++) {
-            held[i] = tr_kv_pages_take(&p, round);
+            held[i] = take(&m, (int32_t) round);
         }
-        assert_int_equal(tr_kv_pages_left(&p), 2);
-        assert_true(tr_kv_pages_sound(&p));
+        assert_int_equal(m.report->end - m.report->start, 2);
+        ring_is_whole(&m);
         for (i = 0; i < 5; i++) {
-            tr_kv_pages_give(&p, held[(i * 3) % 5], round);
+            give(&m, held[(i * 3) % 5], (int32_t) round);
         }
-        assert_int_equal(tr_kv_pages_left(&p), 7);
-        assert_true(tr_kv_pages_sound(&p));
+        assert_int_equal(m.report->end - m.report->start, 7);
+        ring_is_whole(&m);
     }
-    tr_kv_pages_free(&p);
+    free(m.report);
 }
 
 static void
 pages_full_is_not_empty(void **state)
 {
-    tr_kv_pages_t p;
-    tr_error_t err;
+    tr_cuda_manager_t m = ring_of(4);
     int32_t held[4];
     uint32_t round, i;
 
     (void) state;
-    assert_int_equal(tr_kv_pages_init(&p, 4, 64, &err), TR_OK);
     for (round = 0; round < 9; round++) {
         for (i = 0; i < 4; i++) {
-            held[i] = tr_kv_pages_take(&p, 1);
+            held[i] = take(&m, 1);
         }
-        assert_int_equal(tr_kv_pages_left(&p), 0);
+        assert_int_equal(m.report->end - m.report->start, 0);
         for (i = 0; i < 4; i++) {
-            tr_kv_pages_give(&p, held[i], 1);
+            give(&m, held[i], 1);
         }
-        assert_int_equal(tr_kv_pages_left(&p), 4);
+        assert_int_equal(m.report->end - m.report->start, 4);
         /* shift the indices by one for the next round */
-        held[0] = tr_kv_pages_take(&p, 1);
-        tr_kv_pages_give(&p, held[0], 1);
+        give(&m, take(&m, 1), 1);
     }
-    tr_kv_pages_free(&p);
+    ring_is_whole(&m);
+    free(m.report);
 }
 
-static void
-give_twice(void *arg)
+/* A page given back to a ring of eight, of which one was taken by 3. */
+static uint32_t
+faults_of(int32_t page, int32_t owner, bool twice)
 {
-    tr_kv_pages_t *p = arg;
-    int32_t page = tr_kv_pages_take(p, 3);
+    tr_cuda_manager_t m = ring_of(8);
+    int32_t taken = take(&m, 3);
+    uint32_t faults;
 
-    tr_kv_pages_give(p, page, 3);
-    tr_kv_pages_give(p, page, 3);
-}
-
-static void
-give_of_another(void *arg)
-{
-    tr_kv_pages_t *p = arg;
-
-    tr_kv_pages_give(p, tr_kv_pages_take(p, 3), 4);
-}
-
-static void
-give_no_page(void *arg)
-{
-    tr_kv_pages_give(arg, -1, 3);
-}
-
-static void
-take_from_empty(void *arg)
-{
-    for (;;) {
-        tr_kv_pages_take(arg, 1);
+    assert_int_equal(taken, 0);
+    if (twice) {
+        give(&m, taken, 3);
     }
+    give(&m, page, owner);
+    faults = m.report->faults;
+    free(m.report);
+    return faults;
 }
 
 static void
-pages_faults_are_fatal(void **state)
+pages_faults_are_counted(void **state)
+{
+    tr_cuda_manager_t m = ring_of(4);
+
+    (void) state;
+    assert_int_equal(faults_of(0, 3, false), 0);
+    assert_int_equal(faults_of(0, 3, true), 1);
+    assert_int_equal(faults_of(0, 4, false), 1); /* another's */
+    assert_int_equal(faults_of(1, 3, false), 1); /* nobody's */
+    assert_int_equal(faults_of(-1, 3, false), 1);
+    assert_int_equal(faults_of(8, 3, false), 1); /* no such page */
+    for (uint32_t i = 0; i < 5; i++) {           /* one more than there are */
+        take(&m, 1);
+    }
+    assert_int_equal(m.report->faults, 1);
+    free(m.report);
+}
+
+/* ---- pages of swapped sequences ----------------------------------------- */
+
+static void
+swap_give_twice(void *arg)
+{
+    int32_t page = tr_kv_pages_take(arg, 0, 3);
+
+    tr_kv_pages_give(arg, 0, page, 3);
+    tr_kv_pages_give(arg, 1, page, 3);
+}
+
+static void
+swap_give_of_another(void *arg)
+{
+    tr_kv_pages_give(arg, 0, tr_kv_pages_take(arg, 0, 3), 4);
+}
+
+static void
+swap_give_no_page(void *arg)
+{
+    tr_kv_pages_give(arg, 0, -1, 3);
+}
+
+static void
+swap_take_twice(void *arg)
+{
+    tr_kv_pages_take(arg, 2, 1);
+    tr_kv_pages_take(arg, 2, 1);
+}
+
+static void
+swap_faults_are_fatal(void **state)
 {
     tr_kv_pages_t p;
     tr_error_t err;
 
     (void) state;
     assert_int_equal(tr_kv_pages_init(&p, 8, 64, &err), TR_OK);
-    must_abort(give_twice, &p);
-    must_abort(give_of_another, &p);
-    must_abort(give_no_page, &p);
-    must_abort(take_from_empty, &p);
+    must_abort(swap_give_twice, &p);
+    must_abort(swap_give_of_another, &p);
+    must_abort(swap_give_no_page, &p);
+    must_abort(swap_take_twice, &p);
     /* a lost page does not go unseen either */
     assert_true(tr_kv_pages_sound(&p));
-    p.start++;
+    p.used++;
     assert_false(tr_kv_pages_sound(&p));
     tr_kv_pages_free(&p);
 }
 
-#ifdef TR_KV_POISON
+/* A page that its slot lost ends the process when it should come back. */
 static void
-pages_are_poisoned(void **state)
+lose_page(void *arg)
 {
-    tr_kv_pages_t p;
-    tr_error_t err;
-    int32_t page;
+    tr_kv_cache_t *kv = arg;
+    int32_t slot = tr_kv_open(kv, NULL);
 
-    (void) state;
-    assert_int_equal(tr_kv_pages_init(&p, 2, 64, &err), TR_OK);
-    page = tr_kv_pages_take(&p, 1);
-    assert_int_equal(tr_kv_page(&p, page)[63], TR_KV_POISON);
-    tr_kv_page(&p, page)[63] = 1;
-    tr_kv_pages_give(&p, page, 1);
-    assert_int_equal(tr_kv_page(&p, page)[63], TR_KV_POISON);
-    tr_kv_pages_free(&p);
+    tr_kv_reserve(kv, slot, 1);
+    kv->m.owner[manager_row(&kv->m, slot, 0)[0]] = 77;
+    tr_kv_close(kv, slot);
 }
-#endif
 
 /* ---- the cache ---------------------------------------------------------- */
 
 /* All stays dense. */
-static const tr_kv_policy_t full = { .name = "full", .spec = "full" };
+static const tr_kv_policy_row_t full_row = { .name = "full" };
+static const tr_kv_policy_t full = { .name = "full",
+                                     .spec = "full",
+                                     .row = &full_row };
 static const tr_kv_policy_t *const full_only[] = { &full };
 
 static tr_kv_cache_t *
@@ -271,6 +362,35 @@ cache_refuses(void **state)
     c.slots = 0;
     assert_int_equal(tr_kv_cache_create(&c, &kv, &err), TR_ERR_INVALID);
 }
+
+static void
+cache_faults_are_fatal(void **state)
+{
+    tr_kv_cache_t *kv = make(1, 2, 64, 3, 100, 10);
+
+    (void) state;
+    must_abort(lose_page, kv);
+    tr_kv_cache_free(kv);
+}
+
+#ifdef TR_KV_POISON
+static void
+pages_are_poisoned(void **state)
+{
+    tr_kv_cache_t *kv = make(1, 1, 64, 3, 100, 10);
+    int32_t slot = tr_kv_open(kv, NULL);
+    uint8_t *page;
+
+    (void) state;
+    assert_int_equal(tr_kv_reserve(kv, slot, 1), TR_OK);
+    page = tr_kv_page_at(&kv->view, manager_row(&kv->m, slot, 0)[0]);
+    assert_int_equal(page[63], TR_KV_POISON);
+    page[63] = 1;
+    tr_kv_close(kv, slot);
+    assert_int_equal(page[63], TR_KV_POISON);
+    tr_kv_cache_free(kv);
+}
+#endif
 
 static uint64_t
 cached_tokens(const tr_kv_cache_t *kv)
@@ -542,7 +662,9 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pages_wrap_around),
         cmocka_unit_test(pages_full_is_not_empty),
-        cmocka_unit_test(pages_faults_are_fatal),
+        cmocka_unit_test(pages_faults_are_counted),
+        cmocka_unit_test(swap_faults_are_fatal),
+        cmocka_unit_test(cache_faults_are_fatal),
 #ifdef TR_KV_POISON
         cmocka_unit_test(pages_are_poisoned),
 #endif

@@ -21,43 +21,12 @@
         4, 2, 1, 1, 0, 1, 0 \
     }
 
-/* By position: of every ten tokens five high, three low, two forgotten. */
-static int
-by_position(uint32_t position)
+/* By position: of every ten tokens five high, three low, two forgotten, whose
+ * scores say so when a prompt is complete (compressed). */
+static float
+significance_of(uint32_t position)
 {
-    return position % 10 < 5 ? 0 : position % 10 < 8 ? 1 : TR_KV_NOWHERE;
-}
-
-static int
-position_leave(const tr_kv_policy_t *p, const tr_kv_mark_t *t,
-               const uint32_t *count)
-{
-    (void) p;
-    (void) count;
-    return by_position(t->position);
-}
-
-static int
-nobody_down(const tr_kv_policy_t *p, uint32_t list, const tr_kv_mark_t *t,
-            const uint32_t *count)
-{
-    (void) p;
-    (void) list;
-    (void) t;
-    (void) count;
-    return TR_KV_STAYS;
-}
-
-static void
-position_prompt(const tr_kv_policy_t *p, const tr_kv_prompt_t *h, int8_t *to)
-{
-    (void) p;
-    for (uint32_t i = 0; i < h->n; i++) {
-        int level = by_position(h->position[i]);
-
-        to[i] = (int8_t) (level >= 0 && level < h->from[i] ? h->from[i]
-                                                           : level);
-    }
+    return position % 10 < 5 ? 3 : position % 10 < 8 ? 1.5f : 0;
 }
 
 static void
@@ -71,17 +40,20 @@ half_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list, uint32_t n,
     tokens[1] = n / 4;
 }
 
+static const tr_kv_policy_row_t tens_row = { .name = "tens",
+                                             .charge = half_charge };
+
 static const tr_kv_policy_t tens = { .name = "tens",
+                                     .row = &tens_row,
+                                     .kind = TR_KV_RULE_THRESHOLD,
                                      .n_levels = 2,
                                      .level = { HIGH, LOW },
                                      .window = 10,
                                      .window_level = HIGH,
                                      .scored = true,
                                      .leaves = 1,
-                                     .prompt = position_prompt,
-                                     .leave = position_leave,
-                                     .downgrade = nobody_down,
-                                     .charge = half_charge };
+                                     .alpha_high = 2,
+                                     .alpha_low = 1 };
 
 static tr_kv_cache_t *
 make(const tr_kv_policy_t *const *policies, uint32_t n, uint32_t heads,
@@ -107,6 +79,23 @@ make(const tr_kv_policy_t *const *policies, uint32_t n, uint32_t heads,
     return kv;
 }
 
+/* The scores of a prompt of n tokens. */
+static void
+score_prompt(const tr_kv_cache_t *kv, int32_t slot, uint32_t n)
+{
+    tr_kv_view_t v;
+
+    tr_kv_view(kv, &v);
+    for (uint32_t head = 0; head < kv->heads; head++) {
+        for (uint32_t pos = 0; pos < n; pos++) {
+            rig_put(rig_dense(&v, &v.seq[slot], manager_row(&kv->m, slot, head),
+                              pos),
+                    significance_of(pos) / (float) n * (float) (n - 1 - pos),
+                    pos);
+        }
+    }
+}
+
 /* A slot with a compressed prompt of n tokens. */
 static int32_t
 compressed(tr_kv_cache_t *kv, const tr_kv_policy_t *policy, uint32_t n)
@@ -116,6 +105,7 @@ compressed(tr_kv_cache_t *kv, const tr_kv_policy_t *policy, uint32_t n)
     tr_kv_prompt(kv, slot, n);
     assert_int_equal(tr_kv_reserve(kv, slot, n), TR_OK);
     assert_true(tr_kv_uncompressed(kv, slot));
+    score_prompt(kv, slot, n);
     assert_int_equal(tr_kv_compress(kv, slot, n), TR_OK);
     assert_false(tr_kv_uncompressed(kv, slot));
     return slot;
@@ -132,7 +122,7 @@ ceil_of(uint64_t n, uint32_t by)
 static void
 usage_counts_whole_pages(void **state)
 {
-    static const tr_kv_policy_t full = { .name = "full" };
+    static const tr_kv_policy_t full = { .name = "full", .row = &rig_row };
     const tr_kv_policy_t *const policies[] = { &tens, &full };
     tr_kv_cache_t *kv = make(policies, 2, 3, 2000, 2000, 0);
     const tr_page_plan_t *plan = tr_kv_plan(kv);
@@ -182,10 +172,8 @@ usage_in_another_plan(void **state)
                                           .window_level = { 16, 16, 1, 1, 0,
                                                             1 },
                                           .leaves = 1,
-                                          .prompt = rig_prompt,
-                                          .leave = rig_leave,
-                                          .downgrade = rig_downgrade,
-                                          .charge = half_charge };
+                                          .kind = TR_KV_RULE_ALL,
+                                          .row = &tens_row };
     const tr_kv_policy_t *const policies[] = { &other, &tens };
     tr_kv_cache_t *kv = make(policies, 2, 2, 2000, 2000, 0);
     int32_t a = compressed(kv, &tens, 1010);
@@ -214,7 +202,7 @@ usage_in_another_plan(void **state)
 static void
 charge_for_admission(void **state)
 {
-    static const tr_kv_policy_t full = { .name = "full" };
+    static const tr_kv_policy_t full = { .name = "full", .row = &rig_row };
     const tr_kv_policy_t *const policies[] = { &tens, &full };
     tr_kv_cache_t *kv = make(policies, 2, 3, 2000, 2000, 0);
     const tr_page_plan_t *plan = tr_kv_plan(kv);
@@ -267,26 +255,6 @@ compress_waits_for_pages(void **state)
     tr_kv_cache_free(kv);
 }
 
-/* Everything to the dearest list. */
-static void
-all_high(const tr_kv_policy_t *p, const tr_kv_prompt_t *h, int8_t *to)
-{
-    (void) p;
-    for (uint32_t i = 0; i < h->n; i++) {
-        to[i] = h->from[i] > 0 ? h->from[i] : 0;
-    }
-}
-
-static int
-leave_high(const tr_kv_policy_t *p, const tr_kv_mark_t *t,
-           const uint32_t *count)
-{
-    (void) p;
-    (void) t;
-    (void) count;
-    return 0;
-}
-
 /* Alone in the pool, with the worst policy, in turns of any length, up to
  * tr_kv_max_len: never refused. */
 static void
@@ -296,8 +264,7 @@ longest_sequence_is_never_refused(void **state)
     const tr_kv_policy_t *const policies[] = { &worst };
 
     (void) state;
-    worst.prompt = all_high;
-    worst.leave = leave_high;
+    worst.kind = TR_KV_RULE_ALL;
     for (uint32_t round = 0; round < 300; round++) {
         uint32_t pages = 30 + rig_random(300), len = 0, max;
         tr_kv_cache_t *kv;
@@ -337,19 +304,20 @@ longest_sequence_is_never_refused(void **state)
 static uint64_t
 slot_bytes(tr_kv_cache_t *kv, int32_t slot, const uint8_t *fill, uint8_t *out)
 {
-    uint64_t n = 0, size = kv->pages.bytes;
+    uint64_t n = 0, size = kv->plan.page_bytes;
 
     for (uint32_t head = 0; head < kv->heads; head++) {
-        tr_kv_run_t run[TR_KV_RUNS];
-        uint32_t runs = tr_kv_runs(kv, &kv->seq[slot],
-                                   tr_kv_counts(kv, slot, head),
-                                   kv->slot[slot].dense_pages, run);
+        manager_run_t run[MANAGER_RUNS];
+        uint32_t runs = manager_runs(&kv->m, &kv->m.seq[slot],
+                                     manager_counts(&kv->m, slot, head),
+                                     kv->m.slot[slot].dense_pages, run);
 
         for (uint32_t i = 0; i < runs; i++) {
-            const int32_t *entry = tr_kv_row(kv, slot, head) + run[i].entry;
+            const int32_t *entry = manager_row(&kv->m, slot, head)
+                                   + run[i].entry;
 
             for (uint32_t j = 0; j < run[i].n; j++, n++) {
-                uint8_t *page = tr_kv_page(&kv->pages, *entry);
+                uint8_t *page = tr_kv_page_at(&kv->view, *entry);
 
                 if (fill != NULL) {
                     memcpy(page, fill + n * size, size);
@@ -369,7 +337,7 @@ swap_is_exact(void **state)
     const tr_kv_policy_t *const policies[] = { &tens };
     tr_kv_cache_t *kv = make(policies, 1, 3, 1000, 200, 40);
     int32_t a = compressed(kv, NULL, 510), b;
-    uint64_t pages = kv->slot[a].pages, size = pages * kv->pages.bytes;
+    uint64_t pages = kv->m.slot[a].pages, size = pages * kv->plan.page_bytes;
     uint8_t *before = malloc(size), *after = malloc(size);
     tr_kv_move_t move[3];
     tr_kv_totals_t t;
@@ -382,8 +350,8 @@ swap_is_exact(void **state)
     }
     assert_int_equal(slot_bytes(kv, a, before, NULL), pages);
     assert_int_equal(tr_kv_reserve(kv, a, 511), TR_OK); /* not executed */
-    assert_int_equal(kv->slot[a].pages, pages);
-    memcpy(move, &kv->move[tr_kv_head_at(kv, a, 0)], sizeof(move));
+    assert_int_equal(kv->m.slot[a].pages, pages);
+    memcpy(move, &kv->m.move[manager_head(&kv->m, a, 0)], sizeof(move));
 
     assert_int_equal(tr_kv_swapped_pages(kv, a), 0);
     assert_int_equal(tr_kv_swap_out(kv, a), TR_OK);
@@ -398,13 +366,14 @@ swap_is_exact(void **state)
     b = compressed(kv, NULL, 900);
     assert_int_equal(tr_kv_swap_out(kv, b), TR_AGAIN);
     left = (uint32_t) tr_kv_free_pages(kv);
-    memset(kv->pages.memory, 0x5a, kv->pages.n * kv->pages.bytes);
+    memset(kv->pool, 0x5a, kv->m.size.pages * kv->plan.page_bytes);
     assert_true(left >= pages);
     assert_int_equal(tr_kv_swap_in(kv, a), TR_OK);
     assert_int_equal(tr_kv_swapped_pages(kv, a), 0);
     assert_int_equal(slot_bytes(kv, a, NULL, after), pages);
     assert_memory_equal(before, after, size);
-    assert_memory_equal(move, &kv->move[tr_kv_head_at(kv, a, 0)], sizeof(move));
+    assert_memory_equal(move, &kv->m.move[manager_head(&kv->m, a, 0)],
+                        sizeof(move));
     assert_int_equal(tr_kv_reserve(kv, a, 511), TR_OK);
     assert_int_equal(tr_kv_reserve(kv, a, 512), TR_OK);
 
@@ -431,7 +400,7 @@ swap_takes_the_same_pages_again(void **state)
     (void) state;
     for (uint32_t round = 0; round < 4; round++) {
         int32_t a = compressed(kv, NULL, 510);
-        uint64_t pages = kv->slot[a].pages;
+        uint64_t pages = kv->m.slot[a].pages;
 
         assert_int_equal(tr_kv_swap_out(kv, a), TR_OK);
         for (uint32_t i = 0; i < kv->swap.n; i++) {
@@ -461,14 +430,12 @@ without_swap_memory(void **state)
 
 /* ---- one token's move --------------------------------------------------- */
 
-/* The victim goes down one level, whatever it is. */
-static int
-always_down(const tr_kv_policy_t *p, uint32_t list, const tr_kv_mark_t *t,
-            const uint32_t *count)
+/* From now on the first list has room for ten tokens, the second for all. */
+static void
+ten_high(tr_kv_cache_t *kv, int32_t slot)
 {
-    (void) t;
-    (void) count;
-    return list + 1 < p->n_levels ? (int) list + 1 : TR_KV_NOWHERE;
+    kv->m.slot[slot].rule.fraction[0] = 10.0 / kv->m.slot[slot].tokens;
+    kv->m.slot[slot].rule.fraction[1] = 1;
 }
 
 static void
@@ -477,8 +444,9 @@ set_score(tr_kv_cache_t *kv, int32_t slot, uint32_t pos, float score)
     tr_kv_view_t v;
 
     tr_kv_view(kv, &v);
-    memcpy(rig_windowed(&v, &v.seq[slot], tr_kv_row(kv, slot, 0), pos).score,
-           &score, 4);
+    memcpy(
+        rig_windowed(&v, &v.seq[slot], manager_row(&kv->m, slot, 0), pos).score,
+        &score, 4);
 }
 
 static void
@@ -492,16 +460,16 @@ candidate_against_victim(void **state)
     int32_t a;
 
     (void) state;
-    p.prompt = all_high;
-    p.leave = leave_high;
-    p.downgrade = always_down;
+    p.kind = TR_KV_RULE_SHARE;
+    p.fraction[0] = p.fraction[1] = 0.5;
     kv = make(policies, 1, 1, 100, 50, 0);
     a = compressed(kv, NULL, 20); /* 0..9 high, 10..19 in the window */
-    m = &kv->move[tr_kv_head_at(kv, a, 0)];
-    v = &kv->victim[tr_kv_head_at(kv, a, 0) * TR_KV_LISTS_MAX];
+    m = &kv->m.move[manager_head(&kv->m, a, 0)];
+    v = &kv->m.victim[manager_head(&kv->m, a, 0) * TR_KV_LISTS_MAX];
 
     /* 10 leaves; token 3 is less significant: it makes room */
     v[0] = (tr_kv_victim_t){ 0.25f, 3 };
+    ten_high(kv, a);
     set_score(kv, a, 10, 9 * 0.5f);
     assert_int_equal(tr_kv_reserve(kv, a, 21), TR_OK);
     assert_int_equal(m->to, 0);
@@ -512,21 +480,23 @@ candidate_against_victim(void **state)
     assert_int_equal(m->victim_index, 3);
     assert_int_equal(m->victim_to, 1);
     assert_int_equal(m->victim_target, 0);
-    assert_int_equal(tr_kv_counts(kv, a, 0)[0], 10);
-    assert_int_equal(tr_kv_counts(kv, a, 0)[1], 1);
+    assert_int_equal(manager_counts(&kv->m, a, 0)[0], 10);
+    assert_int_equal(manager_counts(&kv->m, a, 0)[1], 1);
 
     /* 11 leaves and is the least: straight to where the victim would go */
     v[0] = (tr_kv_victim_t){ 0.25f, 3 };
+    ten_high(kv, a);
     set_score(kv, a, 11, 9 * 0.125f);
     assert_int_equal(tr_kv_reserve(kv, a, 22), TR_OK);
     assert_int_equal(m->to, 1);
     assert_int_equal(m->index, 1);
     assert_int_equal(m->victim_from, TR_KV_STAYS);
-    assert_int_equal(tr_kv_counts(kv, a, 0)[0], 10);
-    assert_int_equal(tr_kv_counts(kv, a, 0)[1], 2);
+    assert_int_equal(manager_counts(&kv->m, a, 0)[0], 10);
+    assert_int_equal(manager_counts(&kv->m, a, 0)[1], 2);
 
     /* equally significant: the lower position goes */
     v[0] = (tr_kv_victim_t){ 0.25f, 3 };
+    ten_high(kv, a);
     set_score(kv, a, 12, 9 * 0.25f);
     assert_int_equal(tr_kv_reserve(kv, a, 23), TR_OK);
     assert_int_equal(m->to, 0);
@@ -535,12 +505,14 @@ candidate_against_victim(void **state)
     assert_int_equal(m->victim_target, 2);
 
     /* an empty list: who comes is its own victim */
-    tr_kv_counts(kv, a, 0)[0] = 0;
+    manager_counts(&kv->m, a, 0)[0] = 0;
     v[0] = (tr_kv_victim_t){ INFINITY, 0 };
     set_score(kv, a, 13, 100);
+    kv->m.slot[a].rule.kind = TR_KV_RULE_BUDGET; /* of no token */
     assert_int_equal(tr_kv_reserve(kv, a, 24), TR_OK);
-    assert_int_equal(m->to, 1);
-    tr_kv_counts(kv, a, 0)[0] = 10;
+    assert_int_equal(m->to, TR_KV_NOWHERE);
+    assert_int_equal(m->victim_from, TR_KV_STAYS);
+    manager_counts(&kv->m, a, 0)[0] = 10;
     tr_kv_close(kv, a);
     tr_kv_cache_free(kv);
 }
@@ -556,20 +528,22 @@ window_fills_first(void **state)
     int32_t a;
 
     (void) state;
+    p.kind = TR_KV_RULE_ALL;
     p.window = 150;
     kv = make(policies, 1, 2, 400, 100, 0);
     tokens = tr_kv_plan(kv)->layout[1].tokens;
     a = compressed(kv, NULL, 1);
     for (uint32_t n = 1; n < 150; n++) {
-        assert_int_equal(kv->slot[a].pages, 2 * ceil_of(n, tokens));
+        assert_int_equal(kv->m.slot[a].pages, 2 * ceil_of(n, tokens));
         assert_int_equal(tr_kv_reserve(kv, a, n + 1), TR_OK);
-        assert_int_equal(kv->move[tr_kv_head_at(kv, a, 0)].to, TR_KV_STAYS);
-        assert_int_equal(kv->seq[a].window_from, 0);
+        assert_int_equal(kv->m.move[manager_head(&kv->m, a, 0)].to,
+                         TR_KV_STAYS);
+        assert_int_equal(kv->m.seq[a].window_from, 0);
     }
     assert_int_equal(tr_kv_reserve(kv, a, 151), TR_OK);
-    assert_int_equal(kv->move[tr_kv_head_at(kv, a, 1)].to, 0);
-    assert_int_equal(kv->move[tr_kv_head_at(kv, a, 1)].leave_pos, 0);
-    assert_int_equal(kv->seq[a].window_from, 1);
+    assert_int_equal(kv->m.move[manager_head(&kv->m, a, 1)].to, 0);
+    assert_int_equal(kv->m.move[manager_head(&kv->m, a, 1)].leave_pos, 0);
+    assert_int_equal(kv->m.seq[a].window_from, 1);
     tr_kv_close(kv, a);
     tr_kv_cache_free(kv);
 }

@@ -333,7 +333,7 @@ end_world(world_t *w)
         REQUIRE(memcmp(&kv->totals, &nothing, sizeof(nothing)) == 0);
         REQUIRE(kv->n_free_slots == w->n);
         /* the ring went round */
-        REQUIRE(kv->pages.start > 2ull * kv->pages.n);
+        REQUIRE(kv->m.report->start > 2ull * kv->m.size.pages);
         tr_kv_cache_free(kv);
     }
     free(w->before);

@@ -1,9 +1,9 @@
 /*
- * The page manager of a device (kernels/kv_manager/manager.h), its programs compiled
- * as plain C and run one thread after the other, beside the CPU's manager: the
- * same pages, counts, moves and decisions after every operation.  Blocks and
- * threads run in other orders from time to time, since no phase may depend on
- * them.  tests/gpu/test_manager.c does the same on a GPU.
+ * The page manager's programs in blocks of 256 threads, as a device has them,
+ * beside the host's, whose block is one thread: the same pages, counts, moves and
+ * decisions after every operation.  Blocks and threads run in other orders from
+ * time to time, since no phase may depend on them.  tests/gpu/test_manager.c does
+ * the same on a GPU.
  *
  *   TR_KV_ROUNDS=N  rounds (default 60)
  *   TR_KV_SEED=N    the seed that a failure printed, for one round
@@ -16,6 +16,7 @@
 
 #include <cmocka.h>
 
+#define MANAGER_THREADS 256u
 /* Odd multiples and shifts permute what a power of two has; n = 256. */
 static unsigned order_times = 1, order_plus;
 #define MANAGER_ORDER(i, n) (((uint32_t) (i) *order_times + order_plus) % (n))

@@ -551,7 +551,6 @@ test_sizes(void **state)
 {
     static rig_t r;
     tr_kv_device_t d = { .cuda = cuda, .max_seqs = 4, .max_prompts = 2 };
-    tr_kv_rule_kind_t kind;
     tr_kv_config_t c;
     tr_kv_cache_t *kv;
     tr_error_t err;
@@ -576,11 +575,6 @@ test_sizes(void **state)
     d.max_prompts = 0;
     assert_int_equal(tr_kv_device_create(&c, &d, &kv, &err), TR_ERR_INVALID);
     d.max_prompts = 2;
-    kind = r.policy[0]->kind;
-    r.policy[0]->kind = TR_KV_RULE_OWN;
-    assert_int_equal(tr_kv_device_create(&c, &d, &kv, &err), TR_ERR_INVALID);
-    assert_non_null(strstr(err.text, "functions of its own"));
-    r.policy[0]->kind = kind;
     assert_null(kv);
     rig_destroy(&r);
 }

@@ -20,6 +20,7 @@
 #include "engine/kv/kv_cache.h"
 #include "engine/kv/policy/kv_policy.h"
 #include "engine/kv/policy/kv_policy_parts.h"
+#include "kernels/kv_manager/manager_prompt.h"
 
 #define HEAD_DIM 128
 #define N_MAX 256
@@ -41,10 +42,10 @@ make(const char *spec)
 /* Head 0 of a prompt of `length` whose first n tokens are outside the window;
  * scores are given as significances. */
 typedef struct {
-    tr_kv_prompt_t head;
+    uint32_t n, length;
     uint32_t position[N_MAX];
     int8_t from[N_MAX], to[N_MAX];
-    float score[N_MAX], recent[N_MAX], work[2 * N_MAX];
+    float score[N_MAX], recent[N_MAX];
 } prompt_t;
 
 static prompt_t *
@@ -53,13 +54,8 @@ prompt_of(uint32_t n, uint32_t length, float significance)
     static prompt_t c;
 
     memset(&c, 0, sizeof(c));
-    c.head = (tr_kv_prompt_t){ .length = length,
-                               .n = n,
-                               .position = c.position,
-                               .from = c.from,
-                               .score = c.score,
-                               .recent = c.recent,
-                               .work = c.work };
+    c.n = n;
+    c.length = length;
     for (uint32_t i = 0; i < n; i++) {
         c.position[i] = i;
         c.from[i] = TR_KV_NOWHERE;
@@ -72,7 +68,62 @@ prompt_of(uint32_t n, uint32_t length, float significance)
 static void
 signify(prompt_t *c, uint32_t i, float significance)
 {
-    c->score[i] = significance * (float) (c->head.length - 1 - c->position[i]);
+    c->score[i] = significance * (float) (c->length - 1 - c->position[i]);
+}
+
+/* Its key in the order of those that are ranked. */
+static uint64_t
+key_of(const tr_kv_rule_t *r, const prompt_t *c, uint32_t i,
+       const tr_kv_mark_t *m)
+{
+    float most = 0;
+
+    if (r->kind != TR_KV_RULE_RECENT) {
+        return tr_kv_rank_key(tr_kv_rule_rank_value(r, m), m->position);
+    }
+    if (!tr_kv_recent_counts(c->from[i], c->recent[i])) {
+        return tr_kv_rank_key(TR_KV_KEPT, m->position);
+    }
+    for (uint32_t j = 0; j < c->n; j++) {
+        if (tr_kv_recent_counts(c->from[j], c->recent[j])) {
+            most = tr_kv_recent_pool(r, most, c->position[i], c->position[j],
+                                     c->recent[j]);
+        }
+    }
+    return tr_kv_rank_key(most, m->position);
+}
+
+/* What the rule makes of all of them. */
+static void
+decide(const tr_kv_policy_t *p, prompt_t *c)
+{
+    const tr_kv_rule_t *r = &p->rule;
+    uint64_t key[N_MAX];
+    manager_prompt_t s = { .n = c->n, .key = key };
+    float t[TR_KV_LISTS_MAX];
+    tr_kv_mark_t m[N_MAX];
+    uint32_t ranks, counting = 0;
+
+    for (uint32_t i = 0; i < c->n; i++) {
+        m[i] = (tr_kv_mark_t){ .position = c->position[i],
+                               .length = c->length,
+                               .score = c->score[i] };
+        counting += tr_kv_recent_counts(c->from[i], c->recent[i]);
+    }
+    for (uint32_t i = 0; i < c->n; i++) {
+        key[i] = key_of(r, c, i, &m[i]);
+    }
+    ranks = tr_kv_rule_ranks(r, c->length, c->n, counting, s.rank);
+    for (uint32_t l = 0; l < ranks; l++) {
+        manager_cut(NULL, 0, l, &s);
+    }
+    for (uint32_t i = 0; i < c->n; i++) {
+        if (r->kind == TR_KV_RULE_THRESHOLD) {
+            tr_kv_thresholds(r, 0, 0, m[i].position, c->length, t);
+        }
+        c->to[i] = (int8_t) tr_kv_rule_place(r, &m[i], c->from[i], t, key[i],
+                                             s.cut);
+    }
 }
 
 static tr_kv_mark_t
@@ -104,7 +155,7 @@ test_diffkv_prompt(void **state)
     c->from[7] = 0;
     signify(c, 7, 0);
     c->score[8] = NAN;
-    p->prompt(p, &c->head, c->to);
+    decide(p, c);
     assert_int_equal(c->to[0], 0);
     assert_int_equal(c->to[1], 1);
     assert_int_equal(c->to[2], TR_KV_NOWHERE);
@@ -131,14 +182,14 @@ test_diffkv_base(void **state)
     tr_kv_mark_t m = mark(14, 65, 0x1p-4f);
 
     (void) state;
-    p->prompt(p, &c->head, c->to);
+    decide(p, c);
     for (uint32_t i = 0; i < 64; i++) {
         assert_int_equal(c->to[i],
                          i + 1 >= 16 ? 0 : (i + 1 >= 4 ? 1 : TR_KV_NOWHERE));
     }
-    assert_int_equal(p->leave(p, &m, NULL), 1);
+    assert_int_equal(tr_kv_rule_leave(&p->rule, &m, NULL), 1);
     m = mark(15, 65, 0x1p-4f);
-    assert_int_equal(p->leave(p, &m, NULL), 0);
+    assert_int_equal(tr_kv_rule_leave(&p->rule, &m, NULL), 0);
     tr_kv_policy_free(p);
 }
 
@@ -150,21 +201,27 @@ test_diffkv_step(void **state)
                  none = mark(10, 128, 0x1p-10f), fresh = mark(127, 128, 1);
 
     (void) state;
-    assert_int_equal(p->leave(p, &high, NULL), 0);
-    assert_int_equal(p->leave(p, &low, NULL), 1);
-    assert_int_equal(p->leave(p, &none, NULL), TR_KV_NOWHERE);
-    assert_int_equal(p->leave(p, &fresh, NULL), TR_KV_NOWHERE);
-    assert_int_equal(p->downgrade(p, 0, &high, NULL), TR_KV_STAYS);
-    assert_int_equal(p->downgrade(p, 0, &low, NULL), 1);
-    assert_int_equal(p->downgrade(p, 0, &none, NULL), TR_KV_NOWHERE);
-    assert_int_equal(p->downgrade(p, 1, &high, NULL), TR_KV_STAYS);
-    assert_int_equal(p->downgrade(p, 1, &low, NULL), TR_KV_STAYS);
-    assert_int_equal(p->downgrade(p, 1, &none, NULL), TR_KV_NOWHERE);
+    assert_int_equal(tr_kv_rule_leave(&p->rule, &high, NULL), 0);
+    assert_int_equal(tr_kv_rule_leave(&p->rule, &low, NULL), 1);
+    assert_int_equal(tr_kv_rule_leave(&p->rule, &none, NULL), TR_KV_NOWHERE);
+    assert_int_equal(tr_kv_rule_leave(&p->rule, &fresh, NULL), TR_KV_NOWHERE);
+    assert_int_equal(tr_kv_rule_downgrade(&p->rule, 0, &high, NULL),
+                     TR_KV_STAYS);
+    assert_int_equal(tr_kv_rule_downgrade(&p->rule, 0, &low, NULL), 1);
+    assert_int_equal(tr_kv_rule_downgrade(&p->rule, 0, &none, NULL),
+                     TR_KV_NOWHERE);
+    assert_int_equal(tr_kv_rule_downgrade(&p->rule, 1, &high, NULL),
+                     TR_KV_STAYS);
+    assert_int_equal(tr_kv_rule_downgrade(&p->rule, 1, &low, NULL),
+                     TR_KV_STAYS);
+    assert_int_equal(tr_kv_rule_downgrade(&p->rule, 1, &none, NULL),
+                     TR_KV_NOWHERE);
     tr_kv_policy_free(p);
 
     p = make("diffkv:alpha_low=0"); /* nobody is forgotten */
-    assert_int_equal(p->leave(p, &fresh, NULL), 1);
-    assert_int_equal(p->downgrade(p, 1, &fresh, NULL), TR_KV_STAYS);
+    assert_int_equal(tr_kv_rule_leave(&p->rule, &fresh, NULL), 1);
+    assert_int_equal(tr_kv_rule_downgrade(&p->rule, 1, &fresh, NULL),
+                     TR_KV_STAYS);
     tr_kv_policy_free(p);
 }
 
@@ -177,21 +234,25 @@ test_diffkv_levels(void **state)
                  low = mark(10, 128, 0x1p-8f), none = mark(10, 128, 0x1p-10f);
 
     (void) state;
-    assert_int_equal(p->leave(p, &top, NULL), 0);
-    assert_int_equal(p->leave(p, &high, NULL), 1);
-    assert_int_equal(p->leave(p, &low, NULL), 2);
-    assert_int_equal(p->leave(p, &none, NULL), TR_KV_NOWHERE);
-    assert_int_equal(p->downgrade(p, 0, &high, NULL), 1);
-    assert_int_equal(p->downgrade(p, 0, &low, NULL), 2);
-    assert_int_equal(p->downgrade(p, 1, &top, NULL), TR_KV_STAYS);
-    assert_int_equal(p->downgrade(p, 2, &low, NULL), TR_KV_STAYS);
-    assert_int_equal(p->downgrade(p, 2, &none, NULL), TR_KV_NOWHERE);
+    assert_int_equal(tr_kv_rule_leave(&p->rule, &top, NULL), 0);
+    assert_int_equal(tr_kv_rule_leave(&p->rule, &high, NULL), 1);
+    assert_int_equal(tr_kv_rule_leave(&p->rule, &low, NULL), 2);
+    assert_int_equal(tr_kv_rule_leave(&p->rule, &none, NULL), TR_KV_NOWHERE);
+    assert_int_equal(tr_kv_rule_downgrade(&p->rule, 0, &high, NULL), 1);
+    assert_int_equal(tr_kv_rule_downgrade(&p->rule, 0, &low, NULL), 2);
+    assert_int_equal(tr_kv_rule_downgrade(&p->rule, 1, &top, NULL),
+                     TR_KV_STAYS);
+    assert_int_equal(tr_kv_rule_downgrade(&p->rule, 2, &low, NULL),
+                     TR_KV_STAYS);
+    assert_int_equal(tr_kv_rule_downgrade(&p->rule, 2, &none, NULL),
+                     TR_KV_NOWHERE);
     tr_kv_policy_free(p);
 
     p = make("diffkv:levels=8/4,alpha_low=1"); /* alpha_high has no say */
-    assert_int_equal(p->leave(p, &high, NULL), 0);
-    assert_int_equal(p->leave(p, &low, NULL), TR_KV_NOWHERE);
-    assert_int_equal(p->downgrade(p, 0, &low, NULL), TR_KV_NOWHERE);
+    assert_int_equal(tr_kv_rule_leave(&p->rule, &high, NULL), 0);
+    assert_int_equal(tr_kv_rule_leave(&p->rule, &low, NULL), TR_KV_NOWHERE);
+    assert_int_equal(tr_kv_rule_downgrade(&p->rule, 0, &low, NULL),
+                     TR_KV_NOWHERE);
     tr_kv_policy_free(p);
 }
 
@@ -219,7 +280,7 @@ test_charge(void **state)
             uint32_t tokens[TR_KV_LISTS_MAX] = { 0 }, sum = 0;
 
             tr_kv_policy_for(p, n, &at);
-            at.charge(&at, 1, 1, n, tokens);
+            at.row->charge(&at, 1, 1, n, tokens);
             for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
                 assert_true(l < p->n_levels || tokens[l] == 0);
                 sum += tokens[l];
@@ -243,7 +304,7 @@ test_static(void **state)
     signify(c, 6, 0.8f);
     c->from[6] = 1;
     signify(c, 7, 0.1f);
-    p->prompt(p, &c->head, c->to);
+    decide(p, c);
     assert_int_equal(c->to[5], 0);
     assert_int_equal(c->to[6], 1); /* ranks high, but nobody goes up */
     for (uint32_t i = 0; i < 40; i++) {
@@ -256,18 +317,19 @@ test_static(void **state)
         }
     }
     /* 11 of 12: there is room, the list's least goes down when it is over 4 */
-    assert_int_equal(p->leave(p, &m, count), 0);
+    assert_int_equal(tr_kv_rule_leave(&p->rule, &m, count), 0);
     count[0]++;
-    assert_int_equal(p->downgrade(p, 0, &m, count), TR_KV_STAYS);
+    assert_int_equal(tr_kv_rule_downgrade(&p->rule, 0, &m, count), TR_KV_STAYS);
     count[0]++;
-    assert_int_equal(p->downgrade(p, 0, &m, count), 1);
+    assert_int_equal(tr_kv_rule_downgrade(&p->rule, 0, &m, count), 1);
     /* 12 of 12: to the last level, whose least goes */
     count[0] = 4;
-    assert_int_equal(p->leave(p, &m, count), 1);
+    assert_int_equal(tr_kv_rule_leave(&p->rule, &m, count), 1);
     count[1]++;
-    assert_int_equal(p->downgrade(p, 1, &m, count), TR_KV_NOWHERE);
+    assert_int_equal(tr_kv_rule_downgrade(&p->rule, 1, &m, count),
+                     TR_KV_NOWHERE);
     count[1]--;
-    assert_int_equal(p->downgrade(p, 1, &m, count), TR_KV_STAYS);
+    assert_int_equal(tr_kv_rule_downgrade(&p->rule, 1, &m, count), TR_KV_STAYS);
     tr_kv_policy_free(p);
 }
 
@@ -294,7 +356,8 @@ test_rank(void **state)
         float value[64];
         uint32_t position[64], n = (uint32_t) rand() % 64 + 1;
         uint32_t k = (uint32_t) rand() % (n + 2);
-        uint64_t keys[64], cut;
+        uint64_t keys[64], sorted[64];
+        manager_prompt_t s = { .n = n, .rank = { k }, .key = keys };
 
         for (uint32_t i = 0; i < n; i++) {
             value[i] = rand() % 4 == 0 ? 0 : (float) (rand() % 8) * 1e-3f;
@@ -304,10 +367,11 @@ test_rank(void **state)
             position[i] = i * 977 % 64; /* distinct, not in order */
             keys[i] = tr_kv_rank_key(value[i], position[i]);
         }
-        cut = tr_kv_rank_cut(value, position, n, k);
-        qsort(keys, n, sizeof(keys[0]), by_key);
+        memcpy(sorted, keys, sizeof(sorted));
+        qsort(sorted, n, sizeof(sorted[0]), by_key);
+        manager_cut(NULL, 0, 0, &s);
         for (uint32_t i = 0; i < n; i++) {
-            assert_int_equal(keys[i] >= cut, i < k);
+            assert_int_equal(sorted[i] >= s.cut[0], i < k);
         }
     }
 }
@@ -323,7 +387,7 @@ test_snapkv(void **state)
     c->from[0] = 0;    /* kept in an earlier turn */
     c->recent[0] = -1;
     c->recent[1] = -1; /* leaves the window: was generated */
-    p->prompt(p, &c->head, c->to);
+    decide(p, c);
     for (uint32_t i = 0; i < 100; i++) {
         assert_int_equal(c->to[i],
                          i < 2 || (i >= 47 && i <= 53) ? 0 : TR_KV_NOWHERE);
@@ -335,12 +399,13 @@ test_snapkv(void **state)
     for (uint32_t i = 0; i < 100; i++) {
         c->recent[i] = (float) (i * 37 % 100);
     }
-    p->prompt(p, &c->head, c->to);
+    decide(p, c);
     for (uint32_t i = 0; i < 100; i++) {
         assert_int_equal(c->to[i], i * 37 % 100 >= 90 ? 0 : TR_KV_NOWHERE);
     }
-    assert_int_equal(p->leave(p, NULL, NULL), 0);
-    assert_int_equal(p->downgrade(p, 0, NULL, NULL), TR_KV_STAYS);
+    assert_int_equal(tr_kv_rule_leave(&p->rule, NULL, NULL), 0);
+    assert_int_equal(tr_kv_rule_downgrade(&p->rule, 0, NULL, NULL),
+                     TR_KV_STAYS);
     tr_kv_policy_free(p);
 }
 
@@ -357,14 +422,16 @@ test_h2o(void **state)
     for (uint32_t i = 0; i < 90; i++) {
         c->score[i] = (float) (i * 7 % 90); /* sums, not means */
     }
-    at.prompt(&at, &c->head, c->to);
+    decide(&at, c);
     for (uint32_t i = 0; i < 90; i++) {
         assert_int_equal(c->to[i], i * 7 % 90 >= 80 ? 0 : TR_KV_NOWHERE);
     }
-    assert_int_equal(at.leave(&at, NULL, count), 0);
-    assert_int_equal(at.downgrade(&at, 0, NULL, count), TR_KV_STAYS);
+    assert_int_equal(tr_kv_rule_leave(&at.rule, NULL, count), 0);
+    assert_int_equal(tr_kv_rule_downgrade(&at.rule, 0, NULL, count),
+                     TR_KV_STAYS);
     count[0]++;
-    assert_int_equal(at.downgrade(&at, 0, NULL, count), TR_KV_NOWHERE);
+    assert_int_equal(tr_kv_rule_downgrade(&at.rule, 0, NULL, count),
+                     TR_KV_NOWHERE);
     tr_kv_policy_free(p);
 
     p = make("h2o:budget=33");
@@ -384,12 +451,12 @@ test_streamingllm(void **state)
     (void) state;
     tr_kv_policy_for(p, 64, &at);
     assert_int_equal(at.window, 16);
-    at.prompt(&at, &c->head, c->to);
+    decide(&at, c);
     for (uint32_t i = 0; i < 48; i++) {
         assert_int_equal(c->to[i], i < 4 ? 0 : TR_KV_NOWHERE);
     }
-    assert_int_equal(at.leave(&at, &sink, NULL), 0);
-    assert_int_equal(at.leave(&at, &other, NULL), TR_KV_NOWHERE);
+    assert_int_equal(tr_kv_rule_leave(&at.rule, &sink, NULL), 0);
+    assert_int_equal(tr_kv_rule_leave(&at.rule, &other, NULL), TR_KV_NOWHERE);
     tr_kv_policy_free(p);
 }
 
@@ -400,15 +467,16 @@ test_quest(void **state)
 
     (void) state;
     assert_true(p->n_levels == 0 && p->digest && p->read_from == 2);
-    assert_int_equal(p->read(p, 50, 32), 4); /* 128 tokens hold 100 */
-    assert_int_equal(p->read(p, 5, 32), 4);
-    assert_int_equal(p->read(p, 4, 32), 0); /* all */
-    assert_int_equal(p->read(p, 0, 32), 0);
+    assert_int_equal(tr_kv_rule_read(&p->rule, 50, 32),
+                     4); /* 128 tokens hold 100 */
+    assert_int_equal(tr_kv_rule_read(&p->rule, 5, 32), 4);
+    assert_int_equal(tr_kv_rule_read(&p->rule, 4, 32), 0); /* all */
+    assert_int_equal(tr_kv_rule_read(&p->rule, 0, 32), 0);
     tr_kv_policy_free(p);
     p = make("quest:budget=0.25");
-    assert_int_equal(p->read(p, 100, 32), 25);
-    assert_int_equal(p->read(p, 101, 32), 26);
-    assert_int_equal(p->read(p, 2, 32), 1);
+    assert_int_equal(tr_kv_rule_read(&p->rule, 100, 32), 25);
+    assert_int_equal(tr_kv_rule_read(&p->rule, 101, 32), 26);
+    assert_int_equal(tr_kv_rule_read(&p->rule, 2, 32), 1);
     tr_kv_policy_free(p);
 }
 

@@ -129,13 +129,12 @@ test_complete(void **state)
                                                  &err),
                              TR_OK);
             assert_string_equal(p->name, name);
-            assert_non_null(p->charge);
-            assert_non_null(p->read);
-            if (p->n_levels > 0) {
-                assert_non_null(p->prompt);
-                assert_non_null(p->leave);
-                assert_non_null(p->downgrade);
-            }
+            assert_string_equal(p->row->name, name);
+            /* pages alone, or levels with a charge for them */
+            assert_int_equal(p->kind == TR_KV_RULE_DENSE
+                                 || p->kind == TR_KV_RULE_PAGES,
+                             p->n_levels == 0);
+            assert_true(p->n_levels == 0 || p->row->charge != NULL);
             wish.levels = p->level;
             wish.n_levels = p->n_levels;
             assert_int_equal(tr_page_plan(&wish, &plan), 0);
@@ -454,14 +453,15 @@ test_alpha_file(void **state)
                                "3 1 2 1.5 # strict\r\n  2 0 4 0.25",
                                &p, &err),
                      TR_OK);
-    assert_int_equal(p->leave(p, &m, NULL), 0); /* head 0 0: of the policy */
+    assert_int_equal(tr_kv_rule_leave(&p->rule, &m, NULL),
+                     0); /* head 0 0: of the policy */
     m.layer = 3;
     m.list = 1;
-    assert_int_equal(p->leave(p, &m, NULL), TR_KV_NOWHERE);
+    assert_int_equal(tr_kv_rule_leave(&p->rule, &m, NULL), TR_KV_NOWHERE);
     m.layer = 2;
-    assert_int_equal(p->leave(p, &m, NULL), 0);
+    assert_int_equal(tr_kv_rule_leave(&p->rule, &m, NULL), 0);
     m.list = 0;
-    assert_int_equal(p->leave(p, &m, NULL), 1);
+    assert_int_equal(tr_kv_rule_leave(&p->rule, &m, NULL), 1);
     tr_kv_policy_free(p);
 }
 

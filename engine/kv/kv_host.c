@@ -1,0 +1,488 @@
+/*
+ * The KV cache that is here (kv_cache.h): memory, and for each call a launch of
+ * the page manager on the host (kernels/kv_manager/host.h), whose answer is
+ * there on return.
+ *
+ * Owner of a page = its sequence slot.  An entry of a table whose page went back
+ * is -1, so that who reads too far does not meet another's page.
+ *
+ * Preemption: pages go to a stack of host memory (kv_pages.h) and come back, byte
+ * by byte; tables keep their shape, with TR_KV_HOST in the entries of a slot that
+ * is out.  Recomputing a compressed sequence would not give the same levels.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "engine/config/log.h"
+#include "kernels/thread_pool.h"
+#include "kv_internal.h"
+
+/* Heads whose pages are copied by one thread at a time: some pages each. */
+#define SWAP_GRAIN 4u
+
+/* The manager refuses nothing that is asked here, and finds every page where it
+ * must be.  A page with two owners means that one sequence reads another's text:
+ * there is no state to go on with. */
+static void
+trust(const tr_kv_cache_t *kv)
+{
+    const tr_cuda_report_t *r = kv->m.report;
+
+    if (r->faults != 0 || r->n_refused != 0) {
+        tr_log(TR_LEVEL_ERROR, "kv pages corrupt faults=%u refused=%u",
+               r->faults, r->n_refused);
+        abort();
+    }
+}
+
+/* ---- slots -------------------------------------------------------------- */
+
+static int32_t
+host_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
+{
+    tr_cuda_open_t open;
+
+    if (!tr_kv_take_slot(kv, policy, &open)) {
+        return -1;
+    }
+    tr_kv_host_open(&kv->m, &open, 1);
+    trust(kv);
+    return open.slot;
+}
+
+/* What a slot has in the swap pool goes back. */
+static void
+drop_swapped(tr_kv_cache_t *kv, int32_t slot)
+{
+    const tr_cuda_slot_t *s = &kv->m.slot[slot];
+    tr_kv_pages_t *swap = &kv->swap;
+    uint32_t head, i, j, n, at;
+
+    at = swap->used -= s->pages;
+    kv->totals.swapped_pages -= s->pages;
+    for (head = 0; head < kv->heads; head++) {
+        const int32_t *row = manager_row(&kv->m, slot, head);
+        manager_run_t run[MANAGER_RUNS];
+
+        n = manager_runs(&kv->m, &kv->m.seq[slot],
+                         manager_counts(&kv->m, slot, head), s->dense_pages,
+                         run);
+        for (i = 0; i < n; i++) {
+            const int32_t *entry = row + run[i].entry;
+
+            for (j = 0; j < run[i].n; j++, entry += run[i].step) {
+                tr_kv_pages_give(swap, at++, *entry & ~TR_KV_HOST,
+                                 (uint32_t) slot);
+            }
+        }
+    }
+}
+
+static void
+host_close(tr_kv_cache_t *kv, int32_t slot)
+{
+    const tr_cuda_slot_t *s = tr_kv_slot(kv, slot);
+
+    kv->totals.tokens -= s->tokens;
+    if (s->out) {
+        drop_swapped(kv, slot);
+    }
+    tr_kv_host_close(&kv->config.stream, &kv->m, &slot, 1);
+    trust(kv);
+    tr_kv_drop_slot(kv, slot);
+}
+
+static void
+host_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
+{
+    const tr_cuda_begin_t begin = { slot, len };
+
+    assert(!tr_kv_slot(kv, slot)->out && len >= kv->m.slot[slot].tokens);
+    tr_kv_host_prompt(&kv->m, &begin, 1);
+}
+
+static void
+host_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
+                   const uint32_t *lens, uint32_t n, tr_status_t *result)
+{
+    uint32_t i;
+
+    assert(n <= kv->config.slots);
+    for (i = 0; i < n; i++) {
+        const tr_cuda_slot_t *s = tr_kv_slot(kv, slots[i]);
+
+        assert(!s->out && (s->dense || lens[i] <= s->tokens + 1));
+        (void) s;
+        kv->ask[i] = (tr_cuda_ask_t){ slots[i], TR_CUDA_ANY, lens[i] };
+    }
+    tr_kv_host_step(&kv->config.stream, &kv->m, kv->ask, n);
+    trust(kv);
+    for (i = 0; i < n; i++) {
+        const manager_wish_t *w = &kv->m.wish[i];
+
+        result[i] = kv->m.result[i] == TR_CUDA_GRANTED ? TR_OK : TR_AGAIN;
+        kv->totals.tokens += w->granted ? w->len - w->n : 0;
+    }
+}
+
+static tr_status_t
+host_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
+{
+    const tr_stream_t *t = &kv->config.stream;
+    const tr_kernels_t *k = kv->config.kernels;
+    const tr_cuda_job_t *job = &kv->m.job[0];
+    uint32_t before = tr_kv_slot(kv, slot)->tokens;
+    tr_cuda_complete_t c = { .slot = slot, .len = len };
+    tr_status_t rc = TR_OK;
+    tr_kv_policy_t begun;
+
+    assert(!kv->m.slot[slot].out && len >= kv->m.seq[slot].base
+           && len <= before);
+    if (kv->m.seq[slot].n_lists == 0) {
+        return TR_OK;
+    }
+    tr_kv_policy_for(&kv->policy[slot].origin, len, &begun);
+    c.rule = begun.rule;
+    tr_kv_host_plan_prompts(t, &kv->m, &c, 1, kv->work);
+    trust(kv);
+    if (kv->m.result[0] != TR_CUDA_GRANTED) {
+        return TR_AGAIN;
+    }
+    if (job->move && k != NULL
+        && k->kv_compress(t, &kv->view, &kv->m.compress[0], kv->kernel_work)
+               != TR_KERNEL_OK) {
+        /* what the slot holds is then worthless, but its pages are accounted
+         * for, and the caller ends it */
+        rc = TR_ERR_INTERNAL;
+    }
+    tr_kv_host_install_prompts(t, &kv->m, 1);
+    trust(kv);
+    if (job->move) {
+        kv->policy[slot].begun = begun;
+        kv->totals.tokens -= before - len;
+    }
+    return rc;
+}
+
+static tr_status_t
+host_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
+{
+    const tr_cuda_fork_t fork = { from, to, len };
+    tr_status_t rc;
+
+    assert(from != to && tr_kv_slot(kv, from)->tokens >= len);
+    assert(kv->m.seq[from].base == 0 && !kv->m.slot[from].out);
+    assert(tr_kv_slot(kv, to)->pages == 0);
+    host_reserve_batch(kv, &to, &len, 1, &rc);
+    if (rc == TR_OK) {
+        tr_kv_host_fork(&kv->config.stream, &kv->m,
+                        (tr_cuda_history_t){ NULL, 0 }, &fork, 1);
+        trust(kv);
+    }
+    return rc;
+}
+
+/* ---- out and in --------------------------------------------------------- */
+
+typedef struct {
+    tr_kv_cache_t *kv;
+    int32_t slot;
+    bool out;
+    uint32_t at; /* in the swap pool's stack */
+} swap_t;
+
+/* The slot's at-th page to the other pool. */
+static void
+swap_page(const swap_t *job, int32_t *entry, uint32_t at)
+{
+    tr_kv_cache_t *kv = job->kv;
+    uint32_t owner = (uint32_t) job->slot;
+    int32_t there;
+
+    if (job->out) {
+        kv->moved[at] = *entry;
+        there = tr_kv_pages_take(&kv->swap, job->at + at, owner);
+        memcpy(tr_kv_page(&kv->swap, there), tr_kv_page_at(&kv->view, *entry),
+               kv->swap.bytes);
+        *entry = there | TR_KV_HOST;
+    } else {
+        there = *entry & ~TR_KV_HOST;
+        *entry = kv->moved[at];
+        memcpy(tr_kv_page_at(&kv->view, *entry), tr_kv_page(&kv->swap, there),
+               kv->swap.bytes);
+        tr_kv_pages_give(&kv->swap, job->at + at, there, owner);
+    }
+}
+
+/* Heads [first, end); m.before says how many pages come before each. */
+static void
+swap_heads(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const swap_t *job = arg;
+    const tr_cuda_manager_t *m = &job->kv->m;
+    uint32_t head, i, j, n;
+
+    (void) worker;
+    for (head = first; head < end; head++) {
+        uint32_t at = m->before[head];
+        manager_run_t run[MANAGER_RUNS];
+
+        n = manager_runs(m, &m->seq[job->slot],
+                         manager_counts(m, job->slot, head),
+                         m->slot[job->slot].dense_pages, run);
+        for (i = 0; i < n; i++) {
+            int32_t *entry = manager_row(m, job->slot, head) + run[i].entry;
+
+            for (j = 0; j < run[i].n; j++, entry += run[i].step) {
+                swap_page(job, entry, at++);
+            }
+        }
+    }
+}
+
+/* Pages before each head of the slot. */
+static void
+swap_sum(const tr_cuda_manager_t *m, int32_t slot)
+{
+    uint32_t head, i, n, before = 0;
+
+    for (head = 0; head < m->heads; head++) {
+        manager_run_t run[MANAGER_RUNS];
+
+        m->before[head] = before;
+        n = manager_runs(m, &m->seq[slot], manager_counts(m, slot, head),
+                         m->slot[slot].dense_pages, run);
+        for (i = 0; i < n; i++) {
+            before += run[i].n;
+        }
+    }
+    assert(before == m->slot[slot].pages);
+}
+
+/* Copies all pages of a slot, in the order of heads and runs. */
+static void
+swap_pages(tr_kv_cache_t *kv, int32_t slot, bool out, uint32_t at)
+{
+    const tr_stream_t *t = &kv->config.stream;
+    swap_t job = { .kv = kv, .slot = slot, .out = out, .at = at };
+
+    swap_sum(&kv->m, slot);
+    tr_thread_pool_run(t->thread_pool, t->threads, kv->heads, SWAP_GRAIN,
+                       swap_heads, &job);
+}
+
+static tr_status_t
+host_swap_out(tr_kv_cache_t *kv, int32_t slot)
+{
+    uint32_t pages = tr_kv_slot(kv, slot)->pages;
+
+    assert(!kv->m.slot[slot].out);
+    if (pages > tr_kv_pages_left(&kv->swap)) {
+        return TR_AGAIN;
+    }
+    swap_pages(kv, slot, true, kv->swap.used);
+    kv->swap.used += pages;
+    kv->totals.swapped_pages += pages;
+    tr_kv_host_give(&kv->m, slot, kv->moved, pages);
+    trust(kv);
+    return TR_OK;
+}
+
+static tr_status_t
+host_swap_in(tr_kv_cache_t *kv, int32_t slot)
+{
+    uint32_t pages = tr_kv_slot(kv, slot)->pages, got = 0;
+
+    assert(kv->m.slot[slot].out);
+    tr_kv_host_take(&kv->m, slot, kv->moved, &got, pages);
+    trust(kv);
+    if (got != pages) {
+        return TR_AGAIN;
+    }
+    kv->swap.used -= pages;
+    kv->totals.swapped_pages -= pages;
+    swap_pages(kv, slot, false, kv->swap.used);
+    return TR_OK;
+}
+
+/* ---- the cache ---------------------------------------------------------- */
+
+static bool
+host_settled(const tr_kv_cache_t *kv)
+{
+    (void) kv;
+    return true;
+}
+
+static bool
+host_compressing(const tr_kv_cache_t *kv, int32_t slot)
+{
+    (void) kv;
+    (void) slot;
+    return false;
+}
+
+static uint64_t
+host_free_pages(const tr_kv_cache_t *kv)
+{
+    return kv->m.report->end - kv->m.report->start;
+}
+
+static void
+unmap(void *at, size_t size)
+{
+    if (at != NULL) {
+        munmap(at, size);
+    }
+}
+
+static void
+host_free(tr_kv_cache_t *kv)
+{
+#ifdef TR_KV_POISON
+    assert(kv->m.tables == NULL || tr_kv_host_sound(kv)); /* nothing leaked */
+#endif
+    tr_kv_pages_free(&kv->swap);
+    unmap(kv->pool, kv->pool_size);
+    unmap(kv->memory, kv->memory_size);
+    free(kv->policy);
+    free(kv->free_slots);
+    free(kv->ask);
+    free(kv->moved);
+    free(kv);
+}
+
+static const tr_kv_ops_t host_ops = {
+    .free = host_free,
+    .settled = host_settled,
+    .free_pages = host_free_pages,
+    .open = host_open,
+    .close = host_close,
+    .prompt = host_prompt,
+    .reserve_batch = host_reserve_batch,
+    .compress = host_compress,
+    .compressing = host_compressing,
+    .fork = host_fork,
+    .swap_out = host_swap_out,
+    .swap_in = host_swap_in,
+    .usage = tr_kv_host_usage,
+    .usage_in = tr_kv_host_usage_in,
+    .totals = tr_kv_host_totals,
+    .sound = tr_kv_host_sound,
+};
+
+/* ---- create ------------------------------------------------------------- */
+
+static uint8_t *
+map(size_t size)
+{
+    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    return at == MAP_FAILED ? NULL : at;
+}
+
+/* The manager for a pool of so many pages, and what its prompts work with. */
+static tr_status_t
+make_manager(tr_kv_cache_t *kv, uint32_t pages, tr_error_t *err)
+{
+    const tr_kv_config_t *c = &kv->config;
+    tr_cuda_manager_size_t size = { .slots = c->slots,
+                                    .pages = pages,
+                                    .max_len = c->max_len,
+                                    .max_prompts = 1 };
+    size_t manager = tr_kv_host_memory(&kv->view, &size), work, kernel = 0;
+
+    if (manager == 0) {
+        return tr_error_set(err, TR_ERR_INVALID, "max_num_seqs",
+                            "no page manager for %u sequences: at most %u",
+                            c->slots, TR_CUDA_SLOTS_MAX);
+    }
+    kv->m.size = size;
+    work = tr_kv_host_prompt_work(&c->stream, &kv->m);
+    if (c->kernels != NULL) {
+        kernel = c->kernels->kv_compress_work(&c->stream, c->head_dim);
+    }
+    kv->memory_size = tr_pad(manager, 256) + tr_pad(work, 256) + kernel;
+    kv->memory = map(kv->memory_size);
+    kv->pool_size = (size_t) pages * kv->plan.page_bytes;
+    kv->pool = map(kv->pool_size);
+    kv->ask = calloc(c->slots, sizeof(*kv->ask));
+    kv->moved = calloc(kv->swap.n + 1, sizeof(*kv->moved));
+    if (kv->memory == NULL || kv->pool == NULL || kv->ask == NULL
+        || kv->moved == NULL || !tr_kv_slots_memory(kv)) {
+        return tr_error_set(err, TR_ERR_NOMEM, "kv_memory",
+                            "cannot map %zu bytes for %u KV pages and %zu for"
+                            " the tables of %u sequences",
+                            kv->pool_size, pages, kv->memory_size, c->slots);
+    }
+    kv->view.pool = kv->pool;
+    tr_kv_host_create(&kv->view, &size, kv->memory, &kv->m);
+    kv->work = kv->memory + tr_pad(manager, 256);
+    kv->kernel_work = kv->memory + tr_pad(manager, 256) + tr_pad(work, 256);
+    kv->view = kv->m.view;
+    return TR_OK;
+}
+
+static tr_status_t
+host_fill(tr_kv_cache_t *kv, tr_error_t *err)
+{
+    const tr_kv_config_t *c = &kv->config;
+    uint64_t bytes = kv->plan.page_bytes, n = c->memory / bytes;
+    uint64_t swap = c->swap_memory / bytes;
+    tr_status_t rc = TR_OK;
+
+    n = n < TR_KV_HOST ? n : TR_KV_HOST - 1;
+    swap = swap < TR_KV_HOST ? swap : TR_KV_HOST - 1;
+    if (n < kv->heads) {
+        return tr_error_set(err, TR_ERR_INVALID, "kv_memory",
+                            "kv_memory %llu holds %llu pages of %llu bytes: %u"
+                            " heads need a page each",
+                            (unsigned long long) c->memory,
+                            (unsigned long long) n, (unsigned long long) bytes,
+                            kv->heads);
+    }
+    if (swap != 0) {
+        rc = tr_kv_pages_init(&kv->swap, (uint32_t) swap, bytes, err);
+    }
+    if (rc == TR_OK) {
+        tr_kv_lay_tables(kv, (uint32_t) n);
+        rc = make_manager(kv, (uint32_t) n, err);
+    }
+    if (rc == TR_OK && tr_kv_max_len(kv, NULL) == 0) {
+        rc = tr_error_set(err, TR_ERR_INVALID, "kv_memory",
+                          "kv_memory %llu holds %llu pages of %llu bytes: too"
+                          " few for a prompt and its compressed copy in %u"
+                          " heads",
+                          (unsigned long long) c->memory,
+                          (unsigned long long) n, (unsigned long long) bytes,
+                          kv->heads);
+    }
+    return rc;
+}
+
+tr_status_t
+tr_kv_cache_create(const tr_kv_config_t *config, tr_kv_cache_t **out,
+                   tr_error_t *err)
+{
+    tr_kv_cache_t *kv = calloc(1, sizeof(*kv));
+    tr_status_t rc;
+
+    *out = NULL;
+    if (kv == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "", "no memory");
+    }
+    kv->ops = &host_ops;
+    rc = tr_kv_shape(kv, config, err);
+    if (rc == TR_OK) {
+        rc = host_fill(kv, err);
+    }
+    if (rc != TR_OK) {
+        host_free(kv);
+        return rc;
+    }
+    kv->config.policies = NULL;
+    *out = kv;
+    return TR_OK;
+}
