@@ -3,7 +3,7 @@
 #   make bench            all of them, one summary (a few minutes)
 #   make bench-gateway    NGINX with our module against proxy_pass
 #   make bench-engine     matrix products, batching, page management
-#   make bench-manager    the manager of KV pages against a plain one
+#   make bench-manager    what the manager of KV pages takes
 #   make bench-attention  compressed caches against 16 bits, cost of scores
 #   make bench-kv-store   tokens into pages: append, moves, compression
 #   make bench-policy     share of policy and pages in a step of the real model
@@ -33,19 +33,12 @@ $(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/executor/null_trace.h
 	@echo "  CC    $<"
 	$Q$(CC) $(TR_CFLAGS) $(CFLAGS) -o $@ $<
 
-$(BENCH_ENGINE) $(BENCH_ATTENTION) $(BENCH_STORE) $(BENCH_POLICY): \
+$(BENCH_ENGINE) $(BENCH_MANAGER) $(BENCH_ATTENTION) $(BENCH_STORE) \
+    $(BENCH_POLICY): \
     $B/bench/%: $B/obj/tests/bench/%.o $B/libtokenring.a
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
 	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(LIBS) $(LDFLAGS)
-
-$(BENCH_MANAGER): $B/obj/tests/bench/bench_manager.o \
-    $B/obj/tests/bench/plain_manager.o $B/libtokenring.a
-	@mkdir -p $(@D)
-	@echo "  LD    $@"
-	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(LIBS) $(LDFLAGS)
-# The same for both managers.
-$B/obj/tests/bench/plain_manager.o: CFLAGS += -O3
 
 # The engine's steps on a GPU: nothing of the CPU backend is linked, so that it
 # runs where OpenBLAS is not.  JANSSON=-l:libjansson.a for a machine without.

@@ -6,11 +6,8 @@
  * The shape of DiffKV's figure 13: latency of memory management for a prompt
  * step (1,024 tokens a sequence: dense pages, then the plan, pages of the
  * lists, recycling) and for a generation step, over batches of 1 to 128, for
- * the heads of Llama-3-8B (32 layers, 8 KV heads).  The engine's manager
- * (engine/kv/kv_cache.h, one plan and one prefix sum for all heads) against a
- * plain multi-threaded one (plain_manager.h), with the same threads and the
- * same decisions, both without copying tokens.  Rounds of the two take turns;
- * medians are printed, and the ratio of the medians.
+ * the heads of Llama-3-8B (32 layers, 8 KV heads), without copying tokens, and
+ * with a policy that reads no page.  Medians of rounds.
  *
  * Then what a head's plan costs in a decode step of diffkv, with scores in the
  * pages, for the heads of models/pocket and of Llama-3-8B.
@@ -22,15 +19,12 @@
 #include <string.h>
 #include <time.h>
 
-#include "cheap_policy.h"
 #include "engine/kv/kv_cache.h"
 #include "engine/kv/kv_internal.h"
-#include "plain_manager.h"
 #include "kernels/thread_pool.h"
 
 #define LAYERS 32u
 #define LISTS 8u
-#define HEADS (LAYERS * LISTS)
 #define BATCH_MAX 128u
 #define PROMPT 1024u
 #define STEPS 32u
@@ -69,7 +63,7 @@ must(bool ok, const char *what)
     }
 }
 
-/* ---- the two managers --------------------------------------------------- */
+/* ---- pages alone -------------------------------------------------------- */
 
 typedef struct {
     int threads, rounds;
@@ -107,7 +101,7 @@ typedef struct {
 
 /* One round of n sequences; the median of its steps. */
 static cost_t
-round_ours(tr_kv_cache_t *kv, uint32_t n, uint64_t *used)
+round_of(tr_kv_cache_t *kv, uint32_t n)
 {
     static tr_status_t rc[BATCH_MAX];
     int32_t slots[BATCH_MAX];
@@ -134,7 +128,6 @@ round_ours(tr_kv_cache_t *kv, uint32_t n, uint64_t *used)
         tr_kv_reserve_batch(kv, slots, lens, n, rc);
         step[s] = now() - step[s];
     }
-    *used = tr_kv_pages(kv) - tr_kv_free_pages(kv);
     c.step = median(step, STEPS);
     for (uint32_t i = 0; i < n; i++) {
         tr_kv_close(kv, slots[i]);
@@ -142,75 +135,45 @@ round_ours(tr_kv_cache_t *kv, uint32_t n, uint64_t *used)
     return c;
 }
 
-static cost_t
-round_plain(plain_t *p, uint32_t n, uint64_t *used)
-{
-    double step[STEPS];
-    cost_t c;
-
-    c.prompt = now();
-    must(plain_prompt(p, n, PROMPT), "the plain pool is too small");
-    c.prompt = now() - c.prompt;
-    for (uint32_t s = 0; s < STEPS; s++) {
-        step[s] = now();
-        must(plain_step(p, n), "the plain pool is too small");
-        step[s] = now() - step[s];
-    }
-    *used = plain_used(p);
-    c.step = median(step, STEPS);
-    plain_close(p, n);
-    return c;
-}
-
 static void
-compare(const options_t *o, json_t *result)
+by_batch(const options_t *o, json_t *result)
 {
-    /* virtual: without tokens nobody touches a page */
-    tr_kv_cache_t *kv = make_cache(o, LAYERS, LISTS, 128, BATCH_MAX,
-                                   40ull << 30, &cheap);
-    const tr_page_plan_t *plan = tr_kv_plan(kv);
-    uint32_t tokens[TR_KV_LISTS_MAX + 2] = {
-        plan->layout[1].tokens, plan->layout[2].tokens, 1, 1,
-        plan->layout[1].tokens, plan->layout[0].tokens
-    };
-    plain_t *p = plain_new(HEADS, LISTS, BATCH_MAX, (uint32_t) tr_kv_pages(kv),
-                           4096, o->threads, &cheap, tokens);
+    tr_kv_policy_t *policy;
+    tr_kv_cache_t *kv;
+    tr_error_t err;
 
+    must(tr_kv_policy_create("uniform:levels=8/4,window=64", LAYERS, LISTS, 128,
+                             &policy, &err)
+             == TR_OK,
+         "policy");
+    /* virtual: without tokens nobody touches a page */
+    kv = make_cache(o, LAYERS, LISTS, 128, BATCH_MAX, 40ull << 30, policy);
     printf("memory management, %u layers x %u KV heads, %d threads, medians of"
            " %d rounds, microseconds\n"
-           "           prompt step (%u tokens)          generation step\n"
-           "  batch    plain  parallel   ratio     plain  parallel   ratio\n",
+           "  batch  prompt step (%u tokens)  generation step\n",
            LAYERS, LISTS, o->threads, o->rounds, PROMPT);
     for (uint32_t n = 1; n <= BATCH_MAX; n *= 2) {
-        double x[4][ROUNDS_MAX];
-        uint64_t used, used_plain;
+        double x[2][ROUNDS_MAX];
 
         for (int r = -1; r < o->rounds; r++) { /* the first one warms up */
-            cost_t a = round_plain(p, n, &used_plain);
-            cost_t b = round_ours(kv, n, &used);
+            cost_t c = round_of(kv, n);
 
-            must(used == used_plain, "the two managers differ");
             if (r >= 0) {
-                x[0][r] = a.prompt;
-                x[1][r] = b.prompt;
-                x[2][r] = a.step;
-                x[3][r] = b.step;
+                x[0][r] = c.prompt;
+                x[1][r] = c.step;
             }
         }
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 2; i++) {
             x[i][0] = median(x[i], (size_t) o->rounds) * 1e6;
         }
-        printf("  %5u %8.0f %9.0f %6.1fx  %8.1f %9.1f %6.1fx\n", n, x[0][0],
-               x[1][0], x[0][0] / x[1][0], x[2][0], x[3][0], x[2][0] / x[3][0]);
+        printf("  %5u %24.0f %16.1f\n", n, x[0][0], x[1][0]);
         fflush(stdout);
-        json_array_append_new(result,
-                              json_pack("{s:i,s:f,s:f,s:f,s:f}", "batch",
-                                        (int) n, "prompt_plain_us", x[0][0],
-                                        "prompt_us", x[1][0], "step_plain_us",
-                                        x[2][0], "step_us", x[3][0]));
+        json_array_append_new(result, json_pack("{s:i,s:f,s:f}", "batch",
+                                                (int) n, "prompt_us", x[0][0],
+                                                "step_us", x[1][0]));
     }
-    plain_free(p);
     tr_kv_cache_free(kv);
+    tr_kv_policy_free(policy);
 }
 
 /* ---- a decode step of diffkv -------------------------------------------- */
@@ -223,10 +186,10 @@ fill_scores(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     uint32_t seed = 1;
 
     for (uint32_t head = 0; head < kv->heads; head++) {
-        const int32_t *row = tr_kv_row(kv, slot, head);
+        const int32_t *row = manager_row(&kv->m, slot, head);
 
         for (uint32_t i = 0; i < len; i++) {
-            uint8_t *page = tr_kv_page(&kv->pages, row[i / dense->tokens]);
+            uint8_t *page = tr_kv_page_at(&kv->view, row[i / dense->tokens]);
             float score;
 
             seed = seed * 1664525u + 1013904223u;
@@ -312,7 +275,7 @@ main(int argc, char **argv)
     json_t *rows = json_array();
     double pocket, llama, batch;
 
-    compare(&o, rows);
+    by_batch(&o, rows);
     pocket = step_of_diffkv(&o, 8, 2, 64, 1);
     llama = step_of_diffkv(&o, LAYERS, LISTS, 128, 1);
     batch = step_of_diffkv(&o, LAYERS, LISTS, 128, 8);

@@ -1,4 +1,4 @@
 'use strict';
-// bench_manager: the manager of KV pages against a plain one.
+// bench_manager: what the manager of KV pages takes.
 require('./native.js').runProgram('bench_manager',
   'KV pages: planning and granting');

@@ -1,38 +1,29 @@
 /*
- * What it costs to manage the pages of a differentiated cache on the device,
- * beside a plain manager on the CPU (tests/bench/plain_manager.h).
+ * What it costs to manage the pages of a differentiated cache on the device.
  *
- *   bench_manager [threads of the plain manager]
+ *   bench_manager
  *
  * The shape of DiffKV's figure 13, for the heads of Llama-3-8B (32 layers, 8 KV
  * heads): a prompt step (1,024 tokens a request: dense pages, what each token
  * becomes, pages of the lists, recycling; without moving tokens) and a
  * generation step, over batches of 1 to 256.  The device runs diffkv over
- * random scores; so does the plain manager ("policy"), which searches a list
- * for its least significant token, where the device has attention's, or it
- * decides for nothing ("books", cheap_policy.h).  Neither pays for bringing
- * scores to the host and page tables back.
+ * random scores.
  *
- * Device times are between events, of 16 steps in one graph, or of the three
- * launches of a prompt step; medians.
+ * Times are between events, of 16 steps in one graph, or of the three launches
+ * of a prompt step; medians.
  */
 #include "kernels/kv_manager/manager.h"
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "tests/bench/cheap_policy.h"
-#include "tests/bench/plain_manager.h"
 #include "cache.h"
 #include "engine/kv/kv_cache.h"
 #include "manager_fill.h"
-#include "kernels/thread_pool.h"
 
 #define LAYERS 32u
 #define LISTS 8u
-#define HEADS (LAYERS * LISTS)
 #define BATCH_MAX 256u
 #define PROMPT 1024u
 #define MIDDLE 4096u /* the batch of 64 whose decode step is measured */
@@ -43,15 +34,6 @@
 #define REPLAYS 15u
 #define ROUNDS 5u
 #define POOL (24ull << 30)
-
-static double
-now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double) t.tv_sec * 1e6 + (double) t.tv_nsec * 1e-3;
-}
 
 static int
 by_value(const void *a, const void *b)
@@ -288,41 +270,10 @@ bench_check(bench_t *b)
     return b->m.size.pages - (r.end - r.start);
 }
 
-/* ---- the plain one ------------------------------------------------------ */
-
 typedef struct {
     double prompt, step, close;
     uint64_t pages;
 } cost_t;
-
-static cost_t
-plain_cost(plain_t *p, bool scored, uint32_t n, uint32_t len, uint32_t rounds)
-{
-    double prompt[ROUNDS], step[2 * STEPS], close[ROUNDS], t;
-    cost_t c = { 0 };
-
-    for (uint32_t r = 0; r < rounds; r++) {
-        if (scored) {
-            plain_score(p, n, len);
-        }
-        t = now();
-        must(plain_prompt(p, n, len), "the plain pool is too small");
-        prompt[r] = now() - t;
-        for (uint32_t i = 0; i < 2 * STEPS; i++) {
-            t = now();
-            must(plain_step(p, n), "the plain pool is too small");
-            step[i] = now() - t;
-        }
-        c.pages = plain_used(p);
-        t = now();
-        plain_close(p, n);
-        close[r] = now() - t;
-    }
-    c.prompt = median(prompt, rounds);
-    c.step = median(step, 2 * STEPS);
-    c.close = median(close, rounds);
-    return c;
-}
 
 static cost_t
 device_cost(bench_t *b, uint32_t n, uint32_t len)
@@ -344,61 +295,30 @@ device_cost(bench_t *b, uint32_t n, uint32_t len)
     return c;
 }
 
-/* The plain managers: one that decides for nothing, one that runs diffkv. */
-typedef struct {
-    plain_t *books, *policy;
-} plains_t;
-
 static void
-line(bench_t *b, const plains_t *p, uint32_t n, uint32_t len)
+line(bench_t *b, uint32_t n, uint32_t len)
 {
     cost_t d = device_cost(b, n, len);
-    cost_t c = plain_cost(p->books, false, n, len, n > 64 ? 1 : 3);
-    cost_t o = plain_cost(p->policy, true, n, len, n > 64 ? 1 : 3);
 
-    printf("  %5u x %4u %9.0f %9.0f %8.1f %6.0fx %6.0fx %7.0f %7.0f %7.1f"
-           " %6.1fx %6.0fx %8.0f %7.1f %9llu %9llu\n",
-           n, len, c.prompt, o.prompt, d.prompt, c.prompt / d.prompt,
-           o.prompt / d.prompt, c.step, o.step, d.step, c.step / d.step,
-           o.step / d.step, c.close, d.close, (unsigned long long) o.pages,
-           (unsigned long long) d.pages);
+    printf("  %5u x %4u %12.1f %16.1f %8.1f %9llu\n", n, len, d.prompt, d.step,
+           d.close, (unsigned long long) d.pages);
     fflush(stdout);
 }
 
 int
-main(int argc, char **argv)
+main(void)
 {
     static bench_t b;
-    int threads = argc > 1 ? atoi(argv[1]) : tr_thread_pool_cores();
-    const tr_page_plan_t *plan;
-    plains_t p;
 
     bench_create(&b);
-    plan = tr_kv_plan(b.kv);
-    uint32_t tokens[TR_KV_LISTS_MAX + 2] = {
-        plan->layout[1].tokens, plan->layout[2].tokens, 1, 1,
-        plan->layout[1].tokens, plan->layout[0].tokens
-    };
-
-    p.books = plain_new(HEADS, LISTS, BATCH_MAX, b.m.size.pages * 4, MAX_LEN,
-                        threads, &cheap, tokens);
-    p.policy = plain_new(HEADS, LISTS, BATCH_MAX, b.m.size.pages * 4, MAX_LEN,
-                         threads, b.policy, tokens);
-    printf("memory management, %u layers x %u KV heads, microseconds; plain: %d"
-           " threads, books alone and with the policy; device: diffkv\n"
-           "                         prompt step                          "
-           "   generation step                    close           pages\n"
-           "    requests     books    policy   device      ratios      "
-           "books  policy  device      ratios         books  device"
-           "    policy    device\n",
-           LAYERS, LISTS, threads);
+    printf("memory management, %u layers x %u KV heads, diffkv, microseconds\n"
+           "    requests  prompt step  generation step    close     pages\n",
+           LAYERS, LISTS);
     for (uint32_t n = 1; n <= BATCH_MAX; n *= 2) {
-        line(&b, &p, n, PROMPT);
+        line(&b, n, PROMPT);
     }
-    line(&b, &p, 64, MIDDLE);
-    line(&b, &p, 1, LONG_PROMPT);
-    line(&b, &p, 4, LONG_PROMPT);
-    plain_free(p.books);
-    plain_free(p.policy);
+    line(&b, 64, MIDDLE);
+    line(&b, 1, LONG_PROMPT);
+    line(&b, 4, LONG_PROMPT);
     return 0;
 }
