@@ -6,7 +6,7 @@
  * streams and events allow; while a stream is captured, it becomes a graph's
  * instead.  Device memory ends where an unmapped page begins, and is full of NaN.
  */
-#include "kernels/cuda/cuda.h"
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
 #ifndef TR_TESTS_SIMT_DEVICE_H
 #define TR_TESTS_SIMT_DEVICE_H
 
-#include "kernels/cuda/cuda.h"
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
