@@ -45,8 +45,8 @@ typedef struct {
     const char                           *message_end;
 
     ngx_int_t                           (*logprobs)(
-                                            ngx_http_tokenring_text_t *out,
-                                            ngx_http_tokenring_choice_t *choice);
+                                        ngx_http_tokenring_text_t *out,
+                                        ngx_http_tokenring_choice_t *choice);
 } ngx_http_tokenring_endpoint_t;
 
 
