@@ -5,7 +5,7 @@
  *   lock the socket path      (a second engine fails before it loads anything)
  *   tokenizer, template, executor
  *   status page, intake, reporter, step loop
- *   bind the socket, front thread
+ *   bind the socket, frontend thread
  *
  * The socket appears last: whoever can connect finds a ready engine.
  */
@@ -24,7 +24,7 @@
 #include "engine/template/chat_template.h"
 #include "engine/executor/cuda_library.h"
 #include "engine/executor/executor.h"
-#include "engine/frontend/front.h"
+#include "engine/frontend/frontend.h"
 #include "engine/api/intake.h"
 #include "engine/transport/listener.h"
 #include "engine/config/log.h"
@@ -50,9 +50,9 @@ struct tr_engine {
     int status_fd;
     int wake_fd;
     tr_openai_t api;
-    tr_intake_t *intake; /* the front thread's once that runs */
+    tr_intake_t *intake; /* the frontend thread's once that runs */
     tr_loop_t *loop;     /* the same */
-    tr_front_t *front;
+    tr_frontend_t *frontend;
     tr_reporter_t *reporter; /* NULL: no Redis */
     bool ended;
     atomic_bool lost; /* the GPU is */
@@ -203,7 +203,7 @@ start_intake(tr_engine_t *e, tr_error_t *err)
 static tr_status_t
 start_threads(tr_engine_t *e, tr_error_t *err)
 {
-    tr_front_options_t options;
+    tr_frontend_options_t options;
     tr_status_t rc;
 
     e->wake_fd = tr_doorbell_create();
@@ -225,7 +225,7 @@ start_threads(tr_engine_t *e, tr_error_t *err)
     if (rc != TR_OK) {
         return rc;
     }
-    options = (tr_front_options_t){
+    options = (tr_frontend_options_t){
         .config = &e->config,
         .listener = &e->listener,
         .status = e->status,
@@ -235,7 +235,7 @@ start_threads(tr_engine_t *e, tr_error_t *err)
         .loop = e->loop,
         .report = e->reporter != NULL ? tr_reporter_report(e->reporter) : NULL,
     };
-    return tr_front_start(&options, &e->front, err);
+    return tr_frontend_start(&options, &e->frontend, err);
 }
 
 tr_status_t
@@ -283,8 +283,8 @@ tr_engine_start(const tr_config_t *config, tr_engine_t **out, tr_error_t *err)
 static void
 end_threads(tr_engine_t *e, uint64_t drain_us)
 {
-    if (e->front != NULL && !e->ended) {
-        tr_front_end(e->front, drain_us);
+    if (e->frontend != NULL && !e->ended) {
+        tr_frontend_end(e->frontend, drain_us);
         e->ended = true;
         e->intake = NULL;
         e->loop = NULL;
@@ -303,7 +303,7 @@ tr_engine_drain(tr_engine_t *e)
 void
 tr_engine_hurry(tr_engine_t *e)
 {
-    tr_front_hurry(e->front);
+    tr_frontend_hurry(e->frontend);
 }
 
 void
@@ -313,8 +313,8 @@ tr_engine_stop(tr_engine_t *e)
         return;
     }
     end_threads(e, 0);
-    if (e->front != NULL) {
-        tr_front_free(e->front);
+    if (e->frontend != NULL) {
+        tr_frontend_free(e->frontend);
     }
     if (e->loop != NULL) {
         tr_loop_stop(e->loop);

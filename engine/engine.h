@@ -1,6 +1,6 @@
 /*
  * A whole engine inside this process: executor, tokenizer, intake threads, step
- * loop, front thread.  tokenring-engine is main.c around this; `tokenring
+ * loop, frontend thread.  tokenring-engine is main.c around this; `tokenring
  * generate -m DIR` starts one on a private socket and attaches to it as any
  * other ring client.
  */

@@ -26,7 +26,7 @@ struct tr_intake {
     const tr_openai_t *api;
     uint32_t queue_max;
     int done_fd;
-    uint32_t outstanding; /* front thread only */
+    uint32_t outstanding; /* frontend thread only */
     pthread_mutex_t mutex;
     pthread_cond_t work;
     list_t waiting, done; /* under the mutex, as is `stopping` */

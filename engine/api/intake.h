@@ -1,8 +1,8 @@
 /*
  * Intake: the threads that turn bodies into requests (openai.h), so that a
- * large prompt never holds up the front thread or the step loop.
+ * large prompt never holds up the frontend thread or the step loop.
  *
- * One bounded queue in, one list out.  The front thread is the only one that
+ * One bounded queue in, one list out.  The frontend thread is the only one that
  * gives and takes; a request belongs to intake in between.
  */
 #ifndef TR_INTAKE_H

@@ -1,5 +1,6 @@
 /*
- * A peer: one connected worker (or command line) as the front thread sees it.
+ * A peer: one connected worker (or command line) as the frontend thread sees
+ * it.
  *
  *   HELLO    connected, has not said what it speaks; short timeout
  *   OPEN     has its channel; requests come, records go
@@ -7,9 +8,9 @@
  *            now; the memory that it shares stays until the step loop, which
  *            writes there, has given back the last of them
  *
- * Everything here belongs to the front thread.  What a peer writes is hostile:
- * memory, numbers and time spent for it are bounded, and a violated check
- * closes this peer and nobody else.
+ * Everything here belongs to the frontend thread.  What a peer writes is
+ * hostile: memory, numbers and time spent for it are bounded, and a violated
+ * check closes this peer and nobody else.
  *
  * A request is in its slot from the first SUBMIT part that is read to the
  * record that ends it: gathered here, parsed by intake, waiting to be answered,
@@ -63,7 +64,7 @@ typedef struct {
     tr_status_page_t *status;
     tr_report_t *report; /* NULL: nothing is reported */
     int status_fd;
-    int wake_fd; /* ours: who has news for the front thread rings it */
+    int wake_fd; /* ours: who has news for the frontend thread rings it */
     int epoll;
     tr_bell_t bell;
     uint8_t *buf; /* one payload of the largest request ring */

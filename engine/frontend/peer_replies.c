@@ -1,5 +1,5 @@
 /*
- * The way out: the front thread's answers to one peer (peer.h).
+ * The way out: the frontend thread's answers to one peer (peer.h).
  *
  * They go into the ring of answers, which only this thread writes.  When it is
  * full the peer is asked to ring (producer_waiting) and its further answers
@@ -13,8 +13,8 @@
 #include "engine/api/endpoint.h"
 #include "engine/config/log.h"
 
-/* Room in the ring of answers for one record of `need` payload bytes.  TR_AGAIN:
- * the peer is asked to ring. */
+/* Room in the ring of answers for one record of `need` payload bytes.
+ * TR_AGAIN: the peer is asked to ring. */
 static tr_status_t
 want_space(tr_peer_t *p, uint32_t need)
 {
@@ -190,8 +190,8 @@ reserve(tr_peer_t *p, tr_request_t *r)
     }
 }
 
-/* On to the loop.  The reporter sees what it was told before it can see what the
- * loop tells. */
+/* On to the loop.  The reporter sees what it was told before it can see what
+ * the loop tells. */
 static void
 submit(tr_peer_t *p, tr_request_t *r)
 {

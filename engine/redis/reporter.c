@@ -105,13 +105,13 @@ take_round(tr_reporter_t *r)
     tr_record_t rec;
 
     (void) tr_ring_look(&t->from_loop);
-    while (tr_ring_get(&t->from_front, &rec, r->buf, r->buf_size) == TR_OK) {
+    while (tr_ring_get(&t->from_frontend, &rec, r->buf, r->buf_size) == TR_OK) {
         tr_ledger_take(&r->ledger, &rec, r->buf);
     }
     while (tr_ring_next(&t->from_loop, &rec, r->buf, r->buf_size) == TR_OK) {
         tr_ledger_take(&r->ledger, &rec, r->buf);
     }
-    (void) tr_ring_release(&t->from_front);
+    (void) tr_ring_release(&t->from_frontend);
     (void) tr_ring_release(&t->from_loop);
     tr_ledger_apply_ends(&r->ledger);
 }
@@ -169,7 +169,7 @@ wait_events(tr_reporter_t *r, uint64_t deadline)
     if (ppoll(fds, 3, &ts, NULL) < 0) {
         fds[0].revents = fds[1].revents = fds[2].revents = 0;
     }
-    tr_ring_awake(&r->report.from_front);
+    tr_ring_awake(&r->report.from_frontend);
     tell_time(r);
     if (fds[0].revents != 0) {
         tr_doorbell_drain(r->wake_fd);
@@ -236,7 +236,7 @@ reporter_run(void *arg)
     while (atomic_load(&r->stop) == 0) {
         /* who is idle is woken by the next arrival; else a flush is due */
         bool idle = !busy(r)
-                    && tr_ring_sleep(&r->report.from_front) == TR_AGAIN;
+                    && tr_ring_sleep(&r->report.from_frontend) == TR_AGAIN;
 
         wait_events(r, next_deadline(r, idle));
         turn(r);
@@ -269,7 +269,7 @@ reporter_free(tr_reporter_t *r)
 }
 
 static tr_status_t
-prepare(tr_reporter_t *r, int front_fd, tr_error_t *err)
+prepare(tr_reporter_t *r, int frontend_fd, tr_error_t *err)
 {
     tr_redis_events_t data = tr_reporter_data_events;
     tr_redis_events_t control = tr_reporter_control_events;
@@ -279,7 +279,7 @@ prepare(tr_reporter_t *r, int front_fd, tr_error_t *err)
     r->buf = malloc(r->buf_size);
     r->wake_fd = tr_doorbell_create();
     if (r->buf == NULL || r->wake_fd == -1
-        || tr_report_init(&r->report, r->wake_fd, front_fd) != TR_OK) {
+        || tr_report_init(&r->report, r->wake_fd, frontend_fd) != TR_OK) {
         return tr_error_set(err, TR_ERR_NOMEM, "redis",
                             "no memory or descriptors for the reporter");
     }
@@ -295,7 +295,7 @@ prepare(tr_reporter_t *r, int front_fd, tr_error_t *err)
 
 tr_status_t
 tr_reporter_start(const tr_config_t *config, tr_status_page_t *status,
-                  int front_fd, tr_reporter_t **out, tr_error_t *err)
+                  int frontend_fd, tr_reporter_t **out, tr_error_t *err)
 {
     tr_reporter_t *r = calloc(1, sizeof(*r));
     tr_status_t rc;
@@ -309,7 +309,7 @@ tr_reporter_start(const tr_config_t *config, tr_status_page_t *status,
     r->config = config;
     r->status = status;
     r->wake_fd = -1;
-    rc = prepare(r, front_fd, err);
+    rc = prepare(r, frontend_fd, err);
     if (rc == TR_OK) {
         e = pthread_create(&r->thread, NULL, reporter_run, r);
         if (e != 0) {

@@ -1,15 +1,15 @@
 /*
- * The reporter: a thread that tells Redis what the engine does, as docs/redis.md
- * says, and hears from Redis which requests are to be cancelled.
+ * The reporter: a thread that tells Redis what the engine does, as
+ * docs/redis.md says, and hears from Redis which requests are to be cancelled.
  *
  *   rings (request_events.h) --> ledger (report_ledger.h) --> commands
  *     (report_writer.h) --> connection (redis_link.h)
  *   a second connection is subscribed to PREFIXctl:{NAME}
  *
  * Everything that came since the last flush leaves in one pipeline, one flush
- * about every redis_flush while requests are inside; an idle engine is heard once
- * a second.  The thread never blocks but in poll, so its rings are emptied in time
- * whatever Redis does.
+ * about every redis_flush while requests are inside; an idle engine is heard
+ * once a second.  The thread never blocks but in poll, so its rings are emptied
+ * in time whatever Redis does.
  *
  * Serving never waits for it.  When Redis is away or refuses writes, state and
  * output wait in the ledger, within redis_buffer; what does not fit is counted
@@ -26,16 +26,16 @@
 typedef struct tr_reporter tr_reporter_t;
 
 /* config (with redis set) and status are borrowed until tr_reporter_stop, as is
- * front_fd, an eventfd that wakes the front thread. */
+ * frontend_fd, an eventfd that wakes the frontend thread. */
 tr_status_t tr_reporter_start(const tr_config_t *config,
-                              tr_status_page_t *status, int front_fd,
+                              tr_status_page_t *status, int frontend_fd,
                               tr_reporter_t **out, tr_error_t *err);
 
-/* Where front thread and step loop tell it. */
+/* Where frontend thread and step loop tell it. */
 tr_report_t *tr_reporter_report(tr_reporter_t *r);
 
-/* After the front thread and the step loop have ended: what is still inside has
- * failed.  Writes what can be written within a second, and frees. */
+/* After the frontend thread and the step loop have ended: what is still inside
+ * has failed.  Writes what can be written within a second, and frees. */
 void tr_reporter_stop(tr_reporter_t *r);
 
 #endif

@@ -386,7 +386,7 @@ tr_loop_check_interval(const tr_loop_t *l)
 tr_status_t
 tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
               const tr_tokenizer_t *tokenizer, tr_status_counters_t *counters,
-              int front_fd, tr_loop_t **out, tr_error_t *err)
+              int frontend_fd, tr_loop_t **out, tr_error_t *err)
 {
     char name[TR_STATUS_LEVELS][16];
     uint64_t bytes[TR_STATUS_LEVELS];
@@ -408,7 +408,7 @@ tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
     }
     l->executor = executor;
     l->counters = counters;
-    l->front_fd = front_fd;
+    l->frontend_fd = frontend_fd;
     l->max_queue = config->max_queue;
     l->stall_timeout_us = config->channel_stall_timeout_us;
     l->paused_timeout_us = config->paused_timeout_us;

@@ -9,12 +9,12 @@
  *     -> its tokens to text and records -> publish the outlets, ring who sleeps
  *     -> again, or sleep
  *
- * An executor that computes in submit has no batch before: its batch is collected
- * at once.  On a GPU the next one is composed and submitted while one is under
- * way, so that an abort takes effect within two steps.
+ * An executor that computes in submit has no batch before: its batch is
+ * collected at once.  On a GPU the next one is composed and submitted while one
+ * is under way, so that an abort takes effect within two steps.
  *
- * The front thread hears of it when a request is over, a ring has no room, or
- * the status page would change.
+ * The frontend thread hears of it when a request is over, a ring has no room,
+ * or the status page would change.
  *
  * No lock is held in a step, and nothing is allocated after start.
  */
@@ -30,44 +30,44 @@
 typedef struct tr_loop tr_loop_t;
 
 /* Starts the thread.  executor, tokenizer, counters: borrowed, outlive it.
- * front_fd: an eventfd (borrowed) that is written when the front thread should
- * take what is over and look at the snapshot. */
+ * frontend_fd: an eventfd (borrowed) that is written when the frontend thread
+ * should take what is over and look at the snapshot. */
 tr_status_t tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
                           const tr_tokenizer_t *tokenizer,
-                          tr_status_counters_t *counters, int front_fd,
+                          tr_status_counters_t *counters, int frontend_fd,
                           tr_loop_t **out, tr_error_t *err);
 
-/* Front thread: takes a place for a request.  TR_ERR_QUEUE_FULL when max_queue
- * requests wait, TR_ERR_CONTEXT_LENGTH when a prompt with its max_tokens can
- * never fit the model's context or the KV pool.  After TR_OK the request must
- * be submitted. */
+/* Frontend thread: takes a place for a request.  TR_ERR_QUEUE_FULL when
+ * max_queue requests wait, TR_ERR_CONTEXT_LENGTH when a prompt with its
+ * max_tokens can never fit the model's context or the KV pool.  After TR_OK the
+ * request must be submitted. */
 tr_status_t tr_loop_reserve(tr_loop_t *l, const tr_request_t *r);
 
-/* Front thread: passes a request on (given), whose ACCEPTED is published: its
- * output may appear at once. */
+/* Frontend thread: passes a request on (given), whose ACCEPTED is published:
+ * its output may appear at once. */
 void tr_loop_submit(tr_loop_t *l, tr_request_t *r);
 
-/* Front thread: the requests that are over (given), linked by next; NULL when
- * there are none.  One is here before its peer can see its last record. */
+/* Frontend thread: the requests that are over (given), linked by next; NULL
+ * when there are none.  One is here before its peer can see its last record. */
 tr_request_t *tr_loop_over(tr_loop_t *l);
 
-/* Front thread: request->control changed, or a ring has room again. */
+/* Frontend thread: request->control changed, or a ring has room again. */
 void tr_loop_wake(tr_loop_t *l);
 
-/* Front thread: from now on requests that were never scheduled end with ERROR
- * TR_ERR_DRAINING; those that were go on. */
+/* Frontend thread: from now on requests that were never scheduled end with
+ * ERROR TR_ERR_DRAINING; those that were go on. */
 void tr_loop_drain(tr_loop_t *l);
 
 /* Any thread: a consistent copy of the figures for the status page. */
 void tr_loop_snapshot(tr_loop_t *l, tr_status_admission_t *out);
 
-/* Front thread: requests inside (queued or running). */
+/* Frontend thread: requests inside (queued or running). */
 uint32_t tr_loop_outstanding(tr_loop_t *l);
 
-/* Front thread: ends the thread after the current step and frees the loop.
+/* Frontend thread: ends the thread after the current step and frees the loop.
  * Requests still inside end with ERROR TR_ERR_DRAINING as far as their rings
- * have room; all of them, and those that were over, come back (given), linked by
- * next. */
+ * have room; all of them, and those that were over, come back (given), linked
+ * by next. */
 tr_request_t *tr_loop_stop(tr_loop_t *l);
 
 #endif

@@ -4,9 +4,9 @@
  * ends requests.
  *
  * What other threads may touch: two lock-free stacks of requests, each emptied
- * at once (the intake, which the loop turns round, and those that are over), the
- * wake flag with its eventfd, three counters, and the snapshot under a mutex
- * that is held for a copy.  Everything else belongs to the loop's thread.
+ * at once (the intake, which the loop turns round, and those that are over),
+ * the wake flag with its eventfd, three counters, and the snapshot under a
+ * mutex that is held for a copy.  Everything else belongs to the loop's thread.
  */
 #ifndef TR_LOOP_PARTS_H
 #define TR_LOOP_PARTS_H
@@ -36,7 +36,7 @@ typedef struct {
 struct tr_loop {
     tr_executor_t *executor;
     tr_status_counters_t *counters;
-    int front_fd;
+    int frontend_fd;
     uint32_t max_queue, ahead;
     uint64_t stall_timeout_us, paused_timeout_us, check_us;
 
@@ -57,7 +57,7 @@ struct tr_loop {
     tr_emit_t emit;
     tr_request_list_t requests, ending;
     tr_request_t *leaving; /* forgotten in this turn, linked by next */
-    bool news;             /* for the front thread */
+    bool news;             /* for the frontend thread */
     bool lost; /* the cache does not settle: an empty batch failed */
     uint32_t n_requests;
     uint32_t n_quiet;       /* requests inside that tr_loop_echo looks after */
@@ -95,7 +95,7 @@ uint64_t tr_loop_now(void); /* CLOCK_MONOTONIC, us */
 void tr_request_append(tr_request_list_t *l, tr_request_t *r);
 void tr_request_unlink(tr_request_list_t *l, tr_request_t *r);
 
-/* From here on the front thread owns r, as soon as the step is shown. */
+/* From here on the frontend thread owns r, as soon as the step is shown. */
 void tr_loop_forget(tr_loop_t *l, tr_request_t *r);
 
 /* One choice reached its end. */
@@ -113,8 +113,8 @@ void tr_loop_retry(tr_loop_t *l);
 
 /* ---- loop_step.c */
 
-/* Submits what the scheduler composed in the turn that began at `now`, which may
- * be nothing (executor.h). */
+/* Submits what the scheduler composed in the turn that began at `now`, which
+ * may be nothing (executor.h). */
 void tr_loop_depart(tr_loop_t *l, uint64_t now);
 
 /* Waits for the oldest batch under way and applies what came of it. */
@@ -124,7 +124,7 @@ void tr_loop_collect(tr_loop_t *l);
  * was something to do. */
 bool tr_loop_echo(tr_loop_t *l, uint64_t now);
 
-/* What is staged, to the peers; who is over, to the front thread. */
+/* What is staged, to the peers; who is over, to the frontend thread. */
 void tr_loop_show(tr_loop_t *l);
 void tr_loop_tell_front(tr_loop_t *l);
 

@@ -1,12 +1,12 @@
 /*
- * Steps: what the scheduler composed becomes a batch of the executor's, and what
- * that gave becomes text and ends.
+ * Steps: what the scheduler composed becomes a batch of the executor's, and
+ * what that gave becomes text and ends.
  *
  * Up to `ahead` batches are under way while the next is composed (executor.h).
  * Where that is 0, a batch is collected as soon as it was submitted.  The token
- * of a sequence whose row is in the batch before is not known yet, so its row is
- * submitted without; a sequence that this token ends has left the scheduler's
- * rows when the result of the next one arrives, which is dropped.
+ * of a sequence whose row is in the batch before is not known yet, so its row
+ * is submitted without; a sequence that this token ends has left the
+ * scheduler's rows when the result of the next one arrives, which is dropped.
  */
 #include "loop_parts.h"
 
@@ -29,8 +29,8 @@ tr_loop_scheduled(tr_loop_t *l, tr_request_t *r, uint64_t now)
 
 #define TR_LOOP_NOT_COMPUTED "the model could not compute this request"
 
-/* A whole batch failed.  With an empty one goes what the cache was asked: nobody
- * who has something there can go on, and it is not asked again. */
+/* A whole batch failed.  With an empty one goes what the cache was asked:
+ * nobody who has something there can go on, and it is not asked again. */
 static void
 tr_loop_broken(tr_loop_t *l, tr_status_t rc, uint32_t sequences)
 {
@@ -237,7 +237,7 @@ tr_loop_tell_front(tr_loop_t *l)
 
     if (l->news) {
         l->news = false;
-        (void) !write(l->front_fd, &one, sizeof(one));
+        (void) !write(l->frontend_fd, &one, sizeof(one));
     }
 }
 

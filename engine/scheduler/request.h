@@ -1,11 +1,11 @@
 /*
  * A request: one API call on its way through the engine.
  *
- *   front (allocates it with the first SUBMIT part, gathers the body)
+ *   frontend (allocates it with the first SUBMIT part, gathers the body)
  *     -> intake (parses, validates, tokenises, lays out the sequences)
- *       -> front (answers ERROR, or ACCEPTED and passes it on)
+ *       -> frontend (answers ERROR, or ACCEPTED and passes it on)
  *         -> step loop (owns it, and writes its output, to the end)
- *           -> front (frees it)
+ *           -> frontend (frees it)
  *
  * Everything a request needs while it runs is allocated by intake, in its
  * arena: the step loop allocates nothing.
@@ -88,10 +88,10 @@ struct tr_request {
     uint16_t endpoint; /* enum tr_endpoint */
     uint16_t submit_flags;
     tr_outlet_t *outlet; /* borrowed: outlives the request */
-    void *owner;         /* the front thread's own */
+    void *owner;         /* the frontend thread's own */
     tr_arena_t arena;
 
-    /* body, gathered by the front thread, freed by intake after parsing */
+    /* body, gathered by the frontend thread, freed by intake after parsing */
     char *body;
     size_t body_len, body_cap;
 
@@ -108,8 +108,8 @@ struct tr_request {
     uint32_t prompt_tokens; /* of all prompts, each counted once */
     tr_error_t error;       /* status != TR_OK: refused */
 
-    /* wishes: TR_CONTROL_*; set by the front thread, read by the step loop at
-     * every step.  ABORT, CANCEL and DETACH are never taken back; DETACH is
+    /* wishes: TR_CONTROL_*; set by the frontend thread, read by the step loop
+     * at every step.  ABORT, CANCEL and DETACH are never taken back; DETACH is
      * there only with TR_SUBMIT_DETACH, and then PAUSE is not. */
     _Atomic uint32_t control;
 

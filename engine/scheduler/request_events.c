@@ -34,13 +34,13 @@ make_ring(uint32_t capacity, tr_ring_producer_t *p, tr_ring_consumer_t *c,
 }
 
 tr_status_t
-tr_report_init(tr_report_t *t, int reporter_fd, int front_fd)
+tr_report_init(tr_report_t *t, int reporter_fd, int frontend_fd)
 {
     memset(t, 0, sizeof(*t));
     t->reporter_fd = reporter_fd;
-    t->front_fd = front_fd;
-    if (make_ring(TR_REPORT_FRONT_RING, &t->front, &t->from_front,
-                  &t->front_memory)
+    t->frontend_fd = frontend_fd;
+    if (make_ring(TR_REPORT_FRONTEND_RING, &t->frontend, &t->from_frontend,
+                  &t->frontend_memory)
             != TR_OK
         || make_ring(TR_REPORT_LOOP_RING, &t->loop, &t->from_loop,
                      &t->loop_memory)
@@ -54,26 +54,28 @@ tr_report_init(tr_report_t *t, int reporter_fd, int front_fd)
 void
 tr_report_free(tr_report_t *t)
 {
-    free(t->front_memory);
+    free(t->frontend_memory);
     free(t->loop_memory);
-    t->front_memory = t->loop_memory = NULL;
+    t->frontend_memory = t->loop_memory = NULL;
 }
 
-/* ---- front thread ------------------------------------------------------- */
+/* ---- frontend thread
+ * ------------------------------------------------------- */
 
 /* Room for n bytes of payload beside the ends that must still be told.  One
  * record may be pushed to the start of the ring by a PAD of its size. */
 static bool
-front_has_room(tr_report_t *t, size_t n)
+frontend_has_room(tr_report_t *t, size_t n)
 {
     uint64_t need = 2 * (sizeof(tr_record_t) + n + 8)
                     + (uint64_t) (t->inside + 2) * END_BYTES;
 
-    if (need <= t->front.capacity - (t->front.tail - t->front.head)) {
+    if (need <= t->frontend.capacity - (t->frontend.tail - t->frontend.head)) {
         return true;
     }
-    return tr_ring_refresh_head(&t->front, memory_order_acquire) == TR_OK
-           && need <= t->front.capacity - (t->front.tail - t->front.head);
+    return tr_ring_refresh_head(&t->frontend, memory_order_acquire) == TR_OK
+           && need <= t->frontend.capacity
+                          - (t->frontend.tail - t->frontend.head);
 }
 
 void
@@ -90,9 +92,9 @@ tr_report_arrived(tr_report_t *t, tr_request_t *r, const tr_wire_submit_t *head)
     memcpy(note.completion, head->completion, sizeof(note.completion));
     memcpy(note.owner, head->owner, sizeof(note.owner));
     memcpy(note.request_id, head->request_id, head->request_id_len);
-    if (!front_has_room(t, sizeof(note))
-        || tr_ring_put(&t->front, TR_REPORT_ARRIVED, 0, t->next_id + 1, &piece,
-                       1)
+    if (!frontend_has_room(t, sizeof(note))
+        || tr_ring_put(&t->frontend, TR_REPORT_ARRIVED, 0, t->next_id + 1,
+                       &piece, 1)
                != TR_OK) {
         atomic_fetch_add_explicit(&t->lost, 1, memory_order_relaxed);
         return;
@@ -117,8 +119,8 @@ tr_report_answer(tr_request_t *r, uint16_t type, const tr_ring_piece_t *pieces,
     for (i = 0; i < n; i++) {
         len += pieces[i].len;
     }
-    if (r->report_lost || !front_has_room(r->report, len)
-        || tr_ring_put(&r->report->front, type, 0, r->report_id, pieces, n)
+    if (r->report_lost || !frontend_has_room(r->report, len)
+        || tr_ring_put(&r->report->frontend, type, 0, r->report_id, pieces, n)
                != TR_OK) {
         r->report_lost = true;
     }
@@ -129,7 +131,7 @@ tr_report_detached(tr_request_t *r)
 {
     if (r->report != NULL) {
         /* its room was kept with that of the end */
-        (void) tr_ring_put(&r->report->front, TR_REPORT_DETACHED, 0,
+        (void) tr_ring_put(&r->report->frontend, TR_REPORT_DETACHED, 0,
                            r->report_id, NULL, 0);
     }
 }
@@ -195,7 +197,7 @@ tr_report_end(tr_request_t *r, uint64_t now_us)
         return;
     }
     describe_end(r, now_us, &end);
-    (void) tr_ring_put(&t->front, TR_REPORT_END, 0, r->report_id, &piece, 1);
+    (void) tr_ring_put(&t->frontend, TR_REPORT_END, 0, r->report_id, &piece, 1);
     t->inside--;
     r->report = NULL;
 }
@@ -203,7 +205,7 @@ tr_report_end(tr_request_t *r, uint64_t now_us)
 void
 tr_report_show(tr_report_t *t)
 {
-    if (t != NULL && tr_ring_publish(&t->front)) {
+    if (t != NULL && tr_ring_publish(&t->frontend)) {
         tr_doorbell_ring(t->reporter_fd);
     }
 }
@@ -238,7 +240,7 @@ tr_report_cancel(tr_report_t *t, uint64_t id)
     }
     t->cancels[tail % TR_REPORT_CANCELS] = id;
     atomic_store_explicit(&t->cancels_tail, tail + 1, memory_order_release);
-    tr_doorbell_ring(t->front_fd);
+    tr_doorbell_ring(t->frontend_fd);
     return true;
 }
 

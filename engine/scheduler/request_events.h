@@ -1,23 +1,23 @@
 /*
  * What the engine tells its reporter (reporter.h) about requests.
  *
- *   front thread --ring--\
+ *   frontend thread --ring--\
  *                          reporter thread --> Redis
  *   step loop ----ring--/        |
- *   front thread <---cancel------'
+ *   frontend thread <---cancel------'
  *
  * Two rings of bounded size in private memory, one for each thread that tells:
  * telling neither allocates nor waits nor takes a lock.  A full ring loses what
  * is told; the request remembers it (report_lost), and its output in Redis then
  * ends in an error instead of having a hole.
  *
- * The end of a request is never lost: the front thread tells it, once for every
- * request of which it told the arrival, and every arrival is told only when the
- * ring has room for the ends of all that are inside.
+ * The end of a request is never lost: the frontend thread tells it, once for
+ * every request of which it told the arrival, and every arrival is told only
+ * when the ring has room for the ends of all that are inside.
  *
- * The step loop's ring is read up to what was there before the front thread's
- * ring was read, so that a request is known before its records; ends are applied
- * one round later, so that its records are known before its end.
+ * The step loop's ring is read up to what was there before the frontend
+ * thread's ring was read, so that a request is known before its records; ends
+ * are applied one round later, so that its records are known before its end.
  *
  * A request without report (NULL) is not reported: no Redis is configured, or
  * it has no completion id.
@@ -82,38 +82,39 @@ typedef struct {
     char message[TR_REPORT_MESSAGE]; /* NUL-terminated */
 } tr_report_end_t;
 
-#define TR_REPORT_FRONT_RING (2u << 20)
+#define TR_REPORT_FRONTEND_RING (2u << 20)
 #define TR_REPORT_LOOP_RING (4u << 20)
 #define TR_REPORT_CANCELS 256
 
 typedef struct {
-    tr_ring_producer_t front;                 /* front thread's end */
-    tr_ring_producer_t loop;                  /* step loop's end */
-    tr_ring_consumer_t from_front, from_loop; /* the reporter's ends */
-    void *front_memory, *loop_memory;         /* owned */
+    tr_ring_producer_t frontend;                 /* frontend thread's end */
+    tr_ring_producer_t loop;                     /* step loop's end */
+    tr_ring_consumer_t from_frontend, from_loop; /* the reporter's ends */
+    void *frontend_memory, *loop_memory;         /* owned */
     int reporter_fd; /* eventfd, borrowed: wakes the reporter */
-    int front_fd;    /* eventfd, borrowed: wakes the front thread */
+    int frontend_fd; /* eventfd, borrowed: wakes the frontend thread */
 
-    uint64_t next_id;      /* front thread only */
+    uint64_t next_id;      /* frontend thread only */
     uint32_t inside;       /* arrivals told whose end was not */
     _Atomic uint64_t lost; /* requests that the reporter never heard of */
 
-    /* reporter to front thread: requests to be cancelled */
+    /* reporter to frontend thread: requests to be cancelled */
     uint64_t cancels[TR_REPORT_CANCELS];
     _Atomic uint32_t cancels_tail, cancels_head;
 } tr_report_t;
 
 /* The descriptors are borrowed until tr_report_free. */
-tr_status_t tr_report_init(tr_report_t *t, int reporter_fd, int front_fd);
+tr_status_t tr_report_init(tr_report_t *t, int reporter_fd, int frontend_fd);
 void tr_report_free(tr_report_t *t);
 
-/* ---- front thread ------------------------------------------------------- */
+/* ---- frontend thread
+ * ------------------------------------------------------- */
 
-/* r has arrived: makes it reported, if it has a completion id and there is room.
- * t may be NULL. */
+/* r has arrived: makes it reported, if it has a completion id and there is
+ * room. t may be NULL. */
 void tr_report_arrived(tr_report_t *t, tr_request_t *r,
                        const tr_wire_submit_t *head);
-/* A record that the front thread answers with. */
+/* A record that the frontend thread answers with. */
 void tr_report_answer(tr_request_t *r, uint16_t type,
                       const tr_ring_piece_t *pieces, unsigned n);
 void tr_report_detached(tr_request_t *r);

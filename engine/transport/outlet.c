@@ -23,7 +23,7 @@ _Static_assert(TR_OUTLET_MIN / 4 - sizeof(tr_record_t)
 
 tr_status_t
 tr_outlet_init(tr_outlet_t *o, tr_ring_shared_t *shared, void *data,
-               uint32_t capacity, int bell_fd, int front_fd)
+               uint32_t capacity, int bell_fd, int frontend_fd)
 {
     memset(o, 0, sizeof(*o));
     if (capacity < TR_OUTLET_MIN || capacity > TR_RING_MAX
@@ -32,7 +32,7 @@ tr_outlet_init(tr_outlet_t *o, tr_ring_shared_t *shared, void *data,
     }
     tr_ring_producer_init(&o->ring, shared, data, capacity);
     o->bell_fd = bell_fd;
-    o->front_fd = front_fd;
+    o->frontend_fd = frontend_fd;
     return TR_OK;
 }
 
@@ -58,7 +58,7 @@ tr_outlet_tell_front(const tr_outlet_t *o)
 {
     const uint64_t one = 1;
 
-    (void) !write(o->front_fd, &one, sizeof(one));
+    (void) !write(o->frontend_fd, &one, sizeof(one));
 }
 
 static void
@@ -106,7 +106,7 @@ tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs)
         || tr_outlet_fits(o, need, true)) {
         return true;
     }
-    /* `waits` first: when the peer rings, the front thread must find it */
+    /* `waits` first: when the peer rings, the frontend thread must find it */
     if (atomic_exchange(&o->waits, 1) == 0) {
         tr_outlet_tell_front(o);
     }
@@ -200,7 +200,7 @@ tr_outlet_publish(tr_outlet_t *o, tr_bell_t *bell)
         && !tr_bell_ring(bell, o->bell_fd)) {
         tr_outlet_break(o, TR_OUTLET_BAD_BELL);
     }
-    /* from here on the front thread may free it */
+    /* from here on the frontend thread may free it */
     atomic_store_explicit(&o->held, 0, memory_order_release);
 }
 

@@ -6,11 +6,11 @@
  * thread.  It never waits: room for a whole step is asked for before the step,
  * and a full ring pauses the requests of its channel and nobody else.
  *
- * The front thread makes the outlet and takes it down.  A peer that has gone is
- * `closed`: what is still written for it is dropped.  Its memory is unmapped
+ * The frontend thread makes the outlet and takes it down.  A peer that has gone
+ * is `closed`: what is still written for it is dropped.  Its memory is unmapped
  * when the last of its requests has come back and the loop has let go
  * (tr_outlet_free).  A peer that breaks a rule where the loop meets it is
- * `broken`: dropped as well, and left to the front thread to close.
+ * `broken`: dropped as well, and left to the frontend thread to close.
  */
 #ifndef TR_OUTLET_H
 #define TR_OUTLET_H
@@ -64,36 +64,36 @@ struct tr_outlet {
     uint64_t full_since_us;         /* 0, or when it filled up */
     uint64_t turn;                  /* the step that the next two belong to */
     uint32_t batch, batch_logprobs; /* sequences that joined its batch */
-    /* the last step in which one more, without and with logprobs, found no room:
-     * even alone; beside that batch */
+    /* the last step in which one more, without and with logprobs, found no
+     * room: even alone; beside that batch */
     uint64_t full[2], spent[2];
     uint32_t owed, owed_logprobs; /* of batches under way */
     tr_outlet_t *next_staged;     /* outlets with unpublished records */
 
     int bell_fd;             /* borrowed: the peer's doorbell */
-    int front_fd;            /* borrowed: wakes the front thread */
+    int frontend_fd;         /* borrowed: wakes the frontend thread */
     _Atomic uint32_t held;   /* loop: records are staged, it will be back */
-    _Atomic uint32_t waits;  /* loop sets, front takes: wants room */
+    _Atomic uint32_t waits;  /* loop sets, frontend takes: wants room */
     _Atomic uint32_t broken; /* loop: enum tr_outlet_fault */
-    _Atomic uint32_t closed; /* front */
+    _Atomic uint32_t closed; /* frontend */
 };
 
 /* The ring is borrowed, capacity at least TR_OUTLET_MIN. */
 tr_status_t tr_outlet_init(tr_outlet_t *o, tr_ring_shared_t *shared, void *data,
-                           uint32_t capacity, int bell_fd, int front_fd);
+                           uint32_t capacity, int bell_fd, int frontend_fd);
 
-/* Front thread: the peer has gone. */
+/* Frontend thread: the peer has gone. */
 void tr_outlet_close(tr_outlet_t *o);
-/* Front thread, after the last of its requests came back, and before the ring
- * is unmapped or a descriptor closed.  A request comes back just before its
- * last record is published: this waits (microseconds) until it is out. */
+/* Frontend thread, after the last of its requests came back, and before the
+ * ring is unmapped or a descriptor closed.  A request comes back just before
+ * its last record is published: this waits (microseconds) until it is out. */
 void tr_outlet_free(tr_outlet_t *o);
 
 /* Step loop: is there room for one more step of `n` sequences of this channel,
  * `logprobs` of them with logprobs, beside what batches under way will say
  * (owed)?  Asked before a sequence joins a batch.
  * If not, the peer is asked to ring when it has made room, and `waits` is set:
- * the front thread then calls tr_loop_wake.  A dead outlet has room. */
+ * the frontend thread then calls tr_loop_wake.  A dead outlet has room. */
 bool tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs);
 
 /* Step loop: stage one record each; they become visible with

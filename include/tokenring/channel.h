@@ -9,10 +9,10 @@
  * Memory: one header page, then the control words with their dirty bitmap, then
  * three rings, each with one thread at either end:
  *
- *   requests   peer -> engine's front thread   SUBMIT
- *   answers    front thread -> peer            ACCEPTED, or the end of a request
- *                                              that the step loop never had
- *   responses  step loop -> peer               STARTED, DELTA, FINISH, ERROR
+ *   requests   peer -> frontend thread   SUBMIT
+ *   answers    frontend thread -> peer   ACCEPTED, or the end of a request that
+ *                                        the step loop never had
+ *   responses  step loop -> peer         STARTED, DELTA, FINISH, ERROR
  *
  * Output goes from the thread that makes it straight to the peer.  The engine
  * publishes a request's ACCEPTED before its step loop learns of the request, so

@@ -164,14 +164,14 @@ async function compare(rate, stagger, cases) {
 const of = (rounds, get) => rounds.length
   ? lib.median(rounds.map(get)) : NaN;
 
-// What the engine does for the transport: its front thread, and of the step loop
-// the writing of records and the ringing of bells, 14% to 16% of its time by
-// samples (perf record at 200 and 50 tokens/s a stream: outlet, bell, write).
+// What the engine does for the transport: its frontend thread, and of the step
+// loop the writing of records and the ringing of bells, 14% to 16% of its time
+// by samples (perf record at 200 and 50 tokens/s a stream: outlet, bell, write).
 // The rest of the loop (scheduling, detokenising) has no counterpart in the
 // upstream, whose whole process is its transport.  "worker + engine" counts all.
 const LOOP_SHARE = 0.16;
 const transport = (r) => r.workerUs + ('tr-loop' in r.threadsUs
-  ? (r.threadsUs['tr-front'] ?? 0) + LOOP_SHARE * r.threadsUs['tr-loop']
+  ? (r.threadsUs['tr-frontend'] ?? 0) + LOOP_SHARE * r.threadsUs['tr-loop']
   : r.backendUs);
 
 // The medians of one case, and the ratios round by round.

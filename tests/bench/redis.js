@@ -127,7 +127,7 @@ async function cost(redis) {
       commandsPerSecond: (b.commands - a.commands) / ns * 1e9,
       reporter: (b.engine['tr-reporter'] - a.engine['tr-reporter']) / ns,
       loop: (b.engine['tr-loop'] - a.engine['tr-loop']) / ns,
-      front: (b.engine['tr-front'] - a.engine['tr-front']) / ns,
+      front: (b.engine['tr-frontend'] - a.engine['tr-frontend']) / ns,
       redis: (b.redis - a.redis) / ns,
       lost,
     };
@@ -177,7 +177,7 @@ async function main() {
     `  reporter thread       ${percent(share.reporter)} of a core`,
     `  redis-server          ${percent(share.redis)} of a core`,
     `  step loop             ${percent(share.loop)} of a core`,
-    `  front thread          ${percent(share.front)} of a core`,
+    `  frontend thread          ${percent(share.frontend)} of a core`,
     `  lost                  ${share.lost}`,
     '',
     'tokens/s as fast as it goes, median (all rounds):',

@@ -221,7 +221,7 @@ test_ends_find_room(void **state)
     static tr_request_t requests[20000];
     tr_wire_submit_t head = { .endpoint = TR_ENDPOINT_CHAT };
     unsigned i, told = 0, ends = 0, arrived = 0;
-    static uint8_t buf[TR_REPORT_FRONT_RING / 4];
+    static uint8_t buf[TR_REPORT_FRONTEND_RING / 4];
     tr_report_t t;
     tr_record_t rec;
 
@@ -239,8 +239,8 @@ test_ends_find_room(void **state)
         tr_report_end(&requests[i], 1);
         assert_null(requests[i].report);
     }
-    (void) tr_ring_publish(&t.front);
-    while (tr_ring_get(&t.from_front, &rec, buf, sizeof(buf)) == TR_OK) {
+    (void) tr_ring_publish(&t.frontend);
+    while (tr_ring_get(&t.from_frontend, &rec, buf, sizeof(buf)) == TR_OK) {
         arrived += rec.type == TR_REPORT_ARRIVED;
         ends += rec.type == TR_REPORT_END;
     }

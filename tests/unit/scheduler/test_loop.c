@@ -17,7 +17,7 @@ one_after_another(void **state)
     for (i = 0; i < 20; i++) {
         client_t *c = submit(&b, request(1 + i * 17, 1 + i), i % OUTLETS);
 
-        front_until_ended(&b, c);
+        frontend_until_ended(&b, c);
         check(c);
         assert_int_equal(c->last.prompt_tokens, 1 + i * 17);
         assert_int_equal(c->last.preemptions, 0);
@@ -65,13 +65,13 @@ started_before_the_step(void **state)
     while (atomic_load(&b.fake.waits) == 0) {
         usleep(50);
     }
-    front_turn(&b, false);
+    frontend_turn(&b, false);
     assert_int_equal(first->started, 1);
     steps(&b, 4);
-    front_turn(&b, false);
+    frontend_turn(&b, false);
     assert_int_equal(second->started, 0);
     open_gate(&b);
-    front_until_ended(&b, second);
+    frontend_until_ended(&b, second);
     check(first);
     check(second);
     loop_is_empty(&b);
@@ -91,7 +91,7 @@ younger_than_the_turn(void **state)
     bench_start(&b, 100, 20);
     r->arrival_us = UINT64_MAX / 2;
     c = submit(&b, r, 0);
-    front_until_ended(&b, c);
+    frontend_until_ended(&b, c);
     check(c);
     assert_int_equal(atomic_load(&b.counters.queue_time.sum_us), 0);
     assert_int_equal(atomic_load(&b.counters.queue_time.count[0]), 1);
@@ -114,7 +114,7 @@ abort_at_every_stage(void **state)
     atomic_store(&b.fake.gated, 1);
     decoding = submit(&b, request(1, 1000), 0);
     steps(&b, 10);
-    front_turn(&b, false);
+    frontend_turn(&b, false);
     assert_int_equal(decoding->choice[0].len, late ? 9 : 10);
     prefilling = submit(&b, request(1500, 10), 1);
     steps(&b, 3); /* two chunks, of 32 that it needs */
@@ -127,10 +127,10 @@ abort_at_every_stage(void **state)
     control(&b, queued, TR_CONTROL_ABORT);
     control(&b, unseen, TR_CONTROL_ABORT);
     atomic_store(&b.fake.allowed, 1); /* after this step nobody is left */
-    front_until_ended(&b, decoding);
-    front_until_ended(&b, prefilling);
-    front_until_ended(&b, queued);
-    front_until_ended(&b, unseen);
+    frontend_until_ended(&b, decoding);
+    frontend_until_ended(&b, prefilling);
+    frontend_until_ended(&b, queued);
+    frontend_until_ended(&b, unseen);
     open_gate(&b);
     check(decoding);
     /* what is under way when the abort is seen is dropped */
@@ -165,19 +165,19 @@ pause_and_resume(void **state)
     control(&b, c, TR_CONTROL_PAUSE);
     other = submit(&b, request(3, 100), 1);
     open_gate(&b);
-    front_until_ended(&b, other);
-    front_turn(&b, false);
+    frontend_until_ended(&b, other);
+    frontend_turn(&b, false);
     /* five, and the step that was under way */
     assert_int_equal(c->choice[0].len, 6);
     control(&b, c, 0);
-    front_until_ended(&b, c);
+    frontend_until_ended(&b, c);
     check(c);
     /* paused from the start, then aborted */
     c = submit(&b, request(10, 500), 0);
     c->aborted = true;
     control(&b, c, TR_CONTROL_PAUSE);
     control(&b, c, TR_CONTROL_PAUSE | TR_CONTROL_ABORT);
-    front_until_ended(&b, c);
+    frontend_until_ended(&b, c);
     loop_is_empty(&b);
     bench_halt(&b);
     bench_stop(&b);
@@ -193,10 +193,10 @@ paused_for_too_long(void **state)
     bench_start(&b, 100, 4);
     c = submit(&b, request(10, 1000), 0);
     control(&b, c, TR_CONTROL_PAUSE);
-    front_until_ended(&b, c);
+    frontend_until_ended(&b, c);
     assert_int_equal(c->error.status, TR_ERR_TIMEOUT);
     other = submit(&b, request(3, 20), 0);
-    front_until_ended(&b, other);
+    frontend_until_ended(&b, other);
     check(other);
     loop_is_empty(&b);
     bench_halt(&b);
@@ -219,13 +219,13 @@ outlet_for_too_long(void **state)
     }
     while (atomic_load(&b.counters.requests_error) != 8) {
         other = submit(&b, request(10, 30), 0);
-        front_until_ended(&b, other);
+        frontend_until_ended(&b, other);
         check(other);
         b.n_clients--;
     }
     b.deaf[2] = false;
     for (i = 0; i < 8; i++) {
-        front_until_ended(&b, stuck[i]);
+        frontend_until_ended(&b, stuck[i]);
         assert_int_equal(stuck[i]->error.status, TR_ERR_TIMEOUT);
         check(stuck[i]);
     }
@@ -250,11 +250,11 @@ outlet_full_for_a_while(void **state)
     }
     for (i = 0; i < 50; i++) {
         other = submit(&b, request(10, 60), 1);
-        front_until_ended(&b, other);
+        frontend_until_ended(&b, other);
     }
     b.deaf[2] = false;
     for (i = 0; i < 4; i++) {
-        front_until_ended(&b, slow[i]);
+        frontend_until_ended(&b, slow[i]);
         check(slow[i]);
     }
     loop_is_empty(&b);
@@ -296,7 +296,7 @@ refused(void **state)
     tr_request_free(r);
     open_gate(&b);
     while (b.open != 0) {
-        front_turn(&b, true);
+        frontend_turn(&b, true);
     }
     loop_is_empty(&b);
     bench_halt(&b);
@@ -317,9 +317,9 @@ one_fails_alone(void **state)
     r->n = 3;
     r->error.param[0] = '!';
     bad = submit(&b, r, 0);
-    front_until_ended(&b, bad);
+    frontend_until_ended(&b, bad);
     assert_int_equal(bad->error.status, TR_ERR_INTERNAL);
-    front_until_ended(&b, good);
+    frontend_until_ended(&b, good);
     check(good);
     assert_int_equal(good->error.status, TR_OK);
     /* a whole step fails: all that were in it end, and it goes on */
@@ -328,11 +328,11 @@ one_fails_alone(void **state)
     steps(&b, 3);
     atomic_store(&b.fake.broken, 1);
     open_gate(&b);
-    front_until_ended(&b, good);
+    frontend_until_ended(&b, good);
     assert_int_equal(good->error.status, TR_ERR_INTERNAL);
     atomic_store(&b.fake.broken, 0);
     good = submit(&b, request(10, 10), 1);
-    front_until_ended(&b, good);
+    frontend_until_ended(&b, good);
     check(good);
     loop_is_empty(&b);
     bench_halt(&b);
@@ -361,7 +361,7 @@ stop_strings(void **state)
         submit(&b, r, i % OUTLETS);
     }
     while (b.open != 0) {
-        front_turn(&b, true);
+        frontend_turn(&b, true);
     }
     for (i = 0; i < 64; i++) {
         check(&b.client[i]);
@@ -389,7 +389,7 @@ echo(void **state)
         submit(&b, r, i % OUTLETS);
     }
     while (b.open != 0) {
-        front_turn(&b, true);
+        frontend_turn(&b, true);
     }
     for (i = 0; i < 40; i++) {
         const client_t *c = &b.client[i];
@@ -431,7 +431,7 @@ stop_with_requests_inside(void **state)
     steps(&b, 20);
     open_gate(&b);
     bench_halt(&b);
-    front_turn(&b, false);
+    frontend_turn(&b, false);
     for (i = 0; i < 30; i++) {
         const client_t *c = &b.client[i];
 
@@ -511,7 +511,7 @@ storm(uint64_t seed, uint32_t pages, uint32_t seqs, uint32_t tokens,
         /* many at first, however slow this thread is: pages become few */
         atomic_store(&b.fake.gated,
                      pages < 100 && b.n_clients < 500 && b.open < 30);
-        front_turn(&b, false);
+        frontend_turn(&b, false);
         if (random_below(200) == 0) { /* a channel is slow for a while */
             i = random_below(OUTLETS);
             b.deaf[i] = !b.deaf[i];
@@ -526,7 +526,7 @@ storm(uint64_t seed, uint32_t pages, uint32_t seqs, uint32_t tokens,
         }
     }
     while (b.open != 0) {
-        front_turn(&b, true);
+        frontend_turn(&b, true);
     }
     for (i = 0; i < requests; i++) {
         check(&b.client[i]);

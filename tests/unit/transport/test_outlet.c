@@ -153,7 +153,7 @@ outlet_room_is_kept(void **state)
         if (!tr_outlet_has_room(&o, n, with)) {
             full++;
             assert_int_equal(atomic_load(&peer.shared->producer_waiting), 1);
-            /* the front thread hears of it, once until it has looked */
+            /* the frontend thread hears of it, once until it has looked */
             assert_false(tr_outlet_has_room(&o, n, with));
             assert_int_equal(rings(front), 1);
             assert_int_equal(atomic_exchange(&o.waits, 0), 1);

@@ -1,8 +1,8 @@
 /*
- * The front thread (front.h): the event loop, the status page and the end.
- * What one peer does is in peer.c.
+ * The frontend thread (frontend.h): the event loop, the status page and the
+ * end. What one peer does is in peer.c.
  */
-#include "front.h"
+#include "frontend.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -57,7 +57,7 @@ now_us(void)
 /* ---- the status page ---------------------------------------------------- */
 
 static void
-publish(tr_front_t *f)
+publish(tr_frontend_t *f)
 {
     tr_peer_env_t *env = &f->env;
     tr_status_admission_t a;
@@ -88,8 +88,8 @@ publish(tr_front_t *f)
     tr_status_publish(env->status, &a);
     f->published_us = env->now_us;
     f->stale = false;
-    /* what was just handed to the loop is in no snapshot of it yet, and of pages
-     * that came back a GPU tells a step later */
+    /* what was just handed to the loop is in no snapshot of it yet, and of
+     * pages that came back a GPU tells a step later */
     f->busy = a.running != 0 || a.waiting != 0 || env->inside != 0
               || (env->loop != NULL
                   && (tr_loop_outstanding(env->loop) != 0
@@ -97,7 +97,7 @@ publish(tr_front_t *f)
 }
 
 static void
-publish_when_due(tr_front_t *f)
+publish_when_due(tr_frontend_t *f)
 {
     bool busy = f->busy || f->env.inside != 0
                 || (f->env.loop != NULL
@@ -114,7 +114,7 @@ publish_when_due(tr_front_t *f)
 /* ---- events ------------------------------------------------------------- */
 
 static void
-watch_listener(tr_front_t *f, bool on)
+watch_listener(tr_frontend_t *f, bool on)
 {
     struct epoll_event ev = { .events = on ? EPOLLIN : 0,
                               .data.ptr = &f->on_listener };
@@ -124,7 +124,7 @@ watch_listener(tr_front_t *f, bool on)
 }
 
 static void
-accept_peers(tr_front_t *f)
+accept_peers(tr_frontend_t *f)
 {
     tr_peer_credentials_t who;
     tr_welcome_t no;
@@ -166,7 +166,7 @@ accept_peers(tr_front_t *f)
 
 /* Somebody rang: requests were parsed, are over, or are to be cancelled. */
 static void
-on_wake(tr_front_t *f)
+on_wake(tr_frontend_t *f)
 {
     tr_request_t *r;
     tr_peer_t *p;
@@ -185,7 +185,7 @@ on_wake(tr_front_t *f)
 }
 
 static void
-on_event(tr_front_t *f, const struct epoll_event *ev)
+on_event(tr_frontend_t *f, const struct epoll_event *ev)
 {
     tr_event_t *on = ev->data.ptr;
 
@@ -207,7 +207,7 @@ on_event(tr_front_t *f, const struct epoll_event *ev)
 
 /* A turn for everybody; true when somebody has more. */
 static bool
-turn(tr_front_t *f)
+turn(tr_frontend_t *f)
 {
     tr_peer_t **at = &f->peers, *p;
     bool more = false;
@@ -235,7 +235,7 @@ turn(tr_front_t *f)
 /* ---- time --------------------------------------------------------------- */
 
 static uint64_t
-next_deadline(const tr_front_t *f)
+next_deadline(const tr_frontend_t *f)
 {
     uint64_t next = UINT64_MAX, at;
     const tr_peer_t *p;
@@ -260,7 +260,7 @@ next_deadline(const tr_front_t *f)
 }
 
 static void
-on_time(tr_front_t *f)
+on_time(tr_frontend_t *f)
 {
     tr_peer_t *p;
 
@@ -276,7 +276,7 @@ on_time(tr_front_t *f)
 
 /* Sleeps until an event or the deadline, and handles what came. */
 static void
-wait_events(tr_front_t *f, uint64_t deadline)
+wait_events(tr_frontend_t *f, uint64_t deadline)
 {
     struct epoll_event events[EVENTS_A_TURN];
     uint64_t now = now_us(), left;
@@ -300,7 +300,7 @@ wait_events(tr_front_t *f, uint64_t deadline)
 /* ---- the end ------------------------------------------------------------ */
 
 static void
-begin_drain(tr_front_t *f)
+begin_drain(tr_frontend_t *f)
 {
     tr_peer_t *p;
 
@@ -315,7 +315,7 @@ begin_drain(tr_front_t *f)
 
 /* Nothing of any request is left anywhere. */
 static bool
-drained(const tr_front_t *f)
+drained(const tr_frontend_t *f)
 {
     const tr_peer_t *p;
 
@@ -329,7 +329,7 @@ drained(const tr_front_t *f)
 
 /* `tokenring drain --exit`: like anybody else's SIGTERM, once. */
 static void
-leave_when_empty(tr_front_t *f)
+leave_when_empty(tr_frontend_t *f)
 {
     if (f->env.leaving && f->env.inside == 0) {
         f->env.leaving = false;
@@ -341,7 +341,7 @@ leave_when_empty(tr_front_t *f)
 /* The loop ends what it still has; answers are sent if their peers take
  * them. */
 static void
-end_all(tr_front_t *f)
+end_all(tr_frontend_t *f)
 {
     uint64_t deadline;
     tr_peer_t *p;
@@ -368,12 +368,12 @@ end_all(tr_front_t *f)
 }
 
 static void *
-front_run(void *arg)
+frontend_run(void *arg)
 {
-    tr_front_t *f = arg;
+    tr_frontend_t *f = arg;
     bool more;
 
-    pthread_setname_np(pthread_self(), "tr-front");
+    pthread_setname_np(pthread_self(), "tr-frontend");
     tr_outlet_open_bell(&f->env.bell);
     for (;;) {
         more = turn(f);
@@ -398,7 +398,7 @@ front_run(void *arg)
 /* ---- start and stop ----------------------------------------------------- */
 
 void
-tr_front_free(tr_front_t *f)
+tr_frontend_free(tr_frontend_t *f)
 {
     if (f->env.epoll != -1) {
         close(f->env.epoll);
@@ -408,7 +408,7 @@ tr_front_free(tr_front_t *f)
 }
 
 static tr_status_t
-prepare(tr_front_t *f, tr_error_t *err)
+prepare(tr_frontend_t *f, tr_error_t *err)
 {
     struct epoll_event listener = { .events = EPOLLIN,
                                     .data.ptr = &f->on_listener };
@@ -419,7 +419,7 @@ prepare(tr_front_t *f, tr_error_t *err)
     f->env.buf = malloc(f->env.buf_size);
     if (f->env.buf == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "",
-                            "no memory for the front "
+                            "no memory for the frontend "
                             "thread");
     }
     f->on_listener.kind = TR_EVENT_LISTENER;
@@ -434,17 +434,17 @@ prepare(tr_front_t *f, tr_error_t *err)
 }
 
 tr_status_t
-tr_front_start(const tr_front_options_t *options, tr_front_t **out,
-               tr_error_t *err)
+tr_frontend_start(const tr_frontend_options_t *options, tr_frontend_t **out,
+                  tr_error_t *err)
 {
-    tr_front_t *f = calloc(1, sizeof(*f));
+    tr_frontend_t *f = calloc(1, sizeof(*f));
     tr_status_t rc;
     int e;
 
     *out = NULL;
     if (f == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "",
-                            "no memory for the front "
+                            "no memory for the frontend "
                             "thread");
     }
     f->env.config = options->config;
@@ -461,16 +461,16 @@ tr_front_start(const tr_front_options_t *options, tr_front_t **out,
     rc = prepare(f, err);
     if (rc == TR_OK) {
         publish(f);
-        e = pthread_create(&f->thread, NULL, front_run, f);
+        e = pthread_create(&f->thread, NULL, frontend_run, f);
         if (e != 0) {
             rc = tr_error_set(err, TR_ERR_IO, "",
-                              "cannot start the front "
+                              "cannot start the frontend "
                               "thread: %s",
                               strerror(e));
         }
     }
     if (rc != TR_OK) {
-        tr_front_free(f);
+        tr_frontend_free(f);
         return rc;
     }
     *out = f;
@@ -478,7 +478,7 @@ tr_front_start(const tr_front_options_t *options, tr_front_t **out,
 }
 
 void
-tr_front_end(tr_front_t *f, uint64_t drain_us)
+tr_frontend_end(tr_frontend_t *f, uint64_t drain_us)
 {
     int expected = RUN;
 
@@ -489,7 +489,7 @@ tr_front_end(tr_front_t *f, uint64_t drain_us)
 }
 
 void
-tr_front_hurry(tr_front_t *f)
+tr_frontend_hurry(tr_frontend_t *f)
 {
     atomic_store(&f->wanted, HURRY);
     tr_doorbell_ring(f->wake_fd);

@@ -3,7 +3,7 @@
  * control words, it loses its own connection at most, the others go on, and
  * nothing of it stays behind.
  */
-#include "tests/unit/fixtures/front_rig.h"
+#include "tests/unit/fixtures/frontend_fixture.h"
 
 #include <malloc.h>
 
@@ -356,7 +356,7 @@ test_broken_rules(void **state)
     check_nothing_left();
 }
 
-/* A doorbell whose write waits: neither the front thread, which rings for
+/* A doorbell whose write waits: neither the frontend thread, which rings for
  * answers, nor the step loop, which rings for output, waits with it. */
 static void
 test_trapped_doorbell(void **state)
@@ -602,7 +602,7 @@ test_peer_that_takes_no_answers(void **state)
 }
 
 /* A slot may be used again as soon as its last record is seen, which is before
- * the front thread is woken for it. */
+ * the frontend thread is woken for it. */
 static void
 test_slot_used_again_at_once(void **state)
 {

@@ -1,8 +1,8 @@
 /*
- * The front thread at its work: bodies of every size, wishes that overtake
+ * The frontend thread at its work: bodies of every size, wishes that overtake
  * them, limits, refusals, the status page, start and end of an engine.
  */
-#include "tests/unit/fixtures/front_rig.h"
+#include "tests/unit/fixtures/frontend_fixture.h"
 
 #include <pthread.h>
 #include <signal.h>

@@ -1,5 +1,6 @@
 /*
- * The front thread: sockets, doorbells, requests, answers and the status page.
+ * The frontend thread: sockets, doorbells, requests, answers and the status
+ * page.
  *
  * One epoll over the listening socket, the peers' sockets and doorbells, and
  * one eventfd that intake and the step loop ring.  Every turn it serves its
@@ -8,8 +9,8 @@
  * status page, otherwise only when something happens.  Output is none of its
  * business: the step loop writes it.
  */
-#ifndef TR_FRONT_H
-#define TR_FRONT_H
+#ifndef TR_FRONTEND_H
+#define TR_FRONTEND_H
 
 #include <tokenring/status.h>
 
@@ -18,7 +19,7 @@
 #include "engine/transport/listener.h"
 #include "engine/scheduler/loop.h"
 
-typedef struct tr_front tr_front_t;
+typedef struct tr_front tr_frontend_t;
 
 typedef struct {
     const tr_config_t *config; /* borrowed */
@@ -26,24 +27,24 @@ typedef struct {
     tr_status_page_t *status;  /* borrowed, card filled */
     int status_fd;             /* borrowed */
     int wake_fd;               /* borrowed: intake and loop ring it */
-    tr_intake_t *intake;       /* given: stopped by the front thread */
-    tr_loop_t *loop;           /* given: stopped by the front thread */
+    tr_intake_t *intake;       /* given: stopped by the frontend thread */
+    tr_loop_t *loop;           /* given: stopped by the frontend thread */
     tr_report_t *report;       /* borrowed; NULL: nothing is reported */
-} tr_front_options_t;
+} tr_frontend_options_t;
 
 /* Starts the thread; the status page says READY when it returns.  On failure
  * intake and loop stay the caller's. */
-tr_status_t tr_front_start(const tr_front_options_t *options, tr_front_t **out,
-                           tr_error_t *err);
+tr_status_t tr_frontend_start(const tr_frontend_options_t *options,
+                              tr_frontend_t **out, tr_error_t *err);
 
 /* Refuses new requests, lets the others finish for drain_us, then ends them,
  * stops loop and intake and closes the peers.  Blocks until the thread ends. */
-void tr_front_end(tr_front_t *f, uint64_t drain_us);
+void tr_frontend_end(tr_frontend_t *f, uint64_t drain_us);
 
-/* Any thread: a tr_front_end under way does not wait any longer. */
-void tr_front_hurry(tr_front_t *f);
+/* Any thread: a tr_frontend_end under way does not wait any longer. */
+void tr_frontend_hurry(tr_frontend_t *f);
 
-/* After tr_front_end. */
-void tr_front_free(tr_front_t *f);
+/* After tr_frontend_end. */
+void tr_frontend_free(tr_frontend_t *f);
 
 #endif
