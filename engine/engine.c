@@ -4,7 +4,7 @@
  *
  *   lock the socket path      (a second engine fails before it loads anything)
  *   tokenizer, template, executor
- *   status page, intake, reporter, step loop
+ *   status page, request parser, reporter, step loop
  *   bind the socket, frontend thread
  *
  * The socket appears last: whoever can connect finds a ready engine.
@@ -25,7 +25,7 @@
 #include "engine/executor/cuda_library.h"
 #include "engine/executor/executor.h"
 #include "engine/frontend/frontend.h"
-#include "engine/api/intake.h"
+#include "engine/api/request_parser.h"
 #include "engine/transport/listener.h"
 #include "engine/config/log.h"
 #include "engine/scheduler/loop.h"
@@ -50,8 +50,8 @@ struct tr_engine {
     int status_fd;
     int wake_fd;
     tr_openai_t api;
-    tr_intake_t *intake; /* the frontend thread's once that runs */
-    tr_loop_t *loop;     /* the same */
+    tr_request_parser_t *parser; /* the frontend thread's once that runs */
+    tr_loop_t *loop;             /* the same */
     tr_frontend_t *frontend;
     tr_reporter_t *reporter; /* NULL: no Redis */
     bool ended;
@@ -179,7 +179,7 @@ open_status(tr_engine_t *e, tr_error_t *err)
 /* ---- threads ------------------------------------------------------------ */
 
 static tr_status_t
-start_intake(tr_engine_t *e, tr_error_t *err)
+start_parser(tr_engine_t *e, tr_error_t *err)
 {
     const tr_executor_t *x = e->executor;
 
@@ -196,8 +196,9 @@ start_intake(tr_engine_t *e, tr_error_t *err)
         .n_policies = x->n_policies,
         .request_alpha = e->config.kv_request_alpha,
     };
-    return tr_intake_start(&e->api, e->config.tokenizer_threads,
-                           e->config.max_queue, e->wake_fd, &e->intake, err);
+    return tr_request_parser_start(&e->api, e->config.tokenizer_threads,
+                                   e->config.max_queue, e->wake_fd, &e->parser,
+                                   err);
 }
 
 static tr_status_t
@@ -210,7 +211,7 @@ start_threads(tr_engine_t *e, tr_error_t *err)
     if (e->wake_fd == -1) {
         return tr_error_set(err, TR_ERR_IO, "", "cannot make an eventfd");
     }
-    rc = start_intake(e, err);
+    rc = start_parser(e, err);
     if (rc == TR_OK && e->config.redis[0] != '\0') {
         rc = tr_reporter_start(&e->config, e->status, e->wake_fd, &e->reporter,
                                err);
@@ -231,7 +232,7 @@ start_threads(tr_engine_t *e, tr_error_t *err)
         .status = e->status,
         .status_fd = e->status_fd,
         .wake_fd = e->wake_fd,
-        .intake = e->intake,
+        .parser = e->parser,
         .loop = e->loop,
         .report = e->reporter != NULL ? tr_reporter_report(e->reporter) : NULL,
     };
@@ -286,7 +287,7 @@ end_threads(tr_engine_t *e, uint64_t drain_us)
     if (e->frontend != NULL && !e->ended) {
         tr_frontend_end(e->frontend, drain_us);
         e->ended = true;
-        e->intake = NULL;
+        e->parser = NULL;
         e->loop = NULL;
     }
 }
@@ -319,8 +320,8 @@ tr_engine_stop(tr_engine_t *e)
     if (e->loop != NULL) {
         tr_loop_stop(e->loop);
     }
-    if (e->intake != NULL) {
-        tr_intake_stop(e->intake);
+    if (e->parser != NULL) {
+        tr_request_parser_stop(e->parser);
     }
     if (e->reporter != NULL) {
         tr_reporter_stop(e->reporter); /* nobody tells it anything any more */

@@ -1,5 +1,5 @@
 /*
- * A whole engine inside this process: executor, tokenizer, intake threads, step
+ * A whole engine inside this process: executor, tokenizer, parser threads, step
  * loop, frontend thread.  tokenring-engine is main.c around this; `tokenring
  * generate -m DIR` starts one on a private socket and attaches to it as any
  * other ring client.

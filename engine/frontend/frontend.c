@@ -172,7 +172,7 @@ on_wake(tr_frontend_t *f)
     tr_peer_t *p;
     uint64_t id;
 
-    while ((r = tr_intake_take(f->env.intake)) != NULL) {
+    while ((r = tr_request_parser_take(f->env.parser)) != NULL) {
         tr_peer_parsed(r->owner, r);
     }
     if (f->env.loop != NULL) {
@@ -359,7 +359,7 @@ end_all(tr_frontend_t *f)
             f->env.now_us = now_us();
         }
     }
-    tr_intake_stop(f->env.intake);
+    tr_request_parser_stop(f->env.parser);
     while ((p = f->peers) != NULL) {
         f->peers = p->next;
         tr_peer_free(p);
@@ -448,7 +448,7 @@ tr_frontend_start(const tr_frontend_options_t *options, tr_frontend_t **out,
                             "thread");
     }
     f->env.config = options->config;
-    f->env.intake = options->intake;
+    f->env.parser = options->parser;
     f->env.loop = options->loop;
     f->env.status = options->status;
     f->env.report = options->report;

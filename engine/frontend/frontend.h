@@ -3,11 +3,11 @@
  * page.
  *
  * One epoll over the listening socket, the peers' sockets and doorbells, and
- * one eventfd that intake and the step loop ring.  Every turn it serves its
- * peers round robin, a bounded number of bytes each, and sleeps when none has
- * more to do; while requests run it wakes at least every 100 ms to publish the
- * status page, otherwise only when something happens.  Output is none of its
- * business: the step loop writes it.
+ * one eventfd that the request parser and the step loop ring.  Every turn it
+ * serves its peers round robin, a bounded number of bytes each, and sleeps when
+ * none has more to do; while requests run it wakes at least every 100 ms to
+ * publish the status page, otherwise only when something happens.  Output is
+ * none of its business: the step loop writes it.
  */
 #ifndef TR_FRONTEND_H
 #define TR_FRONTEND_H
@@ -15,30 +15,30 @@
 #include <tokenring/status.h>
 
 #include "engine/config/config.h"
-#include "engine/api/intake.h"
+#include "engine/api/request_parser.h"
 #include "engine/transport/listener.h"
 #include "engine/scheduler/loop.h"
 
 typedef struct tr_front tr_frontend_t;
 
 typedef struct {
-    const tr_config_t *config; /* borrowed */
-    tr_listener_t *listener;   /* borrowed, open */
-    tr_status_page_t *status;  /* borrowed, card filled */
-    int status_fd;             /* borrowed */
-    int wake_fd;               /* borrowed: intake and loop ring it */
-    tr_intake_t *intake;       /* given: stopped by the frontend thread */
-    tr_loop_t *loop;           /* given: stopped by the frontend thread */
-    tr_report_t *report;       /* borrowed; NULL: nothing is reported */
+    const tr_config_t *config;   /* borrowed */
+    tr_listener_t *listener;     /* borrowed, open */
+    tr_status_page_t *status;    /* borrowed, card filled */
+    int status_fd;               /* borrowed */
+    int wake_fd;                 /* borrowed: parser and loop ring it */
+    tr_request_parser_t *parser; /* given: stopped by the frontend thread */
+    tr_loop_t *loop;             /* given: stopped by the frontend thread */
+    tr_report_t *report;         /* borrowed; NULL: nothing is reported */
 } tr_frontend_options_t;
 
 /* Starts the thread; the status page says READY when it returns.  On failure
- * intake and loop stay the caller's. */
+ * parser and loop stay the caller's. */
 tr_status_t tr_frontend_start(const tr_frontend_options_t *options,
                               tr_frontend_t **out, tr_error_t *err);
 
 /* Refuses new requests, lets the others finish for drain_us, then ends them,
- * stops loop and intake and closes the peers.  Blocks until the thread ends. */
+ * stops loop and parser and closes the peers.  Blocks until the thread ends. */
 void tr_frontend_end(tr_frontend_t *f, uint64_t drain_us);
 
 /* Any thread: a tr_frontend_end under way does not wait any longer. */

@@ -441,9 +441,9 @@ tr_peer_free(tr_peer_t *p)
     close_fd(p, &p->bell_out);
     tr_channel_unmap(&p->map);
     for (i = 0; i < p->n_slots && p->n_requests != 0; i++) {
-        /* intake frees its own when it stops */
+        /* the parser frees its own when it stops */
         if (p->slots[i].request != NULL
-            && p->slots[i].state != TR_SLOT_INTAKE) {
+            && p->slots[i].state != TR_SLOT_PARSING) {
             tr_peer_end(p, &p->slots[i]);
         }
     }

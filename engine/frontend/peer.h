@@ -13,10 +13,10 @@
  * check closes this peer and nobody else.
  *
  * A request is in its slot from the first SUBMIT part that is read to the
- * record that ends it: gathered here, parsed by intake, waiting to be answered,
- * then run by the step loop, which sends its output itself (outlet.h).
- * peer_requests.c is the way in, peer_replies.c answers; peer_wish.c is
- * `tokenring drain`.
+ * record that ends it: gathered here, parsed by the request parser, waiting to
+ * be answered, then run by the step loop, which sends its output itself
+ * (outlet.h).  peer_requests.c is the way in, peer_replies.c answers;
+ * peer_wish.c is `tokenring drain`.
  */
 #ifndef TR_PEER_H
 #define TR_PEER_H
@@ -26,7 +26,7 @@
 #include <tokenring/status.h>
 
 #include "engine/config/config.h"
-#include "engine/api/intake.h"
+#include "engine/api/request_parser.h"
 #include "engine/transport/listener.h"
 #include "engine/scheduler/loop.h"
 #include "engine/transport/outlet.h"
@@ -40,7 +40,7 @@ enum tr_peer_state { TR_PEER_HELLO, TR_PEER_OPEN, TR_PEER_CLOSING };
 enum tr_slot_state {
     TR_SLOT_FREE,
     TR_SLOT_GATHERING, /* parts are coming */
-    TR_SLOT_INTAKE,    /* intake's */
+    TR_SLOT_PARSING,   /* the request parser's */
     TR_SLOT_REPLY,     /* in the peer's list of answers */
     TR_SLOT_RUNNING    /* the step loop's */
 };
@@ -59,7 +59,7 @@ typedef struct {
 /* What all peers share. */
 typedef struct {
     const tr_config_t *config;
-    tr_intake_t *intake;
+    tr_request_parser_t *parser;
     tr_loop_t *loop; /* NULL once it was stopped */
     tr_status_page_t *status;
     tr_report_t *report; /* NULL: nothing is reported */
@@ -70,9 +70,9 @@ typedef struct {
     uint8_t *buf; /* one payload of the largest request ring */
     size_t buf_size;
     uint64_t now_us;
-    size_t laid_out;        /* bytes of arenas, of all requests behind intake */
-    uint64_t outstanding;   /* tokens (tr_status_admission_t) */
-    uint64_t kv_tokens;     /* as last published */
+    size_t laid_out;      /* bytes of arenas, of all requests past the parser */
+    uint64_t outstanding; /* tokens (tr_status_admission_t) */
+    uint64_t kv_tokens;   /* as last published */
     uint64_t answer_tokens; /* of a choice, average of late, times 16 */
     uint32_t inside;        /* requests of all peers, in any state */
     bool draining;          /* the process ends */
@@ -165,7 +165,7 @@ tr_status_t tr_peer_violation(tr_peer_t *p, const char *format, ...)
 
 tr_status_t tr_peer_take_wishes(tr_peer_t *p);
 tr_status_t tr_peer_take_requests(tr_peer_t *p);
-/* Intake is done with r. */
+/* The request parser is done with r. */
 void tr_peer_parsed(tr_peer_t *p, tr_request_t *r);
 /* Refuses what is still being gathered. */
 void tr_peer_drain(tr_peer_t *p);

@@ -3,13 +3,13 @@
  *
  * Bodies are gathered in memory that grows with what really came, never with
  * what was announced, and all bodies of a peer together are bounded; those that
- * are whole, which intake will soon have read, may take as much again, so that
- * whoever stops in the middle shuts nobody out.  A request that is refused in
- * the middle of its body keeps its slot until its ERROR is sent; its remaining
- * parts are read and dropped.
+ * are whole, which the parser will soon have read, may take as much again, so
+ * that whoever stops in the middle shuts nobody out.  A request that is refused
+ * in the middle of its body keeps its slot until its ERROR is sent; its
+ * remaining parts are read and dropped.
  *
  * A small body can ask for much (n choices, each with room for its prompt and
- * all its tokens), so what intake has laid out is bounded over all peers.
+ * all its tokens), so what the parser has laid out is bounded over all peers.
  */
 #include "peer.h"
 
@@ -226,7 +226,7 @@ make_room(tr_peer_t *p, tr_peer_slot_t *s, size_t need)
     return TR_OK;
 }
 
-/* All parts are here: on to intake. */
+/* All parts are here: on to the request parser. */
 static void
 submit(tr_peer_t *p, tr_peer_slot_t *s)
 {
@@ -237,8 +237,8 @@ submit(tr_peer_t *p, tr_peer_slot_t *s)
     if (s->state != TR_SLOT_GATHERING) {
         return; /* it was aborted */
     }
-    s->state = TR_SLOT_INTAKE;
-    if (tr_intake_submit(p->env->intake, r) != TR_OK) {
+    s->state = TR_SLOT_PARSING;
+    if (tr_request_parser_submit(p->env->parser, r) != TR_OK) {
         s->state = TR_SLOT_GATHERING;
         tr_error_set(&r->error, TR_ERR_QUEUE_FULL, "",
                      "Too many requests are "

@@ -52,10 +52,10 @@ tr_loop_take(tr_loop_t *l, uint64_t now)
 {
     tr_request_t *r, *next, *in_order = NULL;
 
-    if (atomic_load_explicit(&l->intake, memory_order_relaxed) == NULL) {
+    if (atomic_load_explicit(&l->incoming, memory_order_relaxed) == NULL) {
         return;
     }
-    for (r = atomic_exchange(&l->intake, NULL); r != NULL; r = next) {
+    for (r = atomic_exchange(&l->incoming, NULL); r != NULL; r = next) {
         next = r->next;
         r->next = in_order;
         in_order = r;
@@ -246,7 +246,7 @@ tr_loop_turn(tr_loop_t *l)
 static bool
 tr_loop_called(tr_loop_t *l)
 {
-    return atomic_load(&l->woken) != 0 || atomic_load(&l->intake) != NULL
+    return atomic_load(&l->woken) != 0 || atomic_load(&l->incoming) != NULL
            || atomic_load(&l->stop) != 0;
 }
 
@@ -477,8 +477,8 @@ tr_loop_reserve(tr_loop_t *l, const tr_request_t *r)
 void
 tr_loop_submit(tr_loop_t *l, tr_request_t *r)
 {
-    r->next = atomic_load_explicit(&l->intake, memory_order_relaxed);
-    while (!atomic_compare_exchange_weak(&l->intake, &r->next, r)) {
+    r->next = atomic_load_explicit(&l->incoming, memory_order_relaxed);
+    while (!atomic_compare_exchange_weak(&l->incoming, &r->next, r)) {
     }
     tr_loop_ring(l);
 }

@@ -4,7 +4,7 @@
  * ends requests.
  *
  * What other threads may touch: two lock-free stacks of requests, each emptied
- * at once (the intake, which the loop turns round, and those that are over),
+ * at once (incoming, which the loop turns round, and those that are over),
  * the wake flag with its eventfd, three counters, and the snapshot under a
  * mutex that is held for a copy.  Everything else belongs to the loop's thread.
  */
@@ -41,8 +41,8 @@ struct tr_loop {
     uint64_t stall_timeout_us, paused_timeout_us, check_us;
 
     /* shared with other threads */
-    tr_request_t *_Atomic intake; /* linked by next, newest first */
-    tr_request_t *_Atomic over;   /* the same */
+    tr_request_t *_Atomic incoming; /* linked by next, newest first */
+    tr_request_t *_Atomic over;     /* the same */
     _Atomic uint32_t woken, asleep, stop;
     _Atomic uint32_t draining;    /* nobody is scheduled for the first time */
     _Atomic uint32_t outstanding; /* requests inside */

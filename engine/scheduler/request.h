@@ -2,13 +2,13 @@
  * A request: one API call on its way through the engine.
  *
  *   frontend (allocates it with the first SUBMIT part, gathers the body)
- *     -> intake (parses, validates, tokenises, lays out the sequences)
+ *     -> request parser (parses, validates, tokenises, lays out the sequences)
  *       -> frontend (answers ERROR, or ACCEPTED and passes it on)
  *         -> step loop (owns it, and writes its output, to the end)
  *           -> frontend (frees it)
  *
- * Everything a request needs while it runs is allocated by intake, in its
- * arena: the step loop allocates nothing.
+ * Everything a request needs while it runs is allocated by the request parser,
+ * in its arena: the step loop allocates nothing.
  */
 #ifndef TR_REQUEST_H
 #define TR_REQUEST_H
@@ -91,11 +91,12 @@ struct tr_request {
     void *owner;         /* the frontend thread's own */
     tr_arena_t arena;
 
-    /* body, gathered by the frontend thread, freed by intake after parsing */
+    /* body, gathered by the frontend thread, freed by the request parser after
+     * parsing */
     char *body;
     size_t body_len, body_cap;
 
-    /* filled by intake */
+    /* filled by the request parser */
     bool stream, include_usage, echo;
     uint32_t n; /* choices a prompt */
     uint32_t n_prompts;
