@@ -115,8 +115,8 @@ $(UNIT_BIN): $B/libcli.a $B/libtokenring.a
 	$Q$(CC) $(CFLAGS) -pthread -o $@ $(filter %.o,$^) $(filter %.a,$^) \
 	    -lcmocka $(LIBS) -lcurl $(WRAP) $(LDFLAGS)
 
-# Counts what the scheduler asks of outlets.
-$B/tests/test_scheduler: WRAP = -Wl,--wrap=tr_outlet_has_room
+# Counts what the scheduler asks of response writers.
+$B/tests/test_scheduler: WRAP = -Wl,--wrap=tr_response_writer_has_room
 
 unit: $(UNIT_BIN)
 

@@ -374,7 +374,7 @@ frontend_run(void *arg)
     bool more;
 
     pthread_setname_np(pthread_self(), "tr-frontend");
-    tr_outlet_open_bell(&f->env.bell);
+    tr_response_writer_open_bell(&f->env.bell);
     for (;;) {
         more = turn(f);
         publish_when_due(f);

@@ -137,7 +137,8 @@ make_channel(tr_peer_t *p, int *channel_fd)
                            ring_size(config, p->hello.request_ring,
                                      TR_CHANNEL_RING_DEFAULT, TR_RING_MIN),
                            ring_size(config, p->hello.response_ring,
-                                     config->channel_ring, TR_OUTLET_MIN),
+                                     config->channel_ring,
+                                     TR_RESPONSE_WRITER_MIN),
                            p->env->status->generation, &p->map, channel_fd);
     if (rc != TR_OK) {
         return rc;
@@ -147,9 +148,10 @@ make_channel(tr_peer_t *p, int *channel_fd)
     p->bell_in = tr_doorbell_create();
     p->bell_out = tr_doorbell_create();
     if (p->slots == NULL || p->bell_in == -1 || p->bell_out == -1
-        || tr_outlet_init(&p->outlet, p->map.response, p->map.response_data,
-                          p->map.response_capacity, p->bell_out,
-                          p->env->wake_fd)
+        || tr_response_writer_init(&p->writer, p->map.response,
+                                   p->map.response_data,
+                                   p->map.response_capacity, p->bell_out,
+                                   p->env->wake_fd)
                != TR_OK) {
         return TR_ERR_NOMEM;
     }
@@ -268,7 +270,7 @@ tr_peer_on_bell(tr_peer_t *p)
     if (p->state == TR_PEER_OPEN) {
         p->in_ready = true;
         p->blocked = false;
-        if (atomic_exchange(&p->outlet.waits, 0) != 0) {
+        if (atomic_exchange(&p->writer.waits, 0) != 0) {
             p->env->wake_loop = true;
         }
     }
@@ -276,14 +278,14 @@ tr_peer_on_bell(tr_peer_t *p)
 
 /* What the step loop has to say about the ring of responses. */
 static tr_status_t
-look_at_outlet(tr_peer_t *p)
+look_at_writer(tr_peer_t *p)
 {
     uint64_t head;
 
-    switch (atomic_load(&p->outlet.broken)) {
-    case TR_OUTLET_SOUND:
+    switch (atomic_load(&p->writer.broken)) {
+    case TR_RESPONSE_WRITER_SOUND:
         break;
-    case TR_OUTLET_BAD_BELL:
+    case TR_RESPONSE_WRITER_BAD_BELL:
         return tr_peer_violation(p, "its doorbell does not take a ring");
     default:
         return tr_peer_violation(p, "impossible index in its ring of "
@@ -293,7 +295,7 @@ look_at_outlet(tr_peer_t *p)
     if (p->full_since_us != 0 && head != p->full_head) {
         p->full_since_us = 0;
     }
-    if (p->full_since_us == 0 && atomic_load(&p->outlet.waits) != 0
+    if (p->full_since_us == 0 && atomic_load(&p->writer.waits) != 0
         && head != atomic_load(&p->map.response->tail)) {
         p->full_since_us = p->env->now_us;
         p->full_head = head;
@@ -325,7 +327,7 @@ tr_peer_turn(tr_peer_t *p)
     if (p->state != TR_PEER_OPEN) {
         return false;
     }
-    rc = look_at_outlet(p);
+    rc = look_at_writer(p);
     if (rc == TR_OK && p->in_ready) {
         rc = tr_peer_take_wishes(p);
         if (rc == TR_OK) {
@@ -369,7 +371,7 @@ void
 tr_peer_on_deadline(tr_peer_t *p)
 {
     if (p->state == TR_PEER_OPEN) {
-        (void) look_at_outlet(p); /* it may have taken something just now */
+        (void) look_at_writer(p); /* it may have taken something just now */
         if (p->env->now_us < tr_peer_deadline(p)) {
             return;
         }
@@ -426,7 +428,7 @@ tr_peer_close(tr_peer_t *p, int level, const char *why)
     p->state = TR_PEER_CLOSING;
     close_fd(p, &p->sock);
     close_fd(p, &p->bell_in);
-    tr_outlet_close(&p->outlet);
+    tr_response_writer_close(&p->writer);
     abort_requests(p);
 }
 
@@ -435,7 +437,7 @@ tr_peer_free(tr_peer_t *p)
 {
     uint32_t i;
 
-    tr_outlet_free(&p->outlet); /* the step loop is out */
+    tr_response_writer_free(&p->writer); /* the step loop is out */
     close_fd(p, &p->sock);
     close_fd(p, &p->bell_in);
     close_fd(p, &p->bell_out);

@@ -15,7 +15,7 @@
  * A request is in its slot from the first SUBMIT part that is read to the
  * record that ends it: gathered here, parsed by the request parser, waiting to
  * be answered, then run by the step loop, which sends its output itself
- * (outlet.h).  peer_requests.c is the way in, peer_replies.c answers;
+ * (response_writer.h).  peer_requests.c is the way in, peer_replies.c answers;
  * peer_wish.c is `tokenring drain`.
  */
 #ifndef TR_PEER_H
@@ -29,7 +29,7 @@
 #include "engine/api/request_parser.h"
 #include "engine/transport/listener.h"
 #include "engine/scheduler/loop.h"
-#include "engine/transport/outlet.h"
+#include "engine/transport/response_writer.h"
 #include "engine/scheduler/request.h"
 
 /* One turn of a peer moves at most so many bytes each way. */
@@ -115,8 +115,8 @@ struct tr_peer {
     tr_channel_map_t map;
     tr_ring_consumer_t requests;
     tr_ring_producer_t answers;
-    tr_outlet_t outlet;    /* the ring of responses: the step loop's */
-    tr_peer_slot_t *slots; /* [map.slots] */
+    tr_response_writer_t writer; /* the ring of responses: the step loop's */
+    tr_peer_slot_t *slots;       /* [map.slots] */
     uint32_t n_slots;
     uint32_t n_requests; /* slots not free */
     size_t body_bytes;   /* held by bodies of its requests */

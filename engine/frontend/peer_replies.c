@@ -99,7 +99,7 @@ put_error(tr_peer_t *p, tr_request_t *r)
     tr_error_record_t record;
     tr_status_t rc;
 
-    tr_outlet_describe_error(&r->error, 0, 0, &record);
+    tr_response_writer_describe_error(&r->error, 0, 0, &record);
     rc = put(p, TR_RECORD_ERROR, r->id, record.pieces, 3);
     if (rc == TR_OK) {
         tr_report_answer(r, TR_RECORD_ERROR, record.pieces, 3);

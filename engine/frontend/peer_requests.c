@@ -305,7 +305,7 @@ first_part(tr_peer_t *p, const tr_record_t *rec, const uint8_t *payload)
     memcpy(r->request_id, head.request_id, head.request_id_len);
     r->endpoint = head.endpoint;
     r->submit_flags = head.flags;
-    r->outlet = &p->outlet;
+    r->writer = &p->writer;
     r->owner = p;
     r->arrival_us = p->env->now_us;
     tr_report_arrived(p->env->report, r, &head);

@@ -12,7 +12,7 @@
 #define TR_EMIT_ECHO_RECORDS 32
 
 static void
-tr_emit_touch(tr_emit_t *e, tr_outlet_t *o)
+tr_emit_touch(tr_emit_t *e, tr_response_writer_t *o)
 {
     if (atomic_load_explicit(&o->held, memory_order_relaxed) == 0) {
         atomic_store_explicit(&o->held, 1, memory_order_relaxed);
@@ -46,11 +46,11 @@ tr_emit_delta(tr_emit_t *e, tr_request_t *r, uint32_t choice, uint32_t tokens,
     if (tr_request_detached(r)) {
         return;
     }
-    rc = tr_outlet_delta(r->outlet, r->id, choice, tokens, e->text, text_len,
-                         e->logprobs, logprobs_len);
+    rc = tr_response_writer_delta(r->writer, r->id, choice, tokens, e->text,
+                                  text_len, e->logprobs, logprobs_len);
     assert(rc == TR_OK); /* has_room said so */
     (void) rc;
-    tr_emit_touch(e, r->outlet);
+    tr_emit_touch(e, r->writer);
 }
 
 void
@@ -60,9 +60,9 @@ tr_emit_started(tr_emit_t *e, tr_request_t *r, uint64_t now)
         tr_report_started(r, now);
         e->report = r->report;
     }
-    if (!tr_request_detached(r) && tr_outlet_has_room(r->outlet, 1, 0)
-        && tr_outlet_started(r->outlet, r->id) == TR_OK) {
-        tr_emit_touch(e, r->outlet);
+    if (!tr_request_detached(r) && tr_response_writer_has_room(r->writer, 1, 0)
+        && tr_response_writer_started(r->writer, r->id) == TR_OK) {
+        tr_emit_touch(e, r->writer);
     }
 }
 
@@ -133,9 +133,9 @@ tr_emit_token(tr_emit_t *e, tr_sequence_t *q, const tr_sampled_t *sampled)
             reason = TR_FINISH_LENGTH;
         }
         if (r->params.logprobs >= 0) {
-            logprobs = tr_outlet_encode_logprob(e->tokenizer, sampled,
-                                                e->logprobs,
-                                                sizeof(e->logprobs));
+            logprobs = tr_response_writer_encode_logprob(e->tokenizer, sampled,
+                                                         e->logprobs,
+                                                         sizeof(e->logprobs));
         }
     }
     if (reason != 0) {
@@ -157,11 +157,12 @@ tr_emit_token(tr_emit_t *e, tr_sequence_t *q, const tr_sampled_t *sampled)
 static uint32_t
 tr_emit_echo_fill(tr_emit_t *e, tr_sequence_t *q, uint32_t *logprobs)
 {
-    const uint32_t most = TR_OUTLET_TOKEN_BYTES * 3 + 16;
+    const uint32_t most = TR_RESPONSE_WRITER_TOKEN_BYTES * 3 + 16;
     uint32_t len = 0, n;
 
     *logprobs = 0;
-    while (q->echoed < q->prompt_len && len + most <= TR_OUTLET_TEXT_MAX) {
+    while (q->echoed < q->prompt_len
+           && len + most <= TR_RESPONSE_WRITER_TEXT_MAX) {
         int32_t token = q->tokens[q->echoed];
 
         if (q->prompt_scores != NULL) {
@@ -172,17 +173,17 @@ tr_emit_echo_fill(tr_emit_t *e, tr_sequence_t *q, uint32_t *logprobs)
                 score->logprob = NAN;
                 score->n_top = 0;
             }
-            n = tr_outlet_encode_logprob(e->tokenizer, score,
-                                         e->logprobs + *logprobs,
-                                         (uint32_t) sizeof(e->logprobs)
-                                             - *logprobs);
+            n = tr_response_writer_encode_logprob(e->tokenizer, score,
+                                                  e->logprobs + *logprobs,
+                                                  (uint32_t) sizeof(e->logprobs)
+                                                      - *logprobs);
             if (n == 0) {
                 break;
             }
             *logprobs += n;
         }
         len += tr_detok_push(&q->echo_detok, e->tokenizer, token, e->text + len,
-                             TR_OUTLET_TEXT_MAX - len);
+                             TR_RESPONSE_WRITER_TEXT_MAX - len);
         q->echoed++;
     }
     if (q->echoed == q->prompt_len) {
@@ -201,7 +202,7 @@ tr_emit_echo(tr_emit_t *e, tr_sequence_t *q)
         uint32_t len, logprobs;
 
         if (!tr_request_detached(q->request)
-            && !tr_outlet_has_room(q->request->outlet, 1, with)) {
+            && !tr_response_writer_has_room(q->request->writer, 1, with)) {
             break;
         }
         len = tr_emit_echo_fill(e, q, &logprobs);
@@ -247,9 +248,9 @@ tr_emit_finish(tr_emit_t *e, tr_request_t *r, uint32_t choice, uint16_t reason,
     if (tr_request_detached(r) && !last) {
         return TR_OK;
     }
-    rc = tr_outlet_finish(r->outlet, r->id, &f);
+    rc = tr_response_writer_finish(r->writer, r->id, &f);
     if (rc == TR_OK) {
-        tr_emit_touch(e, r->outlet);
+        tr_emit_touch(e, r->writer);
     }
     return rc;
 }
@@ -260,14 +261,14 @@ tr_emit_error(tr_emit_t *e, tr_request_t *r)
     tr_error_record_t record;
     tr_status_t rc;
 
-    tr_outlet_describe_error(&r->error, r->prompt_tokens, r->completion_tokens,
-                             &record);
+    tr_response_writer_describe_error(&r->error, r->prompt_tokens,
+                                      r->completion_tokens, &record);
     tr_emit_report(e, r, TR_RECORD_ERROR, record.pieces, 3);
     r->report_closed = true;
-    rc = tr_outlet_error(r->outlet, r->id, &r->error, r->prompt_tokens,
-                         r->completion_tokens);
+    rc = tr_response_writer_error(r->writer, r->id, &r->error, r->prompt_tokens,
+                                  r->completion_tokens);
     if (rc == TR_OK) {
-        tr_emit_touch(e, r->outlet);
+        tr_emit_touch(e, r->writer);
     }
     return rc;
 }
@@ -284,12 +285,13 @@ tr_emit_publish_report(tr_emit_t *e)
 void
 tr_emit_publish(tr_emit_t *e)
 {
-    tr_outlet_t *o, *next;
+    tr_response_writer_t *o, *next;
 
     for (o = e->staged; o != NULL; o = next) {
         next = o->next_staged;
         o->next_staged = NULL;
-        tr_outlet_publish(o, &e->bell); /* not to be touched after this */
+        tr_response_writer_publish(o,
+                                   &e->bell); /* not to be touched after this */
     }
     e->staged = NULL;
 }

@@ -1,8 +1,8 @@
 /*
  * What the step loop says: tokens become text, text and ends become records.
  *
- * Records are staged in the outlets during a step and published once at its
- * end, with one ring of the doorbell for each channel that sleeps.
+ * Records are staged in the response writers during a step and published once
+ * at its end, with one ring of the doorbell for each channel that sleeps.
  */
 #ifndef TR_EMIT_H
 #define TR_EMIT_H
@@ -11,28 +11,30 @@
 
 typedef struct {
     const tr_tokenizer_t *tokenizer; /* borrowed */
-    tr_outlet_t *staged;             /* outlets with unpublished records */
-    tr_report_t *report;             /* something was told there */
-    tr_bell_t bell;                  /* of the step loop's thread */
-    char text[TR_OUTLET_TEXT_MAX];
-    uint8_t logprobs[TR_OUTLET_LOGPROB_MAX];
+    tr_response_writer_t
+        *staged;         /* response writers with unpublished records */
+    tr_report_t *report; /* something was told there */
+    tr_bell_t bell;      /* of the step loop's thread */
+    char text[TR_RESPONSE_WRITER_TEXT_MAX];
+    uint8_t logprobs[TR_RESPONSE_WRITER_LOGPROB_MAX];
 } tr_emit_t;
 
-/* Says that r has left the queue, if there is room: what follows says so too. */
+/* Says that r has left the queue, if there is room: what follows says so
+ * too. */
 void tr_emit_started(tr_emit_t *e, tr_request_t *r, uint64_t now);
 /* Tells the reporter of r's first token. */
 void tr_emit_first_token(tr_emit_t *e, tr_request_t *r, uint64_t now);
 /* Tells it from time to time how many r has. */
 void tr_emit_progress(tr_emit_t *e, tr_request_t *r, uint64_t now);
 
-/* Takes what was sampled: appends it to q->tokens unless it ends the sequence by
- * itself, and stages the text that it completes.  The outlet has room.
- * Returns 0, or the enum tr_finish_reason for which q ended. */
+/* Takes what was sampled: appends it to q->tokens unless it ends the sequence
+ * by itself, and stages the text that it completes.  The response writer has
+ * room.  Returns 0, or the enum tr_finish_reason for which q ended. */
 uint16_t tr_emit_token(tr_emit_t *e, tr_sequence_t *q,
                        const tr_sampled_t *sampled);
 
-/* Stages prompt text (and logprobs) of an echoing sequence as far as the outlet
- * has room.  Returns whether anything was staged. */
+/* Stages prompt text (and logprobs) of an echoing sequence as far as the
+ * response writer has room.  Returns whether anything was staged. */
 bool tr_emit_echo(tr_emit_t *e, tr_sequence_t *q);
 
 /* FINISH of one choice, with the request's totals. TR_AGAIN: no room; the

@@ -13,7 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How often pauses and full outlets are looked at while there is work. */
+/* How often pauses and full response writers are looked at while there is
+ * work. */
 #define TR_LOOP_CHECK_US 250000
 
 /* How long, at the end, the last records may wait for room. */
@@ -88,7 +89,7 @@ tr_loop_check(tr_loop_t *l, uint64_t now)
     tr_request_t *r, *next;
 
     for (r = l->requests.first; r != NULL; r = next) {
-        tr_outlet_t *o = r->outlet;
+        tr_response_writer_t *o = r->writer;
 
         next = r->next;
         if (r->paused_since_us != 0) {
@@ -100,7 +101,7 @@ tr_loop_check(tr_loop_t *l, uint64_t now)
                    && now - o->full_since_us >= l->stall_timeout_us
                    && !tr_request_detached(r)) {
             /* full_since is looked at only when somebody wants to write */
-            if (tr_outlet_has_room(o, 1, r->params.logprobs >= 0)) {
+            if (tr_response_writer_has_room(o, 1, r->params.logprobs >= 0)) {
                 o->full_since_us = 0;
             } else {
                 tr_loop_fail(l, r, TR_ERR_TIMEOUT,
@@ -324,7 +325,7 @@ tr_loop_main(void *arg)
 
     pthread_setname_np(pthread_self(), "tr-loop");
     prctl(PR_SET_TIMERSLACK, 1ul, 0, 0, 0); /* due times are meant exactly */
-    tr_outlet_open_bell(&l->emit.bell);
+    tr_response_writer_open_bell(&l->emit.bell);
     while (atomic_load_explicit(&l->stop, memory_order_acquire) == 0) {
         if (!tr_loop_turn(l)) {
             tr_loop_sleep(l);
@@ -395,12 +396,13 @@ tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
     int e;
 
     *out = NULL;
-    if (tr_tokenizer_max_token_bytes(tokenizer) > TR_OUTLET_TOKEN_BYTES) {
+    if (tr_tokenizer_max_token_bytes(tokenizer)
+        > TR_RESPONSE_WRITER_TOKEN_BYTES) {
         return tr_error_set(err, TR_ERR_UNSUPPORTED, "model",
                             "the tokenizer has a token of %u bytes, at most %u"
                             " are supported",
                             tr_tokenizer_max_token_bytes(tokenizer),
-                            TR_OUTLET_TOKEN_BYTES);
+                            TR_RESPONSE_WRITER_TOKEN_BYTES);
     }
     l = calloc(1, sizeof(*l));
     if (l == NULL) {

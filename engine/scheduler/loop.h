@@ -6,7 +6,7 @@
  * nothing to do.
  *
  *   take requests and wishes -> compose -> submit -> collect the batch before
- *     -> its tokens to text and records -> publish the outlets, ring who sleeps
+ *     -> its tokens to text and records -> publish them, ring who sleeps
  *     -> again, or sleep
  *
  * An executor that computes in submit has no batch before: its batch is

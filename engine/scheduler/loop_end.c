@@ -1,11 +1,11 @@
 /*
  * The end of requests.
  *
- * One that ended, but whose last record found no room in its outlet, has given
- * back everything but itself and waits in `ending`.  One whose last record is
- * staged goes back just before that is published: the peer may use its slot
- * again as soon as it has seen the record.  What is still computed for it by a
- * batch under way has nowhere to go (scheduler.h).
+ * One that ended, but whose last record found no room in its response writer,
+ * has given back everything but itself and waits in `ending`.  One whose last
+ * record is staged goes back just before that is published: the peer may use
+ * its slot again as soon as it has seen the record.  What is still computed for
+ * it by a batch under way has nowhere to go (scheduler.h).
  */
 #include "loop_parts.h"
 
@@ -45,7 +45,7 @@ tr_request_unlink(tr_request_list_t *l, tr_request_t *r)
 static bool
 tr_loop_last_record(tr_loop_t *l, tr_request_t *r)
 {
-    if (r->outlet->owed != 0 && !tr_outlet_has_room(r->outlet, 1, 0)) {
+    if (r->writer->owed != 0 && !tr_response_writer_has_room(r->writer, 1, 0)) {
         return false;
     }
     if (r->error.status != TR_OK) {
@@ -194,7 +194,7 @@ tr_loop_retry(tr_loop_t *l)
     for (r = l->ending.first; r != NULL; r = next) {
         next = r->next;
         /* asks to be woken first, so that no release is missed */
-        (void) tr_outlet_has_room(r->outlet, 1, 0);
+        (void) tr_response_writer_has_room(r->writer, 1, 0);
         if (tr_loop_last_record(l, r)) {
             tr_request_unlink(&l->ending, r);
             tr_loop_forget(l, r);

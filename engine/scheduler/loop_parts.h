@@ -61,7 +61,7 @@ struct tr_loop {
     bool lost; /* the cache does not settle: an empty batch failed */
     uint32_t n_requests;
     uint32_t n_quiet;       /* requests inside that tr_loop_echo looks after */
-    uint64_t next_check_us; /* of pauses and full outlets */
+    uint64_t next_check_us; /* of pauses and full response writers */
     uint64_t step, last_step_us;
     uint64_t collected_us; /* when the newest batch had arrived */
     tr_loop_flight_t flight[TR_SEQ_FLIGHTS];

@@ -209,20 +209,21 @@ tr_loop_echo(tr_loop_t *l, uint64_t now)
             continue;
         }
         if (!tr_request_detached(r)
-            && !tr_outlet_has_room(r->outlet, 1, r->params.logprobs >= 0)) {
-            if (r->outlet->full_since_us == 0 && r->outlet->owed == 0) {
-                r->outlet->full_since_us = now;
+            && !tr_response_writer_has_room(r->writer, 1,
+                                            r->params.logprobs >= 0)) {
+            if (r->writer->full_since_us == 0 && r->writer->owed == 0) {
+                r->writer->full_since_us = now;
             }
             continue;
         }
         tr_loop_scheduled(l, r, now);
         if (tr_sequence_echoes(q) && tr_emit_echo(&l->emit, q)) {
-            r->outlet->full_since_us = 0;
+            r->writer->full_since_us = 0;
             progress = true;
         }
         if (!tr_sequence_echoes(q) && r->params.max_tokens == 0
             && (tr_request_detached(r)
-                || tr_outlet_has_room(r->outlet, 1, 0))) {
+                || tr_response_writer_has_room(r->writer, 1, 0))) {
             tr_loop_finish(l, q, TR_FINISH_LENGTH, now);
             progress = true;
         }

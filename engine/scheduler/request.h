@@ -16,7 +16,7 @@
 #include <stdatomic.h>
 
 #include "engine/kv/kv_cache.h"
-#include "engine/transport/outlet.h"
+#include "engine/transport/response_writer.h"
 #include "request_events.h"
 #include "engine/sampling/sampler.h"
 #include "engine/sampling/sampling.h"
@@ -87,8 +87,8 @@ struct tr_request {
     char request_id[TR_REQUEST_ID_MAX + 1];
     uint16_t endpoint; /* enum tr_endpoint */
     uint16_t submit_flags;
-    tr_outlet_t *outlet; /* borrowed: outlives the request */
-    void *owner;         /* the frontend thread's own */
+    tr_response_writer_t *writer; /* borrowed: outlives the request */
+    void *owner;                  /* the frontend thread's own */
     tr_arena_t arena;
 
     /* body, gathered by the frontend thread, freed by the request parser after

@@ -159,8 +159,8 @@ tr_scheduler_remove(tr_scheduler_t *s, tr_sequence_t *q)
 
 /* Tokens that are to be computed before something else must happen.  While a
  * prompt is echoed its last position waits: it gives the first output token.
- * With max_tokens 0 it is never computed, the others only for their scores.  The
- * last token of all is never computed either. */
+ * With max_tokens 0 it is never computed, the others only for their scores.
+ * The last token of all is never computed either. */
 static uint32_t
 tr_sequence_goal(const tr_sequence_t *q)
 {
@@ -211,7 +211,7 @@ tr_scheduler_ask(const tr_scheduler_t *s, const tr_sequence_t *q,
     if (refused[0] == s->turn || *last == s->turn) {
         return false;
     }
-    if (tr_outlet_has_room(q->request->outlet, n, logprobs)) {
+    if (tr_response_writer_has_room(q->request->writer, n, logprobs)) {
         return true;
     }
     *last = s->turn;
@@ -221,7 +221,7 @@ tr_scheduler_ask(const tr_scheduler_t *s, const tr_sequence_t *q,
 bool
 tr_scheduler_full(tr_scheduler_t *s, tr_sequence_t *q)
 {
-    tr_outlet_t *o = q->request->outlet;
+    tr_response_writer_t *o = q->request->writer;
 
     if (tr_request_detached(q->request)) {
         return false;
@@ -239,11 +239,11 @@ tr_scheduler_full(tr_scheduler_t *s, tr_sequence_t *q)
     return true;
 }
 
-/* Room in the outlet for q as one more of this batch? */
+/* Room in the response writer for q as one more of this batch? */
 static bool
 tr_scheduler_room(tr_scheduler_t *s, tr_sequence_t *q)
 {
-    tr_outlet_t *o = q->request->outlet;
+    tr_response_writer_t *o = q->request->writer;
     uint32_t logprobs = q->request->params.logprobs >= 0;
 
     if (tr_request_detached(q->request)) {
@@ -270,8 +270,8 @@ tr_scheduler_row(tr_scheduler_t *s, tr_sequence_t *q, uint32_t n)
     row->score = q->prompt_scores != NULL && tr_sequence_echoes(q);
     s->n_tokens += n;
     if (!tr_request_detached(q->request)) {
-        q->request->outlet->batch++;
-        q->request->outlet->batch_logprobs += q->request->params.logprobs >= 0;
+        q->request->writer->batch++;
+        q->request->writer->batch_logprobs += q->request->params.logprobs >= 0;
     }
 }
 
@@ -287,8 +287,8 @@ tr_scheduler_step(tr_scheduler_t *s, tr_sequence_t *q, uint32_t limit)
 
 /* ---- decode ------------------------------------------------------------- */
 
-/* May q decode now, if there is room in the cache?  Else *prompts counts it when
- * it has prompt tokens to compute. */
+/* May q decode now, if there is room in the cache?  Else *prompts counts it
+ * when it has prompt tokens to compute. */
 static bool
 tr_scheduler_wants(tr_scheduler_t *s, tr_sequence_t *q, uint32_t *prompts)
 {
@@ -343,7 +343,7 @@ tr_scheduler_decodable(tr_scheduler_t *s, uint32_t *prompts)
 }
 
 /* Rows of one token each, up to `limit`.  Whoever is left out for want of room
- * in the batch or in an outlet is first in the next step. */
+ * in the batch or in a response writer is first in the next step. */
 static void
 tr_scheduler_decode(tr_scheduler_t *s, uint32_t n, uint32_t limit)
 {

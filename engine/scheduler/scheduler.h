@@ -9,8 +9,8 @@
  *
  * Lists are sorted by age (the order of arrival over all channels), and a
  * preempted sequence keeps its age, so that it waits in front of those that
- * came later.  Who is swapped out waits in a list of its own: a step asks each of
- * these, but of the others only as many as it admits, and the next.
+ * came later.  Who is swapped out waits in a list of its own: a step asks each
+ * of these, but of the others only as many as it admits, and the next.
  *
  * Admission: first come first served, when there are pages for the prompt (they
  * are reserved at once, so that it never stalls half way) and for the copy that
@@ -38,14 +38,14 @@
  * is given up while something is under way.
  *
  * Preemption, when a running sequence needs a page and none is left: those that
- * are blocked (paused, or their outlet stays full) go first, then the youngest.
- * What is still at 16 bits is given back and computed again later, which gives
- * the same.  What is compressed would not be the same again: its pages go to
- * the swap memory and come back from there before anybody new is admitted; only
- * where that is full, too, prompt and output so far are computed again as one
- * prompt (counted as recomputations).  The oldest that can run always advances,
- * so the whole does.  Blocked ones also make way for those that wait: a slow
- * client must not hold what others need.
+ * are blocked (paused, or their response writer stays full) go first, then the
+ * youngest.  What is still at 16 bits is given back and computed again later,
+ * which gives the same.  What is compressed would not be the same again: its
+ * pages go to the swap memory and come back from there before anybody new is
+ * admitted; only where that is full, too, prompt and output so far are computed
+ * again as one prompt (counted as recomputations).  The oldest that can run
+ * always advances, so the whole does.  Blocked ones also make way for those
+ * that wait: a slow client must not hold what others need.
  */
 #ifndef TR_SCHEDULER_H
 #define TR_SCHEDULER_H
@@ -53,7 +53,7 @@
 #include "engine/kv/kv_cache.h"
 #include "request.h"
 
-/* An outlet that is full for this long counts as blocked. */
+/* A response writer that is full for this long counts as blocked. */
 #define TR_SCHEDULER_FULL_US 100000
 
 /* One sequence's share of a batch: tokens at positions [pos, pos + n). */
@@ -65,7 +65,7 @@ typedef struct {
     bool score;  /* prompt logprobs are wanted for these positions */
     /* under way */
     bool cached;              /* the sequence's `computed` counts it */
-    bool owed, owed_logprobs; /* room is kept for it in the outlet */
+    bool owed, owed_logprobs; /* room is kept for it in the response writer */
 } tr_row_t;
 
 /* A batch under way. */
@@ -142,8 +142,8 @@ void tr_scheduler_add(tr_scheduler_t *s, tr_request_t *r);
 void tr_scheduler_remove(tr_scheduler_t *s, tr_sequence_t *q);
 
 /* Fills rows with what comes after the batches under way (at most one).  now:
- * CLOCK_MONOTONIC, us.  Looks at request->wishes and at the outlets; sets
- * outlet->full_since_us. */
+ * CLOCK_MONOTONIC, us.  Looks at request->wishes and at the response writers;
+ * sets writer->full_since_us. */
 void tr_scheduler_compose(tr_scheduler_t *s, uint64_t now);
 
 /* The batch is under way: what it computes counts as computed. */

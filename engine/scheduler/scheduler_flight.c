@@ -1,6 +1,7 @@
 /*
- * Batches under way (scheduler.h): what a sequence has of them, and what becomes
- * of its rows when they arrive, when it loses its pages, or ends before.
+ * Batches under way (scheduler.h): what a sequence has of them, and what
+ * becomes of its rows when they arrive, when it loses its pages, or ends
+ * before.
  *
  * A row counts in its sequence from depart on: `computed` and `under_way` have
  * its tokens, `ahead` the one that it samples.  A row that is computed leaves
@@ -21,11 +22,11 @@ tr_flight_row(tr_scheduler_t *s, const tr_sequence_t *q, uint32_t f)
     return q->row[f] < flight->n_rows && row->sequence == q ? row : NULL;
 }
 
-/* Nothing more comes of this row: its place in the outlet is free. */
+/* Nothing more comes of this row: its place in the response writer is free. */
 static void
 tr_flight_forget(tr_row_t *row)
 {
-    tr_outlet_t *o = row->sequence->request->outlet;
+    tr_response_writer_t *o = row->sequence->request->writer;
 
     o->owed -= row->owed;
     o->owed_logprobs -= row->owed_logprobs;
@@ -49,8 +50,8 @@ tr_scheduler_depart(tr_scheduler_t *s)
         row->cached = true;
         row->owed = !tr_request_detached(q->request);
         row->owed_logprobs = row->owed && q->request->params.logprobs >= 0;
-        q->request->outlet->owed += row->owed;
-        q->request->outlet->owed_logprobs += row->owed_logprobs;
+        q->request->writer->owed += row->owed;
+        q->request->writer->owed_logprobs += row->owed_logprobs;
     }
     s->flight[f].n_rows = s->n_rows;
     s->n_flying++;

@@ -95,7 +95,7 @@ tr_scheduler_preempt(tr_scheduler_t *s, tr_sequence_t *q)
 static bool
 tr_scheduler_blocked(const tr_scheduler_t *s, const tr_sequence_t *q)
 {
-    uint64_t full = q->request->outlet->full_since_us;
+    uint64_t full = q->request->writer->full_since_us;
 
     return tr_sequence_paused(q)
            || (full != 0 && s->now - full >= TR_SCHEDULER_FULL_US
@@ -367,9 +367,9 @@ tr_scheduler_dense(const tr_scheduler_t *s, uint32_t n)
     return (uint64_t) s->heads * ((n + s->page_tokens - 1) / s->page_tokens);
 }
 
-/* Are there a slot and `need` pages, of which `prompt` for a prompt that will be
- * compressed?  Blocked sequences make way; what those that run were promised,
- * and `keep` for their next tokens, is not touched. */
+/* Are there a slot and `need` pages, of which `prompt` for a prompt that will
+ * be compressed?  Blocked sequences make way; what those that run were
+ * promised, and `keep` for their next tokens, is not touched. */
 static bool
 tr_scheduler_affords(tr_scheduler_t *s, uint64_t need, uint64_t keep,
                      uint64_t prompt)

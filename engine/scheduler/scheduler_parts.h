@@ -8,8 +8,8 @@
 
 #include "scheduler.h"
 
-/* Lists, sorted by age.  insert looks for q's place from the youngest on, insert_old
- * from the oldest. */
+/* Lists, sorted by age.  insert looks for q's place from the youngest on,
+ * insert_old from the oldest. */
 void tr_scheduler_insert(tr_sequence_list_t *l, tr_sequence_t *q);
 void tr_scheduler_insert_old(tr_sequence_list_t *l, tr_sequence_t *q);
 void tr_scheduler_unlink(tr_sequence_list_t *l, tr_sequence_t *q);
@@ -31,17 +31,17 @@ tr_sequence_paused(const tr_sequence_t *q)
 /* Only q's newest token is missing. */
 bool tr_sequence_decodes(const tr_sequence_t *q);
 
-/* Its outlet does not take even one sequence's step. */
+/* Its response writer does not take even one sequence's step. */
 bool tr_scheduler_full(tr_scheduler_t *s, tr_sequence_t *q);
 
-/* A row of one token for q, if the batch and the outlet have room. */
+/* A row of one token for q, if the batch and the response writer have room. */
 bool tr_scheduler_step(tr_scheduler_t *s, tr_sequence_t *q, uint32_t limit);
 
 /* From running to nowhere: pages and slot go back. */
 void tr_scheduler_leave(tr_scheduler_t *s, tr_sequence_t *q);
 
-/* Pages and slot go back, and nothing of q is computed any more; tokens that are
- * under way still come. */
+/* Pages and slot go back, and nothing of q is computed any more; tokens that
+ * are under way still come. */
 void tr_scheduler_lose(tr_scheduler_t *s, tr_sequence_t *q);
 
 /* q ends: nothing comes any more. */
@@ -51,8 +51,8 @@ void tr_scheduler_disown(tr_scheduler_t *s, tr_sequence_t *q);
 bool tr_scheduler_flights_sound(const tr_scheduler_t *s,
                                 const tr_sequence_t *q);
 
-/* The cache said TR_AGAIN: may it only be that an answer has not come yet?  Then
- * the batch is given up until what is under way has arrived. */
+/* The cache said TR_AGAIN: may it only be that an answer has not come yet?
+ * Then the batch is given up until what is under way has arrived. */
 bool tr_scheduler_unsure(tr_scheduler_t *s);
 
 /* Its prompt is computed and still at 16 bits, which its policy would not leave

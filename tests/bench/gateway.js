@@ -166,7 +166,8 @@ const of = (rounds, get) => rounds.length
 
 // What the engine does for the transport: its frontend thread, and of the step
 // loop the writing of records and the ringing of bells, 14% to 16% of its time
-// by samples (perf record at 200 and 50 tokens/s a stream: outlet, bell, write).
+// by samples (perf record at 200 and 50 tokens/s a stream: response writer, bell,
+// write).
 // The rest of the loop (scheduling, detokenising) has no counterpart in the
 // upstream, whose whole process is its transport.  "worker + engine" counts all.
 const LOOP_SHARE = 0.16;

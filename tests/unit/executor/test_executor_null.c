@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "engine/scheduler/loop.h"
-#include "tests/unit/fixtures/outlet_rig.h"
+#include "tests/unit/fixtures/response_writer_fixture.h"
 #include "engine/executor/null_trace.h"
 
 #define VOCAB 4096
@@ -205,8 +205,8 @@ refused(void **state)
 /* ---- through the loop --------------------------------------------------- */
 
 static tr_request_t *
-submit(tr_loop_t *l, const tr_tokenizer_t *t, tr_outlet_t *o, uint64_t id,
-       uint32_t max_tokens)
+submit(tr_loop_t *l, const tr_tokenizer_t *t, tr_response_writer_t *o,
+       uint64_t id, uint32_t max_tokens)
 {
     static int32_t ids[700];
     tr_ids_t prompt = { ids, 700, 700 };
@@ -214,7 +214,7 @@ submit(tr_loop_t *l, const tr_tokenizer_t *t, tr_outlet_t *o, uint64_t id,
 
     r->n = 1;
     r->id = id;
-    r->outlet = o;
+    r->writer = o;
     r->params = (tr_sampling_params_t){ .top_p = 1,
                                         .repetition_penalty = 1,
                                         .max_tokens = max_tokens,
@@ -235,7 +235,7 @@ exactly_max_tokens(void **state)
     tr_request_t *r[8], *over, *next;
     unsigned back = 0;
     tr_ring_consumer_t peer;
-    tr_outlet_t o;
+    tr_response_writer_t o;
     tr_tokenizer_t *t;
     tr_config_t c;
     tr_loop_t *l;
@@ -247,7 +247,7 @@ exactly_max_tokens(void **state)
     (void) state;
     tr_config_defaults(&c);
     assert_int_equal(tr_tokenizer_load("models/pocket", &t, &err), TR_OK);
-    outlet_make(&o, &peer, 1 << 20, fd, fd);
+    writer_make(&o, &peer, 1 << 20, fd, fd);
     assert_int_equal(tr_loop_start(&c, e, t, &counters, fd, &l, &err), TR_OK);
     for (i = 0; i < 8; i++) { /* one of them would take hours */
         r[i] = submit(l, t, &o, (uint64_t) i, i == 7 ? 30000 : 10 + i);
@@ -286,7 +286,7 @@ exactly_max_tokens(void **state)
     assert_int_equal(tr_loop_outstanding(l), 0);
     assert_null(tr_loop_stop(l));
     e->free(e);
-    outlet_unmake(&o, &peer);
+    writer_unmake(&o, &peer);
     tr_tokenizer_free(t);
     close(fd);
 }

@@ -1,8 +1,8 @@
 /*
  * The step loop: aborts at every stage, pauses, stop strings, choices, echo,
- * outlets that fill up, failures, and thousands of random requests each of
- * which must give what it gives alone.  At the end of each test no request,
- * page or slot may be left.
+ * response writers that fill up, failures, and thousands of random requests
+ * each of which must give what it gives alone.  At the end of each test no
+ * request, page or slot may be left.
  */
 #include "tests/unit/fixtures/loop_bench.h"
 
@@ -15,7 +15,7 @@ one_after_another(void **state)
     (void) state;
     bench_start(&b, 100, 20);
     for (i = 0; i < 20; i++) {
-        client_t *c = submit(&b, request(1 + i * 17, 1 + i), i % OUTLETS);
+        client_t *c = submit(&b, request(1 + i * 17, 1 + i), i % WRITERS);
 
         frontend_until_ended(&b, c);
         check(c);
@@ -203,9 +203,10 @@ paused_for_too_long(void **state)
     bench_stop(&b);
 }
 
-/* Nobody reads one outlet: its requests end, the others do not notice. */
+/* Nobody reads one response writer: its requests end, the others do not
+ * notice. */
 static void
-outlet_for_too_long(void **state)
+ring_full_for_too_long(void **state)
 {
     bench_t b = { .config = { .channel_stall_timeout_us = 3000 } };
     client_t *stuck[8], *other;
@@ -234,9 +235,9 @@ outlet_for_too_long(void **state)
     bench_stop(&b);
 }
 
-/* A full outlet that is read again in time loses nothing. */
+/* A full response writer that is read again in time loses nothing. */
 static void
-outlet_full_for_a_while(void **state)
+ring_full_for_a_while(void **state)
 {
     bench_t b = { 0 };
     client_t *slow[4], *other;
@@ -358,7 +359,7 @@ stop_strings(void **state)
         r->params.n_stop = 1 + i % 4;
         r->params.include_stop = i % 5 == 0;
         r->params.min_tokens = i % 3 == 0 ? 20 : 0;
-        submit(&b, r, i % OUTLETS);
+        submit(&b, r, i % WRITERS);
     }
     while (b.open != 0) {
         frontend_turn(&b, true);
@@ -386,7 +387,7 @@ echo(void **state)
         r->echo = true;
         r->params.logprobs = i % 2 == 0 ? -1 : (int32_t) i % 5;
         r->n = 1 + i % 3;
-        submit(&b, r, i % OUTLETS);
+        submit(&b, r, i % WRITERS);
     }
     while (b.open != 0) {
         frontend_turn(&b, true);
@@ -422,7 +423,7 @@ stop_with_requests_inside(void **state)
     bench_start(&b, 100, 30);
     atomic_store(&b.fake.gated, 1);
     for (i = 0; i < 30; i++) {
-        client_t *c = submit(&b, request(100, 1800), i % OUTLETS);
+        client_t *c = submit(&b, request(100, 1800), i % WRITERS);
 
         if (i % 7 == 0) {
             control(&b, c, TR_CONTROL_PAUSE);
@@ -505,7 +506,7 @@ storm(uint64_t seed, uint32_t pages, uint32_t seqs, uint32_t tokens,
     bench_start(&b, pages, requests);
     while (b.n_clients < requests) {
         if (b.open < 60) {
-            submit(&b, random_request(), random_below(OUTLETS));
+            submit(&b, random_request(), random_below(WRITERS));
         }
         random_change(&b);
         /* many at first, however slow this thread is: pages become few */
@@ -513,11 +514,11 @@ storm(uint64_t seed, uint32_t pages, uint32_t seqs, uint32_t tokens,
                      pages < 100 && b.n_clients < 500 && b.open < 30);
         frontend_turn(&b, false);
         if (random_below(200) == 0) { /* a channel is slow for a while */
-            i = random_below(OUTLETS);
+            i = random_below(WRITERS);
             b.deaf[i] = !b.deaf[i];
         }
     }
-    for (i = 0; i < OUTLETS; i++) {
+    for (i = 0; i < WRITERS; i++) {
         b.deaf[i] = false;
     }
     for (i = 0; i < requests; i++) {
@@ -577,8 +578,8 @@ main(void)
         cmocka_unit_test(abort_at_every_stage),
         cmocka_unit_test(pause_and_resume),
         cmocka_unit_test(paused_for_too_long),
-        cmocka_unit_test(outlet_for_too_long),
-        cmocka_unit_test(outlet_full_for_a_while),
+        cmocka_unit_test(ring_full_for_too_long),
+        cmocka_unit_test(ring_full_for_a_while),
         cmocka_unit_test(refused),
         cmocka_unit_test(one_fails_alone),
         cmocka_unit_test(stop_strings),

@@ -1,7 +1,8 @@
 /*
- * The scheduler alone: who is admitted, what a batch holds, what a full outlet
- * stops.  Requests are made by hand and "run" by counting.  Who has to make way
- * for whom is test_scheduler_pages.c; test_scheduler_storm.c plays at random.
+ * The scheduler alone: who is admitted, what a batch holds, what a full
+ * response writer stops.  Requests are made by hand and "run" by counting.  Who
+ * has to make way for whom is test_scheduler_pages.c; test_scheduler_storm.c
+ * plays at random.
  */
 #include "tests/unit/fixtures/scheduler_bench.h"
 
@@ -401,29 +402,34 @@ choices_copy_the_prompt(void **state)
     bench_free(&b);
 }
 
-/* ---- outlets ------------------------------------------------------------ */
+/* ---- response writers
+ * ------------------------------------------------------------ */
 
 /* The linker (Makefile) sends the scheduler's questions here. */
-bool __real_tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs);
-bool __wrap_tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs);
+bool __real_tr_response_writer_has_room(tr_response_writer_t *o, uint32_t n,
+                                        uint32_t logprobs);
+bool __wrap_tr_response_writer_has_room(tr_response_writer_t *o, uint32_t n,
+                                        uint32_t logprobs);
 
 static uint32_t asked;
 
 bool
-__wrap_tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs)
+__wrap_tr_response_writer_has_room(tr_response_writer_t *o, uint32_t n,
+                                   uint32_t logprobs)
 {
     asked++;
-    return __real_tr_outlet_has_room(o, n, logprobs);
+    return __real_tr_response_writer_has_room(o, n, logprobs);
 }
 
 static void
-fill(tr_outlet_t *o)
+fill(tr_response_writer_t *o)
 {
     static const char text[1000];
 
-    while (tr_outlet_delta(o, 1, 0, 1, text, sizeof(text), NULL, 0) == TR_OK) {
+    while (tr_response_writer_delta(o, 1, 0, 1, text, sizeof(text), NULL, 0)
+           == TR_OK) {
     }
-    outlet_show(o);
+    writer_show(o);
 }
 
 static void
@@ -438,7 +444,7 @@ drain(tr_ring_consumer_t *peer)
 }
 
 static void
-full_outlet_stops_its_own(void **state)
+full_ring_stops_its_own(void **state)
 {
     bench_t b;
     tr_request_t *a, *c, *d;
@@ -446,20 +452,20 @@ full_outlet_stops_its_own(void **state)
     (void) state;
     bench_init(&b, 10, 2, 1000);
     a = make_request(&b, 32 * 4, 100, 1);
-    a->outlet = &b.outlet[1];
+    a->writer = &b.writer[1];
     tr_scheduler_add(&b.s, a);
     c = add(&b, 10, 1000);
     step(&b);
     step(&b);
-    fill(&b.outlet[1]);
+    fill(&b.writer[1]);
     b.now = 5000;
     compose(&b);
     assert_null(row_of(&b, a));
     assert_non_null(row_of(&b, c));
-    assert_int_equal(b.outlet[1].full_since_us, 5000);
+    assert_int_equal(b.writer[1].full_since_us, 5000);
     apply(&b);
     step(&b);
-    assert_int_equal(b.outlet[1].full_since_us, 5000);
+    assert_int_equal(b.writer[1].full_since_us, 5000);
     /* not at once, but after a while it gives up its slot and pages */
     d = add(&b, 32 * 4, 10);
     step(&b);
@@ -472,15 +478,16 @@ full_outlet_stops_its_own(void **state)
     drain(&b.peer[1]);
     compose(&b);
     assert_non_null(row_of(&b, a));
-    assert_int_equal(b.outlet[1].full_since_us, 0);
+    assert_int_equal(b.writer[1].full_since_us, 0);
     drop(&b, a);
     drop(&b, c);
     bench_free(&b);
 }
 
-/* An outlet that takes a few sequences a step serves all of them alike. */
+/* A response writer that takes a few sequences a step serves all of them
+ * alike. */
 static void
-small_outlet_rotates(void **state)
+small_ring_rotates(void **state)
 {
     bench_t b;
     tr_request_t *r[60];
@@ -490,13 +497,13 @@ small_outlet_rotates(void **state)
     bench_init(&b, 600, 64, 512);
     for (i = 0; i < 60; i++) {
         r[i] = make_request(&b, 1, 5000, 1);
-        r[i]->outlet = &b.outlet[1];
+        r[i]->writer = &b.writer[1];
         tr_scheduler_add(&b.s, r[i]);
     }
     for (i = 0; i < 300; i++) {
         step(&b);
         assert_in_range(b.s.n_rows, 10, 40);
-        assert_int_equal(b.outlet[1].full_since_us, 0);
+        assert_int_equal(b.writer[1].full_since_us, 0);
     }
     for (i = 0; i < 60; i++) {
         uint32_t len = r[i]->sequences[0].len;
@@ -509,10 +516,10 @@ small_outlet_rotates(void **state)
     bench_free(&b);
 }
 
-/* Of many that wait for one outlet, one asks; and once a batch has taken what
- * there was, nobody else does. */
+/* Of many that wait for one response writer, one asks; and once a batch has
+ * taken what there was, nobody else does. */
 static void
-full_outlet_is_asked_once(void **state)
+full_ring_is_asked_once(void **state)
 {
     bench_t b;
     tr_request_t *r[60];
@@ -522,11 +529,11 @@ full_outlet_is_asked_once(void **state)
     bench_init(&b, 600, 64, 512);
     for (i = 0; i < 60; i++) {
         r[i] = make_request(&b, 1, 5000, 1);
-        r[i]->outlet = &b.outlet[1];
+        r[i]->writer = &b.writer[1];
         r[i]->params.logprobs = i < 50 ? -1 : 0;
         tr_scheduler_add(&b.s, r[i]);
     }
-    fill(&b.outlet[1]);
+    fill(&b.writer[1]);
     asked = 0;
     compose(&b); /* all wait, those without logprobs first */
     assert_int_equal(b.s.n_rows, 0);
@@ -563,9 +570,9 @@ main(void)
         cmocka_unit_test(who_waits_is_left_alone),
         cmocka_unit_test(never_fits),
         cmocka_unit_test(choices_copy_the_prompt),
-        cmocka_unit_test(full_outlet_stops_its_own),
-        cmocka_unit_test(small_outlet_rotates),
-        cmocka_unit_test(full_outlet_is_asked_once),
+        cmocka_unit_test(full_ring_stops_its_own),
+        cmocka_unit_test(small_ring_rotates),
+        cmocka_unit_test(full_ring_is_asked_once),
     };
 
     return cmocka_run_group_tests(tests, make_policies, free_policies);

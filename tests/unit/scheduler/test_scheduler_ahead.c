@@ -87,13 +87,13 @@ ends_with_a_row_behind(void **state)
     compose(&b);
     behind = &b.s.flight[tr_scheduler_next(&b.s)];
     tr_scheduler_depart(&b.s);
-    assert_int_equal(b.outlet[0].owed, 2);
+    assert_int_equal(b.writer[0].owed, 2);
     tr_scheduler_landed(&b.s, &b.s.flight[b.s.first].rows[0], true);
     tr_scheduler_remove(&b.s, only(r));
     tr_scheduler_arrived(&b.s);
     tr_request_free(r);
     assert_null(behind->rows[0].sequence);
-    assert_int_equal(b.outlet[0].owed, 0);
+    assert_int_equal(b.writer[0].owed, 0);
     compose(&b);
     assert_int_equal(b.s.n_rows, 1);
     assert_ptr_equal(b.s.rows[0].sequence, only(other));
@@ -103,7 +103,8 @@ ends_with_a_row_behind(void **state)
     bench_free(&b);
 }
 
-/* A row without a page takes the row behind it back; both are composed again. */
+/* A row without a page takes the row behind it back; both are composed
+ * again. */
 static void
 taken_back(void **state)
 {
@@ -267,7 +268,7 @@ not_hopeless_yet(void **state)
 
 /* What is under way has its room: no row is composed that could find none. */
 static void
-outlets_keep_room(void **state)
+writers_keep_room(void **state)
 {
     bench_t b;
     tr_request_t *r[60];
@@ -277,17 +278,17 @@ outlets_keep_room(void **state)
     bench_init(&b, 600, 64, 512);
     for (i = 0; i < 60; i++) {
         r[i] = make_request(&b, 1, 5000, 1);
-        r[i]->outlet = &b.outlet[1];
+        r[i]->writer = &b.writer[1];
         tr_scheduler_add(&b.s, r[i]);
     }
     for (i = 0; i < 600; i++) {
         compose(&b);
-        sum = b.s.n_rows + b.outlet[1].owed;
-        assert_true(sum <= 40); /* small_outlet_rotates: of one batch */
+        sum = b.s.n_rows + b.writer[1].owed;
+        assert_true(sum <= 40); /* small_ring_rotates: of one batch */
         if (b.s.n_rows != 0) {
             tr_scheduler_depart(&b.s);
         }
-        assert_int_equal(b.outlet[1].owed, sum);
+        assert_int_equal(b.writer[1].owed, sum);
         if (b.s.n_flying > (b.s.n_rows != 0)) {
             land(&b, false);
         }
@@ -299,7 +300,7 @@ outlets_keep_room(void **state)
         most = len > most ? len : most;
         drop(&b, r[i]);
     }
-    assert_int_equal(b.outlet[1].owed, 0);
+    assert_int_equal(b.writer[1].owed, 0);
     assert_true(least > 100);
     assert_true(most - least <= 4);
     while (b.s.n_flying != 0) {
@@ -318,7 +319,7 @@ main(void)
         cmocka_unit_test(makes_way_with_a_row_under_way),
         cmocka_unit_test(swapped_with_a_row_under_way),
         cmocka_unit_test(not_hopeless_yet),
-        cmocka_unit_test(outlets_keep_room),
+        cmocka_unit_test(writers_keep_room),
     };
 
     return cmocka_run_group_tests(tests, make_policies, free_policies);

@@ -136,7 +136,7 @@ storm_policy(uint64_t seed, int policy, uint32_t pages, uint32_t swap_pages,
         land(&st->b, false);
     }
     storm_reap(st);
-    assert_int_equal(st->b.outlet[0].owed, 0);
+    assert_int_equal(st->b.writer[0].owed, 0);
     /* without arrivals and pauses, everything comes to its end */
     for (i = 0; i < ALIVE; i++) {
         if (st->r[i] != NULL) {

@@ -1,8 +1,8 @@
 /*
- * Outlets (outlet.h).  What is in here runs in the step loop's thread, but for
- * making, closing and freeing.
+ * Response writers (response_writer.h).  What is in here runs in the step loop's thread,
+ * but for making, closing and freeing.
  */
-#include "outlet.h"
+#include "response_writer.h"
 
 #include <sched.h>
 #include <string.h>
@@ -12,21 +12,22 @@
 
 #define BELL_PERIOD_NS 100000000L
 
-_Static_assert(TR_OUTLET_MIN / 4 - sizeof(tr_record_t)
-                   >= sizeof(tr_wire_delta_t) + TR_OUTLET_TEXT_MAX
-                          + TR_OUTLET_LOGPROB_MAX,
-               "one step of one sequence fits a record of the least outlet");
+_Static_assert(TR_RESPONSE_WRITER_MIN / 4 - sizeof(tr_record_t)
+                   >= sizeof(tr_wire_delta_t) + TR_RESPONSE_WRITER_TEXT_MAX
+                          + TR_RESPONSE_WRITER_LOGPROB_MAX,
+               "one step of one sequence fits a record of the smallest ring");
 
 /* Bytes in the ring: records are aligned, headers included. */
-#define TR_OUTLET_RECORD(payload) \
+#define TR_RESPONSE_WRITER_RECORD(payload) \
     (sizeof(tr_record_t) + (((payload) + 7) & ~(uint64_t) 7))
 
 tr_status_t
-tr_outlet_init(tr_outlet_t *o, tr_ring_shared_t *shared, void *data,
-               uint32_t capacity, int bell_fd, int frontend_fd)
+tr_response_writer_init(tr_response_writer_t *o, tr_ring_shared_t *shared,
+                        void *data, uint32_t capacity, int bell_fd,
+                        int frontend_fd)
 {
     memset(o, 0, sizeof(*o));
-    if (capacity < TR_OUTLET_MIN || capacity > TR_RING_MAX
+    if (capacity < TR_RESPONSE_WRITER_MIN || capacity > TR_RING_MAX
         || (capacity & (capacity - 1)) != 0) {
         return TR_ERR_INVALID;
     }
@@ -37,13 +38,13 @@ tr_outlet_init(tr_outlet_t *o, tr_ring_shared_t *shared, void *data,
 }
 
 void
-tr_outlet_close(tr_outlet_t *o)
+tr_response_writer_close(tr_response_writer_t *o)
 {
     atomic_store(&o->closed, 1);
 }
 
 void
-tr_outlet_free(tr_outlet_t *o)
+tr_response_writer_free(tr_response_writer_t *o)
 {
     while (atomic_load_explicit(&o->held, memory_order_acquire) != 0) {
         sched_yield();
@@ -54,7 +55,7 @@ tr_outlet_free(tr_outlet_t *o)
 /* ---- room --------------------------------------------------------------- */
 
 static void
-tr_outlet_tell_front(const tr_outlet_t *o)
+tr_response_writer_tell_front(const tr_response_writer_t *o)
 {
     const uint64_t one = 1;
 
@@ -62,57 +63,61 @@ tr_outlet_tell_front(const tr_outlet_t *o)
 }
 
 static void
-tr_outlet_break(tr_outlet_t *o, enum tr_outlet_fault fault)
+tr_response_writer_break(tr_response_writer_t *o,
+                         enum tr_response_writer_fault fault)
 {
     atomic_store(&o->broken, fault);
-    tr_outlet_tell_front(o);
+    tr_response_writer_tell_front(o);
 }
 
 static bool
-tr_outlet_dead(const tr_outlet_t *o)
+tr_response_writer_dead(const tr_response_writer_t *o)
 {
     return atomic_load_explicit(&o->closed, memory_order_relaxed) != 0
            || atomic_load_explicit(&o->broken, memory_order_relaxed) != 0;
 }
 
-/* True also when the peer's index is impossible: the outlet is dead then. */
+/* True also when the peer's index is impossible: the response writer is dead
+ * then. */
 static bool
-tr_outlet_fits(tr_outlet_t *o, uint64_t need, bool look)
+tr_response_writer_fits(tr_response_writer_t *o, uint64_t need, bool look)
 {
     tr_ring_producer_t *p = &o->ring;
 
     if (look && tr_ring_refresh_head(p, memory_order_seq_cst) != TR_OK) {
-        tr_outlet_break(o, TR_OUTLET_BAD_INDEX);
+        tr_response_writer_break(o, TR_RESPONSE_WRITER_BAD_INDEX);
         return true;
     }
     return need <= p->capacity - (p->tail - p->head);
 }
 
 bool
-tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs)
+tr_response_writer_has_room(tr_response_writer_t *o, uint32_t n,
+                            uint32_t logprobs)
 {
-    const uint64_t text = TR_OUTLET_RECORD(0) /* STARTED */
-                          + TR_OUTLET_RECORD(sizeof(tr_wire_delta_t)
-                                             + TR_OUTLET_TEXT_MAX)
-                          + TR_OUTLET_RECORD(sizeof(tr_wire_finish_t));
+    const uint64_t text = TR_RESPONSE_WRITER_RECORD(0) /* STARTED */
+                          + TR_RESPONSE_WRITER_RECORD(
+                              sizeof(tr_wire_delta_t)
+                              + TR_RESPONSE_WRITER_TEXT_MAX)
+                          + TR_RESPONSE_WRITER_RECORD(sizeof(tr_wire_finish_t));
     uint64_t need;
 
     n += o->owed;
     logprobs += o->owed_logprobs;
     /* one record may be pushed to the start of the ring by a PAD of its size */
-    need = n * text + logprobs * (uint64_t) TR_OUTLET_LOGPROB_MAX + text
-           + (logprobs != 0 ? TR_OUTLET_LOGPROB_MAX : 0);
-    if (tr_outlet_fits(o, need, false) || tr_outlet_dead(o)
-        || tr_outlet_fits(o, need, true)) {
+    need = n * text + logprobs * (uint64_t) TR_RESPONSE_WRITER_LOGPROB_MAX
+           + text + (logprobs != 0 ? TR_RESPONSE_WRITER_LOGPROB_MAX : 0);
+    if (tr_response_writer_fits(o, need, false) || tr_response_writer_dead(o)
+        || tr_response_writer_fits(o, need, true)) {
         return true;
     }
     /* `waits` first: when the peer rings, the frontend thread must find it */
     if (atomic_exchange(&o->waits, 1) == 0) {
-        tr_outlet_tell_front(o);
+        tr_response_writer_tell_front(o);
     }
     atomic_store_explicit(&o->ring.shared->producer_waiting, 1,
                           memory_order_seq_cst);
-    if (tr_outlet_fits(o, need, true)) {
+    if (tr_response_writer_fits(o, need, true)) {
         atomic_store_explicit(&o->ring.shared->producer_waiting, 0,
                               memory_order_seq_cst);
         return true;
@@ -123,52 +128,54 @@ tr_outlet_has_room(tr_outlet_t *o, uint32_t n, uint32_t logprobs)
 /* ---- records ------------------------------------------------------------ */
 
 static tr_status_t
-tr_outlet_put(tr_outlet_t *o, uint16_t type, uint64_t id,
-              const tr_ring_piece_t *pieces, unsigned n)
+tr_response_writer_put(tr_response_writer_t *o, uint16_t type, uint64_t id,
+                       const tr_ring_piece_t *pieces, unsigned n)
 {
     tr_status_t rc;
 
-    if (tr_outlet_dead(o)) {
+    if (tr_response_writer_dead(o)) {
         return TR_OK;
     }
     rc = tr_ring_put(&o->ring, type, 0, id, pieces, n);
     if (rc == TR_ERR_PROTOCOL) {
-        tr_outlet_break(o, TR_OUTLET_BAD_INDEX);
+        tr_response_writer_break(o, TR_RESPONSE_WRITER_BAD_INDEX);
         return TR_OK;
     }
     return rc;
 }
 
 tr_status_t
-tr_outlet_started(tr_outlet_t *o, uint64_t id)
+tr_response_writer_started(tr_response_writer_t *o, uint64_t id)
 {
-    return tr_outlet_put(o, TR_RECORD_STARTED, id, NULL, 0);
+    return tr_response_writer_put(o, TR_RECORD_STARTED, id, NULL, 0);
 }
 
 tr_status_t
-tr_outlet_delta(tr_outlet_t *o, uint64_t id, uint32_t choice, uint32_t tokens,
-                const char *text, uint32_t text_len, const void *logprobs,
-                uint32_t logprobs_len)
+tr_response_writer_delta(tr_response_writer_t *o, uint64_t id, uint32_t choice,
+                         uint32_t tokens, const char *text, uint32_t text_len,
+                         const void *logprobs, uint32_t logprobs_len)
 {
     tr_wire_delta_t head = { choice, tokens, text_len, logprobs_len };
     tr_ring_piece_t pieces[] = { { &head, sizeof(head) },
                                  { text, text_len },
                                  { logprobs, logprobs_len } };
 
-    return tr_outlet_put(o, TR_RECORD_DELTA, id, pieces, 3);
+    return tr_response_writer_put(o, TR_RECORD_DELTA, id, pieces, 3);
 }
 
 tr_status_t
-tr_outlet_finish(tr_outlet_t *o, uint64_t id, const tr_wire_finish_t *finish)
+tr_response_writer_finish(tr_response_writer_t *o, uint64_t id,
+                          const tr_wire_finish_t *finish)
 {
     tr_ring_piece_t piece = { finish, sizeof(*finish) };
 
-    return tr_outlet_put(o, TR_RECORD_FINISH, id, &piece, 1);
+    return tr_response_writer_put(o, TR_RECORD_FINISH, id, &piece, 1);
 }
 
 void
-tr_outlet_describe_error(const tr_error_t *err, uint32_t prompt_tokens,
-                         uint32_t completion_tokens, tr_error_record_t *out)
+tr_response_writer_describe_error(const tr_error_t *err, uint32_t prompt_tokens,
+                                  uint32_t completion_tokens,
+                                  tr_error_record_t *out)
 {
     out->head = (tr_wire_error_t){
         .status = err->status,
@@ -184,28 +191,30 @@ tr_outlet_describe_error(const tr_error_t *err, uint32_t prompt_tokens,
 }
 
 tr_status_t
-tr_outlet_error(tr_outlet_t *o, uint64_t id, const tr_error_t *err,
-                uint32_t prompt_tokens, uint32_t completion_tokens)
+tr_response_writer_error(tr_response_writer_t *o, uint64_t id,
+                         const tr_error_t *err, uint32_t prompt_tokens,
+                         uint32_t completion_tokens)
 {
     tr_error_record_t record;
 
-    tr_outlet_describe_error(err, prompt_tokens, completion_tokens, &record);
-    return tr_outlet_put(o, TR_RECORD_ERROR, id, record.pieces, 3);
+    tr_response_writer_describe_error(err, prompt_tokens, completion_tokens,
+                                      &record);
+    return tr_response_writer_put(o, TR_RECORD_ERROR, id, record.pieces, 3);
 }
 
 void
-tr_outlet_publish(tr_outlet_t *o, tr_bell_t *bell)
+tr_response_writer_publish(tr_response_writer_t *o, tr_bell_t *bell)
 {
-    if (!tr_outlet_dead(o) && tr_ring_publish(&o->ring)
+    if (!tr_response_writer_dead(o) && tr_ring_publish(&o->ring)
         && !tr_bell_ring(bell, o->bell_fd)) {
-        tr_outlet_break(o, TR_OUTLET_BAD_BELL);
+        tr_response_writer_break(o, TR_RESPONSE_WRITER_BAD_BELL);
     }
     /* from here on the frontend thread may free it */
     atomic_store_explicit(&o->held, 0, memory_order_release);
 }
 
 void
-tr_outlet_open_bell(tr_bell_t *bell)
+tr_response_writer_open_bell(tr_bell_t *bell)
 {
     int err = tr_bell_open(bell, BELL_PERIOD_NS);
 
@@ -216,8 +225,9 @@ tr_outlet_open_bell(tr_bell_t *bell)
 }
 
 uint32_t
-tr_outlet_encode_logprob(const tr_tokenizer_t *t, const tr_sampled_t *sampled,
-                         void *out, uint32_t cap)
+tr_response_writer_encode_logprob(const tr_tokenizer_t *t,
+                                  const tr_sampled_t *sampled, void *out,
+                                  uint32_t cap)
 {
     tr_wire_logprob_t head = { sampled->token, sampled->logprob, 0,
                                (uint16_t) sampled->n_top };

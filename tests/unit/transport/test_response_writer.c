@@ -1,8 +1,8 @@
 /*
- * Outlets: records arrive as they were staged, has_room keeps its promise at
- * every offset of the ring, a full outlet asks to be woken, a dead one drops
- * what it is given and never touches its ring, and the last record may be
- * followed at once by tr_outlet_free.
+ * Response writers: records arrive as they were staged, has_room keeps its promise at
+ * every offset of the ring, a full response writer asks to be woken, a dead one
+ * drops what it is given and never touches its ring, and the last record may be
+ * followed at once by tr_response_writer_free.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,7 +20,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "tests/unit/fixtures/outlet_rig.h"
+#include "tests/unit/fixtures/response_writer_fixture.h"
 
 static uint8_t buf[TR_RING_MAX / 4];
 static uint64_t random_state = 1;
@@ -34,22 +34,24 @@ random_below(uint32_t n)
 }
 
 static void
-outlet_refuses_sizes(void **state)
+writer_refuses_sizes(void **state)
 {
-    static const uint32_t bad[] = { 0, TR_OUTLET_MIN / 2, TR_OUTLET_MIN + 8,
+    static const uint32_t bad[] = { 0, TR_RESPONSE_WRITER_MIN / 2,
+                                    TR_RESPONSE_WRITER_MIN + 8,
                                     TR_RING_MAX * 2 };
     tr_ring_shared_t shared;
     tr_ring_consumer_t peer;
-    tr_outlet_t o;
+    tr_response_writer_t o;
     unsigned i;
 
     (void) state;
     for (i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        assert_int_equal(tr_outlet_init(&o, &shared, &shared, bad[i], -1, -1),
+        assert_int_equal(tr_response_writer_init(&o, &shared, &shared, bad[i],
+                                                 -1, -1),
                          TR_ERR_INVALID);
     }
-    outlet_make(&o, &peer, TR_OUTLET_MIN, -1, -1);
-    outlet_unmake(&o, &peer);
+    writer_make(&o, &peer, TR_RESPONSE_WRITER_MIN, -1, -1);
+    writer_unmake(&o, &peer);
 }
 
 /* Counts what was rung. */
@@ -62,11 +64,11 @@ rings(int fd)
 }
 
 static void
-outlet_records(void **state)
+writer_records(void **state)
 {
     int bell = eventfd(0, EFD_NONBLOCK);
     tr_ring_consumer_t peer;
-    tr_outlet_t o;
+    tr_response_writer_t o;
     tr_record_t rec;
     tr_wire_delta_t delta;
     tr_wire_finish_t finish = { .choice = 2,
@@ -79,18 +81,19 @@ outlet_records(void **state)
     tr_error_t err = { .status = TR_ERR_TIMEOUT };
 
     (void) state;
-    outlet_make(&o, &peer, TR_OUTLET_MIN, bell, -1);
+    writer_make(&o, &peer, TR_RESPONSE_WRITER_MIN, bell, -1);
     strcpy(err.param, "p");
     strcpy(err.text, "too slow");
     assert_int_equal(tr_ring_sleep(&peer), TR_AGAIN);
-    assert_int_equal(tr_outlet_delta(&o, 5, 2, 3, "abc", 3, "xy", 2), TR_OK);
-    assert_int_equal(tr_outlet_finish(&o, 5, &finish), TR_OK);
-    assert_int_equal(tr_outlet_error(&o, 6, &err, 10, 4), TR_OK);
+    assert_int_equal(tr_response_writer_delta(&o, 5, 2, 3, "abc", 3, "xy", 2),
+                     TR_OK);
+    assert_int_equal(tr_response_writer_finish(&o, 5, &finish), TR_OK);
+    assert_int_equal(tr_response_writer_error(&o, 6, &err, 10, 4), TR_OK);
     /* nothing is seen before the step is published */
     assert_int_equal(tr_ring_get(&peer, &rec, buf, sizeof(buf)), TR_AGAIN);
-    outlet_show(&o);
+    writer_show(&o);
     assert_int_equal(rings(bell), 1);
-    outlet_show(&o);
+    writer_show(&o);
     assert_int_equal(rings(bell), 0);
 
     assert_int_equal(tr_ring_get(&peer, &rec, buf, sizeof(buf)), TR_OK);
@@ -118,7 +121,7 @@ outlet_records(void **state)
     assert_int_equal(error.completion_tokens, 4);
     assert_memory_equal(a.data, "p", 1);
     assert_memory_equal(b.data, "too slow", 8);
-    outlet_unmake(&o, &peer);
+    writer_unmake(&o, &peer);
     close(bell);
 }
 
@@ -134,27 +137,27 @@ drain(tr_ring_consumer_t *peer, uint32_t k)
 }
 
 static void
-outlet_room_is_kept(void **state)
+writer_room_is_kept(void **state)
 {
-    static const char text[TR_OUTLET_TEXT_MAX];
-    static const char logprobs[TR_OUTLET_LOGPROB_MAX];
+    static const char text[TR_RESPONSE_WRITER_TEXT_MAX];
+    static const char logprobs[TR_RESPONSE_WRITER_LOGPROB_MAX];
     tr_wire_finish_t finish = { .reason = TR_FINISH_STOP };
     int front = eventfd(0, EFD_NONBLOCK);
     tr_ring_consumer_t peer;
-    tr_outlet_t o;
+    tr_response_writer_t o;
     uint32_t step, i, full = 0;
 
     (void) state;
-    outlet_make(&o, &peer, TR_OUTLET_MIN * 2, -1, front);
+    writer_make(&o, &peer, TR_RESPONSE_WRITER_MIN * 2, -1, front);
     for (step = 0; step < 20000; step++) {
         uint32_t n = 1 + random_below(12);
         uint32_t with = random_below(3) == 0 ? random_below(6) % (n + 1) : 0;
 
-        if (!tr_outlet_has_room(&o, n, with)) {
+        if (!tr_response_writer_has_room(&o, n, with)) {
             full++;
             assert_int_equal(atomic_load(&peer.shared->producer_waiting), 1);
             /* the frontend thread hears of it, once until it has looked */
-            assert_false(tr_outlet_has_room(&o, n, with));
+            assert_false(tr_response_writer_has_room(&o, n, with));
             assert_int_equal(rings(front), 1);
             assert_int_equal(atomic_exchange(&o.waits, 0), 1);
             /* whoever makes room is told to say so */
@@ -168,46 +171,47 @@ outlet_room_is_kept(void **state)
                           : most    ? (uint32_t) sizeof(logprobs)
                                     : random_below(sizeof(logprobs));
 
-            assert_int_equal(tr_outlet_started(&o, i), TR_OK);
-            assert_int_equal(tr_outlet_delta(&o, i, 0, 1, text, len, logprobs,
-                                             lp),
+            assert_int_equal(tr_response_writer_started(&o, i), TR_OK);
+            assert_int_equal(tr_response_writer_delta(&o, i, 0, 1, text, len,
+                                                      logprobs, lp),
                              TR_OK);
-            assert_int_equal(tr_outlet_finish(&o, i, &finish), TR_OK);
+            assert_int_equal(tr_response_writer_finish(&o, i, &finish), TR_OK);
         }
-        outlet_show(&o);
+        writer_show(&o);
         if (random_below(4) == 0) {
             drain(&peer, UINT32_MAX);
         }
     }
     assert_true(full > 100);
-    /* an empty outlet of any size takes a sequence with logprobs */
+    /* an empty response writer of any size takes a sequence with logprobs */
     drain(&peer, UINT32_MAX);
-    assert_true(tr_outlet_has_room(&o, 1, 1));
-    outlet_unmake(&o, &peer);
+    assert_true(tr_response_writer_has_room(&o, 1, 1));
+    writer_unmake(&o, &peer);
     close(front);
 }
 
 static void
-outlet_smallest_takes_one(void **state)
+writer_smallest_takes_one(void **state)
 {
     tr_ring_consumer_t peer;
-    tr_outlet_t o;
+    tr_response_writer_t o;
 
     (void) state;
-    outlet_make(&o, &peer, TR_OUTLET_MIN, -1, -1);
-    assert_true(tr_outlet_has_room(&o, 1, 1));
-    outlet_unmake(&o, &peer);
+    writer_make(&o, &peer, TR_RESPONSE_WRITER_MIN, -1, -1);
+    assert_true(tr_response_writer_has_room(&o, 1, 1));
+    writer_unmake(&o, &peer);
 }
 
 /* Puts records of a kilobyte until the ring is full, or n. */
 static uint32_t
-fill(tr_outlet_t *o, uint32_t n)
+fill(tr_response_writer_t *o, uint32_t n)
 {
     static const char text[1000];
     uint32_t i;
 
     for (i = 0; i < n; i++) {
-        if (tr_outlet_delta(o, 1, 0, 1, text, sizeof(text), NULL, 0) != TR_OK) {
+        if (tr_response_writer_delta(o, 1, 0, 1, text, sizeof(text), NULL, 0)
+            != TR_OK) {
             break;
         }
     }
@@ -216,72 +220,72 @@ fill(tr_outlet_t *o, uint32_t n)
 
 /* The peer has gone: the loop goes on as if there were room. */
 static void
-outlet_closed(void **state)
+writer_closed(void **state)
 {
     tr_wire_finish_t finish = { .reason = TR_FINISH_STOP };
     int bell = eventfd(0, EFD_NONBLOCK);
     tr_ring_shared_t before;
     tr_ring_consumer_t peer;
-    tr_outlet_t o;
+    tr_response_writer_t o;
 
     (void) state;
-    outlet_make(&o, &peer, TR_OUTLET_MIN, bell, -1);
+    writer_make(&o, &peer, TR_RESPONSE_WRITER_MIN, bell, -1);
     assert_int_equal(tr_ring_sleep(&peer), TR_AGAIN);
     fill(&o, 3);
-    tr_outlet_close(&o);
+    tr_response_writer_close(&o);
     before = *peer.shared;
     assert_int_equal(fill(&o, 1000), 1000);
-    assert_true(tr_outlet_has_room(&o, 4096, 4096));
-    assert_int_equal(tr_outlet_started(&o, 1), TR_OK);
-    assert_int_equal(tr_outlet_finish(&o, 1, &finish), TR_OK);
-    outlet_show(&o);
+    assert_true(tr_response_writer_has_room(&o, 4096, 4096));
+    assert_int_equal(tr_response_writer_started(&o, 1), TR_OK);
+    assert_int_equal(tr_response_writer_finish(&o, 1, &finish), TR_OK);
+    writer_show(&o);
     assert_memory_equal(&before, peer.shared, sizeof(before));
     assert_int_equal(rings(bell), 0);
-    outlet_unmake(&o, &peer);
+    writer_unmake(&o, &peer);
     close(bell);
 }
 
 /* The peer claims to have read what was never written, or less than before. */
 static void
-outlet_bad_index(void **state)
+writer_bad_index(void **state)
 {
-    static const uint64_t lies[] = { UINT64_MAX & ~7ull, TR_OUTLET_MIN * 2, 8,
-                                     4096 + 4 };
+    static const uint64_t lies[] = { UINT64_MAX & ~7ull,
+                                     TR_RESPONSE_WRITER_MIN * 2, 8, 4096 + 4 };
     int front = eventfd(0, EFD_NONBLOCK);
     unsigned i;
 
     (void) state;
     for (i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
         tr_ring_consumer_t peer;
-        tr_outlet_t o;
+        tr_response_writer_t o;
 
-        outlet_make(&o, &peer, TR_OUTLET_MIN, -1, front);
+        writer_make(&o, &peer, TR_RESPONSE_WRITER_MIN, -1, front);
         fill(&o, 40);
-        outlet_show(&o);
+        writer_show(&o);
         drain(&peer, 20);
-        while (tr_outlet_has_room(&o, 1, 0)) {
+        while (tr_response_writer_has_room(&o, 1, 0)) {
             fill(&o, 1);
-            outlet_show(&o);
+            writer_show(&o);
         }
-        assert_int_equal(atomic_load(&o.broken), TR_OUTLET_SOUND);
+        assert_int_equal(atomic_load(&o.broken), TR_RESPONSE_WRITER_SOUND);
         rings(front);
         atomic_store(&peer.shared->head, lies[i]);
         if (i % 2 == 0) {
-            assert_true(tr_outlet_has_room(&o, 1, 0));
+            assert_true(tr_response_writer_has_room(&o, 1, 0));
         } else {
             assert_int_equal(fill(&o, 1000), 1000);
         }
-        assert_int_equal(atomic_load(&o.broken), TR_OUTLET_BAD_INDEX);
+        assert_int_equal(atomic_load(&o.broken), TR_RESPONSE_WRITER_BAD_INDEX);
         assert_int_equal(rings(front), 1);
         assert_int_equal(fill(&o, 1000), 1000);
-        outlet_show(&o);
-        outlet_unmake(&o, &peer);
+        writer_show(&o);
+        writer_unmake(&o, &peer);
     }
     close(front);
 }
 
 static void
-outlet_logprobs(void **state)
+writer_logprobs(void **state)
 {
     tr_tokenizer_t *t;
     tr_error_t err;
@@ -297,12 +301,12 @@ outlet_logprobs(void **state)
     s.token = tr_tokenizer_find(t, "b");
     s.top[0] = (tr_top_t){ tr_tokenizer_find(t, "a"), -0.25f };
     s.top[1] = (tr_top_t){ s.token, -1.5f };
-    len = tr_outlet_encode_logprob(t, &s, out, sizeof(out));
+    len = tr_response_writer_encode_logprob(t, &s, out, sizeof(out));
     assert_int_equal(len, sizeof(head) + 1 + 2 * (sizeof(top) + 1));
     for (cap = 0; cap < len; cap++) {
-        assert_int_equal(tr_outlet_encode_logprob(t, &s, out, cap), 0);
+        assert_int_equal(tr_response_writer_encode_logprob(t, &s, out, cap), 0);
     }
-    assert_int_equal(tr_outlet_encode_logprob(t, &s, out, len), len);
+    assert_int_equal(tr_response_writer_encode_logprob(t, &s, out, len), len);
 
     left = (tr_wire_bytes_t){ (const char *) out, len };
     assert_int_equal(tr_wire_logprob_next(&left, &head, &bytes), TR_OK);
@@ -321,7 +325,7 @@ outlet_logprobs(void **state)
 
     /* an id without bytes, an unknown probability */
     s = (tr_sampled_t){ .token = -1, .logprob = NAN };
-    assert_int_equal(tr_outlet_encode_logprob(t, &s, out, sizeof(out)),
+    assert_int_equal(tr_response_writer_encode_logprob(t, &s, out, sizeof(out)),
                      sizeof(head));
     tr_tokenizer_free(t);
 }
@@ -330,7 +334,7 @@ outlet_logprobs(void **state)
 
 #define LIVES 2000
 
-static tr_outlet_t *_Atomic handed;
+static tr_response_writer_t *_Atomic handed;
 
 static void *
 produce(void *arg)
@@ -341,21 +345,21 @@ produce(void *arg)
 
     (void) arg;
     for (i = 0; i < LIVES; i++) {
-        tr_outlet_t *o;
+        tr_response_writer_t *o;
 
         while ((o = atomic_exchange(&handed, NULL)) == NULL) {
         }
-        assert_true(tr_outlet_has_room(o, 1, 0));
+        assert_true(tr_response_writer_has_room(o, 1, 0));
         atomic_store(&o->held, 1);
-        tr_outlet_finish(o, 9, &finish);
-        outlet_show(o);
+        tr_response_writer_finish(o, 9, &finish);
+        writer_show(o);
     }
     return NULL;
 }
 
-/* The consumer frees the outlet as soon as it sees the last record. */
+/* The consumer frees the response writer as soon as it sees the last record. */
 static void
-outlet_freed_at_once(void **state)
+writer_freed_at_once(void **state)
 {
     tr_ring_consumer_t peer;
     pthread_t thread;
@@ -365,14 +369,14 @@ outlet_freed_at_once(void **state)
     (void) state;
     pthread_create(&thread, NULL, produce, NULL);
     for (i = 0; i < LIVES; i++) {
-        tr_outlet_t *o = malloc(sizeof(*o));
+        tr_response_writer_t *o = malloc(sizeof(*o));
 
-        outlet_make(o, &peer, TR_OUTLET_MIN, -1, -1);
+        writer_make(o, &peer, TR_RESPONSE_WRITER_MIN, -1, -1);
         atomic_store(&handed, o);
         while (tr_ring_get(&peer, &rec, buf, sizeof(buf)) == TR_AGAIN) {
         }
         assert_int_equal(rec.type, TR_RECORD_FINISH);
-        outlet_unmake(o, &peer);
+        writer_unmake(o, &peer);
         free(o);
     }
     pthread_join(thread, NULL);
@@ -382,14 +386,14 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(outlet_refuses_sizes),
-        cmocka_unit_test(outlet_records),
-        cmocka_unit_test(outlet_room_is_kept),
-        cmocka_unit_test(outlet_smallest_takes_one),
-        cmocka_unit_test(outlet_closed),
-        cmocka_unit_test(outlet_bad_index),
-        cmocka_unit_test(outlet_logprobs),
-        cmocka_unit_test(outlet_freed_at_once),
+        cmocka_unit_test(writer_refuses_sizes),
+        cmocka_unit_test(writer_records),
+        cmocka_unit_test(writer_room_is_kept),
+        cmocka_unit_test(writer_smallest_takes_one),
+        cmocka_unit_test(writer_closed),
+        cmocka_unit_test(writer_bad_index),
+        cmocka_unit_test(writer_logprobs),
+        cmocka_unit_test(writer_freed_at_once),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
