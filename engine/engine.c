@@ -234,7 +234,7 @@ start_threads(tr_engine_t *e, tr_error_t *err)
         .wake_fd = e->wake_fd,
         .parser = e->parser,
         .loop = e->loop,
-        .report = e->reporter != NULL ? tr_reporter_report(e->reporter) : NULL,
+        .events = e->reporter != NULL ? tr_reporter_events(e->reporter) : NULL,
     };
     return tr_frontend_start(&options, &e->frontend, err);
 }

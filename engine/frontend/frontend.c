@@ -28,7 +28,7 @@ enum { RUN, DRAIN, HURRY };
 struct tr_front {
     tr_peer_env_t env;
     tr_listener_t *listener;
-    tr_event_t on_listener, on_wake;
+    tr_source_t on_listener, on_wake;
     pthread_t thread;
     int wake_fd;
     _Atomic int wanted; /* RUN, DRAIN, HURRY */
@@ -178,7 +178,7 @@ on_wake(tr_frontend_t *f)
     if (f->env.loop != NULL) {
         tr_peer_reap(tr_loop_over(f->env.loop));
     }
-    while ((id = tr_report_cancelled(f->env.report)) != 0) {
+    while ((id = tr_events_cancelled(f->env.events)) != 0) {
         for (p = f->peers; p != NULL && !tr_peer_cancel(p, id); p = p->next) {
         }
     }
@@ -187,19 +187,19 @@ on_wake(tr_frontend_t *f)
 static void
 on_event(tr_frontend_t *f, const struct epoll_event *ev)
 {
-    tr_event_t *on = ev->data.ptr;
+    tr_source_t *on = ev->data.ptr;
 
     switch (on->kind) {
-    case TR_EVENT_LISTENER:
+    case TR_SOURCE_LISTENER:
         accept_peers(f);
         break;
-    case TR_EVENT_WAKE:
+    case TR_SOURCE_WAKE:
         on_wake(f);
         break;
-    case TR_EVENT_SOCKET:
+    case TR_SOURCE_SOCKET:
         tr_peer_on_socket(on->peer);
         break;
-    case TR_EVENT_BELL:
+    case TR_SOURCE_BELL:
         tr_peer_on_bell(on->peer);
         break;
     }
@@ -222,7 +222,7 @@ turn(tr_frontend_t *f)
         }
         at = &p->next;
     }
-    tr_report_show(f->env.report);
+    tr_events_show(f->env.events);
     if (f->env.wake_loop) {
         f->env.wake_loop = false;
         if (f->env.loop != NULL) {
@@ -364,7 +364,7 @@ end_all(tr_frontend_t *f)
         f->peers = p->next;
         tr_peer_free(p);
     }
-    tr_report_show(f->env.report);
+    tr_events_show(f->env.events);
 }
 
 static void *
@@ -422,8 +422,8 @@ prepare(tr_frontend_t *f, tr_error_t *err)
                             "no memory for the frontend "
                             "thread");
     }
-    f->on_listener.kind = TR_EVENT_LISTENER;
-    f->on_wake.kind = TR_EVENT_WAKE;
+    f->on_listener.kind = TR_SOURCE_LISTENER;
+    f->on_wake.kind = TR_SOURCE_WAKE;
     f->env.epoll = epoll_create1(EPOLL_CLOEXEC);
     if (f->env.epoll == -1
         || epoll_ctl(f->env.epoll, EPOLL_CTL_ADD, f->listener->fd, &listener)
@@ -451,7 +451,7 @@ tr_frontend_start(const tr_frontend_options_t *options, tr_frontend_t **out,
     f->env.parser = options->parser;
     f->env.loop = options->loop;
     f->env.status = options->status;
-    f->env.report = options->report;
+    f->env.events = options->events;
     f->env.status_fd = options->status_fd;
     f->env.wake_fd = options->wake_fd;
     f->env.epoll = -1;

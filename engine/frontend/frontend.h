@@ -29,7 +29,7 @@ typedef struct {
     int wake_fd;                 /* borrowed: parser and loop ring it */
     tr_request_parser_t *parser; /* given: stopped by the frontend thread */
     tr_loop_t *loop;             /* given: stopped by the frontend thread */
-    tr_report_t *report;         /* borrowed; NULL: nothing is reported */
+    tr_request_events_t *events; /* borrowed; NULL: nothing is published */
 } tr_frontend_options_t;
 
 /* Starts the thread; the status page says READY when it returns.  On failure

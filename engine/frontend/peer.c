@@ -18,7 +18,7 @@
 #define HELLO_TIMEOUT_US 5000000u
 
 static int
-watch(tr_peer_env_t *env, int fd, uint32_t events, tr_event_t *on)
+watch(tr_peer_env_t *env, int fd, uint32_t events, tr_source_t *on)
 {
     struct epoll_event ev = { .events = events, .data.ptr = on };
 
@@ -99,8 +99,8 @@ tr_peer_new(tr_peer_env_t *env, int sock, const tr_peer_credentials_t *who,
     p->connected_us = env->now_us;
     p->sock = sock;
     p->bell_in = p->bell_out = -1;
-    p->on_sock = (tr_event_t){ TR_EVENT_SOCKET, p };
-    p->on_bell = (tr_event_t){ TR_EVENT_BELL, p };
+    p->on_sock = (tr_source_t){ TR_SOURCE_SOCKET, p };
+    p->on_bell = (tr_source_t){ TR_SOURCE_BELL, p };
     if (watch(env, sock, EPOLLIN | EPOLLRDHUP, &p->on_sock) != 0) {
         tr_log(TR_LEVEL_ERROR, "cannot watch a connection error=\"%s\"",
                strerror(errno));

@@ -62,7 +62,7 @@ typedef struct {
     tr_request_parser_t *parser;
     tr_loop_t *loop; /* NULL once it was stopped */
     tr_status_page_t *status;
-    tr_report_t *report; /* NULL: nothing is reported */
+    tr_request_events_t *events; /* NULL: nothing is published */
     int status_fd;
     int wake_fd; /* ours: who has news for the frontend thread rings it */
     int epoll;
@@ -84,18 +84,18 @@ typedef struct {
 
 typedef struct tr_peer tr_peer_t;
 
-enum tr_event_kind {
-    TR_EVENT_LISTENER,
-    TR_EVENT_WAKE,
-    TR_EVENT_SOCKET,
-    TR_EVENT_BELL
+enum tr_source_kind {
+    TR_SOURCE_LISTENER,
+    TR_SOURCE_WAKE,
+    TR_SOURCE_SOCKET,
+    TR_SOURCE_BELL
 };
 
 /* What epoll hands back. */
 typedef struct {
-    enum tr_event_kind kind;
+    enum tr_source_kind kind;
     tr_peer_t *peer;
-} tr_event_t;
+} tr_source_t;
 
 struct tr_peer {
     tr_peer_env_t *env;
@@ -108,7 +108,7 @@ struct tr_peer {
     int sock;
     int bell_in;  /* the peer rings */
     int bell_out; /* we ring */
-    tr_event_t on_sock, on_bell;
+    tr_source_t on_sock, on_bell;
     tr_hello_t hello;
     size_t hello_len;
 
@@ -175,8 +175,8 @@ void tr_peer_reap(tr_request_t *over);
 void tr_peer_end(tr_peer_t *p, tr_peer_slot_t *s);
 /* The client of this slot's request, which goes on without, has left. */
 void tr_peer_detach(tr_peer_t *p, tr_peer_slot_t *s);
-/* Cancels the request with this report_id; false: it is not of this peer. */
-bool tr_peer_cancel(tr_peer_t *p, uint64_t report_id);
+/* Cancels the request with this event_id; false: it is not of this peer. */
+bool tr_peer_cancel(tr_peer_t *p, uint64_t event_id);
 
 /* ---- peer_wish.c -------------------------------------------------------- */
 

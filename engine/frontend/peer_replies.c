@@ -102,7 +102,7 @@ put_error(tr_peer_t *p, tr_request_t *r)
     tr_response_writer_describe_error(&r->error, 0, 0, &record);
     rc = put(p, TR_RECORD_ERROR, r->id, record.pieces, 3);
     if (rc == TR_OK) {
-        tr_report_answer(r, TR_RECORD_ERROR, record.pieces, 3);
+        tr_events_answer(r, TR_RECORD_ERROR, record.pieces, 3);
         /* a client's mistake is no error of ours */
         if (info.http >= 500) {
             atomic_fetch_add(&p->env->status->counters.requests_error, 1);
@@ -125,7 +125,7 @@ put_aborted(tr_peer_t *p, tr_request_t *r)
     tr_status_t rc = put(p, TR_RECORD_FINISH, r->id, &piece, 1);
 
     if (rc == TR_OK) {
-        tr_report_answer(r, TR_RECORD_FINISH, &piece, 1);
+        tr_events_answer(r, TR_RECORD_FINISH, &piece, 1);
         atomic_fetch_add(&p->env->status->counters.requests_aborted, 1);
     }
     return rc;
@@ -150,7 +150,7 @@ put_accepted(tr_peer_t *p, tr_request_t *r)
     tr_ring_piece_t pieces[] = { { &head, sizeof(head) },
                                  { model, head.model_len } };
 
-    tr_report_answer(r, TR_RECORD_ACCEPTED, pieces, 2);
+    tr_events_answer(r, TR_RECORD_ACCEPTED, pieces, 2);
     if (atomic_load(&r->control) & TR_CONTROL_DETACH) {
         return TR_OK; /* only its end is still to be sent */
     }
@@ -195,7 +195,7 @@ reserve(tr_peer_t *p, tr_request_t *r)
 static void
 submit(tr_peer_t *p, tr_request_t *r)
 {
-    tr_report_show(p->env->report);
+    tr_events_show(p->env->events);
     tr_loop_submit(p->env->loop, r);
 }
 

@@ -44,7 +44,7 @@ uncharge(tr_peer_t *p, tr_peer_slot_t *s)
 void
 tr_peer_end(tr_peer_t *p, tr_peer_slot_t *s)
 {
-    tr_report_end(s->request, p->env->now_us);
+    tr_events_end(s->request, p->env->now_us);
     uncharge(p, s);
     p->env->laid_out -= s->laid_out;
     s->laid_out = 0;
@@ -91,7 +91,7 @@ tr_peer_detach(tr_peer_t *p, tr_peer_slot_t *s)
     if ((old & TR_CONTROL_DETACH) == 0) {
         atomic_store(&r->control,
                      (old | TR_CONTROL_DETACH) & ~TR_CONTROL_PAUSE);
-        tr_report_detached(r);
+        tr_events_detached(r);
     }
     if (s->state == TR_SLOT_RUNNING) {
         p->env->wake_loop = true;
@@ -160,13 +160,13 @@ tr_peer_take_wishes(tr_peer_t *p)
 }
 
 bool
-tr_peer_cancel(tr_peer_t *p, uint64_t report_id)
+tr_peer_cancel(tr_peer_t *p, uint64_t event_id)
 {
     tr_peer_slot_t *s = p->slots, *end = p->slots + p->n_slots;
 
     while (s != end
-           && (s->request == NULL || s->request->report == NULL
-               || s->request->report_id != report_id)) {
+           && (s->request == NULL || s->request->events == NULL
+               || s->request->event_id != event_id)) {
         s++;
     }
     if (s == end) {
@@ -308,7 +308,7 @@ first_part(tr_peer_t *p, const tr_record_t *rec, const uint8_t *payload)
     r->writer = &p->writer;
     r->owner = p;
     r->arrival_us = p->env->now_us;
-    tr_report_arrived(p->env->report, r, &head);
+    tr_events_arrived(p->env->events, r, &head);
     s->request = r;
     s->generation = TR_ID_GENERATION(rec->id);
     s->declared = head.body_len;

@@ -193,7 +193,7 @@ room_for_request(tr_ledger_t *l)
 static void
 take_arrived(tr_ledger_t *l, uint64_t id, const uint8_t *payload)
 {
-    tr_report_arrived_t note;
+    tr_event_arrived_t note;
     tr_ledger_request_t *q;
 
     memcpy(&note, payload, sizeof(note));
@@ -287,7 +287,7 @@ take_state(tr_ledger_t *l, tr_ledger_request_t *q, uint8_t state,
 static void
 apply_end(tr_ledger_t *l, tr_ledger_request_t *q)
 {
-    const tr_report_end_t *end = &q->end;
+    const tr_event_end_t *end = &q->end;
 
     q->ended = true;
     l->live--;
@@ -327,7 +327,7 @@ tr_ledger_take(tr_ledger_t *l, const tr_record_t *rec, const uint8_t *payload)
 {
     tr_ledger_request_t *q;
 
-    if (rec->type == TR_REPORT_ARRIVED) {
+    if (rec->type == TR_EVENT_ARRIVED) {
         take_arrived(l, rec->id, payload);
         return;
     }
@@ -336,28 +336,28 @@ tr_ledger_take(tr_ledger_t *l, const tr_record_t *rec, const uint8_t *payload)
         return; /* there was no memory for it */
     }
     switch (rec->type) {
-    case TR_REPORT_STARTED:
-        take_state(l, q, TR_REPORT_PREFILL, &q->started_ms, payload);
+    case TR_EVENT_STARTED:
+        take_state(l, q, TR_REQUEST_PREFILL, &q->started_ms, payload);
         break;
-    case TR_REPORT_FIRST:
-        take_state(l, q, TR_REPORT_DECODE, &q->first_token_ms, payload);
+    case TR_EVENT_FIRST:
+        take_state(l, q, TR_REQUEST_DECODE, &q->first_token_ms, payload);
         break;
-    case TR_REPORT_PROGRESS:
+    case TR_EVENT_PROGRESS:
         memcpy(&q->tokens, payload, sizeof(q->tokens));
         q->dirty |= TR_LEDGER_PROGRESS;
         tr_ledger_due(l, q);
         break;
-    case TR_REPORT_DETACHED:
+    case TR_EVENT_DETACHED:
         q->detached = true;
         q->dirty |= TR_LEDGER_STATE;
         tr_ledger_due(l, q);
         break;
-    case TR_REPORT_LOST:
+    case TR_EVENT_LOST:
         if (!q->closed) {
             tr_output_lose(l, q);
         }
         break;
-    case TR_REPORT_END:
+    case TR_EVENT_END:
         take_end(l, q, payload);
         break;
     default:
@@ -387,7 +387,7 @@ tr_ledger_end_all(tr_ledger_t *l)
     tr_ledger_apply_ends(l);
     for (q = l->first; q != NULL; q = q->next) {
         if (!q->ended) {
-            q->end.state = TR_REPORT_FAILED;
+            q->end.state = TR_REQUEST_FAILED;
             q->end.status = TR_ERR_DRAINING;
             snprintf(q->end.message, sizeof(q->end.message),
                      "The engine has stopped");

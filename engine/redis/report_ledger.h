@@ -2,11 +2,12 @@
  * The ledger: what the reporter knows about requests, and owes to Redis.
  *
  * Every request has fields (the hash tr:req) and, if it is resumable, output:
- * the records that its worker got, numbered from 1, gathered into entries (of the
- * stream tr:out).  At most one entry of a request is on its way to Redis, so that
- * one that was refused cannot be overtaken by the next; meanwhile records gather
- * in the last entry.  Once sent, an entry never changes: sent again after a lost
- * connection it is either new to Redis or exactly what stands there.
+ * the records that its worker got, numbered from 1, gathered into entries (of
+ * the stream tr:out).  At most one entry of a request is on its way to Redis,
+ * so that one that was refused cannot be overtaken by the next; meanwhile
+ * records gather in the last entry.  Once sent, an entry never changes: sent
+ * again after a lost connection it is either new to Redis or exactly what
+ * stands there.
  *
  *   kept  [1..20][21..33] | [34..41]    [42..47]
  *          acknowledged     on its way   open
@@ -47,7 +48,7 @@ typedef struct tr_ledger_entry {
 } tr_ledger_entry_t;
 
 typedef struct tr_ledger_request {
-    uint64_t id; /* report_id */
+    uint64_t id; /* event_id */
     struct tr_ledger_request *chain, *chain_completion;
     struct tr_ledger_request *prev, *next;         /* of all, by arrival */
     struct tr_ledger_request *due_prev, *due_next; /* of those that are due */
@@ -58,12 +59,12 @@ typedef struct tr_ledger_request {
     char owner[TR_OWNER_LEN + 1];
     char request_id[TR_REQUEST_ID_MAX + 1];
     uint16_t endpoint, flags;
-    uint8_t state; /* enum tr_report_state */
+    uint8_t state; /* enum tr_request_state */
     bool stream, detached, ended;
     bool cancelling; /* through tr:ctl */
     uint32_t tokens; /* made until now, while it runs */
     int64_t created_ms, started_ms, first_token_ms, finished_ms; /* Unix */
-    tr_report_end_t end;
+    tr_event_end_t end;
 
     /* fields, as Redis has them */
     bool counted;           /* as lost */

@@ -87,8 +87,8 @@ field_flag(tr_redis_command_t *c, const char *name, bool set)
 static const char *
 state_name(const tr_ledger_request_t *q)
 {
-    return q->detached && q->state < TR_REPORT_DONE ? "detached"
-                                                    : state_names[q->state];
+    return q->detached && q->state < TR_REQUEST_DONE ? "detached"
+                                                     : state_names[q->state];
 }
 
 static void
@@ -108,13 +108,13 @@ identity_fields(const tr_report_writer_t *w, tr_redis_command_t *c,
 static void
 final_fields(tr_redis_command_t *c, const tr_ledger_request_t *q)
 {
-    const tr_report_end_t *end = &q->end;
+    const tr_event_end_t *end = &q->end;
 
     field_time(c, "finished", q->finished_ms);
     field_number(c, "completion_tokens", end->completion_tokens);
     field_number(c, "cached_tokens", 0);
     field_number(c, "preemptions", end->preemptions);
-    if (end->state == TR_REPORT_DONE) {
+    if (end->state == TR_REQUEST_DONE) {
         field_text(c, "finish_reason",
                    end->finish_reason == TR_FINISH_STOP ? "stop" : "length");
     }

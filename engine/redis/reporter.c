@@ -33,7 +33,7 @@ unix_ms(void)
 }
 
 static void
-tell_time(tr_reporter_t *r)
+put_time(tr_reporter_t *r)
 {
     r->now_us = clock_us(CLOCK_MONOTONIC);
     r->ledger.realtime_us = (int64_t) clock_us(CLOCK_REALTIME)
@@ -47,7 +47,7 @@ lost(const tr_reporter_t *r)
 {
     return r->ledger.lost
            + atomic_load_explicit(
-               (_Atomic uint64_t *) (uintptr_t) &r->report.lost,
+               (_Atomic uint64_t *) (uintptr_t) &r->events.lost,
                memory_order_relaxed);
 }
 
@@ -101,7 +101,7 @@ tr_reporter_outage_ends(tr_reporter_t *r)
 static void
 take_round(tr_reporter_t *r)
 {
-    tr_report_t *t = &r->report;
+    tr_request_events_t *t = &r->events;
     tr_record_t rec;
 
     (void) tr_ring_look(&t->from_loop);
@@ -169,8 +169,8 @@ wait_events(tr_reporter_t *r, uint64_t deadline)
     if (ppoll(fds, 3, &ts, NULL) < 0) {
         fds[0].revents = fds[1].revents = fds[2].revents = 0;
     }
-    tr_ring_awake(&r->report.from_frontend);
-    tell_time(r);
+    tr_ring_awake(&r->events.from_frontend);
+    put_time(r);
     if (fds[0].revents != 0) {
         tr_doorbell_drain(r->wake_fd);
     }
@@ -232,11 +232,11 @@ reporter_run(void *arg)
     tr_reporter_t *r = arg;
 
     pthread_setname_np(pthread_self(), "tr-reporter");
-    tell_time(r);
+    put_time(r);
     while (atomic_load(&r->stop) == 0) {
         /* who is idle is woken by the next arrival; else a flush is due */
         bool idle = !busy(r)
-                    && tr_ring_sleep(&r->report.from_frontend) == TR_AGAIN;
+                    && tr_ring_sleep(&r->events.from_frontend) == TR_AGAIN;
 
         wait_events(r, next_deadline(r, idle));
         turn(r);
@@ -247,10 +247,10 @@ reporter_run(void *arg)
 
 /* ---- start and stop ----------------------------------------------------- */
 
-tr_report_t *
-tr_reporter_report(tr_reporter_t *r)
+tr_request_events_t *
+tr_reporter_events(tr_reporter_t *r)
 {
-    return &r->report;
+    return &r->events;
 }
 
 static void
@@ -259,7 +259,7 @@ reporter_free(tr_reporter_t *r)
     tr_redis_link_free(&r->data);
     tr_redis_link_free(&r->control);
     tr_ledger_free(&r->ledger);
-    tr_report_free(&r->report);
+    tr_events_free(&r->events);
     if (r->wake_fd != -1) {
         close(r->wake_fd);
     }
@@ -275,11 +275,11 @@ prepare(tr_reporter_t *r, int frontend_fd, tr_error_t *err)
     tr_redis_events_t control = tr_reporter_control_events;
     tr_status_t rc;
 
-    r->buf_size = tr_ring_max_payload(TR_REPORT_LOOP_RING);
+    r->buf_size = tr_ring_max_payload(TR_EVENTS_LOOP_RING);
     r->buf = malloc(r->buf_size);
     r->wake_fd = tr_doorbell_create();
     if (r->buf == NULL || r->wake_fd == -1
-        || tr_report_init(&r->report, r->wake_fd, frontend_fd) != TR_OK) {
+        || tr_events_init(&r->events, r->wake_fd, frontend_fd) != TR_OK) {
         return tr_error_set(err, TR_ERR_NOMEM, "redis",
                             "no memory or descriptors for the reporter");
     }

@@ -32,7 +32,7 @@ tr_status_t tr_reporter_start(const tr_config_t *config,
                               tr_reporter_t **out, tr_error_t *err);
 
 /* Where frontend thread and step loop tell it. */
-tr_report_t *tr_reporter_report(tr_reporter_t *r);
+tr_request_events_t *tr_reporter_events(tr_reporter_t *r);
 
 /* After the frontend thread and the step loop have ended: what is still inside
  * has failed.  Writes what can be written within a second, and frees. */

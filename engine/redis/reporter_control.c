@@ -62,7 +62,7 @@ on_message(tr_reporter_t *r, const char *text, size_t len)
         return; /* once is enough */
     }
     tr_log(TR_LEVEL_INFO, "request cancelled id=%s", q->request_id);
-    q->cancelling = tr_report_cancel(&r->report, q->id);
+    q->cancelling = tr_events_cancel(&r->events, q->id);
     if (!q->cancelling) {
         tr_log(TR_LEVEL_WARN, "too many requests are being cancelled id=%s",
                q->request_id);

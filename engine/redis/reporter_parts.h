@@ -29,7 +29,7 @@ enum {
 struct tr_reporter {
     const tr_config_t *config;
     tr_status_page_t *status;
-    tr_report_t report;
+    tr_request_events_t events;
     tr_ledger_t ledger;
     tr_report_writer_t writer;
     tr_redis_link_t data, control;

@@ -23,12 +23,12 @@ tr_emit_touch(tr_emit_t *e, tr_response_writer_t *o)
 
 /* What the worker gets, to the reporter, if r's output is kept. */
 static void
-tr_emit_report(tr_emit_t *e, tr_request_t *r, uint16_t type,
-               const tr_ring_piece_t *pieces, unsigned n)
+tr_emit_event(tr_emit_t *e, tr_request_t *r, uint16_t type,
+              const tr_ring_piece_t *pieces, unsigned n)
 {
-    if (r->report != NULL && !r->report_closed) {
-        tr_report_record(r, type, pieces, n);
-        e->report = r->report;
+    if (r->events != NULL && !r->events_closed) {
+        tr_events_record(r, type, pieces, n);
+        e->events = r->events;
     }
 }
 
@@ -42,7 +42,7 @@ tr_emit_delta(tr_emit_t *e, tr_request_t *r, uint32_t choice, uint32_t tokens,
                                  { e->logprobs, logprobs_len } };
     tr_status_t rc;
 
-    tr_emit_report(e, r, TR_RECORD_DELTA, pieces, 3);
+    tr_emit_event(e, r, TR_RECORD_DELTA, pieces, 3);
     if (tr_request_detached(r)) {
         return;
     }
@@ -56,9 +56,9 @@ tr_emit_delta(tr_emit_t *e, tr_request_t *r, uint32_t choice, uint32_t tokens,
 void
 tr_emit_started(tr_emit_t *e, tr_request_t *r, uint64_t now)
 {
-    if (r->report != NULL) {
-        tr_report_started(r, now);
-        e->report = r->report;
+    if (r->events != NULL) {
+        tr_events_started(r, now);
+        e->events = r->events;
     }
     if (!tr_request_detached(r) && tr_response_writer_has_room(r->writer, 1, 0)
         && tr_response_writer_started(r->writer, r->id) == TR_OK) {
@@ -69,17 +69,17 @@ tr_emit_started(tr_emit_t *e, tr_request_t *r, uint64_t now)
 void
 tr_emit_first_token(tr_emit_t *e, tr_request_t *r, uint64_t now)
 {
-    if (r->report != NULL) {
-        tr_report_first_token(r, now);
-        e->report = r->report;
+    if (r->events != NULL) {
+        tr_events_first_token(r, now);
+        e->events = r->events;
     }
 }
 
 void
 tr_emit_progress(tr_emit_t *e, tr_request_t *r, uint64_t now)
 {
-    if (tr_report_progress(r, now)) {
-        e->report = r->report;
+    if (tr_events_progress(r, now)) {
+        e->events = r->events;
     }
 }
 
@@ -243,8 +243,8 @@ tr_emit_finish(tr_emit_t *e, tr_request_t *r, uint32_t choice, uint16_t reason,
         f.share_low = (float) (r->kv_low / full);
         f.share_pruned = (float) (r->kv_pruned / full);
     }
-    tr_emit_report(e, r, TR_RECORD_FINISH, &piece, 1);
-    r->report_closed |= last;
+    tr_emit_event(e, r, TR_RECORD_FINISH, &piece, 1);
+    r->events_closed |= last;
     if (tr_request_detached(r) && !last) {
         return TR_OK;
     }
@@ -263,8 +263,8 @@ tr_emit_error(tr_emit_t *e, tr_request_t *r)
 
     tr_response_writer_describe_error(&r->error, r->prompt_tokens,
                                       r->completion_tokens, &record);
-    tr_emit_report(e, r, TR_RECORD_ERROR, record.pieces, 3);
-    r->report_closed = true;
+    tr_emit_event(e, r, TR_RECORD_ERROR, record.pieces, 3);
+    r->events_closed = true;
     rc = tr_response_writer_error(r->writer, r->id, &r->error, r->prompt_tokens,
                                   r->completion_tokens);
     if (rc == TR_OK) {
@@ -274,11 +274,11 @@ tr_emit_error(tr_emit_t *e, tr_request_t *r)
 }
 
 void
-tr_emit_publish_report(tr_emit_t *e)
+tr_emit_publish_events(tr_emit_t *e)
 {
-    if (e->report != NULL) {
-        tr_report_publish(e->report);
-        e->report = NULL;
+    if (e->events != NULL) {
+        tr_events_publish(e->events);
+        e->events = NULL;
     }
 }
 

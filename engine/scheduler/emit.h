@@ -12,9 +12,9 @@
 typedef struct {
     const tr_tokenizer_t *tokenizer; /* borrowed */
     tr_response_writer_t
-        *staged;         /* response writers with unpublished records */
-    tr_report_t *report; /* something was told there */
-    tr_bell_t bell;      /* of the step loop's thread */
+        *staged;                 /* response writers with unpublished records */
+    tr_request_events_t *events; /* something was told there */
+    tr_bell_t bell;              /* of the step loop's thread */
     char text[TR_RESPONSE_WRITER_TEXT_MAX];
     uint8_t logprobs[TR_RESPONSE_WRITER_LOGPROB_MAX];
 } tr_emit_t;
@@ -47,7 +47,7 @@ tr_status_t tr_emit_error(tr_emit_t *e, tr_request_t *r);
 
 /* Shows the reporter what it was told.  Before a request is given back: its end
  * is told by another thread, and must come after this. */
-void tr_emit_publish_report(tr_emit_t *e);
+void tr_emit_publish_events(tr_emit_t *e);
 /* Shows everything staged, and rings whose peers sleep. */
 void tr_emit_publish(tr_emit_t *e);
 

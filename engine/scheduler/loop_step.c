@@ -247,7 +247,7 @@ tr_loop_show(tr_loop_t *l)
 {
     tr_request_t *r, *next;
 
-    tr_emit_publish_report(&l->emit);
+    tr_emit_publish_events(&l->emit);
     for (r = l->leaving; r != NULL; r = next) {
         next = r->next;
         r->next = atomic_load_explicit(&l->over, memory_order_relaxed);

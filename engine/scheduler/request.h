@@ -116,10 +116,10 @@ struct tr_request {
 
     /* where its events go (request_events.h), NULL: nowhere; written by whoever
      * owns it */
-    tr_report_t *report;
-    uint64_t report_id;
-    bool report_lost, report_lost_told; /* a record of it did not fit */
-    bool report_closed;                 /* its last record was told */
+    tr_request_events_t *events;
+    uint64_t event_id;
+    bool events_lost, events_lost_told; /* a record of it did not fit */
+    bool events_closed;                 /* its last record was told */
 
     uint64_t arrival_us;       /* CLOCK_MONOTONIC, first SUBMIT part */
     tr_request_t *prev, *next; /* list of whoever owns it now */
@@ -129,11 +129,11 @@ struct tr_request {
     uint64_t paused_since_us; /* 0: not paused */
     uint64_t scheduled_us;    /* first time in a batch, 0 before */
     uint64_t first_token_us, last_token_us; /* of all choices */
-    uint64_t prefill_turn;       /* last step in which a prompt chunk ran */
-    uint32_t completion_tokens;  /* all choices */
-    uint64_t report_progress_us; /* when the reporter was told of them */
-    uint32_t open_sequences;     /* not yet finished */
-    uint32_t running_sequences;  /* of these, with a KV slot */
+    uint64_t prefill_turn;      /* last step in which a prompt chunk ran */
+    uint32_t completion_tokens; /* all choices */
+    uint64_t progress_event_us; /* when the reporter was told of them */
+    uint32_t open_sequences;    /* not yet finished */
+    uint32_t running_sequences; /* of these, with a KV slot */
     uint32_t preemptions;
     uint32_t aborted_choice; /* the first one that an abort cut short */
     uint32_t last_choice;    /* the last one that reached its end, and how */

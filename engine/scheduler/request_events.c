@@ -13,7 +13,7 @@
 
 /* Bytes that an END takes in a ring, and a DETACHED with it. */
 #define END_BYTES \
-    (2 * sizeof(tr_record_t) + ((sizeof(tr_report_end_t) + 7) & ~(size_t) 7))
+    (2 * sizeof(tr_record_t) + ((sizeof(tr_event_end_t) + 7) & ~(size_t) 7))
 
 static tr_status_t
 make_ring(uint32_t capacity, tr_ring_producer_t *p, tr_ring_consumer_t *c,
@@ -34,25 +34,25 @@ make_ring(uint32_t capacity, tr_ring_producer_t *p, tr_ring_consumer_t *c,
 }
 
 tr_status_t
-tr_report_init(tr_report_t *t, int reporter_fd, int frontend_fd)
+tr_events_init(tr_request_events_t *t, int publisher_fd, int frontend_fd)
 {
     memset(t, 0, sizeof(*t));
-    t->reporter_fd = reporter_fd;
+    t->publisher_fd = publisher_fd;
     t->frontend_fd = frontend_fd;
-    if (make_ring(TR_REPORT_FRONTEND_RING, &t->frontend, &t->from_frontend,
+    if (make_ring(TR_EVENTS_FRONTEND_RING, &t->frontend, &t->from_frontend,
                   &t->frontend_memory)
             != TR_OK
-        || make_ring(TR_REPORT_LOOP_RING, &t->loop, &t->from_loop,
+        || make_ring(TR_EVENTS_LOOP_RING, &t->loop, &t->from_loop,
                      &t->loop_memory)
                != TR_OK) {
-        tr_report_free(t);
+        tr_events_free(t);
         return TR_ERR_NOMEM;
     }
     return TR_OK;
 }
 
 void
-tr_report_free(tr_report_t *t)
+tr_events_free(tr_request_events_t *t)
 {
     free(t->frontend_memory);
     free(t->loop_memory);
@@ -65,7 +65,7 @@ tr_report_free(tr_report_t *t)
 /* Room for n bytes of payload beside the ends that must still be told.  One
  * record may be pushed to the start of the ring by a PAD of its size. */
 static bool
-frontend_has_room(tr_report_t *t, size_t n)
+frontend_has_room(tr_request_events_t *t, size_t n)
 {
     uint64_t need = 2 * (sizeof(tr_record_t) + n + 8)
                     + (uint64_t) (t->inside + 2) * END_BYTES;
@@ -79,11 +79,12 @@ frontend_has_room(tr_report_t *t, size_t n)
 }
 
 void
-tr_report_arrived(tr_report_t *t, tr_request_t *r, const tr_wire_submit_t *head)
+tr_events_arrived(tr_request_events_t *t, tr_request_t *r,
+                  const tr_wire_submit_t *head)
 {
-    tr_report_arrived_t note = { .endpoint = head->endpoint,
-                                 .flags = head->flags,
-                                 .arrival_us = r->arrival_us };
+    tr_event_arrived_t note = { .endpoint = head->endpoint,
+                                .flags = head->flags,
+                                .arrival_us = r->arrival_us };
     tr_ring_piece_t piece = { &note, sizeof(note) };
 
     if (t == NULL || head->completion[0] == '\0') {
@@ -93,25 +94,25 @@ tr_report_arrived(tr_report_t *t, tr_request_t *r, const tr_wire_submit_t *head)
     memcpy(note.owner, head->owner, sizeof(note.owner));
     memcpy(note.request_id, head->request_id, head->request_id_len);
     if (!frontend_has_room(t, sizeof(note))
-        || tr_ring_put(&t->frontend, TR_REPORT_ARRIVED, 0, t->next_id + 1,
+        || tr_ring_put(&t->frontend, TR_EVENT_ARRIVED, 0, t->next_id + 1,
                        &piece, 1)
                != TR_OK) {
         atomic_fetch_add_explicit(&t->lost, 1, memory_order_relaxed);
         return;
     }
     t->inside++;
-    r->report = t;
-    r->report_id = ++t->next_id;
+    r->events = t;
+    r->event_id = ++t->next_id;
 }
 
 void
-tr_report_answer(tr_request_t *r, uint16_t type, const tr_ring_piece_t *pieces,
+tr_events_answer(tr_request_t *r, uint16_t type, const tr_ring_piece_t *pieces,
                  unsigned n)
 {
     size_t len = 0;
     unsigned i;
 
-    if (r->report == NULL
+    if (r->events == NULL
         || (type != TR_RECORD_ACCEPTED
             && !(r->submit_flags & TR_SUBMIT_RESUMABLE))) {
         return;
@@ -119,20 +120,20 @@ tr_report_answer(tr_request_t *r, uint16_t type, const tr_ring_piece_t *pieces,
     for (i = 0; i < n; i++) {
         len += pieces[i].len;
     }
-    if (r->report_lost || !frontend_has_room(r->report, len)
-        || tr_ring_put(&r->report->frontend, type, 0, r->report_id, pieces, n)
+    if (r->events_lost || !frontend_has_room(r->events, len)
+        || tr_ring_put(&r->events->frontend, type, 0, r->event_id, pieces, n)
                != TR_OK) {
-        r->report_lost = true;
+        r->events_lost = true;
     }
 }
 
 void
-tr_report_detached(tr_request_t *r)
+tr_events_detached(tr_request_t *r)
 {
-    if (r->report != NULL) {
+    if (r->events != NULL) {
         /* its room was kept with that of the end */
-        (void) tr_ring_put(&r->report->frontend, TR_REPORT_DETACHED, 0,
-                           r->report_id, NULL, 0);
+        (void) tr_ring_put(&r->events->frontend, TR_EVENT_DETACHED, 0,
+                           r->event_id, NULL, 0);
     }
 }
 
@@ -151,12 +152,12 @@ copy_message(char *out, size_t size, const char *text)
 }
 
 static void
-describe_end(const tr_request_t *r, uint64_t now_us, tr_report_end_t *end)
+describe_end(const tr_request_t *r, uint64_t now_us, tr_event_end_t *end)
 {
     double full = (double) r->kv_full_bytes;
 
-    *end = (tr_report_end_t){
-        .lost = r->report_lost,
+    *end = (tr_event_end_t){
+        .lost = r->events_lost,
         .status = r->error.status,
         .finish_reason = r->finish_reason,
         .prompt_tokens = r->prompt_tokens,
@@ -175,43 +176,43 @@ describe_end(const tr_request_t *r, uint64_t now_us, tr_report_end_t *end)
         end->share_pruned = (float) (r->kv_pruned / full);
     }
     if (r->error.status != TR_OK) {
-        end->state = r->error.status == TR_ERR_CANCELLED ? TR_REPORT_CANCELLED
-                                                         : TR_REPORT_FAILED;
+        end->state = r->error.status == TR_ERR_CANCELLED ? TR_REQUEST_CANCELLED
+                                                         : TR_REQUEST_FAILED;
         copy_message(end->message, sizeof(end->message), r->error.text);
     } else if (r->n_sequences != 0 && r->open_sequences == 0) {
-        end->state = TR_REPORT_DONE;
+        end->state = TR_REQUEST_DONE;
     } else {
-        end->state = TR_REPORT_CANCELLED;
+        end->state = TR_REQUEST_CANCELLED;
         copy_message(end->message, sizeof(end->message), "The client has left");
     }
 }
 
 void
-tr_report_end(tr_request_t *r, uint64_t now_us)
+tr_events_end(tr_request_t *r, uint64_t now_us)
 {
-    tr_report_end_t end;
+    tr_event_end_t end;
     tr_ring_piece_t piece = { &end, sizeof(end) };
-    tr_report_t *t = r->report;
+    tr_request_events_t *t = r->events;
 
     if (t == NULL) {
         return;
     }
     describe_end(r, now_us, &end);
-    (void) tr_ring_put(&t->frontend, TR_REPORT_END, 0, r->report_id, &piece, 1);
+    (void) tr_ring_put(&t->frontend, TR_EVENT_END, 0, r->event_id, &piece, 1);
     t->inside--;
-    r->report = NULL;
+    r->events = NULL;
 }
 
 void
-tr_report_show(tr_report_t *t)
+tr_events_show(tr_request_events_t *t)
 {
     if (t != NULL && tr_ring_publish(&t->frontend)) {
-        tr_doorbell_ring(t->reporter_fd);
+        tr_doorbell_ring(t->publisher_fd);
     }
 }
 
 uint64_t
-tr_report_cancelled(tr_report_t *t)
+tr_events_cancelled(tr_request_events_t *t)
 {
     uint32_t head;
     uint64_t id;
@@ -223,22 +224,22 @@ tr_report_cancelled(tr_report_t *t)
     if (head == atomic_load_explicit(&t->cancels_tail, memory_order_acquire)) {
         return 0;
     }
-    id = t->cancels[head % TR_REPORT_CANCELS];
+    id = t->cancels[head % TR_EVENTS_CANCELS];
     atomic_store_explicit(&t->cancels_head, head + 1, memory_order_release);
     return id;
 }
 
 bool
-tr_report_cancel(tr_report_t *t, uint64_t id)
+tr_events_cancel(tr_request_events_t *t, uint64_t id)
 {
     uint32_t tail = atomic_load_explicit(&t->cancels_tail,
                                          memory_order_relaxed);
 
     if (tail - atomic_load_explicit(&t->cancels_head, memory_order_acquire)
-        == TR_REPORT_CANCELS) {
+        == TR_EVENTS_CANCELS) {
         return false;
     }
-    t->cancels[tail % TR_REPORT_CANCELS] = id;
+    t->cancels[tail % TR_EVENTS_CANCELS] = id;
     atomic_store_explicit(&t->cancels_tail, tail + 1, memory_order_release);
     tr_doorbell_ring(t->frontend_fd);
     return true;
@@ -247,69 +248,69 @@ tr_report_cancel(tr_report_t *t, uint64_t id)
 /* ---- step loop ---------------------------------------------------------- */
 
 static void
-tell_time(tr_request_t *r, uint16_t type, uint64_t now_us)
+put_time(tr_request_t *r, uint16_t type, uint64_t now_us)
 {
     tr_ring_piece_t piece = { &now_us, sizeof(now_us) };
 
-    if (r->report != NULL) {
+    if (r->events != NULL) {
         /* when it is lost, the end says it, too */
-        (void) tr_ring_put(&r->report->loop, type, 0, r->report_id, &piece, 1);
+        (void) tr_ring_put(&r->events->loop, type, 0, r->event_id, &piece, 1);
     }
 }
 
 void
-tr_report_started(tr_request_t *r, uint64_t now_us)
+tr_events_started(tr_request_t *r, uint64_t now_us)
 {
-    tell_time(r, TR_REPORT_STARTED, now_us);
+    put_time(r, TR_EVENT_STARTED, now_us);
 }
 
 void
-tr_report_first_token(tr_request_t *r, uint64_t now_us)
+tr_events_first_token(tr_request_t *r, uint64_t now_us)
 {
-    tell_time(r, TR_REPORT_FIRST, now_us);
-    r->report_progress_us = now_us;
+    put_time(r, TR_EVENT_FIRST, now_us);
+    r->progress_event_us = now_us;
 }
 
 bool
-tr_report_progress(tr_request_t *r, uint64_t now_us)
+tr_events_progress(tr_request_t *r, uint64_t now_us)
 {
     tr_ring_piece_t piece = { &r->completion_tokens,
                               sizeof(r->completion_tokens) };
 
-    if (r->report == NULL
-        || now_us - r->report_progress_us < TR_REPORT_PROGRESS_US) {
+    if (r->events == NULL
+        || now_us - r->progress_event_us < TR_EVENT_PROGRESS_US) {
         return false;
     }
-    r->report_progress_us = now_us;
+    r->progress_event_us = now_us;
     /* lost in a full ring, the next one says it */
-    return tr_ring_put(&r->report->loop, TR_REPORT_PROGRESS, 0, r->report_id,
+    return tr_ring_put(&r->events->loop, TR_EVENT_PROGRESS, 0, r->event_id,
                        &piece, 1)
            == TR_OK;
 }
 
 void
-tr_report_record(tr_request_t *r, uint16_t type, const tr_ring_piece_t *pieces,
+tr_events_record(tr_request_t *r, uint16_t type, const tr_ring_piece_t *pieces,
                  unsigned n)
 {
-    tr_report_t *t = r->report;
+    tr_request_events_t *t = r->events;
 
     if (t == NULL || !(r->submit_flags & TR_SUBMIT_RESUMABLE)) {
         return;
     }
-    if (!r->report_lost
-        && tr_ring_put(&t->loop, type, 0, r->report_id, pieces, n) == TR_OK) {
+    if (!r->events_lost
+        && tr_ring_put(&t->loop, type, 0, r->event_id, pieces, n) == TR_OK) {
         return;
     }
-    r->report_lost = true;
-    if (!r->report_lost_told
-        && tr_ring_put(&t->loop, TR_REPORT_LOST, 0, r->report_id, NULL, 0)
+    r->events_lost = true;
+    if (!r->events_lost_told
+        && tr_ring_put(&t->loop, TR_EVENT_LOST, 0, r->event_id, NULL, 0)
                == TR_OK) {
-        r->report_lost_told = true;
+        r->events_lost_told = true;
     }
 }
 
 void
-tr_report_publish(tr_report_t *t)
+tr_events_publish(tr_request_events_t *t)
 {
     /* the reporter looks by itself while requests are inside: nobody is rung */
     (void) tr_ring_publish(&t->loop);

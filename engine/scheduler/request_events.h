@@ -8,7 +8,7 @@
  *
  * Two rings of bounded size in private memory, one for each thread that tells:
  * telling neither allocates nor waits nor takes a lock.  A full ring loses what
- * is told; the request remembers it (report_lost), and its output in Redis then
+ * is told; the request remembers it (events_lost), and its output in Redis then
  * ends in an error instead of having a hole.
  *
  * The end of a request is never lost: the frontend thread tells it, once for
@@ -19,7 +19,7 @@
  * thread's ring was read, so that a request is known before its records; ends
  * are applied one round later, so that its records are known before its end.
  *
- * A request without report (NULL) is not reported: no Redis is configured, or
+ * A request without events (NULL) is not published: no Redis is configured, or
  * it has no completion id.
  */
 #ifndef TR_REQUEST_EVENTS_H
@@ -33,25 +33,25 @@
 
 typedef struct tr_request tr_request_t;
 
-enum tr_report_type {
-    TR_REPORT_ARRIVED = 1, /* tr_report_arrived_t */
-    TR_REPORT_STARTED,     /* u64: CLOCK_MONOTONIC, us */
-    TR_REPORT_FIRST,       /* the same: its first token */
-    TR_REPORT_PROGRESS,    /* u32: tokens of all choices until now */
-    TR_REPORT_DETACHED,    /* its client has left, it goes on */
-    TR_REPORT_LOST,        /* a record did not fit; no more follow */
-    TR_REPORT_END          /* tr_report_end_t */
+enum tr_event_type {
+    TR_EVENT_ARRIVED = 1, /* tr_event_arrived_t */
+    TR_EVENT_STARTED,     /* u64: CLOCK_MONOTONIC, us */
+    TR_EVENT_FIRST,       /* the same: its first token */
+    TR_EVENT_PROGRESS,    /* u32: tokens of all choices until now */
+    TR_EVENT_DETACHED,    /* its client has left, it goes on */
+    TR_EVENT_LOST,        /* a record did not fit; no more follow */
+    TR_EVENT_END          /* tr_event_end_t */
     /* from 16 on: records of wire.h, as they are.  ACCEPTED of every request,
      * the others of those whose output is kept. */
 };
 
-enum tr_report_state {
-    TR_REPORT_QUEUED,
-    TR_REPORT_PREFILL,
-    TR_REPORT_DECODE,
-    TR_REPORT_DONE, /* this and all after it are final */
-    TR_REPORT_FAILED,
-    TR_REPORT_CANCELLED
+enum tr_request_state {
+    TR_REQUEST_QUEUED,
+    TR_REQUEST_PREFILL,
+    TR_REQUEST_DECODE,
+    TR_REQUEST_DONE, /* this and all after it are final */
+    TR_REQUEST_FAILED,
+    TR_REQUEST_CANCELLED
 };
 
 typedef struct {
@@ -61,12 +61,12 @@ typedef struct {
     uint16_t endpoint, flags; /* TR_SUBMIT_* */
     uint32_t reserved;
     uint64_t arrival_us; /* CLOCK_MONOTONIC */
-} tr_report_arrived_t;
+} tr_event_arrived_t;
 
 /* How far a request is, is told so often at most. */
-#define TR_REPORT_PROGRESS_US 1000000u
+#define TR_EVENT_PROGRESS_US 1000000u
 
-#define TR_REPORT_MESSAGE 192
+#define TR_EVENT_MESSAGE 192
 
 typedef struct {
     uint8_t state; /* DONE, FAILED, CANCELLED */
@@ -79,68 +79,69 @@ typedef struct {
     uint64_t scheduled_us, first_token_us, ended_us; /* 0: never */
     uint64_t kv_bytes, kv_full_bytes;
     float share_high, share_low, share_pruned;
-    char message[TR_REPORT_MESSAGE]; /* NUL-terminated */
-} tr_report_end_t;
+    char message[TR_EVENT_MESSAGE]; /* NUL-terminated */
+} tr_event_end_t;
 
-#define TR_REPORT_FRONTEND_RING (2u << 20)
-#define TR_REPORT_LOOP_RING (4u << 20)
-#define TR_REPORT_CANCELS 256
+#define TR_EVENTS_FRONTEND_RING (2u << 20)
+#define TR_EVENTS_LOOP_RING (4u << 20)
+#define TR_EVENTS_CANCELS 256
 
 typedef struct {
     tr_ring_producer_t frontend;                 /* frontend thread's end */
     tr_ring_producer_t loop;                     /* step loop's end */
     tr_ring_consumer_t from_frontend, from_loop; /* the reporter's ends */
     void *frontend_memory, *loop_memory;         /* owned */
-    int reporter_fd; /* eventfd, borrowed: wakes the reporter */
-    int frontend_fd; /* eventfd, borrowed: wakes the frontend thread */
+    int publisher_fd; /* eventfd, borrowed: wakes the reporter */
+    int frontend_fd;  /* eventfd, borrowed: wakes the frontend thread */
 
     uint64_t next_id;      /* frontend thread only */
     uint32_t inside;       /* arrivals told whose end was not */
     _Atomic uint64_t lost; /* requests that the reporter never heard of */
 
     /* reporter to frontend thread: requests to be cancelled */
-    uint64_t cancels[TR_REPORT_CANCELS];
+    uint64_t cancels[TR_EVENTS_CANCELS];
     _Atomic uint32_t cancels_tail, cancels_head;
-} tr_report_t;
+} tr_request_events_t;
 
-/* The descriptors are borrowed until tr_report_free. */
-tr_status_t tr_report_init(tr_report_t *t, int reporter_fd, int frontend_fd);
-void tr_report_free(tr_report_t *t);
+/* The descriptors are borrowed until tr_events_free. */
+tr_status_t tr_events_init(tr_request_events_t *t, int publisher_fd,
+                           int frontend_fd);
+void tr_events_free(tr_request_events_t *t);
 
 /* ---- frontend thread
  * ------------------------------------------------------- */
 
-/* r has arrived: makes it reported, if it has a completion id and there is
- * room. t may be NULL. */
-void tr_report_arrived(tr_report_t *t, tr_request_t *r,
+/* r has arrived: makes its events published, if it has a completion id and
+ * there is room. t may be NULL. */
+void tr_events_arrived(tr_request_events_t *t, tr_request_t *r,
                        const tr_wire_submit_t *head);
 /* A record that the frontend thread answers with. */
-void tr_report_answer(tr_request_t *r, uint16_t type,
+void tr_events_answer(tr_request_t *r, uint16_t type,
                       const tr_ring_piece_t *pieces, unsigned n);
-void tr_report_detached(tr_request_t *r);
+void tr_events_detached(tr_request_t *r);
 /* r is over and about to be freed. */
-void tr_report_end(tr_request_t *r, uint64_t now_us);
+void tr_events_end(tr_request_t *r, uint64_t now_us);
 /* Shows what was told; once a turn.  t may be NULL. */
-void tr_report_show(tr_report_t *t);
-/* The next request that is to be cancelled (its report_id), 0: none.  t may be
+void tr_events_show(tr_request_events_t *t);
+/* The next request that is to be cancelled (its event_id), 0: none.  t may be
  * NULL. */
-uint64_t tr_report_cancelled(tr_report_t *t);
+uint64_t tr_events_cancelled(tr_request_events_t *t);
 
 /* ---- step loop ---------------------------------------------------------- */
 
-void tr_report_started(tr_request_t *r, uint64_t now_us);
-void tr_report_first_token(tr_request_t *r, uint64_t now_us);
+void tr_events_started(tr_request_t *r, uint64_t now_us);
+void tr_events_first_token(tr_request_t *r, uint64_t now_us);
 /* r has more tokens: told when it was not for a while.  Whether it was. */
-bool tr_report_progress(tr_request_t *r, uint64_t now_us);
+bool tr_events_progress(tr_request_t *r, uint64_t now_us);
 /* A record of r's output, if that is kept. */
-void tr_report_record(tr_request_t *r, uint16_t type,
+void tr_events_record(tr_request_t *r, uint16_t type,
                       const tr_ring_piece_t *pieces, unsigned n);
 /* Shows what was told; once a step. */
-void tr_report_publish(tr_report_t *t);
+void tr_events_publish(tr_request_events_t *t);
 
 /* ---- reporter ----------------------------------------------------------- */
 
 /* False when the mailbox is full. */
-bool tr_report_cancel(tr_report_t *t, uint64_t id);
+bool tr_events_cancel(tr_request_events_t *t, uint64_t id);
 
 #endif

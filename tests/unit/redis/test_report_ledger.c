@@ -44,14 +44,14 @@ tell(tr_ledger_t *l, uint64_t id, uint16_t type, const void *payload,
 static void
 tell_arrived(tr_ledger_t *l, uint64_t id, uint16_t flags)
 {
-    tr_report_arrived_t note = { .endpoint = TR_ENDPOINT_CHAT,
-                                 .flags = flags,
-                                 .arrival_us = 1000 };
+    tr_event_arrived_t note = { .endpoint = TR_ENDPOINT_CHAT,
+                                .flags = flags,
+                                .arrival_us = 1000 };
     char digits[TR_COMPLETION_LEN + 1];
 
     snprintf(digits, sizeof(digits), "%032llx", (unsigned long long) id);
     memcpy(note.completion, digits, TR_COMPLETION_LEN);
-    tell(l, id, TR_REPORT_ARRIVED, &note, sizeof(note));
+    tell(l, id, TR_EVENT_ARRIVED, &note, sizeof(note));
 }
 
 static void
@@ -78,11 +78,11 @@ tell_finish(tr_ledger_t *l, uint64_t id)
 static void
 tell_end(tr_ledger_t *l, uint64_t id, bool lost)
 {
-    tr_report_end_t end = {
-        .state = TR_REPORT_DONE, .lost = lost, .choices = 1, .ended_us = 2000
+    tr_event_end_t end = {
+        .state = TR_REQUEST_DONE, .lost = lost, .choices = 1, .ended_us = 2000
     };
 
-    tell(l, id, TR_REPORT_END, &end, sizeof(end));
+    tell(l, id, TR_EVENT_END, &end, sizeof(end));
     tr_ledger_apply_ends(l);
     tr_ledger_apply_ends(l);
 }
@@ -157,7 +157,7 @@ test_nothing_is_kept_of_others(void **state)
     send_fields(q);
     tr_ledger_fields_done(&l, q, true);
     tell_end(&l, 1, false);
-    assert_int_equal(q->state, TR_REPORT_DONE);
+    assert_int_equal(q->state, TR_REQUEST_DONE);
     assert_null(tr_ledger_find_completion(&l, q->completion));
     send_fields(q);
     tr_ledger_fields_done(&l, q, true);
@@ -213,14 +213,14 @@ test_an_end_without_a_last_record(void **state)
 static void
 test_an_id_twice(void **state)
 {
-    tr_report_arrived_t note = { .flags = TR_SUBMIT_RESUMABLE };
+    tr_event_arrived_t note = { .flags = TR_SUBMIT_RESUMABLE };
     tr_ledger_t l;
 
     (void) state;
     memset(note.completion, 'a', TR_COMPLETION_LEN);
     tr_ledger_init(&l, MIB);
-    tell(&l, 1, TR_REPORT_ARRIVED, &note, sizeof(note));
-    tell(&l, 2, TR_REPORT_ARRIVED, &note, sizeof(note));
+    tell(&l, 1, TR_EVENT_ARRIVED, &note, sizeof(note));
+    tell(&l, 2, TR_EVENT_ARRIVED, &note, sizeof(note));
     assert_null(tr_ledger_find(&l, 2));
     assert_int_equal(l.lost, 1);
     tell_delta(&l, 2, "x");
@@ -247,7 +247,7 @@ test_lost_records_end_the_stream(void **state)
     q = tr_ledger_find(&l, 3);
     send_entry(q);
     tell_delta(&l, 3, "not sent");
-    tell(&l, 3, TR_REPORT_LOST, NULL, 0);
+    tell(&l, 3, TR_EVENT_LOST, NULL, 0);
     assert_true(q->gap);
     assert_int_equal(l.lost, 1);
     /* what may stand there stays, the ERROR follows it */

@@ -221,32 +221,32 @@ test_ends_find_room(void **state)
     static tr_request_t requests[20000];
     tr_wire_submit_t head = { .endpoint = TR_ENDPOINT_CHAT };
     unsigned i, told = 0, ends = 0, arrived = 0;
-    static uint8_t buf[TR_REPORT_FRONTEND_RING / 4];
-    tr_report_t t;
+    static uint8_t buf[TR_EVENTS_FRONTEND_RING / 4];
+    tr_request_events_t t;
     tr_record_t rec;
 
     (void) state;
     memcpy(head.completion, ID_A, TR_COMPLETION_LEN);
-    assert_int_equal(tr_report_init(&t, -1, -1), TR_OK);
+    assert_int_equal(tr_events_init(&t, -1, -1), TR_OK);
     for (i = 0; i < 20000; i++) {
-        tr_report_arrived(&t, &requests[i], &head);
-        told += requests[i].report != NULL;
+        tr_events_arrived(&t, &requests[i], &head);
+        told += requests[i].events != NULL;
     }
     assert_in_range(told, 1000, 19999);
     assert_int_equal(atomic_load(&t.lost), 20000 - told);
     for (i = 0; i < 20000; i++) {
-        tr_report_detached(&requests[i]);
-        tr_report_end(&requests[i], 1);
-        assert_null(requests[i].report);
+        tr_events_detached(&requests[i]);
+        tr_events_end(&requests[i], 1);
+        assert_null(requests[i].events);
     }
     (void) tr_ring_publish(&t.frontend);
     while (tr_ring_get(&t.from_frontend, &rec, buf, sizeof(buf)) == TR_OK) {
-        arrived += rec.type == TR_REPORT_ARRIVED;
-        ends += rec.type == TR_REPORT_END;
+        arrived += rec.type == TR_EVENT_ARRIVED;
+        ends += rec.type == TR_EVENT_END;
     }
     assert_int_equal(arrived, told);
     assert_int_equal(ends, told);
-    tr_report_free(&t);
+    tr_events_free(&t);
 }
 
 /* A full ring loses records; the request knows it, and says so as soon as there
@@ -254,37 +254,37 @@ test_ends_find_room(void **state)
 static void
 test_a_full_ring(void **state)
 {
-    static uint8_t buf[TR_REPORT_LOOP_RING / 4];
-    tr_request_t r = { .submit_flags = TR_SUBMIT_RESUMABLE, .report_id = 1 };
+    static uint8_t buf[TR_EVENTS_LOOP_RING / 4];
+    tr_request_t r = { .submit_flags = TR_SUBMIT_RESUMABLE, .event_id = 1 };
     tr_ring_piece_t piece = { buf, 1000 };
     unsigned records = 0, lost = 0;
-    tr_report_t t;
+    tr_request_events_t t;
     tr_record_t rec;
 
     (void) state;
-    assert_int_equal(tr_report_init(&t, -1, -1), TR_OK);
-    r.report = &t;
-    while (!r.report_lost) {
-        tr_report_record(&r, TR_RECORD_DELTA, &piece, 1);
+    assert_int_equal(tr_events_init(&t, -1, -1), TR_OK);
+    r.events = &t;
+    while (!r.events_lost) {
+        tr_events_record(&r, TR_RECORD_DELTA, &piece, 1);
         records++;
     }
-    assert_in_range(records, 1000, TR_REPORT_LOOP_RING / 1000);
-    tr_report_publish(&t);
+    assert_in_range(records, 1000, TR_EVENTS_LOOP_RING / 1000);
+    tr_events_publish(&t);
     while (tr_ring_get(&t.from_loop, &rec, buf, sizeof(buf)) == TR_OK) {
         records -= rec.type == TR_RECORD_DELTA;
-        lost += rec.type == TR_REPORT_LOST;
+        lost += rec.type == TR_EVENT_LOST;
     }
     tr_ring_release(&t.from_loop);
     assert_int_equal(records, 1);
-    tr_report_record(&r, TR_RECORD_DELTA, &piece, 1);
-    tr_report_record(&r, TR_RECORD_DELTA, &piece, 1);
-    tr_report_publish(&t);
+    tr_events_record(&r, TR_RECORD_DELTA, &piece, 1);
+    tr_events_record(&r, TR_RECORD_DELTA, &piece, 1);
+    tr_events_publish(&t);
     while (tr_ring_get(&t.from_loop, &rec, buf, sizeof(buf)) == TR_OK) {
-        assert_int_equal(rec.type, TR_REPORT_LOST);
+        assert_int_equal(rec.type, TR_EVENT_LOST);
         lost++;
     }
     assert_int_equal(lost, 1);
-    tr_report_free(&t);
+    tr_events_free(&t);
 }
 
 static void
@@ -292,21 +292,21 @@ test_cancels_are_bounded(void **state)
 {
     int fd = tr_doorbell_create();
     unsigned i;
-    tr_report_t t;
+    tr_request_events_t t;
 
     (void) state;
-    assert_int_equal(tr_report_init(&t, -1, fd), TR_OK);
-    assert_int_equal(tr_report_cancelled(&t), 0);
-    assert_int_equal(tr_report_cancelled(NULL), 0);
-    for (i = 1; i <= TR_REPORT_CANCELS; i++) {
-        assert_true(tr_report_cancel(&t, i));
+    assert_int_equal(tr_events_init(&t, -1, fd), TR_OK);
+    assert_int_equal(tr_events_cancelled(&t), 0);
+    assert_int_equal(tr_events_cancelled(NULL), 0);
+    for (i = 1; i <= TR_EVENTS_CANCELS; i++) {
+        assert_true(tr_events_cancel(&t, i));
     }
-    assert_false(tr_report_cancel(&t, i));
-    for (i = 1; i <= TR_REPORT_CANCELS; i++) {
-        assert_int_equal(tr_report_cancelled(&t), i);
+    assert_false(tr_events_cancel(&t, i));
+    for (i = 1; i <= TR_EVENTS_CANCELS; i++) {
+        assert_int_equal(tr_events_cancelled(&t), i);
     }
-    assert_int_equal(tr_report_cancelled(&t), 0);
-    tr_report_free(&t);
+    assert_int_equal(tr_events_cancelled(&t), 0);
+    tr_events_free(&t);
     close(fd);
 }
 
