@@ -4,7 +4,7 @@
  *
  *   lock the socket path      (a second engine fails before it loads anything)
  *   tokenizer, template, executor
- *   status page, request parser, reporter, step loop
+ *   status page, request parser, publisher, step loop
  *   bind the socket, frontend thread
  *
  * The socket appears last: whoever can connect finds a ready engine.
@@ -33,7 +33,7 @@
 #include "engine/model/cuda/model_cuda.h"
 #include "engine/model/model_config.h"
 #include "engine/api/openai.h"
-#include "engine/redis/reporter.h"
+#include "engine/redis/redis_publisher.h"
 #include "engine/model/safetensors.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -53,7 +53,7 @@ struct tr_engine {
     tr_request_parser_t *parser; /* the frontend thread's once that runs */
     tr_loop_t *loop;             /* the same */
     tr_frontend_t *frontend;
-    tr_reporter_t *reporter; /* NULL: no Redis */
+    tr_redis_publisher_t *publisher; /* NULL: no Redis */
     bool ended;
     atomic_bool lost; /* the GPU is */
 };
@@ -213,8 +213,8 @@ start_threads(tr_engine_t *e, tr_error_t *err)
     }
     rc = start_parser(e, err);
     if (rc == TR_OK && e->config.redis[0] != '\0') {
-        rc = tr_reporter_start(&e->config, e->status, e->wake_fd, &e->reporter,
-                               err);
+        rc = tr_redis_publisher_start(&e->config, e->status, e->wake_fd,
+                                      &e->publisher, err);
     }
     if (rc == TR_OK) {
         rc = tr_loop_start(&e->config, e->executor, e->tokenizer,
@@ -234,7 +234,8 @@ start_threads(tr_engine_t *e, tr_error_t *err)
         .wake_fd = e->wake_fd,
         .parser = e->parser,
         .loop = e->loop,
-        .events = e->reporter != NULL ? tr_reporter_events(e->reporter) : NULL,
+        .events = e->publisher != NULL ? tr_redis_publisher_events(e->publisher)
+                                       : NULL,
     };
     return tr_frontend_start(&options, &e->frontend, err);
 }
@@ -323,8 +324,9 @@ tr_engine_stop(tr_engine_t *e)
     if (e->parser != NULL) {
         tr_request_parser_stop(e->parser);
     }
-    if (e->reporter != NULL) {
-        tr_reporter_stop(e->reporter); /* nobody tells it anything any more */
+    if (e->publisher != NULL) {
+        tr_redis_publisher_stop(
+            e->publisher); /* nobody tells it anything any more */
     }
     tr_listener_close(&e->listener);
     if (e->wake_fd != -1) {

@@ -9,7 +9,7 @@
 #   make bench-policy     share of policy and pages in a step of the real model
 #   make bench-capacity   conversations at once in one KV pool, by policy
 #   make bench-dashboard  what a viewer of the dashboard costs a worker
-#   make bench-redis      what the reporter takes, with Redis and without
+#   make bench-redis      what the publisher takes, with Redis and without
 #   make bench-redis-faults   what clients notice of a Redis in trouble
 #   make bench-resume     answers read again from Redis, many followers
 #   make bench-footprint  start, memory, idle CPU

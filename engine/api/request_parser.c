@@ -231,5 +231,5 @@ tr_request_parser_stop(tr_request_parser_t *p)
     pthread_cond_destroy(&p->work);
     pthread_mutex_destroy(&p->mutex);
     free(p->workers);
-    free(i);
+    free(p);
 }

@@ -21,7 +21,7 @@ tr_emit_touch(tr_emit_t *e, tr_response_writer_t *o)
     }
 }
 
-/* What the worker gets, to the reporter, if r's output is kept. */
+/* What the worker gets, to the publisher, if r's output is kept. */
 static void
 tr_emit_event(tr_emit_t *e, tr_request_t *r, uint16_t type,
               const tr_ring_piece_t *pieces, unsigned n)

@@ -22,7 +22,7 @@ typedef struct {
 /* Says that r has left the queue, if there is room: what follows says so
  * too. */
 void tr_emit_started(tr_emit_t *e, tr_request_t *r, uint64_t now);
-/* Tells the reporter of r's first token. */
+/* Tells the publisher of r's first token. */
 void tr_emit_first_token(tr_emit_t *e, tr_request_t *r, uint64_t now);
 /* Tells it from time to time how many r has. */
 void tr_emit_progress(tr_emit_t *e, tr_request_t *r, uint64_t now);
@@ -38,15 +38,15 @@ uint16_t tr_emit_token(tr_emit_t *e, tr_sequence_t *q,
 bool tr_emit_echo(tr_emit_t *e, tr_sequence_t *q);
 
 /* FINISH of one choice, with the request's totals. TR_AGAIN: no room; the
- * reporter was told nevertheless, once. */
+ * publisher was told nevertheless, once. */
 tr_status_t tr_emit_finish(tr_emit_t *e, tr_request_t *r, uint32_t choice,
                            uint16_t reason, bool last);
 
 /* ERROR from r->error. TR_AGAIN as above. */
 tr_status_t tr_emit_error(tr_emit_t *e, tr_request_t *r);
 
-/* Shows the reporter what it was told.  Before a request is given back: its end
- * is told by another thread, and must come after this. */
+/* Shows the publisher what it was told.  Before a request is given back: its
+ * end is told by another thread, and must come after this. */
 void tr_emit_publish_events(tr_emit_t *e);
 /* Shows everything staged, and rings whose peers sleep. */
 void tr_emit_publish(tr_emit_t *e);

@@ -78,7 +78,7 @@ typedef struct tr_sequence {
     struct tr_sequence *prev, *next; /* scheduler lists */
 } tr_sequence_t;
 
-/* A wish of the reporter's, beside those of the worker (TR_CONTROL_*). */
+/* A wish of the publisher's, beside those of the worker (TR_CONTROL_*). */
 #define TR_CONTROL_CANCEL 0x100u
 #define TR_CANCELLED "The request was cancelled"
 
@@ -131,7 +131,7 @@ struct tr_request {
     uint64_t first_token_us, last_token_us; /* of all choices */
     uint64_t prefill_turn;      /* last step in which a prompt chunk ran */
     uint32_t completion_tokens; /* all choices */
-    uint64_t progress_event_us; /* when the reporter was told of them */
+    uint64_t progress_event_us; /* when the publisher was told of them */
     uint32_t open_sequences;    /* not yet finished */
     uint32_t running_sequences; /* of these, with a KV slot */
     uint32_t preemptions;

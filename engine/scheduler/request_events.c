@@ -1,5 +1,5 @@
 /*
- * Telling the reporter (request_events.h): the rings and who writes what.
+ * Telling the publisher (request_events.h): the rings and who writes what.
  */
 #include "request_events.h"
 
@@ -312,6 +312,7 @@ tr_events_record(tr_request_t *r, uint16_t type, const tr_ring_piece_t *pieces,
 void
 tr_events_publish(tr_request_events_t *t)
 {
-    /* the reporter looks by itself while requests are inside: nobody is rung */
+    /* the publisher looks by itself while requests are inside: nobody is
+     * rung */
     (void) tr_ring_publish(&t->loop);
 }

@@ -1,8 +1,8 @@
 /*
- * What the engine tells its reporter (reporter.h) about requests.
+ * What the engine tells its Redis publisher (redis_publisher.h) about requests.
  *
  *   frontend thread --ring--\
- *                          reporter thread --> Redis
+ *                          publisher thread --> Redis
  *   step loop ----ring--/        |
  *   frontend thread <---cancel------'
  *
@@ -89,16 +89,16 @@ typedef struct {
 typedef struct {
     tr_ring_producer_t frontend;                 /* frontend thread's end */
     tr_ring_producer_t loop;                     /* step loop's end */
-    tr_ring_consumer_t from_frontend, from_loop; /* the reporter's ends */
+    tr_ring_consumer_t from_frontend, from_loop; /* the publisher's ends */
     void *frontend_memory, *loop_memory;         /* owned */
-    int publisher_fd; /* eventfd, borrowed: wakes the reporter */
+    int publisher_fd; /* eventfd, borrowed: wakes the publisher */
     int frontend_fd;  /* eventfd, borrowed: wakes the frontend thread */
 
     uint64_t next_id;      /* frontend thread only */
     uint32_t inside;       /* arrivals told whose end was not */
-    _Atomic uint64_t lost; /* requests that the reporter never heard of */
+    _Atomic uint64_t lost; /* requests that the publisher never heard of */
 
-    /* reporter to frontend thread: requests to be cancelled */
+    /* publisher to frontend thread: requests to be cancelled */
     uint64_t cancels[TR_EVENTS_CANCELS];
     _Atomic uint32_t cancels_tail, cancels_head;
 } tr_request_events_t;
@@ -139,7 +139,7 @@ void tr_events_record(tr_request_t *r, uint16_t type,
 /* Shows what was told; once a step. */
 void tr_events_publish(tr_request_events_t *t);
 
-/* ---- reporter ----------------------------------------------------------- */
+/* ---- publisher ----------------------------------------------------------- */
 
 /* False when the mailbox is full. */
 bool tr_events_cancel(tr_request_events_t *t, uint64_t id);

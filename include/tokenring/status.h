@@ -131,7 +131,7 @@ typedef struct {
     tr_status_ratios_t kv_ratio;        /* of each */
     _Atomic uint64_t kv_swaps;          /* preemptions to the swap memory */
     _Atomic uint64_t kv_recomputations; /* compressed caches computed again */
-    /* the reporter's, all 0 without Redis */
+    /* the publisher's, all 0 without Redis */
     _Atomic uint64_t redis_up;         /* 1: it takes what is written */
     _Atomic uint64_t redis_outages;    /* times that it did not any more */
     _Atomic uint64_t redis_lost;       /* requests with state or output lost */

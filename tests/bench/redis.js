@@ -1,6 +1,6 @@
 'use strict';
 //
-// What it costs to tell Redis: CPU time of the engine's reporter thread and of
+// What it costs to tell Redis: CPU time of the engine's publisher thread and of
 // redis-server at a given rate of tokens over resumable streams, with requests
 // coming and going beside them; and what the engine loses in tokens/s when it has
 // as many as it can make, with Redis there, away, and not configured.
@@ -125,7 +125,7 @@ async function cost(redis) {
     return {
       tokensPerSecond: (b.tokens - a.tokens) / ns * 1e9,
       commandsPerSecond: (b.commands - a.commands) / ns * 1e9,
-      reporter: (b.engine['tr-reporter'] - a.engine['tr-reporter']) / ns,
+      publisher: (b.engine['tr-publisher'] - a.engine['tr-publisher']) / ns,
       loop: (b.engine['tr-loop'] - a.engine['tr-loop']) / ns,
       front: (b.engine['tr-frontend'] - a.engine['tr-frontend']) / ns,
       redis: (b.redis - a.redis) / ns,
@@ -174,7 +174,7 @@ async function main() {
       + `${options.requests} requests/s beside them, ${options.seconds} s:`,
     `  tokens/s              ${share.tokensPerSecond.toFixed(0)}`,
     `  commands/s in Redis   ${share.commandsPerSecond.toFixed(0)}`,
-    `  reporter thread       ${percent(share.reporter)} of a core`,
+    `  publisher thread       ${percent(share.publisher)} of a core`,
     `  redis-server          ${percent(share.redis)} of a core`,
     `  step loop             ${percent(share.loop)} of a core`,
     `  frontend thread          ${percent(share.frontend)} of a core`,

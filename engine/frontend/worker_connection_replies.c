@@ -190,7 +190,7 @@ reserve(tr_peer_t *p, tr_request_t *r)
     }
 }
 
-/* On to the loop.  The reporter sees what it was told before it can see what
+/* On to the loop.  The publisher sees what it was told before it can see what
  * the loop tells. */
 static void
 submit(tr_peer_t *p, tr_request_t *r)

@@ -1,5 +1,5 @@
 /*
- * The reporter's ledger: numbers and entries, one on its way at a time, what a
+ * The publisher's outbox: numbers and entries, one on its way at a time, what a
  * lost connection or a Redis without memory leaves behind, the bound on memory.
  * Last, a model of Redis that refuses, forgets, loses answers and applies old
  * commands late: whatever it does, a stream has no hole, and ends as it should.
@@ -16,7 +16,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/redis/report_ledger.h"
+#include "engine/redis/redis_outbox.h"
 
 #define MIB (1u << 20)
 
@@ -33,16 +33,16 @@ random_below(uint32_t n)
 /* ---- telling ------------------------------------------------------------ */
 
 static void
-tell(tr_ledger_t *l, uint64_t id, uint16_t type, const void *payload,
+tell(tr_outbox_t *l, uint64_t id, uint16_t type, const void *payload,
      uint32_t len)
 {
     tr_record_t rec = { .length = len, .type = type, .id = id };
 
-    tr_ledger_take(l, &rec, payload);
+    tr_outbox_take(l, &rec, payload);
 }
 
 static void
-tell_arrived(tr_ledger_t *l, uint64_t id, uint16_t flags)
+tell_arrived(tr_outbox_t *l, uint64_t id, uint16_t flags)
 {
     tr_event_arrived_t note = { .endpoint = TR_ENDPOINT_CHAT,
                                 .flags = flags,
@@ -55,7 +55,7 @@ tell_arrived(tr_ledger_t *l, uint64_t id, uint16_t flags)
 }
 
 static void
-tell_delta(tr_ledger_t *l, uint64_t id, const char *text)
+tell_delta(tr_outbox_t *l, uint64_t id, const char *text)
 {
     uint8_t payload[sizeof(tr_wire_delta_t) + 65536];
     tr_wire_delta_t head = { 0, 1, (uint32_t) strlen(text), 0 };
@@ -67,7 +67,7 @@ tell_delta(tr_ledger_t *l, uint64_t id, const char *text)
 }
 
 static void
-tell_finish(tr_ledger_t *l, uint64_t id)
+tell_finish(tr_outbox_t *l, uint64_t id)
 {
     tr_wire_finish_t finish = { .reason = TR_FINISH_STOP,
                                 .flags = TR_FINISH_LAST };
@@ -76,27 +76,27 @@ tell_finish(tr_ledger_t *l, uint64_t id)
 }
 
 static void
-tell_end(tr_ledger_t *l, uint64_t id, bool lost)
+tell_end(tr_outbox_t *l, uint64_t id, bool lost)
 {
     tr_event_end_t end = {
         .state = TR_REQUEST_DONE, .lost = lost, .choices = 1, .ended_us = 2000
     };
 
     tell(l, id, TR_EVENT_END, &end, sizeof(end));
-    tr_ledger_apply_ends(l);
-    tr_ledger_apply_ends(l);
+    tr_outbox_apply_ends(l);
+    tr_outbox_apply_ends(l);
 }
 
-/* What is due, as the reporter would write it. */
+/* What is due, as the publisher would write it. */
 static void
-send_fields(tr_ledger_request_t *q)
+send_fields(tr_outbox_request_t *q)
 {
     q->writing = q->dirty;
     q->dirty = 0;
 }
 
 static void
-send_entry(tr_ledger_request_t *q)
+send_entry(tr_outbox_request_t *q)
 {
     q->sending = q->began = q->unacked->sent = true;
 }
@@ -106,13 +106,13 @@ send_entry(tr_ledger_request_t *q)
 static void
 test_records_gather(void **state)
 {
-    tr_ledger_request_t *q;
-    tr_ledger_t l;
+    tr_outbox_request_t *q;
+    tr_outbox_t l;
 
     (void) state;
-    tr_ledger_init(&l, MIB);
+    tr_outbox_init(&l, MIB);
     tell_arrived(&l, 7, TR_SUBMIT_RESUMABLE);
-    q = tr_ledger_find(&l, 7);
+    q = tr_outbox_find(&l, 7);
     assert_non_null(q);
     tell_delta(&l, 7, "one");
     tell_delta(&l, 7, "two");
@@ -129,14 +129,14 @@ test_records_gather(void **state)
     tell_delta(&l, 7, "four");
     assert_int_equal(q->tail->last, 4);
     send_fields(q);
-    assert_false(tr_ledger_can_write(q));
-    tr_ledger_entry_done(&l, q, true);
-    assert_true(tr_ledger_can_write(q));
+    assert_false(tr_outbox_can_write(q));
+    tr_outbox_entry_done(&l, q, true);
+    assert_true(tr_outbox_can_write(q));
     assert_int_equal(q->unacked->first, 3);
     assert_int_equal(q->kept->first, 1); /* for comfort */
     assert_true(l.spare > 0);
 
-    tr_ledger_free(&l);
+    tr_outbox_free(&l);
     assert_int_equal(l.bytes, 0);
     assert_int_equal(l.n, 0);
 }
@@ -144,31 +144,31 @@ test_records_gather(void **state)
 static void
 test_nothing_is_kept_of_others(void **state)
 {
-    tr_ledger_request_t *q;
-    tr_ledger_t l;
+    tr_outbox_request_t *q;
+    tr_outbox_t l;
 
     (void) state;
-    tr_ledger_init(&l, MIB);
+    tr_outbox_init(&l, MIB);
     tell_arrived(&l, 1, 0);
     tell_delta(&l, 1, "text");
     tell_delta(&l, 2, "of nobody");
-    q = tr_ledger_find(&l, 1);
+    q = tr_outbox_find(&l, 1);
     assert_null(q->kept);
     send_fields(q);
-    tr_ledger_fields_done(&l, q, true);
+    tr_outbox_fields_done(&l, q, true);
     tell_end(&l, 1, false);
     assert_int_equal(q->state, TR_REQUEST_DONE);
-    assert_null(tr_ledger_find_completion(&l, q->completion));
+    assert_null(tr_outbox_find_completion(&l, q->completion));
     send_fields(q);
-    tr_ledger_fields_done(&l, q, true);
+    tr_outbox_fields_done(&l, q, true);
     assert_int_equal(l.n, 0);
     assert_int_equal(l.bytes, 0);
-    tr_ledger_free(&l);
+    tr_outbox_free(&l);
 }
 
 /* The last record of an entry that was read as {length, type, 0, payload}. */
 static uint16_t
-last_type(const tr_ledger_entry_t *e, const uint8_t **payload, uint32_t *len)
+last_type(const tr_outbox_entry_t *e, const uint8_t **payload, uint32_t *len)
 {
     size_t at = 0;
     uint16_t type = 0;
@@ -187,26 +187,26 @@ last_type(const tr_ledger_entry_t *e, const uint8_t **payload, uint32_t *len)
 static void
 test_an_end_without_a_last_record(void **state)
 {
-    tr_ledger_request_t *q;
+    tr_outbox_request_t *q;
     const uint8_t *payload = NULL;
     tr_wire_error_t head = { 0 };
     tr_wire_bytes_t param, message;
-    tr_ledger_t l;
+    tr_outbox_t l;
     uint32_t len = 0;
 
     (void) state;
-    tr_ledger_init(&l, MIB);
+    tr_outbox_init(&l, MIB);
     tell_arrived(&l, 3, TR_SUBMIT_RESUMABLE);
     tell_delta(&l, 3, "x");
     tell_end(&l, 3, false);
-    q = tr_ledger_find(&l, 3);
+    q = tr_outbox_find(&l, 3);
     assert_int_equal(q->last, 2);
     assert_false(q->gap);
     assert_int_equal(last_type(q->tail, &payload, &len), TR_RECORD_ERROR);
     assert_int_equal(tr_wire_error_parse(payload, len, &head, &param, &message),
                      TR_OK);
     assert_int_equal(head.status, TR_ERR_CANCELLED);
-    tr_ledger_free(&l);
+    tr_outbox_free(&l);
 }
 
 /* The same id twice at once: the second one is nobody. */
@@ -214,19 +214,19 @@ static void
 test_an_id_twice(void **state)
 {
     tr_event_arrived_t note = { .flags = TR_SUBMIT_RESUMABLE };
-    tr_ledger_t l;
+    tr_outbox_t l;
 
     (void) state;
     memset(note.completion, 'a', TR_COMPLETION_LEN);
-    tr_ledger_init(&l, MIB);
+    tr_outbox_init(&l, MIB);
     tell(&l, 1, TR_EVENT_ARRIVED, &note, sizeof(note));
     tell(&l, 2, TR_EVENT_ARRIVED, &note, sizeof(note));
-    assert_null(tr_ledger_find(&l, 2));
+    assert_null(tr_outbox_find(&l, 2));
     assert_int_equal(l.lost, 1);
     tell_delta(&l, 2, "x");
     tell_end(&l, 2, false);
-    assert_int_equal(tr_ledger_find(&l, 1)->last, 0);
-    tr_ledger_free(&l);
+    assert_int_equal(tr_outbox_find(&l, 1)->last, 0);
+    tr_outbox_free(&l);
     assert_int_equal(l.bytes, 0);
 }
 
@@ -235,16 +235,16 @@ test_an_id_twice(void **state)
 static void
 test_lost_records_end_the_stream(void **state)
 {
-    tr_ledger_request_t *q;
+    tr_outbox_request_t *q;
     const uint8_t *payload = NULL;
-    tr_ledger_t l;
+    tr_outbox_t l;
     uint32_t len = 0;
 
     (void) state;
-    tr_ledger_init(&l, MIB);
+    tr_outbox_init(&l, MIB);
     tell_arrived(&l, 3, TR_SUBMIT_RESUMABLE);
     tell_delta(&l, 3, "sent");
-    q = tr_ledger_find(&l, 3);
+    q = tr_outbox_find(&l, 3);
     send_entry(q);
     tell_delta(&l, 3, "not sent");
     tell(&l, 3, TR_EVENT_LOST, NULL, 0);
@@ -258,21 +258,21 @@ test_lost_records_end_the_stream(void **state)
     tell_end(&l, 3, true);
     assert_int_equal(q->last, 2);
     assert_int_equal(l.lost, 1);
-    tr_ledger_free(&l);
+    tr_outbox_free(&l);
 }
 
 static void
 test_memory_is_bounded(void **state)
 {
     static char text[4096];
-    tr_ledger_request_t *q;
-    tr_ledger_t l;
+    tr_outbox_request_t *q;
+    tr_outbox_t l;
     uint64_t id;
     unsigned i;
 
     (void) state;
     memset(text, 'x', sizeof(text) - 1);
-    tr_ledger_init(&l, MIB);
+    tr_outbox_init(&l, MIB);
     for (id = 1; id <= 20; id++) {
         tell_arrived(&l, id, TR_SUBMIT_RESUMABLE);
     }
@@ -282,7 +282,7 @@ test_memory_is_bounded(void **state)
     }
     assert_int_equal(l.lost, 20);
     for (id = 1; id <= 20; id++) {
-        q = tr_ledger_find(&l, id);
+        q = tr_outbox_find(&l, id);
         assert_true(q->gap);
         assert_true(q->closed);
         tell_end(&l, id, false);
@@ -293,10 +293,10 @@ test_memory_is_bounded(void **state)
         tell_end(&l, id, false);
         assert_in_range(l.bytes, 0, MIB + 20 * 1024);
     }
-    assert_null(tr_ledger_find(&l, 1));
-    assert_non_null(tr_ledger_find(&l, 5000));
-    assert_true(l.lost >= 5000 - MIB / sizeof(tr_ledger_request_t) - 20);
-    tr_ledger_free(&l);
+    assert_null(tr_outbox_find(&l, 1));
+    assert_non_null(tr_outbox_find(&l, 5000));
+    assert_true(l.lost >= 5000 - MIB / sizeof(tr_outbox_request_t) - 20);
+    tr_outbox_free(&l);
     assert_int_equal(l.bytes, 0);
 }
 
@@ -305,21 +305,21 @@ static void
 test_spare_output_makes_way(void **state)
 {
     static char text[4096];
-    tr_ledger_request_t *a, *b;
-    tr_ledger_t l;
+    tr_outbox_request_t *a, *b;
+    tr_outbox_t l;
     unsigned i;
 
     (void) state;
     memset(text, 'x', sizeof(text) - 1);
-    tr_ledger_init(&l, MIB);
+    tr_outbox_init(&l, MIB);
     tell_arrived(&l, 1, TR_SUBMIT_RESUMABLE);
     tell_arrived(&l, 2, TR_SUBMIT_RESUMABLE);
-    a = tr_ledger_find(&l, 1);
-    b = tr_ledger_find(&l, 2);
+    a = tr_outbox_find(&l, 1);
+    b = tr_outbox_find(&l, 2);
     for (i = 0; i < 100; i++) {
         tell_delta(&l, 1, text);
         send_entry(a);
-        tr_ledger_entry_done(&l, a, true);
+        tr_outbox_entry_done(&l, a, true);
     }
     assert_int_equal(a->kept->first, 1);
     for (i = 0; i < 100; i++) {
@@ -329,7 +329,7 @@ test_spare_output_makes_way(void **state)
     assert_int_equal(b->last, 100);
     assert_null(a->kept);
     assert_int_equal(a->last, 100);
-    tr_ledger_free(&l);
+    tr_outbox_free(&l);
 }
 
 /* ---- a Redis that comes back -------------------------------------------- */
@@ -337,39 +337,39 @@ test_spare_output_makes_way(void **state)
 static void
 test_reset_begins_anew(void **state)
 {
-    tr_ledger_request_t *q;
-    tr_ledger_t l;
+    tr_outbox_request_t *q;
+    tr_outbox_t l;
 
     (void) state;
-    tr_ledger_init(&l, MIB);
+    tr_outbox_init(&l, MIB);
     tell_arrived(&l, 1, TR_SUBMIT_RESUMABLE);
-    q = tr_ledger_find(&l, 1);
+    q = tr_outbox_find(&l, 1);
     tell_delta(&l, 1, "a");
     send_entry(q);
     send_fields(q);
-    tr_ledger_entry_done(&l, q, true);
-    tr_ledger_fields_done(&l, q, true);
+    tr_outbox_entry_done(&l, q, true);
+    tr_outbox_fields_done(&l, q, true);
     tell_delta(&l, 1, "b");
     send_entry(q);
-    tr_ledger_reset(&l);
+    tr_outbox_reset(&l);
     assert_true(q->unsure);
     assert_int_equal(q->dirty,
-                     TR_LEDGER_IDENTITY | TR_LEDGER_STATE | TR_LEDGER_ACCEPTED);
+                     TR_OUTBOX_IDENTITY | TR_OUTBOX_STATE | TR_OUTBOX_ACCEPTED);
     tell_delta(&l, 1, "c"); /* not into what was sent */
     assert_int_equal(q->tail->first, 3);
 
-    tr_ledger_found(&l, q, 2); /* the answer was lost, not the entry */
+    tr_outbox_found(&l, q, 2); /* the answer was lost, not the entry */
     assert_int_equal(q->unacked->first, 3);
-    tr_ledger_found(&l, q, 1);
+    tr_outbox_found(&l, q, 1);
     assert_int_equal(q->unacked->first, 2);
-    tr_ledger_found(&l, q, 0); /* it came back empty, and gets all again */
+    tr_outbox_found(&l, q, 0); /* it came back empty, and gets all again */
     assert_int_equal(q->unacked->first, 1);
     assert_false(q->gap);
 
-    tr_ledger_found(&l, q, 9); /* that is not ours */
+    tr_outbox_found(&l, q, 9); /* that is not ours */
     assert_true(q->gap);
     assert_int_equal(q->unacked->first, 10);
-    tr_ledger_free(&l);
+    tr_outbox_free(&l);
     assert_int_equal(l.bytes, 0);
 }
 
@@ -394,7 +394,7 @@ typedef struct {
 } model_command_t;
 
 typedef struct {
-    tr_ledger_t l;
+    tr_outbox_t l;
     model_stream_t streams[8];
     model_command_t late[8];
     uint32_t told[8]; /* deltas */
@@ -402,7 +402,7 @@ typedef struct {
 } model_t;
 
 static void
-read_entry(const tr_ledger_entry_t *e, model_command_t *c)
+read_entry(const tr_outbox_entry_t *e, model_command_t *c)
 {
     uint32_t len, n = 0, number;
     char digits[7] = "";
@@ -459,7 +459,7 @@ apply(model_t *m, const model_command_t *c)
 }
 
 static void
-write_one(model_t *m, tr_ledger_request_t *q)
+write_one(model_t *m, tr_outbox_request_t *q)
 {
     static model_command_t c;
     uint32_t what = random_below(20);
@@ -468,14 +468,14 @@ write_one(model_t *m, tr_ledger_request_t *q)
 
     if (q->dirty != 0 && q->writing == 0) {
         send_fields(q);
-        tr_ledger_fields_done(&m->l, q, what != 0);
+        tr_outbox_fields_done(&m->l, q, what != 0);
     }
-    q = tr_ledger_find(&m->l, id);
+    q = tr_outbox_find(&m->l, id);
     if (q != NULL && q->unsure) {
         const model_stream_t *s = &m->streams[id];
 
-        tr_ledger_found(&m->l, q, s->there ? s->n : 0);
-        q = tr_ledger_find(&m->l, id);
+        tr_outbox_found(&m->l, q, s->there ? s->n : 0);
+        q = tr_outbox_find(&m->l, id);
     }
     if (q == NULL || q->unacked == NULL || q->sending) {
         return;
@@ -484,7 +484,7 @@ write_one(model_t *m, tr_ledger_request_t *q)
     read_entry(q->unacked, &c);
     send_entry(q);
     if (what == 1) { /* refused */
-        tr_ledger_entry_done(&m->l, q, false);
+        tr_outbox_entry_done(&m->l, q, false);
         return;
     }
     if (what == 2) { /* the connection goes; it may have been applied */
@@ -494,15 +494,15 @@ write_one(model_t *m, tr_ledger_request_t *q)
             m->late[c.id] = c;
             m->late[c.id].there = random_below(2) == 0;
         }
-        tr_ledger_reset(&m->l);
+        tr_outbox_reset(&m->l);
         return;
     }
     rc = apply(m, &c);
     if (rc == 0) {
         q->sending = false;
-        tr_ledger_found(&m->l, q, 0);
+        tr_outbox_found(&m->l, q, 0);
     } else {
-        tr_ledger_entry_done(&m->l, q, true);
+        tr_outbox_entry_done(&m->l, q, true);
     }
 }
 
@@ -526,7 +526,7 @@ forget(model_t *m)
             s->ended = s->error = false;
         }
     }
-    tr_ledger_reset(&m->l);
+    tr_outbox_reset(&m->l);
 }
 
 static void
@@ -552,12 +552,12 @@ static unsigned
 model_round(size_t limit)
 {
     static model_t m;
-    tr_ledger_request_t *q;
+    tr_outbox_request_t *q;
     unsigned i, ended = 0;
     uint64_t id;
 
     memset(&m, 0, sizeof(m));
-    tr_ledger_init(&m.l, limit);
+    tr_outbox_init(&m.l, limit);
     for (id = 0; id < 8; id++) {
         tell_arrived(&m.l, id, TR_SUBMIT_RESUMABLE);
     }
@@ -568,7 +568,7 @@ model_round(size_t limit)
             m.late[id].there = false;
             apply(&m, &m.late[id]);
         }
-        if (random_below(3) == 0 && (q = tr_ledger_next(&m.l)) != NULL) {
+        if (random_below(3) == 0 && (q = tr_outbox_next(&m.l)) != NULL) {
             write_one(&m, q);
         }
         if (random_below(1000) == 0) {
@@ -581,7 +581,7 @@ model_round(size_t limit)
             tell_end(&m.l, id, false);
         }
     }
-    for (i = 0; i < 100000 && (q = tr_ledger_next(&m.l)) != NULL; i++) {
+    for (i = 0; i < 100000 && (q = tr_outbox_next(&m.l)) != NULL; i++) {
         write_one(&m, q);
     }
     assert_int_equal(m.l.n, 0); /* all is written, nothing is held */
@@ -596,7 +596,7 @@ model_round(size_t limit)
         }
         ended += s->there && s->ended && !s->error;
     }
-    tr_ledger_free(&m.l);
+    tr_outbox_free(&m.l);
     return ended;
 }
 

@@ -1,8 +1,8 @@
 /*
- * The ledger's output: records, entries, and the memory they take
- * (report_ledger.h).
+ * The outbox's output: records, entries, and the memory they take
+ * (redis_outbox.h).
  */
-#include "report_ledger_parts.h"
+#include "redis_outbox_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -20,16 +20,16 @@ static const char GAP_MESSAGE[] = "The rest of this request's output was lost "
 /* ---- entries ------------------------------------------------------------ */
 
 static size_t
-entry_size(const tr_ledger_entry_t *e)
+entry_size(const tr_outbox_entry_t *e)
 {
     return sizeof(*e) + e->cap;
 }
 
 /* Frees the first entry that is kept, which is acknowledged. */
 static void
-drop_spare(tr_ledger_t *l, tr_ledger_request_t *q)
+drop_spare(tr_outbox_t *l, tr_outbox_request_t *q)
 {
-    tr_ledger_entry_t *e = q->kept;
+    tr_outbox_entry_t *e = q->kept;
 
     q->kept = e->next;
     if (q->kept == NULL) {
@@ -42,7 +42,7 @@ drop_spare(tr_ledger_t *l, tr_ledger_request_t *q)
 }
 
 void
-tr_output_drop_spares(tr_ledger_t *l, tr_ledger_request_t *q)
+tr_outbox_drop_spares(tr_outbox_t *l, tr_outbox_request_t *q)
 {
     while (q->kept != q->unacked) {
         drop_spare(l, q);
@@ -51,11 +51,11 @@ tr_output_drop_spares(tr_ledger_t *l, tr_ledger_request_t *q)
 
 /* Frees what Redis has not acknowledged, from `after` on (NULL: all). */
 void
-tr_output_drop_unacked(tr_ledger_t *l, tr_ledger_request_t *q,
-                       tr_ledger_entry_t *after)
+tr_outbox_drop_unacked(tr_outbox_t *l, tr_outbox_request_t *q,
+                       tr_outbox_entry_t *after)
 {
-    tr_ledger_entry_t *e = after != NULL ? after->next : q->unacked, *next;
-    tr_ledger_entry_t *before = after;
+    tr_outbox_entry_t *e = after != NULL ? after->next : q->unacked, *next;
+    tr_outbox_entry_t *before = after;
 
     if (e == NULL) {
         return;
@@ -81,31 +81,31 @@ tr_output_drop_unacked(tr_ledger_t *l, tr_ledger_request_t *q,
 
 /* Makes room for n bytes by giving up what is kept for comfort only. */
 bool
-tr_output_has_room(tr_ledger_t *l, size_t n)
+tr_outbox_has_room(tr_outbox_t *l, size_t n)
 {
-    tr_ledger_request_t *q;
+    tr_outbox_request_t *q;
 
     if (l->bytes + n > l->limit && l->spare != 0) {
         for (q = l->first; q != NULL; q = q->next) {
-            tr_output_drop_spares(l, q);
+            tr_outbox_drop_spares(l, q);
         }
     }
     return l->bytes + n <= l->limit;
 }
 
 /* The last entry, if records can still join it. */
-tr_ledger_entry_t *
-tr_output_open(const tr_ledger_request_t *q)
+tr_outbox_entry_t *
+tr_outbox_open(const tr_outbox_request_t *q)
 {
-    tr_ledger_entry_t *e = q->unacked != NULL ? q->tail : NULL;
+    tr_outbox_entry_t *e = q->unacked != NULL ? q->tail : NULL;
 
-    return e != NULL && !e->sent && e->len < TR_LEDGER_ENTRY ? e : NULL;
+    return e != NULL && !e->sent && e->len < TR_OUTBOX_ENTRY ? e : NULL;
 }
 
-static tr_ledger_entry_t *
-new_entry(tr_ledger_t *l, tr_ledger_request_t *q)
+static tr_outbox_entry_t *
+new_entry(tr_outbox_t *l, tr_outbox_request_t *q)
 {
-    tr_ledger_entry_t *e = calloc(1, sizeof(*e));
+    tr_outbox_entry_t *e = calloc(1, sizeof(*e));
 
     if (e == NULL) {
         return NULL;
@@ -122,7 +122,7 @@ new_entry(tr_ledger_t *l, tr_ledger_request_t *q)
 }
 
 static bool
-grow_entry(tr_ledger_t *l, tr_ledger_entry_t *e, size_t need)
+grow_entry(tr_outbox_t *l, tr_outbox_entry_t *e, size_t need)
 {
     size_t cap = e->cap != 0 ? e->cap : 256;
     uint8_t *grown;
@@ -145,10 +145,10 @@ grow_entry(tr_ledger_t *l, tr_ledger_entry_t *e, size_t need)
 
 /* Appends one record; false: no memory. */
 bool
-tr_output_append(tr_ledger_t *l, tr_ledger_request_t *q, uint16_t type,
+tr_outbox_append(tr_outbox_t *l, tr_outbox_request_t *q, uint16_t type,
                  const tr_ring_piece_t *pieces, unsigned n)
 {
-    tr_ledger_entry_t *e = tr_output_open(q);
+    tr_outbox_entry_t *e = tr_outbox_open(q);
     piece_head_t head = { 0, type, 0 };
     unsigned i;
 
@@ -170,13 +170,13 @@ tr_output_append(tr_ledger_t *l, tr_ledger_request_t *q, uint16_t type,
         }
     }
     e->last = ++q->last;
-    tr_ledger_due(l, q);
+    tr_outbox_due(l, q);
     return true;
 }
 
 /* The last record of q's output: says why there is no more. */
 void
-tr_output_append_error(tr_ledger_t *l, tr_ledger_request_t *q,
+tr_outbox_append_error(tr_outbox_t *l, tr_outbox_request_t *q,
                        tr_status_t status, const char *message)
 {
     tr_wire_error_t head = { .status = status,
@@ -187,46 +187,46 @@ tr_output_append_error(tr_ledger_t *l, tr_ledger_request_t *q,
                                  { message, head.message_len } };
 
     q->closed = true;
-    if (!tr_output_append(l, q, TR_RECORD_ERROR, pieces, 2)) {
+    if (!tr_outbox_append(l, q, TR_RECORD_ERROR, pieces, 2)) {
         q->output = false; /* not even that: what is there stays open */
-        tr_output_drop_unacked(l, q, NULL);
+        tr_outbox_drop_unacked(l, q, NULL);
     }
 }
 
 /* Something of q's output is missing from here on. */
 void
-tr_output_lose(tr_ledger_t *l, tr_ledger_request_t *q)
+tr_outbox_lose(tr_outbox_t *l, tr_outbox_request_t *q)
 {
-    tr_ledger_entry_t *sent = q->unacked;
+    tr_outbox_entry_t *sent = q->unacked;
 
     if (!q->output) {
         return;
     }
     q->gap = true;
-    tr_ledger_count_lost(l, q);
+    tr_outbox_count_lost(l, q);
     /* what may stand in Redis by now must not be followed by a hole */
-    tr_output_drop_unacked(l, q, sent != NULL && sent->sent ? sent : NULL);
-    tr_output_append_error(l, q, TR_ERR_INTERNAL, GAP_MESSAGE);
+    tr_outbox_drop_unacked(l, q, sent != NULL && sent->sent ? sent : NULL);
+    tr_outbox_append_error(l, q, TR_ERR_INTERNAL, GAP_MESSAGE);
 }
 
 /* ---- answers of Redis --------------------------------------------------- */
 
 void
-tr_ledger_entry_done(tr_ledger_t *l, tr_ledger_request_t *q, bool ok)
+tr_outbox_entry_done(tr_outbox_t *l, tr_outbox_request_t *q, bool ok)
 {
     q->sending = false;
     if (ok && q->unacked != NULL) {
         l->spare += entry_size(q->unacked);
         q->unacked = q->unacked->next;
     }
-    tr_ledger_settled(l, q);
+    tr_outbox_settled(l, q);
 }
 
 /* Everything that is kept counts as unacknowledged again. */
 static void
-rewind_output(tr_ledger_t *l, tr_ledger_request_t *q)
+rewind_output(tr_outbox_t *l, tr_outbox_request_t *q)
 {
-    tr_ledger_entry_t *e;
+    tr_outbox_entry_t *e;
 
     for (e = q->kept; e != q->unacked; e = e->next) {
         l->spare -= entry_size(e);
@@ -235,13 +235,13 @@ rewind_output(tr_ledger_t *l, tr_ledger_request_t *q)
 }
 
 void
-tr_ledger_found(tr_ledger_t *l, tr_ledger_request_t *q, uint32_t last)
+tr_outbox_found(tr_outbox_t *l, tr_outbox_request_t *q, uint32_t last)
 {
-    tr_ledger_entry_t *e;
+    tr_outbox_entry_t *e;
 
     q->unsure = q->asking = false;
     if (!q->output) {
-        tr_ledger_settled(l, q);
+        tr_outbox_settled(l, q);
         return;
     }
     rewind_output(l, q);
@@ -252,22 +252,22 @@ tr_ledger_found(tr_ledger_t *l, tr_ledger_request_t *q, uint32_t last)
     if ((e != NULL ? e->first : q->last + 1) != last + 1) {
         /* Redis lost what is not kept here any more */
         rewind_output(l, q);
-        tr_output_drop_unacked(l, q, NULL);
+        tr_outbox_drop_unacked(l, q, NULL);
         q->last = last;
         q->gap = true;
-        tr_ledger_count_lost(l, q);
-        tr_output_append_error(l, q, TR_ERR_INTERNAL, GAP_MESSAGE);
+        tr_outbox_count_lost(l, q);
+        tr_outbox_append_error(l, q, TR_ERR_INTERNAL, GAP_MESSAGE);
     }
-    tr_ledger_settled(l, q);
+    tr_outbox_settled(l, q);
 }
 
 void
-tr_ledger_give_up_output(tr_ledger_t *l, tr_ledger_request_t *q)
+tr_outbox_give_up_output(tr_outbox_t *l, tr_outbox_request_t *q)
 {
     rewind_output(l, q);
-    tr_output_drop_unacked(l, q, NULL);
+    tr_outbox_drop_unacked(l, q, NULL);
     q->output = q->sending = q->unsure = q->asking = false;
     q->gap = true;
-    tr_ledger_count_lost(l, q);
-    tr_ledger_settled(l, q);
+    tr_outbox_count_lost(l, q);
+    tr_outbox_settled(l, q);
 }

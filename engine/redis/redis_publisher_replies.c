@@ -1,8 +1,8 @@
 /*
- * What Redis answers to the reporter, and what follows from it
- * (reporter_parts.h).
+ * What Redis answers to the publisher, and what follows from it
+ * (redis_publisher_internal.h).
  */
-#include "reporter_parts.h"
+#include "redis_publisher_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,10 +45,10 @@ last_number(const redisReply *reply)
 }
 
 static void
-on_entry(tr_reporter_t *r, tr_ledger_request_t *q, const redisReply *reply,
-         bool refused)
+on_entry(tr_redis_publisher_t *r, tr_outbox_request_t *q,
+         const redisReply *reply, bool refused)
 {
-    const tr_ledger_entry_t *e = q->unacked;
+    const tr_outbox_entry_t *e = q->unacked;
 
     if (e != NULL && e->next != NULL && e->next->next != NULL) {
         r->hurry = true; /* there is more than what gathers anyway */
@@ -56,22 +56,22 @@ on_entry(tr_reporter_t *r, tr_ledger_request_t *q, const redisReply *reply,
     if (reply->type == REDIS_REPLY_NIL) {
         /* the stream has gone: evicted, or deleted */
         q->sending = false;
-        tr_ledger_found(&r->ledger, q, 0);
+        tr_outbox_found(&r->outbox, q, 0);
     } else if (reply->type != REDIS_REPLY_ERROR
                || strstr(reply->str, "equal or smaller") != NULL) {
-        tr_ledger_entry_done(&r->ledger, q, true);
+        tr_outbox_entry_done(&r->outbox, q, true);
     } else if (refused) {
-        tr_ledger_entry_done(&r->ledger, q, false);
+        tr_outbox_entry_done(&r->outbox, q, false);
     } else {
-        tr_ledger_give_up_output(&r->ledger, q);
+        tr_outbox_give_up_output(&r->outbox, q);
     }
 }
 
 static void
-on_request_reply(tr_reporter_t *r, const tr_redis_tag_t *tag,
+on_request_reply(tr_redis_publisher_t *r, const tr_redis_tag_t *tag,
                  const redisReply *reply, bool refused)
 {
-    tr_ledger_request_t *q = tr_ledger_find(&r->ledger, tag->id);
+    tr_outbox_request_t *q = tr_outbox_find(&r->outbox, tag->id);
     bool error = reply->type == REDIS_REPLY_ERROR;
 
     if (q == NULL) {
@@ -81,30 +81,30 @@ on_request_reply(tr_reporter_t *r, const tr_redis_tag_t *tag,
         on_entry(r, q, reply, refused);
     } else if (tag->kind == TR_TAG_FIELDS) {
         if (error && !refused) {
-            tr_ledger_give_up_fields(&r->ledger, q);
+            tr_outbox_give_up_fields(&r->outbox, q);
         } else {
             /* HSET says how many fields are new: all of them in a new hash */
             if (reply->type == REDIS_REPLY_INTEGER
                 && reply->integer == (long long) tag->number
-                && !(q->writing & TR_LEDGER_IDENTITY)) {
-                tr_ledger_fields_gone(q);
+                && !(q->writing & TR_OUTBOX_IDENTITY)) {
+                tr_outbox_fields_gone(q);
             }
-            tr_ledger_fields_done(&r->ledger, q, !error);
+            tr_outbox_fields_done(&r->outbox, q, !error);
         }
     } else if (!error) {
-        tr_ledger_found(&r->ledger, q, last_number(reply));
+        tr_outbox_found(&r->outbox, q, last_number(reply));
     } else if (refused) {
         q->asking = false;
-        tr_ledger_due(&r->ledger, q);
+        tr_outbox_due(&r->outbox, q);
     } else {
-        tr_ledger_give_up_output(&r->ledger, q);
+        tr_outbox_give_up_output(&r->outbox, q);
     }
 }
 
 static void
 on_reply(void *ctx, const tr_redis_tag_t *tag, const redisReply *reply)
 {
-    tr_reporter_t *r = ctx;
+    tr_redis_publisher_t *r = ctx;
     char word[32], reason[64];
     bool refused = false;
 
@@ -117,14 +117,14 @@ on_reply(void *ctx, const tr_redis_tag_t *tag, const redisReply *reply)
                                   memory_order_relaxed);
         if (refused || tag->kind == TR_TAG_BEAT) {
             snprintf(reason, sizeof(reason), "refused with %s", word);
-            tr_reporter_outage_begins(r, reason);
+            tr_redis_publisher_outage_begins(r, reason);
         }
         if (strcmp(word, "READONLY") == 0) { /* the name may lead elsewhere */
             tr_redis_link_fail(&r->data, "refused with READONLY");
-            r->data.backoff_us = TR_REPORTER_REFUSED_US;
+            r->data.backoff_us = TR_REDIS_PUBLISHER_REFUSED_US;
         }
     } else if (tag->kind == TR_TAG_BEAT && !r->open) {
-        tr_reporter_outage_ends(r);
+        tr_redis_publisher_outage_ends(r);
     }
     if (tag->kind == TR_TAG_FIELDS || tag->kind == TR_TAG_ENTRY
         || tag->kind == TR_TAG_ASK) {
@@ -135,17 +135,17 @@ on_reply(void *ctx, const tr_redis_tag_t *tag, const redisReply *reply)
 static void
 on_up(void *ctx)
 {
-    tr_reporter_beat(ctx); /* its answer opens */
+    tr_redis_publisher_beat(ctx); /* its answer opens */
 }
 
 static void
 on_down(void *ctx, const char *reason)
 {
-    tr_reporter_t *r = ctx;
+    tr_redis_publisher_t *r = ctx;
 
-    tr_reporter_outage_begins(r, reason);
-    tr_ledger_reset(&r->ledger);
+    tr_redis_publisher_outage_begins(r, reason);
+    tr_outbox_reset(&r->outbox);
 }
 
-const tr_redis_events_t tr_reporter_data_events = { NULL, on_up, on_down,
-                                                    on_reply };
+const tr_redis_events_t tr_redis_publisher_data_events = { NULL, on_up, on_down,
+                                                           on_reply };

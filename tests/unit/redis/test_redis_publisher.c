@@ -1,8 +1,8 @@
 /*
- * The reporter as a Redis sees it: what stands there of a request, detached
- * requests, cancelling.  A Redis in trouble is test_reporter_trouble.c.
+ * The publisher as a Redis sees it: what stands there of a request, detached
+ * requests, cancelling.  A Redis in trouble is test_redis_publisher_trouble.c.
  */
-#include "tests/unit/fixtures/reporter_bench.h"
+#include "tests/unit/fixtures/redis_publisher_fixture.h"
 
 /* ---- what stands there -------------------------------------------------- */
 

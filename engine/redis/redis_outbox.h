@@ -1,5 +1,5 @@
 /*
- * The ledger: what the reporter knows about requests, and owes to Redis.
+ * The outbox: what the publisher knows about requests, and owes to Redis.
  *
  * Every request has fields (the hash tr:req) and, if it is resumable, output:
  * the records that its worker got, numbered from 1, gathered into entries (of
@@ -20,39 +20,39 @@
  *
  * Requests with something to write are in the list `due`.
  */
-#ifndef TR_REPORT_LEDGER_H
-#define TR_REPORT_LEDGER_H
+#ifndef TR_REDIS_OUTBOX_H
+#define TR_REDIS_OUTBOX_H
 
 #include <stddef.h>
 
 #include "engine/scheduler/request_events.h"
 
-#define TR_LEDGER_BUCKETS 4096
-#define TR_LEDGER_ENTRY \
+#define TR_OUTBOX_BUCKETS 4096
+#define TR_OUTBOX_ENTRY \
     16384u /* an entry is closed when it has so many bytes */
 
 /* Groups of fields that Redis has not seen. */
-#define TR_LEDGER_IDENTITY 0x1u  /* who and what */
-#define TR_LEDGER_STATE 0x2u     /* state and times */
-#define TR_LEDGER_ACCEPTED 0x4u  /* choices, prompt_tokens */
-#define TR_LEDGER_FINAL 0x8u     /* the end */
-#define TR_LEDGER_PROGRESS 0x10u /* tokens until now */
-#define TR_LEDGER_ALL 0x1fu
+#define TR_OUTBOX_IDENTITY 0x1u  /* who and what */
+#define TR_OUTBOX_STATE 0x2u     /* state and times */
+#define TR_OUTBOX_ACCEPTED 0x4u  /* choices, prompt_tokens */
+#define TR_OUTBOX_FINAL 0x8u     /* the end */
+#define TR_OUTBOX_PROGRESS 0x10u /* tokens until now */
+#define TR_OUTBOX_ALL 0x1fu
 
-typedef struct tr_ledger_entry {
-    struct tr_ledger_entry *next;
+typedef struct tr_outbox_entry {
+    struct tr_outbox_entry *next;
     uint32_t first, last; /* numbers of its records */
     bool sent;            /* it may stand in Redis: not to be changed */
     size_t len, cap;
     uint8_t *bytes; /* {u32 length, u16 type, u16 0, payload}.. */
-} tr_ledger_entry_t;
+} tr_outbox_entry_t;
 
-typedef struct tr_ledger_request {
+typedef struct tr_outbox_request {
     uint64_t id; /* event_id */
-    struct tr_ledger_request *chain, *chain_completion;
-    struct tr_ledger_request *prev, *next;         /* of all, by arrival */
-    struct tr_ledger_request *due_prev, *due_next; /* of those that are due */
-    struct tr_ledger_request *chain_ending;
+    struct tr_outbox_request *chain, *chain_completion;
+    struct tr_outbox_request *prev, *next;         /* of all, by arrival */
+    struct tr_outbox_request *due_prev, *due_next; /* of those that are due */
+    struct tr_outbox_request *chain_ending;
     bool due;
 
     char completion[TR_COMPLETION_LEN + 1];
@@ -68,7 +68,7 @@ typedef struct tr_ledger_request {
 
     /* fields, as Redis has them */
     bool counted;           /* as lost */
-    uint8_t dirty, writing; /* TR_LEDGER_*; writing: on their way */
+    uint8_t dirty, writing; /* TR_OUTBOX_*; writing: on their way */
     int64_t expires_ms;     /* when their time to live was set */
 
     /* output */
@@ -81,64 +81,64 @@ typedef struct tr_ledger_request {
     bool asking;   /* it was asked */
     uint32_t last; /* number of its last record */
     int64_t output_expires_ms;
-    tr_ledger_entry_t *kept, *tail, *unacked;
-} tr_ledger_request_t;
+    tr_outbox_entry_t *kept, *tail, *unacked;
+} tr_outbox_request_t;
 
 typedef struct {
-    tr_ledger_request_t *by_id[TR_LEDGER_BUCKETS];
-    tr_ledger_request_t *by_completion[TR_LEDGER_BUCKETS];
-    tr_ledger_request_t *first, *last; /* by arrival */
-    tr_ledger_request_t *due_first, *due_last;
+    tr_outbox_request_t *by_id[TR_OUTBOX_BUCKETS];
+    tr_outbox_request_t *by_completion[TR_OUTBOX_BUCKETS];
+    tr_outbox_request_t *first, *last; /* by arrival */
+    tr_outbox_request_t *due_first, *due_last;
     uint32_t n, live; /* requests; those whose end was not told */
     size_t bytes, limit;
     size_t spare;        /* of these, in acknowledged entries */
     uint64_t lost;       /* requests of which something was lost */
     int64_t realtime_us; /* Unix time minus CLOCK_MONOTONIC */
     /* ends that were told in this round, and before */
-    tr_ledger_request_t *ending, *ended_before;
-} tr_ledger_t;
+    tr_outbox_request_t *ending, *ended_before;
+} tr_outbox_t;
 
-void tr_ledger_init(tr_ledger_t *l, size_t limit);
-void tr_ledger_free(tr_ledger_t *l);
+void tr_outbox_init(tr_outbox_t *l, size_t limit);
+void tr_outbox_free(tr_outbox_t *l);
 
 /* Takes one thing that was told (request_events.h); the payload is borrowed. */
-void tr_ledger_take(tr_ledger_t *l, const tr_record_t *rec,
+void tr_outbox_take(tr_outbox_t *l, const tr_record_t *rec,
                     const uint8_t *payload);
 /* Applies the ends that were told before this round. */
-void tr_ledger_apply_ends(tr_ledger_t *l);
+void tr_outbox_apply_ends(tr_outbox_t *l);
 /* The engine stops: what has not ended, has failed. */
-void tr_ledger_end_all(tr_ledger_t *l);
+void tr_outbox_end_all(tr_outbox_t *l);
 
 /* NULL when there is none that has not ended. */
-tr_ledger_request_t *tr_ledger_find(tr_ledger_t *l, uint64_t id);
-tr_ledger_request_t *
-tr_ledger_find_completion(tr_ledger_t *l,
+tr_outbox_request_t *tr_outbox_find(tr_outbox_t *l, uint64_t id);
+tr_outbox_request_t *
+tr_outbox_find_completion(tr_outbox_t *l,
                           const char completion[TR_COMPLETION_LEN]);
 
 /* Puts q at the end of the due list, if it is not in it. */
-void tr_ledger_due(tr_ledger_t *l, tr_ledger_request_t *q);
+void tr_outbox_due(tr_outbox_t *l, tr_outbox_request_t *q);
 /* Takes the first of the due list out of it; NULL: nobody is. */
-tr_ledger_request_t *tr_ledger_next(tr_ledger_t *l);
+tr_outbox_request_t *tr_outbox_next(tr_outbox_t *l);
 /* There is something to write of q and nothing in the way of it. */
-bool tr_ledger_can_write(const tr_ledger_request_t *q);
+bool tr_outbox_can_write(const tr_outbox_request_t *q);
 
 /* ---- answers of Redis --------------------------------------------------- */
 
 /* The fields that were on their way are there, or not. */
-void tr_ledger_fields_done(tr_ledger_t *l, tr_ledger_request_t *q, bool ok);
+void tr_outbox_fields_done(tr_outbox_t *l, tr_outbox_request_t *q, bool ok);
 /* They were written to a hash that had none of the others any more: expired,
- * evicted, flushed.  To be told ahead of tr_ledger_fields_done. */
-void tr_ledger_fields_gone(tr_ledger_request_t *q);
+ * evicted, flushed.  To be told ahead of tr_outbox_fields_done. */
+void tr_outbox_fields_gone(tr_outbox_request_t *q);
 /* The entry that was on its way is there, or not. */
-void tr_ledger_entry_done(tr_ledger_t *l, tr_ledger_request_t *q, bool ok);
+void tr_outbox_entry_done(tr_outbox_t *l, tr_outbox_request_t *q, bool ok);
 /* Redis has q's output up to this number, 0: nothing. */
-void tr_ledger_found(tr_ledger_t *l, tr_ledger_request_t *q, uint32_t last);
+void tr_outbox_found(tr_outbox_t *l, tr_outbox_request_t *q, uint32_t last);
 /* Redis will never take this request's fields, or output. */
-void tr_ledger_give_up_fields(tr_ledger_t *l, tr_ledger_request_t *q);
-void tr_ledger_give_up_output(tr_ledger_t *l, tr_ledger_request_t *q);
+void tr_outbox_give_up_fields(tr_outbox_t *l, tr_outbox_request_t *q);
+void tr_outbox_give_up_output(tr_outbox_t *l, tr_outbox_request_t *q);
 /* Nothing is on its way any more, and what Redis has is not known. */
-void tr_ledger_reset(tr_ledger_t *l);
+void tr_outbox_reset(tr_outbox_t *l);
 /* Frees q if it has ended and Redis has all of it. */
-void tr_ledger_settle(tr_ledger_t *l, tr_ledger_request_t *q);
+void tr_outbox_settle(tr_outbox_t *l, tr_outbox_request_t *q);
 
 #endif

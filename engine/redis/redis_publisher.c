@@ -1,7 +1,7 @@
 /*
- * The reporter's thread (reporter.h).
+ * The publisher's thread (redis_publisher.h).
  */
-#include "reporter_parts.h"
+#include "redis_publisher_internal.h"
 
 #include <inttypes.h>
 #include <poll.h>
@@ -33,37 +33,37 @@ unix_ms(void)
 }
 
 static void
-put_time(tr_reporter_t *r)
+put_time(tr_redis_publisher_t *r)
 {
     r->now_us = clock_us(CLOCK_MONOTONIC);
-    r->ledger.realtime_us = (int64_t) clock_us(CLOCK_REALTIME)
+    r->outbox.realtime_us = (int64_t) clock_us(CLOCK_REALTIME)
                             - (int64_t) r->now_us;
 }
 
 /* ---- outages ------------------------------------------------------------ */
 
 static uint64_t
-lost(const tr_reporter_t *r)
+lost(const tr_redis_publisher_t *r)
 {
-    return r->ledger.lost
+    return r->outbox.lost
            + atomic_load_explicit(
                (_Atomic uint64_t *) (uintptr_t) &r->events.lost,
                memory_order_relaxed);
 }
 
 void
-tr_reporter_count(tr_reporter_t *r)
+tr_redis_publisher_count(tr_redis_publisher_t *r)
 {
     tr_status_counters_t *c = &r->status->counters;
 
     atomic_store_explicit(&c->redis_up, r->open, memory_order_relaxed);
     atomic_store_explicit(&c->redis_lost, lost(r), memory_order_relaxed);
-    atomic_store_explicit(&c->redis_held_bytes, r->ledger.bytes,
+    atomic_store_explicit(&c->redis_held_bytes, r->outbox.bytes,
                           memory_order_relaxed);
 }
 
 void
-tr_reporter_outage_begins(tr_reporter_t *r, const char *reason)
+tr_redis_publisher_outage_begins(tr_redis_publisher_t *r, const char *reason)
 {
     r->open = false;
     if (r->outage_us == 0) {
@@ -74,53 +74,53 @@ tr_reporter_outage_begins(tr_reporter_t *r, const char *reason)
         tr_log(TR_LEVEL_WARN, "redis lost redis=%s reason=\"%s\"",
                r->config->redis, reason);
     }
-    tr_reporter_count(r);
+    tr_redis_publisher_count(r);
 }
 
 void
-tr_reporter_outage_ends(tr_reporter_t *r)
+tr_redis_publisher_outage_ends(tr_redis_publisher_t *r)
 {
     if (r->outage_us != 0) {
         tr_log(TR_LEVEL_NOTICE,
                "redis back redis=%s away_ms=%" PRIu64 " lost_requests=%" PRIu64
                " waiting_requests=%u",
                r->config->redis, (r->now_us - r->outage_us) / 1000,
-               lost(r) - r->lost_before, r->ledger.n);
+               lost(r) - r->lost_before, r->outbox.n);
         r->outage_us = 0;
     } else {
         tr_log(TR_LEVEL_INFO, "redis connected redis=%s", r->config->redis);
     }
     r->open = true;
     r->beat_us = 0; /* all of a beat, at once */
-    tr_reporter_count(r);
+    tr_redis_publisher_count(r);
 }
 
 /* ---- what was told ------------------------------------------------------ */
 
 /* One round (request_events.h tells why in this order). */
 static void
-take_round(tr_reporter_t *r)
+take_round(tr_redis_publisher_t *r)
 {
     tr_request_events_t *t = &r->events;
     tr_record_t rec;
 
     (void) tr_ring_look(&t->from_loop);
     while (tr_ring_get(&t->from_frontend, &rec, r->buf, r->buf_size) == TR_OK) {
-        tr_ledger_take(&r->ledger, &rec, r->buf);
+        tr_outbox_take(&r->outbox, &rec, r->buf);
     }
     while (tr_ring_next(&t->from_loop, &rec, r->buf, r->buf_size) == TR_OK) {
-        tr_ledger_take(&r->ledger, &rec, r->buf);
+        tr_outbox_take(&r->outbox, &rec, r->buf);
     }
     (void) tr_ring_release(&t->from_frontend);
     (void) tr_ring_release(&t->from_loop);
-    tr_ledger_apply_ends(&r->ledger);
+    tr_outbox_apply_ends(&r->outbox);
 }
 
 void
-tr_reporter_take(tr_reporter_t *r)
+tr_redis_publisher_take(tr_redis_publisher_t *r)
 {
     take_round(r);
-    if (r->ledger.ended_before != NULL) {
+    if (r->outbox.ended_before != NULL) {
         take_round(r);
     }
 }
@@ -128,10 +128,10 @@ tr_reporter_take(tr_reporter_t *r)
 /* ---- the thread --------------------------------------------------------- */
 
 static bool
-busy(const tr_reporter_t *r)
+busy(const tr_redis_publisher_t *r)
 {
-    return r->ledger.live != 0 || r->ledger.ended_before != NULL
-           || (r->open && r->ledger.due_first != NULL);
+    return r->outbox.live != 0 || r->outbox.ended_before != NULL
+           || (r->open && r->outbox.due_first != NULL);
 }
 
 static uint64_t
@@ -141,9 +141,9 @@ earliest(uint64_t a, uint64_t b)
 }
 
 static uint64_t
-next_deadline(const tr_reporter_t *r, bool idle)
+next_deadline(const tr_redis_publisher_t *r, bool idle)
 {
-    uint64_t at = r->beat_us + TR_REPORTER_BEAT_US;
+    uint64_t at = r->beat_us + TR_REDIS_PUBLISHER_BEAT_US;
 
     at = earliest(at, tr_redis_link_deadline(&r->data));
     at = earliest(at, tr_redis_link_deadline(&r->control));
@@ -155,7 +155,7 @@ next_deadline(const tr_reporter_t *r, bool idle)
 
 /* Waits until something happens, or until the deadline. */
 static void
-wait_events(tr_reporter_t *r, uint64_t deadline)
+wait_events(tr_redis_publisher_t *r, uint64_t deadline)
 {
     struct pollfd fds[3] = { { .fd = r->wake_fd, .events = POLLIN } };
     uint64_t now = clock_us(CLOCK_MONOTONIC);
@@ -179,19 +179,19 @@ wait_events(tr_reporter_t *r, uint64_t deadline)
 }
 
 static void
-turn(tr_reporter_t *r)
+turn(tr_redis_publisher_t *r)
 {
     uint64_t flush_at = r->flushed_us + r->config->redis_flush_us;
     bool due = r->now_us >= flush_at;
 
     if (due) {
-        tr_reporter_take(r);
+        tr_redis_publisher_take(r);
     }
     if (due || r->hurry) {
-        tr_reporter_flush(r);
+        tr_redis_publisher_flush(r);
     }
-    if (r->now_us >= r->beat_us + TR_REPORTER_BEAT_US) {
-        tr_reporter_beat(r);
+    if (r->now_us >= r->beat_us + TR_REDIS_PUBLISHER_BEAT_US) {
+        tr_redis_publisher_beat(r);
     }
     tr_redis_link_run(&r->data, 0, r->now_us);
     tr_redis_link_run(&r->control, 0, r->now_us);
@@ -199,39 +199,39 @@ turn(tr_reporter_t *r)
 
 /* The last words, as far as Redis takes them. */
 static void
-say_goodbye(tr_reporter_t *r)
+say_goodbye(tr_redis_publisher_t *r)
 {
     uint64_t until = r->now_us + STOP_US;
 
-    tr_reporter_take(r);
-    tr_ledger_end_all(&r->ledger);
-    while (r->open && r->ledger.n != 0 && r->now_us < until) {
-        tr_reporter_flush(r);
+    tr_redis_publisher_take(r);
+    tr_outbox_end_all(&r->outbox);
+    while (r->open && r->outbox.n != 0 && r->now_us < until) {
+        tr_redis_publisher_flush(r);
         tr_redis_link_run(&r->data, 0, r->now_us);
         wait_events(r, r->now_us + 10000);
     }
     if (r->open) {
         tr_redis_begin(&r->command, "DEL");
-        tr_report_key(&r->writer, &r->command, "engine", r->config->name);
-        tr_reporter_send(r, TR_TAG_MINOR, NULL);
+        tr_redis_schema_key(&r->schema, &r->command, "engine", r->config->name);
+        tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);
     }
     while (r->open && r->data.n_pending != 0 && r->now_us < until) {
         tr_redis_link_run(&r->data, 0, r->now_us);
         wait_events(r, r->now_us + 10000);
     }
-    if (r->ledger.n != 0) {
+    if (r->outbox.n != 0) {
         tr_log(TR_LEVEL_WARN,
                "redis was not told of the last requests redis=%s requests=%u",
-               r->config->redis, r->ledger.n);
+               r->config->redis, r->outbox.n);
     }
 }
 
 static void *
-reporter_run(void *arg)
+publisher_run(void *arg)
 {
-    tr_reporter_t *r = arg;
+    tr_redis_publisher_t *r = arg;
 
-    pthread_setname_np(pthread_self(), "tr-reporter");
+    pthread_setname_np(pthread_self(), "tr-publisher");
     put_time(r);
     while (atomic_load(&r->stop) == 0) {
         /* who is idle is woken by the next arrival; else a flush is due */
@@ -248,17 +248,17 @@ reporter_run(void *arg)
 /* ---- start and stop ----------------------------------------------------- */
 
 tr_request_events_t *
-tr_reporter_events(tr_reporter_t *r)
+tr_redis_publisher_events(tr_redis_publisher_t *r)
 {
     return &r->events;
 }
 
 static void
-reporter_free(tr_reporter_t *r)
+publisher_free(tr_redis_publisher_t *r)
 {
     tr_redis_link_free(&r->data);
     tr_redis_link_free(&r->control);
-    tr_ledger_free(&r->ledger);
+    tr_outbox_free(&r->outbox);
     tr_events_free(&r->events);
     if (r->wake_fd != -1) {
         close(r->wake_fd);
@@ -269,10 +269,10 @@ reporter_free(tr_reporter_t *r)
 }
 
 static tr_status_t
-prepare(tr_reporter_t *r, int frontend_fd, tr_error_t *err)
+prepare(tr_redis_publisher_t *r, int frontend_fd, tr_error_t *err)
 {
-    tr_redis_events_t data = tr_reporter_data_events;
-    tr_redis_events_t control = tr_reporter_control_events;
+    tr_redis_events_t data = tr_redis_publisher_data_events;
+    tr_redis_events_t control = tr_redis_publisher_control_events;
     tr_status_t rc;
 
     r->buf_size = tr_ring_max_payload(TR_EVENTS_LOOP_RING);
@@ -281,11 +281,11 @@ prepare(tr_reporter_t *r, int frontend_fd, tr_error_t *err)
     if (r->buf == NULL || r->wake_fd == -1
         || tr_events_init(&r->events, r->wake_fd, frontend_fd) != TR_OK) {
         return tr_error_set(err, TR_ERR_NOMEM, "redis",
-                            "no memory or descriptors for the reporter");
+                            "no memory or descriptors for the publisher");
     }
     data.ctx = control.ctx = r;
-    tr_ledger_init(&r->ledger, r->config->redis_buffer);
-    tr_report_writer_init(&r->writer, r->config, r->status, unix_ms());
+    tr_outbox_init(&r->outbox, r->config->redis_buffer);
+    tr_redis_schema_init(&r->schema, r->config, r->status, unix_ms());
     rc = tr_redis_link_init(&r->data, r->config, false, &data, err);
     if (rc == TR_OK) {
         rc = tr_redis_link_init(&r->control, r->config, true, &control, err);
@@ -294,31 +294,32 @@ prepare(tr_reporter_t *r, int frontend_fd, tr_error_t *err)
 }
 
 tr_status_t
-tr_reporter_start(const tr_config_t *config, tr_status_page_t *status,
-                  int frontend_fd, tr_reporter_t **out, tr_error_t *err)
+tr_redis_publisher_start(const tr_config_t *config, tr_status_page_t *status,
+                         int frontend_fd, tr_redis_publisher_t **out,
+                         tr_error_t *err)
 {
-    tr_reporter_t *r = calloc(1, sizeof(*r));
+    tr_redis_publisher_t *r = calloc(1, sizeof(*r));
     tr_status_t rc;
     int e;
 
     *out = NULL;
     if (r == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "redis",
-                            "no memory for the reporter");
+                            "no memory for the publisher");
     }
     r->config = config;
     r->status = status;
     r->wake_fd = -1;
     rc = prepare(r, frontend_fd, err);
     if (rc == TR_OK) {
-        e = pthread_create(&r->thread, NULL, reporter_run, r);
+        e = pthread_create(&r->thread, NULL, publisher_run, r);
         if (e != 0) {
             rc = tr_error_set(err, TR_ERR_IO, "redis",
-                              "cannot start the reporter: %s", strerror(e));
+                              "cannot start the publisher: %s", strerror(e));
         }
     }
     if (rc != TR_OK) {
-        reporter_free(r);
+        publisher_free(r);
         return rc;
     }
     *out = r;
@@ -326,10 +327,10 @@ tr_reporter_start(const tr_config_t *config, tr_status_page_t *status,
 }
 
 void
-tr_reporter_stop(tr_reporter_t *r)
+tr_redis_publisher_stop(tr_redis_publisher_t *r)
 {
     atomic_store(&r->stop, 1);
     tr_doorbell_ring(r->wake_fd);
     pthread_join(r->thread, NULL);
-    reporter_free(r);
+    publisher_free(r);
 }

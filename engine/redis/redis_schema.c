@@ -1,7 +1,7 @@
 /*
- * The reporter's commands (report_writer.h).
+ * The publisher's commands (redis_schema.h).
  */
-#include "report_writer.h"
+#include "redis_schema.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -18,8 +18,8 @@ static const char *const engine_states[] = { "loading", "ready", "draining",
                                              "failed" };
 
 void
-tr_report_writer_init(tr_report_writer_t *w, const tr_config_t *config,
-                      const tr_status_page_t *status, int64_t now_ms)
+tr_redis_schema_init(tr_redis_schema_t *w, const tr_config_t *config,
+                     const tr_status_page_t *status, int64_t now_ms)
 {
     memset(w, 0, sizeof(*w));
     w->config = config;
@@ -33,8 +33,8 @@ tr_report_writer_init(tr_report_writer_t *w, const tr_config_t *config,
 }
 
 void
-tr_report_key(const tr_report_writer_t *w, tr_redis_command_t *c,
-              const char *kind, const char *name)
+tr_redis_schema_key(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                    const char *kind, const char *name)
 {
     tr_redis_format(c, "%s%s:{%s}", w->config->redis_prefix, kind, name);
 }
@@ -85,15 +85,15 @@ field_flag(tr_redis_command_t *c, const char *name, bool set)
 /* ---- a request ---------------------------------------------------------- */
 
 static const char *
-state_name(const tr_ledger_request_t *q)
+state_name(const tr_outbox_request_t *q)
 {
     return q->detached && q->state < TR_REQUEST_DONE ? "detached"
                                                      : state_names[q->state];
 }
 
 static void
-identity_fields(const tr_report_writer_t *w, tr_redis_command_t *c,
-                const tr_ledger_request_t *q)
+identity_fields(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                const tr_outbox_request_t *q)
 {
     field_text(c, "model", w->config->served_model_name);
     field_text(c, "endpoint", tr_endpoint_info(q->endpoint)->name);
@@ -106,7 +106,7 @@ identity_fields(const tr_report_writer_t *w, tr_redis_command_t *c,
 }
 
 static void
-final_fields(tr_redis_command_t *c, const tr_ledger_request_t *q)
+final_fields(tr_redis_command_t *c, const tr_outbox_request_t *q)
 {
     const tr_event_end_t *end = &q->end;
 
@@ -132,56 +132,56 @@ final_fields(tr_redis_command_t *c, const tr_ledger_request_t *q)
 }
 
 void
-tr_report_fields(const tr_report_writer_t *w, tr_redis_command_t *c,
-                 const tr_ledger_request_t *q, unsigned groups)
+tr_redis_schema_fields(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                       const tr_outbox_request_t *q, unsigned groups)
 {
     tr_redis_begin(c, "HSET");
-    tr_report_key(w, c, "req", q->completion);
+    tr_redis_schema_key(w, c, "req", q->completion);
     field_text(c, "state", state_name(q));
     field_text(c, "engine", w->config->name);
     field_text(c, "run", w->run);
-    if (groups & TR_LEDGER_IDENTITY) {
+    if (groups & TR_OUTBOX_IDENTITY) {
         identity_fields(w, c, q);
     } else {
         /* evicted or flushed meanwhile, it must not become anybody's */
         field_text(c, "owner", q->owner);
     }
-    if (groups & TR_LEDGER_STATE) {
+    if (groups & TR_OUTBOX_STATE) {
         field_time(c, "started", q->started_ms);
         field_time(c, "first_token", q->first_token_ms);
         field_flag(c, "gap", q->gap);
     }
-    if ((groups & TR_LEDGER_ACCEPTED) && q->end.choices != 0) {
+    if ((groups & TR_OUTBOX_ACCEPTED) && q->end.choices != 0) {
         field_flag(c, "stream", q->stream);
         field_number(c, "choices", q->end.choices);
         field_number(c, "prompt_tokens", q->end.prompt_tokens);
     }
-    if (groups & TR_LEDGER_FINAL) {
+    if (groups & TR_OUTBOX_FINAL) {
         final_fields(c, q);
-    } else if (groups & TR_LEDGER_PROGRESS) {
+    } else if (groups & TR_OUTBOX_PROGRESS) {
         field_number(c, "completion_tokens", q->tokens);
     }
 }
 
 void
-tr_report_expire(const tr_report_writer_t *w, tr_redis_command_t *c,
-                 const char *kind, const char *name, uint64_t ttl_us)
+tr_redis_schema_expire(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                       const char *kind, const char *name, uint64_t ttl_us)
 {
     tr_redis_begin(c, "PEXPIRE");
-    tr_report_key(w, c, kind, name);
+    tr_redis_schema_key(w, c, kind, name);
     tr_redis_format(c, "%" PRIu64, ttl_us / 1000);
 }
 
 /* A stream that has begun must be there: it is not made anew without its
  * beginning (which would be a hole). */
 void
-tr_report_entry(const tr_report_writer_t *w, tr_redis_command_t *c,
-                const tr_ledger_request_t *q)
+tr_redis_schema_entry(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                      const tr_outbox_request_t *q)
 {
-    const tr_ledger_entry_t *e = q->unacked;
+    const tr_outbox_entry_t *e = q->unacked;
 
     tr_redis_begin(c, "XADD");
-    tr_report_key(w, c, "out", q->completion);
+    tr_redis_schema_key(w, c, "out", q->completion);
     if (e->first != 1) {
         tr_redis_text(c, "NOMKSTREAM");
     }
@@ -191,24 +191,24 @@ tr_report_entry(const tr_report_writer_t *w, tr_redis_command_t *c,
 }
 
 void
-tr_report_live(const tr_report_writer_t *w, tr_redis_command_t *c,
-               const tr_ledger_request_t *q, char *scratch)
+tr_redis_schema_live(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                     const tr_outbox_request_t *q, char *scratch)
 {
-    const tr_ledger_entry_t *e = q->unacked;
+    const tr_outbox_entry_t *e = q->unacked;
     int n = sprintf(scratch, "%u %u\n", e->first, e->last);
 
     memcpy(scratch + n, e->bytes, e->len);
     tr_redis_begin(c, "PUBLISH");
-    tr_report_key(w, c, "live", q->completion);
+    tr_redis_schema_key(w, c, "live", q->completion);
     tr_redis_bytes(c, scratch, (size_t) n + e->len);
 }
 
 void
-tr_report_latest(const tr_report_writer_t *w, tr_redis_command_t *c,
-                 const tr_ledger_request_t *q)
+tr_redis_schema_latest(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                       const tr_outbox_request_t *q)
 {
     tr_redis_begin(c, "ZADD");
-    tr_report_key(w, c, "requests", w->config->name);
+    tr_redis_schema_key(w, c, "requests", w->config->name);
     tr_redis_format(c, "%" PRId64, q->created_ms);
     tr_redis_text(c, q->completion);
 }
@@ -217,7 +217,7 @@ tr_report_latest(const tr_report_writer_t *w, tr_redis_command_t *c,
 
 /* Reads what the status page says; what cannot be read is as before. */
 static void
-read_admission(const tr_report_writer_t *w, tr_status_admission_t *a)
+read_admission(const tr_redis_schema_t *w, tr_status_admission_t *a)
 {
     memset(a, 0, sizeof(*a));
     while (tr_status_read(w->status, a) != TR_OK) {
@@ -248,15 +248,15 @@ level_fields(tr_redis_command_t *c, const tr_status_card_t *card)
 }
 
 void
-tr_report_heartbeat(const tr_report_writer_t *w, tr_redis_command_t *c,
-                    int64_t now_ms)
+tr_redis_schema_heartbeat(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                          int64_t now_ms)
 {
     const tr_status_card_t *card = &w->status->card;
     tr_status_admission_t a;
 
     read_admission(w, &a);
     tr_redis_begin(c, "HSET");
-    tr_report_key(w, c, "engine", w->config->name);
+    tr_redis_schema_key(w, c, "engine", w->config->name);
     field_text(c, "run", w->run);
     field_text(c, "state", engine_states[a.state % 4]);
     field_text(c, "model", card->model);
@@ -320,15 +320,15 @@ page_fields(tr_redis_command_t *c, const tr_status_card_t *card,
 }
 
 void
-tr_report_sample(const tr_report_writer_t *w, tr_redis_command_t *c,
-                 int64_t now_ms)
+tr_redis_schema_sample(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                       int64_t now_ms)
 {
     const tr_status_counters_t *s = &w->status->counters;
     tr_status_admission_t a;
 
     read_admission(w, &a);
     tr_redis_begin(c, "XADD");
-    tr_report_key(w, c, "metrics", w->config->name);
+    tr_redis_schema_key(w, c, "metrics", w->config->name);
     tr_redis_text(c, "MAXLEN");
     tr_redis_format(c, "%u", w->config->redis_samples);
     tr_redis_format(c, "%" PRId64 "-0", now_ms);

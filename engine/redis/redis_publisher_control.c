@@ -1,8 +1,8 @@
 /*
  * The control channel: what others want of the engine, through Redis
- * (reporter_parts.h).
+ * (redis_publisher_internal.h).
  */
-#include "reporter_parts.h"
+#include "redis_publisher_internal.h"
 
 #include <string.h>
 
@@ -11,10 +11,10 @@
 static void
 on_control_up(void *ctx)
 {
-    tr_reporter_t *r = ctx;
+    tr_redis_publisher_t *r = ctx;
 
     tr_redis_begin(&r->command, "SUBSCRIBE");
-    tr_report_key(&r->writer, &r->command, "ctl", r->config->name);
+    tr_redis_schema_key(&r->schema, &r->command, "ctl", r->config->name);
     tr_redis_link_send(&r->control, NULL, &r->command, r->now_us);
 }
 
@@ -22,7 +22,7 @@ on_control_up(void *ctx)
 static void
 on_control_down(void *ctx, const char *reason)
 {
-    tr_reporter_t *r = ctx;
+    tr_redis_publisher_t *r = ctx;
 
     if (r->open && r->control.backoff_us > 400000 && !r->deaf) {
         r->deaf = true;
@@ -43,17 +43,17 @@ is_completion(const char *text)
 /* Anybody who can publish there may say anything: what is not understood is
  * dropped. */
 static void
-on_message(tr_reporter_t *r, const char *text, size_t len)
+on_message(tr_redis_publisher_t *r, const char *text, size_t len)
 {
-    tr_ledger_request_t *q;
+    tr_outbox_request_t *q;
 
     if (len != 7 + TR_COMPLETION_LEN || memcmp(text, "cancel ", 7) != 0
         || !is_completion(text + 7)) {
         tr_log(TR_LEVEL_INFO, "redis control message dropped bytes=%zu", len);
         return;
     }
-    tr_reporter_take(r); /* it may have arrived just now */
-    q = tr_ledger_find_completion(&r->ledger, text + 7);
+    tr_redis_publisher_take(r); /* it may have arrived just now */
+    q = tr_outbox_find_completion(&r->outbox, text + 7);
     if (q == NULL) {
         tr_log(TR_LEVEL_INFO, "cancel of an unknown request");
         return;
@@ -72,7 +72,7 @@ on_message(tr_reporter_t *r, const char *text, size_t len)
 static void
 on_control(void *ctx, const tr_redis_tag_t *tag, const redisReply *reply)
 {
-    tr_reporter_t *r = ctx;
+    tr_redis_publisher_t *r = ctx;
     char word[32];
 
     (void) tag;
@@ -80,7 +80,7 @@ on_control(void *ctx, const tr_redis_tag_t *tag, const redisReply *reply)
         tr_redis_error_word(reply, word, sizeof(word));
         tr_redis_link_fail(&r->control, "refused with %s", word);
         r->control.backoff_us =
-            TR_REPORTER_REFUSED_US; /* it is not for want of a Redis */
+            TR_REDIS_PUBLISHER_REFUSED_US; /* it is not for want of a Redis */
         return;
     }
     if (reply->type != REDIS_REPLY_ARRAY || reply->elements != 3
@@ -99,6 +99,6 @@ on_control(void *ctx, const tr_redis_tag_t *tag, const redisReply *reply)
     }
 }
 
-const tr_redis_events_t tr_reporter_control_events = { NULL, on_control_up,
-                                                       on_control_down,
-                                                       on_control };
+const tr_redis_events_t tr_redis_publisher_control_events = {
+    NULL, on_control_up, on_control_down, on_control
+};

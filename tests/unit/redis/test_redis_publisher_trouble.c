@@ -1,9 +1,9 @@
 /*
- * The reporter when Redis refuses, is silent, cuts connections or has a name
- * that does not resolve; and when the rings between step loop and reporter are
+ * The publisher when Redis refuses, is silent, cuts connections or has a name
+ * that does not resolve; and when the rings between step loop and publisher are
  * full.
  */
-#include "tests/unit/fixtures/reporter_bench.h"
+#include "tests/unit/fixtures/redis_publisher_fixture.h"
 
 /* ---- a Redis in trouble ------------------------------------------------- */
 

@@ -1,7 +1,7 @@
 /*
- * The ledger of the reporter (report_ledger.h).
+ * The outbox of the publisher (redis_outbox.h).
  */
-#include "report_ledger_parts.h"
+#include "redis_outbox_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 static const char LEFT_MESSAGE[] = "The request ended before its output did";
 
 void
-tr_ledger_init(tr_ledger_t *l, size_t limit)
+tr_outbox_init(tr_outbox_t *l, size_t limit)
 {
     memset(l, 0, sizeof(*l));
     l->limit = limit;
@@ -30,13 +30,13 @@ completion_bucket(const char *completion)
     for (i = 0; i < TR_COMPLETION_LEN; i++) {
         h = (h ^ (uint8_t) completion[i]) * 16777619u;
     }
-    return h % TR_LEDGER_BUCKETS;
+    return h % TR_OUTBOX_BUCKETS;
 }
 
-tr_ledger_request_t *
-tr_ledger_find(tr_ledger_t *l, uint64_t id)
+tr_outbox_request_t *
+tr_outbox_find(tr_outbox_t *l, uint64_t id)
 {
-    tr_ledger_request_t *q = l->by_id[id % TR_LEDGER_BUCKETS];
+    tr_outbox_request_t *q = l->by_id[id % TR_OUTBOX_BUCKETS];
 
     while (q != NULL && q->id != id) {
         q = q->chain;
@@ -44,11 +44,11 @@ tr_ledger_find(tr_ledger_t *l, uint64_t id)
     return q;
 }
 
-tr_ledger_request_t *
-tr_ledger_find_completion(tr_ledger_t *l,
+tr_outbox_request_t *
+tr_outbox_find_completion(tr_outbox_t *l,
                           const char completion[TR_COMPLETION_LEN])
 {
-    tr_ledger_request_t *q = l->by_completion[completion_bucket(completion)];
+    tr_outbox_request_t *q = l->by_completion[completion_bucket(completion)];
 
     while (q != NULL
            && (q->ended
@@ -59,9 +59,9 @@ tr_ledger_find_completion(tr_ledger_t *l,
 }
 
 static void
-link_request(tr_ledger_t *l, tr_ledger_request_t *q)
+link_request(tr_outbox_t *l, tr_outbox_request_t *q)
 {
-    tr_ledger_request_t **at = &l->by_id[q->id % TR_LEDGER_BUCKETS];
+    tr_outbox_request_t **at = &l->by_id[q->id % TR_OUTBOX_BUCKETS];
 
     q->chain = *at;
     *at = q;
@@ -81,7 +81,7 @@ link_request(tr_ledger_t *l, tr_ledger_request_t *q)
 }
 
 static void
-unlink_due(tr_ledger_t *l, tr_ledger_request_t *q)
+unlink_due(tr_outbox_t *l, tr_outbox_request_t *q)
 {
     if (!q->due) {
         return;
@@ -95,7 +95,7 @@ unlink_due(tr_ledger_t *l, tr_ledger_request_t *q)
 }
 
 void
-tr_ledger_due(tr_ledger_t *l, tr_ledger_request_t *q)
+tr_outbox_due(tr_outbox_t *l, tr_outbox_request_t *q)
 {
     if (q->due) {
         return;
@@ -107,10 +107,10 @@ tr_ledger_due(tr_ledger_t *l, tr_ledger_request_t *q)
     l->due_last = q;
 }
 
-tr_ledger_request_t *
-tr_ledger_next(tr_ledger_t *l)
+tr_outbox_request_t *
+tr_outbox_next(tr_outbox_t *l)
 {
-    tr_ledger_request_t *q = l->due_first;
+    tr_outbox_request_t *q = l->due_first;
 
     if (q != NULL) {
         unlink_due(l, q);
@@ -119,9 +119,9 @@ tr_ledger_next(tr_ledger_t *l)
 }
 
 static void
-unlink_request(tr_ledger_t *l, tr_ledger_request_t *q)
+unlink_request(tr_outbox_t *l, tr_outbox_request_t *q)
 {
-    tr_ledger_request_t **at = &l->by_id[q->id % TR_LEDGER_BUCKETS];
+    tr_outbox_request_t **at = &l->by_id[q->id % TR_OUTBOX_BUCKETS];
 
     while (*at != q) {
         at = &(*at)->chain;
@@ -141,16 +141,16 @@ unlink_request(tr_ledger_t *l, tr_ledger_request_t *q)
 }
 
 static void
-free_request(tr_ledger_t *l, tr_ledger_request_t *q)
+free_request(tr_outbox_t *l, tr_outbox_request_t *q)
 {
-    tr_output_drop_spares(l, q);
-    tr_output_drop_unacked(l, q, NULL);
+    tr_outbox_drop_spares(l, q);
+    tr_outbox_drop_unacked(l, q, NULL);
     unlink_request(l, q);
     free(q);
 }
 
 void
-tr_ledger_free(tr_ledger_t *l)
+tr_outbox_free(tr_outbox_t *l)
 {
     while (l->first != NULL) {
         free_request(l, l->first);
@@ -158,46 +158,46 @@ tr_ledger_free(tr_ledger_t *l)
 }
 
 void
-tr_ledger_count_lost(tr_ledger_t *l, tr_ledger_request_t *q)
+tr_outbox_count_lost(tr_outbox_t *l, tr_outbox_request_t *q)
 {
     l->lost += !q->counted;
     q->counted = true;
-    q->dirty |= TR_LEDGER_STATE;
-    tr_ledger_due(l, q);
+    q->dirty |= TR_OUTBOX_STATE;
+    tr_outbox_due(l, q);
 }
 
 /* ---- what is told ------------------------------------------------------- */
 
 static int64_t
-unix_ms(const tr_ledger_t *l, uint64_t us)
+unix_ms(const tr_outbox_t *l, uint64_t us)
 {
     return us == 0 ? 0 : ((int64_t) us + l->realtime_us) / 1000;
 }
 
 /* Room for one more request: the oldest that ended makes way. */
 static bool
-room_for_request(tr_ledger_t *l)
+room_for_request(tr_outbox_t *l)
 {
-    tr_ledger_request_t *q = l->first, *next;
+    tr_outbox_request_t *q = l->first, *next;
 
-    for (; !tr_output_has_room(l, sizeof(*q)) && q != NULL; q = next) {
+    for (; !tr_outbox_has_room(l, sizeof(*q)) && q != NULL; q = next) {
         next = q->next;
         if (q->ended && !q->sending && q->writing == 0) {
             l->lost += !q->counted;
             free_request(l, q);
         }
     }
-    return tr_output_has_room(l, sizeof(*q));
+    return tr_outbox_has_room(l, sizeof(*q));
 }
 
 static void
-take_arrived(tr_ledger_t *l, uint64_t id, const uint8_t *payload)
+take_arrived(tr_outbox_t *l, uint64_t id, const uint8_t *payload)
 {
     tr_event_arrived_t note;
-    tr_ledger_request_t *q;
+    tr_outbox_request_t *q;
 
     memcpy(&note, payload, sizeof(note));
-    if (tr_ledger_find_completion(l, note.completion) != NULL) {
+    if (tr_outbox_find_completion(l, note.completion) != NULL) {
         l->lost++; /* a worker that gives an id twice must not mix them up */
         return;
     }
@@ -214,13 +214,13 @@ take_arrived(tr_ledger_t *l, uint64_t id, const uint8_t *payload)
     q->flags = note.flags;
     q->created_ms = unix_ms(l, note.arrival_us);
     q->output = (note.flags & TR_SUBMIT_RESUMABLE) != 0;
-    q->dirty = TR_LEDGER_IDENTITY | TR_LEDGER_STATE;
+    q->dirty = TR_OUTBOX_IDENTITY | TR_OUTBOX_STATE;
     link_request(l, q);
-    tr_ledger_due(l, q);
+    tr_outbox_due(l, q);
 }
 
 static void
-take_accepted(tr_ledger_t *l, tr_ledger_request_t *q, const uint8_t *payload,
+take_accepted(tr_outbox_t *l, tr_outbox_request_t *q, const uint8_t *payload,
               size_t len)
 {
     tr_wire_accepted_t head;
@@ -230,8 +230,8 @@ take_accepted(tr_ledger_t *l, tr_ledger_request_t *q, const uint8_t *payload,
         q->stream = (head.flags & TR_ACCEPTED_STREAM) != 0;
         q->end.choices = head.choices;
         q->end.prompt_tokens = head.prompt_tokens;
-        q->dirty |= TR_LEDGER_ACCEPTED;
-        tr_ledger_due(l, q);
+        q->dirty |= TR_OUTBOX_ACCEPTED;
+        tr_outbox_due(l, q);
     }
 }
 
@@ -247,7 +247,7 @@ is_last(uint16_t type, const uint8_t *payload, size_t len)
 }
 
 static void
-take_record(tr_ledger_t *l, tr_ledger_request_t *q, uint16_t type,
+take_record(tr_outbox_t *l, tr_outbox_request_t *q, uint16_t type,
             const uint8_t *payload, size_t len)
 {
     tr_ring_piece_t piece = { payload, len };
@@ -259,18 +259,18 @@ take_record(tr_ledger_t *l, tr_ledger_request_t *q, uint16_t type,
         return;
     }
     /* an entry at most doubles */
-    if (!tr_output_has_room(l, sizeof(tr_ledger_entry_t) + 2 * (len + 256)
-                                   + (tr_output_open(q) != NULL ? q->tail->cap
+    if (!tr_outbox_has_room(l, sizeof(tr_outbox_entry_t) + 2 * (len + 256)
+                                   + (tr_outbox_open(q) != NULL ? q->tail->cap
                                                                 : 0))
-        || !tr_output_append(l, q, type, &piece, 1)) {
-        tr_output_lose(l, q);
+        || !tr_outbox_append(l, q, type, &piece, 1)) {
+        tr_outbox_lose(l, q);
         return;
     }
     q->closed = is_last(type, payload, len);
 }
 
 static void
-take_state(tr_ledger_t *l, tr_ledger_request_t *q, uint8_t state,
+take_state(tr_outbox_t *l, tr_outbox_request_t *q, uint8_t state,
            int64_t *at_ms, const uint8_t *payload)
 {
     uint64_t us;
@@ -279,20 +279,20 @@ take_state(tr_ledger_t *l, tr_ledger_request_t *q, uint8_t state,
     *at_ms = unix_ms(l, us);
     if (q->state < state) {
         q->state = state;
-        q->dirty |= TR_LEDGER_STATE;
-        tr_ledger_due(l, q);
+        q->dirty |= TR_OUTBOX_STATE;
+        tr_outbox_due(l, q);
     }
 }
 
 static void
-apply_end(tr_ledger_t *l, tr_ledger_request_t *q)
+apply_end(tr_outbox_t *l, tr_outbox_request_t *q)
 {
     const tr_event_end_t *end = &q->end;
 
     q->ended = true;
     l->live--;
     q->state = end->state;
-    q->dirty |= TR_LEDGER_STATE | TR_LEDGER_ACCEPTED | TR_LEDGER_FINAL;
+    q->dirty |= TR_OUTBOX_STATE | TR_OUTBOX_ACCEPTED | TR_OUTBOX_FINAL;
     if (end->scheduled_us != 0) {
         q->started_ms = unix_ms(l, end->scheduled_us);
     }
@@ -302,19 +302,19 @@ apply_end(tr_ledger_t *l, tr_ledger_request_t *q)
     q->finished_ms = unix_ms(l, end->ended_us);
     if (q->output && !q->closed) {
         if (end->lost) {
-            tr_output_lose(l, q);
+            tr_outbox_lose(l, q);
         } else {
-            tr_output_append_error(
+            tr_outbox_append_error(
                 l, q, end->status != TR_OK ? end->status : TR_ERR_CANCELLED,
                 end->message[0] != '\0' ? end->message : LEFT_MESSAGE);
         }
     }
-    tr_ledger_due(l, q);
+    tr_outbox_due(l, q);
 }
 
 /* Its records may still be in the other ring: applied in the next round. */
 static void
-take_end(tr_ledger_t *l, tr_ledger_request_t *q, const uint8_t *payload)
+take_end(tr_outbox_t *l, tr_outbox_request_t *q, const uint8_t *payload)
 {
     memcpy(&q->end, payload, sizeof(q->end));
     q->end.message[sizeof(q->end.message) - 1] = '\0';
@@ -323,15 +323,15 @@ take_end(tr_ledger_t *l, tr_ledger_request_t *q, const uint8_t *payload)
 }
 
 void
-tr_ledger_take(tr_ledger_t *l, const tr_record_t *rec, const uint8_t *payload)
+tr_outbox_take(tr_outbox_t *l, const tr_record_t *rec, const uint8_t *payload)
 {
-    tr_ledger_request_t *q;
+    tr_outbox_request_t *q;
 
     if (rec->type == TR_EVENT_ARRIVED) {
         take_arrived(l, rec->id, payload);
         return;
     }
-    q = tr_ledger_find(l, rec->id);
+    q = tr_outbox_find(l, rec->id);
     if (q == NULL || q->ended) {
         return; /* there was no memory for it */
     }
@@ -344,17 +344,17 @@ tr_ledger_take(tr_ledger_t *l, const tr_record_t *rec, const uint8_t *payload)
         break;
     case TR_EVENT_PROGRESS:
         memcpy(&q->tokens, payload, sizeof(q->tokens));
-        q->dirty |= TR_LEDGER_PROGRESS;
-        tr_ledger_due(l, q);
+        q->dirty |= TR_OUTBOX_PROGRESS;
+        tr_outbox_due(l, q);
         break;
     case TR_EVENT_DETACHED:
         q->detached = true;
-        q->dirty |= TR_LEDGER_STATE;
-        tr_ledger_due(l, q);
+        q->dirty |= TR_OUTBOX_STATE;
+        tr_outbox_due(l, q);
         break;
     case TR_EVENT_LOST:
         if (!q->closed) {
-            tr_output_lose(l, q);
+            tr_outbox_lose(l, q);
         }
         break;
     case TR_EVENT_END:
@@ -366,9 +366,9 @@ tr_ledger_take(tr_ledger_t *l, const tr_record_t *rec, const uint8_t *payload)
 }
 
 void
-tr_ledger_apply_ends(tr_ledger_t *l)
+tr_outbox_apply_ends(tr_outbox_t *l)
 {
-    tr_ledger_request_t *q, *next;
+    tr_outbox_request_t *q, *next;
 
     for (q = l->ended_before; q != NULL; q = next) {
         next = q->chain_ending;
@@ -379,12 +379,12 @@ tr_ledger_apply_ends(tr_ledger_t *l)
 }
 
 void
-tr_ledger_end_all(tr_ledger_t *l)
+tr_outbox_end_all(tr_outbox_t *l)
 {
-    tr_ledger_request_t *q;
+    tr_outbox_request_t *q;
 
-    tr_ledger_apply_ends(l);
-    tr_ledger_apply_ends(l);
+    tr_outbox_apply_ends(l);
+    tr_outbox_apply_ends(l);
     for (q = l->first; q != NULL; q = q->next) {
         if (!q->ended) {
             q->end.state = TR_REQUEST_FAILED;
@@ -399,24 +399,24 @@ tr_ledger_end_all(tr_ledger_t *l)
 /* ---- answers of Redis --------------------------------------------------- */
 
 bool
-tr_ledger_can_write(const tr_ledger_request_t *q)
+tr_outbox_can_write(const tr_outbox_request_t *q)
 {
     return (q->dirty != 0 && q->writing == 0)
            || (q->unacked != NULL && !q->sending) || (q->unsure && !q->asking);
 }
 
 void
-tr_ledger_settled(tr_ledger_t *l, tr_ledger_request_t *q)
+tr_outbox_settled(tr_outbox_t *l, tr_outbox_request_t *q)
 {
-    if (tr_ledger_can_write(q)) {
-        tr_ledger_due(l, q);
+    if (tr_outbox_can_write(q)) {
+        tr_outbox_due(l, q);
     } else {
-        tr_ledger_settle(l, q);
+        tr_outbox_settle(l, q);
     }
 }
 
 void
-tr_ledger_settle(tr_ledger_t *l, tr_ledger_request_t *q)
+tr_outbox_settle(tr_outbox_t *l, tr_outbox_request_t *q)
 {
     if (q->ended && q->dirty == 0 && q->writing == 0 && q->unacked == NULL
         && !q->sending && !q->unsure) {
@@ -426,43 +426,43 @@ tr_ledger_settle(tr_ledger_t *l, tr_ledger_request_t *q)
 
 /* All that Redis should have of q. */
 static uint8_t
-all_fields(const tr_ledger_request_t *q)
+all_fields(const tr_outbox_request_t *q)
 {
-    return TR_LEDGER_IDENTITY | TR_LEDGER_STATE | TR_LEDGER_ACCEPTED
-           | (q->ended         ? TR_LEDGER_FINAL
-              : q->tokens != 0 ? TR_LEDGER_PROGRESS
+    return TR_OUTBOX_IDENTITY | TR_OUTBOX_STATE | TR_OUTBOX_ACCEPTED
+           | (q->ended         ? TR_OUTBOX_FINAL
+              : q->tokens != 0 ? TR_OUTBOX_PROGRESS
                                : 0);
 }
 
 void
-tr_ledger_fields_gone(tr_ledger_request_t *q)
+tr_outbox_fields_gone(tr_outbox_request_t *q)
 {
     q->dirty |= all_fields(q) & (uint8_t) ~q->writing;
 }
 
 void
-tr_ledger_fields_done(tr_ledger_t *l, tr_ledger_request_t *q, bool ok)
+tr_outbox_fields_done(tr_outbox_t *l, tr_outbox_request_t *q, bool ok)
 {
     if (!ok) {
         q->dirty |= q->writing;
     }
     q->writing = 0;
-    tr_ledger_settled(l, q);
+    tr_outbox_settled(l, q);
 }
 
 void
-tr_ledger_give_up_fields(tr_ledger_t *l, tr_ledger_request_t *q)
+tr_outbox_give_up_fields(tr_outbox_t *l, tr_outbox_request_t *q)
 {
     q->writing = 0;
-    tr_ledger_count_lost(l, q);
+    tr_outbox_count_lost(l, q);
     q->dirty = 0;
-    tr_ledger_settled(l, q);
+    tr_outbox_settled(l, q);
 }
 
 void
-tr_ledger_reset(tr_ledger_t *l)
+tr_outbox_reset(tr_outbox_t *l)
 {
-    tr_ledger_request_t *q;
+    tr_outbox_request_t *q;
 
     for (q = l->first; q != NULL; q = q->next) {
         q->sending = q->asking = false;
@@ -470,6 +470,6 @@ tr_ledger_reset(tr_ledger_t *l)
         q->dirty = all_fields(q);
         q->expires_ms = q->output_expires_ms = 0;
         q->unsure = q->output && q->began;
-        tr_ledger_due(l, q);
+        tr_outbox_due(l, q);
     }
 }

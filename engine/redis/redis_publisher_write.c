@@ -1,8 +1,8 @@
 /*
- * What the reporter writes, and when (reporter_parts.h): requests as they become
- * due, the engine once a second.
+ * What the publisher writes, and when (redis_publisher_internal.h): requests as
+ * they become due, the engine once a second.
  */
-#include "reporter_parts.h"
+#include "redis_publisher_internal.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -17,7 +17,8 @@
 /* ---- writing ------------------------------------------------------------ */
 
 void
-tr_reporter_send(tr_reporter_t *r, uint16_t kind, const tr_ledger_request_t *q)
+tr_redis_publisher_send(tr_redis_publisher_t *r, uint16_t kind,
+                        const tr_outbox_request_t *q)
 {
     tr_redis_tag_t tag = { .kind = kind };
 
@@ -31,15 +32,15 @@ tr_reporter_send(tr_reporter_t *r, uint16_t kind, const tr_ledger_request_t *q)
 }
 
 static void
-send_expire(tr_reporter_t *r, const char *kind, const char *name,
+send_expire(tr_redis_publisher_t *r, const char *kind, const char *name,
             uint64_t ttl_us)
 {
-    tr_report_expire(&r->writer, &r->command, kind, name, ttl_us);
-    tr_reporter_send(r, TR_TAG_MINOR, NULL);
+    tr_redis_schema_expire(&r->schema, &r->command, kind, name, ttl_us);
+    tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);
 }
 
 static bool
-fits_scratch(tr_reporter_t *r, size_t need)
+fits_scratch(tr_redis_publisher_t *r, size_t need)
 {
     char *grown;
 
@@ -55,13 +56,13 @@ fits_scratch(tr_reporter_t *r, size_t need)
 }
 
 static void
-write_entry(tr_reporter_t *r, tr_ledger_request_t *q)
+write_entry(tr_redis_publisher_t *r, tr_outbox_request_t *q)
 {
     int64_t now_ms = (int64_t) (r->now_us / 1000);
     int64_t ttl_ms = (int64_t) (r->config->redis_output_ttl_us / 1000);
 
-    tr_report_entry(&r->writer, &r->command, q);
-    tr_reporter_send(r, TR_TAG_ENTRY, q);
+    tr_redis_schema_entry(&r->schema, &r->command, q);
+    tr_redis_publisher_send(r, TR_TAG_ENTRY, q);
     q->sending = q->began = q->unacked->sent = true;
     if (q->output_expires_ms == 0 || (q->closed && q->unacked == q->tail)
         || now_ms - q->output_expires_ms > ttl_ms / 4) {
@@ -69,44 +70,44 @@ write_entry(tr_reporter_t *r, tr_ledger_request_t *q)
         send_expire(r, "out", q->completion, r->config->redis_output_ttl_us);
     }
     if (fits_scratch(r, q->unacked->len + 32)) {
-        tr_report_live(&r->writer, &r->command, q, r->scratch);
-        tr_reporter_send(r, TR_TAG_MINOR, NULL);
+        tr_redis_schema_live(&r->schema, &r->command, q, r->scratch);
+        tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);
     }
 }
 
 static void
-write_fields(tr_reporter_t *r, tr_ledger_request_t *q)
+write_fields(tr_redis_publisher_t *r, tr_outbox_request_t *q)
 {
     q->writing = q->dirty;
     q->dirty = 0;
     q->expires_ms = (int64_t) (r->now_us / 1000);
-    tr_report_fields(&r->writer, &r->command, q, q->writing);
-    tr_reporter_send(r, TR_TAG_FIELDS, q);
+    tr_redis_schema_fields(&r->schema, &r->command, q, q->writing);
+    tr_redis_publisher_send(r, TR_TAG_FIELDS, q);
     send_expire(r, "req", q->completion, r->config->redis_request_ttl_us);
-    if (q->writing & TR_LEDGER_IDENTITY) {
-        tr_report_latest(&r->writer, &r->command, q);
-        tr_reporter_send(r, TR_TAG_MINOR, NULL);
+    if (q->writing & TR_OUTBOX_IDENTITY) {
+        tr_redis_schema_latest(&r->schema, &r->command, q);
+        tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);
         r->latest = true;
     }
 }
 
 static void
-ask_output(tr_reporter_t *r, tr_ledger_request_t *q)
+ask_output(tr_redis_publisher_t *r, tr_outbox_request_t *q)
 {
     tr_redis_begin(&r->command, "XREVRANGE");
-    tr_report_key(&r->writer, &r->command, "out", q->completion);
+    tr_redis_schema_key(&r->schema, &r->command, "out", q->completion);
     tr_redis_text(&r->command, "+");
     tr_redis_text(&r->command, "-");
     tr_redis_text(&r->command, "COUNT");
     tr_redis_text(&r->command, "1");
-    tr_reporter_send(r, TR_TAG_ASK, q);
+    tr_redis_publisher_send(r, TR_TAG_ASK, q);
     q->asking = true;
     /* the one that followed the last entry may not have arrived */
     send_expire(r, "out", q->completion, r->config->redis_output_ttl_us);
 }
 
 static void
-write_request(tr_reporter_t *r, tr_ledger_request_t *q)
+write_request(tr_redis_publisher_t *r, tr_outbox_request_t *q)
 {
     if (q->unsure) {
         if (!q->asking) {
@@ -125,9 +126,9 @@ write_request(tr_reporter_t *r, tr_ledger_request_t *q)
 }
 
 void
-tr_reporter_flush(tr_reporter_t *r)
+tr_redis_publisher_flush(tr_redis_publisher_t *r)
 {
-    tr_ledger_request_t *q;
+    tr_outbox_request_t *q;
 
     r->flushed_us = r->now_us;
     r->hurry = false;
@@ -136,7 +137,7 @@ tr_reporter_flush(tr_reporter_t *r)
     }
     while (r->data.n_pending < UNDER_WAY_MOST
            && tr_redis_link_backlog(&r->data) < BACKLOG_MOST) {
-        q = tr_ledger_next(&r->ledger);
+        q = tr_outbox_next(&r->outbox);
         if (q == NULL) {
             return;
         }
@@ -148,55 +149,56 @@ tr_reporter_flush(tr_reporter_t *r)
 /* ---- once a second ------------------------------------------------------ */
 
 static void
-beat_engines(tr_reporter_t *r, int64_t now_ms)
+beat_engines(tr_redis_publisher_t *r, int64_t now_ms)
 {
     tr_redis_begin(&r->command, "ZADD");
     tr_redis_format(&r->command, "%sengines", r->config->redis_prefix);
     tr_redis_format(&r->command, "%" PRId64, now_ms);
     tr_redis_text(&r->command, r->config->name);
-    tr_reporter_send(r, TR_TAG_MINOR, NULL);
+    tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);
     tr_redis_begin(&r->command, "ZREMRANGEBYSCORE");
     tr_redis_format(&r->command, "%sengines", r->config->redis_prefix);
     tr_redis_text(&r->command, "-inf");
     tr_redis_format(&r->command, "%" PRId64, now_ms - ENGINES_MS);
-    tr_reporter_send(r, TR_TAG_MINOR, NULL);
+    tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);
     tr_redis_begin(&r->command, "PEXPIRE"); /* nobody is left to remove it */
     tr_redis_format(&r->command, "%sengines", r->config->redis_prefix);
     tr_redis_format(&r->command, "%d", ENGINES_MS);
-    tr_reporter_send(r, TR_TAG_MINOR, NULL);
+    tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);
 }
 
 static void
-trim_latest(tr_reporter_t *r)
+trim_latest(tr_redis_publisher_t *r)
 {
     tr_redis_begin(&r->command, "ZREMRANGEBYRANK");
-    tr_report_key(&r->writer, &r->command, "requests", r->config->name);
+    tr_redis_schema_key(&r->schema, &r->command, "requests", r->config->name);
     tr_redis_text(&r->command, "0");
     tr_redis_format(&r->command, "%lld",
                     -(long long) r->config->redis_recent - 1);
-    tr_reporter_send(r, TR_TAG_MINOR, NULL);
+    tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);
     send_expire(r, "requests", r->config->name,
                 r->config->redis_request_ttl_us);
 }
 
-/* Keys of requests that go on for long, or say nothing for long, live as long as
- * these.  Looked at once a second, from a quarter of their time on: the least
- * time that can be set (10 s) leaves room for an outage of some seconds. */
+/* Keys of requests that go on for long, or say nothing for long, live as long
+ * as these.  Looked at once a second, from a quarter of their time on: the
+ * least time that can be set (10 s) leaves room for an outage of some
+ * seconds. */
 static void
-keep_alive(tr_reporter_t *r)
+keep_alive(tr_redis_publisher_t *r)
 {
     int64_t now_ms = (int64_t) (r->now_us / 1000);
     int64_t fields_ms = (int64_t) (r->config->redis_request_ttl_us / 4000);
     int64_t output_ms = (int64_t) (r->config->redis_output_ttl_us / 4000);
-    tr_ledger_request_t *q;
+    tr_outbox_request_t *q;
 
-    for (q = r->ledger.first; q != NULL; q = q->next) {
+    for (q = r->outbox.first; q != NULL; q = q->next) {
         if (q->ended) {
             continue;
         }
         if (q->expires_ms != 0 && now_ms - q->expires_ms > fields_ms) {
-            q->dirty |= TR_LEDGER_STATE;
-            tr_ledger_due(&r->ledger, q);
+            q->dirty |= TR_OUTBOX_STATE;
+            tr_outbox_due(&r->outbox, q);
         }
         if (q->output && q->began
             && now_ms - q->output_expires_ms > output_ms) {
@@ -208,24 +210,24 @@ keep_alive(tr_reporter_t *r)
 }
 
 void
-tr_reporter_beat(tr_reporter_t *r)
+tr_redis_publisher_beat(tr_redis_publisher_t *r)
 {
-    int64_t now_ms = ((int64_t) r->now_us + r->ledger.realtime_us) / 1000;
+    int64_t now_ms = ((int64_t) r->now_us + r->outbox.realtime_us) / 1000;
 
     r->beat_us = r->now_us;
-    tr_reporter_count(r);
+    tr_redis_publisher_count(r);
     if (r->data.state != TR_LINK_UP) {
         return;
     }
-    tr_report_heartbeat(&r->writer, &r->command, now_ms);
-    tr_reporter_send(r, TR_TAG_BEAT, NULL);
+    tr_redis_schema_heartbeat(&r->schema, &r->command, now_ms);
+    tr_redis_publisher_send(r, TR_TAG_BEAT, NULL);
     send_expire(r, "engine", r->config->name, BEAT_TTL_US);
     if (!r->open) {
         return; /* first see whether it takes that */
     }
     beat_engines(r, now_ms);
-    tr_report_sample(&r->writer, &r->command, now_ms);
-    tr_reporter_send(r, TR_TAG_MINOR, NULL);
+    tr_redis_schema_sample(&r->schema, &r->command, now_ms);
+    tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);
     send_expire(r, "metrics", r->config->name, r->config->redis_request_ttl_us);
     if (r->latest) {
         trim_latest(r);

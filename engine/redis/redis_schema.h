@@ -1,0 +1,58 @@
+/*
+ * What the publisher writes, as Redis commands; docs/redis.md is the contract.
+ * Keys and fields are made here and nowhere else.
+ *
+ * Only building: nothing here knows a connection or a clock.
+ */
+#ifndef TR_REDIS_SCHEMA_H
+#define TR_REDIS_SCHEMA_H
+
+#include <tokenring/status.h>
+
+#include "engine/config/config.h"
+#include "redis_link.h"
+#include "redis_outbox.h"
+
+typedef struct {
+    const tr_config_t *config;      /* borrowed */
+    const tr_status_page_t *status; /* borrowed */
+    char run[17];                   /* the engine's generation, in hex */
+    char host[128];
+    long pid;
+    int64_t started_ms; /* Unix */
+} tr_redis_schema_t;
+
+void tr_redis_schema_init(tr_redis_schema_t *w, const tr_config_t *config,
+                          const tr_status_page_t *status, int64_t now_ms);
+
+/* PREFIX + "req:{ID}" and the like, appended as an argument. */
+void tr_redis_schema_key(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                         const char *kind, const char *name);
+
+/* ---- of a request ------------------------------------------------------- */
+
+/* HSET of these groups of fields (TR_OUTBOX_*). */
+void tr_redis_schema_fields(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                            const tr_outbox_request_t *q, unsigned groups);
+void tr_redis_schema_expire(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                            const char *kind, const char *name,
+                            uint64_t ttl_us);
+/* XADD of q->unacked. */
+void tr_redis_schema_entry(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                           const tr_outbox_request_t *q);
+/* PUBLISH of the same; scratch (of at least the entry's length + 32 bytes) is
+ * the caller's. */
+void tr_redis_schema_live(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                          const tr_outbox_request_t *q, char *scratch);
+/* ZADD to the engine's latest requests. */
+void tr_redis_schema_latest(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                            const tr_outbox_request_t *q);
+
+/* ---- of the engine ------------------------------------------------------ */
+
+void tr_redis_schema_heartbeat(const tr_redis_schema_t *w,
+                               tr_redis_command_t *c, int64_t now_ms);
+void tr_redis_schema_sample(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                            int64_t now_ms);
+
+#endif
