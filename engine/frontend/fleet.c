@@ -15,7 +15,7 @@
  * Nothing is subtracted for what was computed already: it stays in the cache,
  * and every step reads it, until the request is over.
  */
-#include "peer.h"
+#include "worker_connection.h"
 
 #include <unistd.h>
 
@@ -25,16 +25,16 @@
 #define ANSWER_TOKENS 128u
 
 static uint64_t
-answer_tokens(const tr_peer_env_t *env)
+answer_tokens(const tr_frontend_env_t *env)
 {
     return env->answer_tokens != 0 ? env->answer_tokens / 16 : ANSWER_TOKENS;
 }
 
 void
-tr_peer_charge_tokens(tr_peer_t *p, tr_peer_slot_t *s)
+tr_connection_charge_tokens(tr_connection_t *c, tr_request_slot_t *s)
 {
     const tr_request_t *r = s->request;
-    uint64_t expected = answer_tokens(p->env), most;
+    uint64_t expected = answer_tokens(c->env), most;
     uint32_t i;
 
     s->tokens = 0;
@@ -43,15 +43,15 @@ tr_peer_charge_tokens(tr_peer_t *p, tr_peer_slot_t *s)
         s->tokens += r->sequences[i].prompt_len
                      + (most < expected ? most : expected);
     }
-    p->env->outstanding += s->tokens;
-    tr_status_outstanding(p->env->status, tr_peer_outstanding(p->env));
+    c->env->outstanding += s->tokens;
+    tr_status_outstanding(c->env->status, tr_connection_outstanding(c->env));
 }
 
 void
-tr_peer_uncharge_tokens(tr_peer_t *p, tr_peer_slot_t *s)
+tr_connection_uncharge_tokens(tr_connection_t *c, tr_request_slot_t *s)
 {
     const tr_request_t *r = s->request;
-    tr_peer_env_t *env = p->env;
+    tr_frontend_env_t *env = c->env;
 
     env->outstanding -= s->tokens;
     if (s->tokens == 0 || r->completion_tokens == 0
@@ -70,34 +70,34 @@ tr_peer_uncharge_tokens(tr_peer_t *p, tr_peer_slot_t *s)
 }
 
 static bool
-may_wish(const tr_peer_t *p)
+may_wish(const tr_connection_t *c)
 {
-    return p->who.uid == 0 || p->who.uid == geteuid();
+    return c->who.uid == 0 || c->who.uid == geteuid();
 }
 
 tr_status_t
-tr_peer_wish(tr_peer_t *p, tr_welcome_t *welcome)
+tr_connection_drain_request(tr_connection_t *c, tr_welcome_t *welcome)
 {
     static const char *const names[] = { "none", "drain", "drain and exit",
                                          "undo" };
-    tr_peer_env_t *env = p->env;
+    tr_frontend_env_t *env = c->env;
     char why[TR_WELCOME_MESSAGE];
 
-    if (p->hello.wish == TR_WISH_NONE) {
+    if (c->hello.wish == TR_WISH_NONE) {
         return TR_OK;
     }
-    if (!may_wish(p)) {
+    if (!may_wish(c)) {
         snprintf(why, sizeof(why),
                  "user %u may not drain this engine, only user %u (its own) "
                  "and root may",
-                 (unsigned) p->who.uid, (unsigned) geteuid());
+                 (unsigned) c->who.uid, (unsigned) geteuid());
         tr_welcome_refuse(welcome, why);
         return TR_ERR_CLOSED;
     }
-    env->refusing = p->hello.wish != TR_WISH_UNDRAIN;
-    env->leaving = p->hello.wish == TR_WISH_LEAVE;
+    env->refusing = c->hello.wish != TR_WISH_UNDRAIN;
+    env->leaving = c->hello.wish == TR_WISH_LEAVE;
     env->wished = true;
     tr_log(TR_LEVEL_NOTICE, "drain wish=\"%s\" pid=%ld uid=%u requests=%u",
-           names[p->hello.wish], (long) p->who.pid, p->who.uid, env->inside);
+           names[c->hello.wish], (long) c->who.pid, c->who.uid, env->inside);
     return TR_OK;
 }

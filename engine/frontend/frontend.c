@@ -1,6 +1,6 @@
 /*
  * The frontend thread (frontend.h): the event loop, the status page and the
- * end. What one peer does is in peer.c.
+ * end. What one worker connection does is in worker_connection.c.
  */
 #include "frontend.h"
 
@@ -13,9 +13,9 @@
 #include <time.h>
 
 #include "engine/config/log.h"
-#include "peer.h"
+#include "worker_connection.h"
 
-#define PEERS_MAX 512
+#define CONNECTIONS_MAX 512
 #define EVENTS_A_TURN 64
 #define ACCEPT_A_TURN 16
 #define ACCEPT_PAUSE_US 1000000u /* when descriptors have run out */
@@ -26,7 +26,7 @@
 enum { RUN, DRAIN, HURRY };
 
 struct tr_front {
-    tr_peer_env_t env;
+    tr_frontend_env_t env;
     tr_listener_t *listener;
     tr_source_t on_listener, on_wake;
     pthread_t thread;
@@ -34,8 +34,8 @@ struct tr_front {
     _Atomic int wanted; /* RUN, DRAIN, HURRY */
     _Atomic uint64_t drain_us;
 
-    tr_peer_t *peers;
-    uint32_t n_peers, next_number;
+    tr_connection_t *connections;
+    uint32_t n_connections, next_number;
     uint64_t accept_again_us; /* 0: accepting */
 
     uint64_t published_us;
@@ -59,7 +59,7 @@ now_us(void)
 static void
 publish(tr_frontend_t *f)
 {
-    tr_peer_env_t *env = &f->env;
+    tr_frontend_env_t *env = &f->env;
     tr_status_admission_t a;
 
     memset(&a, 0, sizeof(a));
@@ -73,7 +73,7 @@ publish(tr_frontend_t *f)
     }
     a.inside = env->inside;
     env->kv_tokens = a.kv_tokens;
-    a.outstanding_tokens = tr_peer_outstanding(env);
+    a.outstanding_tokens = tr_connection_outstanding(env);
     env->wished = false;
     /* the first step after idling ends later than the last one of before: a
      * reader must not take the time in between for a stall */
@@ -124,11 +124,11 @@ watch_listener(tr_frontend_t *f, bool on)
 }
 
 static void
-accept_peers(tr_frontend_t *f)
+accept_connections(tr_frontend_t *f)
 {
-    tr_peer_credentials_t who;
+    tr_credentials_t who;
     tr_welcome_t no;
-    tr_peer_t *p;
+    tr_connection_t *c;
     int fd, i;
 
     for (i = 0; i < ACCEPT_A_TURN; i++) {
@@ -145,21 +145,21 @@ accept_peers(tr_frontend_t *f)
             }
             return;
         }
-        if (f->n_peers >= PEERS_MAX) {
+        if (f->n_connections >= CONNECTIONS_MAX) {
             tr_log(TR_LEVEL_WARN,
                    "connection refused pid=%ld uid=%u "
                    "reason=\"%u channels are open\"",
-                   (long) who.pid, who.uid, f->n_peers);
+                   (long) who.pid, who.uid, f->n_connections);
             tr_welcome_refuse(&no, "too many channels are open");
             tr_fds_send(fd, &no, sizeof(no), NULL, 0);
             close(fd);
             continue;
         }
-        p = tr_peer_new(&f->env, fd, &who, ++f->next_number);
-        if (p != NULL) {
-            p->next = f->peers;
-            f->peers = p;
-            f->n_peers++;
+        c = tr_connection_new(&f->env, fd, &who, ++f->next_number);
+        if (c != NULL) {
+            c->next = f->connections;
+            f->connections = c;
+            f->n_connections++;
         }
     }
 }
@@ -169,17 +169,18 @@ static void
 on_wake(tr_frontend_t *f)
 {
     tr_request_t *r;
-    tr_peer_t *p;
+    tr_connection_t *c;
     uint64_t id;
 
     while ((r = tr_request_parser_take(f->env.parser)) != NULL) {
-        tr_peer_parsed(r->owner, r);
+        tr_connection_parsed(r->owner, r);
     }
     if (f->env.loop != NULL) {
-        tr_peer_reap(tr_loop_over(f->env.loop));
+        tr_connection_reap(tr_loop_over(f->env.loop));
     }
     while ((id = tr_events_cancelled(f->env.events)) != 0) {
-        for (p = f->peers; p != NULL && !tr_peer_cancel(p, id); p = p->next) {
+        for (c = f->connections; c != NULL && !tr_connection_cancel(c, id);
+             c = c->next) {
         }
     }
 }
@@ -191,16 +192,16 @@ on_event(tr_frontend_t *f, const struct epoll_event *ev)
 
     switch (on->kind) {
     case TR_SOURCE_LISTENER:
-        accept_peers(f);
+        accept_connections(f);
         break;
     case TR_SOURCE_WAKE:
         on_wake(f);
         break;
     case TR_SOURCE_SOCKET:
-        tr_peer_on_socket(on->peer);
+        tr_connection_on_socket(on->connection);
         break;
     case TR_SOURCE_BELL:
-        tr_peer_on_bell(on->peer);
+        tr_connection_on_bell(on->connection);
         break;
     }
 }
@@ -209,18 +210,18 @@ on_event(tr_frontend_t *f, const struct epoll_event *ev)
 static bool
 turn(tr_frontend_t *f)
 {
-    tr_peer_t **at = &f->peers, *p;
+    tr_connection_t **at = &f->connections, *c;
     bool more = false;
 
-    while ((p = *at) != NULL) {
-        more |= tr_peer_turn(p);
-        if (p->state == TR_PEER_CLOSING && p->n_requests == 0) {
-            *at = p->next;
-            f->n_peers--;
-            tr_peer_free(p);
+    while ((c = *at) != NULL) {
+        more |= tr_connection_turn(c);
+        if (c->state == TR_CONNECTION_CLOSING && c->n_requests == 0) {
+            *at = c->next;
+            f->n_connections--;
+            tr_connection_free(c);
             continue;
         }
-        at = &p->next;
+        at = &c->next;
     }
     tr_events_show(f->env.events);
     if (f->env.wake_loop) {
@@ -238,7 +239,7 @@ static uint64_t
 next_deadline(const tr_frontend_t *f)
 {
     uint64_t next = UINT64_MAX, at;
-    const tr_peer_t *p;
+    const tr_connection_t *c;
 
     if (f->busy) {
         next = f->published_us
@@ -250,8 +251,8 @@ next_deadline(const tr_frontend_t *f)
     if (f->env.draining && f->drain_deadline_us < next) {
         next = f->drain_deadline_us;
     }
-    for (p = f->peers; p != NULL; p = p->next) {
-        at = tr_peer_deadline(p);
+    for (c = f->connections; c != NULL; c = c->next) {
+        at = tr_connection_deadline(c);
         if (at < next) {
             next = at;
         }
@@ -262,14 +263,14 @@ next_deadline(const tr_frontend_t *f)
 static void
 on_time(tr_frontend_t *f)
 {
-    tr_peer_t *p;
+    tr_connection_t *c;
 
     if (f->accept_again_us != 0 && f->env.now_us >= f->accept_again_us) {
         watch_listener(f, true);
     }
-    for (p = f->peers; p != NULL; p = p->next) {
-        if (f->env.now_us >= tr_peer_deadline(p)) {
-            tr_peer_on_deadline(p);
+    for (c = f->connections; c != NULL; c = c->next) {
+        if (f->env.now_us >= tr_connection_deadline(c)) {
+            tr_connection_on_deadline(c);
         }
     }
 }
@@ -302,12 +303,12 @@ wait_events(tr_frontend_t *f, uint64_t deadline)
 static void
 begin_drain(tr_frontend_t *f)
 {
-    tr_peer_t *p;
+    tr_connection_t *c;
 
     f->env.draining = true;
     f->drain_deadline_us = f->env.now_us + atomic_load(&f->drain_us);
-    for (p = f->peers; p != NULL; p = p->next) {
-        tr_peer_drain(p);
+    for (c = f->connections; c != NULL; c = c->next) {
+        tr_connection_drain(c);
     }
     tr_loop_drain(f->env.loop);
     publish(f);
@@ -317,10 +318,10 @@ begin_drain(tr_frontend_t *f)
 static bool
 drained(const tr_frontend_t *f)
 {
-    const tr_peer_t *p;
+    const tr_connection_t *c;
 
-    for (p = f->peers; p != NULL; p = p->next) {
-        if (p->n_requests != 0) {
+    for (c = f->connections; c != NULL; c = c->next) {
+        if (c->n_requests != 0) {
             return false;
         }
     }
@@ -338,15 +339,15 @@ leave_when_empty(tr_frontend_t *f)
     }
 }
 
-/* The loop ends what it still has; answers are sent if their peers take
+/* The loop ends what it still has; answers are sent if their connections take
  * them. */
 static void
 end_all(tr_frontend_t *f)
 {
     uint64_t deadline;
-    tr_peer_t *p;
+    tr_connection_t *c;
 
-    tr_peer_reap(tr_loop_stop(f->env.loop));
+    tr_connection_reap(tr_loop_stop(f->env.loop));
     f->env.loop = NULL;
     publish(f);
     f->env.now_us = now_us();
@@ -360,9 +361,9 @@ end_all(tr_frontend_t *f)
         }
     }
     tr_request_parser_stop(f->env.parser);
-    while ((p = f->peers) != NULL) {
-        f->peers = p->next;
-        tr_peer_free(p);
+    while ((c = f->connections) != NULL) {
+        f->connections = c->next;
+        tr_connection_free(c);
     }
     tr_events_show(f->env.events);
 }

@@ -2,12 +2,12 @@
  * The frontend thread: sockets, doorbells, requests, answers and the status
  * page.
  *
- * One epoll over the listening socket, the peers' sockets and doorbells, and
- * one eventfd that the request parser and the step loop ring.  Every turn it
- * serves its peers round robin, a bounded number of bytes each, and sleeps when
- * none has more to do; while requests run it wakes at least every 100 ms to
- * publish the status page, otherwise only when something happens.  Output is
- * none of its business: the step loop writes it.
+ * One epoll over the listening socket, the sockets of workers and doorbells,
+ * and one eventfd that the request parser and the step loop ring.  Every turn
+ * it serves its connections round robin, a bounded number of bytes each, and
+ * sleeps when none has more to do; while requests run it wakes at least every
+ * 100 ms to publish the status page, otherwise only when something happens.
+ * Output is none of its business: the step loop writes it.
  */
 #ifndef TR_FRONTEND_H
 #define TR_FRONTEND_H
@@ -38,7 +38,8 @@ tr_status_t tr_frontend_start(const tr_frontend_options_t *options,
                               tr_frontend_t **out, tr_error_t *err);
 
 /* Refuses new requests, lets the others finish for drain_us, then ends them,
- * stops loop and parser and closes the peers.  Blocks until the thread ends. */
+ * stops loop and parser and closes the connections.  Blocks until the thread
+ * ends. */
 void tr_frontend_end(tr_frontend_t *f, uint64_t drain_us);
 
 /* Any thread: a tr_frontend_end under way does not wait any longer. */

@@ -1,5 +1,5 @@
 /*
- * A peer: one connected worker (or command line) as the frontend thread sees
+ * A worker connection: one worker (or command line) as the frontend thread sees
  * it.
  *
  *   HELLO    connected, has not said what it speaks; short timeout
@@ -8,18 +8,18 @@
  *            now; the memory that it shares stays until the step loop, which
  *            writes there, has given back the last of them
  *
- * Everything here belongs to the frontend thread.  What a peer writes is
+ * Everything here belongs to the frontend thread.  What a worker writes is
  * hostile: memory, numbers and time spent for it are bounded, and a violated
- * check closes this peer and nobody else.
+ * check closes this connection and no other.
  *
  * A request is in its slot from the first SUBMIT part that is read to the
  * record that ends it: gathered here, parsed by the request parser, waiting to
  * be answered, then run by the step loop, which sends its output itself
- * (response_writer.h).  peer_requests.c is the way in, peer_replies.c answers;
- * peer_wish.c is `tokenring drain`.
+ * (response_writer.h).  worker_connection_requests.c is the way in,
+ * worker_connection_replies.c answers; fleet.c is `tokenring drain`.
  */
-#ifndef TR_PEER_H
-#define TR_PEER_H
+#ifndef TR_WORKER_CONNECTION_H
+#define TR_WORKER_CONNECTION_H
 
 #include <tokenring/bell.h>
 #include <tokenring/channel.h>
@@ -32,16 +32,20 @@
 #include "engine/transport/response_writer.h"
 #include "engine/scheduler/request.h"
 
-/* One turn of a peer moves at most so many bytes each way. */
-#define TR_PEER_TURN_BYTES (64u << 10)
+/* One turn of a connection moves at most so many bytes each way. */
+#define TR_CONNECTION_TURN_BYTES (64u << 10)
 
-enum tr_peer_state { TR_PEER_HELLO, TR_PEER_OPEN, TR_PEER_CLOSING };
+enum tr_connection_state {
+    TR_CONNECTION_HELLO,
+    TR_CONNECTION_OPEN,
+    TR_CONNECTION_CLOSING
+};
 
 enum tr_slot_state {
     TR_SLOT_FREE,
     TR_SLOT_GATHERING, /* parts are coming */
     TR_SLOT_PARSING,   /* the request parser's */
-    TR_SLOT_REPLY,     /* in the peer's list of answers */
+    TR_SLOT_REPLY,     /* in the list of answers */
     TR_SLOT_RUNNING    /* the step loop's */
 };
 
@@ -54,9 +58,9 @@ typedef struct {
     uint32_t generation;   /* last one seen */
     uint8_t state;
     bool gathered; /* the last part of this generation was seen */
-} tr_peer_slot_t;
+} tr_request_slot_t;
 
-/* What all peers share. */
+/* What all connections share. */
 typedef struct {
     const tr_config_t *config;
     tr_request_parser_t *parser;
@@ -74,15 +78,15 @@ typedef struct {
     uint64_t outstanding; /* tokens (tr_status_admission_t) */
     uint64_t kv_tokens;   /* as last published */
     uint64_t answer_tokens; /* of a choice, average of late, times 16 */
-    uint32_t inside;        /* requests of all peers, in any state */
+    uint32_t inside;        /* requests of all connections, in any state */
     bool draining;          /* the process ends */
     bool refusing;          /* `tokenring drain`: nothing new, no hurry */
     bool leaving;           /* refusing, and then the process ends */
     bool wished;            /* one of these changed: to be published */
     bool wake_loop;         /* wishes changed or space came free in this turn */
-} tr_peer_env_t;
+} tr_frontend_env_t;
 
-typedef struct tr_peer tr_peer_t;
+typedef struct tr_connection tr_connection_t;
 
 enum tr_source_kind {
     TR_SOURCE_LISTENER,
@@ -94,19 +98,19 @@ enum tr_source_kind {
 /* What epoll hands back. */
 typedef struct {
     enum tr_source_kind kind;
-    tr_peer_t *peer;
+    tr_connection_t *connection;
 } tr_source_t;
 
-struct tr_peer {
-    tr_peer_env_t *env;
-    tr_peer_t *next;
-    enum tr_peer_state state;
+struct tr_connection {
+    tr_frontend_env_t *env;
+    tr_connection_t *next;
+    enum tr_connection_state state;
     uint32_t number; /* in logs */
-    tr_peer_credentials_t who;
+    tr_credentials_t who;
     uint64_t connected_us;
 
     int sock;
-    int bell_in;  /* the peer rings */
+    int bell_in;  /* the worker rings */
     int bell_out; /* we ring */
     tr_source_t on_sock, on_bell;
     tr_hello_t hello;
@@ -116,7 +120,7 @@ struct tr_peer {
     tr_ring_consumer_t requests;
     tr_ring_producer_t answers;
     tr_response_writer_t writer; /* the ring of responses: the step loop's */
-    tr_peer_slot_t *slots;       /* [map.slots] */
+    tr_request_slot_t *slots;    /* [map.slots] */
     uint32_t n_slots;
     uint32_t n_requests; /* slots not free */
     size_t body_bytes;   /* held by bodies of its requests */
@@ -132,80 +136,85 @@ struct tr_peer {
     char reason[192];          /* why the last check failed */
 };
 
-/* ---- peer.c ------------------------------------------------------------- */
+/* ---- worker_connection.c
+ * ------------------------------------------------------------- */
 
 /* Takes a connection; NULL (and the connection closed) when it is refused. */
-tr_peer_t *tr_peer_new(tr_peer_env_t *env, int sock,
-                       const tr_peer_credentials_t *who, uint32_t number);
+tr_connection_t *tr_connection_new(tr_frontend_env_t *env, int sock,
+                                   const tr_credentials_t *who,
+                                   uint32_t number);
 
 /* The socket has news: the hello, or the end. */
-void tr_peer_on_socket(tr_peer_t *p);
-/* The peer rang. */
-void tr_peer_on_bell(tr_peer_t *p);
+void tr_connection_on_socket(tr_connection_t *c);
+/* The worker rang. */
+void tr_connection_on_bell(tr_connection_t *c);
 
 /* Does what can be done now, within one turn's bytes; true when there is more
  * to do at once. */
-bool tr_peer_turn(tr_peer_t *p);
+bool tr_connection_turn(tr_connection_t *c);
 
-/* When something must be decided about this peer though nothing happens;
+/* When something must be decided about this connection though nothing happens;
  * UINT64_MAX: never. */
-uint64_t tr_peer_deadline(const tr_peer_t *p);
-void tr_peer_on_deadline(tr_peer_t *p);
+uint64_t tr_connection_deadline(const tr_connection_t *c);
+void tr_connection_on_deadline(tr_connection_t *c);
 
 /* Ends the connection and asks for the end of its requests. */
-void tr_peer_close(tr_peer_t *p, int level, const char *why);
-/* Frees a CLOSING peer without requests, or any when nothing else runs. */
-void tr_peer_free(tr_peer_t *p);
+void tr_connection_close(tr_connection_t *c, int level, const char *why);
+/* Frees a CLOSING connection without requests, or any when nothing else runs. */
+void tr_connection_free(tr_connection_t *c);
 
 /* Notes why and returns TR_ERR_PROTOCOL. */
-tr_status_t tr_peer_violation(tr_peer_t *p, const char *format, ...)
+tr_status_t tr_connection_violation(tr_connection_t *c, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* ---- peer_requests.c ---------------------------------------------------- */
+/* ---- worker_connection_requests.c
+ * ---------------------------------------------------- */
 
-tr_status_t tr_peer_take_wishes(tr_peer_t *p);
-tr_status_t tr_peer_take_requests(tr_peer_t *p);
+tr_status_t tr_connection_take_wishes(tr_connection_t *c);
+tr_status_t tr_connection_take_requests(tr_connection_t *c);
 /* The request parser is done with r. */
-void tr_peer_parsed(tr_peer_t *p, tr_request_t *r);
+void tr_connection_parsed(tr_connection_t *c, tr_request_t *r);
 /* Refuses what is still being gathered. */
-void tr_peer_drain(tr_peer_t *p);
-/* Requests that the step loop gave back, of any peer; linked by next. */
-void tr_peer_reap(tr_request_t *over);
+void tr_connection_drain(tr_connection_t *c);
+/* Requests that the step loop gave back, of any connection; linked by next. */
+void tr_connection_reap(tr_request_t *over);
 /* The request of this slot is over. */
-void tr_peer_end(tr_peer_t *p, tr_peer_slot_t *s);
+void tr_connection_end(tr_connection_t *c, tr_request_slot_t *s);
 /* The client of this slot's request, which goes on without, has left. */
-void tr_peer_detach(tr_peer_t *p, tr_peer_slot_t *s);
-/* Cancels the request with this event_id; false: it is not of this peer. */
-bool tr_peer_cancel(tr_peer_t *p, uint64_t event_id);
+void tr_connection_detach(tr_connection_t *c, tr_request_slot_t *s);
+/* Cancels the request with this event_id; false: it is not of this connection. */
+bool tr_connection_cancel(tr_connection_t *c, uint64_t event_id);
 
-/* ---- peer_wish.c -------------------------------------------------------- */
+/* ---- fleet.c -------------------------------------------------------- */
 
 /* What its hello wishes of the engine; TR_ERR_CLOSED: it may not, and welcome
  * says so. */
-tr_status_t tr_peer_wish(tr_peer_t *p, tr_welcome_t *welcome);
+tr_status_t tr_connection_drain_request(tr_connection_t *c,
+                                        tr_welcome_t *welcome);
 /* Counts what r, which the step loop takes, will hold at its end. */
-void tr_peer_charge_tokens(tr_peer_t *p, tr_peer_slot_t *s);
+void tr_connection_charge_tokens(tr_connection_t *c, tr_request_slot_t *s);
 /* r is over. */
-void tr_peer_uncharge_tokens(tr_peer_t *p, tr_peer_slot_t *s);
+void tr_connection_uncharge_tokens(tr_connection_t *c, tr_request_slot_t *s);
 /* What the page says: answers may be longer than expected, but it is never less
  * than what is cached. */
 static inline uint64_t
-tr_peer_outstanding(const tr_peer_env_t *env)
+tr_connection_outstanding(const tr_frontend_env_t *env)
 {
     return env->outstanding > env->kv_tokens ? env->outstanding
                                              : env->kv_tokens;
 }
 
-/* ---- peer_replies.c ----------------------------------------------------- */
+/* ---- worker_connection_replies.c
+ * ----------------------------------------------------- */
 
 /* Queues r for its answer: ERROR if r->error says so, FINISH if it was
  * aborted, else ACCEPTED and on to the step loop.  A detached one waits for
  * nothing: it is on its way to the loop, or over, when this returns, unless its
- * peer is still to hear an ERROR. */
-void tr_peer_reply(tr_peer_t *p, tr_request_t *r);
+ * worker is still to hear an ERROR. */
+void tr_connection_reply(tr_connection_t *c, tr_request_t *r);
 /* Takes r out of the answers that wait. */
-void tr_peer_unqueue(tr_peer_t *p, tr_request_t *r);
+void tr_connection_unqueue(tr_connection_t *c, tr_request_t *r);
 /* Answers, as far as they fit. */
-tr_status_t tr_peer_send(tr_peer_t *p);
+tr_status_t tr_connection_send(tr_connection_t *c);
 
 #endif

@@ -1,11 +1,11 @@
 /*
- * The way out: the frontend thread's answers to one peer (peer.h).
+ * The way out: the frontend thread's answers to one worker (worker_connection.h).
  *
  * They go into the ring of answers, which only this thread writes.  When it is
- * full the peer is asked to ring (producer_waiting) and its further answers
- * wait; a peer that takes nothing for channel_stall_timeout is closed.
+ * full the worker is asked to ring (producer_waiting) and its further answers
+ * wait; a worker that takes nothing for channel_stall_timeout is closed.
  */
-#include "peer.h"
+#include "worker_connection.h"
 
 #include <string.h>
 #include <time.h>
@@ -14,48 +14,48 @@
 #include "engine/config/log.h"
 
 /* Room in the ring of answers for one record of `need` payload bytes.
- * TR_AGAIN: the peer is asked to ring. */
+ * TR_AGAIN: the worker is asked to ring. */
 static tr_status_t
-want_space(tr_peer_t *p, uint32_t need)
+want_space(tr_connection_t *c, uint32_t need)
 {
     tr_status_t rc;
 
-    if (tr_ring_space(&p->answers) >= need) {
+    if (tr_ring_space(&c->answers) >= need) {
         return TR_OK;
     }
-    if (tr_ring_publish(&p->answers)) {
-        p->ring = true;
+    if (tr_ring_publish(&c->answers)) {
+        c->ring = true;
     }
-    rc = tr_ring_wait_space(&p->answers, need);
+    rc = tr_ring_wait_space(&c->answers, need);
     if (rc == TR_AGAIN) {
-        p->blocked = true;
-        if (p->blocked_since_us == 0) {
-            p->blocked_since_us = p->env->now_us;
+        c->blocked = true;
+        if (c->blocked_since_us == 0) {
+            c->blocked_since_us = c->env->now_us;
         }
     }
     return rc;
 }
 
 static tr_status_t
-put(tr_peer_t *p, uint16_t type, uint64_t id, const tr_ring_piece_t *pieces,
-    unsigned n)
+put(tr_connection_t *c, uint16_t type, uint64_t id,
+    const tr_ring_piece_t *pieces, unsigned n)
 {
     uint32_t need = 1; /* a record without payload takes space, too */
     tr_status_t rc;
     unsigned i;
 
-    rc = tr_ring_put(&p->answers, type, 0, id, pieces, n);
+    rc = tr_ring_put(&c->answers, type, 0, id, pieces, n);
     if (rc == TR_AGAIN) {
         for (i = 0; i < n; i++) {
             need += (uint32_t) pieces[i].len;
         }
-        rc = want_space(p, need);
+        rc = want_space(c, need);
         if (rc == TR_OK) {
-            rc = tr_ring_put(&p->answers, type, 0, id, pieces, n);
+            rc = tr_ring_put(&c->answers, type, 0, id, pieces, n);
         }
     }
     if (rc == TR_OK) {
-        p->blocked_since_us = 0;
+        c->blocked_since_us = 0;
     }
     return rc;
 }
@@ -63,22 +63,22 @@ put(tr_peer_t *p, uint16_t type, uint64_t id, const tr_ring_piece_t *pieces,
 /* ---- answers ------------------------------------------------------------ */
 
 static void
-enqueue(tr_peer_t *p, tr_request_t *r)
+enqueue(tr_connection_t *c, tr_request_t *r)
 {
-    p->slots[TR_ID_SLOT(r->id)].state = TR_SLOT_REPLY;
+    c->slots[TR_ID_SLOT(r->id)].state = TR_SLOT_REPLY;
     r->next = NULL;
-    if (p->replies_tail != NULL) {
-        p->replies_tail->next = r;
+    if (c->replies_tail != NULL) {
+        c->replies_tail->next = r;
     } else {
-        p->replies = r;
+        c->replies = r;
     }
-    p->replies_tail = r;
+    c->replies_tail = r;
 }
 
 void
-tr_peer_unqueue(tr_peer_t *p, tr_request_t *r)
+tr_connection_unqueue(tr_connection_t *c, tr_request_t *r)
 {
-    tr_request_t **at = &p->replies, *before = NULL;
+    tr_request_t **at = &c->replies, *before = NULL;
 
     while (*at != NULL && *at != r) {
         before = *at;
@@ -86,55 +86,55 @@ tr_peer_unqueue(tr_peer_t *p, tr_request_t *r)
     }
     if (*at == r) {
         *at = r->next;
-        if (p->replies_tail == r) {
-            p->replies_tail = before;
+        if (c->replies_tail == r) {
+            c->replies_tail = before;
         }
     }
 }
 
 static tr_status_t
-put_error(tr_peer_t *p, tr_request_t *r)
+put_error(tr_connection_t *c, tr_request_t *r)
 {
     tr_status_info_t info = tr_status_info(r->error.status);
     tr_error_record_t record;
     tr_status_t rc;
 
     tr_response_writer_describe_error(&r->error, 0, 0, &record);
-    rc = put(p, TR_RECORD_ERROR, r->id, record.pieces, 3);
+    rc = put(c, TR_RECORD_ERROR, r->id, record.pieces, 3);
     if (rc == TR_OK) {
         tr_events_answer(r, TR_RECORD_ERROR, record.pieces, 3);
         /* a client's mistake is no error of ours */
         if (info.http >= 500) {
-            atomic_fetch_add(&p->env->status->counters.requests_error, 1);
+            atomic_fetch_add(&c->env->status->counters.requests_error, 1);
         }
         tr_log(info.level,
                "request refused id=%s channel=%u status=%s "
                "param=%s",
-               r->request_id, p->number, info.name,
+               r->request_id, c->number, info.name,
                r->error.param[0] ? r->error.param : "-");
     }
     return rc;
 }
 
 static tr_status_t
-put_aborted(tr_peer_t *p, tr_request_t *r)
+put_aborted(tr_connection_t *c, tr_request_t *r)
 {
     tr_wire_finish_t finish = { .reason = TR_FINISH_ABORTED,
                                 .flags = TR_FINISH_LAST };
     tr_ring_piece_t piece = { &finish, sizeof(finish) };
-    tr_status_t rc = put(p, TR_RECORD_FINISH, r->id, &piece, 1);
+    tr_status_t rc = put(c, TR_RECORD_FINISH, r->id, &piece, 1);
 
     if (rc == TR_OK) {
         tr_events_answer(r, TR_RECORD_FINISH, &piece, 1);
-        atomic_fetch_add(&p->env->status->counters.requests_aborted, 1);
+        atomic_fetch_add(&c->env->status->counters.requests_aborted, 1);
     }
     return rc;
 }
 
 static tr_status_t
-put_accepted(tr_peer_t *p, tr_request_t *r)
+put_accepted(tr_connection_t *c, tr_request_t *r)
 {
-    const char *model = p->env->config->served_model_name;
+    const char *model = c->env->config->served_model_name;
     tr_wire_accepted_t head = {
         .endpoint = r->endpoint,
         .flags = (uint16_t) ((r->stream ? TR_ACCEPTED_STREAM : 0)
@@ -154,17 +154,17 @@ put_accepted(tr_peer_t *p, tr_request_t *r)
     if (atomic_load(&r->control) & TR_CONTROL_DETACH) {
         return TR_OK; /* only its end is still to be sent */
     }
-    return put(p, TR_RECORD_ACCEPTED, r->id, pieces, 2);
+    return put(c, TR_RECORD_ACCEPTED, r->id, pieces, 2);
 }
 
 /* Asks the step loop for a place; when there is none, r->error says why. */
 static tr_status_t
-reserve(tr_peer_t *p, tr_request_t *r)
+reserve(tr_connection_t *c, tr_request_t *r)
 {
     tr_status_t rc = TR_ERR_DRAINING;
 
-    if (!p->env->draining && p->env->loop != NULL) {
-        rc = tr_loop_reserve(p->env->loop, r);
+    if (!c->env->draining && c->env->loop != NULL) {
+        rc = tr_loop_reserve(c->env->loop, r);
     }
     switch (rc) {
     case TR_OK:
@@ -173,7 +173,7 @@ reserve(tr_peer_t *p, tr_request_t *r)
         return tr_error_set(&r->error, rc, "",
                             "Too many requests are waiting "
                             "(%u); try again later",
-                            p->env->config->max_queue);
+                            c->env->config->max_queue);
     case TR_ERR_CONTEXT_LENGTH:
         return tr_error_set(&r->error, rc,
                             tr_endpoint(r->endpoint)->prompt_field,
@@ -193,39 +193,39 @@ reserve(tr_peer_t *p, tr_request_t *r)
 /* On to the loop.  The publisher sees what it was told before it can see what
  * the loop tells. */
 static void
-submit(tr_peer_t *p, tr_request_t *r)
+submit(tr_connection_t *c, tr_request_t *r)
 {
-    tr_events_show(p->env->events);
-    tr_loop_submit(p->env->loop, r);
+    tr_events_show(c->env->events);
+    tr_loop_submit(c->env->loop, r);
 }
 
 /* ACCEPTED goes out only when the step loop has a place for the request, and is
  * to be seen before the loop learns of it: output follows at once, in another
  * ring. */
 static tr_status_t
-accept_request(tr_peer_t *p, tr_peer_slot_t *s)
+accept_request(tr_connection_t *c, tr_request_slot_t *s)
 {
     tr_request_t *r = s->request;
     uint32_t need = sizeof(tr_wire_accepted_t) + sizeof(tr_wire_error_t)
                     + TR_NAME_MAX + TR_ERROR_PARAM + TR_ERROR_TEXT;
-    tr_status_t rc = want_space(p, need);
+    tr_status_t rc = want_space(c, need);
 
     if (rc != TR_OK) {
         return rc;
     }
-    if (reserve(p, r) == TR_OK) {
+    if (reserve(c, r) == TR_OK) {
         s->state = TR_SLOT_RUNNING;
-        tr_peer_charge_tokens(p, s);
-        rc = put_accepted(p, r);
-        if (tr_ring_publish(&p->answers)) {
-            p->ring = true;
+        tr_connection_charge_tokens(c, s);
+        rc = put_accepted(c, r);
+        if (tr_ring_publish(&c->answers)) {
+            c->ring = true;
         }
-        submit(p, r);
+        submit(c, r);
         return rc;
     }
-    rc = put_error(p, r);
+    rc = put_error(c, r);
     if (rc == TR_OK) {
-        tr_peer_end(p, s);
+        tr_connection_end(c, s);
     }
     return rc;
 }
@@ -241,64 +241,64 @@ look_for_cancel(tr_request_t *r)
 }
 
 void
-tr_peer_reply(tr_peer_t *p, tr_request_t *r)
+tr_connection_reply(tr_connection_t *c, tr_request_t *r)
 {
-    tr_peer_slot_t *s = &p->slots[TR_ID_SLOT(r->id)];
+    tr_request_slot_t *s = &c->slots[TR_ID_SLOT(r->id)];
     uint32_t control = atomic_load(&r->control);
 
     look_for_cancel(r);
     if ((control & TR_CONTROL_DETACH) && !(control & TR_CONTROL_ABORT)
-        && r->error.status == TR_OK && reserve(p, r) == TR_OK) {
+        && r->error.status == TR_OK && reserve(c, r) == TR_OK) {
         s->state = TR_SLOT_RUNNING;
-        tr_peer_charge_tokens(p, s);
-        (void) put_accepted(p, r);
-        submit(p, r);
-    } else if (p->state == TR_PEER_OPEN) {
-        enqueue(p, r);
+        tr_connection_charge_tokens(c, s);
+        (void) put_accepted(c, r);
+        submit(c, r);
+    } else if (c->state == TR_CONNECTION_OPEN) {
+        enqueue(c, r);
     } else {
         atomic_fetch_add(r->error.status == TR_OK
-                             ? &p->env->status->counters.requests_aborted
-                             : &p->env->status->counters.requests_error,
+                             ? &c->env->status->counters.requests_aborted
+                             : &c->env->status->counters.requests_error,
                          1);
-        tr_peer_end(p, s);
+        tr_connection_end(c, s);
     }
 }
 
 static tr_status_t
-answer(tr_peer_t *p, tr_request_t *r)
+answer(tr_connection_t *c, tr_request_t *r)
 {
-    tr_peer_slot_t *s = &p->slots[TR_ID_SLOT(r->id)];
+    tr_request_slot_t *s = &c->slots[TR_ID_SLOT(r->id)];
     tr_status_t rc;
 
     look_for_cancel(r);
     if (atomic_load(&r->control) & TR_CONTROL_ABORT) {
-        rc = put_aborted(p, r);
+        rc = put_aborted(c, r);
     } else if (r->error.status != TR_OK) {
-        rc = put_error(p, r);
+        rc = put_error(c, r);
     } else {
-        return accept_request(p, s);
+        return accept_request(c, s);
     }
     if (rc == TR_OK) {
-        tr_peer_end(p, s);
+        tr_connection_end(c, s);
     }
     return rc;
 }
 
 tr_status_t
-tr_peer_send(tr_peer_t *p)
+tr_connection_send(tr_connection_t *c)
 {
     tr_status_t rc = TR_OK;
 
-    while (p->replies != NULL) {
-        tr_request_t *r = p->replies, *next = r->next;
+    while (c->replies != NULL) {
+        tr_request_t *r = c->replies, *next = r->next;
 
-        rc = answer(p, r);
+        rc = answer(c, r);
         if (rc != TR_OK) {
             break;
         }
-        p->replies = next;
+        c->replies = next;
         if (next == NULL) {
-            p->replies_tail = NULL;
+            c->replies_tail = NULL;
         }
     }
     return rc == TR_AGAIN ? TR_OK : rc;

@@ -1,17 +1,17 @@
 /*
- * The way in: wishes and SUBMIT parts of one peer (peer.h).
+ * The way in: wishes and SUBMIT parts of one worker (worker_connection.h).
  *
  * Bodies are gathered in memory that grows with what really came, never with
- * what was announced, and all bodies of a peer together are bounded; those that
+ * what was announced, and all bodies of a worker together are bounded; those that
  * are whole, which the parser will soon have read, may take as much again, so
  * that whoever stops in the middle shuts nobody out.  A request that is refused
  * in the middle of its body keeps its slot until its ERROR is sent; its
  * remaining parts are read and dropped.
  *
  * A small body can ask for much (n choices, each with room for its prompt and
- * all its tokens), so what the parser has laid out is bounded over all peers.
+ * all its tokens), so what the parser has laid out is bounded over all connections.
  */
-#include "peer.h"
+#include "worker_connection.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -23,67 +23,67 @@
 #define BODY_FIRST 4096u
 #define LAID_OUT_MAX ((size_t) 1 << 30)
 
-/* Bytes that the bodies of one peer may hold together when s, of which a part
+/* Bytes that the bodies of one worker may hold together when s, of which a part
  * comes, is given more. */
 static size_t
-bodies_max(const tr_peer_t *p, const tr_peer_slot_t *s)
+bodies_max(const tr_connection_t *c, const tr_request_slot_t *s)
 {
-    size_t n = 4 * (size_t) p->env->config->max_body;
+    size_t n = 4 * (size_t) c->env->config->max_body;
 
     n = n < BODIES_MIN ? BODIES_MIN : n;
     return s->gathered ? 2 * n : n;
 }
 
 static void
-uncharge(tr_peer_t *p, tr_peer_slot_t *s)
+uncharge(tr_connection_t *c, tr_request_slot_t *s)
 {
-    p->body_bytes -= s->charged;
+    c->body_bytes -= s->charged;
     s->charged = 0;
 }
 
 void
-tr_peer_end(tr_peer_t *p, tr_peer_slot_t *s)
+tr_connection_end(tr_connection_t *c, tr_request_slot_t *s)
 {
-    tr_events_end(s->request, p->env->now_us);
-    uncharge(p, s);
-    p->env->laid_out -= s->laid_out;
+    tr_events_end(s->request, c->env->now_us);
+    uncharge(c, s);
+    c->env->laid_out -= s->laid_out;
     s->laid_out = 0;
-    tr_peer_uncharge_tokens(p, s);
+    tr_connection_uncharge_tokens(c, s);
     tr_request_free(s->request);
     s->request = NULL;
     s->state = TR_SLOT_FREE;
-    p->n_requests--;
-    p->env->inside--;
+    c->n_requests--;
+    c->env->inside--;
 }
 
 void
-tr_peer_reap(tr_request_t *over)
+tr_connection_reap(tr_request_t *over)
 {
     tr_request_t *next;
 
     for (; over != NULL; over = next) {
-        tr_peer_t *p = over->owner;
+        tr_connection_t *c = over->owner;
 
         next = over->next;
-        tr_peer_end(p, &p->slots[TR_ID_SLOT(over->id)]);
+        tr_connection_end(c, &c->slots[TR_ID_SLOT(over->id)]);
     }
 }
 
 /* Answers instead of running; the body is not needed any more. */
 static void
-stop_gathering(tr_peer_t *p, tr_peer_slot_t *s)
+stop_gathering(tr_connection_t *c, tr_request_slot_t *s)
 {
     free(s->request->body);
     s->request->body = NULL;
     s->request->body_len = s->request->body_cap = 0;
-    uncharge(p, s);
-    tr_peer_reply(p, s->request);
+    uncharge(c, s);
+    tr_connection_reply(c, s->request);
 }
 
 /* ---- wishes ------------------------------------------------------------- */
 
 void
-tr_peer_detach(tr_peer_t *p, tr_peer_slot_t *s)
+tr_connection_detach(tr_connection_t *c, tr_request_slot_t *s)
 {
     tr_request_t *r = s->request;
     uint32_t old = atomic_load(&r->control);
@@ -94,19 +94,19 @@ tr_peer_detach(tr_peer_t *p, tr_peer_slot_t *s)
         tr_events_detached(r);
     }
     if (s->state == TR_SLOT_RUNNING) {
-        p->env->wake_loop = true;
+        c->env->wake_loop = true;
     } else if (s->state == TR_SLOT_REPLY) {
-        tr_peer_unqueue(p, r);
-        tr_peer_reply(p, r);
+        tr_connection_unqueue(c, r);
+        tr_connection_reply(c, r);
     }
 }
 
-/* What the peer wants of r, as far as it may.  To detach what was not submitted
+/* What the worker wants of r, as far as it may.  To detach what was not submitted
  * for it is to abort. */
 static uint32_t
-read_wishes(tr_peer_t *p, const tr_request_t *r, uint32_t old)
+read_wishes(tr_connection_t *c, const tr_request_t *r, uint32_t old)
 {
-    uint32_t want = tr_control_get(&p->map, r->id)
+    uint32_t want = tr_control_get(&c->map, r->id)
                     | (old
                        & (TR_CONTROL_ABORT | TR_CONTROL_CANCEL
                           | TR_CONTROL_DETACH));
@@ -118,41 +118,41 @@ read_wishes(tr_peer_t *p, const tr_request_t *r, uint32_t old)
 }
 
 static void
-take_wish(tr_peer_t *p, uint32_t slot)
+take_wish(tr_connection_t *c, uint32_t slot)
 {
-    tr_peer_slot_t *s = &p->slots[slot];
+    tr_request_slot_t *s = &c->slots[slot];
     uint32_t want, old;
 
     if (s->request == NULL) {
         return; /* it may be ahead of its SUBMIT: read again there */
     }
     old = atomic_load(&s->request->control);
-    want = read_wishes(p, s->request, old);
+    want = read_wishes(c, s->request, old);
     if (want == old) {
         return;
     }
     atomic_store(&s->request->control,
                  want & (old | ~(uint32_t) TR_CONTROL_DETACH));
     if (want & ~old & TR_CONTROL_DETACH) {
-        tr_peer_detach(p, s);
+        tr_connection_detach(c, s);
     }
     if (s->state == TR_SLOT_RUNNING) {
-        p->env->wake_loop = true;
+        c->env->wake_loop = true;
     } else if (s->state == TR_SLOT_GATHERING && (want & TR_CONTROL_ABORT)) {
-        stop_gathering(p, s);
+        stop_gathering(c, s);
     }
 }
 
 tr_status_t
-tr_peer_take_wishes(tr_peer_t *p)
+tr_connection_take_wishes(tr_connection_t *c)
 {
     uint32_t w;
 
-    for (w = 0; w < p->n_slots / 64; w++) {
-        uint64_t bits = tr_control_take(&p->map, w);
+    for (w = 0; w < c->n_slots / 64; w++) {
+        uint64_t bits = tr_control_take(&c->map, w);
 
         while (bits != 0) {
-            take_wish(p, w * 64 + (uint32_t) __builtin_ctzll(bits));
+            take_wish(c, w * 64 + (uint32_t) __builtin_ctzll(bits));
             bits &= bits - 1;
         }
     }
@@ -160,9 +160,9 @@ tr_peer_take_wishes(tr_peer_t *p)
 }
 
 bool
-tr_peer_cancel(tr_peer_t *p, uint64_t event_id)
+tr_connection_cancel(tr_connection_t *c, uint64_t event_id)
 {
-    tr_peer_slot_t *s = p->slots, *end = p->slots + p->n_slots;
+    tr_request_slot_t *s = c->slots, *end = c->slots + c->n_slots;
 
     while (s != end
            && (s->request == NULL || s->request->events == NULL
@@ -174,9 +174,9 @@ tr_peer_cancel(tr_peer_t *p, uint64_t event_id)
     }
     atomic_fetch_or(&s->request->control, TR_CONTROL_CANCEL);
     if (s->state == TR_SLOT_RUNNING) {
-        p->env->wake_loop = true;
+        c->env->wake_loop = true;
     } else if (s->state == TR_SLOT_GATHERING) {
-        stop_gathering(p, s);
+        stop_gathering(c, s);
     }
     return true;
 }
@@ -185,10 +185,10 @@ tr_peer_cancel(tr_peer_t *p, uint64_t event_id)
 
 /* TR_OK, or why the request must be refused (r->error is set). */
 static tr_status_t
-make_room(tr_peer_t *p, tr_peer_slot_t *s, size_t need)
+make_room(tr_connection_t *c, tr_request_slot_t *s, size_t need)
 {
     tr_request_t *r = s->request;
-    uint64_t max_body = p->env->config->max_body;
+    uint64_t max_body = c->env->config->max_body;
     size_t cap = r->body_cap ? r->body_cap : BODY_FIRST;
     char *grown;
 
@@ -209,7 +209,7 @@ make_room(tr_peer_t *p, tr_peer_slot_t *s, size_t need)
     if (cap > s->declared && s->declared >= need) {
         cap = (size_t) s->declared; /* exactly, when it is known */
     }
-    if (p->body_bytes - s->charged + cap > bodies_max(p, s)) {
+    if (c->body_bytes - s->charged + cap > bodies_max(c, s)) {
         return tr_error_set(&r->error, TR_ERR_QUEUE_FULL, "",
                             "Too many large "
                             "requests are being read at the moment; try again "
@@ -221,51 +221,52 @@ make_room(tr_peer_t *p, tr_peer_slot_t *s, size_t need)
     }
     r->body = grown;
     r->body_cap = cap;
-    p->body_bytes += cap - s->charged;
+    c->body_bytes += cap - s->charged;
     s->charged = cap;
     return TR_OK;
 }
 
 /* All parts are here: on to the request parser. */
 static void
-submit(tr_peer_t *p, tr_peer_slot_t *s)
+submit(tr_connection_t *c, tr_request_slot_t *s)
 {
     tr_request_t *r = s->request;
 
     /* a wish may have overtaken the body, before there was a request */
-    take_wish(p, TR_ID_SLOT(r->id));
+    take_wish(c, TR_ID_SLOT(r->id));
     if (s->state != TR_SLOT_GATHERING) {
         return; /* it was aborted */
     }
     s->state = TR_SLOT_PARSING;
-    if (tr_request_parser_submit(p->env->parser, r) != TR_OK) {
+    if (tr_request_parser_submit(c->env->parser, r) != TR_OK) {
         s->state = TR_SLOT_GATHERING;
         tr_error_set(&r->error, TR_ERR_QUEUE_FULL, "",
                      "Too many requests are "
                      "waiting (%u); try again later",
-                     p->env->config->max_queue);
-        stop_gathering(p, s);
+                     c->env->config->max_queue);
+        stop_gathering(c, s);
     }
 }
 
-/* One part's bytes.  TR_ERR_PROTOCOL only for what a correct peer never
+/* One part's bytes.  TR_ERR_PROTOCOL only for what a correct worker never
  * sends. */
 static tr_status_t
-gather(tr_peer_t *p, tr_peer_slot_t *s, const void *bytes, size_t n, bool more)
+gather(tr_connection_t *c, tr_request_slot_t *s, const void *bytes, size_t n,
+       bool more)
 {
     tr_request_t *r = s->request;
 
     if (s->declared != TR_BODY_UNKNOWN
         && (r->body_len + n > s->declared
             || (!more && r->body_len + n != s->declared))) {
-        return tr_peer_violation(p,
-                                 "body of %zu bytes where %llu were "
-                                 "announced",
-                                 r->body_len + n,
-                                 (unsigned long long) s->declared);
+        return tr_connection_violation(c,
+                                       "body of %zu bytes where %llu were "
+                                       "announced",
+                                       r->body_len + n,
+                                       (unsigned long long) s->declared);
     }
-    if (make_room(p, s, r->body_len + n) != TR_OK) {
-        stop_gathering(p, s);
+    if (make_room(c, s, r->body_len + n) != TR_OK) {
+        stop_gathering(c, s);
         return TR_OK;
     }
     if (n != 0) {
@@ -273,7 +274,7 @@ gather(tr_peer_t *p, tr_peer_slot_t *s, const void *bytes, size_t n, bool more)
         r->body_len += n;
     }
     if (!more) {
-        submit(p, s);
+        submit(c, s);
     }
     return TR_OK;
 }
@@ -281,133 +282,136 @@ gather(tr_peer_t *p, tr_peer_slot_t *s, const void *bytes, size_t n, bool more)
 /* ---- SUBMIT ------------------------------------------------------------- */
 
 static tr_status_t
-first_part(tr_peer_t *p, const tr_record_t *rec, const uint8_t *payload)
+first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
 {
-    tr_peer_slot_t *s = &p->slots[TR_ID_SLOT(rec->id)];
+    tr_request_slot_t *s = &c->slots[TR_ID_SLOT(rec->id)];
     tr_wire_submit_t head = { .endpoint = TR_ENDPOINT_CHAT };
     tr_wire_bytes_t body;
     tr_request_t *r;
 
     if (tr_wire_submit_parse(payload, rec->length, &head, &body) != TR_OK) {
         if (tr_endpoint(head.endpoint) == NULL) {
-            return tr_peer_violation(p,
-                                     "SUBMIT to endpoint %u, which this engine "
-                                     "does not serve",
-                                     head.endpoint);
+            return tr_connection_violation(c,
+                                           "SUBMIT to endpoint %u, which this "
+                                           "engine "
+                                           "does not serve",
+                                           head.endpoint);
         }
-        return tr_peer_violation(p, "bad SUBMIT of %u bytes", rec->length);
+        return tr_connection_violation(c, "bad SUBMIT of %u bytes",
+                                       rec->length);
     }
     r = calloc(1, sizeof(*r));
     if (r == NULL) {
-        return tr_peer_violation(p, "no memory for a request");
+        return tr_connection_violation(c, "no memory for a request");
     }
     r->id = rec->id;
     memcpy(r->request_id, head.request_id, head.request_id_len);
     r->endpoint = head.endpoint;
     r->submit_flags = head.flags;
-    r->writer = &p->writer;
-    r->owner = p;
-    r->arrival_us = p->env->now_us;
-    tr_events_arrived(p->env->events, r, &head);
+    r->writer = &c->writer;
+    r->owner = c;
+    r->arrival_us = c->env->now_us;
+    tr_events_arrived(c->env->events, r, &head);
     s->request = r;
     s->generation = TR_ID_GENERATION(rec->id);
     s->declared = head.body_len;
     s->state = TR_SLOT_GATHERING;
     s->gathered = !(rec->flags & TR_FLAG_MORE);
-    p->n_requests++;
-    p->env->inside++;
-    if (p->env->draining || p->env->refusing) {
+    c->n_requests++;
+    c->env->inside++;
+    if (c->env->draining || c->env->refusing) {
         tr_error_set(&r->error, TR_ERR_DRAINING, "",
                      "The engine is shutting "
                      "down");
-        stop_gathering(p, s);
+        stop_gathering(c, s);
         return TR_OK;
     }
-    take_wish(p, TR_ID_SLOT(rec->id));
+    take_wish(c, TR_ID_SLOT(rec->id));
     if (s->state != TR_SLOT_GATHERING) {
         return TR_OK;
     }
-    return gather(p, s, body.data, body.len, !s->gathered);
+    return gather(c, s, body.data, body.len, !s->gathered);
 }
 
 static tr_status_t
-later_part(tr_peer_t *p, const tr_record_t *rec, const uint8_t *payload)
+later_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
 {
-    tr_peer_slot_t *s = &p->slots[TR_ID_SLOT(rec->id)];
+    tr_request_slot_t *s = &c->slots[TR_ID_SLOT(rec->id)];
     bool more = (rec->flags & TR_FLAG_MORE) != 0;
 
     if (s->gathered) {
-        return tr_peer_violation(p, "a part after the last one, slot %u",
-                                 TR_ID_SLOT(rec->id));
+        return tr_connection_violation(c, "a part after the last one, slot %u",
+                                       TR_ID_SLOT(rec->id));
     }
     s->gathered = !more;
     if (s->state != TR_SLOT_GATHERING) {
         return TR_OK; /* refused or aborted meanwhile */
     }
-    return gather(p, s, payload, rec->length, more);
+    return gather(c, s, payload, rec->length, more);
 }
 
 static tr_status_t
-take_record(tr_peer_t *p, const tr_record_t *rec, const uint8_t *payload)
+take_record(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
 {
     uint32_t slot = TR_ID_SLOT(rec->id);
     uint32_t generation = TR_ID_GENERATION(rec->id);
-    tr_peer_slot_t *s;
+    tr_request_slot_t *s;
 
     if (rec->type != TR_RECORD_SUBMIT) {
-        return tr_peer_violation(p, "record of type %u, expected SUBMIT",
-                                 rec->type);
+        return tr_connection_violation(c, "record of type %u, expected SUBMIT",
+                                       rec->type);
     }
-    if (slot >= p->n_slots || generation == 0) {
-        return tr_peer_violation(p,
-                                 "request id of slot %u, generation %u; "
-                                 "the channel has %u slots",
-                                 slot, generation, p->n_slots);
+    if (slot >= c->n_slots || generation == 0) {
+        return tr_connection_violation(c,
+                                       "request id of slot %u, generation %u; "
+                                       "the channel has %u slots",
+                                       slot, generation, c->n_slots);
     }
-    s = &p->slots[slot];
+    s = &c->slots[slot];
     if (generation == s->generation) {
-        return later_part(p, rec, payload);
+        return later_part(c, rec, payload);
     }
     if ((int32_t) (generation - s->generation) < 0) {
         return TR_OK; /* of a request that ended long ago */
     }
-    if (s->request != NULL && p->env->loop != NULL) {
-        /* the peer may have seen its end before we were told */
-        tr_peer_reap(tr_loop_over(p->env->loop));
+    if (s->request != NULL && c->env->loop != NULL) {
+        /* the worker may have seen its end before we were told */
+        tr_connection_reap(tr_loop_over(c->env->loop));
     }
     if (s->request != NULL) {
-        return tr_peer_violation(p,
-                                 "slot %u is in use by generation %u, not "
-                                 "free for %u",
-                                 slot, s->generation, generation);
+        return tr_connection_violation(c,
+                                       "slot %u is in use by generation %u, "
+                                       "not "
+                                       "free for %u",
+                                       slot, s->generation, generation);
     }
-    return first_part(p, rec, payload);
+    return first_part(c, rec, payload);
 }
 
 tr_status_t
-tr_peer_take_requests(tr_peer_t *p)
+tr_connection_take_requests(tr_connection_t *c)
 {
     size_t bytes = 0;
     tr_status_t rc = TR_OK;
     tr_record_t rec;
 
-    while (bytes < TR_PEER_TURN_BYTES) {
-        rc = tr_ring_get(&p->requests, &rec, p->env->buf, p->env->buf_size);
+    while (bytes < TR_CONNECTION_TURN_BYTES) {
+        rc = tr_ring_get(&c->requests, &rec, c->env->buf, c->env->buf_size);
         if (rc != TR_OK) {
             break;
         }
         bytes += sizeof(rec) + rec.length;
-        rc = take_record(p, &rec, p->env->buf);
+        rc = take_record(c, &rec, c->env->buf);
         if (rc != TR_OK) {
             break;
         }
     }
-    if (tr_ring_release(&p->requests)) {
-        p->ring = true;
+    if (tr_ring_release(&c->requests)) {
+        c->ring = true;
     }
     if (rc == TR_AGAIN) {
-        rc = tr_channel_sleep(&p->map, &p->requests);
-        p->in_ready = rc != TR_AGAIN;
+        rc = tr_channel_sleep(&c->map, &c->requests);
+        c->in_ready = rc != TR_AGAIN;
         rc = rc == TR_AGAIN ? TR_OK : rc;
     }
     return rc;
@@ -416,10 +420,10 @@ tr_peer_take_requests(tr_peer_t *p)
 /* Counts what r holds for its run; refuses it when all requests together would
  * hold too much.  One alone is always let in. */
 static void
-charge_layout(tr_peer_t *p, tr_peer_slot_t *s)
+charge_layout(tr_connection_t *c, tr_request_slot_t *s)
 {
     tr_request_t *r = s->request;
-    size_t all = p->env->laid_out;
+    size_t all = c->env->laid_out;
 
     if (r->error.status == TR_OK && all != 0
         && all + r->arena.total > LAID_OUT_MAX) {
@@ -432,38 +436,38 @@ charge_layout(tr_peer_t *p, tr_peer_slot_t *s)
         tr_arena_free(&r->arena); /* it will not run */
     }
     s->laid_out = r->arena.total;
-    p->env->laid_out += s->laid_out;
+    c->env->laid_out += s->laid_out;
 }
 
 void
-tr_peer_parsed(tr_peer_t *p, tr_request_t *r)
+tr_connection_parsed(tr_connection_t *c, tr_request_t *r)
 {
-    tr_peer_slot_t *s = &p->slots[TR_ID_SLOT(r->id)];
+    tr_request_slot_t *s = &c->slots[TR_ID_SLOT(r->id)];
 
-    uncharge(p, s);
-    charge_layout(p, s);
-    if (p->state == TR_PEER_OPEN
+    uncharge(c, s);
+    charge_layout(c, s);
+    if (c->state == TR_CONNECTION_OPEN
         || (atomic_load(&r->control) & TR_CONTROL_DETACH)) {
-        tr_peer_reply(p, r);
+        tr_connection_reply(c, r);
     } else {
-        atomic_fetch_add(&p->env->status->counters.requests_aborted, 1);
-        tr_peer_end(p, s);
+        atomic_fetch_add(&c->env->status->counters.requests_aborted, 1);
+        tr_connection_end(c, s);
     }
 }
 
 void
-tr_peer_drain(tr_peer_t *p)
+tr_connection_drain(tr_connection_t *c)
 {
     uint32_t i;
 
-    for (i = 0; i < p->n_slots && p->n_requests != 0; i++) {
-        tr_peer_slot_t *s = &p->slots[i];
+    for (i = 0; i < c->n_slots && c->n_requests != 0; i++) {
+        tr_request_slot_t *s = &c->slots[i];
 
         if (s->request != NULL && s->state == TR_SLOT_GATHERING) {
             tr_error_set(&s->request->error, TR_ERR_DRAINING, "",
                          "The engine "
                          "is shutting down");
-            stop_gathering(p, s);
+            stop_gathering(c, s);
         }
     }
 }

@@ -188,7 +188,7 @@ tr_listener_close(tr_listener_t *l)
 }
 
 int
-tr_listener_accept(tr_listener_t *l, tr_peer_credentials_t *who)
+tr_listener_accept(tr_listener_t *l, tr_credentials_t *who)
 {
     struct ucred cred;
     socklen_t len = sizeof(cred);

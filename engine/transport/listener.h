@@ -25,7 +25,7 @@ typedef struct {
     pid_t pid;
     uid_t uid;
     gid_t gid;
-} tr_peer_credentials_t;
+} tr_credentials_t;
 
 /* Takes the lock, before anything long: a second engine fails at once. */
 tr_status_t tr_listener_lock(tr_listener_t *l, const char *path,
@@ -37,6 +37,6 @@ void tr_listener_close(tr_listener_t *l);
 
 /* Next connection (non-blocking, close-on-exec) and its owner; -1 with errno
  * EAGAIN when there is none. */
-int tr_listener_accept(tr_listener_t *l, tr_peer_credentials_t *who);
+int tr_listener_accept(tr_listener_t *l, tr_credentials_t *who);
 
 #endif
