@@ -1,32 +1,22 @@
 /*
- * Ringing a peer that may be hostile.
+ * Ringing a doorbell that the other side may have turned into a trap.
  *
- * Both ends of a doorbell are one open file description, so a peer can clear
- * its O_NONBLOCK and fill the counter: the next write would wait for ever, and
- * with it whoever serves all the others.  No call asks an eventfd not to wait
- * this once.  So a timer stands by while its thread rings: it interrupts the
- * thread once a period, which nothing notices but a write that waits.
+ * Both ends share one open file description, so the other side can clear
+ * O_NONBLOCK and fill the counter: the next write would block for ever, and
+ * with it whoever serves everybody else.  No call asks an eventfd not to block
+ * just once.  So a timer interrupts the thread while it rings, once a period,
+ * which only a write that blocks notices.
  *
- * The engine's threads ring all the time, and have it stop when nobody was rung
- * for a while (tr_bell_interrupted).  A worker of NGINX, none of whose other
- * calls may be interrupted, has it stop at once (tr_bell_rest).
+ * The engine's threads ring all the time, and stop the timer when nobody was
+ * rung for a while (tr_bell_interrupted).  An NGINX worker, none of whose other
+ * calls may be interrupted, stops it at once (tr_bell_rest).
  */
 #ifndef TOKENRING_BELL_H
 #define TOKENRING_BELL_H
 
-#include <errno.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <string.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
-
-#ifndef sigev_notify_thread_id
-#define sigev_notify_thread_id _sigev_un._tid
-#endif
 
 typedef struct {
     timer_t timer;
@@ -36,114 +26,20 @@ typedef struct {
 } tr_bell_t;
 
 /* For the calling thread, which is the one that rings; takes a real-time signal
- * that nobody else handles.  A period is below a second.  0, or an errno: then
- * there is no timer, and ringing is as safe as the peers are. */
+ * that nobody handles.  period_ns is below a second.  0, or an errno: there is
+ * no timer then, and a trap would block. */
 static inline int tr_bell_open(tr_bell_t *b, long period_ns);
 static inline void tr_bell_close(tr_bell_t *b);
 
-/* False: the peer has made its doorbell a trap. */
+/* False: the doorbell is a trap. */
 static inline bool tr_bell_ring(tr_bell_t *b, int fd);
 
-/* The thread was interrupted (EINTR): the timer rests, if nobody was rung. */
+/* The thread was interrupted (EINTR): stops the timer if nobody was rung. */
 static inline void tr_bell_interrupted(tr_bell_t *b);
 
-/* The timer rests until somebody is rung. */
+/* Stops the timer until somebody is rung. */
 static inline void tr_bell_rest(tr_bell_t *b);
 
-/* ---- implementation ---------------------------------------------------- */
-
-static inline void
-tr_bell_on_signal(int signal)
-{
-    (void) signal; /* it is there to interrupt a write */
-}
-
-static inline void
-tr_bell_set(tr_bell_t *b, long ns)
-{
-    struct itimerspec at = { .it_value = { .tv_nsec = ns },
-                             .it_interval = { .tv_nsec = ns } };
-
-    b->armed = timer_settime(b->timer, 0, &at, NULL) == 0 && ns != 0;
-}
-
-static inline int
-tr_bell_open(tr_bell_t *b, long period_ns)
-{
-    struct sigaction action;
-    struct sigevent event;
-    sigset_t set;
-    int number;
-
-    memset(b, 0, sizeof(*b));
-    b->period_ns = period_ns;
-    for (number = SIGRTMIN; number <= SIGRTMAX; number++) {
-        if (sigaction(number, NULL, &action) == 0
-            && !(action.sa_flags & SA_SIGINFO)
-            && (action.sa_handler == SIG_DFL
-                || action.sa_handler == tr_bell_on_signal)) {
-            break;
-        }
-    }
-    if (number > SIGRTMAX) {
-        return EAGAIN;
-    }
-    memset(&action, 0, sizeof(action));
-    action.sa_handler = tr_bell_on_signal;
-    memset(&event, 0, sizeof(event));
-    event.sigev_notify = SIGEV_THREAD_ID;
-    event.sigev_signo = number;
-    event.sigev_notify_thread_id = (pid_t) syscall(SYS_gettid);
-    sigemptyset(&action.sa_mask);
-    sigemptyset(&set);
-    sigaddset(&set, number);
-    if (sigaction(number, &action, NULL) != 0
-        || timer_create(CLOCK_MONOTONIC, &event, &b->timer) != 0) {
-        return errno;
-    }
-    b->made = true;
-    return pthread_sigmask(SIG_UNBLOCK, &set, NULL);
-}
-
-static inline void
-tr_bell_close(tr_bell_t *b)
-{
-    if (b->made) {
-        timer_delete(b->timer);
-        b->made = b->armed = false;
-    }
-}
-
-static inline bool
-tr_bell_ring(tr_bell_t *b, int fd)
-{
-    const uint64_t one = 1;
-
-    b->used = true;
-    if (b->made && !b->armed) {
-        tr_bell_set(b, b->period_ns);
-    }
-    /* EAGAIN: the counter is full, which is rung */
-    return write(fd, &one, sizeof(one)) != -1 || errno != EINTR;
-}
-
-static inline void
-tr_bell_rest(tr_bell_t *b)
-{
-    if (b->armed) {
-        tr_bell_set(b, 0);
-    }
-    b->used = false;
-}
-
-static inline void
-tr_bell_interrupted(tr_bell_t *b)
-{
-    if (b->used) {
-        b->used = false;
-    } else {
-        tr_bell_rest(b);
-    }
-}
+#include <tokenring/bell_inline.h>
 
 #endif

@@ -1,61 +1,51 @@
 /*
- * A channel: what one NGINX worker (or one command line) shares with an engine.
+ * A channel: what one NGINX worker shares with one engine.
  *
- * The engine makes a memfd, seals it (GROW, SHRINK, SEAL), and passes it over
- * the Unix socket (handshake.h), together with two eventfds (one doorbell each
- * way) and the status page.  The receiver verifies seals and size before
- * it maps.  The socket stays open: its hang-up is the liveness signal.
+ * The engine makes a memfd, seals it, and passes it over its Unix socket
+ * (handshake.h) with two eventfds, one doorbell each way, and the status page.
+ * The receiver checks seals and size before it maps.  The socket stays open:
+ * when it hangs up, the other side is gone.  The command line takes a channel
+ * as a worker does, and what is said of workers here holds for it.
  *
- * Memory: one header page, then the control words with their dirty bitmap, then
- * three rings, each with one thread at either end:
+ * The memfd: a header page, the control words, their dirty bitmap, three rings.
  *
- *   requests   peer -> frontend thread   SUBMIT
- *   answers    frontend thread -> peer   ACCEPTED, or the end of a request that
- *                                        the step loop never had
- *   responses  step loop -> peer         STARTED, DELTA, FINISH, ERROR
+ *   ring       from, to                   records (wire.h)
+ *   requests   worker -> frontend thread  SUBMIT
+ *   answers    frontend thread -> worker  ACCEPTED, or the end of a request that
+ *                                         the step loop never had
+ *   responses  step loop -> worker        STARTED, DELTA, FINISH, ERROR
  *
- * Output goes from the thread that makes it straight to the peer.  The engine
- * publishes a request's ACCEPTED before its step loop learns of the request, so
- * a peer that looks at the responses first, then takes all answers, and only
- * then what it saw of the responses never meets output without its ACCEPTED:
- * tr_inbox_get does that.
+ * The engine publishes ACCEPTED before its step loop learns of the request.  So
+ * a worker that looks at the responses, then takes all answers, and then what
+ * it saw of the responses never meets output without its ACCEPTED; that is
+ * tr_inbox_get.
  *
- * Control words.  Each request owns slot TR_ID_SLOT(id).  The peer writes the
- * wanted state (generation << 32 | ABORT | PAUSE | DETACH) with one store, sets
- * the slot's dirty bit, and rings if the engine sleeps: no space is needed, and
- * repeated wishes collapse.  The engine takes the dirty bits with an exchange
- * and reads the words; it also reads the word when a SUBMIT is complete, since
- * a wish can overtake the body in the ring.  A slot is used again, with the
- * next generation (they begin at 1), only after the engine's FINISH(LAST) or
- * ERROR for it.
+ * Control words.  Each request owns slot TR_ID_SLOT(id).  The worker writes
+ * generation << 32 | ABORT | PAUSE | DETACH with one store, sets the slot's
+ * dirty bit, and rings if the engine sleeps; no space in a ring is needed.  The
+ * engine takes the dirty bits with an exchange and reads the words.  It reads
+ * the word once more when a SUBMIT is complete, since the word can overtake the
+ * body.  A slot is used again, with the next generation (the first is 1), only
+ * after FINISH with LAST, or ERROR.
  *
  * Needs _GNU_SOURCE (memfd_create, seals) before the first system header.
  */
 #ifndef TOKENRING_CHANNEL_H
 #define TOKENRING_CHANNEL_H
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <string.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/vfs.h>
-#include <unistd.h>
 
 #include <tokenring/error.h>
 #include <tokenring/handshake.h>
 #include <tokenring/ring.h>
 #include <tokenring/status.h>
 
-#define TR_TMPFS_MAGIC 0x01021994 /* where memfds of ordinary pages live */
-
 #define TR_CHANNEL_SLOTS_MAX 65536u
-#define TR_CHANNEL_RING_DEFAULT (1u << 20)
-#define TR_CHANNEL_ANSWERS (64u << 10) /* capacity of the ring of answers */
 #define TR_CHANNEL_SLOTS_DEFAULT 4096u
+#define TR_CHANNEL_RING_DEFAULT (1u << 20) /* bytes */
+#define TR_CHANNEL_ANSWERS (64u << 10)     /* bytes of the ring of answers */
 
 /* Nobody can resize a channel or add a seal to it; nobody can write the status
  * page but the engine, through the mapping that it made before sealing. */
@@ -64,528 +54,94 @@
 
 #define TR_CONTROL_ABORT 0x1u
 #define TR_CONTROL_PAUSE 0x2u
-/* The client has left a request with TR_SUBMIT_DETACH: it goes on, and nothing
- * of it is sent here any more but its end (FINISH with LAST, or ERROR). */
+/* The client of a TR_SUBMIT_DETACH request has left: send only its end. */
 #define TR_CONTROL_DETACH 0x4u
 
-/* First page of the memfd.  Written by the engine before it is shared. */
+/* First page of the memfd; written by the engine, before it is shared. */
 typedef struct {
     uint64_t magic;
     uint32_t version;
     uint32_t slots; /* multiple of 64 */
     uint64_t size;  /* of the whole memfd */
     uint64_t generation;
-    uint64_t control_offset; /* _Atomic uint64_t[slots] */
-    uint64_t dirty_offset;   /* _Atomic uint64_t[slots / 64] */
+    uint64_t control_offset; /* _Atomic uint64_t[slots]; the worker writes */
+    uint64_t dirty_offset;   /* _Atomic uint64_t[slots / 64]; the worker sets,
+                              * the engine takes */
     uint64_t request_offset; /* tr_ring_shared_t, then data */
     uint64_t answer_offset;
     uint64_t response_offset;
-    uint32_t request_capacity;
-    uint32_t answer_capacity;
-    uint32_t response_capacity;
+    uint32_t request_capacity, answer_capacity, response_capacity;
     uint32_t reserved;
 } tr_channel_header_t;
 
-/* Private view of one side; `size` bytes are mapped at header. */
+/* Either side's private view. */
 typedef struct {
     tr_channel_header_t *map; /* shared: not read again after attach */
-    size_t size;
+    size_t size;              /* bytes mapped there */
     uint32_t slots;
     uint64_t generation;
     _Atomic uint64_t *control;
     _Atomic uint64_t *dirty;
-    tr_ring_shared_t *request;
-    uint8_t *request_data;
-    uint32_t request_capacity;
-    tr_ring_shared_t *answer;
-    uint8_t *answer_data;
-    uint32_t answer_capacity;
-    tr_ring_shared_t *response;
-    uint8_t *response_data;
-    uint32_t response_capacity;
+    tr_ring_shared_t *request, *answer, *response;
+    uint8_t *request_data, *answer_data, *response_data;
+    uint32_t request_capacity, answer_capacity, response_capacity;
 } tr_channel_map_t;
 
-/* Engine: creates, sizes, maps, fills and seals a channel memfd.  Sizes are
- * rounded up to powers of two (rings) and multiples of 64 (slots) and bounded;
- * 0 means the default.  *fd is given to the caller (CLOEXEC). */
+/* Engine: makes a channel.  Sizes are rounded up to powers of two (rings) and
+ * multiples of 64 (slots) and bounded; 0 means the default.  Worker: checks
+ * seals, size and header of a received memfd, then maps it.  fd is the caller's
+ * in both cases. */
 static inline tr_status_t tr_channel_create(uint32_t slots,
                                             uint32_t request_capacity,
                                             uint32_t response_capacity,
                                             uint64_t generation,
                                             tr_channel_map_t *out, int *fd);
-
-/* Peer: checks seals, size and header of a received memfd, then maps it.  The
- * descriptor stays the caller's. */
 static inline tr_status_t tr_channel_attach(int fd, tr_channel_map_t *out);
-
 static inline void tr_channel_unmap(tr_channel_map_t *map);
 
-/* Engine: creates, maps and seals the memfd of the status page and fills its
- * head; the card is the caller's to fill before the first welcome.  The mapping
- * made here stays the only writable one.  *fd is given (CLOEXEC). */
+/* The same for the status page.  The engine fills in the card before the first
+ * welcome, and has the only mapping that can be written. */
 static inline tr_status_t tr_status_create(uint64_t generation,
                                            tr_status_page_t **out, int *fd);
-
-/* Peer: checks seals, size, magic and version of a received status page, then
- * maps it read-only.  The descriptor stays the caller's. */
 static inline tr_status_t tr_status_attach(int fd,
                                            const tr_status_page_t **out);
-
 static inline void tr_status_unmap(const tr_status_page_t *page);
 
-/* Doorbells: eventfds, non-blocking.  Ringing never fails in a way that
- * matters: a full counter is rung already. */
+/* Doorbells: non-blocking eventfds; one whose counter is full has been rung. */
 static inline int tr_doorbell_create(void);
 static inline void tr_doorbell_ring(int fd);
 static inline void tr_doorbell_drain(int fd);
 
-/* Engine: tr_ring_sleep for the request ring and the control words together,
- * which share a doorbell.  A wish set while the flag was still 0 did not ring,
- * so the dirty words are looked at again after the flag is up: TR_OK means that
- * records or dirty bits are there (flag taken back), TR_AGAIN: sleep. */
+/* Engine: tr_ring_sleep for the ring of requests and the control words, which
+ * share a doorbell.  TR_OK: records or dirty bits are there, do not sleep. */
 static inline tr_status_t tr_channel_sleep(tr_channel_map_t *map,
                                            tr_ring_consumer_t *requests);
 
-/* Peer: what comes from the engine, in an order that makes sense. */
+/* Worker: both rings that come from the engine, in the order told above.  The
+ * calls do what those of ring.h with these names do. */
 typedef struct {
     tr_ring_consumer_t answers;
     tr_ring_consumer_t responses;
 } tr_inbox_t;
 
 static inline void tr_inbox_init(tr_inbox_t *in, const tr_channel_map_t *map);
-/* Bytes of the largest payload. */
 static inline uint32_t tr_inbox_max_payload(const tr_channel_map_t *map);
-
-/* As the calls of ring.h with these names do it for one ring. */
 static inline tr_status_t tr_inbox_get(tr_inbox_t *in, tr_record_t *rec,
                                        void *buf, size_t size);
 static inline int tr_inbox_release(tr_inbox_t *in);
 static inline tr_status_t tr_inbox_sleep(tr_inbox_t *in);
 static inline void tr_inbox_awake(tr_inbox_t *in);
 
-/* Peer: wishes for a request.  Returns 1 when the engine must be rung. */
+/* Worker: sets the control word of a request.  1: ring the engine. */
 static inline int tr_control_set(tr_channel_map_t *map, uint64_t id,
                                  uint32_t bits);
 
-/* Engine: the wish for `id`, 0 if its slot speaks of another generation. */
+/* Engine: the control word's bits, 0 when it is of another generation. */
 static inline uint32_t tr_control_get(tr_channel_map_t *map, uint64_t id);
 
-/* Engine: takes one word of dirty bits; bit b of word w is slot 64 * w + b. */
+/* Engine: takes a word of dirty bits; bit b of word w is slot 64 * w + b. */
 static inline uint64_t tr_control_take(tr_channel_map_t *map, uint32_t word);
 
-/* 1 if fd is a memfd of ordinary pages with (at least) these seals and exactly
- * this size, or any size when size is 0. */
-static inline int tr_memfd_verify(int fd, int seals, uint64_t size);
-
-/* ---- implementation ---------------------------------------------------- */
-
-static inline uint32_t
-tr_channel_round_ring(uint32_t n)
-{
-    uint32_t p = TR_RING_MIN;
-
-    if (n == 0) {
-        return TR_CHANNEL_RING_DEFAULT;
-    }
-    while (p < n && p < TR_RING_MAX) {
-        p <<= 1;
-    }
-    return p;
-}
-
-static inline uint32_t
-tr_channel_round_slots(uint32_t n)
-{
-    if (n == 0) {
-        return TR_CHANNEL_SLOTS_DEFAULT;
-    }
-    if (n > TR_CHANNEL_SLOTS_MAX) {
-        n = TR_CHANNEL_SLOTS_MAX;
-    }
-    return (n + 63) & ~63u;
-}
-
-static inline int
-tr_memfd_verify(int fd, int seals, uint64_t size)
-{
-    struct statfs fs;
-    struct stat st;
-    int have = fcntl(fd, F_GET_SEALS);
-
-    if (have == -1 || (have & seals) != seals || fstat(fd, &st) != 0) {
-        return 0;
-    }
-    /* huge pages may be missing when they are touched, which is a SIGBUS */
-    if (fstatfs(fd, &fs) != 0 || fs.f_type != TR_TMPFS_MAGIC) {
-        return 0;
-    }
-    return st.st_size > 0 && (size == 0 || (uint64_t) st.st_size == size);
-}
-
-/* A sealed, mapped, zeroed memfd.  Its memory is taken now: running out later
- * would be a SIGBUS in whoever touches the page first. */
-static inline tr_status_t
-tr_memfd_create(const char *name, uint64_t size, int seals, void **base,
-                int *fd)
-{
-    tr_status_t rc = TR_ERR_IO;
-
-    *base = NULL;
-    *fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (*fd == -1) {
-        return TR_ERR_IO;
-    }
-    if (ftruncate(*fd, (off_t) size) != 0
-        || fallocate(*fd, 0, 0, (off_t) size) != 0) {
-        rc = TR_ERR_NOMEM;
-        goto failed;
-    }
-    *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
-    if (*base == MAP_FAILED) {
-        rc = TR_ERR_NOMEM;
-        goto failed;
-    }
-    if (fcntl(*fd, F_ADD_SEALS, seals) == 0) {
-        return TR_OK;
-    }
-    munmap(*base, size);
-
-failed:
-
-    close(*fd);
-    *fd = -1;
-    return rc;
-}
-
-/* Fills the private view from checked numbers. */
-static inline void
-tr_channel_view(tr_channel_map_t *out, void *base, const tr_channel_header_t *h)
-{
-    uint8_t *at = (uint8_t *) base;
-
-    out->map = (tr_channel_header_t *) base;
-    out->size = h->size;
-    out->slots = h->slots;
-    out->generation = h->generation;
-    out->control = (_Atomic uint64_t *) (void *) (at + h->control_offset);
-    out->dirty = (_Atomic uint64_t *) (void *) (at + h->dirty_offset);
-    out->request = (tr_ring_shared_t *) (void *) (at + h->request_offset);
-    out->request_data = at + h->request_offset + sizeof(tr_ring_shared_t);
-    out->request_capacity = h->request_capacity;
-    out->answer = (tr_ring_shared_t *) (void *) (at + h->answer_offset);
-    out->answer_data = at + h->answer_offset + sizeof(tr_ring_shared_t);
-    out->answer_capacity = h->answer_capacity;
-    out->response = (tr_ring_shared_t *) (void *) (at + h->response_offset);
-    out->response_data = at + h->response_offset + sizeof(tr_ring_shared_t);
-    out->response_capacity = h->response_capacity;
-}
-
-/* The one layout: offsets follow from slots and capacities, nothing is free. */
-static inline void
-tr_channel_layout(tr_channel_header_t *h, uint32_t slots, uint32_t request,
-                  uint32_t response, uint64_t generation)
-{
-    memset(h, 0, sizeof(*h));
-    h->magic = TR_CHANNEL_MAGIC;
-    h->version = TR_ABI_VERSION;
-    h->slots = slots;
-    h->generation = generation;
-    h->control_offset = 4096;
-    h->dirty_offset = h->control_offset + 8ull * slots;
-    h->request_offset = (h->dirty_offset + slots / 8 + 63) & ~63ull;
-    h->request_capacity = request;
-    h->answer_offset = h->request_offset + sizeof(tr_ring_shared_t) + request;
-    h->answer_capacity = TR_CHANNEL_ANSWERS;
-    h->response_offset = h->answer_offset + sizeof(tr_ring_shared_t)
-                         + TR_CHANNEL_ANSWERS;
-    h->response_capacity = response;
-    h->size = h->response_offset + sizeof(tr_ring_shared_t) + response;
-    h->size = (h->size + 4095) & ~4095ull;
-}
-
-static inline tr_status_t
-tr_channel_create(uint32_t slots, uint32_t request_capacity,
-                  uint32_t response_capacity, uint64_t generation,
-                  tr_channel_map_t *out, int *fd)
-{
-    tr_channel_header_t h;
-    tr_status_t rc;
-    void *base;
-
-    memset(out, 0, sizeof(*out));
-    tr_channel_layout(&h, tr_channel_round_slots(slots),
-                      tr_channel_round_ring(request_capacity),
-                      tr_channel_round_ring(response_capacity), generation);
-    rc = tr_memfd_create("tokenring-channel", h.size, TR_CHANNEL_SEALS, &base,
-                         fd);
-    if (rc != TR_OK) {
-        return rc;
-    }
-    memcpy(base, &h, sizeof(h));
-    tr_channel_view(out, base, &h);
-    return TR_OK;
-}
-
-static inline tr_status_t
-tr_channel_attach(int fd, tr_channel_map_t *out)
-{
-    tr_channel_header_t h, want;
-    struct stat st;
-    void *base;
-
-    memset(out, 0, sizeof(*out));
-    if (!tr_memfd_verify(fd, TR_CHANNEL_SEALS, 0) || fstat(fd, &st) != 0
-        || st.st_size < 4096) {
-        return TR_ERR_PROTOCOL;
-    }
-    base = mmap(NULL, (size_t) st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED,
-                fd, 0);
-    if (base == MAP_FAILED) {
-        return TR_ERR_NOMEM;
-    }
-    memcpy(&h, base, sizeof(h));
-    if (h.magic != TR_CHANNEL_MAGIC || h.version < TR_ABI_VERSION_MIN
-        || h.version > TR_ABI_VERSION || h.slots == 0
-        || h.slots != tr_channel_round_slots(h.slots)
-        || h.request_capacity != tr_channel_round_ring(h.request_capacity)
-        || h.response_capacity != tr_channel_round_ring(h.response_capacity)
-        || h.request_capacity == 0 || h.response_capacity == 0) {
-        munmap(base, (size_t) st.st_size);
-        return TR_ERR_PROTOCOL;
-    }
-    tr_channel_layout(&want, h.slots, h.request_capacity, h.response_capacity,
-                      h.generation);
-    want.version = h.version;
-    if (memcmp(&want, &h, sizeof(h)) != 0
-        || want.size != (uint64_t) st.st_size) {
-        munmap(base, (size_t) st.st_size);
-        return TR_ERR_PROTOCOL;
-    }
-    tr_channel_view(out, base, &h);
-    return TR_OK;
-}
-
-static inline void
-tr_channel_unmap(tr_channel_map_t *map)
-{
-    if (map->map != NULL) {
-        munmap(map->map, map->size);
-        memset(map, 0, sizeof(*map));
-    }
-}
-
-static inline tr_status_t
-tr_status_create(uint64_t generation, tr_status_page_t **out, int *fd)
-{
-    tr_status_page_t *page;
-    tr_status_t rc;
-    void *base;
-
-    *out = NULL;
-    rc = tr_memfd_create("tokenring-status", sizeof(*page), TR_STATUS_SEALS,
-                         &base, fd);
-    if (rc != TR_OK) {
-        return rc;
-    }
-    page = (tr_status_page_t *) base;
-    page->magic = TR_STATUS_MAGIC;
-    page->version = TR_STATUS_VERSION;
-    page->size = sizeof(*page);
-    page->generation = generation;
-    page->engine_pid = (uint32_t) getpid();
-    *out = page;
-    return TR_OK;
-}
-
-static inline tr_status_t
-tr_status_attach(int fd, const tr_status_page_t **out)
-{
-    const tr_status_page_t *page;
-    void *base;
-
-    *out = NULL;
-    if (!tr_memfd_verify(fd, TR_STATUS_SEALS, sizeof(*page))) {
-        return TR_ERR_PROTOCOL;
-    }
-    base = mmap(NULL, sizeof(*page), PROT_READ, MAP_SHARED, fd, 0);
-    if (base == MAP_FAILED) {
-        return TR_ERR_NOMEM;
-    }
-    page = (const tr_status_page_t *) base;
-    if (page->magic != TR_STATUS_MAGIC || page->version != TR_STATUS_VERSION
-        || page->size != sizeof(*page)) {
-        munmap(base, sizeof(*page));
-        return TR_ERR_PROTOCOL;
-    }
-    *out = page;
-    return TR_OK;
-}
-
-static inline void
-tr_status_unmap(const tr_status_page_t *page)
-{
-    if (page != NULL) {
-        munmap((void *) (uintptr_t) page, sizeof(*page));
-    }
-}
-
-static inline int
-tr_doorbell_create(void)
-{
-    return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-}
-
-static inline void
-tr_doorbell_ring(int fd)
-{
-    uint64_t one = 1;
-    ssize_t n;
-
-    do {
-        n = write(fd, &one, sizeof(one));
-    } while (n == -1 && errno == EINTR);
-}
-
-static inline void
-tr_doorbell_drain(int fd)
-{
-    uint64_t count;
-    ssize_t n;
-
-    do {
-        n = read(fd, &count, sizeof(count));
-    } while (n == -1 && errno == EINTR);
-}
-
-static inline tr_status_t
-tr_channel_sleep(tr_channel_map_t *map, tr_ring_consumer_t *requests)
-{
-    tr_status_t rc = tr_ring_sleep(requests);
-    uint32_t w;
-
-    if (rc != TR_AGAIN) {
-        return rc;
-    }
-    for (w = 0; w < map->slots / 64; w++) {
-        if (atomic_load_explicit(&map->dirty[w], memory_order_seq_cst) != 0) {
-            atomic_store_explicit(&map->request->consumer_asleep, 0,
-                                  memory_order_seq_cst);
-            return TR_OK;
-        }
-    }
-    return TR_AGAIN;
-}
-
-static inline void
-tr_inbox_init(tr_inbox_t *in, const tr_channel_map_t *map)
-{
-    tr_ring_consumer_init(&in->answers, map->answer, map->answer_data,
-                          map->answer_capacity);
-    tr_ring_consumer_init(&in->responses, map->response, map->response_data,
-                          map->response_capacity);
-}
-
-static inline uint32_t
-tr_inbox_max_payload(const tr_channel_map_t *map)
-{
-    return tr_ring_max_payload(map->response_capacity > map->answer_capacity
-                                   ? map->response_capacity
-                                   : map->answer_capacity);
-}
-
-static inline tr_status_t
-tr_inbox_get(tr_inbox_t *in, tr_record_t *rec, void *buf, size_t size)
-{
-    tr_status_t seen, rc;
-
-    do {
-        /* the order of these three is the promise above */
-        seen = tr_ring_look(&in->responses);
-        rc = tr_ring_get(&in->answers, rec, buf, size);
-        if (rc != TR_AGAIN || seen != TR_OK) {
-            return rc != TR_AGAIN ? rc : seen;
-        }
-        rc = tr_ring_next(&in->responses, rec, buf, size);
-    } while (rc == TR_AGAIN); /* it was a PAD */
-    return rc;
-}
-
-static inline int
-tr_inbox_release(tr_inbox_t *in)
-{
-    int ring = tr_ring_release(&in->answers);
-
-    return tr_ring_release(&in->responses) | ring;
-}
-
-static inline tr_status_t
-tr_inbox_sleep(tr_inbox_t *in)
-{
-    tr_status_t rc = tr_ring_sleep(&in->answers);
-
-    if (rc == TR_AGAIN) {
-        rc = tr_ring_sleep(&in->responses);
-    }
-    if (rc != TR_AGAIN) {
-        tr_inbox_awake(in);
-    }
-    return rc;
-}
-
-static inline void
-tr_inbox_awake(tr_inbox_t *in)
-{
-    tr_ring_awake(&in->answers);
-    tr_ring_awake(&in->responses);
-}
-
-static inline int
-tr_control_set(tr_channel_map_t *map, uint64_t id, uint32_t bits)
-{
-    uint32_t slot = (uint32_t) id;
-
-    if (slot >= map->slots) {
-        return 0;
-    }
-    atomic_store_explicit(&map->control[slot],
-                          (id & 0xffffffff00000000ull) | bits,
-                          memory_order_release);
-    atomic_fetch_or_explicit(&map->dirty[slot / 64], 1ull << (slot % 64),
-                             memory_order_seq_cst);
-    if (atomic_load_explicit(&map->request->consumer_asleep,
-                             memory_order_seq_cst)
-        == 0) {
-        return 0;
-    }
-    return atomic_exchange_explicit(&map->request->consumer_asleep, 0,
-                                    memory_order_seq_cst)
-           == 1;
-}
-
-static inline uint32_t
-tr_control_get(tr_channel_map_t *map, uint64_t id)
-{
-    uint32_t slot = (uint32_t) id;
-    uint64_t word;
-
-    if (slot >= map->slots) {
-        return 0;
-    }
-    word = atomic_load_explicit(&map->control[slot], memory_order_acquire);
-    if ((word >> 32) != (id >> 32)) {
-        return 0;
-    }
-    return (uint32_t) word
-           & (TR_CONTROL_ABORT | TR_CONTROL_PAUSE | TR_CONTROL_DETACH);
-}
-
-static inline uint64_t
-tr_control_take(tr_channel_map_t *map, uint32_t word)
-{
-    if (atomic_load_explicit(&map->dirty[word], memory_order_seq_cst) == 0) {
-        return 0;
-    }
-    return atomic_exchange_explicit(&map->dirty[word], 0, memory_order_seq_cst);
-}
+#include <tokenring/channel_inline.h>
 
 #endif

@@ -1,38 +1,37 @@
 /*
- * The ring: one producer, one consumer, byte-granular records.
+ * The ring: one producer, one consumer, records of any length.
  *
- * A ring is a power-of-two byte array in shared memory plus three cache lines
- * of indices.  Indices count bytes since the beginning of time (they are
- * masked on use), so full and empty differ and a peer's index can be checked:
- * it may only grow and never be more than the capacity away.  Records are
- * 8-byte aligned: a 16-byte header and a payload.  A record never wraps; when
- * it would, a PAD record closes the end of the array.  A payload is at most
- * capacity / 4 - 16 bytes, larger bodies travel as parts (TR_FLAG_MORE).
+ * A ring is a power-of-two byte array in shared memory and four cache lines of
+ * indices and flags.  Indices count bytes since the start and are masked on
+ * use, so full and empty differ, and a hostile index is noticed: it may only
+ * grow, and never runs more than the capacity ahead.
  *
- * Each side keeps its own index in private memory and only publishes it; what
- * it reads of the peer's is checked before use.  A violated check returns
- * TR_ERR_PROTOCOL, after which the channel must be closed.
+ * A record is a 16-byte header and a payload, aligned to 8 bytes.  It never
+ * wraps: a PAD record fills the end of the array instead.  A payload is at most
+ * capacity / 4 - 16 bytes; longer bodies go in parts (TR_FLAG_MORE).
  *
- * Doorbells.  A doorbell (an eventfd write) is needed only when the peer has
- * declared itself asleep.  At that edge both sides use seq_cst: the sleeper
- * sets its flag, re-reads the index, and sleeps only if nothing came; the
- * other publishes, exchanges the flag to 0, and rings if it was 1.  The same
- * holds for a producer that waits for space (producer_waiting).  Both sides
- * start awake: a consumer looks (and sleeps) once before it waits for its
- * doorbell.  Release what you consumed before you sleep and publish what you
- * staged before you wait for space, or the two sides wait for each other.
+ *   put, put ... publish  ->  [ shared memory ]  ->  get, get ... release
  *
- * Staging: tr_ring_put() writes records that the peer cannot see yet;
- * tr_ring_publish() makes all of them visible with one store, and says whether
- * to ring.  tr_ring_get() consumes privately; tr_ring_release() returns the
- * space, and says whether the producer waits for it.
+ * tr_ring_put stages records that the consumer cannot see; tr_ring_publish
+ * shows all of them with one store.  tr_ring_get consumes privately;
+ * tr_ring_release gives the space back.  Each side keeps its own index in
+ * private memory and checks what it reads of the other's: TR_ERR_PROTOCOL means
+ * that the channel must be closed.
+ *
+ * A doorbell (a write to an eventfd) is needed only when the other side has
+ * said that it sleeps.  The consumer sets consumer_asleep, looks at the index
+ * once more, and sleeps only if nothing came; the producer publishes, takes the
+ * flag, and rings if it was set.  These steps are seq_cst.  A producer that
+ * waits for space does the same with producer_waiting.  Both sides start awake.
+ * Release before you sleep, and publish before you wait for space, or the two
+ * sides wait for each other.
  */
 #ifndef TOKENRING_RING_H
 #define TOKENRING_RING_H
 
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 
 #include <tokenring/error.h>
 
@@ -40,68 +39,60 @@
 #define TR_RING_MAX (64u << 20) /* bytes, largest capacity */
 #define TR_CACHE_LINE 64
 
-/* In shared memory, 256 bytes.  Written by: the side named. */
+/* In shared memory, 256 bytes: one cache line a field. */
 typedef struct {
-    /* producer: bytes published */
+    /* written by the producer: bytes published */
     _Alignas(TR_CACHE_LINE) _Atomic uint64_t tail;
     uint8_t pad0[TR_CACHE_LINE - 8];
-    /* consumer: bytes released */
+    /* written by the consumer: bytes released */
     _Alignas(TR_CACHE_LINE) _Atomic uint64_t head;
     uint8_t pad1[TR_CACHE_LINE - 8];
-    /* consumer sets 1, producer exchanges to 0 */
+    /* the consumer sets 1, the producer takes it back to 0 */
     _Alignas(TR_CACHE_LINE) _Atomic uint32_t consumer_asleep;
     uint8_t pad2[TR_CACHE_LINE - 4];
-    /* producer sets 1, consumer exchanges to 0 */
+    /* the producer sets 1, the consumer takes it back to 0 */
     _Alignas(TR_CACHE_LINE) _Atomic uint32_t producer_waiting;
     uint8_t pad3[TR_CACHE_LINE - 4];
 } tr_ring_shared_t;
 
-_Static_assert(sizeof(tr_ring_shared_t) == 256, "ring header is four lines");
-_Static_assert(offsetof(tr_ring_shared_t, head) == 64, "head has its line");
-_Static_assert(offsetof(tr_ring_shared_t, consumer_asleep) == 128, "line 2");
-_Static_assert(offsetof(tr_ring_shared_t, producer_waiting) == 192, "line 3");
-
-/* Record header.  length counts the payload only, without header or padding. */
-typedef struct {
-    uint32_t length;
-    uint16_t type;  /* enum tr_record_type (wire.h), or TR_RECORD_PAD */
-    uint16_t flags; /* TR_FLAG_* */
-    uint64_t id;    /* request id: slot | generation << 32 */
-} tr_record_t;
-
-_Static_assert(sizeof(tr_record_t) == 16, "record header is 16 bytes");
-
 #define TR_RECORD_PAD 0xffffu
 #define TR_FLAG_MORE 0x0001u /* more parts of this body follow */
 
-/* Private to the producing side; never in shared memory. */
+/* Record header, 16 bytes, written by the producer. */
 typedef struct {
-    tr_ring_shared_t *shared; /* borrowed, mapped by the caller */
-    uint8_t *data;            /* borrowed, capacity bytes */
+    uint32_t length; /* bytes of payload, without header and padding */
+    uint16_t type;   /* enum tr_record_type (wire.h), or TR_RECORD_PAD */
+    uint16_t flags;  /* TR_FLAG_* */
+    uint64_t id;     /* of the request: TR_ID (wire.h) */
+} tr_record_t;
+
+/* Private to the producer; shared and data are borrowed. */
+typedef struct {
+    tr_ring_shared_t *shared;
+    uint8_t *data; /* capacity bytes */
     uint32_t capacity;
     uint64_t tail;      /* staged */
-    uint64_t published; /* what the peer has been shown */
-    uint64_t head;      /* last checked value of the peer's */
+    uint64_t published; /* what the consumer has been shown */
+    uint64_t head;      /* last checked value of the consumer's */
 } tr_ring_producer_t;
 
-/* Private to the consuming side. */
+/* Private to the consumer; shared and data are borrowed. */
 typedef struct {
     tr_ring_shared_t *shared;
     const uint8_t *data;
     uint32_t capacity;
     uint64_t head;     /* consumed */
-    uint64_t released; /* what the peer has been shown */
-    uint64_t tail;     /* last checked value of the peer's */
+    uint64_t released; /* what the producer has been shown */
+    uint64_t tail;     /* last checked value of the producer's */
 } tr_ring_consumer_t;
 
-/* A piece of a payload, gathered by tr_ring_put. */
+/* A piece of a payload. */
 typedef struct {
     const void *base;
     size_t len;
 } tr_ring_piece_t;
 
-/* capacity: power of two in [TR_RING_MIN, TR_RING_MAX].  Both start at zero
- * indices; a channel is never re-attached. */
+/* capacity: a power of two in [TR_RING_MIN, TR_RING_MAX].  Starts empty. */
 static inline void tr_ring_producer_init(tr_ring_producer_t *p,
                                          tr_ring_shared_t *shared, void *data,
                                          uint32_t capacity);
@@ -112,351 +103,45 @@ static inline void tr_ring_consumer_init(tr_ring_consumer_t *c,
 /* Largest payload of one record. */
 static inline uint32_t tr_ring_max_payload(uint32_t capacity);
 
-/* Stages one record whose payload is the concatenation of n pieces.
- * TR_OK; TR_AGAIN: no space now (nothing was staged); TR_ERR_TOO_LARGE: over
- * tr_ring_max_payload; TR_ERR_PROTOCOL: the peer's index is impossible. */
+/* Producer: stages one record of n pieces.  TR_AGAIN: no space, nothing staged;
+ * TR_ERR_TOO_LARGE: over tr_ring_max_payload; TR_ERR_PROTOCOL. */
 static inline tr_status_t tr_ring_put(tr_ring_producer_t *p, uint16_t type,
                                       uint16_t flags, uint64_t id,
                                       const tr_ring_piece_t *pieces,
                                       unsigned n);
 
-/* Bytes of payload that a tr_ring_put would accept now, 0 when none. */
+/* Bytes of payload that tr_ring_put would take now, 0 when none. */
 static inline uint32_t tr_ring_space(tr_ring_producer_t *p);
 
-/* Shows the staged records to the peer.  Returns 1 when the doorbell must be
- * rung (the consumer slept), else 0.  Cheap when nothing is staged. */
+/* Shows what was staged.  1: the consumer sleeps and must be rung. */
 static inline int tr_ring_publish(tr_ring_producer_t *p);
 
-/* Producer wants to be rung when space is released.  Returns TR_AGAIN: wait for
- * the doorbell; TR_OK: at least `need` payload bytes are free by now, the
- * flag was taken back; TR_ERR_PROTOCOL. */
+/* TR_AGAIN: wait, the doorbell will ring when space was released; TR_OK: `need`
+ * bytes of payload are free already, do not wait; TR_ERR_PROTOCOL. */
 static inline tr_status_t tr_ring_wait_space(tr_ring_producer_t *p,
                                              uint32_t need);
 
-/* Copies the next record's header to *rec and its payload to buf (at least
- * tr_ring_max_payload(capacity) bytes).  TR_OK; TR_AGAIN: empty;
- * TR_ERR_PROTOCOL: close the channel. */
+/* Consumer: copies the next record to *rec and buf (tr_ring_max_payload bytes
+ * are enough).  TR_AGAIN: empty; TR_ERR_PROTOCOL. */
 static inline tr_status_t tr_ring_get(tr_ring_consumer_t *c, tr_record_t *rec,
                                       void *buf, size_t size);
 
-/* The two halves of tr_ring_get, for a consumer that must look elsewhere in
- * between: tr_ring_look notes what was published (TR_OK: something is there;
- * TR_AGAIN; TR_ERR_PROTOCOL), tr_ring_next takes of what was noted, and no
- * more. */
+/* The two halves of tr_ring_get: look notes what was published (TR_OK,
+ * TR_AGAIN, TR_ERR_PROTOCOL), next takes of what was noted, and no more. */
 static inline tr_status_t tr_ring_look(tr_ring_consumer_t *c);
 static inline tr_status_t tr_ring_next(tr_ring_consumer_t *c, tr_record_t *rec,
                                        void *buf, size_t size);
 
-/* Returns consumed space.  1 when the producer's doorbell must be rung. */
+/* Gives consumed space back.  1: the producer waits for it and must be rung. */
 static inline int tr_ring_release(tr_ring_consumer_t *c);
 
-/* Declares the consumer asleep.  TR_AGAIN: sleep, the doorbell will ring;
- * TR_OK: records are there, the flag was taken back: go on consuming;
- * TR_ERR_PROTOCOL. */
+/* TR_AGAIN: sleep, the doorbell will ring; TR_OK: records are there, do not
+ * sleep; TR_ERR_PROTOCOL. */
 static inline tr_status_t tr_ring_sleep(tr_ring_consumer_t *c);
 
-/* A consumer that was woken by something else takes its flag back, so that it
- * is not rung while it is up. */
+/* After waking up for another reason: no doorbell is needed now. */
 static inline void tr_ring_awake(tr_ring_consumer_t *c);
 
-/* ---- implementation ---------------------------------------------------- */
-
-static inline uint64_t
-tr_ring_align8(uint64_t n)
-{
-    return (n + 7) & ~(uint64_t) 7;
-}
-
-static inline void
-tr_ring_producer_init(tr_ring_producer_t *p, tr_ring_shared_t *shared,
-                      void *data, uint32_t capacity)
-{
-    memset(p, 0, sizeof(*p));
-    p->shared = shared;
-    p->data = (uint8_t *) data;
-    p->capacity = capacity;
-}
-
-static inline void
-tr_ring_consumer_init(tr_ring_consumer_t *c, tr_ring_shared_t *shared,
-                      const void *data, uint32_t capacity)
-{
-    memset(c, 0, sizeof(*c));
-    c->shared = shared;
-    c->data = (const uint8_t *) data;
-    c->capacity = capacity;
-}
-
-static inline uint32_t
-tr_ring_max_payload(uint32_t capacity)
-{
-    return capacity / 4 - (uint32_t) sizeof(tr_record_t);
-}
-
-/* Reads and checks the consumer's index: it may only move forward, in steps of
- * 8, and never past what was published. */
-static inline tr_status_t
-tr_ring_refresh_head(tr_ring_producer_t *p, memory_order order)
-{
-    uint64_t head = atomic_load_explicit(&p->shared->head, order);
-
-    if (head < p->head || head > p->published || (head & 7) != 0) {
-        return TR_ERR_PROTOCOL;
-    }
-    p->head = head;
-    return TR_OK;
-}
-
-/* Bytes that a record of `len` payload bytes takes at the present tail: the
- * record itself, and the PAD before it when it would wrap. */
-static inline uint64_t
-tr_ring_footprint(const tr_ring_producer_t *p, uint32_t len, uint64_t *pad)
-{
-    uint64_t size = sizeof(tr_record_t) + tr_ring_align8(len);
-    uint64_t at = p->tail & (p->capacity - 1);
-
-    *pad = (at + size > p->capacity) ? p->capacity - at : 0;
-    return size + *pad;
-}
-
-static inline tr_status_t
-tr_ring_put(tr_ring_producer_t *p, uint16_t type, uint16_t flags, uint64_t id,
-            const tr_ring_piece_t *pieces, unsigned n)
-{
-    uint64_t len = 0, pad, need;
-    uint8_t *at;
-    unsigned i;
-    tr_record_t rec;
-
-    for (i = 0; i < n; i++) {
-        if (pieces[i].len > tr_ring_max_payload(p->capacity) - len) {
-            return TR_ERR_TOO_LARGE;
-        }
-        len += pieces[i].len;
-    }
-    need = tr_ring_footprint(p, (uint32_t) len, &pad);
-    if (need > p->capacity - (p->tail - p->head)) {
-        tr_status_t rc = tr_ring_refresh_head(p, memory_order_acquire);
-
-        if (rc != TR_OK) {
-            return rc;
-        }
-        if (need > p->capacity - (p->tail - p->head)) {
-            return TR_AGAIN;
-        }
-    }
-    memset(&rec, 0, sizeof(rec));
-    if (pad != 0) {
-        /* pad is a multiple of 8; below 16 only the first word fits, which is
-         * enough for length and type */
-        rec.length = (uint32_t) pad;
-        rec.type = TR_RECORD_PAD;
-        memcpy(p->data + (p->tail & (p->capacity - 1)), &rec, 8);
-        p->tail += pad;
-    }
-    rec.length = (uint32_t) len;
-    rec.type = type;
-    rec.flags = flags;
-    rec.id = id;
-    at = p->data + (p->tail & (p->capacity - 1));
-    memcpy(at, &rec, sizeof(rec));
-    at += sizeof(rec);
-    for (i = 0; i < n; i++) {
-        if (pieces[i].len != 0) {
-            memcpy(at, pieces[i].base, pieces[i].len);
-            at += pieces[i].len;
-        }
-    }
-    p->tail += sizeof(rec) + tr_ring_align8(len);
-    return TR_OK;
-}
-
-static inline uint32_t
-tr_ring_space(tr_ring_producer_t *p)
-{
-    uint64_t free_bytes, at, to_end, best;
-
-    if (tr_ring_refresh_head(p, memory_order_acquire) != TR_OK) {
-        return 0;
-    }
-    free_bytes = p->capacity - (p->tail - p->head);
-    at = p->tail & (p->capacity - 1);
-    to_end = p->capacity - at;
-    best = free_bytes < to_end ? free_bytes : to_end;
-    if (free_bytes > to_end && free_bytes - to_end > best) {
-        best = free_bytes - to_end; /* behind a PAD */
-    }
-    if (best <= sizeof(tr_record_t)) {
-        return 0;
-    }
-    best -= sizeof(tr_record_t);
-    return best < tr_ring_max_payload(p->capacity)
-               ? (uint32_t) best
-               : tr_ring_max_payload(p->capacity);
-}
-
-static inline int
-tr_ring_publish(tr_ring_producer_t *p)
-{
-    if (p->tail == p->published) {
-        return 0;
-    }
-    p->published = p->tail;
-    atomic_store_explicit(&p->shared->tail, p->tail, memory_order_seq_cst);
-    /* a plain look first: the exchange would take the line from a busy peer */
-    if (atomic_load_explicit(&p->shared->consumer_asleep, memory_order_seq_cst)
-        == 0) {
-        return 0;
-    }
-    return atomic_exchange_explicit(&p->shared->consumer_asleep, 0,
-                                    memory_order_seq_cst)
-           == 1;
-}
-
-static inline tr_status_t
-tr_ring_wait_space(tr_ring_producer_t *p, uint32_t need)
-{
-    uint64_t pad, want;
-    tr_status_t rc;
-
-    if (need > tr_ring_max_payload(p->capacity)) {
-        return TR_ERR_TOO_LARGE;
-    }
-    atomic_store_explicit(&p->shared->producer_waiting, 1,
-                          memory_order_seq_cst);
-    rc = tr_ring_refresh_head(p, memory_order_seq_cst);
-    if (rc != TR_OK) {
-        return rc;
-    }
-    want = tr_ring_footprint(p, need, &pad);
-    if (want > p->capacity - (p->tail - p->head)) {
-        return TR_AGAIN;
-    }
-    atomic_store_explicit(&p->shared->producer_waiting, 0,
-                          memory_order_seq_cst);
-    return TR_OK;
-}
-
-/* Reads and checks the producer's index: forward, in steps of 8, and at most
- * the capacity ahead of what was released. */
-static inline tr_status_t
-tr_ring_refresh_tail(tr_ring_consumer_t *c, memory_order order)
-{
-    uint64_t tail = atomic_load_explicit(&c->shared->tail, order);
-
-    if (tail < c->tail || tail - c->released > c->capacity || (tail & 7) != 0) {
-        return TR_ERR_PROTOCOL;
-    }
-    c->tail = tail;
-    return TR_OK;
-}
-
-static inline tr_status_t
-tr_ring_look(tr_ring_consumer_t *c)
-{
-    tr_status_t rc;
-
-    if (c->head == c->tail) {
-        rc = tr_ring_refresh_tail(c, memory_order_acquire);
-        if (rc != TR_OK) {
-            return rc;
-        }
-    }
-    return c->head == c->tail ? TR_AGAIN : TR_OK;
-}
-
-static inline tr_status_t
-tr_ring_next(tr_ring_consumer_t *c, tr_record_t *rec, void *buf, size_t size)
-{
-    while (c->head != c->tail) {
-        uint64_t have = c->tail - c->head;
-        uint64_t at = c->head & (c->capacity - 1);
-        uint64_t to_end = c->capacity - at;
-
-        /* The header is copied out once and only the copy is looked at; the
-         * fence keeps the compiler from going back to the peer's memory. */
-        memset(rec, 0, sizeof(*rec));
-        memcpy(rec, c->data + at, to_end < 16 ? 8 : sizeof(*rec));
-        atomic_signal_fence(memory_order_seq_cst);
-
-        if (rec->type == TR_RECORD_PAD) {
-            if (rec->length != to_end || to_end > have) {
-                return TR_ERR_PROTOCOL;
-            }
-            c->head += to_end;
-            continue;
-        }
-        if (to_end < sizeof(*rec) || rec->length > to_end - sizeof(*rec)
-            || rec->length > tr_ring_max_payload(c->capacity)
-            || rec->length > size
-            || sizeof(*rec) + tr_ring_align8(rec->length) > have) {
-            return TR_ERR_PROTOCOL;
-        }
-        memcpy(buf, c->data + at + sizeof(*rec), rec->length);
-        c->head += sizeof(*rec) + tr_ring_align8(rec->length);
-        return TR_OK;
-    }
-    return TR_AGAIN;
-}
-
-static inline tr_status_t
-tr_ring_get(tr_ring_consumer_t *c, tr_record_t *rec, void *buf, size_t size)
-{
-    tr_status_t rc;
-
-    do {
-        rc = tr_ring_look(c);
-        if (rc == TR_OK) {
-            rc = tr_ring_next(c, rec, buf, size);
-        } else {
-            return rc;
-        }
-    } while (rc == TR_AGAIN); /* it was a PAD */
-    return rc;
-}
-
-static inline int
-tr_ring_release(tr_ring_consumer_t *c)
-{
-    if (c->head == c->released) {
-        return 0;
-    }
-    c->released = c->head;
-    atomic_store_explicit(&c->shared->head, c->head, memory_order_seq_cst);
-    if (atomic_load_explicit(&c->shared->producer_waiting, memory_order_seq_cst)
-        == 0) {
-        return 0;
-    }
-    return atomic_exchange_explicit(&c->shared->producer_waiting, 0,
-                                    memory_order_seq_cst)
-           == 1;
-}
-
-static inline tr_status_t
-tr_ring_sleep(tr_ring_consumer_t *c)
-{
-    tr_status_t rc;
-
-    atomic_store_explicit(&c->shared->consumer_asleep, 1, memory_order_seq_cst);
-    rc = tr_ring_refresh_tail(c, memory_order_seq_cst);
-    if (rc != TR_OK) {
-        return rc;
-    }
-    if (c->tail == c->head) {
-        return TR_AGAIN;
-    }
-    atomic_store_explicit(&c->shared->consumer_asleep, 0, memory_order_seq_cst);
-    return TR_OK;
-}
-
-static inline void
-tr_ring_awake(tr_ring_consumer_t *c)
-{
-    if (atomic_load_explicit(&c->shared->consumer_asleep, memory_order_relaxed)
-        != 0) {
-        atomic_store_explicit(&c->shared->consumer_asleep, 0,
-                              memory_order_relaxed);
-    }
-}
+#include <tokenring/ring_inline.h>
 
 #endif

@@ -1,10 +1,6 @@
 /*
- * The version of what is released together: module, engine and command line.
- *
- * It stands here alone: --version, the engine's entry in Redis, the module's
- * log and /metrics take it from here, and scripts/check-version.sh (make lint)
- * holds to it what cannot: image tags and the changelog.  What the processes
- * speak with each other has versions of its own (handshake.h, status.h).
+ * The version of module, engine and command line, which are released together.
+ * It stands here alone; make lint holds image tags and changelog to it.
  */
 #ifndef TOKENRING_VERSION_H
 #define TOKENRING_VERSION_H

@@ -1,0 +1,185 @@
+/*
+ * Layout and bodies of wire.h, which includes this.
+ */
+#ifndef TOKENRING_WIRE_INLINE_H
+#define TOKENRING_WIRE_INLINE_H
+
+#include <string.h>
+
+#include <tokenring/wire.h>
+
+_Static_assert(sizeof(tr_wire_submit_t) == 160, "SUBMIT head");
+_Static_assert(sizeof(tr_wire_accepted_t) == 24, "ACCEPTED head");
+_Static_assert(sizeof(tr_wire_delta_t) == 16, "DELTA head");
+_Static_assert(sizeof(tr_wire_logprob_t) == 12, "logprob head");
+_Static_assert(sizeof(tr_wire_top_t) == 12, "top head");
+_Static_assert(sizeof(tr_wire_finish_t) == 80, "FINISH is 80 bytes");
+_Static_assert(sizeof(tr_wire_error_t) == 24, "ERROR head");
+
+static inline tr_status_t
+tr_wire_take(const uint8_t **at, size_t *left, void *out, size_t n)
+{
+    if (n > *left) {
+        return TR_ERR_PROTOCOL;
+    }
+    memcpy(out, *at, n);
+    *at += n;
+    *left -= n;
+    return TR_OK;
+}
+
+static inline tr_status_t
+tr_wire_take_bytes(const uint8_t **at, size_t *left, uint32_t n,
+                   tr_wire_bytes_t *out)
+{
+    if (n > *left) {
+        return TR_ERR_PROTOCOL;
+    }
+    out->data = (const char *) *at;
+    out->len = n;
+    *at += n;
+    *left -= n;
+    return TR_OK;
+}
+
+/* n lower-case hex digits, or n NULs. */
+static inline int
+tr_wire_is_hex(const char *at, size_t n)
+{
+    size_t i, digits = 0, nuls = 0;
+
+    for (i = 0; i < n; i++) {
+        digits += (at[i] >= '0' && at[i] <= '9')
+                  || (at[i] >= 'a' && at[i] <= 'f');
+        nuls += at[i] == '\0';
+    }
+    return digits == n || nuls == n;
+}
+
+/* First part of a SUBMIT; *body is what follows the head. */
+static inline tr_status_t
+tr_wire_submit_parse(const void *in, size_t len, tr_wire_submit_t *head,
+                     tr_wire_bytes_t *body)
+{
+    const uint8_t *at = (const uint8_t *) in;
+    uint32_t i;
+
+    if (tr_wire_take(&at, &len, head, sizeof(*head)) != TR_OK
+        || head->request_id_len > TR_REQUEST_ID_MAX
+        || tr_endpoint_info(head->endpoint) == NULL
+        || (head->body_len != TR_BODY_UNKNOWN && len > head->body_len)
+        || !tr_wire_is_hex(head->completion, TR_COMPLETION_LEN)
+        || !tr_wire_is_hex(head->owner, TR_OWNER_LEN) || len > UINT32_MAX) {
+        return TR_ERR_PROTOCOL;
+    }
+    for (i = 0; i < head->request_id_len; i++) {
+        if (head->request_id[i] < 0x21 || head->request_id[i] > 0x7e) {
+            return TR_ERR_PROTOCOL;
+        }
+    }
+    return tr_wire_take_bytes(&at, &len, (uint32_t) len, body);
+}
+
+static inline tr_status_t
+tr_wire_accepted_parse(const void *in, size_t len, tr_wire_accepted_t *head,
+                       tr_wire_bytes_t *model)
+{
+    const uint8_t *at = (const uint8_t *) in;
+
+    if (tr_wire_take(&at, &len, head, sizeof(*head)) != TR_OK
+        || head->choices == 0
+        || tr_wire_take_bytes(&at, &len, head->model_len, model) != TR_OK
+        || len != 0) {
+        return TR_ERR_PROTOCOL;
+    }
+    return TR_OK;
+}
+
+static inline tr_status_t
+tr_wire_started_parse(size_t len)
+{
+    return len == 0 ? TR_OK : TR_ERR_PROTOCOL;
+}
+
+static inline tr_status_t
+tr_wire_delta_parse(const void *in, size_t len, tr_wire_delta_t *head,
+                    tr_wire_bytes_t *text, tr_wire_bytes_t *logprobs)
+{
+    const uint8_t *at = (const uint8_t *) in;
+
+    if (tr_wire_take(&at, &len, head, sizeof(*head)) != TR_OK
+        || tr_wire_take_bytes(&at, &len, head->text_len, text) != TR_OK
+        || tr_wire_take_bytes(&at, &len, head->logprobs_len, logprobs) != TR_OK
+        || len != 0) {
+        return TR_ERR_PROTOCOL;
+    }
+    return TR_OK;
+}
+
+/* Next entry of a DELTA's logprobs; the caller then takes head->top
+ * alternatives with tr_wire_top_next.  TR_AGAIN at the end. */
+static inline tr_status_t
+tr_wire_logprob_next(tr_wire_bytes_t *left, tr_wire_logprob_t *head,
+                     tr_wire_bytes_t *bytes)
+{
+    const uint8_t *at = (const uint8_t *) left->data;
+    size_t n = left->len;
+
+    if (n == 0) {
+        return TR_AGAIN;
+    }
+    if (tr_wire_take(&at, &n, head, sizeof(*head)) != TR_OK
+        || tr_wire_take_bytes(&at, &n, head->bytes_len, bytes) != TR_OK) {
+        return TR_ERR_PROTOCOL;
+    }
+    left->data = (const char *) at;
+    left->len = (uint32_t) n;
+    return TR_OK;
+}
+
+static inline tr_status_t
+tr_wire_top_next(tr_wire_bytes_t *left, tr_wire_top_t *head,
+                 tr_wire_bytes_t *bytes)
+{
+    const uint8_t *at = (const uint8_t *) left->data;
+    size_t n = left->len;
+
+    if (tr_wire_take(&at, &n, head, sizeof(*head)) != TR_OK
+        || tr_wire_take_bytes(&at, &n, head->bytes_len, bytes) != TR_OK) {
+        return TR_ERR_PROTOCOL;
+    }
+    left->data = (const char *) at;
+    left->len = (uint32_t) n;
+    return TR_OK;
+}
+
+static inline tr_status_t
+tr_wire_finish_parse(const void *in, size_t len, tr_wire_finish_t *head)
+{
+    if (len != sizeof(*head)) {
+        return TR_ERR_PROTOCOL;
+    }
+    memcpy(head, in, sizeof(*head));
+    if (head->reason < TR_FINISH_STOP || head->reason > TR_FINISH_ABORTED) {
+        return TR_ERR_PROTOCOL;
+    }
+    return TR_OK;
+}
+
+static inline tr_status_t
+tr_wire_error_parse(const void *in, size_t len, tr_wire_error_t *head,
+                    tr_wire_bytes_t *param, tr_wire_bytes_t *message)
+{
+    const uint8_t *at = (const uint8_t *) in;
+
+    if (tr_wire_take(&at, &len, head, sizeof(*head)) != TR_OK
+        || head->status >= 0
+        || tr_wire_take_bytes(&at, &len, head->param_len, param) != TR_OK
+        || tr_wire_take_bytes(&at, &len, head->message_len, message) != TR_OK
+        || len != 0) {
+        return TR_ERR_PROTOCOL;
+    }
+    return TR_OK;
+}
+
+#endif
