@@ -62,9 +62,8 @@ ngx_http_tokenring_body_read(ngx_http_tokenring_ctx_t *ctx)
     ctx->last_body = &ctx->body;
 
     ctx->foreign_body = (r->request_body != NULL);
-    ctx->begun = 1;
 
-    ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_BODY);
+    ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_READ);
 
     r->request_body_no_buffering = 1;
 
@@ -94,7 +93,7 @@ ngx_http_tokenring_body_handler(ngx_http_request_t *r)
 
         ngx_http_tokenring_slot_return(ctx);
 
-        ctx->gathering = 1;
+        ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_GATHER);
 
         ngx_http_tokenring_body_gather(ctx);
         return;
@@ -102,6 +101,8 @@ ngx_http_tokenring_body_handler(ngx_http_request_t *r)
     } else {
         ngx_http_tokenring_body_take(ctx);
     }
+
+    ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_SEND);
 
     ngx_http_tokenring_body_send(ctx);
 }
@@ -147,8 +148,6 @@ ngx_http_tokenring_body_gather(ngx_http_tokenring_ctx_t *ctx)
         }
     }
 
-    ctx->gathering = 0;
-
     if (ctx->conf->engine->conns.nelts < 2
         || ctx->kept_size > ctx->conf->retry_buffer)
     {
@@ -157,7 +156,6 @@ ngx_http_tokenring_body_gather(ngx_http_tokenring_ctx_t *ctx)
     }
 
     if (ngx_http_tokenring_admit(ctx) == NGX_AGAIN) {
-        ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_WAIT);
         return;
     }
 
@@ -214,7 +212,7 @@ ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx)
     r->read_event_handler = ngx_http_tokenring_body_event;
     r->write_event_handler = ngx_http_tokenring_write_handler;
 
-    ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_BODY);
+    ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_SEND);
 
     rc = ctx->foreign_body ? ngx_http_tokenring_body_copy(ctx)
                            : ngx_http_tokenring_rewind(ctx);
@@ -242,7 +240,7 @@ ngx_http_tokenring_body_event(ngx_http_request_t *r)
         return;
     }
 
-    if (ctx->is_waiting) {
+    if (ctx->state == NGX_HTTP_TOKENRING_STARVED) {
 
         /* nothing is read now, but a client that left is noticed */
 
@@ -253,7 +251,7 @@ ngx_http_tokenring_body_event(ngx_http_request_t *r)
         return;
     }
 
-    if (ctx->gathering) {
+    if (ctx->state == NGX_HTTP_TOKENRING_GATHER) {
         ngx_http_tokenring_body_gather(ctx);
         return;
     }
@@ -485,9 +483,9 @@ ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx)
         rc = ngx_http_tokenring_body_put(ctx);
 
         if (rc == NGX_DONE) {
-            ctx->complete = 1;
+            ctx->body_sent = NGX_HTTP_TOKENRING_WHOLE;
             ngx_http_tokenring_slot_whole(ctx);
-            ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_QUEUE);
+            ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_QUEUED);
             ngx_http_tokenring_watch(ctx);
             return;
         }
@@ -539,10 +537,9 @@ ngx_http_tokenring_body_feed(ngx_http_tokenring_conn_t *conn)
         ctx = ngx_queue_data(q, ngx_http_tokenring_ctx_t, wait);
         c = ctx->request->connection;
 
-        ngx_http_tokenring_wait_end(ctx);
-        ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_BODY);
-
         ngx_http_set_log_request(c->log, ctx->request);
+
+        ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_SEND);
 
         ngx_http_tokenring_body_send(ctx);
 
@@ -606,7 +603,7 @@ ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
         put = ngx_http_tokenring_body_part(ctx, &last);
 
         if (put == TR_OK) {
-            ctx->submitted = 1;
+            ctx->body_sent = NGX_HTTP_TOKENRING_PART;
 
             if (last) {
                 rc = NGX_DONE;
@@ -634,8 +631,7 @@ ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
     }
 
     if (rc == NGX_AGAIN) {
-        ctx->is_waiting = 1;
-        ngx_queue_insert_tail(&conn->starving, &ctx->wait);
+        ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_STARVED);
 
         rev = ctx->request->connection->read;
 
@@ -670,7 +666,7 @@ ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
     n = 0;
     room = tr_ring_max_payload(ctx->conn->map.request_capacity);
 
-    if (!ctx->submitted) {
+    if (ctx->body_sent == NGX_HTTP_TOKENRING_NOTHING) {
         ngx_memzero(&head, sizeof(tr_wire_submit_t));
 
         head.endpoint = (uint16_t) ctx->endpoint;

@@ -606,7 +606,7 @@ ngx_http_tokenring_slot_take(ngx_http_tokenring_conn_t *conn,
     ctx->conn = conn;
     ctx->id = TR_ID(n, slot->generation);
     ctx->number = 0;
-    ctx->complete = 0;
+    ctx->body_sent = NGX_HTTP_TOKENRING_NOTHING;
 
     return NGX_OK;
 }
@@ -702,6 +702,7 @@ void
 ngx_http_tokenring_slot_abandon(ngx_http_tokenring_ctx_t *ctx)
 {
     uint32_t                    n;
+    ngx_uint_t                  whole;
     ngx_http_tokenring_conn_t  *conn;
 
     conn = ctx->conn;
@@ -712,9 +713,10 @@ ngx_http_tokenring_slot_abandon(ngx_http_tokenring_ctx_t *ctx)
 
     n = TR_ID_SLOT(ctx->id);
 
-    if (ctx->submitted) {
-        ngx_http_tokenring_control(ctx, (ctx->detach && ctx->gone
-                                         && ctx->complete)
+    if (ctx->body_sent) {
+        whole = (ctx->body_sent == NGX_HTTP_TOKENRING_WHOLE);
+
+        ngx_http_tokenring_control(ctx, (ctx->detach && ctx->gone && whole)
                                         ? TR_CONTROL_DETACH
                                         : TR_CONTROL_ABORT);
         conn->slots[n].ctx = NULL;

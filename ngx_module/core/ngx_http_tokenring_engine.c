@@ -473,10 +473,6 @@ ngx_http_tokenring_lose_requests(ngx_http_tokenring_conn_t *conn)
         conn->slots[i].ctx = NULL;
         ctx->conn = NULL;
 
-        if (ctx->is_waiting) {
-            ngx_http_tokenring_wait_end(ctx);
-        }
-
         ngx_http_tokenring_fail(ctx, TR_ERR_CLOSED,
                                 NGX_HTTP_TOKENRING_LOST);
         ngx_http_tokenring_dirty(conn, ctx);

@@ -39,7 +39,7 @@ typedef enum {
     NGX_HTTP_TOKENRING_CONNECTING,
     NGX_HTTP_TOKENRING_HANDSHAKING,
     NGX_HTTP_TOKENRING_READY
-} ngx_http_tokenring_state_e;
+} ngx_http_tokenring_conn_state_e;
 
 
 struct ngx_http_tokenring_conn_s {
@@ -53,7 +53,7 @@ struct ngx_http_tokenring_conn_s {
 
     /* below: of one worker, none of it survives a reload */
 
-    ngx_http_tokenring_state_e      state;
+    ngx_http_tokenring_conn_state_e state;
     ngx_connection_t               *sock;
     ngx_connection_t               *doorbell;
     int                             to_engine;

@@ -390,7 +390,6 @@ ngx_http_tokenring_create_ctx(ngx_http_request_t *r, ngx_uint_t endpoint)
 
     if (ngx_http_tokenring_counters) {
         ctx->shared = ngx_http_tokenring_counters;
-        ctx->counted = 1;
         (void) ngx_atomic_fetch_add(
                    &ctx->shared->processes[ngx_process_slot].active, 1);
     }
@@ -491,13 +490,10 @@ ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx)
     }
 
     if (rc == TR_AGAIN) {
-        ctx->is_waiting = 1;
-        ngx_queue_insert_tail(&ctx->conf->engine->waiting, &ctx->wait);
-
-        /* one wait, however many handshakes begin and fail in it */
-        if (!ctx->timer.timer_set) {
-            ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_WAIT);
-        }
+        ngx_http_tokenring_set_state(ctx,
+                                     (ctx->state <= NGX_HTTP_TOKENRING_WAIT)
+                                     ? NGX_HTTP_TOKENRING_WAIT
+                                     : NGX_HTTP_TOKENRING_HELD);
 
         ngx_http_tokenring_watch(ctx);
 
@@ -559,6 +555,7 @@ static void
 ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_int_t            rc;
+    ngx_uint_t           held;
     ngx_connection_t    *c;
     ngx_http_request_t  *r;
 
@@ -567,7 +564,7 @@ ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx)
 
     ngx_http_set_log_request(c->log, r);
 
-    ngx_http_tokenring_wait_end(ctx);
+    held = (ctx->state == NGX_HTTP_TOKENRING_HELD);
 
     rc = ngx_http_tokenring_admit(ctx);
 
@@ -575,7 +572,7 @@ ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx)
         return;
     }
 
-    if (ctx->begun) {
+    if (held) {
         /* what it has of its body is kept, its reference is that of reading */
         ngx_http_tokenring_resend(ctx);
         ngx_http_run_posted_requests(c);
@@ -601,12 +598,4 @@ ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx)
     ngx_http_tokenring_finalize(ctx, rc);
 
     ngx_http_run_posted_requests(c);
-}
-
-
-void
-ngx_http_tokenring_wait_end(ngx_http_tokenring_ctx_t *ctx)
-{
-    ngx_queue_remove(&ctx->wait);
-    ctx->is_waiting = 0;
 }

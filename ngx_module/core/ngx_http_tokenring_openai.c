@@ -104,13 +104,14 @@ ngx_http_tokenring_openai_heads(ngx_http_tokenring_ctx_t *ctx)
 
 /*
  * Fills ctx->out with as much as should be sent in one go: the number of its
- * bytes, 0 when there is nothing to tell.
+ * bytes, 0 when there is nothing to tell, NGX_DONE with the end of the stream.
  */
 
 ngx_int_t
 ngx_http_tokenring_openai_chunks(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_int_t                   rc;
+    ngx_uint_t                  over;
     ngx_http_tokenring_text_t  *out;
 
     out = &ctx->out;
@@ -123,7 +124,9 @@ ngx_http_tokenring_openai_chunks(ngx_http_tokenring_ctx_t *ctx)
                                  : NGX_ERROR;
     }
 
-    if (ctx->over && ngx_http_tokenring_end(ctx) != NGX_OK) {
+    over = (ctx->state == NGX_HTTP_TOKENRING_OVER);
+
+    if (over && ngx_http_tokenring_end(ctx) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -137,7 +140,7 @@ ngx_http_tokenring_openai_chunks(ngx_http_tokenring_ctx_t *ctx)
         }
     }
 
-    return (ngx_int_t) ngx_http_tokenring_text_len(out);
+    return over ? NGX_DONE : (ngx_int_t) ngx_http_tokenring_text_len(out);
 }
 
 
@@ -375,8 +378,6 @@ ngx_http_tokenring_end(ngx_http_tokenring_ctx_t *ctx)
 
     out = &ctx->out;
     head = &ctx->head;
-
-    ctx->ended = 1;
 
     if (ctx->error) {
 

@@ -28,6 +28,7 @@ static ngx_int_t ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
 static ngx_int_t ngx_http_tokenring_error(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
+static void ngx_http_tokenring_over(ngx_http_tokenring_ctx_t *ctx);
 
 
 /* NGX_ERROR: nobody should listen to this engine any longer */
@@ -107,13 +108,13 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         || head.choices > NGX_HTTP_TOKENRING_CHOICES_MAX
         || head.endpoint != ctx->endpoint
         || head.model_len > TR_NAME_MAX
-        || ctx->accepted
-        || ctx->phase < NGX_HTTP_TOKENRING_QUEUE)
+        || ctx->state != NGX_HTTP_TOKENRING_QUEUED)
     {
         return NGX_DECLINED;
     }
 
-    ctx->accepted = 1;
+    ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_ACCEPTED);
+
     ctx->prompt_tokens = head.prompt_tokens;
     ctx->created = head.created;
     ctx->stream = (head.flags & TR_ACCEPTED_STREAM) ? 1 : 0;
@@ -161,12 +162,14 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
 static ngx_int_t
 ngx_http_tokenring_started(ngx_http_tokenring_ctx_t *ctx, size_t len)
 {
-    if (tr_wire_started_parse(len) != TR_OK || !ctx->accepted) {
+    if (tr_wire_started_parse(len) != TR_OK
+        || ctx->state < NGX_HTTP_TOKENRING_ACCEPTED)
+    {
         return NGX_DECLINED;
     }
 
-    if (ctx->phase == NGX_HTTP_TOKENRING_QUEUE) {
-        ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_PREFILL);
+    if (ctx->state == NGX_HTTP_TOKENRING_ACCEPTED) {
+        ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_PREFILL);
     }
 
     return NGX_OK;
@@ -183,7 +186,7 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     ngx_http_tokenring_choice_t  *choice;
 
     if (tr_wire_delta_parse(payload, len, &head, &text, &logprobs) != TR_OK
-        || !ctx->accepted
+        || ctx->state < NGX_HTTP_TOKENRING_ACCEPTED
         || head.choice >= ctx->nchoices
         || ctx->choices[head.choice].reason
         || (logprobs.len
@@ -209,8 +212,8 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         return NGX_OK;
     }
 
-    if (ctx->phase < NGX_HTTP_TOKENRING_DECODE) {
-        ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_DECODE);
+    if (ctx->state < NGX_HTTP_TOKENRING_DECODE) {
+        ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_DECODE);
 
     } else {
         /* the timer looks at it when it fires */
@@ -287,7 +290,8 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
 
     last = head.flags & TR_FINISH_LAST;
 
-    if (ctx->accepted && head.choice < ctx->nchoices
+    if (ctx->state >= NGX_HTTP_TOKENRING_ACCEPTED
+        && head.choice < ctx->nchoices
         && ctx->choices[head.choice].reason == 0)
     {
         ctx->choices[head.choice].reason = head.reason;
@@ -317,17 +321,22 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     ctx->totals = head;
 
     if (last) {
-        ctx->over = 1;
-        ctx->totalled = 1;
         ctx->prompt_tokens = head.prompt_tokens;
         ctx->completion_tokens = head.completion_tokens;
     }
 
-    if (ctx->phase < NGX_HTTP_TOKENRING_DECODE) {
-        ctx->phase = NGX_HTTP_TOKENRING_DECODE;
+    if (last) {
+        ngx_http_tokenring_over(ctx);
+
+    } else if (ctx->state == NGX_HTTP_TOKENRING_ACCEPTED
+               || ctx->state == NGX_HTTP_TOKENRING_PREFILL)
+    {
+        ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_DECODE);
     }
 
-    ctx->deadline = ngx_current_msec + ctx->conf->idle_timeout;
+    if (!ctx->gone) {
+        ctx->deadline = ngx_current_msec + ctx->conf->idle_timeout;
+    }
 
     if (head.reason == TR_FINISH_ABORTED && !ctx->gone && !ctx->error) {
         ctx->error_number = ctx->resumable ? ctx->number : 0;
@@ -361,7 +370,8 @@ ngx_http_tokenring_error(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         return NGX_DECLINED;
     }
 
-    ctx->over = 1;
+    ngx_http_tokenring_over(ctx);
+
     ctx->error = head.status;
     ctx->error_number = ctx->resumable ? ctx->number : 0;
     ctx->retry_after = head.retry_after_s;
@@ -393,4 +403,15 @@ ngx_http_tokenring_error(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     ngx_http_tokenring_dirty(ctx->conn, ctx);
 
     return NGX_OK;
+}
+
+
+/* unless the gateway has given up already */
+
+static void
+ngx_http_tokenring_over(ngx_http_tokenring_ctx_t *ctx)
+{
+    if (ctx->state < NGX_HTTP_TOKENRING_OVER) {
+        ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_OVER);
+    }
 }

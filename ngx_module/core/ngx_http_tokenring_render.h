@@ -25,7 +25,8 @@
 /* what all chunks of a stream begin and end with, once it was accepted */
 ngx_int_t ngx_http_tokenring_render_heads(ngx_http_tokenring_ctx_t *ctx);
 
-/* as much of a stream as should be sent in one go: its bytes, or 0 */
+/* as much of a stream as should be sent in one go: its bytes, or 0; NGX_DONE:
+ * that was the end */
 ngx_int_t ngx_http_tokenring_render_chunks(ngx_http_tokenring_ctx_t *ctx);
 
 /* a response that is not streamed */

@@ -20,8 +20,166 @@
 #define NGX_HTTP_TOKENRING_HOLD  1000
 
 
+static ngx_msec_t ngx_http_tokenring_limit(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_read_handler(ngx_http_request_t *r);
 static void ngx_http_tokenring_expired(ngx_http_tokenring_ctx_t *ctx);
+
+
+/* the table of ngx_http_tokenring_request.h: which states may follow */
+
+#define ngx_http_tokenring_to(state)  (1 << NGX_HTTP_TOKENRING_##state)
+
+static struct {
+    const char  *name;
+    ngx_uint_t   next;
+} ngx_http_tokenring_states[] = {
+
+    { "new", ngx_http_tokenring_to(WAIT) | ngx_http_tokenring_to(READ)
+             | ngx_http_tokenring_to(QUEUED) | ngx_http_tokenring_to(OVER)
+             | ngx_http_tokenring_to(DONE) },
+
+    { "wait", ngx_http_tokenring_to(WAIT) | ngx_http_tokenring_to(READ)
+              | ngx_http_tokenring_to(OVER) | ngx_http_tokenring_to(DONE) },
+
+    { "read", ngx_http_tokenring_to(GATHER) | ngx_http_tokenring_to(SEND)
+              | ngx_http_tokenring_to(DONE) },
+
+    { "gather", ngx_http_tokenring_to(HELD) | ngx_http_tokenring_to(SEND)
+                | ngx_http_tokenring_to(OVER) | ngx_http_tokenring_to(DONE) },
+
+    { "held", ngx_http_tokenring_to(HELD) | ngx_http_tokenring_to(SEND)
+              | ngx_http_tokenring_to(OVER) | ngx_http_tokenring_to(DONE) },
+
+    { "send", ngx_http_tokenring_to(STARVED) | ngx_http_tokenring_to(QUEUED)
+              | ngx_http_tokenring_to(OVER) | ngx_http_tokenring_to(DONE) },
+
+    { "starved", ngx_http_tokenring_to(SEND) | ngx_http_tokenring_to(OVER)
+                 | ngx_http_tokenring_to(DONE) },
+
+    { "queued", ngx_http_tokenring_to(ACCEPTED) | ngx_http_tokenring_to(OVER)
+                | ngx_http_tokenring_to(DONE) },
+
+    { "accepted", ngx_http_tokenring_to(PREFILL)
+                  | ngx_http_tokenring_to(DECODE) | ngx_http_tokenring_to(OVER)
+                  | ngx_http_tokenring_to(DONE) },
+
+    { "prefill", ngx_http_tokenring_to(DECODE) | ngx_http_tokenring_to(OVER)
+                 | ngx_http_tokenring_to(DONE) },
+
+    { "decode", ngx_http_tokenring_to(OVER) | ngx_http_tokenring_to(DONE) },
+
+    { "over", ngx_http_tokenring_to(HELD) | ngx_http_tokenring_to(SEND)
+              | ngx_http_tokenring_to(DONE) },
+
+    { "done", 0 }
+};
+
+
+void
+ngx_http_tokenring_set_state(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_ctx_state_e state)
+{
+    ngx_log_t                       *log;
+    ngx_msec_t                       limit;
+    ngx_http_tokenring_ctx_state_e   from;
+
+    from = ctx->state;
+    log = ctx->request->connection->log;
+
+    ngx_log_debug3(NGX_LOG_DEBUG_HTTP, log, 0,
+                   "tokenring request: %s to %s, id:%V",
+                   ngx_http_tokenring_states[from].name,
+                   ngx_http_tokenring_states[state].name, &ctx->request_id);
+
+    if (!(ngx_http_tokenring_states[from].next & (1 << state))) {
+        ngx_log_error(NGX_LOG_ALERT, log, 0,
+                      "tokenring: a request cannot go from %s to %s, "
+                      "request=%V", ngx_http_tokenring_states[from].name,
+                      ngx_http_tokenring_states[state].name,
+                      &ctx->request_id);
+        ngx_debug_point();
+    }
+
+    switch (from) {
+
+    case NGX_HTTP_TOKENRING_WAIT:
+    case NGX_HTTP_TOKENRING_HELD:
+    case NGX_HTTP_TOKENRING_STARVED:
+        ngx_queue_remove(&ctx->wait);
+        break;
+
+    default:
+        break;
+    }
+
+    switch (state) {
+
+    case NGX_HTTP_TOKENRING_WAIT:
+    case NGX_HTTP_TOKENRING_HELD:
+        ngx_queue_insert_tail(&ctx->conf->engine->waiting, &ctx->wait);
+        break;
+
+    case NGX_HTTP_TOKENRING_STARVED:
+        ngx_queue_insert_tail(&ctx->conn->starving, &ctx->wait);
+        break;
+
+    default:
+        break;
+    }
+
+    if (from == state) {
+        /* one wait, however many handshakes begin and fail in it */
+        return;
+    }
+
+    ctx->before = from;
+    ctx->state = state;
+
+    limit = ngx_http_tokenring_limit(ctx);
+
+    if (limit && !ctx->gone) {
+        ctx->deadline = ngx_current_msec + limit;
+        ngx_http_tokenring_arm(ctx);
+    }
+}
+
+
+/* of the state; 0: the time of the state before goes on */
+
+static ngx_msec_t
+ngx_http_tokenring_limit(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_msec_t  limit;
+
+    switch (ctx->state) {
+
+    case NGX_HTTP_TOKENRING_WAIT:
+    case NGX_HTTP_TOKENRING_HELD:
+        limit = NGX_HTTP_TOKENRING_HANDSHAKE + NGX_HTTP_TOKENRING_RETRY;
+        break;
+
+    case NGX_HTTP_TOKENRING_READ:
+    case NGX_HTTP_TOKENRING_GATHER:
+    case NGX_HTTP_TOKENRING_SEND:
+    case NGX_HTTP_TOKENRING_QUEUED:
+        limit = ctx->conf->queue_timeout;
+        break;
+
+    case NGX_HTTP_TOKENRING_PREFILL:
+        limit = ctx->conf->first_token_timeout;
+        break;
+
+    case NGX_HTTP_TOKENRING_DECODE:
+        limit = ctx->conf->idle_timeout;
+        break;
+
+    default:
+        limit = 0;
+        break;
+    }
+
+    return (limit && ctx->follow) ? ctx->conf->idle_timeout : limit;
+}
 
 
 /* the gateway's own reason to end a request; to be flushed by the caller */
@@ -30,13 +188,18 @@ void
 ngx_http_tokenring_fail(ngx_http_tokenring_ctx_t *ctx, tr_status_t error,
     const char *message)
 {
-    if (ctx->over || ctx->error) {
-        ctx->over = 1;
+    if (ctx->state < NGX_HTTP_TOKENRING_OVER) {
+        ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_OVER);
+
+    } else {
+        return;
+    }
+
+    if (ctx->error) {
         return;
     }
 
     ctx->error = error;
-    ctx->over = 1;
     ctx->param.len = 0;
     ctx->message.data = (u_char *) message;
     ctx->message.len = ngx_strlen(message);
@@ -188,7 +351,7 @@ ngx_http_tokenring_hang_up(ngx_http_tokenring_ctx_t *ctx)
     ctx->gone = 1;
     r->connection->error = 1;
 
-    if (ctx->conn == NULL || ctx->phase < NGX_HTTP_TOKENRING_QUEUE
+    if (ctx->conn == NULL || ctx->state < NGX_HTTP_TOKENRING_QUEUED
         || ctx->detach)
     {
         ngx_http_tokenring_finalize(ctx, NGX_HTTP_CLIENT_CLOSED_REQUEST);
@@ -213,49 +376,7 @@ ngx_http_tokenring_hang_up(ngx_http_tokenring_ctx_t *ctx)
 
     ctx->pending = 0;
 
-    ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_GONE);
-}
-
-
-/* a new phase and its time limit */
-
-void
-ngx_http_tokenring_deadline(ngx_http_tokenring_ctx_t *ctx,
-    ngx_http_tokenring_phase_e phase)
-{
-    ngx_msec_t  limit;
-
-    ctx->phase = phase;
-
-    switch (phase) {
-
-    case NGX_HTTP_TOKENRING_WAIT:
-        limit = NGX_HTTP_TOKENRING_HANDSHAKE + NGX_HTTP_TOKENRING_RETRY;
-        break;
-
-    case NGX_HTTP_TOKENRING_PREFILL:
-        limit = ctx->conf->first_token_timeout;
-        break;
-
-    case NGX_HTTP_TOKENRING_DECODE:
-        limit = ctx->conf->idle_timeout;
-        break;
-
-    case NGX_HTTP_TOKENRING_GONE:
-        limit = NGX_HTTP_TOKENRING_HOLD;
-        break;
-
-    default:
-        limit = ctx->conf->queue_timeout;
-        break;
-    }
-
-    if (ctx->follow) {
-        limit = ctx->conf->idle_timeout;
-    }
-
-    ctx->deadline = ngx_current_msec + limit;
-
+    ctx->deadline = ngx_current_msec + NGX_HTTP_TOKENRING_HOLD;
     ngx_http_tokenring_arm(ctx);
 }
 
@@ -344,25 +465,33 @@ ngx_http_tokenring_expired(ngx_http_tokenring_ctx_t *ctx)
         return;
     }
 
-    switch (ctx->phase) {
+    if (ctx->gone) {
+        ngx_http_tokenring_finalize(ctx, NGX_HTTP_CLIENT_CLOSED_REQUEST);
+        return;
+    }
+
+    switch (ctx->state) {
 
     case NGX_HTTP_TOKENRING_WAIT:
+    case NGX_HTTP_TOKENRING_HELD:
         error = TR_ERR_NO_ENGINE;
         message = "No engine is available";
         break;
 
-    case NGX_HTTP_TOKENRING_BODY:
+    case NGX_HTTP_TOKENRING_READ:
+    case NGX_HTTP_TOKENRING_GATHER:
+    case NGX_HTTP_TOKENRING_SEND:
+        /* the client's turn: client_body_timeout watches over it */
+        ctx->deadline = ngx_current_msec + ngx_http_tokenring_limit(ctx);
+        ngx_http_tokenring_arm(ctx);
+        return;
 
-        if (!ctx->is_waiting) {
-            /* the client's turn: client_body_timeout watches over it */
-            ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_BODY);
-            return;
-        }
-
+    case NGX_HTTP_TOKENRING_STARVED:
         message = "The engine did not take the request in time";
         break;
 
-    case NGX_HTTP_TOKENRING_QUEUE:
+    case NGX_HTTP_TOKENRING_QUEUED:
+    case NGX_HTTP_TOKENRING_ACCEPTED:
         message = "The request waited too long in the engine's queue";
         break;
 
@@ -374,16 +503,13 @@ ngx_http_tokenring_expired(ngx_http_tokenring_ctx_t *ctx)
         message = "The engine did not produce the next token in time";
         break;
 
-    case NGX_HTTP_TOKENRING_GONE:
-        ngx_http_tokenring_finalize(ctx, NGX_HTTP_CLIENT_CLOSED_REQUEST);
-        return;
+    case NGX_HTTP_TOKENRING_OVER:
+        /* how it ended is known: fail() leaves it at that */
+        message = "";
+        break;
 
-    default:
+    default: /* NGX_HTTP_TOKENRING_NEW, NGX_HTTP_TOKENRING_DONE */
         return;
-    }
-
-    if (ctx->is_waiting) {
-        ngx_http_tokenring_wait_end(ctx);
     }
 
     ngx_http_tokenring_fail(ctx, error, message);
@@ -403,7 +529,11 @@ ngx_http_tokenring_cleanup(void *data)
 {
     ngx_http_tokenring_ctx_t  *ctx = data;
 
-    ctx->phase = NGX_HTTP_TOKENRING_DONE;
+    if (ctx->state == NGX_HTTP_TOKENRING_DONE) {
+        return;
+    }
+
+    ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_DONE);
 
     ngx_http_tokenring_socket_return(ctx->request->connection);
 
@@ -416,11 +546,7 @@ ngx_http_tokenring_cleanup(void *data)
         ctx->is_dirty = 0;
     }
 
-    if (ctx->is_waiting) {
-        ngx_http_tokenring_wait_end(ctx);
-    }
-
-    if (ctx->conn && ctx->submitted && !ctx->error) {
+    if (ctx->conn && ctx->body_sent && !ctx->error) {
         /* ended by nginx itself: an HTTP/3 connection, a shutdown's limit */
         ctx->gone = 1;
     }
@@ -431,8 +557,7 @@ ngx_http_tokenring_cleanup(void *data)
         ngx_http_tokenring_follow_end(ctx);
     }
 
-    if (ctx->counted) {
-        ctx->counted = 0;
+    if (ctx->shared) {
         (void) ngx_atomic_fetch_add(
                    &ctx->shared->processes[ngx_process_slot].active, -1);
     }

@@ -38,15 +38,103 @@ typedef struct {
 } ngx_http_tokenring_choice_t;
 
 
+/*
+ * The life of a request.
+ *
+ *     state     what it is, and where          time limit, from entering it
+ *
+ *     NEW       not admitted yet               none
+ *     WAIT      in engine->waiting, for a      a handshake's
+ *               handshake; body untouched
+ *     READ      has a slot; NGINX is asked     tokenring_queue_timeout (1)
+ *               for the body
+ *     GATHER    no slot; the body is kept      tokenring_queue_timeout (1)
+ *               here until it is whole
+ *     HELD      in engine->waiting, for a      a handshake's
+ *               handshake; body kept
+ *     SEND      the body goes into the ring    tokenring_queue_timeout (1)
+ *     STARVED   in conn->starving: the ring    goes on
+ *               is full
+ *     QUEUED    all was sent                   tokenring_queue_timeout
+ *     ACCEPTED  in the engine's queue          goes on
+ *     PREFILL   scheduled, no token yet        tokenring_first_token_timeout
+ *     DECODE    tokens come                    tokenring_idle_timeout, from
+ *                                              each token
+ *     OVER      no record is expected; what    goes on; a slow client has
+ *               is pending is sent             send_timeout
+ *     DONE      finalized, or about to be      none
+ *
+ * (1) begins again when it is over: the client is slow, not the engine, and
+ * client_body_timeout watches over it.
+ *
+ * What happens, and the next state.  A dot: it cannot happen, or nothing
+ * changes.  An x: the engine broke the protocol, and its channel is closed.
+ *
+ *               engine  none    body   ring  ring   record              error
+ *               chosen  yet     sent   full  space  ACCE STAR DELT LAST fail
+ *     NEW       READ    WAIT    .      .     .      .    .    .    .    OVER
+ *     WAIT      READ    WAIT    .      .     .      .    .    .    .    OVER
+ *     READ      .       .       .      .     .      .    .    .    .    .
+ *     GATHER    SEND    HELD    .      .     .      .    .    .    .    OVER
+ *     HELD      SEND    HELD    .      .     .      .    .    .    .    OVER
+ *     SEND      .       .       QUEUED STARV .      x    x    x    (2)  OVER
+ *     STARVED   .       .       .      .     SEND   x    x    x    (2)  OVER
+ *     QUEUED    .       .       .      .     .      ACCE x    x    (2)  OVER
+ *     ACCEPTED  .       .       .      .     .      x    PREF DECO OVER OVER
+ *     PREFILL   .       .       .      .     .      x    .    DECO OVER OVER
+ *     DECODE    .       .       .      .     .      x    .    .    OVER OVER
+ *     OVER      SEND(3) HELD(3) .      .     .      x    .    .    .    .
+ *
+ *     READ goes on by itself: to SEND with a body that is whole, else, giving
+ *     its slot back, to GATHER.
+ *     LAST is FINISH with the last flag; a FINISH without it is as DELTA.
+ *     error, fail: an ERROR record, the engine is lost, the time is up, the
+ *     gateway gives up.
+ *     (2) OVER if the engine aborted the request, else x.
+ *     (3) an error that the client has not seen: another engine may take the
+ *     request (_retry.c).
+ *
+ *     all was sent, in OVER:  DONE
+ *     the body is not to be read (READ, GATHER, SEND): DONE, with NGINX's error
+ *     the client leaves:      DONE, at once where no engine has the whole body
+ *                             (or the request may go on alone, "detach"); else
+ *                             ctx->gone is set, the engine is told to abort,
+ *                             and it goes on for at most a second, to OVER or
+ *                             DONE: the last record has the exact counts
+ *     nginx ends the request: DONE
+ *
+ * One that is read from Redis (ctx->follow) has neither engine nor body: it
+ * goes from NEW to QUEUED, and its records come from there.
+ *
+ * ngx_http_tokenring_set_state() is the only place where the state changes;
+ * what is not in the table is logged as an alert, and stops at a debug point.
+ */
+
 typedef enum {
-    NGX_HTTP_TOKENRING_WAIT = 0,  /* for an engine's handshake */
-    NGX_HTTP_TOKENRING_BODY,      /* the client sends, we or the ring take */
-    NGX_HTTP_TOKENRING_QUEUE,     /* all sent, not scheduled yet */
-    NGX_HTTP_TOKENRING_PREFILL,   /* scheduled, no token yet */
+    NGX_HTTP_TOKENRING_NEW = 0,
+    NGX_HTTP_TOKENRING_WAIT,
+    NGX_HTTP_TOKENRING_READ,
+    NGX_HTTP_TOKENRING_GATHER,
+    NGX_HTTP_TOKENRING_HELD,
+    NGX_HTTP_TOKENRING_SEND,
+    NGX_HTTP_TOKENRING_STARVED,
+    NGX_HTTP_TOKENRING_QUEUED,
+    NGX_HTTP_TOKENRING_ACCEPTED,
+    NGX_HTTP_TOKENRING_PREFILL,
     NGX_HTTP_TOKENRING_DECODE,
-    NGX_HTTP_TOKENRING_GONE,      /* client left: until the last counts */
-    NGX_HTTP_TOKENRING_DONE       /* finalized, or about to be */
-} ngx_http_tokenring_phase_e;
+    NGX_HTTP_TOKENRING_OVER,
+    NGX_HTTP_TOKENRING_DONE
+} ngx_http_tokenring_ctx_state_e;
+
+
+/* what the engine has of the body: what it may know of the request, also when
+ * that is over */
+
+typedef enum {
+    NGX_HTTP_TOKENRING_NOTHING = 0,
+    NGX_HTTP_TOKENRING_PART,
+    NGX_HTTP_TOKENRING_WHOLE
+} ngx_http_tokenring_body_e;
 
 
 /* what every token touches comes first, in few cache lines */
@@ -59,34 +147,37 @@ struct ngx_http_tokenring_ctx_s {
 
     ngx_queue_t                     dirty;   /* in conn->dirty */
 
+    ngx_http_tokenring_ctx_state_e  state;
+    ngx_http_tokenring_ctx_state_e  before;  /* the state before, for the log */
+
     unsigned                        endpoint:8;
-    unsigned                        foreign_body:1;  /* read before us */
-    unsigned                        gathering:1;     /* no engine has it yet */
-    unsigned                        lost_body:1;     /* not to be sent again */
-    unsigned                        retried:1;       /* its engine died */
-    unsigned                        begun:1;         /* its body is read */
-    unsigned                        submitted:1;     /* a part is out */
-    unsigned                        complete:1;      /* and so is the last */
+    unsigned                        body_sent:2;
+
+    /* how it was asked for: the same in all states */
     unsigned                        resumable:1;
-    unsigned                        detach:1;        /* may go on alone */
-    unsigned                        owned:1;         /* key is valid */
-    unsigned                        spoken:1;        /* an event is due */
-    unsigned                        accepted:1;
+    unsigned                        detach:1;    /* may go on alone */
+
+    /* what the response is like; it stays when another engine takes over,
+     * since the response may have begun */
     unsigned                        stream:1;
     unsigned                        include_usage:1;
     unsigned                        with_logprobs:1;
-    unsigned                        over:1;          /* LAST or ERROR came */
-    unsigned                        totalled:1;      /* totals are final */
-    unsigned                        paused:1;
-    unsigned                        blocked:1;       /* client is slow */
-    unsigned                        ended:1;         /* all rendered */
-    unsigned                        gone:1;
-    unsigned                        is_dirty:1;
-    unsigned                        is_waiting:1;
-    unsigned                        comment:1;      /* one is due */
-    unsigned                        counted:1;
 
-    ngx_http_tokenring_phase_e      phase;
+    /* the client and its socket: may come at any state */
+    unsigned                        gone:1;      /* it left before the end */
+    unsigned                        blocked:1;   /* it takes nothing now */
+    unsigned                        comment:1;   /* a keep-alive is due */
+    unsigned                        spoken:1;    /* an event is in the queue,
+                                                    or was: errors follow it */
+
+    /* the engine: flow control goes its own way */
+    unsigned                        paused:1;
+    unsigned                        is_dirty:1;  /* in conn->dirty */
+
+    /* whether the body can be sent again: of the body, not of a state */
+    unsigned                        foreign_body:1;  /* read before us */
+    unsigned                        lost_body:1;     /* is not kept */
+    unsigned                        retried:1;       /* its engine died */
 
     /* an error to tell, once what came before it is told */
     tr_status_t                     error;
@@ -118,7 +209,7 @@ struct ngx_http_tokenring_ctx_s {
     u_char                         *kept_by_filters;
     size_t                          kept_by_filters_size;
 
-    ngx_queue_t                     wait;    /* in starving or waiting */
+    ngx_queue_t                     wait;    /* where the state says */
     ngx_event_t                     timer;
 
     ngx_str_t                       request_id;
@@ -177,9 +268,6 @@ ngx_int_t ngx_http_tokenring_name_completion(ngx_http_tokenring_ctx_t *ctx,
  * and may end */
 void ngx_http_tokenring_wake(ngx_http_tokenring_engine_t *engine);
 
-/* leaves the queue, engine->waiting or conn->starving */
-void ngx_http_tokenring_wait_end(ngx_http_tokenring_ctx_t *ctx);
-
 
 /* _record.c */
 
@@ -203,9 +291,13 @@ void ngx_http_tokenring_fail(ngx_http_tokenring_ctx_t *ctx, tr_status_t error,
  * seen later, from the event loop */
 void ngx_http_tokenring_watch(ngx_http_tokenring_ctx_t *ctx);
 
-/* a new phase and its time limit */
-void ngx_http_tokenring_deadline(ngx_http_tokenring_ctx_t *ctx,
-    ngx_http_tokenring_phase_e phase);
+/*
+ * A new state: ctx leaves the queue of the one that it had, joins that of the
+ * new one, and gets its time limit.  WAIT and HELD may be entered again, at the
+ * end of the queue: the time goes on.
+ */
+void ngx_http_tokenring_set_state(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_ctx_state_e state);
 
 /* the timer fires no later than ctx->deadline, or the next comment */
 void ngx_http_tokenring_arm(ngx_http_tokenring_ctx_t *ctx);

@@ -90,8 +90,6 @@ ngx_http_tokenring_resumable_init(ngx_http_tokenring_ctx_t *ctx,
             *why = "Whose request this is could not be found out";
             return TR_ERR_INTERNAL;
         }
-
-        ctx->owned = 1;
     }
 
     value = ngx_http_tokenring_header_in(r, "X-Tokenring-Detach");
@@ -131,7 +129,7 @@ ngx_http_tokenring_resumable_submit(ngx_http_tokenring_ctx_t *ctx,
         head->flags |= TR_SUBMIT_DETACH;
     }
 
-    if (ctx->owned) {
+    if (ctx->conf->key) {
         ngx_http_tokenring_owner(&ctx->completion, &ctx->key,
                                  (u_char *) head->owner);
     }

@@ -37,15 +37,18 @@ static void ngx_http_tokenring_reset(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t
 ngx_http_tokenring_keep(ngx_http_tokenring_ctx_t *ctx, ngx_chain_t *in)
 {
-    size_t      size, n;
-    u_char     *p;
-    ngx_buf_t  *b;
+    size_t       size, n;
+    u_char      *p;
+    ngx_buf_t   *b;
+    ngx_uint_t   gathering;
 
     if (ctx->lost_body) {
         return NGX_OK;
     }
 
-    if (!ctx->gathering && ctx->conf->engine->conns.nelts < 2) {
+    gathering = (ctx->state == NGX_HTTP_TOKENRING_GATHER);
+
+    if (!gathering && ctx->conf->engine->conns.nelts < 2) {
         ngx_http_tokenring_forget(ctx);
         return NGX_OK;
     }
@@ -53,7 +56,7 @@ ngx_http_tokenring_keep(ngx_http_tokenring_ctx_t *ctx, ngx_chain_t *in)
     for ( /* void */ ; in; in = in->next) {
         size = in->buf->last - in->buf->pos;
 
-        if (!ctx->gathering
+        if (!gathering
             && ctx->kept_size + size > ctx->conf->retry_buffer)
         {
             ngx_http_tokenring_forget(ctx);
@@ -109,8 +112,9 @@ ngx_http_tokenring_kept_room(ngx_http_tokenring_ctx_t *ctx, size_t size)
         /* kept_size has these bytes already */
         rest = r->headers_in.content_length_n - (off_t) ctx->kept_size
                + (off_t) size;
-        most = ctx->gathering ? (off_t) ngx_http_tokenring_body_held(ctx)
-                              : (off_t) ctx->conf->retry_buffer;
+        most = (ctx->state == NGX_HTTP_TOKENRING_GATHER)
+               ? (off_t) ngx_http_tokenring_body_held(ctx)
+               : (off_t) ctx->conf->retry_buffer;
         rest = ngx_min(rest, most);
 
         size = ngx_max(size, (size_t) ngx_max(rest, 0));
@@ -191,9 +195,7 @@ ngx_http_tokenring_may_retry(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_uint_t  i;
 
-    if (ctx->gone || ctx->ended || ctx->conn || ctx->lost_body || ctx->follow
-        || ctx->phase == NGX_HTTP_TOKENRING_DONE)
-    {
+    if (ctx->gone || ctx->conn || ctx->lost_body || ctx->follow) {
         return 0;
     }
 
@@ -216,7 +218,7 @@ ngx_http_tokenring_may_retry(ngx_http_tokenring_ctx_t *ctx)
     case TR_ERR_QUEUE_FULL:
     case TR_ERR_DRAINING:
         /* said by an engine, not by us for want of one */
-        return ctx->submitted;
+        return ctx->body_sent != NGX_HTTP_TOKENRING_NOTHING;
 
     default:
         return 0;
@@ -243,11 +245,6 @@ ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx)
     error = ctx->error;
     retry_after = ctx->retry_after;
 
-    if (ctx->is_waiting) {
-        /* for space at the engine that has refused it */
-        ngx_http_tokenring_wait_end(ctx);
-    }
-
     rc = ngx_http_tokenring_admit(ctx);
 
     if (rc == NGX_DECLINED) {
@@ -268,7 +265,6 @@ ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx)
     ngx_http_tokenring_reset(ctx);
 
     if (rc == NGX_AGAIN) {
-        ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_WAIT);
         return NGX_OK;
     }
 
@@ -332,12 +328,8 @@ ngx_http_tokenring_reset(ngx_http_tokenring_ctx_t *ctx)
     ctx->error_number = 0;
     ngx_http_tokenring_text_free(&ctx->queue);
 
-    ctx->submitted = 0;
-    ctx->complete = 0;
+    ctx->body_sent = NGX_HTTP_TOKENRING_NOTHING;
     ctx->spoken = 0;
-    ctx->accepted = 0;
-    ctx->over = 0;
-    ctx->totalled = 0;
     ctx->paused = 0;
 
     if (ctx->request->header_sent) {

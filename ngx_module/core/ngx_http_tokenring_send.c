@@ -48,12 +48,12 @@ static ngx_http_tokenring_text_t  ngx_http_tokenring_spare;
 void
 ngx_http_tokenring_flush(ngx_http_tokenring_ctx_t *ctx)
 {
-    if (ctx->phase == NGX_HTTP_TOKENRING_DONE) {
+    if (ctx->state == NGX_HTTP_TOKENRING_DONE) {
         return;
     }
 
     if (ctx->gone) {
-        if (ctx->over || ctx->conn == NULL) {
+        if (ctx->state == NGX_HTTP_TOKENRING_OVER || ctx->conn == NULL) {
             ngx_http_tokenring_finalize(ctx, NGX_HTTP_CLIENT_CLOSED_REQUEST);
         }
 
@@ -75,7 +75,7 @@ ngx_http_tokenring_flush(ngx_http_tokenring_ctx_t *ctx)
         return;
     }
 
-    if (ctx->over) {
+    if (ctx->state == NGX_HTTP_TOKENRING_OVER) {
         ngx_http_tokenring_whole(ctx);
         return;
     }
@@ -109,12 +109,14 @@ ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_int_t            rc;
     ngx_buf_t           *b;
+    ngx_uint_t           last;
     ngx_http_request_t  *r;
 
     r = ctx->request;
     b = &ctx->buf;
 
-    if (ctx->detach && !r->header_sent && !ctx->over
+    if (ctx->detach && !r->header_sent
+        && ctx->state < NGX_HTTP_TOKENRING_OVER
         && ngx_http_tokenring_begin(ctx) != NGX_OK)
     {
         ngx_http_tokenring_finalize(ctx, NGX_ERROR);
@@ -132,7 +134,9 @@ ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
             return;
         }
 
-        if (rc == 0 && !ctx->ended) {
+        last = (rc == NGX_DONE);
+
+        if (rc == 0) {
             ngx_http_tokenring_out_return(ctx);
             break;
         }
@@ -152,7 +156,7 @@ ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
         b->end = ctx->out.end;
         b->temporary = ngx_http_tokenring_text_len(&ctx->out) ? 1 : 0;
         b->flush = 1;
-        b->last_buf = ctx->ended;
+        b->last_buf = last;
         b->last_in_chain = 1;
         b->tag = (ngx_buf_tag_t) &ngx_http_tokenring_module;
 
@@ -162,7 +166,7 @@ ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
 
         rc = ngx_http_tokenring_output(ctx);
 
-        if (ctx->ended) {
+        if (last) {
             ngx_http_tokenring_finalize(ctx, rc);
             return;
         }
@@ -580,7 +584,7 @@ ngx_http_tokenring_add_ids(ngx_http_tokenring_ctx_t *ctx)
         return NGX_ERROR;
     }
 
-    if ((!ctx->submitted && !ctx->follow)
+    if ((ctx->body_sent == NGX_HTTP_TOKENRING_NOTHING && !ctx->follow)
         || (ctx->conf->redis == NULL && !ctx->resumable))
     {
         return NGX_OK;

@@ -163,7 +163,8 @@ static const char *
 ngx_http_tokenring_ending(ngx_http_tokenring_ctx_t *ctx)
 {
     if (ctx->gone) {
-        return (ctx->detach && ctx->complete) ? "detached" : "aborted";
+        return (ctx->detach && ctx->body_sent == NGX_HTTP_TOKENRING_WHOLE)
+               ? "detached" : "aborted";
     }
 
     return ctx->error ? "error" : ngx_http_tokenring_reason(ctx->reason);
@@ -205,10 +206,14 @@ static u_char *
 ngx_http_tokenring_figure(u_char *p, ngx_http_tokenring_ctx_t *ctx,
     uintptr_t data)
 {
-    uint64_t    tokens;
-    ngx_uint_t  counted;
+    uint64_t                        tokens;
+    ngx_uint_t                      counted, final;
+    ngx_http_tokenring_ctx_state_e  state;
 
-    counted = (ctx->accepted || ctx->over);
+    state = (ctx->state == NGX_HTTP_TOKENRING_DONE) ? ctx->before : ctx->state;
+
+    counted = (state >= NGX_HTTP_TOKENRING_ACCEPTED);
+    final = ctx->totals.flags & TR_FINISH_LAST;
 
     switch (data) {
 
@@ -232,11 +237,10 @@ ngx_http_tokenring_figure(u_char *p, ngx_http_tokenring_ctx_t *ctx,
                : p;
 
     case NGX_HTTP_TOKENRING_VAR_PREEMPTIONS:
-        return ctx->totalled ? ngx_sprintf(p, "%uD", ctx->totals.preemptions)
-                             : p;
+        return final ? ngx_sprintf(p, "%uD", ctx->totals.preemptions) : p;
 
     default:
-        return (ctx->totalled && ctx->totals.kv_full_bytes)
+        return (final && ctx->totals.kv_full_bytes)
                ? ngx_http_tokenring_kv(p, &ctx->totals, data)
                : p;
     }

@@ -182,7 +182,7 @@ ngx_http_tokenring_follow_start(ngx_http_tokenring_follow_t *f)
         return NGX_ERROR;
     }
 
-    ngx_http_tokenring_deadline(ctx, NGX_HTTP_TOKENRING_QUEUE);
+    ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_QUEUED);
     ngx_http_tokenring_watch(ctx);
 
     return NGX_OK;
@@ -324,14 +324,17 @@ ngx_http_tokenring_follow_page(void *data, redisReply *reply)
         return;
     }
 
-    for (i = 0; i < reply->elements && !ctx->over; i++) {
+    for (i = 0;
+         i < reply->elements && ctx->state < NGX_HTTP_TOKENRING_OVER;
+         i++)
+    {
         if (ngx_http_tokenring_follow_entry(f, reply->element[i]) != NGX_OK) {
             ngx_http_tokenring_follow_bad(f);
             break;
         }
     }
 
-    if (!ctx->over) {
+    if (ctx->state < NGX_HTTP_TOKENRING_OVER) {
         ngx_http_tokenring_follow_settle(f, reply->elements);
     }
 
@@ -412,7 +415,9 @@ ngx_http_tokenring_follow_take(ngx_http_tokenring_follow_t *f, uint64_t last,
 
     while (left) {
 
-        if (left < sizeof(ngx_http_tokenring_stored_t) || ctx->over) {
+        if (left < sizeof(ngx_http_tokenring_stored_t)
+            || ctx->state >= NGX_HTTP_TOKENRING_OVER)
+        {
             return NGX_DECLINED;
         }
 
@@ -499,7 +504,8 @@ ngx_http_tokenring_follow_more(ngx_http_tokenring_ctx_t *ctx)
 
     f = ctx->follow;
 
-    if (!f->more || f->reading || !f->allowed || ctx->over || ctx->blocked
+    if (!f->more || f->reading || !f->allowed || ctx->blocked
+        || ctx->state >= NGX_HTTP_TOKENRING_OVER
         || (ctx->stream && ctx->pending > ctx->conf->buffer_size / 2))
     {
         return;
@@ -601,7 +607,7 @@ ngx_http_tokenring_follow_flush(ngx_http_tokenring_follow_t *f)
     ctx = f->ctx;
     c = ctx->request->connection;
 
-    if (ctx->over && ctx->blocked) {
+    if (ctx->state == NGX_HTTP_TOKENRING_OVER && ctx->blocked) {
         /* send_timeout watches over the rest */
         ctx->deadline = ngx_current_msec + ctx->conf->idle_timeout;
     }

@@ -538,7 +538,9 @@ ngx_http_tokenring_stream_sub_silent(ngx_http_tokenring_stream_sub_t *s,
     s->busy++;
 
     while ((f = ngx_http_tokenring_stream_sub_next(s, &left)) != NULL) {
-        if (f->ctx->number >= s->newest && !f->ctx->over) {
+        if (f->ctx->number >= s->newest
+            && f->ctx->state < NGX_HTTP_TOKENRING_OVER)
+        {
             ngx_http_tokenring_follow_fail(f, status, message);
         }
     }
