@@ -115,7 +115,8 @@ then
     # shellcheck disable=SC2086 # two options in one string
     if ! (cd "$tree" && $configure --prefix="$out/prefix" \
         --with-cc="$cc" --with-cc-opt="$cc_opt" \
-        --with-ld-opt="$ld_opt" --with-threads --with-http_ssl_module \
+        --with-ld-opt="$ld_opt" --with-debug --with-threads \
+        --with-http_ssl_module \
         --with-http_v2_module --with-http_realip_module \
         --with-http_auth_request_module --with-http_stub_status_module \
         $add) >"$out/configure.log" 2>&1

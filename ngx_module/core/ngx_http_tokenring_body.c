@@ -148,6 +148,10 @@ ngx_http_tokenring_body_gather(ngx_http_tokenring_ctx_t *ctx)
         }
     }
 
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "tokenring body: kept:%uz whole:%d", ctx->kept_size,
+                   !r->reading_body);
+
     if (ctx->conf->engine->conns.nelts < 2
         || ctx->kept_size > ctx->conf->retry_buffer)
     {
@@ -274,6 +278,10 @@ ngx_http_tokenring_body_more(ngx_http_tokenring_ctx_t *ctx)
     r = ctx->request;
 
     rc = ngx_http_read_unbuffered_request_body(r);
+
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "tokenring body: read, rc:%i more:%ud", rc,
+                   (u_int) r->reading_body);
 
     if (rc >= NGX_HTTP_SPECIAL_RESPONSE) {
 
@@ -708,6 +716,12 @@ ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
 
     rc = tr_ring_put(&ctx->conn->requests, TR_RECORD_SUBMIT, flags, ctx->id,
                      pieces, n);
+
+    ngx_log_debug4(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "tokenring body: into the ring, first:%d bytes:%uz "
+                   "last:%ui rc:%d",
+                   ctx->body_sent == NGX_HTTP_TOKENRING_NOTHING, body, *last,
+                   rc);
 
     if (rc == TR_OK) {
         ngx_http_tokenring_body_used(ctx, body);

@@ -118,6 +118,10 @@ ngx_http_tokenring_ring(ngx_http_tokenring_conn_t *conn)
         return;
     }
 
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring channel: ring, engine:%V/%ui",
+                   &conn->engine->name, conn->replica);
+
     if (!tr_bell_ring(&ngx_http_tokenring_bell, conn->to_engine)) {
         ngx_http_tokenring_break(conn, "its doorbell keeps who rings");
     }
@@ -210,6 +214,12 @@ ngx_http_tokenring_channel_open(ngx_http_tokenring_conn_t *conn,
     close(fds[TR_FD_CHANNEL]);
     close(fds[TR_FD_STATUS]);
 
+    ngx_log_debug5(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring channel: open, slots:%uD requests:%uD "
+                   "responses:%uD engine:%V/%ui", conn->map.slots,
+                   conn->map.request_capacity, conn->map.response_capacity,
+                   &conn->engine->name, conn->replica);
+
     return NGX_OK;
 
 failed:
@@ -227,6 +237,10 @@ failed:
 void
 ngx_http_tokenring_channel_close(ngx_http_tokenring_conn_t *conn)
 {
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring channel: close, engine:%V/%ui",
+                   &conn->engine->name, conn->replica);
+
     if (conn->doorbell) {
 
         /*
@@ -413,6 +427,9 @@ ngx_http_tokenring_drain(ngx_http_tokenring_conn_t *conn, ngx_uint_t budget)
         if (n >= conn->map.slots || !conn->slots[n].used
             || conn->slots[n].generation != TR_ID_GENERATION(rec.id))
         {
+            ngx_log_debug2(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                           "tokenring channel: record of nobody, type:%ud "
+                           "slot:%uD", (u_int) rec.type, n);
             continue;
         }
 
@@ -445,6 +462,10 @@ ngx_http_tokenring_drain(ngx_http_tokenring_conn_t *conn, ngx_uint_t budget)
             ngx_http_tokenring_slot_free(conn, n);
         }
     }
+
+    ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring channel: records:%ui more:%d engine:%V/%ui", i,
+                   rc == NGX_AGAIN, &conn->engine->name, conn->replica);
 
     if (tr_inbox_release(&conn->inbox)) {
         ngx_http_tokenring_ring(conn);
@@ -608,6 +629,11 @@ ngx_http_tokenring_slot_take(ngx_http_tokenring_conn_t *conn,
     ctx->number = 0;
     ctx->body_sent = NGX_HTTP_TOKENRING_NOTHING;
 
+    ngx_log_debug5(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                   "tokenring slot: take %uD, generation:%uD tokens:%uL "
+                   "engine:%V/%ui", n, slot->generation, slot->tokens,
+                   &conn->engine->name, conn->replica);
+
     return NGX_OK;
 }
 
@@ -677,6 +703,12 @@ ngx_http_tokenring_slot_free(ngx_http_tokenring_conn_t *conn, uint32_t n)
 
     slot = &conn->slots[n];
 
+    ngx_log_debug4(NGX_LOG_DEBUG_HTTP,
+                   slot->ctx ? slot->ctx->request->connection->log
+                             : ngx_cycle->log, 0,
+                   "tokenring slot: free %uD, generation:%uD engine:%V/%ui",
+                   n, slot->generation, &conn->engine->name, conn->replica);
+
     if (slot->known) {
         conn->known -= slot->tokens;
 
@@ -713,6 +745,10 @@ ngx_http_tokenring_slot_abandon(ngx_http_tokenring_ctx_t *ctx)
 
     n = TR_ID_SLOT(ctx->id);
 
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                   "tokenring slot: abandon %uD, body sent:%ud", n,
+                   (u_int) ctx->body_sent);
+
     if (ctx->body_sent) {
         whole = (ctx->body_sent == NGX_HTTP_TOKENRING_WHOLE);
 
@@ -737,6 +773,13 @@ ngx_http_tokenring_control(ngx_http_tokenring_ctx_t *ctx, uint32_t bits)
     ngx_http_tokenring_conn_t  *conn;
 
     conn = ctx->conn;
+
+    ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                   "tokenring request: tell the engine%s%s%s%s",
+                   (bits & TR_CONTROL_ABORT) ? " abort" : "",
+                   (bits & TR_CONTROL_PAUSE) ? " pause" : "",
+                   (bits & TR_CONTROL_DETACH) ? " detach" : "",
+                   bits ? "" : " to go on");
 
     if (conn && tr_control_set(&conn->map, ctx->id, bits)) {
         ngx_http_tokenring_ring(conn);

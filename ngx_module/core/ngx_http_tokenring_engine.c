@@ -67,6 +67,9 @@ ngx_http_tokenring_connect(ngx_http_tokenring_conn_t *conn)
         ngx_http_tokenring_conn_init(conn);
     }
 
+    ngx_log_debug1(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring conn: connect to %V", &conn->addr.name);
+
     conn->attempted = ngx_current_msec;
 
     if (conn->reconnect.timer_set) {
@@ -225,6 +228,11 @@ ngx_http_tokenring_connected(ngx_event_t *wev)
         return;
     }
 
+    ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring conn: connected, HELLO sent, fd:%d slots:%uD "
+                   "ring:%uD socket:%V", c->fd, conn->nslots, conn->ring,
+                   &conn->addr.name);
+
     conn->state = NGX_HTTP_TOKENRING_HANDSHAKING;
 }
 
@@ -309,6 +317,10 @@ ngx_http_tokenring_welcome(ngx_http_tokenring_conn_t *conn)
     if (n == -1 && ngx_socket_errno == NGX_EAGAIN) {
         return;
     }
+
+    ngx_log_debug3(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring conn: WELCOME, bytes:%z fds:%ud socket:%V",
+                   n, got, &conn->addr.name);
 
     if (n != sizeof(tr_welcome_t)) {
         ngx_http_tokenring_complain(conn, (n == -1) ? ngx_socket_errno : 0,
@@ -397,6 +409,10 @@ void
 ngx_http_tokenring_break(ngx_http_tokenring_conn_t *conn, const char *why)
 {
     if (conn->broken == NULL && conn->state == NGX_HTTP_TOKENRING_READY) {
+        ngx_log_debug2(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                       "tokenring conn: broken, socket:%V: %s",
+                       &conn->addr.name, why);
+
         conn->broken = why;
         ngx_post_event(conn->sock->read, &ngx_posted_events);
     }
@@ -409,6 +425,10 @@ void
 ngx_http_tokenring_close(ngx_http_tokenring_conn_t *conn)
 {
     ngx_uint_t  ready;
+
+    ngx_log_debug3(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring conn: close, state:%d outstanding:%ui socket:%V",
+                   conn->state, conn->outstanding, &conn->addr.name);
 
     ready = (conn->state == NGX_HTTP_TOKENRING_READY);
 
@@ -491,6 +511,10 @@ ngx_http_tokenring_redial(ngx_http_tokenring_conn_t *conn)
 
     delay = NGX_HTTP_TOKENRING_RECONNECT / 2
             + ngx_random() % (NGX_HTTP_TOKENRING_RECONNECT / 2);
+
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring conn: again in %M ms, socket:%V", delay,
+                   &conn->addr.name);
 
     ngx_add_timer(&conn->reconnect, delay);
 }
@@ -673,9 +697,18 @@ ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
     }
 
     if (best) {
+        ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                       "tokenring request: engine %V, replica:%ui load:%uL "
+                       "outstanding:%ui", &engine->name, best->replica,
+                       best_load, best->outstanding);
+
         *out = best;
         return TR_OK;
     }
+
+    ngx_log_debug3(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                   "tokenring request: no engine of %V, pending:%ui status:%s",
+                   &engine->name, pending, tr_status_info(rc).name);
 
     return pending ? TR_AGAIN : rc;
 }

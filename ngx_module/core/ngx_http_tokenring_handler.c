@@ -69,6 +69,9 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
 
     route = ngx_http_tokenring_route(r, &id, &endpoint);
 
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "tokenring handler: %V, route:%d", &r->uri, route);
+
     switch (route) {
 
     case NGX_HTTP_TOKENRING_MODELS:
@@ -393,6 +396,10 @@ ngx_http_tokenring_create_ctx(ngx_http_request_t *r, ngx_uint_t endpoint)
         (void) ngx_atomic_fetch_add(
                    &ctx->shared->processes[ngx_process_slot].active, 1);
     }
+
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "tokenring request: create, id:%V completion:%V",
+                   &ctx->request_id, &ctx->completion);
 
     ngx_http_set_ctx(r, ctx, ngx_http_tokenring_module);
 

@@ -31,6 +31,36 @@ static ngx_int_t ngx_http_tokenring_error(ngx_http_tokenring_ctx_t *ctx,
 static void ngx_http_tokenring_over(ngx_http_tokenring_ctx_t *ctx);
 
 
+#if (NGX_DEBUG)
+
+static const char *
+ngx_http_tokenring_record_name(ngx_uint_t type)
+{
+    switch (type) {
+
+    case TR_RECORD_ACCEPTED:
+        return "ACCEPTED";
+
+    case TR_RECORD_STARTED:
+        return "STARTED";
+
+    case TR_RECORD_DELTA:
+        return "DELTA";
+
+    case TR_RECORD_FINISH:
+        return "FINISH";
+
+    case TR_RECORD_ERROR:
+        return "ERROR";
+
+    default:
+        return "unknown";
+    }
+}
+
+#endif
+
+
 /* NGX_ERROR: nobody should listen to this engine any longer */
 
 ngx_int_t
@@ -46,6 +76,11 @@ ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
         /* as the engine counts them for Redis */
         ctx->number++;
     }
+
+    ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                   "tokenring record: %s, number:%uL length:%uD pending:%uz",
+                   ngx_http_tokenring_record_name(rec->type), ctx->number,
+                   rec->length, ctx->pending);
 
     switch (rec->type) {
 
@@ -120,6 +155,12 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     ctx->stream = (head.flags & TR_ACCEPTED_STREAM) ? 1 : 0;
     ctx->include_usage = (head.flags & TR_ACCEPTED_INCLUDE_USAGE) ? 1 : 0;
     ctx->with_logprobs = (head.flags & TR_ACCEPTED_LOGPROBS) ? 1 : 0;
+
+    ngx_log_debug5(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                   "tokenring request: prompt tokens:%uL choices:%uD "
+                   "stream:%ud usage:%ud logprobs:%ud", ctx->prompt_tokens,
+                   head.choices, (u_int) ctx->stream,
+                   (u_int) ctx->include_usage, (u_int) ctx->with_logprobs);
 
     ctx->model.data = ngx_pnalloc(ctx->request->pool, model.len);
     if (ctx->model.data == NULL) {
@@ -290,6 +331,11 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
 
     last = head.flags & TR_FINISH_LAST;
 
+    ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                   "tokenring request: choice %uD finished, reason:%ud "
+                   "last:%ui tokens:%uL", head.choice, (u_int) head.reason,
+                   last, (uint64_t) head.completion_tokens);
+
     if (ctx->state >= NGX_HTTP_TOKENRING_ACCEPTED
         && head.choice < ctx->nchoices
         && ctx->choices[head.choice].reason == 0)
@@ -369,6 +415,10 @@ ngx_http_tokenring_error(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     if (tr_wire_error_parse(payload, len, &head, &param, &message) != TR_OK) {
         return NGX_DECLINED;
     }
+
+    ngx_log_debug1(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                   "tokenring request: engine's error:%s",
+                   tr_status_info(head.status).name);
 
     ngx_http_tokenring_over(ctx);
 

@@ -86,10 +86,10 @@ ngx_http_tokenring_set_state(ngx_http_tokenring_ctx_t *ctx,
     from = ctx->state;
     log = ctx->request->connection->log;
 
-    ngx_log_debug3(NGX_LOG_DEBUG_HTTP, log, 0,
-                   "tokenring request: %s to %s, id:%V",
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, log, 0,
+                   "tokenring request: %s to %s",
                    ngx_http_tokenring_states[from].name,
-                   ngx_http_tokenring_states[state].name, &ctx->request_id);
+                   ngx_http_tokenring_states[state].name);
 
     if (!(ngx_http_tokenring_states[from].next & (1 << state))) {
         ngx_log_error(NGX_LOG_ALERT, log, 0,
@@ -198,6 +198,10 @@ ngx_http_tokenring_fail(ngx_http_tokenring_ctx_t *ctx, tr_status_t error,
     if (ctx->error) {
         return;
     }
+
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                   "tokenring request: fail, status:%s: %s",
+                   tr_status_info(error).name, message);
 
     ctx->error = error;
     ctx->param.len = 0;
@@ -348,6 +352,12 @@ ngx_http_tokenring_hang_up(ngx_http_tokenring_ctx_t *ctx)
 
     r = ctx->request;
 
+    ngx_log_debug3(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "tokenring request: the client is gone, state:%s "
+                   "detach:%ud has slot:%d",
+                   ngx_http_tokenring_states[ctx->state].name,
+                   (u_int) ctx->detach, ctx->conn != NULL);
+
     ctx->gone = 1;
     r->connection->error = 1;
 
@@ -439,6 +449,9 @@ ngx_http_tokenring_timer(ngx_event_t *ev)
     if (ctx->conf->keepalive_comment && ctx->stream && !ctx->gone
         && ngx_current_msec - ctx->sent >= ctx->conf->keepalive_comment)
     {
+        ngx_log_debug0(NGX_LOG_DEBUG_HTTP, c->log, 0,
+                       "tokenring request: a comment is due");
+
         ctx->comment = 1;
         ctx->sent = ngx_current_msec;
     }
@@ -459,6 +472,11 @@ ngx_http_tokenring_expired(ngx_http_tokenring_ctx_t *ctx)
     const char   *message;
 
     error = TR_ERR_TIMEOUT;
+
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                   "tokenring request: time is up, state:%s gone:%ud",
+                   ngx_http_tokenring_states[ctx->state].name,
+                   (u_int) ctx->gone);
 
     if (ctx->follow) {
         ngx_http_tokenring_follow_expired(ctx);

@@ -93,6 +93,9 @@ ngx_http_tokenring_finalize(ngx_http_tokenring_ctx_t *ctx, ngx_int_t rc)
 
     r = ctx->request;
 
+    ngx_log_debug1(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "tokenring request: finalize, rc:%i", rc);
+
     ngx_http_tokenring_cleanup(ctx);
 
     if (rc == NGX_HTTP_CLIENT_CLOSED_REQUEST) {
@@ -165,6 +168,11 @@ ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
         ctx->sent = ngx_current_msec;
 
         rc = ngx_http_tokenring_output(ctx);
+
+        ngx_log_debug4(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                       "tokenring send: bytes:%uz last:%ui rc:%i left:%O",
+                       ngx_http_tokenring_text_len(&ctx->out), last, rc,
+                       ngx_buf_size(b));
 
         if (last) {
             ngx_http_tokenring_finalize(ctx, rc);
@@ -347,6 +355,9 @@ ngx_http_tokenring_stream_header(ngx_http_tokenring_ctx_t *ctx)
 
     ngx_http_tokenring_socket_take(c);
 
+    ngx_log_debug0(NGX_LOG_DEBUG_HTTP, c->log, 0,
+                   "tokenring send: head of the stream");
+
     return ngx_http_send_header(r);
 }
 
@@ -390,6 +401,10 @@ ngx_http_tokenring_block(ngx_http_tokenring_ctx_t *ctx)
     r = ctx->request;
     wev = r->connection->write;
     clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    ngx_log_debug1(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "tokenring send: the client is slow, pending:%uz",
+                   ctx->pending);
 
     ctx->blocked = 1;
 
@@ -476,6 +491,10 @@ ngx_http_tokenring_write_handler(ngx_http_request_t *r)
         ngx_del_timer(wev);
     }
 
+    ngx_log_debug1(NGX_LOG_DEBUG_HTTP, c->log, 0,
+                   "tokenring send: the client takes more, pending:%uz",
+                   ctx->pending);
+
     ctx->blocked = 0;
 
     ngx_http_tokenring_flush(ctx);
@@ -499,6 +518,10 @@ ngx_http_tokenring_whole(ngx_http_tokenring_ctx_t *ctx)
 
     rc = ngx_http_tokenring_send_body(r, NGX_HTTP_OK, "application/json",
                                       &ctx->out);
+
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "tokenring send: whole answer, bytes:%uz rc:%i",
+                   ngx_http_tokenring_text_len(&ctx->out), rc);
 
     ngx_http_tokenring_finalize(ctx, rc);
 }

@@ -80,6 +80,10 @@ ngx_http_tokenring_cache_round(ngx_http_tokenring_cache_t *cache)
     ngx_str_t   argv[5];
     ngx_uint_t  i;
 
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring dashboard: round, engines:%ui requests:%ui",
+                   cache->nengines, cache->nrequests);
+
     cache->failed = 0;
     cache->gathering = 0;
     cache->nlatest = 0;
@@ -164,6 +168,10 @@ ngx_http_tokenring_cache_next(ngx_http_tokenring_cache_t *cache)
 static void
 ngx_http_tokenring_cache_end(ngx_http_tokenring_cache_t *cache)
 {
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring dashboard: round is over, engines:%ui failed:%ud",
+                   cache->nengines, (u_int) cache->failed);
+
     if (ngx_exiting || ngx_queue_empty(&cache->clients)) {
         return;
     }

@@ -72,6 +72,9 @@ ngx_http_tokenring_sse_client_open(ngx_http_request_t *r,
     pcln->handler = ngx_http_tokenring_sse_client_free;
     pcln->data = client;
 
+    ngx_log_debug0(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "tokenring sse client: open");
+
     client->request = r;
     client->cache = cache;
 
@@ -149,6 +152,10 @@ static void
 ngx_http_tokenring_sse_client_cleanup(void *data)
 {
     ngx_http_tokenring_sse_client_t *client = data;
+
+    ngx_log_debug1(NGX_LOG_DEBUG_HTTP, client->request->connection->log, 0,
+                   "tokenring sse client: end, slow:%ud",
+                   (u_int) client->blocked);
 
     ngx_queue_remove(&client->queue);
     ngx_http_tokenring_redis_forget(client->call);
@@ -422,6 +429,11 @@ ngx_http_tokenring_sse_client_send(ngx_http_tokenring_sse_client_t *client,
         client->link.next = NULL;
 
         rc = ngx_http_output_filter(r, &client->link);
+
+        ngx_log_debug4(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                       "tokenring sse client: bytes:%uz last:%ui rc:%i "
+                       "left:%O", ngx_http_tokenring_text_len(&client->out),
+                       last, rc, ngx_buf_size(b));
 
         if (last || rc == NGX_ERROR) {
             ngx_http_finalize_request(r, rc);

@@ -75,6 +75,10 @@ ngx_http_tokenring_find_answer(void *data, redisReply *reply)
         rc = ngx_http_tokenring_record_allowed(r, &find->id, &find->rec);
     }
 
+    ngx_log_debug3(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "tokenring find: %V, rc:%i again:%ud", &find->id, rc,
+                   (u_int) find->again);
+
     if (rc == NGX_DECLINED && !find->again) {
         find->again = 1;
         ngx_add_timer(&find->timer, NGX_HTTP_TOKENRING_FIND_AGAIN);

@@ -92,6 +92,9 @@ ngx_http_tokenring_follow(ngx_http_request_t *r, ngx_str_t *name)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "tokenring follow: %V, after:%uL", &id, after);
+
     ctx->follow = f;
     ctx->completion = id;
     ctx->after = after;
@@ -222,6 +225,10 @@ ngx_http_tokenring_follow_ask(ngx_http_tokenring_follow_t *f)
         f->more = 1;
         return NGX_ERROR;
     }
+
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, f->ctx->request->connection->log, 0,
+                   "tokenring follow: read a page, after:%uL epoch:%ui",
+                   f->ctx->number, f->epoch);
 
     f->more = 0;
 
@@ -487,6 +494,9 @@ ngx_http_tokenring_follow_settle(ngx_http_tokenring_follow_t *f,
     }
 
     if (epoch == f->epoch && !f->fresh) {
+        ngx_log_debug1(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                       "tokenring follow: caught up, has:%uL", ctx->number);
+
         f->caught = 1;
         return;
     }
@@ -536,6 +546,10 @@ ngx_http_tokenring_follow_records(ngx_http_tokenring_follow_t *f,
     ngx_http_tokenring_ctx_t  *ctx;
 
     ctx = f->ctx;
+
+    ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                   "tokenring follow: message %uL to %uL, has:%uL caught:%ud",
+                   first, last, ctx->number, (u_int) f->caught);
 
     if (!f->caught) {
         f->fresh = 1;

@@ -18,6 +18,9 @@
 
 #define NGX_HTTP_TOKENRING_REDIS_BACKOFF  8000
 
+#define ngx_http_tokenring_redis_use(conn)                                    \
+    ((conn)->subscriber ? "channels" : "commands")
+
 
 static void ngx_http_tokenring_redis_conn_init(
     ngx_http_tokenring_redis_t *redis, ngx_http_tokenring_redis_conn_t *conn);
@@ -175,6 +178,11 @@ ngx_http_tokenring_redis_connect(ngx_http_tokenring_redis_conn_t *conn)
         return NGX_ERROR;
     }
 
+    ngx_log_debug3(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring redis: connect to %V for %s, fd:%d",
+                   &redis->name, ngx_http_tokenring_redis_use(conn),
+                   ac->c.fd);
+
     conn->ac = ac;
     conn->step = 0;
     conn->state = NGX_HTTP_TOKENRING_REDIS_CONNECTING;
@@ -316,6 +324,10 @@ ngx_http_tokenring_redis_greeted(redisAsyncContext *ac, void *reply,
 
     conn->step--;
 
+    ngx_log_debug3(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring redis: greeted, type:%d left:%ui for %s",
+                   r->type, conn->step, ngx_http_tokenring_redis_use(conn));
+
     /* a user who may not PING is one, too */
 
     if (r->type == REDIS_REPLY_ERROR
@@ -334,6 +346,10 @@ ngx_http_tokenring_redis_greeted(redisAsyncContext *ac, void *reply,
 static void
 ngx_http_tokenring_redis_ready(ngx_http_tokenring_redis_conn_t *conn)
 {
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring redis: ready, %V for %s", &conn->redis->name,
+                   ngx_http_tokenring_redis_use(conn));
+
     conn->state = NGX_HTTP_TOKENRING_REDIS_READY;
 
     if (conn->subscriber) {
@@ -355,8 +371,7 @@ ngx_http_tokenring_redis_works(ngx_http_tokenring_redis_conn_t *conn)
 
     ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
                   "tokenring: connected to Redis, redis=%V for=%s",
-                  &conn->redis->name,
-                  conn->subscriber ? "channels" : "commands");
+                  &conn->redis->name, ngx_http_tokenring_redis_use(conn));
 
     conn->works = 1;
     conn->failures = 0;
@@ -411,6 +426,11 @@ ngx_http_tokenring_redis_close(ngx_http_tokenring_redis_conn_t *conn,
 static void
 ngx_http_tokenring_redis_down(ngx_http_tokenring_redis_conn_t *conn)
 {
+    ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring redis: down, %V for %s, state:%d pending:%ui",
+                   &conn->redis->name, ngx_http_tokenring_redis_use(conn),
+                   conn->state, conn->pending);
+
     ngx_http_tokenring_redis_detach(conn);
 
     if (conn->timer.timer_set) {
@@ -441,7 +461,13 @@ ngx_http_tokenring_redis_retry(ngx_http_tokenring_redis_conn_t *conn)
     delay = NGX_HTTP_TOKENRING_REDIS_RETRY << ngx_min(conn->failures, 7);
     delay = ngx_min(delay, NGX_HTTP_TOKENRING_REDIS_BACKOFF);
 
-    ngx_add_timer(&conn->reconnect, delay / 2 + ngx_random() % (delay / 2));
+    delay = delay / 2 + ngx_random() % (delay / 2);
+
+    ngx_log_debug3(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring redis: again in %M ms, %V for %s", delay,
+                   &conn->redis->name, ngx_http_tokenring_redis_use(conn));
+
+    ngx_add_timer(&conn->reconnect, delay);
 }
 
 
@@ -490,6 +516,6 @@ ngx_http_tokenring_redis_log(ngx_http_tokenring_redis_conn_t *conn,
 
     ngx_log_error(level, ngx_cycle->log, 0,
                   "tokenring: no Redis, redis=%V for=%s: %V",
-                  &conn->redis->name,
-                  conn->subscriber ? "channels" : "commands", &text);
+                  &conn->redis->name, ngx_http_tokenring_redis_use(conn),
+                  &text);
 }

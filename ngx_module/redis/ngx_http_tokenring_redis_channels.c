@@ -123,6 +123,9 @@ ngx_http_tokenring_channel_send(ngx_http_tokenring_subscription_t *s)
 {
     redisAsyncContext  *ac;
 
+    ngx_log_debug1(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring redis: subscribe to %V", &s->sn.str);
+
     ac = s->redis->channels.ac;
 
     if (redisAsyncCommand(ac, ngx_http_tokenring_channel_message, s->redis,
@@ -138,6 +141,9 @@ static void
 ngx_http_tokenring_channel_leave(ngx_http_tokenring_subscription_t *s)
 {
     redisAsyncContext  *ac;
+
+    ngx_log_debug1(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring redis: unsubscribe from %V", &s->sn.str);
 
     ac = s->redis->channels.ac;
 
@@ -196,6 +202,10 @@ ngx_http_tokenring_channel_message(redisAsyncContext *ac, void *reply,
     if (s == NULL) {
         return;
     }
+
+    ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring redis: %V of %V, up:%ud wanted:%d", &what,
+                   &s->sn.str, (u_int) s->up, s->handler != NULL);
 
     if (ngx_http_tokenring_channel_is(&what, "message")) {
 

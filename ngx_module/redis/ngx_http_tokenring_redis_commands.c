@@ -72,6 +72,12 @@ ngx_http_tokenring_redis_command(ngx_http_tokenring_redis_t *redis,
     ngx_queue_insert_tail(&conn->calls, &call->queue);
     conn->pending++;
 
+    /* the first two words are the command and its key: no data of clients */
+
+    ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring redis: command %p %V %V, pending:%ui", call,
+                   &argv[0], &argv[1], conn->pending);
+
     /* an exiting worker waits for the answer, since somebody else does */
     conn->timer.cancelable = 0;
 
@@ -130,6 +136,10 @@ ngx_http_tokenring_redis_answered(redisAsyncContext *ac, void *reply,
         conn->timer.cancelable = 1;
     }
 
+    ngx_log_debug3(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring redis: reply %p, type:%d pending:%ui", call,
+                   reply ? ((redisReply *) reply)->type : -1, conn->pending);
+
     if (reply == NULL) {
 
         /* whoever closes may be in the middle of something */
@@ -166,6 +176,10 @@ ngx_http_tokenring_redis_lost(ngx_event_t *ev)
         ngx_queue_remove(q);
 
         call = ngx_queue_data(q, ngx_http_tokenring_call_t, queue);
+
+        ngx_log_debug2(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                       "tokenring redis: no reply to %p, wanted:%d", call,
+                       call->handler != NULL);
 
         handler = call->handler;
         waiter = call->data;

@@ -56,6 +56,9 @@ ngx_http_tokenring_redis_attach(ngx_http_tokenring_redis_conn_t *conn)
     c->number = ngx_atomic_fetch_add(ngx_connection_counter, 1);
     c->start_time = ngx_current_msec;
 
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring redis: attach, fd:%d *%uA", c->fd, c->number);
+
     conn->c = c;
 
     ac->ev.data = conn;
@@ -108,6 +111,9 @@ ngx_http_tokenring_redis_detach(ngx_http_tokenring_redis_conn_t *conn)
     if (c == NULL) {
         return;
     }
+
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring redis: detach, fd:%d *%uA", c->fd, c->number);
 
     ngx_http_tokenring_redis_unwatch(c);
     ngx_free_connection(c);

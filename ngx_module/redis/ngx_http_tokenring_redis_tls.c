@@ -398,6 +398,10 @@ ngx_http_tokenring_redis_tls_begin(ngx_http_tokenring_redis_conn_t *conn)
         return NGX_ERROR;
     }
 
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring redis: TLS begins, %V as \"%V\"",
+                   &conn->redis->name, &tls->name);
+
     conn->ssl = ssl;
 
     return NGX_OK;

@@ -161,6 +161,10 @@ ngx_http_tokenring_lookup_engine(void *data, redisReply *reply)
 
     rc = ngx_http_tokenring_heartbeat_take(l->find.redis, reply, &l->find.rec);
 
+    ngx_log_debug3(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "tokenring lookup: heartbeat of %V, rc:%i cancel:%ud",
+                   &l->find.rec.engine, rc, (u_int) l->cancel);
+
     if (rc == NGX_ERROR) {
         ngx_http_tokenring_lookup_end(l, ngx_http_tokenring_send_away(r));
         return;

@@ -137,6 +137,9 @@ ngx_http_tokenring_stream_sub_get(ngx_http_tokenring_follow_t *f)
     s->sn.str.len = TR_COMPLETION_LEN;
     s->sn.node.key = hash;
 
+    ngx_log_debug1(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring stream sub: create, %V", id);
+
     ngx_rbtree_insert(&redis->stream_subs, &s->sn.node);
 
     s->subscription = ngx_http_tokenring_subscribe(redis, &channel,
@@ -176,6 +179,9 @@ ngx_http_tokenring_stream_sub_leave(ngx_http_tokenring_follow_t *f)
 static void
 ngx_http_tokenring_stream_sub_free(ngx_http_tokenring_stream_sub_t *s)
 {
+    ngx_log_debug1(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring stream sub: free, %V", &s->sn.str);
+
     ngx_http_tokenring_stream_sub_checked(s);
 
     if (s->subscription) {
@@ -204,6 +210,10 @@ ngx_http_tokenring_stream_sub_event(void *data,
     ngx_http_tokenring_channel_e what, ngx_str_t *message)
 {
     ngx_http_tokenring_stream_sub_t *s = data;
+
+    ngx_log_debug3(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring stream sub: event:%d epoch:%ui, %V", what,
+                   s->epoch, &s->sn.str);
 
     switch (what) {
 
@@ -526,6 +536,10 @@ ngx_http_tokenring_stream_sub_silent(ngx_http_tokenring_stream_sub_t *s,
     ngx_http_tokenring_follow_t  *f;
 
     ngx_http_tokenring_stream_sub_checked(s);
+
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring stream sub: silent, %V: %s", &s->sn.str,
+                   message);
 
     if (++s->silent < NGX_HTTP_TOKENRING_SILENCE) {
         return;
