@@ -20,10 +20,11 @@
  *     _request.c    what else ends it: hang-ups, timers
  *     _retry.c      another engine for a request that lost its own [_body.h]
  *     _send.c       from pending text to the client, never more than it takes
- *     _socket.c     small events into a socket, in one piece [_send.h]
+ *     _socket.c     small events into a socket, in one write [_send.h]
  *     _openai.c     what responses look like [_render.h]
  *     _logprobs.c   log probabilities in them [_render.h]
- *     _resumable.c  events that carry numbers; requests that go on alone
+ *     _resumable.c  streams that a client can resume; requests that go on
+ *                   without their client
  *     _text.c       growing buffers, JSON strings
  *     _error.c      error bodies; tokenring_error
  *     _status.c     /v1/models and /health, from the status page
@@ -33,14 +34,14 @@
  *
  * redis/ has what outlives a connection to a client (docs/redis.md):
  *
- *     _redis*.c     connections to it, on NGINX's event loop; redis.h tells how
+ *     _redis*.c     connections to Redis, on NGINX's event loop; see redis.h
  *     _state.c      the state of a request, from Redis to JSON
  *     _find.c       looking one up for a client, who may be early
- *     _requests.c   /v1/requests/ID: state, and the wish to cancel
- *     _follow.c     /v1/requests/ID/stream: an answer again, and as it goes on
- *     _stream_sub.c what those who follow the same request share
+ *     _requests.c   /v1/requests/ID: state and cancelling
+ *     _follow.c     /v1/requests/ID/stream: a stream repeated and continued
+ *     _stream_sub.c what the clients that follow one request share
  *
- * dashboard/ has the fleet's page; dashboard.h tells of its parts.
+ * dashboard/ has the page that shows the fleet; dashboard.h lists its files.
  *
  * This header has the names of the module's types, and nothing else: each part
  * declares what is its own.

@@ -1,21 +1,21 @@
 /*
  * The request body: from the client into the request ring.
  *
- * It is read unbuffered, so that it never becomes a temporary file.  A client
- * that has not sent all of it gives its slot back and keeps no engine waiting:
- * the body is gathered here, until it is whole or longer than what a client may
- * have us hold (client_body_buffer_size).  A longer one is passed on as it
- * comes, from then on, in one of the slots for bodies that are not whole.
+ * It is read unbuffered, so that it never becomes a temporary file.  If the
+ * body is not complete at once, the request returns its slot, so that a slow
+ * client occupies no engine: the body is gathered here until it is complete, or
+ * longer than client_body_buffer_size.  A longer one is passed on as it
+ * arrives, in one of the slots reserved for incomplete bodies.
  *
- * It goes in parts as large as the ring takes.  When the ring is full the
- * request waits in the connection's queue and nothing more is read from the
- * client: TCP (or the HTTP/2 window) holds it back.  The engine rings when
- * there is space.
+ * It is sent in parts as large as the ring allows.  When the ring is full, the
+ * request waits in the connection's queue and reads nothing more from its
+ * client: TCP (or the HTTP/2 window) holds the client back.  The engine rings
+ * when there is space.
  *
- * Another module may have read the body before us (mirror), and may still need
- * it: then we read it, from memory or from a temporary file, and leave it.  One
- * that has used it up leaves its length behind, which must not be believed: an
- * engine that gets less than was announced closes the channel.
+ * Another module (mirror) may have read the body first, and may still need it:
+ * then we read it from memory or from its temporary file and leave it in place.
+ * A module that has consumed it leaves only its length, which must not be
+ * trusted: an engine that gets less than was announced closes the channel.
  */
 
 #include "ngx_http_tokenring_body.h"
@@ -49,7 +49,7 @@ static void ngx_http_tokenring_body_used(ngx_http_tokenring_ctx_t *ctx,
     size_t n);
 
 
-/* a connection is chosen and has given us a slot */
+/* the request has a connection and a slot */
 
 ngx_int_t
 ngx_http_tokenring_body_read(ngx_http_tokenring_ctx_t *ctx)
@@ -108,7 +108,7 @@ ngx_http_tokenring_body_handler(ngx_http_request_t *r)
 }
 
 
-/* what a client that is slow may have us hold */
+/* how many bytes of a slow client's body we keep */
 
 size_t
 ngx_http_tokenring_body_held(ngx_http_tokenring_ctx_t *ctx)
@@ -121,7 +121,7 @@ ngx_http_tokenring_body_held(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* as far as it came; may end the request */
+/* reads what has arrived; may end the request */
 
 static void
 ngx_http_tokenring_body_gather(ngx_http_tokenring_ctx_t *ctx)
@@ -155,7 +155,7 @@ ngx_http_tokenring_body_gather(ngx_http_tokenring_ctx_t *ctx)
     if (ctx->conf->engine->conns.nelts < 2
         || ctx->kept_size > ctx->conf->retry_buffer)
     {
-        /* for one engine only; the bytes stay until it has them */
+        /* it cannot be retried; the bytes stay until the engine has them */
         ctx->lost_body = 1;
     }
 
@@ -167,7 +167,7 @@ ngx_http_tokenring_body_gather(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* copies what was read: NGINX reads on only when it has its buffer back */
+/* copies what was read: NGINX needs its buffer back to read on */
 
 static ngx_int_t
 ngx_http_tokenring_body_hold(ngx_http_tokenring_ctx_t *ctx)
@@ -193,7 +193,7 @@ ngx_http_tokenring_body_hold(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* the request has another connection, which has seen nothing of it */
+/* the request has another connection: send the body from the beginning */
 
 void
 ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx)
@@ -204,7 +204,7 @@ ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx)
 
     r = ctx->request;
 
-    /* NGINX reads on only once what it gave us is used up */
+    /* NGINX reads on only when the buffers that it gave us are consumed */
 
     for (cl = ctx->body; cl; cl = cl->next) {
         cl->buf->pos = cl->buf->last;
@@ -230,7 +230,7 @@ ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* the client has sent more, or has left */
+/* the client has sent more, or is gone */
 
 static void
 ngx_http_tokenring_body_event(ngx_http_request_t *r)
@@ -240,13 +240,13 @@ ngx_http_tokenring_body_event(ngx_http_request_t *r)
     ctx = ngx_http_get_module_ctx(r, ngx_http_tokenring_module);
 
     if (ctx == NULL) {
-        /* redirected after our end */
+        /* an internal redirect after the end of our request */
         return;
     }
 
     if (ctx->state == NGX_HTTP_TOKENRING_STARVED) {
 
-        /* nothing is read now, but a client that left is noticed */
+        /* nothing is read now, but notice a client that leaves */
 
         if (ngx_http_tokenring_client_left(r)) {
             ngx_http_tokenring_hang_up(ctx);
@@ -265,8 +265,8 @@ ngx_http_tokenring_body_event(ngx_http_request_t *r)
 
 
 /*
- * NGX_OK: more was read, or it is the end; NGX_AGAIN: nothing now; NGX_ERROR:
- * the request has ended.
+ * NGX_OK: more was read, or the end reached; NGX_AGAIN: nothing now;
+ * NGX_ERROR: the request has ended.
  */
 
 static ngx_int_t
@@ -315,7 +315,7 @@ ngx_http_tokenring_body_take(ngx_http_tokenring_ctx_t *ctx)
     }
 
     if (ngx_http_tokenring_keep(ctx, r->request_body->bufs) != NGX_OK) {
-        /* no memory for that: then without */
+        /* no memory: it cannot be retried, then */
         ngx_http_tokenring_forget(ctx);
     }
 
@@ -328,7 +328,7 @@ ngx_http_tokenring_body_take(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* a body that is not ours alone: our own places in it, the bytes are shared */
+/* a body that another module may need: our own positions, the same bytes */
 
 static ngx_int_t
 ngx_http_tokenring_body_copy(ngx_http_tokenring_ctx_t *ctx)
@@ -372,7 +372,7 @@ ngx_http_tokenring_body_copy(ngx_http_tokenring_ctx_t *ctx)
                < (uint64_t) r->headers_in.content_length_n))
     {
         ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
-                      "tokenring: another module has used up the body of this "
+                      "tokenring: another module has consumed the body of this "
                       "request");
         return NGX_ERROR;
     }
@@ -381,7 +381,7 @@ ngx_http_tokenring_body_copy(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* what is told to the engine: the bytes that it gets, as far as is known */
+/* the length that is announced to the engine, if it is known */
 
 static uint64_t
 ngx_http_tokenring_body_len(ngx_http_tokenring_ctx_t *ctx)
@@ -394,7 +394,7 @@ ngx_http_tokenring_body_len(ngx_http_tokenring_ctx_t *ctx)
 
     if (r->reading_body) {
 
-        /* of a chunked body, content_length_n is what has come so far */
+        /* for a chunked body, content_length_n is what has arrived so far */
 
         return (r->headers_in.chunked || r->headers_in.content_length_n < 0)
                ? TR_BODY_UNKNOWN
@@ -411,7 +411,7 @@ ngx_http_tokenring_body_len(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* the next bytes of a file, as a buffer in front of what is left of it */
+/* reads the next bytes of a file into a buffer in front of the rest */
 
 static ngx_int_t
 ngx_http_tokenring_body_load(ngx_http_tokenring_ctx_t *ctx)
@@ -474,7 +474,7 @@ ngx_http_tokenring_body_load(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* as far as it goes now; may end the request */
+/* sends as much as possible now; may end the request */
 
 void
 ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx)
@@ -484,7 +484,7 @@ ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx)
     for ( ;; ) {
 
         if (ctx->conn == NULL) {
-            /* lost, or refused by the engine: an error is on its way */
+            /* the engine was lost or refused it: an error follows */
             return;
         }
 
@@ -504,7 +504,7 @@ ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx)
         }
 
         if (rc != NGX_OK) {
-            /* NGX_AGAIN: waits for space; NGX_ERROR: the channel closes */
+            /* NGX_AGAIN: it waits for space; NGX_ERROR: the channel closes */
             return;
         }
 
@@ -517,7 +517,7 @@ ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* the gateway could not read it */
+/* the gateway could not read the body */
 
 static void
 ngx_http_tokenring_body_fail(ngx_http_tokenring_ctx_t *ctx, ngx_int_t rc)
@@ -528,7 +528,7 @@ ngx_http_tokenring_body_fail(ngx_http_tokenring_ctx_t *ctx, ngx_int_t rc)
 }
 
 
-/* the connection has space again, maybe: first come, first served */
+/* the ring may have space again: first come, first served */
 
 void
 ngx_http_tokenring_body_feed(ngx_http_tokenring_conn_t *conn)
@@ -560,7 +560,7 @@ ngx_http_tokenring_body_feed(ngx_http_tokenring_conn_t *conn)
 }
 
 
-/* for the engine to ring, unless there is space by now */
+/* asks the engine to ring when there is space, unless there is by now */
 
 static void
 ngx_http_tokenring_body_wait(ngx_http_tokenring_conn_t *conn)
@@ -575,15 +575,15 @@ ngx_http_tokenring_body_wait(ngx_http_tokenring_conn_t *conn)
 
     } else if (rc != TR_AGAIN) {
         ngx_http_tokenring_break(conn, "its request ring's index is "
-                                 "impossible");
+                                       "out of range");
     }
 }
 
 
 /*
- * NGX_OK: all that we have is in the ring, NGX_DONE: and it was the end;
- * NGX_AGAIN: no space, the request has joined the queue; NGX_DECLINED: a file
- * cannot be read.
+ * NGX_OK: all that we have is in the ring; NGX_DONE: and that was the end;
+ * NGX_AGAIN: no space, the request waits for it; NGX_DECLINED: a file cannot
+ * be read.
  */
 
 static ngx_int_t
@@ -623,7 +623,7 @@ ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
 
         if (put != TR_AGAIN) {
             ngx_http_tokenring_break(conn, "its request ring's index is "
-                                     "impossible");
+                                           "out of range");
             rc = NGX_ERROR;
             break;
         }
@@ -632,7 +632,7 @@ ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
         break;
     }
 
-    /* first show, then wait: or both sides would wait for each other */
+    /* publish before waiting, or both sides would wait for each other */
 
     if (tr_ring_publish(&conn->requests)) {
         ngx_http_tokenring_ring(conn);
@@ -644,7 +644,7 @@ ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
         rev = ctx->request->connection->read;
 
         if (rev->timer_set) {
-            /* client_body_timeout: it is not the client who is slow */
+            /* client_body_timeout: the client is not to blame */
             ngx_del_timer(rev);
         }
 
@@ -655,7 +655,7 @@ ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* one record of what is there */
+/* one record of what has arrived */
 
 static tr_status_t
 ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)

@@ -1,15 +1,15 @@
 /*
- * The channel: slots, doorbells, and the way of records to their requests.
+ * The channel: slots, doorbells, and the dispatch of records to requests.
  *
- * A request owns a slot from its first record until the engine has said its
- * last word about it (FINISH with LAST, or ERROR).  A request that ends earlier
- * abandons its slot: the engine is told to abort, what it still says is
- * dropped.
+ * A request owns a slot from its first record until the engine's last record
+ * about it (FINISH with LAST, or ERROR).  A request that ends earlier abandons
+ * its slot: the engine is told to abort, and its remaining records are dropped.
  *
- * Draining takes at most a budget of records a turn and only notes what they
- * mean; then every request that has something to tell is flushed, once.  So a
- * request costs one write() however many records came for it.  The sleep flag
- * is set last: while the worker writes, the engine need not ring.
+ * Draining takes at most a budget of records in one turn of the event loop and
+ * only notes what they mean; then every request with something to send is
+ * flushed once.  So a request costs one write(), however many records came for
+ * it.  The sleep flag is set last: while the worker writes, the engine need not
+ * ring.
  */
 
 #include "ngx_http_tokenring_body.h"
@@ -42,13 +42,13 @@ static void ngx_http_tokenring_slot_free(ngx_http_tokenring_conn_t *conn,
 #define NGX_HTTP_TOKENRING_NO_SLOT  0xffffffff
 #define NGX_HTTP_TOKENRING_LINE     64
 
-/* no write that need not wait sees it, however busy the machine is */
+/* longer than any write that does not block, however busy the machine is */
 #define NGX_HTTP_TOKENRING_BELL_NS  10000000
 
 
 /*
- * Every line that n bytes from p on have a part in.  It looks empty to the
- * compiler, which drops functions that do nothing but prefetch.
+ * Prefetches every cache line of n bytes at p.  The empty asm keeps the
+ * compiler from dropping a function that does nothing but prefetch.
  */
 
 #define ngx_http_tokenring_fetch(p, n)                                        \
@@ -68,7 +68,7 @@ static void ngx_http_tokenring_slot_free(ngx_http_tokenring_conn_t *conn,
     } while (0)
 
 
-/* what is taken out of a ring, one record at a time, for all channels */
+/* the current record of any channel, copied out of its ring */
 
 static u_char  *ngx_http_tokenring_scratch;
 static size_t   ngx_http_tokenring_scratch_size;
@@ -87,7 +87,7 @@ ngx_http_tokenring_clock(void)
 }
 
 
-/* once a process, whose only thread it is that rings */
+/* once per process: it has one thread that rings */
 
 static void
 ngx_http_tokenring_bell_open(void)
@@ -106,7 +106,7 @@ ngx_http_tokenring_bell_open(void)
 
     if (err) {
         ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, err,
-                      "tokenring: no timer to guard doorbells");
+                      "tokenring: no timer to guard writes to doorbells");
     }
 }
 
@@ -123,10 +123,10 @@ ngx_http_tokenring_ring(ngx_http_tokenring_conn_t *conn)
                    &conn->engine->name, conn->replica);
 
     if (!tr_bell_ring(&ngx_http_tokenring_bell, conn->to_engine)) {
-        ngx_http_tokenring_break(conn, "its doorbell keeps who rings");
+        ngx_http_tokenring_break(conn, "its doorbell blocks the writer");
     }
 
-    /* no other call of the worker may be interrupted */
+    /* the timer must not interrupt any other system call of the worker */
     tr_bell_rest(&ngx_http_tokenring_bell);
 }
 
@@ -244,8 +244,8 @@ ngx_http_tokenring_channel_close(ngx_http_tokenring_conn_t *conn)
     if (conn->doorbell) {
 
         /*
-         * The engine holds the same eventfd open: closing ours would not take
-         * it out of epoll.
+         * The engine holds the same eventfd open, so closing ours would not
+         * remove it from epoll.
          */
 
         if (ngx_del_conn) {
@@ -282,10 +282,10 @@ ngx_http_tokenring_channel_close(ngx_http_tokenring_conn_t *conn)
 
 
 /*
- * As ngx_add_channel_event() does it, which keeps the connection to itself:
- * marked as a channel, the descriptor is not reported as a socket left open at
- * exit.  Where an event method reports edges, every ring is one, and the
- * eventfd need never be read: that is a system call for every batch.
+ * As ngx_add_channel_event(), which does not return the connection.  Marked as
+ * a channel, the descriptor is not reported as an open socket at exit.  With
+ * an edge-triggered event method every ring is an event, and the eventfd need
+ * never be read, which saves a system call per batch.
  */
 
 static ngx_int_t
@@ -322,7 +322,7 @@ ngx_http_tokenring_doorbell_add(ngx_http_tokenring_conn_t *conn, int fd)
 
     conn->doorbell = c;
 
-    /* both sides start awake: look once */
+    /* both sides start awake: check once */
     ngx_post_event(c->read, &ngx_posted_events);
 
     return NGX_OK;
@@ -340,7 +340,7 @@ ngx_http_tokenring_doorbell(ngx_event_t *ev)
     conn = c->data;
 
     if (conn->again) {
-        /* posted by ourselves: nobody rang, or epoll will say so */
+        /* posted by ourselves: if somebody rang, epoll will say so */
         conn->again = 0;
 
     } else if (!(ngx_event_flags & NGX_USE_CLEAR_EVENT)) {
@@ -373,8 +373,8 @@ ngx_http_tokenring_doorbell(ngx_event_t *ev)
             break;
 
         default:
-            ngx_http_tokenring_break(conn, "the index of a ring of its is "
-                                     "impossible");
+            ngx_http_tokenring_break(conn, "the index of one of its rings "
+                                     "is out of range");
             return;
         }
     }
@@ -385,8 +385,8 @@ ngx_http_tokenring_doorbell(ngx_event_t *ev)
 
 
 /*
- * NGX_OK: empty; NGX_AGAIN: the budget is spent; NGX_ERROR: broken.  It is once
- * round the rings at most, whatever the budget.
+ * NGX_OK: empty; NGX_AGAIN: the budget is spent; NGX_ERROR: broken.  At most
+ * one pass over the rings, whatever the budget.
  */
 
 ngx_int_t
@@ -418,7 +418,7 @@ ngx_http_tokenring_drain(ngx_http_tokenring_conn_t *conn, ngx_uint_t budget)
         }
 
         if (got != TR_OK) {
-            ngx_http_tokenring_break(conn, "a ring of its is malformed");
+            ngx_http_tokenring_break(conn, "one of its rings is malformed");
             return NGX_ERROR;
         }
 
@@ -447,7 +447,7 @@ ngx_http_tokenring_drain(ngx_http_tokenring_conn_t *conn, ngx_uint_t budget)
             ngx_http_tokenring_slot_known(conn, n, &rec);
         }
 
-        /* an abandoned request still ends once, which frees its slot */
+        /* the end of an abandoned request frees its slot, too */
 
         if (rec.type == TR_RECORD_ERROR
             || (rec.type == TR_RECORD_FINISH
@@ -487,10 +487,10 @@ ngx_http_tokenring_dirty(ngx_http_tokenring_conn_t *conn,
 
 
 /*
- * What flushing a request touches is in no cache when a hundred streams take
- * turns, and one thing leads to the next.  While a request is written, those
- * behind it come nearer by a step each.  What is fetched of NGINX's own is
- * what its output filters look at.
+ * What flushing a request touches is in no CPU cache when a hundred streams
+ * take turns, and one pointer leads to the next.  So while a request is
+ * written, the four behind it are prefetched, each one step further.  What is
+ * fetched of NGINX's structures is what its output filters read.
  */
 
 static void
@@ -501,7 +501,7 @@ ngx_http_tokenring_approach(ngx_http_tokenring_conn_t *conn, ngx_queue_t *q)
     ngx_http_request_t        *r;
     ngx_http_tokenring_ctx_t  *ctx;
 
-    /* no filter comes before it */
+    /* no filter has a smaller index */
     first = ngx_http_write_filter_module.ctx_index;
 
     for (step = 1; step <= 4; step++) {
@@ -520,7 +520,7 @@ ngx_http_tokenring_approach(ngx_http_tokenring_conn_t *conn, ngx_queue_t *q)
         case 1:
             c = r->connection;
             ngx_http_tokenring_fetch(c->write, sizeof(ngx_event_t));
-            /* and what it is allocated with, the data of the log */
+            /* and the data of the log, which is allocated next to it */
             ngx_http_tokenring_fetch(c->log, 3 * NGX_HTTP_TOKENRING_LINE);
             break;
 
@@ -556,7 +556,7 @@ ngx_http_tokenring_approach(ngx_http_tokenring_conn_t *conn, ngx_queue_t *q)
 }
 
 
-/* flushing one request may end others, which leave the queue by themselves */
+/* flushing one request may end others, which leave the queue themselves */
 
 void
 ngx_http_tokenring_flush_dirty(ngx_http_tokenring_conn_t *conn)
@@ -612,7 +612,7 @@ ngx_http_tokenring_slot_take(ngx_http_tokenring_conn_t *conn,
         slot->generation = 1;
     }
 
-    /* until the engine has counted: four bytes a token */
+    /* an estimate until the engine has counted: four bytes per token */
 
     len = ngx_max(ctx->request->headers_in.content_length_n, 0);
 
@@ -638,14 +638,14 @@ ngx_http_tokenring_slot_take(ngx_http_tokenring_conn_t *conn,
 }
 
 
-/* as if it had not been taken: nothing of the request is out */
+/* as if it had not been taken: nothing of the request was sent */
 
 void
 ngx_http_tokenring_slot_return(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_http_tokenring_slot_free(ctx->conn, TR_ID_SLOT(ctx->id));
 
-    /* whose turn it was it is, or of two engines one would get all */
+    /* give the turn back, or one of two engines would get all requests */
     ctx->conn->engine->turn--;
 
     ctx->conn = NULL;
@@ -653,7 +653,7 @@ ngx_http_tokenring_slot_return(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* the last part of its body is out */
+/* the last part of the body was sent */
 
 void
 ngx_http_tokenring_slot_whole(ngx_http_tokenring_ctx_t *ctx)
@@ -667,7 +667,7 @@ ngx_http_tokenring_slot_whole(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* from now on the status page has it, with its answer; the prompt is sure */
+/* from now on the status page counts it; the prompt's length is known */
 
 static void
 ngx_http_tokenring_slot_known(ngx_http_tokenring_conn_t *conn, uint32_t n,
@@ -728,7 +728,7 @@ ngx_http_tokenring_slot_free(ngx_http_tokenring_conn_t *conn, uint32_t n)
 }
 
 
-/* the request wants no more of the engine */
+/* the request needs nothing more from the engine */
 
 void
 ngx_http_tokenring_slot_abandon(ngx_http_tokenring_ctx_t *ctx)
@@ -765,7 +765,7 @@ ngx_http_tokenring_slot_abandon(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* the one wish that the request has now: ABORT, PAUSE, DETACH or none */
+/* replaces what the engine was told: ABORT, PAUSE, DETACH or nothing */
 
 void
 ngx_http_tokenring_control(ngx_http_tokenring_ctx_t *ctx, uint32_t bits)

@@ -1,9 +1,8 @@
 /*
- * What the gateway counts: requests by status, pauses, retries, losses.
+ * The gateway's own counters: requests by status, pauses, retries, losses.
  *
- * The counters stand in a shared memory zone that survives reloads.  What can
- * go down again is kept per worker process, so that a worker that was killed
- * takes its numbers with it.
+ * They are in a shared memory zone that survives reloads.  Gauges are kept per
+ * worker process, so that a worker that was killed takes its share with it.
  */
 
 #include "ngx_http_tokenring_conf.h"
@@ -18,7 +17,7 @@
 ngx_http_tokenring_shared_t  *ngx_http_tokenring_counters;
 
 
-/* statuses that are counted by themselves, the last is for all others */
+/* statuses that have a counter of their own; the last counter is for others */
 
 static ngx_uint_t
     ngx_http_tokenring_statuses[NGX_HTTP_TOKENRING_STATUSES - 1] = {
@@ -26,7 +25,7 @@ static ngx_uint_t
 };
 
 
-/* is this worker's entry still of a living process? */
+/* is the process of this entry alive? */
 
 static ngx_uint_t
 ngx_http_tokenring_alive(ngx_http_tokenring_process_t *p)
@@ -37,7 +36,7 @@ ngx_http_tokenring_alive(ngx_http_tokenring_process_t *p)
 }
 
 
-/* workers that are connected to this socket */
+/* workers connected to this socket */
 
 ngx_uint_t
 ngx_http_tokenring_workers(ngx_http_tokenring_conn_t *conn)
@@ -128,7 +127,7 @@ ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out)
         "# TYPE tokenring_gateway_active_requests gauge\n"
         "tokenring_gateway_active_requests %ui\n"
         "# HELP tokenring_gateway_pauses_total "
-        "Times that a slow client made a worker pause its request.\n"
+        "Requests paused because their client was slow.\n"
         "# TYPE tokenring_gateway_pauses_total counter\n"
         "tokenring_gateway_pauses_total %uA\n"
         "# HELP tokenring_gateway_engine_losses_total "
@@ -140,7 +139,7 @@ ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out)
         "# TYPE tokenring_gateway_retries_total counter\n"
         "tokenring_gateway_retries_total %uA\n"
         "# HELP tokenring_gateway_protocol_errors_total "
-        "Channels closed since an engine broke the protocol.\n"
+        "Channels closed because an engine broke the protocol.\n"
         "# TYPE tokenring_gateway_protocol_errors_total counter\n"
         "tokenring_gateway_protocol_errors_total %uA\n",
         active, shared->pauses, shared->engine_losses,
@@ -208,12 +207,12 @@ ngx_http_tokenring_process_connected(ngx_http_tokenring_conn_t *conn,
     p = &ngx_http_tokenring_counters->processes[ngx_process_slot];
     bit = (ngx_atomic_uint_t) 1 << (conn->number % 64);
 
-    /* this process alone writes it */
+    /* only this process writes it */
     p->connected = on ? (p->connected | bit) : (p->connected & ~bit);
 }
 
 
-/* log phase: every request that was ours, or was meant to be */
+/* log phase: every request to a location of ours */
 
 ngx_int_t
 ngx_http_tokenring_log_handler(ngx_http_request_t *r)

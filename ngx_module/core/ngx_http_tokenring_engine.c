@@ -1,15 +1,14 @@
 /*
- * An engine's socket, from connect() to its hang-up.
+ * A connection to an engine, from connect() to its loss.
  *
  * Every worker has one connection to every engine socket.  It is made when the
- * worker starts and made again, with a jittered timer of at most a second,
- * whenever it is lost; a request that comes while there is none tries at once.
- * The handshake is three steps: connect, HELLO, WELCOME with the descriptors of
- * the channel.  From then on nothing travels on the socket: that it is open
- * says that the engine lives.
+ * worker starts, and again after at most a second (with jitter) when it is
+ * lost; a request that finds none tries at once.  The handshake has three
+ * steps: connect, HELLO, and WELCOME with the descriptors of the channel.  From
+ * then on nothing travels on the socket: while it is open, the engine lives.
  *
- * An outage is a line in the error log when it begins, one for each reason that
- * keeps it going, and one when it ends.
+ * An outage makes one line in the error log when it begins, one for each new
+ * reason that keeps it going, and one when it ends.
  */
 
 #include "ngx_http_tokenring_channel.h"
@@ -21,7 +20,7 @@
 #include <tokenring/handshake.h>
 
 
-/* between two attempts, ms; the pause has a random part */
+/* the longest pause between two attempts, ms; the shortest is half of it */
 #define NGX_HTTP_TOKENRING_RECONNECT  1000
 
 
@@ -174,7 +173,7 @@ failed:
 }
 
 
-/* write event: connected, or not; later a deadline of the handshake */
+/* write event: connected or failed; later, the timeout of the handshake */
 
 static void
 ngx_http_tokenring_connected(ngx_event_t *wev)
@@ -254,7 +253,7 @@ ngx_http_tokenring_socket_read(ngx_event_t *rev)
     }
 
     if (conn->state == NGX_HTTP_TOKENRING_CONNECTING) {
-        /* the write event tells how it went */
+        /* the write event reports the result */
         return;
     }
 
@@ -266,13 +265,14 @@ ngx_http_tokenring_socket_read(ngx_event_t *rev)
         }
 
         if (n == 1) {
-            conn->broken = "it spoke on the socket after the handshake";
+            conn->broken = "it sent data on the socket after the handshake";
 
         } else {
             /*
-             * What it said before it left still counts.  In one go: space is
-             * returned at the end of a drain, so that who goes on writing has
-             * us read what fits in the rings, and no more.
+             * What the engine said before it was lost still counts.  It is
+             * read in one pass: space is returned at its end, so that an
+             * engine that goes on writing has us read no more than fits in the
+             * rings.
              */
 
             (void) ngx_http_tokenring_drain(conn, NGX_MAX_INT_T_VALUE);
@@ -324,7 +324,7 @@ ngx_http_tokenring_welcome(ngx_http_tokenring_conn_t *conn)
 
     if (n != sizeof(tr_welcome_t)) {
         ngx_http_tokenring_complain(conn, (n == -1) ? ngx_socket_errno : 0,
-                                    "no WELCOME came");
+                                    "no WELCOME was received");
         goto failed;
     }
 
@@ -352,7 +352,7 @@ ngx_http_tokenring_welcome(ngx_http_tokenring_conn_t *conn)
     got = 0;
 
     if (ngx_http_tokenring_channel_open(conn, fds) != NGX_OK) {
-        ngx_http_tokenring_complain(conn, 0, "its channel is not acceptable");
+        ngx_http_tokenring_complain(conn, 0, "its channel is invalid");
         goto failed;
     }
 
@@ -382,7 +382,7 @@ failed:
 }
 
 
-/* one line for each thing that is wrong, however often we try */
+/* one line per reason, however often we try */
 
 static void
 ngx_http_tokenring_complain(ngx_http_tokenring_conn_t *conn, ngx_err_t err,
@@ -403,7 +403,7 @@ ngx_http_tokenring_complain(ngx_http_tokenring_conn_t *conn, ngx_err_t err,
 }
 
 
-/* to be called where closing at once would pull memory from under the caller */
+/* for callers that still use the memory of the channel */
 
 void
 ngx_http_tokenring_break(ngx_http_tokenring_conn_t *conn, const char *why)
@@ -419,7 +419,7 @@ ngx_http_tokenring_break(ngx_http_tokenring_conn_t *conn, const char *why)
 }
 
 
-/* whatever the state was: nothing is open afterwards, nobody waits for us */
+/* from any state: afterwards nothing is open, and nobody waits for us */
 
 void
 ngx_http_tokenring_close(ngx_http_tokenring_conn_t *conn)
@@ -445,7 +445,7 @@ ngx_http_tokenring_close(ngx_http_tokenring_conn_t *conn)
         ngx_http_tokenring_lose_requests(conn);
         ngx_http_tokenring_channel_close(conn);
 
-        /* some go to another engine, which may be this one, back again */
+        /* some may go to another engine, or to this one, reconnected */
         ngx_http_tokenring_flush_dirty(conn);
     }
 
@@ -454,7 +454,7 @@ ngx_http_tokenring_close(ngx_http_tokenring_conn_t *conn)
 }
 
 
-/* the process ends: the engine reads the hang-up as the end of our requests */
+/* the process ends: to the engine, the closed socket ends our requests */
 
 void
 ngx_http_tokenring_exit(ngx_http_tokenring_conn_t *conn)
@@ -536,8 +536,8 @@ ngx_http_tokenring_reconnect(ngx_event_t *ev)
 
 
 /*
- * From the status page alone: is there somebody to send a request to?  An idle
- * engine makes no steps, so only one that has work can stand still.
+ * Does the engine accept requests?  Answered from its status page alone.  An
+ * idle engine makes no steps, so only one that has work can be stalled.
  */
 
 ngx_uint_t
@@ -585,11 +585,11 @@ ngx_http_tokenring_healthy(ngx_http_tokenring_conn_t *conn, ngx_msec_t stall,
 
 
 /*
- * What an engine has to do, in tokens: prompts and, as far as one can know,
- * answers of all requests inside (the rule is in docs/fleet.md).  The engine
- * counts them on its status page, for all workers alike; on top come those that
- * we have sent and that it has not counted yet.  A page that is late, or an
- * engine that does not count, cannot hide the prompts of ours.
+ * The load of an engine, in tokens: prompts and, as far as can be known,
+ * answers of all its requests (docs/fleet.md has the rule).  The engine counts
+ * them on its status page, for all workers; those that we have sent and it has
+ * not counted yet are added.  A page that is late, or an engine that does not
+ * count, cannot hide our own prompts.
  */
 
 static uint64_t
@@ -597,7 +597,7 @@ ngx_http_tokenring_load(ngx_http_tokenring_conn_t *conn)
 {
     uint64_t  tokens;
 
-    /* the engine's memory: nothing that it writes may overflow below */
+    /* written by the engine: no value may cause an overflow below */
     tokens = ngx_min(conn->admission.outstanding_tokens,
                      (uint64_t) 1 << 40);
 
@@ -605,7 +605,7 @@ ngx_http_tokenring_load(ngx_http_tokenring_conn_t *conn)
 }
 
 
-/* a replica in a mask; of very many, some share a bit */
+/* the bit of a replica in a mask; beyond 64, replicas share bits */
 
 uint64_t
 ngx_http_tokenring_conn_bit(ngx_http_tokenring_conn_t *conn)
@@ -615,10 +615,9 @@ ngx_http_tokenring_conn_bit(ngx_http_tokenring_conn_t *conn)
 
 
 /*
- * The connection with the least to do, of those not tried yet; TR_AGAIN: a
- * handshake is under way.  Bodies that are not whole get half of the slots, and
- * no more: clients who send slowly, or not at all, shall not shut the others
- * out.
+ * The connection with the least load, of those not tried yet; TR_AGAIN: a
+ * handshake is in progress.  Incomplete bodies get at most half of the slots,
+ * so that clients who send slowly, or not at all, cannot shut out the others.
  */
 
 tr_status_t

@@ -1,10 +1,10 @@
 /*
- * Errors in OpenAI's shape: {"error":{"message","type","param","code"}}.
+ * Errors in OpenAI's form: {"error":{"message","type","param","code"}}.
  *
- * What our own handler refuses or the engine reports goes through the table in
- * error.h.  What NGINX refuses before our handler is asked (413, limit_req,
- * auth_request ...) would be an HTML page: tokenring_error, as the content
- * handler of a named location for error_page, gives it the same shape.
+ * What our handler refuses or the engine reports is looked up in the table of
+ * error.h.  What NGINX refuses before our handler runs (413, limit_req,
+ * auth_request ...)  would be an HTML page: tokenring_error, as the content
+ * handler of a named location for error_page, gives it the same form.
  */
 
 #include "ngx_http_tokenring_error.h"
@@ -27,7 +27,7 @@ typedef struct {
 } ngx_http_tokenring_http_error_t;
 
 
-/* what NGINX itself says, as OpenAI would */
+/* NGINX's own errors, in OpenAI's form */
 
 static ngx_http_tokenring_http_error_t  ngx_http_tokenring_http_errors[] = {
     { 400, "invalid_request_error", NULL,
@@ -37,15 +37,15 @@ static ngx_http_tokenring_http_error_t  ngx_http_tokenring_http_errors[] = {
     { 403, "permission_error", "forbidden",
       "This request is not allowed" },
     { 404, "invalid_request_error", "not_found",
-      "There is nothing here" },
+      "Not found" },
     { 405, "invalid_request_error", "method_not_allowed",
-      "This URL does not take this method" },
+      "This URL does not accept this method" },
     { 408, "invalid_request_error", "request_timeout",
       "The request did not arrive in time" },
     { 411, "invalid_request_error", "length_required",
       "The request has no Content-Length" },
     { 413, "invalid_request_error", "request_too_large",
-      "The request body is larger than this server takes" },
+      "The request body is larger than this server accepts" },
     { 414, "invalid_request_error", "uri_too_long",
       "The request URI is too long" },
     { 429, "rate_limit_error", "rate_limit_exceeded",
@@ -53,9 +53,9 @@ static ngx_http_tokenring_http_error_t  ngx_http_tokenring_http_errors[] = {
     { 431, "invalid_request_error", "headers_too_large",
       "The request headers are too large" },
     { 500, "server_error", "internal_error",
-      "Something went wrong in the server" },
+      "Internal server error" },
     { 502, "server_error", "bad_gateway",
-      "The server could not reach what it needs" },
+      "The server could not reach its backend" },
     { 503, "server_error", "unavailable",
       "The server is not available: try again later" },
     { 504, "server_error", "timeout",
@@ -116,7 +116,7 @@ ngx_http_tokenring_render_error_field(ngx_http_tokenring_text_t *t,
 }
 
 
-/* our own error, before there was a ctx or without need of one */
+/* an error of ours, with or without a ctx */
 
 ngx_int_t
 ngx_http_tokenring_send_error(ngx_http_request_t *r, tr_status_t status,
@@ -142,8 +142,7 @@ ngx_http_tokenring_send_error(ngx_http_request_t *r, tr_status_t status,
 }
 
 
-/* the error that stands in ctx; its message may quote the client, so it is not
- * logged */
+/* the error in ctx; its message may quote the client, so it is not logged */
 
 ngx_int_t
 ngx_http_tokenring_send_failure(ngx_http_tokenring_ctx_t *ctx)
@@ -163,7 +162,7 @@ ngx_http_tokenring_send_failure(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* reading the body failed in this way */
+/* NGINX's error from reading the body */
 
 ngx_int_t
 ngx_http_tokenring_send_http_error(ngx_http_request_t *r, ngx_uint_t status)
@@ -185,7 +184,7 @@ ngx_http_tokenring_send_http_error(ngx_http_request_t *r, ngx_uint_t status)
         return status;
     }
 
-    /* what the client still sends is not read */
+    /* the rest of the body is not read */
 
     r->keepalive = 0;
     r->lingering_close = 1;
@@ -198,7 +197,7 @@ ngx_http_tokenring_send_http_error(ngx_http_request_t *r, ngx_uint_t status)
 }
 
 
-/* tokenring_error: the handler of a location that error_page names */
+/* the handler of tokenring_error, in a location that error_page names */
 
 ngx_int_t
 ngx_http_tokenring_error_handler(ngx_http_request_t *r)
@@ -256,7 +255,7 @@ ngx_http_tokenring_send_error_body(ngx_http_request_t *r, ngx_uint_t status,
     ngx_http_tokenring_ctx_t   *ctx;
     ngx_http_tokenring_text_t  *t;
 
-    /* a body that is half read is not discarded: the connection ends */
+    /* a body that was partly read cannot be discarded: close the connection */
 
     if (ngx_http_discard_request_body(r) != NGX_OK || r->reading_body) {
         r->keepalive = 0;

@@ -19,7 +19,7 @@
 
 /* what clients are told when an engine dies */
 #define NGX_HTTP_TOKENRING_LOST                                               \
-    "The engine went away while it worked on this request"
+    "The engine was lost while it processed this request"
 
 
 /* {"error":{...}}; code and param may be NULL; NGX_ERROR without memory */

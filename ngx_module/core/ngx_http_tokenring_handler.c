@@ -1,10 +1,10 @@
 /*
  * The content handler of tokenring_pass: routes, admission, waiting.
  *
- * Paths are relative to the location: what precedes the location's "/v1" (or
- * the whole prefix of a location without one) is the administrator's, what
- * follows is OpenAI's.  A request is admitted by the status page before its
- * body is read, and once more when the body had to be waited for (_body.c).
+ * Paths are relative to the location: what precedes "/v1" in the location (or
+ * the whole prefix of a location without "/v1") is the administrator's, what
+ * follows is OpenAI's API.  A request is admitted by the engines' status pages
+ * before its body is read, and once more if the body was waited for (_body.c).
  */
 
 #include "ngx_http_tokenring_body.h"
@@ -79,7 +79,7 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
 
         if (!(r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD))) {
             return ngx_http_tokenring_refuse_method(r, &get,
-                                                 "This URL takes GET only");
+                                                 "This URL accepts only GET");
         }
 
         return ngx_http_tokenring_list(r,
@@ -96,13 +96,13 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
         }
 
         return ngx_http_tokenring_refuse_method(r, &request,
-                                       "This URL takes GET and DELETE only");
+                                       "This URL accepts only GET and DELETE");
 
     case NGX_HTTP_TOKENRING_REQUEST_STREAM:
 
         if (r->method != NGX_HTTP_GET) {
             return ngx_http_tokenring_refuse_method(r, &get_only,
-                                                 "This URL takes GET only");
+                                                 "This URL accepts only GET");
         }
 
         return ngx_http_tokenring_follow(r, &id);
@@ -116,7 +116,7 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
 
     if (r->method != NGX_HTTP_POST) {
         return ngx_http_tokenring_refuse_method(r, &post,
-                                                "This URL takes POST only");
+                                                "This URL accepts only POST");
     }
 
     return ngx_http_tokenring_complete(r, endpoint);
@@ -137,7 +137,7 @@ ngx_http_tokenring_list(ngx_http_request_t *r, ngx_str_t *id)
 }
 
 
-/* a prompt: to an engine as its body comes in, or an error at once */
+/* a prompt: its body is sent to an engine as it arrives, or it is refused */
 
 static ngx_int_t
 ngx_http_tokenring_complete(ngx_http_request_t *r, ngx_uint_t endpoint)
@@ -208,7 +208,7 @@ ngx_http_tokenring_route(ngx_http_request_t *r, ngx_str_t *id,
         || clcf->name.len > path.len
         || ngx_strncmp(path.data, clcf->name.data, clcf->name.len) != 0)
     {
-        /* also a URI that `rewrite ... break` took out of its location */
+        /* also for a URI that `rewrite ... break` moved out of its location */
         n = ngx_http_tokenring_version_at(path.data, path.len);
 
     } else {
@@ -269,7 +269,7 @@ ngx_http_tokenring_route(ngx_http_request_t *r, ngx_str_t *id,
 }
 
 
-/* requests/ID and requests/ID/stream, where there is a Redis */
+/* requests/ID and requests/ID/stream, if Redis is configured */
 
 static ngx_http_tokenring_route_e
 ngx_http_tokenring_route_request(ngx_http_request_t *r, ngx_str_t *id)
@@ -296,7 +296,7 @@ ngx_http_tokenring_route_request(ngx_http_request_t *r, ngx_str_t *id)
 }
 
 
-/* where "/v1" stands as a whole part of a path, or its length */
+/* the offset of "/v1" as a whole segment of a path, or the path's length */
 
 static size_t
 ngx_http_tokenring_version_at(u_char *p, size_t len)
@@ -324,7 +324,7 @@ ngx_http_tokenring_nowhere(ngx_http_request_t *r)
     p = text;
     last = text + sizeof(text) - 1;
 
-    p = ngx_slprintf(p, last, "There is nothing here; known are ");
+    p = ngx_slprintf(p, last, "Not found: this server has ");
 
     for (i = 1; i < TR_ENDPOINTS; i++) {
         p = ngx_slprintf(p, last, "%s/v1/%s", (i > 1) ? ", " : "",
@@ -432,8 +432,9 @@ ngx_http_tokenring_name_completion(ngx_http_tokenring_ctx_t *ctx, u_char *p)
 
 
 /*
- * The completion's id is always ours, since nobody may guess it; the request's
- * is the client's X-Request-Id, if that is fit for a log and a header.
+ * The id of the completion is always ours, since it must not be guessed; the
+ * id of the request is the client's X-Request-Id, if that can go into a log
+ * and a header.
  */
 
 static ngx_int_t
@@ -479,8 +480,8 @@ ngx_http_tokenring_name_request(ngx_http_tokenring_ctx_t *ctx)
 
 
 /*
- * NGX_OK: the request has a connection and a slot; NGX_AGAIN: it waits for one;
- * NGX_DECLINED: it is refused, the failure stands in ctx.
+ * NGX_OK: the request has a connection and a slot; NGX_AGAIN: it waits for
+ * one; NGX_DECLINED: it is refused, and the error is in ctx.
  */
 
 ngx_int_t
@@ -521,7 +522,7 @@ ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx)
         rc = TR_ERR_QUEUE_FULL;
         message = ctx->request->reading_body
                   ? "The engine's queue is full, or too many large requests "
-                    "are on their way"
+                    "are being uploaded"
                   : "The engine's queue is full";
         break;
     }
@@ -533,7 +534,7 @@ ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* a handshake has ended, well or badly: look again */
+/* a handshake has succeeded or failed: try the waiting requests again */
 
 void
 ngx_http_tokenring_wake(ngx_http_tokenring_engine_t *engine)
@@ -580,7 +581,7 @@ ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx)
     }
 
     if (held) {
-        /* what it has of its body is kept, its reference is that of reading */
+        /* its body is kept; the reference to r is that of reading the body */
         ngx_http_tokenring_resend(ctx);
         ngx_http_run_posted_requests(c);
         return;
@@ -590,7 +591,7 @@ ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx)
         rc = ngx_http_tokenring_body_read(ctx);
 
         if (rc < NGX_HTTP_SPECIAL_RESPONSE) {
-            /* the reference of the wait; reading holds its own */
+            /* drop the reference of the wait; reading holds its own */
             ngx_http_finalize_request(r, NGX_DONE);
             ngx_http_run_posted_requests(c);
             return;

@@ -1,9 +1,9 @@
 /*
- * Log probabilities in their two shapes.
+ * Log probabilities, in the two forms of OpenAI's API.
  *
- * They arrive as wire entries (wire.h) that were checked when they came in, so
- * the loops here may trust their lengths.  A token may be a part of a
- * character: its text then has U+FFFD, its bytes are exact.
+ * They arrive as wire entries (wire.h) that were checked on arrival, so the
+ * loops here trust their lengths.  A token may be a part of a character: its
+ * text then contains U+FFFD, its bytes are exact.
  */
 
 #include "ngx_http_tokenring_render.h"
@@ -49,7 +49,7 @@ ngx_http_tokenring_logprobs_check(tr_wire_bytes_t *logprobs)
 }
 
 
-/* NaN says that there is none; JSON has no infinity */
+/* NaN means that there is none; JSON has no infinity */
 
 static ngx_int_t
 ngx_http_tokenring_number(ngx_http_tokenring_text_t *out, float value)
@@ -69,14 +69,14 @@ ngx_http_tokenring_number(ngx_http_tokenring_text_t *out, float value)
         value = 0;
     }
 
-    /* nine digits bring a float back exactly */
+    /* nine digits reproduce a float exactly */
     n = snprintf(text, sizeof(text), "%.9g", (double) value);
 
     return ngx_http_tokenring_append(out, text, n);
 }
 
 
-/* {"token":...,"logprob":...,"bytes":[...] and no more */
+/* {"token":...,"logprob":...,"bytes":[...] without the closing brace */
 
 static ngx_int_t
 ngx_http_tokenring_token(ngx_http_tokenring_text_t *out,
@@ -163,7 +163,7 @@ typedef enum {
 } ngx_http_tokenring_column_e;
 
 
-/* {token: logprob, ...} of one token, null without a predecessor */
+/* {token: logprob, ...} for one token, null for the first of a prompt */
 
 static ngx_int_t
 ngx_http_tokenring_top_object(ngx_http_tokenring_text_t *out,
@@ -198,7 +198,7 @@ ngx_http_tokenring_top_object(ngx_http_tokenring_text_t *out,
 }
 
 
-/* one of the four arrays; each of them walks the entries once */
+/* one of the four arrays; each is one pass over the entries */
 
 static ngx_int_t
 ngx_http_tokenring_column(ngx_http_tokenring_text_t *out,

@@ -1,8 +1,8 @@
 /*
  * /metrics: Prometheus text (0.0.4) of every engine, from the status pages, and
- * of the gateway, which counts by itself (ngx_http_tokenring_counters.c).  A
- * family's samples must stand together, so the outer loop is over families and
- * the inner one over the sockets of the engines.
+ * of the gateway, which has counters of its own (_counters.c).  The samples of
+ * a family must stand together, so the outer loop is over families and the
+ * inner one over the sockets of the engines.
  */
 
 #include "ngx_http_tokenring_conf.h"
@@ -82,7 +82,7 @@ static ngx_int_t ngx_http_tokenring_sample_histogram(
 static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
 
     { "tokenring_up", "gauge",
-      "Whether the engine takes requests of this worker.",
+      "Whether the engine accepts requests from this worker.",
       ngx_http_tokenring_sample_up, 0 },
 
     { "tokenring_connected_workers", "gauge",
@@ -98,12 +98,12 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_sample_u32, ngx_http_tokenring_admission(waiting) },
 
     { "tokenring_outstanding_tokens", "gauge",
-      "Tokens that the requests inside will have cached at their end.",
+      "Tokens that the current requests will have cached at their end.",
       ngx_http_tokenring_sample_u64,
       ngx_http_tokenring_admission(outstanding_tokens) },
 
     { "tokenring_queue_free", "gauge",
-      "Requests that the queue would still take.",
+      "Free places in the queue.",
       ngx_http_tokenring_sample_u32,
       ngx_http_tokenring_admission(queue_free) },
 
@@ -145,22 +145,22 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_counter(kv_swaps) },
 
     { "tokenring_kv_recomputations_total", "counter",
-      "Compressed caches that found no room there and were computed again.",
+      "Compressed caches that did not fit there and were recomputed.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(kv_recomputations) },
 
     { "tokenring_redis_up", "gauge",
-      "Whether Redis takes what the engine writes.",
+      "Whether Redis accepts what the engine writes.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(redis_up) },
 
     { "tokenring_redis_outages_total", "counter",
-      "Times that Redis did not take any more what the engine wrote.",
+      "Times that Redis stopped accepting what the engine wrote.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(redis_outages) },
 
     { "tokenring_redis_lost_requests_total", "counter",
-      "Requests whose state or output in Redis is not complete.",
+      "Requests whose state or output in Redis is incomplete.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(redis_lost) },
 
@@ -170,7 +170,7 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_counter(redis_refusals) },
 
     { "tokenring_redis_held_bytes", "gauge",
-      "State and output in the engine's memory, on their way to Redis.",
+      "State and output in the engine's memory, not in Redis yet.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(redis_held_bytes) },
 
@@ -180,11 +180,11 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_counter(kv_bytes) },
 
     { "tokenring_kv_request_fp16_bytes_total", "counter",
-      "What the same tokens take at 16 bits, by what became of them.",
+      "What the same tokens take at 16 bits, by how they were kept.",
       ngx_http_tokenring_sample_kept, 0 },
 
     { "tokenring_kv_request_ratio", "histogram",
-      "KV cache of a request at its end over its tokens' at 16 bits.",
+      "KV cache of a request at its end, relative to 16 bits.",
       ngx_http_tokenring_sample_ratios, 0 },
 
     { "tokenring_prompt_tokens_total", "counter",
@@ -198,7 +198,7 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_counter(generation_tokens) },
 
     { "tokenring_preemptions_total", "counter",
-      "Requests that lost their pages to others for a time.",
+      "Times that a request lost its pages to others.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(preemptions) },
 
@@ -217,7 +217,7 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_counter(channels_opened) },
 
     { "tokenring_channel_errors_total", "counter",
-      "Channels that the engine closed for a violated check.",
+      "Channels that the engine closed for a protocol error.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(channel_errors) },
 

@@ -1,10 +1,10 @@
 /*
- * Directives, configuration, and the life of a process.
+ * Directives, configuration, and the life of a worker process.
  *
- * tokenring_engine names engines; the other directives refer to them by name,
- * before or after, so that names are checked when the whole configuration is
- * read.  Workers connect when they start; master, cache and other processes do
- * not.
+ * tokenring_engine defines engines; other directives refer to them by name, in
+ * any order, so names are checked after the whole configuration was read.  Only
+ * workers connect to engines and to Redis; the master, cache processes and
+ * others do not.
  */
 
 #include "ngx_http_tokenring_conf.h"
@@ -383,7 +383,7 @@ ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 }
 
 
-/* the engine of this name, new if it is not known yet */
+/* the engine with this name, created if it is new */
 
 static ngx_http_tokenring_engine_t *
 ngx_http_tokenring_find_engine(ngx_conf_t *cf, ngx_str_t *name)
@@ -536,7 +536,7 @@ ngx_http_tokenring_add_conn(ngx_conf_t *cf,
 }
 
 
-/* a parameter of one directive, for the n sockets that it names */
+/* a parameter of a directive, for the n sockets that the directive names */
 
 static ngx_int_t
 ngx_http_tokenring_set_conns(ngx_http_tokenring_conn_t *conns, ngx_uint_t n,
@@ -621,7 +621,7 @@ ngx_http_tokenring_set_pass(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 }
 
 
-/* tokenring_metrics and tokenring_health: of these engines, or of all */
+/* tokenring_metrics and tokenring_health [ENGINE ...], or all engines */
 
 static char *
 ngx_http_tokenring_set_page(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
@@ -688,7 +688,7 @@ ngx_http_tokenring_set_error(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 }
 
 
-/* an error here would end the worker for good: there is none */
+/* an error here would end the worker for good, so there is none */
 
 static ngx_int_t
 ngx_http_tokenring_init_process(ngx_cycle_t *cycle)

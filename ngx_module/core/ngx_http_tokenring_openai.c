@@ -1,12 +1,12 @@
 /*
  * What responses look like: the chunks of a stream and whole responses, for
- * chat and for completions, as OpenAI's API gives them.  In what the two
- * differ is in their rows of the table of endpoints (_endpoint.c).
+ * chat and for completions, as in OpenAI's API.  Where the two differ, their
+ * rows in the table of endpoints (_endpoint.c) say how.
  *
- * A stream's chunks differ in an index and a text: what precedes and what
- * follows is rendered once, when the request is accepted.  Of a resumable
+ * The chunks of a stream differ in an index and a text: what precedes and
+ * follows these is rendered once, when the request is accepted.  In a resumable
  * stream every record is an event of its own, with the record's number as its
- * id (_resumable.c); others have no ids, and texts that wait are one event.
+ * id (_resumable.c); other streams have no ids, and merge texts that wait.
  */
 
 #include "ngx_http_tokenring_endpoint.h"
@@ -55,7 +55,7 @@ ngx_http_tokenring_reason(ngx_uint_t reason)
 }
 
 
-/* "id" to "model" of every response object */
+/* "id" to "model", which every response object has */
 
 static ngx_int_t
 ngx_http_tokenring_object(ngx_http_tokenring_ctx_t *ctx,
@@ -103,8 +103,8 @@ ngx_http_tokenring_openai_heads(ngx_http_tokenring_ctx_t *ctx)
 
 
 /*
- * Fills ctx->out with as much as should be sent in one go: the number of its
- * bytes, 0 when there is nothing to tell, NGX_DONE with the end of the stream.
+ * Fills ctx->out with as much as should be sent at once: the number of bytes,
+ * 0 if there is nothing to send, NGX_DONE if that was the end of the stream.
  */
 
 ngx_int_t
@@ -144,7 +144,7 @@ ngx_http_tokenring_openai_chunks(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* NGX_OK: all there was, NGX_AGAIN: enough for once */
+/* NGX_OK: everything; NGX_AGAIN: enough for one write */
 
 static ngx_int_t
 ngx_http_tokenring_render_choices(ngx_http_tokenring_ctx_t *ctx)
@@ -192,8 +192,8 @@ ngx_http_tokenring_render_choices(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* what a record of text makes: its text and logprobs lie in the choice, which
- * had none */
+/* the events of one record of text, whose text and logprobs are in the choice,
+ * which had none before */
 
 ngx_int_t
 ngx_http_tokenring_openai_delta(ngx_http_tokenring_ctx_t *ctx,
@@ -313,7 +313,7 @@ ngx_http_tokenring_text_chunk(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index,
     len = ngx_http_tokenring_text_len(&choice->text);
     before = len + ngx_http_tokenring_text_len(&choice->logprobs);
 
-    /* logprobs belong to the whole text, a number to the whole record */
+    /* logprobs belong to the whole text, an id to the whole record */
 
     if (number == 0 && ngx_http_tokenring_text_len(&choice->logprobs) == 0) {
         len = ngx_http_tokenring_cut(choice->text.pos, len,
@@ -368,7 +368,7 @@ ngx_http_tokenring_finish_chunk(ngx_http_tokenring_ctx_t *ctx,
 }
 
 
-/* an error event, or usage if it was asked for and the sign of the end */
+/* an error event, or usage (if requested) and the end marker */
 
 static ngx_int_t
 ngx_http_tokenring_end(ngx_http_tokenring_ctx_t *ctx)
@@ -418,7 +418,7 @@ ngx_http_tokenring_end(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* OpenAI's usage, and as an extension what the request took in the KV cache */
+/* OpenAI's usage, and as an extension what the request used of the KV cache */
 
 ngx_int_t
 ngx_http_tokenring_render_usage(ngx_http_tokenring_text_t *t,
@@ -468,7 +468,7 @@ ngx_http_tokenring_logprobs(ngx_http_tokenring_ctx_t *ctx,
 }
 
 
-/* a response that was not streamed */
+/* a response that is not streamed */
 
 ngx_int_t
 ngx_http_tokenring_openai_whole(ngx_http_tokenring_ctx_t *ctx)

@@ -1,9 +1,9 @@
 /*
  * What the engine's records do to a request.
  *
- * They only change the ctx and mark it dirty; what they mean for the client is
- * worked out when the request is flushed (_send.c).  Nobody should listen any
- * longer to an engine whose record does not fit where the request stands.
+ * They only change the ctx and mark it dirty; what the client gets is worked
+ * out when the request is flushed (_send.c).  A record that does not fit the
+ * request's state is a protocol error, and closes the channel.
  */
 
 #include "ngx_http_tokenring_body.h"
@@ -61,7 +61,7 @@ ngx_http_tokenring_record_name(ngx_uint_t type)
 #endif
 
 
-/* NGX_ERROR: nobody should listen to this engine any longer */
+/* NGX_ERROR: the channel must be closed */
 
 ngx_int_t
 ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
@@ -73,7 +73,7 @@ ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
     conn = ctx->conn;
 
     if (rec->type != TR_RECORD_STARTED) {
-        /* as the engine counts them for Redis */
+        /* counted as the engine counts them for Redis */
         ctx->number++;
     }
 
@@ -183,7 +183,7 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         return NGX_OK;
     }
 
-    /* queue_timeout goes on until STARTED; comments begin */
+    /* queue_timeout goes on until STARTED; keep-alive comments begin */
     ctx->sent = ngx_current_msec;
     ngx_http_tokenring_arm(ctx);
 
@@ -192,7 +192,7 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     }
 
     if (ctx->detach) {
-        /* its headers go now */
+        /* its headers are sent now */
         ngx_http_tokenring_dirty(ctx->conn, ctx);
     }
 
@@ -244,7 +244,7 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         ctx->first_us = ctx->last_us;
 
         if (ctx->stream) {
-            /* the client will have seen some of it: it stays where it is */
+            /* the client will see some of it, so it cannot be retried */
             ngx_http_tokenring_forget(ctx);
         }
     }
@@ -257,11 +257,11 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_DECODE);
 
     } else {
-        /* the timer looks at it when it fires */
+        /* the timer checks it when it fires */
         ctx->deadline = ngx_current_msec + ctx->conf->idle_timeout;
     }
 
-    /* past what a pause may leave in the rings, an engine that goes on */
+    /* more than the rings can hold after a pause: the engine ignores it */
 
     limit = (ctx->stream && ctx->conn)
             ? ctx->conf->buffer_size
@@ -358,7 +358,7 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         return NGX_DECLINED;
     }
 
-    /* the log names the reason of the first choice, or what ended them all */
+    /* the log has the reason of the first choice, or what ended all of them */
 
     if (head.choice == 0 || head.reason == TR_FINISH_ABORTED) {
         ctx->reason = head.reason;
@@ -456,7 +456,7 @@ ngx_http_tokenring_error(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
 }
 
 
-/* unless the gateway has given up already */
+/* unless the gateway gave up before */
 
 static void
 ngx_http_tokenring_over(ngx_http_tokenring_ctx_t *ctx)

@@ -1,10 +1,9 @@
 /*
- * What ends a request besides the engine's records (_record.c): the hang-up of
- * the client, the clock, the gateway's own reasons.
+ * The states of a request, and what ends it besides the engine's records
+ * (_record.c): the client leaves, a time limit, the gateway gives up.
  *
- * A client that hangs up is told to the engine at once, but the request stays
- * for up to a second: the engine's last record has the exact counts for the
- * log.
+ * When a client leaves, the engine is told at once, but the request is held for
+ * up to a second: the engine's last record has the exact counts for the log.
  */
 
 #include "ngx_http_tokenring_channel.h"
@@ -16,7 +15,7 @@
 #include "ngx_http_tokenring_follow.h"
 
 
-/* a client that left: time for the engine to say its last word, ms */
+/* how long a request waits for its last record after the client left, ms */
 #define NGX_HTTP_TOKENRING_HOLD  1000
 
 
@@ -25,7 +24,7 @@ static void ngx_http_tokenring_read_handler(ngx_http_request_t *r);
 static void ngx_http_tokenring_expired(ngx_http_tokenring_ctx_t *ctx);
 
 
-/* the table of ngx_http_tokenring_request.h: which states may follow */
+/* the states that may follow, as drawn in ngx_http_tokenring_request.h */
 
 #define ngx_http_tokenring_to(state)  (1 << NGX_HTTP_TOKENRING_##state)
 
@@ -128,7 +127,7 @@ ngx_http_tokenring_set_state(ngx_http_tokenring_ctx_t *ctx,
     }
 
     if (from == state) {
-        /* one wait, however many handshakes begin and fail in it */
+        /* it is one wait, however many handshakes fail in it */
         return;
     }
 
@@ -144,7 +143,7 @@ ngx_http_tokenring_set_state(ngx_http_tokenring_ctx_t *ctx,
 }
 
 
-/* of the state; 0: the time of the state before goes on */
+/* the time limit of the state; 0: the one of the state before goes on */
 
 static ngx_msec_t
 ngx_http_tokenring_limit(ngx_http_tokenring_ctx_t *ctx)
@@ -182,7 +181,7 @@ ngx_http_tokenring_limit(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* the gateway's own reason to end a request; to be flushed by the caller */
+/* the gateway ends the request with an error; the caller flushes */
 
 void
 ngx_http_tokenring_fail(ngx_http_tokenring_ctx_t *ctx, tr_status_t error,
@@ -214,7 +213,7 @@ ngx_http_tokenring_fail(ngx_http_tokenring_ctx_t *ctx, tr_status_t error,
 }
 
 
-/* from now on the client has only to stay */
+/* from now on nothing is read from the client, but its leaving is noticed */
 
 void
 ngx_http_tokenring_watch(ngx_http_tokenring_ctx_t *ctx)
@@ -229,7 +228,7 @@ ngx_http_tokenring_watch(ngx_http_tokenring_ctx_t *ctx)
     r->write_event_handler = ngx_http_tokenring_write_handler;
 
     if (rev->timer_set) {
-        /* of a body of which nothing is read now: it waits, not the client */
+        /* client_body_timeout: the client is not to blame */
         ngx_del_timer(rev);
     }
 
@@ -391,7 +390,7 @@ ngx_http_tokenring_hang_up(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* the timer moves only when it has to be earlier */
+/* the timer is moved only if it must fire earlier */
 
 void
 ngx_http_tokenring_arm(ngx_http_tokenring_ctx_t *ctx)
@@ -433,7 +432,7 @@ ngx_http_tokenring_timer(ngx_event_t *ev)
 
     ngx_http_set_log_request(c->log, ctx->request);
 
-    /* a client that is slow is send_timeout's business */
+    /* send_timeout watches over a slow client */
 
     if (ctx->blocked && !ctx->gone) {
         ctx->deadline = ngx_current_msec + ctx->conf->idle_timeout;
@@ -499,13 +498,13 @@ ngx_http_tokenring_expired(ngx_http_tokenring_ctx_t *ctx)
     case NGX_HTTP_TOKENRING_READ:
     case NGX_HTTP_TOKENRING_GATHER:
     case NGX_HTTP_TOKENRING_SEND:
-        /* the client's turn: client_body_timeout watches over it */
+        /* it is the client's turn, and client_body_timeout watches over it */
         ctx->deadline = ngx_current_msec + ngx_http_tokenring_limit(ctx);
         ngx_http_tokenring_arm(ctx);
         return;
 
     case NGX_HTTP_TOKENRING_STARVED:
-        message = "The engine did not take the request in time";
+        message = "The engine did not accept the request in time";
         break;
 
     case NGX_HTTP_TOKENRING_QUEUED:
@@ -522,7 +521,7 @@ ngx_http_tokenring_expired(ngx_http_tokenring_ctx_t *ctx)
         break;
 
     case NGX_HTTP_TOKENRING_OVER:
-        /* how it ended is known: fail() leaves it at that */
+        /* the error is known already: fail() does not replace it */
         message = "";
         break;
 
@@ -533,14 +532,14 @@ ngx_http_tokenring_expired(ngx_http_tokenring_ctx_t *ctx)
     ngx_http_tokenring_fail(ctx, error, message);
     ngx_http_tokenring_slot_abandon(ctx);
 
-    /* if the client takes nothing now, send_timeout ends it */
+    /* if the client does not read, send_timeout ends it */
     ngx_add_timer(&ctx->timer, ctx->conf->idle_timeout);
 
     ngx_http_tokenring_flush(ctx);
 }
 
 
-/* the request ends, by whatever way; r and its connection are still there */
+/* the request ends, for whatever reason; r and its connection still exist */
 
 void
 ngx_http_tokenring_cleanup(void *data)
@@ -565,7 +564,9 @@ ngx_http_tokenring_cleanup(void *data)
     }
 
     if (ctx->conn && ctx->body_sent && !ctx->error) {
-        /* ended by nginx itself: an HTTP/3 connection, a shutdown's limit */
+        /*
+         * ended by nginx itself: an HTTP/3 connection, worker_shutdown_timeout
+         */
         ctx->gone = 1;
     }
 
@@ -582,7 +583,7 @@ ngx_http_tokenring_cleanup(void *data)
 }
 
 
-/* the memory goes last: output filters may hold on to the buffers until then */
+/* freed with the pool: output filters may hold the buffers until then */
 
 void
 ngx_http_tokenring_pool_cleanup(void *data)

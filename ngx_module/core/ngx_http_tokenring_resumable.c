@@ -1,16 +1,17 @@
 /*
- * Answers that can be taken up again.
+ * Streams that a client can resume.
  *
  * The engine numbers the records of a request (docs/redis.md), and so does the
- * worker, by counting.  In a resumable stream each record is rendered by itself
- * and in the order in which records came, and its number is the SSE id of what
- * it makes: a text is never merged with another or cut in two, whether it waits
- * for a slow client or is read from Redis later.  So what follows the event
- * with id N has the same bytes whoever renders it: events without an id (the
- * role of a choice, usage, the sign of the end) belong to the one that follows.
+ * worker, by counting.  In a resumable stream each record is rendered by
+ * itself, in order of arrival, and its number becomes the SSE id of its event:
+ * a text is never merged with another or split, whether it waits for a slow
+ * client or is read from Redis later.  So what follows the event with id N has
+ * the same bytes whoever renders it: events without an id (the role of a
+ * choice, usage, the end marker) belong to the one that follows.
  *
- * Until it is rendered, a record waits in ctx->queue.  What the client has
- * (ctx->after) is rendered, too, and dropped: choices and offsets need it.
+ * Until it is rendered, a record waits in ctx->queue.  What the client already
+ * has (up to ctx->after) is rendered as well, and dropped: choices and offsets
+ * depend on it.
  */
 
 #include "ngx_http_tokenring_conf.h"
@@ -72,7 +73,7 @@ ngx_http_tokenring_header_in(ngx_http_request_t *r, const char *name)
 }
 
 
-/* what the location and the client want; *why: what is wrong with that */
+/* options of the location and the client; *why: what is wrong with them */
 
 tr_status_t
 ngx_http_tokenring_resumable_init(ngx_http_tokenring_ctx_t *ctx,
@@ -87,7 +88,7 @@ ngx_http_tokenring_resumable_init(ngx_http_tokenring_ctx_t *ctx,
 
     if (ctx->conf->key) {
         if (ngx_http_complex_value(r, ctx->conf->key, &ctx->key) != NGX_OK) {
-            *why = "Whose request this is could not be found out";
+            *why = "The owner of this request could not be determined";
             return TR_ERR_INTERNAL;
         }
     }
@@ -99,13 +100,13 @@ ngx_http_tokenring_resumable_init(ngx_http_tokenring_ctx_t *ctx,
     }
 
     if (value->len != 1 || value->data[0] != '1') {
-        *why = "X-Tokenring-Detach is neither 0 nor 1";
+        *why = "X-Tokenring-Detach must be 0 or 1";
         return TR_ERR_INVALID;
     }
 
     if (!ctx->resumable) {
-        *why = "X-Tokenring-Detach is not possible here: what a request makes "
-               "is not kept (tokenring_resumable)";
+        *why = "X-Tokenring-Detach cannot be used here: output is not stored "
+               "(tokenring_resumable is off)";
         return TR_ERR_INVALID;
     }
 
@@ -115,7 +116,7 @@ ngx_http_tokenring_resumable_init(ngx_http_tokenring_ctx_t *ctx,
 }
 
 
-/* the head of SUBMIT; the id may have changed since the request began */
+/* the head of SUBMIT; a retry has changed the completion's id */
 
 void
 ngx_http_tokenring_resumable_submit(ngx_http_tokenring_ctx_t *ctx,
@@ -136,7 +137,7 @@ ngx_http_tokenring_resumable_submit(ngx_http_tokenring_ctx_t *ctx,
 }
 
 
-/* SHA-1 of "ID:KEY" in hex: from it alone, nobody learns a key by comparing */
+/* SHA-1 of "ID:KEY" in hex: equal keys do not look alike */
 
 void
 ngx_http_tokenring_owner(ngx_str_t *id, ngx_str_t *key, u_char *owner)
@@ -158,7 +159,7 @@ ngx_http_tokenring_owner(ngx_str_t *id, ngx_str_t *key, u_char *owner)
 }
 
 
-/* new text (and logprobs) of a choice; it may be empty, then nobody sees it */
+/* new text (and logprobs) of a choice; if empty, it makes no event */
 
 ngx_int_t
 ngx_http_tokenring_queue_delta(ngx_http_tokenring_ctx_t *ctx, uint32_t index,
@@ -218,7 +219,7 @@ ngx_http_tokenring_queue_push(ngx_http_tokenring_ctx_t *ctx, uint32_t index,
 }
 
 
-/* NGX_OK: the queue is empty, NGX_AGAIN: enough for once */
+/* NGX_OK: the queue is empty; NGX_AGAIN: enough for one write */
 
 ngx_int_t
 ngx_http_tokenring_render_records(ngx_http_tokenring_ctx_t *ctx)

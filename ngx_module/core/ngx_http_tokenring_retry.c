@@ -1,18 +1,18 @@
 /*
  * Another engine for a request that lost its own.
  *
- * A request whose client has seen nothing of the answer yet goes to another
- * engine when its engine dies (once: what kills an engine must not go round and
- * kill them all), or refuses it, full or draining (as long as there is one that
- * was not asked).  So the body must be there to be sent again.  It is kept as
- * it is read, up to tokenring_retry_buffer, where an engine has more than one
- * socket, and until the first token of a stream has come; a body that another
- * module read is there anyway.  What is gathered before an engine gets it
- * (_body.c) is kept in the same place, whatever of that holds.
+ * A request goes to another engine as long as its client has seen nothing of
+ * the answer: once if its engine dies (a request that kills engines must not
+ * kill them all), and as often as there are untried engines if its engine
+ * refuses it because it is full or draining.  So the body must be kept to be
+ * sent again: up to tokenring_retry_buffer, where an engine has more than one
+ * socket, and until the first token of a stream.  A body that another module
+ * has read is there anyway.  A body that is gathered before any engine gets it
+ * (_body.c) is kept in the same place, regardless of these limits.
  *
  * The request starts anew, with another completion id: in Redis the first run
- * has its own state and output, which the second must not continue.  (Where a
- * client has been told the id, a request that leaves output there stays.)
+ * has its own state and output, which the second must not continue.  (A request
+ * whose client knows the id and whose output is stored is not sent again.)
  */
 
 #include "ngx_http_tokenring_body.h"
@@ -32,7 +32,7 @@ static void ngx_http_tokenring_reset(ngx_http_tokenring_ctx_t *ctx);
 #define NGX_HTTP_TOKENRING_KEPT  4096
 
 
-/* copies what was read, unless nobody could use it */
+/* copies what was read, if it could be sent again */
 
 ngx_int_t
 ngx_http_tokenring_keep(ngx_http_tokenring_ctx_t *ctx, ngx_chain_t *in)
@@ -80,7 +80,7 @@ ngx_http_tokenring_keep(ngx_http_tokenring_ctx_t *ctx, ngx_chain_t *in)
 }
 
 
-/* the last buffer, or a new one: for all that is announced, if that is known */
+/* the last buffer, or a new one, as large as the announced rest if possible */
 
 static ngx_buf_t *
 ngx_http_tokenring_kept_room(ngx_http_tokenring_ctx_t *ctx, size_t size)
@@ -109,7 +109,7 @@ ngx_http_tokenring_kept_room(ngx_http_tokenring_ctx_t *ctx, size_t size)
         size = ngx_max(size, NGX_HTTP_TOKENRING_KEPT);
 
     } else {
-        /* kept_size has these bytes already */
+        /* kept_size includes these bytes already */
         rest = r->headers_in.content_length_n - (off_t) ctx->kept_size
                + (off_t) size;
         most = (ctx->state == NGX_HTTP_TOKENRING_GATHER)
@@ -138,7 +138,7 @@ ngx_http_tokenring_kept_room(ngx_http_tokenring_ctx_t *ctx, size_t size)
 }
 
 
-/* it will not be sent again */
+/* the body will not be sent again */
 
 void
 ngx_http_tokenring_forget(ngx_http_tokenring_ctx_t *ctx)
@@ -148,7 +148,7 @@ ngx_http_tokenring_forget(ngx_http_tokenring_ctx_t *ctx)
     ctx->lost_body = 1;
 
     for (cl = ctx->kept; cl; cl = cl->next) {
-        /* small ones are part of the pool, and stay */
+        /* small ones are a part of the pool and stay */
         (void) ngx_pfree(ctx->request->pool, cl->buf->start);
     }
 
@@ -157,7 +157,7 @@ ngx_http_tokenring_forget(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* all that was read so far is to be sent: our own places in the kept bytes */
+/* everything read so far is to be sent: our own positions, the kept bytes */
 
 ngx_int_t
 ngx_http_tokenring_rewind(ngx_http_tokenring_ctx_t *ctx)
@@ -200,7 +200,7 @@ ngx_http_tokenring_may_retry(ngx_http_tokenring_ctx_t *ctx)
     }
 
     if (ctx->resumable && ctx->request->header_sent) {
-        /* the client has the id, under which there is output already */
+        /* the client knows the id, and output is stored under it */
         return 0;
     }
 
@@ -217,7 +217,7 @@ ngx_http_tokenring_may_retry(ngx_http_tokenring_ctx_t *ctx)
 
     case TR_ERR_QUEUE_FULL:
     case TR_ERR_DRAINING:
-        /* said by an engine, not by us for want of one */
+        /* only if an engine said so, not if none was found */
         return ctx->body_sent != NGX_HTTP_TOKENRING_NOTHING;
 
     default:
@@ -227,8 +227,8 @@ ngx_http_tokenring_may_retry(ngx_http_tokenring_ctx_t *ctx)
 
 
 /*
- * A request with an error that is not told yet.  NGX_OK: it goes on elsewhere,
- * or has ended; NGX_DECLINED: nobody takes it, the error stands.
+ * A request whose error was not sent yet.  NGX_OK: it goes on elsewhere, or
+ * has ended; NGX_DECLINED: no engine takes it, the error stands.
  */
 
 ngx_int_t
@@ -274,7 +274,7 @@ ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* a body has an engine, or there is none for it; may end the request */
+/* a kept body has an engine, or was refused; may end the request */
 
 void
 ngx_http_tokenring_resend(ngx_http_tokenring_ctx_t *ctx)
@@ -289,8 +289,8 @@ ngx_http_tokenring_resend(ngx_http_tokenring_ctx_t *ctx)
 
 
 /*
- * As it was before it was submitted.  What ACCEPTED said about the form of the
- * response stays: a keep-alive comment may have begun a stream.
+ * As it was before it was sent.  What ACCEPTED said about the form of the
+ * response stays: a keep-alive comment may have begun the stream.
  */
 
 static void
@@ -333,7 +333,7 @@ ngx_http_tokenring_reset(ngx_http_tokenring_ctx_t *ctx)
     ctx->paused = 0;
 
     if (ctx->request->header_sent) {
-        /* a comment has begun the response, with the id in a header */
+        /* a comment has begun the response, whose headers have the id */
         return;
     }
 

@@ -1,15 +1,15 @@
 /*
  * From what is pending to the client.
  *
- * There is one output buffer for all streams of a worker.  It is filled
- * (_openai.c), given to the output filters with the flush flag, and filled
- * again once it is sent: so it is in the cache for the next stream.  A slow
- * client keeps it until it is sent, and the next stream makes another; what
- * comes for the slow one meanwhile stays pending, in the form in which it came,
- * and a pause tells the engine before there is too much of it.
+ * All streams of a worker share one output buffer.  It is filled (_openai.c),
+ * passed to the output filters with the flush flag, and reused once it is sent:
+ * so it stays in the CPU cache for the next stream.  A slow client keeps the
+ * buffer until it is sent, and the next stream allocates another; what arrives
+ * for the slow client meanwhile stays pending, in the form in which it came,
+ * and the engine is asked to pause before that becomes too much.
  *
- * Nothing is sent before the first token, so that an error until then has its
- * own status; the exception is a due keep-alive comment.
+ * Nothing is sent before the first token, so that an error until then gets its
+ * own HTTP status; the exception is a keep-alive comment that is due.
  */
 
 #include "ngx_http_tokenring_body.h"
@@ -38,12 +38,12 @@ static ngx_int_t ngx_http_tokenring_block(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_resume(ngx_http_tokenring_ctx_t *ctx);
 
 
-/* the output buffer, while no stream has it */
+/* the shared output buffer, while no stream uses it */
 
 static ngx_http_tokenring_text_t  ngx_http_tokenring_spare;
 
 
-/* the request may be gone when this returns */
+/* the request may have ended when this returns */
 
 void
 ngx_http_tokenring_flush(ngx_http_tokenring_ctx_t *ctx)
@@ -99,7 +99,7 @@ ngx_http_tokenring_finalize(ngx_http_tokenring_ctx_t *ctx, ngx_int_t rc)
     ngx_http_tokenring_cleanup(ctx);
 
     if (rc == NGX_HTTP_CLIENT_CLOSED_REQUEST) {
-        /* for the log: nobody is there to see it */
+        /* for the log: the client will not see it */
         r->headers_out.status = NGX_HTTP_CLIENT_CLOSED_REQUEST;
     }
 
@@ -213,7 +213,7 @@ ngx_http_tokenring_out_take(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* only when nobody refers to it any longer */
+/* only when no filter refers to it any more */
 
 static void
 ngx_http_tokenring_out_return(ngx_http_tokenring_ctx_t *ctx)
@@ -229,8 +229,8 @@ ngx_http_tokenring_out_return(ngx_http_tokenring_ctx_t *ctx)
 
 
 /*
- * With the first event the filters take from the pool what they use again for
- * every other one: where it lies is noted.
+ * With the first event, the filters allocate from the pool what they reuse for
+ * all others: remember where that is, to prefetch it.
  */
 
 static ngx_int_t
@@ -260,7 +260,7 @@ ngx_http_tokenring_output(ngx_http_tokenring_ctx_t *ctx)
 
     ctx->kept_by_filters = from;
 
-    /* not if the pool had to grow after all */
+    /* unless the pool had to grow */
 
     if (to > from && to - from <= NGX_HTTP_TOKENRING_KEPT) {
         ctx->kept_by_filters_size = to - from;
@@ -271,9 +271,9 @@ ngx_http_tokenring_output(ngx_http_tokenring_ctx_t *ctx)
 
 
 /*
- * What the filters are about to take shall lie together: in one block of the
- * pool, and the links of their chains, too, which otherwise are those that the
- * request's headers and body left here and there.  Where it begins.
+ * Makes the filters allocate in one place: in one block of the pool, and with
+ * new chain links instead of the scattered ones that the request's headers and
+ * body left behind.  Returns where that begins.
  */
 
 static u_char *
@@ -338,12 +338,12 @@ ngx_http_tokenring_stream_header(ngx_http_tokenring_ctx_t *ctx)
     }
 
 #if (NGX_HTTP_GZIP)
-    /* compressed, events would wait for each other */
+    /* compressed events would wait for each other */
     r->gzip_tested = 1;
     r->gzip_ok = 0;
 #endif
 
-    /* a first request on a connection has no TCP_NODELAY yet */
+    /* the first request on a connection has no TCP_NODELAY yet */
 
     clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
 
@@ -362,7 +362,7 @@ ngx_http_tokenring_stream_header(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* a client that may leave needs the id before there is anything to say */
+/* a client that may leave needs the id before the first token */
 
 static ngx_int_t
 ngx_http_tokenring_begin(ngx_http_tokenring_ctx_t *ctx)
@@ -445,7 +445,7 @@ ngx_http_tokenring_write_handler(ngx_http_request_t *r)
     ctx = ngx_http_get_module_ctx(r, ngx_http_tokenring_module);
 
     if (ctx == NULL) {
-        /* redirected after our end */
+        /* an internal redirect after the end of our request */
         return;
     }
 
@@ -485,7 +485,7 @@ ngx_http_tokenring_write_handler(ngx_http_request_t *r)
         return;
     }
 
-    /* limit_rate may have set one of its own: who would wake us then? */
+    /* keep a timer set by limit_rate, or nothing would wake us */
 
     if (wev->timer_set && !wev->delayed) {
         ngx_del_timer(wev);
@@ -595,7 +595,7 @@ ngx_http_tokenring_add_header(ngx_http_request_t *r, const char *key,
 }
 
 
-/* the request's id, and the one that what it left in Redis is found by */
+/* the request's id, and the id under which it is found in Redis */
 
 ngx_int_t
 ngx_http_tokenring_add_ids(ngx_http_tokenring_ctx_t *ctx)

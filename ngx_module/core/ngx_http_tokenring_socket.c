@@ -1,16 +1,16 @@
 /*
  * The last step of a streamed event: from NGINX's chain into the socket.
  *
- * An event leaves the output filters as three small pieces (the size of the
- * chunk, the event, the line's end), which NGINX hands to writev().  For pieces
- * as small as these most of what writev() does besides TCP is looking: at the
- * list of pieces, and at the inode of the socket, which is in no cache when a
- * hundred streams take turns.  So they are copied together and go by send().
+ * An event leaves the output filters as three small buffers (the chunk size,
+ * the event, the end of the line), which NGINX passes to writev().  For buffers
+ * this small, most of the cost of writev() besides TCP is bookkeeping: the list
+ * of buffers, and the inode of the socket, which is in no CPU cache when a
+ * hundred streams take turns.  So they are copied together and sent by send().
  *
- * It takes the place of a connection's send_chain, behind all filters: rate
- * limits, busy buffers and errors are NGINX's as before.  TLS, HTTP/2 and
- * HTTP/3 have a send_chain of their own, which stays.  What is not small, or
- * lies in a file, goes NGINX's way.
+ * It replaces a connection's send_chain, behind all filters: rate limits, busy
+ * buffers and errors are handled by NGINX as before.  TLS, HTTP/2 and HTTP/3
+ * have a send_chain of their own, which stays.  What is not small, or lies in a
+ * file, takes NGINX's way.
  */
 
 #include "ngx_http_tokenring_send.h"
@@ -50,7 +50,7 @@ ngx_http_tokenring_send_chain(ngx_connection_t *c, ngx_chain_t *in,
     ngx_buf_t    *b;
     ngx_chain_t  *cl;
 
-    /* one for all: it is in the cache when the next request comes */
+    /* shared, so that it stays in the CPU cache for the next request */
     static u_char  gathered[NGX_HTTP_TOKENRING_GATHER];
 
     if (!c->write->ready) {

@@ -1,5 +1,5 @@
 /*
- * What is answered from the status page, at once and without the engine:
+ * What is answered from the engines' status pages, without asking an engine:
  * the list of models, and health.
  */
 
@@ -86,7 +86,7 @@ ngx_http_tokenring_models(ngx_http_request_t *r, ngx_str_t *id)
 
     if (id && n == 0) {
         return ngx_http_tokenring_send_error(r, TR_ERR_MODEL_NOT_FOUND,
-                                             "There is no model of this name");
+                                         "There is no model with this name");
     }
 
     if (id == NULL && ngx_http_tokenring_put(t, "]}") != NGX_OK) {
@@ -138,7 +138,7 @@ ngx_http_tokenring_model(ngx_http_tokenring_text_t *t,
 }
 
 
-/* healthy: every engine that is asked for has a socket that takes requests */
+/* healthy: every requested engine has a socket that accepts requests */
 
 ngx_int_t
 ngx_http_tokenring_health_handler(ngx_http_request_t *r)

@@ -1,8 +1,8 @@
 /*
  * Growing buffers, and text as JSON.
  *
- * A stream may be open for hours: what it needs is taken with ngx_alloc, grows
- * to the size of its largest event and is used again for the next one, so that
+ * A stream may be open for hours: its buffers come from ngx_alloc(), grow to
+ * the size of the largest event and are reused for the next one, so that
  * r->pool does not grow with the length of the answer.
  */
 
@@ -15,7 +15,7 @@ static void ngx_http_tokenring_text_cleanup(void *data);
 #define NGX_HTTP_TOKENRING_TEXT_KEEP  32768
 
 
-/* how a byte below 0x80 is written: 0 as it is, 1 as \u00XX, else \ and it */
+/* how a byte below 0x80 is escaped: 0 not, 1 as \u00XX, else \ and this */
 
 static const u_char  ngx_http_tokenring_escape[128] = {
     1, 1, 1, 1, 1, 1, 1, 1, 'b', 't', 'n', 1, 'f', 'r', 1, 1,
@@ -39,7 +39,7 @@ ngx_http_tokenring_reserve(ngx_http_tokenring_text_t *t, size_t n)
 
     if (off > size / 2 && size - ngx_http_tokenring_text_len(t) >= n) {
 
-        /* a slow client's text is never empty: use what was consumed again */
+        /* a slow client's text is never empty: reuse the consumed part */
 
         len = ngx_http_tokenring_text_len(t);
 
@@ -120,7 +120,7 @@ ngx_http_tokenring_printf(ngx_http_tokenring_text_t *t, size_t max,
 }
 
 
-/* length of the character at p, 0 if it is none (RFC 3629, strictly) */
+/* the length of the character at p, 0 if it is invalid (RFC 3629, strictly) */
 
 static size_t
 ngx_http_tokenring_character(const u_char *p, const u_char *last)
@@ -177,7 +177,7 @@ ngx_http_tokenring_character(const u_char *p, const u_char *last)
 }
 
 
-/* appends the inside of a JSON string; bytes that are no UTF-8 become U+FFFD */
+/* appends the inside of a JSON string; invalid UTF-8 becomes U+FFFD */
 
 ngx_int_t
 ngx_http_tokenring_json(ngx_http_tokenring_text_t *t, const u_char *data,
@@ -237,7 +237,7 @@ ngx_http_tokenring_json(ngx_http_tokenring_text_t *t, const u_char *data,
 }
 
 
-/* a label's value for Prometheus, which knows three escapes and no others */
+/* the value of a Prometheus label, where only three characters are escaped */
 
 ngx_int_t
 ngx_http_tokenring_label(ngx_http_tokenring_text_t *t, const char *value)
@@ -318,7 +318,7 @@ ngx_http_tokenring_characters(const u_char *data, size_t len)
 }
 
 
-/* empties the buffer; a rare large one goes back to the system */
+/* empties the buffer; a large one, which is rare, is freed */
 
 void
 ngx_http_tokenring_text_reset(ngx_http_tokenring_text_t *t)

@@ -1,6 +1,6 @@
 /*
- * Variables, for logs, maps and limits.  A value that is not known (yet) is not
- * found, which a log shows as "-".
+ * Variables, for logs, maps and limits.  A value that is not known (yet) is
+ * "not found", which a log shows as "-".
  */
 
 #include "ngx_http_tokenring_conf.h"
@@ -120,7 +120,7 @@ ngx_http_tokenring_add_variables(ngx_conf_t *cf)
 }
 
 
-/* a text that is there already */
+/* values that are strings already */
 
 static ngx_int_t
 ngx_http_tokenring_variable_text(ngx_http_request_t *r,
@@ -171,7 +171,7 @@ ngx_http_tokenring_ending(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* what a request took: once, not for all who read its answer again */
+/* what a request used: logged once, not again for those who follow it */
 
 static ngx_int_t
 ngx_http_tokenring_variable_number(ngx_http_request_t *r,
@@ -200,7 +200,7 @@ ngx_http_tokenring_variable_number(ngx_http_request_t *r,
 }
 
 
-/* from p on; nothing of what is not known (yet) */
+/* written at p; nothing if it is not known (yet) */
 
 static u_char *
 ngx_http_tokenring_figure(u_char *p, ngx_http_tokenring_ctx_t *ctx,
@@ -263,7 +263,7 @@ ngx_http_tokenring_variable_set(ngx_http_variable_value_t *v, u_char *start,
 }
 
 
-/* what a request took in the KV cache */
+/* what a request used of the KV cache */
 
 static u_char *
 ngx_http_tokenring_kv(u_char *p, tr_wire_finish_t *totals, uintptr_t data)

@@ -1,12 +1,12 @@
 /*
- * tokenring_dashboard: the fleet's page.
+ * tokenring_dashboard: a page that shows the fleet.
  *
- * Three things below the location: the page's files, a fixed list, from disk;
+ * The location has three parts: the page's files, a fixed list, from disk;
  * /events, one stream of everything that the page shows (_sse_client.c); and
- * /requests/ID, the state of one request.  All of it is the administrator's:
- * it is not asked whose a request is, and neither prompts nor answers are read.
+ * /requests/ID, the state of one request.  All of it is for administrators:
+ * owners are not checked, and neither prompts nor outputs are read.
  *
- * The page comes with a policy that lets it load its own files, talk to its own
+ * The page has a content security policy that allows its own files and its own
  * origin, and nothing else; what Redis holds is text to it, never markup.
  */
 
@@ -104,7 +104,7 @@ ngx_http_tokenring_dashboard_handler(ngx_http_request_t *r)
     }
 
     if (r != r->main) {
-        /* what an error_page or auth_request wants of it is not here */
+        /* not for error_page or auth_request */
         return NGX_HTTP_FORBIDDEN;
     }
 
@@ -215,7 +215,7 @@ ngx_http_tokenring_dashboard_file(ngx_http_request_t *r,
 }
 
 
-/* as nginx's static module does; 304 is made by its filter */
+/* as nginx's static module does; a filter makes 304 of it */
 
 static ngx_int_t
 ngx_http_tokenring_dashboard_send_file(ngx_http_request_t *r, ngx_str_t *path,
@@ -437,12 +437,12 @@ ngx_http_tokenring_set_dashboard(ngx_conf_t *cf, ngx_command_t *cmd,
 
     if (ngx_file_info(index.data, &fi) == NGX_FILE_ERROR) {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, ngx_errno,
-                           "\"%V\" is not there: \"%V\" takes the folder of "
-                           "the page's files", &index, &cmd->name);
+                           "\"%V\" was not found: \"%V\" takes the directory "
+                           "of the dashboard's files", &index, &cmd->name);
         return NGX_CONF_ERROR;
     }
 
-    /* a process that reloads itself must not keep the timer */
+    /* a single process that reloads must not keep the timer */
 
     cln->handler = ngx_http_tokenring_dashboard_unset;
     cln->data = cache;

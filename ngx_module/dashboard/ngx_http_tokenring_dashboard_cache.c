@@ -1,15 +1,14 @@
 /*
- * The dashboard cache: what clients see of Redis (docs/redis.md).
+ * The dashboard cache: what SSE clients see of Redis (docs/redis.md).
  *
- * A round is three turns to Redis, once a second and only while somebody looks:
- * the names of the engines; of each its heartbeat, the samples since the last
- * round and its latest requests; the requests that are new or not over.  The
- * end of a round is one event for all clients.  A round ends whatever happens:
- * every command is answered, with a reply or without one.
+ * A round asks Redis three times in a row, once a second and only while
+ * somebody looks: for the names of the engines; for the heartbeat of each, its
+ * samples since the last round and its latest requests; and for the requests
+ * that are new or not over.  The end of a round is one event for all clients.
+ * Every round ends: each command is answered, with a reply or without one.
  *
- * What Redis holds was written by others.  Names and values are bounded, fields
- * are those that we know, everything is written as a JSON string, and the page
- * makes of it what it can.
+ * What Redis holds was written by others.  Names and values are bounded, only
+ * known fields are read, and everything is written as a JSON string.
  */
 
 #include "ngx_http_tokenring_dashboard_cache.h"
@@ -25,7 +24,7 @@ static ngx_int_t ngx_http_tokenring_cache_render(
     ngx_http_tokenring_cache_t *cache);
 
 
-/* the first client came */
+/* the first client has come */
 
 void
 ngx_http_tokenring_cache_start(ngx_http_tokenring_cache_t *cache)
@@ -54,7 +53,7 @@ ngx_http_tokenring_cache_timer(ngx_event_t *ev)
     cache = ev->data;
 
     if (ngx_exiting) {
-        /* this timer is what the worker waits for */
+        /* the worker waits for this timer */
         ngx_http_tokenring_sse_client_end(cache);
         return;
     }
@@ -99,7 +98,7 @@ ngx_http_tokenring_cache_round(ngx_http_tokenring_cache_t *cache)
         ngx_http_tokenring_text_reset(&cache->engines[i].samples);
     }
 
-    /* the end comes when this is taken off again */
+    /* held until all commands are sent */
 
     cache->pending++;
 
@@ -141,7 +140,7 @@ ngx_http_tokenring_cache_command(ngx_http_tokenring_cache_t *cache,
 }
 
 
-/* one reply less to wait for; the last one leads on */
+/* one reply less is pending; the last one starts the next step */
 
 void
 ngx_http_tokenring_cache_next(ngx_http_tokenring_cache_t *cache)
@@ -220,7 +219,7 @@ ngx_http_tokenring_cache_usable(ngx_http_tokenring_cache_t *cache,
         ngx_http_tokenring_redis_complain(cache->redis, reply);
 
         if (ngx_strncmp(reply->str, "WRONGTYPE", 9) == 0) {
-            /* somebody else's key: it goes without */
+            /* somebody else's key: do without */
             return 0;
         }
 

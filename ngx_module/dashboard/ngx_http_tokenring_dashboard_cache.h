@@ -17,18 +17,18 @@
 
 #define NGX_HTTP_TOKENRING_CACHE_TICK      1000
 
-/* what one page can show; longer names and values are cut or left out */
+/* limits of the page; longer names are left out, longer values cut */
 #define NGX_HTTP_TOKENRING_CACHE_ENGINES   64
 #define NGX_HTTP_TOKENRING_CACHE_REQUESTS  40
 #define NGX_HTTP_TOKENRING_CACHE_NAME      128
 #define NGX_HTTP_TOKENRING_CACHE_VALUE     1024
 
-/* samples of one engine before an SSE client came, read a slice at a time, so
- * that the worker does not stop for them */
+/* the history of one engine for a new client, in samples; it is read in slices,
+ * so that it does not hold up the worker */
 #define NGX_HTTP_TOKENRING_CACHE_HISTORY   660
 #define NGX_HTTP_TOKENRING_CACHE_SLICE     60
 
-/* an id of a stream's entry: two numbers of 64 bits */
+/* the id of an entry of a stream: two 64-bit numbers */
 #define NGX_HTTP_TOKENRING_CACHE_ID        41
 
 
@@ -123,21 +123,21 @@ typedef struct {
 
 void ngx_http_tokenring_cache_start(ngx_http_tokenring_cache_t *cache);
 
-/* one command of a round; its handler ends with _next, which leads on */
+/* sends a command of a round; its handler must end with cache_next() */
 void ngx_http_tokenring_cache_command(ngx_http_tokenring_cache_t *cache,
     ngx_http_tokenring_reply_pt handler, void *data, ngx_uint_t argc,
     ngx_str_t *argv);
 void ngx_http_tokenring_cache_next(ngx_http_tokenring_cache_t *cache);
 
-/* a reply of this type?  None, or an error, fails the round */
+/* is it a reply of this type?  No reply, or an error, fails the round */
 ngx_uint_t ngx_http_tokenring_cache_usable(ngx_http_tokenring_cache_t *cache,
     redisReply *reply, int type);
 
-/* "PREFIXkind:{NAME}" of a name that is bounded, in 256 bytes of buf */
+/* "PREFIXkind:{NAME}" for a bounded name, in buf, which has 256 bytes */
 ngx_str_t ngx_http_tokenring_cache_key(ngx_http_tokenring_redis_t *redis,
     u_char *buf, const char *kind, ngx_str_t *name);
 
-/* ,"name":"value" of each that HMGET found; how many, or NGX_ERROR */
+/* ,"name":"value" for each field that HMGET found; how many, or NGX_ERROR */
 ngx_int_t ngx_http_tokenring_cache_fields(ngx_http_tokenring_text_t *t,
     ngx_str_t *names, ngx_uint_t n, redisReply *reply);
 
@@ -160,11 +160,11 @@ ngx_http_tokenring_call_t *ngx_http_tokenring_cache_fetch(
     ngx_http_tokenring_redis_t *redis, u_char *id,
     ngx_http_tokenring_reply_pt handler, void *data);
 
-/* one request as JSON; NGX_DECLINED: it is not in Redis (any more) */
+/* one request as JSON; NGX_DECLINED: it is not in Redis, or has expired */
 ngx_int_t ngx_http_tokenring_cache_request(ngx_http_tokenring_text_t *t,
     u_char *id, redisReply *reply, ngx_uint_t *final);
 
-/* a list of the requests, all or what changed in this round */
+/* a list of the requests: all, or those that changed in this round */
 ngx_int_t ngx_http_tokenring_cache_requests(ngx_http_tokenring_cache_t *cache,
     ngx_http_tokenring_text_t *t, ngx_uint_t all);
 

@@ -1,8 +1,9 @@
 /*
- * The engines in the dashboard cache: who is listed, heartbeats, samples.
+ * The engines in the dashboard cache: the list, heartbeats, samples.
  *
- * An engine keeps its place while it is listed, for clients go through them by
- * number; the samples of a round are those after the last one that was told.
+ * An engine keeps its index while it is listed, since clients go through the
+ * engines by index; the samples of a round are those after the last one that
+ * was sent.
  */
 
 #include "ngx_http_tokenring_dashboard_cache.h"
@@ -77,7 +78,7 @@ done:
 }
 
 
-/* an engine is listed: in its old place, else where nobody is */
+/* a listed engine: at its old index, else in a free place */
 
 static void
 ngx_http_tokenring_cache_name(ngx_http_tokenring_cache_t *cache,
@@ -189,7 +190,7 @@ ngx_http_tokenring_cache_ask(ngx_http_tokenring_cache_engine_t *engine)
 }
 
 
-/* without a heartbeat, which expires, there is none of the fields */
+/* a heartbeat that has expired has no fields */
 
 static void
 ngx_http_tokenring_cache_heart(void *data, redisReply *reply)

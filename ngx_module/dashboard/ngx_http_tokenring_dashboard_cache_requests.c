@@ -2,8 +2,8 @@
  * The requests in the dashboard cache: the latest of all engines, read until
  * they are over.
  *
- * Every engine lists its own latest ones by arrival; the newest of all of them
- * are shown.  Each is read in every round until its state is final, and told to
+ * Every engine lists its own latest requests by arrival; the newest of all are
+ * shown.  Each is read in every round until its state is final, and sent to
  * clients when it has changed.
  */
 
@@ -15,7 +15,7 @@ static ngx_http_tokenring_cache_request_t *ngx_http_tokenring_cache_take(
 static void ngx_http_tokenring_cache_got(void *data, redisReply *reply);
 
 
-/* neither the owner nor anything of prompt or output */
+/* neither the owner nor any prompt or output */
 
 static ngx_str_t  ngx_http_tokenring_request_fields[] = {
     ngx_string("state"), ngx_string("engine"), ngx_string("run"),
@@ -32,7 +32,7 @@ static ngx_str_t  ngx_http_tokenring_request_fields[] = {
 };
 
 
-/* ids and times of one engine's latest, put into their places among all */
+/* merges the latest requests of one engine into those of all */
 
 void
 ngx_http_tokenring_cache_latest(void *data, redisReply *reply)
@@ -89,7 +89,7 @@ done:
 }
 
 
-/* the request of this id, taken out of where it was, or a new one */
+/* the request with this id, removed from its old place, or a new one */
 
 static ngx_http_tokenring_cache_request_t *
 ngx_http_tokenring_cache_take(ngx_http_tokenring_cache_t *cache, u_char *id)
@@ -119,7 +119,7 @@ ngx_http_tokenring_cache_take(ngx_http_tokenring_cache_t *cache, u_char *id)
 }
 
 
-/* the latest of all engines become those that are shown */
+/* the latest requests of all engines become those that are shown */
 
 void
 ngx_http_tokenring_cache_gather(ngx_http_tokenring_cache_t *cache)
@@ -262,7 +262,7 @@ ngx_http_tokenring_cache_got(void *data, redisReply *reply)
         ngx_http_tokenring_text_reset(t);
         request->crc = 0;
 
-        /* expired: nothing will come */
+        /* it has expired */
         request->final = (rc == NGX_DECLINED);
         goto done;
     }

@@ -1,14 +1,13 @@
 /*
  * SSE clients of the dashboard: streams of server-sent events.
  *
- * A client is greeted with the requests that the dashboard cache knows and gets
- * every tick of it from then on; meanwhile the samples of the last minutes are
- * read for it alone, a slice at a time, and only as fast as it takes them.  A
- * client that is slow misses ticks and then gets the missing samples in the
- * same way.
+ * A client gets the requests that the dashboard cache knows, and then every
+ * tick; meanwhile the samples of the last minutes are read for it alone, in
+ * slices, and only as fast as it takes them.  A slow client misses ticks and
+ * gets the missing samples in the same way afterwards.
  *
- * When the worker exits, the streams end with the next tick: the page comes
- * back, to a new worker.
+ * When the worker exits, the streams end with the next tick: the page connects
+ * again, to a new worker.
  */
 
 #include "ngx_http_tokenring_dashboard_cache.h"
@@ -139,7 +138,7 @@ ngx_http_tokenring_sse_client_header(ngx_http_request_t *r)
     }
 
 #if (NGX_HTTP_GZIP)
-    /* compressed, events would wait for each other */
+    /* compressed events would wait for each other */
     r->gzip_tested = 1;
     r->gzip_ok = 0;
 #endif
@@ -172,7 +171,7 @@ ngx_http_tokenring_sse_client_free(void *data)
 }
 
 
-/* the module's ctx is that of an API request: a client is found otherwise */
+/* the module's ctx is for API requests: a client is found by its cleanup */
 
 static ngx_http_tokenring_sse_client_t *
 ngx_http_tokenring_sse_client_of(ngx_http_request_t *r)
@@ -189,7 +188,7 @@ ngx_http_tokenring_sse_client_of(ngx_http_request_t *r)
 }
 
 
-/* a round of the cache is over */
+/* the cache has finished a round */
 
 void
 ngx_http_tokenring_sse_client_tick(ngx_http_tokenring_cache_t *cache)
@@ -202,7 +201,7 @@ ngx_http_tokenring_sse_client_tick(ngx_http_tokenring_cache_t *cache)
          q != ngx_queue_sentinel(&cache->clients);
          q = next)
     {
-        /* the client may leave, nobody else does */
+        /* only this client may leave now */
         next = ngx_queue_next(q);
 
         client = ngx_queue_data(q, ngx_http_tokenring_sse_client_t, queue);
@@ -231,7 +230,7 @@ ngx_http_tokenring_sse_client_tick(ngx_http_tokenring_cache_t *cache)
 }
 
 
-/* what was before: all requests now, samples bit by bit */
+/* the history: all requests at once, samples in slices */
 
 static ngx_int_t
 ngx_http_tokenring_sse_client_greet(ngx_http_tokenring_sse_client_t *client)
@@ -311,7 +310,7 @@ ngx_http_tokenring_sse_client_more(ngx_http_tokenring_sse_client_t *client)
                        ngx_http_tokenring_sse_client_slice, client, 6, argv);
 
     if (client->call == NULL) {
-        /* from the beginning, when Redis is there */
+        /* from the beginning, when Redis is back */
         client->catching_up = 0;
         client->greeted = 0;
     }
@@ -333,7 +332,7 @@ ngx_http_tokenring_sse_client_slice(void *data, redisReply *reply)
     client->call = NULL;
 
     if (client->blocked) {
-        /* the buffer is on its way: this slice is asked for again then */
+        /* the buffer is in use: this slice is read again later */
         return;
     }
 
@@ -360,7 +359,7 @@ ngx_http_tokenring_sse_client_slice(void *data, redisReply *reply)
         }
 
         if (rc == NGX_DECLINED) {
-            /* no sample, so that its id may be anything */
+            /* not a sample, so its id may be anything */
             ngx_str_null(&id);
         }
     }
@@ -377,7 +376,7 @@ ngx_http_tokenring_sse_client_slice(void *data, redisReply *reply)
            != NGX_OK
         || ngx_http_tokenring_append(t, "]}\n\n", 4) != NGX_OK)
     {
-        /* it goes without */
+        /* leave this slice out */
         t->last = t->pos + from;
         client->left = 0;
 
@@ -397,7 +396,7 @@ ngx_http_tokenring_sse_client_slice(void *data, redisReply *reply)
 }
 
 
-/* the request may be gone when this returns */
+/* the request may have ended when this returns */
 
 static void
 ngx_http_tokenring_sse_client_send(ngx_http_tokenring_sse_client_t *client,
@@ -534,7 +533,7 @@ ngx_http_tokenring_sse_client_writer(ngx_http_request_t *r)
         return;
     }
 
-    /* limit_rate may have set one of its own: who would wake us then? */
+    /* keep a timer set by limit_rate, or nothing would wake us */
 
     if (wev->timer_set && !wev->delayed) {
         ngx_del_timer(wev);
@@ -547,7 +546,7 @@ ngx_http_tokenring_sse_client_writer(ngx_http_request_t *r)
 }
 
 
-/* the worker exits: nobody keeps it */
+/* the worker exits: end the streams that would keep it */
 
 void
 ngx_http_tokenring_sse_client_end(ngx_http_tokenring_cache_t *cache)
@@ -588,7 +587,7 @@ ngx_http_tokenring_sse_client_end(ngx_http_tokenring_cache_t *cache)
         if (!ngx_queue_empty(&cache->clients)
             && ngx_queue_head(&cache->clients) == q)
         {
-        /* its last bytes are on their way: it is no client of ours any more */
+        /* its last bytes are being sent: it is not a client any more */
         ngx_queue_remove(q);
         ngx_queue_init(q);
         }

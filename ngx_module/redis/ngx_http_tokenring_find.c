@@ -1,11 +1,11 @@
 /*
  * Finding a request in Redis for a client that names it.
  *
- * A client knows an id sooner than Redis does: it has it with the headers of
- * its answer, and the engine writes what is new a little later (redis_flush,
- * 50 ms by default).  So an id that is not there is looked up once more before
- * the client is told so.  One of another owner is looked up as often: the two
- * must look the same, to a clock, too.
+ * A client knows an id before Redis does: it comes with the headers of the
+ * answer, and the engine writes to Redis a little later (redis_flush, 50 ms by
+ * default).  So an id that is not found is looked up once more before the
+ * client is told so.  One of another owner is looked up as often: the two must
+ * not differ in time, either.
  */
 
 #include "ngx_http_tokenring_find.h"
@@ -16,7 +16,7 @@ static void ngx_http_tokenring_find_answer(void *data, redisReply *reply);
 static void ngx_http_tokenring_find_again(ngx_event_t *ev);
 
 
-/* some flushes of an engine */
+/* ms; a few flushes of an engine */
 #define NGX_HTTP_TOKENRING_FIND_AGAIN  250
 
 

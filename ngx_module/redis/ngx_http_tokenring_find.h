@@ -14,12 +14,12 @@
 #include <ngx_event.h>
 
 
-/* rc: NGX_OK: it is find->rec, and r may know of it, NGX_DECLINED: to r there
- * is no such request, NGX_ERROR: nobody knows; r may end */
+/* rc: NGX_OK: it is find->rec, and the client may see it; NGX_DECLINED: for
+ * this client there is no such request; NGX_ERROR: unknown.  May end r */
 
 typedef void (*ngx_http_tokenring_found_pt)(void *data, ngx_int_t rc);
 
-/* zeroed; the first five fields are the caller's */
+/* to be zeroed; the caller sets the first five fields */
 
 typedef struct {
     ngx_http_request_t           *request;
@@ -33,8 +33,8 @@ typedef struct {
     unsigned                      again:1;       /* it is the second look */
 } ngx_http_tokenring_find_t;
 
-/* NGX_OK: handler is called once, later, unless _end comes first; NGX_ERROR:
- * Redis is away */
+/* NGX_OK: handler is called once, later, unless _end is called before;
+ * NGX_ERROR: Redis cannot be reached */
 ngx_int_t ngx_http_tokenring_find(ngx_http_tokenring_find_t *find);
 void ngx_http_tokenring_find_end(ngx_http_tokenring_find_t *find);
 

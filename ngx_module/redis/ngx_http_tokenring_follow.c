@@ -1,20 +1,22 @@
 /*
- * GET of /v1/requests/ID/stream: an answer again, and as it goes on.
+ * GET of /v1/requests/ID/stream: the stream of a request, repeated and
+ * continued.
  *
- * The engine's records stand in a Redis stream, many to an entry.  They are put
- * through the very code that renders them when they come from a ring, in a ctx
+ * The engine's records are in a Redis stream, many per entry.  They pass
+ * through the same code that renders them when they come from a ring, in a ctx
  * without a connection, so that the bytes are the same.  The stream is read in
- * pages, the next one when the client has taken the last: a slow client costs
- * a page of memory, however long the answer is.
+ * pages, the next one when the client has taken the last: a slow client costs a
+ * page of memory, however long the answer is.
  *
- * Who has read all there is listens to the request's channel (_stream_sub.c).
- * From the time when the subscription holds, the stream is read once more; what
- * the channel brings then goes on exactly where the stream ended, or is known
+ * A client that has read everything listens to the request's channel
+ * (_stream_sub.c).  Once the subscription is confirmed, the stream is read once
+ * more; a message then continues exactly where the stream ended, or is known
  * already, or shows that we must read again.  A client too slow for the channel
  * goes back to reading.
  *
- * Reading begins at the first record also for who has seen some: which choices
- * have begun, and where, is in them.  What the client has is not sent.
+ * Reading begins at the first record even if the client has seen some: which
+ * choices have begun, and where, depends on them.  What the client has is not
+ * sent again.
  */
 
 #include "ngx_http_tokenring_conf.h"
@@ -44,10 +46,10 @@ static void ngx_http_tokenring_follow_bad(ngx_http_tokenring_follow_t *f);
 static void ngx_http_tokenring_follow_flush(ngx_http_tokenring_follow_t *f);
 
 
-/* entries of a page: of about 50 ms each */
+/* entries of a page; an entry has about 50 ms of output */
 #define NGX_HTTP_TOKENRING_PAGE  64
 
-/* a record longer than any ring carries is none */
+/* no ring carries a longer record */
 #define NGX_HTTP_TOKENRING_RECORD_MAX  (TR_RING_MAX / 4)
 
 
@@ -78,8 +80,8 @@ ngx_http_tokenring_follow(ngx_http_request_t *r, ngx_str_t *name)
 
     if (ngx_http_tokenring_follow_after(r, &after) != NGX_OK) {
         return ngx_http_tokenring_send_error(r, TR_ERR_INVALID,
-                   "Last-Event-ID (or ?after=) is not the id of an event: "
-                   "ids are decimal numbers");
+                   "Last-Event-ID (or ?after=) must be the id of an event, a "
+                   "decimal number");
     }
 
     f = ngx_pcalloc(r->pool, sizeof(ngx_http_tokenring_follow_t));
@@ -114,7 +116,7 @@ ngx_http_tokenring_follow(ngx_http_request_t *r, ngx_str_t *name)
 }
 
 
-/* the last event that the client has, as browsers say it, or in the URL */
+/* the last event that the client has: in the header of browsers, or the URL */
 
 static ngx_int_t
 ngx_http_tokenring_follow_after(ngx_http_request_t *r, uint64_t *after)
@@ -156,7 +158,7 @@ ngx_http_tokenring_follow_after(ngx_http_request_t *r, uint64_t *after)
 }
 
 
-/* the record and the first page in one go: the answers come in this order */
+/* asks for the state and the first page at once: replies keep the order */
 
 static ngx_int_t
 ngx_http_tokenring_follow_start(ngx_http_tokenring_follow_t *f)
@@ -192,7 +194,7 @@ ngx_http_tokenring_follow_start(ngx_http_tokenring_follow_t *f)
 }
 
 
-/* a page of what comes after the last record that we have */
+/* asks for a page of what follows our last record */
 
 static ngx_int_t
 ngx_http_tokenring_follow_ask(ngx_http_tokenring_follow_t *f)
@@ -204,7 +206,7 @@ ngx_http_tokenring_follow_ask(ngx_http_tokenring_follow_t *f)
 
     argv[1] = f->output;
 
-    /* entries are LAST-0, so that LAST-1 is what follows */
+    /* ids of entries are LAST-0, so LAST-1 is what follows */
 
     argv[2].data = from;
     argv[2].len = ngx_sprintf(from, "%uL-1", f->ctx->number) - from;
@@ -259,18 +261,18 @@ ngx_http_tokenring_follow_found(void *data, ngx_int_t rc)
 
     } else if (!rec->resumable) {
         rc = ngx_http_tokenring_send_error(r, TR_ERR_NOT_FOUND,
-                 "The output of this request is not kept: it was made where "
-                 "tokenring_resumable is off");
+                 "The output of this request was not stored: "
+                 "tokenring_resumable was off");
 
     } else if (rec->wire < TR_ABI_VERSION_MIN || rec->wire > TR_ABI_VERSION) {
         rc = ngx_http_tokenring_send_error(r, TR_ERR_NO_REDIS,
-                 "The output of this request was written by another version");
+                 "The output of this request has an incompatible version");
 
     } else {
         f->allowed = 1;
         ctx->endpoint = rec->endpoint;
 
-        /* the page, if it was early, too */
+        /* also if the first page came early */
         ngx_http_tokenring_follow_more(ctx);
         return;
     }
@@ -297,7 +299,7 @@ ngx_http_tokenring_follow_page(void *data, redisReply *reply)
     ngx_http_set_log_request(c->log, ctx->request);
 
     if (!f->allowed) {
-        /* it is not known whose this is: read again when it is */
+        /* the owner is not known yet: read again when it is */
         f->more = 1;
         return;
     }
@@ -313,7 +315,7 @@ ngx_http_tokenring_follow_page(void *data, redisReply *reply)
                                ngx_http_tokenring_send_away(ctx->request));
 
         } else {
-            /* the stream subscription sees when Redis is back */
+            /* the stream subscription notices when Redis is back */
             f->more = 1;
 
             if (ngx_http_tokenring_stream_sub_join(f) != NGX_OK) {
@@ -402,8 +404,8 @@ ngx_http_tokenring_follow_entry(ngx_http_tokenring_follow_t *f,
 
 
 /*
- * Records up to the number last.  NGX_DECLINED: they are none, or not those
- * that come next.
+ * Takes the records up to number last.  NGX_DECLINED: they are malformed, or
+ * not those that come next.
  */
 
 static ngx_int_t
@@ -457,7 +459,7 @@ ngx_http_tokenring_follow_take(ngx_http_tokenring_follow_t *f, uint64_t last,
 }
 
 
-/* a page has been taken and the answer is not over: what now? */
+/* a page was read and the answer is not over: what next? */
 
 static void
 ngx_http_tokenring_follow_settle(ngx_http_tokenring_follow_t *f,
@@ -475,8 +477,7 @@ ngx_http_tokenring_follow_settle(ngx_http_tokenring_follow_t *f,
 
     if (ctx->number == 0 && f->find.rec.final) {
         ngx_http_tokenring_fail(ctx, TR_ERR_NOT_FOUND,
-                                "The output of this request is not kept any "
-                                "longer");
+                                "The output of this request has expired");
         return;
     }
 
@@ -489,7 +490,7 @@ ngx_http_tokenring_follow_settle(ngx_http_tokenring_follow_t *f,
     epoch = ngx_http_tokenring_stream_sub_epoch(f);
 
     if (epoch == 0) {
-        /* the stream subscription tells when the subscription holds */
+        /* it will tell when the subscription is confirmed */
         return;
     }
 
@@ -505,7 +506,7 @@ ngx_http_tokenring_follow_settle(ngx_http_tokenring_follow_t *f,
 }
 
 
-/* called when the client has taken what there was, and when there is more */
+/* the client has taken everything, or there is more */
 
 void
 ngx_http_tokenring_follow_more(ngx_http_tokenring_ctx_t *ctx)
@@ -522,7 +523,7 @@ ngx_http_tokenring_follow_more(ngx_http_tokenring_ctx_t *ctx)
     }
 
     if (ngx_http_tokenring_follow_ask(f) != NGX_OK) {
-        /* the stream subscription sees when Redis is back */
+        /* the stream subscription notices when Redis is back */
         (void) ngx_http_tokenring_stream_sub_join(f);
     }
 }
@@ -592,7 +593,7 @@ ngx_http_tokenring_follow_fail(ngx_http_tokenring_follow_t *f,
 }
 
 
-/* what stands in Redis is nothing that an engine wrote */
+/* what Redis has was not written by an engine */
 
 static void
 ngx_http_tokenring_follow_bad(ngx_http_tokenring_follow_t *f)
@@ -606,11 +607,11 @@ ngx_http_tokenring_follow_bad(ngx_http_tokenring_follow_t *f)
                   &f->redis->name, &ctx->completion, ctx->number);
 
     ngx_http_tokenring_fail(ctx, TR_ERR_PROTOCOL,
-                            "What is kept of this answer cannot be read");
+                            "The stored output of this request is corrupt");
 }
 
 
-/* the request may be gone when this returns */
+/* the request may have ended when this returns */
 
 static void
 ngx_http_tokenring_follow_flush(ngx_http_tokenring_follow_t *f)
@@ -631,21 +632,21 @@ ngx_http_tokenring_follow_flush(ngx_http_tokenring_follow_t *f)
 }
 
 
-/* for too long nothing was heard, of the request or of its engine */
+/* nothing was heard of the request or its engine for too long */
 
 void
 ngx_http_tokenring_follow_expired(ngx_http_tokenring_ctx_t *ctx)
 {
     if (ngx_exiting && ctx->request->header_sent) {
-        /* cut: the client takes it up again, with the next worker */
+        /* cut off: the client resumes, with a new worker */
         ngx_http_tokenring_finalize(ctx, NGX_ERROR);
         return;
     }
 
     ngx_http_tokenring_fail(ctx, TR_ERR_TIMEOUT,
-                            "Nothing was heard of this request in time");
+                            "The output of this request timed out");
 
-    /* if the client takes nothing now, send_timeout ends it */
+    /* if the client does not read, send_timeout ends it */
     ngx_add_timer(&ctx->timer, ctx->conf->idle_timeout);
 
     ngx_http_tokenring_flush(ctx);

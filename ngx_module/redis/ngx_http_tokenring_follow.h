@@ -1,6 +1,6 @@
 /*
- * Clients that follow the stream of a request (_follow.c), and what those have
- * in common that follow the same one (_stream_sub.c).
+ * Clients that follow the stream of a request (_follow.c), and what all clients
+ * of one request share (_stream_sub.c).
  *
  * A follow lives in r->pool, beside the ctx that it fills.  A stream
  * subscription is allocated for its first follower and freed with the last.
@@ -47,21 +47,21 @@ void ngx_http_tokenring_follow_end(ngx_http_tokenring_ctx_t *ctx);
 
 /* called by the stream subscription; f's request may have ended afterwards */
 
-/* records FIRST to LAST, as written by the engine */
+/* a message with the records first to last, as the engine wrote them */
 void ngx_http_tokenring_follow_records(ngx_http_tokenring_follow_t *f,
     uint64_t first, uint64_t last, ngx_str_t *records);
 
-/* read again, from where we are */
+/* read again, from the last record that f has */
 void ngx_http_tokenring_follow_read(ngx_http_tokenring_follow_t *f);
 
-/* there will be nothing more, and that is an error */
+/* there will be nothing more: end with this error */
 void ngx_http_tokenring_follow_fail(ngx_http_tokenring_follow_t *f,
     tr_status_t status, const char *message);
 
 
 /* _stream_sub.c */
 
-/* NGX_OK: f is one of those who follow its request */
+/* NGX_OK: f is one of the followers of its request; NGX_ERROR: no memory */
 ngx_int_t ngx_http_tokenring_stream_sub_join(ngx_http_tokenring_follow_t *f);
 void ngx_http_tokenring_stream_sub_leave(ngx_http_tokenring_follow_t *f);
 

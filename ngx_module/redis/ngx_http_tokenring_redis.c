@@ -1,16 +1,16 @@
 /*
- * Redis's connections: made, greeted, lost, and made again.
+ * Connections to Redis: made, greeted, lost, and made again.
  *
- * A worker has two to each Redis, for commands and for subscriptions; hiredis's
- * asynchronous API speaks on them (ngx_http_tokenring_redis_events.c).
+ * A worker has two to each Redis, for commands and for subscriptions, both with
+ * hiredis's asynchronous API (ngx_http_tokenring_redis_events.c).
  *
  *   IDLE --connect--> CONNECTING --greeted--> READY
  *    ^                (TLS, AUTH, SELECT, PING)  |
- *    +------ error, end, or no answer in time ---+
+ *    +---- error, end, or no reply in time ------+
  *
- * A lost connection is made again after a pause that grows to some seconds, and
- * at once for a command that comes later than 100 ms after the last attempt.
- * An outage is a line in the error log for each reason, and one when it ends.
+ * A lost connection is made again after a delay that grows to some seconds, and
+ * at once for a command that comes more than 100 ms after the last attempt.  An
+ * outage makes one line in the error log for each reason, and one when it ends.
  */
 
 #include "ngx_http_tokenring_redis_conn.h"
@@ -144,7 +144,7 @@ ngx_http_tokenring_redis_exit(ngx_http_tokenring_redis_t *redis)
 }
 
 
-/* NGX_OK: under way */
+/* NGX_OK: in progress */
 
 ngx_int_t
 ngx_http_tokenring_redis_connect(ngx_http_tokenring_redis_conn_t *conn)
@@ -214,7 +214,7 @@ ngx_http_tokenring_redis_dial(ngx_http_tokenring_redis_t *redis)
 
     addr = &redis->addrs[redis->turn++ % redis->naddrs];
 
-    /* digits only: hiredis has nothing to resolve */
+    /* a numeric address: hiredis has nothing to resolve */
 
     len = ngx_sock_ntop(addr->sockaddr, addr->socklen, text,
                         NGX_SOCKADDR_STRLEN, 0);
@@ -225,7 +225,7 @@ ngx_http_tokenring_redis_dial(ngx_http_tokenring_redis_t *redis)
 }
 
 
-/* who we are, which database, and is that a Redis at all */
+/* who we are, which database, and is it Redis at all? */
 
 static ngx_int_t
 ngx_http_tokenring_redis_greet(ngx_http_tokenring_redis_conn_t *conn)
@@ -278,7 +278,7 @@ ngx_http_tokenring_redis_greet(ngx_http_tokenring_redis_conn_t *conn)
 }
 
 
-/* a part of the greeting whose answer counts */
+/* a command of the greeting whose reply matters */
 
 static ngx_int_t
 ngx_http_tokenring_redis_say(ngx_http_tokenring_redis_conn_t *conn,
@@ -306,7 +306,7 @@ ngx_http_tokenring_redis_say(ngx_http_tokenring_redis_conn_t *conn,
 }
 
 
-/* the last answer of the greeting makes the connection ready */
+/* the last reply of the greeting makes the connection ready */
 
 static void
 ngx_http_tokenring_redis_greeted(redisAsyncContext *ac, void *reply,
@@ -328,7 +328,7 @@ ngx_http_tokenring_redis_greeted(redisAsyncContext *ac, void *reply,
                    "tokenring redis: greeted, type:%d left:%ui for %s",
                    r->type, conn->step, ngx_http_tokenring_redis_use(conn));
 
-    /* a user who may not PING is one, too */
+    /* NOPERM to PING is a reply of Redis, too */
 
     if (r->type == REDIS_REPLY_ERROR
         && (conn->step || ngx_strncmp(r->str, "NOPERM", 6) != 0))
@@ -353,7 +353,7 @@ ngx_http_tokenring_redis_ready(ngx_http_tokenring_redis_conn_t *conn)
     conn->state = NGX_HTTP_TOKENRING_REDIS_READY;
 
     if (conn->subscriber) {
-        /* whether it is of use is seen when a subscription is confirmed */
+        /* it works when a subscription is confirmed */
         ngx_http_tokenring_channels_up(conn->redis);
         return;
     }
@@ -381,7 +381,7 @@ ngx_http_tokenring_redis_works(ngx_http_tokenring_redis_conn_t *conn)
 }
 
 
-/* hiredis gives up: an error of the socket, or the end of it */
+/* hiredis gives up: an error of the socket, or end of file */
 
 void
 ngx_http_tokenring_redis_gone(void *data)
@@ -402,7 +402,7 @@ ngx_http_tokenring_redis_gone(void *data)
 }
 
 
-/* we give up; also from within a handler of hiredis's */
+/* we give up; also from within a callback of hiredis */
 
 void
 ngx_http_tokenring_redis_close(ngx_http_tokenring_redis_conn_t *conn,
@@ -486,7 +486,7 @@ ngx_http_tokenring_redis_reconnect(ngx_event_t *ev)
 }
 
 
-/* one line for each thing that is wrong, however often we try, and in turn */
+/* one line per reason, however often we try, even if reasons alternate */
 
 void
 ngx_http_tokenring_redis_log(ngx_http_tokenring_redis_conn_t *conn,

@@ -1,11 +1,11 @@
 /*
- * Redis, as the parts of the module use it.
+ * Redis, as the rest of the module uses it.
  *
- * A "redis" is what one tokenring_redis names: a server, a user, a database, a
- * prefix.  Every worker keeps one connection to it for commands, and, while
- * somebody listens, one for subscriptions, however many listen.  Nothing here
- * blocks: a command is given with a handler, which is called once, later, from
- * the event loop, with the reply or without one.
+ * A redis (ngx_http_tokenring_redis_t) is what one tokenring_redis names: a
+ * server, a user, a database, a prefix.  Every worker keeps one connection to
+ * it for commands and, while somebody listens, one for subscriptions, however
+ * many listen.  Nothing here blocks: a command is sent with a handler, which is
+ * called once, later, from the event loop, with the reply or without one.
  *
  *     static void
  *     got(void *data, redisReply *reply)
@@ -17,8 +17,8 @@
  *
  *     if (call == NULL) ...            Redis is not there
  *
- * A reply is hiredis's and gone when the handler returns.  What it holds was
- * written by others: types, numbers and lengths are to be checked.
+ * A reply belongs to hiredis and is freed when the handler returns.  What it
+ * holds was written by others: its types, numbers and lengths must be checked.
  *
  * The connections themselves are in ngx_http_tokenring_redis_conn.h.  A redis
  * lives in the cycle's pool, one for all locations that name the same.
@@ -29,7 +29,7 @@
  *     _redis_commands.c   commands and their replies
  *     _redis_channels.c   subscriptions
  *     _redis_conf.c       the directive
- *     _redis_values.c     keys, and what stands in replies
+ *     _redis_values.c     keys, and values in replies
  */
 
 #ifndef _NGX_HTTP_TOKENRING_REDIS_H_INCLUDED_
@@ -58,7 +58,7 @@ typedef struct ngx_http_tokenring_subscription_s
     ngx_http_tokenring_subscription_t;
 
 
-/* reply: NULL without one; an error of Redis is a reply */
+/* reply is NULL if none came; an error from Redis is a reply */
 
 typedef void (*ngx_http_tokenring_reply_pt)(void *data, redisReply *reply);
 
@@ -70,7 +70,7 @@ typedef enum {
 } ngx_http_tokenring_redis_state_e;
 
 
-/* how to speak TLS, as configured; made for all workers by the master */
+/* TLS as configured; made by the master, for all workers */
 
 typedef struct {
     ngx_str_t                         ca;         /* files */
@@ -79,7 +79,7 @@ typedef struct {
     ngx_str_t                         name;       /* the certificate's */
     void                             *ctx;        /* SSL_CTX */
     unsigned                          on:1;
-    unsigned                          insecure:1; /* nothing is verified */
+    unsigned                          insecure:1; /* no verification */
 } ngx_http_tokenring_redis_tls_t;
 
 
@@ -155,7 +155,7 @@ char *ngx_http_tokenring_set_redis(ngx_conf_t *cf, ngx_command_t *cmd,
 
 /* _redis.c */
 
-/* ahead of the first use; to be called again does no harm */
+/* before the first use; may be called again */
 void ngx_http_tokenring_redis_start(ngx_http_tokenring_redis_t *redis);
 
 /* the same, and connects for commands, so that the first need not wait */
@@ -168,17 +168,18 @@ void ngx_http_tokenring_redis_exit(ngx_http_tokenring_redis_t *redis);
 /* _redis_commands.c */
 
 /*
- * Sends a command.  NULL: Redis is away (an attempt to reach it may be on its
- * way), or too much is waiting: the handler is not called.
+ * Sends a command; argv is copied.  NULL: Redis cannot be reached (a new
+ * attempt may have begun), or too many commands are pending: the handler is not
+ * called.
  */
 ngx_http_tokenring_call_t *ngx_http_tokenring_redis_command(
     ngx_http_tokenring_redis_t *redis, ngx_http_tokenring_reply_pt handler,
     void *data, ngx_uint_t argc, ngx_str_t *argv);
 
-/* the handler of this call must not be called any more; NULL is fine */
+/* the handler of this call is not called any more; call may be NULL */
 void ngx_http_tokenring_redis_forget(ngx_http_tokenring_call_t *call);
 
-/* an error as reply: a line in the log, once as long as it stays the same */
+/* logs a reply that is an error, once as long as it stays the same */
 void ngx_http_tokenring_redis_complain(ngx_http_tokenring_redis_t *redis,
     redisReply *reply);
 
@@ -186,9 +187,9 @@ void ngx_http_tokenring_redis_complain(ngx_http_tokenring_redis_t *redis,
 /* _redis_channels.c */
 
 /*
- * What happens on a channel.  UP: from now on every message comes here, so that
- * this is the time to read what was before; also again after an outage.
- * DOWN: messages may be lost from now until the next UP.
+ * What happens on a channel.  UP: from now on every message is delivered, so
+ * now is the time to read what came before; again after each outage.  DOWN:
+ * messages may be lost from now until the next UP.
  */
 
 typedef enum {
@@ -212,26 +213,26 @@ struct ngx_http_tokenring_subscription_s {
 };
 
 /*
- * One listener a channel and worker: NULL when it has one (or no memory).  It
- * stays until unsubscribe, through every outage; UP comes later, from the event
- * loop.  The handler may unsubscribe.
+ * One listener per channel and worker; NULL if there is one, or without memory.
+ * It stays until unsubscribe, through every outage; UP comes later, from the
+ * event loop.  The handler may unsubscribe.
  */
 ngx_http_tokenring_subscription_t *ngx_http_tokenring_subscribe(
     ngx_http_tokenring_redis_t *redis, ngx_str_t *channel,
     ngx_http_tokenring_channel_pt handler, void *data);
 void ngx_http_tokenring_unsubscribe(ngx_http_tokenring_subscription_t *s);
 
-/* messages were lost: all subscriptions go down and, on a new connection, up */
+/* messages were lost: connect again; all subscriptions go DOWN, then UP */
 void ngx_http_tokenring_channels_reset(ngx_http_tokenring_redis_t *redis);
 
 
 /* _redis_values.c */
 
-/* "PREFIXkind:{name}", of pool; data is NULL without memory */
+/* "PREFIXkind:{name}", allocated from pool; data is NULL without memory */
 ngx_str_t ngx_http_tokenring_redis_key(ngx_http_tokenring_redis_t *redis,
     ngx_pool_t *pool, const char *kind, ngx_str_t *name);
 
-/* what stands in a reply, checked: NGX_OK, or NGX_DECLINED */
+/* the value of a reply, checked, borrowed from it: NGX_OK, or NGX_DECLINED */
 ngx_int_t ngx_http_tokenring_redis_string(redisReply *reply, ngx_str_t *out);
 ngx_int_t ngx_http_tokenring_redis_number(redisReply *reply, uint64_t *out);
 ngx_int_t ngx_http_tokenring_redis_share(redisReply *reply, double *out);

@@ -1,13 +1,14 @@
 /*
- * Subscriptions: one connection a worker and Redis, whoever listens.
+ * Subscriptions: one connection per worker and Redis, however many listen.
  *
- * A subscription is wanted from subscribe to unsubscribe and survives every
+ * A subscription exists from subscribe to unsubscribe and survives every
  * outage: its listener hears DOWN, and UP when messages come again.  The
  * connection is made when the first one is wanted.
  *
- * Redis confirms in order, so that a channel that is given up is asked for
- * again only after Redis has confirmed that: hiredis keeps one callback a
- * channel, and what it drops with the confirmation must not be the new one.
+ * Redis confirms in order, so a channel that was given up is subscribed again
+ * only after Redis has confirmed the UNSUBSCRIBE: hiredis keeps one callback
+ * per channel, and drops it with the confirmation, which must not hit the new
+ * one.
  */
 
 #include "ngx_http_tokenring_redis_conn.h"
@@ -54,7 +55,7 @@ ngx_http_tokenring_subscribe(ngx_http_tokenring_redis_t *redis,
             return NULL;
         }
 
-        /* it is leaving: its confirmation makes it come back */
+        /* it is leaving: it is subscribed again after the confirmation */
 
         s->handler = handler;
         s->data = data;
@@ -105,7 +106,7 @@ ngx_http_tokenring_unsubscribe(ngx_http_tokenring_subscription_t *s)
     s->data = NULL;
 
     if (s->leaving) {
-        /* it had come back before Redis confirmed */
+        /* it was to come back, but Redis has not confirmed yet */
         return;
     }
 
@@ -156,7 +157,7 @@ ngx_http_tokenring_channel_leave(ngx_http_tokenring_subscription_t *s)
     {
         /* the connection ends, and the subscription with it */
         ngx_http_tokenring_redis_close(&s->redis->channels,
-                                       "UNSUBSCRIBE was not possible");
+                                       "UNSUBSCRIBE failed");
     }
 }
 
@@ -179,7 +180,7 @@ ngx_http_tokenring_channel_free(ngx_http_tokenring_subscription_t *s)
 }
 
 
-/* everything on this connection: {what, channel, count or message} */
+/* all replies on this connection: {what, channel, count or message} */
 
 static void
 ngx_http_tokenring_channel_message(redisAsyncContext *ac, void *reply,
@@ -235,7 +236,7 @@ ngx_http_tokenring_channel_message(redisAsyncContext *ac, void *reply,
 }
 
 
-/* whose it is; NULL: nobody's, or not of that form */
+/* the subscription of a reply; NULL: none, or another form */
 
 static ngx_http_tokenring_subscription_t *
 ngx_http_tokenring_channel_find(ngx_http_tokenring_redis_t *redis,
@@ -264,7 +265,7 @@ ngx_http_tokenring_channel_find(ngx_http_tokenring_redis_t *redis,
 }
 
 
-/* Redis has confirmed that we left */
+/* Redis has confirmed UNSUBSCRIBE */
 
 static void
 ngx_http_tokenring_channel_left(ngx_http_tokenring_subscription_t *s)
@@ -291,7 +292,7 @@ ngx_http_tokenring_channels_reset(ngx_http_tokenring_redis_t *redis)
 }
 
 
-/* the connection is ready: ask for everything that is wanted */
+/* the connection is ready: subscribe to everything that is wanted */
 
 void
 ngx_http_tokenring_channels_up(ngx_http_tokenring_redis_t *redis)
@@ -306,7 +307,7 @@ ngx_http_tokenring_channels_up(ngx_http_tokenring_redis_t *redis)
 }
 
 
-/* it is gone; a listener may unsubscribe, or subscribe to something else */
+/* it is lost; a listener may unsubscribe, or subscribe to something else */
 
 void
 ngx_http_tokenring_channels_down(ngx_http_tokenring_redis_t *redis)

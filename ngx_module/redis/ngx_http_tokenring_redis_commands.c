@@ -1,16 +1,16 @@
 /*
- * Commands: given with a handler, answered in order, or not at all.
+ * Commands: sent with a handler, answered in order, or not at all.
  *
- * hiredis has no time limits (0.14): each connection has a timer for the oldest
- * command without a reply.  When it is over, the connection is closed, since
- * replies come in order: whoever waits is told that there is none.  Handlers
- * are told so from an event of its own, never from within their own calls.
+ * hiredis (0.14) has no timeouts: each connection has a timer for its oldest
+ * command without a reply.  When it expires, the connection is closed, since
+ * replies come in order; everyone who waits is told that there is no reply.
+ * They are told from an event of its own, never from within their own calls.
  */
 
 #include "ngx_http_tokenring_redis_conn.h"
 
 
-/* commands that may wait for their replies on one connection */
+/* the most commands without a reply on one connection */
 #define NGX_HTTP_TOKENRING_REDIS_PENDING  16384
 
 
@@ -78,7 +78,7 @@ ngx_http_tokenring_redis_command(ngx_http_tokenring_redis_t *redis,
                    "tokenring redis: command %p %V %V, pending:%ui", call,
                    &argv[0], &argv[1], conn->pending);
 
-    /* an exiting worker waits for the answer, since somebody else does */
+    /* an exiting worker waits for the reply, as the caller does */
     conn->timer.cancelable = 0;
 
     ngx_http_tokenring_redis_arm(conn, call->deadline);
@@ -87,7 +87,7 @@ ngx_http_tokenring_redis_command(ngx_http_tokenring_redis_t *redis,
 }
 
 
-/* connected, or about to be */
+/* connected, or connecting */
 
 static ngx_int_t
 ngx_http_tokenring_redis_reach(ngx_http_tokenring_redis_conn_t *conn)
@@ -142,7 +142,7 @@ ngx_http_tokenring_redis_answered(redisAsyncContext *ac, void *reply,
 
     if (reply == NULL) {
 
-        /* whoever closes may be in the middle of something */
+        /* the caller that closes may not expect handlers to run now */
 
         ngx_queue_insert_tail(&redis->lost, &call->queue);
         ngx_post_event(&redis->losing, &ngx_posted_events);
@@ -193,7 +193,7 @@ ngx_http_tokenring_redis_lost(ngx_event_t *ev)
 }
 
 
-/* the timer moves only when it has to be earlier */
+/* the timer is moved only if it must fire earlier */
 
 void
 ngx_http_tokenring_redis_arm(ngx_http_tokenring_redis_conn_t *conn,

@@ -1,10 +1,10 @@
 /*
- * tokenring_redis: which Redis, as whom, and how.
+ * tokenring_redis: which Redis, which user, and how to connect.
  *
- * Locations that name the same server in the same words share its connections.
- * Names are resolved here, when the configuration is read: a worker must not
- * wait for a resolver.  The password comes from a file, so that it is in no
- * configuration and on no command line, and goes to no log.
+ * Locations that name the same server with the same parameters share its
+ * connections.  Names are resolved when the configuration is read: a worker
+ * must not wait for a resolver.  The password comes from a file, so that it is
+ * in no configuration and on no command line; it is never logged.
  */
 
 #include "ngx_http_tokenring_conf.h"
@@ -203,7 +203,7 @@ ngx_http_tokenring_redis_parameter(ngx_conf_t *cf,
 }
 
 
-/* the first line of the file */
+/* reads the first line of the file */
 
 static ngx_int_t
 ngx_http_tokenring_redis_password(ngx_conf_t *cf,
@@ -267,7 +267,7 @@ ngx_http_tokenring_redis_password(ngx_conf_t *cf,
 }
 
 
-/* the one that is known already, or this */
+/* the same Redis if it is known already, or this one */
 
 static ngx_http_tokenring_redis_t *
 ngx_http_tokenring_redis_share_one(ngx_conf_t *cf,
@@ -295,7 +295,7 @@ ngx_http_tokenring_redis_share_one(ngx_conf_t *cf,
 
     *known = redis;
 
-    /* a process that reloads itself frees this before it exits */
+    /* a single process that reloads frees this before it exits */
 
     cln = ngx_pool_cleanup_add(cf->pool, 0);
     if (cln == NULL) {

@@ -20,18 +20,18 @@
 
 /* _redis.c */
 
-/* NGX_OK: under way */
+/* NGX_OK: in progress */
 ngx_int_t ngx_http_tokenring_redis_connect(
     ngx_http_tokenring_redis_conn_t *conn);
 
-/* it is of use */
+/* the connection works: end of an outage */
 void ngx_http_tokenring_redis_works(ngx_http_tokenring_redis_conn_t *conn);
 
-/* we give up; also from within a handler of hiredis's */
+/* we give up; also from within a callback of hiredis; why is logged */
 void ngx_http_tokenring_redis_close(ngx_http_tokenring_redis_conn_t *conn,
     const char *why);
 
-/* hiredis has given up (data is the connection) */
+/* hiredis has given up; data is the connection */
 void ngx_http_tokenring_redis_gone(void *data);
 
 void ngx_http_tokenring_redis_log(ngx_http_tokenring_redis_conn_t *conn,
@@ -39,18 +39,18 @@ void ngx_http_tokenring_redis_log(ngx_http_tokenring_redis_conn_t *conn,
 
 /* _redis_events.c */
 
-/* events for conn->ac, from now until they are taken off again */
+/* events for conn->ac, until they are detached */
 ngx_int_t ngx_http_tokenring_redis_attach(
     ngx_http_tokenring_redis_conn_t *conn);
 void ngx_http_tokenring_redis_detach(ngx_http_tokenring_redis_conn_t *conn);
 
 /* _redis_tls.c */
 
-/* NGX_DECLINED: not one of TLS; NGX_ERROR was logged */
+/* NGX_DECLINED: not a TLS parameter; NGX_ERROR was logged */
 ngx_int_t ngx_http_tokenring_redis_tls_parameter(ngx_conf_t *cf,
     ngx_http_tokenring_redis_t *redis, ngx_str_t *value);
 
-/* host: of the address, without its port; what was given is fit to be used */
+/* checks the parameters together; host is that of the address, without port */
 ngx_int_t ngx_http_tokenring_redis_tls_check(ngx_conf_t *cf,
     ngx_http_tokenring_redis_t *redis, ngx_str_t *host);
 
@@ -58,31 +58,31 @@ ngx_int_t ngx_http_tokenring_redis_tls_init(ngx_conf_t *cf,
     ngx_http_tokenring_redis_t *redis);
 void ngx_http_tokenring_redis_tls_free(ngx_http_tokenring_redis_t *redis);
 
-/* ahead of each event: NGX_ERROR closed the connection */
+/* before each event; NGX_ERROR: the connection was closed */
 ngx_int_t ngx_http_tokenring_redis_tls(ngx_http_tokenring_redis_conn_t *conn);
 
-/* after it: errors of OpenSSL are kept for the process, not for a connection */
+/* after each event: clears OpenSSL's errors, which are kept per process */
 void ngx_http_tokenring_redis_tls_clear(ngx_http_tokenring_redis_conn_t *conn);
 
-/* what went wrong, if it went wrong there; else NULL */
+/* what went wrong in TLS, or NULL */
 const char *ngx_http_tokenring_redis_tls_why(
     ngx_http_tokenring_redis_conn_t *conn);
 
 
 /* _redis_commands.c */
 
-/* the timer runs, no later than this */
+/* the timer fires no later than deadline */
 void ngx_http_tokenring_redis_arm(ngx_http_tokenring_redis_conn_t *conn,
     ngx_msec_t deadline);
 void ngx_http_tokenring_redis_timer(ngx_event_t *ev);
 
-/* tells those who wait for a reply that will not come */
+/* tells the callers that their reply will not come */
 void ngx_http_tokenring_redis_lost(ngx_event_t *ev);
 
 
 /* _redis_channels.c */
 
-/* the connection is there, or is not any more */
+/* the connection is ready, or lost */
 void ngx_http_tokenring_channels_up(ngx_http_tokenring_redis_t *redis);
 void ngx_http_tokenring_channels_down(ngx_http_tokenring_redis_t *redis);
 void ngx_http_tokenring_channels_free(ngx_http_tokenring_redis_t *redis);

@@ -1,17 +1,16 @@
 /*
- * hiredis's descriptors on NGINX's event loop: the adapter.
+ * The adapter between hiredis and NGINX's event loop.
  *
  * hiredis owns the descriptor: it connects, reads, writes and closes.  We wrap
- * an ngx_connection_t around it, which brings the events, and take the wrapping
- * off again (ngx_http_tokenring_redis_detach) before hiredis closes.  hiredis
- * reads 16 KiB for each event, so that events are level-triggered: what it left
- * is reported again.  A write is posted to the end of the turn of the loop, so
- * that commands of one turn leave together; only a socket that is full gets a
- * write event.
+ * an ngx_connection_t around it for the events, and remove the wrapping
+ * (ngx_http_tokenring_redis_detach) before hiredis closes.  hiredis reads 16
+ * KiB per event, so events are level-triggered: what it left is reported again.
+ * A write is posted to the end of the turn of the event loop, so that the
+ * commands of one turn leave together; only a full socket gets a write event.
  *
- * TLS begins with the first event after the connect, ahead of hiredis; then
- * hiredis reads and writes through it, and asks for the events that its
- * handshake needs as for any other.
+ * TLS begins with the first event after the connect, before hiredis sees it;
+ * from then on hiredis reads and writes through it, and asks for the events of
+ * the handshake like any others.
  */
 
 #include "ngx_http_tokenring_redis_conn.h"
@@ -70,7 +69,7 @@ ngx_http_tokenring_redis_attach(ngx_http_tokenring_redis_conn_t *conn)
 
     ngx_http_tokenring_redis_add_read(conn);
 
-    /* this one also asks for the event of the connect */
+    /* this also asks for the write event of the connect */
 
     if (redisAsyncSetConnectCallback(ac, ngx_http_tokenring_redis_connected)
         != REDIS_OK
@@ -83,7 +82,7 @@ ngx_http_tokenring_redis_attach(ngx_http_tokenring_redis_conn_t *conn)
 }
 
 
-/* takes our connection off hiredis's descriptor, which stays open */
+/* removes our connection from hiredis's descriptor, which stays open */
 
 void
 ngx_http_tokenring_redis_detach(ngx_http_tokenring_redis_conn_t *conn)
@@ -122,7 +121,7 @@ ngx_http_tokenring_redis_detach(ngx_http_tokenring_redis_conn_t *conn)
 }
 
 
-/* nothing that happens on it reaches it any more */
+/* no event reaches the connection any more */
 
 static void
 ngx_http_tokenring_redis_unwatch(ngx_connection_t *c)
@@ -156,7 +155,9 @@ ngx_http_tokenring_redis_unwatch(ngx_connection_t *c)
 static void
 ngx_http_tokenring_redis_connected(const redisAsyncContext *ac, int status)
 {
-    /* the greeting tells; but hiredis asks for write events through this */
+    /*
+     * the greeting reports the result; but hiredis needs this for write events
+     */
 }
 
 

@@ -1,16 +1,15 @@
 /*
- * TLS to Redis, where hiredis_ssl was found when this was compiled (hiredis 1.0
- * and later; Debian 12's 0.14 has none).
+ * TLS to Redis, where hiredis_ssl was found at compile time (hiredis 1.0 and
+ * later; Debian 12's 0.14 has none).
  *
- * hiredis_ssl does the reading and writing, and thereby the handshake: none of
- * it blocks.  What is trusted is ours: the certificate must be signed by a CA
- * that we know, and be good for the name, or the address, that Redis was named
- * by, which hiredis_ssl by itself does not ask for.  Files are read when the
- * configuration is, by the master process.
+ * hiredis_ssl reads and writes, and thereby does the handshake: nothing blocks.
+ * Verification is ours: the certificate must be signed by a known CA and match
+ * the name or address of the server, which hiredis_ssl alone does not check.
+ * Files are read with the configuration, by the master process.
  *
- * OpenSSL keeps errors for the whole process: what NGINX's own connections left
- * must not be taken for Redis's, and Redis's not for theirs.  So the errors are
- * cleared before and after each event of a connection to Redis.
+ * OpenSSL's error queue is per process: errors left by NGINX's own connections
+ * must not be taken for Redis's, nor the other way round.  So it is cleared
+ * before and after each event of a connection to Redis.
  */
 
 #include "ngx_http_tokenring_redis_conn.h"
@@ -58,7 +57,7 @@ static ngx_http_tokenring_redis_tls_file_t  ngx_http_tokenring_redis_tls_files[]
 };
 
 
-/* what it means is checked when all of them are known */
+/* combinations are checked when all parameters are known */
 
 ngx_int_t
 ngx_http_tokenring_redis_tls_parameter(ngx_conf_t *cf,
@@ -134,7 +133,7 @@ ngx_http_tokenring_redis_tls_check(ngx_conf_t *cf,
               "(hiredis 1.0 or later)";
 #else
     } else if (redis->naddrs == 0) {
-        why = "has \"tls\" for a Unix socket, where Redis speaks none";
+        why = "has \"tls\" with a Unix socket, which has none";
 
     } else if ((tls->cert.len == 0) != (tls->key.len == 0)) {
         why = "needs tls_cert= and tls_key= together";
@@ -151,7 +150,7 @@ ngx_http_tokenring_redis_tls_check(ngx_conf_t *cf,
         return NGX_OK;
     }
 
-    /* without a name it is the host, an IPv6 address without its brackets */
+    /* the default name is the host, an IPv6 address without its brackets */
 
     if (host->len > 2 && host->data[0] == '[') {
         host->data++;
@@ -244,7 +243,7 @@ ngx_http_tokenring_redis_tls_init(ngx_conf_t *cf,
 }
 
 
-/* whom we believe */
+/* which certificates are trusted */
 
 static ngx_int_t
 ngx_http_tokenring_redis_tls_trust(ngx_conf_t *cf,
@@ -273,13 +272,13 @@ ngx_http_tokenring_redis_tls_trust(ngx_conf_t *cf,
 }
 
 
-/* who we are */
+/* our own certificate */
 
 static ngx_int_t
 ngx_http_tokenring_redis_tls_own(ngx_conf_t *cf,
     ngx_http_tokenring_redis_tls_t *tls)
 {
-    /* a key with a password would have OpenSSL ask on the terminal */
+    /* for a key with a password, OpenSSL would ask on the terminal */
 
     SSL_CTX_set_default_passwd_cb(tls->ctx,
                                   ngx_http_tokenring_redis_tls_no_password);
@@ -291,7 +290,7 @@ ngx_http_tokenring_redis_tls_own(ngx_conf_t *cf,
                                                    &tls->cert);
     }
 
-    /* that the two belong together is checked with it */
+    /* this also checks that key and certificate match */
 
     if (SSL_CTX_use_PrivateKey_file(tls->ctx, (char *) tls->key.data,
                                     SSL_FILETYPE_PEM)
@@ -340,8 +339,8 @@ ngx_http_tokenring_redis_tls_free(ngx_http_tokenring_redis_t *redis)
 
 
 /*
- * The first event of a connection says that it is there, or that it is not,
- * which is left to hiredis, since reading the socket's error takes it away.
+ * The first event of a connection says that it succeeded or failed.  A failure
+ * is left to hiredis, since reading the socket's error clears it.
  */
 
 ngx_int_t
@@ -388,7 +387,7 @@ ngx_http_tokenring_redis_tls_begin(ngx_http_tokenring_redis_conn_t *conn)
 
     if (redisInitiateSSL(c, ssl) != REDIS_OK) {
 
-        /* a Redis that is quick has answered by now; ssl is still ours */
+        /* a fast Redis has answered by now; ssl is still ours */
 
         why = ngx_http_tokenring_redis_tls_describe(ssl, tls);
 
@@ -408,7 +407,7 @@ ngx_http_tokenring_redis_tls_begin(ngx_http_tokenring_redis_conn_t *conn)
 }
 
 
-/* the name, or the address, that the certificate must be good for */
+/* the name or address that the certificate must match */
 
 static ngx_int_t
 ngx_http_tokenring_redis_tls_expect(SSL *ssl,
@@ -488,7 +487,7 @@ ngx_http_tokenring_redis_tls_describe(SSL *ssl,
 }
 
 
-/* the first error is the cause; those that follow say who passed it on */
+/* the first error is the cause; the others say who passed it on */
 
 static const char *
 ngx_http_tokenring_redis_tls_reason(void)

@@ -1,8 +1,8 @@
 /*
- * Names of keys, and what stands in Redis's replies.
+ * Names of keys, and values in Redis's replies.
  *
- * A reply was written by somebody else: what is no text, no number, or no share
- * is declined, and whoever asked does without.
+ * Replies were written by others: what is not a string, a number or a share is
+ * declined, and the caller does without.
  */
 
 #include "ngx_http_tokenring_redis.h"
@@ -49,7 +49,7 @@ ngx_http_tokenring_redis_string(redisReply *reply, ngx_str_t *out)
 }
 
 
-/* digits, and few enough of them; or an integer as such */
+/* at most 18 digits, or an integer reply */
 
 ngx_int_t
 ngx_http_tokenring_redis_number(redisReply *reply, uint64_t *out)

@@ -1,13 +1,13 @@
 /*
  * GET and DELETE of /v1/requests/ID.
  *
- * Both ask Redis for the record, and for the heartbeat of its engine while it
- * is not over; DELETE then tells the engine, wherever that runs, by a message
- * on its channel.  The answer to DELETE says that it was told, not that it is
- * done: the state does.
+ * Both read the record from Redis, and the heartbeat of its engine unless the
+ * request is over; DELETE then tells the engine, wherever it runs, by a message
+ * on its channel.  The answer to DELETE says that the engine was told, not that
+ * the request has ended: its state says that.
  *
- * The HTTP request waits for Redis no longer than tokenring_redis's timeout.
- * Whose request it is not gets the very answer of an id that is unknown.
+ * The HTTP request waits for Redis no longer than tokenring_redis's timeout.  A
+ * request of another owner gets exactly the answer of an unknown id.
  */
 
 #include "ngx_http_tokenring_conf.h"
@@ -178,7 +178,7 @@ ngx_http_tokenring_lookup_engine(void *data, redisReply *reply)
         return;
     }
 
-    /* nobody is left who could be told: it is over */
+    /* the request is over, or its engine is gone */
 
     ngx_http_tokenring_lookup_end(l,
             ngx_http_tokenring_lookup_send(l, NGX_HTTP_OK, 0));
@@ -243,7 +243,7 @@ ngx_http_tokenring_lookup_told(void *data, redisReply *reply)
     if (reply->integer == 0) {
         ngx_http_tokenring_lookup_end(l,
                 ngx_http_tokenring_send_error(r, TR_ERR_NO_REDIS,
-                    "The engine of this request does not hear Redis now"));
+                    "The engine of this request cannot be told at the moment"));
         return;
     }
 

@@ -1,12 +1,12 @@
 /*
  * The state of a request, from Redis to JSON.
  *
- * Everything in Redis was written by somebody else, so it is taken as input:
- * a field that is no number is none, a text that is too long is cut, a state
- * that nobody knows makes the request unknown.
+ * Everything in Redis was written by others and is treated as input: a field
+ * that is not a number is missing, a text that is too long is cut, an unknown
+ * state makes the request unknown.
  *
- * An engine that is killed writes nothing any more: a request whose state is
- * not final has failed if its engine has no heartbeat of the same run.
+ * An engine that is killed writes nothing more: a request whose state is not
+ * final has failed if its engine has no heartbeat of the same run.
  */
 
 #include "ngx_http_tokenring_conf.h"
@@ -160,7 +160,7 @@ ngx_http_tokenring_record_take(ngx_http_tokenring_redis_t *redis,
     if (reply->type == REDIS_REPLY_ERROR) {
         ngx_http_tokenring_redis_complain(redis, reply);
 
-        /* the key is something else: no request */
+        /* the key is something else, not a request */
 
         return (ngx_strncmp(reply->str, "WRONGTYPE", 9) == 0) ? NGX_DECLINED
                                                               : NGX_ERROR;
@@ -238,7 +238,7 @@ ngx_http_tokenring_record_strings(redisReply **field, ngx_pool_t *pool,
 
     if (rec->endpoint == 0) {
         ngx_log_error(NGX_LOG_WARN, pool->log, 0,
-                      "tokenring: a request in Redis is of the unknown "
+                      "tokenring: a request in Redis has the unknown "
                       "endpoint \"%V\"", &endpoint);
         return NGX_DECLINED;
     }
@@ -292,7 +292,7 @@ ngx_http_tokenring_record_numbers(redisReply **field,
 }
 
 
-/* is it one that we know, and is it the last? */
+/* is it a known state, and is it final? */
 
 static ngx_int_t
 ngx_http_tokenring_record_state(ngx_http_tokenring_record_t *rec)
@@ -365,7 +365,7 @@ ngx_http_tokenring_record_share(redisReply *reply)
 }
 
 
-/* the status of this name; TR_OK without one */
+/* the status with this name; TR_OK if there is none */
 
 static tr_status_t
 ngx_http_tokenring_record_status(redisReply *reply)
@@ -588,7 +588,7 @@ ngx_http_tokenring_json_span(ngx_http_tokenring_text_t *t, const char *key,
 }
 
 
-/* as the client got it, or would have */
+/* as the client got it, or would have got it */
 
 static ngx_int_t
 ngx_http_tokenring_json_error(ngx_http_tokenring_text_t *t,
@@ -607,7 +607,7 @@ ngx_http_tokenring_json_error(ngx_http_tokenring_text_t *t,
         message = rec->error;
 
     } else if (rec->error.len) {
-        /* its client left: nobody was told of a status */
+        /* its client left: no status was sent to anybody */
         status = TR_ERR_CANCELLED;
         message = rec->error;
 
@@ -632,7 +632,7 @@ ngx_int_t
 ngx_http_tokenring_send_unknown(ngx_http_request_t *r)
 {
     return ngx_http_tokenring_send_error(r, TR_ERR_NOT_FOUND,
-                                         "There is no request of this id");
+                                         "There is no request with this id");
 }
 
 
@@ -640,5 +640,5 @@ ngx_int_t
 ngx_http_tokenring_send_away(ngx_http_request_t *r)
 {
     return ngx_http_tokenring_send_error(r, TR_ERR_NO_REDIS,
-               "What is kept of requests cannot be read now");
+               "Stored requests cannot be read at the moment");
 }

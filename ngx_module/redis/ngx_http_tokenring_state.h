@@ -13,8 +13,8 @@
 #include <tokenring/error.h>
 
 
-/* texts are copies, of the pool that was given; a number that is not there, or
- * is none, is 0 */
+/* strings are copies in the pool that was given; a number that is missing or
+ * malformed is 0 */
 
 typedef struct {
     ngx_str_t                     state;
@@ -48,18 +48,18 @@ typedef struct {
 /* "chatcmpl-ID", "cmpl-ID" or "ID" to ID: NGX_OK, or NGX_DECLINED */
 ngx_int_t ngx_http_tokenring_request_id(ngx_str_t *name, ngx_str_t *id);
 
-/* the question; NULL as ngx_http_tokenring_redis_command gives it */
+/* asks for the record; NULL: as ngx_http_tokenring_redis_command() */
 ngx_http_tokenring_call_t *ngx_http_tokenring_record_ask(
     ngx_http_tokenring_redis_t *redis, ngx_pool_t *pool, ngx_str_t *id,
     ngx_http_tokenring_reply_pt handler, void *data);
 
-/* the answer: NGX_OK, NGX_DECLINED: there is no such request (or it makes no
- * sense), NGX_ERROR: Redis is away or refuses, or no memory */
+/* reads the reply.  NGX_OK; NGX_DECLINED: there is no such request (or it is
+ * malformed); NGX_ERROR: no reply, an error, or no memory */
 ngx_int_t ngx_http_tokenring_record_take(ngx_http_tokenring_redis_t *redis,
     ngx_pool_t *pool, redisReply *reply, ngx_http_tokenring_record_t *rec);
 
-/* the same about the engine: NGX_OK: that run lives, NGX_DECLINED: it does
- * not, NGX_ERROR: nobody knows */
+/* the same for the heartbeat of its engine.  NGX_OK: that run is alive;
+ * NGX_DECLINED: it is not; NGX_ERROR: unknown */
 ngx_http_tokenring_call_t *ngx_http_tokenring_heartbeat_ask(
     ngx_http_tokenring_redis_t *redis, ngx_pool_t *pool,
     ngx_http_tokenring_record_t *rec, ngx_http_tokenring_reply_pt handler,
@@ -67,14 +67,14 @@ ngx_http_tokenring_call_t *ngx_http_tokenring_heartbeat_ask(
 ngx_int_t ngx_http_tokenring_heartbeat_take(ngx_http_tokenring_redis_t *redis,
     redisReply *reply, ngx_http_tokenring_record_t *rec);
 
-/* may r know of it?  An answer of NGX_DECLINED must look as if it were not. */
+/* may r's client see it?  If NGX_DECLINED, answer as if it did not exist */
 ngx_int_t ngx_http_tokenring_record_allowed(ngx_http_request_t *r,
     ngx_str_t *id, ngx_http_tokenring_record_t *rec);
 
 ngx_int_t ngx_http_tokenring_record_json(ngx_http_tokenring_text_t *t,
     ngx_str_t *id, ngx_http_tokenring_record_t *rec, ngx_uint_t cancelling);
 
-/* the two answers of one wording each */
+/* "There is no request with this id", and "cannot be read at the moment" */
 ngx_int_t ngx_http_tokenring_send_unknown(ngx_http_request_t *r);
 ngx_int_t ngx_http_tokenring_send_away(ngx_http_request_t *r);
 

@@ -1,15 +1,15 @@
 /*
- * Stream subscriptions: what all clients that follow one request's stream
- * share, which is one Redis subscription and one look at the request's state a
- * second, however many follow.
+ * Stream subscriptions: what all clients that follow one request share, which
+ * is one Redis subscription and one look at the request's state per second,
+ * however many follow.
  *
- * The look finds out what no message tells: that the engine has died, that the
+ * The look finds what no message tells: that the engine has died, that the
  * state is final but the output has no end, that messages were lost.  It also
- * carries followers through an outage of Redis, and on without a subscription,
- * a second behind.
+ * carries followers through an outage of Redis, and works without a
+ * subscription, a second late.
  *
- * Silence is judged three times before it is believed: an engine that has lost
- * Redis for a moment has not died.
+ * Silence is believed only at the third look: an engine that has lost Redis for
+ * a moment has not died.
  */
 
 #include "ngx_http_tokenring_conf.h"
@@ -149,7 +149,7 @@ ngx_http_tokenring_stream_sub_get(ngx_http_tokenring_follow_t *f)
         return NULL;
     }
 
-    /* the first look at once: the engine may be gone already */
+    /* look at once: the engine may be gone already */
     ngx_add_timer(&s->timer, 1);
 
     return s;
@@ -258,7 +258,7 @@ ngx_http_tokenring_stream_sub_message(ngx_http_tokenring_stream_sub_t *s,
         }
 
         if (p == end || *p++ != (i ? LF : ' ')) {
-            /* nobody needs it: the next look shows what is missing */
+            /* ignore it: the next look shows what is missing */
             return;
         }
     }
@@ -288,7 +288,7 @@ ngx_http_tokenring_stream_sub_message(ngx_http_tokenring_stream_sub_t *s,
 }
 
 
-/* all followers read again, or those that are behind */
+/* makes all followers read again, or those that are behind */
 
 static void
 ngx_http_tokenring_stream_sub_read(ngx_http_tokenring_stream_sub_t *s,
@@ -310,7 +310,7 @@ ngx_http_tokenring_stream_sub_read(ngx_http_tokenring_stream_sub_t *s,
 }
 
 
-/* the next of those that are left, back in its place; it may end then */
+/* the next of those that are left, put back; it may end then */
 
 static ngx_http_tokenring_follow_t *
 ngx_http_tokenring_stream_sub_next(ngx_http_tokenring_stream_sub_t *s,
@@ -341,7 +341,7 @@ ngx_http_tokenring_stream_sub_check(ngx_event_t *ev)
     ngx_add_timer(&s->timer, NGX_HTTP_TOKENRING_LOOK);
 
     if (s->pool) {
-        /* the last look is not over */
+        /* the previous look is not over */
         return;
     }
 
@@ -383,7 +383,7 @@ ngx_http_tokenring_stream_sub_check(ngx_event_t *ev)
 }
 
 
-/* the look is over, or given up */
+/* the look is over, or was given up */
 
 static void
 ngx_http_tokenring_stream_sub_checked(ngx_http_tokenring_stream_sub_t *s)
@@ -432,7 +432,7 @@ ngx_http_tokenring_stream_sub_last(void *data, redisReply *reply)
 
     if (newest > s->newest) {
 
-        /* more than once: the subscription is deaf */
+        /* repeatedly: the subscription does not work */
 
         if (s->newest && (s->epoch & 1)
             && ++s->missed >= NGX_HTTP_TOKENRING_SILENCE)
@@ -449,13 +449,13 @@ ngx_http_tokenring_stream_sub_last(void *data, redisReply *reply)
 
     if (s->known == NGX_DECLINED) {
         ngx_http_tokenring_stream_sub_silent(s, TR_ERR_NOT_FOUND,
-                               "This request is not known any longer");
+                               "This request has expired");
         return;
     }
 
     if (s->rec.final) {
         ngx_http_tokenring_stream_sub_silent(s, TR_ERR_CLOSED,
-                               "The end of this answer was not kept");
+                               "The end of this output was not stored");
         return;
     }
 
@@ -468,7 +468,7 @@ ngx_http_tokenring_stream_sub_last(void *data, redisReply *reply)
 }
 
 
-/* the number in the id of the last entry; 0: there is none */
+/* the number in the id of the last entry; 0 without one */
 
 static uint64_t
 ngx_http_tokenring_stream_sub_number(redisReply *reply)
@@ -524,8 +524,8 @@ ngx_http_tokenring_stream_sub_engine(void *data, redisReply *reply)
 
 
 /*
- * No engine will write more.  Who has read everything is told so; the others
- * are when they have, at a later look.
+ * No engine will write more.  Followers that have read everything are told so;
+ * the others will be at a later look, when they have.
  */
 
 static void
@@ -567,7 +567,7 @@ ngx_http_tokenring_stream_sub_silent(ngx_http_tokenring_stream_sub_t *s,
 }
 
 
-/* it goes on, however long it is silent; an exiting worker does not wait */
+/* the request goes on, however long it is silent; an exiting worker ends */
 
 static void
 ngx_http_tokenring_stream_sub_alive(ngx_http_tokenring_stream_sub_t *s)

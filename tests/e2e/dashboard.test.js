@@ -255,7 +255,7 @@ test('nginx refuses a dashboard without its files, or in an odd place', async ()
   const stack = await Stack.start({ engine: null });
   try {
     for (const [server, want] of [
-      ['location /d/ { tokenring_dashboard /nowhere; }', /index\.html" is not there/],
+      ['location /d/ { tokenring_dashboard /nowhere; }', /index\.html" was not found/],
       [`location /d { tokenring_dashboard ${PAGE}; }`, /prefix location/],
       [`location = /d/ { tokenring_dashboard ${PAGE}; }`, /prefix location/],
       [`location ~ /d/ { tokenring_dashboard ${PAGE}; }`, /prefix location/],

@@ -254,7 +254,7 @@ test('what is kept expires', async () => {
       await until(async () => {
         const s = await request(`${place(second, id)}/stream`);
         return s.status === 404
-          && /not kept any longer/.test(s.json().error.message);
+          && /has expired/.test(s.json().error.message);
       }, 'its output is gone');
       await until(async () =>
         (await request(place(second, id))).status === 404, 'and all of it');

@@ -319,7 +319,7 @@ test('output that has expired, and output that has no end', async () => {
   const gone = await written().state('done');
   const r = await request(`${url(gone.id)}/stream`);
   assert.equal(r.status, 404);
-  assert.match(r.json().error.message, /not kept any longer/);
+  assert.match(r.json().error.message, /has expired/);
   const half = await written().state('done');
   await half.put([R.accepted(), R.delta('a ')]);
   const s = await follow(half.id).finished;
@@ -439,7 +439,7 @@ test('another owner gets the answer of an id that nobody has', async () => {
   // and where there is no Redis, there is nothing
   const none = await request(url(w.id, stack, '/none'));
   assert.equal(none.status, 404);
-  assert.match(none.json().error.message, /There is nothing here/);
+  assert.match(none.json().error.message, /Not found/);
 });
 
 // Asks for a request, and has it written when Redis has said that there is
