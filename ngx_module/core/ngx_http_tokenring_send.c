@@ -18,6 +18,7 @@
 #include "ngx_http_tokenring_error.h"
 #include "ngx_http_tokenring_render.h"
 #include "ngx_http_tokenring_send.h"
+#include "ngx_http_tokenring_stream.h"
 #include "ngx_http_tokenring_follow.h"
 
 
@@ -153,15 +154,7 @@ ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
             }
         }
 
-        b->start = ctx->out.start;
-        b->pos = ctx->out.start;
-        b->last = ctx->out.last;
-        b->end = ctx->out.end;
-        b->temporary = ngx_http_tokenring_text_len(&ctx->out) ? 1 : 0;
-        b->flush = 1;
-        b->last_buf = last;
-        b->last_in_chain = 1;
-        b->tag = (ngx_buf_tag_t) &ngx_http_tokenring_module;
+        ngx_http_tokenring_stream_buf(b, &ctx->out, last);
 
         ctx->link.buf = b;
         ctx->link.next = NULL;
@@ -184,7 +177,7 @@ ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
             return;
         }
 
-        if (rc == NGX_AGAIN || ngx_buf_size(b) || r->buffered) {
+        if (ngx_http_tokenring_stream_slow(r, b, rc)) {
             if (ngx_http_tokenring_block(ctx) != NGX_OK) {
                 ngx_http_tokenring_finalize(ctx, NGX_ERROR);
                 return;
@@ -313,35 +306,15 @@ ngx_http_tokenring_stream_header(ngx_http_tokenring_ctx_t *ctx)
     ngx_http_core_loc_conf_t  *clcf;
 
     static ngx_str_t  no_cache = ngx_string("no-cache");
-    static ngx_str_t  no = ngx_string("no");
 
     r = ctx->request;
     c = r->connection;
 
-    r->headers_out.status = NGX_HTTP_OK;
-    r->headers_out.content_length_n = -1;
-
-    ngx_str_set(&r->headers_out.content_type,
-                "text/event-stream; charset=utf-8");
-    r->headers_out.content_type_len = sizeof("text/event-stream") - 1;
-    r->headers_out.content_type_lowcase = NULL;
-    ngx_str_set(&r->headers_out.charset, "utf-8");
-
-    ngx_http_clear_accept_ranges(r);
-
-    if (ngx_http_tokenring_add_header(r, "Cache-Control", &no_cache) != NGX_OK
-        || ngx_http_tokenring_add_header(r, "X-Accel-Buffering", &no)
-           != NGX_OK
+    if (ngx_http_tokenring_stream_headers(r, &no_cache) != NGX_OK
         || ngx_http_tokenring_add_ids(ctx) != NGX_OK)
     {
         return NGX_ERROR;
     }
-
-#if (NGX_HTTP_GZIP)
-    /* compressed events would wait for each other */
-    r->gzip_tested = 1;
-    r->gzip_ok = 0;
-#endif
 
     /* the first request on a connection has no TCP_NODELAY yet */
 
@@ -394,25 +367,13 @@ ngx_http_tokenring_begin(ngx_http_tokenring_ctx_t *ctx)
 static ngx_int_t
 ngx_http_tokenring_block(ngx_http_tokenring_ctx_t *ctx)
 {
-    ngx_event_t               *wev;
-    ngx_http_request_t        *r;
-    ngx_http_core_loc_conf_t  *clcf;
-
-    r = ctx->request;
-    wev = r->connection->write;
-    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
-
-    ngx_log_debug1(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+    ngx_log_debug1(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
                    "tokenring send: the client is slow, pending:%uz",
                    ctx->pending);
 
     ctx->blocked = 1;
 
-    if (!wev->delayed) {
-        ngx_add_timer(wev, clcf->send_timeout);
-    }
-
-    return ngx_handle_write_event(wev, clcf->send_lowat);
+    return ngx_http_tokenring_stream_block(ctx->request);
 }
 
 
@@ -434,14 +395,8 @@ ngx_http_tokenring_resume(ngx_http_tokenring_ctx_t *ctx)
 void
 ngx_http_tokenring_write_handler(ngx_http_request_t *r)
 {
-    ngx_int_t                  rc;
-    ngx_event_t               *wev;
-    ngx_connection_t          *c;
     ngx_http_tokenring_ctx_t  *ctx;
-    ngx_http_core_loc_conf_t  *clcf;
 
-    c = r->connection;
-    wev = c->write;
     ctx = ngx_http_get_module_ctx(r, ngx_http_tokenring_module);
 
     if (ctx == NULL) {
@@ -449,55 +404,28 @@ ngx_http_tokenring_write_handler(ngx_http_request_t *r)
         return;
     }
 
-    if (wev->timedout) {
-        wev->timedout = 0;
-        c->timedout = 1;
-        ngx_log_error(NGX_LOG_INFO, c->log, NGX_ETIMEDOUT, "client timed out");
+    switch (ngx_http_tokenring_stream_writable(r, &ctx->buf, ctx->blocked)) {
+
+    case NGX_OK:
+        ngx_log_debug1(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                       "tokenring send: the client takes more, pending:%uz",
+                       ctx->pending);
+
+        ctx->blocked = 0;
+        ngx_http_tokenring_flush(ctx);
+        return;
+
+    case NGX_AGAIN:
+        return;
+
+    case NGX_DECLINED:
         ngx_http_tokenring_hang_up(ctx);
         return;
-    }
 
-    if (c->error || (wev->error && r->http_version >= NGX_HTTP_VERSION_20)) {
-        ngx_http_tokenring_hang_up(ctx);
+    default: /* NGX_ERROR */
+        ngx_http_tokenring_finalize(ctx, NGX_ERROR);
         return;
     }
-
-    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
-
-    if (!ctx->blocked || wev->delayed) {
-        (void) ngx_handle_write_event(wev, ctx->blocked ? clcf->send_lowat
-                                                        : 0);
-        return;
-    }
-
-    rc = ngx_http_output_filter(r, NULL);
-
-    if (rc == NGX_ERROR) {
-        ngx_http_tokenring_hang_up(ctx);
-        return;
-    }
-
-    if (rc == NGX_AGAIN || ngx_buf_size(&ctx->buf) || r->buffered) {
-        if (ngx_http_tokenring_block(ctx) != NGX_OK) {
-            ngx_http_tokenring_finalize(ctx, NGX_ERROR);
-        }
-
-        return;
-    }
-
-    /* keep a timer set by limit_rate, or nothing would wake us */
-
-    if (wev->timer_set && !wev->delayed) {
-        ngx_del_timer(wev);
-    }
-
-    ngx_log_debug1(NGX_LOG_DEBUG_HTTP, c->log, 0,
-                   "tokenring send: the client takes more, pending:%uz",
-                   ctx->pending);
-
-    ctx->blocked = 0;
-
-    ngx_http_tokenring_flush(ctx);
 }
 
 

@@ -11,7 +11,7 @@
  */
 
 #include "ngx_http_tokenring_dashboard_cache.h"
-#include "ngx_http_tokenring_send.h"
+#include "ngx_http_tokenring_stream.h"
 
 #include <tokenring/status.h>
 
@@ -28,8 +28,6 @@ static void ngx_http_tokenring_sse_client_more(
 static void ngx_http_tokenring_sse_client_slice(void *data, redisReply *reply);
 static void ngx_http_tokenring_sse_client_send(
     ngx_http_tokenring_sse_client_t *client, ngx_uint_t last);
-static ngx_int_t ngx_http_tokenring_sse_client_block(
-    ngx_http_tokenring_sse_client_t *client);
 static void ngx_http_tokenring_sse_client_writer(ngx_http_request_t *r);
 
 
@@ -117,31 +115,10 @@ static ngx_int_t
 ngx_http_tokenring_sse_client_header(ngx_http_request_t *r)
 {
     static ngx_str_t  no_store = ngx_string("no-store");
-    static ngx_str_t  no = ngx_string("no");
 
-    r->headers_out.status = NGX_HTTP_OK;
-    r->headers_out.content_length_n = -1;
-
-    ngx_str_set(&r->headers_out.content_type,
-                "text/event-stream; charset=utf-8");
-    r->headers_out.content_type_len = sizeof("text/event-stream") - 1;
-    r->headers_out.content_type_lowcase = NULL;
-    ngx_str_set(&r->headers_out.charset, "utf-8");
-
-    ngx_http_clear_accept_ranges(r);
-
-    if (ngx_http_tokenring_add_header(r, "Cache-Control", &no_store) != NGX_OK
-        || ngx_http_tokenring_add_header(r, "X-Accel-Buffering", &no)
-           != NGX_OK)
-    {
+    if (ngx_http_tokenring_stream_headers(r, &no_store) != NGX_OK) {
         return NGX_ERROR;
     }
-
-#if (NGX_HTTP_GZIP)
-    /* compressed events would wait for each other */
-    r->gzip_tested = 1;
-    r->gzip_ok = 0;
-#endif
 
     return ngx_http_send_header(r);
 }
@@ -414,15 +391,7 @@ ngx_http_tokenring_sse_client_send(ngx_http_tokenring_sse_client_t *client,
     b = &client->buf;
 
     if (last || ngx_http_tokenring_text_len(&client->out)) {
-        b->start = client->out.start;
-        b->pos = client->out.pos;
-        b->last = client->out.last;
-        b->end = client->out.end;
-        b->temporary = (b->last > b->pos);
-        b->flush = 1;
-        b->last_buf = last;
-        b->last_in_chain = 1;
-        b->tag = (ngx_buf_tag_t) &ngx_http_tokenring_module;
+        ngx_http_tokenring_stream_buf(b, &client->out, last);
 
         client->link.buf = b;
         client->link.next = NULL;
@@ -439,8 +408,10 @@ ngx_http_tokenring_sse_client_send(ngx_http_tokenring_sse_client_t *client,
             return;
         }
 
-        if (rc == NGX_AGAIN || ngx_buf_size(b) || r->buffered) {
-            if (ngx_http_tokenring_sse_client_block(client) != NGX_OK) {
+        if (ngx_http_tokenring_stream_slow(r, b, rc)) {
+            client->blocked = 1;
+
+            if (ngx_http_tokenring_stream_block(r) != NGX_OK) {
                 ngx_http_finalize_request(r, NGX_ERROR);
             }
 
@@ -456,93 +427,36 @@ ngx_http_tokenring_sse_client_send(ngx_http_tokenring_sse_client_t *client,
 }
 
 
-/* wait until the client takes more */
-
-static ngx_int_t
-ngx_http_tokenring_sse_client_block(ngx_http_tokenring_sse_client_t *client)
-{
-    ngx_event_t               *wev;
-    ngx_http_request_t        *r;
-    ngx_http_core_loc_conf_t  *clcf;
-
-    r = client->request;
-    wev = r->connection->write;
-    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
-
-    client->blocked = 1;
-
-    if (!wev->delayed) {
-        ngx_add_timer(wev, clcf->send_timeout);
-    }
-
-    return ngx_handle_write_event(wev, clcf->send_lowat);
-}
-
-
 static void
 ngx_http_tokenring_sse_client_writer(ngx_http_request_t *r)
 {
-    ngx_int_t                         rc;
-    ngx_event_t                      *wev;
-    ngx_connection_t                 *c;
-    ngx_http_core_loc_conf_t         *clcf;
     ngx_http_tokenring_sse_client_t  *client;
 
-    c = r->connection;
-    wev = c->write;
     client = ngx_http_tokenring_sse_client_of(r);
 
     if (client == NULL) {
         return;
     }
 
-    if (wev->timedout) {
-        wev->timedout = 0;
-        c->timedout = 1;
-        ngx_log_error(NGX_LOG_INFO, c->log, NGX_ETIMEDOUT,
-                      "tokenring: dashboard client timed out");
-        ngx_http_finalize_request(r, NGX_HTTP_REQUEST_TIME_OUT);
+    switch (ngx_http_tokenring_stream_writable(r, &client->buf,
+                                               client->blocked))
+    {
+
+    case NGX_OK:
+        client->blocked = 0;
+
+        ngx_http_tokenring_text_reset(&client->out);
+        ngx_http_tokenring_sse_client_send(client, 0);
+        return;
+
+    case NGX_AGAIN:
+        return;
+
+    default: /* NGX_DECLINED, NGX_ERROR */
+        ngx_http_finalize_request(r, r->connection->timedout
+                                     ? NGX_HTTP_REQUEST_TIME_OUT : NGX_ERROR);
         return;
     }
-
-    if (c->error || (wev->error && r->http_version >= NGX_HTTP_VERSION_20)) {
-        ngx_http_finalize_request(r, NGX_ERROR);
-        return;
-    }
-
-    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
-
-    if (!client->blocked || wev->delayed) {
-        (void) ngx_handle_write_event(wev, client->blocked ? clcf->send_lowat
-                                                           : 0);
-        return;
-    }
-
-    rc = ngx_http_output_filter(r, NULL);
-
-    if (rc == NGX_ERROR) {
-        ngx_http_finalize_request(r, NGX_ERROR);
-        return;
-    }
-
-    if (rc == NGX_AGAIN || ngx_buf_size(&client->buf) || r->buffered) {
-        if (ngx_http_tokenring_sse_client_block(client) != NGX_OK) {
-            ngx_http_finalize_request(r, NGX_ERROR);
-        }
-
-        return;
-    }
-
-    /* keep a timer set by limit_rate, or nothing would wake us */
-
-    if (wev->timer_set && !wev->delayed) {
-        ngx_del_timer(wev);
-    }
-
-    client->blocked = 0;
-
-    ngx_http_tokenring_text_reset(&client->out);
-    ngx_http_tokenring_sse_client_send(client, 0);
 }
 
 

@@ -377,7 +377,7 @@ test('a viewer that never reads is let go after send_timeout', async () => {
     listen 127.0.0.1:${port} sndbuf=16k;` }, async ({ stack }) => {
     const late = slow(port);
     late.socket.once('connect', () => late.socket.pause());
-    await until(() => stack.errorLog().includes('dashboard client timed out'), 'its end');
+    await until(() => stack.errorLog().includes('client timed out'), 'its end');
     late.socket.destroy();
   })();
 });
