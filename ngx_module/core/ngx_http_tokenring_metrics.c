@@ -32,6 +32,18 @@ typedef struct {
 } ngx_http_tokenring_family_t;
 
 
+/* one of the counters that differ in a label; the last has no value */
+
+typedef struct {
+    const char                    *value;
+    size_t                         offset;
+} ngx_http_tokenring_part_t;
+
+
+/* bytes of the bound of a bucket, as text */
+#define NGX_HTTP_TOKENRING_BOUND  32
+
+
 static ngx_int_t ngx_http_tokenring_labels(ngx_http_tokenring_page_t *page,
     ngx_http_tokenring_conn_t *conn, const char *name, const char *suffix);
 static ngx_int_t ngx_http_tokenring_sample_up(
@@ -70,7 +82,10 @@ static ngx_int_t ngx_http_tokenring_sample_workers(
 static ngx_int_t ngx_http_tokenring_sample_histogram(
     ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
     const char *name, size_t offset);
-
+static ngx_int_t ngx_http_tokenring_sample_buckets(
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
+    const char *name, char (*bound)[NGX_HTTP_TOKENRING_BOUND], ngx_uint_t n,
+    size_t count, size_t sum);
 
 
 #define ngx_http_tokenring_admission(field)                                   \
@@ -429,28 +444,19 @@ ngx_http_tokenring_sample_counter(ngx_http_tokenring_page_t *page,
 }
 
 
+/* counters that differ in a label */
+
 static ngx_int_t
-ngx_http_tokenring_sample_reasons(ngx_http_tokenring_page_t *page,
-    ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
+ngx_http_tokenring_sample_parts(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_conn_t *conn, const char *name, const char *label,
+    ngx_http_tokenring_part_t *part)
 {
-    ngx_uint_t  i;
-
-    static struct {
-        const char  *reason;
-        size_t       offset;
-    } reasons[] = {
-        { "stop", ngx_http_tokenring_counter(requests_stop) },
-        { "length", ngx_http_tokenring_counter(requests_length) },
-        { "abort", ngx_http_tokenring_counter(requests_aborted) }
-    };
-
-    for (i = 0; i < sizeof(reasons) / sizeof(reasons[0]); i++) {
+    for ( /* void */ ; part->value; part++) {
         if (ngx_http_tokenring_labels(page, conn, name, "") != NGX_OK
             || ngx_http_tokenring_printf(page->out, 96,
-                                   ",finished_reason=\"%s\"} %uL\n",
-                                   reasons[i].reason,
+                                   ",%s=\"%s\"} %uL\n", label, part->value,
                                    ngx_http_tokenring_load(conn,
-                                                       reasons[i].offset))
+                                                           part->offset))
                != NGX_OK)
         {
             return NGX_ERROR;
@@ -458,6 +464,22 @@ ngx_http_tokenring_sample_reasons(ngx_http_tokenring_page_t *page,
     }
 
     return NGX_OK;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_sample_reasons(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
+{
+    static ngx_http_tokenring_part_t  reasons[] = {
+        { "stop", ngx_http_tokenring_counter(requests_stop) },
+        { "length", ngx_http_tokenring_counter(requests_length) },
+        { "abort", ngx_http_tokenring_counter(requests_aborted) },
+        { NULL, 0 }
+    };
+
+    return ngx_http_tokenring_sample_parts(page, conn, name,
+                                           "finished_reason", reasons);
 }
 
 
@@ -525,30 +547,14 @@ static ngx_int_t
 ngx_http_tokenring_sample_kept(ngx_http_tokenring_page_t *page,
     ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
 {
-    ngx_uint_t  i;
-
-    static struct {
-        const char  *kept;
-        size_t       offset;
-    } shares[] = {
+    static ngx_http_tokenring_part_t  shares[] = {
         { "high", ngx_http_tokenring_counter(kv_full_bytes_high) },
         { "low", ngx_http_tokenring_counter(kv_full_bytes_low) },
-        { "pruned", ngx_http_tokenring_counter(kv_full_bytes_pruned) }
+        { "pruned", ngx_http_tokenring_counter(kv_full_bytes_pruned) },
+        { NULL, 0 }
     };
 
-    for (i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
-        if (ngx_http_tokenring_labels(page, conn, name, "") != NGX_OK
-            || ngx_http_tokenring_printf(page->out, 96,
-                                   ",kept=\"%s\"} %uL\n", shares[i].kept,
-                                   ngx_http_tokenring_load(conn,
-                                                       shares[i].offset))
-               != NGX_OK)
-        {
-            return NGX_ERROR;
-        }
-    }
-
-    return NGX_OK;
+    return ngx_http_tokenring_sample_parts(page, conn, name, "kept", shares);
 }
 
 
@@ -556,100 +562,87 @@ static ngx_int_t
 ngx_http_tokenring_sample_ratios(ngx_http_tokenring_page_t *page,
     ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
 {
-    char        bound[32];
+    char        bound[TR_STATUS_RATIOS][NGX_HTTP_TOKENRING_BOUND];
     size_t      at;
-    uint64_t    sum, total;
     ngx_uint_t  i;
 
     static double  bounds[TR_STATUS_RATIOS] = TR_STATUS_RATIO_BOUNDS;
 
+    for (i = 0; i < TR_STATUS_RATIOS; i++) {
+        (void) snprintf(bound[i], NGX_HTTP_TOKENRING_BOUND, "%g", bounds[i]);
+    }
+
     at = ngx_http_tokenring_counter(kv_ratio);
-    total = 0;
 
-    for (i = 0; i <= TR_STATUS_RATIOS; i++) {
-        total += ngx_http_tokenring_load(conn,
-                     at + offsetof(tr_status_ratios_t, count)
-                     + i * sizeof(uint64_t));
-
-        if (i < TR_STATUS_RATIOS) {
-            (void) snprintf(bound, sizeof(bound), "%g", bounds[i]);
-
-        } else {
-            ngx_memcpy(bound, "+Inf", sizeof("+Inf"));
-        }
-
-        if (ngx_http_tokenring_labels(page, conn, name, "_bucket") != NGX_OK
-            || ngx_http_tokenring_printf(page->out, 96, ",le=\"%s\"} %uL\n",
-                                         bound, total)
-               != NGX_OK)
-        {
-            return NGX_ERROR;
-        }
-    }
-
-    sum = ngx_http_tokenring_load(conn,
-              at + offsetof(tr_status_ratios_t, sum_millionths));
-
-    if (ngx_http_tokenring_labels(page, conn, name, "_sum") != NGX_OK
-        || ngx_http_tokenring_printf(page->out, 64, "} %uL.%06uL\n",
-                                     sum / 1000000, sum % 1000000)
-           != NGX_OK
-        || ngx_http_tokenring_labels(page, conn, name, "_count") != NGX_OK)
-    {
-        return NGX_ERROR;
-    }
-
-    return ngx_http_tokenring_printf(page->out, 32, "} %uL\n", total);
+    return ngx_http_tokenring_sample_buckets(page, conn, name, bound,
+               TR_STATUS_RATIOS, at + offsetof(tr_status_ratios_t, count),
+               at + offsetof(tr_status_ratios_t, sum_millionths));
 }
 
+
+/* bounds in microseconds, as seconds without zeros at the end */
 
 static ngx_int_t
 ngx_http_tokenring_sample_histogram(ngx_http_tokenring_page_t *page,
     ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
 {
-    char        bound[32];
+    char        bound[TR_STATUS_BUCKETS][NGX_HTTP_TOKENRING_BOUND];
     size_t      n;
-    uint64_t    sum, total;
     ngx_uint_t  i;
 
     static uint32_t  bounds[TR_STATUS_BUCKETS] = TR_STATUS_BOUNDS_US;
 
+    for (i = 0; i < TR_STATUS_BUCKETS; i++) {
+        n = snprintf(bound[i], NGX_HTTP_TOKENRING_BOUND, "%u.%06u",
+                     bounds[i] / 1000000, bounds[i] % 1000000);
+
+        while (bound[i][n - 1] == '0' && bound[i][n - 2] != '.') {
+            n--;
+        }
+
+        bound[i][n] = '\0';
+    }
+
+    return ngx_http_tokenring_sample_buckets(page, conn, name, bound,
+               TR_STATUS_BUCKETS,
+               offset + offsetof(tr_status_histogram_t, count),
+               offset + offsetof(tr_status_histogram_t, sum_us));
+}
+
+
+/*
+ * A histogram of n + 1 counters at the offset count, the last one without a
+ * bound, and the sum of its values in millionths at the offset sum.
+ */
+
+static ngx_int_t
+ngx_http_tokenring_sample_buckets(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_conn_t *conn, const char *name,
+    char (*bound)[NGX_HTTP_TOKENRING_BOUND], ngx_uint_t n, size_t count,
+    size_t sum)
+{
+    uint64_t    value, total;
+    ngx_uint_t  i;
+
     total = 0;
 
-    for (i = 0; i <= TR_STATUS_BUCKETS; i++) {
-        total += ngx_http_tokenring_load(conn,
-                     offset + offsetof(tr_status_histogram_t, count)
-                     + i * sizeof(uint64_t));
-
-        if (i < TR_STATUS_BUCKETS) {
-            n = snprintf(bound, sizeof(bound), "%u.%06u",
-                         bounds[i] / 1000000, bounds[i] % 1000000);
-
-            while (bound[n - 1] == '0' && bound[n - 2] != '.') {
-                n--;
-            }
-
-            bound[n] = '\0';
-
-        } else {
-            ngx_memcpy(bound, "+Inf", sizeof("+Inf"));
-        }
+    for (i = 0; i <= n; i++) {
+        total += ngx_http_tokenring_load(conn, count + i * sizeof(uint64_t));
 
         if (ngx_http_tokenring_labels(page, conn, name, "_bucket") != NGX_OK
             || ngx_http_tokenring_printf(page->out, 96, ",le=\"%s\"} %uL\n",
-                                         bound, total)
+                                         (i < n) ? bound[i] : "+Inf", total)
                != NGX_OK)
         {
             return NGX_ERROR;
         }
     }
 
-    sum = ngx_http_tokenring_load(conn,
-              offset + offsetof(tr_status_histogram_t, sum_us));
+    value = ngx_http_tokenring_load(conn, sum);
 
     if (ngx_http_tokenring_labels(page, conn, name, "_sum") != NGX_OK
         || ngx_http_tokenring_printf(page->out, 64, "} %uL.%06uL\n",
-                                     sum / 1000000, sum % 1000000)
+                                     value / 1000000, value % 1000000)
            != NGX_OK
         || ngx_http_tokenring_labels(page, conn, name, "_count") != NGX_OK)
     {

@@ -14,6 +14,9 @@ static void ngx_http_tokenring_text_cleanup(void *data);
 
 #define NGX_HTTP_TOKENRING_TEXT_KEEP  32768
 
+/* of a number that certainly fits in 64 bits */
+#define NGX_HTTP_TOKENRING_DIGITS     18
+
 
 /* how a byte below 0x80 is escaped: 0 not, 1 as \u00XX, else \ and this */
 
@@ -177,13 +180,35 @@ ngx_http_tokenring_character(const u_char *p, const u_char *last)
 }
 
 
+/* the character at *p, or U+FFFD for a byte that is none, to d; moves *p */
+
+static u_char *
+ngx_http_tokenring_copy_character(u_char *d, const u_char **p,
+    const u_char *last)
+{
+    size_t         n;
+    const u_char  *from;
+
+    from = *p;
+    n = ngx_http_tokenring_character(from, last);
+
+    if (n == 0) {
+        *p += 1;
+        return ngx_cpymem(d, "\xef\xbf\xbd", 3);
+    }
+
+    *p += n;
+
+    return ngx_cpymem(d, from, n);
+}
+
+
 /* appends the inside of a JSON string; invalid UTF-8 becomes U+FFFD */
 
 ngx_int_t
 ngx_http_tokenring_json(ngx_http_tokenring_text_t *t, const u_char *data,
     size_t len)
 {
-    size_t         n;
     u_char         c, e, *d;
     const u_char  *p, *last;
     static u_char  hex[] = "0123456789abcdef";
@@ -219,16 +244,7 @@ ngx_http_tokenring_json(ngx_http_tokenring_text_t *t, const u_char *data,
             continue;
         }
 
-        n = ngx_http_tokenring_character(p, last);
-
-        if (n == 0) {
-            d = ngx_cpymem(d, "\xef\xbf\xbd", 3);
-            p++;
-            continue;
-        }
-
-        d = ngx_cpymem(d, p, n);
-        p += n;
+        d = ngx_http_tokenring_copy_character(d, &p, last);
     }
 
     t->last = d;
@@ -242,7 +258,6 @@ ngx_http_tokenring_json(ngx_http_tokenring_text_t *t, const u_char *data,
 ngx_int_t
 ngx_http_tokenring_label(ngx_http_tokenring_text_t *t, const char *value)
 {
-    size_t         n;
     u_char        *d;
     const u_char  *p, *last;
 
@@ -264,16 +279,7 @@ ngx_http_tokenring_label(ngx_http_tokenring_text_t *t, const char *value)
             continue;
         }
 
-        n = ngx_http_tokenring_character(p, last);
-
-        if (n == 0) {
-            d = ngx_cpymem(d, "\xef\xbf\xbd", 3);
-            p++;
-            continue;
-        }
-
-        d = ngx_cpymem(d, p, n);
-        p += n;
+        d = ngx_http_tokenring_copy_character(d, &p, last);
     }
 
     t->last = d;
@@ -367,4 +373,30 @@ static void
 ngx_http_tokenring_text_cleanup(void *data)
 {
     ngx_http_tokenring_text_free(data);
+}
+
+
+ngx_int_t
+ngx_http_tokenring_decimal(ngx_str_t *s, uint64_t *out)
+{
+    size_t    i;
+    uint64_t  n;
+
+    if (s->len == 0 || s->len > NGX_HTTP_TOKENRING_DIGITS) {
+        return NGX_DECLINED;
+    }
+
+    n = 0;
+
+    for (i = 0; i < s->len; i++) {
+        if (s->data[i] < '0' || s->data[i] > '9') {
+            return NGX_DECLINED;
+        }
+
+        n = n * 10 + (s->data[i] - '0');
+    }
+
+    *out = n;
+
+    return NGX_OK;
 }

@@ -69,5 +69,8 @@ size_t ngx_http_tokenring_cut(const u_char *data, size_t len, size_t max);
 /* characters in data, counted by their first bytes */
 size_t ngx_http_tokenring_characters(const u_char *data, size_t len);
 
+/* 1 to 18 decimal digits and nothing else; NGX_DECLINED: *out is unchanged */
+ngx_int_t ngx_http_tokenring_decimal(ngx_str_t *s, uint64_t *out);
+
 
 #endif /* _NGX_HTTP_TOKENRING_TEXT_H_INCLUDED_ */

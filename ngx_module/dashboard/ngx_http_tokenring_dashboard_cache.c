@@ -235,19 +235,6 @@ ngx_http_tokenring_cache_usable(ngx_http_tokenring_cache_t *cache,
 }
 
 
-ngx_str_t
-ngx_http_tokenring_cache_key(ngx_http_tokenring_redis_t *redis, u_char *buf,
-    const char *kind, ngx_str_t *name)
-{
-    ngx_str_t  key;
-
-    key.data = buf;
-    key.len = ngx_sprintf(buf, "%V%s:{%V}", &redis->prefix, kind, name) - buf;
-
-    return key;
-}
-
-
 ngx_int_t
 ngx_http_tokenring_cache_fields(ngx_http_tokenring_text_t *t, ngx_str_t *names,
     ngx_uint_t n, redisReply *reply)

@@ -133,10 +133,6 @@ void ngx_http_tokenring_cache_next(ngx_http_tokenring_cache_t *cache);
 ngx_uint_t ngx_http_tokenring_cache_usable(ngx_http_tokenring_cache_t *cache,
     redisReply *reply, int type);
 
-/* "PREFIXkind:{NAME}" for a bounded name, in buf, which has 256 bytes */
-ngx_str_t ngx_http_tokenring_cache_key(ngx_http_tokenring_redis_t *redis,
-    u_char *buf, const char *kind, ngx_str_t *name);
-
 /* ,"name":"value" for each field that HMGET found; how many, or NGX_ERROR */
 ngx_int_t ngx_http_tokenring_cache_fields(ngx_http_tokenring_text_t *t,
     ngx_str_t *names, ngx_uint_t n, redisReply *reply);

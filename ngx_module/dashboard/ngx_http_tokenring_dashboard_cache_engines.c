@@ -141,8 +141,8 @@ ngx_http_tokenring_cache_ask(ngx_http_tokenring_cache_engine_t *engine)
     n = ngx_http_tokenring_nelts(ngx_http_tokenring_heart_fields);
 
     ngx_str_set(&argv[0], "HMGET");
-    argv[1] = ngx_http_tokenring_cache_key(redis, key, "engine",
-                                           &engine->name);
+    argv[1] = ngx_http_tokenring_redis_key_at(redis, key, "engine",
+                                              &engine->name);
 
     for (i = 0; i < n; i++) {
         argv[2 + i] = ngx_http_tokenring_heart_fields[i];
@@ -152,8 +152,8 @@ ngx_http_tokenring_cache_ask(ngx_http_tokenring_cache_engine_t *engine)
                                      ngx_http_tokenring_cache_heart, engine,
                                      2 + n, argv);
 
-    argv[1] = ngx_http_tokenring_cache_key(redis, key, "metrics",
-                                           &engine->name);
+    argv[1] = ngx_http_tokenring_redis_key_at(redis, key, "metrics",
+                                              &engine->name);
 
     if (engine->last.len) {
         ngx_str_set(&argv[0], "XRANGE");
@@ -176,8 +176,8 @@ ngx_http_tokenring_cache_ask(ngx_http_tokenring_cache_engine_t *engine)
                                      6, argv);
 
     ngx_str_set(&argv[0], "ZREVRANGE");
-    argv[1] = ngx_http_tokenring_cache_key(redis, key, "requests",
-                                           &engine->name);
+    argv[1] = ngx_http_tokenring_redis_key_at(redis, key, "requests",
+                                              &engine->name);
     ngx_str_set(&argv[2], "0");
     argv[3].data = id;
     argv[3].len = ngx_sprintf(id, "%d", NGX_HTTP_TOKENRING_CACHE_REQUESTS - 1)

@@ -8,6 +8,7 @@
  */
 
 #include "ngx_http_tokenring_dashboard_cache.h"
+#include "ngx_http_tokenring_state.h"
 
 
 static ngx_http_tokenring_cache_request_t *ngx_http_tokenring_cache_take(
@@ -182,7 +183,7 @@ ngx_http_tokenring_cache_fetch(ngx_http_tokenring_redis_t *redis, u_char *id,
     name.len = NGX_HTTP_TOKENRING_ID_LEN;
 
     ngx_str_set(&argv[0], "HMGET");
-    argv[1] = ngx_http_tokenring_cache_key(redis, key, "req", &name);
+    argv[1] = ngx_http_tokenring_redis_key_at(redis, key, "req", &name);
 
     for (i = 0; i < n; i++) {
         argv[2 + i] = ngx_http_tokenring_request_fields[i];
@@ -225,11 +226,7 @@ ngx_http_tokenring_cache_request(ngx_http_tokenring_text_t *t, u_char *id,
     }
 
     if (ngx_http_tokenring_redis_string(reply->element[0], &state) == NGX_OK) {
-        *final = (state.len == 4 && ngx_strncmp(state.data, "done", 4) == 0)
-                 || (state.len == 6
-                     && ngx_strncmp(state.data, "failed", 6) == 0)
-                 || (state.len == 9
-                     && ngx_strncmp(state.data, "cancelled", 9) == 0);
+        (void) ngx_http_tokenring_state_known(&state, final);
     }
 
     return NGX_OK;

@@ -265,10 +265,8 @@ ngx_http_tokenring_sse_client_more(ngx_http_tokenring_sse_client_t *client)
     engine = &cache->engines[client->engine];
 
     ngx_str_set(&argv[0], "XREVRANGE");
-    argv[1].data = key;
-    argv[1].len = ngx_sprintf(key, "%Vmetrics:{%V}", &cache->redis->prefix,
-                              &engine->name)
-                  - key;
+    argv[1] = ngx_http_tokenring_redis_key_at(cache->redis, key, "metrics",
+                                              &engine->name);
 
     if (client->before.len) {
         argv[2] = client->before;

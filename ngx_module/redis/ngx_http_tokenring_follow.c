@@ -121,8 +121,6 @@ ngx_http_tokenring_follow(ngx_http_request_t *r, ngx_str_t *name)
 static ngx_int_t
 ngx_http_tokenring_follow_after(ngx_http_request_t *r, uint64_t *after)
 {
-    size_t      i;
-    uint64_t    n;
     ngx_str_t  *value, arg;
 
     *after = 0;
@@ -138,23 +136,7 @@ ngx_http_tokenring_follow_after(ngx_http_request_t *r, uint64_t *after)
         value = &arg;
     }
 
-    if (value->len == 0 || value->len > 18) {
-        return NGX_DECLINED;
-    }
-
-    n = 0;
-
-    for (i = 0; i < value->len; i++) {
-        if (value->data[i] < '0' || value->data[i] > '9') {
-            return NGX_DECLINED;
-        }
-
-        n = n * 10 + (value->data[i] - '0');
-    }
-
-    *after = n;
-
-    return NGX_OK;
+    return ngx_http_tokenring_decimal(value, after);
 }
 
 
@@ -358,28 +340,21 @@ ngx_http_tokenring_follow_entry(ngx_http_tokenring_follow_t *f,
     redisReply *entry)
 {
     size_t       i;
-    u_char      *p, *end;
     uint64_t     last;
     ngx_str_t    s, records;
     redisReply  *fields;
 
     if (entry->type != REDIS_REPLY_ARRAY || entry->elements != 2
         || ngx_http_tokenring_redis_string(entry->element[0], &s) != NGX_OK
-        || s.len < 3 || s.len > 18 + 2
-        || ngx_strncmp(s.data + s.len - 2, "-0", 2) != 0)
+        || s.len < 3 || ngx_strncmp(s.data + s.len - 2, "-0", 2) != 0)
     {
         return NGX_DECLINED;
     }
 
-    last = 0;
-    end = s.data + s.len - 2;
+    s.len -= 2;
 
-    for (p = s.data; p < end; p++) {
-        if (*p < '0' || *p > '9') {
-            return NGX_DECLINED;
-        }
-
-        last = last * 10 + (*p - '0');
+    if (ngx_http_tokenring_decimal(&s, &last) != NGX_OK) {
+        return NGX_DECLINED;
     }
 
     fields = entry->element[1];

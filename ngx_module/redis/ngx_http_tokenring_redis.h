@@ -232,6 +232,10 @@ void ngx_http_tokenring_channels_reset(ngx_http_tokenring_redis_t *redis);
 ngx_str_t ngx_http_tokenring_redis_key(ngx_http_tokenring_redis_t *redis,
     ngx_pool_t *pool, const char *kind, ngx_str_t *name);
 
+/* the same at p, which has room for it */
+ngx_str_t ngx_http_tokenring_redis_key_at(ngx_http_tokenring_redis_t *redis,
+    u_char *p, const char *kind, ngx_str_t *name);
+
 /* the value of a reply, checked, borrowed from it: NGX_OK, or NGX_DECLINED */
 ngx_int_t ngx_http_tokenring_redis_string(redisReply *reply, ngx_str_t *out);
 ngx_int_t ngx_http_tokenring_redis_number(redisReply *reply, uint64_t *out);

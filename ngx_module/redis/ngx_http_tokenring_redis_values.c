@@ -6,6 +6,7 @@
  */
 
 #include "ngx_http_tokenring_redis.h"
+#include "ngx_http_tokenring_text.h"
 
 
 /* "tr:" "req" ":{" ID "}" */
@@ -14,19 +15,31 @@ ngx_str_t
 ngx_http_tokenring_redis_key(ngx_http_tokenring_redis_t *redis,
     ngx_pool_t *pool, const char *kind, ngx_str_t *name)
 {
-    size_t     len;
-    ngx_str_t  key;
+    size_t      len;
+    u_char     *p;
+    ngx_str_t   key;
 
     len = redis->prefix.len + ngx_strlen(kind) + name->len + sizeof(":{}") - 1;
 
-    key.len = 0;
-    key.data = ngx_pnalloc(pool, len);
+    p = ngx_pnalloc(pool, len);
 
-    if (key.data) {
-        key.len = ngx_sprintf(key.data, "%V%s:{%V}", &redis->prefix, kind,
-                              name)
-                  - key.data;
+    if (p == NULL) {
+        ngx_str_null(&key);
+        return key;
     }
+
+    return ngx_http_tokenring_redis_key_at(redis, p, kind, name);
+}
+
+
+ngx_str_t
+ngx_http_tokenring_redis_key_at(ngx_http_tokenring_redis_t *redis, u_char *p,
+    const char *kind, ngx_str_t *name)
+{
+    ngx_str_t  key;
+
+    key.data = p;
+    key.len = ngx_sprintf(p, "%V%s:{%V}", &redis->prefix, kind, name) - p;
 
     return key;
 }
@@ -54,8 +67,6 @@ ngx_http_tokenring_redis_string(redisReply *reply, ngx_str_t *out)
 ngx_int_t
 ngx_http_tokenring_redis_number(redisReply *reply, uint64_t *out)
 {
-    size_t     i;
-    uint64_t   n;
     ngx_str_t  s;
 
     if (reply && reply->type == REDIS_REPLY_INTEGER && reply->integer >= 0) {
@@ -63,25 +74,11 @@ ngx_http_tokenring_redis_number(redisReply *reply, uint64_t *out)
         return NGX_OK;
     }
 
-    if (ngx_http_tokenring_redis_string(reply, &s) != NGX_OK
-        || s.len == 0 || s.len > 18)
-    {
+    if (ngx_http_tokenring_redis_string(reply, &s) != NGX_OK) {
         return NGX_DECLINED;
     }
 
-    n = 0;
-
-    for (i = 0; i < s.len; i++) {
-        if (s.data[i] < '0' || s.data[i] > '9') {
-            return NGX_DECLINED;
-        }
-
-        n = n * 10 + (s.data[i] - '0');
-    }
-
-    *out = n;
-
-    return NGX_OK;
+    return ngx_http_tokenring_decimal(&s, out);
 }
 
 

@@ -23,8 +23,6 @@ static ngx_str_t *ngx_http_tokenring_record_text(redisReply *reply, size_t max,
     ngx_pool_t *pool, ngx_str_t *out);
 static uint64_t ngx_http_tokenring_record_number(redisReply *reply);
 static float ngx_http_tokenring_record_share(redisReply *reply);
-static ngx_int_t ngx_http_tokenring_record_state(
-    ngx_http_tokenring_record_t *rec);
 static ngx_int_t ngx_http_tokenring_record_strings(redisReply **field,
     ngx_pool_t *pool, ngx_http_tokenring_record_t *rec);
 static void ngx_http_tokenring_record_numbers(redisReply **field,
@@ -93,8 +91,6 @@ static ngx_str_t  ngx_http_tokenring_fields[NGX_HTTP_TOKENRING_FIELDS] = {
 ngx_int_t
 ngx_http_tokenring_request_id(ngx_str_t *name, ngx_str_t *id)
 {
-    size_t  i;
-
     *id = *name;
 
     if (id->len > 9 && ngx_strncmp(id->data, "chatcmpl-", 9) == 0) {
@@ -110,15 +106,8 @@ ngx_http_tokenring_request_id(ngx_str_t *name, ngx_str_t *id)
         return NGX_DECLINED;
     }
 
-    for (i = 0; i < id->len; i++) {
-        if (!((id->data[i] >= '0' && id->data[i] <= '9')
-              || (id->data[i] >= 'a' && id->data[i] <= 'f')))
-        {
-            return NGX_DECLINED;
-        }
-    }
-
-    return NGX_OK;
+    return (tr_wire_is_hex((char *) id->data, id->len) && id->data[0] != '\0')
+           ? NGX_OK : NGX_DECLINED;
 }
 
 
@@ -149,7 +138,8 @@ ngx_int_t
 ngx_http_tokenring_record_take(ngx_http_tokenring_redis_t *redis,
     ngx_pool_t *pool, redisReply *reply, ngx_http_tokenring_record_t *rec)
 {
-    ngx_int_t  rc;
+    ngx_int_t   rc;
+    ngx_uint_t  final;
 
     ngx_memzero(rec, sizeof(ngx_http_tokenring_record_t));
 
@@ -183,7 +173,13 @@ ngx_http_tokenring_record_take(ngx_http_tokenring_redis_t *redis,
 
     ngx_http_tokenring_record_numbers(reply->element, rec);
 
-    return ngx_http_tokenring_record_state(rec);
+    if (ngx_http_tokenring_state_known(&rec->state, &final) != NGX_OK) {
+        return NGX_DECLINED;
+    }
+
+    rec->final = final ? 1 : 0;
+
+    return NGX_OK;
 }
 
 
@@ -292,13 +288,10 @@ ngx_http_tokenring_record_numbers(redisReply **field,
 }
 
 
-/* is it a known state, and is it final? */
-
-static ngx_int_t
-ngx_http_tokenring_record_state(ngx_http_tokenring_record_t *rec)
+ngx_int_t
+ngx_http_tokenring_state_known(ngx_str_t *state, ngx_uint_t *final)
 {
-    ngx_str_t   *s;
-    ngx_uint_t   i;
+    ngx_uint_t  i;
 
     static ngx_str_t  states[] = {
         ngx_string("done"), ngx_string("failed"), ngx_string("cancelled"),
@@ -306,13 +299,11 @@ ngx_http_tokenring_record_state(ngx_http_tokenring_record_t *rec)
         ngx_string("detached")
     };
 
-    s = &rec->state;
-
     for (i = 0; i < sizeof(states) / sizeof(ngx_str_t); i++) {
-        if (s->len == states[i].len
-            && ngx_strncmp(s->data, states[i].data, s->len) == 0)
+        if (state->len == states[i].len
+            && ngx_strncmp(state->data, states[i].data, state->len) == 0)
         {
-            rec->final = (i < 3);
+            *final = (i < 3);
             return NGX_OK;
         }
     }

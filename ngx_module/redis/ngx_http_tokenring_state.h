@@ -48,6 +48,9 @@ typedef struct {
 /* "chatcmpl-ID", "cmpl-ID" or "ID" to ID: NGX_OK, or NGX_DECLINED */
 ngx_int_t ngx_http_tokenring_request_id(ngx_str_t *name, ngx_str_t *id);
 
+/* is it a state that we know?  *final: whether it is over, if NGX_OK */
+ngx_int_t ngx_http_tokenring_state_known(ngx_str_t *state, ngx_uint_t *final);
+
 /* asks for the record; NULL: as ngx_http_tokenring_redis_command() */
 ngx_http_tokenring_call_t *ngx_http_tokenring_record_ask(
     ngx_http_tokenring_redis_t *redis, ngx_pool_t *pool, ngx_str_t *id,
