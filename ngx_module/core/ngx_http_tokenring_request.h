@@ -39,75 +39,76 @@ typedef struct {
 
 
 /*
- * The life of a request.
- *
- *     state     what it is, and where          time limit, from entering it
+ * The life of a request: its states, and the time limit of each, which begins
+ * when the state is entered.
  *
  *     NEW       not admitted yet               none
- *     WAIT      in engine->waiting, for a      a handshake's
- *               handshake; body untouched
+ *     WAIT      in engine->waiting, for a      that of a handshake
+ *               handshake; no body read
  *     READ      has a slot; NGINX is asked     tokenring_queue_timeout (1)
  *               for the body
  *     GATHER    no slot; the body is kept      tokenring_queue_timeout (1)
- *               here until it is whole
- *     HELD      in engine->waiting, for a      a handshake's
- *               handshake; body kept
- *     SEND      the body goes into the ring    tokenring_queue_timeout (1)
- *     STARVED   in conn->starving: the ring    goes on
+ *               here until it is complete
+ *     HELD      in engine->waiting, for a      that of a handshake
+ *               handshake; the body is kept
+ *     SEND      has a slot; the body goes      tokenring_queue_timeout (1)
+ *               into the ring
+ *     STARVED   in conn->starving: the ring    that of SEND goes on
  *               is full
- *     QUEUED    all was sent                   tokenring_queue_timeout
- *     ACCEPTED  in the engine's queue          goes on
+ *     QUEUED    the engine has all of it       tokenring_queue_timeout
+ *     ACCEPTED  in the engine's queue          that of QUEUED goes on
  *     PREFILL   scheduled, no token yet        tokenring_first_token_timeout
- *     DECODE    tokens come                    tokenring_idle_timeout, from
- *                                              each token
- *     OVER      no record is expected; what    goes on; a slow client has
- *               is pending is sent             send_timeout
- *     DONE      finalized, or about to be      none
+ *     DECODE    tokens arrive                  tokenring_idle_timeout, again
+ *                                              with each token
+ *     OVER      the engine has nothing more    none; send_timeout for a slow
+ *               to say, the rest is sent       client
+ *     DONE      finalized                      none
  *
- * (1) begins again when it is over: the client is slow, not the engine, and
- * client_body_timeout watches over it.
+ * (1) When it is over it begins again: the client is slow, not the engine, and
+ * client_body_timeout watches over the client.
  *
- * What happens, and the next state.  A dot: it cannot happen, or nothing
+ * Events, and the state that follows.  Empty: cannot happen.  A dot: nothing
  * changes.  An x: the engine broke the protocol, and its channel is closed.
+ * "error" is an ERROR record, the loss of the engine, the end of the time
+ * limit, or the gateway giving up.
  *
- *               engine  none    body   ring  ring   record              error
- *               chosen  yet     sent   full  space  ACCE STAR DELT LAST fail
- *     NEW       READ    WAIT    .      .     .      .    .    .    .    OVER
- *     WAIT      READ    WAIT    .      .     .      .    .    .    .    OVER
- *     READ      .       .       .      .     .      .    .    .    .    .
- *     GATHER    SEND    HELD    .      .     .      .    .    .    .    OVER
- *     HELD      SEND    HELD    .      .     .      .    .    .    .    OVER
- *     SEND      .       .       QUEUED STARV .      x    x    x    (2)  OVER
- *     STARVED   .       .       .      .     SEND   x    x    x    (2)  OVER
- *     QUEUED    .       .       .      .     .      ACCE x    x    (2)  OVER
- *     ACCEPTED  .       .       .      .     .      x    PREF DECO OVER OVER
- *     PREFILL   .       .       .      .     .      x    .    DECO OVER OVER
- *     DECODE    .       .       .      .     .      x    .    .    OVER OVER
- *     OVER      SEND(3) HELD(3) .      .     .      x    .    .    .    .
+ *               engine   handshake  all of     ring     ring has
+ *               chosen   pending    body sent  full     space     FINISH  error
+ *     NEW       READ     WAIT                                             OVER
+ *     WAIT      READ     WAIT                                             OVER
+ *     READ      (2)
+ *     GATHER    SEND     HELD                                             OVER
+ *     HELD      SEND     HELD                                             OVER
+ *     SEND                          QUEUED     STARVED            OVER(3) OVER
+ *     STARVED                                           SEND      OVER(3) OVER
  *
- *     READ goes on by itself: to SEND with a body that is whole, else, giving
- *     its slot back, to GATHER.
- *     LAST is FINISH with the last flag; a FINISH without it is as DELTA.
- *     error, fail: an ERROR record, the engine is lost, the time is up, the
- *     gateway gives up.
- *     (2) OVER if the engine aborted the request, else x.
- *     (3) an error that the client has not seen: another engine may take the
- *     request (_retry.c).
+ *               ACCEPTED   STARTED   DELTA     FINISH(4)  error
+ *     QUEUED    ACCEPTED   x         x         OVER(3)    OVER
+ *     ACCEPTED  x          PREFILL   DECODE    OVER       OVER
+ *     PREFILL   x          .         DECODE    OVER       OVER
+ *     DECODE    x          .         .         OVER       OVER
+ *     OVER      x          .         .         .          SEND, HELD(5), or .
  *
- *     all was sent, in OVER:  DONE
- *     the body is not to be read (READ, GATHER, SEND): DONE, with NGINX's error
- *     the client leaves:      DONE, at once where no engine has the whole body
- *                             (or the request may go on alone, "detach"); else
- *                             ctx->gone is set, the engine is told to abort,
- *                             and it goes on for at most a second, to OVER or
- *                             DONE: the last record has the exact counts
- *     nginx ends the request: DONE
+ * (2) By itself: to SEND with a complete body, else to GATHER, without a slot.
+ * (3) If the engine aborted the request, else x.
+ * (4) With the LAST flag.  Without it, as DELTA.
+ * (5) If the client has seen nothing of the answer: another engine (_retry.c).
  *
- * One that is read from Redis (ctx->follow) has neither engine nor body: it
- * goes from NEW to QUEUED, and its records come from there.
+ * A request ends, with DONE,
  *
- * ngx_http_tokenring_set_state() is the only place where the state changes;
- * what is not in the table is logged as an alert, and stops at a debug point.
+ *     in OVER, when everything was sent;
+ *     in READ, GATHER or SEND, when its body cannot be read;
+ *     in any state, when nginx ends it;
+ *     when its client leaves: at once if no engine has all of it, or if it may
+ *     go on without the client (detach).  Otherwise ctx->gone is set, the
+ *     engine is told to abort, and the states go on for at most a second, to
+ *     OVER: the last record has the exact counts.
+ *
+ * A request that is read from Redis (ctx->follow) has no engine and no body: it
+ * goes from NEW to QUEUED, and its records come from Redis.
+ *
+ * Only ngx_http_tokenring_set_state() changes the state.  A step that is not
+ * drawn here is logged as an alert, and stops at debug_points.
  */
 
 typedef enum {
@@ -127,8 +128,7 @@ typedef enum {
 } ngx_http_tokenring_ctx_state_e;
 
 
-/* what the engine has of the body: what it may know of the request, also when
- * that is over */
+/* how much of the request the engine has; also needed when it is over */
 
 typedef enum {
     NGX_HTTP_TOKENRING_NOTHING = 0,
@@ -148,38 +148,38 @@ struct ngx_http_tokenring_ctx_s {
     ngx_queue_t                     dirty;   /* in conn->dirty */
 
     ngx_http_tokenring_ctx_state_e  state;
-    ngx_http_tokenring_ctx_state_e  before;  /* the state before, for the log */
+    ngx_http_tokenring_ctx_state_e  before;  /* the last one, for the log */
 
     unsigned                        endpoint:8;
     unsigned                        body_sent:2;
 
-    /* how it was asked for: the same in all states */
+    /* options of the request: the same in all states */
     unsigned                        resumable:1;
     unsigned                        detach:1;    /* may go on alone */
 
-    /* what the response is like; it stays when another engine takes over,
+    /* the form of the response, as ACCEPTED said; another engine keeps it,
      * since the response may have begun */
     unsigned                        stream:1;
     unsigned                        include_usage:1;
     unsigned                        with_logprobs:1;
 
-    /* the client and its socket: may come at any state */
+    /* the client and its socket, which change in any state */
     unsigned                        gone:1;      /* it left before the end */
     unsigned                        blocked:1;   /* it takes nothing now */
     unsigned                        comment:1;   /* a keep-alive is due */
-    unsigned                        spoken:1;    /* an event is in the queue,
-                                                    or was: errors follow it */
+    unsigned                        spoken:1;    /* a record was queued: an
+                                                    error is an event after */
 
-    /* the engine: flow control goes its own way */
+    /* flow control towards the engine, which is independent of the state */
     unsigned                        paused:1;
     unsigned                        is_dirty:1;  /* in conn->dirty */
 
-    /* whether the body can be sent again: of the body, not of a state */
-    unsigned                        foreign_body:1;  /* read before us */
-    unsigned                        lost_body:1;     /* is not kept */
-    unsigned                        retried:1;       /* its engine died */
+    /* whether the body can be sent again, whatever the state */
+    unsigned                        foreign_body:1;  /* read by another */
+    unsigned                        lost_body:1;     /* it is not kept */
+    unsigned                        retried:1;       /* an engine died */
 
-    /* an error to tell, once what came before it is told */
+    /* an error to send, after what came before it */
     tr_status_t                     error;
 
     ngx_uint_t                      nchoices;
@@ -188,9 +188,9 @@ struct ngx_http_tokenring_ctx_s {
     /* text and logprobs not rendered yet, bytes */
     size_t                          pending;
 
-    /* resumable streams: numbers of records, and those not rendered yet */
-    uint64_t                        number;  /* of the last that came */
-    uint64_t                        after;   /* the client has those to this */
+    /* resumable streams: numbers of records */
+    uint64_t                        number;  /* of the last that arrived */
+    uint64_t                        after;   /* of the last the client has */
     ngx_http_tokenring_follow_t    *follow;  /* it is read from Redis */
 
     ngx_msec_t                      deadline;
@@ -205,11 +205,11 @@ struct ngx_http_tokenring_ctx_s {
     ngx_chain_t                     link;
     ngx_buf_t                       buf;
 
-    /* what the output filters keep for this stream, to be fetched ahead */
+    /* what the output filters keep for this stream, to be prefetched */
     u_char                         *kept_by_filters;
     size_t                          kept_by_filters_size;
 
-    ngx_queue_t                     wait;    /* where the state says */
+    ngx_queue_t                     wait;    /* in the queue of the state */
     ngx_event_t                     timer;
 
     ngx_str_t                       request_id;
