@@ -46,7 +46,7 @@ ngx_http_tokenring_find_end(ngx_http_tokenring_find_t *find)
 static ngx_int_t
 ngx_http_tokenring_find_ask(ngx_http_tokenring_find_t *find)
 {
-    find->call = ngx_http_tokenring_record_ask(find->redis,
+    find->call = ngx_http_tokenring_stored_ask(find->redis,
                                                find->request->pool, &find->id,
                                                ngx_http_tokenring_find_answer,
                                                find);
@@ -68,11 +68,11 @@ ngx_http_tokenring_find_answer(void *data, redisReply *reply)
 
     ngx_http_set_log_request(r->connection->log, r);
 
-    rc = ngx_http_tokenring_record_take(find->redis, r->pool, reply,
+    rc = ngx_http_tokenring_stored_take(find->redis, r->pool, reply,
                                         &find->rec);
 
     if (rc == NGX_OK) {
-        rc = ngx_http_tokenring_record_allowed(r, &find->id, &find->rec);
+        rc = ngx_http_tokenring_stored_allowed(r, &find->id, &find->rec);
     }
 
     ngx_log_debug3(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,

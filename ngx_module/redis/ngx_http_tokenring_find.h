@@ -27,7 +27,7 @@ typedef struct {
     ngx_str_t                     id;
     ngx_http_tokenring_found_pt   handler;
     void                         *data;
-    ngx_http_tokenring_record_t   rec;
+    ngx_http_tokenring_stored_t   rec;
     ngx_http_tokenring_call_t    *call;
     ngx_event_t                   timer;
     unsigned                      again:1;       /* it is the second look */

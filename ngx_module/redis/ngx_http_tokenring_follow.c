@@ -57,7 +57,7 @@ typedef struct {
     uint32_t    length;
     uint16_t    type;
     uint16_t    reserved;
-} ngx_http_tokenring_stored_t;
+} ngx_http_tokenring_stored_head_t;
 
 
 ngx_int_t
@@ -228,7 +228,7 @@ ngx_http_tokenring_follow_found(void *data, ngx_int_t rc)
     ngx_connection_t             *c;
     ngx_http_request_t           *r;
     ngx_http_tokenring_ctx_t     *ctx;
-    ngx_http_tokenring_record_t  *rec;
+    ngx_http_tokenring_stored_t  *rec;
 
     ctx = f->ctx;
     rec = &f->find.rec;
@@ -387,11 +387,11 @@ static ngx_int_t
 ngx_http_tokenring_follow_take(ngx_http_tokenring_follow_t *f, uint64_t last,
     ngx_str_t *records)
 {
-    u_char                       *p;
-    size_t                        left;
-    tr_record_t                   rec;
-    ngx_http_tokenring_ctx_t     *ctx;
-    ngx_http_tokenring_stored_t   head;
+    u_char                           *p;
+    size_t                            left;
+    tr_record_t                       rec;
+    ngx_http_tokenring_ctx_t         *ctx;
+    ngx_http_tokenring_stored_head_t  head;
 
     ctx = f->ctx;
     p = records->data;
@@ -399,16 +399,16 @@ ngx_http_tokenring_follow_take(ngx_http_tokenring_follow_t *f, uint64_t last,
 
     while (left) {
 
-        if (left < sizeof(ngx_http_tokenring_stored_t)
+        if (left < sizeof(ngx_http_tokenring_stored_head_t)
             || ctx->state >= NGX_HTTP_TOKENRING_OVER)
         {
             return NGX_DECLINED;
         }
 
-        ngx_memcpy(&head, p, sizeof(ngx_http_tokenring_stored_t));
+        ngx_memcpy(&head, p, sizeof(ngx_http_tokenring_stored_head_t));
 
-        p += sizeof(ngx_http_tokenring_stored_t);
-        left -= sizeof(ngx_http_tokenring_stored_t);
+        p += sizeof(ngx_http_tokenring_stored_head_t);
+        left -= sizeof(ngx_http_tokenring_stored_head_t);
 
         if (head.length > left || head.length > NGX_HTTP_TOKENRING_RECORD_MAX
             || head.reserved)

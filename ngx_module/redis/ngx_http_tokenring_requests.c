@@ -1,7 +1,7 @@
 /*
  * GET and DELETE of /v1/requests/ID.
  *
- * Both read the record from Redis, and the heartbeat of its engine unless the
+ * Both read the request from Redis, and the heartbeat of its engine unless the
  * request is over; DELETE then tells the engine, wherever it runs, by a message
  * on its channel.  The answer to DELETE says that the engine was told, not that
  * the request has ended: its state says that.
@@ -266,7 +266,7 @@ ngx_http_tokenring_lookup_send(ngx_http_tokenring_lookup_t *l,
     t = ngx_http_tokenring_text_create(r->pool);
 
     if (t == NULL
-        || ngx_http_tokenring_record_json(t, &l->find.id, &l->find.rec,
+        || ngx_http_tokenring_stored_json(t, &l->find.id, &l->find.rec,
                                           cancelling)
            != NGX_OK
         || ngx_http_tokenring_add_header(r, "Cache-Control", &no_store)

@@ -19,15 +19,15 @@
 #include <tokenring/status.h>
 
 
-static ngx_str_t *ngx_http_tokenring_record_text(redisReply *reply, size_t max,
+static ngx_str_t *ngx_http_tokenring_stored_text(redisReply *reply, size_t max,
     ngx_pool_t *pool, ngx_str_t *out);
-static uint64_t ngx_http_tokenring_record_number(redisReply *reply);
-static float ngx_http_tokenring_record_share(redisReply *reply);
-static ngx_int_t ngx_http_tokenring_record_strings(redisReply **field,
-    ngx_pool_t *pool, ngx_http_tokenring_record_t *rec);
-static void ngx_http_tokenring_record_numbers(redisReply **field,
-    ngx_http_tokenring_record_t *rec);
-static tr_status_t ngx_http_tokenring_record_status(redisReply *reply);
+static uint64_t ngx_http_tokenring_stored_number(redisReply *reply);
+static float ngx_http_tokenring_stored_share(redisReply *reply);
+static ngx_int_t ngx_http_tokenring_stored_strings(redisReply **field,
+    ngx_pool_t *pool, ngx_http_tokenring_stored_t *rec);
+static void ngx_http_tokenring_stored_numbers(redisReply **field,
+    ngx_http_tokenring_stored_t *rec);
+static tr_status_t ngx_http_tokenring_stored_status(redisReply *reply);
 static ngx_int_t ngx_http_tokenring_json_text(ngx_http_tokenring_text_t *t,
     const char *key, ngx_str_t *value);
 static ngx_int_t ngx_http_tokenring_json_time(ngx_http_tokenring_text_t *t,
@@ -35,7 +35,7 @@ static ngx_int_t ngx_http_tokenring_json_time(ngx_http_tokenring_text_t *t,
 static ngx_int_t ngx_http_tokenring_json_span(ngx_http_tokenring_text_t *t,
     const char *key, uint64_t from, uint64_t to);
 static ngx_int_t ngx_http_tokenring_json_error(ngx_http_tokenring_text_t *t,
-    ngx_http_tokenring_record_t *rec);
+    ngx_http_tokenring_stored_t *rec);
 
 
 enum {
@@ -112,7 +112,7 @@ ngx_http_tokenring_request_id(ngx_str_t *name, ngx_str_t *id)
 
 
 ngx_http_tokenring_call_t *
-ngx_http_tokenring_record_ask(ngx_http_tokenring_redis_t *redis,
+ngx_http_tokenring_stored_ask(ngx_http_tokenring_redis_t *redis,
     ngx_pool_t *pool, ngx_str_t *id, ngx_http_tokenring_reply_pt handler,
     void *data)
 {
@@ -135,13 +135,13 @@ ngx_http_tokenring_record_ask(ngx_http_tokenring_redis_t *redis,
 
 
 ngx_int_t
-ngx_http_tokenring_record_take(ngx_http_tokenring_redis_t *redis,
-    ngx_pool_t *pool, redisReply *reply, ngx_http_tokenring_record_t *rec)
+ngx_http_tokenring_stored_take(ngx_http_tokenring_redis_t *redis,
+    ngx_pool_t *pool, redisReply *reply, ngx_http_tokenring_stored_t *rec)
 {
     ngx_int_t   rc;
     ngx_uint_t  final;
 
-    ngx_memzero(rec, sizeof(ngx_http_tokenring_record_t));
+    ngx_memzero(rec, sizeof(ngx_http_tokenring_stored_t));
 
     if (reply == NULL) {
         return NGX_ERROR;
@@ -166,12 +166,12 @@ ngx_http_tokenring_record_take(ngx_http_tokenring_redis_t *redis,
         return NGX_DECLINED;
     }
 
-    rc = ngx_http_tokenring_record_strings(reply->element, pool, rec);
+    rc = ngx_http_tokenring_stored_strings(reply->element, pool, rec);
     if (rc != NGX_OK) {
         return rc;
     }
 
-    ngx_http_tokenring_record_numbers(reply->element, rec);
+    ngx_http_tokenring_stored_numbers(reply->element, rec);
 
     if (ngx_http_tokenring_state_known(&rec->state, &final) != NGX_OK) {
         return NGX_DECLINED;
@@ -184,37 +184,37 @@ ngx_http_tokenring_record_take(ngx_http_tokenring_redis_t *redis,
 
 
 static ngx_int_t
-ngx_http_tokenring_record_strings(redisReply **field, ngx_pool_t *pool,
-    ngx_http_tokenring_record_t *rec)
+ngx_http_tokenring_stored_strings(redisReply **field, ngx_pool_t *pool,
+    ngx_http_tokenring_stored_t *rec)
 {
     ngx_str_t  endpoint;
 
-    if (ngx_http_tokenring_record_text(field[NGX_HTTP_TOKENRING_STATE], 16,
+    if (ngx_http_tokenring_stored_text(field[NGX_HTTP_TOKENRING_STATE], 16,
                                        pool, &rec->state)
            == NULL
-        || ngx_http_tokenring_record_text(field[NGX_HTTP_TOKENRING_ENGINE],
+        || ngx_http_tokenring_stored_text(field[NGX_HTTP_TOKENRING_ENGINE],
                                           TR_NAME_MAX, pool, &rec->engine)
            == NULL
-        || ngx_http_tokenring_record_text(field[NGX_HTTP_TOKENRING_RUN], 32,
+        || ngx_http_tokenring_stored_text(field[NGX_HTTP_TOKENRING_RUN], 32,
                                           pool, &rec->run)
            == NULL
-        || ngx_http_tokenring_record_text(
+        || ngx_http_tokenring_stored_text(
                                      field[NGX_HTTP_TOKENRING_MODEL_NAME],
                                      TR_NAME_MAX, pool, &rec->model)
            == NULL
-        || ngx_http_tokenring_record_text(
+        || ngx_http_tokenring_stored_text(
                                      field[NGX_HTTP_TOKENRING_REQUEST_ID],
                                      TR_REQUEST_ID_MAX, pool,
                                      &rec->request_id)
            == NULL
-        || ngx_http_tokenring_record_text(field[NGX_HTTP_TOKENRING_OWNER],
+        || ngx_http_tokenring_stored_text(field[NGX_HTTP_TOKENRING_OWNER],
                                           TR_OWNER_LEN + 1, pool, &rec->owner)
            == NULL
-        || ngx_http_tokenring_record_text(
+        || ngx_http_tokenring_stored_text(
                                      field[NGX_HTTP_TOKENRING_FINISH_REASON],
                                      16, pool, &rec->finish_reason)
            == NULL
-        || ngx_http_tokenring_record_text(field[NGX_HTTP_TOKENRING_ERROR],
+        || ngx_http_tokenring_stored_text(field[NGX_HTTP_TOKENRING_ERROR],
                                           NGX_HTTP_TOKENRING_MESSAGE_MAX,
                                           pool, &rec->error)
            == NULL)
@@ -240,7 +240,7 @@ ngx_http_tokenring_record_strings(redisReply **field, ngx_pool_t *pool,
     }
 
     rec->error_status =
-        ngx_http_tokenring_record_status(
+        ngx_http_tokenring_stored_status(
             field[NGX_HTTP_TOKENRING_ERROR_STATUS]);
 
     return NGX_OK;
@@ -248,13 +248,13 @@ ngx_http_tokenring_record_strings(redisReply **field, ngx_pool_t *pool,
 
 
 static void
-ngx_http_tokenring_record_numbers(redisReply **field,
-    ngx_http_tokenring_record_t *rec)
+ngx_http_tokenring_stored_numbers(redisReply **field,
+    ngx_http_tokenring_stored_t *rec)
 {
     tr_wire_finish_t  *totals;
 
 #define ngx_http_tokenring_field(name)                                        \
-    ngx_http_tokenring_record_number(field[NGX_HTTP_TOKENRING_##name])
+    ngx_http_tokenring_stored_number(field[NGX_HTTP_TOKENRING_##name])
 
     rec->wire = ngx_http_tokenring_field(WIRE);
     rec->created = ngx_http_tokenring_field(CREATED);
@@ -279,11 +279,11 @@ ngx_http_tokenring_record_numbers(redisReply **field,
 
 #undef ngx_http_tokenring_field
 
-    totals->share_high = ngx_http_tokenring_record_share(
+    totals->share_high = ngx_http_tokenring_stored_share(
                              field[NGX_HTTP_TOKENRING_SHARE_HIGH]);
-    totals->share_low = ngx_http_tokenring_record_share(
+    totals->share_low = ngx_http_tokenring_stored_share(
                             field[NGX_HTTP_TOKENRING_SHARE_LOW]);
-    totals->share_pruned = ngx_http_tokenring_record_share(
+    totals->share_pruned = ngx_http_tokenring_stored_share(
                                field[NGX_HTTP_TOKENRING_SHARE_PRUNED]);
 }
 
@@ -313,7 +313,7 @@ ngx_http_tokenring_state_known(ngx_str_t *state, ngx_uint_t *final)
 
 
 static ngx_str_t *
-ngx_http_tokenring_record_text(redisReply *reply, size_t max, ngx_pool_t *pool,
+ngx_http_tokenring_stored_text(redisReply *reply, size_t max, ngx_pool_t *pool,
     ngx_str_t *out)
 {
     ngx_str_t  s;
@@ -338,7 +338,7 @@ ngx_http_tokenring_record_text(redisReply *reply, size_t max, ngx_pool_t *pool,
 
 
 static uint64_t
-ngx_http_tokenring_record_number(redisReply *reply)
+ngx_http_tokenring_stored_number(redisReply *reply)
 {
     uint64_t  n;
 
@@ -347,7 +347,7 @@ ngx_http_tokenring_record_number(redisReply *reply)
 
 
 static float
-ngx_http_tokenring_record_share(redisReply *reply)
+ngx_http_tokenring_stored_share(redisReply *reply)
 {
     double  share;
 
@@ -359,7 +359,7 @@ ngx_http_tokenring_record_share(redisReply *reply)
 /* the status with this name; TR_OK if there is none */
 
 static tr_status_t
-ngx_http_tokenring_record_status(redisReply *reply)
+ngx_http_tokenring_stored_status(redisReply *reply)
 {
     ngx_str_t    s;
     tr_status_t  status;
@@ -385,7 +385,7 @@ ngx_http_tokenring_record_status(redisReply *reply)
 
 ngx_http_tokenring_call_t *
 ngx_http_tokenring_heartbeat_ask(ngx_http_tokenring_redis_t *redis,
-    ngx_pool_t *pool, ngx_http_tokenring_record_t *rec,
+    ngx_pool_t *pool, ngx_http_tokenring_stored_t *rec,
     ngx_http_tokenring_reply_pt handler, void *data)
 {
     ngx_str_t  argv[3];
@@ -406,7 +406,7 @@ ngx_http_tokenring_heartbeat_ask(ngx_http_tokenring_redis_t *redis,
 
 ngx_int_t
 ngx_http_tokenring_heartbeat_take(ngx_http_tokenring_redis_t *redis,
-    redisReply *reply, ngx_http_tokenring_record_t *rec)
+    redisReply *reply, ngx_http_tokenring_stored_t *rec)
 {
     ngx_str_t  run;
 
@@ -433,8 +433,8 @@ ngx_http_tokenring_heartbeat_take(ngx_http_tokenring_redis_t *redis,
 
 
 ngx_int_t
-ngx_http_tokenring_record_allowed(ngx_http_request_t *r, ngx_str_t *id,
-    ngx_http_tokenring_record_t *rec)
+ngx_http_tokenring_stored_allowed(ngx_http_request_t *r, ngx_str_t *id,
+    ngx_http_tokenring_stored_t *rec)
 {
     u_char                          owner[TR_OWNER_LEN];
     ngx_str_t                       key;
@@ -468,8 +468,8 @@ ngx_http_tokenring_record_allowed(ngx_http_request_t *r, ngx_str_t *id,
 /* {"id", "object": "request", "state", ...} */
 
 ngx_int_t
-ngx_http_tokenring_record_json(ngx_http_tokenring_text_t *t, ngx_str_t *id,
-    ngx_http_tokenring_record_t *rec, ngx_uint_t cancelling)
+ngx_http_tokenring_stored_json(ngx_http_tokenring_text_t *t, ngx_str_t *id,
+    ngx_http_tokenring_stored_t *rec, ngx_uint_t cancelling)
 {
     ngx_str_t  failed;
 
@@ -583,7 +583,7 @@ ngx_http_tokenring_json_span(ngx_http_tokenring_text_t *t, const char *key,
 
 static ngx_int_t
 ngx_http_tokenring_json_error(ngx_http_tokenring_text_t *t,
-    ngx_http_tokenring_record_t *rec)
+    ngx_http_tokenring_stored_t *rec)
 {
     ngx_str_t         message;
     tr_status_t       status;

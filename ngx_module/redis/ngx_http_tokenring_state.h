@@ -42,7 +42,7 @@ typedef struct {
     unsigned                      detach:1;
     unsigned                      stream:1;
     unsigned                      gap:1;
-} ngx_http_tokenring_record_t;
+} ngx_http_tokenring_stored_t;
 
 
 /* "chatcmpl-ID", "cmpl-ID" or "ID" to ID: NGX_OK, or NGX_DECLINED */
@@ -51,31 +51,31 @@ ngx_int_t ngx_http_tokenring_request_id(ngx_str_t *name, ngx_str_t *id);
 /* is it a state that we know?  *final: whether it is over, if NGX_OK */
 ngx_int_t ngx_http_tokenring_state_known(ngx_str_t *state, ngx_uint_t *final);
 
-/* asks for the record; NULL: as ngx_http_tokenring_redis_command() */
-ngx_http_tokenring_call_t *ngx_http_tokenring_record_ask(
+/* asks for the request; NULL: as ngx_http_tokenring_redis_command() */
+ngx_http_tokenring_call_t *ngx_http_tokenring_stored_ask(
     ngx_http_tokenring_redis_t *redis, ngx_pool_t *pool, ngx_str_t *id,
     ngx_http_tokenring_reply_pt handler, void *data);
 
 /* reads the reply.  NGX_OK; NGX_DECLINED: there is no such request (or it is
  * malformed); NGX_ERROR: no reply, an error, or no memory */
-ngx_int_t ngx_http_tokenring_record_take(ngx_http_tokenring_redis_t *redis,
-    ngx_pool_t *pool, redisReply *reply, ngx_http_tokenring_record_t *rec);
+ngx_int_t ngx_http_tokenring_stored_take(ngx_http_tokenring_redis_t *redis,
+    ngx_pool_t *pool, redisReply *reply, ngx_http_tokenring_stored_t *rec);
 
 /* the same for the heartbeat of its engine.  NGX_OK: that run is alive;
  * NGX_DECLINED: it is not; NGX_ERROR: unknown */
 ngx_http_tokenring_call_t *ngx_http_tokenring_heartbeat_ask(
     ngx_http_tokenring_redis_t *redis, ngx_pool_t *pool,
-    ngx_http_tokenring_record_t *rec, ngx_http_tokenring_reply_pt handler,
+    ngx_http_tokenring_stored_t *rec, ngx_http_tokenring_reply_pt handler,
     void *data);
 ngx_int_t ngx_http_tokenring_heartbeat_take(ngx_http_tokenring_redis_t *redis,
-    redisReply *reply, ngx_http_tokenring_record_t *rec);
+    redisReply *reply, ngx_http_tokenring_stored_t *rec);
 
 /* may r's client see it?  If NGX_DECLINED, answer as if it did not exist */
-ngx_int_t ngx_http_tokenring_record_allowed(ngx_http_request_t *r,
-    ngx_str_t *id, ngx_http_tokenring_record_t *rec);
+ngx_int_t ngx_http_tokenring_stored_allowed(ngx_http_request_t *r,
+    ngx_str_t *id, ngx_http_tokenring_stored_t *rec);
 
-ngx_int_t ngx_http_tokenring_record_json(ngx_http_tokenring_text_t *t,
-    ngx_str_t *id, ngx_http_tokenring_record_t *rec, ngx_uint_t cancelling);
+ngx_int_t ngx_http_tokenring_stored_json(ngx_http_tokenring_text_t *t,
+    ngx_str_t *id, ngx_http_tokenring_stored_t *rec, ngx_uint_t cancelling);
 
 /* "There is no request with this id", and "cannot be read at the moment" */
 ngx_int_t ngx_http_tokenring_send_unknown(ngx_http_request_t *r);

@@ -60,7 +60,7 @@ struct ngx_http_tokenring_stream_sub_s {
     ngx_pool_t                         *pool;      /* of one look */
     ngx_http_tokenring_call_t          *call;
     ngx_http_tokenring_call_t          *last;
-    ngx_http_tokenring_record_t         rec;
+    ngx_http_tokenring_stored_t         rec;
     ngx_int_t                           known;     /* of the record */
     ngx_uint_t                          silent;    /* looks in a row */
     ngx_uint_t                          missed;
@@ -366,7 +366,7 @@ ngx_http_tokenring_stream_sub_check(ngx_event_t *ev)
     ngx_str_set(&argv[4], "COUNT");
     ngx_str_set(&argv[5], "1");
 
-    s->call = ngx_http_tokenring_record_ask(s->redis, s->pool, &id,
+    s->call = ngx_http_tokenring_stored_ask(s->redis, s->pool, &id,
                                           ngx_http_tokenring_stream_sub_record,
                                           s);
     if (s->call == NULL || argv[1].data == NULL) {
@@ -407,7 +407,7 @@ ngx_http_tokenring_stream_sub_record(void *data, redisReply *reply)
     ngx_http_tokenring_stream_sub_t *s = data;
 
     s->call = NULL;
-    s->known = ngx_http_tokenring_record_take(s->redis, s->pool, reply,
+    s->known = ngx_http_tokenring_stored_take(s->redis, s->pool, reply,
                                               &s->rec);
 }
 
