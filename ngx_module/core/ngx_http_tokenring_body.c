@@ -163,7 +163,7 @@ ngx_http_tokenring_body_gather(ngx_http_tokenring_ctx_t *ctx)
         return;
     }
 
-    ngx_http_tokenring_resend(ctx);
+    ngx_http_tokenring_body_resend(ctx);
 }
 
 
@@ -177,7 +177,7 @@ ngx_http_tokenring_body_hold(ngx_http_tokenring_ctx_t *ctx)
 
     r = ctx->request;
 
-    if (ngx_http_tokenring_keep(ctx, r->request_body->bufs) != NGX_OK) {
+    if (ngx_http_tokenring_body_keep(ctx, r->request_body->bufs) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -219,7 +219,7 @@ ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx)
     ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_SEND);
 
     rc = ctx->foreign_body ? ngx_http_tokenring_body_copy(ctx)
-                           : ngx_http_tokenring_rewind(ctx);
+                           : ngx_http_tokenring_body_rewind(ctx);
 
     if (rc != NGX_OK) {
         ngx_http_tokenring_body_fail(ctx, NGX_HTTP_INTERNAL_SERVER_ERROR);
@@ -314,9 +314,9 @@ ngx_http_tokenring_body_take(ngx_http_tokenring_ctx_t *ctx)
         return;
     }
 
-    if (ngx_http_tokenring_keep(ctx, r->request_body->bufs) != NGX_OK) {
+    if (ngx_http_tokenring_body_keep(ctx, r->request_body->bufs) != NGX_OK) {
         /* no memory: it cannot be retried, then */
-        ngx_http_tokenring_forget(ctx);
+        ngx_http_tokenring_body_forget(ctx);
     }
 
     *ctx->last_body = r->request_body->bufs;

@@ -30,21 +30,21 @@ size_t ngx_http_tokenring_body_held(ngx_http_tokenring_ctx_t *ctx);
 
 
 /* copies what was read, if it could be sent again; NGX_ERROR: no memory */
-ngx_int_t ngx_http_tokenring_keep(ngx_http_tokenring_ctx_t *ctx,
+ngx_int_t ngx_http_tokenring_body_keep(ngx_http_tokenring_ctx_t *ctx,
     ngx_chain_t *in);
 
 /* gives up what is kept: the request stays with its engine */
-void ngx_http_tokenring_forget(ngx_http_tokenring_ctx_t *ctx);
+void ngx_http_tokenring_body_forget(ngx_http_tokenring_ctx_t *ctx);
 
 /* puts what is kept into ctx->body again; NGX_ERROR: no memory */
-ngx_int_t ngx_http_tokenring_rewind(ngx_http_tokenring_ctx_t *ctx);
+ngx_int_t ngx_http_tokenring_body_rewind(ngx_http_tokenring_ctx_t *ctx);
 
 /* a request with an error that was not told.  NGX_OK: it goes on at another
  * engine, or has ended; NGX_DECLINED: nobody takes it, the error stands */
 ngx_int_t ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx);
 
 /* a body that was held has an engine, or there is none for it; may end it */
-void ngx_http_tokenring_resend(ngx_http_tokenring_ctx_t *ctx);
+void ngx_http_tokenring_body_resend(ngx_http_tokenring_ctx_t *ctx);
 
 
 #endif /* _NGX_HTTP_TOKENRING_BODY_H_INCLUDED_ */

@@ -582,7 +582,7 @@ ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx)
 
     if (held) {
         /* its body is kept; the reference to r is that of reading the body */
-        ngx_http_tokenring_resend(ctx);
+        ngx_http_tokenring_body_resend(ctx);
         ngx_http_run_posted_requests(c);
         return;
     }

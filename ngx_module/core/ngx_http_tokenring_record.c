@@ -245,7 +245,7 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
 
         if (ctx->stream) {
             /* the client will see some of it, so it cannot be retried */
-            ngx_http_tokenring_forget(ctx);
+            ngx_http_tokenring_body_forget(ctx);
         }
     }
 

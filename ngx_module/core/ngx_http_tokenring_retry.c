@@ -23,7 +23,7 @@
 #include "ngx_http_tokenring_send.h"
 
 
-static ngx_buf_t *ngx_http_tokenring_kept_room(ngx_http_tokenring_ctx_t *ctx,
+static ngx_buf_t *ngx_http_tokenring_body_room(ngx_http_tokenring_ctx_t *ctx,
     size_t size);
 static ngx_uint_t ngx_http_tokenring_may_retry(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_reset(ngx_http_tokenring_ctx_t *ctx);
@@ -35,7 +35,7 @@ static void ngx_http_tokenring_reset(ngx_http_tokenring_ctx_t *ctx);
 /* copies what was read, if it could be sent again */
 
 ngx_int_t
-ngx_http_tokenring_keep(ngx_http_tokenring_ctx_t *ctx, ngx_chain_t *in)
+ngx_http_tokenring_body_keep(ngx_http_tokenring_ctx_t *ctx, ngx_chain_t *in)
 {
     size_t       size, n;
     u_char      *p;
@@ -49,7 +49,7 @@ ngx_http_tokenring_keep(ngx_http_tokenring_ctx_t *ctx, ngx_chain_t *in)
     gathering = (ctx->state == NGX_HTTP_TOKENRING_GATHER);
 
     if (!gathering && ctx->conf->engine->conns.nelts < 2) {
-        ngx_http_tokenring_forget(ctx);
+        ngx_http_tokenring_body_forget(ctx);
         return NGX_OK;
     }
 
@@ -59,14 +59,14 @@ ngx_http_tokenring_keep(ngx_http_tokenring_ctx_t *ctx, ngx_chain_t *in)
         if (!gathering
             && ctx->kept_size + size > ctx->conf->retry_buffer)
         {
-            ngx_http_tokenring_forget(ctx);
+            ngx_http_tokenring_body_forget(ctx);
             return NGX_OK;
         }
 
         ctx->kept_size += size;
 
         for (p = in->buf->pos; size; p += n, size -= n) {
-            b = ngx_http_tokenring_kept_room(ctx, size);
+            b = ngx_http_tokenring_body_room(ctx, size);
             if (b == NULL) {
                 return NGX_ERROR;
             }
@@ -83,7 +83,7 @@ ngx_http_tokenring_keep(ngx_http_tokenring_ctx_t *ctx, ngx_chain_t *in)
 /* the last buffer, or a new one, as large as the announced rest if possible */
 
 static ngx_buf_t *
-ngx_http_tokenring_kept_room(ngx_http_tokenring_ctx_t *ctx, size_t size)
+ngx_http_tokenring_body_room(ngx_http_tokenring_ctx_t *ctx, size_t size)
 {
     off_t                rest, most;
     ngx_buf_t           *b;
@@ -141,7 +141,7 @@ ngx_http_tokenring_kept_room(ngx_http_tokenring_ctx_t *ctx, size_t size)
 /* the body will not be sent again */
 
 void
-ngx_http_tokenring_forget(ngx_http_tokenring_ctx_t *ctx)
+ngx_http_tokenring_body_forget(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_chain_t  *cl;
 
@@ -160,7 +160,7 @@ ngx_http_tokenring_forget(ngx_http_tokenring_ctx_t *ctx)
 /* everything read so far is to be sent: our own positions, the kept bytes */
 
 ngx_int_t
-ngx_http_tokenring_rewind(ngx_http_tokenring_ctx_t *ctx)
+ngx_http_tokenring_body_rewind(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_buf_t    *b;
     ngx_chain_t  *cl, *in;
@@ -277,7 +277,7 @@ ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx)
 /* a kept body has an engine, or was refused; may end the request */
 
 void
-ngx_http_tokenring_resend(ngx_http_tokenring_ctx_t *ctx)
+ngx_http_tokenring_body_resend(ngx_http_tokenring_ctx_t *ctx)
 {
     if (ctx->conn) {
         ngx_http_tokenring_body_again(ctx);
