@@ -22,6 +22,7 @@
  *     _send.c       from pending text to the client, never more than it takes
  *     _socket.c     small events into a socket, in one write [_send.h]
  *     _stream.c     what all event streams have in common
+ *     _endpoint.c   what differs between endpoints: a table
  *     _openai.c     what responses look like [_render.h]
  *     _logprobs.c   log probabilities in them [_render.h]
  *     _resumable.c  streams that a client can resume; requests that go on

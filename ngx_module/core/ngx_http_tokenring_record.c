@@ -77,10 +77,22 @@ ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
         ctx->number++;
     }
 
-    ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
-                   "tokenring record: %s, number:%uL length:%uD pending:%uz",
-                   ngx_http_tokenring_record_name(rec->type), ctx->number,
-                   rec->length, ctx->pending);
+#if (NGX_DEBUG)
+
+    /* a token must not fetch its connection, which is in no CPU cache, only to
+     * find that nothing is logged: debug_connection alone does not show it */
+
+    if (rec->type != TR_RECORD_DELTA
+        || (ngx_cycle->log->log_level & NGX_LOG_DEBUG_HTTP))
+    {
+        ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                       "tokenring record: %s, number:%uL length:%uD "
+                       "pending:%uz",
+                       ngx_http_tokenring_record_name(rec->type), ctx->number,
+                       rec->length, ctx->pending);
+    }
+
+#endif
 
     switch (rec->type) {
 
