@@ -243,7 +243,7 @@ give_up(driver_t *d, fork_t *f, uint32_t turn)
 }
 
 static tr_status_t
-next_turn(driver_t *d, fork_t *f)
+next_slot(driver_t *d, fork_t *f)
 {
     const tr_eval_task_t *task = f->trunk->task;
     uint32_t turn = f->turn + 1;
@@ -270,7 +270,7 @@ finish(driver_t *d, fork_t *f)
 
     if (rc == TR_OK && d->run->keep_turns
         && f->turn + 1 < f->trunk->task->n_turns) {
-        return next_turn(d, f);
+        return next_slot(d, f);
     }
     tr_fork_end(d, f);
     return rc;

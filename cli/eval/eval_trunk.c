@@ -197,7 +197,7 @@ trunk_policy(const driver_t *d, uint32_t group)
 }
 
 static uint32_t
-next_turn(const driver_t *d, const trunk_t *t, uint32_t from)
+next_slot(const driver_t *d, const trunk_t *t, uint32_t from)
 {
     while (from < t->task->n_turns && !turn_wanted(d, t, from)) {
         from++;
@@ -283,7 +283,7 @@ tr_trunk_begin(driver_t *d, trunk_t *t, const tr_eval_task_t *task,
                     .group = group,
                     .base = NO_SLOT,
                     .tip = NO_SLOT };
-    t->turn = next_turn(d, t, 0);
+    t->turn = next_slot(d, t, 0);
     if (t->turn == task->n_turns) {
         t->open = false;
         return TR_OK;
@@ -293,7 +293,7 @@ tr_trunk_begin(driver_t *d, trunk_t *t, const tr_eval_task_t *task,
         rc = skip_turns(d, t);
     }
     if (rc == TR_OK) {
-        t->turn = next_turn(d, t, 0);
+        t->turn = next_slot(d, t, 0);
         for (uint32_t i = 0; i < task->n_turns; i++) {
             t->last_turn = turn_wanted(d, t, i) ? i : t->last_turn;
         }
@@ -375,7 +375,7 @@ static void
 end_turn(driver_t *d, trunk_t *t)
 {
     t->turn = d->run->keep_turns ? t->task->n_turns
-                                 : next_turn(d, t, t->turn + 1);
+                                 : next_slot(d, t, t->turn + 1);
     t->sampled = false;
     t->next_policy = 0;
     if (t->turn == t->task->n_turns) {

@@ -17,11 +17,11 @@ tr_executor_run(tr_executor_t *e, const tr_batch_t *batch)
 {
     tr_status_t rc = e->submit(e, batch);
 
-    return rc == TR_OK ? e->collect(e, batch) : rc;
+    return rc == TR_OK ? e->complete(e, batch) : rc;
 }
 
 tr_status_t
-tr_executor_collect_computed(tr_executor_t *e, const tr_batch_t *batch)
+tr_executor_complete_computed(tr_executor_t *e, const tr_batch_t *batch)
 {
     (void) e;
     (void) batch;

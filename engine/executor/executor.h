@@ -7,8 +7,8 @@
  *
  * The result for a sequence depends on that sequence alone: not on the other
  * rows of the batch, not on how its prompt was cut into chunks.  Tests hold
- * this bit for bit on the CPU; on a GPU sums are formed in an order that depends
- * on the size of the batch.
+ * this bit for bit on the CPU; on a GPU sums are formed in an order that
+ * depends on the size of the batch.
  */
 #ifndef TR_EXECUTOR_H
 #define TR_EXECUTOR_H
@@ -21,8 +21,8 @@
 #include <tokenring/status.h>
 
 /* One sequence's share of a step: tokens at positions [pos, pos + n).  What it
- * points to is read by submit alone, and may be gone by collect.  The places of
- * results are written by collect (by submit, where that computes). */
+ * points to is read by submit alone, and may be gone by complete.  The places
+ * of results are written by complete (by submit, where that computes). */
 typedef struct {
     int32_t kv_slot; /* room for pos + n tokens is reserved */
     uint32_t pos, n;
@@ -33,15 +33,15 @@ typedef struct {
     const tr_sampler_t *sampler; /* with sample */
     uint32_t number;             /* of that token in its output; what sampler
                                   * counts may be behind */
-    tr_sampled_t *out;           /* with sample; NULL by collect: not wanted any
+    tr_sampled_t *out; /* with sample; NULL by complete: not wanted any
                                   * more */
     /* NULL, or [n]: score of the token that follows each position, i.e.
      * scores[i] is for tokens[i + 1]; the caller gives n tokens + 1 known */
     tr_sampled_t *scores;
     int32_t top; /* alternatives wanted in scores */
-    /* by collect: TR_OK; TR_AGAIN: no page was left for its one token, behind a
-     * prompt, and nothing of it was stored; or this item alone failed.  When a
-     * row is TR_AGAIN, so is that of its slot in the batch behind. */
+    /* by complete: TR_OK; TR_AGAIN: no page was left for its one token, behind
+     * a prompt, and nothing of it was stored; or this item alone failed.  When
+     * a row is TR_AGAIN, so is that of its slot in the batch behind. */
     tr_status_t status;
 } tr_batch_item_t;
 
@@ -80,12 +80,13 @@ struct tr_executor {
      * way. */
     uint32_t ahead;
     /* Starts a batch, which may be empty where the cache is not settled
-     * (tr_kv_settled): its answers come with collect.  A failure of the whole step is returned here, and then it
-     * is not collected, or by its collect. */
+     * (tr_kv_settled): its answers come with complete.  A failure of the whole
+     * step is returned here, and then it is not completed, or by its
+     * complete. */
     tr_status_t (*submit)(tr_executor_t *e, const tr_batch_t *batch);
     /* Waits for the oldest batch under way, which is `batch`, and writes its
      * results.  Both are called by the step loop only. */
-    tr_status_t (*collect)(tr_executor_t *e, const tr_batch_t *batch);
+    tr_status_t (*complete)(tr_executor_t *e, const tr_batch_t *batch);
     /* NULL: always at once.  Else asked after each token (now: CLOCK_MONOTONIC,
      * us): when may the sequence in kv_slot be in a batch again?  The loop
      * sleeps until the earliest of these times, or until something happens,
@@ -99,16 +100,16 @@ struct tr_executor {
     void (*free)(tr_executor_t *e);
 };
 
-/* Submits and collects, for those who have nothing to do in between. */
+/* Submits and completes, for those who have nothing to do in between. */
 tr_status_t tr_executor_run(tr_executor_t *e, const tr_batch_t *batch);
 
-/* The collect of an executor whose submit computes (ahead 0). */
-tr_status_t tr_executor_collect_computed(tr_executor_t *e,
-                                         const tr_batch_t *batch);
+/* The complete of an executor whose submit computes (ahead 0). */
+tr_status_t tr_executor_complete_computed(tr_executor_t *e,
+                                          const tr_batch_t *batch);
 
-/* The model's card, and how long its sequences may be: the model's bound, or the
- * configured one when that is lower, or what about fits kv_memory bytes, before
- * tr_executor_fit_cache knows it exactly. */
+/* The model's card, and how long its sequences may be: the model's bound, or
+ * the configured one when that is lower, or what about fits kv_memory bytes,
+ * before tr_executor_fit_cache knows it exactly. */
 tr_status_t tr_executor_describe(tr_executor_t *e, const char *backend,
                                  const tr_model_config_t *model,
                                  const tr_config_t *config, uint64_t kv_memory,

@@ -165,7 +165,7 @@ lay_memory(tr_executor_cuda_t *x, uint8_t *base)
 }
 
 static bool
-take_turn(tr_executor_cuda_t *x, tr_cuda_turn_t *t)
+take_slot(tr_executor_cuda_t *x, tr_cuda_slot_t *t)
 {
     const tr_cuda_api_t *cuda = x->cuda;
     size_t rows = x->max_rows, seqs = x->max_seqs;
@@ -200,8 +200,8 @@ take_buffers(tr_executor_cuda_t *x, tr_error_t *err)
     }
     lay_memory(x, x->memory);
     x->rows = calloc(x->max_seqs, sizeof(*x->rows));
-    for (int i = 0; i < TR_CUDA_TURNS; i++) {
-        pinned = pinned && take_turn(x, &x->turn[i]);
+    for (int i = 0; i < TR_CUDA_SLOTS; i++) {
+        pinned = pinned && take_slot(x, &x->slots[i]);
     }
     return pinned && x->rows != NULL
                ? TR_OK
@@ -386,7 +386,7 @@ open_graphs(tr_executor_cuda_t *x, tr_error_t *err)
 /* ---- open and free ------------------------------------------------------ */
 
 static void
-free_turn(const tr_executor_cuda_t *x, tr_cuda_turn_t *t)
+free_slot(const tr_executor_cuda_t *x, tr_cuda_slot_t *t)
 {
     void *const pinned[] = { t->upload, t->bias, t->bar, t->sampled, t->top };
 
@@ -420,8 +420,8 @@ executor_free(tr_executor_t *e)
         }
     }
     tr_executor_close_cache(e);
-    for (int i = 0; i < TR_CUDA_TURNS && x->cuda != NULL; i++) {
-        free_turn(x, &x->turn[i]);
+    for (int i = 0; i < TR_CUDA_SLOTS && x->cuda != NULL; i++) {
+        free_slot(x, &x->slots[i]);
     }
     if (x->memory != NULL) {
         x->cuda->release(x->memory);
@@ -475,9 +475,9 @@ tr_executor_cuda_open(const tr_config_t *config, tr_executor_t **out,
     if (x == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "", "out of memory");
     }
-    x->base.ahead = TR_CUDA_TURNS - 1;
+    x->base.ahead = TR_CUDA_SLOTS - 1;
     x->base.submit = tr_executor_cuda_submit;
-    x->base.collect = tr_executor_cuda_collect;
+    x->base.complete = tr_executor_cuda_complete;
     x->base.free = executor_free;
     x->max_rows = config->max_batch_tokens;
     x->max_seqs = config->max_num_seqs;

@@ -9,7 +9,7 @@
  * the contents of one block of memory, the upload, and the launches are a graph
  * that was captured at start.  Other steps are launched one by one.
  *
- * Two batches may be under way.  Each has a turn: pinned memory for its upload
+ * Two batches may be under way.  Each has a slot: pinned memory for its upload
  * and its results, and an event behind it; the device has one of each, which
  * the stream's order protects.
  */
@@ -20,7 +20,7 @@
 #include "engine/kv/kv_device.h"
 #include "engine/model/cuda/model_cuda.h"
 
-#define TR_CUDA_TURNS 2
+#define TR_CUDA_SLOTS 2
 #define TR_CUDA_BUCKETS_MAX 64
 
 /* Tokens of one sequence that may be barred: stop tokens, the model's ends, and
@@ -53,10 +53,10 @@ typedef struct {
     bool *stalled;              /* [max_seqs] */
     uint32_t n_wants, n_bias, n_bar;
     bool top_wanted, graph, failed;
-} tr_cuda_turn_t;
+} tr_cuda_slot_t;
 
 typedef struct {
-    uint64_t steps, graphs; /* collected; of these, replayed */
+    uint64_t steps, graphs; /* completed; of these, replayed */
     double device_us;       /* from the first copy to the last, on the device */
 } tr_cuda_times_t;
 
@@ -76,7 +76,7 @@ typedef struct {
     tr_cuda_sampled_t *sampled;
     tr_cuda_top_t *top;
 
-    tr_cuda_turn_t turn[TR_CUDA_TURNS];
+    tr_cuda_slot_t slots[TR_CUDA_SLOTS];
     uint32_t oldest, under_way;
     tr_kv_device_row_t *rows; /* [max_seqs] of the batch being submitted */
 
@@ -109,16 +109,17 @@ bool tr_cuda_batch_fits(const tr_executor_cuda_t *x, const tr_batch_t *batch);
 int tr_cuda_bucket(const tr_executor_cuda_t *x, const tr_batch_t *batch);
 /* Rows whose logits are wanted. */
 uint32_t tr_cuda_wishes(const tr_batch_t *batch);
-/* Fills the turn's pinned memory and x->rows, with padding up to so many
+/* Fills the slot's pinned memory and x->rows, with padding up to so many
  * sequences and wishes; returns which paths of attention there are. */
-uint32_t tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_turn_t *t,
+uint32_t tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_slot_t *t,
                          const tr_batch_t *batch, const tr_cuda_upload_t *l,
                          uint32_t n_seqs, uint32_t n_wishes);
 
 /* executor_cuda_step.c */
 
 tr_status_t tr_executor_cuda_submit(tr_executor_t *e, const tr_batch_t *batch);
-tr_status_t tr_executor_cuda_collect(tr_executor_t *e, const tr_batch_t *batch);
+tr_status_t tr_executor_cuda_complete(tr_executor_t *e,
+                                      const tr_batch_t *batch);
 
 /* A step of a bucket, all of it padding: loads what launches need. */
 tr_status_t tr_executor_cuda_idle(tr_executor_cuda_t *x, uint32_t bucket);

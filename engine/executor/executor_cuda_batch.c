@@ -59,7 +59,7 @@ tr_cuda_batch_fits(const tr_executor_cuda_t *x, const tr_batch_t *batch)
         n += item->n;
     }
     return batch->n_items <= x->max_seqs && n <= x->max_rows
-           && x->under_way < TR_CUDA_TURNS;
+           && x->under_way < TR_CUDA_SLOTS;
 }
 
 int
@@ -80,7 +80,7 @@ tr_cuda_bucket(const tr_executor_cuda_t *x, const tr_batch_t *batch)
 
 /* Tokens that may not come yet. */
 static void
-bar_tokens(tr_cuda_turn_t *t, const tr_batch_item_t *item, tr_cuda_wish_t *w)
+bar_tokens(tr_cuda_slot_t *t, const tr_batch_item_t *item, tr_cuda_wish_t *w)
 {
     const tr_sampler_t *s = item->sampler;
     const tr_sampling_params_t *p = s->params;
@@ -101,7 +101,7 @@ bar_tokens(tr_cuda_turn_t *t, const tr_batch_item_t *item, tr_cuda_wish_t *w)
 }
 
 static void
-add_bias(tr_cuda_turn_t *t, const tr_sampling_params_t *p, tr_cuda_wish_t *w)
+add_bias(tr_cuda_slot_t *t, const tr_sampling_params_t *p, tr_cuda_wish_t *w)
 {
     w->bias_at = t->n_bias;
     w->n_bias = p->n_bias;
@@ -114,7 +114,7 @@ add_bias(tr_cuda_turn_t *t, const tr_sampling_params_t *p, tr_cuda_wish_t *w)
 
 /* What is wanted of the logits of an item's token `index`. */
 static void
-make_wish(tr_cuda_turn_t *t, const tr_batch_item_t *item, uint32_t sequence,
+make_wish(tr_cuda_slot_t *t, const tr_batch_item_t *item, uint32_t sequence,
           uint32_t index, bool score, tr_cuda_wish_t *w)
 {
     *w = (tr_cuda_wish_t){ .slot = item->kv_slot,
@@ -150,7 +150,7 @@ make_wish(tr_cuda_turn_t *t, const tr_batch_item_t *item, uint32_t sequence,
 /* One row: its token, and its wish where there is one.  A token outside the
  * vocabulary fails its item; the row runs with token 0. */
 static void
-add_row(tr_executor_cuda_t *x, tr_cuda_turn_t *t, tr_cuda_arrays_t *a,
+add_row(tr_executor_cuda_t *x, tr_cuda_slot_t *t, tr_cuda_arrays_t *a,
         const tr_batch_item_t *item, uint32_t i, uint32_t index, uint32_t row)
 {
     int32_t token = item->tokens != NULL ? item->tokens[index] : -1;
@@ -186,7 +186,7 @@ add_padding(tr_executor_cuda_t *x, tr_cuda_arrays_t *a, uint32_t i,
 }
 
 static void
-pad_wishes(tr_cuda_turn_t *t, tr_cuda_arrays_t *a, uint32_t n)
+pad_wishes(tr_cuda_slot_t *t, tr_cuda_arrays_t *a, uint32_t n)
 {
     for (; t->n_wants < n; t->n_wants++) {
         a->wish[t->n_wants] = (tr_cuda_wish_t){ .slot = -1,
@@ -213,7 +213,7 @@ tr_cuda_wishes(const tr_batch_t *batch)
 }
 
 uint32_t
-tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_turn_t *t,
+tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_slot_t *t,
                 const tr_batch_t *batch, const tr_cuda_upload_t *l,
                 uint32_t n_seqs, uint32_t n_wishes)
 {

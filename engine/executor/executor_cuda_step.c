@@ -1,8 +1,8 @@
 /*
  * Batches on a GPU (executor_cuda.h): launches, and what comes of them.
  *
- * Nothing here waits but collect, and nothing allocates.  Once kv_device.h was
- * told of a batch, it is collected, whatever fails: only so its books and the
+ * Nothing here waits but complete, and nothing allocates.  Once kv_device.h was
+ * told of a batch, it is completed, whatever fails: only so its books and the
  * device's agree.
  */
 #include "executor_cuda.h"
@@ -58,7 +58,7 @@ tr_executor_cuda_launch(tr_executor_cuda_t *x, uint32_t bucket)
 }
 
 static int
-upload(tr_executor_cuda_t *x, const tr_cuda_turn_t *t, size_t size)
+upload(tr_executor_cuda_t *x, const tr_cuda_slot_t *t, size_t size)
 {
     const tr_cuda_api_t *cuda = x->cuda;
     int rc = cuda->fetch(&x->stream, x->upload, t->upload, size);
@@ -75,7 +75,7 @@ upload(tr_executor_cuda_t *x, const tr_cuda_turn_t *t, size_t size)
 }
 
 static int
-download(tr_executor_cuda_t *x, const tr_cuda_turn_t *t)
+download(tr_executor_cuda_t *x, const tr_cuda_slot_t *t)
 {
     size_t n = t->n_wants;
     int rc = 0;
@@ -108,9 +108,10 @@ lose(tr_executor_cuda_t *x, const char *what)
     return TR_ERR_INTERNAL;
 }
 
-/* A launch failed: this batch's requests fail, and all if the device is gone. */
+/* A launch failed: this batch's requests fail, and all if the device is
+ * gone. */
 static void
-note_failure(tr_executor_cuda_t *x, tr_cuda_turn_t *t, int rc)
+note_failure(tr_executor_cuda_t *x, tr_cuda_slot_t *t, int rc)
 {
     t->failed = true;
     tr_log(TR_LEVEL_ERROR, "a launch failed launch=%s code=%d reason=\"%s\"",
@@ -123,7 +124,7 @@ note_failure(tr_executor_cuda_t *x, tr_cuda_turn_t *t, int rc)
 
 /* Between kv_device's begin and end. */
 static int
-launch_batch(tr_executor_cuda_t *x, tr_cuda_turn_t *t, int b,
+launch_batch(tr_executor_cuda_t *x, tr_cuda_slot_t *t, int b,
              const tr_cuda_upload_t *l, tr_cuda_step_t *step)
 {
     int rc = upload(x, t, l->size);
@@ -145,7 +146,7 @@ launch_batch(tr_executor_cuda_t *x, tr_cuda_turn_t *t, int b,
 
 /* What was filled in goes to the device; rows: of kv_device. */
 static tr_status_t
-start(tr_executor_cuda_t *x, tr_cuda_turn_t *t, int b,
+start(tr_executor_cuda_t *x, tr_cuda_slot_t *t, int b,
       const tr_cuda_upload_t *l, tr_cuda_step_t *step)
 {
     int rc, end;
@@ -164,20 +165,20 @@ start(tr_executor_cuda_t *x, tr_cuda_turn_t *t, int b,
     if (rc != 0) {
         note_failure(x, t, rc);
     }
-    return TR_OK; /* collect says how it went */
+    return TR_OK; /* complete says how it went */
 }
 
-static tr_cuda_turn_t *
-next_turn(tr_executor_cuda_t *x)
+static tr_cuda_slot_t *
+next_slot(tr_executor_cuda_t *x)
 {
-    return &x->turn[(x->oldest + x->under_way) % TR_CUDA_TURNS];
+    return &x->slots[(x->oldest + x->under_way) % TR_CUDA_SLOTS];
 }
 
 tr_status_t
 tr_executor_cuda_submit(tr_executor_t *e, const tr_batch_t *batch)
 {
     tr_executor_cuda_t *x = (tr_executor_cuda_t *) e;
-    tr_cuda_turn_t *t = next_turn(x);
+    tr_cuda_slot_t *t = next_slot(x);
     tr_cuda_step_t step = { .n_seqs = batch->n_items };
     tr_cuda_upload_t l;
     int b;
@@ -211,7 +212,7 @@ tr_executor_cuda_submit(tr_executor_t *e, const tr_batch_t *batch)
 /* ---- results ------------------------------------------------------------ */
 
 static tr_status_t
-take_result(const tr_cuda_turn_t *t, uint32_t k, tr_sampled_t *out)
+take_result(const tr_cuda_slot_t *t, uint32_t k, tr_sampled_t *out)
 {
     const tr_cuda_sampled_t *s = &t->sampled[k];
     const tr_cuda_top_t *top = t->top + (size_t) k * TR_CUDA_TOP_MAX;
@@ -229,7 +230,7 @@ take_result(const tr_cuda_turn_t *t, uint32_t k, tr_sampled_t *out)
 }
 
 static void
-take_results(const tr_cuda_turn_t *t, const tr_batch_t *batch)
+take_results(const tr_cuda_slot_t *t, const tr_batch_t *batch)
 {
     for (uint32_t i = 0; i < batch->n_items; i++) {
         batch->items[i].status = t->status[i] == TR_OK && t->stalled[i]
@@ -258,7 +259,7 @@ take_results(const tr_cuda_turn_t *t, const tr_batch_t *batch)
 }
 
 static void
-count_time(tr_executor_cuda_t *x, const tr_cuda_turn_t *t)
+count_time(tr_executor_cuda_t *x, const tr_cuda_slot_t *t)
 {
     double us = 0;
 
@@ -270,17 +271,17 @@ count_time(tr_executor_cuda_t *x, const tr_cuda_turn_t *t)
 }
 
 tr_status_t
-tr_executor_cuda_collect(tr_executor_t *e, const tr_batch_t *batch)
+tr_executor_cuda_complete(tr_executor_t *e, const tr_batch_t *batch)
 {
     tr_executor_cuda_t *x = (tr_executor_cuda_t *) e;
-    tr_cuda_turn_t *t = &x->turn[x->oldest];
+    tr_cuda_slot_t *t = &x->slots[x->oldest];
     tr_status_t rc;
 
     if (x->under_way == 0) {
         return TR_ERR_INTERNAL;
     }
     x->under_way--;
-    x->oldest = (x->oldest + 1) % TR_CUDA_TURNS;
+    x->oldest = (x->oldest + 1) % TR_CUDA_SLOTS;
     if (x->gone) {
         return TR_ERR_INTERNAL;
     }
@@ -302,7 +303,7 @@ tr_executor_cuda_collect(tr_executor_t *e, const tr_batch_t *batch)
 tr_status_t
 tr_executor_cuda_idle(tr_executor_cuda_t *x, uint32_t bucket)
 {
-    tr_cuda_turn_t *t = next_turn(x);
+    tr_cuda_slot_t *t = next_slot(x);
     tr_cuda_step_t step = { .n_rows = bucket,
                             .n_seqs = bucket,
                             .n_wishes = bucket };
@@ -319,5 +320,5 @@ tr_executor_cuda_idle(tr_executor_cuda_t *x, uint32_t bucket)
     x->direct = true;
     start(x, t, b, &l, &step);
     x->direct = direct;
-    return tr_executor_cuda_collect(&x->base, &none);
+    return tr_executor_cuda_complete(&x->base, &none);
 }

@@ -281,7 +281,7 @@ tr_executor_model_open(const tr_config_t *config, tr_executor_t **out,
     rc = open_model(x, config, threads, err);
     if (rc == TR_OK) {
         x->base.submit = submit;
-        x->base.collect = tr_executor_collect_computed;
+        x->base.complete = tr_executor_complete_computed;
         x->base.free = executor_free;
         rc = tr_executor_describe(&x->base, "cpu", &x->model->config, config,
                                   config->kv_memory, err);

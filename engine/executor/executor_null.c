@@ -159,7 +159,7 @@ tr_executor_null_open(const tr_config_t *config, uint32_t vocab,
     e->max_model_len = len;
     tr_executor_fit_cache(e);
     e->submit = tr_null_submit;
-    e->collect = tr_executor_collect_computed;
+    e->complete = tr_executor_complete_computed;
     e->due = tr_null_due;
     e->free = tr_null_free;
     /* slower than a token in eleven days is as good as never */

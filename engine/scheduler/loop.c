@@ -183,7 +183,7 @@ tr_loop_compose(tr_loop_t *l, uint64_t now)
     tr_scheduler_compose(&l->scheduler, now);
 }
 
-/* Submits what was composed and collects what is not to be under way any more:
+/* Submits what was composed and completes what is not to be under way any more:
  * all, if nothing was.  Where neither is to do, the cache may have an answer to
  * give.  Returns whether anything was done. */
 static bool
@@ -193,17 +193,18 @@ tr_loop_step(tr_loop_t *l, uint64_t now)
     uint32_t ahead = 0;
     bool busy = false;
 
-    if (s->n_rows != 0
-        || (s->n_flying == 0 && !l->lost && !tr_kv_settled(l->executor->kv))) {
-        tr_loop_depart(l, now);
-        ahead = s->n_rows != 0 ? l->ahead : 0;
+    if (s->n_chunks != 0
+        || (s->n_in_flight == 0 && !l->lost
+            && !tr_kv_settled(l->executor->kv))) {
+        tr_loop_submit_batch(l, now);
+        ahead = s->n_chunks != 0 ? l->ahead : 0;
         busy = true;
-    } else if (s->n_flying != 0) {
+    } else if (s->n_in_flight != 0) {
         tr_loop_show(l); /* it may take a while */
         tr_loop_tell_front(l);
     }
-    for (; s->n_flying > ahead; busy = true) {
-        tr_loop_collect(l);
+    for (; s->n_in_flight > ahead; busy = true) {
+        tr_loop_complete_batch(l);
     }
     return busy;
 }
@@ -299,8 +300,8 @@ tr_loop_end_all(tr_loop_t *l)
                      "the engine is stopping");
         tr_loop_end(l, r);
     }
-    while (l->scheduler.n_flying != 0) { /* nobody wants it any more */
-        tr_loop_collect(l);
+    while (l->scheduler.n_in_flight != 0) { /* nobody wants it any more */
+        tr_loop_complete_batch(l);
     }
     for (;;) {
         tr_loop_retry(l);
@@ -348,23 +349,23 @@ tr_loop_free(tr_loop_t *l)
     }
     pthread_mutex_destroy(&l->snapshot_lock);
     tr_scheduler_free(&l->scheduler);
-    for (i = 0; i < TR_SEQ_FLIGHTS; i++) {
-        free(l->flight[i].items);
-        free(l->flight[i].sampled);
+    for (i = 0; i < TR_BATCHES_IN_FLIGHT; i++) {
+        free(l->in_flight[i].items);
+        free(l->in_flight[i].sampled);
     }
     free(l);
 }
 
 static bool
-tr_loop_take_flights(tr_loop_t *l, uint32_t rows)
+tr_loop_take_batches(tr_loop_t *l, uint32_t chunks)
 {
     uint32_t i;
 
-    for (i = 0; i < TR_SEQ_FLIGHTS; i++) {
-        tr_loop_flight_t *f = &l->flight[i];
+    for (i = 0; i < TR_BATCHES_IN_FLIGHT; i++) {
+        tr_loop_batch_t *f = &l->in_flight[i];
 
-        f->items = calloc(rows, sizeof(*f->items));
-        f->sampled = calloc(rows, sizeof(*f->sampled));
+        f->items = calloc(chunks, sizeof(*f->items));
+        f->sampled = calloc(chunks, sizeof(*f->sampled));
         if (f->items == NULL || f->sampled == NULL) {
             return false;
         }
@@ -418,12 +419,13 @@ tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
     l->emit.tokenizer = tokenizer;
     pthread_mutex_init(&l->snapshot_lock, NULL);
     l->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    l->ahead = executor->ahead < TR_SEQ_FLIGHTS ? executor->ahead
-                                                : TR_SEQ_FLIGHTS - 1;
+    l->ahead = executor->ahead < TR_BATCHES_IN_FLIGHT
+                   ? executor->ahead
+                   : TR_BATCHES_IN_FLIGHT - 1;
     rc = tr_scheduler_init(&l->scheduler, executor->kv, config->max_num_seqs,
                            config->max_batch_tokens,
                            config->prefill_kv_fraction);
-    if (l->wake_fd < 0 || !tr_loop_take_flights(l, config->max_num_seqs)
+    if (l->wake_fd < 0 || !tr_loop_take_batches(l, config->max_num_seqs)
         || rc != TR_OK) {
         tr_loop_free(l);
         return tr_error_set(err, TR_ERR_NOMEM, "max_num_seqs",

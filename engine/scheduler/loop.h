@@ -5,12 +5,12 @@
  * and writes records into the rings of the peers.  It sleeps when there is
  * nothing to do.
  *
- *   take requests and wishes -> compose -> submit -> collect the batch before
+ *   take requests and wishes -> compose -> submit -> complete the batch before
  *     -> its tokens to text and records -> publish them, ring who sleeps
  *     -> again, or sleep
  *
  * An executor that computes in submit has no batch before: its batch is
- * collected at once.  On a GPU the next one is composed and submitted while one
+ * completed at once.  On a GPU the next one is composed and submitted while one
  * is under way, so that an abort takes effect within two steps.
  *
  * The frontend thread hears of it when a request is over, a ring has no room,

@@ -1,6 +1,6 @@
 /*
  * What the files of the step loop share: loop.c is the thread, its turns and
- * what others call; loop_step.c submits batches and collects them; loop_end.c
+ * what others call; loop_step.c submits batches and completes them; loop_end.c
  * ends requests.
  *
  * What other threads may touch: two lock-free stacks of requests, each emptied
@@ -23,15 +23,15 @@ typedef struct {
     tr_request_t *first, *last;
 } tr_request_list_t;
 
-/* What the executor is given for a flight of the scheduler's: items and places
- * of results row by row.  They are the loop's, so that a request can go while
- * rows of it are under way. */
+/* What the executor is given for a batch in flight of the scheduler: items and
+ * places of results, chunk by chunk.  They are the loop's, so that a request can
+ * go while chunks of it are under way. */
 typedef struct {
     tr_batch_t batch;
     tr_batch_item_t *items; /* [max_num_seqs] */
     tr_sampled_t *sampled;  /* [max_num_seqs] */
     uint64_t begun_us;
-} tr_loop_flight_t;
+} tr_loop_batch_t;
 
 struct tr_loop {
     tr_executor_t *executor;
@@ -63,8 +63,8 @@ struct tr_loop {
     uint32_t n_quiet;       /* requests inside that tr_loop_echo looks after */
     uint64_t next_check_us; /* of pauses and full response writers */
     uint64_t step, last_step_us;
-    uint64_t collected_us; /* when the newest batch had arrived */
-    tr_loop_flight_t flight[TR_SEQ_FLIGHTS];
+    uint64_t completed_us; /* when the newest batch had arrived */
+    tr_loop_batch_t in_flight[TR_BATCHES_IN_FLIGHT];
     uint8_t level_of[TR_KV_LAYOUTS_MAX]; /* row of the status page */
 };
 
@@ -115,10 +115,10 @@ void tr_loop_retry(tr_loop_t *l);
 
 /* Submits what the scheduler composed in the turn that began at `now`, which
  * may be nothing (executor.h). */
-void tr_loop_depart(tr_loop_t *l, uint64_t now);
+void tr_loop_submit_batch(tr_loop_t *l, uint64_t now);
 
 /* Waits for the oldest batch under way and applies what came of it. */
-void tr_loop_collect(tr_loop_t *l);
+void tr_loop_complete_batch(tr_loop_t *l);
 
 /* Echoed prompts, and requests that want nothing else.  Returns whether there
  * was something to do. */

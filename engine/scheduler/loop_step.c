@@ -3,10 +3,10 @@
  * what that gave becomes text and ends.
  *
  * Up to `ahead` batches are under way while the next is composed (executor.h).
- * Where that is 0, a batch is collected as soon as it was submitted.  The token
- * of a sequence whose row is in the batch before is not known yet, so its row
- * is submitted without; a sequence that this token ends has left the
- * scheduler's rows when the result of the next one arrives, which is dropped.
+ * Where that is 0, a batch is completed as soon as it was submitted.  The token
+ * of a sequence whose chunk is in the batch before is not known yet, so its
+ * chunk is submitted without; a sequence that this token ends has left the
+ * scheduled chunks when the result of the next one arrives, which is dropped.
  */
 #include "loop_parts.h"
 
@@ -50,57 +50,57 @@ tr_loop_broken(tr_loop_t *l, tr_status_t rc, uint32_t sequences)
     }
 }
 
-/* Everything that submit reads is here now; it may be gone by collect. */
+/* Everything that submit reads is here now; it may be gone by complete. */
 static void
-tr_loop_item(tr_batch_item_t *item, const tr_row_t *row, tr_sampled_t *out)
+tr_loop_item(tr_batch_item_t *item, const tr_chunk_t *chunk, tr_sampled_t *out)
 {
-    tr_sequence_t *q = row->sequence;
+    tr_sequence_t *q = chunk->sequence;
 
     memset(item, 0, sizeof(*item));
     item->kv_slot = q->kv_slot;
-    item->pos = row->pos;
-    item->n = row->n;
-    if (row->pos + row->n <= q->len) {
-        item->tokens = q->tokens + row->pos;
+    item->pos = chunk->pos;
+    item->n = chunk->n;
+    if (chunk->pos + chunk->n <= q->len) {
+        item->tokens = q->tokens + chunk->pos;
     } else {
-        assert(q->ahead == 1 && row->n == 1);
+        assert(q->ahead == 1 && chunk->n == 1);
     }
-    item->sample = row->sample;
-    if (row->sample) {
+    item->sample = chunk->sample;
+    if (chunk->sample) {
         item->sampler = &q->sampler;
         item->number = q->sampler.n_output + q->ahead;
         item->out = out;
     }
-    if (row->score) {
-        item->scores = &q->prompt_scores[row->pos + 1];
+    if (chunk->score) {
+        item->scores = &q->prompt_scores[chunk->pos + 1];
         item->top = q->request->params.logprobs;
     }
 }
 
 void
-tr_loop_depart(tr_loop_t *l, uint64_t now)
+tr_loop_submit_batch(tr_loop_t *l, uint64_t now)
 {
     tr_scheduler_t *s = &l->scheduler;
-    tr_loop_flight_t *f = &l->flight[tr_scheduler_next(s)];
+    tr_loop_batch_t *f = &l->in_flight[tr_scheduler_next(s)];
     tr_status_t rc;
     uint32_t i;
 
-    for (i = 0; i < s->n_rows; i++) {
-        tr_loop_scheduled(l, s->rows[i].sequence->request, now);
-        tr_loop_item(&f->items[i], &s->rows[i], &f->sampled[i]);
+    for (i = 0; i < s->n_chunks; i++) {
+        tr_loop_scheduled(l, s->chunks[i].sequence->request, now);
+        tr_loop_item(&f->items[i], &s->chunks[i], &f->sampled[i]);
     }
-    f->batch = (tr_batch_t){ f->items, s->n_rows, s->n_tokens };
+    f->batch = (tr_batch_t){ f->items, s->n_chunks, s->n_tokens };
     f->begun_us = now;
     tr_loop_show(l); /* who has started: the step may be long */
     tr_loop_tell_front(l);
     rc = l->executor->submit(l->executor, &f->batch);
     if (rc == TR_OK) {
-        tr_scheduler_depart(s);
+        tr_scheduler_submit(s);
         return;
     }
-    tr_loop_broken(l, rc, s->n_rows);
-    for (i = 0; i < s->n_rows; i++) {
-        tr_sequence_t *q = s->rows[i].sequence;
+    tr_loop_broken(l, rc, s->n_chunks);
+    for (i = 0; i < s->n_chunks; i++) {
+        tr_sequence_t *q = s->chunks[i].sequence;
 
         if (q->state != TR_SEQ_DONE) { /* its request failed before */
             tr_loop_fail(l, q->request, rc, TR_LOOP_NOT_COMPUTED);
@@ -138,15 +138,15 @@ tr_loop_token(tr_loop_t *l, tr_sequence_t *q, const tr_sampled_t *sampled,
     }
 }
 
-/* What came of one row that is still wanted. */
+/* What came of one chunk that is still wanted. */
 static void
-tr_loop_apply(tr_loop_t *l, tr_row_t *row, tr_status_t status,
+tr_loop_apply(tr_loop_t *l, tr_chunk_t *chunk, tr_status_t status,
               const tr_sampled_t *sampled, uint64_t now)
 {
-    tr_sequence_t *q = row->sequence;
-    bool sample = row->sample;
+    tr_sequence_t *q = chunk->sequence;
+    bool sample = chunk->sample;
 
-    tr_scheduler_landed(&l->scheduler, row, status == TR_OK);
+    tr_scheduler_chunk_done(&l->scheduler, chunk, status == TR_OK);
     if (status == TR_OK && sample) {
         tr_loop_count(&l->counters->generation_tokens, 1);
         tr_loop_token(l, q, sampled, now);
@@ -156,40 +156,41 @@ tr_loop_apply(tr_loop_t *l, tr_row_t *row, tr_status_t status,
 }
 
 void
-tr_loop_collect(tr_loop_t *l)
+tr_loop_complete_batch(tr_loop_t *l)
 {
     tr_scheduler_t *s = &l->scheduler;
-    tr_loop_flight_t *f = &l->flight[s->first];
-    tr_row_t *rows = s->flight[s->first].rows;
+    tr_loop_batch_t *f = &l->in_flight[s->first];
+    tr_chunk_t *chunks = s->in_flight[s->first].chunks;
     tr_status_t rc;
     uint64_t now;
     uint32_t i;
 
     for (i = 0; i < f->batch.n_items; i++) {
-        if (rows[i].sequence == NULL) {
+        if (chunks[i].sequence == NULL) {
             f->items[i].out = f->items[i].scores = NULL;
         }
     }
-    rc = l->executor->collect(l->executor, &f->batch);
+    rc = l->executor->complete(l->executor, &f->batch);
     now = tr_loop_now();
     l->step++;
     tr_status_observe(&l->counters->step_time,
                       now
-                          - (f->begun_us > l->collected_us ? f->begun_us
-                                                           : l->collected_us));
-    l->collected_us = now;
+                          - (f->begun_us > l->completed_us ? f->begun_us
+                                                           : l->completed_us));
+    l->completed_us = now;
     if (rc != TR_OK) {
         tr_loop_broken(l, rc, f->batch.n_items);
     } else {
         l->lost = false;
     }
     for (i = 0; i < f->batch.n_items; i++) {
-        if (rows[i].sequence != NULL) { /* nor has an earlier row ended it */
-            tr_loop_apply(l, &rows[i], rc != TR_OK ? rc : f->items[i].status,
+        if (chunks[i].sequence
+            != NULL) { /* nor has an earlier chunk ended it */
+            tr_loop_apply(l, &chunks[i], rc != TR_OK ? rc : f->items[i].status,
                           &f->sampled[i], now);
         }
     }
-    tr_scheduler_arrived(s);
+    tr_scheduler_batch_done(s);
 }
 
 bool

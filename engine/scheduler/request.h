@@ -42,7 +42,7 @@ enum tr_sequence_state {
 };
 
 /* Batches that may be under way at a time. */
-#define TR_SEQ_FLIGHTS 2
+#define TR_BATCHES_IN_FLIGHT 2
 
 /* One choice of a request.  Written by the step loop only. */
 typedef struct tr_sequence {
@@ -53,10 +53,10 @@ typedef struct tr_sequence {
     uint32_t prompt_len;
     uint32_t len, cap; /* known tokens; prompt_len + max_tokens */
     /* Tokens whose keys and values are cached, with those that batches under
-     * way compute (scheduler.h), which are in rows row[] of these. */
+     * way compute (scheduler.h), which are in chunks chunk[] of these. */
     uint32_t computed, under_way;
     uint32_t ahead; /* tokens that they sample, which nobody knows yet */
-    uint32_t row[TR_SEQ_FLIGHTS];
+    uint32_t chunk[TR_BATCHES_IN_FLIGHT];
     tr_kv_usage_t left; /* when it lost its pages with a token under way */
     int32_t kv_slot;    /* in the KV cache, -1 when none */
     /* Tokens that are computed at 16 bits, then compressed: the prompt, or what

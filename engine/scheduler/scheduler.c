@@ -1,6 +1,6 @@
 /*
- * Lists and batches (scheduler.h); batches under way are in scheduler_flight.c,
- * who holds pages in scheduler_pages.c.
+ * Lists and batches (scheduler.h); batches under way are in
+ * scheduler_in_flight.c, who holds pages in scheduler_pages.c.
  */
 #include "scheduler_parts.h"
 
@@ -25,15 +25,15 @@ tr_scheduler_init(tr_scheduler_t *s, tr_kv_cache_t *kv, uint32_t max_num_seqs,
     s->max_num_seqs = max_num_seqs;
     s->max_batch_tokens = max_batch_tokens;
     s->next_order = 1;
-    for (f = 0; f < TR_SEQ_FLIGHTS; f++) {
-        s->flight[f].rows = calloc(max_num_seqs, sizeof(*s->rows));
+    for (f = 0; f < TR_BATCHES_IN_FLIGHT; f++) {
+        s->in_flight[f].chunks = calloc(max_num_seqs, sizeof(*s->chunks));
     }
-    s->rows = s->flight[0].rows;
+    s->chunks = s->in_flight[0].chunks;
     s->scratch = calloc(max_num_seqs, sizeof(*s->scratch));
     s->slots = calloc(max_num_seqs, sizeof(*s->slots));
     s->lens = calloc(max_num_seqs, sizeof(*s->lens));
     s->granted = calloc(max_num_seqs, sizeof(*s->granted));
-    if (s->flight[0].rows == NULL || s->flight[1].rows == NULL
+    if (s->in_flight[0].chunks == NULL || s->in_flight[1].chunks == NULL
         || s->scratch == NULL || s->slots == NULL || s->lens == NULL
         || s->granted == NULL) {
         tr_scheduler_free(s);
@@ -47,8 +47,8 @@ tr_scheduler_free(tr_scheduler_t *s)
 {
     uint32_t f;
 
-    for (f = 0; f < TR_SEQ_FLIGHTS; f++) {
-        free(s->flight[f].rows);
+    for (f = 0; f < TR_BATCHES_IN_FLIGHT; f++) {
+        free(s->in_flight[f].chunks);
     }
     free(s->scratch);
     free(s->slots);
@@ -259,15 +259,15 @@ tr_scheduler_room(tr_scheduler_t *s, tr_sequence_t *q)
 
 /* The caller has asked for room. */
 static void
-tr_scheduler_row(tr_scheduler_t *s, tr_sequence_t *q, uint32_t n)
+tr_scheduler_add_chunk(tr_scheduler_t *s, tr_sequence_t *q, uint32_t n)
 {
-    tr_row_t *row = &s->rows[s->n_rows++];
+    tr_chunk_t *chunk = &s->chunks[s->n_chunks++];
 
-    row->sequence = q;
-    row->pos = q->computed;
-    row->n = n;
-    row->sample = q->computed + n == tr_sequence_known(q);
-    row->score = q->prompt_scores != NULL && tr_sequence_echoes(q);
+    chunk->sequence = q;
+    chunk->pos = q->computed;
+    chunk->n = n;
+    chunk->sample = q->computed + n == tr_sequence_known(q);
+    chunk->score = q->prompt_scores != NULL && tr_sequence_echoes(q);
     s->n_tokens += n;
     if (!tr_request_detached(q->request)) {
         q->request->writer->batch++;
@@ -281,7 +281,7 @@ tr_scheduler_step(tr_scheduler_t *s, tr_sequence_t *q, uint32_t limit)
     if (s->n_tokens >= limit || !tr_scheduler_room(s, q)) {
         return false;
     }
-    tr_scheduler_row(s, q, 1);
+    tr_scheduler_add_chunk(s, q, 1);
     return true;
 }
 
@@ -342,8 +342,8 @@ tr_scheduler_decodable(tr_scheduler_t *s, uint32_t *prompts)
     return kept;
 }
 
-/* Rows of one token each, up to `limit`.  Whoever is left out for want of room
- * in the batch or in a response writer is first in the next step. */
+/* Chunks of one token each, up to `limit`.  Whoever is left out for want of
+ * room in the batch or in a response writer is first in the next step. */
 static void
 tr_scheduler_decode(tr_scheduler_t *s, uint32_t n, uint32_t limit)
 {
@@ -401,8 +401,8 @@ tr_scheduler_prefill(tr_scheduler_t *s)
                 (--n - best) * sizeof(*s->scratch));
         if (!tr_scheduler_full(s, q) && tr_scheduler_room(s, q)) {
             want = tr_sequence_goal(q) - q->computed;
-            tr_scheduler_row(s, q, want < left ? want : left);
-            q->request->prefill_turn = ++s->chunks;
+            tr_scheduler_add_chunk(s, q, want < left ? want : left);
+            q->request->prefill_turn = ++s->prompt_chunks;
         }
     }
 }
@@ -443,11 +443,11 @@ tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
     uint64_t preemptions = s->preemptions;
     uint32_t n = 0, prompts = 0, limit = s->max_batch_tokens;
 
-    assert(s->n_flying < TR_SEQ_FLIGHTS);
+    assert(s->n_in_flight < TR_BATCHES_IN_FLIGHT);
     s->turn++;
     s->now = now;
-    s->rows = s->flight[tr_scheduler_next(s)].rows;
-    s->n_rows = 0;
+    s->chunks = s->in_flight[tr_scheduler_next(s)].chunks;
+    s->n_chunks = 0;
     s->n_tokens = 0;
     s->next_due_us = 0;
     s->offers = 0;
@@ -457,7 +457,7 @@ tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
     if (s->hopeless == NULL && !s->unsure) {
         n = tr_scheduler_decodable(s, &prompts);
     }
-    /* an end comes before any row of it */
+    /* an end comes before any chunk of it */
     if (s->hopeless != NULL || s->unsure) {
         tr_scheduler_withdraw(s);
         return;
@@ -491,7 +491,7 @@ tr_list_sound(const tr_scheduler_t *s, const tr_sequence_list_t *l,
             || (q->kv_slot >= 0) != slot || (!slot && q->computed != 0)
             || (slot && state == TR_SEQ_WAITING && q->computed == 0)
             || (state == TR_SEQ_WAITING && q->charge != 0)
-            || !tr_scheduler_flights_sound(s, q)) {
+            || !tr_scheduler_in_flight_sound(s, q)) {
             return false;
         }
         (*n)++;

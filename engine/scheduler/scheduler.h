@@ -32,10 +32,10 @@
  * Ahead: where a batch may be under way while the next is composed (executor.h,
  * `ahead`), the next is composed from what will be true behind it.  A sequence
  * then counts as computed what is under way, and has one token more than it
- * knows; whether that token ends it is learnt when its next row has left, and
- * what comes of that row is dropped.  What only the token could tell waits for
- * it: a prompt is computed again only when all its tokens are known, and nobody
- * is given up while something is under way.
+ * knows; whether that token ends it is learnt when its next chunk has left, and
+ * what comes of that chunk is dropped.  What only the token could tell waits
+ * for it: a prompt is computed again only when all its tokens are known, and
+ * nobody is given up while something is under way.
  *
  * Preemption, when a running sequence needs a page and none is left: those that
  * are blocked (paused, or their response writer stays full) go first, then the
@@ -58,7 +58,7 @@
 
 /* One sequence's share of a batch: tokens at positions [pos, pos + n). */
 typedef struct {
-    /* under way: NULL when nothing of this row is wanted any more */
+    /* under way: NULL when nothing of this chunk is wanted any more */
     tr_sequence_t *sequence;
     uint32_t pos, n;
     bool sample; /* the last position gives the next token */
@@ -66,13 +66,13 @@ typedef struct {
     /* under way */
     bool cached;              /* the sequence's `computed` counts it */
     bool owed, owed_logprobs; /* room is kept for it in the response writer */
-} tr_row_t;
+} tr_chunk_t;
 
 /* A batch under way. */
 typedef struct {
-    tr_row_t *rows; /* [max_num_seqs] */
-    uint32_t n_rows;
-} tr_flight_t;
+    tr_chunk_t *chunks; /* [max_num_seqs] */
+    uint32_t n_chunks;
+} tr_in_flight_t;
 
 typedef struct {
     tr_sequence_t *first, *last;
@@ -94,10 +94,10 @@ typedef struct {
     uint32_t n_running;          /* sequences */
     uint32_t n_running_requests; /* requests with any of them */
     uint64_t next_order;
-    uint64_t turn;         /* compose calls */
-    uint64_t now;          /* of this one, us */
-    uint64_t chunks;       /* prompt chunks given out */
-    uint64_t resume_order; /* the first decode sequence that was left out */
+    uint64_t turn;          /* compose calls */
+    uint64_t now;           /* of this one, us */
+    uint64_t prompt_chunks; /* prompt chunks given out */
+    uint64_t resume_order;  /* the first decode sequence that was left out */
     uint64_t preemptions;
     uint64_t swaps;          /* of these, to the swap memory */
     uint64_t recomputations; /* compressed caches that were lost */
@@ -110,13 +110,13 @@ typedef struct {
     tr_status_t why; /* of hopeless */
     bool unsure;     /* the cache has not answered yet; an empty batch */
 
-    /* the batch: rows[] of the flight that it becomes with depart */
-    tr_row_t *rows;
-    uint32_t n_rows;
+    /* the batch: chunks[] of the batch in flight that submit makes it */
+    tr_chunk_t *chunks;
+    uint32_t n_chunks;
     uint32_t n_tokens;
-    /* n_flying of them are under way, from `first` on */
-    tr_flight_t flight[TR_SEQ_FLIGHTS];
-    uint32_t first, n_flying;
+    /* n_in_flight of them are under way, from `first` on */
+    tr_in_flight_t in_flight[TR_BATCHES_IN_FLIGHT];
+    uint32_t first, n_in_flight;
     /* earliest due_us of those that were left out for it, 0: none */
     uint64_t next_due_us;
     /* [max_num_seqs] each */
@@ -141,25 +141,26 @@ void tr_scheduler_add(tr_scheduler_t *s, tr_request_t *r);
 /* Takes a sequence out wherever it is, gives back its pages, makes it DONE. */
 void tr_scheduler_remove(tr_scheduler_t *s, tr_sequence_t *q);
 
-/* Fills rows with what comes after the batches under way (at most one).  now:
+/* Fills chunks with what comes after the batches under way (at most one).  now:
  * CLOCK_MONOTONIC, us.  Looks at request->wishes and at the response writers;
  * sets writer->full_since_us. */
 void tr_scheduler_compose(tr_scheduler_t *s, uint64_t now);
 
 /* The batch is under way: what it computes counts as computed. */
-void tr_scheduler_depart(tr_scheduler_t *s);
-/* A row of the oldest batch under way, with a sequence: it was computed, or is
- * taken back (and that of its sequence in the batch behind).  The caller has
- * the token, if it sampled one; row->sequence is NULL after it. */
-void tr_scheduler_landed(tr_scheduler_t *s, tr_row_t *row, bool computed);
-/* No row of the oldest batch is wanted any more: it is not under way. */
-void tr_scheduler_arrived(tr_scheduler_t *s);
+void tr_scheduler_submit(tr_scheduler_t *s);
+/* A chunk of the oldest batch under way, with a sequence: it was computed, or
+ * is taken back (and that of its sequence in the batch behind).  The caller has
+ * the token, if it sampled one; chunk->sequence is NULL after it. */
+void tr_scheduler_chunk_done(tr_scheduler_t *s, tr_chunk_t *chunk,
+                             bool computed);
+/* No chunk of the oldest batch is wanted any more: it is not under way. */
+void tr_scheduler_batch_done(tr_scheduler_t *s);
 
-/* The flight that `rows` is or becomes. */
+/* The batch in flight that `chunks` is or becomes. */
 static inline uint32_t
 tr_scheduler_next(const tr_scheduler_t *s)
 {
-    return (s->first + s->n_flying) % TR_SEQ_FLIGHTS;
+    return (s->first + s->n_in_flight) % TR_BATCHES_IN_FLIGHT;
 }
 
 /* Tokens of q when the batches under way have arrived. */

@@ -119,7 +119,7 @@ tr_scheduler_idler(const tr_scheduler_t *s, bool prompt)
 bool
 tr_scheduler_unsure(tr_scheduler_t *s)
 {
-    s->unsure |= s->n_flying != 0 && !tr_kv_settled(s->kv);
+    s->unsure |= s->n_in_flight != 0 && !tr_kv_settled(s->kv);
     return s->unsure;
 }
 
@@ -142,7 +142,7 @@ tr_scheduler_victim(tr_scheduler_t *s, tr_sequence_t *q)
         victim = s->running.last;
     }
     if (victim == q && s->running.first == s->running.last) {
-        if (s->n_flying != 0 || !tr_kv_settled(s->kv)) {
+        if (s->n_in_flight != 0 || !tr_kv_settled(s->kv)) {
             s->unsure = true;
         } else {
             s->hopeless = q;

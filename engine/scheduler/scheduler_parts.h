@@ -1,7 +1,7 @@
 /*
  * What the files of the scheduler share: scheduler.c composes batches,
- * scheduler_flight.c follows those under way, scheduler_pages.c says who holds
- * pages (admission, compression, preemption).
+ * scheduler_in_flight.c follows those under way, scheduler_pages.c says who
+ * holds pages (admission, compression, preemption).
  */
 #ifndef TR_SCHEDULER_PARTS_H
 #define TR_SCHEDULER_PARTS_H
@@ -34,7 +34,8 @@ bool tr_sequence_decodes(const tr_sequence_t *q);
 /* Its response writer does not take even one sequence's step. */
 bool tr_scheduler_full(tr_scheduler_t *s, tr_sequence_t *q);
 
-/* A row of one token for q, if the batch and the response writer have room. */
+/* A chunk of one token for q, if the batch and the response writer have
+ * room. */
 bool tr_scheduler_step(tr_scheduler_t *s, tr_sequence_t *q, uint32_t limit);
 
 /* From running to nowhere: pages and slot go back. */
@@ -48,8 +49,8 @@ void tr_scheduler_lose(tr_scheduler_t *s, tr_sequence_t *q);
 void tr_scheduler_disown(tr_scheduler_t *s, tr_sequence_t *q);
 
 /* What q says of the batches under way is so. */
-bool tr_scheduler_flights_sound(const tr_scheduler_t *s,
-                                const tr_sequence_t *q);
+bool tr_scheduler_in_flight_sound(const tr_scheduler_t *s,
+                                  const tr_sequence_t *q);
 
 /* The cache said TR_AGAIN: may it only be that an answer has not come yet?
  * Then the batch is given up until what is under way has arrived. */

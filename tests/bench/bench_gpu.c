@@ -16,9 +16,9 @@
  *   --side N (8192) of the square product that the matrix peak is taken from
  *   --set KEY=VALUE  an engine setting, may be repeated
  *
- * One line of key=value a run, of fit two.  Weights are random (load_format dummy), so that
- * thresholds mean nothing: policy `static` has fixed shares (25% at 8/4 bits,
- * 35% at 4/2, the rest forgotten).
+ * One line of key=value a run, of fit two.  Weights are random (load_format
+ * dummy), so that thresholds mean nothing: policy `static` has fixed shares
+ * (25% at 8/4 bits, 35% at 4/2, the rest forgotten).
  *
  *   device_ms     a step from its first copy to its last, by the device's events
  *   host_gap      what its wall time, step_ms, has beyond that
@@ -199,8 +199,8 @@ keep(uint32_t n, uint32_t stay)
     bed_settle(&bed);
 }
 
-/* Of n sequences, as many as have the pages that were not there when some stalled: one
- * a head, at most. */
+/* Of n sequences, as many as have the pages that were not there when some
+ * stalled: one a head, at most. */
 static uint32_t
 missing(uint32_t n)
 {
@@ -254,7 +254,7 @@ compose(uint32_t n, uint32_t step, tr_batch_item_t *item)
 static void
 collect(const tr_batch_t *batch)
 {
-    bed_must(bed.e->collect(bed.e, batch), "a decode step");
+    bed_must(bed.e->complete(bed.e, batch), "a decode step");
     for (uint32_t i = 0; i < batch->n_items; i++) {
         if (batch->items[i].status == TR_AGAIN) {
             stalls++;
@@ -269,12 +269,12 @@ typedef struct {
     double watts;               /* 0: not known */
 } pace_t;
 
-/* Steps with one under way, as the step loop does them.  False: a sequence found no
- * page, and the times mean nothing. */
+/* Steps with one under way, as the step loop does them.  False: a sequence
+ * found no page, and the times mean nothing. */
 static bool
 decode(uint32_t n, pace_t *pace)
 {
-    tr_batch_t batch[TR_CUDA_TURNS];
+    tr_batch_t batch[TR_CUDA_SLOTS];
     uint32_t first = o.steps < FIRST_STEPS ? o.steps : FIRST_STEPS;
     const tr_cuda_times_t *times = &bed.x->times;
     double begun = 0, device = 0, joules = 0, asked = 0, ended, done;
@@ -299,8 +299,8 @@ decode(uint32_t n, pace_t *pace)
             collect(&batch[(step + 1) % 2]);
         }
         if (step == WARM_STEPS - 2) {
-            /* it takes longer than a step: early enough for both sides' times to
-             * begin with the same one */
+            /* it takes longer than a step: early enough for both sides' times
+             * to begin with the same one */
             asked = bed_now_ms();
             joules = bed_joules();
         } else if (step == WARM_STEPS) {

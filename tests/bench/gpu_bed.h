@@ -18,7 +18,7 @@ typedef struct {
     uint32_t len;    /* tokens cached */
     uint32_t number; /* tokens of the answer that are known */
     bool given;      /* its next token is the prompt's at len */
-    tr_sampled_t out[TR_CUDA_TURNS];
+    tr_sampled_t out[TR_CUDA_SLOTS];
 } bed_seq_t;
 
 typedef struct {
@@ -29,7 +29,7 @@ typedef struct {
     int32_t *prompt;       /* random ids */
     uint32_t prompt_len;
     bed_seq_t seqs[BED_SEQS_MAX];
-    tr_batch_item_t items[TR_CUDA_TURNS][BED_SEQS_MAX];
+    tr_batch_item_t items[TR_CUDA_SLOTS][BED_SEQS_MAX];
     double copy_speed; /* the best seen */
 } bed_t;
 
@@ -69,8 +69,8 @@ void bed_mix(bed_t *b, const bed_mix_t *a);
 
 /* ---- gpu_parts.c: what the device can ----------------------------------- */
 
-/* Bytes read and written a second by a copy: the best of all calls, bed_open's first,
- * since those behind steps came out up to 7% apart. */
+/* Bytes read and written a second by a copy: the best of all calls, bed_open's
+ * first, since those behind steps came out up to 7% apart. */
 double bed_copy_speed(bed_t *b);
 
 /* Operations a second of the largest of the model's products, and of one of

@@ -2,11 +2,11 @@
  * bench_gpu mix: a full pool in its steady state, prompts beside answers.
  *
  * Sequences of a prompt and an answer of fixed lengths begin at every age, so
- * that from the first step on as many end as begin.  One that ends makes way for
- * a new prompt, which is computed in what a step has left beside those that
- * decode, compressed, and goes on; steps are composed one ahead.  It is what the
- * scheduler does when as many requests are there as the pool holds: a few less
- * than that, so that nobody is ever preempted.
+ * that from the first step on as many end as begin.  One that ends makes way
+ * for a new prompt, which is computed in what a step has left beside those that
+ * decode, compressed, and goes on; steps are composed one ahead.  It is what
+ * the scheduler does when as many requests are there as the pool holds: a few
+ * less than that, so that nobody is ever preempted.
  */
 #include "gpu_bed.h"
 
@@ -31,9 +31,9 @@ static struct {
     uint32_t prompt, answer, n;
     state_t state[BED_SEQS_MAX];
     uint32_t held[BED_SEQS_MAX];               /* no row before this step */
-    uint32_t who[TR_CUDA_TURNS][BED_SEQS_MAX]; /* of the rows of a batch */
-    tr_batch_t batch[TR_CUDA_TURNS];
-    bool mixed[TR_CUDA_TURNS]; /* the batch has rows of prompts */
+    uint32_t who[TR_CUDA_SLOTS][BED_SEQS_MAX]; /* of the rows of a batch */
+    tr_batch_t batch[TR_CUDA_SLOTS];
+    bool mixed[TR_CUDA_SLOTS]; /* the batch has rows of prompts */
     counts_t c;
 } m;
 
@@ -251,7 +251,7 @@ collect(uint32_t step)
     const tr_batch_t *batch = &m.batch[turn];
     double us = b->x->times.device_us;
 
-    bed_must(b->e->collect(b->e, batch), "a step");
+    bed_must(b->e->complete(b->e, batch), "a step");
     us = b->x->times.device_us - us;
     if (m.mixed[turn]) {
         m.c.n_mixed++;

@@ -12,7 +12,7 @@ static double
 timed(bed_t *b, int (*work)(bed_t *, void *), void *arg)
 {
     const tr_cuda_api_t *cuda = b->x->cuda;
-    tr_cuda_turn_t *t = &b->x->turn[0];
+    tr_cuda_slot_t *t = &b->x->slots[0];
     double us = 0, best = 0;
 
     for (int i = 0; i < ROUNDS; i++) {

@@ -224,8 +224,8 @@ test_graphs(void **state)
 }
 
 /* Every policy, side by side in one engine: each way of attention, and slots
- * that are compressed while others decode.  Codes and thresholds turn on 1e-4 of
- * a score, and once a token differs so do all behind it. */
+ * that are compressed while others decode.  Codes and thresholds turn on 1e-4
+ * of a score, and once a token differs so do all behind it. */
 static void
 test_policies(void **state)
 {
@@ -395,9 +395,9 @@ test_contract(void **state)
     assert_int_equal(e->submit(e, &none), TR_OK);
     assert_int_equal(e->submit(e, &none), TR_OK);
     assert_int_equal(e->submit(e, &none), TR_ERR_INTERNAL); /* two under way */
-    assert_int_equal(e->collect(e, &none), TR_OK);
-    assert_int_equal(e->collect(e, &none), TR_OK);
-    assert_int_equal(e->collect(e, &none), TR_ERR_INTERNAL);
+    assert_int_equal(e->complete(e, &none), TR_OK);
+    assert_int_equal(e->complete(e, &none), TR_OK);
+    assert_int_equal(e->complete(e, &none), TR_ERR_INTERNAL);
     tr_log_open("stderr", TR_LEVEL_WARN);
     e->free(e);
 }

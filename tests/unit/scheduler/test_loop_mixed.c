@@ -1,7 +1,7 @@
 /*
  * The step loop with everything at once: every policy, requests with all that a
  * sampler can be asked for, stops, echoes and several choices, in pools so tiny
- * that somebody always makes way, late and with rows that find no page.  Each
+ * that somebody always makes way, late and with chunks that find no page.  Each
  * gets bit for bit, logprobs and ends included, what it gets alone.
  */
 #include "tests/unit/fixtures/policy_bench.h"

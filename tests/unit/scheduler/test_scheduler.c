@@ -21,24 +21,24 @@ one_request(void **state)
     (void) state;
     bench_init(&b, 100, 4, 64);
     compose(&b);
-    assert_int_equal(b.s.n_rows, 0);
+    assert_int_equal(b.s.n_chunks, 0);
     r = add(&b, 100, 3);
     compose(&b);
-    assert_int_equal(b.s.n_rows, 1);
-    assert_int_equal(b.s.rows[0].pos, 0);
-    assert_int_equal(b.s.rows[0].n, 64);
-    assert_false(b.s.rows[0].sample);
+    assert_int_equal(b.s.n_chunks, 1);
+    assert_int_equal(b.s.chunks[0].pos, 0);
+    assert_int_equal(b.s.chunks[0].n, 64);
+    assert_false(b.s.chunks[0].sample);
     apply(&b);
     compose(&b);
-    assert_int_equal(b.s.rows[0].pos, 64);
-    assert_int_equal(b.s.rows[0].n, 36);
-    assert_true(b.s.rows[0].sample);
+    assert_int_equal(b.s.chunks[0].pos, 64);
+    assert_int_equal(b.s.chunks[0].n, 36);
+    assert_true(b.s.chunks[0].sample);
     apply(&b);
     for (i = 0; i < 2; i++) {
         compose(&b);
-        assert_int_equal(b.s.rows[0].pos, 100 + i);
-        assert_int_equal(b.s.rows[0].n, 1);
-        assert_true(b.s.rows[0].sample);
+        assert_int_equal(b.s.chunks[0].pos, 100 + i);
+        assert_int_equal(b.s.chunks[0].n, 1);
+        assert_true(b.s.chunks[0].sample);
         apply(&b);
     }
     assert_int_equal(r->sequences[0].state, TR_SEQ_DONE);
@@ -61,14 +61,14 @@ decode_before_prompts(void **state)
     step(&b);
     prompt = add(&b, 200, 1);
     compose(&b);
-    assert_int_equal(b.s.n_rows, 4);
+    assert_int_equal(b.s.n_chunks, 4);
     assert_int_equal(b.s.n_tokens, 32);
     for (i = 0; i < 3; i++) {
-        assert_ptr_equal(b.s.rows[i].sequence->request, old[i]);
-        assert_int_equal(b.s.rows[i].n, 1);
+        assert_ptr_equal(b.s.chunks[i].sequence->request, old[i]);
+        assert_int_equal(b.s.chunks[i].n, 1);
     }
-    assert_ptr_equal(b.s.rows[3].sequence->request, prompt);
-    assert_int_equal(b.s.rows[3].n, 29);
+    assert_ptr_equal(b.s.chunks[3].sequence->request, prompt);
+    assert_int_equal(b.s.chunks[3].n, 29);
     apply(&b);
     for (i = 0; i < 3; i++) {
         drop(&b, old[i]);
@@ -123,17 +123,17 @@ prompts_alternate(void **state)
     c = add(&b, 1000, 1);
     for (i = 0; i < 6; i++) {
         compose(&b);
-        assert_int_equal(b.s.n_rows, 1);
-        assert_ptr_equal(b.s.rows[0].sequence->request, i % 2 == 0 ? a : c);
+        assert_int_equal(b.s.n_chunks, 1);
+        assert_ptr_equal(b.s.chunks[0].sequence->request, i % 2 == 0 ? a : c);
         apply(&b);
     }
     /* a short one that comes later has its turn at once */
     late = add(&b, 10, 1);
     compose(&b);
-    assert_ptr_equal(b.s.rows[0].sequence->request, late);
-    assert_int_equal(b.s.rows[0].n, 10);
-    assert_ptr_equal(b.s.rows[1].sequence->request, a);
-    assert_int_equal(b.s.rows[1].n, 54);
+    assert_ptr_equal(b.s.chunks[0].sequence->request, late);
+    assert_int_equal(b.s.chunks[0].n, 10);
+    assert_ptr_equal(b.s.chunks[1].sequence->request, a);
+    assert_int_equal(b.s.chunks[1].n, 54);
     apply(&b);
     drop(&b, a);
     drop(&b, c);
@@ -187,7 +187,7 @@ paused_are_left_out(void **state)
     step(&b);
     a->wishes = c->wishes = TR_CONTROL_PAUSE;
     compose(&b);
-    assert_int_equal(b.s.n_rows, 0);
+    assert_int_equal(b.s.n_chunks, 0);
     a->wishes = 0;
     compose(&b);
     assert_non_null(row_of(&b, a));
@@ -212,7 +212,7 @@ due_times(void **state)
     a->sequences[0].due_us = 1500;
     c->sequences[0].due_us = 1200;
     compose(&b);
-    assert_int_equal(b.s.n_rows, 0);
+    assert_int_equal(b.s.n_chunks, 0);
     assert_int_equal(b.s.next_due_us, 1200);
     b.now = 1200;
     compose(&b);
@@ -240,24 +240,24 @@ echo_goes_first(void **state)
     r->sequences[0].prompt_scores = scores;
     tr_scheduler_add(&b.s, r);
     compose(&b);
-    assert_int_equal(b.s.rows[0].n, 9);
-    assert_false(b.s.rows[0].sample);
-    assert_true(b.s.rows[0].score);
+    assert_int_equal(b.s.chunks[0].n, 9);
+    assert_false(b.s.chunks[0].sample);
+    assert_true(b.s.chunks[0].score);
     apply(&b);
     compose(&b);
-    assert_int_equal(b.s.n_rows, 0);
+    assert_int_equal(b.s.n_chunks, 0);
     r->sequences[0].echoed = 10;
     compose(&b);
-    assert_int_equal(b.s.rows[0].pos, 9);
-    assert_true(b.s.rows[0].sample);
-    assert_false(b.s.rows[0].score);
+    assert_int_equal(b.s.chunks[0].pos, 9);
+    assert_true(b.s.chunks[0].sample);
+    assert_false(b.s.chunks[0].score);
     drop(&b, r);
 
     r = make_request(&b, 10, 0, 1); /* nothing to sample, nothing to score */
     r->echo = true;
     tr_scheduler_add(&b.s, r);
     compose(&b);
-    assert_int_equal(b.s.n_rows, 0);
+    assert_int_equal(b.s.n_chunks, 0);
     assert_int_equal(r->sequences[0].state, TR_SEQ_RUNNING);
     drop(&b, r);
     bench_free(&b);
@@ -334,7 +334,7 @@ who_waits_is_left_alone(void **state)
     for (i = 0; i < 3; i++) {
         assert_int_equal(mprotect(own, page, PROT_NONE), 0);
         tr_scheduler_compose(&b.s, b.now++);
-        assert_int_equal(b.s.n_rows, 2);
+        assert_int_equal(b.s.n_chunks, 2);
         assert_int_equal(mprotect(own, page, PROT_READ | PROT_WRITE), 0);
         assert_true(tr_scheduler_sound(&b.s));
         apply(&b);
@@ -364,7 +364,7 @@ never_fits(void **state)
     tr_scheduler_add(&b.s, r);
     while (r->sequences[0].state != TR_SEQ_DONE) {
         step(&b);
-        assert_true(b.s.n_rows != 0);
+        assert_true(b.s.n_chunks != 0);
     }
     tr_request_free(r);
     r = make_request(&b, 300, 21, 1);
@@ -386,12 +386,12 @@ choices_copy_the_prompt(void **state)
     tr_scheduler_add(&b.s, r);
     while (r->open_sequences != 0) {
         compose(&b);
-        for (i = 0; i < b.s.n_rows; i++) {
-            const tr_row_t *row = &b.s.rows[i];
+        for (i = 0; i < b.s.n_chunks; i++) {
+            const tr_chunk_t *chunk = &b.s.chunks[i];
 
-            computed += row->n;
-            if (row->sequence->choice != 0) {
-                assert_true(row->pos >= 99);
+            computed += chunk->n;
+            if (chunk->sequence->choice != 0) {
+                assert_true(chunk->pos >= 99);
             }
         }
         apply(&b);
@@ -502,7 +502,7 @@ small_ring_rotates(void **state)
     }
     for (i = 0; i < 300; i++) {
         step(&b);
-        assert_in_range(b.s.n_rows, 10, 40);
+        assert_in_range(b.s.n_chunks, 10, 40);
         assert_int_equal(b.writer[1].full_since_us, 0);
     }
     for (i = 0; i < 60; i++) {
@@ -536,17 +536,17 @@ full_ring_is_asked_once(void **state)
     fill(&b.writer[1]);
     asked = 0;
     compose(&b); /* all wait, those without logprobs first */
-    assert_int_equal(b.s.n_rows, 0);
+    assert_int_equal(b.s.n_chunks, 0);
     assert_int_equal(asked, 1);
     drain(&b.peer[1]);
     step(&b); /* all are admitted, and as many run as there is room for */
-    assert_in_range(b.s.n_rows, 10, 40);
+    assert_in_range(b.s.n_chunks, 10, 40);
     assert_int_equal(b.s.n_running, 60);
     asked = 0;
     compose(&b);
-    assert_in_range(b.s.n_rows, 10, 40);
-    /* each whether it is full, and for its row; one of each kind in vain */
-    assert_in_range(asked, 60 + b.s.n_rows, 60 + b.s.n_rows + 2);
+    assert_in_range(b.s.n_chunks, 10, 40);
+    /* each whether it is full, and for its chunk; one of each kind in vain */
+    assert_in_range(asked, 60 + b.s.n_chunks, 60 + b.s.n_chunks + 2);
     apply(&b);
     for (i = 0; i < 60; i++) {
         drop(&b, r[i]);

@@ -1,6 +1,6 @@
 /*
  * The scheduler with a batch under way: what is composed behind it, and what
- * becomes of rows whose sequence ends, makes way or finds no page meanwhile.
+ * becomes of chunks whose sequence ends, makes way or finds no page meanwhile.
  */
 #include "tests/unit/fixtures/scheduler_bench.h"
 
@@ -15,8 +15,8 @@ static void
 ahead(bench_t *b)
 {
     compose(b);
-    tr_scheduler_depart(&b->s);
-    if (b->s.n_flying > 1) {
+    tr_scheduler_submit(&b->s);
+    if (b->s.n_in_flight > 1) {
         land(b, false);
     }
     assert_true(tr_scheduler_sound(&b->s));
@@ -26,8 +26,9 @@ ahead(bench_t *b)
 static void
 land_one(bench_t *b, bool computed)
 {
-    tr_scheduler_landed(&b->s, &b->s.flight[b->s.first].rows[0], computed);
-    tr_scheduler_arrived(&b->s);
+    tr_scheduler_chunk_done(&b->s, &b->s.in_flight[b->s.first].chunks[0],
+                            computed);
+    tr_scheduler_batch_done(&b->s);
     assert_true(tr_scheduler_sound(&b->s));
 }
 
@@ -45,24 +46,24 @@ one_row_ahead(void **state)
     r = add(&b, 100, 4);
     ahead(&b); /* 64 of the prompt, then 36 */
     compose(&b);
-    assert_int_equal(b.s.rows[0].pos, 64);
-    tr_scheduler_depart(&b.s);
+    assert_int_equal(b.s.chunks[0].pos, 64);
+    tr_scheduler_submit(&b.s);
     assert_int_equal(only(r)->computed, 100);
     assert_int_equal(only(r)->under_way, 100);
     land(&b, false);
     assert_int_equal(only(r)->under_way, 36);
     for (i = 0; i < 3; i++) {
         compose(&b);
-        assert_int_equal(b.s.n_rows, 1);
-        assert_int_equal(b.s.rows[0].pos, 100 + i);
-        assert_true(b.s.rows[0].sample);
+        assert_int_equal(b.s.n_chunks, 1);
+        assert_int_equal(b.s.chunks[0].pos, 100 + i);
+        assert_true(b.s.chunks[0].sample);
         assert_int_equal(only(r)->len, 100 + i); /* so it is not known */
         assert_int_equal(only(r)->ahead, 1);
-        tr_scheduler_depart(&b.s);
+        tr_scheduler_submit(&b.s);
         land(&b, false);
     }
     compose(&b); /* the fourth token is under way: it will be the last */
-    assert_int_equal(b.s.n_rows, 0);
+    assert_int_equal(b.s.n_chunks, 0);
     land(&b, false);
     assert_int_equal(only(r)->state, TR_SEQ_DONE);
     assert_int_equal(only(r)->len, 104);
@@ -70,14 +71,14 @@ one_row_ahead(void **state)
     bench_free(&b);
 }
 
-/* A token that ends its sequence: the row behind it is nobody's, and slot and
+/* A token that ends its sequence: the chunk behind it is nobody's, and slot and
  * pages are there for others at once. */
 static void
 ends_with_a_row_behind(void **state)
 {
     bench_t b;
     tr_request_t *r, *other;
-    tr_flight_t *behind;
+    tr_in_flight_t *behind;
 
     (void) state;
     bench_init(&b, 100, 1, 64);
@@ -85,25 +86,25 @@ ends_with_a_row_behind(void **state)
     other = add(&b, 10, 100);
     ahead(&b);
     compose(&b);
-    behind = &b.s.flight[tr_scheduler_next(&b.s)];
-    tr_scheduler_depart(&b.s);
+    behind = &b.s.in_flight[tr_scheduler_next(&b.s)];
+    tr_scheduler_submit(&b.s);
     assert_int_equal(b.writer[0].owed, 2);
-    tr_scheduler_landed(&b.s, &b.s.flight[b.s.first].rows[0], true);
+    tr_scheduler_chunk_done(&b.s, &b.s.in_flight[b.s.first].chunks[0], true);
     tr_scheduler_remove(&b.s, only(r));
-    tr_scheduler_arrived(&b.s);
+    tr_scheduler_batch_done(&b.s);
     tr_request_free(r);
-    assert_null(behind->rows[0].sequence);
+    assert_null(behind->chunks[0].sequence);
     assert_int_equal(b.writer[0].owed, 0);
     compose(&b);
-    assert_int_equal(b.s.n_rows, 1);
-    assert_ptr_equal(b.s.rows[0].sequence, only(other));
+    assert_int_equal(b.s.n_chunks, 1);
+    assert_ptr_equal(b.s.chunks[0].sequence, only(other));
     land(&b, false); /* nothing comes of it */
     assert_int_equal(only(other)->computed, 0);
     drop(&b, other);
     bench_free(&b);
 }
 
-/* A row without a page takes the row behind it back; both are composed
+/* A chunk without a page takes the chunk behind it back; both are composed
  * again. */
 static void
 taken_back(void **state)
@@ -117,7 +118,7 @@ taken_back(void **state)
     step(&b);
     ahead(&b);
     compose(&b);
-    tr_scheduler_depart(&b.s);
+    tr_scheduler_submit(&b.s);
     assert_int_equal(only(r)->computed, 12);
     assert_int_equal(only(r)->ahead, 2);
     land_one(&b, false);
@@ -125,8 +126,8 @@ taken_back(void **state)
     assert_int_equal(only(r)->under_way, 0);
     assert_int_equal(only(r)->ahead, 0);
     compose(&b);
-    assert_int_equal(b.s.rows[0].pos, 10);
-    tr_scheduler_depart(&b.s);
+    assert_int_equal(b.s.chunks[0].pos, 10);
+    tr_scheduler_submit(&b.s);
     land(&b, false); /* what was behind */
     assert_int_equal(only(r)->ahead, 1);
     land(&b, false);
@@ -136,7 +137,7 @@ taken_back(void **state)
     bench_free(&b);
 }
 
-/* Who makes way with a row under way is computed again when its token has
+/* Who makes way with a chunk under way is computed again when its token has
  * come, and that token with it. */
 static void
 makes_way_with_a_row_under_way(void **state)
@@ -167,10 +168,10 @@ makes_way_with_a_row_under_way(void **state)
         drop(&b, old);
         land(&b, false);
         compose(&b);
-        assert_int_equal(b.s.n_rows, 1);
-        assert_int_equal(b.s.rows[0].pos, 0);
-        assert_int_equal(b.s.rows[0].n, only(young)->len);
-        tr_scheduler_depart(&b.s);
+        assert_int_equal(b.s.n_chunks, 1);
+        assert_int_equal(b.s.chunks[0].pos, 0);
+        assert_int_equal(b.s.chunks[0].n, only(young)->len);
+        tr_scheduler_submit(&b.s);
         land_one(&b, stalls == 0);
         assert_int_equal(only(young)->computed,
                          stalls == 0 ? only(young)->len : 0);
@@ -207,7 +208,7 @@ swapped_with_a_row_under_way(void **state)
             if (b.s.swaps != 0) {
                 break;
             }
-            tr_scheduler_depart(&b.s);
+            tr_scheduler_submit(&b.s);
             land(&b, false);
         }
         assert_int_equal(q->state, TR_SEQ_WAITING);
@@ -215,14 +216,14 @@ swapped_with_a_row_under_way(void **state)
         assert_int_equal(q->under_way, 1);
         computed = q->computed;
         len = q->len;
-        for (i = 0; i < b.s.flight[b.s.first].n_rows; i++) {
-            tr_row_t *row = &b.s.flight[b.s.first].rows[i];
-            bool ok = row->sequence != q || stalls == 0;
+        for (i = 0; i < b.s.in_flight[b.s.first].n_chunks; i++) {
+            tr_chunk_t *chunk = &b.s.in_flight[b.s.first].chunks[i];
+            bool ok = chunk->sequence != q || stalls == 0;
 
-            row->sequence->len += ok;
-            tr_scheduler_landed(&b.s, row, ok);
+            chunk->sequence->len += ok;
+            tr_scheduler_chunk_done(&b.s, chunk, ok);
         }
-        tr_scheduler_arrived(&b.s);
+        tr_scheduler_batch_done(&b.s);
         assert_true(tr_scheduler_sound(&b.s));
         assert_int_equal(q->computed, computed - (stalls != 0));
         assert_int_equal(q->len, len + (stalls == 0));
@@ -256,7 +257,7 @@ not_hopeless_yet(void **state)
     ahead(&b);
     assert_int_equal(tr_sequence_known(only(r)), 65);
     compose(&b);
-    assert_int_equal(b.s.n_rows, 0);
+    assert_int_equal(b.s.n_chunks, 0);
     assert_null(b.s.hopeless);
     land(&b, false);
     assert_int_equal(only(r)->len, 65);
@@ -266,7 +267,7 @@ not_hopeless_yet(void **state)
     bench_free(&b);
 }
 
-/* What is under way has its room: no row is composed that could find none. */
+/* What is under way has its room: no chunk is composed that could find none. */
 static void
 writers_keep_room(void **state)
 {
@@ -283,13 +284,13 @@ writers_keep_room(void **state)
     }
     for (i = 0; i < 600; i++) {
         compose(&b);
-        sum = b.s.n_rows + b.writer[1].owed;
+        sum = b.s.n_chunks + b.writer[1].owed;
         assert_true(sum <= 40); /* small_ring_rotates: of one batch */
-        if (b.s.n_rows != 0) {
-            tr_scheduler_depart(&b.s);
+        if (b.s.n_chunks != 0) {
+            tr_scheduler_submit(&b.s);
         }
         assert_int_equal(b.writer[1].owed, sum);
-        if (b.s.n_flying > (b.s.n_rows != 0)) {
+        if (b.s.n_in_flight > (b.s.n_chunks != 0)) {
             land(&b, false);
         }
     }
@@ -303,7 +304,7 @@ writers_keep_room(void **state)
     assert_int_equal(b.writer[1].owed, 0);
     assert_true(least > 100);
     assert_true(most - least <= 4);
-    while (b.s.n_flying != 0) {
+    while (b.s.n_in_flight != 0) {
         land(&b, false);
     }
     bench_free(&b);

@@ -129,8 +129,8 @@ compressed_after_its_prompt(void **state)
     }
     assert_int_equal(q->len, 10 * list + 1);
     compose(&b); /* compressed, and its second token is on its way */
-    assert_int_equal(b.s.n_rows, 1);
-    assert_int_equal(b.s.rows[0].pos, 10 * list);
+    assert_int_equal(b.s.n_chunks, 1);
+    assert_int_equal(b.s.chunks[0].pos, 10 * list);
     assert_int_equal(used(&b), 11);
     assert_int_equal(b.s.prompt_pages + b.s.promised, 0);
     apply(&b);
@@ -192,8 +192,8 @@ refuse_compress(const tr_stream_t *s, const tr_kv_view_t *kv,
     return TR_KERNEL_BADARG;
 }
 
-/* A prompt that the kernel refuses to compress is named, and no row of it is in
- * a batch that runs after its end; those beside it go on. */
+/* A prompt that the kernel refuses to compress is named, and no chunk of it is
+ * in a batch that runs after its end; those beside it go on. */
 static void
 refused_prompt(void **state)
 {
@@ -214,7 +214,7 @@ refused_prompt(void **state)
     refusing.kv_compress = refuse_compress;
     compose(&b);
     assert_ptr_equal(b.s.hopeless, &r->sequences[0]);
-    assert_int_equal(b.s.n_rows, 0);
+    assert_int_equal(b.s.n_chunks, 0);
     drop(&b, r);
     compose(&b);
     assert_null(b.s.hopeless);
@@ -278,16 +278,16 @@ choices_share_before_the_end(void **state)
         tr_scheduler_add(&b.s, r);
         while (r->open_sequences != 0) {
             compose(&b);
-            for (i = 0; i < b.s.n_rows; i++) {
-                const tr_row_t *row = &b.s.rows[i];
+            for (i = 0; i < b.s.n_chunks; i++) {
+                const tr_chunk_t *chunk = &b.s.chunks[i];
 
-                computed += row->n;
-                ends += row->pos == 99 && row->n == 1;
-                if (row->sequence->choice != 0) {
-                    assert_true(row->pos >= 99);
+                computed += chunk->n;
+                ends += chunk->pos == 99 && chunk->n == 1;
+                if (chunk->sequence->choice != 0) {
+                    assert_true(chunk->pos >= 99);
                 }
             }
-            assert_true(b.s.n_rows != 0);
+            assert_true(b.s.n_chunks != 0);
             apply(&b);
         }
         assert_int_equal(computed, 99 + 4 * 3);
@@ -408,7 +408,7 @@ swapped_give_up_slots(void **state)
         }
         while (r[i]->sequences[0].state != TR_SEQ_DONE) {
             compose(&b);
-            assert_true(b.s.n_rows != 0 || b.s.changes != 0);
+            assert_true(b.s.n_chunks != 0 || b.s.changes != 0);
             apply(&b);
         }
     }
@@ -439,7 +439,7 @@ hopeless(void **state)
             step(&b);
         }
         assert_ptr_equal(b.s.hopeless, &r->sequences[0]);
-        assert_int_equal(b.s.n_rows, 0);
+        assert_int_equal(b.s.n_chunks, 0);
         assert_true(r->sequences[0].len > 100);
         drop(&b, r);
         bench_free(&b);

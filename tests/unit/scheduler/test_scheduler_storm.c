@@ -45,26 +45,27 @@ storm_batch(const storm_t *st)
     const tr_scheduler_t *s = &st->b.s;
     uint32_t tokens = 0, i, k;
 
-    for (i = 0; i < s->n_rows; i++) {
-        const tr_row_t *row = &s->rows[i];
-        const tr_sequence_t *q = row->sequence;
+    for (i = 0; i < s->n_chunks; i++) {
+        const tr_chunk_t *chunk = &s->chunks[i];
+        const tr_sequence_t *q = chunk->sequence;
         tr_kv_usage_t u;
 
         assert_int_equal(q->state, TR_SEQ_RUNNING);
-        assert_int_equal(row->pos, q->computed);
-        assert_true(row->n >= 1 && row->pos + row->n <= tr_sequence_known(q));
-        assert_int_equal(row->sample,
-                         row->pos + row->n == tr_sequence_known(q));
+        assert_int_equal(chunk->pos, q->computed);
+        assert_true(chunk->n >= 1
+                    && chunk->pos + chunk->n <= tr_sequence_known(q));
+        assert_int_equal(chunk->sample,
+                         chunk->pos + chunk->n == tr_sequence_known(q));
         /* what nobody knows comes alone, and it is not the last */
-        assert_true(row->pos + row->n <= q->len || row->n == 1);
-        assert_true(row->pos + row->n < q->cap);
+        assert_true(chunk->pos + chunk->n <= q->len || chunk->n == 1);
+        assert_true(chunk->pos + chunk->n < q->cap);
         assert_int_equal(q->request->wishes & TR_CONTROL_PAUSE, 0);
         tr_kv_usage(st->b.kv, q->kv_slot, &u);
-        assert_true(u.tokens >= row->pos + row->n);
+        assert_true(u.tokens >= chunk->pos + chunk->n);
         for (k = 0; k < i; k++) {
-            assert_ptr_not_equal(q, s->rows[k].sequence);
+            assert_ptr_not_equal(q, s->chunks[k].sequence);
         }
-        tokens += row->n;
+        tokens += chunk->n;
     }
     assert_int_equal(tokens, s->n_tokens);
     assert_true(tokens <= s->max_batch_tokens);
@@ -114,8 +115,8 @@ storm_policy(uint64_t seed, int policy, uint32_t pages, uint32_t swap_pages,
         compose(&st->b);
         storm_batch(st);
         /* somebody who can run does, at the latest after a preemption */
-        composed = st->b.s.n_rows != 0;
-        idle = !composed && st->b.s.n_flying == 0 && storm_can_work(st)
+        composed = st->b.s.n_chunks != 0;
+        idle = !composed && st->b.s.n_in_flight == 0 && storm_can_work(st)
                    ? idle + 1
                    : 0;
         assert_true(idle < 3);
@@ -123,16 +124,16 @@ storm_policy(uint64_t seed, int policy, uint32_t pages, uint32_t swap_pages,
             apply(&st->b);
         } else {
             if (composed) {
-                tr_scheduler_depart(&st->b.s);
+                tr_scheduler_submit(&st->b.s);
             }
-            if (st->b.s.n_flying > composed) {
+            if (st->b.s.n_in_flight > composed) {
                 land(&st->b, true);
             }
         }
         assert_true(tr_scheduler_sound(&st->b.s));
         storm_reap(st);
     }
-    while (st->b.s.n_flying != 0) {
+    while (st->b.s.n_in_flight != 0) {
         land(&st->b, false);
     }
     storm_reap(st);
