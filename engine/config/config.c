@@ -7,7 +7,7 @@
  */
 #include "config.h"
 
-#include "config_parts.h"
+#include "config_internal.h"
 
 #include <errno.h>
 #include <stddef.h>

@@ -1,10 +1,10 @@
 /*
  * The file of settings (config.h): `key value`, one a line.  A value may stand
- * in double quotes, then it keeps blanks and '#'; otherwise a '#' behind a blank
- * begins a comment.  What is wrong with a line is said with file and number;
- * values are config.c's to judge.
+ * in double quotes, then it keeps blanks and '#'; otherwise a '#' behind a
+ * blank begins a comment.  What is wrong with a line is said with file and
+ * number; values are config.c's to judge.
  */
-#include "config_parts.h"
+#include "config_internal.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -1,9 +1,9 @@
 /*
  * What can only be said when all settings are there (config.h): defaults that
- * hang on other settings, the password's file, and settings that contradict each
- * other.
+ * hang on other settings, the password's file, and settings that contradict
+ * each other.
  */
-#include "config_parts.h"
+#include "config_internal.h"
 
 #include <errno.h>
 #include <stdio.h>

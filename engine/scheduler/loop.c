@@ -2,7 +2,7 @@
  * The step loop's thread (loop.h): its turns, requests and wishes, and what
  * other threads call.
  */
-#include "loop_parts.h"
+#include "loop_internal.h"
 
 #include <poll.h>
 #include <stdio.h>

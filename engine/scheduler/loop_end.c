@@ -7,7 +7,7 @@
  * its slot again as soon as it has seen the record.  What is still computed for
  * it by a batch under way has nowhere to go (scheduler.h).
  */
-#include "loop_parts.h"
+#include "loop_internal.h"
 
 #include <assert.h>
 

@@ -8,7 +8,7 @@
  * chunk is submitted without; a sequence that this token ends has left the
  * scheduled chunks when the result of the next one arrives, which is dropped.
  */
-#include "loop_parts.h"
+#include "loop_internal.h"
 
 #include <assert.h>
 #include <string.h>

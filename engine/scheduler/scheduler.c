@@ -2,7 +2,7 @@
  * Lists and batches (scheduler.h); batches under way are in
  * scheduler_in_flight.c, who holds pages in scheduler_pages.c.
  */
-#include "scheduler_parts.h"
+#include "scheduler_internal.h"
 
 #include <assert.h>
 #include <stdlib.h>

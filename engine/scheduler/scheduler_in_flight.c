@@ -8,7 +8,7 @@
  * leaves `computed` as it is; one that is not takes its tokens back, and those
  * of the chunk behind it, which cannot be computed either.
  */
-#include "scheduler_parts.h"
+#include "scheduler_internal.h"
 
 #include <assert.h>
 

@@ -11,7 +11,7 @@
  * Policies that keep all at 16 bits stay dense.  A swapped sequence waits, too,
  * with its slot, in a list of its own.
  */
-#include "scheduler_parts.h"
+#include "scheduler_internal.h"
 
 /* ---- leaving ------------------------------------------------------------ */
 

@@ -8,8 +8,8 @@
  * the wake flag with its eventfd, three counters, and the snapshot under a
  * mutex that is held for a copy.  Everything else belongs to the loop's thread.
  */
-#ifndef TR_LOOP_PARTS_H
-#define TR_LOOP_PARTS_H
+#ifndef TR_LOOP_INTERNAL_H
+#define TR_LOOP_INTERNAL_H
 
 #include "loop.h"
 
@@ -24,8 +24,8 @@ typedef struct {
 } tr_request_list_t;
 
 /* What the executor is given for a batch in flight of the scheduler: items and
- * places of results, chunk by chunk.  They are the loop's, so that a request can
- * go while chunks of it are under way. */
+ * places of results, chunk by chunk.  They are the loop's, so that a request
+ * can go while chunks of it are under way. */
 typedef struct {
     tr_batch_t batch;
     tr_batch_item_t *items; /* [max_num_seqs] */

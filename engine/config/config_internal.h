@@ -1,10 +1,10 @@
 /*
- * config_parts.h: what the files of the settings share: the table (config.c),
- * the file's lines (config_file.c), what is derived at the end
+ * config_internal.h: what the files of the settings share: the table
+ * (config.c), the file's lines (config_file.c), what is derived at the end
  * (config_finish.c).
  */
-#ifndef TR_CONFIG_PARTS_H
-#define TR_CONFIG_PARTS_H
+#ifndef TR_CONFIG_INTERNAL_H
+#define TR_CONFIG_INTERNAL_H
 
 #include "config.h"
 

@@ -3,8 +3,8 @@
  * scheduler_in_flight.c follows those under way, scheduler_pages.c says who
  * holds pages (admission, compression, preemption).
  */
-#ifndef TR_SCHEDULER_PARTS_H
-#define TR_SCHEDULER_PARTS_H
+#ifndef TR_SCHEDULER_INTERNAL_H
+#define TR_SCHEDULER_INTERNAL_H
 
 #include "scheduler.h"
 
