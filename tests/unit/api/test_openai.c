@@ -1,8 +1,8 @@
 /*
- * What clients send, and what is made of it; what is refused has a test of its own
- * (test_openai_refused.c).
+ * What clients send, and what is made of it; what is refused has a test of its
+ * own (test_openai_refused.c).
  */
-#include "tests/unit/fixtures/openai_bench.h"
+#include "tests/unit/fixtures/openai_fixture.h"
 
 static void
 test_defaults(void **state)
@@ -33,8 +33,8 @@ test_defaults(void **state)
     tr_request_free(r);
 }
 
-/* What vLLM's clients send for Qwen3; a template without that switch takes it as
- * Jinja takes a variable that it does not use. */
+/* What vLLM's clients send for Qwen3; a template without that switch takes it
+ * as Jinja takes a variable that it does not use. */
 static void
 test_thinking(void **state)
 {

@@ -1,8 +1,9 @@
 /*
- * Bodies that are refused: a table of them, each with its status, the field that is
- * named and a piece of the message, then those that are too large for a table.
+ * Bodies that are refused: a table of them, each with its status, the field
+ * that is named and a piece of the message, then those that are too large for a
+ * table.
  */
-#include "tests/unit/fixtures/openai_bench.h"
+#include "tests/unit/fixtures/openai_fixture.h"
 
 typedef struct {
     uint16_t endpoint;

@@ -23,7 +23,7 @@
  *   TR_TEST_SEED       repeats them; threads are as they are
  *   TR_CUDA_LIBRARY    a GPU's library instead of the software device
  */
-#include "tests/unit/fixtures/cuda_crowd.h"
+#include "tests/unit/fixtures/cuda_requests_fixture.h"
 
 #include <math.h>
 
@@ -72,7 +72,7 @@ typedef struct {
 static void
 run_alone(ask_t *asks, uint32_t n)
 {
-    crowd_t c;
+    requests_fixture_t c;
 
     crowd_start(&c, asks, n, false, UNLIMITED);
     for (uint32_t i = 0; i < n; i++) {
@@ -90,7 +90,7 @@ run_alone(ask_t *asks, uint32_t n)
 
 /* Somebody hangs up, somebody is slow: one of the latest to come. */
 static void
-disturb(crowd_t *c, uint32_t next, uint64_t *rng)
+disturb(requests_fixture_t *c, uint32_t next, uint64_t *rng)
 {
     uint32_t some = next < LATEST ? next : LATEST;
     uint32_t i = next - 1 - rig_below(rng, some);
@@ -110,7 +110,7 @@ disturb(crowd_t *c, uint32_t next, uint64_t *rng)
 }
 
 static void
-resume(crowd_t *c)
+resume(requests_fixture_t *c)
 {
     for (uint32_t i = 0; i < c->n; i++) {
         if (c->request[i] != NULL) {
@@ -123,7 +123,7 @@ resume(crowd_t *c)
 
 /* As many as the queue takes, up to `most` inside. */
 static uint32_t
-arrive(crowd_t *c, uint32_t next, uint32_t most)
+arrive(requests_fixture_t *c, uint32_t next, uint32_t most)
 {
     while (next < c->n && c->open < most) {
         tr_status_t rc = crowd_submit(c, next);
@@ -145,7 +145,7 @@ static void
 run_crowd(ask_t *asks, uint32_t n, uint64_t rng, made_way_t *sum)
 {
     uint32_t next = 0, turns = 0, swaps, preemptions;
-    crowd_t c;
+    requests_fixture_t c;
 
     forget_crowd(asks, n);
     crowd_start(&c, asks, n, true, SCARCE);

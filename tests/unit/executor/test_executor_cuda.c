@@ -6,7 +6,7 @@
  * Weights are FP16 here, so that logits are within 3e-4 of the CPU's FP32 and
  * greedy tokens the same, but where two logits are as close as that.
  */
-#include "tests/unit/fixtures/executor_rig.h"
+#include "tests/unit/fixtures/executor_fixture.h"
 
 #include <math.h>
 

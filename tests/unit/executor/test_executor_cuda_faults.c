@@ -1,11 +1,11 @@
 /*
  * What can fail on a GPU, over the software device (tests/soft), each in a
- * process of its own: every allocation once, a refused launch, a kernel's fault,
- * a device that goes away.  Opening then fails with a message; a batch fails, and
- * either the next is right, or the executor says once that all is lost and
- * refuses everything.  Nothing hangs, and what is freed is freed once.
+ * process of its own: every allocation once, a refused launch, a kernel's
+ * fault, a device that goes away.  Opening then fails with a message; a batch
+ * fails, and either the next is right, or the executor says once that all is
+ * lost and refuses everything.  Nothing hangs, and what is freed is freed once.
  */
-#include "tests/unit/fixtures/executor_rig.h"
+#include "tests/unit/fixtures/executor_fixture.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

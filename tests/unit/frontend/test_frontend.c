@@ -16,7 +16,7 @@ test_accepted(void **state)
 {
     tr_ring_client_t *c;
     tr_ring_event_t e;
-    rig_t rig;
+    fixture_t rig;
 
     (void) state;
     rig_start(&rig, "served_model_name", "org/pocket", NULL);
@@ -52,7 +52,7 @@ test_refused(void **state)
 {
     tr_ring_client_t *c;
     tr_ring_event_t e;
-    rig_t rig;
+    fixture_t rig;
 
     (void) state;
     rig_start(&rig, NULL);
@@ -81,7 +81,7 @@ test_large_bodies(void **state)
     char *body = malloc(len);
     tr_ring_client_t *c;
     tr_ring_event_t e;
-    rig_t rig;
+    fixture_t rig;
     raw_t r;
 
     (void) state;
@@ -134,7 +134,7 @@ expect_aborted(raw_t *r, uint64_t id)
 static void
 test_abort(void **state)
 {
-    rig_t rig;
+    fixture_t rig;
     raw_t r;
 
     (void) state;
@@ -179,7 +179,7 @@ test_queue_full(void **state)
     tr_wire_bytes_t param, message;
     tr_record_t rec;
     uint32_t slot, accepted = 0, refused = 0;
-    rig_t rig;
+    fixture_t rig;
     raw_t r;
 
     (void) state;
@@ -218,7 +218,7 @@ test_layout_bounded(void **state)
     uint32_t round, i, accepted, refused;
     tr_ring_client_t *c;
     tr_error_t err;
-    rig_t rig;
+    fixture_t rig;
     int fds;
 
     (void) state;
@@ -258,7 +258,7 @@ test_allow_uids(void **state)
     int sock, fds[TR_CHANNEL_FDS];
     char why[80], me[32];
     unsigned got;
-    rig_t rig;
+    fixture_t rig;
 
     (void) state;
     rig_start(&rig, "allow_uids", "4000000000", NULL);
@@ -302,7 +302,7 @@ test_status_page(void **state)
     tr_status_card_t card;
     tr_ring_client_t *c;
     uint64_t id;
-    rig_t rig;
+    fixture_t rig;
 
     (void) state;
     rig_start(&rig, "null_rate", "200", NULL);
@@ -338,7 +338,7 @@ test_status_page(void **state)
 /* ---- start and end ------------------------------------------------------ */
 
 static void
-expect_start_error(rig_t *rig, const char *message)
+expect_start_error(fixture_t *rig, const char *message)
 {
     tr_engine_t *other;
     tr_error_t err;
@@ -354,7 +354,7 @@ test_socket_path(void **state)
 {
     struct stat st;
     char text[64];
-    rig_t rig;
+    fixture_t rig;
     FILE *f;
     int sock;
 
@@ -404,7 +404,7 @@ test_socket_path(void **state)
 static void
 test_bad_starts(void **state)
 {
-    rig_t rig;
+    fixture_t rig;
     char path[TR_CONFIG_PATH];
 
     (void) state;
@@ -428,7 +428,7 @@ test_killed(void **state)
     int ready[2], status;
     pid_t pid;
     char byte;
-    rig_t rig;
+    fixture_t rig;
 
     (void) state;
     assert_int_equal(pipe(ready), 0);
@@ -495,7 +495,7 @@ test_drain(void **state)
     pthread_t thread;
     uint64_t id, late;
     tr_error_t err;
-    rig_t rig;
+    fixture_t rig;
 
     (void) state;
     rig_start(&rig, "null_rate", "20", NULL);
@@ -536,7 +536,7 @@ test_drain(void **state)
 /* ---- `tokenring drain` -------------------------------------------------- */
 
 static tr_ring_client_t *
-wish(const rig_t *rig, uint32_t what)
+wish(const fixture_t *rig, uint32_t what)
 {
     tr_ring_client_t *c;
     tr_error_t err;
@@ -559,7 +559,7 @@ test_drain_wish(void **state)
     tr_ring_event_t end;
     uint64_t ids[2];
     unsigned left = 2;
-    rig_t rig;
+    fixture_t rig;
     raw_t raw;
 
     (void) state;
@@ -621,7 +621,7 @@ test_outstanding_tokens(void **state)
     tr_status_admission_t a;
     tr_ring_client_t *c;
     uint64_t id;
-    rig_t rig;
+    fixture_t rig;
     int i;
 
     (void) state;
@@ -667,7 +667,7 @@ test_drain_queue(void **state)
     tr_ring_client_t *c;
     pthread_t thread;
     uint64_t id, queued;
-    rig_t rig;
+    fixture_t rig;
 
     (void) state;
     rig_start(&rig, "null_rate", "20", "max_num_seqs", "1", NULL);
@@ -707,7 +707,7 @@ drain_short(const char *timeout, bool hurry)
     tr_ring_client_t *c;
     tr_ring_event_t e;
     pthread_t thread;
-    rig_t rig;
+    fixture_t rig;
 
     rig_start(&rig, "null_rate", "1", "drain_timeout", timeout, NULL);
     c = rig_client(&rig, 0);
@@ -743,7 +743,7 @@ test_stop(void **state)
 {
     int fds = rig_fds();
     uint32_t slot;
-    rig_t rig;
+    fixture_t rig;
     raw_t r;
 
     (void) state;

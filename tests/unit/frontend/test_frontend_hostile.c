@@ -7,7 +7,7 @@
 
 #include <malloc.h>
 
-static rig_t rig;
+static fixture_t rig;
 static int base_fds;
 
 static int

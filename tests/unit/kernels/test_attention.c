@@ -5,7 +5,7 @@
  * stored in is NaN.  And bit for bit: a row's result is the same alone, in a
  * chunk, in a batch, and with any number of threads.
  */
-#include "tests/unit/fixtures/model_rig.h"
+#include "tests/unit/fixtures/model_fixture.h"
 
 #include <math.h>
 

@@ -6,7 +6,7 @@
  * each instruction set; whatever holds no token is NaN.  And bit for bit: the
  * same alone, in a batch, and with any number of threads.
  */
-#include "tests/unit/fixtures/attention_rig.h"
+#include "tests/unit/fixtures/attention_fixture.h"
 
 static uint64_t rng;
 

@@ -5,7 +5,7 @@
  * the prompt is cut into chunks, whatever stands beside it, with any number of
  * threads; each instruction set.
  */
-#include "tests/unit/fixtures/attention_rig.h"
+#include "tests/unit/fixtures/attention_fixture.h"
 
 static uint64_t rng;
 

@@ -6,7 +6,7 @@
  * Errors are relative to the sum of the magnitudes that a result is made of,
  * and are compared so that NaN fails.
  */
-#include "tests/unit/fixtures/model_rig.h"
+#include "tests/unit/fixtures/model_fixture.h"
 
 #include <math.h>
 

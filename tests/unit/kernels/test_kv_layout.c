@@ -3,7 +3,7 @@
  * promises, every bit of a tile used exactly once, and the same places as
  * the words that a tensor core takes.
  */
-#include "tests/unit/fixtures/model_rig.h"
+#include "tests/unit/fixtures/model_fixture.h"
 
 #include "kernels/kv_layout.h"
 

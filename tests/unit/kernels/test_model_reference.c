@@ -1,9 +1,9 @@
 /*
- * The plain C that the CUDA kernels are compared with, against the engine's own:
- * 16-bit numbers, angles and norms against the CPU backend, sampling against
- * engine/sampling/sampler.c for random wishes.
+ * The plain C that the CUDA kernels are compared with, against the engine's
+ * own: 16-bit numbers, angles and norms against the CPU backend, sampling
+ * against engine/sampling/sampler.c for random wishes.
  */
-#include "tests/unit/fixtures/model_rig.h"
+#include "tests/unit/fixtures/model_fixture.h"
 
 #include <math.h>
 
@@ -168,8 +168,8 @@ a_norm_is_that_of_the_cpu(void **state)
     }
 }
 
-/* A layer's products of few rows are its products with the norms and the gate that
- * stand between them, but for what is rounded to 16 bits in between. */
+/* A layer's products of few rows are its products with the norms and the gate
+ * that stand between them, but for what is rounded to 16 bits in between. */
 static void
 few_rows_are_norm_product_and_gate(void **state)
 {

@@ -4,7 +4,7 @@
  * precision, one token at a time, plain loops from the published formulas.
  * Also load_format dummy.
  */
-#include "tests/unit/fixtures/model_rig.h"
+#include "tests/unit/fixtures/model_fixture.h"
 
 #include <math.h>
 #include <unistd.h>
@@ -393,7 +393,7 @@ compare_family(const family_t *f, const char *isa)
     static float logits[VOCAB];
     double want[VOCAB], size, worst = 0;
     int32_t tokens[LEN], slot;
-    rig_t rig;
+    fixture_t rig;
 
     rig_open(&rig, dir, "auto", isa, 2, LEN);
     slot = tr_kv_open(rig.kv, NULL);
@@ -539,7 +539,7 @@ test_mismatch(void **state)
 static void
 dummy_logits(uint64_t seed, float *logits)
 {
-    rig_t rig;
+    fixture_t rig;
     tr_model_options_t o = { .dir = dir,
                              .load_format = "dummy",
                              .dummy_seed = seed,

@@ -3,7 +3,7 @@
  * sequence's logits are bit-identical whatever else runs, however its prompt is
  * cut, and when it is computed again after preemption.
  */
-#include "tests/unit/fixtures/model_rig.h"
+#include "tests/unit/fixtures/model_fixture.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -93,7 +93,7 @@ check_top5(const float *x, json_t *top5)
 static void
 golden_with(const char *isa)
 {
-    rig_t rig;
+    fixture_t rig;
     double worst = 0;
 
     rig_open(&rig, POCKET, "auto", isa, 2, MAX_LEN);
@@ -161,7 +161,7 @@ fill_nan(tr_kv_cache_t *kv)
 
 /* All logits of one sequence, alone, prefilled at once. */
 static void
-compute_alone(rig_t *rig, sequence_t *q)
+compute_alone(fixture_t *rig, sequence_t *q)
 {
     uint32_t rows[SEQ_LEN];
     tr_model_t *m = rig->model;
@@ -187,7 +187,7 @@ compute_alone(rig_t *rig, sequence_t *q)
 /* One step of a random mixture; some sequences are preempted and start over.
  * Returns the number of rows compared. */
 static uint32_t
-mixed_step(rig_t *rig, sequence_t *seqs, uint64_t *rng)
+mixed_step(fixture_t *rig, sequence_t *seqs, uint64_t *rng)
 {
     rig_item_t items[SEQS];
     sequence_t *who[SEQS];
@@ -240,7 +240,7 @@ static void
 invariant_with(const char *isa, int steps, uint64_t *rng)
 {
     static sequence_t seqs[SEQS];
-    rig_t rig;
+    fixture_t rig;
     uint32_t compared = 0;
 
     rig_open(&rig, POCKET, "auto", isa, 3, MAX_LEN);

@@ -1,14 +1,15 @@
 /*
  * The forward pass of the CUDA backend, over the software device (tests/soft):
- * models/pocket with 16-bit weights against its golden logits, in every way that
- * attention can go, and the choice of those ways.
+ * models/pocket with 16-bit weights against its golden logits, in every way
+ * that attention can go, and the choice of those ways.
  *
- * Tolerances are relative to the largest logit of the position.  The goldens are
- * of FP32 arithmetic; here everything between two products is rounded to T, 2^-12
- * relative with FP16 and 2^-9 with BF16, some ten times in each of eight layers.
- * What is seen is 3e-4 and 4e-3; a wrong angle or a missed token is 1e-1.
+ * Tolerances are relative to the largest logit of the position.  The goldens
+ * are of FP32 arithmetic; here everything between two products is rounded to T,
+ * 2^-12 relative with FP16 and 2^-9 with BF16, some ten times in each of eight
+ * layers.  What is seen is 3e-4 and 4e-3; a wrong angle or a missed token is
+ * 1e-1.
  */
-#include "tests/unit/fixtures/model_rig.h"
+#include "tests/unit/fixtures/model_fixture.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -223,7 +224,8 @@ run(bed_t *b, int32_t slot, uint32_t pos, uint32_t n, const int32_t *tokens,
     return b->sampled_host[0].token;
 }
 
-/* The five logits of one position, relative to how far they reach; the worst. */
+/* The five logits of one position, relative to how far they reach; the
+ * worst. */
 static double
 worst_of(const float *x, json_t *top5)
 {

@@ -15,7 +15,7 @@ typedef struct {
 } output_t;
 
 static void
-read_output(bench_t *b, const char *key, output_t *out)
+read_output(publisher_fixture_t *b, const char *key, output_t *out)
 {
     unsigned i;
 
@@ -62,7 +62,7 @@ test_a_request(void **state)
     unsigned at, records = 0;
     fake_command_t *cmd;
     output_t out;
-    bench_t b;
+    publisher_fixture_t b;
     raw_t r;
 
     (void) state;
@@ -111,7 +111,7 @@ test_a_request(void **state)
 
 /* Waits for an HSET of KEY_A that says how far it is; its index and number. */
 static unsigned
-wait_progress(bench_t *b, unsigned from, unsigned long *tokens)
+wait_progress(publisher_fixture_t *b, unsigned from, unsigned long *tokens)
 {
     unsigned i, at = from;
 
@@ -140,7 +140,7 @@ test_progress(void **state)
     unsigned long first, second;
     fake_command_t *cmd;
     unsigned at;
-    bench_t b;
+    publisher_fixture_t b;
     raw_t r;
 
     (void) state;
@@ -185,7 +185,7 @@ test_progress(void **state)
 static void
 test_what_is_not_told(void **state)
 {
-    bench_t b;
+    publisher_fixture_t b;
     raw_t r;
 
     (void) state;
@@ -207,7 +207,7 @@ test_a_refused_request(void **state)
 {
     output_t out;
     unsigned at;
-    bench_t b;
+    publisher_fixture_t b;
     raw_t r;
 
     (void) state;
@@ -234,7 +234,7 @@ test_batches(void **state)
 {
     unsigned i, commands, batches;
     char completion[TR_COMPLETION_LEN + 1];
-    bench_t b;
+    publisher_fixture_t b;
     raw_t r;
 
     (void) state;
@@ -271,7 +271,7 @@ test_batches(void **state)
 
 #define DETACHABLE (TR_SUBMIT_RESUMABLE | TR_SUBMIT_DETACH)
 static void
-expect_output(bench_t *b, uint32_t tokens)
+expect_output(publisher_fixture_t *b, uint32_t tokens)
 {
     output_t out;
 
@@ -288,7 +288,7 @@ test_detached(void **state)
 {
     unsigned deltas = 0;
     tr_record_t rec;
-    bench_t b;
+    publisher_fixture_t b;
     raw_t r;
 
     (void) state;
@@ -315,7 +315,7 @@ test_detached(void **state)
 static void
 test_detach_must_be_allowed(void **state)
 {
-    bench_t b;
+    publisher_fixture_t b;
     raw_t r;
 
     (void) state;
@@ -335,7 +335,7 @@ static void
 test_detached_by_a_lost_channel(void **state)
 {
     output_t out;
-    bench_t b;
+    publisher_fixture_t b;
     raw_t r;
 
     (void) state;
@@ -376,7 +376,7 @@ static void
 test_detached_needs_no_room(void **state)
 {
     unsigned i;
-    bench_t b;
+    publisher_fixture_t b;
     raw_t r;
 
     (void) state;
@@ -414,7 +414,7 @@ test_detached_needs_no_room(void **state)
 /* ---- cancelling --------------------------------------------------------- */
 
 static void
-cancel(bench_t *b, const char *completion)
+cancel(publisher_fixture_t *b, const char *completion)
 {
     char text[64];
 
@@ -427,7 +427,7 @@ test_cancel(void **state)
 {
     output_t out;
     unsigned at;
-    bench_t b;
+    publisher_fixture_t b;
     raw_t r;
 
     (void) state;
@@ -503,7 +503,7 @@ test_hostile_messages(void **state)
     size_t len = 6u << 20;
     char *large = malloc(len);
     unsigned i, before;
-    bench_t b;
+    publisher_fixture_t b;
     raw_t r;
 
     (void) state;

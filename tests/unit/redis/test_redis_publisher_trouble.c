@@ -8,7 +8,7 @@
 /* ---- a Redis in trouble ------------------------------------------------- */
 
 static uint64_t
-counter(bench_t *b, size_t offset)
+counter(publisher_fixture_t *b, size_t offset)
 {
     const tr_status_page_t *page;
     uint64_t value;
@@ -25,7 +25,7 @@ counter(bench_t *b, size_t offset)
 #define COUNTER(b, name) counter(b, offsetof(tr_status_counters_t, name))
 
 static void
-wait_up(bench_t *b, uint64_t up)
+wait_up(publisher_fixture_t *b, uint64_t up)
 {
     unsigned i;
 
@@ -39,7 +39,7 @@ static void
 test_refused_writes_wait(void **state)
 {
     unsigned at;
-    bench_t b;
+    publisher_fixture_t b;
     raw_t r;
 
     (void) state;
@@ -68,7 +68,7 @@ test_refused_writes_wait(void **state)
 static void
 test_wrong_password(void **state)
 {
-    bench_t b;
+    publisher_fixture_t b;
     int fds[2];
     char log[8192];
     unsigned i;
@@ -114,7 +114,7 @@ test_a_silent_redis(void **state)
 {
     struct timespec begun, ended;
     unsigned before;
-    bench_t b;
+    publisher_fixture_t b;
 
     (void) state;
     bench_start(&b, "redis_timeout", "500ms", NULL);
@@ -138,7 +138,7 @@ static void
 test_cut_connections(void **state)
 {
     unsigned i, at, before;
-    bench_t b;
+    publisher_fixture_t b;
     raw_t r;
 
     (void) state;

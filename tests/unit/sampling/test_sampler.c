@@ -23,7 +23,7 @@ typedef struct {
     uint32_t *counts;
     void *scratch;
     float logits[VOCAB];
-} rig_t;
+} fixture_t;
 
 static const tr_sampling_params_t defaults = { .temperature = 1,
                                                .top_p = 1,
@@ -39,7 +39,7 @@ some_logit(uint32_t i)
 }
 
 static void
-rig_begin(rig_t *r, uint64_t seed, const int32_t *prompt, uint32_t n_prompt)
+rig_begin(fixture_t *r, uint64_t seed, const int32_t *prompt, uint32_t n_prompt)
 {
     size_t size = tr_sampler_counts_size(&r->p, VOCAB);
 
@@ -54,14 +54,14 @@ rig_begin(rig_t *r, uint64_t seed, const int32_t *prompt, uint32_t n_prompt)
 }
 
 static void
-rig_end(rig_t *r)
+rig_end(fixture_t *r)
 {
     free(r->counts);
     free(r->scratch);
 }
 
 static int32_t
-sample(rig_t *r)
+sample(fixture_t *r)
 {
     float logits[VOCAB];
     tr_sampled_t out;
@@ -83,7 +83,7 @@ best_first(const void *a, const void *b)
 
 /* The distribution by sorting and the definitions, for `draws` below. */
 static void
-expected_distribution(const rig_t *r, double *share)
+expected_distribution(const fixture_t *r, double *share)
 {
     tr_top_t sorted[VOCAB];
     double weight[VOCAB] = { 0 }, sum = 0, kept = 0;
@@ -116,7 +116,7 @@ expected_distribution(const rig_t *r, double *share)
 /* Draws and compares with the distribution: chi-square over the tokens that
  * are expected at least 10 times, and nothing outside of the allowed set. */
 static void
-check_draws(rig_t *r, uint32_t draws)
+check_draws(fixture_t *r, uint32_t draws)
 {
     uint32_t seen[VOCAB] = { 0 };
     double share[VOCAB], chi = 0, freedom = -1;
@@ -143,7 +143,7 @@ check_draws(rig_t *r, uint32_t draws)
 static void
 greedy_takes_the_largest_and_of_equals_the_lowest(void **state)
 {
-    rig_t r = { .p = defaults };
+    fixture_t r = { .p = defaults };
 
     (void) state;
     r.p.temperature = 0;
@@ -183,7 +183,7 @@ draws_follow_the_distribution(void **state)
 
     (void) state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        rig_t r = { .p = defaults };
+        fixture_t r = { .p = defaults };
 
         r.p.temperature = cases[i].temperature;
         r.p.top_p = cases[i].top_p;
@@ -199,7 +199,7 @@ draws_follow_the_distribution(void **state)
 static void
 ties_at_the_border_go_to_the_lower_ids(void **state)
 {
-    rig_t r = { .p = defaults };
+    fixture_t r = { .p = defaults };
 
     (void) state;
     r.p.top_k = 10;
@@ -217,7 +217,7 @@ ties_at_the_border_go_to_the_lower_ids(void **state)
 static void
 a_token_depends_on_seed_and_position_alone(void **state)
 {
-    rig_t r = { .p = defaults };
+    fixture_t r = { .p = defaults };
     int32_t first[200];
     uint32_t differ = 0;
 
@@ -248,7 +248,7 @@ neighbours_are_independent(void **state)
 {
     enum { N = 4096 };
     uint32_t pairs[2][16] = { { 0 } };
-    rig_t r = { .p = defaults };
+    fixture_t r = { .p = defaults };
 
     (void) state;
     rig_begin(&r, 0, NULL, 0);
@@ -284,7 +284,7 @@ static void
 penalties_follow_their_formulas(void **state)
 {
     static const int32_t prompt[] = { 3, 5, 5, 9 }, output[] = { 5, 9, 9, 20 };
-    rig_t r = { .p = defaults };
+    fixture_t r = { .p = defaults };
     float logits[VOCAB];
     tr_sampled_t out;
 
@@ -334,7 +334,7 @@ logit_bias_is_added(void **state)
     static const tr_logit_bias_t bias[] = {
         { 12, 100 }, { 13, -100 }, { VOCAB, 100 }, { -1, 100 }
     };
-    rig_t r = { .p = defaults };
+    fixture_t r = { .p = defaults };
 
     (void) state;
     r.p.bias = bias;
@@ -351,7 +351,7 @@ static void
 min_tokens_bars_eos_and_stop_tokens(void **state)
 {
     static const int32_t eos[] = { 1, 2 }, stop[] = { 3 };
-    rig_t r = { .p = defaults };
+    fixture_t r = { .p = defaults };
 
     (void) state;
     r.p.min_tokens = 2;
@@ -378,7 +378,7 @@ static void
 logprobs_are_of_the_raw_logits(void **state)
 {
     static const tr_logit_bias_t bias[] = { { 12, 50 } };
-    rig_t r = { .p = defaults };
+    fixture_t r = { .p = defaults };
     float logits[VOCAB];
     double sum = 0;
     tr_sampled_t out;
@@ -418,7 +418,7 @@ static void
 logits_that_are_no_numbers_are_an_error(void **state)
 {
     static const float bad[] = { NAN, INFINITY };
-    rig_t r = { .p = defaults };
+    fixture_t r = { .p = defaults };
     float logits[VOCAB];
     tr_sampled_t out;
 

@@ -2,7 +2,7 @@
  * Text streams: stop strings over token borders, held text, characters that
  * are never split.  The main test compares with a search in the whole text.
  */
-#include "tests/unit/fixtures/tokenizer_rig.h"
+#include "tests/unit/fixtures/tokenizer_fixture.h"
 
 #include "engine/sampling/text_stream.h"
 
@@ -45,10 +45,10 @@ typedef struct {
     char out[65536];
     uint32_t n;
     int32_t stop;
-} rig_t;
+} fixture_t;
 
 static void
-begin(rig_t *r, const char *const *stops, uint32_t n)
+begin(fixture_t *r, const char *const *stops, uint32_t n)
 {
     size_t size;
 
@@ -67,7 +67,7 @@ begin(rig_t *r, const char *const *stops, uint32_t n)
 }
 
 static void
-take(rig_t *r, const tr_text_out_t *out)
+take(fixture_t *r, const tr_text_out_t *out)
 {
     assert_true(out->len <= tr_text_stream_max_out(&r->stream));
     assert_true(r->n + out->len < sizeof(r->out));
@@ -81,7 +81,7 @@ take(rig_t *r, const tr_text_out_t *out)
 }
 
 static uint32_t
-push(rig_t *r, int32_t token)
+push(fixture_t *r, int32_t token)
 {
     tr_text_out_t out;
 
@@ -91,7 +91,7 @@ push(rig_t *r, int32_t token)
 }
 
 static void
-push_text(rig_t *r, const char *text)
+push_text(fixture_t *r, const char *text)
 {
     for (; *text != '\0'; text++) {
         push(r, (uint8_t) *text);
@@ -99,7 +99,7 @@ push_text(rig_t *r, const char *text)
 }
 
 static void
-finish(rig_t *r)
+finish(fixture_t *r)
 {
     tr_text_out_t out;
 
@@ -111,7 +111,7 @@ finish(rig_t *r)
 static void
 text_passes_at_once_without_stops(void **state)
 {
-    rig_t r = { .n = 0 };
+    fixture_t r = { .n = 0 };
 
     (void) state;
     begin(&r, NULL, 0);
@@ -127,7 +127,7 @@ text_passes_at_once_without_stops(void **state)
 static void
 an_unfinished_character_becomes_the_replacement(void **state)
 {
-    rig_t r = { .n = 0 };
+    fixture_t r = { .n = 0 };
 
     (void) state;
     begin(&r, NULL, 0);
@@ -142,7 +142,7 @@ static void
 only_what_may_begin_a_stop_string_is_held(void **state)
 {
     static const char *const stops[] = { "\n\nUser:", "###" };
-    rig_t r = { .n = 0 };
+    fixture_t r = { .n = 0 };
 
     (void) state;
     begin(&r, stops, 2);
@@ -162,7 +162,7 @@ static void
 a_stop_string_ends_the_text(void **state)
 {
     static const char *const stops[] = { "never", "bab" };
-    rig_t r = { .n = 0 };
+    fixture_t r = { .n = 0 };
 
     (void) state;
     begin(&r, stops, 2);
@@ -179,7 +179,7 @@ static void
 include_stop_keeps_the_match(void **state)
 {
     static const char *const stops[] = { "bab" };
-    rig_t r = { .params = { .include_stop = true } };
+    fixture_t r = { .params = { .include_stop = true } };
 
     (void) state;
     begin(&r, stops, 1);
@@ -195,7 +195,7 @@ the_first_to_be_complete_wins_then_the_longest(void **state)
 {
     static const char *const first[] = { "abcd", "bc" };
     static const char *const longest[] = { "c", "abc", "bc" };
-    rig_t r = { .n = 0 };
+    fixture_t r = { .n = 0 };
 
     (void) state;
     begin(&r, first, 2);
@@ -215,7 +215,7 @@ static void
 nothing_matches_before_min_tokens(void **state)
 {
     static const char *const stops[] = { "b" };
-    rig_t r = { .params = { .min_tokens = 4 } };
+    fixture_t r = { .params = { .min_tokens = 4 } };
 
     (void) state;
     begin(&r, stops, 1);
@@ -231,7 +231,7 @@ static void
 a_replacement_at_the_end_can_complete_a_stop_string(void **state)
 {
     static const char *const stops[] = { "x\xef\xbf\xbd" };
-    rig_t r = { .n = 0 };
+    fixture_t r = { .n = 0 };
 
     (void) state;
     begin(&r, stops, 1);
@@ -252,7 +252,7 @@ below(uint32_t n)
 
 /* The definition: look at every end of the whole text, from the left. */
 static uint32_t
-search(const char *text, uint32_t len, const rig_t *r, int32_t *stop)
+search(const char *text, uint32_t len, const fixture_t *r, int32_t *stop)
 {
     *stop = -1;
     for (uint32_t end = 1; end <= len; end++) {
@@ -281,7 +281,7 @@ equals_a_search_in_the_whole_text(void **state)
     static const int32_t pool[] = { 'a', 'a',  'b',  'b', 'c', 256, 257,  258,
                                     262, 0xc3, 0xa9, 260, 261, 263, 0x80, 264 };
     static const char *const parts[] = { "a", "b", "c", "ab", "\xc3\xa9" };
-    static rig_t whole, r;
+    static fixture_t whole, r;
 
     (void) state;
     for (lcg = 1; lcg < 4000; lcg++) {
@@ -324,7 +324,7 @@ sixteen_long_stop_strings_fit(void **state)
 {
     static char stops[TR_STOP_STRINGS_MAX][TR_STOP_STRING_BYTES + 1];
     const char *list[TR_STOP_STRINGS_MAX];
-    static rig_t r;
+    static fixture_t r;
 
     (void) state;
     for (int i = 0; i < TR_STOP_STRINGS_MAX; i++) {

@@ -4,12 +4,12 @@
  * each of which must give what it gives alone.  At the end of each test no
  * request, page or slot may be left.
  */
-#include "tests/unit/fixtures/loop_bench.h"
+#include "tests/unit/fixtures/loop_fixture.h"
 
 static void
 one_after_another(void **state)
 {
-    bench_t b = { 0 };
+    fixture_t b = { 0 };
     uint32_t i;
 
     (void) state;
@@ -31,7 +31,7 @@ one_after_another(void **state)
 
 /* Lets n steps pass; returns when the next one stands at the gate. */
 static void
-steps(bench_t *b, uint32_t n)
+steps(fixture_t *b, uint32_t n)
 {
     atomic_store(&b->fake.allowed, n);
     while (atomic_load(&b->fake.allowed) != 0) {
@@ -44,7 +44,7 @@ steps(bench_t *b, uint32_t n)
 }
 
 static void
-open_gate(bench_t *b)
+open_gate(fixture_t *b)
 {
     atomic_store(&b->fake.gated, 0);
 }
@@ -54,7 +54,7 @@ open_gate(bench_t *b)
 static void
 started_before_the_step(void **state)
 {
-    bench_t b = { .config = { .max_num_seqs = 1 } };
+    fixture_t b = { .config = { .max_num_seqs = 1 } };
     client_t *first, *second;
 
     (void) state;
@@ -83,7 +83,7 @@ started_before_the_step(void **state)
 static void
 younger_than_the_turn(void **state)
 {
-    bench_t b = { 0 };
+    fixture_t b = { 0 };
     tr_request_t *r = request(5, 3);
     client_t *c;
 
@@ -106,7 +106,7 @@ younger_than_the_turn(void **state)
 static void
 abort_at_every_stage(void **state)
 {
-    bench_t b = { .config = { .max_num_seqs = 2 } };
+    fixture_t b = { .config = { .max_num_seqs = 2 } };
     client_t *decoding, *prefilling, *queued, *unseen;
 
     (void) state;
@@ -154,7 +154,7 @@ abort_at_every_stage(void **state)
 static void
 pause_and_resume(void **state)
 {
-    bench_t b = { 0 };
+    fixture_t b = { 0 };
     client_t *c, *other;
 
     (void) state;
@@ -186,7 +186,7 @@ pause_and_resume(void **state)
 static void
 paused_for_too_long(void **state)
 {
-    bench_t b = { .config = { .paused_timeout_us = 3000 } };
+    fixture_t b = { .config = { .paused_timeout_us = 3000 } };
     client_t *c, *other;
 
     (void) state;
@@ -208,7 +208,7 @@ paused_for_too_long(void **state)
 static void
 ring_full_for_too_long(void **state)
 {
-    bench_t b = { .config = { .channel_stall_timeout_us = 3000 } };
+    fixture_t b = { .config = { .channel_stall_timeout_us = 3000 } };
     client_t *stuck[8], *other;
     uint32_t i;
 
@@ -239,7 +239,7 @@ ring_full_for_too_long(void **state)
 static void
 ring_full_for_a_while(void **state)
 {
-    bench_t b = { 0 };
+    fixture_t b = { 0 };
     client_t *slow[4], *other;
     uint32_t i;
 
@@ -266,7 +266,7 @@ ring_full_for_a_while(void **state)
 static void
 refused(void **state)
 {
-    bench_t b = { .config = { .max_num_seqs = 1, .max_queue = 2 } };
+    fixture_t b = { .config = { .max_num_seqs = 1, .max_queue = 2 } };
     static const int32_t eos = EOS;
     int32_t ids[10] = { LETTER_A, LETTER_A };
     tr_ids_t prompt = { ids, 2, 10 };
@@ -307,7 +307,7 @@ refused(void **state)
 static void
 one_fails_alone(void **state)
 {
-    bench_t b = { 0 };
+    fixture_t b = { 0 };
     client_t *bad, *good;
     tr_request_t *r;
 
@@ -347,7 +347,7 @@ stop_strings(void **state)
     static const tr_stop_string_t stops[] = {
         { "abc", 3 }, { "ddd", 3 }, { "bad", 3 }, { "q", 1 }
     };
-    bench_t b = { 0 };
+    fixture_t b = { 0 };
     uint32_t i, stopped = 0;
 
     (void) state;
@@ -376,7 +376,7 @@ stop_strings(void **state)
 static void
 echo(void **state)
 {
-    bench_t b = { 0 };
+    fixture_t b = { 0 };
     uint32_t i;
 
     (void) state;
@@ -416,7 +416,7 @@ echo(void **state)
 static void
 stop_with_requests_inside(void **state)
 {
-    bench_t b = { .config = { .max_num_seqs = 4 } };
+    fixture_t b = { .config = { .max_num_seqs = 4 } };
     uint32_t i;
 
     (void) state;
@@ -447,7 +447,7 @@ stop_with_requests_inside(void **state)
 /* Thousands of random requests, a small cache, three channels, pauses, aborts:
  * each gives what it gives alone. */
 static void
-random_change(bench_t *b)
+random_change(fixture_t *b)
 {
     client_t *c = &b->client[random_below(b->n_clients)];
 
@@ -497,9 +497,9 @@ static void
 storm(uint64_t seed, uint32_t pages, uint32_t seqs, uint32_t tokens,
       uint32_t requests)
 {
-    bench_t b = { .config = { .max_num_seqs = seqs,
-                              .max_batch_tokens = tokens },
-                  .stalls = 5 };
+    fixture_t b = { .config = { .max_num_seqs = seqs,
+                                .max_batch_tokens = tokens },
+                    .stalls = 5 };
     uint32_t i;
 
     random_state = seed;

@@ -4,7 +4,7 @@
  * that somebody always makes way, late and with chunks that find no page.  Each
  * gets bit for bit, logprobs and ends included, what it gets alone.
  */
-#include "tests/unit/fixtures/policy_bench.h"
+#include "tests/unit/fixtures/policy_fixture.h"
 
 #define CROWD 20
 #define MOST_PROMPT 120u

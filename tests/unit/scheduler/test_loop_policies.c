@@ -2,10 +2,10 @@
  * The step loop with a real model and KV policies: a crowd of requests in a
  * cache that is too small for them, with pauses and aborts, gets byte for byte
  * what each gets alone in a large one.  Nothing is computed again on the way:
- * who makes way comes back from the swap memory.  The same with an executor that
- * answers a batch later.
+ * who makes way comes back from the swap memory.  The same with an executor
+ * that answers a batch later.
  */
-#include "tests/unit/fixtures/policy_bench.h"
+#include "tests/unit/fixtures/policy_fixture.h"
 
 #define CROWD 20
 #define CROWDS 5 /* until somebody has made way */

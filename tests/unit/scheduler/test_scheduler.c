@@ -4,7 +4,7 @@
  * has to make way for whom is test_scheduler_pages.c; test_scheduler_storm.c
  * plays at random.
  */
-#include "tests/unit/fixtures/scheduler_bench.h"
+#include "tests/unit/fixtures/scheduler_fixture.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@
 static void
 one_request(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *r;
     uint32_t i;
 
@@ -49,7 +49,7 @@ one_request(void **state)
 static void
 decode_before_prompts(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *old[3], *prompt;
     uint32_t i;
 
@@ -82,7 +82,7 @@ decode_before_prompts(void **state)
 static void
 decode_more_than_a_batch(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *r[20], *prompt;
     uint32_t i;
 
@@ -113,7 +113,7 @@ decode_more_than_a_batch(void **state)
 static void
 prompts_alternate(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *a, *c, *late;
     uint32_t i;
 
@@ -145,7 +145,7 @@ prompts_alternate(void **state)
 static void
 prompts_alternate_by_request(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *many, *one;
     uint32_t i, of_one = 0, of_many = 0;
 
@@ -171,7 +171,7 @@ prompts_alternate_by_request(void **state)
 static void
 paused_are_left_out(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *a, *c;
 
     (void) state;
@@ -200,7 +200,7 @@ paused_are_left_out(void **state)
 static void
 due_times(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *a, *c;
 
     (void) state;
@@ -229,7 +229,7 @@ due_times(void **state)
 static void
 echo_goes_first(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *r;
     tr_sampled_t scores[10];
 
@@ -268,7 +268,7 @@ echo_goes_first(void **state)
 static void
 admission_in_order(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *r[5], *big, *small;
     uint32_t i;
 
@@ -312,7 +312,7 @@ static void
 who_waits_is_left_alone(void **state)
 {
     const size_t page = (size_t) sysconf(_SC_PAGESIZE);
-    bench_t b;
+    fixture_t b;
     tr_request_t *old[2], *next, *hidden;
     tr_sequence_t *own;
     uint32_t i;
@@ -354,7 +354,7 @@ who_waits_is_left_alone(void **state)
 static void
 never_fits(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *r;
 
     (void) state;
@@ -376,7 +376,7 @@ never_fits(void **state)
 static void
 choices_copy_the_prompt(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *r;
     uint32_t i, computed = 0;
 
@@ -446,7 +446,7 @@ drain(tr_ring_consumer_t *peer)
 static void
 full_ring_stops_its_own(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *a, *c, *d;
 
     (void) state;
@@ -489,7 +489,7 @@ full_ring_stops_its_own(void **state)
 static void
 small_ring_rotates(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *r[60];
     uint32_t i, least = UINT32_MAX, most = 0;
 
@@ -521,7 +521,7 @@ small_ring_rotates(void **state)
 static void
 full_ring_is_asked_once(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *r[60];
     uint32_t i;
 

@@ -2,7 +2,7 @@
  * The scheduler with a batch under way: what is composed behind it, and what
  * becomes of chunks whose sequence ends, makes way or finds no page meanwhile.
  */
-#include "tests/unit/fixtures/scheduler_bench.h"
+#include "tests/unit/fixtures/scheduler_fixture.h"
 
 static tr_sequence_t *
 only(tr_request_t *r)
@@ -12,7 +12,7 @@ only(tr_request_t *r)
 
 /* A batch leaves; the one before it, if there is one, arrives. */
 static void
-ahead(bench_t *b)
+ahead(fixture_t *b)
 {
     compose(b);
     tr_scheduler_submit(&b->s);
@@ -24,7 +24,7 @@ ahead(bench_t *b)
 
 /* Row 0 of the oldest batch finds no page, or a token that ends it. */
 static void
-land_one(bench_t *b, bool computed)
+land_one(fixture_t *b, bool computed)
 {
     tr_scheduler_chunk_done(&b->s, &b->s.in_flight[b->s.first].chunks[0],
                             computed);
@@ -37,7 +37,7 @@ land_one(bench_t *b, bool computed)
 static void
 one_row_ahead(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *r;
     uint32_t i;
 
@@ -76,7 +76,7 @@ one_row_ahead(void **state)
 static void
 ends_with_a_row_behind(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *r, *other;
     tr_in_flight_t *behind;
 
@@ -109,7 +109,7 @@ ends_with_a_row_behind(void **state)
 static void
 taken_back(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *r;
 
     (void) state;
@@ -146,7 +146,7 @@ makes_way_with_a_row_under_way(void **state)
 
     (void) state;
     for (stalls = 0; stalls < 2; stalls++) {
-        bench_t b;
+        fixture_t b;
         tr_request_t *old, *young;
 
         bench_init(&b, 4, 4, 1000);
@@ -189,7 +189,7 @@ swapped_with_a_row_under_way(void **state)
 
     (void) state;
     for (stalls = 0; stalls < 2; stalls++) {
-        bench_t b;
+        fixture_t b;
         tr_request_t *r[3];
         tr_sequence_t *q;
         uint32_t i, computed, len;
@@ -243,7 +243,7 @@ swapped_with_a_row_under_way(void **state)
 static void
 not_hopeless_yet(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *r;
 
     (void) state;
@@ -271,7 +271,7 @@ not_hopeless_yet(void **state)
 static void
 writers_keep_room(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *r[60];
     uint32_t i, least = UINT32_MAX, most = 0, sum;
 

@@ -2,14 +2,14 @@
  * The scheduler when KV pages run out: who is preempted, by recomputation or by
  * swap, and when prompts are compressed.
  */
-#include "tests/unit/fixtures/scheduler_bench.h"
+#include "tests/unit/fixtures/scheduler_fixture.h"
 
 /* ---- preemption --------------------------------------------------------- */
 
 static void
 youngest_goes_first(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *r[3];
     uint32_t i;
 
@@ -44,7 +44,7 @@ youngest_goes_first(void **state)
 static void
 paused_goes_before_youngest(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *r[3];
     uint32_t i;
 
@@ -72,7 +72,7 @@ paused_goes_before_youngest(void **state)
 static void
 paused_make_way(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *a, *c, *d;
 
     (void) state;
@@ -99,7 +99,7 @@ paused_make_way(void **state)
 /* ---- compression -------------------------------------------------------- */
 
 static uint64_t
-used(const bench_t *b)
+used(const fixture_t *b)
 {
     return tr_kv_pages(b->kv) - tr_kv_free_pages(b->kv);
 }
@@ -109,7 +109,7 @@ static void
 compressed_after_its_prompt(void **state)
 {
     const tr_page_plan_t *plan;
-    bench_t b;
+    fixture_t b;
     tr_request_t *r;
     tr_sequence_t *q;
     uint32_t dense, list;
@@ -143,7 +143,7 @@ compressed_after_its_prompt(void **state)
 static void
 blocked_prompt_makes_way(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *older, *q, *d;
     uint32_t dense, len;
     int32_t hog;
@@ -198,7 +198,7 @@ static void
 refused_prompt(void **state)
 {
     static tr_kernels_t refusing;
-    bench_t b;
+    fixture_t b;
     tr_request_t *old, *r;
 
     (void) state;
@@ -228,7 +228,7 @@ refused_prompt(void **state)
 static void
 prompts_have_a_share(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *r[3], *big;
     uint32_t i, dense;
 
@@ -269,7 +269,7 @@ choices_share_before_the_end(void **state)
 
     (void) state;
     for (policy = UNIFORM; policy <= QUEST; policy++) {
-        bench_t b;
+        fixture_t b;
         tr_request_t *r;
         uint32_t i, computed = 0, ends = 0;
 
@@ -301,7 +301,7 @@ choices_share_before_the_end(void **state)
 static void
 swapped_and_back(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *r[3];
     tr_sequence_t *q;
     uint32_t i, computed = 0, list;
@@ -344,7 +344,7 @@ swapped_and_back(void **state)
 static void
 no_room_to_swap(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *r[3];
     tr_sequence_t *q;
     uint32_t i, list, len;
@@ -386,7 +386,7 @@ no_room_to_swap(void **state)
 static void
 swapped_give_up_slots(void **state)
 {
-    bench_t b;
+    fixture_t b;
     tr_request_t *r[6];
     uint32_t i;
 
@@ -427,7 +427,7 @@ hopeless(void **state)
 
     (void) state;
     for (policy = FULL; policy <= DIFFKV; policy++) {
-        bench_t b;
+        fixture_t b;
         tr_request_t *r;
         uint32_t i;
 

@@ -3,12 +3,12 @@
  * step it is held to its invariants, and in the end everything has come to its
  * own.
  */
-#include "tests/unit/fixtures/scheduler_bench.h"
+#include "tests/unit/fixtures/scheduler_fixture.h"
 
 #define ALIVE 40
 
 typedef struct {
-    bench_t b;
+    fixture_t b;
     tr_request_t *r[ALIVE];
     uint32_t finished, aborted;
 } storm_t;

@@ -1,9 +1,10 @@
 /*
  * Chat templates: which Jinja text is recognised as what, how conversations are
  * laid out, what is refused, and that a message cannot forge a mark.  Real
- * templates are compared with a Jinja engine in tests/unit/tokenizer/reference/.
+ * templates are compared with a Jinja engine in
+ * tests/unit/tokenizer/reference/.
  */
-#include "tests/unit/fixtures/tokenizer_rig.h"
+#include "tests/unit/fixtures/tokenizer_fixture.h"
 
 #include <jansson.h>
 #include <time.h>
@@ -565,7 +566,8 @@ thinking_is_turned_off_where_the_template_can(void **state)
     assert_null(tr_chat_template_thinking(&other, false, &own));
 }
 
-/* 370,000 took three minutes when each answer looked for the last question anew. */
+/* 370,000 took three minutes when each answer looked for the last question
+ * anew. */
 static void
 many_answers_end(void **state)
 {

@@ -2,7 +2,7 @@
  * From ids back to text: byte fallback, the first space, characters that are
  * cut anywhere, and the bytes that stand for each token.
  */
-#include "tests/unit/fixtures/tokenizer_rig.h"
+#include "tests/unit/fixtures/tokenizer_fixture.h"
 
 /* JSON that macros put together is beyond it. */
 /* clang-format off */

@@ -3,7 +3,7 @@
  * and split, how words are merged, what added tokens do, what comes back.  That
  * real files give the reference's ids is tested in reference/.
  */
-#include "tests/unit/fixtures/tokenizer_rig.h"
+#include "tests/unit/fixtures/tokenizer_fixture.h"
 
 #include <pthread.h>
 

@@ -3,7 +3,7 @@
  * a file; whatever is cut out of a good one must also end in an error or in a
  * tokenizer, never in a crash.
  */
-#include "tests/unit/fixtures/tokenizer_rig.h"
+#include "tests/unit/fixtures/tokenizer_fixture.h"
 
 #define MODEL(inside) "{\"model\": {\"type\": \"BPE\", " inside "}}"
 #define VOCAB "\"vocab\": {\"a\": 0, \"b\": 1}"
