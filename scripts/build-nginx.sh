@@ -83,8 +83,10 @@ OPTIONS
     cat >"$out/cc" <<WRAPPER
 #!/bin/sh
 # Written by scripts/build-nginx.sh: our sources get one sanitizer more.
-case "\$*" in
-    *" $ROOT/ngx_module/"*) exec $cc "\$@" -fsanitize=undefined \\
+# The source is the last word; include paths of ours are in every command.
+for source; do :; done
+case "\$source" in
+    "$ROOT/ngx_module/"*) exec $cc "\$@" -fsanitize=undefined \\
         -fno-sanitize-recover=undefined ;;
 esac
 exec $cc "\$@"
