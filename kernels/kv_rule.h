@@ -1,10 +1,10 @@
 /*
- * kv_rule.h: what KV policies decide about a token, as inline functions that
- * the engine's policies (engine/kv/policy/kv_policy_NAME.c) and a GPU's page manager
- * (kv_manager/manager.h) both call, so that a decision is written once.
+ * kv_rule.h: what KV policies decide about a token, as inline functions that the
+ * page manager (kv_manager/manager.h) calls on the host and on a device, so that
+ * a decision is written once.
  *
  * A rule is what a decision depends on besides the token: the settings of a
- * policy, without names, levels and functions.  It can be copied to a device;
+ * policy, without names and levels.  It can be copied to a device;
  * alpha_of is then a pointer of that device.
  *
  * Decisions are the same bits everywhere: thresholds and shares are computed in

@@ -217,18 +217,18 @@ static tr_status_t
 configure_cache(const tr_executor_cuda_t *x, const tr_config_t *config,
                 tr_kv_config_t *kv, tr_error_t *err)
 {
-    if (config->max_num_seqs > TR_CUDA_SLOTS_MAX) {
+    if (config->max_num_seqs > TR_KV_SLOTS_MAX) {
         return tr_error_set(err, TR_ERR_INVALID, "max_num_seqs",
                             "max_num_seqs is %u, expected at most %u with "
                             "backend cuda",
-                            config->max_num_seqs, TR_CUDA_SLOTS_MAX);
+                            config->max_num_seqs, TR_KV_SLOTS_MAX);
     }
     tr_executor_cache_config(&x->base, config, x->base.max_model_len, kv);
     if (kv->slots == config->max_num_seqs) { /* nobody is ever swapped out */
         kv->swap_memory = 0;
     }
-    if (kv->slots > TR_CUDA_SLOTS_MAX) {
-        kv->slots = TR_CUDA_SLOTS_MAX;
+    if (kv->slots > TR_KV_SLOTS_MAX) {
+        kv->slots = TR_KV_SLOTS_MAX;
     }
     return TR_OK;
 }

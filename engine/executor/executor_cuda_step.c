@@ -17,7 +17,7 @@ static int
 launch_step(tr_executor_cuda_t *x, const tr_cuda_upload_t *l,
             tr_cuda_step_t *step)
 {
-    const tr_cuda_manager_t *m = tr_kv_device_manager(x->base.kv);
+    const tr_kv_manager_t *m = tr_kv_device_manager(x->base.kv);
     tr_cuda_arrays_t a = tr_cuda_arrays(x->upload, l);
 
     if (step->n_rows == 0) { /* an empty batch has commands alone */

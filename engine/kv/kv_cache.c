@@ -199,7 +199,7 @@ tr_kv_seq_start(const tr_kv_cache_t *kv, const tr_kv_policy_t *p,
 
 bool
 tr_kv_take_slot(tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
-                tr_cuda_open_t *open)
+                tr_kv_open_t *open)
 {
     const tr_kv_policy_t *p = policy != NULL ? policy : kv->usual;
     int32_t slot;

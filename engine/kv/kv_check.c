@@ -11,8 +11,8 @@ static bool
 row_sound(const tr_kv_cache_t *kv, int32_t slot, uint32_t head, uint8_t *seen,
           uint64_t *pages)
 {
-    const tr_cuda_manager_t *m = &kv->m;
-    const tr_cuda_slot_t *s = &m->slot[slot];
+    const tr_kv_manager_t *m = &kv->m;
+    const tr_kv_slot_t *s = &m->slot[slot];
     const uint32_t *owner = s->out ? kv->swap.owner : m->owner;
     uint32_t pool = s->out ? kv->swap.n : m->size.pages, n, i, j;
     manager_run_t run[MANAGER_RUNS];
@@ -42,9 +42,9 @@ row_sound(const tr_kv_cache_t *kv, int32_t slot, uint32_t head, uint8_t *seen,
 
 /* No head has more tokens than the sequence, and they are where they can be. */
 static bool
-counts_sound(const tr_cuda_manager_t *m, int32_t slot)
+counts_sound(const tr_kv_manager_t *m, int32_t slot)
 {
-    const tr_cuda_slot_t *s = &m->slot[slot];
+    const tr_kv_slot_t *s = &m->slot[slot];
     const tr_kv_seq_t *q = &m->seq[slot];
     uint32_t head, l;
 
@@ -73,7 +73,7 @@ static bool
 slot_sound(const tr_kv_cache_t *kv, int32_t slot, uint8_t *seen,
            uint8_t *seen_out, tr_kv_totals_t *sum)
 {
-    const tr_cuda_slot_t *s = &kv->m.slot[slot];
+    const tr_kv_slot_t *s = &kv->m.slot[slot];
     uint64_t pages[TR_KV_LAYOUTS_MAX] = { 0 }, all = 0;
     uint32_t head, i;
 
@@ -100,7 +100,7 @@ slot_sound(const tr_kv_cache_t *kv, int32_t slot, uint8_t *seen,
 /* Each page of the ring's free part is there once, and nobody's; all others have
  * an owner.  `seen` has those in tables. */
 static bool
-ring_sound(const tr_cuda_manager_t *m, uint8_t *seen)
+ring_sound(const tr_kv_manager_t *m, uint8_t *seen)
 {
     uint64_t start = m->report->start, end = m->report->end, i;
     uint32_t unowned = 0;

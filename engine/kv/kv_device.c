@@ -20,16 +20,16 @@
 
 /* ---- sizes -------------------------------------------------------------- */
 
-static tr_cuda_manager_size_t
+static tr_kv_manager_size_t
 manager_size(const tr_kv_gpu_t *g, uint32_t pages)
 {
     uint32_t slots = g->kv.config.slots;
 
     slots = slots > g->device.max_seqs ? slots : g->device.max_seqs;
-    return (tr_cuda_manager_size_t){ .slots = slots,
-                                     .pages = pages,
-                                     .max_len = g->kv.config.max_len,
-                                     .max_prompts = g->device.max_prompts };
+    return (tr_kv_manager_size_t){ .slots = slots,
+                                   .pages = pages,
+                                   .max_len = g->kv.config.max_len,
+                                   .max_prompts = g->device.max_prompts };
 }
 
 /* The next bytes of a block; base NULL: counting. */
@@ -48,7 +48,7 @@ static size_t
 lay_memory(tr_kv_gpu_t *g, uint32_t pages, void **manager)
 {
     const tr_cuda_api_t *cuda = g->device.cuda;
-    tr_cuda_manager_size_t size = manager_size(g, pages);
+    tr_kv_manager_size_t size = manager_size(g, pages);
     size_t bytes = cuda->manager_memory(&g->kv.view, &size), at = 0;
 
     if (bytes == 0) {
@@ -93,7 +93,7 @@ size_pool(tr_kv_gpu_t *g, size_t *rest, tr_error_t *err)
 {
     uint64_t memory = g->kv.config.memory, bytes = g->kv.plan.page_bytes;
     uint64_t n = memory / bytes, fit;
-    tr_cuda_manager_size_t size;
+    tr_kv_manager_size_t size;
     void *manager;
 
     n = n < TR_KV_HOST ? n : TR_KV_HOST - 1;
@@ -108,7 +108,7 @@ size_pool(tr_kv_gpu_t *g, size_t *rest, tr_error_t *err)
                                 "no page manager on the device for %u sequences"
                                 " (at most %u), %u prompts at once",
                                 manager_size(g, (uint32_t) n).slots,
-                                TR_CUDA_SLOTS_MAX, g->device.max_prompts);
+                                TR_KV_SLOTS_MAX, g->device.max_prompts);
         }
         if (*rest + n * bytes <= memory) {
             break;
@@ -141,7 +141,7 @@ open_device(tr_kv_gpu_t *g, size_t rest, tr_error_t *err)
     const tr_cuda_api_t *cuda = g->device.cuda;
     uint32_t pages = g->kv.m.size.pages;
     uint64_t bytes = (uint64_t) pages * g->kv.plan.page_bytes;
-    tr_cuda_manager_size_t size = manager_size(g, pages);
+    tr_kv_manager_size_t size = manager_size(g, pages);
     void *manager;
 
     g->pool = cuda->alloc(bytes);
@@ -395,7 +395,7 @@ size_parts(tr_kv_gpu_t *g)
     uint64_t n = c->swap_memory / g->kv.plan.page_bytes;
 
     g->kv.swap.n = (uint32_t) (n < TR_KV_HOST ? n : TR_KV_HOST - 1);
-    g->input_size = g->device.max_seqs * sizeof(tr_cuda_ask_t)
+    g->input_size = g->device.max_seqs * sizeof(tr_kv_ask_t)
                     + tr_kv_list_bytes(TR_KV_COMMANDS(c->slots));
     /* also what is fetched and sent at other times */
     g->input_size = g->input_size > counts ? g->input_size : counts;
@@ -461,7 +461,7 @@ tr_kv_device_create(const tr_kv_config_t *config, const tr_kv_device_t *device,
     return TR_OK;
 }
 
-const tr_cuda_manager_t *
+const tr_kv_manager_t *
 tr_kv_device_manager(const tr_kv_cache_t *kv)
 {
     return &tr_kv_gpu(kv)->m;

@@ -57,7 +57,7 @@ tr_status_t tr_kv_device_create(const tr_kv_config_t *config,
                                 tr_kv_cache_t **out, tr_error_t *err);
 
 /* What kernels need; constant. */
-const tr_cuda_manager_t *tr_kv_device_manager(const tr_kv_cache_t *kv);
+const tr_kv_manager_t *tr_kv_device_manager(const tr_kv_cache_t *kv);
 
 /* What positions of a slot are compressed: those below; after the commands given
  * so far, if nothing stalls. */

@@ -47,11 +47,11 @@ typedef struct {
 
 typedef struct {
     union {
-        tr_cuda_open_t open;
-        tr_cuda_begin_t begin;
-        tr_cuda_fork_t fork;
-        tr_cuda_ask_t ask;
-        tr_cuda_complete_t complete;
+        tr_kv_open_t open;
+        tr_kv_begin_t begin;
+        tr_kv_fork_t fork;
+        tr_kv_ask_t ask;
+        tr_kv_complete_t complete;
         tr_kv_move_out_t out; /* and in */
         int32_t close;
     };
@@ -112,9 +112,9 @@ typedef struct {
     uint32_t n_ids;
 
     uint32_t steps; /* since the last report that told of its counts; at least
-                     * TR_CUDA_EDGES: too many, or none has */
+                     * TR_KV_EDGES: too many, or none has */
     bool counted;
-    tr_cuda_tally_t last; /* of the last report */
+    tr_kv_tally_t last; /* of the last report */
 } tr_kv_mirror_t;
 
 /* ---- batches ------------------------------------------------------------ */
@@ -142,19 +142,19 @@ typedef struct {
 typedef struct {
     tr_kv_cache_t kv; /* what everybody has a pointer to */
     tr_kv_device_t device;
-    tr_cuda_manager_t m;
+    tr_kv_manager_t m;
     tr_kv_mirror_t *mirror; /* [slots] */
     tr_kv_list_t list;
     bool failed; /* a launch did */
 
-    uint64_t next;           /* serial of the coming batch, from 1 */
-    uint64_t oldest;         /* of those under way */
-    uint64_t free;           /* pages, by the last report, */
-    uint64_t reported;       /* of this batch */
-    uint64_t returns;        /* how often something was given back */
-    uint64_t wished;         /* pages that rows to come may take */
-    uint64_t wishes;         /* how often that began anew */
-    tr_cuda_report_t report; /* the last */
+    uint64_t next;         /* serial of the coming batch, from 1 */
+    uint64_t oldest;       /* of those under way */
+    uint64_t free;         /* pages, by the last report, */
+    uint64_t reported;     /* of this batch */
+    uint64_t returns;      /* how often something was given back */
+    uint64_t wished;       /* pages that rows to come may take */
+    uint64_t wishes;       /* how often that began anew */
+    tr_kv_report_t report; /* the last */
     tr_kv_batch_t batch[TR_KV_BATCHES];
     tr_kv_turn_t turn[TR_KV_DEVICE_TURNS];
 

@@ -15,10 +15,10 @@
 /* ---- down --------------------------------------------------------------- */
 
 /* Of the answer, where the parts are as on the device. */
-static tr_cuda_report_t *
+static tr_kv_report_t *
 answer_report(const tr_kv_turn_t *turn)
 {
-    return (tr_cuda_report_t *) (void *) turn->out;
+    return (tr_kv_report_t *) (void *) turn->out;
 }
 
 /* What the rows ask of the manager. */
@@ -26,7 +26,7 @@ static void
 write_asks(tr_kv_gpu_t *g, uint8_t *in, const tr_kv_device_row_t *rows,
            uint32_t n)
 {
-    tr_cuda_ask_t *ask = (tr_cuda_ask_t *) (void *) in;
+    tr_kv_ask_t *ask = (tr_kv_ask_t *) (void *) in;
     uint32_t i;
 
     memset(ask, 0xff, g->device.max_seqs * sizeof(*ask)); /* no request */
@@ -37,8 +37,7 @@ write_asks(tr_kv_gpu_t *g, uint8_t *in, const tr_kv_device_row_t *rows,
             continue;
         }
         ask[i].slot = slot;
-        ask[i].from = tr_kv_slot(&g->kv, slot)->dense ? TR_CUDA_ANY
-                                                      : rows[i].pos;
+        ask[i].from = tr_kv_slot(&g->kv, slot)->dense ? TR_KV_ANY : rows[i].pos;
         ask[i].len = rows[i].pos + rows[i].n;
     }
 }
@@ -52,7 +51,7 @@ expect_rows(tr_kv_gpu_t *g, const tr_kv_device_row_t *rows, uint32_t n)
 
     for (i = 0; i < n; i++) {
         int32_t slot = rows[i].slot;
-        const tr_cuda_slot_t *s = &g->kv.m.slot[slot < 0 ? 0 : slot];
+        const tr_kv_slot_t *s = &g->kv.m.slot[slot < 0 ? 0 : slot];
         tr_kv_mirror_t *x = &g->mirror[slot < 0 ? 0 : slot];
         uint32_t end = rows[i].pos + rows[i].n;
 
@@ -128,8 +127,8 @@ tr_kv_device_step(tr_kv_cache_t *kv, uint32_t n)
         return TR_KERNEL_BADARG;
     }
     return g->device.cuda->manager_step(
-        g->device.stream, &g->m,
-        (const tr_cuda_ask_t *) (const void *) g->input, n);
+        g->device.stream, &g->m, (const tr_kv_ask_t *) (const void *) g->input,
+        n);
 }
 
 static const uint8_t *
@@ -138,13 +137,13 @@ answer_result(const tr_kv_gpu_t *g, const tr_kv_turn_t *turn)
     return turn->out + ((uint8_t *) g->m.result - (uint8_t *) g->m.report);
 }
 
-static const tr_cuda_tally_t *
+static const tr_kv_tally_t *
 answer_tally(const tr_kv_gpu_t *g, const tr_kv_turn_t *turn)
 {
     return (
-        const tr_cuda_tally_t *) (const void *) (turn->out
-                                                 + ((uint8_t *) g->m.tally
-                                                    - (uint8_t *) g->m.report));
+        const tr_kv_tally_t *) (const void *) (turn->out
+                                               + ((uint8_t *) g->m.tally
+                                                  - (uint8_t *) g->m.report));
 }
 
 int
@@ -183,9 +182,9 @@ fault(const char *what, int64_t slot)
 
 /* A compressed slot as reported, and the rows under way on top. */
 static void
-replay(tr_kv_gpu_t *g, int32_t slot, const tr_cuda_tally_t *t, uint64_t serial)
+replay(tr_kv_gpu_t *g, int32_t slot, const tr_kv_tally_t *t, uint64_t serial)
 {
-    tr_cuda_slot_t *s = &g->kv.m.slot[slot];
+    tr_kv_slot_t *s = &g->kv.m.slot[slot];
     tr_kv_mirror_t *x = &g->mirror[slot];
     tr_kv_seq_t *q = &g->kv.m.seq[slot];
     uint64_t i;
@@ -208,7 +207,7 @@ replay(tr_kv_gpu_t *g, int32_t slot, const tr_cuda_tally_t *t, uint64_t serial)
 
 /* Was the slot's prompt compressed? */
 static bool
-learn_trial(tr_kv_gpu_t *g, int32_t slot, const tr_cuda_tally_t *t)
+learn_trial(tr_kv_gpu_t *g, int32_t slot, const tr_kv_tally_t *t)
 {
     tr_kv_mirror_t *x = &g->mirror[slot];
 
@@ -226,10 +225,10 @@ learn_trial(tr_kv_gpu_t *g, int32_t slot, const tr_cuda_tally_t *t)
 }
 
 static bool
-learn_slot(tr_kv_gpu_t *g, int32_t slot, const tr_cuda_tally_t *t,
+learn_slot(tr_kv_gpu_t *g, int32_t slot, const tr_kv_tally_t *t,
            uint64_t serial)
 {
-    tr_cuda_slot_t *s = &g->kv.m.slot[slot];
+    tr_kv_slot_t *s = &g->kv.m.slot[slot];
     tr_kv_mirror_t *x = &g->mirror[slot];
 
     if (!s->open || x->opened > serial) {
@@ -270,7 +269,7 @@ learn_slot(tr_kv_gpu_t *g, int32_t slot, const tr_cuda_tally_t *t,
 /* Who of the batch stalled, and which of these for want of pages. */
 static bool
 learn_rows(tr_kv_gpu_t *g, const tr_kv_batch_t *b, uint64_t serial,
-           const uint8_t *result, const tr_cuda_tally_t *tally, bool *stalled)
+           const uint8_t *result, const tr_kv_tally_t *tally, bool *stalled)
 {
     uint32_t i;
 
@@ -278,7 +277,7 @@ learn_rows(tr_kv_gpu_t *g, const tr_kv_batch_t *b, uint64_t serial,
         int32_t slot = b->rows[i].slot;
         tr_kv_mirror_t *x = &g->mirror[slot < 0 ? 0 : slot];
 
-        stalled[i] = slot >= 0 && result[i] != TR_CUDA_GRANTED;
+        stalled[i] = slot >= 0 && result[i] != TR_KV_GRANTED;
         if (slot < 0 || !g->kv.m.slot[slot].open || x->opened > serial) {
             continue;
         }
@@ -296,7 +295,7 @@ learn_rows(tr_kv_gpu_t *g, const tr_kv_batch_t *b, uint64_t serial,
 
 /* Counters that stay 0 as long as both agree. */
 static bool
-learn_report(tr_kv_gpu_t *g, const tr_cuda_report_t *r, const tr_kv_batch_t *b,
+learn_report(tr_kv_gpu_t *g, const tr_kv_report_t *r, const tr_kv_batch_t *b,
              const uint32_t *refused)
 {
     uint32_t i;
@@ -328,7 +327,7 @@ tr_kv_device_settle(tr_kv_cache_t *kv, bool *stalled)
     uint64_t serial = g->oldest;
     const tr_kv_turn_t *turn = tr_kv_turn(g, serial);
     const tr_kv_batch_t *b = tr_kv_batch(g, serial);
-    const tr_cuda_tally_t *tally = answer_tally(g, turn);
+    const tr_kv_tally_t *tally = answer_tally(g, turn);
     uint32_t i;
     bool good;
 

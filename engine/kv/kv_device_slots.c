@@ -38,7 +38,7 @@ coming(tr_kv_gpu_t *g)
 static manager_wish_t
 next_wish(const tr_kv_gpu_t *g, int32_t slot)
 {
-    const tr_cuda_ask_t ask = { slot, TR_CUDA_ANY, TR_CUDA_NEXT };
+    const tr_kv_ask_t ask = { slot, TR_KV_ANY, TR_KV_NEXT };
     manager_wish_t w;
 
     manager_wish(&g->kv.m, &ask, &w);
@@ -54,7 +54,7 @@ tr_kv_step_pages(const tr_kv_gpu_t *g, int32_t slot)
     if (w.kind != WISH_STEP) {
         return 0;
     }
-    if (w.leaves != 0 && x->steps < TR_CUDA_EDGES) {
+    if (w.leaves != 0 && x->steps < TR_KV_EDGES) {
         return x->last.edge[x->steps];
     }
     /* a head takes one page: for a list, or for the window */
@@ -115,7 +115,7 @@ int32_t
 tr_kv_gpu_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    tr_cuda_open_t open;
+    tr_kv_open_t open;
     tr_kv_mirror_t *x;
     uint64_t list;
     uint32_t group;
@@ -131,7 +131,7 @@ tr_kv_gpu_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
                            .touched = g->next,
                            .denied = TR_KV_NEVER,
                            .stalled = TR_KV_NEVER,
-                           .steps = TR_CUDA_EDGES,
+                           .steps = TR_KV_EDGES,
                            .list = list,
                            .group = group,
                            .ids = -1 };
@@ -169,7 +169,7 @@ void
 tr_kv_gpu_close(tr_kv_cache_t *kv, int32_t slot)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    const tr_cuda_slot_t *s = tr_kv_slot(kv, slot);
+    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
 
     tr_kv_command(g, TR_KV_DO_CLOSE, slot, -1)->close = slot;
     if (!s->out) {
@@ -187,7 +187,7 @@ void
 tr_kv_gpu_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    const tr_cuda_begin_t begin = { slot, len };
+    const tr_kv_begin_t begin = { slot, len };
 
     assert(!tr_kv_slot(kv, slot)->out && len >= kv->m.slot[slot].tokens);
     tr_kv_command(g, TR_KV_DO_BEGIN, slot, -1)->begin = begin;
@@ -204,7 +204,7 @@ tell(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
     tr_kv_command_t *c = tr_kv_command(g, TR_KV_DO_ASK, slot, -1);
 
     c->ask.slot = slot;
-    c->ask.from = TR_CUDA_ANY;
+    c->ask.from = TR_KV_ANY;
     c->ask.len = len;
     g->mirror[slot].told = len;
     g->mirror[slot].touched = g->next;
@@ -213,8 +213,8 @@ tell(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
 static tr_status_t
 reserve_dense(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
 {
-    const tr_cuda_ask_t ask = { slot, TR_CUDA_ANY, len };
-    tr_cuda_slot_t *s = &g->kv.m.slot[slot];
+    const tr_kv_ask_t ask = { slot, TR_KV_ANY, len };
+    tr_kv_slot_t *s = &g->kv.m.slot[slot];
     manager_wish_t w;
 
     manager_wish(&g->kv.m, &ask, &w);
@@ -270,7 +270,7 @@ tr_kv_gpu_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
         tr_kv_forget_wishes(g);
     }
     for (i = 0; i < n; i++) {
-        const tr_cuda_slot_t *s = tr_kv_slot(kv, slots[i]);
+        const tr_kv_slot_t *s = tr_kv_slot(kv, slots[i]);
 
         assert(!s->out);
         result[i] = s->dense ? reserve_dense(g, slots[i], lens[i])
@@ -311,7 +311,7 @@ least_copy(const tr_kv_gpu_t *g, const tr_kv_seq_t *to)
 }
 
 static void
-send_complete(tr_kv_gpu_t *g, tr_cuda_complete_t complete)
+send_complete(tr_kv_gpu_t *g, tr_kv_complete_t complete)
 {
     int32_t slot = complete.slot;
     tr_kv_mirror_t *x = &g->mirror[slot];
@@ -329,7 +329,7 @@ send_complete(tr_kv_gpu_t *g, tr_cuda_complete_t complete)
 
 /* The mirror of a slot whose prompt was compressed, on so many pages. */
 static void
-become(tr_kv_gpu_t *g, tr_cuda_job_t *job, uint64_t pages,
+become(tr_kv_gpu_t *g, tr_kv_job_t *job, uint64_t pages,
        const tr_kv_policy_t *policy)
 {
     tr_kv_mirror_t *x = &g->mirror[job->slot];
@@ -339,18 +339,18 @@ become(tr_kv_gpu_t *g, tr_cuda_job_t *job, uint64_t pages,
     job->pages = (uint32_t) pages;
     manager_become(&g->kv.m, job);
     x->told = job->len;
-    x->steps = TR_CUDA_EDGES; /* counts are not known */
+    x->steps = TR_KV_EDGES; /* counts are not known */
 }
 
 tr_status_t
 tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    tr_cuda_slot_t *s = tr_kv_slot(kv, slot);
+    tr_kv_slot_t *s = tr_kv_slot(kv, slot);
     tr_kv_mirror_t *x = &g->mirror[slot];
-    tr_cuda_complete_t complete = { .slot = slot, .len = len };
+    tr_kv_complete_t complete = { .slot = slot, .len = len };
     tr_kv_policy_t policy;
-    tr_cuda_job_t job;
+    tr_kv_job_t job;
     uint64_t worst, bound;
 
     assert(!s->out && len >= kv->m.seq[slot].base && len <= s->tokens);
@@ -446,7 +446,7 @@ tr_status_t
 tr_kv_gpu_swap_out(tr_kv_cache_t *kv, int32_t slot)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    tr_cuda_slot_t *s = tr_kv_slot(kv, slot);
+    tr_kv_slot_t *s = tr_kv_slot(kv, slot);
     tr_kv_mirror_t *x = &g->mirror[slot];
     tr_kv_command_t *c;
 
@@ -476,7 +476,7 @@ tr_status_t
 tr_kv_gpu_swap_in(tr_kv_cache_t *kv, int32_t slot)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    tr_cuda_slot_t *s = tr_kv_slot(kv, slot);
+    tr_kv_slot_t *s = tr_kv_slot(kv, slot);
     tr_kv_mirror_t *x = &g->mirror[slot];
     tr_kv_command_t *c;
 

@@ -28,9 +28,9 @@ fill_usage(const tr_kv_cache_t *kv, uint32_t tokens, uint64_t pages,
 void
 tr_kv_gpu_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
 {
-    const tr_cuda_slot_t *s = tr_kv_slot(kv, slot);
+    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
     const tr_kv_mirror_t *x = &tr_kv_gpu(kv)->mirror[slot];
-    const tr_cuda_tally_t *t = &x->last;
+    const tr_kv_tally_t *t = &x->last;
     uint64_t high, low = 0;
     uint32_t l;
 
@@ -146,7 +146,7 @@ tr_kv_gpu_sound(const tr_kv_cache_t *kv)
     uint32_t i;
 
     for (i = 0; i < kv->config.slots; i++) {
-        const tr_cuda_slot_t *s = &kv->m.slot[i];
+        const tr_kv_slot_t *s = &kv->m.slot[i];
 
         if (!s->open) {
             continue;

@@ -27,7 +27,7 @@
 static void
 trust(const tr_kv_cache_t *kv)
 {
-    const tr_cuda_report_t *r = kv->m.report;
+    const tr_kv_report_t *r = kv->m.report;
 
     if (r->faults != 0 || r->n_refused != 0) {
         tr_log(TR_LEVEL_ERROR, "kv pages corrupt faults=%u refused=%u",
@@ -41,7 +41,7 @@ trust(const tr_kv_cache_t *kv)
 static int32_t
 host_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
 {
-    tr_cuda_open_t open;
+    tr_kv_open_t open;
 
     if (!tr_kv_take_slot(kv, policy, &open)) {
         return -1;
@@ -55,7 +55,7 @@ host_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
 static void
 drop_swapped(tr_kv_cache_t *kv, int32_t slot)
 {
-    const tr_cuda_slot_t *s = &kv->m.slot[slot];
+    const tr_kv_slot_t *s = &kv->m.slot[slot];
     tr_kv_pages_t *swap = &kv->swap;
     uint32_t head, i, j, n, at;
 
@@ -82,7 +82,7 @@ drop_swapped(tr_kv_cache_t *kv, int32_t slot)
 static void
 host_close(tr_kv_cache_t *kv, int32_t slot)
 {
-    const tr_cuda_slot_t *s = tr_kv_slot(kv, slot);
+    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
 
     kv->totals.tokens -= s->tokens;
     if (s->out) {
@@ -96,7 +96,7 @@ host_close(tr_kv_cache_t *kv, int32_t slot)
 static void
 host_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 {
-    const tr_cuda_begin_t begin = { slot, len };
+    const tr_kv_begin_t begin = { slot, len };
 
     assert(!tr_kv_slot(kv, slot)->out && len >= kv->m.slot[slot].tokens);
     tr_kv_host_prompt(&kv->m, &begin, 1);
@@ -110,18 +110,18 @@ host_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
 
     assert(n <= kv->config.slots);
     for (i = 0; i < n; i++) {
-        const tr_cuda_slot_t *s = tr_kv_slot(kv, slots[i]);
+        const tr_kv_slot_t *s = tr_kv_slot(kv, slots[i]);
 
         assert(!s->out && (s->dense || lens[i] <= s->tokens + 1));
         (void) s;
-        kv->ask[i] = (tr_cuda_ask_t){ slots[i], TR_CUDA_ANY, lens[i] };
+        kv->ask[i] = (tr_kv_ask_t){ slots[i], TR_KV_ANY, lens[i] };
     }
     tr_kv_host_step(&kv->config.stream, &kv->m, kv->ask, n);
     trust(kv);
     for (i = 0; i < n; i++) {
         const manager_wish_t *w = &kv->m.wish[i];
 
-        result[i] = kv->m.result[i] == TR_CUDA_GRANTED ? TR_OK : TR_AGAIN;
+        result[i] = kv->m.result[i] == TR_KV_GRANTED ? TR_OK : TR_AGAIN;
         kv->totals.tokens += w->granted ? w->len - w->n : 0;
     }
 }
@@ -131,9 +131,9 @@ host_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 {
     const tr_stream_t *t = &kv->config.stream;
     const tr_kernels_t *k = kv->config.kernels;
-    const tr_cuda_job_t *job = &kv->m.job[0];
+    const tr_kv_job_t *job = &kv->m.job[0];
     uint32_t before = tr_kv_slot(kv, slot)->tokens;
-    tr_cuda_complete_t c = { .slot = slot, .len = len };
+    tr_kv_complete_t c = { .slot = slot, .len = len };
     tr_status_t rc = TR_OK;
     tr_kv_policy_t begun;
 
@@ -146,7 +146,7 @@ host_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     c.rule = begun.rule;
     tr_kv_host_plan_prompts(t, &kv->m, &c, 1, kv->work);
     trust(kv);
-    if (kv->m.result[0] != TR_CUDA_GRANTED) {
+    if (kv->m.result[0] != TR_KV_GRANTED) {
         return TR_AGAIN;
     }
     if (job->move && k != NULL
@@ -168,7 +168,7 @@ host_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 static tr_status_t
 host_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
 {
-    const tr_cuda_fork_t fork = { from, to, len };
+    const tr_kv_fork_t fork = { from, to, len };
     tr_status_t rc;
 
     assert(from != to && tr_kv_slot(kv, from)->tokens >= len);
@@ -176,8 +176,7 @@ host_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
     assert(tr_kv_slot(kv, to)->pages == 0);
     host_reserve_batch(kv, &to, &len, 1, &rc);
     if (rc == TR_OK) {
-        tr_kv_host_fork(&kv->config.stream, &kv->m,
-                        (tr_cuda_history_t){ NULL, 0 }, &fork, 1);
+        tr_kv_host_fork(&kv->config.stream, &kv->m, NULL, 0, &fork, 1);
         trust(kv);
     }
     return rc;
@@ -220,7 +219,7 @@ static void
 swap_heads(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 {
     const swap_t *job = arg;
-    const tr_cuda_manager_t *m = &job->kv->m;
+    const tr_kv_manager_t *m = &job->kv->m;
     uint32_t head, i, j, n;
 
     (void) worker;
@@ -243,7 +242,7 @@ swap_heads(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 
 /* Pages before each head of the slot. */
 static void
-swap_sum(const tr_cuda_manager_t *m, int32_t slot)
+swap_sum(const tr_kv_manager_t *m, int32_t slot)
 {
     uint32_t head, i, n, before = 0;
 
@@ -388,16 +387,16 @@ static tr_status_t
 make_manager(tr_kv_cache_t *kv, uint32_t pages, tr_error_t *err)
 {
     const tr_kv_config_t *c = &kv->config;
-    tr_cuda_manager_size_t size = { .slots = c->slots,
-                                    .pages = pages,
-                                    .max_len = c->max_len,
-                                    .max_prompts = 1 };
+    tr_kv_manager_size_t size = { .slots = c->slots,
+                                  .pages = pages,
+                                  .max_len = c->max_len,
+                                  .max_prompts = 1 };
     size_t manager = tr_kv_host_memory(&kv->view, &size), work, kernel = 0;
 
     if (manager == 0) {
         return tr_error_set(err, TR_ERR_INVALID, "max_num_seqs",
                             "no page manager for %u sequences: at most %u",
-                            c->slots, TR_CUDA_SLOTS_MAX);
+                            c->slots, TR_KV_SLOTS_MAX);
     }
     kv->m.size = size;
     work = tr_kv_host_prompt_work(&c->stream, &kv->m);

@@ -64,7 +64,7 @@ struct tr_kv_cache {
     /* Here: the manager.  On a device: a mirror of its slots and sequences, as
      * they will be when all that was asked is done; the rest of it is not
      * there. */
-    tr_cuda_manager_t m;
+    tr_kv_manager_t m;
     tr_kv_slot_policy_t *policy; /* [slots] */
     int32_t *free_slots;
     uint32_t n_free_slots;
@@ -76,12 +76,12 @@ struct tr_kv_cache {
      * workspaces, mapped: touched as far as they are used */
     uint8_t *pool, *memory;
     size_t pool_size, memory_size;
-    tr_cuda_ask_t *ask; /* [slots] */
+    tr_kv_ask_t *ask; /* [slots] */
     void *work, *kernel_work;
     int32_t *moved; /* [swap.n] pages of a slot that goes out or comes in */
 };
 
-static inline tr_cuda_slot_t *
+static inline tr_kv_slot_t *
 tr_kv_slot(const tr_kv_cache_t *kv, int32_t slot)
 {
     assert(slot >= 0 && (uint32_t) slot < kv->config.slots);
@@ -108,7 +108,7 @@ bool tr_kv_slots_memory(tr_kv_cache_t *kv);
 /* A slot of this policy, *open being what the manager is told; false: none is
  * free.  And back. */
 bool tr_kv_take_slot(tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
-                     tr_cuda_open_t *open);
+                     tr_kv_open_t *open);
 void tr_kv_drop_slot(tr_kv_cache_t *kv, int32_t slot);
 
 /* kv_usage.c */

@@ -47,7 +47,7 @@ tr_kv_slot_policy(const tr_kv_cache_t *kv, int32_t slot)
 bool
 tr_kv_uncompressed(const tr_kv_cache_t *kv, int32_t slot)
 {
-    const tr_cuda_slot_t *s = tr_kv_slot(kv, slot);
+    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
 
     return s->rule.n_levels != 0 && s->tokens > kv->m.seq[slot].base;
 }
@@ -55,7 +55,7 @@ tr_kv_uncompressed(const tr_kv_cache_t *kv, int32_t slot)
 uint64_t
 tr_kv_swapped_pages(const tr_kv_cache_t *kv, int32_t slot)
 {
-    const tr_cuda_slot_t *s = tr_kv_slot(kv, slot);
+    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
 
     return s->out ? s->pages : 0;
 }

@@ -138,7 +138,7 @@ void
 tr_kv_usage_of(const tr_kv_cache_t *kv, int32_t slot, const uint32_t *counts,
                const tr_page_plan_t *plan, tr_kv_usage_t *out)
 {
-    const tr_cuda_slot_t *s = tr_kv_slot(kv, slot);
+    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
     const tr_kv_seq_t *q = &kv->m.seq[slot];
     const tr_kv_policy_t *p = &kv->policy[slot].begun;
     uint32_t dense = s->tokens - q->base, each, head, l;

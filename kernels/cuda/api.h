@@ -15,7 +15,7 @@
 
 #include "cuda.h"
 #include "kernels/cuda/gemm/small_gemm.h"
-#include "kernels/kv_manager/manager.h"
+#include "kernels/cuda/kv/manager.h"
 #include "kernels/cuda/gemm/matmul.h"
 #include "kernels/cuda/layers/model.h"
 #include "kernels/cuda/attention/prompt.h"

@@ -33,12 +33,13 @@
 
 /* A launch. */
 typedef struct {
-    const tr_cuda_manager_t *m;
+    const tr_kv_manager_t *m;
     const void *in;
     uint32_t n;
     uint8_t *work;
     size_t work_size; /* of a thread */
-    tr_cuda_history_t history;
+    int32_t *history;
+    uint32_t history_len;
 } run_t;
 
 /* f on [0, n) in pieces of `grain`: by the thread pool when that is worth it. */
@@ -56,16 +57,16 @@ share(const tr_stream_t *s, bool worth, uint32_t n, uint32_t grain,
 /* ---- create ------------------------------------------------------------- */
 
 size_t
-tr_kv_host_memory(const tr_kv_view_t *shape, const tr_cuda_manager_size_t *size)
+tr_kv_host_memory(const tr_kv_view_t *shape, const tr_kv_manager_size_t *size)
 {
-    tr_cuda_manager_t m;
+    tr_kv_manager_t m;
 
     return manager_lay(shape, size, NULL, &m);
 }
 
 int
-tr_kv_host_create(const tr_kv_view_t *shape, const tr_cuda_manager_size_t *size,
-                  void *memory, tr_cuda_manager_t *out)
+tr_kv_host_create(const tr_kv_view_t *shape, const tr_kv_manager_size_t *size,
+                  void *memory, tr_kv_manager_t *out)
 {
     if (memory == NULL || (uintptr_t) memory % 256 != 0
         || manager_lay(shape, size, memory, out) == 0) {
@@ -78,8 +79,7 @@ tr_kv_host_create(const tr_kv_view_t *shape, const tr_cuda_manager_size_t *size,
 /* ---- slots -------------------------------------------------------------- */
 
 void
-tr_kv_host_open(const tr_cuda_manager_t *m, const tr_cuda_open_t *open,
-                uint32_t n)
+tr_kv_host_open(const tr_kv_manager_t *m, const tr_kv_open_t *open, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
         manager_open(m, &open[i]);
@@ -87,7 +87,7 @@ tr_kv_host_open(const tr_cuda_manager_t *m, const tr_cuda_open_t *open,
 }
 
 void
-tr_kv_host_prompt(const tr_cuda_manager_t *m, const tr_cuda_begin_t *begin,
+tr_kv_host_prompt(const tr_kv_manager_t *m, const tr_kv_begin_t *begin,
                   uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -107,7 +107,7 @@ recycle_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 }
 
 void
-tr_kv_host_close(const tr_stream_t *s, const tr_cuda_manager_t *m,
+tr_kv_host_close(const tr_stream_t *s, const tr_kv_manager_t *m,
                  const int32_t *slots, uint32_t n)
 {
     run_t r = { .m = m, .in = slots, .n = n };
@@ -123,7 +123,7 @@ tr_kv_host_close(const tr_stream_t *s, const tr_cuda_manager_t *m,
 }
 
 void
-tr_kv_host_tally(const tr_cuda_manager_t *m, uint32_t n)
+tr_kv_host_tally(const tr_kv_manager_t *m, uint32_t n)
 {
     manager_tally_t shared;
 
@@ -133,7 +133,7 @@ tr_kv_host_tally(const tr_cuda_manager_t *m, uint32_t n)
 }
 
 void
-tr_kv_host_give(const tr_cuda_manager_t *m, int32_t slot, const int32_t *pages,
+tr_kv_host_give(const tr_kv_manager_t *m, int32_t slot, const int32_t *pages,
                 uint32_t n)
 {
     manager_swap_t shared;
@@ -142,7 +142,7 @@ tr_kv_host_give(const tr_cuda_manager_t *m, int32_t slot, const int32_t *pages,
 }
 
 void
-tr_kv_host_take(const tr_cuda_manager_t *m, int32_t slot, int32_t *pages,
+tr_kv_host_take(const tr_kv_manager_t *m, int32_t slot, int32_t *pages,
                 uint32_t *n, uint32_t max)
 {
     manager_swap_t shared;
@@ -154,21 +154,25 @@ static void
 fork_heads(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 {
     const run_t *r = arg;
-    const tr_cuda_fork_t *fork = r->in;
+    const tr_kv_fork_t *fork = r->in;
 
     (void) worker;
     for (; first < end; first++) {
-        manager_fork(r->m, &r->history, &fork[first / r->m->heads],
-                     first % r->m->heads, 0, 1);
+        manager_fork(r->m, r->history, r->history_len,
+                     &fork[first / r->m->heads], first % r->m->heads, 0, 1);
     }
 }
 
 void
-tr_kv_host_fork(const tr_stream_t *s, const tr_cuda_manager_t *m,
-                tr_cuda_history_t history, const tr_cuda_fork_t *fork,
-                uint32_t n)
+tr_kv_host_fork(const tr_stream_t *s, const tr_kv_manager_t *m,
+                int32_t *history, uint32_t history_len,
+                const tr_kv_fork_t *fork, uint32_t n)
 {
-    run_t r = { .m = m, .in = fork, .n = n, .history = history };
+    run_t r = { .m = m,
+                .in = fork,
+                .n = n,
+                .history = history,
+                .history_len = history_len };
 
     share(s, true, n * m->heads, 1, fork_heads, &r);
 }
@@ -207,8 +211,8 @@ grant_chunks(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 }
 
 void
-tr_kv_host_step(const tr_stream_t *s, const tr_cuda_manager_t *m,
-                const tr_cuda_ask_t *ask, uint32_t n)
+tr_kv_host_step(const tr_stream_t *s, const tr_kv_manager_t *m,
+                const tr_kv_ask_t *ask, uint32_t n)
 {
     run_t r = { .m = m, .in = ask, .n = n };
     uint64_t heads = 0, pages = 0; /* to plan; of dense pages */
@@ -232,13 +236,13 @@ tr_kv_host_step(const tr_stream_t *s, const tr_cuda_manager_t *m,
 /* ---- prompts ------------------------------------------------------------ */
 
 static size_t
-work_of_thread(const tr_cuda_manager_t *m)
+work_of_thread(const tr_kv_manager_t *m)
 {
     return tr_pad((size_t) m->size.max_len * sizeof(uint64_t), 64);
 }
 
 size_t
-tr_kv_host_prompt_work(const tr_stream_t *s, const tr_cuda_manager_t *m)
+tr_kv_host_prompt_work(const tr_stream_t *s, const tr_kv_manager_t *m)
 {
     return work_of_thread(m) * (size_t) (s->threads > 0 ? s->threads : 1);
 }
@@ -281,8 +285,8 @@ install_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 }
 
 void
-tr_kv_host_plan_prompts(const tr_stream_t *s, const tr_cuda_manager_t *m,
-                        const tr_cuda_complete_t *complete, uint32_t n,
+tr_kv_host_plan_prompts(const tr_stream_t *s, const tr_kv_manager_t *m,
+                        const tr_kv_complete_t *complete, uint32_t n,
                         void *work)
 {
     run_t r = { .m = m,
@@ -303,7 +307,7 @@ tr_kv_host_plan_prompts(const tr_stream_t *s, const tr_cuda_manager_t *m,
 }
 
 void
-tr_kv_host_install_prompts(const tr_stream_t *s, const tr_cuda_manager_t *m,
+tr_kv_host_install_prompts(const tr_stream_t *s, const tr_kv_manager_t *m,
                            uint32_t n)
 {
     run_t r = { .m = m, .n = n };

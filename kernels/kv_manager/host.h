@@ -1,6 +1,6 @@
 /*
- * host.h: the page manager on the host.  The functions of cuda/manager.h by
- * other names: the same programs, on the threads of a stream, done on return.
+ * host.h: the page manager on the host: its programs on the threads of a stream,
+ * done on return.  What each does is said in manager.h.
  *
  * Memory is the caller's: tr_kv_host_memory bytes that are zero, 256-byte
  * aligned, of which only what is used is touched (but for the ring of pages).
@@ -18,38 +18,38 @@
 #endif
 
 size_t tr_kv_host_memory(const tr_kv_view_t *shape,
-                         const tr_cuda_manager_size_t *size);
+                         const tr_kv_manager_size_t *size);
 /* 0, or TR_KERNEL_BADARG as tr_cuda_manager_create says. */
 int tr_kv_host_create(const tr_kv_view_t *shape,
-                      const tr_cuda_manager_size_t *size, void *memory,
-                      tr_cuda_manager_t *out);
+                      const tr_kv_manager_size_t *size, void *memory,
+                      tr_kv_manager_t *out);
 
-void tr_kv_host_open(const tr_cuda_manager_t *m, const tr_cuda_open_t *open,
+void tr_kv_host_open(const tr_kv_manager_t *m, const tr_kv_open_t *open,
                      uint32_t n);
-void tr_kv_host_prompt(const tr_cuda_manager_t *m, const tr_cuda_begin_t *begin,
+void tr_kv_host_prompt(const tr_kv_manager_t *m, const tr_kv_begin_t *begin,
                        uint32_t n);
-void tr_kv_host_step(const tr_stream_t *s, const tr_cuda_manager_t *m,
-                     const tr_cuda_ask_t *ask, uint32_t n);
-void tr_kv_host_close(const tr_stream_t *s, const tr_cuda_manager_t *m,
+void tr_kv_host_step(const tr_stream_t *s, const tr_kv_manager_t *m,
+                     const tr_kv_ask_t *ask, uint32_t n);
+void tr_kv_host_close(const tr_stream_t *s, const tr_kv_manager_t *m,
                       const int32_t *slots, uint32_t n);
 
 /* work: tr_kv_host_prompt_work bytes, 64-byte aligned; touched as far as the
  * prompts are long. */
-size_t tr_kv_host_prompt_work(const tr_stream_t *s, const tr_cuda_manager_t *m);
-void tr_kv_host_plan_prompts(const tr_stream_t *s, const tr_cuda_manager_t *m,
-                             const tr_cuda_complete_t *complete, uint32_t n,
+size_t tr_kv_host_prompt_work(const tr_stream_t *s, const tr_kv_manager_t *m);
+void tr_kv_host_plan_prompts(const tr_stream_t *s, const tr_kv_manager_t *m,
+                             const tr_kv_complete_t *complete, uint32_t n,
                              void *work);
-void tr_kv_host_install_prompts(const tr_stream_t *s,
-                                const tr_cuda_manager_t *m, uint32_t n);
+void tr_kv_host_install_prompts(const tr_stream_t *s, const tr_kv_manager_t *m,
+                                uint32_t n);
 
-/* history: token NULL: there is none. */
-void tr_kv_host_fork(const tr_stream_t *s, const tr_cuda_manager_t *m,
-                     tr_cuda_history_t history, const tr_cuda_fork_t *fork,
-                     uint32_t n);
-void tr_kv_host_tally(const tr_cuda_manager_t *m, uint32_t n);
-void tr_kv_host_give(const tr_cuda_manager_t *m, int32_t slot,
+/* history: [slots][history_len] tokens of each slot, copied too, or NULL. */
+void tr_kv_host_fork(const tr_stream_t *s, const tr_kv_manager_t *m,
+                     int32_t *history, uint32_t history_len,
+                     const tr_kv_fork_t *fork, uint32_t n);
+void tr_kv_host_tally(const tr_kv_manager_t *m, uint32_t n);
+void tr_kv_host_give(const tr_kv_manager_t *m, int32_t slot,
                      const int32_t *pages, uint32_t n);
-void tr_kv_host_take(const tr_cuda_manager_t *m, int32_t slot, int32_t *pages,
+void tr_kv_host_take(const tr_kv_manager_t *m, int32_t slot, int32_t *pages,
                      uint32_t *n, uint32_t max);
 
 #endif

@@ -13,8 +13,8 @@
  * block of one goes on with the next, is said by the two drivers: manager.cu and
  * manager_host.c.
  */
-#ifndef TR_CUDA_MANAGER_CORE_H
-#define TR_CUDA_MANAGER_CORE_H
+#ifndef TR_KV_MANAGER_CORE_H
+#define TR_KV_MANAGER_CORE_H
 
 #include "manager.h"
 
@@ -92,7 +92,7 @@
         for (uint32_t i = tid_; i < (n); i += MANAGER_THREADS)
 
 /* A slot, beyond what kernels see of it. */
-typedef struct tr_cuda_slot {
+typedef struct tr_kv_slot {
     uint32_t tokens; /* positions that were reserved */
     uint32_t prompt; /* where the prompt ends */
     uint32_t dense_pages;
@@ -101,7 +101,7 @@ typedef struct tr_cuda_slot {
     bool dense; /* coming tokens are dense */
     bool out;   /* its pages are elsewhere */
     tr_kv_rule_t rule;
-} tr_cuda_slot_t;
+} tr_kv_slot_t;
 
 typedef enum {
     WISH_IDLE, /* no request */
@@ -113,7 +113,7 @@ typedef enum {
 } wish_kind_t;
 
 /* What one request of a launch wants; the same for all its heads. */
-typedef struct tr_cuda_wish {
+typedef struct tr_kv_wish {
     int32_t slot;
     wish_kind_t kind;
     uint32_t len;
@@ -132,12 +132,12 @@ typedef struct tr_cuda_wish {
 } manager_wish_t;
 
 /* What becomes of one head at the end of a prompt. */
-typedef struct tr_cuda_head_plan {
+typedef struct tr_kv_head_plan {
     uint32_t count[TR_KV_LISTS_MAX];
     tr_kv_victim_t victim[TR_KV_LISTS_MAX];
     uint32_t pages, old_pages;
     uint32_t before, old_before; /* those of the heads before it */
-} tr_cuda_head_plan_t;
+} tr_kv_head_plan_t;
 
 /* Tickets: of each kind of launch, and of each prompt. */
 enum { TICKET_STEP, TICKET_CLOSE, TICKET_PROMPTS, TICKET_INSTALL, TICKETS };
@@ -149,19 +149,19 @@ manager_ceil(uint32_t n, uint32_t by)
 }
 
 TR_HD size_t
-manager_head(const tr_cuda_manager_t *m, int32_t slot, uint32_t head)
+manager_head(const tr_kv_manager_t *m, int32_t slot, uint32_t head)
 {
     return (size_t) slot * m->heads + head;
 }
 
 TR_HD int32_t *
-manager_row(const tr_cuda_manager_t *m, int32_t slot, uint32_t head)
+manager_row(const tr_kv_manager_t *m, int32_t slot, uint32_t head)
 {
     return m->tables + manager_head(m, slot, head) * m->view.table_len;
 }
 
 TR_HD uint32_t *
-manager_counts(const tr_cuda_manager_t *m, int32_t slot, uint32_t head)
+manager_counts(const tr_kv_manager_t *m, int32_t slot, uint32_t head)
 {
     return m->count + manager_head(m, slot, head) * TR_KV_LISTS_MAX;
 }
@@ -179,13 +179,13 @@ manager_take_area(uint8_t *base, size_t *at, size_t bytes)
 
 /* Fills m but for its arrays; false: refused. */
 static inline bool
-manager_shape(const tr_kv_view_t *shape, const tr_cuda_manager_size_t *size,
-              tr_cuda_manager_t *m)
+manager_shape(const tr_kv_view_t *shape, const tr_kv_manager_size_t *size,
+              tr_kv_manager_t *m)
 {
     uint64_t heads = (uint64_t) shape->layers * shape->lists;
 
-    if (heads == 0 || heads > UINT32_MAX / TR_CUDA_SLOTS_MAX || size->slots == 0
-        || size->slots > TR_CUDA_SLOTS_MAX || size->pages == 0
+    if (heads == 0 || heads > UINT32_MAX / TR_KV_SLOTS_MAX || size->slots == 0
+        || size->slots > TR_KV_SLOTS_MAX || size->pages == 0
         || size->pages >= 1u << 30 || size->max_len == 0
         || size->max_prompts == 0 || size->max_prompts > size->slots
         || shape->n_layouts == 0 || shape->n_layouts > TR_KV_LAYOUTS_MAX
@@ -212,8 +212,8 @@ manager_shape(const tr_kv_view_t *shape, const tr_cuda_manager_size_t *size,
 
 /* Fills m for this memory (NULL: none yet); returns its bytes, 0: refused. */
 static inline size_t
-manager_lay(const tr_kv_view_t *shape, const tr_cuda_manager_size_t *size,
-            void *memory, tr_cuda_manager_t *m)
+manager_lay(const tr_kv_view_t *shape, const tr_kv_manager_size_t *size,
+            void *memory, tr_kv_manager_t *m)
 {
     uint8_t *base = (uint8_t *) memory;
     size_t at = 0, heads, rows;
@@ -225,11 +225,11 @@ manager_lay(const tr_kv_view_t *shape, const tr_cuda_manager_size_t *size,
     rows = heads * size->slots;
 #define TAKE(field, type, n) \
     m->field = (type *) manager_take_area(base, &at, (n) * sizeof(type))
-    TAKE(report, tr_cuda_report_t, 1);
+    TAKE(report, tr_kv_report_t, 1);
     TAKE(result, uint8_t, size->slots);
-    TAKE(tally, tr_cuda_tally_t, size->slots);
+    TAKE(tally, tr_kv_tally_t, size->slots);
     TAKE(ticket, uint32_t, TICKETS + size->max_prompts);
-    TAKE(slot, tr_cuda_slot_t, size->slots);
+    TAKE(slot, tr_kv_slot_t, size->slots);
     TAKE(seq, tr_kv_seq_t, size->slots);
     TAKE(seq_slot, int32_t, size->slots);
     TAKE(position, uint32_t, size->slots);
@@ -245,8 +245,8 @@ manager_lay(const tr_kv_view_t *shape, const tr_cuda_manager_size_t *size,
     TAKE(part, uint32_t, (size_t) size->slots * m->chunks);
     TAKE(before, uint32_t, rows);
     TAKE(compress, tr_kv_compress_t, size->max_prompts);
-    TAKE(job, tr_cuda_job_t, size->max_prompts);
-    TAKE(head, tr_cuda_head_plan_t, heads * size->max_prompts);
+    TAKE(job, tr_kv_job_t, size->max_prompts);
+    TAKE(head, tr_kv_head_plan_t, heads * size->max_prompts);
     TAKE(to_tables, int32_t, heads * size->max_prompts * shape->table_len);
     TAKE(dest, int8_t, heads * size->max_prompts * m->dest_len);
 #undef TAKE
@@ -260,7 +260,7 @@ manager_lay(const tr_kv_view_t *shape, const tr_cuda_manager_size_t *size,
 
 /* Thread t of n: pages and slots as they are before the first slot is opened. */
 TR_HD void
-manager_reset_pages(const tr_cuda_manager_t *m, size_t t, size_t n)
+manager_reset_pages(const tr_kv_manager_t *m, size_t t, size_t n)
 {
     uint32_t i;
 
@@ -283,7 +283,7 @@ manager_reset_pages(const tr_cuda_manager_t *m, size_t t, size_t n)
 
 /* And their tables. */
 TR_HD void
-manager_reset(const tr_cuda_manager_t *m, size_t t, size_t n)
+manager_reset(const tr_kv_manager_t *m, size_t t, size_t n)
 {
     size_t tables = (size_t) m->size.slots * m->heads * m->view.table_len;
 
@@ -295,7 +295,7 @@ manager_reset(const tr_cuda_manager_t *m, size_t t, size_t n)
 
 /* Of a token of a list's page. */
 TR_HD uint32_t
-manager_position(const tr_cuda_manager_t *m, const tr_cuda_place_t *place,
+manager_position(const tr_kv_manager_t *m, const tr_kv_segments_t *place,
                  int32_t page, uint32_t token)
 {
     return tr_kv_position_load(tr_kv_page_at(&m->view, page) + place->position
@@ -306,7 +306,7 @@ manager_position(const tr_cuda_manager_t *m, const tr_cuda_place_t *place,
 /* ---- the free ring ------------------------------------------------------ */
 
 TR_HD void
-manager_fetch(const tr_cuda_manager_t *m, uint64_t at, int32_t slot,
+manager_fetch(const tr_kv_manager_t *m, uint64_t at, int32_t slot,
               int32_t *entry)
 {
     int32_t page = m->ring[at % m->size.pages];
@@ -321,7 +321,7 @@ manager_fetch(const tr_cuda_manager_t *m, uint64_t at, int32_t slot,
 }
 
 TR_HD void
-manager_store(const tr_cuda_manager_t *m, uint64_t at, int32_t slot,
+manager_store(const tr_kv_manager_t *m, uint64_t at, int32_t slot,
               int32_t *entry)
 {
     int32_t page = *entry;
@@ -350,15 +350,14 @@ typedef struct {
 #define MANAGER_RUNS (2 + TR_KV_LISTS_MAX)
 
 TR_HD uint32_t
-manager_window_pages(const tr_cuda_manager_t *m, const tr_kv_seq_t *q,
-                     uint32_t n)
+manager_window_pages(const tr_kv_manager_t *m, const tr_kv_seq_t *q, uint32_t n)
 {
     return manager_ceil(n < q->window ? n : q->window,
                         m->place[q->window_layout].tokens);
 }
 
 TR_HD uint32_t
-manager_runs(const tr_cuda_manager_t *m, const tr_kv_seq_t *q,
+manager_runs(const tr_kv_manager_t *m, const tr_kv_seq_t *q,
              const uint32_t *count, uint32_t dense_pages,
              manager_run_t out[MANAGER_RUNS])
 {

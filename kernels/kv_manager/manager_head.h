@@ -2,17 +2,17 @@
  * manager_head.h: what one request wants of a step, and what one head of it
  * decides (Algorithm 1 of DiffKV), reading what the last step left.
  */
-#ifndef TR_CUDA_MANAGER_HEAD_H
-#define TR_CUDA_MANAGER_HEAD_H
+#ifndef TR_KV_MANAGER_HEAD_H
+#define TR_KV_MANAGER_HEAD_H
 
 #include "manager_core.h"
 
 /* ---- what a request wants ----------------------------------------------- */
 
 TR_HD void
-manager_wish_dense(const tr_cuda_manager_t *m, manager_wish_t *w)
+manager_wish_dense(const tr_kv_manager_t *m, manager_wish_t *w)
 {
-    const tr_cuda_slot_t *s = &m->slot[w->slot];
+    const tr_kv_slot_t *s = &m->slot[w->slot];
     uint32_t want = manager_ceil(w->len - m->seq[w->slot].base,
                                  m->place[0].tokens);
     uint64_t pages;
@@ -29,10 +29,10 @@ manager_wish_dense(const tr_cuda_manager_t *m, manager_wish_t *w)
 
 /* Who leaves, and where its score is. */
 TR_HD void
-manager_wish_step(const tr_cuda_manager_t *m, manager_wish_t *w)
+manager_wish_step(const tr_kv_manager_t *m, manager_wish_t *w)
 {
     const tr_kv_seq_t *q = &m->seq[w->slot];
-    const tr_cuda_place_t *place = &m->place[q->window_layout];
+    const tr_kv_segments_t *place = &m->place[q->window_layout];
     uint32_t n = q->base, at;
 
     w->kind = WISH_STEP;
@@ -57,10 +57,10 @@ manager_wish_step(const tr_cuda_manager_t *m, manager_wish_t *w)
 
 /* pages: not yet those of a step's heads. */
 TR_HD void
-manager_wish(const tr_cuda_manager_t *m, const tr_cuda_ask_t *ask,
+manager_wish(const tr_kv_manager_t *m, const tr_kv_ask_t *ask,
              manager_wish_t *w)
 {
-    const tr_cuda_slot_t *s;
+    const tr_kv_slot_t *s;
 
     memset(w, 0, sizeof(*w));
     w->slot = ask->slot;
@@ -75,13 +75,13 @@ manager_wish(const tr_cuda_manager_t *m, const tr_cuda_ask_t *ask,
     }
     s = &m->slot[ask->slot];
     w->kind = WISH_NOTHING;
-    w->len = ask->len == TR_CUDA_NEXT ? s->tokens + 1 : ask->len;
+    w->len = ask->len == TR_KV_NEXT ? s->tokens + 1 : ask->len;
     w->n = s->tokens;
     if (w->len <= s->tokens) {
         return;
     }
     if (w->len > m->size.max_len
-        || (ask->from != TR_CUDA_ANY && ask->from != s->tokens)
+        || (ask->from != TR_KV_ANY && ask->from != s->tokens)
         || (!s->dense && w->len != s->tokens + 1)) {
         w->pages = MANAGER_NEVER;
     } else if (s->dense) {
@@ -103,7 +103,7 @@ typedef struct {
 } manager_half_t;
 
 TR_HD float
-manager_float(const tr_cuda_manager_t *m, int32_t page, uint32_t offset)
+manager_float(const tr_kv_manager_t *m, int32_t page, uint32_t offset)
 {
     return *(const float *) (const void *) (tr_kv_page_at(&m->view, page)
                                             + offset);
@@ -112,8 +112,8 @@ manager_float(const tr_cuda_manager_t *m, int32_t page, uint32_t offset)
 /* Where the leaving token goes, and who is the least significant of that list:
  * it, or one that is already there, which manager_look reads. */
 TR_HD void
-manager_leave(const tr_cuda_manager_t *m, const manager_wish_t *w,
-              uint32_t head, manager_half_t *h)
+manager_leave(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t head,
+              manager_half_t *h)
 {
     const tr_kv_seq_t *q = &m->seq[w->slot];
     const int32_t *row = manager_row(m, w->slot, head);
@@ -150,11 +150,11 @@ manager_leave(const tr_cuda_manager_t *m, const manager_wish_t *w,
 
 /* What manager_look reads comes from memory. */
 TR_HD void
-manager_look_ahead(const tr_cuda_manager_t *m, const manager_wish_t *w,
+manager_look_ahead(const tr_kv_manager_t *m, const manager_wish_t *w,
                    uint32_t head, const manager_half_t *h)
 {
     if (h->look) {
-        const tr_cuda_place_t
+        const tr_kv_segments_t
             *place = &m->place[m->seq[w->slot].list_layout[h->to]];
         const uint8_t *page = tr_kv_page_at(&m->view,
                                             manager_row(m, w->slot,
@@ -168,11 +168,11 @@ manager_look_ahead(const tr_cuda_manager_t *m, const manager_wish_t *w,
 
 /* The list's victim in place of the leaving token's mark. */
 TR_HD void
-manager_look(const tr_cuda_manager_t *m, const manager_wish_t *w, uint32_t head,
+manager_look(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t head,
              manager_half_t *h)
 {
     if (h->look) {
-        const tr_cuda_place_t
+        const tr_kv_segments_t
             *place = &m->place[m->seq[w->slot].list_layout[h->to]];
         int32_t page = manager_row(m, w->slot, head)[h->entry];
         uint32_t at = h->index % place->tokens;
@@ -199,7 +199,7 @@ manager_apply(const tr_kv_move_t *move, uint32_t *count)
 
 /* The head's move; returns the list that needs a page, or TR_KV_NOWHERE. */
 TR_HD int8_t
-manager_move(const tr_cuda_manager_t *m, const manager_wish_t *w,
+manager_move(const tr_kv_manager_t *m, const manager_wish_t *w,
              const uint32_t *count, const manager_half_t *h, tr_kv_move_t *move)
 {
     const tr_kv_seq_t *q = &m->seq[w->slot];

@@ -4,8 +4,8 @@
  * tr_kv_compress_t with their scores, and the cut between the best and the
  * others.
  */
-#ifndef TR_CUDA_MANAGER_MARKS_H
-#define TR_CUDA_MANAGER_MARKS_H
+#ifndef TR_KV_MANAGER_MARKS_H
+#define TR_KV_MANAGER_MARKS_H
 
 #include "manager_core.h"
 
@@ -13,7 +13,7 @@
 
 /* Does any level that tokens go to have scores? */
 TR_HD bool
-manager_keeps_scores(const tr_cuda_manager_t *m, const tr_kv_seq_t *q)
+manager_keeps_scores(const tr_kv_manager_t *m, const tr_kv_seq_t *q)
 {
     for (uint32_t l = 0; l < q->n_lists; l++) {
         if (m->place[q->list_layout[l]].score != 0) {
@@ -26,7 +26,7 @@ manager_keeps_scores(const tr_cuda_manager_t *m, const tr_kv_seq_t *q)
 /* Where tokens leave the window in groups, what is outside of it is whole
  * groups. */
 TR_HD void
-manager_target(const tr_cuda_manager_t *m, tr_cuda_job_t *j)
+manager_target(const tr_kv_manager_t *m, tr_kv_job_t *j)
 {
     const tr_kv_rule_t *r = &j->rule;
     uint32_t from;
@@ -48,7 +48,7 @@ manager_target(const tr_cuda_manager_t *m, tr_cuda_job_t *j)
 
 /* The window's part of a row was made for the policies at create. */
 TR_HD bool
-manager_window_fits(const tr_cuda_manager_t *m, const tr_cuda_job_t *j)
+manager_window_fits(const tr_kv_manager_t *m, const tr_kv_job_t *j)
 {
     return j->rule.window == 0
            || manager_window_pages(m, &j->to, m->size.max_len)
@@ -58,10 +58,9 @@ manager_window_fits(const tr_cuda_manager_t *m, const tr_cuda_job_t *j)
 /* The job of a request; granted: it is one that can be, move: there is
  * something to move. */
 TR_HD void
-manager_job(const tr_cuda_manager_t *m, const tr_cuda_complete_t *c,
-            tr_cuda_job_t *j)
+manager_job(const tr_kv_manager_t *m, const tr_kv_complete_t *c, tr_kv_job_t *j)
 {
-    const tr_cuda_slot_t *s;
+    const tr_kv_slot_t *s;
     uint32_t recent;
 
     memset(j, 0, sizeof(*j));
@@ -99,7 +98,7 @@ manager_job(const tr_cuda_manager_t *m, const tr_cuda_complete_t *c,
 
 /* Those outside the new window: the first `n` of the head's order. */
 typedef struct {
-    tr_cuda_job_t job;
+    tr_kv_job_t job;
     uint32_t count[TR_KV_LISTS_MAX]; /* listed now */
     uint32_t listed;
     uint32_t windowed; /* leave the window */
@@ -123,25 +122,25 @@ typedef struct {
 } manager_prompt_t;
 
 TR_HD uint32_t
-manager_word(const tr_cuda_manager_t *m, int32_t page, uint32_t offset)
+manager_word(const tr_kv_manager_t *m, int32_t page, uint32_t offset)
 {
     return *(const uint32_t *) (const void *) (tr_kv_page_at(&m->view, page)
                                                + offset);
 }
 
 TR_HD float
-manager_real(const tr_cuda_manager_t *m, int32_t page, uint32_t offset)
+manager_real(const tr_kv_manager_t *m, int32_t page, uint32_t offset)
 {
     return tr_float_from_bits(manager_word(m, page, offset));
 }
 
 /* Token i of list l. */
 TR_HD void
-manager_mark_listed(const tr_cuda_manager_t *m, const manager_prompt_t *s,
+manager_mark_listed(const tr_kv_manager_t *m, const manager_prompt_t *s,
                     const int32_t *row, uint32_t l, uint32_t i,
                     tr_kv_mark_t *mark)
 {
-    const tr_cuda_place_t *place = &m->place[s->job.from.list_layout[l]];
+    const tr_kv_segments_t *place = &m->place[s->job.from.list_layout[l]];
     uint32_t at = i % place->tokens;
     int32_t page = row[tr_kv_list_entry(&m->view, l, i / place->tokens)];
 
@@ -155,11 +154,11 @@ manager_mark_listed(const tr_cuda_manager_t *m, const manager_prompt_t *s,
 }
 
 TR_HD void
-manager_mark_dense(const tr_cuda_manager_t *m, const manager_prompt_t *s,
+manager_mark_dense(const tr_kv_manager_t *m, const manager_prompt_t *s,
                    const int32_t *row, uint32_t i, tr_kv_mark_t *mark)
 {
-    const tr_cuda_place_t *place = &m->place[0];
-    const tr_cuda_job_t *j = &s->job;
+    const tr_kv_segments_t *place = &m->place[0];
+    const tr_kv_job_t *j = &s->job;
     bool scored = place->score != 0 && j->from.scored;
     uint32_t at = i % place->tokens * 4;
     float recent;
@@ -180,10 +179,10 @@ manager_mark_dense(const tr_cuda_manager_t *m, const manager_prompt_t *s,
 
 /* Token i of the head; returns the list that holds it, or TR_KV_NOWHERE. */
 TR_HD int
-manager_mark(const tr_cuda_manager_t *m, const manager_prompt_t *s,
-             uint32_t head, uint32_t i, tr_kv_mark_t *mark)
+manager_mark(const tr_kv_manager_t *m, const manager_prompt_t *s, uint32_t head,
+             uint32_t i, tr_kv_mark_t *mark)
 {
-    const tr_cuda_job_t *j = &s->job;
+    const tr_kv_job_t *j = &s->job;
     const int32_t *row = manager_row(m, j->slot, head);
 
     mark->layer = head / m->view.lists;
@@ -200,7 +199,7 @@ manager_mark(const tr_cuda_manager_t *m, const manager_prompt_t *s,
     }
     i -= s->listed;
     if (i < s->windowed) {
-        const tr_cuda_place_t *place = &m->place[j->from.window_layout];
+        const tr_kv_segments_t *place = &m->place[j->from.window_layout];
         uint32_t at = (j->from.window_from + i) % j->from.window;
 
         mark->position = j->from.window_from + i;
@@ -217,10 +216,10 @@ manager_mark(const tr_cuda_manager_t *m, const manager_prompt_t *s,
 
 /* What the last queries gave to token i; negative when nobody counted it. */
 TR_HD float
-manager_recent(const tr_cuda_manager_t *m, const manager_prompt_t *s,
+manager_recent(const tr_kv_manager_t *m, const manager_prompt_t *s,
                uint32_t head, uint32_t i)
 {
-    const tr_cuda_place_t *place = &m->place[0];
+    const tr_kv_segments_t *place = &m->place[0];
     uint32_t before = s->listed + s->windowed;
 
     if (i < before) {
@@ -236,8 +235,8 @@ manager_recent(const tr_cuda_manager_t *m, const manager_prompt_t *s,
 
 /* Token i's rank among those of its head. */
 TR_HD uint64_t
-manager_key(const tr_cuda_manager_t *m, const manager_prompt_t *s,
-            uint32_t head, uint32_t i, const tr_kv_mark_t *mark, int from)
+manager_key(const tr_kv_manager_t *m, const manager_prompt_t *s, uint32_t head,
+            uint32_t i, const tr_kv_mark_t *mark, int from)
 {
     const tr_kv_rule_t *r = &s->job.rule;
     uint32_t reach = r->pool / 2, first = i > reach ? i - reach : 0;
@@ -266,7 +265,7 @@ manager_key(const tr_cuda_manager_t *m, const manager_prompt_t *s,
 /* The same for one whose mark is not at hand.  A device forms it anew whenever
  * it is wanted; the host once (manager_keys). */
 TR_HD uint64_t
-manager_key_of(const tr_cuda_manager_t *m, const manager_prompt_t *s,
+manager_key_of(const tr_kv_manager_t *m, const manager_prompt_t *s,
                uint32_t head, uint32_t i)
 {
 #ifdef MANAGER_KEEPS_KEYS
@@ -283,7 +282,7 @@ manager_key_of(const tr_cuda_manager_t *m, const manager_prompt_t *s,
 
 /* The keys of all tokens, where they are kept. */
 TR_HD void
-manager_keys(const tr_cuda_manager_t *m, uint32_t head, manager_prompt_t *s)
+manager_keys(const tr_kv_manager_t *m, uint32_t head, manager_prompt_t *s)
 {
 #ifdef MANAGER_KEEPS_KEYS
     EACH (i, s->n) {
@@ -302,7 +301,7 @@ manager_keys(const tr_cuda_manager_t *m, uint32_t head, manager_prompt_t *s)
 /* cut[l]: the smallest key among the rank[l] best (tr_kv_rank_cut), by radix
  * selection from the highest digit down. */
 TR_HD void
-manager_cut(const tr_cuda_manager_t *m, uint32_t head, uint32_t l,
+manager_cut(const tr_kv_manager_t *m, uint32_t head, uint32_t l,
             manager_prompt_t *s)
 {
     EACH (j, 1) {

@@ -15,8 +15,8 @@
  * that stay in the window are the last of them, so that the others, which a rule
  * decides about, are a prefix.
  */
-#ifndef TR_CUDA_MANAGER_PROMPT_H
-#define TR_CUDA_MANAGER_PROMPT_H
+#ifndef TR_KV_MANAGER_PROMPT_H
+#define TR_KV_MANAGER_PROMPT_H
 
 #include "manager_marks.h"
 #include "manager_slot.h"
@@ -24,10 +24,10 @@
 /* ---- classify ----------------------------------------------------------- */
 
 TR_HD void
-manager_prompt_head(const tr_cuda_manager_t *m, uint32_t head,
+manager_prompt_head(const tr_kv_manager_t *m, uint32_t head,
                     manager_prompt_t *s)
 {
-    const tr_cuda_job_t *j = &s->job;
+    const tr_kv_job_t *j = &s->job;
     uint32_t window = j->to.window_from, base = j->from.base;
     uint32_t end = window < base ? window : base;
 
@@ -71,10 +71,10 @@ manager_merge(manager_prompt_t *s, uint32_t l, uint32_t a, uint32_t b)
 
 /* One thread's tokens: their dest, and its own sums. */
 TR_HD void
-manager_classify_some(const tr_cuda_manager_t *m, uint32_t head, int8_t *dest,
+manager_classify_some(const tr_kv_manager_t *m, uint32_t head, int8_t *dest,
                       uint32_t tid, manager_prompt_t *s)
 {
-    const tr_cuda_job_t *j = &s->job;
+    const tr_kv_job_t *j = &s->job;
     float t[TR_KV_LISTS_MAX];
     uint32_t end = s->n + j->len - j->to.window_from;
 
@@ -123,10 +123,10 @@ manager_classify_some(const tr_cuda_manager_t *m, uint32_t head, int8_t *dest,
 
 /* Thread 0: the head's plan. */
 TR_HD void
-manager_plan_lists(const tr_cuda_manager_t *m, uint32_t head,
-                   const manager_prompt_t *s, tr_cuda_head_plan_t *h)
+manager_plan_lists(const tr_kv_manager_t *m, uint32_t head,
+                   const manager_prompt_t *s, tr_kv_head_plan_t *h)
 {
-    const tr_cuda_job_t *j = &s->job;
+    const tr_kv_job_t *j = &s->job;
     manager_run_t run[MANAGER_RUNS];
     uint32_t n, l;
 
@@ -155,7 +155,7 @@ manager_plan_lists(const tr_cuda_manager_t *m, uint32_t head,
 
 /* Block (request i, head). */
 TR_HD void
-manager_classify(const tr_cuda_manager_t *m, const tr_cuda_complete_t *c,
+manager_classify(const tr_kv_manager_t *m, const tr_kv_complete_t *c,
                  uint32_t i, uint32_t head, manager_prompt_t *s)
 {
     int8_t *dest = m->dest + ((size_t) i * m->heads + head) * m->dest_len;
@@ -223,9 +223,9 @@ typedef struct {
 
 /* Block (request i). */
 TR_HD void
-manager_total_job(const tr_cuda_manager_t *m, uint32_t i, manager_total_t *s)
+manager_total_job(const tr_kv_manager_t *m, uint32_t i, manager_total_t *s)
 {
-    tr_cuda_head_plan_t *head = m->head + (size_t) i * m->heads;
+    tr_kv_head_plan_t *head = m->head + (size_t) i * m->heads;
     uint32_t each = manager_ceil(m->heads, MANAGER_THREADS);
 
     if (!m->job[i].move) {
@@ -268,9 +268,9 @@ manager_total_job(const tr_cuda_manager_t *m, uint32_t i, manager_total_t *s)
 
 /* What the kernel that moves the tokens is told. */
 TR_HD void
-manager_compress(const tr_cuda_manager_t *m, uint32_t i, tr_kv_compress_t *c)
+manager_compress(const tr_kv_manager_t *m, uint32_t i, tr_kv_compress_t *c)
 {
-    const tr_cuda_job_t *j = &m->job[i];
+    const tr_kv_job_t *j = &m->job[i];
     size_t head = (size_t) i * m->heads;
 
     c->slot = -1;
@@ -284,24 +284,24 @@ manager_compress(const tr_cuda_manager_t *m, uint32_t i, tr_kv_compress_t *c)
 
 /* One after the other. */
 TR_HD void
-manager_admit(const tr_cuda_manager_t *m, uint32_t n)
+manager_admit(const tr_kv_manager_t *m, uint32_t n)
 {
     EACH (k, 1) {
         uint64_t start = m->report->start;
         uint32_t left = (uint32_t) (m->report->end - start), given = 0;
 
         for (uint32_t i = 0; i < n; i++) {
-            tr_cuda_job_t *j = &m->job[i];
+            tr_kv_job_t *j = &m->job[i];
             tr_kv_compress_t *c = &m->compress[i];
 
             manager_compress(m, i, c);
-            m->result[i] = j->granted ? TR_CUDA_GRANTED : TR_CUDA_REFUSED;
+            m->result[i] = j->granted ? TR_KV_GRANTED : TR_KV_REFUSED;
             m->report->n_refused += !j->granted;
             if (!j->move) {
                 continue;
             }
             if (j->pages > left) {
-                m->result[i] = TR_CUDA_STALLED;
+                m->result[i] = TR_KV_STALLED;
                 j->granted = j->move = false;
                 c->slot = j->slot = -1;
                 continue;
@@ -321,16 +321,15 @@ manager_admit(const tr_cuda_manager_t *m, uint32_t n)
 
 /* Block (request i, heads from warps * block on). */
 TR_HD void
-manager_fill(const tr_cuda_manager_t *m, uint32_t i, uint32_t block)
+manager_fill(const tr_kv_manager_t *m, uint32_t i, uint32_t block)
 {
-    const tr_cuda_job_t *j = &m->job[i];
+    const tr_kv_job_t *j = &m->job[i];
 
     EACH_THREAD (tid) {
         uint32_t head = block * MANAGER_WARPS + tid / MANAGER_WARP;
 
         if (head < m->heads && j->move) {
-            const tr_cuda_head_plan_t *h = m->head + (size_t) i * m->heads
-                                           + head;
+            const tr_kv_head_plan_t *h = m->head + (size_t) i * m->heads + head;
             int32_t *row = m->to_tables
                            + ((size_t) i * m->heads + head) * m->view.table_len;
             manager_run_t run[MANAGER_RUNS];
@@ -364,11 +363,11 @@ manager_count_runs(const manager_run_t *run, uint32_t n, uint32_t lane,
 
 /* A warp's head: the new table in place of the old one. */
 TR_HD void
-manager_install_head(const tr_cuda_manager_t *m, uint32_t i, uint32_t head,
+manager_install_head(const tr_kv_manager_t *m, uint32_t i, uint32_t head,
                      uint32_t lane, manager_install_t *s)
 {
-    const tr_cuda_job_t *j = &m->job[i];
-    const tr_cuda_head_plan_t *h = m->head + (size_t) i * m->heads + head;
+    const tr_kv_job_t *j = &m->job[i];
+    const tr_kv_head_plan_t *h = m->head + (size_t) i * m->heads + head;
     const int32_t *source = m->to_tables
                             + ((size_t) i * m->heads + head)
                                   * m->view.table_len;
@@ -393,10 +392,10 @@ manager_install_head(const tr_cuda_manager_t *m, uint32_t i, uint32_t head,
 
 /* Block (request i, heads from warps * block on). */
 TR_HD void
-manager_install(const tr_cuda_manager_t *m, uint32_t i, uint32_t block,
+manager_install(const tr_kv_manager_t *m, uint32_t i, uint32_t block,
                 manager_install_t *s)
 {
-    const tr_cuda_job_t *j = &m->job[i];
+    const tr_kv_job_t *j = &m->job[i];
 
     EACH (l, TR_KV_LAYOUTS_MAX) {
         s->pages[l] = 0;
@@ -433,9 +432,9 @@ manager_install(const tr_cuda_manager_t *m, uint32_t i, uint32_t block,
 
 /* The slot of a prompt that was compressed. */
 TR_HD void
-manager_become(const tr_cuda_manager_t *m, const tr_cuda_job_t *j)
+manager_become(const tr_kv_manager_t *m, const tr_kv_job_t *j)
 {
-    tr_cuda_slot_t *s = &m->slot[j->slot];
+    tr_kv_slot_t *s = &m->slot[j->slot];
 
     m->seq[j->slot] = j->to;
     s->rule = j->rule;
@@ -447,10 +446,10 @@ manager_become(const tr_cuda_manager_t *m, const tr_cuda_job_t *j)
 
 /* The last block of install. */
 TR_HD void
-manager_settle_prompts(const tr_cuda_manager_t *m, uint32_t n)
+manager_settle_prompts(const tr_kv_manager_t *m, uint32_t n)
 {
     EACH (i, n) {
-        const tr_cuda_job_t *j = &m->job[i];
+        const tr_kv_job_t *j = &m->job[i];
 
         if (j->slot >= 0 && j->from.n_lists != 0) {
             if (j->move) {

@@ -9,8 +9,8 @@
  *   recycle block (request, some heads, a warp each): the pages come back
  *   give, take  one block: the pages of a slot that goes out or comes in
  */
-#ifndef TR_CUDA_MANAGER_SLOT_H
-#define TR_CUDA_MANAGER_SLOT_H
+#ifndef TR_KV_MANAGER_SLOT_H
+#define TR_KV_MANAGER_SLOT_H
 
 #include "manager_core.h"
 
@@ -23,9 +23,9 @@ manager_infinity(void)
 }
 
 TR_HD void
-manager_open_slot(const tr_cuda_manager_t *m, const tr_cuda_open_t *open)
+manager_open_slot(const tr_kv_manager_t *m, const tr_kv_open_t *open)
 {
-    tr_cuda_slot_t *s = &m->slot[open->slot];
+    tr_kv_slot_t *s = &m->slot[open->slot];
 
     memset(s, 0, sizeof(*s));
     s->open = s->dense = true;
@@ -34,7 +34,7 @@ manager_open_slot(const tr_cuda_manager_t *m, const tr_cuda_open_t *open)
 }
 
 TR_HD void
-manager_open(const tr_cuda_manager_t *m, const tr_cuda_open_t *open)
+manager_open(const tr_kv_manager_t *m, const tr_kv_open_t *open)
 {
     int32_t slot = open->slot;
     bool good = slot >= 0 && (uint32_t) slot < m->size.slots
@@ -59,10 +59,10 @@ manager_open(const tr_cuda_manager_t *m, const tr_cuda_open_t *open)
 }
 
 TR_HD void
-manager_begin(const tr_cuda_manager_t *m, const tr_cuda_begin_t *begin)
+manager_begin(const tr_kv_manager_t *m, const tr_kv_begin_t *begin)
 {
     int32_t slot = begin->slot;
-    tr_cuda_slot_t *s = &m->slot[slot];
+    tr_kv_slot_t *s = &m->slot[slot];
     tr_kv_seq_t *q = &m->seq[slot];
     uint32_t last;
 
@@ -92,7 +92,7 @@ typedef struct {
 
 /* Block (request i). */
 TR_HD void
-manager_release(const tr_cuda_manager_t *m, const int32_t *slots, uint32_t i,
+manager_release(const tr_kv_manager_t *m, const int32_t *slots, uint32_t i,
                 manager_release_t *s)
 {
     uint32_t each = manager_ceil(m->heads, MANAGER_THREADS);
@@ -165,7 +165,7 @@ manager_release(const tr_cuda_manager_t *m, const int32_t *slots, uint32_t i,
 
 /* The last block of release. */
 TR_HD void
-manager_ends(const tr_cuda_manager_t *m, uint32_t n)
+manager_ends(const tr_kv_manager_t *m, uint32_t n)
 {
     EACH (j, 1) {
         for (uint32_t i = 0; i < n; i++) {
@@ -181,7 +181,7 @@ manager_ends(const tr_cuda_manager_t *m, uint32_t n)
 
 /* Gives back the pages of a head's runs, lane by lane. */
 TR_HD void
-manager_give_back(const tr_cuda_manager_t *m, int32_t slot, uint32_t head,
+manager_give_back(const tr_kv_manager_t *m, int32_t slot, uint32_t head,
                   const manager_run_t *run, uint32_t n, uint64_t at,
                   uint32_t lane)
 {
@@ -197,7 +197,7 @@ manager_give_back(const tr_cuda_manager_t *m, int32_t slot, uint32_t head,
 
 /* Block (request i, heads from warps * block on). */
 TR_HD void
-manager_recycle(const tr_cuda_manager_t *m, uint32_t i, uint32_t block)
+manager_recycle(const tr_kv_manager_t *m, uint32_t i, uint32_t block)
 {
     const manager_wish_t *w = &m->wish[i];
 
@@ -233,7 +233,7 @@ typedef struct {
 
 /* The slot's pages, by layout, are no longer in use, or are again. */
 TR_HD void
-manager_swap_pages(const tr_cuda_manager_t *m, int32_t slot, bool in,
+manager_swap_pages(const tr_kv_manager_t *m, int32_t slot, bool in,
                    manager_swap_t *s)
 {
     EACH (l, TR_KV_LAYOUTS_MAX) {
@@ -257,7 +257,7 @@ manager_swap_pages(const tr_cuda_manager_t *m, int32_t slot, bool in,
 }
 
 TR_HD void
-manager_give(const tr_cuda_manager_t *m, int32_t slot, const int32_t *pages,
+manager_give(const tr_kv_manager_t *m, int32_t slot, const int32_t *pages,
              uint32_t n, manager_swap_t *s)
 {
     if (!m->slot[slot].open || m->slot[slot].out || n != m->slot[slot].pages) {
@@ -279,7 +279,7 @@ manager_give(const tr_cuda_manager_t *m, int32_t slot, const int32_t *pages,
 }
 
 TR_HD void
-manager_take(const tr_cuda_manager_t *m, int32_t slot, int32_t *pages,
+manager_take(const tr_kv_manager_t *m, int32_t slot, int32_t *pages,
              uint32_t *got, uint32_t max, manager_swap_t *s)
 {
     uint32_t n = m->slot[slot].pages;

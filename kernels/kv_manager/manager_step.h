@@ -11,8 +11,8 @@
  * A move is only looked at when its request was granted the step; that of a
  * stalled one is planned again.
  */
-#ifndef TR_CUDA_MANAGER_STEP_H
-#define TR_CUDA_MANAGER_STEP_H
+#ifndef TR_KV_MANAGER_STEP_H
+#define TR_KV_MANAGER_STEP_H
 
 #include "manager_head.h"
 
@@ -24,7 +24,7 @@ typedef struct {
 
 /* A head wants a page. */
 TR_HD void
-manager_want(const tr_cuda_manager_t *m, uint32_t i, uint32_t head, int8_t want,
+manager_want(const tr_kv_manager_t *m, uint32_t i, uint32_t head, int8_t want,
              manager_plan_t *s)
 {
     m->want[(size_t) i * m->heads + head] = want;
@@ -36,8 +36,8 @@ manager_want(const tr_cuda_manager_t *m, uint32_t i, uint32_t head, int8_t want,
 /* The heads [first, first + n), at most MANAGER_AHEAD, of request i, from whose
  * windows tokens leave. */
 TR_HD void
-manager_plan_some(const tr_cuda_manager_t *m, const manager_wish_t *w,
-                  uint32_t i, uint32_t first, uint32_t n, manager_plan_t *s)
+manager_plan_some(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t i,
+                  uint32_t first, uint32_t n, manager_plan_t *s)
 {
     MANAGER_OWN(manager_half_t, half);
 
@@ -71,7 +71,7 @@ manager_plan_some(const tr_cuda_manager_t *m, const manager_wish_t *w,
 
 /* Block (request i, chunk of heads) of a step. */
 TR_HD void
-manager_plan_heads(const tr_cuda_manager_t *m, const manager_wish_t *w,
+manager_plan_heads(const tr_kv_manager_t *m, const manager_wish_t *w,
                    uint32_t i, uint32_t chunk, manager_plan_t *s)
 {
     uint32_t first = chunk * MANAGER_CHUNK, n = m->heads - first, k;
@@ -107,7 +107,7 @@ manager_plan_heads(const tr_cuda_manager_t *m, const manager_wish_t *w,
 
 /* Block (request i, chunk). */
 TR_HD void
-manager_plan(const tr_cuda_manager_t *m, const tr_cuda_ask_t *ask, uint32_t i,
+manager_plan(const tr_kv_manager_t *m, const tr_kv_ask_t *ask, uint32_t i,
              uint32_t chunk, manager_plan_t *s)
 {
     manager_wish_t w;
@@ -126,16 +126,16 @@ manager_plan(const tr_cuda_manager_t *m, const tr_cuda_ask_t *ask, uint32_t i,
 /* ---- sum ---------------------------------------------------------------- */
 
 typedef struct {
-    uint32_t pages[TR_CUDA_SLOTS_MAX];
-    bool granted[TR_CUDA_SLOTS_MAX];
-    uint32_t stalled[TR_CUDA_SLOTS_MAX / 32];
+    uint32_t pages[TR_KV_SLOTS_MAX];
+    bool granted[TR_KV_SLOTS_MAX];
+    uint32_t stalled[TR_KV_SLOTS_MAX / 32];
     uint32_t n_stalled, n_refused, fits;
     manager_sum_t sum;
 } manager_grants_t;
 
 /* One after the other: who does not fit is passed over. */
 TR_HD void
-manager_sum_short(const tr_cuda_manager_t *m, uint32_t n, uint32_t left,
+manager_sum_short(const tr_kv_manager_t *m, uint32_t n, uint32_t left,
                   manager_grants_t *s)
 {
     uint32_t taken = 0;
@@ -152,7 +152,7 @@ manager_sum_short(const tr_cuda_manager_t *m, uint32_t n, uint32_t left,
 
 /* The next token of a compressed slot is there. */
 TR_HD void
-manager_next(const tr_cuda_manager_t *m, const manager_wish_t *w)
+manager_next(const tr_kv_manager_t *m, const manager_wish_t *w)
 {
     tr_kv_seq_t *q = &m->seq[w->slot];
 
@@ -163,9 +163,9 @@ manager_next(const tr_cuda_manager_t *m, const manager_wish_t *w)
 
 /* How much of its dense pages a step of this slot reads. */
 TR_HD void
-manager_read(const tr_cuda_manager_t *m, int32_t slot)
+manager_read(const tr_kv_manager_t *m, int32_t slot)
 {
-    const tr_cuda_slot_t *s = &m->slot[slot];
+    const tr_kv_slot_t *s = &m->slot[slot];
     tr_kv_seq_t *q = &m->seq[slot];
     uint32_t tokens = m->place[0].tokens;
 
@@ -178,9 +178,9 @@ manager_read(const tr_cuda_manager_t *m, int32_t slot)
 }
 
 TR_HD void
-manager_advance(const tr_cuda_manager_t *m, const manager_wish_t *w)
+manager_advance(const tr_kv_manager_t *m, const manager_wish_t *w)
 {
-    tr_cuda_slot_t *s = &m->slot[w->slot];
+    tr_kv_slot_t *s = &m->slot[w->slot];
 
     s->pages += w->pages;
     if (w->kind == WISH_STEP) {
@@ -200,17 +200,17 @@ manager_advance(const tr_cuda_manager_t *m, const manager_wish_t *w)
 
 /* What became of request i. */
 TR_HD void
-manager_settle(const tr_cuda_manager_t *m, uint32_t i, manager_grants_t *s)
+manager_settle(const tr_kv_manager_t *m, uint32_t i, manager_grants_t *s)
 {
     manager_wish_t *w = &m->wish[i];
-    uint8_t result = TR_CUDA_GRANTED;
+    uint8_t result = TR_KV_GRANTED;
 
     w->granted = s->granted[i]
                  && (w->kind == WISH_DENSE || w->kind == WISH_STEP);
     if (w->kind == WISH_IDLE || w->kind == WISH_REFUSED) {
-        result = TR_CUDA_REFUSED;
+        result = TR_KV_REFUSED;
     } else if (!s->granted[i]) {
-        result = TR_CUDA_STALLED;
+        result = TR_KV_STALLED;
         MANAGER_OR(&s->stalled[w->slot / 32], 1u << w->slot % 32);
         MANAGER_ADD(&s->n_stalled, 1);
     }
@@ -218,7 +218,7 @@ manager_settle(const tr_cuda_manager_t *m, uint32_t i, manager_grants_t *s)
         MANAGER_ADD(&s->n_refused, 1);
     }
     m->result[i] = result;
-    m->seq_slot[i] = result == TR_CUDA_GRANTED ? w->slot : -1;
+    m->seq_slot[i] = result == TR_KV_GRANTED ? w->slot : -1;
     m->position[i] = w->n;
     if (w->granted) {
         w->pages = s->pages[i];
@@ -228,7 +228,7 @@ manager_settle(const tr_cuda_manager_t *m, uint32_t i, manager_grants_t *s)
 
 /* The last block of plan. */
 TR_HD void
-manager_sum(const tr_cuda_manager_t *m, uint32_t n, manager_grants_t *s)
+manager_sum(const tr_kv_manager_t *m, uint32_t n, manager_grants_t *s)
 {
     uint32_t each = manager_ceil(n, MANAGER_THREADS);
     uint32_t left = (uint32_t) (m->report->end - m->report->start);
@@ -318,7 +318,7 @@ typedef struct {
 
 /* Dense pages of all heads, shared out over `blocks` blocks. */
 TR_HD void
-manager_grant_dense(const tr_cuda_manager_t *m, const manager_wish_t *w,
+manager_grant_dense(const tr_kv_manager_t *m, const manager_wish_t *w,
                     uint32_t block, uint32_t blocks)
 {
     uint32_t stride = blocks * MANAGER_THREADS, n = m->heads * w->more;
@@ -354,7 +354,7 @@ manager_grant_dense(const tr_cuda_manager_t *m, const manager_wish_t *w,
 
 /* The page that a head of a step wants. */
 TR_HD void
-manager_grant_page(const tr_cuda_manager_t *m, const manager_wish_t *w,
+manager_grant_page(const tr_kv_manager_t *m, const manager_wish_t *w,
                    uint32_t head, int8_t want, const uint32_t *count,
                    uint64_t at)
 {
@@ -386,7 +386,7 @@ manager_rank(const manager_grant_t *s, uint32_t k)
 /* Block (request i, chunk) of `blocks` for each request: those beyond the
  * chunks are for dense pages, of which a chunk of a prompt takes many. */
 TR_HD void
-manager_grant(const tr_cuda_manager_t *m, uint32_t i, uint32_t chunk,
+manager_grant(const tr_kv_manager_t *m, uint32_t i, uint32_t chunk,
               uint32_t blocks, manager_grant_t *s)
 {
     const manager_wish_t *w = &m->wish[i];

@@ -5,8 +5,8 @@
  *           slot into another
  *   tally   block (slot): what it holds, for the host
  */
-#ifndef TR_CUDA_MANAGER_TALLY_H
-#define TR_CUDA_MANAGER_TALLY_H
+#ifndef TR_KV_MANAGER_TALLY_H
+#define TR_KV_MANAGER_TALLY_H
 
 #include "manager_core.h"
 
@@ -23,7 +23,7 @@ typedef struct {
 
 /* A slot that was computed up to len, at 16 bits, and one with room for it. */
 TR_HD bool
-manager_can_fork(const tr_cuda_manager_t *m, const tr_cuda_fork_t *f)
+manager_can_fork(const tr_kv_manager_t *m, const tr_kv_fork_t *f)
 {
     uint32_t pages = manager_ceil(f->len, m->place[0].tokens);
 
@@ -39,11 +39,11 @@ manager_can_fork(const tr_cuda_manager_t *m, const tr_cuda_fork_t *f)
            && m->slot[f->to].dense_pages >= pages;
 }
 
-/* Share `block` of `blocks` of a head's pages; the first head's first block also
+/* history: [slots][history_len] tokens, or NULL.  Share `block` of `blocks` of a head's pages; the first head's first block also
  * does what is there once. */
 TR_HD void
-manager_fork(const tr_cuda_manager_t *m, const tr_cuda_history_t *history,
-             const tr_cuda_fork_t *f, uint32_t head, uint32_t block,
+manager_fork(const tr_kv_manager_t *m, int32_t *history, uint32_t history_len,
+             const tr_kv_fork_t *f, uint32_t head, uint32_t block,
              uint32_t blocks)
 {
     uint32_t pages = manager_ceil(f->len, m->place[0].tokens);
@@ -62,11 +62,10 @@ manager_fork(const tr_cuda_manager_t *m, const tr_cuda_history_t *history,
                 to[i] = from[i];
             }
         }
-        for (uint32_t i = tid;
-             i < f->len && good && once && history->token != NULL;
+        for (uint32_t i = tid; i < f->len && good && once && history != NULL;
              i += MANAGER_THREADS) {
-            history->token[(size_t) f->to * history->len + i] =
-                history->token[(size_t) f->from * history->len + i];
+            history[(size_t) f->to * history_len + i] =
+                history[(size_t) f->from * history_len + i];
         }
         if (tid == 0 && once && good) {
             m->seq[f->to].recent_from = m->seq[f->from].recent_from;
@@ -81,13 +80,13 @@ manager_fork(const tr_cuda_manager_t *m, const tr_cuda_history_t *history,
 
 typedef struct {
     uint32_t listed[TR_KV_LISTS_MAX];
-    uint32_t edge[TR_CUDA_EDGES];
+    uint32_t edge[TR_KV_EDGES];
 } manager_tally_t;
 
 /* One head's share of the sums.  A list grows by at most what leaves the window
  * in a step, so that it is known which ones come to the end of a page. */
 TR_HD void
-manager_tally_head(const tr_cuda_manager_t *m, int32_t slot, uint32_t head,
+manager_tally_head(const tr_kv_manager_t *m, int32_t slot, uint32_t head,
                    uint32_t *listed, uint32_t *edge)
 {
     const tr_kv_seq_t *q = &m->seq[slot];
@@ -101,30 +100,30 @@ manager_tally_head(const tr_cuda_manager_t *m, int32_t slot, uint32_t head,
         listed[l] += count[l];
         room = left < room ? left : room;
     }
-    for (uint32_t i = 0; i < TR_CUDA_EDGES; i++) {
+    for (uint32_t i = 0; i < TR_KV_EDGES; i++) {
         edge[i] += room / (grows > 1 ? grows : 1) <= i;
     }
 }
 
 TR_HD void
-manager_tally(const tr_cuda_manager_t *m, int32_t slot, manager_tally_t *s)
+manager_tally(const tr_kv_manager_t *m, int32_t slot, manager_tally_t *s)
 {
-    const tr_cuda_slot_t *t = &m->slot[slot];
+    const tr_kv_slot_t *t = &m->slot[slot];
     const tr_kv_seq_t *q = &m->seq[slot];
 
     EACH (l, TR_KV_LISTS_MAX) {
         s->listed[l] = 0;
-        if (l < TR_CUDA_EDGES) {
+        if (l < TR_KV_EDGES) {
             s->edge[l] = 0;
         }
     }
     EACH_THREAD (tid) {
-        uint32_t sum[TR_KV_LISTS_MAX] = { 0 }, edge[TR_CUDA_EDGES] = { 0 };
+        uint32_t sum[TR_KV_LISTS_MAX] = { 0 }, edge[TR_KV_EDGES] = { 0 };
 
         for (uint32_t h = tid; h < m->heads && t->open; h += MANAGER_THREADS) {
             manager_tally_head(m, slot, h, sum, edge);
         }
-        for (uint32_t i = 0; i < TR_CUDA_EDGES; i++) {
+        for (uint32_t i = 0; i < TR_KV_EDGES; i++) {
             if (edge[i] != 0) {
                 MANAGER_ADD(&s->edge[i], edge[i]);
             }
@@ -136,7 +135,7 @@ manager_tally(const tr_cuda_manager_t *m, int32_t slot, manager_tally_t *s)
         }
     }
     EACH (j, 1) {
-        tr_cuda_tally_t *out = &m->tally[slot];
+        tr_kv_tally_t *out = &m->tally[slot];
 
         out->open = t->open;
         out->dense = t->dense;
@@ -149,7 +148,7 @@ manager_tally(const tr_cuda_manager_t *m, int32_t slot, manager_tally_t *s)
         for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
             out->listed[l] = s->listed[l];
         }
-        for (uint32_t i = 0; i < TR_CUDA_EDGES; i++) {
+        for (uint32_t i = 0; i < TR_KV_EDGES; i++) {
             out->edge[i] = s->edge[i];
         }
     }

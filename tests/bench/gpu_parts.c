@@ -232,7 +232,7 @@ attend_all(bed_t *b, void *arg)
 {
     const tr_executor_cuda_t *x = b->x;
     tr_model_cuda_t *m = x->model;
-    const tr_cuda_manager_t *manager = tr_kv_device_manager(x->base.kv);
+    const tr_kv_manager_t *manager = tr_kv_device_manager(x->base.kv);
     uint32_t n = *(const uint32_t *) arg;
     tr_cuda_upload_t l;
     tr_cuda_arrays_t a;

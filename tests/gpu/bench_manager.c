@@ -12,7 +12,7 @@
  * Times are between events, of 16 steps in one graph, or of the three launches
  * of a prompt step; medians.
  */
-#include "kernels/kv_manager/manager.h"
+#include "kernels/cuda/kv/manager.h"
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,16 +62,16 @@ must(bool ok, const char *what)
 /* ---- the device --------------------------------------------------------- */
 
 typedef struct {
-    tr_cuda_manager_t m;
+    tr_kv_manager_t m;
     tr_cuda_stream_t s;
     tr_cuda_device_t device;
     tr_kv_policy_t *policy;
     tr_kv_cache_t *kv; /* for the geometry of its tables */
     cudaEvent_t begin, end;
-    tr_cuda_open_t *open, *device_open;
-    tr_cuda_begin_t *first, *device_first;
-    tr_cuda_ask_t *ask, *device_ask;
-    tr_cuda_complete_t *complete, *device_complete;
+    tr_kv_open_t *open, *device_open;
+    tr_kv_begin_t *first, *device_first;
+    tr_kv_ask_t *ask, *device_ask;
+    tr_kv_complete_t *complete, *device_complete;
     int32_t *slots, *device_slots;
 } bench_t;
 
@@ -124,7 +124,7 @@ bench_create(bench_t *b)
                          .memory = POOL,
                          .n_policies = 1 };
     const tr_kv_policy_t *policies[1];
-    tr_cuda_manager_size_t size = { BATCH_MAX, 0, MAX_LEN, GROUP };
+    tr_kv_manager_size_t size = { BATCH_MAX, 0, MAX_LEN, GROUP };
     tr_kv_view_t shape;
     tr_error_t err;
     cudaStream_t stream;
@@ -172,7 +172,7 @@ bench_open(bench_t *b, uint32_t from, uint32_t n, uint32_t len)
         b->open[i].seq = view.seq[slot];
         b->open[i].rule = b->policy->rule;
         b->first[i].len = len;
-        b->ask[i] = (tr_cuda_ask_t){ (int32_t) (from + i), TR_CUDA_ANY, len };
+        b->ask[i] = (tr_kv_ask_t){ (int32_t) (from + i), TR_KV_ANY, len };
         b->complete[i].slot = (int32_t) (from + i);
         b->complete[i].len = len;
         b->complete[i].rule = b->policy->rule;
@@ -236,7 +236,7 @@ bench_steps(bench_t *b, uint32_t n)
     cudaGraphExec_t exec;
 
     for (uint32_t i = 0; i < n; i++) {
-        b->ask[i] = (tr_cuda_ask_t){ (int32_t) i, TR_CUDA_ANY, TR_CUDA_NEXT };
+        b->ask[i] = (tr_kv_ask_t){ (int32_t) i, TR_KV_ANY, TR_KV_NEXT };
     }
     send(b, b->device_ask, b->ask, n * sizeof(*b->ask));
     cuda_ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
@@ -260,7 +260,7 @@ bench_steps(bench_t *b, uint32_t n)
 static uint64_t
 bench_check(bench_t *b)
 {
-    tr_cuda_report_t r;
+    tr_kv_report_t r;
 
     cuda_ok(cudaStreamSynchronize(b->s.stream), "manager");
     cuda_ok(cudaMemcpy(&r, b->m.report, sizeof(r), cudaMemcpyDeviceToHost),

@@ -20,10 +20,10 @@ random_score(uint32_t a, uint32_t b)
 
 /* Pages of a run: scores of n tokens. */
 static __device__ void
-fill_run(const tr_cuda_manager_t &m, const int32_t *row, uint32_t layout,
+fill_run(const tr_kv_manager_t &m, const int32_t *row, uint32_t layout,
          uint32_t entry, int32_t step, uint32_t n, uint32_t salt)
 {
-    const tr_cuda_place_t *place = &m.place[layout];
+    const tr_kv_segments_t *place = &m.place[layout];
 
     for (uint32_t i = threadIdx.x; i < n && place->score != 0;
          i += blockDim.x) {
@@ -44,7 +44,7 @@ fill_run(const tr_cuda_manager_t &m, const int32_t *row, uint32_t layout,
 }
 
 static __global__ void
-fill_kernel(const __grid_constant__ tr_cuda_manager_t m)
+fill_kernel(const __grid_constant__ tr_kv_manager_t m)
 {
     int32_t slot = (int32_t) blockIdx.y;
     uint32_t head = blockIdx.x, salt = blockIdx.y * gridDim.x + head;
@@ -67,7 +67,7 @@ fill_kernel(const __grid_constant__ tr_cuda_manager_t m)
 }
 
 extern "C" int
-manager_fill(const tr_cuda_manager_t *m, void *stream)
+manager_fill(const tr_kv_manager_t *m, void *stream)
 {
     dim3 grid(m->heads, m->size.slots);
 

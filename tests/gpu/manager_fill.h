@@ -4,14 +4,14 @@
 #ifndef MANAGER_FILL_H
 #define MANAGER_FILL_H
 
-#include "kernels/kv_manager/manager.h"
+#include "kernels/cuda/kv/manager.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /* Into the pages of m on the device; a cudaError_t. */
-int manager_fill(const tr_cuda_manager_t *m, void *stream);
+int manager_fill(const tr_kv_manager_t *m, void *stream);
 
 #ifdef __cplusplus
 }

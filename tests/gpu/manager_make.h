@@ -75,7 +75,7 @@ world_create(world_t *w, const world_device_t *device)
         .kernels = &world_kernels,
         .policies = (const tr_kv_policy_t *const *) w->policy
     };
-    tr_cuda_manager_size_t size = { .max_prompts = WORLD_PROMPTS };
+    tr_kv_manager_size_t size = { .max_prompts = WORLD_PROMPTS };
     tr_error_t err;
 
     memset(w, 0, sizeof(*w));

@@ -15,8 +15,8 @@
 static void
 world_open(world_t *w)
 {
-    tr_cuda_open_t open[WORLD_SLOTS];
-    tr_cuda_begin_t begin[WORLD_SLOTS];
+    tr_kv_open_t open[WORLD_SLOTS];
+    tr_kv_begin_t begin[WORLD_SLOTS];
     uint32_t n = 0, some = 1 + world_random(3);
 
     memset(open, 0, sizeof(open));
@@ -46,7 +46,7 @@ static void
 world_turn(world_t *w)
 {
     uint32_t i = world_random(w->slots);
-    tr_cuda_begin_t begin = { .slot = (int32_t) i };
+    tr_kv_begin_t begin = { .slot = (int32_t) i };
     uint32_t have = w->kv->m.slot[i].tokens, room;
 
     if (!w->slot[i].open || w->slot[i].out || w->slot[i].prompt
@@ -81,19 +81,19 @@ world_close(world_t *w)
 
 /* What the device said of a step against what the CPU's manager said. */
 static void
-world_check_step(world_t *w, const tr_cuda_ask_t *ask, uint32_t n,
+world_check_step(world_t *w, const tr_kv_ask_t *ask, uint32_t n,
                  const int32_t *index, const tr_status_t *rc,
                  const uint32_t *before)
 {
-    const tr_cuda_manager_t *m = &w->mirror;
+    const tr_kv_manager_t *m = &w->mirror;
     uint32_t stalls = 0, bits = 0;
 
     for (uint32_t i = 0; i < n; i++) {
         int32_t slot = ask[i].slot;
         bool granted = index[i] >= 0 && rc[index[i]] == TR_OK;
-        uint8_t want = granted          ? TR_CUDA_GRANTED
-                       : index[i] != -2 ? TR_CUDA_STALLED
-                                        : TR_CUDA_REFUSED;
+        uint8_t want = granted          ? TR_KV_GRANTED
+                       : index[i] != -2 ? TR_KV_STALLED
+                                        : TR_KV_REFUSED;
 
         WORLD_SAME(w, m->result[i] == want, "request %u: %u, device %u", i,
                    want, m->result[i]);
@@ -116,7 +116,7 @@ world_check_step(world_t *w, const tr_cuda_ask_t *ask, uint32_t n,
                        "slot %d: moves", slot);
         }
     }
-    for (uint32_t i = 0; i < TR_CUDA_SLOTS_MAX / 32; i++) {
+    for (uint32_t i = 0; i < TR_KV_SLOTS_MAX / 32; i++) {
         bits += MANAGER_POPC(m->report->stalled[i]);
     }
     WORLD_SAME(w, bits == stalls && m->report->n_stalled == stalls,
@@ -141,7 +141,7 @@ world_len(const world_t *w, uint32_t i)
 static void
 world_step(world_t *w)
 {
-    tr_cuda_ask_t ask[2 * WORLD_SLOTS];
+    tr_kv_ask_t ask[2 * WORLD_SLOTS];
     int32_t slots[WORLD_SLOTS], index[2 * WORLD_SLOTS];
     uint32_t lens[WORLD_SLOTS], before[2 * WORLD_SLOTS];
     uint32_t n = 0, asked = 0, first = world_random(w->slots);
@@ -149,11 +149,11 @@ world_step(world_t *w)
 
     for (uint32_t k = 0; k < w->slots; k++) {
         uint32_t i = (first + k) % w->slots, len;
-        const tr_cuda_slot_t *s = &w->kv->m.slot[i];
+        const tr_kv_slot_t *s = &w->kv->m.slot[i];
         bool complete = w->slot[i].prompt && s->tokens >= w->slot[i].goal;
 
         if (n < w->slots && world_random(8) == 0) { /* no request */
-            ask[n] = (tr_cuda_ask_t){ -1, 0, 5 };
+            ask[n] = (tr_kv_ask_t){ -1, 0, 5 };
             if (world_random(4) == 0) { /* one that cannot be */
                 ask[n].slot = (int32_t) (w->slots + world_random(3));
             } else if (!w->slot[i].open || w->slot[i].out) {
@@ -170,11 +170,10 @@ world_step(world_t *w)
         }
         len = world_len(w, i);
         before[n] = s->tokens;
-        ask[n] = (tr_cuda_ask_t){ (int32_t) i,
-                                  world_random(2) ? s->tokens : TR_CUDA_ANY,
-                                  len };
+        ask[n] = (tr_kv_ask_t){ (int32_t) i,
+                                world_random(2) ? s->tokens : TR_KV_ANY, len };
         if (len == s->tokens + 1 && world_random(2)) {
-            ask[n].len = TR_CUDA_NEXT;
+            ask[n].len = TR_KV_NEXT;
         }
         if (world_random(20) == 0 && len > s->tokens) { /* host is ahead */
             ask[n].from = s->tokens + 1;
@@ -208,7 +207,7 @@ world_step(world_t *w)
 
 /* Tokens of a head before a prompt is compressed; the mirror has them still. */
 static size_t
-world_sources(const world_t *w, const tr_cuda_job_t *j, uint32_t head)
+world_sources(const world_t *w, const tr_kv_job_t *j, uint32_t head)
 {
     const uint32_t *count = manager_counts(&w->mirror, j->slot, head);
     size_t n = j->n_dense;
@@ -223,7 +222,7 @@ world_sources(const world_t *w, const tr_cuda_job_t *j, uint32_t head)
 static void
 world_complete(world_t *w)
 {
-    tr_cuda_complete_t c[WORLD_PROMPTS];
+    tr_kv_complete_t c[WORLD_PROMPTS];
     uint64_t left = tr_kv_free_pages(w->kv);
     uint32_t n = 0, first = world_random(w->slots);
     uint32_t most = 1 + world_random(w->mirror.size.max_prompts);
@@ -231,7 +230,7 @@ world_complete(world_t *w)
     memset(c, 0, sizeof(c));
     for (uint32_t k = 0; k < w->slots && n < most; k++) {
         uint32_t i = (first + k) % w->slots;
-        const tr_cuda_slot_t *s = &w->kv->m.slot[i];
+        const tr_kv_slot_t *s = &w->kv->m.slot[i];
         const tr_kv_seq_t *q = &w->kv->m.seq[i];
         tr_kv_policy_t begun;
 
@@ -254,12 +253,12 @@ world_complete(world_t *w)
     WORLD_SAME(w, WORLD_RUN(w, WORLD_PLAN, c, n), " ");
     w->device->fetch(w->device->arg);
     for (uint32_t i = 0; i < n && !w->failed; i++) {
-        const tr_cuda_job_t *j = &w->mirror.job[i];
+        const tr_kv_job_t *j = &w->mirror.job[i];
         uint8_t result = w->mirror.result[i];
         size_t dest = (size_t) i * w->kv->heads * w->mirror.dest_len;
         tr_status_t rc;
 
-        if (result == TR_CUDA_STALLED) {
+        if (result == TR_KV_STALLED) {
             WORLD_SAME(w, j->pages > left, "prompt %u: %u of %llu pages", i,
                        j->pages, (unsigned long long) left);
             /* the CPU gives back what was old before it goes on */
@@ -271,7 +270,7 @@ world_complete(world_t *w)
             w->stalls++;
             continue;
         }
-        WORLD_SAME(w, result == TR_CUDA_GRANTED, "prompt %u: %u", i, result);
+        WORLD_SAME(w, result == TR_KV_GRANTED, "prompt %u: %u", i, result);
         rc = tr_kv_compress(w->kv, c[i].slot, c[i].len);
         WORLD_SAME(w, rc == TR_OK, "prompt %u: %d", i, rc);
         for (uint32_t h = 0; h < w->kv->heads && j->move; h++) {
@@ -395,9 +394,9 @@ world_fork(world_t *w)
     static int32_t a[WORLD_LIST], b[WORLD_LIST];
     uint32_t i = world_random(w->slots), len, each;
     int32_t from = (int32_t) i, to;
-    tr_cuda_open_t open = { 0 };
-    tr_cuda_ask_t ask;
-    tr_cuda_fork_t fork;
+    tr_kv_open_t open = { 0 };
+    tr_kv_ask_t ask;
+    tr_kv_fork_t fork;
     tr_status_t rc;
 
     if (!w->slot[i].open || w->slot[i].out || w->kv->m.seq[i].base != 0
@@ -413,13 +412,13 @@ world_fork(world_t *w)
     open.slot = to;
     open.seq = w->kv->m.seq[to];
     open.rule = world_rule(w, &w->kv->policy[to].begun, w->slot[i].policy);
-    ask = (tr_cuda_ask_t){ to, TR_CUDA_ANY, len };
-    fork = (tr_cuda_fork_t){ from, to, len };
+    ask = (tr_kv_ask_t){ to, TR_KV_ANY, len };
+    fork = (tr_kv_fork_t){ from, to, len };
     w->device->pool(w->device->arg);
     WORLD_SAME(w, WORLD_RUN(w, WORLD_OPEN, &open, 1), " ");
     WORLD_SAME(w, WORLD_RUN(w, WORLD_STEP, &ask, 1), " ");
     w->device->fetch(w->device->arg);
-    if (w->mirror.result[0] == TR_CUDA_GRANTED) {
+    if (w->mirror.result[0] == TR_KV_GRANTED) {
         WORLD_SAME(w, WORLD_RUN(w, WORLD_FORK, &fork, 1), " ");
         w->device->fetch(w->device->arg);
         each = manager_ceil(len, w->mirror.place[0].tokens);
@@ -433,7 +432,7 @@ world_fork(world_t *w)
         w->forks++;
     }
     rc = tr_kv_fork(w->kv, from, to, len);
-    WORLD_SAME(w, (rc == TR_OK) == (w->mirror.result[0] == TR_CUDA_GRANTED),
+    WORLD_SAME(w, (rc == TR_OK) == (w->mirror.result[0] == TR_KV_GRANTED),
                "slots %d and %d: %d", from, to, rc);
     world_compare(w);
 }
@@ -446,10 +445,10 @@ world_tally(world_t *w)
     WORLD_SAME(w, WORLD_RUN(w, WORLD_TALLY, &nothing, n), " ");
     w->device->fetch(w->device->arg);
     for (uint32_t i = 0; i < n; i++) {
-        const tr_cuda_tally_t *t = &w->mirror.tally[i];
-        const tr_cuda_slot_t *s = &w->kv->m.slot[i];
+        const tr_kv_tally_t *t = &w->mirror.tally[i];
+        const tr_kv_slot_t *s = &w->kv->m.slot[i];
         const tr_kv_seq_t *q = &w->kv->m.seq[i];
-        uint32_t listed[TR_KV_LISTS_MAX] = { 0 }, edge[TR_CUDA_EDGES] = { 0 };
+        uint32_t listed[TR_KV_LISTS_MAX] = { 0 }, edge[TR_KV_EDGES] = { 0 };
         uint32_t grows = s->rule.leaves > 1 ? s->rule.leaves : 1;
 
         WORLD_SAME(w, t->open == s->open, "slot %u", i);
@@ -460,7 +459,7 @@ world_tally(world_t *w)
             for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
                 listed[l] += manager_counts(&w->kv->m, (int32_t) i, h)[l];
             }
-            for (uint32_t k = 0; k < TR_CUDA_EDGES; k++) {
+            for (uint32_t k = 0; k < TR_KV_EDGES; k++) {
                 bool on = false;
 
                 for (uint32_t l = 0; l < q->n_lists; l++) {

@@ -40,8 +40,8 @@ typedef struct {
     /* A manager of this shape; *mirror: its memory on the host, laid out by
      * manager_lay, is valid after fetch.  pool: of the CPU. */
     bool (*create)(void *arg, const tr_kv_view_t *shape,
-                   const tr_cuda_manager_size_t *size, const uint8_t *pool,
-                   uint64_t pool_bytes, tr_cuda_manager_t *mirror);
+                   const tr_kv_manager_size_t *size, const uint8_t *pool,
+                   uint64_t pool_bytes, tr_kv_manager_t *mirror);
     void (*destroy)(void *arg);
     /* The pool or, in the mirror, victims and tables have changed. */
     void (*pool)(void *arg);
@@ -89,7 +89,7 @@ typedef struct {
     const double *device_alpha[WORLD_POLICIES];
     uint32_t n_policies;
     const world_device_t *device;
-    tr_cuda_manager_t mirror;
+    tr_kv_manager_t mirror;
     struct {
         bool open, out;
         bool prompt; /* being computed up to `goal` */
@@ -439,7 +439,7 @@ static void
 world_compare(world_t *w)
 {
     const tr_kv_cache_t *kv = w->kv;
-    const tr_cuda_manager_t *m = &w->mirror;
+    const tr_kv_manager_t *m = &w->mirror;
 
     w->device->fetch(w->device->arg);
     WORLD_SAME(w, m->report->faults == 0, "%u faults", m->report->faults);
@@ -460,8 +460,8 @@ world_compare(world_t *w)
                    m->report->pages[i]);
     }
     for (uint32_t i = 0; i < w->slots && !w->failed; i++) {
-        const tr_cuda_slot_t *s = &kv->m.slot[i];
-        const tr_cuda_slot_t *t = &m->slot[i];
+        const tr_kv_slot_t *s = &kv->m.slot[i];
+        const tr_kv_slot_t *t = &m->slot[i];
 
         WORLD_SAME(w, t->open == s->open, "slot %u", i);
         for (uint32_t k = 0; k < kv->heads * kv->view.table_len && !s->open;

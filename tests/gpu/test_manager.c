@@ -1,5 +1,5 @@
 /*
- * The page manager on a GPU (kernels/kv_manager/manager.h) beside the CPU's, under
+ * The page manager on a GPU (kernels/cuda/kv/manager.h) beside the CPU's, under
  * the same random operations: chunks, prompts, steps, later turns, release,
  * pools that run out, rings that wrap.  After each operation tables, counts,
  * victims, moves, the free ring and the owners are equal (manager_play.h).
@@ -10,14 +10,16 @@
 #include <cuda_runtime_api.h>
 #include <time.h>
 
+#include "kernels/cuda/kv/manager.h"
+
 #include "cache.h"
 #include "manager_play.h"
 
 #define OPERATIONS 120u
 
 typedef struct {
-    tr_cuda_manager_t m;       /* on the device */
-    tr_cuda_manager_t *mirror; /* its memory on the host */
+    tr_kv_manager_t m;       /* on the device */
+    tr_kv_manager_t *mirror; /* its memory on the host */
     tr_cuda_stream_t stream;
     tr_cuda_device_t device;
     const uint8_t *pool; /* the CPU's */
@@ -31,8 +33,8 @@ typedef struct {
 
 static bool
 gpu_create(void *arg, const tr_kv_view_t *shape,
-           const tr_cuda_manager_size_t *size, const uint8_t *pool,
-           uint64_t pool_bytes, tr_cuda_manager_t *mirror)
+           const tr_kv_manager_size_t *size, const uint8_t *pool,
+           uint64_t pool_bytes, tr_kv_manager_t *mirror)
 {
     gpu_t *g = arg;
     tr_kv_view_t of = *shape;
@@ -143,7 +145,7 @@ static int
 launch(const gpu_t *g, world_op_t op, int32_t slot, uint32_t n)
 {
     const tr_cuda_stream_t *s = &g->stream;
-    const tr_cuda_manager_t *m = &g->m;
+    const tr_kv_manager_t *m = &g->m;
     int32_t *list = g->in;
 
     switch (op) {

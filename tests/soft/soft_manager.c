@@ -13,7 +13,7 @@ static const tr_stream_t here = { .threads = 1 };
 
 /* A launch of n requests, which are on the device. */
 typedef struct {
-    tr_cuda_manager_t m;
+    tr_kv_manager_t m;
     const void *in;
     uint32_t n;
     tr_cuda_history_t history;
@@ -21,7 +21,7 @@ typedef struct {
 
 static int
 launch(const tr_cuda_stream_t *s, const char *name, soft_body_f body,
-       const tr_cuda_manager_t *m, const void *in, uint32_t n, uint32_t most)
+       const tr_kv_manager_t *m, const void *in, uint32_t n, uint32_t most)
 {
     some_t a = { .m = *m, .in = in, .n = n };
 
@@ -36,9 +36,9 @@ launch(const tr_cuda_stream_t *s, const char *name, soft_body_f body,
 
 size_t
 tr_cuda_manager_memory(const tr_kv_view_t *shape,
-                       const tr_cuda_manager_size_t *size)
+                       const tr_kv_manager_size_t *size)
 {
-    tr_cuda_manager_t m;
+    tr_kv_manager_t m;
 
     return manager_lay(shape, size, NULL, &m);
 }
@@ -53,8 +53,8 @@ reset_body(void *args)
 
 int
 tr_cuda_manager_create(const tr_cuda_stream_t *s, const tr_kv_view_t *shape,
-                       const tr_cuda_manager_size_t *size, void *memory,
-                       tr_cuda_manager_t *out)
+                       const tr_kv_manager_size_t *size, void *memory,
+                       tr_kv_manager_t *out)
 {
     if (memory == NULL || (uintptr_t) memory % 256 != 0
         || manager_lay(shape, size, memory, out) == 0) {
@@ -74,8 +74,8 @@ open_body(void *args)
 }
 
 int
-tr_cuda_manager_open(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
-                     const tr_cuda_open_t *open, uint32_t n)
+tr_cuda_manager_open(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
+                     const tr_kv_open_t *open, uint32_t n)
 {
     return launch(s, "manager_open", open_body, m, open, n, m->size.slots);
 }
@@ -89,8 +89,8 @@ begin_body(void *args)
 }
 
 int
-tr_cuda_manager_prompt(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
-                       const tr_cuda_begin_t *begin, uint32_t n)
+tr_cuda_manager_prompt(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
+                       const tr_kv_begin_t *begin, uint32_t n)
 {
     return launch(s, "manager_begin", begin_body, m, begin, n, m->size.slots);
 }
@@ -104,7 +104,7 @@ close_body(void *args)
 }
 
 int
-tr_cuda_manager_close(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
+tr_cuda_manager_close(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
                       const int32_t *slots, uint32_t n)
 {
     return launch(s, "manager_close", close_body, m, slots, n, m->size.slots);
@@ -115,13 +115,14 @@ fork_body(void *args)
 {
     some_t *a = args;
 
-    tr_kv_host_fork(&here, &a->m, a->history, a->in, a->n);
+    tr_kv_host_fork(&here, &a->m, a->history.token, a->history.len, a->in,
+                    a->n);
 }
 
 int
-tr_cuda_manager_fork(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
-                     const tr_cuda_history_t *history,
-                     const tr_cuda_fork_t *fork, uint32_t n)
+tr_cuda_manager_fork(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
+                     const tr_cuda_history_t *history, const tr_kv_fork_t *fork,
+                     uint32_t n)
 {
     some_t a = { .m = *m, .in = fork, .n = n };
 
@@ -146,7 +147,7 @@ tally_body(void *args)
 }
 
 int
-tr_cuda_manager_tally(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
+tr_cuda_manager_tally(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
                       uint32_t n)
 {
     return launch(s, "manager_tally", tally_body, m, m->tally, n,
@@ -164,8 +165,8 @@ step_body(void *args)
 }
 
 int
-tr_cuda_manager_step(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
-                     const tr_cuda_ask_t *ask, uint32_t n)
+tr_cuda_manager_step(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
+                     const tr_kv_ask_t *ask, uint32_t n)
 {
     return launch(s, "manager_step", step_body, m, ask, n, m->size.slots);
 }
@@ -183,8 +184,8 @@ plan_body(void *args)
 
 int
 tr_cuda_manager_plan_prompts(const tr_cuda_stream_t *s,
-                             const tr_cuda_manager_t *m,
-                             const tr_cuda_complete_t *complete, uint32_t n)
+                             const tr_kv_manager_t *m,
+                             const tr_kv_complete_t *complete, uint32_t n)
 {
     return launch(s, "manager_plan_prompts", plan_body, m, complete, n,
                   m->size.max_prompts);
@@ -200,7 +201,7 @@ install_body(void *args)
 
 int
 tr_cuda_manager_install_prompts(const tr_cuda_stream_t *s,
-                                const tr_cuda_manager_t *m, uint32_t n)
+                                const tr_kv_manager_t *m, uint32_t n)
 {
     return launch(s, "manager_install", install_body, m, m->job, n,
                   m->size.max_prompts);
@@ -209,7 +210,7 @@ tr_cuda_manager_install_prompts(const tr_cuda_stream_t *s,
 /* ---- out and in --------------------------------------------------------- */
 
 typedef struct {
-    tr_cuda_manager_t m;
+    tr_kv_manager_t m;
     int32_t slot;
     const int32_t *given;
     int32_t *taken;
@@ -228,7 +229,7 @@ give_body(void *args)
 }
 
 int
-tr_cuda_manager_give(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
+tr_cuda_manager_give(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
                      int32_t slot, const int32_t *pages, const uint32_t *n)
 {
     move_t a = { .m = *m, .slot = slot, .given = pages, .n = n };
@@ -250,7 +251,7 @@ take_body(void *args)
 }
 
 int
-tr_cuda_manager_take(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
+tr_cuda_manager_take(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
                      int32_t slot, int32_t *pages, uint32_t *n, uint32_t max)
 {
     move_t a = { .m = *m, .slot = slot, .taken = pages, .got = n, .max = max };

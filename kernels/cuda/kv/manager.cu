@@ -16,6 +16,8 @@
  * to six sectors of tables and pages; nothing is read twice.
  */
 #include "kernels/cuda/attention/decode.cuh"
+#include "manager.h"
+
 #include "kernels/kv_manager/manager_prompt.h"
 #include "kernels/kv_manager/manager_slot.h"
 #include "kernels/kv_manager/manager_step.h"
@@ -54,7 +56,7 @@ last_block(uint32_t *ticket, uint32_t n)
 /* ---- kernels ------------------------------------------------------------ */
 
 static __global__ void
-reset_kernel(const __grid_constant__ tr_cuda_manager_t m)
+reset_kernel(const __grid_constant__ tr_kv_manager_t m)
 {
     manager_reset(&m, (size_t) blockIdx.x * blockDim.x + threadIdx.x,
                   (size_t) gridDim.x * blockDim.x);
@@ -62,15 +64,15 @@ reset_kernel(const __grid_constant__ tr_cuda_manager_t m)
 
 static __global__ void
 __launch_bounds__(MANAGER_THREADS)
-    open_kernel(const __grid_constant__ tr_cuda_manager_t m,
-                const tr_cuda_open_t *open)
+    open_kernel(const __grid_constant__ tr_kv_manager_t m,
+                const tr_kv_open_t *open)
 {
     manager_open(&m, &open[blockIdx.x]);
 }
 
 static __global__ void
-begin_kernel(const __grid_constant__ tr_cuda_manager_t m,
-             const tr_cuda_begin_t *begin, uint32_t n)
+begin_kernel(const __grid_constant__ tr_kv_manager_t m,
+             const tr_kv_begin_t *begin, uint32_t n)
 {
     uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
 
@@ -82,8 +84,8 @@ begin_kernel(const __grid_constant__ tr_cuda_manager_t m,
 /* Grid (chunks, requests). */
 static __global__ void
 __launch_bounds__(MANAGER_THREADS)
-    plan_kernel(const __grid_constant__ tr_cuda_manager_t m,
-                const tr_cuda_ask_t *ask)
+    plan_kernel(const __grid_constant__ tr_kv_manager_t m,
+                const tr_kv_ask_t *ask)
 {
     __shared__ union {
         manager_plan_t plan;
@@ -98,7 +100,7 @@ __launch_bounds__(MANAGER_THREADS)
 
 static __global__ void
 __launch_bounds__(MANAGER_THREADS)
-    grant_kernel(const __grid_constant__ tr_cuda_manager_t m)
+    grant_kernel(const __grid_constant__ tr_kv_manager_t m)
 {
     __shared__ manager_grant_t s;
 
@@ -107,7 +109,7 @@ __launch_bounds__(MANAGER_THREADS)
 
 static __global__ void
 __launch_bounds__(MANAGER_THREADS)
-    release_kernel(const __grid_constant__ tr_cuda_manager_t m,
+    release_kernel(const __grid_constant__ tr_kv_manager_t m,
                    const int32_t *slots)
 {
     __shared__ manager_release_t s;
@@ -121,7 +123,7 @@ __launch_bounds__(MANAGER_THREADS)
 /* Grid (heads / warps, requests). */
 static __global__ void
 __launch_bounds__(MANAGER_THREADS)
-    recycle_kernel(const __grid_constant__ tr_cuda_manager_t m)
+    recycle_kernel(const __grid_constant__ tr_kv_manager_t m)
 {
     manager_recycle(&m, blockIdx.y, blockIdx.x);
 }
@@ -129,8 +131,8 @@ __launch_bounds__(MANAGER_THREADS)
 /* Grid (heads, requests). */
 static __global__ void
 __launch_bounds__(MANAGER_THREADS)
-    classify_kernel(const __grid_constant__ tr_cuda_manager_t m,
-                    const tr_cuda_complete_t *complete)
+    classify_kernel(const __grid_constant__ tr_kv_manager_t m,
+                    const tr_kv_complete_t *complete)
 {
     __shared__ union {
         manager_prompt_t prompt;
@@ -149,14 +151,14 @@ __launch_bounds__(MANAGER_THREADS)
 
 static __global__ void
 __launch_bounds__(MANAGER_THREADS)
-    fill_kernel(const __grid_constant__ tr_cuda_manager_t m)
+    fill_kernel(const __grid_constant__ tr_kv_manager_t m)
 {
     manager_fill(&m, blockIdx.y, blockIdx.x);
 }
 
 static __global__ void
 __launch_bounds__(MANAGER_THREADS)
-    install_kernel(const __grid_constant__ tr_cuda_manager_t m)
+    install_kernel(const __grid_constant__ tr_kv_manager_t m)
 {
     __shared__ manager_install_t s;
 
@@ -168,7 +170,7 @@ __launch_bounds__(MANAGER_THREADS)
 
 static __global__ void
 __launch_bounds__(MANAGER_THREADS)
-    give_kernel(const __grid_constant__ tr_cuda_manager_t m, int32_t slot,
+    give_kernel(const __grid_constant__ tr_kv_manager_t m, int32_t slot,
                 const int32_t *pages, const uint32_t *n)
 {
     __shared__ manager_swap_t s;
@@ -180,7 +182,7 @@ __launch_bounds__(MANAGER_THREADS)
 
 static __global__ void
 __launch_bounds__(MANAGER_THREADS)
-    take_kernel(const __grid_constant__ tr_cuda_manager_t m, int32_t slot,
+    take_kernel(const __grid_constant__ tr_kv_manager_t m, int32_t slot,
                 int32_t *pages, uint32_t *n, uint32_t max)
 {
     __shared__ manager_swap_t s;
@@ -191,16 +193,16 @@ __launch_bounds__(MANAGER_THREADS)
 /* Grid (blocks, heads, requests). */
 static __global__ void
 __launch_bounds__(MANAGER_THREADS)
-    fork_kernel(const __grid_constant__ tr_cuda_manager_t m,
-                tr_cuda_history_t history, const tr_cuda_fork_t *fork)
+    fork_kernel(const __grid_constant__ tr_kv_manager_t m,
+                tr_cuda_history_t history, const tr_kv_fork_t *fork)
 {
-    manager_fork(&m, &history, &fork[blockIdx.z], blockIdx.y, blockIdx.x,
-                 gridDim.x);
+    manager_fork(&m, history.token, history.len, &fork[blockIdx.z], blockIdx.y,
+                 blockIdx.x, gridDim.x);
 }
 
 static __global__ void
 __launch_bounds__(MANAGER_THREADS)
-    tally_kernel(const __grid_constant__ tr_cuda_manager_t m)
+    tally_kernel(const __grid_constant__ tr_kv_manager_t m)
 {
     __shared__ manager_tally_t s;
 
@@ -211,17 +213,17 @@ __launch_bounds__(MANAGER_THREADS)
 
 extern "C" size_t
 tr_cuda_manager_memory(const tr_kv_view_t *shape,
-                       const tr_cuda_manager_size_t *size)
+                       const tr_kv_manager_size_t *size)
 {
-    tr_cuda_manager_t m;
+    tr_kv_manager_t m;
 
     return manager_lay(shape, size, NULL, &m);
 }
 
 extern "C" int
 tr_cuda_manager_create(const tr_cuda_stream_t *s, const tr_kv_view_t *shape,
-                       const tr_cuda_manager_size_t *size, void *memory,
-                       tr_cuda_manager_t *out)
+                       const tr_kv_manager_size_t *size, void *memory,
+                       tr_kv_manager_t *out)
 {
     if (memory == NULL || (uintptr_t) memory % 256 != 0
         || manager_lay(shape, size, memory, out) == 0) {
@@ -233,8 +235,8 @@ tr_cuda_manager_create(const tr_cuda_stream_t *s, const tr_kv_view_t *shape,
 }
 
 extern "C" int
-tr_cuda_manager_open(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
-                     const tr_cuda_open_t *open, uint32_t n)
+tr_cuda_manager_open(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
+                     const tr_kv_open_t *open, uint32_t n)
 {
     if (n > m->size.slots || (n != 0 && open == NULL)) {
         return TR_KERNEL_BADARG;
@@ -247,8 +249,8 @@ tr_cuda_manager_open(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
 }
 
 extern "C" int
-tr_cuda_manager_prompt(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
-                       const tr_cuda_begin_t *begin, uint32_t n)
+tr_cuda_manager_prompt(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
+                       const tr_kv_begin_t *begin, uint32_t n)
 {
     if (n > m->size.slots || (n != 0 && begin == NULL)) {
         return TR_KERNEL_BADARG;
@@ -262,8 +264,8 @@ tr_cuda_manager_prompt(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
 }
 
 extern "C" int
-tr_cuda_manager_step(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
-                     const tr_cuda_ask_t *ask, uint32_t n)
+tr_cuda_manager_step(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
+                     const tr_kv_ask_t *ask, uint32_t n)
 {
     cudaStream_t stream = (cudaStream_t) s->stream;
     dim3 grid(m->chunks, n);
@@ -281,7 +283,7 @@ tr_cuda_manager_step(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
 }
 
 extern "C" int
-tr_cuda_manager_close(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
+tr_cuda_manager_close(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
                       const int32_t *slots, uint32_t n)
 {
     cudaStream_t stream = (cudaStream_t) s->stream;
@@ -300,8 +302,8 @@ tr_cuda_manager_close(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
 
 extern "C" int
 tr_cuda_manager_plan_prompts(const tr_cuda_stream_t *s,
-                             const tr_cuda_manager_t *m,
-                             const tr_cuda_complete_t *complete, uint32_t n)
+                             const tr_kv_manager_t *m,
+                             const tr_kv_complete_t *complete, uint32_t n)
 {
     cudaStream_t stream = (cudaStream_t) s->stream;
     dim3 heads(m->heads, n), warps(manager_ceil(m->heads, MANAGER_WARPS), n);
@@ -319,7 +321,7 @@ tr_cuda_manager_plan_prompts(const tr_cuda_stream_t *s,
 
 extern "C" int
 tr_cuda_manager_install_prompts(const tr_cuda_stream_t *s,
-                                const tr_cuda_manager_t *m, uint32_t n)
+                                const tr_kv_manager_t *m, uint32_t n)
 {
     dim3 warps(manager_ceil(m->heads, MANAGER_WARPS), n);
 
@@ -334,7 +336,7 @@ tr_cuda_manager_install_prompts(const tr_cuda_stream_t *s,
 }
 
 extern "C" int
-tr_cuda_manager_give(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
+tr_cuda_manager_give(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
                      int32_t slot, const int32_t *pages, const uint32_t *n)
 {
     if (slot < 0 || (uint32_t) slot >= m->size.slots || pages == NULL
@@ -347,7 +349,7 @@ tr_cuda_manager_give(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
 }
 
 extern "C" int
-tr_cuda_manager_take(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
+tr_cuda_manager_take(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
                      int32_t slot, int32_t *pages, uint32_t *n, uint32_t max)
 {
     if (slot < 0 || (uint32_t) slot >= m->size.slots || pages == NULL
@@ -361,9 +363,9 @@ tr_cuda_manager_take(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
 }
 
 extern "C" int
-tr_cuda_manager_fork(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
+tr_cuda_manager_fork(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
                      const tr_cuda_history_t *history,
-                     const tr_cuda_fork_t *fork, uint32_t n)
+                     const tr_kv_fork_t *fork, uint32_t n)
 {
     tr_cuda_history_t none = { NULL, 0 };
 
@@ -382,7 +384,7 @@ tr_cuda_manager_fork(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
 }
 
 extern "C" int
-tr_cuda_manager_tally(const tr_cuda_stream_t *s, const tr_cuda_manager_t *m,
+tr_cuda_manager_tally(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
                       uint32_t n)
 {
     if (n > m->size.slots) {

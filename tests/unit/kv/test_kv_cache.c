@@ -58,7 +58,7 @@ must_abort(void (*f)(void *), void *arg)
 /* ---- the ring of pages -------------------------------------------------- */
 
 /* A manager of one head, for its ring. */
-static tr_cuda_manager_t
+static tr_kv_manager_t
 ring_of(uint32_t pages)
 {
     tr_kv_layout_t layout = { .tokens = 16 };
@@ -68,9 +68,9 @@ ring_of(uint32_t pages)
                            .layout = &layout,
                            .page_bytes = 64,
                            .table_len = 8 };
-    tr_cuda_manager_size_t size = { 2, pages, 64, 1 };
+    tr_kv_manager_size_t size = { 2, pages, 64, 1 };
     size_t bytes = tr_kv_host_memory(&shape, &size);
-    tr_cuda_manager_t m;
+    tr_kv_manager_t m;
     void *memory = aligned_alloc(256, bytes + pages * 64);
 
     assert_non_null(memory);
@@ -82,7 +82,7 @@ ring_of(uint32_t pages)
 
 /* Moves the ring's start, as a grant does, and takes the page there. */
 static int32_t
-take(const tr_cuda_manager_t *m, int32_t owner)
+take(const tr_kv_manager_t *m, int32_t owner)
 {
     int32_t page = -1;
 
@@ -91,7 +91,7 @@ take(const tr_cuda_manager_t *m, int32_t owner)
 }
 
 static void
-give(const tr_cuda_manager_t *m, int32_t page, int32_t owner)
+give(const tr_kv_manager_t *m, int32_t page, int32_t owner)
 {
     manager_store(m, m->report->end++, owner, &page);
     assert_int_equal(page, -1);
@@ -99,7 +99,7 @@ give(const tr_cuda_manager_t *m, int32_t page, int32_t owner)
 
 /* Every page is free once, or has an owner. */
 static void
-ring_is_whole(const tr_cuda_manager_t *m)
+ring_is_whole(const tr_kv_manager_t *m)
 {
     uint64_t left = m->report->end - m->report->start, unowned = 0;
     bool seen[16] = { false };
@@ -122,7 +122,7 @@ ring_is_whole(const tr_cuda_manager_t *m)
 static void
 pages_wrap_around(void **state)
 {
-    tr_cuda_manager_t m = ring_of(7);
+    tr_kv_manager_t m = ring_of(7);
     int32_t held[7];
     uint32_t round, i;
 
@@ -146,7 +146,7 @@ pages_wrap_around(void **state)
 static void
 pages_full_is_not_empty(void **state)
 {
-    tr_cuda_manager_t m = ring_of(4);
+    tr_kv_manager_t m = ring_of(4);
     int32_t held[4];
     uint32_t round, i;
 
@@ -171,7 +171,7 @@ pages_full_is_not_empty(void **state)
 static uint32_t
 faults_of(int32_t page, int32_t owner, bool twice)
 {
-    tr_cuda_manager_t m = ring_of(8);
+    tr_kv_manager_t m = ring_of(8);
     int32_t taken = take(&m, 3);
     uint32_t faults;
 
@@ -188,7 +188,7 @@ faults_of(int32_t page, int32_t owner, bool twice)
 static void
 pages_faults_are_counted(void **state)
 {
-    tr_cuda_manager_t m = ring_of(4);
+    tr_kv_manager_t m = ring_of(4);
 
     (void) state;
     assert_int_equal(faults_of(0, 3, false), 0);

@@ -30,7 +30,7 @@ static unsigned order_times = 1, order_plus;
 #define OPERATIONS 150u
 
 typedef struct {
-    tr_cuda_manager_t m;
+    tr_kv_manager_t m;
     void *memory;
     double *copy[WORLD_POLICIES];
     uint32_t copies;
@@ -38,8 +38,8 @@ typedef struct {
 
 static bool
 host_create(void *arg, const tr_kv_view_t *shape,
-            const tr_cuda_manager_size_t *size, const uint8_t *pool,
-            uint64_t pool_bytes, tr_cuda_manager_t *mirror)
+            const tr_kv_manager_size_t *size, const uint8_t *pool,
+            uint64_t pool_bytes, tr_kv_manager_t *mirror)
 {
     host_t *h = arg;
     size_t bytes = manager_lay(shape, size, NULL, &h->m);
@@ -89,7 +89,7 @@ host_nothing(void *arg)
 }
 
 static void
-host_step(const tr_cuda_manager_t *m, const tr_cuda_ask_t *ask, uint32_t n)
+host_step(const tr_kv_manager_t *m, const tr_kv_ask_t *ask, uint32_t n)
 {
     union {
         manager_plan_t plan;
@@ -112,7 +112,7 @@ host_step(const tr_cuda_manager_t *m, const tr_cuda_ask_t *ask, uint32_t n)
 }
 
 static void
-host_close(const tr_cuda_manager_t *m, const int32_t *slots, uint32_t n)
+host_close(const tr_kv_manager_t *m, const int32_t *slots, uint32_t n)
 {
     manager_release_t s;
     uint32_t each = manager_ceil(m->heads, MANAGER_WARPS);
@@ -128,7 +128,7 @@ host_close(const tr_cuda_manager_t *m, const int32_t *slots, uint32_t n)
 }
 
 static void
-host_plan(const tr_cuda_manager_t *m, const tr_cuda_complete_t *c, uint32_t n)
+host_plan(const tr_kv_manager_t *m, const tr_kv_complete_t *c, uint32_t n)
 {
     static manager_prompt_t s;
     static manager_total_t total;
@@ -149,7 +149,7 @@ host_plan(const tr_cuda_manager_t *m, const tr_cuda_complete_t *c, uint32_t n)
 }
 
 static void
-host_install(const tr_cuda_manager_t *m, uint32_t n)
+host_install(const tr_kv_manager_t *m, uint32_t n)
 {
     uint32_t each = manager_ceil(m->heads, MANAGER_WARPS);
     manager_install_t s;
@@ -177,20 +177,18 @@ host_same_pages(void *arg, const int32_t *a, const int32_t *b, uint32_t n)
 
 /* Blocks share a head's pages. */
 static void
-host_fork(const tr_cuda_manager_t *m, const tr_cuda_fork_t *fork, uint32_t n)
+host_fork(const tr_kv_manager_t *m, const tr_kv_fork_t *fork, uint32_t n)
 {
-    tr_cuda_history_t history = { NULL, 0 };
-
     for (uint32_t b = n * m->heads * 3; b > 0; b--) {
         uint32_t i = (b - 1) / 3;
 
-        manager_fork(m, &history, &fork[i / m->heads], i % m->heads,
-                     (b - 1) % 3, 3);
+        manager_fork(m, NULL, 0, &fork[i / m->heads], i % m->heads, (b - 1) % 3,
+                     3);
     }
 }
 
 static void
-host_tally(const tr_cuda_manager_t *m, uint32_t n)
+host_tally(const tr_kv_manager_t *m, uint32_t n)
 {
     manager_tally_t s;
 
@@ -203,7 +201,7 @@ host_tally(const tr_cuda_manager_t *m, uint32_t n)
 static bool
 host_run(void *arg, world_op_t op, void *in, size_t each, uint32_t n)
 {
-    const tr_cuda_manager_t *m = &((host_t *) arg)->m;
+    const tr_kv_manager_t *m = &((host_t *) arg)->m;
     int32_t *list = in;
     manager_swap_t s;
 
@@ -211,10 +209,10 @@ host_run(void *arg, world_op_t op, void *in, size_t each, uint32_t n)
     order_times = world_random(2) ? 1 : 2 * world_random(128) + 1;
     order_plus = world_random(2) ? 0 : world_random(256);
     for (uint32_t i = 0; i < n && op == WORLD_OPEN; i++) {
-        manager_open(m, (const tr_cuda_open_t *) in + i);
+        manager_open(m, (const tr_kv_open_t *) in + i);
     }
     for (uint32_t i = 0; i < n && op == WORLD_BEGIN; i++) {
-        manager_begin(m, (const tr_cuda_begin_t *) in + i);
+        manager_begin(m, (const tr_kv_begin_t *) in + i);
     }
     if (op == WORLD_STEP) {
         host_step(m, in, n);
@@ -284,12 +282,12 @@ test_sizes(void **state)
                            .n_layouts = 1,
                            .layout = &layout,
                            .table_len = 10 };
-    tr_cuda_manager_size_t size = { 4, 100, 64, 2 };
-    tr_cuda_manager_t m;
+    tr_kv_manager_size_t size = { 4, 100, 64, 2 };
+    tr_kv_manager_t m;
 
     (void) state;
     assert_true(manager_lay(&shape, &size, NULL, &m) > 0);
-    size.slots = TR_CUDA_SLOTS_MAX + 1;
+    size.slots = TR_KV_SLOTS_MAX + 1;
     assert_int_equal(manager_lay(&shape, &size, NULL, &m), 0);
     size.slots = 4;
     size.max_prompts = 5;

@@ -568,7 +568,7 @@ test_sizes(void **state)
     assert_int_equal(tr_kv_device_create(&c, &d, &kv, &err), TR_ERR_NOMEM);
     assert_non_null(strstr(err.text, "MiB"));
     c.memory = 1u << 30;
-    c.slots = TR_CUDA_SLOTS_MAX + 1;
+    c.slots = TR_KV_SLOTS_MAX + 1;
     assert_int_equal(tr_kv_device_create(&c, &d, &kv, &err), TR_ERR_INVALID);
     assert_non_null(strstr(err.text, "4097"));
     c.slots = 4;

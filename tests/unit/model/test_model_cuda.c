@@ -33,7 +33,7 @@ typedef struct {
     tr_model_cuda_t *model;
     tr_kv_policy_t *policy;
     tr_kv_cache_t *kv; /* geometry alone */
-    tr_cuda_manager_t manager;
+    tr_kv_manager_t manager;
     uint8_t *pool, *memory, *upload, *pinned;
     tr_cuda_sampled_t *sampled, *sampled_host;
     float *logits; /* pinned */
@@ -64,7 +64,7 @@ open_manager(bed_t *b)
         .max_len = MAX_LEN,
         .memory = 32u << 20
     };
-    tr_cuda_manager_size_t size = { SLOTS, 0, MAX_LEN, 1 };
+    tr_kv_manager_size_t size = { SLOTS, 0, MAX_LEN, 1 };
     tr_kv_view_t shape;
     tr_error_t err;
 
@@ -154,10 +154,10 @@ put(bed_t *b, size_t *at, const void *from, size_t n)
 static void
 open_slot(bed_t *b, int32_t slot, uint32_t prompt)
 {
-    tr_cuda_open_t open = { .slot = slot,
-                            .seq = { .recent_from = UINT32_MAX },
-                            .rule = b->policy->rule };
-    tr_cuda_begin_t begin = { slot, prompt };
+    tr_kv_open_t open = { .slot = slot,
+                          .seq = { .recent_from = UINT32_MAX },
+                          .rule = b->policy->rule };
+    tr_kv_begin_t begin = { slot, prompt };
     size_t at = 0;
 
     ok(b, b->cuda->manager_open(&b->stream, &b->manager,
@@ -187,7 +187,7 @@ run(bed_t *b, int32_t slot, uint32_t pos, uint32_t n, const int32_t *tokens,
     static uint32_t row_pos[MAX_ROWS];
     const uint32_t seq_row[] = { 0, n }, last = n - 1;
     const uint8_t paths[] = { (uint8_t) path };
-    tr_cuda_ask_t ask = { slot, pos, pos + n };
+    tr_kv_ask_t ask = { slot, pos, pos + n };
     tr_cuda_wish_t wish = { .slot = slot,
                             .pos = pos + n - 1,
                             .prompt_len = pos + n,
