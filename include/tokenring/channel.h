@@ -11,7 +11,7 @@
  *
  *   ring       from, to                   records (wire.h)
  *   requests   worker -> frontend thread  SUBMIT
- *   answers    frontend thread -> worker  ACCEPTED, or the end of a request that
+ *   answers    frontend thread -> worker  ACCEPTED, or the end of one that
  *                                         the step loop never had
  *   responses  step loop -> worker        STARTED, DELTA, FINISH, ERROR
  *
