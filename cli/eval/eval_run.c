@@ -9,7 +9,7 @@
 
 #include "engine/config/log.h"
 
-#include "eval_parts.h"
+#include "eval_internal.h"
 #include "cli/terminal.h"
 
 uint32_t

@@ -2,8 +2,8 @@
  * The parts of the eval driver (eval_run.h): a trunk is the prompt of one task,
  * computed once; a fork is one answer, under one policy.
  */
-#ifndef TR_EVAL_PARTS_H
-#define TR_EVAL_PARTS_H
+#ifndef TR_EVAL_INTERNAL_H
+#define TR_EVAL_INTERNAL_H
 
 #include "eval_run.h"
 
@@ -87,7 +87,7 @@ typedef struct {
     size_t text_cap;
 } driver_t;
 
-/* eval_trunk.c */
+/* eval_prefix.c */
 
 /* Is the answer of this turn wanted from this policy, in this group? */
 bool tr_eval_wanted(const driver_t *d, const tr_eval_task_t *task,
@@ -107,7 +107,7 @@ void tr_trunk_end(driver_t *d, trunk_t *t);
 tr_status_t tr_eval_encode(driver_t *d, const json_t *messages, uint32_t n,
                            tr_ids_t *out);
 
-/* eval_fork.c */
+/* eval_branch.c */
 
 /* An answer to turn t->turn by this policy; TR_AGAIN: no room now. */
 tr_status_t tr_fork_begin(driver_t *d, trunk_t *t, uint32_t policy);

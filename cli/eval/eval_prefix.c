@@ -6,7 +6,7 @@
  * of the base from before those queries, since a base that went through them
  * would have counted them for the next turn, too.
  */
-#include "eval_parts.h"
+#include "eval_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

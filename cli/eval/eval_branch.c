@@ -2,7 +2,7 @@
  * Forks: one answer under one policy, from the compression of its copy of the
  * prompt to the judgement (eval_run.h).
  */
-#include "eval_parts.h"
+#include "eval_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
