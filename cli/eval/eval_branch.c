@@ -12,7 +12,7 @@
 static bool
 is_text(const fork_t *f)
 {
-    return f->trunk->task->c == NULL;
+    return f->prefix->task->c == NULL;
 }
 
 /* ---- begin and end ------------------------------------------------------ */
@@ -39,7 +39,7 @@ start_turn(driver_t *d, fork_t *f, uint32_t turn, uint32_t limit)
 }
 
 tr_status_t
-tr_fork_begin(driver_t *d, trunk_t *t, uint32_t policy)
+tr_fork_begin(driver_t *d, prefix_t *t, uint32_t policy)
 {
     uint32_t len = t->len[t->turn], i;
     uint64_t charge = tr_kv_pages_for(d->kv, d->e->policy[policy], t->longest);
@@ -63,7 +63,7 @@ tr_fork_begin(driver_t *d, trunk_t *t, uint32_t policy)
         return rc;
     }
     f->state = FORK_COMPRESS;
-    f->trunk = t;
+    f->prefix = t;
     f->policy = policy;
     f->len = f->prompt = len;
     f->charge = charge;
@@ -84,7 +84,7 @@ tr_fork_end(driver_t *d, fork_t *f)
     }
     tr_kv_close(d->kv, f->slot);
     d->charged -= f->charge;
-    f->trunk->n_forks--;
+    f->prefix->n_forks--;
     free(f->next.data);
     f->next = (tr_ids_t){ 0 };
     f->state = FORK_FREE;
@@ -141,7 +141,7 @@ detokenize(driver_t *d, const fork_t *f, size_t *len)
 static tr_status_t
 record(driver_t *d, fork_t *f)
 {
-    const tr_eval_task_t *task = f->trunk->task;
+    const tr_eval_task_t *task = f->prefix->task;
     tr_eval_record_t r = { .done = true };
     size_t len = 0;
     tr_status_t rc = TR_OK;
@@ -178,7 +178,7 @@ record(driver_t *d, fork_t *f)
 static tr_status_t
 encode_next(driver_t *d, fork_t *f, uint32_t from, uint32_t to)
 {
-    const json_t *messages = f->trunk->task->c->messages;
+    const json_t *messages = f->prefix->task->c->messages;
     json_t *mini = json_pack("[{s:s,s:s}{s:s,s:s}]", "role", "user", "content",
                              "x", "role", "assistant", "content", "y");
     tr_ids_t head = { 0 }, all = { 0 };
@@ -234,8 +234,8 @@ give_up(driver_t *d, fork_t *f, uint32_t turn)
     r.high = f->high / f->steps;
     r.low = f->low / f->steps;
     r.pruned = f->pruned / f->steps;
-    for (; turn < f->trunk->task->n_turns && rc == TR_OK; turn++) {
-        rc = tr_eval_record(d, f->trunk->task->first_job + turn, f->policy, &r,
+    for (; turn < f->prefix->task->n_turns && rc == TR_OK; turn++) {
+        rc = tr_eval_record(d, f->prefix->task->first_job + turn, f->policy, &r,
                             NULL, 0);
     }
     tr_fork_end(d, f);
@@ -243,9 +243,9 @@ give_up(driver_t *d, fork_t *f, uint32_t turn)
 }
 
 static tr_status_t
-next_slot(driver_t *d, fork_t *f)
+next_turn(driver_t *d, fork_t *f)
 {
-    const tr_eval_task_t *task = f->trunk->task;
+    const tr_eval_task_t *task = f->prefix->task;
     uint32_t turn = f->turn + 1;
     tr_status_t rc;
 
@@ -254,13 +254,14 @@ next_slot(driver_t *d, fork_t *f)
     if (rc != TR_OK) {
         return rc;
     }
-    if (f->len + f->next.len + f->trunk->limit[turn] > d->e->x->max_model_len) {
+    if (f->len + f->next.len + f->prefix->limit[turn]
+        > d->e->x->max_model_len) {
         return give_up(d, f, turn);
     }
     f->prompt = f->len + f->next.len;
     tr_kv_prompt(d->kv, f->slot, f->prompt);
     f->state = FORK_PROMPT;
-    return start_turn(d, f, turn, f->trunk->limit[turn]);
+    return start_turn(d, f, turn, f->prefix->limit[turn]);
 }
 
 static tr_status_t
@@ -269,8 +270,8 @@ finish(driver_t *d, fork_t *f)
     tr_status_t rc = record(d, f);
 
     if (rc == TR_OK && d->run->keep_turns
-        && f->turn + 1 < f->trunk->task->n_turns) {
-        return next_slot(d, f);
+        && f->turn + 1 < f->prefix->task->n_turns) {
+        return next_turn(d, f);
     }
     tr_fork_end(d, f);
     return rc;
@@ -343,7 +344,7 @@ tr_fork_plan(driver_t *d, fork_t *f)
         return;
     }
     if (is_text(f)) {
-        item.tokens = f->trunk->task->ids + f->len;
+        item.tokens = f->prefix->task->ids + f->len;
         item.scores = &f->sampled;
     } else {
         item.tokens = &f->out[f->n_out - 1];

@@ -1,6 +1,6 @@
 /*
- * The parts of the eval driver (eval_run.h): a trunk is the prompt of one task,
- * computed once; a fork is one answer, under one policy.
+ * The parts of the eval driver (eval_run.h).  A prefix is the prompt of one
+ * task, computed once and shared; a fork is one answer, under one policy.
  */
 #ifndef TR_EVAL_INTERNAL_H
 #define TR_EVAL_INTERNAL_H
@@ -9,7 +9,7 @@
 
 #define NO_SLOT (-1)
 
-typedef struct trunk trunk_t;
+typedef struct prefix prefix_t;
 
 typedef enum {
     FORK_FREE,
@@ -20,7 +20,7 @@ typedef enum {
 
 typedef struct {
     fork_state_t state;
-    trunk_t *trunk;
+    prefix_t *prefix;
     uint32_t policy, turn;
     int32_t slot;
     uint32_t len;    /* tokens cached */
@@ -37,7 +37,7 @@ typedef struct {
     double bytes, full_bytes, high, low, pruned, nll, seconds;
 } fork_t;
 
-struct trunk {
+struct prefix {
     bool open;
     const tr_eval_task_t *task;
     uint32_t group;     /* what its policies observe */
@@ -59,7 +59,7 @@ struct trunk {
     uint64_t fork_charge; /* what the dearest fork needs */
 };
 
-#define TRUNKS 8u /* prompts computed or waiting for room at once */
+#define PREFIXES 8u /* prompts computed or waiting for room at once */
 
 typedef struct {
     tr_eval_run_t *run;
@@ -70,16 +70,16 @@ typedef struct {
     uint32_t groups[TR_EVAL_POLICIES_MAX], n_groups;
     uint32_t next_task, next_group; /* to be begun */
     uint32_t *order;                /* tasks, longest first */
-    trunk_t *trunks;                /* as many as answers, and some */
-    uint32_t n_trunks;
+    prefix_t *prefixes;             /* as many as answers, and some */
+    uint32_t n_prefixes;
     fork_t *forks;
     uint32_t n_forks;
     uint64_t pages, charged;
     tr_sampling_params_t params;
     tr_sampler_t greedy;
     tr_batch_item_t *items;
-    void **owners; /* of items: a trunk where is_trunk, else a fork */
-    bool *is_trunk;
+    void **owners; /* of items: a prefix where is_prefix, else a fork */
+    bool *is_prefix;
     uint32_t n_items, rows, max_items, max_rows;
     uint32_t turn_of; /* separate: the policy that decodes */
     bool prompts_last;
@@ -93,16 +93,16 @@ typedef struct {
 bool tr_eval_wanted(const driver_t *d, const tr_eval_task_t *task,
                     uint32_t turn, uint32_t policy, uint32_t group);
 /* Begins the task; *t is open afterwards if any answer is wanted. */
-tr_status_t tr_trunk_begin(driver_t *d, trunk_t *t, const tr_eval_task_t *task,
-                           uint32_t group);
+tr_status_t tr_prefix_begin(driver_t *d, prefix_t *t,
+                            const tr_eval_task_t *task, uint32_t group);
 /* What can be done without a step: forks, the next turn.  Whether anything
  * was. */
-tr_status_t tr_trunk_advance(driver_t *d, trunk_t *t, bool *moved);
+tr_status_t tr_prefix_advance(driver_t *d, prefix_t *t, bool *moved);
 /* Adds its next chunk to the batch. */
-void tr_trunk_plan(driver_t *d, trunk_t *t);
-tr_status_t tr_trunk_stepped(driver_t *d, trunk_t *t,
-                             const tr_batch_item_t *item);
-void tr_trunk_end(driver_t *d, trunk_t *t);
+void tr_prefix_plan(driver_t *d, prefix_t *t);
+tr_status_t tr_prefix_stepped(driver_t *d, prefix_t *t,
+                              const tr_batch_item_t *item);
+void tr_prefix_end(driver_t *d, prefix_t *t);
 /* Ids of a conversation of the task's first n messages. */
 tr_status_t tr_eval_encode(driver_t *d, const json_t *messages, uint32_t n,
                            tr_ids_t *out);
@@ -110,7 +110,7 @@ tr_status_t tr_eval_encode(driver_t *d, const json_t *messages, uint32_t n,
 /* eval_branch.c */
 
 /* An answer to turn t->turn by this policy; TR_AGAIN: no room now. */
-tr_status_t tr_fork_begin(driver_t *d, trunk_t *t, uint32_t policy);
+tr_status_t tr_fork_begin(driver_t *d, prefix_t *t, uint32_t policy);
 tr_status_t tr_fork_advance(driver_t *d, fork_t *f, bool *moved);
 void tr_fork_plan(driver_t *d, fork_t *f);
 tr_status_t tr_fork_stepped(driver_t *d, fork_t *f,
@@ -127,6 +127,6 @@ tr_status_t tr_eval_record(driver_t *d, uint32_t job, uint32_t policy,
 /* Room for an item in this step's batch: its rows, at most n; 0: none. */
 uint32_t tr_driver_rows(const driver_t *d, uint32_t n);
 void tr_driver_add(driver_t *d, const tr_batch_item_t *item, void *owner,
-                   bool is_trunk);
+                   bool is_prefix);
 
 #endif

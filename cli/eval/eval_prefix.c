@@ -1,5 +1,6 @@
 /*
- * Trunks: the prompts of a task, computed once for all policies (eval_run.h).
+ * Shared prefixes: the prompts of a task, computed once for all policies
+ * (eval_run.h).
  *
  * The base goes through the turns.  Where policies count a prompt's last
  * queries apart, a turn that is not the last one has a tip of its own: a fork
@@ -35,7 +36,7 @@ tr_eval_wanted(const driver_t *d, const tr_eval_task_t *task, uint32_t turn,
 }
 
 static bool
-turn_wanted(const driver_t *d, const trunk_t *t, uint32_t turn)
+turn_wanted(const driver_t *d, const prefix_t *t, uint32_t turn)
 {
     for (uint32_t p = 0; p < d->e->n_policies; p++) {
         if (tr_eval_wanted(d, t->task, turn, p, t->group)) {
@@ -93,7 +94,7 @@ bound_answer(driver_t *d, const tr_eval_case_t *c, const tr_eval_turn_t *turn,
 }
 
 static tr_status_t
-encode_case(driver_t *d, trunk_t *t)
+encode_case(driver_t *d, prefix_t *t)
 {
     const tr_eval_case_t *c = t->task->c;
     tr_ids_t ids = { 0 };
@@ -122,7 +123,7 @@ encode_case(driver_t *d, trunk_t *t)
 }
 
 static tr_status_t
-encode(driver_t *d, trunk_t *t)
+encode(driver_t *d, prefix_t *t)
 {
     const tr_eval_task_t *task = t->task;
     uint32_t longest = d->e->x->max_model_len;
@@ -154,7 +155,7 @@ encode(driver_t *d, trunk_t *t)
 
 /* A turn that is longer than the model is no answer of any policy. */
 static tr_status_t
-skip_turns(driver_t *d, trunk_t *t)
+skip_turns(driver_t *d, prefix_t *t)
 {
     tr_eval_record_t record = { .done = true, .skipped = true };
     tr_status_t rc = TR_OK;
@@ -177,10 +178,10 @@ skip_turns(driver_t *d, trunk_t *t)
 
 /* ---- begin and end ------------------------------------------------------ */
 
-/* The policy of the trunk's slots: one that keeps the scores which the group
+/* The policy of the prefix's slots: one that keeps the scores which the group
  * needs. */
 static const tr_kv_policy_t *
-trunk_policy(const driver_t *d, uint32_t group)
+prefix_policy(const driver_t *d, uint32_t group)
 {
     const tr_kv_policy_t *best = NULL;
 
@@ -197,7 +198,7 @@ trunk_policy(const driver_t *d, uint32_t group)
 }
 
 static uint32_t
-next_slot(const driver_t *d, const trunk_t *t, uint32_t from)
+next_turn(const driver_t *d, const prefix_t *t, uint32_t from)
 {
     while (from < t->task->n_turns && !turn_wanted(d, t, from)) {
         from++;
@@ -207,24 +208,24 @@ next_slot(const driver_t *d, const trunk_t *t, uint32_t from)
 
 /* Does this turn have a tip apart from the base? */
 static bool
-apart(const trunk_t *t)
+apart(const prefix_t *t)
 {
     return t->group != 0 && t->turn != t->last_turn;
 }
 
-/* Pages are set aside so that, whatever else runs, one fork of every trunk has
+/* Pages are set aside so that, whatever else runs, one fork of every prefix has
  * room: who waits for room is never waited for. */
 static tr_status_t
-take_slot(driver_t *d, trunk_t *t)
+take_slot(driver_t *d, prefix_t *t)
 {
-    const tr_kv_policy_t *policy = trunk_policy(d, t->group);
+    const tr_kv_policy_t *policy = prefix_policy(d, t->group);
     uint32_t len = t->len[t->last_turn];
     uint64_t charge = tr_kv_pages_for(d->kv, policy, len),
              fork = t->fork_charge;
 
     charge *= apart(t) ? 2 : 1;
-    for (uint32_t i = 0; i < d->n_trunks; i++) {
-        const trunk_t *other = &d->trunks[i];
+    for (uint32_t i = 0; i < d->n_prefixes; i++) {
+        const prefix_t *other = &d->prefixes[i];
 
         if (other->base >= 0 && other->fork_charge > fork) {
             fork = other->fork_charge;
@@ -253,7 +254,7 @@ take_slot(driver_t *d, trunk_t *t)
 
 /* What the dearest of its forks is charged. */
 static void
-charge_forks(driver_t *d, trunk_t *t)
+charge_forks(driver_t *d, prefix_t *t)
 {
     uint32_t longest = 0;
 
@@ -273,17 +274,17 @@ charge_forks(driver_t *d, trunk_t *t)
 }
 
 tr_status_t
-tr_trunk_begin(driver_t *d, trunk_t *t, const tr_eval_task_t *task,
-               uint32_t group)
+tr_prefix_begin(driver_t *d, prefix_t *t, const tr_eval_task_t *task,
+                uint32_t group)
 {
     tr_status_t rc;
 
-    *t = (trunk_t){ .open = true,
-                    .task = task,
-                    .group = group,
-                    .base = NO_SLOT,
-                    .tip = NO_SLOT };
-    t->turn = next_slot(d, t, 0);
+    *t = (prefix_t){ .open = true,
+                     .task = task,
+                     .group = group,
+                     .base = NO_SLOT,
+                     .tip = NO_SLOT };
+    t->turn = next_turn(d, t, 0);
     if (t->turn == task->n_turns) {
         t->open = false;
         return TR_OK;
@@ -293,7 +294,7 @@ tr_trunk_begin(driver_t *d, trunk_t *t, const tr_eval_task_t *task,
         rc = skip_turns(d, t);
     }
     if (rc == TR_OK) {
-        t->turn = next_slot(d, t, 0);
+        t->turn = next_turn(d, t, 0);
         for (uint32_t i = 0; i < task->n_turns; i++) {
             t->last_turn = turn_wanted(d, t, i) ? i : t->last_turn;
         }
@@ -302,13 +303,13 @@ tr_trunk_begin(driver_t *d, trunk_t *t, const tr_eval_task_t *task,
         charge_forks(d, t);
     }
     if (rc != TR_OK || t->turn == task->n_turns) {
-        tr_trunk_end(d, t);
+        tr_prefix_end(d, t);
     }
     return rc;
 }
 
 static void
-close_slots(driver_t *d, trunk_t *t)
+close_slots(driver_t *d, prefix_t *t)
 {
     if (t->tip >= 0 && t->tip != t->base) {
         tr_kv_close(d->kv, t->tip);
@@ -322,21 +323,21 @@ close_slots(driver_t *d, trunk_t *t)
 }
 
 void
-tr_trunk_end(driver_t *d, trunk_t *t)
+tr_prefix_end(driver_t *d, prefix_t *t)
 {
     close_slots(d, t);
     free(t->ids.data);
     free(t->len);
     free(t->limit);
     free(t->fits);
-    *t = (trunk_t){ .base = NO_SLOT, .tip = NO_SLOT };
+    *t = (prefix_t){ .base = NO_SLOT, .tip = NO_SLOT };
 }
 
 /* ---- steps -------------------------------------------------------------- */
 
 /* Where the base stops for this turn. */
 static uint32_t
-base_target(const trunk_t *t)
+base_target(const prefix_t *t)
 {
     uint32_t len = t->len[t->turn];
 
@@ -345,7 +346,7 @@ base_target(const trunk_t *t)
 
 /* The base is where this turn's tip begins. */
 static tr_status_t
-begin_tip(driver_t *d, trunk_t *t)
+begin_tip(driver_t *d, prefix_t *t)
 {
     tr_status_t rc = TR_OK;
 
@@ -354,7 +355,7 @@ begin_tip(driver_t *d, trunk_t *t)
         t->tip_len = t->base_len;
         return TR_OK;
     }
-    t->tip = tr_kv_open(d->kv, trunk_policy(d, t->group));
+    t->tip = tr_kv_open(d->kv, prefix_policy(d, t->group));
     if (t->tip < 0) {
         return TR_AGAIN;
     }
@@ -372,10 +373,10 @@ begin_tip(driver_t *d, trunk_t *t)
 }
 
 static void
-end_turn(driver_t *d, trunk_t *t)
+end_turn(driver_t *d, prefix_t *t)
 {
     t->turn = d->run->keep_turns ? t->task->n_turns
-                                 : next_slot(d, t, t->turn + 1);
+                                 : next_turn(d, t, t->turn + 1);
     t->sampled = false;
     t->next_policy = 0;
     if (t->turn == t->task->n_turns) {
@@ -389,7 +390,7 @@ end_turn(driver_t *d, trunk_t *t)
 }
 
 tr_status_t
-tr_trunk_advance(driver_t *d, trunk_t *t, bool *moved)
+tr_prefix_advance(driver_t *d, prefix_t *t, bool *moved)
 {
     tr_status_t rc;
 
@@ -428,7 +429,7 @@ tr_trunk_advance(driver_t *d, trunk_t *t, bool *moved)
 }
 
 void
-tr_trunk_plan(driver_t *d, trunk_t *t)
+tr_prefix_plan(driver_t *d, prefix_t *t)
 {
     bool tip = t->tip >= 0 && t->tip != t->base;
     uint32_t at = tip ? t->tip_len : t->base_len, end, n;
@@ -454,7 +455,7 @@ tr_trunk_plan(driver_t *d, trunk_t *t)
 }
 
 tr_status_t
-tr_trunk_stepped(driver_t *d, trunk_t *t, const tr_batch_item_t *item)
+tr_prefix_stepped(driver_t *d, prefix_t *t, const tr_batch_item_t *item)
 {
     d->run->state.prompt_tokens += item->n;
     if (item->kv_slot == t->base) {

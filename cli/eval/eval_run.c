@@ -1,6 +1,6 @@
 /*
- * The loop of the eval driver (eval_run.h): begins trunks, lets trunks and forks
- * fill a batch, runs it, hands the results back.
+ * The loop of the eval driver (eval_run.h): begins prefixes, lets prefixes and
+ * forks fill a batch, runs it, hands the results back.
  */
 #include "eval_run.h"
 
@@ -22,11 +22,11 @@ tr_driver_rows(const driver_t *d, uint32_t n)
 
 void
 tr_driver_add(driver_t *d, const tr_batch_item_t *item, void *owner,
-              bool is_trunk)
+              bool is_prefix)
 {
     d->items[d->n_items] = *item;
     d->owners[d->n_items] = owner;
-    d->is_trunk[d->n_items++] = is_trunk;
+    d->is_prefix[d->n_items++] = is_prefix;
     d->rows += item->n;
 }
 
@@ -42,8 +42,8 @@ tr_eval_record(driver_t *d, uint32_t job, uint32_t policy,
 
 /* ---- what to begin ------------------------------------------------------ */
 
-/* Policies that count the last queries apart share trunks with others that count
- * as many; those that do not, with anybody. */
+/* Policies that weigh the last queries apart share a prefix with others that
+ * weigh as many; those that do not, with any. */
 static void
 group_policies(driver_t *d)
 {
@@ -95,21 +95,21 @@ by_work(const void *a, const void *b)
 
 /* Begins tasks until enough prompts are under way. */
 static tr_status_t
-begin_trunks(driver_t *d)
+begin_prefixes(driver_t *d)
 {
     uint32_t waiting = 0, i;
     tr_status_t rc = TR_OK;
 
-    for (i = 0; i < d->n_trunks; i++) {
-        waiting += d->trunks[i].open
-                   && d->trunks[i].turn < d->trunks[i].task->n_turns;
+    for (i = 0; i < d->n_prefixes; i++) {
+        waiting += d->prefixes[i].open
+                   && d->prefixes[i].turn < d->prefixes[i].task->n_turns;
     }
-    for (i = 0; i < d->n_trunks && rc == TR_OK && waiting < TRUNKS; i++) {
-        trunk_t *t = &d->trunks[i];
+    for (i = 0; i < d->n_prefixes && rc == TR_OK && waiting < PREFIXES; i++) {
+        prefix_t *t = &d->prefixes[i];
 
         while (!t->open && rc == TR_OK && d->next_task < d->run->n_tasks) {
-            rc = tr_trunk_begin(d, t, &d->run->tasks[d->order[d->next_task]],
-                                d->groups[d->next_group]);
+            rc = tr_prefix_begin(d, t, &d->run->tasks[d->order[d->next_task]],
+                                 d->groups[d->next_group]);
             waiting += t->open;
             if (++d->next_group == d->n_groups) {
                 d->next_group = 0;
@@ -124,17 +124,17 @@ begin_trunks(driver_t *d)
 static tr_status_t
 advance(driver_t *d, bool *moved)
 {
-    tr_status_t rc = begin_trunks(d);
+    tr_status_t rc = begin_prefixes(d);
 
-    for (uint32_t i = 0; i < d->n_trunks && rc == TR_OK; i++) {
-        trunk_t *t = &d->trunks[i];
+    for (uint32_t i = 0; i < d->n_prefixes && rc == TR_OK; i++) {
+        prefix_t *t = &d->prefixes[i];
 
         if (!t->open) {
             continue;
         }
-        rc = tr_trunk_advance(d, t, moved);
+        rc = tr_prefix_advance(d, t, moved);
         if (rc == TR_OK && t->turn == t->task->n_turns && t->n_forks == 0) {
-            tr_trunk_end(d, t);
+            tr_prefix_end(d, t);
             *moved = true;
         }
     }
@@ -161,11 +161,11 @@ plan_forks(driver_t *d, bool decode, bool prompts, uint32_t policy)
 }
 
 static void
-plan_trunks(driver_t *d)
+plan_prefixes(driver_t *d)
 {
-    for (uint32_t i = 0; i < d->n_trunks; i++) {
-        if (d->trunks[i].open) {
-            tr_trunk_plan(d, &d->trunks[i]);
+    for (uint32_t i = 0; i < d->n_prefixes; i++) {
+        if (d->prefixes[i].open) {
+            tr_prefix_plan(d, &d->prefixes[i]);
         }
     }
 }
@@ -177,7 +177,7 @@ plan_separate(driver_t *d)
     d->prompts_last = !d->prompts_last;
     if (d->prompts_last) {
         plan_forks(d, false, true, UINT32_MAX);
-        plan_trunks(d);
+        plan_prefixes(d);
     }
     for (uint32_t i = 0; i < d->e->n_policies && d->n_items == 0; i++) {
         d->turn_of = (d->turn_of + 1) % d->e->n_policies;
@@ -185,7 +185,7 @@ plan_separate(driver_t *d)
     }
     if (d->n_items == 0) {
         plan_forks(d, false, true, UINT32_MAX);
-        plan_trunks(d);
+        plan_prefixes(d);
     }
 }
 
@@ -199,7 +199,7 @@ plan(driver_t *d)
     }
     plan_forks(d, true, false, UINT32_MAX);
     plan_forks(d, false, true, UINT32_MAX);
-    plan_trunks(d);
+    plan_prefixes(d);
 }
 
 static tr_status_t
@@ -209,7 +209,7 @@ hand_back(driver_t *d, double seconds)
 
     for (uint32_t i = 0; i < d->n_items && rc == TR_OK; i++) {
         const tr_batch_item_t *item = &d->items[i];
-        fork_t *f = d->is_trunk[i] ? NULL : d->owners[i];
+        fork_t *f = d->is_prefix[i] ? NULL : d->owners[i];
 
         if (item->status == TR_AGAIN) {
             continue; /* a GPU had no page for it; nothing happened */
@@ -222,7 +222,7 @@ hand_back(driver_t *d, double seconds)
                                 item->pos, tr_status_info(item->status).name);
         }
         if (f == NULL) {
-            rc = tr_trunk_stepped(d, d->owners[i], item);
+            rc = tr_prefix_stepped(d, d->owners[i], item);
         } else {
             if (d->run->separate && f->state == FORK_DECODE) {
                 f->seconds += seconds / d->n_items;
@@ -250,8 +250,8 @@ step(driver_t *d)
 static bool
 idle(const driver_t *d)
 {
-    for (uint32_t i = 0; i < d->n_trunks; i++) {
-        if (d->trunks[i].open) {
+    for (uint32_t i = 0; i < d->n_prefixes; i++) {
+        if (d->prefixes[i].open) {
             return false;
         }
     }
@@ -307,21 +307,21 @@ take_memory(driver_t *d)
     uint32_t n = d->run->n_tasks;
 
     d->n_forks = d->e->batch;
-    d->n_trunks = d->n_forks + TRUNKS;
+    d->n_prefixes = d->n_forks + PREFIXES;
     d->max_items = d->e->config.max_num_seqs;
     d->max_rows = d->e->config.max_batch_tokens;
     d->order = calloc(n + 1, sizeof(*d->order));
-    d->trunks = calloc(d->n_trunks, sizeof(*d->trunks));
+    d->prefixes = calloc(d->n_prefixes, sizeof(*d->prefixes));
     d->forks = calloc(d->n_forks, sizeof(*d->forks));
     d->items = calloc(d->max_items, sizeof(*d->items));
     d->owners = calloc(d->max_items, sizeof(*d->owners));
-    d->is_trunk = calloc(d->max_items, sizeof(*d->is_trunk));
-    if (!d->order || !d->trunks || !d->forks || !d->items || !d->owners
-        || !d->is_trunk) {
+    d->is_prefix = calloc(d->max_items, sizeof(*d->is_prefix));
+    if (!d->order || !d->prefixes || !d->forks || !d->items || !d->owners
+        || !d->is_prefix) {
         return tr_error_set(d->err, TR_ERR_NOMEM, "", "out of memory");
     }
-    for (uint32_t i = 0; i < d->n_trunks; i++) {
-        d->trunks[i].base = d->trunks[i].tip = NO_SLOT;
+    for (uint32_t i = 0; i < d->n_prefixes; i++) {
+        d->prefixes[i].base = d->prefixes[i].tip = NO_SLOT;
     }
     for (uint32_t i = 0; i < n; i++) {
         d->order[i] = i;
@@ -338,17 +338,17 @@ driver_free(driver_t *d)
         tr_fork_end(d, &d->forks[i]);
         free(d->forks[i].out);
     }
-    for (uint32_t i = 0; d->trunks != NULL && i < d->n_trunks; i++) {
-        if (d->trunks[i].open) {
-            tr_trunk_end(d, &d->trunks[i]);
+    for (uint32_t i = 0; d->prefixes != NULL && i < d->n_prefixes; i++) {
+        if (d->prefixes[i].open) {
+            tr_prefix_end(d, &d->prefixes[i]);
         }
     }
     free(d->order);
-    free(d->trunks);
+    free(d->prefixes);
     free(d->forks);
     free(d->items);
     free(d->owners);
-    free(d->is_trunk);
+    free(d->is_prefix);
     free(d->text);
 }
 
