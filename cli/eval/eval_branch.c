@@ -1,6 +1,6 @@
 /*
- * Forks: one answer under one policy, from the compression of its copy of the
- * prompt to the judgement (eval_run.h).
+ * Branches: one answer under one policy, from the compression of its copy of
+ * the prompt to the judgement (eval_run.h).
  */
 #include "eval_internal.h"
 
@@ -10,7 +10,7 @@
 #include "engine/config/log.h"
 
 static bool
-is_text(const fork_t *f)
+is_text(const branch_t *f)
 {
     return f->prefix->task->c == NULL;
 }
@@ -19,7 +19,7 @@ is_text(const fork_t *f)
 
 /* A turn of at most `limit` tokens begins. */
 static tr_status_t
-start_turn(driver_t *d, fork_t *f, uint32_t turn, uint32_t limit)
+start_turn(driver_t *d, branch_t *f, uint32_t turn, uint32_t limit)
 {
     f->turn = turn;
     f->limit = limit;
@@ -39,19 +39,19 @@ start_turn(driver_t *d, fork_t *f, uint32_t turn, uint32_t limit)
 }
 
 tr_status_t
-tr_fork_begin(driver_t *d, prefix_t *t, uint32_t policy)
+tr_branch_begin(driver_t *d, prefix_t *t, uint32_t policy)
 {
     uint32_t len = t->len[t->turn], i;
     uint64_t charge = tr_kv_pages_for(d->kv, d->e->policy[policy], t->longest);
     tr_status_t rc;
-    fork_t *f;
+    branch_t *f;
 
-    for (i = 0; i < d->n_forks && d->forks[i].state != FORK_FREE; i++) {
+    for (i = 0; i < d->n_branches && d->branches[i].state != BRANCH_FREE; i++) {
     }
-    if (i == d->n_forks || d->charged + charge > d->pages) {
+    if (i == d->n_branches || d->charged + charge > d->pages) {
         return TR_AGAIN;
     }
-    f = &d->forks[i];
+    f = &d->branches[i];
     f->slot = tr_kv_open(d->kv, d->e->policy[policy]);
     if (f->slot < 0) {
         return TR_AGAIN;
@@ -62,13 +62,13 @@ tr_fork_begin(driver_t *d, prefix_t *t, uint32_t policy)
         tr_kv_close(d->kv, f->slot);
         return rc;
     }
-    f->state = FORK_COMPRESS;
+    f->state = BRANCH_COMPRESS;
     f->prefix = t;
     f->policy = policy;
     f->len = f->prompt = len;
     f->charge = charge;
     d->charged += charge;
-    t->n_forks++;
+    t->n_branches++;
     rc = start_turn(d, f, t->turn, t->limit[t->turn]);
     if (rc == TR_OK && !is_text(f)) {
         f->out[f->n_out++] = t->first.token;
@@ -77,24 +77,24 @@ tr_fork_begin(driver_t *d, prefix_t *t, uint32_t policy)
 }
 
 void
-tr_fork_end(driver_t *d, fork_t *f)
+tr_branch_end(driver_t *d, branch_t *f)
 {
-    if (f->state == FORK_FREE) {
+    if (f->state == BRANCH_FREE) {
         return;
     }
     tr_kv_close(d->kv, f->slot);
     d->charged -= f->charge;
-    f->prefix->n_forks--;
+    f->prefix->n_branches--;
     free(f->next.data);
     f->next = (tr_ids_t){ 0 };
-    f->state = FORK_FREE;
+    f->state = BRANCH_FREE;
 }
 
 /* ---- memory ------------------------------------------------------------- */
 
 /* What the slot holds now, in pages of an engine that has this policy alone. */
 static void
-take_usage(driver_t *d, fork_t *f)
+take_usage(driver_t *d, branch_t *f)
 {
     tr_kv_usage_t u;
 
@@ -111,7 +111,7 @@ take_usage(driver_t *d, fork_t *f)
 
 /* The answer's text, without the end token, into d->text; its bytes. */
 static tr_status_t
-detokenize(driver_t *d, const fork_t *f, size_t *len)
+detokenize(driver_t *d, const branch_t *f, size_t *len)
 {
     uint32_t each = tr_tokenizer_max_token_bytes(d->e->tokenizer) * 3 + 16;
     size_t need = (size_t) (f->n_out + 1) * each;
@@ -139,7 +139,7 @@ detokenize(driver_t *d, const fork_t *f, size_t *len)
 }
 
 static tr_status_t
-record(driver_t *d, fork_t *f)
+record(driver_t *d, branch_t *f)
 {
     const tr_eval_task_t *task = f->prefix->task;
     tr_eval_record_t r = { .done = true };
@@ -176,7 +176,7 @@ record(driver_t *d, fork_t *f)
  * turn, the user's message, the head of the answer.  Taken from a conversation
  * of one word each, since it does not depend on what came before. */
 static tr_status_t
-encode_next(driver_t *d, fork_t *f, uint32_t from, uint32_t to)
+encode_next(driver_t *d, branch_t *f, uint32_t from, uint32_t to)
 {
     const json_t *messages = f->prefix->task->c->messages;
     json_t *mini = json_pack("[{s:s,s:s}{s:s,s:s}]", "role", "user", "content",
@@ -225,7 +225,7 @@ encode_next(driver_t *d, fork_t *f, uint32_t from, uint32_t to)
 
 /* The answers that have no room any more are wrong. */
 static tr_status_t
-give_up(driver_t *d, fork_t *f, uint32_t turn)
+give_up(driver_t *d, branch_t *f, uint32_t turn)
 {
     tr_eval_record_t r = { .done = true, .prompt_tokens = f->len };
     tr_status_t rc = TR_OK;
@@ -238,12 +238,12 @@ give_up(driver_t *d, fork_t *f, uint32_t turn)
         rc = tr_eval_record(d, f->prefix->task->first_job + turn, f->policy, &r,
                             NULL, 0);
     }
-    tr_fork_end(d, f);
+    tr_branch_end(d, f);
     return rc;
 }
 
 static tr_status_t
-next_turn(driver_t *d, fork_t *f)
+next_turn(driver_t *d, branch_t *f)
 {
     const tr_eval_task_t *task = f->prefix->task;
     uint32_t turn = f->turn + 1;
@@ -260,12 +260,12 @@ next_turn(driver_t *d, fork_t *f)
     }
     f->prompt = f->len + f->next.len;
     tr_kv_prompt(d->kv, f->slot, f->prompt);
-    f->state = FORK_PROMPT;
+    f->state = BRANCH_PROMPT;
     return start_turn(d, f, turn, f->prefix->limit[turn]);
 }
 
 static tr_status_t
-finish(driver_t *d, fork_t *f)
+finish(driver_t *d, branch_t *f)
 {
     tr_status_t rc = record(d, f);
 
@@ -273,13 +273,13 @@ finish(driver_t *d, fork_t *f)
         && f->turn + 1 < f->prefix->task->n_turns) {
         return next_turn(d, f);
     }
-    tr_fork_end(d, f);
+    tr_branch_end(d, f);
     return rc;
 }
 
 /* Has the answer ended? */
 static bool
-ended(const driver_t *d, const fork_t *f)
+ended(const driver_t *d, const branch_t *f)
 {
     return f->n_out == f->limit
            || (!is_text(f) && tr_eval_is_end(d->e, f->out[f->n_out - 1]));
@@ -288,11 +288,11 @@ ended(const driver_t *d, const fork_t *f)
 /* ---- steps -------------------------------------------------------------- */
 
 tr_status_t
-tr_fork_advance(driver_t *d, fork_t *f, bool *moved)
+tr_branch_advance(driver_t *d, branch_t *f, bool *moved)
 {
     tr_status_t rc;
 
-    if (f->state != FORK_COMPRESS) {
+    if (f->state != BRANCH_COMPRESS) {
         return TR_OK;
     }
     rc = tr_kv_compress(d->kv, f->slot, f->len);
@@ -307,12 +307,12 @@ tr_fork_advance(driver_t *d, fork_t *f, bool *moved)
                             tr_status_info(rc).name);
     }
     *moved = true;
-    f->state = FORK_DECODE;
+    f->state = BRANCH_DECODE;
     return ended(d, f) ? finish(d, f) : TR_OK;
 }
 
 static void
-plan_prompt(driver_t *d, fork_t *f)
+plan_prompt(driver_t *d, branch_t *f)
 {
     uint32_t left = f->next.len - f->next_at, n = tr_driver_rows(d, left);
 
@@ -331,15 +331,15 @@ plan_prompt(driver_t *d, fork_t *f)
 }
 
 void
-tr_fork_plan(driver_t *d, fork_t *f)
+tr_branch_plan(driver_t *d, branch_t *f)
 {
     tr_batch_item_t item = { .kv_slot = f->slot, .pos = f->len, .n = 1 };
 
-    if (f->state == FORK_PROMPT) {
+    if (f->state == BRANCH_PROMPT) {
         plan_prompt(d, f);
         return;
     }
-    if (f->state != FORK_DECODE || tr_driver_rows(d, 1) == 0
+    if (f->state != BRANCH_DECODE || tr_driver_rows(d, 1) == 0
         || tr_kv_reserve(d->kv, f->slot, f->len + 1) != TR_OK) {
         return;
     }
@@ -356,18 +356,18 @@ tr_fork_plan(driver_t *d, fork_t *f)
 }
 
 tr_status_t
-tr_fork_stepped(driver_t *d, fork_t *f, const tr_batch_item_t *item)
+tr_branch_stepped(driver_t *d, branch_t *f, const tr_batch_item_t *item)
 {
     f->len += item->n;
-    if (f->state == FORK_DECODE) { /* a GPU knows only now what it holds */
+    if (f->state == BRANCH_DECODE) { /* a GPU knows only now what it holds */
         take_usage(d, f);
     }
-    if (f->state == FORK_PROMPT) {
+    if (f->state == BRANCH_PROMPT) {
         d->run->state.prompt_tokens += item->n;
         f->next_at += item->n;
         if (item->sample) {
             f->out[f->n_out++] = f->sampled.token;
-            f->state = FORK_COMPRESS;
+            f->state = BRANCH_COMPRESS;
         }
         return TR_OK;
     }

@@ -1,6 +1,6 @@
 /*
  * The parts of the eval driver (eval_run.h).  A prefix is the prompt of one
- * task, computed once and shared; a fork is one answer, under one policy.
+ * task, computed once and shared; a branch is one answer, under one policy.
  */
 #ifndef TR_EVAL_INTERNAL_H
 #define TR_EVAL_INTERNAL_H
@@ -12,14 +12,14 @@
 typedef struct prefix prefix_t;
 
 typedef enum {
-    FORK_FREE,
-    FORK_COMPRESS, /* its prompt is cached, the policy has yet to see it */
-    FORK_DECODE,
-    FORK_PROMPT /* keep_turns: the next message */
-} fork_state_t;
+    BRANCH_FREE,
+    BRANCH_COMPRESS, /* its prompt is cached, the policy has yet to see it */
+    BRANCH_DECODE,
+    BRANCH_PROMPT /* keep_turns: the next message */
+} branch_state_t;
 
 typedef struct {
-    fork_state_t state;
+    branch_state_t state;
     prefix_t *prefix;
     uint32_t policy, turn;
     int32_t slot;
@@ -35,7 +35,7 @@ typedef struct {
 
     uint32_t steps;
     double bytes, full_bytes, high, low, pruned, nll, seconds;
-} fork_t;
+} branch_t;
 
 struct prefix {
     bool open;
@@ -52,11 +52,11 @@ struct prefix {
     uint32_t base_len, tip_len;
     bool sampled; /* this turn's prompt is complete */
     tr_sampled_t first;
-    uint32_t next_policy; /* to be forked */
-    uint32_t n_forks;     /* alive */
-    uint32_t longest;     /* prompt and answer, of any turn */
-    uint64_t charge;      /* pages set aside for base and tip */
-    uint64_t fork_charge; /* what the dearest fork needs */
+    uint32_t next_policy;   /* to get a branch */
+    uint32_t n_branches;    /* alive */
+    uint32_t longest;       /* prompt and answer, of any turn */
+    uint64_t charge;        /* pages set aside for base and tip */
+    uint64_t branch_charge; /* what the dearest branch needs */
 };
 
 #define PREFIXES 8u /* prompts computed or waiting for room at once */
@@ -72,13 +72,13 @@ typedef struct {
     uint32_t *order;                /* tasks, longest first */
     prefix_t *prefixes;             /* as many as answers, and some */
     uint32_t n_prefixes;
-    fork_t *forks;
-    uint32_t n_forks;
+    branch_t *branches;
+    uint32_t n_branches;
     uint64_t pages, charged;
     tr_sampling_params_t params;
     tr_sampler_t greedy;
     tr_batch_item_t *items;
-    void **owners; /* of items: a prefix where is_prefix, else a fork */
+    void **owners; /* of items: a prefix where is_prefix, else a branch */
     bool *is_prefix;
     uint32_t n_items, rows, max_items, max_rows;
     uint32_t turn_of; /* separate: the policy that decodes */
@@ -95,7 +95,7 @@ bool tr_eval_wanted(const driver_t *d, const tr_eval_task_t *task,
 /* Begins the task; *t is open afterwards if any answer is wanted. */
 tr_status_t tr_prefix_begin(driver_t *d, prefix_t *t,
                             const tr_eval_task_t *task, uint32_t group);
-/* What can be done without a step: forks, the next turn.  Whether anything
+/* What can be done without a step: branches, the next turn.  Whether anything
  * was. */
 tr_status_t tr_prefix_advance(driver_t *d, prefix_t *t, bool *moved);
 /* Adds its next chunk to the batch. */
@@ -110,12 +110,12 @@ tr_status_t tr_eval_encode(driver_t *d, const json_t *messages, uint32_t n,
 /* eval_branch.c */
 
 /* An answer to turn t->turn by this policy; TR_AGAIN: no room now. */
-tr_status_t tr_fork_begin(driver_t *d, prefix_t *t, uint32_t policy);
-tr_status_t tr_fork_advance(driver_t *d, fork_t *f, bool *moved);
-void tr_fork_plan(driver_t *d, fork_t *f);
-tr_status_t tr_fork_stepped(driver_t *d, fork_t *f,
-                            const tr_batch_item_t *item);
-void tr_fork_end(driver_t *d, fork_t *f);
+tr_status_t tr_branch_begin(driver_t *d, prefix_t *t, uint32_t policy);
+tr_status_t tr_branch_advance(driver_t *d, branch_t *f, bool *moved);
+void tr_branch_plan(driver_t *d, branch_t *f);
+tr_status_t tr_branch_stepped(driver_t *d, branch_t *f,
+                              const tr_batch_item_t *item);
+void tr_branch_end(driver_t *d, branch_t *f);
 
 /* eval_run.c */
 

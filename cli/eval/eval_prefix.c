@@ -3,7 +3,7 @@
  * (eval_run.h).
  *
  * The base goes through the turns.  Where policies count a prompt's last
- * queries apart, a turn that is not the last one has a tip of its own: a fork
+ * queries apart, a turn that is not the last one has a tip of its own: a branch
  * of the base from before those queries, since a base that went through them
  * would have counted them for the next turn, too.
  */
@@ -213,33 +213,33 @@ apart(const prefix_t *t)
     return t->group != 0 && t->turn != t->last_turn;
 }
 
-/* Pages are set aside so that, whatever else runs, one fork of every prefix has
- * room: who waits for room is never waited for. */
+/* Pages are set aside so that one branch of every prefix has room, whatever else
+ * runs: nothing waits for a prefix that waits for room. */
 static tr_status_t
 take_slot(driver_t *d, prefix_t *t)
 {
     const tr_kv_policy_t *policy = prefix_policy(d, t->group);
     uint32_t len = t->len[t->last_turn];
     uint64_t charge = tr_kv_pages_for(d->kv, policy, len),
-             fork = t->fork_charge;
+             branch = t->branch_charge;
 
     charge *= apart(t) ? 2 : 1;
     for (uint32_t i = 0; i < d->n_prefixes; i++) {
         const prefix_t *other = &d->prefixes[i];
 
-        if (other->base >= 0 && other->fork_charge > fork) {
-            fork = other->fork_charge;
+        if (other->base >= 0 && other->branch_charge > branch) {
+            branch = other->branch_charge;
         }
     }
-    if (charge + fork > d->pages) {
+    if (charge + branch > d->pages) {
         return tr_error_set(d->err, TR_ERR_INVALID, "kv_memory",
                             "the KV cache has %llu pages, a prompt of %u "
                             "tokens and one answer need %llu: give more with "
                             "--kv-memory",
                             (unsigned long long) d->pages, len,
-                            (unsigned long long) (charge + fork));
+                            (unsigned long long) (charge + branch));
     }
-    if (d->charged + charge + fork > d->pages) {
+    if (d->charged + charge + branch > d->pages) {
         return TR_AGAIN;
     }
     t->base = tr_kv_open(d->kv, policy);
@@ -252,9 +252,9 @@ take_slot(driver_t *d, prefix_t *t)
     return TR_OK;
 }
 
-/* What the dearest of its forks is charged. */
+/* What the dearest of its branches is charged. */
 static void
-charge_forks(driver_t *d, prefix_t *t)
+charge_branches(driver_t *d, prefix_t *t)
 {
     uint32_t longest = 0;
 
@@ -269,7 +269,7 @@ charge_forks(driver_t *d, prefix_t *t)
                          ? tr_kv_pages_for(d->kv, d->e->policy[p], longest)
                          : 0;
 
-        t->fork_charge = n > t->fork_charge ? n : t->fork_charge;
+        t->branch_charge = n > t->branch_charge ? n : t->branch_charge;
     }
 }
 
@@ -300,7 +300,7 @@ tr_prefix_begin(driver_t *d, prefix_t *t, const tr_eval_task_t *task,
         }
     }
     if (rc == TR_OK) {
-        charge_forks(d, t);
+        charge_branches(d, t);
     }
     if (rc != TR_OK || t->turn == task->n_turns) {
         tr_prefix_end(d, t);
@@ -395,7 +395,7 @@ tr_prefix_advance(driver_t *d, prefix_t *t, bool *moved)
     tr_status_t rc;
 
     if (t->turn == t->task->n_turns) {
-        return TR_OK; /* its forks are on their way */
+        return TR_OK; /* its branches are on their way */
     }
     if (t->base < 0) {
         rc = take_slot(d, t);
@@ -410,7 +410,7 @@ tr_prefix_advance(driver_t *d, prefix_t *t, bool *moved)
     }
     while (t->sampled && t->next_policy < d->e->n_policies) {
         if (tr_eval_wanted(d, t->task, t->turn, t->next_policy, t->group)) {
-            rc = tr_fork_begin(d, t, t->next_policy);
+            rc = tr_branch_begin(d, t, t->next_policy);
             if (rc == TR_AGAIN) {
                 return TR_OK;
             }

@@ -1,6 +1,6 @@
 /*
  * The loop of the eval driver (eval_run.h): begins prefixes, lets prefixes and
- * forks fill a batch, runs it, hands the results back.
+ * branches fill a batch, runs it, hands the results back.
  */
 #include "eval_run.h"
 
@@ -133,13 +133,13 @@ advance(driver_t *d, bool *moved)
             continue;
         }
         rc = tr_prefix_advance(d, t, moved);
-        if (rc == TR_OK && t->turn == t->task->n_turns && t->n_forks == 0) {
+        if (rc == TR_OK && t->turn == t->task->n_turns && t->n_branches == 0) {
             tr_prefix_end(d, t);
             *moved = true;
         }
     }
-    for (uint32_t i = 0; i < d->n_forks && rc == TR_OK; i++) {
-        rc = tr_fork_advance(d, &d->forks[i], moved);
+    for (uint32_t i = 0; i < d->n_branches && rc == TR_OK; i++) {
+        rc = tr_branch_advance(d, &d->branches[i], moved);
     }
     return rc;
 }
@@ -147,15 +147,15 @@ advance(driver_t *d, bool *moved)
 /* ---- a step ------------------------------------------------------------- */
 
 static void
-plan_forks(driver_t *d, bool decode, bool prompts, uint32_t policy)
+plan_branches(driver_t *d, bool decode, bool prompts, uint32_t policy)
 {
-    for (uint32_t i = 0; i < d->n_forks; i++) {
-        fork_t *f = &d->forks[i];
+    for (uint32_t i = 0; i < d->n_branches; i++) {
+        branch_t *f = &d->branches[i];
 
-        if (f->state == FORK_DECODE
+        if (f->state == BRANCH_DECODE
                 ? decode && (policy == UINT32_MAX || f->policy == policy)
-                : f->state == FORK_PROMPT && prompts) {
-            tr_fork_plan(d, f);
+                : f->state == BRANCH_PROMPT && prompts) {
+            tr_branch_plan(d, f);
         }
     }
 }
@@ -176,15 +176,15 @@ plan_separate(driver_t *d)
 {
     d->prompts_last = !d->prompts_last;
     if (d->prompts_last) {
-        plan_forks(d, false, true, UINT32_MAX);
+        plan_branches(d, false, true, UINT32_MAX);
         plan_prefixes(d);
     }
     for (uint32_t i = 0; i < d->e->n_policies && d->n_items == 0; i++) {
         d->turn_of = (d->turn_of + 1) % d->e->n_policies;
-        plan_forks(d, true, false, d->turn_of);
+        plan_branches(d, true, false, d->turn_of);
     }
     if (d->n_items == 0) {
-        plan_forks(d, false, true, UINT32_MAX);
+        plan_branches(d, false, true, UINT32_MAX);
         plan_prefixes(d);
     }
 }
@@ -197,8 +197,8 @@ plan(driver_t *d)
         plan_separate(d);
         return;
     }
-    plan_forks(d, true, false, UINT32_MAX);
-    plan_forks(d, false, true, UINT32_MAX);
+    plan_branches(d, true, false, UINT32_MAX);
+    plan_branches(d, false, true, UINT32_MAX);
     plan_prefixes(d);
 }
 
@@ -209,7 +209,7 @@ hand_back(driver_t *d, double seconds)
 
     for (uint32_t i = 0; i < d->n_items && rc == TR_OK; i++) {
         const tr_batch_item_t *item = &d->items[i];
-        fork_t *f = d->is_prefix[i] ? NULL : d->owners[i];
+        branch_t *f = d->is_prefix[i] ? NULL : d->owners[i];
 
         if (item->status == TR_AGAIN) {
             continue; /* a GPU had no page for it; nothing happened */
@@ -224,10 +224,10 @@ hand_back(driver_t *d, double seconds)
         if (f == NULL) {
             rc = tr_prefix_stepped(d, d->owners[i], item);
         } else {
-            if (d->run->separate && f->state == FORK_DECODE) {
+            if (d->run->separate && f->state == BRANCH_DECODE) {
                 f->seconds += seconds / d->n_items;
             }
-            rc = tr_fork_stepped(d, f, item);
+            rc = tr_branch_stepped(d, f, item);
         }
     }
     return rc;
@@ -306,17 +306,17 @@ take_memory(driver_t *d)
 {
     uint32_t n = d->run->n_tasks;
 
-    d->n_forks = d->e->batch;
-    d->n_prefixes = d->n_forks + PREFIXES;
+    d->n_branches = d->e->batch;
+    d->n_prefixes = d->n_branches + PREFIXES;
     d->max_items = d->e->config.max_num_seqs;
     d->max_rows = d->e->config.max_batch_tokens;
     d->order = calloc(n + 1, sizeof(*d->order));
     d->prefixes = calloc(d->n_prefixes, sizeof(*d->prefixes));
-    d->forks = calloc(d->n_forks, sizeof(*d->forks));
+    d->branches = calloc(d->n_branches, sizeof(*d->branches));
     d->items = calloc(d->max_items, sizeof(*d->items));
     d->owners = calloc(d->max_items, sizeof(*d->owners));
     d->is_prefix = calloc(d->max_items, sizeof(*d->is_prefix));
-    if (!d->order || !d->prefixes || !d->forks || !d->items || !d->owners
+    if (!d->order || !d->prefixes || !d->branches || !d->items || !d->owners
         || !d->is_prefix) {
         return tr_error_set(d->err, TR_ERR_NOMEM, "", "out of memory");
     }
@@ -334,9 +334,9 @@ take_memory(driver_t *d)
 static void
 driver_free(driver_t *d)
 {
-    for (uint32_t i = 0; d->forks != NULL && i < d->n_forks; i++) {
-        tr_fork_end(d, &d->forks[i]);
-        free(d->forks[i].out);
+    for (uint32_t i = 0; d->branches != NULL && i < d->n_branches; i++) {
+        tr_branch_end(d, &d->branches[i]);
+        free(d->branches[i].out);
     }
     for (uint32_t i = 0; d->prefixes != NULL && i < d->n_prefixes; i++) {
         if (d->prefixes[i].open) {
@@ -345,7 +345,7 @@ driver_free(driver_t *d)
     }
     free(d->order);
     free(d->prefixes);
-    free(d->forks);
+    free(d->branches);
     free(d->items);
     free(d->owners);
     free(d->is_prefix);

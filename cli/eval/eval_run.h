@@ -1,27 +1,26 @@
 /*
- * Running cases over policies: a small continuous batch of its own, straight on
+ * Running cases over policies: a small continuous batch of its own, directly on
  * the executor.
  *
- * A prompt is computed once, in the slot of a policy that keeps scores.  When
- * all of it is cached, its last logits give the first token of every answer
- * (chunks attend to uncompressed keys, so that all policies have the same
- * logits there), and the slot is forked once for each policy: the copy is
- * compressed by that policy and goes on alone, greedily, until an end token or
- * the turn's bound.  This is what the engine does with a request, so a fork
- * answers as `tokenring generate -t 0` does with that policy.
+ * A prompt is computed once, in the slot of a policy that keeps scores: the
+ * shared prefix.  When all of it is cached, its last logits give the first
+ * token of every answer (chunks attend to uncompressed keys, so these logits
+ * are the same under all policies).  Then each policy gets a branch: a copy of
+ * the cache that it compresses, and from which it decodes greedily to an end
+ * token or the turn's limit.  The engine does the same with a request, so a
+ * branch answers as `tokenring generate -t 0` does under that policy.
  *
- * Case by turns, each with the reference history before it: the prompt of a
- * turn is the beginning of that of the next one, so its slot is forked and goes
- * on.  Policies that count the last queries of a prompt apart (snapkv) take
- * their fork a little before the end, and compute the rest of the prompt
- * themselves, once for all of them.
+ * Turn by turn, each with the reference history before it: the prompt of a turn
+ * is the beginning of the next one's, so its slot goes on after the branches
+ * were taken.  Policies that weigh the last queries of a prompt apart (snapkv)
+ * branch a little before its end, and compute the rest once for all of them.
  *
- * keep_turns: each policy keeps its fork through the conversation.  The user's
- * next message is computed on top of the compressed cache and the model's own
+ * keep_turns: each policy keeps its branch through the conversation.  The next
+ * message is computed on top of the compressed cache and the model's own
  * answer, then compressed itself.
  *
- * A text (perplexity): the first part of a window is the prompt, then the text
- * itself is the answer, token by token under the compressed cache; the
+ * A text (perplexity): the first part of a window is the prompt, and the text
+ * itself is the answer, token by token under the compressed cache.  The
  * likelihood of every token but the first counts.
  */
 #ifndef TR_EVAL_RUN_H

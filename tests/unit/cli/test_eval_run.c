@@ -1,5 +1,5 @@
 /*
- * The driver of `tokenring eval` on the shipped model: a fork answers as one
+ * The driver of `tokenring eval` on the shipped model: a branch answers as one
  * sequence alone does that is prefilled, compressed and decoded under the same
  * policy, with whatever others it shared a prompt and batches, and is said to
  * take the memory that this sequence takes in an engine of that policy; kept
@@ -415,7 +415,7 @@ compare(tr_eval_session_t *s, const char *path, uint32_t n, history_t history)
 /* ---- tests -------------------------------------------------------------- */
 
 static void
-test_a_fork_answers_as_a_sequence_alone(void **state)
+test_a_branch_answers_as_a_sequence_alone(void **state)
 {
     char cases[40], results[48];
     tr_eval_session_t s;
@@ -554,7 +554,7 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_fork_answers_as_a_sequence_alone),
+        cmocka_unit_test(test_a_branch_answers_as_a_sequence_alone),
         cmocka_unit_test(test_kept_turns_are_one_cache),
         cmocka_unit_test(
             test_a_small_cache_serves_one_after_another_or_says_so),
