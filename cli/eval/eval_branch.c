@@ -57,7 +57,7 @@ tr_branch_begin(driver_t *d, prefix_t *t, uint32_t policy)
         return TR_AGAIN;
     }
     tr_kv_prompt(d->kv, f->slot, len);
-    rc = tr_kv_fork(d->kv, t->tip, f->slot, len);
+    rc = tr_kv_fork(d->kv, t->prompt, f->slot, len);
     if (rc != TR_OK) {
         tr_kv_close(d->kv, f->slot);
         return rc;

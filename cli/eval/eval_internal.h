@@ -47,15 +47,15 @@ struct prefix {
     bool *fits;         /* [n_turns] */
     uint32_t turn;      /* the turn that is computed now; n_turns: none left */
     uint32_t last_turn; /* the last one wanted */
-    int32_t base, tip;  /* slots: the history, and this turn's prompt; the
+    int32_t base, prompt; /* slots: the history, and this turn's prompt; the
                          * same where nothing speaks against it */
-    uint32_t base_len, tip_len;
+    uint32_t base_len, prompt_len;
     bool sampled; /* this turn's prompt is complete */
     tr_sampled_t first;
     uint32_t next_policy;   /* to get a branch */
     uint32_t n_branches;    /* alive */
     uint32_t longest;       /* prompt and answer, of any turn */
-    uint64_t charge;        /* pages set aside for base and tip */
+    uint64_t charge;        /* pages set aside for base and prompt */
     uint64_t branch_charge; /* what the dearest branch needs */
 };
 

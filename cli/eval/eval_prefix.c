@@ -3,7 +3,7 @@
  * (eval_run.h).
  *
  * The base goes through the turns.  Where policies count a prompt's last
- * queries apart, a turn that is not the last one has a tip of its own: a branch
+ * queries apart, a turn that is not the last one has a slot of its own: a branch
  * of the base from before those queries, since a base that went through them
  * would have counted them for the next turn, too.
  */
@@ -206,7 +206,7 @@ next_turn(const driver_t *d, const prefix_t *t, uint32_t from)
     return from;
 }
 
-/* Does this turn have a tip apart from the base? */
+/* Does this turn have a slot apart from the base? */
 static bool
 apart(const prefix_t *t)
 {
@@ -283,7 +283,7 @@ tr_prefix_begin(driver_t *d, prefix_t *t, const tr_eval_task_t *task,
                      .task = task,
                      .group = group,
                      .base = NO_SLOT,
-                     .tip = NO_SLOT };
+                     .prompt = NO_SLOT };
     t->turn = next_turn(d, t, 0);
     if (t->turn == task->n_turns) {
         t->open = false;
@@ -311,13 +311,13 @@ tr_prefix_begin(driver_t *d, prefix_t *t, const tr_eval_task_t *task,
 static void
 close_slots(driver_t *d, prefix_t *t)
 {
-    if (t->tip >= 0 && t->tip != t->base) {
-        tr_kv_close(d->kv, t->tip);
+    if (t->prompt >= 0 && t->prompt != t->base) {
+        tr_kv_close(d->kv, t->prompt);
     }
     if (t->base >= 0) {
         tr_kv_close(d->kv, t->base);
     }
-    t->base = t->tip = NO_SLOT;
+    t->base = t->prompt = NO_SLOT;
     d->charged -= t->charge;
     t->charge = 0;
 }
@@ -330,7 +330,7 @@ tr_prefix_end(driver_t *d, prefix_t *t)
     free(t->len);
     free(t->limit);
     free(t->fits);
-    *t = (prefix_t){ .base = NO_SLOT, .tip = NO_SLOT };
+    *t = (prefix_t){ .base = NO_SLOT, .prompt = NO_SLOT };
 }
 
 /* ---- steps -------------------------------------------------------------- */
@@ -344,31 +344,31 @@ base_target(const prefix_t *t)
     return !apart(t) ? len : len > t->group ? len - t->group : 0;
 }
 
-/* The base is where this turn's tip begins. */
+/* The base is where this turn's prompt leaves it. */
 static tr_status_t
-begin_tip(driver_t *d, prefix_t *t)
+begin_prompt(driver_t *d, prefix_t *t)
 {
     tr_status_t rc = TR_OK;
 
     if (!apart(t)) {
-        t->tip = t->base;
-        t->tip_len = t->base_len;
+        t->prompt = t->base;
+        t->prompt_len = t->base_len;
         return TR_OK;
     }
-    t->tip = tr_kv_open(d->kv, prefix_policy(d, t->group));
-    if (t->tip < 0) {
+    t->prompt = tr_kv_open(d->kv, prefix_policy(d, t->group));
+    if (t->prompt < 0) {
         return TR_AGAIN;
     }
     if (t->base_len > 0) {
-        rc = tr_kv_fork(d->kv, t->base, t->tip, t->base_len);
+        rc = tr_kv_fork(d->kv, t->base, t->prompt, t->base_len);
     }
     if (rc != TR_OK) {
-        tr_kv_close(d->kv, t->tip);
-        t->tip = NO_SLOT;
+        tr_kv_close(d->kv, t->prompt);
+        t->prompt = NO_SLOT;
         return rc;
     }
-    tr_kv_prompt(d->kv, t->tip, t->len[t->turn]);
-    t->tip_len = t->base_len;
+    tr_kv_prompt(d->kv, t->prompt, t->len[t->turn]);
+    t->prompt_len = t->base_len;
     return TR_OK;
 }
 
@@ -383,10 +383,10 @@ end_turn(driver_t *d, prefix_t *t)
         close_slots(d, t);
         return;
     }
-    if (t->tip != t->base) {
-        tr_kv_close(d->kv, t->tip);
+    if (t->prompt != t->base) {
+        tr_kv_close(d->kv, t->prompt);
     }
-    t->tip = NO_SLOT;
+    t->prompt = NO_SLOT;
 }
 
 tr_status_t
@@ -404,8 +404,8 @@ tr_prefix_advance(driver_t *d, prefix_t *t, bool *moved)
         }
         *moved = true;
     }
-    if (t->tip < 0 && t->base_len == base_target(t)
-        && begin_tip(d, t) == TR_OK) {
+    if (t->prompt < 0 && t->base_len == base_target(t)
+        && begin_prompt(d, t) == TR_OK) {
         *moved = true;
     }
     while (t->sampled && t->next_policy < d->e->n_policies) {
@@ -431,20 +431,20 @@ tr_prefix_advance(driver_t *d, prefix_t *t, bool *moved)
 void
 tr_prefix_plan(driver_t *d, prefix_t *t)
 {
-    bool tip = t->tip >= 0 && t->tip != t->base;
-    uint32_t at = tip ? t->tip_len : t->base_len, end, n;
+    bool own = t->prompt >= 0 && t->prompt != t->base;
+    uint32_t at = own ? t->prompt_len : t->base_len, end, n;
 
     if (t->turn == t->task->n_turns || t->base < 0 || t->sampled) {
         return;
     }
-    end = tip ? t->len[t->turn] : base_target(t);
+    end = own ? t->len[t->turn] : base_target(t);
     n = tr_driver_rows(d, end - at);
     if (n == 0
-        || tr_kv_reserve(d->kv, tip ? t->tip : t->base, at + n) != TR_OK) {
+        || tr_kv_reserve(d->kv, own ? t->prompt : t->base, at + n) != TR_OK) {
         return;
     }
     tr_driver_add(d,
-                  &(tr_batch_item_t){ .kv_slot = tip ? t->tip : t->base,
+                  &(tr_batch_item_t){ .kv_slot = own ? t->prompt : t->base,
                                       .pos = at,
                                       .n = n,
                                       .tokens = t->ids.data + at,
@@ -461,12 +461,12 @@ tr_prefix_stepped(driver_t *d, prefix_t *t, const tr_batch_item_t *item)
     if (item->kv_slot == t->base) {
         t->base_len += item->n;
     } else {
-        t->tip_len += item->n;
+        t->prompt_len += item->n;
     }
     if (item->sample) {
         t->sampled = true;
-        t->tip = item->kv_slot;
-        t->tip_len = t->len[t->turn];
+        t->prompt = item->kv_slot;
+        t->prompt_len = t->len[t->turn];
     }
     return TR_OK;
 }

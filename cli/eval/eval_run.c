@@ -321,7 +321,7 @@ take_memory(driver_t *d)
         return tr_error_set(d->err, TR_ERR_NOMEM, "", "out of memory");
     }
     for (uint32_t i = 0; i < d->n_prefixes; i++) {
-        d->prefixes[i].base = d->prefixes[i].tip = NO_SLOT;
+        d->prefixes[i].base = d->prefixes[i].prompt = NO_SLOT;
     }
     for (uint32_t i = 0; i < n; i++) {
         d->order[i] = i;
