@@ -48,25 +48,31 @@ typedef struct {
           TR_OPTION_TEXT,                                                       \
           &(t).dir,                                                             \
           "DIR",                                                                \
-          "run this Hugging Face directory here, unless --engine or --url",     \
+          "Hugging Face directory, run here unless --engine or --url",          \
           0,                                                                    \
           0,                                                                    \
           NULL,                                                                 \
           false },                                                              \
         { "engine",    'e',      TR_OPTION_TEXT,                                \
-          &(t).engine, "SOCKET", "a running engine, through its ring",          \
+          &(t).engine, "SOCKET", "the socket of a running engine",              \
           0,           0,        NULL,                                          \
           false },                                                              \
-        { "url",    'u',   TR_OPTION_TEXT,                                      \
-          &(t).url, "URL", "an OpenAI-style API, like http://127.0.0.1:8080",   \
-          0,        0,     NULL,                                                \
+        { "url",                                                                \
+          'u',                                                                  \
+          TR_OPTION_TEXT,                                                       \
+          &(t).url,                                                             \
+          "URL",                                                                \
+          "an OpenAI-compatible API, like http://127.0.0.1:8080",               \
+          0,                                                                    \
+          0,                                                                    \
+          NULL,                                                                 \
           false },                                                              \
         { "model-name",                                                         \
           0,                                                                    \
           TR_OPTION_TEXT,                                                       \
           &(t).model,                                                           \
           "NAME",                                                               \
-          "--url: model to ask for (default: the first one listed)",            \
+          "--url: the model to request (default: the first one listed)",        \
           0,                                                                    \
           0,                                                                    \
           NULL,                                                                 \

@@ -30,7 +30,7 @@ static tr_option_t options[] = {
     { "system", 0, TR_OPTION_TEXT, &g.system, "TEXT",
       "a system message at the beginning", 0, 0, NULL, false },
     { "quiet", 'q', TR_OPTION_FLAG, &g.quiet, NULL,
-      "no line of figures after an answer", 0, 0, NULL, false },
+      "do not print figures after an answer", 0, 0, NULL, false },
     TR_SAMPLING_OPTIONS(g.sampling),
     TR_LENGTH_OPTIONS(g.sampling),
     { NULL, 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0, NULL, false }
@@ -39,7 +39,7 @@ static tr_option_t options[] = {
 static const tr_command_t command = {
     "tokenring chat [options] -m DIR | --engine SOCKET | --url URL",
     "Talks to a model.  Every line is one turn; a line that ends in \\ goes\n"
-    "on in the next one.  /reset begins anew, /quit (or Ctrl-D) ends, Ctrl-C\n"
+    "on in the next one.  /reset starts over, /quit (or Ctrl-D) ends, Ctrl-C\n"
     "stops an answer.",
     "  tokenring chat -m models/pocket\n"
     "  tokenring chat --url http://127.0.0.1:8080 --system 'Be brief.'",
@@ -154,7 +154,7 @@ converse(void)
         return 1;
     }
     if (g.terminal) {
-        fprintf(stderr, "%s (%s).  /reset begins anew, /quit ends.\n",
+        fprintf(stderr, "%s (%s).  /reset starts over, /quit ends.\n",
                 g.client->model, g.client->where);
     }
     while (rc == 0) {
@@ -169,7 +169,7 @@ converse(void)
         if (strcmp(text, "/reset") == 0) {
             reset();
         } else if (text[0] == '/' && g.terminal) {
-            fprintf(stderr, "/reset begins anew, /quit ends\n");
+            fprintf(stderr, "/reset starts over, /quit ends\n");
         } else if (text[0] != '\0') {
             rc = turn(text);
         }

@@ -29,18 +29,19 @@ static struct {
 
 static tr_option_t options[] = {
     { "exit", 'x', TR_OPTION_FLAG, &g.leave, NULL,
-      "and let the engine's process end then", 0, 0, NULL, false },
+      "then stop the engine's process", 0, 0, NULL, false },
     { "undo", 'u', TR_OPTION_FLAG, &g.undo, NULL, "take new requests again", 0,
       0, NULL, false },
     { "timeout", 't', TR_OPTION_NUMBER, &g.timeout, "SECONDS",
-      "wait no longer (exit status 1); the engine stays drained", 0.1, 1e6,
-      NULL, false },
+      "stop waiting (exit status 1); the engine stays drained", 0.1, 1e6, NULL,
+      false },
     { NULL, 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0, NULL, false }
 };
 
 static const tr_command_t command = {
     "tokenring drain [options] NAME|SOCKET",
-    "Lets a running engine finish what it has and take nothing new, and waits\n"
+    "Tells a running engine to finish its requests and take no new ones, and "
+    "waits\n"
     "until nothing is left.  NAME stands for " SOCKET_DIR "/NAME.sock.",
     "  tokenring drain main\n"
     "  tokenring drain --exit /run/tokenring/second.sock",

@@ -42,9 +42,9 @@ static tr_option_t options[] = {
     { "engine", 'e', TR_OPTION_TEXT, &g.engine, "SOCKET", "the engine's socket",
       0, 0, NULL, false },
     { "interval", 'i', TR_OPTION_NUMBER, &g.interval, "SECONDS",
-      "between two looks (default 1)", 0.05, 3600, NULL, false },
+      "between two updates (default 1)", 0.05, 3600, NULL, false },
     { "once", '1', TR_OPTION_FLAG, &g.once, NULL,
-      "one look: figures since the engine's start", 0, 0, NULL, false },
+      "print once, with figures since the engine started", 0, 0, NULL, false },
     { "json", 0, TR_OPTION_FLAG, &g.json, NULL, "JSON, one object a line", 0, 0,
       NULL, false },
     { NULL, 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0, NULL, false }

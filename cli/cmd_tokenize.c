@@ -33,9 +33,10 @@ static tr_option_t options[] = {
     { "json", 0, TR_OPTION_FLAG, &g.json, NULL,
       "a line is a JSON string, ids are a JSON array", 0, 0, NULL, false },
     { "special", 0, TR_OPTION_FLAG, &g.special, NULL,
-      "add what the tokenizer adds to a prompt (BOS)", 0, 0, NULL, false },
+      "add the tokens that the tokenizer adds to a prompt (BOS)", 0, 0, NULL,
+      false },
     { "parse-special", 0, TR_OPTION_FLAG, &g.parse_special, NULL,
-      "special tokens written in the text count as such", 0, 0, NULL, false },
+      "read special tokens written in the text as such", 0, 0, NULL, false },
     { "skip-special", 0, TR_OPTION_FLAG, &g.skip_special, NULL,
       "--decode: leave special tokens out", 0, 0, NULL, false },
     { NULL, 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0, NULL, false }

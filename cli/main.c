@@ -17,10 +17,11 @@ static const struct {
     { "generate", tr_cmd_generate, "answer one prompt, streaming" },
     { "chat", tr_cmd_chat, "talk to a model, turn by turn" },
     { "stats", tr_cmd_stats, "watch a running engine" },
-    { "drain", tr_cmd_drain, "let an engine finish and take nothing new" },
+    { "drain", tr_cmd_drain,
+      "take an engine out of service without losing a request" },
     { "bench", tr_cmd_bench, "measure latency and throughput" },
     { "eval", tr_cmd_eval, "compare KV policies on cases with answers" },
-    { "calibrate", tr_cmd_calibrate, "find a KV policy's settings" },
+    { "calibrate", tr_cmd_calibrate, "find settings for a KV policy" },
     { "tokenize", tr_cmd_tokenize, "text to token ids, and back" },
 };
 
@@ -36,7 +37,7 @@ help(FILE *f)
     for (i = 0; i < N_COMMANDS; i++) {
         fprintf(f, "  %-10s %s\n", commands[i].name, commands[i].help);
     }
-    fprintf(f, "\n`tokenring COMMAND --help` tells more.  The engine itself is "
+    fprintf(f, "\n`tokenring COMMAND --help` lists the options.  The engine is "
                "tokenring-engine.\n");
 }
 

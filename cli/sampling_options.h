@@ -15,30 +15,30 @@ typedef struct {
     tr_option_list_t stop;
 } tr_sampling_options_t;
 
-#define TR_LENGTH_OPTIONS(s)                                                 \
-    { "max-tokens",                                                          \
-      'n',                                                                   \
-      TR_OPTION_INT,                                                         \
-      &(s).max_tokens,                                                       \
-      "N",                                                                   \
-      "longest answer, in tokens",                                           \
-      1,                                                                     \
-      1 << 24,                                                               \
-      "max_tokens",                                                          \
-      false },                                                               \
-        { "min-tokens",                                                      \
-          0,                                                                 \
-          TR_OPTION_INT,                                                     \
-          &(s).min_tokens,                                                   \
-          "N",                                                               \
-          "no end of text before so many",                                   \
-          0,                                                                 \
-          1 << 24,                                                           \
-          "min_tokens",                                                      \
-          false },                                                           \
-    {                                                                        \
-        "ignore-eos", 0, TR_OPTION_FLAG, &(s).ignore_eos, NULL,              \
-            "go on after the model's end of text", 0, 0, "ignore_eos", false \
+#define TR_LENGTH_OPTIONS(s)                                                   \
+    { "max-tokens",                                                            \
+      'n',                                                                     \
+      TR_OPTION_INT,                                                           \
+      &(s).max_tokens,                                                         \
+      "N",                                                                     \
+      "most tokens in an answer",                                              \
+      1,                                                                       \
+      1 << 24,                                                                 \
+      "max_tokens",                                                            \
+      false },                                                                 \
+        { "min-tokens",                                                        \
+          0,                                                                   \
+          TR_OPTION_INT,                                                       \
+          &(s).min_tokens,                                                     \
+          "N",                                                                 \
+          "no end before N tokens",                                            \
+          0,                                                                   \
+          1 << 24,                                                             \
+          "min_tokens",                                                        \
+          false },                                                             \
+    {                                                                          \
+        "ignore-eos", 0, TR_OPTION_FLAG, &(s).ignore_eos, NULL,                \
+            "continue past the model's end of text", 0, 0, "ignore_eos", false \
     }
 
 /* bench has its own way to say how long answers are */
@@ -63,17 +63,30 @@ typedef struct {
           2,                                                                    \
           "temperature",                                                        \
           false },                                                              \
-        { "top-p",    0,   TR_OPTION_NUMBER,                                    \
-          &(s).top_p, "X", "smallest set of this probability (0: one, 1: off)", \
-          0,          1,   "top_p",                                             \
+        { "top-p",                                                              \
+          0,                                                                    \
+          TR_OPTION_NUMBER,                                                     \
+          &(s).top_p,                                                           \
+          "X",                                                                  \
+          "sample from the smallest set of this probability (0: one token, "    \
+          "1: off)",                                                            \
+          0,                                                                    \
+          1,                                                                    \
+          "top_p",                                                              \
           false },                                                              \
         { "top-k",    0,       TR_OPTION_INT,                                   \
-          &(s).top_k, "N",     "the N most likely tokens, 0: off",              \
+          &(s).top_k, "N",     "sample from the N most likely tokens (0: off)", \
           0,          1 << 24, "top_k",                                         \
           false },                                                              \
-        { "min-p",    0,   TR_OPTION_NUMBER,                                    \
-          &(s).min_p, "X", "tokens at least X times as likely as the best",     \
-          0,          1,   "min_p",                                             \
+        { "min-p",                                                              \
+          0,                                                                    \
+          TR_OPTION_NUMBER,                                                     \
+          &(s).min_p,                                                           \
+          "X",                                                                  \
+          "drop tokens less than X times as likely as the best",                \
+          0,                                                                    \
+          1,                                                                    \
+          "min_p",                                                              \
           false },                                                              \
         { "presence-penalty",                                                   \
           0,                                                                    \
@@ -105,11 +118,13 @@ typedef struct {
           10,                                                                   \
           "repetition_penalty",                                                 \
           false },                                                              \
-        { "seed", 's', TR_OPTION_INT, &(s).seed, "N", "the same answer again",  \
-          0,      0,   "seed",        false },                                  \
+        { "seed",    's', TR_OPTION_INT,                                        \
+          &(s).seed, "N", "the same seed gives the same answer",                \
+          0,         0,   "seed",                                               \
+          false },                                                              \
     {                                                                           \
         "stop", 0, TR_OPTION_LIST, &(s).stop, "TEXT",                           \
-            "end before this text, may be repeated", 0, 0, "stop", false        \
+            "stop before this text, may be repeated", 0, 0, "stop", false       \
     }
 
 #endif

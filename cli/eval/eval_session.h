@@ -53,16 +53,19 @@ typedef struct {
                     "longest answer where a case does not say (default 512)", \
                     1, 1 << 24),                                              \
         TR_EVAL_ROW("keep-turns", 0, TR_OPTION_FLAG, &(o).keep_turns, NULL,   \
-                    "one cache through the turns of a conversation", 0, 0),   \
+                    "keep one cache through the turns of a conversation", 0,  \
+                    0),                                                       \
         TR_EVAL_ROW("separate", 0, TR_OPTION_FLAG, &(o).separate, NULL,       \
-                    "one policy a step, so that tokens/s can be told apart",  \
-                    0, 0),                                                    \
+                    "one policy per step, to measure tokens/s for each", 0,   \
+                    0),                                                       \
         TR_EVAL_ROW("resume", 0, TR_OPTION_TEXT, &(o).resume, "FILE",         \
-                    "keep results there, and skip those that are there", 0, 0)
+                    "keep results in this file, and skip those it already "   \
+                    "has",                                                    \
+                    0, 0)
 
 #define TR_EVAL_TEXT_OPTIONS(o)                                            \
     TR_EVAL_ROW("perplexity", 0, TR_OPTION_TEXT, &(o).text, "TEXT",        \
-                "a text file: how well it is predicted", 0, 0),            \
+                "measure how well a text file is predicted", 0, 0),        \
         TR_EVAL_ROW("window", 0, TR_OPTION_INT, &(o).window, "N",          \
                     "--perplexity: tokens of a window (default 1024)", 16, \
                     1 << 24),                                              \
