@@ -4,6 +4,8 @@
  */
 #include "gpu_bed.h"
 
+#include <math.h>
+
 #define COPY_BYTES ((size_t) 1 << 30)
 #define ROUNDS 5
 
