@@ -2,7 +2,7 @@
 //
 // conf/engine.conf tells of every setting, with the default and the sentence
 // that `tokenring-engine --help` has, and nothing that is not a setting; and
-// the engine starts with it.
+// the engine starts with it. What --check prints.
 
 const test = require('node:test');
 const assert = require('node:assert/strict');
@@ -59,3 +59,15 @@ for (const [key, said] of settingsOfFile()) {
     }
   });
 }
+
+test('--check says what the model is', () => {
+  const out = spawnSync(ENGINE,
+    ['--check', '--model', path.join(ROOT, 'models/pocket')],
+    { encoding: 'utf8' });
+  assert.equal(out.status, 0, out.stderr);
+  const lines = out.stdout.trimEnd().split('\n');
+  assert.match(lines[0], /^model: 8 layers, hidden 384, mlp 1024, 6 query heads/);
+  assert.match(lines[1], /^layers 0 to 7: .*; act silu; rope 0$/);
+  assert.equal(lines[2], 'rope 0: default, theta 10000');
+  assert.match(lines[3], /^configuration and model .* are fine$/);
+});
