@@ -369,12 +369,6 @@ copy16(uint32_t dst, const void *src, uint32_t bytes)
 }
 
 static inline void
-copy_arrive(uint32_t bar)
-{
-    simt_copy_arrive(bar);
-}
-
-static inline void
 copy_engine(uint32_t dst, const uint8_t *src, uint32_t bytes, uint32_t bar,
             uint64_t)
 {

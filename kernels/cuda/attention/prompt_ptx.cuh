@@ -53,14 +53,6 @@ copy16(uint32_t dst, const void *src, uint32_t bytes)
                  : "memory");
 }
 
-/* Arrives when all copies of this thread so far are complete. */
-static __device__ __forceinline__ void
-copy_arrive(uint32_t bar)
-{
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar)
-                 : "memory");
-}
-
 /* Contiguous bytes by the copy engine; a multiple of 16. */
 static __device__ __forceinline__ void
 copy_bulk(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
