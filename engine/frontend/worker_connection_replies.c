@@ -7,6 +7,7 @@
  */
 #include "worker_connection.h"
 
+#include <assert.h>
 #include <string.h>
 #include <time.h>
 
@@ -210,6 +211,7 @@ accept_request(tr_connection_t *c, tr_request_slot_t *s)
                     + TR_NAME_MAX + TR_ERROR_PARAM + TR_ERROR_TEXT;
     tr_status_t rc = want_space(c, need);
 
+    assert(s->state == TR_SLOT_REPLY); /* it is passed on once */
     if (rc != TR_OK) {
         return rc;
     }

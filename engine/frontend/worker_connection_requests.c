@@ -13,6 +13,7 @@
  */
 #include "worker_connection.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,6 +45,8 @@ uncharge(tr_connection_t *c, tr_request_slot_t *s)
 void
 tr_connection_end(tr_connection_t *c, tr_request_slot_t *s)
 {
+    /* a request ends once, and was counted when its first part was read */
+    assert(s->request != NULL && c->n_requests != 0 && c->env->inside != 0);
     tr_events_end(s->request, c->env->now_us);
     uncharge(c, s);
     c->env->laid_out -= s->laid_out;
@@ -63,9 +66,12 @@ tr_connection_reap(tr_request_t *over)
 
     for (; over != NULL; over = next) {
         tr_connection_t *c = over->owner;
+        tr_request_slot_t *s = &c->slots[TR_ID_SLOT(over->id)];
 
         next = over->next;
-        tr_connection_end(c, &c->slots[TR_ID_SLOT(over->id)]);
+        /* its slot was kept for it, even on a connection that has closed */
+        assert(s->request == over && s->state == TR_SLOT_RUNNING);
+        tr_connection_end(c, s);
     }
 }
 
@@ -444,6 +450,7 @@ tr_connection_parsed(tr_connection_t *c, tr_request_t *r)
 {
     tr_request_slot_t *s = &c->slots[TR_ID_SLOT(r->id)];
 
+    assert(s->request == r && s->state == TR_SLOT_PARSING);
     uncharge(c, s);
     charge_layout(c, s);
     if (c->state == TR_CONNECTION_OPEN

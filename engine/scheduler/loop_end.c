@@ -64,6 +64,7 @@ tr_loop_last_record(tr_loop_t *l, tr_request_t *r)
 void
 tr_loop_forget(tr_loop_t *l, tr_request_t *r)
 {
+    assert(l->n_requests != 0); /* each request leaves once */
     r->next = l->leaving;
     l->leaving = r;
     if (r->scheduled_us == 0) {
@@ -159,6 +160,7 @@ tr_loop_finish(tr_loop_t *l, tr_sequence_t *q, uint16_t reason, uint64_t now)
     bool last = --r->open_sequences == 0;
     tr_status_t rc;
 
+    assert(q->state != TR_SEQ_DONE); /* a choice ends once */
     if (q->kv_slot >= 0) {
         tr_loop_account(l, q);
     } else { /* the end came when it had just made way */

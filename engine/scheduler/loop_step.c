@@ -56,6 +56,8 @@ tr_loop_item(tr_batch_item_t *item, const tr_chunk_t *chunk, tr_sampled_t *out)
 {
     tr_sequence_t *q = chunk->sequence;
 
+    /* whoever made way or ended has lost its chunk before this */
+    assert(q->state == TR_SEQ_RUNNING && q->kv_slot >= 0);
     memset(item, 0, sizeof(*item));
     item->kv_slot = q->kv_slot;
     item->pos = chunk->pos;
@@ -85,6 +87,8 @@ tr_loop_submit_batch(tr_loop_t *l, uint64_t now)
     tr_status_t rc;
     uint32_t i;
 
+    /* f is free: its last batch was completed before this one was composed */
+    assert(s->n_in_flight < TR_BATCHES_IN_FLIGHT);
     for (i = 0; i < s->n_chunks; i++) {
         tr_loop_scheduled(l, s->chunks[i].sequence->request, now);
         tr_loop_item(&f->items[i], &s->chunks[i], &f->sampled[i]);
@@ -165,6 +169,9 @@ tr_loop_complete_batch(tr_loop_t *l)
     uint64_t now;
     uint32_t i;
 
+    /* item i of the executor's batch is chunk i of the scheduler's */
+    assert(s->n_in_flight != 0
+           && f->batch.n_items == s->in_flight[s->first].n_chunks);
     for (i = 0; i < f->batch.n_items; i++) {
         if (chunks[i].sequence == NULL) {
             f->items[i].out = f->items[i].scores = NULL;
@@ -184,8 +191,8 @@ tr_loop_complete_batch(tr_loop_t *l)
         l->lost = false;
     }
     for (i = 0; i < f->batch.n_items; i++) {
-        if (chunks[i].sequence
-            != NULL) { /* nor has an earlier chunk ended it */
+        /* an earlier chunk may have ended its request */
+        if (chunks[i].sequence != NULL) {
             tr_loop_apply(l, &chunks[i], rc != TR_OK ? rc : f->items[i].status,
                           &f->sampled[i], now);
         }

@@ -29,6 +29,7 @@ tr_in_flight_forget(tr_chunk_t *chunk)
 {
     tr_response_writer_t *o = chunk->sequence->request->writer;
 
+    assert(o->owed >= chunk->owed);
     o->owed -= chunk->owed;
     o->owed_logprobs -= chunk->owed_logprobs;
     chunk->sequence = NULL;
@@ -44,6 +45,8 @@ tr_scheduler_submit(tr_scheduler_t *s)
         tr_chunk_t *chunk = &s->chunks[i];
         tr_sequence_t *q = chunk->sequence;
 
+        /* chunks of a sequence follow each other without a gap */
+        assert(q->state == TR_SEQ_RUNNING && chunk->pos == q->computed);
         q->computed += chunk->n;
         q->under_way += chunk->n;
         q->ahead += chunk->sample;
@@ -79,6 +82,7 @@ tr_scheduler_chunk_done(tr_scheduler_t *s, tr_chunk_t *chunk, bool computed)
     bool cached = chunk->cached;
     tr_chunk_t *behind;
 
+    assert(s->n_in_flight != 0 && q != NULL);
     if (computed) {
         q->ahead -= chunk->sample;
         q->under_way -= cached ? chunk->n : 0;
