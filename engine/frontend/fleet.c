@@ -1,19 +1,18 @@
 /*
- * The engine in a fleet: what a command line may wish of it (`tokenring
- * drain`), and how much it has to do, in tokens.
+ * The engine in a fleet: `tokenring drain`, and the load that the status page
+ * shows, in tokens.
  *
- * A drained engine refuses what is new with TR_ERR_DRAINING and says so on its
- * status page, which makes the workers turn to other engines; what is inside,
- * queued or half read, goes on to its end without a time limit.  That is milder
- * than SIGTERM, which sends away what waits and ends the rest after
- * drain_timeout.
+ * A drained engine refuses new requests with TR_ERR_DRAINING and says so on its
+ * status page, so that workers choose other engines.  Requests inside, queued
+ * or partly read, finish without a time limit.  SIGTERM is harsher: it refuses
+ * queued requests and ends the others after drain_timeout.
  *
- * The load is the tokens that all requests inside will have in the cache when
- * they end.  Nobody knows how long an answer will be; the average of those of
- * late is the best guess, also for one that has gone on for a while (lengths
- * are spread so widely that the past of an answer says little about its rest).
- * Nothing is subtracted for what was computed already: it stays in the cache,
- * and every step reads it, until the request is over.
+ * The load is the number of tokens that all requests inside will have in the
+ * cache when they end.  The length of an answer is not known beforehand; the
+ * moving average of recent answers is the estimate, also for an answer that has
+ * gone on for a while (lengths vary so widely that an answer's past says little
+ * about its rest).  Computed tokens are not subtracted: they stay in the cache,
+ * and every step reads them, until the request is over.
  */
 #include "worker_connection.h"
 

@@ -1,13 +1,13 @@
 /*
- * The frontend thread: sockets, doorbells, requests, answers and the status
- * page.
+ * The frontend: the thread that serves worker connections and publishes the
+ * status page.
  *
- * One epoll over the listening socket, the sockets of workers and doorbells,
- * and one eventfd that the request parser and the step loop ring.  Every turn
- * it serves its connections round robin, a bounded number of bytes each, and
- * sleeps when none has more to do; while requests run it wakes at least every
- * 100 ms to publish the status page, otherwise only when something happens.
- * Output is none of its business: the step loop writes it.
+ * One epoll watches the listening socket, the sockets and doorbells of workers,
+ * and one eventfd that the request parser and the step loop ring.  Each turn
+ * serves the connections round robin, a bounded number of bytes each, and
+ * sleeps when none has more to do.  While requests run it wakes at least every
+ * 100 ms to publish the status page, otherwise only on an event.  Output does
+ * not pass through this thread: the step loop writes it.
  */
 #ifndef TR_FRONTEND_H
 #define TR_FRONTEND_H

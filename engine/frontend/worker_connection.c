@@ -1,8 +1,8 @@
 /*
  * Worker connections: connecting, turns, closing (worker_connection.h).
  *
- * The doorbell that a worker rings is watched edge-triggered and never read: its
- * open file description is shared, so the worker could empty it or make it
+ * The doorbell that a worker rings is watched edge-triggered and never read:
+ * its open file description is shared, so the worker could empty it or make it
  * blocking between our poll and our read.
  */
 #include "worker_connection.h"
@@ -287,7 +287,7 @@ look_at_writer(tr_connection_t *c)
     case TR_RESPONSE_WRITER_SOUND:
         break;
     case TR_RESPONSE_WRITER_BAD_BELL:
-        return tr_connection_violation(c, "its doorbell does not take a ring");
+        return tr_connection_violation(c, "its doorbell cannot be rung");
     default:
         return tr_connection_violation(c, "impossible index in its ring of "
                                           "responses");
@@ -314,8 +314,7 @@ ring_worker(tr_connection_t *c, tr_status_t rc)
     if (c->ring) {
         c->ring = false;
         if (!tr_bell_ring(&c->env->bell, c->bell_out) && rc == TR_OK) {
-            rc = tr_connection_violation(c,
-                                         "its doorbell does not take a ring");
+            rc = tr_connection_violation(c, "its doorbell cannot be rung");
         }
     }
     return rc != TR_OK;
@@ -380,7 +379,7 @@ tr_connection_on_deadline(tr_connection_t *c)
     }
     tr_connection_close(c, TR_LEVEL_WARN,
                         c->state == TR_CONNECTION_HELLO ? "no hello in time"
-                                                        : "takes no output");
+                                                        : "reads no output");
 }
 
 /* ---- closing ------------------------------------------------------------ */

@@ -160,7 +160,8 @@ void tr_connection_on_deadline(tr_connection_t *c);
 
 /* Ends the connection and asks for the end of its requests. */
 void tr_connection_close(tr_connection_t *c, int level, const char *why);
-/* Frees a CLOSING connection without requests, or any when nothing else runs. */
+/* Frees a CLOSING connection without requests, or any when nothing else
+ * runs. */
 void tr_connection_free(tr_connection_t *c);
 
 /* Notes why and returns TR_ERR_PROTOCOL. */
@@ -182,7 +183,8 @@ void tr_connection_reap(tr_request_t *over);
 void tr_connection_end(tr_connection_t *c, tr_request_slot_t *s);
 /* The client of this slot's request, which goes on without, has left. */
 void tr_connection_detach(tr_connection_t *c, tr_request_slot_t *s);
-/* Cancels the request with this event_id; false: it is not of this connection. */
+/* Cancels the request with this event_id; false: it is not of this
+ * connection. */
 bool tr_connection_cancel(tr_connection_t *c, uint64_t event_id);
 
 /* ---- fleet.c -------------------------------------------------------- */

@@ -1,5 +1,6 @@
 /*
- * The way out: the frontend thread's answers to one worker (worker_connection.h).
+ * The way out: the frontend thread's answers to one worker
+ * (worker_connection.h).
  *
  * They go into the ring of answers, which only this thread writes.  When it is
  * full the worker is asked to ring (producer_waiting) and its further answers

@@ -2,14 +2,15 @@
  * The way in: wishes and SUBMIT parts of one worker (worker_connection.h).
  *
  * Bodies are gathered in memory that grows with what really came, never with
- * what was announced, and all bodies of a worker together are bounded; those that
- * are whole, which the parser will soon have read, may take as much again, so
- * that whoever stops in the middle shuts nobody out.  A request that is refused
- * in the middle of its body keeps its slot until its ERROR is sent; its
+ * what was announced, and all bodies of a worker together are bounded; those
+ * that are whole, which the parser will soon have read, may take as much again,
+ * so that whoever stops in the middle shuts nobody out.  A request that is
+ * refused in the middle of its body keeps its slot until its ERROR is sent; its
  * remaining parts are read and dropped.
  *
  * A small body can ask for much (n choices, each with room for its prompt and
- * all its tokens), so what the parser has laid out is bounded over all connections.
+ * all its tokens), so what the parser has laid out is bounded over all
+ * connections.
  */
 #include "worker_connection.h"
 
@@ -107,8 +108,8 @@ tr_connection_detach(tr_connection_t *c, tr_request_slot_t *s)
     }
 }
 
-/* What the worker wants of r, as far as it may.  To detach what was not submitted
- * for it is to abort. */
+/* What the worker wants of r, as far as it may.  To detach what was not
+ * submitted for it is to abort. */
 static uint32_t
 read_wishes(tr_connection_t *c, const tr_request_t *r, uint32_t old)
 {

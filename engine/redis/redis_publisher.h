@@ -1,19 +1,21 @@
 /*
- * The Redis publisher: a thread that tells Redis what the engine does, as
- * docs/redis.md says, and hears from Redis which requests are to be cancelled.
+ * The Redis publisher: a thread that writes the state and output of requests to
+ * Redis, as docs/redis.md describes, and receives the ids of requests to
+ * cancel.
  *
- *   rings (request_events.h) --> outbox (redis_outbox.h) --> commands
+ *   events (request_events.h) --> outbox (redis_outbox.h) --> commands
  *     (redis_schema.h) --> connection (redis_link.h)
  *   a second connection is subscribed to PREFIXctl:{NAME}
  *
- * Everything that came since the last flush leaves in one pipeline, one flush
- * about every redis_flush while requests are inside; an idle engine is heard
- * once a second.  The thread never blocks but in poll, so its rings are emptied
- * in time whatever Redis does.
+ * Everything since the last flush leaves in one pipeline, about every
+ * redis_flush while requests are inside; an idle engine sends its heartbeat
+ * once a second.  The thread blocks in poll alone, so it keeps emptying its
+ * rings whatever Redis does.
  *
- * Serving never waits for it.  When Redis is away or refuses writes, state and
+ * Serving never waits for it.  While Redis is away or refuses writes, state and
  * output wait in the outbox, within redis_buffer; what does not fit is counted
- * (tokenring_redis_lost_requests_total).  An outage is two lines in the log.
+ * (tokenring_redis_lost_requests_total).  An outage logs two lines: one when it
+ * begins, one when it ends.
  */
 #ifndef TR_REDIS_PUBLISHER_H
 #define TR_REDIS_PUBLISHER_H

@@ -1,8 +1,9 @@
 /*
- * What the publisher writes, as Redis commands; docs/redis.md is the contract.
- * Keys and fields are made here and nowhere else.
+ * The commands that the publisher sends: every key and every field of
+ * docs/redis.md is made here and nowhere else.  A new field goes into
+ * redis_schema.c.
  *
- * Only building: nothing here knows a connection or a clock.
+ * This only builds commands; it knows no connection and no clock.
  */
 #ifndef TR_REDIS_SCHEMA_H
 #define TR_REDIS_SCHEMA_H

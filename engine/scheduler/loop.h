@@ -1,22 +1,24 @@
 /*
  * The step loop: the thread that owns the executor, the KV cache and all
- * running requests.  Each turn it takes new requests and wishes, lets the
- * scheduler compose a batch (decode first, prefill chunks mixed in), runs it,
- * and writes records into the rings of the peers.  It sleeps when there is
- * nothing to do.
+ * requests inside.  It sleeps when there is nothing to do.  A turn of it:
  *
- *   take requests and wishes -> compose -> submit -> complete the batch before
- *     -> its tokens to text and records -> publish them, ring who sleeps
- *     -> again, or sleep
+ *   take new requests, read their control words      loop.c
+ *   let the scheduler compose a batch                scheduler.h
+ *   submit the batch to the executor                 loop_step.c
+ *   complete the batch before: tokens to text and    loop_step.c, emit.h
+ *     records, finished requests leave               loop_end.c
+ *   publish the records, ring workers that sleep     loop_step.c
  *
- * An executor that computes in submit has no batch before: its batch is
- * completed at once.  On a GPU the next one is composed and submitted while one
- * is under way, so that an abort takes effect within two steps.
+ * To read it, start with tr_loop_turn in loop.c.
  *
- * The frontend thread hears of it when a request is over, a ring has no room,
- * or the status page would change.
+ * On the CPU, submit computes, and a batch is completed at once.  On a GPU the
+ * next batch is composed and submitted while one is in flight, so an abort
+ * takes effect within two steps.
  *
- * No lock is held in a step, and nothing is allocated after start.
+ * The frontend thread is told when a request is over, when a ring has no room,
+ * and when the status page would change.
+ *
+ * A step holds no lock and allocates nothing.
  */
 #ifndef TR_LOOP_H
 #define TR_LOOP_H

@@ -1,12 +1,12 @@
 /*
- * Steps: what the scheduler composed becomes a batch of the executor's, and
- * what that gave becomes text and ends.
+ * Steps: a composed batch goes to the executor, and its results become text,
+ * records and finished requests.
  *
- * Up to `ahead` batches are under way while the next is composed (executor.h).
- * Where that is 0, a batch is completed as soon as it was submitted.  The token
- * of a sequence whose chunk is in the batch before is not known yet, so its
- * chunk is submitted without; a sequence that this token ends has left the
- * scheduled chunks when the result of the next one arrives, which is dropped.
+ * Up to `ahead` batches are in flight while the next is composed (executor.h);
+ * with 0, a batch is completed as soon as it was submitted.  The newest token
+ * of a sequence with a chunk in flight is not known yet: its next chunk is
+ * submitted without it, and the device fills it in.  When that token ends the
+ * sequence, the result of the next chunk is dropped.
  */
 #include "loop_internal.h"
 

@@ -1,26 +1,27 @@
 /*
- * What the engine tells its Redis publisher (redis_publisher.h) about requests.
+ * Request events: what the engine tells the Redis publisher about requests.
  *
- *   frontend thread --ring--\
- *                          publisher thread --> Redis
- *   step loop ----ring--/        |
- *   frontend thread <---cancel------'
+ *   frontend thread --ring--.
+ *                           +--> publisher thread --> Redis
+ *   step loop --------ring--'          |
+ *   frontend thread <-----cancel-------'
  *
- * Two rings of bounded size in private memory, one for each thread that tells:
- * telling neither allocates nor waits nor takes a lock.  A full ring loses what
- * is told; the request remembers it (events_lost), and its output in Redis then
- * ends in an error instead of having a hole.
+ * There are two bounded rings in private memory, one for each thread that
+ * writes.  Writing an event never allocates, waits or takes a lock.  When a
+ * ring is full the event is lost; the request remembers that (events_lost), and
+ * its output in Redis then ends in an error instead of having a hole.
  *
- * The end of a request is never lost: the frontend thread tells it, once for
- * every request of which it told the arrival, and every arrival is told only
- * when the ring has room for the ends of all that are inside.
+ * The end of a request is never lost.  The frontend thread writes it, once for
+ * every arrival that it wrote, and an arrival is written only when the ring has
+ * room for the ends of all requests inside.
  *
- * The step loop's ring is read up to what was there before the frontend
- * thread's ring was read, so that a request is known before its records; ends
- * are applied one round later, so that its records are known before its end.
+ * Order: the publisher reads the step loop's ring up to where it stood before
+ * it read the frontend thread's ring, so it knows a request before it sees its
+ * records.  It applies ends one round later, so it has the records before the
+ * end.
  *
- * A request without events (NULL) is not published: no Redis is configured, or
- * it has no completion id.
+ * A request whose `events` is NULL is not published: no Redis is configured, or
+ * the request has no completion id.
  */
 #ifndef TR_REQUEST_EVENTS_H
 #define TR_REQUEST_EVENTS_H

@@ -1,51 +1,61 @@
 /*
- * The scheduler: which sequences run, and what each step's batch holds.
- *
- * Pure bookkeeping of the step loop: no threads, no clock, no output.
+ * The scheduler decides which sequences run and what each step's batch holds.
+ * It is pure bookkeeping of the step loop: no threads, no clock, no output.
  *
  *   waiting --admit--> running --finish--> gone
  *      ^                  |
  *      +----preempt-------+
  *
- * Lists are sorted by age (the order of arrival over all channels), and a
- * preempted sequence keeps its age, so that it waits in front of those that
- * came later.  Who is swapped out waits in a list of its own: a step asks each
- * of these, but of the others only as many as it admits, and the next.
+ * To read it, start with tr_scheduler_compose, at the end of scheduler.c: one
+ * call composes one batch.  What it does, in its order:
  *
- * Admission: first come first served, when there are pages for the prompt (they
- * are reserved at once, so that it never stalls half way) and for the copy that
- * its policy makes of it, prompts then hold at most prefill_kv_fraction of the
- * pool, and fewer than max_num_seqs run.  A few pages are left for those that
- * run.  Choices of one prompt wait until the first of them has its prompt
- * cached, and copy that.
+ *   compress   finished prompts are compressed     scheduler_pages.c
+ *   decode     one token for each running sequence scheduler.c
+ *   admit      waiting sequences get pages         scheduler_pages.c
+ *   prefill    chunks of prompts fill the batch    scheduler.c
  *
- * A prompt is computed at 16 bits; when it is complete its policy compresses it
- * (kv_cache.h), and only then its sequence goes on.  Scores count every query
- * once, so the first of several choices stops before the last token of its
- * prompt until the others have copied it, and each computes that token itself;
- * one that comes too late computes the prompt, too.
+ * Submitted batches are followed in scheduler_in_flight.c until their results
+ * have arrived.
  *
- * Batch: every sequence that has just its newest token to compute joins first
- * (decode); what is left of max_batch_tokens goes to prompts in chunks, in
- * turns between requests: whoever waited longest since its last chunk.
+ * Queues are sorted by age (order of arrival over all channels).  A preempted
+ * sequence keeps its age, so it waits ahead of later ones.  Swapped-out
+ * sequences have their own queue, checked in full every step; the waiting queue
+ * is checked until admission fails.
  *
- * Ahead: where a batch may be under way while the next is composed (executor.h,
- * `ahead`), the next is composed from what will be true behind it.  A sequence
- * then counts as computed what is under way, and has one token more than it
- * knows; whether that token ends it is learnt when its next chunk has left, and
- * what comes of that chunk is dropped.  What only the token could tell waits
- * for it: a prompt is computed again only when all its tokens are known, and
- * nobody is given up while something is under way.
+ * Admission is first come, first served.  A sequence is admitted when there are
+ * pages for its whole prompt (reserved at once, so that a prompt never stalls
+ * half way) and for the compressed copy, prompts hold at most
+ * prefill_kv_fraction of the pool, and fewer than max_num_seqs run.  A few
+ * pages are left to running sequences.  Choices of one prompt wait until the
+ * first of them has the prompt cached, and copy that.
  *
- * Preemption, when a running sequence needs a page and none is left: those that
- * are blocked (paused, or their response writer stays full) go first, then the
- * youngest.  What is still at 16 bits is given back and computed again later,
- * which gives the same.  What is compressed would not be the same again: its
- * pages go to the swap memory and come back from there before anybody new is
- * admitted; only where that is full, too, prompt and output so far are computed
- * again as one prompt (counted as recomputations).  The oldest that can run
- * always advances, so the whole does.  Blocked ones also make way for those
- * that wait: a slow client must not hold what others need.
+ * A prompt is computed at 16 bits.  When it is complete its policy compresses
+ * it (kv_cache.h), and only then does the sequence decode.  Token scores must
+ * count every query once, so the first of several choices stops before the last
+ * token of its prompt until the others have copied it; each then computes that
+ * token itself.  A choice that comes too late computes the whole prompt.
+ *
+ * In a batch, sequences that have only their newest token to compute come first
+ * (decode).  The rest of max_batch_tokens goes to chunks of prompts,
+ * alternating between requests: whoever waited longest since its last chunk.
+ *
+ * In-flight batches: where a batch may run while the next is composed
+ * (executor.h, `ahead`), the next is composed from the state that will hold
+ * behind it.  Tokens in flight count as computed, and a sequence has one token
+ * more than is known.  If that token turns out to end the sequence, its chunk
+ * in the next batch is dropped.  Decisions that depend on the token itself wait
+ * for it: a prompt is recomputed only when all its tokens are known, and no
+ * request is given up while a batch is in flight.
+ *
+ * Preemption, when a running sequence needs a page and none is free: blocked
+ * sequences (paused, or with a full response ring) go first, then the youngest.
+ * Pages at 16 bits are freed and recomputed later, with the same result.
+ * Compressed pages could not be recomputed to the same bits: they are swapped
+ * out, and swapped in again before any new sequence is admitted.  Only when
+ * swap memory is full, too, are prompt and output recomputed as one prompt
+ * (counted as recomputations).  The oldest sequence that can run always
+ * advances, so the whole does.  Blocked sequences also make way for waiting
+ * ones: a slow client must not hold memory that others need.
  */
 #ifndef TR_SCHEDULER_H
 #define TR_SCHEDULER_H

@@ -56,7 +56,7 @@ typedef struct tr_response_writer tr_response_writer_t;
 enum tr_response_writer_fault {
     TR_RESPONSE_WRITER_SOUND,
     TR_RESPONSE_WRITER_BAD_INDEX, /* the peer's index is impossible */
-    TR_RESPONSE_WRITER_BAD_BELL   /* its doorbell does not take a ring */
+    TR_RESPONSE_WRITER_BAD_BELL   /* its doorbell cannot be rung */
 };
 
 struct tr_response_writer {
