@@ -15,6 +15,7 @@ const path = require('path');
 
 const floors = [
   ['include/tokenring', 'kernels'],
+  ['kernels/kv_manager'],
   ['kernels/cpu', 'kernels/cuda', 'ngx_module', 'engine/config'],
   ['engine/tokenizer'],
   ['engine/sampling', 'engine/template'],
@@ -29,9 +30,6 @@ const floors = [
   ['cli'],
   ['cli/eval'],
 ];
-
-// Two folders that are one room.
-const same = { 'kernels/kv_manager': 'kernels/cuda' };
 
 // Rooms that may use only these of what is below them.
 const only = { ngx_module: ['include/tokenring'] };
@@ -52,7 +50,6 @@ function files(folder) {
 // The room of a file; undefined when its folder has no floor.
 function roomOf(file) {
   for (let at = path.dirname(file); at !== '.'; at = path.dirname(at)) {
-    if (same[at]) return same[at];
     if (floor.has(at)) return at;
   }
   return undefined;
