@@ -21,10 +21,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "kernels/thread_pool.h"
 #include "kernels/kernels.h"
+#include "bench.h"
 
 #define ROUNDS_MAX 101
 #define LEN_MAX 32000u
@@ -55,30 +55,6 @@ typedef struct {
     void *work;
     json_t *result;
 } bench_t;
-
-static double
-now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double) t.tv_sec + (double) t.tv_nsec * 1e-9;
-}
-
-static int
-by_value(const void *a, const void *b)
-{
-    double x = *(const double *) a, y = *(const double *) b;
-
-    return x < y ? -1 : x > y;
-}
-
-static double
-median(double *x, int n)
-{
-    qsort(x, (size_t) n, sizeof(*x), by_value);
-    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
-}
 
 static uint32_t
 next(void)

@@ -21,7 +21,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "engine/config/config.h"
@@ -30,6 +29,7 @@
 #include "engine/config/log.h"
 #include "engine/model/cpu/model.h"
 #include "kernels/thread_pool.h"
+#include "bench.h"
 
 #define ROUNDS_MAX 101
 #define STREAMS_MAX 32
@@ -39,40 +39,6 @@
 
 static const uint32_t stream_counts[] = { 1, 2, 4, 8, 16, 32 };
 #define N_COUNTS (sizeof(stream_counts) / sizeof(stream_counts[0]))
-
-static double
-now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double) t.tv_sec + (double) t.tv_nsec * 1e-9;
-}
-
-static int
-by_value(const void *a, const void *b)
-{
-    double x = *(const double *) a, y = *(const double *) b;
-
-    return x < y ? -1 : x > y;
-}
-
-static double
-median(double *x, int n)
-{
-    qsort(x, (size_t) n, sizeof(*x), by_value);
-    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
-}
-
-static void
-must(tr_status_t rc, const tr_error_t *err, const char *what)
-{
-    if (rc != TR_OK) {
-        fprintf(stderr, "bench_engine: %s: %s\n", what,
-                err ? err->text : tr_status_info(rc).name);
-        exit(1);
-    }
-}
 
 /* ---- prefill: the kernel table with a clock around matmul ---- */
 

@@ -17,10 +17,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "kernels/thread_pool.h"
 #include "kernels/kernels.h"
+#include "bench.h"
 
 #define ROUNDS_MAX 101
 #define PROMPT 3000u
@@ -73,30 +73,6 @@ typedef struct {
     void *work;
 } bed_t;
 
-static double
-now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double) t.tv_sec + (double) t.tv_nsec * 1e-9;
-}
-
-static int
-by_value(const void *a, const void *b)
-{
-    double x = *(const double *) a, y = *(const double *) b;
-
-    return x < y ? -1 : x > y;
-}
-
-static double
-median(double *x, int n)
-{
-    qsort(x, (size_t) n, sizeof(*x), by_value);
-    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
-}
-
 static void *
 some(size_t n)
 {
@@ -111,7 +87,7 @@ some(size_t n)
 }
 
 static void
-must(int rc, const char *what)
+expect(int rc, const char *what)
 {
     if (rc != TR_KERNEL_OK) {
         fprintf(stderr, "bench_kv_store: %s was refused\n", what);
@@ -213,9 +189,9 @@ append(bed_t *b, int32_t slot, uint32_t pos, uint32_t n)
         row_pos[i] = pos + i;
     }
     for (uint32_t layer = 0; layer < b->kv.layers; layer++) {
-        must(b->kernels->kv_append(&b->stream, &b->kv, layer, &rows, b->k, b->v,
-                                   ld, b->angles),
-             "kv_append");
+        expect(b->kernels->kv_append(&b->stream, &b->kv, layer, &rows, b->k,
+                                     b->v, ld, b->angles),
+               "kv_append");
     }
 }
 
@@ -296,8 +272,8 @@ bench_compress(bed_t *b)
                                                   : (int8_t) (rand() & 1);
     }
     start = now();
-    must(b->kernels->kv_compress(&b->stream, &b->kv, &c, b->work),
-         "kv_compress");
+    expect(b->kernels->kv_compress(&b->stream, &b->kv, &c, b->work),
+           "kv_compress");
     return (now() - start) * 1e6;
 }
 

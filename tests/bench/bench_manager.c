@@ -17,11 +17,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "engine/kv/kv_cache.h"
 #include "engine/kv/kv_internal.h"
 #include "kernels/thread_pool.h"
+#include "bench.h"
 
 #define LAYERS 32u
 #define LISTS 8u
@@ -30,32 +30,8 @@
 #define STEPS 32u
 #define ROUNDS_MAX 101
 
-static double
-now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double) t.tv_sec + (double) t.tv_nsec * 1e-9;
-}
-
-static int
-by_value(const void *a, const void *b)
-{
-    double x = *(const double *) a, y = *(const double *) b;
-
-    return x < y ? -1 : x > y;
-}
-
-static double
-median(double *x, size_t n)
-{
-    qsort(x, n, sizeof(*x), by_value);
-    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
-}
-
 static void
-must(bool ok, const char *what)
+expect(bool ok, const char *what)
 {
     if (!ok) {
         fprintf(stderr, "bench_manager: %s\n", what);
@@ -90,7 +66,7 @@ make_cache(const options_t *o, uint32_t layers, uint32_t lists,
     tr_error_t err;
 
     if (tr_kv_cache_create(&c, &kv, &err) != TR_OK) {
-        must(false, err.text);
+        expect(false, err.text);
     }
     return kv;
 }
@@ -116,8 +92,8 @@ round_of(tr_kv_cache_t *kv, uint32_t n)
     }
     tr_kv_reserve_batch(kv, slots, lens, n, rc);
     for (uint32_t i = 0; i < n; i++) {
-        must(rc[i] == TR_OK && tr_kv_compress(kv, slots[i], PROMPT) == TR_OK,
-             "the pool is too small");
+        expect(rc[i] == TR_OK && tr_kv_compress(kv, slots[i], PROMPT) == TR_OK,
+               "the pool is too small");
     }
     c.prompt = now() - c.prompt;
     for (uint32_t s = 0; s < STEPS; s++) {
@@ -142,10 +118,10 @@ by_batch(const options_t *o, json_t *result)
     tr_kv_cache_t *kv;
     tr_error_t err;
 
-    must(tr_kv_policy_create("uniform:levels=8/4,window=64", LAYERS, LISTS, 128,
-                             &policy, &err)
-             == TR_OK,
-         "policy");
+    expect(tr_kv_policy_create("uniform:levels=8/4,window=64", LAYERS, LISTS,
+                               128, &policy, &err)
+               == TR_OK,
+           "policy");
     /* virtual: without tokens nobody touches a page */
     kv = make_cache(o, LAYERS, LISTS, 128, BATCH_MAX, 40ull << 30, policy);
     printf("memory management, %u layers x %u KV heads, %d threads, medians of"
@@ -214,15 +190,15 @@ step_of_diffkv(const options_t *o, uint32_t layers, uint32_t lists,
 
     if (tr_kv_policy_create("diffkv", layers, lists, head_dim, &policy, &err)
         != TR_OK) {
-        must(false, err.text);
+        expect(false, err.text);
     }
     kv = make_cache(o, layers, lists, head_dim, n, 8ull << 30, policy);
     for (uint32_t i = 0; i < n; i++) {
         slots[i] = tr_kv_open(kv, NULL);
         tr_kv_prompt(kv, slots[i], PROMPT);
-        must(tr_kv_reserve(kv, slots[i], PROMPT) == TR_OK, "no pages");
+        expect(tr_kv_reserve(kv, slots[i], PROMPT) == TR_OK, "no pages");
         fill_scores(kv, slots[i], PROMPT);
-        must(tr_kv_compress(kv, slots[i], PROMPT) == TR_OK, "no pages");
+        expect(tr_kv_compress(kv, slots[i], PROMPT) == TR_OK, "no pages");
         lens[i] = PROMPT;
     }
     for (uint32_t s = 0; s < STEPS * 8; s++) {
@@ -232,7 +208,7 @@ step_of_diffkv(const options_t *o, uint32_t layers, uint32_t lists,
         t = now();
         tr_kv_reserve_batch(kv, slots, lens, n, rc);
         step[s] = now() - t;
-        must(rc[n - 1] == TR_OK, "no pages");
+        expect(rc[n - 1] == TR_OK, "no pages");
     }
     tr_kv_cache_free(kv);
     tr_kv_policy_free(policy);
@@ -288,8 +264,8 @@ main(int argc, char **argv)
                                 "diffkv_step_ns_a_head", "heads_16", pocket,
                                 "heads_256", llama, "heads_2048", batch);
 
-        must(json_dump_file(all, o.json, JSON_INDENT(2)) == 0,
-             "cannot write the figures");
+        expect(json_dump_file(all, o.json, JSON_INDENT(2)) == 0,
+               "cannot write the figures");
         rows = all;
     }
     json_decref(rows);

@@ -28,7 +28,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "kernels/thread_pool.h"
 
@@ -36,6 +35,7 @@
 #include "engine/config/log.h"
 #include "engine/model/cpu/model.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "bench.h"
 
 #define ROUNDS_MAX 101
 #define CHUNK 512u
@@ -81,40 +81,6 @@ typedef struct {
 } cost_t;
 
 static cost_t spent; /* since it was cleared */
-
-static double
-now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double) t.tv_sec + (double) t.tv_nsec * 1e-9;
-}
-
-static int
-by_value(const void *a, const void *b)
-{
-    double x = *(const double *) a, y = *(const double *) b;
-
-    return x < y ? -1 : x > y;
-}
-
-static double
-median(double *x, int n)
-{
-    qsort(x, (size_t) n, sizeof(*x), by_value);
-    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
-}
-
-static void
-must(tr_status_t rc, const tr_error_t *err, const char *what)
-{
-    if (rc != TR_OK) {
-        fprintf(stderr, "bench_policy: %s: %s\n", what,
-                err ? err->text : tr_status_info(rc).name);
-        exit(1);
-    }
-}
 
 /* ---- the kernel table with clocks ---- */
 

@@ -11,27 +11,13 @@
 
 #include <cmocka.h>
 
-#include <dirent.h>
 #include <pthread.h>
 #include <sys/resource.h>
 
 #include <tokenring/channel.h>
 #include <tokenring/wire.h>
 
-/* Descriptors open in this process. */
-static int
-count_fds(void)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    int n = 0;
-
-    assert_non_null(dir);
-    while (readdir(dir) != NULL) {
-        n++;
-    }
-    closedir(dir);
-    return n;
-}
+#include "tests/unit/fixtures/count_fds.h"
 
 /* ---- memory ------------------------------------------------------------- */
 

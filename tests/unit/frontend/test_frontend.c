@@ -223,7 +223,7 @@ test_layout_bounded(void **state)
 
     (void) state;
     rig_start(&rig, "null_rate", "0.01", "max_num_seqs", "1", NULL);
-    fds = rig_fds();
+    fds = count_fds();
     for (round = 0; round < 2; round++) {
         assert_int_equal(tr_ring_client_connect(rig.config.socket, &options,
                                                 PATIENCE_MS, &c, &err),
@@ -243,10 +243,10 @@ test_layout_bounded(void **state)
         }
         assert_in_range(accepted, 60, 65);
         tr_ring_client_close(c);
-        for (i = 0; i < PATIENCE_MS && rig_fds() != fds; i++) {
+        for (i = 0; i < PATIENCE_MS && count_fds() != fds; i++) {
             usleep(1000);
         }
-        assert_int_equal(rig_fds(), fds);
+        assert_int_equal(count_fds(), fds);
     }
     rig_stop(&rig);
 }
@@ -741,7 +741,7 @@ test_drain_timeout(void **state)
 static void
 test_stop(void **state)
 {
-    int fds = rig_fds();
+    int fds = count_fds();
     uint32_t slot;
     fixture_t rig;
     raw_t r;
@@ -756,7 +756,7 @@ test_stop(void **state)
     rig_stop(&rig);
     raw_expect_hangup(r.sock);
     raw_close(&r);
-    assert_int_equal(rig_fds(), fds);
+    assert_int_equal(count_fds(), fds);
 }
 
 int
