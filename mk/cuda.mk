@@ -20,8 +20,6 @@ NVCC_NEW  := $(if $(NVCC),$(shell $(NVCC) --version \
     | { read -r a b; [ $$((a * 100 + b)) -ge 1204 ] && echo yes; }))
 CUDA_ARCH ?= 90a 80 89
 CUDA_SRC  := $(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)
-CUDA_HEAD := $(wildcard kernels/*.h kernels/kv_manager/*.h \
-    $(foreach d,kernels/cuda kernels/cuda/*,$d/*.cuh $d/*.h))
 CUDA_OBJ  := $(CUDA_SRC:%.cu=$B/cuda/%.o)
 CUDA_TEST := $B/cuda/test_decode $B/cuda/bench_decode
 CUDA_GPU  := $B/cuda/obj/cache.o $B/cuda/obj/reference.o $B/cuda/obj/kv_layout.o
@@ -54,10 +52,13 @@ cuda-found:
 	@[ "$(NVCC_NEW)" = yes ] || { echo "make cuda: $(NVCC) is older" \
 	    "than CUDA 12.4" >&2; exit 1; }
 
-$B/cuda/%.o: %.cu $(CUDA_HEAD)
+# With dependency files: only what includes a changed header is built again.
+NVDEP = -MMD -MP -MF $(@:.o=.d) -MT $@
+
+$B/cuda/%.o: %.cu
 	@mkdir -p $(@D)
 	@echo "  NVCC  $<"
-	$Q$(NVCC) $(NVFLAGS) -c $< -o $@
+	$Q$(NVCC) $(NVFLAGS) $(NVDEP) -c $< -o $@
 
 # Says what it was compiled for.
 $B/cuda/kernels/cuda/runtime/runtime.o: NVFLAGS += -DTR_CUDA_ARCHS='"$(CUDA_ARCH)"'
@@ -75,13 +76,17 @@ $B/lib/libtokenring_cuda.so: $(CUDA_OBJ) $B/obj/kernels/kv_layout.o
 	    -Xcompiler=-static-libstdc++,-static-libgcc \
 	    -Xlinker=--no-undefined,--exclude-libs,ALL,--as-needed
 
-$B/cuda/obj/%.o: tests/gpu/%.c tests/gpu/cache.h kernels/cuda/cuda.h \
-    kernels/kernels.h kernels/kv_layout.h
+$B/cuda/obj/%.o: tests/gpu/%.c
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
-	$Q$(NVCC) -O2 -g $(NVCC_CFLAGS) -c $< -o $@
+	$Q$(NVCC) -O2 -g $(NVCC_CFLAGS) $(NVDEP) -c $< -o $@
 
-$B/cuda/obj/kv_layout.o: kernels/kv_layout.c kernels/kv_layout.h
+$B/cuda/obj/%.o: tests/gpu/%.cu
+	@mkdir -p $(@D)
+	@echo "  NVCC  $<"
+	$Q$(NVCC) $(NVFLAGS) $(NVDEP) -c $< -o $@
+
+$B/cuda/obj/kv_layout.o: kernels/kv_layout.c
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
 	$Q$(CC) $(TR_CFLAGS) -O2 -g -c $< -o $@
@@ -89,10 +94,6 @@ $B/cuda/obj/kv_layout.o: kernels/kv_layout.c kernels/kv_layout.h
 $(CUDA_TEST): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_GPU) $B/libtokenring_cuda.a
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -lm
-
-$(CUDA_BED) $(CUDA_BOTH:$B/cuda/%=$B/cuda/obj/%.o): \
-    $(wildcard tests/gpu/store_*.h tests/gpu/generic_case.h) \
-    kernels/cuda/kv/store.h
 
 $(CUDA_BOTH): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_BED) $(CUDA_GPU) $(CUDA_CPU) \
     $B/libtokenring_cuda.a
@@ -106,16 +107,6 @@ cuda: $(CUDA_MANAGER)
 
 # Decisions are those of the CPU, bit by bit.
 $B/cuda/kernels/cuda/kv/manager.o: NVFLAGS += -fmad=false
-$B/cuda/obj/manager_fill.o: kernels/kv_rule.h
-$B/cuda/obj/test_manager.o: $(wildcard tests/gpu/manager_*.h)
-$B/cuda/obj/test_manager.o $B/cuda/obj/bench_manager.o: kernels/kv_rule.h \
-    $(wildcard kernels/kv_manager/*.h engine/kv/*.h)
-
-$B/cuda/obj/manager_fill.o: tests/gpu/manager_fill.cu \
-    $(wildcard kernels/kv_manager/*.h)
-	@mkdir -p $(@D)
-	@echo "  NVCC  $<"
-	$Q$(NVCC) $(NVFLAGS) -c $< -o $@
 
 $(CUDA_MANAGER): $B/cuda/%: $B/cuda/obj/%.o $B/cuda/obj/manager_fill.o \
     $(CUDA_GPU) $B/libtokenring_cuda.a $B/libtokenring.a
@@ -125,15 +116,6 @@ $(CUDA_MANAGER): $B/cuda/%: $B/cuda/obj/%.o $B/cuda/obj/manager_fill.o \
 # Attention of prompts.
 CUDA_PROMPT := $B/cuda/test_prompt $B/cuda/bench_prompt
 cuda: $(CUDA_PROMPT)
-
-$B/cuda/obj/test_prompt.o $B/cuda/obj/prompt_case.o $B/cuda/obj/bench_prompt.o: \
-    $(wildcard tests/gpu/prompt_*.h) kernels/cuda/attention/prompt.h
-
-$B/cuda/obj/prompt_peak.o: tests/gpu/prompt_peak.cu tests/gpu/prompt_peak.h \
-    kernels/cuda/attention/prompt_gemm.cuh kernels/cuda/attention/prompt_ptx.cuh
-	@mkdir -p $(@D)
-	@echo "  NVCC  $<"
-	$Q$(NVCC) $(NVFLAGS) -c $< -o $@
 
 $(CUDA_PROMPT): $B/cuda/%: $B/cuda/obj/%.o $B/cuda/obj/prompt_case.o \
     $B/cuda/obj/prompt_peak.o $(CUDA_GPU) $B/libtokenring_cuda.a
@@ -147,17 +129,12 @@ CUDA_SIDE  := $(patsubst %,$B/cuda/obj/%.o,model_side model_reference \
     sample_reference)
 cuda: $(CUDA_MODEL)
 
-$(CUDA_SIDE) $(CUDA_MODEL:$B/cuda/%=$B/cuda/obj/%.o): \
-    $(wildcard tests/gpu/model_*.h) \
-    $(wildcard kernels/cuda/*/*.h)
-
 $(CUDA_MODEL): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_SIDE) $(CUDA_GPU) \
     $B/libtokenring_cuda.a
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -lm
 
-# What the kernels of model.h and sample.h are compared with is plain C, and has
-# a unit test of its own.
+# What these kernels are compared with is plain C, and has a unit test of its own.
 MODEL_REF := model_reference sample_reference
 $B/tests/test_model_reference: $(MODEL_REF:%=$B/obj/tests/gpu/%.o)
 
@@ -165,12 +142,11 @@ $B/tests/test_model_reference: $(MODEL_REF:%=$B/obj/tests/gpu/%.o)
 CUDA_TABLE := $B/cuda/test_runtime $B/cuda/bench_matmul
 cuda: $(CUDA_TABLE)
 
-$(CUDA_TABLE:$B/cuda/%=$B/cuda/obj/%.o): $(wildcard kernels/cuda/*.h \
-    kernels/cuda/*/*.h)
-
 $(CUDA_TABLE): $B/cuda/%: $B/cuda/obj/%.o
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -lm
+
+-include $(shell find $B/cuda -name '*.d' 2>/dev/null)
 
 test-gpu: cuda
 	@B="$B" tests/gpu/run.sh

@@ -22,8 +22,6 @@ SIMT_XFLAGS  := $(addprefix -Xcompiler=,-include,tests/simt/device.h \
     -ffp-contract=off \
     -fno-extern-tls-init -Wno-psabi)
 
-SIMT_HEADERS := $(wildcard tests/simt/*.h) $(CUDA_HEAD)
-
 SIMT_TESTS_90 := decode small_gemm prompt store generic model sample manager
 SIMT_TESTS_80 := decode prompt
 
@@ -35,16 +33,16 @@ $B/simt/$(1)/%.cpp: kernels/cuda/%.cu
 	$Qsed -z -E 's/([A-Za-z_][A-Za-z_0-9]*(<[^<>;(){}]*>)?)[[:space:]]*<<<([^;]*)>>>[[:space:]]*\(/simt_launched(\1, \3)(/g' \
 	    $$< | sed '1i #line 1 "$$<"' > $$@
 
-$B/simt/$(1)/%.o: $B/simt/$(1)/%.cpp $(SIMT_HEADERS)
+$B/simt/$(1)/%.o: $B/simt/$(1)/%.cpp
 	@echo "  SIMT  $$*.cu ($(1))"
 	$Q$(NVCC) $(SIMT_FLAGS) $(SIMT_FLAGS_$(1)) -DSIMT_CODE=$(1) \
-	    -DTR_CUDA_ARCHS='"$(1)"' $(SIMT_XFLAGS) -c $$< -o $$@
+	    -DTR_CUDA_ARCHS='"$(1)"' $(SIMT_XFLAGS) $$(NVDEP) -c $$< -o $$@
 
-$B/simt/$(1)/%.o: tests/simt/%.c $(wildcard tests/simt/*.h)
+$B/simt/$(1)/%.o: tests/simt/%.c
 	@mkdir -p $$(@D)
 	@echo "  CC    $$<"
 	$Q$(NVCC) -O3 -g $(NVCC_CFLAGS) -Itests/simt -Xcompiler=-fPIC \
-	    -DSIMT_CODE=$(1) -c $$< -o $$@
+	    -DSIMT_CODE=$(1) $$(NVDEP) -c $$< -o $$@
 
 $B/simt/$(1)/libsimt.a: $(SIMT_KERNELS:%=$B/simt/$(1)/%.o) \
     $(SIMT_C:%=$B/simt/$(1)/%.o)
@@ -64,12 +62,12 @@ SIMT_WITH_generic := $(CUDA_BED) $(CUDA_GPU) $(CUDA_CPU)
 SIMT_WITH_manager := $B/simt/manager_fill.o $(CUDA_GPU) \
                      $B/libtokenring.a
 
-$B/simt/manager_fill.o: tests/gpu/manager_fill.cu $(SIMT_HEADERS)
+$B/simt/manager_fill.o: tests/gpu/manager_fill.cu
 	@mkdir -p $(@D)
 	@echo "  SIMT  $<"
 	$Qsed -E 's/([a-z_]+)<<<(.*)>>>\(/simt_launched(\1, \2)(/' $< > $(@:.o=.cpp)
 	$Q$(NVCC) $(SIMT_FLAGS) -DSIMT_CODE=90 $(SIMT_XFLAGS) \
-	    -Xcompiler=-iquote,tests/gpu -c $(@:.o=.cpp) -o $@
+	    -Xcompiler=-iquote,tests/gpu $(NVDEP) -c $(@:.o=.cpp) -o $@
 
 # What the engine loads.
 SIMT_LIB := $B/tests/libtokenring_simt.so
@@ -95,6 +93,8 @@ SIMT_TESTS := $(foreach c,$(SIMT_CODES),\
 $B/tests/test_cuda_simt: tests/simt/run.sh $(SIMT_TESTS)
 	@mkdir -p $(@D)
 	$Qcp $< $@
+
+-include $(shell find $B/simt -name '*.d' 2>/dev/null)
 
 .PHONY: test-simt
 test-simt: $B/tests/test_cuda_simt $B/tests/test_model_cuda $(SIMT_LIB)

@@ -1,4 +1,4 @@
-# The software device (tests/soft): the table of kernels/cuda/api.h, played by
+# The software device (tests/soft): the table of kernels/cuda/device.h, played by
 # the CPU, so that the engine's CUDA backend is tested where there is no GPU.
 # Included by the Makefile.
 
