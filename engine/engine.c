@@ -364,7 +364,7 @@ check_policies(const tr_config_t *config, const tr_model_config_t *model,
 static tr_status_t
 check_device(const tr_config_t *config, tr_error_t *err)
 {
-    const tr_cuda_api_t *cuda;
+    const tr_device_t *cuda;
     tr_cuda_device_info_t info;
     tr_status_t rc = tr_cuda_library_open(config->cuda_library, &cuda, err);
 

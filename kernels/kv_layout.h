@@ -35,12 +35,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Inline functions that a GPU's code calls, too. */
-#ifdef __CUDACC__
-#define TR_HD static __host__ __device__ inline
-#else
-#define TR_HD static inline
-#endif
+#include "dtype.h"
 
 #define TR_KV_LAYOUTS_MAX 12     /* levels of one engine, dense included */
 #define TR_KV_CHANNEL_TOKENS 32u /* tokens that share a channel's metadata */
@@ -60,7 +55,8 @@ typedef struct {
 #define TR_KV_TILE 16u /* tokens */
 
 /* Offsets in bytes from the start of the page, of the first tile where there
- * are tiles; 0 for what the level does not have (key codes are always first). */
+ * are tiles; 0 for what the level does not have (key codes are always
+ * first). */
 typedef struct {
     tr_kv_level_t level;
     uint32_t head_dim;
@@ -94,14 +90,14 @@ typedef struct {
     bool short_positions; /* all are below TR_KV_SHORT */
 } tr_page_wish_t;
 
-/* Chooses the page size: a multiple of 128 between 96 head sizes (6 KiB at least,
- * 12 at most) and 24 KiB that wastes least, summed over `levels` and a little of
- * the dense layout; the smallest of equals.  Wasted is what is left over in each
- * page, half of the last page of a list of 2,048 tokens, or 1,024 where there
- * are two levels or more, and a tenth of those tiles that a GPU attends to alone
- * (kv_layout.c).  Tokens a page are multiples of 16 (8 with 16-bit keys and
- * values, 32 by channel).  0, or -1: a level or head size outside what is said
- * above. */
+/* Chooses the page size: a multiple of 128 between 96 head sizes (6 KiB at
+ * least, 12 at most) and 24 KiB that wastes least, summed over `levels` and a
+ * little of the dense layout; the smallest of equals.  Wasted is what is left
+ * over in each page, half of the last page of a list of 2,048 tokens, or 1,024
+ * where there are two levels or more, and a tenth of those tiles that a GPU
+ * attends to alone (kv_layout.c).  Tokens a page are multiples of 16 (8 with
+ * 16-bit keys and values, 32 by channel).  0, or -1: a level or head size
+ * outside what is said above. */
 int tr_page_plan(const tr_page_wish_t *wish, tr_page_plan_t *out);
 
 /* Bytes a token, everything included: page_bytes / tokens. */

@@ -16,7 +16,7 @@
 #ifndef TR_KV_RULE_H
 #define TR_KV_RULE_H
 
-#include "kernels.h"
+#include "kv_view.h"
 
 /* How a policy decides. */
 typedef enum {

@@ -18,6 +18,13 @@
 
 typedef struct tr_thread_pool tr_thread_pool_t;
 
+/* Where a kernel runs: a pool, borrowed, and how many of its threads to use;
+ * without a pool everything runs in the caller. */
+typedef struct {
+    int threads;
+    tr_thread_pool_t *thread_pool;
+} tr_stream_t;
+
 /* Work on [first, end), as `worker` (0: the caller), below the thread count. */
 typedef void (*tr_thread_pool_f)(void *arg, uint32_t first, uint32_t end,
                                  uint32_t worker);

@@ -53,29 +53,28 @@ open_beside(char *path, size_t size)
 
 /* The table, when it is the one that we were compiled with. */
 static tr_status_t
-take_table(void *library, const char *path, const tr_cuda_api_t **out,
+take_table(void *library, const char *path, const tr_device_t **out,
            tr_error_t *err)
 {
-    const tr_cuda_api_t *(*table)(void) = NULL;
-    void *symbol = dlsym(library, TR_CUDA_API_SYMBOL);
-    const tr_cuda_api_t *a;
+    const tr_device_t *(*table)(void) = NULL;
+    void *symbol = dlsym(library, TR_DEVICE_SYMBOL);
+    const tr_device_t *a;
 
     if (symbol == NULL) {
         return tr_error_set(err, TR_ERR_FORMAT, "cuda_library",
                             "cuda_library %s is not a CUDA backend: it has no "
                             "%s",
-                            path, TR_CUDA_API_SYMBOL);
+                            path, TR_DEVICE_SYMBOL);
     }
     memcpy(&table, &symbol, sizeof(table));
     a = table();
-    if (a == NULL || a->version != TR_CUDA_API_VERSION
-        || a->size != sizeof(*a)) {
+    if (a == NULL || a->version != TR_DEVICE_VERSION || a->size != sizeof(*a)) {
         return tr_error_set(err, TR_ERR_VERSION, "cuda_library",
                             "cuda_library %s has version %u (%u bytes), this "
                             "engine needs version %u (%zu bytes): install both "
                             "from one build",
                             path, a != NULL ? a->version : 0,
-                            a != NULL ? a->size : 0, TR_CUDA_API_VERSION,
+                            a != NULL ? a->size : 0, TR_DEVICE_VERSION,
                             sizeof(*a));
     }
     *out = a;
@@ -83,8 +82,7 @@ take_table(void *library, const char *path, const tr_cuda_api_t **out,
 }
 
 tr_status_t
-tr_cuda_library_open(const char *path, const tr_cuda_api_t **out,
-                     tr_error_t *err)
+tr_cuda_library_open(const char *path, const tr_device_t **out, tr_error_t *err)
 {
     char found[1024];
     void *library;
@@ -110,7 +108,7 @@ tr_cuda_library_open(const char *path, const tr_cuda_api_t **out,
 }
 
 tr_status_t
-tr_cuda_library_check(const tr_cuda_api_t *cuda, uint32_t ordinal,
+tr_cuda_library_check(const tr_device_t *cuda, uint32_t ordinal,
                       tr_cuda_device_info_t *out, tr_error_t *err)
 {
     memset(out, 0, sizeof(*out));

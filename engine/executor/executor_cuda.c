@@ -167,7 +167,7 @@ lay_memory(tr_executor_cuda_t *x, uint8_t *base)
 static bool
 take_slot(tr_executor_cuda_t *x, tr_cuda_slot_t *t)
 {
-    const tr_cuda_api_t *cuda = x->cuda;
+    const tr_device_t *cuda = x->cuda;
     size_t rows = x->max_rows, seqs = x->max_seqs;
     tr_cuda_upload_t l;
 

@@ -62,9 +62,9 @@ typedef struct {
 
 typedef struct {
     tr_executor_t base;
-    const tr_cuda_api_t *cuda;
+    const tr_device_t *cuda;
     tr_cuda_device_info_t info;
-    tr_cuda_device_t device;
+    tr_device_props_t device;
     tr_cuda_stream_t stream;
     tr_model_cuda_t *model;
     uint32_t max_rows, max_seqs;

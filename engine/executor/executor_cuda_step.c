@@ -60,7 +60,7 @@ tr_executor_cuda_launch(tr_executor_cuda_t *x, uint32_t bucket)
 static int
 upload(tr_executor_cuda_t *x, const tr_cuda_slot_t *t, size_t size)
 {
-    const tr_cuda_api_t *cuda = x->cuda;
+    const tr_device_t *cuda = x->cuda;
     int rc = cuda->fetch(&x->stream, x->upload, t->upload, size);
 
     if (rc == 0 && t->n_bias != 0) {

@@ -17,6 +17,7 @@
 
 #include "engine/config/log.h"
 #include "engine/model/cpu/model.h"
+#include "kernels/kernels.h"
 
 /* A row whose logits are needed. */
 typedef struct {

@@ -22,12 +22,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kernels/kernels.h"
+#include "kernels/kv_view.h"
+#include "kernels/thread_pool.h"
 #include <tokenring/error.h>
 
 #include "engine/kv/policy/kv_policy.h"
 
 typedef struct tr_kv_cache tr_kv_cache_t;
+typedef struct tr_kernels tr_kernels_t; /* kernels/kernels.h */
 
 typedef struct {
     uint32_t layers, lists, head_dim; /* lists = KV heads */

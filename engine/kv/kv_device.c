@@ -47,7 +47,7 @@ carve(uint8_t *base, size_t *at, size_t bytes)
 static size_t
 lay_memory(tr_kv_gpu_t *g, uint32_t pages, void **manager)
 {
-    const tr_cuda_api_t *cuda = g->device.cuda;
+    const tr_device_t *cuda = g->device.cuda;
     tr_kv_manager_size_t size = manager_size(g, pages);
     size_t bytes = cuda->manager_memory(&g->kv.view, &size), at = 0;
 
@@ -138,7 +138,7 @@ no_memory(const tr_kv_gpu_t *g, const char *what, uint64_t bytes,
 static tr_status_t
 open_device(tr_kv_gpu_t *g, size_t rest, tr_error_t *err)
 {
-    const tr_cuda_api_t *cuda = g->device.cuda;
+    const tr_device_t *cuda = g->device.cuda;
     uint32_t pages = g->kv.m.size.pages;
     uint64_t bytes = (uint64_t) pages * g->kv.plan.page_bytes;
     tr_kv_manager_size_t size = manager_size(g, pages);
@@ -198,7 +198,7 @@ open_swap(tr_kv_gpu_t *g, tr_error_t *err)
 static tr_status_t
 open_turns(tr_kv_gpu_t *g, tr_error_t *err)
 {
-    const tr_cuda_api_t *cuda = g->device.cuda;
+    const tr_device_t *cuda = g->device.cuda;
     uint32_t i, slots = g->kv.config.slots;
 
     g->answer_size = (size_t) ((uint8_t *) (g->m.tally + slots)
@@ -278,7 +278,7 @@ list_alpha(tr_kv_gpu_t *g, const tr_kv_config_t *c, tr_error_t *err)
 static tr_status_t
 send_alpha(tr_kv_gpu_t *g, tr_error_t *err)
 {
-    const tr_cuda_api_t *cuda = g->device.cuda;
+    const tr_device_t *cuda = g->device.cuda;
     size_t each = 2 * sizeof(double) * g->kv.heads;
     uint32_t i;
     int rc = 0;
@@ -303,7 +303,7 @@ send_alpha(tr_kv_gpu_t *g, tr_error_t *err)
 /* ---- create ------------------------------------------------------------- */
 
 static void
-unpin(const tr_cuda_api_t *cuda, void *p)
+unpin(const tr_device_t *cuda, void *p)
 {
     if (p != NULL) {
         cuda->unpin(p);
@@ -314,7 +314,7 @@ static void
 gpu_free(tr_kv_cache_t *kv)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    const tr_cuda_api_t *cuda = g->device.cuda;
+    const tr_device_t *cuda = g->device.cuda;
     uint32_t i;
 
     cuda->stream_wait(g->device.stream); /* nothing of it is in use */

@@ -33,12 +33,12 @@
 #ifndef TR_KV_DEVICE_H
 #define TR_KV_DEVICE_H
 
-#include "kernels/cuda/api.h"
+#include "kernels/cuda/device.h"
 
 #include "kv_cache.h"
 
 typedef struct {
-    const tr_cuda_api_t *cuda;      /* borrowed, as is all here */
+    const tr_device_t *cuda;        /* borrowed, as is all here */
     const tr_cuda_stream_t *stream; /* of the batches */
     uint32_t max_seqs;              /* of a batch */
     uint32_t max_prompts;           /* compressed by one launch */

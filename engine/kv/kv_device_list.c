@@ -131,7 +131,7 @@ write_list(const tr_kv_gpu_t *g, uint8_t *in, size_t at)
 static int
 launch_complete(tr_kv_gpu_t *g, const tr_kv_group_t *group, const void *in)
 {
-    const tr_cuda_api_t *cuda = g->device.cuda;
+    const tr_device_t *cuda = g->device.cuda;
     const tr_cuda_stream_t *s = g->device.stream;
     tr_kv_batch_t *b = tr_kv_batch(g, g->next);
     uint32_t longest = 0, i, at = group->first;
@@ -154,7 +154,7 @@ launch_complete(tr_kv_gpu_t *g, const tr_kv_group_t *group, const void *in)
 static int
 launch_out(tr_kv_gpu_t *g, const tr_kv_move_out_t *c)
 {
-    const tr_cuda_api_t *cuda = g->device.cuda;
+    const tr_device_t *cuda = g->device.cuda;
     const tr_cuda_stream_t *s = g->device.stream;
     tr_cuda_swap_t swap = { .slot = c->slot,
                             .dense_pages = c->dense_pages,
@@ -175,7 +175,7 @@ launch_out(tr_kv_gpu_t *g, const tr_kv_move_out_t *c)
 static int
 launch_in(tr_kv_gpu_t *g, const tr_kv_move_out_t *c)
 {
-    const tr_cuda_api_t *cuda = g->device.cuda;
+    const tr_device_t *cuda = g->device.cuda;
     const tr_cuda_stream_t *s = g->device.stream;
     tr_cuda_swap_t swap = { .slot = c->slot,
                             .dense_pages = c->dense_pages,
@@ -214,7 +214,7 @@ launch_moves(tr_kv_gpu_t *g, const tr_kv_group_t *group)
 static int
 launch_group(tr_kv_gpu_t *g, const tr_kv_group_t *group, const void *in)
 {
-    const tr_cuda_api_t *cuda = g->device.cuda;
+    const tr_device_t *cuda = g->device.cuda;
     const tr_cuda_stream_t *s = g->device.stream;
     const tr_cuda_history_t *history = &g->device.history;
 
@@ -241,7 +241,7 @@ launch_group(tr_kv_gpu_t *g, const tr_kv_group_t *group, const void *in)
 bool
 tr_kv_launch(tr_kv_gpu_t *g, const tr_kv_turn_t *turn)
 {
-    const tr_cuda_api_t *cuda = g->device.cuda;
+    const tr_device_t *cuda = g->device.cuda;
     const tr_cuda_stream_t *s = g->device.stream;
     tr_kv_list_t *l = &g->list;
     size_t first = g->device.max_seqs * sizeof(tr_kv_ask_t), at;
@@ -272,7 +272,7 @@ tr_kv_launch(tr_kv_gpu_t *g, const tr_kv_turn_t *turn)
 bool
 tr_kv_flush(tr_kv_gpu_t *g)
 {
-    const tr_cuda_api_t *cuda = g->device.cuda;
+    const tr_device_t *cuda = g->device.cuda;
     tr_kv_turn_t *turn = tr_kv_turn(g, g->next);
     size_t asks = g->device.max_seqs * sizeof(tr_kv_ask_t);
 

@@ -150,7 +150,7 @@ int
 tr_kv_device_end(tr_kv_cache_t *kv)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    const tr_cuda_api_t *cuda = g->device.cuda;
+    const tr_device_t *cuda = g->device.cuda;
     const tr_cuda_stream_t *s = g->device.stream;
     const tr_kv_turn_t *turn = tr_kv_turn(g, g->next - 1);
     const tr_kv_batch_t *b = tr_kv_batch(g, g->next - 1);

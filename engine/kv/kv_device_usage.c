@@ -53,7 +53,7 @@ tr_kv_gpu_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
 static bool
 fetch_counts(tr_kv_gpu_t *g)
 {
-    const tr_cuda_api_t *cuda = g->device.cuda;
+    const tr_device_t *cuda = g->device.cuda;
     size_t bytes = (size_t) g->kv.config.slots * g->kv.heads * TR_KV_LISTS_MAX
                    * sizeof(uint32_t);
 

@@ -15,6 +15,7 @@
 #include <sys/mman.h>
 
 #include "engine/config/log.h"
+#include "kernels/kernels.h"
 #include "kernels/thread_pool.h"
 #include "kv_internal.h"
 

@@ -18,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "kernels/kernels.h"
+#include "kernels/operands.h"
 
 #include "engine/config/log.h"
 

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kernels/kernels.h"
+#include "kernels/dtype.h"
 #include <tokenring/error.h>
 
 #define TR_TENSOR_DIMS 8

@@ -3,6 +3,7 @@
  * them.
  */
 #include "kernels/cpu/attention/attention.h"
+#include "kernels/kernels.h"
 
 #include <pthread.h>
 #include <string.h>

@@ -5,7 +5,9 @@
 #ifndef TR_KERNELS_CPU_H
 #define TR_KERNELS_CPU_H
 
-#include "kernels/kernels.h"
+#include "kernels/act.h"
+#include "kernels/kv_view.h"
+#include "kernels/operands.h"
 
 #include <math.h>
 

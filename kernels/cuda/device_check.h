@@ -1,11 +1,11 @@
 /*
- * device_check.h: can this library run on that GPU, and if not, what is the user
- * told?  Plain C, so that the answers are tested where there is no GPU.
+ * device_check.h: can this library run on that GPU, and if not, what is the
+ * user told?  Plain C, so that the answers are tested where there is no GPU.
  */
 #ifndef TR_CUDA_DEVICE_CHECK_H
 #define TR_CUDA_DEVICE_CHECK_H
 
-#include "kernels/cuda/runtime/runtime.h"
+#include "kernels/cuda/device.h"
 
 #include <stdio.h>
 #include <stdlib.h>

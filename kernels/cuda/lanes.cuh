@@ -15,7 +15,7 @@
 
 #include <cuda_fp16.h>
 
-#include "kernels/kernels.h"
+#include "kernels/dtype.h"
 
 #define TR_DEVICE static __device__ inline
 

@@ -16,7 +16,7 @@
 
 #include <cuda_runtime.h>
 
-#include "cuda.h"
+#include "kernels/cuda/launch_types.h"
 #include "ptx.cuh"
 
 int tr_cuda_check(void); /* runtime.cu */

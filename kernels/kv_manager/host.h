@@ -9,6 +9,8 @@
 #define TR_KV_MANAGER_HOST_H
 
 #include "manager.h"
+#include "kernels/operands.h"
+#include "kernels/thread_pool.h"
 
 /* Debug builds fill pages that come and go, so that what one held is not read by
  * its next owner: as FP16 it is a NaN, which a softmax cannot miss. */

@@ -29,6 +29,7 @@
 #include "engine/config/log.h"
 #include "engine/model/cpu/model.h"
 #include "kernels/thread_pool.h"
+#include "kernels/kernels.h"
 #include "bench.h"
 
 #define ROUNDS_MAX 101

@@ -35,6 +35,7 @@
 #include "engine/config/log.h"
 #include "engine/model/cpu/model.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "kernels/kernels.h"
 #include "bench.h"
 
 #define ROUNDS_MAX 101

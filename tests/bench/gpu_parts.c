@@ -13,7 +13,7 @@
 static double
 timed(bed_t *b, int (*work)(bed_t *, void *), void *arg)
 {
-    const tr_cuda_api_t *cuda = b->x->cuda;
+    const tr_device_t *cuda = b->x->cuda;
     tr_cuda_slot_t *t = &b->x->slots[0];
     double us = 0, best = 0;
 
@@ -89,7 +89,7 @@ work_of(const tr_cuda_product_t *p)
 static double
 square_speed(bed_t *b, uint32_t side)
 {
-    const tr_cuda_api_t *cuda = b->x->cuda;
+    const tr_device_t *cuda = b->x->cuda;
     const tr_cuda_stream_t *s = &b->x->stream;
     size_t each = (size_t) side * side;
     uint16_t *memory = cuda->alloc(3 * each * sizeof(*memory));

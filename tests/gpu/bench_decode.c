@@ -527,7 +527,7 @@ run_case(const tr_cuda_stream_t *stream, const case_t *x)
     }
     o.q = device_array(q, (size_t) x->seqs * n * 4);
     o.out = device_array(NULL, (size_t) x->seqs * n * 4);
-    tr_cuda_device_t device = *stream->device;
+    tr_device_props_t device = *stream->device;
     tr_cuda_stream_t part = { stream->stream, &device };
     times_t t = measure(stream, &s, &o);
 
@@ -607,7 +607,7 @@ main(int argc, char **argv)
     bool brief = false;
     int option;
     struct cudaDeviceProp prop;
-    tr_cuda_device_t device;
+    tr_device_props_t device;
     cudaStream_t stream;
 
     while ((option = getopt(argc, argv, "bf:o:")) != -1) {

@@ -64,7 +64,7 @@ must(bool ok, const char *what)
 typedef struct {
     tr_kv_manager_t m;
     tr_cuda_stream_t s;
-    tr_cuda_device_t device;
+    tr_device_props_t device;
     tr_kv_policy_t *policy;
     tr_kv_cache_t *kv; /* for the geometry of its tables */
     cudaEvent_t begin, end;

@@ -8,7 +8,7 @@
  * Weights are used in turn out of several copies, more than a cache holds, as
  * the layers of a model are.
  */
-#include "kernels/cuda/api.h"
+#include "kernels/cuda/device.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -41,8 +41,8 @@ static const uint32_t counts[] = { 1, 16, 64, 128, 256, 512, 2048, 8192 };
 
 #define HEAD_ROWS 512u /* nobody wants more logits at once */
 
-static const tr_cuda_api_t *cuda;
-static tr_cuda_device_t device;
+static const tr_device_t *cuda;
+static tr_device_props_t device;
 static tr_cuda_stream_t stream;
 
 static void
@@ -58,10 +58,10 @@ static void
 load(const char *path)
 {
     void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    const tr_cuda_api_t *(*table)(void) = NULL;
+    const tr_device_t *(*table)(void) = NULL;
 
     if (lib != NULL) {
-        *(void **) &table = dlsym(lib, TR_CUDA_API_SYMBOL);
+        *(void **) &table = dlsym(lib, TR_DEVICE_SYMBOL);
     }
     if (table == NULL) {
         fprintf(stderr, "%s\n", dlerror());

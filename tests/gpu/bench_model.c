@@ -1,5 +1,5 @@
 /*
- * How long the launchers of model.h and sample.h take, with the shapes of
+ * How long a layer's small kernels and sampling take, with the shapes of
  * Llama-3-8B: hidden 4096, 32 query heads on 8 KV heads of 128, 14336 in the
  * MLP, a vocabulary of 128256.
  *
@@ -9,8 +9,7 @@
  * those that must be read and written once; of few rows they are in the L2
  * cache.  Sampling is launched once a graph, every row alike.
  */
-#include "kernels/cuda/layers/model.h"
-#include "kernels/cuda/sampling/sample.h"
+#include "kernels/cuda/device.h"
 
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -32,7 +31,7 @@
 #define LEN 8192u
 
 typedef struct {
-    tr_cuda_device_t device;
+    tr_device_props_t device;
     tr_cuda_stream_t s;
     cudaStream_t stream;
     uint32_t rows;

@@ -8,7 +8,7 @@
  * peak is that of products from shared memory alone on random FP16 data,
  * measured in the same run.  Medians; Markdown rows.
  */
-#include "kernels/cuda/attention/prompt.h"
+#include "kernels/cuda/device.h"
 
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -32,7 +32,7 @@ static const shape_t shapes[] = {
 static const char *const path_name[] = { "best", "warps", "boxes", "groups",
                                          "alternating" };
 
-static tr_cuda_device_t device;
+static tr_device_props_t device;
 static uint16_t *noise;
 
 static void

@@ -13,7 +13,7 @@
  * downgraded, a token leaves the window for its place, the new one enters.
  * "bytes" are those of the numbers that go in and of the codes that come out.
  */
-#include "kernels/cuda/kv/store.h"
+#include "kernels/cuda/device.h"
 
 #include <cuda_runtime_api.h>
 #include <math.h>
@@ -40,7 +40,7 @@ typedef struct {
     uint32_t n_arrays;
     uint32_t layers;
     cudaStream_t stream;
-    tr_cuda_device_t device;
+    tr_device_props_t device;
     tr_cuda_stream_t launch;
 } bench_t;
 

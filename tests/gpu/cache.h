@@ -9,7 +9,7 @@
 #ifndef TR_TESTS_GPU_CACHE_H
 #define TR_TESTS_GPU_CACHE_H
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/device.h"
 #include "kernels/kernels.h"
 
 #define CACHE_LEVELS 4u
@@ -59,8 +59,9 @@ tr_cuda_decode_size_t cache_size(const cache_t *c);
 /* Does the launcher answer for sequence s? */
 bool cache_attends(const cache_t *c, uint32_t s);
 
-/* Compares what the device holds when all layers were decoded with what it must;
- * prints what differs.  The cache on the host then holds the device's scores. */
+/* Compares what the device holds when all layers were decoded with what it
+ * must; prints what differs.  The cache on the host then holds the device's
+ * scores. */
 bool cache_check(cache_t *c, double *worst_out, double *worst_score);
 
 #endif

@@ -1,7 +1,8 @@
 /*
  * manager_world.h: the CPU's page manager (engine/kv/kv_cache.h) and a device's
- * (kernels/kv_manager/manager.h) under the same random operations, compared after
- * each: tables, counts, victims, moves, sequences, the free ring, the owners.
+ * (kernels/kv_manager/manager.h) under the same random operations, compared
+ * after each: tables, counts, victims, moves, sequences, the free ring, the
+ * owners.
  *
  * The device is behind one function, so that the same world drives a GPU
  * (test_manager.c) and the manager's programs run as plain C
@@ -19,6 +20,7 @@
 
 #include "engine/kv/kv_cache.h"
 #include "engine/kv/kv_internal.h"
+#include "kernels/kernels.h"
 
 /* ---- the device --------------------------------------------------------- */
 

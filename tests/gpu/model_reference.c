@@ -1,5 +1,5 @@
 /*
- * What the launchers of cuda/model.h do, as plain loops.
+ * What the device's kernels beside attention compute, as plain loops.
  */
 #include "model_reference.h"
 

@@ -1,6 +1,6 @@
 /*
- * model_reference.h: every launcher of cuda/model.h, cuda/small_gemm.h and
- * cuda/sample.h as plain C over host memory.
+ * model_reference.h: what the kernels of device.h beside attention and the
+ * cache compute, as plain C over host memory.
  *
  * The same arguments, but for the stream and, of sampling, the workspace, which
  * is not looked at; the same checks and results.  Tests compare the kernels
@@ -10,9 +10,7 @@
 #ifndef TR_TESTS_GPU_MODEL_REFERENCE_H
 #define TR_TESTS_GPU_MODEL_REFERENCE_H
 
-#include "kernels/cuda/gemm/small_gemm.h"
-#include "kernels/cuda/layers/model.h"
-#include "kernels/cuda/sampling/sample.h"
+#include "kernels/cuda/device.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,6 +1,6 @@
 /*
- * model_side.h: arrays of test_model.c, test_sample.c and test_small_gemm.c, on the host for the
- * reference and again on the device.
+ * model_side.h: arrays of test_model.c, test_sample.c and test_small_gemm.c, on
+ * the host for the reference and again on the device.
  *
  * What was not written is 0xff, NaN wherever it is read as a number; so is some
  * room before and behind every array.
@@ -8,12 +8,12 @@
 #ifndef TR_TESTS_GPU_MODEL_SIDE_H
 #define TR_TESTS_GPU_MODEL_SIDE_H
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/device.h"
 
 #include "cache.h"
 
 typedef struct {
-    tr_cuda_device_t device;
+    tr_device_props_t device;
     tr_cuda_stream_t stream;
     bool captured;
 } side_t;

@@ -5,7 +5,7 @@
 #ifndef TR_TESTS_GPU_PROMPT_CASE_H
 #define TR_TESTS_GPU_PROMPT_CASE_H
 
-#include "kernels/cuda/attention/prompt.h"
+#include "kernels/cuda/device.h"
 
 #define SEQS_MAX 4u
 #ifndef LEN_MAX

@@ -8,14 +8,14 @@
 #ifndef TR_TESTS_GPU_STORE_BED_H
 #define TR_TESTS_GPU_STORE_BED_H
 
-#include "kernels/cuda/kv/store.h"
+#include "kernels/cuda/device.h"
 
 #include "cache.h"
 
 #define BED_SLOTS 4u
 
 typedef struct {
-    tr_cuda_device_t device;
+    tr_device_props_t device;
     tr_cuda_stream_t stream;
 } bed_side_t;
 

@@ -144,10 +144,10 @@ launch_graph(cache_t *c, tr_cuda_stream_t *s, bool plan, void *work)
 }
 
 static bool
-one_round(const tr_cuda_device_t *device, cudaStream_t stream, uint32_t round,
+one_round(const tr_device_props_t *device, cudaStream_t stream, uint32_t round,
           double *worst_out, double *worst_score)
 {
-    tr_cuda_device_t d = *device;
+    tr_device_props_t d = *device;
     tr_cuda_stream_t s = { stream, &d };
     cache_shape_t shape;
     cache_t c;
@@ -202,7 +202,7 @@ main(int argc, char **argv)
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10)
                              : (uint64_t) time(NULL);
     double worst_out = 0, worst_score = 0;
-    tr_cuda_device_t device;
+    tr_device_props_t device;
     cudaStream_t stream;
 
     if (tr_cuda_open(0, &device) != 0) {

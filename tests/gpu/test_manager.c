@@ -21,7 +21,7 @@ typedef struct {
     tr_kv_manager_t m;       /* on the device */
     tr_kv_manager_t *mirror; /* its memory on the host */
     tr_cuda_stream_t stream;
-    tr_cuda_device_t device;
+    tr_device_props_t device;
     const uint8_t *pool; /* the CPU's */
     size_t pool_bytes, bytes;
     void *memory, *host, *in, *device_pool;

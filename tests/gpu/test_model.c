@@ -1,5 +1,5 @@
 /*
- * The kernels of model.h against plain C (model_reference.h): odd sizes and
+ * A layer's small kernels against plain C (model_reference.h): odd sizes and
  * addresses, magnitudes from 1e-6 to 1e4, NaN in all padding; one row alone
  * gives the bits that it gives among others.
  *

@@ -17,7 +17,7 @@
 #include "cache.h"
 #include "prompt_case.h"
 
-static tr_cuda_device_t device;
+static tr_device_props_t device;
 static const char *const path_name[] = { "best", "warps", "boxes", "groups",
                                          "alternating" };
 

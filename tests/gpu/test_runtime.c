@@ -1,15 +1,15 @@
 /*
- * The library that the engine loads (cuda/api.h), through its table: order of
- * streams, events, graphs, errors, and matrix products against sums in double
- * precision.
+ * The library that the engine loads (kernels/cuda/device.h), through its table:
+ * order of streams, events, graphs, errors, and matrix products against sums in
+ * double precision.
  *
  *   test_runtime [LIBRARY [ROUNDS [calm]]]     calm: provoke no errors
  *
  * Without arguments: libtokenring_soft.so beside the program, which holds the
- * software device and this program to each other where there is no GPU.
- * Reports in TAP; the last line sums up.
+ * software device and this program to each other where there is no GPU. Reports
+ * in TAP; the last line sums up.
  */
-#include "kernels/cuda/api.h"
+#include "kernels/cuda/device.h"
 
 #include <dlfcn.h>
 #include <libgen.h>
@@ -21,8 +21,8 @@
 #include <time.h>
 #include <unistd.h>
 
-static const tr_cuda_api_t *cuda;
-static tr_cuda_device_t device;
+static const tr_device_t *cuda;
+static tr_device_props_t device;
 static tr_cuda_stream_t stream;
 static char library[PATH_MAX];
 static uint64_t seed;
@@ -51,7 +51,7 @@ below(uint32_t n)
 static bool
 load(void)
 {
-    const tr_cuda_api_t *(*table)(void);
+    const tr_device_t *(*table)(void);
     char self[PATH_MAX] = "";
     void *lib;
 
@@ -65,10 +65,10 @@ load(void)
         printf("# %s\n", dlerror());
         return false;
     }
-    *(void **) &table = dlsym(lib, TR_CUDA_API_SYMBOL);
+    *(void **) &table = dlsym(lib, TR_DEVICE_SYMBOL);
     HOLDS(table != NULL);
     cuda = table();
-    HOLDS(cuda->version == TR_CUDA_API_VERSION && cuda->size == sizeof(*cuda));
+    HOLDS(cuda->version == TR_DEVICE_VERSION && cuda->size == sizeof(*cuda));
     HOLDS(cuda->open(0, &device) == 0);
     HOLDS(cuda->stream_open(&device, &stream) == 0);
     return true;

@@ -1,15 +1,16 @@
 /*
- * Products of few rows (small_gemm.h) against plain C, and one behind the other, where
+ * Small-batch GEMM (device.h) against plain C, and one behind the other, where
  * each begins before the one in front of it has ended.
  *
  *   test_small_gemm [rounds [seed [small]]]
  *
- * small: products of few numbers alone, for racecheck, under which chains, whose
- * blocks wait for each other, do not end.
+ * small: products of few numbers alone, for racecheck, under which chains,
+ * whose blocks wait for each other, do not end.
  *
  * Random shapes and magnitudes, NaN wherever nothing was written; a row gives
- * the same bits whatever the others hold; layers of products, in chains and these
- * in a graph, launched again and again, give the bits that they give one by one.
+ * the same bits whatever the others hold; layers of products, in chains and
+ * these in a graph, launched again and again, give the bits that they give one
+ * by one.
  */
 #include <cuda_runtime_api.h>
 #include <math.h>
@@ -108,8 +109,8 @@ wide(uint32_t *n, uint32_t *k)
     *k = 64 * (1 + random_below(4));
 }
 
-/* Makes the product one that the kernel has: with a residual, clusters have a tile
- * each, so few multiprocessors have fewer rows of w. */
+/* Makes the product one that the kernel has: with a residual, clusters have a
+ * tile each, so few multiprocessors have fewer rows of w. */
 static void
 with_residual(uint32_t *rows, uint32_t *n, uint32_t k)
 {
@@ -313,12 +314,12 @@ product_of(const layers_t *l, tr_cuda_small_gemm_mode_t mode, const array_t *w,
                                    .squares_out = array_there(&l->squares) };
 }
 
-/* Chains of `first` products, then of `most`.  The attention between is left out:
- * the queries are its results. */
+/* Chains of `first` products, then of `most`.  The attention between is left
+ * out: the queries are its results. */
 static void
 layers_launch(const layers_t *l, uint32_t first, uint32_t most)
 {
-    const tr_cuda_device_t *d = &side.device;
+    const tr_device_props_t *d = &side.device;
     tr_cuda_small_gemm_t a[4 * LAYERS];
     uint32_t h = l->hidden, parts = 0, n = 0;
 

@@ -1,8 +1,8 @@
 /*
- * Matrix products (kernels/cuda/gemm/matmul.h) of the device in software: cuBLASLt's
+ * Matrix products (device.h) of the device in software: cuBLASLt's
  * part, in plain C.  A block has some columns, of all rows.
  */
-#include "kernels/cuda/gemm/matmul.h"
+#include "kernels/cuda/device.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@ struct tr_cuda_matmul {
 };
 
 int
-tr_cuda_matmul_open(const tr_cuda_device_t *d, uint32_t max_rows,
+tr_cuda_matmul_open(const tr_device_props_t *d, uint32_t max_rows,
                     tr_cuda_matmul_t **out)
 {
     (void) d;

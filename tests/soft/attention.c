@@ -1,6 +1,6 @@
 /*
  * Attention: the three launchers share a step's sequences out among them
- * (cuda.h, prompt.h); each computes those that are its own with the CPU
+ * (device.h); each computes those that are its own with the CPU
  * backend, in FP32, and leaves the outputs of all others as they are.
  */
 #include "device.h"
@@ -330,7 +330,7 @@ work_bytes(uint32_t rows, uint32_t heads, uint32_t head_dim)
 }
 
 size_t
-tr_cuda_decode_work(const tr_cuda_device_t *d,
+tr_cuda_decode_work(const tr_device_props_t *d,
                     const tr_cuda_decode_size_t *size)
 {
     size_t q = (size_t) size->max_seqs * size->heads * size->head_dim;

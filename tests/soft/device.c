@@ -158,15 +158,15 @@ tr_cuda_device_info(int ordinal, tr_cuda_device_info_t *out)
 }
 
 int
-tr_cuda_open(int ordinal, tr_cuda_device_t *out)
+tr_cuda_open(int ordinal, tr_device_props_t *out)
 {
     tr_cuda_device_info_t info;
 
-    *out = (tr_cuda_device_t){ .ordinal = ordinal,
-                               .blocks = 8,
-                               .shared = 227u << 10,
-                               .l2 = 50u << 20,
-                               .dependent = true };
+    *out = (tr_device_props_t){ .ordinal = ordinal,
+                                .blocks = 8,
+                                .shared = 227u << 10,
+                                .l2 = 50u << 20,
+                                .dependent = true };
     return tr_cuda_device_info(ordinal, &info);
 }
 

@@ -11,17 +11,17 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "kernels/cuda/api.h"
+#include "kernels/cuda/device.h"
 
-static const tr_cuda_api_t *cuda;
-static tr_cuda_device_t device;
+static const tr_device_t *cuda;
+static tr_device_props_t device;
 
 /* The library beside this program. */
 static void
 soft_load(void)
 {
     char path[PATH_MAX], self[PATH_MAX] = "";
-    const tr_cuda_api_t *(*table)(void);
+    const tr_device_t *(*table)(void);
     void *lib;
 
     assert_true(readlink("/proc/self/exe", self, sizeof(self) - 1) > 0);
@@ -31,10 +31,10 @@ soft_load(void)
         fail_msg("%s", dlerror());
         return;
     }
-    *(void **) &table = dlsym(lib, TR_CUDA_API_SYMBOL);
+    *(void **) &table = dlsym(lib, TR_DEVICE_SYMBOL);
     assert_non_null(table);
     cuda = table();
-    assert_int_equal(cuda->version, TR_CUDA_API_VERSION);
+    assert_int_equal(cuda->version, TR_DEVICE_VERSION);
     assert_int_equal(cuda->size, sizeof(*cuda));
     assert_int_equal(cuda->open(0, &device), 0);
 }

@@ -3,7 +3,7 @@
  *
  * Packing a weight costs more than multiplying a few rows by it, so packed
  * weights are kept until somebody writes to that memory.  Rows that only pad a
- * product's class are read and overwritten, as matmul.h allows.
+ * product's class are read and overwritten, as device.h allows.
  */
 #include "device.h"
 
@@ -227,14 +227,14 @@ tr_cuda_matmul(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
 /* ---- products of few rows -------------------------------------------------- */
 
 bool
-tr_cuda_small_gemm_fits(const tr_cuda_device_t *d, uint32_t n, uint32_t k)
+tr_cuda_small_gemm_fits(const tr_device_props_t *d, uint32_t n, uint32_t k)
 {
     (void) d;
     return n % 64 == 0 && k % 64 == 0;
 }
 
 uint32_t
-tr_cuda_small_gemm_parts(const tr_cuda_device_t *d, uint32_t rows, uint32_t n,
+tr_cuda_small_gemm_parts(const tr_device_props_t *d, uint32_t rows, uint32_t n,
                          uint32_t k)
 {
     (void) d;
@@ -266,7 +266,7 @@ tr_cuda_small_gemm(const tr_cuda_stream_t *s, const tr_cuda_small_gemm_t *a,
 /* ---- choices ------------------------------------------------------------ */
 
 int
-tr_cuda_matmul_open(const tr_cuda_device_t *d, uint32_t max_rows,
+tr_cuda_matmul_open(const tr_device_props_t *d, uint32_t max_rows,
                     tr_cuda_matmul_t **out)
 {
     tr_cuda_matmul_t *m = calloc(1, sizeof(*m));

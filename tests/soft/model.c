@@ -71,7 +71,7 @@ tr_cuda_sample(const tr_cuda_stream_t *s, const tr_cuda_sample_t *a)
 }
 
 size_t
-tr_cuda_sample_work(const tr_cuda_device_t *d, uint32_t rows, uint32_t vocab)
+tr_cuda_sample_work(const tr_device_props_t *d, uint32_t rows, uint32_t vocab)
 {
     (void) d;
     return tr_pad(1024 + (size_t) rows * vocab, 256);

@@ -1,7 +1,7 @@
 /*
  * soft.h: a device made of software, for tests on machines without a GPU.
  *
- * libtokenring_soft.so exports the table of kernels/cuda/api.h.  What a kernel
+ * libtokenring_soft.so exports the table of kernels/cuda/device.h.  What a kernel
  * computes comes from the CPU backend; when it runs is as on a device: a stream
  * is a queue of launches that a thread of its own works off in order, with
  * random pauses.  So a host that reads before an event has passed, or reuses
@@ -50,7 +50,8 @@
 #ifndef TR_TESTS_SOFT_H
 #define TR_TESTS_SOFT_H
 
-#include "kernels/cuda/api.h"
+#include "kernels/cuda/device.h"
+#include "kernels/kernels.h"
 
 /* Runs on the stream's thread, and again whenever a graph with it is launched.
  * args: the launch's own copy, which must not be changed in a way that a second

@@ -344,7 +344,7 @@ capture_leave(const graph_t *g)
 }
 
 int
-tr_cuda_stream_open(const tr_cuda_device_t *device, tr_cuda_stream_t *out)
+tr_cuda_stream_open(const tr_device_props_t *device, tr_cuda_stream_t *out)
 {
     queue_t *q = calloc(1, sizeof(*q));
 

@@ -20,6 +20,7 @@
 
 #include "engine/kv/kv_cache.h"
 #include "engine/kv/policy/kv_policy.h"
+#include "kernels/kernels.h"
 
 #define LAYERS 3u
 #define LISTS 2u

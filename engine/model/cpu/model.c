@@ -10,6 +10,7 @@
 #include "kernels/thread_pool.h"
 
 #include "engine/config/log.h"
+#include "kernels/kernels.h"
 
 /* Bytes of logits kept at once: with a vocabulary of 152k, 27 rows. */
 #define LOGITS_BYTES (16u << 20)

@@ -173,7 +173,7 @@ choose_head(tr_model_cuda_t *m, bool timed)
 static tr_status_t
 choose(tr_model_cuda_t *m, bool timed, tr_error_t *err)
 {
-    const tr_cuda_api_t *cuda = m->cuda;
+    const tr_device_t *cuda = m->cuda;
     const struct {
         tr_part_t part;
         const void *x;

@@ -14,7 +14,7 @@
 #ifndef TR_MODEL_CUDA_H
 #define TR_MODEL_CUDA_H
 
-#include "kernels/cuda/api.h"
+#include "kernels/cuda/device.h"
 #include <tokenring/error.h>
 
 #include "engine/kv/policy/kv_policy.h"
@@ -39,7 +39,7 @@ typedef struct {
 } tr_cuda_side_t;
 
 typedef struct {
-    const tr_cuda_api_t *cuda;      /* borrowed */
+    const tr_device_t *cuda;      /* borrowed */
     const tr_cuda_stream_t *stream; /* borrowed, as is its device */
     tr_cuda_side_t side;
     tr_model_config_t config;
@@ -66,7 +66,7 @@ typedef struct {
     tr_cuda_prompt_size_t prompt_size;
     tr_cuda_generic_size_t generic_size; /* max_seqs: of one launch */
 
-    uint32_t small_gemm_classes; /* bits: steps of such rows have small_gemm.h's
+    uint32_t small_gemm_classes; /* bits: steps of such rows have small-batch
                                   * products */
     bool small_gemm;             /* this step has */
     uint32_t parts;              /* of squares, of the last product */
@@ -80,7 +80,7 @@ typedef struct {
     const char *load_format; /* "auto" or "dummy" */
     const char *dtype;       /* "auto", "bf16" or "f16" */
     uint64_t dummy_seed;
-    const tr_cuda_api_t *cuda;
+    const tr_device_t *cuda;
     const tr_cuda_stream_t *stream;
 } tr_model_cuda_options_t;
 
@@ -97,7 +97,7 @@ typedef struct {
     uint64_t max_tokens;         /* that all of a step cache in one layer and
                                   * list; 0: max_seqs * max_len */
     bool timed;                  /* measure which algorithms are best */
-    bool fused;                  /* small_gemm.h's products may be taken */
+    bool fused;                  /* small_gemm may be taken */
 } tr_model_cuda_limits_t;
 
 /* Refuses by name what this backend cannot run of a recipe. */
@@ -203,7 +203,7 @@ tr_model_cuda_head(const tr_model_cuda_t *m)
     return m->root.part[m->config.recipe.tied ? TR_PART_EMBED : TR_PART_HEAD];
 }
 
-/* ---- model_cuda_small_gemm.c: small-batch products (small_gemm.h) ---- */
+/* ---- model_cuda_small_gemm.c: small-batch products ---- */
 
 #define TR_CUDA_SMALL_GEMM_CLASSES 4u /* up to 8, 16, 32, 64 rows */
 

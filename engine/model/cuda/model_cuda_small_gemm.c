@@ -171,7 +171,7 @@ products_graph(tr_model_cuda_t *m, uint32_t rows, bool small_gemm)
 static double
 graph_us(const tr_model_cuda_t *m, void *graph, void *from, void *to)
 {
-    const tr_cuda_api_t *cuda = m->cuda;
+    const tr_device_t *cuda = m->cuda;
     double us;
 
     return cuda->event_record(m->stream, from) == 0
@@ -225,7 +225,7 @@ left_in(const tr_model_cuda_t *m, uint32_t rows, uint8_t *memory)
 static bool
 run(tr_model_cuda_t *m, void *graph, uint32_t rows, const left_t *out)
 {
-    const tr_cuda_api_t *cuda = m->cuda;
+    const tr_device_t *cuda = m->cuda;
     const tr_cuda_stream_t *s = m->stream;
     size_t hidden = rows * m->ld_hidden;
 

@@ -343,7 +343,7 @@ finish(tr_model_cuda_t *m, const int32_t *seq_slot, const run_t *r)
 
 /* ---- attention paths ---------------------------------------------------- */
 
-/* Levels that tr_cuda_decode has (cuda.h). */
+/* Levels that tr_cuda_decode has (device.h). */
 static bool
 level_is_fast(const tr_kv_level_t *l)
 {

@@ -120,7 +120,7 @@ next_stage(loader_t *l)
 static tr_status_t
 send(loader_t *l, void *to, tr_dtype_t to_type, tr_dtype_t type, size_t n)
 {
-    const tr_cuda_api_t *cuda = l->m->cuda;
+    const tr_device_t *cuda = l->m->cuda;
     const tr_cuda_stream_t *s = l->m->stream;
     uint32_t i = l->turn;
     size_t bytes = n * (type == TR_F32 ? 4 : 2);
@@ -286,7 +286,7 @@ load_all(loader_t *l)
 static tr_status_t
 open_loader(loader_t *l)
 {
-    const tr_cuda_api_t *cuda = l->m->cuda;
+    const tr_device_t *cuda = l->m->cuda;
 
     l->thread_pool = tr_thread_pool_new(COPY_THREADS);
     if (l->thread_pool == NULL) {
@@ -308,7 +308,7 @@ open_loader(loader_t *l)
 static void
 close_loader(loader_t *l)
 {
-    const tr_cuda_api_t *cuda = l->m->cuda;
+    const tr_device_t *cuda = l->m->cuda;
 
     cuda->stream_wait(l->m->stream); /* nothing is on its way any more */
     for (int i = 0; i < 2; i++) {

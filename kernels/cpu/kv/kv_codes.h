@@ -12,7 +12,8 @@
 #ifndef TR_KV_CODES_H
 #define TR_KV_CODES_H
 
-#include "kernels/kernels.h"
+#include "kernels/kv_layout.h"
+#include "kernels/operands.h"
 
 #define TR_INLINE static inline __attribute__((always_inline))
 

@@ -8,7 +8,7 @@
 #ifndef TR_KV_STORE_H
 #define TR_KV_STORE_H
 
-#include "kernels/kernels.h"
+#include "kernels/kv_view.h"
 
 /* FP16, rounded to nearest even; all but NaN saturate. */
 static inline uint16_t

@@ -256,7 +256,7 @@ attend_with(uint32_t dim, uint32_t group)
 
 /* Of a ring: as many as all warps can have. */
 static uint32_t
-attend_slots(const tr_cuda_device_t *d, uint32_t dim)
+attend_slots(const tr_device_props_t *d, uint32_t dim)
 {
     return WARPS * ring_bytes(dim, SLOTS) + ENDED <= d->shared ? SLOTS
                                                                : SLOTS_LEAST;
@@ -264,7 +264,7 @@ attend_slots(const tr_cuda_device_t *d, uint32_t dim)
 
 /* Warps of the attend kernel's blocks, of which each multiprocessor has one. */
 static uint32_t
-attend_warps(const tr_cuda_device_t *d, uint32_t dim)
+attend_warps(const tr_device_props_t *d, uint32_t dim)
 {
     uint32_t fit = (d->shared - ENDED) / ring_bytes(dim, attend_slots(d, dim));
 
@@ -272,13 +272,13 @@ attend_warps(const tr_cuda_device_t *d, uint32_t dim)
 }
 
 uint32_t
-decode_warps(const tr_cuda_device_t *d, uint32_t head_dim)
+decode_warps(const tr_device_props_t *d, uint32_t head_dim)
 {
     return d->blocks * attend_warps(d, head_dim);
 }
 
 void
-decode_open(const tr_cuda_device_t *d)
+decode_open(const tr_device_props_t *d)
 {
     for (uint32_t i = 0; i < 8; i++) {
         uint32_t dim = i & 1 ? 64 : 128, group = i & 2 ? 8 : 4;
@@ -316,7 +316,7 @@ left_by(const decode_work_t *w, uint32_t layer)
 }
 
 bool
-decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv, uint32_t layer,
+decode_args(const tr_device_props_t *d, const tr_kv_view_t *kv, uint32_t layer,
             const tr_rows_t *rows, const tr_cuda_decode_size_t *size,
             void *work, decode_args_t *out)
 {

@@ -40,7 +40,7 @@
 
 #include <stddef.h>
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/device.h"
 
 #define SEGMENTS 6u
 #define SEG_WINDOW 4u
@@ -180,12 +180,12 @@ typedef struct {
 } decode_work_t;
 
 /* Warps of the attend kernel: as many ranges there are at most. */
-uint32_t decode_warps(const tr_cuda_device_t *d, uint32_t head_dim);
-decode_work_t decode_work(const tr_cuda_device_t *d,
+uint32_t decode_warps(const tr_device_props_t *d, uint32_t head_dim);
+decode_work_t decode_work(const tr_device_props_t *d,
                           const tr_cuda_decode_size_t *size, void *at);
 int decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out);
 /* Gives the attend kernels their shared memory. */
-void decode_open(const tr_cuda_device_t *d);
+void decode_open(const tr_device_props_t *d);
 /* The runtime's last error as a launcher's result (runtime.cu). */
 int tr_cuda_check(void);
 
@@ -217,7 +217,7 @@ typedef struct {
 
 /* Fills in what all launches of a layer share, not the queries; false: the
  * arguments are not allowed. */
-bool decode_args(const tr_cuda_device_t *d, const tr_kv_view_t *kv,
+bool decode_args(const tr_device_props_t *d, const tr_kv_view_t *kv,
                  uint32_t layer, const tr_rows_t *rows,
                  const tr_cuda_decode_size_t *size, void *work,
                  decode_args_t *out);

@@ -32,7 +32,7 @@ take(size_t *at, size_t bytes)
 }
 
 decode_work_t
-decode_work(const tr_cuda_device_t *d, const tr_cuda_decode_size_t *size,
+decode_work(const tr_device_props_t *d, const tr_cuda_decode_size_t *size,
             void *at)
 {
     size_t heads = (size_t) size->max_seqs * size->lists, end = 0;
@@ -478,7 +478,7 @@ static __global__ void __launch_bounds__(THREADS)
 /* ---- launchers ---------------------------------------------------------- */
 
 extern "C" size_t
-tr_cuda_decode_work(const tr_cuda_device_t *d,
+tr_cuda_decode_work(const tr_device_props_t *d,
                     const tr_cuda_decode_size_t *size)
 {
     return decode_work(d, size, NULL).bytes;

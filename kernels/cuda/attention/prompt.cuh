@@ -15,7 +15,7 @@
 #ifndef TR_CUDA_PROMPT_CUH
 #define TR_CUDA_PROMPT_CUH
 
-#include "prompt.h"
+#include "kernels/cuda/device.h"
 #include "prompt_ptx.cuh"
 
 #define HALF 64u

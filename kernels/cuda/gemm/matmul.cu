@@ -1,5 +1,5 @@
 /*
- * Matrix products by cuBLASLt (matmul.h).
+ * Matrix products by cuBLASLt (device.h).
  *
  * cuBLASLt thinks in columns.  Row-major y[rows][n] = x[rows][k] w[n][k]^T is,
  * read by columns, Y^T = W X^T with all three as they lie in memory:
@@ -10,7 +10,7 @@
  * fine when its parts are summed by a pass of their own, in FP32.
  */
 #include "kernels/cuda/attention/decode.cuh"
-#include "matmul.h"
+#include "kernels/cuda/device.h"
 #include "matmul_library.cuh"
 #include "matmul_watch.cuh"
 
@@ -45,7 +45,7 @@ static const size_t workspaces[] = { WORKSPACE, 0 };
 #define WISHES (sizeof(workspaces) / sizeof(workspaces[0]))
 
 struct tr_cuda_matmul {
-    const tr_cuda_device_t *device;
+    const tr_device_props_t *device;
     cublasLtHandle_t lt;
     cublasLtMatmulDesc_t desc; /* FP32 sums; A transposed */
     cublasLtMatmulPreference_t wish[WISHES];
@@ -174,7 +174,7 @@ desc_make(tr_cuda_matmul_t *m)
 }
 
 extern "C" int
-tr_cuda_matmul_open(const tr_cuda_device_t *d, uint32_t max_rows,
+tr_cuda_matmul_open(const tr_device_props_t *d, uint32_t max_rows,
                     tr_cuda_matmul_t **out)
 {
     tr_cuda_matmul_t *m;

@@ -12,8 +12,7 @@
 #ifndef TR_CUDA_MATMUL_WATCH_CUH
 #define TR_CUDA_MATMUL_WATCH_CUH
 
-#include "matmul.h"
-#include "kernels/cuda/layers/model.h"
+#include "kernels/cuda/device.h"
 #include "kernels/cuda/runtime/runtime.cuh"
 
 #include <math.h>

@@ -1,5 +1,6 @@
 /*
- * The launcher of small_gemm.h (small_gemm.cuh has what the threads do).
+ * Small-batch GEMM (device.h): the launcher; small_gemm.cuh has what threads
+ * do.
  */
 #include <stdlib.h>
 #include <unistd.h>
@@ -34,7 +35,7 @@ tile_of(uint32_t n, uint32_t units)
 }
 
 static gemm_tiling_t
-tiling_of(const tr_cuda_device_t *d, uint32_t n, uint32_t k)
+tiling_of(const tr_device_props_t *d, uint32_t n, uint32_t k)
 {
     gemm_tiling_t h = {};
 
@@ -52,14 +53,14 @@ tiling_of(const tr_cuda_device_t *d, uint32_t n, uint32_t k)
 }
 
 extern "C" bool
-tr_cuda_small_gemm_fits(const tr_cuda_device_t *d, uint32_t n, uint32_t k)
+tr_cuda_small_gemm_fits(const tr_device_props_t *d, uint32_t n, uint32_t k)
 {
     return d->code == 90 && d->dependent && d->pairs > 0 && n % 64 == 0
            && k % 64 == 0 && n > 0 && k > 0;
 }
 
 extern "C" uint32_t
-tr_cuda_small_gemm_parts(const tr_cuda_device_t *d, uint32_t rows, uint32_t n,
+tr_cuda_small_gemm_parts(const tr_device_props_t *d, uint32_t rows, uint32_t n,
                          uint32_t k)
 {
     gemm_tiling_t h = tiling_of(d, n, k);
@@ -72,7 +73,7 @@ tr_cuda_small_gemm_parts(const tr_cuda_device_t *d, uint32_t rows, uint32_t n,
 
 /* What a block has of shared memory, for all products of the chain. */
 static bool
-smem_plan(const tr_cuda_device_t *d, uint32_t columns, gemm_args_t *a)
+smem_plan(const tr_device_props_t *d, uint32_t columns, gemm_args_t *a)
 {
     for (uint32_t p = 0; p < a->phases; p++) {
         uint32_t received = gemm_received(a->phase[p].tiling, columns);
@@ -94,7 +95,7 @@ smem_plan(const tr_cuda_device_t *d, uint32_t columns, gemm_args_t *a)
 
 template <int N>
 static cudaError_t
-prepare(const tr_cuda_device_t *d)
+prepare(const tr_device_props_t *d)
 {
     return cudaFuncSetAttribute(small_gemm_kernel<N>,
                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -112,7 +113,7 @@ shared_with_others(void)
 }
 
 void
-small_gemm_open(tr_cuda_device_t *d)
+small_gemm_open(tr_device_props_t *d)
 {
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attribute = {};

@@ -1,5 +1,5 @@
 /*
- * small_gemm.cuh: the kernel of small_gemm.h.
+ * small_gemm.cuh: the kernel of small-batch GEMM (device.h).
  *
  * Every multiprocessor has a block, from the first product of the chain to the
  * last; blocks are clusters of two.  A block has, of each product, a tile of

@@ -6,7 +6,7 @@
 #ifndef TR_CUDA_SMALL_GEMM_SMEM_CUH
 #define TR_CUDA_SMALL_GEMM_SMEM_CUH
 
-#include "small_gemm.h"
+#include "kernels/cuda/device.h"
 #include "small_gemm_ptx.cuh"
 
 #define GEMM_WARPS 16u /* that multiply */

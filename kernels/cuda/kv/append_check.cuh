@@ -6,7 +6,7 @@
 #ifndef TR_CUDA_APPEND_CHECK_CUH
 #define TR_CUDA_APPEND_CHECK_CUH
 
-#include "store.h"
+#include "kernels/cuda/device.h"
 #include "token.cuh"
 
 /* What of a step is done: a layer's tokens and their moves; the moves of all

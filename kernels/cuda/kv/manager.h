@@ -5,15 +5,14 @@
  * device, but reads a small report whenever a copy of it has arrived.
  *
  * Every launcher takes many requests at once: all layers and heads are planned
- * side by side.  Launchers are as cuda.h says: a stream, no allocation, no
+ * side by side.  Launchers are as device.h says: a stream, no allocation, no
  * waiting, can be captured into a graph; they must run in the order of one
  * stream.  Arrays are device memory and borrowed until the launch has run.
  */
 #ifndef TR_CUDA_MANAGER_H
 #define TR_CUDA_MANAGER_H
 
-#include "kernels/cuda/cuda.h"
-#include "kernels/cuda/layers/model.h"
+#include "kernels/cuda/launch_types.h"
 #include "kernels/kv_manager/manager.h"
 
 #ifdef __cplusplus
@@ -64,7 +63,7 @@ int tr_cuda_manager_fork(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
 int tr_cuda_manager_tally(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
                           uint32_t n);
 
-/* Preemption (tr_kv_swap_out, tr_kv_swap_in); store.h copies the pages and
+/* Preemption (tr_kv_swap_out, tr_kv_swap_in); tr_cuda_kv_swap copies the pages and
  * rewrites the tables.  give: the slot's pages, as the copy listed them, come
  * back to the ring, n [1] of them, or nothing happens when n is 0.  The slot is
  * out: steps and prompts refuse it.  take: before it comes in, pages are granted

@@ -4,10 +4,10 @@
  * memory in whole lines, so that pages anywhere need no staging.
  *
  * The first kernel counts the pages before each head, the second copies.  Order
- * of heads and parts: store.h.
+ * of heads and parts: device.h.
  */
 #include "kernels/cuda/attention/decode.cuh"
-#include "store.h"
+#include "kernels/cuda/device.h"
 
 #include <cuda_runtime.h>
 

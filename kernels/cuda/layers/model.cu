@@ -1,5 +1,6 @@
 /*
- * The launchers of model.h (model.cuh has what the threads do).
+ * Launchers of a layer's small kernels (device.h); model.cuh has what threads
+ * do.
  *
  * Work is cut so that a batch of one and a prompt of thousands of rows are both
  * spread over the device: rows times pieces of a row, a block a row for the

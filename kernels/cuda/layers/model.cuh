@@ -1,5 +1,6 @@
 /*
- * model.cuh: the kernels of model.h, for a thread, warp or block (lanes.cuh).
+ * model.cuh: the small kernels of a layer, for a thread, warp or block
+ * (lanes.cuh).
  *
  * All of them move bytes; none reads a byte twice from memory.  A thread takes
  * eight numbers at a time, in accesses of 16 bytes where `wide` says that
@@ -9,7 +10,7 @@
 #define TR_CUDA_MODEL_CUH
 
 #include "kernels/cuda/block.cuh"
-#include "model.h"
+#include "kernels/cuda/device.h"
 
 TR_HD uint32_t
 eights(uint32_t n)

@@ -1,5 +1,5 @@
 /*
- * Memory, streams, events, graphs (runtime.h), and what can go wrong with them,
+ * Memory, streams, events, graphs (device.h), and what can go wrong with them,
  * said so that a user knows what to do.
  *
  * The runtime is linked statically and the driver is looked for when the first
@@ -171,7 +171,7 @@ empty_kernel(void)
 }
 
 extern "C" int
-tr_cuda_open(int ordinal, tr_cuda_device_t *out)
+tr_cuda_open(int ordinal, tr_device_props_t *out)
 {
     int blocks = 0, shared = 0, l2 = 0;
     cudaFuncAttributes code = {};
@@ -258,7 +258,7 @@ stream_of(const tr_cuda_stream_t *s)
 }
 
 extern "C" int
-tr_cuda_stream_open(const tr_cuda_device_t *device, tr_cuda_stream_t *out)
+tr_cuda_stream_open(const tr_device_props_t *device, tr_cuda_stream_t *out)
 {
     cudaStream_t stream = NULL;
     int rc;

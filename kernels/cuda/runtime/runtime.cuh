@@ -4,7 +4,7 @@
 #ifndef TR_CUDA_RUNTIME_CUH
 #define TR_CUDA_RUNTIME_CUH
 
-#include "runtime.h"
+#include "kernels/cuda/device.h"
 
 /* Keeps what tr_cuda_reason says.  Returns TR_CUDA_FAILED. */
 int tr_cuda_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -14,6 +14,6 @@ int tr_cuda_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void use_device(void);
 
 /* Fills d->pairs (small_gemm.cu). */
-void small_gemm_open(tr_cuda_device_t *d);
+void small_gemm_open(tr_device_props_t *d);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * Small copies between pinned and device memory (runtime.h), by a kernel:
+ * Small copies between pinned and device memory (device.h), by a kernel:
  * between two kernels the copy engine costs 7 us, however little it copies.
  */
 #include "kernels/cuda/launch.cuh"

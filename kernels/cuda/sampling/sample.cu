@@ -1,5 +1,5 @@
 /*
- * The launcher of sample.h: scan, then choose (sample.cuh).
+ * Sampling (device.h): the launcher: scan, then choose (sample.cuh).
  *
  * Bytes moved: logits once by scan.  By choose, for a row that is drawn from,
  * once more without top-k or top-p, else twice; logprobs read the raw logits
@@ -34,7 +34,7 @@ static __global__ void __launch_bounds__(CHOOSE_THREADS)
 }
 
 extern "C" size_t
-tr_cuda_sample_work(const tr_cuda_device_t *, uint32_t rows, uint32_t vocab)
+tr_cuda_sample_work(const tr_device_props_t *, uint32_t rows, uint32_t vocab)
 {
     sample_args_t a;
 

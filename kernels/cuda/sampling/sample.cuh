@@ -19,7 +19,7 @@
 #define TR_CUDA_SAMPLE_CUH
 
 #include "kernels/cuda/block.cuh"
-#include "sample.h"
+#include "kernels/cuda/device.h"
 
 #define PIECE 4096u   /* tokens that a block of scan takes */
 #define SCRATCH 64u   /* rows that are shaped at a time */

@@ -18,6 +18,7 @@
 #include "engine/executor/executor.h"
 #include "engine/config/log.h"
 #include "engine/model/cpu/model.h"
+#include "kernels/kernels.h"
 
 #define POCKET "models/pocket"
 

@@ -6,6 +6,7 @@
  * chunk, in a batch, and with any number of threads.
  */
 #include "tests/unit/fixtures/model_fixture.h"
+#include "kernels/kernels.h"
 
 #include <math.h>
 

@@ -7,6 +7,7 @@
  * same alone, in a batch, and with any number of threads.
  */
 #include "tests/unit/fixtures/attention_fixture.h"
+#include "kernels/kernels.h"
 
 static uint64_t rng;
 

@@ -6,6 +6,7 @@
  * threads; each instruction set.
  */
 #include "tests/unit/fixtures/attention_fixture.h"
+#include "kernels/kernels.h"
 
 static uint64_t rng;
 

@@ -11,6 +11,7 @@
 #include <math.h>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/kernels.h"
 
 static uint64_t rng;
 

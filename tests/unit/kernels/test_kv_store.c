@@ -7,6 +7,7 @@
 #include "tests/unit/fixtures/kv_model.h"
 
 #include "kernels/cpu/kv/kv_store.h"
+#include "kernels/kernels.h"
 
 static uint64_t rng;
 

@@ -9,6 +9,7 @@
 
 #include "tests/gpu/model_reference.h"
 #include "engine/sampling/sampler.h"
+#include "kernels/kernels.h"
 
 static uint64_t rng;
 

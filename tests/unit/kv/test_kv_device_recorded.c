@@ -15,6 +15,7 @@
 #include "kernels/thread_pool.h"
 
 #include "engine/config/log.h"
+#include "kernels/kernels.h"
 
 #define SEEDS 2u
 #define RECORDED "tests/unit/fixtures/kv_recorded.txt"

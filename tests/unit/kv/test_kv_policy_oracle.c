@@ -19,6 +19,7 @@
 
 #include "engine/kv/kv_cache.h"
 #include "engine/kv/policy/kv_policy.h"
+#include "kernels/kernels.h"
 
 #define DIM 32u
 #define NO_SETTING UINT32_MAX /* for a window that follows the prompt */

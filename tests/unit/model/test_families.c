@@ -5,6 +5,7 @@
  * Also load_format dummy.
  */
 #include "tests/unit/fixtures/model_fixture.h"
+#include "kernels/kernels.h"
 
 #include <math.h>
 #include <unistd.h>

@@ -4,6 +4,7 @@
  * cut, and when it is computed again after preemption.
  */
 #include "tests/unit/fixtures/model_fixture.h"
+#include "kernels/kernels.h"
 
 #include <jansson.h>
 #include <math.h>

@@ -27,8 +27,8 @@
 
 /* A device with one model, and the page manager without the engine's cache. */
 typedef struct {
-    const tr_cuda_api_t *cuda;
-    tr_cuda_device_t device;
+    const tr_device_t *cuda;
+    tr_device_props_t device;
     tr_cuda_stream_t stream;
     tr_model_cuda_t *model;
     tr_kv_policy_t *policy;

@@ -3,6 +3,7 @@
  * swap, and when prompts are compressed.
  */
 #include "tests/unit/fixtures/scheduler_fixture.h"
+#include "kernels/kernels.h"
 
 /* ---- preemption --------------------------------------------------------- */
 

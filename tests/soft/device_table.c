@@ -1,2 +1,2 @@
 /* The table, as the real library has it. */
-#include "kernels/cuda/api.cu"
+#include "kernels/cuda/device_table.cu"

@@ -1,0 +1,157 @@
+/*
+ * kv_view.h: the KV cache as kernels see it: a pool of pages (kv_layout.h), the
+ * table of each slot's pages, and where a token is.  All arrays are borrowed
+ * from the manager of pages and, with a GPU, live on the device; only `victim`
+ * and the pages' contents are written by kernels.  A "head" is a (slot, layer,
+ * list), lists = KV heads.
+ *
+ * A cached token of a head is in one of three places:
+ *
+ *   dense   16-bit pages in order: position p is token p - base.  Here prompts
+ *           stand while they are computed; `full` never leaves it.
+ *   window  a ring of the most recent tokens: position p is token p % window.
+ *   lists   up to TR_KV_LISTS_MAX lists, one for each level of the policy, best
+ *           level first; tokens in no order, [0, count) without gaps.  Their
+ *           positions and scores are in the page.
+ *
+ * A head's row of the table has the dense pages from entry 0, those of the
+ * window from at_window, then two bidirectional parts: lists 0 and 1 grow from
+ * the ends of the first towards each other, lists 2 and 3 in the second (DiffKV
+ * section 5.2).
+ *
+ * Scores: every scored token has an FP32 sum.  A query at position n adds, to
+ * each token before it that its head caches, the largest softmax probability
+ * that a query head of the group gives it; the token's own query adds nothing.
+ * In dense pages `recent` is the same sum over the queries from recent_from on.
+ * Sums are formed query by query in ascending order, so that chunks do not
+ * matter.
+ */
+#ifndef TR_KV_VIEW_H
+#define TR_KV_VIEW_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kv_layout.h"
+
+#define TR_KV_LISTS_MAX 4u
+
+#define TR_KV_NOWHERE (-1) /* in place of a list: the token is forgotten */
+#define TR_KV_STAYS (-2)   /* nobody is moved */
+#define TR_KV_WINDOW (-3)  /* the window */
+
+typedef struct {
+    uint32_t base;         /* positions from here on are dense */
+    uint32_t window_from;  /* positions [window_from, base) are in the window */
+    uint32_t window;       /* ring slots; 0: none, new tokens go to a list */
+    uint8_t n_lists;       /* 0: all is dense */
+    uint8_t window_layout; /* index of a layout */
+    uint8_t list_layout[TR_KV_LISTS_MAX];
+    bool scored; /* attention updates scores */
+    bool by_sum; /* the victim is the token of least score, else the
+                            * one of least score / (n - position) */
+    uint32_t recent_from;
+    /* Quest: a decode step reads, in layers >= read_layer, only the read_pages
+     * dense pages whose digest promises most, the last one always among them;
+     * 0: all */
+    uint32_t read_layer, read_pages;
+} tr_kv_seq_t;
+
+/* What kv_append does to one head when the token at position base - 1 comes,
+ * decided before the step.  In this order: the victim goes from its list to
+ * another (or nowhere), `leaves` tokens from position leave_pos on go from the
+ * window to list `to` (or nowhere) at [index, index + leaves), the new token
+ * is stored in the window.  Without a window the new token itself is the one
+ * that leaves.  index may be the place that the victim left. */
+typedef struct {
+    int8_t to;          /* list, TR_KV_NOWHERE, TR_KV_STAYS: nobody leaves */
+    int8_t victim_from; /* list, TR_KV_STAYS: nobody */
+    int8_t victim_to;   /* list, TR_KV_NOWHERE */
+    uint8_t leaves;     /* 1, or TR_KV_CHANNEL_TOKENS to a list by channel,
+                         * whose index is then a multiple of it */
+    uint32_t leave_pos;
+    uint32_t index;
+    uint32_t victim_index;  /* in victim_from */
+    uint32_t victim_target; /* in victim_to */
+} tr_kv_move_t;
+
+/* The least significant token of a list, as of the last query. */
+typedef struct {
+    float significance; /* see by_sum; +infinity when the list is empty */
+    uint32_t index;     /* of equals, the one of lowest position */
+} tr_kv_victim_t;
+
+typedef struct {
+    uint8_t *pool; /* [pages][page_bytes], 64-byte aligned */
+    uint64_t page_bytes;
+    uint32_t layers, lists, head_dim;
+    uint32_t n_layouts;
+    const tr_kv_layout_t *layout; /* [n_layouts], layout[0] is dense */
+    const int32_t *tables;        /* [slots][layers][lists][table_len] */
+    uint32_t table_len, at_window;
+    uint32_t at_pair[2], pair_len[2];
+    const tr_kv_seq_t *seq;   /* [slots] */
+    const uint32_t *count;    /* [slots][layers][lists][TR_KV_LISTS_MAX], of a
+                               * step: as they are after its moves */
+    const tr_kv_move_t *move; /* [slots][layers][lists] */
+    tr_kv_victim_t *victim;   /* [slots][layers][lists][TR_KV_LISTS_MAX] */
+} tr_kv_view_t;
+
+TR_HD size_t
+tr_kv_head(const tr_kv_view_t *v, int32_t slot, uint32_t layer, uint32_t list)
+{
+    return ((size_t) slot * v->layers + layer) * v->lists + list;
+}
+
+TR_HD const int32_t *
+tr_kv_table(const tr_kv_view_t *v, int32_t slot, uint32_t layer, uint32_t list)
+{
+    return v->tables + tr_kv_head(v, slot, layer, list) * v->table_len;
+}
+
+/* Entry of a head's row that holds page i of list l. */
+TR_HD uint32_t
+tr_kv_list_entry(const tr_kv_view_t *v, uint32_t l, uint32_t i)
+{
+    uint32_t at = v->at_pair[l / 2];
+
+    return l % 2 == 0 ? at + i : at + v->pair_len[l / 2] - 1 - i;
+}
+
+TR_HD uint8_t *
+tr_kv_page_at(const tr_kv_view_t *v, int32_t page)
+{
+    return v->pool + (uint64_t) page * v->page_bytes;
+}
+
+/* A new home for everything that a slot caches, as its policy decided when a
+ * prompt was complete.  Sources in this order, for each head: lists 0, 1, ..
+ * in order, the window in order of position, dense pages in order; dest has one
+ * byte for each.  Tokens that go to a list take its places in that order;
+ * those that go to the window take position % to->window. */
+typedef struct {
+    int32_t slot;
+    uint32_t n_dense;         /* dense tokens, from position base on */
+    const tr_kv_seq_t *to;    /* the slot afterwards, n_dense then 0 */
+    const int32_t *to_tables; /* [layers][lists][table_len] pages to fill;
+                               * none of them is a source */
+    const int8_t *dest;       /* [layers][lists][dest_len]: list, NOWHERE or
+                               * WINDOW */
+    size_t dest_len;
+    uint32_t observe; /* w > 0: a dense token's score becomes recent *
+                       * (later queries) / min(w, later queries), w being the
+                       * number of queries from recent_from on */
+} tr_kv_compress_t;
+
+/* A dense token's score after tr_kv_compress_t.observe = w queries, `later`
+ * queries having come after it. */
+TR_HD float
+tr_kv_observed(float recent, uint32_t later, uint32_t w)
+{
+    return later == 0
+               ? 0
+               : recent * (float) later / (float) (w < later ? w : later);
+}
+
+#endif
