@@ -442,7 +442,7 @@ ngx_http_tokenring_set_dashboard(ngx_conf_t *cf, ngx_command_t *cmd,
         return NGX_CONF_ERROR;
     }
 
-    /* a single process that reloads must not keep the timer */
+    /* a single process that reloads must not keep the timer, nor its memory */
 
     cln->handler = ngx_http_tokenring_dashboard_unset;
     cln->data = cache;
@@ -464,4 +464,6 @@ ngx_http_tokenring_dashboard_unset(void *data)
     if (cache->timer.timer_set) {
         ngx_del_timer(&cache->timer);
     }
+
+    ngx_http_tokenring_cache_free(cache);
 }

@@ -17,7 +17,6 @@
 static void ngx_http_tokenring_cache_timer(ngx_event_t *ev);
 static void ngx_http_tokenring_cache_round(ngx_http_tokenring_cache_t *cache);
 static void ngx_http_tokenring_cache_end(ngx_http_tokenring_cache_t *cache);
-static void ngx_http_tokenring_cache_free(ngx_http_tokenring_cache_t *cache);
 static ngx_int_t ngx_http_tokenring_cache_engine(ngx_http_tokenring_text_t *t,
     ngx_http_tokenring_cache_engine_t *engine);
 static ngx_int_t ngx_http_tokenring_cache_render(
@@ -183,7 +182,7 @@ ngx_http_tokenring_cache_end(ngx_http_tokenring_cache_t *cache)
 }
 
 
-static void
+void
 ngx_http_tokenring_cache_free(ngx_http_tokenring_cache_t *cache)
 {
     ngx_uint_t  i;

@@ -123,6 +123,9 @@ typedef struct {
 
 void ngx_http_tokenring_cache_start(ngx_http_tokenring_cache_t *cache);
 
+/* what it holds of Redis; no reply may be pending, or come any more */
+void ngx_http_tokenring_cache_free(ngx_http_tokenring_cache_t *cache);
+
 /* sends a command of a round; its handler must end with cache_next() */
 void ngx_http_tokenring_cache_command(ngx_http_tokenring_cache_t *cache,
     ngx_http_tokenring_reply_pt handler, void *data, ngx_uint_t argc,
