@@ -7,7 +7,7 @@
  *   kv_device_settle.c  batches, and what their reports say
  *   kv_device_usage.c   what slots hold
  *
- * The cache's own slots and sequences (kv_internal.h) are the mirror: what the
+ * The slots and sequences of the cache's own manager (kv_internal.h) are the mirror: what the
  * device will have when all that was asked is done and nothing stalled.  A
  * batch has a serial number; commands belong to the batch that they precede.
  *

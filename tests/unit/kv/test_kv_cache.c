@@ -71,7 +71,7 @@ ring_of(uint32_t pages)
     tr_kv_manager_size_t size = { 2, pages, 64, 1 };
     size_t bytes = tr_kv_host_memory(&shape, &size);
     tr_kv_manager_t m;
-    void *memory = aligned_alloc(256, bytes + pages * 64);
+    void *memory = aligned_alloc(256, tr_pad(bytes + pages * 64, 256));
 
     assert_non_null(memory);
     memset(memory, 0, bytes + pages * 64);
