@@ -53,6 +53,7 @@ write_nginx_conf() {
     sed -e "s|/run/tokenring/main.sock|$RUN/engine.sock|" \
         -e "s|listen 127.0.0.1:8080|listen 127.0.0.1:$PORT|" \
         -e "s|/usr/share/tokenring/dashboard|$RUN/dashboard|" \
+        -e "s|/var/log/nginx/|$RUN/nginx-|g" \
         ${REDIS:+-e "s|# tokenring_redis 127.0.0.1:6379;|tokenring_redis $REDIS;|"} \
         "$ROOT/conf/tokenring.conf" >"$RUN/tokenring.conf"
 }
