@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -226,6 +227,17 @@ notify(const char *state)
     }
 }
 
+/* Memory holds prompts and answers: no core of it, and nobody but root looks
+ * into it, unless core_dumps says so. */
+static void
+guard_memory(bool core_dumps)
+{
+    if (!core_dumps && prctl(PR_SET_DUMPABLE, 0) != 0) {
+        tr_log(TR_LEVEL_WARN, "cannot forbid core dumps error=\"%s\"",
+               strerror(errno));
+    }
+}
+
 static tr_status_t
 write_pid(const char *path, tr_error_t *err)
 {
@@ -253,6 +265,7 @@ run(const tr_config_t *config, tr_error_t *err)
     tr_status_t rc;
 
     tr_log_open(config->log, config->log_level);
+    guard_memory(config->core_dumps);
     raise_file_limit();
     rc = start_signals(&signal_thread, err);
     if (rc == TR_OK) {

@@ -45,6 +45,12 @@ running() { # file, program
     pid=$(cat "$1" 2>/dev/null || true)
     case "$pid" in '' | *[!0-9]*) return 1 ;; esac
     exe=$(readlink "/proc/$pid/exe" 2>/dev/null || true)
+    # Of an engine without core dumps, only root may see which file it runs;
+    # its command line is open to all.
+    if [ -z "$exe" ]; then
+        IFS= read -r -d '' exe 2>/dev/null <"/proc/$pid/cmdline" || true
+        exe=$(readlink -f "$exe" || true)
+    fi
     [ "${exe% (deleted)}" = "$(readlink -f "$2")" ] || return 1
     echo "$pid"
 }

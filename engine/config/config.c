@@ -199,6 +199,9 @@ static const setting_t settings[] = {
       "error warn notice info debug", "lowest level that is logged" },
     { "pid", KIND_TEXT, AT(pid), "", 0, 0, NULL,
       "file for the process id; empty: none" },
+    { "core_dumps", KIND_BOOL, AT(core_dumps), "no", 0, 0, NULL,
+      "whether a crash may leave a core, and processes of the same user may "
+      "attach a debugger; both see prompts and answers" },
 };
 
 #define N_SETTINGS (sizeof(settings) / sizeof(settings[0]))

@@ -81,6 +81,7 @@ typedef struct {
     char log[TR_CONFIG_PATH]; /* default stderr */
     int log_level;            /* enum tr_log_level, default notice */
     char pid[TR_CONFIG_PATH]; /* written if not empty */
+    bool core_dumps;          /* and debuggers of the same user, default no */
 } tr_config_t;
 
 void tr_config_defaults(tr_config_t *c);

@@ -6,10 +6,12 @@
 
 const test = require('node:test');
 const assert = require('node:assert/strict');
-const { spawnSync } = require('node:child_process');
+const { spawn, spawnSync } = require('node:child_process');
+const { once } = require('node:events');
 const fs = require('node:fs');
+const os = require('node:os');
 const path = require('node:path');
-const { ROOT, ENGINE } = require('./lib/stack');
+const { ROOT, ENGINE, POCKET, until, workerUser } = require('./lib/stack');
 
 function settingsOfHelp() {
   const out = spawnSync(ENGINE, ['--help'], { encoding: 'utf8' });
@@ -70,4 +72,35 @@ test('--check says what the model is', () => {
   assert.match(lines[1], /^layers 0 to 7: .*; act silu; rope 0$/);
   assert.equal(lines[2], 'rope 0: default, theta 10000');
   assert.match(lines[3], /^configuration and model .* are fine$/);
+});
+
+// The kernel gives files in /proc/PID of a process that leaves no core to root, and
+// keeps other processes of its user out of its memory.
+test('core_dumps: an engine leaves no core unless it is told to', async () => {
+  const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-e2e-'));
+  const user = workerUser() ? 65534 : process.getuid();
+  fs.chownSync(dir, user, -1);
+  const owner = async (...settings) => {
+    const args = [ENGINE, '--model', POCKET, '--backend', 'null',
+      '--socket', path.join(dir, 'engine.sock'), ...settings];
+    if (workerUser()) args.unshift('setpriv', `--reuid=${user}`);
+    const child = spawn(args[0], args.slice(1), { stdio: ['ignore', 'ignore',
+      'pipe'] });
+    const ended = once(child, 'exit');
+    let said = '';
+    child.stderr.on('data', (d) => { said += d; });
+    try {
+      await until(() => said.includes('engine ready'), () => said);
+      return fs.statSync(`/proc/${child.pid}/environ`).uid;
+    } finally {
+      child.kill('SIGTERM');
+      await ended;
+    }
+  };
+  try {
+    assert.equal(await owner('--core_dumps', 'yes'), user);
+    assert.equal(await owner(), 0);
+  } finally {
+    fs.rmSync(dir, { recursive: true, force: true });
+  }
 });
