@@ -10,6 +10,7 @@
 #: make cuda        what `backend cuda` loads, tests, benchmarks; mk/cuda.mk
 #: make deps        install what is missing (Debian packages, npm for tests)
 #: make install     into DESTDIR= PREFIX= (default /usr/local)
+#: make uninstall   remove that, unless NGINX uses it
 #: make clean       remove what was built
 #:
 #: make test        set up, build, and run every test that needs no GPU
@@ -70,7 +71,7 @@ UNIT_BIN   := $(patsubst %.c,$B/tests/%,$(notdir $(UNIT_SRC)))
 Q := $(if $(V),,@)
 
 .PHONY: all engine cli module unit clean help deps deps-build demo up down \
-        test test-unit test-e2e install lint format hooks compile_commands.json
+        test test-unit test-e2e install uninstall lint format hooks compile_commands.json
 all: engine cli module
 
 engine: $B/bin/tokenring-engine
@@ -200,6 +201,9 @@ compile_commands.json: $(if $(wildcard $(NGINX_DEV)/conf_flags),$(MODULE_DIR)/Ma
 
 install: all
 	@B="$B" DESTDIR="$(DESTDIR)" PREFIX="$(PREFIX)" scripts/install.sh
+
+uninstall:
+	@DESTDIR="$(DESTDIR)" PREFIX="$(PREFIX)" scripts/uninstall.sh
 
 help:
 	@sed -n '/^#:/s/^#: \{0,1\}//p' Makefile

@@ -3,6 +3,7 @@
 # Installs what is built: DESTDIR (a package's root, empty: this system) and
 # PREFIX (/usr for packages, /usr/local by default).  Configuration goes to
 # /etc/tokenring and is never overwritten: a new one is put beside it.
+# scripts/uninstall.sh removes it again.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/lib.sh"
@@ -16,13 +17,18 @@ modules=${NGINX_MODULES:-/usr/lib/nginx/modules}
 units=/lib/systemd/system
 [ "$PREFIX" = /usr ] || units=/etc/systemd/system
 
+list=$datadir/installed-files # for uninstall.sh
+
 cd "$ROOT"
+install -d -m 755 "$DESTDIR$datadir"
+: >"$DESTDIR$list"
 
 put() { # mode, directory, file...
     local mode=$1 to=$DESTDIR$2
     shift 2
     install -d -m 755 "$to"
     install -m "$mode" "$@" "$to/"
+    printf '%s\n' "${@##*/}" | sed "s|^|${to#"$DESTDIR"}/|" >>"$DESTDIR$list"
 }
 
 # A file with @bindir@ and the like filled in.
@@ -31,6 +37,7 @@ fill() { # source, target
     sed -e "s|@bindir@|$bindir|g" -e "s|@docdir@|$docdir|g" \
         -e "s|/usr/share/tokenring|$datadir|g" "$1" >"$DESTDIR$2"
     chmod 644 "$DESTDIR$2"
+    case "$2" in /etc/tokenring/*) ;; *) echo "$2" >>"$DESTDIR$list" ;; esac
 }
 
 # What an administrator may have changed stays.
@@ -51,11 +58,35 @@ put 755 "$bindir" "$BUILD/bin/tokenring-engine" "$BUILD/bin/tokenring"
 # What `backend cuda` loads, where `make cuda` made it.
 if [ -e "$BUILD/lib/libtokenring_cuda.so" ]; then
     put 755 "$PREFIX/lib/tokenring" "$BUILD/lib/libtokenring_cuda.so"
+    for unit in tokenring-engine.service tokenring-engine@.service; do
+        fill conf/systemd/tokenring-engine-gpu.conf "$units/$unit.d/gpu.conf"
+    done
 fi
 put 644 "$modules" "$MODULE"
-install -d -m 755 "$DESTDIR/usr/share/nginx/modules-available"
-echo "load_module modules/ngx_http_tokenring_module.so;" \
-    >"$DESTDIR/usr/share/nginx/modules-available/mod-http-tokenring.conf"
+available=/usr/share/nginx/modules-available/mod-http-tokenring.conf
+install -d -m 755 "$DESTDIR${available%/*}"
+echo "load_module modules/ngx_http_tokenring_module.so;" >"$DESTDIR$available"
+echo "$available" >>"$DESTDIR$list"
+
+# Debian's NGINX has a name for what its modules must have been built for.  apt
+# is told to ask us before it installs one with another name; what our package
+# depends on does the same.
+abi=$(sed -n 's/^nginx:abi=//p' \
+    "${NGINX_DEV:-/usr/share/nginx/src}/debian/libnginx-mod.abisubstvars" \
+    2>/dev/null || true)
+check=$PREFIX/lib/tokenring/check-nginx
+fill scripts/check-nginx.sh "$check"
+sed -i -e "s|@module@|$modules/ngx_http_tokenring_module.so|" \
+    -e "s|@abi@|$abi|" "$DESTDIR$check"
+chmod 755 "$DESTDIR$check"
+hook=/etc/apt/apt.conf.d/90tokenring
+if [ -z "$DESTDIR" ] && [ -n "$abi" ] && [ -d "${hook%/*}" ]; then
+    cat >"$hook" <<END
+// Tokenring's module, installed from source, must fit NGINX.
+DPkg::Pre-Install-Pkgs { "[ ! -x $check ] || $check --apt"; };
+END
+    echo "$hook" >>"$list"
+fi
 
 configure conf/engine.conf /etc/tokenring/engine.conf
 configure conf/tokenring.conf /etc/tokenring/tokenring.conf
@@ -79,15 +110,17 @@ put 644 "$docdir" README.md CHANGELOG.md LICENSE
 put 644 "$docdir/docs" docs/*.md docs/*.png docs/*.svg
 put 644 "$PREFIX/include/tokenring" include/tokenring/*.h
 
+echo "$list" >>"$DESTDIR$list"
+
 if [ -z "$DESTDIR" ]; then
     cat <<END
 Installed below $PREFIX.  Next, as root:
   systemd-sysusers                       # makes the user tokenring
   systemctl daemon-reload
   systemctl enable --now tokenring-engine
-  ln -s ../modules-available/mod-http-tokenring.conf \\
+  ln -s $available \\
       /etc/nginx/modules-enabled/50-mod-http-tokenring.conf
   ln -s /etc/tokenring/tokenring.conf /etc/nginx/conf.d/
-  systemctl restart nginx
+  nginx -t && systemctl reload nginx
 END
 fi

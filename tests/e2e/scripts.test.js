@@ -191,6 +191,28 @@ test('install: everything in its place, and NGINX accepts it', { skip }, place(
     assert.doesNotMatch(check.stderr, /\[warn\]/);
   }));
 
+test('uninstall: all of it goes but the configuration', { skip }, place(
+  async ({ dir, run }) => {
+    const env = { DESTDIR: path.join(dir, 'root'), PREFIX: '/opt/tr' };
+    const files = () => fs.readdirSync(env.DESTDIR, { recursive: true })
+      .filter((name) => !fs.statSync(path.join(env.DESTDIR, name)).isDirectory());
+    const theirs = path.join(env.DESTDIR, 'opt/tr/share/tokenring/models/own');
+    const none = run('uninstall.sh', env);
+    assert.equal(none.status, 1);
+    assert.match(none.text, /was it installed with another PREFIX=/);
+
+    assert.equal(run('install.sh', env).status, 0);
+    assert.ok(files().length > 50, files().join('\n'));
+    fs.mkdirSync(theirs);
+    fs.writeFileSync(path.join(theirs, 'config.json'), '{}');
+    const out = run('uninstall.sh', env);
+    assert.equal(out.status, 0, out.text);
+    assert.deepEqual(files().sort(), ['etc/tokenring/engine.conf',
+      'etc/tokenring/nginx.conf', 'etc/tokenring/tokenring.conf',
+      'opt/tr/share/tokenring/models/own/config.json']);
+    assert.ok(!fs.existsSync(path.join(env.DESTDIR, 'opt/tr/lib/tokenring')));
+  }));
+
 // Each planted file, and what make lint must say of it (undefined: nothing).
 const INCLUDES = {
   'engine/scheduler/down.c': ['"engine/kv/kv_cache.h"'],
