@@ -9,6 +9,7 @@
 #: make engine      one part: engine, cli, module, unit (the unit tests)
 #: make cuda        what `backend cuda` loads, tests, benchmarks; mk/cuda.mk
 #: make deps        install what is missing (Debian packages, npm for tests)
+#: make deb         Debian packages into build/deb
 #: make install     into DESTDIR= PREFIX= (default /usr/local)
 #: make uninstall   remove that, unless NGINX uses it
 #: make clean       remove what was built
@@ -23,6 +24,7 @@
 #: make test-tsan   rings and threads with TSan
 #: make test-nginx  the module in an nginx source tree (NGINX_SRC=DIR)
 #: make test-images the images of docker/, built and run in Debian roots
+#: make test-deb    install, upgrade and purge the packages in a clean Debian
 #: make test-tokenizer-reference
 #:                  tokenizer and chat templates against the reference
 #: make fuzz        readers of hostile bytes (FUZZ_SECONDS=10, FUZZ=name)

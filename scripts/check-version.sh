@@ -19,6 +19,10 @@ released=$(sed -nE 's/^## ([0-9][^ ]*) - [0-9]{4}-[0-9]{2}-[0-9]{2}$/\1/p' \
 [ "$released" = "$version" ] \
     || echo "CHANGELOG.md: the newest release is \"$released\", not $version"
 
+packaged=$(sed -nE '1s/^tokenring \((.*)\) .*/\1/p' debian/changelog)
+[ "$packaged" = "$version" ] \
+    || echo "debian/changelog: the newest version is \"$packaged\", not $version"
+
 grep -nE 'image: tokenring' docker/compose.yaml | grep -v ":$version\$" \
     | sed "s|^|docker/compose.yaml:|; s|\$| is not $version|" || true
 

@@ -11,6 +11,8 @@
 #   scripts/deps.sh engine     run a built engine, and no more (images)
 #   scripts/deps.sh nginx      run NGINX with a built module, and no more
 #   scripts/deps.sh cuda       compile, with what nvcc needs beside itself
+#   scripts/deps.sh deb        and what makes Debian packages (make deb)
+#   scripts/deps.sh test-deb   and what make test-deb tries them in
 #   scripts/deps.sh images     and what make test-images builds them with
 #
 # No service is started by this: Debian's nginx package would take port 80 the
@@ -83,6 +85,22 @@ docker-compose            what compose.yaml is for, without a daemon   command:d
 LIST
 }
 
+deb_packages() {
+    cat <<'LIST'
+dpkg-dev                  builds packages
+debhelper                 what debian/rules calls
+LIST
+}
+
+test_deb_packages() {
+    cat <<'LIST'
+lintian                   finds what is wrong with packages
+debootstrap               clean roots to install them in
+systemd-container         starts such a root as a system
+nodejs                    the test itself   command:node
+LIST
+}
+
 lint_packages() {
     cat <<'LIST'
 clang-format              the C style   command:clang-format
@@ -118,11 +136,14 @@ case "${1:-}" in
     engine) list=$(engine_packages) ;;
     nginx) list=$(nginx_packages) ;;
     cuda) list=$(build_packages; cuda_packages) ;;
+    deb) list=$(build_packages; deb_packages) ;;
+    test-deb) list=$(build_packages; deb_packages; test_deb_packages) ;;
     images) list=$(images_packages) ;;
     sanitize) list=$(build_packages; test_packages; sanitize_packages) ;;
     package) list=$(build_packages; test_packages; package_packages) ;;
     *)
-        echo "usage: $0 build|test|lint|sanitize|package|engine|nginx|cuda|images" >&2
+        echo "usage: $0 build|test|lint|sanitize|package|engine|nginx|cuda|deb|\
+test-deb|images" >&2
         exit 2
         ;;
 esac

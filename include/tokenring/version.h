@@ -1,6 +1,6 @@
 /*
  * The version of module, engine and command line, which are released together.
- * It stands here alone; make lint holds image tags and changelog to it.
+ * It stands here alone; make lint holds image tags and changelogs to it.
  */
 #ifndef TOKENRING_VERSION_H
 #define TOKENRING_VERSION_H
