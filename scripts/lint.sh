@@ -87,7 +87,7 @@ node scripts/check-includes.js 2>&1 \
     | complain "includes that run up (floors: scripts/check-includes.js)"
 
 # Nothing of the machine that a change was made on; alice is everybody.
-grep -InP '(?<![\w.$}@])/(home(?!/alice/)|root|work|Users)/\w' "${text[@]}" /dev/null \
+grep -InP '(?<![\w.$}@])/(home(?!/alice\b)|root|work|Users)/\w' "${text[@]}" /dev/null \
     | grep -v '^scripts/lint.sh:' | complain "paths of one machine"
 grep -InE '"resolved":' tests/*/package-lock.json 2>/dev/null \
     | complain "download addresses in a lock file"
