@@ -39,7 +39,7 @@ typedef struct {
 } tr_cuda_side_t;
 
 typedef struct {
-    const tr_device_t *cuda;      /* borrowed */
+    const tr_device_t *cuda;        /* borrowed */
     const tr_cuda_stream_t *stream; /* borrowed, as is its device */
     tr_cuda_side_t side;
     tr_model_config_t config;
