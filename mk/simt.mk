@@ -25,7 +25,8 @@ SIMT_XFLAGS  := $(addprefix -Xcompiler=,-include,tests/simt/device.h \
 SIMT_TESTS_90 := decode small_gemm prompt store generic model sample manager
 SIMT_TESTS_80 := decode prompt
 
-# $(1): the code.  kernel<<<..>>>(..) is no C++.
+# $(1): the code.  kernel<<<..>>>(..) is no C++.  What stands beside a .cu file is
+# found from its copy, too.
 define simt_code
 .PRECIOUS: $B/simt/$(1)/%.cpp
 $B/simt/$(1)/%.cpp: kernels/cuda/%.cu
@@ -36,7 +37,8 @@ $B/simt/$(1)/%.cpp: kernels/cuda/%.cu
 $B/simt/$(1)/%.o: $B/simt/$(1)/%.cpp
 	@echo "  SIMT  $$*.cu ($(1))"
 	$Q$(NVCC) $(SIMT_FLAGS) $(SIMT_FLAGS_$(1)) -DSIMT_CODE=$(1) \
-	    -DTR_CUDA_ARCHS='"$(1)"' $(SIMT_XFLAGS) $$(NVDEP) -c $$< -o $$@
+	    -DTR_CUDA_ARCHS='"$(1)"' $(SIMT_XFLAGS) \
+	    -Xcompiler=-iquote,kernels/cuda/$$(*D) $$(NVDEP) -c $$< -o $$@
 
 $B/simt/$(1)/%.o: tests/simt/%.c
 	@mkdir -p $$(@D)
