@@ -41,7 +41,7 @@ static struct {
               | ngx_http_tokenring_to(OVER) | ngx_http_tokenring_to(DONE) },
 
     { "read", ngx_http_tokenring_to(GATHER) | ngx_http_tokenring_to(SEND)
-              | ngx_http_tokenring_to(DONE) },
+              | ngx_http_tokenring_to(OVER) | ngx_http_tokenring_to(DONE) },
 
     { "gather", ngx_http_tokenring_to(HELD) | ngx_http_tokenring_to(SEND)
                 | ngx_http_tokenring_to(OVER) | ngx_http_tokenring_to(DONE) },

@@ -76,7 +76,7 @@ typedef struct {
  *               chosen   pending    body sent  full     space     FINISH  error
  *     NEW       READ     WAIT                                             OVER
  *     WAIT      READ     WAIT                                             OVER
- *     READ      (2)
+ *     READ      (2)                                                       OVER
  *     GATHER    SEND     HELD                                             OVER
  *     HELD      SEND     HELD                                             OVER
  *     SEND                          QUEUED     STARVED            OVER(3) OVER
@@ -90,6 +90,7 @@ typedef struct {
  *     OVER      x          .         .         .          SEND, HELD(5), or .
  *
  * (2) By itself: to SEND with a complete body, else to GATHER, without a slot.
+ * Over HTTP/2, a body that has ended already is read in a later event.
  * (3) If the engine aborted the request, else x.
  * (4) With the LAST flag.  Without it, as DELTA.
  * (5) If the client has seen nothing of the answer: another engine (_retry.c).
@@ -148,7 +149,7 @@ struct ngx_http_tokenring_ctx_s {
     ngx_queue_t                     dirty;   /* in conn->dirty */
 
     ngx_http_tokenring_ctx_state_e  state;
-    ngx_http_tokenring_ctx_state_e  before;  /* the last one, for the log */
+    ngx_http_tokenring_ctx_state_e  before;  /* the state before */
 
     unsigned                        endpoint:8;
     unsigned                        body_sent:2;

@@ -199,6 +199,11 @@ ngx_http_tokenring_may_retry(ngx_http_tokenring_ctx_t *ctx)
         return 0;
     }
 
+    if (ctx->before == NGX_HTTP_TOKENRING_READ) {
+        /* the body is still on its way: there is nothing to send again */
+        return 0;
+    }
+
     if (ctx->resumable && ctx->request->header_sent) {
         /* the client knows the id, and output is stored under it */
         return 0;
