@@ -9,11 +9,7 @@
 
 static const ngx_http_tokenring_endpoint_t  ngx_http_tokenring_endpoints[] = {
 
-    { NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, ngx_null_string,
-      ngx_null_string, ngx_null_string, NULL, NULL, NULL, NULL },
-
-    /* TR_ENDPOINT_CHAT */
-
+    [TR_ENDPOINT_CHAT] =
     { "chatcmpl",
       ngx_http_tokenring_openai_heads,
       ngx_http_tokenring_openai_chunks,
@@ -31,8 +27,7 @@ static const ngx_http_tokenring_endpoint_t  ngx_http_tokenring_endpoints[] = {
       ",\"refusal\":null}",
       ngx_http_tokenring_logprobs_chat },
 
-    /* TR_ENDPOINT_COMPLETIONS */
-
+    [TR_ENDPOINT_COMPLETIONS] =
     { "cmpl",
       ngx_http_tokenring_openai_heads,
       ngx_http_tokenring_openai_chunks,
