@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "engine/config/log.h"
+#include "kernels/kv_manager/manager.h"
 
 /* ---- steps -------------------------------------------------------------- */
 
@@ -182,17 +183,18 @@ tr_executor_describe_cache(const tr_executor_t *e, const tr_config_t *config)
     }
 }
 
-/* Sequences that are swapped out keep their slots. */
+/* Sequences that are swapped out keep their slots, as far as a page manager
+ * has so many. */
 static uint32_t
 slots(const tr_executor_t *e, const tr_config_t *config)
 {
-    uint32_t i;
+    uint32_t twice = 2 * config->max_num_seqs, i;
 
     for (i = 0; i < e->n_policies; i++) {
         if (config->swap_memory != 0
             && (e->policies[i].policy->n_levels != 0
                 || e->policies[i].policy->digest)) {
-            return 2 * config->max_num_seqs;
+            return twice < TR_KV_SLOTS_MAX ? twice : TR_KV_SLOTS_MAX;
         }
     }
     return config->max_num_seqs;

@@ -227,9 +227,6 @@ configure_cache(const tr_executor_cuda_t *x, const tr_config_t *config,
     if (kv->slots == config->max_num_seqs) { /* nobody is ever swapped out */
         kv->swap_memory = 0;
     }
-    if (kv->slots > TR_KV_SLOTS_MAX) {
-        kv->slots = TR_KV_SLOTS_MAX;
-    }
     return TR_OK;
 }
 

@@ -17,6 +17,7 @@
 
 #include "engine/executor/executor.h"
 #include "engine/config/log.h"
+#include "kernels/kv_manager/manager.h"
 #include "engine/model/cpu/model.h"
 #include "kernels/kernels.h"
 
@@ -76,6 +77,25 @@ test_card(void **state)
     assert_true(e->kv_heads == 2 && e->query_heads == 6 && e->head_dim == 64);
     assert_int_equal(e->parameters, 14162304);
     assert_true(e->n_eos == 2 && e->eos[0] == 4 && e->eos[1] == 1);
+    e->free(e);
+}
+
+/* As many sequences as can be configured, twice as many with those that are
+ * swapped out: as many slots as the page manager has. */
+static void
+test_most_sequences(void **state)
+{
+    tr_config_t c = settings();
+    tr_executor_t *e;
+    tr_error_t err;
+
+    (void) state;
+    tr_log_open("stderr", TR_LEVEL_ERROR);
+    c.max_num_seqs = c.max_batch_tokens = TR_KV_SLOTS_MAX;
+    snprintf(c.kv_policy, sizeof(c.kv_policy), "diffkv");
+    if (tr_executor_model_open(&c, &e, &err) != TR_OK) {
+        fail_msg("open: %s", err.text);
+    }
     e->free(e);
 }
 
@@ -294,9 +314,10 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_card),      cmocka_unit_test(test_step),
-        cmocka_unit_test(test_bad_token), cmocka_unit_test(test_contract),
-        cmocka_unit_test(test_refused),   cmocka_unit_test(test_promises),
+        cmocka_unit_test(test_card),     cmocka_unit_test(test_most_sequences),
+        cmocka_unit_test(test_step),     cmocka_unit_test(test_bad_token),
+        cmocka_unit_test(test_contract), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_promises),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
