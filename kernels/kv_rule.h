@@ -10,7 +10,7 @@
  * Decisions are the same bits everywhere: thresholds and shares are computed in
  * double precision and rounded once, significance in single precision, and no
  * product is fused with a sum (tr_kv_share).  Positions, lengths and scores are
- * as in kernels.h: when N tokens are cached the last query was at position
+ * as in kv_view.h: when N tokens are cached the last query was at position
  * N - 1, and the token at position t has seen N - 1 - t later queries.
  */
 #ifndef TR_KV_RULE_H
@@ -67,7 +67,7 @@ typedef struct {
     uint32_t layer, list; /* which head */
     uint32_t position;    /* of the token */
     uint32_t length;      /* N */
-    float score;          /* sum that later queries paid to it (kernels.h) */
+    float score;          /* attention by later queries (kv_view.h) */
 } tr_kv_mark_t;
 
 /* Significance of a token: score / later queries, 0 before the first.  In

@@ -2,12 +2,12 @@
  * The KV cache: one pool of equal pages, and for every (sequence slot, layer,
  * list) a row of the page table; lists a layer = KV heads.
  *
- * What a page holds is in kernels/kv_layout.h, where a token is in kernels.h
- * (dense, window, lists), what becomes of it is a policy's choice
- * (kv_policy.h), how pages are given out is in kv_pages.h.  This file plans and
- * grants (DiffKV, SOSP 2025, section 5.2): every head plans alone, one prefix
- * sum over (sequence, layer, list) in that order gives each its range of the
- * free page ring, all or nothing for a sequence.
+ * kernels/kv_layout.h says what a page holds, kernels/kv_view.h where a token is
+ * (dense, window, lists), kv_policy.h what may become of it, and
+ * kernels/kv_manager/manager.h who gets which page (DiffKV, SOSP 2025, section
+ * 5.2): every head plans alone, one prefix sum over (sequence, layer, list) in
+ * that order gives each its range of the free page ring, all or nothing for a
+ * sequence.  The cache of the CPU is kv_host.c, that of a GPU kv_device.h.
  *
  *   open -> reserve, reserve ..      prompt: dense pages, chunk by chunk
  *        -> compress                 all layers planned, moved, recycled

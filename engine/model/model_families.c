@@ -1,5 +1,6 @@
 /*
- * The families of models that we can run, and all that is known of each.
+ * The families of models that we can run, and what their config.json and tensors
+ * say.  Their chat templates are engine/template's.
  *
  * To add one:
  *   1. A row in `families`: config.json's model_type, and the layer that its

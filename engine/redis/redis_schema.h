@@ -1,7 +1,8 @@
 /*
- * The commands that the publisher sends: every key and every field of
- * docs/redis.md is made here and nowhere else.  A new field goes into
- * redis_schema.c.
+ * The commands that the publisher sends: the keys and fields of docs/redis.md
+ * are made here, but for the list of engines (redis_publisher_write.c).  A new
+ * field of a request comes through request_events.h and redis_outbox.h, and is
+ * read by ngx_module/redis/ngx_http_tokenring_state.c.
  *
  * This only builds commands; it knows no connection and no clock.
  */

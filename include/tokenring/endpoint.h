@@ -7,8 +7,8 @@
  *   engine/api/endpoint.c                         body to request (parse)
  *   ngx_module/core/ngx_http_tokenring_endpoint.c records to response (render)
  *
- * Values (wire.h) and names (docs/redis.md) never change once released.  What
- * has no row is refused; it is never taken for another endpoint.
+ * Numbers (wire.h) and names (docs/redis.md) never change.  What has no row is
+ * refused.  Endpoints that do not generate text need their own records.
  */
 #ifndef TOKENRING_ENDPOINT_H
 #define TOKENRING_ENDPOINT_H

@@ -113,8 +113,7 @@ typedef enum {
 
 /* For the host, to be copied whenever it likes. */
 typedef struct {
-    uint64_t start, end; /* of the free ring (engine/kv/kv_pages.h): end - start
-                          * pages are free */
+    uint64_t start, end; /* of the free ring: end - start pages are free */
     uint64_t steps;     /* launches of step so far: which one the bits are of */
     uint32_t n_stalled; /* in the last step */
     uint32_t n_refused; /* in all */

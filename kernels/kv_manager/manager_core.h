@@ -11,7 +11,7 @@
  *
  * A program is named after what it does.  Which blocks run it, and that the last
  * block of one goes on with the next, is said by the two drivers: manager.cu and
- * manager_host.c.
+ * host.c.
  */
 #ifndef TR_KV_MANAGER_CORE_H
 #define TR_KV_MANAGER_CORE_H
