@@ -1,6 +1,6 @@
 /*
  * compress.cuh: everything that slots cache, to the places that their policies
- * chose (kernels.h, tr_kv_compress_t); the counterpart of cpu/kv_compress.c.
+ * chose (kv_view.h, tr_kv_compress_t); the counterpart of cpu/kv/kv_compress.c.
  *
  *   compress_index   a block for each job and head looks whether the choice can
  *                    be followed, and turns it round: which source each place
