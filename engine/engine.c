@@ -130,6 +130,28 @@ load_model(tr_engine_t *e, tr_error_t *err)
 
 /* ---- status page -------------------------------------------------------- */
 
+/* The names by which requests choose a policy, as far as they fit. */
+static void
+list_policies(const tr_executor_t *x, char *out, size_t size)
+{
+    size_t used = 0;
+    uint32_t i;
+
+    for (i = 0; i < x->n_policies; i++) {
+        const char *name = tr_executor_policy_name(&x->policies[i]);
+        size_t n = strlen(name);
+
+        if (used + n + 2 > size) {
+            break;
+        }
+        if (used != 0) {
+            out[used++] = ' ';
+        }
+        memcpy(out + used, name, n + 1);
+        used += n;
+    }
+}
+
 static void
 fill_card(const tr_engine_t *e, tr_status_card_t *card)
 {
@@ -142,6 +164,7 @@ fill_card(const tr_engine_t *e, tr_status_card_t *card)
     snprintf(card->backend, sizeof(card->backend), "%s", x->backend);
     snprintf(card->kv_policy, sizeof(card->kv_policy), "%s",
              x->policies[0].policy->spec);
+    list_policies(x, card->kv_policies, sizeof(card->kv_policies));
     card->created = (int64_t) time(NULL);
     card->parameters = x->parameters;
     card->max_model_len = x->max_model_len;

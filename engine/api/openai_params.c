@@ -508,9 +508,7 @@ read_policy(const tr_openai_t *api, const json_t *root, tr_request_t *r,
         if (used < sizeof(allowed)) {
             used += (size_t) snprintf(allowed + used, sizeof(allowed) - used,
                                       "%s\"%s\"", i == 0 ? "" : ", ",
-                                      strstr(p->given, "alpha_file") != NULL
-                                          ? p->policy->name /* no path */
-                                          : p->given);
+                                      tr_executor_policy_name(p));
         }
     }
     return tr_error_set(err, TR_ERR_INVALID, "kv_policy",

@@ -103,6 +103,12 @@ add_policy(tr_executor_t *e, const char *key, const char *spec, size_t n,
     return rc;
 }
 
+const char *
+tr_executor_policy_name(const tr_executor_policy_t *p)
+{
+    return strstr(p->given, "alpha_file") != NULL ? p->policy->name : p->given;
+}
+
 tr_status_t
 tr_executor_open_policies(tr_executor_t *e, const tr_config_t *config,
                           tr_error_t *err)

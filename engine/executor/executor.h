@@ -115,6 +115,10 @@ tr_status_t tr_executor_describe(tr_executor_t *e, const char *backend,
                                  const tr_config_t *config, uint64_t kv_memory,
                                  tr_error_t *err);
 
+/* How a request names this policy: as the configuration does, but for one with
+ * a file, whose path is nobody's business.  Borrowed. */
+const char *tr_executor_policy_name(const tr_executor_policy_t *p);
+
 /* What executors share (executor.c): the policies and the cache that the
  * configuration asks for, with the shape in *e.  kernels: NULL for an executor
  * that stores nothing and keeps all dense. */

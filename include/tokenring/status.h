@@ -21,7 +21,7 @@
 #include <tokenring/error.h>
 
 #define TR_STATUS_MAGIC 0x474e495254535452ull /* "RTSTRING" */
-#define TR_STATUS_VERSION 3u
+#define TR_STATUS_VERSION 4u
 #define TR_STATUS_LEVELS 12
 #define TR_STATUS_BUCKETS 28 /* below TR_STATUS_BOUNDS_US; one more is +Inf */
 #define TR_STATUS_RATIOS 14  /* below TR_STATUS_RATIO_BOUNDS; one more */
@@ -52,6 +52,9 @@ typedef struct {
     char level_name[TR_STATUS_LEVELS][16]; /* bits of key/value: "8/4" */
     uint64_t level_token_bytes[TR_STATUS_LEVELS]; /* per cached token */
     uint64_t kv_full_token_bytes; /* keys and values alone, at 16 bits */
+    /* what a request may name as its kv_policy: the default first, separated
+     * by blanks */
+    char kv_policies[512];
 } tr_status_card_t;
 
 /* Under the seqlock. */

@@ -100,6 +100,7 @@ tr_status_card_copy(const tr_status_page_t *page, tr_status_card_t *out)
     out->engine[sizeof(out->engine) - 1] = '\0';
     out->backend[sizeof(out->backend) - 1] = '\0';
     out->kv_policy[sizeof(out->kv_policy) - 1] = '\0';
+    out->kv_policies[sizeof(out->kv_policies) - 1] = '\0';
     if (out->kv_levels > TR_STATUS_LEVELS) {
         out->kv_levels = TR_STATUS_LEVELS;
     }

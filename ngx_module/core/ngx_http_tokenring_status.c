@@ -12,6 +12,8 @@
 
 static ngx_int_t ngx_http_tokenring_model(ngx_http_tokenring_text_t *t,
     ngx_http_tokenring_conn_t *conn);
+static ngx_int_t ngx_http_tokenring_policies(ngx_http_tokenring_text_t *t,
+    u_char *list);
 static ngx_uint_t ngx_http_tokenring_seen(
     ngx_http_tokenring_engine_t *engine, ngx_uint_t n);
 static ngx_int_t ngx_http_tokenring_health_engine(
@@ -131,10 +133,48 @@ ngx_http_tokenring_model(ngx_http_tokenring_text_t *t,
         return NGX_ERROR;
     }
 
-    return ngx_http_tokenring_printf(t, 192, "\",\"object\":\"model\","
-               "\"created\":%L,\"owned_by\":\"tokenring\","
-               "\"max_model_len\":%uD}",
-               conn->card.created, conn->card.max_model_len);
+    if (ngx_http_tokenring_printf(t, 192, "\",\"object\":\"model\","
+            "\"created\":%L,\"owned_by\":\"tokenring\","
+            "\"max_model_len\":%uD,\"kv_policies\":[",
+            conn->card.created, conn->card.max_model_len)
+        != NGX_OK
+        || ngx_http_tokenring_policies(t, (u_char *) conn->card.kv_policies)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_put(t, "]}");
+}
+
+
+/* what a request's kv_policy may be, separated by blanks: the default first */
+
+static ngx_int_t
+ngx_http_tokenring_policies(ngx_http_tokenring_text_t *t, u_char *list)
+{
+    u_char  *end;
+
+    while (*list) {
+        end = (u_char *) ngx_strchr(list, ' ');
+
+        if (end == NULL) {
+            end = list + ngx_strlen(list);
+        }
+
+        if ((t->last[-1] != '['
+             && ngx_http_tokenring_append(t, ",", 1) != NGX_OK)
+            || ngx_http_tokenring_append(t, "\"", 1) != NGX_OK
+            || ngx_http_tokenring_json(t, list, end - list) != NGX_OK
+            || ngx_http_tokenring_append(t, "\"", 1) != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+
+        list = *end ? end + 1 : end;
+    }
+
+    return NGX_OK;
 }
 
 

@@ -758,6 +758,8 @@ main(int argc, char **argv)
     snprintf(page->card.model, sizeof(page->card.model),
              "fake/\"model\"\t\\\n\x7f\xff");
     snprintf(page->card.engine, sizeof(page->card.engine), "fake");
+    snprintf(page->card.kv_policies, sizeof(page->card.kv_policies),
+             "a\"b\\ \xff");
     snprintf(page->card.level_name[0], sizeof(page->card.level_name[0]),
              "16/16");
     page->card.created = 1700000000;

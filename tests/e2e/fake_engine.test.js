@@ -122,6 +122,7 @@ test('what JSON must escape, and bytes that are no UTF-8', async () => {
 test("a model's name: JSON has its escapes, Prometheus others", async () => {
   const list = await (await fetch(`${stack.url}/v1/models`)).json();
   assert.equal(list.data[0].id, 'fake/"model"\t\\\n\x7f\ufffd');
+  assert.deepEqual(list.data[0].kv_policies, ['a"b\\', '\ufffd']);
   const { text } = await stack.metrics();
   assert.ok(text.includes('model_name="fake/\\"model\\"\t\\\\\\n\x7f\ufffd"'),
     text.slice(0, 400));

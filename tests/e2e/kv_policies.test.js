@@ -12,7 +12,7 @@ const { execFile } = require('node:child_process');
 const path = require('node:path');
 const { promisify } = require('node:util');
 const { Stack, BUILD, read, sleep, until } = require('./lib/stack');
-const { post, stream } = require('./lib/http');
+const { post, request, stream } = require('./lib/http');
 const { chat, endless, story } = require('./lib/prompts');
 const { GPU, undisturbed, checkSame } = require('./lib/same');
 
@@ -111,6 +111,12 @@ after(async () => {
 
 const ask = (more) => chat(long(3, 20), {
   max_tokens: 20, ignore_eos: true, ...more,
+});
+
+test('models: what a request may name, the default first', async () => {
+  const { data } = (await request(`${stack.url}/v1/models`)).json();
+  assert.deepEqual(data[0].kv_policies, ['full',
+    'diffkv:alpha_high=1,alpha_low=0.02', 'uniform:levels=4/4']);
 });
 
 test('usage.kv_cache: what a request took, under each policy', async () => {

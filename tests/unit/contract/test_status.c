@@ -188,6 +188,7 @@ test_card_of_a_hostile_engine(void **state)
     assert_int_equal(strlen(card.engine), TR_NAME_MAX - 1);
     assert_int_equal(strlen(card.backend), 31);
     assert_int_equal(strlen(card.kv_policy), 255);
+    assert_int_equal(strlen(card.kv_policies), 511);
     assert_int_equal(card.kv_levels, TR_STATUS_LEVELS);
     for (i = 0; i < TR_STATUS_LEVELS; i++) {
         assert_int_equal(strlen(card.level_name[i]), 15);
