@@ -15,7 +15,7 @@ if pid=$(running "$RUN/engine.pid" "$ENGINE"); then
     stop engine "$pid" TERM 40
     stopped="${stopped:+$stopped and }the engine"
 fi
-rm -f "$RUN"/*.pid "$RUN/engine.sock"
+rm -f "$RUN"/*.pid "$RUN/engine.sock" "$RUN/engine/engine.sock"
 
 if [ -n "$stopped" ]; then
     echo "Stopped $stopped."

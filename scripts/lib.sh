@@ -5,7 +5,8 @@
 # that a process from a pid file is still the one that was started.
 #
 # Everything that runs from a source tree keeps its state under build/run:
-# engine.conf, nginx.conf, engine.sock, *.pid, *.log.  Sourced, not run.
+# engine.conf, nginx.conf, engine.sock (a link into engine/, which belongs to the
+# engine's user), *.pid, *.log.  Sourced, not run.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 BUILD=${B:-build}

@@ -4,7 +4,8 @@
 # healthy.  What runs already and is current is left alone; what was rebuilt
 # since is restarted.  PORT=8080, MODEL=models/pocket, state in build/run or
 # where make was given PREFIX=.  REDIS=HOST:PORT, a Redis that is there: what
-# /dashboard/ shows.
+# /dashboard/ shows.  Called by root, the engine runs as ENGINE_USER=nobody (or
+# tokenring, where packages have made that user).
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/lib.sh"
@@ -21,17 +22,15 @@ case "$MODEL" in /*) ;; *) MODEL=$ROOT/$MODEL ;; esac
 case "$REDIS" in *[!A-Za-z0-9.:/_-]*) fail "REDIS=$REDIS is no HOST:PORT" ;; esac
 case "$PORT" in '' | *[!0-9]*) fail "PORT=$PORT is not a number" ;; esac
 
-mkdir -p "$RUN/temp"
+mkdir -p "$RUN/temp" "$RUN/engine"
 
 # The engine's settings are the shipped ones but for the paths.
 write_engine_conf() {
     cat >"$RUN/engine.conf.new" <<CONF
 # Written by scripts/up.sh; conf/engine.conf explains every setting.
 model $MODEL
-socket $RUN/engine.sock
+socket $RUN/engine/engine.sock
 socket_mode $1
-log $RUN/engine.log
-pid $RUN/engine.pid
 ${REDIS:+redis $REDIS}
 CONF
 }
@@ -50,7 +49,7 @@ write_nginx_conf() {
             -e "s|/var/lib/nginx/|$RUN/temp/|g" \
             "$ROOT/conf/nginx.conf"
     } >"$RUN/nginx.conf.new"
-    sed -e "s|/run/tokenring/main.sock|$RUN/engine.sock|" \
+    sed -e "s|/run/tokenring/main.sock|$RUN/engine/engine.sock|" \
         -e "s|listen 127.0.0.1:8080|listen 127.0.0.1:$PORT|" \
         -e "s|/usr/share/tokenring/dashboard|$RUN/dashboard|" \
         -e "s|/var/log/nginx/|$RUN/nginx-|g" \
@@ -63,23 +62,37 @@ rm -rf "$RUN/dashboard"
 cp -R "$ROOT/dashboard" "$RUN/dashboard"
 chmod -R u=rwX,go=rX "$RUN/dashboard"
 
-# Started by root, the workers run as www-data, if that user can get at our
-# socket at all (a checkout below /root is closed to it).
+# Called by root, workers run as www-data and the engine as a user with no rights
+# at all, in the group of www-data so that both meet at the socket.  It owns
+# nothing here but the socket's directory.  A checkout that others cannot read
+# (one below /root) leaves only root.
+user="" mode=0600 as=()
 if [ "$(id -u)" -eq 0 ]; then
-    if setpriv --reuid=www-data --regid=www-data --clear-groups \
-        test -x "$RUN" 2>/dev/null
+    user="user root;"
+    engine_user=${ENGINE_USER:-$(id -un tokenring 2>/dev/null || echo nobody)}
+    id "$engine_user" >/dev/null 2>&1 \
+        || fail "ENGINE_USER=$engine_user: there is no such user"
+    as=(setpriv "--reuid=$engine_user" --regid=www-data --clear-groups)
+    if ! "${as[@]}" test -x "$RUN" 2>/dev/null \
+        || ! "${as[@]}" test -x "$ENGINE"
     then
-        user="user www-data;" mode=0666
+        step "Only root can read $ROOT: the engine and NGINX's workers run as" \
+            "root. To change that, move it, to /srv for instance."
+        as=() engine_user=root
+    elif ! "${as[@]}" test -r "$MODEL/config.json"; then
+        fail "the user $engine_user cannot read MODEL=$MODEL: make it readable," \
+            "or set ENGINE_USER= to a user who can read it"
     else
-        user="user root;" mode=0600
+        user="user www-data;" mode=0660
     fi
-else
-    user="" mode=0600
+    chown "$engine_user:www-data" "$RUN/engine"
 fi
+chmod 0750 "$RUN/engine"
+# Where people look for it.
+ln -sfn engine/engine.sock "$RUN/engine.sock"
 
 show_logs() {
     last_words "the engine's log" "$RUN/engine.log"
-    last_words "the engine's output" "$RUN/engine.out"
     last_words "nginx's error log" "$RUN/nginx-error.log"
 }
 
@@ -102,16 +115,15 @@ else
 fi
 if [ -z "$pid" ]; then
     mv "$RUN/engine.conf.new" "$RUN/engine.conf"
-    : >"$RUN/engine.log"
-    rm -f "$RUN/engine.pid"
-    setsid "$ENGINE" -c "$RUN/engine.conf" </dev/null \
-        >"$RUN/engine.out" 2>&1 &
+    # A socket that a killed one left says nothing of this one.
+    rm -f "$RUN/engine/engine.sock"
+    setsid "${as[@]}" "$ENGINE" -c "$RUN/engine.conf" </dev/null \
+        >"$RUN/engine.log" 2>&1 &
     engine=$!
-    # It writes its pid file and opens its socket when it is ready.
+    echo "$engine" >"$RUN/engine.pid"
+    # It opens its socket when it is ready.
     tries=$((WAIT * 20))
-    until running "$RUN/engine.pid" "$ENGINE" >/dev/null \
-        && [ -S "$RUN/engine.sock" ]
-    do
+    until [ -S "$RUN/engine/engine.sock" ]; do
         tries=$((tries - 1))
         if ! kill -0 "$engine" 2>/dev/null; then
             show_logs
@@ -130,6 +142,8 @@ fi
 
 # --- nginx
 write_nginx_conf "$user"
+# With -e, since NGINX opens its built-in error log before it reads another.
+nginx_args=(-p "$RUN" -c "$RUN/nginx.conf" -e "$RUN/nginx-error.log")
 if pid=$(running "$RUN/nginx.pid" "$NGINX"); then
     if [ "$MODULE" -nt "$RUN/nginx.conf" ]; then
         step "Restarting NGINX (pid $pid): the module was rebuilt"
@@ -141,7 +155,7 @@ else
 fi
 mv "$RUN/nginx.conf.new" "$RUN/nginx.conf"
 if [ -n "$pid" ]; then
-    "$NGINX" -q -p "$RUN" -c "$RUN/nginx.conf" -s reload 2>"$RUN/nginx.out" \
+    "$NGINX" -q "${nginx_args[@]}" -s reload 2>"$RUN/nginx.out" \
         || { cat "$RUN/nginx.out" >&2; fail "nginx refused to reload"; }
 else
     if port_is_taken; then
@@ -149,7 +163,7 @@ else
             "for instance"
     fi
     : >"$RUN/nginx-error.log"
-    if ! setsid "$NGINX" -q -p "$RUN" -c "$RUN/nginx.conf" </dev/null \
+    if ! setsid "$NGINX" -q "${nginx_args[@]}" </dev/null \
         >"$RUN/nginx.out" 2>&1
     then
         cat "$RUN/nginx.out" >&2

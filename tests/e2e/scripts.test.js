@@ -17,7 +17,8 @@ const {
 } = require('./lib/stack');
 const { Redis } = require('./lib/redis');
 const { request } = require('./lib/http');
-const { goldens } = require('./lib/prompts');
+const { goldens, chat } = require('./lib/prompts');
+const OpenAI = require('openai');
 
 function place(body) {
   return async (t) => {
@@ -76,6 +77,47 @@ test('up, up again, demo, down, down again', { skip: !stock }, place(
     const idle = run('down.sh');
     assert.equal(idle.status, 0);
     assert.match(idle.text, /Nothing was running/);
+  }));
+
+test('up: a batch meets no limit, and all files are in one place',
+  { skip: !stock }, place(async ({ dir, env, run, pid }) => {
+    const out = run('up.sh');
+    assert.equal(out.status, 0, out.text);
+    const client = new OpenAI({ baseURL: `http://127.0.0.1:${env.PORT}/v1`,
+      apiKey: 'x', maxRetries: 0 });
+    const all = await Promise.allSettled(Array.from({ length: 150 }, () =>
+      client.chat.completions.create({ ...chat('Hello!'), max_tokens: 4 })));
+    assert.deepEqual(all.filter((r) => r.status === 'rejected')
+      .map((r) => String(r.reason)), []);
+
+    assert.match(read(path.join(dir, 'run/nginx-tokenring.log')), /finish=/);
+    const open = `/proc/${pid('nginx.pid')}/fd`;
+    const files = fs.readdirSync(open).map((fd) =>
+      fs.readlinkSync(path.join(open, fd))).filter((name) =>
+      name.startsWith('/') && !name.startsWith('/dev/'));
+    assert.ok(files.length >= 2, files.join(' '));
+    for (const file of files) assert.ok(file.startsWith(dir), file);
+
+    // Whoever starts them, nobody else gets at the socket, and the engine has no
+    // rights that it does not need.
+    const socket = fs.statSync(path.join(dir, 'run/engine.sock'));
+    assert.equal(socket.mode & 0o7, 0, socket.mode.toString(8));
+    const uid = Number(/^Uid:\s+(\d+)/m
+      .exec(read(`/proc/${pid('engine.pid')}/status`))[1]);
+    if (process.getuid() === 0 && !/Only root can read/.test(out.text)) {
+      assert.notEqual(uid, 0);
+    }
+    assert.equal(socket.uid, uid);
+  }));
+
+test('up: a model that the engine\'s user cannot read is said',
+  { skip: !stock || process.getuid() !== 0 }, place(async ({ dir, run }) => {
+    const model = path.join(dir, 'model');
+    fs.mkdirSync(model);
+    fs.writeFileSync(path.join(model, 'config.json'), '{}', { mode: 0o600 });
+    const out = run('up.sh', { MODEL: model, ENGINE_USER: 'nobody' });
+    assert.equal(out.status, 1);
+    assert.match(out.text, /user nobody cannot read MODEL=.*model/);
   }));
 
 test('up with a Redis: the dashboard shows the engine', { skip: !stock }, place(
