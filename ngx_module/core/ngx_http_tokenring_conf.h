@@ -17,6 +17,8 @@ typedef struct {
     ngx_array_t                     engines; /* ngx_http_tokenring_engine_t * */
     ngx_uint_t                      nconns;
     ngx_array_t                     redises; /* ngx_http_tokenring_redis_t * */
+    ngx_uint_t                      redis;   /* tokenring_redis was given */
+    ngx_http_tokenring_loc_conf_t  *resumable; /* the first; NULL: none */
     ngx_shm_zone_t                 *zone;
 } ngx_http_tokenring_main_conf_t;
 
@@ -36,8 +38,29 @@ struct ngx_http_tokenring_loc_conf_s {
     ngx_flag_t                      resumable;
     ngx_http_complex_value_t       *key;     /* whose a request is */
     ngx_http_tokenring_cache_t     *dashboard; /* NULL: none */
+
+    /* the directive of ours that serves the location, and where it stands */
+    ngx_str_t                       served;  /* empty: none */
+    u_char                         *file;
+    ngx_uint_t                      line;
+    ngx_http_handler_pt             handler;
 };
 
+
+/* the directive tokenring_engine */
+char *ngx_http_tokenring_set_engine(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+
+/* the engine with this name, created if it is new; NULL: logged */
+ngx_http_tokenring_engine_t *ngx_http_tokenring_find_engine(ngx_conf_t *cf,
+    ngx_str_t *name);
+
+/*
+ * Has handler serve the location that is read, on behalf of this directive.
+ * NGX_CONF_OK, or what is wrong: something else serves it already.
+ */
+char *ngx_http_tokenring_serve(ngx_conf_t *cf, ngx_command_t *cmd,
+    ngx_http_tokenring_loc_conf_t *tlcf, ngx_http_handler_pt handler);
 
 /* $tokenring_*; NGX_ERROR without memory */
 ngx_int_t ngx_http_tokenring_add_variables(ngx_conf_t *cf);

@@ -27,15 +27,8 @@ static char *ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent,
     void *child);
 static char *ngx_http_tokenring_check_positive(ngx_conf_t *cf, void *post,
     void *data);
-static ngx_http_tokenring_engine_t *ngx_http_tokenring_find_engine(
-    ngx_conf_t *cf, ngx_str_t *name);
-static char *ngx_http_tokenring_set_engine(ngx_conf_t *cf,
-    ngx_command_t *cmd, void *conf);
-static ngx_int_t ngx_http_tokenring_add_conn(ngx_conf_t *cf,
-    ngx_http_tokenring_main_conf_t *tmcf, ngx_http_tokenring_engine_t *engine,
-    ngx_str_t *url);
-static ngx_int_t ngx_http_tokenring_set_conns(
-    ngx_http_tokenring_conn_t *conns, ngx_uint_t n, ngx_str_t *param);
+static char *ngx_http_tokenring_check_size(ngx_conf_t *cf, void *post,
+    void *data);
 static char *ngx_http_tokenring_set_pass(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 static char *ngx_http_tokenring_set_page(ngx_conf_t *cf, ngx_command_t *cmd,
@@ -51,6 +44,11 @@ static void ngx_http_tokenring_exit_process(ngx_cycle_t *cycle);
 
 static ngx_conf_post_t  ngx_http_tokenring_positive = {
     ngx_http_tokenring_check_positive
+};
+
+
+static ngx_conf_post_t  ngx_http_tokenring_some = {
+    ngx_http_tokenring_check_size
 };
 
 
@@ -103,7 +101,7 @@ static ngx_command_t  ngx_http_tokenring_commands[] = {
       ngx_conf_set_size_slot,
       NGX_HTTP_LOC_CONF_OFFSET,
       offsetof(ngx_http_tokenring_loc_conf_t, buffer_size),
-      NULL },
+      &ngx_http_tokenring_some },
 
     { ngx_string("tokenring_retry_buffer"),
       NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
@@ -212,6 +210,15 @@ ngx_http_tokenring_check_positive(ngx_conf_t *cf, void *post, void *data)
 }
 
 
+static char *
+ngx_http_tokenring_check_size(ngx_conf_t *cf, void *post, void *data)
+{
+    size_t  *size = data;
+
+    return *size ? NGX_CONF_OK : "must not be 0";
+}
+
+
 static ngx_int_t
 ngx_http_tokenring_preconfiguration(ngx_conf_t *cf)
 {
@@ -246,6 +253,16 @@ ngx_http_tokenring_postconfiguration(ngx_conf_t *cf)
                           engines[i]->line);
             return NGX_ERROR;
         }
+    }
+
+    if (tmcf->resumable && !tmcf->redis) {
+        ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
+                      "\"tokenring_resumable on\" needs \"tokenring_redis\", "
+                      "in the location of \"%V\" in %s:%ui or where its "
+                      "answers are read; \"tokenring_redis off\" says that "
+                      "another NGINX does", &tmcf->resumable->served,
+                      tmcf->resumable->file, tmcf->resumable->line);
+        return NGX_ERROR;
     }
 
     ngx_str_set(&name, "tokenring");
@@ -317,6 +334,8 @@ ngx_http_tokenring_create_loc_conf(ngx_conf_t *cf)
      *     conf->errors = 0;
      *     conf->key = NULL;
      *     conf->dashboard = NULL;
+     *     conf->served = { 0, NULL };
+     *     conf->handler = NULL;
      */
 
     conf->buffer_size = NGX_CONF_UNSET_SIZE;
@@ -339,7 +358,8 @@ ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     ngx_http_tokenring_loc_conf_t  *prev = parent;
     ngx_http_tokenring_loc_conf_t  *conf = child;
 
-    ngx_http_core_loc_conf_t  *clcf;
+    ngx_http_core_loc_conf_t        *clcf;
+    ngx_http_tokenring_main_conf_t  *tmcf;
 
     ngx_conf_merge_size_value(conf->buffer_size, prev->buffer_size,
                               256 * 1024);
@@ -359,9 +379,27 @@ ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
         conf->key = prev->key;
     }
 
-    /* "if" and limit_except blocks serve what their location serves */
-
     clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
+
+    if (conf->handler && clcf->handler != conf->handler) {
+        ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
+                      "\"%V\" in %s:%ui shares its location with another "
+                      "directive that serves requests, such as proxy_pass; "
+                      "keep one of them", &conf->served, conf->file,
+                      conf->line);
+        return NGX_CONF_ERROR;
+    }
+
+    if (conf->engine && conf->resumable) {
+        tmcf = ngx_http_conf_get_module_main_conf(cf,
+                                                  ngx_http_tokenring_module);
+
+        if (tmcf->resumable == NULL) {
+            tmcf->resumable = conf;
+        }
+    }
+
+    /* "if" and limit_except blocks serve what their location serves */
 
     if (clcf->noname && conf->engine == NULL && conf->shown == NULL
         && !conf->errors && clcf->handler == NULL)
@@ -383,215 +421,29 @@ ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 }
 
 
-/* the engine with this name, created if it is new */
-
-static ngx_http_tokenring_engine_t *
-ngx_http_tokenring_find_engine(ngx_conf_t *cf, ngx_str_t *name)
+char *
+ngx_http_tokenring_serve(ngx_conf_t *cf, ngx_command_t *cmd,
+    ngx_http_tokenring_loc_conf_t *tlcf, ngx_http_handler_pt handler)
 {
-    ngx_uint_t                        i;
-    ngx_http_tokenring_engine_t      *engine, **engines;
-    ngx_http_tokenring_main_conf_t   *tmcf;
+    ngx_http_core_loc_conf_t  *clcf;
 
-    tmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_tokenring_module);
+    clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
 
-    engines = tmcf->engines.elts;
-
-    for (i = 0; i < tmcf->engines.nelts; i++) {
-        if (engines[i]->name.len == name->len
-            && ngx_strncmp(engines[i]->name.data, name->data, name->len) == 0)
-        {
-            return engines[i];
-        }
+    if (clcf->handler) {
+        return "shares its location with another directive that serves "
+               "requests, such as proxy_pass; keep one of them";
     }
 
-    for (i = 0; i < name->len; i++) {
-        if (name->data[i] < 0x21 || name->data[i] > 0x7e
-            || name->data[i] == '"' || name->data[i] == '\\')
-        {
-            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                               "invalid engine name \"%V\"", name);
-            return NULL;
-        }
-    }
+    clcf->handler = handler;
 
-    engine = ngx_pcalloc(cf->pool, sizeof(ngx_http_tokenring_engine_t));
-    if (engine == NULL
-        || ngx_array_init(&engine->conns, cf->pool, 2,
-                          sizeof(ngx_http_tokenring_conn_t))
-           != NGX_OK)
-    {
-        return NULL;
-    }
+    /* one that follows is found when the location is complete */
 
-    ngx_queue_init(&engine->waiting);
-
-    engine->name = *name;
-    engine->file = cf->conf_file->file.name.data;
-    engine->line = cf->conf_file->line;
-
-    engines = ngx_array_push(&tmcf->engines);
-    if (engines == NULL) {
-        return NULL;
-    }
-
-    *engines = engine;
-
-    return engine;
-}
-
-
-/* tokenring_engine NAME unix:PATH ... [weight=N] [slots=N] [ring=SIZE] */
-
-static char *
-ngx_http_tokenring_set_engine(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
-{
-    ngx_http_tokenring_main_conf_t  *tmcf = conf;
-
-    ngx_str_t                    *value;
-    ngx_uint_t                    i, first;
-    ngx_http_tokenring_conn_t    *conns;
-    ngx_http_tokenring_engine_t  *engine;
-
-    value = cf->args->elts;
-
-    engine = ngx_http_tokenring_find_engine(cf, &value[1]);
-    if (engine == NULL) {
-        return NGX_CONF_ERROR;
-    }
-
-    first = engine->conns.nelts;
-
-    for (i = 2; i < cf->args->nelts; i++) {
-
-        if (ngx_strncmp(value[i].data, "unix:", 5) == 0
-            && ngx_http_tokenring_add_conn(cf, tmcf, engine, &value[i])
-               != NGX_OK)
-        {
-            return NGX_CONF_ERROR;
-        }
-    }
-
-    if (engine->conns.nelts == first) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "no socket (unix:PATH) in \"%V\"", &cmd->name);
-        return NGX_CONF_ERROR;
-    }
-
-    conns = engine->conns.elts;
-
-    for (i = 2; i < cf->args->nelts; i++) {
-
-        if (ngx_strncmp(value[i].data, "unix:", 5) == 0) {
-            continue;
-        }
-
-        if (ngx_http_tokenring_set_conns(&conns[first],
-                                         engine->conns.nelts - first,
-                                         &value[i])
-            != NGX_OK)
-        {
-            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                               "invalid parameter \"%V\"", &value[i]);
-            return NGX_CONF_ERROR;
-        }
-    }
+    tlcf->handler = handler;
+    tlcf->served = cmd->name;
+    tlcf->file = cf->conf_file->file.name.data;
+    tlcf->line = cf->conf_file->line;
 
     return NGX_CONF_OK;
-}
-
-
-static ngx_int_t
-ngx_http_tokenring_add_conn(ngx_conf_t *cf,
-    ngx_http_tokenring_main_conf_t *tmcf, ngx_http_tokenring_engine_t *engine,
-    ngx_str_t *url)
-{
-    ngx_url_t                   u;
-    ngx_http_tokenring_conn_t  *conn;
-
-    ngx_memzero(&u, sizeof(ngx_url_t));
-
-    u.url = *url;
-
-    if (ngx_parse_url(cf->pool, &u) != NGX_OK) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "%s in \"%V\"",
-                           u.err ? u.err : "invalid socket", &u.url);
-        return NGX_ERROR;
-    }
-
-    conn = ngx_array_push(&engine->conns);
-    if (conn == NULL) {
-        return NGX_ERROR;
-    }
-
-    ngx_memzero(conn, sizeof(ngx_http_tokenring_conn_t));
-
-    conn->engine = engine;
-    conn->addr = u.addrs[0];
-    conn->addr.name = *url;
-    conn->number = tmcf->nconns++;
-    conn->replica = engine->conns.nelts - 1;
-    conn->weight = 1;
-
-    return NGX_OK;
-}
-
-
-/* a parameter of a directive, for the n sockets that the directive names */
-
-static ngx_int_t
-ngx_http_tokenring_set_conns(ngx_http_tokenring_conn_t *conns, ngx_uint_t n,
-    ngx_str_t *param)
-{
-    ssize_t     size;
-    ngx_int_t   number;
-    ngx_str_t   s;
-    ngx_uint_t  i;
-
-    if (ngx_strncmp(param->data, "weight=", 7) == 0) {
-        number = ngx_atoi(param->data + 7, param->len - 7);
-
-        if (number < 1 || number > 65536) {
-            return NGX_ERROR;
-        }
-
-        for (i = 0; i < n; i++) {
-            conns[i].weight = number;
-        }
-
-        return NGX_OK;
-    }
-
-    if (ngx_strncmp(param->data, "slots=", 6) == 0) {
-        number = ngx_atoi(param->data + 6, param->len - 6);
-
-        if (number < 1 || number > (ngx_int_t) TR_CHANNEL_SLOTS_MAX) {
-            return NGX_ERROR;
-        }
-
-        for (i = 0; i < n; i++) {
-            conns[i].nslots = (uint32_t) number;
-        }
-
-        return NGX_OK;
-    }
-
-    if (ngx_strncmp(param->data, "ring=", 5) == 0) {
-        s.data = param->data + 5;
-        s.len = param->len - 5;
-        size = ngx_parse_size(&s);
-
-        if (size < (ssize_t) TR_RING_MIN || size > (ssize_t) TR_RING_MAX) {
-            return NGX_ERROR;
-        }
-
-        for (i = 0; i < n; i++) {
-            conns[i].ring = (uint32_t) size;
-        }
-
-        return NGX_OK;
-    }
-
-    return NGX_ERROR;
 }
 
 
@@ -600,8 +452,7 @@ ngx_http_tokenring_set_pass(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_http_tokenring_loc_conf_t  *tlcf = conf;
 
-    ngx_str_t                 *value;
-    ngx_http_core_loc_conf_t  *clcf;
+    ngx_str_t  *value;
 
     if (tlcf->engine) {
         return "is duplicate";
@@ -614,10 +465,7 @@ ngx_http_tokenring_set_pass(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         return NGX_CONF_ERROR;
     }
 
-    clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
-    clcf->handler = ngx_http_tokenring_handler;
-
-    return NGX_CONF_OK;
+    return ngx_http_tokenring_serve(cf, cmd, tlcf, ngx_http_tokenring_handler);
 }
 
 
@@ -630,7 +478,6 @@ ngx_http_tokenring_set_page(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     ngx_str_t                        *value;
     ngx_uint_t                        i;
-    ngx_http_core_loc_conf_t         *clcf;
     ngx_http_tokenring_engine_t     **engine;
     ngx_http_tokenring_main_conf_t   *tmcf;
 
@@ -665,10 +512,8 @@ ngx_http_tokenring_set_page(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         }
     }
 
-    clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
-    clcf->handler = (ngx_http_handler_pt) cmd->post;
-
-    return NGX_CONF_OK;
+    return ngx_http_tokenring_serve(cf, cmd, tlcf,
+                                    (ngx_http_handler_pt) cmd->post);
 }
 
 
@@ -677,14 +522,14 @@ ngx_http_tokenring_set_error(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_http_tokenring_loc_conf_t  *tlcf = conf;
 
-    ngx_http_core_loc_conf_t  *clcf;
+    if (tlcf->errors) {
+        return "is duplicate";
+    }
 
     tlcf->errors = 1;
 
-    clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
-    clcf->handler = ngx_http_tokenring_error_handler;
-
-    return NGX_CONF_OK;
+    return ngx_http_tokenring_serve(cf, cmd, tlcf,
+                                    ngx_http_tokenring_error_handler);
 }
 
 

@@ -449,10 +449,10 @@ ngx_http_tokenring_set_dashboard(ngx_conf_t *cf, ngx_command_t *cmd,
 
     tlcf->dashboard = cache;
 
-    clcf->handler = ngx_http_tokenring_dashboard_handler;
     clcf->auto_redirect = 1;
 
-    return NGX_CONF_OK;
+    return ngx_http_tokenring_serve(cf, cmd, tlcf,
+                                    ngx_http_tokenring_dashboard_handler);
 }
 
 

@@ -41,13 +41,17 @@ ngx_http_tokenring_set_redis(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_http_tokenring_loc_conf_t  *tlcf = conf;
 
-    ngx_str_t                   *value, host;
-    ngx_uint_t                   i;
-    ngx_http_tokenring_redis_t  *redis;
+    ngx_str_t                       *value, host;
+    ngx_uint_t                       i;
+    ngx_http_tokenring_redis_t      *redis;
+    ngx_http_tokenring_main_conf_t  *tmcf;
 
     if (tlcf->redis != NGX_CONF_UNSET_PTR) {
         return "is duplicate";
     }
+
+    tmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_tokenring_module);
+    tmcf->redis = 1;
 
     value = cf->args->elts;
 
@@ -123,6 +127,14 @@ ngx_http_tokenring_redis_address(ngx_conf_t *cf,
 #if (NGX_HAVE_UNIX_DOMAIN)
 
     if (u.family == AF_UNIX) {
+
+        if (value->data[sizeof("unix:") - 1] != '/') {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "relative path in \"%V\", expected unix:/PATH",
+                               value);
+            return NGX_ERROR;
+        }
+
         redis->path = value->data + sizeof("unix:") - 1;
         return NGX_OK;
     }

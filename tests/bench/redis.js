@@ -32,7 +32,7 @@ async function withEngine(settings, what) {
   try {
     nginx = await lib.startNginx(dir, 'gateway', {
       main: `load_module ${lib.MODULE};`,
-      http: `tokenring_engine main unix:${engine.socket};`,
+      http: `tokenring_engine main unix:${engine.socket}; tokenring_redis off;`,
       location: 'tokenring_pass main; tokenring_resumable on;'
         + ' location = /metrics { tokenring_metrics main; }',
     });

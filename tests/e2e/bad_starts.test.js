@@ -224,7 +224,24 @@ for (const [what, options, message] of [
   ['an engine with a name alone', { http: 'tokenring_engine empty;' },
     /arguments/],
   ['an engine over TCP', { http: 'tokenring_engine tcp 127.0.0.1:9;' },
-    /unix/],
+    /"127\.0\.0\.1:9", expected unix:PATH/],
+  ['an engine over TCP beside a socket',
+    { http: 'tokenring_engine tcp unix:/tmp/x.sock localhost;' },
+    /"localhost", expected unix:PATH/],
+  ['an engine without a name',
+    { http: 'tokenring_engine unix:/tmp/x.sock unix:/tmp/y.sock;' },
+    /invalid engine name "unix:\/tmp\/x\.sock", expected NAME/],
+  ['a relative socket', { http: 'tokenring_engine w unix:run/x.sock;' },
+    /relative path in "unix:run\/x\.sock", expected unix:\/PATH/],
+  ['a relative socket of Redis', { location: 'tokenring_redis unix:x.sock;' },
+    /relative path in "unix:x\.sock"/],
+  ['a socket twice in a line',
+    { http: 'tokenring_engine w unix:/tmp/x.sock unix:/tmp/x.sock;' },
+    /duplicate "unix:\/tmp\/x\.sock" of engine "w"/],
+  ['a socket twice in two lines', {
+    http: 'tokenring_engine w unix:/tmp/x.sock;\n'
+      + 'tokenring_engine w unix:/tmp/y.sock unix:/tmp/x.sock weight=2;',
+  }, /duplicate "unix:\/tmp\/x\.sock" of engine "w"/],
   ['a weight of nothing',
     { http: 'tokenring_engine w unix:/tmp/x.sock weight=0;' }, /weight/],
   ['an unknown parameter of an engine',
@@ -232,6 +249,27 @@ for (const [what, options, message] of [
   ['a ring that is no size',
     { http: 'tokenring_engine w unix:/tmp/x.sock ring=7;' }, /ring/],
   ['tokenring_pass twice', { location: 'tokenring_pass main;' }, /duplicate/],
+  ...['proxy_pass http://127.0.0.1:9', 'fastcgi_pass 127.0.0.1:9', 'empty_gif',
+    'tokenring_health', 'tokenring_error', 'stub_status'].flatMap((other) => [
+    [`${other} before tokenring_pass`, { location: `${other};` },
+      /"tokenring_pass".* shares its location .* keep one/],
+    [`${other} behind tokenring_pass`, {
+      server: `location /x/ { tokenring_pass main; ${other}; }`,
+    }, /"\w+".* shares its location .* keep one/],
+  ]),
+  ['tokenring_metrics beside proxy_pass', {
+    server: 'location = /x { tokenring_metrics; proxy_pass http://[::1]:9; }',
+  }, /"tokenring_metrics" in .*nginx\.conf:\d+ shares its location/],
+  ['tokenring_error twice', {
+    server: 'location @x { tokenring_error; tokenring_error; }',
+  }, /"tokenring_error".* duplicate/],
+  ['tokenring_resumable without Redis', { location: 'tokenring_resumable on;' },
+    /"tokenring_resumable on" needs "tokenring_redis"/],
+  ['tokenring_resumable of the whole server without Redis',
+    { server: 'tokenring_resumable on;' },
+    /"tokenring_resumable on" needs "tokenring_redis"/],
+  ['a buffer of nothing', { location: 'tokenring_buffer_size 0;' },
+    /"tokenring_buffer_size" directive must not be 0/],
   ['tokenring_pass without a name', { location: 'tokenring_pass;' },
     /arguments/],
   ['a size that is none', { location: 'tokenring_buffer_size big;' },
@@ -254,3 +292,26 @@ for (const [what, options, message] of [
 ]) {
   test(`nginx.conf: ${what}`, () => nginx(options, message));
 }
+
+test('nginx.conf: what looks alike and is right', async () => {
+  checker = new Stack({ engine: null });
+  try {
+    checker.port = 1;
+    checker.configure({
+      http: 'tokenring_engine alias unix:/tmp/x.sock;'
+        + 'tokenring_engine again unix:/tmp/x.sock;',
+      location: 'tokenring_resumable on; tokenring_retry_buffer 0;'
+        + 'if ($http_x_old) { proxy_pass http://127.0.0.1:9; }'
+        + 'limit_except POST { deny all; }',
+      server: `location /closed/ { tokenring_pass alias; return 403; }
+        location /v1/requests/ {
+            tokenring_pass again;
+            tokenring_redis 127.0.0.1:9;
+        }`,
+    });
+    const out = checker.nginx('-t');
+    assert.equal(out.status, 0, out.text);
+  } finally {
+    await checker.stop();
+  }
+});

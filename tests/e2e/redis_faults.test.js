@@ -22,7 +22,8 @@ async function withStack(options, what) {
   const between = through ? await through(redis) : null;
   let stack;
   try {
-    stack = await Stack.start({ location: 'tokenring_resumable on;', ...rest,
+    stack = await Stack.start({ http: 'tokenring_redis off;',
+      location: 'tokenring_resumable on;', ...rest,
       engine: { ...ENGINE, redis: between ? between.address : redis.address,
         ...engine } });
     await what(stack, redis, between);

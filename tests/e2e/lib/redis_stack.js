@@ -9,8 +9,10 @@ const { Redis } = require('./redis');
 const FAST = { backend: 'null', null_rate: 2000, redis_flush: '10ms' };
 const SLOW = { ...FAST, null_rate: 20 };
 
+// NGINX itself reads nothing from it, unless http: says otherwise.
 async function withStack(options, what) {
-  const { redis: settings = {}, engine = FAST, ...rest } = options;
+  const { redis: settings = {}, engine = FAST, ...rest }
+    = { http: 'tokenring_redis off;', ...options };
   const redis = await Redis.start(settings);
   let stack;
   try {
