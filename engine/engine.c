@@ -372,13 +372,22 @@ tr_engine_stop(tr_engine_t *e)
 
 static tr_status_t
 check_policies(const tr_config_t *config, const tr_model_config_t *model,
-               tr_error_t *err)
+               FILE *out, tr_error_t *err)
 {
     tr_executor_t shape = { .layers = model->recipe.layers,
                             .kv_heads = model->recipe.kv_heads,
                             .head_dim = model->recipe.head_dim };
     tr_status_t rc = tr_executor_open_policies(&shape, config, err);
 
+    for (uint32_t i = 0; rc == TR_OK && i < shape.n_policies; i++) {
+        const tr_executor_policy_t *p = &shape.policies[i];
+
+        fprintf(out, "kv policy: %s, from %s%s\n", p->policy->spec,
+                tr_kv_source_name(p->source),
+                tr_kv_policy_uncalibrated(p->policy, p->source)
+                    ? " (cautious; tokenring calibrate finds better ones)"
+                    : "");
+    }
     tr_executor_close_cache(&shape);
     return rc;
 }
@@ -430,7 +439,7 @@ tr_engine_check(const tr_config_t *config, FILE *out, tr_error_t *err)
         rc = check_recipe(config, &model.recipe, out, err);
     }
     if (rc == TR_OK) {
-        rc = check_policies(config, &model, err);
+        rc = check_policies(config, &model, out, err);
     }
     if (rc == TR_OK && strcmp(config->backend, "cuda") == 0) {
         rc = check_device(config, err);

@@ -7,6 +7,10 @@
  * more than the tolerance against full in any family, the one that takes least
  * memory.  Any setting of any policy is searched in the same way (a baseline's
  * budget), so that all are calibrated with equal effort.
+ *
+ * What was found goes beside the model, where the engine looks for it
+ * (engine/kv/policy/kv_policy_file.h).  Few cases cannot show that little is
+ * lost, so they are refused before anything is run.
  */
 #include <errno.h>
 #include <math.h>
@@ -15,7 +19,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <tokenring/version.h>
+
 #include "cli/cli.h"
+#include "engine/config/log.h"
+#include "engine/kv/policy/kv_policy_file.h"
 #include "eval_report.h"
 #include "eval_session.h"
 #include "cli/terminal.h"
@@ -29,6 +37,7 @@ static struct {
     tr_option_list_t search;
     const char *policy, *out;
     double tolerance;
+    bool write;
 } g = { .eval = TR_EVAL_DEFAULTS, .policy = "diffkv", .tolerance = 1 };
 
 static tr_option_t options[] = {
@@ -44,7 +53,10 @@ static tr_option_t options[] = {
     TR_EVAL_ROW("tolerance", 0, TR_OPTION_NUMBER, &g.tolerance, "POINTS",
                 "most that may be lost in a family, in percentage points "
                 "(default 1)",
-                0, 100),
+                0.01, 100),
+    TR_EVAL_ROW("write", 0, TR_OPTION_FLAG, &g.write, NULL,
+                "write " TR_KV_POLICY_FILE " beside the model without asking",
+                0, 0),
     TR_EVAL_ROW("out", 0, TR_OPTION_TEXT, &g.out, "FILE",
                 "write the configuration line there, too", 0, 0),
     { NULL, 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0, NULL, false }
@@ -55,7 +67,9 @@ static const tr_command_t command = {
     "Searches the settings of a KV policy on cases (of the dev split): of "
     "those\n"
     "that lose no more than a tolerance against full in any family, the ones\n"
-    "that take least memory.  Prints the line for the engine's configuration.",
+    "that take least memory.  Prints the line for the engine's configuration, "
+    "and\nwrites " TR_KV_POLICY_FILE
+    " beside the model, where `kv_policy diffkv` finds it.",
     "  tokenring calibrate -m models/pocket -c dev.jsonl --resume cal.jsonl\n"
     "  tokenring calibrate -m models/pocket -c dev.jsonl -p snapkv "
     "-s budget=0.5,0.4,0.3,0.2",
@@ -73,6 +87,13 @@ typedef struct {
 
 static search_t searches[TR_OPTION_LIST_MAX];
 static uint32_t n_searches;
+
+/* Of what the last stage chose. */
+static struct {
+    bool found; /* every stage had a value within the tolerance */
+    uint32_t layers, kv_heads, head_dim, cases;
+    double accuracy, kv_ratio, loss;
+} best = { .found = true };
 
 /* ---- what to search ----------------------------------------------------- */
 
@@ -118,6 +139,12 @@ check_options(void)
     if (g.eval.cases.n == 0) {
         return tr_usage_error(&command, "give cases: -c FILE");
     }
+    for (unsigned i = 0; i < g.eval.cases.n; i++) {
+        if (strcmp(g.eval.cases.item[i], "-") == 0) {
+            return tr_usage_error(&command, "-c -: give a file, since cases "
+                                            "are read again at every stage");
+        }
+    }
     if (g.search.n == 0 && name == strlen("diffkv")
         && memcmp(g.policy, "diffkv", name) == 0) {
         g.search.item[g.search.n++] = "alpha_high=1,2,3,5,8,12,20,30";
@@ -154,6 +181,49 @@ write_spec(uint32_t stage, uint32_t index, char *out)
                                    s->key, s->value[value]);
         }
     }
+}
+
+/* ---- enough cases ------------------------------------------------------- */
+
+static tr_status_t
+refuse_few(const char *family, size_t n, tr_error_t *err)
+{
+    double needed = tr_pairs_needed(g.tolerance / 100);
+
+    if ((double) n >= needed) {
+        return TR_OK;
+    }
+    return tr_error_set(err, TR_ERR_INVALID, "cases",
+                        "the family %.60s has %zu cases: to say with 95%% that"
+                        " no more than %g points are lost takes at least %.0f;"
+                        " give more, or a larger --tolerance",
+                        family, n, g.tolerance, needed);
+}
+
+/* Every family has cases enough for the tolerance. */
+static tr_status_t
+check_cases(tr_error_t *err)
+{
+    tr_eval_cases_t cases = { 0 };
+    tr_status_t rc = tr_eval_session_cases(&g.eval, &cases, err);
+
+    for (size_t i = 0; i < cases.n && rc == TR_OK; i++) {
+        const char *family = cases.items[i].family;
+        size_t n = 0, first = cases.n;
+
+        for (size_t j = cases.n; j-- > 0;) {
+            if (strcmp(cases.items[j].family, family) == 0) {
+                first = j;
+                n++;
+            }
+        }
+        if (first == i) {
+            rc = refuse_few(family, n, err);
+        }
+    }
+    best.cases = (uint32_t) cases.n;
+    tr_eval_cases_free(&cases);
+    return rc;
 }
 
 /* ---- a stage ------------------------------------------------------------ */
@@ -207,15 +277,19 @@ choose(const tr_eval_session_t *s, search_t *search)
         printf("%-14s %8.2f %8.3f  %+.2f in %-14s %s\n", search->value[i],
                c.accuracy * 100, c.kv_ratio, loss, where,
                good ? "within the tolerance" : "");
-        if (good && c.kv_ratio < least) {
-            least = c.kv_ratio;
+        if ((good && c.kv_ratio < least) || (!found && loss < mildest)) {
             search->chosen = i;
+            best.accuracy = c.accuracy;
+            best.kv_ratio = c.kv_ratio;
+            best.loss = loss;
+        }
+        if (good) {
+            least = fmin(least, c.kv_ratio);
             found = true;
-        } else if (!found && loss < mildest) {
-            search->chosen = i;
         }
         mildest = fmin(mildest, loss);
     }
+    best.found = best.found && found;
     printf("chosen: %s=%s%s\n", search->key, search->value[search->chosen],
            found ? "" : ", although it loses more than the tolerance");
 }
@@ -237,6 +311,9 @@ run_stage(uint32_t stage)
     }
     rc = tr_eval_session_run(&s, &g.eval, list, search->n + 1, &err);
     if (rc == TR_OK) {
+        best.layers = s.engine.layers;
+        best.kv_heads = s.engine.kv_heads;
+        best.head_dim = s.engine.head_dim;
         choose(&s, search);
         fflush(stdout);
     } else {
@@ -244,6 +321,57 @@ run_stage(uint32_t stage)
     }
     tr_eval_session_close(&s);
     return rc == TR_OK ? 0 : rc == TR_ERR_CLOSED ? 130 : 1;
+}
+
+/* ---- what was found ----------------------------------------------------- */
+
+static bool
+asked_to_write(void)
+{
+    char line[16];
+
+    if (g.write) {
+        return true;
+    }
+    if (!isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO)) {
+        printf("With --write it goes into %s/" TR_KV_POLICY_FILE ".\n",
+               g.eval.dir);
+        return false;
+    }
+    printf("Write it into %s/" TR_KV_POLICY_FILE "? [y/N] ", g.eval.dir);
+    fflush(stdout);
+    return fgets(line, sizeof(line), stdin) != NULL
+           && (line[0] == 'y' || line[0] == 'Y');
+}
+
+static int
+write_beside(const char *spec)
+{
+    json_t *how;
+    tr_error_t err = { 0 };
+    tr_status_t rc;
+
+    if (!best.found) {
+        printf("It is not written beside the model, since it loses more than"
+               " the tolerance.\n");
+        return g.write;
+    }
+    if (!asked_to_write()) {
+        return 0;
+    }
+    how = json_pack("{s:s, s:I, s:f, s:f, s:f, s:f}", "version", TR_VERSION,
+                    "cases", (json_int_t) best.cases, "tolerance_points",
+                    g.tolerance, "right", best.accuracy, "kv_ratio",
+                    best.kv_ratio, "most_lost_points", best.loss);
+    rc = tr_kv_policy_file_write(g.eval.dir, spec, best.layers, best.kv_heads,
+                                 best.head_dim, how, &err);
+    json_decref(how);
+    if (rc != TR_OK) {
+        fprintf(stderr, "tokenring calibrate: %s\n", err.text);
+        return 1;
+    }
+    printf("%s/" TR_KV_POLICY_FILE " is written.\n", g.eval.dir);
+    return 0;
 }
 
 static int
@@ -254,27 +382,32 @@ write_line(void)
 
     write_spec(n_searches, 0, spec);
     printf("\nkv_policy %s\n", spec);
-    if (g.out == NULL) {
-        return 0;
+    if (g.out != NULL) {
+        f = fopen(g.out, "we");
+        if (f == NULL || fprintf(f, "kv_policy %s\n", spec) < 0
+            || fclose(f) != 0) {
+            fprintf(stderr, "tokenring calibrate: cannot write %s: %s\n", g.out,
+                    strerror(errno));
+            return 1;
+        }
     }
-    f = fopen(g.out, "we");
-    if (f == NULL || fprintf(f, "kv_policy %s\n", spec) < 0 || fclose(f) != 0) {
-        fprintf(stderr, "tokenring calibrate: cannot write %s: %s\n", g.out,
-                strerror(errno));
-        return 1;
-    }
-    return 0;
+    return write_beside(spec);
 }
 
 int
 tr_cmd_calibrate(int argc, char **argv)
 {
     char own[64] = "/tmp/tokenring-calibrate.XXXXXX";
+    tr_error_t err = { 0 };
     int status, fd = -1;
 
     if (tr_options_only(&command, argc, argv, &status) != 0
         || (status = check_options()) != 0) {
         return status;
+    }
+    if (check_cases(&err) != TR_OK) {
+        fprintf(stderr, "tokenring calibrate: %s\n", err.text);
+        return 1;
     }
     tr_interrupt_catch();
     if (g.eval.resume == NULL) { /* stages share what they have in common */

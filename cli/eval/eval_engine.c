@@ -146,14 +146,20 @@ read_policies(tr_eval_engine_t *e, const char *const *specs, uint32_t n,
                           TR_EVAL_POLICIES_MAX);
     }
     if (rc == TR_OK) {
+        e->layers = m.recipe.layers;
+        e->kv_heads = m.recipe.kv_heads;
+        e->head_dim = m.recipe.head_dim;
         e->max_len = e->config.max_model_len != 0
                              && e->config.max_model_len < m.recipe.max_positions
                          ? e->config.max_model_len
                          : m.recipe.max_positions;
     }
     for (uint32_t i = 0; i < n && rc == TR_OK; i++) {
-        rc = tr_kv_policy_create(specs[i], m.recipe.layers, m.recipe.kv_heads,
-                                 m.recipe.head_dim, &e->policy[i], err);
+        tr_kv_source_t source;
+
+        rc = tr_kv_policy_open(e->config.model, specs[i], e->layers,
+                               e->kv_heads, e->head_dim, &e->policy[i], &source,
+                               err);
         if (rc == TR_OK) {
             e->label[e->n_policies++] = specs[i];
             rc = tr_kv_policy_plan(e->policy[i], m.recipe.head_dim, e->max_len,

@@ -32,6 +32,7 @@ typedef struct {
     tr_chat_template_t chat;
     uint64_t model_hash; /* of the model's files, for results' keys */
     uint32_t max_len;    /* of a sequence, as model and configuration say */
+    uint32_t layers, kv_heads, head_dim;
 
     const char *label[TR_EVAL_POLICIES_MAX]; /* as given, borrowed */
     tr_kv_policy_t *policy[TR_EVAL_POLICIES_MAX];

@@ -16,18 +16,19 @@
 
 /* ---- cases and texts ---------------------------------------------------- */
 
-static tr_status_t
-read_cases(tr_eval_session_t *s, const tr_eval_options_t *o, tr_error_t *err)
+tr_status_t
+tr_eval_session_cases(const tr_eval_options_t *o, tr_eval_cases_t *cases,
+                      tr_error_t *err)
 {
     tr_status_t rc = TR_OK;
 
     for (unsigned i = 0; i < o->cases.n && rc == TR_OK; i++) {
-        rc = tr_eval_cases_read(&s->cases, o->cases.item[i], err);
+        rc = tr_eval_cases_read(cases, o->cases.item[i], err);
     }
     if (rc == TR_OK) {
-        tr_eval_cases_select(&s->cases, (size_t) o->limit, o->families.item,
+        tr_eval_cases_select(cases, (size_t) o->limit, o->families.item,
                              o->families.n);
-        if (s->cases.n == 0 && o->cases.n != 0) {
+        if (cases->n == 0 && o->cases.n != 0) {
             rc = tr_error_set(err, TR_ERR_INVALID, "family",
                               "the case files have no family \"%.100s\"",
                               o->families.item[0]);
@@ -183,7 +184,7 @@ hash_task(tr_eval_session_t *s, const tr_eval_options_t *o, uint32_t index)
 static tr_status_t
 prepare(tr_eval_session_t *s, const tr_eval_options_t *o, tr_error_t *err)
 {
-    tr_status_t rc = read_cases(s, o, err);
+    tr_status_t rc = tr_eval_session_cases(o, &s->cases, err);
 
     if (rc == TR_OK && o->text != NULL) {
         rc = read_text(s, o, err);

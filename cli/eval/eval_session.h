@@ -89,6 +89,11 @@ typedef struct {
     uint32_t found; /* results that were there already */
 } tr_eval_session_t;
 
+/* The cases that the options name; free them with tr_eval_cases_free, on failure
+ * as well. */
+tr_status_t tr_eval_session_cases(const tr_eval_options_t *options,
+                                  tr_eval_cases_t *cases, tr_error_t *err);
+
 /* Opens, reads, runs.  specs: borrowed for the session's life.  On failure the
  * session has what is done so far (results may be reported when
  * results.n_jobs is not 0); close it in any case. */

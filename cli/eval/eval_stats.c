@@ -107,6 +107,14 @@ tr_pairs_interval(tr_pairs_t *p, tr_paired_t *out)
     out->high = out->diff + sqrt(fmax(up, 0));
 }
 
+/* Of n pairs without a loss both Wilson intervals end at n / (n + zz), and the
+ * interval of the difference at -zz / (n + zz). */
+double
+tr_pairs_needed(double loss)
+{
+    return fmax(1, ceil(Z95 * Z95 * (1 - loss) / loss));
+}
+
 /* SplitMix64. */
 static uint64_t
 next(uint64_t *state)

@@ -36,6 +36,10 @@ void tr_pairs_add(tr_pairs_t *p, uint64_t cluster, int first_right,
 /* Ends the open conversation.  Without pairs all is NaN. */
 void tr_pairs_interval(tr_pairs_t *p, tr_paired_t *out);
 
+/* How many pairs it takes at least before the interval can say that no more than
+ * `loss` (a share, above 0) is lost: so many, all right on both sides. */
+double tr_pairs_needed(double loss);
+
 /* The Wilson interval of `right` of n (n > 0, need not be whole), 95%. */
 void tr_wilson(double right, double n, double *low, double *high);
 

@@ -76,8 +76,8 @@ tr_executor_describe(tr_executor_t *e, const char *backend,
 /* ---- policies ----------------------------------------------------------- */
 
 static tr_status_t
-add_policy(tr_executor_t *e, const char *key, const char *spec, size_t n,
-           tr_error_t *err)
+add_policy(tr_executor_t *e, const char *dir, const char *key, const char *spec,
+           size_t n, tr_error_t *err)
 {
     tr_executor_policy_t *p = &e->policies[e->n_policies];
     tr_status_t rc;
@@ -91,8 +91,8 @@ add_policy(tr_executor_t *e, const char *key, const char *spec, size_t n,
     }
     memcpy(p->given, spec, n);
     p->given[n] = '\0';
-    rc = tr_kv_policy_create(p->given, e->layers, e->kv_heads, e->head_dim,
-                             &p->policy, err);
+    rc = tr_kv_policy_open(dir, p->given, e->layers, e->kv_heads, e->head_dim,
+                           &p->policy, &p->source, err);
     if (rc == TR_OK) {
         e->kv_policies[e->n_policies++] = p->policy;
     } else {
@@ -114,13 +114,14 @@ tr_executor_open_policies(tr_executor_t *e, const tr_config_t *config,
                           tr_error_t *err)
 {
     const char *at = config->kv_policies;
-    tr_status_t rc = add_policy(e, "kv_policy", config->kv_policy,
-                                strlen(config->kv_policy), err);
+    tr_status_t rc = add_policy(e, config->model, "kv_policy",
+                                config->kv_policy, strlen(config->kv_policy),
+                                err);
 
     while (rc == TR_OK && *(at += strspn(at, " \t")) != '\0') {
         size_t n = strcspn(at, " \t");
 
-        rc = add_policy(e, "kv_policies", at, n, err);
+        rc = add_policy(e, config->model, "kv_policies", at, n, err);
         at += n;
     }
     return rc;
@@ -159,6 +160,21 @@ tr_executor_levels(const tr_executor_t *e, uint8_t level_of[TR_KV_LAYOUTS_MAX],
 
 /* ---- the cache ---------------------------------------------------------- */
 
+static void
+describe_policy(const tr_executor_policy_t *p, bool standard, const char *dir)
+{
+    tr_log(TR_LEVEL_NOTICE, "kv policy %s%s from=%s", p->policy->spec,
+           standard ? " (default)" : "", tr_kv_source_name(p->source));
+    if (tr_kv_policy_uncalibrated(p->policy, p->source)) {
+        tr_log(TR_LEVEL_NOTICE,
+               "kv policy %s has cautious thresholds, since the model has "
+               "no " TR_KV_POLICY_FILE
+               " for it: tokenring calibrate -m %s -c CASES"
+               " makes one",
+               p->policy->name, dir);
+    }
+}
+
 void
 tr_executor_describe_cache(const tr_executor_t *e, const tr_config_t *config)
 {
@@ -184,8 +200,7 @@ tr_executor_describe_cache(const tr_executor_t *e, const tr_config_t *config)
                l->tokens, tr_kv_layout_token_bytes(plan, i));
     }
     for (i = 0; i < e->n_policies; i++) {
-        tr_log(TR_LEVEL_NOTICE, "kv policy %s%s", e->policies[i].policy->spec,
-               i == 0 ? " (default)" : "");
+        describe_policy(&e->policies[i], i == 0, config->model);
     }
 }
 

@@ -15,6 +15,7 @@
 
 #include "engine/config/config.h"
 #include "engine/kv/kv_cache.h"
+#include "engine/kv/policy/kv_policy_file.h"
 #include "engine/model/model_config.h"
 #include "engine/sampling/sampler.h"
 #include "engine/tokenizer/tokenizer.h"
@@ -56,6 +57,7 @@ typedef struct {
 /* A policy that requests may run with, as the configuration names it. */
 typedef struct {
     tr_kv_policy_t *policy;
+    tr_kv_source_t source; /* of its settings */
     char given[TR_KV_SPEC_MAX + 1];
     uint32_t max_len; /* of a sequence with it, at most max_model_len */
 } tr_executor_policy_t;

@@ -188,7 +188,8 @@ step_of_diffkv(const options_t *o, uint32_t layers, uint32_t lists,
     tr_status_t rc[BATCH_MAX];
     double step[STEPS * 8], t;
 
-    if (tr_kv_policy_create("diffkv", layers, lists, head_dim, &policy, &err)
+    if (tr_kv_policy_create("diffkv:alpha_high=1,alpha_low=0.02", layers, lists,
+                            head_dim, &policy, &err)
         != TR_OK) {
         expect(false, err.text);
     }

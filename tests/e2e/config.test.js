@@ -71,7 +71,35 @@ test('--check says what the model is', () => {
   assert.match(lines[0], /^model: 8 layers, hidden 384, mlp 1024, 6 query heads/);
   assert.match(lines[1], /^layers 0 to 7: .*; act silu; rope 0$/);
   assert.equal(lines[2], 'rope 0: default, theta 10000');
-  assert.match(lines[3], /^configuration and model .* are fine$/);
+  assert.equal(lines[3], 'kv policy: full, from settings');
+  assert.match(lines[4], /^configuration and model .* are fine$/);
+});
+
+// A model that its policy file has left, or that never had one.
+test('--check and the log say where a policy has its settings from', () => {
+  const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-e2e-'));
+  const file = path.join(dir, 'kv_policy.json');
+  const check = () => spawnSync(ENGINE, ['--check', '--model', dir,
+    '--kv_policy', 'diffkv', '--kv_policies', 'diffkv:window=32'],
+  { encoding: 'utf8' });
+  try {
+    for (const name of fs.readdirSync(POCKET)) {
+      fs.symlinkSync(path.join(POCKET, name), path.join(dir, name));
+    }
+    const shipped = check().stdout;
+    assert.match(shipped, /^kv policy: diffkv:.*alpha_high=12,alpha_low=0,.*, from kv_policy\.json$/m);
+    assert.match(shipped, /^kv policy: diffkv:.*window=32,.*alpha_high=1,alpha_low=0,.*, from settings$/m);
+    fs.unlinkSync(file);
+    assert.match(check().stdout, /^kv policy: .*alpha_high=1,alpha_low=0,.*, from defaults \(cautious; tokenring calibrate finds better ones\)$/m);
+    fs.writeFileSync(file, '{\n "kv_policy": "diffkv:alpha_high=12",\n "layers": 9}');
+    const other = check();
+    assert.equal(other.status, 1);
+    assert.match(other.stderr, /kv_policy\.json: "layers" is 9, expected 8 as the model has/);
+    fs.writeFileSync(file, '{\n "kv_policy" = 1}');
+    assert.match(check().stderr, /kv_policy\.json:2:14: /);
+  } finally {
+    fs.rmSync(dir, { recursive: true, force: true });
+  }
 });
 
 // The kernel gives files in /proc/PID of a process that leaves no core to root, and

@@ -10,22 +10,24 @@ const { execFileSync, spawn } = require('node:child_process');
 const fs = require('node:fs');
 const os = require('node:os');
 const path = require('node:path');
-const { BUILD, POCKET, ROOT, read, until } = require('./lib/stack');
+const { BUILD, ENGINE, POCKET, ROOT, read, until } = require('./lib/stack');
 
 const POLICIES = ['full', 'diffkv:alpha_high=12,alpha_low=0',
   'streamingllm:recent=0.3'];
 let dir;
 let cases;
+let n; // of them
 
 before(() => {
   dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tr-eval-'));
   const all = path.join(dir, 'all.jsonl');
   execFileSync(path.join(ROOT, 'tests/eval/cases.sh'),
-    ['dev', '2', '5', all, 'recall', 'arith', 'multi']);
+    ['dev', '4', '5', all, 'recall', 'arith', 'multi']);
   cases = path.join(dir, 'cases.jsonl');
   fs.writeFileSync(cases, read(all).split('\n')
     .filter((line) => line && JSON.parse(line).difficulty === 1)
     .map((line) => `${line}\n`).join(''));
+  n = read(cases).trim().split('\n').length;
 });
 after(() => fs.rmSync(dir, { recursive: true }));
 
@@ -105,10 +107,10 @@ test('eval: killed in between, it goes on and ends alike', async () => {
 
 test('calibrate: alpha_high first, then alpha_low', async () => {
   const conf = file('diffkv.conf');
-  const search = async (tolerance) => {
+  const search = async (tolerance, ...more) => {
     const r = await start('calibrate', ['-s', 'alpha_high=1,30',
       '-s', 'alpha_low=0,20', '--tolerance', tolerance, '--out', conf,
-      '--resume', file('search.jsonl')]).done;
+      '--resume', file('search.jsonl'), ...more]).done;
     assert.equal(r.status, 0, r.err);
     return r;
   };
@@ -122,8 +124,39 @@ test('calibrate: alpha_high first, then alpha_low', async () => {
   assert.deepEqual([...new Set(searched)].sort(), [
     'alpha_high=1,alpha_low=0', 'alpha_high=30,alpha_low=0',
     'alpha_high=30,alpha_low=20']);
-  // Nothing may be lost: of what was found, the other.
-  r = await search('1');
-  assert.match(read(conf), /^kv_policy diffkv:alpha_high=\d+,alpha_low=0\n$/);
+  assert.match(r.out, /With --write it goes into .*models\/pocket\/kv_policy\.json\./);
+  // Little may be lost: of what was found, the other.  It goes beside the model,
+  // and the engine takes it from there.
+  const model = file('model');
+  fs.mkdirSync(model);
+  for (const name of fs.readdirSync(POCKET)) {
+    if (name !== 'kv_policy.json') {
+      fs.symlinkSync(path.join(POCKET, name), path.join(model, name));
+    }
+  }
+  r = await search('50', '-m', model, '--write');
+  const [, spec] = read(conf)
+    .match(/^kv_policy (diffkv:alpha_high=\d+,alpha_low=0)\n$/);
   assert.match(r.out, /\n20 .* in (arith|multi|recall) *\n/);
+  const written = JSON.parse(read(path.join(model, 'kv_policy.json')));
+  assert.deepEqual({ ...written, calibrated: null }, { kv_policy: spec,
+    layers: 8, kv_heads: 2, head_dim: 64, calibrated: null });
+  assert.equal(written.calibrated.cases, n);
+  assert.ok(written.calibrated.kv_ratio > 0);
+  const check = execFileSync(ENGINE, ['--check', '--model', model,
+    '--kv_policy', 'diffkv'], { encoding: 'utf8' });
+  assert.match(check, new RegExp(`${spec.slice(7)},.*, from kv_policy.json\n`));
+});
+
+test('calibrate: too few cases to say anything', async () => {
+  for (const [args, message] of [
+    [[], /the family \w+ has \d cases: .* no more than 1 points are lost takes at least 381/],
+    [['--tolerance', '0.05'], /takes at least 7680/],
+    [['-c', '-'], /give a file/],
+  ]) {
+    const r = await start('calibrate', args).done;
+    assert.notEqual(r.status, 0);
+    assert.match(r.err, message);
+    assert.equal(r.out, '');
+  }
 });

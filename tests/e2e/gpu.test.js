@@ -107,7 +107,7 @@ test('a pool that is too small: sequences make way, and come back the same',
   async () => {
     const stack = await Stack.start({
       engine: { ...GPU, max_num_seqs: 64, kv_memory: '6m', swap_memory: '64m',
-        kv_policy: 'diffkv', max_model_len: 620,
+        kv_policy: 'diffkv:alpha_low=0.02', max_model_len: 620,
         // in BF16 steps of few rows round elsewhere, and near ties fall otherwise
         dtype: 'f16' },
     });

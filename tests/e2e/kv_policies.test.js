@@ -43,7 +43,7 @@ test(`diffkv: ${STREAMS} streams in a small pool, hang-ups, a reload`,
   async () => {
     const stack = await Stack.start({
       engine: { max_num_seqs: 64, kv_memory: '9m', swap_memory: '64m',
-        kv_policy: 'diffkv', max_model_len: 600 },
+        kv_policy: 'diffkv:alpha_low=0.02', max_model_len: 600 },
     });
     try {
       const url = `${stack.url}/v1/chat/completions`;

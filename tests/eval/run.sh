@@ -14,8 +14,8 @@
 #   all        calibrate, then the others
 #
 # Results, tables and plots land in OUT; what is there already is not run again.
-# N: cases of each family and difficulty (default 25 on dev, 75 on test, so 300
-# a family).  Seeds are fixed below.  MODEL=DIR for another model, B=DIR for
+# N: cases of each family and difficulty (default 25 on dev, 96 for calibrate,
+# which needs 381 a family for a tolerance of 1 point; 75 on test).  Seeds are fixed below.  MODEL=DIR for another model, B=DIR for
 # another build, EVAL="--batch 64" for further options.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -111,7 +111,7 @@ search() {
     shift 2
     for one in "$@"; do args+=(-s "$one"); done
     [ -s "$out/$name.conf" ] && return
-    "$tokenring" calibrate -m "$model" -c "$(cases dev 25)" \
+    "$tokenring" calibrate -m "$model" -c "$(cases dev 96)" \
         --resume "$out/results.jsonl" --out "$out/$name.conf" -p "$policy" \
         "${args[@]}" "${more[@]}" | tee "$out/calibrate-$name.txt"
 }

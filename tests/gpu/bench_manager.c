@@ -132,7 +132,8 @@ bench_create(bench_t *b)
     size_t bytes;
 
     must(tr_cuda_open(0, &b->device) == 0, "no device");
-    must(tr_kv_policy_create("diffkv", LAYERS, LISTS, 128, &b->policy, &err)
+    must(tr_kv_policy_create("diffkv:alpha_high=1,alpha_low=0.02", LAYERS,
+                             LISTS, 128, &b->policy, &err)
              == TR_OK,
          "policy");
     policies[0] = b->policy;

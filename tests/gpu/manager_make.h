@@ -11,7 +11,7 @@ static const char *const world_specs[] = {
     "full",
     "uniform:levels=8/4,window=3",
     "uniform:levels=4/2,window=0",
-    "diffkv:window=16",
+    "diffkv:window=16,alpha_low=0.02",
     "diffkv:window=5,alpha_high=1,alpha_low=0.3",
     "diffkv:window=40,base=i,alpha_low=0.1",
     "diffkv:levels=16/16+8/4+4/2,window=9,alpha_top=2,alpha_low=0.2",

@@ -57,7 +57,7 @@ diffkv_init(tr_kv_policy_t *p, uint32_t head_dim)
     p->scored = true;
     p->alpha_top = 4;
     p->alpha_high = 1;
-    p->alpha_low = 0.02;
+    p->alpha_low = 0;
 }
 
 /* Does any head forget tokens? */

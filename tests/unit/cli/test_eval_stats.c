@@ -178,6 +178,24 @@ test_the_bootstrap_is_that_of_a_mean(void **state)
     assert_true(isnan(low) && isnan(high));
 }
 
+/* So many pairs, all right, and the interval just holds; one less, and not. */
+static void
+test_how_many_pairs_a_loss_needs(void **state)
+{
+    static const double losses[] = { 0.002, 0.01, 0.013, 0.05, 0.5 };
+
+    (void) state;
+    for (size_t i = 0; i < sizeof(losses) / sizeof(losses[0]); i++) {
+        unsigned n = (unsigned) tr_pairs_needed(losses[i]);
+
+        assert_true(interval(n, 0, 0, 0).low >= -losses[i]);
+        assert_true(n == 1 || interval(n - 1, 0, 0, 0).low < -losses[i]);
+    }
+    near(tr_pairs_needed(0.01), 381, 0);
+    near(tr_pairs_needed(1), 1, 0);
+    assert_true(isinf(tr_pairs_needed(0)));
+}
+
 int
 main(void)
 {
@@ -190,6 +208,7 @@ main(void)
         cmocka_unit_test(test_no_pairs_give_no_number),
         cmocka_unit_test(test_intervals_cover_the_truth),
         cmocka_unit_test(test_the_bootstrap_is_that_of_a_mean),
+        cmocka_unit_test(test_how_many_pairs_a_loss_needs),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

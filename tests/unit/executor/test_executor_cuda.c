@@ -194,8 +194,10 @@ static void
 test_graphs(void **state)
 {
     static gen_t one[SEQS], two[SEQS];
-    tr_executor_t *a = open_executor("cuda", "diffkv");
-    tr_executor_t *b = open_executor("cuda", "diffkv");
+    tr_executor_t *a = open_executor("cuda",
+                                     "diffkv:alpha_high=1,alpha_low=0.02");
+    tr_executor_t *b = open_executor("cuda",
+                                     "diffkv:alpha_high=1,alpha_low=0.02");
     uint64_t rng = rig_seed();
 
     (void) state;
@@ -240,7 +242,8 @@ test_policies(void **state)
     snprintf(c.kv_policy, sizeof(c.kv_policy), "full");
     snprintf(c.kv_policies, sizeof(c.kv_policies), "%s",
              chosen != NULL ? chosen
-                            : "diffkv static uniform kivi quest:budget=48");
+                            : "diffkv:alpha_high=1,alpha_low=0.02 static "
+                              "uniform kivi quest:budget=48");
     a = open_with(&c);
     snprintf(c.backend, sizeof(c.backend), "cuda");
     b = open_with(&c);

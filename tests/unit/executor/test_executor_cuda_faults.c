@@ -94,7 +94,8 @@ child(const char *fail, report_t *r)
     snprintf(c.model, sizeof(c.model), "%s", POCKET);
     snprintf(c.backend, sizeof(c.backend), "cuda");
     snprintf(c.cuda_library, sizeof(c.cuda_library), "%s", soft_library());
-    snprintf(c.kv_policy, sizeof(c.kv_policy), "diffkv");
+    snprintf(c.kv_policy, sizeof(c.kv_policy),
+             "diffkv:alpha_high=1,alpha_low=0.02");
     c.max_num_seqs = SEQS;
     c.max_batch_tokens = 32;
     c.max_model_len = 64;

@@ -92,7 +92,8 @@ test_most_sequences(void **state)
     (void) state;
     tr_log_open("stderr", TR_LEVEL_ERROR);
     c.max_num_seqs = c.max_batch_tokens = TR_KV_SLOTS_MAX;
-    snprintf(c.kv_policy, sizeof(c.kv_policy), "diffkv");
+    snprintf(c.kv_policy, sizeof(c.kv_policy),
+             "diffkv:alpha_high=1,alpha_low=0.02");
     if (tr_executor_model_open(&c, &e, &err) != TR_OK) {
         fail_msg("open: %s", err.text);
     }

@@ -51,8 +51,8 @@ static const struct {
       "uniform:levels=4/8,window=32,window_level=4/8,groups=1" },
     { "uniform:window=8,window_level=16/16,groups=2,levels=2/16",
       "uniform:levels=2/16,window=8,window_level=16/16,groups=2" },
-    { "diffkv", DIFFKV("8/4+4/2", "64", "8/4", "1", "4", "1", "0.02",
-                       "base=N,observe=0") },
+    { "diffkv",
+      DIFFKV("8/4+4/2", "64", "8/4", "1", "4", "1", "0", "base=N,observe=0") },
     { "diffkv:alpha_low=0.020,alpha_high=3.0,base=i,observe=32",
       DIFFKV("8/4+4/2", "64", "8/4", "1", "4", "3", "0.02",
              "base=i,observe=32") },
@@ -180,8 +180,9 @@ static const struct {
       "alpha_low=2 is above alpha_high=1: expected at most that" },
     { "diffkv:levels=16/16+8/4+4/2,alpha_high=5",
       "alpha_high=5 is above alpha_top=4" },
-    { "diffkv:window=0", "alpha_low=0.02 without a window would forget each new"
-                         " token before it is read: expected a window" },
+    { "diffkv:window=0,alpha_low=0.02",
+      "alpha_low=0.02 without a window would forget each new"
+      " token before it is read: expected a window" },
     { "static:window=0", "window=0 would forget new tokens before they" },
     { "diffkv:base=n", "base=n: expected N (tokens so far) or i" },
     { "diffkv:observe=33", "observe=33: expected queries, 0 (all) to 32" },
@@ -319,7 +320,8 @@ check_level(const tr_kv_level_t *l, uint32_t k, uint32_t v, uint32_t kg,
 static void
 test_levels(void **state)
 {
-    tr_kv_policy_t *p = make("diffkv:levels=16/16+8/4+4/2,groups=2");
+    tr_kv_policy_t *p = make(
+        "diffkv:levels=16/16+8/4+4/2,groups=2,alpha_low=0.02");
 
     (void) state;
     check_level(&p->level[0], 16, 16, 1, 1, 0, 1);
@@ -364,7 +366,7 @@ static void
 test_bytes(void **state)
 {
     static const double most[2][2] = { { 110, 63 }, { 220, 110 } };
-    tr_kv_policy_t *p = make("diffkv");
+    tr_kv_policy_t *p = make("diffkv:alpha_low=0.02");
 
     (void) state;
     for (uint32_t i = 0; i < 2; i++) {
@@ -468,7 +470,7 @@ test_alpha_file(void **state)
 static void
 test_override(void **state)
 {
-    tr_kv_policy_t *p = make("diffkv"), copy = *p;
+    tr_kv_policy_t *p = make("diffkv:alpha_low=0.02"), copy = *p;
     tr_error_t err = { 0 };
 
     (void) state;

@@ -358,8 +358,8 @@ test_ways(void **state)
     } cases[] = {
         { 128, 32, 8, "full", TR_ATTENTION_DECODE, TR_ATTENTION_DECODE,
           TR_ATTENTION_PROMPT },
-        { 64, 6, 2, "diffkv", TR_ATTENTION_DECODE, TR_ATTENTION_DECODE,
-          TR_ATTENTION_PROMPT },
+        { 64, 6, 2, "diffkv:alpha_high=1,alpha_low=0.02", TR_ATTENTION_DECODE,
+          TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT },
         { 128, 28, 4, "static", TR_ATTENTION_DECODE, TR_ATTENTION_DECODE,
           TR_ATTENTION_PROMPT },
         { 128, 32, 8, "kivi", TR_ATTENTION_DECODE, TR_ATTENTION_GENERIC,

@@ -113,7 +113,7 @@ main(void)
         MIXED("snapkv:budget=64"),
         MIXED("h2o:budget=0.3"),
         MIXED("streamingllm:recent=48"),
-        MIXED("diffkv"),
+        MIXED("diffkv:alpha_high=1,alpha_low=0.02"),
         MIXED("quest:budget=64,from=0"),
         cmocka_unit_test(somebody_made_way),
     };

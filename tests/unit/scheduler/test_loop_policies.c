@@ -40,7 +40,7 @@ static void
 test_diffkv(void **state)
 {
     (void) state;
-    run_policy("diffkv", 5 << 20);
+    run_policy("diffkv:alpha_high=1,alpha_low=0.02", 5 << 20);
 }
 
 static void
@@ -71,7 +71,8 @@ test_without_swap(void **state)
         asks[i].n = 1;
     }
     for (int late = 0; late < 2; late++) {
-        made_way_t done = run_crowd("diffkv", asks, CROWD, 4 << 20, 0, late);
+        made_way_t done = run_crowd("diffkv:alpha_high=1,alpha_low=0.02", asks,
+                                    CROWD, 4 << 20, 0, late);
 
         assert_true(done.preemptions > 0);
         assert_int_equal(done.swaps, 0);
