@@ -100,6 +100,31 @@ tr_kv_rule_budget(const tr_kv_rule_t *r, uint32_t index, uint32_t n)
                                   : r->budget[index];
 }
 
+/* A device cannot index registers: an array stays in them only when every index
+ * is a constant, or that of an unrolled loop. */
+#ifdef __CUDA_ARCH__
+#define TR_KV_UNROLL _Pragma("unroll")
+#else
+#define TR_KV_UNROLL
+#endif
+
+/* v[i] of an array that may be in registers. */
+TR_HD uint32_t
+tr_kv_pick(const uint32_t v[TR_KV_LISTS_MAX], uint32_t i)
+{
+#ifdef __CUDA_ARCH__
+    uint32_t value = 0;
+
+    TR_KV_UNROLL
+    for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+        value += l == i ? v[l] : 0;
+    }
+    return value;
+#else
+    return v[i];
+#endif
+}
+
 /* ---- thresholds --------------------------------------------------------- */
 
 /* Thresholds of the levels, best first. */
@@ -109,6 +134,7 @@ tr_kv_thresholds(const tr_kv_rule_t *r, uint32_t layer, uint32_t list,
 {
     double base = r->base_position ? position + 1.0 : length;
     double high = r->alpha_high, low = r->alpha_low;
+    float top, upper, lower;
     uint32_t n = r->n_levels;
 
     if (r->alpha_of != NULL) {
@@ -118,21 +144,22 @@ tr_kv_thresholds(const tr_kv_rule_t *r, uint32_t layer, uint32_t list,
         high = of[0];
         low = of[1];
     }
-    for (uint32_t i = 0; i + 2 < n; i++) {
-        t[i] = (float) (r->alpha_top / base);
+    top = n > 2 ? (float) (r->alpha_top / base) : 0;
+    upper = n > 1 ? (float) (high / base) : 0;
+    lower = (float) (low / base);
+    TR_KV_UNROLL
+    for (uint32_t i = 0; i < TR_KV_LISTS_MAX; i++) {
+        t[i] = i + 1 == n ? lower : i + 2 == n ? upper : top;
     }
-    if (n > 1) {
-        t[n - 2] = (float) (high / base);
-    }
-    t[n - 1] = (float) (low / base);
 }
 
 /* The best level whose threshold is reached. */
 TR_HD int
 tr_kv_threshold_level(const tr_kv_rule_t *r, float significance, const float *t)
 {
-    for (uint32_t i = 0; i < r->n_levels; i++) {
-        if (significance >= t[i]) {
+    TR_KV_UNROLL
+    for (uint32_t i = 0; i < TR_KV_LISTS_MAX; i++) {
+        if (i < r->n_levels && significance >= t[i]) {
             return (int) i;
         }
     }
@@ -293,7 +320,8 @@ tr_kv_rule_downgrade(const tr_kv_rule_t *r, uint32_t list,
     case TR_KV_RULE_SHARE:
         return tr_kv_share_downgrade(r, list, victim, count);
     case TR_KV_RULE_BUDGET:
-        return count[list] > r->budget[1] ? TR_KV_NOWHERE : TR_KV_STAYS;
+        return tr_kv_pick(count, list) > r->budget[1] ? TR_KV_NOWHERE
+                                                      : TR_KV_STAYS;
     default:
         return TR_KV_STAYS;
     }

@@ -10,11 +10,10 @@
 /* ---- what a request wants ----------------------------------------------- */
 
 TR_HD void
-manager_wish_dense(const tr_kv_manager_t *m, manager_wish_t *w)
+manager_wish_dense(const tr_kv_manager_t *m, uint32_t base, manager_wish_t *w)
 {
     const tr_kv_slot_t *s = &m->slot[w->slot];
-    uint32_t want = manager_ceil(w->len - m->seq[w->slot].base,
-                                 m->place[0].tokens);
+    uint32_t want = manager_ceil(w->len - base, m->place[0].tokens);
     uint64_t pages;
 
     w->kind = WISH_DENSE;
@@ -29,11 +28,11 @@ manager_wish_dense(const tr_kv_manager_t *m, manager_wish_t *w)
 
 /* Who leaves, and where its score is. */
 TR_HD void
-manager_wish_step(const tr_kv_manager_t *m, manager_wish_t *w)
+manager_wish_step(const tr_kv_manager_t *m, uint32_t n, manager_wish_t *w)
 {
     const tr_kv_seq_t *q = &m->seq[w->slot];
     const tr_kv_segments_t *place = &m->place[q->window_layout];
-    uint32_t n = q->base, at;
+    uint32_t at;
 
     w->kind = WISH_STEP;
     w->n = n;
@@ -61,6 +60,7 @@ manager_wish(const tr_kv_manager_t *m, const tr_kv_ask_t *ask,
              manager_wish_t *w)
 {
     const tr_kv_slot_t *s;
+    uint32_t base;
 
     memset(w, 0, sizeof(*w));
     w->slot = ask->slot;
@@ -69,11 +69,14 @@ manager_wish(const tr_kv_manager_t *m, const tr_kv_ask_t *ask,
         return;
     }
     w->kind = WISH_REFUSED;
-    if ((uint32_t) ask->slot >= m->size.slots || !m->slot[ask->slot].open
-        || m->slot[ask->slot].out) {
+    if ((uint32_t) ask->slot >= m->size.slots) {
         return;
     }
     s = &m->slot[ask->slot];
+    base = m->seq[ask->slot].base; /* comes from memory together with s */
+    if (!s->open || s->out) {
+        return;
+    }
     w->kind = WISH_NOTHING;
     w->len = ask->len == TR_KV_NEXT ? s->tokens + 1 : ask->len;
     w->n = s->tokens;
@@ -85,9 +88,9 @@ manager_wish(const tr_kv_manager_t *m, const tr_kv_ask_t *ask,
         || (!s->dense && w->len != s->tokens + 1)) {
         w->pages = MANAGER_NEVER;
     } else if (s->dense) {
-        manager_wish_dense(m, w);
+        manager_wish_dense(m, base, w);
     } else {
-        manager_wish_step(m, w);
+        manager_wish_step(m, base, w);
     }
 }
 
@@ -95,6 +98,7 @@ manager_wish(const tr_kv_manager_t *m, const tr_kv_ask_t *ask,
 
 /* What one head has found out. */
 typedef struct {
+    uint32_t count[TR_KV_LISTS_MAX];
     tr_kv_mark_t mark; /* of the least significant token of list `to` */
     int to;            /* where the leaving token goes */
     bool look;      /* that token is the list's victim, not the leaving one: */
@@ -109,8 +113,27 @@ manager_float(const tr_kv_manager_t *m, int32_t page, uint32_t offset)
                                             + offset);
 }
 
+/* victim[list] of an array that may be in registers (tr_kv_pick). */
+TR_HD tr_kv_victim_t
+manager_pick_victim(const tr_kv_victim_t victim[TR_KV_LISTS_MAX], int list)
+{
+#ifdef __CUDA_ARCH__
+    tr_kv_victim_t v = victim[0];
+
+    TR_KV_UNROLL
+    for (int l = 1; l < (int) TR_KV_LISTS_MAX; l++) {
+        v.significance = l == list ? victim[l].significance : v.significance;
+        v.index = l == list ? victim[l].index : v.index;
+    }
+    return v;
+#else
+    return victim[list];
+#endif
+}
+
 /* Where the leaving token goes, and who is the least significant of that list:
- * it, or one that is already there, which manager_look reads. */
+ * it, or one that is already there, which manager_look reads.  Counts and victims
+ * are read first, so that they come from memory together with the score. */
 TR_HD void
 manager_leave(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t head,
               manager_half_t *h)
@@ -118,29 +141,35 @@ manager_leave(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t head,
     const tr_kv_seq_t *q = &m->seq[w->slot];
     const int32_t *row = manager_row(m, w->slot, head);
     const uint32_t *count = manager_counts(m, w->slot, head);
-    const tr_kv_victim_t *victim = m->victim
-                                   + manager_head(m, w->slot, head)
-                                         * TR_KV_LISTS_MAX;
+    const tr_kv_victim_t *victims = m->victim
+                                    + manager_head(m, w->slot, head)
+                                          * TR_KV_LISTS_MAX;
+    tr_kv_victim_t victim[TR_KV_LISTS_MAX], least;
     float own;
 
+    for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+        h->count[l] = count[l];
+        victim[l] = victims[l];
+    }
     h->mark.layer = head / m->view.lists;
     h->mark.list = head % m->view.lists;
     h->mark.position = w->leave_pos;
     h->mark.length = w->n;
     h->mark.score = w->scored ? manager_float(m, row[w->entry], w->offset) : 0;
-    h->to = tr_kv_rule_leave(&m->slot[w->slot].rule, &h->mark, count);
+    h->to = tr_kv_rule_leave(&m->slot[w->slot].rule, &h->mark, h->count);
     h->look = false;
     h->index = 0;
     if (h->to < 0 || m->place[q->list_layout[h->to]].score == 0) {
         return;
     }
-    victim += h->to;
+    least = manager_pick_victim(victim, h->to);
     own = q->by_sum ? h->mark.score
                     : tr_kv_significance(h->mark.score, w->leave_pos, w->n);
     /* of equals the lowest position: those in the list came before */
-    if (!(own < victim->significance) && count[h->to] != 0) {
+    if (!(own < least.significance)
+        && tr_kv_pick(h->count, (uint32_t) h->to) != 0) {
         h->look = true;
-        h->index = victim->index;
+        h->index = least.index;
         h->entry = tr_kv_list_entry(
             &m->view, (uint32_t) h->to,
             h->index / m->place[q->list_layout[h->to]].tokens);
@@ -200,9 +229,10 @@ manager_apply(const tr_kv_move_t *move, uint32_t *count)
 /* The head's move; returns the list that needs a page, or TR_KV_NOWHERE. */
 TR_HD int8_t
 manager_move(const tr_kv_manager_t *m, const manager_wish_t *w,
-             const uint32_t *count, const manager_half_t *h, tr_kv_move_t *move)
+             const manager_half_t *h, tr_kv_move_t *move)
 {
     const tr_kv_seq_t *q = &m->seq[w->slot];
+    const uint32_t *count = h->count;
     int grows = h->to, down = TR_KV_STAYS;
 
     move->to = (int8_t) h->to;
@@ -211,7 +241,7 @@ manager_move(const tr_kv_manager_t *m, const manager_wish_t *w,
     if (h->to < 0) {
         return TR_KV_NOWHERE;
     }
-    move->index = count[h->to];
+    move->index = tr_kv_pick(count, (uint32_t) h->to);
     if (w->leaves == 1 && m->place[q->list_layout[h->to]].score != 0) {
         uint32_t after[TR_KV_LISTS_MAX];
 
@@ -227,15 +257,18 @@ manager_move(const tr_kv_manager_t *m, const manager_wish_t *w,
             move->victim_from = (int8_t) h->to;
             move->victim_to = (int8_t) down;
             move->victim_index = h->index;
-            move->victim_target = down >= 0 ? count[down] : 0;
+            move->victim_target = down >= 0 ? tr_kv_pick(count, (uint32_t) down)
+                                            : 0;
             move->index = h->index;
         } else { /* it is the one that comes */
             move->to = (int8_t) down;
-            move->index = down >= 0 ? count[down] : 0;
+            move->index = down >= 0 ? tr_kv_pick(count, (uint32_t) down) : 0;
         }
     }
     return grows >= 0
-                   && count[grows] % m->place[q->list_layout[grows]].tokens == 0
+                   && tr_kv_pick(count, (uint32_t) grows)
+                              % m->place[q->list_layout[grows]].tokens
+                          == 0
                ? (int8_t) grows
                : TR_KV_NOWHERE;
 }

@@ -304,7 +304,7 @@ TR_HD void
 manager_cut(const tr_kv_manager_t *m, uint32_t head, uint32_t l,
             manager_prompt_t *s)
 {
-    EACH (j, 1) {
+    EACH_FEW (j, 1) {
         s->cut[l] = s->rank[l] == 0 ? UINT64_MAX : 0;
         s->more = s->rank[l];
     }
@@ -312,7 +312,7 @@ manager_cut(const tr_kv_manager_t *m, uint32_t head, uint32_t l,
         return;
     }
     for (int shift = 56; shift >= 0; shift -= 8) {
-        EACH (j, 256) {
+        EACH_FEW (j, 256) {
             s->digits[j] = 0;
         }
         EACH (i, s->n) {
@@ -323,7 +323,7 @@ manager_cut(const tr_kv_manager_t *m, uint32_t head, uint32_t l,
                 MANAGER_ADD(&s->digits[key >> shift & 255], 1);
             }
         }
-        EACH (j, 1) {
+        EACH_FEW (j, 1) {
             uint32_t digit = 255;
 
             while (s->digits[digit] < s->more) {

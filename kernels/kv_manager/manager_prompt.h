@@ -96,7 +96,11 @@ manager_classify_some(const tr_kv_manager_t *m, uint32_t head, int8_t *dest,
                              mark.length, t);
         }
         if (s->ranks != 0) {
-            key = manager_key_of(m, s, head, i);
+#ifdef MANAGER_KEEPS_KEYS
+            key = s->key[i];
+#else
+            key = manager_key(m, s, head, i, &mark, from);
+#endif
         }
         to = tr_kv_rule_place(&j->rule, &mark, from, t, key, s->cut);
         dest[i] = (int8_t) to;
@@ -160,7 +164,7 @@ manager_classify(const tr_kv_manager_t *m, const tr_kv_complete_t *c,
 {
     int8_t *dest = m->dest + ((size_t) i * m->heads + head) * m->dest_len;
 
-    EACH (j, 1) {
+    EACH_FEW (j, 1) {
         manager_job(m, &c[i], &s->job);
         if (s->job.move) {
             manager_prompt_head(m, head, s);
@@ -177,7 +181,7 @@ manager_classify(const tr_kv_manager_t *m, const tr_kv_complete_t *c,
             MANAGER_ADD(&s->counting, 1);
         }
     }
-    EACH (j, 1) {
+    EACH_FEW (j, 1) {
         s->ranks = s->n == 0 ? 0
                              : tr_kv_rule_ranks(&s->job.rule, s->job.len, s->n,
                                                 s->counting, s->rank);
@@ -191,15 +195,17 @@ manager_classify(const tr_kv_manager_t *m, const tr_kv_complete_t *c,
     EACH_THREAD (tid) {
         manager_classify_some(m, head, dest, tid, s);
     }
-    EACH (j, TR_KV_LISTS_MAX * MANAGER_GROUPS) {
+    EACH_FEW (j, TR_KV_LISTS_MAX * MANAGER_GROUPS) {
         uint32_t l = j / MANAGER_GROUPS, group = j % MANAGER_GROUPS;
 
+        MANAGER_ROLLED
         for (uint32_t k = 1; k < MANAGER_GROUP; k++) {
             manager_merge(s, l, group * MANAGER_GROUP,
                           group * MANAGER_GROUP + k);
         }
     }
-    EACH (l, TR_KV_LISTS_MAX) {
+    EACH_FEW (l, TR_KV_LISTS_MAX) {
+        MANAGER_ROLLED
         for (uint32_t k = 1; k < MANAGER_GROUPS; k++) {
             manager_merge(s, l, 0, k * MANAGER_GROUP);
         }
@@ -210,7 +216,7 @@ manager_classify(const tr_kv_manager_t *m, const tr_kv_complete_t *c,
             MANAGER_ADD(&s->index[dest[k]], 1);
         }
     }
-    EACH (j, 1) {
+    EACH_FEW (j, 1) {
         manager_plan_lists(m, head, s, &m->head[(size_t) i * m->heads + head]);
     }
 }
@@ -245,7 +251,7 @@ manager_total_job(const tr_kv_manager_t *m, uint32_t i, manager_total_t *s)
         s->fresh.part[tid] = fresh;
         s->old.part[tid] = old;
     }
-    EACH (group, MANAGER_GROUPS) {
+    EACH_FEW (group, MANAGER_GROUPS) {
         manager_group(&s->fresh, group);
         manager_group(&s->old, group);
     }
@@ -286,7 +292,7 @@ manager_compress(const tr_kv_manager_t *m, uint32_t i, tr_kv_compress_t *c)
 TR_HD void
 manager_admit(const tr_kv_manager_t *m, uint32_t n)
 {
-    EACH (k, 1) {
+    EACH_FEW (k, 1) {
         uint64_t start = m->report->start;
         uint32_t left = (uint32_t) (m->report->end - start), given = 0;
 
@@ -397,7 +403,7 @@ manager_install(const tr_kv_manager_t *m, uint32_t i, uint32_t block,
 {
     const tr_kv_job_t *j = &m->job[i];
 
-    EACH (l, TR_KV_LAYOUTS_MAX) {
+    EACH_FEW (l, TR_KV_LAYOUTS_MAX) {
         s->pages[l] = 0;
     }
     EACH_THREAD (tid) {
@@ -423,7 +429,7 @@ manager_install(const tr_kv_manager_t *m, uint32_t i, uint32_t block,
             manager_install_head(m, i, head, tid % MANAGER_WARP, s);
         }
     }
-    EACH (l, TR_KV_LAYOUTS_MAX) {
+    EACH_FEW (l, TR_KV_LAYOUTS_MAX) {
         if (s->pages[l] != 0) {
             MANAGER_ADD_ALL(&m->report->pages[l], s->pages[l]);
         }
@@ -458,7 +464,7 @@ manager_settle_prompts(const tr_kv_manager_t *m, uint32_t n)
             m->slot[j->slot].dense = false;
         }
     }
-    EACH (k, 1) {
+    EACH_FEW (k, 1) {
         uint64_t end = m->report->end;
 
         for (uint32_t i = 0; i < n; i++) {

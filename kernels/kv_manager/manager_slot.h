@@ -49,7 +49,7 @@ manager_open(const tr_kv_manager_t *m, const tr_kv_open_t *open)
         v->significance = manager_infinity();
         v->index = 0;
     }
-    EACH (j, 1) {
+    EACH_FEW (j, 1) {
         if (good) {
             manager_open_slot(m, open);
         } else {
@@ -102,20 +102,16 @@ manager_release(const tr_kv_manager_t *m, const int32_t *slots, uint32_t i,
                 && m->slot[slot].open;
     bool out = good && m->slot[slot].out;
 
-    EACH_THREAD (tid) {
-        for (uint32_t l = tid; l < TR_KV_LAYOUTS_MAX; l += MANAGER_THREADS) {
-            s->pages[l] = 0;
-        }
-        if (tid == 0) {
-            memset(&s->wish, 0, sizeof(s->wish));
-            s->wish.slot = slot;
-            s->wish.kind = out    ? WISH_NOTHING
-                           : good ? WISH_CLOSE
-                                  : WISH_REFUSED;
-            if (good) {
-                m->closed[i] = m->seq[slot];
-                s->wish.dense_pages = m->slot[slot].dense_pages;
-            }
+    EACH_AHEAD (l, TR_KV_LAYOUTS_MAX) {
+        s->pages[l] = 0;
+    }
+    EACH_FEW (j, 1) {
+        memset(&s->wish, 0, sizeof(s->wish));
+        s->wish.slot = slot;
+        s->wish.kind = out ? WISH_NOTHING : good ? WISH_CLOSE : WISH_REFUSED;
+        if (good) {
+            m->closed[i] = m->seq[slot];
+            s->wish.dense_pages = m->slot[slot].dense_pages;
         }
     }
     EACH_THREAD (tid) {
@@ -137,7 +133,7 @@ manager_release(const tr_kv_manager_t *m, const int32_t *slots, uint32_t i,
         }
         s->sum.part[tid] = sum;
     }
-    EACH (group, MANAGER_GROUPS) {
+    EACH_FEW (group, MANAGER_GROUPS) {
         manager_group(&s->sum, group);
     }
     EACH_THREAD (tid) {
@@ -148,17 +144,17 @@ manager_release(const tr_kv_manager_t *m, const int32_t *slots, uint32_t i,
         for (; h < end && good && !out; h++) {
             before[h] += below;
         }
-        for (uint32_t l = tid; l < TR_KV_LAYOUTS_MAX; l += MANAGER_THREADS) {
-            if (s->pages[l] != 0) {
-                MANAGER_ADD_ALL(&m->report->pages[l], 0u - s->pages[l]);
-            }
+    }
+    EACH_AHEAD (l, TR_KV_LAYOUTS_MAX) {
+        if (s->pages[l] != 0) {
+            MANAGER_ADD_ALL(&m->report->pages[l], 0u - s->pages[l]);
         }
-        if (tid == 0) {
-            s->wish.pages = manager_total(&s->sum);
-            m->wish[i] = s->wish;
-            if (good) {
-                memset(&m->slot[slot], 0, sizeof(m->slot[slot]));
-            }
+    }
+    EACH_AHEAD (j, 1) {
+        s->wish.pages = manager_total(&s->sum);
+        m->wish[i] = s->wish;
+        if (good) {
+            memset(&m->slot[slot], 0, sizeof(m->slot[slot]));
         }
     }
 }
@@ -167,7 +163,7 @@ manager_release(const tr_kv_manager_t *m, const int32_t *slots, uint32_t i,
 TR_HD void
 manager_ends(const tr_kv_manager_t *m, uint32_t n)
 {
-    EACH (j, 1) {
+    EACH_FEW (j, 1) {
         for (uint32_t i = 0; i < n; i++) {
             m->wish[i].first = m->report->end;
             m->report->end += m->wish[i].pages;
@@ -236,7 +232,7 @@ TR_HD void
 manager_swap_pages(const tr_kv_manager_t *m, int32_t slot, bool in,
                    manager_swap_t *s)
 {
-    EACH (l, TR_KV_LAYOUTS_MAX) {
+    EACH_FEW (l, TR_KV_LAYOUTS_MAX) {
         s->pages[l] = 0;
     }
     EACH (h, m->heads) {
@@ -248,7 +244,7 @@ manager_swap_pages(const tr_kv_manager_t *m, int32_t slot, bool in,
             MANAGER_ADD(&s->pages[run[r].layout], run[r].n);
         }
     }
-    EACH (l, TR_KV_LAYOUTS_MAX) {
+    EACH_FEW (l, TR_KV_LAYOUTS_MAX) {
         if (s->pages[l] != 0) {
             MANAGER_ADD_ALL(&m->report->pages[l],
                             in ? s->pages[l] : 0u - s->pages[l]);
@@ -261,7 +257,7 @@ manager_give(const tr_kv_manager_t *m, int32_t slot, const int32_t *pages,
              uint32_t n, manager_swap_t *s)
 {
     if (!m->slot[slot].open || m->slot[slot].out || n != m->slot[slot].pages) {
-        EACH (j, 1) {
+        EACH_FEW (j, 1) {
             MANAGER_ADD_ALL(&m->report->n_refused, 1);
         }
         return;
@@ -272,7 +268,7 @@ manager_give(const tr_kv_manager_t *m, int32_t slot, const int32_t *pages,
 
         manager_store(m, m->report->end + i, slot, &page);
     }
-    EACH (j, 1) {
+    EACH_FEW (j, 1) {
         m->report->end += n;
         m->slot[slot].out = true;
     }
@@ -286,7 +282,7 @@ manager_take(const tr_kv_manager_t *m, int32_t slot, int32_t *pages,
 
     if (!m->slot[slot].open || !m->slot[slot].out || n > max
         || n > m->report->end - m->report->start) {
-        EACH (j, 1) {
+        EACH_FEW (j, 1) {
             *got = 0;
         }
         return;
@@ -295,7 +291,7 @@ manager_take(const tr_kv_manager_t *m, int32_t slot, int32_t *pages,
     EACH (i, n) {
         manager_fetch(m, m->report->start + i, slot, &pages[i]);
     }
-    EACH (j, 1) {
+    EACH_FEW (j, 1) {
         *got = n;
         m->report->start += n;
         m->slot[slot].out = false;

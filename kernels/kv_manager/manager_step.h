@@ -33,37 +33,39 @@ manager_want(const tr_kv_manager_t *m, uint32_t i, uint32_t head, int8_t want,
     }
 }
 
-/* The heads [first, first + n), at most MANAGER_AHEAD, of request i, from whose
- * windows tokens leave. */
+/* The heads [first, first + n), at most MANAGER_AHEAD, of request i.  From their
+ * windows tokens leave, or none while those fill. */
 TR_HD void
 manager_plan_some(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t i,
                   uint32_t first, uint32_t n, manager_plan_t *s)
 {
+    uint32_t leaving = w->leaves != 0 ? n : 0;
     MANAGER_OWN(manager_half_t, half);
 
-    EACH_AHEAD (k, n) {
+    EACH_AHEAD (k, leaving) {
         MANAGER_PREFETCH(manager_row(m, w->slot, first + k) + w->entry);
         MANAGER_PREFETCH(manager_counts(m, w->slot, first + k));
     }
-    EACH_AHEAD (k, w->scored ? n : 0) {
+    EACH_AHEAD (k, w->scored ? leaving : 0) {
         MANAGER_PREFETCH(
             tr_kv_page_at(&m->view,
                           manager_row(m, w->slot, first + k)[w->entry])
             + w->offset);
     }
-    EACH_AHEAD (k, n) {
+    EACH_AHEAD (k, leaving) {
         manager_leave(m, w, first + k, &MINE(half, k));
     }
-    EACH_AHEAD (k, n) {
+    EACH_AHEAD (k, leaving) {
         manager_look_ahead(m, w, first + k, &MINE(half, k));
     }
     EACH_AHEAD (k, n) {
         tr_kv_move_t move = manager_no_move();
-        int8_t want;
+        int8_t want = w->window_page ? TR_KV_WINDOW : TR_KV_NOWHERE;
 
-        manager_look(m, w, first + k, &MINE(half, k));
-        want = manager_move(m, w, manager_counts(m, w->slot, first + k),
-                            &MINE(half, k), &move);
+        if (w->leaves != 0) {
+            manager_look(m, w, first + k, &MINE(half, k));
+            want = manager_move(m, w, &MINE(half, k), &move);
+        }
         m->move[manager_head(m, w->slot, first + k)] = move;
         manager_want(m, i, first + k, want, s);
     }
@@ -77,25 +79,17 @@ manager_plan_heads(const tr_kv_manager_t *m, const manager_wish_t *w,
     uint32_t first = chunk * MANAGER_CHUNK, n = m->heads - first, k;
 
     n = n < MANAGER_CHUNK ? n : MANAGER_CHUNK;
-    EACH (j, MANAGER_CHUNK / 32) {
+    EACH_FEW (j, MANAGER_CHUNK / 32) {
         s->wants[j] = 0;
     }
-    if (w->leaves != 0) {
-        for (k = 0; k < MANAGER_CHUNK && k < n; k += MANAGER_AHEAD) {
-            uint32_t some = n - k;
+    for (k = 0; k < MANAGER_CHUNK && k < n; k += MANAGER_AHEAD) {
+        uint32_t some = n - k;
 
-            manager_plan_some(m, w, i, first + k,
-                              some < MANAGER_AHEAD ? some : MANAGER_AHEAD, s);
-        }
-    } else {
-        EACH_AHEAD (j, n) {
-            m->move[manager_head(m, w->slot, first + j)] = manager_no_move();
-            manager_want(m, i, first + j,
-                         w->window_page ? TR_KV_WINDOW : TR_KV_NOWHERE, s);
-        }
+        manager_plan_some(m, w, i, first + k,
+                          some < MANAGER_AHEAD ? some : MANAGER_AHEAD, s);
     }
     MANAGER_WAIT();
-    EACH (j, 1) {
+    EACH_AHEAD (j, 1) {
         uint32_t pages = 0;
 
         for (uint32_t b = 0; b < MANAGER_CHUNK / 32; b++) {
@@ -113,13 +107,11 @@ manager_plan(const tr_kv_manager_t *m, const tr_kv_ask_t *ask, uint32_t i,
     manager_wish_t w;
 
     manager_wish(m, &ask[i], &w);
+    EACH_AHEAD (j, chunk == 0) {
+        m->wish[i] = w;
+    }
     if (w.kind == WISH_STEP) {
         manager_plan_heads(m, &w, i, chunk, s);
-    }
-    if (chunk == 0) {
-        EACH (j, 1) {
-            m->wish[i] = w;
-        }
     }
 }
 
@@ -234,13 +226,13 @@ manager_sum(const tr_kv_manager_t *m, uint32_t n, manager_grants_t *s)
     uint32_t left = (uint32_t) (m->report->end - m->report->start);
     uint32_t words = manager_ceil(m->size.slots, 32);
 
+    EACH_AHEAD (j, words) {
+        s->stalled[j] = 0;
+    }
     EACH_THREAD (tid) {
         uint32_t i = tid * each, end = i + each < n ? i + each : n;
         uint64_t sum = 0;
 
-        for (uint32_t j = tid; j < words; j += MANAGER_THREADS) {
-            s->stalled[j] = 0;
-        }
         for (; i < end; i++) {
             uint32_t pages = m->wish[i].pages;
 
@@ -259,7 +251,7 @@ manager_sum(const tr_kv_manager_t *m, uint32_t n, manager_grants_t *s)
             s->n_stalled = s->n_refused = 0;
         }
     }
-    EACH (j, 1) {
+    EACH_FEW (j, 1) {
         uint64_t sum = 0;
 
         for (uint32_t i = 0; i < MANAGER_THREADS; i++) {
@@ -268,7 +260,7 @@ manager_sum(const tr_kv_manager_t *m, uint32_t n, manager_grants_t *s)
         s->fits = sum <= left;
     }
     if (s->fits) {
-        EACH (group, MANAGER_GROUPS) {
+        EACH_FEW (group, MANAGER_GROUPS) {
             manager_group(&s->sum, group);
         }
         EACH_THREAD (tid) {
@@ -281,26 +273,24 @@ manager_sum(const tr_kv_manager_t *m, uint32_t n, manager_grants_t *s)
             }
         }
     } else {
-        EACH (group, MANAGER_GROUPS) {
+        EACH_FEW (group, MANAGER_GROUPS) {
             s->sum.group[group] = 0;
         }
-        EACH (j, 1) {
+        EACH_FEW (j, 1) {
             manager_sum_short(m, n, left, s);
         }
     }
     EACH (i, n) {
         manager_settle(m, i, s);
     }
-    EACH_THREAD (tid) {
-        for (uint32_t j = tid; j < words; j += MANAGER_THREADS) {
-            m->report->stalled[j] = s->stalled[j];
-        }
-        if (tid == 0) {
-            m->report->start += manager_total(&s->sum);
-            m->report->steps++;
-            m->report->n_stalled = s->n_stalled;
-            m->report->n_refused += s->n_refused;
-        }
+    EACH_AHEAD (j, words) {
+        m->report->stalled[j] = s->stalled[j];
+    }
+    EACH_AHEAD (j, 1) {
+        m->report->start += manager_total(&s->sum);
+        m->report->steps++;
+        m->report->n_stalled = s->n_stalled;
+        m->report->n_refused += s->n_refused;
     }
 }
 
@@ -406,21 +396,19 @@ manager_grant(const tr_kv_manager_t *m, uint32_t i, uint32_t chunk,
         return;
     }
     n = m->heads - first < MANAGER_CHUNK ? m->heads - first : MANAGER_CHUNK;
-    EACH_THREAD (tid) {
-        for (uint32_t j = tid; j < MANAGER_CHUNK / 32; j += MANAGER_THREADS) {
-            s->wants[j] = 0;
-        }
-        for (uint32_t l = tid; l < TR_KV_LISTS_MAX; l += MANAGER_THREADS) {
-            s->pages[l] = 0;
-        }
-        if (tid == 0) {
-            s->before = 0;
-            for (uint32_t c = 0; c < chunk; c++) {
-                s->before += m->part[(size_t) i * m->chunks + c];
-            }
+    EACH_AHEAD (j, MANAGER_CHUNK / 32) {
+        s->wants[j] = 0;
+    }
+    EACH_AHEAD (l, TR_KV_LISTS_MAX) {
+        s->pages[l] = 0;
+    }
+    EACH_FEW (j, 1) {
+        s->before = 0;
+        for (uint32_t c = 0; c < chunk; c++) {
+            s->before += m->part[(size_t) i * m->chunks + c];
         }
     }
-    EACH (k, n) {
+    EACH_FEW (k, n) {
         if (want[first + k] != TR_KV_NOWHERE) {
             MANAGER_OR(&s->wants[k / 32], 1u << k % 32);
             if (want[first + k] >= 0) {
@@ -428,7 +416,7 @@ manager_grant(const tr_kv_manager_t *m, uint32_t i, uint32_t chunk,
             }
         }
     }
-    EACH (k, n) {
+    EACH_AHEAD (k, n) {
         uint32_t *count = manager_counts(m, w->slot, first + k);
 
         if (w->leaves != 0) {
@@ -439,7 +427,7 @@ manager_grant(const tr_kv_manager_t *m, uint32_t i, uint32_t chunk,
                                w->first + manager_rank(s, k));
         }
     }
-    EACH (l, TR_KV_LISTS_MAX) {
+    EACH_AHEAD (l, TR_KV_LISTS_MAX) {
         if (s->pages[l] != 0) {
             MANAGER_ADD_ALL(&m->report->pages[m->seq[w->slot].list_layout[l]],
                             s->pages[l]);

@@ -111,7 +111,7 @@ manager_tally(const tr_kv_manager_t *m, int32_t slot, manager_tally_t *s)
     const tr_kv_slot_t *t = &m->slot[slot];
     const tr_kv_seq_t *q = &m->seq[slot];
 
-    EACH (l, TR_KV_LISTS_MAX) {
+    EACH_FEW (l, TR_KV_LISTS_MAX) {
         s->listed[l] = 0;
         if (l < TR_KV_EDGES) {
             s->edge[l] = 0;
@@ -134,7 +134,7 @@ manager_tally(const tr_kv_manager_t *m, int32_t slot, manager_tally_t *s)
             }
         }
     }
-    EACH (j, 1) {
+    EACH_FEW (j, 1) {
         tr_kv_tally_t *out = &m->tally[slot];
 
         out->open = t->open;
