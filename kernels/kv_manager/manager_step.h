@@ -121,9 +121,33 @@ typedef struct {
     uint32_t pages[TR_KV_SLOTS_MAX];
     bool granted[TR_KV_SLOTS_MAX];
     uint32_t stalled[TR_KV_SLOTS_MAX / 32];
-    uint32_t n_stalled, n_refused, fits;
+    uint32_t n_stalled, n_refused;
     manager_sum_t sum;
 } manager_grants_t;
+
+/* Partial sums as manager_group makes them, none above `most`. */
+TR_HD void
+manager_group_upto(manager_sum_t *s, uint32_t group, uint32_t most)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t i = 0; i < MANAGER_GROUP; i++) {
+        sum += s->part[group * MANAGER_GROUP + i];
+    }
+    s->group[group] = sum < most ? (uint32_t) sum : most;
+}
+
+/* Are these pages of all requests at most so many? */
+TR_HD bool
+manager_fits(const manager_sum_t *s, uint32_t left)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t i = 0; i < MANAGER_GROUPS; i++) {
+        sum += s->group[i];
+    }
+    return sum <= left;
+}
 
 /* One after the other: who does not fit is passed over. */
 TR_HD void
@@ -251,18 +275,10 @@ manager_sum(const tr_kv_manager_t *m, uint32_t n, manager_grants_t *s)
             s->n_stalled = s->n_refused = 0;
         }
     }
-    EACH_FEW (j, 1) {
-        uint64_t sum = 0;
-
-        for (uint32_t i = 0; i < MANAGER_THREADS; i++) {
-            sum += s->sum.part[i];
-        }
-        s->fits = sum <= left;
+    EACH_FEW (group, MANAGER_GROUPS) {
+        manager_group_upto(&s->sum, group, left + 1);
     }
-    if (s->fits) {
-        EACH_FEW (group, MANAGER_GROUPS) {
-            manager_group(&s->sum, group);
-        }
+    if (manager_fits(&s->sum, left)) {
         EACH_THREAD (tid) {
             uint32_t i = tid * each, end = i + each < n ? i + each : n;
             uint64_t at = m->report->start + manager_below(&s->sum, tid);
@@ -273,6 +289,7 @@ manager_sum(const tr_kv_manager_t *m, uint32_t n, manager_grants_t *s)
             }
         }
     } else {
+        MANAGER_WAIT(); /* all have seen the sums */
         EACH_FEW (group, MANAGER_GROUPS) {
             s->sum.group[group] = 0;
         }
