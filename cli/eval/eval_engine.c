@@ -200,6 +200,9 @@ tr_eval_engine_open(const tr_eval_engine_options_t *o, const char *const *specs,
     }
     if (rc == TR_OK) {
         e->model_hash = hash_model(e->config.model);
+        if (!e->config.kv_equalise) {
+            e->model_hash = tr_eval_hash(e->model_hash, "as it is", 8);
+        }
     } else {
         tr_eval_engine_close(e);
     }

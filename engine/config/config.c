@@ -121,6 +121,11 @@ static const setting_t settings[] = {
       "blanks; empty: none" },
     { "kv_request_alpha", KIND_BOOL, AT(kv_request_alpha), "no", 0, 0, NULL,
       "whether requests may set thresholds with kv_alpha_high, kv_alpha_low" },
+    { "kv_equalise", KIND_BOOL, AT(kv_equalise), "yes", 0, 0, NULL,
+      "whether the weights of keys and values that stand out are scaled down "
+      "at "
+      "load, and what reads them up, by powers of two: the same results, and "
+      "less lost to codes of few bits" },
     { "max_model_len", KIND_NUMBER, AT(max_model_len), "0", 0, 1u << 24, NULL,
       "longest prompt plus output in tokens; 0: the model's" },
     { "max_num_seqs", KIND_NUMBER, AT(max_num_seqs), "256", 1, 4096, NULL,

@@ -74,6 +74,7 @@ open_model(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
         .load_format = config->load_format,
         .dtype = config->dtype,
         .dummy_seed = config->dummy_seed,
+        .equalise = config->kv_equalise,
         .cuda = x->cuda,
         .stream = &x->stream,
     };

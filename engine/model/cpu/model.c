@@ -143,6 +143,7 @@ tr_model_free(tr_model_t *m)
         munmap(m->work, m->work_size);
     }
     tr_thread_pool_free(m->stream.thread_pool);
+    tr_equalise_free(m->equalise);
     free(m->layers);
     free(m);
 }

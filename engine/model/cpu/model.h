@@ -14,6 +14,7 @@
 #include "kernels/kernels.h"
 #include <tokenring/error.h>
 
+#include "engine/model/equalise.h"
 #include "engine/model/model_config.h"
 
 /* Weights by part, of those that the recipe has: matrices, and vectors in FP32. */
@@ -28,7 +29,8 @@ typedef struct {
     tr_stream_t stream;
     tr_weights_t root, *layers; /* of the model, and of each layer */
     float *inv_freq;            /* [head_dim / 2] */
-    uint8_t *weights;           /* the arena behind all of the above */
+    tr_equalise_t *equalise;    /* what the weights have taken, or NULL */
+    uint8_t *weights;           /* the arena behind weights and frequencies */
     size_t weights_size;
 
     uint32_t max_rows, max_seqs, max_len, logit_rows;
@@ -44,6 +46,7 @@ typedef struct {
     const char *dir;         /* borrowed during open */
     const char *load_format; /* "auto" or "dummy" */
     uint64_t dummy_seed;
+    bool equalise;               /* kv_equalise; weights of files alone */
     const tr_kernels_t *kernels; /* outlives the model */
     int threads;
     uint32_t max_rows, max_seqs; /* of a step */

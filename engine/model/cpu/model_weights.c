@@ -6,7 +6,8 @@
  * value rows form one matrix, gate and up rows another, so that a step has four
  * products a layer.  Tensors are expanded in blocks of rows by all threads, and
  * a file's pages are given back as soon as they were read, so that no more than
- * the arena stays resident.
+ * the arena stays resident.  Factors of equalisation (equalise.h) are applied on
+ * the way.
  */
 #include "model.h"
 
@@ -103,6 +104,8 @@ typedef struct {
     const tr_matrix_t *w;
     uint32_t row; /* of the matrix, where the tensor begins */
     const tr_tensor_t *tensor;
+    const tr_equalise_t *equalise; /* NULL: the tensor stays as it is */
+    const tr_model_tensor_t *t;
     uint64_t seed; /* dummy */
     float sd;
     atomic_int failed;
@@ -142,6 +145,37 @@ tensor_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
                             t->dtype);
 }
 
+static void
+equalised_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    fill_t *a = arg;
+    size_t k = a->w->k;
+    float *block = malloc(BLOCK_ROWS * k * sizeof(float));
+
+    (void) worker;
+    if (block == NULL) {
+        atomic_store(&a->failed, 1);
+        return;
+    }
+    for (uint32_t r = first; r < end; r += BLOCK_ROWS) {
+        uint32_t n = end - r < BLOCK_ROWS ? end - r : BLOCK_ROWS;
+
+        for (size_t i = 0; i < n * k; i++) {
+            block[i] = tr_float_load(a->tensor->data, r * k + i,
+                                     a->tensor->dtype);
+        }
+        tr_equalise_scale(a->equalise, a->t, r * k, n * k, block);
+        a->kernels->matrix_pack(a->w, a->row + r, n, block, TR_F32);
+    }
+    free(block);
+}
+
+static tr_status_t
+no_memory(loader_t *l)
+{
+    return tr_error_set(l->err, TR_ERR_NOMEM, "", "out of memory");
+}
+
 static tr_status_t
 dummy_matrix(loader_t *l, const tr_matrix_t *w, const tr_model_tensor_t *t)
 {
@@ -153,14 +187,13 @@ dummy_matrix(loader_t *l, const tr_matrix_t *w, const tr_model_tensor_t *t)
 
     tr_thread_pool_run(l->m->stream.thread_pool, l->m->stream.threads, t->rows,
                        BLOCK_ROWS, dummy_rows, &a);
-    return a.failed ? tr_error_set(l->err, TR_ERR_NOMEM, "", "out of memory")
-                    : TR_OK;
+    return a.failed ? no_memory(l) : TR_OK;
 }
 
 static tr_status_t
 load_matrix(loader_t *l, const tr_matrix_t *w, const tr_model_tensor_t *t)
 {
-    fill_t a = { .kernels = l->m->kernels, .w = w, .row = t->row };
+    fill_t a = { .kernels = l->m->kernels, .w = w, .row = t->row, .t = t };
     tr_status_t rc;
 
     say_progress(l, (uint64_t) t->rows * w->k * sizeof(float));
@@ -171,10 +204,12 @@ load_matrix(loader_t *l, const tr_matrix_t *w, const tr_model_tensor_t *t)
     if (rc != TR_OK) {
         return rc;
     }
+    a.equalise = tr_equalise_has(l->m->equalise, t) ? l->m->equalise : NULL;
     tr_thread_pool_run(l->m->stream.thread_pool, l->m->stream.threads, t->rows,
-                       BLOCK_ROWS, tensor_rows, &a);
+                       BLOCK_ROWS, a.equalise ? equalised_rows : tensor_rows,
+                       &a);
     tr_safetensors_release(a.tensor);
-    return TR_OK;
+    return a.failed ? no_memory(l) : TR_OK;
 }
 
 /* A norm (dummy: ones) or a bias. */
@@ -199,6 +234,9 @@ load_vector(loader_t *l, float *x, const tr_model_tensor_t *t)
         return rc;
     }
     tr_tensor_expand(tensor, x);
+    if (tr_equalise_has(l->m->equalise, t)) {
+        tr_equalise_scale(l->m->equalise, t, 0, t->rows, x);
+    }
     tr_safetensors_release(tensor);
     return TR_OK;
 }
@@ -247,7 +285,13 @@ tr_model_weights_load(tr_model_t *m, const tr_model_options_t *options,
             return rc;
         }
     }
-    rc = load_all(&l);
+    rc = l.st != NULL && options->equalise
+             ? tr_equalise_choose(&m->config, l.st, m->stream, &m->equalise,
+                                  err)
+             : TR_OK;
+    if (rc == TR_OK) {
+        rc = load_all(&l);
+    }
     tr_safetensors_close(l.st);
     return rc;
 }

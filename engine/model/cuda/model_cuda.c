@@ -362,6 +362,7 @@ tr_model_cuda_free(tr_model_cuda_t *m)
     if (m->weights != NULL) {
         m->cuda->release(m->weights);
     }
+    tr_equalise_free(m->equalise);
     free(m->layers);
     free(m);
 }

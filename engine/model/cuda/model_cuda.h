@@ -18,6 +18,7 @@
 #include <tokenring/error.h>
 
 #include "engine/kv/policy/kv_policy.h"
+#include "engine/model/equalise.h"
 #include "engine/model/model_config.h"
 #include "engine/model/model_tensors.h"
 
@@ -47,7 +48,10 @@ typedef struct {
 
     tr_cuda_parts_t root, *layers; /* parts of the model, and of each layer */
     float *inv_freq;               /* [head_dim / 2] */
-    uint8_t *weights;              /* the memory behind all of these */
+    tr_equalise_t *equalise;       /* host: what the weights have taken, or
+                                    * NULL */
+    uint8_t *weights;              /* the memory behind weights and
+                                    * frequencies */
     size_t weights_size;
 
     uint32_t max_rows, max_seqs, max_len, slots, logit_rows;
@@ -80,6 +84,7 @@ typedef struct {
     const char *load_format; /* "auto" or "dummy" */
     const char *dtype;       /* "auto", "bf16" or "f16" */
     uint64_t dummy_seed;
+    bool equalise; /* kv_equalise; weights of files alone */
     const tr_device_t *cuda;
     const tr_cuda_stream_t *stream;
 } tr_model_cuda_options_t;

@@ -5,7 +5,8 @@
  * All weights live in one block of device memory.  A tensor goes there in
  * pieces: mapped file -> pinned staging, by a few threads, -> device.  There are
  * two staging buffers, so that the disk is read while the piece before is on its
- * way; where types differ, a piece is converted on the device.
+ * way; where types differ, a piece is converted on the device.  What equalisation
+ * (equalise.h) changes is expanded to FP32 while it is staged.
  */
 #include "model_cuda.h"
 
@@ -95,6 +96,28 @@ typedef struct {
     const uint8_t *from;
 } copy_t;
 
+/* What equalisation makes of a piece of a tensor. */
+typedef struct {
+    const tr_equalise_t *equalise;
+    const tr_model_tensor_t *t;
+    const tr_tensor_t *tensor;
+    size_t at; /* of its elements, where the piece begins */
+    float *to;
+} expand_t;
+
+static void
+expand(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const expand_t *a = arg;
+
+    (void) worker;
+    for (uint32_t i = first; i < end; i++) {
+        a->to[i] = tr_float_load(a->tensor->data, a->at + i, a->tensor->dtype);
+    }
+    tr_equalise_scale(a->equalise, a->t, a->at + first, end - first,
+                      a->to + first);
+}
+
 static void
 copy_bytes(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 {
@@ -167,6 +190,30 @@ place_of(loader_t *l, const tr_model_tensor_t *t)
 }
 
 static tr_status_t
+load_equalised(loader_t *l, const tr_model_tensor_t *t,
+               const tr_tensor_t *tensor)
+{
+    size_t n = (size_t) t->rows * t->columns, piece;
+    uint8_t *to = place_of(l, t);
+    expand_t a = { l->m->equalise, t, tensor, 0, NULL };
+    tr_status_t rc = TR_OK;
+
+    for (; rc == TR_OK && a.at < n; a.at += piece) {
+        piece = n - a.at < STAGE_BYTES / 4 ? n - a.at : STAGE_BYTES / 4;
+        a.to = (float *) next_stage(l);
+        if (a.to == NULL) {
+            return failed(l);
+        }
+        tr_thread_pool_run(l->thread_pool, COPY_THREADS, (uint32_t) piece,
+                           COPY_GRAIN / 4, expand, &a);
+        rc = send(l, to + 2 * a.at, l->m->type, TR_F32, piece);
+        say_progress(l, piece);
+    }
+    tr_safetensors_release(tensor);
+    return rc;
+}
+
+static tr_status_t
 load_matrix(loader_t *l, const tr_model_tensor_t *t)
 {
     size_t n = (size_t) t->rows * t->columns, at, piece;
@@ -186,6 +233,9 @@ load_matrix(loader_t *l, const tr_model_tensor_t *t)
     rc = tr_model_tensor_find(l->st, t, &tensor, l->err);
     if (rc != TR_OK) {
         return rc;
+    }
+    if (tr_equalise_has(l->m->equalise, t)) {
+        return load_equalised(l, t, tensor);
     }
     size = tensor->dtype == TR_F32 ? 4 : 2;
     for (at = 0; rc == TR_OK && at < n; at += piece) {
@@ -227,6 +277,9 @@ load_vector(loader_t *l, const tr_model_tensor_t *t)
     }
     if (tensor != NULL) {
         tr_tensor_expand(tensor, x);
+        if (tr_equalise_has(l->m->equalise, t)) {
+            tr_equalise_scale(l->m->equalise, t, 0, t->rows, x);
+        }
         tr_safetensors_release(tensor);
     } else {
         tr_model_fill_random(x, t->rows, tr_model_tensor_seed(l->seed, t->name),
@@ -361,6 +414,11 @@ tr_model_cuda_load(tr_model_cuda_t *m, const tr_model_cuda_options_t *options,
     }
     if (rc == TR_OK) {
         rc = open_loader(&l);
+    }
+    if (rc == TR_OK && l.st != NULL && options->equalise) {
+        rc = tr_equalise_choose(&m->config, l.st,
+                                (tr_stream_t){ COPY_THREADS, l.thread_pool },
+                                &m->equalise, err);
     }
     if (rc == TR_OK) {
         rc = load_all(&l);

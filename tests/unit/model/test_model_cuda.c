@@ -1,7 +1,8 @@
 /*
  * The forward pass of the CUDA backend, over the software device (tests/soft):
  * models/pocket with 16-bit weights against its golden logits, in every way
- * that attention can go, and the choice of those ways.
+ * that attention can go and with outlier channels equalised at load, and the
+ * choice of those ways.
  *
  * Tolerances are relative to the largest logit of the position.  The goldens
  * are of FP32 arithmetic; here everything between two products is rounded to T,
@@ -84,10 +85,11 @@ open_manager(bed_t *b)
 }
 
 static void
-open_bed(bed_t *b, const char *dtype, bool fused)
+open_bed(bed_t *b, const char *dir, const char *dtype, bool fused)
 {
-    tr_model_cuda_options_t options = { .dir = POCKET,
+    tr_model_cuda_options_t options = { .dir = dir,
                                         .load_format = "auto",
+                                        .equalise = true,
                                         .dtype = dtype,
                                         .stream = &b->stream };
     tr_model_cuda_limits_t limits = { .max_rows = MAX_ROWS,
@@ -289,8 +291,9 @@ golden(bed_t *b, json_t *g, tr_attention_path_t decode,
 }
 
 static void
-goldens(const char *dtype, bool fused, tr_attention_path_t decode,
-        tr_attention_path_t prompt, double tolerance, double share)
+goldens(const char *dir, const char *dtype, bool fused,
+        tr_attention_path_t decode, tr_attention_path_t prompt,
+        double tolerance, double share)
 {
     json_t *root = json_load_file(POCKET "/golden.json", 0, NULL), *g;
     uint32_t same = 0, all = 0;
@@ -299,7 +302,9 @@ goldens(const char *dtype, bool fused, tr_attention_path_t decode,
     bed_t b;
 
     assert_non_null(root);
-    open_bed(&b, dtype, fused);
+    open_bed(&b, dir, dtype, fused);
+    assert_true((b.model->equalise->largest != 0)
+                == (strcmp(dir, POCKET) != 0));
     assert_true((b.model->small_gemm_classes != 0)
                 == (fused && b.model->type == TR_BF16
                     && b.cuda->small_gemm_fits(&b.device, 512, 512)));
@@ -318,31 +323,52 @@ static void
 test_golden_f16(void **state)
 {
     (void) state;
-    goldens("f16", true, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT, 1e-3, 0.98);
+    goldens(POCKET, "f16", true, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT, 1e-3,
+            0.98);
+}
+
+/* With outlier channels that equalisation takes back. */
+static void
+test_golden_equalised(void **state)
+{
+    char dir[] = "/tmp/tr-stress-XXXXXX", text[256];
+
+    (void) state;
+    assert_non_null(mkdtemp(dir));
+    snprintf(text, sizeof(text),
+             "python3 models/pocket/stress.py both --out %s >%s/log", dir, dir);
+    assert_int_equal(system(text), 0);
+    snprintf(text, sizeof(text), "%s/both", dir);
+    goldens(text, "f16", true, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT, 1e-3,
+            0.98);
+    goldens(text, "auto", true, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT,
+            1.5e-2, 0.95);
+    snprintf(text, sizeof(text), "rm -r %s", dir);
+    assert_int_equal(system(text), 0);
 }
 
 static void
 test_golden_bf16(void **state)
 {
     (void) state;
-    goldens("auto", true, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT, 1.5e-2,
-            0.95);
+    goldens(POCKET, "auto", true, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT,
+            1.5e-2, 0.95);
 }
 
 static void
 test_golden_unfused(void **state)
 {
     (void) state;
-    goldens("auto", false, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT, 1.5e-2,
-            0.95);
+    goldens(POCKET, "auto", false, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT,
+            1.5e-2, 0.95);
 }
 
 static void
 test_golden_generic(void **state)
 {
     (void) state;
-    goldens("f16", true, TR_ATTENTION_GENERIC, TR_ATTENTION_GENERIC, 1e-3,
-            0.98);
+    goldens(POCKET, "f16", true, TR_ATTENTION_GENERIC, TR_ATTENTION_GENERIC,
+            1e-3, 0.98);
 }
 
 /* ---- attention paths ---------------------------------------------------- */
@@ -402,6 +428,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ways),
         cmocka_unit_test(test_golden_f16),
+        cmocka_unit_test(test_golden_equalised),
         cmocka_unit_test(test_golden_bf16),
         cmocka_unit_test(test_golden_unfused),
         cmocka_unit_test(test_golden_generic),
