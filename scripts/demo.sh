@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 #
-# A real conversation with the shipped model, through NGINX, as it streams:
-# a story, and a fact from a short document.  Expects `make up` to have run.
+# A real conversation with the shipped model, through NGINX, as it streams: a fact
+# from a document that is long enough for the KV cache to be compressed, a story,
+# and a fact from a short document.  Expects `make up` to have run.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/lib.sh"
@@ -11,6 +12,7 @@ chat() { # user's words, max_tokens
     local status
     jq -n --arg text "$1" --argjson max "$2" '{
         model: "pocket", stream: true, temperature: 0, max_tokens: $max,
+        stream_options: {include_usage: true},
         messages: [{role: "user", content: $text}]
     }' | curl -sSN --fail-with-body "$URL/v1/chat/completions" \
         -H 'Content-Type: application/json' -d @- \
@@ -25,6 +27,19 @@ chat() { # user's words, max_tokens
     fi
 }
 
+# What the last answer took, as its usage says.
+memory() {
+    sed -n 's/^data: \({.*\)/\1/p' "$RUN/demo.sse" \
+        | jq -rs --arg policy "$(sed -n 's/^kv_policy //p' "$RUN/engine.conf")" '
+            def mib: . / 1048576 * 10 | round / 10 | tostring + " MiB";
+            map(.usage // empty)[-1] | "  \(.total_tokens) tokens: "
+                + (.kv_cache | "\(.bytes | mib) of KV cache instead of "
+                    + "\(.fp16_bytes | mib) at 16 bits (ratio \(.ratio), ")
+                + "\($policy))"'
+}
+
+logbook=$(cat "$ROOT/scripts/demo.txt")
+price='How much does the clay clock from Ashstow cost?'
 story='Tell me a story about a fox named Tobin and a silver key.'
 document='Here are some notes.
 
@@ -36,6 +51,14 @@ Notes
 [Thu] Hilda and Juno walked to the harbour together.
 [Fri] The password for the red library is breeze-lagoon-78.'
 question='Where is the yellow hammer stored?'
+
+printf '\n%sYou:%s (a logbook of %s words: scripts/demo.txt) %s\n' \
+    "$BOLD" "$PLAIN" "$(wc -w <"$ROOT/scripts/demo.txt")" "$price"
+printf '%sPocket:%s ' "$BOLD" "$PLAIN"
+chat "$logbook
+
+Question: $price" 60
+memory
 
 printf '\n%sYou:%s %s\n' "$BOLD" "$PLAIN" "$story"
 printf '%sPocket:%s ' "$BOLD" "$PLAIN"

@@ -4,7 +4,8 @@
 # healthy.  What runs already and is current is left alone; what was rebuilt
 # since is restarted.  PORT=8080, MODEL=models/pocket, state in build/run or
 # where make was given PREFIX=.  REDIS=HOST:PORT, a Redis that is there: what
-# /dashboard/ shows.  Called by root, the engine runs as ENGINE_USER=nobody (or
+# /dashboard/ shows.  POLICY=diffkv, of the KV cache; requests may choose full,
+# diffkv and uniform as well.  Called by root, the engine runs as ENGINE_USER=nobody (or
 # tokenring, where packages have made that user).
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR
@@ -13,6 +14,7 @@ set -euo pipefail
 MODEL=${MODEL:-models/pocket}
 WAIT=${WAIT:-60}
 REDIS=${REDIS:-}
+POLICY=${POLICY:-diffkv}
 
 [ -x "$ENGINE" ] || fail "$ENGINE is not built: run make"
 [ -f "$MODULE" ] || fail "$MODULE is not built: run make module"
@@ -20,17 +22,25 @@ REDIS=${REDIS:-}
 case "$MODEL" in /*) ;; *) MODEL=$ROOT/$MODEL ;; esac
 [ -f "$MODEL/config.json" ] || fail "MODEL=$MODEL is no model directory"
 case "$REDIS" in *[!A-Za-z0-9.:/_-]*) fail "REDIS=$REDIS is no HOST:PORT" ;; esac
+case "$POLICY" in *[!A-Za-z0-9.:=,/+_-]*) fail "POLICY=$POLICY is no policy" ;; esac
 case "$PORT" in '' | *[!0-9]*) fail "PORT=$PORT is not a number" ;; esac
 
 mkdir -p "$RUN/temp" "$RUN/engine"
 
 # The engine's settings are the shipped ones but for the paths.
 write_engine_conf() {
+    local policy others=''
+
+    for policy in full diffkv uniform; do
+        [ "$policy" = "$POLICY" ] || others="$others${others:+ }$policy"
+    done
     cat >"$RUN/engine.conf.new" <<CONF
 # Written by scripts/up.sh; conf/engine.conf explains every setting.
 model $MODEL
 socket $RUN/engine/engine.sock
 socket_mode $1
+kv_policy $POLICY
+kv_policies "$others"
 ${REDIS:+redis $REDIS}
 CONF
 }

@@ -66,6 +66,10 @@ test('up, up again, demo, down, down again', { skip: !stock }, place(
     assert.equal(demo.status, 0, demo.text);
     assert.ok(demo.text.includes(goldens[1].continuation), demo.text);
     assert.match(demo.text, /The yellow hammer is stored on shelf C67\./);
+    assert.match(demo.text, /The clay clock from Ashstow costs 425 crowns\./);
+    const [, tokens, ratio] = /^ {2}(\d+) tokens: [\d.]+ MiB of KV cache instead of [\d.]+ MiB at 16 bits \(ratio ([\d.]+), diffkv\)$/m
+      .exec(demo.text);
+    assert.ok(tokens > 1000 && ratio < 0.5, `${tokens} tokens: ${ratio}`);
     for (const word of ['curl', `make down PREFIX=${env.TR_RUN}\n`,
       `${url}/metrics`]) {
       assert.ok(demo.text.includes(word), word);
@@ -118,6 +122,28 @@ test('up: a model that the engine\'s user cannot read is said',
     const out = run('up.sh', { MODEL: model, ENGINE_USER: 'nobody' });
     assert.equal(out.status, 1);
     assert.match(out.text, /user nobody cannot read MODEL=.*model/);
+  }));
+
+test('up: the cache is compressed as POLICY= says, and requests may choose',
+  { skip: !stock }, place(async ({ dir, env, run }) => {
+    const ask = (kv_policy) => request(
+      `http://127.0.0.1:${env.PORT}/v1/chat/completions`, { method: 'POST',
+        headers: { 'Content-Type': 'application/json' },
+        body: JSON.stringify({ ...chat('Hello!'), max_tokens: 4, kv_policy }) });
+    const log = () => read(path.join(dir, 'run/engine.log'));
+    assert.equal(run('up.sh').status, 0);
+    assert.match(log(), /kv policy diffkv:.*alpha_high=12,alpha_low=0,.* \(default\) from=kv_policy\.json/);
+    for (const policy of ['full', 'diffkv', 'uniform', undefined]) {
+      const answer = await ask(policy);
+      assert.equal(answer.status, 200, answer.text);
+    }
+    assert.match((await ask('h2o')).text, /allows: .*diffkv.*full.*uniform/);
+    assert.equal(run('up.sh', { POLICY: 'uniform:levels=8/8' }).status, 0);
+    assert.match(log(), /kv policy uniform:levels=8\/8,.* \(default\) from=settings/);
+    assert.equal((await ask('diffkv')).status, 200);
+    const none = run('up.sh', { POLICY: 'a b' });
+    assert.equal(none.status, 1);
+    assert.match(none.text, /POLICY=a b is no policy/);
   }));
 
 test('up with a Redis: the dashboard shows the engine', { skip: !stock }, place(
