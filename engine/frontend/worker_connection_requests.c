@@ -297,13 +297,6 @@ first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
     tr_request_t *r;
 
     if (tr_wire_submit_parse(payload, rec->length, &head, &body) != TR_OK) {
-        if (tr_endpoint(head.endpoint) == NULL) {
-            return tr_connection_violation(c,
-                                           "SUBMIT to endpoint %u, which this "
-                                           "engine "
-                                           "does not serve",
-                                           head.endpoint);
-        }
         return tr_connection_violation(c, "bad SUBMIT of %u bytes",
                                        rec->length);
     }
@@ -318,7 +311,9 @@ first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
     r->writer = &c->writer;
     r->owner = c;
     r->arrival_us = c->env->now_us;
-    tr_events_arrived(c->env->events, r, &head);
+    if (tr_endpoint(r->endpoint) != NULL) {
+        tr_events_arrived(c->env->events, r, &head);
+    }
     s->request = r;
     s->generation = TR_ID_GENERATION(rec->id);
     s->declared = head.body_len;
@@ -326,6 +321,13 @@ first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
     s->gathered = !(rec->flags & TR_FLAG_MORE);
     c->n_requests++;
     c->env->inside++;
+    if (tr_endpoint(r->endpoint) == NULL) { /* of a newer gateway */
+        tr_error_set(&r->error, TR_ERR_NOT_FOUND, "",
+                     "This engine does not serve this endpoint (number %u)",
+                     (unsigned) r->endpoint);
+        stop_gathering(c, s);
+        return TR_OK;
+    }
     if (c->env->draining || c->env->refusing) {
         tr_error_set(&r->error, TR_ERR_DRAINING, "",
                      "The engine is shutting "

@@ -61,7 +61,7 @@ enum tr_record_type {
  * generation that is new to its slot; parts that come after the request has
  * ended are dropped. */
 typedef struct {
-    uint16_t endpoint;                  /* enum tr_endpoint */
+    uint16_t endpoint;                  /* not checked: tr_endpoint_info() */
     uint16_t flags;                     /* TR_SUBMIT_* */
     uint32_t request_id_len;            /* <= TR_REQUEST_ID_MAX */
     uint64_t body_len;                  /* bytes, or TR_BODY_UNKNOWN */

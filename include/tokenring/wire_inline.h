@@ -66,7 +66,6 @@ tr_wire_submit_parse(const void *in, size_t len, tr_wire_submit_t *head,
 
     if (tr_wire_take(&at, &len, head, sizeof(*head)) != TR_OK
         || head->request_id_len > TR_REQUEST_ID_MAX
-        || tr_endpoint_info(head->endpoint) == NULL
         || (head->body_len != TR_BODY_UNKNOWN && len > head->body_len)
         || !tr_wire_is_hex(head->completion, TR_COMPLETION_LEN)
         || !tr_wire_is_hex(head->owner, TR_OWNER_LEN) || len > UINT32_MAX) {

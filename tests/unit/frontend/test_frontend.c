@@ -71,6 +71,42 @@ test_refused(void **state)
     rig_stop(&rig);
 }
 
+/* A gateway may be newer than the engine: the request is refused, in the middle
+ * of its body, and its channel goes on. */
+static void
+test_unknown_endpoint(void **state)
+{
+    static const uint16_t unknown[] = { 0, TR_ENDPOINTS, UINT16_MAX };
+    tr_wire_submit_t head = { .body_len = TR_BODY_UNKNOWN };
+    tr_wire_bytes_t param, message;
+    tr_wire_error_t error;
+    tr_record_t rec;
+    fixture_t rig;
+    uint32_t i;
+    raw_t r;
+
+    (void) state;
+    rig_start(&rig, NULL);
+    raw_open(&r, &rig, 0);
+    for (i = 0; i < 3; i++) {
+        head.endpoint = unknown[i];
+        raw_put(&r, TR_RECORD_SUBMIT, TR_FLAG_MORE, TR_ID(i, 1), &head,
+                sizeof(head));
+        rec = raw_next(&r);
+        assert_true(rec.id == TR_ID(i, 1));
+        assert_int_equal(rec.type, TR_RECORD_ERROR);
+        assert_int_equal(tr_wire_error_parse(r.buf, rec.length, &error, &param,
+                                             &message),
+                         TR_OK);
+        assert_int_equal(error.status, TR_ERR_NOT_FOUND);
+        raw_part(&r, TR_ID(i, 1), "the rest", false);
+    }
+    raw_submit(&r, TR_ID(0, 2), HELLO_BODY, TR_BODY_UNKNOWN, false);
+    assert_int_equal(raw_end(&r, TR_ID(0, 2)), TR_FINISH_LENGTH);
+    raw_close(&r);
+    rig_stop(&rig);
+}
+
 /* A body far larger than the ring, and one that is interleaved with it. */
 static void
 test_large_bodies(void **state)
@@ -765,6 +801,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_accepted),
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_unknown_endpoint),
         cmocka_unit_test(test_large_bodies),
         cmocka_unit_test(test_abort),
         cmocka_unit_test(test_queue_full),

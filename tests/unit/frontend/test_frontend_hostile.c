@@ -253,12 +253,6 @@ break_head(raw_t *r, size_t offset, const void *bytes, size_t n)
 }
 
 static void
-break_endpoint(raw_t *r)
-{
-    break_head(r, offsetof(tr_wire_submit_t, endpoint), "\x07\x00", 2);
-}
-
-static void
 break_id_length(raw_t *r)
 {
     break_head(r, offsetof(tr_wire_submit_t, request_id_len),
@@ -313,28 +307,18 @@ break_socket(raw_t *r)
 static void
 test_broken_rules(void **state)
 {
-    static void (*const breaks[])(raw_t *) = { break_type,
-                                               break_type_response,
-                                               break_tail_far,
-                                               break_tail_odd,
-                                               break_tail_max,
-                                               break_tail_back,
-                                               break_length,
-                                               break_pad,
-                                               break_head_index,
-                                               break_slot,
-                                               break_generation,
-                                               break_short,
-                                               break_endpoint,
-                                               break_id_length,
-                                               break_id_text,
-                                               break_body_long,
-                                               break_body_long_later,
-                                               break_body_short,
-                                               break_extra_part,
-                                               break_slot_in_use,
-                                               break_answer_index,
-                                               break_socket };
+    static void (*const breaks[])(
+        raw_t *) = { break_type,        break_type_response,
+                     break_tail_far,    break_tail_odd,
+                     break_tail_max,    break_tail_back,
+                     break_length,      break_pad,
+                     break_head_index,  break_slot,
+                     break_generation,  break_short,
+                     break_id_length,   break_id_text,
+                     break_body_long,   break_body_long_later,
+                     break_body_short,  break_extra_part,
+                     break_slot_in_use, break_answer_index,
+                     break_socket };
     tr_ring_client_t *other = rig_client(&rig, 0);
     size_t i;
 
