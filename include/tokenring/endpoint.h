@@ -7,8 +7,8 @@
  *   engine/api/endpoint.c                         body to request (parse)
  *   ngx_module/core/ngx_http_tokenring_endpoint.c records to response (render)
  *
- * Numbers (wire.h) and names (docs/redis.md) never change.  What has no row is
- * refused.  Endpoints that do not generate text need their own records.
+ * Numbers (wire.h) and names (docs/redis.md) never change; a number may be left
+ * out.  What has no row is refused.  Endpoints that do not generate text need their own records.
  */
 #ifndef TOKENRING_ENDPOINT_H
 #define TOKENRING_ENDPOINT_H

@@ -30,10 +30,12 @@ tr_endpoint_is(const char *text, const char *bytes, size_t len)
 static inline unsigned
 tr_endpoint_by_name(const char *name, size_t len)
 {
+    const tr_endpoint_info_t *info;
     unsigned i;
 
     for (i = 1; i < TR_ENDPOINTS; i++) {
-        if (tr_endpoint_is(tr_endpoint_info(i)->name, name, len)) {
+        info = tr_endpoint_info(i);
+        if (info != NULL && tr_endpoint_is(info->name, name, len)) {
             return i;
         }
     }
@@ -43,10 +45,12 @@ tr_endpoint_by_name(const char *name, size_t len)
 static inline unsigned
 tr_endpoint_by_path(const char *path, size_t len)
 {
+    const tr_endpoint_info_t *info;
     unsigned i;
 
     for (i = 1; i < TR_ENDPOINTS; i++) {
-        if (tr_endpoint_is(tr_endpoint_info(i)->path, path, len)) {
+        info = tr_endpoint_info(i);
+        if (info != NULL && tr_endpoint_is(info->path, path, len)) {
             return i;
         }
     }

@@ -318,8 +318,9 @@ ngx_http_tokenring_version_at(u_char *p, size_t len)
 static ngx_int_t
 ngx_http_tokenring_nowhere(ngx_http_request_t *r)
 {
-    u_char      *p, *last, text[256];
-    ngx_uint_t   i;
+    u_char                    *p, *last, text[256];
+    ngx_uint_t                 i;
+    const tr_endpoint_info_t  *info;
 
     p = text;
     last = text + sizeof(text) - 1;
@@ -327,11 +328,14 @@ ngx_http_tokenring_nowhere(ngx_http_request_t *r)
     p = ngx_slprintf(p, last, "Not found: this server has ");
 
     for (i = 1; i < TR_ENDPOINTS; i++) {
-        p = ngx_slprintf(p, last, "%s/v1/%s", (i > 1) ? ", " : "",
-                         tr_endpoint_info(i)->path);
+        info = tr_endpoint_info(i);
+
+        if (info) {
+            p = ngx_slprintf(p, last, "/v1/%s, ", info->path);
+        }
     }
 
-    p = ngx_slprintf(p, last, " and /v1/models");
+    p = ngx_slprintf(p, last, "/v1/models");
     *p = '\0';
 
     return ngx_http_tokenring_send_error(r, TR_ERR_NOT_FOUND, (char *) text);

@@ -250,6 +250,11 @@ ngx_http_tokenring_follow_found(void *data, ngx_int_t rc)
         rc = ngx_http_tokenring_send_error(r, TR_ERR_NO_REDIS,
                  "The output of this request has an incompatible version");
 
+    } else if (rec->endpoint == 0) {
+        rc = ngx_http_tokenring_send_error(r, TR_ERR_NO_REDIS,
+                 "The output of this request is of an endpoint that this "
+                 "gateway does not know");
+
     } else {
         f->allowed = 1;
         ctx->endpoint = rec->endpoint;

@@ -91,15 +91,29 @@ static ngx_str_t  ngx_http_tokenring_fields[NGX_HTTP_TOKENRING_FIELDS] = {
 ngx_int_t
 ngx_http_tokenring_request_id(ngx_str_t *name, ngx_str_t *id)
 {
+    size_t                                len;
+    ngx_uint_t                            i;
+    const ngx_http_tokenring_endpoint_t  *endpoint;
+
     *id = *name;
 
-    if (id->len > 9 && ngx_strncmp(id->data, "chatcmpl-", 9) == 0) {
-        id->data += 9;
-        id->len -= 9;
+    for (i = 1; i < TR_ENDPOINTS; i++) {
+        endpoint = ngx_http_tokenring_endpoint(i);
 
-    } else if (id->len > 5 && ngx_strncmp(id->data, "cmpl-", 5) == 0) {
-        id->data += 5;
-        id->len -= 5;
+        if (endpoint == NULL) {
+            continue;
+        }
+
+        len = ngx_strlen(endpoint->id_prefix);
+
+        if (name->len == len + 1 + TR_COMPLETION_LEN
+            && ngx_strncmp(name->data, endpoint->id_prefix, len) == 0
+            && name->data[len] == '-')
+        {
+            id->data = name->data + len + 1;
+            id->len = TR_COMPLETION_LEN;
+            break;
+        }
     }
 
     if (id->len != TR_COMPLETION_LEN) {
@@ -231,13 +245,6 @@ ngx_http_tokenring_stored_strings(redisReply **field, ngx_pool_t *pool,
 
     rec->endpoint = tr_endpoint_by_name((const char *) endpoint.data,
                                         endpoint.len);
-
-    if (rec->endpoint == 0) {
-        ngx_log_error(NGX_LOG_WARN, pool->log, 0,
-                      "tokenring: a request in Redis has the unknown "
-                      "endpoint \"%V\"", &endpoint);
-        return NGX_DECLINED;
-    }
 
     rec->error_status =
         ngx_http_tokenring_stored_status(
@@ -471,14 +478,17 @@ ngx_int_t
 ngx_http_tokenring_stored_json(ngx_http_tokenring_text_t *t, ngx_str_t *id,
     ngx_http_tokenring_stored_t *rec, ngx_uint_t cancelling)
 {
-    ngx_str_t  failed;
+    ngx_str_t                             failed;
+    const ngx_http_tokenring_endpoint_t  *endpoint;
 
     ngx_str_set(&failed, "failed");
 
+    endpoint = ngx_http_tokenring_endpoint(rec->endpoint);
+
     if (ngx_http_tokenring_printf(t, 128 + id->len,
-                                  "{\"id\":\"%s-%V\",\"object\":\"request\"",
-                                  ngx_http_tokenring_endpoint(rec->endpoint)
-                                      ->id_prefix, id)
+                                  "{\"id\":\"%s%s%V\",\"object\":\"request\"",
+                                  endpoint ? endpoint->id_prefix : "",
+                                  endpoint ? "-" : "", id)
         != NGX_OK
         || ngx_http_tokenring_json_text(t, "state", rec->lost ? &failed
                                                               : &rec->state)

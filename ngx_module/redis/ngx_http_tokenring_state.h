@@ -26,7 +26,8 @@ typedef struct {
     ngx_str_t                     finish_reason;
     ngx_str_t                     error;
     tr_status_t                   error_status;
-    ngx_uint_t                    endpoint;      /* TR_ENDPOINT_* */
+    ngx_uint_t                    endpoint;      /* TR_ENDPOINT_*, or 0: one
+                                                    that we do not know */
     uint64_t                      wire;
     uint64_t                      created;       /* Unix ms */
     uint64_t                      started;
@@ -45,7 +46,8 @@ typedef struct {
 } ngx_http_tokenring_stored_t;
 
 
-/* "chatcmpl-ID", "cmpl-ID" or "ID" to ID: NGX_OK, or NGX_DECLINED */
+/* "ID", or "PREFIX-ID" with the prefix of an endpoint, to ID: NGX_OK, or
+ * NGX_DECLINED */
 ngx_int_t ngx_http_tokenring_request_id(ngx_str_t *name, ngx_str_t *id);
 
 /* is it a state that we know?  *final: whether it is over, if NGX_OK */

@@ -391,16 +391,28 @@ test('the state as JSON', async () => {
 
 test('an endpoint that this gateway does not know is not taken for another',
   async () => {
-    const w = await written();
+    const w = await written({ engine: 'newer' });
     await w.put(tokens({ count: 2 }));
-    for (const tail of ['', '/stream']) {
-      await w.state('done', { endpoint: 'responses' });
-      const r = await request(`${url(w.id)}${tail}`);
-      assert.equal(r.status, 404, r.text);
-      await w.state('done', { endpoint: 'chat' });
-      assert.equal((await request(`${url(w.id)}${tail}`)).status, 200);
-    }
-    assert.match(stack.errorLog(), /unknown endpoint "responses"/);
+    await w.state('done', { endpoint: `responses${'s'.repeat(100000)}` });
+    const read = await request(url(w.id));
+    assert.equal(read.status, 200, read.text);
+    assert.equal(read.json().id, w.id);
+    assert.equal(read.json().state, 'done');
+    const stream = await request(`${url(w.id)}/stream`);
+    assert.equal(stream.status, 503, stream.text);
+    assert.match(stream.json().error.message, /endpoint .* does not know/);
+    await w.state('done', { endpoint: 'chat' });
+    assert.equal((await request(`${url(w.id)}/stream`)).status, 200);
+    // it can be ended, all the same
+    await w.heartbeat();
+    await w.state('decode', { endpoint: 'responses' });
+    const heard = [];
+    const leave = await redis.subscribe(w.key('ctl', 'newer'),
+      (m) => heard.push(m.toString()));
+    assert.equal((await request(url(w.id), { method: 'DELETE' })).status, 202);
+    await until(() => heard.length > 0, 'a wish');
+    leave();
+    assert.doesNotMatch(stack.errorLog(), /responses/);
   });
 
 test('another owner gets the answer of an id that nobody has', async () => {
