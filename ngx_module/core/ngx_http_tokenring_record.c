@@ -366,7 +366,7 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         return NGX_DECLINED;
     }
 
-    if (last && ctx->left && head.reason != TR_FINISH_ABORTED) {
+    if (head.reason == TR_FINISH_ABORTED ? !last : (last && ctx->left)) {
         return NGX_DECLINED;
     }
 

@@ -317,6 +317,8 @@ hostile(fake_channel_t *c, fake_request_t *r, const char *how)
         put_finish(c, r, 0, TR_FINISH_STOP, true);
     } else if (strcmp(how, "last") == 0) {
         put_finish(c, r, 0, TR_FINISH_STOP, true); /* with choices > 1 */
+    } else if (strcmp(how, "abort") == 0) { /* an abort is always the last */
+        put_finish(c, r, 0, TR_FINISH_ABORTED, false);
     } else if (strcmp(how, "error") == 0) {
         put(c, TR_RECORD_ERROR, r->id, "\0\0\0\0", 4, NULL, 0, NULL, 0);
     } else if (strcmp(how, "header") == 0) {
