@@ -499,9 +499,9 @@ ngx_http_tokenring_sse_client_end(ngx_http_tokenring_cache_t *cache)
         if (!ngx_queue_empty(&cache->clients)
             && ngx_queue_head(&cache->clients) == q)
         {
-        /* its last bytes are being sent: it is not a client any more */
-        ngx_queue_remove(q);
-        ngx_queue_init(q);
+            /* its last bytes are being sent: it is not a client any more */
+            ngx_queue_remove(q);
+            ngx_queue_init(q);
         }
     }
 }
