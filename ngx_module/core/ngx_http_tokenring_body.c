@@ -14,6 +14,8 @@
  *
  * Another module (mirror) may have read the body first, and may still need it:
  * then we read it from memory or from its temporary file and leave it in place.
+ * So we do with a file that NGINX has written for us: over HTTP/2 it buffers a
+ * body that was complete before we asked, and client_body_in_file_only applies.
  * A module that has consumed it leaves only its length, which must not be
  * trusted: an engine that gets less than was announced closes the channel.
  */
@@ -81,6 +83,10 @@ ngx_http_tokenring_body_handler(ngx_http_request_t *r)
 
     r->read_event_handler = ngx_http_tokenring_body_event;
     r->write_event_handler = ngx_http_tokenring_write_handler;
+
+    if (r->request_body && r->request_body->temp_file) {
+        ctx->foreign_body = 1;
+    }
 
     if (ctx->foreign_body || r->request_body == NULL) {
 

@@ -274,6 +274,11 @@ ngx_http_tokenring_client_left(ngx_http_request_t *r)
     }
 
     if (r->stream) {
+        /*
+         * client_body_timeout began again with each DATA frame, although we do
+         * not read: the client is not to blame
+         */
+        rev->timedout = 0;
         return 0;
     }
 

@@ -92,7 +92,7 @@ typedef struct {
  * (2) By itself: to SEND with a complete body, else to GATHER, without a slot.
  * Over HTTP/2, a body that has ended already is read in a later event.
  * (3) If the engine aborted the request, else x.
- * (4) With the LAST flag.  Without it, as DELTA.
+ * (4) With the LAST flag, which an abort always has.  Without it, as DELTA.
  * (5) If the client has seen nothing of the answer: another engine (_retry.c).
  *
  * A request ends, with DONE,
@@ -176,7 +176,8 @@ struct ngx_http_tokenring_ctx_s {
     unsigned                        is_dirty:1;  /* in conn->dirty */
 
     /* whether the body can be sent again, whatever the state */
-    unsigned                        foreign_body:1;  /* read by another */
+    unsigned                        foreign_body:1;  /* read by another, or
+                                                        in a file: it stays */
     unsigned                        lost_body:1;     /* it is not kept */
     unsigned                        retried:1;       /* an engine died */
 

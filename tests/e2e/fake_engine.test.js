@@ -14,14 +14,15 @@ const net = require('node:net');
 const os = require('node:os');
 const path = require('node:path');
 const {
-  ROOT, BUILD, PATIENCE, Stack, sleep, until, freePort, taken,
+  ROOT, BUILD, PATIENCE, Stack, sleep, until, freePort, taken, halt,
 } = require('./lib/stack');
-const { post, stream } = require('./lib/http');
+const { post, stream, answer2 } = require('./lib/http');
 
 const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-fake-'));
 const socket = path.join(dir, 'fake.sock');
-let stack, url, hasty, wide, small, engine, shadow;
+let stack, url, hasty, wide, small, engine, shadow, gate;
 const shadowed = [];
+const asked = []; // answers that auth_request waits for
 
 async function startEngine(...args) {
   engine = spawn(path.join(BUILD, 'tests/fake_engine'), [socket, ...args],
@@ -60,9 +61,12 @@ before(async () => {
     });
   });
   await new Promise((resolve) => { shadow.listen(0, '127.0.0.1', resolve); });
+  gate = http.createServer((req, res) => { asked.push(res); });
+  await new Promise((resolve) => { gate.listen(0, '127.0.0.1', resolve); });
   small = await freePort();
   stack = await Stack.start({
     engine: null,
+    http2: true,
     main: 'worker_shutdown_timeout 200ms;',
     http: `tokenring_engine fake unix:${socket} ring=64k;
       tokenring_engine wide unix:${socket} ring=16m;`,
@@ -78,6 +82,20 @@ before(async () => {
       location /idle/v1/ {
         tokenring_idle_timeout 400ms;
         tokenring_pass fake;
+      }
+      location /brief/v1/ {
+        client_body_timeout 500ms;
+        tokenring_pass fake;
+      }
+      location /gated/v1/ {
+        auth_request /gate;
+        tokenring_pass fake;
+      }
+      location = /gate {
+        internal;
+        proxy_pass http://127.0.0.1:${gate.address().port}/;
+        proxy_pass_request_body off;
+        proxy_set_header Content-Length "";
       }
       location /wide/v1/ { tokenring_pass wide; }
       location /mirrored/v1/ { mirror /shadow; tokenring_pass fake; }
@@ -97,6 +115,7 @@ after(async () => {
   await stopEngine();
   if (stack) await stack.stop();
   shadow.close();
+  gate.close();
   fs.rmSync(dir, { recursive: true, force: true });
 });
 
@@ -210,7 +229,7 @@ test('an error in the middle: an event, the end, no [DONE]', async () => {
 // ---- rules broken ---------------------------------------------------------
 
 for (const how of ['type', 'short', 'long', 'length', 'choice', 'logprobs',
-  'twice', 'reason', 'again', 'last', 'error', 'header', 'tail']) {
+  'twice', 'reason', 'again', 'last', 'abort', 'error', 'header', 'tail']) {
   test(`a hostile engine: ${how}`, async () => {
     const workers = stack.workers();
     const errors = 'tokenring_gateway_protocol_errors_total';
@@ -405,6 +424,62 @@ test('an answer before the body is whole ends the connection', async () => {
   await startEngine();
   await stack.healthy();
   await works();
+});
+
+// ---- HTTP/2 ---------------------------------------------------------------
+
+// body(request) writes and ends it; the answer is {status, text}.
+async function overHttp2(path, body) {
+  const session = stack.http2();
+  try {
+    const req = session.request({ ':method': 'POST', ':path': path,
+      'content-type': 'application/json' });
+    const answer = answer2(req);
+    await body(req);
+    return await answer;
+  } finally {
+    session.close();
+  }
+}
+
+test('HTTP/2: an engine is lost when a whole body is about to be read',
+  async () => {
+    // While auth_request waits, the body comes to its end.  Then the worker
+    // reads it later than what else has happened: that the engine has died.
+    const workers = stack.workers();
+    const r = await overHttp2('/gated/v1/chat/completions', async (req) => {
+      req.end(JSON.stringify({ fake: 'tokens' }));
+      await until(() => asked.length === 1, 'auth_request');
+      await sleep(100); // the body is there, in one frame after the head
+      await Promise.all(workers.map(halt));
+      await new Promise((resolve) => { asked.pop().end(resolve); });
+      await stopEngine('SIGKILL');
+      workers.forEach((pid) => process.kill(pid, 'SIGCONT'));
+    });
+    assert.equal(r.status, 503, r.text);
+    await startEngine();
+    await works();
+    assert.deepEqual(stack.workers(), workers);
+    assert.deepEqual(stack.complaints(), []);
+  });
+
+test('HTTP/2: client_body_timeout is over while the ring is full', async () => {
+  engine.kill('SIGSTOP');
+  const first = post(url, `{"fake":"length","x":"${'a'.repeat(1 << 20)}"}`);
+  await stack.active(1);
+  const r = await overHttp2('/brief/v1/chat/completions', async (req) => {
+    req.write(`{"fake":"length","x":"${'b'.repeat(40000)}`);
+    await stack.active(2);
+    // it waits for the ring, and yet the window has room for more to come
+    await sleep(200);
+    req.write('b'.repeat(1000));
+    await sleep(1500);
+    engine.kill('SIGCONT');
+    req.end('"}');
+  });
+  assert.equal(r.status, 200, r.text);
+  assert.match(r.text, /41024 /);
+  assert.equal((await first).status, 200);
 });
 
 for (const [mode, status, code, reason] of [

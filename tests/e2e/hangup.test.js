@@ -9,7 +9,6 @@
 const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
 const http2 = require('node:http2');
-const fs = require('node:fs');
 const net = require('node:net');
 const { Stack, until, sleep, freePort, taken } = require('./lib/stack');
 const { stream } = require('./lib/http');
@@ -175,15 +174,8 @@ function h2(session, body, headers = {}) {
   return req;
 }
 
-function connect2() {
-  return http2.connect(`https://127.0.0.1:${stack.tlsPort}`, {
-    ca: fs.readFileSync(`${stack.dir}/cert.pem`), servername: 'localhost',
-    checkServerIdentity: () => undefined,
-  });
-}
-
 test('HTTP/2: one stream is reset, its neighbour goes on', async () => {
-  const session = connect2();
+  const session = stack.http2();
   try {
     const n = await counts(async () => {
       const doomed = h2(session, endless(3, LONG), { 'x-mark': 'h2-reset' });
@@ -205,7 +197,7 @@ test('HTTP/2: one stream is reset, its neighbour goes on', async () => {
 
 test('HTTP/2: the connection goes, with all its streams', async () => {
   const n = await counts(async () => {
-    const session = connect2();
+    const session = stack.http2();
     session.on('error', () => {});
     const streams = Array.from({ length: 3 }, (_, i) =>
       h2(session, endless(i, LONG)));
@@ -219,7 +211,7 @@ test('HTTP/2: the connection goes, with all its streams', async () => {
 });
 
 test('HTTP/2: a stream that nobody reads does not hold its neighbours', async () => {
-  const session = connect2();
+  const session = stack.http2();
   try {
     // Far more than the window of a stream, 64 KiB, lets through.
     const still = h2(session, endless(0, 600, {

@@ -6,11 +6,11 @@
 const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
 const http = require('node:http');
-const http2 = require('node:http2');
-const fs = require('node:fs');
 const net = require('node:net');
 const { Stack, sleep, taken } = require('./lib/stack');
-const { post, stream, request, SseReader, textOf } = require('./lib/http');
+const {
+  post, stream, request, SseReader, textOf, answer2,
+} = require('./lib/http');
 const { goldens, chat, endless } = require('./lib/prompts');
 
 let stack;
@@ -244,25 +244,18 @@ test('many large bodies at once do not mix', async () => {
 });
 
 test('HTTP/2: many streams on one connection', async () => {
-  const session = http2.connect(`https://127.0.0.1:${stack.tlsPort}`, {
-    ca: fs.readFileSync(`${stack.dir}/cert.pem`), servername: 'localhost',
-    checkServerIdentity: () => undefined,
-  });
+  const session = stack.http2();
   try {
     const run = async (golden, streaming) => {
       const req = session.request({
         ':method': 'POST', ':path': '/v1/chat/completions',
         'content-type': 'application/json',
       });
-      req.setEncoding('utf8');
       req.end(JSON.stringify({
         model: 'pocket', messages: golden.messages, temperature: 0,
         max_tokens: golden.continuation_ids.length, stream: streaming,
       }));
-      let status;
-      req.on('response', (h) => { status = h[':status']; });
-      let text = '';
-      for await (const part of req) text += part;
+      const { status, text } = await answer2(req);
       assert.equal(status, 200, text);
       if (!streaming) {
         return JSON.parse(text).choices[0].message.content;
@@ -284,18 +277,13 @@ test('HTTP/2: many streams on one connection', async () => {
 });
 
 test('HTTP/2: a large body', async () => {
-  const session = http2.connect(`https://127.0.0.1:${stack.tlsPort}`, {
-    ca: fs.readFileSync(`${stack.dir}/cert.pem`), servername: 'localhost',
-    checkServerIdentity: () => undefined,
-  });
+  const session = stack.http2();
   try {
     const req = session.request({
       ':method': 'POST', ':path': '/v1/chat/completions',
     });
     req.end(JSON.stringify({ ...chat('Hello!'), pad: 'z'.repeat(2 << 20) }));
-    req.setEncoding('utf8');
-    let text = '';
-    for await (const part of req) text += part;
+    const { text } = await answer2(req);
     assert.equal(JSON.parse(text).choices[0].message.content,
       goldens[0].continuation);
   } finally {

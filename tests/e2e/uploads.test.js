@@ -7,10 +7,9 @@ const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
 const fs = require('node:fs');
 const http = require('node:http');
-const http2 = require('node:http2');
 const net = require('node:net');
 const { Stack, until, taken } = require('./lib/stack');
-const { post } = require('./lib/http');
+const { post, answer2 } = require('./lib/http');
 const { chat } = require('./lib/prompts');
 
 // The fewest that there are.
@@ -96,10 +95,7 @@ for (const [what, bytes, sent, chunked] of [
 
 test('HTTP/2: streams that have sent half of their bodies take no place',
   async () => {
-    const session = http2.connect(`https://127.0.0.1:${stack.tlsPort}`, {
-      ca: fs.readFileSync(`${stack.dir}/cert.pem`), servername: 'localhost',
-      checkServerIdentity: () => undefined,
-    });
+    const session = stack.http2();
     try {
       const body = JSON.stringify(chat('Hello!', { max_tokens: 3 }));
       const slow = Array.from({ length: SLOTS + 10 }, () => {
@@ -113,11 +109,9 @@ test('HTTP/2: streams that have sent half of their bodies take no place',
       const r = await small();
       assert.equal(r.status, 200, r.text);
       for (const req of slow) {
-        let status;
-        req.on('response', (headers) => { status = headers[':status']; });
+        const answer = answer2(req);
         req.end(body.slice(20));
-        let text = '';
-        for await (const part of req) text += part;
+        const { status, text } = await answer;
         assert.equal(status, 200, text);
       }
     } finally {

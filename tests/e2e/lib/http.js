@@ -207,4 +207,15 @@ function raw(port, bytes, { end = true } = {}) {
   });
 }
 
-module.exports = { request, post, stream, raw, textOf, SseReader };
+// What answers a request of an HTTP/2 session (stack.http2()): {status, text}.
+async function answer2(req) {
+  const out = { status: 0, text: '' };
+  req.setEncoding('utf8');
+  req.on('response', (headers) => { out.status = headers[':status']; });
+  for await (const part of req) out.text += part;
+  return out;
+}
+
+module.exports = {
+  request, post, stream, raw, textOf, answer2, SseReader,
+};

@@ -18,6 +18,7 @@
 
 const { spawn, spawnSync } = require('node:child_process');
 const fs = require('node:fs');
+const http2 = require('node:http2');
 const net = require('node:net');
 const os = require('node:os');
 const path = require('node:path');
@@ -92,6 +93,12 @@ function read(file) {
   } catch {
     return '';
   }
+}
+
+// Stops a process; returns when it has stopped.
+function halt(pid) {
+  process.kill(pid, 'SIGSTOP');
+  return until(() => / T /.test(read(`/proc/${pid}/stat`)), 'it stops');
 }
 
 // A worker of NGINX that has gone, or waits for its last requests.
@@ -276,6 +283,14 @@ class Stack {
     if (this.options.engine !== null) {
       await this.healthy();
     }
+  }
+
+  // A session with the port that the option http2 opens.
+  http2() {
+    return http2.connect(`https://127.0.0.1:${this.tlsPort}`, {
+      ca: fs.readFileSync(path.join(this.dir, 'cert.pem')),
+      servername: 'localhost', checkServerIdentity: () => undefined,
+    });
   }
 
   configure(changes = {}) {
@@ -500,6 +515,7 @@ function parseMetrics(text) {
 }
 
 module.exports = {
-  Stack, Engine, until, sleep, alive, leaves, taken, read, freePort, parseMetrics, workerUser,
+  Stack, Engine, until, sleep, alive, leaves, taken, halt, read, freePort,
+  parseMetrics, workerUser,
   ROOT, BUILD, VERSION, POCKET, ENGINE, MODULE, NGINX, PATIENCE,
 };
