@@ -24,7 +24,8 @@ static tr_option_t options[] = {
     TR_EVAL_ROW("The policies", 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0),
     TR_EVAL_ROW("policy", 'p', TR_OPTION_LIST, &g.policies, "SPEC",
                 "NAME or NAME:KEY=VALUE,.., may be repeated; others are "
-                "compared with the first (default full, diffkv)",
+                "compared with the first (default full, diffkv, "
+                "uniform:levels=8/4 and 4/2)",
                 0, 0),
     TR_EVAL_ROW("Output", 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0),
     TR_EVAL_ROW("json", 0, TR_OPTION_TEXT, &g.json, "OUT",
@@ -41,10 +42,13 @@ static const tr_command_t command = {
     "tokenring eval [options] -m DIR -c FILE -p SPEC ..",
     "Answers cases with known answers under several KV policies, each prompt\n"
     "computed once, and reports accuracy, memory and paired differences.  A\n"
-    "case is a line {\"messages\": [..], \"expected\": \"..\"}; "
-    "models/pocket/world.py\nwrites them, too.",
+    "case is a line {\"messages\": [..] or \"prompt\": \"..\", \"answer\": "
+    "\"..\",\n\"match\": \"exact\"}; docs/eval.md tells how GSM8K, MATH, "
+    "LongBench "
+    "and RULER\nbecome such lines.",
+    "  tokenring eval -m /srv/models/X -c gsm8k.jsonl\n"
     "  tokenring eval -m models/pocket -c dev.jsonl -p full "
-    "-p diffkv:alpha_high=1,alpha_low=0.02\n"
+    "-p diffkv:alpha_high=3,alpha_low=0\n"
     "  tokenring eval -m models/pocket -c test.jsonl --keep-turns --resume "
     "r.jsonl --json out.json --svg out.svg\n"
     "  tokenring eval -m models/pocket --perplexity text.txt -p full -p kivi",
@@ -168,6 +172,8 @@ check_options(void)
     if (g.policies.n == 0) {
         g.policies.item[g.policies.n++] = "full";
         g.policies.item[g.policies.n++] = "diffkv";
+        g.policies.item[g.policies.n++] = "uniform:levels=8/4";
+        g.policies.item[g.policies.n++] = "uniform:levels=4/2";
     }
     return 0;
 }

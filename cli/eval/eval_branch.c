@@ -160,8 +160,9 @@ record(driver_t *d, branch_t *f)
         r.nll = f->nll / f->n_out;
     } else {
         rc = detokenize(d, f, &len);
+        len = rc == TR_OK ? tr_eval_stopped(task->c, d->text, len) : 0;
         r.right = rc == TR_OK
-                  && tr_eval_right(task->c->checker,
+                  && tr_eval_right(task->c->match,
                                    task->c->turns[f->turn].answer, d->text,
                                    len);
     }
@@ -277,12 +278,27 @@ finish(driver_t *d, branch_t *f)
     return rc;
 }
 
+/* Has the answer come to a stop text?  Looked for at every eighth token, since
+ * it takes the text of all of them. */
+static bool
+stopped(driver_t *d, const branch_t *f)
+{
+    const tr_eval_case_t *c = f->prefix->task->c;
+    size_t len;
+
+    return c->n_stops != 0 && f->n_out % 8 == 0
+           && detokenize(d, f, &len) == TR_OK
+           && tr_eval_stopped(c, d->text, len) != len;
+}
+
 /* Has the answer ended? */
 static bool
-ended(const driver_t *d, const branch_t *f)
+ended(driver_t *d, const branch_t *f)
 {
     return f->n_out == f->limit
-           || (!is_text(f) && tr_eval_is_end(d->e, f->out[f->n_out - 1]));
+           || (!is_text(f)
+               && (tr_eval_is_end(d->e, f->out[f->n_out - 1])
+                   || stopped(d, f)));
 }
 
 /* ---- steps -------------------------------------------------------------- */

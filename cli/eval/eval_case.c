@@ -1,9 +1,8 @@
 /*
- * Reading cases and judging replies (eval_case.h).
+ * Reading cases (eval_case.h).
  */
 #include "eval_case.h"
 
-#include <ctype.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,17 +13,6 @@
 #include "cli/terminal.h"
 
 #define FILE_BYTES_MAX ((size_t) 4 << 30)
-#define MARK "Answer: "
-
-static const struct {
-    const char *name;
-    tr_checker_t checker;
-} checkers[] = { { "exact", TR_CHECK_EXACT },
-                 { "final", TR_CHECK_FINAL },
-                 { "contains", TR_CHECK_CONTAINS } };
-
-#define N_CHECKERS (sizeof(checkers) / sizeof(checkers[0]))
-
 uint64_t
 tr_eval_hash(uint64_t hash, const void *data, size_t len)
 {
@@ -91,24 +79,77 @@ read_number(const json_t *line, const char *key, uint32_t *out,
     return TR_OK;
 }
 
+/* "match", or "checker" as world.py calls it. */
 static tr_status_t
-read_checker(const json_t *line, tr_checker_t *out, const char *where,
-             tr_error_t *err)
+read_match(const json_t *line, tr_eval_match_t *out, const char *where,
+           tr_error_t *err)
 {
-    const json_t *v = json_object_get(line, "checker");
-    const char *name = json_string_value(v);
+    const json_t *match = json_object_get(line, "match");
+    const json_t *checker = json_object_get(line, "checker");
+    const json_t *v = match != NULL ? match : checker;
+
+    if (match != NULL && checker != NULL) {
+        return bad(err, where, "checker", checker,
+                   "one of \"match\" and \"checker\", which are the same");
+    }
+    if (v == NULL || json_is_null(v)
+        || (json_is_string(v)
+            && tr_eval_match_named(json_string_value(v), out))) {
+        return TR_OK;
+    }
+    return bad(err, where, match != NULL ? "match" : "checker", v,
+               tr_eval_match_names);
+}
+
+static tr_status_t
+add_stop(tr_eval_case_t *c, const json_t *v, const char *where, tr_error_t *err)
+{
+    const char *text = json_string_value(v);
+
+    if (text == NULL || text[0] == '\0' || strlen(text) != json_string_length(v)
+        || c->n_stops == TR_EVAL_STOPS) {
+        return bad(err, where, "stop", v,
+                   "a text, or a list of up to 8, none of them empty");
+    }
+    c->stop[c->n_stops++] = text;
+    return TR_OK;
+}
+
+static tr_status_t
+read_stop(tr_eval_case_t *c, const char *where, tr_error_t *err)
+{
+    const json_t *v = json_object_get(c->line, "stop");
+    tr_status_t rc = TR_OK;
 
     if (v == NULL || json_is_null(v)) {
         return TR_OK;
     }
-    for (size_t i = 0; i < N_CHECKERS && name != NULL; i++) {
-        if (strcmp(name, checkers[i].name) == 0) {
-            *out = checkers[i].checker;
-            return TR_OK;
-        }
+    if (!json_is_array(v)) {
+        return add_stop(c, v, where, err);
     }
-    return bad(err, where, "checker", v,
-               "\"exact\", \"final\" or \"contains\"");
+    for (size_t i = 0; i < json_array_size(v) && rc == TR_OK; i++) {
+        rc = add_stop(c, json_array_get(v, i), where, err);
+    }
+    return rc;
+}
+
+/* A number may stand without quotes where it is matched as one. */
+static tr_status_t
+unquote(json_t *line, const char *key, tr_eval_match_t match)
+{
+    const json_t *v = json_object_get(line, key);
+    char *text;
+
+    if (match != TR_MATCH_NUMBER || !json_is_number(v)) {
+        return TR_OK;
+    }
+    text = json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
+    if (text == NULL || json_object_set_new(line, key, json_string(text))) {
+        free(text);
+        return TR_ERR_NOMEM;
+    }
+    free(text);
+    return TR_OK;
 }
 
 static tr_status_t
@@ -175,41 +216,106 @@ split_turns(tr_eval_case_t *c, bool by_turns, const char *answer,
 }
 
 static tr_status_t
+read_question(tr_eval_case_t *c, const char *where, tr_error_t *err)
+{
+    tr_status_t rc = read_text(c->line, "prompt", &c->prompt, where, err);
+
+    c->messages = json_object_get(c->line, "messages");
+    if (rc != TR_OK || c->prompt == NULL) {
+        return rc != TR_OK ? rc : check_messages(c->messages, where, err);
+    }
+    if (c->messages != NULL) {
+        return bad(err, where, "messages", c->messages,
+                   "one of \"messages\" and \"prompt\"");
+    }
+    return c->prompt[0] != '\0'
+               ? TR_OK
+               : bad(err, where, "prompt", json_object_get(c->line, "prompt"),
+                     "a text that is not empty");
+}
+
+/* *out: "answer" or "expected", whichever there is. */
+static tr_status_t
+read_answer(tr_eval_case_t *c, const char **out, const char *where,
+            tr_error_t *err)
+{
+    const char *answer = NULL, *expected = NULL;
+    char what[200];
+    tr_status_t rc;
+
+    if (unquote(c->line, "answer", c->match) != TR_OK
+        || unquote(c->line, "expected", c->match) != TR_OK) {
+        return tr_error_set(err, TR_ERR_NOMEM, "", "%.200s: out of memory",
+                            where);
+    }
+    rc = read_text(c->line, "answer", &answer, where, err);
+    if (rc == TR_OK) {
+        rc = read_text(c->line, "expected", &expected, where, err);
+    }
+    if (rc == TR_OK && (answer != NULL) == (expected != NULL)) {
+        return bad(err, where, answer ? "expected" : "answer",
+                   answer ? json_object_get(c->line, "expected") : NULL,
+                   "one of \"answer\" and \"expected\", the right answer");
+    }
+    *out = answer != NULL ? answer : expected;
+    if (rc == TR_OK
+        && !tr_eval_match_check(c->match, *out, what, sizeof(what))) {
+        rc = bad(err, where, answer ? "answer" : "expected",
+                 json_object_get(c->line, answer ? "answer" : "expected"),
+                 what);
+    }
+    return rc;
+}
+
+static tr_status_t
 read_case(tr_eval_case_t *c, const char *where, tr_error_t *err)
 {
     const json_t *line = c->line, *turns = json_object_get(line, "turns");
-    const char *answer = NULL, *expected = NULL, *reply = NULL;
+    const char *answer = NULL, *reply = NULL;
+    bool by_turns, as_text;
     tr_status_t rc;
 
     c->family = "cases";
-    c->messages = json_object_get(line, "messages");
-    if ((rc = check_messages(c->messages, where, err)) != TR_OK
+    if ((rc = read_question(c, where, err)) != TR_OK
         || (rc = read_text(line, "family", &c->family, where, err)) != TR_OK
         || (rc = read_number(line, "difficulty", &c->difficulty, where, err))
                != TR_OK
         || (rc = read_number(line, "max_tokens", &c->max_tokens, where, err))
                != TR_OK
         || (rc = read_text(line, "reply", &reply, where, err)) != TR_OK
-        || (rc = read_text(line, "answer", &answer, where, err)) != TR_OK
-        || (rc = read_text(line, "expected", &expected, where, err)) != TR_OK
-        || (rc = read_checker(line, &c->checker, where, err)) != TR_OK) {
+        || (rc = read_match(line, &c->match, where, err)) != TR_OK
+        || (rc = read_stop(c, where, err)) != TR_OK
+        || (rc = read_answer(c, &answer, where, err)) != TR_OK) {
         return rc;
-    }
-    if ((answer != NULL) == (expected != NULL)) {
-        return bad(err, where, answer ? "expected" : "answer",
-                   answer ? json_object_get(line, "expected") : NULL,
-                   "one of \"answer\" and \"expected\", the right answer");
     }
     if (turns != NULL && !json_is_boolean(turns)) {
         return bad(err, where, "turns", turns, "true or false");
     }
-    rc = split_turns(c,
-                     turns != NULL ? json_is_true(turns)
-                                   : strcmp(c->family, "multi") == 0,
-                     answer != NULL ? answer : expected, reply);
+    /* what the assistant said earlier is neither a number nor a pattern */
+    as_text = c->prompt == NULL && c->match != TR_MATCH_NUMBER
+              && c->match != TR_MATCH_REGEX;
+    by_turns = turns != NULL ? json_is_true(turns)
+                             : as_text && strcmp(c->family, "multi") == 0;
+    if (by_turns && !as_text) {
+        return bad(err, where, "turns", turns,
+                   "false where there is a prompt, or a number or pattern to "
+                   "match");
+    }
+    rc = split_turns(c, by_turns, answer, reply);
     return rc == TR_OK
                ? rc
                : tr_error_set(err, rc, "", "%.200s: out of memory", where);
+}
+
+size_t
+tr_eval_stopped(const tr_eval_case_t *c, const char *reply, size_t len)
+{
+    for (uint32_t i = 0; i < c->n_stops; i++) {
+        const char *at = memmem(reply, len, c->stop[i], strlen(c->stop[i]));
+
+        len = at != NULL ? (size_t) (at - reply) : len;
+    }
+    return len;
 }
 
 static void
@@ -252,7 +358,7 @@ tr_eval_cases_add(tr_eval_cases_t *cases, const char *text, size_t len,
         json_decref(c.line);
         return tr_error_set(err, TR_ERR_INVALID, "",
                             "%.200s: expected a JSON object with \"messages\" "
-                            "and \"expected\"",
+                            "or \"prompt\", and \"answer\"",
                             where);
     }
     rc = read_case(&c, where, err);
@@ -301,7 +407,8 @@ tr_eval_cases_read(tr_eval_cases_t *cases, const char *path, tr_error_t *err)
     if (rc == TR_OK && cases->n == before) {
         return tr_error_set(err, TR_ERR_INVALID, "cases",
                             "%.200s has no cases, expected one JSON object a "
-                            "line with \"messages\" and \"expected\"",
+                            "line with \"messages\" or \"prompt\", and "
+                            "\"answer\"",
                             path);
     }
     return rc;
@@ -350,63 +457,4 @@ tr_eval_cases_free(tr_eval_cases_t *cases)
     }
     free(cases->items);
     *cases = (tr_eval_cases_t){ 0 };
-}
-
-/* ---- judging ------------------------------------------------------------ */
-
-/* text[0..n) without blanks around it. */
-static const char *
-strip(const char *text, size_t *n)
-{
-    while (*n > 0 && isspace((unsigned char) text[0])) {
-        text++;
-        --*n;
-    }
-    while (*n > 0 && isspace((unsigned char) text[*n - 1])) {
-        --*n;
-    }
-    return text;
-}
-
-static bool
-same(const char *answer, const char *text, size_t n)
-{
-    text = strip(text, &n);
-    return strlen(answer) == n && memcmp(answer, text, n) == 0;
-}
-
-static bool
-contains_all(const char *answer, const char *reply, size_t len)
-{
-    for (;;) {
-        size_t n = strcspn(answer, "|");
-
-        if (n != 0 && memmem(reply, len, answer, n) == NULL) {
-            return false;
-        }
-        if (answer[n] == '\0') {
-            return true;
-        }
-        answer += n + 1;
-    }
-}
-
-bool
-tr_eval_right(tr_checker_t checker, const char *answer, const char *reply,
-              size_t len)
-{
-    const char *at = reply, *tail = NULL, *end = reply + len;
-
-    switch (checker) {
-    case TR_CHECK_EXACT:
-        return same(answer, reply, len);
-    case TR_CHECK_CONTAINS:
-        return contains_all(answer, reply, len);
-    default:
-        break;
-    }
-    while ((at = memmem(at, (size_t) (end - at), MARK, strlen(MARK))) != NULL) {
-        tail = at += strlen(MARK);
-    }
-    return tail != NULL && same(answer, tail, (size_t) (end - tail));
 }

@@ -6,17 +6,16 @@
  *
  *   {"family", "difficulty", "messages", "reply", "answer", "checker"}
  *
- * and any file with {"messages", "expected"} will do; family, difficulty,
- * checker, reply, max_tokens and turns may be there.  A case of the family
- * multi (or with "turns": true) is run turn by turn: every answer of the
- * assistant within its messages is what is expected at that turn.  In other
- * cases such messages are context.
+ * and question sets that users bring (docs/eval.md):
  *
- * A reply is right by its checker:
- *   exact     all of it is the answer
- *   final     what follows the last "Answer: " is
- *   contains  every "|"-separated word of the answer occurs in it
- * Blanks around a reply never count, as in models/pocket/evaluate.py.
+ *   {"messages" or "prompt", "answer" (or "expected")}
+ *
+ * with family, difficulty, match (or checker), reply, max_tokens, stop and turns
+ * where they are wanted.  A prompt goes to the model as it is, without the chat
+ * template, as in /v1/completions.  A case of the family multi (or with
+ * "turns": true) is run turn by turn: every answer of the assistant within its
+ * messages is what is expected at that turn.  In other cases such messages are
+ * context.
  */
 #ifndef TR_EVAL_CASE_H
 #define TR_EVAL_CASE_H
@@ -28,7 +27,9 @@
 
 #include <tokenring/error.h>
 
-typedef enum { TR_CHECK_EXACT, TR_CHECK_FINAL, TR_CHECK_CONTAINS } tr_checker_t;
+#include "eval_match.h"
+
+#define TR_EVAL_STOPS 8u
 
 typedef struct {
     uint32_t n_messages; /* of the case that make this turn's prompt */
@@ -41,8 +42,11 @@ typedef struct {
     const char *family;  /* "cases" when the line names none */
     uint32_t difficulty; /* 0: not given */
     uint32_t max_tokens; /* 0: not given */
-    tr_checker_t checker;
-    const json_t *messages;
+    tr_eval_match_t match;
+    const json_t *messages;          /* NULL: a prompt */
+    const char *prompt;              /* NULL: messages */
+    const char *stop[TR_EVAL_STOPS]; /* a reply ends before the first of them */
+    uint32_t n_stops;
     tr_eval_turn_t *turns;
     uint32_t n_turns;
     uint64_t hash; /* of all the line says */
@@ -66,8 +70,8 @@ void tr_eval_cases_select(tr_eval_cases_t *cases, size_t limit,
                           const char *const *families, size_t n_families);
 void tr_eval_cases_free(tr_eval_cases_t *cases);
 
-bool tr_eval_right(tr_checker_t checker, const char *answer, const char *reply,
-                   size_t reply_len);
+/* Where the reply ends by the case's stop texts: its length, or less. */
+size_t tr_eval_stopped(const tr_eval_case_t *c, const char *reply, size_t len);
 
 /* FNV-1a of 64 bits; begin with TR_EVAL_HASH. */
 #define TR_EVAL_HASH 0xcbf29ce484222325u

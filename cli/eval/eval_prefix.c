@@ -73,6 +73,19 @@ tr_eval_encode(driver_t *d, const json_t *messages, uint32_t n, tr_ids_t *out)
     return rc;
 }
 
+/* The prompt of a turn: its messages, or the case's text as it is. */
+static tr_status_t
+encode_turn(driver_t *d, const tr_eval_case_t *c, uint32_t turn, tr_ids_t *out)
+{
+    if (c->prompt == NULL) {
+        return tr_eval_encode(d, c->messages, c->turns[turn].n_messages, out);
+    }
+    out->len = 0;
+    return tr_tokenizer_encode(d->e->tokenizer, d->e->scratch, c->prompt,
+                               strlen(c->prompt), TR_ENCODE_SPECIAL, out,
+                               d->err);
+}
+
 /* Longest answer: a quarter longer than the reference (models/pocket/
  * evaluate.py has the same bound), or what the case or the user says. */
 static tr_status_t
@@ -100,10 +113,9 @@ encode_case(driver_t *d, prefix_t *t)
     tr_ids_t ids = { 0 };
     tr_status_t rc;
 
-    rc = tr_eval_encode(d, c->messages, c->turns[c->n_turns - 1].n_messages,
-                        &t->ids);
+    rc = encode_turn(d, c, c->n_turns - 1, &t->ids);
     for (uint32_t i = 0; i < c->n_turns && rc == TR_OK; i++) {
-        rc = tr_eval_encode(d, c->messages, c->turns[i].n_messages, &ids);
+        rc = encode_turn(d, c, i, &ids);
         if (rc == TR_OK
             && (ids.len > t->ids.len
                 || memcmp(ids.data, t->ids.data, ids.len * sizeof(int32_t))

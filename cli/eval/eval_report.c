@@ -55,7 +55,7 @@ void
 tr_eval_summary(const tr_eval_results_t *r, uint32_t policy, const char *family,
                 uint32_t difficulty, tr_eval_cell_t *out)
 {
-    tr_pairs_t pairs = { 0 };
+    tr_pairs_t pairs = { 0 }, own = { 0 };
     double right = 0, seconds = 0;
 
     *out = (tr_eval_cell_t){ 0 };
@@ -74,6 +74,7 @@ tr_eval_summary(const tr_eval_results_t *r, uint32_t policy, const char *family,
         }
         out->n++;
         right += one->right;
+        tr_pairs_add(&own, j->case_index + 1u, 1, one->right);
         out->kv_ratio += one->kv_ratio;
         out->high += one->high;
         out->low += one->low;
@@ -90,7 +91,14 @@ tr_eval_summary(const tr_eval_results_t *r, uint32_t policy, const char *family,
     out->low /= out->n;
     out->pruned /= out->n;
     out->tokens_per_s = seconds > 0 ? (double) out->tokens / seconds : NAN;
+    tr_pairs_share(&own, &out->accuracy_low, &out->accuracy_high);
     tr_pairs_interval(&pairs, &out->diff);
+}
+
+static double
+square(double x)
+{
+    return x * x;
 }
 
 /* Intervals of families add up as independent ones do, each end apart (the
@@ -101,7 +109,7 @@ tr_eval_overall(const tr_eval_results_t *r, uint32_t policy,
 {
     tr_eval_family_t families[TR_EVAL_FAMILIES];
     uint32_t n = tr_eval_families(r, families), with = 0;
-    double down = 0, up = 0, seconds = 0;
+    double down = 0, up = 0, below = 0, above = 0, seconds = 0;
 
     *out = (tr_eval_cell_t){ 0 };
     for (uint32_t i = 0; i < n; i++) {
@@ -122,8 +130,10 @@ tr_eval_overall(const tr_eval_results_t *r, uint32_t policy,
         out->pruned += c.pruned;
         seconds += (double) c.tokens / c.tokens_per_s; /* NaN stays */
         out->diff.diff += c.diff.diff;
-        down += (c.diff.diff - c.diff.low) * (c.diff.diff - c.diff.low);
-        up += (c.diff.high - c.diff.diff) * (c.diff.high - c.diff.diff);
+        down += square(c.diff.diff - c.diff.low);
+        up += square(c.diff.high - c.diff.diff);
+        below += square(c.accuracy - c.accuracy_low);
+        above += square(c.accuracy_high - c.accuracy);
     }
     out->accuracy /= with;
     out->kv_ratio /= with;
@@ -131,6 +141,8 @@ tr_eval_overall(const tr_eval_results_t *r, uint32_t policy,
     out->low /= with;
     out->pruned /= with;
     out->tokens_per_s = (double) out->tokens / seconds;
+    out->accuracy_low = out->accuracy - sqrt(below) / with;
+    out->accuracy_high = out->accuracy + sqrt(above) / with;
     out->diff.diff /= with;
     out->diff.low = out->diff.diff - sqrt(down) / with;
     out->diff.high = out->diff.diff + sqrt(up) / with;
@@ -209,15 +221,22 @@ print_diff(const tr_paired_t *d, bool first, FILE *f)
 static void
 print_overall(const tr_eval_results_t *r, const char *const *labels, FILE *f)
 {
-    fprintf(f, "\n%-*s %8s  %-24s %8s %6s %6s %6s %9s\n", LABEL_WIDTH + 4,
-            "all families", "right %", "difference [95%]", "kv_ratio", "high %",
-            "low %", "gone %", "tokens/s");
+    fprintf(f, "\n%-*s %8s  %-16s  %-24s %8s %6s %6s %6s %9s\n",
+            LABEL_WIDTH + 4, "all families", "right %", "[95%]",
+            "difference [95%]", "kv_ratio", "high %", "low %", "gone %",
+            "tokens/s");
     for (uint32_t p = 0; p < r->n_policies; p++) {
         tr_eval_cell_t c;
+        char range[32] = "-";
 
         tr_eval_overall(r, p, &c);
         print_label(p, labels[p], f);
         print_number(c.accuracy, 100, 8, 2, f);
+        if (!isnan(c.accuracy_low)) {
+            snprintf(range, sizeof(range), "[%.2f, %.2f]", c.accuracy_low * 100,
+                     c.accuracy_high * 100);
+        }
+        fprintf(f, "  %-16s", range);
         print_diff(&c.diff, p == 0, f);
         print_number(c.kv_ratio, 1, 8, 3, f);
         print_number(c.high, 100, 6, 1, f);
@@ -339,6 +358,8 @@ cell_json(const tr_eval_cell_t *c)
     json_object_set_new(o, "n", json_integer(c->n));
     json_object_set_new(o, "skipped", json_integer(c->skipped));
     json_object_set_new(o, "accuracy", number(c->accuracy));
+    json_object_set_new(o, "accuracy_low", number(c->accuracy_low));
+    json_object_set_new(o, "accuracy_high", number(c->accuracy_high));
     json_object_set_new(o, "diff", number(c->diff.diff));
     json_object_set_new(o, "diff_low", number(c->diff.low));
     json_object_set_new(o, "diff_high", number(c->diff.high));

@@ -24,6 +24,7 @@ typedef struct {
     uint32_t n, skipped; /* turns answered; those that do not fit */
     uint64_t tokens;
     double accuracy, kv_ratio, high, low, pruned; /* NaN for n = 0 */
+    double accuracy_low, accuracy_high;           /* 95% */
     double tokens_per_s;                          /* NaN: not told apart */
     tr_paired_t diff;                             /* to policy 0 */
 } tr_eval_cell_t;

@@ -107,6 +107,19 @@ tr_pairs_interval(tr_pairs_t *p, tr_paired_t *out)
     out->high = out->diff + sqrt(fmax(up, 0));
 }
 
+void
+tr_pairs_share(tr_pairs_t *p, double *low, double *high)
+{
+    double n = p->both + p->first, shrink;
+
+    end_cluster(p);
+    *low = *high = NAN;
+    if (n > 0) {
+        shrink = 1 / design_effect(p, n, -p->first / n);
+        tr_wilson(p->both * shrink, n * shrink, low, high);
+    }
+}
+
 /* Of n pairs without a loss both Wilson intervals end at n / (n + zz), and the
  * interval of the difference at -zz / (n + zz). */
 double

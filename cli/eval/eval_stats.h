@@ -36,6 +36,11 @@ void tr_pairs_add(tr_pairs_t *p, uint64_t cluster, int first_right,
 /* Ends the open conversation.  Without pairs all is NaN. */
 void tr_pairs_interval(tr_pairs_t *p, tr_paired_t *out);
 
+/* Ends the open conversation.  The share right of `other` alone: its Wilson
+ * interval with the design effect of conversations.  Every pair must have been
+ * added with first_right 1. */
+void tr_pairs_share(tr_pairs_t *p, double *low, double *high);
+
 /* How many pairs it takes at least before the interval can say that no more than
  * `loss` (a share, above 0) is lost: so many, all right on both sides. */
 double tr_pairs_needed(double loss);

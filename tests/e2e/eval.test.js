@@ -79,6 +79,92 @@ test('eval: table, JSON and plot', async () => {
   assert.ok(streaming.accuracy < full.accuracy);
 });
 
+// What users bring: questions with a rule of their own, a prompt as it is.
+test('eval: a question set of the user', async () => {
+  const from = read(cases).trim().split('\n').map((line) => JSON.parse(line));
+  const [recall, sum] = ['recall', 'arith'].map((family) =>
+    from.find((c) => c.family === family));
+  const { messages } = recall;
+  const words = recall.answer.split(' ');
+  const number = Number(/(-?\d+)\D*$/.exec(sum.reply)[1]);
+  const lines = [
+    { messages, answer: recall.answer },
+    { messages, match: 'contains', answer: `${words[0]}|${words.at(-1)}` },
+    { messages, match: 'regex', answer: `(?i)^${words[0].toUpperCase()}\\b` },
+    { messages, match: 'regex', answer: '^$' }, // wrong
+    { messages: sum.messages, match: 'number', answer: number, max_tokens: 400 },
+    { messages: sum.messages, match: 'number', answer: number + 1, max_tokens: 400 },
+    // With its stop text left out the answer would have it.
+    { prompt: 'The fox and the key.', match: 'regex', answer: '^[^e]+$',
+      stop: ['e'], max_tokens: 64 },
+    { prompt: 'The fox and the key.', match: 'regex', answer: '^[^e]+$',
+      max_tokens: 64 },
+  ];
+  const set = file('set.jsonl');
+  fs.writeFileSync(set, lines.map((line, i) =>
+    `${JSON.stringify({ family: `q${i}`, ...line })}\n`).join(''));
+  const child = spawn(path.join(BUILD, 'bin/tokenring'), ['eval', '-m', POCKET,
+    '-c', set, '--kv-memory', '128m', '--json', file('set.json')]);
+  let out = '';
+  child.stdout.on('data', (d) => { out += d; });
+  child.stderr.on('data', (d) => { out += d; });
+  const status = await new Promise((resolve) => { child.on('close', resolve); });
+  assert.equal(status, 0, out);
+  const { policies } = json('set.json');
+  assert.deepEqual(policies.map((p) => p.policy),
+    ['full', 'diffkv', 'uniform:levels=8/4', 'uniform:levels=4/2']);
+  const right = lines.map((_, i) => policies[0].families[`q${i}`].accuracy);
+  assert.deepEqual(right, [1, 1, 1, 0, 1, 0, 1, 0]);
+  assert.ok(policies[0].families.q6.tokens < policies[0].families.q7.tokens);
+  for (const p of policies) {
+    assert.ok(p.accuracy_low <= p.accuracy && p.accuracy <= p.accuracy_high,
+      JSON.stringify(p));
+  }
+  assert.match(out, / \[\d+\.\d+, \d+\.\d+\] /);
+});
+
+// As the published files are, a line each.
+test('import.py: GSM8K, MATH, LongBench and RULER become cases', () => {
+  const convert = (set, line, ...args) => {
+    fs.writeFileSync(file('in.jsonl'), `${JSON.stringify(line)}\n`);
+    return execFileSync(path.join(ROOT, 'tests/eval/import.py'),
+      [set, file('in.jsonl'), ...args], { encoding: 'utf8', stdio: 'pipe' });
+  };
+  const set = (...args) => JSON.parse(convert(...args));
+  assert.deepEqual(set('gsm8k', { question: 'How many?',
+    answer: 'She has 1,002 + 1 = <<1002+1=1003>>1,003.\n#### 1,003' },
+  '--raw', '--prompt', 'Q: {question}\nA:', '--stop', 'Q:'), {
+    family: 'gsm8k', answer: '1,003', match: 'number',
+    prompt: 'Q: How many?\nA:', stop: ['Q:'], max_tokens: 1024 });
+
+  const half = set('math', { problem: 'What is $\\frac12$?', level: 'Level 3',
+    solution: 'First \\boxed{1}, then $\\boxed{\\frac{1} {2}}$.' });
+  assert.equal(half.difficulty, 3);
+  assert.match(half.messages[0].content, /^What is .*\\boxed\{\}\.$/s);
+  for (const [reply, right] of [['$\\boxed{\\dfrac{1}{2}}$', true],
+    ['\\boxed{ \\frac{1} {2} }', true], ['\\boxed{\\frac{1}{3}}', false]]) {
+    assert.equal(new RegExp(half.answer).test(reply), right, reply);
+  }
+
+  const long = set('longbench', { input: 'Who?', context: 'Ann (and) Bob.',
+    answers: ['Ann (and)', 'Bob'], dataset: 'hotpotqa', length: 3 });
+  assert.equal(long.family, 'hotpotqa');
+  assert.match(long.messages[0].content, /^Ann \(and\) Bob\.[^]*Who\?\nAnswer:$/);
+  const finds = (answer, text) => new RegExp(answer.replace('(?is)', ''), 'is')
+    .test(text);
+  assert.ok(finds(long.answer, 'it was ann (AND)') && !finds(long.answer, 'ann'));
+
+  const needles = { index: 0, input: 'Find them.', outputs: ['123', '456'] };
+  assert.ok(finds(set('ruler', needles).answer, '456 and\n123'));
+  assert.ok(!finds(set('ruler', needles).answer, '456'));
+  assert.ok(finds(set('ruler', needles, '--any').answer, '456'));
+
+  assert.throws(() => convert('gsm8k', { question: 'How many?' }),
+    /in\.jsonl:1: no 'answer'/);
+  assert.throws(() => convert('math', { problem: 'x', solution: '7' }),
+    /in\.jsonl:1: the solution has no \\boxed/);
+});
+
 test('eval: killed in between, it goes on and ends alike', async () => {
   const results = file('results.jsonl');
   const args = ['--resume', results, '--batch', '2'];

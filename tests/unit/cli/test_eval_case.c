@@ -1,6 +1,6 @@
 /*
  * Evaluation cases: what is read from a line, what is refused and how it is
- * said, how replies are judged (as models/pocket/world.py judges them).
+ * said.  How replies are judged is in test_eval_match.c.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -40,7 +40,7 @@ test_a_line_of_world_py_is_read_whole(void **state)
     assert_int_equal(cases.n, 1);
     assert_string_equal(cases.items[0].family, "trace");
     assert_int_equal(cases.items[0].difficulty, 3);
-    assert_int_equal(cases.items[0].checker, TR_CHECK_FINAL);
+    assert_int_equal(cases.items[0].match, TR_MATCH_FINAL);
     assert_int_equal(cases.items[0].n_turns, 1);
     assert_int_equal(cases.items[0].turns[0].n_messages, 1);
     assert_string_equal(cases.items[0].turns[0].answer, "5");
@@ -134,7 +134,30 @@ test_bad_lines_are_refused_with_place_and_reason(void **state)
           "one of" },
         { "{\"messages\":[" USER "],\"expected\":4}", "expected is 4" },
         { "{\"messages\":[" USER "],\"expected\":\"a\",\"checker\":\"fuzzy\"}",
-          "checker is \"fuzzy\"" },
+          "checker is \"fuzzy\", expected \"exact\", \"final\", \"contains\", "
+          "\"number\" or \"regex\"" },
+        { "{\"messages\":[" USER "],\"answer\":\"a\",\"match\":\"exact\","
+          "\"checker\":\"exact\"}",
+          "one of \"match\" and \"checker\"" },
+        { "{\"messages\":[" USER "],\"answer\":\"a\",\"prompt\":\"b\"}",
+          "one of \"messages\" and \"prompt\"" },
+        { "{\"prompt\":\"\",\"answer\":\"a\"}", "prompt is \"\"" },
+        { "{\"prompt\":[1],\"answer\":\"a\"}", "prompt is [1], expected a" },
+        { "{\"prompt\":\"q\",\"answer\":\"x\",\"match\":\"number\"}",
+          "answer is \"x\", expected a number, as in -1,234.5" },
+        { "{\"prompt\":\"q\",\"answer\":4}", "answer is 4, expected a text" },
+        { "{\"prompt\":\"q\",\"answer\":\"a(b\",\"match\":\"regex\"}",
+          "expected a regular expression (missing closing parenthesis at byte "
+          "3)" },
+        { "{\"prompt\":\"q\",\"answer\":\"a\",\"turns\":true}",
+          "turns is true, expected false where there is a prompt" },
+        { "{\"prompt\":\"q\",\"answer\":\"a\",\"stop\":\"\"}",
+          "stop is \"\", expected a text, or a list of up to 8" },
+        { "{\"prompt\":\"q\",\"answer\":\"a\",\"stop\":[\"b\",3]}",
+          "stop is 3" },
+        { "{\"prompt\":\"q\",\"answer\":\"a\",\"stop\":[\"1\",\"2\",\"3\","
+          "\"4\",\"5\",\"6\",\"7\",\"8\",\"9\"]}",
+          "stop is \"9\"" },
         { "{\"messages\":[" USER "],\"expected\":\"a\",\"difficulty\":-1}",
           "difficulty is -1" },
         { "{\"messages\":[" USER "],\"expected\":\"a\",\"max_tokens\":1.5}",
@@ -215,35 +238,31 @@ test_selection_keeps_the_first_of_each_kind(void **state)
     tr_eval_cases_free(&cases);
 }
 
-static bool
-right(tr_checker_t checker, const char *answer, const char *reply)
-{
-    return tr_eval_right(checker, answer, reply, strlen(reply));
-}
-
 static void
-test_replies_are_judged_by_their_checker(void **state)
+test_a_prompt_stands_for_messages(void **state)
 {
+    tr_eval_cases_t cases = { 0 };
+    tr_error_t err;
+    const tr_eval_case_t *c;
+
     (void) state;
-    assert_true(right(TR_CHECK_EXACT, "a b", " a b\n"));
-    assert_false(right(TR_CHECK_EXACT, "a b", "a  b"));
-    assert_false(right(TR_CHECK_EXACT, "a b", "a b."));
-    assert_false(right(TR_CHECK_EXACT, "a b", "a"));
-    assert_false(right(TR_CHECK_EXACT, "a", ""));
-    assert_true(right(TR_CHECK_FINAL, "12", "x\nAnswer: 12"));
-    assert_true(right(TR_CHECK_FINAL, "12", "Answer: 3\nAnswer: 12 "));
-    assert_false(right(TR_CHECK_FINAL, "12", "Answer: 12\nAnswer: 3"));
-    assert_false(right(TR_CHECK_FINAL, "12", "12"));
-    assert_false(right(TR_CHECK_FINAL, "12", "Answer:12"));
-    assert_false(right(TR_CHECK_FINAL, "12", "Answer: 12 and more"));
-    assert_false(right(TR_CHECK_FINAL, "12", ""));
-    assert_true(right(TR_CHECK_CONTAINS, "Nora|silver candle",
-                      "a silver candle of Nora"));
-    assert_false(right(TR_CHECK_CONTAINS, "Nora|silver candle",
-                       "a silver spoon of Nora"));
-    /* bytes after the length are not part of the reply */
-    assert_false(tr_eval_right(TR_CHECK_FINAL, "12", "Answer: 12", 9));
-    assert_false(tr_eval_right(TR_CHECK_CONTAINS, "Nora", "Nora", 3));
+    if (add(&cases,
+            "{\"prompt\":\"Question: 1+1?\\nAnswer:\",\"answer\":2,\"match\":"
+            "\"number\",\"stop\":[\"\\n\\n\",\"Question:\"]}",
+            &err)
+        != TR_OK) {
+        fail_msg("%s", err.text);
+    }
+    c = &cases.items[0];
+    assert_null(c->messages);
+    assert_string_equal(c->prompt, "Question: 1+1?\nAnswer:");
+    assert_int_equal(c->match, TR_MATCH_NUMBER);
+    assert_int_equal(c->n_turns, 1);
+    assert_string_equal(c->turns[0].answer, "2");
+    assert_int_equal(tr_eval_stopped(c, " 2\nQuestion: 5", 13), 3);
+    assert_int_equal(tr_eval_stopped(c, " 2\n\nQuestion: 5", 14), 2);
+    assert_int_equal(tr_eval_stopped(c, " 2\nQuest", 8), 8);
+    tr_eval_cases_free(&cases);
 }
 
 int
@@ -256,7 +275,7 @@ main(void)
         cmocka_unit_test(test_bad_lines_are_refused_with_place_and_reason),
         cmocka_unit_test(test_a_file_names_its_bad_line),
         cmocka_unit_test(test_selection_keeps_the_first_of_each_kind),
-        cmocka_unit_test(test_replies_are_judged_by_their_checker),
+        cmocka_unit_test(test_a_prompt_stands_for_messages),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
