@@ -5,6 +5,7 @@ import { series } from './series.js';
 import { Lines, Pool } from './charts.js';
 import { forget } from './palette.js';
 import { $, setData, setText } from './dom.js';
+import { themeButton } from './themes.js';
 import * as f from './format.js';
 import * as views from './views.js';
 
@@ -159,34 +160,7 @@ function route() {
 window.addEventListener('hashchange', route);
 document.addEventListener('visibilitychange', draw);
 
-// ---- theme and span ---------------------------------------------------------
-
-const dark = window.matchMedia('(prefers-color-scheme: dark)');
-const root = document.documentElement;
-
-function isDark() {
-  return root.dataset.theme ? root.dataset.theme === 'dark' : dark.matches;
-}
-
-function themed() {
-  forget();
-  setText($('theme'), isDark() ? 'Light' : 'Dark');
-  $('theme').setAttribute('aria-label', `Switch to the ${isDark() ? 'light' : 'dark'} theme`);
-  pool.redraw();
-  for (const chart of Object.values(charts)) chart.redraw();
-  draw();
-}
-
-$('theme').addEventListener('click', () => {
-  root.dataset.theme = isDark() ? 'light' : 'dark';
-  try {
-    localStorage.setItem('tokenring-theme', root.dataset.theme);
-  } catch {
-    // It holds until the page is left.
-  }
-  themed();
-});
-dark.addEventListener('change', themed);
+// ---- span and theme ---------------------------------------------------------
 
 $('requests-more').addEventListener('click', () => {
   all = !all;
@@ -198,6 +172,11 @@ $('span').addEventListener('change', (event) => {
   drawFigures();
 });
 
-themed();
+themeButton($('theme'), () => {
+  forget();
+  pool.redraw();
+  for (const chart of Object.values(charts)) chart.redraw();
+  draw();
+});
 route();
 connect();

@@ -51,6 +51,7 @@ static void ngx_http_tokenring_dashboard_unset(void *data);
 
 static ngx_http_tokenring_file_t  ngx_http_tokenring_files[] = {
     { ngx_string("index.html"), ngx_string("text/html; charset=utf-8") },
+    { ngx_string("base.css"), NGX_HTTP_TOKENRING_STYLE },
     { ngx_string("style.css"), NGX_HTTP_TOKENRING_STYLE },
     { ngx_string("icon.svg"), ngx_string("image/svg+xml") },
     { ngx_string("app.js"), NGX_HTTP_TOKENRING_SCRIPT },
@@ -61,6 +62,7 @@ static ngx_http_tokenring_file_t  ngx_http_tokenring_files[] = {
     { ngx_string("palette.js"), NGX_HTTP_TOKENRING_SCRIPT },
     { ngx_string("series.js"), NGX_HTTP_TOKENRING_SCRIPT },
     { ngx_string("theme.js"), NGX_HTTP_TOKENRING_SCRIPT },
+    { ngx_string("themes.js"), NGX_HTTP_TOKENRING_SCRIPT },
     { ngx_string("views.js"), NGX_HTTP_TOKENRING_SCRIPT },
     { ngx_string("vendor/uPlot.esm.js"), NGX_HTTP_TOKENRING_SCRIPT },
     { ngx_string("vendor/uPlot.min.css"), NGX_HTTP_TOKENRING_STYLE },
