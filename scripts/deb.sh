@@ -27,7 +27,7 @@ if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
     git ls-files -z --cached --others --exclude-standard
 else
     find . \( -path './build*' -o -name node_modules \) -prune \
-        -o -type f -print0
+        -o \( -type f -o -type l \) -print0
 fi | while IFS= read -r -d '' file; do
     [ ! -e "$file" ] || printf '%s\0' "$file"
 done | tar --null -T - -cf - | tar -C "$tree" -xf -

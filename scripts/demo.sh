@@ -74,6 +74,8 @@ Use the notes to answer: $question" 60
 cat <<END
 
 ${BOLD}It is running.${PLAIN}
+  page      $URL/   (a chat, and the KV cache of its conversation)
+  dashboard $URL/dashboard/
   API       $URL/v1   (OpenAI: chat/completions, completions, models)
   health    $URL/health
   metrics   $URL/metrics

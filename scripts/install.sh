@@ -99,6 +99,7 @@ fill conf/systemd/tokenring.sysusers /usr/lib/sysusers.d/tokenring.conf
 
 put 644 "$datadir/models/pocket" models/pocket/*.json \
     models/pocket/*.safetensors models/pocket/README.md
+put 644 "$datadir/page" page/*.html page/*.css page/*.js page/*.svg
 put 644 "$datadir/dashboard" dashboard/*.html dashboard/*.css dashboard/*.js \
     dashboard/*.svg
 put 644 "$datadir/dashboard/vendor" dashboard/vendor/*

@@ -62,15 +62,18 @@ write_nginx_conf() {
     sed -e "s|/run/tokenring/main.sock|$RUN/engine/engine.sock|" \
         -e "s|listen 127.0.0.1:8080|listen 127.0.0.1:$PORT|" \
         -e "s|/usr/share/tokenring/dashboard|$RUN/dashboard|" \
+        -e "s|/usr/share/tokenring/page|$RUN/page|" \
         -e "s|/var/log/nginx/|$RUN/nginx-|g" \
         ${REDIS:+-e "s|# tokenring_redis 127.0.0.1:6379;|tokenring_redis $REDIS;|"} \
         "$ROOT/conf/tokenring.conf" >"$RUN/tokenring.conf"
 }
 
-# The page's files where the workers can read them: a checkout may be closed.
-rm -rf "$RUN/dashboard"
-cp -R "$ROOT/dashboard" "$RUN/dashboard"
-chmod -R u=rwX,go=rX "$RUN/dashboard"
+# The pages' files where the workers can read them: a checkout may be closed.
+for page in page dashboard; do
+    rm -rf "${RUN:?}/$page"
+    cp -RL "$ROOT/$page" "$RUN/$page"
+    chmod -R u=rwX,go=rX "$RUN/$page"
+done
 
 # Called by root, workers run as www-data and the engine as a user with no rights
 # at all, in the group of www-data so that both meet at the socket.  It owns
@@ -193,4 +196,4 @@ until curl -fsS -m 2 -o /dev/null "$URL/health" 2>"$RUN/health.out"; do
     sleep 0.1
 done
 
-echo "Tokenring is up: $URL  (logs and state in ${RUN#"$ROOT"/})"
+echo "Tokenring is up: $URL/  (logs and state in ${RUN#"$ROOT"/})"

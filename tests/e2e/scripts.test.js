@@ -57,6 +57,11 @@ test('up, up again, demo, down, down again', { skip: !stock }, place(
     const page = await request(`${url}/dashboard/`);
     assert.equal(page.status, 200);
     assert.match(page.text, /<title>Tokenring<\/title>/);
+    const chat = await request(`${url}/`);
+    assert.equal(chat.status, 200);
+    for (const [, file] of chat.text.matchAll(/(?:href|src)="([\w.]+)"/g)) {
+      assert.equal((await request(`${url}/${file}`)).status, 200, file);
+    }
 
     const again = run('up.sh');
     assert.equal(again.status, 0, again.text);
@@ -71,7 +76,7 @@ test('up, up again, demo, down, down again', { skip: !stock }, place(
       .exec(demo.text);
     assert.ok(tokens > 1000 && ratio < 0.5, `${tokens} tokens: ${ratio}`);
     for (const word of ['curl', `make down PREFIX=${env.TR_RUN}\n`,
-      `${url}/metrics`]) {
+      `page      ${url}/ `, `${url}/dashboard/\n`, `${url}/metrics`]) {
       assert.ok(demo.text.includes(word), word);
     }
 
@@ -211,6 +216,8 @@ test('install: everything in its place, and NGINX accepts it', { skip }, place(
       'lib/systemd/system/tokenring-engine.service',
       'lib/systemd/system/tokenring-engine@.service',
       'usr/share/tokenring/models/pocket/config.json',
+      'usr/share/tokenring/page/index.html',
+      'usr/share/tokenring/page/base.css',
       'usr/share/tokenring/dashboard/index.html',
       'usr/share/tokenring/dashboard/vendor/uPlot.esm.js',
       'usr/share/tokenring/dashboard/vendor/uPlot.LICENSE',
