@@ -22,7 +22,8 @@ CUDA_ARCH ?= 90a 80 89
 CUDA_SRC  := $(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)
 CUDA_OBJ  := $(CUDA_SRC:%.cu=$B/cuda/%.o)
 CUDA_TEST := $B/cuda/test_decode $B/cuda/bench_decode
-CUDA_GPU  := $B/cuda/obj/cache.o $B/cuda/obj/reference.o $B/cuda/obj/kv_layout.o
+CUDA_GPU  := $B/cuda/obj/cache.o $B/cuda/obj/cache_reference.o \
+             $B/cuda/obj/kv_layout.o
 
 # What is compared with the CPU backend: its cache and attention, without the
 # matrices, which would need OpenBLAS where the tests run.
@@ -30,9 +31,8 @@ CUDA_BOTH := $B/cuda/test_store $B/cuda/test_generic $B/cuda/bench_store
 CUDA_CPU  := $(patsubst %.c,$B/obj/%.o,\
     $(wildcard kernels/cpu/kv/*.c kernels/cpu/attention/*.c) \
     kernels/thread_pool.c)
-CUDA_BED  := $(patsubst %,$B/cuda/obj/%.o,store_bed store_append \
-    store_compress store_swap store_heads \
-    generic_case)
+CUDA_STORE := $(patsubst %,$B/cuda/obj/%.o,store_fixture store_append \
+    store_compress store_swap store_heads generic_fixture)
 
 # For the tests' library and for the one that the engine loads.
 NVFLAGS = -O3 -std=c++17 -I. -diag-suppress 128 \
@@ -76,15 +76,20 @@ $B/lib/libtokenring_cuda.so: $(CUDA_OBJ) $B/obj/kernels/kv_layout.o
 	    -Xcompiler=-static-libstdc++,-static-libgcc \
 	    -Xlinker=--no-undefined,--exclude-libs,ALL,--as-needed
 
-$B/cuda/obj/%.o: tests/gpu/%.c
-	@mkdir -p $(@D)
-	@echo "  CC    $<"
-	$Q$(NVCC) -O2 -g $(NVCC_CFLAGS) $(NVDEP) -c $< -o $@
+# Objects and programs lie in one folder, wherever their source is in tests/gpu.
+define cuda_test_room
+$B/cuda/obj/%.o: tests/gpu/$(1)/%.c
+	@mkdir -p $$(@D)
+	@echo "  CC    $$<"
+	$Q$(NVCC) -O2 -g $(NVCC_CFLAGS) $$(NVDEP) -c $$< -o $$@
 
-$B/cuda/obj/%.o: tests/gpu/%.cu
-	@mkdir -p $(@D)
-	@echo "  NVCC  $<"
-	$Q$(NVCC) $(NVFLAGS) $(NVDEP) -c $< -o $@
+$B/cuda/obj/%.o: tests/gpu/$(1)/%.cu
+	@mkdir -p $$(@D)
+	@echo "  NVCC  $$<"
+	$Q$(NVCC) $$(NVFLAGS) $$(NVDEP) -c $$< -o $$@
+endef
+$(foreach r,fixtures attention gemm kv model runtime,\
+    $(eval $(call cuda_test_room,$(r))))
 
 $B/cuda/obj/kv_layout.o: kernels/kv_layout.c
 	@mkdir -p $(@D)
@@ -95,7 +100,7 @@ $(CUDA_TEST): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_GPU) $B/libtokenring_cuda.a
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -lm
 
-$(CUDA_BOTH): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_BED) $(CUDA_GPU) $(CUDA_CPU) \
+$(CUDA_BOTH): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_STORE) $(CUDA_GPU) $(CUDA_CPU) \
     $B/libtokenring_cuda.a
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -Xcompiler=-pthread -lm
@@ -117,7 +122,7 @@ $(CUDA_MANAGER): $B/cuda/%: $B/cuda/obj/%.o $B/cuda/obj/manager_fill.o \
 CUDA_PROMPT := $B/cuda/test_prompt $B/cuda/bench_prompt
 cuda: $(CUDA_PROMPT)
 
-$(CUDA_PROMPT): $B/cuda/%: $B/cuda/obj/%.o $B/cuda/obj/prompt_case.o \
+$(CUDA_PROMPT): $B/cuda/%: $B/cuda/obj/%.o $B/cuda/obj/prompt_fixture.o \
     $B/cuda/obj/prompt_peak.o $(CUDA_GPU) $B/libtokenring_cuda.a
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -lm
@@ -125,18 +130,18 @@ $(CUDA_PROMPT): $B/cuda/%: $B/cuda/obj/%.o $B/cuda/obj/prompt_case.o \
 # The rest of the model, and sampling.
 CUDA_MODEL := $B/cuda/test_model $B/cuda/test_sample $B/cuda/test_small_gemm \
               $B/cuda/bench_model
-CUDA_SIDE  := $(patsubst %,$B/cuda/obj/%.o,model_side model_reference \
+CUDA_ARRAYS := $(patsubst %,$B/cuda/obj/%.o,arrays model_reference \
     sample_reference)
 cuda: $(CUDA_MODEL)
 
-$(CUDA_MODEL): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_SIDE) $(CUDA_GPU) \
+$(CUDA_MODEL): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_ARRAYS) $(CUDA_GPU) \
     $B/libtokenring_cuda.a
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -lm
 
 # What these kernels are compared with is plain C, and has a unit test of its own.
 MODEL_REF := model_reference sample_reference
-$B/tests/test_model_reference: $(MODEL_REF:%=$B/obj/tests/gpu/%.o)
+$B/tests/test_model_reference: $(MODEL_REF:%=$B/obj/tests/gpu/model/%.o)
 
 # Through the library's table: nothing is linked.
 CUDA_TABLE := $B/cuda/test_runtime $B/cuda/bench_matmul

@@ -55,21 +55,21 @@ $(foreach c,$(SIMT_CODES),$(eval $(call simt_code,$(c))))
 
 # What each test is linked with besides, as for a GPU.
 SIMT_WITH_decode  := $(CUDA_GPU)
-SIMT_WITH_small_gemm := $(CUDA_SIDE) $(CUDA_GPU)
-SIMT_WITH_model   := $(CUDA_SIDE) $(CUDA_GPU)
-SIMT_WITH_sample  := $(CUDA_SIDE) $(CUDA_GPU)
-SIMT_WITH_prompt  := $B/cuda/obj/prompt_case.o $(CUDA_GPU)
-SIMT_WITH_store   := $(CUDA_BED) $(CUDA_GPU) $(CUDA_CPU)
-SIMT_WITH_generic := $(CUDA_BED) $(CUDA_GPU) $(CUDA_CPU)
+SIMT_WITH_small_gemm := $(CUDA_ARRAYS) $(CUDA_GPU)
+SIMT_WITH_model   := $(CUDA_ARRAYS) $(CUDA_GPU)
+SIMT_WITH_sample  := $(CUDA_ARRAYS) $(CUDA_GPU)
+SIMT_WITH_prompt  := $B/cuda/obj/prompt_fixture.o $(CUDA_GPU)
+SIMT_WITH_store   := $(CUDA_STORE) $(CUDA_GPU) $(CUDA_CPU)
+SIMT_WITH_generic := $(CUDA_STORE) $(CUDA_GPU) $(CUDA_CPU)
 SIMT_WITH_manager := $B/simt/manager_fill.o $(CUDA_GPU) \
                      $B/libtokenring.a
 
-$B/simt/manager_fill.o: tests/gpu/manager_fill.cu
+$B/simt/manager_fill.o: tests/gpu/kv/manager_fill.cu
 	@mkdir -p $(@D)
 	@echo "  SIMT  $<"
 	$Qsed -E 's/([a-z_]+)<<<(.*)>>>\(/simt_launched(\1, \2)(/' $< > $(@:.o=.cpp)
 	$Q$(NVCC) $(SIMT_FLAGS) -DSIMT_CODE=90 $(SIMT_XFLAGS) \
-	    -Xcompiler=-iquote,tests/gpu $(NVDEP) -c $(@:.o=.cpp) -o $@
+	    -Xcompiler=-iquote,tests/gpu/kv $(NVDEP) -c $(@:.o=.cpp) -o $@
 
 # What the engine loads.
 SIMT_LIB := $B/tests/libtokenring_simt.so

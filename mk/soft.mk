@@ -4,7 +4,7 @@
 
 SOFT_LIB := $B/tests/libtokenring_soft.so
 SOFT_SRC := $(filter-out tests/soft/test_%,$(wildcard tests/soft/*.c)) \
-            $(wildcard tests/gpu/*_reference.c)
+            $(wildcard tests/gpu/model/*_reference.c)
 SOFT_TEST := $B/tests/test_soft $B/tests/test_soft_kernels
 SOFT_OBJ := $(SOFT_SRC:%.c=$B/obj/%.o)
 # The backend is in the engine, too, from the same objects.
@@ -27,7 +27,7 @@ $(SOFT_TEST): $B/tests/%: $B/obj/tests/soft/%.o $B/libtokenring.a | $(SOFT_LIB)
 	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ -lcmocka $(LIBS) $(LDFLAGS)
 
 # The GPU's test of the table, on the software device.
-$B/tests/test_runtime: $B/obj/tests/gpu/test_runtime.o | $(SOFT_LIB)
+$B/tests/test_runtime: $B/obj/tests/gpu/runtime/test_runtime.o | $(SOFT_LIB)
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
 	$Q$(CC) $(CFLAGS) -pthread -o $@ $< -lm $(LDFLAGS)

@@ -184,7 +184,7 @@ if wanted mix; then
 fi
 
 if wanted beside; then
-    if timeout "${BESIDE_LIMIT:-300}" python3 "$here/bench_transformers.py" \
+    if timeout "${BESIDE_LIMIT:-300}" python3 "$here/bench/bench_transformers.py" \
         "$dir/bin/bench_gpu" "$TR_CUDA_LIBRARY" --limit "${EACH_LIMIT:-80}" \
         --model "$shapes/llama-3-8b" -o "$out/bench.txt" \
         >"$out/transformers.log" 2>&1; then
@@ -202,7 +202,7 @@ ring_engine() {
     name=$1 policy=$2
     shift 2
     model=$out/llama-3-8b
-    [ -f "$model/tokenizer.json" ] || python3 "$here/dummy_model.py" \
+    [ -f "$model/tokenizer.json" ] || python3 "$here/bench/dummy_model.py" \
         "$shapes/llama-3-8b" models/pocket "$model" || return 1
     rm -f "$socket"
     "$dir/bin/tokenring-engine" --model "$model" --load_format dummy \
@@ -295,6 +295,6 @@ if wanted sweep; then
     done
 fi
 
-[ -z "${TABLES-yes}" ] || python3 "$here/results.py" "$out" || failed=1
+[ -z "${TABLES-yes}" ] || python3 "$here/bench/results.py" "$out" || failed=1
 say "done"
 exit $failed

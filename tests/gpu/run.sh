@@ -104,7 +104,7 @@ if wanted bench; then
     # figures of each case, if there is a place for them
     "$bin/bench_decode" ${DECODE_JSON:+-o "$DECODE_JSON"} 2>&1 | tee -a "$out"
     if python3 -c 'import torch' 2>/dev/null; then
-        python3 "$here/bench_sdpa.py" 2>&1 | tee -a "$out"
+        python3 "$here/bench/bench_sdpa.py" 2>&1 | tee -a "$out"
     else
         say "left out: PyTorch was not found"
     fi

@@ -136,7 +136,7 @@ for part in $parts; do
     case $part in
     http)
         # shellcheck disable=SC2086 # arguments
-        "$here/bench_http.py" "$dir" "$out/http.json" \
+        "$here/bench/bench_http.py" "$dir" "$out/http.json" \
             --backend "${BACKEND:-cuda}" --budget "${BUDGET:-270}" \
             ${HTTP:-} 2>"$out/http.log" || failed=1
         grep 'client' "$out/http.log" | tail -n 5

@@ -7,7 +7,7 @@
  */
 #include "device.h"
 
-#include "tests/gpu/model_reference.h"
+#include "tests/gpu/model/model_reference.h"
 
 #include <math.h>
 #include <stdlib.h>

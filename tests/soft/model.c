@@ -4,7 +4,7 @@
  */
 #include "device.h"
 
-#include "tests/gpu/model_reference.h"
+#include "tests/gpu/model/model_reference.h"
 
 static void
 must(int rc, const char *name)

@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-#include "tests/gpu/model_reference.h"
+#include "tests/gpu/model/model_reference.h"
 #include "engine/sampling/sampler.h"
 #include "kernels/kernels.h"
 

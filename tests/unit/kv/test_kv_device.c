@@ -2,7 +2,7 @@
  * The page manager's programs in blocks of 256 threads, as a device has them,
  * beside the host's, whose block is one thread: the same pages, counts, moves and
  * decisions after every operation.  Blocks and threads run in other orders from
- * time to time, since no phase may depend on them.  tests/gpu/test_manager.c does
+ * time to time, since no phase may depend on them.  tests/gpu/kv/test_manager.c does
  * the same on a GPU.
  *
  *   TR_KV_ROUNDS=N  rounds (default 60)
@@ -25,7 +25,7 @@ static unsigned order_times = 1, order_plus;
 #include "kernels/kv_manager/manager_step.h"
 #include "kernels/kv_manager/manager_tally.h"
 
-#include "tests/gpu/manager_play.h"
+#include "tests/gpu/kv/manager_operations.h"
 
 #define OPERATIONS 150u
 

@@ -6,7 +6,7 @@
  *
  *   test_generic [rounds [seed]]
  */
-#include "generic_case.h"
+#include "generic_fixture.h"
 
 #include "kernels/cpu/attention/attention.h"
 #include <cuda_runtime_api.h>

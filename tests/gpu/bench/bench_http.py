@@ -25,7 +25,7 @@ import time
 import urllib.request
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
+ROOT = os.path.abspath(os.path.join(HERE, "..", "..", ".."))
 POCKET = os.path.join(ROOT, "models/pocket")
 # Streams: requests of one measurement.  One stream alone is slow, and with many a
 # single wave of requests is long enough.
@@ -377,7 +377,7 @@ def about(bundle):
     gpu = said(["nvidia-smi", "--query-gpu=name,driver_version",
                 "--format=csv,noheader"])
     return {
-        "command": "tests/gpu/bench_http.py " + " ".join(
+        "command": "tests/gpu/bench/bench_http.py " + " ".join(
             here_or_there(a) for a in sys.argv[1:]),
         "commit": commit,
         "hardware": f"{gpu or 'no GPU'}; {os.cpu_count()} cores of "

@@ -12,8 +12,8 @@
 
 #include "kernels/cuda/kv/manager.h"
 
-#include "cache.h"
-#include "manager_play.h"
+#include "tests/gpu/fixtures/cache.h"
+#include "manager_operations.h"
 
 #define OPERATIONS 120u
 

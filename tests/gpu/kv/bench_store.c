@@ -20,7 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cache.h"
+#include "tests/gpu/fixtures/cache.h"
 
 #define LAYERS 32u
 #define LISTS 8u

@@ -1,7 +1,7 @@
 /*
  * Two caches side by side; see store_bed.h.
  */
-#include "store_bed.h"
+#include "store_fixture.h"
 
 #include <cuda_runtime_api.h>
 #include <math.h>

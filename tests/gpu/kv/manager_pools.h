@@ -5,7 +5,7 @@
 #ifndef MANAGER_MAKE_H
 #define MANAGER_MAKE_H
 
-#include "manager_world.h"
+#include "manager_fixture.h"
 
 static const char *const world_specs[] = {
     "full",

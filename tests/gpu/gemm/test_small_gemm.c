@@ -18,8 +18,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "model_reference.h"
-#include "model_side.h"
+#include "tests/gpu/model/model_reference.h"
+#include "tests/gpu/fixtures/arrays.h"
 
 static side_t side;
 static array_t meet;

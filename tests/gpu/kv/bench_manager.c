@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cache.h"
+#include "tests/gpu/fixtures/cache.h"
 #include "engine/kv/kv_cache.h"
 #include "manager_fill.h"
 

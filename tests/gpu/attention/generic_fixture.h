@@ -5,7 +5,7 @@
 #ifndef TR_TESTS_GPU_GENERIC_CASE_H
 #define TR_TESTS_GPU_GENERIC_CASE_H
 
-#include "store_bed.h"
+#include "tests/gpu/kv/store_fixture.h"
 
 #define ROWS_MAX 96u
 

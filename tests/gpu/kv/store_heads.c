@@ -2,7 +2,7 @@
  * A step's keys and values as part of what a product left: queries, keys and
  * values side by side, without their biases (device.h, tr_cuda_keys_t.heads).
  */
-#include "store_bed.h"
+#include "store_fixture.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -10,7 +10,7 @@
 
 #include "kernels/cuda/device.h"
 
-#include "cache.h"
+#include "tests/gpu/fixtures/cache.h"
 
 #define BED_SLOTS 4u
 

@@ -14,8 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cache.h"
-#include "prompt_case.h"
+#include "tests/gpu/fixtures/cache.h"
+#include "prompt_fixture.h"
 
 static tr_device_props_t device;
 static const char *const path_name[] = { "best", "warps", "boxes", "groups",

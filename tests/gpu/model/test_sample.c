@@ -16,7 +16,7 @@
 #include <time.h>
 
 #include "model_reference.h"
-#include "model_side.h"
+#include "tests/gpu/fixtures/arrays.h"
 
 enum { SLOTS = 90, LEN = 100, NAMED = 40 };
 

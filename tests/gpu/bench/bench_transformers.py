@@ -179,7 +179,7 @@ def main():
     p.add_argument("library")
     p.add_argument("-o", "--out", help="lines are added to this file")
     p.add_argument("--model", default=os.path.join(
-        HERE, "..", "bench", "shapes", "llama-3-8b"))
+        HERE, "..", "..", "bench", "shapes", "llama-3-8b"))
     p.add_argument("--context", type=int, default=2048)
     p.add_argument("--new", type=int, default=128)
     p.add_argument("--limit", type=int, default=90, help="seconds for each")

@@ -1,7 +1,7 @@
 /*
  * A random cache and its queries; see generic_case.h.
  */
-#include "generic_case.h"
+#include "generic_fixture.h"
 
 #include <math.h>
 #include <stdlib.h>

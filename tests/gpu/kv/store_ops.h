@@ -7,7 +7,7 @@
 
 #include "kernels/cpu/cpu.h"
 
-#include "store_bed.h"
+#include "store_fixture.h"
 
 extern const tr_stream_t store_cpu;
 extern uint64_t store_checks, store_moved; /* comparisons, tokens */

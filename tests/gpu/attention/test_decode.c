@@ -6,7 +6,7 @@
  *
  *   test_decode [rounds [seed]]
  */
-#include "cache.h"
+#include "tests/gpu/fixtures/cache.h"
 
 #include <cuda_runtime_api.h>
 #include <stdio.h>

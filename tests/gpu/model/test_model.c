@@ -11,7 +11,7 @@
 #include <time.h>
 
 #include "model_reference.h"
-#include "model_side.h"
+#include "tests/gpu/fixtures/arrays.h"
 
 static side_t side;
 static unsigned long long compared;

@@ -15,7 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cache.h"
+#include "tests/gpu/fixtures/cache.h"
 
 #define HIDDEN 4096u
 #define HEADS 32u

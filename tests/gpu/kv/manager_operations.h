@@ -5,7 +5,7 @@
 #ifndef MANAGER_PLAY_H
 #define MANAGER_PLAY_H
 
-#include "manager_make.h"
+#include "manager_pools.h"
 
 /* ---- operations --------------------------------------------------------- */
 

@@ -1,14 +1,14 @@
 /*
  * What prompt attention is tested with; see prompt_case.h.
  */
-#include "prompt_case.h"
+#include "prompt_fixture.h"
 
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cache.h"
+#include "tests/gpu/fixtures/cache.h"
 
 static void *
 room(size_t n)

@@ -5,7 +5,7 @@
  *
  *   -b   only the shapes that have targets, not the sweep
  *   -f   only cases whose name, as in "llama-8b K4V2 1x131072", contains TEXT
- *   -o   also as JSON, for tests/gpu/plot_decode.py
+ *   -o   also as JSON, for tests/gpu/bench/plot_decode.py
  *
  * A case is a number of sequences of equal length, stored in one way, in 32
  * layers of pages in random order, so that nothing is in the L2 cache.  A pass
@@ -19,7 +19,7 @@
  * raise; "attend": without the reduction kernel, either; "last": scores and
  * victims of the last layer; "plan": that of a step.
  */
-#include "cache.h"
+#include "tests/gpu/fixtures/cache.h"
 
 #include <cuda_runtime_api.h>
 #include <math.h>
