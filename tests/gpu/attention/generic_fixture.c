@@ -1,5 +1,5 @@
 /*
- * A random cache and its queries; see generic_case.h.
+ * A random cache and its queries; see generic_fixture.h.
  */
 #include "generic_fixture.h"
 
@@ -92,11 +92,11 @@ static void
 fill(case_t *c, uint32_t s, int32_t *entry, uint32_t layout, uint32_t t,
      uint32_t position)
 {
-    const tr_kv_layout_t *l = &c->bed.plan.layout[layout];
+    const tr_kv_layout_t *l = &c->fixture.plan.layout[layout];
     uint8_t *page;
 
-    bed_page(&c->bed, entry, layout);
-    page = tr_kv_page_at(&c->bed.host, *entry);
+    fixture_page(&c->fixture, entry, layout);
+    page = tr_kv_page_at(&c->fixture.host, *entry);
     put_token(l, page, t, c->key[s], c->value[s]);
     put_marks(l, page, t, position);
 }
@@ -105,7 +105,7 @@ fill(case_t *c, uint32_t s, int32_t *entry, uint32_t layout, uint32_t t,
 static void
 choose_sequence(case_t *c, uint32_t s)
 {
-    bed_t *b = &c->bed;
+    fixture_t *b = &c->fixture;
     tr_kv_seq_t *q = &b->seq[s];
     uint32_t levels = b->plan.n - 1, kind = levels ? random_below(4) : 0;
     uint32_t listed = b->max_len / 4, dense = 0, last;
@@ -143,10 +143,10 @@ choose_sequence(case_t *c, uint32_t s)
 static void
 fill_head(case_t *c, uint32_t s, uint32_t h)
 {
-    bed_t *b = &c->bed;
+    fixture_t *b = &c->fixture;
     const tr_kv_seq_t *q = &b->seq[s];
-    int32_t *row = bed_row(b, s, h);
-    uint32_t *count = b->count + bed_head(b, s, h) * TR_KV_LISTS_MAX;
+    int32_t *row = fixture_row(b, s, h);
+    uint32_t *count = b->count + fixture_head(b, s, h) * TR_KV_LISTS_MAX;
     uint32_t position = 0, per, others = q->window_from;
 
     others -= others > 0 && q->window == 0; /* the last is the query's own */
@@ -191,13 +191,14 @@ fill_head(case_t *c, uint32_t s, uint32_t h)
 static void
 ring_pages(case_t *c, uint32_t s, uint32_t h)
 {
-    bed_t *b = &c->bed;
+    fixture_t *b = &c->fixture;
     const tr_kv_seq_t *q = &b->seq[s];
     uint32_t slots = q->base < q->window ? q->base : q->window;
     uint32_t per = b->plan.layout[q->window_layout].tokens;
 
     for (uint32_t i = 0; i < (slots + per - 1) / per; i++) {
-        bed_page(b, bed_row(b, s, h) + b->host.at_window + i, q->window_layout);
+        fixture_page(b, fixture_row(b, s, h) + b->host.at_window + i,
+                     q->window_layout);
     }
 }
 
@@ -229,12 +230,13 @@ send_as(case_t *c)
 static void
 make_rows(case_t *c)
 {
-    uint32_t rows = 0, dim = c->bed.host.head_dim, n = 0;
+    uint32_t rows = 0, dim = c->fixture.host.head_dim, n = 0;
 
-    for (uint32_t s = 0; s < BED_SLOTS; s++) {
-        uint32_t many = c->bed.dense[s], some;
+    for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
+        uint32_t many = c->fixture.dense[s], some;
 
-        many = many < ROWS_MAX / BED_SLOTS ? many : ROWS_MAX / BED_SLOTS;
+        many = many < ROWS_MAX / FIXTURE_SLOTS ? many
+                                               : ROWS_MAX / FIXTURE_SLOTS;
         some = many > 0 && random_below(3) ? 1 + random_below(many) : 1;
         c->slot[n] = (int32_t) s;
         c->seq_row[n++] = rows;
@@ -252,15 +254,15 @@ make_rows(case_t *c)
 }
 
 void
-case_open(case_t *c, const bed_side_t *side)
+case_open(case_t *c, const fixture_side_t *side)
 {
-    bed_t *b = &c->bed;
+    fixture_t *b = &c->fixture;
     size_t heads;
     uint32_t group;
 
     memset(c, 0, sizeof(*c));
-    bed_open(b, side);
-    heads = (size_t) BED_SLOTS * b->host.layers * b->host.lists;
+    fixture_open(b, side);
+    heads = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.lists;
     group = random_below(3) ? 1 + random_below(8) : 1 + random_below(32);
     c->heads = group * b->host.lists;
     c->layer = random_below(b->host.layers);
@@ -270,7 +272,7 @@ case_open(case_t *c, const bed_side_t *side)
     c->scale = (float) (1 / sqrt(b->host.head_dim));
     c->q = calloc(ROWS_MAX * c->ldq, 4);
     c->typed = calloc(ROWS_MAX * c->ldq, 4);
-    for (uint32_t s = 0; s < BED_SLOTS; s++) {
+    for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
         c->key[s] = pow(10, -4 + 7 * random_unit());
         c->value[s] = pow(10, -4 + 7 * random_unit());
         choose_sequence(c, s);
@@ -289,18 +291,19 @@ case_open(case_t *c, const bed_side_t *side)
     memcpy(c->before, b->host.pool, b->pages * b->host.page_bytes);
     c->victim = malloc(heads * TR_KV_LISTS_MAX * sizeof(*c->victim));
     b->host.victim = malloc(heads * TR_KV_LISTS_MAX * sizeof(*c->victim));
-    b->other.victim = bed_room(heads * TR_KV_LISTS_MAX * sizeof(*c->victim));
-    bed_sync(b);
+    b->other.victim = fixture_room(heads * TR_KV_LISTS_MAX
+                                   * sizeof(*c->victim));
+    fixture_sync(b);
 }
 
 void
 case_close(case_t *c)
 {
-    free(c->bed.host.victim);
-    bed_room_free(c->bed.other.victim);
+    free(c->fixture.host.victim);
+    fixture_room_free(c->fixture.other.victim);
     free(c->q);
     free(c->typed);
     free(c->before);
     free(c->victim);
-    bed_close(&c->bed);
+    fixture_close(&c->fixture);
 }

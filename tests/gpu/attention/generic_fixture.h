@@ -1,23 +1,23 @@
 /*
- * generic_case.h: a random cache and queries for test_generic.c, on both sides of
- * a bed (store_bed.h).
+ * generic_fixture.h: a random cache and queries for test_generic.c, on both
+ * sides of a store_fixture.h.
  */
-#ifndef TR_TESTS_GPU_GENERIC_CASE_H
-#define TR_TESTS_GPU_GENERIC_CASE_H
+#ifndef TR_TESTS_GPU_GENERIC_FIXTURE_H
+#define TR_TESTS_GPU_GENERIC_FIXTURE_H
 
 #include "tests/gpu/kv/store_fixture.h"
 
 #define ROWS_MAX 96u
 
 typedef struct {
-    bed_t bed;
+    fixture_t fixture;
     uint32_t heads, layer;
     size_t ldq, ldo;
     float scale;
-    double key[BED_SLOTS], value[BED_SLOTS]; /* magnitudes */
-    uint32_t last[BED_SLOTS];                /* position of the last query */
-    uint32_t pos[ROWS_MAX], seq_row[BED_SLOTS + 1];
-    int32_t slot[BED_SLOTS];
+    double key[FIXTURE_SLOTS], value[FIXTURE_SLOTS]; /* magnitudes */
+    uint32_t last[FIXTURE_SLOTS]; /* position of the last query */
+    uint32_t pos[ROWS_MAX], seq_row[FIXTURE_SLOTS + 1];
+    int32_t slot[FIXTURE_SLOTS];
     tr_rows_t rows;
     float *q; /* [ROWS_MAX][ldq] */
     tr_dtype_t q_type, out_type;
@@ -28,7 +28,7 @@ typedef struct {
 
 /* Sequences of all kinds: dense, lists with and without a window, all three;
  * some scored, some of Quest; rows for all of them. */
-void case_open(case_t *c, const bed_side_t *side);
+void case_open(case_t *c, const fixture_side_t *side);
 void case_close(case_t *c);
 
 #endif

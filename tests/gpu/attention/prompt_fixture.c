@@ -1,5 +1,5 @@
 /*
- * What prompt attention is tested with; see prompt_case.h.
+ * What prompt attention is tested with; see prompt_fixture.h.
  */
 #include "prompt_fixture.h"
 

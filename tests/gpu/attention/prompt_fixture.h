@@ -1,9 +1,9 @@
 /*
- * prompt_case.h: a random cache of dense pages and a random step for
+ * prompt_fixture.h: a random cache of dense pages and a random step for
  * test_prompt.c, and what attention must give, in double precision.
  */
-#ifndef TR_TESTS_GPU_PROMPT_CASE_H
-#define TR_TESTS_GPU_PROMPT_CASE_H
+#ifndef TR_TESTS_GPU_PROMPT_FIXTURE_H
+#define TR_TESTS_GPU_PROMPT_FIXTURE_H
 
 #include "kernels/cuda/device.h"
 

@@ -24,13 +24,13 @@ static double worst_out, worst_score;
 static void
 reset_other(case_t *c)
 {
-    bed_t *b = &c->bed;
-    size_t n = (size_t) BED_SLOTS * b->host.layers * b->host.lists
+    fixture_t *b = &c->fixture;
+    size_t n = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.lists
                * TR_KV_LISTS_MAX * sizeof(*c->victim);
 
     memset(c->victim, 0xff, n);
-    bed_put(b->other.victim, c->victim, n);
-    bed_put(b->other.pool, c->before, b->pages * b->host.page_bytes);
+    fixture_put(b->other.victim, c->victim, n);
+    fixture_put(b->other.pool, c->before, b->pages * b->host.page_bytes);
 }
 
 /* Sequences [from, to) of them; rows of the others are left alone. */
@@ -38,7 +38,7 @@ static void
 attend(case_t *c, tr_rows_t rows, const tr_cuda_queries_t *queries,
        const tr_cuda_generic_size_t *size, uint32_t from, uint32_t to)
 {
-    bed_t *b = &c->bed;
+    fixture_t *b = &c->fixture;
     size_t n;
     void *work;
 
@@ -49,7 +49,7 @@ attend(case_t *c, tr_rows_t rows, const tr_cuda_queries_t *queries,
     rows.seq_row += from;
     rows.n_seqs = to - from;
     n = tr_cuda_attention_work(size);
-    work = bed_room(n);
+    work = fixture_room(n);
     cuda_ok(cudaMemset(work, 0xff, n), "workspace");
     if (tr_cuda_attention(&b->side->stream, &b->other, c->layer, &rows, queries,
                           size, work)
@@ -58,7 +58,7 @@ attend(case_t *c, tr_rows_t rows, const tr_cuda_queries_t *queries,
         exit(1);
     }
     cuda_ok(cudaDeviceSynchronize(), "attention");
-    bed_room_free(work);
+    fixture_room_free(work);
 }
 
 /* Attends rows, whose queries begin at `first`; out: [ROWS_MAX][ldo] of four
@@ -66,7 +66,7 @@ attend(case_t *c, tr_rows_t rows, const tr_cuda_queries_t *queries,
 static void
 run_other(case_t *c, const tr_rows_t *rows, uint32_t first, uint8_t *out)
 {
-    bed_t *b = &c->bed;
+    fixture_t *b = &c->fixture;
     uint32_t size_q = c->q_type == TR_F32 ? 4 : 2;
     uint32_t size_o = c->out_type == TR_F32 ? 4 : 2;
     size_t bytes = rows->n_rows * c->ldo * size_o;
@@ -74,36 +74,37 @@ run_other(case_t *c, const tr_rows_t *rows, uint32_t first, uint8_t *out)
         b->host.lists, b->host.head_dim, c->heads,
         rows->n_rows,  rows->n_seqs,     b->max_len
     };
-    void *q = bed_room(rows->n_rows * c->ldq * size_q);
-    void *o = bed_room(bytes);
+    void *q = fixture_room(rows->n_rows * c->ldq * size_q);
+    void *o = fixture_room(bytes);
     uint32_t cut = random_below(rows->n_seqs); /* two launches, or one */
     tr_cuda_queries_t queries = { q,         o,           c->ldq,   c->ldo,
                                   c->q_type, c->out_type, c->heads, c->scale };
     tr_rows_t there = { rows->n_rows, rows->n_seqs,
-                        bed_room(rows->n_rows * 4ul),
-                        bed_room(rows->n_seqs * 4ul),
-                        bed_room((rows->n_seqs + 1) * 4ul) };
+                        fixture_room(rows->n_rows * 4ul),
+                        fixture_room(rows->n_seqs * 4ul),
+                        fixture_room((rows->n_seqs + 1) * 4ul) };
 
-    bed_put(q, (uint8_t *) c->typed + first * c->ldq * size_q,
-            rows->n_rows * c->ldq * size_q);
-    bed_put(o, out + first * c->ldo * size_o, bytes);
-    bed_put((void *) there.row_pos, rows->row_pos, rows->n_rows * 4ul);
-    bed_put((void *) there.seq_slot, rows->seq_slot, rows->n_seqs * 4ul);
-    bed_put((void *) there.seq_row, rows->seq_row, (rows->n_seqs + 1) * 4ul);
+    fixture_put(q, (uint8_t *) c->typed + first * c->ldq * size_q,
+                rows->n_rows * c->ldq * size_q);
+    fixture_put(o, out + first * c->ldo * size_o, bytes);
+    fixture_put((void *) there.row_pos, rows->row_pos, rows->n_rows * 4ul);
+    fixture_put((void *) there.seq_slot, rows->seq_slot, rows->n_seqs * 4ul);
+    fixture_put((void *) there.seq_row, rows->seq_row,
+                (rows->n_seqs + 1) * 4ul);
     attend(c, there, &queries, &size, 0, cut);
     attend(c, there, &queries, &size, cut, rows->n_seqs);
-    bed_get(out + first * c->ldo * size_o, o, bytes);
-    bed_room_free(q);
-    bed_room_free(o);
-    bed_room_free((void *) there.row_pos);
-    bed_room_free((void *) there.seq_slot);
-    bed_room_free((void *) there.seq_row);
+    fixture_get(out + first * c->ldo * size_o, o, bytes);
+    fixture_room_free(q);
+    fixture_room_free(o);
+    fixture_room_free((void *) there.row_pos);
+    fixture_room_free((void *) there.seq_slot);
+    fixture_room_free((void *) there.seq_row);
 }
 
 static int
 run_host(case_t *c, float *out)
 {
-    bed_t *b = &c->bed;
+    fixture_t *b = &c->fixture;
     size_t bytes = tr_cpu_attention_work(&cpu_stream, c->rows.n_rows,
                                          c->rows.n_seqs, b->max_len, c->heads,
                                          b->host.lists, b->host.head_dim);
@@ -128,7 +129,7 @@ static bool
 check_out(const case_t *c, const float *want, const uint8_t *got,
           const uint8_t *skipped)
 {
-    uint32_t dim = c->bed.host.head_dim;
+    uint32_t dim = c->fixture.host.head_dim;
     double most = c->out_type == TR_F32   ? 1e-4
                   : c->out_type == TR_F16 ? 2e-3
                                           : 8e-3;
@@ -170,7 +171,7 @@ check_sums(const case_t *c, size_t at, uint32_t n, uint8_t *got)
         double error;
 
         memcpy(&before, c->before + at, 4);
-        memcpy(&want, c->bed.host.pool + at, 4);
+        memcpy(&want, c->fixture.host.pool + at, 4);
         memcpy(&is, got + at, 4);
         if (memcmp(&want, &is, 4) == 0) {
             continue;
@@ -192,7 +193,7 @@ check_sums(const case_t *c, size_t at, uint32_t n, uint8_t *got)
 static bool
 check_pool(case_t *c, uint8_t *got)
 {
-    bed_t *b = &c->bed;
+    fixture_t *b = &c->fixture;
     size_t bytes = b->host.page_bytes;
 
     for (uint32_t i = 0; i < b->pages; i++) {
@@ -217,7 +218,7 @@ check_pool(case_t *c, uint8_t *got)
 static bool
 check_victims(case_t *c, uint32_t s, uint32_t list, const uint8_t *pool)
 {
-    bed_t *b = &c->bed;
+    fixture_t *b = &c->fixture;
     int32_t slot = c->slot[s];
     const tr_kv_seq_t *q = &b->seq[slot];
     size_t head = tr_kv_head(&b->host, slot, c->layer, list);
@@ -268,15 +269,15 @@ check_victims(case_t *c, uint32_t s, uint32_t list, const uint8_t *pool)
 static bool
 check(case_t *c, const float *want, const uint8_t *got_out)
 {
-    bed_t *b = &c->bed;
+    fixture_t *b = &c->fixture;
     size_t bytes = b->pages * b->host.page_bytes;
-    size_t victims = (size_t) BED_SLOTS * b->host.layers * b->host.lists
+    size_t victims = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.lists
                      * TR_KV_LISTS_MAX * sizeof(*c->victim);
     uint8_t *got = malloc(bytes), skipped[ROWS_MAX] = { 0 };
     bool ok = true;
 
-    bed_get(got, b->other.pool, bytes);
-    bed_get(c->victim, b->other.victim, victims);
+    fixture_get(got, b->other.pool, bytes);
+    fixture_get(c->victim, b->other.victim, victims);
     for (uint32_t s = 0; s < c->rows.n_seqs && ok; s++) {
         for (uint32_t list = 0; list < b->host.lists && ok; list++) {
             ok = check_victims(c, s, list, got);
@@ -294,14 +295,14 @@ check(case_t *c, const float *want, const uint8_t *got_out)
 static bool
 check_cut(case_t *c, const uint8_t *want)
 {
-    bed_t *b = &c->bed;
+    fixture_t *b = &c->fixture;
     size_t bytes = b->pages * b->host.page_bytes;
     size_t n_out = ROWS_MAX * c->ldo * 4;
     uint8_t *out = malloc(n_out), *pool = malloc(bytes), *again = malloc(bytes);
     bool ok;
 
     memset(out, 0xff, n_out);
-    bed_get(pool, b->other.pool, bytes);
+    fixture_get(pool, b->other.pool, bytes);
     reset_other(c);
     for (uint32_t s = 0; s < c->rows.n_seqs; s++) {
         for (uint32_t r = c->seq_row[s]; r < c->seq_row[s + 1]; r++) {
@@ -320,7 +321,7 @@ check_cut(case_t *c, const uint8_t *want)
             break;
         }
     }
-    bed_get(again, b->other.pool, bytes);
+    fixture_get(again, b->other.pool, bytes);
     ok = memcmp(pool, again, bytes) == 0 && memcmp(out, want, n_out) == 0;
     if (!ok) {
         printf("rows one by one give other bits in %s\n",
@@ -333,7 +334,7 @@ check_cut(case_t *c, const uint8_t *want)
 }
 
 static bool
-one_round(const bed_side_t *side)
+one_round(const fixture_side_t *side)
 {
     case_t *c = malloc(sizeof(*c));
     float *want;
@@ -354,14 +355,14 @@ one_round(const bed_side_t *side)
     ok = rc == 0 && check(c, want, got) && check_cut(c, got);
     if (!ok) {
         printf("rc %d, heads %u, rows %u, ", rc, c->heads, c->rows.n_rows);
-        bed_describe(&c->bed);
-        for (uint32_t s = 0; s < BED_SLOTS; s++) {
-            const tr_kv_seq_t *q = &c->bed.seq[s];
+        fixture_describe(&c->fixture);
+        for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
+            const tr_kv_seq_t *q = &c->fixture.seq[s];
 
             printf("  %u: base %u, window %u from %u, lists %u, dense %u, "
                    "scored %d, rows %u\n",
                    s, q->base, q->window, q->window_from, q->n_lists,
-                   c->bed.dense[s], q->scored,
+                   c->fixture.dense[s], q->scored,
                    c->seq_row[s + 1] - c->seq_row[s]);
         }
     }
@@ -375,7 +376,7 @@ one_round(const bed_side_t *side)
 int
 main(int argc, char **argv)
 {
-    bed_side_t side = { 0 };
+    fixture_side_t side = { 0 };
     uint32_t rounds, failed = 0;
     uint64_t seed;
 

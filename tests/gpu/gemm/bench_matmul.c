@@ -78,7 +78,7 @@ typedef struct {
     void *x, *y;
     size_t w_bytes;
     uint32_t copies;
-} bed_t;
+} fixture_t;
 
 static uint32_t
 most_rows(const shape_t *s)
@@ -87,7 +87,7 @@ most_rows(const shape_t *s)
 }
 
 static void
-bed_open(bed_t *b, const shape_t *s)
+fixture_open(fixture_t *b, const shape_t *s)
 {
     size_t rows = most_rows(s);
 
@@ -107,7 +107,7 @@ bed_open(bed_t *b, const shape_t *s)
 }
 
 static void
-bed_close(bed_t *b)
+fixture_close(fixture_t *b)
 {
     cuda->release(b->w);
     cuda->release(b->x);
@@ -115,7 +115,7 @@ bed_close(bed_t *b)
 }
 
 static tr_cuda_product_t
-product_of(const bed_t *b, uint32_t rows, uint32_t run)
+product_of(const fixture_t *b, uint32_t rows, uint32_t run)
 {
     const shape_t *s = b->shape;
 
@@ -133,7 +133,7 @@ product_of(const bed_t *b, uint32_t rows, uint32_t run)
 
 /* Microseconds of a product. */
 static double
-measure(const bed_t *b, const tr_cuda_matmul_t *m, uint32_t rows)
+measure(const fixture_t *b, const tr_cuda_matmul_t *m, uint32_t rows)
 {
     void *from, *to;
     double us = 0;
@@ -156,7 +156,7 @@ measure(const bed_t *b, const tr_cuda_matmul_t *m, uint32_t rows)
 }
 
 static tr_cuda_matmul_t *
-choose(const bed_t *b, bool timed)
+choose(const fixture_t *b, bool timed)
 {
     tr_cuda_product_t p = product_of(b, most_rows(b->shape), 0);
     uint32_t n = b->copies < COPIES_MAX ? b->copies : COPIES_MAX;
@@ -175,9 +175,9 @@ static void
 bench(const shape_t *s)
 {
     tr_cuda_matmul_t *first, *fastest;
-    bed_t b;
+    fixture_t b;
 
-    bed_open(&b, s);
+    fixture_open(&b, s);
     first = choose(&b, false);
     fastest = choose(&b, true);
     for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
@@ -196,7 +196,7 @@ bench(const shape_t *s)
     fflush(stdout);
     cuda->matmul_close(first);
     cuda->matmul_close(fastest);
-    bed_close(&b);
+    fixture_close(&b);
 }
 
 int

@@ -1,16 +1,16 @@
 /*
- * manager_world.h: the CPU's page manager (engine/kv/kv_cache.h) and a device's
+ * manager_fixture.h: the CPU's page manager (engine/kv/kv_cache.h) and a device's
  * (kernels/kv_manager/manager.h) under the same random operations, compared
  * after each: tables, counts, victims, moves, sequences, the free ring, the
  * owners.
  *
- * The device is behind one function, so that the same world drives a GPU
+ * The device is behind one function, so that the same operations drive a GPU
  * (test_manager.c) and the manager's programs run as plain C
  * (tests/unit/kv/test_kv_device.c).  Tokens are moved on the CPU, scores and
  * positions alone; the device reads them from a copy of the pool.
  */
-#ifndef MANAGER_WORLD_H
-#define MANAGER_WORLD_H
+#ifndef TR_TESTS_GPU_MANAGER_FIXTURE_H
+#define TR_TESTS_GPU_MANAGER_FIXTURE_H
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,17 +25,17 @@
 /* ---- the device --------------------------------------------------------- */
 
 typedef enum {
-    WORLD_OPEN,
-    WORLD_BEGIN,
-    WORLD_STEP,
-    WORLD_CLOSE,
-    WORLD_PLAN,
-    WORLD_INSTALL,
-    WORLD_GIVE, /* in: slot, n, the pages */
-    WORLD_TAKE, /* the same, filled */
-    WORLD_FORK,
-    WORLD_TALLY /* of n slots; in: anything */
-} world_op_t;
+    FIXTURE_OPEN,
+    FIXTURE_BEGIN,
+    FIXTURE_STEP,
+    FIXTURE_CLOSE,
+    FIXTURE_PLAN,
+    FIXTURE_INSTALL,
+    FIXTURE_GIVE, /* in: slot, n, the pages */
+    FIXTURE_TAKE, /* the same, filled */
+    FIXTURE_FORK,
+    FIXTURE_TALLY /* of n slots; in: anything */
+} fixture_op_t;
 
 typedef struct {
     void *arg;
@@ -49,62 +49,62 @@ typedef struct {
     void (*pool)(void *arg);
     void (*arrays)(void *arg);
     /* in: n inputs of `each` bytes, on the host */
-    bool (*run)(void *arg, world_op_t op, void *in, size_t each, uint32_t n);
+    bool (*run)(void *arg, fixture_op_t op, void *in, size_t each, uint32_t n);
     void (*fetch)(void *arg);
     /* Are n pages of the device's pool equal to n others? */
     bool (*same_pages)(void *arg, const int32_t *a, const int32_t *b,
                        uint32_t n);
     /* A copy of n numbers that the device can read, until destroy. */
     const double *(*copy)(void *arg, const double *from, size_t n);
-} world_device_t;
+} fixture_device_t;
 
 /* ---- random numbers ----------------------------------------------------- */
 
-static uint64_t world_random_state;
+static uint64_t fixture_random_state;
 
 static uint32_t
-world_random(uint32_t n)
+fixture_random(uint32_t n)
 {
-    world_random_state ^= world_random_state << 13;
-    world_random_state ^= world_random_state >> 7;
-    world_random_state ^= world_random_state << 17;
-    return (uint32_t) ((world_random_state >> 32) % n);
+    fixture_random_state ^= fixture_random_state << 13;
+    fixture_random_state ^= fixture_random_state >> 7;
+    fixture_random_state ^= fixture_random_state << 17;
+    return (uint32_t) ((fixture_random_state >> 32) % n);
 }
 
 static void
-world_seed(uint64_t seed)
+fixture_seed(uint64_t seed)
 {
-    world_random_state = seed * 0x9e3779b97f4a7c15u + 88172645463325252u;
+    fixture_random_state = seed * 0x9e3779b97f4a7c15u + 88172645463325252u;
     for (int i = 0; i < 8; i++) {
-        world_random(2);
+        fixture_random(2);
     }
 }
 
-#define WORLD_POLICIES 3u
-#define WORLD_SLOTS 24u
-#define WORLD_PROMPTS 5u
-#define WORLD_LIST (1u << 16) /* pages of a slot, and two numbers */
+#define FIXTURE_POLICIES 3u
+#define FIXTURE_SLOTS 24u
+#define FIXTURE_PROMPTS 5u
+#define FIXTURE_LIST (1u << 16) /* pages of a slot, and two numbers */
 
 typedef struct {
     tr_kv_cache_t *kv;
-    tr_kv_policy_t *policy[WORLD_POLICIES];
-    const double *device_alpha[WORLD_POLICIES];
+    tr_kv_policy_t *policy[FIXTURE_POLICIES];
+    const double *device_alpha[FIXTURE_POLICIES];
     uint32_t n_policies;
-    const world_device_t *device;
+    const fixture_device_t *device;
     tr_kv_manager_t mirror;
     struct {
         bool open, out;
         bool prompt; /* being computed up to `goal` */
         uint32_t policy, goal;
-    } slot[WORLD_SLOTS];
+    } slot[FIXTURE_SLOTS];
     uint32_t slots;
     /* what happened */
     uint64_t steps, stalls, compressed, swaps, forks, pages;
     bool failed;
-} world_t;
+} fixture_t;
 
 /* Notes the first difference. */
-#define WORLD_SAME(w, condition, ...)                              \
+#define FIXTURE_SAME(w, condition, ...)                            \
     do {                                                           \
         if (!(w)->failed && !(condition)) {                        \
             printf("%s:%d: %s: ", __FILE__, __LINE__, #condition); \
@@ -119,44 +119,44 @@ typedef struct {
 typedef struct {
     uint8_t *score, *position, *recent; /* NULL: the level has none */
     uint32_t position_bytes;
-} world_place_t;
+} fixture_place_t;
 
-static world_place_t
-world_place(const tr_kv_view_t *v, const int32_t *row, uint32_t layout,
-            uint32_t entry, uint32_t at)
+static fixture_place_t
+fixture_place(const tr_kv_view_t *v, const int32_t *row, uint32_t layout,
+              uint32_t entry, uint32_t at)
 {
     const tr_kv_layout_t *l = &v->layout[layout];
     uint8_t *page = tr_kv_page_at(v, row[entry]);
 
-    return (world_place_t){
+    return (fixture_place_t){
         l->score ? page + l->score + at * 4 : NULL,
         l->position ? page + l->position + at * l->position_bytes : NULL,
         l->recent ? page + l->recent + at * 4 : NULL, l->position_bytes
     };
 }
 
-static world_place_t
-world_listed(const tr_kv_view_t *v, const tr_kv_seq_t *q, const int32_t *row,
-             uint32_t l, uint32_t i)
+static fixture_place_t
+fixture_listed(const tr_kv_view_t *v, const tr_kv_seq_t *q, const int32_t *row,
+               uint32_t l, uint32_t i)
 {
     uint32_t tokens = v->layout[q->list_layout[l]].tokens;
 
-    return world_place(v, row, q->list_layout[l],
-                       tr_kv_list_entry(v, l, i / tokens), i % tokens);
+    return fixture_place(v, row, q->list_layout[l],
+                         tr_kv_list_entry(v, l, i / tokens), i % tokens);
 }
 
-static world_place_t
-world_windowed(const tr_kv_view_t *v, const tr_kv_seq_t *q, const int32_t *row,
-               uint32_t pos)
+static fixture_place_t
+fixture_windowed(const tr_kv_view_t *v, const tr_kv_seq_t *q,
+                 const int32_t *row, uint32_t pos)
 {
     uint32_t tokens = v->layout[q->window_layout].tokens, at = pos % q->window;
 
-    return world_place(v, row, q->window_layout, v->at_window + at / tokens,
-                       at % tokens);
+    return fixture_place(v, row, q->window_layout, v->at_window + at / tokens,
+                         at % tokens);
 }
 
 static float
-world_score(world_place_t p)
+fixture_score(fixture_place_t p)
 {
     float f = 0;
 
@@ -167,7 +167,7 @@ world_score(world_place_t p)
 }
 
 static uint32_t
-world_position(world_place_t p, uint32_t otherwise)
+fixture_position(fixture_place_t p, uint32_t otherwise)
 {
     return p.position != NULL
                ? tr_kv_position_load(p.position, p.position_bytes)
@@ -175,7 +175,7 @@ world_position(world_place_t p, uint32_t otherwise)
 }
 
 static void
-world_put(world_place_t p, float score, uint32_t position)
+fixture_put(fixture_place_t p, float score, uint32_t position)
 {
     if (p.score != NULL) {
         memcpy(p.score, &score, 4);
@@ -187,7 +187,7 @@ world_put(world_place_t p, float score, uint32_t position)
 
 /* The move of one head, and the new token. */
 static void
-world_append(const tr_kv_view_t *v, int32_t slot, uint32_t head)
+fixture_append(const tr_kv_view_t *v, int32_t slot, uint32_t head)
 {
     const tr_kv_seq_t *q = &v->seq[slot];
     size_t at = (size_t) slot * v->layers * v->lists + head;
@@ -195,35 +195,35 @@ world_append(const tr_kv_view_t *v, int32_t slot, uint32_t head)
     const tr_kv_move_t *m = &v->move[at];
 
     if (m->victim_from >= 0 && m->victim_to >= 0) {
-        world_place_t p = world_listed(v, q, row, (uint32_t) m->victim_from,
-                                       m->victim_index);
+        fixture_place_t p = fixture_listed(v, q, row, (uint32_t) m->victim_from,
+                                           m->victim_index);
 
-        world_put(world_listed(v, q, row, (uint32_t) m->victim_to,
-                               m->victim_target),
-                  world_score(p), world_position(p, 0));
+        fixture_put(fixture_listed(v, q, row, (uint32_t) m->victim_to,
+                                   m->victim_target),
+                    fixture_score(p), fixture_position(p, 0));
     }
     for (uint32_t i = 0; m->to >= 0 && i < m->leaves; i++) {
         float score = q->window == 0
                           ? 0
-                          : world_score(
-                              world_windowed(v, q, row, m->leave_pos + i));
+                          : fixture_score(
+                              fixture_windowed(v, q, row, m->leave_pos + i));
 
-        world_put(world_listed(v, q, row, (uint32_t) m->to, m->index + i),
-                  score, m->leave_pos + i);
+        fixture_put(fixture_listed(v, q, row, (uint32_t) m->to, m->index + i),
+                    score, m->leave_pos + i);
     }
     if (q->window != 0) {
-        world_put(world_windowed(v, q, row, q->base - 1), 0, q->base - 1);
+        fixture_put(fixture_windowed(v, q, row, q->base - 1), 0, q->base - 1);
     }
 }
 
 static void
-world_compress_one(const tr_kv_view_t *v, const tr_kv_compress_t *c,
-                   const int32_t *row, int8_t dest, world_place_t from,
-                   uint32_t pos, bool dense, uint32_t *count)
+fixture_compress_one(const tr_kv_view_t *v, const tr_kv_compress_t *c,
+                     const int32_t *row, int8_t dest, fixture_place_t from,
+                     uint32_t pos, bool dense, uint32_t *count)
 {
-    float score = world_score(from), recent;
+    float score = fixture_score(from), recent;
 
-    pos = world_position(from, pos);
+    pos = fixture_position(from, pos);
     if (dense && c->observe != 0) {
         recent = 0;
         if (from.recent != NULL) {
@@ -232,17 +232,18 @@ world_compress_one(const tr_kv_view_t *v, const tr_kv_compress_t *c,
         score = tr_kv_observed(recent, c->to->base - 1 - pos, c->observe);
     }
     if (dest == TR_KV_WINDOW) {
-        world_put(world_windowed(v, c->to, row, pos), score, pos);
+        fixture_put(fixture_windowed(v, c->to, row, pos), score, pos);
     } else if (dest >= 0) {
-        world_put(world_listed(v, c->to, row, (uint32_t) dest, count[dest]++),
-                  score, pos);
+        fixture_put(fixture_listed(v, c->to, row, (uint32_t) dest,
+                                   count[dest]++),
+                    score, pos);
     }
 }
 
 /* tr_kernels_t.kv_compress, scores and positions alone. */
 static int
-world_compress(const tr_stream_t *stream, const tr_kv_view_t *v,
-               const tr_kv_compress_t *c, void *work)
+fixture_compress(const tr_stream_t *stream, const tr_kv_view_t *v,
+                 const tr_kv_compress_t *c, void *work)
 {
     const tr_kv_seq_t *q = &v->seq[c->slot];
 
@@ -257,60 +258,63 @@ world_compress(const tr_stream_t *stream, const tr_kv_view_t *v,
 
         for (uint32_t l = 0; l < q->n_lists; l++) {
             for (i = 0; i < v->count[at * TR_KV_LISTS_MAX + l]; i++) {
-                world_compress_one(v, c, to, *dest++,
-                                   world_listed(v, q, row, l, i), i, false,
-                                   count);
+                fixture_compress_one(v, c, to, *dest++,
+                                     fixture_listed(v, q, row, l, i), i, false,
+                                     count);
             }
         }
         for (i = q->window_from; i < q->base; i++) {
-            world_compress_one(v, c, to, *dest++, world_windowed(v, q, row, i),
-                               i, false, count);
+            fixture_compress_one(v, c, to, *dest++,
+                                 fixture_windowed(v, q, row, i), i, false,
+                                 count);
         }
         for (i = 0; i < c->n_dense; i++) {
             uint32_t tokens = v->layout[0].tokens;
 
-            world_compress_one(v, c, to, *dest++,
-                               world_place(v, row, 0, i / tokens, i % tokens),
-                               q->base + i, true, count);
+            fixture_compress_one(v, c, to, *dest++,
+                                 fixture_place(v, row, 0, i / tokens,
+                                               i % tokens),
+                                 q->base + i, true, count);
         }
     }
     return TR_KERNEL_OK;
 }
 
 static size_t
-world_compress_work(const tr_stream_t *s, uint32_t head_dim)
+fixture_compress_work(const tr_stream_t *s, uint32_t head_dim)
 {
     (void) s;
     (void) head_dim;
     return 64;
 }
 
-static const tr_kernels_t world_kernels = {
-    .name = "world",
-    .kv_compress = world_compress,
-    .kv_compress_work = world_compress_work
+static const tr_kernels_t fixture_kernels = {
+    .name = "fixture",
+    .kv_compress = fixture_compress,
+    .kv_compress_work = fixture_compress_work
 };
 
 /* ---- what attention does ------------------------------------------------ */
 
 /* Few values, so that there are equals; sometimes one that hurts. */
 static float
-world_more(void)
+fixture_more(void)
 {
-    switch (world_random(40)) {
+    switch (fixture_random(40)) {
     case 0:
-        return world_random(30) == 0 ? __builtin_nanf("") : 0.5f;
+        return fixture_random(30) == 0 ? __builtin_nanf("") : 0.5f;
     case 1:
-        return world_random(30) == 0 ? __builtin_inff() : 1e-30f;
+        return fixture_random(30) == 0 ? __builtin_inff() : 1e-30f;
     case 2:
         return 4;
     default:
-        return world_random(2) ? 0 : (float) world_random(1u << 20) * 0x1p-22f;
+        return fixture_random(2) ? 0
+                                 : (float) fixture_random(1u << 20) * 0x1p-22f;
     }
 }
 
 static void
-world_add(uint8_t *at, float more)
+fixture_add(uint8_t *at, float more)
 {
     float f;
 
@@ -323,8 +327,8 @@ world_add(uint8_t *at, float more)
 
 /* Some tokens of a head get more score; then its victims, as of position n. */
 static void
-world_attend_head(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
-                  uint32_t n)
+fixture_attend_head(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
+                    uint32_t n)
 {
     const tr_kv_view_t *v = &kv->view;
     const tr_kv_seq_t *q = &v->seq[slot];
@@ -338,15 +342,15 @@ world_attend_head(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
 
         for (uint32_t i = 0;
              i < count[l] && v->layout[q->list_layout[l]].score != 0; i++) {
-            world_place_t p = world_listed(v, q, row, l, i);
-            uint32_t pos = world_position(p, 0);
+            fixture_place_t p = fixture_listed(v, q, row, l, i);
+            uint32_t pos = fixture_position(p, 0);
             float own;
 
-            if (world_random(4) == 0) {
-                world_add(p.score, world_more());
+            if (fixture_random(4) == 0) {
+                fixture_add(p.score, fixture_more());
             }
-            own = q->by_sum ? world_score(p)
-                            : tr_kv_significance(world_score(p), pos, n + 1);
+            own = q->by_sum ? fixture_score(p)
+                            : tr_kv_significance(fixture_score(p), pos, n + 1);
             if (own < best.significance
                 || (own == best.significance && pos < least)) {
                 best = (tr_kv_victim_t){ own, i };
@@ -357,20 +361,20 @@ world_attend_head(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
             best;
     }
     for (uint32_t i = q->window_from; i < q->base && q->window != 0; i++) {
-        world_add(world_windowed(v, q, row, i).score, world_more());
+        fixture_add(fixture_windowed(v, q, row, i).score, fixture_more());
     }
     for (uint32_t i = 0; i < dense; i++) {
-        world_place_t p = world_place(v, row, 0, i / v->layout[0].tokens,
-                                      i % v->layout[0].tokens);
+        fixture_place_t p = fixture_place(v, row, 0, i / v->layout[0].tokens,
+                                          i % v->layout[0].tokens);
 
-        world_add(p.score, world_more());
-        world_add(p.recent, world_more());
+        fixture_add(p.score, fixture_more());
+        fixture_add(p.recent, fixture_more());
     }
 }
 
 /* A step was granted up to `len`, from `before` tokens. */
 static void
-world_attend(world_t *w, int32_t slot, uint32_t before, uint32_t len)
+fixture_attend(fixture_t *w, int32_t slot, uint32_t before, uint32_t len)
 {
     const tr_kv_cache_t *kv = w->kv;
     const tr_kv_seq_t *q = &kv->m.seq[slot];
@@ -378,27 +382,27 @@ world_attend(world_t *w, int32_t slot, uint32_t before, uint32_t len)
 
     for (uint32_t head = 0; head < kv->heads; head++) {
         if (step) {
-            world_append(&kv->view, slot, head);
+            fixture_append(&kv->view, slot, head);
         }
         for (uint32_t i = before; i < len && !step; i++) {
             uint32_t tokens = kv->plan.layout[0].tokens, at = i - q->base;
-            world_place_t p = world_place(&kv->view,
-                                          manager_row(&kv->m, slot, head), 0,
-                                          at / tokens, at % tokens);
+            fixture_place_t p = fixture_place(&kv->view,
+                                              manager_row(&kv->m, slot, head),
+                                              0, at / tokens, at % tokens);
 
-            world_put(p, 0, i);
+            fixture_put(p, 0, i);
             if (p.recent != NULL) {
                 memset(p.recent, 0, 4);
             }
         }
-        world_attend_head(kv, slot, head, len - 1);
+        fixture_attend_head(kv, slot, head, len - 1);
     }
 }
 
 /* ---- comparison --------------------------------------------------------- */
 
 static void
-world_compare_head(world_t *w, int32_t slot, uint32_t head)
+fixture_compare_head(fixture_t *w, int32_t slot, uint32_t head)
 {
     const tr_kv_cache_t *kv = w->kv;
     const int32_t *mine = manager_row(&kv->m, slot, head);
@@ -414,79 +418,82 @@ world_compare_head(world_t *w, int32_t slot, uint32_t head)
         for (j = 0; j < run[i].n; j++, held++) {
             int32_t e = (int32_t) run[i].entry + (int32_t) j * run[i].step;
 
-            WORLD_SAME(w, mine[e] == theirs[e],
-                       "slot %d head %u entry %d: page %d, device %d", slot,
-                       head, e, mine[e], theirs[e]);
+            FIXTURE_SAME(w, mine[e] == theirs[e],
+                         "slot %d head %u entry %d: page %d, device %d", slot,
+                         head, e, mine[e], theirs[e]);
         }
     }
     for (i = 0; i < kv->view.table_len; i++) {
         entries += theirs[i] != -1;
     }
-    WORLD_SAME(w, entries == held, "slot %d head %u: %u pages, device %u", slot,
-               head, held, entries);
-    WORLD_SAME(w,
-               memcmp(manager_counts(&kv->m, slot, head),
-                      manager_counts(&w->mirror, slot, head),
-                      TR_KV_LISTS_MAX * 4)
-                   == 0,
-               "slot %d head %u", slot, head);
-    WORLD_SAME(w,
-               memcmp(kv->m.victim + at, w->mirror.victim + at,
-                      TR_KV_LISTS_MAX * sizeof(tr_kv_victim_t))
-                   == 0,
-               "slot %d head %u", slot, head);
+    FIXTURE_SAME(w, entries == held, "slot %d head %u: %u pages, device %u",
+                 slot, head, held, entries);
+    FIXTURE_SAME(w,
+                 memcmp(manager_counts(&kv->m, slot, head),
+                        manager_counts(&w->mirror, slot, head),
+                        TR_KV_LISTS_MAX * 4)
+                     == 0,
+                 "slot %d head %u", slot, head);
+    FIXTURE_SAME(w,
+                 memcmp(kv->m.victim + at, w->mirror.victim + at,
+                        TR_KV_LISTS_MAX * sizeof(tr_kv_victim_t))
+                     == 0,
+                 "slot %d head %u", slot, head);
 }
 
 static void
-world_compare(world_t *w)
+fixture_compare(fixture_t *w)
 {
     const tr_kv_cache_t *kv = w->kv;
     const tr_kv_manager_t *m = &w->mirror;
 
     w->device->fetch(w->device->arg);
-    WORLD_SAME(w, m->report->faults == 0, "%u faults", m->report->faults);
-    WORLD_SAME(w,
-               m->report->start == kv->m.report->start
-                   && m->report->end == kv->m.report->end,
-               "ring [%llu, %llu), device [%llu, %llu)",
-               (unsigned long long) kv->m.report->start,
-               (unsigned long long) kv->m.report->end,
-               (unsigned long long) m->report->start,
-               (unsigned long long) m->report->end);
-    WORLD_SAME(w, memcmp(m->ring, kv->m.ring, kv->m.size.pages * 4) == 0, " ");
-    WORLD_SAME(w, memcmp(m->owner, kv->m.owner, kv->m.size.pages * 4) == 0,
-               " ");
+    FIXTURE_SAME(w, m->report->faults == 0, "%u faults", m->report->faults);
+    FIXTURE_SAME(w,
+                 m->report->start == kv->m.report->start
+                     && m->report->end == kv->m.report->end,
+                 "ring [%llu, %llu), device [%llu, %llu)",
+                 (unsigned long long) kv->m.report->start,
+                 (unsigned long long) kv->m.report->end,
+                 (unsigned long long) m->report->start,
+                 (unsigned long long) m->report->end);
+    FIXTURE_SAME(w, memcmp(m->ring, kv->m.ring, kv->m.size.pages * 4) == 0,
+                 " ");
+    FIXTURE_SAME(w, memcmp(m->owner, kv->m.owner, kv->m.size.pages * 4) == 0,
+                 " ");
     for (uint32_t i = 0; i < kv->plan.n; i++) {
-        WORLD_SAME(w, m->report->pages[i] == kv->m.report->pages[i],
-                   "layout %u: %u pages, device %u", i, kv->m.report->pages[i],
-                   m->report->pages[i]);
+        FIXTURE_SAME(w, m->report->pages[i] == kv->m.report->pages[i],
+                     "layout %u: %u pages, device %u", i,
+                     kv->m.report->pages[i], m->report->pages[i]);
     }
     for (uint32_t i = 0; i < w->slots && !w->failed; i++) {
         const tr_kv_slot_t *s = &kv->m.slot[i];
         const tr_kv_slot_t *t = &m->slot[i];
 
-        WORLD_SAME(w, t->open == s->open, "slot %u", i);
+        FIXTURE_SAME(w, t->open == s->open, "slot %u", i);
         for (uint32_t k = 0; k < kv->heads * kv->view.table_len && !s->open;
              k++) {
-            WORLD_SAME(w, manager_row(m, (int32_t) i, 0)[k] == -1,
-                       "slot %u, closed: entry %u", i, k);
+            FIXTURE_SAME(w, manager_row(m, (int32_t) i, 0)[k] == -1,
+                         "slot %u, closed: entry %u", i, k);
         }
         if (!s->open) {
             continue;
         }
-        WORLD_SAME(w,
-                   t->tokens == s->tokens && t->dense == s->dense
-                       && t->out == s->out && t->dense_pages == s->dense_pages
-                       && t->pages == s->pages,
-                   "slot %u: tokens %u %u, dense %d %d, dense pages %u %u,"
-                   " pages %llu %u",
-                   i, s->tokens, t->tokens, s->dense, t->dense, s->dense_pages,
-                   t->dense_pages, (unsigned long long) s->pages, t->pages);
-        WORLD_SAME(w,
-                   memcmp(&m->seq[i], &kv->m.seq[i], sizeof(tr_kv_seq_t)) == 0,
-                   "slot %u", i);
+        FIXTURE_SAME(w,
+                     t->tokens == s->tokens && t->dense == s->dense
+                         && t->out == s->out && t->dense_pages == s->dense_pages
+                         && t->pages == s->pages,
+                     "slot %u: tokens %u %u, dense %d %d, dense pages %u %u,"
+                     " pages %llu %u",
+                     i, s->tokens, t->tokens, s->dense, t->dense,
+                     s->dense_pages, t->dense_pages,
+                     (unsigned long long) s->pages, t->pages);
+        FIXTURE_SAME(w,
+                     memcmp(&m->seq[i], &kv->m.seq[i], sizeof(tr_kv_seq_t))
+                         == 0,
+                     "slot %u", i);
         for (uint32_t head = 0; head < kv->heads && !w->failed; head++) {
-            world_compare_head(w, (int32_t) i, head);
+            fixture_compare_head(w, (int32_t) i, head);
         }
     }
 }

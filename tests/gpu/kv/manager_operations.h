@@ -1,27 +1,28 @@
 /*
- * manager_play.h: random operations on both managers of manager_world.h, one
- * round being a pool, some policies and some hundred operations.
+ * manager_operations.h: random operations on both managers of
+ * manager_fixture.h.  A round is a pool, some policies and some hundred
+ * operations.
  */
-#ifndef MANAGER_PLAY_H
-#define MANAGER_PLAY_H
+#ifndef TR_TESTS_GPU_MANAGER_OPERATIONS_H
+#define TR_TESTS_GPU_MANAGER_OPERATIONS_H
 
 #include "manager_pools.h"
 
 /* ---- operations --------------------------------------------------------- */
 
-#define WORLD_RUN(w, op, in, n) \
+#define FIXTURE_CALL(w, op, in, n) \
     ((w)->device->run((w)->device->arg, op, in, sizeof(*(in)), n))
 
 static void
-world_open(world_t *w)
+fixture_open(fixture_t *w)
 {
-    tr_kv_open_t open[WORLD_SLOTS];
-    tr_kv_begin_t begin[WORLD_SLOTS];
-    uint32_t n = 0, some = 1 + world_random(3);
+    tr_kv_open_t open[FIXTURE_SLOTS];
+    tr_kv_begin_t begin[FIXTURE_SLOTS];
+    uint32_t n = 0, some = 1 + fixture_random(3);
 
     memset(open, 0, sizeof(open));
     for (uint32_t i = 0; i < some; i++) {
-        uint32_t policy = world_random(w->n_policies);
+        uint32_t policy = fixture_random(w->n_policies);
         int32_t slot = tr_kv_open(w->kv, w->policy[policy]);
 
         if (slot < 0) {
@@ -29,23 +30,23 @@ world_open(world_t *w)
         }
         open[n].slot = begin[n].slot = slot;
         open[n].seq = w->kv->m.seq[slot];
-        open[n].rule = world_rule(w, &w->kv->policy[slot].begun, policy);
-        begin[n].len = 1 + world_random(w->kv->config.max_len % TR_KV_SHORT);
+        open[n].rule = fixture_rule(w, &w->kv->policy[slot].begun, policy);
+        begin[n].len = 1 + fixture_random(w->kv->config.max_len % TR_KV_SHORT);
         w->slot[slot].open = w->slot[slot].prompt = true;
         w->slot[slot].out = false;
         w->slot[slot].policy = policy;
         w->slot[slot].goal = begin[n].len;
         tr_kv_prompt(w->kv, slot, begin[n++].len);
     }
-    WORLD_SAME(w, n == 0 || WORLD_RUN(w, WORLD_OPEN, open, n), " ");
-    WORLD_SAME(w, n == 0 || WORLD_RUN(w, WORLD_BEGIN, begin, n), " ");
+    FIXTURE_SAME(w, n == 0 || FIXTURE_CALL(w, FIXTURE_OPEN, open, n), " ");
+    FIXTURE_SAME(w, n == 0 || FIXTURE_CALL(w, FIXTURE_BEGIN, begin, n), " ");
 }
 
 /* A compressed or finished slot gets another prompt: a later turn. */
 static void
-world_turn(world_t *w)
+fixture_turn(fixture_t *w)
 {
-    uint32_t i = world_random(w->slots);
+    uint32_t i = fixture_random(w->slots);
     tr_kv_begin_t begin = { .slot = (int32_t) i };
     uint32_t have = w->kv->m.slot[i].tokens, room;
 
@@ -54,36 +55,37 @@ world_turn(world_t *w)
         return;
     }
     room = w->kv->config.max_len - have;
-    begin.len = have + 1 + world_random(room < 60 ? room : 60);
+    begin.len = have + 1 + fixture_random(room < 60 ? room : 60);
     tr_kv_prompt(w->kv, begin.slot, begin.len);
     w->slot[i].prompt = true;
     w->slot[i].goal = begin.len;
-    WORLD_SAME(w, WORLD_RUN(w, WORLD_BEGIN, &begin, 1), " ");
+    FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_BEGIN, &begin, 1), " ");
 }
 
 static void
-world_close(world_t *w)
+fixture_close(fixture_t *w)
 {
-    int32_t slots[WORLD_SLOTS];
-    uint32_t n = 0, some = 1 + world_random(3), first = world_random(w->slots);
+    int32_t slots[FIXTURE_SLOTS];
+    uint32_t n = 0, some = 1 + fixture_random(3),
+             first = fixture_random(w->slots);
 
     for (uint32_t i = 0; i < w->slots && n < some; i++) {
         uint32_t slot = (first + i * 7) % w->slots;
 
-        if (w->slot[slot].open && world_random(2) == 0) {
+        if (w->slot[slot].open && fixture_random(2) == 0) {
             slots[n++] = (int32_t) slot;
             w->slot[slot].open = false;
             tr_kv_close(w->kv, (int32_t) slot);
         }
     }
-    WORLD_SAME(w, n == 0 || WORLD_RUN(w, WORLD_CLOSE, slots, n), " ");
+    FIXTURE_SAME(w, n == 0 || FIXTURE_CALL(w, FIXTURE_CLOSE, slots, n), " ");
 }
 
 /* What the device said of a step against what the CPU's manager said. */
 static void
-world_check_step(world_t *w, const tr_kv_ask_t *ask, uint32_t n,
-                 const int32_t *index, const tr_status_t *rc,
-                 const uint32_t *before)
+fixture_check_step(fixture_t *w, const tr_kv_ask_t *ask, uint32_t n,
+                   const int32_t *index, const tr_status_t *rc,
+                   const uint32_t *before)
 {
     const tr_kv_manager_t *m = &w->mirror;
     uint32_t stalls = 0, bits = 0;
@@ -95,67 +97,69 @@ world_check_step(world_t *w, const tr_kv_ask_t *ask, uint32_t n,
                        : index[i] != -2 ? TR_KV_STALLED
                                         : TR_KV_REFUSED;
 
-        WORLD_SAME(w, m->result[i] == want, "request %u: %u, device %u", i,
-                   want, m->result[i]);
-        WORLD_SAME(w, m->seq_slot[i] == (granted ? slot : -1), "request %u", i);
+        FIXTURE_SAME(w, m->result[i] == want, "request %u: %u, device %u", i,
+                     want, m->result[i]);
+        FIXTURE_SAME(w, m->seq_slot[i] == (granted ? slot : -1), "request %u",
+                     i);
         if (index[i] == -2) {
             continue;
         }
         stalls += !granted;
-        WORLD_SAME(w, m->position[i] == before[i], "request %u", i);
-        WORLD_SAME(w,
-                   (m->report->stalled[slot / 32] >> slot % 32 & 1) == !granted,
-                   "slot %d", slot);
+        FIXTURE_SAME(w, m->position[i] == before[i], "request %u", i);
+        FIXTURE_SAME(w,
+                     (m->report->stalled[slot / 32] >> slot % 32 & 1)
+                         == !granted,
+                     "slot %d", slot);
         if (granted && w->kv->m.seq[slot].base > before[i]) {
             size_t at = manager_head(&w->kv->m, slot, 0);
 
-            WORLD_SAME(w,
-                       memcmp(&m->move[at], &w->kv->m.move[at],
-                              w->kv->heads * sizeof(tr_kv_move_t))
-                           == 0,
-                       "slot %d: moves", slot);
+            FIXTURE_SAME(w,
+                         memcmp(&m->move[at], &w->kv->m.move[at],
+                                w->kv->heads * sizeof(tr_kv_move_t))
+                             == 0,
+                         "slot %d: moves", slot);
         }
     }
     for (uint32_t i = 0; i < TR_KV_SLOTS_MAX / 32; i++) {
         bits += MANAGER_POPC(m->report->stalled[i]);
     }
-    WORLD_SAME(w, bits == stalls && m->report->n_stalled == stalls,
-               "%u stalls, device %u", stalls, bits);
+    FIXTURE_SAME(w, bits == stalls && m->report->n_stalled == stalls,
+                 "%u stalls, device %u", stalls, bits);
     w->stalls += stalls;
 }
 
 /* How far request of slot i goes. */
 static uint32_t
-world_len(const world_t *w, uint32_t i)
+fixture_len(const fixture_t *w, uint32_t i)
 {
     uint32_t have = w->kv->m.slot[i].tokens, goal = w->slot[i].goal;
 
     if (w->slot[i].prompt && have < goal) {
-        uint32_t chunk = 1 + world_random(90);
+        uint32_t chunk = 1 + fixture_random(90);
 
         return chunk < goal - have ? have + chunk : goal;
     }
-    return world_random(15) == 0 ? have : have + 1;
+    return fixture_random(15) == 0 ? have : have + 1;
 }
 
 static void
-world_step(world_t *w)
+fixture_step(fixture_t *w)
 {
-    tr_kv_ask_t ask[2 * WORLD_SLOTS];
-    int32_t slots[WORLD_SLOTS], index[2 * WORLD_SLOTS];
-    uint32_t lens[WORLD_SLOTS], before[2 * WORLD_SLOTS];
-    uint32_t n = 0, asked = 0, first = world_random(w->slots);
-    tr_status_t rc[WORLD_SLOTS];
+    tr_kv_ask_t ask[2 * FIXTURE_SLOTS];
+    int32_t slots[FIXTURE_SLOTS], index[2 * FIXTURE_SLOTS];
+    uint32_t lens[FIXTURE_SLOTS], before[2 * FIXTURE_SLOTS];
+    uint32_t n = 0, asked = 0, first = fixture_random(w->slots);
+    tr_status_t rc[FIXTURE_SLOTS];
 
     for (uint32_t k = 0; k < w->slots; k++) {
         uint32_t i = (first + k) % w->slots, len;
         const tr_kv_slot_t *s = &w->kv->m.slot[i];
         bool complete = w->slot[i].prompt && s->tokens >= w->slot[i].goal;
 
-        if (n < w->slots && world_random(8) == 0) { /* no request */
+        if (n < w->slots && fixture_random(8) == 0) { /* no request */
             ask[n] = (tr_kv_ask_t){ -1, 0, 5 };
-            if (world_random(4) == 0) { /* one that cannot be */
-                ask[n].slot = (int32_t) (w->slots + world_random(3));
+            if (fixture_random(4) == 0) { /* one that cannot be */
+                ask[n].slot = (int32_t) (w->slots + fixture_random(3));
             } else if (!w->slot[i].open || w->slot[i].out) {
                 ask[n].slot = (int32_t) i;
             }
@@ -164,18 +168,19 @@ world_step(world_t *w)
         if (n == w->slots) { /* a launch has no more */
             break;
         }
-        if (!w->slot[i].open || w->slot[i].out || world_random(10) == 0
+        if (!w->slot[i].open || w->slot[i].out || fixture_random(10) == 0
             || (complete && s->rule.n_levels != 0)) {
             continue;
         }
-        len = world_len(w, i);
+        len = fixture_len(w, i);
         before[n] = s->tokens;
         ask[n] = (tr_kv_ask_t){ (int32_t) i,
-                                world_random(2) ? s->tokens : TR_KV_ANY, len };
-        if (len == s->tokens + 1 && world_random(2)) {
+                                fixture_random(2) ? s->tokens : TR_KV_ANY,
+                                len };
+        if (len == s->tokens + 1 && fixture_random(2)) {
             ask[n].len = TR_KV_NEXT;
         }
-        if (world_random(20) == 0 && len > s->tokens) { /* host is ahead */
+        if (fixture_random(20) == 0 && len > s->tokens) { /* host is ahead */
             ask[n].from = s->tokens + 1;
             index[n++] = -1;
             continue;
@@ -188,15 +193,15 @@ world_step(world_t *w)
         return;
     }
     w->device->pool(w->device->arg);
-    WORLD_SAME(w, WORLD_RUN(w, WORLD_STEP, ask, n), " ");
+    FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_STEP, ask, n), " ");
     tr_kv_reserve_batch(w->kv, slots, lens, asked, rc);
-    world_compare(w);
-    world_check_step(w, ask, n, index, rc, before);
+    fixture_compare(w);
+    fixture_check_step(w, ask, n, index, rc, before);
     w->steps++;
     for (uint32_t i = 0; i < n; i++) {
         if (index[i] >= 0 && rc[index[i]] == TR_OK
             && lens[index[i]] > before[i]) {
-            world_attend(w, ask[i].slot, before[i], lens[index[i]]);
+            fixture_attend(w, ask[i].slot, before[i], lens[index[i]]);
         }
     }
     memcpy(w->mirror.victim, w->kv->m.victim,
@@ -207,7 +212,7 @@ world_step(world_t *w)
 
 /* Tokens of a head before a prompt is compressed; the mirror has them still. */
 static size_t
-world_sources(const world_t *w, const tr_kv_job_t *j, uint32_t head)
+fixture_sources(const fixture_t *w, const tr_kv_job_t *j, uint32_t head)
 {
     const uint32_t *count = manager_counts(&w->mirror, j->slot, head);
     size_t n = j->n_dense;
@@ -220,12 +225,12 @@ world_sources(const world_t *w, const tr_kv_job_t *j, uint32_t head)
 
 /* Some prompts at once that are complete, or end early. */
 static void
-world_complete(world_t *w)
+fixture_complete(fixture_t *w)
 {
-    tr_kv_complete_t c[WORLD_PROMPTS];
+    tr_kv_complete_t c[FIXTURE_PROMPTS];
     uint64_t left = tr_kv_free_pages(w->kv);
-    uint32_t n = 0, first = world_random(w->slots);
-    uint32_t most = 1 + world_random(w->mirror.size.max_prompts);
+    uint32_t n = 0, first = fixture_random(w->slots);
+    uint32_t most = 1 + fixture_random(w->mirror.size.max_prompts);
 
     memset(c, 0, sizeof(c));
     for (uint32_t k = 0; k < w->slots && n < most; k++) {
@@ -235,22 +240,22 @@ world_complete(world_t *w)
         tr_kv_policy_t begun;
 
         if (!w->slot[i].open || w->slot[i].out || !w->slot[i].prompt
-            || (s->tokens < w->slot[i].goal && world_random(12) != 0)) {
+            || (s->tokens < w->slot[i].goal && fixture_random(12) != 0)) {
             continue;
         }
         c[n].slot = (int32_t) i;
-        c[n].len = world_random(6)
+        c[n].len = fixture_random(6)
                        ? s->tokens
-                       : q->base + world_random(s->tokens - q->base + 1);
+                       : q->base + fixture_random(s->tokens - q->base + 1);
         tr_kv_policy_for(&w->kv->policy[i].origin, c[n].len, &begun);
-        c[n].rule = world_rule(w, &begun, w->slot[i].policy);
+        c[n].rule = fixture_rule(w, &begun, w->slot[i].policy);
         n++;
     }
     if (n == 0) {
         return;
     }
     w->device->pool(w->device->arg);
-    WORLD_SAME(w, WORLD_RUN(w, WORLD_PLAN, c, n), " ");
+    FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_PLAN, c, n), " ");
     w->device->fetch(w->device->arg);
     for (uint32_t i = 0; i < n && !w->failed; i++) {
         const tr_kv_job_t *j = &w->mirror.job[i];
@@ -259,43 +264,43 @@ world_complete(world_t *w)
         tr_status_t rc;
 
         if (result == TR_KV_STALLED) {
-            WORLD_SAME(w, j->pages > left, "prompt %u: %u of %llu pages", i,
-                       j->pages, (unsigned long long) left);
+            FIXTURE_SAME(w, j->pages > left, "prompt %u: %u of %llu pages", i,
+                         j->pages, (unsigned long long) left);
             /* the CPU gives back what was old before it goes on */
-            WORLD_SAME(w,
-                       i > 0
-                           || tr_kv_compress(w->kv, c[i].slot, c[i].len)
-                                  == TR_AGAIN,
-                       "prompt %u", i);
+            FIXTURE_SAME(w,
+                         i > 0
+                             || tr_kv_compress(w->kv, c[i].slot, c[i].len)
+                                    == TR_AGAIN,
+                         "prompt %u", i);
             w->stalls++;
             continue;
         }
-        WORLD_SAME(w, result == TR_KV_GRANTED, "prompt %u: %u", i, result);
+        FIXTURE_SAME(w, result == TR_KV_GRANTED, "prompt %u: %u", i, result);
         rc = tr_kv_compress(w->kv, c[i].slot, c[i].len);
-        WORLD_SAME(w, rc == TR_OK, "prompt %u: %d", i, rc);
+        FIXTURE_SAME(w, rc == TR_OK, "prompt %u: %d", i, rc);
         for (uint32_t h = 0; h < w->kv->heads && j->move; h++) {
-            WORLD_SAME(w,
-                       memcmp(w->mirror.dest + dest + h * w->mirror.dest_len,
-                              w->kv->m.dest + (size_t) h * w->kv->m.dest_len,
-                              world_sources(w, j, h))
-                           == 0,
-                       "prompt %u head %u: dest", i, h);
+            FIXTURE_SAME(w,
+                         memcmp(w->mirror.dest + dest + h * w->mirror.dest_len,
+                                w->kv->m.dest + (size_t) h * w->kv->m.dest_len,
+                                fixture_sources(w, j, h))
+                             == 0,
+                         "prompt %u head %u: dest", i, h);
         }
-        WORLD_SAME(w, w->mirror.compress[i].slot == (j->move ? j->slot : -1),
-                   "prompt %u", i);
+        FIXTURE_SAME(w, w->mirror.compress[i].slot == (j->move ? j->slot : -1),
+                     "prompt %u", i);
         left -= j->move ? j->pages : 0;
         w->slot[c[i].slot].prompt = false;
         w->compressed++;
     }
-    WORLD_SAME(w, WORLD_RUN(w, WORLD_INSTALL, c, n), " ");
-    world_compare(w);
+    FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_INSTALL, c, n), " ");
+    fixture_compare(w);
 }
 
 /* ---- out and in --------------------------------------------------------- */
 
 /* The pages of a slot in the order of heads and runs. */
 static uint32_t
-world_list(const world_t *w, int32_t slot, int32_t *out)
+fixture_list(const fixture_t *w, int32_t slot, int32_t *out)
 {
     const tr_kv_cache_t *kv = w->kv;
     uint32_t n = 0;
@@ -319,7 +324,7 @@ world_list(const world_t *w, int32_t slot, int32_t *out)
 
 /* What the copying kernel does to the tables of the device. */
 static void
-world_rewrite(world_t *w, int32_t slot)
+fixture_rewrite(fixture_t *w, int32_t slot)
 {
     for (uint32_t head = 0; head < w->kv->heads; head++) {
         const int32_t *from = manager_row(&w->kv->m, slot, head);
@@ -334,13 +339,13 @@ world_rewrite(world_t *w, int32_t slot)
 
 /* A slot goes out, or comes in. */
 static void
-world_swap(world_t *w)
+fixture_swap(fixture_t *w)
 {
-    static int32_t list[WORLD_LIST], mine[WORLD_LIST];
-    int32_t i = (int32_t) world_random(w->slots);
+    static int32_t list[FIXTURE_LIST], mine[FIXTURE_LIST];
+    int32_t i = (int32_t) fixture_random(w->slots);
     uint32_t n;
 
-    if (!w->slot[i].open || w->kv->m.slot[i].pages + 2 > WORLD_LIST
+    if (!w->slot[i].open || w->kv->m.slot[i].pages + 2 > FIXTURE_LIST
         || w->kv->m.slot[i].pages == 0) {
         return;
     }
@@ -348,35 +353,36 @@ world_swap(world_t *w)
     memset(list, 0xff, sizeof(list));
     list[0] = i;
     if (!w->slot[i].out) {
-        n = world_list(w, i, list + 2);
+        n = fixture_list(w, i, list + 2);
         if (tr_kv_swap_out(w->kv, i) != TR_OK) {
             return;
         }
         list[1] = (int32_t) n;
-        WORLD_SAME(w, WORLD_RUN(w, WORLD_GIVE, list, n + 2), " ");
+        FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_GIVE, list, n + 2), " ");
     } else {
         bool in = tr_kv_swap_in(w->kv, i) == TR_OK;
 
-        WORLD_SAME(w, WORLD_RUN(w, WORLD_TAKE, list, WORLD_LIST), " ");
-        n = world_list(w, i, mine);
-        WORLD_SAME(w, list[1] == (in ? (int32_t) n : 0), "%d pages of %u",
-                   list[1], n);
-        WORLD_SAME(w, !in || memcmp(list + 2, mine, n * 4) == 0, "slot %d", i);
+        FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_TAKE, list, FIXTURE_LIST), " ");
+        n = fixture_list(w, i, mine);
+        FIXTURE_SAME(w, list[1] == (in ? (int32_t) n : 0), "%d pages of %u",
+                     list[1], n);
+        FIXTURE_SAME(w, !in || memcmp(list + 2, mine, n * 4) == 0, "slot %d",
+                     i);
         if (!in) {
             return;
         }
     }
     w->swaps++;
     w->slot[i].out = !w->slot[i].out;
-    world_rewrite(w, i);
-    world_compare(w);
+    fixture_rewrite(w, i);
+    fixture_compare(w);
 }
 
 /* ---- fork, tally -------------------------------------------------------- */
 
 /* Dense pages of the mirror, all heads. */
 static uint32_t
-world_dense(const world_t *w, int32_t slot, uint32_t each, int32_t *out)
+fixture_dense(const fixture_t *w, int32_t slot, uint32_t each, int32_t *out)
 {
     uint32_t n = 0;
 
@@ -389,10 +395,10 @@ world_dense(const world_t *w, int32_t slot, uint32_t each, int32_t *out)
 
 /* A new slot of the same policy becomes a prompt's copy. */
 static void
-world_fork(world_t *w)
+fixture_fork(fixture_t *w)
 {
-    static int32_t a[WORLD_LIST], b[WORLD_LIST];
-    uint32_t i = world_random(w->slots), len, each;
+    static int32_t a[FIXTURE_LIST], b[FIXTURE_LIST];
+    uint32_t i = fixture_random(w->slots), len, each;
     int32_t from = (int32_t) i, to;
     tr_kv_open_t open = { 0 };
     tr_kv_ask_t ask;
@@ -407,42 +413,42 @@ world_fork(world_t *w)
     if (to < 0) {
         return;
     }
-    len = 1 + world_random(w->kv->m.slot[i].tokens);
+    len = 1 + fixture_random(w->kv->m.slot[i].tokens);
     w->slot[to] = w->slot[i];
     open.slot = to;
     open.seq = w->kv->m.seq[to];
-    open.rule = world_rule(w, &w->kv->policy[to].begun, w->slot[i].policy);
+    open.rule = fixture_rule(w, &w->kv->policy[to].begun, w->slot[i].policy);
     ask = (tr_kv_ask_t){ to, TR_KV_ANY, len };
     fork = (tr_kv_fork_t){ from, to, len };
     w->device->pool(w->device->arg);
-    WORLD_SAME(w, WORLD_RUN(w, WORLD_OPEN, &open, 1), " ");
-    WORLD_SAME(w, WORLD_RUN(w, WORLD_STEP, &ask, 1), " ");
+    FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_OPEN, &open, 1), " ");
+    FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_STEP, &ask, 1), " ");
     w->device->fetch(w->device->arg);
     if (w->mirror.result[0] == TR_KV_GRANTED) {
-        WORLD_SAME(w, WORLD_RUN(w, WORLD_FORK, &fork, 1), " ");
+        FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_FORK, &fork, 1), " ");
         w->device->fetch(w->device->arg);
         each = manager_ceil(len, w->mirror.place[0].tokens);
-        WORLD_SAME(w,
-                   each * w->kv->heads > WORLD_LIST
-                       || (world_dense(w, from, each, a)
-                               == world_dense(w, to, each, b)
-                           && w->device->same_pages(w->device->arg, a, b,
-                                                    each * w->kv->heads)),
-                   "slots %d and %d: %u pages a head", from, to, each);
+        FIXTURE_SAME(w,
+                     each * w->kv->heads > FIXTURE_LIST
+                         || (fixture_dense(w, from, each, a)
+                                 == fixture_dense(w, to, each, b)
+                             && w->device->same_pages(w->device->arg, a, b,
+                                                      each * w->kv->heads)),
+                     "slots %d and %d: %u pages a head", from, to, each);
         w->forks++;
     }
     rc = tr_kv_fork(w->kv, from, to, len);
-    WORLD_SAME(w, (rc == TR_OK) == (w->mirror.result[0] == TR_KV_GRANTED),
-               "slots %d and %d: %d", from, to, rc);
-    world_compare(w);
+    FIXTURE_SAME(w, (rc == TR_OK) == (w->mirror.result[0] == TR_KV_GRANTED),
+                 "slots %d and %d: %d", from, to, rc);
+    fixture_compare(w);
 }
 
 static void
-world_tally(world_t *w)
+fixture_tally(fixture_t *w)
 {
-    uint32_t n = world_random(w->slots + 1), nothing = 0;
+    uint32_t n = fixture_random(w->slots + 1), nothing = 0;
 
-    WORLD_SAME(w, WORLD_RUN(w, WORLD_TALLY, &nothing, n), " ");
+    FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_TALLY, &nothing, n), " ");
     w->device->fetch(w->device->arg);
     for (uint32_t i = 0; i < n; i++) {
         const tr_kv_tally_t *t = &w->mirror.tally[i];
@@ -451,7 +457,7 @@ world_tally(world_t *w)
         uint32_t listed[TR_KV_LISTS_MAX] = { 0 }, edge[TR_KV_EDGES] = { 0 };
         uint32_t grows = s->rule.leaves > 1 ? s->rule.leaves : 1;
 
-        WORLD_SAME(w, t->open == s->open, "slot %u", i);
+        FIXTURE_SAME(w, t->open == s->open, "slot %u", i);
         if (!s->open) {
             continue;
         }
@@ -474,14 +480,14 @@ world_tally(world_t *w)
                 edge[k] += on;
             }
         }
-        WORLD_SAME(w,
-                   t->tokens == s->tokens && t->dense_pages == s->dense_pages
-                       && t->pages == s->pages && t->dense == s->dense
-                       && t->out == s->out && t->base == q->base
-                       && t->window_from == q->window_from
-                       && memcmp(t->listed, listed, sizeof(listed)) == 0
-                       && memcmp(t->edge, edge, sizeof(edge)) == 0,
-                   "slot %u: %u tokens, tally %u", i, s->tokens, t->tokens);
+        FIXTURE_SAME(w,
+                     t->tokens == s->tokens && t->dense_pages == s->dense_pages
+                         && t->pages == s->pages && t->dense == s->dense
+                         && t->out == s->out && t->base == q->base
+                         && t->window_from == q->window_from
+                         && memcmp(t->listed, listed, sizeof(listed)) == 0
+                         && memcmp(t->edge, edge, sizeof(edge)) == 0,
+                     "slot %u: %u tokens, tally %u", i, s->tokens, t->tokens);
     }
 }
 
@@ -489,39 +495,39 @@ world_tally(world_t *w)
 
 /* One round; false: a difference was printed. */
 static bool
-world_play(const world_device_t *device, uint64_t seed, uint32_t operations,
-           world_t *w)
+fixture_run(const fixture_device_t *device, uint64_t seed, uint32_t operations,
+            fixture_t *w)
 {
-    world_seed(seed);
-    if (!world_create(w, device)) {
+    fixture_seed(seed);
+    if (!fixture_create(w, device)) {
         return false;
     }
     for (uint32_t i = 0; i < operations && !w->failed; i++) {
-        uint32_t dice = world_random(22);
+        uint32_t dice = fixture_random(22);
 
         if (dice < 2) {
-            world_open(w);
-        } else if (dice == 2 && (i % 4 == 0 || world_random(3) == 0)) {
-            world_close(w);
+            fixture_open(w);
+        } else if (dice == 2 && (i % 4 == 0 || fixture_random(3) == 0)) {
+            fixture_close(w);
         } else if (dice == 3) {
-            world_turn(w);
+            fixture_turn(w);
         } else if (dice < 8) {
-            world_complete(w);
+            fixture_complete(w);
         } else if (dice == 8) {
-            world_swap(w);
+            fixture_swap(w);
         } else if (dice == 20) {
-            world_fork(w);
+            fixture_fork(w);
         } else if (dice == 21) {
-            world_tally(w);
+            fixture_tally(w);
         } else {
-            world_step(w);
+            fixture_step(w);
         }
         if (dice < 4) {
-            world_compare(w);
+            fixture_compare(w);
         }
     }
     w->pages = w->kv->m.report->start;
-    world_destroy(w);
+    fixture_destroy(w);
     return !w->failed;
 }
 

@@ -1,13 +1,13 @@
 /*
- * manager_make.h: a random pool with random policies, on the CPU and on the
- * device of manager_world.h.
+ * manager_pools.h: a random pool with random policies, on the CPU and on the
+ * device of manager_fixture.h.
  */
-#ifndef MANAGER_MAKE_H
-#define MANAGER_MAKE_H
+#ifndef TR_TESTS_GPU_MANAGER_POOLS_H
+#define TR_TESTS_GPU_MANAGER_POOLS_H
 
 #include "manager_fixture.h"
 
-static const char *const world_specs[] = {
+static const char *const fixture_specs[] = {
     "full",
     "uniform:levels=8/4,window=3",
     "uniform:levels=4/2,window=0",
@@ -30,19 +30,19 @@ static const char *const world_specs[] = {
     "quest:budget=64,from=1",
 };
 
-#define WORLD_SPECS (sizeof(world_specs) / sizeof(world_specs[0]))
+#define FIXTURE_SPECS (sizeof(fixture_specs) / sizeof(fixture_specs[0]))
 
 /* ---- create ------------------------------------------------------------- */
 
 /* Thresholds of their own for every head. */
 static void
-world_alpha(world_t *w, uint32_t i, uint32_t heads)
+fixture_alpha(fixture_t *w, uint32_t i, uint32_t heads)
 {
     tr_kv_policy_t *p = w->policy[i];
     double *alpha;
 
     if (p->kind != TR_KV_RULE_THRESHOLD || p->n_levels != 2
-        || !p->level[1].scored || world_random(2) == 0) {
+        || !p->level[1].scored || fixture_random(2) == 0) {
         return;
     }
     alpha = malloc(heads * 2 * sizeof(*alpha));
@@ -50,40 +50,40 @@ world_alpha(world_t *w, uint32_t i, uint32_t heads)
         abort();
     }
     for (uint32_t h = 0; h < heads; h++) {
-        alpha[2 * h] = world_random(300) / 100.0;
-        alpha[2 * h + 1] = alpha[2 * h] * world_random(100) / 100;
+        alpha[2 * h] = fixture_random(300) / 100.0;
+        alpha[2 * h + 1] = alpha[2 * h] * fixture_random(100) / 100;
     }
     p->alpha_of = alpha;
     w->device_alpha[i] = w->device->copy(w->device->arg, alpha, heads * 2);
 }
 
 static bool
-world_create(world_t *w, const world_device_t *device)
+fixture_create(fixture_t *w, const fixture_device_t *device)
 {
-    bool wide = world_random(12) == 0; /* several blocks of heads */
-    uint32_t layers = wide ? 9 : 1 + world_random(4);
-    uint32_t lists = wide ? 30 : 1 + world_random(5), heads = layers * lists;
+    bool wide = fixture_random(12) == 0; /* several blocks of heads */
+    uint32_t layers = wide ? 9 : 1 + fixture_random(4);
+    uint32_t lists = wide ? 30 : 1 + fixture_random(5), heads = layers * lists;
     uint32_t head_dim = 64;
     tr_kv_config_t c = {
         .layers = layers,
         .lists = lists,
         .head_dim = head_dim,
-        .slots = 2 + world_random(WORLD_SLOTS - 1),
-        .max_len = 60 + world_random(300)
-                   + (world_random(4) == 0 ? TR_KV_SHORT : 0), /* long ones */
+        .slots = 2 + fixture_random(FIXTURE_SLOTS - 1),
+        .max_len = 60 + fixture_random(300)
+                   + (fixture_random(4) == 0 ? TR_KV_SHORT : 0), /* long ones */
         .swap_memory = 8u << 20,
-        .kernels = &world_kernels,
+        .kernels = &fixture_kernels,
         .policies = (const tr_kv_policy_t *const *) w->policy
     };
-    tr_kv_manager_size_t size = { .max_prompts = WORLD_PROMPTS };
+    tr_kv_manager_size_t size = { .max_prompts = FIXTURE_PROMPTS };
     tr_error_t err;
 
     memset(w, 0, sizeof(*w));
     w->device = device;
     w->slots = c.slots;
-    w->n_policies = 1 + world_random(WORLD_POLICIES);
+    w->n_policies = 1 + fixture_random(FIXTURE_POLICIES);
     for (uint32_t i = 0; i < w->n_policies; i++) {
-        const char *spec = world_specs[world_random(WORLD_SPECS)];
+        const char *spec = fixture_specs[fixture_random(FIXTURE_SPECS)];
 
         if (tr_kv_policy_create(spec, layers, lists, head_dim, &w->policy[i],
                                 &err)
@@ -91,10 +91,10 @@ world_create(world_t *w, const world_device_t *device)
             printf("%s: %s\n", spec, err.text);
             return false;
         }
-        world_alpha(w, i, heads);
+        fixture_alpha(w, i, heads);
     }
     c.n_policies = w->n_policies;
-    c.memory = (uint64_t) heads * (16 + world_random(wide ? 30 : 120)) * 8192;
+    c.memory = (uint64_t) heads * (16 + fixture_random(wide ? 30 : 120)) * 8192;
     while (tr_kv_cache_create(&c, &w->kv, &err) != TR_OK) {
         if (c.memory > 1ull << 30) {
             printf("%s\n", err.text);
@@ -116,11 +116,11 @@ world_create(world_t *w, const world_device_t *device)
 }
 
 static void
-world_destroy(world_t *w)
+fixture_destroy(fixture_t *w)
 {
     w->steps = w->kv == NULL ? 0 : w->steps;
     if (w->kv != NULL) {
-        WORLD_SAME(w, tr_kv_sound(w->kv), " ");
+        FIXTURE_SAME(w, tr_kv_sound(w->kv), " ");
         tr_kv_cache_free(w->kv);
     }
     for (uint32_t i = 0; i < w->n_policies; i++) {
@@ -131,7 +131,7 @@ world_destroy(world_t *w)
 
 /* The rule as the device has it. */
 static tr_kv_rule_t
-world_rule(const world_t *w, const tr_kv_policy_t *p, uint32_t policy)
+fixture_rule(const fixture_t *w, const tr_kv_policy_t *p, uint32_t policy)
 {
     tr_kv_rule_t rule = p->rule;
 

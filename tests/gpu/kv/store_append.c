@@ -37,7 +37,7 @@ store_say(const char *what)
 }
 
 bool
-store_goes(const bed_t *b, uint32_t from, uint32_t to)
+store_goes(const fixture_t *b, uint32_t from, uint32_t to)
 {
     return tr_kv_goes(&b->plan.layout[from], &b->plan.layout[to]);
 }
@@ -47,17 +47,17 @@ store_goes(const bed_t *b, uint32_t from, uint32_t to)
 /* Rows of a step, on both sides; the other side may have one more sequence,
  * without a slot. */
 typedef struct {
-    uint32_t pos[4096], seq_row[BED_SLOTS + 2];
-    int32_t slot[BED_SLOTS + 1];
+    uint32_t pos[4096], seq_row[FIXTURE_SLOTS + 2];
+    int32_t slot[FIXTURE_SLOTS + 1];
     tr_rows_t host, other;
 } step_rows_t;
 
 static void
-rows_make(bed_t *b, const uint32_t *n, step_rows_t *r)
+rows_make(fixture_t *b, const uint32_t *n, step_rows_t *r)
 {
     uint32_t seqs = 0, rows = 0, more = random_below(2);
 
-    for (uint32_t s = 0; s < BED_SLOTS; s++) {
+    for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
         const tr_kv_seq_t *q = &b->seq[s];
         uint32_t first = q->base + b->dense[s];
 
@@ -78,57 +78,59 @@ rows_make(bed_t *b, const uint32_t *n, step_rows_t *r)
     r->slot[seqs] = -1;
     r->pos[rows] = 0;
     r->seq_row[seqs + 1] = rows + 1;
-    r->other = (tr_rows_t){ rows + more, seqs + more, bed_room(sizeof(r->pos)),
-                            bed_room(sizeof(r->slot)),
-                            bed_room(sizeof(r->seq_row)) };
-    bed_put((void *) r->other.row_pos, r->pos, sizeof(r->pos));
-    bed_put((void *) r->other.seq_slot, r->slot, sizeof(r->slot));
-    bed_put((void *) r->other.seq_row, r->seq_row, sizeof(r->seq_row));
+    r->other = (tr_rows_t){ rows + more, seqs + more,
+                            fixture_room(sizeof(r->pos)),
+                            fixture_room(sizeof(r->slot)),
+                            fixture_room(sizeof(r->seq_row)) };
+    fixture_put((void *) r->other.row_pos, r->pos, sizeof(r->pos));
+    fixture_put((void *) r->other.seq_slot, r->slot, sizeof(r->slot));
+    fixture_put((void *) r->other.seq_row, r->seq_row, sizeof(r->seq_row));
 }
 
 static void
 rows_free(step_rows_t *r)
 {
-    bed_room_free((void *) r->other.row_pos);
-    bed_room_free((void *) r->other.seq_slot);
-    bed_room_free((void *) r->other.seq_row);
+    fixture_room_free((void *) r->other.row_pos);
+    fixture_room_free((void *) r->other.seq_slot);
+    fixture_room_free((void *) r->other.seq_row);
 }
 
 /* The moves of all layers of the other side; how many it refused. */
 static uint32_t
-moves(bed_t *b, step_rows_t *r)
+moves(fixture_t *b, step_rows_t *r)
 {
-    uint32_t *count = bed_room(4), refused = 0;
+    uint32_t *count = fixture_room(4), refused = 0;
 
-    bed_put(count, &refused, 4);
-    bed_sync(b);
+    fixture_put(count, &refused, 4);
+    fixture_sync(b);
     if (tr_cuda_kv_moves(&b->side->stream, &b->other, &r->other, false, count)
         != 0) {
         printf("launch: %s\n", tr_cuda_reason());
         exit(1);
     }
-    bed_get(&refused, count, 4);
-    bed_room_free(count);
+    fixture_get(&refused, count, 4);
+    fixture_room_free(count);
     return refused;
 }
 
 /* Appends to one layer of both sides; what each of them refused.  moved: the
  * other's moves were done. */
 static int
-append(bed_t *b, uint32_t layer, step_rows_t *r, bool moved, uint32_t *refused)
+append(fixture_t *b, uint32_t layer, step_rows_t *r, bool moved,
+       uint32_t *refused)
 {
-    uint32_t *count = bed_room(4), zero = 0;
-    bed_input_t in;
+    uint32_t *count = fixture_room(4), zero = 0;
+    fixture_input_t in;
     int rc;
 
-    bed_input(b, r->host.n_rows + 1, &in);
+    fixture_input(b, r->host.n_rows + 1, &in);
     in.other.moved = moved;
     if (in.other.type != TR_F32 && random_below(2)) {
-        bed_heads(b, r->host.n_rows + 1, &in);
+        fixture_heads(b, r->host.n_rows + 1, &in);
         in.heads.rows = r->other.n_rows;
     }
-    bed_put(count, &zero, 4);
-    bed_sync(b);
+    fixture_put(count, &zero, 4);
+    fixture_sync(b);
     rc = tr_cpu_kv_append(&store_cpu, &b->host, layer, &r->host, in.k, in.v,
                           in.ld, in.angles, store_codec());
     if (tr_cuda_kv_append(&b->side->stream, &b->other, layer, &r->other,
@@ -137,17 +139,17 @@ append(bed_t *b, uint32_t layer, step_rows_t *r, bool moved, uint32_t *refused)
         printf("launch: %s\n", tr_cuda_reason());
         exit(1);
     }
-    bed_get(refused, count, 4);
-    bed_room_free(count);
-    if (in.other.heads != NULL && !bed_heads_same(&in)) {
+    fixture_get(refused, count, 4);
+    fixture_room_free(count);
+    if (in.other.heads != NULL && !fixture_heads_same(&in)) {
         rc = TR_KERNEL_BADARG;
     }
-    bed_input_free(&in);
+    fixture_input_free(&in);
     return rc;
 }
 
 static bool
-append_layers(bed_t *b, const uint32_t *n, const char *what)
+append_layers(fixture_t *b, const uint32_t *n, const char *what)
 {
     step_rows_t *r = malloc(sizeof(*r));
     bool ok = true, moved = random_below(2);
@@ -165,7 +167,7 @@ append_layers(bed_t *b, const uint32_t *n, const char *what)
             ok = false;
         }
         if (!moved || layer + 1 == b->host.layers) {
-            ok = ok && bed_same(b, what);
+            ok = ok && fixture_same(b, what);
             store_checks++;
         }
     }
@@ -176,22 +178,22 @@ append_layers(bed_t *b, const uint32_t *n, const char *what)
 
 /* Rows at dense positions: n[slot] of each. */
 bool
-store_dense(bed_t *b, const uint32_t *n)
+store_dense(fixture_t *b, const uint32_t *n)
 {
     uint32_t per = b->plan.layout[0].tokens;
 
-    for (uint32_t s = 0; s < BED_SLOTS; s++) {
+    for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
         for (uint32_t h = 0; h < b->host.layers * b->host.lists; h++) {
             for (uint32_t i = 0; i < (b->dense[s] + n[s] + per - 1) / per;
                  i++) {
-                bed_page(b, bed_row(b, s, h) + i, 0);
+                fixture_page(b, fixture_row(b, s, h) + i, 0);
             }
         }
     }
     if (!append_layers(b, n, "dense rows")) {
         return false;
     }
-    for (uint32_t s = 0; s < BED_SLOTS; s++) {
+    for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
         b->dense[s] += n[s];
     }
     return true;
@@ -201,7 +203,7 @@ store_dense(bed_t *b, const uint32_t *n)
 
 /* Victim of a head, perhaps; returns its list, or -1. */
 static int
-choose_victim(bed_t *b, uint32_t s, const tr_kv_seq_t *q, int32_t *row,
+choose_victim(fixture_t *b, uint32_t s, const tr_kv_seq_t *q, int32_t *row,
               uint32_t *count, tr_kv_move_t *m)
 {
     uint32_t from = random_below(q->n_lists), to = random_below(q->n_lists);
@@ -220,18 +222,18 @@ choose_victim(bed_t *b, uint32_t s, const tr_kv_seq_t *q, int32_t *row,
         && random_below(4) > 0) {
         m->victim_to = (int8_t) to;
         m->victim_target = count[to]++;
-        bed_page(b,
-                 row
-                     + tr_kv_list_entry(&b->host, to,
-                                        m->victim_target / l->tokens),
-                 q->list_layout[to]);
+        fixture_page(b,
+                     row
+                         + tr_kv_list_entry(&b->host, to,
+                                            m->victim_target / l->tokens),
+                     q->list_layout[to]);
     }
     return (int) from;
 }
 
 /* Who leaves a head goes to a list, or nowhere. */
 static void
-choose_leave(bed_t *b, const tr_kv_seq_t *q, int32_t *row, uint32_t *count,
+choose_leave(fixture_t *b, const tr_kv_seq_t *q, int32_t *row, uint32_t *count,
              tr_kv_move_t *m, int victim)
 {
     uint32_t to = random_below(q->n_lists), layout = q->list_layout[to];
@@ -253,7 +255,7 @@ choose_leave(bed_t *b, const tr_kv_seq_t *q, int32_t *row, uint32_t *count,
         count[to] += m->leaves;
     }
     for (uint32_t i = 0; i < m->leaves; i++) {
-        bed_page(
+        fixture_page(
             b, row + tr_kv_list_entry(&b->host, to, (m->index + i) / l->tokens),
             layout);
     }
@@ -261,7 +263,7 @@ choose_leave(bed_t *b, const tr_kv_seq_t *q, int32_t *row, uint32_t *count,
 
 /* The moves of a slot's next token; its sequence goes on. */
 static void
-choose_moves(bed_t *b, uint32_t s)
+choose_moves(fixture_t *b, uint32_t s)
 {
     tr_kv_seq_t *q = &b->seq[s];
     uint32_t pos = q->base++, leaves = 0, leave_pos = q->window_from;
@@ -278,10 +280,10 @@ choose_moves(bed_t *b, uint32_t s)
         q->window_from += leaves;
     }
     for (uint32_t h = 0; h < b->host.layers * b->host.lists; h++) {
-        size_t head = bed_head(b, s, h);
+        size_t head = fixture_head(b, s, h);
         tr_kv_move_t *m = &b->move[head];
         uint32_t *count = b->count + head * TR_KV_LISTS_MAX;
-        int32_t *row = bed_row(b, s, h);
+        int32_t *row = fixture_row(b, s, h);
         int victim;
 
         *m = (tr_kv_move_t){ .to = TR_KV_STAYS,
@@ -294,18 +296,18 @@ choose_moves(bed_t *b, uint32_t s)
             choose_leave(b, q, row, count, m, victim);
         }
         if (q->window > 0) {
-            bed_page(b,
-                     row + b->host.at_window
-                         + pos % q->window
-                               / b->plan.layout[q->window_layout].tokens,
-                     q->window_layout);
+            fixture_page(b,
+                         row + b->host.at_window
+                             + pos % q->window
+                                   / b->plan.layout[q->window_layout].tokens,
+                         q->window_layout);
         }
     }
 }
 
 /* Makes a head's move one that is not allowed. */
 static void
-spoil(bed_t *b, uint32_t s, size_t head)
+spoil(fixture_t *b, uint32_t s, size_t head)
 {
     const tr_kv_seq_t *q = &b->seq[s];
     const uint32_t *count = b->count + head * TR_KV_LISTS_MAX;
@@ -357,9 +359,9 @@ spoil(bed_t *b, uint32_t s, size_t head)
 
 /* One head's move is spoilt: it alone is left as it is. */
 static bool
-refuse_append(bed_t *b, const uint32_t *n, uint32_t s)
+refuse_append(fixture_t *b, const uint32_t *n, uint32_t s)
 {
-    size_t head = bed_head(b, s, random_below(b->host.lists)); /* layer 0 */
+    size_t head = fixture_head(b, s, random_below(b->host.lists)); /* layer 0 */
     size_t bytes = b->pages * b->host.page_bytes;
     size_t length = b->host.table_len * sizeof(int32_t);
     int32_t *row = b->tables + head * b->host.table_len, *pages;
@@ -371,7 +373,7 @@ refuse_append(bed_t *b, const uint32_t *n, uint32_t s)
 
     pages = malloc(length);
     memcpy(pages, row, length);
-    bed_get(before, b->other.pool, bytes);
+    fixture_get(before, b->other.pool, bytes);
     spoil(b, s, head);
     rows_make(b, n, r);
     if (random_below(2)) {
@@ -379,7 +381,7 @@ refuse_append(bed_t *b, const uint32_t *n, uint32_t s)
     } else {
         ok = append(b, 0, r, false, &refused) == TR_KERNEL_BADARG;
     }
-    bed_get(pool, b->other.pool, bytes);
+    fixture_get(pool, b->other.pool, bytes);
     ok = ok && refused == 1;
     for (uint32_t i = 0; i < b->host.table_len; i++) {
         size_t at = pages[i] * b->host.page_bytes;
@@ -390,7 +392,7 @@ refuse_append(bed_t *b, const uint32_t *n, uint32_t s)
     }
     memcpy(row, pages, length);
     b->move[head] = good;
-    bed_put(b->other.pool, b->host.pool, bytes);
+    fixture_put(b->other.pool, b->host.pool, bytes);
     rows_free(r);
     free(r);
     free(pages);
@@ -401,12 +403,12 @@ refuse_append(bed_t *b, const uint32_t *n, uint32_t s)
 
 /* A step: compressed sequences get a token with its moves, others a row. */
 bool
-store_step(bed_t *b)
+store_step(fixture_t *b)
 {
-    uint32_t n[BED_SLOTS] = { 0 }, dense[BED_SLOTS] = { 0 };
+    uint32_t n[FIXTURE_SLOTS] = { 0 }, dense[FIXTURE_SLOTS] = { 0 };
     bool some = false;
 
-    for (uint32_t s = 0; s < BED_SLOTS; s++) {
+    for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
         if (b->seq[s].n_lists > 0 && b->dense[s] == 0 && random_below(5) > 0) {
             choose_moves(b, s);
             n[s] = UINT32_MAX;
@@ -415,7 +417,7 @@ store_step(bed_t *b)
             dense[s] = random_below(2);
         }
     }
-    for (uint32_t s = 0; s < BED_SLOTS && some; s++) {
+    for (uint32_t s = 0; s < FIXTURE_SLOTS && some; s++) {
         if (n[s] != 0 && random_below(12) == 0 && !refuse_append(b, n, s)) {
             return false;
         }

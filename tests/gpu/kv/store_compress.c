@@ -10,7 +10,7 @@
 
 /* Where a slot goes.  The window's layout is one that its tokens can have. */
 static void
-choose_target(const bed_t *b, uint32_t s, tr_kv_seq_t *to)
+choose_target(const fixture_t *b, uint32_t s, tr_kv_seq_t *to)
 {
     const tr_kv_seq_t *from = &b->seq[s];
     uint32_t first = from->window > 0 ? from->window_from : from->base, n;
@@ -39,7 +39,7 @@ choose_target(const bed_t *b, uint32_t s, tr_kv_seq_t *to)
 
 /* Layout of source i of a head. */
 static uint32_t
-source_layout(const bed_t *b, uint32_t s, const uint32_t *have, uint32_t i,
+source_layout(const fixture_t *b, uint32_t s, const uint32_t *have, uint32_t i,
               uint32_t *list)
 {
     const tr_kv_seq_t *from = &b->seq[s];
@@ -58,11 +58,11 @@ source_layout(const bed_t *b, uint32_t s, const uint32_t *have, uint32_t i,
 
 /* Chooses for all sources of a head; counts what goes to each list. */
 static void
-choose_dest(const bed_t *b, uint32_t s, uint32_t h, const tr_kv_seq_t *to,
+choose_dest(const fixture_t *b, uint32_t s, uint32_t h, const tr_kv_seq_t *to,
             int8_t *dest, uint32_t *count)
 {
     const tr_kv_seq_t *from = &b->seq[s];
-    const uint32_t *have = b->count + bed_head(b, s, h) * TR_KV_LISTS_MAX;
+    const uint32_t *have = b->count + fixture_head(b, s, h) * TR_KV_LISTS_MAX;
     uint32_t listed = 0, all, pos, keep = random_below(3), drop;
 
     for (uint32_t l = 0; l < from->n_lists; l++) {
@@ -105,7 +105,7 @@ choose_dest(const bed_t *b, uint32_t s, uint32_t h, const tr_kv_seq_t *to,
 
 /* Pages for what a head will hold. */
 static void
-target_pages(bed_t *b, const tr_kv_seq_t *to, int32_t *row,
+target_pages(fixture_t *b, const tr_kv_seq_t *to, int32_t *row,
              const uint32_t *count)
 {
     memset(row, 0xff, b->host.table_len * 4ul);
@@ -114,14 +114,14 @@ target_pages(bed_t *b, const tr_kv_seq_t *to, int32_t *row,
         uint32_t per = b->plan.layout[layout].tokens;
 
         for (uint32_t i = 0; i < (count[l] + per - 1) / per; i++) {
-            bed_page(b, row + tr_kv_list_entry(&b->host, l, i), layout);
+            fixture_page(b, row + tr_kv_list_entry(&b->host, l, i), layout);
         }
     }
     for (uint32_t p = to->window_from; to->window && p < to->base; p++) {
         uint32_t per = b->plan.layout[to->window_layout].tokens;
 
-        bed_page(b, row + b->host.at_window + p % to->window / per,
-                 to->window_layout);
+        fixture_page(b, row + b->host.at_window + p % to->window / per,
+                     to->window_layout);
     }
 }
 
@@ -135,10 +135,10 @@ typedef struct {
 } job_t;
 
 static void
-job_make(bed_t *b, uint32_t s, job_t *j)
+job_make(fixture_t *b, uint32_t s, job_t *j)
 {
     uint32_t heads = b->host.layers * b->host.lists, len = 4 * b->max_len;
-    tr_kv_seq_t *to = bed_room(sizeof(*to));
+    tr_kv_seq_t *to = fixture_room(sizeof(*to));
 
     choose_target(b, s, &j->to);
     j->tables = malloc((size_t) heads * b->host.table_len * 4);
@@ -163,32 +163,32 @@ job_make(bed_t *b, uint32_t s, job_t *j)
                                                  : 1 + random_below(64) };
     j->other = j->host;
     j->other.to = to;
-    j->other.to_tables = bed_room((size_t) heads * b->host.table_len * 4);
-    j->other.dest = bed_room((size_t) heads * len);
+    j->other.to_tables = fixture_room((size_t) heads * b->host.table_len * 4);
+    j->other.dest = fixture_room((size_t) heads * len);
 }
 
 static void
-job_send(bed_t *b, const job_t *j)
+job_send(fixture_t *b, const job_t *j)
 {
     uint32_t heads = b->host.layers * b->host.lists;
 
-    bed_put((void *) j->other.to, &j->to, sizeof(j->to));
-    bed_put((void *) j->other.to_tables, j->tables,
-            (size_t) heads * b->host.table_len * 4);
-    bed_put((void *) j->other.dest, j->dest, heads * j->host.dest_len);
+    fixture_put((void *) j->other.to, &j->to, sizeof(j->to));
+    fixture_put((void *) j->other.to_tables, j->tables,
+                (size_t) heads * b->host.table_len * 4);
+    fixture_put((void *) j->other.dest, j->dest, heads * j->host.dest_len);
 }
 
 /* What the slot is afterwards; its old pages come back. */
 static void
-job_install(bed_t *b, uint32_t s, job_t *j)
+job_install(fixture_t *b, uint32_t s, job_t *j)
 {
     for (uint32_t h = 0; h < b->host.layers * b->host.lists; h++) {
-        int32_t *row = bed_row(b, s, h);
+        int32_t *row = fixture_row(b, s, h);
 
-        bed_give_back(b, row, 0, b->host.table_len);
+        fixture_give_back(b, row, 0, b->host.table_len);
         memcpy(row, j->tables + (size_t) h * b->host.table_len,
                b->host.table_len * 4ul);
-        memcpy(b->count + bed_head(b, s, h) * TR_KV_LISTS_MAX,
+        memcpy(b->count + fixture_head(b, s, h) * TR_KV_LISTS_MAX,
                j->count + h * TR_KV_LISTS_MAX, 4 * TR_KV_LISTS_MAX);
         for (uint32_t l = 0; l < j->to.n_lists; l++) {
             store_moved += j->count[h * TR_KV_LISTS_MAX + l];
@@ -204,22 +204,22 @@ job_free(job_t *j)
     free(j->tables);
     free(j->dest);
     free(j->count);
-    bed_room_free((void *) j->other.to);
-    bed_room_free((void *) j->other.to_tables);
-    bed_room_free((void *) j->other.dest);
+    fixture_room_free((void *) j->other.to);
+    fixture_room_free((void *) j->other.to_tables);
+    fixture_room_free((void *) j->other.dest);
 }
 
 static void
-compress_other(bed_t *b, const tr_kv_compress_t *jobs, uint32_t n,
+compress_other(fixture_t *b, const tr_kv_compress_t *jobs, uint32_t n,
                uint32_t *refused)
 {
-    tr_kv_compress_t *there = bed_room(n * sizeof(*jobs));
-    uint32_t *flags = bed_room(n * 4ul), max_len = 4 * b->max_len;
+    tr_kv_compress_t *there = fixture_room(n * sizeof(*jobs));
+    uint32_t *flags = fixture_room(n * 4ul), max_len = 4 * b->max_len;
     void *work;
 
-    bed_put(there, jobs, n * sizeof(*jobs));
-    bed_sync(b);
-    work = bed_room(tr_cuda_kv_compress_work(&b->other, n, max_len));
+    fixture_put(there, jobs, n * sizeof(*jobs));
+    fixture_sync(b);
+    work = fixture_room(tr_cuda_kv_compress_work(&b->other, n, max_len));
     if (tr_cuda_kv_compress(&b->side->stream, &b->other, there, n, max_len,
                             flags, work)
         != 0) {
@@ -227,15 +227,15 @@ compress_other(bed_t *b, const tr_kv_compress_t *jobs, uint32_t n,
         exit(1);
     }
     cuda_ok(cudaDeviceSynchronize(), "compress");
-    bed_room_free(work);
-    bed_get(refused, flags, n * 4ul);
-    bed_room_free(there);
-    bed_room_free(flags);
+    fixture_room_free(work);
+    fixture_get(refused, flags, n * 4ul);
+    fixture_room_free(there);
+    fixture_room_free(flags);
 }
 
 /* Spoils a job in a way that nobody may follow. */
 static void
-job_spoil(bed_t *b, job_t *j)
+job_spoil(fixture_t *b, job_t *j)
 {
     uint32_t h = random_below(b->host.layers * b->host.lists);
     int32_t *row = j->tables + (size_t) h * b->host.table_len;
@@ -254,7 +254,7 @@ job_spoil(bed_t *b, job_t *j)
 
 /* A job that is refused leaves everything as it is. */
 static bool
-refuse_compress(bed_t *b, uint32_t s, const job_t *good)
+refuse_compress(fixture_t *b, uint32_t s, const job_t *good)
 {
     uint32_t heads = b->host.layers * b->host.lists, refused = 9;
     size_t tables = (size_t) heads * b->host.table_len * 4;
@@ -281,7 +281,7 @@ refuse_compress(bed_t *b, uint32_t s, const job_t *good)
     }
     job_send(b, &j);
     compress_other(b, &j.other, 1, &refused);
-    ok = refused == 1 && bed_same(b, "refused compression");
+    ok = refused == 1 && fixture_same(b, "refused compression");
     free(j.tables);
     free(j.dest);
     job_send(b, good);
@@ -290,7 +290,7 @@ refuse_compress(bed_t *b, uint32_t s, const job_t *good)
 
 /* Could the slot's row be emptied and yet be allowed? */
 static bool
-job_needs_pages(const bed_t *b, const job_t *j)
+job_needs_pages(const fixture_t *b, const job_t *j)
 {
     if (j->to.window > 0 && j->to.window_from < j->to.base) {
         return true;
@@ -310,14 +310,14 @@ job_needs_pages(const bed_t *b, const job_t *j)
 
 /* Compresses all slots of `which`. */
 bool
-store_compress(bed_t *b, uint32_t which)
+store_compress(fixture_t *b, uint32_t which)
 {
-    tr_kv_compress_t other[BED_SLOTS + 1];
-    uint32_t slot[BED_SLOTS], n = 0, refused[BED_SLOTS + 1], more;
-    job_t job[BED_SLOTS];
+    tr_kv_compress_t other[FIXTURE_SLOTS + 1];
+    uint32_t slot[FIXTURE_SLOTS], n = 0, refused[FIXTURE_SLOTS + 1], more;
+    job_t job[FIXTURE_SLOTS];
     bool ok = true;
 
-    for (uint32_t s = 0; s < BED_SLOTS; s++) {
+    for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
         if (which >> s & 1) {
             slot[n] = s;
             job_make(b, s, &job[n]);
@@ -343,7 +343,7 @@ store_compress(bed_t *b, uint32_t which)
     for (uint32_t i = 0; i < n + more && ok; i++) {
         ok = refused[i] == 0 ? true : store_say("a compression was refused");
     }
-    ok = ok && bed_same(b, "compression");
+    ok = ok && fixture_same(b, "compression");
     store_checks++;
     for (uint32_t i = 0; i < n; i++) {
         job_install(b, slot[i], &job[i]);

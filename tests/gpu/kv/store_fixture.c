@@ -1,5 +1,5 @@
 /*
- * Two caches side by side; see store_bed.h.
+ * Two caches side by side; see store_fixture.h.
  */
 #include "store_fixture.h"
 
@@ -22,7 +22,7 @@ room(size_t bytes)
 }
 
 void *
-bed_room(size_t bytes)
+fixture_room(size_t bytes)
 {
     void *p = NULL;
 
@@ -31,19 +31,19 @@ bed_room(size_t bytes)
 }
 
 void
-bed_room_free(void *p)
+fixture_room_free(void *p)
 {
     cuda_ok(cudaFree(p), "cudaFree");
 }
 
 void
-bed_put(void *to, const void *from, size_t bytes)
+fixture_put(void *to, const void *from, size_t bytes)
 {
     cuda_ok(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "put");
 }
 
 void
-bed_get(void *to, const void *from, size_t bytes)
+fixture_get(void *to, const void *from, size_t bytes)
 {
     cuda_ok(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "get");
 }
@@ -93,7 +93,7 @@ choose_levels(uint32_t dim, bool plain, tr_kv_level_t *level)
 }
 
 static void
-plan_table(bed_t *b)
+plan_table(fixture_t *b)
 {
     tr_kv_view_t *v = &b->host;
     uint32_t fewest = b->plan.layout[0].tokens;
@@ -110,7 +110,7 @@ plan_table(bed_t *b)
 }
 
 void
-bed_open(bed_t *b, const bed_side_t *side)
+fixture_open(fixture_t *b, const fixture_side_t *side)
 {
     static const uint32_t dims[] = { 32, 64, 64, 96, 128, 128, 128, 160, 256 };
     tr_kv_level_t level[4];
@@ -138,7 +138,7 @@ bed_open(bed_t *b, const bed_side_t *side)
                          .layout = b->plan.layout,
                          .seq = b->seq };
     plan_table(b);
-    heads = (size_t) BED_SLOTS * v->layers * v->lists;
+    heads = (size_t) FIXTURE_SLOTS * v->layers * v->lists;
     b->pages = (uint32_t) heads * v->table_len * 2 / 3;
     b->tables = room(heads * v->table_len * 4);
     memset(b->tables, 0xff, heads * v->table_len * 4);
@@ -159,16 +159,16 @@ bed_open(bed_t *b, const bed_side_t *side)
     v->count = b->count;
     v->move = b->move;
     b->other = *v;
-    b->other.pool = bed_room(b->pages * v->page_bytes);
-    b->other.tables = bed_room(heads * v->table_len * 4);
-    b->other.count = bed_room(heads * TR_KV_LISTS_MAX * 4);
-    b->other.move = bed_room(heads * sizeof(tr_kv_move_t));
-    b->other.seq = bed_room(sizeof(b->seq));
-    bed_put(b->other.pool, v->pool, b->pages * v->page_bytes);
+    b->other.pool = fixture_room(b->pages * v->page_bytes);
+    b->other.tables = fixture_room(heads * v->table_len * 4);
+    b->other.count = fixture_room(heads * TR_KV_LISTS_MAX * 4);
+    b->other.move = fixture_room(heads * sizeof(tr_kv_move_t));
+    b->other.seq = fixture_room(sizeof(b->seq));
+    fixture_put(b->other.pool, v->pool, b->pages * v->page_bytes);
 }
 
 void
-bed_close(bed_t *b)
+fixture_close(fixture_t *b)
 {
     free(b->tables);
     free(b->count);
@@ -176,15 +176,15 @@ bed_close(bed_t *b)
     free(b->free_page);
     free(b->layout_of);
     free(b->host.pool);
-    bed_room_free(b->other.pool);
-    bed_room_free((void *) b->other.tables);
-    bed_room_free((void *) b->other.count);
-    bed_room_free((void *) b->other.move);
-    bed_room_free((void *) b->other.seq);
+    fixture_room_free(b->other.pool);
+    fixture_room_free((void *) b->other.tables);
+    fixture_room_free((void *) b->other.count);
+    fixture_room_free((void *) b->other.move);
+    fixture_room_free((void *) b->other.seq);
 }
 
 void
-bed_describe(const bed_t *b)
+fixture_describe(const fixture_t *b)
 {
     printf("head size %u, layers %u, lists %u, levels", b->host.head_dim,
            b->host.layers, b->host.lists);
@@ -199,7 +199,7 @@ bed_describe(const bed_t *b)
 }
 
 void
-bed_page(bed_t *b, int32_t *entry, uint32_t layout)
+fixture_page(fixture_t *b, int32_t *entry, uint32_t layout)
 {
     if (*entry < 0) {
         if (b->n_free == 0) {
@@ -212,7 +212,7 @@ bed_page(bed_t *b, int32_t *entry, uint32_t layout)
 }
 
 void
-bed_give_back(bed_t *b, int32_t *row, uint32_t first, uint32_t end)
+fixture_give_back(fixture_t *b, int32_t *row, uint32_t first, uint32_t end)
 {
     for (uint32_t i = first; i < end; i++) {
         if (row[i] >= 0) {
@@ -223,14 +223,15 @@ bed_give_back(bed_t *b, int32_t *row, uint32_t first, uint32_t end)
 }
 
 void
-bed_sync(bed_t *b)
+fixture_sync(fixture_t *b)
 {
-    size_t heads = (size_t) BED_SLOTS * b->host.layers * b->host.lists;
+    size_t heads = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.lists;
 
-    bed_put((void *) b->other.tables, b->tables, heads * b->host.table_len * 4);
-    bed_put((void *) b->other.count, b->count, heads * TR_KV_LISTS_MAX * 4);
-    bed_put((void *) b->other.move, b->move, heads * sizeof(tr_kv_move_t));
-    bed_put((void *) b->other.seq, b->seq, sizeof(b->seq));
+    fixture_put((void *) b->other.tables, b->tables,
+                heads * b->host.table_len * 4);
+    fixture_put((void *) b->other.count, b->count, heads * TR_KV_LISTS_MAX * 4);
+    fixture_put((void *) b->other.move, b->move, heads * sizeof(tr_kv_move_t));
+    fixture_put((void *) b->other.seq, b->seq, sizeof(b->seq));
 }
 
 /* ---- comparing ---------------------------------------------------------- */
@@ -260,7 +261,7 @@ is_half(const tr_kv_layout_t *l, uint32_t at)
 }
 
 static bool
-page_same(const bed_t *b, const uint8_t *want, uint8_t *got, uint32_t page,
+page_same(const fixture_t *b, const uint8_t *want, uint8_t *got, uint32_t page,
           const char *after)
 {
     const tr_kv_layout_t *l = &b->plan.layout[b->layout_of[page]];
@@ -283,14 +284,14 @@ page_same(const bed_t *b, const uint8_t *want, uint8_t *got, uint32_t page,
 }
 
 bool
-bed_same(bed_t *b, const char *after)
+fixture_same(fixture_t *b, const char *after)
 {
     size_t bytes = b->host.page_bytes;
     uint8_t *got = room(b->pages * bytes);
     bool same = true;
 
     cuda_ok(cudaDeviceSynchronize(), after);
-    bed_get(got, b->other.pool, b->pages * bytes);
+    fixture_get(got, b->other.pool, b->pages * bytes);
     for (uint32_t i = 0; i < b->pages && same; i++) {
         if (memcmp(got + i * bytes, b->host.pool + i * bytes, bytes) != 0) {
             same = page_same(b, b->host.pool + i * bytes, got + i * bytes, i,
@@ -318,7 +319,7 @@ input_number(bool wild, double scale, double offset)
 /* One row of one side: groups of one scale around an offset; sometimes all
  * equal, all zero, all NaN. */
 static void
-input_row(bed_t *b, float *x, uint32_t n, bool wild)
+input_row(fixture_t *b, float *x, uint32_t n, bool wild)
 {
     double scale = pow(10, -6 + 10 * random_unit());
     double offset = random_below(2) ? 0 : random_normal() * scale;
@@ -358,7 +359,7 @@ typed(tr_dtype_t type, float *x, size_t n, void *out)
 }
 
 void
-bed_input(bed_t *b, uint32_t rows, bed_input_t *in)
+fixture_input(fixture_t *b, uint32_t rows, fixture_input_t *in)
 {
     uint32_t dim = b->host.head_dim, n = b->host.lists * dim;
     tr_dtype_t type = (tr_dtype_t) random_below(3);
@@ -383,14 +384,14 @@ bed_input(bed_t *b, uint32_t rows, bed_input_t *in)
         }
     }
     as = room(rows * in->ld * 4);
-    k = bed_room(rows * in->ld * 4);
-    v = bed_room(rows * in->ld * 4);
-    angles = bed_room((size_t) rows * dim * 4);
+    k = fixture_room(rows * in->ld * 4);
+    v = fixture_room(rows * in->ld * 4);
+    angles = fixture_room((size_t) rows * dim * 4);
     typed(type, in->k, rows * in->ld, as);
-    bed_put(k, as, rows * in->ld * 4);
+    fixture_put(k, as, rows * in->ld * 4);
     typed(type, in->v, rows * in->ld, as);
-    bed_put(v, as, rows * in->ld * 4);
-    bed_put(angles, in->angles, (size_t) rows * dim * 4);
+    fixture_put(v, as, rows * in->ld * 4);
+    fixture_put(angles, in->angles, (size_t) rows * dim * 4);
     free(as);
     in->other = (tr_cuda_keys_t){ k, v, in->ld, type, angles, false, NULL };
     memset(&in->heads, 0, sizeof(in->heads));
@@ -398,18 +399,18 @@ bed_input(bed_t *b, uint32_t rows, bed_input_t *in)
 }
 
 void
-bed_input_free(bed_input_t *in)
+fixture_input_free(fixture_input_t *in)
 {
     free(in->k);
     free(in->v);
     free(in->angles);
     if (in->other.heads != NULL) {
-        bed_room_free(in->heads.qkv);
-        bed_room_free((void *) in->heads.bias);
+        fixture_room_free(in->heads.qkv);
+        fixture_room_free((void *) in->heads.bias);
     } else {
-        bed_room_free((void *) in->other.k);
-        bed_room_free((void *) in->other.v);
+        fixture_room_free((void *) in->other.k);
+        fixture_room_free((void *) in->other.v);
     }
-    bed_room_free((void *) in->other.angles);
+    fixture_room_free((void *) in->other.angles);
     free(in->want);
 }

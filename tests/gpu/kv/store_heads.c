@@ -64,7 +64,7 @@ query_in(const float *x, uint32_t dim, const float *bias, const float *angles,
 }
 
 void
-bed_heads(bed_t *b, uint32_t rows, bed_input_t *in)
+fixture_heads(fixture_t *b, uint32_t rows, fixture_input_t *in)
 {
     uint32_t dim = b->host.head_dim, n = b->host.lists * dim;
     tr_cuda_qkv_t *h = &in->heads;
@@ -90,8 +90,8 @@ bed_heads(bed_t *b, uint32_t rows, bed_input_t *in)
         for (uint32_t i = 0; i < all; i++) {
             bias[i] = (float) random_normal();
         }
-        there = bed_room(all * 4ul);
-        bed_put(there, bias, all * 4ul);
+        there = fixture_room(all * 4ul);
+        fixture_put(there, bias, all * 4ul);
     }
     h->bias = there;
     for (uint32_t r = 0; r < rows; r++) {
@@ -110,10 +110,10 @@ bed_heads(bed_t *b, uint32_t rows, bed_input_t *in)
         side_in(in->v + r * in->ld, n, bias == NULL ? NULL : bias + q + n, type,
                 row + q + n);
     }
-    h->qkv = bed_room(rows * h->ld * 2);
-    bed_put(h->qkv, out, rows * h->ld * 2);
-    bed_room_free((void *) in->other.k);
-    bed_room_free((void *) in->other.v);
+    h->qkv = fixture_room(rows * h->ld * 2);
+    fixture_put(h->qkv, out, rows * h->ld * 2);
+    fixture_room_free((void *) in->other.k);
+    fixture_room_free((void *) in->other.v);
     in->other.k = (uint16_t *) h->qkv + q;
     in->other.v = (uint16_t *) h->qkv + q + n;
     in->other.ld = h->ld;
@@ -124,14 +124,14 @@ bed_heads(bed_t *b, uint32_t rows, bed_input_t *in)
 }
 
 bool
-bed_heads_same(const bed_input_t *in)
+fixture_heads_same(const fixture_input_t *in)
 {
     const tr_cuda_qkv_t *h = &in->heads;
     size_t q = (size_t) h->heads * h->head_dim;
     uint16_t *got = room(h->rows * h->ld * 2);
     bool same = true;
 
-    bed_get(got, h->qkv, h->rows * h->ld * 2);
+    fixture_get(got, h->qkv, h->rows * h->ld * 2);
     for (uint32_t r = 0; r < h->rows && same; r++) {
         same = memcmp(got + r * h->ld, in->want + r * q, q * 2) == 0;
     }

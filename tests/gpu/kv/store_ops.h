@@ -1,6 +1,6 @@
 /*
- * store_ops.h: what test_store.c does to both sides of a bed; each compares all
- * pages afterwards and prints what differs.
+ * store_ops.h: what test_store.c does to both sides of a fixture.  Each operation
+ * compares all pages afterwards and prints what differs.
  */
 #ifndef TR_TESTS_GPU_STORE_OPS_H
 #define TR_TESTS_GPU_STORE_OPS_H
@@ -19,15 +19,15 @@ const tr_kv_codec_t *store_codec(void);
 bool store_say(const char *what);
 
 /* May tokens of one layout become those of the other? */
-bool store_goes(const bed_t *b, uint32_t from, uint32_t to);
+bool store_goes(const fixture_t *b, uint32_t from, uint32_t to);
 
 /* n[slot] rows at dense positions. */
-bool store_dense(bed_t *b, const uint32_t *n);
+bool store_dense(fixture_t *b, const uint32_t *n);
 /* A step: compressed sequences get a token with its moves, or a row. */
-bool store_step(bed_t *b);
+bool store_step(fixture_t *b);
 /* Compresses the slots of a bit mask. */
-bool store_compress(bed_t *b, uint32_t which);
+bool store_compress(fixture_t *b, uint32_t which);
 /* A slot goes to the host and comes back to other pages. */
-bool store_swap(bed_t *b, uint32_t slot);
+bool store_swap(fixture_t *b, uint32_t slot);
 
 #endif

@@ -9,14 +9,15 @@
 
 /* A slot's entries in order of kv_runs (engine/kv/kv_internal.h). */
 static uint32_t
-slot_entries(bed_t *b, uint32_t s, uint32_t dense_pages, int32_t **entry)
+slot_entries(fixture_t *b, uint32_t s, uint32_t dense_pages, int32_t **entry)
 {
     const tr_kv_seq_t *q = &b->seq[s];
     uint32_t n = 0;
 
     for (uint32_t h = 0; h < b->host.layers * b->host.lists; h++) {
-        const uint32_t *count = b->count + bed_head(b, s, h) * TR_KV_LISTS_MAX;
-        int32_t *row = bed_row(b, s, h);
+        const uint32_t *count = b->count
+                                + fixture_head(b, s, h) * TR_KV_LISTS_MAX;
+        int32_t *row = fixture_row(b, s, h);
 
         for (uint32_t i = 0; i < dense_pages; i++) {
             entry[n++] = row + i;
@@ -27,7 +28,7 @@ slot_entries(bed_t *b, uint32_t s, uint32_t dense_pages, int32_t **entry)
 
             for (uint32_t i = 0; i < (slots + per - 1) / per; i++) {
                 entry[n++] = row + b->host.at_window + i;
-                bed_page(b, entry[n - 1], q->window_layout);
+                fixture_page(b, entry[n - 1], q->window_layout);
             }
         }
         for (uint32_t l = 0; l < q->n_lists; l++) {
@@ -55,9 +56,9 @@ typedef struct {
 
 /* Moves the pages to ids `to` of the other pool. */
 static bool
-swap_run(bed_t *b, swap_t *x, const int32_t *to, bool out)
+swap_run(fixture_t *b, swap_t *x, const int32_t *to, bool out)
 {
-    size_t heads = (size_t) BED_SLOTS * b->host.layers * b->host.lists;
+    size_t heads = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.lists;
     int32_t *tables = malloc(heads * b->host.table_len * 4);
     uint32_t n = 0;
     bool ok = true;
@@ -72,7 +73,7 @@ swap_run(bed_t *b, swap_t *x, const int32_t *to, bool out)
                             MARK,
                             x->go };
 
-    bed_put(x->taken, to, x->n * 4ul);
+    fixture_put(x->taken, to, x->n * 4ul);
     if (tr_cuda_kv_swap(&b->side->stream, &b->other,
                         (int32_t *) b->other.tables, &swap, x->pages, x->work)
         != 0) {
@@ -80,9 +81,9 @@ swap_run(bed_t *b, swap_t *x, const int32_t *to, bool out)
         exit(1);
     }
     cuda_ok(cudaDeviceSynchronize(), "swap");
-    bed_get(&n, x->pages, 4);
-    bed_get(x->given, x->there, x->n * 4ul);
-    bed_get(tables, b->other.tables, heads * b->host.table_len * 4);
+    fixture_get(&n, x->pages, 4);
+    fixture_get(x->given, x->there, x->n * 4ul);
+    fixture_get(tables, b->other.tables, heads * b->host.table_len * 4);
     ok = n == x->n;
     for (uint32_t i = 0; i < x->n && ok; i++) {
         int32_t was = *x->entry[i] & ~MARK;
@@ -97,10 +98,10 @@ swap_run(bed_t *b, swap_t *x, const int32_t *to, bool out)
 
 /* Where no page was granted, or there are more than was said, nothing moves. */
 static bool
-swap_nothing(bed_t *b, swap_t *x, const int32_t *to)
+swap_nothing(fixture_t *b, swap_t *x, const int32_t *to)
 {
     uint32_t go = b->n_free % 2, pages = x->n, n = 1;
-    size_t heads = (size_t) BED_SLOTS * b->host.layers * b->host.lists;
+    size_t heads = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.lists;
     int32_t *tables = malloc(heads * b->host.table_len * 4);
     tr_cuda_swap_t swap = { .slot = (int32_t) x->slot,
                             .dense_pages = x->dense_pages,
@@ -113,25 +114,25 @@ swap_nothing(bed_t *b, swap_t *x, const int32_t *to)
                             .go = x->go };
     bool ok;
 
-    bed_put(x->go, &go, 4);
-    bed_put(x->taken, to, x->n * 4ul);
+    fixture_put(x->go, &go, 4);
+    fixture_put(x->taken, to, x->n * 4ul);
     ok = tr_cuda_kv_swap(&b->side->stream, &b->other,
                          (int32_t *) b->other.tables, &swap, x->pages, x->work)
          == 0;
     cuda_ok(cudaDeviceSynchronize(), "swap");
-    bed_get(&n, x->pages, 4);
-    bed_get(tables, b->other.tables, heads * b->host.table_len * 4);
+    fixture_get(&n, x->pages, 4);
+    fixture_get(tables, b->other.tables, heads * b->host.table_len * 4);
     ok = ok && n == 0
          && memcmp(tables, b->tables, heads * b->host.table_len * 4) == 0;
     free(tables);
     go = 1;
-    bed_put(x->go, &go, 4);
+    fixture_put(x->go, &go, 4);
     return ok ? true : store_say("a swap that must not happen did");
 }
 
 /* A slot goes to the host and comes back to other pages. */
 bool
-store_swap(bed_t *b, uint32_t s)
+store_swap(fixture_t *b, uint32_t s)
 {
     size_t bytes = b->host.page_bytes;
     swap_t x = { .slot = s };
@@ -146,7 +147,7 @@ store_swap(bed_t *b, uint32_t s)
         free(x.entry);
         return true;
     }
-    bed_sync(b);
+    fixture_sync(b);
     x.given = malloc(x.n * 4ul);
     image = malloc(x.n * 4ul);
     back = malloc(x.n * 4ul);
@@ -158,11 +159,11 @@ store_swap(bed_t *b, uint32_t s)
         memcpy(b->host.pool + back[i] * bytes,
                b->host.pool + *x.entry[i] * bytes, bytes);
     }
-    x.work = bed_room(tr_cuda_kv_swap_work(&b->other));
-    x.taken = bed_room(x.n * 4ul);
-    x.there = bed_room(x.n * 4ul);
-    x.pages = bed_room(4);
-    x.go = bed_room(4);
+    x.work = fixture_room(tr_cuda_kv_swap_work(&b->other));
+    x.taken = fixture_room(x.n * 4ul);
+    x.there = fixture_room(x.n * 4ul);
+    x.pages = fixture_room(4);
+    x.go = fixture_room(4);
     cuda_ok(cudaHostAlloc((void **) &x.host, x.n * bytes, 0), "host memory");
     ok = swap_nothing(b, &x, image) && swap_run(b, &x, image, true);
     for (uint32_t i = 0; i < x.n && ok; i++) {
@@ -172,14 +173,14 @@ store_swap(bed_t *b, uint32_t s)
                     == 0;
         b->free_page[b->n_free++] = x.given[i];
     }
-    ok = ok && swap_run(b, &x, back, false) && bed_same(b, "swap");
+    ok = ok && swap_run(b, &x, back, false) && fixture_same(b, "swap");
     store_checks++;
     cuda_ok(cudaFreeHost(x.host), "host memory");
-    bed_room_free(x.work);
-    bed_room_free(x.taken);
-    bed_room_free(x.there);
-    bed_room_free(x.pages);
-    bed_room_free(x.go);
+    fixture_room_free(x.work);
+    fixture_room_free(x.taken);
+    fixture_room_free(x.there);
+    fixture_room_free(x.pages);
+    fixture_room_free(x.go);
     free(x.entry);
     free(x.given);
     free(image);

@@ -2,7 +2,7 @@
  * The page manager on a GPU (kernels/cuda/kv/manager.h) beside the CPU's, under
  * the same random operations: chunks, prompts, steps, later turns, release,
  * pools that run out, rings that wrap.  After each operation tables, counts,
- * victims, moves, the free ring and the owners are equal (manager_play.h).
+ * victims, moves, the free ring and the owners are equal (manager_operations.h).
  * Steps run through graphs from time to time, which is what the engine will do.
  *
  *   test_manager [rounds [seed]]
@@ -25,11 +25,11 @@ typedef struct {
     const uint8_t *pool; /* the CPU's */
     size_t pool_bytes, bytes;
     void *memory, *host, *in, *device_pool;
-    double *copy[WORLD_POLICIES];
+    double *copy[FIXTURE_POLICIES];
     uint32_t copies;
 } gpu_t;
 
-#define INPUT_BYTES (WORLD_LIST * sizeof(int32_t))
+#define INPUT_BYTES (FIXTURE_LIST * sizeof(int32_t))
 
 static bool
 gpu_create(void *arg, const tr_kv_view_t *shape,
@@ -142,31 +142,31 @@ gpu_same_pages(void *arg, const int32_t *a, const int32_t *b, uint32_t n)
 }
 
 static int
-launch(const gpu_t *g, world_op_t op, int32_t slot, uint32_t n)
+launch(const gpu_t *g, fixture_op_t op, int32_t slot, uint32_t n)
 {
     const tr_cuda_stream_t *s = &g->stream;
     const tr_kv_manager_t *m = &g->m;
     int32_t *list = g->in;
 
     switch (op) {
-    case WORLD_OPEN:
+    case FIXTURE_OPEN:
         return tr_cuda_manager_open(s, m, g->in, n);
-    case WORLD_BEGIN:
+    case FIXTURE_BEGIN:
         return tr_cuda_manager_prompt(s, m, g->in, n);
-    case WORLD_STEP:
+    case FIXTURE_STEP:
         return tr_cuda_manager_step(s, m, g->in, n);
-    case WORLD_CLOSE:
+    case FIXTURE_CLOSE:
         return tr_cuda_manager_close(s, m, g->in, n);
-    case WORLD_PLAN:
+    case FIXTURE_PLAN:
         return tr_cuda_manager_plan_prompts(s, m, g->in, n);
-    case WORLD_INSTALL:
+    case FIXTURE_INSTALL:
         return tr_cuda_manager_install_prompts(s, m, n);
-    case WORLD_GIVE:
+    case FIXTURE_GIVE:
         return tr_cuda_manager_give(s, m, slot, list + 2,
                                     (const uint32_t *) (void *) (list + 1));
-    case WORLD_FORK:
+    case FIXTURE_FORK:
         return tr_cuda_manager_fork(s, m, NULL, g->in, n);
-    case WORLD_TALLY:
+    case FIXTURE_TALLY:
         return tr_cuda_manager_tally(s, m, n);
     default:
         return tr_cuda_manager_take(s, m, slot, list + 2,
@@ -175,7 +175,7 @@ launch(const gpu_t *g, world_op_t op, int32_t slot, uint32_t n)
 }
 
 static int
-launch_graph(const gpu_t *g, world_op_t op, int32_t slot, uint32_t n)
+launch_graph(const gpu_t *g, fixture_op_t op, int32_t slot, uint32_t n)
 {
     cudaStream_t stream = g->stream.stream;
     cudaGraph_t graph;
@@ -195,14 +195,14 @@ launch_graph(const gpu_t *g, world_op_t op, int32_t slot, uint32_t n)
 }
 
 static bool
-gpu_run(void *arg, world_op_t op, void *in, size_t each, uint32_t n)
+gpu_run(void *arg, fixture_op_t op, void *in, size_t each, uint32_t n)
 {
     gpu_t *g = arg;
     int32_t slot;
     int rc;
 
     memcpy(&slot, in, sizeof(slot));
-    if (op == WORLD_TALLY) { /* it has no input */
+    if (op == FIXTURE_TALLY) { /* it has no input */
         each = 0;
     }
     if (each * n > INPUT_BYTES) {
@@ -211,14 +211,14 @@ gpu_run(void *arg, world_op_t op, void *in, size_t each, uint32_t n)
     }
     cuda_ok(cudaDeviceSynchronize(), "before");
     cuda_ok(cudaMemcpy(g->in, in, each * n, cudaMemcpyHostToDevice), "input");
-    rc = world_random(4) == 0 ? launch_graph(g, op, slot, n)
-                              : launch(g, op, slot, n);
+    rc = fixture_random(4) == 0 ? launch_graph(g, op, slot, n)
+                                : launch(g, op, slot, n);
     if (rc != TR_KERNEL_OK) {
         printf("launch %d: %d, %s\n", (int) op, rc, tr_cuda_reason());
         return false;
     }
     cuda_ok(cudaDeviceSynchronize(), "manager");
-    if (op == WORLD_TAKE) {
+    if (op == FIXTURE_TAKE) {
         cuda_ok(cudaMemcpy(in, g->in, each * n, cudaMemcpyDeviceToHost),
                 "pages");
     }
@@ -229,10 +229,10 @@ int
 main(int argc, char **argv)
 {
     static gpu_t gpu;
-    static world_t w;
-    world_device_t device = { &gpu,      gpu_create,     gpu_destroy,
-                              gpu_pool,  gpu_arrays,     gpu_run,
-                              gpu_fetch, gpu_same_pages, gpu_copy };
+    static fixture_t w;
+    fixture_device_t device = { &gpu,      gpu_create,     gpu_destroy,
+                                gpu_pool,  gpu_arrays,     gpu_run,
+                                gpu_fetch, gpu_same_pages, gpu_copy };
     uint32_t rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 30, failed = 0;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10)
                              : (uint64_t) time(NULL);
@@ -246,7 +246,7 @@ main(int argc, char **argv)
     cuda_ok(cudaStreamCreate(&stream), "stream");
     gpu.stream = (tr_cuda_stream_t){ stream, &gpu.device };
     for (uint32_t r = 0; r < rounds && failed < 3; r++) {
-        if (!world_play(&device, seed + r, OPERATIONS, &w)) {
+        if (!fixture_run(&device, seed + r, OPERATIONS, &w)) {
             printf("FAILED: test_manager 1 %llu\n",
                    (unsigned long long) (seed + r));
             failed++;

@@ -16,15 +16,16 @@
 
 /* Scores that attention would have left, on both sides. */
 static void
-score_dense(bed_t *b)
+score_dense(fixture_t *b)
 {
     const tr_kv_layout_t *l = &b->plan.layout[0];
 
-    for (uint32_t s = 0; s < BED_SLOTS && l->score; s++) {
+    for (uint32_t s = 0; s < FIXTURE_SLOTS && l->score; s++) {
         for (uint32_t h = 0; h < b->host.layers * b->host.lists; h++) {
             for (uint32_t i = 0; i < b->dense[s]; i++) {
                 uint8_t *page = tr_kv_page_at(&b->host,
-                                              bed_row(b, s, h)[i / l->tokens]);
+                                              fixture_row(b, s,
+                                                          h)[i / l->tokens]);
                 float x[2] = { (float) random_unit(), (float) random_unit() };
 
                 memcpy(page + l->score + i % l->tokens * 4, &x[0], 4);
@@ -32,17 +33,17 @@ score_dense(bed_t *b)
             }
         }
     }
-    bed_put(b->other.pool, b->host.pool, b->pages * b->host.page_bytes);
+    fixture_put(b->other.pool, b->host.pool, b->pages * b->host.page_bytes);
 }
 
 static bool
-turn(bed_t *b)
+turn(fixture_t *b)
 {
-    uint32_t n[BED_SLOTS], chunks = 1 + random_below(3), steps;
+    uint32_t n[FIXTURE_SLOTS], chunks = 1 + random_below(3), steps;
     uint32_t room = b->max_len / 6;
 
     for (uint32_t i = 0; i < chunks; i++) {
-        for (uint32_t s = 0; s < BED_SLOTS; s++) {
+        for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
             n[s] = random_below(3) == 0 ? 0 : random_below(room);
         }
         if (!store_dense(b, n)) {
@@ -59,28 +60,28 @@ turn(bed_t *b)
             return false;
         }
     }
-    return store_swap(b, random_below(BED_SLOTS));
+    return store_swap(b, random_below(FIXTURE_SLOTS));
 }
 
 static bool
-one_round(const bed_side_t *side)
+one_round(const fixture_side_t *side)
 {
-    bed_t b;
+    fixture_t b;
     bool ok;
 
-    bed_open(&b, side);
+    fixture_open(&b, side);
     ok = turn(&b) && turn(&b);
     if (!ok) {
-        bed_describe(&b);
+        fixture_describe(&b);
     }
-    bed_close(&b);
+    fixture_close(&b);
     return ok;
 }
 
 int
 main(int argc, char **argv)
 {
-    bed_side_t side = { 0 };
+    fixture_side_t side = { 0 };
     uint32_t rounds, failed = 0;
     uint64_t seed;
 

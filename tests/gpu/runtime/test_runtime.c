@@ -357,7 +357,7 @@ typedef struct {
     uint16_t *w, *x;    /* pinned */
     uint8_t *y, *again; /* pinned, whatever the type */
     void *device_w, *device_x, *device_y;
-} bed_t;
+} fixture_t;
 
 static size_t
 y_bytes(const tr_cuda_product_t *p)
@@ -367,7 +367,7 @@ y_bytes(const tr_cuda_product_t *p)
 
 /* Runs the product, by the stream or by a graph, and fetches y. */
 static bool
-run_product(const bed_t *b, const tr_cuda_product_t *p, bool graphed,
+run_product(const fixture_t *b, const tr_cuda_product_t *p, bool graphed,
             uint8_t *y)
 {
     void *graph = NULL;
@@ -391,7 +391,7 @@ run_product(const bed_t *b, const tr_cuda_product_t *p, bool graphed,
 /* Element (r, c) against its sum; errors relative to the sum of products'
  * magnitudes, and to the result for what rounds it. */
 static bool
-near_sum(const bed_t *b, const tr_cuda_product_t *p, uint32_t r, uint32_t c)
+near_sum(const fixture_t *b, const tr_cuda_product_t *p, uint32_t r, uint32_t c)
 {
     double sum = 0, size = 0, got, err, most;
 
@@ -420,7 +420,7 @@ near_sum(const bed_t *b, const tr_cuda_product_t *p, uint32_t r, uint32_t c)
 
 /* Columns of y beyond n are not touched. */
 static bool
-margin_kept(const bed_t *b, const tr_cuda_product_t *p)
+margin_kept(const fixture_t *b, const tr_cuda_product_t *p)
 {
     size_t width = p->out == TR_F32 ? 4 : 2;
 
@@ -442,7 +442,7 @@ numbers(uint16_t *out, size_t n, tr_dtype_t type)
 
 /* Fresh operands; rows that only pad the class are NaN. */
 static bool
-operands(const bed_t *b, const tr_cuda_product_t *p)
+operands(const fixture_t *b, const tr_cuda_product_t *p)
 {
     uint32_t room = tr_cuda_matmul_rows(ROWS_MAX);
 
@@ -457,7 +457,7 @@ operands(const bed_t *b, const tr_cuda_product_t *p)
 }
 
 static bool
-product_holds(const bed_t *b, const tr_cuda_product_t *p)
+product_holds(const fixture_t *b, const tr_cuda_product_t *p)
 {
     HOLDS(operands(b, p));
     HOLDS(run_product(b, p, false, b->y));
@@ -475,7 +475,7 @@ product_holds(const bed_t *b, const tr_cuda_product_t *p)
 
 /* A shape, chosen with operands of the most rows, then some numbers of rows. */
 static bool
-shape_holds(const bed_t *b)
+shape_holds(const fixture_t *b)
 {
     static const uint32_t counts[] = { 1, 8, 9, 16, 17, 64, 65, 512, 513 };
     tr_dtype_t type = below(2) ? TR_F16 : TR_BF16;
@@ -512,13 +512,13 @@ products_hold(void)
     size_t rows = tr_cuda_matmul_rows(ROWS_MAX);
     size_t x = rows * (K_MAX + 16) * 2, w = (size_t) N_MAX * K_MAX * 2;
     size_t y = rows * (N_MAX + 16) * 4;
-    bed_t b = { .w = cuda->pin(w),
-                .x = cuda->pin(x),
-                .y = cuda->pin(y),
-                .again = cuda->pin(y),
-                .device_w = cuda->alloc(w),
-                .device_x = cuda->alloc(x),
-                .device_y = cuda->alloc(y) };
+    fixture_t b = { .w = cuda->pin(w),
+                    .x = cuda->pin(x),
+                    .y = cuda->pin(y),
+                    .again = cuda->pin(y),
+                    .device_w = cuda->alloc(w),
+                    .device_x = cuda->alloc(x),
+                    .device_y = cuda->alloc(y) };
 
     HOLDS(b.w && b.x && b.y && b.again);
     HOLDS(b.device_w && b.device_x && b.device_y);

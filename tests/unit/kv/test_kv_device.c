@@ -32,7 +32,7 @@ static unsigned order_times = 1, order_plus;
 typedef struct {
     tr_kv_manager_t m;
     void *memory;
-    double *copy[WORLD_POLICIES];
+    double *copy[FIXTURE_POLICIES];
     uint32_t copies;
 } host_t;
 
@@ -199,36 +199,36 @@ host_tally(const tr_kv_manager_t *m, uint32_t n)
 }
 
 static bool
-host_run(void *arg, world_op_t op, void *in, size_t each, uint32_t n)
+host_run(void *arg, fixture_op_t op, void *in, size_t each, uint32_t n)
 {
     const tr_kv_manager_t *m = &((host_t *) arg)->m;
     int32_t *list = in;
     manager_swap_t s;
 
     (void) each;
-    order_times = world_random(2) ? 1 : 2 * world_random(128) + 1;
-    order_plus = world_random(2) ? 0 : world_random(256);
-    for (uint32_t i = 0; i < n && op == WORLD_OPEN; i++) {
+    order_times = fixture_random(2) ? 1 : 2 * fixture_random(128) + 1;
+    order_plus = fixture_random(2) ? 0 : fixture_random(256);
+    for (uint32_t i = 0; i < n && op == FIXTURE_OPEN; i++) {
         manager_open(m, (const tr_kv_open_t *) in + i);
     }
-    for (uint32_t i = 0; i < n && op == WORLD_BEGIN; i++) {
+    for (uint32_t i = 0; i < n && op == FIXTURE_BEGIN; i++) {
         manager_begin(m, (const tr_kv_begin_t *) in + i);
     }
-    if (op == WORLD_STEP) {
+    if (op == FIXTURE_STEP) {
         host_step(m, in, n);
-    } else if (op == WORLD_CLOSE) {
+    } else if (op == FIXTURE_CLOSE) {
         host_close(m, in, n);
-    } else if (op == WORLD_PLAN) {
+    } else if (op == FIXTURE_PLAN) {
         host_plan(m, in, n);
-    } else if (op == WORLD_INSTALL) {
+    } else if (op == FIXTURE_INSTALL) {
         host_install(m, n);
-    } else if (op == WORLD_FORK) {
+    } else if (op == FIXTURE_FORK) {
         host_fork(m, in, n);
-    } else if (op == WORLD_TALLY) {
+    } else if (op == FIXTURE_TALLY) {
         host_tally(m, n);
-    } else if (op == WORLD_GIVE) {
+    } else if (op == FIXTURE_GIVE) {
         manager_give(m, list[0], list + 2, (uint32_t) list[1], &s);
-    } else if (op == WORLD_TAKE) {
+    } else if (op == FIXTURE_TAKE) {
         manager_take(m, list[0], list + 2, (uint32_t *) &list[1], n - 2, &s);
     }
     return true;
@@ -238,16 +238,16 @@ static void
 test_same_as_cpu(void **state)
 {
     static host_t host;
-    static world_t w;
-    world_device_t device = { .arg = &host,
-                              .create = host_create,
-                              .destroy = host_destroy,
-                              .pool = host_nothing,
-                              .arrays = host_nothing,
-                              .run = host_run,
-                              .fetch = host_nothing,
-                              .same_pages = host_same_pages,
-                              .copy = host_copy };
+    static fixture_t w;
+    fixture_device_t device = { .arg = &host,
+                                .create = host_create,
+                                .destroy = host_destroy,
+                                .pool = host_nothing,
+                                .arrays = host_nothing,
+                                .run = host_run,
+                                .fetch = host_nothing,
+                                .same_pages = host_same_pages,
+                                .copy = host_copy };
     const char *given = getenv("TR_KV_SEED"), *some = getenv("TR_KV_ROUNDS");
     uint64_t seed = given != NULL ? strtoull(given, NULL, 10)
                                   : (uint64_t) time(NULL);
@@ -257,7 +257,7 @@ test_same_as_cpu(void **state)
     (void) state;
     rounds = given != NULL ? 1 : rounds;
     for (uint32_t i = 0; i < rounds; i++) {
-        if (!world_play(&device, seed + i, OPERATIONS, &w)) {
+        if (!fixture_run(&device, seed + i, OPERATIONS, &w)) {
             fail_msg("TR_KV_SEED=%llu", (unsigned long long) (seed + i));
         }
         steps += w.steps;
