@@ -5,7 +5,7 @@
 SOFT_LIB := $B/tests/libtokenring_soft.so
 SOFT_SRC := $(filter-out tests/soft/test_%,$(wildcard tests/soft/*.c)) \
             $(wildcard tests/gpu/model/*_reference.c)
-SOFT_TEST := $B/tests/test_soft $B/tests/test_soft_kernels
+SOFT_TEST := $B/tests/test_soft
 SOFT_OBJ := $(SOFT_SRC:%.c=$B/obj/%.o)
 # The backend is in the engine, too, from the same objects.
 SOFT_CPU := $(patsubst %.c,$B/obj/%.o,$(KERNEL_SRC))

@@ -1,8 +1,9 @@
 /*
- * The software device (tests/soft) is as late as a device: launches run in the
- * order of their stream but after the call, events tell when, graphs run what
- * they have recorded as often as they are launched; memory is poisoned, copies
- * are held to what was allocated.  Faults on demand are tested in children.
+ * The software device (tests/soft) is as late as a device: launches run after
+ * the call, events tell when, graphs run what they have recorded as often as
+ * they are launched; memory is poisoned, copies are held to what was allocated.
+ * Faults on demand are tested in children.  What it has in common with a GPU is
+ * in tests/gpu/runtime/test_runtime.c.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,6 +11,7 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +19,29 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "load.h"
+#include "kernels/cuda/device.h"
+#include "tests/unit/fixtures/device_library.h"
+
+static const tr_device_t *cuda;
+static tr_device_props_t device;
+
+static void
+soft_load(void)
+{
+    void *lib = dlopen(soft_library(), RTLD_NOW | RTLD_LOCAL);
+    const tr_device_t *(*table)(void);
+
+    if (lib == NULL) {
+        fail_msg("%s", dlerror());
+        return;
+    }
+    *(void **) &table = dlsym(lib, TR_DEVICE_SYMBOL);
+    assert_non_null(table);
+    cuda = table();
+    assert_int_equal(cuda->version, TR_DEVICE_VERSION);
+    assert_int_equal(cuda->size, sizeof(*cuda));
+    assert_int_equal(cuda->open(0, &device), 0);
+}
 
 static int
 setup(void **state)
@@ -80,26 +104,6 @@ runs_later(void **state)
     cuda->stream_close(&s);
 }
 
-static void
-runs_in_order(void **state)
-{
-    tr_cuda_stream_t s = stream_open();
-    uint8_t *p = cuda->alloc(64), *out = cuda->pin(64 * STEPS);
-
-    (void) state;
-    for (int i = 0; i < STEPS; i++) {
-        assert_int_equal(cuda->fill(&s, p, i & 0xff, 64), 0);
-        assert_int_equal(cuda->copy(&s, out + 64 * i, p, 64), 0);
-    }
-    assert_int_equal(cuda->stream_wait(&s), 0);
-    for (int i = 0; i < 64 * STEPS; i++) {
-        assert_int_equal(out[i], i / 64 & 0xff);
-    }
-    cuda->release(p);
-    cuda->unpin(out);
-    cuda->stream_close(&s);
-}
-
 /* ---- events ------------------------------------------------------------- */
 
 static void
@@ -137,36 +141,6 @@ events_tell_when(void **state)
     cuda->release(p);
     cuda->unpin(staging);
     cuda->stream_close(&s);
-}
-
-static void
-streams_follow_each_other(void **state)
-{
-    tr_cuda_stream_t a = stream_open(), b = stream_open();
-    uint8_t *p = cuda->alloc(1), *out = cuda->pin(STEPS);
-    void *there, *back;
-
-    (void) state;
-    assert_int_equal(cuda->event_open(&there), 0);
-    assert_int_equal(cuda->event_open(&back), 0);
-    for (int i = 0; i < STEPS; i++) {
-        assert_int_equal(cuda->fill(&a, p, i & 0xff, 1), 0);
-        assert_int_equal(cuda->event_record(&a, there), 0);
-        assert_int_equal(cuda->event_follow(&b, there), 0);
-        assert_int_equal(cuda->copy(&b, out + i, p, 1), 0);
-        assert_int_equal(cuda->event_record(&b, back), 0);
-        assert_int_equal(cuda->event_follow(&a, back), 0);
-    }
-    assert_int_equal(cuda->stream_wait(&b), 0);
-    for (int i = 0; i < STEPS; i++) {
-        assert_int_equal(out[i], i & 0xff);
-    }
-    cuda->event_close(there);
-    cuda->event_close(back);
-    cuda->stream_close(&a);
-    cuda->stream_close(&b);
-    cuda->release(p);
-    cuda->unpin(out);
 }
 
 /* ---- graphs ------------------------------------------------------------- */
@@ -297,75 +271,6 @@ memory_is_held_to_its_size(void **state)
     assert_int_equal(info.free_memory, before.free_memory + 1000);
     cuda->unpin(out);
     cuda->stream_close(&s);
-}
-
-/* ---- products ----------------------------------------------------------- */
-
-#define N 40
-#define K 64
-#define ROWS 21
-
-static uint16_t
-bf16(float x)
-{
-    uint32_t u;
-
-    memcpy(&u, &x, 4);
-    return (uint16_t) (u >> 16);
-}
-
-/* Rows that only pad the class are NaN, and may become anything. */
-static void
-products_are_those_of_the_weights(void **state)
-{
-    uint32_t room = tr_cuda_matmul_rows(ROWS);
-    tr_cuda_stream_t s = stream_open();
-    uint16_t *w = cuda->pin(N * K * 2), *x = cuda->pin(room * K * 2);
-    float *y = cuda->pin(room * N * 4);
-    void *dw = cuda->alloc(N * K * 2), *dx = cuda->alloc(room * K * 2);
-    float *dy = cuda->alloc(room * N * 4);
-    tr_cuda_product_t p = { ROWS, N, K, TR_BF16, TR_F32, dx, dw, dy, K, N };
-    tr_cuda_matmul_t *m;
-
-    (void) state;
-    memset(x, 0xff, room * K * 2);
-    assert_int_equal(cuda->matmul_open(&device, 512, &m), 0);
-    assert_int_equal(cuda->matmul(&s, m, &p), TR_KERNEL_BADARG);
-    assert_int_equal(cuda->matmul_choose(m, &s, &p, NULL, 0), 0);
-    for (int round = 0; round < 2; round++) { /* with other weights */
-        for (int i = 0; i < N * K; i++) {
-            w[i] = bf16((float) (i * 7 % 31 + round));
-        }
-        for (int i = 0; i < ROWS * K; i++) {
-            x[i] = bf16((float) (i * 5 % 17));
-        }
-        assert_int_equal(cuda->copy(&s, dw, w, N * K * 2), 0);
-        assert_int_equal(cuda->copy(&s, dx, x, room * K * 2), 0);
-        assert_int_equal(cuda->matmul(&s, m, &p), 0);
-        assert_int_equal(cuda->copy(&s, y, dy, ROWS * N * 4), 0);
-        assert_int_equal(cuda->stream_wait(&s), 0);
-        for (int r = 0; r < ROWS; r++) {
-            for (int n = 0; n < N; n++) {
-                long sum = 0;
-
-                for (int k = 0; k < K; k++) {
-                    sum += (long) ((r * K + k) * 5 % 17)
-                           * ((n * K + k) * 7 % 31 + round);
-                }
-                assert_true(y[r * N + n] == (float) sum);
-            }
-        }
-    }
-    p.ldy = N + 1;
-    assert_int_equal(cuda->matmul(&s, m, &p), TR_KERNEL_BADARG);
-    cuda->matmul_close(m);
-    cuda->stream_close(&s);
-    cuda->unpin(w);
-    cuda->unpin(x);
-    cuda->unpin(y);
-    cuda->release(dw);
-    cuda->release(dx);
-    cuda->release(dy);
 }
 
 /* ---- failures ----------------------------------------------------------- */
@@ -502,14 +407,11 @@ main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(runs_later),
-        cmocka_unit_test(runs_in_order),
         cmocka_unit_test(events_tell_when),
-        cmocka_unit_test(streams_follow_each_other),
         cmocka_unit_test(graphs_repeat),
         cmocka_unit_test(graphs_have_branches),
         cmocka_unit_test(memory_is_held_to_its_size),
         cmocka_unit_test(memory_is_not_the_hosts),
-        cmocka_unit_test(products_are_those_of_the_weights),
         cmocka_unit_test(fails_when_asked),
     };
 
