@@ -2,6 +2,7 @@
  * The engine (engine.h): puts the parts together, in the order in which they
  * need each other, and takes them apart in reverse.
  *
+ *   check_host: memory, directories (engine_check.c)
  *   lock the socket path      (a second engine fails before it loads anything)
  *   tokenizer, template, executor
  *   status page, request parser, publisher, step loop
@@ -10,6 +11,8 @@
  * The socket appears last: whoever can connect finds a ready engine.
  */
 #include "engine.h"
+
+#include "engine_internal.h"
 
 #include <signal.h>
 #include <stdatomic.h>
@@ -22,19 +25,14 @@
 #include <tokenring/version.h>
 
 #include "engine/template/chat_template.h"
-#include "engine/executor/cuda_library.h"
 #include "engine/executor/executor.h"
 #include "engine/frontend/frontend.h"
 #include "engine/api/request_parser.h"
 #include "engine/transport/listener.h"
 #include "engine/config/log.h"
 #include "engine/scheduler/loop.h"
-#include "engine/model/cpu/model.h"
-#include "engine/model/cuda/model_cuda.h"
-#include "engine/model/model_config.h"
 #include "engine/api/openai.h"
 #include "engine/redis/redis_publisher.h"
-#include "engine/model/safetensors.h"
 #include "engine/tokenizer/tokenizer.h"
 
 /* n * prompts of one request. */
@@ -67,19 +65,6 @@ now_ms(void)
     return (uint64_t) ts.tv_sec * 1000 + (uint64_t) ts.tv_nsec / 1000000;
 }
 
-static tr_status_t
-load_text(const tr_config_t *c, tr_tokenizer_t **tokenizer,
-          tr_chat_template_t *chat_template, tr_error_t *err)
-{
-    tr_status_t rc = tr_tokenizer_load(c->model, tokenizer, err);
-
-    if (rc == TR_OK) {
-        rc = tr_chat_template_load(c->model, c->chat_template, *tokenizer,
-                                   chat_template, err);
-    }
-    return rc;
-}
-
 /* Requests fail, one batch after the other; who supervises the process starts
  * it again.  It ends as at any SIGTERM, so that all of them hear of it. */
 static void
@@ -105,7 +90,7 @@ load_model(tr_engine_t *e, tr_error_t *err)
     uint32_t words;
     tr_status_t rc;
 
-    rc = load_text(c, &e->tokenizer, &e->chat_template, err);
+    rc = tr_engine_load_text(c, &e->tokenizer, &e->chat_template, err);
     if (rc != TR_OK) {
         return rc;
     }
@@ -276,7 +261,11 @@ tr_engine_start(const tr_config_t *config, tr_engine_t **out, tr_error_t *err)
     }
     e->config = *config;
     e->status_fd = e->wake_fd = -1;
-    rc = tr_listener_lock(&e->listener, config->socket, err);
+    e->listener.fd = e->listener.lock_fd = -1;
+    rc = tr_engine_check_host(config, err);
+    if (rc == TR_OK) {
+        rc = tr_listener_lock(&e->listener, config->socket, err);
+    }
     if (rc == TR_OK) {
         rc = load_model(e, err);
     }
@@ -366,89 +355,4 @@ tr_engine_stop(tr_engine_t *e)
         tr_tokenizer_free(e->tokenizer);
     }
     free(e);
-}
-
-/* ---- check -------------------------------------------------------------- */
-
-static tr_status_t
-check_policies(const tr_config_t *config, const tr_model_config_t *model,
-               FILE *out, tr_error_t *err)
-{
-    tr_executor_t shape = { .layers = model->recipe.layers,
-                            .kv_heads = model->recipe.kv_heads,
-                            .head_dim = model->recipe.head_dim };
-    tr_status_t rc = tr_executor_open_policies(&shape, config, err);
-
-    for (uint32_t i = 0; rc == TR_OK && i < shape.n_policies; i++) {
-        const tr_executor_policy_t *p = &shape.policies[i];
-
-        fprintf(out, "kv policy: %s, from %s%s\n", p->policy->spec,
-                tr_kv_source_name(p->source),
-                tr_kv_policy_uncalibrated(p->policy, p->source)
-                    ? " (cautious; tokenring calibrate finds better ones)"
-                    : "");
-    }
-    tr_executor_close_cache(&shape);
-    return rc;
-}
-
-/* That there is a GPU to run it on. */
-static tr_status_t
-check_device(const tr_config_t *config, tr_error_t *err)
-{
-    const tr_device_t *cuda;
-    tr_cuda_device_info_t info;
-    tr_status_t rc = tr_cuda_library_open(config->cuda_library, &cuda, err);
-
-    return rc == TR_OK ? tr_cuda_library_check(cuda, config->device, &info, err)
-                       : rc;
-}
-
-/* What the model is, for people, and whether the backend can run it. */
-static tr_status_t
-check_recipe(const tr_config_t *config, const tr_recipe_t *recipe, FILE *out,
-             tr_error_t *err)
-{
-    char text[TR_RECIPE_TEXT];
-
-    tr_recipe_describe(recipe, text);
-    fputs(text, out);
-    return strcmp(config->backend, "cuda") == 0
-               ? tr_model_cuda_check(recipe, err)
-               : tr_model_check(recipe, err);
-}
-
-tr_status_t
-tr_engine_check(const tr_config_t *config, FILE *out, tr_error_t *err)
-{
-    tr_chat_template_t chat_template;
-    tr_tokenizer_t *tokenizer = NULL;
-    tr_safetensors_t *weights = NULL;
-    tr_model_config_t model;
-    tr_status_t rc;
-
-    rc = load_text(config, &tokenizer, &chat_template, err);
-    if (tokenizer != NULL) {
-        tr_tokenizer_free(tokenizer);
-    }
-    if (rc != TR_OK || strcmp(config->backend, "null") == 0) {
-        return rc;
-    }
-    rc = tr_model_config_load(config->model, &model, err);
-    if (rc == TR_OK) {
-        rc = check_recipe(config, &model.recipe, out, err);
-    }
-    if (rc == TR_OK) {
-        rc = check_policies(config, &model, out, err);
-    }
-    if (rc == TR_OK && strcmp(config->backend, "cuda") == 0) {
-        rc = check_device(config, err);
-    }
-    if (rc == TR_OK && strcmp(config->load_format, "auto") == 0) {
-        rc = tr_safetensors_open(config->model, &weights, err);
-        if (rc == TR_OK) {
-            tr_safetensors_close(weights);
-        }
-    }
-    return rc;
 }

@@ -29,8 +29,8 @@ void tr_engine_stop(tr_engine_t *e);
  * is to end it as any other does, but not with success. */
 bool tr_engine_lost(const tr_engine_t *e);
 
-/* Reads what a start would read, headers only, and says what is wrong; what the
- * model is goes to out. */
+/* Goes through what a start goes through, of the weights headers only, and says
+ * what is wrong; what the model is goes to out. */
 tr_status_t tr_engine_check(const tr_config_t *config, FILE *out,
                             tr_error_t *err);
 

@@ -322,12 +322,16 @@ main(int argc, char **argv)
     }
     if (rc == TR_OK) {
         rc = tr_config_finish(&config, &err);
+        if (rc != TR_OK) {
+            tr_config_locate(&config, &err);
+        }
     }
     if (rc != TR_OK) {
         complain(&err);
         return EXIT_USAGE;
     }
     if (wishes.check) {
+        tr_log_open(NULL, TR_LEVEL_WARN); /* of a start's lines, its worries */
         rc = tr_engine_check(&config, stdout, &err);
         if (rc == TR_OK) {
             printf("configuration and model %s are fine\n", config.model);
@@ -336,6 +340,7 @@ main(int argc, char **argv)
         rc = run(&config, &err);
     }
     if (rc != TR_OK) {
+        tr_config_locate(&config, &err);
         complain(&err);
         if (!wishes.check && strcmp(config.log, "stderr") != 0) {
             tr_log(TR_LEVEL_ERROR, "engine failed error=\"%s\"", err.text);

@@ -211,6 +211,8 @@ static const setting_t settings[] = {
 
 #define N_SETTINGS (sizeof(settings) / sizeof(settings[0]))
 
+_Static_assert(N_SETTINGS <= TR_CONFIG_SETTINGS, "a place for each");
+
 /* ---- values ------------------------------------------------------------- */
 
 /* Decimal digits and nothing else, without overflow. */
@@ -547,10 +549,29 @@ find(const char *key)
     return NULL;
 }
 
-bool
-tr_config_has(const char *key)
+int
+tr_config_index(const char *key)
 {
-    return find(key) != NULL;
+    const setting_t *s = find(key);
+
+    return s != NULL ? (int) (s - settings) : -1;
+}
+
+const char *
+tr_config_key(int index)
+{
+    return settings[index].key;
+}
+
+void
+tr_config_locate(const tr_config_t *c, tr_error_t *err)
+{
+    int at = tr_config_index(err->param);
+
+    if (at >= 0 && c->place[at].file != NULL) {
+        tr_error_set(err, err->status, err->param, "%.256s:%u: %s",
+                     c->place[at].file, c->place[at].line, err->text);
+    }
 }
 
 static tr_status_t
@@ -600,6 +621,8 @@ tr_config_set(tr_config_t *c, const char *where, const char *key,
                             where, key, value,
                             expectation(s, expected, sizeof(expected)));
     }
+    c->place[s - settings]
+        .file = NULL; /* unless the reader of a file says so */
     return TR_OK;
 }
 

@@ -4,7 +4,8 @@
  * One table in config.c declares every setting: name, type, bounds, default,
  * and the sentence that --help prints.  Sizes take k, m, g (powers of 1024),
  * durations ms, s, m.  An unknown key or a bad value is an error that names
- * file, line, value and what was expected.
+ * file, line, value and what was expected; so is a key that stands twice in a
+ * file.
  */
 #ifndef TR_CONFIG_H
 #define TR_CONFIG_H
@@ -16,6 +17,13 @@
 
 #define TR_CONFIG_PATH 512
 #define TR_CONFIG_UIDS 32
+#define TR_CONFIG_SETTINGS 128 /* at most */
+
+/* Where the value of a setting was read; file NULL: in none. */
+typedef struct {
+    const char *file; /* borrowed */
+    unsigned line;
+} tr_config_place_t;
 
 typedef struct {
     char name[128];                      /* engine name, default "main" */
@@ -83,13 +91,19 @@ typedef struct {
     int log_level;            /* enum tr_log_level, default notice */
     char pid[TR_CONFIG_PATH]; /* written if not empty */
     bool core_dumps;          /* and debuggers of the same user, default no */
+
+    tr_config_place_t place[TR_CONFIG_SETTINGS]; /* by row; the last member */
 } tr_config_t;
 
 void tr_config_defaults(tr_config_t *c);
+/* path is borrowed as long as c is used, for messages. */
 tr_status_t tr_config_file(tr_config_t *c, const char *path, tr_error_t *err);
 /* One setting; `where` prefixes the error ("engine.conf:12", "--threads"). */
 tr_status_t tr_config_set(tr_config_t *c, const char *where, const char *key,
                           const char *value, tr_error_t *err);
+/* Puts file and line before an error of later, of tr_config_finish or a start,
+ * whose param is a setting that was read in a file. */
+void tr_config_locate(const tr_config_t *c, tr_error_t *err);
 /* Cross-checks and derived defaults, after all was read. */
 tr_status_t tr_config_finish(tr_config_t *c, tr_error_t *err);
 /* Prints the table of settings with defaults and one sentence each. */

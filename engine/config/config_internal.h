@@ -11,7 +11,9 @@
 /* A size that is to be that of something else, until tr_config_finish. */
 #define TR_CONFIG_AS_OTHER UINT64_MAX
 
-/* Is there such a setting? */
-bool tr_config_has(const char *key);
+/* Its row of the table, -1: there is no such setting. */
+int tr_config_index(const char *key);
+/* The setting in this row. */
+const char *tr_config_key(int index);
 
 #endif

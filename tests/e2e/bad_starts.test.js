@@ -38,6 +38,15 @@ function refuses(dir, args, message) {
     `an error is a line or two:\n${out.text}`);
 }
 
+// What a start refuses, a check refuses with the same words.
+function refusesAlso(dir, args, message) {
+  refuses(dir, args, message);
+  const out = engine(dir, '--check', ...args);
+  assert.ok([1, 2].includes(out.status), `--check: ${out.text}`);
+  assert.match(out.text, message);
+  assert.doesNotMatch(out.text, /are fine/);
+}
+
 const good = (dir) => ['--model', POCKET, '--socket', path.join(dir, 's.sock'),
   '--kv_memory', '16m'];
 
@@ -83,16 +92,37 @@ for (const [what, args, message] of [
     /nonexistent/],
   ['no such model', ['--model', '/nonexistent/model'], /nonexistent/],
   ['a longer context than the model has', ['--max_model_len', '100000'],
-    /max_model_len|4096/],
+    /max_model_len is 100000, expected at most the model's 4096/],
+  ['more memory than there is', ['--kv_memory', '9t'],
+    /kv_memory is 9437184 MiB, but there are \d+ MiB of memory for all/],
+  ['the same, of backend null', ['--kv_memory', '9t', '--backend', 'null'],
+    /kv_memory is 9437184 MiB/],
+  ['a log in no directory', ['--log', '/nonexistent/log'],
+    /log "\/nonexistent\/log": cannot write a file in \/nonexistent: No such/],
+  ['a pid file in no directory', ['--pid', '/nonexistent/pid'],
+    /pid "\/nonexistent\/pid": cannot write a file in \/nonexistent: No such/],
+  ['a trace in no directory', ['--backend', 'null', '--null_trace',
+    '/nonexistent/x'], /null_trace "\/nonexistent\/x": cannot write/],
+  ['a socket below a file', ['--socket', `${POCKET}/config.json/s.sock`],
+    /socket .*cannot write a file in .*config\.json: Not a directory/],
+  ['more policies than can be', ['--kv_policies', 'full '.repeat(40)],
+    /kv_policies "full.*expected at most \d+ policies/],
   ['fewer batch tokens than sequences',
     ['--max_batch_tokens', '4', '--max_num_seqs', '8'], /max_batch_tokens/],
 ]) {
   test(`engine: ${what}`, inTemp((dir) =>
-    refuses(dir, [...good(dir), ...args], message)));
+    refusesAlso(dir, [...good(dir), ...args], message)));
 }
 
+test('--check of an engine that systemd has not started yet', inTemp((dir) => {
+  const out = engine(dir, '--check', '--model', POCKET);
+  assert.equal(out.status, 0, out.text);
+  assert.equal(/tokenring-engine\.service makes it/.test(out.text),
+    !fs.existsSync('/run/tokenring'), out.text);
+}));
+
 test('engine: no model at all', inTemp((dir) =>
-  refuses(dir, ['--socket', path.join(dir, 's')], /model/)));
+  refusesAlso(dir, ['--socket', path.join(dir, 's')], /model/)));
 
 test('engine: a configuration that is not there', inTemp((dir) =>
   refuses(dir, ['-c', path.join(dir, 'none.conf')], /none\.conf/)));
@@ -103,10 +133,27 @@ for (const [what, text, message] of [
   ['a key without value', 'model\n', /bad\.conf:1.*model/s],
   ['an unfinished quote', 'model "x\n', /bad\.conf:1.*quote/s],
   ['a NUL byte', 'model x\0y\n', /bad\.conf:1.*NUL/s],
+  ['a key twice', 'model x\nthreads 1\n# and\nthreads 2\n',
+    /bad\.conf:4: threads stands in line 2, too/],
+  ['an equals sign', 'model x\nkv_memory = 1g\n',
+    /bad\.conf:2: there is no `=` .*write `kv_memory 1g`/],
+  ['a semicolon', 'model x\nkv_memory 1g;\n',
+    /bad\.conf:2: there is no `;` .*write `kv_memory 1g`/],
+  ...[['kv_policy magic', /kv_policy: .*"magic"/],
+    ['kv_policies full magic', /kv_policies: .*"magic"/],
+    ['kv_policy diffkv:alpha_high=x', /kv_policy: .*alpha_high=x: expected/],
+    ['max_model_len 100000', /max_model_len is 100000/],
+    ['max_batch_tokens 4', /max_batch_tokens 4 is below/],
+    ['kv_memory 9t', /kv_memory is 9437184 MiB/],
+    ['pid /nonexistent/pid', /pid "\/nonexistent\/pid"/],
+    ['redis_password_file /nonexistent/p\nredis h', /cannot open/],
+  ].map(([line, message]) => [`line and value of ${line.split('\n')[0]}`,
+    `model ${POCKET}\n\n${line}\nsocket s.sock\n`,
+    new RegExp(`bad\\.conf:3: ${message.source}`)]),
 ]) {
   test(`engine.conf: ${what}`, inTemp((dir) => {
     fs.writeFileSync(path.join(dir, 'bad.conf'), text);
-    refuses(dir, ['-c', path.join(dir, 'bad.conf')], message);
+    refusesAlso(dir, ['-c', path.join(dir, 'bad.conf')], message);
   }));
 }
 
@@ -196,7 +243,7 @@ for (const [what, changes, message] of [
 ]) {
   test(`model: ${what}`, inTemp((dir) => {
     const at = model(dir, changes);
-    refuses(dir, ['--model', at, '--socket', path.join(dir, 's.sock'),
+    refusesAlso(dir, ['--model', at, '--socket', path.join(dir, 's.sock'),
       '--kv_memory', '16m'], message);
   }));
 }

@@ -71,15 +71,16 @@ for (const [key, said] of settingsOfFile()) {
 
 test('--check says what the model is', () => {
   const out = spawnSync(ENGINE,
-    ['--check', '--model', path.join(ROOT, 'models/pocket')],
-    { encoding: 'utf8' });
+    ['--check', '--model', path.join(ROOT, 'models/pocket'),
+      '--socket', '/tmp/x.sock'], { encoding: 'utf8' });
   assert.equal(out.status, 0, out.stderr);
   const lines = out.stdout.trimEnd().split('\n');
   assert.match(lines[0], /^model: 8 layers, hidden 384, mlp 1024, 6 query heads/);
   assert.match(lines[1], /^layers 0 to 7: .*; act silu; rope 0$/);
   assert.equal(lines[2], 'rope 0: default, theta 10000');
   assert.equal(lines[3], 'kv policy: full, from settings');
-  assert.match(lines[4], /^configuration and model .* are fine$/);
+  assert.equal(lines[4], 'kv cache: 256 MiB, requests of up to 4096 tokens');
+  assert.match(lines[5], /^configuration and model .* are fine$/);
 });
 
 // A model that its policy file has left, or that never had one.

@@ -69,8 +69,7 @@ test_file(void **state)
         "   \t \n"
         "model /srv/models/llama-3.1-8b/   # with a comment\r\n"
         "name east\n"
-        "kv_memory 2g\n"
-        "kv_memory 512M\n" /* what comes later wins */
+        "kv_memory 512M\n"
         "socket_mode 600\n"
         "channel_stall_timeout 1500ms\n"
         "paused_timeout 2m\n"
@@ -149,7 +148,7 @@ test_memory(void **state)
     }
 }
 
-/* The shipped file says that its values are the defaults. */
+/* The shipped file says that its values are the defaults, but for the policy. */
 static void
 test_shipped_file(void **state)
 {
@@ -164,7 +163,51 @@ test_shipped_file(void **state)
     }
     assert_true(shipped.model[0] != '\0');
     memset(shipped.model, 0, sizeof(shipped.model));
-    assert_memory_equal(&shipped, &defaults, sizeof(shipped));
+    assert_string_equal(shipped.kv_policy, "diffkv");
+    assert_string_equal(shipped.kv_policies, "full uniform");
+    memcpy(shipped.kv_policy, defaults.kv_policy, sizeof(shipped.kv_policy));
+    memset(shipped.kv_policies, 0, sizeof(shipped.kv_policies));
+    assert_memory_equal(&shipped, &defaults, offsetof(tr_config_t, place));
+}
+
+/* What comes later wins, in another file or in none, and an error of later names
+ * the place where its value was read. */
+static void
+test_places(void **state)
+{
+    char path[] = "/tmp/tr_config_XXXXXX", text[600], want[64];
+    int fd = mkstemp(path);
+    tr_config_t c;
+    tr_error_t err;
+
+    (void) state;
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, "model m\nname x\nthreads 2\n", 25), 25);
+    close(fd);
+    tr_config_defaults(&c);
+    assert_int_equal(tr_config_file(&c, path, &err), TR_OK);
+    assert_int_equal(tr_config_file(&c, path, &err), TR_OK);
+    snprintf(want, sizeof(want), "%s:2: name", path);
+    tr_error_set(&err, TR_ERR_INVALID, "name", "name is bad");
+    tr_config_locate(&c, &err);
+    assert_memory_equal(err.text, want, strlen(want));
+    assert_string_equal(err.param, "name");
+
+    assert_int_equal(tr_config_set(&c, "", "name", "y", &err), TR_OK);
+    tr_error_set(&err, TR_ERR_INVALID, "name", "name is bad");
+    tr_config_locate(&c, &err);
+    assert_string_equal(err.text, "name is bad");
+    tr_error_set(&err, TR_ERR_INVALID, "hidden_size", "no setting");
+    tr_config_locate(&c, &err);
+    assert_string_equal(err.text, "no setting");
+
+    memset(text, 'x', sizeof(text) - 1); /* longer than an error may be */
+    text[sizeof(text) - 1] = '\0';
+    tr_error_set(&err, TR_ERR_INVALID, "threads", "%s", text);
+    tr_config_locate(&c, &err);
+    snprintf(want, sizeof(want), "%s:3: xxx", path);
+    assert_memory_equal(err.text, want, strlen(want));
+    unlink(path);
 }
 
 static void
@@ -258,6 +301,25 @@ static const bad_t bad[] = {
     { WITH("name a/b"), "name \"a/b\" must not contain any of" },
     { WITH("log \"/var/log/x"), ":2: log: the quoted value does not end with "
                                 "a quote" },
+    { WITH("kv_memory = 1g"), ":2: there is no `=` between a setting and its "
+                              "value; write `kv_memory 1g`, or" },
+    { WITH("kv_memory =1g"), "write `kv_memory 1g`" },
+    { WITH("kv_memory= 1g"), "write `kv_memory 1g`" },
+    { WITH("kv_memory=1g"), "write `kv_memory 1g`" },
+    { WITH("kv_memory=1g;"), "write `kv_memory 1g`" },
+    { WITH("kv_memory 1g;"), ":2: there is no `;` at the end of a line; write "
+                             "`kv_memory 1g`" },
+    { WITH("log /var/log/a;  # x"), "write `log /var/log/a`, or the value in "
+                                    "quotes if that is part of it" },
+    { WITH("redis_password = sesame"), "write `redis_password ...`" },
+    { WITH("redis = host"), "write `redis host`" },
+    { WITH("log \"a\";"),
+      ":2: log: the quoted value does not end with a quote, "
+      "or something follows it" },
+    { WITH("threads 1\n\nthreads 2"),
+      ":4: threads stands in line 2, too; keep" },
+    { WITH("threads 2\nthreads 2"), ":3: threads stands in line 2, too" },
+    { WITH("model y"), ":2: model stands in line 1, too" },
     { WITH("log \"a\" b"), ":2: log: the quoted value does not end" },
     { WITH("allow_uids www-data"), "allow_uids \"www-data\": expected up to 32 "
                                    "user numbers separated by commas" },
@@ -428,6 +490,7 @@ main(void)
         cmocka_unit_test(test_file),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_shipped_file),
+        cmocka_unit_test(test_places),
         cmocka_unit_test(test_command_line),
         cmocka_unit_test(test_bad),
         cmocka_unit_test(test_bad_file),

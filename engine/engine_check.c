@@ -1,0 +1,326 @@
+/*
+ * What can be said about a configuration without serving it: `--check`, and the
+ * part of it that a start begins with (engine_internal.h).
+ *
+ * A check goes through what a start goes through, but for the weights, of which
+ * it reads names and shapes alone, and for the GPU's memory, which is known only
+ * when the weights are in it.
+ */
+#include "engine_internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "engine/config/log.h"
+#include "engine/executor/cuda_library.h"
+#include "engine/executor/executor.h"
+#include "engine/model/cpu/model.h"
+#include "engine/model/cuda/model_cuda.h"
+#include "engine/model/model_config.h"
+#include "engine/model/model_tensors.h"
+#include "engine/model/safetensors.h"
+#include "engine/redis/redis_tls.h"
+
+/* ---- the host ----------------------------------------------------------- */
+
+/* A limit of memory in a file of a control group; UINT64_MAX: none. */
+static uint64_t
+read_limit(const char *path)
+{
+    unsigned long long value;
+    FILE *f = fopen(path, "re");
+    bool read;
+
+    if (f == NULL) {
+        return UINT64_MAX;
+    }
+    read = fscanf(f, "%llu", &value) == 1; /* or "max" */
+    fclose(f);
+    return read ? value : UINT64_MAX;
+}
+
+/* What this process can have at most: the machine's, or its control group's. */
+static uint64_t
+host_memory(void)
+{
+    uint64_t all = (uint64_t) sysconf(_SC_PHYS_PAGES)
+                   * (uint64_t) sysconf(_SC_PAGESIZE);
+    char line[256], path[512];
+    FILE *f = fopen("/proc/self/cgroup", "re");
+    uint64_t limit = read_limit("/sys/fs/cgroup/memory.max");
+
+    all = limit < all ? limit : all;
+    while (f != NULL && fgets(line, sizeof(line), f) != NULL) {
+        if (strncmp(line, "0::/", 4) == 0) {
+            line[strcspn(line, "\n")] = '\0';
+            snprintf(path, sizeof(path), "/sys/fs/cgroup%s/memory.max",
+                     line + 3);
+            limit = read_limit(path);
+            all = limit < all ? limit : all;
+        }
+    }
+    if (f != NULL) {
+        fclose(f);
+    }
+    return all;
+}
+
+/* The pool is memory of this host but with a GPU. */
+static tr_status_t
+check_memory(const tr_config_t *c, tr_error_t *err)
+{
+    uint64_t all = host_memory();
+
+    if (strcmp(c->backend, "cuda") == 0 || c->kv_memory <= all) {
+        return TR_OK;
+    }
+    return tr_error_set(err, TR_ERR_NOMEM, "kv_memory",
+                        "kv_memory is %llu MiB, but there are %llu MiB of "
+                        "memory for all",
+                        (unsigned long long) (c->kv_memory >> 20),
+                        (unsigned long long) (all >> 20));
+}
+
+/* Can a file be made or written at path? */
+static tr_status_t
+check_place(const char *key, const char *path, tr_error_t *err)
+{
+    const char *slash = strrchr(path, '/');
+    char dir[TR_CONFIG_PATH] = ".";
+    struct stat st;
+
+    if (slash != NULL) {
+        snprintf(dir, sizeof(dir), "%.*s",
+                 slash == path ? 1 : (int) (slash - path), path);
+    }
+    if (stat(dir, &st) == 0 && !S_ISDIR(st.st_mode)) {
+        errno = ENOTDIR;
+    } else if (access(path, F_OK) == 0 ? access(path, W_OK) == 0
+                                       : access(dir, W_OK | X_OK) == 0) {
+        return TR_OK;
+    }
+    return tr_error_set(err, TR_ERR_IO, key,
+                        "%s \"%s\": cannot write a file in %s: %s", key, path,
+                        dir, strerror(errno));
+}
+
+tr_status_t
+tr_engine_check_host(const tr_config_t *c, tr_error_t *err)
+{
+    tr_status_t rc = check_memory(c, err);
+
+    if (rc == TR_OK) {
+        rc = check_place("socket", c->socket, err);
+    }
+    if (rc == TR_OK && strcmp(c->log, "stderr") != 0) {
+        rc = check_place("log", c->log, err);
+    }
+    if (rc == TR_OK && c->pid[0] != '\0') {
+        rc = check_place("pid", c->pid, err);
+    }
+    if (rc == TR_OK && c->null_trace[0] != '\0') {
+        rc = check_place("null_trace", c->null_trace, err);
+    }
+    return rc;
+}
+
+/* The units make /run/tokenring when they start an engine. */
+static tr_status_t
+check_host(const tr_config_t *config, FILE *out, tr_error_t *err)
+{
+    static const char run[] = "/run/tokenring";
+    tr_config_t c = *config;
+
+    if (strncmp(c.socket, run, sizeof(run) - 1) == 0
+        && c.socket[sizeof(run) - 1] == '/' && access(run, F_OK) != 0) {
+        fprintf(out, "%s is not there: tokenring-engine.service makes it\n",
+                run);
+        snprintf(c.socket, sizeof(c.socket), "/run/x");
+    }
+    return tr_engine_check_host(&c, err);
+}
+
+/* ---- the model ---------------------------------------------------------- */
+
+tr_status_t
+tr_engine_load_text(const tr_config_t *config, tr_tokenizer_t **tokenizer,
+                    tr_chat_template_t *chat_template, tr_error_t *err)
+{
+    tr_status_t rc = tr_tokenizer_load(config->model, tokenizer, err);
+
+    if (rc == TR_OK) {
+        rc = tr_chat_template_load(config->model, config->chat_template,
+                                   *tokenizer, chat_template, err);
+    }
+    return rc;
+}
+
+/* What the model is, for people, and whether the backend can run it. */
+static tr_status_t
+check_recipe(const tr_config_t *config, const tr_recipe_t *recipe, FILE *out,
+             tr_error_t *err)
+{
+    char text[TR_RECIPE_TEXT];
+
+    tr_recipe_describe(recipe, text);
+    fputs(text, out);
+    return strcmp(config->backend, "cuda") == 0
+               ? tr_model_cuda_check(recipe, err)
+               : tr_model_check(recipe, err);
+}
+
+/* What the policies are, and where they have their settings from. */
+static void
+say_policies(const tr_executor_t *e, FILE *out)
+{
+    for (uint32_t i = 0; i < e->n_policies; i++) {
+        const tr_executor_policy_t *p = &e->policies[i];
+
+        fprintf(out, "kv policy: %s, from %s%s\n", p->policy->spec,
+                tr_kv_source_name(p->source),
+                tr_kv_policy_uncalibrated(p->policy, p->source)
+                    ? " (cautious; tokenring calibrate finds better ones)"
+                    : "");
+    }
+}
+
+/* Length, policies, and how much of them the pool holds. */
+static tr_status_t
+check_cache(const tr_config_t *config, const tr_model_config_t *model,
+            FILE *out, tr_error_t *err)
+{
+    bool gpu = strcmp(config->backend, "cuda") == 0;
+    tr_stream_t none = { 1, NULL };
+    tr_executor_t shape;
+    tr_status_t rc;
+
+    memset(&shape, 0, sizeof(shape));
+    rc = tr_executor_describe(&shape, config->backend, model, config,
+                              config->kv_memory, err);
+    if (rc == TR_OK) {
+        rc = gpu ? tr_executor_open_policies(&shape, config, err)
+                 : tr_executor_open_cache(&shape, config, shape.max_model_len,
+                                          NULL, none, err);
+    }
+    if (rc == TR_OK) {
+        say_policies(&shape, out);
+    }
+    if (rc == TR_OK && !gpu) {
+        tr_executor_fit_cache(&shape);
+        fprintf(out, "kv cache: %llu MiB, requests of up to %u tokens\n",
+                (unsigned long long) (config->kv_memory >> 20),
+                shape.max_model_len);
+    }
+    tr_executor_close_cache(&shape);
+    return rc;
+}
+
+/* All that config.json asks for is there, in its shape. */
+static tr_status_t
+check_weights(const tr_config_t *config, const tr_model_config_t *model,
+              tr_error_t *err)
+{
+    tr_safetensors_t *files = NULL;
+    const tr_tensor_t *found;
+    tr_model_tensor_t tensor;
+    uint32_t at = 0;
+    tr_status_t rc = tr_safetensors_open(config->model, &files, err);
+
+    while (rc == TR_OK && tr_model_tensor_next(model, &at, &tensor)) {
+        rc = tr_model_tensor_find(files, &tensor, &found, err);
+    }
+    if (files != NULL) {
+        tr_safetensors_close(files);
+    }
+    return rc;
+}
+
+/* That there is a GPU to run it on. */
+static tr_status_t
+check_device(const tr_config_t *config, tr_error_t *err)
+{
+    const tr_device_t *cuda;
+    tr_cuda_device_info_t info;
+    tr_status_t rc = tr_cuda_library_open(config->cuda_library, &cuda, err);
+
+    return rc == TR_OK ? tr_cuda_library_check(cuda, config->device, &info, err)
+                       : rc;
+}
+
+static tr_status_t
+check_model(const tr_config_t *config, FILE *out, tr_error_t *err)
+{
+    tr_model_config_t model;
+    tr_status_t rc = tr_model_config_load(config->model, &model, err);
+
+    if (rc == TR_OK) {
+        rc = check_recipe(config, &model.recipe, out, err);
+    }
+    if (rc == TR_OK) {
+        rc = check_cache(config, &model, out, err);
+    }
+    if (rc == TR_OK && strcmp(config->backend, "cuda") == 0) {
+        rc = check_device(config, err);
+    }
+    if (rc == TR_OK && strcmp(config->load_format, "auto") == 0) {
+        rc = check_weights(config, &model, err);
+    }
+    return rc;
+}
+
+/* Of backend null, which needs no more of a model than its tokenizer. */
+static tr_status_t
+check_null(const tr_config_t *config, uint32_t words, tr_error_t *err)
+{
+    tr_config_t plain = *config;
+    tr_executor_t *executor;
+    tr_status_t rc;
+
+    plain.null_trace[0] = '\0'; /* it would be made */
+    rc = tr_executor_null_open(&plain, words, &executor, err);
+    if (rc == TR_OK) {
+        executor->free(executor);
+    }
+    return rc;
+}
+
+static tr_status_t
+check_redis(const tr_config_t *config, tr_error_t *err)
+{
+    tr_redis_tls_t tls;
+    tr_status_t rc;
+
+    if (config->redis[0] == '\0') {
+        return TR_OK;
+    }
+    rc = tr_redis_tls_open(&tls, config, err);
+    tr_redis_tls_close(&tls);
+    return rc;
+}
+
+tr_status_t
+tr_engine_check(const tr_config_t *config, FILE *out, tr_error_t *err)
+{
+    tr_chat_template_t chat_template;
+    tr_tokenizer_t *tokenizer = NULL;
+    uint32_t words = 0;
+    tr_status_t rc = check_host(config, out, err);
+
+    if (rc == TR_OK) {
+        rc = tr_engine_load_text(config, &tokenizer, &chat_template, err);
+    }
+    if (tokenizer != NULL) {
+        words = tr_tokenizer_vocab_size(tokenizer);
+        tr_tokenizer_free(tokenizer);
+    }
+    if (rc == TR_OK) {
+        rc = strcmp(config->backend, "null") == 0
+                 ? check_null(config, words, err)
+                 : check_model(config, out, err);
+    }
+    return rc == TR_OK ? check_redis(config, err) : rc;
+}

@@ -1,0 +1,24 @@
+/*
+ * engine_internal.h: what a start (engine.c) and `--check` (engine_check.c) have
+ * in common.  Whatever a start refuses, a check must refuse, so that it is code
+ * of both where that can be.
+ */
+#ifndef TR_ENGINE_INTERNAL_H
+#define TR_ENGINE_INTERNAL_H
+
+#include "engine.h"
+
+#include "engine/template/chat_template.h"
+#include "engine/tokenizer/tokenizer.h"
+
+/* Does this host have the memory and the directories that config asks for? */
+tr_status_t tr_engine_check_host(const tr_config_t *config, tr_error_t *err);
+
+/* Tokenizer and template of the model; *tokenizer is the caller's to free, also
+ * when the template fails. */
+tr_status_t tr_engine_load_text(const tr_config_t *config,
+                                tr_tokenizer_t **tokenizer,
+                                tr_chat_template_t *chat_template,
+                                tr_error_t *err);
+
+#endif
