@@ -2,8 +2,8 @@
 #
 #: make demo        set up, build, start, and show an answer streaming
 #: make up          start the engine and NGINX on 127.0.0.1:8080 (PORT=);
-#:                  logs and state are in build/run (PREFIX=); with
-#:                  REDIS=127.0.0.1:6379, /dashboard/ shows them; the KV
+#:                  logs and state are in build/run (PREFIX=); a Redis of
+#:                  its own (REDIS=HOST:PORT for another, none); the KV
 #:                  cache is compressed (POLICY=diffkv; full does not)
 #: make down        stop them
 #: make             build engine, command line and module into build/ (B=)

@@ -34,6 +34,7 @@ libcurl4-openssl-dev      tokenring bench over HTTP
 libhiredis-dev            what engine and module tell Redis
 nginx                     the web server that the module is loaded into
 nginx-dev                 its headers and configure script, for the module
+redis-server              keeps what outlives a connection (make up)   command:redis-server
 curl                      health checks and the demo   command:curl
 jq                        shows the demo's stream   command:jq
 LIST
@@ -46,7 +47,6 @@ nodejs                    end-to-end tests (node:test)   command:node
 npm                       clients that the tests use, pinned   command:npm
 ca-certificates           certificates that npm trusts
 openssl                   a certificate for the HTTP/2 tests   command:openssl
-redis-server              the Redis of the tests   command:redis-server
 prometheus                promtool, which checks /metrics   command:promtool
 chromium                  looks at the dashboard   command:chromium
 LIST

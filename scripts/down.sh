@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 #
 # Stops what `make up` started, if it runs: NGINX first, so that nobody is
-# turned away by a missing engine, then the engine.
+# turned away by a missing engine, then the engine, then its Redis.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/lib.sh"
@@ -13,9 +13,15 @@ if [ -n "$NGINX" ] && pid=$(running "$RUN/nginx.pid" "$NGINX"); then
 fi
 if pid=$(running "$RUN/engine.pid" "$ENGINE"); then
     stop engine "$pid" TERM 40
-    stopped="${stopped:+$stopped and }the engine"
+    stopped="${stopped:+$stopped, }the engine"
 fi
-rm -f "$RUN"/*.pid "$RUN/engine.sock" "$RUN/engine/engine.sock"
+redis=$(PATH=$PATH:/usr/sbin command -v redis-server || true)
+if [ -n "$redis" ] && pid=$(running "$RUN/redis.pid" "$redis"); then
+    stop Redis "$pid" TERM 10
+    stopped="${stopped:+$stopped, }Redis"
+fi
+rm -f "$RUN"/*.pid "$RUN/engine.sock" "$RUN/engine/engine.sock" \
+    "$RUN/redis/redis.sock"
 
 if [ -n "$stopped" ]; then
     echo "Stopped $stopped."

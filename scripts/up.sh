@@ -3,8 +3,9 @@
 # Starts the engine and NGINX from this source tree and waits until they are
 # healthy.  What runs already and is current is left alone; what was rebuilt
 # since is restarted.  PORT=8080, MODEL=models/pocket, state in build/run or
-# where make was given PREFIX=.  REDIS=HOST:PORT, a Redis that is there: what
-# /dashboard/ shows.  POLICY=diffkv, of the KV cache; requests may choose full,
+# where make was given PREFIX=.  A Redis of its own keeps what outlives a
+# connection, at a socket in the state directory: REDIS=HOST:PORT is another one,
+# REDIS=none does without.  POLICY=diffkv, of the KV cache; requests may choose full,
 # diffkv and uniform as well.  Called by root, the engine runs as ENGINE_USER=nobody (or
 # tokenring, where packages have made that user).
 set -euo pipefail
@@ -13,7 +14,8 @@ set -euo pipefail
 
 MODEL=${MODEL:-models/pocket}
 WAIT=${WAIT:-60}
-REDIS=${REDIS:-}
+REDIS=${REDIS:-own}
+REDIS_SERVER=$(PATH=$PATH:/usr/sbin command -v redis-server || true)
 POLICY=${POLICY:-diffkv}
 
 [ -x "$ENGINE" ] || fail "$ENGINE is not built: run make"
@@ -22,10 +24,22 @@ POLICY=${POLICY:-diffkv}
 case "$MODEL" in /*) ;; *) MODEL=$ROOT/$MODEL ;; esac
 [ -f "$MODEL/config.json" ] || fail "MODEL=$MODEL is no model directory"
 case "$REDIS" in *[!A-Za-z0-9.:/_-]*) fail "REDIS=$REDIS is no HOST:PORT" ;; esac
+if [ "$REDIS" = own ] && [ -z "$REDIS_SERVER" ]; then
+    step "There is no redis-server (make deps): answers cannot be resumed, and" \
+        "the dashboard shows this NGINX alone."
+    REDIS=none
+fi
 case "$POLICY" in *[!A-Za-z0-9.:=,/+_-]*) fail "POLICY=$POLICY is no policy" ;; esac
 case "$PORT" in '' | *[!0-9]*) fail "PORT=$PORT is not a number" ;; esac
 
-mkdir -p "$RUN/temp" "$RUN/engine"
+mkdir -p "$RUN/temp" "$RUN/engine" "$RUN/redis"
+
+# Where engine and workers find it; empty: nowhere.
+case "$REDIS" in
+    own) redis_at=unix:$RUN/redis/redis.sock ;;
+    none) redis_at= ;;
+    *) redis_at=$REDIS ;;
+esac
 
 # The engine's settings are the shipped ones but for the paths.
 write_engine_conf() {
@@ -41,7 +55,7 @@ socket $RUN/engine/engine.sock
 socket_mode $1
 kv_policy $POLICY
 kv_policies "$others"
-${REDIS:+redis $REDIS}
+${redis_at:+redis $redis_at}
 CONF
 }
 
@@ -64,7 +78,8 @@ write_nginx_conf() {
         -e "s|/usr/share/tokenring/dashboard|$RUN/dashboard|" \
         -e "s|/usr/share/tokenring/page|$RUN/page|" \
         -e "s|/var/log/nginx/|$RUN/nginx-|g" \
-        ${REDIS:+-e "s|# tokenring_redis 127.0.0.1:6379;|tokenring_redis $REDIS;|"} \
+        ${redis_at:+-e "s|#  *tokenring_redis 127.0.0.1:6379;|tokenring_redis $redis_at;|"} \
+        ${redis_at:+-e "s|#  *tokenring_resumable on;|tokenring_resumable on;|"} \
         "$ROOT/conf/tokenring.conf" >"$RUN/tokenring.conf"
 }
 
@@ -98,20 +113,55 @@ if [ "$(id -u)" -eq 0 ]; then
     else
         user="user www-data;" mode=0660
     fi
-    chown "$engine_user:www-data" "$RUN/engine"
+    chown "$engine_user:www-data" "$RUN/engine" "$RUN/redis"
 fi
-chmod 0750 "$RUN/engine"
+chmod 0750 "$RUN/engine" "$RUN/redis"
 # Where people look for it.
 ln -sfn engine/engine.sock "$RUN/engine.sock"
 
 show_logs() {
     last_words "the engine's log" "$RUN/engine.log"
     last_words "nginx's error log" "$RUN/nginx-error.log"
+    last_words "Redis's log" "$RUN/redis.log"
 }
 
 port_is_taken() {
     (exec 3<>"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null
 }
+
+# --- Redis
+own_redis() { # mode of its socket
+    cat >"$RUN/redis.conf" <<CONF
+# Written by scripts/up.sh.
+port 0
+unixsocket $RUN/redis/redis.sock
+unixsocketperm ${1#0}
+dir $RUN/redis
+save ""
+appendonly no
+maxmemory 256mb
+maxmemory-policy volatile-ttl
+CONF
+    rm -f "$RUN/redis/redis.sock"
+    setsid "${as[@]}" "$REDIS_SERVER" "$RUN/redis.conf" </dev/null \
+        >"$RUN/redis.log" 2>&1 &
+    redis=$!
+    echo "$redis" >"$RUN/redis.pid"
+    tries=$((WAIT * 20))
+    until [ -S "$RUN/redis/redis.sock" ]; do
+        tries=$((tries - 1))
+        if ! kill -0 "$redis" 2>/dev/null || [ $tries -le 0 ]; then
+            show_logs
+            fail "Redis did not start; REDIS=none does without"
+        fi
+        sleep 0.05
+    done
+}
+
+if [ "$REDIS" = own ] && ! running "$RUN/redis.pid" "$REDIS_SERVER" >/dev/null
+then
+    own_redis "$mode"
+fi
 
 # --- engine
 write_engine_conf "$mode"
@@ -182,6 +232,14 @@ else
         cat "$RUN/nginx.out" >&2
         fail "nginx refused to start"
     fi
+fi
+
+# One of an earlier call that is not wanted any more.
+if [ "$REDIS" != own ] && [ -n "$REDIS_SERVER" ] \
+    && pid=$(running "$RUN/redis.pid" "$REDIS_SERVER")
+then
+    stop Redis "$pid" TERM 10
+    rm -f "$RUN/redis.pid"
 fi
 
 # --- health

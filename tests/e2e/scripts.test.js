@@ -16,7 +16,7 @@ const {
   ROOT, BUILD, MODULE, NGINX, freePort, alive, read, until, workerUser,
 } = require('./lib/stack');
 const { Redis } = require('./lib/redis');
-const { request } = require('./lib/http');
+const { request, post } = require('./lib/http');
 const { goldens, chat } = require('./lib/prompts');
 const OpenAI = require('openai');
 
@@ -52,20 +52,33 @@ test('up, up again, demo, down, down again', { skip: !stock }, place(
     const first = run('up.sh');
     assert.equal(first.status, 0, first.text);
     assert.match(first.text, new RegExp(url));
-    const pids = [pid('engine.pid'), pid('nginx.pid')];
+    const state = () => ['engine.pid', 'nginx.pid', 'redis.pid'].map(pid);
+    const pids = state();
+    assert.ok(pids.every(alive), `${pids}`);
     assert.equal((await request(`${url}/health`)).status, 200);
     const page = await request(`${url}/dashboard/`);
     assert.equal(page.status, 200);
     assert.match(page.text, /<title>Tokenring<\/title>/);
-    const chat = await request(`${url}/`);
-    assert.equal(chat.status, 200);
-    for (const [, file] of chat.text.matchAll(/(?:href|src)="([\w.]+)"/g)) {
+    const front = await request(`${url}/`);
+    assert.equal(front.status, 200);
+    for (const [, file] of front.text.matchAll(/(?:href|src)="([\w.]+)"/g)) {
       assert.equal((await request(`${url}/${file}`)).status, 200, file);
     }
 
     const again = run('up.sh');
     assert.equal(again.status, 0, again.text);
-    assert.deepEqual([pid('engine.pid'), pid('nginx.pid')], pids);
+    assert.deepEqual(state(), pids);
+
+    // What needs Redis is there, and nobody else gets at it.
+    const answer = await post(`${url}/v1/chat/completions`, chat('Hello!'));
+    const id = answer.headers['x-tokenring-id'];
+    assert.match(id, /^[0-9a-f]{32}$/);
+    const kept = await until(async () => {
+      const r = await request(`${url}/v1/requests/${id}/stream`);
+      return r.status === 200 && r;
+    }, 'the answer again');
+    assert.deepEqual(kept.json().choices, answer.json().choices);
+    assert.equal(fs.statSync(path.join(env.TR_RUN, 'redis')).mode & 0o7, 0);
 
     const demo = run('demo.sh');
     assert.equal(demo.status, 0, demo.text);
@@ -82,7 +95,7 @@ test('up, up again, demo, down, down again', { skip: !stock }, place(
 
     const down = run('down.sh');
     assert.equal(down.status, 0, down.text);
-    assert.ok(pids.every((p) => !alive(p)), 'both are gone');
+    assert.ok(pids.every((p) => !alive(p)), 'all are gone');
     const idle = run('down.sh');
     assert.equal(idle.status, 0);
     assert.match(idle.text, /Nothing was running/);
@@ -152,7 +165,7 @@ test('up: the cache is compressed as POLICY= says, and requests may choose',
   }));
 
 test('up with a Redis: the dashboard shows the engine', { skip: !stock }, place(
-  async ({ env, run }) => {
+  async ({ env, run, pid }) => {
     const redis = await Redis.start();
     try {
       const out = run('up.sh', { REDIS: redis.address });
@@ -172,6 +185,21 @@ test('up with a Redis: the dashboard shows the engine', { skip: !stock }, place(
       }), 'the engine in the stream');
       assert.match(text, /"redis":"up"/);
       assert.match(text, /"model":"pocket"/);
+      assert.equal(pid('redis.pid'), 0, 'no Redis of its own beside it');
+      const url = `http://127.0.0.1:${env.PORT}`;
+      const kept = await post(`${url}/v1/chat/completions`, chat('Hello!'));
+      assert.match(kept.headers['x-tokenring-id'], /^[0-9a-f]{32}$/);
+
+      // From a Redis of its own to none.
+      const own = run('up.sh');
+      assert.equal(own.status, 0, own.text);
+      const first = pid('redis.pid');
+      assert.ok(alive(first));
+      const none = run('up.sh', { REDIS: 'none' });
+      assert.equal(none.status, 0, none.text);
+      assert.ok(!alive(first));
+      await until(async () => !(await post(`${url}/v1/chat/completions`,
+        chat('Hello!'))).headers['x-tokenring-id'], 'nothing is kept');
     } finally {
       run('down.sh');
       await redis.stop();
