@@ -137,6 +137,10 @@ typedef struct {
     uint64_t full_bytes; /* the same tokens at 16 bits, keys and values alone */
     uint32_t tokens;
     float share_high, share_low, share_pruned; /* high: window, list 0, dense */
+    /* The same as tokens of the conversation, an average over all heads, which
+     * sum up to `tokens`: at 16 bits (dense; also the window and list 0 where
+     * their level is), in list 0 or the window, in lower lists, dropped. */
+    uint32_t at_full, at_high, at_low, pruned;
 } tr_kv_usage_t;
 
 void tr_kv_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out);

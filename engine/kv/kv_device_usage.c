@@ -6,46 +6,31 @@
 
 #include "kv_device_parts.h"
 
-/* So many tokens, of which `high` and `low` by head stand in lists or dense. */
-static void
-fill_usage(const tr_kv_cache_t *kv, uint32_t tokens, uint64_t pages,
-           uint64_t high, uint64_t low, tr_kv_usage_t *out)
-{
-    uint64_t all = (uint64_t) tokens * kv->heads;
-
-    memset(out, 0, sizeof(*out));
-    out->bytes = pages * kv->plan.page_bytes;
-    out->full_bytes = tokens * tr_kv_token_bytes(kv);
-    out->tokens = tokens;
-    if (all != 0) {
-        out->share_high = (float) ((double) high / (double) all);
-        out->share_low = (float) ((double) low / (double) all);
-        out->share_pruned = (float) ((double) (all - high - low)
-                                     / (double) all);
-    }
-}
-
 void
 tr_kv_gpu_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
 {
     const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+    const tr_kv_policy_t *p = &kv->policy[slot].begun;
     const tr_kv_mirror_t *x = &tr_kv_gpu(kv)->mirror[slot];
     const tr_kv_tally_t *t = &x->last;
-    uint64_t high, low = 0;
+    tr_kv_standing_t at = { 0 };
     uint32_t l;
 
     /* dense pages are exact here; so is a slot that no report knows, nearly */
     if ((s->dense && kv->m.seq[slot].base == 0 && x->trial == TR_KV_NO_TRIAL)
         || !x->counted) {
-        fill_usage(kv, s->tokens, s->pages, (uint64_t) s->tokens * kv->heads, 0,
-                   out);
+        at.dense = (uint64_t) s->tokens * kv->heads;
+        tr_kv_usage_fill(kv, p, s->tokens,
+                         (uint64_t) s->pages * kv->plan.page_bytes, &at, out);
         return;
     }
-    high = (uint64_t) (t->tokens - t->window_from) * kv->heads + t->listed[0];
-    for (l = 1; l < TR_KV_LISTS_MAX; l++) {
-        low += t->listed[l];
+    at.dense = (uint64_t) (t->tokens - t->base) * kv->heads;
+    at.window = (uint64_t) (t->base - t->window_from) * kv->heads;
+    for (l = 0; l < TR_KV_LISTS_MAX; l++) {
+        at.listed[l] = t->listed[l];
     }
-    fill_usage(kv, t->tokens, t->pages, high, low, out);
+    tr_kv_usage_fill(kv, p, t->tokens,
+                     (uint64_t) t->pages * kv->plan.page_bytes, &at, out);
 }
 
 /* All slots' counts as they are behind what was launched; between two batches

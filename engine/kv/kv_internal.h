@@ -112,6 +112,15 @@ bool tr_kv_take_slot(tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
 void tr_kv_drop_slot(tr_kv_cache_t *kv, int32_t slot);
 
 /* kv_usage.c */
+/* Where the tokens of a slot stand, summed over heads. */
+typedef struct {
+    uint64_t dense, window, listed[TR_KV_LISTS_MAX];
+} tr_kv_standing_t;
+
+/* The usage of a slot of so many tokens, whose pages take `bytes`. */
+void tr_kv_usage_fill(const tr_kv_cache_t *kv, const tr_kv_policy_t *p,
+                      uint32_t tokens, uint64_t bytes,
+                      const tr_kv_standing_t *at, tr_kv_usage_t *out);
 /* Bytes and shares of a slot with these counts, [heads][TR_KV_LISTS_MAX]. */
 void tr_kv_usage_of(const tr_kv_cache_t *kv, int32_t slot,
                     const uint32_t *counts, const tr_page_plan_t *plan,

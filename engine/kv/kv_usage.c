@@ -133,6 +133,60 @@ tr_kv_max_len(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
     return low;
 }
 
+/* Nobody keeps more than this level. */
+static bool
+tr_kv_level_full(const tr_kv_level_t *level)
+{
+    return level->key_bits == 16 && level->value_bits == 16;
+}
+
+/* Averages of the first one, two, three parts, rounded, so that the parts sum
+ * up to `tokens`. */
+static void
+tr_kv_usage_tokens(uint32_t heads, uint64_t full, uint64_t high, uint64_t low,
+                   tr_kv_usage_t *out)
+{
+    uint32_t one = (uint32_t) ((full + heads / 2) / heads);
+    uint32_t two = (uint32_t) ((full + high + heads / 2) / heads);
+    uint32_t three = (uint32_t) ((full + high + low + heads / 2) / heads);
+
+    out->at_full = one;
+    out->at_high = two - one;
+    out->at_low = three - two;
+    out->pruned = out->tokens - three;
+}
+
+void
+tr_kv_usage_fill(const tr_kv_cache_t *kv, const tr_kv_policy_t *p,
+                 uint32_t tokens, uint64_t bytes, const tr_kv_standing_t *at,
+                 tr_kv_usage_t *out)
+{
+    uint64_t all = (uint64_t) tokens * kv->heads, full = at->dense, high, low;
+    uint32_t l;
+
+    memset(out, 0, sizeof(*out));
+    out->bytes = bytes;
+    out->full_bytes = tokens * tr_kv_token_bytes(kv);
+    out->tokens = tokens;
+    if (all == 0) {
+        return;
+    }
+    high = at->dense + at->window + at->listed[0];
+    for (l = 1, low = 0; l < TR_KV_LISTS_MAX; l++) {
+        low += at->listed[l];
+    }
+    out->share_high = (float) ((double) high / (double) all);
+    out->share_low = (float) ((double) low / (double) all);
+    out->share_pruned = (float) ((double) (all - high - low) / (double) all);
+    if (tr_kv_level_full(&p->window_level)) {
+        full += at->window;
+    }
+    if (tr_kv_level_full(&p->level[0])) {
+        full += at->listed[0];
+    }
+    tr_kv_usage_tokens(kv->heads, full, high - full, low, out);
+}
+
 /* Bytes and shares of a slot with the pages of `plan`. */
 void
 tr_kv_usage_of(const tr_kv_cache_t *kv, int32_t slot, const uint32_t *counts,
@@ -142,9 +196,10 @@ tr_kv_usage_of(const tr_kv_cache_t *kv, int32_t slot, const uint32_t *counts,
     const tr_kv_seq_t *q = &kv->m.seq[slot];
     const tr_kv_policy_t *p = &kv->policy[slot].begun;
     uint32_t dense = s->tokens - q->base, each, head, l;
-    uint64_t pages, all = (uint64_t) s->tokens * kv->heads;
-    uint64_t sum[TR_KV_LISTS_MAX] = { 0 }, high, low = 0;
+    tr_kv_standing_t at = { .dense = (uint64_t) dense * kv->heads };
+    uint64_t pages;
 
+    at.window = (uint64_t) (q->base - q->window_from) * kv->heads;
     each = manager_ceil(dense, plan->layout[0].tokens);
     if (q->base != 0 && q->window != 0) {
         each += manager_ceil(q->base < q->window ? q->base : q->window,
@@ -156,23 +211,11 @@ tr_kv_usage_of(const tr_kv_cache_t *kv, int32_t slot, const uint32_t *counts,
         const uint32_t *count = counts + l;
 
         for (head = 0; head < kv->heads; head++) {
-            sum[l] += count[head * TR_KV_LISTS_MAX];
+            at.listed[l] += count[head * TR_KV_LISTS_MAX];
             pages += manager_ceil(count[head * TR_KV_LISTS_MAX], tokens);
         }
-        low += l > 0 ? sum[l] : 0;
     }
-    memset(out, 0, sizeof(*out));
-    out->bytes = pages * plan->page_bytes;
-    out->full_bytes = s->tokens * tr_kv_token_bytes(kv);
-    out->tokens = s->tokens;
-    if (all != 0) {
-        high = (uint64_t) (dense + q->base - q->window_from) * kv->heads
-               + sum[0];
-        out->share_high = (float) ((double) high / (double) all);
-        out->share_low = (float) ((double) low / (double) all);
-        out->share_pruned = (float) ((double) (all - high - low)
-                                     / (double) all);
-    }
+    tr_kv_usage_fill(kv, p, s->tokens, pages * plan->page_bytes, &at, out);
 }
 
 void

@@ -145,6 +145,10 @@ usage_counts_whole_pages(void **state)
     assert_true(u.share_high == (float) (510.0 / 1010));
     assert_true(u.share_low == (float) (300.0 / 1010));
     assert_true(u.share_pruned == (float) (200.0 / 1010));
+    assert_int_equal(u.at_full, 0); /* the window's level is not 16 bits */
+    assert_int_equal(u.at_high, 510);
+    assert_int_equal(u.at_low, 300);
+    assert_int_equal(u.pruned, 200);
 
     assert_int_equal(tr_kv_reserve(kv, b, 100), TR_OK);
     tr_kv_totals(kv, &t);
@@ -195,6 +199,47 @@ usage_in_another_plan(void **state)
     assert_true(u.share_high == own.share_high);
     tr_kv_usage_in(kv, a, tr_kv_plan(kv), &u);
     assert_int_equal(u.bytes, own.bytes);
+    tr_kv_close(kv, a);
+    tr_kv_cache_free(kv);
+}
+
+/* Tokens at 16 bits are apart from the highest level, in the window and in list
+ * 0 alike; and averages over heads sum up. */
+static void
+usage_in_tokens(void **state)
+{
+    static const tr_kv_level_t exact = { 16, 16, 1, 1, 0, 1, 0 };
+    tr_kv_policy_t windowed = tens, listed = tens, uneven = tens;
+    const tr_kv_policy_t *const policies[] = { &windowed };
+    tr_kv_cache_t *kv;
+    tr_kv_usage_t u;
+    tr_kv_standing_t at = { .dense = 3, .window = 6, .listed = { 4, 5 } };
+    int32_t a;
+
+    (void) state;
+    windowed.window_level = exact;
+    kv = make(policies, 1, 3, 2000, 2000, 0);
+    a = compressed(kv, &windowed, 1010);
+    tr_kv_usage(kv, a, &u);
+    assert_int_equal(u.at_full, 10);
+    assert_int_equal(u.at_high, 500);
+    assert_int_equal(u.at_low, 300);
+    assert_int_equal(u.pruned, 200);
+    assert_int_equal(tr_kv_reserve(kv, a, 1011), TR_OK);
+    tr_kv_usage(kv, a, &u);
+    assert_int_equal(u.at_full + u.at_high + u.at_low + u.pruned, 1011);
+
+    listed.level[0] = listed.window_level = exact;
+    tr_kv_usage_fill(kv, &listed, 10, 0, &at, &u);
+    assert_int_equal(u.at_full, 4); /* 13 of three heads */
+    assert_int_equal(u.at_high, 0);
+    assert_int_equal(u.at_low, 2); /* up to 18 of 30 */
+    assert_int_equal(u.pruned, 4);
+    tr_kv_usage_fill(kv, &uneven, 10, 0, &at, &u);
+    assert_int_equal(u.at_full, 1);
+    assert_int_equal(u.at_high, 3);
+    assert_int_equal(u.at_low, 2);
+    assert_int_equal(u.pruned, 4);
     tr_kv_close(kv, a);
     tr_kv_cache_free(kv);
 }
@@ -554,6 +599,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(usage_counts_whole_pages),
         cmocka_unit_test(usage_in_another_plan),
+        cmocka_unit_test(usage_in_tokens),
         cmocka_unit_test(charge_for_admission),
         cmocka_unit_test(compress_waits_for_pages),
         cmocka_unit_test(longest_sequence_is_never_refused),
