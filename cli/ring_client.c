@@ -627,12 +627,15 @@ client_parse(tr_ring_client_t *c, const tr_record_t *rec,
     switch (rec->type) {
     case TR_RECORD_ACCEPTED:
         return tr_wire_accepted_parse(c->buf, rec->length,
-                                      &event->head.accepted, &event->text);
+                                      &event->head.accepted, &event->text,
+                                      &event->param);
     case TR_RECORD_STARTED:
         return tr_wire_started_parse(rec->length);
     case TR_RECORD_DELTA:
         return tr_wire_delta_parse(c->buf, rec->length, &event->head.delta,
                                    &event->text, &event->logprobs);
+    case TR_RECORD_KV:
+        return tr_wire_kv_parse(c->buf, rec->length, &event->head.kv);
     case TR_RECORD_FINISH:
         if (tr_wire_finish_parse(c->buf, rec->length, &event->head.finish)
             != TR_OK) {

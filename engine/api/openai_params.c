@@ -569,10 +569,25 @@ read_cache(const tr_openai_t *api, const json_t *root, tr_request_t *r,
 
 /* ---- streaming ---------------------------------------------------------- */
 
+/* A boolean of stream_options. */
+static tr_status_t
+read_option(const json_t *options, const char *name, bool *out, tr_error_t *err)
+{
+    json_t *value = tr_json_field(options, name);
+    char param[64];
+
+    if (value != NULL && !json_is_boolean(value)) {
+        snprintf(param, sizeof(param), "stream_options.%s", name);
+        return tr_json_wrong_type(err, param, "a boolean", value);
+    }
+    *out = json_is_true(value);
+    return TR_OK;
+}
+
 static tr_status_t
 read_stream(const json_t *root, tr_request_t *r, tr_error_t *err)
 {
-    json_t *options, *usage;
+    json_t *options;
     tr_status_t rc = tr_json_bool(root, "stream", &r->stream, err);
 
     if (rc != TR_OK) {
@@ -591,13 +606,21 @@ read_stream(const json_t *root, tr_request_t *r, tr_error_t *err)
                             "'stream_options' parameter is only allowed when "
                             "'stream' is enabled.");
     }
-    usage = tr_json_field(options, "include_usage");
-    if (usage != NULL && !json_is_boolean(usage)) {
-        return tr_json_wrong_type(err, "stream_options.include_usage",
-                                  "a boolean", usage);
+    rc = read_option(options, "include_usage", &r->include_usage, err);
+    if (rc == TR_OK) {
+        rc = read_option(options, "continuous_usage_stats", &r->usage_stats,
+                         err);
     }
-    r->include_usage = json_is_true(usage);
-    return TR_OK;
+    if (rc == TR_OK) {
+        rc = read_option(options, "include_kv", &r->include_kv, err);
+    }
+    if (rc == TR_OK && r->include_kv && !r->usage_stats) {
+        rc = tr_error_set(err, TR_ERR_INVALID, "stream_options.include_kv",
+                          "'stream_options.include_kv' needs "
+                          "'continuous_usage_stats' set to true: the KV "
+                          "cache's counts stand in the usage of the chunks.");
+    }
+    return rc;
 }
 
 static tr_status_t

@@ -137,26 +137,31 @@ static tr_status_t
 put_accepted(tr_connection_t *c, tr_request_t *r)
 {
     const char *model = c->env->config->served_model_name;
+    const char *policy = r->kv_policy != NULL ? r->kv_policy->name : "";
     tr_wire_accepted_t head = {
         .endpoint = r->endpoint,
         .flags = (uint16_t) ((r->stream ? TR_ACCEPTED_STREAM : 0)
                              | (r->include_usage ? TR_ACCEPTED_INCLUDE_USAGE
                                                  : 0)
                              | (r->params.logprobs >= 0 ? TR_ACCEPTED_LOGPROBS
-                                                        : 0)),
+                                                        : 0)
+                             | (r->usage_stats ? TR_ACCEPTED_USAGE_STATS : 0)
+                             | (r->include_kv ? TR_ACCEPTED_KV : 0)),
         .choices = r->n_sequences,
         .prompt_tokens = r->prompt_tokens,
         .model_len = (uint32_t) strlen(model),
         .created = (int64_t) time(NULL),
+        .policy_len = (uint32_t) strlen(policy),
     };
     tr_ring_piece_t pieces[] = { { &head, sizeof(head) },
-                                 { model, head.model_len } };
+                                 { model, head.model_len },
+                                 { policy, head.policy_len } };
 
-    tr_events_answer(r, TR_RECORD_ACCEPTED, pieces, 2);
+    tr_events_answer(r, TR_RECORD_ACCEPTED, pieces, 3);
     if (atomic_load(&r->control) & TR_CONTROL_DETACH) {
         return TR_OK; /* only its end is still to be sent */
     }
-    return put(c, TR_RECORD_ACCEPTED, r->id, pieces, 2);
+    return put(c, TR_RECORD_ACCEPTED, r->id, pieces, 3);
 }
 
 /* Asks the step loop for a place; when there is none, r->error says why. */

@@ -224,9 +224,11 @@ take_accepted(tr_outbox_t *l, tr_outbox_request_t *q, const uint8_t *payload,
               size_t len)
 {
     tr_wire_accepted_t head;
-    tr_wire_bytes_t model;
+    tr_wire_bytes_t model, policy;
 
-    if (tr_wire_accepted_parse(payload, len, &head, &model) == TR_OK) {
+    if (tr_wire_accepted_parse(payload, len, &head, &model, &policy) == TR_OK) {
+        snprintf(q->policy, sizeof(q->policy), "%.*s", (int) policy.len,
+                 policy.data);
         q->stream = (head.flags & TR_ACCEPTED_STREAM) != 0;
         q->end.choices = head.choices;
         q->end.prompt_tokens = head.prompt_tokens;
@@ -343,7 +345,7 @@ tr_outbox_take(tr_outbox_t *l, const tr_record_t *rec, const uint8_t *payload)
         take_state(l, q, TR_REQUEST_DECODE, &q->first_token_ms, payload);
         break;
     case TR_EVENT_PROGRESS:
-        memcpy(&q->tokens, payload, sizeof(q->tokens));
+        memcpy(&q->progress, payload, sizeof(q->progress));
         q->dirty |= TR_OUTBOX_PROGRESS;
         tr_outbox_due(l, q);
         break;
@@ -429,9 +431,9 @@ static uint8_t
 all_fields(const tr_outbox_request_t *q)
 {
     return TR_OUTBOX_IDENTITY | TR_OUTBOX_STATE | TR_OUTBOX_ACCEPTED
-           | (q->ended         ? TR_OUTBOX_FINAL
-              : q->tokens != 0 ? TR_OUTBOX_PROGRESS
-                               : 0);
+           | (q->ended                  ? TR_OUTBOX_FINAL
+              : q->progress.tokens != 0 ? TR_OUTBOX_PROGRESS
+                                        : 0);
 }
 
 void

@@ -31,12 +31,14 @@
 #define TR_OUTBOX_ENTRY \
     16384u /* an entry is closed when it has so many bytes */
 
+#define TR_OUTBOX_POLICY 31 /* of its name, longer ones are cut */
+
 /* Groups of fields that Redis has not seen. */
 #define TR_OUTBOX_IDENTITY 0x1u  /* who and what */
 #define TR_OUTBOX_STATE 0x2u     /* state and times */
-#define TR_OUTBOX_ACCEPTED 0x4u  /* choices, prompt_tokens */
+#define TR_OUTBOX_ACCEPTED 0x4u  /* choices, prompt_tokens, kv_policy */
 #define TR_OUTBOX_FINAL 0x8u     /* the end */
-#define TR_OUTBOX_PROGRESS 0x10u /* tokens until now */
+#define TR_OUTBOX_PROGRESS 0x10u /* tokens, and the KV cache, until now */
 #define TR_OUTBOX_ALL 0x1fu
 
 typedef struct tr_outbox_entry {
@@ -61,8 +63,9 @@ typedef struct tr_outbox_request {
     uint16_t endpoint, flags;
     uint8_t state; /* enum tr_request_state */
     bool stream, detached, ended;
-    bool cancelling; /* through tr:ctl */
-    uint32_t tokens; /* made until now, while it runs */
+    bool cancelling;                   /* through tr:ctl */
+    tr_event_progress_t progress;      /* while it runs */
+    char policy[TR_OUTBOX_POLICY + 1]; /* the KV policy's name */
     int64_t created_ms, started_ms, first_token_ms, finished_ms; /* Unix */
     tr_event_end_t end;
 

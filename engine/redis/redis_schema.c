@@ -106,6 +106,23 @@ identity_fields(const tr_redis_schema_t *w, tr_redis_command_t *c,
 }
 
 static void
+cache_fields(tr_redis_command_t *c, const tr_wire_usage_t *kv)
+{
+    if (kv->full_bytes == 0) {
+        return;
+    }
+    field_number(c, "kv_bytes", kv->bytes);
+    field_number(c, "kv_full_bytes", kv->full_bytes);
+    field_share(c, "share_high", kv->share_high);
+    field_share(c, "share_low", kv->share_low);
+    field_share(c, "share_pruned", kv->share_pruned);
+    field_number(c, "kv_tokens_full", kv->tokens_full);
+    field_number(c, "kv_tokens_high", kv->tokens_high);
+    field_number(c, "kv_tokens_low", kv->tokens_low);
+    field_number(c, "kv_tokens_pruned", kv->tokens_pruned);
+}
+
+static void
 final_fields(tr_redis_command_t *c, const tr_outbox_request_t *q)
 {
     const tr_event_end_t *end = &q->end;
@@ -118,13 +135,7 @@ final_fields(tr_redis_command_t *c, const tr_outbox_request_t *q)
         field_text(c, "finish_reason",
                    end->finish_reason == TR_FINISH_STOP ? "stop" : "length");
     }
-    if (end->kv_full_bytes != 0) {
-        field_number(c, "kv_bytes", end->kv_bytes);
-        field_number(c, "kv_full_bytes", end->kv_full_bytes);
-        field_share(c, "share_high", end->share_high);
-        field_share(c, "share_low", end->share_low);
-        field_share(c, "share_pruned", end->share_pruned);
-    }
+    cache_fields(c, &end->kv);
     if (end->status != TR_OK) {
         field_text(c, "error_status", tr_status_info(end->status).name);
     }
@@ -155,11 +166,13 @@ tr_redis_schema_fields(const tr_redis_schema_t *w, tr_redis_command_t *c,
         field_flag(c, "stream", q->stream);
         field_number(c, "choices", q->end.choices);
         field_number(c, "prompt_tokens", q->end.prompt_tokens);
+        field_text(c, "kv_policy", q->policy);
     }
     if (groups & TR_OUTBOX_FINAL) {
         final_fields(c, q);
     } else if (groups & TR_OUTBOX_PROGRESS) {
-        field_number(c, "completion_tokens", q->tokens);
+        field_number(c, "completion_tokens", q->progress.tokens);
+        cache_fields(c, &q->progress.kv);
     }
 }
 

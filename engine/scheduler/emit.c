@@ -76,9 +76,10 @@ tr_emit_first_token(tr_emit_t *e, tr_request_t *r, uint64_t now)
 }
 
 void
-tr_emit_progress(tr_emit_t *e, tr_request_t *r, uint64_t now)
+tr_emit_progress(tr_emit_t *e, tr_request_t *r, const tr_wire_usage_t *kv,
+                 uint64_t now)
 {
-    if (tr_events_progress(r, now)) {
+    if (tr_events_progress(r, kv, now)) {
         e->events = r->events;
     }
 }
@@ -211,6 +212,30 @@ tr_emit_echo(tr_emit_t *e, tr_sequence_t *q)
     return i != 0;
 }
 
+void
+tr_emit_kv(tr_emit_t *e, const tr_sequence_t *q, const tr_kv_usage_t *u)
+{
+    tr_request_t *r = q->request;
+    tr_wire_kv_t kv = { .choice = q->choice };
+    tr_ring_piece_t piece = { &kv, sizeof(kv) };
+    tr_request_kv_t one = { 0 };
+    tr_status_t rc;
+
+    if (u->full_bytes == 0) {
+        return;
+    }
+    tr_request_kv_add(&one, u);
+    tr_request_kv_wire(&one, &kv.usage);
+    tr_emit_event(e, r, TR_RECORD_KV, &piece, 1);
+    if (tr_request_detached(r)) {
+        return;
+    }
+    rc = tr_response_writer_kv(r->writer, r->id, &kv);
+    assert(rc == TR_OK); /* has_room said so */
+    (void) rc;
+    tr_emit_touch(e, r->writer);
+}
+
 static uint64_t
 tr_emit_span(uint64_t from, uint64_t to)
 {
@@ -221,7 +246,7 @@ tr_status_t
 tr_emit_finish(tr_emit_t *e, tr_request_t *r, uint32_t choice, uint16_t reason,
                bool last)
 {
-    double full = (double) r->kv_full_bytes;
+    const tr_sequence_t *q = &r->sequences[choice];
     tr_wire_finish_t f = {
         .choice = choice,
         .reason = reason,
@@ -232,17 +257,12 @@ tr_emit_finish(tr_emit_t *e, tr_request_t *r, uint32_t choice, uint16_t reason,
         .queue_us = tr_emit_span(r->arrival_us, r->scheduled_us),
         .prefill_us = tr_emit_span(r->scheduled_us, r->first_token_us),
         .decode_us = tr_emit_span(r->first_token_us, r->last_token_us),
-        .kv_bytes = r->kv_bytes,
-        .kv_full_bytes = r->kv_full_bytes
+        .choice_tokens = q->sampler.n_output
     };
     tr_ring_piece_t piece = { &f, sizeof(f) };
     tr_status_t rc;
 
-    if (r->kv_full_bytes != 0) {
-        f.share_high = (float) (r->kv_high / full);
-        f.share_low = (float) (r->kv_low / full);
-        f.share_pruned = (float) (r->kv_pruned / full);
-    }
+    tr_request_kv_wire(&r->kv, &f.kv);
     tr_emit_event(e, r, TR_RECORD_FINISH, &piece, 1);
     r->events_closed |= last;
     if (tr_request_detached(r) && !last) {

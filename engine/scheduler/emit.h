@@ -24,8 +24,9 @@ typedef struct {
 void tr_emit_started(tr_emit_t *e, tr_request_t *r, uint64_t now);
 /* Tells the publisher of r's first token. */
 void tr_emit_first_token(tr_emit_t *e, tr_request_t *r, uint64_t now);
-/* Tells it from time to time how many r has. */
-void tr_emit_progress(tr_emit_t *e, tr_request_t *r, uint64_t now);
+/* Tells it how far r is (request_events.h). */
+void tr_emit_progress(tr_emit_t *e, tr_request_t *r, const tr_wire_usage_t *kv,
+                      uint64_t now);
 
 /* Takes what was sampled: appends it to q->tokens unless it ends the sequence
  * by itself, and stages the text that it completes.  The response writer has
@@ -36,6 +37,9 @@ uint16_t tr_emit_token(tr_emit_t *e, tr_sequence_t *q,
 /* Stages prompt text (and logprobs) of an echoing sequence as far as the
  * response writer has room.  Returns whether anything was staged. */
 bool tr_emit_echo(tr_emit_t *e, tr_sequence_t *q);
+
+/* KV of one choice.  The response writer has room. */
+void tr_emit_kv(tr_emit_t *e, const tr_sequence_t *q, const tr_kv_usage_t *u);
 
 /* FINISH of one choice, with the request's totals. TR_AGAIN: no room; the
  * publisher was told nevertheless, once. */

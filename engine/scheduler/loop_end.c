@@ -75,18 +75,6 @@ tr_loop_forget(tr_loop_t *l, tr_request_t *r)
     atomic_fetch_sub(&l->outstanding, 1);
 }
 
-static void
-tr_loop_add_usage(tr_request_t *r, const tr_kv_usage_t *u)
-{
-    double full = (double) u->full_bytes;
-
-    r->kv_bytes += u->bytes;
-    r->kv_full_bytes += u->full_bytes;
-    r->kv_high += u->share_high * full;
-    r->kv_low += u->share_low * full;
-    r->kv_pruned += u->share_pruned * full;
-}
-
 /* KV figures of a choice that ends, before its pages go; they may be swapped
  * out. */
 static void
@@ -96,7 +84,7 @@ tr_loop_account(tr_loop_t *l, const tr_sequence_t *q)
 
     if (q->kv_slot >= 0) {
         tr_kv_usage(l->executor->kv, q->kv_slot, &u);
-        tr_loop_add_usage(q->request, &u);
+        tr_request_kv_add(&q->request->kv, &u);
     }
 }
 
@@ -105,14 +93,15 @@ static void
 tr_loop_count_cache(tr_loop_t *l, const tr_request_t *r)
 {
     tr_status_counters_t *c = l->counters;
+    const tr_request_kv_t *kv = &r->kv;
 
-    if (r->kv_full_bytes != 0) {
-        tr_loop_count(&c->kv_bytes, r->kv_bytes);
-        tr_loop_count(&c->kv_full_bytes_high, (uint64_t) r->kv_high);
-        tr_loop_count(&c->kv_full_bytes_low, (uint64_t) r->kv_low);
-        tr_loop_count(&c->kv_full_bytes_pruned, (uint64_t) r->kv_pruned);
-        tr_status_observe_ratio(&c->kv_ratio, (double) r->kv_bytes
-                                                  / (double) r->kv_full_bytes);
+    if (kv->full_bytes != 0) {
+        tr_loop_count(&c->kv_bytes, kv->bytes);
+        tr_loop_count(&c->kv_full_bytes_high, (uint64_t) kv->share_high);
+        tr_loop_count(&c->kv_full_bytes_low, (uint64_t) kv->share_low);
+        tr_loop_count(&c->kv_full_bytes_pruned, (uint64_t) kv->share_pruned);
+        tr_status_observe_ratio(&c->kv_ratio,
+                                (double) kv->bytes / (double) kv->full_bytes);
     }
 }
 
@@ -158,13 +147,16 @@ tr_loop_finish(tr_loop_t *l, tr_sequence_t *q, uint16_t reason, uint64_t now)
 {
     tr_request_t *r = q->request;
     bool last = --r->open_sequences == 0;
+    tr_kv_usage_t u = q->left; /* the end came when it had just made way */
     tr_status_t rc;
 
     assert(q->state != TR_SEQ_DONE); /* a choice ends once */
     if (q->kv_slot >= 0) {
-        tr_loop_account(l, q);
-    } else { /* the end came when it had just made way */
-        tr_loop_add_usage(r, &q->left);
+        tr_kv_usage(l->executor->kv, q->kv_slot, &u);
+    }
+    tr_request_kv_add(&r->kv, &u);
+    if (r->include_kv) {
+        tr_emit_kv(&l->emit, q, &u);
     }
     tr_scheduler_remove(&l->scheduler, q);
     r->last_choice = q->choice;

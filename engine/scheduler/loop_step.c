@@ -112,6 +112,40 @@ tr_loop_submit_batch(tr_loop_t *l, uint64_t now)
     }
 }
 
+/* Says how far r is, with what its choices hold of the KV cache. */
+static void
+tr_loop_tell_progress(tr_loop_t *l, tr_request_t *r, uint64_t now)
+{
+    tr_request_kv_t kv = r->kv; /* of those that have ended */
+    tr_wire_usage_t wire;
+    tr_kv_usage_t u;
+    uint32_t i;
+
+    for (i = 0; i < r->n_sequences; i++) {
+        if (r->sequences[i].kv_slot >= 0) {
+            tr_kv_usage(l->executor->kv, r->sequences[i].kv_slot, &u);
+            tr_request_kv_add(&kv, &u);
+        }
+    }
+    tr_request_kv_wire(&kv, &wire);
+    tr_emit_progress(&l->emit, r, &wire, now);
+}
+
+/* Ahead of what q says in this step, when it was not told for a while. */
+static void
+tr_loop_tell_kv(tr_loop_t *l, tr_sequence_t *q, uint64_t now)
+{
+    tr_kv_usage_t u;
+
+    if (q->kv_slot < 0
+        || (q->kv_told_us != 0 && now - q->kv_told_us < TR_KV_PERIOD_US)) {
+        return;
+    }
+    q->kv_told_us = now;
+    tr_kv_usage(l->executor->kv, q->kv_slot, &u);
+    tr_emit_kv(&l->emit, q, &u);
+}
+
 static void
 tr_loop_token(tr_loop_t *l, tr_sequence_t *q, const tr_sampled_t *sampled,
               uint64_t now)
@@ -126,8 +160,8 @@ tr_loop_token(tr_loop_t *l, tr_sequence_t *q, const tr_sampled_t *sampled,
         tr_emit_first_token(&l->emit, r, now);
         tr_status_observe(&l->counters->ttft,
                           tr_loop_since(r->arrival_us, now));
-    } else {
-        tr_emit_progress(&l->emit, r, now);
+    } else if (tr_events_progress_due(r, now)) {
+        tr_loop_tell_progress(l, r, now);
     }
     if (q->last_token_us != 0) {
         tr_status_observe(&l->counters->inter_token, now - q->last_token_us);
@@ -135,6 +169,9 @@ tr_loop_token(tr_loop_t *l, tr_sequence_t *q, const tr_sampled_t *sampled,
     q->last_token_us = now;
     if (l->executor->due != NULL && q->kv_slot >= 0) {
         q->due_us = l->executor->due(l->executor, q->kv_slot, now);
+    }
+    if (r->include_kv) {
+        tr_loop_tell_kv(l, q, now);
     }
     reason = tr_emit_token(&l->emit, q, sampled);
     if (reason != 0) {

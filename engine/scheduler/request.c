@@ -202,3 +202,39 @@ tr_request_layout(tr_request_t *r, const tr_ids_t *prompts, uint32_t n_prompts,
     r->prompt_tokens = (uint32_t) total;
     return TR_OK;
 }
+
+/* ---- what it holds of the KV cache -------------------------------------- */
+
+void
+tr_request_kv_add(tr_request_kv_t *sum, const tr_kv_usage_t *u)
+{
+    double full = (double) u->full_bytes;
+
+    sum->bytes += u->bytes;
+    sum->full_bytes += u->full_bytes;
+    sum->at_full += u->at_full;
+    sum->at_high += u->at_high;
+    sum->at_low += u->at_low;
+    sum->pruned += u->pruned;
+    sum->share_high += u->share_high * full;
+    sum->share_low += u->share_low * full;
+    sum->share_pruned += u->share_pruned * full;
+}
+
+void
+tr_request_kv_wire(const tr_request_kv_t *sum, tr_wire_usage_t *out)
+{
+    double full = (double) sum->full_bytes;
+
+    *out = (tr_wire_usage_t){ .bytes = sum->bytes,
+                              .full_bytes = sum->full_bytes,
+                              .tokens_full = sum->at_full,
+                              .tokens_high = sum->at_high,
+                              .tokens_low = sum->at_low,
+                              .tokens_pruned = sum->pruned };
+    if (sum->full_bytes != 0) {
+        out->share_high = (float) (sum->share_high / full);
+        out->share_low = (float) (sum->share_low / full);
+        out->share_pruned = (float) (sum->share_pruned / full);
+    }
+}

@@ -73,10 +73,22 @@ typedef struct tr_sequence {
     tr_sampled_t *prompt_scores; /* [prompt_len] with echo and logprobs, by
                                   * token; one for all choices of a prompt */
     uint64_t last_token_us;
+    uint64_t kv_told_us; /* when its KV was told */
     uint64_t due_us; /* not to be scheduled before (executor.h), 0: at once */
     uint64_t order;  /* age: smaller is older; kept through preemption */
     struct tr_sequence *prev, *next; /* scheduler lists */
 } tr_sequence_t;
+
+/* What choices hold of the KV cache, together. */
+typedef struct {
+    uint64_t bytes, full_bytes;
+    uint32_t at_full, at_high, at_low, pruned;  /* tokens (kv_cache.h) */
+    double share_high, share_low, share_pruned; /* times full bytes */
+} tr_request_kv_t;
+
+void tr_request_kv_add(tr_request_kv_t *sum, const tr_kv_usage_t *u);
+/* As records have it. */
+void tr_request_kv_wire(const tr_request_kv_t *sum, tr_wire_usage_t *out);
 
 /* A wish of the publisher's, beside those of the worker (TR_CONTROL_*). */
 #define TR_CONTROL_CANCEL 0x100u
@@ -98,7 +110,8 @@ struct tr_request {
 
     /* filled by the request parser */
     bool stream, include_usage, echo;
-    uint32_t n; /* choices a prompt */
+    bool usage_stats, include_kv; /* usage, and that of the KV cache, live */
+    uint32_t n;                   /* choices a prompt */
     uint32_t n_prompts;
     tr_sampling_params_t params;
     const tr_kv_policy_t *kv_policy; /* NULL: the engine's; in the arena when
@@ -138,8 +151,7 @@ struct tr_request {
     uint32_t aborted_choice; /* the first one that an abort cut short */
     uint32_t last_choice;    /* the last one that reached its end, and how */
     uint16_t finish_reason;
-    uint64_t kv_bytes, kv_full_bytes;  /* summed over finished choices */
-    double kv_high, kv_low, kv_pruned; /* shares, weighted with full bytes */
+    tr_request_kv_t kv; /* summed over finished choices */
 };
 
 /* Its client has left, and it goes on: nothing but its end is sent, and nothing

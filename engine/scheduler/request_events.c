@@ -154,8 +154,6 @@ copy_message(char *out, size_t size, const char *text)
 static void
 describe_end(const tr_request_t *r, uint64_t now_us, tr_event_end_t *end)
 {
-    double full = (double) r->kv_full_bytes;
-
     *end = (tr_event_end_t){
         .lost = r->events_lost,
         .status = r->error.status,
@@ -167,14 +165,8 @@ describe_end(const tr_request_t *r, uint64_t now_us, tr_event_end_t *end)
         .scheduled_us = r->scheduled_us,
         .first_token_us = r->first_token_us,
         .ended_us = now_us,
-        .kv_bytes = r->kv_bytes,
-        .kv_full_bytes = r->kv_full_bytes,
     };
-    if (r->kv_full_bytes != 0) {
-        end->share_high = (float) (r->kv_high / full);
-        end->share_low = (float) (r->kv_low / full);
-        end->share_pruned = (float) (r->kv_pruned / full);
-    }
+    tr_request_kv_wire(&r->kv, &end->kv);
     if (r->error.status != TR_OK) {
         end->state = r->error.status == TR_ERR_CANCELLED ? TR_REQUEST_CANCELLED
                                                          : TR_REQUEST_FAILED;
@@ -272,17 +264,19 @@ tr_events_first_token(tr_request_t *r, uint64_t now_us)
 }
 
 bool
-tr_events_progress(tr_request_t *r, uint64_t now_us)
+tr_events_progress_due(const tr_request_t *r, uint64_t now_us)
 {
-    tr_ring_piece_t piece = { &r->completion_tokens,
-                              sizeof(r->completion_tokens) };
+    return r->events != NULL
+           && now_us - r->progress_event_us >= TR_EVENT_PROGRESS_US;
+}
 
-    if (r->events == NULL
-        || now_us - r->progress_event_us < TR_EVENT_PROGRESS_US) {
-        return false;
-    }
+bool
+tr_events_progress(tr_request_t *r, const tr_wire_usage_t *kv, uint64_t now_us)
+{
+    tr_event_progress_t note = { .tokens = r->completion_tokens, .kv = *kv };
+    tr_ring_piece_t piece = { &note, sizeof(note) };
+
     r->progress_event_us = now_us;
-    /* lost in a full ring, the next one says it */
     return tr_ring_put(&r->events->loop, TR_EVENT_PROGRESS, 0, r->event_id,
                        &piece, 1)
            == TR_OK;

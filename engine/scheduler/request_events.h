@@ -38,7 +38,7 @@ enum tr_event_type {
     TR_EVENT_ARRIVED = 1, /* tr_event_arrived_t */
     TR_EVENT_STARTED,     /* u64: CLOCK_MONOTONIC, us */
     TR_EVENT_FIRST,       /* the same: its first token */
-    TR_EVENT_PROGRESS,    /* u32: tokens of all choices until now */
+    TR_EVENT_PROGRESS,    /* tr_event_progress_t */
     TR_EVENT_DETACHED,    /* its client has left, it goes on */
     TR_EVENT_LOST,        /* a record did not fit; no more follow */
     TR_EVENT_END          /* tr_event_end_t */
@@ -67,6 +67,12 @@ typedef struct {
 /* How far a request is, is told so often at most. */
 #define TR_EVENT_PROGRESS_US 1000000u
 
+typedef struct {
+    uint32_t tokens; /* of all choices until now */
+    uint32_t reserved;
+    tr_wire_usage_t kv; /* of all choices now */
+} tr_event_progress_t;
+
 #define TR_EVENT_MESSAGE 192
 
 typedef struct {
@@ -78,8 +84,7 @@ typedef struct {
     uint32_t preemptions;
     uint32_t choices;
     uint64_t scheduled_us, first_token_us, ended_us; /* 0: never */
-    uint64_t kv_bytes, kv_full_bytes;
-    float share_high, share_low, share_pruned;
+    tr_wire_usage_t kv;
     char message[TR_EVENT_MESSAGE]; /* NUL-terminated */
 } tr_event_end_t;
 
@@ -132,8 +137,11 @@ uint64_t tr_events_cancelled(tr_request_events_t *t);
 
 void tr_events_started(tr_request_t *r, uint64_t now_us);
 void tr_events_first_token(tr_request_t *r, uint64_t now_us);
-/* r has more tokens: told when it was not for a while.  Whether it was. */
-bool tr_events_progress(tr_request_t *r, uint64_t now_us);
+/* Is it time to say how far r is?  And says it; false: that did not fit, the
+ * next time will do. */
+bool tr_events_progress_due(const tr_request_t *r, uint64_t now_us);
+bool tr_events_progress(tr_request_t *r, const tr_wire_usage_t *kv,
+                        uint64_t now_us);
 /* A record of r's output, if that is kept. */
 void tr_events_record(tr_request_t *r, uint16_t type,
                       const tr_ring_piece_t *pieces, unsigned n);

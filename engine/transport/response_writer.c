@@ -99,7 +99,9 @@ tr_response_writer_has_room(tr_response_writer_t *o, uint32_t n,
                           + TR_RESPONSE_WRITER_RECORD(
                               sizeof(tr_wire_delta_t)
                               + TR_RESPONSE_WRITER_TEXT_MAX)
-                          + TR_RESPONSE_WRITER_RECORD(sizeof(tr_wire_finish_t));
+                          + TR_RESPONSE_WRITER_RECORD(sizeof(tr_wire_finish_t))
+                          /* now, and at the end */
+                          + 2 * TR_RESPONSE_WRITER_RECORD(sizeof(tr_wire_kv_t));
     uint64_t need;
 
     n += o->owed;
@@ -161,6 +163,15 @@ tr_response_writer_delta(tr_response_writer_t *o, uint64_t id, uint32_t choice,
                                  { logprobs, logprobs_len } };
 
     return tr_response_writer_put(o, TR_RECORD_DELTA, id, pieces, 3);
+}
+
+tr_status_t
+tr_response_writer_kv(tr_response_writer_t *o, uint64_t id,
+                      const tr_wire_kv_t *kv)
+{
+    tr_ring_piece_t piece = { kv, sizeof(*kv) };
+
+    return tr_response_writer_put(o, TR_RECORD_KV, id, &piece, 1);
 }
 
 tr_status_t

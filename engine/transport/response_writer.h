@@ -111,6 +111,8 @@ tr_status_t tr_response_writer_delta(tr_response_writer_t *o, uint64_t id,
                                      const char *text, uint32_t text_len,
                                      const void *logprobs,
                                      uint32_t logprobs_len);
+tr_status_t tr_response_writer_kv(tr_response_writer_t *o, uint64_t id,
+                                  const tr_wire_kv_t *kv);
 tr_status_t tr_response_writer_finish(tr_response_writer_t *o, uint64_t id,
                                       const tr_wire_finish_t *finish);
 tr_status_t tr_response_writer_error(tr_response_writer_t *o, uint64_t id,

@@ -14,8 +14,8 @@
 #include <tokenring/error.h>
 
 #define TR_CHANNEL_MAGIC 0x4c454e4e41484354ull /* "TCHANNEL" */
-#define TR_ABI_VERSION 3u     /* of channels, rings, records and status page */
-#define TR_ABI_VERSION_MIN 3u /* oldest still spoken; none was released yet */
+#define TR_ABI_VERSION 4u     /* of channels, rings, records and status page */
+#define TR_ABI_VERSION_MIN 4u /* oldest still spoken; none was released yet */
 
 enum tr_peer_role { TR_ROLE_WORKER = 1, TR_ROLE_CLI = 2 };
 

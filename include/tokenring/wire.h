@@ -10,13 +10,15 @@
  *                               comes next: the queue ends and prefill begins;
  *                               no payload; may be missing
  *                      DELTA    new text of one choice, and log probabilities
+ *                      KV       what one choice holds of the KV cache now, where
+ *                               the request asked for that
  *                      FINISH   one choice ended; the last one has the totals
  *                      ERROR    the request failed, in OpenAI's terms
  *
  * Abort and pause are no records: they are control words (channel.h).
  *
  * For every request the engine sends, in this order: at most one ACCEPTED, at
- * most one STARTED, then DELTAs and one FINISH per choice, the last of them
+ * most one STARTED, then DELTAs, KVs and one FINISH per choice, the last of them
  * with TR_FINISH_LAST; or at any point one ERROR, which ends it.  Exactly one
  * of (FINISH with LAST, ERROR) is sent for every request whose first SUBMIT
  * part was read, also after an abort: it frees the slot.
@@ -41,7 +43,8 @@ enum tr_record_type {
     TR_RECORD_DELTA = 17,
     TR_RECORD_FINISH = 18,
     TR_RECORD_ERROR = 19,
-    TR_RECORD_STARTED = 20
+    TR_RECORD_STARTED = 20,
+    TR_RECORD_KV = 24
 };
 
 #define TR_ID_SLOT(id) ((uint32_t) ((id) &0xffffffffu))
@@ -77,16 +80,20 @@ typedef struct {
 
 #define TR_ACCEPTED_STREAM 0x0001u
 #define TR_ACCEPTED_INCLUDE_USAGE 0x0002u
-#define TR_ACCEPTED_LOGPROBS 0x0004u /* DELTAs carry logprobs */
+#define TR_ACCEPTED_LOGPROBS 0x0004u    /* DELTAs carry logprobs */
+#define TR_ACCEPTED_USAGE_STATS 0x0008u /* usage in each chunk of the stream */
+#define TR_ACCEPTED_KV 0x0010u          /* KVs come, for these */
 
 typedef struct {
     uint16_t endpoint; /* of the SUBMIT */
     uint16_t flags;    /* TR_ACCEPTED_* */
     uint32_t choices;  /* >= 1: prompts * n */
     uint32_t prompt_tokens;
-    uint32_t model_len; /* followed by the model name, UTF-8 */
-    int64_t created;    /* Unix time, s */
-} tr_wire_accepted_t;   /* ACCEPTED, 24 bytes */
+    uint32_t model_len;  /* followed by the model name, UTF-8 */
+    int64_t created;     /* Unix time, s */
+    uint32_t policy_len; /* then the KV policy's name, UTF-8 */
+    uint32_t reserved;
+} tr_wire_accepted_t; /* ACCEPTED, 32 bytes */
 
 /* DELTA, followed by text (UTF-8, whole characters), then logprobs (entries as
  * below).  Large ones become several DELTAs, never parts. */
@@ -118,6 +125,31 @@ enum tr_finish_reason {
     TR_FINISH_ABORTED = 3 /* the worker asked; no client sees it */
 };
 
+/* What is held of the KV cache: by one choice, or by several together. */
+typedef struct {
+    uint64_t bytes;      /* KV pages held, bytes */
+    uint64_t full_bytes; /* the same tokens at 16 bits, bytes; 0: unknown */
+    /* the same as tokens, averaged over layers and KV heads: kept at 16 bits
+     * (not compressed, or that is their level), at the policy's highest level,
+     * at lower levels, dropped */
+    uint32_t tokens_full, tokens_high, tokens_low, tokens_pruned;
+    float
+        share_high;  /* of cached tokens kept at 16 bits or the highest level */
+    float share_low; /* ... at lower levels */
+    float share_pruned; /* ... dropped */
+    uint32_t reserved;
+} tr_wire_usage_t; /* 48 bytes */
+
+/* KV: before the DELTA or FINISH of its choice that it describes; at most one
+ * in TR_KV_PERIOD_US for each choice, and one at its end. */
+#define TR_KV_PERIOD_US 100000u
+
+typedef struct {
+    uint32_t choice;
+    uint32_t reserved;
+    tr_wire_usage_t usage;
+} tr_wire_kv_t; /* KV, 56 bytes */
+
 #define TR_FINISH_LAST 0x0001u /* the request is over, its slot is free */
 
 typedef struct {
@@ -131,13 +163,10 @@ typedef struct {
     uint64_t queue_us;      /* arrival at the engine to first scheduled */
     uint64_t prefill_us;    /* first scheduled to first token */
     uint64_t decode_us;     /* first token to last */
-    uint64_t kv_bytes;      /* KV pages held at the end, bytes */
-    uint64_t kv_full_bytes; /* the same tokens at 16 bits, bytes */
-    float share_high;       /* of cached tokens kept at the highest level */
-    float share_low;        /* ... at lower levels */
-    float share_pruned;     /* ... dropped */
+    tr_wire_usage_t kv;     /* of the choices that ended, at their ends */
+    uint32_t choice_tokens; /* of this choice: completion tokens */
     uint32_t reserved;
-} tr_wire_finish_t; /* FINISH, 80 bytes */
+} tr_wire_finish_t; /* FINISH, 104 bytes */
 
 /* ERROR, followed by param, then message (UTF-8). */
 typedef struct {
@@ -161,12 +190,15 @@ static inline tr_status_t tr_wire_submit_parse(const void *in, size_t len,
                                                tr_wire_bytes_t *body);
 static inline tr_status_t tr_wire_accepted_parse(const void *in, size_t len,
                                                  tr_wire_accepted_t *head,
-                                                 tr_wire_bytes_t *model);
+                                                 tr_wire_bytes_t *model,
+                                                 tr_wire_bytes_t *policy);
 static inline tr_status_t tr_wire_started_parse(size_t len);
 static inline tr_status_t tr_wire_delta_parse(const void *in, size_t len,
                                               tr_wire_delta_t *head,
                                               tr_wire_bytes_t *text,
                                               tr_wire_bytes_t *logprobs);
+static inline tr_status_t tr_wire_kv_parse(const void *in, size_t len,
+                                           tr_wire_kv_t *head);
 static inline tr_status_t tr_wire_finish_parse(const void *in, size_t len,
                                                tr_wire_finish_t *head);
 static inline tr_status_t tr_wire_error_parse(const void *in, size_t len,

@@ -9,11 +9,13 @@
 #include <tokenring/wire.h>
 
 _Static_assert(sizeof(tr_wire_submit_t) == 160, "SUBMIT head");
-_Static_assert(sizeof(tr_wire_accepted_t) == 24, "ACCEPTED head");
+_Static_assert(sizeof(tr_wire_accepted_t) == 32, "ACCEPTED head");
 _Static_assert(sizeof(tr_wire_delta_t) == 16, "DELTA head");
 _Static_assert(sizeof(tr_wire_logprob_t) == 12, "logprob head");
 _Static_assert(sizeof(tr_wire_top_t) == 12, "top head");
-_Static_assert(sizeof(tr_wire_finish_t) == 80, "FINISH is 80 bytes");
+_Static_assert(sizeof(tr_wire_usage_t) == 48, "usage of the KV cache");
+_Static_assert(sizeof(tr_wire_kv_t) == 56, "KV is 56 bytes");
+_Static_assert(sizeof(tr_wire_finish_t) == 104, "FINISH is 104 bytes");
 _Static_assert(sizeof(tr_wire_error_t) == 24, "ERROR head");
 
 static inline tr_status_t
@@ -81,13 +83,14 @@ tr_wire_submit_parse(const void *in, size_t len, tr_wire_submit_t *head,
 
 static inline tr_status_t
 tr_wire_accepted_parse(const void *in, size_t len, tr_wire_accepted_t *head,
-                       tr_wire_bytes_t *model)
+                       tr_wire_bytes_t *model, tr_wire_bytes_t *policy)
 {
     const uint8_t *at = (const uint8_t *) in;
 
     if (tr_wire_take(&at, &len, head, sizeof(*head)) != TR_OK
         || head->choices == 0
         || tr_wire_take_bytes(&at, &len, head->model_len, model) != TR_OK
+        || tr_wire_take_bytes(&at, &len, head->policy_len, policy) != TR_OK
         || len != 0) {
         return TR_ERR_PROTOCOL;
     }
@@ -149,6 +152,16 @@ tr_wire_top_next(tr_wire_bytes_t *left, tr_wire_top_t *head,
     }
     left->data = (const char *) at;
     left->len = (uint32_t) n;
+    return TR_OK;
+}
+
+static inline tr_status_t
+tr_wire_kv_parse(const void *in, size_t len, tr_wire_kv_t *head)
+{
+    if (len != sizeof(*head)) {
+        return TR_ERR_PROTOCOL;
+    }
+    memcpy(head, in, sizeof(*head));
     return TR_OK;
 }
 

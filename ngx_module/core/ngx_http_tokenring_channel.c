@@ -673,7 +673,7 @@ static void
 ngx_http_tokenring_slot_known(ngx_http_tokenring_conn_t *conn, uint32_t n,
     tr_record_t *rec)
 {
-    tr_wire_bytes_t             model;
+    tr_wire_bytes_t             model, policy;
     tr_wire_accepted_t          head;
     ngx_http_tokenring_slot_t  *slot;
 
@@ -681,7 +681,7 @@ ngx_http_tokenring_slot_known(ngx_http_tokenring_conn_t *conn, uint32_t n,
 
     if (slot->known
         || tr_wire_accepted_parse(ngx_http_tokenring_scratch, rec->length,
-                                  &head, &model)
+                                  &head, &model, &policy)
            != TR_OK)
     {
         return;

@@ -22,6 +22,10 @@ static ngx_int_t ngx_http_tokenring_render_choices(
     ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_chunk_open(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t index, uint64_t number);
+static ngx_int_t ngx_http_tokenring_chunk_close(
+    ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index, uint64_t tokens);
+static ngx_int_t ngx_http_tokenring_chunk_usage(
+    ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index, uint64_t tokens);
 static ngx_int_t ngx_http_tokenring_role_chunk(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t index);
 static ngx_int_t ngx_http_tokenring_text_chunk(ngx_http_tokenring_ctx_t *ctx,
@@ -31,6 +35,10 @@ static ngx_int_t ngx_http_tokenring_finish_chunk(
 static ngx_int_t ngx_http_tokenring_id(ngx_http_tokenring_ctx_t *ctx,
     uint64_t number);
 static ngx_int_t ngx_http_tokenring_end(ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_usage_counts(ngx_http_tokenring_text_t *t,
+    uint64_t prompt_tokens, uint64_t completion_tokens);
+static ngx_int_t ngx_http_tokenring_usage_kv(ngx_http_tokenring_text_t *t,
+    ngx_str_t *policy, tr_wire_usage_t *kv);
 static ngx_int_t ngx_http_tokenring_logprobs(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_choice_t *choice);
 
@@ -86,7 +94,10 @@ ngx_http_tokenring_object(ngx_http_tokenring_ctx_t *ctx,
 ngx_int_t
 ngx_http_tokenring_openai_heads(ngx_http_tokenring_ctx_t *ctx)
 {
-    if (ctx->include_usage) {
+    if (ctx->usage_stats) {
+        ngx_str_set(&ctx->tail, ",\"finish_reason\":null}]");
+
+    } else if (ctx->include_usage) {
         ngx_str_set(&ctx->tail,
                     ",\"finish_reason\":null}],\"usage\":null}\n\n");
 
@@ -268,6 +279,48 @@ ngx_http_tokenring_chunk_open(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index,
 }
 
 
+/* the end of a chunk whose choice goes on, with the usage of that choice */
+
+static ngx_int_t
+ngx_http_tokenring_chunk_close(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t tokens)
+{
+    if (ngx_http_tokenring_append(&ctx->out, ctx->tail.data, ctx->tail.len)
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ctx->usage_stats ? ngx_http_tokenring_chunk_usage(ctx, index, tokens)
+                            : NGX_OK;
+}
+
+
+/* "usage" of a chunk: its choice's, which has so many tokens */
+
+static ngx_int_t
+ngx_http_tokenring_chunk_usage(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t tokens)
+{
+    tr_wire_usage_t            *kv;
+    ngx_http_tokenring_text_t  *out;
+
+    out = &ctx->out;
+    kv = ctx->choices[index].kv;
+
+    if (ngx_http_tokenring_put(out, ",") != NGX_OK
+        || ngx_http_tokenring_usage_counts(out, ctx->prompt_tokens, tokens)
+           != NGX_OK
+        || (kv && ngx_http_tokenring_usage_kv(out, &ctx->policy, kv)
+                  != NGX_OK))
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_put(out, "}}\n\n");
+}
+
+
 /* the first chunk of a choice, where the endpoint has one */
 
 static ngx_int_t
@@ -293,7 +346,7 @@ ngx_http_tokenring_role_chunk(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index)
         return NGX_ERROR;
     }
 
-    return ngx_http_tokenring_append(out, ctx->tail.data, ctx->tail.len);
+    return ngx_http_tokenring_chunk_close(ctx, index, 0);
 }
 
 
@@ -343,7 +396,7 @@ ngx_http_tokenring_text_chunk(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index,
 
     ctx->pending -= before - ngx_http_tokenring_text_len(&choice->text);
 
-    return ngx_http_tokenring_append(out, ctx->tail.data, ctx->tail.len);
+    return ngx_http_tokenring_chunk_close(ctx, index, choice->tokens);
 }
 
 
@@ -360,11 +413,20 @@ ngx_http_tokenring_finish_chunk(ngx_http_tokenring_ctx_t *ctx,
         return NGX_ERROR;
     }
 
-    return ngx_http_tokenring_printf(&ctx->out, 128,
-               "%s\"logprobs\":null,\"finish_reason\":\"%s\"}]%s}\n\n",
+    if (ngx_http_tokenring_printf(&ctx->out, 128,
+               "%s\"logprobs\":null,\"finish_reason\":\"%s\"}]%s",
                ngx_http_tokenring_endpoint(ctx->endpoint)->last,
                ngx_http_tokenring_reason(choice->reason),
-               ctx->include_usage ? ",\"usage\":null" : "");
+               ctx->usage_stats ? ""
+               : ctx->include_usage ? ",\"usage\":null}\n\n" : "}\n\n")
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ctx->usage_stats
+           ? ngx_http_tokenring_chunk_usage(ctx, index, choice->tokens)
+           : NGX_OK;
 }
 
 
@@ -406,7 +468,7 @@ ngx_http_tokenring_end(ngx_http_tokenring_ctx_t *ctx)
             || ngx_http_tokenring_put(out, "],") != NGX_OK
             || ngx_http_tokenring_render_usage(out, ctx->prompt_tokens,
                                                ctx->completion_tokens,
-                                               &ctx->totals)
+                                               &ctx->policy, &ctx->totals)
                != NGX_OK
             || ngx_http_tokenring_put(out, "}\n\n") != NGX_OK)
         {
@@ -422,36 +484,67 @@ ngx_http_tokenring_end(ngx_http_tokenring_ctx_t *ctx)
 
 ngx_int_t
 ngx_http_tokenring_render_usage(ngx_http_tokenring_text_t *t,
-    uint64_t prompt_tokens, uint64_t completion_tokens,
+    uint64_t prompt_tokens, uint64_t completion_tokens, ngx_str_t *policy,
     tr_wire_finish_t *totals)
 {
-    if (ngx_http_tokenring_printf(t, 256,
-               "\"usage\":{\"prompt_tokens\":%uL,\"completion_tokens\":%uL,"
-               "\"total_tokens\":%uL,\"prompt_tokens_details\":"
-               "{\"cached_tokens\":%uD}",
-               prompt_tokens, completion_tokens,
-               prompt_tokens + completion_tokens, totals->cached_tokens)
-        != NGX_OK)
-    {
-        return NGX_ERROR;
-    }
-
-    if (totals->kv_full_bytes
-        && ngx_http_tokenring_printf(t, 384,
-               ",\"kv_cache\":{\"bytes\":%uL,\"fp16_bytes\":%uL,"
-               "\"ratio\":%.4f,\"share_high\":%.4f,\"share_low\":%.4f,"
-               "\"share_pruned\":%.4f}",
-               totals->kv_bytes, totals->kv_full_bytes,
-               (double) totals->kv_bytes / (double) totals->kv_full_bytes,
-               ngx_http_tokenring_share(totals->share_high),
-               ngx_http_tokenring_share(totals->share_low),
-               ngx_http_tokenring_share(totals->share_pruned))
-           != NGX_OK)
+    if (ngx_http_tokenring_usage_counts(t, prompt_tokens, completion_tokens)
+        != NGX_OK
+        || ngx_http_tokenring_printf(t, 128,
+               ",\"prompt_tokens_details\":{\"cached_tokens\":%uD}",
+               totals->cached_tokens)
+           != NGX_OK
+        || ngx_http_tokenring_usage_kv(t, policy, &totals->kv) != NGX_OK)
     {
         return NGX_ERROR;
     }
 
     return ngx_http_tokenring_put(t, "}");
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_usage_counts(ngx_http_tokenring_text_t *t,
+    uint64_t prompt_tokens, uint64_t completion_tokens)
+{
+    return ngx_http_tokenring_printf(t, 192,
+               "\"usage\":{\"prompt_tokens\":%uL,\"completion_tokens\":%uL,"
+               "\"total_tokens\":%uL", prompt_tokens, completion_tokens,
+               prompt_tokens + completion_tokens);
+}
+
+
+/* nothing where nothing is known, and no policy where it has no name */
+
+static ngx_int_t
+ngx_http_tokenring_usage_kv(ngx_http_tokenring_text_t *t, ngx_str_t *policy,
+    tr_wire_usage_t *kv)
+{
+    if (kv->full_bytes == 0) {
+        return NGX_OK;
+    }
+
+    if (ngx_http_tokenring_put(t, ",\"kv_cache\":{") != NGX_OK
+        || (policy->len
+            && (ngx_http_tokenring_put(t, "\"policy\":\"") != NGX_OK
+                || ngx_http_tokenring_json(t, policy->data, policy->len)
+                   != NGX_OK
+                || ngx_http_tokenring_put(t, "\",") != NGX_OK)))
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_printf(t, 384,
+               "\"bytes\":%uL,\"fp16_bytes\":%uL,\"ratio\":%.4f,"
+               "\"share_high\":%.4f,\"share_low\":%.4f,"
+               "\"share_pruned\":%.4f,\"tokens\":{\"full\":%uD,\"high\":%uD,"
+               "\"low\":%uD,\"pruned\":%uD}}",
+               kv->bytes, kv->full_bytes,
+               (double) kv->bytes / (double) kv->full_bytes,
+               ngx_http_tokenring_share(kv->share_high),
+               ngx_http_tokenring_share(kv->share_low),
+               ngx_http_tokenring_share(kv->share_pruned),
+               kv->tokens_full, kv->tokens_high, kv->tokens_low,
+               kv->tokens_pruned);
 }
 
 
@@ -515,7 +608,7 @@ ngx_http_tokenring_openai_whole(ngx_http_tokenring_ctx_t *ctx)
     if (ngx_http_tokenring_put(out, "],") != NGX_OK
         || ngx_http_tokenring_render_usage(out, ctx->prompt_tokens,
                                            ctx->completion_tokens,
-                                           &ctx->totals)
+                                           &ctx->policy, &ctx->totals)
            != NGX_OK)
     {
         return NGX_ERROR;

@@ -24,6 +24,8 @@ static ngx_int_t ngx_http_tokenring_started(ngx_http_tokenring_ctx_t *ctx,
     size_t len);
 static ngx_int_t ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
+static ngx_int_t ngx_http_tokenring_kv(ngx_http_tokenring_ctx_t *ctx,
+    u_char *payload, size_t len);
 static ngx_int_t ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
 static ngx_int_t ngx_http_tokenring_error(ngx_http_tokenring_ctx_t *ctx,
@@ -46,6 +48,9 @@ ngx_http_tokenring_record_name(ngx_uint_t type)
 
     case TR_RECORD_DELTA:
         return "DELTA";
+
+    case TR_RECORD_KV:
+        return "KV";
 
     case TR_RECORD_FINISH:
         return "FINISH";
@@ -108,6 +113,10 @@ ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
         rc = ngx_http_tokenring_delta(ctx, payload, rec->length);
         break;
 
+    case TR_RECORD_KV:
+        rc = ngx_http_tokenring_kv(ctx, payload, rec->length);
+        break;
+
     case TR_RECORD_FINISH:
         rc = ngx_http_tokenring_finish(ctx, payload, rec->length);
         break;
@@ -148,13 +157,16 @@ static ngx_int_t
 ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     size_t len)
 {
-    tr_wire_bytes_t     model;
+    ngx_uint_t          i;
+    tr_wire_usage_t    *kv;
+    tr_wire_bytes_t     model, policy;
     tr_wire_accepted_t  head;
 
-    if (tr_wire_accepted_parse(payload, len, &head, &model) != TR_OK
+    if (tr_wire_accepted_parse(payload, len, &head, &model, &policy) != TR_OK
         || head.choices > NGX_HTTP_TOKENRING_CHOICES_MAX
         || head.endpoint != ctx->endpoint
         || head.model_len > TR_NAME_MAX
+        || head.policy_len > TR_NAME_MAX
         || ctx->state != NGX_HTTP_TOKENRING_QUEUED)
     {
         return NGX_DECLINED;
@@ -167,6 +179,7 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     ctx->stream = (head.flags & TR_ACCEPTED_STREAM) ? 1 : 0;
     ctx->include_usage = (head.flags & TR_ACCEPTED_INCLUDE_USAGE) ? 1 : 0;
     ctx->with_logprobs = (head.flags & TR_ACCEPTED_LOGPROBS) ? 1 : 0;
+    ctx->usage_stats = (head.flags & TR_ACCEPTED_USAGE_STATS) ? 1 : 0;
 
     ngx_log_debug5(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
                    "tokenring request: prompt tokens:%uL choices:%uD "
@@ -174,18 +187,32 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
                    head.choices, (u_int) ctx->stream,
                    (u_int) ctx->include_usage, (u_int) ctx->with_logprobs);
 
-    ctx->model.data = ngx_pnalloc(ctx->request->pool, model.len);
+    ctx->model.data = ngx_pnalloc(ctx->request->pool, model.len + policy.len);
     if (ctx->model.data == NULL) {
         return NGX_ERROR;
     }
 
     ctx->model.len = model.len;
-    ngx_memcpy(ctx->model.data, model.data, model.len);
+    ctx->policy.len = policy.len;
+    ctx->policy.data = ngx_cpymem(ctx->model.data, model.data, model.len);
+    ngx_memcpy(ctx->policy.data, policy.data, policy.len);
 
     ctx->choices = ngx_pcalloc(ctx->request->pool,
                         head.choices * sizeof(ngx_http_tokenring_choice_t));
     if (ctx->choices == NULL) {
         return NGX_ERROR;
+    }
+
+    if (head.flags & TR_ACCEPTED_KV) {
+        kv = ngx_pcalloc(ctx->request->pool,
+                         head.choices * sizeof(tr_wire_usage_t));
+        if (kv == NULL) {
+            return NGX_ERROR;
+        }
+
+        for (i = 0; i < head.choices; i++) {
+            ctx->choices[i].kv = &kv[i];
+        }
     }
 
     ctx->nchoices = head.choices;
@@ -290,7 +317,7 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     }
 
     if (ctx->resumable && ctx->stream) {
-        if (ngx_http_tokenring_queue_delta(ctx, head.choice, &text, &logprobs)
+        if (ngx_http_tokenring_queue_delta(ctx, &head, &text, &logprobs)
             != NGX_OK)
         {
             return NGX_ERROR;
@@ -300,6 +327,7 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     }
 
     choice = &ctx->choices[head.choice];
+    choice->tokens += head.tokens;
 
     if (ngx_http_tokenring_append(&choice->text, text.data, text.len) != NGX_OK
         || (logprobs.len
@@ -330,6 +358,42 @@ queued:
 }
 
 
+/* what a choice holds of the KV cache: for the usage of its next chunk */
+
+static ngx_int_t
+ngx_http_tokenring_kv(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
+    size_t len)
+{
+    tr_wire_kv_t                  head;
+    ngx_http_tokenring_choice_t  *choice;
+
+    if (tr_wire_kv_parse(payload, len, &head) != TR_OK
+        || ctx->state < NGX_HTTP_TOKENRING_ACCEPTED
+        || head.choice >= ctx->nchoices)
+    {
+        return NGX_DECLINED;
+    }
+
+    choice = &ctx->choices[head.choice];
+
+    if (choice->reason || choice->kv == NULL) {
+        return NGX_DECLINED;
+    }
+
+    if (ctx->gone || ctx->error) {
+        return NGX_OK;
+    }
+
+    if (ctx->resumable && ctx->stream) {
+        return ngx_http_tokenring_queue_kv(ctx, &head);
+    }
+
+    *choice->kv = head.usage;
+
+    return NGX_OK;
+}
+
+
 static ngx_int_t
 ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     size_t len)
@@ -355,9 +419,12 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         ctx->choices[head.choice].reason = head.reason;
         ctx->left--;
 
-        if (ctx->resumable && ctx->stream && !ctx->gone && !ctx->error
-            && head.reason != TR_FINISH_ABORTED
-            && ngx_http_tokenring_queue_finish(ctx, head.choice) != NGX_OK)
+        if (!ctx->resumable || !ctx->stream) {
+            ctx->choices[head.choice].tokens = head.choice_tokens;
+
+        } else if (!ctx->gone && !ctx->error
+                   && head.reason != TR_FINISH_ABORTED
+                   && ngx_http_tokenring_queue_finish(ctx, &head) != NGX_OK)
         {
             return NGX_ERROR;
         }

@@ -35,9 +35,9 @@ ngx_int_t ngx_http_tokenring_render_whole(ngx_http_tokenring_ctx_t *ctx);
 /* finish_reason: a literal, "" for none */
 const char *ngx_http_tokenring_reason(ngx_uint_t reason);
 
-/* "usage":{...} */
+/* "usage":{...} of a request, with the name of its KV policy */
 ngx_int_t ngx_http_tokenring_render_usage(ngx_http_tokenring_text_t *t,
-    uint64_t prompt_tokens, uint64_t completion_tokens,
+    uint64_t prompt_tokens, uint64_t completion_tokens, ngx_str_t *policy,
     tr_wire_finish_t *totals);
 
 /* the events of one record of a resumable stream; number: its SSE id */
@@ -67,9 +67,11 @@ ngx_int_t ngx_http_tokenring_logprobs_completion(
 
 /* a record of a resumable stream, copied into ctx->queue */
 ngx_int_t ngx_http_tokenring_queue_delta(ngx_http_tokenring_ctx_t *ctx,
-    uint32_t index, tr_wire_bytes_t *text, tr_wire_bytes_t *logprobs);
+    tr_wire_delta_t *delta, tr_wire_bytes_t *text, tr_wire_bytes_t *logprobs);
+ngx_int_t ngx_http_tokenring_queue_kv(ngx_http_tokenring_ctx_t *ctx,
+    tr_wire_kv_t *kv);
 ngx_int_t ngx_http_tokenring_queue_finish(ngx_http_tokenring_ctx_t *ctx,
-    uint32_t index);
+    tr_wire_finish_t *finish);
 
 /* the queue into ctx->out.  NGX_OK: all of it, NGX_AGAIN: enough for once */
 ngx_int_t ngx_http_tokenring_render_records(ngx_http_tokenring_ctx_t *ctx);

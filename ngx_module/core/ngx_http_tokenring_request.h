@@ -32,6 +32,8 @@ typedef struct {
     ngx_http_tokenring_text_t       text;
     ngx_http_tokenring_text_t       logprobs;
     uint64_t                        offset;  /* characters shown so far */
+    uint64_t                        tokens;  /* generated so far */
+    tr_wire_usage_t                *kv;      /* held now; NULL: not told */
     unsigned                        reason:8;
     unsigned                        begun:1;
     unsigned                        ended:1;
@@ -163,6 +165,7 @@ struct ngx_http_tokenring_ctx_s {
     unsigned                        stream:1;
     unsigned                        include_usage:1;
     unsigned                        with_logprobs:1;
+    unsigned                        usage_stats:1;  /* in each chunk */
 
     /* the client and its socket, which change in any state */
     unsigned                        gone:1;      /* it left before the end */
@@ -227,6 +230,7 @@ struct ngx_http_tokenring_ctx_s {
 
     /* from ACCEPTED */
     ngx_str_t                       model;
+    ngx_str_t                       policy;  /* of the KV cache */
     int64_t                         created;
     ngx_uint_t                      left;    /* choices not finished */
 

@@ -21,20 +21,34 @@
 #include <ngx_sha1.h>
 
 
-static ngx_int_t ngx_http_tokenring_queue_push(ngx_http_tokenring_ctx_t *ctx,
-    uint32_t index, uint32_t finish, tr_wire_bytes_t *text,
-    tr_wire_bytes_t *logprobs);
-static ngx_int_t ngx_http_tokenring_render_record(
-    ngx_http_tokenring_ctx_t *ctx);
+typedef enum {
+    NGX_HTTP_TOKENRING_QUEUED_DELTA = 0,
+    NGX_HTTP_TOKENRING_QUEUED_KV,
+    NGX_HTTP_TOKENRING_QUEUED_FINISH
+} ngx_http_tokenring_queued_e;
 
+
+/* what is to be rendered of a record, followed by its text (that of a KV is a
+ * tr_wire_usage_t) and logprobs; tokens: of a DELTA more, of a FINISH in all */
 
 typedef struct {
     uint64_t    number;
+    uint32_t    kind;
     uint32_t    index;
+    uint32_t    tokens;
     uint32_t    text_len;
     uint32_t    logprobs_len;
-    uint32_t    finish;
+    uint32_t    reserved;
 } ngx_http_tokenring_queued_t;
+
+
+static ngx_int_t ngx_http_tokenring_queue_push(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_queued_t *head, const void *text, const void *logprobs);
+static ngx_int_t ngx_http_tokenring_render_record(
+    ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_render_queued(
+    ngx_http_tokenring_ctx_t *ctx, ngx_http_tokenring_queued_t *head,
+    u_char *p);
 
 
 /* the value of a header of the request, or NULL */
@@ -162,58 +176,87 @@ ngx_http_tokenring_owner(ngx_str_t *id, ngx_str_t *key, u_char *owner)
 /* new text (and logprobs) of a choice; if empty, it makes no event */
 
 ngx_int_t
-ngx_http_tokenring_queue_delta(ngx_http_tokenring_ctx_t *ctx, uint32_t index,
-    tr_wire_bytes_t *text, tr_wire_bytes_t *logprobs)
+ngx_http_tokenring_queue_delta(ngx_http_tokenring_ctx_t *ctx,
+    tr_wire_delta_t *delta, tr_wire_bytes_t *text, tr_wire_bytes_t *logprobs)
 {
-    if (text->len == 0 && logprobs->len == 0) {
-        return NGX_OK;
+    ngx_http_tokenring_queued_t  head;
+
+    ngx_memzero(&head, sizeof(ngx_http_tokenring_queued_t));
+
+    head.kind = NGX_HTTP_TOKENRING_QUEUED_DELTA;
+    head.index = delta->choice;
+    head.tokens = delta->tokens;
+    head.text_len = text->len;
+    head.logprobs_len = logprobs->len;
+
+    if (text->len || logprobs->len) {
+        ctx->spoken = 1;
     }
 
-    return ngx_http_tokenring_queue_push(ctx, index, 0, text, logprobs);
+    return ngx_http_tokenring_queue_push(ctx, &head, text->data,
+                                         logprobs->data);
+}
+
+
+/* makes no event */
+
+ngx_int_t
+ngx_http_tokenring_queue_kv(ngx_http_tokenring_ctx_t *ctx, tr_wire_kv_t *kv)
+{
+    ngx_http_tokenring_queued_t  head;
+
+    ngx_memzero(&head, sizeof(ngx_http_tokenring_queued_t));
+
+    head.kind = NGX_HTTP_TOKENRING_QUEUED_KV;
+    head.index = kv->choice;
+    head.text_len = sizeof(tr_wire_usage_t);
+
+    return ngx_http_tokenring_queue_push(ctx, &head, &kv->usage, "");
 }
 
 
 ngx_int_t
-ngx_http_tokenring_queue_finish(ngx_http_tokenring_ctx_t *ctx, uint32_t index)
+ngx_http_tokenring_queue_finish(ngx_http_tokenring_ctx_t *ctx,
+    tr_wire_finish_t *finish)
 {
-    tr_wire_bytes_t  none;
+    ngx_http_tokenring_queued_t  head;
 
-    none.data = "";
-    none.len = 0;
+    ngx_memzero(&head, sizeof(ngx_http_tokenring_queued_t));
 
-    return ngx_http_tokenring_queue_push(ctx, index, 1, &none, &none);
+    head.kind = NGX_HTTP_TOKENRING_QUEUED_FINISH;
+    head.index = finish->choice;
+    head.tokens = finish->choice_tokens;
+
+    ctx->spoken = 1;
+
+    return ngx_http_tokenring_queue_push(ctx, &head, "", "");
 }
 
 
 static ngx_int_t
-ngx_http_tokenring_queue_push(ngx_http_tokenring_ctx_t *ctx, uint32_t index,
-    uint32_t finish, tr_wire_bytes_t *text, tr_wire_bytes_t *logprobs)
+ngx_http_tokenring_queue_push(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_queued_t *head, const void *text, const void *logprobs)
 {
-    size_t                       len;
-    ngx_http_tokenring_text_t   *queue;
-    ngx_http_tokenring_queued_t  head;
+    size_t                      len;
+    ngx_http_tokenring_text_t  *queue;
 
     queue = &ctx->queue;
 
-    head.number = ctx->number;
-    head.index = index;
-    head.text_len = text->len;
-    head.logprobs_len = logprobs->len;
-    head.finish = finish;
+    head->number = ctx->number;
 
-    len = sizeof(ngx_http_tokenring_queued_t) + text->len + logprobs->len;
+    len = sizeof(ngx_http_tokenring_queued_t) + head->text_len
+          + head->logprobs_len;
 
     if (ngx_http_tokenring_reserve(queue, len) != NGX_OK) {
         return NGX_ERROR;
     }
 
-    queue->last = ngx_cpymem(queue->last, &head,
+    queue->last = ngx_cpymem(queue->last, head,
                              sizeof(ngx_http_tokenring_queued_t));
-    queue->last = ngx_cpymem(queue->last, text->data, text->len);
-    queue->last = ngx_cpymem(queue->last, logprobs->data, logprobs->len);
+    queue->last = ngx_cpymem(queue->last, text, head->text_len);
+    queue->last = ngx_cpymem(queue->last, logprobs, head->logprobs_len);
 
     ctx->pending += len;
-    ctx->spoken = 1;
 
     return NGX_OK;
 }
@@ -250,7 +293,6 @@ ngx_http_tokenring_render_record(ngx_http_tokenring_ctx_t *ctx)
     u_char                       *p;
     ngx_int_t                     rc;
     ngx_http_tokenring_queued_t   head;
-    ngx_http_tokenring_choice_t  *choice;
 
     ngx_memcpy(&head, ctx->queue.pos, sizeof(ngx_http_tokenring_queued_t));
 
@@ -260,23 +302,8 @@ ngx_http_tokenring_render_record(ngx_http_tokenring_ctx_t *ctx)
     ctx->pending -= sizeof(ngx_http_tokenring_queued_t);
 
     before = ngx_http_tokenring_text_len(&ctx->out);
-    choice = &ctx->choices[head.index];
 
-    if (head.finish) {
-        rc = ngx_http_tokenring_render_finish(ctx, head.index, head.number);
-
-    } else if (ngx_http_tokenring_append(&choice->text, p, head.text_len)
-               != NGX_OK
-               || ngx_http_tokenring_append(&choice->logprobs,
-                                            p + head.text_len,
-                                            head.logprobs_len)
-                  != NGX_OK)
-    {
-        return NGX_ERROR;
-
-    } else {
-        rc = ngx_http_tokenring_render_delta(ctx, head.index, head.number);
-    }
+    rc = ngx_http_tokenring_render_queued(ctx, &head, p);
 
     if (head.number <= ctx->after) {
         /* the client has it */
@@ -284,4 +311,46 @@ ngx_http_tokenring_render_record(ngx_http_tokenring_ctx_t *ctx)
     }
 
     return rc;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_render_queued(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_queued_t *head, u_char *p)
+{
+    ngx_http_tokenring_choice_t  *choice;
+
+    choice = &ctx->choices[head->index];
+
+    switch (head->kind) {
+
+    case NGX_HTTP_TOKENRING_QUEUED_KV:
+        ngx_memcpy(choice->kv, p, sizeof(tr_wire_usage_t));
+        ctx->pending -= head->text_len;
+        return NGX_OK;
+
+    case NGX_HTTP_TOKENRING_QUEUED_FINISH:
+        choice->tokens = head->tokens;
+        return ngx_http_tokenring_render_finish(ctx, head->index,
+                                                head->number);
+
+    default: /* NGX_HTTP_TOKENRING_QUEUED_DELTA */
+        break;
+    }
+
+    choice->tokens += head->tokens;
+
+    if (head->text_len == 0 && head->logprobs_len == 0) {
+        return NGX_OK;
+    }
+
+    if (ngx_http_tokenring_append(&choice->text, p, head->text_len) != NGX_OK
+        || ngx_http_tokenring_append(&choice->logprobs, p + head->text_len,
+                                     head->logprobs_len)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_render_delta(ctx, head->index, head->number);
 }

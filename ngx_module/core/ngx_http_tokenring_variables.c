@@ -16,7 +16,7 @@ static u_char *ngx_http_tokenring_figure(u_char *p,
     ngx_http_tokenring_ctx_t *ctx, uintptr_t data);
 static void ngx_http_tokenring_variable_set(ngx_http_variable_value_t *v,
     u_char *start, u_char *last);
-static u_char *ngx_http_tokenring_kv(u_char *p, tr_wire_finish_t *totals,
+static u_char *ngx_http_tokenring_kv(u_char *p, tr_wire_usage_t *kv,
     uintptr_t data);
 static u_char *ngx_http_tokenring_seconds(u_char *p, uint64_t us);
 
@@ -240,8 +240,8 @@ ngx_http_tokenring_figure(u_char *p, ngx_http_tokenring_ctx_t *ctx,
         return final ? ngx_sprintf(p, "%uD", ctx->totals.preemptions) : p;
 
     default:
-        return (final && ctx->totals.kv_full_bytes)
-               ? ngx_http_tokenring_kv(p, &ctx->totals, data)
+        return (final && ctx->totals.kv.full_bytes)
+               ? ngx_http_tokenring_kv(p, &ctx->totals.kv, data)
                : p;
     }
 }
@@ -266,32 +266,32 @@ ngx_http_tokenring_variable_set(ngx_http_variable_value_t *v, u_char *start,
 /* what a request used of the KV cache */
 
 static u_char *
-ngx_http_tokenring_kv(u_char *p, tr_wire_finish_t *totals, uintptr_t data)
+ngx_http_tokenring_kv(u_char *p, tr_wire_usage_t *kv, uintptr_t data)
 {
     double  value;
 
     switch (data) {
 
     case NGX_HTTP_TOKENRING_VAR_KV_BYTES:
-        return ngx_sprintf(p, "%uL", totals->kv_bytes);
+        return ngx_sprintf(p, "%uL", kv->bytes);
 
     case NGX_HTTP_TOKENRING_VAR_KV_FP16_BYTES:
-        return ngx_sprintf(p, "%uL", totals->kv_full_bytes);
+        return ngx_sprintf(p, "%uL", kv->full_bytes);
 
     case NGX_HTTP_TOKENRING_VAR_KV_HIGH:
-        value = ngx_http_tokenring_share(totals->share_high);
+        value = ngx_http_tokenring_share(kv->share_high);
         break;
 
     case NGX_HTTP_TOKENRING_VAR_KV_LOW:
-        value = ngx_http_tokenring_share(totals->share_low);
+        value = ngx_http_tokenring_share(kv->share_low);
         break;
 
     case NGX_HTTP_TOKENRING_VAR_KV_PRUNED:
-        value = ngx_http_tokenring_share(totals->share_pruned);
+        value = ngx_http_tokenring_share(kv->share_pruned);
         break;
 
     default: /* NGX_HTTP_TOKENRING_VAR_KV_RATIO */
-        value = (double) totals->kv_bytes / (double) totals->kv_full_bytes;
+        value = (double) kv->bytes / (double) kv->full_bytes;
         break;
     }
 

@@ -29,6 +29,9 @@ static ngx_str_t  ngx_http_tokenring_request_fields[] = {
     ngx_string("finish_reason"), ngx_string("kv_bytes"),
     ngx_string("kv_full_bytes"), ngx_string("share_high"),
     ngx_string("share_low"), ngx_string("share_pruned"),
+    ngx_string("kv_policy"), ngx_string("kv_tokens_full"),
+    ngx_string("kv_tokens_high"), ngx_string("kv_tokens_low"),
+    ngx_string("kv_tokens_pruned"),
     ngx_string("error_status"), ngx_string("error"), ngx_string("gap")
 };
 

@@ -65,6 +65,11 @@ enum {
     NGX_HTTP_TOKENRING_SHARE_HIGH,
     NGX_HTTP_TOKENRING_SHARE_LOW,
     NGX_HTTP_TOKENRING_SHARE_PRUNED,
+    NGX_HTTP_TOKENRING_KV_POLICY,
+    NGX_HTTP_TOKENRING_KV_TOKENS_FULL,
+    NGX_HTTP_TOKENRING_KV_TOKENS_HIGH,
+    NGX_HTTP_TOKENRING_KV_TOKENS_LOW,
+    NGX_HTTP_TOKENRING_KV_TOKENS_PRUNED,
     NGX_HTTP_TOKENRING_ERROR_STATUS,
     NGX_HTTP_TOKENRING_ERROR,
     NGX_HTTP_TOKENRING_GAP,
@@ -83,8 +88,10 @@ static ngx_str_t  ngx_http_tokenring_fields[NGX_HTTP_TOKENRING_FIELDS] = {
     ngx_string("preemptions"), ngx_string("finish_reason"),
     ngx_string("kv_bytes"), ngx_string("kv_full_bytes"),
     ngx_string("share_high"), ngx_string("share_low"),
-    ngx_string("share_pruned"), ngx_string("error_status"),
-    ngx_string("error"), ngx_string("gap")
+    ngx_string("share_pruned"), ngx_string("kv_policy"),
+    ngx_string("kv_tokens_full"), ngx_string("kv_tokens_high"),
+    ngx_string("kv_tokens_low"), ngx_string("kv_tokens_pruned"),
+    ngx_string("error_status"), ngx_string("error"), ngx_string("gap")
 };
 
 
@@ -130,7 +137,10 @@ ngx_http_tokenring_stored_ask(ngx_http_tokenring_redis_t *redis,
     ngx_pool_t *pool, ngx_str_t *id, ngx_http_tokenring_reply_pt handler,
     void *data)
 {
-    ngx_str_t  argv[2 + NGX_HTTP_TOKENRING_FIELDS];
+    ngx_str_t  argv[NGX_HTTP_TOKENRING_REDIS_ARGS];
+
+    _Static_assert(2 + NGX_HTTP_TOKENRING_FIELDS
+                   <= NGX_HTTP_TOKENRING_REDIS_ARGS, "all in one HMGET");
 
     ngx_str_set(&argv[0], "HMGET");
 
@@ -217,6 +227,10 @@ ngx_http_tokenring_stored_strings(redisReply **field, ngx_pool_t *pool,
                                      TR_NAME_MAX, pool, &rec->model)
            == NULL
         || ngx_http_tokenring_stored_text(
+                                     field[NGX_HTTP_TOKENRING_KV_POLICY],
+                                     TR_NAME_MAX, pool, &rec->policy)
+           == NULL
+        || ngx_http_tokenring_stored_text(
                                      field[NGX_HTTP_TOKENRING_REQUEST_ID],
                                      TR_REQUEST_ID_MAX, pool,
                                      &rec->request_id)
@@ -281,16 +295,23 @@ ngx_http_tokenring_stored_numbers(redisReply **field,
 
     totals->cached_tokens = (uint32_t) ngx_http_tokenring_field(CACHED_TOKENS);
     totals->preemptions = (uint32_t) ngx_http_tokenring_field(PREEMPTIONS);
-    totals->kv_bytes = ngx_http_tokenring_field(KV_BYTES);
-    totals->kv_full_bytes = ngx_http_tokenring_field(KV_FULL_BYTES);
+    totals->kv.bytes = ngx_http_tokenring_field(KV_BYTES);
+    totals->kv.full_bytes = ngx_http_tokenring_field(KV_FULL_BYTES);
+    totals->kv.tokens_full =
+        (uint32_t) ngx_http_tokenring_field(KV_TOKENS_FULL);
+    totals->kv.tokens_high =
+        (uint32_t) ngx_http_tokenring_field(KV_TOKENS_HIGH);
+    totals->kv.tokens_low = (uint32_t) ngx_http_tokenring_field(KV_TOKENS_LOW);
+    totals->kv.tokens_pruned =
+        (uint32_t) ngx_http_tokenring_field(KV_TOKENS_PRUNED);
 
 #undef ngx_http_tokenring_field
 
-    totals->share_high = ngx_http_tokenring_stored_share(
+    totals->kv.share_high = ngx_http_tokenring_stored_share(
                              field[NGX_HTTP_TOKENRING_SHARE_HIGH]);
-    totals->share_low = ngx_http_tokenring_stored_share(
+    totals->kv.share_low = ngx_http_tokenring_stored_share(
                             field[NGX_HTTP_TOKENRING_SHARE_LOW]);
-    totals->share_pruned = ngx_http_tokenring_stored_share(
+    totals->kv.share_pruned = ngx_http_tokenring_stored_share(
                                field[NGX_HTTP_TOKENRING_SHARE_PRUNED]);
 }
 
@@ -531,7 +552,7 @@ ngx_http_tokenring_stored_json(ngx_http_tokenring_text_t *t, ngx_str_t *id,
            != NGX_OK
         || ngx_http_tokenring_render_usage(t, rec->prompt_tokens,
                                            rec->completion_tokens,
-                                           &rec->totals)
+                                           &rec->policy, &rec->totals)
            != NGX_OK)
     {
         return NGX_ERROR;

@@ -21,6 +21,7 @@ typedef struct {
     ngx_str_t                     engine;
     ngx_str_t                     run;
     ngx_str_t                     model;
+    ngx_str_t                     policy;        /* of the KV cache */
     ngx_str_t                     request_id;
     ngx_str_t                     owner;
     ngx_str_t                     finish_reason;

@@ -162,7 +162,7 @@ put(fake_channel_t *c, uint16_t type, uint64_t id, const void *a, size_t a_len,
 static bool
 put_accepted(fake_channel_t *c, fake_request_t *r)
 {
-    static const char model[] = "fake \"model\"";
+    static const char model[] = "fake \"model\"", policy[] = "fake\"policy";
     tr_wire_accepted_t head;
 
     memset(&head, 0, sizeof(head));
@@ -172,13 +172,19 @@ put_accepted(fake_channel_t *c, fake_request_t *r)
                                     ? TR_ACCEPTED_INCLUDE_USAGE
                                     : 0)
                              | (body_true(r, "logprobs") ? TR_ACCEPTED_LOGPROBS
-                                                         : 0));
+                                                         : 0)
+                             | (body_true(r, "continuous_usage_stats")
+                                    ? TR_ACCEPTED_USAGE_STATS
+                                    : 0)
+                             | (body_true(r, "include_kv") ? TR_ACCEPTED_KV
+                                                           : 0));
     head.choices = body_number(r, "choices", 1);
     head.prompt_tokens = 7;
     head.model_len = sizeof(model) - 1;
     head.created = 1700000000;
+    head.policy_len = sizeof(policy) - 1;
     return put(c, TR_RECORD_ACCEPTED, r->id, &head, sizeof(head), model,
-               sizeof(model) - 1, NULL, 0);
+               sizeof(model) - 1, policy, sizeof(policy) - 1);
 }
 
 /* One token's entry with two alternatives; the second is no UTF-8. */
@@ -221,6 +227,23 @@ put_text(fake_channel_t *c, fake_request_t *r, uint32_t choice,
                logprobs, head.logprobs_len);
 }
 
+/* What r holds of the KV cache, which grows. */
+static bool
+put_kv(fake_channel_t *c, fake_request_t *r, uint32_t choice)
+{
+    tr_wire_kv_t kv;
+
+    memset(&kv, 0, sizeof(kv));
+    kv.choice = choice;
+    kv.usage.bytes = 300 + r->sent;
+    kv.usage.full_bytes = 1000;
+    kv.usage.tokens_full = 1;
+    kv.usage.tokens_high = 2;
+    kv.usage.tokens_low = 3;
+    kv.usage.tokens_pruned = 4 + r->sent;
+    return put(c, TR_RECORD_KV, r->id, &kv, sizeof(kv), NULL, 0, NULL, 0);
+}
+
 static bool
 put_finish(fake_channel_t *c, fake_request_t *r, uint32_t choice,
            uint16_t reason, bool last)
@@ -233,9 +256,10 @@ put_finish(fake_channel_t *c, fake_request_t *r, uint32_t choice,
     f.flags = last ? TR_FINISH_LAST : 0;
     f.prompt_tokens = 7;
     f.completion_tokens = r->sent;
+    f.choice_tokens = r->sent / body_number(r, "choices", 1);
     f.cached_tokens = 3;
-    f.kv_bytes = 250;
-    f.kv_full_bytes = 1000;
+    f.kv.bytes = 250;
+    f.kv.full_bytes = 1000;
     return put(c, TR_RECORD_FINISH, r->id, &f, sizeof(f), NULL, 0, NULL, 0);
 }
 
@@ -460,6 +484,9 @@ step(fake_channel_t *c, fake_request_t *r)
     if (r->sent < body_number(r, "count", 1) * n) {
         for (i = 0; i < n; i++) {
             len = snprintf(text, sizeof(text), "t%u ", r->sent / n);
+            if (body_true(r, "include_kv")) {
+                put_kv(c, r, i);
+            }
             put_text(c, r, i, text, (size_t) len);
         }
         r->sent += n;

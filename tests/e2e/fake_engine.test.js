@@ -512,7 +512,7 @@ for (const [mode, status, code, reason] of [
     }
     if (mode === '--refuse') {
       await until(() =>
-        /speaks versions 10 to 10 of the channel, this module 3 to 3/
+        /speaks versions 11 to 11 of the channel, this module 4 to 4/
           .test(stack.errorLog()), 'a line that names both versions');
     }
     await restartEngine();

@@ -162,6 +162,44 @@ test('the log says what a token of a head takes at each level', () => {
   }
 });
 
+test('include_kv: what a request holds, while it runs', async () => {
+  for (const kv_policy of ['full', 'diffkv', 'uniform']) {
+    const s = await stream(url, ask({ stream: true, kv_policy, n: 2,
+      max_tokens: 200, stream_options: { include_usage: true,
+        continuous_usage_stats: true, include_kv: true } })).finished;
+    assert.equal(s.status, 200, s.raw);
+    const last = s.events.pop().usage;
+    assert.equal(last.kv_cache.policy, kv_policy);
+    const ends = [];
+    for (const { choices: [choice], usage } of s.events) {
+      const kv = usage.kv_cache;
+      const { full, high, low, pruned } = kv.tokens;
+      const all = full + high + low + pruned;
+      assert.equal(kv.policy, kv_policy);
+      assert.equal(kv.fp16_bytes, 4096 * all);
+      assert.ok(all >= usage.prompt_tokens && all <= usage.total_tokens,
+        JSON.stringify(usage));
+      assert.ok(Math.abs((full + high) / all - kv.share_high) < 2e-3);
+      assert.ok(Math.abs(pruned / all - kv.share_pruned) < 2e-3);
+      if (choice.finish_reason) {
+        assert.equal(all, usage.total_tokens - 1);
+        ends.push(kv);
+      }
+    }
+    // the request's is the sum of its choices'
+    assert.equal(ends.length, 2);
+    for (const key of ['bytes', 'fp16_bytes']) {
+      assert.equal(ends[0][key] + ends[1][key], last.kv_cache[key]);
+    }
+    for (const tier of ['full', 'high', 'low', 'pruned']) {
+      assert.equal(ends[0].tokens[tier] + ends[1].tokens[tier],
+        last.kv_cache.tokens[tier]);
+    }
+    assert.equal(last.kv_cache.tokens.full === last.kv_cache.fp16_bytes / 4096,
+      kv_policy === 'full', JSON.stringify(last));
+  }
+});
+
 test('usage.kv_cache: at the end of a stream, too', async () => {
   const s = await stream(url, ask({
     stream: true, stream_options: { include_usage: true },

@@ -92,6 +92,33 @@ test('chat: usage at the end of a stream', async () => {
   assert.ok(chunks.slice(0, -1).every((c) => c.usage == null));
 });
 
+for (const kind of ['chat', 'completions']) {
+  test(`${kind}: usage in every chunk`, async () => {
+    const make = (more) => (kind === 'chat'
+      ? client.chat.completions.create(ask(more))
+      : client.completions.create({ model: 'pocket', prompt: story(3),
+        temperature: 0, max_tokens: 12, ...more }));
+    const options = { continuous_usage_stats: true };
+    const chunks = await collect(await make({ stream: true,
+      stream_options: { include_usage: true, ...options } }));
+    const last = chunks.pop().usage;
+    let before = kind === 'chat' ? 0 : 1;
+    for (const { usage } of chunks) {
+      assert.equal(usage.prompt_tokens, last.prompt_tokens);
+      assert.ok(usage.completion_tokens >= before, JSON.stringify(usage));
+      before = usage.completion_tokens;
+      assert.equal(usage.total_tokens, last.prompt_tokens + before);
+      assert.equal(usage.kv_cache, undefined);
+    }
+    assert.equal(before, last.completion_tokens);
+    // without include_usage the chunk that has nothing else stays away
+    const bare = await collect(await make({ stream: true,
+      stream_options: options }));
+    assert.equal(bare.at(-1).choices.length, 1);
+    assert.equal(bare.at(-1).usage.completion_tokens, before);
+  });
+}
+
 test('chat: the streaming helper gathers the final message', async () => {
   const runner = client.chat.completions.stream(ask());
   assert.equal(await runner.finalContent(), goldens[0].continuation);

@@ -23,6 +23,30 @@ before(async () => {
 
 after(stop);
 
+// The usage of each chunk is its choice's, as far as it is.
+function checkChunkUsage(events, { choices, stats, kv }) {
+  const said = Array(choices).fill(0);
+  for (const e of events.filter((x) => x.choices.length)) {
+    if (!stats) {
+      assert.ok(e.usage == null);
+      continue;
+    }
+    const [choice] = e.choices;
+    const n = choice.delta && choice.delta.role ? 0 : choice.finish_reason
+      ? said[choice.index] : ++said[choice.index];
+    assert.equal(e.usage.completion_tokens, n);
+    assert.equal(e.usage.total_tokens, 7 + n);
+    const i = Math.max(n - 1, 0) * choices;
+    assert.deepEqual(e.usage.kv_cache, kv ? {
+      policy: 'fake"policy', bytes: 300 + i, fp16_bytes: 1000,
+      ratio: Number(((300 + i) / 1000).toFixed(4)), share_high: 0,
+      share_low: 0, share_pruned: 0,
+      tokens: { full: 1, high: 2, low: 3, pruned: 4 + i },
+    } : undefined);
+  }
+  assert.deepEqual(said, Array(choices).fill(9 * Number(stats)));
+}
+
 // ---- a live stream and what is read again ------------------------------------
 
 for (const shape of [
@@ -30,24 +54,35 @@ for (const shape of [
   { name: 'chat with usage', path: 'chat/completions', usage: true },
   { name: 'three choices', path: 'chat/completions', choices: 3 },
   { name: 'completions', path: 'completions', chat: false, choices: 2 },
+  { name: 'usage in every chunk', path: 'completions', chat: false, choices: 2,
+    usage: true, stats: true },
+  { name: 'the KV cache live', path: 'chat/completions', choices: 2,
+    stats: true, kv: true },
 ]) {
   test(`${shape.name}: the same bytes live, again, and after any event`,
     async () => {
-      const { choices = 1, chat = true, usage = false } = shape;
+      const { choices = 1, chat = true, usage = false, stats = false,
+        kv = false } = shape;
       const live = await stream(`${stack.url}/v1/${shape.path}`, {
         fake: 'tokens', count: 9, choices, stream: true, include_usage: usage,
+        continuous_usage_stats: stats, include_kv: kv,
       }).finished;
       assert.equal(live.status, 200, live.raw);
       assert.equal(live.done, true);
       const id = live.headers['x-tokenring-id'];
       assert.match(id, /^[0-9a-f]{32}$/);
-      // 1 is ACCEPTED, which makes no event
-      assert.deepEqual(live.ids,
-        Array.from({ length: 10 * choices }, (_, i) => i + 2));
+      // 1 is ACCEPTED, which makes no event; neither does KV
+      const numbers = kv
+        ? [...Array.from({ length: 9 * choices }, (_, i) => 3 + 2 * i),
+          ...Array.from({ length: choices }, (_, i) => 2 + 18 * choices + i)]
+        : Array.from({ length: 10 * choices }, (_, i) => i + 2);
+      assert.deepEqual(live.ids, numbers);
+      checkChunkUsage(live.events, { choices, stats, kv });
 
       const w = await written({ id }).state('done',
         { endpoint: chat ? 'chat' : 'completions' });
-      await spread(w, tokens({ count: 9, choices, chat, usage }), 4);
+      await spread(w, tokens({ count: 9, choices, chat, usage, stats, kv }),
+        4);
       for (const s of [stack, other]) {
         const again = await follow(id, { s }).finished;
         assert.equal(again.status, 200);
@@ -355,6 +390,8 @@ test('the state as JSON', async () => {
     prompt_tokens: 7, completion_tokens: 40, cached_tokens: 3, preemptions: 1,
     finish_reason: 'length', kv_bytes: 250, kv_full_bytes: 1000,
     share_high: '0.5', share_low: '0.25', share_pruned: '0.25', detach: 1,
+    kv_policy: 'diffkv', kv_tokens_full: 3, kv_tokens_high: 20,
+    kv_tokens_low: 12, kv_tokens_pruned: 11,
   });
   const r = await request(url(w.id));
   assert.equal(r.status, 200);
@@ -370,8 +407,9 @@ test('the state as JSON', async () => {
     usage: {
       prompt_tokens: 7, completion_tokens: 40, total_tokens: 47,
       prompt_tokens_details: { cached_tokens: 3 },
-      kv_cache: { bytes: 250, fp16_bytes: 1000, ratio: 0.25, share_high: 0.5,
-        share_low: 0.25, share_pruned: 0.25 },
+      kv_cache: { policy: 'diffkv', bytes: 250, fp16_bytes: 1000, ratio: 0.25,
+        share_high: 0.5, share_low: 0.25, share_pruned: 0.25,
+        tokens: { full: 3, high: 20, low: 12, pruned: 11 } },
     },
   });
   for (const state of ['queued', 'prefill', 'decode', 'detached']) {

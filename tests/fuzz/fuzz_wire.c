@@ -48,6 +48,7 @@ parse(unsigned which, const uint8_t *payload, size_t size)
         tr_wire_accepted_t accepted;
         tr_wire_delta_t delta;
         tr_wire_finish_t finish;
+        tr_wire_kv_t kv;
         tr_wire_error_t error;
     } head;
     tr_wire_bytes_t a = { NULL, 0 }, b = { NULL, 0 };
@@ -58,7 +59,7 @@ parse(unsigned which, const uint8_t *payload, size_t size)
         rc = tr_wire_submit_parse(payload, size, &head.submit, &a);
         break;
     case 1:
-        rc = tr_wire_accepted_parse(payload, size, &head.accepted, &a);
+        rc = tr_wire_accepted_parse(payload, size, &head.accepted, &a, &b);
         break;
     case 2:
         rc = tr_wire_delta_parse(payload, size, &head.delta, &a, &b);
@@ -68,6 +69,9 @@ parse(unsigned which, const uint8_t *payload, size_t size)
         break;
     case 3:
         rc = tr_wire_finish_parse(payload, size, &head.finish);
+        break;
+    case 5:
+        rc = tr_wire_kv_parse(payload, size, &head.kv);
         break;
     default:
         rc = tr_wire_error_parse(payload, size, &head.error, &a, &b);
@@ -90,7 +94,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     copy = malloc(size); /* one byte more than the payload, behind its start */
     memcpy(copy + 1, data + 1, size - 1);
-    parse(data[0] % 5, copy + 1, size - 1);
+    parse(data[0] % 6, copy + 1, size - 1);
     free(copy);
     return 0;
 }

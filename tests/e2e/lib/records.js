@@ -6,9 +6,10 @@
 
 const { randomBytes } = require('node:crypto');
 
-const TYPE = { accepted: 16, delta: 17, finish: 18, error: 19, started: 20 };
+const TYPE = { accepted: 16, delta: 17, finish: 18, error: 19, started: 20,
+  kv: 24 };
 const REASON = { stop: 1, length: 2, aborted: 3 };
-const WIRE = 3; // TR_ABI_VERSION
+const WIRE = 4; // TR_ABI_VERSION
 
 function record(type, payload) {
   const head = Buffer.alloc(8);
@@ -18,18 +19,20 @@ function record(type, payload) {
 }
 
 function accepted({ chat = true, stream = true, usage = false,
-  logprobs = false, choices = 1, prompt = 7, model = 'fake "model"',
-  created = 1700000000 } = {}) {
+  logprobs = false, stats = false, kv = false, choices = 1, prompt = 7,
+  model = 'fake "model"', policy = 'fake"policy', created = 1700000000,
+} = {}) {
   const name = Buffer.from(model);
-  const head = Buffer.alloc(24);
+  const head = Buffer.alloc(32);
   head.writeUInt16LE(chat ? 1 : 2, 0);
-  head.writeUInt16LE((stream ? 1 : 0) | (usage ? 2 : 0) | (logprobs ? 4 : 0),
-    2);
+  head.writeUInt16LE((stream ? 1 : 0) | (usage ? 2 : 0) | (logprobs ? 4 : 0)
+    | (stats ? 8 : 0) | (kv ? 16 : 0), 2);
   head.writeUInt32LE(choices, 4);
   head.writeUInt32LE(prompt, 8);
   head.writeUInt32LE(name.length, 12);
   head.writeBigInt64LE(BigInt(created), 16);
-  return record('accepted', Buffer.concat([head, name]));
+  head.writeUInt32LE(Buffer.byteLength(policy), 24);
+  return record('accepted', Buffer.concat([head, name, Buffer.from(policy)]));
 }
 
 function delta(text, { choice = 0, tokens = 1, textLen } = {}) {
@@ -41,17 +44,32 @@ function delta(text, { choice = 0, tokens = 1, textLen } = {}) {
   return record('delta', Buffer.concat([head, bytes]));
 }
 
+// tr_wire_usage_t
+function usage({ bytes = 250, full = 1000, tokens = [0, 0, 0, 0] } = {}) {
+  const b = Buffer.alloc(48);
+  b.writeBigUInt64LE(BigInt(bytes), 0);
+  b.writeBigUInt64LE(BigInt(full), 8);
+  tokens.forEach((n, i) => b.writeUInt32LE(n, 16 + 4 * i));
+  return b;
+}
+
+function kv({ choice = 0, ...held } = {}) {
+  const head = Buffer.alloc(8);
+  head.writeUInt32LE(choice, 0);
+  return record('kv', Buffer.concat([head, usage(held)]));
+}
+
 function finish({ choice = 0, reason = 'stop', last = true, prompt = 7,
-  completion = 0, cached = 3, kv = 250, kvFull = 1000 } = {}) {
-  const b = Buffer.alloc(80);
+  completion = 0, cached = 3, held = {}, choiceTokens = completion } = {}) {
+  const b = Buffer.alloc(104);
   b.writeUInt32LE(choice, 0);
   b.writeUInt16LE(REASON[reason], 4);
   b.writeUInt16LE(last ? 1 : 0, 6);
   b.writeUInt32LE(prompt, 8);
   b.writeUInt32LE(completion, 12);
   b.writeUInt32LE(cached, 16);
-  b.writeBigUInt64LE(BigInt(kv), 48);
-  b.writeBigUInt64LE(BigInt(kvFull), 56);
+  usage(held).copy(b, 48);
+  b.writeUInt32LE(choiceTokens, 96);
   return record('finish', b);
 }
 
@@ -112,5 +130,5 @@ class Written {
 }
 
 module.exports = {
-  Written, record, accepted, delta, finish, error, started, TYPE, WIRE,
+  Written, record, accepted, delta, kv, finish, error, started, TYPE, WIRE,
 };

@@ -76,12 +76,16 @@ function tokens({ count, choices = 1, ...more }) {
   const all = [R.accepted({ choices, ...more })];
   for (let i = 0; i < count; i++) {
     for (let c = 0; c < choices; c++) {
+      if (more.kv) {
+        all.push(R.kv({ choice: c, bytes: 300 + i * choices,
+          tokens: [1, 2, 3, 4 + i * choices] }));
+      }
       all.push(R.delta(`t${i} `, { choice: c }));
     }
   }
   for (let c = 0; c < choices; c++) {
     all.push(R.finish({ choice: c, last: c + 1 === choices,
-      completion: count * choices }));
+      completion: count * choices, choiceTokens: count }));
   }
   return all;
 }

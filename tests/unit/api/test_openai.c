@@ -174,6 +174,29 @@ test_all_parameters(void **state)
     tr_request_free(r);
 }
 
+static void
+test_stream_options(void **state)
+{
+    tr_request_t *r = good(CHAT, "{" HI ",\"stream\":true,\"stream_options\":{"
+                                        "\"include_usage\":"
+                                 "false,\"continuous_usage_stats\":true}}");
+
+    (void) state;
+    assert_true(r->usage_stats);
+    assert_false(r->include_usage);
+    assert_false(r->include_kv);
+    tr_request_free(r);
+    r = good(TEXT, "{" P ",\"stream\":true,\"stream_options\":{"
+                   "\"continuous_usage_stats\":true,\"include_kv\":true}}");
+    assert_true(r->include_kv);
+    tr_request_free(r);
+    r = good(TEXT, "{" P ",\"stream\":true,\"stream_options\":{"
+                   "\"continuous_usage_stats\":null,\"include_kv\":false}}");
+    assert_false(r->usage_stats);
+    assert_false(r->include_kv);
+    tr_request_free(r);
+}
+
 /* OpenAI's least top_p is 0, which leaves the best token alone. */
 static void
 test_top_p_0(void **state)
@@ -328,6 +351,7 @@ main(void)
         cmocka_unit_test(test_thinking),
         cmocka_unit_test(test_policies),
         cmocka_unit_test(test_length_of_policy),
+        cmocka_unit_test(test_stream_options),
         cmocka_unit_test(test_top_p_0),
         cmocka_unit_test(test_null),
         cmocka_unit_test(test_content_parts),

@@ -333,6 +333,16 @@ static const bad_t bad[] = {
       "stream_options", "expected an object" },
     { CHAT, C("\"stream\":true,\"stream_options\":{\"include_usage\":1}"),
       INVALID, "stream_options.include_usage", "expected a boolean" },
+    { CHAT,
+      C("\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":"
+        "\"x\"}"),
+      INVALID, "stream_options.continuous_usage_stats", "expected a boolean" },
+    { CHAT, C("\"stream\":true,\"stream_options\":{\"include_kv\":1}"), INVALID,
+      "stream_options.include_kv", "expected a boolean" },
+    { CHAT,
+      C("\"stream\":true,\"stream_options\":{\"include_usage\":true,"
+        "\"include_kv\":true}"),
+      INVALID, "stream_options.include_kv", "needs 'continuous_usage_stats'" },
 
     /* what we do not have */
     { CHAT, C("\"tools\":[{}],\"tool_choice\":\"required\""), INVALID,

@@ -49,11 +49,13 @@ static tr_status_t
 parse_accepted(const uint8_t *payload, size_t len)
 {
     tr_wire_accepted_t head;
-    tr_wire_bytes_t model;
-    tr_status_t rc = tr_wire_accepted_parse(payload, len, &head, &model);
+    tr_wire_bytes_t model, policy;
+    tr_status_t rc = tr_wire_accepted_parse(payload, len, &head, &model,
+                                            &policy);
 
     if (rc == TR_OK) {
         inside(model, payload, len);
+        inside(policy, payload, len);
     }
     return rc;
 }
@@ -99,6 +101,14 @@ parse_delta(const uint8_t *payload, size_t len)
     inside(text, payload, len);
     inside(logprobs, payload, len);
     return walk_logprobs(logprobs, payload, len);
+}
+
+static tr_status_t
+parse_kv(const uint8_t *payload, size_t len)
+{
+    tr_wire_kv_t head;
+
+    return tr_wire_kv_parse(payload, len, &head);
 }
 
 static tr_status_t
@@ -160,11 +170,12 @@ sample_accepted(sample_t *s)
                                 .choices = 2,
                                 .prompt_tokens = 17,
                                 .model_len = 6,
-                                .created = 1700000000 };
+                                .created = 1700000000,
+                                .policy_len = 4 };
 
     s->len = 0;
     add(s, &head, sizeof(head));
-    add(s, "pocket", 6);
+    add(s, "pocketfull", 10);
 }
 
 static void
@@ -188,6 +199,16 @@ sample_delta(sample_t *s)
         add(s, &top, sizeof(top));
         add(s, "ho", 2);
     }
+}
+
+static void
+sample_kv(sample_t *s)
+{
+    tr_wire_kv_t head = { .choice = 1,
+                          .usage = { .bytes = 5, .full_bytes = 9 } };
+
+    s->len = 0;
+    add(s, &head, sizeof(head));
 }
 
 static void
@@ -234,7 +255,8 @@ static const struct kind {
       sample_accepted,
       sizeof(tr_wire_accepted_t),
       0,
-      { offsetof(tr_wire_accepted_t, model_len), 0 } },
+      { offsetof(tr_wire_accepted_t, model_len),
+        offsetof(tr_wire_accepted_t, policy_len) } },
     { "DELTA",
       parse_delta,
       sample_delta,
@@ -242,6 +264,7 @@ static const struct kind {
       0,
       { offsetof(tr_wire_delta_t, text_len),
         offsetof(tr_wire_delta_t, logprobs_len) } },
+    { "KV", parse_kv, sample_kv, sizeof(tr_wire_kv_t), 0, { 0, 0 } },
     { "FINISH",
       parse_finish,
       sample_finish,
@@ -375,6 +398,7 @@ test_content_is_returned(void **state)
     tr_wire_submit_t submit;
     tr_wire_accepted_t accepted;
     tr_wire_delta_t delta;
+    tr_wire_kv_t kv;
     tr_wire_finish_t finish;
     tr_wire_error_t error;
     tr_wire_logprob_t entry = { 0 };
@@ -391,11 +415,13 @@ test_content_is_returned(void **state)
     assert_memory_equal(a.data, "{\"model\":1", 10);
 
     sample_accepted(&s);
-    assert_int_equal(tr_wire_accepted_parse(s.bytes, s.len, &accepted, &a),
+    assert_int_equal(tr_wire_accepted_parse(s.bytes, s.len, &accepted, &a, &b),
                      TR_OK);
     assert_int_equal(accepted.choices, 2);
     assert_int_equal(a.len, 6);
     assert_memory_equal(a.data, "pocket", 6);
+    assert_int_equal(b.len, 4);
+    assert_memory_equal(b.data, "full", 4);
 
     sample_delta(&s);
     assert_int_equal(tr_wire_delta_parse(s.bytes, s.len, &delta, &a, &b),
@@ -411,6 +437,11 @@ test_content_is_returned(void **state)
     assert_int_equal(tr_wire_top_next(&b, &top, &a), TR_OK);
     assert_int_equal(top.token, 8);
     assert_memory_equal(a.data, "ho", 2);
+
+    sample_kv(&s);
+    assert_int_equal(tr_wire_kv_parse(s.bytes, s.len, &kv), TR_OK);
+    assert_int_equal(kv.choice, 1);
+    assert_int_equal(kv.usage.full_bytes, 9);
 
     sample_finish(&s);
     assert_int_equal(tr_wire_finish_parse(s.bytes, s.len, &finish), TR_OK);

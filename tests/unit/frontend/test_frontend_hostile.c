@@ -76,9 +76,9 @@ test_bad_hello(void **state)
     hello.version_min = 7;
     hello.version_max = 9;
     refused_hello(&hello, "the peer speaks ring versions 7 to 9, this engine "
-                          "3 to 3");
+                          "4 to 4");
     hello.version_min = hello.version_max = 0;
-    refused_hello(&hello, "versions 0 to 0, this engine 3 to 3");
+    refused_hello(&hello, "versions 0 to 0, this engine 4 to 4");
     hello.version_min = 3;
     hello.version_max = 2;
     refused_hello(&hello, "versions 3 to 2");

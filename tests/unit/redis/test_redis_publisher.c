@@ -154,6 +154,10 @@ test_progress(void **state)
     cmd = &b.redis.log[at];
     assert_null(fake_field(cmd, "model")); /* no more than that */
     assert_string_equal(fake_field(cmd, "owner"), OWNER);
+    /* with the prompt, without the last one */
+    assert_in_range(strtoul(fake_field(cmd, "kv_tokens_full"), NULL, 10), first,
+                    first + 20);
+    assert_string_equal(fake_field(cmd, "share_high"), "1.000000");
     pthread_mutex_unlock(&b.redis.lock);
 
     atomic_store(&b.redis.forgetful, true);
@@ -164,6 +168,7 @@ test_progress(void **state)
     cmd = &b.redis.log[at];
     assert_string_equal(fake_field(cmd, "endpoint"), "completions");
     assert_string_equal(fake_field(cmd, "choices"), "1");
+    assert_string_equal(fake_field(cmd, "kv_policy"), "full");
     assert_non_null(fake_field(cmd, "created"));
     assert_non_null(fake_field(cmd, "first_token"));
     pthread_mutex_unlock(&b.redis.lock);

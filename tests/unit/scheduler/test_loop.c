@@ -6,6 +6,8 @@
  */
 #include "tests/unit/fixtures/loop_fixture.h"
 
+#include <time.h>
+
 static void
 one_after_another(void **state)
 {
@@ -98,6 +100,48 @@ younger_than_the_turn(void **state)
     assert_int_equal(atomic_load(&b.counters.ttft.count[0]), 1);
     assert_int_equal(atomic_load(&b.counters.e2e.count[0]), 1);
     assert_int_equal(c->last.queue_us, 0);
+    loop_is_empty(&b);
+    bench_halt(&b);
+    bench_stop(&b);
+}
+
+static uint64_t
+now_us(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t) ts.tv_sec * 1000000u + (uint64_t) ts.tv_nsec / 1000u;
+}
+
+/* What is held of the KV cache: told with the first token, not again for a
+ * while, and at the end of each choice; to nobody else. */
+static void
+kv_is_told(void **state)
+{
+    fixture_t b = { 0 };
+    tr_request_t *r = request(50, 30);
+    uint64_t begun = now_us(), most;
+    client_t *c, *other;
+    uint32_t i;
+
+    (void) state;
+    bench_start(&b, 100, 20);
+    r->usage_stats = r->include_kv = true;
+    c = submit(&b, r, 0);
+    other = submit(&b, request(50, 30), 0);
+    frontend_until_ended(&b, c);
+    frontend_until_ended(&b, other);
+    most = 2 + (now_us() - begun) / TR_KV_PERIOD_US;
+    check(c);
+    for (i = 0; i < c->n; i++) {
+        assert_in_range(c->choice[i].kvs, 2, most);
+        assert_int_equal(c->choice[i].held.full_bytes,
+                         (50 + 30 - 1) * 4ull * HEAD_DIM);
+        assert_int_equal(other->choice[i].kvs, 0);
+    }
+    assert_memory_equal(&c->choice[0].held, &c->last.kv, sizeof(c->last.kv));
+    assert_int_equal(c->last.choice_tokens, 30);
     loop_is_empty(&b);
     bench_halt(&b);
     bench_stop(&b);
@@ -575,6 +619,7 @@ main(void)
         cmocka_unit_test(one_after_another),
         cmocka_unit_test(started_before_the_step),
         cmocka_unit_test(younger_than_the_turn),
+        cmocka_unit_test(kv_is_told),
         cmocka_unit_test(abort_at_every_stage),
         cmocka_unit_test(pause_and_resume),
         cmocka_unit_test(paused_for_too_long),
