@@ -107,7 +107,7 @@ $B/bin/tokenring-engine: $B/obj/engine/main.o $B/libtokenring.a
 $B/bin/tokenring: $B/obj/cli/main.o $B/libcli.a $B/libtokenring.a
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
-	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(LIBS) -lcurl $(LDFLAGS)
+	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(LIBS) -lcurl -ledit $(LDFLAGS)
 
 # A unit test is one file, linked with what it needs of the libraries; programs
 # stand in one folder, whichever folder of tests/unit a test is in.

@@ -24,7 +24,9 @@ on_text(void *user, const char *text, size_t len, uint32_t tokens)
     if (len == 0) {
         return;
     }
-    tr_terminal_text(stdout, text, len);
+    if (!a->silent) {
+        tr_wrap_text(&a->wrap, text, len);
+    }
     if (a->len + len + 1 > a->cap) {
         size_t cap = (a->len + len + 1) * 2;
         char *grown = realloc(a->text, cap);
@@ -52,14 +54,16 @@ on_done(void *user, const tr_call_result_t *result)
 const tr_call_events_t tr_answer_events = { on_text, on_done };
 
 tr_status_t
-tr_answer_get(tr_client_t *c, uint16_t endpoint, json_t *body, tr_answer_t *a,
-              tr_error_t *err)
+tr_answer_get(tr_client_t *c, uint16_t endpoint, json_t *body, bool show,
+              tr_answer_t *a, tr_error_t *err)
 {
     tr_call_t *call;
     bool aborted = false;
     tr_status_t rc;
 
     memset(a, 0, sizeof(*a));
+    a->silent = !show;
+    tr_wrap_init(&a->wrap, stdout, tr_terminal_width(stdout));
     a->begin_us = tr_now_us();
     rc = tr_client_submit(c, endpoint, body, a, &call, err);
     while (rc == TR_OK && !a->over) {
@@ -69,6 +73,7 @@ tr_answer_get(tr_client_t *c, uint16_t endpoint, json_t *body, tr_answer_t *a,
             tr_client_abort(c, call);
         }
     }
+    tr_wrap_end(&a->wrap);
     if (rc == TR_OK && !a->result.ok && !aborted) {
         return tr_error_set(err, TR_ERR_INTERNAL, "", "%s: %s", a->result.kind,
                             a->result.message);
@@ -83,26 +88,86 @@ tr_answer_free(tr_answer_t *a)
     a->text = NULL;
 }
 
+static uint32_t
+tokens_of(const tr_answer_t *a)
+{
+    return a->result.has_usage ? a->result.completion_tokens : a->tokens;
+}
+
+/* Tokens a second behind the first, 0: not known.  Chunks that come together
+ * say nothing of the time between them. */
+#define LEAST_US 20000u
+
+static double
+rate_of(const tr_answer_t *a)
+{
+    uint64_t us = a->result.has_times ? a->result.decode_us
+                                      : a->last_us - a->first_us;
+    uint32_t tokens = tokens_of(a);
+
+    if (tokens < 2 || us == 0 || (!a->result.has_times && us < LEAST_US)) {
+        return 0;
+    }
+    return (double) (tokens - 1) * 1e6 / (double) us;
+}
+
+json_t *
+tr_answer_json(const tr_answer_t *a)
+{
+    const tr_call_result_t *r = &a->result;
+    json_t *root = json_pack("{s:s%, s:s}", "text",
+                             a->text != NULL ? a->text : "", a->len,
+                             "finish_reason",
+                             r->finish[0] != '\0' ? r->finish : r->kind);
+
+    if (root == NULL) { /* not UTF-8 */
+        root = json_pack("{s:n, s:s}", "text", "finish_reason", r->finish);
+    }
+    if (r->has_usage) {
+        json_object_set_new(root, "prompt_tokens",
+                            json_integer(r->prompt_tokens));
+    }
+    json_object_set_new(root, "completion_tokens", json_integer(tokens_of(a)));
+    if (a->first_us != 0) {
+        json_object_set_new(root, "first_token_ms",
+                            json_real((double) (a->first_us - a->begin_us)
+                                      / 1e3));
+    }
+    if (rate_of(a) > 0) {
+        json_object_set_new(root, "tokens_per_s", json_real(rate_of(a)));
+    }
+    if (r->has_kv) {
+        json_object_set_new(root, "kv_cache",
+                            json_pack("{s:I, s:I}", "bytes",
+                                      (json_int_t) r->kv_bytes, "fp16_bytes",
+                                      (json_int_t) r->kv_full_bytes));
+    }
+    return root;
+}
+
 void
 tr_answer_summary(const tr_answer_t *a)
 {
-    uint32_t tokens = a->result.has_usage ? a->result.completion_tokens
-                                          : a->tokens;
-    uint64_t decode = a->last_us - a->first_us;
+    const tr_call_result_t *r = &a->result;
+    double rate = rate_of(a);
 
-    fprintf(stderr, "[");
-    if (a->result.has_usage) {
-        fprintf(stderr, "%u prompt + ", a->result.prompt_tokens);
+    fprintf(stderr, "%s[", tr_terminal_style(stderr, TR_STYLE_DIM));
+    if (r->has_usage) {
+        fprintf(stderr, "%u prompt + ", r->prompt_tokens);
     }
-    fprintf(stderr, "%u tokens", tokens);
+    fprintf(stderr, "%u tokens", tokens_of(a));
     if (a->first_us != 0) {
         fprintf(stderr, ", first after %.0f ms",
                 (double) (a->first_us - a->begin_us) / 1e3);
     }
-    if (tokens > 1 && decode > 0) {
-        fprintf(stderr, ", %.1f tokens/s",
-                (double) (tokens - 1) / ((double) decode / 1e6));
+    if (rate > 0) {
+        fprintf(stderr, ", %.1f tokens/s", rate);
     }
-    fprintf(stderr, ", %s]\n",
-            a->result.finish[0] ? a->result.finish : a->result.kind);
+    if (r->has_kv && r->kv_full_bytes != 0) {
+        fprintf(stderr, ", KV cache %.1f MiB (%.2f of 16 bits)",
+                (double) r->kv_bytes / 1048576,
+                (double) r->kv_bytes / (double) r->kv_full_bytes);
+    }
+    fprintf(stderr, ", %s]%s\n", r->finish[0] ? r->finish : r->kind,
+            tr_terminal_style(stderr, TR_STYLE_PLAIN));
 }

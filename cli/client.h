@@ -106,6 +106,10 @@ typedef struct {
     char finish[24]; /* finish_reason: "stop", "length"; "aborted" */
     bool has_usage;
     uint32_t prompt_tokens, completion_tokens;
+    bool has_times;     /* the engine's own, where the transport has them */
+    uint64_t decode_us; /* first token to last */
+    bool has_kv;
+    uint64_t kv_bytes, kv_full_bytes; /* at the end; the same at 16 bits */
     char kind[32];     /* when not ok: "connect", "http_429", "stream", ... */
     char message[512]; /* when not ok: in words */
 } tr_call_result_t;

@@ -62,11 +62,21 @@ fail_with_body(tr_call_t *call, const char *kind, const char *text, size_t n)
 static void
 take_usage(tr_call_t *call, json_t *usage)
 {
+    json_t *kv = json_object_get(usage, "kv_cache"); /* Tokenring alone */
+
     call->result.has_usage = true;
     call->result.prompt_tokens = (uint32_t) json_integer_value(
         json_object_get(usage, "prompt_tokens"));
     call->result.completion_tokens = (uint32_t) json_integer_value(
         json_object_get(usage, "completion_tokens"));
+    if (json_is_integer(json_object_get(kv, "bytes"))
+        && json_is_integer(json_object_get(kv, "fp16_bytes"))) {
+        call->result.has_kv = true;
+        call->result.kv_bytes = (uint64_t) json_integer_value(
+            json_object_get(kv, "bytes"));
+        call->result.kv_full_bytes = (uint64_t) json_integer_value(
+            json_object_get(kv, "fp16_bytes"));
+    }
 }
 
 static void

@@ -52,6 +52,10 @@ ring_finish(tr_call_t *call, const tr_ring_event_t *e)
         call->result.has_usage = true;
         call->result.prompt_tokens = f->prompt_tokens;
         call->result.completion_tokens = f->completion_tokens;
+        call->result.has_times = call->result.has_kv = true;
+        call->result.decode_us = f->decode_us;
+        call->result.kv_bytes = f->kv.bytes;
+        call->result.kv_full_bytes = f->kv.full_bytes;
         if (!call->result.ok) {
             tr_call_fail(call, "aborted", "aborted");
         }

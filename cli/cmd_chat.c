@@ -3,6 +3,7 @@
  * from a pipe every line is one turn and only answers are printed.
  */
 #include <errno.h>
+#include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,7 @@
 #include "answer.h"
 #include "cli.h"
 #include "client.h"
+#include "line.h"
 #include "sampling_options.h"
 #include "terminal.h"
 
@@ -18,8 +20,11 @@ static struct {
     tr_target_t target;
     tr_sampling_options_t sampling;
     const char *system;
-    bool quiet, terminal;
+    char *own_system; /* set by /system */
+    char policy[256]; /* set by /policy; "": the engine's */
+    bool quiet, terminal, over;
     tr_client_t *client;
+    tr_line_t *line;
     json_t *messages;
 } g;
 
@@ -39,8 +44,9 @@ static tr_option_t options[] = {
 static const tr_command_t command = {
     "tokenring chat [options] -m DIR | --engine SOCKET | --url URL",
     "Talks to a model.  Every line is one turn; a line that ends in \\ goes\n"
-    "on in the next one.  /reset starts over, /quit (or Ctrl-D) ends, Ctrl-C\n"
-    "stops an answer.",
+    "on in the next one.  On a terminal, lines are edited, and the arrows "
+    "find\n"
+    "earlier ones.  /help lists commands, Ctrl-C stops an answer, Ctrl-D ends.",
     "  tokenring chat -m models/pocket\n"
     "  tokenring chat --url http://127.0.0.1:8080 --system 'Be brief.'",
     options
@@ -67,43 +73,50 @@ reset(void)
     return g.system != NULL ? say("system", g.system, strlen(g.system)) : 0;
 }
 
-/* One line without its newline, joined with the next while it ends in a
- * backslash.  NULL at the end of input. */
-static char *
-read_turn(void)
+/* One line, joined with the next while it ends in a backslash. */
+static tr_line_result_t
+read_turn(char **out)
 {
-    char *line = NULL, *turn = NULL;
-    size_t cap = 0, len = 0;
-    ssize_t n;
+    static const char *const prompts[] = { "> ", "| " };
+    static const char *const coloured[] = { "\1\033[1m\1>\1\033[0m\1 ",
+                                            "\1\033[1m\1|\1\033[0m\1 " };
+    const char *const *show = tr_terminal_colour(stdout) ? coloured : prompts;
+    char *turn = NULL, *line;
+    size_t len = 0;
+    tr_line_result_t rc;
+    bool more = true;
 
-    if (g.terminal) {
-        fprintf(stderr, "> ");
-    }
-    while ((n = getline(&line, &cap, stdin)) != -1) {
-        bool more;
+    for (int i = 0; more; i = 1) {
+        size_t n;
         char *grown;
 
-        if (n > 0 && line[n - 1] == '\n') {
-            line[--n] = '\0';
+        rc = tr_line_read(g.line, show[i], &line);
+        if (rc != TR_LINE_TEXT) {
+            /* what an unfinished last line said is said */
+            *out = rc == TR_LINE_END && i == 1 ? turn : NULL;
+            if (*out == NULL) {
+                free(turn);
+                return rc;
+            }
+            return TR_LINE_TEXT;
         }
+        n = strlen(line);
         more = n > 0 && line[n - 1] == '\\';
-        grown = realloc(turn, len + (size_t) n + 2);
+        grown = realloc(turn, len + n + 2);
         if (grown == NULL) {
+            free(line);
             break;
         }
         turn = grown;
-        memcpy(turn + len, line, (size_t) n + 1);
-        len += (size_t) n;
-        if (!more) {
-            break;
+        memcpy(turn + len, line, n + 1);
+        len += n;
+        if (more) {
+            turn[len - 1] = '\n';
         }
-        turn[len - 1] = '\n';
-        if (g.terminal) {
-            fprintf(stderr, "| ");
-        }
+        free(line);
     }
-    free(line);
-    return turn;
+    *out = turn;
+    return turn != NULL ? TR_LINE_TEXT : TR_LINE_END;
 }
 
 /* One turn: 0, 1 the engine has gone. */
@@ -122,7 +135,10 @@ turn(const char *text)
     }
     body = json_pack("{s:O}", "messages", g.messages);
     tr_options_to_json(options, body);
-    rc = tr_answer_get(g.client, TR_ENDPOINT_CHAT, body, &answer, &err);
+    if (g.policy[0] != '\0') {
+        json_object_set_new(body, "kv_policy", json_string(g.policy));
+    }
+    rc = tr_answer_get(g.client, TR_ENDPOINT_CHAT, body, true, &answer, &err);
     json_decref(body);
     if (answer.len != 0 && answer.text[answer.len - 1] != '\n') {
         printf("\n");
@@ -144,6 +160,103 @@ turn(const char *text)
     return rc != TR_OK && (!g.terminal || rc == TR_ERR_CLOSED);
 }
 
+/* ---- commands ----------------------------------------------------------- */
+
+static void say_help(const char *rest);
+
+static void
+start_over(const char *rest)
+{
+    (void) rest;
+    reset();
+    fprintf(stderr, "A new conversation.\n");
+}
+
+static void
+set_system(const char *rest)
+{
+    json_t *text = json_string(rest);
+
+    if (text == NULL) {
+        fprintf(stderr, "/system: the text is not valid UTF-8\n");
+        return;
+    }
+    json_decref(text);
+    free(g.own_system);
+    g.own_system = rest[0] != '\0' ? strdup(rest) : NULL;
+    g.system = g.own_system;
+    start_over(rest);
+}
+
+static void
+set_policy(const char *rest)
+{
+    if (strlen(rest) >= sizeof(g.policy)) {
+        fprintf(stderr, "/policy: expected up to %zu bytes\n",
+                sizeof(g.policy) - 1);
+        return;
+    }
+    memcpy(g.policy, rest, strlen(rest) + 1);
+    fprintf(stderr, "KV policy of the next answers: %s\n",
+            rest[0] != '\0' ? rest : "the engine's own");
+}
+
+static void
+leave(const char *rest)
+{
+    (void) rest;
+    g.over = true;
+}
+
+static const struct {
+    const char *name, *argument, *help;
+    void (*run)(const char *rest);
+} commands[] = {
+    { "/help", "", "this list", say_help },
+    { "/reset", "", "start over", start_over },
+    { "/system", " [TEXT]", "another system message, or none; starts over",
+      set_system },
+    { "/policy", " [NAME]", "another KV policy, as far as the engine allows",
+      set_policy },
+    { "/quit", "", "end, as Ctrl-D does", leave },
+};
+
+#define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
+
+static void
+say_help(const char *rest)
+{
+    (void) rest;
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        fprintf(stderr, "  %s%-*s %s\n", commands[i].name,
+                (int) (16 - strlen(commands[i].name)), commands[i].argument,
+                commands[i].help);
+    }
+    fprintf(stderr, "  //...            send a line that begins with one /\n");
+}
+
+/* A line that begins with a slash; it never goes to the model. */
+static void
+run_command(const char *text)
+{
+    size_t n = strcspn(text, " \t\n");
+    const char *rest = text + n + strspn(text + n, " \t");
+
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        if (strlen(commands[i].name) == n
+            && memcmp(commands[i].name, text, n) == 0) {
+            commands[i].run(rest);
+            return;
+        }
+    }
+    fprintf(stderr,
+            "unknown command %.*s: /help lists them, // begins a line that is "
+            "sent\n",
+            n > 32 ? 32 : (int) n, text);
+}
+
+/* ---- the conversation --------------------------------------------------- */
+
 static int
 converse(void)
 {
@@ -154,44 +267,44 @@ converse(void)
         return 1;
     }
     if (g.terminal) {
-        fprintf(stderr, "%s (%s).  /reset starts over, /quit ends.\n",
+        fprintf(stderr, "%s (%s).  /help lists commands, /quit ends.\n",
                 g.client->model, g.client->where);
     }
-    while (rc == 0) {
+    while (rc == 0 && !g.over) {
         char *text;
+        tr_line_result_t got;
 
         tr_interrupt_reset();
-        text = read_turn();
-        if (text == NULL || strcmp(text, "/quit") == 0) {
-            free(text);
+        got = read_turn(&text);
+        if (got == TR_LINE_END) {
             break;
         }
-        if (strcmp(text, "/reset") == 0) {
-            reset();
-        } else if (text[0] == '/' && g.terminal) {
-            fprintf(stderr, "/reset starts over, /quit ends\n");
-        } else if (text[0] != '\0') {
-            rc = turn(text);
+        if (got == TR_LINE_CANCELLED || text[0] == '\0') {
+            free(text);
+            continue;
+        }
+        tr_line_remember(g.line, text);
+        if (text[0] == '/' && text[1] != '/') {
+            run_command(text);
+        } else {
+            rc = turn(text + (text[0] == '/'));
         }
         free(text);
     }
-    if (g.terminal) {
+    if (g.terminal && !g.over) {
         fprintf(stderr, "\n");
     }
     return rc;
 }
 
-int
-tr_cmd_chat(int argc, char **argv)
+static int
+chat(void)
 {
     tr_error_t err = { 0 };
     int rc;
 
-    if (tr_options_only(&command, argc, argv, &rc) != 0
-        || (rc = tr_target_check(&g.target, &command)) != 0) {
-        return rc;
-    }
     g.terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
+    setlocale(LC_CTYPE, "C.UTF-8"); /* how wide a character is */
     tr_interrupt_catch();
     if (tr_client_open(&g.target, &tr_answer_events, &g.client, &err)
         != TR_OK) {
@@ -199,8 +312,28 @@ tr_cmd_chat(int argc, char **argv)
         return 1;
     }
     g.messages = json_array();
-    rc = converse();
+    g.line = tr_line_open("tokenring", g.terminal);
+    if (g.messages == NULL || g.line == NULL) {
+        fprintf(stderr, "tokenring chat: out of memory\n");
+        rc = 1;
+    } else {
+        rc = converse();
+    }
+    tr_line_close(g.line);
     json_decref(g.messages);
     tr_client_close(g.client);
+    free(g.own_system);
     return rc;
+}
+
+int
+tr_cmd_chat(int argc, char **argv)
+{
+    int rc;
+
+    if (tr_options_only(&command, argc, argv, &rc) != 0
+        || (rc = tr_target_check(&g.target, &command)) != 0) {
+        return rc;
+    }
+    return chat();
 }

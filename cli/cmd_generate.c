@@ -102,7 +102,7 @@ generate(const char *prompt, size_t len)
     if (rc == TR_OK) {
         rc = tr_answer_get(client,
                            g.raw ? TR_ENDPOINT_COMPLETIONS : TR_ENDPOINT_CHAT,
-                           body, &answer, &err);
+                           body, true, &answer, &err);
         if (answer.len != 0 && answer.text[answer.len - 1] != '\n') {
             printf("\n");
         }

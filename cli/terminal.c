@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -45,6 +46,42 @@ tr_interrupt_reset(void)
 void
 tr_terminal_text(FILE *f, const char *text, size_t len)
 {
+    tr_terminal_write(f, text, len);
+    fflush(f);
+}
+
+unsigned
+tr_terminal_width(FILE *f)
+{
+    struct winsize size;
+
+    if (!isatty(fileno(f)) || ioctl(fileno(f), TIOCGWINSZ, &size) != 0
+        || size.ws_col == 0) {
+        return 0;
+    }
+    return size.ws_col < 20 ? 20 : size.ws_col;
+}
+
+bool
+tr_terminal_colour(FILE *f)
+{
+    const char *no = getenv("NO_COLOR"), *term = getenv("TERM");
+
+    return isatty(fileno(f)) && (no == NULL || no[0] == '\0') && term != NULL
+           && strcmp(term, "dumb") != 0;
+}
+
+const char *
+tr_terminal_style(FILE *f, tr_style_t style)
+{
+    static const char *const sequences[] = { "\033[0m", "\033[1m", "\033[2m" };
+
+    return tr_terminal_colour(f) ? sequences[style] : "";
+}
+
+void
+tr_terminal_write(FILE *f, const char *text, size_t len)
+{
     size_t i, start = 0;
 
     if (isatty(fileno(f))) {
@@ -66,7 +103,6 @@ tr_terminal_text(FILE *f, const char *text, size_t len)
         }
     }
     fwrite(text + start, 1, len - start, f);
-    fflush(f);
 }
 
 uint64_t

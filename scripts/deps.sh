@@ -31,6 +31,7 @@ libpcre2-dev              regular expressions of tokenizers
 libutf8proc-dev           Unicode normalisation of tokenizers
 libjansson-dev            strict JSON in the engine
 libcurl4-openssl-dev      tokenring bench over HTTP
+libedit-dev               line editing in tokenring chat
 libhiredis-dev            what engine and module tell Redis
 nginx                     the web server that the module is loaded into
 nginx-dev                 its headers and configure script, for the module
@@ -60,6 +61,7 @@ libpcre2-8-0              regular expressions of tokenizers
 libutf8proc2              Unicode normalisation of tokenizers
 libjansson4               strict JSON in the engine
 libcurl4                  tokenring bench over HTTP
+libedit2                  line editing in tokenring chat
 libhiredis0.14            what the engine tells Redis
 LIST
 }

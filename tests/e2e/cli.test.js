@@ -89,6 +89,101 @@ test('chat: turns from standard input', async () => {
   assert.ok(r.out.includes(goldens[3].continuation), r.out);
 });
 
+test('chat: commands are not sent, and the engine is not asked', async () => {
+  const asked = async () => JSON.parse((await cli(['stats', '-e',
+    stack.engine.socket, '--once', '--json'])).out).prompt_tokens;
+  await stack.idle();
+  const before = await asked();
+  const r = await cli(['chat', '--engine', stack.engine.socket],
+    '/etc/passwd\n/help\n/system Be brief.\n/policy full\n/quit\nHello!\n');
+  assert.equal(r.status, 0, r.err);
+  assert.equal(r.out, '');
+  assert.match(r.err, /unknown command \/etc\/passwd: \/help lists them, \/\/ begins a line that is sent/);
+  for (const name of ['/reset', '/system', '/policy', '/quit']) {
+    assert.ok(r.err.includes(`  ${name}`), name);
+  }
+  assert.equal(await asked(), before);
+});
+
+test('chat: // sends a slash; /policy and /system are part of what is asked',
+  async () => {
+    const r = await cli(['chat', '--engine', stack.engine.socket, '-t', '0',
+      '-n', '4'], '/policy h2o\nHello!\n/quit\n');
+    assert.match(r.err, /This server allows: "full"/);
+    const sent = await cli(['chat', '--engine', stack.engine.socket, '-t', '0',
+      '-n', '4'], '//x\n');
+    assert.equal(sent.status, 0, sent.err);
+    assert.notEqual(sent.out, '');
+  });
+
+// In a terminal of its own (script, from util-linux): what the keys do, and how
+// it looks.
+function terminal(columns, keys, args, env = {}) {
+  const command = `stty cols ${columns}; exec ${[CLI, ...args]
+    .map((a) => `'${a}'`).join(' ')}`;
+  const child = spawn('script', ['-qfec', command, '/dev/null'], {
+    env: { ...process.env, TERM: 'xterm', TOKENRING_HISTORY: '', ...env },
+    stdio: ['pipe', 'pipe', 'inherit'],
+  });
+  let out = '';
+  child.stdout.setEncoding('utf8').on('data', (d) => { out += d; });
+  const closed = new Promise((resolve) => {
+    child.on('close', (status) => resolve(status));
+  });
+  return (async () => {
+    try {
+      for (const [text, shows] of keys) {
+        const from = out.length;
+        child.stdin.write(text);
+        await until(() => shows.test(out.slice(from)),
+          () => `${shows} in ${out}`);
+      }
+      child.stdin.end();
+      return { status: await closed, out };
+    } finally {
+      child.kill('SIGKILL');
+    }
+  })();
+}
+
+test('chat: a terminal has line editing, history, whole words and colour',
+  async () => {
+    const history = path.join(stack.dir, 'history');
+    const args = ['chat', '--engine', stack.engine.socket, '-t', '0'];
+    const story = goldens[1].messages[0].content;
+    const asked = `${story.slice(0, -3)}X\u007f${story.slice(-3)}`;
+    const first = await terminal(40, [['', />\x1b\[0m $/], ['/nope\r', /unknown command/],
+      ['lost\u0003', /\n/], [`${asked}\r`, /tokens\/s, KV cache .* MiB \(.* of 16 bits\), stop\]/],
+      ['/quit\r', /quit/]], args, { TOKENRING_HISTORY: history });
+    assert.equal(first.status, 0, first.out);
+    const shown = first.out.replace(/\x1b\[[\d;]*[A-Za-z]/g, '').split(/\r*\n/);
+    const answer = shown.slice(shown.findIndex((l) => l.startsWith('Once')),
+      shown.findIndex((l) => l.startsWith('[') && l.includes('stop]')));
+    assert.ok(answer.length > 5 && answer.every((l) => l.length <= 40),
+      answer.join('\n'));
+    const words = (text) => text.replace(/\s+/g, ' ').trim();
+    assert.ok(words(answer.join(' ')).startsWith(words(goldens[1].continuation)),
+      answer.join('\n'));
+    assert.match(first.out, /\x1b\[1m>/);
+    assert.equal(fs.statSync(history).mode & 0o777, 0o600);
+    assert.doesNotMatch(fs.readFileSync(history, 'utf8'), /lost/);
+
+    // the second session finds what the first one asked
+    const second = await terminal(80, [['', /> $/], ['\u001b[A\u001b[A', new RegExp(
+      story.slice(0, 12))], ['\r', /stop\]/], ['\u0004', /$/]], args,
+    { TOKENRING_HISTORY: history, NO_COLOR: '1' });
+    assert.equal(second.status, 0, second.out);
+    assert.doesNotMatch(second.out, /\x1b\[\d*m/);
+  });
+
+test('generate: the rate is the engine\'s, also when all comes at once',
+  async () => {
+    const r = await cli(['generate', '--engine', stack.engine.socket, '-p',
+      goldens[1].messages[0].content, '-t', '0']);
+    const [, tokens, rate] = /\+ (\d+) tokens, .* ([\d.]+) tokens\/s/.exec(r.err);
+    assert.ok(tokens > 50 && rate > 1 && rate < 50000, r.err);
+  });
+
 test('stats: one look, as JSON and as text', async () => {
   const json = await cli(['stats', '-e', stack.engine.socket, '--once',
     '--json']);
