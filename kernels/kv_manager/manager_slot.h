@@ -191,6 +191,20 @@ manager_give_back(const tr_kv_manager_t *m, int32_t slot, uint32_t head,
     }
 }
 
+/* Clears the entries of a head's runs, likewise. */
+TR_HD void
+manager_forget(const tr_kv_manager_t *m, int32_t slot, uint32_t head,
+               const manager_run_t *run, uint32_t n, uint32_t lane)
+{
+    for (uint32_t r = 0; r < n; r++) {
+        int32_t *entry = manager_row(m, slot, head) + run[r].entry;
+
+        for (uint32_t j = lane; j < run[r].n; j += MANAGER_WARP) {
+            entry[(int32_t) j * run[r].step] = -1;
+        }
+    }
+}
+
 /* Block (request i, heads from warps * block on). */
 TR_HD void
 manager_recycle(const tr_kv_manager_t *m, uint32_t i, uint32_t block)
@@ -200,23 +214,20 @@ manager_recycle(const tr_kv_manager_t *m, uint32_t i, uint32_t block)
     EACH_THREAD (tid) {
         uint32_t head = block * MANAGER_WARPS + tid / MANAGER_WARP;
 
-        if (head < m->heads && w->kind == WISH_CLOSE) {
+        if (head < m->heads && w->kind != WISH_REFUSED) {
             manager_run_t run[MANAGER_RUNS];
             uint32_t n = manager_runs(m, &m->closed[i],
                                       manager_counts(m, w->slot, head),
                                       w->dense_pages, run);
 
-            manager_give_back(m, w->slot, head, run, n,
-                              w->first
-                                  + m->before[(size_t) i * m->heads + head],
-                              tid % MANAGER_WARP);
-        }
-        /* out: its pages are not ours, its entries go */
-        for (uint32_t k = tid % MANAGER_WARP;
-             head < m->heads && w->kind == WISH_NOTHING
-             && k < m->view.table_len;
-             k += MANAGER_WARP) {
-            manager_row(m, w->slot, head)[k] = -1;
+            if (w->kind == WISH_CLOSE) {
+                manager_give_back(m, w->slot, head, run, n,
+                                  w->first
+                                      + m->before[(size_t) i * m->heads + head],
+                                  tid % MANAGER_WARP);
+            } else { /* out: its pages are not ours, its entries go */
+                manager_forget(m, w->slot, head, run, n, tid % MANAGER_WARP);
+            }
         }
     }
 }

@@ -386,6 +386,7 @@ swap_is_exact(void **state)
     uint8_t *before = malloc(size), *after = malloc(size);
     tr_kv_move_t move[3];
     tr_kv_totals_t t;
+    int32_t *row;
     uint32_t left;
 
     (void) state;
@@ -422,9 +423,15 @@ swap_is_exact(void **state)
     assert_int_equal(tr_kv_reserve(kv, a, 511), TR_OK);
     assert_int_equal(tr_kv_reserve(kv, a, 512), TR_OK);
 
-    /* closed while out */
+    /* closed while out: its entries go, others are not touched */
     assert_int_equal(tr_kv_swap_out(kv, a), TR_OK);
+    assert_int_not_equal(kv->m.seq[a].base, 0);
+    row = manager_row(&kv->m, a, 0);
+    assert_int_equal(row[kv->view.at_window] & TR_KV_HOST, TR_KV_HOST);
+    row[kv->view.at_window - 1] = 4711; /* as of an earlier slot's prompt */
     tr_kv_close(kv, a);
+    assert_int_equal(row[kv->view.at_window], -1);
+    assert_int_equal(row[kv->view.at_window - 1], 4711);
     tr_kv_close(kv, b);
     assert_int_equal(tr_kv_free_pages(kv), 200);
     assert_int_equal(tr_kv_pages_left(&kv->swap), 40);
