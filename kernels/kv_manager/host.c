@@ -235,10 +235,12 @@ tr_kv_host_step(const tr_stream_t *s, const tr_kv_manager_t *m,
 
 /* ---- prompts ------------------------------------------------------------ */
 
+/* manager_prompt_t's key and recent. */
 static size_t
 work_of_thread(const tr_kv_manager_t *m)
 {
-    return tr_pad((size_t) m->size.max_len * sizeof(uint64_t), 64);
+    return tr_pad((size_t) m->size.max_len * (sizeof(uint64_t) + sizeof(float)),
+                  64);
 }
 
 size_t
@@ -254,6 +256,7 @@ classify_heads(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     manager_prompt_t shared;
 
     shared.key = (uint64_t *) (void *) (r->work + worker * r->work_size);
+    shared.recent = (float *) (void *) (shared.key + r->m->size.max_len);
     for (; first < end; first++) {
         manager_classify(r->m, r->in, first / r->m->heads, first % r->m->heads,
                          &shared);

@@ -116,8 +116,9 @@ typedef struct {
     uint32_t least_position[TR_KV_LISTS_MAX][MANAGER_THREADS];
     uint32_t index[TR_KV_LISTS_MAX];
 #ifdef MANAGER_KEEPS_KEYS
-    uint64_t
-        *key; /* [max_len], the host's: of each token, when there are ranks */
+    /* the host's, of each token: */
+    uint64_t *key; /* [max_len], when there are ranks */
+    float *recent; /* [max_len] manager_recent, of TR_KV_RULE_RECENT */
 #endif
 } manager_prompt_t;
 
@@ -233,6 +234,38 @@ manager_recent(const tr_kv_manager_t *m, const manager_prompt_t *s,
                         place->recent + i % place->tokens * 4);
 }
 
+/* The same once all tokens were counted (manager_count_recent). */
+TR_HD float
+manager_recent_of(const tr_kv_manager_t *m, const manager_prompt_t *s,
+                  uint32_t head, uint32_t i)
+{
+#ifdef MANAGER_KEEPS_KEYS
+    (void) m;
+    (void) head;
+    return s->recent[i];
+#else
+    return manager_recent(m, s, head, i);
+#endif
+}
+
+/* How many tokens somebody counted, each of which has up to `pool` neighbours
+ * that look at it: the host reads it once. */
+TR_HD void
+manager_count_recent(const tr_kv_manager_t *m, uint32_t head,
+                     manager_prompt_t *s)
+{
+    EACH (i, s->n) {
+        float recent = manager_recent(m, s, head, i);
+
+#ifdef MANAGER_KEEPS_KEYS
+        s->recent[i] = recent;
+#endif
+        if (recent >= 0) {
+            MANAGER_ADD(&s->counting, 1);
+        }
+    }
+}
+
 /* Token i's rank among those of its head. */
 TR_HD uint64_t
 manager_key(const tr_kv_manager_t *m, const manager_prompt_t *s, uint32_t head,
@@ -246,12 +279,12 @@ manager_key(const tr_kv_manager_t *m, const manager_prompt_t *s, uint32_t head,
     if (r->kind != TR_KV_RULE_RECENT) {
         return tr_kv_rank_key(tr_kv_rule_rank_value(r, mark), mark->position);
     }
-    if (!tr_kv_recent_counts(from, manager_recent(m, s, head, i))) {
+    if (!tr_kv_recent_counts(from, manager_recent_of(m, s, head, i))) {
         return tr_kv_rank_key(TR_KV_KEPT, mark->position);
     }
     /* those that count are dense, in order of position */
     for (uint32_t j = first; j <= last; j++) {
-        float recent = manager_recent(m, s, head, j);
+        float recent = manager_recent_of(m, s, head, j);
 
         if (recent >= 0) {
             most = tr_kv_recent_pool(r, most, i, j, recent);

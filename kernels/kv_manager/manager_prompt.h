@@ -176,10 +176,8 @@ manager_classify(const tr_kv_manager_t *m, const tr_kv_complete_t *c,
     if (!s->job.move) {
         return;
     }
-    EACH (k, s->job.rule.kind == TR_KV_RULE_RECENT ? s->n : 0) {
-        if (manager_recent(m, s, head, k) >= 0) {
-            MANAGER_ADD(&s->counting, 1);
-        }
+    if (s->job.rule.kind == TR_KV_RULE_RECENT) {
+        manager_count_recent(m, head, s);
     }
     EACH_FEW (j, 1) {
         s->ranks = s->n == 0 ? 0
