@@ -23,7 +23,7 @@
 #include "manager_step.h"
 #include "manager_tally.h"
 
-/* From so many heads or pages on, the stream's thread pool takes part. */
+/* From so many heads, pages or tokens on, the stream's thread pool takes part. */
 #define PARALLEL 2048u
 /* Heads of a prompt planned by one thread at a time: each is a pass over its
  * tokens. */
@@ -287,6 +287,22 @@ install_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     }
 }
 
+/* Tokens, of all heads, that become something else. */
+static uint64_t
+tokens_of(const tr_kv_manager_t *m, const tr_kv_complete_t *complete,
+          uint32_t n)
+{
+    uint64_t tokens = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        tr_kv_job_t job;
+
+        manager_job(m, &complete[i], &job);
+        tokens += job.move ? job.len : 0;
+    }
+    return tokens * m->heads;
+}
+
 void
 tr_kv_host_plan_prompts(const tr_stream_t *s, const tr_kv_manager_t *m,
                         const tr_kv_complete_t *complete, uint32_t n,
@@ -300,7 +316,8 @@ tr_kv_host_plan_prompts(const tr_stream_t *s, const tr_kv_manager_t *m,
     manager_total_t total;
     uint64_t pages = 0;
 
-    share(s, true, n * m->heads, PROMPT_GRAIN, classify_heads, &r);
+    share(s, tokens_of(m, complete, n) >= PARALLEL, n * m->heads, PROMPT_GRAIN,
+          classify_heads, &r);
     for (uint32_t i = 0; i < n; i++) {
         manager_total_job(m, i, &total);
         pages += m->job[i].pages;

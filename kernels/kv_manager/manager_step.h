@@ -323,37 +323,60 @@ typedef struct {
  * for each comes from memory together. */
 #define MANAGER_TOGETHER 4u
 
-/* Dense pages of all heads, shared out over `blocks` blocks. */
+/* The page at index i of the ring, unless `end` pages are fewer. */
+TR_HD int32_t
+manager_ring_page(const tr_kv_manager_t *m, uint32_t first, uint32_t i,
+                  uint32_t end)
+{
+    uint32_t at = first + i; /* both below pages, which are below 2^30 */
+
+    return i < end ? m->ring[at < m->size.pages ? at : at - m->size.pages] : -1;
+}
+
+/* Dense pages of all heads, shared out over `blocks` blocks: consecutive ones
+ * each, so that two blocks of a host seldom write to one line of a table. */
 TR_HD void
 manager_grant_dense(const tr_kv_manager_t *m, const manager_wish_t *w,
                     uint32_t block, uint32_t blocks)
 {
-    uint32_t stride = blocks * MANAGER_THREADS, n = m->heads * w->more;
+    uint32_t n = m->heads * w->more, each = manager_ceil(n, blocks);
+    uint32_t begin = block * each < n ? block * each : n;
+    uint32_t end = n - begin < each ? n : begin + each;
+    uint32_t first = (uint32_t) (w->first % m->size.pages);
+    /* from one of a thread's pages to its next */
+    uint32_t heads = MANAGER_THREADS / w->more;
+    uint32_t entries = MANAGER_THREADS % w->more;
 
     EACH_THREAD (tid) {
-        for (uint32_t i = block * MANAGER_THREADS + tid; i < n;
-             i += MANAGER_TOGETHER * stride) {
+        uint32_t i = begin + tid, head = i / w->more, entry = i % w->more;
+
+        while (i < end) {
             int32_t page[MANAGER_TOGETHER];
             bool good[MANAGER_TOGETHER];
-            uint32_t k, j;
+            uint32_t k;
 
-            for (k = 0, j = i; k < MANAGER_TOGETHER; k++, j += stride) {
-                page[k] = j < n ? m->ring[(w->first + j) % m->size.pages] : -1;
+            for (k = 0; k < MANAGER_TOGETHER; k++) {
+                page[k] = manager_ring_page(m, first, i + k * MANAGER_THREADS,
+                                            end);
             }
             for (k = 0; k < MANAGER_TOGETHER; k++) {
                 good[k] = page[k] >= 0 && m->owner[page[k]] == MANAGER_NOBODY;
             }
-            for (k = 0, j = i; k < MANAGER_TOGETHER && j < n;
-                 k++, j += stride) {
+            for (k = 0; k < MANAGER_TOGETHER && i < end; k++) {
                 if (good[k]) {
                     m->owner[page[k]] = (uint32_t) w->slot;
                     MANAGER_POISON(m, page[k]);
                 } else {
                     MANAGER_ADD_ALL(&m->report->faults, 1);
                 }
-                manager_row(
-                    m, w->slot,
-                    j / w->more)[w->dense_pages + j % w->more] = page[k];
+                manager_row(m, w->slot, head)[w->dense_pages + entry] = page[k];
+                i += MANAGER_THREADS;
+                head += heads;
+                entry += entries;
+                if (entry >= w->more) {
+                    entry -= w->more;
+                    head++;
+                }
             }
         }
     }
