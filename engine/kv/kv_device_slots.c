@@ -360,6 +360,7 @@ tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     tr_kv_policy_for(&kv->policy[slot].origin, len, &policy);
     complete.rule = policy.rule;
     manager_job(&kv->m, &complete, &job);
+    assert(job.granted); /* the device will say the same */
     if (x->trial == TR_KV_DONE && len == x->trial_len) {
         become(g, &job, x->low, &policy); /* as reported */
         x->steps = 0;

@@ -26,15 +26,31 @@
  * must be.  A page with two owners means that one sequence reads another's text:
  * there is no state to go on with. */
 static void
-trust(const tr_kv_cache_t *kv)
+trust(const tr_kv_cache_t *kv, const char *call, int32_t slot)
 {
     const tr_kv_report_t *r = kv->m.report;
 
     if (r->faults != 0 || r->n_refused != 0) {
-        tr_log(TR_LEVEL_ERROR, "kv pages corrupt faults=%u refused=%u",
-               r->faults, r->n_refused);
+        tr_log(TR_LEVEL_ERROR,
+               "kv pages corrupt call=%s slot=%d faults=%u refused=%u"
+               " free=%lld pages=%u steps=%llu",
+               call, slot, r->faults, r->n_refused,
+               (long long) (r->end - r->start), kv->m.size.pages,
+               (unsigned long long) r->steps);
         abort();
     }
+}
+
+/* Of the requests of a batch, the one that was refused, or -1: none. */
+static int32_t
+refused_slot(const tr_kv_cache_t *kv, const int32_t *slots, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (kv->m.result[i] == TR_KV_REFUSED) {
+            return slots[i];
+        }
+    }
+    return n == 1 ? slots[0] : -1;
 }
 
 /* ---- slots -------------------------------------------------------------- */
@@ -48,7 +64,7 @@ host_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
         return -1;
     }
     tr_kv_host_open(&kv->m, &open, 1);
-    trust(kv);
+    trust(kv, "open", open.slot);
     return open.slot;
 }
 
@@ -84,13 +100,16 @@ static void
 host_close(tr_kv_cache_t *kv, int32_t slot)
 {
     const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+    uint32_t pages = s->out ? 0 : s->pages;
 
     kv->totals.tokens -= s->tokens;
     if (s->out) {
         drop_swapped(kv, slot);
     }
     tr_kv_host_close(&kv->config.stream, &kv->m, &slot, 1);
-    trust(kv);
+    trust(kv, "close", slot);
+    assert(kv->m.wish[0].pages == pages); /* all that it took came back */
+    (void) pages;
     tr_kv_drop_slot(kv, slot);
 }
 
@@ -101,6 +120,7 @@ host_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 
     assert(!tr_kv_slot(kv, slot)->out && len >= kv->m.slot[slot].tokens);
     tr_kv_host_prompt(&kv->m, &begin, 1);
+    trust(kv, "prompt", slot);
 }
 
 static void
@@ -118,7 +138,7 @@ host_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
         kv->ask[i] = (tr_kv_ask_t){ slots[i], TR_KV_ANY, lens[i] };
     }
     tr_kv_host_step(&kv->config.stream, &kv->m, kv->ask, n);
-    trust(kv);
+    trust(kv, "reserve", refused_slot(kv, slots, n));
     for (i = 0; i < n; i++) {
         const manager_wish_t *w = &kv->m.wish[i];
 
@@ -146,7 +166,7 @@ host_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     tr_kv_policy_for(&kv->policy[slot].origin, len, &begun);
     c.rule = begun.rule;
     tr_kv_host_plan_prompts(t, &kv->m, &c, 1, kv->work);
-    trust(kv);
+    trust(kv, "compress", slot);
     if (kv->m.result[0] != TR_KV_GRANTED) {
         return TR_AGAIN;
     }
@@ -158,7 +178,7 @@ host_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
         rc = TR_ERR_INTERNAL;
     }
     tr_kv_host_install_prompts(t, &kv->m, 1);
-    trust(kv);
+    trust(kv, "install", slot);
     if (job->move) {
         kv->policy[slot].begun = begun;
         kv->totals.tokens -= before - len;
@@ -178,7 +198,7 @@ host_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
     host_reserve_batch(kv, &to, &len, 1, &rc);
     if (rc == TR_OK) {
         tr_kv_host_fork(&kv->config.stream, &kv->m, NULL, 0, &fork, 1);
-        trust(kv);
+        trust(kv, "fork", to);
     }
     return rc;
 }
@@ -285,7 +305,7 @@ host_swap_out(tr_kv_cache_t *kv, int32_t slot)
     kv->swap.used += pages;
     kv->totals.swapped_pages += pages;
     tr_kv_host_give(&kv->m, slot, kv->moved, pages);
-    trust(kv);
+    trust(kv, "swap_out", slot);
     return TR_OK;
 }
 
@@ -296,7 +316,7 @@ host_swap_in(tr_kv_cache_t *kv, int32_t slot)
 
     assert(kv->m.slot[slot].out);
     tr_kv_host_take(&kv->m, slot, kv->moved, &got, pages);
-    trust(kv);
+    trust(kv, "swap_in", slot);
     if (got != pages) {
         return TR_AGAIN;
     }
@@ -410,12 +430,20 @@ make_manager(tr_kv_cache_t *kv, uint32_t pages, tr_error_t *err)
     kv->pool = map(kv->pool_size);
     kv->ask = calloc(c->slots, sizeof(*kv->ask));
     kv->moved = calloc(kv->swap.n + 1, sizeof(*kv->moved));
-    if (kv->memory == NULL || kv->pool == NULL || kv->ask == NULL
-        || kv->moved == NULL || !tr_kv_slots_memory(kv)) {
+    if (kv->pool == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "kv_memory",
-                            "cannot map %zu bytes for %u KV pages and %zu for"
-                            " the tables of %u sequences",
-                            kv->pool_size, pages, kv->memory_size, c->slots);
+                            "cannot map %zu bytes for %u KV pages",
+                            kv->pool_size, pages);
+    }
+    if (kv->memory == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "max_num_seqs",
+                            "cannot map %zu bytes for the block tables of %u"
+                            " sequences of %u tokens",
+                            kv->memory_size, c->slots, c->max_len);
+    }
+    if (kv->ask == NULL || kv->moved == NULL || !tr_kv_slots_memory(kv)) {
+        return tr_error_set(err, TR_ERR_NOMEM, "", "no memory for %u sequences",
+                            c->slots);
     }
     kv->view.pool = kv->pool;
     tr_kv_host_create(&kv->view, &size, kv->memory, &kv->m);

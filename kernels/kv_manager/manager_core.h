@@ -18,6 +18,8 @@
 #ifndef TR_KV_MANAGER_CORE_H
 #define TR_KV_MANAGER_CORE_H
 
+#include <assert.h>
+
 #include "manager.h"
 
 /* Threads of a block, partial sums added by one of them, and threads that share
@@ -61,6 +63,7 @@ static_assert(MANAGER_CHUNK <= MANAGER_THREADS
     EACH_THREAD (i)    \
         if (i < (n))
 #define MANAGER_ROLLED _Pragma("unroll 1") /* the loop is short, its code not */
+#define MANAGER_ASSERT(x) ((void) 0)
 #define MANAGER_OWN(type, name) type name
 #define MINE(name, i) name
 #define MANAGER_PREFETCH(at) ((void) (at))
@@ -82,6 +85,7 @@ static_assert(MANAGER_CHUNK <= MANAGER_THREADS
 #define EACH_AHEAD(i, n) for (uint32_t i = 0; i < (n); i++)
 #define EACH_FEW(i, n) EACH (i, n)
 #define MANAGER_ROLLED
+#define MANAGER_ASSERT(x) assert(x)
 #define MANAGER_OWN(type, name) type name[MANAGER_AHEAD]
 #define MINE(name, i) name[i]
 #define MANAGER_PREFETCH(at) __builtin_prefetch(at)

@@ -157,6 +157,9 @@ manager_leave(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t head,
     h->mark.length = w->n;
     h->mark.score = w->scored ? manager_float(m, row[w->entry], w->offset) : 0;
     h->to = tr_kv_rule_leave(&m->slot[w->slot].rule, &h->mark, h->count);
+    MANAGER_ASSERT(
+        h->to == TR_KV_NOWHERE
+        || (h->to >= 0 && h->to < (int) m->slot[w->slot].rule.n_levels));
     h->look = false;
     h->index = 0;
     if (h->to < 0 || m->place[q->list_layout[h->to]].score == 0) {
@@ -251,6 +254,9 @@ manager_move(const tr_kv_manager_t *m, const manager_wish_t *w,
         down = tr_kv_rule_downgrade(&m->slot[w->slot].rule, (uint32_t) h->to,
                                     &h->mark, after);
     }
+    MANAGER_ASSERT(
+        down == TR_KV_STAYS || down == TR_KV_NOWHERE
+        || (down > h->to && down < (int) m->slot[w->slot].rule.n_levels));
     if (down != TR_KV_STAYS) {
         grows = down;
         if (h->look) { /* it makes room for the one that comes */

@@ -10,18 +10,14 @@
 
 #include <cmocka.h>
 
-#include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "engine/kv/kv_cache.h"
 #include "engine/kv/kv_internal.h"
 #include "engine/kv/kv_pages.h"
 #include "kernels/kv_manager/host.h"
+#include "tests/unit/fixtures/must_abort.h"
 
 static uint64_t random_state = 88172645463325252ull;
 
@@ -32,27 +28,6 @@ random_below(uint32_t n)
     random_state ^= random_state >> 7;
     random_state ^= random_state << 17;
     return (uint32_t) ((random_state >> 32) % n);
-}
-
-/* Runs f in a child that must end by abort(). */
-static void
-must_abort(void (*f)(void *), void *arg)
-{
-    int status;
-    pid_t pid = fork();
-
-    if (pid == 0) {
-        struct rlimit none = { 0, 0 };
-        int null = open("/dev/null", O_WRONLY);
-
-        setrlimit(RLIMIT_CORE, &none);
-        signal(SIGABRT, SIG_DFL);
-        dup2(null, STDERR_FILENO);
-        f(arg);
-        _exit(0);
-    }
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
 }
 
 /* ---- the ring of pages -------------------------------------------------- */
@@ -242,10 +217,10 @@ swap_faults_are_fatal(void **state)
 
     (void) state;
     assert_int_equal(tr_kv_pages_init(&p, 8, 64, &err), TR_OK);
-    must_abort(swap_give_twice, &p);
-    must_abort(swap_give_of_another, &p);
-    must_abort(swap_give_no_page, &p);
-    must_abort(swap_take_twice, &p);
+    must_abort(swap_give_twice, &p, "kv pages corrupt");
+    must_abort(swap_give_of_another, &p, "kv pages corrupt");
+    must_abort(swap_give_no_page, &p, "kv pages corrupt");
+    must_abort(swap_take_twice, &p, "kv pages corrupt");
     /* a lost page does not go unseen either */
     assert_true(tr_kv_pages_sound(&p));
     p.used++;
@@ -263,6 +238,31 @@ lose_page(void *arg)
     tr_kv_reserve(kv, slot, 1);
     kv->m.owner[manager_row(&kv->m, slot, 0)[0]] = 77;
     tr_kv_close(kv, slot);
+}
+
+/* So does one that it has beyond those that come back, */
+static void
+lose_count(void *arg)
+{
+    tr_kv_cache_t *kv = arg;
+    int32_t slot = tr_kv_open(kv, NULL);
+
+    tr_kv_reserve(kv, slot, 1);
+    kv->m.slot[slot].pages++;
+    tr_kv_close(kv, slot);
+}
+
+/* and a request that the manager refused. */
+static void
+go_on_refused(void *arg)
+{
+    tr_kv_cache_t *kv = arg;
+    int32_t slot = tr_kv_open(kv, NULL);
+
+    kv->m.slot[slot].out = true;
+    tr_kv_host_prompt(&kv->m, &(tr_kv_begin_t){ slot, 1 }, 1);
+    kv->m.slot[slot].out = false;
+    tr_kv_prompt(kv, slot, 1);
 }
 
 /* ---- the cache ---------------------------------------------------------- */
@@ -363,13 +363,59 @@ cache_refuses(void **state)
     assert_int_equal(tr_kv_cache_create(&c, &kv, &err), TR_ERR_INVALID);
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+/* Who has an address space of 2 GiB is told which setting asks for more. */
+static void
+cache_names_what_is_too_much(void **state)
+{
+    struct rlimit space = { 2ull << 30, 2ull << 30 };
+    tr_kv_config_t c = { .layers = 32,
+                         .lists = 8,
+                         .head_dim = 64,
+                         .slots = 4,
+                         .max_len = 1000,
+                         .memory = 1ull << 33,
+                         .policies = full_only,
+                         .n_policies = 1 };
+    tr_kv_cache_t *kv;
+    tr_error_t err;
+    pid_t pid = fork();
+    int status;
+
+    (void) state;
+    if (pid == 0) {
+        setrlimit(RLIMIT_AS, &space);
+        if (tr_kv_cache_create(&c, &kv, &err) != TR_ERR_NOMEM
+            || strcmp(err.param, "kv_memory") != 0) {
+            _exit(1);
+        }
+        c.memory = 1ull << 30; /* 170,000 pages, 682 entries a row */
+        c.slots = 4096;
+        c.max_len = 100000;
+        if (tr_kv_cache_create(&c, &kv, &err) != TR_ERR_NOMEM
+            || strcmp(err.param, "max_num_seqs") != 0) {
+            _exit(2);
+        }
+        c.slots = 4;
+        _exit(tr_kv_cache_create(&c, &kv, &err) == TR_OK ? 0 : 3);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+#endif
+
 static void
 cache_faults_are_fatal(void **state)
 {
     tr_kv_cache_t *kv = make(1, 2, 64, 3, 100, 10);
 
     (void) state;
-    must_abort(lose_page, kv);
+    must_abort(lose_page, kv,
+               "kv pages corrupt call=close slot=0 faults=1 refused=0");
+    must_abort(lose_count, kv, "wish[0].pages == pages");
+    must_abort(go_on_refused, kv,
+               "kv pages corrupt call=prompt slot=0 faults=0 refused=1");
     tr_kv_cache_free(kv);
 }
 
@@ -523,7 +569,7 @@ cache_double_close_is_fatal(void **state)
     tr_kv_cache_t *kv = make(1, 1, 64, 2, 100, 4);
 
     (void) state;
-    must_abort(close_twice, kv);
+    must_abort(close_twice, kv, "slot[slot].open");
     tr_kv_cache_free(kv);
 }
 
@@ -670,6 +716,9 @@ main(void)
 #endif
         cmocka_unit_test(cache_geometry),
         cmocka_unit_test(cache_refuses),
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+        cmocka_unit_test(cache_names_what_is_too_much),
+#endif
         cmocka_unit_test(cache_exhaustion),
         cmocka_unit_test(cache_holds_max_len_exactly),
         cmocka_unit_test(cache_fork_copies),

@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "tests/unit/fixtures/kv_rig.h"
+#include "tests/unit/fixtures/must_abort.h"
 
 #define HIGH                \
     {                       \
@@ -482,6 +483,32 @@ without_swap_memory(void **state)
 
 /* ---- one token's move --------------------------------------------------- */
 
+/* A rule that sends tokens where the policy has no level. */
+static void
+leave_for_no_level(void *arg)
+{
+    tr_kv_cache_t *kv = arg;
+
+    kv->m.slot[0].rule.kind = TR_KV_RULE_ALL;
+    kv->m.slot[0].rule.n_levels = 0;
+    tr_kv_reserve(kv, 0, kv->m.slot[0].tokens + 1);
+}
+
+static void
+wrong_levels_are_fatal(void **state)
+{
+    const tr_kv_policy_t *const policies[] = { &tens };
+    tr_kv_cache_t *kv = make(policies, 1, 1, 100, 50, 0);
+    int32_t slot = compressed(kv, NULL, 50);
+
+    (void) state;
+    assert_int_equal(slot, 0);
+    must_abort(leave_for_no_level, kv, "rule.n_levels");
+    assert_int_equal(tr_kv_reserve(kv, 0, 51), TR_OK);
+    tr_kv_close(kv, slot);
+    tr_kv_cache_free(kv);
+}
+
 /* From now on the first list has room for ten tokens, the second for all. */
 static void
 ten_high(tr_kv_cache_t *kv, int32_t slot)
@@ -613,6 +640,7 @@ main(void)
         cmocka_unit_test(swap_is_exact),
         cmocka_unit_test(swap_takes_the_same_pages_again),
         cmocka_unit_test(without_swap_memory),
+        cmocka_unit_test(wrong_levels_are_fatal),
         cmocka_unit_test(candidate_against_victim),
         cmocka_unit_test(window_fills_first),
     };
