@@ -61,10 +61,19 @@ struct tr_kernels {
                    const float *weight, float eps, float *y, size_t ldy);
 
     /* angles[r][0][i] = cos, angles[r][1][i] = sin of row_pos[r] *
-     * inv_freq[i], i < half. */
+     * inv_freq[i], i < half, both times amp[i] and row_scale[r] (NULL: 1). */
     int (*rope_angles)(const tr_stream_t *s, const uint32_t *row_pos,
-                       uint32_t rows, const float *inv_freq, uint32_t half,
-                       float *angles);
+                       uint32_t rows, const float *inv_freq, const float *amp,
+                       const float *row_scale, uint32_t half, float *angles);
+
+    /* y[r][i] += scale * x[r][i], i < n. */
+    int (*add_scaled)(const tr_stream_t *s, const float *x, size_t ldx,
+                      uint32_t rows, uint32_t n, float scale, float *y,
+                      size_t ldy);
+
+    /* x[r][i] *= scale; then, unless cap is 0, x = cap * tanh(x / cap). */
+    int (*scale_cap)(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
+                     uint32_t n, float scale, float cap);
 
     /* Rotates each head's pairs (i, i + head_dim / 2), in place. */
     int (*rope)(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,

@@ -96,7 +96,17 @@ typedef struct {
                                * step: as they are after its moves */
     const tr_kv_move_t *move; /* [slots][layers][lists] */
     tr_kv_victim_t *victim;   /* [slots][layers][lists][TR_KV_LISTS_MAX] */
+    /* [layers], or NULL: a query sees that many positions, its own included; 0:
+     * all.  The heads of such a layer keep all in dense pages: base is 0 there,
+     * nothing is scored. */
+    const uint32_t *reach;
 } tr_kv_view_t;
+
+TR_HD uint32_t
+tr_kv_reach(const tr_kv_view_t *v, uint32_t layer)
+{
+    return v->reach == NULL ? 0 : v->reach[layer];
+}
 
 TR_HD size_t
 tr_kv_head(const tr_kv_view_t *v, int32_t slot, uint32_t layer, uint32_t list)

@@ -15,7 +15,7 @@ act_row(const tr_act_row_f rows[TR_ACTS], tr_act_t act)
 }
 
 /* Launchers that differ only in the inner function they are given. */
-#define BACKEND(isa, panel, silu, codec, tile)                                 \
+#define BACKEND(isa, panel, codec, tile)                                       \
     static int matmul_##isa(const tr_stream_t *s, const tr_matrix_t *m,        \
                             const float *x, size_t ldx, uint32_t rows,         \
                             float *y, size_t ldy, int add)                     \
@@ -31,7 +31,8 @@ act_row(const tr_act_row_f rows[TR_ACTS], tr_act_t act)
                               tr_norm_row_##isa);                              \
     }                                                                          \
     static const tr_act_row_f act_rows_##isa[TR_ACTS] = {                      \
-        [TR_ACT_SILU] = silu                                                   \
+        [TR_ACT_SILU] = tr_silu_row_##isa,                                     \
+        [TR_ACT_GELU_TANH] = tr_gelu_tanh_row_##isa                            \
     };                                                                         \
     static int act_mul_##isa(const tr_stream_t *s, tr_act_t act,               \
                              const float *x, size_t ldx, uint32_t rows,        \
@@ -79,7 +80,9 @@ act_row(const tr_act_row_f rows[TR_ACTS], tr_act_t act)
         .rmsnorm = rmsnorm_##isa,                                              \
         .rope_angles = tr_cpu_rope_angles,                                     \
         .rope = tr_cpu_rope,                                                   \
-        .acts = 1u << TR_ACT_SILU,                                             \
+        .add_scaled = tr_cpu_add_scaled,                                       \
+        .scale_cap = tr_cpu_scale_cap,                                         \
+        .acts = 1u << TR_ACT_SILU | 1u << TR_ACT_GELU_TANH,                    \
         .act_mul = act_mul_##isa,                                              \
         .gated = gated_##isa,                                                  \
         .kv_append = kv_append_##isa,                                          \
@@ -89,11 +92,9 @@ act_row(const tr_act_row_f rows[TR_ACTS], tr_act_t act)
         .attention_work = tr_cpu_attention_work,                               \
     };
 
-BACKEND(c, tr_panel_blas, tr_silu_row_c, tr_kv_codec_c, &tr_attention_c)
-BACKEND(avx2, tr_panel_avx2, tr_silu_row_avx2, tr_kv_codec_avx2,
-        &tr_attention_avx2)
-BACKEND(avx512, tr_panel_avx512, tr_silu_row_avx512, tr_kv_codec_avx512,
-        &tr_attention_avx512)
+BACKEND(c, tr_panel_blas, tr_kv_codec_c, &tr_attention_c)
+BACKEND(avx2, tr_panel_avx2, tr_kv_codec_avx2, &tr_attention_avx2)
+BACKEND(avx512, tr_panel_avx512, tr_kv_codec_avx512, &tr_attention_avx512)
 
 const tr_kernels_t *
 tr_kernels_cpu(const char *isa)

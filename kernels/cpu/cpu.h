@@ -14,8 +14,17 @@
 #include "kernels/cpu/kv/kv_store.h"
 #include "kernels/thread_pool.h"
 
+#define TR_GELU_SLOPE 0.7978845608028654f /* sqrt(2 / pi) */
+#define TR_GELU_CUBE 0.044715f
+
 /* act(gate) * up of one row. */
 typedef void (*tr_act_row_f)(const float *gate, const float *up, float *out,
+                             uint32_t n);
+void tr_gelu_tanh_row_c(const float *gate, const float *up, float *out,
+                        uint32_t n);
+void tr_gelu_tanh_row_avx2(const float *gate, const float *up, float *out,
+                           uint32_t n);
+void tr_gelu_tanh_row_avx512(const float *gate, const float *up, float *out,
                              uint32_t n);
 void tr_silu_row_c(const float *gate, const float *up, float *out, uint32_t n);
 void tr_silu_row_avx2(const float *gate, const float *up, float *out,
@@ -94,9 +103,15 @@ tr_norm_scale(float squares, uint32_t n, float eps)
     return 1.0f / sqrtf(squares / (float) n + eps);
 }
 
+int tr_cpu_add_scaled(const tr_stream_t *s, const float *x, size_t ldx,
+                      uint32_t rows, uint32_t n, float scale, float *y,
+                      size_t ldy);
+int tr_cpu_scale_cap(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
+                     uint32_t n, float scale, float cap);
+
 int tr_cpu_rope_angles(const tr_stream_t *s, const uint32_t *row_pos,
-                       uint32_t rows, const float *inv_freq, uint32_t half,
-                       float *angles);
+                       uint32_t rows, const float *inv_freq, const float *amp,
+                       const float *row_scale, uint32_t half, float *angles);
 int tr_cpu_rope(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
                 uint32_t heads, uint32_t head_dim, const float *angles);
 

@@ -159,7 +159,7 @@ rows_valid(const tr_step_t *a, uint32_t *max_len, uint32_t *compressed)
         }
         end = tr_step_pos(a, i) + n;
         if (!tr_step_dense(a, i)) {
-            if (n != 1 || end != tr_step_seq(a, i)->base) {
+            if (n != 1 || end != tr_step_base(a, i)) {
                 return false;
             }
             ++*compressed;

@@ -111,6 +111,8 @@ typedef struct {
     uint32_t n_runs;
     const int32_t *table; /* pages of dense tokens */
     uint32_t pos, n_pos;  /* as dense tokens; n_pos * group <= TR_TILE_ROWS */
+    uint32_t reach;       /* dense tokens that a query sees, its own included;
+                           * 0: all before it; else no runs, nothing scored */
     uint32_t group;       /* query heads */
     const float *q;       /* [n_pos][group * head_dim] */
     size_t ldq;
@@ -126,6 +128,13 @@ typedef struct {
     const int32_t *next_table;
     uint32_t n_next;
 } tr_attention_tile_t;
+
+/* The first dense token that the query of token `pos` sees. */
+static inline uint32_t
+tr_tile_from(const tr_attention_tile_t *t, uint32_t pos)
+{
+    return t->reach != 0 && pos >= t->reach ? pos - t->reach + 1 : 0;
+}
 
 /* Floats of scratch that a tile needs. */
 static inline size_t

@@ -67,7 +67,7 @@ attend(const tr_attention_tile_t *t, uint32_t pos, const float *q, online_t *o)
             }
         }
     }
-    for (uint32_t i = 0; i <= pos; i++) {
+    for (uint32_t i = tr_tile_from(t, pos); i <= pos; i++) {
         const uint8_t *page = tr_kv_page_at(t->kv, t->table[i / dense->tokens]);
 
         tr_unpack_key(dense, page, i % dense->tokens, key);

@@ -15,8 +15,8 @@ choose_pages(const tr_step_t *a, const tr_kv_seq_t *seq, tr_attention_tile_t *t,
     uint32_t *bound = (uint32_t *) (scratch + a->scratch_size
                                     - tr_pad(3 * (size_t) n * 4, 64));
 
-    if (t->n_pos != 1 || want == 0 || n <= want || a->layer < seq->read_layer
-        || seq->scored || l->digest == 0) {
+    if (t->n_pos != 1 || t->reach != 0 || want == 0 || n <= want
+        || a->layer < seq->read_layer || seq->scored || l->digest == 0) {
         return;
     }
     for (uint32_t i = 0; i < n; i++) {
@@ -38,7 +38,7 @@ look_ahead(const tr_step_t *a, uint32_t piece, tr_attention_tile_t *t)
 {
     uint32_t seq;
 
-    if (piece >= a->starts[a->rows->n_seqs]) {
+    if (piece >= a->starts[a->rows->n_seqs] || t->reach != 0) {
         return;
     }
     seq = tr_seq_of(a->starts, a->rows->n_seqs, piece);
@@ -56,7 +56,7 @@ look_ahead(const tr_step_t *a, uint32_t piece, tr_attention_tile_t *t)
 static uint32_t
 tile_positions(const tr_step_t *a, uint32_t seq)
 {
-    uint32_t base = tr_step_seq(a, seq)->base;
+    uint32_t base = tr_step_base(a, seq);
     uint32_t end = tr_step_pos(a, seq) + tr_step_rows(a, seq);
     uint32_t rows = TR_TILE_ROWS;
 
@@ -82,8 +82,9 @@ tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
     const tr_kv_seq_t *s = tr_step_seq(a, seq);
     uint32_t dim = a->kv->head_dim, lists = a->kv->lists, list = i % lists;
     uint32_t n_pos = tile_positions(a, seq);
-    uint32_t tile = s->scored ? i / lists
-                              : tr_step_tiles(a, seq) - 1 - i / lists;
+    uint32_t reach = tr_kv_reach(a->kv, a->layer);
+    bool scored = tr_step_scores(a, seq);
+    uint32_t tile = scored ? i / lists : tr_step_tiles(a, seq) - 1 - i / lists;
     uint32_t row = rows->seq_row[seq] + tile * n_pos;
     uint32_t left = rows->seq_row[seq + 1] - row;
     int32_t slot = rows->seq_slot[seq];
@@ -92,9 +93,12 @@ tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
     tr_attention_tile_t t = {
         .kv = a->kv,
         .run = run,
-        .n_runs = tr_attention_runs(a->kv, slot, a->layer, list, run),
+        .n_runs = reach != 0
+                      ? 0
+                      : tr_attention_runs(a->kv, slot, a->layer, list, run),
         .table = tr_kv_table(a->kv, slot, a->layer, list),
-        .pos = rows->row_pos[row] - s->base,
+        .pos = rows->row_pos[row] - tr_step_base(a, seq),
+        .reach = reach,
         .n_pos = left < n_pos ? left : n_pos,
         .group = a->group,
         .q = a->q + row * a->ldq + column,
@@ -109,7 +113,7 @@ tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
         choose_pages(a, s, &t, scratch);
         look_ahead(a, next, &t);
     }
-    if (s->scored) {
+    if (scored) {
         a->isa->tile(tr_turns_tile(a, &t, worker), (float *) scratch);
         tr_turns_score(a, seq, list, row, worker, (float *) scratch);
     } else {

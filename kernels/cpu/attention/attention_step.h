@@ -64,6 +64,13 @@ tr_step_seq(const tr_step_t *a, uint32_t seq)
     return &a->kv->seq[a->rows->seq_slot[seq]];
 }
 
+/* Positions from here on are dense, in this layer. */
+static inline uint32_t
+tr_step_base(const tr_step_t *a, uint32_t seq)
+{
+    return tr_kv_reach(a->kv, a->layer) != 0 ? 0 : tr_step_seq(a, seq)->base;
+}
+
 static inline uint32_t
 tr_step_pos(const tr_step_t *a, uint32_t seq)
 {
@@ -79,13 +86,14 @@ tr_step_rows(const tr_step_t *a, uint32_t seq)
 static inline bool
 tr_step_dense(const tr_step_t *a, uint32_t seq)
 {
-    return tr_step_pos(a, seq) >= tr_step_seq(a, seq)->base;
+    return tr_step_pos(a, seq) >= tr_step_base(a, seq);
 }
 
 static inline bool
 tr_step_scores(const tr_step_t *a, uint32_t seq)
 {
-    return tr_step_dense(a, seq) && tr_step_seq(a, seq)->scored;
+    return tr_kv_reach(a->kv, a->layer) == 0 && tr_step_dense(a, seq)
+           && tr_step_seq(a, seq)->scored;
 }
 
 /* The victims of a head, none so far. */

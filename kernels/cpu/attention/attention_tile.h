@@ -37,17 +37,22 @@
 
 static const uint16_t zero_row[TR_HEAD_DIM_MAX];
 
-/* Addresses of positions [b, b + n), of zeros after `last`: divisions once a
- * block, not a token. */
+/* Addresses of positions [b, b + n), of zeros before `from` and after `last`:
+ * divisions once a block, not a token. */
 static inline void
 find_block(const tr_kv_view_t *kv, const int32_t *table, uint32_t b, uint32_t n,
-           uint32_t last, const uint16_t **key, const uint16_t **value)
+           uint32_t from, uint32_t last, const uint16_t **key,
+           const uint16_t **value)
 {
     size_t dim = kv->head_dim, to_value = kv->layout[0].value / 2;
     uint32_t tokens = kv->layout[0].tokens;
-    uint32_t entry = b / tokens, at = b % tokens;
+    uint32_t i = from > b ? (from - b < n ? from - b : n) : 0;
+    uint32_t entry = (b + i) / tokens, at = (b + i) % tokens;
 
-    for (uint32_t i = 0; i < n;) {
+    for (uint32_t j = 0; j < i; j++) {
+        key[j] = value[j] = zero_row;
+    }
+    while (i < n) {
         uint32_t run = last - (b + i) + 1;
         const uint16_t *k;
 
@@ -157,18 +162,27 @@ load_run_values(const tr_kv_layout_t *l, const tr_block_t *b, float *values)
     }
 }
 
+/* Columns [from, n) of a vector that begins at column `at`, others `rest`. */
+static inline __attribute__((always_inline)) vec
+v_between(vec v, uint32_t at, uint32_t from, uint32_t n, vec rest)
+{
+    v = v_first(n > at ? n - at : 0, v, rest);
+    return from > at ? v_first(from - at, rest, v) : v;
+}
+
 /* Turns a row's scores into weights e^(s - m), m being the row's new maximum;
- * the first n of `vecs` vectors count (all when `full`).  Returns their sum. */
+ * columns [from, n) of `vecs` vectors count (all when `full`).  Returns their
+ * sum. */
 static inline __attribute__((always_inline)) float
-softmax_row(float *s, uint32_t n, uint32_t vecs, bool full, float *max)
+softmax_row(float *s, uint32_t from, uint32_t n, uint32_t vecs, bool full,
+            float *max)
 {
     vec v[BLOCK_VECS], top = v_set1(*max), total = v_set1(0);
 
     for (uint32_t j = 0; j < vecs; j++) {
         v[j] = v_load(s + j * V_WIDTH);
         if (!full) {
-            v[j] = v_first(n > j * V_WIDTH ? n - j * V_WIDTH : 0, v[j],
-                           v_set1(-INFINITY));
+            v[j] = v_between(v[j], j * V_WIDTH, from, n, v_set1(-INFINITY));
         }
         top = v_max(top, v[j]);
     }
@@ -177,8 +191,7 @@ softmax_row(float *s, uint32_t n, uint32_t vecs, bool full, float *max)
     for (uint32_t j = 0; j < vecs; j++) {
         v[j] = v_exp(v_sub(v[j], top));
         if (!full) {
-            v[j] = v_first(n > j * V_WIDTH ? n - j * V_WIDTH : 0, v[j],
-                           v_set1(0));
+            v[j] = v_between(v[j], j * V_WIDTH, from, n, v_set1(0));
         }
         v_store(s + j * V_WIDTH, v[j]);
         total = v_add(total, v[j]);
@@ -186,24 +199,28 @@ softmax_row(float *s, uint32_t n, uint32_t vecs, bool full, float *max)
     return v_hsum(total);
 }
 
+/* Which columns of a block a row sees: [from, end). */
+typedef struct {
+    uint32_t from, end;
+} seen_t;
+
 /* Softmax of n rows of scores, lds apart and `width` columns wide, of which row
- * i sees the first seen[i].  keep: by how much what was summed before
- * shrinks. */
+ * i sees seen[i].  keep: by how much what was summed before shrinks. */
 static inline void
 softmax_rows(float *s, size_t lds, uint32_t n, uint32_t width,
-             const uint32_t *seen, float *max, float *sum, float *keep)
+             const seen_t *seen, float *max, float *sum, float *keep)
 {
     float shrink[V_WIDTH] = { 0 }, total[V_ROWS];
 
     for (uint32_t i = 0; i < n; i++) {
         float before = max[i];
 
-        if (seen[i] >= BLOCK) {
-            total[i] = softmax_row(s + i * lds, BLOCK, BLOCK_VECS, true,
+        if (seen[i].end >= BLOCK && seen[i].from == 0) {
+            total[i] = softmax_row(s + i * lds, 0, BLOCK, BLOCK_VECS, true,
                                    &max[i]);
         } else {
-            total[i] = softmax_row(s + i * lds, seen[i], width / V_WIDTH, false,
-                                   &max[i]);
+            total[i] = softmax_row(s + i * lds, seen[i].from, seen[i].end,
+                                   width / V_WIDTH, false, &max[i]);
         }
         shrink[i] = before - max[i];
     }
@@ -279,7 +296,8 @@ tile_begin(tile_t *a, const tr_attention_tile_t *t, float *scratch)
                     v_mul(v_load(in + d), v_set1(t->scale)));
             v_store(a->o + r * dim + d, v_set1(0));
         }
-        a->max[r] = -INFINITY;
+        /* a row of a limited reach may see nothing of its first blocks */
+        a->max[r] = t->reach != 0 ? -1e30f : -INFINITY;
         a->sum[r] = 0;
     }
 }
@@ -304,8 +322,8 @@ typedef struct {
  * which row r + i sees seen[i]; from: NULL when keys and values were
  * converted. */
 static inline __attribute__((always_inline)) void
-tile_rows(tile_t *a, uint32_t r, uint32_t n, uint32_t width,
-          const uint32_t *seen, const halves_t *from)
+tile_rows(tile_t *a, uint32_t r, uint32_t n, uint32_t width, const seen_t *seen,
+          const halves_t *from)
 {
     uint32_t dim = a->dim;
     float keep[V_ROWS], *s = a->s;
@@ -337,7 +355,8 @@ tile_rows(tile_t *a, uint32_t r, uint32_t n, uint32_t width,
 static void
 tile_run_block(tile_t *a, const tr_run_t *run, uint32_t i)
 {
-    uint32_t seen[V_ROWS], width;
+    uint32_t width;
+    seen_t seen[V_ROWS];
     tr_block_t block;
 
     tr_run_block(a->t->kv, run, i, &block);
@@ -348,7 +367,7 @@ tile_run_block(tile_t *a, const tr_run_t *run, uint32_t i)
     load_run_values(run->layout, &block, a->values);
     keep_block(a, width);
     for (uint32_t j = 0; j < V_ROWS; j++) {
-        seen[j] = block.n;
+        seen[j] = (seen_t){ 0, block.n };
     }
     for (uint32_t r = 0; r < a->rows; r += V_ROWS) {
         tile_rows(a, r, a->rows - r < V_ROWS ? a->rows - r : V_ROWS, width,
@@ -365,7 +384,8 @@ tile_dense_block(tile_t *a, uint32_t b)
     uint32_t first = b > t->pos ? (b - t->pos) * t->group : 0;
     /* what lies after the last query has weight zero: leave it out, here for
      * the tile, below for each group of rows */
-    uint32_t used = dense_width(t, b), seen[V_ROWS];
+    uint32_t used = dense_width(t, b), from_token = tr_tile_from(t, t->pos);
+    seen_t seen[V_ROWS];
     const uint16_t *key[BLOCK] = { NULL }, *value[BLOCK] = { NULL };
     const uint16_t *next_key[BLOCK], *next_value[BLOCK];
     bool ahead = t->n_next > b;
@@ -373,9 +393,9 @@ tile_dense_block(tile_t *a, uint32_t b)
                             ahead ? next_value : NULL };
 
     keep_block(a, used);
-    find_block(t->kv, t->table, b, used, last, key, value);
+    find_block(t->kv, t->table, b, used, from_token, last, key, value);
     if (ahead) {
-        find_block(t->kv, t->next_table, b, used, t->n_next - 1, next_key,
+        find_block(t->kv, t->next_table, b, used, 0, t->n_next - 1, next_key,
                    next_value);
     }
     if (rows > V_ROWS) {
@@ -388,7 +408,10 @@ tile_dense_block(tile_t *a, uint32_t b)
         uint32_t width = pad_block(end - b + 1);
 
         for (uint32_t i = 0; i < n; i++) {
-            seen[i] = t->pos + (r + i) / t->group - b + 1;
+            uint32_t pos = t->pos + (r + i) / t->group;
+            uint32_t sees = tr_tile_from(t, pos);
+
+            seen[i] = (seen_t){ sees > b ? sees - b : 0, pos - b + 1 };
         }
         tile_rows(a, r, n, width < used ? width : used, seen,
                   rows > V_ROWS ? NULL : &from);
@@ -407,7 +430,8 @@ attention_tile(const tr_attention_tile_t *t, float *scratch)
             tile_run_block(&a, &t->run[i], b);
         }
     }
-    for (uint32_t b = 0; b <= last; b += BLOCK) {
+    for (uint32_t b = tr_tile_from(t, t->pos) / BLOCK * BLOCK; b <= last;
+         b += BLOCK) {
         tile_dense_block(&a, b);
     }
     for (uint32_t r = 0; r < a.rows; r++) {

@@ -14,6 +14,18 @@ tr_silu_row_c(const float *gate, const float *up, float *out, uint32_t n)
     }
 }
 
+/* x / 2 (1 + tanh(u)) = x / (1 + e^-2u) */
+void
+tr_gelu_tanh_row_c(const float *gate, const float *up, float *out, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        float g = gate[i];
+        float u = TR_GELU_SLOPE * (g + TR_GELU_CUBE * g * g * g);
+
+        out[i] = g / (1.0f + expf(-2 * u)) * up[i];
+    }
+}
+
 typedef struct {
     const float *x;
     float *out;

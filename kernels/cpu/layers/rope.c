@@ -10,7 +10,7 @@
 
 typedef struct {
     const uint32_t *row_pos;
-    const float *inv_freq;
+    const float *inv_freq, *amp, *row_scale;
     uint32_t half;
     float *angles;
 } angles_t;
@@ -25,20 +25,24 @@ angle_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     for (uint32_t r = first; r < end; r++) {
         float *out = a->angles + (size_t) r * half * 2;
 
+        float row = a->row_scale ? a->row_scale[r] : 1;
+
         for (uint32_t i = 0; i < half; i++) {
             float angle = (float) a->row_pos[r] * a->inv_freq[i];
+            float amp = a->amp ? a->amp[i] * row : row;
 
-            out[i] = cosf(angle);
-            out[half + i] = sinf(angle);
+            out[i] = cosf(angle) * amp;
+            out[half + i] = sinf(angle) * amp;
         }
     }
 }
 
 int
 tr_cpu_rope_angles(const tr_stream_t *s, const uint32_t *row_pos, uint32_t rows,
-                   const float *inv_freq, uint32_t half, float *angles)
+                   const float *inv_freq, const float *amp,
+                   const float *row_scale, uint32_t half, float *angles)
 {
-    angles_t a = { row_pos, inv_freq, half, angles };
+    angles_t a = { row_pos, inv_freq, amp, row_scale, half, angles };
 
     tr_rows_run(s, rows, (size_t) half * 16, angle_rows, &a);
     return TR_KERNEL_OK;

@@ -175,8 +175,8 @@ run(bed_t *b, const tr_kernels_t *k, int threads, const part_t *parts,
         memcpy(qq + seq_row[i] * q_ld, b->q[p->slot] + p->pos * q_ld,
                p->n * q_ld * sizeof(float));
     }
-    k->rope_angles(&s, pos, rows.n_rows, b->inv_freq, (uint32_t) dim / 2,
-                   angles);
+    k->rope_angles(&s, pos, rows.n_rows, b->inv_freq, NULL, NULL,
+                   (uint32_t) dim / 2, angles);
     if (append) {
         assert_int_equal(k->kv_append(&s, &b->kv, 1, &rows, kk, vv, kv_ld,
                                       angles),

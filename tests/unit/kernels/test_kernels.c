@@ -408,11 +408,27 @@ test_act_mul(void **state)
                      "%s: silu of 1000", k->name);
             assert_true(y[2] == 0);
             /* what it does not list, it refuses */
-            assert_int_equal(k->acts, 1u << TR_ACT_SILU);
+            assert_int_equal(k->acts,
+                             1u << TR_ACT_SILU | 1u << TR_ACT_GELU_TANH);
+            assert_int_equal(k->act_mul(&(tr_stream_t){ 2, rig_thread_pool() },
+                                        TR_ACTS, x, 2 * n, rows, n, y, n),
+                             TR_KERNEL_BADARG);
+            x[0] = -1000;
             assert_int_equal(k->act_mul(&(tr_stream_t){ 2, rig_thread_pool() },
                                         TR_ACT_GELU_TANH, x, 2 * n, rows, n, y,
                                         n),
-                             TR_KERNEL_BADARG);
+                             0);
+            close_to(y[0], 0, 1, 1e-30, "%s: gelu of -1000", k->name);
+            for (uint32_t r = 1; r < rows; r++) {
+                for (uint32_t j = 0; j < n; j++) {
+                    double g = x[r * 2 * n + j], u = x[r * 2 * n + n + j];
+                    double t = sqrt(2 / M_PI) * (g + 0.044715 * g * g * g);
+                    double want = g / 2 * (1 + tanh(t)) * u;
+
+                    close_to(y[r * n + j], want, fabs(g * u) + 1e-20, 2e-6,
+                             "%s: gelu of %g", k->name, g);
+                }
+            }
         }
         free(x);
         free(y);
@@ -453,7 +469,7 @@ gated_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk)
                      TR_KERNEL_BADARG);
     assert_int_equal(k->gated(&s, TR_ACT_SILU, &m, x, kk, 1, got, n - 1),
                      TR_KERNEL_BADARG);
-    assert_int_equal(k->gated(&s, TR_ACT_GELU_TANH, &m, x, kk, 1, got, n),
+    assert_int_equal(k->gated(&s, TR_ACTS, &m, x, kk, 1, got, n),
                      TR_KERNEL_BADARG);
     m.n -= TR_COL_PAD; /* halves that do not end with a panel */
     assert_int_equal(k->gated(&s, TR_ACT_SILU, &m, x, kk, 1, got, n),
@@ -481,6 +497,40 @@ test_gated(void **state)
     }
 }
 
+/* What some families scale, and caps of logits. */
+static void
+test_scales(void **state)
+{
+    const tr_kernels_t *k = tr_kernels_cpu(NULL);
+    const uint32_t rows = 7, n = 700;
+    float *x = randoms(rows * n, 3), *y = randoms(rows * n, 3);
+    float *sum = floats(rows * n), *cap = floats(rows * n);
+    tr_stream_t s = { 2, rig_thread_pool() };
+
+    (void) state;
+    memcpy(sum, y, rows * n * sizeof(float));
+    memcpy(cap, y, rows * n * sizeof(float));
+    assert_int_equal(k->add_scaled(&s, x, n, rows, n, 0.22f, sum, n), 0);
+    assert_int_equal(k->scale_cap(&s, cap, n, rows, n, 2.5f, 5), 0);
+    for (uint32_t i = 0; i < rows * n; i++) {
+        double want = y[i] + 0.22 * x[i];
+
+        close_to(sum[i], want, fabs(y[i]) + fabs(x[i]), 1e-6, "add_scaled");
+        close_to(cap[i], 5 * tanh(2.5 * y[i] / 5), 1, 2e-6, "scale_cap");
+    }
+    memcpy(cap, y, rows * n * sizeof(float));
+    assert_int_equal(k->scale_cap(&s, cap, n, rows, n, 1, 0), 0);
+    assert_memory_equal(cap, y, rows * n * sizeof(float));
+    assert_int_equal(k->scale_cap(&s, cap, n, rows, n, 1, NAN),
+                     TR_KERNEL_BADARG);
+    assert_int_equal(k->add_scaled(&s, x, n, rows, n + 1, 1, sum, n + 1),
+                     TR_KERNEL_BADARG);
+    free(x);
+    free(y);
+    free(sum);
+    free(cap);
+}
+
 static void
 test_rope(void **state)
 {
@@ -499,7 +549,7 @@ test_rope(void **state)
     }
     memcpy(y, x, rows * heads * dim * sizeof(float));
     assert_int_equal(k->rope_angles(&(tr_stream_t){ 2, rig_thread_pool() }, pos,
-                                    rows, inv, half, angles),
+                                    rows, inv, NULL, NULL, half, angles),
                      0);
     assert_int_equal(k->rope(&(tr_stream_t){ 2, rig_thread_pool() }, y,
                              heads * dim, rows, heads, dim, angles),
@@ -553,6 +603,7 @@ main(void)
         cmocka_unit_test(test_rmsnorm_bits),
         cmocka_unit_test(test_act_mul),
         cmocka_unit_test(test_gated),
+        cmocka_unit_test(test_scales),
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_add_bias),
     };

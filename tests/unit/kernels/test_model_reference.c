@@ -119,7 +119,7 @@ angles_are_those_of_the_cpu(void **state)
         pos[r] = below(131072);
     }
     assert_int_equal(k->rope_angles(&(tr_stream_t){ 1, NULL }, pos, ROWS, inv,
-                                    HALF, want),
+                                    NULL, NULL, HALF, want),
                      0);
     assert_int_equal(tr_ref_rope_angles(pos, ROWS, inv, HALF, got), 0);
     assert_memory_equal(got, want, sizeof(got));
