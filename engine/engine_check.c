@@ -161,11 +161,14 @@ tr_engine_load_text(const tr_config_t *config, tr_tokenizer_t **tokenizer,
 
 /* What the model is, for people, and whether the backend can run it. */
 static tr_status_t
-check_recipe(const tr_config_t *config, const tr_recipe_t *recipe, FILE *out,
+check_recipe(const tr_config_t *config, tr_recipe_t *recipe, FILE *out,
              tr_error_t *err)
 {
     char text[TR_RECIPE_TEXT];
 
+    if (!tr_executor_slides(config)) {
+        tr_recipe_bound(recipe);
+    }
     tr_recipe_describe(recipe, text);
     fputs(text, out);
     return strcmp(config->backend, "cuda") == 0

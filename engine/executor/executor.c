@@ -35,7 +35,6 @@ static tr_status_t
 bound_length(tr_executor_t *e, const tr_recipe_t *r, const tr_config_t *config,
              uint64_t kv_memory, tr_error_t *err)
 {
-    bool slides = tr_recipe_reach(r) != 0;
 
     e->max_model_len = tr_recipe_len(r, config->max_model_len, kv_memory);
     if (config->max_model_len > r->max_positions) {
@@ -43,9 +42,9 @@ bound_length(tr_executor_t *e, const tr_recipe_t *r, const tr_config_t *config,
                             "max_model_len is %u, expected at most the model's "
                             "%u%s",
                             config->max_model_len, r->max_positions,
-                            slides ? " (its sliding window)" : "");
+                            r->bounded ? " (its sliding window)" : "");
     }
-    if (config->max_model_len == 0 && slides) {
+    if (config->max_model_len == 0 && r->bounded) {
         tr_log(TR_LEVEL_NOTICE,
                "max_model_len is bounded by the sliding window "
                "max_model_len=%u",
@@ -71,6 +70,25 @@ tr_executor_describe(tr_executor_t *e, const char *backend,
     memcpy(e->eos, model->eos, sizeof(e->eos));
     e->n_eos = model->n_eos;
     return bound_length(e, r, config, kv_memory, err);
+}
+
+bool
+tr_executor_slides(const tr_config_t *config)
+{
+    const char *at = config->kv_policies;
+
+    if (strcmp(config->kv_policy, "full") != 0) {
+        return false;
+    }
+    while (*(at += strspn(at, " \t")) != '\0') {
+        size_t n = strcspn(at, " \t");
+
+        if (n != 4 || strncmp(at, "full", 4) != 0) {
+            return false;
+        }
+        at += n;
+    }
+    return strcmp(config->backend, "cpu") == 0;
 }
 
 /* ---- policies ----------------------------------------------------------- */

@@ -109,6 +109,11 @@ tr_status_t tr_executor_run(tr_executor_t *e, const tr_batch_t *batch);
 tr_status_t tr_executor_complete_computed(tr_executor_t *e,
                                           const tr_batch_t *batch);
 
+/* May layers see a part of the positions only: a backend that can, under policies
+ * that keep all in dense pages.  Else a model with such layers is bounded
+ * (tr_recipe_bound). */
+bool tr_executor_slides(const tr_config_t *config);
+
 /* The model's card, and how long its sequences may be: the model's bound, or
  * the configured one when that is lower, or what about fits kv_memory bytes,
  * before tr_executor_fit_cache knows it exactly. */

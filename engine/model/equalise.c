@@ -339,6 +339,38 @@ choose_layers(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     free(memory);
 }
 
+/* ---- which models --------------------------------------------------------- */
+
+static bool
+layer_known(const tr_layer_recipe_t *l)
+{
+    return l->qk_norm != TR_QK_NORM_ROW;
+}
+
+bool
+tr_equalise_can(const tr_model_config_t *c)
+{
+    const tr_recipe_t *r = &c->recipe;
+    uint32_t at = 0, queries = r->query_heads * r->head_dim;
+    tr_model_tensor_t t;
+
+    if (r->rotary_dim != r->head_dim || r->rope_interleaved
+        || r->norm_plus_one) {
+        return false;
+    }
+    for (uint32_t l = 0; l < r->layers; l++) {
+        if (!layer_known(&r->layer[l])) {
+            return false;
+        }
+    }
+    while (tr_model_tensor_next(c, &at, &t)) {
+        if (t.part == TR_PART_QKV && t.rows > queries) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* ---- the table ----------------------------------------------------------- */
 
 /* Where a layer's tensors have this one; NULL: of no interest. */

@@ -44,6 +44,11 @@ typedef struct {
     int8_t *key, *value;       /* e, [layers][kv_heads][head_dim] */
 } tr_equalise_t;
 
+/* Are the layers' tensors such that equalisation knows them: queries, keys and
+ * values apart, rows in the order of RoPE's pairs (i, i + D/2), norms of each
+ * head or none, with their whole weights in the files. */
+bool tr_equalise_can(const tr_model_config_t *c);
+
 /* Reads what it needs of the files, layers side by side on the stream's threads,
  * and logs what moves.  c outlives the table.  TR_ERR_FORMAT: a tensor is
  * missing or of another shape. */

@@ -4,8 +4,6 @@
  * What keys there are, and where each goes, stands in the family's table
  * (model_families.c); here is what a row cannot say.
  *
- * Spellings.  transformers 4 writes rope_theta and rope_scaling { rope_type or
- * type, factor, ... }; transformers 5 writes rope_parameters with both inside.
  * null counts as absent everywhere.
  */
 #include "model_config.h"
@@ -22,30 +20,19 @@
 
 #include "engine/config/log.h"
 
-#include "model_families.h"
+#include "model_config_internal.h"
 
-/* Of what frequencies are made from; they are floats in the end. */
-#define ROPE_MIN 1e-6
-#define ROPE_MAX 1e15
-
-#define SHOWN 65 /* bytes of a value in a message */
-
-typedef struct {
-    json_t *root;
-    tr_error_t *err;
-    tr_status_t rc; /* of the first failure; later reads do nothing */
-} reader_t;
-
-static json_t *
-field(json_t *object, const char *key)
+json_t *
+tr_config_field(json_t *object, const char *key)
 {
     json_t *v = json_object_get(object, key);
 
     return json_is_null(v) ? NULL : v;
 }
 
-static void
-fail(reader_t *r, tr_status_t status, const char *key, const char *text)
+void
+tr_config_fail(tr_config_reader_t *r, tr_status_t status, const char *key,
+               const char *text)
 {
     if (r->rc == TR_OK) {
         r->rc = tr_error_set(r->err, status, key, "config.json: %s", text);
@@ -53,23 +40,23 @@ fail(reader_t *r, tr_status_t status, const char *key, const char *text)
 }
 
 /* What a field holds, for messages. */
-static void
-show(json_t *v, char text[SHOWN])
+void
+tr_config_show(json_t *v, char text[TR_CONFIG_SHOWN])
 {
     char *all = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT
                                   | JSON_REAL_PRECISION(15));
 
-    snprintf(text, SHOWN, "%s", all ? all : "?");
+    snprintf(text, TR_CONFIG_SHOWN, "%s", all ? all : "?");
     free(all);
 }
 
 /* An integer in [min, max]; absent: `otherwise`, or an error when that is
  * negative. */
-static uint32_t
-read_uint(reader_t *r, json_t *object, const char *key, int64_t otherwise,
-          uint32_t min, uint32_t max)
+uint32_t
+tr_config_uint(tr_config_reader_t *r, json_t *object, const char *key,
+               int64_t otherwise, uint32_t min, uint32_t max)
 {
-    json_t *v = field(object, key);
+    json_t *v = tr_config_field(object, key);
     json_int_t n = v ? json_integer_value(v) : otherwise;
 
     if (r->rc != TR_OK) {
@@ -84,9 +71,9 @@ read_uint(reader_t *r, json_t *object, const char *key, int64_t otherwise,
         return (uint32_t) otherwise;
     }
     if (!json_is_integer(v) || n < (json_int_t) min || n > (json_int_t) max) {
-        char shown[SHOWN];
+        char shown[TR_CONFIG_SHOWN];
 
-        show(v, shown);
+        tr_config_show(v, shown);
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, key,
                              "config.json: %s is %s, expected an integer "
                              "from %u to %u",
@@ -98,11 +85,11 @@ read_uint(reader_t *r, json_t *object, const char *key, int64_t otherwise,
 
 /* A number in [min, max]; absent: `otherwise`, or an error when that is
  * negative. */
-static double
-read_number(reader_t *r, json_t *object, const char *key, double otherwise,
-            double min, double max)
+double
+tr_config_number(tr_config_reader_t *r, json_t *object, const char *key,
+                 double otherwise, double min, double max)
 {
-    json_t *v = field(object, key);
+    json_t *v = tr_config_field(object, key);
     double x = json_number_value(v);
 
     if (r->rc != TR_OK || (v == NULL && otherwise >= 0)) {
@@ -112,9 +99,9 @@ read_number(reader_t *r, json_t *object, const char *key, double otherwise,
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, key,
                              "config.json: %s is missing", key);
     } else if (!json_is_number(v) || !(x >= min && x <= max)) {
-        char shown[SHOWN];
+        char shown[TR_CONFIG_SHOWN];
 
-        show(v, shown);
+        tr_config_show(v, shown);
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, key,
                              "config.json: %s is %s, expected a positive "
                              "number, from %g to %g",
@@ -123,15 +110,16 @@ read_number(reader_t *r, json_t *object, const char *key, double otherwise,
     return x;
 }
 
-static bool
-read_bool(reader_t *r, const char *key, bool otherwise)
+bool
+tr_config_bool(tr_config_reader_t *r, json_t *object, const char *key,
+               bool otherwise)
 {
-    json_t *v = field(r->root, key);
+    json_t *v = tr_config_field(object, key);
 
     if (v != NULL && !json_is_boolean(v) && r->rc == TR_OK) {
-        char shown[SHOWN];
+        char shown[TR_CONFIG_SHOWN];
 
-        show(v, shown);
+        tr_config_show(v, shown);
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, key,
                              "config.json: %s is %s, expected true or false",
                              key, shown);
@@ -142,9 +130,10 @@ read_bool(reader_t *r, const char *key, bool otherwise)
 /* ---- by the family's row -------------------------------------------------- */
 
 static void
-read_family(reader_t *r, tr_model_config_t *c)
+read_family(tr_config_reader_t *r, tr_model_config_t *c)
 {
-    const char *type = json_string_value(field(r->root, "model_type"));
+    const char *type = json_string_value(
+        tr_config_field(r->root, "model_type"));
     char names[TR_FAMILY_NAMES];
 
     c->family = tr_family_find(type ? type : "");
@@ -160,9 +149,9 @@ read_family(reader_t *r, tr_model_config_t *c)
 }
 
 static void
-check_act(reader_t *r, const char *key, tr_act_t expected)
+check_act(tr_config_reader_t *r, const char *key, tr_act_t expected)
 {
-    const char *act = json_string_value(field(r->root, key));
+    const char *act = json_string_value(tr_config_field(r->root, key));
 
     if (act != NULL && strcmp(act, tr_act_name(expected)) != 0
         && r->rc == TR_OK) {
@@ -173,35 +162,35 @@ check_act(reader_t *r, const char *key, tr_act_t expected)
 }
 
 static void
-check_false(reader_t *r, const char *key)
+check_false(tr_config_reader_t *r, const char *key)
 {
-    if (read_bool(r, key, false) && r->rc == TR_OK) {
+    if (tr_config_bool(r, r->root, key, false) && r->rc == TR_OK) {
         r->rc = tr_error_set(r->err, TR_ERR_UNSUPPORTED, key,
                              "config.json: %s is true, expected false", key);
     }
 }
 
 static void
-read_key(reader_t *r, const tr_config_key_t *k, tr_model_config_t *c)
+read_key(tr_config_reader_t *r, const tr_config_key_t *k, tr_model_config_t *c)
 {
     void *to = (uint8_t *) c + k->at;
 
     switch (k->kind) {
     case TR_KEY_UINT:
-        *(uint32_t *) to = read_uint(r, r->root, k->name,
-                                     (int64_t) k->otherwise, (uint32_t) k->min,
-                                     (uint32_t) k->max);
+        *(uint32_t *) to = tr_config_uint(r, r->root, k->name,
+                                          (int64_t) k->otherwise,
+                                          (uint32_t) k->min, (uint32_t) k->max);
         break;
     case TR_KEY_FLOAT:
-        *(float *) to = (float) read_number(r, r->root, k->name, k->otherwise,
-                                            k->min, k->max);
+        *(float *) to = (float) tr_config_number(r, r->root, k->name,
+                                                 k->otherwise, k->min, k->max);
         break;
     case TR_KEY_BOOL:
-        *(bool *) to = read_bool(r, k->name, false);
+        *(bool *) to = tr_config_bool(r, r->root, k->name, k->otherwise != 0);
         break;
     case TR_KEY_TOKEN:
-        *(int32_t *) to = (int32_t) read_uint(r, r->root, k->name, UINT32_MAX,
-                                              0, INT32_MAX);
+        *(int32_t *) to = (int32_t) tr_config_uint(r, r->root, k->name,
+                                                   UINT32_MAX, 0, INT32_MAX);
         break;
     case TR_KEY_ACT:
         check_act(r, k->name, c->family->layer.act);
@@ -210,8 +199,8 @@ read_key(reader_t *r, const tr_config_key_t *k, tr_model_config_t *c)
         check_false(r, k->name);
         break;
     case TR_KEY_ABSENT:
-        if (field(r->root, k->name) != NULL) {
-            fail(r, TR_ERR_UNSUPPORTED, k->name, k->reason);
+        if (tr_config_field(r->root, k->name) != NULL) {
+            tr_config_fail(r, TR_ERR_UNSUPPORTED, k->name, k->reason);
         }
         break;
     }
@@ -219,13 +208,13 @@ read_key(reader_t *r, const tr_config_key_t *k, tr_model_config_t *c)
 
 /* All layers as the row has them, and what follows from the keys. */
 static void
-fill_layers(tr_model_config_t *c)
+fill_layers(tr_config_reader_t *r, tr_model_config_t *c)
 {
     for (uint32_t l = 0; l < c->recipe.layers; l++) {
         c->recipe.layer[l] = c->family->layer;
     }
     if (c->family->fold != NULL) {
-        c->family->fold(c);
+        c->family->fold(r, c);
     }
 }
 
@@ -233,7 +222,7 @@ fill_layers(tr_model_config_t *c)
 
 /* Sizes that were left out, and whether all fit together. */
 static void
-complete_heads(reader_t *r, tr_recipe_t *c)
+complete_heads(tr_config_reader_t *r, tr_recipe_t *c)
 {
     c->kv_heads = c->kv_heads != 0 ? c->kv_heads : c->query_heads;
     if (c->head_dim == 0 && c->hidden % c->query_heads) {
@@ -259,110 +248,78 @@ complete_heads(reader_t *r, tr_recipe_t *c)
                              "whole number of at most %u for each",
                              c->query_heads, c->kv_heads, TR_GROUP_MAX);
     }
-    c->attn_scale = 1.0f / sqrtf((float) c->head_dim);
+    if (c->attn_scale == 0) {
+        c->attn_scale = 1.0f / sqrtf((float) c->head_dim);
+    }
 }
 
+/* Does layer l slide?  By layer_types, else by the family's rule. */
+static bool
+layer_slides(tr_config_reader_t *r, const tr_model_config_t *c, uint32_t l,
+             uint32_t from)
+{
+    json_t *types = tr_config_field(r->root, "layer_types");
+    json_t *type = json_array_get(types, l);
+    const char *text = json_string_value(type);
+    char shown[TR_CONFIG_SHOWN];
+
+    if (types == NULL) {
+        return c->family->slide_pattern != 0
+                   ? (l + 1) % c->family->slide_pattern != 0
+                   : l >= from;
+    }
+    if (text != NULL && json_array_size(types) == c->recipe.layers
+        && strcmp(text, "sliding_attention") == 0) {
+        return true;
+    }
+    if (text == NULL || json_array_size(types) != c->recipe.layers
+        || strcmp(text, "full_attention") != 0) {
+        tr_config_show(type ? type : types, shown);
+        r->rc = tr_error_set(r->err, TR_ERR_UNSUPPORTED, "layer_types",
+                             "config.json: layer_types holds %s for layer %u, "
+                             "expected full_attention or sliding_attention for "
+                             "each of %u layers",
+                             shown, l, c->recipe.layers);
+    }
+    return false;
+}
+
+/* Which layers see only the last sliding_window positions. */
 static void
-read_window(reader_t *r, tr_model_config_t *c)
+read_window(tr_config_reader_t *r, tr_model_config_t *c)
 {
     tr_recipe_t *recipe = &c->recipe;
-    uint32_t window = read_uint(r, r->root, "sliding_window", 0, 0, UINT32_MAX);
+    uint32_t window = tr_config_uint(r, r->root, "sliding_window", 0, 0,
+                                     UINT32_MAX);
+    uint32_t from = tr_config_uint(r, r->root, "max_window_layers", 0, 0,
+                                   UINT32_MAX);
+    bool on = tr_config_bool(r, r->root, "use_sliding_window",
+                             c->family->always_slides);
 
-    if (window == 0
-        || !read_bool(r, "use_sliding_window", c->family->always_slides)
-        || window >= recipe->max_positions) {
-        return;
-    }
-    /* up to the window's length, sliding attention is plain attention */
-    recipe->max_positions = window;
-    for (uint32_t l = 0; l < recipe->layers; l++) {
-        recipe->layer[l].reach = window;
+    for (uint32_t l = 0; l < recipe->layers && r->rc == TR_OK; l++) {
+        if (layer_slides(r, c, l, from) && on && window != 0) {
+            recipe->layer[l].reach = window;
+            recipe->layer[l].rope = c->family->local_rope ? 1 : 0;
+        }
     }
 }
 
-/* ---- rope ----------------------------------------------------------------- */
-
+/* A reach as long as a sequence is none. */
 static void
-read_llama3(reader_t *r, json_t *rope, tr_rope_t *t)
+drop_long_reach(tr_recipe_t *r)
 {
-    t->type = TR_ROPE_LLAMA3;
-    t->factor = read_number(r, rope, "factor", -1, ROPE_MIN, ROPE_MAX);
-    t->low = read_number(r, rope, "low_freq_factor", -1, ROPE_MIN, ROPE_MAX);
-    t->high = read_number(r, rope, "high_freq_factor", -1, ROPE_MIN, ROPE_MAX);
-    t->original = read_uint(r, rope, "original_max_position_embeddings", -1, 1,
-                            TR_POSITIONS_MAX);
-    if (r->rc == TR_OK && !(t->high > t->low)) {
-        r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "high_freq_factor",
-                             "config.json: high_freq_factor is %g, expected "
-                             "more than the low_freq_factor %g",
-                             t->high, t->low);
-    }
-}
-
-/* rope_type and what it needs; without one nothing is scaled. */
-static void
-read_rope_type(reader_t *r, json_t *rope, tr_rope_t *t)
-{
-    json_t *name = field(rope, "rope_type"), *factor = field(rope, "factor");
-    char shown[SHOWN];
-
-    name = name ? name : field(rope, "type");
-    if (name == NULL && factor != NULL && r->rc == TR_OK) {
-        /* it scales, and does not say how */
-        show(factor, shown);
-        r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "rope_type",
-                             "config.json: rope_type is missing beside "
-                             "factor %s, expected default, linear or "
-                             "llama3",
-                             shown);
-    }
-    if (name == NULL) {
-        return;
-    }
-    show(name, shown);
-    if (strcmp(shown, "\"linear\"") == 0) {
-        t->type = TR_ROPE_LINEAR;
-        t->factor = read_number(r, rope, "factor", -1, ROPE_MIN, ROPE_MAX);
-    } else if (strcmp(shown, "\"llama3\"") == 0) {
-        read_llama3(r, rope, t);
-    } else if (strcmp(shown, "\"default\"") != 0 && r->rc == TR_OK) {
-        r->rc = tr_error_set(r->err, TR_ERR_UNSUPPORTED, "rope_scaling",
-                             "config.json: rope type %s is not supported, "
-                             "expected default, linear or llama3",
-                             shown);
-    }
-}
-
-static void
-read_rope(reader_t *r, tr_rope_t *t)
-{
-    json_t *rope = field(r->root, "rope_parameters");
-    char shown[SHOWN];
-
-    if (rope == NULL) {
-        rope = field(r->root, "rope_scaling");
-    }
-    if (r->rc == TR_OK && rope != NULL && !json_is_object(rope)) {
-        show(rope, shown);
-        r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "rope_scaling",
-                             "config.json: rope_scaling is %s, expected an "
-                             "object or null",
-                             shown);
-        return;
-    }
-    t->theta = read_number(r, r->root, "rope_theta", 10000.0, ROPE_MIN,
-                           ROPE_MAX);
-    if (rope != NULL) {
-        t->theta = read_number(r, rope, "rope_theta", t->theta, ROPE_MIN,
-                               ROPE_MAX);
-        read_rope_type(r, rope, t);
+    for (uint32_t l = 0; l < r->layers; l++) {
+        if (r->layer[l].reach >= r->max_positions) {
+            r->layer[l].reach = 0;
+        }
     }
 }
 
 /* ---- end tokens ----------------------------------------------------------- */
 
 static void
-add_eos(reader_t *r, tr_model_config_t *c, const char *file, json_t *v)
+add_eos(tr_config_reader_t *r, tr_model_config_t *c, const char *file,
+        json_t *v)
 {
     json_int_t id = json_integer_value(v);
 
@@ -370,9 +327,9 @@ add_eos(reader_t *r, tr_model_config_t *c, const char *file, json_t *v)
         return;
     }
     if (!json_is_integer(v) || id < 0 || id >= (json_int_t) c->recipe.vocab) {
-        char shown[SHOWN];
+        char shown[TR_CONFIG_SHOWN];
 
-        show(v, shown);
+        tr_config_show(v, shown);
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "eos_token_id",
                              "%s: eos_token_id holds %s, expected a token id "
                              "below %u",
@@ -394,9 +351,10 @@ add_eos(reader_t *r, tr_model_config_t *c, const char *file, json_t *v)
 
 /* One id or a list of them. */
 static void
-read_eos(reader_t *r, tr_model_config_t *c, const char *file, json_t *root)
+read_eos(tr_config_reader_t *r, tr_model_config_t *c, const char *file,
+         json_t *root)
 {
-    json_t *v = field(root, "eos_token_id");
+    json_t *v = tr_config_field(root, "eos_token_id");
 
     if (!json_is_array(v)) {
         if (v != NULL) {
@@ -442,7 +400,7 @@ load_json(const char *dir, const char *name, json_t **out, tr_error_t *err)
 
 /* Absent is fine; its end tokens join those of config.json. */
 static void
-read_generation(reader_t *r, const char *dir, tr_model_config_t *c)
+read_generation(tr_config_reader_t *r, const char *dir, tr_model_config_t *c)
 {
     tr_error_t ignored;
     json_t *root = NULL;
@@ -461,8 +419,12 @@ read_generation(reader_t *r, const char *dir, tr_model_config_t *c)
 }
 
 static void
-read_recipe(reader_t *r, tr_model_config_t *c)
+read_recipe(tr_config_reader_t *r, tr_model_config_t *c)
 {
+    c->recipe.embed_scale = 1;
+    c->recipe.residual_scale = 1;
+    c->recipe.logit_scale = 1;
+    c->recipe.norm_plus_one = c->family->norm_plus_one;
     for (const tr_config_key_t *k = c->family->keys; k->name != NULL; k++) {
         read_key(r, k, c);
     }
@@ -470,17 +432,17 @@ read_recipe(reader_t *r, tr_model_config_t *c)
         complete_heads(r, &c->recipe);
     }
     if (r->rc == TR_OK) {
-        fill_layers(c);
+        fill_layers(r, c);
         read_window(r, c);
-        c->recipe.n_ropes = 1;
-        read_rope(r, &c->recipe.rope[0]);
+        tr_config_ropes(r, c);
+        drop_long_reach(&c->recipe);
     }
 }
 
 tr_status_t
 tr_model_config_load(const char *dir, tr_model_config_t *c, tr_error_t *err)
 {
-    reader_t r = { .err = err };
+    tr_config_reader_t r = { .err = err };
 
     *c = (tr_model_config_t){ 0 };
     r.rc = load_json(dir, "config.json", &r.root, err);

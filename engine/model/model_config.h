@@ -23,6 +23,8 @@ typedef struct {
     const struct tr_family *family;
     tr_recipe_t recipe;
     bool attention_bias; /* as it stands there */
+    float query_scalar;  /* Gemma: attention's scale is 1 / sqrt of it */
+    float logit_divisor; /* Granite */
     float init_range;    /* standard deviation of load_format dummy */
     int32_t eos[TR_EOS_MAX];
     uint32_t n_eos;

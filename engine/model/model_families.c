@@ -14,9 +14,10 @@
  *      teach model/cpu and model/cuda the step, then add it to their `support`.
  *   6. Its row in tests/unit/model/test_families.c, where a naive model checks it.
  */
-#include "model_families.h"
+#include "model_config_internal.h"
 
 #include <float.h>
+#include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -41,70 +42,235 @@
 #define FLOAT(...) NUMBER(TR_KEY_FLOAT, __VA_ARGS__)
 
 /* In this order.  Beside these model_config.c reads model_type, sliding_window
- * with use_sliding_window, rope_* and eos_token_id.  num_key_value_heads: as
- * many as query heads; head_dim: what hidden_size leaves for each. */
-static const tr_config_key_t llama_keys[] = {
-    { .name = "hidden_act", .kind = TR_KEY_ACT },
-    { .name = "quantization_config",
+ * with use_sliding_window, max_window_layers and layer_types, rope_* and
+ * eos_token_id.  num_key_value_heads: as many as query heads; head_dim: what
+ * hidden_size leaves for each. */
+#define COMMON_KEYS                                                          \
+    { .name = "quantization_config",                                         \
+      .kind = TR_KEY_ABSENT,                                                 \
+      .reason = "quantization_config is set, expected unquantised weights "  \
+                "(F32, F16 or BF16)" },                                      \
+        { .name = "mlp_bias", .kind = TR_KEY_FALSE },                        \
+        { .name = "attention_bias",                                          \
+          .kind = TR_KEY_BOOL,                                               \
+          .at = AT(attention_bias) },                                        \
+        UINT("vocab_size", recipe.vocab, MUST, 2, VOCAB_MAX),                \
+        UINT("hidden_size", recipe.hidden, MUST, 1, HIDDEN_MAX),             \
+        UINT("intermediate_size", recipe.intermediate, MUST, 1,              \
+             INTERMEDIATE_MAX),                                              \
+        UINT("num_hidden_layers", recipe.layers, MUST, 1, TR_LAYERS_MAX),    \
+        UINT("num_attention_heads", recipe.query_heads, MUST, 1, HEADS_MAX), \
+        UINT("num_key_value_heads", recipe.kv_heads, 0, 1, HEADS_MAX),       \
+        UINT("head_dim", recipe.head_dim, 0, 1, HEAD_DIM_MAX),               \
+        FLOAT("rms_norm_eps", recipe.norm_eps, 1e-6, FLT_MIN, 1),            \
+        FLOAT("initializer_range", init_range, 0.02, FLT_MIN, 1e3),          \
+        UINT("max_position_embeddings", recipe.max_positions, 2048, 1,       \
+             TR_POSITIONS_MAX),                                              \
+    {                                                                        \
+        .name = "bos_token_id", .kind = TR_KEY_TOKEN, .at = AT(bos)          \
+    }
+
+#define TIED(otherwise_)                                    \
+    {                                                       \
+        .name = "tie_word_embeddings", .kind = TR_KEY_BOOL, \
+        .at = AT(recipe.tied), .otherwise = otherwise_      \
+    }
+
+static const tr_config_key_t llama_keys[] = { { .name = "hidden_act",
+                                                .kind = TR_KEY_ACT },
+                                              COMMON_KEYS,
+                                              TIED(false),
+                                              { .name = NULL } };
+
+static const tr_config_key_t gemma3_keys[] = {
+    { .name = "hidden_activation", .kind = TR_KEY_ACT },
+    COMMON_KEYS,
+    TIED(true),
+    FLOAT("query_pre_attn_scalar", query_scalar, 256, 1e-3, 1e6),
+    FLOAT("final_logit_softcapping", recipe.final_softcap, 0, 1e-3, 1e6),
+    { .name = "attn_logit_softcapping",
       .kind = TR_KEY_ABSENT,
-      .reason = "quantization_config is set, expected unquantised weights "
-                "(F32, F16 or BF16)" },
-    { .name = "mlp_bias", .kind = TR_KEY_FALSE },
-    { .name = "attention_bias", .kind = TR_KEY_BOOL, .at = AT(attention_bias) },
-    UINT("vocab_size", recipe.vocab, MUST, 2, VOCAB_MAX),
-    UINT("hidden_size", recipe.hidden, MUST, 1, HIDDEN_MAX),
-    UINT("intermediate_size", recipe.intermediate, MUST, 1, INTERMEDIATE_MAX),
-    UINT("num_hidden_layers", recipe.layers, MUST, 1, TR_LAYERS_MAX),
-    UINT("num_attention_heads", recipe.query_heads, MUST, 1, HEADS_MAX),
-    UINT("num_key_value_heads", recipe.kv_heads, 0, 1, HEADS_MAX),
-    UINT("head_dim", recipe.head_dim, 0, 1, HEAD_DIM_MAX),
-    FLOAT("rms_norm_eps", recipe.norm_eps, 1e-6, FLT_MIN, 1),
-    FLOAT("initializer_range", init_range, 0.02, FLT_MIN, 1e3),
-    UINT("max_position_embeddings", recipe.max_positions, 2048, 1,
-         TR_POSITIONS_MAX),
-    { .name = "tie_word_embeddings",
-      .kind = TR_KEY_BOOL,
-      .at = AT(recipe.tied) },
-    { .name = "bos_token_id", .kind = TR_KEY_TOKEN, .at = AT(bos) },
+      .reason = "attn_logit_softcapping is set, expected null: attention "
+                "scores cannot be capped" },
+    { .name = "use_bidirectional_attention", .kind = TR_KEY_FALSE },
+    { .name = NULL }
+};
+
+static const tr_config_key_t granite_keys[] = {
+    { .name = "hidden_act", .kind = TR_KEY_ACT },
+    COMMON_KEYS,
+    TIED(false),
+    FLOAT("embedding_multiplier", recipe.embed_scale, 1, 1e-6, 1e6),
+    FLOAT("residual_multiplier", recipe.residual_scale, 1, 1e-6, 1e6),
+    FLOAT("attention_multiplier", recipe.attn_scale, 1, 1e-6, 1e6),
+    FLOAT("logits_scaling", logit_divisor, 1, 1e-6, 1e6),
     { .name = NULL }
 };
 
 /* ---- tensors ------------------------------------------------------------- */
 
+#define MODEL_TENSORS                                            \
+    { TR_PART_EMBED, "model.embed_tokens.weight", TR_ROWS_ALL }, \
+        { TR_PART_HEAD, "lm_head.weight", TR_ROWS_ALL },         \
+    {                                                            \
+        TR_PART_FINAL_NORM, "model.norm.weight", TR_ROWS_ALL     \
+    }
+
+#define QKV_TENSORS                                                     \
+    { TR_PART_QKV, "self_attn.q_proj.weight", TR_ROWS_QUERIES },        \
+        { TR_PART_QKV, "self_attn.k_proj.weight", TR_ROWS_KEYS },       \
+        { TR_PART_QKV, "self_attn.v_proj.weight", TR_ROWS_VALUES },     \
+        { TR_PART_QKV_BIAS, "self_attn.q_proj.bias", TR_ROWS_QUERIES }, \
+        { TR_PART_QKV_BIAS, "self_attn.k_proj.bias", TR_ROWS_KEYS },    \
+    {                                                                   \
+        TR_PART_QKV_BIAS, "self_attn.v_proj.bias", TR_ROWS_VALUES       \
+    }
+
+#define O_TENSORS                                                   \
+    { TR_PART_O, "self_attn.o_proj.weight", TR_ROWS_ALL },          \
+        { TR_PART_O_BIAS, "self_attn.o_proj.bias", TR_ROWS_ALL },   \
+        { TR_PART_Q_NORM, "self_attn.q_norm.weight", TR_ROWS_ALL }, \
+    {                                                               \
+        TR_PART_K_NORM, "self_attn.k_norm.weight", TR_ROWS_ALL      \
+    }
+
+#define GATE_UP_TENSORS                                              \
+    { TR_PART_GATE_UP, "mlp.gate_proj.weight", TR_ROWS_FIRST_HALF }, \
+    {                                                                \
+        TR_PART_GATE_UP, "mlp.up_proj.weight", TR_ROWS_SECOND_HALF   \
+    }
+
+#define DOWN_TENSORS                                      \
+    {                                                     \
+        TR_PART_DOWN, "mlp.down_proj.weight", TR_ROWS_ALL \
+    }
+
+#define END_TENSORS  \
+    {                \
+        .name = NULL \
+    }
+
 static const tr_tensor_name_t llama_tensors[] = {
-    { TR_PART_EMBED, "model.embed_tokens.weight", TR_ROWS_ALL },
-    { TR_PART_HEAD, "lm_head.weight", TR_ROWS_ALL },
-    { TR_PART_FINAL_NORM, "model.norm.weight", TR_ROWS_ALL },
-    { TR_PART_QKV, "self_attn.q_proj.weight", TR_ROWS_QUERIES },
-    { TR_PART_QKV, "self_attn.k_proj.weight", TR_ROWS_KEYS },
-    { TR_PART_QKV, "self_attn.v_proj.weight", TR_ROWS_VALUES },
-    { TR_PART_QKV_BIAS, "self_attn.q_proj.bias", TR_ROWS_QUERIES },
-    { TR_PART_QKV_BIAS, "self_attn.k_proj.bias", TR_ROWS_KEYS },
-    { TR_PART_QKV_BIAS, "self_attn.v_proj.bias", TR_ROWS_VALUES },
-    { TR_PART_O, "self_attn.o_proj.weight", TR_ROWS_ALL },
-    { TR_PART_O_BIAS, "self_attn.o_proj.bias", TR_ROWS_ALL },
-    { TR_PART_Q_NORM, "self_attn.q_norm.weight", TR_ROWS_ALL },
-    { TR_PART_K_NORM, "self_attn.k_norm.weight", TR_ROWS_ALL },
-    { TR_PART_GATE_UP, "mlp.gate_proj.weight", TR_ROWS_FIRST_HALF },
-    { TR_PART_GATE_UP, "mlp.up_proj.weight", TR_ROWS_SECOND_HALF },
-    { TR_PART_DOWN, "mlp.down_proj.weight", TR_ROWS_ALL },
+    MODEL_TENSORS,
+    QKV_TENSORS,
+    O_TENSORS,
+    GATE_UP_TENSORS,
+    DOWN_TENSORS,
     { TR_PART_ATTN_NORM, "input_layernorm.weight", TR_ROWS_ALL },
     { TR_PART_MLP_NORM, "post_attention_layernorm.weight", TR_ROWS_ALL },
-    { .name = NULL }
+    END_TENSORS
+};
+
+/* Gemma's names mean what they say: post_attention_layernorm is behind the
+ * attention, where Llama's is before the MLP. */
+static const tr_tensor_name_t gemma3_tensors[] = {
+    MODEL_TENSORS,
+    QKV_TENSORS,
+    O_TENSORS,
+    GATE_UP_TENSORS,
+    DOWN_TENSORS,
+    { TR_PART_ATTN_NORM, "input_layernorm.weight", TR_ROWS_ALL },
+    { TR_PART_POST_ATTN_NORM, "post_attention_layernorm.weight", TR_ROWS_ALL },
+    { TR_PART_MLP_NORM, "pre_feedforward_layernorm.weight", TR_ROWS_ALL },
+    { TR_PART_POST_MLP_NORM, "post_feedforward_layernorm.weight", TR_ROWS_ALL },
+    END_TENSORS
+};
+
+static const tr_tensor_name_t glm4_tensors[] = {
+    MODEL_TENSORS,
+    QKV_TENSORS,
+    O_TENSORS,
+    { TR_PART_GATE_UP, "mlp.gate_up_proj.weight", TR_ROWS_ALL },
+    DOWN_TENSORS,
+    { TR_PART_ATTN_NORM, "input_layernorm.weight", TR_ROWS_ALL },
+    { TR_PART_POST_ATTN_NORM, "post_self_attn_layernorm.weight", TR_ROWS_ALL },
+    { TR_PART_MLP_NORM, "post_attention_layernorm.weight", TR_ROWS_ALL },
+    { TR_PART_POST_MLP_NORM, "post_mlp_layernorm.weight", TR_ROWS_ALL },
+    END_TENSORS
+};
+
+static const tr_tensor_name_t phi3_tensors[] = {
+    MODEL_TENSORS,
+    { TR_PART_QKV, "self_attn.qkv_proj.weight", TR_ROWS_ALL },
+    { TR_PART_O, "self_attn.o_proj.weight", TR_ROWS_ALL },
+    { TR_PART_GATE_UP, "mlp.gate_up_proj.weight", TR_ROWS_ALL },
+    DOWN_TENSORS,
+    { TR_PART_ATTN_NORM, "input_layernorm.weight", TR_ROWS_ALL },
+    { TR_PART_MLP_NORM, "post_attention_layernorm.weight", TR_ROWS_ALL },
+    END_TENSORS
 };
 
 /* ---- families ------------------------------------------------------------ */
 
-/* Where config.json switches biases on, all four projections have one. */
 static void
-with_attention_bias(tr_model_config_t *c)
+set_biases(tr_model_config_t *c, uint8_t biases)
 {
     for (uint32_t l = 0; c->attention_bias && l < c->recipe.layers; l++) {
-        c->recipe.layer[l].biases = TR_BIAS_QKV | TR_BIAS_O;
+        c->recipe.layer[l].biases = biases;
+    }
+}
+
+/* Where config.json switches biases on, all four projections have one. */
+static void
+with_attention_bias(struct tr_config_reader *r, tr_model_config_t *c)
+{
+    (void) r;
+    set_biases(c, TR_BIAS_QKV | TR_BIAS_O);
+}
+
+/* .. but for the last. */
+static void
+with_qkv_bias(struct tr_config_reader *r, tr_model_config_t *c)
+{
+    (void) r;
+    set_biases(c, TR_BIAS_QKV);
+}
+
+static void
+fold_granite(struct tr_config_reader *r, tr_model_config_t *c)
+{
+    (void) r;
+    set_biases(c, TR_BIAS_QKV | TR_BIAS_O);
+    c->recipe.logit_scale = 1 / c->logit_divisor;
+}
+
+/* The embeddings' scale is rounded to the type of the weights in transformers. */
+static void
+fold_gemma3(struct tr_config_reader *r, tr_model_config_t *c)
+{
+    (void) r;
+    set_biases(c, TR_BIAS_QKV | TR_BIAS_O);
+    c->recipe.attn_scale = 1 / sqrtf(c->query_scalar);
+    c->recipe.embed_scale = sqrtf((float) c->recipe.hidden);
+}
+
+/* no_rope_layers: 1 where a layer rotates; without it every
+ * no_rope_layer_interval-th does not. */
+static void
+fold_smollm3(struct tr_config_reader *r, tr_model_config_t *c)
+{
+    json_t *list = tr_config_field(r->root, "no_rope_layers");
+    uint32_t every = tr_config_uint(r, r->root, "no_rope_layer_interval", 4, 1,
+                                    TR_LAYERS_MAX);
+    uint32_t n = c->recipe.layers;
+
+    set_biases(c, TR_BIAS_QKV | TR_BIAS_O);
+    if (list != NULL && json_array_size(list) != n) {
+        tr_config_fail(r, TR_ERR_FORMAT, "no_rope_layers",
+                       "no_rope_layers is not a list with a number for each "
+                       "layer");
+        return;
+    }
+    for (uint32_t l = 0; l < n; l++) {
+        bool rotates = list ? json_integer_value(json_array_get(list, l)) != 0
+                            : (l + 1) % every != 0;
+
+        c->recipe.layer[l].rope = rotates ? 0 : TR_ROPE_NONE;
     }
 }
 
 #define PRE_NORMS (TR_NORM_PRE_ATTN | TR_NORM_PRE_MLP)
+#define POST_NORMS (TR_NORM_POST_ATTN | TR_NORM_POST_MLP)
 
 static const tr_family_t families[] = {
     { .model_type = "llama", /* 2 and 3 */
@@ -113,6 +279,12 @@ static const tr_family_t families[] = {
       .tensors = llama_tensors,
       .fold = with_attention_bias },
     { .model_type = "mistral",
+      .layer = { .norms = PRE_NORMS, .act = TR_ACT_SILU },
+      .always_slides = true,
+      .keys = llama_keys,
+      .tensors = llama_tensors,
+      .fold = with_attention_bias },
+    { .model_type = "ministral3",
       .layer = { .norms = PRE_NORMS, .act = TR_ACT_SILU },
       .always_slides = true,
       .keys = llama_keys,
@@ -132,6 +304,57 @@ static const tr_family_t families[] = {
       .keys = llama_keys,
       .tensors = llama_tensors,
       .fold = with_attention_bias },
+    { .model_type = "gemma3_text",
+      .layer = { .norms = PRE_NORMS | POST_NORMS,
+                 .act = TR_ACT_GELU_TANH,
+                 .qk_norm = TR_QK_NORM_HEAD },
+      .always_slides = true,
+      .slide_pattern = 6,
+      .local_rope = true,
+      .local_theta = 10000,
+      .norm_plus_one = true,
+      .keys = gemma3_keys,
+      .tensors = gemma3_tensors,
+      .fold = fold_gemma3 },
+    { .model_type = "phi3", /* 3, 3.5 and 4 */
+      .layer = { .norms = PRE_NORMS, .act = TR_ACT_SILU },
+      .always_slides = true,
+      .keys = llama_keys,
+      .tensors = phi3_tensors },
+    { .model_type = "olmo2",
+      .layer = { .norms = POST_NORMS,
+                 .act = TR_ACT_SILU,
+                 .qk_norm = TR_QK_NORM_ROW },
+      .keys = llama_keys,
+      .tensors = gemma3_tensors,
+      .fold = with_attention_bias },
+    { .model_type = "olmo3",
+      .layer = { .norms = POST_NORMS,
+                 .act = TR_ACT_SILU,
+                 .qk_norm = TR_QK_NORM_ROW },
+      .always_slides = true,
+      .slide_pattern = 4,
+      .local_rope = true,
+      .keys = llama_keys,
+      .tensors = gemma3_tensors,
+      .fold = with_attention_bias },
+    { .model_type = "granite", /* 3 and 4, dense */
+      .layer = { .norms = PRE_NORMS, .act = TR_ACT_SILU },
+      .keys = granite_keys,
+      .tensors = llama_tensors,
+      .fold = fold_granite },
+    { .model_type = "smollm3",
+      .layer = { .norms = PRE_NORMS, .act = TR_ACT_SILU },
+      .keys = llama_keys,
+      .tensors = llama_tensors,
+      .fold = fold_smollm3 },
+    { .model_type = "glm4",
+      .layer = { .norms = PRE_NORMS | POST_NORMS, .act = TR_ACT_SILU },
+      .partial_rotary = 0.5,
+      .rope_interleaved = true,
+      .keys = llama_keys,
+      .tensors = glm4_tensors,
+      .fold = with_qkv_bias },
 };
 
 #define FAMILIES (sizeof(families) / sizeof(families[0]))

@@ -9,6 +9,8 @@
 
 #include "model_config.h"
 
+struct tr_config_reader; /* model_config_internal.h */
+
 /* What a key of config.json may hold; null counts as absent. */
 typedef enum {
     TR_KEY_UINT,  /* an integer from min to max */
@@ -24,7 +26,8 @@ typedef struct {
     const char *name;
     tr_config_kind_t kind;
     uint32_t at; /* UINT, FLOAT, BOOL, TOKEN: offset in tr_model_config_t */
-    double otherwise;   /* UINT, FLOAT: when absent; < 0: it must be there */
+    double otherwise;   /* UINT, FLOAT, BOOL: when absent; < 0: it must be
+                         * there */
     double min, max;    /* UINT, FLOAT */
     const char *reason; /* ABSENT: what is wrong and what was expected */
 } tr_config_key_t;
@@ -50,11 +53,19 @@ typedef struct tr_family {
     tr_layer_recipe_t layer; /* every layer, before fold */
     bool always_slides;      /* sliding_window counts unless use_sliding_window
                               * is false; else only where that is true */
+    uint32_t slide_pattern;  /* without layer_types, layer l slides unless l + 1
+                              * is a multiple of it; 0: all do, or from
+                              * max_window_layers on */
+    bool local_rope;         /* sliding layers have frequencies of their own, */
+    double local_theta;      /* of this base (0: the others'), unscaled */
+    double partial_rotary;   /* without partial_rotary_factor; 0: 1 */
+    bool rope_interleaved;   /* tr_recipe_t */
+    bool norm_plus_one;      /* tr_recipe_t */
     const tr_config_key_t *keys; /* up to a name NULL */
     /* of the model, then of a layer, in the order of loading; up to a name NULL */
     const tr_tensor_name_t *tensors;
     /* NULL, or what no row can say: called when keys are read, layers filled */
-    void (*fold)(tr_model_config_t *c);
+    void (*fold)(struct tr_config_reader *r, tr_model_config_t *c);
 } tr_family_t;
 
 /* NULL: there is none of that name. */

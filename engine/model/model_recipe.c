@@ -22,7 +22,7 @@ static const char *const bias_names[NAMES_MAX] = { "qkv", "o", "mlp" };
 static const char *const qk_norm_names[NAMES_MAX] = { "none", "head", "row" };
 static const char *const act_names[NAMES_MAX] = { "silu", "gelu_pytorch_tanh" };
 static const char *const rope_names[NAMES_MAX] = { "default", "linear",
-                                                   "llama3" };
+                                                   "llama3", "yarn" };
 
 #define NAMED 64 /* bytes of all names of a set */
 
@@ -51,6 +51,27 @@ tr_act_name(tr_act_t act)
 
 /* ---- parts --------------------------------------------------------------- */
 
+static tr_part_shape_t
+norm_shape(const tr_recipe_t *r, uint32_t has)
+{
+    return (tr_part_shape_t){ has ? r->hidden : 0, has ? 1 : 0 };
+}
+
+/* all: of the heads of a row */
+static tr_part_shape_t
+qk_norm_shape(const tr_recipe_t *r, const tr_layer_recipe_t *l, uint32_t all)
+{
+    switch ((tr_qk_norm_t) l->qk_norm) {
+    case TR_QK_NORM_NONE:
+        break;
+    case TR_QK_NORM_HEAD:
+        return (tr_part_shape_t){ r->head_dim, 1 };
+    case TR_QK_NORM_ROW:
+        return (tr_part_shape_t){ all, 1 };
+    }
+    return (tr_part_shape_t){ 0, 0 };
+}
+
 tr_part_shape_t
 tr_part_shape(const tr_recipe_t *r, tr_part_t part, uint32_t layer)
 {
@@ -72,14 +93,19 @@ tr_part_shape(const tr_recipe_t *r, tr_part_t part, uint32_t layer)
     case TR_PART_DOWN:
         return (tr_part_shape_t){ r->hidden, r->intermediate };
     case TR_PART_FINAL_NORM:
-    case TR_PART_ATTN_NORM:
-    case TR_PART_MLP_NORM:
         return (tr_part_shape_t){ r->hidden, 1 };
+    case TR_PART_ATTN_NORM:
+        return norm_shape(r, l->norms & TR_NORM_PRE_ATTN);
+    case TR_PART_POST_ATTN_NORM:
+        return norm_shape(r, l->norms & TR_NORM_POST_ATTN);
+    case TR_PART_MLP_NORM:
+        return norm_shape(r, l->norms & TR_NORM_PRE_MLP);
+    case TR_PART_POST_MLP_NORM:
+        return norm_shape(r, l->norms & TR_NORM_POST_MLP);
     case TR_PART_Q_NORM:
+        return qk_norm_shape(r, l, q);
     case TR_PART_K_NORM:
-        return l->qk_norm == TR_QK_NORM_HEAD
-                   ? (tr_part_shape_t){ r->head_dim, 1 }
-                   : none;
+        return qk_norm_shape(r, l, kv);
     case TR_PART_QKV_BIAS:
         return l->biases & TR_BIAS_QKV ? (tr_part_shape_t){ q + 2 * kv, 1 }
                                        : none;
@@ -125,6 +151,21 @@ tr_recipe_reach(const tr_recipe_t *r)
     return shortest;
 }
 
+void
+tr_recipe_bound(tr_recipe_t *r)
+{
+    uint32_t reach = tr_recipe_reach(r);
+
+    if (reach == 0) {
+        return;
+    }
+    r->bounded = reach < r->max_positions;
+    r->max_positions = r->bounded ? reach : r->max_positions;
+    for (uint32_t l = 0; l < r->layers; l++) {
+        r->layer[l].reach = 0;
+    }
+}
+
 uint32_t
 tr_recipe_len(const tr_recipe_t *r, uint32_t asked, uint64_t kv_memory)
 {
@@ -156,21 +197,72 @@ llama3_frequency(const tr_rope_t *t, double f)
     return (1 - smooth) * f / t->factor + smooth * f;
 }
 
-void
-tr_recipe_rope(const tr_recipe_t *r, uint32_t table, float *inv_freq)
+/* The dim, of those that rotate, that turns `rotations` times within
+ * `original` positions. */
+static double
+yarn_dim(const tr_recipe_t *r, const tr_rope_t *t, double rotations)
 {
-    const tr_rope_t *t = &r->rope[table];
+    return r->rotary_dim * log(t->original / (rotations * 2 * M_PI))
+           / (2 * log(t->theta));
+}
+
+/* YaRN (section 3.2): pairs that turn fast are kept, slow ones stretched by
+ * `factor`, those between are blended. */
+static double
+yarn_frequency(const tr_recipe_t *r, const tr_rope_t *t, uint32_t i, double f)
+{
+    double low = yarn_dim(r, t, t->beta_fast);
+    double high = yarn_dim(r, t, t->beta_slow), ramp;
+
+    low = fmax(t->truncate ? floor(low) : low, 0);
+    high = fmin(t->truncate ? ceil(high) : high, r->rotary_dim - 1);
+    high = high == low ? high + 0.001 : high;
+    ramp = fmin(fmax((i - low) / (high - low), 0), 1);
+    return f / t->factor * ramp + f * (1 - ramp);
+}
+
+static double
+rope_frequency(const tr_recipe_t *r, const tr_rope_t *t, uint32_t i)
+{
+    double f = pow(t->theta, -2.0 * i / r->rotary_dim);
+
+    switch (t->type) {
+    case TR_ROPE_DEFAULT:
+        break;
+    case TR_ROPE_LINEAR:
+        return f / t->factor;
+    case TR_ROPE_LLAMA3:
+        return llama3_frequency(t, f);
+    case TR_ROPE_YARN:
+        return yarn_frequency(r, t, i, f);
+    }
+    return f;
+}
+
+void
+tr_recipe_rope(const tr_recipe_t *r, uint32_t table, float *inv_freq,
+               float *amp)
+{
+    const tr_rope_t *t = table == TR_ROPE_NONE ? NULL : &r->rope[table];
 
     for (uint32_t i = 0; i < r->head_dim / 2; i++) {
-        double f = pow(t->theta, -2.0 * i / r->head_dim);
+        bool rotates = t != NULL && i < r->rotary_dim / 2;
 
-        if (t->type == TR_ROPE_LINEAR) {
-            f /= t->factor;
-        } else if (t->type == TR_ROPE_LLAMA3) {
-            f = llama3_frequency(t, f);
-        }
-        inv_freq[i] = (float) f;
+        inv_freq[i] = rotates ? (float) rope_frequency(r, t, i) : 0;
+        amp[i] = rotates ? (float) t->amp : 1;
     }
+}
+
+uint32_t
+tr_recipe_rotary_source(const tr_recipe_t *r, uint32_t d)
+{
+    uint32_t half = r->head_dim / 2, rotary = r->rotary_dim / 2;
+    uint32_t i = d % half, second = d / half;
+
+    if (i < rotary) {
+        return r->rope_interleaved ? 2 * i + second : i + second * rotary;
+    }
+    return 2 * rotary + (i - rotary) + second * (half - rotary);
 }
 
 /* ---- for people ---------------------------------------------------------- */
@@ -237,7 +329,42 @@ print_rope(page_t *p, const tr_recipe_t *r, uint32_t i)
         print(p, ", low %g, high %g, original %u", t->low, t->high,
               t->original);
     }
+    if (t->type == TR_ROPE_YARN) {
+        print(p, ", beta %g to %g, original %u", t->beta_fast, t->beta_slow,
+              t->original);
+    }
+    if (t->amp != 1) {
+        print(p, ", amp %g", t->amp);
+    }
     print(p, "\n");
+}
+
+/* Nothing for a model that scales nothing. */
+static void
+print_scales(page_t *p, const tr_recipe_t *r)
+{
+    const struct {
+        const char *name;
+        double value, neutral;
+    } scales[] = {
+        { "embeddings", r->embed_scale, 1 },
+        { "residuals", r->residual_scale, 1 },
+        { "logits", r->logit_scale, 1 },
+        { "softcap", r->final_softcap, 0 },
+        { "query temperature", r->query_temp.beta, 0 },
+        { "rotary dims", r->rotary_dim, r->head_dim },
+    };
+    const char *before = "scales: ";
+
+    for (size_t i = 0; i < sizeof(scales) / sizeof(scales[0]); i++) {
+        if (scales[i].value != scales[i].neutral) {
+            print(p, "%s%s %g", before, scales[i].name, scales[i].value);
+            before = ", ";
+        }
+    }
+    if (before[0] == ',') {
+        print(p, "\n");
+    }
 }
 
 void
@@ -253,6 +380,7 @@ tr_recipe_describe(const tr_recipe_t *r, char text[TR_RECIPE_TEXT])
           r->layers, r->hidden, r->intermediate, r->query_heads, r->kv_heads,
           r->head_dim, r->vocab, r->tied ? "tied" : "own", r->max_positions,
           tr_recipe_parameters(r));
+    print_scales(&p, r);
     for (uint32_t l = 0; l < r->layers; l++) {
         if (l + 1 == r->layers
             || !layers_alike(&r->layer[first], &r->layer[l + 1])) {
@@ -277,6 +405,8 @@ refuse(const tr_recipe_support_t *can, uint32_t layer, const char *what,
                         can->name, layer, what, has, expected);
 }
 
+#define PRE_NORMS (TR_NORM_PRE_ATTN | TR_NORM_PRE_MLP)
+
 static tr_status_t
 check_choices(const tr_layer_recipe_t *l, uint32_t layer,
               const tr_recipe_support_t *can, tr_error_t *err)
@@ -287,7 +417,8 @@ check_choices(const tr_layer_recipe_t *l, uint32_t layer,
         uint32_t has, may;
         bool right;
     } choices[] = {
-        { "norms", norm_names, l->norms, can->norms, l->norms == can->norms },
+        { "norms", norm_names, l->norms, PRE_NORMS,
+          can->can & TR_CAN_NORMS || l->norms == PRE_NORMS },
         { "biases", bias_names, l->biases, can->biases,
           (l->biases & ~can->biases) == 0 },
         { "qk_norm", qk_norm_names, 1u << l->qk_norm, can->qk_norms,
@@ -315,12 +446,13 @@ check_layer(const tr_recipe_t *r, uint32_t layer,
     tr_status_t rc = check_choices(l, layer, can, err);
     char has[NAMED], may[NAMED];
 
-    if (rc == TR_OK && l->rope != 0) {
+    if (rc == TR_OK && l->rope != 0 && !(can->can & TR_CAN_ROPES)) {
         snprintf(has, sizeof(has), l->rope == TR_ROPE_NONE ? "none" : "%u",
                  l->rope);
         rc = refuse(can, layer, "rope", has, "0", err);
     }
-    if (rc == TR_OK && l->reach != 0 && l->reach < r->max_positions) {
+    if (rc == TR_OK && l->reach != 0 && l->reach < r->max_positions
+        && !(can->can & TR_CAN_REACH)) {
         snprintf(has, sizeof(has), "%u", l->reach);
         snprintf(may, sizeof(may), "at least the %u positions of a sequence",
                  r->max_positions);
@@ -329,18 +461,45 @@ check_layer(const tr_recipe_t *r, uint32_t layer,
     return rc;
 }
 
+static tr_status_t
+check_model(const tr_recipe_t *r, const tr_recipe_support_t *can,
+            tr_error_t *err)
+{
+    bool scales = r->embed_scale != 1 || r->residual_scale != 1
+                  || r->logit_scale != 1 || r->final_softcap != 0;
+    bool ropes = r->n_ropes != 1 || r->query_temp.beta != 0
+                 || r->rotary_dim != r->head_dim || r->rope_interleaved;
+
+    for (uint32_t i = 0; i < r->n_ropes; i++) {
+        ropes = ropes || r->rope[i].amp != 1;
+    }
+    if (scales && !(can->can & TR_CAN_SCALES)) {
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "model",
+                            "backend %s: the model scales embeddings by %g, "
+                            "residuals by %g, logits by %g and caps logits at "
+                            "%g, expected 1, 1, 1 and 0",
+                            can->name, r->embed_scale, r->residual_scale,
+                            r->logit_scale, r->final_softcap);
+    }
+    if (ropes && !(can->can & TR_CAN_ROPES)) {
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "model",
+                            "backend %s: the model has %u tables of rotary "
+                            "frequencies with amplitude %g on %u dims%s and "
+                            "query temperature %g, expected 1, 1, %u and 0",
+                            can->name, r->n_ropes, r->rope[0].amp,
+                            r->rotary_dim,
+                            r->rope_interleaved ? " in neighbouring pairs" : "",
+                            r->query_temp.beta, r->head_dim);
+    }
+    return TR_OK;
+}
+
 tr_status_t
 tr_recipe_check(const tr_recipe_t *r, const tr_recipe_support_t *can,
                 tr_error_t *err)
 {
-    tr_status_t rc = TR_OK;
+    tr_status_t rc = check_model(r, can, err);
 
-    if (r->n_ropes != 1) {
-        return tr_error_set(err, TR_ERR_UNSUPPORTED, "model",
-                            "backend %s: the model has %u tables of rotary "
-                            "frequencies, expected 1",
-                            can->name, r->n_ropes);
-    }
     for (uint32_t l = 0; rc == TR_OK && l < r->layers; l++) {
         rc = check_layer(r, l, can, err);
     }

@@ -6,18 +6,18 @@
  * in model_families.c, model/cpu and model/cuda interpret it.  One layer, x
  * being the residual stream:
  *
- *     n = norm(x)                          TR_NORM_PRE_ATTN
+ *     n = norm(x)                          TR_NORM_PRE_ATTN, else n = x
  *     q, k, v = n Wqkv^T (+ bias)          TR_BIAS_QKV
- *     q, k = norm of each head             qk_norm
+ *     q, k = norm                          qk_norm: by head or row
  *     cache <- rope(k), v
  *     a = attention(rope(q))               rope: a table, reach: how far back
  *     a = a Wo^T (+ bias)                  TR_BIAS_O
- *     x += norm(a)                         TR_NORM_POST_ATTN, else x += a
- *     n = norm(x)                          TR_NORM_PRE_MLP
+ *     x += scale norm(a)                   TR_NORM_POST_ATTN, else x += scale a
+ *     n = norm(x)                          TR_NORM_PRE_MLP, else n = x
  *     m = (act(n Wgate^T) * n Wup^T) Wdown^T
- *     x += norm(m)                         TR_NORM_POST_MLP, else x += m
+ *     x += scale norm(m)                   TR_NORM_POST_MLP, else x += scale m
  *
- * and in the end logits = norm(x) Whead^T.  A recipe can say more than a backend
+ * and in the end logits = norm(x) Whead^T, scaled and capped.  A recipe can say more than a backend
  * can run: each backend checks it when a model is opened (tr_recipe_check), and
  * refuses by name what it has not.
  */
@@ -60,23 +60,48 @@ typedef struct {
                             * 0: all */
 } tr_layer_recipe_t;
 
-typedef enum { TR_ROPE_DEFAULT, TR_ROPE_LINEAR, TR_ROPE_LLAMA3 } tr_rope_type_t;
+typedef enum {
+    TR_ROPE_DEFAULT,
+    TR_ROPE_LINEAR,
+    TR_ROPE_LLAMA3,
+    TR_ROPE_YARN /* arXiv 2309.00071, as transformers computes it */
+} tr_rope_type_t;
 
 /* A table of rotary frequencies. */
 typedef struct {
     tr_rope_type_t type;
     double theta, factor;
     double low, high;  /* llama3: frequency factors */
-    uint32_t original; /* llama3: positions of the first training */
+    uint32_t original; /* llama3, yarn: positions of the first training */
+    double beta_fast, beta_slow; /* yarn: rotations within `original` */
+    bool truncate; /* yarn: the dims between which it blends are whole */
+    double amp;    /* cosines and sines are multiplied with it */
 } tr_rope_t;
+
+/* Queries are multiplied with 1 + beta ln(1 + floor(position / original)), from
+ * Llama 4; beta 0: they are not. */
+typedef struct {
+    float beta;
+    uint32_t original;
+} tr_query_temp_t;
 
 typedef struct {
     uint32_t vocab, hidden, intermediate, layers;
     uint32_t query_heads, kv_heads, head_dim;
     uint32_t max_positions; /* of a sequence */
+    bool bounded;           /* by tr_recipe_bound */
     float norm_eps;
-    float attn_scale; /* queries by keys are multiplied with it */
-    bool tied;        /* the embedding is the output matrix */
+    float attn_scale;     /* queries by keys are multiplied with it */
+    float embed_scale;    /* embeddings are multiplied with it */
+    float residual_scale; /* what a layer adds to x */
+    float logit_scale;    /* logits */
+    float final_softcap;  /* then logits are cap tanh(logit / cap); 0: not */
+    tr_query_temp_t query_temp;
+    bool norm_plus_one;    /* files hold the norms' weights less 1 */
+    bool tied;             /* the embedding is the output matrix */
+    uint32_t rotary_dim;   /* of head_dim, the first: they rotate */
+    bool rope_interleaved; /* files pair (2 i, 2 i + 1), else (i, i + rotary_dim
+                            * / 2) */
     uint32_t n_ropes;
     tr_rope_t rope[TR_ROPE_TABLES];
     tr_layer_recipe_t layer[TR_LAYERS_MAX]; /* [layers] */
@@ -94,8 +119,10 @@ typedef enum {
     TR_PART_GATE_UP,
     TR_PART_DOWN,
     TR_PART_FINAL_NORM,
-    TR_PART_ATTN_NORM, /* TR_NORM_PRE_ATTN */
-    TR_PART_MLP_NORM,  /* TR_NORM_PRE_MLP */
+    TR_PART_ATTN_NORM,      /* TR_NORM_PRE_ATTN */
+    TR_PART_POST_ATTN_NORM, /* TR_NORM_POST_ATTN */
+    TR_PART_MLP_NORM,       /* TR_NORM_PRE_MLP */
+    TR_PART_POST_MLP_NORM,  /* TR_NORM_POST_MLP */
     TR_PART_Q_NORM,
     TR_PART_K_NORM,
     TR_PART_QKV_BIAS,
@@ -130,6 +157,10 @@ uint64_t tr_recipe_parameters(const tr_recipe_t *r);
 /* The shortest reach of a layer; 0: every layer sees everything. */
 uint32_t tr_recipe_reach(const tr_recipe_t *r);
 
+/* For who cannot attend to a part of the positions: a sequence is at most as long
+ * as the shortest reach, and then every layer sees all of it. */
+void tr_recipe_bound(tr_recipe_t *r);
+
 /* Tokens of the longest sequence that is to be provided for: `asked`, or with 0
  * all positions; where keys and values have `kv_memory` bytes (0: nobody knows),
  * one more than can be there at 16 bits, as every prompt is at first, so that the
@@ -137,8 +168,15 @@ uint32_t tr_recipe_reach(const tr_recipe_t *r);
 uint32_t tr_recipe_len(const tr_recipe_t *r, uint32_t asked,
                        uint64_t kv_memory);
 
-/* inv_freq[head_dim / 2] of a table, with its scaling applied. */
-void tr_recipe_rope(const tr_recipe_t *r, uint32_t table, float *inv_freq);
+/* A table, with its scaling applied: pair i of a position p turns by p *
+ * inv_freq[i], cosine and sine are multiplied with amp[i]; [head_dim / 2] each.
+ * A pair that does not rotate has 0 and 1; TR_ROPE_NONE: all of them. */
+void tr_recipe_rope(const tr_recipe_t *r, uint32_t table, float *inv_freq,
+                    float *amp);
+
+/* Kernels rotate pairs (i, i + head_dim / 2).  Where a head's dim d stands in
+ * the files; d itself when they have the same pairs and all rotate. */
+uint32_t tr_recipe_rotary_source(const tr_recipe_t *r, uint32_t d);
 
 const char *tr_act_name(tr_act_t act); /* as config.json calls it */
 
@@ -149,11 +187,15 @@ void tr_recipe_describe(const tr_recipe_t *r, char text[TR_RECIPE_TEXT]);
 
 /* ---- what a backend can run ---------------------------------------------- */
 
-/* All backends so far: one table of frequencies, layers that rotate, and no
- * sequence longer than a layer's reach. */
+/* Bits: what not every backend has. */
+#define TR_CAN_NORMS 1u  /* norms of any kind, else before both halves */
+#define TR_CAN_ROPES 2u  /* several tables, layers without, amp, query_temp */
+#define TR_CAN_REACH 8u  /* sequences longer than a layer's reach */
+#define TR_CAN_SCALES 4u /* of embeddings, residuals, logits; softcap */
+
 typedef struct {
     const char *name;  /* "cpu": of the backend */
-    uint32_t norms;    /* bits, exactly these */
+    uint32_t can;      /* bits */
     uint32_t biases;   /* bits, some of these */
     uint32_t qk_norms; /* bits 1 << tr_qk_norm_t */
     uint32_t acts;     /* bits 1 << tr_act_t */

@@ -119,6 +119,56 @@ tr_model_tensor_find(const tr_safetensors_t *st,
                         t->file, tensor->name, shape, tensor->rows, want);
 }
 
+/* ---- order of rows ------------------------------------------------------ */
+
+/* Rows [0, n) of the part belong to heads that rotate. */
+static uint32_t
+rotating_rows(const tr_recipe_t *r, const tr_model_tensor_t *t)
+{
+    switch (t->part) {
+    case TR_PART_QKV:
+    case TR_PART_QKV_BIAS:
+        return (r->query_heads + r->kv_heads) * r->head_dim;
+    case TR_PART_Q_NORM:
+    case TR_PART_K_NORM:
+        return t->rows;
+    default:
+        return 0;
+    }
+}
+
+bool
+tr_model_tensor_reordered(const tr_recipe_t *r, const tr_model_tensor_t *t)
+{
+    return (r->rotary_dim != r->head_dim || r->rope_interleaved)
+           && t->row < rotating_rows(r, t);
+}
+
+uint32_t
+tr_model_tensor_source(const tr_recipe_t *r, const tr_model_tensor_t *t,
+                       uint32_t row)
+{
+    uint32_t d = row % r->head_dim;
+
+    /* a tensor begins where a head does */
+    return t->row + row < rotating_rows(r, t)
+               ? row - d + tr_recipe_rotary_source(r, d)
+               : row;
+}
+
+void
+tr_model_vector_expand(const tr_recipe_t *r, const tr_model_tensor_t *t,
+                       const tr_tensor_t *tensor, float *out)
+{
+    bool norm = t->part < TR_PART_QKV_BIAS;
+
+    for (uint32_t i = 0; i < t->rows; i++) {
+        out[i] = tr_float_load(tensor->data, tr_model_tensor_source(r, t, i),
+                               tensor->dtype);
+        out[i] += norm && r->norm_plus_one ? 1.0f : 0.0f;
+    }
+}
+
 /* ---- random weights ----------------------------------------------------- */
 
 static inline uint64_t

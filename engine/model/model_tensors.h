@@ -36,6 +36,20 @@ tr_status_t tr_model_tensor_find(const tr_safetensors_t *st,
                                  const tr_model_tensor_t *tensor,
                                  const tr_tensor_t **out, tr_error_t *err);
 
+/* Rows of heads that rotate stand in the files in the order of the family
+ * (tr_recipe_rotary_source): is that another than the part's? */
+bool tr_model_tensor_reordered(const tr_recipe_t *r,
+                               const tr_model_tensor_t *t);
+
+/* Which of the file's rows is row `row` of the tensor. */
+uint32_t tr_model_tensor_source(const tr_recipe_t *r,
+                                const tr_model_tensor_t *t, uint32_t row);
+
+/* A vector as the part has it, [t->rows]: in FP32, in the part's order, norms
+ * with the 1 that some files leave out. */
+void tr_model_vector_expand(const tr_recipe_t *r, const tr_model_tensor_t *t,
+                            const tr_tensor_t *tensor, float *out);
+
 /* load_format dummy: element i of a tensor is a function of (tensor_seed, i)
  * alone, the same on every machine and backend: uniform, with standard
  * deviation sd. */

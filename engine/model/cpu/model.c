@@ -4,6 +4,7 @@
  */
 #include "model.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -55,7 +56,18 @@ layout(tr_model_t *m, uint8_t *base)
     TAKE(attn, rows * m->ld_attn * sizeof(float));
     TAKE(gate_up, rows * m->ld_gate_up * sizeof(float));
     TAKE(mlp, rows * m->ld_mlp * sizeof(float));
-    TAKE(angles, rows * c->head_dim * sizeof(float));
+    for (uint32_t i = 0; i <= TR_ANGLES_NONE; i++) {
+        size_t angles = rows * c->head_dim * sizeof(float);
+
+        if (m->rope[i].used) {
+            TAKE(rope[i].of_rows, angles);
+            m->rope[i].of_queries = m->rope[i].of_rows;
+        }
+        if (m->rope[i].used && c->query_temp.beta != 0) {
+            TAKE(rope[i].of_queries, angles);
+        }
+    }
+    TAKE(query_temp, rows * sizeof(float));
     TAKE(logits, logit_rows * m->ld_logits * sizeof(float));
     TAKE(attention_work,
          m->kernels->attention_work(&m->stream, m->max_rows, m->max_seqs,
@@ -70,9 +82,10 @@ tr_model_check(const tr_recipe_t *r, tr_error_t *err)
 {
     const tr_recipe_support_t support = {
         .name = "cpu",
-        .norms = TR_NORM_PRE_ATTN | TR_NORM_PRE_MLP,
+        .can = TR_CAN_NORMS | TR_CAN_ROPES | TR_CAN_SCALES | TR_CAN_REACH,
         .biases = TR_BIAS_QKV | TR_BIAS_O,
-        .qk_norms = 1u << TR_QK_NORM_NONE | 1u << TR_QK_NORM_HEAD,
+        .qk_norms = 1u << TR_QK_NORM_NONE | 1u << TR_QK_NORM_HEAD
+                    | 1u << TR_QK_NORM_ROW,
         .acts = tr_kernels_cpu(NULL)->acts,
     };
 
@@ -101,6 +114,9 @@ tr_model_open(const tr_model_options_t *options, tr_model_t **out,
                             options->threads);
     }
     rc = tr_model_config_load(options->dir, &m->config, err);
+    if (rc == TR_OK && !options->slides) {
+        tr_recipe_bound(&m->config.recipe);
+    }
     if (rc == TR_OK) {
         rc = tr_model_check(&m->config.recipe, err);
     }
@@ -157,25 +173,61 @@ typedef struct {
     uint32_t l, n; /* layer and rows */
 } step_t;
 
-/* x -> normed */
-static int
-norm(const step_t *t, const float *weight)
+/* normed = norm of x, or x itself when the layer has none there */
+static const float *
+norm(const step_t *t, const float *weight, int *rc)
 {
     tr_model_t *m = t->m;
 
-    return m->kernels->rmsnorm(&m->stream, m->hidden, m->ld_hidden, t->n, 1,
+    if (weight == NULL) {
+        return m->hidden;
+    }
+    *rc |= m->kernels->rmsnorm(&m->stream, m->hidden, m->ld_hidden, t->n, 1,
                                t->recipe->hidden, weight, t->recipe->norm_eps,
                                m->normed, m->ld_hidden);
+    return m->normed;
 }
 
 static int
 norm_heads(const step_t *t, float *x, uint32_t heads, const float *weight)
 {
     tr_model_t *m = t->m;
+    uint32_t n = t->recipe->head_dim;
+    bool row = t->layer->qk_norm == TR_QK_NORM_ROW;
 
-    return m->kernels->rmsnorm(&m->stream, x, m->ld_qkv, t->n, heads,
-                               t->recipe->head_dim, weight, t->recipe->norm_eps,
+    return m->kernels->rmsnorm(&m->stream, x, m->ld_qkv, t->n, row ? 1 : heads,
+                               row ? heads * n : n, weight, t->recipe->norm_eps,
                                x, m->ld_qkv);
+}
+
+/* x += scale * norm(input W^T + bias); weight and bias may be NULL.  What is
+ * added goes through `normed`, which is free by then, unless it can be summed up
+ * at once. */
+static int
+add_product(const step_t *t, tr_part_t part, const float *input, size_t ld,
+            const float *bias, const float *weight)
+{
+    tr_model_t *m = t->m;
+    const tr_kernels_t *k = m->kernels;
+    const tr_stream_t *s = &m->stream;
+    const tr_recipe_t *c = t->recipe;
+    bool direct = weight == NULL && c->residual_scale == 1;
+    float *y = direct ? m->hidden : m->normed;
+    int rc = k->matmul(s, &t->w->matrix[part], input, ld, t->n, y, m->ld_hidden,
+                       direct);
+
+    if (bias != NULL) {
+        rc |= k->add_bias(s, y, m->ld_hidden, t->n, bias, c->hidden);
+    }
+    if (weight != NULL) {
+        rc |= k->rmsnorm(s, y, m->ld_hidden, t->n, 1, c->hidden, weight,
+                         c->norm_eps, y, m->ld_hidden);
+    }
+    if (!direct) {
+        rc |= k->add_scaled(s, y, m->ld_hidden, t->n, c->hidden,
+                            c->residual_scale, m->hidden, m->ld_hidden);
+    }
+    return rc;
 }
 
 static int
@@ -186,33 +238,31 @@ attention_half(const step_t *t, const tr_kv_view_t *kv, const tr_rows_t *rows)
     const tr_kernels_t *k = m->kernels;
     const tr_stream_t *s = &m->stream;
     const tr_matrix_t *qkv = &t->w->matrix[TR_PART_QKV];
+    const tr_angles_t *angles = &m->rope[tr_model_table(t->layer)];
     float *const *v = t->w->vector;
     float *keys = m->qkv + (size_t) c->query_heads * c->head_dim;
     float *values = keys + (size_t) c->kv_heads * c->head_dim;
-    int rc = norm(t, v[TR_PART_ATTN_NORM]);
+    int rc = 0;
+    const float *x = norm(t, v[TR_PART_ATTN_NORM], &rc);
 
-    rc |= k->matmul(s, qkv, m->normed, m->ld_hidden, t->n, m->qkv, m->ld_qkv,
-                    0);
+    rc |= k->matmul(s, qkv, x, m->ld_hidden, t->n, m->qkv, m->ld_qkv, 0);
     if (t->layer->biases & TR_BIAS_QKV) {
         rc |= k->add_bias(s, m->qkv, m->ld_qkv, t->n, v[TR_PART_QKV_BIAS],
                           qkv->n);
     }
-    if (t->layer->qk_norm == TR_QK_NORM_HEAD) {
+    if (t->layer->qk_norm != TR_QK_NORM_NONE) {
         rc |= norm_heads(t, m->qkv, c->query_heads, v[TR_PART_Q_NORM]);
         rc |= norm_heads(t, keys, c->kv_heads, v[TR_PART_K_NORM]);
     }
-    rc |= k->kv_append(s, kv, t->l, rows, keys, values, m->ld_qkv, m->angles);
+    rc |= k->kv_append(s, kv, t->l, rows, keys, values, m->ld_qkv,
+                       angles->of_rows);
     rc |= k->rope(s, m->qkv, m->ld_qkv, t->n, c->query_heads, c->head_dim,
-                  m->angles);
+                  angles->of_queries);
     rc |= k->attention(s, kv, t->l, rows, m->qkv, m->ld_qkv, c->query_heads,
                        c->attn_scale, m->attn, m->ld_attn, m->attention_work);
-    rc |= k->matmul(s, &t->w->matrix[TR_PART_O], m->attn, m->ld_attn, t->n,
-                    m->hidden, m->ld_hidden, 1);
-    if (t->layer->biases & TR_BIAS_O) {
-        rc |= k->add_bias(s, m->hidden, m->ld_hidden, t->n, v[TR_PART_O_BIAS],
-                          c->hidden);
-    }
-    return rc;
+    return rc
+           | add_product(t, TR_PART_O, m->attn, m->ld_attn, v[TR_PART_O_BIAS],
+                         v[TR_PART_POST_ATTN_NORM]);
 }
 
 static int
@@ -223,19 +273,50 @@ mlp_half(const step_t *t)
     const tr_stream_t *s = &m->stream;
     const tr_matrix_t *gate_up = &t->w->matrix[TR_PART_GATE_UP];
     uint32_t n = t->n, width = t->recipe->intermediate;
-    int rc = norm(t, t->w->vector[TR_PART_MLP_NORM]);
+    int rc = 0;
+    const float *x = norm(t, t->w->vector[TR_PART_MLP_NORM], &rc);
 
     if (n <= TR_GATED_ROWS && width % TR_COL_PAD == 0) {
-        rc |= k->gated(s, t->layer->act, gate_up, m->normed, m->ld_hidden, n,
-                       m->mlp, m->ld_mlp);
+        rc |= k->gated(s, t->layer->act, gate_up, x, m->ld_hidden, n, m->mlp,
+                       m->ld_mlp);
     } else {
-        rc |= k->matmul(s, gate_up, m->normed, m->ld_hidden, n, m->gate_up,
+        rc |= k->matmul(s, gate_up, x, m->ld_hidden, n, m->gate_up,
                         m->ld_gate_up, 0);
         rc |= k->act_mul(s, t->layer->act, m->gate_up, m->ld_gate_up, n, width,
                          m->mlp, m->ld_mlp);
     }
-    rc |= k->matmul(s, &t->w->matrix[TR_PART_DOWN], m->mlp, m->ld_mlp, n,
-                    m->hidden, m->ld_hidden, 1);
+    return rc
+           | add_product(t, TR_PART_DOWN, m->mlp, m->ld_mlp, NULL,
+                         t->w->vector[TR_PART_POST_MLP_NORM]);
+}
+
+/* Of every table that a layer uses. */
+static int
+make_angles(tr_model_t *m, const tr_rows_t *rows)
+{
+    const tr_kernels_t *k = m->kernels;
+    const tr_recipe_t *c = &m->config.recipe;
+    uint32_t n = rows->n_rows, half = c->head_dim / 2;
+    bool temp = c->query_temp.beta != 0;
+    int rc = 0;
+
+    for (uint32_t r = 0; temp && r < n; r++) {
+        uint32_t turns = rows->row_pos[r] / c->query_temp.original;
+
+        m->query_temp[r] = 1 + c->query_temp.beta * logf(1 + (float) turns);
+    }
+    for (uint32_t i = 0; i <= TR_ANGLES_NONE; i++) {
+        const tr_angles_t *t = &m->rope[i];
+
+        if (t->used) {
+            rc |= k->rope_angles(&m->stream, rows->row_pos, n, t->inv_freq,
+                                 t->amp, NULL, half, t->of_rows);
+        }
+        if (t->used && temp) {
+            rc |= k->rope_angles(&m->stream, rows->row_pos, n, t->inv_freq,
+                                 t->amp, m->query_temp, half, t->of_queries);
+        }
+    }
     return rc;
 }
 
@@ -246,20 +327,25 @@ tr_model_forward(tr_model_t *m, const tr_kv_view_t *kv, const tr_rows_t *rows,
     const tr_recipe_t *c = &m->config.recipe;
     const tr_kernels_t *k = m->kernels;
     const tr_stream_t *s = &m->stream;
+    tr_kv_view_t view = *kv;
     uint32_t n = rows->n_rows;
     int rc = 0;
 
+    view.reach = m->reach;
     if (n > m->max_rows || rows->n_seqs > m->max_seqs) {
         return TR_ERR_INTERNAL;
     }
     rc |= k->embedding(s, &m->root.matrix[TR_PART_EMBED], tokens, n, m->hidden,
                        m->ld_hidden);
-    rc |= k->rope_angles(s, rows->row_pos, n, m->inv_freq, c->head_dim / 2,
-                         m->angles);
+    if (c->embed_scale != 1) {
+        rc |= k->scale_cap(s, m->hidden, m->ld_hidden, n, c->hidden,
+                           c->embed_scale, 0);
+    }
+    rc |= make_angles(m, rows);
     for (uint32_t l = 0; l < c->layers && rc == 0; l++) {
         step_t t = { m, c, &c->layer[l], &m->layers[l], l, n };
 
-        rc |= attention_half(&t, kv, rows);
+        rc |= attention_half(&t, &view, rows);
         rc |= mlp_half(&t);
     }
     return rc == 0 ? TR_OK : TR_ERR_INTERNAL;
@@ -285,5 +371,9 @@ tr_model_logits(tr_model_t *m, const uint32_t *rows, uint32_t n)
     }
     rc |= k->matmul(s, &m->root.matrix[c->tied ? TR_PART_EMBED : TR_PART_HEAD],
                     m->normed, m->ld_hidden, n, m->logits, m->ld_logits, 0);
+    if (c->logit_scale != 1 || c->final_softcap != 0) {
+        rc |= k->scale_cap(s, m->logits, m->ld_logits, n, c->vocab,
+                           c->logit_scale, c->final_softcap);
+    }
     return rc == 0 ? TR_OK : TR_ERR_INTERNAL;
 }

@@ -23,21 +23,31 @@ typedef struct {
     float *vector[TR_PARTS];
 } tr_weights_t;
 
+/* A table of frequencies; the last is that of TR_ROPE_NONE. */
+#define TR_ANGLES_NONE TR_ROPE_TABLES
+typedef struct {
+    bool used;             /* by a layer */
+    float *inv_freq, *amp; /* [head_dim / 2] */
+    float *of_rows;        /* of a step: [rows][2][head_dim / 2] */
+    float *of_queries;     /* the same unless queries have a temperature */
+} tr_angles_t;
+
 typedef struct {
     tr_model_config_t config;
     const tr_kernels_t *kernels; /* borrowed */
     tr_stream_t stream;
     tr_weights_t root, *layers; /* of the model, and of each layer */
-    float *inv_freq;            /* [head_dim / 2] */
-    tr_equalise_t *equalise;    /* what the weights have taken, or NULL */
-    uint8_t *weights;           /* the arena behind weights and frequencies */
+    tr_angles_t rope[TR_ROPE_TABLES + 1];
+    uint32_t *reach;         /* [layers] */
+    tr_equalise_t *equalise; /* what the weights have taken, or NULL */
+    uint8_t *weights;        /* the arena behind weights and frequencies */
     size_t weights_size;
 
     uint32_t max_rows, max_seqs, max_len, logit_rows;
     uint8_t *work; /* the arena behind what follows */
     size_t work_size;
     size_t ld_hidden, ld_qkv, ld_attn, ld_mlp, ld_gate_up;
-    float *hidden, *normed, *qkv, *attn, *gate_up, *mlp, *angles, *logits;
+    float *hidden, *normed, *qkv, *attn, *gate_up, *mlp, *query_temp, *logits;
     size_t ld_logits;
     void *attention_work;
 } tr_model_t;
@@ -46,7 +56,9 @@ typedef struct {
     const char *dir;         /* borrowed during open */
     const char *load_format; /* "auto" or "dummy" */
     uint64_t dummy_seed;
-    bool equalise;               /* kv_equalise; weights of files alone */
+    bool equalise; /* kv_equalise; weights of files alone */
+    bool slides;   /* the cache keeps all in dense pages, so that layers may see
+                  * a part of it; else tr_recipe_bound */
     const tr_kernels_t *kernels; /* outlives the model */
     int threads;
     uint32_t max_rows, max_seqs; /* of a step */
@@ -66,6 +78,13 @@ tr_status_t tr_model_forward(tr_model_t *m, const tr_kv_view_t *kv,
 /* Logits of n rows (at most m->logit_rows) of the last forward, into
  * m->logits, [n] rows m->ld_logits apart.  `rows` are row indices. */
 tr_status_t tr_model_logits(tr_model_t *m, const uint32_t *rows, uint32_t n);
+
+/* Which of m->rope a layer uses. */
+static inline uint32_t
+tr_model_table(const tr_layer_recipe_t *l)
+{
+    return l->rope == TR_ROPE_NONE ? TR_ANGLES_NONE : l->rope;
+}
 
 /* Refuses by name what this backend cannot run of a recipe. */
 tr_status_t tr_model_check(const tr_recipe_t *r, tr_error_t *err);

@@ -67,6 +67,36 @@ take_parts(loader_t *l, tr_weights_t *w, bool layered, uint32_t layer)
     }
 }
 
+static void
+take_ropes(loader_t *l)
+{
+    uint32_t half = l->m->config.recipe.head_dim / 2;
+
+    for (uint32_t i = 0; i <= TR_ANGLES_NONE; i++) {
+        l->m->rope[i].inv_freq = take(l, half);
+        l->m->rope[i].amp = take(l, half);
+    }
+    l->m->reach = take(l, l->m->config.recipe.layers);
+}
+
+static void
+fill_ropes(tr_model_t *m)
+{
+    const tr_recipe_t *r = &m->config.recipe;
+
+    for (uint32_t i = 0; i < r->layers; i++) {
+        m->reach[i] = r->layer[i].reach;
+    }
+    for (uint32_t i = 0; i < r->layers; i++) {
+        tr_angles_t *t = &m->rope[tr_model_table(&r->layer[i])];
+
+        if (!t->used) {
+            tr_recipe_rope(r, r->layer[i].rope, t->inv_freq, t->amp);
+            t->used = true;
+        }
+    }
+}
+
 /* Gives every weight its place in the arena; without one, only counts. */
 static size_t
 layout(loader_t *l)
@@ -75,7 +105,7 @@ layout(loader_t *l)
 
     l->at = 0;
     take_parts(l, &m->root, false, 0);
-    m->inv_freq = take(l, m->config.recipe.head_dim / 2);
+    take_ropes(l);
     for (uint32_t i = 0; i < m->config.recipe.layers; i++) {
         take_parts(l, &m->layers[i], true, i);
     }
@@ -105,6 +135,7 @@ typedef struct {
     uint32_t row; /* of the matrix, where the tensor begins */
     const tr_tensor_t *tensor;
     const tr_equalise_t *equalise; /* NULL: the tensor stays as it is */
+    const tr_recipe_t *recipe; /* NULL, or the file has another order of rows */
     const tr_model_tensor_t *t;
     uint64_t seed; /* dummy */
     float sd;
@@ -138,11 +169,21 @@ tensor_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     fill_t *a = arg;
     const tr_tensor_t *t = a->tensor;
     size_t bytes = (size_t) a->w->k * (t->dtype == TR_F32 ? 4 : 2);
+    const uint8_t *data = t->data;
 
     (void) worker;
-    a->kernels->matrix_pack(a->w, a->row + first, end - first,
-                            (const uint8_t *) t->data + first * bytes,
-                            t->dtype);
+    if (a->recipe == NULL) {
+        a->kernels->matrix_pack(a->w, a->row + first, end - first,
+                                data + first * bytes, t->dtype);
+        return;
+    }
+    for (uint32_t r = first; r < end; r++) {
+        a->kernels->matrix_pack(a->w, a->row + r, 1,
+                                data
+                                    + tr_model_tensor_source(a->recipe, a->t, r)
+                                          * bytes,
+                                t->dtype);
+    }
 }
 
 static void
@@ -196,6 +237,9 @@ load_matrix(loader_t *l, const tr_matrix_t *w, const tr_model_tensor_t *t)
     fill_t a = { .kernels = l->m->kernels, .w = w, .row = t->row, .t = t };
     tr_status_t rc;
 
+    if (tr_model_tensor_reordered(&l->m->config.recipe, t)) {
+        a.recipe = &l->m->config.recipe;
+    }
     say_progress(l, (uint64_t) t->rows * w->k * sizeof(float));
     if (l->st == NULL) {
         return dummy_matrix(l, w, t);
@@ -233,7 +277,7 @@ load_vector(loader_t *l, float *x, const tr_model_tensor_t *t)
     if (rc != TR_OK) {
         return rc;
     }
-    tr_tensor_expand(tensor, x);
+    tr_model_vector_expand(&l->m->config.recipe, t, tensor, x);
     if (tr_equalise_has(l->m->equalise, t)) {
         tr_equalise_scale(l->m->equalise, t, 0, t->rows, x);
     }
@@ -278,14 +322,14 @@ tr_model_weights_load(tr_model_t *m, const tr_model_options_t *options,
                             m->weights_size);
     }
     layout(&l);
-    tr_recipe_rope(&m->config.recipe, 0, m->inv_freq);
+    fill_ropes(m);
     if (strcmp(options->load_format, "dummy") != 0) {
         rc = tr_safetensors_open(options->dir, &l.st, err);
         if (rc != TR_OK) {
             return rc;
         }
     }
-    rc = l.st != NULL && options->equalise
+    rc = l.st != NULL && options->equalise && tr_equalise_can(&m->config)
              ? tr_equalise_choose(&m->config, l.st, m->stream, &m->equalise,
                                   err)
              : TR_OK;

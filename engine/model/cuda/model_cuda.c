@@ -293,7 +293,6 @@ tr_model_cuda_check(const tr_recipe_t *r, tr_error_t *err)
 {
     static const tr_recipe_support_t support = {
         .name = "cuda",
-        .norms = TR_NORM_PRE_ATTN | TR_NORM_PRE_MLP,
         .biases = TR_BIAS_QKV | TR_BIAS_O,
         .qk_norms = 1u << TR_QK_NORM_NONE | 1u << TR_QK_NORM_HEAD,
         .acts = 1u << TR_ACT_SILU,
@@ -329,6 +328,7 @@ tr_model_cuda_open(const tr_model_cuda_options_t *options,
     m->stream = options->stream;
     rc = tr_model_config_load(options->dir, &m->config, err);
     if (rc == TR_OK) {
+        tr_recipe_bound(&m->config.recipe);
         rc = tr_model_cuda_check(&m->config.recipe, err);
     }
     if (rc == TR_OK) {

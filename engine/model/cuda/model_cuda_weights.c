@@ -276,7 +276,7 @@ load_vector(loader_t *l, const tr_model_tensor_t *t)
         return failed(l);
     }
     if (tensor != NULL) {
-        tr_tensor_expand(tensor, x);
+        tr_model_vector_expand(&l->m->config.recipe, t, tensor, x);
         if (tr_equalise_has(l->m->equalise, t)) {
             tr_equalise_scale(l->m->equalise, t, 0, t->rows, x);
         }
@@ -322,7 +322,8 @@ load_all(loader_t *l)
     uint32_t at = 0;
     float *angles = (float *) next_stage(l);
 
-    tr_recipe_rope(c, 0, angles);
+    /* of all amp is 1 (tr_model_cuda_check) */
+    tr_recipe_rope(c, 0, angles, angles + c->head_dim / 2);
     rc = send(l, l->m->inv_freq, TR_F32, TR_F32, c->head_dim / 2);
     while (rc == TR_OK && tr_model_tensor_next(&l->m->config, &at, &t)) {
         rc = t.part < TR_PART_MATRICES ? load_matrix(l, &t)
@@ -415,7 +416,8 @@ tr_model_cuda_load(tr_model_cuda_t *m, const tr_model_cuda_options_t *options,
     if (rc == TR_OK) {
         rc = open_loader(&l);
     }
-    if (rc == TR_OK && l.st != NULL && options->equalise) {
+    if (rc == TR_OK && l.st != NULL && options->equalise
+        && tr_equalise_can(&m->config)) {
         rc = tr_equalise_choose(&m->config, l.st,
                                 (tr_stream_t){ COPY_THREADS, l.thread_pool },
                                 &m->equalise, err);

@@ -149,7 +149,7 @@ test_families(void **state)
              "\"max_position_embeddings\":32768}",
              NULL);
     check_layers(&c, 0, TR_QK_NORM_NONE, 4096);
-    assert_true(c.recipe.max_positions == 4096);
+    assert_true(c.recipe.max_positions == 32768);
     c = load("{\"model_type\":\"mistral\"," SHAPE ",\"sliding_window\":32768,"
              "\"max_position_embeddings\":32768}",
              NULL);
@@ -173,7 +173,7 @@ test_rope(void **state)
     };
     tr_model_config_t c;
     const tr_rope_t *t;
-    float f[64];
+    float f[64], amp[64];
 
     (void) state;
     for (int i = 0; i < 2; i++) {
@@ -182,7 +182,7 @@ test_rope(void **state)
         assert_true(t->type == TR_ROPE_LLAMA3 && t->theta == 500000
                     && t->factor == 8 && t->low == 1 && t->high == 4
                     && t->original == 8192);
-        tr_recipe_rope(&c.recipe, 0, f);
+        tr_recipe_rope(&c.recipe, 0, f, amp);
         assert_true(f[0] == 1);
         /* wavelengths 2048 and 8192 divide the three ranges: 28 is kept
          * (1963), 29 blended (2410), 35 stretched (8236) */
@@ -199,7 +199,7 @@ test_rope(void **state)
     }
     c = load(LLAMA(",\"rope_scaling\":{\"type\":\"linear\",\"factor\":4}"),
              NULL);
-    tr_recipe_rope(&c.recipe, 0, f);
+    tr_recipe_rope(&c.recipe, 0, f, amp);
     assert_true(t->type == TR_ROPE_LINEAR && f[0] == 0.25f);
     c = load(LLAMA(",\"rope_parameters\":{\"rope_type\":\"default\","
                    "\"rope_theta\":5e5}"),
@@ -293,8 +293,8 @@ static const struct {
       "rope_scaling is [], expected an object or null" },
     { LLAMA(",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}"), NULL,
       TR_ERR_UNSUPPORTED, "rope_scaling", "\"dynamic\" is not" },
-    { LLAMA(",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4}"), NULL,
-      TR_ERR_UNSUPPORTED, "rope_scaling", "\"yarn\" is not" },
+    { LLAMA(",\"rope_scaling\":{\"rope_type\":\"su\",\"factor\":4}"), NULL,
+      TR_ERR_UNSUPPORTED, "rope_scaling", "\"su\" is not" },
     { LLAMA(",\"rope_scaling\":{\"rope_type\":7}"), NULL, TR_ERR_UNSUPPORTED,
       "rope_scaling", "type 7 is not supported" },
     { LLAMA(",\"rope_scaling\":{\"factor\":4}"), NULL, TR_ERR_FORMAT,

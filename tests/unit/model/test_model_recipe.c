@@ -34,8 +34,12 @@ recipe(void)
                       .max_positions = 2048,
                       .norm_eps = 1e-6f,
                       .attn_scale = 0.25f,
+                      .embed_scale = 1,
+                      .residual_scale = 1,
+                      .logit_scale = 1,
+                      .rotary_dim = 16,
                       .n_ropes = 1,
-                      .rope = { { .theta = 10000 } } };
+                      .rope = { { .theta = 10000, .amp = 1 } } };
 
     for (uint32_t l = 0; l < LAYERS; l++) {
         r.layer[l] = usual;
@@ -142,7 +146,8 @@ test_describe(void **state)
                              .factor = 8,
                              .low = 1,
                              .high = 4,
-                             .original = 8192 };
+                             .original = 8192,
+                             .amp = 1 };
     tr_recipe_describe(&r, text);
     assert_string_equal(
         text,
@@ -224,23 +229,55 @@ slides(tr_recipe_t *r)
     r->layer[1].reach = 2047;
 }
 
+static void
+scaled(tr_recipe_t *r)
+{
+    r->embed_scale = 12;
+    r->final_softcap = 30;
+}
+
+static void
+partial(tr_recipe_t *r)
+{
+    r->rotary_dim = 8;
+}
+
 static const struct {
     void (*change)(tr_recipe_t *r);
     const char *words; /* behind "backend NAME: " */
+    bool cpu;          /* refused there, too */
 } refused[] = {
-    { missing_norm, "layer 2 of the model has norms pre_mlp, expected "
-                    "pre_attn, pre_mlp" },
-    { post_norms, "layer 0 of the model has norms pre_attn, post_attn, "
-                  "pre_mlp, post_mlp, expected pre_attn, pre_mlp" },
-    { row_norm, "layer 1 of the model has qk_norm row, expected none, head" },
-    { gelu, "layer 3 of the model has act gelu_pytorch_tanh, expected silu" },
-    { other_bias, "layer 3 of the model has biases o, mlp, expected qkv, o" },
-    { second_table, "the model has 2 tables of rotary frequencies, expected "
-                    "1" },
-    { table_of_another, "layer 2 of the model has rope 1, expected 0" },
-    { no_rope, "layer 2 of the model has rope none, expected 0" },
-    { slides, "layer 1 of the model has reach 2047, expected at least the "
-              "2048 positions of a sequence" },
+    { .change = missing_norm,
+      .words = "layer 2 of the model has norms pre_mlp, expected "
+               "pre_attn, pre_mlp" },
+    { .change = post_norms,
+      .words = "layer 0 of the model has norms pre_attn, post_attn, "
+               "pre_mlp, post_mlp, expected pre_attn, pre_mlp" },
+    { .change = row_norm,
+      .words = "layer 1 of the model has qk_norm row, expected none, head" },
+    { .change = gelu,
+      .words = "layer 3 of the model has act gelu_pytorch_tanh, expected "
+               "silu" },
+    { .change = other_bias,
+      .words = "layer 3 of the model has biases o, mlp, expected qkv, o",
+      .cpu = true },
+    { .change = second_table,
+      .words = "the model has 2 tables of rotary frequencies with "
+               "amplitude 1 on 16 dims and query temperature 0, expected "
+               "1, 1, 16 and 0" },
+    { .change = partial,
+      .words = "the model has 1 tables of rotary frequencies with amplitude 1 "
+               "on 8 dims and query temperature 0, expected 1, 1, 16 and 0" },
+    { .change = scaled,
+      .words = "the model scales embeddings by 12, residuals by 1, logits by 1 "
+               "and caps logits at 30, expected 1, 1, 1 and 0" },
+    { .change = table_of_another,
+      .words = "layer 2 of the model has rope 1, expected 0" },
+    { .change = no_rope,
+      .words = "layer 2 of the model has rope none, expected 0" },
+    { .change = slides,
+      .words = "layer 1 of the model has reach 2047, expected at least the "
+               "2048 positions of a sequence" },
 };
 
 static const struct {
@@ -264,8 +301,46 @@ test_refused(void **state)
         refused[i / 2].change(&r);
         snprintf(words, sizeof(words), "backend %s: %s", backends[i % 2].name,
                  refused[i / 2].words);
+        if (i % 2 == 0 && !refused[i / 2].cpu) {
+            assert_int_equal(backends[0].check(&r, &err), TR_OK);
+            continue;
+        }
         assert_int_equal(backends[i % 2].check(&r, &err), TR_ERR_UNSUPPORTED);
         assert_string_equal(err.text, words);
+    }
+}
+
+/* Who cannot attend to a part of the positions runs short sequences. */
+static void
+test_bound(void **state)
+{
+    tr_recipe_t r = recipe();
+
+    (void) state;
+    tr_recipe_bound(&r);
+    assert_true(!r.bounded && r.max_positions == 2048);
+    r.layer[1].reach = 512;
+    r.layer[2].reach = 128;
+    tr_recipe_bound(&r);
+    assert_true(r.bounded && r.max_positions == 128);
+    assert_int_equal(tr_recipe_reach(&r), 0);
+}
+
+/* Pairs that the files have elsewhere: (i, i + 3) and (2 i, 2 i + 1) of the first
+ * six dims of ten. */
+static void
+test_rotary_source(void **state)
+{
+    static const uint32_t halves[] = { 0, 1, 2, 6, 7, 3, 4, 5, 8, 9 };
+    static const uint32_t neighbours[] = { 0, 2, 4, 6, 7, 1, 3, 5, 8, 9 };
+    tr_recipe_t r = { .head_dim = 10, .rotary_dim = 6 };
+
+    (void) state;
+    for (uint32_t d = 0; d < 10; d++) {
+        r.rope_interleaved = false;
+        assert_int_equal(tr_recipe_rotary_source(&r, d), halves[d]);
+        r.rope_interleaved = true;
+        assert_int_equal(tr_recipe_rotary_source(&r, d), neighbours[d]);
     }
 }
 
@@ -294,6 +369,7 @@ main(void)
         cmocka_unit_test(test_parameters), cmocka_unit_test(test_parts),
         cmocka_unit_test(test_tensors),    cmocka_unit_test(test_describe),
         cmocka_unit_test(test_refused),    cmocka_unit_test(test_run),
+        cmocka_unit_test(test_bound),      cmocka_unit_test(test_rotary_source),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,44 @@
+/*
+ * What the files that read config.json share: a reader that remembers the first
+ * failure, and typed reads of a key.
+ */
+#ifndef TR_MODEL_CONFIG_INTERNAL_H
+#define TR_MODEL_CONFIG_INTERNAL_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "model_families.h"
+
+#define TR_CONFIG_SHOWN 65 /* bytes of a value in a message */
+
+typedef struct tr_config_reader {
+    json_t *root;
+    tr_error_t *err;
+    tr_status_t rc; /* of the first failure; later reads do nothing */
+} tr_config_reader_t;
+
+/* A key's value; NULL when it is absent or null. */
+json_t *tr_config_field(json_t *object, const char *key);
+
+/* The first failure. */
+void tr_config_fail(tr_config_reader_t *r, tr_status_t status, const char *key,
+                    const char *text);
+
+/* What a field holds, for messages. */
+void tr_config_show(json_t *v, char text[TR_CONFIG_SHOWN]);
+
+/* An integer, or a number, in [min, max]; absent: `otherwise`, or an error when
+ * that is negative. */
+uint32_t tr_config_uint(tr_config_reader_t *r, json_t *object, const char *key,
+                        int64_t otherwise, uint32_t min, uint32_t max);
+double tr_config_number(tr_config_reader_t *r, json_t *object, const char *key,
+                        double otherwise, double min, double max);
+bool tr_config_bool(tr_config_reader_t *r, json_t *object, const char *key,
+                    bool otherwise);
+
+/* model_config_rope.c: the tables of frequencies and which layers use which. */
+void tr_config_ropes(tr_config_reader_t *r, tr_model_config_t *c);
+
+#endif

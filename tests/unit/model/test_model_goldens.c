@@ -1,0 +1,290 @@
+/*
+ * The tiny models of tests/models, one or more a family, against what
+ * transformers computed of them (tests/models/make.py): logits of prompts in one
+ * piece, in pieces and in a batch, and greedy continuations.
+ */
+#include "tests/unit/fixtures/model_fixture.h"
+#include "kernels/kernels.h"
+
+#include <dirent.h>
+#include <jansson.h>
+#include <math.h>
+#include <unistd.h>
+
+#define MODELS "tests/models"
+#define LEN 128u
+#define VOCAB 256u
+#define PROMPTS 3u
+
+/* Of the largest logit; a continuation follows while its margin is above. */
+#define TOLERANCE 2e-4
+#define MARGIN 1e-3
+
+static uint64_t rng;
+
+typedef struct {
+    int32_t ids[LEN];
+    uint32_t n;
+    json_t *json;
+} prompt_t;
+
+static json_t *
+load_prompts(const char *dir, prompt_t prompts[PROMPTS])
+{
+    char path[400];
+    json_error_t je;
+    json_t *root, *list;
+
+    snprintf(path, sizeof(path), "%s/golden.json", dir);
+    root = json_load_file(path, 0, &je);
+    assert_non_null(root);
+    list = json_object_get(root, "prompts");
+    assert_int_equal(json_array_size(list), PROMPTS);
+    for (uint32_t i = 0; i < PROMPTS; i++) {
+        prompt_t *p = &prompts[i];
+        json_t *ids, *greedy;
+
+        p->json = json_array_get(list, i);
+        ids = json_object_get(p->json, "ids");
+        greedy = json_object_get(p->json, "greedy");
+        p->n = (uint32_t) json_array_size(ids);
+        assert_true(p->n > 0 && p->n + json_array_size(greedy) <= LEN);
+        for (uint32_t j = 0; j < p->n; j++) {
+            p->ids[j] = (int32_t) json_integer_value(json_array_get(ids, j));
+        }
+        for (uint32_t j = 0; j < json_array_size(greedy); j++) {
+            p->ids[p->n + j] = (int32_t) json_integer_value(
+                json_array_get(greedy, j));
+        }
+    }
+    return root;
+}
+
+/* All logits of a position, or its largest; returns the worst error. */
+static double
+compare(const float *x, json_t *at, const char *what)
+{
+    json_t *ids = json_object_get(at, "ids"), *v;
+    json_t *values = json_object_get(at, "values");
+    double largest = 0, worst = 0;
+    size_t i;
+
+    assert_int_equal(json_array_size(values), ids ? 8 : VOCAB);
+    json_array_foreach (values, i, v) {
+        largest = fmax(largest, fabs(json_number_value(v)));
+    }
+    json_array_foreach (values, i, v) {
+        json_int_t id = ids ? json_integer_value(json_array_get(ids, i))
+                            : (json_int_t) i;
+        double error = fabs(x[id] - json_number_value(v)) / largest;
+
+        if (!(error <= TOLERANCE)) {
+            fail_msg("%s, position %lld, token %lld: %.7g, golden %.7g", what,
+                     json_integer_value(json_object_get(at, "position")),
+                     (long long) id, x[id], json_number_value(v));
+        }
+        worst = fmax(worst, error);
+    }
+    return worst;
+}
+
+/* Every position's logits against both lists of a prompt. */
+static double
+compare_all(const float *logits, const prompt_t *p, const char *what)
+{
+    static const char *const lists[] = { "logits", "top" };
+    double worst = 0;
+    size_t i;
+    json_t *at;
+
+    for (int l = 0; l < 2; l++) {
+        json_array_foreach (json_object_get(p->json, lists[l]), i, at) {
+            json_int_t position = json_integer_value(
+                json_object_get(at, "position"));
+
+            assert_true(position >= 0 && position < p->n);
+            worst = fmax(worst,
+                         compare(logits + (size_t) position * VOCAB, at, what));
+        }
+    }
+    return worst;
+}
+
+/* Logits of rows [first, first + n) of the last forward. */
+static void
+take_logits(fixture_t *rig, uint32_t first, uint32_t n, float *out)
+{
+    tr_model_t *m = rig->model;
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t row = first + i;
+
+        assert_int_equal(tr_model_logits(m, &row, 1), TR_OK);
+        memcpy(out + (size_t) i * VOCAB, m->logits, VOCAB * sizeof(float));
+    }
+}
+
+/* A prompt alone, in pieces of random lengths (whole: in one). */
+static double
+alone(fixture_t *rig, const prompt_t *p, bool whole, const char *what)
+{
+    static float logits[LEN * VOCAB], last[VOCAB];
+    int32_t slot = tr_kv_open(rig->kv, NULL);
+    double worst;
+
+    for (uint32_t at = 0; at < p->n;) {
+        uint32_t n = whole ? p->n : 1 + rig_below(&rng, p->n - at);
+
+        rig_step(rig, &(rig_item_t){ slot, at, n, p->ids + at }, 1, last);
+        take_logits(rig, 0, n, logits + (size_t) at * VOCAB);
+        at += n;
+    }
+    worst = compare_all(logits, p, what);
+    tr_kv_close(rig->kv, slot);
+    return worst;
+}
+
+/* All prompts side by side, then their continuations in one batch. */
+static void
+together(fixture_t *rig, const prompt_t *prompts, const char *what)
+{
+    static float logits[LEN * VOCAB], last[PROMPTS * VOCAB];
+    rig_item_t items[PROMPTS];
+    uint32_t row = 0, steps;
+    bool follows[PROMPTS];
+
+    for (uint32_t i = 0; i < PROMPTS; i++) {
+        items[i] = (rig_item_t){ tr_kv_open(rig->kv, NULL), 0, prompts[i].n,
+                                 prompts[i].ids };
+        follows[i] = true;
+    }
+    rig_step(rig, items, PROMPTS, last);
+    for (uint32_t i = 0; i < PROMPTS; i++) {
+        take_logits(rig, row, prompts[i].n, logits);
+        compare_all(logits, &prompts[i], what);
+        row += prompts[i].n;
+    }
+    steps = (uint32_t) json_array_size(
+        json_object_get(prompts[0].json, "greedy"));
+    for (uint32_t s = 0; s < steps; s++) {
+        for (uint32_t i = 0; i < PROMPTS; i++) {
+            const prompt_t *p = &prompts[i];
+            json_t *margins = json_object_get(p->json, "margins");
+            int32_t id = rig_argmax(last + (size_t) i * VOCAB, VOCAB);
+
+            follows[i] = json_number_value(json_array_get(margins, s)) > MARGIN;
+            if (follows[i] && id != p->ids[p->n + s]) {
+                fail_msg("%s: prompt %u, token %u is %d, golden %d", what, i, s,
+                         id, p->ids[p->n + s]);
+            }
+            items[i] = (rig_item_t){ items[i].slot, p->n + s, 1,
+                                     p->ids + p->n + s };
+        }
+        rig_step(rig, items, PROMPTS, last);
+    }
+    for (uint32_t i = 0; i < PROMPTS; i++) {
+        tr_kv_close(rig->kv, items[i].slot);
+    }
+}
+
+static void
+one_model(const char *name, const char *isa)
+{
+    char dir[300], what[320];
+    prompt_t prompts[PROMPTS];
+    json_t *root;
+    fixture_t rig;
+    double worst = 0;
+
+    snprintf(dir, sizeof(dir), MODELS "/%s", name);
+    snprintf(what, sizeof(what), "%s, %s", name, isa);
+    root = load_prompts(dir, prompts);
+    rig_open(&rig, dir, "auto", isa, 2, LEN);
+    for (uint32_t i = 0; i < PROMPTS; i++) {
+        worst = fmax(worst, alone(&rig, &prompts[i], true, what));
+        worst = fmax(worst, alone(&rig, &prompts[i], false, what));
+    }
+    together(&rig, prompts, what);
+    print_message("%s: worst error %.2g\n", what, worst);
+    rig_close(&rig);
+    json_decref(root);
+}
+
+/* What we cannot run yet is refused by name. */
+static const struct {
+    const char *model, *words;
+} refused[] = {
+    { "glm4_moe", "model_type is \"glm4_moe\"" },
+    { "gpt_oss", "model_type is \"gpt_oss\"" },
+    { "phi3", "rope type \"longrope\" is not supported" },
+    { "qwen3_moe", "model_type is \"qwen3_moe\"" },
+};
+
+static bool
+is_refused(const char *name)
+{
+    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
+        if (strcmp(name, refused[i].model) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void
+test_refused(void **state)
+{
+    (void) state;
+    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
+        char dir[300];
+        tr_model_config_t c;
+        tr_error_t err = { 0 };
+
+        snprintf(dir, sizeof(dir), MODELS "/%s", refused[i].model);
+        assert_int_equal(tr_model_config_load(dir, &c, &err),
+                         TR_ERR_UNSUPPORTED);
+        assert_non_null(strstr(err.text, refused[i].words));
+    }
+}
+
+static void
+test_goldens(void **state)
+{
+    static const char *const isas[] = { "c", "avx2", "avx512" };
+    const char *only = getenv("TR_TEST_MODEL");
+    DIR *d = opendir(MODELS);
+    struct dirent *e;
+    uint32_t models = 0;
+
+    (void) state;
+    assert_non_null(d);
+    while ((e = readdir(d)) != NULL) {
+        char path[400];
+
+        snprintf(path, sizeof(path), MODELS "/%s/config.json", e->d_name);
+        if (access(path, R_OK) != 0 || is_refused(e->d_name)
+            || (only != NULL && strcmp(only, e->d_name) != 0)) {
+            continue;
+        }
+        models++;
+        for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
+            if (tr_kernels_cpu(isas[i]) != NULL) {
+                one_model(e->d_name, isas[i]);
+            }
+        }
+    }
+    closedir(d);
+    assert_true(models >= (only ? 1 : 10));
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_goldens),
+        cmocka_unit_test(test_refused),
+    };
+
+    rng = rig_seed();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
