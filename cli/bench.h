@@ -69,8 +69,10 @@ uint64_t tr_times_percentile(tr_times_t *t, double p);
 typedef struct {
     uint64_t good, bad;
     uint64_t prompt_tokens, output_tokens; /* of good requests */
-    double seconds;    /* first request sent to last one ended */
-    uint64_t begin_us; /* the first of these */
+    uint64_t kv_known; /* of them, those whose KV cache is known */
+    uint64_t kv_bytes, kv_full_bytes; /* at their ends; at 16 bits */
+    double seconds;                   /* first request sent to last one ended */
+    uint64_t begin_us;                /* the first of these */
     tr_steady_t steady;
     tr_times_t ttft, tpot, inter_token, e2e;
     struct {

@@ -92,6 +92,14 @@ tr_bench_error(tr_bench_result_t *r, const char *kind, const char *message)
     r->n_errors++;
 }
 
+static double
+kv_ratio(const tr_bench_result_t *r)
+{
+    return r->kv_full_bytes != 0
+               ? (double) r->kv_bytes / (double) r->kv_full_bytes
+               : 0;
+}
+
 static void
 print_times(const char *name, tr_times_t *t)
 {
@@ -151,6 +159,11 @@ tr_bench_print(tr_bench_result_t *r)
     print_times("time per output token", &r->tpot);
     print_times("inter-token latency", &r->inter_token);
     print_times("end to end", &r->e2e);
+    if (r->kv_known != 0) {
+        printf("KV cache of an answer  %.2f MiB at its end, %.3f of 16 bits\n",
+               (double) r->kv_bytes / (double) r->kv_known / 1048576,
+               kv_ratio(r));
+    }
     for (i = 0; i < r->n_errors; i++) {
         printf("error %-16s %llu, as: %s\n", r->errors[i].kind,
                (unsigned long long) r->errors[i].n, r->errors[i].example);
@@ -215,6 +228,14 @@ tr_bench_json(tr_bench_result_t *r, json_t *root)
     json_object_set_new(root, "tpot_ms", times_json(&r->tpot));
     json_object_set_new(root, "inter_token_ms", times_json(&r->inter_token));
     json_object_set_new(root, "e2e_ms", times_json(&r->e2e));
+    json_object_set_new(root, "kv_cache",
+                        r->kv_known == 0
+                            ? json_null()
+                            : json_pack("{s:I, s:I, s:I, s:f}", "requests",
+                                        (json_int_t) r->kv_known, "bytes",
+                                        (json_int_t) r->kv_bytes, "fp16_bytes",
+                                        (json_int_t) r->kv_full_bytes, "ratio",
+                                        kv_ratio(r)));
     json_object_set_new(root, "errors", errors);
     if (r->steady.seconds > 0) {
         json_object_set_new(root, "steady", steady_json(r));

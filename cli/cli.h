@@ -2,17 +2,31 @@
  * The subcommands of `tokenring`, one a file.  Each takes its own argv (argv[0]
  * is the subcommand's name) and returns the exit status: 0 done, 1 it failed,
  * 2 wrong usage.
+ *
+ * TR_COMMANDS is the one table of them: main.c finds a command in it, and the
+ * manual and shell completion are written from it (manual.c).  X(name, what it
+ * does, in a few words); its options are tr_NAME_command.
  */
 #ifndef TR_CLI_H
 #define TR_CLI_H
 
-int tr_cmd_generate(int argc, char **argv);
-int tr_cmd_chat(int argc, char **argv);
-int tr_cmd_tokenize(int argc, char **argv);
-int tr_cmd_stats(int argc, char **argv);
-int tr_cmd_drain(int argc, char **argv);
-int tr_cmd_bench(int argc, char **argv);
-int tr_cmd_eval(int argc, char **argv);
-int tr_cmd_calibrate(int argc, char **argv);
+#include "options.h"
+
+#define TR_COMMANDS(X)                                                 \
+    X(run, "run a model here: prompt in, answer out")                  \
+    X(generate, "answer one prompt, streaming")                        \
+    X(chat, "talk to a model, turn by turn")                           \
+    X(stats, "watch a running engine")                                 \
+    X(drain, "take an engine out of service without losing a request") \
+    X(bench, "measure latency and throughput")                         \
+    X(eval, "compare KV policies on cases with answers")               \
+    X(calibrate, "find settings for a KV policy")                      \
+    X(tokenize, "text to token ids, and back")
+
+#define TR_COMMAND_DECLARE(name, help)        \
+    int tr_cmd_##name(int argc, char **argv); \
+    extern const tr_command_t tr_##name##_command;
+
+TR_COMMANDS(TR_COMMAND_DECLARE)
 
 #endif

@@ -7,17 +7,51 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/config/log.h"
 
-int
-tr_target_check(const tr_target_t *t, const tr_command_t *command)
+#define SOCKET_DIR "/run/tokenring"
+
+const char *
+tr_engine_socket(const char *given, char room[TR_SOCKET_BYTES])
 {
+    const char *name = given != NULL ? given : getenv("TOKENRING_ENGINE");
+
+    name = name != NULL && name[0] != '\0' ? name : "main";
+    if (strchr(name, '/') != NULL) {
+        return name;
+    }
+    return snprintf(room, TR_SOCKET_BYTES, SOCKET_DIR "/%s.sock", name)
+                   < TR_SOCKET_BYTES
+               ? room
+               : NULL;
+}
+
+int
+tr_target_check(tr_target_t *t, const tr_command_t *command)
+{
+    static char room[TR_SOCKET_BYTES];
     bool runs_elsewhere = t->engine != NULL || t->url != NULL;
+    const char *socket;
 
     if (!runs_elsewhere && t->dir == NULL) {
-        return tr_usage_error(command, "where is the model? give -m DIR, "
-                                       "--engine SOCKET or --url URL");
+        socket = tr_engine_socket(NULL, room);
+        if (socket == NULL || access(socket, F_OK) != 0) {
+            return tr_usage_error(command,
+                                  "where is the model? give -m DIR, --engine "
+                                  "SOCKET or --url URL (there is no engine at "
+                                  "%s)",
+                                  socket != NULL ? socket : "its name");
+        }
+        t->engine = socket;
+        runs_elsewhere = true;
+    } else if (t->engine != NULL) {
+        t->engine = tr_engine_socket(t->engine, room);
+        if (t->engine == NULL) {
+            return tr_usage_error(command, "--engine: the name is longer than "
+                                           "a socket's path can be");
+        }
     }
     if (t->engine != NULL && t->url != NULL) {
         return tr_usage_error(command, "give --engine SOCKET or --url URL, not "

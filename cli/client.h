@@ -33,7 +33,7 @@ typedef struct {
 } tr_target_t;
 
 #define TR_TARGET_OPTIONS(t)                                                    \
-    { "Where the model is (one of the first three)",                            \
+    { "Where the model is (one of the first three; default: the engine main)",  \
       0,                                                                        \
       TR_OPTION_GROUP,                                                          \
       NULL,                                                                     \
@@ -54,7 +54,7 @@ typedef struct {
           NULL,                                                                 \
           false },                                                              \
         { "engine",    'e',      TR_OPTION_TEXT,                                \
-          &(t).engine, "SOCKET", "the socket of a running engine",              \
+          &(t).engine, "SOCKET", "a running engine: its socket, or its name",   \
           0,           0,        NULL,                                          \
           false },                                                              \
         { "url",                                                                \
@@ -96,9 +96,16 @@ typedef struct {
             "--model: show the engine's log", 0, 0, NULL, false                 \
     }
 
-/* One of the three was given?  0, or the usage error's exit status.  -m beside
- * another one is allowed and unused: the model runs elsewhere already. */
-int tr_target_check(const tr_target_t *t, const tr_command_t *command);
+/* The socket that --engine means: a path as it is, NAME as
+ * /run/tokenring/NAME.sock.  NULL: TOKENRING_ENGINE of the environment, or else
+ * "main".  room: for a path that has to be made; NULL: it is too long. */
+#define TR_SOCKET_BYTES 108
+const char *tr_engine_socket(const char *given, char room[TR_SOCKET_BYTES]);
+
+/* One of the three was given, or there is an engine where one is looked for by
+ * default, which t->engine then names?  0, or the usage error's exit status.  -m
+ * beside another one is allowed and unused: the model runs elsewhere already. */
+int tr_target_check(tr_target_t *t, const tr_command_t *command);
 
 /* How a call ended. */
 typedef struct {

@@ -99,7 +99,7 @@ static tr_option_t options[] = {
     { NULL, 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0, NULL, false }
 };
 
-static const tr_command_t command = {
+const tr_command_t tr_bench_command = {
     "tokenring bench [options] -m DIR | --engine SOCKET | --url URL",
     "Sends streaming requests and measures time to first token, time per\n"
     "output token, inter-token latency, the whole answer, and throughput.",
@@ -208,6 +208,11 @@ on_done(void *user, const tr_call_result_t *result)
         g.result.good++;
         g.result.prompt_tokens += result->prompt_tokens;
         g.result.output_tokens += tokens;
+        if (result->has_kv) {
+            g.result.kv_known++;
+            g.result.kv_bytes += result->kv_bytes;
+            g.result.kv_full_bytes += result->kv_full_bytes;
+        }
         tr_times_add(&g.result.e2e, now - r->due_us);
         if (r->first_us != 0) {
             tr_times_add(&g.result.ttft, r->first_us - r->due_us);
@@ -420,45 +425,48 @@ write_json(void)
 static int
 check_options(void)
 {
-    int rc = tr_target_check(&g.target, &command);
+    int rc = tr_target_check(&g.target, &tr_bench_command);
 
     if (rc != 0) {
         return rc;
     }
     if (g.rate > 0 && g.concurrency > 0) {
-        return tr_usage_error(&command, "give --concurrency (closed loop) or "
-                                        "--rate (open loop), not both");
+        return tr_usage_error(&tr_bench_command,
+                              "give --concurrency (closed loop) or "
+                              "--rate (open loop), not both");
     }
     if (strcmp(g.arrivals, "poisson") != 0
         && strcmp(g.arrivals, "constant") != 0) {
-        return tr_usage_error(&command,
+        return tr_usage_error(&tr_bench_command,
                               "--arrivals \"%s\": expected poisson "
                               "or constant",
                               g.arrivals);
     }
     if (!tr_length_parse(g.prompt_tokens, &g.prompt_length)) {
-        return tr_usage_error(&command,
+        return tr_usage_error(&tr_bench_command,
                               "--prompt-tokens \"%s\": expected N, "
                               "A:B or normal:MEAN:DEV",
                               g.prompt_tokens);
     }
     if (!tr_length_parse(g.output_tokens, &g.output_length)) {
-        return tr_usage_error(&command,
+        return tr_usage_error(&tr_bench_command,
                               "--output-tokens \"%s\": expected N, "
                               "A:B or normal:MEAN:DEV",
                               g.output_tokens);
     }
     if ((g.stagger || g.result.steady.seconds > 0) && g.rate > 0) {
-        return tr_usage_error(&command, "--steady and --stagger are for a "
-                                        "closed loop, not for --rate");
+        return tr_usage_error(&tr_bench_command,
+                              "--steady and --stagger are for a "
+                              "closed loop, not for --rate");
     }
     if (g.stagger && (g.prompt_file != NULL || g.eos)) {
-        return tr_usage_error(&command, "--stagger is for random prompts with "
-                                        "answers of a given length");
+        return tr_usage_error(&tr_bench_command,
+                              "--stagger is for random prompts with "
+                              "answers of a given length");
     }
     if (g.chat && g.prompt_file == NULL) {
-        return tr_usage_error(&command, "--chat needs the texts of a "
-                                        "--prompt-file");
+        return tr_usage_error(&tr_bench_command, "--chat needs the texts of a "
+                                                 "--prompt-file");
     }
     g.concurrency = g.concurrency > 0 ? g.concurrency : 1;
     if (g.requests == 0 && g.duration <= 0 && g.result.steady.seconds <= 0) {
@@ -475,7 +483,7 @@ tr_cmd_bench(int argc, char **argv)
     tr_error_t err = { 0 };
     int rc;
 
-    if (tr_options_only(&command, argc, argv, &rc) != 0
+    if (tr_options_only(&tr_bench_command, argc, argv, &rc) != 0
         || (rc = check_options()) != 0) {
         return rc;
     }

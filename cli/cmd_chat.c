@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "answer.h"
+#include "chat.h"
 #include "cli.h"
 #include "client.h"
 #include "line.h"
@@ -22,7 +23,8 @@ static struct {
     const char *system;
     char *own_system; /* set by /system */
     char policy[256]; /* set by /policy; "": the engine's */
-    bool quiet, terminal, over;
+    bool quiet, json, terminal, over;
+    const tr_option_t *given; /* options that go into requests */
     tr_client_t *client;
     tr_line_t *line;
     json_t *messages;
@@ -36,13 +38,15 @@ static tr_option_t options[] = {
       "a system message at the beginning", 0, 0, NULL, false },
     { "quiet", 'q', TR_OPTION_FLAG, &g.quiet, NULL,
       "do not print figures after an answer", 0, 0, NULL, false },
+    { "json", 0, TR_OPTION_FLAG, &g.json, NULL,
+      "print each answer as a JSON object in a line", 0, 0, NULL, false },
     TR_SAMPLING_OPTIONS(g.sampling),
     TR_LENGTH_OPTIONS(g.sampling),
     { NULL, 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0, NULL, false }
 };
 
-static const tr_command_t command = {
-    "tokenring chat [options] -m DIR | --engine SOCKET | --url URL",
+const tr_command_t tr_chat_command = {
+    "tokenring chat [options] [-m DIR | --engine SOCKET | --url URL]",
     "Talks to a model.  Every line is one turn; a line that ends in \\ goes\n"
     "on in the next one.  On a terminal, lines are edited, and the arrows "
     "find\n"
@@ -119,6 +123,22 @@ read_turn(char **out)
     return turn != NULL ? TR_LINE_TEXT : TR_LINE_END;
 }
 
+static void
+show_figures(const tr_answer_t *answer)
+{
+    json_t *root;
+
+    if (g.json) {
+        root = tr_answer_json(answer);
+        json_dumpf(root, stdout, JSON_COMPACT | JSON_REAL_PRECISION(7));
+        putchar('\n');
+        fflush(stdout);
+        json_decref(root);
+    } else if (!g.quiet && g.terminal) {
+        tr_answer_summary(answer);
+    }
+}
+
 /* One turn: 0, 1 the engine has gone. */
 static int
 turn(const char *text)
@@ -134,22 +154,21 @@ turn(const char *text)
         return g.terminal ? 0 : 1;
     }
     body = json_pack("{s:O}", "messages", g.messages);
-    tr_options_to_json(options, body);
+    tr_options_to_json(g.given, body);
     if (g.policy[0] != '\0') {
         json_object_set_new(body, "kv_policy", json_string(g.policy));
     }
-    rc = tr_answer_get(g.client, TR_ENDPOINT_CHAT, body, true, &answer, &err);
+    rc = tr_answer_get(g.client, TR_ENDPOINT_CHAT, body, !g.json, &answer,
+                       &err);
     json_decref(body);
-    if (answer.len != 0 && answer.text[answer.len - 1] != '\n') {
+    if (!g.json && answer.len != 0 && answer.text[answer.len - 1] != '\n') {
         printf("\n");
     }
     fflush(stdout);
     if (rc == TR_OK) {
         /* what was said stays said, also when it was cut short */
         say("assistant", answer.len != 0 ? answer.text : "", answer.len);
-        if (!g.quiet && g.terminal) {
-            tr_answer_summary(&answer);
-        }
+        show_figures(&answer);
     } else {
         fprintf(stderr, "tokenring chat: %s\n", err.text);
         while (json_array_size(g.messages) > before) {
@@ -327,13 +346,25 @@ chat(void)
 }
 
 int
+tr_chat_with(const tr_target_t *target, const tr_sampling_options_t *sampling,
+             const char *system, const tr_option_t *given)
+{
+    g.target = *target;
+    g.sampling = *sampling;
+    g.system = system;
+    g.given = given;
+    return chat();
+}
+
+int
 tr_cmd_chat(int argc, char **argv)
 {
     int rc;
 
-    if (tr_options_only(&command, argc, argv, &rc) != 0
-        || (rc = tr_target_check(&g.target, &command)) != 0) {
+    if (tr_options_only(&tr_chat_command, argc, argv, &rc) != 0
+        || (rc = tr_target_check(&g.target, &tr_chat_command)) != 0) {
         return rc;
     }
+    g.given = options;
     return chat();
 }

@@ -12,16 +12,16 @@
 #include <string.h>
 
 #include "cli.h"
+#include "client.h"
 #include "options.h"
 #include "ring_client.h"
 #include "terminal.h"
 
-#define SOCKET_DIR "/run/tokenring"
 #define CONNECT_MS 5000
 #define LOOK_MS 200
 
 static struct {
-    bool leave, undo;
+    bool leave, undo, json;
     double timeout;
     const char *path;
     tr_ring_client_t *client;
@@ -35,14 +35,16 @@ static tr_option_t options[] = {
     { "timeout", 't', TR_OPTION_NUMBER, &g.timeout, "SECONDS",
       "stop waiting (exit status 1); the engine stays drained", 0.1, 1e6, NULL,
       false },
+    { "json", 0, TR_OPTION_FLAG, &g.json, NULL, "JSON, one object a line", 0, 0,
+      NULL, false },
     { NULL, 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0, NULL, false }
 };
 
-static const tr_command_t command = {
+const tr_command_t tr_drain_command = {
     "tokenring drain [options] NAME|SOCKET",
     "Tells a running engine to finish its requests and take no new ones, and "
     "waits\n"
-    "until nothing is left.  NAME stands for " SOCKET_DIR "/NAME.sock.",
+    "until nothing is left.  NAME stands for /run/tokenring/NAME.sock.",
     "  tokenring drain main\n"
     "  tokenring drain --exit /run/tokenring/second.sock",
     options
@@ -53,6 +55,16 @@ complain(const char *what)
 {
     fprintf(stderr, "tokenring drain: %s\n", what);
     return 1;
+}
+
+static void
+say(const char *state, const char *text)
+{
+    if (g.json) {
+        printf("{\"state\": \"%s\"}\n", state);
+    } else {
+        printf("%s\n", text);
+    }
 }
 
 /* Waits for records that never come: notices the engine's hang-up, and a
@@ -90,8 +102,10 @@ static void
 show(const tr_status_admission_t *a, int64_t *shown)
 {
     if (*shown != (int64_t) a->inside) {
-        printf("%u requests left (%u running, %u waiting)\n", a->inside,
-               a->running, a->waiting);
+        printf(g.json ? "{\"state\": \"draining\", \"requests\": %u, "
+                        "\"running\": %u, \"waiting\": %u}\n"
+                      : "%u requests left (%u running, %u waiting)\n",
+               a->inside, a->running, a->waiting);
         fflush(stdout);
         *shown = a->inside;
     }
@@ -111,7 +125,8 @@ wait_until_empty(void)
             show(&a, &shown);
         }
         if (a.inside == 0 && (!there || !g.leave)) {
-            printf(there ? "drained\n" : "drained, and the engine has left\n");
+            say(there ? "drained" : "left",
+                there ? "drained" : "drained, and the engine has left");
             return 0;
         }
         if (!there) {
@@ -146,7 +161,7 @@ drain(void)
         if (!wait_for_state(TR_ENGINE_READY)) {
             return complain("the engine is shutting down");
         }
-        printf("it takes requests again\n");
+        say("ready", "it takes requests again");
         return 0;
     }
     /* an idle engine may leave at once */
@@ -159,33 +174,32 @@ drain(void)
 int
 tr_cmd_drain(int argc, char **argv)
 {
-    char path[108];
-    int first = tr_options_parse(&command, argc, argv), left, rc;
+    char path[TR_SOCKET_BYTES];
+    int first = tr_options_parse(&tr_drain_command, argc, argv), left, rc;
 
     /* options may also follow the engine */
     if (first >= 0 && first < argc) {
         g.path = argv[first];
-        left = tr_options_parse(&command, argc - first, argv + first);
+        left = tr_options_parse(&tr_drain_command, argc - first, argv + first);
         first = left < 0 ? left : first + left;
     }
     if (first < 0) {
         return first == TR_OPTIONS_HELP ? 0 : 2;
     }
     if (g.path == NULL || first != argc) {
-        return tr_usage_error(&command, g.path == NULL
-                                            ? "which engine? NAME or SOCKET"
-                                            : "one engine at a time");
+        return tr_usage_error(&tr_drain_command,
+                              g.path == NULL ? "which engine? NAME or SOCKET"
+                                             : "one engine at a time");
     }
     if (g.undo && g.leave) {
-        return tr_usage_error(&command, "--undo and --exit exclude each other");
+        return tr_usage_error(&tr_drain_command,
+                              "--undo and --exit exclude each other");
     }
-    if (strchr(g.path, '/') == NULL) {
-        if (snprintf(path, sizeof(path), SOCKET_DIR "/%s.sock", g.path)
-            >= (int) sizeof(path)) {
-            return tr_usage_error(&command, "NAME is longer than a socket's "
-                                            "path can be");
-        }
-        g.path = path;
+    g.path = tr_engine_socket(g.path, path);
+    if (g.path == NULL) {
+        return tr_usage_error(&tr_drain_command,
+                              "NAME is longer than a socket's path "
+                              "can be");
     }
     rc = drain();
     tr_ring_client_close(g.client);

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "cli.h"
+#include "client.h"
 #include "options.h"
 #include "ring_client.h"
 #include "stats.h"
@@ -36,11 +37,12 @@ static struct {
     tr_ring_client_t *client;
     tr_status_card_t card;
     bool redraw;
+    unsigned width; /* of the terminal, 0: none */
 } g = { .interval = 1 };
 
 static tr_option_t options[] = {
-    { "engine", 'e', TR_OPTION_TEXT, &g.engine, "SOCKET", "the engine's socket",
-      0, 0, NULL, false },
+    { "engine", 'e', TR_OPTION_TEXT, &g.engine, "SOCKET",
+      "the engine's socket, or its name (default main)", 0, 0, NULL, false },
     { "interval", 'i', TR_OPTION_NUMBER, &g.interval, "SECONDS",
       "between two updates (default 1)", 0.05, 3600, NULL, false },
     { "once", '1', TR_OPTION_FLAG, &g.once, NULL,
@@ -50,8 +52,8 @@ static tr_option_t options[] = {
     { NULL, 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0, NULL, false }
 };
 
-static const tr_command_t command = {
-    "tokenring stats [options] --engine SOCKET",
+const tr_command_t tr_stats_command = {
+    "tokenring stats [options] [--engine SOCKET]",
     "Shows what a running engine does: model, load, speed, latencies, KV\n"
     "cache.  It reads the engine's status page and costs the engine nothing.",
     "  tokenring stats --engine build/run/engine.sock\n"
@@ -95,8 +97,9 @@ duration(double ms, char *buf, size_t size)
 }
 
 static void
-draw_bar(FILE *f, double share, int width)
+draw_bar(FILE *f, double share)
 {
+    int width = g.width == 0 || g.width >= 100 ? 40 : g.width >= 70 ? 20 : 8;
     int full = (int) (share * width + 0.5), i;
 
     fputc('[', f);
@@ -111,10 +114,11 @@ draw_latencies(FILE *f, const tr_stats_sample_t *a, const tr_stats_sample_t *b)
 {
     static const double points[] = { 0.5, 0.9, 0.99 };
     char buf[32];
+    int cell = g.width != 0 && g.width < 60 ? 8 : 10;
     unsigned i, k;
 
-    fprintf(f, "%-14s %10s %10s %10s %10s\n", "latency", "p50", "p90", "p99",
-            "count");
+    fprintf(f, "%-14s %*s %*s %*s %*s\n", "latency", cell, "p50", cell, "p90",
+            cell, "p99", cell, "count");
     for (i = 0; i < TR_STATS_HISTOGRAMS; i++) {
         tr_stats_histogram_t h;
 
@@ -122,11 +126,11 @@ draw_latencies(FILE *f, const tr_stats_sample_t *a, const tr_stats_sample_t *b)
                             &b->histogram[i], &h);
         fprintf(f, "  %-12s", histogram_titles[i]);
         for (k = 0; k < 3; k++) {
-            fprintf(f, " %10s",
+            fprintf(f, " %*s", cell,
                     duration(tr_stats_percentile(&h, points[k]), buf,
                              sizeof(buf)));
         }
-        fprintf(f, " %10llu\n", (unsigned long long) tr_stats_total(&h));
+        fprintf(f, " %*llu\n", cell, (unsigned long long) tr_stats_total(&h));
     }
 }
 
@@ -164,8 +168,7 @@ draw_cache(FILE *f, const tr_stats_sample_t *b)
     fprintf(f, "\nKV cache %s\n", g.card.kv_policy);
     fprintf(f, "  %-12s", "in use");
     draw_bar(f,
-             share_of((uint64_t) used, g.card.kv_pages * g.card.kv_page_bytes),
-             40);
+             share_of((uint64_t) used, g.card.kv_pages * g.card.kv_page_bytes));
     fprintf(f, " %.1f of %.1f MiB, %llu tokens\n", used / MIB,
             (double) g.card.kv_pages * page / MIB,
             (unsigned long long) b->now.kv_tokens);
@@ -173,7 +176,7 @@ draw_cache(FILE *f, const tr_stats_sample_t *b)
         uint64_t n = b->now.kv_used_pages[i];
 
         fprintf(f, "  %-12s", g.card.level_name[i]);
-        draw_bar(f, share_of(n, g.card.kv_pages), 40);
+        draw_bar(f, share_of(n, g.card.kv_pages));
         fprintf(f, " %llu pages, %llu bytes a token\n", (unsigned long long) n,
                 (unsigned long long) g.card.level_token_bytes[i]);
     }
@@ -227,6 +230,43 @@ draw_all(FILE *f, const tr_stats_sample_t *a, const tr_stats_sample_t *b)
     draw_cache(f, b);
 }
 
+/* How much of a line goes into this row: up to the last blank or comma that
+ * fits, or all that does. */
+static size_t
+row_of(const char *line, size_t n, size_t room)
+{
+    size_t at = room;
+
+    if (n <= room) {
+        return n;
+    }
+    while (at > 1 && line[at] != ' ' && line[at - 1] != ',') {
+        at--;
+    }
+    return at > 1 ? at : room;
+}
+
+/* One line, in as many rows as it takes: a row that the terminal broke would
+ * spoil what is drawn over it. */
+static void
+draw_line(const char *line, size_t n)
+{
+    const char *clear = g.redraw ? "\033[K" : "";
+    size_t indent = 0;
+
+    do {
+        size_t row = g.width == 0 ? n : row_of(line, n, g.width - indent);
+
+        printf("%*s%.*s%s\n", (int) indent, "", (int) row, line, clear);
+        while (row < n && line[row] == ' ') {
+            row++;
+        }
+        line += row;
+        n -= row;
+        indent = 4;
+    } while (n != 0);
+}
+
 /* The whole picture; on a terminal over the one before. */
 static void
 draw(const tr_stats_sample_t *a, const tr_stats_sample_t *b)
@@ -238,11 +278,12 @@ draw(const tr_stats_sample_t *a, const tr_stats_sample_t *b)
     if (f == NULL) {
         return;
     }
+    g.width = tr_terminal_width(stdout);
     draw_all(f, a, b);
     fclose(f);
     fputs(g.redraw ? "\033[H" : "", stdout);
     for (line = text; (end = strchr(line, '\n')) != NULL; line = end + 1) {
-        printf("%.*s%s\n", (int) (end - line), line, g.redraw ? "\033[K" : "");
+        draw_line(line, (size_t) (end - line));
     }
     fputs(g.redraw ? "\033[J" : "", stdout);
     fflush(stdout);
@@ -437,15 +478,20 @@ tr_cmd_stats(int argc, char **argv)
     tr_ring_client_options_t small = { 64, 4096, 4096 };
     tr_error_t err = { 0 };
     tr_stats_sample_t sample, birth = { 0 };
+    char path[TR_SOCKET_BYTES];
+    const char *given;
     int rc;
 
-    if (tr_options_only(&command, argc, argv, &rc) != 0) {
+    if (tr_options_only(&tr_stats_command, argc, argv, &rc) != 0) {
         return rc;
     }
-    if (g.engine == NULL) {
-        return tr_usage_error(&command,
-                              "--engine SOCKET is needed: the "
-                              "`socket` of the engine's configuration");
+    given = g.engine;
+    g.engine = tr_engine_socket(given, path);
+    if (g.engine == NULL || (given == NULL && access(g.engine, F_OK) != 0)) {
+        return tr_usage_error(&tr_stats_command,
+                              "which engine? there is none at %s: "
+                              "give --engine SOCKET",
+                              g.engine != NULL ? g.engine : "that name");
     }
     if (tr_ring_client_connect(g.engine, &small, 5000, &g.client, &err)
         != TR_OK) {

@@ -42,7 +42,7 @@ static tr_option_t options[] = {
     { NULL, 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0, NULL, false }
 };
 
-static const tr_command_t command = {
+const tr_command_t tr_tokenize_command = {
     "tokenring tokenize [options] -m DIR < LINES",
     "Turns every line of standard input into token ids, one line each, or\n"
     "back.",
@@ -268,16 +268,17 @@ tr_cmd_tokenize(int argc, char **argv)
 {
     int rc;
 
-    if (tr_options_only(&command, argc, argv, &rc) != 0) {
+    if (tr_options_only(&tr_tokenize_command, argc, argv, &rc) != 0) {
         return rc;
     }
     if (g.dir == NULL) {
-        return tr_usage_error(&command, "-m DIR is needed: where "
-                                        "tokenizer.json is");
+        return tr_usage_error(&tr_tokenize_command, "-m DIR is needed: where "
+                                                    "tokenizer.json is");
     }
     if (g.decode && (g.special || g.parse_special)) {
-        return tr_usage_error(&command, "--special and --parse-special are "
-                                        "for text to ids, not for --decode");
+        return tr_usage_error(&tr_tokenize_command,
+                              "--special and --parse-special are "
+                              "for text to ids, not for --decode");
     }
     return run();
 }

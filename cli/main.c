@@ -9,21 +9,13 @@
 
 #include "cli.h"
 
+#define ROW(name, help) { #name, tr_cmd_##name, help },
+
 static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
     const char *help;
-} commands[] = {
-    { "generate", tr_cmd_generate, "answer one prompt, streaming" },
-    { "chat", tr_cmd_chat, "talk to a model, turn by turn" },
-    { "stats", tr_cmd_stats, "watch a running engine" },
-    { "drain", tr_cmd_drain,
-      "take an engine out of service without losing a request" },
-    { "bench", tr_cmd_bench, "measure latency and throughput" },
-    { "eval", tr_cmd_eval, "compare KV policies on cases with answers" },
-    { "calibrate", tr_cmd_calibrate, "find settings for a KV policy" },
-    { "tokenize", tr_cmd_tokenize, "text to token ids, and back" },
-};
+} commands[] = { TR_COMMANDS(ROW) };
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
 

@@ -197,6 +197,51 @@ tr_options_only(const tr_command_t *command, int argc, char **argv,
     return -1;
 }
 
+/* Appends a word; false: no memory. */
+static bool
+add_word(char **text, size_t *len, const char *word)
+{
+    char *grown = realloc(*text, *len + strlen(word) + 2);
+
+    if (grown == NULL) {
+        return false;
+    }
+    *text = grown;
+    *len += (size_t) sprintf(grown + *len, "%s%s", *len != 0 ? " " : "", word);
+    return true;
+}
+
+int
+tr_options_and_text(const tr_command_t *command, int argc, char **argv,
+                    char **text, int *exit_status)
+{
+    size_t len = 0;
+    bool all = false; /* words, behind -- */
+    int at = 0;
+
+    *text = NULL;
+    *exit_status = 1;
+    while (all || (at = tr_options_parse(command, argc, argv)) >= 0) {
+        all = all || (at > 1 && strcmp(argv[at - 1], "--") == 0);
+        at = all && at == 0 ? 1 : at;
+        if (at >= argc) {
+            return 0;
+        }
+        if (!add_word(text, &len, argv[at])) {
+            break;
+        }
+        argc -= at; /* what follows, with the word in place of the name */
+        argv += at;
+        at = 0;
+    }
+    if (at < 0) {
+        *exit_status = at == TR_OPTIONS_HELP ? 0 : 2;
+    }
+    free(*text);
+    *text = NULL;
+    return -1;
+}
+
 void
 tr_options_to_json(const tr_option_t *options, json_t *body)
 {

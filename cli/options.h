@@ -59,6 +59,11 @@ int tr_options_parse(const tr_command_t *command, int argc, char **argv);
 int tr_options_only(const tr_command_t *command, int argc, char **argv,
                     int *exit_status);
 
+/* The same, for commands whose operands are words of one text, which may stand
+ * anywhere: *text, joined by blanks, given to the caller; NULL: there are none. */
+int tr_options_and_text(const tr_command_t *command, int argc, char **argv,
+                        char **text, int *exit_status);
+
 void tr_options_help(const tr_command_t *command);
 
 /* Sets body[json] for every option that was given and has a JSON key. */

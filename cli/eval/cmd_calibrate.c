@@ -62,7 +62,7 @@ static tr_option_t options[] = {
     { NULL, 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0, NULL, false }
 };
 
-static const tr_command_t command = {
+const tr_command_t tr_calibrate_command = {
     "tokenring calibrate [options] -m DIR -c DEV.jsonl",
     "Searches the settings of a KV policy on cases (of the dev split): of "
     "those\n"
@@ -104,13 +104,14 @@ read_search(const char *text)
     char *equals, *save = NULL, *value;
 
     if (strlen(text) >= sizeof(s->text)) {
-        return tr_usage_error(&command, "--search: longer than %zu bytes",
+        return tr_usage_error(&tr_calibrate_command,
+                              "--search: longer than %zu bytes",
                               sizeof(s->text) - 1);
     }
     snprintf(s->text, sizeof(s->text), "%s", text);
     equals = strchr(s->text, '=');
     if (equals == NULL || equals == s->text || equals[1] == '\0') {
-        return tr_usage_error(&command,
+        return tr_usage_error(&tr_calibrate_command,
                               "--search %s: expected KEY=VALUE,VALUE,..", text);
     }
     *equals = '\0';
@@ -118,8 +119,9 @@ read_search(const char *text)
     for (value = strtok_r(equals + 1, ",", &save); value != NULL;
          value = strtok_r(NULL, ",", &save)) {
         if (s->n == VALUES_MAX) {
-            return tr_usage_error(&command, "--search %s: more than %u values",
-                                  s->key, VALUES_MAX);
+            return tr_usage_error(&tr_calibrate_command,
+                                  "--search %s: more than %u values", s->key,
+                                  VALUES_MAX);
         }
         s->value[s->n++] = value;
     }
@@ -134,15 +136,16 @@ check_options(void)
     int rc = 0;
 
     if (g.eval.dir == NULL) {
-        return tr_usage_error(&command, "give the model: -m DIR");
+        return tr_usage_error(&tr_calibrate_command, "give the model: -m DIR");
     }
     if (g.eval.cases.n == 0) {
-        return tr_usage_error(&command, "give cases: -c FILE");
+        return tr_usage_error(&tr_calibrate_command, "give cases: -c FILE");
     }
     for (unsigned i = 0; i < g.eval.cases.n; i++) {
         if (strcmp(g.eval.cases.item[i], "-") == 0) {
-            return tr_usage_error(&command, "-c -: give a file, since cases "
-                                            "are read again at every stage");
+            return tr_usage_error(&tr_calibrate_command,
+                                  "-c -: give a file, since cases "
+                                  "are read again at every stage");
         }
     }
     if (g.search.n == 0 && name == strlen("diffkv")
@@ -152,7 +155,7 @@ check_options(void)
                                       "04,0.06,0.08,0.1";
     }
     if (g.search.n == 0) {
-        return tr_usage_error(&command,
+        return tr_usage_error(&tr_calibrate_command,
                               "say what to search for %.*s: "
                               "--search KEY=VALUE,VALUE,..",
                               (int) name, g.policy);
@@ -401,7 +404,7 @@ tr_cmd_calibrate(int argc, char **argv)
     tr_error_t err = { 0 };
     int status, fd = -1;
 
-    if (tr_options_only(&command, argc, argv, &status) != 0
+    if (tr_options_only(&tr_calibrate_command, argc, argv, &status) != 0
         || (status = check_options()) != 0) {
         return status;
     }

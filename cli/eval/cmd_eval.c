@@ -38,7 +38,7 @@ static tr_option_t options[] = {
     { NULL, 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0, NULL, false }
 };
 
-static const tr_command_t command = {
+const tr_command_t tr_eval_command = {
     "tokenring eval [options] -m DIR -c FILE -p SPEC ..",
     "Answers cases with known answers under several KV policies, each prompt\n"
     "computed once, and reports accuracy, memory and paired differences.  A\n"
@@ -163,11 +163,12 @@ static int
 check_options(void)
 {
     if (g.eval.dir == NULL) {
-        return tr_usage_error(&command, "give the model: -m DIR");
+        return tr_usage_error(&tr_eval_command, "give the model: -m DIR");
     }
     if (g.eval.cases.n == 0 && g.eval.text == NULL) {
-        return tr_usage_error(&command, "give cases (-c FILE) or a text "
-                                        "(--perplexity TEXT)");
+        return tr_usage_error(&tr_eval_command,
+                              "give cases (-c FILE) or a text "
+                              "(--perplexity TEXT)");
     }
     if (g.policies.n == 0) {
         g.policies.item[g.policies.n++] = "full";
@@ -186,7 +187,7 @@ tr_cmd_eval(int argc, char **argv)
     tr_status_t rc;
     int status;
 
-    if (tr_options_only(&command, argc, argv, &status) != 0
+    if (tr_options_only(&tr_eval_command, argc, argv, &status) != 0
         || (status = check_options()) != 0) {
         return status;
     }

@@ -195,6 +195,96 @@ test('stats: one look, as JSON and as text', async () => {
   assert.match(text.out, /pocket/);
 });
 
+test('stats: 50 columns are enough', async () => {
+  const wide = await terminal(120, [['', /at 16 bits/]],
+    ['stats', '-e', stack.engine.socket, '--once']);
+  const narrow = await terminal(50, [['', /swapped/]],
+    ['stats', '-e', stack.engine.socket, '--once']);
+  const rows = (r) => r.out.split(/\r*\n/);
+  assert.ok(rows(wide).some((row) => row.length > 80), wide.out);
+  assert.ok(rows(narrow).every((row) => row.length <= 50), narrow.out);
+  const words = (r, what) => r.out.match(what) || [];
+  assert.equal(words(narrow, /p99|preempted \d|swapped|MiB/g).length,
+    words(wide, /p99|preempted \d|swapped|MiB/g).length, narrow.out);
+});
+
+test('an engine is found by its name, and where TOKENRING_ENGINE says',
+  async () => {
+    const at = (engine) => new Promise((resolve) => {
+      const child = spawn(CLI, ['generate', '-t', '0', '--quiet', 'Hello!'],
+        { env: { ...process.env, TOKENRING_ENGINE: engine },
+          stdio: ['ignore', 'pipe', 'pipe'] });
+      let out = '', err = '';
+      child.stdout.on('data', (d) => { out += d; });
+      child.stderr.on('data', (d) => { err += d; });
+      child.on('close', (status) => resolve({ status, out, err }));
+    });
+    const r = await at(stack.engine.socket);
+    assert.equal(r.status, 0, r.err);
+    assert.equal(r.out.trimEnd(), goldens[0].continuation);
+    const none = await at('no-such-engine');
+    assert.equal(none.status, 2);
+    assert.match(none.err, /no engine at \/run\/tokenring\/no-such-engine\.sock/);
+    for (const command of ['stats', 'drain', 'chat']) {
+      const named = await cli([command, ...command === 'drain' ? [] : ['-e'],
+        'no-such-engine']);
+      assert.match(named.err, /\/run\/tokenring\/no-such-engine\.sock/, command);
+    }
+  });
+
+test('the prompt: arguments or standard input; run: a model without a server',
+  async () => {
+    const want = goldens[0].continuation;
+    const ring = ['--engine', stack.engine.socket, '-t', '0', '-q'];
+    for (const [args, input] of [
+      [['generate', ...ring, 'Hello!'], ''],
+      [['generate', 'Hello!', ...ring], ''],
+      [['generate', ...ring, '--', 'Hello!'], ''],
+      [['generate', ...ring], 'Hello!\n'],
+      [['run', POCKET, '-t', '0', '-q', 'Hello!'], ''],
+      [['run', POCKET, '-t', '0', '-q'], 'Hello!\n']]) {
+      const r = await cli(args, input);
+      assert.equal(r.status, 0, `${args}: ${r.err}`);
+      assert.equal(r.out.trimEnd(), want, `${args}`);
+    }
+    // words are joined, and a dash behind -- is one of them
+    const joined = await cli(['generate', ...ring, '--json', '-n', '1', '--',
+      'a', '-b', 'c']);
+    const single = await cli(['generate', ...ring, '--json', '-n', '1', '-p',
+      'a -b c']);
+    assert.equal(JSON.parse(joined.out).prompt_tokens,
+      JSON.parse(single.out).prompt_tokens);
+    for (const args of [['generate', ...ring, '-p', 'x', 'y'], ['run'],
+      ['run', '--raw', POCKET]]) {
+      const r = await cli(args, 'x');
+      assert.equal(r.status, 2, `${args}: ${r.err}`);
+    }
+  });
+
+test('--json: generate, chat, run and drain', async () => {
+  const hello = goldens[0].continuation;
+  for (const [args, input] of [
+    [['generate', '--engine', stack.engine.socket, '-t', '0', 'Hello!'], ''],
+    [['generate', '--url', stack.url, '-t', '0', 'Hello!'], ''],
+    [['chat', '--engine', stack.engine.socket, '-t', '0'], 'Hello!\n'],
+    [['run', POCKET, '-t', '0', '--set', 'kv_policy=diffkv', 'Hello!'], '']]) {
+    const r = await cli([...args, '--json'], input);
+    assert.equal(r.status, 0, r.err);
+    const value = JSON.parse(r.out);
+    assert.equal(value.text, hello, `${args}`);
+    assert.equal(value.finish_reason, 'stop');
+    assert.ok(value.prompt_tokens > 0 && value.completion_tokens > 5
+      && value.kv_cache.fp16_bytes > 0, r.out);
+    assert.equal(r.out.trim().split('\n').length, 1);
+  }
+  for (const [more, state] of [[[], 'drained'], [['--undo'], 'ready']]) {
+    const r = await cli(['drain', ...more, '--json', stack.engine.socket]);
+    assert.equal(r.status, 0, r.err);
+    const lines = r.out.trim().split('\n').map((line) => JSON.parse(line));
+    assert.equal(lines.at(-1).state, state);
+  }
+});
+
 test('tokenize: there and back', async () => {
   const lines = ['Once upon a time', 'é 漢 🙂', '  blanks  '];
   const there = await cli(['tokenize', '-m', POCKET], `${lines.join('\n')}\n`);
@@ -215,6 +305,11 @@ for (const name of ['ring', 'HTTP']) {
     assert.deepEqual([value.good, value.bad], [12, 0]);
     assert.deepEqual([value.prompt_tokens, value.output_tokens],
       [12 * 16, 12 * 8]);
+    assert.equal(value.kv_cache.requests, 12);
+    // the last token of an answer is in no cache; 16 bits, in whole pages
+    assert.equal(value.kv_cache.fp16_bytes, 12 * (16 + 8 - 1) * 4096);
+    assert.ok(value.kv_cache.ratio >= 1, JSON.stringify(value.kv_cache));
+    assert.match(r.out, /KV cache of an answer +[\d.]+ MiB at its end, [\d.]+ of 16 bits/);
     checkFigures(value);
   });
 
