@@ -9,8 +9,9 @@ const { test } = require('node:test');
 const assert = require('node:assert/strict');
 const { spawnSync } = require('node:child_process');
 const fs = require('node:fs');
+const http = require('node:http');
 const path = require('node:path');
-const { Stack, ENGINE, POCKET, until } = require('./lib/stack');
+const { Stack, BUILD, ENGINE, MODULE, POCKET, until } = require('./lib/stack');
 const { request, post } = require('./lib/http');
 const { Redis } = require('./lib/redis');
 const { ROOT, PAGES, blocks } = require('./lib/docs');
@@ -124,6 +125,24 @@ for (const b of PIECES) {
   });
 }
 
+// What a stream has said when it matches.
+function first(url, what) {
+  return new Promise((resolve, reject) => {
+    const req = http.get(url, { agent: false }, (res) => {
+      let all = '';
+      res.setEncoding('utf8').on('data', (d) => {
+        all += d;
+        if (!/"type":"tick".*\n/.test(all)) return;
+        if (!what.test(all)) return;
+        req.destroy();
+        resolve(all);
+      });
+    });
+    req.on('error', reject);
+    req.setTimeout(60000, () => reject(new Error('nothing comes')));
+  });
+}
+
 // Each line as somebody pastes it into redis-cli, and then used.
 test('the ACL lines of Redis suffice for what they are for', async () => {
   const redis = await Redis.start();
@@ -138,7 +157,7 @@ test('the ACL lines of Redis suffice for what they are for', async () => {
       assert.equal(out.stdout.trim(), 'OK', line);
       return /SETUSER (\w+)/.exec(line)[1];
     });
-    assert.ok(users.includes('tokenring') && users.includes('nginx'), `${users}`);
+    assert.deepEqual(users.sort(), ['dashboard', 'nginx', 'tokenring']);
     const password = path.join('/tmp', `tokenring-acl-${process.pid}`);
     fs.writeFileSync(password, 'sesame\n');
     stack = await Stack.start({
@@ -149,6 +168,8 @@ test('the ACL lines of Redis suffice for what they are for', async () => {
       location: 'tokenring_resumable on;',
       server: `location /dashboard/ {
         tokenring_dashboard ${path.join(ROOT, 'dashboard')};
+        tokenring_redis ${redis.address} user=dashboard
+          password_file=${password};
       }`,
     });
     fs.rmSync(password);
@@ -164,6 +185,9 @@ test('the ACL lines of Redis suffice for what they are for', async () => {
     assert.equal((await ask('', 'DELETE')).status, 200);
     assert.equal((await stack.metrics()).value('tokenring_redis_refusals_total'),
       0);
+    const seen = await first(`${stack.url}/dashboard/events`,
+      /"redis":"up"/);
+    assert.match(seen, /"name":"main"/);
     const log = fs.readFileSync(stack.engine.log, 'utf8') + stack.errorLog();
     assert.doesNotMatch(log, /NOPERM/);
   } finally {
@@ -236,4 +260,39 @@ test('an engine.conf that the pages show is accepted', () => {
     fs.rmSync(file);
     assert.equal(out.status, 0, `${at(b)}: ${out.stderr}`);
   }
+});
+
+test('administration.md names all that make install installs',
+  { skip: MODULE === 'static' && 'the module is built into this nginx' }, (t) => {
+    const dir = fs.mkdtempSync(path.join('/tmp', 'tokenring-e2e-'));
+    t.after(() => fs.rmSync(dir, { recursive: true, force: true }));
+    const out = spawnSync(path.join(ROOT, 'scripts/install.sh'), {
+      env: { ...process.env, B: BUILD, DESTDIR: dir, PREFIX: '/usr',
+        TR_MODULE: MODULE }, encoding: 'utf8' });
+    assert.equal(out.status, 0, out.stderr);
+    const [, section] = read('docs/administration.md')
+      .split('\n## Install from source\n');
+    const named = [...section.split('\n\n## ')[0]
+      .matchAll(/^\| (`.*?) \|/gm)].flatMap((m) => m[1].split(', '))
+      .map((name) => name.replace(/`/g, '').replace('PREFIX', '/usr'))
+      .flatMap((name) => (name === 'tokenring' ? '/usr/bin/tokenring' : name));
+    const files = fs.readdirSync(dir, { recursive: true })
+      .map((name) => `/${name}`)
+      .filter((name) => !fs.statSync(path.join(dir, name)).isDirectory());
+    assert.ok(files.length > 50);
+    assert.deepEqual(files.filter((file) => !named.some((name) => file === name
+      || file.startsWith(`${name}/`) || path.basename(file) === name)), []);
+  });
+
+test('nobody is told to reload NGINX without nginx -t', () => {
+  const files = [...PAGES, ...['scripts', 'debian', 'conf'].flatMap((dir) =>
+    fs.readdirSync(path.join(ROOT, dir), { recursive: true })
+      .map((name) => `${dir}/${name}`))
+    .filter((name) => fs.statSync(path.join(ROOT, name)).isFile())];
+  const told = files.flatMap((name) => read(name).split('\n')
+    .filter((line) => /systemctl (reload|restart) nginx/.test(line))
+    .map((line) => `${name}: ${line.trim()}`));
+  assert.ok(told.length >= 5, told.join('\n'));
+  assert.deepEqual(told.filter((line) =>
+    !/nginx -t && systemctl reload nginx/.test(line)), []);
 });
