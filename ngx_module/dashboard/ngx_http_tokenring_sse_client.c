@@ -5,8 +5,8 @@
  * tick; meanwhile the samples of the last minutes are read for it alone, in
  * slices, and only as fast as it takes them.  A slow client misses ticks and
  * gets the missing samples in the same way afterwards.  A client that asks for
- * an hour (/events?hour) gets its older part thinned out: counters only grow, so
- * every tenth sample has all that counts.
+ * an hour (/events?hour) gets its older part thinned out: counters only grow,
+ * so every tenth sample has all that counts.
  *
  * When the worker exits, the streams end with the next tick: the page connects
  * again, to a new worker.
