@@ -126,6 +126,10 @@ static const setting_t settings[] = {
       "at "
       "load, and what reads them up, by powers of two: the same results, and "
       "less lost to codes of few bits" },
+    { "kv_rotate", KIND_CHOICE, AT(kv_rotate), "off", 0, 0, "off k v kv",
+      "whether the channels of each head are mixed by a fixed rotation, of "
+      "keys, values or both: the same results up to rounding, and less lost to "
+      "codes of few bits where some channels of a token are large" },
     { "max_model_len", KIND_NUMBER, AT(max_model_len), "0", 0, 1u << 24, NULL,
       "longest prompt plus output in tokens; 0: the model's" },
     { "max_num_seqs", KIND_NUMBER, AT(max_num_seqs), "256", 1, 4096, NULL,

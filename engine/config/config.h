@@ -50,6 +50,7 @@ typedef struct {
     char kv_policy[256];        /* a policy (kv_policy.h), default full */
     char kv_policies[1024];     /* those that requests may choose besides */
     bool kv_request_alpha;      /* requests may set thresholds, default no */
+    char kv_rotate[8];          /* off | k | v | kv */
     bool kv_equalise;           /* outlier channels, at load; default yes */
     double prefill_kv_fraction; /* of the pool, for prompts; default 0.5 */
     uint64_t swap_memory;       /* for preempted sequences, default kv_memory */
