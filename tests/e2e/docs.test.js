@@ -251,15 +251,18 @@ test('engine.md has every setting, with its default', () => {
   }
 });
 
-test('an engine.conf that the pages show is accepted', () => {
-  for (const b of ALL.filter((x) => x.language === 'conf')) {
-    const file = path.join('/tmp', `tokenring-docs-${process.pid}.conf`);
-    fs.writeFileSync(file, b.text);
+test('the engine takes each line of an engine.conf that is shown', () => {
+  const shown = ALL.filter((b) => b.language === 'conf').flatMap((b) =>
+    b.text.trim().split('\n').map((line) => [at(b), line]));
+  assert.ok(shown.length >= 3);
+  const file = path.join('/tmp', `tokenring-docs-${process.pid}.conf`);
+  for (const [where, line] of shown) {
+    fs.writeFileSync(file, line);
     const out = spawnSync(ENGINE, ['-c', file, '--check', '--model', POCKET,
       '--socket', '/tmp/x.sock'], { encoding: 'utf8' });
-    fs.rmSync(file);
-    assert.equal(out.status, 0, `${at(b)}: ${out.stderr}`);
+    assert.equal(out.status, 0, `${where}: ${line}: ${out.stderr}`);
   }
+  fs.rmSync(file);
 });
 
 test('administration.md names all that make install installs',
