@@ -18,6 +18,7 @@
 #include <tokenring/ring.h>
 
 #include "log.h"
+#include "troff.h"
 
 typedef enum {
     KIND_TEXT,     /* char[] */
@@ -659,5 +660,20 @@ tr_config_help(void)
         printf("  --%s  (default: %s)\n      %s\n      %s\n", s->key,
                s->initial[0] ? s->initial : "empty", s->help,
                expectation(s, expected, sizeof(expected)));
+    }
+}
+
+void
+tr_config_man(FILE *f)
+{
+    char expected[160], text[640];
+
+    for (size_t i = 0; i < N_SETTINGS; i++) {
+        const setting_t *s = &settings[i];
+
+        snprintf(text, sizeof(text), "%s (default: %s; %s)", s->help,
+                 s->initial[0] ? s->initial : "empty",
+                 expectation(s, expected, sizeof(expected)));
+        tr_troff_entry(f, s->key, NULL, text);
     }
 }

@@ -12,6 +12,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <tokenring/error.h>
 
@@ -109,5 +110,7 @@ void tr_config_locate(const tr_config_t *c, tr_error_t *err);
 tr_status_t tr_config_finish(tr_config_t *c, tr_error_t *err);
 /* Prints the table of settings with defaults and one sentence each. */
 void tr_config_help(void);
+/* The same as entries of a manual page. */
+void tr_config_man(FILE *f);
 
 #endif
