@@ -21,7 +21,8 @@ ngx_http_tokenring_shared_t  *ngx_http_tokenring_counters;
 
 static ngx_uint_t
     ngx_http_tokenring_statuses[NGX_HTTP_TOKENRING_STATUSES - 1] = {
-    200, 400, 401, 403, 404, 405, 408, 413, 429, 431, 499, 500, 502, 503, 504
+    200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 499, 500, 502, 503,
+    504
 };
 
 

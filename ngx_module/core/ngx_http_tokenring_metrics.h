@@ -13,7 +13,7 @@
 #include "ngx_http_tokenring_text.h"
 
 
-#define NGX_HTTP_TOKENRING_STATUSES  16
+#define NGX_HTTP_TOKENRING_STATUSES  17
 
 
 /* of one worker, written by it alone */
