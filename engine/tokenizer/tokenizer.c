@@ -121,22 +121,30 @@ encode_words(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s, bool first,
 }
 
 /* Cuts added tokens out of text and hands what lies between them on: the first
- * pass (of the raw text) to itself, the second to encode_words. */
+ * pass (of the raw text) to itself, the second to encode_words.  In a text with
+ * tags the first pass finds all tokens that ask for them: the second one's text
+ * may have other bytes. */
 static tr_status_t
 encode_around_added(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
-                    bool raw, unsigned flags, bool first, const char *text,
-                    size_t len, tr_ids_t *out, tr_error_t *err)
+                    bool raw, tr_added_rule_t rule, bool first,
+                    const char *text, size_t len, tr_ids_t *out,
+                    tr_error_t *err)
 {
     const tr_trie_t *trie = raw ? &t->raw_trie : &t->normalized_trie;
+    tr_added_rule_t inner = { 0 };
     size_t done = 0;
 
+    if (rule.tags == NULL) {
+        inner = rule;
+    } else if (raw) {
+        trie = &t->tagged_trie;
+    }
     while (done < len) {
         tr_span_t at = { (uint32_t) len, (uint32_t) len };
         int32_t id = -1;
         tr_status_t rc = TR_OK;
 
-        (void) tr_added_find(t, trie, flags & TR_ENCODE_PARSE_SPECIAL, text,
-                             len, done, &at, &id);
+        (void) tr_added_find(t, trie, rule, text, len, done, &at, &id);
         if (at.start > done) {
             const char *part = text + done;
             size_t n = at.start - done;
@@ -145,7 +153,7 @@ encode_around_added(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
                 rc = tr_normalize(t, s, &part, &n, err);
             }
             if (rc == TR_OK && raw) {
-                rc = encode_around_added(t, s, false, flags, first && done == 0,
+                rc = encode_around_added(t, s, false, inner, first && done == 0,
                                          part, n, out, err);
             } else if (rc == TR_OK) {
                 rc = encode_words(t, s, first && done == 0, part, n, out, err);
@@ -219,16 +227,33 @@ tr_tokenizer_encode(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
                     tr_error_t *err)
 {
     tr_status_t rc = check_utf8(text, len, err);
+    tr_added_rule_t rule = { .special = flags & TR_ENCODE_PARSE_SPECIAL,
+                             .marks = true };
 
     if (rc == TR_OK && (flags & TR_ENCODE_SPECIAL)) {
         rc = append_ids(out, &t->prefix, err);
     }
     if (rc == TR_OK) {
-        rc = encode_around_added(t, s, true, flags, !(flags & TR_ENCODE_MIDDLE),
+        rc = encode_around_added(t, s, true, rule, !(flags & TR_ENCODE_MIDDLE),
                                  text, len, out, err);
     }
     if (rc == TR_OK && (flags & TR_ENCODE_SPECIAL)) {
         rc = append_ids(out, &t->suffix, err);
+    }
+    trim_scratch(s);
+    return rc;
+}
+
+tr_status_t
+tr_tokenizer_encode_tagged(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
+                           const char *text, const uint8_t *tags, size_t len,
+                           tr_ids_t *out, tr_error_t *err)
+{
+    tr_added_rule_t rule = { .tags = tags };
+    tr_status_t rc = check_utf8(text, len, err);
+
+    if (rc == TR_OK && len > 0) {
+        rc = encode_around_added(t, s, true, rule, true, text, len, out, err);
     }
     trim_scratch(s);
     return rc;

@@ -50,6 +50,21 @@ tr_status_t tr_tokenizer_encode(const tr_tokenizer_t *t,
                                 size_t len, unsigned flags, tr_ids_t *out,
                                 tr_error_t *err);
 
+/* Origin of a byte of a text that was put together: by the server itself, by a
+ * model, by a client. */
+enum { TR_TEXT_TRUSTED, TR_TEXT_MODEL, TR_TEXT_CLIENT };
+
+/* The same for a text whose bytes have tags, TR_TEXT_*.  A special token counts
+ * only where all its bytes are trusted.  An added token that is not special, but
+ * a mark of a chat (<think>, <tool_call>, ...), counts in what a model wrote,
+ * too; a client's is plain text.  Other added tokens count everywhere.  No
+ * post-processor: the text brings its BOS. */
+tr_status_t tr_tokenizer_encode_tagged(const tr_tokenizer_t *t,
+                                       tr_tokenizer_scratch_t *s,
+                                       const char *text, const uint8_t *tags,
+                                       size_t len, tr_ids_t *out,
+                                       tr_error_t *err);
+
 /* Id of an added or vocabulary token by its content, -1 when absent. */
 int32_t tr_tokenizer_find(const tr_tokenizer_t *t, const char *content);
 bool tr_tokenizer_is_special(const tr_tokenizer_t *t, int32_t id);

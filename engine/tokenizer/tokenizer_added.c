@@ -124,19 +124,57 @@ stands_alone(const char *text, size_t len, tr_span_t at)
            && (at.end == len || !is_word(tr_utf8_next(text + at.end, &n)));
 }
 
+bool
+tr_added_is_mark(const char *content)
+{
+    static const char *const marks[] = {
+        "<think>",        "</think>",          "<tool_call>",
+        "</tool_call>",   "<tool_response>",   "</tool_response>",
+        "<tools>",        "</tools>",          "<arg_key>",
+        "</arg_key>",     "<arg_value>",       "</arg_value>",
+        "[TOOL_CALLS]",   "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
+        "[TOOL_RESULTS]", "[/TOOL_RESULTS]",   "[THINK]",
+        "[/THINK]",
+    };
+
+    for (size_t i = 0; i < sizeof(marks) / sizeof(marks[0]); i++) {
+        if (strcmp(content, marks[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* worst: the least trusted of the token's bytes. */
+static bool
+counts(const tr_added_token_t *token, tr_added_rule_t rule, uint8_t worst)
+{
+    if (token->special) {
+        return rule.tags ? worst == TR_TEXT_TRUSTED : rule.special;
+    }
+    if (token->mark) {
+        return rule.tags ? worst <= TR_TEXT_MODEL : rule.marks;
+    }
+    return true;
+}
+
 /* The longest token of the trie at text[i]: its index, -1 for none. */
 static int32_t
-longest_at(const tr_tokenizer_t *t, const tr_trie_t *trie, bool parse_special,
+longest_at(const tr_tokenizer_t *t, const tr_trie_t *trie, tr_added_rule_t rule,
            const char *text, size_t len, size_t i, size_t *end)
 {
     int32_t node = trie->root[(uint8_t) text[i]];
     int32_t found = -1;
+    uint8_t worst = TR_TEXT_TRUSTED;
 
     while (node >= 0) {
         int32_t token = trie->nodes[node].token;
 
+        if (rule.tags != NULL && rule.tags[i] > worst) {
+            worst = rule.tags[i];
+        }
         i++;
-        if (token >= 0 && (parse_special || !t->added[token].special)) {
+        if (token >= 0 && counts(&t->added[token], rule, worst)) {
             found = token;
             *end = i;
         }
@@ -147,12 +185,12 @@ longest_at(const tr_tokenizer_t *t, const tr_trie_t *trie, bool parse_special,
 
 bool
 tr_added_find(const tr_tokenizer_t *t, const tr_trie_t *trie,
-              bool parse_special, const char *text, size_t len, size_t from,
+              tr_added_rule_t rule, const char *text, size_t len, size_t from,
               tr_span_t *at, int32_t *id)
 {
     for (size_t i = from; i < len;) {
         size_t end = i;
-        int32_t found = longest_at(t, trie, parse_special, text, len, i, &end);
+        int32_t found = longest_at(t, trie, rule, text, len, i, &end);
         const tr_added_token_t *token;
         tr_span_t span;
         uint32_t n;

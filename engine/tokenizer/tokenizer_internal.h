@@ -146,6 +146,7 @@ typedef struct {
 typedef struct {
     int32_t id;
     bool special, normalized, lstrip, rstrip, single_word;
+    bool mark; /* of a chat, not special: text that a client wrote is none */
 } tr_added_token_t;
 
 typedef struct {
@@ -182,6 +183,7 @@ struct tr_tokenizer {
     tr_added_token_t *added;
     uint32_t n_added;
     tr_trie_t raw_trie, normalized_trie;
+    tr_trie_t tagged_trie; /* the raw ones, and all special tokens and marks */
 
     tr_normalizer_t normalizers[TR_STEPS_MAX];
     uint32_t n_normalizers;
@@ -258,12 +260,19 @@ tr_status_t tr_bpe_encode(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
 tr_status_t tr_decoder_load(tr_tokenizer_t *t, const json_t *config,
                             tr_error_t *err);
 
-/* tokenizer_added.c: the next added token in text[from..len), extended by the
- * whitespace that it strips, at or after `from`; nothing is written when there
- * is none. */
+/* tokenizer_added.c: which added tokens count. */
+typedef struct {
+    bool special, marks; /* these, wherever they stand */
+    const uint8_t *tags; /* of text: where both may stand; NULL: no say */
+} tr_added_rule_t;
+
+/* The next added token in text[from..len), extended by the whitespace that it
+ * strips, at or after `from`; nothing is written when there is none. */
 bool tr_added_find(const tr_tokenizer_t *t, const tr_trie_t *trie,
-                   bool parse_special, const char *text, size_t len,
+                   tr_added_rule_t rule, const char *text, size_t len,
                    size_t from, tr_span_t *at, int32_t *id);
+/* Is this the content of a mark? */
+bool tr_added_is_mark(const char *content);
 
 /* tokenizer_vocab.c: byte-level writing undone; false when a character is not
  * of its alphabet.  out: at least len bytes. */

@@ -153,6 +153,7 @@ load_added_token(tr_tokenizer_t *t, const json_t *item, size_t index,
     }
     a->id = (int32_t) json_integer_value(id);
     a->special = json_is_true(json_object_get(item, "special"));
+    a->mark = !a->special && tr_added_is_mark(text);
     a->lstrip = json_is_true(json_object_get(item, "lstrip"));
     a->rstrip = json_is_true(json_object_get(item, "rstrip"));
     a->single_word = json_is_true(json_object_get(item, "single_word"));
@@ -211,7 +212,11 @@ index_added_tokens(tr_tokenizer_t *t, tr_error_t *err)
         bool normalized = a->normalized && t->n_normalizers > 0;
 
         t->flags[a->id] |= TR_TOKEN_ADDED | (a->special ? TR_TOKEN_SPECIAL : 0);
-        if (normalized) {
+        if ((!normalized || a->special || a->mark) && len > 0
+            && !tr_trie_add(&t->tagged_trie, text, len, (int32_t) i)) {
+            rc = out_of_memory(err);
+        }
+        if (rc == TR_OK && normalized) {
             rc = tr_normalize(t, s, &text, &len, err);
         }
         if (rc == TR_OK && len > 0
@@ -420,6 +425,7 @@ tr_tokenizer_load(const char *dir, tr_tokenizer_t **out, tr_error_t *err)
     }
     tr_trie_init(&t->raw_trie);
     tr_trie_init(&t->normalized_trie);
+    tr_trie_init(&t->tagged_trie);
     rc = build(t, root, err);
     json_decref(root);
     malloc_trim(0); /* the parsed file was many times the tokenizer */
@@ -453,6 +459,7 @@ tr_tokenizer_free(tr_tokenizer_t *t)
     free(t->added);
     free(t->raw_trie.nodes);
     free(t->normalized_trie.nodes);
+    free(t->tagged_trie.nodes);
     free(t->merges);
     free(t->prefix.data);
     free(t->suffix.data);
