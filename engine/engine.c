@@ -351,6 +351,7 @@ tr_engine_stop(tr_engine_t *e)
     if (e->executor != NULL) {
         e->executor->free(e->executor);
     }
+    tr_chat_template_free(&e->chat_template);
     if (e->tokenizer != NULL) {
         tr_tokenizer_free(e->tokenizer);
     }

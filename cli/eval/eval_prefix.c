@@ -51,26 +51,11 @@ turn_wanted(const driver_t *d, const prefix_t *t, uint32_t turn)
 tr_status_t
 tr_eval_encode(driver_t *d, const json_t *messages, uint32_t n, tr_ids_t *out)
 {
-    tr_chat_message_t *m = calloc(n, sizeof(*m));
-    tr_status_t rc;
+    tr_chat_input_t in = { .messages = messages, .n = n };
 
-    if (m == NULL) {
-        return tr_error_set(d->err, TR_ERR_NOMEM, "", "out of memory");
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        const json_t *one = json_array_get(messages, i);
-        const json_t *content = json_object_get(one, "content");
-
-        m[i].role = json_string_value(json_object_get(one, "role"));
-        m[i].role_len = (uint32_t) strlen(m[i].role);
-        m[i].content = json_string_value(content);
-        m[i].content_len = json_string_length(content);
-    }
     out->len = 0;
-    rc = tr_chat_template_encode(&d->e->chat, d->e->tokenizer, d->e->scratch, m,
-                                 n, out, d->err);
-    free(m);
-    return rc;
+    return tr_chat_template_encode(&d->e->chat, d->e->tokenizer, d->e->scratch,
+                                   &in, out, d->err);
 }
 
 /* The prompt of a turn: its messages, or the case's text as it is. */

@@ -10,14 +10,13 @@ static const tr_endpoint_t table[] = {
                            .read_prompts = tr_openai_read_chat,
                            .read_logprobs = tr_openai_logprobs_chat,
                            .max_completion_tokens = true,
-                           .fields = TR_FIELD_CHAT,
                            .ends_turn = true },
     [TR_ENDPOINT_COMPLETIONS] = { .prompt_field = "prompt",
                                   .read_prompts = tr_openai_read_completions,
                                   .read_logprobs =
                                       tr_openai_logprobs_completions,
                                   .max_tokens = 16,
-                                  .fields = TR_FIELD_COMPLETIONS },
+                                  .echo = true },
 };
 
 _Static_assert(sizeof(table) / sizeof(table[0]) == TR_ENDPOINTS,

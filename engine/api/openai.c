@@ -38,11 +38,25 @@ tr_openai_too_long(tr_openai_call_t *c, const char *at_least, uint64_t tokens)
                         (unsigned long long) tokens, field);
 }
 
+/* Bytes that a token may stand for. */
+static uint64_t
+token_bytes(const tr_openai_call_t *c)
+{
+    uint64_t longest = tr_tokenizer_max_token_bytes(c->api->tokenizer);
+
+    return (longest ? longest : 1) * NORMALISATION_FACTOR;
+}
+
+uint64_t
+tr_openai_max_bytes(const tr_openai_call_t *c)
+{
+    return ((uint64_t) c->r->max_len + 1) * token_bytes(c);
+}
+
 tr_status_t
 tr_openai_check_bytes(tr_openai_call_t *c, uint64_t bytes)
 {
-    uint64_t longest = tr_tokenizer_max_token_bytes(c->api->tokenizer);
-    uint64_t least = bytes / ((longest ? longest : 1) * NORMALISATION_FACTOR);
+    uint64_t least = bytes / token_bytes(c);
 
     return least > c->r->max_len ? tr_openai_too_long(c, "at least ", least)
                                  : TR_OK;
@@ -72,30 +86,38 @@ check_vocabulary(tr_openai_call_t *c)
     return TR_OK;
 }
 
-/* Settles max_tokens for prompts of known lengths: each choice ends where the
- * context does, the latest (tr_request_layout). */
+/* Settles max_tokens for prompts of known lengths. */
 static tr_status_t
 check_lengths(tr_openai_call_t *c)
 {
-    uint32_t longest = 0, shortest = UINT32_MAX, i, room;
-    uint32_t most = c->endpoint->max_tokens;
+    uint32_t longest = 0, i, room, most = c->endpoint->max_tokens;
 
     for (i = 0; i < c->r->n_prompts; i++) {
-        uint32_t len = c->prompts[i].len;
-
-        longest = len > longest ? len : longest;
-        shortest = len < shortest ? len : shortest;
+        if (c->prompts[i].len > longest) {
+            longest = c->prompts[i].len;
+        }
     }
     if (longest > c->r->max_len
         || (longest == c->r->max_len && c->max_tokens != 0)) {
         return tr_openai_too_long(c, "", longest);
     }
-    room = c->r->max_len - shortest;
-    if (c->max_tokens < 0) {
-        c->max_tokens = most == 0 ? room : most;
-    }
+    room = c->r->max_len - longest;
     if (c->max_tokens > room) {
-        c->max_tokens = room; /* a ceiling, as clients mean it */
+        return tr_error_set(c->err, TR_ERR_CONTEXT_LENGTH,
+                            c->endpoint->prompt_field,
+                            "This model's maximum context length is %u tokens. "
+                            "However, you requested %llu tokens (%u in the %s, "
+                            "%lld in the completion). Please reduce the length "
+                            "of the %s or completion.",
+                            c->r->max_len,
+                            (unsigned long long) longest
+                                + (unsigned long long) c->max_tokens,
+                            longest, c->endpoint->prompt_field,
+                            (long long) c->max_tokens,
+                            c->endpoint->prompt_field);
+    }
+    if (c->max_tokens < 0) {
+        c->max_tokens = most == 0 || room < most ? room : most;
     }
     c->r->params.max_tokens = (uint32_t) c->max_tokens;
     if (c->r->params.min_tokens > c->r->params.max_tokens) {
@@ -193,6 +215,7 @@ parse(tr_openai_call_t *c)
                             "This engine does not serve endpoint %u.",
                             r->endpoint)
              : tr_json_parse(r->body, r->body_len, &c->root, c->err);
+    c->body_len = r->body_len;
     free(r->body); /* the parsed values are copies */
     r->body = NULL;
     r->body_len = r->body_cap = 0;

@@ -1,5 +1,6 @@
 /*
  * The prompt of a chat: messages, written as text by the model's chat template.
+ * Here a client's conversation is checked; what becomes of it is the template's.
  */
 #include "openai_internal.h"
 
@@ -7,24 +8,19 @@
 #include <string.h>
 
 static tr_status_t
-message_role(tr_openai_call_t *c, json_t *message, size_t i,
-             tr_chat_message_t *out)
+check_role(tr_openai_call_t *c, const json_t *message, size_t i)
 {
     static const char *const roles[] = { "system",    "developer", "user",
                                          "assistant", "tool",      "function" };
     json_t *role = json_object_get(message, "role");
     char param[64];
-    size_t k;
 
     snprintf(param, sizeof(param), "messages[%zu].role", i);
     if (!json_is_string(role)) {
         return tr_json_wrong_type(c->err, param, "a string", role);
     }
-    for (k = 0; k < sizeof(roles) / sizeof(roles[0]); k++) {
+    for (size_t k = 0; k < sizeof(roles) / sizeof(roles[0]); k++) {
         if (strcmp(json_string_value(role), roles[k]) == 0) {
-            /* templates know one name for who sets the rules */
-            out->role = k == 1 ? "system" : roles[k];
-            out->role_len = (uint32_t) strlen(out->role);
             return TR_OK;
         }
     }
@@ -68,15 +64,12 @@ content_part(tr_openai_call_t *c, json_t *part, size_t i, size_t k,
     return TR_OK;
 }
 
-/* Parts are joined by line feeds, as vLLM does it. */
+/* *bytes grows by the text's. */
 static tr_status_t
-content_parts(tr_openai_call_t *c, json_t *parts, size_t i, tr_arena_t *arena,
-              tr_chat_message_t *out)
+check_parts(tr_openai_call_t *c, json_t *parts, size_t i, uint64_t *bytes)
 {
-    size_t k, total = 0;
     json_t *part, *text = NULL;
-    tr_status_t rc;
-    char *at;
+    size_t k;
 
     if (json_array_size(parts) == 0) {
         char param[64];
@@ -88,32 +81,20 @@ content_parts(tr_openai_call_t *c, json_t *parts, size_t i, tr_arena_t *arena,
                             param);
     }
     json_array_foreach (parts, k, part) {
-        rc = content_part(c, part, i, k, &text);
+        tr_status_t rc = content_part(c, part, i, k, &text);
+
         if (rc != TR_OK) {
             return rc;
         }
-        total += json_string_length(text) + 1;
-    }
-    at = tr_arena_alloc(arena, total);
-    if (at == NULL) {
-        return tr_openai_no_memory(c);
-    }
-    out->content = at;
-    out->content_len = total - 1;
-    json_array_foreach (parts, k, part) {
-        text = json_object_get(part, "text");
-        memcpy(at, json_string_value(text), json_string_length(text));
-        at += json_string_length(text);
-        *at++ = '\n';
+        *bytes += json_string_length(text);
     }
     return TR_OK;
 }
 
 static tr_status_t
-read_message(tr_openai_call_t *c, json_t *message, size_t i, tr_arena_t *arena,
-             tr_chat_message_t *out)
+check_message(tr_openai_call_t *c, json_t *message, size_t i, uint64_t *bytes)
 {
-    json_t *content;
+    json_t *content, *calls;
     char param[64];
     tr_status_t rc;
 
@@ -121,18 +102,21 @@ read_message(tr_openai_call_t *c, json_t *message, size_t i, tr_arena_t *arena,
     if (!json_is_object(message)) {
         return tr_json_wrong_type(c->err, param, "an object", message);
     }
-    rc = message_role(c, message, i, out);
+    rc = check_role(c, message, i);
     if (rc != TR_OK) {
         return rc;
     }
-    snprintf(param, sizeof(param), "messages[%zu].", i);
-    rc = tr_openai_check_fields(message, TR_FIELD_MESSAGE, param, c->err);
-    if (rc != TR_OK) {
-        return rc;
+    calls = tr_json_field(message, "tool_calls");
+    if (json_array_size(calls) != 0) {
+        snprintf(param, sizeof(param), "messages[%zu].tool_calls", i);
+        return tr_error_set(c->err, TR_ERR_INVALID, param,
+                            "'%s': tool calls "
+                            "are not supported.",
+                            param);
     }
     content = json_object_get(message, "content");
     if (json_is_array(content)) {
-        return content_parts(c, content, i, arena, out);
+        return check_parts(c, content, i, bytes);
     }
     if (!json_is_string(content)) {
         snprintf(param, sizeof(param), "messages[%zu].content", i);
@@ -141,85 +125,133 @@ read_message(tr_openai_call_t *c, json_t *message, size_t i, tr_arena_t *arena,
                                   "text parts",
                                   content);
     }
-    out->content = json_string_value(content);
-    out->content_len = json_string_length(content);
+    *bytes += json_string_length(content);
     return TR_OK;
 }
 
-/* The template as chat_template_kwargs wants it.  enable_thinking is what clients
- * of vLLM send; other names stand for nothing in the templates that we know, and
- * are let pass like a variable that a template does not use. */
+/* Variables of the template.  Other names than those that it reads stand for
+ * nothing, as in Jinja. */
 static tr_status_t
-choose_template(tr_openai_call_t *c, tr_chat_template_t *own,
-                const tr_chat_template_t **out)
+read_variables(tr_openai_call_t *c, tr_chat_input_t *in)
 {
     static const char kwargs[] = "chat_template_kwargs";
-    static const char name[] = "chat_template_kwargs.enable_thinking";
     const json_t *object = tr_json_field(c->root, kwargs), *value;
+    char param[TR_ERROR_PARAM];
+    const char *key;
 
-    *out = c->api->chat_template;
+    if (tr_json_field(c->root, "chat_template") != NULL
+        || json_object_get(object, "chat_template") != NULL) {
+        return tr_error_set(c->err, TR_ERR_INVALID, "chat_template",
+                            "'chat_template' cannot be given in a request: "
+                            "this server uses the model's own template.");
+    }
     if (object != NULL && !json_is_object(object)) {
         return tr_json_wrong_type(c->err, kwargs, "an object", object);
     }
-    value = tr_json_field(object, "enable_thinking");
-    if (value == NULL) {
-        return TR_OK;
+    json_object_foreach ((json_t *) object, key, value) {
+        snprintf(param, sizeof(param), "%s.%.64s", kwargs, key);
+        if (tr_chat_template_reserved(key)) {
+            return tr_error_set(c->err, TR_ERR_INVALID, param,
+                                "'%s' cannot be set: the server gives the "
+                                "template that name.",
+                                param);
+        }
+        if (strcmp(key, "enable_thinking") == 0 && !json_is_null(value)
+            && !json_is_boolean(value)) {
+            return tr_json_wrong_type(c->err, param, "a boolean", value);
+        }
     }
-    if (!json_is_boolean(value)) {
-        return tr_json_wrong_type(c->err, name, "a boolean", value);
-    }
-    *out = tr_chat_template_thinking(*out, json_is_true(value), own);
-    return *out != NULL
-               ? TR_OK
-               : tr_error_set(c->err, TR_ERR_INVALID, name,
-                              "'%s' is %s, and this server does not know what "
-                              "the model's chat template does with it; leave "
-                              "it out.",
-                              name, json_is_true(value) ? "true" : "false");
+    in->variables = object;
+    return TR_OK;
 }
 
 static tr_status_t
-read_messages(tr_openai_call_t *c, json_t *array, tr_arena_t *arena)
+read_documents(tr_openai_call_t *c, tr_chat_input_t *in)
 {
-    const tr_chat_template_t *template;
-    tr_chat_template_t own;
-    size_t n = json_array_size(array), i;
-    tr_chat_message_t *messages;
+    const json_t *documents = tr_json_field(c->root, "documents"), *one;
+    char param[64];
+    size_t i;
+
+    if (documents != NULL && !json_is_array(documents)) {
+        return tr_json_wrong_type(c->err, "documents", "an array of objects",
+                                  documents);
+    }
+    json_array_foreach ((json_t *) documents, i, one) {
+        if (!json_is_object(one)) {
+            snprintf(param, sizeof(param), "documents[%zu]", i);
+            return tr_json_wrong_type(c->err, param, "an object", one);
+        }
+    }
+    in->documents = documents;
+    return TR_OK;
+}
+
+/* How the prompt ends: with the beginning of an answer, behind the last message,
+ * or within it. */
+static tr_status_t
+read_end(tr_openai_call_t *c, tr_chat_input_t *in)
+{
+    bool generation = true, given;
+    tr_status_t rc;
+
+    given = tr_json_field(c->root, "add_generation_prompt") != NULL;
+    rc = tr_json_bool(c->root, "add_generation_prompt", &generation, c->err);
+    if (rc == TR_OK) {
+        rc = tr_json_bool(c->root, "continue_final_message",
+                          &in->continue_final_message, c->err);
+    }
+    if (rc == TR_OK && given && generation && in->continue_final_message) {
+        rc = tr_error_set(c->err, TR_ERR_INVALID, "continue_final_message",
+                          "'continue_final_message' and "
+                          "'add_generation_prompt' cannot both be true.");
+    }
+    in->no_generation_prompt = !generation;
+    return rc;
+}
+
+static tr_status_t
+read_messages(tr_openai_call_t *c, json_t *array)
+{
+    tr_chat_input_t in = { .messages = array, .body = c->body_len };
     uint64_t bytes = 0;
     json_t *message;
     tr_status_t rc;
+    size_t i;
 
-    messages = tr_arena_alloc(arena, n * sizeof(*messages));
-    if (messages == NULL) {
-        return tr_openai_no_memory(c);
-    }
     json_array_foreach (array, i, message) {
-        rc = read_message(c, message, i, arena, &messages[i]);
+        rc = check_message(c, message, i, &bytes);
         if (rc != TR_OK) {
             return rc;
         }
-        bytes += messages[i].content_len;
     }
     rc = tr_openai_check_bytes(c, bytes);
+    if (rc == TR_OK) {
+        rc = read_variables(c, &in);
+    }
+    if (rc == TR_OK) {
+        rc = read_documents(c, &in);
+    }
+    if (rc == TR_OK) {
+        rc = read_end(c, &in);
+    }
     if (rc != TR_OK) {
         return rc;
     }
-    rc = choose_template(c, &own, &template);
-    return rc != TR_OK
-               ? rc
-               : tr_chat_template_encode(template, c->api->tokenizer,
-                                         c->scratch, messages, (uint32_t) n,
-                                         &c->prompts[0], c->err);
+    in.max_bytes = tr_openai_max_bytes(c);
+    rc = tr_chat_template_encode(c->api->chat_template, c->api->tokenizer,
+                                 c->scratch, &in, &c->prompts[0], c->err);
+    return rc == TR_ERR_CONTEXT_LENGTH
+               ? tr_openai_too_long(c, "at least ",
+                                    (uint64_t) c->r->max_len + 1)
+               : rc;
 }
 
 tr_status_t
 tr_openai_read_chat(tr_openai_call_t *c)
 {
     json_t *messages = tr_json_field(c->root, "messages");
-    tr_arena_t arena;
-    tr_status_t rc;
 
-    if (c->api->chat_template->kind == TR_TEMPLATE_NONE) {
+    if (c->api->chat_template->chat == NULL) {
         return tr_error_set(c->err, TR_ERR_INVALID, "messages",
                             "This model "
                             "has no chat template; use /v1/completions.");
@@ -240,8 +272,5 @@ tr_openai_read_chat(tr_openai_call_t *c)
         return tr_openai_no_memory(c);
     }
     c->r->n_prompts = 1;
-    memset(&arena, 0, sizeof(arena));
-    rc = read_messages(c, messages, &arena);
-    tr_arena_free(&arena);
-    return rc;
+    return read_messages(c, messages);
 }

@@ -9,7 +9,6 @@
 #include "endpoint.h"
 #include "engine/config/log.h"
 #include "openai.h"
-#include "openai_fields.h"
 #include "openai_json.h"
 
 /* One parse: what it needs, and what is freed at its end. */
@@ -20,6 +19,7 @@ struct tr_openai_call {
     tr_request_t *r;
     tr_error_t *err;
     json_t *root;
+    size_t body_len;    /* of the body that it was */
     int64_t max_tokens; /* asked for, -1: open */
     const int32_t *eos;
     uint32_t n_eos;
@@ -34,6 +34,9 @@ tr_status_t tr_openai_too_long(tr_openai_call_t *c, const char *at_least,
 
 /* Refuses a text of so many bytes that cannot fit in whatever tokens. */
 tr_status_t tr_openai_check_bytes(tr_openai_call_t *c, uint64_t bytes);
+
+/* The longest text that may fit. */
+uint64_t tr_openai_max_bytes(const tr_openai_call_t *c);
 
 /* The prompts of an endpoint: c->prompts and r->n_prompts. */
 tr_status_t tr_openai_read_chat(tr_openai_call_t *c);

@@ -1,523 +1,365 @@
 /*
- * Conversations to ids.  A template is written here as a sequence of special
- * tokens and plain text; plain text, whether the template's own or a
- * message's, is gathered until the next special token and then encoded in one
- * piece, because merges cross the border between the two ("[INST] " + content).
- * Special tokens are found by name, never in text, so that a message cannot
- * contain one.
+ * A conversation as the variables of its template, and the text as ids
+ * (chat_template.h).
+ *
+ * Here every string gets its tag: a checked role is as good as the template's
+ * own text, since templates put it into their marks; what an assistant said is
+ * A; all else of a client's is U.
  */
 #include "chat_template.h"
-#include "engine/tokenizer/tokenizer_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "engine/config/log.h"
+#include "jinja_run.h"
+
+#define STEPS_BASE 200000u
+#define STEPS_MESSAGE 10000u
+#define STEPS_MAX 20000000u
+#define MEMORY_BASE ((size_t) 16 << 20)
+#define MEMORY_FACTOR 32u
+
+static const char *const token_names[TR_CHAT_TOKENS] = {
+    "bos_token", "eos_token", "unk_token", "pad_token"
+};
+static const char *const reasoning_names[] = {
+    [TR_REASONING_NONE] = "reasoning_content",
+    [TR_REASONING_CONTENT] = "reasoning_content",
+    [TR_REASONING_THINKING] = "thinking",
+    [TR_REASONING_PLAIN] = "reasoning",
+};
 
 typedef struct {
-    const tr_tokenizer_t *t;
-    tr_tokenizer_scratch_t *s;
-    tr_ids_t *out;
-    tr_error_t *err;
-    tr_status_t status; /* the first failure; what follows does nothing */
-    tr_bytes_t plain;
-    bool begun; /* something stands before `plain` */
-} render_t;
+    const tr_chat_template_t *c;
+    const tr_chat_input_t *in;
+    uint32_t n;
+    string_t *final; /* the last message's content as text */
+} conversation_t;
 
-static void
-fail_memory(render_t *r)
+bool
+tr_chat_template_reserved(const char *name)
 {
-    r->status = tr_error_set(r->err, TR_ERR_NOMEM, "", "out of memory");
-}
+    static const char *const names[] = { "messages", "tools", "documents" };
 
-static void
-put(render_t *r, const char *text, size_t len)
-{
-    if (r->status == TR_OK && !tr_bytes_append(&r->plain, text, len)) {
-        fail_memory(r);
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (strcmp(name, names[i]) == 0) {
+            return true;
+        }
     }
-}
-
-static void
-put_text(render_t *r, const char *text)
-{
-    put(r, text, strlen(text));
-}
-
-static void
-flush(render_t *r)
-{
-    if (r->status == TR_OK && r->plain.len > 0) {
-        r->status = tr_tokenizer_encode(r->t, r->s, r->plain.data, r->plain.len,
-                                        r->begun ? TR_ENCODE_MIDDLE : 0, r->out,
-                                        r->err);
-        r->begun = true;
+    for (size_t i = 0; i < TR_CHAT_TOKENS; i++) {
+        if (strcmp(name, token_names[i]) == 0) {
+            return true;
+        }
     }
-    r->plain.len = 0;
+    return tr_jinja_is_global(name);
 }
 
-/* A mark of the template: one token where the tokenizer has it as such, plain
- * text where not ("[INST]" of Llama 2). */
-static void
-put_mark(render_t *r, const char *mark)
+/* ---- messages ----------------------------------------------------------- */
+
+static value_t
+own_text(render_t *r, const char *text)
 {
-    int32_t id = tr_tokenizer_find(r->t, mark);
-
-    if (id < 0 || !(r->t->flags[id] & TR_TOKEN_ADDED)) {
-        put_text(r, mark);
-        return;
-    }
-    flush(r);
-    if (r->status == TR_OK && !tr_ids_append(r->out, id)) {
-        fail_memory(r);
-    }
-    r->begun = true;
+    return tr_jinja_text(r, text, strlen(text), TR_JINJA_T);
 }
 
-/* White space in the sense of Python's str.strip. */
+/* Text parts as one text, joined by line feeds. */
+static value_t
+joined_parts(render_t *r, const json_t *parts, uint8_t tag)
+{
+    builder_t b = { 0 };
+
+    for (size_t i = 0; i < json_array_size(parts); i++) {
+        const json_t *text = json_object_get(json_array_get(parts, i), "text");
+
+        if (i > 0) {
+            tr_jinja_put_text(&r->arena, &b, "\n", tag);
+        }
+        tr_jinja_put(&r->arena, &b, json_string_value(text),
+                     json_string_length(text), tag);
+    }
+    return of_string(tr_jinja_built(&r->arena, &b));
+}
+
+static value_t
+content_of(render_t *r, conversation_t *v, const json_t *content, uint8_t tag)
+{
+    size_t n = json_array_size(content);
+
+    if (json_is_array(content)) {
+        if (!v->c->list_content) {
+            return joined_parts(r, content, tag);
+        }
+        if (n > 0) {
+            const json_t *text = json_object_get(json_array_get(content, n - 1),
+                                                 "text");
+
+            v->final = tr_jinja_text(r, json_string_value(text),
+                                     json_string_length(text), tag)
+                           .s;
+        }
+        return tr_jinja_from_json(r, content, tag);
+    }
+    if (content == NULL || json_is_null(content)) {
+        return v->c->null_content ? NONE : own_text(r, "");
+    }
+    return tr_jinja_from_json(r, content, tag);
+}
+
+/* A call's arguments in the form that the template takes. */
+static value_t
+arguments_of(render_t *r, const conversation_t *v, uint32_t i, size_t k,
+             const json_t *arguments)
+{
+    value_t text, object;
+
+    if (json_is_object(arguments)) {
+        value_t plain[4] = { MISSING, MISSING, MISSING, MISSING };
+
+        object = tr_jinja_from_json(r, arguments, TR_JINJA_U);
+        return v->c->string_arguments ? tr_jinja_filter_tojson(r, object, plain)
+                                      : object;
+    }
+    text = tr_jinja_from_json(r, arguments, TR_JINJA_U);
+    if (text.kind == K_STRING && text.s->len > 0
+        && !tr_jinja_read_json(r, text.s, &object)) {
+        tr_jinja_fail_as(&r->arena, TR_ERR_INVALID,
+                         "messages[%u].tool_calls[%zu].function.arguments is "
+                         "not valid JSON.",
+                         i, k);
+    }
+    if (v->c->string_arguments) {
+        return text;
+    }
+    return text.kind == K_STRING && text.s->len > 0
+               ? object
+               : of_dict(tr_jinja_dict(&r->arena, 0));
+}
+
+static value_t
+calls_of(render_t *r, const conversation_t *v, uint32_t i, const json_t *calls)
+{
+    value_t out = tr_jinja_from_json(r, calls, TR_JINJA_U);
+
+    for (size_t k = 0; k < json_array_size(calls); k++) {
+        const json_t *function = json_object_get(json_array_get(calls, k),
+                                                 "function");
+        const json_t *arguments = json_object_get(function, "arguments");
+        value_t *to;
+
+        if (arguments == NULL) {
+            continue;
+        }
+        to = tr_jinja_dict_find(&r->arena, out.list->items[k].dict,
+                                own_text(r, "function").s);
+        tr_jinja_dict_set(&r->arena, to->dict, own_text(r, "arguments"),
+                          arguments_of(r, v, i, k, arguments));
+    }
+    return out;
+}
+
 static bool
-is_space(uint32_t c)
+is_reasoning(const char *key)
 {
-    return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xa0
-           || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028
-           || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+    return strcmp(key, "reasoning_content") == 0
+           || strcmp(key, "reasoning") == 0 || strcmp(key, "thinking") == 0;
 }
 
-/* Messages are checked only when they are encoded: here the text may be
- * anything, so a step is taken over valid characters alone. */
-static void
-trim(const char **text, size_t *len)
+static value_t
+message_of(render_t *r, conversation_t *v, uint32_t i, const json_t *message)
 {
-    while (*len > 0) {
-        uint32_t n = tr_utf8_valid(*text, *len);
+    const char *role = json_string_value(json_object_get(message, "role"));
+    bool assistant = strcmp(role, "assistant") == 0;
+    uint8_t tag = assistant ? TR_JINJA_A : TR_JINJA_U;
+    dict_t *d = tr_jinja_dict(&r->arena,
+                              (uint32_t) json_object_size(message) + 1);
+    const char *key;
+    json_t *field;
 
-        if (n == 0 || !is_space(tr_utf8_next(*text, &n))) {
+    v->final = NULL;
+    json_object_foreach ((json_t *) message, key, field) {
+        value_t name = tr_jinja_text(r, key, strlen(key), TR_JINJA_U), value;
+
+        if (strcmp(key, "role") == 0) {
+            value = own_text(r, strcmp(role, "developer") == 0
+                                        && !v->c->knows_developer
+                                    ? "system"
+                                    : role);
+        } else if (strcmp(key, "content") == 0) {
+            value = content_of(r, v, field, tag);
+            v->final = value.kind == K_STRING ? value.s : v->final;
+        } else if (strcmp(key, "tool_calls") == 0 && json_is_array(field)) {
+            value = calls_of(r, v, i, field);
+        } else if (assistant && is_reasoning(key) && json_is_string(field)) {
+            name = own_text(r, reasoning_names[v->c->reasoning]);
+            value = tr_jinja_from_json(r, field, TR_JINJA_A);
+        } else {
+            value = tr_jinja_from_json(r, field, TR_JINJA_U);
+        }
+        tr_jinja_dict_set(&r->arena, d, name, value);
+    }
+    if (json_object_get(message, "content") == NULL) {
+        tr_jinja_dict_set(&r->arena, d, own_text(r, "content"),
+                          content_of(r, v, NULL, tag));
+    }
+    return of_dict(d);
+}
+
+static value_t
+or_none(render_t *r, const json_t *json)
+{
+    return json_array_size(json) > 0 ? tr_jinja_from_json(r, json, TR_JINJA_U)
+                                     : NONE;
+}
+
+static void
+fill(render_t *r, void *arg)
+{
+    conversation_t *v = arg;
+    const tr_chat_input_t *in = v->in;
+    list_t *messages = tr_jinja_list(&r->arena, v->n);
+    const char *key;
+    json_t *value;
+
+    for (uint32_t i = 0; i < v->n; i++) {
+        messages->items[i] = message_of(r, v, i,
+                                        json_array_get(in->messages, i));
+    }
+    tr_jinja_set(r, "messages", (value_t){ .kind = K_LIST, .list = messages });
+    tr_jinja_set(r, "tools", or_none(r, in->tools));
+    tr_jinja_set(r, "documents", or_none(r, in->documents));
+    tr_jinja_set(r, "add_generation_prompt",
+                 of_bool(!in->no_generation_prompt
+                         && !in->continue_final_message));
+    for (int i = 0; i < TR_CHAT_TOKENS; i++) {
+        if (v->c->tokens[i] != NULL) {
+            tr_jinja_set(r, token_names[i], own_text(r, v->c->tokens[i]));
+        }
+    }
+    json_object_foreach ((json_t *) in->variables, key, value) {
+        tr_jinja_set(r, key, tr_jinja_from_json(r, value, TR_JINJA_U));
+    }
+}
+
+/* ---- text --------------------------------------------------------------- */
+
+/* Ends the text behind the last message's content, as transformers does. */
+static tr_status_t
+cut(const conversation_t *v, tr_jinja_text_t *text, tr_error_t *err)
+{
+    string_t all = { .data = text->text, .len = (uint32_t) text->len };
+    size_t from = 0, to, at;
+    uint32_t n;
+
+    if (v->final == NULL) {
+        return tr_error_set(err, TR_ERR_INVALID, "continue_final_message",
+                            "The last message has no text to continue.");
+    }
+    to = v->final->len;
+    while (from < to && tr_jinja_space(v->final->data + from, &n)) {
+        from += n;
+    }
+    while (to > from) {
+        size_t last = to - 1;
+
+        while ((v->final->data[last] & 0xc0) == 0x80) {
+            last--;
+        }
+        if (!tr_jinja_space(v->final->data + last, &n)) {
             break;
         }
-        *text += n;
-        *len -= n;
+        to = last;
     }
-    while (*len > 0) {
-        size_t at = *len - 1;
-        uint32_t n;
+    {
+        string_t bare = { .data = v->final->data + from,
+                          .len = (uint32_t) (to - from) };
 
-        while (at > 0 && *len - at < 4 && ((*text)[at] & 0xc0) == 0x80) {
-            at--;
-        }
-        n = tr_utf8_valid(*text + at, *len - at);
-        if (n != *len - at || !is_space(tr_utf8_next(*text + at, &n))) {
-            break;
-        }
-        *len = at;
+        at = to > from ? tr_jinja_find_last(&all, text->len, &bare) : SIZE_MAX;
     }
-}
-
-static void
-put_content(render_t *r, const tr_chat_message_t *m, bool trimmed)
-{
-    const char *text = m->content;
-    size_t len = m->content_len;
-
-    if (trimmed) {
-        trim(&text, &len);
+    if (at == SIZE_MAX) {
+        return tr_error_set(err, TR_ERR_INVALID, "continue_final_message",
+                            "This model's chat template does not write the "
+                            "last message's content as it is, so it cannot be "
+                            "continued.");
     }
-    put(r, text, len);
-}
-
-static bool
-has_role(const tr_chat_message_t *m, const char *role)
-{
-    return m->role_len == strlen(role)
-           && memcmp(m->role, role, m->role_len) == 0;
-}
-
-static bool
-is_system(const tr_chat_message_t *m)
-{
-    return has_role(m, "system") || has_role(m, "developer");
-}
-
-static const char *
-role_name(const tr_chat_message_t *m)
-{
-    return is_system(m) ? "system" : has_role(m, "user") ? "user" : "assistant";
-}
-
-static tr_status_t
-refuse(tr_error_t *err, uint32_t i, const char *field, const char *text)
-{
-    char param[TR_ERROR_PARAM];
-
-    snprintf(param, sizeof(param), "messages[%u]%s", i, field);
-    return tr_error_set(err, TR_ERR_INVALID, param, "%s", text);
-}
-
-static tr_status_t
-check_roles(const tr_chat_message_t *m, uint32_t n, tr_error_t *err)
-{
-    if (n == 0) {
-        return tr_error_set(err, TR_ERR_INVALID, "messages",
-                            "messages is empty, expected at least one");
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        if (!is_system(&m[i]) && !has_role(&m[i], "user")
-            && !has_role(&m[i], "assistant")) {
-            char text[160];
-
-            snprintf(text, sizeof(text),
-                     "role \"%.*s\" is not supported by this model's chat "
-                     "template, expected system, user or assistant",
-                     m[i].role_len < 40 ? (int) m[i].role_len : 40, m[i].role);
-            return refuse(err, i, ".role", text);
-        }
+    n = v->final->len - (uint32_t) from; /* with white space behind it */
+    if (text->len - at >= n
+        && memcmp(text->text + at, v->final->data + from, n) == 0) {
+        text->len = at + n;
+    } else {
+        text->len = at + (to - from);
     }
     return TR_OK;
 }
 
-/* Llama 2 and Mistral: after an optional system message, user and assistant
- * take turns, the user first. */
-static tr_status_t
-check_turns(const tr_chat_message_t *m, uint32_t n, bool takes_system,
-            tr_error_t *err)
+static tr_jinja_limits_t
+limits_of(const tr_chat_input_t *in, uint32_t n)
 {
-    uint32_t first = is_system(&m[0]) ? 1 : 0;
+    uint64_t steps = STEPS_BASE + (uint64_t) n * STEPS_MESSAGE;
 
-    if (first == 1 && !takes_system) {
-        return refuse(err, 0, ".role",
-                      "this model's chat template takes no system message");
-    }
-    if (n == first) {
+    return (tr_jinja_limits_t){
+        .steps = steps < STEPS_MAX ? steps : STEPS_MAX,
+        .memory = MEMORY_BASE + in->body * MEMORY_FACTOR,
+        .output = in->max_bytes,
+        .now = in->now ? in->now : time(NULL),
+    };
+}
+
+tr_status_t
+tr_chat_template_render(const tr_chat_template_t *c, const tr_chat_input_t *in,
+                        tr_jinja_render_t **r, tr_jinja_text_t *text,
+                        tr_error_t *err)
+{
+    uint32_t all = (uint32_t) json_array_size(in->messages);
+    conversation_t v = { c, in, in->n && in->n < all ? in->n : all, NULL };
+    tr_jinja_limits_t limits = limits_of(in, v.n);
+    const tr_jinja_t *t = json_array_size(in->tools) > 0 && c->tool_use
+                              ? c->tool_use
+                              : c->chat;
+    tr_status_t rc;
+
+    *r = NULL;
+    if (t == NULL) {
         return tr_error_set(err, TR_ERR_INVALID, "messages",
-                            "this model's chat template needs a user message "
-                            "after the system message");
+                            "This model has no chat template; use "
+                            "/v1/completions.");
     }
-    for (uint32_t i = first; i < n; i++) {
-        bool user = (i - first) % 2 == 0;
-
-        if (!has_role(&m[i], user ? "user" : "assistant")) {
-            return refuse(err, i, ".role",
-                          user
-                              ? "expected role user here: this model's chat "
-                                "template needs user and assistant to alternate"
-                              : "expected role assistant here: this model's "
-                                "chat template needs user and assistant to "
-                                "alternate");
-        }
+    *r = tr_jinja_render_new(t, &limits);
+    if (*r == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "", "out of memory");
     }
-    return TR_OK;
-}
-
-static void
-begin_header(render_t *r, const char *role)
-{
-    put_mark(r, "<|start_header_id|>");
-    put_text(r, role);
-    put_mark(r, "<|end_header_id|>");
-    put_text(r, "\n\n");
-}
-
-static void
-put_date(render_t *r, const tr_chat_template_t *c)
-{
-    time_t now = time(NULL);
-    struct tm day;
-    char text[32];
-
-    if (c->date[0] != '\0') {
-        put_text(r, c->date);
-    } else if (localtime_r(&now, &day) != NULL
-               && strftime(text, sizeof(text), "%d %b %Y", &day) > 0) {
-        put_text(r, text);
+    rc = tr_jinja_render(*r, fill, &v, text, err);
+    if (rc == TR_OK && in->continue_final_message) {
+        rc = cut(&v, text, err);
     }
-}
-
-static void
-render_llama3(render_t *r, const tr_chat_template_t *c,
-              const tr_chat_message_t *m, uint32_t n)
-{
-    uint32_t i = 0;
-
-    if (c->bos[0] != '\0') {
-        put_mark(r, c->bos);
-    }
-    if (c->date_header) {
-        begin_header(r, "system");
-        put_text(r, "Cutting Knowledge Date: December 2023\nToday Date: ");
-        put_date(r, c);
-        put_text(r, "\n\n");
-        if (is_system(&m[0])) {
-            put_content(r, &m[i++], true);
-        }
-        put_mark(r, "<|eot_id|>");
-    }
-    for (; i < n; i++) {
-        begin_header(r, role_name(&m[i]));
-        put_content(r, &m[i], c->trim);
-        put_mark(r, "<|eot_id|>");
-    }
-    begin_header(r, "assistant");
-}
-
-static void
-begin_turn(render_t *r, const char *role)
-{
-    put_mark(r, "<|im_start|>");
-    put_text(r, role);
-    put_text(r, "\n");
-}
-
-static void
-end_turn(render_t *r)
-{
-    put_mark(r, "<|im_end|>");
-    put_text(r, "\n");
-}
-
-static const char *
-find_last(const char *text, size_t len, const char *what)
-{
-    size_t n = strlen(what);
-    const char *found = NULL, *p = text;
-
-    while ((p = memmem(p, len - (size_t) (p - text), what, n)) != NULL) {
-        found = p;
-        p += n;
-    }
-    return found;
-}
-
-static void
-strip_newlines(const char **text, size_t *len, bool right)
-{
-    while (*len > 0 && **text == '\n') {
-        (*text)++;
-        (*len)--;
-    }
-    while (right && *len > 0 && (*text)[*len - 1] == '\n') {
-        (*len)--;
-    }
-}
-
-static bool
-starts_with(const tr_chat_message_t *m, const char *text)
-{
-    size_t n = strlen(text);
-
-    return m->content_len >= n && memcmp(m->content, text, n) == 0;
-}
-
-static bool
-ends_with(const tr_chat_message_t *m, const char *text)
-{
-    size_t n = strlen(text);
-
-    return m->content_len >= n
-           && memcmp(m->content + m->content_len - n, text, n) == 0;
-}
-
-/* The last user message that is a question and no tool's answer. */
-static uint32_t
-last_query(const tr_chat_message_t *m, uint32_t n)
-{
-    for (uint32_t i = n; i-- > 0;) {
-        if (has_role(&m[i], "user")
-            && !(starts_with(&m[i], "<tool_response>")
-                 && ends_with(&m[i], "</tool_response>"))) {
-            return i;
-        }
-    }
-    return n - 1;
-}
-
-/* An assistant's message, which may hold its reasoning.  query: where the last
- * question stands. */
-static void
-put_answer(render_t *r, const tr_chat_template_t *c, const tr_chat_message_t *m,
-           uint32_t i, uint32_t n, uint32_t query)
-{
-    static const char open[] = "<think>", close[] = "</think>";
-    const char *text = m[i].content, *reasoning = "", *at;
-    size_t len = m[i].content_len, reasoning_len = 0;
-    bool keep = c->think == TR_THINK_KEEP
-                || (c->think == TR_THINK_DROP_BUT_LAST && i == n - 1);
-
-    at = keep ? NULL : memmem(text, len, close, sizeof(close) - 1);
-    if (at != NULL) {
-        const char *end = text + len, *inner;
-
-        inner = find_last(text, (size_t) (at - text), open);
-        reasoning = inner ? inner + sizeof(open) - 1 : text;
-        reasoning_len = (size_t) (at - reasoning);
-        strip_newlines(&reasoning, &reasoning_len, true);
-        text = find_last(at, (size_t) (end - at), close) + sizeof(close) - 1;
-        len = (size_t) (end - text);
-    }
-    if (at != NULL || (!keep && c->think != TR_THINK_DROP_BEFORE_QUERY)) {
-        strip_newlines(&text, &len, false);
-    }
-    if (c->think == TR_THINK_DROP_BEFORE_QUERY && i > query
-        && (i == n - 1 || reasoning_len > 0)) {
-        strip_newlines(&text, &len, false);
-        put_mark(r, open);
-        put_text(r, "\n");
-        put(r, reasoning, reasoning_len);
-        put_text(r, "\n");
-        put_mark(r, close);
-        put_text(r, "\n\n");
-    }
-    put(r, text, len);
-}
-
-static void
-render_chatml(render_t *r, const tr_chat_template_t *c,
-              const tr_chat_message_t *m, uint32_t n)
-{
-    uint32_t query = last_query(m, n);
-
-    if (c->bos[0] != '\0') {
-        put_mark(r, c->bos);
-    }
-    if (c->default_system[0] != '\0' && !is_system(&m[0])) {
-        begin_turn(r, "system");
-        put_text(r, c->default_system);
-        end_turn(r);
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        begin_turn(r, role_name(&m[i]));
-        if (c->think != TR_THINK_KEEP && has_role(&m[i], "assistant")) {
-            put_answer(r, c, m, i, n, query);
-        } else {
-            put_content(r, &m[i], c->trim);
-        }
-        end_turn(r);
-    }
-    begin_turn(r, "assistant");
-    put_text(r, c->generation);
-}
-
-static void
-render_llama2(render_t *r, const tr_chat_template_t *c,
-              const tr_chat_message_t *m, uint32_t n)
-{
-    uint32_t first = is_system(&m[0]) ? 1 : 0;
-
-    for (uint32_t i = first; i < n; i++) {
-        tr_chat_message_t part = m[i];
-
-        if (has_role(&m[i], "assistant")) {
-            put_text(r, " ");
-            put_content(r, &m[i], true);
-            put_text(r, " ");
-            put_mark(r, c->eos);
-            continue;
-        }
-        put_mark(r, c->bos);
-        put_mark(r, "[INST]");
-        put_text(r, " ");
-        if (i == 1 && first == 1) {
-            put_text(r, "<<SYS>>\n");
-            put(r, m[0].content, m[0].content_len);
-            put_text(r, "\n<</SYS>>\n\n");
-            /* the template trims the two together: the left side is the
-             * mark's, and an empty question takes the mark's own line ends */
-            trim(&part.content, &part.content_len);
-            if (part.content_len == 0 && r->status == TR_OK) {
-                r->plain.len -= 2;
-            } else {
-                part.content_len += (size_t) (part.content - m[i].content);
-                part.content = m[i].content;
-            }
-            put(r, part.content, part.content_len);
-        } else {
-            put_content(r, &m[i], true);
-        }
-        put_text(r, " ");
-        put_mark(r, "[/INST]");
-    }
-}
-
-static void
-render_mistral(render_t *r, const tr_chat_template_t *c,
-               const tr_chat_message_t *m, uint32_t n)
-{
-    uint32_t first = is_system(&m[0]) ? 1 : 0;
-    uint32_t place = c->system_place == TR_SYSTEM_FIRST_USER ? first : n - 1;
-
-    put_mark(r, c->bos);
-    for (uint32_t i = first; i < n; i++) {
-        if (has_role(&m[i], "assistant")) {
-            put_text(r, c->answer_before);
-            put_content(r, &m[i], c->trim);
-            put_mark(r, c->eos);
-            put_text(r, c->answer_after);
-            continue;
-        }
-        put_text(r, c->user_before);
-        put_mark(r, "[INST]");
-        put_text(r, c->user_after);
-        if (first == 1 && i == place) {
-            put(r, m[0].content, m[0].content_len);
-            put_text(r, "\n\n");
-        }
-        put(r, m[i].content, m[i].content_len);
-        put_text(r, c->user_last);
-        put_mark(r, "[/INST]");
-    }
-}
-
-const tr_chat_template_t *
-tr_chat_template_thinking(const tr_chat_template_t *c, bool enabled,
-                          tr_chat_template_t *own)
-{
-    _Static_assert(sizeof(c->generation) == sizeof(c->no_thinking), "a copy");
-
-    if (c->thinking == TR_SWITCH_UNKNOWN) {
-        return NULL;
-    }
-    if (enabled || c->thinking == TR_SWITCH_NONE) {
-        return c;
-    }
-    *own = *c;
-    memcpy(own->generation, c->no_thinking, sizeof(own->generation));
-    return own;
+    return rc;
 }
 
 tr_status_t
 tr_chat_template_encode(const tr_chat_template_t *c, const tr_tokenizer_t *t,
-                        tr_tokenizer_scratch_t *s,
-                        const tr_chat_message_t *messages, uint32_t n,
+                        tr_tokenizer_scratch_t *s, const tr_chat_input_t *in,
                         tr_ids_t *out, tr_error_t *err)
 {
-    render_t r = { .t = t, .s = s, .out = out, .err = err };
-    tr_status_t rc = check_roles(messages, n, err);
+    tr_jinja_render_t *r;
+    tr_jinja_text_t text;
+    tr_status_t rc = tr_chat_template_render(c, in, &r, &text, err);
 
-    if (rc == TR_OK && c->kind == TR_TEMPLATE_LLAMA2) {
-        rc = check_turns(messages, n, true, err);
-    } else if (rc == TR_OK && c->kind == TR_TEMPLATE_MISTRAL) {
-        rc = check_turns(messages, n, c->system_place != TR_SYSTEM_REFUSED,
-                         err);
+    if (rc == TR_OK) {
+        rc = tr_tokenizer_encode_tagged(t, s, text.text, text.tags, text.len,
+                                        out, err);
     }
-    if (rc != TR_OK) {
-        return rc;
+    tr_jinja_render_free(r);
+    return rc;
+}
+
+void
+tr_chat_template_free(tr_chat_template_t *c)
+{
+    tr_jinja_free(c->chat);
+    tr_jinja_free(c->tool_use);
+    for (int i = 0; i < TR_CHAT_TOKENS; i++) {
+        free(c->tokens[i]);
     }
-    switch (c->kind) {
-    case TR_TEMPLATE_LLAMA3:
-        render_llama3(&r, c, messages, n);
-        break;
-    case TR_TEMPLATE_CHATML:
-        render_chatml(&r, c, messages, n);
-        break;
-    case TR_TEMPLATE_LLAMA2:
-        render_llama2(&r, c, messages, n);
-        break;
-    case TR_TEMPLATE_MISTRAL:
-        render_mistral(&r, c, messages, n);
-        break;
-    default:
-        return tr_error_set(err, TR_ERR_INVALID, "messages",
-                            "this model has no chat template; use "
-                            "/v1/completions");
-    }
-    flush(&r);
-    free(r.plain.data);
-    return r.status;
+    memset(c, 0, sizeof(*c));
+    c->end_of_turn = -1;
 }

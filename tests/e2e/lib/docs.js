@@ -36,7 +36,4 @@ function blocks(file) {
   return out;
 }
 
-const PAGES = ['README.md', ...fs.readdirSync(path.join(ROOT, 'docs'))
-  .filter((name) => name.endsWith('.md')).map((name) => `docs/${name}`)];
-
-module.exports = { ROOT, PAGES, blocks };
+module.exports = { ROOT, blocks };

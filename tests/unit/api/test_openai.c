@@ -4,8 +4,6 @@
  */
 #include "tests/unit/fixtures/openai_fixture.h"
 
-#define IDS "9,9,9,9,9,9,9,9,9,9"
-
 static void
 test_defaults(void **state)
 {
@@ -35,6 +33,20 @@ test_defaults(void **state)
     tr_request_free(r);
 }
 
+/* A template of a test's own, in the place of pocket's. */
+static tr_chat_template_t
+template_of(const char *source)
+{
+    tr_chat_template_t c = { .end_of_turn = -1 };
+    tr_error_t err;
+
+    if (tr_jinja_parse(source, strlen(source), "test", &c.chat, &err)
+        != TR_OK) {
+        fail_msg("%s", err.text);
+    }
+    return c;
+}
+
 /* What vLLM's clients send for Qwen3; a template without that switch takes it
  * as Jinja takes a variable that it does not use. */
 static void
@@ -44,7 +56,9 @@ test_thinking(void **state)
                               "{\"enable_thinking\":false,\"other\":[1]}}";
     static const char on[] = "{" HI ",\"chat_template_kwargs\":"
                              "{\"enable_thinking\":true}}";
-    tr_chat_template_t template = chat_template;
+    tr_chat_template_t template = template_of(
+        "{{ messages[0].content }}{% if enable_thinking is false %}<think>"
+        "{% endif %}");
     tr_request_t *plain = good(CHAT, "{" HI "}"), *r = good(CHAT, off);
     tr_openai_t own = api;
 
@@ -52,9 +66,6 @@ test_thinking(void **state)
     assert_int_equal(r->prompt_tokens, plain->prompt_tokens);
     tr_request_free(r);
     tr_request_free(plain);
-    template = (tr_chat_template_t){ .kind = TR_TEMPLATE_CHATML,
-                                     .thinking = TR_SWITCH_OFF,
-                                     .no_thinking = "<think>" };
     own.chat_template = &template;
     plain = parse_bytes(&own, CHAT, on, strlen(on));
     assert_int_equal(plain->error.status, TR_OK);
@@ -62,14 +73,97 @@ test_thinking(void **state)
     assert_int_equal(r->error.status, TR_OK);
     assert_true(r->prompt_tokens > plain->prompt_tokens);
     tr_request_free(r);
-    template.thinking = TR_SWITCH_UNKNOWN;
-    r = parse_bytes(&own, CHAT, off, strlen(off));
-    assert_int_equal(r->error.status, TR_ERR_INVALID);
-    assert_string_equal(r->error.param, "chat_template_kwargs.enable_thinking");
-    assert_non_null(
-        strstr(r->error.text, "is false, and this server does not"));
-    tr_request_free(r);
     tr_request_free(plain);
+    tr_chat_template_free(&template);
+}
+
+/* What the template says itself, and where it goes wrong. */
+static void
+test_template_refuses(void **state)
+{
+    static const char *const cases[][2] = {
+        { "{{ raise_exception('roles must alternate') }}",
+          "roles must alternate" },
+        { "\n{{ messages[0].content + 1 }}", "test:2:" },
+        { "{% for i in range(100000) %}{% for j in range(100000) %}"
+          "{% endfor %}{% endfor %}",
+          "exceeded its limit of 210000 steps" },
+    };
+    static const char body[] = "{" HI "}";
+    tr_openai_t own = api;
+
+    (void) state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        tr_chat_template_t template = template_of(cases[i][0]);
+        tr_request_t *r;
+
+        own.chat_template = &template;
+        r = parse_bytes(&own, CHAT, body, strlen(body));
+        assert_int_equal(r->error.status, TR_ERR_INVALID);
+        assert_string_equal(r->error.param, "messages");
+        if (strstr(r->error.text, cases[i][1]) == NULL) {
+            fail_msg("\"%s\" in \"%s\"", cases[i][1], r->error.text);
+        }
+        tr_request_free(r);
+        tr_chat_template_free(&template);
+    }
+}
+
+/* A template may write more than a client: it ends where nothing fits. */
+static void
+test_template_writes_too_much(void **state)
+{
+    static const char body[] = "{" HI "}";
+    tr_chat_template_t template = template_of(
+        "{% for i in range(10000) %}{{ 'all work and no play ' }}"
+        "{% endfor %}");
+    tr_openai_t own = api;
+    tr_request_t *r;
+
+    (void) state;
+    own.chat_template = &template;
+    r = parse_bytes(&own, CHAT, body, strlen(body));
+    assert_int_equal(r->error.status, TR_ERR_CONTEXT_LENGTH);
+    assert_string_equal(r->error.param, "messages");
+    tr_request_free(r);
+    tr_chat_template_free(&template);
+}
+
+/* documents, add_generation_prompt, continue_final_message. */
+static void
+test_template_inputs(void **state)
+{
+    static const char said[] = "{\"messages\":[{\"role\":\"user\",\"content\":"
+                               "\"Hi\"},"
+                               "{\"role\":\"assistant\",\"content\":\"one "
+                               "two\"}]";
+    char body[512];
+    tr_request_t *all, *none, *cut;
+    tr_openai_t own = api;
+    tr_chat_template_t template = template_of(
+        "{% for d in documents or [] %}{{ d.text }}{% endfor %}");
+
+    (void) state;
+    snprintf(body, sizeof(body), "%s}", said);
+    all = good(CHAT, body);
+    snprintf(body, sizeof(body), "%s,\"add_generation_prompt\":false}", said);
+    none = good(CHAT, body);
+    snprintf(body, sizeof(body), "%s,\"continue_final_message\":true}", said);
+    cut = good(CHAT, body);
+    assert_true(all->prompt_tokens > none->prompt_tokens);
+    assert_int_equal(cut->prompt_tokens + 1, none->prompt_tokens);
+    assert_memory_equal(cut->sequences[0].tokens, none->sequences[0].tokens,
+                        cut->prompt_tokens * sizeof(int32_t));
+    tr_request_free(all);
+    tr_request_free(none);
+    tr_request_free(cut);
+    own.chat_template = &template;
+    snprintf(body, sizeof(body), "{" HI ",\"documents\":[{\"text\":\"x y\"}]}");
+    all = parse_bytes(&own, CHAT, body, strlen(body));
+    assert_int_equal(all->error.status, TR_OK);
+    assert_true(all->prompt_tokens > 0);
+    tr_request_free(all);
+    tr_chat_template_free(&template);
 }
 
 /* By name, as configured, as the log has it; thresholds in a copy. */
@@ -119,66 +213,11 @@ test_length_of_policy(void **state)
     assert_int_equal(s->sequences[0].cap, SHORTER);
     tr_request_free(s);
     tr_request_free(r);
-    r = good(TEXT, "{" P ",\"kv_policy\":\"diffkv:alpha_low=0.25\","
-                   "\"max_tokens\":40}");
-    assert_int_equal(r->sequences[0].cap, SHORTER);
-    tr_request_free(r);
-    r = parse(TEXT, "{\"prompt\":[[9],[" IDS "," IDS "," IDS "," IDS "]],"
-                    "\"kv_policy\":\"diffkv:alpha_low=0.25\"}");
+    r = parse(TEXT, "{" P ",\"kv_policy\":\"diffkv:alpha_low=0.25\","
+                    "\"max_tokens\":40}");
     assert_int_equal(r->error.status, TR_ERR_CONTEXT_LENGTH);
     assert_non_null(strstr(r->error.text, "context length is 40 tokens"));
     tr_request_free(r);
-}
-
-/* max_tokens is a ceiling: each choice ends where the context does. */
-static void
-test_clamped(void **state)
-{
-    tr_request_t *r = good(TEXT, "{\"prompt\":[[5,6,7],[" IDS "]],"
-                                 "\"max_tokens\":4294967295}");
-
-    (void) state;
-    assert_int_equal(r->params.max_tokens, CONTEXT - 3);
-    assert_int_equal(r->sequences[0].cap, CONTEXT);
-    assert_int_equal(r->sequences[1].cap, CONTEXT);
-    tr_request_free(r);
-    r = good(TEXT, "{\"prompt\":[[5,6,7],[" IDS "]],\"max_tokens\":55}");
-    assert_int_equal(r->sequences[0].cap, 58);
-    assert_int_equal(r->sequences[1].cap, CONTEXT);
-    tr_request_free(r);
-    r = good(CHAT, "{" HI ",\"max_completion_tokens\":64}");
-    assert_int_equal(r->sequences[0].cap, CONTEXT);
-    tr_request_free(r);
-}
-
-/* One BOS, whoever wrote it; none where the client says so. */
-static void
-test_special_tokens(void **state)
-{
-    static const char text[] = "\"<|begin_of_text|>Hi\"";
-    tr_request_t *one = good(TEXT, "{" P "}"), *r;
-    char body[128];
-
-    (void) state;
-    snprintf(body, sizeof(body), "{\"prompt\":%s}", text);
-    r = good(TEXT, body);
-    assert_int_equal(r->prompt_tokens, one->prompt_tokens);
-    assert_memory_equal(r->sequences[0].tokens, one->sequences[0].tokens,
-                        one->prompt_tokens * sizeof(int32_t));
-    tr_request_free(r);
-    snprintf(body, sizeof(body), "{\"prompt\":%s,\"add_special_tokens\":false}",
-             text);
-    r = good(TEXT, body);
-    assert_int_equal(r->prompt_tokens, one->prompt_tokens);
-    tr_request_free(r);
-    r = good(TEXT, "{" P ",\"add_special_tokens\":false}");
-    assert_int_equal(r->prompt_tokens, one->prompt_tokens - 1);
-    assert_int_not_equal(r->sequences[0].tokens[0], 0);
-    tr_request_free(r);
-    r = good(TEXT, "{\"prompt\":[0,0,9]}"); /* ids are meant as they are */
-    assert_int_equal(r->prompt_tokens, 3);
-    tr_request_free(r);
-    tr_request_free(one);
 }
 
 static void
@@ -406,10 +445,11 @@ main(void)
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_all_parameters),
         cmocka_unit_test(test_thinking),
+        cmocka_unit_test(test_template_refuses),
+        cmocka_unit_test(test_template_writes_too_much),
+        cmocka_unit_test(test_template_inputs),
         cmocka_unit_test(test_policies),
         cmocka_unit_test(test_length_of_policy),
-        cmocka_unit_test(test_clamped),
-        cmocka_unit_test(test_special_tokens),
         cmocka_unit_test(test_stream_options),
         cmocka_unit_test(test_top_p_0),
         cmocka_unit_test(test_null),

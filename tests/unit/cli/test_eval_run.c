@@ -282,21 +282,12 @@ answer(alone_t *a, uint32_t limit)
 static void
 encode(tr_eval_engine_t *e, const json_t *messages, uint32_t n, tr_ids_t *out)
 {
-    tr_chat_message_t m[8];
+    tr_chat_input_t in = { .messages = messages, .n = n };
     tr_error_t err;
 
-    assert_true(n <= 8);
-    for (uint32_t i = 0; i < n; i++) {
-        const json_t *one = json_array_get(messages, i);
-
-        m[i].role = json_string_value(json_object_get(one, "role"));
-        m[i].role_len = (uint32_t) strlen(m[i].role);
-        m[i].content = json_string_value(json_object_get(one, "content"));
-        m[i].content_len = strlen(m[i].content);
-    }
     out->len = 0;
     assert_int_equal(tr_chat_template_encode(&e->chat, e->tokenizer, e->scratch,
-                                             m, n, out, &err),
+                                             &in, out, &err),
                      TR_OK);
 }
 

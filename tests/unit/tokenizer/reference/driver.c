@@ -17,8 +17,6 @@
 #include "engine/template/chat_template.h"
 #include "engine/tokenizer/tokenizer.h"
 
-#define MESSAGES_MAX 64
-
 typedef struct {
     tr_tokenizer_t *tokenizer;
     tr_tokenizer_scratch_t *scratch;
@@ -95,42 +93,23 @@ decode(driver_t *d, const json_t *q)
 static json_t *
 encode_chat(driver_t *d, const json_t *q)
 {
-    const json_t *list = json_object_get(q, "messages");
-    const json_t *thinking = json_object_get(q, "enable_thinking");
-    const tr_chat_template_t *chat = &d->chat;
-    tr_chat_message_t messages[MESSAGES_MAX];
-    tr_chat_template_t own;
-    uint32_t n = 0;
+    tr_chat_input_t in = { .messages = json_object_get(q, "messages") };
+    json_t *thinking = json_object_get(q, "enable_thinking"), *variables;
     tr_ids_t ids = { 0 };
     tr_error_t err;
     json_t *out;
-    const json_t *item;
-    size_t i;
 
-    json_array_foreach ((json_t *) list, i, item) {
-        const json_t *role = json_object_get(item, "role");
-        const json_t *content = json_object_get(item, "content");
-
-        if (n == MESSAGES_MAX) {
-            break;
-        }
-        messages[n++] = (tr_chat_message_t){
-            json_string_value(role), (uint32_t) json_string_length(role),
-            json_string_value(content), json_string_length(content)
-        };
-    }
-    if (thinking != NULL) {
-        chat = tr_chat_template_thinking(chat, json_is_true(thinking), &own);
-    }
-    if (chat == NULL) {
-        out = json_pack("{s:s}", "error", "enable_thinking is not known");
-    } else if (tr_chat_template_encode(chat, d->tokenizer, d->scratch, messages,
-                                       n, &ids, &err)
-               == TR_OK) {
+    variables = thinking ? json_pack("{s:O}", "enable_thinking", thinking)
+                         : NULL;
+    in.variables = variables;
+    if (tr_chat_template_encode(&d->chat, d->tokenizer, d->scratch, &in, &ids,
+                                &err)
+        == TR_OK) {
         out = answer_ids(&ids);
     } else {
         out = answer_error(&err);
     }
+    json_decref(variables);
     free(ids.data);
     return out;
 }
@@ -185,6 +164,7 @@ main(int argc, char **argv)
         answer(&d, line, (size_t) n);
     }
     free(line);
+    tr_chat_template_free(&d.chat);
     tr_tokenizer_scratch_free(d.scratch);
     tr_tokenizer_free(d.tokenizer);
     return 0;
