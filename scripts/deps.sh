@@ -46,6 +46,7 @@ test_packages() {
 libcmocka-dev             unit tests
 nodejs                    end-to-end tests (node:test)   command:node
 npm                       clients that the tests use, pinned   command:npm
+python3-jinja2            what chat templates are compared with
 ca-certificates           certificates that npm trusts
 openssl                   a certificate for the HTTP/2 tests   command:openssl
 prometheus                promtool, which checks /metrics   command:promtool

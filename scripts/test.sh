@@ -179,6 +179,10 @@ reference() {
     node_suite tokenizer-reference tests/unit/tokenizer/reference
 }
 
+templates() {
+    node_suite templates tests/templates
+}
+
 e2e() {
     local files
     mapfile -t files < <(cd tests/e2e && ls ./*"${E2E:-}"*.test.js)
@@ -233,7 +237,7 @@ retry() {
 case "$what" in
     unit) unit ;;
     e2e) e2e ;;
-    all) unit; reference; e2e ;;
+    all) unit; reference; templates; e2e ;;
     *) echo "usage: $0 all|unit|e2e" >&2; exit 2 ;;
 esac
 retry

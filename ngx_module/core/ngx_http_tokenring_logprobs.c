@@ -163,32 +163,13 @@ typedef enum {
 } ngx_http_tokenring_column_e;
 
 
-/* "token":logprob */
-
-static ngx_int_t
-ngx_http_tokenring_top_member(ngx_http_tokenring_text_t *out,
-    tr_wire_bytes_t *bytes, float logprob)
-{
-    if (ngx_http_tokenring_put(out, "\"") != NGX_OK
-        || ngx_http_tokenring_json(out, (u_char *) bytes->data, bytes->len)
-           != NGX_OK
-        || ngx_http_tokenring_put(out, "\":") != NGX_OK)
-    {
-        return NGX_ERROR;
-    }
-
-    return ngx_http_tokenring_number(out, logprob);
-}
-
-
-/* {token: logprob, ...} for one token, which is always among them; null for
- * the first of a prompt */
+/* {token: logprob, ...} for one token, null for the first of a prompt */
 
 static ngx_int_t
 ngx_http_tokenring_top_object(ngx_http_tokenring_text_t *out,
-    tr_wire_bytes_t *left, tr_wire_logprob_t *head, tr_wire_bytes_t *token)
+    tr_wire_bytes_t *left, tr_wire_logprob_t *head)
 {
-    ngx_uint_t        i, seen;
+    ngx_uint_t        i;
     tr_wire_top_t     top;
     tr_wire_bytes_t   bytes;
 
@@ -200,26 +181,17 @@ ngx_http_tokenring_top_object(ngx_http_tokenring_text_t *out,
         return NGX_ERROR;
     }
 
-    seen = 0;
-
     for (i = 0; i < head->top; i++) {
         if (tr_wire_top_next(left, &top, &bytes) != TR_OK
             || (i && ngx_http_tokenring_put(out, ",") != NGX_OK)
-            || ngx_http_tokenring_top_member(out, &bytes, top.logprob)
-               != NGX_OK)
+            || ngx_http_tokenring_put(out, "\"") != NGX_OK
+            || ngx_http_tokenring_json(out, (u_char *) bytes.data, bytes.len)
+               != NGX_OK
+            || ngx_http_tokenring_put(out, "\":") != NGX_OK
+            || ngx_http_tokenring_number(out, top.logprob) != NGX_OK)
         {
             return NGX_ERROR;
         }
-
-        seen |= (top.token == head->token);
-    }
-
-    if (!seen
-        && ((i && ngx_http_tokenring_put(out, ",") != NGX_OK)
-            || ngx_http_tokenring_top_member(out, token, head->logprob)
-               != NGX_OK))
-    {
-        return NGX_ERROR;
     }
 
     return ngx_http_tokenring_put(out, "}");
@@ -276,8 +248,7 @@ ngx_http_tokenring_column(ngx_http_tokenring_text_t *out,
             break;
 
         case NGX_HTTP_TOKENRING_TOP_LOGPROBS:
-            rc = ngx_http_tokenring_top_object(out, &left, &head,
-                                               &bytes);
+            rc = ngx_http_tokenring_top_object(out, &left, &head);
             i = head.top;
             break;
 
@@ -290,10 +261,8 @@ ngx_http_tokenring_column(ngx_http_tokenring_text_t *out,
             return NGX_ERROR;
         }
 
-        if (!(head.flags & TR_LOGPROB_HIDDEN)) {
-            offset += ngx_http_tokenring_characters((u_char *) bytes.data,
-                                                    bytes.len);
-        }
+        offset += ngx_http_tokenring_characters((u_char *) bytes.data,
+                                                bytes.len);
 
         for ( /* void */ ; i < head.top; i++) {
             if (tr_wire_top_next(&left, &top, &skipped) != TR_OK) {
