@@ -19,10 +19,18 @@
 #define EXPONENT_MAX 8
 #define LIMIT 0x1p14f
 
-/* The tensors of a layer's attention; NULL: it has none. */
+/* A tensor, or a part of one, in the order that the model has; tensor NULL:
+ * there is none. */
 typedef struct {
-    const tr_tensor_t *norm, *q, *k, *v, *o;
-    const tr_tensor_t *q_bias, *k_bias, *v_bias, *q_norm, *k_norm;
+    const tr_tensor_t *tensor;
+    tr_model_tensor_t t;
+    uint32_t row; /* of the tensor, where the part begins */
+} source_t;
+
+/* Those of a layer's attention. */
+typedef struct {
+    source_t norm, q, k, v, o;
+    source_t q_bias, k_bias, v_bias, q_norm, k_norm;
 } layer_t;
 
 /* Work on a layer. */
@@ -38,85 +46,109 @@ typedef struct {
 
 /* ---- channels that must have the same factor ----------------------------- */
 
-/* Channels of a head that RoPE rotates, the first of them. */
+/* Channels of the first half of a head that RoPE turns with one of the second
+ * half, the first of them: i with i + head_dim / 2, as the model has them
+ * whatever the files' order. */
 static uint32_t
-rotated(const work_t *w)
+pairs(const tr_recipe_t *r, uint32_t layer)
 {
-    return w->recipe->layer[w->layer].rope == TR_ROPE_NONE
-               ? 0
-               : w->recipe->head_dim;
+    return r->layer[layer].rope == TR_ROPE_NONE ? 0 : r->rotary_dim / 2;
 }
 
 /* Of keys: RoPE's pairs first, then channels by themselves. */
 static uint32_t
 units(const work_t *w)
 {
-    return w->recipe->head_dim - rotated(w) / 2;
+    return w->recipe->head_dim - pairs(w->recipe, w->layer);
 }
 
 /* The channels of a unit; the same twice where it has only one. */
 static void
 unit_channels(const work_t *w, uint32_t unit, uint32_t channel[2])
 {
-    uint32_t half = rotated(w) / 2;
+    uint32_t half = w->recipe->head_dim / 2, n = pairs(w->recipe, w->layer);
 
-    channel[0] = unit < half ? unit : unit + half;
-    channel[1] = unit + half;
+    if (unit < n) {
+        channel[0] = unit;
+        channel[1] = unit + half;
+    } else { /* the rest of both halves */
+        channel[0] = channel[1] = unit < half ? unit : unit + n;
+    }
 }
 
 /* ---- how large a channel is ---------------------------------------------- */
 
+/* Which row of the file it is. */
+static size_t
+file_row(const work_t *w, const source_t *s, uint32_t row)
+{
+    return tr_model_tensor_source(w->recipe, &s->t, s->row + row);
+}
+
 /* Of one row of W diag(gain). */
 static float
-row_norm(const tr_tensor_t *t, uint32_t row, const float *gain, uint32_t n)
+row_norm(const work_t *w, const source_t *s, uint32_t row)
 {
+    size_t n = w->recipe->hidden, from = file_row(w, s, row) * n;
     double sum = 0;
 
-    for (uint32_t j = 0; j < n; j++) {
-        double x = (double) tr_float_load(t->data, (size_t) row * n + j,
-                                          t->dtype)
-                   * gain[j];
+    for (size_t j = 0; j < n; j++) {
+        double x = (double) tr_float_load(s->tensor->data, from + j,
+                                          s->tensor->dtype)
+                   * w->gain[j];
 
         sum += x * x;
     }
     return (float) sqrt(sum);
 }
 
+/* Of a vector, 0 without. */
 static float
-element(const tr_tensor_t *t, uint32_t i)
+element(const work_t *w, const source_t *s, uint32_t i)
 {
-    return t == NULL ? 0 : tr_float_load(t->data, i, t->dtype);
+    return s->tensor == NULL ? 0
+                             : tr_float_load(s->tensor->data, file_row(w, s, i),
+                                             s->tensor->dtype);
+}
+
+/* Of a norm's weights, 1 without. */
+static float
+gain_at(const work_t *w, const source_t *s, uint32_t i)
+{
+    return s->tensor == NULL
+               ? 1
+               : element(w, s, i) + (w->recipe->norm_plus_one ? 1.0f : 0.0f);
 }
 
 /* size[kv_heads * head_dim] of what a projection and its bias give: about the
  * root of the mean square of each channel. */
 static void
-channel_sizes(const work_t *w, const tr_tensor_t *weight,
-              const tr_tensor_t *bias)
+channel_sizes(const work_t *w, const source_t *weight, const source_t *bias)
 {
     const tr_recipe_t *r = w->recipe;
 
     for (uint32_t i = 0; i < r->kv_heads * r->head_dim; i++) {
-        w->size[i] = hypotf(row_norm(weight, i, w->gain, r->hidden),
-                            element(bias, i));
+        w->size[i] = hypotf(row_norm(w, weight, i), element(w, bias, i));
     }
 }
 
-/* What a norm of each head makes of these sizes. */
+/* What a norm makes of these sizes: of each head with the same weights, or of
+ * all of them. */
 static void
-normalise_sizes(const work_t *w, const tr_tensor_t *weight)
+normalise_sizes(const work_t *w, const source_t *weight)
 {
-    uint32_t dim = w->recipe->head_dim;
+    uint32_t n = weight->t.rows;
 
-    for (uint32_t h = 0; h < w->recipe->kv_heads; h++) {
-        float *size = w->size + h * dim;
+    for (uint32_t at = 0; at < w->recipe->kv_heads * w->recipe->head_dim;
+         at += n) {
+        float *size = w->size + at;
         double sum = 0;
 
-        for (uint32_t d = 0; d < dim; d++) {
+        for (uint32_t d = 0; d < n; d++) {
             sum += (double) size[d] * size[d];
         }
-        for (uint32_t d = 0; sum > 0 && d < dim; d++) {
-            size[d] *= (float) (fabsf(element(weight, d)) / sqrt(sum / dim));
+        for (uint32_t d = 0; sum > 0 && d < n; d++) {
+            size[d] *= (float) (fabsf(gain_at(w, weight, d)) / sqrt(sum / n));
         }
     }
 }
@@ -154,19 +186,22 @@ median(const work_t *w, const float *size, uint32_t n)
 /* ---- how far it may move ------------------------------------------------- */
 
 /* The most that a channel of a query can be: the norm in front leaves a vector
- * of length sqrt(hidden), a norm of each head one of sqrt(head_dim). */
+ * of length sqrt(hidden), a norm of n channels one of sqrt(n).  Without any
+ * nobody knows. */
 static float
 query_most(const work_t *w, uint32_t row)
 {
-    const tr_recipe_t *r = w->recipe;
+    const layer_t *l = w->tensors;
+    uint32_t n = l->q_norm.t.rows; /* head_dim, or all query heads */
 
-    if (w->tensors->q_norm != NULL) {
-        return sqrtf((float) r->head_dim)
-               * fabsf(element(w->tensors->q_norm, row % r->head_dim));
+    if (l->q_norm.tensor != NULL) {
+        return sqrtf((float) n) * fabsf(gain_at(w, &l->q_norm, row % n));
     }
-    return sqrtf((float) r->hidden)
-               * row_norm(w->tensors->q, row, w->gain, r->hidden)
-           + fabsf(element(w->tensors->q_bias, row));
+    if (l->norm.tensor == NULL) {
+        return INFINITY;
+    }
+    return sqrtf((float) w->recipe->hidden) * row_norm(w, &l->q, row)
+           + fabsf(element(w, &l->q_bias, row));
 }
 
 static float
@@ -177,9 +212,9 @@ column_most(const work_t *w, uint32_t column)
     float most = 0;
 
     for (uint32_t i = 0; i < r->hidden; i++) {
-        most = fmaxf(most,
-                     fabsf(tr_float_load(w->tensors->o->data, i * n + column,
-                                         w->tensors->o->dtype)));
+        most = fmaxf(most, fabsf(tr_float_load(w->tensors->o.tensor->data,
+                                               i * n + column,
+                                               w->tensors->o.tensor->dtype)));
     }
     return most;
 }
@@ -238,15 +273,15 @@ choose_keys(const work_t *w)
 {
     uint32_t dim = w->recipe->head_dim, n = units(w), channel[2];
 
-    channel_sizes(w, w->tensors->k, w->tensors->k_bias);
-    if (w->tensors->k_norm != NULL) {
-        normalise_sizes(w, w->tensors->k_norm);
+    channel_sizes(w, &w->tensors->k, &w->tensors->k_bias);
+    if (w->tensors->k_norm.tensor != NULL) {
+        normalise_sizes(w, &w->tensors->k_norm);
     }
     for (uint32_t h = 0; h < w->recipe->kv_heads; h++) {
         float *size = w->size + h * dim, middle;
         int8_t *e = head_of(w, w->e->key, h);
 
-        for (uint32_t u = 0; u < n; u++) { /* unit u is at or before both */
+        for (uint32_t u = 0; u < n; u++) { /* u is at or before both */
             unit_channels(w, u, channel);
             size[u] = hypotf(size[channel[0]], size[channel[1]]);
         }
@@ -284,7 +319,7 @@ choose_values(const work_t *w)
 {
     uint32_t dim = w->recipe->head_dim;
 
-    channel_sizes(w, w->tensors->v, w->tensors->v_bias);
+    channel_sizes(w, &w->tensors->v, &w->tensors->v_bias);
     for (uint32_t h = 0; h < w->recipe->kv_heads; h++) {
         const float *size = w->size + h * dim;
         int8_t *e = head_of(w, w->e->value, h);
@@ -325,76 +360,65 @@ choose_layers(void *arg, uint32_t first, uint32_t end, uint32_t worker)
                      memory + r->hidden + heads };
 
         for (uint32_t i = 0; i < r->hidden; i++) {
-            w.gain[i] = w.tensors->norm != NULL ? element(w.tensors->norm, i)
-                                                : 1;
+            w.gain[i] = gain_at(&w, &w.tensors->norm, i);
+        }
+        if (w.tensors->q.tensor == NULL || w.tensors->k.tensor == NULL
+            || w.tensors->v.tensor == NULL || w.tensors->o.tensor == NULL) {
+            continue; /* they stand in the files as no family has them yet */
         }
         choose_keys(&w);
-        if (w.tensors->k_norm != NULL) {
+        if (r->layer[l].qk_norm == TR_QK_NORM_HEAD) {
             share_keys(&w);
         }
         choose_values(&w);
-        tr_safetensors_release(w.tensors->k);
-        tr_safetensors_release(w.tensors->v);
+        tr_safetensors_release(w.tensors->k.tensor);
+        tr_safetensors_release(w.tensors->v.tensor);
     }
     free(memory);
 }
 
-/* ---- which models --------------------------------------------------------- */
-
-static bool
-layer_known(const tr_layer_recipe_t *l)
-{
-    return l->qk_norm != TR_QK_NORM_ROW;
-}
-
-bool
-tr_equalise_can(const tr_model_config_t *c)
-{
-    const tr_recipe_t *r = &c->recipe;
-    uint32_t at = 0, queries = r->query_heads * r->head_dim;
-    tr_model_tensor_t t;
-
-    if (r->rotary_dim != r->head_dim || r->rope_interleaved
-        || r->norm_plus_one) {
-        return false;
-    }
-    for (uint32_t l = 0; l < r->layers; l++) {
-        if (!layer_known(&r->layer[l])) {
-            return false;
-        }
-    }
-    while (tr_model_tensor_next(c, &at, &t)) {
-        if (t.part == TR_PART_QKV && t.rows > queries) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* ---- the table ----------------------------------------------------------- */
 
-/* Where a layer's tensors have this one; NULL: of no interest. */
-static const tr_tensor_t **
-place(const tr_recipe_t *r, layer_t *l, const tr_model_tensor_t *t)
+/* n rows of a tensor of query, key and value rows, if it has them. */
+static void
+take_rows(source_t *to, const source_t *from, uint32_t first, uint32_t n)
 {
-    uint32_t q = r->query_heads * r->head_dim;
-    bool query = t->row < q, key = t->row == q;
+    if (first >= from->t.row && first + n <= from->t.row + from->t.rows) {
+        *to = *from;
+        to->row = first - from->t.row;
+    }
+}
 
-    switch (t->part) {
+static void
+place(const tr_recipe_t *r, layer_t *l, const source_t *s)
+{
+    uint32_t q = r->query_heads * r->head_dim, kv = r->kv_heads * r->head_dim;
+
+    switch (s->t.part) {
     case TR_PART_ATTN_NORM:
-        return &l->norm;
+        l->norm = *s;
+        break;
     case TR_PART_QKV:
-        return query ? &l->q : key ? &l->k : &l->v;
+        take_rows(&l->q, s, 0, q);
+        take_rows(&l->k, s, q, kv);
+        take_rows(&l->v, s, q + kv, kv);
+        break;
     case TR_PART_QKV_BIAS:
-        return query ? &l->q_bias : key ? &l->k_bias : &l->v_bias;
+        take_rows(&l->q_bias, s, 0, q);
+        take_rows(&l->k_bias, s, q, kv);
+        take_rows(&l->v_bias, s, q + kv, kv);
+        break;
     case TR_PART_O:
-        return &l->o;
+        l->o = *s;
+        break;
     case TR_PART_Q_NORM:
-        return &l->q_norm;
+        l->q_norm = *s;
+        break;
     case TR_PART_K_NORM:
-        return &l->k_norm;
+        l->k_norm = *s;
+        break;
     default:
-        return NULL;
+        break;
     }
 }
 
@@ -402,18 +426,14 @@ static tr_status_t
 find_layers(const tr_model_config_t *c, const tr_safetensors_t *st,
             layer_t *layers, tr_error_t *err)
 {
-    tr_model_tensor_t t;
+    source_t s = { .row = 0 };
     tr_status_t rc = TR_OK;
     uint32_t at = 0;
 
-    while (rc == TR_OK && tr_model_tensor_next(c, &at, &t)) {
-        const tr_tensor_t **where = tr_part_layered(t.part)
-                                        ? place(&c->recipe, &layers[t.layer],
-                                                &t)
-                                        : NULL;
-
-        if (where != NULL) {
-            rc = tr_model_tensor_find(st, &t, where, err);
+    while (rc == TR_OK && tr_model_tensor_next(c, &at, &s.t)) {
+        if (tr_part_layered(s.t.part)) {
+            rc = tr_model_tensor_find(st, &s.t, &s.tensor, err);
+            place(&c->recipe, &layers[s.t.layer], &s);
         }
     }
     return rc;
@@ -427,16 +447,15 @@ sum_up(tr_equalise_t *e)
     size_t n = (size_t) r->kv_heads * r->head_dim;
 
     for (uint32_t l = 0; l < r->layers; l++) {
-        bool pairs = r->layer[l].rope != TR_ROPE_NONE;
-        uint32_t keys = 0;
-
         for (size_t i = l * n; i < (l + 1) * n; i++) {
-            keys += e->key[i] != 0;
+            uint32_t d = i % r->head_dim, half = r->head_dim / 2;
+            bool second = d >= half && d - half < pairs(r, l);
+
+            e->pairs += e->key[i] != 0 && !second;
             e->channels += e->value[i] != 0;
             e->largest = e->key[i] > e->largest ? e->key[i] : e->largest;
             e->largest = e->value[i] > e->largest ? e->value[i] : e->largest;
         }
-        e->pairs += pairs ? keys / 2 : keys;
     }
     tr_log(e->largest != 0 ? TR_LEVEL_NOTICE : TR_LEVEL_INFO,
            "kv_equalise key_pairs=%u value_channels=%u largest_factor=%d",
@@ -487,80 +506,99 @@ tr_equalise_free(tr_equalise_t *e)
 
 /* ---- weights ------------------------------------------------------------- */
 
-/* How a tensor takes the factors of a table: [kv_heads][head_dim] of its layer,
- * by 2^(sign * e); NULL: it does not. */
+/* How rows, or columns, take the factors of a table, [kv_heads][head_dim] of
+ * their layer: by 2^(sign * e); NULL: they do not. */
 typedef struct {
     const int8_t *table;
     int sign;
-    uint32_t group; /* heads of the tensor that share one of the table */
-    bool columns;   /* not rows */
+    uint32_t group; /* heads that share one of the table */
+    uint32_t first; /* row of the part that is the table's first */
 } moves_t;
 
+/* A row of query, key and value rows. */
 static moves_t
-moves(const tr_equalise_t *e, const tr_model_tensor_t *t)
+moves_of_row(const tr_equalise_t *e, uint32_t layer, size_t row)
 {
     const tr_recipe_t *r = e->recipe;
-    size_t n = (size_t) r->kv_heads * r->head_dim;
-    const int8_t *key = e->key + t->layer * n, *value = e->value + t->layer * n;
-    uint32_t q = r->query_heads * r->head_dim, group = q / (uint32_t) n;
-    bool normed = r->layer[t->layer].qk_norm == TR_QK_NORM_HEAD;
+    uint32_t q = r->query_heads * r->head_dim, kv = r->kv_heads * r->head_dim;
+    size_t at = (size_t) layer * kv;
+
+    if (row >= q + kv) {
+        return (moves_t){ e->value + at, -1, 1, q + kv };
+    }
+    if (r->layer[layer].qk_norm != TR_QK_NORM_NONE) {
+        return (moves_t){ NULL, 0, 1, 0 };
+    }
+    return row < q ? (moves_t){ e->key + at, 1, q / kv, 0 }
+                   : (moves_t){ e->key + at, -1, 1, q };
+}
+
+/* Row `row` of a tensor, or all columns. */
+static moves_t
+moves(const tr_equalise_t *e, const tr_model_tensor_t *t, size_t row)
+{
+    const tr_recipe_t *r = e->recipe;
+    uint32_t group = r->query_heads / r->kv_heads;
+    size_t at = (size_t) t->layer * r->kv_heads * r->head_dim;
 
     switch (t->part) {
     case TR_PART_QKV:
     case TR_PART_QKV_BIAS:
-        if (t->row > q) {
-            return (moves_t){ value, -1, 1, false };
-        }
-        return (moves_t){ normed ? NULL : key, t->row < q ? 1 : -1,
-                          t->row < q ? group : 1, false };
-    case TR_PART_Q_NORM:
-        return (moves_t){ key, 1, 1, false };
+        return moves_of_row(e, t->layer, t->row + row);
+    case TR_PART_Q_NORM: /* one head's: all KV heads have the same factors */
+        return (moves_t){ e->key + at, 1, t->rows == r->head_dim ? 1 : group,
+                          0 };
     case TR_PART_K_NORM:
-        return (moves_t){ key, -1, 1, false };
+        return (moves_t){ e->key + at, -1, 1, 0 };
     case TR_PART_O:
-        return (moves_t){ value, 1, group, true };
+        return (moves_t){ e->value + at, 1, group, 0 };
     default:
-        return (moves_t){ NULL, 0, 1, false };
+        return (moves_t){ NULL, 0, 1, 0 };
     }
+}
+
+/* Of row or column `at` of a part. */
+static float
+factor_of(const tr_equalise_t *e, const moves_t *m, size_t at)
+{
+    uint32_t i = (uint32_t) at - m->first, dim = e->recipe->head_dim;
+
+    if (m->table == NULL) {
+        return 1;
+    }
+    return ldexpf(1, m->sign * m->table[i / dim / m->group * dim + i % dim]);
 }
 
 bool
 tr_equalise_has(const tr_equalise_t *e, const tr_model_tensor_t *t)
 {
-    const int8_t *table = e != NULL ? moves(e, t).table : NULL;
-    uint32_t n = table != NULL ? e->recipe->kv_heads * e->recipe->head_dim : 0;
+    bool of_columns = t->part == TR_PART_O;
+    uint32_t n = e == NULL ? 0 : of_columns ? t->columns : t->rows;
 
     for (uint32_t i = 0; i < n; i++) {
-        if (table[i] != 0) {
+        moves_t m = moves(e, t, of_columns ? 0 : i);
+
+        if (factor_of(e, &m, of_columns ? i : t->row + i) != 1) {
             return true;
         }
     }
     return false;
 }
 
-/* Of a row or column. */
-static float
-factor_of(const tr_equalise_t *e, const moves_t *m, size_t at)
-{
-    uint32_t i = (uint32_t) at, dim = e->recipe->head_dim;
-    int power = m->sign * m->table[i / dim / m->group * dim + i % dim];
-
-    return ldexpf(1, power);
-}
-
 void
 tr_equalise_scale(const tr_equalise_t *e, const tr_model_tensor_t *t,
                   size_t first, size_t n, float *x)
 {
-    moves_t m = moves(e, t);
+    bool of_columns = t->part == TR_PART_O;
     size_t columns = t->columns, some;
 
-    for (size_t i = 0; m.table != NULL && i < n; i += some) {
-        size_t column = (first + i) % columns;
-        float factor = m.columns ? 1 : factor_of(e, &m, (first + i) / columns);
+    for (size_t i = 0; i < n; i += some) {
+        size_t row = (first + i) / columns, column = (first + i) % columns;
+        moves_t m = moves(e, t, row);
+        float factor = of_columns ? 1 : factor_of(e, &m, t->row + row);
 
         some = n - i < columns - column ? n - i : columns - column;
-        for (size_t j = 0; m.columns && j < some; j++) {
+        for (size_t j = 0; of_columns && j < some; j++) {
             x[i + j] *= factor_of(e, &m, column + j);
         }
         for (size_t j = 0; factor != 1 && j < some; j++) {

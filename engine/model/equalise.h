@@ -7,10 +7,11 @@
  * Factors are powers of two and move between weights:
  *
  *     keys     rows of Wk and their biases by 2^-e, rows of Wq of the query heads
- *              that share the KV head by 2^e.  RoPE mixes channels i and i + D/2:
- *              both have the same e.  Where queries and keys are normalised by
- *              head, the weights of these norms take the factors; all heads share
- *              them, so a pair moves as far as it stands out in every head.
+ *              that share the KV head by 2^e.  RoPE mixes the channels of a pair:
+ *              both have the same e; channels that it leaves alone have their own.
+ *              Where queries and keys are normalised, the weights of these norms
+ *              take the factors.  When all heads share them, a pair moves as far
+ *              as it stands out in every head.
  *     values   rows of Wv and their biases by 2^-e, columns of Wo by 2^e
  *
  * That is exact in FP32.  What is stored in 16 bits keeps its bits but for what
@@ -43,11 +44,6 @@ typedef struct {
     int largest;               /* e; 0: nothing moves */
     int8_t *key, *value;       /* e, [layers][kv_heads][head_dim] */
 } tr_equalise_t;
-
-/* Are the layers' tensors such that equalisation knows them: queries, keys and
- * values apart, rows in the order of RoPE's pairs (i, i + D/2), norms of each
- * head or none, with their whole weights in the files. */
-bool tr_equalise_can(const tr_model_config_t *c);
 
 /* Reads what it needs of the files, layers side by side on the stream's threads,
  * and logs what moves.  c outlives the table.  TR_ERR_FORMAT: a tensor is

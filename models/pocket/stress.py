@@ -11,7 +11,8 @@ answers, so whatever it loses under a KV policy was lost to them:
     values   a channel of a KV head: the row of v_proj times s, the columns of o_proj that read it
              divided by s.
 
-Biases go with their rows. Every s is a power of two, drawn for each pair and channel from a range,
+Biases go with their rows; where queries and keys are normalised, the weights of the norms take the
+factors of keys, of all heads at once where they share them. Every s is a power of two, drawn for each pair and channel from a range,
 so that FP32 results keep their bits until something is stored with fewer; KV pages of 16 bits
 lose only what underflows. Golden results of the original hold for every stress model.
 
@@ -137,8 +138,8 @@ def read_model(folder):
             first, end = entry["data_offsets"]
             if "self_attn" not in key:
                 tensors[key] = (entry, data[first:end])
-            elif "_norm" in key or entry["dtype"] not in DTYPES:
-                sys.exit(f"{name}: {key} of {entry['dtype']}: expected projections of BF16 or F32, no norms")
+            elif entry["dtype"] not in DTYPES or "_norm" in key and config["model_type"].startswith("gemma"):
+                sys.exit(f"{name}: {key} of {entry['dtype']}: expected BF16 or F32, and no norms of Gemma")
             else:
                 tensors[key] = Matrix.read(entry["dtype"], entry["shape"], data[first:end])
     return config, tensors
@@ -175,6 +176,12 @@ class Attention:
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.dim = config.get("head_dim") or config["hidden_size"] // self.heads
         self.group = self.heads // self.kv_heads
+        rope = config.get("rope_parameters") or {}
+        share = config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1
+        self.pairs = int(self.dim * share) // 2
+        self.interleaved = config["model_type"] == "glm4"
+        self.norms = self.prefix + "k_norm.weight" in tensors
+        self.shared = self.norms and self["k_norm.weight"].shape[0] == self.dim
 
     def __getitem__(self, name):
         return self.tensors[self.prefix + name]
@@ -192,10 +199,15 @@ class Attention:
         return [(head * self.group + g) * self.dim + channel for g in range(self.group)]
 
     def stress_pair(self, head, pair, power):
-        for channel in (pair, pair + self.dim // 2):
-            self.scale_rows("k_proj", head * self.dim + channel, power)
+        keys, queries = ("k_norm", "q_norm") if self.norms else ("k_proj", "q_proj")
+        for channel in (2 * pair, 2 * pair + 1) if self.interleaved else (pair, pair + self.pairs):
+            if self.shared:
+                self.scale_rows(keys, channel, power)
+                self.scale_rows(queries, channel, -power)
+                continue
+            self.scale_rows(keys, head * self.dim + channel, power)
             for row in self.readers(head, channel):
-                self.scale_rows("q_proj", row, -power)
+                self.scale_rows(queries, row, -power)
 
     def stress_value(self, head, channel, power):
         self.scale_rows("v_proj", head * self.dim + channel, power)
@@ -204,8 +216,8 @@ class Attention:
 
     def double(self):
         """Heads of twice the size, as the head of this file tells."""
-        if self.prefix + "q_proj.bias" in self.tensors:
-            sys.exit("--head-size: expected a model without biases")
+        if self.prefix + "q_proj.bias" in self.tensors or self.norms or 2 * self.pairs != self.dim:
+            sys.exit("--head-size: expected a model without biases, norms of keys, partial rotation")
         dim, half = self.dim, self.dim // 2
         q, k, v, o = (self[f"{name}_proj.weight"] for name in "qkvo")
         q = q.times(math.sqrt(2))
@@ -254,8 +266,8 @@ def stress(config, tensors, keys=None, values=None, head_size=None, seed=0):
     for layer in layers:
         attention = Attention(config, tensors, layer)
         for head in range(attention.kv_heads):
-            if keys:
-                for pair, power in zip(rng.sample(range(attention.dim // 2), keys[2]), powers(keys, rng)):
+            if keys and not (attention.shared and head > 0):
+                for pair, power in zip(rng.sample(range(attention.pairs), keys[2]), powers(keys, rng)):
                     attention.stress_pair(head, pair, power)
             if values:
                 for channel, power in zip(rng.sample(range(attention.dim), values[2]), powers(values, rng)):

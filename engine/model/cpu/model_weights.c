@@ -329,7 +329,7 @@ tr_model_weights_load(tr_model_t *m, const tr_model_options_t *options,
             return rc;
         }
     }
-    rc = l.st != NULL && options->equalise && tr_equalise_can(&m->config)
+    rc = l.st != NULL && options->equalise
              ? tr_equalise_choose(&m->config, l.st, m->stream, &m->equalise,
                                   err)
              : TR_OK;
