@@ -18,6 +18,7 @@
 #: make test        set up, build, and run every test that needs no GPU
 #: make test-unit   unit tests only (T=ring for one of them)
 #: make test-e2e    end-to-end tests only (E2E=pattern for some of the files)
+#: make test-docs   what the documentation shows, and every command of it
 #: make test-gpu    kernels on a GPU
 #: make test-simt   kernels for GPUs on a device in software (needs nvcc)
 #: make test-asan   unit and end-to-end tests with ASan and UBSan; one half
@@ -74,7 +75,7 @@ UNIT_BIN   := $(patsubst %.c,$B/tests/%,$(notdir $(UNIT_SRC)))
 Q := $(if $(V),,@)
 
 .PHONY: all engine cli module unit clean help deps deps-build demo up down \
-        test test-unit test-e2e install uninstall lint format hooks compile_commands.json
+        test test-unit test-e2e test-docs install uninstall lint format hooks compile_commands.json
 all: engine cli module
 
 engine: $B/bin/tokenring-engine
@@ -183,6 +184,12 @@ test-unit: $(STAMP)/test
 test-e2e: deps
 	@$(MAKE) -s --no-print-directory -j$(JOBS) all $(SOFT_LIB)
 	@B="$B" scripts/test.sh e2e
+
+# Files of the end-to-end tests; make test has them, too.
+test-docs: deps
+	@$(MAKE) -s --no-print-directory -j$(JOBS) all
+	@for files in docs cookbook sizing; do \
+	    B="$B" E2E=$$files scripts/test.sh e2e || exit 1; done
 
 # Style, static analysis, shell scripts, JavaScript syntax.
 lint: $(STAMP)/lint

@@ -14,6 +14,7 @@
 
 #define TR_COMMANDS(X)                                                 \
     X(run, "run a model here: prompt in, answer out")                  \
+    X(serve, "serve a model: an engine and an NGINX, one command")     \
     X(generate, "answer one prompt, streaming")                        \
     X(chat, "talk to a model, turn by turn")                           \
     X(stats, "watch a running engine")                                 \
@@ -21,7 +22,9 @@
     X(bench, "measure latency and throughput")                         \
     X(eval, "compare KV policies on cases with answers")               \
     X(calibrate, "find settings for a KV policy")                      \
-    X(tokenize, "text to token ids, and back")
+    X(tokenize, "text to token ids, and back")                         \
+    X(man, "print a manual page")                                      \
+    X(completion, "print completion for a shell")
 
 #define TR_COMMAND_DECLARE(name, help)        \
     int tr_cmd_##name(int argc, char **argv); \

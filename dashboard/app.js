@@ -1,6 +1,6 @@
 // The page: one stream of events in, everything redrawn once a second.
 
-import { Fleet, FINAL } from './fleet.js';
+import { Fleet, FINAL, SPARSE } from './fleet.js';
 import { series } from './series.js';
 import { Lines, Pool } from './charts.js';
 import { forget } from './palette.js';
@@ -11,6 +11,7 @@ import * as views from './views.js';
 
 const fleet = new Fleet();
 let picked = null;        // one engine's name, or all
+let model = '';           // of the engines shown; empty: all
 let span = 300;           // seconds shown
 let all = false;          // recent requests, or the first few
 let stream = 'connecting';
@@ -40,12 +41,14 @@ const charts = {
 let shown = null;
 
 function drawFigures() {
-  const engines = fleet.sorted().filter((e) => !picked || e.name === picked);
-  shown = series(engines, fleet.bounds, fleet.now, span);
+  const engines = fleet.sorted().filter((e) => (!picked || e.name === picked)
+    && (!model || e.model === model));
+  shown = series(engines, fleet.bounds, fleet.now, span,
+    span > 600 ? SPARSE : 1);
   const s = shown;
   pool.show(s);
   drawKv();
-  views.strip(s);
+  views.strip(s, fleet);
   charts.requests.show(s.x, [s.running, s.waiting]);
   charts.tokens.show(s.x, [s.tokensOut, s.tokensIn]);
   for (const key of ['ttft', 'inter', 'e2e']) {
@@ -54,7 +57,7 @@ function drawFigures() {
 }
 
 function drawKv() {
-  if (shown) views.kv(shown, pool, picked ? `of ${picked}` : '');
+  if (shown) views.kv(shown, pool, picked ? `of ${picked}` : model ? `of ${model}` : '');
 }
 
 pool.onHover = drawKv;
@@ -63,18 +66,20 @@ pool.onHover = drawKv;
 function draw() {
   if (document.hidden) return;
   const fed = fleet.fresh > 0;
-  const live = stream === 'open' && fleet.redis === 'up';
+  const live = stream === 'open' && fleet.up;
   if (live && fed && !opened) drawFigures();
   views.alerts(fleet, stream);
   if (fed) {
-    views.engines(fleet, picked, pick);
-    views.requests(fleet, picked, all);
+    if (model && !fleet.models.includes(model)) model = '';
+    views.models(fleet.models, model);
+    views.engines(fleet, picked, model, pick);
+    views.requests(fleet, picked, model, all);
   }
   if (opened) views.request($('request-page'), detail, fleet, trouble);
   const [state, words] = stream === 'lost' ? ['bad', 'Disconnected']
     : stream !== 'open' || !fed ? ['connecting', 'Connecting']
-      : fleet.redis === 'up' ? ['good', 'Live']
-        : ['bad', fleet.redis === 'none' ? 'No Redis' : 'Redis away'];
+      : fleet.local ? ['good', 'Live, this NGINX']
+        : fleet.up ? ['good', 'Live'] : ['bad', 'Redis away'];
   setData($('live'), 'state', state);
   setText($('live-text'), words);
   document.documentElement.dataset.live = String(live && fed);
@@ -87,9 +92,13 @@ function pick(name) {
 
 // ---- the stream -------------------------------------------------------------
 
+let source = null;
+
 // EventSource tries again by itself, but not after an error status.
 function connect() {
-  const source = new EventSource('events');
+  if (source) source.close();
+  const mine = new EventSource(span > 600 ? 'events?hour' : 'events');
+  source = mine;
   let pending = false;
   source.onopen = () => { stream = 'open'; };
   source.onmessage = (message) => {
@@ -101,10 +110,11 @@ function connect() {
     setTimeout(() => { pending = false; draw(); }, 30);
   };
   source.onerror = () => {
+    if (source !== mine) return;
     stream = 'lost';
     draw();
     if (source.readyState === EventSource.CLOSED) {
-      setTimeout(connect, 2000);
+      setTimeout(() => { if (source === mine) connect(); }, 2000);
     }
   };
 }
@@ -151,6 +161,7 @@ function route() {
   $('fleet-page').hidden = Boolean(opened);
   $('request-page').hidden = !opened;
   $('span').hidden = Boolean(opened);
+  $('model-pick').classList.toggle('away', Boolean(opened));
   document.title = opened ? `${opened.slice(0, 8)} – Tokenring` : 'Tokenring';
   window.scrollTo(0, 0);
   load();
@@ -167,9 +178,21 @@ $('requests-more').addEventListener('click', () => {
   draw();
 });
 
+let past = false;          // the hour has been asked for
 $('span').addEventListener('change', (event) => {
   span = Number(event.target.value);
+  if (span > 600 && !past) {
+    past = true;
+    connect();
+  }
   drawFigures();
+});
+
+$('model').addEventListener('change', () => {
+  model = $('model').value;
+  if (picked && model && fleet.engine(picked).model !== model) picked = null;
+  drawFigures();
+  draw();
 });
 
 themeButton($('theme'), () => {

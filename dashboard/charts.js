@@ -20,7 +20,7 @@ function timeAxis() {
     grid: { show: false },
     ticks: { show: false },
     values: (u, splits) => splits.map((s) => clock(s * 1000, false)),
-    incrs: [60, 120, 180, 300],
+    incrs: [60, 120, 180, 300, 600, 900],
   };
 }
 

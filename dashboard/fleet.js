@@ -1,10 +1,16 @@
 // What is known of the fleet: engines, their samples, recent requests.  Fed by
 // the events of the module, which passes on what stands in Redis as it is
-// (docs/redis.md); everything is a string there, and nothing is trusted here.
+// (docs/redis.md), or without a Redis what the engines of that NGINX say; all
+// values are strings there, and nothing is trusted here.
 
-// An engine without a heartbeat for so long leaves the page.
-const FORGET = 15 * 60 * 1000;
-const KEEP = 11 * 60 * 1000;
+// An engine without a heartbeat is a matter for an alert this long; its past
+// stays as long as there are samples of it.
+export const MOURN = 15 * 60 * 1000;
+const KEEP = 62 * 60 * 1000;
+// Of samples older than this, one in SPARSE seconds is enough: counters only
+// grow.
+const DENSE = 11 * 60 * 1000;
+export const SPARSE = 10;
 export const RECENT = 40;
 
 const number = (s) => (s === undefined || s === null || s === '' ? NaN : Number(s));
@@ -24,6 +30,9 @@ function sample(raw) {
     length: number(raw.length),
     aborted: number(raw.aborted),
     error: number(raw.error),
+    preemptions: number(raw.preemptions),
+    ended: number(raw.kv_request_bytes),
+    endedFull: number(raw.kv_request_full_bytes),
     kvFree: number(raw.kv_free),
     kvUsed: numbers(raw.kv_used),
     kvSwapped: number(raw.kv_swapped),
@@ -40,8 +49,9 @@ export class Engine {
     this.name = name;
     this.seen = 0;       // its last heartbeat, Unix ms
     this.alive = false;
-    this.card = {};      // its last heartbeat's fields, also when it has gone
+    this.card = {};      // what it is, also when it has gone
     this.samples = [];   // by time
+    this.most = 0;       // more of them are thinned out
   }
 
   get run() { return this.alive ? this.card.run : ''; }
@@ -54,10 +64,13 @@ export class Engine {
 
   get last() { return this.samples[this.samples.length - 1] || null; }
 
-  heart(fields, seen) {
+  get model() { return this.card.model || ''; }
+
+  heart(fields, seen, card) {
     this.seen = Math.max(this.seen, number(seen) || 0);
     this.alive = fields !== null && Object.keys(fields).length > 0;
     if (this.alive) this.card = fields;
+    else if (card && !this.card.model) this.card = card;
   }
 
   add(raws) {
@@ -68,9 +81,13 @@ export class Engine {
     const ordered = !this.last || fresh[0].t > this.last.t;
     this.samples.push(...fresh);
     if (!ordered || fresh.length > 1) this.samples.sort((a, b) => a.t - b.t);
+    // Once a minute.
     const oldest = this.last.t - KEEP;
-    if (this.samples[0].t < oldest) {
-      this.samples = this.samples.filter((s) => s.t >= oldest);
+    if (this.samples[0].t < oldest || this.samples.length > this.most) {
+      const dense = this.last.t - DENSE;
+      this.samples = this.samples.filter((s) => s.t >= oldest
+        && (s.t >= dense || Math.floor(s.t / 1000) % SPARSE === 0));
+      this.most = this.samples.length + 60;
     }
   }
 }
@@ -84,12 +101,35 @@ export class Fleet {
     this.reason = '';
     this.skew = 0;           // server's clock less ours, ms
     this.fresh = 0;          // our clock at the last tick
-    this.known = 0;          // server's clock when Redis was last there
+    this.known = 0;          // server's clock when the fleet was last known
+    this.gateway = [];       // what this NGINX has counted, by time
   }
+
+  // Without a Redis, NGINX tells of its own engines alone.
+  get local() { return this.redis === 'none'; }
+
+  get up() { return this.redis === 'up' || this.local; }
 
   // Time stands still while nothing is known.
   get now() {
-    return this.redis === 'up' ? Date.now() + this.skew : this.known;
+    return this.up ? Date.now() + this.skew : this.known;
+  }
+
+  get models() {
+    return [...new Set([...this.engines.values()].map((e) => e.model)
+      .filter(Boolean))].sort();
+  }
+
+  // What this NGINX answered in the last minute, by status; null: not known.
+  answered() {
+    const last = this.gateway[this.gateway.length - 1];
+    if (!last) return null;
+    const past = this.gateway[0];
+    const out = {};
+    for (const [status, n] of Object.entries(last.requests)) {
+      out[status] = Math.max(0, n - (past.requests[status] || 0));
+    }
+    return out;
   }
 
   engine(name) {
@@ -124,17 +164,22 @@ export class Fleet {
     this.fresh = Date.now();
     this.redis = event.redis;
     this.reason = event.reason || '';
-    if (event.redis !== 'up') return;
+    if (event.gateway && event.gateway.requests) {
+      this.gateway.push({ t: event.now, requests: event.gateway.requests });
+      this.gateway = this.gateway.filter((g) => g.t > event.now - 60500);
+    }
+    if (!this.up) return;
     this.known = event.now;
     for (const e of event.engines) {
       const engine = this.engine(e.name);
-      engine.heart(e.heart, e.seen);
+      engine.heart(e.heart, e.seen, e.card);
       engine.add(e.samples);
     }
     const named = new Set(event.engines.map((e) => e.name));
     for (const [name, e] of this.engines) {
       if (!named.has(name)) e.alive = false;
-      if (!e.alive && event.now - e.seen > FORGET) this.engines.delete(name);
+      if (!e.alive && event.now - Math.max(e.seen, e.last ? e.last.t : 0) > KEEP
+        && !(this.local && named.has(name))) this.engines.delete(name);
     }
     this.take(event.requests);
   }
@@ -184,5 +229,6 @@ export function view(request, fleet) {
     prompt: at('prompt_tokens'), output: at('completion_tokens'),
     held, full, ratio: full > 0 ? held / full : NaN,
     high: at('share_high'), low: at('share_low'), pruned: at('share_pruned'),
+    tokens: ['full', 'high', 'low', 'pruned'].map((k) => at(`kv_tokens_${k}`)),
   };
 }

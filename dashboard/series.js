@@ -1,5 +1,5 @@
-// From samples to what is drawn: one value for each second of the time shown,
-// summed over the engines.  Pure functions; tests/e2e/dashboard.test.js holds
+// From samples to what is drawn: one value for each second of the time shown, or
+// for each step of several seconds, summed over the engines.  Pure functions; tests/e2e/dashboard.test.js holds
 // the arithmetic.
 
 // A sample stands for this long when no other follows it: an engine that has
@@ -34,7 +34,8 @@ export function percentile(counts, bounds, p) {
   return bounds[bounds.length - 1];
 }
 
-const COUNTERS = ['prompt', 'generation', 'stop', 'length', 'aborted', 'error'];
+const COUNTERS = ['prompt', 'generation', 'stop', 'length', 'aborted', 'error',
+  'preemptions', 'ended', 'endedFull'];
 const HISTOGRAMS = ['ttft', 'inter', 'e2e'];
 
 // Counters begin at 0 with every run of an engine; here they go on.
@@ -62,9 +63,9 @@ function continued(samples) {
   return out;
 }
 
-// For each second, the sample that stands for it; `late` is the last one before
-// it, however old: what counters are read from.
-function onGrid(samples, x) {
+// For each point of time, the sample that stands for it; `late` is the last one
+// before it, however old: what counters are read from.
+function onGrid(samples, x, stands) {
   const rows = continued(samples);
   const now = [];
   const late = [];
@@ -74,7 +75,7 @@ function onGrid(samples, x) {
     while (at + 1 < rows.length && rows[at + 1].t <= end) at++;
     const row = at >= 0 ? rows[at] : null;
     late.push(row);
-    now.push(row && end - row.t <= STANDS ? row : null);
+    now.push(row && end - row.t <= stands ? row : null);
   }
   return { now, late, first: rows[0] || null };
 }
@@ -84,19 +85,24 @@ const add = (to, i, v) => {
   if (Number.isFinite(v)) to[i] = (to[i] || 0) + v;
 };
 
-// engines: those to sum up; now: Unix ms of the right end; span: seconds.
-export function series(engines, bounds, now, span) {
+// engines: those to sum up; now: Unix ms of the right end; span: seconds, step:
+// of them that a point stands for.
+export function series(engines, bounds, now, span, step = 1) {
   // Before the time shown, as much as the first percentile looks back to.
-  const end = Math.floor(now / 1000) - 1;
-  const n = span + WINDOW;
-  const x = Array.from({ length: n }, (_, i) => end - n + 1 + i);
+  const end = Math.floor((Math.floor(now / 1000) - 1) / step) * step;
+  const window = WINDOW / step;
+  const points = span / step;
+  const lag = Math.max(1, Math.round(RATE / step));
+  const n = points + window;
+  const x = Array.from({ length: n }, (_, i) => end - (n - 1 - i) * step);
   const out = {
     running: blank(n), waiting: blank(n), tokensIn: blank(n),
     tokensOut: blank(n), held: blank(n), swapped: blank(n), full: blank(n),
     pool: blank(n), kvTokens: blank(n), ended: blank(n), failed: blank(n),
+    preempted: blank(n),
     levels: new Map(), levelPages: new Map(),
   };
-  const grids = engines.map((e) => ({ e, grid: onGrid(e.samples, x) }));
+  const grids = engines.map((e) => ({ e, grid: onGrid(e.samples, x, STANDS + (step - 1) * 1000) }));
 
   for (const { e, grid } of grids) {
     const names = e.levels;
@@ -106,7 +112,7 @@ export function series(engines, bounds, now, span) {
       const s = row.s;
       add(out.running, i, s.running);
       add(out.waiting, i, s.waiting);
-      const past = (i >= RATE && grid.late[i - RATE]) || grid.first;
+      const past = (i >= lag && grid.late[i - lag]) || grid.first;
       const seconds = (row.t - past.t) / 1000;
       if (seconds > 0) {
         add(out.tokensIn, i, (row.prompt - past.prompt) / seconds);
@@ -135,24 +141,25 @@ export function series(engines, bounds, now, span) {
     }
   }
 
-  const skip = WINDOW;
+  const skip = window;
   const total = (row) => row.stop + row.length + row.aborted + row.error;
   for (const key of HISTOGRAMS) {
-    out[key] = { p50: blank(span), p95: blank(span), p99: blank(span) };
+    out[key] = { p50: blank(points), p95: blank(points), p99: blank(points) };
   }
   for (let i = skip; i < n; i++) {
     for (const { grid } of grids) {
       const row = grid.late[i];
-      const past = grid.late[i - WINDOW] || grid.first;
+      const past = grid.late[i - window] || grid.first;
       if (!row || !past) continue;
       add(out.ended, i, total(row) - total(past));
       add(out.failed, i, row.error - past.error);
+      add(out.preempted, i, row.preemptions - past.preemptions);
     }
     for (const key of HISTOGRAMS) {
       const counts = new Array(bounds.length + 1).fill(0);
       for (const { grid } of grids) {
         const row = grid.late[i];
-        const past = grid.late[i - WINDOW] || grid.first;
+        const past = grid.late[i - window] || grid.first;
         if (!row || !past) continue;
         row[key].forEach((c, b) => { counts[b] += c - (past[key][b] || 0); });
       }
@@ -164,16 +171,29 @@ export function series(engines, bounds, now, span) {
   }
 
   for (const key of ['running', 'waiting', 'tokensIn', 'tokensOut', 'held',
-    'swapped', 'full', 'pool', 'kvTokens', 'ended', 'failed']) {
+    'swapped', 'full', 'pool', 'kvTokens', 'ended', 'failed', 'preempted']) {
     out[key] = out[key].slice(skip);
   }
   for (const map of [out.levels, out.levelPages]) {
     for (const [name, values] of map) map.set(name, values.slice(skip));
   }
   out.x = x.slice(skip);
+  out.since = since(grids.map(({ grid }) => grid.late[n - 1]));
   // From the most exact to the coarsest.
   out.order = [...out.levels.keys()].sort((a, b) =>
     (bits(b) || 0) - (bits(a) || 0) || a.localeCompare(b));
+  return out;
+}
+
+// All requests that the engines have ended: how many, what they held at their
+// ends, and what that would be at 16 bits.
+function since(rows) {
+  const out = { requests: 0, held: 0, full: 0 };
+  for (const row of rows.filter(Boolean)) {
+    out.requests += row.stop + row.length;
+    out.held += row.ended;
+    out.full += row.endedFull;
+  }
   return out;
 }
 

@@ -3,7 +3,7 @@
 
 import { $, make, rows, setData, setText } from './dom.js';
 import * as f from './format.js';
-import { RECENT, view } from './fleet.js';
+import { MOURN, RECENT, view } from './fleet.js';
 import { latest } from './series.js';
 import { levelColour } from './palette.js';
 
@@ -48,19 +48,25 @@ export function kv(s, chart, scope) {
   const full = chart.pick(s.full);
   const pool = chart.pick(s.pool);
   const tokens = chart.pick(s.kvTokens);
-  const ratio = held > 0 && full > 0 ? full / held : NaN;
+  // Over all requests since the engines' start: what runs now swings with every
+  // prompt that is not compressed yet.
+  const { since } = s;
+  const ratio = since.held > 0 && since.full > 0 ? since.full / since.held
+    : held > 0 && full > 0 ? full / held : NaN;
   setText($('kv-scope'), scope);
   setText($('saving'), f.times(ratio));
   setData($('saving'), 'known', String(f.known(ratio)));
   setText($('saving-word'), !f.known(ratio) ? ''
     : ratio >= 1.05 ? 'less memory than FP16' : 'of what FP16 would need');
   let note = 'No token is cached now.';
-  if (f.known(ratio)) {
-    note = `${f.bytes(held)} held. FP16 would need ${f.bytes(full)} for the same `
-      + `${f.count(tokens)} tokens.`;
+  if (held > 0 && full > 0) {
+    note = `${chart.at ? 'Held then' : 'Now'}: ${f.bytes(held)}, where FP16 would need `
+      + `${f.bytes(full)} for the same ${f.count(tokens)} tokens.`;
   } else if (!f.known(held)) {
     note = 'No figures.';
   }
+  setText($('saving-since'), since.held > 0
+    ? `Over ${f.count(since.requests)} requests since start.` : '');
   setText($('saving-note'), note);
   const items = s.order.map((name) => ({ name, colour: levelColour(name),
     pages: chart.pick(s.levelPages.get(name)),
@@ -89,7 +95,10 @@ export function kv(s, chart, scope) {
 
 // ---- the strip --------------------------------------------------------------
 
-export function strip(s) {
+export function strip(s, fleet) {
+  const answered = fleet.answered();
+  const sum = (test) => (answered ? Object.entries(answered)
+    .filter(([status]) => test(status)).reduce((n, [, k]) => n + k, 0) : NaN);
   const items = [
     ['Running', f.count(latest(s.running)), 'requests'],
     ['Waiting', f.count(latest(s.waiting)), 'requests'],
@@ -97,6 +106,9 @@ export function strip(s) {
     ['Tokens in', f.short(latest(s.tokensIn)), 'per second'],
     ['First token', f.duration(latest(s.ttft.p95)), 'p95, last minute'],
     ['Finished', f.count(latest(s.ended)), failures(s)],
+    ['Refused (429)', f.count(sum((status) => status === '429')), 'here, last minute'],
+    ['Errors (5xx)', f.count(sum((status) => status[0] === '5')), 'here, last minute'],
+    ['Preempted', f.count(latest(s.preempted)), 'last minute'],
   ];
   rows($('strip'), items, (i) => i[0], (i) => make('div', { class: 'figure' },
     make('span', { class: 'figure-name' }, i[0]), make('b', {}),
@@ -114,16 +126,24 @@ function failures(s) {
 // ---- the fleet --------------------------------------------------------------
 
 export function engineState(e, fleet) {
-  if (fleet.redis !== 'up') return 'unknown';
+  if (!fleet.up) return 'unknown';
   if (!e.alive) return 'gone';
   if (e.state !== 'ready') return e.state;
   return fleet.now - e.seen > 3500 ? 'late' : 'ready';
 }
 
+// To choose one, where there are several.
+export function models(list, chosen) {
+  $('model-pick').hidden = list.length < 2;
+  rows($('model'), ['', ...list], (m) => m, (m) =>
+    make('option', { value: m }, m || 'All models'), () => {});
+  if ($('model').value !== chosen) $('model').value = chosen;
+}
+
 // onPick(name): show this engine alone, or all again.
-export function engines(fleet, picked, onPick) {
+export function engines(fleet, picked, model, onPick) {
   const box = $('fleet');
-  const list = fleet.sorted();
+  const list = fleet.sorted().filter((e) => !model || e.model === model);
   box.hidden = list.length === 0;
   rows(box, list, (e) => e.name, (e) => {
     const row = make('button', { class: 'engine', type: 'button' },
@@ -149,7 +169,7 @@ export function engines(fleet, picked, onPick) {
       policy.split(':')[0]].filter(Boolean).join(' · '));
     if (model.title !== policy) model.title = policy;
     setText(row.querySelector('.engine-heart'), state === 'gone'
-      ? `no heartbeat for ${f.age(fleet.now - e.seen)}`
+      ? (e.seen ? `no heartbeat for ${f.age(fleet.now - e.seen)}` : 'not connected')
       : state === 'unknown' ? `last heard of at ${f.clock(e.seen)}`
         : `heartbeat ${f.age(fleet.now - e.seen)} ago${e.card.host ? `, ${e.card.host}` : ''}`);
     const s = e.alive ? e.last : null;
@@ -183,9 +203,10 @@ function ratioBar(v) {
   return bar;
 }
 
-export function requests(fleet, picked, all) {
-  const known = fleet.recent().filter((r) => !picked || r.engine === picked)
-    .slice(0, RECENT);
+export function requests(fleet, picked, model, all) {
+  const known = fleet.recent().filter((r) => (!picked || r.engine === picked)
+    && (!model || r.model === model)).slice(0, RECENT);
+  $('requests-card').hidden = fleet.local;
   const list = known.slice(0, all ? RECENT : FEW).map((r) => view(r, fleet));
   $('requests-empty').hidden = list.length > 0;
   $('requests-more').hidden = known.length <= FEW;
@@ -262,24 +283,32 @@ export function request(box, raw, fleet, trouble) {
     ...shares(v), make('h3', {}, 'Facts'), facts(v)));
 }
 
+// What its cache holds: while it runs, as of the last second.
 function shares(v) {
-  const out = [make('h3', {}, 'KV cache')];
+  const out = [make('h3', {}, v.final ? 'KV cache at its end' : 'KV cache now')];
   if (!f.known(v.ratio)) {
-    out.push(make('p', { class: 'empty' }, v.final ? 'No figures.' : 'Known when it has ended.'));
+    out.push(make('p', { class: 'empty' }, v.final ? 'No figures.'
+      : 'No figures yet: they come with its output.'));
     return out;
   }
-  out.push(make('p', {}, make('b', {}, f.times(v.full / v.held)),
-    ` less than FP16: ${f.bytes(v.held)} instead of ${f.bytes(v.full)}`));
+  out.push(make('p', {}, make('b', {}, `${f.bytes(v.held)} instead of ${f.bytes(v.full)}`),
+    v.full >= v.held * 1.05 ? `, ${f.times(v.full / v.held)} less than FP16` : ''));
+  const counted = v.tokens.every(f.known);
   const bar = make('div', { class: 'share' });
   const names = make('ul', { class: 'phases' });
-  for (const [name, value, words] of [['high', v.high, 'kept at the best level'],
-    ['low', v.low, 'kept at a lower one'], ['pruned', v.pruned, 'not kept']]) {
+  const parts = counted ? [['full', v.tokens[0], 'at 16 bits'],
+    ['high', v.tokens[1], 'at the best level'], ['low', v.tokens[2], 'at a lower one'],
+    ['pruned', v.tokens[3], 'not kept']]
+    : [['high', v.high, 'kept at the best level'], ['low', v.low, 'kept at a lower one'],
+      ['pruned', v.pruned, 'not kept']];
+  for (const [name, value, words] of parts) {
     if (!f.known(value)) continue;
-    const i = make('i', { class: `kept ${name}` });
+    const i = make('i', { class: `kept ${name}`, hidden: !(value > 0) });
     i.style.flexGrow = String(value);
     bar.append(i);
     names.append(make('li', {}, make('span', { class: `swatch kept ${name}`,
-      'aria-hidden': 'true' }), make('span', {}, words), make('b', {}, f.percent(value, 1))));
+      'aria-hidden': 'true' }), make('span', {}, words),
+    make('b', {}, counted ? `${f.count(value)} tokens` : f.percent(value, 1))));
   }
   out.push(bar, names);
   return out;
@@ -298,6 +327,7 @@ function facts(v) {
     ['Prompt', tokens(v.prompt, r.cached_tokens)],
     ['Output', tokens(v.output)], ['Choices', r.choices],
     ['Finish reason', r.finish_reason], ['Preemptions', r.preemptions],
+    ['KV policy', r.kv_policy],
     ['Resumable', r.resumable === '1' ? 'yes' : 'no'],
     ['State as JSON', `GET /v1/requests/${v.id}`],
   ];
@@ -323,19 +353,22 @@ export function alerts(fleet, stream) {
   } else if (fleet.redis === 'away') {
     list.push(['bad', `Redis is away${fleet.reason ? ` (${fleet.reason})` : ''}. Serving goes on without it; `
       + 'the figures below are the last that came.']);
-  } else if (fleet.redis === 'none') {
-    list.push(['warn', 'No Redis is configured here: this page reads the fleet from it. '
-      + 'Set tokenring_redis in nginx.conf and redis in engine.conf.']);
-  } else if (fleet.redis === 'up') {
+  } else if (fleet.up) {
     for (const e of fleet.sorted()) {
       const state = engineState(e, fleet);
-      if (state === 'gone') {
+      if (state === 'gone' && !e.seen) {
+        list.push(['bad', `Engine ${e.name} is not connected.`]);
+      } else if (state === 'gone' && fleet.now - e.seen < MOURN) {
         list.push(['bad', `Engine ${e.name} has gone. Its last heartbeat was at ${f.clock(e.seen)}.`]);
       } else if (state === 'failed') {
         list.push(['bad', `Engine ${e.name} has failed.`]);
       }
     }
-    if (fleet.engines.size === 0) {
+    if (fleet.local) {
+      list.push(['note', 'These are the engines of this NGINX, since this page was opened. '
+        + 'With a Redis (tokenring_redis here, redis in engine.conf) it also shows the past '
+        + 'hour, requests and what became of them, and the engines of other hosts.']);
+    } else if (fleet.engines.size === 0) {
       list.push(['warn', 'No engine has written to Redis yet.']);
     }
   }

@@ -164,6 +164,7 @@ static tr_status_t
 check_recipe(const tr_config_t *config, tr_recipe_t *recipe, FILE *out,
              tr_error_t *err)
 {
+    uint32_t rotate = tr_rotate_bits(config->kv_rotate);
     char text[TR_RECIPE_TEXT];
 
     if (!tr_executor_slides(config)) {
@@ -172,8 +173,8 @@ check_recipe(const tr_config_t *config, tr_recipe_t *recipe, FILE *out,
     tr_recipe_describe(recipe, text);
     fputs(text, out);
     return strcmp(config->backend, "cuda") == 0
-               ? tr_model_cuda_check(recipe, err)
-               : tr_model_check(recipe, err);
+               ? tr_model_cuda_check(recipe, rotate, err)
+               : tr_model_check(recipe, rotate, err);
 }
 
 /* What the policies are, and where they have their settings from. */

@@ -26,11 +26,12 @@
 #include "engine/config/config.h"
 #include "engine.h"
 #include "engine/config/log.h"
+#include "engine/config/troff.h"
 
 #define EXIT_USAGE 2
 
 typedef struct {
-    bool help, version, check;
+    bool help, version, check, man;
 } wishes_t;
 
 /* What the signal thread needs to know. */
@@ -63,6 +64,37 @@ usage(void)
            "Settings; those given here win over the file's:\n"
            "\n");
     tr_config_help();
+}
+
+static void
+manual(void)
+{
+    tr_troff_begin(stdout, "tokenring-engine", 8,
+                   "serves a language model to NGINX's Tokenring module");
+    tr_troff_section(stdout, "synopsis");
+    tr_troff_lines(stdout, "tokenring-engine [-c FILE] [--SETTING VALUE]...");
+    tr_troff_section(stdout, "description");
+    tr_troff_text(stdout,
+                  "Runs a model and answers NGINX's workers, and the tokenring "
+                  "command, over a Unix socket and shared memory.\n"
+                  "SIGTERM and SIGINT let running requests finish, a second "
+                  "one ends them; SIGUSR1 reopens the log.");
+    tr_troff_section(stdout, "options");
+    tr_troff_entry(stdout, "-c", "FILE",
+                   "read settings from FILE, one `setting value` a line");
+    tr_troff_entry(stdout, "--check", NULL,
+                   "check settings and model, then exit");
+    tr_troff_entry(stdout, "--version", NULL, "print the version");
+    tr_troff_entry(stdout, "--help", NULL, "print the settings");
+    tr_troff_entry(stdout, "--man", NULL, "print this page");
+    tr_troff_section(stdout, "settings");
+    tr_troff_text(stdout, "Of the file, and as options, which win.");
+    tr_config_man(stdout);
+    tr_troff_section(stdout, "files");
+    tr_troff_entry(stdout, "/etc/tokenring/engine.conf", NULL,
+                   "settings of the engine that systemd starts");
+    tr_troff_section(stdout, "see also");
+    tr_troff_text(stdout, "tokenring(1), nginx(8)");
 }
 
 /* ---- command line ------------------------------------------------------- */
@@ -106,6 +138,8 @@ read_arguments(tr_config_t *c, int argc, char **argv, bool files,
             wishes->help = true;
         } else if (strcmp(a, "--version") == 0) {
             wishes->version = true;
+        } else if (strcmp(a, "--man") == 0) {
+            wishes->man = true;
         } else if (strcmp(a, "--check") == 0) {
             wishes->check = true;
         } else if (strcmp(a, "-c") == 0) {
@@ -301,7 +335,7 @@ run(const tr_config_t *config, tr_error_t *err)
 int
 main(int argc, char **argv)
 {
-    wishes_t wishes = { false, false, false };
+    wishes_t wishes = { false, false, false, false };
     tr_config_t config;
     tr_error_t err;
     tr_status_t rc;
@@ -311,6 +345,10 @@ main(int argc, char **argv)
     rc = read_arguments(&config, argc, argv, true, &wishes, &err);
     if (rc == TR_OK && wishes.help) {
         usage();
+        return EXIT_SUCCESS;
+    }
+    if (rc == TR_OK && wishes.man) {
+        manual();
         return EXIT_SUCCESS;
     }
     if (rc == TR_OK && wishes.version) {

@@ -79,6 +79,10 @@ struct tr_kernels {
     int (*rope)(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
                 uint32_t heads, uint32_t head_dim, const float *angles);
 
+    /* Each head becomes R times it (hadamard.h), in place. */
+    int (*hadamard)(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
+                    uint32_t heads, uint32_t head_dim);
+
     /* Bits 1 << tr_act_t: what act_mul and gated know. */
     uint32_t acts;
 
@@ -94,8 +98,9 @@ struct tr_kernels {
                  const float *x, size_t ldx, uint32_t rows, float *out,
                  size_t ldo);
 
-    /* Stores the step's keys (before RoPE) and values, [rows][lists * head_dim]
-     * each, for which pages are reserved.  A row at position p: p >= base:
+    /* Stores the step's keys and values, [rows][lists * head_dim] each, for
+     * which pages are reserved.  Keys are stored rotated by the angles, or with
+     * angles NULL as they are.  A row at position p: p >= base:
      * dense, FP16 rounded to nearest even, finite values saturated to +-65504,
      * scores zeroed, digest updated. p < base (then p = base - 1, the only row
      * of its sequence): the head's move is done, then the token enters the

@@ -228,7 +228,7 @@ async function ask() {
   turns.push({ role: 'assistant', answer });
   $('log').append(answer.el);
   show_system();
-  memory.begin();
+  memory.begin(more().policy);
   ready();
   follow();
   setText($('status'), 'The model answers.');

@@ -1,6 +1,6 @@
 // The KV cache of the conversation, beside it: how much memory is held and what
 // 16 bits would take, tokens by how exactly they are kept, and how both grew
-// with the tokens of the latest turn.  All of it comes from the usage that the
+// with the conversation.  All of it comes from the usage that the
 // server sends along with the text (docs/api.md).
 
 import { $, make, rows, setData, setText } from './dom.js';
@@ -75,7 +75,8 @@ function draw(tag, attributes, ...children) {
   return el;
 }
 
-// Memory over tokens: the line of 16 bits, and under it what is held.
+// Memory over tokens: the line of 16 bits, and under it what is held.  Up to
+// the end of the first prompt there are no figures: the lines are broken.
 class Picture {
   constructor(box) {
     this.box = box;
@@ -84,6 +85,8 @@ class Picture {
     this.area = draw('path', { class: 'held-area' });
     this.held = draw('path', { class: 'held-line' });
     this.full = draw('path', { class: 'full-line' });
+    this.before = [draw('path', { class: 'full-line before' }),
+      draw('path', { class: 'held-line before' })];
     this.base = draw('path', { class: 'base-line' });
     this.dots = [draw('circle', { class: 'full-dot', r: 3.5 }),
       draw('circle', { class: 'held-dot', r: 3.5 })];
@@ -95,8 +98,8 @@ class Picture {
     draw('rect', { class: 'hatch-ground', width: 6, height: 6 }),
     draw('path', { class: 'hatch-line', d: 'M0 0V6' }));
     this.svg = draw('svg', { role: 'img', 'aria-label': 'Memory as the conversation grows' },
-      draw('defs', {}, tile), this.base, this.saved, this.area, this.full,
-      this.held, ...this.dots, ...this.words);
+      draw('defs', {}, tile), this.base, this.saved, this.area, ...this.before,
+      this.full, this.held, ...this.dots, ...this.words);
     box.append(this.svg);
     new ResizeObserver(() => this.show()).observe(box);
   }
@@ -107,8 +110,13 @@ class Picture {
   }
 
   add(tokens, held, full) {
-    const last = this.points[this.points.length - 1];
-    if (last && last[0] === tokens && last[1] === held) return;
+    // A conversation holds more the longer it is.  What does not fit that was a
+    // prompt before it was compressed, or an answer that was taken back.
+    while (this.points.length) {
+      const last = this.points[this.points.length - 1];
+      if (last[0] < tokens && last[1] <= held) break;
+      this.points.pop();
+    }
     this.points.push([tokens, held, full]);
     if (this.points.length > POINTS) {
       this.points = this.points.filter((p, i) =>
@@ -137,8 +145,11 @@ class Picture {
     this.svg.setAttribute('viewBox', `0 0 ${w} ${h}`);
     this.svg.dataset.some = String(some);
     this.base.setAttribute('d', `M0 ${bottom + .5}H${right}`);
-    this.full.setAttribute('d', start + line(2));
-    this.held.setAttribute('d', start + line(1));
+    this.full.setAttribute('d', line(2).replace('L', 'M'));
+    this.held.setAttribute('d', line(1).replace('L', 'M'));
+    for (const [i, path] of this.before.entries()) {
+      path.setAttribute('d', `${start}L${x(points[0][0])} ${y(points[0][2 - i])}`);
+    }
     this.area.setAttribute('d', `${start}${line(1)}L${right} ${bottom}Z`);
     this.saved.setAttribute('d', `${start}${line(2)}${back(1)}Z`);
     let upper = y(last[2]);
@@ -195,9 +206,10 @@ export class Memory {
     setText($('memory-note'), '');
   }
 
-  // A turn begins: the whole conversation is read again.
-  begin() {
-    this.picture.points = [];
+  // A turn begins, under this policy.
+  begin(policy) {
+    if (policy !== this.policy) this.picture.clear();
+    this.policy = policy;
     this.live = false;
     setData($('memory'), 'state', 'live');
   }
@@ -247,9 +259,7 @@ export class Memory {
       });
     }
     const words = names(policy);
-    const list = kinds ? KINDS.filter((k) => kinds[k] > 0 || k !== 'full')
-      .filter((k) => k === 'full' || sum > 0) : KINDS.slice(1);
-    rows($('kinds'), list, (k) => k, (k) => make('tr', {},
+    rows($('kinds'), KINDS, (k) => k, (k) => make('tr', {},
       make('th', { scope: 'row' },
         make('span', { class: `swatch kept ${k}`, 'aria-hidden': 'true' }),
         make('span', {}), make('span', { class: 'fine' })),

@@ -62,6 +62,30 @@ if [ -e "$BUILD/lib/libtokenring_cuda.so" ]; then
         fill conf/systemd/tokenring-engine-gpu.conf "$units/$unit.d/gpu.conf"
     done
 fi
+# What the programs write from their own tables.
+written() { # target, command...
+    local to=$1
+    shift
+    install -d -m 755 "$(dirname "$DESTDIR$to")"
+    "$BUILD/bin/$1" "${@:2}" >"$DESTDIR$to"
+    chmod 644 "$DESTDIR$to"
+    echo "$to" >>"$DESTDIR$list"
+}
+
+man=$PREFIX/share/man
+written "$man/man8/tokenring-engine.8" tokenring-engine --man
+written "$man/man1/tokenring.1" tokenring man
+for command in $("$BUILD/bin/tokenring" --help | sed -n 's/^  \([a-z]*\) .*/\1/p'); do
+    written "$man/man1/tokenring-$command.1" tokenring man "$command"
+done
+zsh=$PREFIX/share/zsh/site-functions
+[ "$PREFIX" != /usr ] || zsh=/usr/share/zsh/vendor-completions
+written "$PREFIX/share/bash-completion/completions/tokenring" \
+    tokenring completion bash
+written "$zsh/_tokenring" tokenring completion zsh
+written "$PREFIX/share/fish/vendor_completions.d/tokenring.fish" \
+    tokenring completion fish
+
 put 644 "$modules" "$MODULE"
 available=/usr/share/nginx/modules-available/mod-http-tokenring.conf
 install -d -m 755 "$DESTDIR${available%/*}"

@@ -57,6 +57,19 @@ ends_with(const char *name, const char *end)
     return n >= k && strcmp(name + n - k, end) == 0;
 }
 
+/* What changes answers but by a policy; defaults leave the hash alone. */
+static uint64_t
+hash_settings(uint64_t hash, const tr_config_t *c)
+{
+    if (!c->kv_equalise) {
+        hash = tr_eval_hash(hash, "as it is", 8);
+    }
+    if (strcmp(c->kv_rotate, "off") != 0) {
+        hash = tr_eval_hash(hash, c->kv_rotate, strlen(c->kv_rotate));
+    }
+    return hash;
+}
+
 /* What decides the answers: configuration, weights, tokenizer. */
 static uint64_t
 hash_model(const char *dir)
@@ -200,9 +213,7 @@ tr_eval_engine_open(const tr_eval_engine_options_t *o, const char *const *specs,
     }
     if (rc == TR_OK) {
         e->model_hash = hash_model(e->config.model);
-        if (!e->config.kv_equalise) {
-            e->model_hash = tr_eval_hash(e->model_hash, "as it is", 8);
-        }
+        e->model_hash = hash_settings(e->model_hash, &e->config);
     } else {
         tr_eval_engine_close(e);
     }

@@ -10,13 +10,14 @@ static const tr_endpoint_t table[] = {
                            .read_prompts = tr_openai_read_chat,
                            .read_logprobs = tr_openai_logprobs_chat,
                            .max_completion_tokens = true,
+                           .fields = TR_FIELD_CHAT,
                            .ends_turn = true },
     [TR_ENDPOINT_COMPLETIONS] = { .prompt_field = "prompt",
                                   .read_prompts = tr_openai_read_completions,
                                   .read_logprobs =
                                       tr_openai_logprobs_completions,
                                   .max_tokens = 16,
-                                  .echo = true },
+                                  .fields = TR_FIELD_COMPLETIONS },
 };
 
 _Static_assert(sizeof(table) / sizeof(table[0]) == TR_ENDPOINTS,

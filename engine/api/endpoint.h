@@ -24,7 +24,7 @@ typedef struct {
                                  tr_error_t *err);
     uint32_t max_tokens;        /* if the client names none; 0: what fits */
     bool max_completion_tokens; /* the newer name of max_tokens is known */
-    bool echo;                  /* the prompt may be part of the answer */
+    unsigned fields;            /* TR_FIELD_* (openai_fields.h) */
     bool ends_turn;             /* the template's end of turn ends it, too */
 } tr_endpoint_t;
 

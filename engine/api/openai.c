@@ -86,38 +86,30 @@ check_vocabulary(tr_openai_call_t *c)
     return TR_OK;
 }
 
-/* Settles max_tokens for prompts of known lengths. */
+/* Settles max_tokens for prompts of known lengths: each choice ends where the
+ * context does, the latest (tr_request_layout). */
 static tr_status_t
 check_lengths(tr_openai_call_t *c)
 {
-    uint32_t longest = 0, i, room, most = c->endpoint->max_tokens;
+    uint32_t longest = 0, shortest = UINT32_MAX, i, room;
+    uint32_t most = c->endpoint->max_tokens;
 
     for (i = 0; i < c->r->n_prompts; i++) {
-        if (c->prompts[i].len > longest) {
-            longest = c->prompts[i].len;
-        }
+        uint32_t len = c->prompts[i].len;
+
+        longest = len > longest ? len : longest;
+        shortest = len < shortest ? len : shortest;
     }
     if (longest > c->r->max_len
         || (longest == c->r->max_len && c->max_tokens != 0)) {
         return tr_openai_too_long(c, "", longest);
     }
-    room = c->r->max_len - longest;
-    if (c->max_tokens > room) {
-        return tr_error_set(c->err, TR_ERR_CONTEXT_LENGTH,
-                            c->endpoint->prompt_field,
-                            "This model's maximum context length is %u tokens. "
-                            "However, you requested %llu tokens (%u in the %s, "
-                            "%lld in the completion). Please reduce the length "
-                            "of the %s or completion.",
-                            c->r->max_len,
-                            (unsigned long long) longest
-                                + (unsigned long long) c->max_tokens,
-                            longest, c->endpoint->prompt_field,
-                            (long long) c->max_tokens,
-                            c->endpoint->prompt_field);
-    }
+    room = c->r->max_len - shortest;
     if (c->max_tokens < 0) {
-        c->max_tokens = most == 0 || room < most ? room : most;
+        c->max_tokens = most == 0 ? room : most;
+    }
+    if (c->max_tokens > room) {
+        c->max_tokens = room; /* a ceiling, as clients mean it */
     }
     c->r->params.max_tokens = (uint32_t) c->max_tokens;
     if (c->r->params.min_tokens > c->r->params.max_tokens) {

@@ -1,9 +1,9 @@
 /*
  * The OpenAI request body: JSON to a checked tr_request_t.
  *
- * Unknown fields are ignored; a known field of a wrong type or value is refused
- * with TR_ERR_INVALID, r->error.param naming it the way OpenAI does
- * ("messages[1].content", "temperature") and a message that says what was
+ * What becomes of each field is in openai_fields.c.  A field of a wrong type or
+ * value is refused with TR_ERR_INVALID, r->error.param naming it the way OpenAI
+ * does ("messages[1].content", "temperature") and a message that says what was
  * given and what is right.  Runs on the parser threads (jansson: strict UTF-8,
  * 64-bit integers, \u0000 refused).
  */

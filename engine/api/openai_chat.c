@@ -94,7 +94,7 @@ check_parts(tr_openai_call_t *c, json_t *parts, size_t i, uint64_t *bytes)
 static tr_status_t
 check_message(tr_openai_call_t *c, json_t *message, size_t i, uint64_t *bytes)
 {
-    json_t *content, *calls;
+    json_t *content;
     char param[64];
     tr_status_t rc;
 
@@ -106,13 +106,10 @@ check_message(tr_openai_call_t *c, json_t *message, size_t i, uint64_t *bytes)
     if (rc != TR_OK) {
         return rc;
     }
-    calls = tr_json_field(message, "tool_calls");
-    if (json_array_size(calls) != 0) {
-        snprintf(param, sizeof(param), "messages[%zu].tool_calls", i);
-        return tr_error_set(c->err, TR_ERR_INVALID, param,
-                            "'%s': tool calls "
-                            "are not supported.",
-                            param);
+    snprintf(param, sizeof(param), "messages[%zu].", i);
+    rc = tr_openai_check_fields(message, TR_FIELD_MESSAGE, param, c->err);
+    if (rc != TR_OK) {
+        return rc;
     }
     content = json_object_get(message, "content");
     if (json_is_array(content)) {

@@ -49,13 +49,29 @@ read_ids(tr_openai_call_t *c, json_t *array, int64_t at, tr_ids_t *out)
     return TR_OK;
 }
 
+/* A text that begins with the BOS token, written out, does not get another. */
+static void
+drop_double(const tr_openai_call_t *c, tr_ids_t *ids)
+{
+    if (ids->len > 1 && ids->data[0] == ids->data[1]
+        && tr_tokenizer_is_special(c->api->tokenizer, ids->data[0])) {
+        ids->len--;
+        memmove(ids->data, ids->data + 1, ids->len * sizeof(*ids->data));
+    }
+}
+
 /* One prompt: a string or an array of token ids. */
 static tr_status_t
 read_prompt(tr_openai_call_t *c, json_t *value, int64_t at, tr_ids_t *out)
 {
+    bool special = true;
     char param[48];
-    tr_status_t rc;
+    tr_status_t rc = tr_json_bool(c->root, "add_special_tokens", &special,
+                                  c->err);
 
+    if (rc != TR_OK) {
+        return rc;
+    }
     prompt_param(param, sizeof(param), at);
     if (json_is_array(value)) {
         rc = read_ids(c, value, at, out);
@@ -65,9 +81,12 @@ read_prompt(tr_openai_call_t *c, json_t *value, int64_t at, tr_ids_t *out)
             rc = tr_tokenizer_encode(c->api->tokenizer, c->scratch,
                                      json_string_value(value),
                                      json_string_length(value),
-                                     TR_ENCODE_SPECIAL
+                                     (special ? TR_ENCODE_SPECIAL : 0)
                                          | TR_ENCODE_PARSE_SPECIAL,
                                      out, c->err);
+        }
+        if (rc == TR_OK && special) {
+            drop_double(c, out);
         }
     } else {
         return tr_json_wrong_type(c->err, param,

@@ -9,6 +9,7 @@
 #include "endpoint.h"
 #include "engine/config/log.h"
 #include "openai.h"
+#include "openai_fields.h"
 #include "openai_json.h"
 
 /* One parse: what it needs, and what is freed at its end. */

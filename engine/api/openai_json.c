@@ -182,6 +182,45 @@ too_large_number(const json_error_t *e, const char *body, tr_error_t *err)
                         e->column, e->position);
 }
 
+/* In our words: the library's are for programmers, and change with it. */
+static const char *
+what_failed(const json_error_t *e)
+{
+    static const struct {
+        const char *theirs, *ours;
+    } texts[] = {
+        { "'[' or '{' expected", "expected an object" },
+        { "':' expected", "expected ':' after the name of a field" },
+        { "string or '}' expected", "expected the name of a field, or '}'" },
+        { "'}' expected", "expected ',' or '}'" },
+        { "']' expected", "expected ',' or ']'" },
+        { "unexpected newline", "a line feed in a text must be written \\n" },
+        { "control character",
+          "a control character in a text must be escaped" },
+        { "invalid Unicode", "half of a surrogate pair is no character" },
+        { "invalid escape", "there is no such escape in JSON" },
+    };
+    size_t i;
+
+    switch (json_error_code(e)) {
+    case json_error_premature_end_of_input:
+        return "it ends too early";
+    case json_error_end_of_input_expected:
+        return "something follows its end";
+    case json_error_null_character:
+    case json_error_null_byte_in_key:
+        return "the character U+0000 (\\u0000) is not supported";
+    default:
+        break;
+    }
+    for (i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        if (strncmp(e->text, texts[i].theirs, strlen(texts[i].theirs)) == 0) {
+            return texts[i].ours;
+        }
+    }
+    return "it is not valid JSON";
+}
+
 static tr_status_t
 parse_failed(const json_error_t *e, const char *body, size_t len,
              tr_error_t *err)
@@ -208,7 +247,7 @@ parse_failed(const json_error_t *e, const char *body, size_t len,
                         "We could not parse the JSON "
                         "body of your request: %s (line %d column %d, byte "
                         "%d)",
-                        e->text, e->line, e->column, e->position);
+                        what_failed(e), e->line, e->column, e->position);
 }
 
 tr_status_t

@@ -17,47 +17,8 @@
  * overflow. */
 #define TEMPERATURE_GREEDY 1e-4f
 
-/* Fields that we cannot honour.  Ignoring them would hand the client something
- * it did not ask for, so they are refused unless they hold a value that asks
- * for nothing. */
-typedef struct {
-    const char *name;
-    const char *why;
-} refused_t;
-
-static const refused_t refused_fields[] = {
-    { "suffix", "insertion is not supported" },
-    { "audio", "audio output is not supported" },
-    { "use_beam_search", "beam search is not supported" },
-    { "prompt_logprobs", "use 'echo' with 'logprobs' on /v1/completions" },
-    { "structured_outputs", "structured output is not supported" },
-    { "guided_json", "structured output is not supported" },
-    { "guided_regex", "structured output is not supported" },
-    { "guided_choice", "structured output is not supported" },
-    { "guided_grammar", "structured output is not supported" },
-    { "prompt_embeds", "prompt embeddings are not supported" },
-};
-
-static bool
-asks_for_nothing(const json_t *value)
-{
-    switch (json_typeof(value)) {
-    case JSON_FALSE:
-    case JSON_NULL:
-        return true;
-    case JSON_STRING:
-        return json_string_length(value) == 0;
-    case JSON_ARRAY:
-        return json_array_size(value) == 0;
-    case JSON_OBJECT:
-        return json_object_size(value) == 0;
-    default:
-        return false;
-    }
-}
-
-/* Tools themselves are let pass: without a tool_choice that insists, a model
- * may always answer in words. */
+/* Tools are refused with the other fields; without them, "none" and "auto" ask
+ * for what happens anyway. */
 static tr_status_t
 check_tools(const json_t *root, tr_error_t *err)
 {
@@ -108,21 +69,14 @@ check_response_format(const json_t *root, tr_error_t *err)
 }
 
 static tr_status_t
-check_refused(const json_t *root, tr_error_t *err)
+check_refused(const tr_endpoint_t *endpoint, const json_t *root,
+              tr_error_t *err)
 {
-    tr_status_t rc;
-    size_t i;
+    tr_status_t rc = tr_openai_check_fields(root, endpoint->fields, "", err);
 
-    for (i = 0; i < sizeof(refused_fields) / sizeof(refused_fields[0]); i++) {
-        const refused_t *f = &refused_fields[i];
-        json_t *value = tr_json_field(root, f->name);
-
-        if (value != NULL && !asks_for_nothing(value)) {
-            return tr_error_set(err, TR_ERR_INVALID, f->name, "'%s': %s.",
-                                f->name, f->why);
-        }
+    if (rc == TR_OK) {
+        rc = check_tools(root, err);
     }
-    rc = check_tools(root, err);
     return rc != TR_OK ? rc : check_response_format(root, err);
 }
 
@@ -623,18 +577,12 @@ read_stream(const json_t *root, tr_request_t *r, tr_error_t *err)
 }
 
 static tr_status_t
-read_flags(const tr_endpoint_t *endpoint, const json_t *root, tr_request_t *r,
-           tr_error_t *err)
+read_flags(const json_t *root, tr_request_t *r, tr_error_t *err)
 {
     int64_t min_tokens = 0;
     tr_status_t rc;
 
     rc = tr_json_bool(root, "echo", &r->echo, err);
-    if (rc == TR_OK && r->echo && !endpoint->echo) {
-        rc = tr_error_set(err, TR_ERR_INVALID, "echo",
-                          "'echo' is supported "
-                          "on /v1/completions only.");
-    }
     if (rc == TR_OK) {
         rc = tr_json_bool(root, "ignore_eos", &r->params.ignore_eos, err);
     }
@@ -657,7 +605,7 @@ tr_openai_params(const tr_openai_t *api, const tr_endpoint_t *endpoint,
 {
     tr_status_t rc;
 
-    rc = check_refused(root, err);
+    rc = check_refused(endpoint, root, err);
     if (rc == TR_OK) {
         rc = read_stream(root, r, err);
     }
@@ -668,7 +616,7 @@ tr_openai_params(const tr_openai_t *api, const tr_endpoint_t *endpoint,
         rc = read_n(api, root, r, err);
     }
     if (rc == TR_OK) {
-        rc = read_flags(endpoint, root, r, err);
+        rc = read_flags(root, r, err);
     }
     if (rc == TR_OK) {
         rc = read_max_tokens(endpoint, root, r, max_tokens, err);

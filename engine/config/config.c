@@ -18,6 +18,7 @@
 #include <tokenring/ring.h>
 
 #include "log.h"
+#include "troff.h"
 
 typedef enum {
     KIND_TEXT,     /* char[] */
@@ -126,6 +127,10 @@ static const setting_t settings[] = {
       "at "
       "load, and what reads them up, by powers of two: the same results, and "
       "less lost to codes of few bits" },
+    { "kv_rotate", KIND_CHOICE, AT(kv_rotate), "off", 0, 0, "off k v kv",
+      "whether the channels of each head are mixed by a fixed rotation, of "
+      "keys, values or both: the same results up to rounding, and less lost to "
+      "codes of few bits where some channels of a token are large" },
     { "max_model_len", KIND_NUMBER, AT(max_model_len), "0", 0, 1u << 24, NULL,
       "longest prompt plus output in tokens; 0: the model's" },
     { "max_num_seqs", KIND_NUMBER, AT(max_num_seqs), "256", 1, 4096, NULL,
@@ -655,5 +660,20 @@ tr_config_help(void)
         printf("  --%s  (default: %s)\n      %s\n      %s\n", s->key,
                s->initial[0] ? s->initial : "empty", s->help,
                expectation(s, expected, sizeof(expected)));
+    }
+}
+
+void
+tr_config_man(FILE *f)
+{
+    char expected[160], text[640];
+
+    for (size_t i = 0; i < N_SETTINGS; i++) {
+        const setting_t *s = &settings[i];
+
+        snprintf(text, sizeof(text), "%s (default: %s; %s)", s->help,
+                 s->initial[0] ? s->initial : "empty",
+                 expectation(s, expected, sizeof(expected)));
+        tr_troff_entry(f, s->key, NULL, text);
     }
 }

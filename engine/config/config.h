@@ -12,6 +12,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <tokenring/error.h>
 
@@ -50,6 +51,7 @@ typedef struct {
     char kv_policy[256];        /* a policy (kv_policy.h), default full */
     char kv_policies[1024];     /* those that requests may choose besides */
     bool kv_request_alpha;      /* requests may set thresholds, default no */
+    char kv_rotate[8];          /* off | k | v | kv */
     bool kv_equalise;           /* outlier channels, at load; default yes */
     double prefill_kv_fraction; /* of the pool, for prompts; default 0.5 */
     uint64_t swap_memory;       /* for preempted sequences, default kv_memory */
@@ -108,5 +110,7 @@ void tr_config_locate(const tr_config_t *c, tr_error_t *err);
 tr_status_t tr_config_finish(tr_config_t *c, tr_error_t *err);
 /* Prints the table of settings with defaults and one sentence each. */
 void tr_config_help(void);
+/* The same as entries of a manual page. */
+void tr_config_man(FILE *f);
 
 #endif

@@ -180,10 +180,45 @@ finish_memory(tr_config_t *c)
     }
 }
 
+/* "127.0.0.1:8000" and "unix:/path" would be names of files, too. */
+static bool
+is_address(const char *socket)
+{
+    const char *colon = strrchr(socket, ':');
+
+    return strncmp(socket, "unix:", 5) == 0
+           || (colon != NULL && strchr(socket, '/') == NULL && colon[1] != '\0'
+               && colon[1 + strspn(colon + 1, "0123456789")] == '\0');
+}
+
+static tr_status_t
+finish_socket(tr_config_t *c, tr_error_t *err)
+{
+    size_t room = sizeof(((struct sockaddr_un *) 0)->sun_path) - 1;
+
+    if (c->socket[0] == '\0') {
+        snprintf(c->socket, sizeof(c->socket), "/run/tokenring/%s.sock",
+                 c->name);
+    }
+    if (is_address(c->socket)) {
+        return tr_error_set(err, TR_ERR_INVALID, "socket",
+                            "socket \"%.128s\": expected a path, as in "
+                            "/run/tokenring/main.sock: an engine listens at a "
+                            "Unix socket",
+                            c->socket);
+    }
+    if (strlen(c->socket) > room) {
+        return tr_error_set(err, TR_ERR_INVALID, "socket",
+                            "socket \"%s\" has "
+                            "%zu bytes; a Unix socket path can have %zu",
+                            c->socket, strlen(c->socket), room);
+    }
+    return TR_OK;
+}
+
 tr_status_t
 tr_config_finish(tr_config_t *c, tr_error_t *err)
 {
-    size_t room = sizeof(((struct sockaddr_un *) 0)->sun_path) - 1;
     tr_status_t rc = finish_names(c, err);
 
     if (rc != TR_OK) {
@@ -194,15 +229,9 @@ tr_config_finish(tr_config_t *c, tr_error_t *err)
         return rc;
     }
     finish_memory(c);
-    if (c->socket[0] == '\0') {
-        snprintf(c->socket, sizeof(c->socket), "/run/tokenring/%s.sock",
-                 c->name);
-    }
-    if (strlen(c->socket) > room) {
-        return tr_error_set(err, TR_ERR_INVALID, "socket",
-                            "socket \"%s\" has "
-                            "%zu bytes; a Unix socket path can have %zu",
-                            c->socket, strlen(c->socket), room);
+    rc = finish_socket(c, err);
+    if (rc != TR_OK) {
+        return rc;
     }
     if (c->max_batch_tokens < c->max_num_seqs) {
         return tr_error_set(err, TR_ERR_INVALID, "max_batch_tokens",

@@ -75,6 +75,7 @@ open_model(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
         .dtype = config->dtype,
         .dummy_seed = config->dummy_seed,
         .equalise = config->kv_equalise,
+        .rotate = tr_rotate_bits(config->kv_rotate),
         .cuda = x->cuda,
         .stream = &x->stream,
     };

@@ -229,6 +229,9 @@ tr_redis_publisher_beat(tr_redis_publisher_t *r)
     tr_redis_schema_sample(&r->schema, &r->command, now_ms);
     tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);
     send_expire(r, "metrics", r->config->name, r->config->redis_request_ttl_us);
+    tr_redis_schema_card(&r->schema, &r->command);
+    tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);
+    send_expire(r, "card", r->config->name, r->config->redis_request_ttl_us);
     if (r->latest) {
         trim_latest(r);
         r->latest = false;

@@ -260,23 +260,17 @@ level_fields(tr_redis_command_t *c, const tr_status_card_t *card)
     tr_redis_format(c, "%s", bytes);
 }
 
-void
-tr_redis_schema_heartbeat(const tr_redis_schema_t *w, tr_redis_command_t *c,
-                          int64_t now_ms)
+/* What does not change while an engine runs. */
+static void
+card_fields(const tr_redis_schema_t *w, tr_redis_command_t *c)
 {
     const tr_status_card_t *card = &w->status->card;
-    tr_status_admission_t a;
 
-    read_admission(w, &a);
-    tr_redis_begin(c, "HSET");
-    tr_redis_schema_key(w, c, "engine", w->config->name);
     field_text(c, "run", w->run);
-    field_text(c, "state", engine_states[a.state % 4]);
     field_text(c, "model", card->model);
     field_text(c, "backend", card->backend);
     field_text(c, "kv_policy", card->kv_policy);
     field_time(c, "started", w->started_ms);
-    field_time(c, "heartbeat", now_ms);
     field_text(c, "host", w->host);
     field_number(c, "pid", (uint64_t) w->pid);
     field_text(c, "version", TR_VERSION);
@@ -285,6 +279,28 @@ tr_redis_schema_heartbeat(const tr_redis_schema_t *w, tr_redis_command_t *c,
     field_number(c, "pages", card->kv_pages);
     level_fields(c, card);
     field_number(c, "full_token_bytes", card->kv_full_token_bytes);
+}
+
+void
+tr_redis_schema_heartbeat(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                          int64_t now_ms)
+{
+    tr_status_admission_t a;
+
+    read_admission(w, &a);
+    tr_redis_begin(c, "HSET");
+    tr_redis_schema_key(w, c, "engine", w->config->name);
+    field_text(c, "state", engine_states[a.state % 4]);
+    field_time(c, "heartbeat", now_ms);
+    card_fields(w, c);
+}
+
+void
+tr_redis_schema_card(const tr_redis_schema_t *w, tr_redis_command_t *c)
+{
+    tr_redis_begin(c, "HSET");
+    tr_redis_schema_key(w, c, "card", w->config->name);
+    card_fields(w, c);
 }
 
 static uint64_t
@@ -354,6 +370,12 @@ tr_redis_schema_sample(const tr_redis_schema_t *w, tr_redis_command_t *c,
     field_number(c, "length", counter(&s->requests_length));
     field_number(c, "aborted", counter(&s->requests_aborted));
     field_number(c, "error", counter(&s->requests_error));
+    field_number(c, "preemptions", counter(&s->preemptions));
+    field_number(c, "kv_request_bytes", counter(&s->kv_bytes));
+    field_number(c, "kv_request_full_bytes",
+                 counter(&s->kv_full_bytes_high)
+                     + counter(&s->kv_full_bytes_low)
+                     + counter(&s->kv_full_bytes_pruned));
     page_fields(c, &w->status->card, &a);
     histogram(c, "ttft", &s->ttft);
     histogram(c, "inter_token", &s->inter_token);

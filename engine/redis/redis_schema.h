@@ -54,6 +54,8 @@ void tr_redis_schema_latest(const tr_redis_schema_t *w, tr_redis_command_t *c,
 
 void tr_redis_schema_heartbeat(const tr_redis_schema_t *w,
                                tr_redis_command_t *c, int64_t now_ms);
+/* The heartbeat's fields that do not change, for who comes when it has gone. */
+void tr_redis_schema_card(const tr_redis_schema_t *w, tr_redis_command_t *c);
 void tr_redis_schema_sample(const tr_redis_schema_t *w, tr_redis_command_t *c,
                             int64_t now_ms);
 

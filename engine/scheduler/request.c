@@ -123,6 +123,9 @@ tr_request_layout_sequence(tr_request_t *r, tr_sequence_t *s,
     uint32_t *counts = NULL;
     void *text;
 
+    if (r->max_len != 0 && cap > r->max_len) {
+        cap = r->max_len > prompt->len ? r->max_len : prompt->len;
+    }
     if (cap > INT32_MAX || prompt->len == 0) {
         return TR_ERR_INVALID;
     }

@@ -51,7 +51,8 @@ typedef struct tr_sequence {
     enum tr_sequence_state state;
     int32_t *tokens; /* [cap] prompt, then output */
     uint32_t prompt_len;
-    uint32_t len, cap; /* known tokens; prompt_len + max_tokens */
+    uint32_t len, cap; /* known tokens; the most: prompt_len + max_tokens, or
+                        * the request's max_len */
     /* Tokens whose keys and values are cached, with those that batches under
      * way compute (scheduler.h), which are in chunks chunk[] of these. */
     uint32_t computed, under_way;
@@ -116,7 +117,7 @@ struct tr_request {
     tr_sampling_params_t params;
     const tr_kv_policy_t *kv_policy; /* NULL: the engine's; in the arena when
                                       * its thresholds are this request's */
-    uint32_t max_len;                /* of a sequence, with that policy */
+    uint32_t max_len;         /* of a sequence, with that policy; 0: any */
     tr_sequence_t *sequences; /* [n_sequences], choice = prompt * n + k */
     uint32_t n_sequences;
     uint32_t prompt_tokens; /* of all prompts, each counted once */

@@ -240,8 +240,10 @@ tr_response_writer_encode_logprob(const tr_tokenizer_t *t,
                                   const tr_sampled_t *sampled, void *out,
                                   uint32_t cap)
 {
-    tr_wire_logprob_t head = { sampled->token, sampled->logprob, 0,
-                               (uint16_t) sampled->n_top };
+    tr_wire_logprob_t head = {
+        sampled->token, sampled->logprob, 0, (uint8_t) sampled->n_top,
+        tr_tokenizer_is_special(t, sampled->token) ? TR_LOGPROB_HIDDEN : 0
+    };
     uint8_t *at = out;
     uint32_t len, i;
     const char *bytes;

@@ -110,8 +110,11 @@ typedef struct {
 typedef struct {
     int32_t token;
     float logprob;
-    uint16_t bytes_len, top;
-} tr_wire_logprob_t; /* 12 bytes */
+    uint16_t bytes_len;
+    uint8_t top, flags; /* TR_LOGPROB_* */
+} tr_wire_logprob_t;    /* 12 bytes */
+
+#define TR_LOGPROB_HIDDEN 0x01u /* a special token: no part of the text */
 
 typedef struct {
     int32_t token;

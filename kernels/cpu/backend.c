@@ -82,6 +82,7 @@ act_row(const tr_act_row_f rows[TR_ACTS], tr_act_t act)
         .rope = tr_cpu_rope,                                                   \
         .add_scaled = tr_cpu_add_scaled,                                       \
         .scale_cap = tr_cpu_scale_cap,                                         \
+        .hadamard = tr_cpu_hadamard,                                           \
         .acts = 1u << TR_ACT_SILU | 1u << TR_ACT_GELU_TANH,                    \
         .act_mul = act_mul_##isa,                                              \
         .gated = gated_##isa,                                                  \

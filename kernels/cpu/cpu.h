@@ -115,6 +115,9 @@ int tr_cpu_rope_angles(const tr_stream_t *s, const uint32_t *row_pos,
 int tr_cpu_rope(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
                 uint32_t heads, uint32_t head_dim, const float *angles);
 
+int tr_cpu_hadamard(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
+                    uint32_t heads, uint32_t head_dim);
+
 /* row, here and in tr_cpu_gated: NULL: there is no such activation. */
 int tr_cpu_act_mul(const tr_stream_t *s, const float *x, size_t ldx,
                    uint32_t rows, uint32_t n, float *out, size_t ldo,

@@ -21,7 +21,8 @@ ngx_http_tokenring_shared_t  *ngx_http_tokenring_counters;
 
 static ngx_uint_t
     ngx_http_tokenring_statuses[NGX_HTTP_TOKENRING_STATUSES - 1] = {
-    200, 400, 401, 403, 404, 405, 408, 413, 429, 431, 499, 500, 502, 503, 504
+    200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 499, 500, 502, 503,
+    504
 };
 
 
@@ -60,14 +61,67 @@ ngx_http_tokenring_workers(ngx_http_tokenring_conn_t *conn)
 }
 
 
+/* requests in all workers */
+
+static ngx_uint_t
+ngx_http_tokenring_active(ngx_http_tokenring_shared_t *shared)
+{
+    ngx_uint_t                     i, n;
+    ngx_http_tokenring_process_t  *p;
+
+    n = 0;
+
+    for (i = 0; i < NGX_MAX_PROCESSES; i++) {
+        p = &shared->processes[i];
+
+        if (p->active && ngx_http_tokenring_alive(p)) {
+            n += p->active;
+        }
+    }
+
+    return n;
+}
+
+
+ngx_int_t
+ngx_http_tokenring_gateway_json(ngx_http_tokenring_text_t *out)
+{
+    ngx_uint_t                    i;
+    ngx_http_tokenring_shared_t  *shared;
+
+    shared = ngx_http_tokenring_counters;
+
+    if (shared == NULL) {
+        return ngx_http_tokenring_put(out, "null");
+    }
+
+    if (ngx_http_tokenring_put(out, "{\"requests\":{") != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < NGX_HTTP_TOKENRING_STATUSES - 1; i++) {
+        if (ngx_http_tokenring_printf(out, 64, "\"%ui\":%uA,",
+                                      ngx_http_tokenring_statuses[i],
+                                      shared->requests[i])
+            != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    return ngx_http_tokenring_printf(out, 96, "\"other\":%uA},\"active\":%ui}",
+                                     shared->requests[i],
+                                     ngx_http_tokenring_active(shared));
+}
+
+
 /* as Prometheus text */
 
 ngx_int_t
 ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out)
 {
-    ngx_uint_t                     i, active;
-    ngx_http_tokenring_shared_t   *shared;
-    ngx_http_tokenring_process_t  *p;
+    ngx_uint_t                    i, active;
+    ngx_http_tokenring_shared_t  *shared;
 
     shared = ngx_http_tokenring_counters;
 
@@ -111,15 +165,7 @@ ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out)
         }
     }
 
-    active = 0;
-
-    for (i = 0; i < NGX_MAX_PROCESSES; i++) {
-        p = &shared->processes[i];
-
-        if (p->active && ngx_http_tokenring_alive(p)) {
-            active += p->active;
-        }
-    }
+    active = ngx_http_tokenring_active(shared);
 
     return ngx_http_tokenring_printf(out, 2048,
         "# HELP tokenring_gateway_active_requests "

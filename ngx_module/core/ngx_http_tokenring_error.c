@@ -48,6 +48,8 @@ static ngx_http_tokenring_http_error_t  ngx_http_tokenring_http_errors[] = {
       "The request body is larger than this server accepts" },
     { 414, "invalid_request_error", "uri_too_long",
       "The request URI is too long" },
+    { 415, "invalid_request_error", "unsupported_media_type",
+      "The type of the request body is not supported" },
     { 429, "rate_limit_error", "rate_limit_exceeded",
       "Too many requests: slow down and try again" },
     { 431, "invalid_request_error", "headers_too_large",
@@ -289,7 +291,10 @@ ngx_http_tokenring_send_error_body(ngx_http_request_t *r, ngx_uint_t status,
 
     ctx = ngx_http_get_module_ctx(r, ngx_http_tokenring_module);
 
-    if (ctx && ngx_http_tokenring_add_ids(ctx) != NGX_OK) {
+    if ((ctx ? ngx_http_tokenring_add_ids(ctx)
+             : ngx_http_tokenring_add_request_id(r))
+        != NGX_OK)
+    {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 

@@ -39,11 +39,15 @@ static ngx_http_tokenring_route_e ngx_http_tokenring_route_request(
 static size_t ngx_http_tokenring_version_at(u_char *p, size_t len);
 static ngx_int_t ngx_http_tokenring_list(ngx_http_request_t *r,
     ngx_str_t *id);
+static ngx_int_t ngx_http_tokenring_is_json(ngx_http_request_t *r);
+static ngx_int_t ngx_http_tokenring_refuse_type(ngx_http_request_t *r);
 static ngx_int_t ngx_http_tokenring_complete(ngx_http_request_t *r,
     ngx_uint_t endpoint);
 static ngx_int_t ngx_http_tokenring_nowhere(ngx_http_request_t *r);
 static ngx_int_t ngx_http_tokenring_refuse_method(ngx_http_request_t *r,
     ngx_str_t *allow, const char *message);
+static ngx_int_t ngx_http_tokenring_client_id(ngx_http_request_t *r,
+    ngx_str_t *id);
 static ngx_int_t ngx_http_tokenring_name_request(
     ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx);
@@ -119,7 +123,79 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
                                                 "This URL accepts only POST");
     }
 
+    if (ngx_http_tokenring_is_json(r) != NGX_OK) {
+        return ngx_http_tokenring_refuse_type(r);
+    }
+
     return ngx_http_tokenring_complete(r, endpoint);
+}
+
+
+/*
+ * application/json, or a type that ends in +json.  What a page of another
+ * origin may send without asking first (text/plain, forms, no type at all) is
+ * none: such a page must not make an engine work that listens to this host.
+ */
+
+static ngx_int_t
+ngx_http_tokenring_is_json(ngx_http_request_t *r)
+{
+    size_t      n;
+    ngx_str_t  *type;
+
+    if (r->headers_in.content_type == NULL) {
+        return NGX_DECLINED;
+    }
+
+    type = &r->headers_in.content_type->value;
+
+    for (n = 0; n < type->len && type->data[n] != ';'; n++) { /* void */ }
+
+    while (n && (type->data[n - 1] == ' ' || type->data[n - 1] == '\t')) {
+        n--;
+    }
+
+    if (n == sizeof("application/json") - 1
+        && ngx_strncasecmp(type->data, (u_char *) "application/json", n) == 0)
+    {
+        return NGX_OK;
+    }
+
+    if (n > sizeof("application/+json") - 1
+        && ngx_strncasecmp(type->data, (u_char *) "application/",
+                           sizeof("application/") - 1)
+           == 0
+        && ngx_strncasecmp(type->data + n - (sizeof("+json") - 1),
+                           (u_char *) "+json", sizeof("+json") - 1)
+           == 0)
+    {
+        return NGX_OK;
+    }
+
+    return NGX_DECLINED;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_refuse_type(ngx_http_request_t *r)
+{
+    u_char      text[192], *p;
+    ngx_str_t  *type;
+
+    if (r->headers_in.content_type == NULL) {
+        return ngx_http_tokenring_send_error(r, TR_ERR_MEDIA_TYPE,
+                   "This request has no Content-Type. Expected "
+                   "application/json");
+    }
+
+    type = &r->headers_in.content_type->value;
+
+    p = ngx_snprintf(text, sizeof(text) - 1, "Unsupported Content-Type \"%*s\""
+                     ". Expected application/json",
+                     ngx_min(type->len, 64), type->data);
+    *p = '\0';
+
+    return ngx_http_tokenring_send_error(r, TR_ERR_MEDIA_TYPE, (char *) text);
 }
 
 
@@ -411,6 +487,65 @@ ngx_http_tokenring_create_ctx(ngx_http_request_t *r, ngx_uint_t endpoint)
 }
 
 
+/*
+ * For responses without a ctx: errors, models, stored requests.  The id is the
+ * client's, or a new one, which stands in no log: it tells answers apart.
+ */
+
+ngx_int_t
+ngx_http_tokenring_add_request_id(ngx_http_request_t *r)
+{
+    u_char     *p, random[TR_COMPLETION_LEN / 2];
+    ngx_str_t   id;
+
+    if (ngx_http_tokenring_client_id(r, &id) != NGX_OK) {
+
+        p = ngx_pnalloc(r->pool, sizeof("req_") - 1 + TR_COMPLETION_LEN);
+
+        if (p == NULL
+            || getrandom(random, sizeof(random), GRND_NONBLOCK)
+               != (ssize_t) sizeof(random))
+        {
+            return NGX_ERROR;
+        }
+
+        id.data = p;
+        id.len = sizeof("req_") - 1 + TR_COMPLETION_LEN;
+
+        p = ngx_cpymem(p, "req_", sizeof("req_") - 1);
+        ngx_hex_dump(p, random, sizeof(random));
+    }
+
+    return ngx_http_tokenring_add_header(r, "X-Request-Id", &id);
+}
+
+
+/* the client's X-Request-Id, if that can go into a log and a header */
+
+static ngx_int_t
+ngx_http_tokenring_client_id(ngx_http_request_t *r, ngx_str_t *id)
+{
+    size_t      i;
+    ngx_str_t  *value;
+
+    value = ngx_http_tokenring_header_in(r, "X-Request-Id");
+
+    if (value == NULL || value->len == 0 || value->len > TR_REQUEST_ID_MAX) {
+        return NGX_DECLINED;
+    }
+
+    for (i = 0; i < value->len; i++) {
+        if (value->data[i] < 0x21 || value->data[i] > 0x7e) {
+            return NGX_DECLINED;
+        }
+    }
+
+    *id = *value;
+
+    return NGX_OK;
+}
+
+
 /* 128 random bits in hex, at p */
 
 ngx_int_t
@@ -437,16 +572,13 @@ ngx_http_tokenring_name_completion(ngx_http_tokenring_ctx_t *ctx, u_char *p)
 
 /*
  * The id of the completion is always ours, since it must not be guessed; the
- * id of the request is the client's X-Request-Id, if that can go into a log
- * and a header.
+ * id of the request is the client's, if it has one.
  */
 
 static ngx_int_t
 ngx_http_tokenring_name_request(ngx_http_tokenring_ctx_t *ctx)
 {
-    size_t               i;
     u_char              *p;
-    ngx_str_t           *value;
     ngx_http_request_t  *r;
 
     r = ctx->request;
@@ -465,19 +597,7 @@ ngx_http_tokenring_name_request(ngx_http_tokenring_ctx_t *ctx)
         return NGX_ERROR;
     }
 
-    value = ngx_http_tokenring_header_in(r, "X-Request-Id");
-
-    if (value == NULL || value->len == 0 || value->len > TR_REQUEST_ID_MAX) {
-        return NGX_OK;
-    }
-
-    for (i = 0; i < value->len; i++) {
-        if (value->data[i] < 0x21 || value->data[i] > 0x7e) {
-            return NGX_OK;
-        }
-    }
-
-    ctx->request_id = *value;
+    (void) ngx_http_tokenring_client_id(r, &ctx->request_id);
 
     return NGX_OK;
 }

@@ -163,13 +163,32 @@ typedef enum {
 } ngx_http_tokenring_column_e;
 
 
-/* {token: logprob, ...} for one token, null for the first of a prompt */
+/* "token":logprob */
+
+static ngx_int_t
+ngx_http_tokenring_top_member(ngx_http_tokenring_text_t *out,
+    tr_wire_bytes_t *bytes, float logprob)
+{
+    if (ngx_http_tokenring_put(out, "\"") != NGX_OK
+        || ngx_http_tokenring_json(out, (u_char *) bytes->data, bytes->len)
+           != NGX_OK
+        || ngx_http_tokenring_put(out, "\":") != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_number(out, logprob);
+}
+
+
+/* {token: logprob, ...} for one token, which is always among them; null for
+ * the first of a prompt */
 
 static ngx_int_t
 ngx_http_tokenring_top_object(ngx_http_tokenring_text_t *out,
-    tr_wire_bytes_t *left, tr_wire_logprob_t *head)
+    tr_wire_bytes_t *left, tr_wire_logprob_t *head, tr_wire_bytes_t *token)
 {
-    ngx_uint_t        i;
+    ngx_uint_t        i, seen;
     tr_wire_top_t     top;
     tr_wire_bytes_t   bytes;
 
@@ -181,17 +200,26 @@ ngx_http_tokenring_top_object(ngx_http_tokenring_text_t *out,
         return NGX_ERROR;
     }
 
+    seen = 0;
+
     for (i = 0; i < head->top; i++) {
         if (tr_wire_top_next(left, &top, &bytes) != TR_OK
             || (i && ngx_http_tokenring_put(out, ",") != NGX_OK)
-            || ngx_http_tokenring_put(out, "\"") != NGX_OK
-            || ngx_http_tokenring_json(out, (u_char *) bytes.data, bytes.len)
-               != NGX_OK
-            || ngx_http_tokenring_put(out, "\":") != NGX_OK
-            || ngx_http_tokenring_number(out, top.logprob) != NGX_OK)
+            || ngx_http_tokenring_top_member(out, &bytes, top.logprob)
+               != NGX_OK)
         {
             return NGX_ERROR;
         }
+
+        seen |= (top.token == head->token);
+    }
+
+    if (!seen
+        && ((i && ngx_http_tokenring_put(out, ",") != NGX_OK)
+            || ngx_http_tokenring_top_member(out, token, head->logprob)
+               != NGX_OK))
+    {
+        return NGX_ERROR;
     }
 
     return ngx_http_tokenring_put(out, "}");
@@ -248,7 +276,8 @@ ngx_http_tokenring_column(ngx_http_tokenring_text_t *out,
             break;
 
         case NGX_HTTP_TOKENRING_TOP_LOGPROBS:
-            rc = ngx_http_tokenring_top_object(out, &left, &head);
+            rc = ngx_http_tokenring_top_object(out, &left, &head,
+                                               &bytes);
             i = head.top;
             break;
 
@@ -261,8 +290,10 @@ ngx_http_tokenring_column(ngx_http_tokenring_text_t *out,
             return NGX_ERROR;
         }
 
-        offset += ngx_http_tokenring_characters((u_char *) bytes.data,
-                                                bytes.len);
+        if (!(head.flags & TR_LOGPROB_HIDDEN)) {
+            offset += ngx_http_tokenring_characters((u_char *) bytes.data,
+                                                    bytes.len);
+        }
 
         for ( /* void */ ; i < head.top; i++) {
             if (tr_wire_top_next(&left, &top, &skipped) != TR_OK) {

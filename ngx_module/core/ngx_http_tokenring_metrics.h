@@ -13,7 +13,7 @@
 #include "ngx_http_tokenring_text.h"
 
 
-#define NGX_HTTP_TOKENRING_STATUSES  16
+#define NGX_HTTP_TOKENRING_STATUSES  17
 
 
 /* of one worker, written by it alone */
@@ -54,6 +54,9 @@ ngx_int_t ngx_http_tokenring_metrics_handler(ngx_http_request_t *r);
 
 /* the gateway's own; NGX_ERROR without memory */
 ngx_int_t ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out);
+
+/* {"requests":{"200":1,..},"active":1}, or null where there are none */
+ngx_int_t ngx_http_tokenring_gateway_json(ngx_http_tokenring_text_t *out);
 
 /* workers that are connected to this socket */
 ngx_uint_t ngx_http_tokenring_workers(ngx_http_tokenring_conn_t *conn);

@@ -270,6 +270,9 @@ ngx_int_t ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t ngx_http_tokenring_name_completion(ngx_http_tokenring_ctx_t *ctx,
     u_char *p);
 
+/* X-Request-Id for a response without a ctx */
+ngx_int_t ngx_http_tokenring_add_request_id(ngx_http_request_t *r);
+
 /* a handshake has ended, well or badly: those who wait are looked at again,
  * and may end */
 void ngx_http_tokenring_wake(ngx_http_tokenring_engine_t *engine);

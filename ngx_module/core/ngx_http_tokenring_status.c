@@ -6,6 +6,7 @@
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_engine.h"
 #include "ngx_http_tokenring_error.h"
+#include "ngx_http_tokenring_request.h"
 #include "ngx_http_tokenring_send.h"
 #include "ngx_http_tokenring_status.h"
 
@@ -91,7 +92,9 @@ ngx_http_tokenring_models(ngx_http_request_t *r, ngx_str_t *id)
                                          "There is no model with this name");
     }
 
-    if (id == NULL && ngx_http_tokenring_put(t, "]}") != NGX_OK) {
+    if ((id == NULL && ngx_http_tokenring_put(t, "]}") != NGX_OK)
+        || ngx_http_tokenring_add_request_id(r) != NGX_OK)
+    {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 

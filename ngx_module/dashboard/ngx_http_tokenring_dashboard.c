@@ -409,6 +409,8 @@ ngx_http_tokenring_set_dashboard(ngx_conf_t *cf, ngx_command_t *cmd,
     }
 
     cache->location = clcf->name;
+    cache->main = ngx_http_conf_get_module_main_conf(cf,
+                                                   ngx_http_tokenring_module);
 
     value = cf->args->elts;
 

@@ -1,5 +1,6 @@
 /*
- * The dashboard: one page that shows the whole fleet, as Redis has it.
+ * The dashboard: one page that shows the whole fleet, as Redis has it, or
+ * without a Redis the engines of this NGINX.
  *
  * The dashboard cache (ngx_http_tokenring_cache_t) is what the SSE clients of
  * one worker share: while somebody looks, it reads the fleet from Redis once a
@@ -11,6 +12,8 @@
  *     _dashboard_cache.c           rounds of reading Redis, and the event that
  *                                  a round makes
  *     _dashboard_cache_engines.c   heartbeats and samples
+ *     _dashboard_cache_local.c     the same of this NGINX's engines, without
+ *                                  Redis
  *     _dashboard_cache_requests.c  the latest requests
  *     _sse_client.c                streams of events, and the history that
  *                                  each begins with

@@ -1,5 +1,6 @@
 /*
- * The dashboard cache: what SSE clients see of Redis (docs/redis.md).
+ * The dashboard cache: what SSE clients see of Redis (docs/redis.md), or,
+ * without one, of the engines of this NGINX (_dashboard_cache_local.c).
  *
  * A round asks Redis three times in a row, once a second and only while
  * somebody looks: for the names of the engines; for the heartbeat of each, its
@@ -12,13 +13,14 @@
  */
 
 #include "ngx_http_tokenring_dashboard_cache.h"
+#include "ngx_http_tokenring_metrics.h"
 
 
 static void ngx_http_tokenring_cache_timer(ngx_event_t *ev);
 static void ngx_http_tokenring_cache_round(ngx_http_tokenring_cache_t *cache);
 static void ngx_http_tokenring_cache_end(ngx_http_tokenring_cache_t *cache);
-static ngx_int_t ngx_http_tokenring_cache_engine(ngx_http_tokenring_text_t *t,
-    ngx_http_tokenring_cache_engine_t *engine);
+static ngx_int_t ngx_http_tokenring_cache_object(ngx_http_tokenring_text_t *t,
+    ngx_http_tokenring_text_t *json);
 static ngx_int_t ngx_http_tokenring_cache_render(
     ngx_http_tokenring_cache_t *cache);
 
@@ -94,6 +96,7 @@ ngx_http_tokenring_cache_round(ngx_http_tokenring_cache_t *cache)
 
     for (i = 0; i < cache->nengines; i++) {
         ngx_http_tokenring_text_reset(&cache->engines[i].heart);
+        ngx_http_tokenring_text_reset(&cache->engines[i].card);
         ngx_http_tokenring_text_reset(&cache->engines[i].samples);
     }
 
@@ -189,6 +192,7 @@ ngx_http_tokenring_cache_free(ngx_http_tokenring_cache_t *cache)
 
     for (i = 0; i < cache->nengines; i++) {
         ngx_http_tokenring_text_free(&cache->engines[i].heart);
+        ngx_http_tokenring_text_free(&cache->engines[i].card);
         ngx_http_tokenring_text_free(&cache->engines[i].samples);
     }
 
@@ -273,27 +277,23 @@ ngx_http_tokenring_cache_fields(ngx_http_tokenring_text_t *t, ngx_str_t *names,
 
 /* ---- what clients get --------------------------------------------------- */
 
-static ngx_int_t
-ngx_http_tokenring_cache_engine(ngx_http_tokenring_text_t *t,
-    ngx_http_tokenring_cache_engine_t *engine)
+ngx_int_t
+ngx_http_tokenring_cache_tell(ngx_http_tokenring_text_t *t, ngx_str_t *name,
+    uint64_t seen, ngx_http_tokenring_text_t *heart,
+    ngx_http_tokenring_text_t *card, ngx_http_tokenring_text_t *samples)
 {
-    size_t  heart;
-
-    heart = ngx_http_tokenring_text_len(&engine->heart);
-
-    if (ngx_http_tokenring_put(t, "{\"name\":\"") != NGX_OK
-        || ngx_http_tokenring_json(t, engine->name.data, engine->name.len)
-           != NGX_OK
+    if ((t->last[-1] != '[' && ngx_http_tokenring_append(t, ",", 1) != NGX_OK)
+        || ngx_http_tokenring_put(t, "{\"name\":\"") != NGX_OK
+        || ngx_http_tokenring_json(t, name->data, name->len) != NGX_OK
         || ngx_http_tokenring_printf(t, 64, "\",\"seen\":\"%uL\",\"heart\":",
-                                     engine->seen)
+                                     seen)
            != NGX_OK
-        || ngx_http_tokenring_append(t, heart ? engine->heart.pos
-                                              : (u_char *) "null",
-                                     heart ? heart : 4)
-           != NGX_OK
+        || ngx_http_tokenring_cache_object(t, heart) != NGX_OK
+        || ngx_http_tokenring_put(t, ",\"card\":") != NGX_OK
+        || ngx_http_tokenring_cache_object(t, card) != NGX_OK
         || ngx_http_tokenring_put(t, ",\"samples\":[") != NGX_OK
-        || ngx_http_tokenring_append(t, engine->samples.pos,
-               ngx_http_tokenring_text_len(&engine->samples))
+        || ngx_http_tokenring_append(t, samples->pos,
+               ngx_http_tokenring_text_len(samples))
            != NGX_OK)
     {
         return NGX_ERROR;
@@ -304,12 +304,26 @@ ngx_http_tokenring_cache_engine(ngx_http_tokenring_text_t *t,
 
 
 static ngx_int_t
+ngx_http_tokenring_cache_object(ngx_http_tokenring_text_t *t,
+    ngx_http_tokenring_text_t *json)
+{
+    size_t  len;
+
+    len = ngx_http_tokenring_text_len(json);
+
+    return ngx_http_tokenring_append(t, len ? json->pos : (u_char *) "null",
+                                     len ? len : 4);
+}
+
+
+static ngx_int_t
 ngx_http_tokenring_cache_render(ngx_http_tokenring_cache_t *cache)
 {
-    uint64_t                    now;
-    ngx_uint_t                  i, up;
-    ngx_time_t                 *tp;
-    ngx_http_tokenring_text_t  *t;
+    uint64_t                            now;
+    ngx_uint_t                          i, up;
+    ngx_time_t                         *tp;
+    ngx_http_tokenring_text_t          *t;
+    ngx_http_tokenring_cache_engine_t  *engine;
 
     t = &cache->tick;
     tp = ngx_timeofday();
@@ -322,6 +336,23 @@ ngx_http_tokenring_cache_render(ngx_http_tokenring_cache_t *cache)
         != NGX_OK)
     {
         return NGX_ERROR;
+    }
+
+    if (ngx_http_tokenring_put(t, "\"gateway\":") != NGX_OK
+        || ngx_http_tokenring_gateway_json(t) != NGX_OK
+        || ngx_http_tokenring_append(t, ",", 1) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    if (cache->redis == NULL) {
+        if (ngx_http_tokenring_put(t, "\"engines\":[") != NGX_OK
+            || ngx_http_tokenring_cache_local(cache, t, now) != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+
+        return ngx_http_tokenring_put(t, "],\"requests\":[]}\n\n");
     }
 
     if (!up) {
@@ -337,10 +368,9 @@ ngx_http_tokenring_cache_render(ngx_http_tokenring_cache_t *cache)
                 return NGX_ERROR;
             }
 
-        } else if (cache->redis
-                   && ngx_http_tokenring_json(t, cache->redis->name.data,
-                                              cache->redis->name.len)
-                      != NGX_OK)
+        } else if (ngx_http_tokenring_json(t, cache->redis->name.data,
+                                           cache->redis->name.len)
+                   != NGX_OK)
         {
             return NGX_ERROR;
         }
@@ -357,10 +387,12 @@ ngx_http_tokenring_cache_render(ngx_http_tokenring_cache_t *cache)
             continue;
         }
 
-        if ((t->last[-1] != '['
-             && ngx_http_tokenring_append(t, ",", 1) != NGX_OK)
-            || ngx_http_tokenring_cache_engine(t, &cache->engines[i])
-               != NGX_OK)
+        engine = &cache->engines[i];
+
+        if (ngx_http_tokenring_cache_tell(t, &engine->name, engine->seen,
+                                          &engine->heart, &engine->card,
+                                          &engine->samples)
+            != NGX_OK)
         {
             return NGX_ERROR;
         }

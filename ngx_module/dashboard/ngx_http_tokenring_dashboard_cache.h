@@ -11,6 +11,7 @@
 #define _NGX_HTTP_TOKENRING_DASHBOARD_CACHE_H_INCLUDED_
 
 
+#include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_redis.h"
 #include "ngx_http_tokenring_text.h"
 
@@ -24,8 +25,11 @@
 #define NGX_HTTP_TOKENRING_CACHE_VALUE     1024
 
 /* the history of one engine for a new client, in samples; it is read in slices,
- * so that it does not hold up the worker */
+ * so that it does not hold up the worker.  Of an hour, samples that are older
+ * than HISTORY are sent every SPARSE seconds. */
 #define NGX_HTTP_TOKENRING_CACHE_HISTORY   660
+#define NGX_HTTP_TOKENRING_CACHE_HOUR      3660
+#define NGX_HTTP_TOKENRING_CACHE_SPARSE    10
 #define NGX_HTTP_TOKENRING_CACHE_SLICE     60
 
 /* the id of an entry of a stream: two 64-bit numbers */
@@ -43,6 +47,7 @@ typedef struct {
     u_char                       last_buf[NGX_HTTP_TOKENRING_CACHE_ID];
     uint64_t                     seen;    /* last heartbeat, Unix ms */
     ngx_http_tokenring_text_t    heart;   /* JSON */
+    ngx_http_tokenring_text_t    card;    /* JSON, where there is no heart */
     ngx_http_tokenring_text_t    samples; /* JSON, of this round */
     unsigned                     listed:1;
 } ngx_http_tokenring_cache_engine_t;
@@ -69,6 +74,7 @@ struct ngx_http_tokenring_cache_s {
     ngx_http_tokenring_redis_t     *redis;   /* NULL: there is none */
     ngx_str_t                       location;
     ngx_str_t                       path;    /* of the page's files */
+    ngx_http_tokenring_main_conf_t *main;
 
     /* below: of one worker */
 
@@ -109,6 +115,7 @@ typedef struct {
     ngx_http_tokenring_call_t      *call;
     ngx_uint_t                      engine;
     ngx_uint_t                      left;    /* of this engine */
+    ngx_uint_t                      history; /* of each, in samples */
     ngx_str_t                       before;
     u_char                          before_buf[
                                         NGX_HTTP_TOKENRING_CACHE_ID + 1];
@@ -140,6 +147,11 @@ ngx_uint_t ngx_http_tokenring_cache_usable(ngx_http_tokenring_cache_t *cache,
 ngx_int_t ngx_http_tokenring_cache_fields(ngx_http_tokenring_text_t *t,
     ngx_str_t *names, ngx_uint_t n, redisReply *reply);
 
+/* one engine; heart, card: an object, or empty */
+ngx_int_t ngx_http_tokenring_cache_tell(ngx_http_tokenring_text_t *t,
+    ngx_str_t *name, uint64_t seen, ngx_http_tokenring_text_t *heart,
+    ngx_http_tokenring_text_t *card, ngx_http_tokenring_text_t *samples);
+
 /* _dashboard_cache_engines.c */
 
 void ngx_http_tokenring_cache_names(void *data, redisReply *reply);
@@ -150,6 +162,12 @@ void ngx_http_tokenring_cache_names(void *data, redisReply *reply);
  */
 ngx_int_t ngx_http_tokenring_cache_sample(ngx_http_tokenring_text_t *t,
     redisReply *entry, ngx_str_t *id);
+
+/* _dashboard_cache_local.c */
+
+/* the engines of this NGINX, as those of Redis are told */
+ngx_int_t ngx_http_tokenring_cache_local(ngx_http_tokenring_cache_t *cache,
+    ngx_http_tokenring_text_t *t, uint64_t now);
 
 /* _dashboard_cache_requests.c */
 

@@ -13,7 +13,14 @@ static void ngx_http_tokenring_cache_name(ngx_http_tokenring_cache_t *cache,
     ngx_str_t *name, uint64_t seen);
 static void ngx_http_tokenring_cache_ask(
     ngx_http_tokenring_cache_engine_t *engine);
+static void ngx_http_tokenring_cache_fetch_fields(
+    ngx_http_tokenring_cache_engine_t *engine, const char *kind,
+    ngx_http_tokenring_reply_pt handler);
+static ngx_int_t ngx_http_tokenring_cache_read_fields(
+    ngx_http_tokenring_cache_engine_t *engine, ngx_http_tokenring_text_t *t,
+    redisReply *reply);
 static void ngx_http_tokenring_cache_heart(void *data, redisReply *reply);
+static void ngx_http_tokenring_cache_card(void *data, redisReply *reply);
 static void ngx_http_tokenring_cache_samples(void *data, redisReply *reply);
 
 
@@ -30,7 +37,9 @@ static ngx_str_t  ngx_http_tokenring_sample_fields[] = {
     ngx_string("run"), ngx_string("running"), ngx_string("waiting"),
     ngx_string("prompt_tokens"), ngx_string("generation_tokens"),
     ngx_string("stop"), ngx_string("length"), ngx_string("aborted"),
-    ngx_string("error"), ngx_string("kv_free"), ngx_string("kv_used"),
+    ngx_string("error"), ngx_string("preemptions"),
+    ngx_string("kv_request_bytes"), ngx_string("kv_request_full_bytes"),
+    ngx_string("kv_free"), ngx_string("kv_used"),
     ngx_string("kv_swapped"), ngx_string("kv_tokens"),
     ngx_string("kv_full_bytes"), ngx_string("ttft"),
     ngx_string("inter_token"), ngx_string("e2e")
@@ -133,24 +142,13 @@ static void
 ngx_http_tokenring_cache_ask(ngx_http_tokenring_cache_engine_t *engine)
 {
     u_char                       key[256], id[NGX_HTTP_TOKENRING_CACHE_ID + 1];
-    ngx_str_t                    argv[NGX_HTTP_TOKENRING_REDIS_ARGS];
-    ngx_uint_t                   i, n;
+    ngx_str_t                    argv[6];
     ngx_http_tokenring_redis_t  *redis;
 
     redis = engine->cache->redis;
-    n = ngx_http_tokenring_nelts(ngx_http_tokenring_heart_fields);
 
-    ngx_str_set(&argv[0], "HMGET");
-    argv[1] = ngx_http_tokenring_redis_key_at(redis, key, "engine",
-                                              &engine->name);
-
-    for (i = 0; i < n; i++) {
-        argv[2 + i] = ngx_http_tokenring_heart_fields[i];
-    }
-
-    ngx_http_tokenring_cache_command(engine->cache,
-                                     ngx_http_tokenring_cache_heart, engine,
-                                     2 + n, argv);
+    ngx_http_tokenring_cache_fetch_fields(engine, "engine",
+                                          ngx_http_tokenring_cache_heart);
 
     argv[1] = ngx_http_tokenring_redis_key_at(redis, key, "metrics",
                                               &engine->name);
@@ -190,31 +188,86 @@ ngx_http_tokenring_cache_ask(ngx_http_tokenring_cache_engine_t *engine)
 }
 
 
-/* a heartbeat that has expired has no fields */
+/* HMGET of a hash that has a heartbeat's fields */
+
+static void
+ngx_http_tokenring_cache_fetch_fields(
+    ngx_http_tokenring_cache_engine_t *engine, const char *kind,
+    ngx_http_tokenring_reply_pt handler)
+{
+    u_char      key[256];
+    ngx_str_t   argv[NGX_HTTP_TOKENRING_REDIS_ARGS];
+    ngx_uint_t  i, n;
+
+    n = ngx_http_tokenring_nelts(ngx_http_tokenring_heart_fields);
+
+    ngx_str_set(&argv[0], "HMGET");
+    argv[1] = ngx_http_tokenring_redis_key_at(engine->cache->redis, key, kind,
+                                              &engine->name);
+
+    for (i = 0; i < n; i++) {
+        argv[2 + i] = ngx_http_tokenring_heart_fields[i];
+    }
+
+    ngx_http_tokenring_cache_command(engine->cache, handler, engine, 2 + n,
+                                     argv);
+}
+
+
+/* NGX_DECLINED: it has none of them */
+
+static ngx_int_t
+ngx_http_tokenring_cache_read_fields(
+    ngx_http_tokenring_cache_engine_t *engine, ngx_http_tokenring_text_t *t,
+    redisReply *reply)
+{
+    ngx_int_t  n;
+
+    if (!ngx_http_tokenring_cache_usable(engine->cache, reply,
+                                         REDIS_REPLY_ARRAY))
+    {
+        return NGX_ERROR;
+    }
+
+    (void) ngx_http_tokenring_append(t, "{", 1);
+
+    n = ngx_http_tokenring_cache_fields(t, ngx_http_tokenring_heart_fields,
+            ngx_http_tokenring_nelts(ngx_http_tokenring_heart_fields),
+            reply);
+
+    if (n <= 0 || ngx_http_tokenring_append(t, "}", 1) != NGX_OK) {
+        ngx_http_tokenring_text_reset(t);
+        return n == 0 ? NGX_DECLINED : NGX_ERROR;
+    }
+
+    return NGX_OK;
+}
+
+
+/* a heartbeat that has expired has no fields: the card says whose it was */
 
 static void
 ngx_http_tokenring_cache_heart(void *data, redisReply *reply)
 {
     ngx_http_tokenring_cache_engine_t *engine = data;
 
-    ngx_int_t                   n;
-    ngx_http_tokenring_text_t  *t;
-
-    t = &engine->heart;
-
-    if (ngx_http_tokenring_cache_usable(engine->cache, reply,
-                                        REDIS_REPLY_ARRAY))
+    if (ngx_http_tokenring_cache_read_fields(engine, &engine->heart, reply)
+        == NGX_DECLINED)
     {
-        (void) ngx_http_tokenring_append(t, "{", 1);
-
-        n = ngx_http_tokenring_cache_fields(t, ngx_http_tokenring_heart_fields,
-                ngx_http_tokenring_nelts(ngx_http_tokenring_heart_fields),
-                reply);
-
-        if (n <= 0 || ngx_http_tokenring_append(t, "}", 1) != NGX_OK) {
-            ngx_http_tokenring_text_reset(t);
-        }
+        ngx_http_tokenring_cache_fetch_fields(engine, "card",
+                                              ngx_http_tokenring_cache_card);
     }
+
+    ngx_http_tokenring_cache_next(engine->cache);
+}
+
+
+static void
+ngx_http_tokenring_cache_card(void *data, redisReply *reply)
+{
+    ngx_http_tokenring_cache_engine_t *engine = data;
+
+    (void) ngx_http_tokenring_cache_read_fields(engine, &engine->card, reply);
 
     ngx_http_tokenring_cache_next(engine->cache);
 }

@@ -4,7 +4,9 @@
  * A client gets the requests that the dashboard cache knows, and then every
  * tick; meanwhile the samples of the last minutes are read for it alone, in
  * slices, and only as fast as it takes them.  A slow client misses ticks and
- * gets the missing samples in the same way afterwards.
+ * gets the missing samples in the same way afterwards.  A client that asks for
+ * an hour (/events?hour) gets its older part thinned out: counters only grow,
+ * so every tenth sample has all that counts.
  *
  * When the worker exits, the streams end with the next tick: the page connects
  * again, to a new worker.
@@ -25,6 +27,8 @@ static ngx_int_t ngx_http_tokenring_sse_client_greet(
     ngx_http_tokenring_sse_client_t *client);
 static void ngx_http_tokenring_sse_client_more(
     ngx_http_tokenring_sse_client_t *client);
+static ngx_uint_t ngx_http_tokenring_sse_client_sparse(redisReply *entry,
+    ngx_str_t *id);
 static void ngx_http_tokenring_sse_client_slice(void *data, redisReply *reply);
 static void ngx_http_tokenring_sse_client_send(
     ngx_http_tokenring_sse_client_t *client, ngx_uint_t last);
@@ -74,6 +78,11 @@ ngx_http_tokenring_sse_client_open(ngx_http_request_t *r,
 
     client->request = r;
     client->cache = cache;
+    client->history = NGX_HTTP_TOKENRING_CACHE_HISTORY;
+
+    if (r->args.len == 4 && ngx_strncmp(r->args.data, "hour", 4) == 0) {
+        client->history = NGX_HTTP_TOKENRING_CACHE_HOUR;
+    }
 
     ngx_http_tokenring_cache_start(cache);
     ngx_queue_insert_tail(&cache->clients, &client->queue);
@@ -230,7 +239,7 @@ ngx_http_tokenring_sse_client_greet(ngx_http_tokenring_sse_client_t *client)
 
     client->greeted = 1;
     client->engine = 0;
-    client->left = NGX_HTTP_TOKENRING_CACHE_HISTORY;
+    client->left = client->history;
     client->before.len = 0;
     client->before.data = client->before_buf;
     client->catching_up = 1;
@@ -253,7 +262,7 @@ ngx_http_tokenring_sse_client_more(ngx_http_tokenring_sse_client_t *client)
 
     while (client->engine < cache->nengines && client->left == 0) {
         client->engine++;
-        client->left = NGX_HTTP_TOKENRING_CACHE_HISTORY;
+        client->left = client->history;
         client->before.len = 0;
     }
 
@@ -292,6 +301,39 @@ ngx_http_tokenring_sse_client_more(ngx_http_tokenring_sse_client_t *client)
 }
 
 
+/* an entry of a second that is left out; its id says where to go on */
+
+static ngx_uint_t
+ngx_http_tokenring_sse_client_sparse(redisReply *entry, ngx_str_t *id)
+{
+    uint64_t    ms;
+    ngx_str_t   name;
+    ngx_uint_t  i;
+
+    if (entry->type != REDIS_REPLY_ARRAY || entry->elements != 2
+        || ngx_http_tokenring_redis_string(entry->element[0], &name) != NGX_OK
+        || name.len == 0 || name.len > NGX_HTTP_TOKENRING_CACHE_ID)
+    {
+        return 0;
+    }
+
+    ms = 0;
+
+    for (i = 0; i < name.len && name.data[i] >= '0' && name.data[i] <= '9'; i++)
+    {
+        ms = ms * 10 + (name.data[i] - '0');
+    }
+
+    if (ms / 1000 % NGX_HTTP_TOKENRING_CACHE_SPARSE == 0) {
+        return 0;
+    }
+
+    *id = name;
+
+    return 1;
+}
+
+
 static void
 ngx_http_tokenring_sse_client_slice(void *data, redisReply *reply)
 {
@@ -327,6 +369,13 @@ ngx_http_tokenring_sse_client_slice(void *data, redisReply *reply)
     rc = NGX_OK;
 
     for (i = 0; reply->type == REDIS_REPLY_ARRAY && i < reply->elements; i++) {
+
+        if (client->history - client->left >= NGX_HTTP_TOKENRING_CACHE_HISTORY
+            && ngx_http_tokenring_sse_client_sparse(reply->element[i], &id))
+        {
+            continue;
+        }
+
         rc = ngx_http_tokenring_cache_sample(&samples, reply->element[i], &id);
 
         if (rc == NGX_ERROR) {

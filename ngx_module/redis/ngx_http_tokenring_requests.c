@@ -13,6 +13,7 @@
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_error.h"
 #include "ngx_http_tokenring_find.h"
+#include "ngx_http_tokenring_request.h"
 #include "ngx_http_tokenring_requests.h"
 #include "ngx_http_tokenring_send.h"
 
@@ -270,7 +271,8 @@ ngx_http_tokenring_lookup_send(ngx_http_tokenring_lookup_t *l,
                                           cancelling)
            != NGX_OK
         || ngx_http_tokenring_add_header(r, "Cache-Control", &no_store)
-           != NGX_OK)
+           != NGX_OK
+        || ngx_http_tokenring_add_request_id(r) != NGX_OK)
     {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }

@@ -199,9 +199,61 @@ test('a prompt longer than the context: 400', () =>
   rejected(chat('word '.repeat(6000)), 400, 'context_length_exceeded',
     'messages'));
 
-test('prompt and max_tokens beyond the context: 400', () =>
-  rejected(chat('Hello!', { max_tokens: 4096 }), 400,
-    'context_length_exceeded', 'messages'));
+test('max_tokens beyond the context: a ceiling', async () => {
+  const models = (await request(`${stack.url}/v1/models`)).json();
+  const { max_model_len: most } = models.data[0];
+  const r = await post(`${stack.url}/v1/completions`, prompt(
+    Array(most - 6).fill(300), { max_tokens: most, ignore_eos: true }));
+  assert.equal(r.status, 200, r.text);
+  assert.equal(r.json().choices[0].finish_reason, 'length');
+  assert.equal(r.json().usage.total_tokens, most);
+});
+
+for (const [what, type, status] of [
+  ['with a charset', 'Application/JSON; charset=utf-8', 200],
+  ['+json', 'application/vnd.api+json', 200],
+  ['text/plain', 'text/plain', 415],
+  ['a form', 'application/x-www-form-urlencoded', 415],
+  ['+json alone', 'application/+json', 415],
+  ['text/json', 'text/json', 415],
+  ['none', undefined, 415],
+]) {
+  test(`Content-Type: ${what}: ${status}`, async () => {
+    const r = await request(`${stack.url}/v1/chat/completions`, {
+      method: 'POST', body: JSON.stringify(chat('Hello!', { max_tokens: 1 })),
+      headers: type ? { 'Content-Type': type } : {} });
+    assert.equal(r.status, status, r.text);
+    if (status === 415) {
+      const { error } = r.json();
+      assert.equal(error.code, 'unsupported_media_type');
+      assert.match(error.message, /Expected application\/json/);
+    }
+  });
+}
+
+for (const [what, path, options, status] of [
+  ['no such URL', '/v1/responses', { method: 'POST', body: '{}' }, 404],
+  ['no such method', '/v1/chat/completions', { method: 'GET' }, 405],
+  ['no JSON', '/v1/chat/completions', { method: 'POST', body: 'x',
+    headers: { 'Content-Type': 'text/plain' } }, 415],
+  ['models', '/v1/models', {}, 200],
+  ['a model', '/v1/models/pocket', {}, 200],
+  ['no such model', '/v1/models/none', {}, 404],
+  ['a bad body', '/v1/completions', { method: 'POST', body: '{' }, 400],
+  ['too large', '/v1/completions', { method: 'POST',
+    body: 'x'.repeat(3 << 20) }, 413],
+]) {
+  test(`X-Request-Id: ${what}`, async () => {
+    const ask = (more) => request(stack.url + path, { ...options,
+      headers: { 'Content-Type': 'application/json', ...options.headers,
+        ...more } });
+    const one = await ask({});
+    assert.equal(one.status, status, one.text);
+    assert.match(one.headers['x-request-id'], /^req_[0-9a-f]{32}$/);
+    const two = await ask({ 'X-Request-Id': 'mine-1' });
+    assert.equal(two.headers['x-request-id'], 'mine-1');
+  });
+}
 
 test('token ids beyond the context: 400', () =>
   rejected(prompt(Array(4097).fill(300)), 400, 'context_length_exceeded',
@@ -225,7 +277,7 @@ test('a request that the page pool can never hold: refused at once', async () =>
     engine: { kv_memory: '2m', max_num_seqs: 4 } });
   try {
     const r = await post(`${small.url}/v1/chat/completions`,
-      chat('Hello!', { max_tokens: 3900 }));
+      chat('the fox and '.repeat(900)));
     assert.equal(r.status, 400, r.text);
     assert.equal(r.json().error.type, 'invalid_request_error');
     assert.equal((await post(`${small.url}/v1/chat/completions`,

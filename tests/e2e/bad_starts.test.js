@@ -351,6 +351,11 @@ test('nginx.conf: what looks alike and is right', async () => {
         + 'if ($http_x_old) { proxy_pass http://127.0.0.1:9; }'
         + 'limit_except POST { deny all; }',
       server: `location /closed/ { tokenring_pass alias; return 403; }
+        location /mixed/ {
+            proxy_pass http://127.0.0.1:9;
+            if ($http_x_new) { tokenring_pass main; }
+            location /mixed/old/ { proxy_pass http://127.0.0.1:9; }
+        }
         location /v1/requests/ {
             tokenring_pass again;
             tokenring_redis 127.0.0.1:9;

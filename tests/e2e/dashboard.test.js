@@ -77,11 +77,11 @@ function with_fleet(options, body) {
 }
 
 // The stream of events, as the page gets it.
-function watch(url) {
+function watch(url, name = 'events') {
   const out = { events: [], of: (type) => out.events.filter((e) => e.type === type) };
   let left = '';
   out.ended = new Promise((resolve, reject) => {
-    const req = http.get(`${url}events`, { agent: false }, (res) => {
+    const req = http.get(`${url}${name}`, { agent: false }, (res) => {
       out.status = res.statusCode;
       out.headers = res.headers;
       res.setEncoding('utf8');
@@ -592,19 +592,102 @@ test('on a phone nothing is cut off, and everything is in reach', with_fleet({},
     }
   }));
 
-test('without a Redis the page says what to do', async () => {
-  const stack = await Stack.start({ engine: null, server: location() });
+test('without a Redis it shows the engines of this NGINX', async () => {
+  const stack = await Stack.start({ server: location(),
+    engine: { kv_policy: 'diffkv:alpha_high=12,alpha_low=0' } });
   const browser = await Browser.start();
+  const url = `${stack.url}/v1/chat/completions`;
+  const figure = (page, name, test) => when(page, ([n, more]) => {
+    const b = [...document.querySelectorAll('.figure')]
+      .find((el) => el.firstElementChild.textContent === n).children[1];
+    return parseFloat(b.textContent.replace(/,/g, '')) >= more;
+  }, [name, test]);
   try {
     const page = await browser.open(`${stack.url}/dashboard/`);
-    await when(page, () => /tokenring_redis/.test(
+    await live(page);
+    await when(page, () => /since this page was opened.*tokenring_redis/.test(
       document.getElementById('alerts').textContent));
+    assert.match(await page.locator('.engine-model').textContent(),
+      /^pocket · cpu · diffkv/);
+    assert.ok(!await page.locator('#requests-card').isVisible());
+    const load = [0, 1, 2].map((i) => stream(url, endless(i, 400)).finished);
+    await figure(page, 'Running', 1);
+    await figure(page, 'Tokens out', 1);
+    await when(page, () => document.querySelectorAll('#levels tr').length >= 2);
+    await Promise.all(load);
+    // What has ended counts, whatever runs now.
+    await when(page, () => /Over 3 requests since start/.test(
+      document.getElementById('saving-since').textContent));
+    assert.ok(parseFloat(await page.locator('#saving').textContent()) > 1);
+    // As the status page has it.
+    const m = await stack.metrics();
+    const ratio = m.value('tokenring_kv_request_fp16_bytes_total')
+      / m.value('tokenring_kv_request_bytes_total');
+    assert.equal(await page.locator('#saving').textContent(),
+      `${ratio.toFixed(ratio < 9.95 ? 1 : 0)}×`);
+
+    // One that is gone keeps its name and model, also for who comes later.
+    await stack.engine.kill();
+    await when(page, () => document.querySelector('.engine[data-state="gone"]'));
+    const later = await browser.open(`${stack.url}/dashboard/`);
+    for (const p of [page, later]) {
+      await when(p, () => /^pocket/.test(document.querySelector(
+        '.engine[data-state="gone"] .engine-model')?.textContent));
+    }
+    // And what is asked for meanwhile is an error of this NGINX.
+    await post(url, chat('Hello!'));
+    await figure(page, 'Errors (5xx)', 1);
+    await stack.engine.start();
+    await when(page, () => document.querySelector('.engine[data-state="ready"]'));
     assert.deepEqual(page.complaints, []);
   } finally {
     await browser.stop();
     await stack.stop();
   }
 });
+
+test('an hour of the past, and what has gone in it', with_fleet(
+  { feed: { past: 3000 } }, async ({ redis, feed, url }) => {
+    // Gone before anybody looked.
+    feed.fleet.engines[1].alive = false;
+    await until(async () => await redis.hash('tr:engine:{gpu-b}') === null,
+      'its heartbeat expires');
+    const of = (v, name) => v.of('history').filter((h) => h.engine === name)
+      .flatMap((h) => h.samples.map((s) => parseInt(s.id, 10)));
+    const short = watch(url);
+    const long = watch(url, 'events?hour');
+    await until(() => of(short, 'gpu-c').length >= 660, 'the last minutes');
+    await until(() => Math.min(...of(long, 'gpu-c'))
+      < Date.now() - 2900 * 1000, 'the hour');
+    const times = of(long, 'gpu-c').sort((a, b) => a - b);
+    assert.ok(times.length > 850 && times.length < 1000, `${times.length} samples`);
+    const gaps = times.slice(1).map((t, i) => t - times[i]);
+    assert.ok(Math.max(...gaps) <= 11000, `${Math.max(...gaps)} ms apart`);
+    short.close();
+    long.close();
+
+    const browser = await Browser.start();
+    try {
+      const page = await browser.open(url);
+      await live(page);
+      await when(page, () => /^llama-3-8b-instruct · cuda/.test(document.querySelector(
+        '.engine[data-state="gone"] .engine-model')?.textContent));
+      await page.locator('#span input[value="3600"]').check({ force: true });
+      await when(page, () => document.querySelectorAll('#levels tr').length === 3);
+      // By model: the engines, their figures, their requests.
+      await page.locator('#model').selectOption('qwen3-4b');
+      await when(page, () => document.querySelectorAll('.engine').length === 1);
+      assert.equal(await page.locator('#kv-scope').textContent(), 'of qwen3-4b');
+      assert.deepEqual(await page.evaluate(() =>
+        [...new Set([...document.querySelectorAll('#requests tr')]
+          .map((tr) => tr.children[2].textContent))]), ['gpu-c']);
+      await page.locator('#model').selectOption('');
+      await when(page, () => document.querySelectorAll('.engine').length === 3);
+      assert.deepEqual(page.complaints, []);
+    } finally {
+      await browser.stop();
+    }
+  }));
 
 test('a reload ends the streams, the page comes back, no socket is left',
   with_fleet({ engine: {}, workers: 2 }, async ({ stack, url }) => {
@@ -683,6 +766,16 @@ test('a real engine under load, and then killed', async () => {
     assert.equal(Number(r.kv_bytes), short.json().usage.kv_cache.bytes);
     await page.locator(`a[href="#/requests/${hex}"]`).click();
     await when(page, () => document.querySelectorAll('.timeline .phase').length === 3);
+    await page.locator('.back').click();
+
+    // One that runs, with what it holds now.
+    await page.locator('#requests tr[data-final="false"] a').first().click();
+    await when(page, () => /KV cache now/.test(
+      document.getElementById('request-page').textContent)
+      && document.querySelectorAll('.share i:not([hidden])').length > 0);
+    const now = await page.locator('#request-page').textContent();
+    assert.match(now, /[\d.]+ [KM]iB instead of [\d.]+ [KM]iB/);
+    assert.match(now, /at the best level/);
     await page.locator('.back').click();
 
     // Killed in the middle: gone, and what it had reads as failed.

@@ -191,7 +191,7 @@ put_accepted(fake_channel_t *c, fake_request_t *r)
 static size_t
 logprob_entry(uint8_t *out, const char *text, size_t len, float logprob)
 {
-    tr_wire_logprob_t head = { 5, logprob, (uint16_t) len, 2 };
+    tr_wire_logprob_t head = { 5, logprob, (uint16_t) len, 2, 0 };
     tr_wire_top_t top = { 5, logprob, (uint16_t) len, 0 };
     uint8_t *at = out;
 

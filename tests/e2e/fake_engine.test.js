@@ -333,6 +333,7 @@ function slow(fake, count, rest) {
     s.on('error', reject);
     s.on('close', () => resolve(text));
     s.write('POST /v1/chat/completions HTTP/1.0\r\n'
+      + 'Content-Type: application/json\r\n'
       + `Content-Length: ${body.length}\r\n\r\n${body}`);
     s.pause();
     rest().then(() => s.resume(), reject);
@@ -412,6 +413,7 @@ test('an answer before the body is whole ends the connection', async () => {
   s.on('data', (d) => { text += d; });
   s.on('error', () => {});
   s.write('POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n'
+    + 'Content-Type: application/json\r\n'
     + `Content-Length: ${body.length}\r\n\r\n${body.slice(0, half)}`);
   await stack.active(1);
   await taken(s);

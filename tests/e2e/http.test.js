@@ -281,6 +281,7 @@ test('HTTP/2: a large body', async () => {
   try {
     const req = session.request({
       ':method': 'POST', ':path': '/v1/chat/completions',
+      'content-type': 'application/json',
     });
     req.end(JSON.stringify({ ...chat('Hello!'), pad: 'z'.repeat(2 << 20) }));
     const { text } = await answer2(req);

@@ -306,6 +306,21 @@ test('completions: echo, with logprobs of the prompt', async () => {
   assert.equal(lp.text_offset.length, n);
   assert.equal(lp.token_logprobs[0], null);
   assert.ok(lp.token_logprobs.slice(1).every((v) => v <= 0));
+  // offsets are into the text, in which BOS has no part
+  assert.equal(lp.tokens[0], '<|begin_of_text|>');
+  lp.tokens.slice(1).forEach((token, i) => assert.equal(token,
+    choice.text.slice(lp.text_offset[i + 1]).slice(0, token.length)));
+});
+
+test('completions: top_logprobs has the sampled token, best or not', async () => {
+  const answer = await client.completions.create({
+    model: 'pocket', prompt: 'Once upon a time', temperature: 2, seed: 5,
+    logprobs: 1, max_tokens: 40,
+  });
+  const lp = answer.choices[0].logprobs;
+  lp.tokens.forEach((token, i) => assert.equal(lp.top_logprobs[i][token],
+    lp.token_logprobs[i]));
+  assert.ok(lp.top_logprobs.some((t) => Object.keys(t).length === 2));
 });
 
 test('completions: the stream says the same', async () => {

@@ -176,6 +176,10 @@ test('heartbeat, samples, times to live', async () => {
     await until(async () => (await redis.hash(key)).heartbeat
       !== beat.heartbeat, 'another heartbeat');
 
+    const { state: ready, heartbeat, ...rest } = await redis.hash(key);
+    assert.ok(ready && heartbeat);
+    assert.deepEqual(await redis.hash('tr:card:{night-shift}'), rest);
+
     const ids = [];
     for (let i = 0; i < 4; i++) {
       ids.push(idOf((await post(`${stack.url}/v1/completions`,
@@ -190,6 +194,10 @@ test('heartbeat, samples, times to live', async () => {
     const last = samples[2];
     assert.equal(String(last.run), beat.run);
     assert.equal(Number(last.length), 4);
+    for (const name of ['preemptions', 'kv_request_bytes',
+      'kv_request_full_bytes']) {
+      assert.match(String(last[name]), /^\d+$/, name);
+    }
     for (const name of ['ttft', 'inter_token', 'e2e', 'queue', 'step']) {
       assert.equal(String(last[name]).split(' ').length, 29, name);
     }
@@ -219,6 +227,7 @@ test('heartbeat, samples, times to live', async () => {
     assert.notEqual((await redis.hash(key)).run, beat.run);
     await stack.engine.kill('SIGTERM');
     assert.equal(await redis.command('EXISTS', key), 0);
+    assert.equal((await redis.hash('tr:card:{night-shift}')).model, 'pocket');
   });
 });
 

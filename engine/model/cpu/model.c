@@ -78,7 +78,7 @@ layout(tr_model_t *m, uint8_t *base)
 }
 
 tr_status_t
-tr_model_check(const tr_recipe_t *r, tr_error_t *err)
+tr_model_check(const tr_recipe_t *r, uint32_t rotate, tr_error_t *err)
 {
     const tr_recipe_support_t support = {
         .name = "cpu",
@@ -88,8 +88,12 @@ tr_model_check(const tr_recipe_t *r, tr_error_t *err)
                     | 1u << TR_QK_NORM_ROW,
         .acts = tr_kernels_cpu(NULL)->acts,
     };
+    tr_status_t rc = tr_recipe_check(r, &support, err);
 
-    return tr_recipe_check(r, &support, err);
+    return rc == TR_OK
+               ? tr_rotate_check(r, rotate, TR_ROTATE_KEYS | TR_ROTATE_VALUES,
+                                 support.name, err)
+               : rc;
 }
 
 tr_status_t
@@ -118,7 +122,8 @@ tr_model_open(const tr_model_options_t *options, tr_model_t **out,
         tr_recipe_bound(&m->config.recipe);
     }
     if (rc == TR_OK) {
-        rc = tr_model_check(&m->config.recipe, err);
+        m->rotate = options->rotate;
+        rc = tr_model_check(&m->config.recipe, m->rotate, err);
     }
     if (rc == TR_OK) {
         rc = tr_model_weights_load(m, options, err);
@@ -230,6 +235,31 @@ add_product(const step_t *t, tr_part_t part, const float *input, size_t ld,
     return rc;
 }
 
+/* Keys go into the cache behind RoPE, and the basis that the engine keeps them
+ * in (rotate.h); queries are turned alike. */
+static int
+store(const step_t *t, const tr_kv_view_t *kv, const tr_rows_t *rows)
+{
+    tr_model_t *m = t->m;
+    const tr_recipe_t *c = t->recipe;
+    const tr_kernels_t *k = m->kernels;
+    const tr_stream_t *s = &m->stream;
+    const tr_angles_t *angles = &m->rope[tr_model_table(t->layer)];
+    uint32_t dim = c->head_dim, heads = c->query_heads;
+    float *keys = m->qkv + (size_t) heads * dim;
+    const float *values = keys + (size_t) c->kv_heads * dim;
+    const float *turn = angles->of_rows; /* by kv_append */
+    int rc = k->rope(s, m->qkv, m->ld_qkv, t->n, heads, dim,
+                     angles->of_queries);
+
+    if (m->rotate & TR_ROTATE_KEYS) {
+        rc |= k->rope(s, keys, m->ld_qkv, t->n, c->kv_heads, dim, turn);
+        rc |= k->hadamard(s, m->qkv, m->ld_qkv, t->n, heads + c->kv_heads, dim);
+        turn = NULL;
+    }
+    return rc | k->kv_append(s, kv, t->l, rows, keys, values, m->ld_qkv, turn);
+}
+
 static int
 attention_half(const step_t *t, const tr_kv_view_t *kv, const tr_rows_t *rows)
 {
@@ -238,10 +268,8 @@ attention_half(const step_t *t, const tr_kv_view_t *kv, const tr_rows_t *rows)
     const tr_kernels_t *k = m->kernels;
     const tr_stream_t *s = &m->stream;
     const tr_matrix_t *qkv = &t->w->matrix[TR_PART_QKV];
-    const tr_angles_t *angles = &m->rope[tr_model_table(t->layer)];
     float *const *v = t->w->vector;
     float *keys = m->qkv + (size_t) c->query_heads * c->head_dim;
-    float *values = keys + (size_t) c->kv_heads * c->head_dim;
     int rc = 0;
     const float *x = norm(t, v[TR_PART_ATTN_NORM], &rc);
 
@@ -254,10 +282,7 @@ attention_half(const step_t *t, const tr_kv_view_t *kv, const tr_rows_t *rows)
         rc |= norm_heads(t, m->qkv, c->query_heads, v[TR_PART_Q_NORM]);
         rc |= norm_heads(t, keys, c->kv_heads, v[TR_PART_K_NORM]);
     }
-    rc |= k->kv_append(s, kv, t->l, rows, keys, values, m->ld_qkv,
-                       angles->of_rows);
-    rc |= k->rope(s, m->qkv, m->ld_qkv, t->n, c->query_heads, c->head_dim,
-                  angles->of_queries);
+    rc |= store(t, kv, rows);
     rc |= k->attention(s, kv, t->l, rows, m->qkv, m->ld_qkv, c->query_heads,
                        c->attn_scale, m->attn, m->ld_attn, m->attention_work);
     return rc

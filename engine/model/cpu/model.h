@@ -16,6 +16,7 @@
 
 #include "engine/model/equalise.h"
 #include "engine/model/model_config.h"
+#include "engine/model/rotate.h"
 
 /* Weights by part, of those that the recipe has: matrices, and vectors in FP32. */
 typedef struct {
@@ -40,6 +41,7 @@ typedef struct {
     tr_angles_t rope[TR_ROPE_TABLES + 1];
     uint32_t *reach;         /* [layers] */
     tr_equalise_t *equalise; /* what the weights have taken, or NULL */
+    uint32_t rotate;         /* bits (rotate.h) */
     uint8_t *weights;        /* the arena behind weights and frequencies */
     size_t weights_size;
 
@@ -56,9 +58,10 @@ typedef struct {
     const char *dir;         /* borrowed during open */
     const char *load_format; /* "auto" or "dummy" */
     uint64_t dummy_seed;
-    bool equalise; /* kv_equalise; weights of files alone */
-    bool slides;   /* the cache keeps all in dense pages, so that layers may see
-                  * a part of it; else tr_recipe_bound */
+    bool equalise;   /* kv_equalise; weights of files alone */
+    uint32_t rotate; /* kv_rotate: bits (rotate.h) */
+    bool slides;     /* the cache keeps all in dense pages, so that layers may
+                      * see a part of it; else tr_recipe_bound */
     const tr_kernels_t *kernels; /* outlives the model */
     int threads;
     uint32_t max_rows, max_seqs; /* of a step */
@@ -86,8 +89,9 @@ tr_model_table(const tr_layer_recipe_t *l)
     return l->rope == TR_ROPE_NONE ? TR_ANGLES_NONE : l->rope;
 }
 
-/* Refuses by name what this backend cannot run of a recipe. */
-tr_status_t tr_model_check(const tr_recipe_t *r, tr_error_t *err);
+/* Refuses by name what this backend cannot run of a recipe and a rotation. */
+tr_status_t tr_model_check(const tr_recipe_t *r, uint32_t rotate,
+                           tr_error_t *err);
 
 /* model_weights.c: sizes and fills the weights arena. */
 tr_status_t tr_model_weights_load(tr_model_t *m,

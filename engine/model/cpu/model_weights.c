@@ -6,8 +6,8 @@
  * value rows form one matrix, gate and up rows another, so that a step has four
  * products a layer.  Tensors are expanded in blocks of rows by all threads, and
  * a file's pages are given back as soon as they were read, so that no more than
- * the arena stays resident.  Factors of equalisation (equalise.h) are applied on
- * the way.
+ * the arena stays resident.  Equalisation (equalise.h) and rotation (rotate.h)
+ * change what passes.
  */
 #include "model.h"
 
@@ -130,35 +130,73 @@ say_progress(loader_t *l, uint64_t bytes)
 
 /* A matrix that is being filled, block by block, by the pool. */
 typedef struct {
+    loader_t *l;
     const tr_kernels_t *kernels;
     const tr_matrix_t *w;
-    uint32_t row; /* of the matrix, where the tensor begins */
-    const tr_tensor_t *tensor;
-    const tr_equalise_t *equalise; /* NULL: the tensor stays as it is */
-    const tr_recipe_t *recipe; /* NULL, or the file has another order of rows */
     const tr_model_tensor_t *t;
-    uint64_t seed; /* dummy */
-    float sd;
+    const tr_tensor_t *tensor; /* NULL: dummy */
+    uint32_t grain;            /* rows of a block */
+    bool reordered;            /* the file has another order of rows */
+    uint64_t seed;             /* dummy */
     atomic_int failed;
 } fill_t;
 
+/* Elements that were read or made up become those of the model. */
 static void
-dummy_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+change(loader_t *l, const tr_model_tensor_t *t, uint32_t row, uint32_t rows,
+       float *x)
+{
+    const tr_recipe_t *c = &l->m->config.recipe;
+
+    if (tr_equalise_has(l->m->equalise, t)) {
+        tr_equalise_scale(l->m->equalise, t, (size_t) row * t->columns,
+                          (size_t) rows * t->columns, x);
+    }
+    if (tr_rotate_rows(c, l->m->rotate, t) != 0) {
+        tr_rotate_weights(c, t, row, rows, x);
+    }
+}
+
+/* Row r of the tensor, which is another one of the file where that has another
+ * order. */
+static void
+expand_row(const fill_t *a, uint32_t r, float *x)
+{
+    size_t k = a->w->k;
+    size_t from = a->reordered
+                      ? tr_model_tensor_source(&a->l->m->config.recipe, a->t, r)
+                      : r;
+
+    for (size_t i = 0; i < k; i++) {
+        x[i] = tr_float_load(a->tensor->data, from * k + i, a->tensor->dtype);
+    }
+}
+
+/* By way of a block in FP32. */
+static void
+block_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 {
     fill_t *a = arg;
     size_t k = a->w->k;
-    float *block = malloc(BLOCK_ROWS * k * sizeof(float));
+    float *block = malloc(a->grain * k * sizeof(float));
 
     (void) worker;
     if (block == NULL) {
         atomic_store(&a->failed, 1);
         return;
     }
-    for (uint32_t r = first; r < end; r += BLOCK_ROWS) {
-        uint32_t n = end - r < BLOCK_ROWS ? end - r : BLOCK_ROWS;
+    for (uint32_t r = first; r < end; r += a->grain) {
+        uint32_t n = end - r < a->grain ? end - r : a->grain;
 
-        tr_model_fill_random(block, n * k, a->seed, r * k, a->sd);
-        a->kernels->matrix_pack(a->w, a->row + r, n, block, TR_F32);
+        if (a->tensor == NULL) {
+            tr_model_fill_random(block, n * k, a->seed, r * k,
+                                 a->l->m->config.init_range);
+        }
+        for (uint32_t i = 0; a->tensor != NULL && i < n; i++) {
+            expand_row(a, r + i, block + i * k);
+        }
+        change(a->l, a->t, r, n, block);
+        a->kernels->matrix_pack(a->w, a->t->row + r, n, block, TR_F32);
     }
     free(block);
 }
@@ -172,88 +210,48 @@ tensor_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     const uint8_t *data = t->data;
 
     (void) worker;
-    if (a->recipe == NULL) {
-        a->kernels->matrix_pack(a->w, a->row + first, end - first,
-                                data + first * bytes, t->dtype);
-        return;
+    for (uint32_t r = first; r < end; r += a->reordered ? 1 : end - first) {
+        size_t from = a->reordered
+                          ? tr_model_tensor_source(&a->l->m->config.recipe,
+                                                   a->t, r)
+                          : r;
+
+        a->kernels->matrix_pack(a->w, a->t->row + r,
+                                a->reordered ? 1 : end - first,
+                                data + from * bytes, t->dtype);
     }
-    for (uint32_t r = first; r < end; r++) {
-        a->kernels->matrix_pack(a->w, a->row + r, 1,
-                                data
-                                    + tr_model_tensor_source(a->recipe, a->t, r)
-                                          * bytes,
-                                t->dtype);
-    }
-}
-
-static void
-equalised_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
-{
-    fill_t *a = arg;
-    size_t k = a->w->k;
-    float *block = malloc(BLOCK_ROWS * k * sizeof(float));
-
-    (void) worker;
-    if (block == NULL) {
-        atomic_store(&a->failed, 1);
-        return;
-    }
-    for (uint32_t r = first; r < end; r += BLOCK_ROWS) {
-        uint32_t n = end - r < BLOCK_ROWS ? end - r : BLOCK_ROWS;
-
-        for (size_t i = 0; i < n * k; i++) {
-            block[i] = tr_float_load(a->tensor->data, r * k + i,
-                                     a->tensor->dtype);
-        }
-        tr_equalise_scale(a->equalise, a->t, r * k, n * k, block);
-        a->kernels->matrix_pack(a->w, a->row + r, n, block, TR_F32);
-    }
-    free(block);
-}
-
-static tr_status_t
-no_memory(loader_t *l)
-{
-    return tr_error_set(l->err, TR_ERR_NOMEM, "", "out of memory");
-}
-
-static tr_status_t
-dummy_matrix(loader_t *l, const tr_matrix_t *w, const tr_model_tensor_t *t)
-{
-    fill_t a = { .kernels = l->m->kernels,
-                 .w = w,
-                 .row = t->row,
-                 .seed = tr_model_tensor_seed(l->seed, t->name),
-                 .sd = l->m->config.init_range };
-
-    tr_thread_pool_run(l->m->stream.thread_pool, l->m->stream.threads, t->rows,
-                       BLOCK_ROWS, dummy_rows, &a);
-    return a.failed ? no_memory(l) : TR_OK;
 }
 
 static tr_status_t
 load_matrix(loader_t *l, const tr_matrix_t *w, const tr_model_tensor_t *t)
 {
-    fill_t a = { .kernels = l->m->kernels, .w = w, .row = t->row, .t = t };
+    tr_model_t *m = l->m;
+    uint32_t together = tr_rotate_rows(&m->config.recipe, m->rotate, t);
+    fill_t a = { .l = l,
+                 .kernels = m->kernels,
+                 .w = w,
+                 .t = t,
+                 .grain = together < BLOCK_ROWS ? BLOCK_ROWS : together,
+                 .reordered = tr_model_tensor_reordered(&m->config.recipe, t),
+                 .seed = tr_model_tensor_seed(l->seed, t->name) };
+    bool as_is = false;
     tr_status_t rc;
 
-    if (tr_model_tensor_reordered(&l->m->config.recipe, t)) {
-        a.recipe = &l->m->config.recipe;
-    }
     say_progress(l, (uint64_t) t->rows * w->k * sizeof(float));
-    if (l->st == NULL) {
-        return dummy_matrix(l, w, t);
+    if (l->st != NULL) {
+        rc = tr_model_tensor_find(l->st, t, &a.tensor, l->err);
+        if (rc != TR_OK) {
+            return rc;
+        }
+        as_is = together == 0 && !tr_equalise_has(m->equalise, t);
     }
-    rc = tr_model_tensor_find(l->st, t, &a.tensor, l->err);
-    if (rc != TR_OK) {
-        return rc;
+    tr_thread_pool_run(m->stream.thread_pool, m->stream.threads, t->rows,
+                       a.grain, as_is ? tensor_rows : block_rows, &a);
+    if (a.tensor != NULL) {
+        tr_safetensors_release(a.tensor);
     }
-    a.equalise = tr_equalise_has(l->m->equalise, t) ? l->m->equalise : NULL;
-    tr_thread_pool_run(l->m->stream.thread_pool, l->m->stream.threads, t->rows,
-                       BLOCK_ROWS, a.equalise ? equalised_rows : tensor_rows,
-                       &a);
-    tr_safetensors_release(a.tensor);
-    return a.failed ? no_memory(l) : TR_OK;
+    return a.failed ? tr_error_set(l->err, TR_ERR_NOMEM, "", "out of memory")
+                    : TR_OK;
 }
 
 /* A norm (dummy: ones) or a bias. */
@@ -271,6 +269,7 @@ load_vector(loader_t *l, float *x, const tr_model_tensor_t *t)
         for (uint32_t i = 0; norm && i < t->rows; i++) {
             x[i] = 1;
         }
+        change(l, t, 0, t->rows, x);
         return TR_OK;
     }
     rc = tr_model_tensor_find(l->st, t, &tensor, l->err);
@@ -278,9 +277,7 @@ load_vector(loader_t *l, float *x, const tr_model_tensor_t *t)
         return rc;
     }
     tr_model_vector_expand(&l->m->config.recipe, t, tensor, x);
-    if (tr_equalise_has(l->m->equalise, t)) {
-        tr_equalise_scale(l->m->equalise, t, 0, t->rows, x);
-    }
+    change(l, t, 0, t->rows, x);
     tr_safetensors_release(tensor);
     return TR_OK;
 }

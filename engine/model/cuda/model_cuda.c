@@ -289,7 +289,7 @@ check_shape(const tr_recipe_t *c, tr_error_t *err)
 }
 
 tr_status_t
-tr_model_cuda_check(const tr_recipe_t *r, tr_error_t *err)
+tr_model_cuda_check(const tr_recipe_t *r, uint32_t rotate, tr_error_t *err)
 {
     static const tr_recipe_support_t support = {
         .name = "cuda",
@@ -299,6 +299,9 @@ tr_model_cuda_check(const tr_recipe_t *r, tr_error_t *err)
     };
     tr_status_t rc = tr_recipe_check(r, &support, err);
 
+    if (rc == TR_OK) {
+        rc = tr_rotate_check(r, rotate, TR_ROTATE_VALUES, "cuda", err);
+    }
     return rc == TR_OK ? check_shape(r, err) : rc;
 }
 
@@ -329,7 +332,8 @@ tr_model_cuda_open(const tr_model_cuda_options_t *options,
     rc = tr_model_config_load(options->dir, &m->config, err);
     if (rc == TR_OK) {
         tr_recipe_bound(&m->config.recipe);
-        rc = tr_model_cuda_check(&m->config.recipe, err);
+        m->rotate = options->rotate;
+        rc = tr_model_cuda_check(&m->config.recipe, m->rotate, err);
     }
     if (rc == TR_OK) {
         warn_if_slow(&m->config.recipe);

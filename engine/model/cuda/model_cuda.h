@@ -21,6 +21,7 @@
 #include "engine/model/equalise.h"
 #include "engine/model/model_config.h"
 #include "engine/model/model_tensors.h"
+#include "engine/model/rotate.h"
 
 /* Rows of logits that exist at once. */
 #define TR_CUDA_LOGIT_ROWS 256u
@@ -50,6 +51,7 @@ typedef struct {
     float *inv_freq;               /* [head_dim / 2] */
     tr_equalise_t *equalise;       /* host: what the weights have taken, or
                                     * NULL */
+    uint32_t rotate;               /* bits (rotate.h) */
     uint8_t *weights;              /* the memory behind weights and
                                     * frequencies */
     size_t weights_size;
@@ -84,7 +86,8 @@ typedef struct {
     const char *load_format; /* "auto" or "dummy" */
     const char *dtype;       /* "auto", "bf16" or "f16" */
     uint64_t dummy_seed;
-    bool equalise; /* kv_equalise; weights of files alone */
+    bool equalise;   /* kv_equalise; weights of files alone */
+    uint32_t rotate; /* kv_rotate: bits (rotate.h) */
     const tr_device_t *cuda;
     const tr_cuda_stream_t *stream;
 } tr_model_cuda_options_t;
@@ -105,8 +108,9 @@ typedef struct {
     bool fused;                  /* small_gemm may be taken */
 } tr_model_cuda_limits_t;
 
-/* Refuses by name what this backend cannot run of a recipe. */
-tr_status_t tr_model_cuda_check(const tr_recipe_t *r, tr_error_t *err);
+/* Refuses by name what this backend cannot run of a recipe and a rotation. */
+tr_status_t tr_model_cuda_check(const tr_recipe_t *r, uint32_t rotate,
+                                tr_error_t *err);
 
 /* The buffers, and the algorithms of the products. */
 tr_status_t tr_model_cuda_prepare(tr_model_cuda_t *m,

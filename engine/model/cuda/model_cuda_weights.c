@@ -6,7 +6,8 @@
  * pieces: mapped file -> pinned staging, by a few threads, -> device.  There are
  * two staging buffers, so that the disk is read while the piece before is on its
  * way; where types differ, a piece is converted on the device.  What equalisation
- * (equalise.h) changes is expanded to FP32 while it is staged.
+ * (equalise.h) and rotation (rotate.h) change is expanded to FP32 while it is
+ * staged.
  */
 #include "model_cuda.h"
 
@@ -96,26 +97,40 @@ typedef struct {
     const uint8_t *from;
 } copy_t;
 
-/* What equalisation makes of a piece of a tensor. */
+/* A piece of a tensor as it becomes in the model, in units of elements that
+ * belong together. */
 typedef struct {
-    const tr_equalise_t *equalise;
+    const tr_model_cuda_t *m;
     const tr_model_tensor_t *t;
-    const tr_tensor_t *tensor;
-    size_t at; /* of its elements, where the piece begins */
+    const tr_tensor_t *tensor; /* NULL: dummy */
+    uint64_t seed;             /* dummy */
+    size_t at; /* element of the tensor, where the piece begins */
+    size_t unit;
     float *to;
-} expand_t;
+} change_t;
 
 static void
-expand(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+change(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 {
-    const expand_t *a = arg;
+    const change_t *a = arg;
+    const tr_recipe_t *r = &a->m->config.recipe;
+    size_t at = a->at + first * a->unit, n = (end - first) * a->unit;
+    float *x = a->to + first * a->unit;
 
     (void) worker;
-    for (uint32_t i = first; i < end; i++) {
-        a->to[i] = tr_float_load(a->tensor->data, a->at + i, a->tensor->dtype);
+    if (a->tensor == NULL) {
+        tr_model_fill_random(x, n, a->seed, at, a->m->config.init_range);
     }
-    tr_equalise_scale(a->equalise, a->t, a->at + first, end - first,
-                      a->to + first);
+    for (size_t i = 0; a->tensor != NULL && i < n; i++) {
+        x[i] = tr_float_load(a->tensor->data, at + i, a->tensor->dtype);
+    }
+    if (tr_equalise_has(a->m->equalise, a->t)) {
+        tr_equalise_scale(a->m->equalise, a->t, at, n, x);
+    }
+    if (tr_rotate_rows(r, a->m->rotate, a->t) != 0) {
+        tr_rotate_weights(r, a->t, (uint32_t) (at / a->t->columns),
+                          (uint32_t) (n / a->t->columns), x);
+    }
 }
 
 static void
@@ -190,26 +205,41 @@ place_of(loader_t *l, const tr_model_tensor_t *t)
 }
 
 static tr_status_t
-load_equalised(loader_t *l, const tr_model_tensor_t *t,
-               const tr_tensor_t *tensor)
+load_changed(loader_t *l, const tr_model_tensor_t *t, const tr_tensor_t *tensor)
 {
+    uint32_t rows = tr_rotate_rows(&l->m->config.recipe, l->m->rotate, t);
+    size_t unit = (size_t) (rows == 0 ? 1 : rows) * t->columns;
+    size_t most = STAGE_BYTES / 4 / unit * unit;
     size_t n = (size_t) t->rows * t->columns, piece;
     uint8_t *to = place_of(l, t);
-    expand_t a = { l->m->equalise, t, tensor, 0, NULL };
+    change_t a = { .m = l->m,
+                   .t = t,
+                   .tensor = tensor,
+                   .seed = tr_model_tensor_seed(l->seed, t->name),
+                   .unit = unit };
     tr_status_t rc = TR_OK;
 
+    if (most == 0) {
+        return tr_error_set(l->err, TR_ERR_UNSUPPORTED, "kv_rotate",
+                            "backend cuda: a head of %s has %zu weights, "
+                            "expected at most %u with kv_rotate",
+                            t->name, unit, STAGE_BYTES / 4);
+    }
     for (; rc == TR_OK && a.at < n; a.at += piece) {
-        piece = n - a.at < STAGE_BYTES / 4 ? n - a.at : STAGE_BYTES / 4;
+        piece = n - a.at < most ? n - a.at : most;
         a.to = (float *) next_stage(l);
         if (a.to == NULL) {
             return failed(l);
         }
-        tr_thread_pool_run(l->thread_pool, COPY_THREADS, (uint32_t) piece,
-                           COPY_GRAIN / 4, expand, &a);
+        tr_thread_pool_run(l->thread_pool, COPY_THREADS,
+                           (uint32_t) (piece / unit),
+                           (uint32_t) (1 + COPY_GRAIN / 4 / unit), change, &a);
         rc = send(l, to + 2 * a.at, l->m->type, TR_F32, piece);
         say_progress(l, piece);
     }
-    tr_safetensors_release(tensor);
+    if (tensor != NULL) {
+        tr_safetensors_release(tensor);
+    }
     return rc;
 }
 
@@ -218,24 +248,27 @@ load_matrix(loader_t *l, const tr_model_tensor_t *t)
 {
     size_t n = (size_t) t->rows * t->columns, at, piece;
     uint8_t *to = place_of(l, t);
-    const tr_tensor_t *tensor;
+    const tr_tensor_t *tensor = NULL;
     size_t size;
-    tr_status_t rc;
+    tr_status_t rc = TR_OK;
 
-    if (l->st == NULL) {
+    if (l->st != NULL) {
+        rc = tr_model_tensor_find(l->st, t, &tensor, l->err);
+    }
+    if (rc != TR_OK) {
+        return rc;
+    }
+    if (tr_equalise_has(l->m->equalise, t)
+        || tr_rotate_rows(&l->m->config.recipe, l->m->rotate, t) != 0) {
+        return load_changed(l, t, tensor);
+    }
+    if (tensor == NULL) {
         return l->m->cuda->fill_random(l->m->stream, to, n, l->m->type,
                                        tr_model_tensor_seed(l->seed, t->name),
                                        0, l->m->config.init_range)
                        == 0
                    ? TR_OK
                    : failed(l);
-    }
-    rc = tr_model_tensor_find(l->st, t, &tensor, l->err);
-    if (rc != TR_OK) {
-        return rc;
-    }
-    if (tr_equalise_has(l->m->equalise, t)) {
-        return load_equalised(l, t, tensor);
     }
     size = tensor->dtype == TR_F32 ? 4 : 2;
     for (at = 0; rc == TR_OK && at < n; at += piece) {
@@ -277,9 +310,6 @@ load_vector(loader_t *l, const tr_model_tensor_t *t)
     }
     if (tensor != NULL) {
         tr_model_vector_expand(&l->m->config.recipe, t, tensor, x);
-        if (tr_equalise_has(l->m->equalise, t)) {
-            tr_equalise_scale(l->m->equalise, t, 0, t->rows, x);
-        }
         tr_safetensors_release(tensor);
     } else {
         tr_model_fill_random(x, t->rows, tr_model_tensor_seed(l->seed, t->name),
@@ -287,6 +317,12 @@ load_vector(loader_t *l, const tr_model_tensor_t *t)
         for (uint32_t i = 0; norm && i < t->rows; i++) {
             x[i] = 1;
         }
+    }
+    if (tr_equalise_has(l->m->equalise, t)) {
+        tr_equalise_scale(l->m->equalise, t, 0, t->rows, x);
+    }
+    if (tr_rotate_rows(&l->m->config.recipe, l->m->rotate, t) != 0) {
+        tr_rotate_weights(&l->m->config.recipe, t, 0, t->rows, x);
     }
     say_progress(l, t->rows);
     return send(l, place_of(l, t), TR_F32, TR_F32, t->rows);

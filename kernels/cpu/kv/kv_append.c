@@ -1,7 +1,7 @@
 /*
  * Stores a step's keys and values in the cache.  Keys arrive before RoPE, with
- * the angles of their positions, because what is cached may one day be
- * something else than the rotated key.  Reference: test_kv_store.c.
+ * the angles of their positions, or without angles as they are to be stored.
+ * Reference: test_kv_store.c.
  *
  * Rows are shared out among threads by dense page: whoever has a row that
  * begins a page, or a sequence, takes the rows after it that belong to the same
@@ -27,7 +27,7 @@ typedef struct {
 
 /* A token on its way in. */
 typedef struct {
-    _Alignas(64) float key[TR_HEAD_DIM_MAX]; /* rotated */
+    _Alignas(64) float key[TR_HEAD_DIM_MAX]; /* as it is stored */
     const float *value;
     uint32_t pos;
 } token_t;
@@ -244,8 +244,12 @@ append_row(const append_t *a, uint32_t row, int32_t slot)
     for (uint32_t l = 0; l < kv->lists; l++) {
         const int32_t *table = tr_kv_table(kv, slot, a->layer, l);
 
-        rotate(a->k + row * a->ld + l * dim, a->angles + (size_t) row * dim,
-               dim / 2, t.key);
+        if (a->angles != NULL) {
+            rotate(a->k + row * a->ld + l * dim, a->angles + (size_t) row * dim,
+                   dim / 2, t.key);
+        } else {
+            memcpy(t.key, a->k + row * a->ld + l * dim, dim * sizeof(float));
+        }
         t.value = a->v + row * a->ld + l * dim;
         if (t.pos >= seq->base) {
             append_dense(a, table, seq, &t);

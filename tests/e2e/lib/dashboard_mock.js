@@ -7,7 +7,7 @@
 //   node tests/e2e/lib/dashboard_mock.js [PORT]
 //
 // and, while it runs, POST /mock/kill?engine=NAME, /mock/start?engine=NAME,
-// /mock/redis?state=away, /mock/redis?state=up.
+// /mock/redis?state=away, /mock/redis?state=up, /mock/redis?state=none.
 
 const fs = require('node:fs');
 const http = require('node:http');
@@ -15,7 +15,7 @@ const path = require('node:path');
 const { SyntheticFleet, BOUNDS_US, strings } = require('./synthetic_fleet');
 
 const ROOT = path.resolve(__dirname, '../../../dashboard');
-const HISTORY = 660;
+const HISTORY = 3660;
 const TYPES = { '.html': 'text/html; charset=utf-8', '.css': 'text/css',
   '.js': 'text/javascript', '.svg': 'image/svg+xml' };
 const CSP = "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -54,7 +54,7 @@ class Mock {
   }
 
   tick(t) {
-    if (this.redis !== 'up') {
+    if (this.redis === 'away') {
       return { type: 'tick', now: t, redis: this.redis, reason: 'Connection refused',
         engines: [], requests: [] };
     }
@@ -64,9 +64,12 @@ class Mock {
       this.told.set(r.id, text);
       return !same;
     });
-    return { type: 'tick', now: t, redis: 'up', requests: changed,
+    return { type: 'tick', now: t, redis: this.redis, requests: changed,
+      gateway: { active: 3, requests: { 200: Math.round(t / 900), 429: Math.round(t / 19000),
+        503: Math.round(t / 61000) } },
       engines: this.fleet.engines.map((e) => ({ name: e.name, seen: String(e.now),
         heart: e.alive ? strings(e.heart(e.now)) : null,
+        card: e.alive ? null : strings(e.card()),
         samples: this.fresh.has(e.name) ? [this.fresh.get(e.name)] : [] })) };
   }
 

@@ -36,4 +36,7 @@ function blocks(file) {
   return out;
 }
 
-module.exports = { ROOT, blocks };
+const PAGES = ['README.md', ...fs.readdirSync(path.join(ROOT, 'docs'))
+  .filter((name) => name.endsWith('.md')).map((name) => `docs/${name}`)];
+
+module.exports = { ROOT, PAGES, blocks };

@@ -57,7 +57,8 @@ class SyntheticEngine {
     this.live = [];
     this.recent = [];
     this.counters = { prompt_tokens: 0, generation_tokens: 0, stop: 0,
-      length: 0, aborted: 0, error: 0 };
+      length: 0, aborted: 0, error: 0, preemptions: 0, kv_request_bytes: 0,
+      kv_request_full_bytes: 0 };
     this.h = { ttft: new Histogram(), inter_token: new Histogram(),
       e2e: new Histogram(), queue: new Histogram(), step: new Histogram() };
     this.alive = true;
@@ -112,6 +113,12 @@ class SyntheticEngine {
         h.e2e.observe(r.end - r.created);
         c[r.failed ? 'error' : r.cancelled ? 'aborted'
           : r.output % 5 === 0 ? 'length' : 'stop'] += 1;
+        c.preemptions += r.output % 23 === 0 ? 1 : 0;
+        if (!r.failed) {
+          const told = this.request(r, t);
+          c.kv_request_bytes += Number(told.kv_bytes) || 0;
+          c.kv_request_full_bytes += Number(told.kv_full_bytes) || 0;
+        }
       }
     }
     this.live = this.live.filter((r) => r.end > t);
@@ -141,8 +148,12 @@ class SyntheticEngine {
   }
 
   heart(t) {
-    return { run: this.run, state: 'ready', model: this.model, backend: 'cuda',
-      kv_policy: 'diffkv', started: this.started, heartbeat: t,
+    return { ...this.card(), state: 'ready', heartbeat: t };
+  }
+
+  card() {
+    return { run: this.run, model: this.model, backend: 'cuda',
+      kv_policy: 'diffkv', started: this.started,
       host: 'gpu-01', pid: 4211, version: '0.1', max_model_len: 8192,
       page_bytes: this.pageBytes, pages: this.pool,
       levels: LEVELS.map((l) => l[0]).join(' '),
@@ -177,9 +188,13 @@ class SyntheticEngine {
       prompt_tokens: t >= r.started ? r.prompt : undefined,
       completion_tokens: n, cached_tokens: 0,
       preemptions: 0 };
-    if (over && !r.failed) {
+    if (n > 0 && !(over && r.failed)) {
+      const high = Math.round((r.prompt + n) * r.high);
+      const pruned = Math.round((r.prompt + n) * r.pruned);
       Object.assign(out, {
-        finish_reason: r.output % 5 === 0 ? 'length' : 'stop',
+        finish_reason: over ? (r.output % 5 === 0 ? 'length' : 'stop') : undefined,
+        kv_policy: 'diffkv', kv_tokens_full: 0, kv_tokens_high: high,
+        kv_tokens_low: r.prompt + n - high - pruned, kv_tokens_pruned: pruned,
         kv_bytes: Math.round(full * (r.high * 0.41 + r.low * 0.22) * 1.06 + 64 * FULL * 0.3),
         kv_full_bytes: full, share_high: r.high.toFixed(4),
         share_low: r.low.toFixed(4), share_pruned: r.pruned.toFixed(4) });
@@ -218,8 +233,9 @@ function commands(e, t, { prefix = 'tr:', requests = true } = {}) {
   const key = (kind) => `${prefix}${kind}:{${e.name}}`;
   out.push(['HSET', key('engine'), ...flat(e.heart(t))],
     ['PEXPIRE', key('engine'), 5000],
+    ['HSET', key('card'), ...flat(e.card())],
     ['ZADD', `${prefix}engines`, t, e.name],
-    ['XADD', key('metrics'), 'MAXLEN', '~', 1000, `${t}-0`, ...flat(e.sample(t))]);
+    ['XADD', key('metrics'), 'MAXLEN', '~', 4000, `${t}-0`, ...flat(e.sample(t))]);
   for (const r of requests ? e.recent : []) {
     out.push(['HSET', `${prefix}req:{${r.id}}`,
       ...flat(e.request(r, t)).slice(2)],

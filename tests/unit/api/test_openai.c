@@ -4,6 +4,8 @@
  */
 #include "tests/unit/fixtures/openai_fixture.h"
 
+#define IDS "9,9,9,9,9,9,9,9,9,9"
+
 static void
 test_defaults(void **state)
 {
@@ -213,11 +215,66 @@ test_length_of_policy(void **state)
     assert_int_equal(s->sequences[0].cap, SHORTER);
     tr_request_free(s);
     tr_request_free(r);
-    r = parse(TEXT, "{" P ",\"kv_policy\":\"diffkv:alpha_low=0.25\","
-                    "\"max_tokens\":40}");
+    r = good(TEXT, "{" P ",\"kv_policy\":\"diffkv:alpha_low=0.25\","
+                   "\"max_tokens\":40}");
+    assert_int_equal(r->sequences[0].cap, SHORTER);
+    tr_request_free(r);
+    r = parse(TEXT, "{\"prompt\":[[9],[" IDS "," IDS "," IDS "," IDS "]],"
+                    "\"kv_policy\":\"diffkv:alpha_low=0.25\"}");
     assert_int_equal(r->error.status, TR_ERR_CONTEXT_LENGTH);
     assert_non_null(strstr(r->error.text, "context length is 40 tokens"));
     tr_request_free(r);
+}
+
+/* max_tokens is a ceiling: each choice ends where the context does. */
+static void
+test_clamped(void **state)
+{
+    tr_request_t *r = good(TEXT, "{\"prompt\":[[5,6,7],[" IDS "]],"
+                                 "\"max_tokens\":4294967295}");
+
+    (void) state;
+    assert_int_equal(r->params.max_tokens, CONTEXT - 3);
+    assert_int_equal(r->sequences[0].cap, CONTEXT);
+    assert_int_equal(r->sequences[1].cap, CONTEXT);
+    tr_request_free(r);
+    r = good(TEXT, "{\"prompt\":[[5,6,7],[" IDS "]],\"max_tokens\":55}");
+    assert_int_equal(r->sequences[0].cap, 58);
+    assert_int_equal(r->sequences[1].cap, CONTEXT);
+    tr_request_free(r);
+    r = good(CHAT, "{" HI ",\"max_completion_tokens\":64}");
+    assert_int_equal(r->sequences[0].cap, CONTEXT);
+    tr_request_free(r);
+}
+
+/* One BOS, whoever wrote it; none where the client says so. */
+static void
+test_special_tokens(void **state)
+{
+    static const char text[] = "\"<|begin_of_text|>Hi\"";
+    tr_request_t *one = good(TEXT, "{" P "}"), *r;
+    char body[128];
+
+    (void) state;
+    snprintf(body, sizeof(body), "{\"prompt\":%s}", text);
+    r = good(TEXT, body);
+    assert_int_equal(r->prompt_tokens, one->prompt_tokens);
+    assert_memory_equal(r->sequences[0].tokens, one->sequences[0].tokens,
+                        one->prompt_tokens * sizeof(int32_t));
+    tr_request_free(r);
+    snprintf(body, sizeof(body), "{\"prompt\":%s,\"add_special_tokens\":false}",
+             text);
+    r = good(TEXT, body);
+    assert_int_equal(r->prompt_tokens, one->prompt_tokens);
+    tr_request_free(r);
+    r = good(TEXT, "{" P ",\"add_special_tokens\":false}");
+    assert_int_equal(r->prompt_tokens, one->prompt_tokens - 1);
+    assert_int_not_equal(r->sequences[0].tokens[0], 0);
+    tr_request_free(r);
+    r = good(TEXT, "{\"prompt\":[0,0,9]}"); /* ids are meant as they are */
+    assert_int_equal(r->prompt_tokens, 3);
+    tr_request_free(r);
+    tr_request_free(one);
 }
 
 static void
@@ -450,6 +507,8 @@ main(void)
         cmocka_unit_test(test_template_inputs),
         cmocka_unit_test(test_policies),
         cmocka_unit_test(test_length_of_policy),
+        cmocka_unit_test(test_clamped),
+        cmocka_unit_test(test_special_tokens),
         cmocka_unit_test(test_stream_options),
         cmocka_unit_test(test_top_p_0),
         cmocka_unit_test(test_null),

@@ -333,6 +333,12 @@ static const bad_t bad[] = {
     { WITH("socket /tmp/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"),
       "has 114 bytes; a Unix socket path can have 107" },
+    { WITH("socket 127.0.0.1:8000"),
+      "socket \"127.0.0.1:8000\": expected a path" },
+    { WITH("socket [::1]:8000"), "socket \"[::1]:8000\": expected a path" },
+    { WITH("socket unix:/run/x.sock"),
+      "socket \"unix:/run/x.sock\": expected a "
+      "path, as in" },
     { WITH("redis host:0"), "redis \"host:0\": expected HOST, HOST:PORT" },
     { WITH("redis host:65536"), "redis \"host:65536\": expected" },
     { WITH("redis host:12x"), "redis \"host:12x\": expected" },

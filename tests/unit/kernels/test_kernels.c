@@ -11,6 +11,7 @@
 #include <math.h>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/hadamard.h"
 #include "kernels/kernels.h"
 
 static uint64_t rng;
@@ -572,6 +573,50 @@ test_rope(void **state)
     free(y);
 }
 
+/* Sylvester's matrix has the sign of the number of bits that i and j share. */
+static void
+test_hadamard(void **state)
+{
+    const tr_kernels_t *k = tr_kernels_cpu(NULL);
+    const tr_stream_t s = { 2, rig_thread_pool() };
+    const uint32_t rows = 7, heads = 3;
+
+    (void) state;
+    for (uint32_t dim = 16; dim <= TR_HEAD_DIM_MAX; dim *= 2) {
+        size_t ld = heads * dim + 5;
+        float *x = randoms(rows * ld, 1), *y = floats(rows * ld);
+
+        memcpy(y, x, rows * ld * sizeof(float));
+        assert_int_equal(k->hadamard(&s, y, ld, rows, heads, dim), 0);
+        for (uint32_t i = 0; i < rows * heads * dim; i++) {
+            const float *in = x + i / (heads * dim) * ld
+                              + i / dim % heads * dim;
+            double want = 0, size = 0;
+
+            for (uint32_t j = 0; j < dim; j++) {
+                int odd = __builtin_popcount(i % dim & j) & 1;
+
+                want += (odd ? -1 : 1) * tr_hadamard_sign(j) * in[j];
+                size += fabs(in[j]);
+            }
+            close_to(y[in - x + i % dim], want / sqrt(dim), size, 1e-6,
+                     "hadamard of %u", dim);
+        }
+        for (uint32_t r = 0; r < rows; r++) { /* the rest is not touched */
+            assert_memory_equal(x + r * ld + ld - 5, y + r * ld + ld - 5, 20);
+        }
+        memcpy(y, x, dim * sizeof(float)); /* as it is done to weights */
+        tr_hadamard(y, 1, dim);
+        k->hadamard(&s, x, ld, 1, 1, dim);
+        for (uint32_t i = 0; i < dim; i++) {
+            close_to(y[i], x[i], 1, 1e-5, "one head of %u", dim);
+        }
+        free(x);
+        free(y);
+    }
+    assert_int_equal(k->hadamard(&s, NULL, 96, 1, 1, 96), TR_KERNEL_BADARG);
+}
+
 static void
 test_add_bias(void **state)
 {
@@ -605,6 +650,7 @@ main(void)
         cmocka_unit_test(test_gated),
         cmocka_unit_test(test_scales),
         cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_hadamard),
         cmocka_unit_test(test_add_bias),
     };
 

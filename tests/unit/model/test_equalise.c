@@ -106,7 +106,7 @@ run(bool equalise, tr_equalise_t *table, float *logits)
     fixture_t rig;
     int32_t tokens[LEN];
 
-    rig_open_with(&rig, dir, "auto", NULL, 2, LEN, equalise);
+    rig_open_with(&rig, dir, "auto", NULL, 2, LEN, equalise, 0);
     for (uint32_t i = 0; i < LEN; i++) {
         tokens[i] = (int32_t) (i * 37 % VOCAB);
     }

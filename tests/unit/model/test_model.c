@@ -93,12 +93,12 @@ check_top5(const float *x, json_t *top5)
 }
 
 static void
-golden_with(const char *dir, const char *isa, bool equalise)
+golden_with(const char *dir, const char *isa, bool equalise, uint32_t rotate)
 {
     fixture_t rig;
     double worst = 0;
 
-    rig_open_with(&rig, dir, "auto", isa, 2, MAX_LEN, equalise);
+    rig_open_with(&rig, dir, "auto", isa, 2, MAX_LEN, equalise, rotate);
     assert_true((equalise && rig.model->equalise->largest != 0)
                 == (equalise && strcmp(dir, POCKET) != 0));
     for (uint32_t i = 0; i < n_goldens; i++) {
@@ -137,9 +137,19 @@ test_golden(void **state)
     (void) state;
     for (size_t i = 0; i < 3; i++) {
         if (tr_kernels_cpu(isas[i]) != NULL) {
-            golden_with(POCKET, isas[i], true);
+            golden_with(POCKET, isas[i], true, 0);
         }
     }
+}
+
+/* Nor does it matter in which basis keys and values are kept. */
+static void
+test_rotated(void **state)
+{
+    (void) state;
+    golden_with(POCKET, NULL, true, TR_ROTATE_KEYS);
+    golden_with(POCKET, NULL, true, TR_ROTATE_VALUES);
+    golden_with(POCKET, NULL, true, TR_ROTATE_KEYS | TR_ROTATE_VALUES);
 }
 
 /* Outlier channels that models/pocket/stress.py moves in change no result, nor
@@ -157,8 +167,9 @@ test_stressed(void **state)
                  "python3 models/pocket/stress.py", names[i], dir, dir);
         assert_int_equal(system(text), 0);
         snprintf(text, sizeof(text), "%s/%s", dir, names[i]);
-        golden_with(text, NULL, false);
-        golden_with(text, NULL, true);
+        golden_with(text, NULL, false, 0);
+        golden_with(text, NULL, true, 0);
+        golden_with(text, NULL, true, TR_ROTATE_KEYS | TR_ROTATE_VALUES);
     }
     snprintf(text, sizeof(text), "rm -r %s", dir);
     assert_int_equal(system(text), 0);
@@ -309,6 +320,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_rotated),
         cmocka_unit_test(test_stressed),
         cmocka_unit_test(test_batch_invariance),
     };

@@ -85,11 +85,13 @@ open_manager(bed_t *b)
 }
 
 static void
-open_bed(bed_t *b, const char *dir, const char *dtype, bool fused)
+open_bed(bed_t *b, const char *dir, const char *dtype, bool fused,
+         uint32_t rotate)
 {
     tr_model_cuda_options_t options = { .dir = dir,
                                         .load_format = "auto",
                                         .equalise = true,
+                                        .rotate = rotate,
                                         .dtype = dtype,
                                         .stream = &b->stream };
     tr_model_cuda_limits_t limits = { .max_rows = MAX_ROWS,
@@ -293,7 +295,7 @@ golden(bed_t *b, json_t *g, tr_attention_path_t decode,
 static void
 goldens(const char *dir, const char *dtype, bool fused,
         tr_attention_path_t decode, tr_attention_path_t prompt,
-        double tolerance, double share)
+        double tolerance, double share, uint32_t rotate)
 {
     json_t *root = json_load_file(POCKET "/golden.json", 0, NULL), *g;
     uint32_t same = 0, all = 0;
@@ -302,7 +304,7 @@ goldens(const char *dir, const char *dtype, bool fused,
     bed_t b;
 
     assert_non_null(root);
-    open_bed(&b, dir, dtype, fused);
+    open_bed(&b, dir, dtype, fused, rotate);
     assert_true((b.model->equalise->largest != 0)
                 == (strcmp(dir, POCKET) != 0));
     assert_true((b.model->small_gemm_classes != 0)
@@ -324,7 +326,18 @@ test_golden_f16(void **state)
 {
     (void) state;
     goldens(POCKET, "f16", true, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT, 1e-3,
-            0.98);
+            0.98, 0);
+}
+
+/* Weights of values in another basis, rounded anew. */
+static void
+test_golden_rotated(void **state)
+{
+    (void) state;
+    goldens(POCKET, "f16", true, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT, 1e-3,
+            0.98, TR_ROTATE_VALUES);
+    goldens(POCKET, "auto", true, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT,
+            1.5e-2, 0.95, TR_ROTATE_VALUES);
 }
 
 /* With outlier channels that equalisation takes back. */
@@ -340,9 +353,9 @@ test_golden_equalised(void **state)
     assert_int_equal(system(text), 0);
     snprintf(text, sizeof(text), "%s/both", dir);
     goldens(text, "f16", true, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT, 1e-3,
-            0.98);
+            0.98, 0);
     goldens(text, "auto", true, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT,
-            1.5e-2, 0.95);
+            1.5e-2, 0.95, 0);
     snprintf(text, sizeof(text), "rm -r %s", dir);
     assert_int_equal(system(text), 0);
 }
@@ -352,7 +365,7 @@ test_golden_bf16(void **state)
 {
     (void) state;
     goldens(POCKET, "auto", true, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT,
-            1.5e-2, 0.95);
+            1.5e-2, 0.95, 0);
 }
 
 static void
@@ -360,7 +373,7 @@ test_golden_unfused(void **state)
 {
     (void) state;
     goldens(POCKET, "auto", false, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT,
-            1.5e-2, 0.95);
+            1.5e-2, 0.95, 0);
 }
 
 static void
@@ -368,7 +381,7 @@ test_golden_generic(void **state)
 {
     (void) state;
     goldens(POCKET, "f16", true, TR_ATTENTION_GENERIC, TR_ATTENTION_GENERIC,
-            1e-3, 0.98);
+            1e-3, 0.98, 0);
 }
 
 /* ---- attention paths ---------------------------------------------------- */
@@ -429,6 +442,7 @@ main(void)
         cmocka_unit_test(test_ways),
         cmocka_unit_test(test_golden_f16),
         cmocka_unit_test(test_golden_equalised),
+        cmocka_unit_test(test_golden_rotated),
         cmocka_unit_test(test_golden_bf16),
         cmocka_unit_test(test_golden_unfused),
         cmocka_unit_test(test_golden_generic),

@@ -282,7 +282,8 @@ static const struct {
 
 static const struct {
     const char *name;
-    tr_status_t (*check)(const tr_recipe_t *r, tr_error_t *err);
+    tr_status_t (*check)(const tr_recipe_t *r, uint32_t rotate,
+                         tr_error_t *err);
 } backends[] = {
     { "cpu", tr_model_check },
     { "cuda", tr_model_cuda_check },
@@ -297,15 +298,16 @@ test_refused(void **state)
         char words[256];
         tr_error_t err = { 0 };
 
-        assert_int_equal(backends[i % 2].check(&r, &err), TR_OK);
+        assert_int_equal(backends[i % 2].check(&r, 0, &err), TR_OK);
         refused[i / 2].change(&r);
         snprintf(words, sizeof(words), "backend %s: %s", backends[i % 2].name,
                  refused[i / 2].words);
         if (i % 2 == 0 && !refused[i / 2].cpu) {
-            assert_int_equal(backends[0].check(&r, &err), TR_OK);
+            assert_int_equal(backends[0].check(&r, 0, &err), TR_OK);
             continue;
         }
-        assert_int_equal(backends[i % 2].check(&r, &err), TR_ERR_UNSUPPORTED);
+        assert_int_equal(backends[i % 2].check(&r, 0, &err),
+                         TR_ERR_UNSUPPORTED);
         assert_string_equal(err.text, words);
     }
 }
@@ -358,7 +360,7 @@ test_run(void **state)
         r.layer[2].qk_norm = TR_QK_NORM_HEAD;
         r.layer[3].reach = 2048; /* as far as a sequence goes */
         assert_int_equal(tr_recipe_reach(&r), 2048);
-        assert_int_equal(backends[i].check(&r, &err), TR_OK);
+        assert_int_equal(backends[i].check(&r, 0, &err), TR_OK);
     }
 }
 

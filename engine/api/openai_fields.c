@@ -1,0 +1,273 @@
+/*
+ * The table of request fields (openai_fields.h).
+ *
+ * Names are those of OpenAI's API and of the servers that speak it: vLLM,
+ * SGLang, TGI, llama.cpp, Ollama.
+ */
+#include "openai_fields.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/config/log.h"
+#include "openai_json.h"
+
+#define SUPPORTED(name, where)                               \
+    {                                                        \
+        name, TR_FIELD_##where, TR_FIELD_SUPPORTED, "", NULL \
+    }
+#define IGNORED(name, where)                               \
+    {                                                      \
+        name, TR_FIELD_##where, TR_FIELD_IGNORED, "", NULL \
+    }
+#define REFUSED(name, where, why, harmless)                     \
+    {                                                           \
+        name, TR_FIELD_##where, TR_FIELD_REFUSED, why, harmless \
+    }
+
+#define NO_TOOLS "this server does not support tools"
+#define NO_GRAMMAR "structured output is not supported"
+#define NO_SAMPLER "this way of sampling is not supported"
+#define NO_PREFILL "continuing a message is not supported"
+#define NO_REASONING "this server cannot set how a model reasons"
+#define NO_TEMPLATE "a template of the request is not supported"
+#define USE_MAX_TOKENS "use 'max_tokens'"
+#define NO_PROMPT_LOGPROBS "use 'echo' with 'logprobs' on /v1/completions"
+
+static const tr_field_t fields[] = {
+    SUPPORTED("model", BOTH),
+    SUPPORTED("messages", CHAT),
+    SUPPORTED("prompt", COMPLETIONS),
+    SUPPORTED("stream", BOTH),
+    SUPPORTED("stream_options", BOTH),
+    SUPPORTED("n", BOTH),
+    SUPPORTED("best_of", BOTH),
+    SUPPORTED("max_tokens", BOTH),
+    SUPPORTED("max_completion_tokens", CHAT),
+    SUPPORTED("min_tokens", BOTH),
+    SUPPORTED("temperature", BOTH),
+    SUPPORTED("top_p", BOTH),
+    SUPPORTED("top_k", BOTH),
+    SUPPORTED("min_p", BOTH),
+    SUPPORTED("presence_penalty", BOTH),
+    SUPPORTED("frequency_penalty", BOTH),
+    SUPPORTED("repetition_penalty", BOTH),
+    SUPPORTED("logit_bias", BOTH),
+    SUPPORTED("seed", BOTH),
+    SUPPORTED("stop", BOTH),
+    SUPPORTED("stop_token_ids", BOTH),
+    SUPPORTED("include_stop_str_in_output", BOTH),
+    SUPPORTED("ignore_eos", BOTH),
+    SUPPORTED("logprobs", BOTH),
+    SUPPORTED("top_logprobs", CHAT),
+    SUPPORTED("echo", COMPLETIONS),
+    SUPPORTED("add_special_tokens", COMPLETIONS),
+    SUPPORTED("chat_template_kwargs", CHAT),
+    SUPPORTED("response_format", BOTH),
+    SUPPORTED("tool_choice", BOTH),
+    SUPPORTED("function_call", BOTH),
+    SUPPORTED("kv_policy", BOTH),
+    SUPPORTED("kv_alpha_high", BOTH),
+    SUPPORTED("kv_alpha_low", BOTH),
+
+    SUPPORTED("include_usage", STREAM),
+    SUPPORTED("continuous_usage_stats", STREAM),
+    SUPPORTED("include_kv", STREAM),
+    IGNORED("include_obfuscation", STREAM),
+
+    SUPPORTED("role", MESSAGE),
+    SUPPORTED("content", MESSAGE),
+    IGNORED("name", MESSAGE),
+    IGNORED("refusal", MESSAGE),
+    IGNORED("annotations", MESSAGE),
+    IGNORED("tool_call_id", MESSAGE),
+    IGNORED("reasoning", MESSAGE),
+    IGNORED("reasoning_content", MESSAGE),
+    REFUSED("tool_calls", MESSAGE, NO_TOOLS, NULL),
+    REFUSED("function_call", MESSAGE, NO_TOOLS, NULL),
+    REFUSED("audio", MESSAGE, "audio is not supported", NULL),
+    REFUSED("prefix", MESSAGE, NO_PREFILL, NULL),
+    REFUSED("partial", MESSAGE, NO_PREFILL, NULL),
+
+    /* tools, and what comes with them */
+    REFUSED("tools", BOTH, NO_TOOLS, NULL),
+    REFUSED("functions", BOTH, NO_TOOLS, NULL),
+    IGNORED("parallel_tool_calls", CHAT),
+    REFUSED("web_search_options", BOTH, "web search is not supported", "null"),
+    REFUSED("documents", BOTH,
+            "documents beside the messages are not supported", NULL),
+
+    /* constraints on the output */
+    REFUSED("structured_outputs", BOTH, NO_GRAMMAR, NULL),
+    REFUSED("guided_json", BOTH, NO_GRAMMAR, NULL),
+    REFUSED("guided_regex", BOTH, NO_GRAMMAR, NULL),
+    REFUSED("guided_choice", BOTH, NO_GRAMMAR, NULL),
+    REFUSED("guided_grammar", BOTH, NO_GRAMMAR, NULL),
+    REFUSED("guided_json_object", BOTH, NO_GRAMMAR, NULL),
+    REFUSED("json_schema", BOTH, NO_GRAMMAR, "null"),
+    REFUSED("grammar", BOTH, NO_GRAMMAR, NULL),
+    REFUSED("regex", BOTH, NO_GRAMMAR, NULL),
+    REFUSED("ebnf", BOTH, NO_GRAMMAR, NULL),
+    REFUSED("structural_tag", BOTH, NO_GRAMMAR, NULL),
+    REFUSED("format", BOTH, NO_GRAMMAR, NULL),
+    REFUSED("stop_regex", BOTH, "stop takes strings, not expressions", NULL),
+
+    /* the prompt */
+    REFUSED("suffix", BOTH, "insertion is not supported", NULL),
+    REFUSED("prediction", BOTH, "predicted output is not supported", NULL),
+    REFUSED("prompt_embeds", BOTH, "prompt embeddings are not supported", NULL),
+    REFUSED("input_embeds", BOTH, "prompt embeddings are not supported", NULL),
+    REFUSED("chat_template", BOTH, NO_TEMPLATE, NULL),
+    REFUSED("template", BOTH, NO_TEMPLATE, NULL),
+    REFUSED("system", BOTH, "send a message with the role 'system'", NULL),
+    REFUSED("add_generation_prompt", BOTH, NO_PREFILL, "true"),
+    REFUSED("continue_final_message", BOTH, NO_PREFILL, NULL),
+    REFUSED("add_special_tokens", CHAT,
+            "the chat template alone decides about special tokens", NULL),
+    REFUSED("truncate_prompt_tokens", BOTH, "prompts are not cut", NULL),
+    REFUSED("truncation", BOTH, "prompts are not cut", "\"disabled\""),
+    REFUSED("lora_path", BOTH, "adapters are not supported", NULL),
+    REFUSED("mm_processor_kwargs", BOTH, "this model reads text only", NULL),
+
+    /* reasoning */
+    REFUSED("reasoning_effort", BOTH, NO_REASONING, NULL),
+    REFUSED("reasoning", BOTH, NO_REASONING, NULL),
+    REFUSED("thinking", BOTH, NO_REASONING, NULL),
+    REFUSED("enable_thinking", BOTH,
+            "use 'chat_template_kwargs': {\"enable_thinking\": ...}", "null"),
+    REFUSED("thinking_budget", BOTH, NO_REASONING, NULL),
+    REFUSED("thinking_token_budget", BOTH, NO_REASONING, NULL),
+    IGNORED("include_reasoning", BOTH),
+    IGNORED("separate_reasoning", BOTH),
+
+    /* sampling */
+    REFUSED("use_beam_search", BOTH, "beam search is not supported", NULL),
+    REFUSED("length_penalty", BOTH, "beam search is not supported", "1"),
+    REFUSED("early_stopping", BOTH, "beam search is not supported", NULL),
+    REFUSED("bad_words", BOTH, "use 'logit_bias'", NULL),
+    REFUSED("allowed_token_ids", BOTH, "use 'logit_bias'", NULL),
+    REFUSED("logits_processors", BOTH, NO_SAMPLER, NULL),
+    REFUSED("custom_logit_processor", BOTH, NO_SAMPLER, NULL),
+    REFUSED("samplers", BOTH, NO_SAMPLER, NULL),
+    REFUSED("typical_p", BOTH, NO_SAMPLER, "1"),
+    REFUSED("tfs_z", BOTH, NO_SAMPLER, "1"),
+    REFUSED("top_a", BOTH, NO_SAMPLER, "0"),
+    REFUSED("top_n_sigma", BOTH, NO_SAMPLER, "-1"),
+    REFUSED("mirostat", BOTH, NO_SAMPLER, "0"),
+    REFUSED("dynatemp_range", BOTH, NO_SAMPLER, "0"),
+    REFUSED("xtc_probability", BOTH, NO_SAMPLER, "0"),
+    REFUSED("dry_multiplier", BOTH, NO_SAMPLER, "0"),
+    REFUSED("repeat_penalty", BOTH, "use 'repetition_penalty'", "1"),
+    REFUSED("watermark", BOTH, NO_SAMPLER, NULL),
+    REFUSED("options", BOTH, "give these fields beside the others", NULL),
+
+    /* other names of what we have */
+    REFUSED("max_new_tokens", BOTH, USE_MAX_TOKENS, NULL),
+    REFUSED("n_predict", BOTH, USE_MAX_TOKENS, "-1"),
+    REFUSED("num_predict", BOTH, USE_MAX_TOKENS, "-1"),
+    REFUSED("max_completion_tokens", COMPLETIONS, USE_MAX_TOKENS, NULL),
+    REFUSED("min_new_tokens", BOTH, "use 'min_tokens'", "0"),
+
+    /* the answer */
+    REFUSED("audio", BOTH, "audio output is not supported", NULL),
+    REFUSED("modalities", BOTH, "this model writes text only", "[\"text\"]"),
+    REFUSED("verbosity", BOTH, "verbosity cannot be set", "\"medium\""),
+    REFUSED("echo", CHAT, "it is supported on /v1/completions only", NULL),
+    REFUSED("top_logprobs", COMPLETIONS,
+            "say with 'logprobs' how many alternatives you want", NULL),
+    REFUSED("prompt_logprobs", BOTH, NO_PROMPT_LOGPROBS, NULL),
+    REFUSED("logprob_token_ids", BOTH, "use 'logprobs'", NULL),
+    REFUSED("n_probs", BOTH, "use 'logprobs'", "0"),
+    REFUSED("return_token_ids", BOTH, "token ids are not returned", NULL),
+    REFUSED("return_tokens_as_token_ids", BOTH, "token ids are not returned",
+            NULL),
+    REFUSED("skip_special_tokens", BOTH,
+            "special tokens are never part of the text", "true"),
+    REFUSED("detokenize", BOTH, "the answer is text", "true"),
+    REFUSED("no_stop_trim", BOTH, "use 'include_stop_str_in_output'", NULL),
+
+    /* other servers' own affairs */
+    IGNORED("user", BOTH),
+    IGNORED("metadata", BOTH),
+    IGNORED("store", BOTH),
+    IGNORED("service_tier", BOTH),
+    IGNORED("safety_identifier", BOTH),
+    IGNORED("prompt_cache_key", BOTH),
+    IGNORED("prompt_cache_retention", BOTH),
+    IGNORED("cache_salt", BOTH),
+    IGNORED("cache_prompt", BOTH),
+    IGNORED("id_slot", BOTH),
+    IGNORED("keep_alive", BOTH),
+    IGNORED("priority", BOTH),
+    IGNORED("request_id", BOTH),
+    IGNORED("spaces_between_special_tokens", BOTH),
+    IGNORED("guided_decoding_backend", BOTH),
+    IGNORED("kv_transfer_params", BOTH),
+};
+
+const tr_field_t *
+tr_openai_fields(size_t *n)
+{
+    *n = sizeof(fields) / sizeof(fields[0]);
+    return fields;
+}
+
+static bool
+equals(const json_t *value, const char *text)
+{
+    json_t *want = json_loads(text, JSON_DECODE_ANY, NULL);
+    bool same = json_is_number(want) && json_is_number(value)
+                    ? json_number_value(want) == json_number_value(value)
+                    : json_equal(want, value);
+
+    json_decref(want);
+    return same;
+}
+
+static bool
+asks_for_nothing(const json_t *value, const char *harmless)
+{
+    if (harmless != NULL && equals(value, harmless)) {
+        return true;
+    }
+    switch (json_typeof(value)) {
+    case JSON_NULL:
+        return true;
+    case JSON_FALSE: /* may be a wish where true is none */
+        return harmless == NULL
+               || (strcmp(harmless, "null") != 0
+                   && strcmp(harmless, "true") != 0);
+    case JSON_STRING:
+        return harmless == NULL && json_string_length(value) == 0;
+    case JSON_ARRAY:
+        return json_array_size(value) == 0;
+    case JSON_OBJECT:
+        return harmless == NULL && json_object_size(value) == 0;
+    default:
+        return false;
+    }
+}
+
+tr_status_t
+tr_openai_check_fields(const json_t *object, unsigned where, const char *prefix,
+                       tr_error_t *err)
+{
+    char param[TR_ERROR_PARAM];
+    size_t i;
+
+    for (i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+        const tr_field_t *f = &fields[i];
+        json_t *value;
+
+        if (f->kind != TR_FIELD_REFUSED || !(f->where & where)) {
+            continue;
+        }
+        value = json_object_get(object, f->name);
+        if (value != NULL && !asks_for_nothing(value, f->harmless)) {
+            snprintf(param, sizeof(param), "%s%s", prefix, f->name);
+            return tr_error_set(err, TR_ERR_INVALID, param, "'%s': %s.", param,
+                                f->why);
+        }
+    }
+    return TR_OK;
+}

@@ -1,0 +1,178 @@
+/*
+ * Rotated keys and values (rotate.h): the same logits in another basis, for
+ * every family, and what has no rotation is refused.
+ */
+#include "tests/unit/fixtures/family_model.h"
+
+#include <math.h>
+
+#include "kernels/hadamard.h"
+
+#define BOTH (TR_ROTATE_KEYS | TR_ROTATE_VALUES)
+
+/* Logits behind a fixed text. */
+static void
+run(const char *format, uint32_t rotate, float *logits)
+{
+    fixture_t rig;
+    int32_t tokens[LEN], slot;
+
+    rig_open_with(&rig, dir, format, NULL, 2, LEN, true, rotate);
+    for (uint32_t i = 0; i < LEN; i++) {
+        tokens[i] = (int32_t) (i * 37 % VOCAB);
+    }
+    slot = tr_kv_open(rig.kv, NULL);
+    rig_step(&rig, &(rig_item_t){ slot, 0, LEN - 9, tokens }, 1, logits);
+    for (uint32_t i = LEN - 9; i < LEN; i++) {
+        rig_step(&rig, &(rig_item_t){ slot, i, 1, tokens + i }, 1, logits);
+    }
+    rig_close(&rig);
+}
+
+/* Pages of 16 bits are rounded in another basis; other than that it is the same
+ * model, and not the same bits. */
+static void
+compare(const char *format, uint32_t rotate, const float *plain)
+{
+    float logits[VOCAB], size = 0;
+
+    run(format, rotate, logits);
+    for (uint32_t i = 0; i < VOCAB; i++) {
+        size = fmaxf(size, fabsf(plain[i]));
+    }
+    for (uint32_t i = 0; i < VOCAB; i++) {
+        if (!(fabsf(logits[i] - plain[i]) <= 1e-3f * size)) {
+            fail_msg("rotate %u, token %u: %g, expected %g of %g", rotate, i,
+                     logits[i], plain[i], size);
+        }
+    }
+    assert_memory_not_equal(logits, plain, sizeof(logits));
+}
+
+static const family_t families[] = {
+    { .name = "llama",
+      .config = "",
+      .dtype = TR_F32,
+      .kv_heads = 2,
+      .dim = 32,
+      .theta = 10000 },
+    { .name = "llama",
+      .config = ",\"attention_bias\":true",
+      .dtype = TR_BF16,
+      .kv_heads = 3,
+      .dim = 64,
+      .theta = 10000,
+      .qkv_bias = true,
+      .o_bias = true },
+    { .name = "qwen2",
+      .config = "",
+      .dtype = TR_F16,
+      .kv_heads = 1,
+      .dim = 16,
+      .theta = 1e6,
+      .tied = true,
+      .qkv_bias = true },
+    { .name = "qwen3",
+      .config = "",
+      .dtype = TR_BF16,
+      .kv_heads = 2,
+      .dim = 64,
+      .theta = 1e6,
+      .qk_norm = true },
+};
+
+static void
+test_same(void **state)
+{
+    float plain[VOCAB];
+
+    (void) state;
+    for (size_t i = 0; i < sizeof(families) / sizeof(families[0]); i++) {
+        make_weights(&families[i]);
+        write_config(&families[i]);
+        write_weights(families[i].dtype);
+        run("auto", 0, plain);
+        compare("auto", TR_ROTATE_KEYS, plain);
+        compare("auto", TR_ROTATE_VALUES, plain);
+        compare("auto", BOTH, plain);
+        free_weights();
+    }
+}
+
+static void
+test_dummy(void **state)
+{
+    float plain[VOCAB];
+
+    (void) state;
+    write_config(&families[1]);
+    run("dummy", 0, plain);
+    compare("dummy", BOTH, plain);
+}
+
+/* A pair that is alone large no longer is. */
+static void
+test_spreads(void **state)
+{
+    float x[64] = { 0 }, most = 0, sum = 0;
+
+    (void) state;
+    x[5] = x[37] = 16;
+    tr_hadamard(x, 1, 64);
+    for (uint32_t i = 0; i < 64; i++) {
+        most = fmaxf(most, fabsf(x[i]));
+        sum += x[i] * x[i];
+    }
+    assert_true(most <= 4);
+    assert_true(fabsf(sum - 512) < 1e-3f);
+}
+
+static void
+test_refused(void **state)
+{
+    family_t f = { .name = "llama", .config = "", .kv_heads = 2, .dim = 48 };
+    tr_model_options_t o = { .dir = dir,
+                             .load_format = "dummy",
+                             .rotate = TR_ROTATE_KEYS,
+                             .kernels = tr_kernels_cpu(NULL),
+                             .threads = 1,
+                             .max_rows = 8,
+                             .max_seqs = 1 };
+    tr_model_t *m = NULL;
+    tr_recipe_t recipe = { .head_dim = 64 };
+    tr_error_t err;
+
+    (void) state;
+    write_config(&f);
+    assert_int_equal(tr_model_open(&o, &m, &err), TR_ERR_UNSUPPORTED);
+    assert_string_equal(err.text,
+                        "kv_rotate is k, but the model has heads of 48, "
+                        "expected a power of two from 16 to 256");
+    assert_int_equal(tr_rotate_check(&recipe, BOTH, TR_ROTATE_VALUES, "cuda",
+                                     &err),
+                     TR_ERR_UNSUPPORTED);
+    assert_string_equal(err.text,
+                        "backend cuda: kv_rotate is kv, expected off or v");
+    recipe.head_dim = 96;
+    assert_int_equal(tr_rotate_check(&recipe, TR_ROTATE_VALUES, BOTH, "cpu",
+                                     &err),
+                     TR_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "kv_rotate is v, but the model has heads "
+                                     "of 96"));
+    assert_int_equal(tr_rotate_bits("off"), 0);
+    assert_int_equal(tr_rotate_bits("kv"), BOTH);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same),
+        cmocka_unit_test(test_dummy),
+        cmocka_unit_test(test_spreads),
+        cmocka_unit_test(test_refused),
+    };
+
+    rng = rig_seed();
+    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+}
