@@ -39,7 +39,7 @@ static struct {
     const char *dir, *host, *nginx, *module;
     int64_t port;
     tr_option_list_t set;
-    bool verbose;
+    bool verbose, json;
     char own[64]; /* the directory of this run */
     char self[PATH_MAX];
     char engine_at[PATH_MAX], nginx_at[PATH_MAX], module_at[PATH_MAX];
@@ -58,6 +58,8 @@ static tr_option_t options[] = {
       "an engine setting, may be repeated", 0, 0, NULL, false },
     { "verbose", 'v', TR_OPTION_FLAG, &g.verbose, NULL, "show the engine's log",
       0, 0, NULL, false },
+    { "json", 0, TR_OPTION_FLAG, &g.json, NULL,
+      "print the address as a JSON object", 0, 0, NULL, false },
     { "nginx", 0, TR_OPTION_TEXT, &g.nginx, "FILE",
       "the NGINX to run (default: as found)", 0, 0, NULL, false },
     { "module", 0, TR_OPTION_TEXT, &g.module, "FILE",
@@ -462,6 +464,20 @@ remove_one(const char *path, const struct stat *st, int kind, struct FTW *ftw)
     return 0;
 }
 
+static void
+say_where(void)
+{
+    const char *host = strcmp(g.host, "0.0.0.0") == 0 ? "127.0.0.1" : g.host;
+
+    if (g.json) {
+        printf("{\"url\": \"http://%s:%d\"}\n", host, (int) g.port);
+    } else {
+        printf("http://%s:%d  (API at /v1, /metrics, /health%s; Ctrl-C ends)\n",
+               host, (int) g.port, g.page_at[0] != '\0' ? ", chat at /" : "");
+    }
+    fflush(stdout);
+}
+
 static int
 serve(void)
 {
@@ -473,10 +489,7 @@ serve(void)
     rc = rc == 0 ? start_nginx() : rc;
     rc = rc == 0 ? wait_for(listens) : rc;
     if (rc == 0) {
-        printf("http://%s:%d  (API at /v1%s, /metrics, /health; Ctrl-C ends)\n",
-               strcmp(g.host, "0.0.0.0") == 0 ? "127.0.0.1" : g.host,
-               (int) g.port, g.page_at[0] != '\0' ? ", chat at /" : "");
-        fflush(stdout);
+        say_where();
         while (!tr_interrupted() && (who = ended()) == NULL) {
             usleep(100000);
         }

@@ -35,7 +35,8 @@
 static struct {
     tr_eval_options_t eval;
     tr_option_list_t search;
-    const char *policy, *out;
+    const char *policy, *out, *json;
+    json_t *stages;
     double tolerance;
     bool write;
 } g = { .eval = TR_EVAL_DEFAULTS, .policy = "diffkv", .tolerance = 1 };
@@ -59,6 +60,8 @@ static tr_option_t options[] = {
                 0, 0),
     TR_EVAL_ROW("out", 0, TR_OPTION_TEXT, &g.out, "FILE",
                 "write the configuration line there, too", 0, 0),
+    TR_EVAL_ROW("json", 0, TR_OPTION_TEXT, &g.json, "OUT",
+                "write what was tried and chosen as JSON to this file", 0, 0),
     { NULL, 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0, NULL, false }
 };
 
@@ -277,6 +280,13 @@ choose(const tr_eval_session_t *s, search_t *search)
         tr_eval_cell_t c;
 
         tr_eval_overall(&s->results, i + 1, &c);
+        json_array_append_new(g.stages,
+                              json_pack("{s:s, s:s, s:f, s:f, s:f, s:s, s:b}",
+                                        "setting", search->key, "value",
+                                        search->value[i], "accuracy",
+                                        c.accuracy, "kv_ratio", c.kv_ratio,
+                                        "most_lost_points", loss, "family",
+                                        where, "within_tolerance", good));
         printf("%-14s %8.2f %8.3f  %+.2f in %-14s %s\n", search->value[i],
                c.accuracy * 100, c.kv_ratio, loss, where,
                good ? "within the tolerance" : "");
@@ -378,6 +388,26 @@ write_beside(const char *spec)
 }
 
 static int
+write_json(const char *spec)
+{
+    json_t *root = json_pack("{s:s, s:s, s:I, s:f, s:b, s:O}", "model",
+                             g.eval.dir, "kv_policy", spec, "cases",
+                             (json_int_t) best.cases, "tolerance_points",
+                             g.tolerance, "within_tolerance", best.found,
+                             "tried", g.stages);
+    int rc = root != NULL
+                 ? json_dump_file(root, g.json,
+                                  JSON_INDENT(1) | JSON_REAL_PRECISION(6))
+                 : -1;
+
+    json_decref(root);
+    if (rc != 0) {
+        fprintf(stderr, "tokenring calibrate: cannot write %s\n", g.json);
+    }
+    return rc;
+}
+
+static int
 write_line(void)
 {
     char spec[SPEC_MAX];
@@ -393,6 +423,9 @@ write_line(void)
                     strerror(errno));
             return 1;
         }
+    }
+    if (g.json != NULL && write_json(spec) != 0) {
+        return 1;
     }
     return write_beside(spec);
 }
@@ -413,6 +446,7 @@ tr_cmd_calibrate(int argc, char **argv)
         return 1;
     }
     tr_interrupt_catch();
+    g.stages = json_array();
     if (g.eval.resume == NULL) { /* stages share what they have in common */
         fd = mkstemp(own);
         if (fd < 0) {

@@ -195,7 +195,7 @@ test('calibrate: alpha_high first, then alpha_low', async () => {
   const conf = file('diffkv.conf');
   const search = async (tolerance, ...more) => {
     const r = await start('calibrate', ['-s', 'alpha_high=1,30',
-      '-s', 'alpha_low=0,20', '--tolerance', tolerance, '--out', conf,
+      '-s', 'alpha_low=0,20', '--tolerance', tolerance, '--out', conf, '--json', file('tried.json'),
       '--resume', file('search.jsonl'), ...more]).done;
     assert.equal(r.status, 0, r.err);
     return r;
@@ -211,6 +211,11 @@ test('calibrate: alpha_high first, then alpha_low', async () => {
     'alpha_high=1,alpha_low=0', 'alpha_high=30,alpha_low=0',
     'alpha_high=30,alpha_low=20']);
   assert.match(r.out, /With --write it goes into .*models\/pocket\/kv_policy\.json\./);
+  const tried = json('tried.json');
+  assert.equal(tried.kv_policy, 'diffkv:alpha_high=30,alpha_low=20');
+  assert.equal(tried.within_tolerance, true);
+  assert.deepEqual(tried.tried.map((t) => `${t.setting}=${t.value}`),
+    ['alpha_high=1', 'alpha_high=30', 'alpha_low=0', 'alpha_low=20']);
   // Little may be lost: of what was found, the other.  It goes beside the model,
   // and the engine takes it from there.
   const model = file('model');

@@ -37,9 +37,9 @@ async function serve(args, body) {
   child.stdout.setEncoding('utf8').on('data', (d) => { s.out += d; });
   child.stderr.setEncoding('utf8').on('data', (d) => { s.err += d; });
   try {
-    await until(() => /http:\/\/\S+/.test(s.out) || child.exitCode !== null,
+    await until(() => /\n/.test(s.out) || child.exitCode !== null,
       () => s.out + s.err);
-    [s.url] = /http:\/\/\S+/.exec(s.out) || [];
+    [s.url] = /http:\/\/[\w.:]+/.exec(s.out) || [];
     s.all = children(child.pid);
     await body(s);
     const [status] = await ended;
@@ -86,7 +86,8 @@ test('serve: answers, and Ctrl-C lets a stream come to its end', { skip },
 for (const [who, pattern] of [['the engine', /tokenring-engine/],
   ['NGINX', /nginx: master/]]) {
   test(`serve: when ${who} ends, so does the rest`, { skip }, async () => {
-    const r = await serve(['--port', String(await freePort())], async (s) => {
+    const r = await serve(['--port', String(await freePort()), '--json'], async (s) => {
+      assert.equal(JSON.parse(s.out).url, s.url);
       const pid = s.all.find((p) => pattern.test(
         fs.readFileSync(`/proc/${p}/cmdline`, 'utf8')));
       process.kill(pid, 'SIGKILL');
