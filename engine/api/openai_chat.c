@@ -91,6 +91,25 @@ check_parts(tr_openai_call_t *c, json_t *parts, size_t i, uint64_t *bytes)
     return TR_OK;
 }
 
+/* What else of a message the template gets. */
+static tr_status_t
+check_texts(tr_openai_call_t *c, const json_t *message, size_t i)
+{
+    static const char *const names[] = { "name", "tool_call_id", "reasoning",
+                                         "reasoning_content" };
+    char param[64];
+
+    for (size_t k = 0; k < sizeof(names) / sizeof(names[0]); k++) {
+        const json_t *text = tr_json_field(message, names[k]);
+
+        if (text != NULL && !json_is_string(text)) {
+            snprintf(param, sizeof(param), "messages[%zu].%s", i, names[k]);
+            return tr_json_wrong_type(c->err, param, "a string", text);
+        }
+    }
+    return TR_OK;
+}
+
 static tr_status_t
 check_message(tr_openai_call_t *c, json_t *message, size_t i, uint64_t *bytes)
 {
@@ -108,6 +127,9 @@ check_message(tr_openai_call_t *c, json_t *message, size_t i, uint64_t *bytes)
     }
     snprintf(param, sizeof(param), "messages[%zu].", i);
     rc = tr_openai_check_fields(message, TR_FIELD_MESSAGE, param, c->err);
+    if (rc == TR_OK) {
+        rc = check_texts(c, message, i);
+    }
     if (rc != TR_OK) {
         return rc;
     }
@@ -136,12 +158,6 @@ read_variables(tr_openai_call_t *c, tr_chat_input_t *in)
     char param[TR_ERROR_PARAM];
     const char *key;
 
-    if (tr_json_field(c->root, "chat_template") != NULL
-        || json_object_get(object, "chat_template") != NULL) {
-        return tr_error_set(c->err, TR_ERR_INVALID, "chat_template",
-                            "'chat_template' cannot be given in a request: "
-                            "this server uses the model's own template.");
-    }
     if (object != NULL && !json_is_object(object)) {
         return tr_json_wrong_type(c->err, kwargs, "an object", object);
     }

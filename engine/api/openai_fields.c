@@ -28,7 +28,8 @@
 #define NO_TOOLS "this server does not support tools"
 #define NO_GRAMMAR "structured output is not supported"
 #define NO_SAMPLER "this way of sampling is not supported"
-#define NO_PREFILL "continuing a message is not supported"
+#define NO_PREFILL "use 'continue_final_message'"
+#define NO_CHAT "this belongs to a chat"
 #define NO_REASONING "this server cannot set how a model reasons"
 #define NO_TEMPLATE "a template of the request is not supported"
 #define USE_MAX_TOKENS "use 'max_tokens'"
@@ -63,6 +64,9 @@ static const tr_field_t fields[] = {
     SUPPORTED("echo", COMPLETIONS),
     SUPPORTED("add_special_tokens", COMPLETIONS),
     SUPPORTED("chat_template_kwargs", CHAT),
+    SUPPORTED("documents", CHAT),
+    SUPPORTED("add_generation_prompt", CHAT),
+    SUPPORTED("continue_final_message", CHAT),
     SUPPORTED("response_format", BOTH),
     SUPPORTED("tool_choice", BOTH),
     SUPPORTED("function_call", BOTH),
@@ -77,12 +81,12 @@ static const tr_field_t fields[] = {
 
     SUPPORTED("role", MESSAGE),
     SUPPORTED("content", MESSAGE),
-    IGNORED("name", MESSAGE),
+    SUPPORTED("name", MESSAGE),
     IGNORED("refusal", MESSAGE),
     IGNORED("annotations", MESSAGE),
-    IGNORED("tool_call_id", MESSAGE),
-    IGNORED("reasoning", MESSAGE),
-    IGNORED("reasoning_content", MESSAGE),
+    SUPPORTED("tool_call_id", MESSAGE),
+    SUPPORTED("reasoning", MESSAGE),
+    SUPPORTED("reasoning_content", MESSAGE),
     REFUSED("tool_calls", MESSAGE, NO_TOOLS, NULL),
     REFUSED("function_call", MESSAGE, NO_TOOLS, NULL),
     REFUSED("audio", MESSAGE, "audio is not supported", NULL),
@@ -94,8 +98,7 @@ static const tr_field_t fields[] = {
     REFUSED("functions", BOTH, NO_TOOLS, NULL),
     IGNORED("parallel_tool_calls", CHAT),
     REFUSED("web_search_options", BOTH, "web search is not supported", "null"),
-    REFUSED("documents", BOTH,
-            "documents beside the messages are not supported", NULL),
+    REFUSED("documents", COMPLETIONS, NO_CHAT, NULL),
 
     /* constraints on the output */
     REFUSED("structured_outputs", BOTH, NO_GRAMMAR, NULL),
@@ -120,8 +123,8 @@ static const tr_field_t fields[] = {
     REFUSED("chat_template", BOTH, NO_TEMPLATE, NULL),
     REFUSED("template", BOTH, NO_TEMPLATE, NULL),
     REFUSED("system", BOTH, "send a message with the role 'system'", NULL),
-    REFUSED("add_generation_prompt", BOTH, NO_PREFILL, "true"),
-    REFUSED("continue_final_message", BOTH, NO_PREFILL, NULL),
+    REFUSED("add_generation_prompt", COMPLETIONS, NO_CHAT, NULL),
+    REFUSED("continue_final_message", COMPLETIONS, NO_CHAT, NULL),
     REFUSED("add_special_tokens", CHAT,
             "the chat template alone decides about special tokens", NULL),
     REFUSED("truncate_prompt_tokens", BOTH, "prompts are not cut", NULL),

@@ -40,7 +40,8 @@ typedef struct {
 bool
 tr_chat_template_reserved(const char *name)
 {
-    static const char *const names[] = { "messages", "tools", "documents" };
+    static const char *const names[] = { "messages", "tools", "documents",
+                                         "chat_template" };
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         if (strcmp(name, names[i]) == 0) {
