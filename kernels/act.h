@@ -10,6 +10,8 @@
 typedef enum {
     TR_ACT_SILU,      /* x / (1 + e^-x) */
     TR_ACT_GELU_TANH, /* x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) */
+    TR_ACT_OAI,       /* gpt-oss: g = min(gate, 7), u = up within +-7:
+                 * (u + 1) g / (1 + e^(-1.702 g)), in place of act(gate) * up */
     TR_ACTS
 } tr_act_t;
 

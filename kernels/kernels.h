@@ -26,6 +26,7 @@
 #include "act.h"
 #include "kv_view.h"
 #include "operands.h"
+#include "route.h"
 #include "thread_pool.h"
 
 typedef struct tr_kernels tr_kernels_t;
@@ -74,6 +75,19 @@ struct tr_kernels {
     /* x[r][i] *= scale; then, unless cap is 0, x = cap * tanh(x / cap). */
     int (*scale_cap)(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
                      uint32_t n, float scale, float cap);
+
+    /* expert, weight: [rows][route->top_k], from the router's logits,
+     * [rows][experts]; bias, [experts] or NULL, counts in the choice alone. */
+    int (*route)(const tr_stream_t *s, const tr_route_t *route,
+                 const float *logits, size_t ld, uint32_t rows,
+                 const float *bias, uint32_t *expert, float *weight);
+
+    /* y[r] = sum over k, in order, of weight[r][k] * x[place[r][k]], n
+     * columns. */
+    int (*sum_experts)(const tr_stream_t *s, const float *x, size_t ldx,
+                       uint32_t rows, uint32_t top_k, uint32_t n,
+                       const uint32_t *place, const float *weight, float *y,
+                       size_t ldy);
 
     /* Rotates each head's pairs (i, i + head_dim / 2), in place. */
     int (*rope)(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,

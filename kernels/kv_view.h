@@ -100,6 +100,9 @@ typedef struct {
      * all.  The heads of such a layer keep all in dense pages: base is 0 there,
      * nothing is scored. */
     const uint32_t *reach;
+    /* [layers] of [query heads], or NULL, as an element may be: a sum of softmax
+     * begins with e^sink, which stands for no token (gpt-oss) */
+    const float *const *sinks;
 } tr_kv_view_t;
 
 TR_HD uint32_t

@@ -418,6 +418,28 @@ read_generation(tr_config_reader_t *r, const char *dir, tr_model_config_t *c)
     json_decref(root);
 }
 
+/* Can that many experts be chosen. */
+static void
+check_experts(tr_config_reader_t *r, const tr_moe_t *moe)
+{
+    const tr_route_t *t = &moe->route;
+
+    if (r->rc != TR_OK || t->experts == 0) {
+        return;
+    }
+    if (t->experts % t->groups != 0 || t->top_groups > t->groups) {
+        r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "n_group",
+                             "config.json: %u of %u groups of %u experts, "
+                             "expected groups of equal size",
+                             t->top_groups, t->groups, t->experts);
+    } else if (t->top_k > t->experts / t->groups * t->top_groups) {
+        r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "num_experts_per_tok",
+                             "config.json: num_experts_per_tok is %u, expected "
+                             "at most %u, the experts to choose from",
+                             t->top_k, t->experts / t->groups * t->top_groups);
+    }
+}
+
 static void
 read_recipe(tr_config_reader_t *r, tr_model_config_t *c)
 {
@@ -436,6 +458,7 @@ read_recipe(tr_config_reader_t *r, tr_model_config_t *c)
         read_window(r, c);
         tr_config_ropes(r, c);
         drop_long_reach(&c->recipe);
+        check_experts(r, &c->recipe.moe);
     }
 }
 

@@ -22,10 +22,12 @@ typedef struct {
     const char *model_type; /* of config.json */
     const struct tr_family *family;
     tr_recipe_t recipe;
-    bool attention_bias; /* as it stands there */
-    float query_scalar;  /* Gemma: attention's scale is 1 / sqrt of it */
-    float logit_divisor; /* Granite */
-    float init_range;    /* standard deviation of load_format dummy */
+    bool attention_bias;     /* as it stands there */
+    float query_scalar;      /* Gemma: attention's scale is 1 / sqrt of it */
+    float logit_divisor;     /* Granite */
+    uint32_t shared_experts; /* GLM: each of them is as wide as others */
+    bool qk_norm;            /* GLM: use_qk_norm */
+    float init_range;        /* standard deviation of load_format dummy */
     int32_t eos[TR_EOS_MAX];
     uint32_t n_eos;
     int32_t bos; /* -1: none */

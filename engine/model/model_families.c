@@ -96,6 +96,48 @@ static const tr_config_key_t gemma3_keys[] = {
     { .name = NULL }
 };
 
+#define EXPERTS_MAX TR_EXPERTS_MAX
+
+static const tr_config_key_t qwen3_moe_keys[] = {
+    { .name = "hidden_act", .kind = TR_KEY_ACT },
+    COMMON_KEYS,
+    TIED(false),
+    UINT("num_experts", recipe.moe.route.experts, 0, 1, EXPERTS_MAX),
+    UINT("num_experts_per_tok", recipe.moe.route.top_k, MUST, 1, TR_TOP_K_MAX),
+    UINT("moe_intermediate_size", recipe.moe.width, MUST, 1, INTERMEDIATE_MAX),
+    { .name = "norm_topk_prob",
+      .kind = TR_KEY_BOOL,
+      .at = AT(recipe.moe.route.renorm) },
+    { .name = NULL }
+};
+
+static const tr_config_key_t gpt_oss_keys[] = {
+    COMMON_KEYS,
+    TIED(false),
+    UINT("num_local_experts", recipe.moe.route.experts, MUST, 1, EXPERTS_MAX),
+    UINT("num_experts_per_tok", recipe.moe.route.top_k, MUST, 1, TR_TOP_K_MAX),
+    { .name = NULL }
+};
+
+static const tr_config_key_t glm4_moe_keys[] = {
+    { .name = "hidden_act", .kind = TR_KEY_ACT },
+    COMMON_KEYS,
+    TIED(false),
+    UINT("n_routed_experts", recipe.moe.route.experts, MUST, 1, EXPERTS_MAX),
+    UINT("num_experts_per_tok", recipe.moe.route.top_k, MUST, 1, TR_TOP_K_MAX),
+    UINT("moe_intermediate_size", recipe.moe.width, MUST, 1, INTERMEDIATE_MAX),
+    UINT("n_shared_experts", shared_experts, 0, 0, 64),
+    UINT("n_group", recipe.moe.route.groups, 1, 1, EXPERTS_MAX),
+    UINT("topk_group", recipe.moe.route.top_groups, 1, 1, EXPERTS_MAX),
+    FLOAT("routed_scaling_factor", recipe.moe.route.scale, 1, 1e-6, 1e6),
+    { .name = "norm_topk_prob",
+      .kind = TR_KEY_BOOL,
+      .at = AT(recipe.moe.route.renorm),
+      .otherwise = true },
+    { .name = "use_qk_norm", .kind = TR_KEY_BOOL, .at = AT(qk_norm) },
+    { .name = NULL }
+};
+
 static const tr_config_key_t granite_keys[] = {
     { .name = "hidden_act", .kind = TR_KEY_ACT },
     COMMON_KEYS,
@@ -143,6 +185,15 @@ static const tr_config_key_t granite_keys[] = {
 #define DOWN_TENSORS                                      \
     {                                                     \
         TR_PART_DOWN, "mlp.down_proj.weight", TR_ROWS_ALL \
+    }
+
+#define EXPERT_TENSORS                                                        \
+    { TR_PART_EXPERT_GATE_UP, "mlp.experts.*.gate_proj.weight",               \
+      TR_ROWS_EXPERT_FIRST_HALF },                                            \
+        { TR_PART_EXPERT_GATE_UP, "mlp.experts.*.up_proj.weight",             \
+          TR_ROWS_EXPERT_SECOND_HALF },                                       \
+    {                                                                         \
+        TR_PART_EXPERT_DOWN, "mlp.experts.*.down_proj.weight", TR_ROWS_EXPERT \
     }
 
 #define END_TENSORS  \
@@ -195,6 +246,57 @@ static const tr_tensor_name_t phi3_tensors[] = {
     { TR_PART_O, "self_attn.o_proj.weight", TR_ROWS_ALL },
     { TR_PART_GATE_UP, "mlp.gate_up_proj.weight", TR_ROWS_ALL },
     DOWN_TENSORS,
+    { TR_PART_ATTN_NORM, "input_layernorm.weight", TR_ROWS_ALL },
+    { TR_PART_MLP_NORM, "post_attention_layernorm.weight", TR_ROWS_ALL },
+    END_TENSORS
+};
+
+static const tr_tensor_name_t qwen3_moe_tensors[] = {
+    MODEL_TENSORS,
+    QKV_TENSORS,
+    O_TENSORS,
+    GATE_UP_TENSORS,
+    DOWN_TENSORS,
+    { TR_PART_ROUTER, "mlp.gate.weight", TR_ROWS_ALL },
+    EXPERT_TENSORS,
+    { TR_PART_ATTN_NORM, "input_layernorm.weight", TR_ROWS_ALL },
+    { TR_PART_MLP_NORM, "post_attention_layernorm.weight", TR_ROWS_ALL },
+    END_TENSORS
+};
+
+static const tr_tensor_name_t glm4_moe_tensors[] = {
+    MODEL_TENSORS,
+    QKV_TENSORS,
+    O_TENSORS,
+    GATE_UP_TENSORS,
+    DOWN_TENSORS,
+    { TR_PART_ROUTER, "mlp.gate.weight", TR_ROWS_ALL },
+    { TR_PART_CHOICE_BIAS, "mlp.gate.e_score_correction_bias", TR_ROWS_ALL },
+    EXPERT_TENSORS,
+    { TR_PART_SHARED_GATE_UP, "mlp.shared_experts.gate_proj.weight",
+      TR_ROWS_FIRST_HALF },
+    { TR_PART_SHARED_GATE_UP, "mlp.shared_experts.up_proj.weight",
+      TR_ROWS_SECOND_HALF },
+    { TR_PART_SHARED_DOWN, "mlp.shared_experts.down_proj.weight", TR_ROWS_ALL },
+    { TR_PART_ATTN_NORM, "input_layernorm.weight", TR_ROWS_ALL },
+    { TR_PART_MLP_NORM, "post_attention_layernorm.weight", TR_ROWS_ALL },
+    END_TENSORS
+};
+
+static const tr_tensor_name_t gpt_oss_tensors[] = {
+    MODEL_TENSORS,
+    QKV_TENSORS,
+    O_TENSORS,
+    { TR_PART_SINKS, "self_attn.sinks", TR_ROWS_ALL },
+    { TR_PART_ROUTER, "mlp.router.weight", TR_ROWS_ALL },
+    { TR_PART_ROUTER_BIAS, "mlp.router.bias", TR_ROWS_ALL },
+    { TR_PART_EXPERT_GATE_UP, "mlp.experts.gate_up_proj",
+      TR_ROWS_STACKED_TRANSPOSED_PAIRS },
+    { TR_PART_EXPERT_GATE_UP_BIAS, "mlp.experts.gate_up_proj_bias",
+      TR_ROWS_STACKED_PAIRS },
+    { TR_PART_EXPERT_DOWN, "mlp.experts.down_proj",
+      TR_ROWS_STACKED_TRANSPOSED },
+    { TR_PART_EXPERT_DOWN_BIAS, "mlp.experts.down_proj_bias", TR_ROWS_STACKED },
     { TR_PART_ATTN_NORM, "input_layernorm.weight", TR_ROWS_ALL },
     { TR_PART_MLP_NORM, "post_attention_layernorm.weight", TR_ROWS_ALL },
     END_TENSORS
@@ -266,6 +368,72 @@ fold_smollm3(struct tr_config_reader *r, tr_model_config_t *c)
                             : (l + 1) % every != 0;
 
         c->recipe.layer[l].rope = rotates ? 0 : TR_ROPE_NONE;
+    }
+}
+
+/* Which layers have experts: every decoder_sparse_step-th but those listed. */
+static void
+fold_qwen3_moe(struct tr_config_reader *r, tr_model_config_t *c)
+{
+    uint32_t step = tr_config_uint(r, r->root, "decoder_sparse_step", 1, 1,
+                                   TR_LAYERS_MAX);
+    json_t *dense = tr_config_field(r->root, "mlp_only_layers"), *v;
+    size_t i;
+
+    set_biases(c, TR_BIAS_QKV | TR_BIAS_O);
+    if (c->recipe.moe.route.experts == 0) { /* as transformers 5 writes it */
+        c->recipe.moe.route.experts = tr_config_uint(r, r->root,
+                                                     "num_local_experts", -1, 1,
+                                                     EXPERTS_MAX);
+    }
+    c->recipe.moe.route.score = TR_ROUTE_SOFTMAX;
+    c->recipe.moe.route.groups = c->recipe.moe.route.top_groups = 1;
+    c->recipe.moe.route.scale = 1;
+    for (uint32_t l = 0; l < c->recipe.layers; l++) {
+        c->recipe.layer[l].experts = (l + 1) % step == 0;
+    }
+    json_array_foreach (dense, i, v) {
+        json_int_t l = json_integer_value(v);
+
+        if (!json_is_integer(v) || l < 0 || l >= c->recipe.layers) {
+            tr_config_fail(r, TR_ERR_FORMAT, "mlp_only_layers",
+                           "mlp_only_layers holds what is no layer's number");
+            return;
+        }
+        c->recipe.layer[l].experts = false;
+    }
+}
+
+/* Of its config's intermediate_size each expert has that; there is no other
+ * MLP.  Biases everywhere. */
+static void
+fold_gpt_oss(struct tr_config_reader *r, tr_model_config_t *c)
+{
+    tr_moe_t *moe = &c->recipe.moe;
+
+    (void) r;
+    moe->width = c->recipe.intermediate;
+    moe->router_bias = moe->biases = true;
+    moe->route.score = TR_ROUTE_TOP_SOFTMAX;
+    moe->route.groups = moe->route.top_groups = 1;
+    moe->route.scale = 1;
+}
+
+/* The first first_k_dense_replace layers are dense. */
+static void
+fold_glm4_moe(struct tr_config_reader *r, tr_model_config_t *c)
+{
+    uint32_t dense = tr_config_uint(r, r->root, "first_k_dense_replace", 1, 0,
+                                    TR_LAYERS_MAX);
+
+    set_biases(c, TR_BIAS_QKV);
+    c->recipe.moe.shared = c->shared_experts * c->recipe.moe.width;
+    c->recipe.moe.choice_bias = true;
+    c->recipe.moe.route.score = TR_ROUTE_SIGMOID;
+    for (uint32_t l = 0; l < c->recipe.layers; l++) {
+        c->recipe.layer[l].experts = l >= dense;
+        c->recipe.layer[l].qk_norm = c->qk_norm ? TR_QK_NORM_HEAD
+                                                : TR_QK_NORM_NONE;
     }
 }
 
@@ -355,6 +523,30 @@ static const tr_family_t families[] = {
       .keys = llama_keys,
       .tensors = glm4_tensors,
       .fold = with_qkv_bias },
+    { .model_type = "glm4_moe", /* GLM-4.5 */
+      .layer = { .norms = PRE_NORMS, .act = TR_ACT_SILU },
+      .partial_rotary = 0.5,
+      .keys = glm4_moe_keys,
+      .tensors = glm4_moe_tensors,
+      .fold = fold_glm4_moe },
+    { .model_type = "qwen3_moe",
+      .layer = { .norms = PRE_NORMS,
+                 .act = TR_ACT_SILU,
+                 .qk_norm = TR_QK_NORM_HEAD },
+      .keys = qwen3_moe_keys,
+      .tensors = qwen3_moe_tensors,
+      .fold = fold_qwen3_moe },
+    { .model_type = "gpt_oss",
+      .layer = { .norms = PRE_NORMS,
+                 .act = TR_ACT_OAI,
+                 .biases = TR_BIAS_QKV | TR_BIAS_O,
+                 .experts = true,
+                 .sinks = true },
+      .always_slides = true,
+      .slide_pattern = 2,
+      .keys = gpt_oss_keys,
+      .tensors = gpt_oss_tensors,
+      .fold = fold_gpt_oss },
 };
 
 #define FAMILIES (sizeof(families) / sizeof(families[0]))

@@ -39,7 +39,17 @@ typedef enum {
     TR_ROWS_SECOND_HALF,
     TR_ROWS_QUERIES,
     TR_ROWS_KEYS,
-    TR_ROWS_VALUES
+    TR_ROWS_VALUES,
+    /* of one expert, whose number stands in the name for '*' */
+    TR_ROWS_EXPERT,
+    TR_ROWS_EXPERT_FIRST_HALF,
+    TR_ROWS_EXPERT_SECOND_HALF,
+    /* of all experts, in a dimension of its own in front; PAIRS: row 2 i is of the
+     * first half, row 2 i + 1 of the second; TRANSPOSED: [experts][columns][rows] */
+    TR_ROWS_STACKED,
+    TR_ROWS_STACKED_PAIRS,
+    TR_ROWS_STACKED_TRANSPOSED,
+    TR_ROWS_STACKED_TRANSPOSED_PAIRS
 } tr_tensor_rows_t;
 
 typedef struct {

@@ -20,7 +20,8 @@ static const char *const norm_names[NAMES_MAX] = { "pre_attn", "post_attn",
                                                    "pre_mlp", "post_mlp" };
 static const char *const bias_names[NAMES_MAX] = { "qkv", "o", "mlp" };
 static const char *const qk_norm_names[NAMES_MAX] = { "none", "head", "row" };
-static const char *const act_names[NAMES_MAX] = { "silu", "gelu_pytorch_tanh" };
+static const char *const act_names[NAMES_MAX] = { "silu", "gelu_pytorch_tanh",
+                                                  "gpt-oss" };
 static const char *const rope_names[NAMES_MAX] = { "default", "linear",
                                                    "llama3", "yarn" };
 
@@ -52,9 +53,25 @@ tr_act_name(tr_act_t act)
 /* ---- parts --------------------------------------------------------------- */
 
 static tr_part_shape_t
+if_any(bool has, uint32_t rows, uint32_t columns)
+{
+    return (tr_part_shape_t){ has ? rows : 0, has ? columns : 0 };
+}
+
+static tr_part_shape_t
 norm_shape(const tr_recipe_t *r, uint32_t has)
 {
-    return (tr_part_shape_t){ has ? r->hidden : 0, has ? 1 : 0 };
+    return if_any(has != 0, r->hidden, 1);
+}
+
+uint32_t
+tr_part_experts(const tr_recipe_t *r, tr_part_t part)
+{
+    return part == TR_PART_EXPERT_GATE_UP || part == TR_PART_EXPERT_DOWN
+                   || part == TR_PART_EXPERT_GATE_UP_BIAS
+                   || part == TR_PART_EXPERT_DOWN_BIAS
+               ? r->moe.route.experts
+               : 1;
 }
 
 /* all: of the heads of a row */
@@ -78,6 +95,7 @@ tr_part_shape(const tr_recipe_t *r, tr_part_t part, uint32_t layer)
     const tr_layer_recipe_t *l = &r->layer[layer];
     const tr_part_shape_t none = { 0, 0 };
     uint32_t q = r->query_heads * r->head_dim, kv = r->kv_heads * r->head_dim;
+    uint32_t experts = r->moe.route.experts;
 
     switch (part) {
     case TR_PART_EMBED:
@@ -89,9 +107,31 @@ tr_part_shape(const tr_recipe_t *r, tr_part_t part, uint32_t layer)
     case TR_PART_O:
         return (tr_part_shape_t){ r->hidden, q };
     case TR_PART_GATE_UP:
-        return (tr_part_shape_t){ 2 * r->intermediate, r->hidden };
+        return if_any(!l->experts, 2 * r->intermediate, r->hidden);
     case TR_PART_DOWN:
-        return (tr_part_shape_t){ r->hidden, r->intermediate };
+        return if_any(!l->experts, r->hidden, r->intermediate);
+    case TR_PART_ROUTER:
+        return if_any(l->experts, experts, r->hidden);
+    case TR_PART_EXPERT_GATE_UP:
+        return if_any(l->experts, experts * 2 * r->moe.width, r->hidden);
+    case TR_PART_EXPERT_DOWN:
+        return if_any(l->experts, experts * r->hidden, r->moe.width);
+    case TR_PART_SHARED_GATE_UP:
+        return if_any(l->experts && r->moe.shared, 2 * r->moe.shared,
+                      r->hidden);
+    case TR_PART_SHARED_DOWN:
+        return if_any(l->experts && r->moe.shared, r->hidden, r->moe.shared);
+    case TR_PART_SINKS:
+        return if_any(l->sinks, r->query_heads, 1);
+    case TR_PART_ROUTER_BIAS:
+        return if_any(l->experts && r->moe.router_bias, experts, 1);
+    case TR_PART_CHOICE_BIAS:
+        return if_any(l->experts && r->moe.choice_bias, experts, 1);
+    case TR_PART_EXPERT_GATE_UP_BIAS:
+        return if_any(l->experts && r->moe.biases, experts * 2 * r->moe.width,
+                      1);
+    case TR_PART_EXPERT_DOWN_BIAS:
+        return if_any(l->experts && r->moe.biases, experts * r->hidden, 1);
     case TR_PART_FINAL_NORM:
         return (tr_part_shape_t){ r->hidden, 1 };
     case TR_PART_ATTN_NORM:
@@ -291,7 +331,8 @@ layers_alike(const tr_layer_recipe_t *a, const tr_layer_recipe_t *b)
 {
     return a->norms == b->norms && a->biases == b->biases
            && a->qk_norm == b->qk_norm && a->act == b->act && a->rope == b->rope
-           && a->reach == b->reach;
+           && a->reach == b->reach && a->experts == b->experts
+           && a->sinks == b->sinks;
 }
 
 static void
@@ -312,6 +353,13 @@ print_layers(page_t *p, const tr_recipe_t *r, uint32_t first, uint32_t last)
     }
     if (l->reach != 0) {
         print(p, "; reach %u", l->reach);
+    }
+    if (l->sinks) {
+        print(p, "; sinks");
+    }
+    if (l->experts) {
+        print(p, "; %u of %u experts of %u", r->moe.route.top_k,
+              r->moe.route.experts, r->moe.width);
     }
     print(p, "\n");
 }
@@ -446,6 +494,12 @@ check_layer(const tr_recipe_t *r, uint32_t layer,
     tr_status_t rc = check_choices(l, layer, can, err);
     char has[NAMED], may[NAMED];
 
+    if (rc == TR_OK && (l->experts || l->sinks)
+        && !(can->can & TR_CAN_EXPERTS)) {
+        rc = refuse(can, layer, l->experts ? "an MLP" : "attention",
+                    l->experts ? "of experts" : "with sinks",
+                    l->experts ? "a single one" : "none", err);
+    }
     if (rc == TR_OK && l->rope != 0 && !(can->can & TR_CAN_ROPES)) {
         snprintf(has, sizeof(has), l->rope == TR_ROPE_NONE ? "none" : "%u",
                  l->rope);

@@ -29,6 +29,7 @@
 #include <stdint.h>
 
 #include "kernels/act.h"
+#include "kernels/route.h"
 #include <tokenring/error.h>
 
 #define TR_LAYERS_MAX 1024u
@@ -56,6 +57,8 @@ typedef struct {
     uint8_t qk_norm;       /* tr_qk_norm_t */
     uint8_t act;           /* tr_act_t, of the MLP's gate */
     uint8_t rope;          /* index of a table, or TR_ROPE_NONE */
+    bool experts;          /* the MLP is a choice of experts (tr_moe_t) */
+    bool sinks;            /* softmax has a sink a query head */
     uint32_t reach;        /* positions that a query sees, its own included;
                             * 0: all */
 } tr_layer_recipe_t;
@@ -85,6 +88,15 @@ typedef struct {
     uint32_t original;
 } tr_query_temp_t;
 
+/* The MLPs of a layer with experts; `act` is the layer's. */
+typedef struct {
+    tr_route_t route;
+    uint32_t width;  /* of an expert */
+    uint32_t shared; /* of one that every row goes to; 0: there is none */
+    bool router_bias, choice_bias, biases; /* of the router's logits; of the
+                                            * choice alone; of experts */
+} tr_moe_t;
+
 typedef struct {
     uint32_t vocab, hidden, intermediate, layers;
     uint32_t query_heads, kv_heads, head_dim;
@@ -102,6 +114,7 @@ typedef struct {
     uint32_t rotary_dim;   /* of head_dim, the first: they rotate */
     bool rope_interleaved; /* files pair (2 i, 2 i + 1), else (i, i + rotary_dim
                             * / 2) */
+    tr_moe_t moe;
     uint32_t n_ropes;
     tr_rope_t rope[TR_ROPE_TABLES];
     tr_layer_recipe_t layer[TR_LAYERS_MAX]; /* [layers] */
@@ -118,6 +131,11 @@ typedef enum {
     TR_PART_O,
     TR_PART_GATE_UP,
     TR_PART_DOWN,
+    TR_PART_ROUTER,         /* [experts][hidden] */
+    TR_PART_EXPERT_GATE_UP, /* experts one behind the other */
+    TR_PART_EXPERT_DOWN,
+    TR_PART_SHARED_GATE_UP,
+    TR_PART_SHARED_DOWN,
     TR_PART_FINAL_NORM,
     TR_PART_ATTN_NORM,      /* TR_NORM_PRE_ATTN */
     TR_PART_POST_ATTN_NORM, /* TR_NORM_POST_ATTN */
@@ -127,6 +145,11 @@ typedef enum {
     TR_PART_K_NORM,
     TR_PART_QKV_BIAS,
     TR_PART_O_BIAS,
+    TR_PART_SINKS,
+    TR_PART_ROUTER_BIAS,
+    TR_PART_CHOICE_BIAS,
+    TR_PART_EXPERT_GATE_UP_BIAS,
+    TR_PART_EXPERT_DOWN_BIAS,
     TR_PARTS
 } tr_part_t;
 
@@ -144,6 +167,9 @@ tr_part_layered(tr_part_t part)
 typedef struct {
     uint32_t rows, columns;
 } tr_part_shape_t;
+
+/* Experts that a part holds, each a matrix or vector of its own; 1 of others. */
+uint32_t tr_part_experts(const tr_recipe_t *r, tr_part_t part);
 
 /* layer: 0 for parts of the model. */
 tr_part_shape_t tr_part_shape(const tr_recipe_t *r, tr_part_t part,
@@ -188,10 +214,11 @@ void tr_recipe_describe(const tr_recipe_t *r, char text[TR_RECIPE_TEXT]);
 /* ---- what a backend can run ---------------------------------------------- */
 
 /* Bits: what not every backend has. */
-#define TR_CAN_NORMS 1u  /* norms of any kind, else before both halves */
-#define TR_CAN_ROPES 2u  /* several tables, layers without, amp, query_temp */
-#define TR_CAN_REACH 8u  /* sequences longer than a layer's reach */
-#define TR_CAN_SCALES 4u /* of embeddings, residuals, logits; softcap */
+#define TR_CAN_NORMS 1u    /* norms of any kind, else before both halves */
+#define TR_CAN_ROPES 2u    /* several tables, layers without, amp, query_temp */
+#define TR_CAN_REACH 8u    /* sequences longer than a layer's reach */
+#define TR_CAN_EXPERTS 16u /* and sinks */
+#define TR_CAN_SCALES 4u   /* of embeddings, residuals, logits; softcap */
 
 typedef struct {
     const char *name;  /* "cpu": of the backend */

@@ -4,6 +4,7 @@
 #include "model_tensors.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "engine/config/log.h"
 
@@ -14,9 +15,10 @@
 /* Which of the part's rows a tensor is. */
 static void
 place(const tr_recipe_t *r, tr_tensor_rows_t rows, uint32_t all,
-      tr_model_tensor_t *t)
+      uint32_t expert, tr_model_tensor_t *t)
 {
-    uint32_t q = r->query_heads * r->head_dim, kv = r->kv_heads * r->head_dim;
+    uint32_t one, q = r->query_heads * r->head_dim,
+                  kv = r->kv_heads * r->head_dim;
 
     switch (rows) {
     case TR_ROWS_ALL:
@@ -37,47 +39,108 @@ place(const tr_recipe_t *r, tr_tensor_rows_t rows, uint32_t all,
         t->row = rows == TR_ROWS_KEYS ? q : q + kv;
         t->rows = kv;
         break;
+    case TR_ROWS_EXPERT:
+    case TR_ROWS_EXPERT_FIRST_HALF:
+    case TR_ROWS_EXPERT_SECOND_HALF:
+        one = all / r->moe.route.experts;
+        t->rows = rows == TR_ROWS_EXPERT ? one : one / 2;
+        t->row = expert * one
+                 + (rows == TR_ROWS_EXPERT_SECOND_HALF ? one / 2 : 0);
+        break;
+    case TR_ROWS_STACKED:
+    case TR_ROWS_STACKED_PAIRS:
+    case TR_ROWS_STACKED_TRANSPOSED:
+    case TR_ROWS_STACKED_TRANSPOSED_PAIRS:
+        t->row = 0;
+        t->rows = all;
+        t->experts = r->moe.route.experts;
+        t->pairs = rows == TR_ROWS_STACKED_PAIRS
+                   || rows == TR_ROWS_STACKED_TRANSPOSED_PAIRS;
+        t->transposed = rows == TR_ROWS_STACKED_TRANSPOSED
+                        || rows == TR_ROWS_STACKED_TRANSPOSED_PAIRS;
+        break;
+    }
+}
+
+static bool
+by_expert(tr_tensor_rows_t rows)
+{
+    return rows >= TR_ROWS_EXPERT && rows <= TR_ROWS_EXPERT_SECOND_HALF;
+}
+
+/* "model.layers.L." and the family's name, the expert's number in place of the
+ * star. */
+static void
+name_layered(const char *name, uint32_t layer, uint32_t expert,
+             char text[TR_TENSOR_NAME])
+{
+    const char *star = strchr(name, '*');
+
+    if (star == NULL) {
+        snprintf(text, TR_TENSOR_NAME, "model.layers.%u.%s", layer, name);
+    } else {
+        snprintf(text, TR_TENSOR_NAME, "model.layers.%u.%.*s%u%s", layer,
+                 (int) (star - name), name, expert, star + 1);
     }
 }
 
 /* A tensor by its name in the family's list; false: the recipe has no such part. */
 static bool
 describe(const tr_recipe_t *r, const tr_tensor_name_t *name, uint32_t layer,
-         tr_model_tensor_t *t)
+         uint32_t expert, tr_model_tensor_t *t)
 {
     tr_part_shape_t shape = tr_part_shape(r, name->part, layer);
 
+    *t = (tr_model_tensor_t){ 0 };
+    if (shape.rows == 0) {
+        return false;
+    }
     t->part = name->part;
     t->layer = layer;
     t->columns = shape.columns;
-    place(r, name->rows, shape.rows, t);
+    place(r, name->rows, shape.rows, expert, t);
     if (tr_part_layered(name->part)) {
-        snprintf(t->name, sizeof(t->name), "model.layers.%u.%s", layer,
-                 name->name);
+        name_layered(name->name, layer, expert, t->name);
     } else {
         snprintf(t->name, sizeof(t->name), "%s", name->name);
     }
-    return shape.rows != 0;
+    return true;
+}
+
+/* How many tensors of that name a layer may have. */
+static uint32_t
+repeats(const tr_recipe_t *r, const tr_tensor_name_t *name)
+{
+    return by_expert(name->rows) ? r->moe.route.experts : 1;
 }
 
 bool
 tr_model_tensor_next(const tr_model_config_t *c, uint32_t *at,
                      tr_model_tensor_t *out)
 {
-    const tr_tensor_name_t *names = c->family->tensors;
-    uint32_t of_model = 0, of_layer = 0;
+    const tr_tensor_name_t *names = c->family->tensors, *layered = names;
+    const tr_recipe_t *r = &c->recipe;
+    uint32_t of_model, of_layer = 0;
 
-    while (!tr_part_layered(names[of_model].part)) {
-        of_model++;
+    while (!tr_part_layered(layered->part)) {
+        layered++;
     }
-    while (names[of_model + of_layer].name != NULL) {
-        of_layer++;
+    of_model = (uint32_t) (layered - names);
+    for (const tr_tensor_name_t *n = layered; n->name != NULL; n++) {
+        of_layer += repeats(r, n);
     }
-    while (*at < of_model + c->recipe.layers * of_layer) {
-        uint32_t k = (*at)++;
-        uint32_t layer = k < of_model ? 0 : (k - of_model) / of_layer;
+    while (*at < of_model + r->layers * of_layer) {
+        uint32_t k = (*at)++, layer = 0, expert = 0;
+        const tr_tensor_name_t *name = names + k;
 
-        if (describe(&c->recipe, &names[k - layer * of_layer], layer, out)) {
+        if (k >= of_model) {
+            layer = (k - of_model) / of_layer;
+            expert = (k - of_model) % of_layer;
+            for (name = layered; expert >= repeats(r, name); name++) {
+                expert -= repeats(r, name);
+            }
+        }
+        if (describe(r, name, layer, expert, out)) {
             return true;
         }
     }
@@ -86,37 +149,59 @@ tr_model_tensor_next(const tr_model_config_t *c, uint32_t *at,
 
 /* ---- files -------------------------------------------------------------- */
 
+/* As it is in the file; returns how many. */
+static uint32_t
+expected_shape(const tr_model_tensor_t *t, uint32_t dims[3])
+{
+    bool matrix = t->part < TR_PART_MATRICES;
+    uint32_t n = 0, rows = t->experts ? t->rows / t->experts : t->rows;
+
+    if (t->experts != 0) {
+        dims[n++] = t->experts;
+    }
+    if (matrix && t->transposed) {
+        dims[n++] = t->columns;
+    }
+    dims[n++] = rows;
+    if (matrix && !t->transposed) {
+        dims[n++] = t->columns;
+    }
+    return n;
+}
+
 tr_status_t
 tr_model_tensor_find(const tr_safetensors_t *st,
                      const tr_model_tensor_t *tensor, const tr_tensor_t **out,
                      tr_error_t *err)
 {
     const tr_tensor_t *t = tr_safetensors_find(st, tensor->name);
-    bool matrix = tensor->part < TR_PART_MATRICES;
-    char shape[128] = "", want[32] = "";
-    size_t n = 0;
+    char shape[128] = "", want[128] = "";
+    uint32_t dims[3], n = expected_shape(tensor, dims);
 
     if (t == NULL) {
         return tr_error_set(err, TR_ERR_FORMAT, tensor->name,
                             "tensor \"%s\" is missing, config.json asks for it",
                             tensor->name);
     }
-    if (t->n_dims == (matrix ? 2u : 1u) && t->dims[0] == tensor->rows
-        && (!matrix || t->dims[1] == tensor->columns)) {
-        *out = t;
+    *out = t;
+    if (t->n_dims == n && t->dims[0] == dims[0]
+        && (n < 2 || t->dims[1] == dims[1])
+        && (n < 3 || t->dims[2] == dims[2])) {
         return TR_OK;
     }
-    for (uint32_t i = 0; i < t->n_dims && n < sizeof(shape); i++) {
-        n += (size_t) snprintf(shape + n, sizeof(shape) - n, "%s%llu",
-                               i ? ", " : "", (unsigned long long) t->dims[i]);
+    for (uint32_t i = 0, at = 0; i < t->n_dims && at < sizeof(shape); i++) {
+        at += (uint32_t) snprintf(shape + at, sizeof(shape) - at, "%s%llu",
+                                  i ? ", " : "",
+                                  (unsigned long long) t->dims[i]);
     }
-    if (matrix) {
-        snprintf(want, sizeof(want), ", %u", tensor->columns);
+    for (uint32_t i = 0, at = 0; i < n; i++) {
+        at += (uint32_t) snprintf(want + at, sizeof(want) - at, "%s%u",
+                                  i ? ", " : "", dims[i]);
     }
     return tr_error_set(err, TR_ERR_FORMAT, tensor->name,
                         "%s: tensor \"%s\" has shape [%s], config.json says "
-                        "[%u%s]",
-                        t->file, tensor->name, shape, tensor->rows, want);
+                        "[%s]",
+                        t->file, tensor->name, shape, want);
 }
 
 /* ---- order of rows ------------------------------------------------------ */
@@ -140,8 +225,9 @@ rotating_rows(const tr_recipe_t *r, const tr_model_tensor_t *t)
 bool
 tr_model_tensor_reordered(const tr_recipe_t *r, const tr_model_tensor_t *t)
 {
-    return (r->rotary_dim != r->head_dim || r->rope_interleaved)
-           && t->row < rotating_rows(r, t);
+    return t->experts != 0
+           || ((r->rotary_dim != r->head_dim || r->rope_interleaved)
+               && t->row < rotating_rows(r, t));
 }
 
 uint32_t
@@ -150,10 +236,34 @@ tr_model_tensor_source(const tr_recipe_t *r, const tr_model_tensor_t *t,
 {
     uint32_t d = row % r->head_dim;
 
+    if (t->pairs) {
+        uint32_t one = t->rows / t->experts, i = row % one;
+
+        return row - i + (i < one / 2 ? 2 * i : 2 * (i - one / 2) + 1);
+    }
     /* a tensor begins where a head does */
     return t->row + row < rotating_rows(r, t)
                ? row - d + tr_recipe_rotary_source(r, d)
                : row;
+}
+
+void
+tr_model_row_load(const tr_recipe_t *r, const tr_model_tensor_t *t,
+                  const tr_tensor_t *tensor, uint32_t row, float *out)
+{
+    size_t from = tr_model_tensor_source(r, t, row), step = 1;
+
+    if (t->transposed) {
+        uint32_t one = t->rows / t->experts;
+
+        from = from / one * one * t->columns + from % one;
+        step = one;
+    } else {
+        from *= t->columns;
+    }
+    for (uint32_t i = 0; i < t->columns; i++) {
+        out[i] = tr_float_load(tensor->data, from + i * step, tensor->dtype);
+    }
 }
 
 void

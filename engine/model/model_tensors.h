@@ -25,6 +25,10 @@ typedef struct {
     uint32_t row;     /* of the part, where the tensor begins */
     uint32_t rows;    /* of the tensor */
     uint32_t columns; /* as the part's */
+    uint32_t experts; /* 0, or the file has that many experts in a dimension in
+                       * front, each with rows / experts rows; then also: */
+    bool transposed;  /* columns before rows */
+    bool pairs;       /* rows of the halves alternate */
 } tr_model_tensor_t;
 
 /* The next tensor; *at: 0 to begin with, moved on.  False: there are no more. */
@@ -36,14 +40,18 @@ tr_status_t tr_model_tensor_find(const tr_safetensors_t *st,
                                  const tr_model_tensor_t *tensor,
                                  const tr_tensor_t **out, tr_error_t *err);
 
-/* Rows of heads that rotate stand in the files in the order of the family
- * (tr_recipe_rotary_source): is that another than the part's? */
+/* Do rows stand in the file in another order than in the part: those of heads
+ * that rotate (tr_recipe_rotary_source), or of stacked experts? */
 bool tr_model_tensor_reordered(const tr_recipe_t *r,
                                const tr_model_tensor_t *t);
 
 /* Which of the file's rows is row `row` of the tensor. */
 uint32_t tr_model_tensor_source(const tr_recipe_t *r,
                                 const tr_model_tensor_t *t, uint32_t row);
+
+/* Row `row` of a matrix as the part has it, [t->columns] in FP32. */
+void tr_model_row_load(const tr_recipe_t *r, const tr_model_tensor_t *t,
+                       const tr_tensor_t *tensor, uint32_t row, float *out);
 
 /* A vector as the part has it, [t->rows]: in FP32, in the part's order, norms
  * with the 1 that some files leave out. */

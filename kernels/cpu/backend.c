@@ -32,7 +32,8 @@ act_row(const tr_act_row_f rows[TR_ACTS], tr_act_t act)
     }                                                                          \
     static const tr_act_row_f act_rows_##isa[TR_ACTS] = {                      \
         [TR_ACT_SILU] = tr_silu_row_##isa,                                     \
-        [TR_ACT_GELU_TANH] = tr_gelu_tanh_row_##isa                            \
+        [TR_ACT_GELU_TANH] = tr_gelu_tanh_row_##isa,                           \
+        [TR_ACT_OAI] = tr_oai_row_c                                            \
     };                                                                         \
     static int act_mul_##isa(const tr_stream_t *s, tr_act_t act,               \
                              const float *x, size_t ldx, uint32_t rows,        \
@@ -83,7 +84,9 @@ act_row(const tr_act_row_f rows[TR_ACTS], tr_act_t act)
         .add_scaled = tr_cpu_add_scaled,                                       \
         .scale_cap = tr_cpu_scale_cap,                                         \
         .hadamard = tr_cpu_hadamard,                                           \
-        .acts = 1u << TR_ACT_SILU | 1u << TR_ACT_GELU_TANH,                    \
+        .acts = (1u << TR_ACTS) - 1,                                           \
+        .route = tr_cpu_route,                                                 \
+        .sum_experts = tr_cpu_sum_experts,                                     \
         .act_mul = act_mul_##isa,                                              \
         .gated = gated_##isa,                                                  \
         .kv_append = kv_append_##isa,                                          \

@@ -8,6 +8,7 @@
 #include "kernels/act.h"
 #include "kernels/kv_view.h"
 #include "kernels/operands.h"
+#include "kernels/route.h"
 
 #include <math.h>
 
@@ -26,6 +27,7 @@ void tr_gelu_tanh_row_avx2(const float *gate, const float *up, float *out,
                            uint32_t n);
 void tr_gelu_tanh_row_avx512(const float *gate, const float *up, float *out,
                              uint32_t n);
+void tr_oai_row_c(const float *gate, const float *up, float *out, uint32_t n);
 void tr_silu_row_c(const float *gate, const float *up, float *out, uint32_t n);
 void tr_silu_row_avx2(const float *gate, const float *up, float *out,
                       uint32_t n);
@@ -106,6 +108,13 @@ tr_norm_scale(float squares, uint32_t n, float eps)
 int tr_cpu_add_scaled(const tr_stream_t *s, const float *x, size_t ldx,
                       uint32_t rows, uint32_t n, float scale, float *y,
                       size_t ldy);
+int tr_cpu_route(const tr_stream_t *s, const tr_route_t *route,
+                 const float *logits, size_t ld, uint32_t rows,
+                 const float *bias, uint32_t *expert, float *weight);
+int tr_cpu_sum_experts(const tr_stream_t *s, const float *x, size_t ldx,
+                       uint32_t rows, uint32_t top_k, uint32_t n,
+                       const uint32_t *place, const float *weight, float *y,
+                       size_t ldy);
 int tr_cpu_scale_cap(const tr_stream_t *s, float *x, size_t ldx, uint32_t rows,
                      uint32_t n, float scale, float cap);
 

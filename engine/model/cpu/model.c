@@ -29,6 +29,15 @@ tr_arena_map(size_t size)
     return p;
 }
 
+static uint32_t
+widest_mlp(const tr_recipe_t *r)
+{
+    uint32_t n = r->intermediate;
+
+    n = n > r->moe.width ? n : r->moe.width;
+    return n > r->moe.shared ? n : r->moe.shared;
+}
+
 /* Lays out the workspace; with base NULL only counts. */
 static size_t
 layout(tr_model_t *m, uint8_t *base)
@@ -42,8 +51,8 @@ layout(tr_model_t *m, uint8_t *base)
     m->ld_hidden = tr_pad(c->hidden, TR_COL_PAD);
     m->ld_qkv = tr_pad(q + 2 * kv, TR_COL_PAD);
     m->ld_attn = tr_pad(q, TR_COL_PAD);
-    m->ld_gate_up = tr_pad(2 * (size_t) c->intermediate, TR_COL_PAD);
-    m->ld_mlp = tr_pad(c->intermediate, TR_COL_PAD);
+    m->ld_gate_up = tr_pad(2 * (size_t) widest_mlp(c), TR_COL_PAD);
+    m->ld_mlp = tr_pad(widest_mlp(c), TR_COL_PAD);
     m->ld_logits = tr_pad(c->vocab, TR_COL_PAD);
 #define TAKE(field, bytes)                             \
     do {                                               \
@@ -68,6 +77,20 @@ layout(tr_model_t *m, uint8_t *base)
         }
     }
     TAKE(query_temp, rows * sizeof(float));
+    if (c->moe.route.experts != 0) {
+        size_t all = (size_t) m->max_rows * c->moe.route.top_k;
+        size_t padded = tr_pad(all, TR_ROW_PAD) + TR_ROW_PAD;
+
+        m->experts.ld_scores = tr_pad(c->moe.route.experts, TR_COL_PAD);
+        TAKE(delta, rows * m->ld_hidden * sizeof(float));
+        TAKE(experts.scores, rows * m->experts.ld_scores * sizeof(float));
+        TAKE(experts.chosen, all * sizeof(uint32_t));
+        TAKE(experts.place, all * sizeof(uint32_t));
+        TAKE(experts.weight, all * sizeof(float));
+        TAKE(experts.first, (c->moe.route.experts + 1) * sizeof(uint32_t));
+        TAKE(experts.input, padded * m->ld_hidden * sizeof(float));
+        TAKE(experts.output, padded * m->ld_hidden * sizeof(float));
+    }
     TAKE(logits, logit_rows * m->ld_logits * sizeof(float));
     TAKE(attention_work,
          m->kernels->attention_work(&m->stream, m->max_rows, m->max_seqs,
@@ -82,7 +105,8 @@ tr_model_check(const tr_recipe_t *r, uint32_t rotate, tr_error_t *err)
 {
     const tr_recipe_support_t support = {
         .name = "cpu",
-        .can = TR_CAN_NORMS | TR_CAN_ROPES | TR_CAN_SCALES | TR_CAN_REACH,
+        .can = TR_CAN_NORMS | TR_CAN_ROPES | TR_CAN_SCALES | TR_CAN_REACH
+               | TR_CAN_EXPERTS,
         .biases = TR_BIAS_QKV | TR_BIAS_O,
         .qk_norms = 1u << TR_QK_NORM_NONE | 1u << TR_QK_NORM_HEAD
                     | 1u << TR_QK_NORM_ROW,
@@ -205,6 +229,25 @@ norm_heads(const step_t *t, float *x, uint32_t heads, const float *weight)
                                x, m->ld_qkv);
 }
 
+/* x += scale * norm(y); weight NULL: y as it is. */
+static int
+add_output(const step_t *t, float *y, const float *weight)
+{
+    tr_model_t *m = t->m;
+    const tr_recipe_t *c = t->recipe;
+    int rc = 0;
+
+    if (weight != NULL) {
+        rc |= m->kernels->rmsnorm(&m->stream, y, m->ld_hidden, t->n, 1,
+                                  c->hidden, weight, c->norm_eps, y,
+                                  m->ld_hidden);
+    }
+    return rc
+           | m->kernels->add_scaled(&m->stream, y, m->ld_hidden, t->n,
+                                    c->hidden, c->residual_scale, m->hidden,
+                                    m->ld_hidden);
+}
+
 /* x += scale * norm(input W^T + bias); weight and bias may be NULL.  What is
  * added goes through `normed`, which is free by then, unless it can be summed up
  * at once. */
@@ -214,25 +257,16 @@ add_product(const step_t *t, tr_part_t part, const float *input, size_t ld,
 {
     tr_model_t *m = t->m;
     const tr_kernels_t *k = m->kernels;
-    const tr_stream_t *s = &m->stream;
-    const tr_recipe_t *c = t->recipe;
-    bool direct = weight == NULL && c->residual_scale == 1;
+    bool direct = weight == NULL && t->recipe->residual_scale == 1;
     float *y = direct ? m->hidden : m->normed;
-    int rc = k->matmul(s, &t->w->matrix[part], input, ld, t->n, y, m->ld_hidden,
-                       direct);
+    int rc = k->matmul(&m->stream, &t->w->matrix[part], input, ld, t->n, y,
+                       m->ld_hidden, direct);
 
     if (bias != NULL) {
-        rc |= k->add_bias(s, y, m->ld_hidden, t->n, bias, c->hidden);
+        rc |= k->add_bias(&m->stream, y, m->ld_hidden, t->n, bias,
+                          t->recipe->hidden);
     }
-    if (weight != NULL) {
-        rc |= k->rmsnorm(s, y, m->ld_hidden, t->n, 1, c->hidden, weight,
-                         c->norm_eps, y, m->ld_hidden);
-    }
-    if (!direct) {
-        rc |= k->add_scaled(s, y, m->ld_hidden, t->n, c->hidden,
-                            c->residual_scale, m->hidden, m->ld_hidden);
-    }
-    return rc;
+    return direct ? rc : rc | add_output(t, y, weight);
 }
 
 /* Keys go into the cache behind RoPE, and the basis that the engine keeps them
@@ -301,6 +335,11 @@ mlp_half(const step_t *t)
     int rc = 0;
     const float *x = norm(t, t->w->vector[TR_PART_MLP_NORM], &rc);
 
+    if (t->layer->experts) {
+        rc |= tr_model_experts(m, t->layer, t->w, x, n, m->delta);
+        return rc
+               | add_output(t, m->delta, t->w->vector[TR_PART_POST_MLP_NORM]);
+    }
     if (n <= TR_GATED_ROWS && width % TR_COL_PAD == 0) {
         rc |= k->gated(s, t->layer->act, gate_up, x, m->ld_hidden, n, m->mlp,
                        m->ld_mlp);
@@ -357,6 +396,7 @@ tr_model_forward(tr_model_t *m, const tr_kv_view_t *kv, const tr_rows_t *rows,
     int rc = 0;
 
     view.reach = m->reach;
+    view.sinks = m->sinks;
     if (n > m->max_rows || rows->n_seqs > m->max_seqs) {
         return TR_ERR_INTERNAL;
     }

@@ -18,7 +18,8 @@
 #include "engine/model/model_config.h"
 #include "engine/model/rotate.h"
 
-/* Weights by part, of those that the recipe has: matrices, and vectors in FP32. */
+/* Weights by part, of those that the recipe has: matrices, and vectors in FP32.
+ * A part of experts has the matrix of the first (tr_model_expert). */
 typedef struct {
     tr_matrix_t matrix[TR_PART_MATRICES];
     float *vector[TR_PARTS];
@@ -33,6 +34,18 @@ typedef struct {
     float *of_queries;     /* the same unless queries have a temperature */
 } tr_angles_t;
 
+/* Workspace of layers with experts. */
+typedef struct {
+    size_t ld_scores;
+    float *scores; /* [rows][experts] */
+    /* [rows][top_k]: who was chosen, its weight, and where that row stands in
+     * the order of experts */
+    uint32_t *chosen, *place;
+    float *weight;
+    uint32_t *first;       /* [experts + 1], of each one's rows in that order */
+    float *input, *output; /* [rows * top_k][hidden], in that order */
+} tr_experts_work_t;
+
 typedef struct {
     tr_model_config_t config;
     const tr_kernels_t *kernels; /* borrowed */
@@ -40,6 +53,7 @@ typedef struct {
     tr_weights_t root, *layers; /* of the model, and of each layer */
     tr_angles_t rope[TR_ROPE_TABLES + 1];
     uint32_t *reach;         /* [layers] */
+    const float **sinks;     /* [layers], NULL where there are none */
     tr_equalise_t *equalise; /* what the weights have taken, or NULL */
     uint32_t rotate;         /* bits (rotate.h) */
     uint8_t *weights;        /* the arena behind weights and frequencies */
@@ -49,9 +63,11 @@ typedef struct {
     uint8_t *work; /* the arena behind what follows */
     size_t work_size;
     size_t ld_hidden, ld_qkv, ld_attn, ld_mlp, ld_gate_up;
-    float *hidden, *normed, *qkv, *attn, *gate_up, *mlp, *query_temp, *logits;
+    float *hidden, *normed, *qkv, *attn, *gate_up, *mlp, *delta, *query_temp,
+        *logits;
     size_t ld_logits;
     void *attention_work;
+    tr_experts_work_t experts;
 } tr_model_t;
 
 typedef struct {
@@ -88,6 +104,20 @@ tr_model_table(const tr_layer_recipe_t *l)
 {
     return l->rope == TR_ROPE_NONE ? TR_ANGLES_NONE : l->rope;
 }
+
+/* Matrix of an expert, w being that of the first. */
+static inline tr_matrix_t
+tr_model_expert(const tr_kernels_t *k, const tr_matrix_t *w, uint32_t expert)
+{
+    return (tr_matrix_t){ w->n, w->k,
+                          w->data + expert * k->matrix_floats(w->n, w->k) };
+}
+
+/* model_experts.c: what a layer's experts make of its input x, [n][hidden],
+ * weighted and summed up, into y, which is not x. */
+int tr_model_experts(tr_model_t *m, const tr_layer_recipe_t *layer,
+                     const tr_weights_t *w, const float *x, uint32_t n,
+                     float *y);
 
 /* Refuses by name what this backend cannot run of a recipe and a rotation. */
 tr_status_t tr_model_check(const tr_recipe_t *r, uint32_t rotate,

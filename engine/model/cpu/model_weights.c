@@ -56,11 +56,13 @@ take_parts(loader_t *l, tr_weights_t *w, bool layered, uint32_t layer)
             continue;
         }
         if (part < TR_PART_MATRICES) {
-            w->matrix[part] = (tr_matrix_t){
-                .n = s.rows,
-                .k = s.columns,
-                .data = take(l, l->m->kernels->matrix_floats(s.rows, s.columns))
-            };
+            uint32_t n = tr_part_experts(&l->m->config.recipe, part);
+            uint32_t rows = s.rows / n;
+            size_t one = l->m->kernels->matrix_floats(rows, s.columns);
+
+            w->matrix[part] = (tr_matrix_t){ .n = rows,
+                                             .k = s.columns,
+                                             .data = take(l, n * one) };
         } else {
             w->vector[part] = take(l, s.rows);
         }
@@ -86,6 +88,7 @@ fill_ropes(tr_model_t *m)
 
     for (uint32_t i = 0; i < r->layers; i++) {
         m->reach[i] = r->layer[i].reach;
+        m->sinks[i] = m->layers[i].vector[TR_PART_SINKS];
     }
     for (uint32_t i = 0; i < r->layers; i++) {
         tr_angles_t *t = &m->rope[tr_model_table(&r->layer[i])];
@@ -109,6 +112,8 @@ layout(loader_t *l)
     for (uint32_t i = 0; i < m->config.recipe.layers; i++) {
         take_parts(l, &m->layers[i], true, i);
     }
+    m->sinks = take(l,
+                    m->config.recipe.layers * sizeof(float *) / sizeof(float));
     return l->at;
 }
 
@@ -136,7 +141,6 @@ typedef struct {
     const tr_model_tensor_t *t;
     const tr_tensor_t *tensor; /* NULL: dummy */
     uint32_t grain;            /* rows of a block */
-    bool reordered;            /* the file has another order of rows */
     uint64_t seed;             /* dummy */
     atomic_int failed;
 } fill_t;
@@ -157,18 +161,25 @@ change(loader_t *l, const tr_model_tensor_t *t, uint32_t row, uint32_t rows,
     }
 }
 
-/* Row r of the tensor, which is another one of the file where that has another
- * order. */
+/* Stores rows [row, row + n) of a tensor, of which an expert's matrix begins at
+ * every w->n-th of the part. */
 static void
-expand_row(const fill_t *a, uint32_t r, float *x)
+pack_rows(const fill_t *a, uint32_t row, uint32_t n, const void *src,
+          tr_dtype_t dtype)
 {
-    size_t k = a->w->k;
-    size_t from = a->reordered
-                      ? tr_model_tensor_source(&a->l->m->config.recipe, a->t, r)
-                      : r;
+    size_t step = (size_t) a->w->k * (dtype == TR_F32 ? 4 : 2);
+    const uint8_t *from = src;
 
-    for (size_t i = 0; i < k; i++) {
-        x[i] = tr_float_load(a->tensor->data, from * k + i, a->tensor->dtype);
+    row += a->t->row;
+    while (n > 0) {
+        uint32_t expert = row / a->w->n, at = row % a->w->n;
+        uint32_t take = n < a->w->n - at ? n : a->w->n - at;
+        tr_matrix_t w = tr_model_expert(a->kernels, a->w, expert);
+
+        a->kernels->matrix_pack(&w, at, take, from, dtype);
+        from += take * step;
+        row += take;
+        n -= take;
     }
 }
 
@@ -193,33 +204,26 @@ block_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
                                  a->l->m->config.init_range);
         }
         for (uint32_t i = 0; a->tensor != NULL && i < n; i++) {
-            expand_row(a, r + i, block + i * k);
+            tr_model_row_load(&a->l->m->config.recipe, a->t, a->tensor, r + i,
+                              block + i * k);
         }
         change(a->l, a->t, r, n, block);
-        a->kernels->matrix_pack(a->w, a->t->row + r, n, block, TR_F32);
+        pack_rows(a, r, n, block, TR_F32);
     }
     free(block);
 }
 
+/* As they are in the file. */
 static void
 tensor_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 {
     fill_t *a = arg;
     const tr_tensor_t *t = a->tensor;
     size_t bytes = (size_t) a->w->k * (t->dtype == TR_F32 ? 4 : 2);
-    const uint8_t *data = t->data;
 
     (void) worker;
-    for (uint32_t r = first; r < end; r += a->reordered ? 1 : end - first) {
-        size_t from = a->reordered
-                          ? tr_model_tensor_source(&a->l->m->config.recipe,
-                                                   a->t, r)
-                          : r;
-
-        a->kernels->matrix_pack(a->w, a->t->row + r,
-                                a->reordered ? 1 : end - first,
-                                data + from * bytes, t->dtype);
-    }
+    pack_rows(a, first, end - first, (const uint8_t *) t->data + first * bytes,
+              t->dtype);
 }
 
 static tr_status_t
@@ -232,7 +236,6 @@ load_matrix(loader_t *l, const tr_matrix_t *w, const tr_model_tensor_t *t)
                  .w = w,
                  .t = t,
                  .grain = together < BLOCK_ROWS ? BLOCK_ROWS : together,
-                 .reordered = tr_model_tensor_reordered(&m->config.recipe, t),
                  .seed = tr_model_tensor_seed(l->seed, t->name) };
     bool as_is = false;
     tr_status_t rc;
@@ -243,7 +246,8 @@ load_matrix(loader_t *l, const tr_matrix_t *w, const tr_model_tensor_t *t)
         if (rc != TR_OK) {
             return rc;
         }
-        as_is = together == 0 && !tr_equalise_has(m->equalise, t);
+        as_is = together == 0 && !tr_equalise_has(m->equalise, t)
+                && !tr_model_tensor_reordered(&m->config.recipe, t);
     }
     tr_thread_pool_run(m->stream.thread_pool, m->stream.threads, t->rows,
                        a.grain, as_is ? tensor_rows : block_rows, &a);

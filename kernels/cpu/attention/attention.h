@@ -119,6 +119,7 @@ typedef struct {
     float *out; /* the same shape */
     size_t ldo;
     float scale;
+    const float *sink; /* [group], or NULL; tr_kv_view_t */
     /* NULL, or the rows add to scores: what a tile leaves for that, logarithms
      * of the rows' sums of e^logit, [n_pos * group], and, as an instruction set
      * likes it, tr_tile_kept() floats */
@@ -128,6 +129,13 @@ typedef struct {
     const int32_t *next_table;
     uint32_t n_next;
 } tr_attention_tile_t;
+
+/* A softmax's sum, relative to e^max, with the sink of a query head. */
+static inline float
+tr_sum_with_sink(const float *sink, uint32_t head, float max, float sum)
+{
+    return sink != NULL ? sum + expf(sink[head] - max) : sum;
+}
 
 /* The first dense token that the query of token `pos` sees. */
 static inline uint32_t
@@ -205,6 +213,7 @@ typedef struct {
     const float *q; /* [group * head_dim] */
     float *out;     /* the same */
     float scale;
+    const float *sink; /* [group], or NULL */
     bool scored, by_sum;
     tr_kv_victim_t *victim; /* [TR_KV_LISTS_MAX] */
     float *logits;          /* [group][stride] */

@@ -88,6 +88,7 @@ tile_c(const tr_attention_tile_t *t, float *scratch)
 
             memset(scratch, 0, dim * sizeof(float));
             attend(t, t->pos + p, t->q + p * t->ldq + h * dim, &o);
+            o.sum = tr_sum_with_sink(t->sink, h, o.max, o.sum);
             for (uint32_t d = 0; d < dim; d++) {
                 out[d] = o.out[d] / o.sum;
             }

@@ -106,6 +106,7 @@ tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
         .out = a->out + row * a->ldo + column,
         .ldo = a->ldo,
         .scale = a->scale,
+        .sink = tr_step_sink(a, list),
         .recent_from = s->recent_from > s->base ? s->recent_from - s->base : 0,
     };
 

@@ -20,6 +20,7 @@ make_row(const tr_step_t *a, uint32_t seq, uint32_t list, uint8_t *work,
     t->q = a->q + row * a->ldq + column;
     t->out = a->out + row * a->ldo + column;
     t->scale = a->scale;
+    t->sink = tr_step_sink(a, list);
     t->scored = s->scored;
     t->by_sum = s->by_sum;
     t->victim = NULL;
@@ -55,6 +56,7 @@ merge_parts(const tr_attention_row_t *t, uint32_t parts, float *lse)
                 out[d] += share * in[i * step + d];
             }
         }
+        sum = tr_sum_with_sink(t->sink, h, max, sum);
         for (uint32_t d = 0; d < dim && parts > 0; d++) {
             out[d] /= sum;
         }

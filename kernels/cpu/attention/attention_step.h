@@ -71,6 +71,15 @@ tr_step_base(const tr_step_t *a, uint32_t seq)
     return tr_kv_reach(a->kv, a->layer) != 0 ? 0 : tr_step_seq(a, seq)->base;
 }
 
+/* Sinks of the query heads on a list, or NULL. */
+static inline const float *
+tr_step_sink(const tr_step_t *a, uint32_t list)
+{
+    const float *sinks = a->kv->sinks ? a->kv->sinks[a->layer] : NULL;
+
+    return sinks ? sinks + (size_t) list * a->group : NULL;
+}
+
 static inline uint32_t
 tr_step_pos(const tr_step_t *a, uint32_t seq)
 {

@@ -437,13 +437,14 @@ attention_tile(const tr_attention_tile_t *t, float *scratch)
     for (uint32_t r = 0; r < a.rows; r++) {
         uint32_t p = r / t->group, h = r % t->group;
         float *out = t->out + p * t->ldo + h * a.dim;
-        vec inverse = v_set1(1.0f / a.sum[r]);
+        float sum = tr_sum_with_sink(t->sink, h, a.max[r], a.sum[r]);
+        vec inverse = v_set1(1.0f / sum);
 
         for (uint32_t d = 0; d < a.dim; d += V_WIDTH) {
             v_store(out + d, v_mul(v_load(a.o + r * a.dim + d), inverse));
         }
         if (t->lse != NULL) {
-            t->lse[r] = a.max[r] + logf(a.sum[r]);
+            t->lse[r] = a.max[r] + logf(sum);
         }
     }
 }

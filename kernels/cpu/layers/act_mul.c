@@ -26,6 +26,20 @@ tr_gelu_tanh_row_c(const float *gate, const float *up, float *out, uint32_t n)
     }
 }
 
+#define OAI_SLOPE 1.702f
+#define OAI_LIMIT 7.0f
+
+void
+tr_oai_row_c(const float *gate, const float *up, float *out, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        float g = fminf(gate[i], OAI_LIMIT);
+        float u = fminf(fmaxf(up[i], -OAI_LIMIT), OAI_LIMIT);
+
+        out[i] = (u + 1) * (g / (1.0f + expf(-OAI_SLOPE * g)));
+    }
+}
+
 typedef struct {
     const float *x;
     float *out;

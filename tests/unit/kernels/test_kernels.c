@@ -409,8 +409,7 @@ test_act_mul(void **state)
                      "%s: silu of 1000", k->name);
             assert_true(y[2] == 0);
             /* what it does not list, it refuses */
-            assert_int_equal(k->acts,
-                             1u << TR_ACT_SILU | 1u << TR_ACT_GELU_TANH);
+            assert_int_equal(k->acts, (1u << TR_ACTS) - 1);
             assert_int_equal(k->act_mul(&(tr_stream_t){ 2, rig_thread_pool() },
                                         TR_ACTS, x, 2 * n, rows, n, y, n),
                              TR_KERNEL_BADARG);
@@ -420,7 +419,7 @@ test_act_mul(void **state)
                                         n),
                              0);
             close_to(y[0], 0, 1, 1e-30, "%s: gelu of -1000", k->name);
-            for (uint32_t r = 1; r < rows; r++) {
+            for (uint32_t r = 1; r < rows; r++) { /* gelu */
                 for (uint32_t j = 0; j < n; j++) {
                     double g = x[r * 2 * n + j], u = x[r * 2 * n + n + j];
                     double t = sqrt(2 / M_PI) * (g + 0.044715 * g * g * g);
@@ -496,6 +495,128 @@ test_gated(void **state)
             gated_shape(k, 192, 7);
         }
     }
+}
+
+/* The choice among experts, by the definition: sort, then take. */
+static uint32_t
+route_best(const double *x, uint32_t n, const bool *taken)
+{
+    uint32_t best = n;
+
+    for (uint32_t i = 0; i < n; i++) {
+        if (!taken[i] && (best == n || x[i] > x[best])) {
+            best = i;
+        }
+    }
+    return best;
+}
+
+static void
+check_route(const tr_route_t *t, const float *logits, const float *bias,
+            const uint32_t *expert, const float *weight)
+{
+    uint32_t size = t->experts / t->groups;
+    double score[64], choice[64], group[64], sum = 0, total = 0;
+    bool taken[64] = { false }, kept[64] = { false };
+
+    for (uint32_t e = 0; e < t->experts; e++) {
+        sum += exp(logits[e]);
+    }
+    for (uint32_t e = 0; e < t->experts; e++) {
+        score[e] = t->score == TR_ROUTE_SIGMOID ? 1 / (1 + exp(-logits[e]))
+                                                : exp(logits[e]) / sum;
+        choice[e] = score[e] + (bias ? bias[e] : 0);
+    }
+    for (uint32_t g = 0; g < t->groups; g++) {
+        bool seen[64] = { false };
+        uint32_t first = route_best(choice + g * size, size, seen);
+
+        seen[first] = true;
+        group[g] =
+            choice[g * size + first]
+            + choice[g * size + route_best(choice + g * size, size, seen)];
+    }
+    for (uint32_t i = 0; i < t->top_groups; i++) {
+        kept[route_best(group, t->groups, kept)] = true;
+    }
+    for (uint32_t e = 0; e < t->experts; e++) {
+        taken[e] = !kept[e / size];
+    }
+    for (uint32_t k = 0; k < t->top_k; k++) {
+        uint32_t e = route_best(choice, t->experts, taken);
+
+        assert_int_equal(expert[k], e);
+        taken[e] = true;
+        total += score[e];
+    }
+    for (uint32_t k = 0; k < t->top_k; k++) {
+        bool divides = t->renorm || t->score == TR_ROUTE_TOP_SOFTMAX;
+        double want = score[expert[k]] / (divides ? total : 1) * t->scale;
+
+        close_to(weight[k], want, want, 2e-6, "weight of an expert");
+    }
+}
+
+static void
+test_experts(void **state)
+{
+    const tr_kernels_t *k = tr_kernels_cpu(NULL);
+    static const tr_route_t routes[] = {
+        { 64, 8, 1, 1, TR_ROUTE_SOFTMAX, true, 1 },
+        { 64, 8, 1, 1, TR_ROUTE_SOFTMAX, false, 1 },
+        { 32, 4, 1, 1, TR_ROUTE_TOP_SOFTMAX, false, 1 },
+        { 24, 6, 4, 2, TR_ROUTE_SIGMOID, true, 2.5f },
+    };
+    const uint32_t rows = 50, n = 200;
+    float *logits = randoms(rows * 64, 3), *bias = randoms(64, 0.3f);
+    uint32_t expert[50 * 8], place[50 * 8];
+    float weight[50 * 8], *x = randoms(rows * 8 * n, 1), *y = floats(rows * n);
+    tr_stream_t s = { 2, rig_thread_pool() };
+
+    (void) state;
+    for (size_t i = 0; i < sizeof(routes) / sizeof(routes[0]); i++) {
+        const tr_route_t *t = &routes[i];
+        const float *with = t->score == TR_ROUTE_SIGMOID ? bias : NULL;
+
+        assert_int_equal(k->route(&s, t, logits, 64, rows, with, expert,
+                                  weight),
+                         0);
+        for (uint32_t r = 0; r < rows; r++) {
+            check_route(t, logits + r * 64, with, expert + r * t->top_k,
+                        weight + r * t->top_k);
+        }
+        for (uint32_t j = 0; j < rows * t->top_k; j++) {
+            place[j] = rig_below(&rng, rows * 8);
+        }
+        assert_int_equal(k->sum_experts(&s, x, n, rows, t->top_k, n, place,
+                                        weight, y, n),
+                         0);
+        for (uint32_t j = 0; j < rows * n; j++) {
+            double want = 0, size = 0;
+
+            for (uint32_t q = 0; q < t->top_k; q++) {
+                uint32_t at = j / n * t->top_k + q;
+                double part = (double) weight[at] * x[place[at] * n + j % n];
+
+                want += part;
+                size += fabs(part);
+            }
+            close_to(y[j], want, size + 1e-9, 1e-6, "sum of experts");
+        }
+    }
+    for (uint32_t bad = 0; bad < 3; bad++) {
+        tr_route_t t = routes[3];
+
+        t.top_k = bad == 0 ? 13 : t.top_k; /* two groups have 12 */
+        t.groups = bad == 1 ? 5 : t.groups;
+        t.experts = bad == 2 ? TR_EXPERTS_MAX + 4 : t.experts;
+        assert_int_equal(k->route(&s, &t, logits, 64, 1, NULL, expert, weight),
+                         TR_KERNEL_BADARG);
+    }
+    free(logits);
+    free(bias);
+    free(x);
+    free(y);
 }
 
 /* What some families scale, and caps of logits. */
@@ -649,6 +770,7 @@ main(void)
         cmocka_unit_test(test_act_mul),
         cmocka_unit_test(test_gated),
         cmocka_unit_test(test_scales),
+        cmocka_unit_test(test_experts),
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_hadamard),
         cmocka_unit_test(test_add_bias),

@@ -71,6 +71,9 @@ load(const char *config, const char *generation)
     "\"vocab_size\":1000,\"hidden_size\":256,\"intermediate_size\":512," \
     "\"num_hidden_layers\":2,\"num_attention_heads\":4"
 #define LLAMA(more) "{\"model_type\":\"llama\"," SHAPE more "}"
+#define GLM(more)                                                              \
+    "{\"model_type\":\"glm4_moe\"," SHAPE ",\"moe_intermediate_size\":32" more \
+    "}"
 
 /* All layers are alike. */
 static void
@@ -353,6 +356,24 @@ static const struct {
     { LLAMA(""), "{\"eos_token_id\":-1}", TR_ERR_FORMAT, "eos_token_id",
       "generation_config.json: eos_token_id holds -1" },
     { LLAMA(""), "{,}", TR_ERR_FORMAT, "", "generation_config.json: line" },
+    { GLM(",\"n_routed_experts\":8,\"num_experts_per_tok\":9"), NULL,
+      TR_ERR_FORMAT, "num_experts_per_tok",
+      "num_experts_per_tok is 9, expected at most 8" },
+    { GLM(",\"n_routed_experts\":8,\"num_experts_per_tok\":3,\"n_group\":4"),
+      NULL, TR_ERR_FORMAT, "num_experts_per_tok",
+      "num_experts_per_tok is 3, expected at most 2" },
+    { GLM(",\"n_routed_experts\":8,\"num_experts_per_tok\":2,\"n_group\":3"),
+      NULL, TR_ERR_FORMAT, "n_group", "1 of 3 groups of 8 experts" },
+    { GLM(",\"n_routed_experts\":2147483648,\"num_experts_per_tok\":2"), NULL,
+      TR_ERR_FORMAT, "n_routed_experts",
+      "n_routed_experts is 2147483648, expected an integer from 1 to 1024" },
+    { LLAMA(",\"layer_types\":[\"full_attention\"]"), NULL, TR_ERR_UNSUPPORTED,
+      "layer_types", "for each of 2 layers" },
+    { LLAMA(",\"layer_types\":[\"full_attention\",\"linear_attention\"]"), NULL,
+      TR_ERR_UNSUPPORTED, "layer_types",
+      "layer_types holds \"linear_attention\" for layer 1" },
+    { LLAMA(",\"partial_rotary_factor\":0.01"), NULL, TR_ERR_FORMAT,
+      "partial_rotary_factor", "rotates 0 of 64 dims" },
     { LLAMA(",\"vocab_size\":1000"), NULL, TR_ERR_FORMAT, "", "duplicate" },
 };
 

@@ -16,8 +16,9 @@
 #define VOCAB 256u
 #define PROMPTS 3u
 
-/* Of the largest logit; a continuation follows while its margin is above. */
-#define TOLERANCE 2e-4
+/* Of the largest logit: a key that FP16 rounds the other way is off by 2^-11.  A
+ * continuation follows while its margin is above. */
+#define TOLERANCE 4e-4
 #define MARGIN 1e-3
 /* In another basis (rotate.h) pages of 16 bits, whose rounding the goldens have,
  * round otherwise; a head that is turned wrongly is off by a tenth and more. */
@@ -268,10 +269,7 @@ test_equalised(void **state)
 static const struct {
     const char *model, *words;
 } refused[] = {
-    { "glm4_moe", "model_type is \"glm4_moe\"" },
-    { "gpt_oss", "model_type is \"gpt_oss\"" },
     { "phi3", "rope type \"longrope\" is not supported" },
-    { "qwen3_moe", "model_type is \"qwen3_moe\"" },
 };
 
 static bool
