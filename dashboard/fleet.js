@@ -31,6 +31,8 @@ function sample(raw) {
     aborted: number(raw.aborted),
     error: number(raw.error),
     preemptions: number(raw.preemptions),
+    gpu: number(raw.gpu_percent) / 100,
+    watts: number(raw.gpu_milliwatts) / 1000,
     ended: number(raw.kv_request_bytes),
     endedFull: number(raw.kv_request_full_bytes),
     kvFree: number(raw.kv_free),

@@ -173,8 +173,11 @@ export function engines(fleet, picked, model, onPick) {
       : state === 'unknown' ? `last heard of at ${f.clock(e.seen)}`
         : `heartbeat ${f.age(fleet.now - e.seen)} ago${e.card.host ? `, ${e.card.host}` : ''}`);
     const s = e.alive ? e.last : null;
+    const gpu = s ? [f.known(s.gpu) ? f.percent(s.gpu) : '',
+      f.known(s.watts) ? `${f.count(s.watts)} W` : ''].filter(Boolean).join(', ') : '';
     setText(row.querySelector('.engine-load'), s
-      ? `${f.count(s.running)} running, ${f.count(s.waiting)} waiting` : '');
+      ? `${f.count(s.running)} running, ${f.count(s.waiting)} waiting${gpu ? ` · GPU ${gpu}` : ''}`
+      : '');
     meter(row.querySelector('.meter'), e, s);
     const used = s ? s.kvUsed.reduce((a, b) => a + b, 0) : NaN;
     setText(row.querySelector('.engine-kv'), s && e.pages > 0

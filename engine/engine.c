@@ -13,6 +13,7 @@
 #include "engine.h"
 
 #include "engine_internal.h"
+#include "gpu_meter.h"
 
 #include <signal.h>
 #include <stdatomic.h>
@@ -52,6 +53,7 @@ struct tr_engine {
     tr_loop_t *loop;             /* the same */
     tr_frontend_t *frontend;
     tr_redis_publisher_t *publisher; /* NULL: no Redis */
+    tr_gpu_meter_t *meter;           /* NULL: no figures of a GPU */
     bool ended;
     atomic_bool lost; /* the GPU is */
 };
@@ -209,6 +211,25 @@ start_parser(tr_engine_t *e, tr_error_t *err)
                                    err);
 }
 
+/* Figures of the GPU, where it can be asked; serving goes on without. */
+static void
+start_meter(tr_engine_t *e)
+{
+    tr_error_t err = { 0 };
+    tr_nvml_t nvml;
+
+    if (strcmp(e->executor->backend, "cuda") != 0) {
+        return;
+    }
+    if (tr_nvml_open(&nvml, &err) != TR_OK
+        || tr_gpu_meter_start(&nvml, (unsigned) getpid(), &e->status->counters,
+                              &e->meter, &err)
+               != TR_OK) {
+        tr_log(TR_LEVEL_NOTICE, "the GPU's use and power are not known: %s",
+               err.text);
+    }
+}
+
 static tr_status_t
 start_threads(tr_engine_t *e, tr_error_t *err)
 {
@@ -273,6 +294,7 @@ tr_engine_start(const tr_config_t *config, tr_engine_t **out, tr_error_t *err)
         rc = open_status(e, err);
     }
     if (rc == TR_OK) {
+        start_meter(e);
         rc = start_threads(e, err);
     }
     if (rc != TR_OK) {
@@ -340,6 +362,7 @@ tr_engine_stop(tr_engine_t *e)
         tr_redis_publisher_stop(
             e->publisher); /* nobody tells it anything any more */
     }
+    tr_gpu_meter_stop(e->meter);
     tr_listener_close(&e->listener);
     if (e->wake_fd != -1) {
         close(e->wake_fd);

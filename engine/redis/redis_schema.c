@@ -348,6 +348,19 @@ page_fields(tr_redis_command_t *c, const tr_status_card_t *card,
     field_number(c, "kv_full_bytes", a->kv_full_bytes);
 }
 
+static void
+gpu_fields(tr_redis_command_t *c, const tr_status_counters_t *s)
+{
+    uint64_t known = counter(&s->gpu_known);
+
+    if (known & TR_STATUS_GPU_USE) {
+        field_number(c, "gpu_percent", counter(&s->gpu_use_percent));
+    }
+    if (known & TR_STATUS_GPU_POWER) {
+        field_number(c, "gpu_milliwatts", counter(&s->gpu_milliwatts));
+    }
+}
+
 void
 tr_redis_schema_sample(const tr_redis_schema_t *w, tr_redis_command_t *c,
                        int64_t now_ms)
@@ -376,6 +389,7 @@ tr_redis_schema_sample(const tr_redis_schema_t *w, tr_redis_command_t *c,
                  counter(&s->kv_full_bytes_high)
                      + counter(&s->kv_full_bytes_low)
                      + counter(&s->kv_full_bytes_pruned));
+    gpu_fields(c, s);
     page_fields(c, &w->status->card, &a);
     histogram(c, "ttft", &s->ttft);
     histogram(c, "inter_token", &s->inter_token);

@@ -27,6 +27,9 @@
 #define TR_STATUS_RATIOS 14  /* below TR_STATUS_RATIO_BOUNDS; one more */
 #define TR_NAME_MAX 128
 
+#define TR_STATUS_GPU_USE 0x1u
+#define TR_STATUS_GPU_POWER 0x2u
+
 enum tr_engine_state {
     TR_ENGINE_LOADING = 0,
     TR_ENGINE_READY = 1,
@@ -120,6 +123,10 @@ typedef struct {
     _Atomic uint64_t redis_lost;       /* requests with state or output lost */
     _Atomic uint64_t redis_refusals;   /* commands answered with an error */
     _Atomic uint64_t redis_held_bytes; /* that wait in the engine's memory */
+    /* of the GPU, where it tells: a second old at most, by the meter's thread */
+    _Atomic uint64_t gpu_known;       /* TR_STATUS_GPU_*: which of these are */
+    _Atomic uint64_t gpu_use_percent; /* of the time, a kernel was running */
+    _Atomic uint64_t gpu_milliwatts;
 } tr_status_counters_t;
 
 typedef struct {

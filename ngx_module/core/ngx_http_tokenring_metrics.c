@@ -58,6 +58,12 @@ static ngx_int_t ngx_http_tokenring_sample_u64(
 static ngx_int_t ngx_http_tokenring_sample_counter(
     ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
     const char *name, size_t offset);
+static ngx_int_t ngx_http_tokenring_sample_gpu_use(
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
+    const char *name, size_t offset);
+static ngx_int_t ngx_http_tokenring_sample_gpu_power(
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
+    const char *name, size_t offset);
 static ngx_int_t ngx_http_tokenring_sample_reasons(
     ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
     const char *name, size_t offset);
@@ -163,6 +169,14 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       "Compressed caches that did not fit there and were recomputed.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(kv_recomputations) },
+
+    { "tokenring_gpu_use_ratio", "gauge",
+      "Part of the time that the GPU computes, where it tells, 0 to 1.",
+      ngx_http_tokenring_sample_gpu_use, 0 },
+
+    { "tokenring_gpu_power_watts", "gauge",
+      "Power that the GPU takes, where it tells.",
+      ngx_http_tokenring_sample_gpu_power, 0 },
 
     { "tokenring_redis_up", "gauge",
       "Whether Redis accepts what the engine writes.",
@@ -464,6 +478,50 @@ ngx_http_tokenring_sample_parts(ngx_http_tokenring_page_t *page,
     }
 
     return NGX_OK;
+}
+
+
+/* nothing at all where the engine does not know */
+
+static ngx_int_t
+ngx_http_tokenring_sample_gpu_use(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
+{
+    uint64_t  percent;
+
+    if (!(conn->page->counters.gpu_known & TR_STATUS_GPU_USE)) {
+        return NGX_OK;
+    }
+
+    if (ngx_http_tokenring_labels(page, conn, name, "") != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    percent = conn->page->counters.gpu_use_percent;
+
+    return ngx_http_tokenring_printf(page->out, 64, "} %uL.%02uL\n",
+                                     percent / 100, percent % 100);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_sample_gpu_power(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
+{
+    uint64_t  milliwatts;
+
+    if (!(conn->page->counters.gpu_known & TR_STATUS_GPU_POWER)) {
+        return NGX_OK;
+    }
+
+    if (ngx_http_tokenring_labels(page, conn, name, "") != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    milliwatts = conn->page->counters.gpu_milliwatts;
+
+    return ngx_http_tokenring_printf(page->out, 64, "} %uL.%03uL\n",
+                                     milliwatts / 1000, milliwatts % 1000);
 }
 
 

@@ -38,6 +38,7 @@ static ngx_str_t  ngx_http_tokenring_sample_fields[] = {
     ngx_string("prompt_tokens"), ngx_string("generation_tokens"),
     ngx_string("stop"), ngx_string("length"), ngx_string("aborted"),
     ngx_string("error"), ngx_string("preemptions"),
+    ngx_string("gpu_percent"), ngx_string("gpu_milliwatts"),
     ngx_string("kv_request_bytes"), ngx_string("kv_request_full_bytes"),
     ngx_string("kv_free"), ngx_string("kv_used"),
     ngx_string("kv_swapped"), ngx_string("kv_tokens"),

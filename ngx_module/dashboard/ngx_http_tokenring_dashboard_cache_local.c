@@ -246,6 +246,14 @@ ngx_http_tokenring_cache_conn_sample(ngx_http_tokenring_text_t *t,
     }
 
     if (ngx_http_tokenring_append(t, "\"", 1) != NGX_OK
+        || ((c->gpu_known & TR_STATUS_GPU_USE)
+            && ngx_http_tokenring_cache_number(t, "gpu_percent",
+                                               c->gpu_use_percent)
+               != NGX_OK)
+        || ((c->gpu_known & TR_STATUS_GPU_POWER)
+            && ngx_http_tokenring_cache_number(t, "gpu_milliwatts",
+                                               c->gpu_milliwatts)
+               != NGX_OK)
         || ngx_http_tokenring_cache_histogram(t, "ttft", &c->ttft) != NGX_OK
         || ngx_http_tokenring_cache_histogram(t, "inter_token",
                                               &c->inter_token)

@@ -470,6 +470,8 @@ test('the page in a browser', with_fleet({ workers: 2 },
         document.getElementById('saving').textContent));
       await when(page, () => document.querySelectorAll('#levels tr').length === 3);
       assert.match(await seen(page, 'kv-time'), /of the pool's [\d.]+ GiB/);
+      assert.match(await page.locator('.engine-load').first().textContent(),
+        / · GPU \d+%, [\d,]+ W$/);
       assert.equal(await page.locator('.uplot canvas').count(), 6);
       await when(page, () =>
         document.querySelectorAll('#requests tr').length === 12);

@@ -167,6 +167,8 @@ class SyntheticEngine {
     const waiting = this.live.filter((r) => r.started > t).length;
     return { run: this.run, running: this.live.length - waiting, waiting,
       ...this.counters,
+      gpu_percent: Math.min(99, 20 + 3 * this.live.length),
+      gpu_milliwatts: 90000 + 11000 * this.live.length,
       kv_free: this.pool - used.reduce((a, b) => a + b, 0),
       kv_used: used.join(' '), kv_swapped: 0, kv_tokens: kv.tokens,
       kv_full_bytes: kv.tokens * FULL,
