@@ -309,7 +309,7 @@ check_redis(const tr_config_t *config, tr_error_t *err)
 tr_status_t
 tr_engine_check(const tr_config_t *config, FILE *out, tr_error_t *err)
 {
-    tr_chat_template_t chat_template;
+    tr_chat_template_t chat_template = { 0 };
     tr_tokenizer_t *tokenizer = NULL;
     uint32_t words = 0;
     tr_status_t rc = check_host(config, out, err);
