@@ -183,6 +183,12 @@ tr_model_tensor_find(const tr_safetensors_t *st,
                             "tensor \"%s\" is missing, config.json asks for it",
                             tensor->name);
     }
+    if (t->other[0] != '\0') {
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, tensor->name,
+                            "%s: tensor \"%s\" has dtype \"%s\", expected F32, "
+                            "F16 or BF16",
+                            t->file, tensor->name, t->other);
+    }
     *out = t;
     if (t->n_dims == n && t->dims[0] == dims[0]
         && (n < 2 || t->dims[1] == dims[1])

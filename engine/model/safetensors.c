@@ -7,6 +7,8 @@
  */
 #include "safetensors.h"
 
+#include "model_directory.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -100,7 +102,7 @@ parse_tensor(const shard_t *s, const char *name, json_t *entry, tr_tensor_t *t,
     json_t *offsets = json_object_get(entry, "data_offsets");
     uint64_t data = s->size - s->header, expected;
     int64_t begin, end, elements;
-    uint32_t width;
+    uint32_t width = 0;
 
     if (!json_is_object(entry) || !json_is_string(dtype)
         || !json_is_array(offsets) || json_array_size(offsets) != 2
@@ -113,11 +115,7 @@ parse_tensor(const shard_t *s, const char *name, json_t *entry, tr_tensor_t *t,
                             s->name, name);
     }
     if (parse_dtype(json_string_value(dtype), &t->dtype, &width) != TR_OK) {
-        return tr_error_set(err, TR_ERR_UNSUPPORTED, name,
-                            "%s: tensor \"%.200s\" has dtype \"%.32s\", "
-                            "expected F32, F16 or "
-                            "BF16",
-                            s->name, name, json_string_value(dtype));
+        snprintf(t->other, sizeof(t->other), "%s", json_string_value(dtype));
     }
     elements = parse_shape(json_object_get(entry, "shape"), t);
     if (elements < 0) {
@@ -137,7 +135,8 @@ parse_tensor(const shard_t *s, const char *name, json_t *entry, tr_tensor_t *t,
                             " bytes of data",
                             s->name, name, begin, end, data);
     }
-    expected = (uint64_t) elements * width;
+    expected = t->other[0] != '\0' ? (uint64_t) (end - begin)
+                                   : (uint64_t) elements * width;
     if ((uint64_t) (end - begin) != expected) {
         return tr_error_set(err, TR_ERR_FORMAT, name,
                             "%s: tensor \"%.200s\" has %" PRId64
@@ -292,6 +291,9 @@ map_shard(int dir, const char *name, shard_t *s, tr_error_t *err)
     }
     s->map = map;
     s->size = (uint64_t) sb.st_size;
+    if (tr_model_is_lfs_pointer(map, s->size)) {
+        return tr_error_set(err, TR_ERR_FORMAT, "", TR_MODEL_LFS_TEXT, name);
+    }
     memcpy(&length, map, 8); /* little-endian, as all our machines */
     if (length < 2 || length > HEADER_MAX || length > s->size - 8) {
         return tr_error_set(err, TR_ERR_FORMAT, "",

@@ -6,6 +6,8 @@
  * { dtype, shape, data_offsets }.  Files are mapped, never copied.  They are
  * hostile until checked: after a successful open every tensor's data lies
  * inside its file, is as long as dtype and shape say, and overlaps no other.
+ * A tensor of a dtype that we do not read may be there, as long as nobody asks
+ * for it (tr_model_tensor_find).
  */
 #ifndef TR_SAFETENSORS_H
 #define TR_SAFETENSORS_H
@@ -21,6 +23,8 @@
 typedef struct {
     const char *name; /* owned by the reader */
     tr_dtype_t dtype;
+    char other[16]; /* the name of another dtype, of which we read nothing; "":
+                     * it is `dtype` */
     uint32_t n_dims;
     uint64_t dims[TR_TENSOR_DIMS];
     const void *data; /* in the mapped file; no alignment is promised */
