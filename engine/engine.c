@@ -17,6 +17,7 @@
 
 #include <signal.h>
 #include <stdatomic.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -43,6 +44,7 @@ struct tr_engine {
     tr_config_t config;
     tr_listener_t listener;
     tr_tokenizer_t *tokenizer;
+    tr_generation_t generation;
     tr_chat_template_t chat_template;
     tr_executor_t *executor;
     tr_status_page_t *status;
@@ -85,6 +87,25 @@ tr_engine_lost(const tr_engine_t *e)
     return atomic_load(&e->lost);
 }
 
+/* The sampling of a request that says nothing, where the model's authors said
+ * something. */
+static void
+say_generation(const tr_config_t *c, const tr_generation_t *g)
+{
+    const char *source = strcmp(c->generation_config, "vllm") == 0 ? "taken"
+                                                                   : "ignored";
+
+    if (!isnan(g->temperature) || !isnan(g->top_p) || !isnan(g->top_k)
+        || !isnan(g->min_p) || !isnan(g->repetition_penalty)) {
+        tr_log(TR_LEVEL_NOTICE,
+               "sampling defaults of generation_config.json %s (setting "
+               "generation_config %s) temperature=%g top_p=%g top_k=%g "
+               "min_p=%g repetition_penalty=%g",
+               source, c->generation_config, g->temperature, g->top_p, g->top_k,
+               g->min_p, g->repetition_penalty);
+    }
+}
+
 static tr_status_t
 load_model(tr_engine_t *e, tr_error_t *err)
 {
@@ -92,10 +113,13 @@ load_model(tr_engine_t *e, tr_error_t *err)
     uint32_t words;
     tr_status_t rc;
 
-    rc = tr_engine_load_text(c, &e->tokenizer, &e->chat_template, err);
+    tr_generation_init(&e->generation);
+    rc = tr_engine_load_text(c, &e->generation, &e->tokenizer,
+                             &e->chat_template, err);
     if (rc != TR_OK) {
         return rc;
     }
+    say_generation(c, &e->generation);
     words = tr_tokenizer_vocab_size(e->tokenizer);
     if (strcmp(c->backend, "null") == 0) {
         return tr_executor_null_open(c, words, &e->executor, err);
@@ -201,6 +225,9 @@ start_parser(tr_engine_t *e, tr_error_t *err)
         .vocab = x->vocab,
         .eos = x->eos,
         .n_eos = x->n_eos,
+        .generation = strcmp(e->config.generation_config, "vllm") == 0
+                          ? &e->generation
+                          : NULL,
         .max_choices = CHOICES_MAX,
         .policies = x->policies,
         .n_policies = x->n_policies,

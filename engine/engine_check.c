@@ -21,6 +21,7 @@
 #include "engine/model/cpu/model.h"
 #include "engine/model/cuda/model_cuda.h"
 #include "engine/model/model_config.h"
+#include "engine/model/model_directory.h"
 #include "engine/model/model_tensors.h"
 #include "engine/model/safetensors.h"
 #include "engine/redis/redis_tls.h"
@@ -146,12 +147,37 @@ check_host(const tr_config_t *config, FILE *out, tr_error_t *err)
 
 /* ---- the model ---------------------------------------------------------- */
 
+/* Can it be a model that we run?  Backend null needs a tokenizer alone. */
+static tr_status_t
+judge_model(const tr_config_t *config, tr_generation_t *generation,
+            tr_error_t *err)
+{
+    bool null = strcmp(config->backend, "null") == 0;
+    bool weights = !null && strcmp(config->load_format, "auto") == 0;
+    tr_model_config_t model;
+    tr_status_t rc = tr_model_directory_check(config->model, weights, err);
+
+    if (rc != TR_OK || null) {
+        return rc;
+    }
+    rc = tr_model_config_load(config->model, &model, err);
+    if (rc == TR_OK && generation != NULL) {
+        *generation = model.generation;
+    }
+    return rc;
+}
+
 tr_status_t
-tr_engine_load_text(const tr_config_t *config, tr_tokenizer_t **tokenizer,
+tr_engine_load_text(const tr_config_t *config, tr_generation_t *generation,
+                    tr_tokenizer_t **tokenizer,
                     tr_chat_template_t *chat_template, tr_error_t *err)
 {
-    tr_status_t rc = tr_tokenizer_load(config->model, tokenizer, err);
+    tr_status_t rc = judge_model(config, generation, err);
 
+    memset(chat_template, 0, sizeof(*chat_template)); /* it is freed anyway */
+    if (rc == TR_OK) {
+        rc = tr_tokenizer_load(config->model, tokenizer, err);
+    }
     if (rc == TR_OK) {
         rc = tr_chat_template_load(config->model, config->chat_template,
                                    *tokenizer, chat_template, err);
@@ -315,7 +341,7 @@ tr_engine_check(const tr_config_t *config, FILE *out, tr_error_t *err)
     tr_status_t rc = check_host(config, out, err);
 
     if (rc == TR_OK) {
-        rc = tr_engine_load_text(config, &tokenizer, &chat_template, err);
+        rc = tr_engine_load_text(config, NULL, &tokenizer, &chat_template, err);
         tr_chat_template_free(&chat_template);
     }
     if (tokenizer != NULL) {

@@ -8,6 +8,7 @@
 
 #include "engine.h"
 
+#include "engine/model/model_config.h"
 #include "engine/template/chat_template.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -15,8 +16,11 @@
 tr_status_t tr_engine_check_host(const tr_config_t *config, tr_error_t *err);
 
 /* Tokenizer and template of the model; *tokenizer is the caller's to free, also
- * when the template fails. */
+ * when the template fails.  Before them its config.json is judged: whoever has a
+ * model that we do not run hears that, not what is wrong with its template.
+ * *generation: its sampling defaults; may be NULL. */
 tr_status_t tr_engine_load_text(const tr_config_t *config,
+                                tr_generation_t *generation,
                                 tr_tokenizer_t **tokenizer,
                                 tr_chat_template_t *chat_template,
                                 tr_error_t *err);

@@ -12,6 +12,7 @@
 
 #include "engine/template/chat_template.h"
 #include "engine/executor/executor.h"
+#include "engine/model/model_config.h"
 #include "engine/scheduler/request.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -23,6 +24,8 @@ typedef struct {
     uint32_t vocab;
     const int32_t *eos;
     uint32_t n_eos;
+    /* sampling of a request that says nothing; NULL: as OpenAI; borrowed */
+    const tr_generation_t *generation;
     uint32_t max_choices; /* n * prompts */
     /* what may be chosen with kv_policy, the default first; borrowed */
     const tr_executor_policy_t *policies;

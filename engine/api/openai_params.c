@@ -1,9 +1,10 @@
 /*
  * Common parameters (openai_params.h).  Ranges and defaults are OpenAI's;
  * top_k, min_p, repetition_penalty, min_tokens, ignore_eos, stop_token_ids and
- * include_stop_str_in_output are vLLM's.  The temperature of a request that
- * names none is 1, also when generation_config.json says `do_sample: false`; a
- * top_p of 0 leaves the best token alone.
+ * include_stop_str_in_output are vLLM's.  Defaults are those that
+ * generation_config.json gives (the setting generation_config), else OpenAI's:
+ * `do_sample: false` there changes nothing, as in vLLM.  A top_p of 0 leaves the
+ * best token alone.
  */
 #include "openai_internal.h"
 #include "openai_params.h"
@@ -103,16 +104,36 @@ static const number_t numbers[] = {
       10 },
 };
 
-static tr_status_t
-read_numbers(const json_t *root, tr_sampling_params_t *p, tr_error_t *err)
+static float
+otherwise(double wanted, float value)
 {
-    int64_t top_k = 0, seed = 0;
+    return isnan(wanted) ? value : (float) wanted;
+}
+
+/* What a request gets that says nothing. */
+static void
+read_defaults(const tr_generation_t *g, tr_sampling_params_t *p, int64_t *top_k)
+{
+    p->temperature = p->top_p = p->repetition_penalty = 1;
+    *top_k = 0;
+    if (g != NULL) {
+        p->temperature = otherwise(g->temperature, 1);
+        p->top_p = otherwise(g->top_p, 1);
+        p->min_p = otherwise(g->min_p, 0);
+        p->repetition_penalty = otherwise(g->repetition_penalty, 1);
+        *top_k = isnan(g->top_k) ? 0 : (int64_t) g->top_k;
+    }
+}
+
+static tr_status_t
+read_numbers(const tr_openai_t *api, const json_t *root,
+             tr_sampling_params_t *p, tr_error_t *err)
+{
+    int64_t top_k, seed = 0;
     tr_status_t rc = TR_OK;
     size_t i;
 
-    p->temperature = 1;
-    p->top_p = 1;
-    p->repetition_penalty = 1;
+    read_defaults(api->generation, p, &top_k);
     for (i = 0; rc == TR_OK && i < sizeof(numbers) / sizeof(numbers[0]); i++) {
         const number_t *n = &numbers[i];
 
@@ -610,7 +631,7 @@ tr_openai_params(const tr_openai_t *api, const tr_endpoint_t *endpoint,
         rc = read_stream(root, r, err);
     }
     if (rc == TR_OK) {
-        rc = read_numbers(root, &r->params, err);
+        rc = read_numbers(api, root, &r->params, err);
     }
     if (rc == TR_OK) {
         rc = read_n(api, root, r, err);

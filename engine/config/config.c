@@ -67,6 +67,11 @@ static const setting_t settings[] = {
     { "backend", KIND_CHOICE, AT(backend), "cpu", 0, 0, "cpu cuda null",
       "cpu, cuda (a GPU), or null, which computes nothing and emits tokens at "
       "null_rate" },
+    { "generation_config", KIND_CHOICE, AT(generation_config), "vllm", 0, 0,
+      "vllm openai",
+      "what a request gets that does not say how to sample: vllm: what the "
+      "model's generation_config.json says; openai: temperature 1 and nothing "
+      "else" },
     { "chat_template", KIND_CHOICE, AT(chat_template), "auto", 0, 0,
       "auto llama3 chatml llama2 mistral none",
       "chat template; auto uses the model's own" },

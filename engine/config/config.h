@@ -32,6 +32,7 @@ typedef struct {
     char served_model_name[128];         /* default: last part of model */
     char load_format[16];                /* auto | dummy */
     char backend[16];                    /* cpu | cuda | null */
+    char generation_config[16];          /* vllm | openai */
     char chat_template[32];              /* auto | llama3 | chatml | ... */
     char socket[TR_CONFIG_PATH];         /* Unix socket path */
     uint32_t socket_mode;                /* octal, default 0660 */

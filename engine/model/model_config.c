@@ -315,60 +315,67 @@ drop_long_reach(tr_recipe_t *r)
     }
 }
 
-/* ---- end tokens ----------------------------------------------------------- */
+/* ---- files -------------------------------------------------------------- */
 
+/* Python writes NaN and Infinity, which JSON has not: they become null, which
+ * says as little.  out has room for 4 bytes for each of text's, and one. */
 static void
-add_eos(tr_config_reader_t *r, tr_model_config_t *c, const char *file,
-        json_t *v)
+drop_wild_numbers(const char *text, char *out)
 {
-    json_int_t id = json_integer_value(v);
+    static const char *const wild[] = { "-Infinity", "Infinity", "NaN" };
+    bool string = false;
+    size_t i;
 
-    if (r->rc != TR_OK) {
-        return;
-    }
-    if (!json_is_integer(v) || id < 0 || id >= (json_int_t) c->recipe.vocab) {
-        char shown[TR_CONFIG_SHOWN];
-
-        tr_config_show(v, shown);
-        r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "eos_token_id",
-                             "%s: eos_token_id holds %s, expected a token id "
-                             "below %u",
-                             file, shown, c->recipe.vocab);
-        return;
-    }
-    for (uint32_t i = 0; i < c->n_eos; i++) {
-        if (c->eos[i] == id) {
-            return;
+    while (*text != '\0') {
+        for (i = 0; !string && i < 3; i++) {
+            if (strncmp(text, wild[i], strlen(wild[i])) == 0) {
+                break;
+            }
         }
+        if (!string && i < 3) {
+            out = stpcpy(out, "null");
+            text += strlen(wild[i]);
+            continue;
+        }
+        if (string && text[0] == '\\' && text[1] != '\0') {
+            *out++ = *text++;
+        } else if (text[0] == '"') {
+            string = !string;
+        }
+        *out++ = *text++;
     }
-    if (c->n_eos == TR_EOS_MAX) {
-        r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "eos_token_id",
-                             "%s: more than %d end tokens", file, TR_EOS_MAX);
-        return;
-    }
-    c->eos[c->n_eos++] = (int32_t) id;
+    *out = '\0';
 }
 
-/* One id or a list of them. */
-static void
-read_eos(tr_config_reader_t *r, tr_model_config_t *c, const char *file,
-         json_t *root)
+static json_t *
+load_file(const char *path, json_error_t *je)
 {
-    json_t *v = tr_config_field(root, "eos_token_id");
+    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, je);
+    FILE *file = root == NULL ? fopen(path, "r") : NULL;
+    char *text = NULL, *plain;
+    size_t size = 0;
 
-    if (!json_is_array(v)) {
-        if (v != NULL) {
-            add_eos(r, c, file, v);
+    if (file == NULL) {
+        return root;
+    }
+    if (getdelim(&text, &size, '\0', file) > 0) {
+        plain = malloc(4 * strlen(text) + 1);
+        if (plain != NULL) {
+            drop_wild_numbers(text, plain);
+            root = strcmp(text, plain) == 0
+                       ? NULL /* the error is what it was */
+                       : json_loads(plain, JSON_REJECT_DUPLICATES, je);
         }
-        return;
+        free(plain);
     }
-    for (size_t i = 0; i < json_array_size(v); i++) {
-        add_eos(r, c, file, json_array_get(v, i));
-    }
+    free(text);
+    fclose(file);
+    return root;
 }
 
-static tr_status_t
-load_json(const char *dir, const char *name, json_t **out, tr_error_t *err)
+tr_status_t
+tr_config_load_json(const char *dir, const char *name, json_t **out,
+                    tr_error_t *err)
 {
     char path[1024];
     json_error_t je;
@@ -384,7 +391,7 @@ load_json(const char *dir, const char *name, json_t **out, tr_error_t *err)
                             "model", "%.300s: cannot read: %s", path,
                             strerror(errno));
     }
-    *out = json_load_file(path, JSON_REJECT_DUPLICATES, &je);
+    *out = load_file(path, &je);
     if (!json_is_object(*out)) {
         json_t *other = *out;
 
@@ -396,26 +403,6 @@ load_json(const char *dir, const char *name, json_t **out, tr_error_t *err)
         return TR_ERR_FORMAT;
     }
     return TR_OK;
-}
-
-/* Absent is fine; its end tokens join those of config.json. */
-static void
-read_generation(tr_config_reader_t *r, const char *dir, tr_model_config_t *c)
-{
-    tr_error_t ignored;
-    json_t *root = NULL;
-    tr_status_t rc = load_json(dir, "generation_config.json", &root, &ignored);
-
-    if (rc == TR_ERR_NOT_FOUND) {
-        return;
-    }
-    if (rc != TR_OK) {
-        r->rc = rc;
-        *r->err = ignored;
-        return;
-    }
-    read_eos(r, c, "generation_config.json", root);
-    json_decref(root);
 }
 
 /* Can that many experts be chosen. */
@@ -468,7 +455,8 @@ tr_model_config_load(const char *dir, tr_model_config_t *c, tr_error_t *err)
     tr_config_reader_t r = { .err = err };
 
     *c = (tr_model_config_t){ 0 };
-    r.rc = load_json(dir, "config.json", &r.root, err);
+    tr_generation_init(&c->generation);
+    r.rc = tr_config_load_json(dir, "config.json", &r.root, err);
     if (r.rc != TR_OK) {
         return r.rc;
     }
@@ -476,9 +464,9 @@ tr_model_config_load(const char *dir, tr_model_config_t *c, tr_error_t *err)
     if (r.rc == TR_OK) {
         read_recipe(&r, c);
     }
-    read_eos(&r, c, "config.json", r.root);
+    tr_config_eos(&r, c, "config.json", r.root);
     if (r.rc == TR_OK) {
-        read_generation(&r, dir, c);
+        tr_config_generation(&r, dir, c);
     }
     json_decref(r.root);
     return r.rc;

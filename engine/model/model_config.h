@@ -18,6 +18,13 @@
 
 #define TR_EOS_MAX 8
 
+/* What generation_config.json says about sampling; NAN: nothing. */
+typedef struct {
+    double temperature, top_p, top_k, min_p, repetition_penalty;
+} tr_generation_t;
+
+void tr_generation_init(tr_generation_t *g);
+
 typedef struct {
     const char *model_type; /* of config.json */
     const struct tr_family *family;
@@ -30,6 +37,7 @@ typedef struct {
     float init_range;        /* standard deviation of load_format dummy */
     int32_t eos[TR_EOS_MAX];
     uint32_t n_eos;
+    tr_generation_t generation;
     int32_t bos; /* -1: none */
 } tr_model_config_t;
 

@@ -38,6 +38,17 @@ double tr_config_number(tr_config_reader_t *r, json_t *object, const char *key,
 bool tr_config_bool(tr_config_reader_t *r, json_t *object, const char *key,
                     bool otherwise);
 
+/* An object in dir/name, the caller's.  TR_ERR_NOT_FOUND: there is no file. */
+tr_status_t tr_config_load_json(const char *dir, const char *name, json_t **out,
+                                tr_error_t *err);
+
+/* model_generation.c: the end tokens of a file, and all that
+ * generation_config.json says, where there is one. */
+void tr_config_eos(tr_config_reader_t *r, tr_model_config_t *c,
+                   const char *file, json_t *root);
+void tr_config_generation(tr_config_reader_t *r, const char *dir,
+                          tr_model_config_t *c);
+
 /* model_config_rope.c: the tables of frequencies and which layers use which. */
 void tr_config_ropes(tr_config_reader_t *r, tr_model_config_t *c);
 

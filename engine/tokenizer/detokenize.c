@@ -218,12 +218,46 @@ decode_token(const tr_tokenizer_t *t, const decoder_t *d, uint32_t id,
     return true;
 }
 
+/* The pre-tokenizer that says how bytes are written in tokens; NULL: none. */
+static const json_t *
+spelling(const json_t *config)
+{
+    const char *type = json_string_value(json_object_get(config, "type"));
+    const json_t *item, *found = NULL;
+    size_t i;
+
+    if (type == NULL) {
+        return NULL;
+    }
+    if (strcmp(type, "ByteLevel") == 0 || strcmp(type, "Metaspace") == 0) {
+        return config;
+    }
+    if (strcmp(type, "Sequence") == 0) {
+        json_array_foreach (json_object_get(config, "pretokenizers"), i, item) {
+            type = json_string_value(json_object_get(item, "type"));
+            if (type != NULL
+                && (strcmp(type, "ByteLevel") == 0
+                    || strcmp(type, "Metaspace") == 0)) {
+                found = item;
+            }
+        }
+    }
+    return found;
+}
+
 tr_status_t
-tr_decoder_load(tr_tokenizer_t *t, const json_t *config, tr_error_t *err)
+tr_decoder_load(tr_tokenizer_t *t, const json_t *config,
+                const json_t *pre_tokenizer, tr_error_t *err)
 {
     decoder_t d = { 0 };
     tr_bytes_t out = { 0 }, tmp = { 0 };
-    tr_status_t rc = read_decoder(&d, config, 0, err);
+    tr_status_t rc;
+
+    if (json_is_null(config) && spelling(pre_tokenizer) != NULL) {
+        /* without a decoder, the one that undoes the pre-tokenizer */
+        config = spelling(pre_tokenizer);
+    }
+    rc = read_decoder(&d, config, 0, err);
 
     for (uint32_t id = 0; rc == TR_OK && id < t->n_ids; id++) {
         if (!decode_token(t, &d, id, &out, &tmp)

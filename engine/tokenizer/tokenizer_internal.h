@@ -258,7 +258,7 @@ tr_status_t tr_bpe_encode(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
 
 /* detokenize.c */
 tr_status_t tr_decoder_load(tr_tokenizer_t *t, const json_t *config,
-                            tr_error_t *err);
+                            const json_t *pre_tokenizer, tr_error_t *err);
 
 /* tokenizer_added.c: which added tokens count. */
 typedef struct {

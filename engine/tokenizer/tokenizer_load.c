@@ -373,7 +373,8 @@ build(tr_tokenizer_t *t, const json_t *root, tr_error_t *err)
                                  err);
     }
     if (rc == TR_OK) {
-        rc = tr_decoder_load(t, json_object_get(root, "decoder"), err);
+        rc = tr_decoder_load(t, json_object_get(root, "decoder"),
+                             json_object_get(root, "pre_tokenizer"), err);
     }
     return rc;
 }

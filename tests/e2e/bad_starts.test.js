@@ -10,6 +10,7 @@ const fs = require('node:fs');
 const os = require('node:os');
 const path = require('node:path');
 const { Stack, POCKET, ENGINE, Engine } = require('./lib/stack');
+const { post } = require('./lib/http');
 
 function inTemp(body) {
   return async () => {
@@ -91,6 +92,8 @@ for (const [what, args, message] of [
   ['a socket in no directory', ['--socket', '/nonexistent/dir/s.sock'],
     /nonexistent/],
   ['no such model', ['--model', '/nonexistent/model'], /nonexistent/],
+  ['the id of a model on a hub', ['--model', 'meta-llama/Llama-3.1-8B'],
+    /there is no such directory.*id of a model on a hub: download it first/s],
   ['a longer context than the model has', ['--max_model_len', '100000'],
     /max_model_len is 100000, expected at most the model's 4096/],
   ['more memory than there is', ['--kv_memory', '9t'],
@@ -181,6 +184,46 @@ test('engine: a socket that a killed one left is no obstacle', inTemp(
   }));
 
 const shard = 'model-00001-of-00002.safetensors';
+
+test('engine: what a model may have that nobody needs', inTemp((dir) => {
+  const to = model(dir, {
+    'generation_config.json': () => '{"temperature": 0.6, "top_p": NaN, '
+      + '"eos_token_id": [4, 999999]}',
+    'tokenizer.json': json((t) => { t.decoder = null; }),
+  });
+  const out = engine(dir, '--check', ...good(dir), '--model', to);
+  assert.equal(out.status, 0, out.text);
+  assert.match(out.text, /ignored an end token .*eos_token_id=999999/);
+}));
+
+test('generation_config: the sampling that a model asks for', async () => {
+  const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-e2e-'));
+  const to = model(dir, {
+    'generation_config.json': json((g) => { g.temperature = 2; }),
+  });
+  fs.chmodSync(dir, 0o755);
+  const texts = async (generation_config) => {
+    const stack = await Stack.start({ engine: { model: to, generation_config } });
+    try {
+      const ask = async (more) => (await post(
+        `${stack.url}/v1/completions`, { model: 'model', prompt: 'Once upon',
+          max_tokens: 40, seed: 5, ...more })).json().choices[0].text;
+      return [await ask({}), await ask({ temperature: 1 }),
+        await ask({ temperature: 2 })];
+    } finally {
+      await stack.stop();
+    }
+  };
+  try {
+    const [vllm, one, two] = await texts('vllm');
+    assert.notEqual(one, two);
+    assert.equal(vllm, two);
+    assert.equal((await texts('openai'))[0], one);
+  } finally {
+    fs.rmSync(dir, { recursive: true, force: true });
+  }
+});
+
 for (const [what, changes, message] of [
   ['no config.json', { 'config.json': null }, /config\.json/],
   ['config.json is no JSON', { 'config.json': () => '{oops' }, /config\.json/],
@@ -190,6 +233,16 @@ for (const [what, changes, message] of [
       c.model_type = 'mamba';
     }),
   }, /[mM]amba/],
+  ['an unknown architecture, before its tokenizer', {
+    'config.json': json((c) => {
+      c.architectures = ['MambaForCausalLM'];
+      c.model_type = 'mamba';
+    }),
+    'tokenizer.json': () => 'x',
+  }, /[mM]amba/],
+  ['a pointer of git-lfs', {
+    [shard]: () => 'version https://git-lfs.github.com/spec/v1\noid sha256:0\n',
+  }, /00001-of-00002\.safetensors: a pointer of git-lfs/],
   ['a size of the wrong type', {
     'config.json': json((c) => { c.hidden_size = 'big'; }),
   }, /hidden_size/],

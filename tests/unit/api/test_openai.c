@@ -2,6 +2,8 @@
  * What clients send, and what is made of it; what is refused has a test of its
  * own (test_openai_refused.c).
  */
+#include <math.h>
+
 #include "tests/unit/fixtures/openai_fixture.h"
 
 #define IDS "9,9,9,9,9,9,9,9,9,9"
@@ -350,6 +352,35 @@ test_stream_options(void **state)
     tr_request_free(r);
 }
 
+/* The model's own defaults, where a request says nothing. */
+static void
+test_generation_defaults(void **state)
+{
+    tr_generation_t g = { 0.6, 0.9, 20, NAN, 1.25 };
+    static const char said[] = "{" HI ",\"temperature\":0,\"top_p\":1,"
+                               "\"top_k\":-1,\"repetition_penalty\":1}";
+    tr_openai_t own = api;
+    tr_request_t *r;
+
+    (void) state;
+    own.generation = &g;
+    r = parse_bytes(&own, CHAT, "{" HI "}", strlen("{" HI "}"));
+    assert_int_equal(r->error.status, TR_OK);
+    assert_true(r->params.temperature == 0.6f);
+    assert_true(r->params.top_p == 0.9f);
+    assert_int_equal(r->params.top_k, 20);
+    assert_true(r->params.min_p == 0.0f);
+    assert_true(r->params.repetition_penalty == 1.25f);
+    tr_request_free(r);
+    r = parse_bytes(&own, CHAT, said, strlen(said));
+    assert_int_equal(r->error.status, TR_OK);
+    assert_true(r->params.temperature == 0.0f);
+    assert_true(r->params.top_p == 1.0f);
+    assert_int_equal(r->params.top_k, 0);
+    assert_true(r->params.repetition_penalty == 1.0f);
+    tr_request_free(r);
+}
+
 /* OpenAI's least top_p is 0, which leaves the best token alone. */
 static void
 test_top_p_0(void **state)
@@ -509,6 +540,7 @@ main(void)
         cmocka_unit_test(test_length_of_policy),
         cmocka_unit_test(test_clamped),
         cmocka_unit_test(test_special_tokens),
+        cmocka_unit_test(test_generation_defaults),
         cmocka_unit_test(test_stream_options),
         cmocka_unit_test(test_top_p_0),
         cmocka_unit_test(test_null),

@@ -343,8 +343,6 @@ static const struct {
       "initializer_range", "initializer_range is 1e300, expected a positive" },
     { LLAMA(",\"rope_theta\":1e300"), NULL, TR_ERR_FORMAT, "rope_theta",
       "rope_theta is 1e300, expected a positive number, from" },
-    { LLAMA(",\"eos_token_id\":1000"), NULL, TR_ERR_FORMAT, "eos_token_id",
-      "config.json: eos_token_id holds 1000" },
     { LLAMA(",\"eos_token_id\":[1,\"x\"]"), NULL, TR_ERR_FORMAT, "eos_token_id",
       "holds \"x\", expected a token id below 1000" },
     { LLAMA(",\"eos_token_id\":1.5"), NULL, TR_ERR_FORMAT, "eos_token_id",
@@ -353,8 +351,6 @@ static const struct {
       "generation_config.json: eos_token_id holds \"</s>\"" },
     { LLAMA(",\"eos_token_id\":[1,2,3,4,5,6,7,8,9]"), NULL, TR_ERR_FORMAT,
       "eos_token_id", "more than 8" },
-    { LLAMA(""), "{\"eos_token_id\":-1}", TR_ERR_FORMAT, "eos_token_id",
-      "generation_config.json: eos_token_id holds -1" },
     { LLAMA(""), "{,}", TR_ERR_FORMAT, "", "generation_config.json: line" },
     { GLM(",\"n_routed_experts\":8,\"num_experts_per_tok\":9"), NULL,
       TR_ERR_FORMAT, "num_experts_per_tok",
@@ -400,13 +396,69 @@ test_refused(void **state)
     }
 }
 
+/* An end token that the model cannot say is none. */
+static void
+test_eos_beyond_the_vocabulary(void **state)
+{
+    tr_model_config_t c = load(LLAMA(",\"eos_token_id\":[1000,7,-1]"),
+                               "{\"eos_token_id\":[99999,8]}");
+
+    (void) state;
+    assert_int_equal(c.n_eos, 2);
+    assert_int_equal(c.eos[0], 7);
+    assert_int_equal(c.eos[1], 8);
+}
+
+/* What Python writes and JSON has not; in a text it is text. */
+static void
+test_wild_numbers(void **state)
+{
+    tr_model_config_t c = load(
+        LLAMA(",\"a\":[NaN,-Infinity],\"b\":\"\\\"NaN\",\"eos_token_id\":3"),
+        "{\"top_p\":NaN,\"temperature\":0.5,\"x\":Infinity,\"y\":\"NaN\"}");
+
+    (void) state;
+    assert_int_equal(c.n_eos, 1);
+    assert_true(c.generation.temperature == 0.5);
+    assert_true(isnan(c.generation.top_p));
+}
+
+static void
+test_sampling_defaults(void **state)
+{
+    tr_model_config_t c = load(LLAMA(""), NULL);
+
+    (void) state;
+    assert_true(isnan(c.generation.temperature));
+    assert_true(isnan(c.generation.top_k));
+    c = load(LLAMA(""), "{\"temperature\":0.6,\"top_p\":0.9,\"top_k\":20,"
+                        "\"min_p\":0.1,\"repetition_penalty\":1.05,"
+                        "\"do_sample\":false}");
+    assert_true(c.generation.temperature == 0.6);
+    assert_true(c.generation.top_p == 0.9);
+    assert_true(c.generation.top_k == 20);
+    assert_true(c.generation.min_p == 0.1);
+    assert_true(c.generation.repetition_penalty == 1.05);
+    /* what no request may say is nobody's default */
+    c = load(LLAMA(""), "{\"temperature\":-1,\"top_p\":\"x\",\"top_k\":5}");
+    assert_true(isnan(c.generation.temperature));
+    assert_true(isnan(c.generation.top_p));
+    assert_true(c.generation.top_k == 5);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_llama),   cmocka_unit_test(test_families),
-        cmocka_unit_test(test_rope),    cmocka_unit_test(test_pocket),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_len),
+        cmocka_unit_test(test_eos_beyond_the_vocabulary),
+        cmocka_unit_test(test_wild_numbers),
+        cmocka_unit_test(test_sampling_defaults),
+        cmocka_unit_test(test_llama),
+        cmocka_unit_test(test_families),
+        cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_pocket),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_len),
     };
 
     return cmocka_run_group_tests(tests, make_dir, remove_dir);

@@ -67,6 +67,27 @@ byte_fallback_and_first_space(void **state)
     tr_tokenizer_free(t);
 }
 
+/* Without a decoder, what the pre-tokenizer did is undone. */
+static void
+no_decoder(void **state)
+{
+    static const char *const byte_level[] = {
+        RIG_BYTE_LEVEL,
+        "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", "
+        "\"pattern\": {\"String\": \" \"}, \"behavior\": \"Isolated\"}, "
+        RIG_BYTE_LEVEL "]}"
+    };
+
+    (void) state;
+    for (size_t i = 0; i < 2; i++) {
+        tr_tokenizer_t *t = rig_make((rig_parts_t){
+            .pre_tokenizer = byte_level[i], .decoder = "null" });
+
+        assert_string_equal(decode(t, "97 32 195 169", false), "a \xc3\xa9");
+        tr_tokenizer_free(t);
+    }
+}
+
 /* Each byte a token; what Unicode calls the maximal subparts. */
 static void
 broken_characters_become_replacements(void **state)
@@ -129,6 +150,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(byte_fallback_and_first_space),
+        cmocka_unit_test(no_decoder),
         cmocka_unit_test(broken_characters_become_replacements),
         cmocka_unit_test(token_bytes_are_those_of_the_text),
     };
