@@ -195,6 +195,12 @@ read_documents(tr_openai_call_t *c, tr_chat_input_t *in)
             return tr_json_wrong_type(c->err, param, "an object", one);
         }
     }
+    if (json_array_size(documents) != 0
+        && !c->api->chat_template->reads_documents) {
+        return tr_error_set(c->err, TR_ERR_INVALID, "documents",
+                            "'documents': the model's chat template does not "
+                            "read them; put their text into a message.");
+    }
     in->documents = documents;
     return TR_OK;
 }

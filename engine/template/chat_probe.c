@@ -216,6 +216,7 @@ tr_chat_template_probe(tr_chat_template_t *c, const tr_tokenizer_t *t,
     tr_status_t rc;
 
     c->reads_tools = reads(c, "tools") || c->tool_use != NULL;
+    c->reads_documents = reads(c, "documents");
     c->reads_thinking = reads(c, "enable_thinking");
     c->reads_effort = reads(c, "reasoning_effort");
     c->knows_developer = tr_jinja_has_literal(c->chat, "developer");

@@ -37,7 +37,7 @@ typedef struct {
     bool null_content;     /* content may be None beside calls, not "" */
     bool list_content;     /* text parts as a list, not as one text */
     tr_chat_reasoning_t reasoning;
-    bool reads_tools, reads_thinking, reads_effort;
+    bool reads_tools, reads_documents, reads_thinking, reads_effort;
     bool knows_developer; /* role developer; else it is written as system */
 } tr_chat_template_t;
 

@@ -162,6 +162,7 @@ test_template_inputs(void **state)
     tr_request_free(none);
     tr_request_free(cut);
     own.chat_template = &template;
+    template.reads_documents = true; /* as the probe finds out */
     snprintf(body, sizeof(body), "{" HI ",\"documents\":[{\"text\":\"x y\"}]}");
     all = parse_bytes(&own, CHAT, body, strlen(body));
     assert_int_equal(all->error.status, TR_OK);

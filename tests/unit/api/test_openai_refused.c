@@ -52,6 +52,8 @@ static const bad_t bad[] = {
       "chat_template_kwargs.chat_template", "cannot be set" },
     { CHAT, C("\"documents\":{}"), INVALID, "documents",
       "expected an array of objects" },
+    { CHAT, C("\"documents\":[{\"text\":\"x\"}]"), INVALID, "documents",
+      "the model's chat template does not read them" },
     { CHAT, C("\"documents\":[1]"), INVALID, "documents[0]",
       "expected an object" },
     { CHAT, C("\"add_generation_prompt\":1"), INVALID, "add_generation_prompt",
