@@ -18,7 +18,7 @@
  *
  *   device and memory    open, info, memory, streams, copies, events, graphs
  *   matrix products      matmul (cuBLASLt), small_gemm
- *   layers               embedding, norms, RoPE, SiLU, conversions
+ *   layers               embedding, norms, RoPE, activation, conversions
  *   attention            decode, prompt, and the fallback for everything else
  *   KV cache             append, moves, compress, swap
  *   sampling             logits to tokens
@@ -34,6 +34,7 @@
 #ifndef TR_CUDA_DEVICE_H
 #define TR_CUDA_DEVICE_H
 
+#include "kernels/act.h"
 #include "launch_types.h"
 #include "kernels/cuda/kv/manager.h"
 
@@ -207,7 +208,7 @@ int tr_cuda_matmul(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
 
 typedef enum {
     TR_CUDA_SMALL_GEMM_PLAIN, /* y = scale x w^T */
-    TR_CUDA_SMALL_GEMM_GATED, /* y = silu(scale x g^T) * (scale x u^T), w = [g; u]
+    TR_CUDA_SMALL_GEMM_GATED, /* y = act(scale x g^T) * (scale x u^T), w = [g; u]
                            * with n / 2 rows each */
     TR_CUDA_SMALL_GEMM_RESIDUAL, /* hidden += x w^T + bias; y = hidden * weight */
 } tr_cuda_small_gemm_mode_t;
@@ -227,6 +228,7 @@ typedef struct {
     const float *squares;
     uint32_t parts, norm_n;
     float eps;
+    tr_act_t act; /* GATED */
 
     /* RESIDUAL */
     float *hidden; /* [rows][ldh], ldh a multiple of 4 */
@@ -266,7 +268,7 @@ int tr_cuda_small_gemm(const tr_cuda_stream_t *s, const tr_cuda_small_gemm_t *a,
  *   qkv: bias, norms of heads, q rotated                      append, attention
  *   product o
  *   norm: hidden += o; T <- rmsnorm                           product gate_up
- *   silu_mul                                                  product down
+ *   act_mul                                                   product down
  *
  * In small batches a chain of small_gemm may replace all but append and
  * attention.
@@ -333,10 +335,19 @@ typedef struct {
  * head_dim: a multiple of 16 up to TR_HEAD_DIM_MAX. */
 int tr_cuda_qkv(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a);
 
-/* out[r][i] = silu(x[r][i]) * x[r][n + i], i < n, of T. */
-int tr_cuda_silu_mul(const tr_cuda_stream_t *s, const void *x, size_t ldx,
-                     uint32_t rows, uint32_t n, tr_dtype_t type, void *out,
-                     size_t ldo);
+/* Bits 1 << tr_act_t: what tr_cuda_act_mul and TR_CUDA_SMALL_GEMM_GATED have. */
+#define TR_CUDA_ACTS (1u << TR_ACT_SILU)
+
+static inline bool
+tr_cuda_has_act(tr_act_t act)
+{
+    return (unsigned) act < TR_ACTS && (TR_CUDA_ACTS >> act & 1);
+}
+
+/* out[r][i] = act(x[r][i]) * x[r][n + i], i < n, of T. */
+int tr_cuda_act_mul(const tr_cuda_stream_t *s, tr_act_t act, const void *x,
+                    size_t ldx, uint32_t rows, uint32_t n, tr_dtype_t type,
+                    void *out, size_t ldo);
 
 /* out[i] = kind[i] == wanted ? slot[i] : -1: which sequences of a batch go to
  * which attention, after the manager has said who stalls. */
@@ -686,7 +697,7 @@ size_t tr_cuda_sample_work(const tr_device_props_t *d, uint32_t rows,
     F(graph_begin) F(graph_end) F(graph_launch) F(graph_close)             \
     F(matmul_open) F(matmul_close) F(matmul_choose) F(matmul)              \
     F(small_gemm) F(small_gemm_fits) F(small_gemm_parts)                   \
-    F(embed) F(rope_angles) F(norm) F(silu_mul) F(fill_random)             \
+    F(embed) F(rope_angles) F(norm) F(act_mul) F(fill_random)              \
     F(convert) F(select) F(sample) F(sample_work)                          \
     F(decode_work) F(decode_plan) F(decode) F(decode_score)                \
     F(attention_work) F(attention)                                         \

@@ -112,25 +112,29 @@ typedef struct {
     size_t ldx, ldo;
     uint32_t rows, n;
     tr_dtype_t type;
-} silu_t;
+    tr_act_t act;
+} act_mul_t;
 
 static void
-silu(void *args)
+act_mul(void *args)
 {
-    const silu_t *a = args;
+    const act_mul_t *a = args;
 
-    must(tr_ref_silu_mul(a->x, a->ldx, a->rows, a->n, a->type, a->out, a->ldo),
-         "silu_mul");
+    must(tr_ref_act_mul(a->act, a->x, a->ldx, a->rows, a->n, a->type, a->out,
+                        a->ldo),
+         "act_mul");
 }
 
 int
-tr_cuda_silu_mul(const tr_cuda_stream_t *s, const void *x, size_t ldx,
-                 uint32_t rows, uint32_t n, tr_dtype_t type, void *out,
-                 size_t ldo)
+tr_cuda_act_mul(const tr_cuda_stream_t *s, tr_act_t act, const void *x,
+                size_t ldx, uint32_t rows, uint32_t n, tr_dtype_t type,
+                void *out, size_t ldo)
 {
-    silu_t a = { x, out, ldx, ldo, rows, n, type };
+    act_mul_t a = { x, out, ldx, ldo, rows, n, type, act };
 
-    return soft_launch(s, "silu_mul", silu, &a, sizeof(a));
+    return tr_cuda_has_act(act)
+               ? soft_launch(s, "act_mul", act_mul, &a, sizeof(a))
+               : TR_KERNEL_BADARG;
 }
 
 typedef struct {

@@ -295,7 +295,7 @@ tr_model_cuda_check(const tr_recipe_t *r, uint32_t rotate, tr_error_t *err)
         .name = "cuda",
         .biases = TR_BIAS_QKV | TR_BIAS_O,
         .qk_norms = 1u << TR_QK_NORM_NONE | 1u << TR_QK_NORM_HEAD,
-        .acts = 1u << TR_ACT_SILU,
+        .acts = TR_CUDA_ACTS,
     };
     tr_status_t rc = tr_recipe_check(r, &support, err);
 

@@ -232,7 +232,7 @@ tr_model_cuda_is_small(const tr_model_cuda_t *m, uint32_t rows)
 }
 
 /* Sets small_gemm_classes; timed: where they are faster than cuBLASLt's with a
- * norm and silu between, else wherever they can be done; the results must
+ * norm and an activation between, else wherever they can be done; the results must
  * agree.  False: no memory (cuda->reason). */
 bool tr_model_cuda_choose_small_gemm(tr_model_cuda_t *m, bool timed);
 

@@ -5,10 +5,10 @@
  *   product gate_up (scales its rows, gates), product down (adds to hidden,
  *   weighs it), product qkv of the next layer (scales its rows)
  *
- * Whether they are faster than cuBLASLt's with a norm and silu between depends
- * on the shapes and on the device: when the model is opened, layers of both
- * kinds run in turn, for each class of rows, in graphs as a step's are, norms
- * standing for append and attention; what they give must be the same first.
+ * Whether they are faster than cuBLASLt's with a norm and an activation between
+ * depends on the shapes and on the device: when the model is opened, layers of
+ * both kinds run in turn, for each class of rows, in graphs as a step's are,
+ * norms standing for append and attention; what they give must be the same first.
  */
 #include "model_cuda.h"
 
@@ -89,6 +89,7 @@ gemm_gate_up(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
     a.ldx = m->ld_hidden;
     a.y = m->mlp;
     a.ldy = m->ld_mlp;
+    a.act = m->config.recipe.layer[layer].act;
     a.parts = m->parts;
     return a;
 }

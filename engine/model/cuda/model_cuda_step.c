@@ -6,7 +6,7 @@
  *          the plan of attention and the cache's moves
  *   layer: norm (adds what the layer before gave), product qkv, bias, norms and
  *          rotation of heads with their append to the cache, attention, product o
- *          norm (adds o), product gate_up, silu, product down
+ *          norm (adds o), product gate_up, activation, product down
  *          With few rows these are one kernel beside append and attention
  *          (model_cuda_small_gemm.c).
  *   wanted rows, TR_CUDA_LOGIT_ROWS at a time: norm, product with the head,
@@ -142,10 +142,12 @@ after_attention(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
            && multiply(m, m->stream, TR_PART_GATE_UP, w[TR_PART_GATE_UP],
                        m->normed, m->ld_hidden, n, m->gate_up, m->ld_gate_up)
            && launched(m,
-                       m->cuda->silu_mul(m->stream, m->gate_up, m->ld_gate_up,
-                                         n, m->config.recipe.intermediate,
-                                         m->type, m->mlp, m->ld_mlp),
-                       "silu_mul")
+                       m->cuda->act_mul(m->stream,
+                                        m->config.recipe.layer[layer].act,
+                                        m->gate_up, m->ld_gate_up, n,
+                                        m->config.recipe.intermediate, m->type,
+                                        m->mlp, m->ld_mlp),
+                       "act_mul")
            && multiply(m, m->stream, TR_PART_DOWN, w[TR_PART_DOWN], m->mlp,
                        m->ld_mlp, n, m->delta, m->ld_hidden);
 }

@@ -205,8 +205,10 @@ gemm_prefetch_residual(const gemm_phase_t &f, const gemm_fragment_t &l,
     }
 }
 
+static_assert(TR_CUDA_ACTS == 1u << TR_ACT_SILU, "what gemm_act computes");
+
 static __device__ __forceinline__ float
-gemm_silu(float x)
+gemm_act(float x)
 {
     return x * reciprocal(1 + exp2_fast(x * -1.4426950409f));
 }
@@ -235,7 +237,7 @@ gemm_store_scaled(const gemm_phase_t &f, const gemm_smem_t &s,
             }
             scale = __uint_as_float(shared_load4(scales + (8 * j + b) * 4));
             if (GATED) {
-                *to = __float2bfloat16_rn(gemm_silu(u * scale) * (v * scale));
+                *to = __float2bfloat16_rn(gemm_act(u * scale) * (v * scale));
             } else {
                 to[0] = __float2bfloat16_rn(u * scale);
                 to[8] = __float2bfloat16_rn(v * scale);

@@ -187,32 +187,32 @@ tr_cuda_qkv(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a)
 
 template <tr_dtype_t T>
 static __global__ void __launch_bounds__(THREADS)
-    silu_kernel(const __grid_constant__ silu_args_t a, bool wide)
+    act_kernel(const __grid_constant__ act_args_t a, bool wide)
 {
     launch_wait();
     launch_next();
-    silu_eight(&a, T, wide, blockIdx.x, blockIdx.y * THREADS + threadIdx.x);
+    act_eight(&a, T, wide, blockIdx.x, blockIdx.y * THREADS + threadIdx.x);
 }
 
 extern "C" int
-tr_cuda_silu_mul(const tr_cuda_stream_t *s, const void *x, size_t ldx,
-                 uint32_t rows, uint32_t n, tr_dtype_t type, void *out,
-                 size_t ldo)
+tr_cuda_act_mul(const tr_cuda_stream_t *s, tr_act_t act, const void *x,
+                size_t ldx, uint32_t rows, uint32_t n, tr_dtype_t type,
+                void *out, size_t ldo)
 {
-    silu_args_t a = { x, out, ldx, ldo, n };
+    act_args_t a = { x, out, ldx, ldo, n };
     dim3 blocks(rows, blocks_of(eights(n)));
-    bool wide = silu_wide(&a);
+    bool wide = act_wide(&a);
 
-    if (ldx < 2 * (size_t) n || ldo < n || !is_short(type)
-        || blocks.y > 65535) {
+    if (!tr_cuda_has_act(act) || ldx < 2 * (size_t) n || ldo < n
+        || !is_short(type) || blocks.y > 65535) {
         return TR_KERNEL_BADARG;
     }
     if (rows == 0 || n == 0) {
         return TR_KERNEL_OK;
     }
     return launch_plain(s,
-                        type == TR_F16 ? silu_kernel<TR_F16>
-                                       : silu_kernel<TR_BF16>,
+                        type == TR_F16 ? act_kernel<TR_F16>
+                                       : act_kernel<TR_BF16>,
                         blocks, THREADS, a, wide);
 }
 

@@ -320,24 +320,26 @@ typedef struct {
     void *out;
     size_t ldx, ldo;
     uint32_t n;
-} silu_args_t;
+} act_args_t;
 
 TR_HD bool
-silu_wide(const silu_args_t *a)
+act_wide(const act_args_t *a)
 {
     return is_wide(a->x) && is_wide(a->ldx, 2) && is_wide(a->out)
            && is_wide(a->ldo, 2) && is_wide(a->n, 2);
 }
 
+static_assert(TR_CUDA_ACTS == 1u << TR_ACT_SILU, "what act_of computes");
+
 TR_DEVICE float
-silu(float x)
+act_of(float x)
 {
     return __fdividef(x, 1.0f + __expf(-x)); /* far closer than 16 bits */
 }
 
 TR_DEVICE void
-silu_eight(const silu_args_t *a, tr_dtype_t type, bool wide, uint32_t r,
-           uint32_t i)
+act_eight(const act_args_t *a, tr_dtype_t type, bool wide, uint32_t r,
+          uint32_t i)
 {
     uint32_t n = eight_count(a->n, 8 * i);
     eight_t gate, up;
@@ -348,7 +350,7 @@ silu_eight(const silu_args_t *a, tr_dtype_t type, bool wide, uint32_t r,
     gate = eight_load(a->x, r * a->ldx + 8 * i, n, type, wide);
     up = eight_load(a->x, r * a->ldx + a->n + 8 * i, n, type, wide);
     for (uint32_t j = 0; j < 8; j++) {
-        gate.x[j] = silu(gate.x[j]) * up.x[j];
+        gate.x[j] = act_of(gate.x[j]) * up.x[j];
     }
     eight_store(a->out, r * a->ldo + 8 * i, n, type, wide, &gate);
 }

@@ -268,6 +268,13 @@ check_one(void)
     if (c.a.mode != TR_CUDA_SMALL_GEMM_RESIDUAL) {
         ok = ok && case_among_others(&c);
     }
+    if (c.a.mode == TR_CUDA_SMALL_GEMM_GATED) {
+        case_point(&c, array_there);
+        c.a.act = TR_ACT_GELU_TANH;
+        ok = ok
+             && tr_cuda_small_gemm(&side.stream, &c.a, 1, array_there(&meet))
+                    == TR_KERNEL_BADARG;
+    }
     if (!ok) {
         printf("mode %d, rows %u, n %u, k %u, parts %u, bias %d\n", c.a.mode,
                c.a.rows, c.a.n, c.a.k, c.a.parts, c.biased);

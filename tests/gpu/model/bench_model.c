@@ -148,11 +148,11 @@ bias_rotate(bench_t *b)
 }
 
 static void
-silu(bench_t *b)
+act_mul(bench_t *b)
 {
-    must(tr_cuda_silu_mul(&b->s, b->a, 2 * WIDE, b->rows, WIDE, TR_BF16, b->b,
-                          WIDE),
-         "silu_mul");
+    must(tr_cuda_act_mul(&b->s, TR_ACT_SILU, b->a, 2 * WIDE, b->rows, WIDE,
+                         TR_BF16, b->b, WIDE),
+         "act_mul");
 }
 
 static void
@@ -340,7 +340,7 @@ main(void)
     show(&b, "qkv, rotated", rotate, HEADS * DIM * 4.0 + DIM * 4.0);
     show(&b, "qkv, bias", bias_rotate, QKV * 4.0 + DIM * 4.0);
     show(&b, "qkv, bias and norms", bias_norm_rotate, QKV * 4.0 + DIM * 4.0);
-    show(&b, "silu_mul", silu, WIDE * 6.0);
+    show(&b, "act_mul", act_mul, WIDE * 6.0);
     tr_cuda_wish_t plain = { .top_p = 1, .logprobs = -1 }, w = plain;
 
     show_sample(&b, "greedy", w);

@@ -177,11 +177,20 @@ tr_ref_qkv(const tr_cuda_qkv_t *a)
     return TR_KERNEL_OK;
 }
 
-int
-tr_ref_silu_mul(const void *x, size_t ldx, uint32_t rows, uint32_t n,
-                tr_dtype_t type, void *out, size_t ldo)
+/* Of those of TR_CUDA_ACTS. */
+static float
+act_of(tr_act_t act, float x)
 {
-    if (ldx < 2 * (size_t) n || ldo < n || !is_short(type)) {
+    (void) act;
+    return x / (1.0f + expf(-x));
+}
+
+int
+tr_ref_act_mul(tr_act_t act, const void *x, size_t ldx, uint32_t rows,
+               uint32_t n, tr_dtype_t type, void *out, size_t ldo)
+{
+    if (!tr_cuda_has_act(act) || ldx < 2 * (size_t) n || ldo < n
+        || !is_short(type)) {
         return TR_KERNEL_BADARG;
     }
     for (uint32_t r = 0; r < rows; r++) {
@@ -189,8 +198,7 @@ tr_ref_silu_mul(const void *x, size_t ldx, uint32_t rows, uint32_t n,
             float gate = tr_float_load(x, r * ldx + i, type);
             float up = tr_float_load(x, r * ldx + n + i, type);
 
-            tr_float_store(out, r * ldo + i, type,
-                           gate / (1.0f + expf(-gate)) * up);
+            tr_float_store(out, r * ldo + i, type, act_of(act, gate) * up);
         }
     }
     return TR_KERNEL_OK;
@@ -235,7 +243,8 @@ tr_ref_small_gemm_sums(const tr_cuda_small_gemm_t *a, const float *sums,
     uint32_t n = gated ? a->n / 2 : a->n;
 
     if (a->rows > TR_CUDA_SMALL_GEMM_ROWS || a->n % 64 != 0 || a->k % 64 != 0
-        || a->ldx < a->k || (a->y != NULL && a->ldy < n)) {
+        || a->ldx < a->k || (a->y != NULL && a->ldy < n)
+        || (gated && !tr_cuda_has_act(a->act))) {
         return TR_KERNEL_BADARG;
     }
     for (uint32_t r = 0; r < a->rows; r++, sums += ld) {
@@ -249,7 +258,7 @@ tr_ref_small_gemm_sums(const tr_cuda_small_gemm_t *a, const float *sums,
             float x = sums[i] * scale;
 
             if (gated) {
-                x = x / (1.0f + expf(-x)) * (sums[n + i] * scale);
+                x = act_of(a->act, x) * (sums[n + i] * scale);
             }
             tr_float_store(a->y, r * a->ldy + i, TR_BF16, x);
         }

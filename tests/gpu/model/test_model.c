@@ -363,7 +363,7 @@ check_qkv(void)
 /* ---- the rest ----------------------------------------------------------- */
 
 static bool
-check_silu(void)
+check_act_mul(void)
 {
     uint32_t rows = 1 + random_below(9), n = any_width(1000);
     size_t ldx = any_distance(2 * n), ldo = any_distance(n);
@@ -373,13 +373,17 @@ check_silu(void)
     array_t out = array_new(rows * ldo, 2, odd);
 
     side_launch(&side,
-                tr_cuda_silu_mul(&side.stream, array_there(&x), ldx, rows, n,
-                                 type, array_there(&out), ldo),
-                "silu_mul");
-    tr_ref_silu_mul(array_host(&x), ldx, rows, n, type, array_host(&out), ldo);
+                tr_cuda_act_mul(&side.stream, TR_ACT_SILU, array_there(&x), ldx,
+                                rows, n, type, array_there(&out), ldo),
+                "act_mul");
+    tr_ref_act_mul(TR_ACT_SILU, array_host(&x), ldx, rows, n, type,
+                   array_host(&out), ldo);
     /* the device divides by more than 2^126 as by infinity */
-    ok = rows_close(&out, rows, ldo, type, 1e-20, "silu_mul")
-         && array_same(&x, "gate and up");
+    ok = rows_close(&out, rows, ldo, type, 1e-20, "act_mul")
+         && array_same(&x, "gate and up")
+         && tr_cuda_act_mul(&side.stream, TR_ACT_GELU_TANH, array_there(&x),
+                            ldx, rows, n, type, array_there(&out), ldo)
+                == TR_KERNEL_BADARG;
     array_free(&x);
     array_free(&out);
     return ok;
@@ -459,7 +463,7 @@ static bool
 one_round(void)
 {
     return check_embed() && check_angles() && check_norm() && check_qkv()
-           && check_silu() && check_random() && check_convert()
+           && check_act_mul() && check_random() && check_convert()
            && check_select();
 }
 

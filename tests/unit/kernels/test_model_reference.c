@@ -257,8 +257,8 @@ few_rows_are_norm_product_and_gate(void **state)
     both.ldy = (size_t) 2 * INNER;
     both.parts = 0;
     assert_int_equal(tr_ref_small_gemm(&both), 0);
-    assert_int_equal(tr_ref_silu_mul(wide, (size_t) 2 * INNER, ROWS, INNER,
-                                     TR_BF16, want, INNER),
+    assert_int_equal(tr_ref_act_mul(TR_ACT_SILU, wide, (size_t) 2 * INNER, ROWS,
+                                    INNER, TR_BF16, want, INNER),
                      0);
     assert_int_equal(tr_ref_small_gemm(&gated), 0);
     for (uint32_t i = 0; i < ROWS * INNER; i++) {
