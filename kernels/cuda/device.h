@@ -14,7 +14,7 @@
  *                  but later, as a device does; for end-to-end tests
  *
  * Every entry is declared and described here, by subject, as the function
- * tr_cuda_<entry>; those of the manager of pages are in kv/manager.h.
+ * tr_cuda_<entry>; those of the manager of pages are in device_manager.h.
  *
  *   device and memory    open, info, memory, streams, copies, events, graphs
  *   matrix products      matmul (cuBLASLt), small_gemm
@@ -35,8 +35,8 @@
 #define TR_CUDA_DEVICE_H
 
 #include "kernels/act.h"
-#include "launch_types.h"
-#include "kernels/cuda/kv/manager.h"
+#include "kernels/cuda/device_manager.h"
+#include "kernels/cuda/launch_types.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -17,9 +17,10 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/launch_types.h"
-#include "ptx.cuh"
+#include "kernels/cuda/ptx.cuh"
 
-int tr_cuda_check(void); /* runtime.cu */
+/* The CUDA runtime's last error as a launcher's result (runtime.cu). */
+int tr_cuda_check(void);
 
 /* early: it may begin before the kernel in front of it ends; shared: bytes of
  * shared memory asked for at the launch; cluster: blocks of one. */

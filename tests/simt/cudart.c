@@ -591,7 +591,7 @@ entry(const char *name, void **out, enum cudaDriverEntryPointQueryResult *found)
     return cudaSuccess;
 }
 
-#if CUDART_VERSION >= 12050 /* as in kernels/cuda/gemm/tensor.cuh */
+#if CUDART_VERSION >= 12050 /* as in kernels/cuda/tensor.cuh */
 cudaError_t
 cudaGetDriverEntryPointByVersion(const char *name, void **out, unsigned version,
                                  unsigned long long flags,

@@ -55,7 +55,7 @@ swizzled(uint32_t at)
     return simt_pointer(at ^ (at >> 7 & 7) << 4);
 }
 
-/* A descriptor's fields; operands lie as kernels/cuda/attention/prompt_ptx.cuh says, eight
+/* A descriptor's fields; operands lie as kernels/cuda/wgmma.cuh says, eight
  * rows of 128 bytes an atom. */
 typedef struct {
     uint32_t at, column, atom;

@@ -1,5 +1,5 @@
 /*
- * ptx.h: the instructions of kernels/cuda/ptx.cuh, prompt_ptx.cuh and
+ * ptx.h: the instructions of kernels/cuda/ptx.cuh, wgmma.cuh and
  * small_gemm_ptx.cuh for the device in software; what they do is said there.
  */
 #ifndef TR_TESTS_SIMT_PTX_H
@@ -7,7 +7,7 @@
 
 /* In their place. */
 #define TR_CUDA_PTX_CUH
-#define TR_CUDA_PROMPT_PTX_CUH
+#define TR_CUDA_WGMMA_CUH
 #define TR_CUDA_SMALL_GEMM_PTX_CUH
 
 #define TR_ALL_LANES 0xffffffffu

@@ -4,7 +4,7 @@
  * sequence or part is not there leave at once.
  */
 #include "attention_score.cuh"
-#include "decode.cuh"
+#include "kernels/cuda/launch.cuh"
 
 #include <cuda_runtime.h>
 

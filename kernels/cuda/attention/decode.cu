@@ -19,6 +19,7 @@
 #include "decode_attend.cuh"
 #include "decode_score.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/runtime/runtime.cuh"
 
 #include <cuda_runtime.h>
 

@@ -184,10 +184,6 @@ uint32_t decode_warps(const tr_device_props_t *d, uint32_t head_dim);
 decode_work_t decode_work(const tr_device_props_t *d,
                           const tr_cuda_decode_size_t *size, void *at);
 int decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out);
-/* Gives the attend kernels their shared memory. */
-void decode_open(const tr_device_props_t *d);
-/* The runtime's last error as a launcher's result (runtime.cu). */
-int tr_cuda_check(void);
 
 typedef struct {
     tr_kv_view_t kv;

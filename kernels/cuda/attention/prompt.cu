@@ -8,7 +8,7 @@
  *   score    prompt_score.cu, when dense pages carry scores
  */
 #include "prompt.cuh"
-#include "kernels/cuda/gemm/tensor.cuh"
+#include "kernels/cuda/tensor.cuh"
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

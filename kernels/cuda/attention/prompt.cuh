@@ -3,7 +3,7 @@
  *
  * A step's rows are cut into tiles of ROWS rows of one sequence, each tile into
  * two images of HALF rows.  An image holds one query head's FP16 queries as the
- * tensor cores want them in shared memory (prompt_ptx.cuh), so that both passes
+ * tensor cores want them in shared memory (wgmma.cuh), so that both passes
  * fetch it as one run of bytes.  Row r of an image is query image_query(r): in
  * the second pass, where queries are the columns of products, lane t of four
  * then has 16 consecutive ones, as sums in ascending order need.
@@ -16,7 +16,8 @@
 #define TR_CUDA_PROMPT_CUH
 
 #include "kernels/cuda/device.h"
-#include "prompt_ptx.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/wgmma.cuh"
 
 #define HALF 64u
 #define ROWS 128u
@@ -116,9 +117,6 @@ ring_release(uint32_t bar)
 
 typedef int (*prompt_launch_t)(cudaStream_t stream, const prompt_args_t *a,
                                const prompt_maps_t *maps, dim3 grid);
-
-/* The last error of the runtime, as a result (runtime.cu). */
-int tr_cuda_check(void);
 
 /* Pass 1: grid of (heads, tiles). */
 int prompt_attend(cudaStream_t stream, const prompt_args_t *a,

@@ -13,9 +13,9 @@
 #ifndef TR_CUDA_PROMPT_GEMM_CUH
 #define TR_CUDA_PROMPT_GEMM_CUH
 
-#include "prompt_ptx.cuh"
+#include "kernels/cuda/wgmma.cuh"
 
-/* Address of row r, 16-byte chunk c of a tile (prompt_ptx.cuh). */
+/* Address of row r, 16-byte chunk c of a tile (wgmma.cuh). */
 template <int D>
 static __device__ __forceinline__ uint32_t
 tile_at(uint32_t at, uint32_t r, uint32_t c)

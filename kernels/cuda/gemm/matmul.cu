@@ -9,7 +9,6 @@
  * Only algorithms that give the same bits every time are taken: a split of k is
  * fine when its parts are summed by a pass of their own, in FP32.
  */
-#include "kernels/cuda/attention/decode.cuh"
 #include "kernels/cuda/device.h"
 #include "matmul_library.cuh"
 #include "matmul_watch.cuh"

@@ -8,7 +8,7 @@
 #include "small_gemm.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/runtime/runtime.cuh"
-#include "tensor.cuh"
+#include "kernels/cuda/tensor.cuh"
 
 /* ---- shares --------------------------------------------------------------- */
 

@@ -1,12 +1,12 @@
 /*
  * small_gemm_ptx.cuh: the instructions of small_gemm.cuh that CUDA C++ has no
- * name for, beside those of prompt_ptx.cuh.  Tiles stand in shared memory as
+ * name for, beside those of wgmma.cuh.  Tiles stand in shared memory as
  * described there.
  */
 #ifndef TR_CUDA_SMALL_GEMM_PTX_CUH
 #define TR_CUDA_SMALL_GEMM_PTX_CUH
 
-#include "kernels/cuda/attention/prompt_ptx.cuh"
+#include "kernels/cuda/wgmma.cuh"
 
 /* ---- c += a b: 64 x N x 16, BF16, both from shared memory ----------------- */
 

@@ -3,7 +3,7 @@
  */
 #include "compress_index.cuh"
 #include "compress_tile.cuh"
-#include "kernels/cuda/attention/decode.cuh"
+#include "kernels/cuda/launch.cuh"
 
 #include <cuda_runtime.h>
 

@@ -1,8 +1,7 @@
 /*
- * The page manager's launches (manager.h).  What a block does is in
- * manager_step.h, manager_slot.h, manager_prompt.h and manager_tally.h; here is
- * which blocks run what, and that the last block to arrive goes on with what needs all of them,
- * so that a step takes two launches.
+ * The page manager's launches (device_manager.h).  What a block does is in
+ * kernels/kv_manager; here is which blocks run it.  The last block to arrive goes
+ * on with what needs all of them, so that a step takes two launches.
  *
  *   step             plan, last: sum              grant
  *   close            release, last: ends          recycle
@@ -15,8 +14,8 @@
  * Traffic of a step: for each head its counts, a victim and its move, and three
  * to six sectors of tables and pages; nothing is read twice.
  */
-#include "kernels/cuda/attention/decode.cuh"
-#include "manager.h"
+#include "kernels/cuda/device_manager.h"
+#include "kernels/cuda/launch.cuh"
 
 #include "kernels/kv_manager/manager_prompt.h"
 #include "kernels/kv_manager/manager_slot.h"

@@ -6,7 +6,7 @@
  * The first kernel counts the pages before each head, the second copies.  Order
  * of heads and parts: device.h.
  */
-#include "kernels/cuda/attention/decode.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/device.h"
 
 #include <cuda_runtime.h>

@@ -6,7 +6,7 @@
  * of these functions is called: this library loads on a machine without one.
  */
 #include "kernels/cuda/device_check.h"
-#include "kernels/cuda/attention/decode.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "runtime.cuh"
 
 #include <cuda_runtime.h>

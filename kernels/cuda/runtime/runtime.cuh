@@ -1,5 +1,5 @@
 /*
- * runtime.cuh: errors, for the library's own files (runtime.cu).
+ * runtime.cuh: what runtime.cu and the rest of the library share.
  */
 #ifndef TR_CUDA_RUNTIME_CUH
 #define TR_CUDA_RUNTIME_CUH
@@ -13,7 +13,9 @@ int tr_cuda_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
  * thread than the one that opened means the same device. */
 void use_device(void);
 
-/* Fills d->pairs (small_gemm.cu). */
+/* When a device is opened: gives the kernels of decode attention their shared
+ * memory (decode.cu); fills d->pairs (small_gemm.cu). */
+void decode_open(const tr_device_props_t *d);
 void small_gemm_open(tr_device_props_t *d);
 
 #endif

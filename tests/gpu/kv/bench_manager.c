@@ -12,7 +12,7 @@
  * Times are between events, of 16 steps in one graph, or of the three launches
  * of a prompt step; medians.
  */
-#include "kernels/cuda/kv/manager.h"
+#include "kernels/cuda/device_manager.h"
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 #ifndef MANAGER_FILL_H
 #define MANAGER_FILL_H
 
-#include "kernels/cuda/kv/manager.h"
+#include "kernels/cuda/device_manager.h"
 
 #ifdef __cplusplus
 extern "C" {

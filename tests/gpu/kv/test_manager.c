@@ -1,5 +1,5 @@
 /*
- * The page manager on a GPU (kernels/cuda/kv/manager.h) beside the CPU's, under
+ * The page manager on a GPU (kernels/cuda/device_manager.h) beside the CPU's, under
  * the same random operations: chunks, prompts, steps, later turns, release,
  * pools that run out, rings that wrap.  After each operation tables, counts,
  * victims, moves, the free ring and the owners are equal (manager_operations.h).
@@ -10,7 +10,7 @@
 #include <cuda_runtime_api.h>
 #include <time.h>
 
-#include "kernels/cuda/kv/manager.h"
+#include "kernels/cuda/device_manager.h"
 
 #include "tests/gpu/fixtures/cache.h"
 #include "manager_operations.h"

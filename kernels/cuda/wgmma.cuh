@@ -1,6 +1,6 @@
 /*
- * prompt_ptx.cuh: the instructions of prompt attention that CUDA C++ has no
- * name for.
+ * wgmma.cuh: instructions without a name in CUDA C++ that work on tiles in shared
+ * memory: copies, loads of a warp's matrices, products of a warpgroup.
  *
  * Tiles stand in shared memory in the form that a tensor core of Hopper reads
  * and the copy engine writes: rows of 128 bytes (64 dimensions), eight rows an
@@ -9,8 +9,8 @@
  * after the other; then come those of the next eight.  Addresses here are those
  * of shared memory (smem_address).
  */
-#ifndef TR_CUDA_PROMPT_PTX_CUH
-#define TR_CUDA_PROMPT_PTX_CUH
+#ifndef TR_CUDA_WGMMA_CUH
+#define TR_CUDA_WGMMA_CUH
 
 #include <cuda.h>
 

@@ -1,5 +1,5 @@
 /*
- * manager.h: the page manager on a device (kernels/kv_manager/manager.h).
+ * device_manager.h: the page manager on a device (kernels/kv_manager/manager.h).
  *
  * The host says which requests go on and for how long; it never waits for the
  * device, but reads a small report whenever a copy of it has arrived.
@@ -9,8 +9,8 @@
  * waiting, can be captured into a graph; they must run in the order of one
  * stream.  Arrays are device memory and borrowed until the launch has run.
  */
-#ifndef TR_CUDA_MANAGER_H
-#define TR_CUDA_MANAGER_H
+#ifndef TR_CUDA_DEVICE_MANAGER_H
+#define TR_CUDA_DEVICE_MANAGER_H
 
 #include "kernels/cuda/launch_types.h"
 #include "kernels/kv_manager/manager.h"
