@@ -6,9 +6,14 @@
  * the host and on a device.  It never touches page bytes.  Everything else
  * (pages, tables, kernels) is common to all policies.
  *
- * To add one: a file kv_policy_NAME.c with its row (tr_kv_policy_row_t), and its
- * name in the table of kv_policy.c.  A rule that decides as none of kv_rule.h
- * does is a kind of its own there.
+ * To add one:
+ *   1. A file kv_policy_NAME.c with its row (tr_kv_policy_row_t).
+ *   2. The row's extern at the end of this header, and its name in POLICIES of
+ *      kv_policy.c.
+ *   3. Settings that no policy has yet: rows in kv_policy_settings.c.
+ *   4. A rule that decides as none of kv_rule.h does is a kind of its own there.
+ *   5. docs/kv-cache.md, and the tests that go through all policies
+ *      (CONTRIBUTING.md).
  */
 #ifndef TR_KV_POLICY_H
 #define TR_KV_POLICY_H
