@@ -1,11 +1,12 @@
 /*
- * dtype.h: the number types of weights, activations and the cache, and exact
- * conversions between them, for the host and for a GPU's code.  All rounding is
- * to nearest even; reference for faster code elsewhere: test_kv_store.c.
+ * dtype.h: the number types of weights, activations and the cache, their names
+ * and sizes, and exact conversions between them, for host and device code.  All
+ * rounding is to nearest even; test_kv_store.c compares faster code with this.
  */
 #ifndef TR_DTYPE_H
 #define TR_DTYPE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -17,7 +18,33 @@
 #define TR_HD static inline
 #endif
 
-typedef enum { TR_F32, TR_F16, TR_BF16 } tr_dtype_t;
+typedef enum { TR_F32, TR_F16, TR_BF16, TR_DTYPES } tr_dtype_t;
+
+/* Bytes of an element. */
+TR_HD uint32_t
+tr_dtype_size(tr_dtype_t dtype)
+{
+    return dtype == TR_F32 ? 4 : 2;
+}
+
+TR_HD bool
+tr_dtype_is_short(tr_dtype_t dtype)
+{
+    return dtype == TR_F16 || dtype == TR_BF16;
+}
+
+/* "bf16", as settings and logs have it; "BF16", as safetensors has it. */
+static inline const char *
+tr_dtype_name(tr_dtype_t dtype)
+{
+    return dtype == TR_F32 ? "f32" : dtype == TR_F16 ? "f16" : "bf16";
+}
+
+static inline const char *
+tr_dtype_stored_name(tr_dtype_t dtype)
+{
+    return dtype == TR_F32 ? "F32" : dtype == TR_F16 ? "F16" : "BF16";
+}
 
 TR_HD float
 tr_float_from_bits(uint32_t u)

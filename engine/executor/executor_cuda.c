@@ -88,8 +88,8 @@ open_model(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
                " weights_mib=%zu dtype=%s ms=%.0f",
                x->model->config.model_type,
                tr_recipe_parameters(&x->model->config.recipe),
-               x->model->weights_size >> 20,
-               x->model->type == TR_BF16 ? "bf16" : "f16", now_ms() - begun);
+               x->model->weights_size >> 20, tr_dtype_name(x->model->type),
+               now_ms() - begun);
     }
     return rc;
 }

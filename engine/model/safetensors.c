@@ -46,22 +46,11 @@ out_of_memory(tr_error_t *err, const char *file)
 }
 
 static tr_status_t
-parse_dtype(const char *name, tr_dtype_t *out, uint32_t *width)
+parse_dtype(const char *name, tr_dtype_t *out)
 {
-    static const struct {
-        const char *name;
-        tr_dtype_t dtype;
-        uint32_t width;
-    } dtypes[] = {
-        { "F32", TR_F32, 4 },
-        { "F16", TR_F16, 2 },
-        { "BF16", TR_BF16, 2 },
-    };
-
-    for (size_t i = 0; i < sizeof(dtypes) / sizeof(dtypes[0]); i++) {
-        if (strcmp(name, dtypes[i].name) == 0) {
-            *out = dtypes[i].dtype;
-            *width = dtypes[i].width;
+    for (int i = 0; i < TR_DTYPES; i++) {
+        if (strcmp(name, tr_dtype_stored_name((tr_dtype_t) i)) == 0) {
+            *out = (tr_dtype_t) i;
             return TR_OK;
         }
     }
@@ -102,7 +91,6 @@ parse_tensor(const shard_t *s, const char *name, json_t *entry, tr_tensor_t *t,
     json_t *offsets = json_object_get(entry, "data_offsets");
     uint64_t data = s->size - s->header, expected;
     int64_t begin, end, elements;
-    uint32_t width = 0;
 
     if (!json_is_object(entry) || !json_is_string(dtype)
         || !json_is_array(offsets) || json_array_size(offsets) != 2
@@ -114,7 +102,7 @@ parse_tensor(const shard_t *s, const char *name, json_t *entry, tr_tensor_t *t,
                             "data_offsets (two integers)",
                             s->name, name);
     }
-    if (parse_dtype(json_string_value(dtype), &t->dtype, &width) != TR_OK) {
+    if (parse_dtype(json_string_value(dtype), &t->dtype) != TR_OK) {
         snprintf(t->other, sizeof(t->other), "%s", json_string_value(dtype));
     }
     elements = parse_shape(json_object_get(entry, "shape"), t);
@@ -135,8 +123,9 @@ parse_tensor(const shard_t *s, const char *name, json_t *entry, tr_tensor_t *t,
                             " bytes of data",
                             s->name, name, begin, end, data);
     }
-    expected = t->other[0] != '\0' ? (uint64_t) (end - begin)
-                                   : (uint64_t) elements * width;
+    expected = t->other[0] != '\0'
+                   ? (uint64_t) (end - begin)
+                   : (uint64_t) elements * tr_dtype_size(t->dtype);
     if ((uint64_t) (end - begin) != expected) {
         return tr_error_set(err, TR_ERR_FORMAT, name,
                             "%s: tensor \"%.200s\" has %" PRId64
@@ -526,7 +515,7 @@ tr_safetensors_find(const tr_safetensors_t *st, const char *name)
 void
 tr_tensor_expand(const tr_tensor_t *t, float *out)
 {
-    size_t n = t->size / (t->dtype == TR_F32 ? 4 : 2);
+    size_t n = t->size / tr_dtype_size(t->dtype);
 
     for (size_t i = 0; i < n; i++) {
         out[i] = tr_float_load(t->data, i, t->dtype);

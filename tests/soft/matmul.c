@@ -188,7 +188,7 @@ aligned(const void *p)
 static bool
 product_valid(const tr_cuda_product_t *p)
 {
-    size_t out = p->out == TR_F32 ? 4 : 2;
+    size_t out = tr_dtype_size(p->out);
 
     return p->n > 0 && p->k > 0 && (p->type == TR_F16 || p->type == TR_BF16)
            && (p->out == TR_F32 || p->out == p->type) && p->k % 8 == 0
@@ -312,7 +312,7 @@ tr_cuda_matmul_choose(tr_cuda_matmul_t *m, const tr_cuda_stream_t *s,
                       const tr_cuda_product_t *p, const void *const *weights,
                       uint32_t n_weights)
 {
-    size_t out = p->out == TR_F32 ? 4 : 2;
+    size_t out = tr_dtype_size(p->out);
     spoil_t a = { (void *) p->x,
                   p->y,
                   p->ldx * 2,

@@ -174,7 +174,7 @@ typedef struct {
 static size_t
 bytes_of(const fill_t *a)
 {
-    return a->n * (a->type == TR_F32 ? 4 : 2);
+    return a->n * tr_dtype_size(a->type);
 }
 
 static void

@@ -219,7 +219,7 @@ tensor_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 {
     fill_t *a = arg;
     const tr_tensor_t *t = a->tensor;
-    size_t bytes = (size_t) a->w->k * (t->dtype == TR_F32 ? 4 : 2);
+    size_t bytes = (size_t) a->w->k * tr_dtype_size(t->dtype);
 
     (void) worker;
     pack_rows(a, first, end - first, (const uint8_t *) t->data + first * bytes,

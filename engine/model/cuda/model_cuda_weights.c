@@ -3,11 +3,11 @@
  * dummy`, from a seed (model_cuda.h).
  *
  * All weights live in one block of device memory.  A tensor goes there in
- * pieces: mapped file -> pinned staging, by a few threads, -> device.  There are
- * two staging buffers, so that the disk is read while the piece before is on its
- * way; where types differ, a piece is converted on the device.  What equalisation
- * (equalise.h) and rotation (rotate.h) change is expanded to FP32 while it is
- * staged.
+ * pieces: mapped file -> pinned staging, by a few threads, -> device.  There
+ * are two staging buffers, so that the disk is read while the piece before is
+ * on its way; where types differ, a piece is converted on the device.  What
+ * equalisation (equalise.h) and rotation (rotate.h) change is expanded to FP32
+ * while it is staged.
  */
 #include "model_cuda.h"
 
@@ -161,7 +161,7 @@ send(loader_t *l, void *to, tr_dtype_t to_type, tr_dtype_t type, size_t n)
     const tr_device_t *cuda = l->m->cuda;
     const tr_cuda_stream_t *s = l->m->stream;
     uint32_t i = l->turn;
-    size_t bytes = n * (type == TR_F32 ? 4 : 2);
+    size_t bytes = n * tr_dtype_size(type);
     int rc;
 
     if (type == to_type) {
@@ -270,7 +270,7 @@ load_matrix(loader_t *l, const tr_model_tensor_t *t)
                    ? TR_OK
                    : failed(l);
     }
-    size = tensor->dtype == TR_F32 ? 4 : 2;
+    size = tr_dtype_size(tensor->dtype);
     for (at = 0; rc == TR_OK && at < n; at += piece) {
         copy_t a = { next_stage(l),
                      (const uint8_t *) tensor->data + at * size };
@@ -337,7 +337,7 @@ choose_type(loader_t *l, const char *wish)
     const tr_tensor_t *tensor;
     tr_status_t rc;
 
-    l->m->type = strcmp(wish, "f16") == 0 ? TR_F16 : TR_BF16;
+    l->m->type = strcmp(wish, tr_dtype_name(TR_F16)) == 0 ? TR_F16 : TR_BF16;
     if (strcmp(wish, "auto") != 0 || l->st == NULL) {
         return TR_OK;
     }

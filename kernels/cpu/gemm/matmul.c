@@ -38,7 +38,7 @@ int
 tr_cpu_matrix_pack(const tr_matrix_t *m, uint32_t row, uint32_t rows,
                    const void *src, tr_dtype_t dtype)
 {
-    size_t width = dtype == TR_F32 ? 4 : 2;
+    size_t width = tr_dtype_size(dtype);
 
     if (rows > m->n || row > m->n - rows) {
         return TR_KERNEL_BADARG;

@@ -249,7 +249,8 @@ aim(const decode_layout_t &l, cursor_t &c)
 static __device__ __forceinline__ void
 ask_queries(const decode_args_t &a, const run_t &r)
 {
-    const uint32_t size = a.q_type == TR_F32 ? 4 : 2, lane = threadIdx.x % 32;
+    const uint32_t size = tr_dtype_size((tr_dtype_t) a.q_type),
+                   lane = threadIdx.x % 32;
     const size_t n = (size_t) a.group * a.kv.head_dim;
 
     if (lane * 128 < n * size) { /* group <= 8: a line a lane */

@@ -90,9 +90,9 @@ aligned(const void *p)
 static bool
 product_valid(const tr_cuda_product_t *p)
 {
-    size_t out = p->out == TR_F32 ? 4 : 2;
+    size_t out = tr_dtype_size(p->out);
 
-    return p->n > 0 && p->k > 0 && (p->type == TR_F16 || p->type == TR_BF16)
+    return p->n > 0 && p->k > 0 && tr_dtype_is_short(p->type)
            && (p->out == TR_F32 || p->out == p->type) && p->k % 8 == 0
            && p->ldx >= p->k && p->ldy >= p->n && p->ldx * 2 % 16 == 0
            && p->ldy * out % 16 == 0 && aligned(p->x) && aligned(p->w)

@@ -1,10 +1,10 @@
 /*
- * Launchers of a layer's small kernels (device.h); model.cuh has what threads
- * do.
+ * Launchers of a layer's small kernels (device.h).  The kernels are in
+ * model.cuh.
  *
- * Work is cut so that a batch of one and a prompt of thousands of rows are both
- * spread over the device: rows times pieces of a row, a block a row for the
- * norm, groups of lanes for heads.
+ * Work is divided so that both a batch of one row and a prompt of thousands
+ * fill the device: rows times pieces of a row, one block a row for the norm,
+ * groups of lanes for heads.
  */
 #include "kernels/cuda/launch.cuh"
 #include "model.cuh"
@@ -13,12 +13,6 @@
 #define NORM_THREADS_MAX 1024u
 #define NORM_THREADS 640u /* of rows up to 5,120 */
 #define NORM_BLOCKS 3u    /* of which a multiprocessor then has this many */
-
-static bool
-is_short(tr_dtype_t type)
-{
-    return type == TR_F16 || type == TR_BF16;
-}
 
 /* Of threads that each take eight. */
 static uint32_t
@@ -45,7 +39,7 @@ tr_cuda_embed(const tr_cuda_stream_t *s, const tr_cuda_embed_t *a)
     bool wide = embed_wide(a);
 
     if (a->vocab == 0 || a->hidden == 0 || a->ldo < a->hidden
-        || !is_short(a->type) || blocks.y > 65535) {
+        || !tr_dtype_is_short(a->type) || blocks.y > 65535) {
         return TR_KERNEL_BADARG;
     }
     if (a->rows == 0) {
@@ -132,8 +126,8 @@ norm_launch(const tr_cuda_stream_t *s, const tr_cuda_norm_t *a)
 extern "C" int
 tr_cuda_norm(const tr_cuda_stream_t *s, const tr_cuda_norm_t *a)
 {
-    if (a->n == 0 || a->ldh < a->n || a->ldo < a->n || !is_short(a->type)
-        || (a->delta != NULL && a->ldd < a->n)) {
+    if (a->n == 0 || a->ldh < a->n || a->ldo < a->n
+        || !tr_dtype_is_short(a->type) || (a->delta != NULL && a->ldd < a->n)) {
         return TR_KERNEL_BADARG;
     }
     if (a->rows == 0) {
@@ -169,8 +163,8 @@ tr_cuda_qkv(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a)
     if (a->head_dim == 0 || a->head_dim > TR_HEAD_DIM_MAX || a->head_dim % 16
         || a->heads == 0
         || a->ld < ((size_t) a->heads + 2 * (size_t) a->lists) * a->head_dim
-        || !is_short(a->type) || (a->q_norm == NULL) != (a->k_norm == NULL)
-        || end > INT32_MAX) {
+        || !tr_dtype_is_short(a->type)
+        || (a->q_norm == NULL) != (a->k_norm == NULL) || end > INT32_MAX) {
         return TR_KERNEL_BADARG;
     }
     if (end == 0) {
@@ -204,7 +198,7 @@ tr_cuda_act_mul(const tr_cuda_stream_t *s, tr_act_t act, const void *x,
     bool wide = act_wide(&a);
 
     if (!tr_cuda_has_act(act) || ldx < 2 * (size_t) n || ldo < n
-        || !is_short(type) || blocks.y > 65535) {
+        || !tr_dtype_is_short(type) || blocks.y > 65535) {
         return TR_KERNEL_BADARG;
     }
     if (rows == 0 || n == 0) {

@@ -246,8 +246,7 @@ make_queries(case_t *c, double size, double scale)
                                       .out_type = (tr_dtype_t) random_below(3),
                                       .heads = heads,
                                       .scale = (float) scale };
-    c->out_bytes = c->rows.n_rows * ldo
-                   * (c->queries.out_type == TR_F32 ? 4 : 2);
+    c->out_bytes = c->rows.n_rows * ldo * tr_dtype_size(c->queries.out_type);
     c->out = room(c->out_bytes);
 }
 
@@ -265,7 +264,7 @@ make_device(case_t *c)
     d[4] = to_device(c->slot, seqs * 4);
     d[5] = to_device(c->seq_row, (seqs + 1) * 4);
     d[6] = to_device(c->typed, c->rows.n_rows * c->queries.ldq
-                                   * (c->queries.q_type == TR_F32 ? 4 : 2));
+                                   * tr_dtype_size(c->queries.q_type));
     d[7] = to_device(NULL, c->out_bytes);
     c->size = (tr_cuda_prompt_size_t){ c->lists,
                                        c->dim,

@@ -67,8 +67,8 @@ static void
 run_other(case_t *c, const tr_rows_t *rows, uint32_t first, uint8_t *out)
 {
     fixture_t *b = &c->fixture;
-    uint32_t size_q = c->q_type == TR_F32 ? 4 : 2;
-    uint32_t size_o = c->out_type == TR_F32 ? 4 : 2;
+    uint32_t size_q = tr_dtype_size(c->q_type);
+    uint32_t size_o = tr_dtype_size(c->out_type);
     size_t bytes = rows->n_rows * c->ldo * size_o;
     tr_cuda_generic_size_t size = {
         b->host.lists, b->host.head_dim, c->heads,

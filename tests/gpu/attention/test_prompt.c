@@ -104,7 +104,7 @@ static bool
 check_untouched(case_t *c)
 {
     const tr_kv_layout_t *l = c->plan.layout;
-    uint32_t size = c->queries.out_type == TR_F32 ? 4 : 2;
+    uint32_t size = tr_dtype_size(c->queries.out_type);
 
     for (uint32_t s = 0; s < c->rows.n_seqs; s++) {
         for (uint32_t r = c->seq_row[s];
@@ -151,8 +151,8 @@ launch_part(case_t *c, uint32_t s, uint32_t from, uint32_t to)
     rows.row_pos += at;
     rows.seq_slot += s;
     rows.seq_row = c->device_mem[9];
-    q.q = (const uint8_t *) q.q + at * q.ldq * (q.q_type == TR_F32 ? 4 : 2);
-    q.out = (uint8_t *) q.out + at * q.ldo * (q.out_type == TR_F32 ? 4 : 2);
+    q.q = (const uint8_t *) q.q + at * q.ldq * tr_dtype_size(q.q_type);
+    q.out = (uint8_t *) q.out + at * q.ldo * tr_dtype_size(q.out_type);
     return tr_cuda_prompt(&stream, &c->device, c->layer, &rows, &q, &c->size,
                           c->device_mem[8]);
 }

@@ -31,7 +31,7 @@ static bool small;
 static array_t
 numbers(size_t rows, uint32_t n, size_t ld, tr_dtype_t type, double scale)
 {
-    array_t a = array_new(rows * ld, type == TR_F32 ? 4 : 2, false);
+    array_t a = array_new(rows * ld, tr_dtype_size(type), false);
 
     for (size_t r = 0; r < rows; r++) {
         for (uint32_t i = 0; i < n; i++) {

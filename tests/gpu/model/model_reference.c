@@ -6,12 +6,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-static bool
-is_short(tr_dtype_t type)
-{
-    return type == TR_F16 || type == TR_BF16;
-}
-
 /* ---- embedding ---------------------------------------------------------- */
 
 /* The token of row r, which history has when the row has not. */
@@ -37,7 +31,7 @@ int
 tr_ref_embed(const tr_cuda_embed_t *a)
 {
     if (a->vocab == 0 || a->hidden == 0 || a->ldo < a->hidden
-        || !is_short(a->type)) {
+        || !tr_dtype_is_short(a->type)) {
         return TR_KERNEL_BADARG;
     }
     for (uint32_t r = 0; r < a->rows; r++) {
@@ -100,8 +94,8 @@ with_delta(const tr_cuda_norm_t *a, size_t row, uint32_t i)
 int
 tr_ref_norm(const tr_cuda_norm_t *a)
 {
-    if (a->n == 0 || a->ldh < a->n || a->ldo < a->n || !is_short(a->type)
-        || (a->delta != NULL && a->ldd < a->n)) {
+    if (a->n == 0 || a->ldh < a->n || a->ldo < a->n
+        || !tr_dtype_is_short(a->type) || (a->delta != NULL && a->ldd < a->n)) {
         return TR_KERNEL_BADARG;
     }
     for (uint32_t r = 0; r < a->rows; r++) {
@@ -166,7 +160,8 @@ tr_ref_qkv(const tr_cuda_qkv_t *a)
 
     if (a->head_dim == 0 || a->head_dim > TR_HEAD_DIM_MAX || a->head_dim % 16
         || a->heads == 0 || a->ld < (size_t) all * a->head_dim
-        || !is_short(a->type) || (a->q_norm == NULL) != (a->k_norm == NULL)) {
+        || !tr_dtype_is_short(a->type)
+        || (a->q_norm == NULL) != (a->k_norm == NULL)) {
         return TR_KERNEL_BADARG;
     }
     for (uint32_t r = 0; r < a->rows; r++) {
@@ -190,7 +185,7 @@ tr_ref_act_mul(tr_act_t act, const void *x, size_t ldx, uint32_t rows,
                uint32_t n, tr_dtype_t type, void *out, size_t ldo)
 {
     if (!tr_cuda_has_act(act) || ldx < 2 * (size_t) n || ldo < n
-        || !is_short(type)) {
+        || !tr_dtype_is_short(type)) {
         return TR_KERNEL_BADARG;
     }
     for (uint32_t r = 0; r < rows; r++) {

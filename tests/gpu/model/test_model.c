@@ -50,7 +50,7 @@ static array_t
 numbers(uint32_t rows, uint32_t n, size_t ld, tr_dtype_t type, double scale,
         bool odd)
 {
-    array_t a = array_new(rows * ld, type == TR_F32 ? 4 : 2, odd);
+    array_t a = array_new(rows * ld, tr_dtype_size(type), odd);
 
     for (uint32_t r = 0; r < rows; r++) {
         for (uint32_t i = 0; i < n; i++) {
@@ -396,7 +396,7 @@ check_random(void)
     tr_dtype_t type = (tr_dtype_t) random_below(3);
     uint64_t seed = (uint64_t) (random_unit() * 0x1p53);
     uint64_t first = (uint64_t) (random_unit() * 0x1p40);
-    array_t x = array_new(n, type == TR_F32 ? 4 : 2, random_below(2));
+    array_t x = array_new(n, tr_dtype_size(type), random_below(2));
     bool ok;
 
     side_launch(&side,
@@ -417,7 +417,7 @@ check_convert(void)
     tr_dtype_t from = (tr_dtype_t) random_below(3);
     tr_dtype_t to = (tr_dtype_t) random_below(3);
     array_t x = numbers(1, n, n, from, any_scale(), random_below(2));
-    array_t y = array_new(n, to == TR_F32 ? 4 : 2, random_below(2));
+    array_t y = array_new(n, tr_dtype_size(to), random_below(2));
     bool ok;
 
     side_launch(&side,

@@ -362,7 +362,7 @@ typedef struct {
 static size_t
 y_bytes(const tr_cuda_product_t *p)
 {
-    return (size_t) p->rows * p->ldy * (p->out == TR_F32 ? 4 : 2);
+    return (size_t) p->rows * p->ldy * tr_dtype_size(p->out);
 }
 
 /* Runs the product, by the stream or by a graph, and fetches y. */
@@ -422,7 +422,7 @@ near_sum(const fixture_t *b, const tr_cuda_product_t *p, uint32_t r, uint32_t c)
 static bool
 margin_kept(const fixture_t *b, const tr_cuda_product_t *p)
 {
-    size_t width = p->out == TR_F32 ? 4 : 2;
+    size_t width = tr_dtype_size(p->out);
 
     for (uint32_t r = 0; r < p->rows; r++) {
         for (size_t i = p->n * width; i < p->ldy * width; i++) {
