@@ -9,11 +9,11 @@
  *   operands.h     rows of a step, matrices, what launchers return
  *   thread_pool.h  the threads that a launcher uses
  *
- * This folder knows nobody: it takes pointers, shapes and tables.  All pointers
- * are borrowed for the call.  A launcher takes the stream it runs on, checks
- * its arguments, returns TR_KERNEL_OK or TR_KERNEL_BADARG, and never allocates:
- * what it needs beyond its operands is a workspace given by the caller, sized
- * by the backend itself.
+ * This folder depends on no other: it takes pointers, shapes and tables.  All
+ * pointers are borrowed for the call.  A launcher takes the stream it runs on,
+ * checks its arguments, returns TR_KERNEL_OK or TR_KERNEL_BADARG, and never
+ * allocates: what it needs beyond its operands is a workspace given by the
+ * caller, sized by the backend itself.
  *
  * The promise that every implementation makes: the bits of a row's result
  * depend on that row's operands and on the cache of its sequence, not on the

@@ -6,6 +6,9 @@
  * durations ms, s, m.  An unknown key or a bad value is an error that names
  * file, line, value and what was expected; so is a key that stands twice in a
  * file.
+ *
+ * Below, comments say what a value means here; defaults are in the table, and
+ * docs/engine.md says what a setting is for.
  */
 #ifndef TR_CONFIG_H
 #define TR_CONFIG_H
@@ -27,15 +30,15 @@ typedef struct {
 } tr_config_place_t;
 
 typedef struct {
-    char name[128];                      /* engine name, default "main" */
-    char model[TR_CONFIG_PATH];          /* Hugging Face directory */
-    char served_model_name[128];         /* default: last part of model */
-    char load_format[16];                /* auto | dummy */
-    char backend[16];                    /* cpu | cuda | null */
-    char generation_config[16];          /* vllm | openai */
-    char chat_template[32];              /* auto | llama3 | chatml | ... */
-    char socket[TR_CONFIG_PATH];         /* Unix socket path */
-    uint32_t socket_mode;                /* octal, default 0660 */
+    char name[128];              /* of the engine, in logs and metrics */
+    char model[TR_CONFIG_PATH];  /* Hugging Face directory */
+    char served_model_name[128]; /* "" until finish: from model */
+    char load_format[16];        /* auto | dummy */
+    char backend[16];            /* cpu | cuda | null */
+    char generation_config[16];  /* vllm | openai */
+    char chat_template[32];      /* auto | llama3 | chatml | ... */
+    char socket[TR_CONFIG_PATH]; /* Unix socket path */
+    uint32_t socket_mode;        /* permission bits of socket */
     uint32_t allow_uids[TR_CONFIG_UIDS]; /* empty: all that can connect */
     uint32_t n_allow_uids;
 
@@ -43,57 +46,57 @@ typedef struct {
     uint32_t device;                   /* ordinal of the GPU */
     double gpu_memory_utilization;     /* share of its memory that we may use */
     char dtype[8];                     /* auto | bf16 | f16 */
-    bool cuda_fused_products;          /* of few rows, default yes */
+    bool cuda_fused_products;          /* small_gemm may be used */
 
     uint32_t threads;           /* compute threads, 0: all cores */
-    uint32_t tokenizer_threads; /* default 1 */
-    uint64_t kv_memory;         /* bytes of the page pool, default 256m; 0: by
+    uint32_t tokenizer_threads; /* request parsers */
+    uint64_t kv_memory;         /* bytes of the page pool; 0: by
                                  * gpu_memory_utilization */
     char kv_policy[256];        /* a policy (kv_policy.h), default full */
     char kv_policies[1024];     /* those that requests may choose besides */
-    bool kv_request_alpha;      /* requests may set thresholds, default no */
+    bool kv_request_alpha;      /* requests may set thresholds */
     char kv_rotate[8];          /* off | k | v | kv */
     bool kv_equalise;           /* outlier channels, at load; default yes */
-    double prefill_kv_fraction; /* of the pool, for prompts; default 0.5 */
-    uint64_t swap_memory;       /* for preempted sequences, default kv_memory */
+    double prefill_kv_fraction; /* of the pool, for prompts */
+    uint64_t swap_memory;       /* bytes for preempted sequences */
     uint32_t max_model_len;     /* 0: the model's */
-    uint32_t max_num_seqs;      /* sequences that run at once, default 256 */
-    uint32_t max_batch_tokens;  /* tokens of one step, default 512 */
-    uint32_t max_queue;         /* requests that may wait, default 1024 */
-    uint64_t max_body;          /* bytes of one request body, default 16m */
-    uint32_t channel_ring;      /* bytes of each ring, upper bound, 4m */
-    uint64_t channel_stall_timeout_us; /* default 30 s */
-    uint64_t paused_timeout_us;        /* a paused request ends, default 5 m */
-    uint64_t drain_timeout_us;         /* after SIGTERM, default 30 s */
+    uint32_t max_num_seqs;      /* sequences that run at once */
+    uint32_t max_batch_tokens;  /* tokens of one step */
+    uint32_t max_queue;         /* requests that may wait */
+    uint64_t max_body;          /* bytes of one request body */
+    uint32_t channel_ring;      /* most bytes of a ring, a power of two */
+    uint64_t channel_stall_timeout_us; /* a worker that takes no answers */
+    uint64_t paused_timeout_us;        /* a request whose client is slow */
+    uint64_t drain_timeout_us;         /* after SIGTERM */
 
     char redis[TR_CONFIG_PATH]; /* unix:PATH, HOST, HOST:PORT, or "" */
-    char redis_user[128];
-    char redis_password[512]; /* "": none; finish reads the file */
+    char redis_user[128];       /* "": the default user */
+    char redis_password[512];   /* "": none; finish reads the file */
     char redis_password_file[TR_CONFIG_PATH];
-    uint32_t redis_db;
-    char redis_prefix[64]; /* of all keys, default "tr:" */
+    uint32_t redis_db;     /* number of the database */
+    char redis_prefix[64]; /* of all keys */
     bool redis_tls;
     char redis_tls_ca[TR_CONFIG_PATH]; /* "": the system's */
     char redis_tls_cert[TR_CONFIG_PATH], redis_tls_key[TR_CONFIG_PATH];
     char redis_tls_name[256]; /* of its certificate, "": the host */
     bool redis_tls_verify;
-    uint64_t redis_request_ttl_us; /* of what is known of a request, 24 h */
-    uint64_t redis_output_ttl_us;  /* of kept output, 1 h */
-    uint32_t redis_recent;         /* latest requests, 1000 */
-    uint32_t redis_samples;        /* samples of metrics, one a second, 3600 */
-    uint64_t redis_buffer;         /* bytes that may wait for it, 32m */
-    uint64_t redis_flush_us;       /* between two pipelines, 50 ms */
-    uint64_t redis_timeout_us;     /* for an answer, 2 s */
+    uint64_t redis_request_ttl_us; /* a state, after its last change */
+    uint64_t redis_output_ttl_us;  /* output, after its last change */
+    uint32_t redis_recent;         /* length of the list of requests */
+    uint32_t redis_samples;        /* samples of metrics, one a second */
+    uint64_t redis_buffer;         /* bytes that may wait for Redis */
+    uint64_t redis_flush_us;       /* between two pipelines */
+    uint64_t redis_timeout_us;     /* for a reply */
 
-    double null_rate;  /* backend null: tokens/s of a stream, 50 */
-    bool null_stagger; /* spread streams over the interval */
+    double null_rate;                /* backend null: tokens/s of a stream */
+    bool null_stagger;               /* spread streams over the interval */
     char null_trace[TR_CONFIG_PATH]; /* emission times (null_trace.h), or "" */
     uint64_t dummy_seed;             /* load_format dummy */
 
-    char log[TR_CONFIG_PATH]; /* default stderr */
-    int log_level;            /* enum tr_log_level, default notice */
-    char pid[TR_CONFIG_PATH]; /* written if not empty */
-    bool core_dumps;          /* and debuggers of the same user, default no */
+    char log[TR_CONFIG_PATH]; /* file, or "stderr" */
+    int log_level;            /* enum tr_log_level */
+    char pid[TR_CONFIG_PATH]; /* "": none is written */
+    bool core_dumps;          /* and debuggers of the same user */
 
     tr_config_place_t place[TR_CONFIG_SETTINGS]; /* by row; the last member */
 } tr_config_t;

@@ -1,8 +1,7 @@
 /*
- * The file of settings (config.h): `key value`, one a line.  A value may stand
- * in double quotes, then it keeps blanks and '#'; otherwise a '#' behind a
- * blank begins a comment.  What is wrong with a line is said with file and
- * number; values are config.c's to judge.
+ * The file of settings (config.h): `key value`, one a line.  A value in double
+ * quotes may contain blanks and '#'; otherwise a '#' after a blank begins a
+ * comment. Errors name file and line; config.c judges values.
  */
 #include "config_internal.h"
 

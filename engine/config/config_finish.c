@@ -1,7 +1,6 @@
 /*
- * What can only be said when all settings are there (config.h): defaults that
- * hang on other settings, the password's file, and settings that contradict
- * each other.
+ * What depends on several settings (config.h): derived defaults, the file of
+ * the password, and settings that contradict each other.
  */
 #include "config_internal.h"
 

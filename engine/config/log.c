@@ -1,8 +1,8 @@
 /*
- * Log lines (log.h).  A line is put together on the stack and leaves in one
- * write(2), so that lines of several threads never mix and nothing is buffered
- * when the process is killed.  What came from outside may stand in a line:
- * control characters are shown as '?', so that nobody can forge a second one.
+ * Log lines (log.h).  A line is assembled on the stack and written with one
+ * write(2), so that lines of several threads never mix and nothing is lost in a
+ * buffer when the process is killed.  Control characters are shown as '?', so
+ * that text from outside cannot forge a second line.
  */
 #include "log.h"
 

@@ -4,14 +4,14 @@
  * executor_cuda_step.c (launches and results).  Nobody else includes this but
  * tests and benchmarks.
  *
- * A step of pure decode has the size of its bucket: what is missing are
- * sequences of slot -1.  So all that differs between two steps of a bucket is
- * the contents of one block of memory, the upload, and the launches are a graph
- * that was captured at start.  Other steps are launched one by one.
+ * A step of pure decode is padded to the size of its bucket with sequences of
+ * slot -1.  Two steps of a bucket then differ only in the contents of one block
+ * of memory, the upload, and the launches are a graph captured at start.  The
+ * kernels of other steps are launched one by one.
  *
- * Two batches may be under way.  Each has a slot: pinned memory for its upload
- * and its results, and an event behind it; the device has one of each, which
- * the stream's order protects.
+ * Two batches may be in flight.  Each has a slot: pinned memory for its upload
+ * and its results, and an event.  The device has one upload and one set of
+ * results, which the stream's order protects.
  */
 #ifndef TR_EXECUTOR_CUDA_H
 #define TR_EXECUTOR_CUDA_H

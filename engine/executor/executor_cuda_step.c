@@ -1,9 +1,9 @@
 /*
- * Batches on a GPU (executor_cuda.h): launches, and what comes of them.
+ * Runs batches on a GPU (executor_cuda.h): launches and results.
  *
- * Nothing here waits but complete, and nothing allocates.  Once kv_device.h was
- * told of a batch, it is completed, whatever fails: only so its books and the
- * device's agree.
+ * Only complete waits, and nothing allocates.  Once kv_device.h has been told
+ * of a batch, the batch is completed whatever fails: only then do its books and
+ * the device's agree.
  */
 #include "executor_cuda.h"
 

@@ -11,8 +11,8 @@
  * every vocabulary that we know (byte-level ones begin with '!', SentencePiece
  * has its bytes there), and never ends a sequence.
  *
- * Pages are given out as `full` wants them, but nothing is stored in them, so
- * that there is nothing to compress: kv_policy is of no account here.
+ * Pages are granted as for `full`, but nothing is stored in them and nothing is
+ * compressed: kv_policy has no effect.
  */
 #include "executor.h"
 

@@ -1,6 +1,6 @@
 /*
- * Which executor a configuration asks for (executor.h); apart, so that programs
- * of one backend need not be linked with the other.
+ * Chooses the executor that a configuration asks for (executor.h); a file of
+ * its own, so that programs with one backend need not be linked with the other.
  */
 #include "executor.h"
 

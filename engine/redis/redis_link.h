@@ -5,18 +5,18 @@
  *    ^                                  (TLS, AUTH, SELECT)  |
  *    +------------- error, end, or no answer in time --------+
  *
- * The owner sends commands when it is UP; each carries a tag that comes back with
- * its reply, in order.  A connection that goes takes the tags under way with it:
- * on_down says so, and the owner begins anew at on_up.  Everything is called from
- * tr_redis_link_run, in the owner's thread.
+ * The owner sends commands when it is UP; each carries a tag that comes back
+ * with its reply, in order.  When a connection is lost, no reply comes for the
+ * tags that wait for one: on_down says so, and the owner starts over at on_up.
+ * All callbacks are called from tr_redis_link_run, in the owner's thread.
  *
- * A connection that was given up may still be heard in Redis: what it sent can lie
- * in a buffer on the way.  So that nothing old comes after what is new, the next
- * connection begins with CLIENT KILL of the former one, if it is the same Redis
- * (run_id) and the ACL lets us.
+ * Redis may still receive what a lost connection has sent, from a buffer on the
+ * way.  So that nothing old arrives after something new, the next connection
+ * begins with CLIENT KILL of the former one, if it is the same Redis (run_id)
+ * and the ACL allows it.
  *
- * Replies are a stranger's: their size is bounded, and their text, which may
- * repeat what was sent, is never logged beyond its first word.
+ * Replies are untrusted: their size is bounded, and of their text, which may
+ * repeat what was sent, only the first word is logged.
  */
 #ifndef TR_REDIS_LINK_H
 #define TR_REDIS_LINK_H

@@ -1,22 +1,22 @@
 /*
- * The outbox: what the publisher knows about requests, and owes to Redis.
+ * The outbox: what the publisher knows about requests and has yet to write to
+ * Redis.
  *
  * Every request has fields (the hash tr:req) and, if it is resumable, output:
- * the records that its worker got, numbered from 1, gathered into entries (of
+ * the records that its worker got, numbered from 1, collected into entries (of
  * the stream tr:out).  At most one entry of a request is on its way to Redis,
- * so that one that was refused cannot be overtaken by the next; meanwhile
- * records gather in the last entry.  Once sent, an entry never changes: sent
- * again after a lost connection it is either new to Redis or exactly what
- * stands there.
+ * so that the next one cannot overtake one that is refused; meanwhile records
+ * collect in the last entry.  Once sent, an entry never changes: sent again
+ * after a lost connection, it is either new to Redis or exactly what Redis has.
  *
  *   kept  [1..20][21..33] | [34..41]    [42..47]
  *          acknowledged     on its way   open
  *
- * Acknowledged entries are kept as long as there is room, in case that Redis
- * comes back without them.  All memory is counted; where it would exceed the
- * limit, first acknowledged entries go, then the output of the request at hand
- * ends in an ERROR record (a gap), and of a new request the oldest one that has
- * ended, but could not be written, is forgotten.
+ * Acknowledged entries are kept while there is room, in case Redis comes back
+ * without them.  All memory is counted.  Where it would exceed the limit,
+ * acknowledged entries are dropped first; then the output of the request at
+ * hand ends in an ERROR record (a gap).  For a new request, the oldest request
+ * that has ended and could not be written is forgotten.
  *
  * Requests with something to write are in the list `due`.
  */

@@ -1,8 +1,7 @@
 /*
  * What the files of the publisher share: redis_publisher.c is the thread,
- * redis_publisher_write.c what it writes, redis_publisher_replies.c what Redis
- * says to that, redis_publisher_control.c what it is told by others through
- * Redis.
+ * redis_publisher_write.c sends commands, redis_publisher_replies.c takes
+ * replies, redis_publisher_control.c takes messages from others through Redis.
  */
 #ifndef TR_REDIS_PUBLISHER_INTERNAL_H
 #define TR_REDIS_PUBLISHER_INTERNAL_H

@@ -1,5 +1,5 @@
 /*
- * What Redis answers to the publisher, and what follows from it
+ * Redis's replies to the publisher, and what follows from them
  * (redis_publisher_internal.h).
  */
 #include "redis_publisher_internal.h"

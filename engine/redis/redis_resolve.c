@@ -1,5 +1,5 @@
 /*
- * Names to addresses (redis_resolve.h), by glibc's getaddrinfo_a.
+ * Resolves names (redis_resolve.h) with glibc's getaddrinfo_a.
  */
 #include "redis_resolve.h"
 

@@ -1,9 +1,8 @@
 /*
- * Names to addresses without waiting: the resolver may take half a minute, and
- * nobody here has that.
+ * Resolves names without blocking: a resolver may take half a minute.
  *
- * An answer gives one of the name's addresses, each time the next one, so that a
- * name with several of them is tried in turn.
+ * Each answer gives the next of the name's addresses, so that all of them are
+ * tried in turn.
  */
 #ifndef TR_REDIS_RESOLVE_H
 #define TR_REDIS_RESOLVE_H

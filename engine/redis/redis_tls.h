@@ -1,10 +1,10 @@
 /*
  * TLS to Redis, where hiredis_ssl was found when this was compiled.
  *
- * hiredis_ssl reads and writes, and thereby shakes hands.  Whom we believe is
- * ours: the certificate must be signed by a CA that we know, and be good for the
- * name or the address that Redis was named by (redis_tls_name, or the host of
- * redis), which hiredis_ssl by itself does not ask for.
+ * hiredis_ssl does the handshake, reading and writing.  Verification is ours:
+ * the certificate must be signed by a known CA and be valid for the name or
+ * address of Redis (redis_tls_name, or the host of redis), which hiredis_ssl
+ * does not check.
  *
  * Without hiredis_ssl the configuration refuses `redis_tls yes`, and these
  * functions do nothing.

@@ -4,8 +4,8 @@
  * Nothing is sorted: top-k and top-p are both selections of the upper part of
  * one total order (logit, then the lower id first), found by partitioning as in
  * quickselect, in expected linear time.  For top-p the partitions are weighed
- * instead of counted.  What is left is drawn from by ascending id, as on a GPU,
- * where selection goes another way.
+ * instead of counted.  The draw goes through what is left by ascending id, as
+ * on a GPU, where selection works differently.
  *
  * Sums run in double precision in a fixed order, so that a sequence samples
  * the same token whatever else is in the batch.

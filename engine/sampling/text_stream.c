@@ -1,5 +1,5 @@
 /*
- * Text of one sequence with stop strings; see text_stream.h for the idea.
+ * The text of one sequence, with stop strings (text_stream.h).
  */
 #include "text_stream.h"
 

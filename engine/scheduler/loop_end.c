@@ -1,11 +1,12 @@
 /*
  * The end of requests.
  *
- * One that ended, but whose last record found no room in its response writer,
- * has given back everything but itself and waits in `ending`.  One whose last
- * record is staged goes back just before that is published: the peer may use
- * its slot again as soon as it has seen the record.  What is still computed for
- * it by a batch under way has nowhere to go (scheduler.h).
+ * A request that has ended, but whose last record found no room in its response
+ * writer, has released everything but itself and waits in `ending`.  Once the
+ * last record is staged, the request returns to the frontend thread just before
+ * the record is published: the worker may use the slot again as soon as it has
+ * seen the record.  What a batch in flight still computes for it is dropped
+ * (scheduler.h).
  */
 #include "loop_internal.h"
 

@@ -1,6 +1,6 @@
 /*
- * Lists and batches (scheduler.h); batches under way are in
- * scheduler_in_flight.c, who holds pages in scheduler_pages.c.
+ * Queues and batches (scheduler.h).  Batches in flight are in
+ * scheduler_in_flight.c, pages of sequences in scheduler_pages.c.
  */
 #include "scheduler_internal.h"
 

@@ -1,12 +1,12 @@
 /*
- * Batches under way (scheduler.h): what a sequence has of them, and what
- * becomes of its chunks when they arrive, when it loses its pages, or ends
- * before.
+ * Batches in flight (scheduler.h): the chunks that a sequence has in them, and
+ * what happens to these when results arrive, when the sequence loses its pages,
+ * or when it ends first.
  *
- * A chunk counts in its sequence from submit on: `computed` and `under_way`
- * have its tokens, `ahead` the one that it samples.  A chunk that is computed
- * leaves `computed` as it is; one that is not takes its tokens back, and those
- * of the chunk behind it, which cannot be computed either.
+ * A chunk counts from submit on: `computed` and `under_way` include its tokens,
+ * `ahead` the token that it samples.  If the device has computed it, `computed`
+ * stays as it is; if not, its tokens are taken off again, and those of the
+ * chunk behind it, which cannot be computed either.
  */
 #include "scheduler_internal.h"
 

@@ -1,7 +1,7 @@
 /*
  * What the files of the scheduler share: scheduler.c composes batches,
- * scheduler_in_flight.c follows those under way, scheduler_pages.c says who
- * holds pages (admission, compression, preemption).
+ * scheduler_in_flight.c follows those in flight, scheduler_pages.c gives pages
+ * to sequences (admission, compression, preemption).
  */
 #ifndef TR_SCHEDULER_INTERNAL_H
 #define TR_SCHEDULER_INTERNAL_H

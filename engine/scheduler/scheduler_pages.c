@@ -1,5 +1,5 @@
 /*
- * Who holds pages: admission, compression, preemption (scheduler.h).
+ * The pages of sequences: admission, compression, preemption (scheduler.h).
  *
  *                 start            compress
  *   waiting ---------------> dense ---------> compressed
@@ -8,8 +8,8 @@
  *      +------ no room in the swap memory -----+    v  |
  *                                                 swapped
  *
- * Policies that keep all at 16 bits stay dense.  A swapped sequence waits, too,
- * with its slot, in a list of its own.
+ * Policies that keep everything at 16 bits stay dense.  Swapped sequences wait
+ * in a queue of their own and keep their slots.
  */
 #include "scheduler_internal.h"
 

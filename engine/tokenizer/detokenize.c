@@ -1,7 +1,7 @@
 /*
- * Ids to text.  The decoder of the file is compiled, at load, to the bytes that
- * each token stands for; decoding a sequence is then joining bytes, making
- * UTF-8 of them, and perhaps dropping the first space.
+ * Ids to text.  At load the file's decoder is compiled to the bytes that each
+ * token stands for; to decode a sequence is then to join bytes, make valid
+ * UTF-8 of them, and perhaps drop the first space.
  */
 #include "tokenizer_internal.h"
 

@@ -1,8 +1,8 @@
 /*
- * tokenizer.json to a tr_tokenizer_t.  The file is trusted to be meant well,
- * not to be well made: whatever is missing, out of range or contradictory is an
- * error that names the place; what is not supported is named too, because a
- * tokenizer that is nearly right makes a model that is quietly wrong.
+ * tokenizer.json to a tr_tokenizer_t.  The file may be faulty: whatever is
+ * missing, out of range or contradictory is an error that names the place.  So
+ * is what is not supported, since a tokenizer that is nearly right makes a
+ * model quietly wrong.
  */
 #include "tokenizer_internal.h"
 

@@ -1,8 +1,8 @@
 /*
- * block.cuh: what the threads of a block agree on, and rows of numbers in steps
- * of eight or four.
+ * block.cuh: sums, maxima and scans over the threads of a block, and rows of
+ * numbers in steps of eight or four.
  *
- * `meet` is shared memory of a block, which may be used again as soon as a
+ * `meet` is shared memory of the block; it may be used again as soon as a
  * function has returned.
  */
 #ifndef TR_CUDA_BLOCK_CUH

@@ -1,12 +1,13 @@
 /*
- * lanes.cuh: what device code that must equal the CPU's bit for bit is written
- * in.
+ * lanes.cuh: the basis of device code whose results must equal the CPU's bit
+ * for bit.
  *
- * Such code is plain functions for a warp or a block of threads, "lanes", that
- * share work as `for (i = lane; i < n; i += lanes)` and meet at lanes_sync.
+ * Such code is plain functions for a warp or a block of threads ("lanes") that
+ * divide work as `for (i = lane; i < n; i += lanes)` and synchronise with
+ * lanes_sync.
  *
- * Arithmetic that is rounded goes through the functions below: nvcc would fuse
- * a product and a sum into one operation, which rounds once.
+ * Rounded arithmetic goes through the functions below: nvcc would fuse a
+ * product and a sum into one operation, which rounds once.
  */
 #ifndef TR_CUDA_LANES_CUH
 #define TR_CUDA_LANES_CUH

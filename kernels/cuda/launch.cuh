@@ -1,15 +1,17 @@
 /*
- * launch.cuh: how small kernels are launched: with programmatic dependent
- * launch where the device has it, so that a kernel's blocks are there when the
- * one before it ends.  Plainly behind a product: cuBLASLt's kernels do not let
- * the next one begin, and one that could begins 0.3 us later for it.
+ * launch.cuh: how small kernels are launched.
  *
- * Such a kernel calls launch_wait (ptx.cuh) in every thread before it reads or
- * writes what others may write or read, whether it then has work or not: only
- * so does its end mean that those before it have ended, too.  (The reduction
- * kernel of decode attention is told by other means, and one block of it waits
- * for the end. A step's moves may run beside the plan in front, and wait at
- * their end; what is fetched from the host is read before.)
+ * With programmatic dependent launch where the device has it: a kernel's blocks
+ * are resident when the kernel before it ends.  Behind a matrix product,
+ * plainly: cuBLASLt's kernels never let the next kernel begin early, and one
+ * that waits for it begins 0.3 us later than a plain one.
+ *
+ * A kernel that may begin early calls launch_wait (ptx.cuh) in every thread
+ * before it touches what others read or write, even if the thread has no work:
+ * only then does its end mean that the kernels before it have ended as well.
+ * Exceptions: the reduction of decode attention is told by a counter, and one
+ * block of it waits for the end; a step's moves may run beside the plan in
+ * front and wait at their end; what is fetched from the host is read before.
  */
 #ifndef TR_CUDA_LAUNCH_CUH
 #define TR_CUDA_LAUNCH_CUH

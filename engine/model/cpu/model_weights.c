@@ -167,7 +167,7 @@ static void
 pack_rows(const fill_t *a, uint32_t row, uint32_t n, const void *src,
           tr_dtype_t dtype)
 {
-    size_t step = (size_t) a->w->k * (dtype == TR_F32 ? 4 : 2);
+    size_t step = (size_t) a->w->k * tr_dtype_size(dtype);
     const uint8_t *from = src;
 
     row += a->t->row;

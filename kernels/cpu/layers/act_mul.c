@@ -1,6 +1,7 @@
 /*
  * The gate of an MLP: out = act(gate) * up, gate and up being the two halves of
- * one product's row; and the activations, one row at a time.  Reference: test_kernels.c.
+ * one product's row; and the activations, one row at a time.  Reference:
+ * test_kernels.c.
  */
 #include "kernels/cpu/cpu.h"
 

@@ -1,7 +1,7 @@
 /*
- * The generic attention kernel: correct for all that kernels.h allows, slow
- * (attention_generic.cuh).  Every step is a launch of its own; blocks whose
- * sequence or part is not there leave at once.
+ * The generic attention kernels (attention_generic.cuh): correct for everything
+ * that kernels.h allows, and slow.  Each phase is a launch of its own; blocks
+ * without a sequence or a part return at once.
  */
 #include "attention_score.cuh"
 #include "kernels/cuda/launch.cuh"

@@ -1,5 +1,5 @@
 /*
- * decode_attend.cuh: what a warp does with a unit that has come.
+ * decode_attend.cuh: attention of a warp over one unit that has arrived.
  *
  * Softmax is in log2 units.  A warp's maximum is only raised when a logit
  * exceeds it by 8, so weights, kept as 2^7 times the exponential, stay below

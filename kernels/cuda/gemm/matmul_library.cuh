@@ -1,8 +1,8 @@
 /*
  * matmul_library.cuh: cuBLASLt, for matmul.cu.
  *
- * It is loaded when the first product is opened: half a gigabyte that whoever
- * only wants to know what GPU there is needs not have.
+ * It is loaded when the first product is opened: it has half a gigabyte, which
+ * a program that only asks for the GPU's name does not need.
  */
 #ifndef TR_CUDA_MATMUL_LIBRARY_CUH
 #define TR_CUDA_MATMUL_LIBRARY_CUH

@@ -1,13 +1,11 @@
 /*
- * matmul_watch.cuh: how long a product takes, for the choice among algorithms
+ * matmul_watch.cuh: measures products, to choose among cuBLASLt's algorithms
  * (matmul.cu).
  *
- * What a product takes alone says little: between two fetches of weights there
- * is an end, a small kernel and a beginning, which one algorithm overlaps and
- * the other does not, and a second launch costs what nothing hides.  So
- * products are timed as a step has them: in a graph, each behind a norm that
- * writes its rows, with the weights of several layers in turn, which no cache
- * holds.
+ * A product measured alone says little.  In a step a small kernel runs between
+ * two products, which one algorithm overlaps and another does not.  So products
+ * are measured as a step runs them: in a graph, each behind a norm that writes
+ * its input, with the weights of several layers in turn, which no cache holds.
  */
 #ifndef TR_CUDA_MATMUL_WATCH_CUH
 #define TR_CUDA_MATMUL_WATCH_CUH

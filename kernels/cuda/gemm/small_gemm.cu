@@ -1,6 +1,5 @@
 /*
- * Small-batch GEMM (device.h): the launcher; small_gemm.cuh has what threads
- * do.
+ * Small-batch GEMM (device.h): the launcher.  The kernel is small_gemm.cuh.
  */
 #include <stdlib.h>
 #include <unistd.h>

@@ -1,21 +1,21 @@
 /*
  * small_gemm.cuh: the kernel of small-batch GEMM (device.h).
  *
- * Every multiprocessor has a block, from the first product of the chain to the
- * last; blocks are clusters of two.  A block has, of each product, a tile of
- * rows of w; where there are not enough rows for all blocks, a cluster has a
- * tile and its blocks half of k each.  x has few rows, which are the columns of
- * D = W X^T:
+ * One persistent kernel computes a chain of products: every multiprocessor runs
+ * one block from the first product to the last, and blocks form clusters of
+ * two.  x has few rows, which are the columns of D = W X^T.  The rows of w are
+ * cut into tiles, one for each block; where there are too few, one for each
+ * cluster, whose blocks then take half of k each.
  *
- *   one thread asks the copy engine for pieces of 64 of k, of the tile's rows of w
- *   and of x, into a ring of slots.  Before all blocks have met behind a product,
- *   the next one's x is not there, but its w is: another thread asks for that, as
- *   far as slots are free
- *   four groups of four warps multiply 64 rows of w each
- *   the blocks of a cluster exchange sums, each finishes every other row of x:
- *   scale, gate or residual, from registers
+ *   producers   one thread loads pieces of 64 of k, of the tile's rows of w and
+ *               of x, into a ring of slots (TMA).  The next product's x exists
+ *               only when all blocks have finished this one, but its w can be
+ *               loaded before: a second thread does so while slots are free
+ *   consumers   four warpgroups multiply 64 rows of w each
+ *   epilogue    the two blocks of a cluster exchange sums; each finishes every
+ *               other row of x, from registers: scale, gate or residual
  *
- * Groups that a tile has no rows for leave a product out.
+ * A warpgroup for which the tile has no rows skips the product.
  */
 #ifndef TR_CUDA_SMALL_GEMM_CUH
 #define TR_CUDA_SMALL_GEMM_CUH

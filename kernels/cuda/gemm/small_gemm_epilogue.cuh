@@ -1,7 +1,7 @@
 /*
- * small_gemm_epilogue.cuh: what becomes of sums in small_gemm.cuh: the blocks
- * of a cluster add theirs, RMSNorm's scale is made and applied, then comes the
- * gate or the residual.
+ * small_gemm_epilogue.cuh: what happens to the sums of small_gemm.cuh.  The
+ * blocks of a cluster add theirs; RMSNorm's scale is computed and applied; then
+ * comes the gate or the residual.
  */
 #ifndef TR_CUDA_SMALL_GEMM_EPILOGUE_CUH
 #define TR_CUDA_SMALL_GEMM_EPILOGUE_CUH

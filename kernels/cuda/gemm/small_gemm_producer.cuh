@@ -1,6 +1,6 @@
 /*
- * small_gemm_producer.cuh: the two threads of a block of small_gemm.cuh that
- * ask the copy engine for what its other warps multiply.
+ * small_gemm_producer.cuh: the two TMA producer threads of a block of
+ * small_gemm.cuh.  They load operand tiles for the MMA warps.
  */
 #ifndef TR_CUDA_SMALL_GEMM_PRODUCER_CUH
 #define TR_CUDA_SMALL_GEMM_PRODUCER_CUH

@@ -1,7 +1,7 @@
 /*
- * small_gemm_ptx.cuh: the instructions of small_gemm.cuh that CUDA C++ has no
- * name for, beside those of wgmma.cuh.  Tiles stand in shared memory as
- * described there.
+ * small_gemm_ptx.cuh: instructions of small_gemm.cuh without a name in CUDA
+ * C++, beside those of wgmma.cuh, which also says how a tile lies in shared
+ * memory.
  */
 #ifndef TR_CUDA_SMALL_GEMM_PTX_CUH
 #define TR_CUDA_SMALL_GEMM_PTX_CUH

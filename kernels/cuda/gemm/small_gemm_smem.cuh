@@ -1,7 +1,7 @@
 /*
- * small_gemm_smem.cuh: how small_gemm.cuh's products are shared out to blocks,
- * and what stands where in a block's shared memory: the ring of slots, the
- * neighbour's sums, and behind them barriers and what warps tell each other.
+ * small_gemm_smem.cuh: how a product is divided among blocks, and the layout of
+ * a block's shared memory: the ring of slots, the other block's sums, then
+ * barriers and flags between warps.
  */
 #ifndef TR_CUDA_SMALL_GEMM_SMEM_CUH
 #define TR_CUDA_SMALL_GEMM_SMEM_CUH

@@ -1,7 +1,7 @@
 /*
- * append_check.cuh: a step on its way into the cache: what its launch is given,
- * where a head's tokens are, and which places and moves are allowed
- * (kernels.h, kv_append).
+ * append_check.cuh: the arguments of a launch that stores a step, where a
+ * head's tokens are, and which places and moves are allowed (kernels.h,
+ * kv_append).
  */
 #ifndef TR_CUDA_APPEND_CHECK_CUH
 #define TR_CUDA_APPEND_CHECK_CUH

@@ -1,14 +1,14 @@
 /*
- * append_fast.cuh: a step's tokens where all is as it nearly always is: head
- * size 128, a window by token below 16 bits with one metadata group a side, no
- * page that is new; or a dense row without digest.  What is not so, or not
- * allowed, is left to append_any (append.cuh), which looks at everything again
- * and gives the same bits.
+ * append_fast.cuh: the fast path for a step's tokens: head size 128; a window
+ * with metadata by token, below 16 bits, one metadata group a side, no new
+ * page; or a dense row without digest.  Everything else, and everything that is
+ * not allowed, is left to append_any (append.cuh), which checks again and gives
+ * the same bits.
  *
- * A launch in front of every layer's attention costs what its chain of loads
- * does.  So they are asked for together: a row's sequence, then its head's
- * entries, then numbers; and the first two belong to launches long done, and
- * are asked for before the launch before this one has ended.
+ * The launch is in front of every layer's attention and takes as long as its
+ * chain of loads.  So loads are issued together: a row's sequence, then its
+ * head's entries, then numbers.  The first two read what earlier launches have
+ * completed, so they are issued before the launch in front has ended.
  */
 #ifndef TR_CUDA_APPEND_FAST_CUH
 #define TR_CUDA_APPEND_FAST_CUH

@@ -1,10 +1,10 @@
 /*
- * append_heads.cuh: what a layer's product left of queries, keys and values,
- * as a step's append takes it: biases on the way in, and queries rotated in
- * place by warps of their own.
+ * append_heads.cuh: stores a step straight from the output of the QKV product:
+ * biases are added on the way, and warps of their own rotate the queries in
+ * place.
  *
- * So one launch does what tr_cuda_qkv and an append after it do, bit for bit:
- * both are short, and each would wait for the one before it.
+ * One launch does what tr_cuda_qkv and an append would do, bit for bit: both
+ * are short, and the second would wait for the first.
  */
 #ifndef TR_CUDA_APPEND_HEADS_CUH
 #define TR_CUDA_APPEND_HEADS_CUH

@@ -1,12 +1,11 @@
 /*
- * append_moves.cuh: the moves of a step in all layers at once, by warps that
- * take up to eight heads each, under the conditions of append_fast.cuh.
+ * append_moves.cuh: the moves of a step in all layers at once, under the
+ * conditions of append_fast.cuh.  A warp takes up to eight heads.
  *
- * Four lanes of a head look at the four places of its move, all at the same
- * time; the two of a pair hand metadata, score and position from one to the
- * other.  Then the whole warp moves codes, those of four heads under way
- * together: first the victims', then those of who leaves, which may go where a
- * victim was.
+ * Four lanes a head look at the four places of its move at the same time, and
+ * hand metadata, score and position from the old place to the new one.  Then
+ * the whole warp moves codes, four heads at a time: first the victims', then
+ * those of the tokens that leave the window, which may take a victim's place.
  */
 #ifndef TR_CUDA_APPEND_MOVES_CUH
 #define TR_CUDA_APPEND_MOVES_CUH

@@ -1,14 +1,15 @@
 /*
- * token.cuh: a token in a page of the KV cache, as a warp handles it: how it
- * gets in, and what happens to it when it moves (kernels.h, kv_append).  The
- * counterpart of cpu/kv_store.c, whose bits it gives.
+ * token.cuh: a token in a page of the KV cache, as a warp handles it: how it is
+ * stored, and what happens when it moves (kernels.h, kv_append).  The
+ * counterpart of cpu/kv/kv_store.c, with the same bits.
  *
- * A token has two sides, its key and its value, which share nothing: each may
- * be another warp's.  The key's warp has the page's key metadata, the value's
- * all that follows the value codes: their metadata, scores, positions.
+ * A token has two sides, its key and its value, which share nothing: different
+ * warps may handle them.  The key's warp writes the page's key metadata; the
+ * value's writes all that follows the value codes: their metadata, scores,
+ * positions.
  *
- * Numbers come from registers or a page, d by lane; codes meet in the warp's
- * shared memory and are packed from there word by word.
+ * Numbers come from registers or a page, dimensions divided among lanes; codes
+ * are gathered in the warp's shared memory and packed from there word by word.
  */
 #ifndef TR_CUDA_TOKEN_CUH
 #define TR_CUDA_TOKEN_CUH

@@ -1,10 +1,10 @@
 /*
- * model.cuh: the small kernels of a layer, for a thread, warp or block
- * (lanes.cuh).
+ * model.cuh: the small kernels of a layer, as functions of a thread, warp or
+ * block (lanes.cuh).
  *
- * All of them move bytes; none reads a byte twice from memory.  A thread takes
- * eight numbers at a time, in accesses of 16 bytes where `wide` says that
- * addresses and rows are multiples of that, else one by one.
+ * All of them are bound by memory, and none reads a byte twice.  A thread takes
+ * eight numbers at a time, in accesses of 16 bytes where addresses and rows are
+ * multiples of that (`wide`), else one by one.
  */
 #ifndef TR_CUDA_MODEL_CUH
 #define TR_CUDA_MODEL_CUH

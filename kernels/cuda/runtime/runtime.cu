@@ -1,9 +1,10 @@
 /*
- * Memory, streams, events, graphs (device.h), and what can go wrong with them,
- * said so that a user knows what to do.
+ * Memory, streams, events and graphs (device.h), and error messages that tell a
+ * user what to do.
  *
- * The runtime is linked statically and the driver is looked for when the first
- * of these functions is called: this library loads on a machine without one.
+ * The CUDA runtime is linked statically, and the driver is looked for when the
+ * first of these functions is called: the library loads on a machine without
+ * one.
  */
 #include "kernels/cuda/device_check.h"
 #include "kernels/cuda/launch.cuh"
