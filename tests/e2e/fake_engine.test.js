@@ -237,7 +237,7 @@ for (const how of ['type', 'short', 'long', 'length', 'choice', 'logprobs',
     const bystander = stream(url, {
       fake: 'tokens', count: 100000, ms: 10, stream: true,
     });
-    await bystander.when(() => bystander.text().length > 0);
+    await bystander.begun();
     const victim = await stream(url, {
       fake: `hostile_${how}`, count: 1, ms: 10, stream: true,
       choices: how === 'last' ? 2 : 1,
@@ -384,7 +384,7 @@ test('an engine dies: 503 before the head, an event after it', async () => {
   const s = stream(url, { fake: 'tokens', count: 100000, ms: 20,
     stream: true });
   const whole = post(url, { fake: 'tokens', count: 100000, ms: 20 });
-  await s.when(() => s.text().length > 0);
+  await s.begun();
   await post(url, { fake: 'die', count: 1 }).then((r) => {
     assert.equal(r.status, 503);
     assert.equal(r.headers['retry-after'], '1');
@@ -526,7 +526,7 @@ for (const [mode, status, code, reason] of [
 test('a stream that worker_shutdown_timeout cuts is logged as it was', async () => {
   const s = stream(url, { fake: 'tokens', count: 100000, ms: 20, stream: true },
     { headers: { 'X-Mark': 'shutdown' } });
-  await s.when(() => s.text().length > 0);
+  await s.begun();
   await stack.reload();
   await s.finished;
   assert.equal(s.done, false);

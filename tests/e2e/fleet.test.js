@@ -13,11 +13,10 @@
 
 const { test } = require('node:test');
 const assert = require('node:assert/strict');
-const http = require('node:http');
 const path = require('node:path');
 const { spawn, spawnSync } = require('node:child_process');
 const { Stack, until, alive, sleep, taken, BUILD } = require('./lib/stack');
-const { post, stream, request } = require('./lib/http');
+const { post, upload, stream, request } = require('./lib/http');
 
 const TOKENRING = path.join(BUILD, 'bin/tokenring');
 const NULL = { backend: 'null', null_rate: 25, kv_memory: '64m' };
@@ -33,7 +32,7 @@ function withFleet(options, body) {
         .map((name) => [name, { ...NULL, ...options.each }])),
     });
     try {
-      await connected(stack, (1 + stack.others.length)
+      await stack.connected((1 + stack.others.length)
         * (options.workers || 1));
       await body(stack, `${stack.url}/v1/completions`);
       assert.deepEqual(stack.complaints(), []);
@@ -42,9 +41,6 @@ function withFleet(options, body) {
     }
   };
 }
-
-const connected = (stack, n) => until(async () => (await stack.metrics())
-  .value('tokenring_connected_workers') === n, `${n} engines are connected`);
 
 // What one engine, by the number of its socket, says of itself.
 const gauge = async (stack, name, replica) => (await stack.metrics())
@@ -68,7 +64,6 @@ const retries = async (stack) => (await stack.metrics())
 const prompt = (words, more = {}) => ({
   model: 'pocket', prompt: 'one '.repeat(words), max_tokens: 50, ...more,
 });
-const begun = (s) => s.when(() => s.text().length > 0);
 
 function checkError(value, code = 'engine_unavailable') {
   assert.equal(value.error?.code, code, JSON.stringify(value));
@@ -78,7 +73,7 @@ function checkError(value, code = 'engine_unavailable') {
 test('a long prompt on one engine sends short ones to the other', withFleet(
   { each: STILL }, async (stack, url) => {
     const long = stream(url, prompt(3000, LONG));
-    await begun(long);
+    await long.begun();
     const busy = (await shared(stack, 1))[0] === 1 ? 0 : 1;
     const tokens = await gauge(stack, 'outstanding_tokens', busy);
     assert.ok(tokens > 3000 && tokens < 7000, `${tokens} tokens`);
@@ -86,13 +81,13 @@ test('a long prompt on one engine sends short ones to the other', withFleet(
     const short = [];
     for (let i = 0; i < 8; i++) {
       short.push(stream(url, prompt(5, LONG)));
-      await begun(short[i]);
+      await short[i].begun();
     }
     assert.equal((await shared(stack, 9))[busy], 1);
     // And all at once: a worker counts what it has just sent, too.
     const more = Array.from({ length: 4 }, () =>
       stream(url, prompt(5, LONG)));
-    await Promise.all(more.map(begun));
+    await Promise.all(more.map((s) => s.begun()));
     assert.equal((await shared(stack, 13))[busy], 1);
     [long, ...short, ...more].forEach((s) => s.hangUp());
     await until(async () => await gauge(stack, 'outstanding_tokens', 0) === 0
@@ -104,7 +99,7 @@ test('two workers share the load as one does', withFleet(
     const all = [];
     for (let i = 0; i < 12; i++) {
       all.push(stream(url, prompt(20, LONG)));
-      await begun(all[i]);
+      await all[i].begun();
     }
     assert.deepEqual(await shared(stack, 12), [6, 6]);
     all.forEach((s) => s.hangUp());
@@ -118,12 +113,12 @@ test('weights: three times the tokens for weight 3', async () => {
       + 'tokenring_engine fleet unix:DIR/second.sock;',
   });
   try {
-    await connected(stack, 2);
+    await stack.connected(2);
     const url = `${stack.url}/v1/completions`;
     const all = [];
     for (let i = 0; i < 12; i++) {
       all.push(stream(url, prompt(20, LONG)));
-      await begun(all[i]);
+      await all[i].begun();
     }
     assert.deepEqual(await shared(stack, 12), [9, 3]);
     all.forEach((s) => s.hangUp());
@@ -141,12 +136,12 @@ test('an engine is killed: what does not stream yet is answered by the other',
     // no more have room; ten wait.
     await second.kill('SIGKILL');
     await first.kill('SIGTERM');
-    await connected(stack, 0);
+    await stack.connected(0);
     await first.start(STILL);
-    await connected(stack, 1);
+    await stack.connected(1);
     const broken = Array.from({ length: 3 }, () =>
       stream(url, { ...wish, ...LONG }));
-    await Promise.all(broken.map(begun));
+    await Promise.all(broken.map((s) => s.begun()));
     const whole = Array.from({ length: 5 }, () => post(url, wish));
     await until(async () => await running(stack, 0) === 8, 'eight run');
     whole.push(...Array.from({ length: 5 }, () => post(url, wish)));
@@ -156,11 +151,11 @@ test('an engine is killed: what does not stream yet is answered by the other',
       'ten wait');
     // The second one has nothing, so that it gets what comes now.
     await second.start();
-    await connected(stack, 2);
+    await stack.connected(2);
     const others = [];
     for (let i = 0; i < 3; i++) {
       others.push(stream(url, { ...wish, ...LONG }));
-      await begun(others[i]);
+      await others[i].begun();
     }
     assert.equal(await retries(stack), 0);
     await first.kill('SIGKILL');
@@ -185,10 +180,10 @@ test('an engine is killed: what does not stream yet is answered by the other',
     await stack.idle();
     // The dead one comes back and takes its share.
     await first.start({ null_rate: NULL.null_rate });
-    await connected(stack, 2);
+    await stack.connected(2);
     const again = Array.from({ length: 4 }, () =>
       stream(url, { ...wish, ...LONG }));
-    await Promise.all(again.map(begun));
+    await Promise.all(again.map((s) => s.begun()));
     assert.ok((await shared(stack, 4)).every((n) => n > 0));
     again.forEach((s) => s.hangUp());
   }));
@@ -220,7 +215,7 @@ test('a chat that waits behind keep-alive comments can still move', withFleet({
   each: { max_num_seqs: 1 }, location: 'tokenring_keepalive_comment 100ms;',
 }, async (stack, url) => {
   const first = [0, 1].map(() => stream(url, prompt(10, LONG)));
-  await Promise.all(first.map(begun));
+  await Promise.all(first.map((s) => s.begun()));
   await until(async () => await running(stack, 0) === 1
     && await running(stack, 1) === 1, 'both have one');
   const chat = stream(`${stack.url}/v1/chat/completions`, {
@@ -246,24 +241,6 @@ test('a chat that waits behind keep-alive comments can still move', withFleet({
   assert.equal(await retries(stack), 1);
 }));
 
-// A request whose body is written by the test, in its own time.
-function upload(url, body, headers = {}) {
-  let req;
-  const answer = new Promise((resolve, reject) => {
-    req = http.request(url, {
-      method: 'POST', agent: false,
-      headers: { 'Content-Type': 'application/json', ...headers },
-    }, (res) => {
-      let text = '';
-      res.setEncoding('utf8').on('data', (d) => { text += d; });
-      res.on('end', () => resolve({ status: res.statusCode, text }));
-    });
-    req.on('error', reject);
-  });
-  answer.catch(() => {});
-  return { req, answer };
-}
-
 for (const [name, chunked, size, limit, status] of [
   ['with a length', false, 700 << 10, '1m', 200],
   ['chunked', true, 700 << 10, '1m', 200],
@@ -275,18 +252,18 @@ for (const [name, chunked, size, limit, status] of [
   }, async (stack, url) => {
     // Whoever takes it is the one that there is.
     await stack.others[0].kill('SIGKILL');
-    await connected(stack, 1);
+    await stack.connected(1);
     const body = JSON.stringify({
       ...prompt(10, { max_tokens: 7 }), pad: 'x'.repeat(size),
     });
-    const { req, answer } = upload(url, body,
+    const { req, answer } = upload(url,
       chunked ? {} : { 'Content-Length': body.length });
     const third = Math.floor(body.length / 3);
     req.write(body.slice(0, third));
     await stack.active(1);
     await taken(req.socket);
     await stack.others[0].start();
-    await connected(stack, 2);
+    await stack.connected(2);
     await stack.engine.kill('SIGKILL');
     await sleep(100);
     // A request that has got its answer already takes no more.
@@ -314,7 +291,7 @@ test('full engines are passed over; 429 only when all are full', async () => {
       + 'tokenring_engine fleet unix:DIR/second.sock;',
   });
   try {
-    await connected(stack, 2);
+    await stack.connected(2);
     const url = `${stack.url}/v1/completions`;
     const wish = prompt(10, { max_tokens: 3 });
     // One runs and two wait, first at the heavy one, then at the other.
@@ -414,7 +391,7 @@ test('drain of the only engine: 503, and health says so', async () => {
     const url = `${stack.url}/v1/completions`;
     const running1 = stream(url, prompt(10, { stream: true, max_tokens: 40 }));
     const running2 = stream(url, prompt(10, LONG));
-    await Promise.all([running1, running2].map(begun));
+    await Promise.all([running1, running2].map((s) => s.begun()));
     const out = drain(stack.engine.socket, '--timeout', '0.3');
     assert.equal(await out.finished, 1, out.text);
     assert.match(out.text, /not within the time; the engine stays drained/);

@@ -15,9 +15,6 @@ const { answer2 } = require('./lib/http');
 const NULL = { backend: 'null', null_rate: 25, kv_memory: '64m' };
 const TOKENRING = path.join(BUILD, 'bin/tokenring');
 
-const connected = (stack, n) => until(async () => (await stack.metrics())
-  .value('tokenring_connected_workers') === n, `${n} engines are connected`);
-
 function send(stack, bytes) {
   const body = JSON.stringify({ model: 'pocket', prompt: 'one '.repeat(10),
     max_tokens: 3, pad: 'x'.repeat(bytes) });
@@ -45,15 +42,15 @@ async function moved(n, bytes, move) {
       `tokenring_engine fleet unix:DIR/${name}.sock ring=64k;`).join('\n'),
     location: 'tokenring_retry_buffer 1m;' });
   try {
-    await connected(stack, 2);
+    await stack.connected(2);
     await stack.others[0].kill('SIGKILL');
-    await connected(stack, 1);
+    await stack.connected(1);
     stack.engine.signal('SIGSTOP');
     const all = Array.from({ length: n }, () => send(stack, bytes));
     await stack.active(n);
     await sleep(200); // what fits the ring is in it, the rest waits
     await stack.others[0].start();
-    await connected(stack, 2);
+    await stack.connected(2);
     await move(stack);
     assert.deepEqual(await Promise.all(all), Array(n).fill(200));
     assert.deepEqual(stack.complaints(), []);
@@ -84,9 +81,9 @@ test('HTTP/2: a body that NGINX has written to a file', async () => {
     location: 'auth_request /gate; client_body_in_file_only clean;' });
   const session = stack.http2();
   try {
-    await connected(stack, 2);
+    await stack.connected(2);
     await stack.others[0].kill('SIGKILL');
-    await connected(stack, 1);
+    await stack.connected(1);
     stack.engine.signal('SIGSTOP');
     const req = session.request({ ':method': 'POST',
       ':path': '/v1/completions', 'content-type': 'application/json' });
@@ -98,7 +95,7 @@ test('HTTP/2: a body that NGINX has written to a file', async () => {
     asked.pop().end();
     await sleep(300); // the stopped engine has it
     await stack.others[0].start();
-    await connected(stack, 2);
+    await stack.connected(2);
     await stack.engine.kill('SIGKILL');
     const { status, text } = await answer;
     assert.equal(status, 200, text);

@@ -23,7 +23,6 @@ const prompt = (more = {}) => ({
   model: 'pocket', prompt: 'one two three', max_tokens: 60, ...more,
 });
 const long = () => stream(url, prompt({ stream: true, max_tokens: 20000 }));
-const begun = (s) => s.when(() => s.text().length > 0);
 
 let redis, hosts, front, url;
 
@@ -176,7 +175,7 @@ async function answered(all, want, n) {
 test('both hosts serve, streams come as they are made', async () => {
   const all = Array.from({ length: 8 }, long);
   // They have begun and are far from their ends: nothing gathers them.
-  await Promise.all(all.map(begun));
+  await Promise.all(all.map((s) => s.begun()));
   assert.ok(all.every((s) => !s.over));
   assert.deepEqual(all.map((s) => asked(s)[0]).sort(),
     [0, 0, 0, 0, 1, 1, 1, 1]);
@@ -191,7 +190,7 @@ test('both hosts serve, streams come as they are made', async () => {
 
 test('a hang-up at the front reaches the engine', async () => {
   const s = long();
-  await begun(s);
+  await s.begun();
   const host = hosts[asked(s)[0]];
   await until(async () => await running(host) === 1, 'it runs');
   s.hangUp();
@@ -203,7 +202,7 @@ test('a host dies: what has no answer yet is answered by the other',
     const text = await reference();
     const streams = Array.from({ length: 4 }, () =>
       stream(url, prompt({ stream: true, max_tokens: 100 })));
-    await Promise.all(streams.map(begun));
+    await Promise.all(streams.map((s) => s.begun()));
     const there = streams.filter((s) => asked(s)[0] === 0);
     assert.ok(there.length >= 1, 'the slow host streams, too');
     await until(async () => await running(hosts[0]) === there.length,
@@ -227,7 +226,7 @@ test('a host dies: what has no answer yet is answered by the other',
 async function streamed() {
   return until(async () => {
     const s = stream(url, prompt({ stream: true, max_tokens: 40 }));
-    await begun(s);
+    await s.begun();
     if (asked(s)[0] !== 1) {
       s.hangUp();
       return null;

@@ -25,7 +25,7 @@ before(async () => {
     http: `tokenring_redis ${redis.address};`,
     location: 'tokenring_resumable on;',
   });
-  await connected(2);
+  await stack.connected(2);
   url = `${stack.url}/v1/completions`;
 });
 
@@ -42,15 +42,13 @@ const waiting = async (i) => (await stack.metrics())
   .value('tokenring_num_requests_waiting', { replica: String(i) });
 const running = async (i) => (await stack.metrics())
   .value('tokenring_num_requests_running', { replica: String(i) });
-const connected = (n) => until(async () => (await stack.metrics())
-  .value('tokenring_connected_workers') === n, `${n} engines are connected`);
 const again = (id) =>
   stream(`${stack.url}/v1/requests/${id}/stream`, undefined, {}).finished;
 
 test('a resumable stream moves to another engine, and is read again there',
   async () => {
     const first = [0, 1].map(() => stream(url, wish({ max_tokens: 9000 })));
-    await Promise.all(first.map((s) => s.when(() => s.text().length > 0)));
+    await Promise.all(first.map((s) => s.begun()));
     await until(async () => await running(0) === 1 && await running(1) === 1,
       'both have one');
     const moved = stream(url, wish({ max_tokens: 20 }));
@@ -74,7 +72,7 @@ test('a resumable stream moves to another engine, and is read again there',
     assert.equal(copy.raw, s.raw, 'byte for byte');
     await Promise.all(first.map((x) => x.finished));
     await [stack.engine, ...stack.others][at].start();
-    await connected(2);
+    await stack.connected(2);
   });
 
 test('an answer that is not streamed moves, too, and its state is whole',
@@ -83,13 +81,13 @@ test('an answer that is not streamed moves, too, and its state is whole',
     const [first, second] = [stack.engine, stack.others[0]];
     await second.kill('SIGKILL');
     await first.kill('SIGTERM');
-    await connected(0);
+    await stack.connected(0);
     await first.start({ null_rate: 0.1 });
-    await connected(1);
+    await stack.connected(1);
     const answer = post(url, wish({ stream: false, max_tokens: 50 }));
     await until(async () => await running(0) === 1, 'it runs');
     await second.start();
-    await connected(2);
+    await stack.connected(2);
     await first.kill('SIGKILL');
     const r = await answer;
     assert.equal(r.status, 200, r.text);

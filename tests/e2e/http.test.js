@@ -337,7 +337,7 @@ test('a request that failed elsewhere comes here with its body', async () => {
 test('a request whose body stayed elsewhere is nobody else\'s trouble',
   async () => {
     const neighbour = stream(url, endless(0, 400));
-    await neighbour.when(() => neighbour.text().length > 0);
+    await neighbour.begun();
     const r = await late('sent', JSON.stringify(chat('Hello!')));
     await neighbour.finished;
     assert.ok(neighbour.done, neighbour.raw.slice(-300));

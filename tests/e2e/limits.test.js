@@ -5,7 +5,7 @@
 
 const { test } = require('node:test');
 const assert = require('node:assert/strict');
-const { Stack, until, sleep } = require('./lib/stack');
+const { withStack, until, sleep } = require('./lib/stack');
 const { post, stream, request } = require('./lib/http');
 const { chat, endless } = require('./lib/prompts');
 const OpenAI = require('openai');
@@ -14,25 +14,13 @@ const OpenAI = require('openai');
 const PACED = { backend: 'null', null_rate: 25 };
 const LONG = 20000;
 
-function with_stack(options, body) {
-  return async () => {
-    const stack = await Stack.start(options);
-    try {
-      await body(stack, `${stack.url}/v1/chat/completions`);
-      assert.deepEqual(stack.complaints(), []);
-    } finally {
-      await stack.stop();
-    }
-  };
-}
-
 const waiting = async (stack) => (await stack.metrics())
   .value('tokenring_num_requests_waiting');
 
-test('a full queue: 429 with Retry-After, RateLimitError', with_stack(
+test('a full queue: 429 with Retry-After, RateLimitError', withStack(
   { engine: { ...PACED, max_num_seqs: 2, max_queue: 3 } }, async (stack, url) => {
     const busy = [0, 1].map((i) => stream(url, endless(i, LONG)));
-    await Promise.all(busy.map((s) => s.when(() => s.text().length > 0)));
+    await Promise.all(busy.map((s) => s.begun()));
     const queued = [0, 1, 2].map((i) => stream(url, endless(i, 10)));
     await until(async () => await waiting(stack) === 3, 'three wait');
     const r = await post(url, chat('Hello!'));
@@ -55,7 +43,7 @@ test('a full queue: 429 with Retry-After, RateLimitError', with_stack(
     assert.equal((await post(url, chat('Hello!'))).status, 200);
   }));
 
-test('a burst: every request is served or refused, none is lost', with_stack(
+test('a burst: every request is served or refused, none is lost', withStack(
   { workers: 2, engine: { max_num_seqs: 4, max_queue: 8 } },
   async (stack, url) => {
     const all = await Promise.all(Array.from({ length: 120 }, (_, i) =>
@@ -68,7 +56,7 @@ test('a burst: every request is served or refused, none is lost', with_stack(
     await stack.idle();
   }));
 
-test('limit_req, limit_conn, client_max_body_size speak OpenAI', with_stack({
+test('limit_req, limit_conn, client_max_body_size speak OpenAI', withStack({
   engine: PACED,
   http: `limit_req_zone $binary_remote_addr zone=req:1m rate=1r/m;
     limit_conn_zone $binary_remote_addr zone=conn:1m;
@@ -134,13 +122,13 @@ test('limit_req, limit_conn, client_max_body_size speak OpenAI', with_stack({
   await assert.rejects(client.chat.completions.create(chat('Hello!')),
     OpenAI.AuthenticationError);
   const busy = stream(at('few'), endless(0, LONG));
-  await busy.when(() => busy.text().length > 0);
+  await busy.begun();
   error(await post(at('few'), chat('Hello!')), 429, 'rate_limit_error');
   busy.hangUp();
   await busy.finished;
 }));
 
-test('too long in the queue: tokenring_queue_timeout', with_stack({
+test('too long in the queue: tokenring_queue_timeout', withStack({
   engine: { ...PACED, max_num_seqs: 1 },
   server: `location = /hasty/v1/chat/completions {
         tokenring_queue_timeout 300ms;
@@ -149,7 +137,7 @@ test('too long in the queue: tokenring_queue_timeout', with_stack({
     }`,
 }, async (stack, url) => {
   const busy = stream(url, endless(0, LONG));
-  await busy.when(() => busy.text().length > 0);
+  await busy.begun();
   const r = await post(url.replace('/v1/', '/hasty/v1/'), chat('Hello!'));
   assert.equal(r.status, 504, r.text);
   assert.equal(r.json().error.code, 'timeout');
@@ -159,7 +147,7 @@ test('too long in the queue: tokenring_queue_timeout', with_stack({
   assert.equal((await post(url, chat('Hello!'))).status, 200);
 }));
 
-test('a long prefill is not the queue: tokenring_first_token_timeout', with_stack({
+test('a long prefill is not the queue: tokenring_first_token_timeout', withStack({
   engine: { max_num_seqs: 1, max_batch_tokens: 4 },
   location: 'tokenring_queue_timeout 3s;',
   server: `location = /short/v1/chat/completions {
@@ -189,12 +177,12 @@ test('a long prefill is not the queue: tokenring_first_token_timeout', with_stac
   await stack.idle();
 }));
 
-test('waiting clients get comments: tokenring_keepalive_comment', with_stack({
+test('waiting clients get comments: tokenring_keepalive_comment', withStack({
   engine: { ...PACED, max_num_seqs: 1 },
   location: 'tokenring_keepalive_comment 100ms;',
 }, async (stack, url) => {
   const busy = stream(url, endless(0, LONG));
-  await busy.when(() => busy.text().length > 0);
+  await busy.begun();
   const queued = stream(url, endless(1, 5));
   await queued.when(() => queued.comments.length >= 3);
   assert.equal(queued.events.length <= 1, true);

@@ -22,11 +22,7 @@ before(async () => {
   stack = await Stack.start({ workers: 2 });
   url = `${stack.url}/v1/chat/completions`;
 });
-after(async () => {
-  const complaints = stack.complaints();
-  await stack.stop();
-  assert.deepEqual(complaints, []);
-});
+after(() => stack.end());
 
 test('/health: 200, JSON, and says what runs', async () => {
   const r = await request(`${stack.url}/health`);
@@ -199,7 +195,7 @@ test('nothing of a prompt or an answer is in a log at the default level', async 
     const s = stream(`${quiet.url}/v1/chat/completions`, {
       ...endless(0, 3900), user: secret,
     });
-    await s.when(() => s.text().length > 0);
+    await s.begun();
     s.hangUp();
     await quiet.idle();
     assert.doesNotMatch(quiet.logs() + quiet.errorLog(), /xylophonequokka/);

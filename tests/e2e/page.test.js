@@ -31,10 +31,8 @@ before(async () => {
   browser = await Browser.start();
 });
 after(async () => {
-  const complaints = stack.complaints();
   await browser.stop();
-  await stack.stop();
-  assert.deepEqual(complaints, []);
+  await stack.end();
 });
 
 // A page that knows its models; what it asked for is in page.asked.

@@ -71,7 +71,7 @@ test('queued, prefill, decode, done', async () => {
     const monitor = await redis.monitor();
     const before = stream(url, completion(3000,
       { stream: true, ignore_eos: true }));
-    await before.when(() => before.text().length > 0);
+    await before.begun();
     const answer = post(url, { prompt: 'once '.repeat(2000), max_tokens: 100,
       ignore_eos: true }, { 'X-Request-Id': 'waits' });
     await until(() => monitor.lines.some((line) =>

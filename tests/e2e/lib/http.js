@@ -46,6 +46,25 @@ function post(url, value, headers = {}, agent = false) {
   });
 }
 
+// A POST whose body is written by the test, in its own time.
+function upload(url, headers = {}) {
+  let req;
+  const answer = new Promise((resolve, reject) => {
+    req = http.request(url, {
+      method: 'POST', agent: false,
+      headers: { 'Content-Type': 'application/json', ...headers },
+    }, (res) => {
+      let text = '';
+      res.setEncoding('utf8').on('data', (d) => { text += d; });
+      res.on('end', () => resolve({ status: res.statusCode, text }));
+      res.on('error', reject);
+    });
+    req.on('error', reject);
+  });
+  answer.catch(() => {});
+  return { req, answer };
+}
+
 // Server-sent events, strictly: every event is one line "data: ..." and an
 // empty line; comments are ": ..." and an empty line; nothing else is allowed,
 // and nothing may follow [DONE].  A line "id: N" may precede the data; numbers
@@ -180,6 +199,8 @@ function stream(url, value, options = {}) {
     }
   });
   out.text = (choice = 0) => textOf(out.events, choice);
+  // Resolves at the first text.
+  out.begun = () => out.when(() => out.text().length > 0);
   return out;
 }
 
@@ -217,5 +238,5 @@ async function answer2(req) {
 }
 
 module.exports = {
-  request, post, stream, raw, textOf, answer2, SseReader,
+  request, post, upload, stream, raw, textOf, answer2, SseReader,
 };

@@ -17,6 +17,7 @@
 //   TR_DTYPE   of the weights there: f16 has fewer near ties (lib/same.js)
 
 const { spawn, spawnSync } = require('node:child_process');
+const assert = require('node:assert/strict');
 const fs = require('node:fs');
 const http2 = require('node:http2');
 const net = require('node:net');
@@ -456,6 +457,20 @@ ${temp}
         + '|exited with code [1-9]|Sanitizer|runtime error').test(line));
   }
 
+  // Waits until the workers have so many engines, together.
+  connected(n) {
+    return until(async () => (await this.metrics())
+      .value('tokenring_connected_workers') === n,
+    `${n} engines are connected`);
+  }
+
+  // Stops, and fails when there was something to complain about.
+  async end() {
+    const complaints = this.complaints();
+    await this.stop();
+    assert.deepEqual(complaints, []);
+  }
+
   async stop() {
     if (this.stopped) return;
     this.stopped = true;
@@ -514,8 +529,22 @@ function parseMetrics(text) {
   };
 }
 
+// A test with a stack of its own: body(stack, URL of chat completions).  With
+// { complaints: true } NGINX may have something to complain about.
+function withStack(options, body, { complaints = false } = {}) {
+  return async () => {
+    const stack = await Stack.start(options);
+    try {
+      await body(stack, `${stack.url}/v1/chat/completions`);
+      if (!complaints) assert.deepEqual(stack.complaints(), []);
+    } finally {
+      await stack.stop();
+    }
+  };
+}
+
 module.exports = {
-  Stack, Engine, until, sleep, alive, leaves, taken, halt, read, freePort,
+  Stack, Engine, withStack, until, sleep, alive, leaves, taken, halt, read, freePort,
   parseMetrics, workerUser,
   ROOT, BUILD, VERSION, POCKET, ENGINE, MODULE, NGINX, PATIENCE,
 };
