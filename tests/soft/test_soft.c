@@ -11,7 +11,6 @@
 #include <stdint.h>
 
 #include <cmocka.h>
-#include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,29 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "kernels/cuda/device.h"
-#include "tests/unit/fixtures/device_library.h"
-
-static const tr_device_t *cuda;
-static tr_device_props_t device;
-
-static void
-soft_load(void)
-{
-    void *lib = dlopen(soft_library(), RTLD_NOW | RTLD_LOCAL);
-    const tr_device_t *(*table)(void);
-
-    if (lib == NULL) {
-        fail_msg("%s", dlerror());
-        return;
-    }
-    *(void **) &table = dlsym(lib, TR_DEVICE_SYMBOL);
-    assert_non_null(table);
-    cuda = table();
-    assert_int_equal(cuda->version, TR_DEVICE_VERSION);
-    assert_int_equal(cuda->size, sizeof(*cuda));
-    assert_int_equal(cuda->open(0, &device), 0);
-}
+#include "load.h"
 
 static int
 setup(void **state)
