@@ -112,7 +112,7 @@ struct tr_kernels {
                  const float *x, size_t ldx, uint32_t rows, float *out,
                  size_t ldo);
 
-    /* Stores the step's keys and values, [rows][lists * head_dim] each, for
+    /* Stores the step's keys and values, [rows][kv_heads * head_dim] each, for
      * which pages are reserved.  Keys are stored rotated by the angles, or with
      * angles NULL as they are.  A row at position p: p >= base:
      * dense, FP16 rounded to nearest even, finite values saturated to +-65504,
@@ -155,13 +155,13 @@ struct tr_kernels {
                        const tr_kv_compress_t *c, void *work);
     size_t (*kv_compress_work)(const tr_stream_t *s, uint32_t head_dim);
 
-    /* out[r][h] = softmax(scale * q[r][h] . K) V over what list h / (heads /
-     * lists) caches of the row's sequence: all its lists, its window, and dense
+    /* out[r][h] = softmax(scale * q[r][h] . K) V over what KV head h / (heads /
+     * kv_heads) caches of the row's sequence: all its lists, its window, and dense
      * positions [base, row_pos[r]]; q and out: [rows][heads * head_dim], q
      * rotated.  Adds to scores, and sets the victims of heads with lists when
      * the sequence has one row.  Bytes of the cache that hold no such token
      * are never used, whatever they hold.  head_dim: a multiple of 16 up to
-     * TR_HEAD_DIM_MAX; heads / lists up to TR_GROUP_MAX.
+     * TR_HEAD_DIM_MAX; heads / kv_heads up to TR_GROUP_MAX.
      * work: attention_work() bytes, 64-byte aligned. */
     int (*attention)(const tr_stream_t *s, const tr_kv_view_t *kv,
                      uint32_t layer, const tr_rows_t *rows, const float *q,
@@ -170,7 +170,8 @@ struct tr_kernels {
     /* max_len: tokens of one sequence */
     size_t (*attention_work)(const tr_stream_t *s, uint32_t max_rows,
                              uint32_t max_seqs, uint32_t max_len,
-                             uint32_t heads, uint32_t lists, uint32_t head_dim);
+                             uint32_t heads, uint32_t kv_heads,
+                             uint32_t head_dim);
 };
 
 /*

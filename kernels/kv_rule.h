@@ -46,10 +46,11 @@ typedef enum {
     uint32_t read_from; /* first layer that reads selectively */               \
     /* thresholds are alpha / base */                                          \
     double alpha_top, alpha_high, alpha_low;                                   \
-    const double *alpha_of; /* NULL, or [layers][lists][2] {high, low} that \
+    const double                                                               \
+        *alpha_of; /* NULL, or [layers][kv_heads][2] {high, low} that \
                              * override the above; owned by the policy, but \
-                             * borrowed by copies of the struct */  \
-    uint32_t layers_of, lists_of;     /* shape of the model */                 \
+                             * borrowed by copies of the struct */        \
+    uint32_t layers_of, kv_heads_of;  /* shape of the model */                 \
     double fraction[TR_KV_LISTS_MAX]; /* budgets by share of the length */     \
     uint32_t budget[TR_KV_LISTS_MAX]; /* budgets in tokens */                  \
     uint32_t sinks;                                                            \
@@ -64,10 +65,10 @@ typedef struct {
 
 /* One token of one head outside the window. */
 typedef struct {
-    uint32_t layer, list; /* which head */
-    uint32_t position;    /* of the token */
-    uint32_t length;      /* N */
-    float score;          /* attention by later queries (kv_view.h) */
+    uint32_t layer, kv_head; /* which head */
+    uint32_t position;       /* of the token */
+    uint32_t length;         /* N */
+    float score;             /* attention by later queries (kv_view.h) */
 } tr_kv_mark_t;
 
 /* Significance of a token: score / later queries, 0 before the first.  In
@@ -129,7 +130,7 @@ tr_kv_pick(const uint32_t v[TR_KV_LISTS_MAX], uint32_t i)
 
 /* Thresholds of the levels, best first. */
 TR_HD void
-tr_kv_thresholds(const tr_kv_rule_t *r, uint32_t layer, uint32_t list,
+tr_kv_thresholds(const tr_kv_rule_t *r, uint32_t layer, uint32_t kv_head,
                  uint32_t position, uint32_t length, float t[TR_KV_LISTS_MAX])
 {
     double base = r->base_position ? position + 1.0 : length;
@@ -139,7 +140,7 @@ tr_kv_thresholds(const tr_kv_rule_t *r, uint32_t layer, uint32_t list,
 
     if (r->alpha_of != NULL) {
         const double *of = r->alpha_of
-                           + 2 * ((size_t) layer * r->lists_of + list);
+                           + 2 * ((size_t) layer * r->kv_heads_of + kv_head);
 
         high = of[0];
         low = of[1];
@@ -171,7 +172,7 @@ tr_kv_mark_level(const tr_kv_rule_t *r, const tr_kv_mark_t *m)
 {
     float t[TR_KV_LISTS_MAX];
 
-    tr_kv_thresholds(r, m->layer, m->list, m->position, m->length, t);
+    tr_kv_thresholds(r, m->layer, m->kv_head, m->position, m->length, t);
     return tr_kv_threshold_level(
         r, tr_kv_significance(m->score, m->position, m->length), t);
 }

@@ -3,7 +3,7 @@
  * table of each slot's pages, and where a token is.  All arrays are borrowed
  * from the manager of pages and, with a GPU, live on the device; only `victim`
  * and the pages' contents are written by kernels.  A "head" is a (slot, layer,
- * list), lists = KV heads.
+ * KV head).
  *
  * A cached token of a head is in one of three places:
  *
@@ -85,17 +85,17 @@ typedef struct {
 typedef struct {
     uint8_t *pool; /* [pages][page_bytes], 64-byte aligned */
     uint64_t page_bytes;
-    uint32_t layers, lists, head_dim;
+    uint32_t layers, kv_heads, head_dim;
     uint32_t n_layouts;
     const tr_kv_layout_t *layout; /* [n_layouts], layout[0] is dense */
-    const int32_t *tables;        /* [slots][layers][lists][table_len] */
+    const int32_t *tables;        /* [slots][layers][kv_heads][table_len] */
     uint32_t table_len, at_window;
     uint32_t at_pair[2], pair_len[2];
-    const tr_kv_seq_t *seq;   /* [slots] */
-    const uint32_t *count;    /* [slots][layers][lists][TR_KV_LISTS_MAX], of a
+    const tr_kv_seq_t *seq; /* [slots] */
+    const uint32_t *count;  /* [slots][layers][kv_heads][TR_KV_LISTS_MAX], of a
                                * step: as they are after its moves */
-    const tr_kv_move_t *move; /* [slots][layers][lists] */
-    tr_kv_victim_t *victim;   /* [slots][layers][lists][TR_KV_LISTS_MAX] */
+    const tr_kv_move_t *move; /* [slots][layers][kv_heads] */
+    tr_kv_victim_t *victim;   /* [slots][layers][kv_heads][TR_KV_LISTS_MAX] */
     /* [layers], or NULL: a query sees that many positions, its own included; 0:
      * all.  The heads of such a layer keep all in dense pages: base is 0 there,
      * nothing is scored. */
@@ -112,15 +112,17 @@ tr_kv_reach(const tr_kv_view_t *v, uint32_t layer)
 }
 
 TR_HD size_t
-tr_kv_head(const tr_kv_view_t *v, int32_t slot, uint32_t layer, uint32_t list)
+tr_kv_head(const tr_kv_view_t *v, int32_t slot, uint32_t layer,
+           uint32_t kv_head)
 {
-    return ((size_t) slot * v->layers + layer) * v->lists + list;
+    return ((size_t) slot * v->layers + layer) * v->kv_heads + kv_head;
 }
 
 TR_HD const int32_t *
-tr_kv_table(const tr_kv_view_t *v, int32_t slot, uint32_t layer, uint32_t list)
+tr_kv_table(const tr_kv_view_t *v, int32_t slot, uint32_t layer,
+            uint32_t kv_head)
 {
-    return v->tables + tr_kv_head(v, slot, layer, list) * v->table_len;
+    return v->tables + tr_kv_head(v, slot, layer, kv_head) * v->table_len;
 }
 
 /* Entry of a head's row that holds page i of list l. */
@@ -147,9 +149,9 @@ typedef struct {
     int32_t slot;
     uint32_t n_dense;         /* dense tokens, from position base on */
     const tr_kv_seq_t *to;    /* the slot afterwards, n_dense then 0 */
-    const int32_t *to_tables; /* [layers][lists][table_len] pages to fill;
+    const int32_t *to_tables; /* [layers][kv_heads][table_len] pages to fill;
                                * none of them is a source */
-    const int8_t *dest;       /* [layers][lists][dest_len]: list, NOWHERE or
+    const int8_t *dest;       /* [layers][kv_heads][dest_len]: list, NOWHERE or
                                * WINDOW */
     size_t dest_len;
     uint32_t observe; /* w > 0: a dense token's score becomes recent *

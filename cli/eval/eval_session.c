@@ -141,7 +141,7 @@ hash_policy(uint64_t hash, const tr_kv_policy_t *p)
     hash = tr_eval_hash(hash, p->spec, strlen(p->spec));
     if (p->alpha_of != NULL) { /* a file's contents, which may change */
         hash = tr_eval_hash(hash, p->alpha_of,
-                            2 * sizeof(double) * p->layers_of * p->lists_of);
+                            2 * sizeof(double) * p->layers_of * p->kv_heads_of);
     }
     return hash;
 }

@@ -244,7 +244,7 @@ tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
                          uint32_t max_len, tr_kv_config_t *out)
 {
     *out = (tr_kv_config_t){ .layers = e->layers,
-                             .lists = e->kv_heads,
+                             .kv_heads = e->kv_heads,
                              .head_dim = e->head_dim,
                              .slots = slots(e, config),
                              .max_len = max_len,

@@ -268,7 +268,7 @@ find_memory(tr_executor_cuda_t *x, const tr_config_t *config,
 static uint32_t
 prompts_at_once(const tr_kv_config_t *kv)
 {
-    uint64_t each = (uint64_t) kv->layers * kv->lists * kv->max_len * 5;
+    uint64_t each = (uint64_t) kv->layers * kv->kv_heads * kv->max_len * 5;
     uint64_t n = PROMPT_BYTES / (each + 1);
 
     n = n < 1 ? 1 : n < PROMPTS_MAX ? n : PROMPTS_MAX;

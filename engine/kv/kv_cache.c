@@ -17,16 +17,17 @@ tr_kv_check_config(const tr_kv_config_t *c, tr_error_t *err)
 {
     uint32_t i;
 
-    if (c->layers == 0 || c->lists == 0
-        || (uint64_t) c->layers * c->lists > UINT32_MAX || c->head_dim == 0
+    if (c->layers == 0 || c->kv_heads == 0
+        || (uint64_t) c->layers * c->kv_heads > UINT32_MAX || c->head_dim == 0
         || c->head_dim % 16 != 0 || c->slots == 0 || c->slots > INT32_MAX
-        || c->layers * c->lists > UINT32_MAX / c->slots || c->max_len == 0
+        || c->layers * c->kv_heads > UINT32_MAX / c->slots || c->max_len == 0
         || c->n_policies == 0) {
         return tr_error_set(err, TR_ERR_INVALID, "",
-                            "KV cache of %u layers, %u lists, head size %u, %u"
+                            "KV cache of %u layers, %u KV heads, head size %u, "
+                            "%u"
                             " sequences of %u tokens, %u policies: all must be"
                             " positive, the head size a multiple of 16",
-                            c->layers, c->lists, c->head_dim, c->slots,
+                            c->layers, c->kv_heads, c->head_dim, c->slots,
                             c->max_len, c->n_policies);
     }
     for (i = 0; i < c->n_policies; i++) {
@@ -91,9 +92,9 @@ tr_kv_shape(tr_kv_cache_t *kv, const tr_kv_config_t *config, tr_error_t *err)
     }
     kv->config = *config;
     kv->usual = config->policies[0];
-    kv->heads = config->layers * config->lists;
+    kv->heads = config->layers * config->kv_heads;
     kv->view.layers = config->layers;
-    kv->view.lists = config->lists;
+    kv->view.kv_heads = config->kv_heads;
     kv->view.head_dim = config->head_dim;
     rc = tr_kv_plan_pages(kv, err);
     kv->view.page_bytes = kv->plan.page_bytes;

@@ -1,11 +1,11 @@
 /*
  * The KV cache: one pool of equal pages, and for every (sequence slot, layer,
- * list) a row of the page table; lists a layer = KV heads.
+ * KV head) a row of the page table.
  *
  * kernels/kv_layout.h says what a page holds, kernels/kv_view.h where a token is
  * (dense, window, lists), kv_policy.h what may become of it, and
  * kernels/kv_manager/manager.h who gets which page (DiffKV, SOSP 2025, section
- * 5.2): every head plans alone, one prefix sum over (sequence, layer, list) in
+ * 5.2): every head plans alone, one prefix sum over (sequence, layer, KV head) in
  * that order gives each its range of the free page ring, all or nothing for a
  * sequence.  The cache of the CPU is kv_host.c, that of a GPU kv_device.h.
  *
@@ -32,11 +32,11 @@ typedef struct tr_kv_cache tr_kv_cache_t;
 typedef struct tr_kernels tr_kernels_t; /* kernels/kernels.h */
 
 typedef struct {
-    uint32_t layers, lists, head_dim; /* lists = KV heads */
-    uint32_t slots;                   /* sequences that hold pages at once */
-    uint32_t max_len;                 /* tokens of one sequence */
-    uint64_t memory;                  /* bytes of the pool */
-    uint64_t swap_memory;             /* bytes for preempted sequences */
+    uint32_t layers, kv_heads, head_dim;
+    uint32_t slots;       /* sequences that hold pages at once */
+    uint32_t max_len;     /* tokens of one sequence */
+    uint64_t memory;      /* bytes of the pool */
+    uint64_t swap_memory; /* bytes for preempted sequences */
     /* Which policies slots may be opened with; the first is the default.  Their
      * levels together are the engine's.  Borrowed: the array for the call, the
      * policies for the cache's lifetime. */
@@ -56,7 +56,7 @@ const tr_page_plan_t *tr_kv_plan(const tr_kv_cache_t *kv);
 uint64_t tr_kv_page_bytes(const tr_kv_cache_t *kv);
 uint64_t tr_kv_pages(const tr_kv_cache_t *kv);
 uint64_t tr_kv_free_pages(const tr_kv_cache_t *kv);
-/* FP16 bytes of a token: all layers and lists, keys and values alone. */
+/* FP16 bytes of a token: all layers and KV heads, keys and values alone. */
 uint64_t tr_kv_token_bytes(const tr_kv_cache_t *kv);
 /* Pages to have before a prompt of n tokens is begun: its dense pages and the
  * compressed copy that its policy is charged for (NULL: the default). */

@@ -59,7 +59,7 @@ struct tr_kv_cache {
     const tr_kv_policy_t *usual; /* of slots for which none is named */
     tr_page_plan_t plan;
     tr_kv_view_t view; /* what kernels get */
-    uint32_t heads;    /* layers * lists */
+    uint32_t heads;    /* layers * kv_heads */
 
     /* Here: the manager.  On a device: a mirror of its slots and sequences, as
      * they will be when all that was asked is done; the rest of it is not

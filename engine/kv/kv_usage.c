@@ -62,7 +62,7 @@ tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
                 uint32_t n)
 {
     const tr_kv_policy_t *p = policy != NULL ? policy : kv->usual;
-    uint32_t lists = kv->config.lists, head, l, each;
+    uint32_t kv_heads = kv->config.kv_heads, head, l, each;
     tr_kv_policy_t begun;
     uint64_t sum;
 
@@ -73,7 +73,7 @@ tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
     for (head = 0; head < kv->heads && p->n_levels != 0; head++) {
         uint32_t tokens[TR_KV_LISTS_MAX] = { 0 };
 
-        p->row->charge(&begun, head / lists, head % lists, n, tokens);
+        p->row->charge(&begun, head / kv_heads, head % kv_heads, n, tokens);
         for (l = 0; l < p->n_levels; l++) {
             sum += manager_ceil(tokens[l],
                                 tr_kv_level_tokens(&kv->plan, &p->level[l]));

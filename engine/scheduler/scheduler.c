@@ -18,7 +18,7 @@ tr_scheduler_init(tr_scheduler_t *s, tr_kv_cache_t *kv, uint32_t max_num_seqs,
     memset(s, 0, sizeof(*s));
     tr_kv_view(kv, &view);
     s->kv = kv;
-    s->heads = view.layers * view.lists;
+    s->heads = view.layers * view.kv_heads;
     s->page_tokens = view.layout[0].tokens;
     s->prompt_pages_max = (uint64_t) (prefill_kv_fraction
                                       * (double) tr_kv_pages(kv));

@@ -147,7 +147,8 @@ int tr_cpu_attention(const tr_stream_t *s, const tr_kv_view_t *kv,
                      const struct tr_attention_isa *isa);
 size_t tr_cpu_attention_work(const tr_stream_t *s, uint32_t max_rows,
                              uint32_t max_seqs, uint32_t max_len,
-                             uint32_t heads, uint32_t lists, uint32_t head_dim);
+                             uint32_t heads, uint32_t kv_heads,
+                             uint32_t head_dim);
 
 /* The last i with starts[i] <= x, in [0, n). */
 static inline uint32_t

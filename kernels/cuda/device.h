@@ -318,11 +318,12 @@ typedef struct {
 int tr_cuda_norm(const tr_cuda_stream_t *s, const tr_cuda_norm_t *a);
 
 typedef struct {
-    uint32_t rows, heads, lists, head_dim;
+    uint32_t rows, heads, kv_heads, head_dim;
     void *qkv; /* [rows][ld] of T: heads * head_dim, then keys, then values */
     size_t ld;
     tr_dtype_t type;
-    const float *bias; /* [(heads + 2 * lists) * head_dim] or NULL; a weight, as
+    const float
+        *bias; /* [(heads + 2 * kv_heads) * head_dim] or NULL; a weight, as
                         * that of the norm */
     const float *q_norm, *k_norm; /* [head_dim] or NULL, both or none */
     float eps;
@@ -381,11 +382,11 @@ int tr_cuda_convert(const tr_cuda_stream_t *s, const void *from,
 
 /* How much a workspace must hold. */
 typedef struct {
-    uint32_t layers, lists, head_dim;
+    uint32_t layers, kv_heads, head_dim;
     uint32_t max_seqs;
     uint32_t heads;       /* query heads */
     uint64_t max_tokens;  /* that all sequences of a step together cache in one
-                           * layer and list */
+                           * layer and KV head */
     uint32_t page_tokens; /* the fewest that a page of a layout in use holds */
 } tr_cuda_decode_size_t;
 
@@ -414,7 +415,7 @@ typedef struct {
 } tr_cuda_queries_t;
 
 /* tr_kernels_t.attention for sequences of one row, as far as `out` goes. Head
- * sizes 64 and 128, up to 8 query heads a list, levels with one metadata group
+ * sizes 64 and 128, up to 8 query heads a KV head, levels with one metadata group
  * by token (all bits), positions of one width; anything else is
  * TR_KERNEL_BADARG.  All pages are read (read_pages is not looked at).  Queries
  * are rounded to 15 bits, relative to a head's largest; their products with
@@ -438,7 +439,7 @@ typedef struct {
  * begin early (launch.cuh) still runs.
  *
  * Bytes moved: codes and metadata once; q and out; of scored tokens their
- * weights, 2 bytes for each query head of the list, into the workspace and, for
+ * weights, 2 bytes for each query head of the KV head, into the workspace and, for
  * the layer before, out of it, with their positions and scores, which are
  * written. */
 int tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
@@ -475,7 +476,7 @@ typedef enum {
 
 /* How much a workspace must hold. */
 typedef struct {
-    uint32_t lists, head_dim, heads;
+    uint32_t kv_heads, head_dim, heads;
     uint32_t max_rows, max_seqs;
     uint32_t max_len; /* positions of one sequence */
     tr_prompt_path_t path;
@@ -486,7 +487,7 @@ typedef struct {
 size_t tr_cuda_prompt_work(const tr_cuda_prompt_size_t *size);
 
 /* out, and the scores of scored sequences.  Head sizes 64 and 128, up to 8
- * query heads a list, a positive scale; anything else is TR_KERNEL_BADARG.
+ * query heads a KV head, a positive scale; anything else is TR_KERNEL_BADARG.
  * Sequences with seq_slot < 0, with one row, or with base > 0 are left out:
  * their outputs and scores are not touched.  Queries are rounded to FP16,
  * relative to a head's largest, weights to FP16; sums are in FP32.  A row's
@@ -505,7 +506,7 @@ int tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
 
 /* How much the generic kernel's workspace must hold. */
 typedef struct {
-    uint32_t lists, head_dim, heads;
+    uint32_t kv_heads, head_dim, heads;
     uint32_t max_rows, max_seqs;
     uint32_t max_len; /* positions of one sequence */
 } tr_cuda_generic_size_t;
@@ -514,7 +515,7 @@ typedef struct {
 size_t tr_cuda_attention_work(const tr_cuda_generic_size_t *size);
 
 /* tr_kernels_t.attention for all that it allows: any number of rows of a
- * sequence, all levels and groupings, up to TR_GROUP_MAX query heads a list,
+ * sequence, all levels and groupings, up to TR_GROUP_MAX query heads a KV head,
  * Quest's choice of pages.  Simple and slow; FP32 throughout.  Sequences with
  * seq_slot < 0, or with rows where the contract has none, are left out. */
 int tr_cuda_attention(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
@@ -536,7 +537,7 @@ int tr_cuda_attention(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
  * are part of: then what tr_cuda_qkv does comes first, where that can
  * be in the same launch; k and v are left with or without their bias. */
 typedef struct {
-    const void *k, *v; /* [n_rows][lists * head_dim] each */
+    const void *k, *v; /* [n_rows][kv_heads * head_dim] each */
     size_t ld;         /* elements */
     tr_dtype_t type;
     const float *angles; /* [n_rows][2][head_dim / 2], as rope_angles does */

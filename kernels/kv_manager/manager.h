@@ -193,7 +193,7 @@ typedef struct {
     uint32_t dest_len; /* max_len, rounded up to 16 */
 
     tr_kv_manager_size_t size;
-    uint32_t heads, chunks; /* layers * lists, in blocks of a step */
+    uint32_t heads, chunks; /* layers * kv_heads, in blocks of a step */
     tr_kv_segments_t place[TR_KV_LAYOUTS_MAX];
 
     /* pages: the ring's index i is ring[i modulo pages]; [start, end) of the

@@ -198,7 +198,7 @@ static inline bool
 manager_shape(const tr_kv_view_t *shape, const tr_kv_manager_size_t *size,
               tr_kv_manager_t *m)
 {
-    uint64_t heads = (uint64_t) shape->layers * shape->lists;
+    uint64_t heads = (uint64_t) shape->layers * shape->kv_heads;
 
     if (heads == 0 || heads > UINT32_MAX / TR_KV_SLOTS_MAX || size->slots == 0
         || size->slots > TR_KV_SLOTS_MAX || size->pages == 0

@@ -151,8 +151,8 @@ manager_leave(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t head,
         h->count[l] = count[l];
         victim[l] = victims[l];
     }
-    h->mark.layer = head / m->view.lists;
-    h->mark.list = head % m->view.lists;
+    h->mark.layer = head / m->view.kv_heads;
+    h->mark.kv_head = head % m->view.kv_heads;
     h->mark.position = w->leave_pos;
     h->mark.length = w->n;
     h->mark.score = w->scored ? manager_float(m, row[w->entry], w->offset) : 0;

@@ -186,8 +186,8 @@ manager_mark(const tr_kv_manager_t *m, const manager_prompt_t *s, uint32_t head,
     const tr_kv_job_t *j = &s->job;
     const int32_t *row = manager_row(m, j->slot, head);
 
-    mark->layer = head / m->view.lists;
-    mark->list = head % m->view.lists;
+    mark->layer = head / m->view.kv_heads;
+    mark->kv_head = head % m->view.kv_heads;
     mark->length = j->len;
     if (i < s->listed) {
         uint32_t l = 0;

@@ -92,7 +92,7 @@ manager_classify_some(const tr_kv_manager_t *m, uint32_t head, int8_t *dest,
 
         if (j->rule.kind == TR_KV_RULE_THRESHOLD
             && (i == tid || j->rule.base_position)) {
-            tr_kv_thresholds(&j->rule, mark.layer, mark.list, mark.position,
+            tr_kv_thresholds(&j->rule, mark.layer, mark.kv_head, mark.position,
                              mark.length, t);
         }
         if (s->ranks != 0) {

@@ -34,7 +34,7 @@
 
 typedef struct {
     const char *name;
-    uint32_t layers, lists, group, dim;
+    uint32_t layers, kv_heads, group, dim;
 } shape_t;
 
 /* A sequence in its own cache. */
@@ -154,7 +154,7 @@ cache_open(cache_t *c, const shape_t *s, uint32_t n, const double *shares,
     tr_page_wish_t wish = {
         s->dim, levels, shares ? 2 : 0, scored, false, true
     };
-    uint32_t rows = s->layers * s->lists, high, low, total, used = 0;
+    uint32_t rows = s->layers * s->kv_heads, high, low, total, used = 0;
     const tr_kv_layout_t *l = c->plan.layout;
     int32_t *order;
 
@@ -166,7 +166,7 @@ cache_open(cache_t *c, const shape_t *s, uint32_t n, const double *shares,
     low = shares ? (uint32_t) ((n - WINDOW) * shares[1]) : 0;
     c->kv = (tr_kv_view_t){ .page_bytes = c->plan.page_bytes,
                             .layers = s->layers,
-                            .lists = s->lists,
+                            .kv_heads = s->kv_heads,
                             .head_dim = s->dim,
                             .n_layouts = c->plan.n,
                             .layout = l,
@@ -231,7 +231,7 @@ step(bench_t *b, const shape_t *s, cache_t *c, uint32_t n, uint32_t end)
     uint32_t seq_row[2] = { 0, n };
     int32_t slot = 0;
     tr_rows_t rows = { n, 1, pos, &slot, seq_row };
-    size_t ld = (size_t) s->lists * s->group * s->dim;
+    size_t ld = (size_t) s->kv_heads * s->group * s->dim;
     double t;
     int rc = 0;
 
@@ -241,7 +241,8 @@ step(bench_t *b, const shape_t *s, cache_t *c, uint32_t n, uint32_t end)
     t = now();
     for (uint32_t l = 0; l < s->layers; l++) {
         rc |= b->k->attention(&b->stream, &c->kv, l, &rows, b->q, ld,
-                              s->lists * s->group, 0.125f, b->out, ld, b->work);
+                              s->kv_heads * s->group, 0.125f, b->out, ld,
+                              b->work);
     }
     t = now() - t;
     if (rc != 0) {
@@ -254,7 +255,7 @@ step(bench_t *b, const shape_t *s, cache_t *c, uint32_t n, uint32_t end)
 static void
 prepare(bench_t *b, const shape_t *s)
 {
-    size_t heads = (size_t) s->lists * s->group, n = CHUNK * heads * s->dim;
+    size_t heads = (size_t) s->kv_heads * s->group, n = CHUNK * heads * s->dim;
 
     free(b->q);
     free(b->out);
@@ -262,7 +263,7 @@ prepare(bench_t *b, const shape_t *s)
     b->q = need(n * sizeof(float));
     b->out = need(n * sizeof(float));
     b->work = need(b->k->attention_work(&b->stream, CHUNK, 1, LEN_MAX,
-                                        (uint32_t) heads, s->lists, s->dim));
+                                        (uint32_t) heads, s->kv_heads, s->dim));
     for (size_t i = 0; i < n; i++) {
         b->q[i] = (float) (next() % 2001) / 1000 - 1;
     }

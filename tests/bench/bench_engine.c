@@ -92,9 +92,9 @@ bench_prefill(const char *dir, int threads, uint32_t n, int rounds)
     timed.matmul = timed_matmul;
     must(tr_model_open(&o, &m, &err), &err, dir);
     kc.layers = m->config.recipe.layers;
-    kc.lists = m->config.recipe.kv_heads;
+    kc.kv_heads = m->config.recipe.kv_heads;
     kc.head_dim = m->config.recipe.head_dim;
-    must(tr_kv_policy_create("full", kc.layers, kc.lists, kc.head_dim, &full,
+    must(tr_kv_policy_create("full", kc.layers, kc.kv_heads, kc.head_dim, &full,
                              &err),
          &err, "kv");
     must(tr_kv_cache_create(&kc, &kv, &err), &err, "kv");

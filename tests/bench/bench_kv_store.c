@@ -31,7 +31,7 @@
 
 typedef struct {
     const char *name;
-    uint32_t layers, lists, dim;
+    uint32_t layers, kv_heads, dim;
     tr_kv_level_t window, list[2];
 } shape_t;
 
@@ -99,7 +99,7 @@ static void
 bed_tables(bed_t *b)
 {
     tr_kv_view_t *v = &b->kv;
-    uint32_t heads = v->layers * v->lists, least = b->plan.layout[0].tokens;
+    uint32_t heads = v->layers * v->kv_heads, least = b->plan.layout[0].tokens;
     size_t entries;
 
     v->at_window = PROMPT / least + 1;
@@ -126,8 +126,8 @@ bed_open(const shape_t *shape, const tr_kernels_t *kernels, tr_stream_t stream)
     bool own = !tr_kv_level_equal(&shape->window, &shape->list[0]);
     tr_kv_level_t levels[3] = { shape->list[0], shape->list[1], shape->window };
     tr_page_wish_t wish = { shape->dim, levels, 2 + own, true, false, true };
-    uint32_t heads = shape->layers * shape->lists;
-    size_t row = (size_t) shape->lists * shape->dim;
+    uint32_t heads = shape->layers * shape->kv_heads;
+    size_t row = (size_t) shape->kv_heads * shape->dim;
 
     if (tr_page_plan(&wish, &b.plan) != 0) {
         fprintf(stderr, "bench_kv_store: no page for %s\n", shape->name);
@@ -135,7 +135,7 @@ bed_open(const shape_t *shape, const tr_kernels_t *kernels, tr_stream_t stream)
     }
     b.kv = (tr_kv_view_t){ .page_bytes = b.plan.page_bytes,
                            .layers = shape->layers,
-                           .lists = shape->lists,
+                           .kv_heads = shape->kv_heads,
                            .head_dim = shape->dim,
                            .n_layouts = b.plan.n };
     bed_tables(&b);
@@ -183,7 +183,7 @@ append(bed_t *b, int32_t slot, uint32_t pos, uint32_t n)
 {
     uint32_t row_pos[CHUNK], seq_row[2] = { 0, n };
     tr_rows_t rows = { n, 1, row_pos, &slot, seq_row };
-    size_t ld = (size_t) b->shape->lists * b->shape->dim;
+    size_t ld = (size_t) b->shape->kv_heads * b->shape->dim;
 
     for (uint32_t i = 0; i < n; i++) {
         row_pos[i] = pos + i;
@@ -203,14 +203,14 @@ bench_dense(bed_t *b)
     for (uint32_t i = 0; i < STEPS; i++) {
         append(b, 0, i, 1);
     }
-    return (now() - start) * 1e9 / STEPS / (b->kv.layers * b->kv.lists);
+    return (now() - start) * 1e9 / STEPS / (b->kv.layers * b->kv.kv_heads);
 }
 
 /* Steps that each move two tokens of every head. */
 static double
 bench_move(bed_t *b)
 {
-    uint32_t heads = b->kv.layers * b->kv.lists;
+    uint32_t heads = b->kv.layers * b->kv.kv_heads;
     tr_kv_seq_t *q = &b->seq[1];
     double seconds = 0;
 
@@ -254,7 +254,7 @@ bench_prompt(bed_t *b)
 static double
 bench_compress(bed_t *b)
 {
-    uint32_t heads = b->kv.layers * b->kv.lists;
+    uint32_t heads = b->kv.layers * b->kv.kv_heads;
     tr_kv_seq_t to = b->seq[1];
     tr_kv_compress_t c = { .slot = 0,
                            .n_dense = PROMPT,

@@ -24,7 +24,7 @@
 #include "bench.h"
 
 #define LAYERS 32u
-#define LISTS 8u
+#define KV_HEADS 8u
 #define BATCH_MAX 128u
 #define PROMPT 1024u
 #define STEPS 32u
@@ -48,13 +48,13 @@ typedef struct {
 } options_t;
 
 static tr_kv_cache_t *
-make_cache(const options_t *o, uint32_t layers, uint32_t lists,
+make_cache(const options_t *o, uint32_t layers, uint32_t kv_heads,
            uint32_t head_dim, uint32_t slots, uint64_t memory,
            const tr_kv_policy_t *policy)
 {
     const tr_kv_policy_t *const policies[] = { policy };
     tr_kv_config_t c = { .layers = layers,
-                         .lists = lists,
+                         .kv_heads = kv_heads,
                          .head_dim = head_dim,
                          .slots = slots,
                          .max_len = 4096,
@@ -118,16 +118,16 @@ by_batch(const options_t *o, json_t *result)
     tr_kv_cache_t *kv;
     tr_error_t err;
 
-    expect(tr_kv_policy_create("uniform:levels=8/4,window=64", LAYERS, LISTS,
+    expect(tr_kv_policy_create("uniform:levels=8/4,window=64", LAYERS, KV_HEADS,
                                128, &policy, &err)
                == TR_OK,
            "policy");
     /* virtual: without tokens nobody touches a page */
-    kv = make_cache(o, LAYERS, LISTS, 128, BATCH_MAX, 40ull << 30, policy);
+    kv = make_cache(o, LAYERS, KV_HEADS, 128, BATCH_MAX, 40ull << 30, policy);
     printf("memory management, %u layers x %u KV heads, %d threads, medians of"
            " %d rounds, microseconds\n"
            "  batch  prompt step (%u tokens)  generation step\n",
-           LAYERS, LISTS, o->threads, o->rounds, PROMPT);
+           LAYERS, KV_HEADS, o->threads, o->rounds, PROMPT);
     for (uint32_t n = 1; n <= BATCH_MAX; n *= 2) {
         double x[2][ROUNDS_MAX];
 
@@ -177,7 +177,7 @@ fill_scores(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 
 /* Nanoseconds that planning and granting one decode step costs a head. */
 static double
-step_of_diffkv(const options_t *o, uint32_t layers, uint32_t lists,
+step_of_diffkv(const options_t *o, uint32_t layers, uint32_t kv_heads,
                uint32_t head_dim, uint32_t n)
 {
     tr_kv_policy_t *policy;
@@ -188,12 +188,12 @@ step_of_diffkv(const options_t *o, uint32_t layers, uint32_t lists,
     tr_status_t rc[BATCH_MAX];
     double step[STEPS * 8], t;
 
-    if (tr_kv_policy_create("diffkv:alpha_high=1,alpha_low=0.02", layers, lists,
-                            head_dim, &policy, &err)
+    if (tr_kv_policy_create("diffkv:alpha_high=1,alpha_low=0.02", layers,
+                            kv_heads, head_dim, &policy, &err)
         != TR_OK) {
         expect(false, err.text);
     }
-    kv = make_cache(o, layers, lists, head_dim, n, 8ull << 30, policy);
+    kv = make_cache(o, layers, kv_heads, head_dim, n, 8ull << 30, policy);
     for (uint32_t i = 0; i < n; i++) {
         slots[i] = tr_kv_open(kv, NULL);
         tr_kv_prompt(kv, slots[i], PROMPT);
@@ -213,7 +213,7 @@ step_of_diffkv(const options_t *o, uint32_t layers, uint32_t lists,
     }
     tr_kv_cache_free(kv);
     tr_kv_policy_free(policy);
-    return median(step, STEPS * 8) / (n * layers * lists) * 1e9;
+    return median(step, STEPS * 8) / (n * layers * kv_heads) * 1e9;
 }
 
 static options_t
@@ -254,8 +254,8 @@ main(int argc, char **argv)
 
     by_batch(&o, rows);
     pocket = step_of_diffkv(&o, 8, 2, 64, 1);
-    llama = step_of_diffkv(&o, LAYERS, LISTS, 128, 1);
-    batch = step_of_diffkv(&o, LAYERS, LISTS, 128, 8);
+    llama = step_of_diffkv(&o, LAYERS, KV_HEADS, 128, 1);
+    batch = step_of_diffkv(&o, LAYERS, KV_HEADS, 128, 8);
     printf("\na decode step of diffkv, nanoseconds a head: %.0f (16 heads),"
            " %.0f (256), %.0f (8 x 256)\n",
            pocket, llama, batch);

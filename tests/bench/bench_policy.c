@@ -218,7 +218,7 @@ side_open(bench_t *b, int which, const char *spec)
     side_t *s = &b->side[which];
     tr_kv_config_t kc = {
         .layers = c->layers,
-        .lists = c->kv_heads,
+        .kv_heads = c->kv_heads,
         .head_dim = c->head_dim,
         .slots = TEXTS + STREAMS_MAX,
         .max_len = LEN_MAX + WARM + STEPS,
@@ -231,12 +231,12 @@ side_open(bench_t *b, int which, const char *spec)
     tr_kv_view_t view;
     tr_error_t err;
 
-    must(tr_kv_policy_create(spec, kc.layers, kc.lists, kc.head_dim, &s->policy,
-                             &err),
+    must(tr_kv_policy_create(spec, kc.layers, kc.kv_heads, kc.head_dim,
+                             &s->policy, &err),
          &err, spec);
     must(tr_kv_policy_plan(s->policy, kc.head_dim, kc.max_len, &plan), NULL,
          spec);
-    kc.memory = (uint64_t) (kc.slots + 4) * kc.layers * kc.lists
+    kc.memory = (uint64_t) (kc.slots + 4) * kc.layers * kc.kv_heads
                 * (kc.max_len / plan.layout[0].tokens + 1) * plan.page_bytes;
     must(tr_kv_cache_create(&kc, &s->kv, &err), &err, spec);
     tr_kv_view(s->kv, &view);

@@ -187,7 +187,7 @@ run_cpu(const attend_t *a, const share_t *mine, const float *in, float scale,
     const tr_kernels_t *cpu = soft_cpu();
     size_t bytes = cpu->attention_work(&soft_cpu_stream, mine->rows.n_rows,
                                        mine->rows.n_seqs, mine->len, heads,
-                                       kv.lists, kv.head_dim);
+                                       kv.kv_heads, kv.head_dim);
 
     if (a->path == DECODE || a->path == SCORE) {
         kv.seq = read_all(kv.seq, mine->slots, a->path == SCORE);
@@ -292,10 +292,10 @@ static bool
 allowed(const tr_kv_view_t *kv, uint32_t layer, const tr_cuda_queries_t *q,
         const void *work)
 {
-    uint32_t group = kv->lists ? q->heads / kv->lists : 0;
+    uint32_t group = kv->kv_heads ? q->heads / kv->kv_heads : 0;
     size_t row = (size_t) q->heads * kv->head_dim;
 
-    return layer < kv->layers && group > 0 && group * kv->lists == q->heads
+    return layer < kv->layers && group > 0 && group * kv->kv_heads == q->heads
            && group <= TR_GROUP_MAX && q->ldq >= row && q->ldo >= row
            && kv->head_dim > 0 && kv->head_dim <= TR_HEAD_DIM_MAX
            && kv->head_dim % 16 == 0 && aligned(work, 256);
@@ -306,7 +306,7 @@ static bool
 fast(const tr_kv_view_t *kv, const tr_cuda_queries_t *q)
 {
     return (kv->head_dim == 64 || kv->head_dim == 128)
-           && q->heads / kv->lists <= 8 && aligned(q->q, 16)
+           && q->heads / kv->kv_heads <= 8 && aligned(q->q, 16)
            && aligned(q->out, 16) && q->ldq % 8 == 0 && q->ldo % 8 == 0;
 }
 
@@ -369,8 +369,8 @@ static bool
 decode_allowed(const tr_kv_view_t *kv, const tr_rows_t *rows,
                const tr_cuda_decode_size_t *size)
 {
-    return rows->n_seqs <= size->max_seqs && kv->lists == size->lists
-           && kv->lists > 0 && kv->head_dim == size->head_dim
+    return rows->n_seqs <= size->max_seqs && kv->kv_heads == size->kv_heads
+           && kv->kv_heads > 0 && kv->head_dim == size->head_dim
            && size->layers >= kv->layers && size->page_tokens > 0
            && size->max_tokens > 0 && kv->n_layouts <= TR_KV_LAYOUTS_MAX
            && plain_layouts(kv);
@@ -474,7 +474,7 @@ tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                    .work_bytes = tr_cuda_prompt_work(size) };
 
     if (!allowed(kv, layer, queries, work) || !fast(kv, queries)
-        || kv->lists != size->lists || kv->head_dim != size->head_dim
+        || kv->kv_heads != size->kv_heads || kv->head_dim != size->head_dim
         || queries->heads != size->heads || rows->n_rows > size->max_rows
         || rows->n_seqs > size->max_seqs || size->max_len == 0
         || size->path >= TR_PROMPT_PATHS || !(queries->scale > 0)
@@ -506,7 +506,7 @@ tr_cuda_attention(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
 
     if (!allowed(kv, layer, queries, work) || rows->n_seqs > size->max_seqs
         || rows->n_seqs > rows->n_rows || rows->n_rows > size->max_rows
-        || kv->lists != size->lists || kv->head_dim != size->head_dim
+        || kv->kv_heads != size->kv_heads || kv->head_dim != size->head_dim
         || queries->heads != size->heads) {
         return TR_KERNEL_BADARG;
     }

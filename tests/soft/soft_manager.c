@@ -279,7 +279,7 @@ entries(const swap_t *a, const tr_kv_view_t *kv, uint32_t head, uint32_t *out)
 {
     const tr_kv_seq_t *q = &kv->seq[a->swap.slot];
     const uint32_t *count = kv->count
-                            + ((size_t) a->swap.slot * kv->layers * kv->lists
+                            + ((size_t) a->swap.slot * kv->layers * kv->kv_heads
                                + head)
                                   * TR_KV_LISTS_MAX;
     uint32_t n = 0, pages;
@@ -308,7 +308,7 @@ swap_body(void *args)
 {
     const swap_t *a = args;
     tr_kv_view_t kv = soft_view(&a->view);
-    uint32_t heads = kv.layers * kv.lists, n = 0;
+    uint32_t heads = kv.layers * kv.kv_heads, n = 0;
     uint32_t *entry = soft_scratch(kv.table_len * sizeof(*entry));
 
     for (uint32_t h = 0; h < heads; h++) {
@@ -342,7 +342,7 @@ swap_body(void *args)
 size_t
 tr_cuda_kv_swap_work(const tr_kv_view_t *kv)
 {
-    return (size_t) kv->layers * kv->lists * sizeof(uint32_t);
+    return (size_t) kv->layers * kv->kv_heads * sizeof(uint32_t);
 }
 
 int
@@ -352,7 +352,7 @@ tr_cuda_kv_swap(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
 {
     swap_t a = { .tables = tables, .swap = *swap, .pages = pages };
 
-    if (swap->slot < 0 || kv->layers * kv->lists == 0 || kv->page_bytes % 16
+    if (swap->slot < 0 || kv->layers * kv->kv_heads == 0 || kv->page_bytes % 16
         || work == NULL || swap->dense_pages > kv->at_window
         || !soft_view_keep(&a.view, kv)) {
         return TR_KERNEL_BADARG;

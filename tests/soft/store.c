@@ -17,7 +17,7 @@ typedef struct {
     uint32_t *refused;
 } append_t;
 
-/* One head as a cache of its own: slot 0, layer 0, list 0. */
+/* One head as a cache of its own: slot 0, layer 0, KV head 0. */
 typedef struct {
     tr_kv_view_t kv;
     tr_kv_move_t move;
@@ -26,12 +26,12 @@ typedef struct {
 } head_t;
 
 static head_t
-head_of(const tr_kv_view_t *kv, int32_t slot, uint32_t layer, uint32_t list)
+head_of(const tr_kv_view_t *kv, int32_t slot, uint32_t layer, uint32_t kv_head)
 {
-    head_t h = { .kv = *kv, .head = tr_kv_head(kv, slot, layer, list) };
+    head_t h = { .kv = *kv, .head = tr_kv_head(kv, slot, layer, kv_head) };
 
     h.seq = &kv->seq[slot];
-    h.kv.layers = h.kv.lists = 1;
+    h.kv.layers = h.kv.kv_heads = 1;
     h.kv.tables += h.head * kv->table_len;
     h.kv.seq = h.seq;
     h.kv.count += h.head * TR_KV_LISTS_MAX;
@@ -60,7 +60,7 @@ static numbers_t
 numbers_of(const append_t *a)
 {
     const tr_cuda_keys_t *in = &a->in;
-    numbers_t x = { .ld = (size_t) a->view.kv.lists * a->view.kv.head_dim };
+    numbers_t x = { .ld = (size_t) a->view.kv.kv_heads * a->view.kv.head_dim };
 
     x.k = soft_scratch(a->rows.n_rows * x.ld * 4);
     x.v = soft_scratch(a->rows.n_rows * x.ld * 4);
@@ -75,11 +75,11 @@ numbers_of(const append_t *a)
 
 /* Rows [row, row + n) of a sequence into one head. */
 static bool
-store_rows(const append_t *a, head_t *h, const numbers_t *x, uint32_t list,
+store_rows(const append_t *a, head_t *h, const numbers_t *x, uint32_t kv_head,
            uint32_t row, uint32_t n)
 {
     uint32_t dim = h->kv.head_dim;
-    size_t at = row * x->ld + (size_t) list * dim;
+    size_t at = row * x->ld + (size_t) kv_head * dim;
     int32_t slot = 0;
     uint32_t seq_row[2] = { 0, n };
     tr_rows_t rows = { n, 1, a->rows.row_pos + row, &slot, seq_row };
@@ -93,10 +93,10 @@ store_rows(const append_t *a, head_t *h, const numbers_t *x, uint32_t list,
 
 static void
 append_head(const append_t *a, const tr_kv_view_t *kv, const numbers_t *x,
-            uint32_t seq, uint32_t list)
+            uint32_t seq, uint32_t kv_head)
 {
     uint32_t row = a->rows.seq_row[seq], n = a->rows.seq_row[seq + 1] - row;
-    head_t h = head_of(kv, a->rows.seq_slot[seq], a->layer, list);
+    head_t h = head_of(kv, a->rows.seq_slot[seq], a->layer, kv_head);
 
     if (a->in.moved && a->rows.row_pos[row] < h.seq->base) {
         h.move.victim_from = TR_KV_STAYS;
@@ -104,12 +104,12 @@ append_head(const append_t *a, const tr_kv_view_t *kv, const numbers_t *x,
             h.move.to = TR_KV_STAYS;
         }
     }
-    if (store_rows(a, &h, x, list, row, n)) {
+    if (store_rows(a, &h, x, kv_head, row, n)) {
         return;
     }
     for (uint32_t i = 0; i < n; i++) { /* those that have a place */
         if (n == 1 || a->rows.row_pos[row + i] < h.seq->base
-            || !store_rows(a, &h, x, list, row + i, 1)) {
+            || !store_rows(a, &h, x, kv_head, row + i, 1)) {
             refuse(a, 1);
         }
     }
@@ -123,7 +123,7 @@ append(void *args)
     numbers_t x = numbers_of(a);
 
     for (uint32_t s = 0; s < a->rows.n_seqs; s++) {
-        for (uint32_t l = 0; a->rows.seq_slot[s] >= 0 && l < kv.lists; l++) {
+        for (uint32_t l = 0; a->rows.seq_slot[s] >= 0 && l < kv.kv_heads; l++) {
             if (a->rows.seq_row[s + 1] > a->rows.seq_row[s]) {
                 append_head(a, &kv, &x, s, l);
             }
@@ -137,11 +137,11 @@ append(void *args)
  * and kv_append puts the right one in its place. */
 static void
 moves_head(const append_t *a, const tr_kv_view_t *kv, uint32_t seq,
-           uint32_t layer, uint32_t list)
+           uint32_t layer, uint32_t kv_head)
 {
     static const float zeros[TR_HEAD_DIM_MAX];
     uint32_t row = a->rows.seq_row[seq], n = a->rows.seq_row[seq + 1] - row;
-    head_t h = head_of(kv, a->rows.seq_slot[seq], layer, list);
+    head_t h = head_of(kv, a->rows.seq_slot[seq], layer, kv_head);
     uint32_t seq_row[2] = { 0, 1 };
     int32_t slot = 0;
     tr_rows_t rows = { 1, 1, a->rows.row_pos + row, &slot, seq_row };
@@ -165,10 +165,10 @@ moves(void *args)
     tr_kv_view_t kv = soft_view(&a->view);
 
     for (uint32_t s = 0; s < a->rows.n_seqs; s++) {
-        uint32_t heads = a->rows.seq_slot[s] >= 0 ? kv.layers * kv.lists : 0;
+        uint32_t heads = a->rows.seq_slot[s] >= 0 ? kv.layers * kv.kv_heads : 0;
 
         for (uint32_t i = 0; i < heads; i++) {
-            moves_head(a, &kv, s, i / kv.lists, i % kv.lists);
+            moves_head(a, &kv, s, i / kv.kv_heads, i % kv.kv_heads);
         }
     }
 }
@@ -178,7 +178,7 @@ launch(const tr_cuda_stream_t *s, append_t *a, const tr_kv_view_t *kv,
        const char *name, soft_body_f body)
 {
     if (kv->head_dim == 0 || kv->head_dim > TR_HEAD_DIM_MAX || kv->head_dim % 16
-        || kv->lists == 0 || !soft_view_keep(&a->view, kv)) {
+        || kv->kv_heads == 0 || !soft_view_keep(&a->view, kv)) {
         return TR_KERNEL_BADARG;
     }
     if (a->rows.n_rows == 0 || a->rows.n_seqs == 0) {
@@ -208,7 +208,7 @@ tr_cuda_kv_append(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
 
     int rc = TR_KERNEL_OK;
 
-    if (in->ld < (size_t) kv->lists * kv->head_dim || layer >= kv->layers) {
+    if (in->ld < (size_t) kv->kv_heads * kv->head_dim || layer >= kv->layers) {
         return TR_KERNEL_BADARG;
     }
     if (in->heads != NULL) {
@@ -252,7 +252,7 @@ compress(void *args)
 size_t
 tr_cuda_kv_compress_work(const tr_kv_view_t *kv, uint32_t n, uint32_t max_len)
 {
-    return tr_pad((size_t) n * kv->layers * kv->lists * (16 + max_len * 4ul),
+    return tr_pad((size_t) n * kv->layers * kv->kv_heads * (16 + max_len * 4ul),
                   256);
 }
 
@@ -264,7 +264,7 @@ tr_cuda_kv_compress(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     compress_t a = { .jobs = jobs, .n = n, .refused = refused, .work = work };
 
     if (kv->head_dim == 0 || kv->head_dim > TR_HEAD_DIM_MAX || kv->head_dim % 16
-        || kv->layers * kv->lists == 0 || kv->layers * kv->lists > 32767
+        || kv->layers * kv->kv_heads == 0 || kv->layers * kv->kv_heads > 32767
         || n > 65535 || refused == NULL || !soft_view_keep(&a.view, kv)) {
         return TR_KERNEL_BADARG;
     }

@@ -67,7 +67,7 @@ build(const tr_kv_policy_row_t *row, const char *settings, uint32_t head_dim,
 }
 
 tr_status_t
-tr_kv_policy_create(const char *spec, uint32_t layers, uint32_t lists,
+tr_kv_policy_create(const char *spec, uint32_t layers, uint32_t kv_heads,
                     uint32_t head_dim, tr_kv_policy_t **out, tr_error_t *err)
 {
     size_t n = strcspn(spec, ":");
@@ -95,7 +95,7 @@ tr_kv_policy_create(const char *spec, uint32_t layers, uint32_t lists,
     p->row = row;
     p->name = row->name;
     p->layers_of = layers;
-    p->lists_of = lists;
+    p->kv_heads_of = kv_heads;
     rc = build(row, spec[n] == ':' ? spec + n + 1 : "", head_dim, p, err);
     if (rc != TR_OK) {
         tr_kv_policy_free(p);

@@ -56,11 +56,11 @@ struct tr_kv_policy {
 };
 
 /* Reads "NAME" or "NAME:KEY=VALUE,KEY=VALUE": see docs/kv-cache.md for the
- * policies and their settings.  layers, lists, head_dim: of the model, for
+ * policies and their settings.  layers, kv_heads, head_dim: of the model, for
  * levels and settings by head.  *err names what is unknown or out of range,
  * the value, and what would be right.  Free with tr_kv_policy_free. */
 tr_status_t tr_kv_policy_create(const char *spec, uint32_t layers,
-                                uint32_t lists, uint32_t head_dim,
+                                uint32_t kv_heads, uint32_t head_dim,
                                 tr_kv_policy_t **out, tr_error_t *err);
 void tr_kv_policy_free(tr_kv_policy_t *p);
 
@@ -90,7 +90,7 @@ struct tr_kv_policy_row {
     /* What a head is charged at admission for a sequence of n tokens: so many
      * are expected in each list, tokens[0 .. n_levels).  NULL: there are no
      * lists. */
-    void (*charge)(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
+    void (*charge)(const tr_kv_policy_t *p, uint32_t layer, uint32_t kv_head,
                    uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX]);
 };
 

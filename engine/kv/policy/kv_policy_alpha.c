@@ -2,7 +2,7 @@
  * The thresholds of diffkv: which fit together, those of one request, and those
  * by head, from a file with lines
  *
- *     layer list alpha_high alpha_low
+ *     layer kv_head alpha_high alpha_low
  *
  * where # begins a comment.  Heads that it does not name keep the thresholds
  * of the policy.  With three levels alpha_top is the same for all.
@@ -104,9 +104,9 @@ bad_line(const tr_kv_policy_t *p, uint32_t line, const char *what,
 {
     return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
                         "%s:%u: \"%.64s\": %s; a line is layer (below %u),"
-                        " list (below %u), alpha_high, alpha_low",
+                        " KV head (below %u), alpha_high, alpha_low",
                         p->alpha_file, line, text, what, p->layers_of,
-                        p->lists_of);
+                        p->kv_heads_of);
 }
 
 /* The numbers of a line: 4, 0 for an empty line, -1 for anything else. */
@@ -140,13 +140,13 @@ put(const tr_kv_policy_t *p, double *alpha, bool *seen, const double v[4],
     size_t head;
 
     if (!(v[0] >= 0 && v[0] < p->layers_of && v[0] == floor(v[0]) && v[1] >= 0
-          && v[1] < p->lists_of && v[1] == floor(v[1]))) {
+          && v[1] < p->kv_heads_of && v[1] == floor(v[1]))) {
         return "no such head";
     }
     if (!tr_kv_alpha_fit(p, v[2], v[3], text)) {
         return text;
     }
-    head = (size_t) v[0] * p->lists_of + (size_t) v[1];
+    head = (size_t) v[0] * p->kv_heads_of + (size_t) v[1];
     if (seen[head]) {
         return "this head was given before";
     }
@@ -188,7 +188,7 @@ read_all(const tr_kv_policy_t *p, FILE *f, double *alpha, bool *seen,
 tr_status_t
 tr_kv_alpha_read(tr_kv_policy_t *p, tr_error_t *err)
 {
-    size_t heads = (size_t) p->layers_of * p->lists_of;
+    size_t heads = (size_t) p->layers_of * p->kv_heads_of;
     double *alpha = calloc(heads == 0 ? 1 : heads, 2 * sizeof(*alpha));
     bool *seen = calloc(heads == 0 ? 1 : heads, sizeof(*seen));
     FILE *f = fopen(p->alpha_file, "re");

@@ -26,14 +26,14 @@
  * and about 1.4 / alpha larger ones; we charge a little more.  No bound: who is
  * wrong waits for pages later. */
 static void
-diffkv_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
+diffkv_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t kv_head,
               uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX])
 {
     float t[TR_KV_LISTS_MAX];
     uint32_t outside = tr_kv_outside(p, n), given = 0;
 
     /* base 1: the alphas themselves */
-    tr_kv_thresholds(&p->rule, layer, list, 0, 1, t);
+    tr_kv_thresholds(&p->rule, layer, kv_head, 0, 1, t);
     for (uint32_t i = 0; i < p->n_levels; i++) {
         double share = t[i] > 1.5f ? 1.5 / t[i] : 1;
         uint32_t upto;
@@ -67,7 +67,7 @@ forgets(const tr_kv_policy_t *p)
     if (p->alpha_of == NULL) {
         return p->alpha_low > 0;
     }
-    for (uint32_t i = 0; i < p->layers_of * p->lists_of; i++) {
+    for (uint32_t i = 0; i < p->layers_of * p->kv_heads_of; i++) {
         if (p->alpha_of[2 * i + 1] > 0) {
             return true;
         }

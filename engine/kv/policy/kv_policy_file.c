@@ -169,8 +169,8 @@ check_keys(const found_t *f, json_t *root, tr_error_t *err)
 }
 
 static tr_status_t
-parse(found_t *f, const char *text, size_t n, uint32_t layers, uint32_t lists,
-      uint32_t head_dim, tr_error_t *err)
+parse(found_t *f, const char *text, size_t n, uint32_t layers,
+      uint32_t kv_heads, uint32_t head_dim, tr_error_t *err)
 {
     json_error_t problem;
     json_t *root = json_loadb(text, n, JSON_REJECT_DUPLICATES, &problem);
@@ -188,7 +188,7 @@ parse(found_t *f, const char *text, size_t n, uint32_t layers, uint32_t lists,
                           PATH_SHOWN ": expected a JSON object", f->path);
     }
     rc = rc == TR_OK ? check_shape(f, root, "layers", layers, err) : rc;
-    rc = rc == TR_OK ? check_shape(f, root, "kv_heads", lists, err) : rc;
+    rc = rc == TR_OK ? check_shape(f, root, "kv_heads", kv_heads, err) : rc;
     rc = rc == TR_OK ? check_shape(f, root, "head_dim", head_dim, err) : rc;
     rc = rc == TR_OK ? take_spec(f, root, err) : rc;
     json_decref(root);
@@ -196,7 +196,7 @@ parse(found_t *f, const char *text, size_t n, uint32_t layers, uint32_t lists,
 }
 
 static tr_status_t
-find(found_t *f, const char *dir, uint32_t layers, uint32_t lists,
+find(found_t *f, const char *dir, uint32_t layers, uint32_t kv_heads,
      uint32_t head_dim, tr_error_t *err)
 {
     char *text = malloc(FILE_MAX_BYTES + 1);
@@ -212,7 +212,7 @@ find(found_t *f, const char *dir, uint32_t layers, uint32_t lists,
     rc = set_path(dir, f->path, err);
     rc = rc == TR_OK ? read_file(f->path, text, &n, err) : rc;
     if (rc == TR_OK) {
-        rc = parse(f, text, n, layers, lists, head_dim, err);
+        rc = parse(f, text, n, layers, kv_heads, head_dim, err);
     }
     free(text);
     return rc == TR_ERR_NOT_FOUND ? TR_OK : rc;
@@ -230,10 +230,10 @@ is_for(const char *spec, const char *name)
 
 tr_status_t
 tr_kv_policy_open(const char *dir, const char *spec, uint32_t layers,
-                  uint32_t lists, uint32_t head_dim, tr_kv_policy_t **out,
+                  uint32_t kv_heads, uint32_t head_dim, tr_kv_policy_t **out,
                   tr_kv_source_t *source, tr_error_t *err)
 {
-    tr_status_t rc = tr_kv_policy_create(spec, layers, lists, head_dim, out,
+    tr_status_t rc = tr_kv_policy_create(spec, layers, kv_heads, head_dim, out,
                                          err);
     tr_kv_policy_t *found = NULL;
     tr_error_t story;
@@ -245,10 +245,10 @@ tr_kv_policy_open(const char *dir, const char *spec, uint32_t layers,
         return rc;
     }
     *source = TR_KV_FROM_DEFAULTS;
-    rc = find(&f, dir, layers, lists, head_dim, err);
+    rc = find(&f, dir, layers, kv_heads, head_dim, err);
     if (rc == TR_OK && is_for(f.spec, (*out)->name)) {
         *source = TR_KV_FROM_FILE;
-        rc = tr_kv_policy_create(f.spec, layers, lists, head_dim, &found,
+        rc = tr_kv_policy_create(f.spec, layers, kv_heads, head_dim, &found,
                                  &story);
         if (rc != TR_OK) {
             tr_error_set(err, rc, "kv_policy", PATH_SHOWN ": %s", f.path,
@@ -296,8 +296,8 @@ dump(const char *path, const json_t *root)
 
 tr_status_t
 tr_kv_policy_file_write(const char *dir, const char *spec, uint32_t layers,
-                        uint32_t lists, uint32_t head_dim, json_t *calibrated,
-                        tr_error_t *err)
+                        uint32_t kv_heads, uint32_t head_dim,
+                        json_t *calibrated, tr_error_t *err)
 {
     char path[PATH_BYTES], draft[PATH_BYTES + 8];
     tr_status_t rc = set_path(dir, path, err);
@@ -313,7 +313,7 @@ tr_kv_policy_file_write(const char *dir, const char *spec, uint32_t layers,
         return rc;
     }
     root = json_pack("{s:s, s:I, s:I, s:I, s:O}", "kv_policy", spec, "layers",
-                     (json_int_t) layers, "kv_heads", (json_int_t) lists,
+                     (json_int_t) layers, "kv_heads", (json_int_t) kv_heads,
                      "head_dim", (json_int_t) head_dim, "calibrated",
                      calibrated);
     snprintf(draft, sizeof(draft), "%s.new", path);

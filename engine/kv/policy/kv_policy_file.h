@@ -36,7 +36,7 @@ typedef enum {
 /* As tr_kv_policy_create, with the file in dir (of the model) for a spec that
  * is a bare name.  Errors of the file begin with its path. */
 tr_status_t tr_kv_policy_open(const char *dir, const char *spec,
-                              uint32_t layers, uint32_t lists,
+                              uint32_t layers, uint32_t kv_heads,
                               uint32_t head_dim, tr_kv_policy_t **out,
                               tr_kv_source_t *source, tr_error_t *err);
 
@@ -50,7 +50,7 @@ bool tr_kv_policy_uncalibrated(const tr_kv_policy_t *p, tr_kv_source_t source);
 /* Writes the file, or replaces it as a whole.  spec must have settings;
  * calibrated: an object, borrowed. */
 tr_status_t tr_kv_policy_file_write(const char *dir, const char *spec,
-                                    uint32_t layers, uint32_t lists,
+                                    uint32_t layers, uint32_t kv_heads,
                                     uint32_t head_dim, json_t *calibrated,
                                     tr_error_t *err);
 

@@ -19,13 +19,13 @@ h2o_begin(tr_kv_policy_t *copy, uint32_t n)
 }
 
 static void
-h2o_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list, uint32_t n,
-           uint32_t tokens[TR_KV_LISTS_MAX])
+h2o_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t kv_head,
+           uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX])
 {
     uint32_t outside = tr_kv_outside(p, n);
 
     (void) layer;
-    (void) list;
+    (void) kv_head;
     tokens[0] = p->budget[1] < outside ? p->budget[1] : outside;
 }
 

@@ -82,10 +82,10 @@ tr_kv_levels_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
 /* ---- charges ------------------------------------------------------------ */
 
 void
-tr_kv_charge_all(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
+tr_kv_charge_all(const tr_kv_policy_t *p, uint32_t layer, uint32_t kv_head,
                  uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX])
 {
     (void) layer;
-    (void) list;
+    (void) kv_head;
     tokens[0] = tr_kv_outside(p, n);
 }

@@ -13,13 +13,13 @@
 #include "engine/config/log.h"
 
 static void
-snapkv_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
+snapkv_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t kv_head,
               uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX])
 {
     uint32_t outside = tr_kv_outside(p, n), kept = tr_kv_budget(p, 0, outside);
 
     (void) layer;
-    (void) list;
+    (void) kv_head;
     tokens[0] = kept < outside ? kept : outside;
 }
 

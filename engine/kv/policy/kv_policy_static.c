@@ -15,13 +15,13 @@
 #include "engine/config/log.h"
 
 static void
-static_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
+static_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t kv_head,
               uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX])
 {
     uint32_t outside = tr_kv_outside(p, n), given = 0;
 
     (void) layer;
-    (void) list;
+    (void) kv_head;
     for (uint32_t l = 0; l < p->n_levels; l++) {
         uint32_t sum = tr_kv_share_upto(&p->rule, l, n);
 

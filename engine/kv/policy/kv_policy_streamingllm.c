@@ -17,13 +17,13 @@ streaming_begin(tr_kv_policy_t *copy, uint32_t n)
 }
 
 static void
-streaming_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list,
+streaming_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t kv_head,
                  uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX])
 {
     uint32_t outside = tr_kv_outside(p, n);
 
     (void) layer;
-    (void) list;
+    (void) kv_head;
     tokens[0] = p->sinks < outside ? p->sinks : outside;
 }
 

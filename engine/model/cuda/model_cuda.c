@@ -49,20 +49,20 @@ size_attention(tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits)
         tokens = limits->max_tokens;
     }
     m->decode_size = (tr_cuda_decode_size_t){ .layers = c->layers,
-                                              .lists = c->kv_heads,
+                                              .kv_heads = c->kv_heads,
                                               .head_dim = c->head_dim,
                                               .max_seqs = limits->max_seqs,
                                               .heads = c->query_heads,
                                               .max_tokens = tokens,
                                               .page_tokens = 8 };
-    m->prompt_size = (tr_cuda_prompt_size_t){ .lists = c->kv_heads,
+    m->prompt_size = (tr_cuda_prompt_size_t){ .kv_heads = c->kv_heads,
                                               .head_dim = c->head_dim,
                                               .heads = c->query_heads,
                                               .max_rows = limits->max_rows,
                                               .max_seqs = limits->max_seqs,
                                               .max_len = limits->max_len,
                                               .path = TR_PROMPT_BEST };
-    m->generic_size = (tr_cuda_generic_size_t){ .lists = c->kv_heads,
+    m->generic_size = (tr_cuda_generic_size_t){ .kv_heads = c->kv_heads,
                                                 .head_dim = c->head_dim,
                                                 .heads = c->query_heads,
                                                 .max_rows = limits->max_rows,

@@ -247,7 +247,7 @@ layer(tr_model_cuda_t *m, const run_t *r, uint32_t l)
     size_t kv = (size_t) c->kv_heads * c->head_dim;
     tr_cuda_qkv_t heads = { .rows = n,
                             .heads = c->query_heads,
-                            .lists = c->kv_heads,
+                            .kv_heads = c->kv_heads,
                             .head_dim = c->head_dim,
                             .qkv = m->qkv,
                             .ld = m->ld_qkv,

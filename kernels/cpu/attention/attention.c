@@ -52,14 +52,14 @@ row_bytes(uint32_t group, uint32_t max_len, uint32_t head_dim)
 size_t
 tr_cpu_attention_work(const tr_stream_t *s, uint32_t max_rows,
                       uint32_t max_seqs, uint32_t max_len, uint32_t heads,
-                      uint32_t lists, uint32_t head_dim)
+                      uint32_t kv_heads, uint32_t head_dim)
 {
     return tr_pad(((size_t) max_seqs + 1) * sizeof(uint32_t), 64)
-           + tr_turns_bytes((uint32_t) s->threads, max_rows, max_seqs, lists,
-                            heads / lists, max_len)
+           + tr_turns_bytes((uint32_t) s->threads, max_rows, max_seqs, kv_heads,
+                            heads / kv_heads, max_len)
            + (size_t) s->threads
                  * (scratch_bytes(head_dim, max_len)
-                    + row_bytes(heads / lists, max_len, head_dim));
+                    + row_bytes(heads / kv_heads, max_len, head_dim));
 }
 
 /* Lays the workspace out for this step; what it takes grows with rows and
@@ -73,8 +73,8 @@ lay_out(tr_step_t *a, const tr_stream_t *s, uint8_t *work, uint32_t max_len)
     a->starts = (uint32_t *) work;
     work += tr_pad(((size_t) rows->n_seqs + 1) * sizeof(uint32_t), 64);
     tr_turns_begin(a, work, max_len);
-    work += tr_turns_bytes(a->threads, rows->n_rows, rows->n_seqs, a->kv->lists,
-                           a->group, max_len);
+    work += tr_turns_bytes(a->threads, rows->n_rows, rows->n_seqs,
+                           a->kv->kv_heads, a->group, max_len);
     a->scratch_size = scratch_bytes(dim, max_len);
     a->scratch = work;
     work += (size_t) s->threads * a->scratch_size;
@@ -119,18 +119,18 @@ second_phase(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 static uint32_t
 first_pieces(const tr_step_t *a, uint32_t seq)
 {
-    uint32_t lists = a->kv->lists;
+    uint32_t kv_heads = a->kv->kv_heads;
 
     if (tr_step_dense(a, seq)) {
-        return tr_step_tiles(a, seq) * lists;
+        return tr_step_tiles(a, seq) * kv_heads;
     }
-    return a->split ? lists * tr_step_parts(a, seq) : lists;
+    return a->split ? kv_heads * tr_step_parts(a, seq) : kv_heads;
 }
 
 static uint32_t
 second_pieces(const tr_step_t *a, uint32_t seq)
 {
-    return a->split && !tr_step_dense(a, seq) ? a->kv->lists : 0;
+    return a->split && !tr_step_dense(a, seq) ? a->kv->kv_heads : 0;
 }
 
 static void
@@ -182,7 +182,7 @@ tr_cpu_attention(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
                     .kv = kv,
                     .layer = layer,
                     .heads = heads,
-                    .group = kv->lists ? heads / kv->lists : 0,
+                    .group = kv->kv_heads ? heads / kv->kv_heads : 0,
                     .rows = rows,
                     .q = q,
                     .out = out,
@@ -190,14 +190,14 @@ tr_cpu_attention(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
                     .ldo = ldo,
                     .scale = scale };
 
-    if (a.group == 0 || a.group > TR_GROUP_MAX || heads % kv->lists
+    if (a.group == 0 || a.group > TR_GROUP_MAX || heads % kv->kv_heads
         || dim > TR_HEAD_DIM_MAX || dim % 16 || layer >= kv->layers
         || ldq < (size_t) heads * dim || ldo < (size_t) heads * dim
         || !rows_valid(&a, &max_len, &compressed)) {
         return TR_KERNEL_BADARG;
     }
     a.threads = (uint32_t) s->threads;
-    a.split = compressed * kv->lists < (uint32_t) s->threads;
+    a.split = compressed * kv->kv_heads < (uint32_t) s->threads;
     lay_out(&a, s, work, max_len);
     run_phase(&a, s, first_phase, first_pieces);
     run_phase(&a, s, second_phase, second_pieces);

@@ -39,7 +39,7 @@ typedef struct {
 
 /* Those of a head that hold tokens, lists first; returns how many. */
 uint32_t tr_attention_runs(const tr_kv_view_t *kv, int32_t slot, uint32_t layer,
-                           uint32_t list, tr_run_t *run);
+                           uint32_t kv_head, tr_run_t *run);
 
 static inline const uint8_t *
 tr_run_page(const tr_kv_view_t *kv, const tr_run_t *r, uint32_t i)
@@ -104,7 +104,7 @@ void tr_run_block(const tr_kv_view_t *kv, const tr_run_t *r, uint32_t i,
                   tr_block_t *out);
 
 /* Rows at dense positions: query positions [pos, pos + n_pos) of a sequence
- * with the query heads of one list, which share its pages. */
+ * with the query heads of one KV head, which share its pages. */
 typedef struct {
     const tr_kv_view_t *kv;
     const tr_run_t *run; /* what lies before the dense tokens */

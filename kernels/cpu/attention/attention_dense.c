@@ -80,23 +80,25 @@ tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
 {
     const tr_rows_t *rows = a->rows;
     const tr_kv_seq_t *s = tr_step_seq(a, seq);
-    uint32_t dim = a->kv->head_dim, lists = a->kv->lists, list = i % lists;
+    uint32_t dim = a->kv->head_dim, kv_heads = a->kv->kv_heads,
+             kv_head = i % kv_heads;
     uint32_t n_pos = tile_positions(a, seq);
     uint32_t reach = tr_kv_reach(a->kv, a->layer);
     bool scored = tr_step_scores(a, seq);
-    uint32_t tile = scored ? i / lists : tr_step_tiles(a, seq) - 1 - i / lists;
+    uint32_t tile = scored ? i / kv_heads
+                           : tr_step_tiles(a, seq) - 1 - i / kv_heads;
     uint32_t row = rows->seq_row[seq] + tile * n_pos;
     uint32_t left = rows->seq_row[seq + 1] - row;
     int32_t slot = rows->seq_slot[seq];
-    size_t column = (size_t) list * a->group * dim;
+    size_t column = (size_t) kv_head * a->group * dim;
     tr_run_t run[TR_RUNS_MAX];
     tr_attention_tile_t t = {
         .kv = a->kv,
         .run = run,
         .n_runs = reach != 0
                       ? 0
-                      : tr_attention_runs(a->kv, slot, a->layer, list, run),
-        .table = tr_kv_table(a->kv, slot, a->layer, list),
+                      : tr_attention_runs(a->kv, slot, a->layer, kv_head, run),
+        .table = tr_kv_table(a->kv, slot, a->layer, kv_head),
         .pos = rows->row_pos[row] - tr_step_base(a, seq),
         .reach = reach,
         .n_pos = left < n_pos ? left : n_pos,
@@ -106,7 +108,7 @@ tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
         .out = a->out + row * a->ldo + column,
         .ldo = a->ldo,
         .scale = a->scale,
-        .sink = tr_step_sink(a, list),
+        .sink = tr_step_sink(a, kv_head),
         .recent_from = s->recent_from > s->base ? s->recent_from - s->base : 0,
     };
 
@@ -116,7 +118,7 @@ tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
     }
     if (scored) {
         a->isa->tile(tr_turns_tile(a, &t, worker), (float *) scratch);
-        tr_turns_score(a, seq, list, row, worker, (float *) scratch);
+        tr_turns_score(a, seq, kv_head, row, worker, (float *) scratch);
     } else {
         a->isa->tile(&t, (float *) scratch);
     }
@@ -161,7 +163,7 @@ tr_step_victims(const tr_step_t *a, uint32_t seq)
         || tr_step_seq(a, seq)->n_lists == 0) {
         return;
     }
-    for (uint32_t l = 0; l < a->kv->lists; l++) {
+    for (uint32_t l = 0; l < a->kv->kv_heads; l++) {
         tr_run_t run[TR_RUNS_MAX];
         uint32_t n = tr_attention_runs(a->kv, a->rows->seq_slot[seq], a->layer,
                                        l, run);

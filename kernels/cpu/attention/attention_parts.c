@@ -24,15 +24,16 @@ window_run(const tr_kv_view_t *kv, const tr_kv_seq_t *seq, const int32_t *table,
 
 uint32_t
 tr_attention_runs(const tr_kv_view_t *kv, int32_t slot, uint32_t layer,
-                  uint32_t list, tr_run_t *run)
+                  uint32_t kv_head, tr_run_t *run)
 {
     const tr_kv_seq_t *seq = &kv->seq[slot];
-    const int32_t *table = tr_kv_table(kv, slot, layer, list);
+    const int32_t *table = tr_kv_table(kv, slot, layer, kv_head);
     const uint32_t *count;
     uint32_t n = 0;
 
     if (seq->n_lists > 0) {
-        count = kv->count + tr_kv_head(kv, slot, layer, list) * TR_KV_LISTS_MAX;
+        count = kv->count
+                + tr_kv_head(kv, slot, layer, kv_head) * TR_KV_LISTS_MAX;
         for (uint32_t l = 0; l < seq->n_lists; l++) {
             if (count[l] > 0) {
                 run[n++] = (tr_run_t){

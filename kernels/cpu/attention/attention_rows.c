@@ -4,23 +4,23 @@
 #include "attention_step.h"
 
 static void
-make_row(const tr_step_t *a, uint32_t seq, uint32_t list, uint8_t *work,
+make_row(const tr_step_t *a, uint32_t seq, uint32_t kv_head, uint8_t *work,
          tr_attention_row_t *t)
 {
     const tr_kv_seq_t *s = tr_step_seq(a, seq);
     uint32_t row = a->rows->seq_row[seq];
-    size_t column = (size_t) list * a->group * a->kv->head_dim;
+    size_t column = (size_t) kv_head * a->group * a->kv->head_dim;
     size_t stride = tr_row_stride(s->base);
 
     t->kv = a->kv;
-    t->n_runs = tr_attention_runs(a->kv, a->rows->seq_slot[seq], a->layer, list,
-                                  t->run);
+    t->n_runs = tr_attention_runs(a->kv, a->rows->seq_slot[seq], a->layer,
+                                  kv_head, t->run);
     t->position = tr_step_pos(a, seq);
     t->group = a->group;
     t->q = a->q + row * a->ldq + column;
     t->out = a->out + row * a->ldo + column;
     t->scale = a->scale;
-    t->sink = tr_step_sink(a, list);
+    t->sink = tr_step_sink(a, kv_head);
     t->scored = s->scored;
     t->by_sum = s->by_sum;
     t->victim = NULL;
@@ -66,14 +66,14 @@ merge_parts(const tr_attention_row_t *t, uint32_t parts, float *lse)
 
 /* All that comes after the parts. */
 static void
-finish_row(const tr_step_t *a, uint32_t seq, uint32_t list,
+finish_row(const tr_step_t *a, uint32_t seq, uint32_t kv_head,
            tr_attention_row_t *t)
 {
     float lse[TR_GROUP_MAX];
 
     merge_parts(t, tr_row_parts(t), lse);
     if (t->scored) {
-        t->victim = tr_step_clear(a, seq, list);
+        t->victim = tr_step_clear(a, seq, kv_head);
         a->isa->row_score(t, lse);
     }
 }
@@ -83,12 +83,12 @@ tr_step_parts(const tr_step_t *a, uint32_t seq)
 {
     uint32_t most = 1;
 
-    for (uint32_t list = 0; list < a->kv->lists; list++) {
+    for (uint32_t kv_head = 0; kv_head < a->kv->kv_heads; kv_head++) {
         tr_attention_row_t t = { .kv = a->kv };
         uint32_t n;
 
         t.n_runs = tr_attention_runs(a->kv, a->rows->seq_slot[seq], a->layer,
-                                     list, t.run);
+                                     kv_head, t.run);
         n = tr_row_parts(&t);
         most = n > most ? n : most;
     }
@@ -97,7 +97,7 @@ tr_step_parts(const tr_step_t *a, uint32_t seq)
 
 /* Where a head keeps its logits when others work on it, too. */
 static uint8_t *
-split_row_work(const tr_step_t *a, uint32_t seq, uint32_t list)
+split_row_work(const tr_step_t *a, uint32_t seq, uint32_t kv_head)
 {
     uint32_t before = 0;
 
@@ -105,7 +105,7 @@ split_row_work(const tr_step_t *a, uint32_t seq, uint32_t list)
         before += !tr_step_dense(a, i);
     }
     return a->row_work
-           + ((size_t) before * a->kv->lists + list) * a->row_work_bytes;
+           + ((size_t) before * a->kv->kv_heads + kv_head) * a->row_work_bytes;
 }
 
 /* The first page of a piece of the step, NULL when that is no whole head. */
@@ -132,29 +132,29 @@ void
 tr_step_row(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
             uint32_t worker, uint8_t *scratch)
 {
-    uint32_t list = i % a->kv->lists, part = i / a->kv->lists;
+    uint32_t kv_head = i % a->kv->kv_heads, part = i / a->kv->kv_heads;
     tr_attention_row_t t;
 
     if (a->split) {
-        make_row(a, seq, list, split_row_work(a, seq, list), &t);
+        make_row(a, seq, kv_head, split_row_work(a, seq, kv_head), &t);
         if (part < tr_row_parts(&t)) {
             a->isa->part(&t, part, (float *) scratch);
         }
         return;
     }
-    make_row(a, seq, list, a->row_work + worker * a->row_work_bytes, &t);
+    make_row(a, seq, kv_head, a->row_work + worker * a->row_work_bytes, &t);
     t.next = first_page(a, next);
     for (uint32_t p = 0; p < tr_row_parts(&t); p++) {
         a->isa->part(&t, p, (float *) scratch);
     }
-    finish_row(a, seq, list, &t);
+    finish_row(a, seq, kv_head, &t);
 }
 
 void
-tr_step_finish(const tr_step_t *a, uint32_t seq, uint32_t list)
+tr_step_finish(const tr_step_t *a, uint32_t seq, uint32_t kv_head)
 {
     tr_attention_row_t t;
 
-    make_row(a, seq, list, split_row_work(a, seq, list), &t);
-    finish_row(a, seq, list, &t);
+    make_row(a, seq, kv_head, split_row_work(a, seq, kv_head), &t);
+    finish_row(a, seq, kv_head, &t);
 }

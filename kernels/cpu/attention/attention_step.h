@@ -23,8 +23,9 @@ typedef struct {
     size_t buffer_bytes;
     uint32_t *own;           /* [threads], the buffer of each one's tile */
     _Atomic uint32_t *spare; /* [n_buffers], is it free? */
-    _Atomic uint32_t *turn;  /* [n_seqs][lists], first row of the next tile */
-    _Atomic uint32_t *left;  /* [n_rows][lists], by a tile's first row: 1 + its
+    _Atomic uint32_t *turn; /* [n_seqs][kv_heads], first row of the next tile */
+    _Atomic uint32_t
+        *left; /* [n_rows][kv_heads], by a tile's first row: 1 + its
                               * buffer when it was left, else 0 */
 } tr_turns_t;
 
@@ -73,11 +74,11 @@ tr_step_base(const tr_step_t *a, uint32_t seq)
 
 /* Sinks of the query heads on a list, or NULL. */
 static inline const float *
-tr_step_sink(const tr_step_t *a, uint32_t list)
+tr_step_sink(const tr_step_t *a, uint32_t kv_head)
 {
     const float *sinks = a->kv->sinks ? a->kv->sinks[a->layer] : NULL;
 
-    return sinks ? sinks + (size_t) list * a->group : NULL;
+    return sinks ? sinks + (size_t) kv_head * a->group : NULL;
 }
 
 static inline uint32_t
@@ -107,11 +108,11 @@ tr_step_scores(const tr_step_t *a, uint32_t seq)
 
 /* The victims of a head, none so far. */
 static inline tr_kv_victim_t *
-tr_step_clear(const tr_step_t *a, uint32_t seq, uint32_t list)
+tr_step_clear(const tr_step_t *a, uint32_t seq, uint32_t kv_head)
 {
     tr_kv_victim_t *v = a->kv->victim
                         + tr_kv_head(a->kv, a->rows->seq_slot[seq], a->layer,
-                                     list)
+                                     kv_head)
                               * TR_KV_LISTS_MAX;
 
     for (uint32_t l = 0; l < tr_step_seq(a, seq)->n_lists; l++) {
@@ -137,7 +138,7 @@ void tr_step_victims(const tr_step_t *a, uint32_t seq);
 /* ---- attention_turns.c: the order in which tiles are scored ---- */
 
 size_t tr_turns_bytes(uint32_t threads, uint32_t rows, uint32_t seqs,
-                      uint32_t lists, uint32_t group, uint32_t max_len);
+                      uint32_t kv_heads, uint32_t group, uint32_t max_len);
 void tr_turns_begin(tr_step_t *a, uint8_t *work, uint32_t max_len);
 /* The same tile in the thread's buffer. */
 const tr_attention_tile_t *tr_turns_tile(const tr_step_t *a,
@@ -145,7 +146,7 @@ const tr_attention_tile_t *tr_turns_tile(const tr_step_t *a,
                                          uint32_t worker);
 /* What the thread's tile adds to scores, now or in its turn; row: its first of
  * the step. */
-void tr_turns_score(const tr_step_t *a, uint32_t seq, uint32_t list,
+void tr_turns_score(const tr_step_t *a, uint32_t seq, uint32_t kv_head,
                     uint32_t row, uint32_t worker, float *scratch);
 
 /* ---- attention_rows.c: rows over lists and window ---- */
@@ -157,6 +158,6 @@ uint32_t tr_step_parts(const tr_step_t *a, uint32_t seq);
 void tr_step_row(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
                  uint32_t worker, uint8_t *scratch);
 /* What comes after the parts of a head, when the step is split. */
-void tr_step_finish(const tr_step_t *a, uint32_t seq, uint32_t list);
+void tr_step_finish(const tr_step_t *a, uint32_t seq, uint32_t kv_head);
 
 #endif

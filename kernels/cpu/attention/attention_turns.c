@@ -46,13 +46,13 @@ words(size_t n)
 }
 
 size_t
-tr_turns_bytes(uint32_t threads, uint32_t rows, uint32_t seqs, uint32_t lists,
-               uint32_t group, uint32_t max_len)
+tr_turns_bytes(uint32_t threads, uint32_t rows, uint32_t seqs,
+               uint32_t kv_heads, uint32_t group, uint32_t max_len)
 {
     uint32_t buffers = count_buffers(threads);
 
-    return words(threads) + words(buffers) + words((size_t) seqs * lists)
-           + words((size_t) rows * lists)
+    return words(threads) + words(buffers) + words((size_t) seqs * kv_heads)
+           + words((size_t) rows * kv_heads)
            + buffers * bytes_of_buffer(group, max_len);
 }
 
@@ -60,7 +60,7 @@ void
 tr_turns_begin(tr_step_t *a, uint8_t *work, uint32_t max_len)
 {
     const tr_rows_t *rows = a->rows;
-    uint32_t n = count_buffers(a->threads), lists = a->kv->lists;
+    uint32_t n = count_buffers(a->threads), kv_heads = a->kv->kv_heads;
     tr_turns_t *u = &a->turns;
 
     u->n_buffers = n;
@@ -69,9 +69,9 @@ tr_turns_begin(tr_step_t *a, uint8_t *work, uint32_t max_len)
     u->spare = (_Atomic uint32_t *) work;
     work += words(n);
     u->turn = (_Atomic uint32_t *) work;
-    work += words((size_t) rows->n_seqs * lists);
+    work += words((size_t) rows->n_seqs * kv_heads);
     u->left = (_Atomic uint32_t *) work;
-    work += words((size_t) rows->n_rows * lists);
+    work += words((size_t) rows->n_rows * kv_heads);
     u->buffer = work;
     u->buffer_bytes = bytes_of_buffer(a->group, max_len);
     for (uint32_t i = 0; i < n; i++) {
@@ -81,15 +81,15 @@ tr_turns_begin(tr_step_t *a, uint8_t *work, uint32_t max_len)
         u->own[i] = i;
     }
     for (uint32_t seq = 0; seq < rows->n_seqs; seq++) {
-        uint32_t first = rows->seq_row[seq] * lists;
+        uint32_t first = rows->seq_row[seq] * kv_heads;
 
         if (!tr_step_scores(a, seq)) {
             continue;
         }
-        for (uint32_t i = 0; i < lists; i++) {
-            atomic_init(&u->turn[seq * lists + i], rows->seq_row[seq]);
+        for (uint32_t i = 0; i < kv_heads; i++) {
+            atomic_init(&u->turn[seq * kv_heads + i], rows->seq_row[seq]);
         }
-        for (uint32_t i = first; i < rows->seq_row[seq + 1] * lists; i++) {
+        for (uint32_t i = first; i < rows->seq_row[seq + 1] * kv_heads; i++) {
             atomic_init(&u->left[i], 0);
         }
     }
@@ -111,11 +111,11 @@ tr_turns_tile(const tr_step_t *a, const tr_attention_tile_t *t, uint32_t worker)
 
 /* Scores the tile in a buffer, then those after it that were left. */
 static void
-score_from(const tr_step_t *a, uint32_t seq, uint32_t list, uint32_t row,
+score_from(const tr_step_t *a, uint32_t seq, uint32_t kv_head, uint32_t row,
            uint32_t buffer, uint32_t worker, float *scratch)
 {
     const tr_turns_t *u = &a->turns;
-    uint32_t lists = a->kv->lists, end = a->rows->seq_row[seq + 1];
+    uint32_t kv_heads = a->kv->kv_heads, end = a->rows->seq_row[seq + 1];
 
     for (;;) {
         const tr_attention_tile_t *t = &buffer_at(u, buffer)->t;
@@ -125,11 +125,11 @@ score_from(const tr_step_t *a, uint32_t seq, uint32_t list, uint32_t row,
         if (buffer != u->own[worker]) {
             atomic_store(&u->spare[buffer], 1);
         }
-        atomic_store(&u->turn[seq * lists + list], next);
+        atomic_store(&u->turn[seq * kv_heads + kv_head], next);
         if (next == end) {
             return;
         }
-        left = atomic_exchange(&u->left[next * lists + list], 0);
+        left = atomic_exchange(&u->left[next * kv_heads + kv_head], 0);
         if (left == 0) {
             return;
         }
@@ -151,12 +151,12 @@ take_spare(const tr_turns_t *u)
 }
 
 void
-tr_turns_score(const tr_step_t *a, uint32_t seq, uint32_t list, uint32_t row,
+tr_turns_score(const tr_step_t *a, uint32_t seq, uint32_t kv_head, uint32_t row,
                uint32_t worker, float *scratch)
 {
     const tr_turns_t *u = &a->turns;
-    _Atomic uint32_t *turn = &u->turn[seq * a->kv->lists + list];
-    _Atomic uint32_t *left = &u->left[row * a->kv->lists + list];
+    _Atomic uint32_t *turn = &u->turn[seq * a->kv->kv_heads + kv_head];
+    _Atomic uint32_t *left = &u->left[row * a->kv->kv_heads + kv_head];
     uint32_t buffer = u->own[worker], spare, spins = 0;
 
     while (atomic_load(turn) != row) {
@@ -177,5 +177,5 @@ tr_turns_score(const tr_step_t *a, uint32_t seq, uint32_t list, uint32_t row,
             sched_yield(); /* who is before us may need this core */
         }
     }
-    score_from(a, seq, list, row, buffer, worker, scratch);
+    score_from(a, seq, kv_head, row, buffer, worker, scratch);
 }

@@ -202,7 +202,7 @@ prefetch_row(const append_t *a, uint32_t row)
     const tr_kv_seq_t *seq = &kv->seq[slot];
     uint32_t pos = rows->row_pos[row];
 
-    for (uint32_t l = 0; l < kv->lists; l++) {
+    for (uint32_t l = 0; l < kv->kv_heads; l++) {
         size_t head = tr_kv_head(kv, slot, a->layer, l);
         const int32_t *table = kv->tables + head * kv->table_len;
         const tr_kv_move_t *m = &kv->move[head];
@@ -241,7 +241,7 @@ append_row(const append_t *a, uint32_t row, int32_t slot)
     uint32_t dim = kv->head_dim;
     token_t t = { .pos = a->rows->row_pos[row] };
 
-    for (uint32_t l = 0; l < kv->lists; l++) {
+    for (uint32_t l = 0; l < kv->kv_heads; l++) {
         const int32_t *table = tr_kv_table(kv, slot, a->layer, l);
 
         if (a->angles != NULL) {
@@ -395,7 +395,7 @@ rows_valid(const append_t *a, uint32_t i)
             || !tr_kv_seq_valid(kv, seq))) {
         return false;
     }
-    for (uint32_t l = 0; l < kv->lists; l++) {
+    for (uint32_t l = 0; l < kv->kv_heads; l++) {
         const int32_t *table = tr_kv_table(kv, slot, a->layer, l);
 
         if (dense ? !tr_kv_has_dense(kv, table, first - seq->base,
@@ -425,7 +425,7 @@ prefetch_tables(const append_t *a)
         }
         pos = rows->row_pos[rows->seq_row[i]];
         entry = pos >= base ? (pos - base) / kv->layout[0].tokens : 0;
-        for (uint32_t l = 0; l < kv->lists && entry < kv->table_len; l++) {
+        for (uint32_t l = 0; l < kv->kv_heads && entry < kv->table_len; l++) {
             __builtin_prefetch(tr_kv_table(kv, slot, a->layer, l) + entry);
         }
     }
@@ -437,11 +437,11 @@ tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
                  size_t ld, const float *angles, const tr_kv_codec_t *codec)
 {
     uint32_t dim = kv->head_dim;
-    size_t cost = 4 * (size_t) kv->lists * dim; /* pages are far */
+    size_t cost = 4 * (size_t) kv->kv_heads * dim; /* pages are far */
     bool moves = false;
     append_t a = { codec, kv, layer, rows, k, v, angles, ld };
 
-    if (dim > TR_HEAD_DIM_MAX || dim % 16 || ld < (size_t) kv->lists * dim
+    if (dim > TR_HEAD_DIM_MAX || dim % 16 || ld < (size_t) kv->kv_heads * dim
         || layer >= kv->layers) {
         return TR_KERNEL_BADARG;
     }

@@ -155,7 +155,7 @@ static void
 heads_look(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 {
     compress_t *c = arg;
-    size_t heads = (size_t) c->kv->layers * c->kv->lists;
+    size_t heads = (size_t) c->kv->layers * c->kv->kv_heads;
 
     (void) worker;
     for (uint32_t h = first; h < end; h++) {
@@ -289,7 +289,7 @@ heads_move(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 {
     const compress_t *c = arg;
     const tr_kv_view_t *kv = c->kv;
-    size_t heads = (size_t) kv->layers * kv->lists;
+    size_t heads = (size_t) kv->layers * kv->kv_heads;
 
     (void) worker;
     for (uint32_t i = first; i < end; i++) {
@@ -307,7 +307,7 @@ int
 tr_cpu_kv_compress(const tr_stream_t *s, const tr_kv_view_t *kv,
                    const tr_kv_compress_t *c, const tr_kv_codec_t *codec)
 {
-    uint32_t heads = kv->layers * kv->lists;
+    uint32_t heads = kv->layers * kv->kv_heads;
     compress_t all = { codec, kv, c, &kv->seq[c->slot], *kv, false };
 
     all.to.tables = c->to_tables;

@@ -8,7 +8,7 @@
 
 #include <cuda_runtime.h>
 
-#define SCORE_BLOCKS 256u /* that share the tiles of a list */
+#define SCORE_BLOCKS 256u /* that share the tiles of a KV head */
 
 static __global__ void __launch_bounds__(LANES)
     choose_kernel(const __grid_constant__ generic_args_t a)
@@ -79,7 +79,7 @@ divide(generic_args_t *a, const tr_cuda_generic_size_t *size, uint8_t *work)
     a->part_tiles = part_size(tiles_most(size));
     a->parts = tiles_most(size) / a->part_tiles + 1;
     a->pages = size->max_len / 8 + 1;
-    pages = (size_t) size->max_seqs * size->lists * a->pages * 4;
+    pages = (size_t) size->max_seqs * size->kv_heads * a->pages * 4;
     a->partial = (float *) work;
     end = tr_pad((size_t) size->max_seqs * a->parts * size->heads
                      * (size->head_dim + 2) * 4,
@@ -104,16 +104,16 @@ static bool
 args_valid(const tr_kv_view_t *kv, uint32_t layer, const tr_rows_t *rows,
            const tr_cuda_queries_t *q, const tr_cuda_generic_size_t *size)
 {
-    uint32_t group = kv->lists ? q->heads / kv->lists : 0;
+    uint32_t group = kv->kv_heads ? q->heads / kv->kv_heads : 0;
     size_t row = (size_t) q->heads * kv->head_dim;
 
-    return group > 0 && group <= TR_GROUP_MAX && q->heads % kv->lists == 0
+    return group > 0 && group <= TR_GROUP_MAX && q->heads % kv->kv_heads == 0
            && kv->head_dim > 0 && kv->head_dim <= TR_HEAD_DIM_MAX
            && kv->head_dim % 16 == 0 && layer < kv->layers && kv->n_layouts > 0
            && kv->n_layouts <= TR_KV_LAYOUTS_MAX && q->ldq >= row
            && q->ldo >= row && rows->n_seqs <= size->max_seqs
            && rows->n_seqs <= rows->n_rows && rows->n_rows <= size->max_rows
-           && kv->lists == size->lists && kv->head_dim == size->head_dim
+           && kv->kv_heads == size->kv_heads && kv->head_dim == size->head_dim
            && q->heads == size->heads;
 }
 
@@ -139,14 +139,15 @@ tr_cuda_attention(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.rows = *rows;
     a.queries = *queries;
     a.layer = layer;
-    a.group = queries->heads / kv->lists;
+    a.group = queries->heads / kv->kv_heads;
     divide(&a, size, (uint8_t *) work);
-    pieces = (a.group + HEADS - 1) / HEADS * kv->lists;
+    pieces = (a.group + HEADS - 1) / HEADS * kv->kv_heads;
     tiles = tiles_most(size) < SCORE_BLOCKS ? tiles_most(size) : SCORE_BLOCKS;
-    choose_kernel<<<dim3(rows->n_seqs, kv->lists), LANES, 0, stream>>>(a);
+    choose_kernel<<<dim3(rows->n_seqs, kv->kv_heads), LANES, 0, stream>>>(a);
     attend_kernel<<<dim3(rows->n_rows, pieces, a.parts), LANES, 0, stream>>>(a);
     merge_kernel<<<dim3(rows->n_seqs, pieces), LANES, 0, stream>>>(a);
-    score_kernel<<<dim3(rows->n_seqs, kv->lists, tiles), LANES, 0, stream>>>(a);
-    victims_kernel<<<dim3(rows->n_seqs, kv->lists), LANES, 0, stream>>>(a);
+    score_kernel<<<dim3(rows->n_seqs, kv->kv_heads, tiles), LANES, 0, stream>>>(
+        a);
+    victims_kernel<<<dim3(rows->n_seqs, kv->kv_heads), LANES, 0, stream>>>(a);
     return tr_cuda_check();
 }

@@ -3,7 +3,7 @@
  * the formulas say it; what the fast kernels do not list comes here.
  *
  *   generic_choose   Quest: which dense pages a decode step reads
- *   generic_attend   a row and up to 8 query heads of a list, tile by tile of
+ *   generic_attend   a row and up to 8 query heads of a KV head, tile by tile of
  *                    16 tokens, keys and values unpacked to FP32
  *   generic_merge    the parts of a row that blocks shared
  *   generic_score    16 tokens: what the queries of a sequence add, in order
@@ -168,36 +168,37 @@ row_finish(block_t b, const generic_args_t *a, const generic_sum_t *all,
     }
 }
 
-/* The query heads that piece i of a list has: first, how many. */
+/* The query heads that piece i of a KV head has: first, how many. */
 TR_HD uint32_t
-heads_of(const generic_args_t *a, uint32_t list, uint32_t i, uint32_t *first)
+heads_of(const generic_args_t *a, uint32_t kv_head, uint32_t i, uint32_t *first)
 {
     uint32_t left = a->group - i * HEADS;
 
-    *first = list * a->group + i * HEADS;
+    *first = kv_head * a->group + i * HEADS;
     return left < HEADS ? left : HEADS;
 }
 
-/* A row, a list's piece of heads, and of a row that is alone a part. */
+/* A row, a KV head's piece of heads, and of a row that is alone a part. */
 TR_DEVICE void
 generic_attend(const generic_args_t *a, block_t b, attend_smem_t *smem,
-               uint32_t row, uint32_t list, uint32_t piece, uint32_t part)
+               uint32_t row, uint32_t kv_head, uint32_t piece, uint32_t part)
 {
     uint32_t s = seq_of(a->rows.seq_row, a->rows.n_seqs, row);
     uint32_t dim = a->kv.head_dim, size = a->part_tiles, first, heads, tiles;
     generic_head_t head;
     bool alone;
 
-    if (!head_open(&head, a, s, list) || row < head.first || row >= head.end) {
+    if (!head_open(&head, a, s, kv_head) || row < head.first
+        || row >= head.end) {
         return; /* of nobody, or of a sequence that others attend */
     }
     alone = head.end - head.first == 1;
-    head_query(&head, s, list, row);
+    head_query(&head, s, kv_head, row);
     tiles = head_tiles(&head);
     if (part > 0 && (!alone || part * size >= tiles)) {
         return;
     }
-    heads = heads_of(a, list, piece, &first);
+    heads = heads_of(a, kv_head, piece, &first);
     for (uint32_t e = b.lane; e < heads * dim; e += b.lanes) {
         smem->q[e / dim][e % dim] = query_load(a, row, first + e / dim,
                                                e % dim);
@@ -238,17 +239,17 @@ generic_attend(const generic_args_t *a, block_t b, attend_smem_t *smem,
 /* The parts of the row of sequence s, when it is alone. */
 TR_DEVICE void
 generic_merge(const generic_args_t *a, block_t b, attend_smem_t *smem,
-              uint32_t s, uint32_t list, uint32_t piece)
+              uint32_t s, uint32_t kv_head, uint32_t piece)
 {
     uint32_t dim = a->kv.head_dim, first, heads, tiles;
     generic_head_t head;
 
-    if (!head_open(&head, a, s, list) || head.end - head.first != 1) {
+    if (!head_open(&head, a, s, kv_head) || head.end - head.first != 1) {
         return;
     }
-    head_query(&head, s, list, head.first);
+    head_query(&head, s, kv_head, head.first);
     tiles = head_tiles(&head);
-    heads = heads_of(a, list, piece, &first);
+    heads = heads_of(a, kv_head, piece, &first);
     sum_clear(b, &smem->all, dim);
     for (uint32_t p = 0; p == 0 || (p < a->parts && p * a->part_tiles < tiles);
          p++) {

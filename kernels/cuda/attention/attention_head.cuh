@@ -31,7 +31,7 @@ typedef struct {
                       * alone in their sequence; sum of p * value, largest
                       * logit, sum of p */
     float *lse;      /* [n_rows][heads] logarithms of the sums of e^logit */
-    uint32_t *bound; /* [n_seqs][lists][pages] */
+    uint32_t *bound; /* [n_seqs][kv_heads][pages] */
     int32_t *chosen; /* the same */
 } generic_args_t;
 
@@ -95,7 +95,8 @@ out_store(const generic_args_t *a, uint32_t row, uint32_t head, uint32_t d,
 
 /* Sequence s is attended: it has a slot, and rows where kernels.h has them. */
 TR_DEVICE bool
-head_open(generic_head_t *h, const generic_args_t *a, uint32_t s, uint32_t list)
+head_open(generic_head_t *h, const generic_args_t *a, uint32_t s,
+          uint32_t kv_head)
 {
     int32_t slot = a->rows.seq_slot[s];
     size_t head;
@@ -107,7 +108,7 @@ head_open(generic_head_t *h, const generic_args_t *a, uint32_t s, uint32_t list)
         return false;
     }
     h->seq = &a->kv.seq[slot];
-    head = tr_kv_head(&a->kv, slot, a->layer, list);
+    head = tr_kv_head(&a->kv, slot, a->layer, kv_head);
     h->table = a->kv.tables + head * a->kv.table_len;
     h->dense = h->table;
     h->count = a->kv.count + head * TR_KV_LISTS_MAX;
@@ -132,7 +133,7 @@ quest_chooses(const generic_head_t *h)
 
 /* The query is that of `row`. */
 TR_DEVICE void
-head_query(generic_head_t *h, uint32_t s, uint32_t list, uint32_t row)
+head_query(generic_head_t *h, uint32_t s, uint32_t kv_head, uint32_t row)
 {
     const generic_args_t *a = h->a;
     uint32_t per = a->layout[0].tokens;
@@ -141,7 +142,8 @@ head_query(generic_head_t *h, uint32_t s, uint32_t list, uint32_t row)
     h->n_dense = h->n >= h->seq->base ? h->n - h->seq->base + 1 : 0;
     h->dense = h->table;
     if (quest_chooses(h)) {
-        h->dense = a->chosen + ((size_t) s * a->kv.lists + list) * a->pages;
+        h->dense = a->chosen
+                   + ((size_t) s * a->kv.kv_heads + kv_head) * a->pages;
         h->n_dense = (h->seq->read_pages - 1) * per + (h->n_dense - 1) % per
                      + 1;
     }

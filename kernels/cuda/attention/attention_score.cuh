@@ -17,12 +17,12 @@ typedef struct {
 /* Logit less logarithm of the sum, the largest of the group. */
 TR_DEVICE float
 group_best(const generic_args_t *a, const float *key, uint32_t row,
-           uint32_t list)
+           uint32_t kv_head)
 {
     uint32_t dim = a->kv.head_dim;
     float best = -INFINITY;
 
-    for (uint32_t h = list * a->group; h < (list + 1) * a->group; h++) {
+    for (uint32_t h = kv_head * a->group; h < (kv_head + 1) * a->group; h++) {
         float sum = 0;
 
         for (uint32_t d = 0; d < dim; d++) {
@@ -73,19 +73,19 @@ token_add(const generic_head_t *h, const generic_tile_t *t,
     }
 }
 
-/* Tile i of a list of sequence s; false: there are fewer. */
+/* Tile i of a KV head of sequence s; false: there are fewer. */
 TR_DEVICE bool
 generic_score(const generic_args_t *a, block_t b, score_smem_t *smem,
-              uint32_t s, uint32_t list, uint32_t i)
+              uint32_t s, uint32_t kv_head, uint32_t i)
 {
     uint32_t dim = a->kv.head_dim;
     generic_head_t head;
     generic_tile_t t;
 
-    if (!head_open(&head, a, s, list) || !head.seq->scored) {
+    if (!head_open(&head, a, s, kv_head) || !head.seq->scored) {
         return false;
     }
-    head_query(&head, s, list, head.end - 1);
+    head_query(&head, s, kv_head, head.end - 1);
     if (!head_tile(&head, i, &t)) {
         return false;
     }
@@ -106,7 +106,7 @@ generic_score(const generic_args_t *a, block_t b, score_smem_t *smem,
                     || a->rows.row_pos[row + r]
                            > tile_position(&head, &t, k))) {
                 smem->best[r][k] = expf(
-                    group_best(a, smem->x + k * (dim + 1), row + r, list));
+                    group_best(a, smem->x + k * (dim + 1), row + r, kv_head));
             }
         }
         lanes_sync(b);
@@ -143,19 +143,19 @@ least_take(least_t *best, least_t x)
 
 TR_DEVICE void
 generic_victims(const generic_args_t *a, block_t b, victim_smem_t *smem,
-                uint32_t s, uint32_t list)
+                uint32_t s, uint32_t kv_head)
 {
     const least_t none = { INFINITY, 0, UINT32_MAX };
     tr_kv_victim_t *victim;
     generic_head_t head;
 
-    if (!head_open(&head, a, s, list) || !head.seq->scored
+    if (!head_open(&head, a, s, kv_head) || !head.seq->scored
         || head.end - head.first != 1 || head.seq->n_lists == 0) {
         return;
     }
-    head_query(&head, s, list, head.first);
+    head_query(&head, s, kv_head, head.first);
     victim = a->kv.victim
-             + tr_kv_head(&a->kv, a->rows.seq_slot[s], a->layer, list)
+             + tr_kv_head(&a->kv, a->rows.seq_slot[s], a->layer, kv_head)
                    * TR_KV_LISTS_MAX;
     for (uint32_t l = 0; l < head.seq->n_lists; l++) {
         const tr_kv_layout_t *layout;
@@ -211,13 +211,13 @@ order_of(float x)
 /* An upper bound of the logits in a page; in the order of the CPU's plain C,
  * so that both choose the same pages. */
 TR_DEVICE float
-page_bound(const generic_args_t *a, uint32_t row, uint32_t list,
+page_bound(const generic_args_t *a, uint32_t row, uint32_t kv_head,
            const uint16_t *digest)
 {
     uint32_t dim = a->kv.head_dim;
     float best = -INFINITY;
 
-    for (uint32_t h = list * a->group; h < (list + 1) * a->group; h++) {
+    for (uint32_t h = kv_head * a->group; h < (kv_head + 1) * a->group; h++) {
         float sum = 0;
 
         for (uint32_t d = 0; d < dim; d++) {
@@ -254,25 +254,25 @@ count_from(block_t b, choose_smem_t *smem, const uint32_t *x, uint32_t n,
 /* The pages that promise most, in order, the last always among them. */
 TR_DEVICE void
 generic_choose(const generic_args_t *a, block_t b, choose_smem_t *smem,
-               uint32_t s, uint32_t list)
+               uint32_t s, uint32_t kv_head)
 {
     uint32_t n, k, limit = 0, more, at = 0;
     generic_head_t head;
     uint32_t *bound;
     int32_t *chosen;
 
-    if (!head_open(&head, a, s, list) || !quest_chooses(&head)) {
+    if (!head_open(&head, a, s, kv_head) || !quest_chooses(&head)) {
         return;
     }
     n = (head.n - head.seq->base) / a->layout[0].tokens; /* before the last */
     k = head.seq->read_pages - 1;
-    bound = a->bound + ((size_t) s * a->kv.lists + list) * a->pages;
-    chosen = a->chosen + ((size_t) s * a->kv.lists + list) * a->pages;
+    bound = a->bound + ((size_t) s * a->kv.kv_heads + kv_head) * a->pages;
+    chosen = a->chosen + ((size_t) s * a->kv.kv_heads + kv_head) * a->pages;
     for (uint32_t i = b.lane; i < n; i += b.lanes) {
         const uint8_t *page = tr_kv_page_at(&a->kv, head.table[i]);
 
         bound[i] = order_of(
-            page_bound(a, head.first, list,
+            page_bound(a, head.first, kv_head,
                        (const uint16_t *) (page + a->layout[0].digest)));
     }
     lanes_sync(b);

@@ -324,8 +324,8 @@ decode_args(const tr_device_props_t *d, const tr_kv_view_t *kv, uint32_t layer,
     bool long_positions = false;
 
     if (layer >= kv->layers || rows->n_seqs > size->max_seqs
-        || kv->lists != size->lists || kv->lists == 0
-        || size->heads % kv->lists != 0 || size->heads / kv->lists > GROUP
+        || kv->kv_heads != size->kv_heads || kv->kv_heads == 0
+        || size->heads % kv->kv_heads != 0 || size->heads / kv->kv_heads > GROUP
         || size->heads == 0 || (kv->head_dim != 64 && kv->head_dim != 128)
         || kv->head_dim != size->head_dim
         || decode_layouts(kv, &out->layouts) != TR_KERNEL_OK) {
@@ -344,7 +344,7 @@ decode_args(const tr_device_props_t *d, const tr_kv_view_t *kv, uint32_t layer,
     if (out->short_positions && long_positions) {
         return false;
     }
-    out->jobs = out->scored ? rows->n_seqs * kv->lists * (kv->n_layouts + 1)
+    out->jobs = out->scored ? rows->n_seqs * kv->kv_heads * (kv->n_layouts + 1)
                             : 0;
     out->few_jobs = out->jobs <= d->blocks;
     out->work = decode_work(d, size, work);
@@ -362,7 +362,7 @@ decode_args(const tr_device_props_t *d, const tr_kv_view_t *kv, uint32_t layer,
     out->work.head += (size_t) layer * out->work.max_heads;
     out->work.cut += (size_t) layer * (out->work.max_ranges + 1);
     out->work.span += (size_t) layer * out->work.max_heads;
-    out->group = size->heads / kv->lists;
+    out->group = size->heads / kv->kv_heads;
     out->group_inverse = out->group == 1 ? 0 : UINT32_MAX / out->group + 1;
     return true;
 }

@@ -45,7 +45,7 @@
 #define SEGMENTS 6u
 #define SEG_WINDOW 4u
 #define SEG_DENSE 5u
-#define GROUP 8u      /* query heads of a list, at most */
+#define GROUP 8u      /* query heads of a KV head, at most */
 #define QUAD 4u       /* query heads that a lane of attention can have one of */
 #define ROW_TILES 16u /* whose scores one warp raises at a time */
 #define INDEX_ROWS 32u /* of a layer, from one whose job is known to the next */
@@ -139,7 +139,7 @@ typedef struct {
  * last + 1 is first. */
 typedef struct {
     uint32_t first, last;
-    uint32_t row, list; /* of the output */
+    uint32_t row, kv_head; /* of the output */
 } __align__(16) decode_span_t;
 
 static_assert(sizeof(decode_span_t) == 16 && alignof(decode_span_t) == 16,
@@ -219,7 +219,7 @@ bool decode_args(const tr_device_props_t *d, const tr_kv_view_t *kv,
                  decode_args_t *out);
 int decode_reduce(const tr_cuda_stream_t *s, const decode_args_t *a,
                   uint32_t n_seqs);
-/* Blocks that settle a layer's victims: one a list where there are few, else of
+/* Blocks that settle a layer's victims: one a head where there are few, else of
  * so many warps that have one each. */
 uint32_t decode_victim_blocks(const decode_args_t *a, uint32_t warps);
 

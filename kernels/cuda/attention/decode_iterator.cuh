@@ -78,9 +78,9 @@ struct pace_t {
 struct run_t {
     uint32_t what; /* segment | flags | layout << 8, or NO_RUN */
     uint32_t head;
-    uint32_t token, rest; /* of the segment: the first, and how many */
-    uint32_t row, list;   /* whose queries */
-    uint32_t trace;       /* of the layer: the first */
+    uint32_t token, rest;  /* of the segment: the first, and how many */
+    uint32_t row, kv_head; /* whose queries */
+    uint32_t trace;        /* of the layer: the first */
     pace_t pace;
 
     __device__ uint32_t
@@ -201,7 +201,7 @@ write_note(const ring_t &ring, const run_t &r)
     if (threadIdx.x % 32 == 0) {
         shared_store8(at, r.what, r.head);
         shared_store8(at + 8, r.token, r.rest);
-        shared_store8(at + 16, r.row, r.list);
+        shared_store8(at + 16, r.row, r.kv_head);
         shared_store8(at + 24, r.trace, r.pace.left);
         shared_store8(at + 32, r.pace.more, r.pace.tiles);
     }
@@ -254,8 +254,8 @@ ask_queries(const decode_args_t &a, const run_t &r)
     const size_t n = (size_t) a.group * a.kv.head_dim;
 
     if (lane * 128 < n * size) { /* group <= 8: a line a lane */
-        prefetch_l2((const uint8_t *) a.q + (r.row * a.ldq + r.list * n) * size
-                    + lane * 128);
+        prefetch_l2((const uint8_t *) a.q
+                    + (r.row * a.ldq + r.kv_head * n) * size + lane * 128);
     }
 }
 
@@ -310,7 +310,7 @@ next_run(const decode_args_t &a, cursor_t &c, const ring_t &ring)
     c.pace.more = end - tile - c.pace.left;
     r.pace = c.pace;
     r.row = of_lane(c.words, WORD_ROW);
-    r.list = of_lane(c.words, WORD_HEAD) % a.kv.lists;
+    r.kv_head = of_lane(c.words, WORD_HEAD) % a.kv.kv_heads;
     r.trace = of_lane(c.words, WORD_BEFORE) + trace + decode_traces(&l, tile);
     r.what = c.what;
     if ((of_lane(c.words, WORD_FLAGS) >> 16 & HEAD_SCORED) && l.scored) {

@@ -35,9 +35,9 @@ decode_work_t
 decode_work(const tr_device_props_t *d, const tr_cuda_decode_size_t *size,
             void *at)
 {
-    size_t heads = (size_t) size->max_seqs * size->lists, end = 0;
+    size_t heads = (size_t) size->max_seqs * size->kv_heads, end = 0;
     size_t layers = size->layers, all = heads * layers;
-    uint32_t group = size->lists == 0 ? 1 : size->heads / size->lists;
+    uint32_t group = size->kv_heads == 0 ? 1 : size->heads / size->kv_heads;
     uint32_t warps = decode_warps(d, size->head_dim);
     size_t places = heads + warps;
     size_t traces, jobs = heads * SEGMENTS, rows;
@@ -45,7 +45,7 @@ decode_work(const tr_device_props_t *d, const tr_cuda_decode_size_t *size,
     decode_work_t w;
 
     /* dense tiles have eight tokens; a segment's last may have one */
-    traces = size->max_tokens * size->lists / 8 + 2 * jobs;
+    traces = size->max_tokens * size->kv_heads / 8 + 2 * jobs;
     traces += traces % 2;
     rows = traces / ROW_TILES + jobs;
     w.max_heads = (uint32_t) heads;
@@ -167,7 +167,7 @@ rows_of(uint32_t tiles)
 static __device__ __forceinline__ sums_t
 describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
 {
-    uint32_t seq = i / a.kv.lists, list = i - seq * a.kv.lists;
+    uint32_t seq = i / a.kv.kv_heads, kv_head = i - seq * a.kv.kv_heads;
     int32_t slot = a.rows.seq_slot[seq];
     uint32_t row = a.rows.seq_row[seq];
     sums_t sums = { 0, 0, 0, 0, 0 };
@@ -177,7 +177,8 @@ describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
         return sums;
     }
     const tr_kv_seq_t s = a.kv.seq[slot];
-    size_t head = ((size_t) slot * a.kv.layers + layer) * a.kv.lists + list;
+    size_t head = ((size_t) slot * a.kv.layers + layer) * a.kv.kv_heads
+                  + kv_head;
     uint4 count = *(const uint4 *) (a.kv.count + head * TR_KV_LISTS_MAX);
     uint32_t n = a.rows.row_pos[row];
 
@@ -404,7 +405,7 @@ static __global__ void __launch_bounds__(THREADS)
     plan_kernel(const __grid_constant__ plan_args_t a)
 {
     extern __shared__ uint32_t shared_before[];
-    const uint32_t layer = blockIdx.x, n_heads = a.rows.n_seqs * a.kv.lists;
+    const uint32_t layer = blockIdx.x, n_heads = a.rows.n_seqs * a.kv.kv_heads;
     decode_head_t *head = a.work.head + (size_t) layer * a.work.max_heads;
     decode_job_t *job = a.work.job + (size_t) layer * a.work.max_jobs;
     decode_cut_t *cut = a.work.cut + (size_t) layer * (a.work.max_ranges + 1);
@@ -430,7 +431,7 @@ static __global__ void __launch_bounds__(THREADS)
             h.traces_before = at.traces;
             head[at.live] = h;
             span[at.live].row = h.row;
-            span[at.live].list = i % a.kv.lists;
+            span[at.live].kv_head = i % a.kv.kv_heads;
             before[at.live] = at.cost;
             list_jobs(a, at.live, h, job + at.jobs, at.rows);
             no_victims(a, h);
@@ -495,19 +496,20 @@ tr_cuda_decode_plan(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     if (rows->n_seqs == 0) {
         return TR_KERNEL_OK;
     }
-    if (rows->n_seqs > size->max_seqs || kv->lists != size->lists
-        || kv->lists == 0 || kv->layers != size->layers
+    if (rows->n_seqs > size->max_seqs || kv->kv_heads != size->kv_heads
+        || kv->kv_heads == 0 || kv->layers != size->layers
         || kv->head_dim != size->head_dim || size->heads == 0
-        || size->heads % size->lists != 0 || size->heads / size->lists > GROUP
+        || size->heads % size->kv_heads != 0
+        || size->heads / size->kv_heads > GROUP
         || decode_layouts(kv, &a.layouts) != TR_KERNEL_OK) {
         return TR_KERNEL_BADARG;
     }
     a.kv = *kv;
     a.rows = *rows;
     a.work = decode_work(s->device, size, work);
-    a.group = size->heads / size->lists;
+    a.group = size->heads / size->kv_heads;
     a.keeps = fminf(L2_KEEPS, (float) s->device->l2 * L2_SHARE);
-    heads = rows->n_seqs * kv->lists;
+    heads = rows->n_seqs * kv->kv_heads;
     bytes = heads <= SHARED_HEADS ? (heads + 1) * 4 : 0;
     /* plainly: moves begin with it, and what they need is in front */
     return launch_with(s, false, bytes, plan_kernel, dim3(kv->layers), THREADS,

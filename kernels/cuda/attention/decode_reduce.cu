@@ -93,7 +93,7 @@ int
 decode_reduce(const tr_cuda_stream_t *s, const decode_args_t *a,
               uint32_t n_seqs)
 {
-    const uint32_t heads = n_seqs * a->kv.lists * a->group;
+    const uint32_t heads = n_seqs * a->kv.kv_heads * a->group;
     const uint32_t shares = heads * (a->kv.head_dim / REDUCE_SHARE);
     const uint32_t more = victim_blocks(a, REDUCE_WARPS);
     const bool wide = a->kv.head_dim == 128;

@@ -104,7 +104,7 @@ find_parts(const decode_args_t &a, uint32_t at, uint32_t first)
     j.step = a.group * D;
     j.sums = a.work.part_sum + (size_t) place * GROUP + k;
     j.outs = a.work.part_out + (size_t) place * j.step + k * D + first;
-    j.to = s.row * a.ldo + s.list * j.step + k * D + first;
+    j.to = s.row * a.ldo + s.kv_head * j.step + k * D + first;
     j.total = a.left.total + head * GROUP + k;
     return j;
 }

@@ -1,5 +1,5 @@
 /*
- * decode_tile.cuh: one warp, one tile, all query heads of a list.
+ * decode_tile.cuh: one warp, one tile, all query heads of a KV head.
  *
  *   logits   S[token, head] = K q^T         A = keys,   B = queries
  *   output   O^T[dim, head] += V^T w^T      A = values, B = weights
@@ -119,7 +119,7 @@ query_at(const decode_args_t &a, const run_t &run, int q, uint32_t dim)
     uint32_t head = min(q * QUAD + threadIdx.x % 32 / 8, a.group - 1);
 
     return (size_t) run.row * a.ldq
-           + (size_t) (run.list * a.group + head) * dim;
+           + (size_t) (run.kv_head * a.group + head) * dim;
 }
 
 /* Queries as bytes, before their dimensions are arranged for a level's keys.

@@ -213,15 +213,15 @@ prompt_allowed(const tr_kv_view_t *kv, uint32_t layer, const tr_rows_t *rows,
                const void *work)
 {
     const tr_kv_layout_t *dense = kv->layout;
-    uint32_t group = kv->lists ? q->heads / kv->lists : 0;
+    uint32_t group = kv->kv_heads ? q->heads / kv->kv_heads : 0;
 
     return (kv->head_dim == 64 || kv->head_dim == 128) && layer < kv->layers
-           && group >= 1 && group <= 8 && group * kv->lists == q->heads
+           && group >= 1 && group <= 8 && group * kv->kv_heads == q->heads
            && dense->level.key_bits == 16 && dense->level.value_bits == 16
            && dense->head_dim == kv->head_dim && dense->tokens > 0
            && dense->tokens % 8 == 0 && dense->value % 16 == 0
            && kv->page_bytes % 16 == 0 && aligned(kv->pool, 16)
-           && size->lists == kv->lists && size->head_dim == kv->head_dim
+           && size->kv_heads == kv->kv_heads && size->head_dim == kv->head_dim
            && size->heads == q->heads && rows->n_rows <= size->max_rows
            && rows->n_seqs <= size->max_seqs && size->max_len > 0
            && size->path < TR_PROMPT_PATHS && q->ldq % 4 == 0 && q->ldo % 2 == 0
@@ -292,7 +292,7 @@ tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.rows = *rows;
     a.queries = *queries;
     a.layer = layer;
-    a.group = queries->heads / kv->lists;
+    a.group = queries->heads / kv->kv_heads;
     a.dim = kv->head_dim;
     a.page_tokens = kv->layout->tokens;
     a.value = kv->layout->value;

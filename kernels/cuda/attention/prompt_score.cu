@@ -38,11 +38,11 @@ template <int D> struct score_smem_t {
 
 /* What a block does. */
 typedef struct {
-    uint32_t list, first, keys; /* keys: all of the sequence */
-    uint32_t pos, rows;         /* of the step's rows of the sequence */
-    uint32_t half, halves;      /* images from the first that matters to the
+    uint32_t kv_head, first, keys; /* keys: all of the sequence */
+    uint32_t pos, rows;            /* of the step's rows of the sequence */
+    uint32_t half, halves;         /* images from the first that matters to the
                                  * one behind the last */
-    uint32_t tile;              /* first of the sequence */
+    uint32_t tile;                 /* first of the sequence */
     uint32_t recent_from;
     const int32_t *pages;
 } score_job_t;
@@ -73,7 +73,7 @@ score_fetch(const prompt_args_t &a, const score_smem_t<D> &s,
     for (uint32_t half = job.half; half < job.halves; half++) {
         for (uint32_t h = 0; h < a.group; h++, i++) {
             uint32_t n = ring_stage<STAGES>(i), bar = s.full + 8 * n;
-            uint32_t head = job.list * a.group + h;
+            uint32_t head = job.kv_head * a.group + h;
             uint32_t image = 2 * job.tile + half;
 
             bar_wait(s.empty + 8 * n, ring_phase<STAGES>(i) ^ 1);
@@ -307,7 +307,7 @@ score_job(const prompt_args_t &a, uint32_t keys, score_job_t &job)
     const tr_kv_seq_t *state;
     uint32_t row;
 
-    job.list = blockIdx.x;
+    job.kv_head = blockIdx.x;
     job.first = blockIdx.y / a.rows.n_seqs * keys;
     job.tile = a.seq_tile[seq];
     if (job.tile == ~0u) {
@@ -324,7 +324,7 @@ score_job(const prompt_args_t &a, uint32_t keys, score_job_t &job)
     job.recent_from = state->recent_from;
     job.half = job.first + 1 > job.pos ? (job.first + 1 - job.pos) / HALF : 0;
     job.halves = (job.rows + HALF - 1) / HALF;
-    job.pages = tr_kv_table(&a.kv, a.rows.seq_slot[seq], a.layer, job.list);
+    job.pages = tr_kv_table(&a.kv, a.rows.seq_slot[seq], a.layer, job.kv_head);
     return true;
 }
 
@@ -371,7 +371,7 @@ launch(cudaStream_t stream, const prompt_args_t *a, uint32_t max_len)
     cudaFuncSetAttribute((const void *) kernel,
                          cudaFuncAttributeMaxDynamicSharedMemorySize,
                          (int) bytes);
-    kernel<<<dim3(a->kv.lists, blocks), THREADS, bytes, stream>>>(*a);
+    kernel<<<dim3(a->kv.kv_heads, blocks), THREADS, bytes, stream>>>(*a);
     return tr_cuda_check();
 }
 
@@ -381,7 +381,7 @@ choose(cudaStream_t stream, const prompt_args_t *a, tr_prompt_path_t path,
        uint32_t max_len, uint32_t processors)
 {
     /* fewer keys a block when there would not be work for all */
-    uint32_t pairs = (max_len + 4 * HALF - 1) / (4 * HALF) * a->kv.lists
+    uint32_t pairs = (max_len + 4 * HALF - 1) / (4 * HALF) * a->kv.kv_heads
                      * a->rows.n_seqs;
 
     if (path == TR_PROMPT_ALTERNATING && 2 * pairs < 3 * processors) {

@@ -59,16 +59,16 @@ static __global__ void __launch_bounds__(32 * WARPS, 10)
 {
     __shared__ token_smem_t smem[WARPS];
     uint32_t i = blockIdx.y * WARPS + threadIdx.x / 32;
-    uint32_t sides = a.kv.lists * 2, query = (i - sides) * HEADS_AT_ONCE;
+    uint32_t sides = a.kv.kv_heads * 2, query = (i - sides) * HEADS_AT_ONCE;
     append_t t;
     place_t p;
     bool there, fast;
 
     t.w = (warp_t){ threadIdx.x % 32, 32 };
     t.row = blockIdx.x;
-    t.list = i / 2;
+    t.kv_head = i / 2;
     t.side = i % 2 == 0 ? KEY : VALUE;
-    there = t.list < a.kv.lists && append_open(&t, &a, a.layer);
+    there = t.kv_head < a.kv.kv_heads && append_open(&t, &a, a.layer);
     fast = there && fast_target(&t, &p);
     launch_wait();
     launch_next();
@@ -97,11 +97,11 @@ static bool
 heads_fast(const append_args_t *a, const tr_cuda_qkv_t *h)
 {
     size_t q = (size_t) h->heads * h->head_dim;
-    size_t kv = (size_t) h->lists * h->head_dim;
+    size_t kv = (size_t) h->kv_heads * h->head_dim;
     const uint16_t *k = (const uint16_t *) h->qkv + q;
 
     return a->fast && h->rows <= HEADS_ROWS && h->rows == a->rows.n_rows
-           && h->heads != 0 && h->lists == a->kv.lists
+           && h->heads != 0 && h->kv_heads == a->kv.kv_heads
            && h->head_dim == FAST_DIM && h->type == a->in.type
            && h->ld == a->in.ld && h->ld >= q + 2 * kv && h->q_norm == NULL
            && h->k_norm == NULL && a->in.k == k && a->in.v == k + kv
@@ -126,8 +126,9 @@ args_make(append_args_t *a, const tr_kv_view_t *kv, const tr_rows_t *rows,
           uint32_t *refused)
 {
     if (kv->head_dim == 0 || kv->head_dim > TR_HEAD_DIM_MAX || kv->head_dim % 16
-        || kv->lists == 0 || kv->lists > UINT16_MAX || rows->n_rows > INT32_MAX
-        || kv->n_layouts == 0 || kv->n_layouts > TR_KV_LAYOUTS_MAX) {
+        || kv->kv_heads == 0 || kv->kv_heads > UINT16_MAX
+        || rows->n_rows > INT32_MAX || kv->n_layouts == 0
+        || kv->n_layouts > TR_KV_LAYOUTS_MAX) {
         return TR_KERNEL_BADARG;
     }
     a->kv = *kv;
@@ -147,7 +148,7 @@ tr_cuda_kv_moves(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                  const tr_rows_t *rows, bool beside, uint32_t *refused)
 {
     append_args_t a = {};
-    uint64_t heads = (uint64_t) kv->layers * rows->n_rows * kv->lists;
+    uint64_t heads = (uint64_t) kv->layers * rows->n_rows * kv->kv_heads;
     uint64_t warps = (uint64_t) s->device->blocks * MOVES_BLOCKS * WARPS;
     uint32_t each = heads <= warps ? 1 : heads <= 4 * warps ? 4 : MOVES_HEADS;
     int rc = args_make(&a, kv, rows, refused);
@@ -174,7 +175,7 @@ tr_cuda_kv_append(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     int rc = args_make(&a, kv, rows, refused);
     uint32_t warps;
 
-    if (rc != TR_KERNEL_OK || in->ld < (size_t) kv->lists * kv->head_dim
+    if (rc != TR_KERNEL_OK || in->ld < (size_t) kv->kv_heads * kv->head_dim
         || layer >= kv->layers) {
         return TR_KERNEL_BADARG;
     }
@@ -189,7 +190,7 @@ tr_cuda_kv_append(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     if (rc != TR_KERNEL_OK || a.rows.n_rows == 0) {
         return rc;
     }
-    warps = kv->lists * 2 + (a.heads.n + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE;
+    warps = kv->kv_heads * 2 + (a.heads.n + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE;
     /* with heads it is the product that is before it */
     return launch_with(s, a.heads.n == 0 || in->heads->early, 0, append_kernel,
                        dim3(rows->n_rows, (warps + WARPS - 1) / WARPS),

@@ -55,21 +55,21 @@ row_number(const append_t *t, uint32_t row, uint32_t d)
     const tr_cuda_keys_t *in = &t->a->in;
     uint32_t dim = t->a->kv.head_dim, half = dim / 2, i = d % half;
     uint32_t other = d < half ? half + d : i;
-    size_t at = row * in->ld + (size_t) t->list * dim;
+    size_t at = row * in->ld + (size_t) t->kv_head * dim;
     const float *cosine = in->angles + (size_t) row * dim;
     const float *bias = t->side == KEY ? t->a->heads.k_bias
                                        : t->a->heads.v_bias;
     float x = number_load(t->side == KEY ? in->k : in->v, at + d, in->type), y;
 
     if (bias != NULL) {
-        x = biased(x, bias[t->list * dim + d], in->type);
+        x = biased(x, bias[t->kv_head * dim + d], in->type);
     }
     if (t->side == VALUE) {
         return x;
     }
     y = number_load(in->k, at + other, in->type);
     if (bias != NULL) {
-        y = biased(y, bias[t->list * dim + other], in->type);
+        y = biased(y, bias[t->kv_head * dim + other], in->type);
     }
     x = mul_rn(x, cosine[i]);
     y = mul_rn(y, cosine[half + i]);
@@ -285,7 +285,7 @@ append_open(append_t *t, const append_args_t *a, uint32_t layer)
     if (slot < 0 || t->row < t->first || t->row >= t->end) {
         return false;
     }
-    head = tr_kv_head(&a->kv, slot, layer, t->list);
+    head = tr_kv_head(&a->kv, slot, layer, t->kv_head);
     t->seq = &a->kv.seq[slot];
     t->table = a->kv.tables + head * a->kv.table_len;
     t->count = a->kv.count + head * TR_KV_LISTS_MAX;

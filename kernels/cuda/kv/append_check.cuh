@@ -38,7 +38,7 @@ typedef struct {
     const append_args_t *a;
     warp_t w;
     side_t side;
-    uint32_t row, list, pos;
+    uint32_t row, kv_head, pos;
     uint32_t first, end; /* rows of its sequence */
     const tr_kv_seq_t *seq;
     const int32_t *table;

@@ -67,12 +67,12 @@ four_load(const append_t *t, const void *src, const float *bias, uint32_t at,
           float *x)
 {
     const tr_cuda_keys_t *in = &t->a->in;
-    size_t row = t->row * in->ld + t->list * FAST_DIM;
+    size_t row = t->row * in->ld + t->kv_head * FAST_DIM;
 
     four_open(*(const uint2 *) ((const uint16_t *) src + row + at), in->type,
               x);
     if (bias != NULL) {
-        four_add(x, bias + t->list * FAST_DIM + at);
+        four_add(x, bias + t->kv_head * FAST_DIM + at);
 #pragma unroll
         for (uint32_t e = 0; e < 4; e++) {
             x[e] = biased(x[e], 0, in->type);
@@ -108,7 +108,7 @@ fast_value_load(const append_t *t, float *x)
 {
     const tr_cuda_keys_t *in = &t->a->in;
     const float *bias = t->a->heads.v_bias;
-    uint32_t at = t->list * FAST_DIM + t->w.lane / 8 * 32 + t->w.lane % 8;
+    uint32_t at = t->kv_head * FAST_DIM + t->w.lane / 8 * 32 + t->w.lane % 8;
 
 #pragma unroll
     for (uint32_t e = 0; e < 4; e++) {

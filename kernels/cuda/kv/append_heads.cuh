@@ -45,7 +45,7 @@ heads_of(const tr_cuda_qkv_t *h)
 {
     const float *bias = h->bias;
     size_t q = (size_t) h->heads * h->head_dim;
-    size_t kv = (size_t) h->lists * h->head_dim;
+    size_t kv = (size_t) h->kv_heads * h->head_dim;
     append_heads_t out = { h->qkv, NULL, NULL, NULL, h->heads };
 
     if (bias != NULL) {

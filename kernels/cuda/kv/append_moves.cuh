@@ -45,15 +45,15 @@ typedef struct {
     place_t at;
 } moves_place_t;
 
-/* Head h: its layer, row and list; false: nothing moves. */
+/* Head h: its layer, row and KV head; false: nothing moves. */
 TR_DEVICE bool
 moves_open(append_t *t, const append_args_t *a, uint32_t h)
 {
-    uint32_t lists = a->kv.lists, rows = a->rows.n_rows;
+    uint32_t kv_heads = a->kv.kv_heads, rows = a->rows.n_rows;
 
-    t->list = h % lists;
-    t->row = h / lists % rows;
-    return append_open(t, a, h / lists / rows) && t->pos < t->seq->base;
+    t->kv_head = h % kv_heads;
+    t->row = h / kv_heads % rows;
+    return append_open(t, a, h / kv_heads / rows) && t->pos < t->seq->base;
 }
 
 /* Is the move one of those, as far as is known without its places? */

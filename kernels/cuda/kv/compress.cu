@@ -38,7 +38,7 @@ static size_t
 divide(compress_args_t *a, const tr_kv_view_t *kv, uint32_t n, uint32_t max_len,
        uint8_t *work)
 {
-    size_t heads = (size_t) n * kv->layers * kv->lists;
+    size_t heads = (size_t) n * kv->layers * kv->kv_heads;
     size_t order = tr_pad(heads * sizeof(compress_head_t), 256);
 
     a->head = (compress_head_t *) work;
@@ -70,7 +70,7 @@ tr_cuda_kv_compress(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                     const tr_kv_compress_t *jobs, uint32_t n, uint32_t max_len,
                     uint32_t *refused, void *work)
 {
-    uint32_t heads = kv->layers * kv->lists, blocks;
+    uint32_t heads = kv->layers * kv->kv_heads, blocks;
     cudaStream_t stream = (cudaStream_t) s->stream;
     compress_args_t a;
 

@@ -30,8 +30,8 @@ typedef struct {
     const tr_kv_compress_t *jobs;
     uint32_t max_len;
     uint32_t *refused;
-    compress_head_t *head; /* [n][layers * lists] */
-    uint32_t *order;       /* [n][layers * lists][max_len] sources, by list */
+    compress_head_t *head; /* [n][layers * kv_heads] */
+    uint32_t *order; /* [n][layers * kv_heads][max_len] sources, by list */
 } compress_args_t;
 
 /* What the lanes of a block share. */
@@ -65,7 +65,7 @@ TR_DEVICE bool
 compress_open(compress_t *c, const compress_args_t *a, uint32_t j, uint32_t h)
 {
     const tr_kv_view_t *kv = &a->kv;
-    uint32_t heads = kv->layers * kv->lists;
+    uint32_t heads = kv->layers * kv->kv_heads;
     size_t head, mine = (size_t) j * heads + h;
     uint64_t listed = 0;
 

@@ -20,7 +20,7 @@ typedef struct {
     uint32_t tokens[TR_KV_LAYOUTS_MAX]; /* of a page */
     tr_cuda_swap_t swap;
     int32_t *tables;
-    uint32_t *before; /* [layers * lists] pages of the heads before */
+    uint32_t *before; /* [layers * kv_heads] pages of the heads before */
     uint32_t *pages;
 } swap_args_t;
 
@@ -31,7 +31,7 @@ part_pages(const swap_args_t &a, uint32_t h, uint32_t part, uint32_t *entry,
 {
     const tr_kv_view_t *kv = &a.kv;
     const tr_kv_seq_t *seq = &kv->seq[a.swap.slot];
-    uint32_t heads = kv->layers * kv->lists, n = 0, tokens = 1;
+    uint32_t heads = kv->layers * kv->kv_heads, n = 0, tokens = 1;
 
     *step = 1;
     *entry = 0;
@@ -58,7 +58,7 @@ part_pages(const swap_args_t &a, uint32_t h, uint32_t part, uint32_t *entry,
 static __global__ void __launch_bounds__(THREADS)
     count_kernel(const __grid_constant__ swap_args_t a)
 {
-    uint32_t heads = a.kv.layers * a.kv.lists, sum = 0;
+    uint32_t heads = a.kv.layers * a.kv.kv_heads, sum = 0;
     uint32_t per = (heads + THREADS - 1) / THREADS;
     uint32_t first = min(threadIdx.x * per, heads);
     uint32_t end = min(first + per, heads);
@@ -105,7 +105,7 @@ page_copy(const swap_args_t &a, int32_t from, int32_t to)
 static __global__ void __launch_bounds__(THREADS)
     swap_kernel(const __grid_constant__ swap_args_t a)
 {
-    uint32_t h = blockIdx.y, heads = a.kv.layers * a.kv.lists;
+    uint32_t h = blockIdx.y, heads = a.kv.layers * a.kv.kv_heads;
     uint32_t at = a.before[h];
     int32_t *row = a.tables
                    + ((size_t) a.swap.slot * heads + h) * a.kv.table_len;
@@ -136,7 +136,7 @@ static __global__ void __launch_bounds__(THREADS)
 extern "C" size_t
 tr_cuda_kv_swap_work(const tr_kv_view_t *kv)
 {
-    return (size_t) kv->layers * kv->lists * sizeof(uint32_t);
+    return (size_t) kv->layers * kv->kv_heads * sizeof(uint32_t);
 }
 
 extern "C" int
@@ -144,7 +144,7 @@ tr_cuda_kv_swap(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                 int32_t *tables, const tr_cuda_swap_t *swap, uint32_t *pages,
                 void *work)
 {
-    uint32_t heads = kv->layers * kv->lists;
+    uint32_t heads = kv->layers * kv->kv_heads;
     cudaStream_t stream = (cudaStream_t) s->stream;
     swap_args_t a;
 

@@ -162,7 +162,7 @@ tr_cuda_qkv(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a)
 
     if (a->head_dim == 0 || a->head_dim > TR_HEAD_DIM_MAX || a->head_dim % 16
         || a->heads == 0
-        || a->ld < ((size_t) a->heads + 2 * (size_t) a->lists) * a->head_dim
+        || a->ld < ((size_t) a->heads + 2 * (size_t) a->kv_heads) * a->head_dim
         || !tr_dtype_is_short(a->type)
         || (a->q_norm == NULL) != (a->k_norm == NULL) || end > INT32_MAX) {
         return TR_KERNEL_BADARG;

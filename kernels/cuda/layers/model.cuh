@@ -187,8 +187,8 @@ qkv_wide(const tr_cuda_qkv_t *a)
 TR_HD uint32_t
 qkv_heads(const tr_cuda_qkv_t *a)
 {
-    return a->bias != NULL     ? a->heads + 2 * a->lists
-           : a->k_norm != NULL ? a->heads + a->lists
+    return a->bias != NULL     ? a->heads + 2 * a->kv_heads
+           : a->k_norm != NULL ? a->heads + a->kv_heads
                                : a->heads;
 }
 
@@ -269,9 +269,9 @@ qkv_item(const tr_cuda_qkv_t *a, tr_dtype_t type, bool wide, warp_t w,
 {
     uint32_t half = a->head_dim / 2, group = qkv_lanes(a->head_dim);
     const float *angles = a->angles + (size_t) q->r * a->head_dim + q->pair;
-    const float *weight = q->h < a->heads              ? a->q_norm
-                          : q->h < a->heads + a->lists ? a->k_norm
-                                                       : NULL;
+    const float *weight = q->h < a->heads                 ? a->q_norm
+                          : q->h < a->heads + a->kv_heads ? a->k_norm
+                                                          : NULL;
     size_t at = q->r * a->ld + (size_t) q->h * a->head_dim + q->pair;
     bool turns = q->there && q->h < a->heads;
     eight_t lo = {}, hi = {}, c = {}, s = {};

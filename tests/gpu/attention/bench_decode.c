@@ -38,7 +38,7 @@
 
 typedef struct {
     const char *name;
-    uint32_t seqs, len, heads, lists, head_dim;
+    uint32_t seqs, len, heads, kv_heads, head_dim;
     uint32_t n_levels; /* 0: dense */
     tr_kv_level_t level[2];
     double share[2];   /* of the tokens, by level */
@@ -228,7 +228,7 @@ static void
 fill_tables(setup_t *s, const case_t *x)
 {
     tr_kv_view_t *v = &s->view;
-    size_t heads = (size_t) x->seqs * LAYERS * x->lists;
+    size_t heads = (size_t) x->seqs * LAYERS * x->kv_heads;
     size_t pages[TR_KV_LAYOUTS_MAX] = { 0 }, first = 0;
     tr_kv_seq_t *seq = calloc(x->seqs, sizeof(*seq));
     uint32_t *count = calloc(heads * TR_KV_LISTS_MAX, 4), longest = 0;
@@ -262,8 +262,8 @@ fill_tables(setup_t *s, const case_t *x)
         for (uint32_t l = 0; l < x->n_levels; l++) {
             seq[i].list_layout[l] = (uint8_t) (l + 1);
         }
-        for (uint32_t h = 0; h < LAYERS * x->lists; h++) {
-            size_t head = (size_t) i * LAYERS * x->lists + h;
+        for (uint32_t h = 0; h < LAYERS * x->kv_heads; h++) {
+            size_t head = (size_t) i * LAYERS * x->kv_heads + h;
             uint32_t left = len, k = x->n_levels == 0 ? 0 : 1;
 
             for (; k < s->plan.n; k++) {
@@ -282,7 +282,7 @@ fill_tables(setup_t *s, const case_t *x)
                     layout[head * v->table_len + e] = (uint8_t) (k + 1);
                     pages[k]++;
                 }
-                if (h < x->lists) {
+                if (h < x->kv_heads) {
                     const tr_kv_layout_t *at = &s->plan.layout[k];
                     uint32_t bytes = (at->level.key_bits + at->level.value_bits)
                                      * x->head_dim / 8;
@@ -337,7 +337,7 @@ static FILE *json;
 
 typedef struct {
     void *q, *out;
-    uint32_t heads, head_dim, lists;
+    uint32_t heads, head_dim, kv_heads;
     tr_cuda_decode_size_t size;
 } operands_t;
 
@@ -503,20 +503,20 @@ run_case(const tr_cuda_stream_t *stream, const case_t *x)
                             false,       false,    x->len <= TR_KV_SHORT };
     uint32_t n = x->heads * x->head_dim;
     float *q = malloc((size_t) x->seqs * n * 4);
-    operands_t o = { NULL, NULL, x->heads, x->head_dim, x->lists, { 0 } };
+    operands_t o = { NULL, NULL, x->heads, x->head_dim, x->kv_heads, { 0 } };
     setup_t s;
 
     memset(&s, 0, sizeof(s));
     cuda_ok(tr_page_plan(&wish, &s.plan), "page plan");
     s.view.page_bytes = s.plan.page_bytes;
     s.view.layers = LAYERS;
-    s.view.lists = x->lists;
+    s.view.kv_heads = x->kv_heads;
     s.view.head_dim = x->head_dim;
     s.view.n_layouts = s.plan.n;
     s.view.layout = s.plan.layout;
     fill_tables(&s, x);
     o.size.layers = LAYERS;
-    o.size.lists = x->lists;
+    o.size.kv_heads = x->kv_heads;
     o.size.head_dim = x->head_dim;
     o.size.max_seqs = x->seqs;
     o.size.heads = x->heads;
@@ -570,12 +570,12 @@ static const struct {
 
 static void
 run_store(const tr_cuda_stream_t *s, size_t store, const char *model,
-          uint32_t seqs, uint32_t len, uint32_t heads, uint32_t lists,
+          uint32_t seqs, uint32_t len, uint32_t heads, uint32_t kv_heads,
           uint32_t skew, const char *filter)
 {
     char name[64], whole[96];
-    case_t x = { name, seqs,      len,   heads, lists, 128,
-                 0,    { { 0 } }, { 0 }, 0,     0,     skew };
+    case_t x = { name, seqs,      len,   heads, kv_heads, 128,
+                 0,    { { 0 } }, { 0 }, 0,     0,        skew };
 
     snprintf(name, sizeof(name), "%s %s", model, stores[store].name);
     snprintf(whole, sizeof(whole), "%s %ux%u", name, seqs, len);

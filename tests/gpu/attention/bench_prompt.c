@@ -19,7 +19,7 @@
 #define NOISE (4u << 20)
 
 typedef struct {
-    uint32_t seqs, rows, cached, heads, lists, dim;
+    uint32_t seqs, rows, cached, heads, kv_heads, dim;
 } shape_t;
 
 static const shape_t shapes[] = {
@@ -114,7 +114,7 @@ bench_open(bench_t *b, const shape_t *s, bool scored)
         exit(1);
     }
     table = (len + b->plan.layout->tokens - 1) / b->plan.layout->tokens;
-    pages = table * s->seqs * s->lists;
+    pages = table * s->seqs * s->kv_heads;
     tables = malloc(pages * 4);
     for (uint32_t i = 0; i < pages; i++) { /* in no order */
         uint32_t j = (uint32_t) rand() % (i + 1);
@@ -143,7 +143,7 @@ bench_open(bench_t *b, const shape_t *s, bool scored)
     b->kv = (tr_kv_view_t){ .pool = b->mem[0],
                             .page_bytes = b->plan.page_bytes,
                             .layers = 1,
-                            .lists = s->lists,
+                            .kv_heads = s->kv_heads,
                             .head_dim = s->dim,
                             .n_layouts = b->plan.n,
                             .layout = b->plan.layout,
@@ -159,8 +159,8 @@ bench_open(bench_t *b, const shape_t *s, bool scored)
                                       TR_F16,
                                       s->heads,
                                       0.0884f };
-    b->size = (tr_cuda_prompt_size_t){ s->lists, s->dim, s->heads,      n,
-                                       s->seqs,  len,    TR_PROMPT_BEST };
+    b->size = (tr_cuda_prompt_size_t){ s->kv_heads, s->dim, s->heads,      n,
+                                       s->seqs,     len,    TR_PROMPT_BEST };
     cuda_ok(cudaMalloc(&b->work, tr_cuda_prompt_work(&b->size)), "workspace");
     free(pos);
     free(seq_row);
@@ -244,9 +244,9 @@ main(int argc, char **argv)
 
                 printf("| %u | %u | %u | %u/%u | %u | %s | %s | %.3f | %.0f | "
                        "%.0f%% | %.0f%% |\n",
-                       s->seqs, s->rows, s->cached, s->heads, s->lists, s->dim,
-                       path_name[w], scored ? "yes" : "no", ms, rate, rate / 8,
-                       100 * rate / peak);
+                       s->seqs, s->rows, s->cached, s->heads, s->kv_heads,
+                       s->dim, path_name[w], scored ? "yes" : "no", ms, rate,
+                       rate / 8, 100 * rate / peak);
                 fflush(stdout);
             }
             bench_close(&b);

@@ -262,9 +262,9 @@ case_open(case_t *c, const fixture_side_t *side)
 
     memset(c, 0, sizeof(*c));
     fixture_open(b, side);
-    heads = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.lists;
+    heads = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.kv_heads;
     group = random_below(3) ? 1 + random_below(8) : 1 + random_below(32);
-    c->heads = group * b->host.lists;
+    c->heads = group * b->host.kv_heads;
     c->layer = random_below(b->host.layers);
     c->ldq = c->ldo = (size_t) c->heads * b->host.head_dim;
     c->ldq += random_below(2) * 8;
@@ -276,7 +276,7 @@ case_open(case_t *c, const fixture_side_t *side)
         c->key[s] = pow(10, -4 + 7 * random_unit());
         c->value[s] = pow(10, -4 + 7 * random_unit());
         choose_sequence(c, s);
-        for (uint32_t h = 0; h < b->host.layers * b->host.lists; h++) {
+        for (uint32_t h = 0; h < b->host.layers * b->host.kv_heads; h++) {
             fill_head(c, s, h);
             ring_pages(c, s, h);
         }

@@ -101,7 +101,7 @@ make_rows(case_t *c)
     int32_t *free_page;
     size_t heads;
 
-    c->lists = 1 + random_below(2);
+    c->kv_heads = 1 + random_below(2);
     c->group = 1 + random_below(8);
     c->layer = random_below(layers);
     c->slot = room(seqs * 4);
@@ -109,10 +109,10 @@ make_rows(case_t *c)
     c->pos = room(SEQS_MAX * LEN_MAX * 4);
     c->seq = room((seqs + 1) * sizeof(*c->seq));
     memset(c->seq, 0xee, (seqs + 1) * sizeof(*c->seq));
-    heads = (size_t) (seqs + 1) * layers * c->lists;
+    heads = (size_t) (seqs + 1) * layers * c->kv_heads;
     c->tables = room(heads * table * 4);
     memset(c->tables, 0x7f, heads * table * 4);
-    c->pages = (uint32_t) (seqs * c->lists * table);
+    c->pages = (uint32_t) (seqs * c->kv_heads * table);
     free_page = room(c->pages * 4);
     for (uint32_t i = 0; i < c->pages; i++) {
         uint32_t j = random_below(i + 1);
@@ -140,9 +140,10 @@ make_rows(case_t *c)
         q->recent_from = random_below(3) == 0   ? 0
                          : random_below(2) == 0 ? random_below(len)
                                                 : UINT32_MAX;
-        for (uint32_t l = 0; l < c->lists; l++) {
+        for (uint32_t l = 0; l < c->kv_heads; l++) {
             int32_t *t = c->tables
-                         + (((size_t) (seqs - s) * layers + c->layer) * c->lists
+                         + (((size_t) (seqs - s) * layers + c->layer)
+                                * c->kv_heads
                             + l)
                                * table;
 
@@ -156,7 +157,7 @@ make_rows(case_t *c)
     c->rows = (tr_rows_t){ n, seqs, c->pos, c->slot, c->seq_row };
     c->host = (tr_kv_view_t){ .page_bytes = c->plan.page_bytes,
                               .layers = layers,
-                              .lists = c->lists,
+                              .kv_heads = c->kv_heads,
                               .head_dim = c->dim,
                               .n_layouts = c->plan.n,
                               .layout = c->plan.layout,
@@ -166,10 +167,10 @@ make_rows(case_t *c)
 }
 
 uint8_t *
-case_token(const case_t *c, uint8_t *pool, uint32_t s, uint32_t list,
+case_token(const case_t *c, uint8_t *pool, uint32_t s, uint32_t kv_head,
            uint32_t k, uint32_t *place)
 {
-    const int32_t *t = tr_kv_table(&c->host, c->slot[s], c->layer, list);
+    const int32_t *t = tr_kv_table(&c->host, c->slot[s], c->layer, kv_head);
     uint32_t tokens = c->plan.layout->tokens;
 
     *place = k % tokens;
@@ -188,10 +189,10 @@ make_pages(case_t *c, double key, double value)
     memset(c->pool, 0xff, bytes);
     for (uint32_t s = 0; s < c->rows.n_seqs; s++) {
         for (uint32_t i = 0;
-             c->slot[s] >= 0 && i < c->lists * case_length(c, s); i++) {
+             c->slot[s] >= 0 && i < c->kv_heads * case_length(c, s); i++) {
             uint32_t place;
-            uint8_t *page = case_token(c, c->pool, s, i % c->lists,
-                                       i / c->lists, &place);
+            uint8_t *page = case_token(c, c->pool, s, i % c->kv_heads,
+                                       i / c->kv_heads, &place);
 
             for (uint32_t d = 0; d < c->dim; d++) {
                 uint16_t k = half_from(random_normal() * key);
@@ -213,7 +214,7 @@ make_pages(case_t *c, double key, double value)
 static void
 make_queries(case_t *c, double size, double scale)
 {
-    uint32_t heads = c->lists * c->group;
+    uint32_t heads = c->kv_heads * c->group;
     size_t ldq = heads * c->dim + random_below(3) * 8;
     size_t ldo = heads * c->dim + random_below(3) * 8, n = c->rows.n_rows * ldq;
     tr_dtype_t type = (tr_dtype_t) random_below(3);
@@ -255,7 +256,7 @@ make_device(case_t *c)
 {
     void **d = c->device_mem;
     uint32_t seqs = c->rows.n_seqs;
-    size_t heads = (size_t) (seqs + 1) * c->host.layers * c->lists;
+    size_t heads = (size_t) (seqs + 1) * c->host.layers * c->kv_heads;
 
     d[0] = to_device(c->pool, (size_t) c->pages * c->plan.page_bytes);
     d[1] = to_device(c->tables, heads * c->host.table_len * 4);
@@ -266,7 +267,7 @@ make_device(case_t *c)
     d[6] = to_device(c->typed, c->rows.n_rows * c->queries.ldq
                                    * tr_dtype_size(c->queries.q_type));
     d[7] = to_device(NULL, c->out_bytes);
-    c->size = (tr_cuda_prompt_size_t){ c->lists,
+    c->size = (tr_cuda_prompt_size_t){ c->kv_heads,
                                        c->dim,
                                        c->queries.heads,
                                        c->rows.n_rows + random_below(300),
@@ -287,7 +288,7 @@ make_device(case_t *c)
 /* ---- what it must be ---------------------------------------------------- */
 
 static void
-want_open(const case_t *c, uint32_t s, uint32_t list, want_t *w)
+want_open(const case_t *c, uint32_t s, uint32_t kv_head, want_t *w)
 {
     uint32_t keys = case_length(c, s), rows = c->seq_row[s + 1] - c->seq_row[s];
     uint32_t place;
@@ -302,7 +303,7 @@ want_open(const case_t *c, uint32_t s, uint32_t list, want_t *w)
     w->add[1] = calloc(keys, 8);
     w->widest = 0;
     for (uint32_t k = 0; k < keys; k++) {
-        const uint8_t *page = case_token(c, c->before, s, list, k, &place);
+        const uint8_t *page = case_token(c, c->before, s, kv_head, k, &place);
 
         for (uint32_t d = 0; d < c->dim; d++) {
             w->key[k * c->dim + d] = tr_float_load(page, place * c->dim + d,
@@ -367,11 +368,11 @@ want_head(const case_t *c, want_t *w, const double *q, uint32_t keys, double *p,
 }
 
 static void
-want_list(const case_t *c, uint32_t s, uint32_t list, want_t *w)
+want_list(const case_t *c, uint32_t s, uint32_t kv_head, want_t *w)
 {
     uint32_t first = c->seq_row[s], rows = c->seq_row[s + 1] - first;
 
-    want_open(c, s, list, w);
+    want_open(c, s, kv_head, w);
     for (uint32_t i = 0; i < rows && case_attends(c, s); i++) {
         uint32_t pos = c->pos[first + i], keys = pos + 1;
         bool recent = pos >= c->seq[c->slot[s]].recent_from;
@@ -382,7 +383,7 @@ want_list(const case_t *c, uint32_t s, uint32_t list, want_t *w)
 
             want_head(c, w,
                       c->q + (first + i) * c->queries.ldq
-                          + (list * c->group + h) * c->dim,
+                          + (kv_head * c->group + h) * c->dim,
                       keys, w->p + h * keys, w->out + at * c->dim, w->norm + at,
                       &span);
         }
@@ -417,10 +418,10 @@ case_open(case_t *c)
     make_pages(c, key, value);
     make_queries(c, query, spread / (sqrt(c->dim) * key * 2 * query));
     make_device(c);
-    c->want = calloc(c->rows.n_seqs * c->lists, sizeof(*c->want));
-    for (uint32_t i = 0; i < c->rows.n_seqs * c->lists; i++) {
-        if (c->slot[i / c->lists] >= 0) {
-            want_list(c, i / c->lists, i % c->lists, &c->want[i]);
+    c->want = calloc(c->rows.n_seqs * c->kv_heads, sizeof(*c->want));
+    for (uint32_t i = 0; i < c->rows.n_seqs * c->kv_heads; i++) {
+        if (c->slot[i / c->kv_heads] >= 0) {
+            want_list(c, i / c->kv_heads, i % c->kv_heads, &c->want[i]);
         }
     }
 }
@@ -431,7 +432,7 @@ case_close(case_t *c)
     for (uint32_t i = 0; i < 10; i++) {
         cudaFree(c->device_mem[i]);
     }
-    for (uint32_t i = 0; i < c->rows.n_seqs * c->lists; i++) {
+    for (uint32_t i = 0; i < c->rows.n_seqs * c->kv_heads; i++) {
         want_close(&c->want[i]);
     }
     free(c->want);

@@ -12,7 +12,7 @@
 #define LEN_MAX 700u
 #endif
 
-/* One list of one sequence. */
+/* One KV head of one sequence. */
 typedef struct {
     double *key, *value; /* [keys][dim] */
     double *p;           /* [group][keys] */
@@ -23,13 +23,13 @@ typedef struct {
 } want_t;
 
 typedef struct {
-    want_t *want; /* [seqs][lists] */
+    want_t *want; /* [seqs][kv_heads] */
     tr_page_plan_t plan;
     tr_kv_view_t host, device;
     tr_rows_t rows, device_rows;
     tr_cuda_queries_t queries;
     tr_cuda_prompt_size_t size;
-    uint32_t pages, layer, dim, lists, group;
+    uint32_t pages, layer, dim, kv_heads, group;
     uint32_t *pos, *seq_row;
     int32_t *slot, *tables;
     tr_kv_seq_t *seq;
@@ -50,8 +50,8 @@ void case_close(case_t *c);
 bool case_attends(const case_t *c, uint32_t s);
 uint32_t case_length(const case_t *c, uint32_t s);
 
-/* The page of a list's token k in a copy of the pool, and its place there. */
-uint8_t *case_token(const case_t *c, uint8_t *pool, uint32_t s, uint32_t list,
-                    uint32_t k, uint32_t *place);
+/* The page of a KV head's token k in a copy of the pool, and its place there. */
+uint8_t *case_token(const case_t *c, uint8_t *pool, uint32_t s,
+                    uint32_t kv_head, uint32_t k, uint32_t *place);
 
 #endif

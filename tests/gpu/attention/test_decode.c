@@ -29,8 +29,8 @@ choose_shape(cache_shape_t *w, uint32_t round)
     memset(w, 0, sizeof(*w));
     w->head_dim = random_below(3) == 0 ? 64 : 128;
     w->layers = 1 + random_below(4);
-    w->lists = 1 + random_below(4);
-    w->heads = group * w->lists;
+    w->kv_heads = 1 + random_below(4);
+    w->heads = group * w->kv_heads;
     w->seqs = 1 + random_below(7);
     w->n_levels = random_below(5);
     w->dense_scored = random_below(2) == 0;
@@ -39,7 +39,7 @@ choose_shape(cache_shape_t *w, uint32_t round)
     w->max_window = random_below(100);
     w->wild = random_below(2) == 0;
     if (random_below(12) == 0) { /* a head of hundreds of parts and of rows */
-        w->lists = 1;
+        w->kv_heads = 1;
         w->heads = group;
         w->seqs = 1;
         w->layers = 1 + random_below(3);
@@ -50,14 +50,14 @@ choose_shape(cache_shape_t *w, uint32_t round)
         w->level[i] = levels[(round + i * (round % 2 == 0 ? 1 : n - 1)) % n];
     }
     if (random_below(8) == 0) { /* lists of several jobs and many pages */
-        w->lists = 1;
+        w->kv_heads = 1;
         w->heads = group;
         w->seqs = 1 + random_below(2);
         w->max_list = 1500 + random_below(4000);
     }
     if (random_below(8) == 0) { /* more heads than the plan has threads */
-        w->lists = 4;
-        w->heads = group * w->lists;
+        w->kv_heads = 4;
+        w->heads = group * w->kv_heads;
         w->layers = 1 + random_below(2);
         w->seqs = 260 + random_below(60);
         w->max_list = w->max_dense = 1 + random_below(40);
@@ -181,8 +181,8 @@ one_round(const tr_device_props_t *device, cudaStream_t stream, uint32_t round,
         ok = cache_check(&c, worst_out, worst_score);
     }
     if (!ok) {
-        printf("head size %u, lists %u, heads %u, sequences %u, levels",
-               shape.head_dim, shape.lists, shape.heads, shape.seqs);
+        printf("head size %u, KV heads %u, heads %u, sequences %u, levels",
+               shape.head_dim, shape.kv_heads, shape.heads, shape.seqs);
         for (uint32_t i = 0; i < shape.n_levels; i++) {
             printf(" %u/%u", shape.level[i].key_bits,
                    shape.level[i].value_bits);

@@ -25,7 +25,7 @@ static void
 reset_other(case_t *c)
 {
     fixture_t *b = &c->fixture;
-    size_t n = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.lists
+    size_t n = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.kv_heads
                * TR_KV_LISTS_MAX * sizeof(*c->victim);
 
     memset(c->victim, 0xff, n);
@@ -70,10 +70,9 @@ run_other(case_t *c, const tr_rows_t *rows, uint32_t first, uint8_t *out)
     uint32_t size_q = tr_dtype_size(c->q_type);
     uint32_t size_o = tr_dtype_size(c->out_type);
     size_t bytes = rows->n_rows * c->ldo * size_o;
-    tr_cuda_generic_size_t size = {
-        b->host.lists, b->host.head_dim, c->heads,
-        rows->n_rows,  rows->n_seqs,     b->max_len
-    };
+    tr_cuda_generic_size_t size = { b->host.kv_heads, b->host.head_dim,
+                                    c->heads,         rows->n_rows,
+                                    rows->n_seqs,     b->max_len };
     void *q = fixture_room(rows->n_rows * c->ldq * size_q);
     void *o = fixture_room(bytes);
     uint32_t cut = random_below(rows->n_seqs); /* two launches, or one */
@@ -107,7 +106,7 @@ run_host(case_t *c, float *out)
     fixture_t *b = &c->fixture;
     size_t bytes = tr_cpu_attention_work(&cpu_stream, c->rows.n_rows,
                                          c->rows.n_seqs, b->max_len, c->heads,
-                                         b->host.lists, b->host.head_dim);
+                                         b->host.kv_heads, b->host.head_dim);
     void *work = aligned_alloc(64, tr_pad(bytes, 64));
     int rc = tr_cpu_attention(&cpu_stream, &b->host, c->layer, &c->rows, c->q,
                               c->ldq, c->heads, c->scale, out, c->ldo, work,
@@ -216,12 +215,12 @@ check_pool(case_t *c, uint8_t *got)
 
 /* Victims from the scores that the other side left: exact. */
 static bool
-check_victims(case_t *c, uint32_t s, uint32_t list, const uint8_t *pool)
+check_victims(case_t *c, uint32_t s, uint32_t kv_head, const uint8_t *pool)
 {
     fixture_t *b = &c->fixture;
     int32_t slot = c->slot[s];
     const tr_kv_seq_t *q = &b->seq[slot];
-    size_t head = tr_kv_head(&b->host, slot, c->layer, list);
+    size_t head = tr_kv_head(&b->host, slot, c->layer, kv_head);
     const tr_kv_victim_t *got = c->victim + head * TR_KV_LISTS_MAX;
     const int32_t *row = b->tables + head * b->host.table_len;
     uint32_t n = c->pos[c->seq_row[s]];
@@ -271,7 +270,7 @@ check(case_t *c, const float *want, const uint8_t *got_out)
 {
     fixture_t *b = &c->fixture;
     size_t bytes = b->pages * b->host.page_bytes;
-    size_t victims = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.lists
+    size_t victims = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.kv_heads
                      * TR_KV_LISTS_MAX * sizeof(*c->victim);
     uint8_t *got = malloc(bytes), skipped[ROWS_MAX] = { 0 };
     bool ok = true;
@@ -279,8 +278,9 @@ check(case_t *c, const float *want, const uint8_t *got_out)
     fixture_get(got, b->other.pool, bytes);
     fixture_get(c->victim, b->other.victim, victims);
     for (uint32_t s = 0; s < c->rows.n_seqs && ok; s++) {
-        for (uint32_t list = 0; list < b->host.lists && ok; list++) {
-            ok = check_victims(c, s, list, got);
+        for (uint32_t kv_head = 0; kv_head < b->host.kv_heads && ok;
+             kv_head++) {
+            ok = check_victims(c, s, kv_head, got);
         }
         if (!ok) {
             printf("in sequence %u\n", s);

@@ -22,13 +22,13 @@ static const char *const path_name[] = { "best", "warps", "boxes", "groups",
                                          "alternating" };
 
 static bool
-check_out(case_t *c, uint32_t s, uint32_t list, const want_t *w)
+check_out(case_t *c, uint32_t s, uint32_t kv_head, const want_t *w)
 {
     uint32_t first = c->seq_row[s], rows = c->seq_row[s + 1] - first;
 
     for (uint32_t i = 0; i < rows * c->group; i++) {
         uint32_t row = first + i / c->group, h = i % c->group, where = 0;
-        size_t at = row * c->queries.ldo + (list * c->group + h) * c->dim;
+        size_t at = row * c->queries.ldo + (kv_head * c->group + h) * c->dim;
         double wrong = 0, worst = 0;
 
         for (uint32_t d = 0; d < c->dim; d++) {
@@ -50,7 +50,7 @@ check_out(case_t *c, uint32_t s, uint32_t list, const want_t *w)
             printf("out: sequence %u row %u (position %u) head %u: relative "
                    "error %g, allowed %g; worst at dimension %u: %g, "
                    "expected %g\n",
-                   s, row - first, c->pos[row], list * c->group + h, wrong,
+                   s, row - first, c->pos[row], kv_head * c->group + h, wrong,
                    w->slack[i / c->group], where,
                    tr_float_load(c->out, at + where, c->queries.out_type),
                    w->out[(size_t) i * c->dim + where]);
@@ -61,9 +61,9 @@ check_out(case_t *c, uint32_t s, uint32_t list, const want_t *w)
     return true;
 }
 
-/* The sums of a list, formed in ascending order. */
+/* The sums of a KV head, formed in ascending order. */
 static bool
-check_scores(case_t *c, uint32_t s, uint32_t list, const want_t *w)
+check_scores(case_t *c, uint32_t s, uint32_t kv_head, const want_t *w)
 {
     const tr_kv_layout_t *l = c->plan.layout;
     bool scored = case_attends(c, s) && c->seq[c->slot[s]].scored;
@@ -73,17 +73,18 @@ check_scores(case_t *c, uint32_t s, uint32_t list, const want_t *w)
         uint32_t place, at = k % 2 ? l->recent : l->score;
         double was, got, want, off;
 
-        const uint8_t *page = case_token(c, c->before, s, list, k / 2, &place);
+        const uint8_t *page = case_token(c, c->before, s, kv_head, k / 2,
+                                         &place);
 
         was = tr_float_load(page + at, place, TR_F32);
-        page = case_token(c, c->pool, s, list, k / 2, &place);
+        page = case_token(c, c->pool, s, kv_head, k / 2, &place);
         got = tr_float_load(page + at, place, TR_F32);
         want = was + (scored ? w->add[k % 2][k / 2] : 0);
         off = fabs(got - want) / (slack * (want + 0.01));
         if (!(off <= 1) || (!scored && got != was)) {
-            printf("%s: sequence %u list %u token %u of %u: %.9g, expected "
+            printf("%s: sequence %u KV head %u token %u of %u: %.9g, expected "
                    "%.9g (was %.9g)\n",
-                   k % 2 ? "recent" : "score", s, list, k / 2,
+                   k % 2 ? "recent" : "score", s, kv_head, k / 2,
                    case_length(c, s), got, want, was);
             return false;
         }
@@ -93,10 +94,10 @@ check_scores(case_t *c, uint32_t s, uint32_t list, const want_t *w)
 }
 
 static bool
-check_list(case_t *c, uint32_t s, uint32_t list, const want_t *w)
+check_list(case_t *c, uint32_t s, uint32_t kv_head, const want_t *w)
 {
-    return (!case_attends(c, s) || check_out(c, s, list, w))
-           && (!c->plan.layout->score || check_scores(c, s, list, w));
+    return (!case_attends(c, s) || check_out(c, s, kv_head, w))
+           && (!c->plan.layout->score || check_scores(c, s, kv_head, w));
 }
 
 /* Rows that are left out stay as they were, and so do keys and values. */
@@ -232,8 +233,8 @@ try_path(case_t *c, tr_prompt_path_t path)
             "pool");
     ok = check_untouched(c);
     for (uint32_t s = 0; s < c->rows.n_seqs && ok; s++) {
-        for (uint32_t l = 0; l < c->lists && ok && c->slot[s] >= 0; l++) {
-            ok = check_list(c, s, l, &c->want[s * c->lists + l]);
+        for (uint32_t l = 0; l < c->kv_heads && ok && c->slot[s] >= 0; l++) {
+            ok = check_list(c, s, l, &c->want[s * c->kv_heads + l]);
         }
     }
     return ok && try_cut(c);

@@ -23,7 +23,7 @@
 #include "manager_fill.h"
 
 #define LAYERS 32u
-#define LISTS 8u
+#define KV_HEADS 8u
 #define BATCH_MAX 256u
 #define PROMPT 1024u
 #define MIDDLE 4096u /* the batch of 64 whose decode step is measured */
@@ -117,7 +117,7 @@ static void
 bench_create(bench_t *b)
 {
     tr_kv_config_t c = { .layers = LAYERS,
-                         .lists = LISTS,
+                         .kv_heads = KV_HEADS,
                          .head_dim = 128,
                          .slots = BATCH_MAX,
                          .max_len = MAX_LEN,
@@ -133,7 +133,7 @@ bench_create(bench_t *b)
 
     must(tr_cuda_open(0, &b->device) == 0, "no device");
     must(tr_kv_policy_create("diffkv:alpha_high=1,alpha_low=0.02", LAYERS,
-                             LISTS, 128, &b->policy, &err)
+                             KV_HEADS, 128, &b->policy, &err)
              == TR_OK,
          "policy");
     policies[0] = b->policy;
@@ -314,7 +314,7 @@ main(void)
     bench_create(&b);
     printf("memory management, %u layers x %u KV heads, diffkv, microseconds\n"
            "    requests  prompt step  generation step    close     pages\n",
-           LAYERS, LISTS);
+           LAYERS, KV_HEADS);
     for (uint32_t n = 1; n <= BATCH_MAX; n *= 2) {
         line(&b, n, PROMPT);
     }

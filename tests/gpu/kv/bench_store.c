@@ -23,9 +23,9 @@
 #include "tests/gpu/fixtures/cache.h"
 
 #define LAYERS 32u
-#define LISTS 8u
+#define KV_HEADS 8u
 #define DIM 128u
-#define HEADS (LAYERS * LISTS)
+#define HEADS (LAYERS * KV_HEADS)
 #define WINDOW 64u
 #define RUNS 20
 #define PROMPT 8192u
@@ -131,7 +131,7 @@ view_make(bench_t *b, uint32_t slots, uint32_t dense, uint32_t per_list)
 {
     tr_page_wish_t wish = { DIM, levels, 2, true, false, true };
     tr_kv_view_t *v = &b->view;
-    size_t rows = (size_t) slots * b->layers * LISTS, pages, done;
+    size_t rows = (size_t) slots * b->layers * KV_HEADS, pages, done;
     int32_t *tables;
     uint16_t *image;
 
@@ -141,7 +141,7 @@ view_make(bench_t *b, uint32_t slots, uint32_t dense, uint32_t per_list)
     memset(v, 0, sizeof(*v));
     v->page_bytes = b->plan.page_bytes;
     v->layers = b->layers;
-    v->lists = LISTS;
+    v->kv_heads = KV_HEADS;
     v->head_dim = DIM;
     v->n_layouts = b->plan.n;
     v->layout = b->plan.layout;
@@ -179,10 +179,12 @@ view_make(bench_t *b, uint32_t slots, uint32_t dense, uint32_t per_list)
 static tr_cuda_keys_t
 keys_make(bench_t *b, uint32_t rows)
 {
-    size_t n = (size_t) rows * LISTS * DIM;
+    size_t n = (size_t) rows * KV_HEADS * DIM;
     float *x = malloc(n * 4);
     uint16_t *h = malloc(n * 2);
-    tr_cuda_keys_t in = { NULL, NULL, LISTS * DIM, TR_BF16, NULL, false, NULL };
+    tr_cuda_keys_t in = {
+        NULL, NULL, KV_HEADS * DIM, TR_BF16, NULL, false, NULL
+    };
 
     for (size_t i = 0; i < n; i++) {
         x[i] = (float) (random_unit() * 2 - 1);
@@ -224,7 +226,7 @@ append_run(bench_t *b, void *arg)
 static void
 moves_make(bench_t *b, uint32_t batch)
 {
-    size_t heads = (size_t) batch * b->layers * LISTS;
+    size_t heads = (size_t) batch * b->layers * KV_HEADS;
     tr_kv_move_t *m = calloc(heads, sizeof(*m));
     tr_kv_seq_t *seq = calloc(batch, sizeof(*seq));
     uint32_t *count = calloc(heads * TR_KV_LISTS_MAX, 4);
@@ -314,7 +316,7 @@ static void
 bench_prompt(bench_t *b)
 {
     tr_kv_seq_t seq = { 0 };
-    double us, bytes = (double) PROMPT * LISTS * DIM * 2 * (2 + 2);
+    double us, bytes = (double) PROMPT * KV_HEADS * DIM * 2 * (2 + 2);
     append_t a;
     uint32_t per;
 

@@ -190,7 +190,7 @@ static void
 fixture_append(const tr_kv_view_t *v, int32_t slot, uint32_t head)
 {
     const tr_kv_seq_t *q = &v->seq[slot];
-    size_t at = (size_t) slot * v->layers * v->lists + head;
+    size_t at = (size_t) slot * v->layers * v->kv_heads + head;
     const int32_t *row = v->tables + at * v->table_len;
     const tr_kv_move_t *m = &v->move[at];
 
@@ -249,8 +249,8 @@ fixture_compress(const tr_stream_t *stream, const tr_kv_view_t *v,
 
     (void) stream;
     (void) work;
-    for (uint32_t head = 0; head < v->layers * v->lists; head++) {
-        size_t at = (size_t) c->slot * v->layers * v->lists + head;
+    for (uint32_t head = 0; head < v->layers * v->kv_heads; head++) {
+        size_t at = (size_t) c->slot * v->layers * v->kv_heads + head;
         const int32_t *row = v->tables + at * v->table_len;
         const int32_t *to = c->to_tables + (size_t) head * v->table_len;
         const int8_t *dest = c->dest + head * c->dest_len;

@@ -62,11 +62,12 @@ fixture_create(fixture_t *w, const fixture_device_t *device)
 {
     bool wide = fixture_random(12) == 0; /* several blocks of heads */
     uint32_t layers = wide ? 9 : 1 + fixture_random(4);
-    uint32_t lists = wide ? 30 : 1 + fixture_random(5), heads = layers * lists;
+    uint32_t kv_heads = wide ? 30 : 1 + fixture_random(5),
+             heads = layers * kv_heads;
     uint32_t head_dim = 64;
     tr_kv_config_t c = {
         .layers = layers,
-        .lists = lists,
+        .kv_heads = kv_heads,
         .head_dim = head_dim,
         .slots = 2 + fixture_random(FIXTURE_SLOTS - 1),
         .max_len = 60 + fixture_random(300)
@@ -85,7 +86,7 @@ fixture_create(fixture_t *w, const fixture_device_t *device)
     for (uint32_t i = 0; i < w->n_policies; i++) {
         const char *spec = fixture_specs[fixture_random(FIXTURE_SPECS)];
 
-        if (tr_kv_policy_create(spec, layers, lists, head_dim, &w->policy[i],
+        if (tr_kv_policy_create(spec, layers, kv_heads, head_dim, &w->policy[i],
                                 &err)
             != TR_OK) {
             printf("%s: %s\n", spec, err.text);

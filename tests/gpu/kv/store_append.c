@@ -183,7 +183,7 @@ store_dense(fixture_t *b, const uint32_t *n)
     uint32_t per = b->plan.layout[0].tokens;
 
     for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
-        for (uint32_t h = 0; h < b->host.layers * b->host.lists; h++) {
+        for (uint32_t h = 0; h < b->host.layers * b->host.kv_heads; h++) {
             for (uint32_t i = 0; i < (b->dense[s] + n[s] + per - 1) / per;
                  i++) {
                 fixture_page(b, fixture_row(b, s, h) + i, 0);
@@ -279,7 +279,7 @@ choose_moves(fixture_t *b, uint32_t s)
                      : held > 0;
         q->window_from += leaves;
     }
-    for (uint32_t h = 0; h < b->host.layers * b->host.lists; h++) {
+    for (uint32_t h = 0; h < b->host.layers * b->host.kv_heads; h++) {
         size_t head = fixture_head(b, s, h);
         tr_kv_move_t *m = &b->move[head];
         uint32_t *count = b->count + head * TR_KV_LISTS_MAX;
@@ -361,7 +361,8 @@ spoil(fixture_t *b, uint32_t s, size_t head)
 static bool
 refuse_append(fixture_t *b, const uint32_t *n, uint32_t s)
 {
-    size_t head = fixture_head(b, s, random_below(b->host.lists)); /* layer 0 */
+    size_t head = fixture_head(b, s,
+                               random_below(b->host.kv_heads)); /* layer 0 */
     size_t bytes = b->pages * b->host.page_bytes;
     size_t length = b->host.table_len * sizeof(int32_t);
     int32_t *row = b->tables + head * b->host.table_len, *pages;

@@ -137,7 +137,7 @@ typedef struct {
 static void
 job_make(fixture_t *b, uint32_t s, job_t *j)
 {
-    uint32_t heads = b->host.layers * b->host.lists, len = 4 * b->max_len;
+    uint32_t heads = b->host.layers * b->host.kv_heads, len = 4 * b->max_len;
     tr_kv_seq_t *to = fixture_room(sizeof(*to));
 
     choose_target(b, s, &j->to);
@@ -170,7 +170,7 @@ job_make(fixture_t *b, uint32_t s, job_t *j)
 static void
 job_send(fixture_t *b, const job_t *j)
 {
-    uint32_t heads = b->host.layers * b->host.lists;
+    uint32_t heads = b->host.layers * b->host.kv_heads;
 
     fixture_put((void *) j->other.to, &j->to, sizeof(j->to));
     fixture_put((void *) j->other.to_tables, j->tables,
@@ -182,7 +182,7 @@ job_send(fixture_t *b, const job_t *j)
 static void
 job_install(fixture_t *b, uint32_t s, job_t *j)
 {
-    for (uint32_t h = 0; h < b->host.layers * b->host.lists; h++) {
+    for (uint32_t h = 0; h < b->host.layers * b->host.kv_heads; h++) {
         int32_t *row = fixture_row(b, s, h);
 
         fixture_give_back(b, row, 0, b->host.table_len);
@@ -237,7 +237,7 @@ compress_other(fixture_t *b, const tr_kv_compress_t *jobs, uint32_t n,
 static void
 job_spoil(fixture_t *b, job_t *j)
 {
-    uint32_t h = random_below(b->host.layers * b->host.lists);
+    uint32_t h = random_below(b->host.layers * b->host.kv_heads);
     int32_t *row = j->tables + (size_t) h * b->host.table_len;
 
     switch (random_below(3)) {
@@ -256,7 +256,7 @@ job_spoil(fixture_t *b, job_t *j)
 static bool
 refuse_compress(fixture_t *b, uint32_t s, const job_t *good)
 {
-    uint32_t heads = b->host.layers * b->host.lists, refused = 9;
+    uint32_t heads = b->host.layers * b->host.kv_heads, refused = 9;
     size_t tables = (size_t) heads * b->host.table_len * 4;
     size_t dest = heads * good->host.dest_len;
     job_t j = *good;
@@ -295,7 +295,7 @@ job_needs_pages(const fixture_t *b, const job_t *j)
     if (j->to.window > 0 && j->to.window_from < j->to.base) {
         return true;
     }
-    for (uint32_t h = 0; h < b->host.layers * b->host.lists; h++) {
+    for (uint32_t h = 0; h < b->host.layers * b->host.kv_heads; h++) {
         uint32_t n = 0;
 
         for (uint32_t l = 0; l < j->to.n_lists; l++) {

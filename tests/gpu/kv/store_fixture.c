@@ -132,13 +132,13 @@ fixture_open(fixture_t *b, const fixture_side_t *side)
     } while (tr_page_plan(&wish, &b->plan) != 0);
     *v = (tr_kv_view_t){ .page_bytes = b->plan.page_bytes,
                          .layers = 1 + random_below(2),
-                         .lists = 1 + random_below(3),
+                         .kv_heads = 1 + random_below(3),
                          .head_dim = wish.head_dim,
                          .n_layouts = b->plan.n,
                          .layout = b->plan.layout,
                          .seq = b->seq };
     plan_table(b);
-    heads = (size_t) FIXTURE_SLOTS * v->layers * v->lists;
+    heads = (size_t) FIXTURE_SLOTS * v->layers * v->kv_heads;
     b->pages = (uint32_t) heads * v->table_len * 2 / 3;
     b->tables = room(heads * v->table_len * 4);
     memset(b->tables, 0xff, heads * v->table_len * 4);
@@ -186,8 +186,8 @@ fixture_close(fixture_t *b)
 void
 fixture_describe(const fixture_t *b)
 {
-    printf("head size %u, layers %u, lists %u, levels", b->host.head_dim,
-           b->host.layers, b->host.lists);
+    printf("head size %u, layers %u, KV heads %u, levels", b->host.head_dim,
+           b->host.layers, b->host.kv_heads);
     for (uint32_t i = 1; i < b->plan.n; i++) {
         const tr_kv_level_t *v = &b->plan.layout[i].level;
 
@@ -225,7 +225,7 @@ fixture_give_back(fixture_t *b, int32_t *row, uint32_t first, uint32_t end)
 void
 fixture_sync(fixture_t *b)
 {
-    size_t heads = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.lists;
+    size_t heads = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.kv_heads;
 
     fixture_put((void *) b->other.tables, b->tables,
                 heads * b->host.table_len * 4);
@@ -361,7 +361,7 @@ typed(tr_dtype_t type, float *x, size_t n, void *out)
 void
 fixture_input(fixture_t *b, uint32_t rows, fixture_input_t *in)
 {
-    uint32_t dim = b->host.head_dim, n = b->host.lists * dim;
+    uint32_t dim = b->host.head_dim, n = b->host.kv_heads * dim;
     tr_dtype_t type = (tr_dtype_t) random_below(3);
     bool wild = random_below(3) == 0;
     uint8_t *as;
@@ -372,7 +372,7 @@ fixture_input(fixture_t *b, uint32_t rows, fixture_input_t *in)
     in->v = room(rows * in->ld * 4);
     in->angles = room((size_t) rows * dim * 4);
     for (uint32_t r = 0; r < rows; r++) {
-        for (uint32_t l = 0; l < b->host.lists; l++) {
+        for (uint32_t l = 0; l < b->host.kv_heads; l++) {
             input_row(b, in->k + r * in->ld + l * dim, dim, wild);
             input_row(b, in->v + r * in->ld + l * dim, dim, wild);
         }

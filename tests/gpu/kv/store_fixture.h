@@ -48,7 +48,7 @@ void fixture_describe(const fixture_t *b);
 static inline size_t
 fixture_head(const fixture_t *b, uint32_t slot, uint32_t h)
 {
-    return (size_t) slot * b->host.layers * b->host.lists + h;
+    return (size_t) slot * b->host.layers * b->host.kv_heads + h;
 }
 
 static inline int32_t *

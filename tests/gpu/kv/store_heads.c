@@ -66,7 +66,7 @@ query_in(const float *x, uint32_t dim, const float *bias, const float *angles,
 void
 fixture_heads(fixture_t *b, uint32_t rows, fixture_input_t *in)
 {
-    uint32_t dim = b->host.head_dim, n = b->host.lists * dim;
+    uint32_t dim = b->host.head_dim, n = b->host.kv_heads * dim;
     tr_cuda_qkv_t *h = &in->heads;
     tr_dtype_t type = in->other.type;
     uint32_t q, all;
@@ -75,7 +75,7 @@ fixture_heads(fixture_t *b, uint32_t rows, fixture_input_t *in)
     void *there = NULL;
 
     h->heads = 1 + random_below(HEADS_MAX);
-    h->lists = b->host.lists;
+    h->kv_heads = b->host.kv_heads;
     h->head_dim = dim;
     h->type = type;
     h->angles = in->other.angles;

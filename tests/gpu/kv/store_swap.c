@@ -14,7 +14,7 @@ slot_entries(fixture_t *b, uint32_t s, uint32_t dense_pages, int32_t **entry)
     const tr_kv_seq_t *q = &b->seq[s];
     uint32_t n = 0;
 
-    for (uint32_t h = 0; h < b->host.layers * b->host.lists; h++) {
+    for (uint32_t h = 0; h < b->host.layers * b->host.kv_heads; h++) {
         const uint32_t *count = b->count
                                 + fixture_head(b, s, h) * TR_KV_LISTS_MAX;
         int32_t *row = fixture_row(b, s, h);
@@ -58,7 +58,7 @@ typedef struct {
 static bool
 swap_run(fixture_t *b, swap_t *x, const int32_t *to, bool out)
 {
-    size_t heads = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.lists;
+    size_t heads = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.kv_heads;
     int32_t *tables = malloc(heads * b->host.table_len * 4);
     uint32_t n = 0;
     bool ok = true;
@@ -101,7 +101,7 @@ static bool
 swap_nothing(fixture_t *b, swap_t *x, const int32_t *to)
 {
     uint32_t go = b->n_free % 2, pages = x->n, n = 1;
-    size_t heads = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.lists;
+    size_t heads = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.kv_heads;
     int32_t *tables = malloc(heads * b->host.table_len * 4);
     tr_cuda_swap_t swap = { .slot = (int32_t) x->slot,
                             .dense_pages = x->dense_pages,

@@ -21,7 +21,7 @@ score_dense(fixture_t *b)
     const tr_kv_layout_t *l = &b->plan.layout[0];
 
     for (uint32_t s = 0; s < FIXTURE_SLOTS && l->score; s++) {
-        for (uint32_t h = 0; h < b->host.layers * b->host.lists; h++) {
+        for (uint32_t h = 0; h < b->host.layers * b->host.kv_heads; h++) {
             for (uint32_t i = 0; i < b->dense[s]; i++) {
                 uint8_t *page = tr_kv_page_at(&b->host,
                                               fixture_row(b, s,

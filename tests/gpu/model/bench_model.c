@@ -19,11 +19,11 @@
 
 #define HIDDEN 4096u
 #define HEADS 32u
-#define LISTS 8u
+#define KV_HEADS 8u
 #define DIM 128u
 #define WIDE 14336u
 #define VOCAB 128256u
-#define QKV ((HEADS + 2 * LISTS) * DIM)
+#define QKV ((HEADS + 2 * KV_HEADS) * DIM)
 #define RUNS 20
 #define CHAIN 16u
 #define ROWS_MAX 8192u
@@ -112,7 +112,7 @@ qkv_args(const bench_t *b)
 {
     return (tr_cuda_qkv_t){ .rows = b->rows,
                             .heads = HEADS,
-                            .lists = LISTS,
+                            .kv_heads = KV_HEADS,
                             .head_dim = DIM,
                             .qkv = b->a,
                             .ld = QKV,

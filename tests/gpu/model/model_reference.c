@@ -127,7 +127,7 @@ shape_head(const tr_cuda_qkv_t *a, uint32_t r, uint32_t h)
 {
     uint32_t dim = a->head_dim, half = dim / 2;
     const float *cosine = a->angles + (size_t) r * dim, *sine = cosine + half;
-    bool query = h < a->heads, value = h >= a->heads + a->lists;
+    bool query = h < a->heads, value = h >= a->heads + a->kv_heads;
     const float *weight = query ? a->q_norm : value ? NULL : a->k_norm;
     size_t at = r * a->ld + (size_t) h * dim;
     float x[TR_HEAD_DIM_MAX], scale;
@@ -156,7 +156,7 @@ shape_head(const tr_cuda_qkv_t *a, uint32_t r, uint32_t h)
 int
 tr_ref_qkv(const tr_cuda_qkv_t *a)
 {
-    uint32_t all = a->heads + 2 * a->lists;
+    uint32_t all = a->heads + 2 * a->kv_heads;
 
     if (a->head_dim == 0 || a->head_dim > TR_HEAD_DIM_MAX || a->head_dim % 16
         || a->heads == 0 || a->ld < (size_t) all * a->head_dim

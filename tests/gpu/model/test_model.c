@@ -323,11 +323,11 @@ check_qkv(void)
     uint32_t dim = dims[random_below(7)], rows = 1 + random_below(9);
     tr_cuda_qkv_t a = { .rows = rows,
                         .heads = 1 + random_below(9),
-                        .lists = 1 + random_below(4),
+                        .kv_heads = 1 + random_below(4),
                         .head_dim = dim,
                         .type = any_type(),
                         .eps = 1e-6f };
-    uint32_t n = (a.heads + 2 * a.lists) * dim;
+    uint32_t n = (a.heads + 2 * a.kv_heads) * dim;
     bool odd = random_below(4) == 0, bias = random_below(2), ok;
     bool norm = random_below(2);
     double scale = any_scale();
@@ -349,8 +349,8 @@ check_qkv(void)
     tr_ref_qkv(&a);
     ok = rows_close(&x, rows, a.ld, a.type, 1e-5, "qkv");
     if (!ok) {
-        printf("heads %u, lists %u, head_dim %u, bias %d, norm %d\n", a.heads,
-               a.lists, dim, bias, norm);
+        printf("heads %u, KV heads %u, head_dim %u, bias %d, norm %d\n",
+               a.heads, a.kv_heads, dim, bias, norm);
     }
     array_free(&x);
     array_free(&b);

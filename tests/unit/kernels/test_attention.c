@@ -24,7 +24,7 @@ typedef struct {
     tr_kv_seq_t seq[SLOTS];
     uint32_t group, heads, len[SLOTS];
     int32_t *tables;
-    float *k[SLOTS], *v[SLOTS]; /* [len][lists * dim], keys before RoPE */
+    float *k[SLOTS], *v[SLOTS]; /* [len][kv_heads * dim], keys before RoPE */
     float *q[SLOTS];            /* [len][heads * dim] */
     float *inv_freq;
 } bed_t;
@@ -65,7 +65,7 @@ static void
 bed_pool(bed_t *b)
 {
     tr_kv_view_t *v = &b->kv;
-    uint32_t rows = SLOTS * LAYERS * v->lists, pages, *order;
+    uint32_t rows = SLOTS * LAYERS * v->kv_heads, pages, *order;
 
     b->layout = dense_layout(v->head_dim, 8 * (1 + rig_below(&rng, 9)));
     v->n_layouts = 1;
@@ -90,7 +90,7 @@ bed_pool(bed_t *b)
         order[j] = t;
     }
     for (uint32_t i = 0; i < pages; i++) {
-        uint32_t slot = i / (LAYERS * v->lists * v->table_len);
+        uint32_t slot = i / (LAYERS * v->kv_heads * v->table_len);
 
         /* only as many as the tokens need; the rest must not be looked at */
         b->tables[i] = i % v->table_len * b->layout.tokens < b->len[slot]
@@ -102,14 +102,16 @@ bed_pool(bed_t *b)
 }
 
 static void
-bed_open(bed_t *b, uint32_t lists, uint32_t group, uint32_t dim, float scale)
+bed_open(bed_t *b, uint32_t kv_heads, uint32_t group, uint32_t dim, float scale)
 {
-    *b = (bed_t){ .group = group, .heads = lists * group };
-    b->kv = (tr_kv_view_t){ .layers = LAYERS, .lists = lists, .head_dim = dim };
+    *b = (bed_t){ .group = group, .heads = kv_heads * group };
+    b->kv = (tr_kv_view_t){ .layers = LAYERS,
+                            .kv_heads = kv_heads,
+                            .head_dim = dim };
     for (uint32_t i = 0; i < SLOTS; i++) {
         b->len[i] = i == 0 ? LEN_MAX : 1 + rig_below(&rng, LEN_MAX);
-        b->k[i] = randoms(b->len[i] * lists * dim, scale);
-        b->v[i] = randoms(b->len[i] * lists * dim, scale);
+        b->k[i] = randoms(b->len[i] * kv_heads * dim, scale);
+        b->v[i] = randoms(b->len[i] * kv_heads * dim, scale);
         /* logits of a few units, whatever the scale */
         b->q[i] = randoms(b->len[i] * b->heads * dim, 1.5f / scale);
     }
@@ -144,13 +146,13 @@ run(bed_t *b, const tr_kernels_t *k, int threads, const part_t *parts,
 {
     static uint32_t pos[SLOTS * LEN_MAX], seq_row[SLOTS + 1];
     static int32_t slot[SLOTS];
-    size_t dim = b->kv.head_dim, kv_ld = b->kv.lists * dim;
+    size_t dim = b->kv.head_dim, kv_ld = b->kv.kv_heads * dim;
     size_t q_ld = b->heads * dim;
     tr_stream_t s = { threads, rig_thread_pool() };
     tr_rows_t rows = { 0, n_parts, pos, slot, seq_row };
     float *kk, *vv, *qq, *angles;
     size_t bytes = k->attention_work(&s, SLOTS * LEN_MAX, SLOTS, LEN_MAX,
-                                     b->heads, b->kv.lists, (uint32_t) dim);
+                                     b->heads, b->kv.kv_heads, (uint32_t) dim);
     void *work = aligned_alloc(64, tr_pad(bytes, 64));
 
     for (uint32_t i = 0; i < n_parts; i++) {
@@ -204,10 +206,10 @@ half_of(float x)
 }
 
 static double
-stored(bed_t *b, uint32_t slot, uint32_t list, uint32_t p, uint32_t d,
+stored(bed_t *b, uint32_t slot, uint32_t kv_head, uint32_t p, uint32_t d,
        bool value)
 {
-    const int32_t *table = tr_kv_table(&b->kv, (int32_t) slot, 1, list);
+    const int32_t *table = tr_kv_table(&b->kv, (int32_t) slot, 1, kv_head);
     uint32_t dim = b->kv.head_dim, tokens = b->layout.tokens;
     const uint8_t *at = tr_kv_page_at(&b->kv, table[p / tokens])
                         + (value ? b->layout.value : 0)
@@ -228,9 +230,9 @@ check_stored(bed_t *b, const char *name)
     for (uint32_t n = 0; n < 300; n++) {
         uint32_t slot = rig_below(&rng, SLOTS);
         uint32_t p = rig_below(&rng, b->len[slot]);
-        uint32_t l = rig_below(&rng, b->kv.lists), d = rig_below(&rng, half);
-        const float *k = b->k[slot] + (p * b->kv.lists + l) * dim;
-        const float *v = b->v[slot] + (p * b->kv.lists + l) * dim;
+        uint32_t l = rig_below(&rng, b->kv.kv_heads), d = rig_below(&rng, half);
+        const float *k = b->k[slot] + (p * b->kv.kv_heads + l) * dim;
+        const float *v = b->v[slot] + (p * b->kv.kv_heads + l) * dim;
         double a = (double) ((float) p * b->inv_freq[d]);
         double lo = k[d] * cos(a) - k[half + d] * sin(a);
         double hi = k[half + d] * cos(a) + k[d] * sin(a);
@@ -252,14 +254,14 @@ static void
 check_row(bed_t *b, uint32_t slot, uint32_t p, uint32_t h, const float *out,
           const char *name)
 {
-    uint32_t dim = b->kv.head_dim, list = h / b->group;
+    uint32_t dim = b->kv.head_dim, kv_head = h / b->group;
     const float *q = b->q[slot] + (p * b->heads + h) * dim;
     double score[LEN_MAX], max = -INFINITY, sum = 0;
 
     for (uint32_t i = 0; i <= p; i++) {
         score[i] = 0;
         for (uint32_t d = 0; d < dim; d++) {
-            score[i] += q[d] * stored(b, slot, list, i, d, false)
+            score[i] += q[d] * stored(b, slot, kv_head, i, d, false)
                         / sqrt((double) dim);
         }
         max = fmax(max, score[i]);
@@ -272,7 +274,7 @@ check_row(bed_t *b, uint32_t slot, uint32_t p, uint32_t h, const float *out,
         double want = 0, size = 0;
 
         for (uint32_t i = 0; i <= p; i++) {
-            double v = score[i] / sum * stored(b, slot, list, i, d, true);
+            double v = score[i] / sum * stored(b, slot, kv_head, i, d, true);
 
             want += v;
             size += fabs(v);
@@ -287,15 +289,15 @@ check_row(bed_t *b, uint32_t slot, uint32_t p, uint32_t h, const float *out,
 }
 
 static void
-one_bed(const tr_kernels_t *k, uint32_t lists, uint32_t group, uint32_t dim,
+one_bed(const tr_kernels_t *k, uint32_t kv_heads, uint32_t group, uint32_t dim,
         float scale)
 {
     bed_t b;
     part_t parts[SLOTS], some[SLOTS];
-    uint32_t width = lists * group * dim, row = 0;
+    uint32_t width = kv_heads * group * dim, row = 0;
     float *whole, *out;
 
-    bed_open(&b, lists, group, dim, scale);
+    bed_open(&b, kv_heads, group, dim, scale);
     whole = floats((size_t) SLOTS * LEN_MAX * width);
     out = floats((size_t) SLOTS * LEN_MAX * width);
     for (uint32_t i = 0; i < SLOTS; i++) {
@@ -425,7 +427,7 @@ test_half(void **state)
         tr_kv_view_t v = { .pool = (uint8_t *) page,
                            .page_bytes = sizeof(page),
                            .layers = 1,
-                           .lists = 1,
+                           .kv_heads = 1,
                            .head_dim = 16,
                            .n_layouts = 1,
                            .layout = &layout,
@@ -464,7 +466,7 @@ test_bad_shapes(void **state)
     tr_kv_layout_t layout = dense_layout(64, 16);
     tr_kv_seq_t seq = { 0 };
     tr_kv_view_t v = { .layers = 1,
-                       .lists = 2,
+                       .kv_heads = 2,
                        .head_dim = 64,
                        .n_layouts = 1,
                        .layout = &layout,
@@ -474,7 +476,7 @@ test_bad_shapes(void **state)
                        .seq = &seq };
 
     (void) state;
-    /* three query heads on two lists; a layer too many; an odd head size */
+    /* three query heads on two KV heads; a layer too many; an odd head size */
     assert_int_equal(k->attention(&s, &v, 0, &rows, NULL, 999, 3, 1, NULL, 999,
                                   NULL),
                      TR_KERNEL_BADARG);

@@ -71,8 +71,8 @@ fill_slot(bed_t *b, int32_t slot, uint32_t n_levels, uint32_t len)
     for (uint32_t l = 0; l < n_levels; l++) {
         s->list_layout[l] = (uint8_t) (l + 1);
     }
-    for (uint32_t list = 0; list < b->kv.lists; list++) {
-        size_t head = tr_kv_head(&b->kv, slot, BED_LAYER, list);
+    for (uint32_t kv_head = 0; kv_head < b->kv.kv_heads; kv_head++) {
+        size_t head = tr_kv_head(&b->kv, slot, BED_LAYER, kv_head);
         uint32_t left = from;
 
         for (uint32_t l = 0; l < n_levels; l++) {
@@ -85,7 +85,7 @@ fill_slot(bed_t *b, int32_t slot, uint32_t n_levels, uint32_t len)
             b->count[head * TR_KV_LISTS_MAX + l] = n;
             left -= n;
         }
-        bed_fill_head(b, slot, list, window == 0 ? len : from, len);
+        bed_fill_head(b, slot, kv_head, window == 0 ? len : from, len);
     }
 }
 
@@ -119,20 +119,22 @@ check_slot(const bed_t *b, int32_t slot, const float *q, const float *out,
     bed_token_t *t = bed_alloc((size_t) (b->max_len + 1) * sizeof(*t));
     double *best = bed_alloc((size_t) (b->max_len + 1) * sizeof(*best));
 
-    for (uint32_t list = 0; list < b->kv.lists; list++) {
-        uint32_t n = bed_tokens(b, slot, list, 0, t);
+    for (uint32_t kv_head = 0; kv_head < b->kv.kv_heads; kv_head++) {
+        uint32_t n = bed_tokens(b, slot, kv_head, 0, t);
         double error = 0;
         char what[64];
 
-        snprintf(what, sizeof(what), "%s, slot %d, list %u", name, slot, list);
+        snprintf(what, sizeof(what), "%s, slot %d, KV head %u", name, slot,
+                 kv_head);
         memset(best, 0, n * sizeof(*best));
-        for (uint32_t h = list * b->group; h < (list + 1) * b->group; h++) {
+        for (uint32_t h = kv_head * b->group; h < (kv_head + 1) * b->group;
+             h++) {
             error = fmax(error,
                          bed_check_head(b, t, n, q + (size_t) h * dim,
                                         out + (size_t) h * dim, best, what));
         }
         check_scores(b, slot, t, n, best, error, what);
-        bed_check_victims(b, slot, list, b->seq[slot].base - 1, t, n, what);
+        bed_check_victims(b, slot, kv_head, b->seq[slot].base - 1, t, n, what);
     }
     free(t);
     free(best);
@@ -154,7 +156,7 @@ static void
 one_bed(const tr_kernels_t *k, const bed_wish_t *w)
 {
     bed_t b;
-    size_t width = (size_t) w->lists * w->group * w->dim, victims;
+    size_t width = (size_t) w->kv_heads * w->group * w->dim, victims;
     bed_part_t part[BED_SLOTS];
     float *q, *out, *again;
     uint8_t *after;
@@ -177,7 +179,7 @@ one_bed(const tr_kernels_t *k, const bed_wish_t *w)
     out = bed_alloc(BED_SLOTS * width * sizeof(float));
     again = bed_alloc(BED_SLOTS * width * sizeof(float));
     after = bed_alloc(b.pool_bytes);
-    victims = (size_t) BED_SLOTS * BED_LAYERS * w->lists * TR_KV_LISTS_MAX;
+    victims = (size_t) BED_SLOTS * BED_LAYERS * w->kv_heads * TR_KV_LISTS_MAX;
     victim = bed_alloc(victims * sizeof(*victim));
     bed_run(&b, k, 3, part, BED_SLOTS, q, out);
     for (int32_t i = 0; i < BED_SLOTS; i++) {

@@ -34,8 +34,8 @@ fill_slot(bed_t *b, int32_t slot, uint32_t base, uint32_t n)
                         .scored = true,
                         .by_sum = rig_below(&rng, 2) == 1,
                         .recent_from = base + rig_below(&rng, n) };
-    for (uint32_t list = 0; list < b->kv.lists; list++) {
-        size_t head = tr_kv_head(&b->kv, slot, BED_LAYER, list);
+    for (uint32_t kv_head = 0; kv_head < b->kv.kv_heads; kv_head++) {
+        size_t head = tr_kv_head(&b->kv, slot, BED_LAYER, kv_head);
         uint32_t left = base - window;
 
         for (uint32_t l = 0; l < s->n_lists; l++) {
@@ -44,7 +44,7 @@ fill_slot(bed_t *b, int32_t slot, uint32_t base, uint32_t n)
             b->count[head * TR_KV_LISTS_MAX + l] = some;
             left -= some;
         }
-        bed_fill_head(b, slot, list, base - window, base + n);
+        bed_fill_head(b, slot, kv_head, base - window, base + n);
     }
 }
 
@@ -69,7 +69,7 @@ check_sum(double got, double want, double add, double error, const char *what,
 
 /* A head of a slot whose queries [base, base + n) have all passed. */
 static void
-check_head(const bed_t *b, int32_t slot, uint32_t list, uint32_t n,
+check_head(const bed_t *b, int32_t slot, uint32_t kv_head, uint32_t n,
            const float *q, const float *out, const char *name)
 {
     const tr_kv_seq_t *s = &b->seq[slot];
@@ -81,14 +81,16 @@ check_head(const bed_t *b, int32_t slot, uint32_t list, uint32_t n,
     double *recent = sum + b->max_len + n, error = 0;
     char what[64];
 
-    snprintf(what, sizeof(what), "%s, slot %d, list %u", name, slot, list);
-    all = bed_tokens(b, slot, list, len, t);
+    snprintf(what, sizeof(what), "%s, slot %d, KV head %u", name, slot,
+             kv_head);
+    all = bed_tokens(b, slot, kv_head, len, t);
     memset(sum, 0, (size_t) (b->max_len + n) * 2 * sizeof(double));
     for (uint32_t i = 0; i < n; i++) {
         uint32_t seen = all - n + i + 1; /* dense tokens come last */
 
         memset(best, 0, all * sizeof(double));
-        for (uint32_t h = list * b->group; h < (list + 1) * b->group; h++) {
+        for (uint32_t h = kv_head * b->group; h < (kv_head + 1) * b->group;
+             h++) {
             error = fmax(error,
                          bed_check_head(b, t, seen, q + i * ld + h * dim,
                                         out + i * ld + h * dim, best, what));
@@ -167,12 +169,14 @@ run_chunks(bed_t *b, const tr_kernels_t *k, const uint32_t *n, float *const *q,
 
 /* Prompts of up to `len` tokens, one of them after up to `before`. */
 static void
-one_bed(const tr_kernels_t *k, uint32_t lists, uint32_t group, uint32_t dim,
+one_bed(const tr_kernels_t *k, uint32_t kv_heads, uint32_t group, uint32_t dim,
         uint32_t before, uint32_t len, float scale)
 {
-    bed_wish_t w = { dim, lists, group, levels, 4, len + before, len, scale };
+    bed_wish_t w = {
+        dim, kv_heads, group, levels, 4, len + before, len, scale
+    };
     uint32_t n[2] = { len, 1 + rig_below(&rng, len) };
-    size_t ld = (size_t) lists * group * dim;
+    size_t ld = (size_t) kv_heads * group * dim;
     float *q[2], *out[2], *again[2];
     bed_token_t *t;
     uint8_t *after;
@@ -189,8 +193,8 @@ one_bed(const tr_kernels_t *k, uint32_t lists, uint32_t group, uint32_t dim,
         out[i] = bed_alloc(n[i] * ld * sizeof(float));
         again[i] = bed_alloc(n[i] * ld * sizeof(float));
         bed_run(&b, k, 2, &part, 1, q[i], out[i]);
-        for (uint32_t list = 0; list < lists; list++) {
-            check_head(&b, i, list, n[i], q[i], out[i], k->name);
+        for (uint32_t kv_head = 0; kv_head < kv_heads; kv_head++) {
+            check_head(&b, i, kv_head, n[i], q[i], out[i], k->name);
         }
     }
     after = bed_alloc(b.pool_bytes);
@@ -203,10 +207,10 @@ one_bed(const tr_kernels_t *k, uint32_t lists, uint32_t group, uint32_t dim,
         }
     }
     t = bed_alloc((b.max_len + len) * sizeof(*t));
-    for (uint32_t list = 0; list < lists; list++) {
-        uint32_t all = bed_tokens(&b, 1, list, b.seq[1].base, t);
+    for (uint32_t kv_head = 0; kv_head < kv_heads; kv_head++) {
+        uint32_t all = bed_tokens(&b, 1, kv_head, b.seq[1].base, t);
 
-        bed_check_victims(&b, 1, list, b.seq[1].base + n[1] - 1, t, all,
+        bed_check_victims(&b, 1, kv_head, b.seq[1].base + n[1] - 1, t, all,
                           k->name);
     }
     free(t);
@@ -267,11 +271,11 @@ test_long(void **state)
 
 /* Digests as they are defined; the promise of each page for one head. */
 static void
-make_digests(bed_t *b, uint32_t list, uint32_t len, const float *q,
+make_digests(bed_t *b, uint32_t kv_head, uint32_t len, const float *q,
              double *promise)
 {
     const tr_kv_layout_t *l = &b->kv.layout[0];
-    const int32_t *table = tr_kv_table(&b->kv, 0, BED_LAYER, list);
+    const int32_t *table = tr_kv_table(&b->kv, 0, BED_LAYER, kv_head);
 
     for (uint32_t p = 0; p < bed_pages(len, l); p++) {
         uint8_t *page = tr_kv_page_at(&b->kv, table[p]);
@@ -284,7 +288,7 @@ make_digests(bed_t *b, uint32_t list, uint32_t len, const float *q,
 
             for (uint32_t d = 0; d < l->head_dim; d++) {
                 double lo = INFINITY, hi = -INFINITY;
-                float x = q[(list * b->group + h) * l->head_dim + d];
+                float x = q[(kv_head * b->group + h) * l->head_dim + d];
 
                 for (uint32_t i = 0; i < used; i++) {
                     double key = bed_half(page + (i * l->head_dim + d) * 2);
@@ -356,16 +360,16 @@ one_quest(const tr_kernels_t *k, uint32_t group, uint32_t dim, uint32_t len,
     bed_run(&b, k, 2, &part, 1, q, out);
     assert_memory_equal(all, out, ld * sizeof(float));
     b.seq[0].read_layer = BED_LAYER;
-    for (uint32_t list = 0; list < 2; list++) {
-        make_digests(&b, list, len, q, promise);
+    for (uint32_t kv_head = 0; kv_head < 2; kv_head++) {
+        make_digests(&b, kv_head, len, q, promise);
     }
-    for (uint32_t list = 0; list < 2; list++) {
-        uint32_t n = bed_tokens(&b, 0, list, len, t);
+    for (uint32_t kv_head = 0; kv_head < 2; kv_head++) {
+        uint32_t n = bed_tokens(&b, 0, kv_head, len, t);
 
-        make_digests(&b, list, len, q, promise);
+        make_digests(&b, kv_head, len, q, promise);
         n = keep_chosen(&b, t, n, promise, pages, b.seq[0].read_pages);
         bed_run(&b, k, 2, &part, 1, q, out);
-        for (uint32_t h = list * group; h < (list + 1) * group; h++) {
+        for (uint32_t h = kv_head * group; h < (kv_head + 1) * group; h++) {
             bed_check_head(&b, t, n, q + h * dim, out + h * dim, NULL, k->name);
         }
     }

@@ -39,11 +39,11 @@ try_step(bed_t *b, uint32_t n_rows)
     uint32_t seq_row[2] = { 0, n_rows };
     int32_t slot = 0;
     tr_rows_t rows = { n_rows, 1, pos, &slot, seq_row };
-    float x[4 * LISTS * 128] = { 0 };
+    float x[4 * KV_HEADS * 128] = { 0 };
     tr_stream_t s = any_stream();
 
     return any_kernels()->kv_append(&s, &b->kv, 1, &rows, x, x,
-                                    (size_t) LISTS * b->c->dim, x);
+                                    (size_t) KV_HEADS * b->c->dim, x);
 }
 
 static void

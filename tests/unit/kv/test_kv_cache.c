@@ -38,7 +38,7 @@ ring_of(uint32_t pages)
 {
     tr_kv_layout_t layout = { .tokens = 16 };
     tr_kv_view_t shape = { .layers = 1,
-                           .lists = 1,
+                           .kv_heads = 1,
                            .n_layouts = 1,
                            .layout = &layout,
                            .page_bytes = 64,
@@ -275,11 +275,11 @@ static const tr_kv_policy_t full = { .name = "full",
 static const tr_kv_policy_t *const full_only[] = { &full };
 
 static tr_kv_cache_t *
-make(uint32_t layers, uint32_t lists, uint32_t head_dim, uint32_t slots,
+make(uint32_t layers, uint32_t kv_heads, uint32_t head_dim, uint32_t slots,
      uint32_t max_len, uint32_t pages)
 {
     tr_kv_config_t c = { .layers = layers,
-                         .lists = lists,
+                         .kv_heads = kv_heads,
                          .head_dim = head_dim,
                          .slots = slots,
                          .max_len = max_len,
@@ -333,7 +333,7 @@ static void
 cache_refuses(void **state)
 {
     tr_kv_config_t good = { .layers = 2,
-                            .lists = 2,
+                            .kv_heads = 2,
                             .head_dim = 64,
                             .slots = 4,
                             .max_len = 100,
@@ -370,7 +370,7 @@ cache_names_what_is_too_much(void **state)
 {
     struct rlimit space = { 2ull << 30, 2ull << 30 };
     tr_kv_config_t c = { .layers = 32,
-                         .lists = 8,
+                         .kv_heads = 8,
                          .head_dim = 64,
                          .slots = 4,
                          .max_len = 1000,
@@ -510,7 +510,8 @@ page_of(tr_kv_cache_t *kv, int32_t slot, uint32_t head, uint32_t i)
 
     tr_kv_view(kv, &v);
     return v.pool
-           + (uint64_t) tr_kv_table(&v, slot, head / v.lists, head % v.lists)[i]
+           + (uint64_t) tr_kv_table(&v, slot, head / v.kv_heads,
+                                    head % v.kv_heads)[i]
                  * v.page_bytes;
 }
 

@@ -31,12 +31,12 @@ significance_of(uint32_t position)
 }
 
 static void
-half_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t list, uint32_t n,
-            uint32_t tokens[TR_KV_LISTS_MAX])
+half_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t kv_head,
+            uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX])
 {
     (void) p;
     (void) layer;
-    (void) list;
+    (void) kv_head;
     tokens[0] = n / 2;
     tokens[1] = n / 4;
 }
@@ -61,7 +61,7 @@ make(const tr_kv_policy_t *const *policies, uint32_t n, uint32_t heads,
      uint32_t max_len, uint64_t pages, uint64_t swap)
 {
     tr_kv_config_t c = { .layers = heads,
-                         .lists = 1,
+                         .kv_heads = 1,
                          .head_dim = 64,
                          .slots = 4,
                          .max_len = max_len,

@@ -269,11 +269,11 @@ operate(world_t *w)
 /* ---- worlds ------------------------------------------------------------- */
 
 static void
-make_world(world_t *w, uint32_t n_kv, uint32_t layers, uint32_t lists,
+make_world(world_t *w, uint32_t n_kv, uint32_t layers, uint32_t kv_heads,
            uint32_t n, uint64_t pages, const tr_stream_t *stream)
 {
     tr_kv_config_t c = { .layers = layers,
-                         .lists = lists,
+                         .kv_heads = kv_heads,
                          .head_dim = 32,
                          .slots = n,
                          /* at times with positions of four bytes */
@@ -294,7 +294,7 @@ make_world(world_t *w, uint32_t n_kv, uint32_t layers, uint32_t lists,
     c.swap_memory = c.memory / 4;
     tr_kv_cache_free(w->kv[0]);
     w->n_kv = n_kv;
-    w->heads = layers * lists;
+    w->heads = layers * kv_heads;
     w->n = n;
     for (uint32_t i = 0; i < n_kv; i++) {
         if (i == 1 && stream != NULL) {

@@ -278,7 +278,7 @@ test_sizes(void **state)
 {
     tr_kv_layout_t layout = { .tokens = 16 };
     tr_kv_view_t shape = { .layers = 2,
-                           .lists = 2,
+                           .kv_heads = 2,
                            .n_layouts = 1,
                            .layout = &layout,
                            .table_len = 10 };

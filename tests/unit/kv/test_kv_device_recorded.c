@@ -72,7 +72,7 @@ config_of(const run_t *r)
 {
     return (tr_kv_config_t){
         .layers = r->plan.layers,
-        .lists = r->plan.kv_heads,
+        .kv_heads = r->plan.kv_heads,
         .head_dim = r->plan.head_dim,
         .slots = SEQS,
         .max_len = r->plan.max_len,

@@ -98,7 +98,7 @@ typedef struct {
 static void
 append(rig_t *r, uint32_t from, uint32_t to)
 {
-    static float k[TOKENS_MAX * LISTS * DIM], v[TOKENS_MAX * LISTS * DIM],
+    static float k[TOKENS_MAX * KV_HEADS * DIM], v[TOKENS_MAX * KV_HEADS * DIM],
         angles[TOKENS_MAX * DIM];
     static uint32_t row_pos[TOKENS_MAX];
     uint32_t seq_row[2] = { 0, to - from };
@@ -110,9 +110,9 @@ append(rig_t *r, uint32_t from, uint32_t to)
 
     for (uint32_t i = 0; i < rows.n_rows; i++) {
         row_pos[i] = from + i;
-        for (uint32_t j = 0; j < LISTS * DIM; j++) {
-            k[i * LISTS * DIM + j] = (float) (hash(i, j, from) % 100) - 50;
-            v[i * LISTS * DIM + j] = (float) (hash(j, i, from) % 100) - 50;
+        for (uint32_t j = 0; j < KV_HEADS * DIM; j++) {
+            k[i * KV_HEADS * DIM + j] = (float) (hash(i, j, from) % 100) - 50;
+            v[i * KV_HEADS * DIM + j] = (float) (hash(j, i, from) % 100) - 50;
         }
         for (uint32_t j = 0; j < DIM; j++) {
             angles[i * DIM + j] = j < DIM / 2; /* cos 1, sin 0 */
@@ -120,7 +120,7 @@ append(rig_t *r, uint32_t from, uint32_t to)
     }
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         assert_int_equal(r->kernels->kv_append(&r->stream, &r->view, layer,
-                                               &rows, k, v, LISTS * DIM,
+                                               &rows, k, v, KV_HEADS * DIM,
                                                angles),
                          TR_KERNEL_OK);
     }
@@ -134,7 +134,8 @@ page_of(const rig_t *r, uint32_t head, int place, uint32_t i,
 {
     const tr_kv_view_t *v = &r->view;
     const tr_kv_seq_t *q = &v->seq[r->slot];
-    const int32_t *row = tr_kv_table(v, r->slot, head / LISTS, head % LISTS);
+    const int32_t *row = tr_kv_table(v, r->slot, head / KV_HEADS,
+                                     head % KV_HEADS);
     uint32_t entry;
 
     if (place == IN_WINDOW) {
@@ -178,7 +179,7 @@ static void
 attend_lists(rig_t *r, uint32_t head, uint32_t n)
 {
     const tr_kv_view_t *v = &r->view;
-    size_t base = tr_kv_head(v, r->slot, head / LISTS, head % LISTS)
+    size_t base = tr_kv_head(v, r->slot, head / KV_HEADS, head % KV_HEADS)
                   * TR_KV_LISTS_MAX;
 
     for (uint32_t l = 0; l < v->seq[r->slot].n_lists; l++) {
@@ -273,7 +274,7 @@ compare(const rig_t *r, const char *when)
 
     assert_int_equal(q->base, r->oracle->length);
     for (uint32_t head = 0; head < HEADS; head++) {
-        size_t base = tr_kv_head(v, r->slot, head / LISTS, head % LISTS)
+        size_t base = tr_kv_head(v, r->slot, head / KV_HEADS, head % KV_HEADS)
                       * TR_KV_LISTS_MAX;
         int found[TOKENS_MAX];
 
@@ -359,7 +360,7 @@ generate(rig_t *r, uint32_t steps)
 
 /* ---- cases -------------------------------------------------------------- */
 
-/* Thresholds by layer and list, high and low, that test_by_head writes to a
+/* Thresholds by layer and KV head, high and low, that test_by_head writes to a
  * file; the head that it leaves out has those of the policy. */
 static const double by_head[HEADS][2] = {
     { 1, 0.25 }, { 2.5, 0.75 }, { 0.5, 0 }, { 4, 2 }
@@ -398,7 +399,7 @@ open_rig(rig_t *r, const char *levels, uint32_t window, pattern_t pattern)
     const tr_kv_policy_t *p;
     tr_kv_config_t config = {
         .layers = LAYERS,
-        .lists = LISTS,
+        .kv_heads = KV_HEADS,
         .head_dim = DIM,
         .slots = 2,
         /* or with positions of four bytes */
@@ -414,7 +415,7 @@ open_rig(rig_t *r, const char *levels, uint32_t window, pattern_t pattern)
         snprintf(spec, sizeof(spec), "%s,window=%u", levels,
                  window > 0 ? window : 1);
     }
-    if (tr_kv_policy_create(spec, LAYERS, LISTS, DIM, &r->policy, &err)
+    if (tr_kv_policy_create(spec, LAYERS, KV_HEADS, DIM, &r->policy, &err)
         != TR_OK) {
         fail_msg("%s: %s", spec, err.text);
     }
@@ -529,7 +530,7 @@ test_by_head(void **state)
     assert_non_null(f);
     for (uint32_t head = 0; head < HEADS; head++) {
         if (head != NOT_NAMED) {
-            fprintf(f, "%u %u %g %g\n", head / LISTS, head % LISTS,
+            fprintf(f, "%u %u %g %g\n", head / KV_HEADS, head % KV_HEADS,
                     by_head[head][0], by_head[head][1]);
         }
     }

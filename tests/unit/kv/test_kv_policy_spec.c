@@ -422,7 +422,7 @@ test_alpha_file(void **state)
         const char *settings, *text, *says;
     } bad[] = {
         { "", "0 0 1 0.5\n1 2 1 0.5\n",
-          ":2: \"1 2 1 0.5\": no such head; a line is layer (below 4), list "
+          ":2: \"1 2 1 0.5\": no such head; a line is layer (below 4), KV head "
           "(below 2)" },
         { "", "4 0 1 0.5\n", "no such head" },
         { "", "0.5 0 1 0.5\n", "no such head" },
@@ -451,18 +451,18 @@ test_alpha_file(void **state)
         }
     }
     assert_int_equal(with_file("alpha_high=1,alpha_low=0.5,",
-                               "# layer list high low\n"
+                               "# layer kv_head high low\n"
                                "3 1 2 1.5 # strict\r\n  2 0 4 0.25",
                                &p, &err),
                      TR_OK);
     assert_int_equal(tr_kv_rule_leave(&p->rule, &m, NULL),
                      0); /* head 0 0: of the policy */
     m.layer = 3;
-    m.list = 1;
+    m.kv_head = 1;
     assert_int_equal(tr_kv_rule_leave(&p->rule, &m, NULL), TR_KV_NOWHERE);
     m.layer = 2;
     assert_int_equal(tr_kv_rule_leave(&p->rule, &m, NULL), 0);
-    m.list = 0;
+    m.kv_head = 0;
     assert_int_equal(tr_kv_rule_leave(&p->rule, &m, NULL), 1);
     tr_kv_policy_free(p);
 }

@@ -343,7 +343,7 @@ dummy_logits(uint64_t seed, float *logits)
                              .max_seqs = 64 };
     tr_kv_config_t kc = {
         .layers = LAYERS,
-        .lists = 2,
+        .kv_heads = 2,
         .head_dim = 32,
         .slots = 1,
         .max_len = LEN,

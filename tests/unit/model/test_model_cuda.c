@@ -57,7 +57,7 @@ open_manager(bed_t *b)
     const tr_recipe_t *c = &b->model->config.recipe;
     tr_kv_config_t kv = {
         .layers = c->layers,
-        .lists = c->kv_heads,
+        .kv_heads = c->kv_heads,
         .head_dim = c->head_dim,
         .policies = (const tr_kv_policy_t *const *) &b->policy,
         .n_policies = 1,
@@ -69,7 +69,7 @@ open_manager(bed_t *b)
     tr_kv_view_t shape;
     tr_error_t err;
 
-    assert_int_equal(tr_kv_policy_create("full", kv.layers, kv.lists,
+    assert_int_equal(tr_kv_policy_create("full", kv.layers, kv.kv_heads,
                                          kv.head_dim, &b->policy, &err),
                      TR_OK);
     assert_int_equal(tr_kv_cache_create(&kv, &b->kv, &err), TR_OK);
@@ -390,7 +390,7 @@ static void
 test_ways(void **state)
 {
     static const struct {
-        uint32_t dim, heads, lists;
+        uint32_t dim, heads, kv_heads;
         const char *spec;
         tr_attention_path_t dense, compressed; /* of one row */
         tr_attention_path_t prompt;            /* of many, from position 0 */
@@ -415,14 +415,15 @@ test_ways(void **state)
 
     (void) state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        tr_model_cuda_t m = { .config.recipe = { .head_dim = cases[i].dim,
-                                                 .query_heads = cases[i].heads,
-                                                 .kv_heads = cases[i].lists } };
+        tr_model_cuda_t m = { .config.recipe = {
+                                  .head_dim = cases[i].dim,
+                                  .query_heads = cases[i].heads,
+                                  .kv_heads = cases[i].kv_heads } };
         tr_kv_policy_t *p;
         tr_error_t err;
 
-        if (tr_kv_policy_create(cases[i].spec, 4, cases[i].lists, cases[i].dim,
-                                &p, &err)
+        if (tr_kv_policy_create(cases[i].spec, 4, cases[i].kv_heads,
+                                cases[i].dim, &p, &err)
             != TR_OK) {
             fail_msg("%s", err.text);
         }

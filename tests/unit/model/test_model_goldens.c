@@ -97,13 +97,13 @@ compare(const float *x, json_t *at, const char *what)
 static double
 compare_all(const float *logits, const prompt_t *p, const char *what)
 {
-    static const char *const lists[] = { "logits", "top" };
+    static const char *const kv_heads[] = { "logits", "top" };
     double worst = 0;
     size_t i;
     json_t *at;
 
     for (int l = 0; l < 2; l++) {
-        json_array_foreach (json_object_get(p->json, lists[l]), i, at) {
+        json_array_foreach (json_object_get(p->json, kv_heads[l]), i, at) {
             json_int_t position = json_integer_value(
                 json_object_get(at, "position"));
 
